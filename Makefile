@@ -1,0 +1,103 @@
+# The commands of this repository. `make` alone lists them.
+
+GO ?= go
+CACHE := $(CURDIR)/.cache
+LINTER := $(CACHE)/bin/golangci-lint
+# Every module but tools/, which holds no code of ours.
+MODULES := . bench torture
+
+# How long a package's tests may take, under the race detector on a busy machine.
+TEST_TIMEOUT ?= 20m
+TEST_FLAGS ?=
+FUZZTIME ?= 20s
+STORE ?=
+SCALE ?= 1
+BENCH_FLAGS ?=
+# Schedules of each program that is not explored to its end: in order (0 for all), and
+# at random. Fewer in all than EXPLORE_LEAST is a failure.
+EXPLORE_LIMIT ?= 20000
+EXPLORE_RANDOM ?= 5000
+EXPLORE_LEAST ?= 200000
+EXPLORE_FLAGS ?=
+# Which mutants: a regular expression.
+MUTANTS ?= .
+# What torture kills, and how long on each.
+BACKEND ?= pebble redis redis-cluster postgres multi
+DURATION ?= 1m
+TORTURE_FLAGS ?=
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## List these commands
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: test
+test: ## Run every test with the race detector; gets the servers that tests need
+	@servers=$$(scripts/test-servers) || exit 1; export PERCOLATOR_TEST_SERVERS=$$servers; \
+	export PERCOLATOR_TEST_REPORT=$(CACHE)/ran; mkdir -p $(CACHE)/ran; status=0; \
+	for module in $(MODULES); do \
+		echo "go test -race ./... ($$module)"; \
+		(cd $$module && $(GO) test -race -timeout $(TEST_TIMEOUT) $(TEST_FLAGS) ./...) || { status=1; break; }; \
+	done; \
+	echo "the tests ran against:"; sort -u $(CACHE)/ran/* 2>/dev/null | sed 's/^/  /'; exit $$status
+
+.PHONY: lint
+lint: $(LINTER) ## Check format, vet and style of every module
+	@for module in $(MODULES); do \
+		echo "golangci-lint run ./... ($$module)"; \
+		(cd $$module && $(LINTER) run ./...) || exit 1; \
+	done
+
+.PHONY: fmt
+fmt: $(LINTER) ## Format every Go file the way lint wants it
+	@for module in $(MODULES); do (cd $$module && $(LINTER) fmt ./...) || exit 1; done
+
+# The linter is built from the version in tools/go.mod, through the module proxy:
+# nothing is installed by hand, and everybody runs the same one.
+$(LINTER): tools/go.mod tools/go.sum
+	@echo "building golangci-lint (once)"
+	@mkdir -p $(@D)
+	@cd tools && $(GO) build -o $@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+.PHONY: bench
+bench: ## Measure against peers and against the bars (BENCH_FLAGS="-help" for the choices)
+	@cd bench && $(GO) run . $(BENCH_FLAGS)
+
+.PHONY: fuzz
+fuzz: ## Run each fuzz target for FUZZTIME (20s)
+	@scripts/fuzz $(FUZZTIME)
+
+.PHONY: conformance
+conformance: ## Run the conformance suite against a store of your own: make conformance STORE=URL
+	@test -n "$(STORE)" || { echo "usage: make conformance STORE=URL (SCALE=1)" >&2; exit 2; }
+	@$(GO) test ./internal/anystore -v -timeout 2h -run '^TestConformance$$' -store '$(STORE)' -scale $(SCALE)
+
+.PHONY: explore
+explore: ## Explore interleavings of small programs (EXPLORE_LIMIT, EXPLORE_RANDOM schedules of the larger ones)
+	@$(GO) test ./percolator/explore -v -timeout 240h -run '^TestExplore$$' -explore.whole -explore.limit $(EXPLORE_LIMIT) -explore.random $(EXPLORE_RANDOM) -explore.least $(EXPLORE_LEAST) $(EXPLORE_FLAGS)
+
+.PHONY: mutants
+mutants: ## Break the protocol, one rule at a time, and show which test catches it (MUTANTS=regexp)
+	@$(GO) run ./internal/mutants -run '$(MUTANTS)'
+
+.PHONY: torture
+torture: ## Kill servers and processes under load, and judge what they saw (BACKEND="redis postgres", DURATION=10m)
+	@servers=$$(scripts/test-servers) || exit 1; export PERCOLATOR_TEST_SERVERS=$$servers; \
+	mkdir -p $(CACHE)/bin && (cd torture && $(GO) build -o $(CACHE)/bin/torture .) || exit 1; \
+	for backend in $(BACKEND); do \
+		$(CACHE)/bin/torture -backend $$backend -duration $(DURATION) $(TORTURE_FLAGS) || exit 1; \
+	done
+
+.PHONY: images
+images: ## Build the container images of the test servers from Debian's packages (as root)
+	@scripts/images
+
+.PHONY: tidy
+tidy: ## Tidy the go.mod of every module
+	@for module in $(MODULES) tools; do (cd $$module && $(GO) mod tidy) || exit 1; done
+
+.PHONY: clean
+clean: ## Remove what the commands above built, and containers that tests left
+	@rm -rf $(CACHE) bin
+	@scripts/test-servers clean
