@@ -1,0 +1,173 @@
+package oracle
+
+import (
+	"context"
+	"fmt"
+	"sync"
+)
+
+// maxBatch limits what one draw of a Batch asks for, so that a crowd does not
+// jump far ahead of the clock, and an oracle that limits n is not asked for more
+// than its callers would.
+const maxBatch = 1 << LogicalBits
+
+// Batch is an oracle over a distant one: requests that wait at the same moment
+// share one draw from it. A draw is sent as soon as none is under way, with every
+// request that is waiting then, so a lone request is never delayed, there is no
+// timer, and each timestamp is drawn after it was asked for.
+//
+// All methods may be called concurrently.
+type Batch struct {
+	inner  Oracle
+	ctx    context.Context // ended by Close
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // of the goroutine that sends
+
+	mu      sync.Mutex
+	closed  bool
+	sending bool
+	waiting []*request
+}
+
+// request is one caller's, from Draw until it was answered or went away.
+type request struct {
+	n     int
+	first Timestamp
+	err   error
+	done  chan struct{}
+	draw  *draw // once it was sent; guarded by Batch.mu
+	gone  bool  // its caller's context ended; guarded by Batch.mu
+}
+
+// draw is one call of the inner oracle.
+type draw struct {
+	members int // those not gone; guarded by Batch.mu
+	cancel  context.CancelFunc
+}
+
+// NewBatch returns an oracle that merges requests to inner. Whoever closes inner
+// closes the Batch first.
+func NewBatch(inner Oracle) *Batch {
+	b := &Batch{inner: inner}
+	b.ctx, b.cancel = context.WithCancel(context.Background())
+	return b
+}
+
+// Draw implements Oracle. A caller whose context ends returns at once, and the
+// others that share its draw do not notice; the draw's own context ends when all
+// of them are gone. An error of the inner oracle goes to all that shared the draw.
+// It returns ErrClosed after Close.
+func (b *Batch) Draw(ctx context.Context, n int) (Timestamp, error) {
+	if n < 1 {
+		return 0, fmt.Errorf("oracle: draw of %d timestamps", n)
+	}
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
+	r := &request{n: n, done: make(chan struct{})}
+	b.mu.Lock()
+	if b.closed {
+		b.mu.Unlock()
+		return 0, ErrClosed
+	}
+	b.waiting = append(b.waiting, r)
+	if !b.sending {
+		b.sending = true
+		b.wg.Add(1)
+		go b.send()
+	}
+	b.mu.Unlock()
+	select {
+	case <-r.done:
+		return r.first, r.err
+	case <-ctx.Done():
+		b.leave(r)
+		return 0, ctx.Err()
+	}
+}
+
+// leave takes the request of a caller that went away out of the queue, or out of
+// the draw that it is in.
+func (b *Batch) leave(r *request) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	r.gone = true
+	if r.draw != nil {
+		if r.draw.members--; r.draw.members == 0 {
+			r.draw.cancel()
+		}
+	}
+}
+
+// send draws for whoever waits until nobody does. There is one such goroutine at
+// most, and none while nobody waits.
+func (b *Batch) send() {
+	defer b.wg.Done()
+	for {
+		ctx, cancel := context.WithCancel(b.ctx)
+		d := &draw{cancel: cancel}
+		batch, sum := b.take(d)
+		if len(batch) == 0 {
+			cancel()
+			return
+		}
+		first, err := b.inner.Draw(ctx, sum)
+		// Only Close ends the context while somebody waits, and a timestamp that
+		// arrives after it is not handed out.
+		if b.ctx.Err() != nil {
+			err = ErrClosed
+		}
+		cancel()
+		for _, r := range batch {
+			if err != nil {
+				r.err = err
+			} else {
+				r.first = first
+				first += Timestamp(r.n)
+			}
+			close(r.done)
+		}
+	}
+}
+
+// take removes the requests of the next draw from the queue. With none left it
+// ends the sending.
+func (b *Batch) take(d *draw) (batch []*request, sum int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	rest := b.waiting
+	for len(rest) > 0 {
+		r := rest[0]
+		if !r.gone {
+			if len(batch) > 0 && r.n > maxBatch-sum {
+				break
+			}
+			r.draw = d
+			d.members++
+			sum += r.n
+			batch = append(batch, r)
+		}
+		rest[0] = nil
+		rest = rest[1:]
+	}
+	if len(rest) == 0 {
+		rest = nil
+	}
+	b.waiting = rest
+	if len(batch) == 0 {
+		b.sending = false
+	}
+	return batch, sum
+}
+
+// Close makes every Draw, those under way too, return ErrClosed, and returns when
+// no call of the inner oracle is left. It does not close the inner oracle. A
+// second Close does nothing and returns nil.
+func (b *Batch) Close() error {
+	b.mu.Lock()
+	b.closed = true
+	b.mu.Unlock()
+	b.cancel()
+	b.wg.Wait()
+	return nil
+}

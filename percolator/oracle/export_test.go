@@ -1,0 +1,15 @@
+package oracle
+
+// Waiting returns the number of requests that wait for the next draw and whose
+// callers are there.
+func Waiting(b *Batch) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	n := 0
+	for _, r := range b.waiting {
+		if !r.gone {
+			n++
+		}
+	}
+	return n
+}
