@@ -1,0 +1,69 @@
+package rowstore
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// Opener opens the store that a URL names. The URL is given as it was written,
+// so that each backend parses what is its own. An error must not contain a
+// password that the URL holds.
+type Opener func(ctx context.Context, url string) (Store, error)
+
+var registry = struct {
+	sync.RWMutex
+	openers map[string]Opener
+}{openers: map[string]Opener{}}
+
+// Register makes a backend known under URL schemes, as database/sql drivers do.
+// A backend calls it from init. It panics when a scheme is empty or taken, or
+// open is nil: mistakes of a program, not of its input.
+func Register(open Opener, schemes ...string) {
+	if open == nil {
+		panic("rowstore: Register with a nil Opener")
+	}
+	registry.Lock()
+	defer registry.Unlock()
+	for _, s := range schemes {
+		if _, taken := registry.openers[s]; taken || s == "" {
+			panic(fmt.Sprintf("rowstore: Register of scheme %q, which is empty or registered already", s))
+		}
+		registry.openers[s] = open
+	}
+}
+
+// Schemes lists the registered URL schemes in order.
+func Schemes() []string {
+	registry.RLock()
+	defer registry.RUnlock()
+	all := make([]string, 0, len(registry.openers))
+	for s := range registry.openers {
+		all = append(all, s)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// Open opens the store that url names, by its scheme: the part before the first
+// colon. It returns an error that lists the registered schemes when the scheme is
+// not among them, and the backend's error when that cannot open the store.
+func Open(ctx context.Context, url string) (Store, error) {
+	scheme, _, ok := strings.Cut(url, ":")
+	if !ok {
+		scheme = ""
+	}
+	registry.RLock()
+	open := registry.openers[scheme]
+	registry.RUnlock()
+	if open == nil {
+		known := strings.Join(Schemes(), ", ")
+		if known == "" {
+			known = "none; import a backend, or backends/all"
+		}
+		return nil, fmt.Errorf("%w: no backend for the URL scheme %q (registered: %s)", ErrInvalid, scheme, known)
+	}
+	return open(ctx, url)
+}

@@ -1,0 +1,467 @@
+// Package rowstore defines the seam between Percolator's protocol and a
+// database: the row-transactional store. It is the document for whoever writes
+// a backend. The protocol above asks a database for no more than what Bigtable
+// gave the original (Peng and Dabek, OSDI 2010, section 2.1): atomic reads and
+// conditional changes of one row, and ordered scans.
+//
+// # The model
+//
+// A table is a set of rows in the byte order of their keys. A row is a set of
+// versions, each at an address (family, column, timestamp) with a value. Tables,
+// rows and columns are named by strings of any bytes, never empty. A table or a
+// row exists while it holds a version; nothing creates it. Timestamps lie
+// between 1 and [oracle.Max], both included; a range of timestamps is closed at
+// both ends, and one whose From lies above its To is empty.
+//
+// How this is laid out in the database is the backend's own business. What it
+// may rely on is said at each [Family].
+//
+// # Rules for every method
+//
+//   - All methods may be called concurrently.
+//   - Slices that the caller passes are not changed by the caller until the call
+//     returns, and are not kept by the store after it returns. What a store
+//     returns belongs to the caller.
+//   - A nil value and an empty one are the same.
+//   - Each method honours its context: it returns soon after the context ended.
+//     With a context that ended before the call, nothing is done.
+//   - Bad arguments give an error that matches [ErrInvalid], and one over a limit
+//     of the store an error that matches [ErrTooLarge], before anything is
+//     written. [CheckReads], [CheckBatch], [CheckGroups] and [CheckScan] find the
+//     first kind, the same way for every backend.
+//   - After Close every method returns an error that matches [ErrClosed].
+//   - Reads go to a primary server, never to a replica, and an answer comes from a
+//     request that left after the caller asked: no answer of an earlier call is
+//     ever handed to a later one.
+//   - Once an Apply or Group has returned, every later Read, Scan, Apply or Group,
+//     from any client, sees what it did.
+package rowstore
+
+import (
+	"context"
+	"errors"
+	"iter"
+
+	"github.com/percolate-go/percolate/percolator/oracle"
+)
+
+// Timestamp addresses a version; see package oracle.
+type Timestamp = oracle.Timestamp
+
+// Drawn stands, in the edits of a [Group] with Draw and in the picks of a
+// [DrawRead], for the timestamp that is drawn. It is no timestamp: no oracle hands it
+// out, and elsewhere it is invalid.
+const Drawn Timestamp = 1 << 63
+
+// Family is the kind of a version. The numbers are stored by backends and never
+// change.
+type Family uint8
+
+const (
+	// Lock holds prewrites that are not yet decided, at their start timestamps.
+	// A column has at most one version at a time: the caller puts one only under
+	// Absent{Lock}, or over the same timestamp, which replaces its value.
+	Lock Family = 1
+	// Write holds committed versions, at their commit timestamps. A column may
+	// have very many; most are read at their newest.
+	Write Family = 2
+	// Data holds values too long to travel inside Lock and Write, at the start
+	// timestamp. Such a version is written once and never overwritten with
+	// another value.
+	Data Family = 3
+	// Rollback holds the mark: no transaction whose start is at or below it may
+	// prewrite this column. A column has one version at most, the greatest: a Put
+	// removes a lower one, and a Put below the one that is there changes nothing.
+	Rollback Family = 4
+	// Notify holds hints that an observer should run. Few rows have any. A Scan
+	// that picks only Notify costs in proportion to the notifications in its
+	// range, never to the rows. A column may have several.
+	Notify Family = 5
+)
+
+// AllColumns, as the column of a Pick, means every column of the row.
+const AllColumns = ""
+
+// Pick selects versions of one family: those of Column whose timestamps lie in
+// [From, To], newest first, at most Limit for each column (0 means all).
+type Pick struct {
+	Family   Family
+	Column   string // AllColumns selects every column, each with its own Limit
+	From, To Timestamp
+	Limit    int
+}
+
+// RowRead asks for the versions of one row that any of the Picks selects.
+type RowRead struct {
+	Table, Row string
+	Picks      []Pick // at least one
+}
+
+// Version is one version of a row.
+type Version struct {
+	Family Family
+	Column string
+	TS     Timestamp
+	Value  []byte
+}
+
+// Row is the answer to a RowRead, or one step of a Scan.
+type Row struct {
+	Table, Row string
+	// Versions is the union of what the picks selected, each version once, in the
+	// order of family, then column (bytes), then timestamp, newest first. Empty
+	// where nothing matched: an absent row is no error.
+	Versions []Version
+	// Err is the failure of this row alone, so that in a merged or routed batch
+	// one dead server does not fail strangers' reads. It is always nil in a Scan.
+	Err error
+}
+
+// ConditionKind says what a Condition asks for.
+type ConditionKind uint8
+
+const (
+	// IfAbsent: no version of Family in Column has a timestamp at or above TS.
+	// Family is Write, Rollback, Notify or Lock.
+	IfAbsent ConditionKind = 1
+	// IfAbsentAt: no Lock of Column stands exactly at TS.
+	IfAbsentAt ConditionKind = 2
+	// IfPresent: a Lock of Column stands exactly at TS.
+	IfPresent ConditionKind = 3
+	// IfIncarnation: the store's incarnation is Is (see Deferrer). A store without
+	// deferred batches has the incarnation "".
+	IfIncarnation ConditionKind = 4
+)
+
+// Condition is one requirement on a row. Make them with [Absent], [AbsentAt],
+// [Present] and [Incarnation].
+type Condition struct {
+	Kind   ConditionKind
+	Family Family
+	Column string
+	TS     Timestamp
+	Is     string
+}
+
+// Absent requires that column has no version of family at or above from, which
+// may be 0 for none at all.
+func Absent(family Family, column string, from Timestamp) Condition {
+	return Condition{Kind: IfAbsent, Family: family, Column: column, TS: from}
+}
+
+// AbsentAt requires that column has no Lock exactly at ts.
+func AbsentAt(column string, ts Timestamp) Condition {
+	return Condition{Kind: IfAbsentAt, Family: Lock, Column: column, TS: ts}
+}
+
+// Present requires that column has a Lock exactly at ts.
+func Present(column string, ts Timestamp) Condition {
+	return Condition{Kind: IfPresent, Family: Lock, Column: column, TS: ts}
+}
+
+// Incarnation requires that the store's incarnation is the given one.
+func Incarnation(is string) Condition {
+	return Condition{Kind: IfIncarnation, Is: is}
+}
+
+// EditKind says what an Edit does.
+type EditKind uint8
+
+const (
+	// DoPut writes the version (Family, Column, TS) with Value, over one that is
+	// there. For Rollback see the family.
+	DoPut EditKind = 1
+	// DoDelete removes the version (Family, Column, TS); an absent one is fine.
+	DoDelete EditKind = 2
+	// DoDeleteRange removes the versions of Family in Column from TS to To.
+	DoDeleteRange EditKind = 3
+)
+
+// Edit is one change of a row. Make them with [Put], [Delete] and [DeleteRange].
+type Edit struct {
+	Kind   EditKind
+	Family Family
+	Column string
+	TS     Timestamp // for DoDeleteRange the lower end, which may be 0
+	To     Timestamp // DoDeleteRange only: the upper end, included
+	Value  []byte    // DoPut only
+}
+
+// Put writes a version.
+func Put(family Family, column string, ts Timestamp, value []byte) Edit {
+	return Edit{Kind: DoPut, Family: family, Column: column, TS: ts, Value: value}
+}
+
+// Delete removes a version.
+func Delete(family Family, column string, ts Timestamp) Edit {
+	return Edit{Kind: DoDelete, Family: family, Column: column, TS: ts}
+}
+
+// DeleteRange removes the versions in [from, to].
+func DeleteRange(family Family, column string, from, to Timestamp) Edit {
+	return Edit{Kind: DoDeleteRange, Family: family, Column: column, TS: from, To: to}
+}
+
+// Mutation changes one row: if every condition holds, all edits happen, else
+// none. No two edits of a mutation touch the same version, so their order does
+// not matter. For the same reason a column has no other edit of family Rollback
+// beside a Put of it, no two Puts of family Lock, and no DeleteRange beside a Put
+// at Drawn of the same family. The conditions are judged before any edit. A
+// mutation without conditions always applies; one without edits is a check.
+type Mutation struct {
+	Table, Row string
+	Conditions []Condition
+	Edits      []Edit
+}
+
+// ApplyOptions belong to a batch.
+type ApplyOptions struct {
+	// Deferred allows a store that is a Deferrer to make the batch durable later:
+	// no later than the next undeferred Apply, Group or Flush. Every other store
+	// takes no notice.
+	Deferred bool
+	// Draw asks a store for timestamps of its own oracle, one for each mutation, drawn
+	// after the whole batch was applied and can be seen by every Read: so the commit
+	// timestamp comes with the prewrites. A store that saves no round trip by it takes
+	// no notice, and leaves Outcome.Drawn 0.
+	Draw bool
+}
+
+// Outcome says what became of a mutation.
+type Outcome struct {
+	// Applied: every condition held, and all edits happened.
+	Applied bool
+	// Failed is, where not Applied and Err is nil, the index of the first condition
+	// that did not hold, in the mutation's order.
+	Failed int
+	// Broke is the version that broke that condition: the newest one that IfAbsent
+	// or IfAbsentAt forbids, with its value, so that the caller can resolve a lock
+	// without reading again. Zero for IfPresent and IfIncarnation.
+	Broke Version
+	// Incarnation is the store's, as of this mutation: set in every outcome of a
+	// Deferrer, whether it applied or not, and "" of every other store.
+	Incarnation string
+	// Drawn is a timestamp that this mutation alone was given, where ApplyOptions.Draw
+	// asked for one and it was applied; else 0.
+	Drawn Timestamp
+	// Err is the failure of this mutation alone. If it matches ErrAmbiguous the
+	// mutation may have been applied, else it was certainly not.
+	Err error
+}
+
+// ScanRange names rows from From on, which is included, up to To, which is not.
+type ScanRange struct {
+	Table    string
+	From, To string // "" is the start, or the end, of the table
+	Reverse  bool   // from the end of the range to its start
+	Picks    []Pick // at least one; a row in which none matches is not visited
+	// Limit is the greatest number of rows that the caller will take, 0 for all. A
+	// store visits no more.
+	Limit int
+}
+
+// Store is a row-transactional store: what a backend implements.
+type Store interface {
+	// Read answers each RowRead, in order, from one atomic view of its row: as the
+	// row was at one moment between the call and its return, never part of a
+	// mutation. Different RowReads need not be of the same moment, also when they
+	// name the same row.
+	//
+	// An error means that there are no answers. A failure that concerns some rows
+	// only goes into their Err.
+	Read(ctx context.Context, reads []RowRead) ([]Row, error)
+
+	// Apply runs each Mutation atomically on its row, and gives the outcomes in
+	// order. The rows of a batch are independent of each other: some may be
+	// applied and others not. A batch names a row at most once.
+	//
+	// When Apply returns, applied mutations are durable, as durable as the database
+	// makes anything, unless opts say Deferred.
+	//
+	// An error that matches ErrAmbiguous means that each mutation may have been
+	// applied, or may still be later; any other error that none was and none will
+	// be. A store returns ErrAmbiguous when that is so and never when nothing can
+	// have happened. Neither the store nor a driver under it sends an Apply twice
+	// by itself, except after an answer that proves that the first was not applied.
+	Apply(ctx context.Context, muts []Mutation, opts ApplyOptions) ([]Outcome, error)
+
+	// Scan visits the rows of a range in which at least one Pick matches
+	// something, in byte order, or in reverse, each in one atomic view. A row that
+	// matched when the scan began, and still does when the scan passes it, is
+	// visited; no row is visited twice. Rows are not of one moment.
+	//
+	// At most one error is yielded, as the last step, with a zero Row. The caller
+	// may stop at any row, and may call any method of the store from within the
+	// loop; the store must not hold a lock or a scarce connection meanwhile.
+	Scan(ctx context.Context, s ScanRange) iter.Seq2[Row, error]
+
+	// Tables lists the tables that hold anything, each once, in byte order. A
+	// table that was emptied may be listed still; one that held something when the
+	// call began, and still does, must be. Errors are as in Scan.
+	Tables(ctx context.Context) iter.Seq2[string, error]
+
+	// Close releases what the store holds. Calls under way end with an error, or
+	// finish first. A second Close does nothing and returns nil.
+	Close() error
+}
+
+// Group is several mutations that happen together or not at all.
+type Group struct {
+	// Mutations are on different rows, whose GroupKeys are equal and not "".
+	Mutations []Mutation
+	// Draw asks for a timestamp of the store's own oracle, drawn inside the step:
+	// after every condition was found to hold, with all of the group's rows held.
+	// It replaces Drawn in the edits.
+	Draw bool
+	// NotAfter makes a group with Draw refuse, with TooLate, when the timestamp is
+	// greater. 0 means no bound.
+	NotAfter Timestamp
+}
+
+// GroupOutcome says what became of a Group.
+type GroupOutcome struct {
+	// Applied: every condition of every mutation held, and all edits happened.
+	Applied bool
+	// Commit is the timestamp drawn, in a group with Draw that was applied.
+	Commit Timestamp
+	// TooLate: the timestamp drawn was greater than NotAfter; nothing was edited.
+	TooLate bool
+	// Failed is, where neither Applied nor TooLate and Err is nil, the index of a
+	// mutation that did not hold, and Outcome says which of its conditions.
+	Failed  int
+	Outcome Outcome
+	// Incarnation is as in Outcome.
+	Incarnation string
+	// Err is the failure of this group alone; ErrAmbiguous as in Outcome.
+	Err error
+}
+
+// Grouper is the optional ability to change several rows all or none. Without it
+// the secondaries of a transaction commit after the primary instead of with it.
+type Grouper interface {
+	// GroupKey tells which rows may share a group: those with equal keys. "" means
+	// that the row may be in none, not even alone. It is a pure function.
+	GroupKey(table, row string) string
+	// Draws tells whether groups of that key may Draw: the one-phase commit. Say
+	// true only where no reader can get a larger timestamp of the same oracle and
+	// still miss the write.
+	Draws(key string) bool
+	// Group runs each group, all or none, and gives the outcomes in order. The
+	// groups are independent of each other. A call names a row at most once. Errors
+	// and durability are those of an undeferred Apply.
+	Group(ctx context.Context, groups []Group) ([]GroupOutcome, error)
+}
+
+// Deferrer is the optional ability to make batches durable later. Such a store
+// has an incarnation, a value that changes whenever it may have lost a deferred
+// batch; see Outcome.Incarnation and IfIncarnation. Without it every Apply is
+// durable when it returns.
+type Deferrer interface {
+	// Flush returns when every batch that was applied before the call is durable.
+	Flush(ctx context.Context) error
+}
+
+// OracleProvider is the optional ability to hand out timestamps. Without it a
+// database over the store names another oracle.
+type OracleProvider interface {
+	// Oracle returns the store's oracle, which lives as long as the store. Two
+	// stores that were opened on the same data share their timestamps.
+	Oracle() oracle.Oracle
+}
+
+// DrawRead asks for a timestamp, and for reads at it.
+type DrawRead struct {
+	// Reads may say Drawn in place of a pick's To: the timestamp that is drawn. At
+	// least one read; a call may name a row more than once.
+	Reads []RowRead
+}
+
+// DrawnRows is the answer to a DrawRead.
+type DrawnRows struct {
+	// TS is the timestamp.
+	TS Timestamp
+	// Rows answer the reads, in order.
+	Rows []Row
+	// Err is the failure of this one alone: it has neither timestamp nor rows.
+	Err error
+}
+
+// DrawReader is the optional ability to draw timestamps of the store's own oracle
+// and read at them in one round trip: the start of a transaction with its first
+// read. Offer it only where that is as good as a Draw and then, after its answer, a
+// Read: each view of a row is of a moment after its timestamp was drawn. Without it
+// the two are asked for one after the other.
+type DrawReader interface {
+	// DrawRead gives each ask a timestamp of its own and answers its reads, in order.
+	// An error means that there are no answers; timestamps may have been used up.
+	DrawRead(ctx context.Context, asks []DrawRead) ([]DrawnRows, error)
+}
+
+// Splitter is the optional ability to cut a table into parts of similar size.
+// Without it workers use row keys that they met in earlier scans.
+type Splitter interface {
+	// Split returns at most n-1 row keys (n >= 1), in ascending order and all
+	// different, that cut table into at most n parts. A small table may have none.
+	// It must cost much less than a scan.
+	Split(ctx context.Context, table string, n int) ([]string, error)
+}
+
+// Waker is the optional push that notifications exist. Without it workers poll,
+// at an interval that adapts.
+type Waker interface {
+	// Listen calls wake with the name of a table each time that a mutation, by any
+	// client of the data, has put a Notify there without putting a Lock (a commit,
+	// not a prewrite). Calls may be merged and may be too many; a call with "" means
+	// any table. Listen calls wake("") once as soon as it listens. wake returns at
+	// once and is called from one goroutine at a time.
+	//
+	// Listen returns ctx.Err() when the context ended, and any other error when it
+	// lost the ability to listen; the caller calls again after a while.
+	Listen(ctx context.Context, wake func(table string)) error
+}
+
+// Limits are the greatest lengths that a store takes, in bytes; 0 means no limit
+// of its own.
+type Limits struct {
+	Table, Row, Column, Value int
+}
+
+// Limiter is optionally implemented by stores that have limits, so that the
+// layer above refuses what is over them before it writes anything.
+type Limiter interface {
+	Limits() Limits
+}
+
+// Feature is one line of a Report.
+type Feature struct {
+	Name      string
+	Supported bool
+	Reason    string // why not, or how; may be empty
+}
+
+// Report says what a store is and what it can do.
+type Report struct {
+	Backend  string // "pebble", "redis", ...
+	Version  string // of the server or the engine
+	Features []Feature
+	Warnings []string // each a sentence that the operator should read
+}
+
+// Reporter is optionally implemented by stores that can describe themselves.
+type Reporter interface {
+	Report(ctx context.Context) (Report, error)
+}
+
+var (
+	// ErrAmbiguous says that a request may have been applied, or may still be. It
+	// is matched with errors.Is, as are the others here.
+	ErrAmbiguous = errors.New("rowstore: outcome unknown")
+	// ErrInvalid says that the arguments break a rule of this package. Nothing was
+	// done.
+	ErrInvalid = errors.New("rowstore: invalid argument")
+	// ErrTooLarge says that a name or a value is longer than the store takes.
+	// Nothing was done.
+	ErrTooLarge = errors.New("rowstore: too large")
+	// ErrClosed says that the store was closed.
+	ErrClosed = errors.New("rowstore: closed")
+)
