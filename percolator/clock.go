@@ -1,0 +1,70 @@
+package percolator
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"time"
+)
+
+// Clock is the local time that a DB uses: only to measure how long something
+// lasts and to wait, never to order anything. Tests inject their own. Its methods
+// may be called concurrently.
+type Clock interface {
+	// Now returns a time whose differences are those of a monotonic clock.
+	Now() time.Time
+	// Sleep returns nil after d, or the context's error as soon as that ends.
+	Sleep(ctx context.Context, d time.Duration) error
+}
+
+type systemClock struct{}
+
+func (systemClock) Now() time.Time { return time.Now() }
+
+func (systemClock) Sleep(ctx context.Context, d time.Duration) error {
+	if err := ctx.Err(); err != nil || d <= 0 {
+		return err
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Backoff is an exponential backoff with full jitter: the wait before attempt n
+// is random between Min and Min doubled n times, at most Max.
+type Backoff struct {
+	Min, Max time.Duration
+}
+
+func (b Backoff) wait(attempt int, r *random) time.Duration {
+	top := b.Min
+	for i := 0; i < attempt && top < b.Max; i++ {
+		top *= 2
+	}
+	top = min(top, b.Max)
+	if top <= b.Min {
+		return top
+	}
+	return b.Min + time.Duration(r.int64N(int64(top-b.Min)+1))
+}
+
+// random is a source that may be called concurrently, seeded by tests.
+type random struct {
+	mu sync.Mutex
+	r  *rand.Rand
+}
+
+func newRandom(seed uint64) *random {
+	return &random{r: rand.New(rand.NewPCG(seed, 0x9e3779b97f4a7c15))} //nolint:gosec // jitter and places to look at, no secrets
+}
+
+func (r *random) int64N(n int64) int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.r.Int64N(n)
+}

@@ -1,0 +1,398 @@
+package percolator
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// DB is a database with transactions and observers over a row-transactional
+// store. Its methods may be called concurrently.
+type DB struct {
+	store   rowstore.Store
+	oracle  oracle.Oracle
+	grouper rowstore.Grouper // nil without one
+	// drawReader begins transactions with their first read; nil where the two are
+	// separate calls.
+	drawReader rowstore.DrawReader
+	placer     rowstore.Placer // nil: every table is in the authoritative store
+	defers     bool
+	opt        options
+	limits     Limits
+	clock      Clock
+	rand       *random
+	log        *slog.Logger
+	count      counters
+	hot        hotCells
+
+	view       atomic.Pointer[catalogView]
+	loading    chan struct{} // holds one token while the catalog is being read
+	refreshing atomic.Bool
+	session    session
+
+	// drain counts what Close waits for.
+	drain struct {
+		sync.Mutex
+		active  int
+		closing bool
+		idle    chan struct{} // closed when closing and active is 0
+	}
+	closeOnce sync.Once
+	metrics   metric.Registration // nil without WithMetrics
+	ctx       context.Context     // of everything in the background
+	cancel    context.CancelFunc
+	owned     sync.WaitGroup // goroutines that last until Close
+}
+
+// Open opens the store that url names and a DB over it. The backend must have been
+// imported: backends/all imports every one. Options of the store are part of its
+// URL; see the README of each backend. An unknown scheme gives an error that lists
+// the known ones.
+func Open(ctx context.Context, url string, opts ...Option) (*DB, error) {
+	store, err := rowstore.Open(ctx, url)
+	if err != nil {
+		return nil, fmt.Errorf("percolator: opening the store: %w", err)
+	}
+	db, err := New(ctx, store, opts...)
+	if err != nil {
+		return nil, errors.Join(err, store.Close())
+	}
+	return db, nil
+}
+
+// New makes a DB over a store. Several DBs, in any number of processes, may work
+// over the same data. Close closes the store; when New fails the store stays open.
+//
+// A store without an oracle of its own needs WithOracle (ErrInvalid). Warnings
+// that the store reports are logged.
+func New(ctx context.Context, store rowstore.Store, opts ...Option) (*DB, error) {
+	if store == nil {
+		return nil, fmt.Errorf("%w: the store is nil", ErrInvalid)
+	}
+	opt := defaultOptions()
+	for _, o := range opts {
+		o(&opt)
+	}
+	db := &DB{store: store, opt: opt, clock: opt.clock, log: opt.log, loading: make(chan struct{}, 1)}
+	db.drain.idle = make(chan struct{})
+	seed := opt.seed
+	if seed == 0 {
+		var b [8]byte
+		_, _ = rand.Read(b[:]) // never fails, by its documentation
+		seed = binary.LittleEndian.Uint64(b[:])
+	}
+	db.rand = newRandom(seed)
+	switch p, ok := rowstore.Unwrap[rowstore.OracleProvider](store); {
+	case opt.oracle != nil && opt.oracleName == "":
+		return nil, fmt.Errorf("%w: WithOracle needs a name", ErrInvalid)
+	case opt.oracle != nil:
+		db.oracle = opt.oracle
+	case ok:
+		db.oracle = p.Oracle()
+	default:
+		return nil, fmt.Errorf("%w: the store has no oracle of its own; name one with WithOracle", ErrInvalid)
+	}
+	if opt.oracle == nil {
+		db.drawReader, _ = rowstore.Unwrap[rowstore.DrawReader](store)
+	}
+	if opt.groups {
+		db.grouper, _ = rowstore.Unwrap[rowstore.Grouper](store)
+	}
+	db.placer, _ = rowstore.Unwrap[rowstore.Placer](store)
+	if _, ok := rowstore.Unwrap[rowstore.Deferrer](store); ok {
+		db.defers = opt.deferred
+	}
+	db.setLimits()
+	db.ctx, db.cancel = context.WithCancel(context.Background())
+	db.session.init(db)
+	if err := db.initCatalog(ctx); err != nil {
+		db.cancel()
+		return nil, fmt.Errorf("percolator: opening the catalog: %w", err)
+	}
+	if r, ok := rowstore.Unwrap[rowstore.Reporter](store); ok {
+		report, err := r.Report(ctx)
+		if err != nil {
+			db.cancel()
+			return nil, fmt.Errorf("percolator: asking the store for its report: %w", err)
+		}
+		for _, w := range report.Warnings {
+			db.log.Warn(w, "backend", report.Backend)
+		}
+	}
+	if opt.meters != nil {
+		if err := db.registerMetrics(opt.meters); err != nil {
+			db.cancel()
+			return nil, err
+		}
+	}
+	return db, nil
+}
+
+func (db *DB) setLimits() {
+	l := db.opt.limits
+	l.setDefaults()
+	if sl, ok := rowstore.Unwrap[rowstore.Limiter](db.store); ok {
+		s := sl.Limits()
+		tighten := func(have *int, store, reserve int) {
+			if store > 0 {
+				*have = min(*have, max(store-reserve, 1))
+			}
+		}
+		tighten(&l.Table, s.Table, 1)
+		tighten(&l.Row, s.Row, 0)
+		tighten(&l.Column, s.Column, ownColumnSpace)
+		tighten(&l.Value, s.Value, 0)
+	}
+	db.limits = l
+}
+
+// Store returns the store that the DB works over.
+func (db *DB) Store() rowstore.Store { return db.store }
+
+// Limits returns the limits in force: those of the DB or, where they are tighter,
+// of the store.
+func (db *DB) Limits() Limits { return db.limits }
+
+// Now draws a timestamp: greater than the commit timestamp of every transaction
+// whose Commit returned before the call.
+func (db *DB) Now(ctx context.Context) (Timestamp, error) {
+	if err := db.enter(); err != nil {
+		return 0, err
+	}
+	defer db.leave()
+	return db.draw(ctx)
+}
+
+// Close waits until what transactions left for the background is done (secondaries,
+// clean-up), ends the session, and closes the store. Commits under way finish;
+// other calls, and new ones, fail with ErrClosed. Workers must have been stopped:
+// their Run returns an error otherwise. When ctx ends first, Close closes the store
+// all the same and returns the context's error; what was not done is left for
+// others to resolve. A second Close returns nil.
+func (db *DB) Close(ctx context.Context) error {
+	var errs []error
+	db.closeOnce.Do(func() {
+		if db.metrics != nil {
+			errs = append(errs, db.metrics.Unregister())
+		}
+		db.drain.Lock()
+		db.drain.closing = true
+		if db.drain.active == 0 {
+			close(db.drain.idle)
+		}
+		db.drain.Unlock()
+		select {
+		case <-db.drain.idle:
+		case <-ctx.Done():
+			errs = append(errs, fmt.Errorf("percolator: closing before everything was drained: %w", ctx.Err()))
+		}
+		db.cancel()
+		db.owned.Wait()
+		if ctx.Err() == nil {
+			db.session.end(ctx)
+		}
+		if err := db.store.Close(); err != nil {
+			errs = append(errs, fmt.Errorf("percolator: closing the store: %w", err))
+		}
+	})
+	return errors.Join(errs...)
+}
+
+// enter counts a call that Close waits for.
+func (db *DB) enter() error {
+	db.drain.Lock()
+	defer db.drain.Unlock()
+	if db.drain.closing {
+		return ErrClosed
+	}
+	db.drain.active++
+	return nil
+}
+
+func (db *DB) leave() {
+	db.drain.Lock()
+	defer db.drain.Unlock()
+	db.drain.active--
+	if db.drain.closing && db.drain.active == 0 {
+		close(db.drain.idle)
+	}
+}
+
+// background runs f in a goroutine that Close waits for. It returns false, and
+// runs nothing, when the DB is closing and the caller is not itself counted by
+// enter.
+func (db *DB) background(f func(ctx context.Context)) bool {
+	db.drain.Lock()
+	if db.drain.closing && db.drain.active == 0 {
+		db.drain.Unlock()
+		return false
+	}
+	db.drain.active++
+	db.drain.Unlock()
+	go func() {
+		defer db.leave()
+		f(db.ctx)
+	}()
+	return true
+}
+
+func (db *DB) draw(ctx context.Context) (Timestamp, error) {
+	ts, err := db.oracle.Draw(ctx, 1)
+	if err != nil {
+		if errors.Is(err, oracle.ErrClosed) {
+			err = fmt.Errorf("%w: %w", ErrClosed, err)
+		}
+		return 0, fmt.Errorf("drawing a timestamp: %w", err)
+	}
+	return ts, nil
+}
+
+// Begin starts a transaction: it draws the start timestamp, which is the snapshot
+// that the transaction reads (section 2.2 of the paper). A transaction that is not
+// ended holds nothing in the store.
+func (db *DB) Begin(ctx context.Context, opts ...TxnOption) (*Txn, error) {
+	tx, err := db.newTxn(ctx, false, opts)
+	if err == nil {
+		err = tx.begin(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return tx, nil
+}
+
+// newTxn makes a transaction. Its start timestamp is drawn now only where that
+// cannot wait for the first read.
+func (db *DB) newTxn(ctx context.Context, readOnly bool, opts []TxnOption) (*Txn, error) {
+	tx := &Txn{db: db, ctx: ctx, readOnly: readOnly}
+	tx.opt.isolation = db.opt.isolation
+	for _, o := range opts {
+		o(&tx.opt)
+	}
+	if err := db.enter(); err != nil {
+		return nil, err
+	}
+	defer db.leave()
+	if db.drawReader == nil || tx.opt.asOfSet {
+		if err := tx.begin(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if tx.opt.asOfSet {
+		if tx.opt.asOf > tx.start {
+			return nil, fmt.Errorf("%w: as of %v, the oracle is at %v", ErrSnapshotInFuture, tx.opt.asOf, tx.start)
+		}
+		tx.start, tx.readOnly = tx.opt.asOf, true
+	}
+	db.count.transactions.Add(1)
+	return tx, nil
+}
+
+// View runs fn with a read-only transaction and returns fn's error. Its snapshot is
+// of a moment between the call of View and the end of the transaction's first read.
+func (db *DB) View(ctx context.Context, fn func(tx *Txn) error, opts ...TxnOption) error {
+	tx, err := db.newTxn(ctx, true, opts)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback(ctx) }() // returns nil; here for a panic of fn too
+	return fn(tx)
+}
+
+// Update runs fn with a transaction and commits it. After a conflict it runs fn
+// again, in a new transaction with a new snapshot, once those of this process that met
+// a conflict at the same cell before have ended, or after a random wait that grows,
+// until the context ends or MaxAttempts is used up; then it returns the conflict. Its
+// snapshot is of a moment between the call of fn and the end of the transaction's
+// first read.
+// So fn may run more than once: it must have no effect but through its
+// transaction. An error of fn rolls back and is returned as it is; one that
+// matches ErrConflict makes fn run again.
+func (db *DB) Update(ctx context.Context, fn func(tx *Txn) error, opts ...TxnOption) error {
+	var turn turn
+	defer turn.end()
+	for attempt := 0; ; attempt++ {
+		most, err := db.updateOnce(ctx, fn, opts)
+		if err == nil || !errors.Is(err, ErrConflict) {
+			return err
+		}
+		if attempt+1 >= most {
+			return fmt.Errorf("percolator: giving up after %d attempts: %w", most, err)
+		}
+		if werr := db.beforeRetry(ctx, &turn, attempt, err); werr != nil {
+			return fmt.Errorf("percolator: %w before attempt %d, after %w", werr, attempt+2, err)
+		}
+		db.count.retries.Add(1)
+	}
+}
+
+// turnPatience is how long a transaction waits for its turn at a hot cell: whose turn
+// it is may itself be waiting for this one, if the user's function waits for others.
+const turnPatience = time.Second
+
+// beforeRetry waits after a conflict: first for this process's other transactions
+// that met one at the same cell, then, where that was no help, for a random time.
+func (db *DB) beforeRetry(ctx context.Context, t *turn, attempt int, cause error) error {
+	var conflict *ConflictError
+	if errors.As(cause, &conflict) && conflict.Cell != t.cell {
+		t.end()
+		patient, cancel := context.WithTimeout(ctx, turnPatience)
+		defer cancel()
+		if done, err := db.hot.wait(patient, conflict.Cell); err == nil {
+			*t = turn{conflict.Cell, done}
+		}
+		return ctx.Err()
+	}
+	return db.clock.Sleep(ctx, db.opt.retryWait.wait(attempt, db.rand))
+}
+
+const defaultMaxAttempts = 64
+
+func (db *DB) updateOnce(ctx context.Context, fn func(tx *Txn) error, opts []TxnOption) (maxAttempts int, err error) {
+	tx, err := db.newTxn(ctx, false, opts)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = tx.Rollback(ctx) }() // nothing after Commit; here for a panic of fn too
+	if maxAttempts = tx.opt.maxAttempts; maxAttempts <= 0 {
+		maxAttempts = defaultMaxAttempts
+	}
+	if err := fn(tx); err != nil {
+		return maxAttempts, err
+	}
+	return maxAttempts, tx.Commit(ctx)
+}
+
+// estimate returns about the oracle's present, from a timestamp and the local time
+// at which it was drawn.
+func (db *DB) estimate(ts Timestamp, drawn time.Time) Timestamp {
+	return ts.Add(db.clock.Now().Sub(drawn))
+}
+
+// applyOne applies one mutation, undeferred.
+func (db *DB) applyOne(ctx context.Context, m rowstore.Mutation) (rowstore.Outcome, error) {
+	out, err := db.store.Apply(ctx, []rowstore.Mutation{m}, rowstore.ApplyOptions{})
+	if err == nil {
+		err = out[0].Err
+	}
+	if err != nil {
+		return rowstore.Outcome{}, err
+	}
+	return out[0], nil
+}
+
+// backgroundTimeout bounds work that goes on after its caller's context ended.
+func (db *DB) backgroundTimeout() time.Duration {
+	return max(db.known().lease, time.Second)
+}

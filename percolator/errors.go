@@ -1,0 +1,128 @@
+package percolator
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// Errors of reads and writes, matched with errors.Is.
+var (
+	// ErrNotFound: the cell has no value at the transaction's snapshot.
+	ErrNotFound = errors.New("percolator: not found")
+	// ErrInvalid: an argument breaks a rule (an empty name, say). Nothing was done.
+	ErrInvalid = rowstore.ErrInvalid
+	// ErrTooLarge: a name, a value or the whole transaction is over a limit.
+	// Nothing was written.
+	ErrTooLarge = rowstore.ErrTooLarge
+	// ErrReadOnly: a write in a View, or in a transaction with AsOf.
+	ErrReadOnly = errors.New("percolator: the transaction is read only")
+	// ErrTxnDone: the transaction was committed or rolled back already.
+	ErrTxnDone = errors.New("percolator: the transaction has ended")
+	// ErrSnapshotTooOld: the snapshot, or the transaction that Outcome was asked
+	// about, lies below the safe point, where history may have been collected.
+	ErrSnapshotTooOld = errors.New("percolator: snapshot older than the safe point")
+	// ErrSnapshotInFuture: AsOf names a snapshot that later commits could change.
+	ErrSnapshotInFuture = errors.New("percolator: snapshot in the future")
+	// ErrClosed: the DB, or its store, was closed.
+	ErrClosed = rowstore.ErrClosed
+	// ErrCorrupt: a stored value cannot be decoded.
+	ErrCorrupt = errors.New("percolator: stored value cannot be decoded")
+)
+
+// Errors of Commit, matched with errors.Is. They never blur: after ErrConflict
+// and ErrTxnTooOld nothing was committed, for certain.
+var (
+	// ErrConflict: another transaction was first; see ConflictError. The
+	// transaction had no effect and may be run again from a new snapshot, which is
+	// what Update does.
+	ErrConflict = errors.New("percolator: conflict")
+	// ErrTxnTooOld: more than MaxTxnAge has passed since the transaction began. It
+	// had no effect.
+	ErrTxnTooOld = errors.New("percolator: the transaction is too old to commit")
+	// ErrUndetermined: the context ended, or too much time passed, before it could
+	// be found out whether the transaction was committed; see UndeterminedError.
+	ErrUndetermined = errors.New("percolator: outcome undetermined")
+)
+
+// Errors of observers and workers, matched with errors.Is.
+var (
+	// ErrNotObserved: Notify on a column that no observer watches.
+	ErrNotObserved = errors.New("percolator: no observer watches the column")
+	// ErrWorkerRunning: a second Run, or an Observe after Run.
+	ErrWorkerRunning = errors.New("percolator: the worker has been started already")
+)
+
+// ConflictError says which cell another transaction was first on. It matches
+// ErrConflict.
+type ConflictError struct {
+	Cell Cell
+	// With is the timestamp of what stood in the way: the commit timestamp of
+	// another's write, the start timestamp of another's lock or that of a mark. 0
+	// where no single version did.
+	With Timestamp
+	// Reason says what happened, in a few words.
+	Reason string
+}
+
+func (e *ConflictError) Error() string {
+	s := fmt.Sprintf("%v on %v: %s", ErrConflict, e.Cell, e.Reason)
+	if e.With != 0 {
+		s += fmt.Sprintf(" (at %v)", e.With)
+	}
+	return s
+}
+
+// Is makes errors.Is(err, ErrConflict) hold.
+func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
+
+// UndeterminedError names a transaction whose commit may or may not have
+// happened. It matches ErrUndetermined; DB.Outcome takes what it names.
+type UndeterminedError struct {
+	Start Timestamp
+	// Primary is zero for a transaction of weak notifications alone, which leaves no
+	// record; it may be repeated, at the cost of one run too many.
+	Primary Cell
+	Cause   error
+}
+
+func (e *UndeterminedError) Error() string {
+	if e.Primary == (Cell{}) {
+		return fmt.Sprintf("%v: transaction %d, of notifications alone: %v", ErrUndetermined, uint64(e.Start), e.Cause)
+	}
+	return fmt.Sprintf("%v: transaction %d, primary %v: %v", ErrUndetermined, uint64(e.Start), e.Primary, e.Cause)
+}
+
+// Is makes errors.Is(err, ErrUndetermined) hold.
+func (e *UndeterminedError) Is(target error) bool { return target == ErrUndetermined }
+
+func (e *UndeterminedError) Unwrap() error { return e.Cause }
+
+// SnapshotTooOldError says how far a snapshot lies below the safe point. It
+// matches ErrSnapshotTooOld.
+type SnapshotTooOldError struct {
+	Snapshot, SafePoint Timestamp
+}
+
+func (e *SnapshotTooOldError) Error() string {
+	return fmt.Sprintf("%v: snapshot %v, safe point %v", ErrSnapshotTooOld, e.Snapshot, e.SafePoint)
+}
+
+// Is makes errors.Is(err, ErrSnapshotTooOld) hold.
+func (e *SnapshotTooOldError) Is(target error) bool { return target == ErrSnapshotTooOld }
+
+// TxnTooOldError says how old a transaction was when it tried to commit. It
+// matches ErrTxnTooOld.
+type TxnTooOldError struct {
+	Start, Now Timestamp
+	MaxTxnAge  time.Duration
+}
+
+func (e *TxnTooOldError) Error() string {
+	return fmt.Sprintf("%v: it began at %v, %v ago; MaxTxnAge is %v", ErrTxnTooOld, e.Start, e.Now.Sub(e.Start), e.MaxTxnAge)
+}
+
+// Is makes errors.Is(err, ErrTxnTooOld) hold.
+func (e *TxnTooOldError) Is(target error) bool { return target == ErrTxnTooOld }

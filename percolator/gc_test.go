@@ -1,0 +1,289 @@
+package percolator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// What a collection removes, column by column, and what it leaves.
+func TestCollectionRemovesAndLeaves(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w *world, opts ...Option) {
+		ctx := t.Context()
+		c := w.client(opts...)
+		kept := Cell{"t", "a", "kept"}
+		for i := range 3 {
+			set(t, c.DB, kept, longText+fmt.Sprint(i))
+			set(t, c.DB, rowB, fmt.Sprint(i))
+		}
+		require.NoError(t, c.Update(ctx, func(tx *Txn) error { return tx.Delete(rowB) }))
+		set(t, c.DB, rowC, "once")
+		w.clock.advance(worldRetention)
+		w.clock.advance(2 * time.Minute)
+		last := begin(t, c) // just above the safe point to be
+		for i := range 2 {
+			set(t, c.DB, kept, longText+fmt.Sprint("new", i))
+			set(t, c.DB, rowB, "back")
+		}
+		require.NoError(t, c.drained(ctx))
+		w.clock.advance(worldRetention - time.Minute)
+		report, err := w.collect(c, 0)
+		require.NoError(t, err)
+		require.Less(t, report.SafePoint, last.StartTimestamp())
+		require.Zero(t, report.LocksResolved)
+		require.Equal(t, 2, report.Rows)
+		// Two old values with their data, three old ones and the delete.
+		require.Equal(t, 2+2+4, report.Versions)
+		row := w.raw(kept)
+		require.Len(t, row.All(rowstore.Write, "kept"), 3)
+		require.Len(t, row.All(rowstore.Data, "kept"), 3)
+		got, err := last.Get(ctx, kept)
+		require.NoError(t, err)
+		require.Equal(t, longText+"2", string(got))
+		_, err = last.Get(ctx, rowB)
+		require.ErrorIs(t, err, ErrNotFound)
+		require.Equal(t, "back", value(t, c, rowB))
+		require.Equal(t, "once", value(t, c, rowC))
+		require.EqualValues(t, 1, c.Stats().GCRuns)
+		require.EqualValues(t, report.Versions, c.Stats().GCVersions)
+		again, err := w.collect(c, 0)
+		require.NoError(t, err)
+		require.Zero(t, again.Versions)
+		require.GreaterOrEqual(t, again.SafePoint, report.SafePoint)
+	})
+}
+
+// A safe point never goes back, also when a later collection asks for less.
+func TestSafePointNeverGoesBack(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c, other := w.client(), w.client()
+	set(t, c.DB, rowA, "1")
+	w.clock.advance(3 * worldRetention)
+	near, err := w.collect(c, time.Nanosecond)
+	require.NoError(t, err)
+	far, err := w.collect(other, 2*worldRetention)
+	require.NoError(t, err)
+	require.Equal(t, near.SafePoint, far.SafePoint)
+	_, err = c.CollectGarbage(t.Context(), -time.Second)
+	require.ErrorIs(t, err, ErrInvalid)
+}
+
+// A young database has no history to collect.
+func TestCollectionOfAYoungStore(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client(WithoutGroups())
+	t1 := w.client(WithoutGroups())
+	t1.wire.verdict(prewrites, dieAfter)
+	require.Error(t, writes(t, t1, "1", rowA).Commit(t.Context()))
+	report, err := w.collect(c, 0)
+	require.NoError(t, err)
+	require.Zero(t, report.LocksResolved)
+	require.Zero(t, report.Versions)
+	require.Len(t, w.versions(rowstore.Lock), 1)
+}
+
+// A collection that ends at any of its calls has done no harm, and another one
+// finishes its work: what is read at and above the safe point stays the same.
+func TestCollectionCutAtEachCall(t *testing.T) {
+	t.Parallel()
+	for _, v := range []verdict{die, dieAfter, refuse, loseReply} {
+		t.Run(v.String(), func(t *testing.T) {
+			t.Parallel()
+			n := 0
+			for fired := true; fired; n++ {
+				w := newWorld(t)
+				committedPrimary(t, w, false, false)
+				c := w.client()
+				for i := range 3 {
+					set(t, c.DB, rowC, fmt.Sprint(longText, i))
+				}
+				require.NoError(t, c.Update(t.Context(), func(tx *Txn) error { return tx.Delete(rowC) }))
+				dead := w.client(WithoutGroups())
+				dead.wire.verdict(prewrites, dieAfter)
+				require.Error(t, writes(t, dead, longText, rowC, row("d")).Commit(t.Context()))
+				w.clock.advance(2 * worldAge)
+				cut := w.client()
+				r := cut.wire.on(rule{match: func(*call) bool { return true }, skip: n, before: func(context.Context, *call) verdict { return v }})
+				_, err := w.collect(cut, 1)
+				cut.wire.mu.Lock()
+				fired, r.times = r.times == 0, 0
+				cut.wire.mu.Unlock()
+				if !fired {
+					require.NoError(t, err)
+				}
+				if v == refuse && fired {
+					require.ErrorIs(t, err, errNetwork)
+				}
+				require.Equal(t, "2 1 none none", value(t, c, rowA)+" "+value(t, c, rowB)+" "+value(t, c, rowC)+" "+value(t, c, row("d")), "call %d", n)
+				_, err = w.collect(c, 1)
+				require.NoError(t, err)
+				require.Equal(t, "2 1 none none", value(t, c, rowA)+" "+value(t, c, rowB)+" "+value(t, c, rowC)+" "+value(t, c, row("d")), "call %d", n)
+				require.Empty(t, w.versions(rowstore.Lock, rowstore.Data, rowstore.Rollback))
+				require.Len(t, w.versions(rowstore.Write), 2)
+			}
+			require.Greater(t, n, 8)
+		})
+	}
+}
+
+// Random histories: what a snapshot at or above the safe point reads is the same
+// before and after, and nothing more is kept than what such a snapshot can see.
+func TestCollectionOfRandomHistories(t *testing.T) {
+	t.Parallel()
+	const seed = 7
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 1))
+	for range 20 {
+		w := newWorld(t)
+		c := w.client(WithoutGroups())
+		ctx := t.Context()
+		cells := []Cell{{"t", "a", "1"}, {"t", "a", "2"}, {"t", "b", "1"}, {"u", "a", "1"}}
+		for range 40 {
+			require.NoError(t, c.Update(ctx, func(tx *Txn) error {
+				for _, cell := range cells {
+					var err error
+					switch r.IntN(6) {
+					case 0:
+						err = tx.Delete(cell)
+					case 1:
+						err = tx.Set(cell, []byte(fmt.Sprint(r.IntN(1000))))
+					case 2:
+						err = tx.Set(cell, []byte(longText+fmt.Sprint(r.IntN(1000))))
+					case 3:
+						if _, err = tx.GetForUpdate(ctx, cell); errors.Is(err, ErrNotFound) {
+							err = nil
+						}
+					}
+					if err != nil {
+						return err
+					}
+				}
+				return nil
+			}))
+			w.clock.advance(time.Duration(r.IntN(600)) * time.Second)
+		}
+		require.NoError(t, c.drained(ctx))
+		now, err := c.Now(ctx)
+		require.NoError(t, err)
+		view := func(at Timestamp) string {
+			got, err := begin(t, c, AsOfTimestamp(at)).GetMany(ctx, cells...)
+			require.NoError(t, err)
+			return fmt.Sprint(got)
+		}
+		oldest := now.Add(-worldAge - worldLease + time.Second)
+		before := map[Timestamp]string{}
+		for at := oldest; at <= now; at = at.Add(97 * time.Second) {
+			before[at] = view(at)
+		}
+		report, err := w.collect(c, 1)
+		require.NoError(t, err)
+		require.LessOrEqual(t, report.SafePoint, oldest)
+		for at, want := range before {
+			require.Equal(t, want, view(at), "at %v", at)
+		}
+		for _, cell := range cells {
+			row := w.raw(cell)
+			below := 0
+			for _, v := range row.All(rowstore.Write, cell.Column) {
+				if v.TS <= report.SafePoint {
+					below++
+					wv, err := decodeWrite(v.Value)
+					require.NoError(t, err)
+					require.Equal(t, kindPut, wv.kind, "an old delete is left")
+				}
+			}
+			require.LessOrEqual(t, below, 1)
+			long := 0
+			for _, v := range row.All(rowstore.Write, cell.Column) {
+				wv, err := decodeWrite(v.Value)
+				require.NoError(t, err)
+				if wv.long {
+					long++
+				}
+			}
+			require.Len(t, row.All(rowstore.Data, cell.Column), long)
+		}
+	}
+}
+
+// Sessions of processes that died long ago go too, and those of the living stay.
+func TestCollectionOfSessions(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	dead, c := w.client(WithoutGroups()), w.client(WithoutGroups())
+	set(t, dead.DB, rowA, "1")
+	set(t, c.DB, rowA, "2")
+	dead.wire.kill()
+	w.clock.advance(2 * worldAge)
+	w.pass(worldSession)
+	_, err := w.collect(c, 1)
+	require.NoError(t, err)
+	for id, want := range map[string]int{dead.session.id: 0, c.session.id: 1} {
+		rows, err := w.mem.Read(t.Context(), []rowstore.RowRead{sessionRead(id)})
+		require.NoError(t, err)
+		require.Len(t, rows[0].Versions, want)
+	}
+}
+
+// Acknowledgments go with the deleted column that they are about, and only then.
+func TestCollectionOfAcknowledgments(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.observed("t", "v", "o")
+	c := w.client()
+	var s saw
+	wk := watching(t, c, s.observer("o"))
+	acks := func(cell Cell) int {
+		row := w.raw(cell)
+		return len(row.All(rowstore.Write, ackColumn("o", "v")))
+	}
+	for _, cell := range []Cell{rowA, rowB} {
+		for range 3 {
+			set(t, c.DB, cell, "1")
+			runs(t, wk, cell)
+		}
+		require.Equal(t, 3, acks(cell))
+	}
+	require.NoError(t, c.Update(t.Context(), func(tx *Txn) error { return tx.Delete(rowB) }))
+	runs(t, wk, rowB)
+	w.clock.advance(2 * worldRetention)
+	_, err := w.collect(c, 0)
+	require.NoError(t, err)
+	require.Equal(t, 1, acks(rowA))
+	require.Zero(t, acks(rowB))
+	row := w.raw(rowB)
+	require.Empty(t, row.Versions)
+	// It comes back, and is seen.
+	set(t, c.DB, rowB, "back")
+	runs(t, wk, rowB)
+	rests(t, wk, rowA)
+	require.Equal(t, "back", s.values[len(s.values)-1])
+}
+
+// A worker collects by itself, once for all workers.
+func TestWorkersCollect(t *testing.T) {
+	t.Parallel()
+	settings := Settings{MaxTxnAge: 2 * time.Second, Retention: 2500 * time.Millisecond, CatalogLease: 200 * time.Millisecond}
+	db := open(t, rowstore.NewMemory(), WithSettings(settings))
+	config := WorkerConfig{GCInterval: 10 * time.Millisecond}
+	startWorker(t, db, config)
+	startWorker(t, db, config)
+	for i := range 5 {
+		set(t, db, rowA, strings.Repeat("x", 300+i))
+	}
+	require.Eventually(t, func() bool {
+		rows, err := db.Store().Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: "a", Picks: []rowstore.Pick{everything(rowstore.Write, "v"), everything(rowstore.Data, "v")}}})
+		return err == nil && len(rows[0].Versions) == 2
+	}, patience, time.Millisecond)
+	require.Positive(t, db.Stats().GCRuns)
+}

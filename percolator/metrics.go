@@ -1,0 +1,141 @@
+package percolator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// Backlog says what is left to do for the observers of all processes.
+type Backlog struct {
+	Cells int // with notifications, counted up to the limit that was asked for
+	// Oldest is the age of the oldest notification among them, 0 without any.
+	Oldest time.Duration
+	Parked int // parked runs
+}
+
+// Backlog counts the notified cells of all observed columns, up to limit of them
+// (0 means all), and the parked runs. Notifications of commits that are under way
+// count.
+func (db *DB) Backlog(ctx context.Context, limit int) (Backlog, error) {
+	var b Backlog
+	if limit < 0 {
+		return b, fmt.Errorf("%w: limit %d", ErrInvalid, limit)
+	}
+	if err := db.enter(); err != nil {
+		return b, err
+	}
+	defer db.leave()
+	v, err := db.loadCatalog(ctx)
+	if err != nil {
+		return b, fmt.Errorf("percolator: measuring the backlog: %w", err)
+	}
+	oldest := v.f
+	columns := map[string][]rowstore.Pick{}
+	for k := range v.observed {
+		columns[k.table] = append(columns[k.table], rowstore.Pick{Family: rowstore.Notify, Column: k.column, To: oracle.Max})
+	}
+	for table, picks := range columns {
+		for row, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: table, Picks: picks}) {
+			if err != nil {
+				return b, fmt.Errorf("percolator: measuring the backlog: %w", err)
+			}
+			b.Cells += len(notifiedColumns(&row))
+			for i := range row.Versions {
+				oldest = min(oldest, row.Versions[i].TS)
+			}
+			if limit > 0 && b.Cells >= limit {
+				break
+			}
+		}
+	}
+	if b.Cells > 0 {
+		b.Oldest = v.f.Sub(oldest)
+	}
+	parked, err := db.Parked(ctx)
+	b.Parked = len(parked)
+	return b, err
+}
+
+// backlogMetric bounds what one reading of the backlog's gauges costs.
+const backlogMetric = 10_000
+
+// registerMetrics does what WithMetrics says.
+func (db *DB) registerMetrics(meters metric.MeterProvider) error {
+	meter := meters.Meter("github.com/percolate-go/percolate/percolator")
+	var errs []error
+	var all []metric.Observable
+	type counter struct {
+		instrument metric.Int64ObservableCounter
+		value      func(*Stats) uint64
+	}
+	var counters []counter
+	for _, c := range statCounters {
+		i, err := meter.Int64ObservableCounter("percolator."+c.name, metric.WithDescription(c.what))
+		errs = append(errs, err)
+		counters, all = append(counters, counter{i, c.value}), append(all, i)
+	}
+	backlog, err := meter.Int64ObservableGauge("percolator.backlog", metric.WithDescription("Cells with notifications, at most 10,000."))
+	errs = append(errs, err)
+	oldest, err := meter.Float64ObservableGauge("percolator.backlog.oldest", metric.WithUnit("s"), metric.WithDescription("Age of the oldest notification."))
+	errs = append(errs, err)
+	parked, err := meter.Int64ObservableGauge("percolator.parked", metric.WithDescription("Runs of observers that are parked."))
+	errs = append(errs, err)
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("percolator: registering metrics: %w", err)
+	}
+	r, err := meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
+		s := db.Stats()
+		for _, c := range counters {
+			o.ObserveInt64(c.instrument, int64(c.value(&s))) //nolint:gosec // counts
+		}
+		b, err := db.Backlog(ctx, backlogMetric)
+		if err != nil {
+			return err
+		}
+		o.ObserveInt64(backlog, int64(b.Cells))
+		o.ObserveFloat64(oldest, b.Oldest.Seconds())
+		o.ObserveInt64(parked, int64(b.Parked))
+		return nil
+	}, append(all, backlog, oldest, parked)...)
+	if err != nil {
+		return fmt.Errorf("percolator: registering metrics: %w", err)
+	}
+	db.metrics = r
+	return nil
+}
+
+var statCounters = []struct {
+	name, what string
+	value      func(*Stats) uint64
+}{
+	{"transactions", "Transactions begun.", func(s *Stats) uint64 { return s.Transactions }},
+	{"read_only", "Transactions that ended with nothing to write.", func(s *Stats) uint64 { return s.ReadOnly }},
+	{"commits.one_phase", "Commits in one call.", func(s *Stats) uint64 { return s.OnePhase }},
+	{"commits.group", "Commits whose rows went together after the prewrites.", func(s *Stats) uint64 { return s.Group }},
+	{"commits.two_phase", "Commits whose secondaries followed the primary.", func(s *Stats) uint64 { return s.TwoPhase }},
+	{"conflicts", "Commits that ended with a conflict.", func(s *Stats) uint64 { return s.Conflicts }},
+	{"retries", "Functions that were run again.", func(s *Stats) uint64 { return s.Retries }},
+	{"undetermined", "Commits whose outcome was not found out.", func(s *Stats) uint64 { return s.Undetermined }},
+	{"ambiguous", "Replies lost at a commit point.", func(s *Stats) uint64 { return s.Ambiguous }},
+	{"locks_met", "Locks of others that stood in the way.", func(s *Stats) uint64 { return s.LocksMet }},
+	{"rolled_forward", "Cells of others rolled forward.", func(s *Stats) uint64 { return s.RolledForward }},
+	{"rolled_back", "Cells of others rolled back.", func(s *Stats) uint64 { return s.RolledBack }},
+	{"rolled_back.session_gone", "Transactions rolled back because their session was gone.", func(s *Stats) uint64 { return s.RolledBackSessionGone }},
+	{"rolled_back.expired", "Transactions rolled back because their lock had expired.", func(s *Stats) uint64 { return s.RolledBackExpired }},
+	{"observer.runs", "Runs of observers that committed.", func(s *Stats) uint64 { return s.ObserverRuns }},
+	{"observer.conflicts", "Runs of observers that ended with a conflict.", func(s *Stats) uint64 { return s.ObserverConflicts }},
+	{"observer.failures", "Errors and panics of observers.", func(s *Stats) uint64 { return s.ObserverFailures }},
+	{"observer.cleared", "Notifications cleared with nothing to do.", func(s *Stats) uint64 { return s.ObserverCleared }},
+	{"observer.parked", "Runs that were parked.", func(s *Stats) uint64 { return s.ObserverParked }},
+	{"notify.scans", "Looks for notifications.", func(s *Stats) uint64 { return s.NotifyScans }},
+	{"notify.found", "Notified cells found.", func(s *Stats) uint64 { return s.NotifyFound }},
+	{"gc.runs", "Garbage collections.", func(s *Stats) uint64 { return s.GCRuns }},
+	{"gc.versions", "Versions removed.", func(s *Stats) uint64 { return s.GCVersions }},
+}

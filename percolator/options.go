@@ -1,0 +1,253 @@
+package percolator
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/percolate-go/percolate/percolator/oracle"
+)
+
+// Isolation is what a transaction is protected from.
+type Isolation int
+
+const (
+	// Snapshot isolation, the default and the paper's: a transaction reads from
+	// one snapshot, and no two transactions that overlap write the same cell. Write
+	// skew is possible: two transactions that each read what the other writes may
+	// both commit.
+	Snapshot Isolation = iota
+	// Serializable also checks at commit that nothing that the transaction read, no
+	// cell and no scanned range, was changed meanwhile. It is a promise among
+	// Serializable transactions: one under Snapshot may still form a write skew
+	// with one under Serializable.
+	Serializable
+)
+
+func (i Isolation) String() string {
+	if i == Serializable {
+		return "serializable"
+	}
+	return "snapshot"
+}
+
+// Limits bound a transaction. A zero field takes its default; the limits of the
+// store hold beside these.
+type Limits struct {
+	Table  int // bytes of a table's name; default 512
+	Row    int // bytes of a row's key; default 2048
+	Column int // bytes of a column's name; default 512
+	Value  int // bytes of a value; default 16 MiB
+	Cells  int // cells that a transaction writes, locks or notifies; default 100,000
+	Bytes  int // names and values that a transaction writes; default 64 MiB
+}
+
+func (l *Limits) setDefaults() {
+	for _, f := range []struct {
+		p *int
+		v int
+	}{{&l.Table, 512}, {&l.Row, 2048}, {&l.Column, 512}, {&l.Value, 16 << 20}, {&l.Cells, 100_000}, {&l.Bytes, 64 << 20}} {
+		if *f.p <= 0 {
+			*f.p = f.v
+		}
+	}
+}
+
+// Settings are stored with the data at the first Open, because their safety needs
+// that every process agrees on them; a later process takes what is stored. See
+// DB.Settings and DB.Configure.
+type Settings struct {
+	// MaxTxnAge is the longest time from the beginning of a transaction that writes
+	// to its commit. Default 1 h.
+	MaxTxnAge time.Duration
+	// Retention is how long history is kept at least: snapshots that old can be
+	// read. Default 24 h. It must be greater than MaxTxnAge + CatalogLease.
+	Retention time.Duration
+	// CatalogLease is how long a process may go on with what it knows about
+	// observers and the safe point, so also how long a new observer waits before its
+	// sweep of the data that is there, and a garbage collection before it removes
+	// anything. No request to the store may be applied later than this after it was
+	// sent. Default 10 s.
+	CatalogLease time.Duration
+}
+
+func (s *Settings) setDefaults() {
+	if s.MaxTxnAge == 0 {
+		s.MaxTxnAge = time.Hour
+	}
+	if s.Retention == 0 {
+		s.Retention = 24 * time.Hour
+	}
+	if s.CatalogLease == 0 {
+		s.CatalogLease = 10 * time.Second
+	}
+}
+
+func (s Settings) check() error {
+	if s.MaxTxnAge < time.Millisecond || s.Retention < time.Millisecond || s.CatalogLease < time.Millisecond {
+		return fmt.Errorf("%w: MaxTxnAge %v, retention %v and catalog lease %v must be at least 1 ms", ErrInvalid, s.MaxTxnAge, s.Retention, s.CatalogLease)
+	}
+	if s.MaxTxnAge+s.CatalogLease >= s.Retention {
+		return fmt.Errorf("%w: MaxTxnAge %v + catalog lease %v must be less than the retention %v", ErrInvalid, s.MaxTxnAge, s.CatalogLease, s.Retention)
+	}
+	return nil
+}
+
+type options struct {
+	oracle       oracle.Oracle
+	oracleName   string
+	log          *slog.Logger
+	clock        Clock
+	seed         uint64
+	settings     Settings
+	limits       Limits
+	isolation    Isolation
+	sessionLease time.Duration
+	lockExpiry   time.Duration
+	lockWait     Backoff
+	retryWait    Backoff
+	onePhase     bool
+	groups       bool
+	deferred     bool
+	meters       metric.MeterProvider
+}
+
+func defaultOptions() options {
+	return options{
+		log:          slog.Default(),
+		clock:        systemClock{},
+		sessionLease: 5 * time.Second,
+		lockExpiry:   10 * time.Second,
+		lockWait:     Backoff{Min: 200 * time.Microsecond, Max: 50 * time.Millisecond},
+		retryWait:    Backoff{Min: 100 * time.Microsecond, Max: 250 * time.Millisecond},
+		onePhase:     true,
+		groups:       true,
+		deferred:     true,
+	}
+}
+
+// Option changes a DB; see Open and New.
+type Option func(*options)
+
+// WithOracle names the oracle to use instead of the store's own. The name is
+// stored at the first Open; opening the data later with an oracle of another name
+// is refused, because timestamps of two oracles are in no order.
+func WithOracle(name string, o oracle.Oracle) Option {
+	return func(opt *options) { opt.oracleName, opt.oracle = name, o }
+}
+
+// WithLogger sets where warnings and failures in the background are written.
+// Default slog.Default(). Values of cells are never logged.
+func WithLogger(l *slog.Logger) Option {
+	return func(o *options) {
+		if l != nil {
+			o.log = l
+		}
+	}
+}
+
+// WithClock replaces the local clock.
+func WithClock(c Clock) Option {
+	return func(o *options) {
+		if c != nil {
+			o.clock = c
+		}
+	}
+}
+
+// WithSeed makes the DB's jitter and random choices repeatable. 0, the default,
+// takes a random seed.
+func WithSeed(seed uint64) Option { return func(o *options) { o.seed = seed } }
+
+// WithSettings sets what the first Open stores. A field of 0 takes its default.
+// Where the data has settings already, those hold, and a difference is logged.
+func WithSettings(s Settings) Option { return func(o *options) { o.settings = s } }
+
+// WithLimits bounds names, values and transactions of this process.
+func WithLimits(l Limits) Option { return func(o *options) { o.limits = l } }
+
+// WithDefaultIsolation sets the isolation of transactions that do not name one.
+func WithDefaultIsolation(i Isolation) Option { return func(o *options) { o.isolation = i } }
+
+// WithSessionLease sets how long others wait, at most, for the locks of a process
+// that died. The process renews its lease three times as often. Default 5 s.
+func WithSessionLease(d time.Duration) Option {
+	return func(o *options) {
+		if d > 0 {
+			o.sessionLease = d
+		}
+	}
+}
+
+// WithLockExpiry sets how long a lock of a live process is respected after its
+// last heartbeat. Heartbeats come three times as often while a commit lasts.
+// Default 10 s.
+func WithLockExpiry(d time.Duration) Option {
+	return func(o *options) {
+		if d > 0 {
+			o.lockExpiry = d
+		}
+	}
+}
+
+// WithLockWait sets the waits between two looks at a lock of a live transaction.
+// Default 0.2 to 50 ms.
+func WithLockWait(b Backoff) Option { return func(o *options) { o.lockWait = b } }
+
+// WithRetryWait sets the waits of Update before it runs its function again.
+// Default 0.1 to 250 ms.
+func WithRetryWait(b Backoff) Option { return func(o *options) { o.retryWait = b } }
+
+// WithoutOnePhase makes every transaction commit in two phases, also where the
+// store could do with one. For tests and measurements.
+func WithoutOnePhase() Option { return func(o *options) { o.onePhase = false } }
+
+// WithoutGroups makes secondaries commit after the primary, also where the store
+// could commit them with it. It includes WithoutOnePhase. For tests and
+// measurements.
+func WithoutGroups() Option { return func(o *options) { o.onePhase, o.groups = false, false } }
+
+// WithoutDeferred makes every batch durable before the next step. For tests and
+// measurements.
+func WithoutDeferred() Option { return func(o *options) { o.deferred = false } }
+
+// WithMetrics reports the DB's counts and the backlog of its observers through the
+// OpenTelemetry API, until Close: each field of Stats as a counter
+// percolator.<name>, and the gauges percolator.backlog (at most 10,000),
+// percolator.backlog.oldest in seconds and percolator.parked. The gauges cost a scan
+// of the notifications each time that they are read. nil, the default, reports
+// nothing and costs nothing.
+func WithMetrics(meters metric.MeterProvider) Option {
+	return func(o *options) { o.meters = meters }
+}
+
+type txnOptions struct {
+	isolation   Isolation
+	asOf        Timestamp
+	asOfSet     bool
+	maxAttempts int
+}
+
+// TxnOption changes one transaction.
+type TxnOption func(*txnOptions)
+
+// WithIsolation sets the transaction's isolation. Serializable is a promise among
+// Serializable transactions; see there.
+func WithIsolation(i Isolation) TxnOption { return func(o *txnOptions) { o.isolation = i } }
+
+// AsOf makes the transaction read only, at the snapshot of t: it sees what was
+// committed before t. t may not lie in the oracle's future (ErrSnapshotInFuture)
+// nor below the safe point (ErrSnapshotTooOld, from reads).
+func AsOf(t time.Time) TxnOption { return AsOfTimestamp(oracle.FromTime(t)) }
+
+// AsOfTimestamp is AsOf with a timestamp: the snapshot includes what was committed
+// at ts.
+func AsOfTimestamp(ts Timestamp) TxnOption {
+	return func(o *txnOptions) { o.asOf, o.asOfSet = ts, true }
+}
+
+// MaxAttempts bounds how often Update runs its function. Default 64; 0 or less
+// means the default.
+func MaxAttempts(n int) TxnOption { return func(o *txnOptions) { o.maxAttempts = n } }

@@ -1,0 +1,299 @@
+package percolator
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// snapshotPicks selects what a read of a column at a snapshot needs: the lock that
+// may hide a commit at or below it, and the newest committed version.
+func snapshotPicks(picks []rowstore.Pick, column string, at Timestamp) []rowstore.Pick {
+	return append(picks,
+		rowstore.Pick{Family: rowstore.Lock, Column: column, To: at, Limit: 1},
+		rowstore.Pick{Family: rowstore.Write, Column: column, To: at, Limit: 1},
+	)
+}
+
+// getCell reads one cell.
+func (db *DB) getCell(ctx context.Context, c Cell, s *snapshot) (value []byte, found bool, err error) {
+	reads := []rowstore.RowRead{{Table: c.Table, Row: c.Row, Picks: snapshotPicks(make([]rowstore.Pick, 0, 2), c.Column, s.at())}}
+	rows, err := db.readSettled(ctx, reads, s)
+	if err != nil {
+		return nil, false, err
+	}
+	at := s.start
+	w, found, err := committed(&rows[0], c.Column)
+	if err != nil {
+		return nil, false, err
+	}
+	if found && w.long {
+		values, err := db.longValues(ctx, []longValue{{c, w.start}})
+		if err != nil {
+			return nil, false, err
+		}
+		if err := db.checkSnapshot(ctx, at); err != nil {
+			return nil, false, err
+		}
+		if values[0] == nil {
+			return nil, false, missingData(c, w.start)
+		}
+		return values[0], true, nil
+	}
+	if err := db.checkSnapshot(ctx, at); err != nil {
+		return nil, false, err
+	}
+	if !found {
+		return nil, false, nil
+	}
+	return notNil(w.value), true, nil
+}
+
+// getCells reads several cells, which may be named twice. The value of one that has
+// none is nil, and of no other.
+func (db *DB) getCells(ctx context.Context, cells []Cell, s *snapshot) ([][]byte, error) {
+	reads, where := cellReads(cells, s.at())
+	rows, err := db.readSettled(ctx, reads, s)
+	if err != nil {
+		return nil, err
+	}
+	values := make([][]byte, len(cells))
+	var long []longValue
+	var longAt []int
+	for i, c := range cells {
+		w, ok, err := committed(&rows[where[i]], c.Column)
+		switch {
+		case err != nil:
+			return nil, err
+		case !ok:
+		case w.long:
+			long, longAt = append(long, longValue{c, w.start}), append(longAt, i)
+		default:
+			values[i] = notNil(w.value)
+		}
+	}
+	longs, err := db.longValues(ctx, long)
+	if err != nil {
+		return nil, err
+	}
+	if err := db.checkSnapshot(ctx, s.start); err != nil {
+		return nil, err
+	}
+	for i, l := range long {
+		if longs[i] == nil {
+			return nil, missingData(l.cell, l.start)
+		}
+		values[longAt[i]] = longs[i]
+	}
+	return values, nil
+}
+
+// cellReads makes one read of each row, and tells in which of them each cell is.
+func cellReads(cells []Cell, at Timestamp) (reads []rowstore.RowRead, where []int) {
+	reads, where = make([]rowstore.RowRead, 0, len(cells)), make([]int, len(cells))
+	picks := make([]rowstore.Pick, 2*len(cells)) // two for each row; those of a row with more cells move
+	// Maps pay only where there are many cells.
+	var index map[rowName]int
+	var seen map[Cell]struct{}
+	if len(cells) > indexFrom {
+		index, seen = make(map[rowName]int, len(cells)), make(map[Cell]struct{}, len(cells))
+	}
+	for i, c := range cells {
+		r, known := index[c.rowName()]
+		_, twice := seen[c]
+		if index == nil {
+			r = slices.IndexFunc(reads, func(r rowstore.RowRead) bool { return r.Row == c.Row && r.Table == c.Table })
+			known = r >= 0
+			twice = known && slices.ContainsFunc(reads[r].Picks, func(p rowstore.Pick) bool { return p.Column == c.Column })
+		} else {
+			seen[c] = struct{}{}
+		}
+		if !known {
+			r = len(reads)
+			reads = append(reads, rowstore.RowRead{Table: c.Table, Row: c.Row, Picks: picks[2*r : 2*r : 2*r+2]})
+			if index != nil {
+				index[c.rowName()] = r
+			}
+		}
+		if !twice {
+			reads[r].Picks = snapshotPicks(reads[r].Picks, c.Column, at)
+		}
+		where[i] = r
+	}
+	return reads, where
+}
+
+func notNil(b []byte) []byte {
+	if b == nil {
+		return []byte{}
+	}
+	return b
+}
+
+func missingData(c Cell, start Timestamp) error {
+	return fmt.Errorf("%w: %v has a long value of transaction %d, and no data", ErrCorrupt, c.public(), uint64(start))
+}
+
+// committed finds the newest version of column in a row that was read with
+// snapshotPicks and is settled. found is false for none, and for a delete.
+func committed(row *rowstore.Row, column string) (w writeValue, found bool, err error) {
+	v := row.Newest(rowstore.Write, column)
+	if v == nil {
+		return writeValue{}, false, nil
+	}
+	w, err = decodeWrite(v.Value)
+	if err != nil {
+		return w, false, fmt.Errorf("table %q, row %q, column %q at %d: %w", row.Table, row.Row, column, uint64(v.TS), err)
+	}
+	return w, w.kind == kindPut, nil
+}
+
+// longValue names a value that is in Data.
+type longValue struct {
+	cell  Cell
+	start Timestamp
+}
+
+// longValues fetches values from Data, nil for one that is not there. The caller
+// checks its snapshot afterwards, before it makes anything of a missing one.
+func (db *DB) longValues(ctx context.Context, wanted []longValue) ([][]byte, error) {
+	if len(wanted) == 0 {
+		return nil, nil
+	}
+	reads := make([]rowstore.RowRead, len(wanted))
+	for i, l := range wanted {
+		reads[i] = rowstore.RowRead{Table: l.cell.Table, Row: l.cell.Row, Picks: []rowstore.Pick{
+			{Family: rowstore.Data, Column: l.cell.Column, From: l.start, To: l.start},
+		}}
+	}
+	rows, err := db.readRows(ctx, reads)
+	if err != nil {
+		return nil, err
+	}
+	values := make([][]byte, len(wanted))
+	for i, l := range wanted {
+		if v := rows[i].Newest(rowstore.Data, l.cell.Column); v != nil {
+			values[i] = notNil(v.Value)
+		}
+	}
+	return values, nil
+}
+
+// readRows is Store.Read with the rows' own errors looked at.
+func (db *DB) readRows(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
+	rows, err := db.store.Read(ctx, reads)
+	if err != nil {
+		return nil, err
+	}
+	for i := range rows {
+		if rows[i].Err != nil {
+			return nil, rows[i].Err
+		}
+	}
+	return rows, nil
+}
+
+// readSettled reads rows such that no put or delete lock stands at or below the
+// snapshot in what is returned: each row comes from one view that shows none. It
+// resolves locks that it meets, and waits for those of living transactions.
+// Readers hold nothing, so they may wait for anybody. Where the snapshot has no
+// timestamp yet, it gets one, and the picks that said Drawn name it afterwards.
+func (db *DB) readSettled(ctx context.Context, reads []rowstore.RowRead, s *snapshot) ([]rowstore.Row, error) {
+	rows, err := db.readAt(ctx, reads, s)
+	if err != nil {
+		return nil, err
+	}
+	for i := range rows {
+		if err := db.settle(ctx, &rows[i], reads[i].Picks, s.start); err != nil {
+			return nil, err
+		}
+	}
+	return rows, nil
+}
+
+// readAt is readRows at a snapshot, which a first read draws in the same call.
+func (db *DB) readAt(ctx context.Context, reads []rowstore.RowRead, s *snapshot) ([]rowstore.Row, error) {
+	if s.set {
+		return db.readRows(ctx, reads)
+	}
+	began := db.clock.Now()
+	answers, err := db.drawReader.DrawRead(ctx, []rowstore.DrawRead{{Reads: reads}})
+	if err == nil {
+		err = answers[0].Err
+	}
+	if err != nil {
+		return nil, err
+	}
+	*s = snapshot{set: true, start: answers[0].TS, began: began}
+	for i := range reads {
+		for j := range reads[i].Picks {
+			if p := &reads[i].Picks[j]; p.To == rowstore.Drawn {
+				p.To = s.start
+			}
+		}
+	}
+	rows := answers[0].Rows
+	for i := range rows {
+		if rows[i].Err != nil {
+			return nil, rows[i].Err
+		}
+	}
+	return rows, nil
+}
+
+// settle makes sure that a row shows no put or delete lock at or below the
+// snapshot, reading it again as a whole after each resolution.
+func (db *DB) settle(ctx context.Context, row *rowstore.Row, picks []rowstore.Pick, at Timestamp) error {
+	for attempt := 0; ; attempt++ {
+		blocked, waited, err := db.resolveRow(ctx, row, at)
+		if err != nil || !blocked {
+			return err
+		}
+		if waited {
+			if err := db.clock.Sleep(ctx, db.opt.lockWait.wait(attempt, db.rand)); err != nil {
+				return fmt.Errorf("waiting for a lock in row %q of table %q: %w", row.Row, row.Table, err)
+			}
+		}
+		rows, err := db.readRows(ctx, []rowstore.RowRead{{Table: row.Table, Row: row.Row, Picks: picks}})
+		if err != nil {
+			return err
+		}
+		*row = rows[0]
+	}
+}
+
+// resolveRow resolves the put and delete locks of a row at or below at. blocked
+// tells that there was one; waited that the transaction of one lives.
+func (db *DB) resolveRow(ctx context.Context, row *rowstore.Row, at Timestamp) (blocked, waited bool, err error) {
+	for i := range row.Versions {
+		v := &row.Versions[i]
+		if v.Family != rowstore.Lock {
+			break // locks come first
+		}
+		if v.TS > at {
+			continue
+		}
+		l, err := decodeLock(v.Value)
+		if err != nil {
+			return false, false, fmt.Errorf("table %q, row %q, column %q: %w", row.Table, row.Row, v.Column, err)
+		}
+		if l.kind == kindLock {
+			continue
+		}
+		blocked = true
+		settled, err := db.resolveLock(ctx, Cell{row.Table, row.Row, v.Column}, v.TS, &l, respectLiving)
+		if err != nil {
+			return true, false, err
+		}
+		waited = waited || !settled
+	}
+	return blocked, waited, nil
+}
+
+// everything is a pick of all versions of a family, for the library's own rows.
+func everything(f rowstore.Family, column string) rowstore.Pick {
+	return rowstore.Pick{Family: f, Column: column, To: oracle.Max}
+}

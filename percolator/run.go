@@ -1,0 +1,313 @@
+package percolator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"time"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// runResult is what a worker does about a cell after it looked at it.
+type runResult int
+
+const (
+	runDone      runResult = iota // nothing is left to do for this worker's observers
+	runAgain                      // look again at once
+	runConflict                   // somebody was faster; look again soon
+	runLocked                     // a living transaction has the cell locked
+	runWaiting                    // the function failed; wait for its next attempt
+	runTrouble                    // the store failed
+	runAbandoned                  // the worker stops
+)
+
+// runCell does what there is to do for a notified cell, with one look at it: one
+// run of one observer at most, or the removal of its notifications. wait is how
+// long to leave the cell alone, with runWaiting.
+func (w *Worker) runCell(ctx context.Context, c Cell) (result runResult, wait time.Duration, err error) {
+	db := w.db
+	tx, err := db.newTxn(ctx, false, nil)
+	if err != nil {
+		return runTrouble, 0, err
+	}
+	defer func() { _ = tx.Rollback(ctx) }()
+	view, blocked, err := w.currentView(ctx, c, &tx.snapshot)
+	if err != nil || blocked {
+		if blocked && err == nil {
+			return runLocked, 0, nil
+		}
+		return runTrouble, 0, err
+	}
+	next := time.Duration(0)
+	for i, name := range view.observers {
+		o := w.observer(name, c)
+		if o == nil || view.covered(i) || view.change == 0 {
+			continue
+		}
+		if f := &view.failures[i]; f.change == view.change && f.notBefore > tx.start {
+			if d := f.notBefore.Sub(tx.start); next == 0 || d < next {
+				next = d
+			}
+			continue
+		}
+		return w.run(ctx, tx, o, i, view)
+	}
+	if next > 0 {
+		return runWaiting, next, nil
+	}
+	if len(view.seen) == 0 || !view.othersCovered(-1) {
+		return runDone, 0, nil // others' observers, in other workers, are to run yet
+	}
+	_, err = db.applyOne(ctx, rowstore.Mutation{Table: c.Table, Row: c.Row, Edits: view.removal()})
+	if err != nil {
+		return runTrouble, 0, fmt.Errorf("clearing the notifications of %v: %w", c.public(), err)
+	}
+	db.count.observerCleared.Add(1)
+	return runDone, 0, nil
+}
+
+// currentView is view for the observers that the catalog has at the snapshot. The
+// catalog must have been read less than a lease before it: what is removed then is
+// at or below f + lease, and the sweep of an observer that is missing here sees every
+// change up to there. A snapshot that is drawn with the view is known only then, so
+// what was seen counts if the catalog still names the same observers.
+func (w *Worker) currentView(ctx context.Context, c Cell, s *snapshot) (v *cellView, blocked bool, err error) {
+	names := w.db.known().observers(c.Table, c.Column)
+	for {
+		fresh := s.set
+		if fresh {
+			catalog, err := w.db.catalogFor(ctx, s.start)
+			if err != nil {
+				return nil, false, err
+			}
+			names = catalog.observers(c.Table, c.Column)
+		}
+		if v, blocked, err = w.view(ctx, c, names, s); err != nil || blocked || fresh {
+			return v, blocked, err
+		}
+		catalog, err := w.db.catalogFor(ctx, s.start)
+		if err != nil || slices.Equal(names, catalog.observers(c.Table, c.Column)) {
+			return v, false, err
+		}
+	}
+}
+
+// view reads the cell, its notifications, acknowledgments and failure records in
+// one atomic view without a lock at or below the snapshot on the cell, or on what
+// this worker's observers keep beside it. blocked tells that the owner of such a
+// lock lives.
+func (w *Worker) view(ctx context.Context, c Cell, observers []string, s *snapshot) (v *cellView, blocked bool, err error) {
+	read := []rowstore.RowRead{viewRead(c, observers, s.at())}
+	for {
+		rows, err := w.db.readAt(ctx, read, s)
+		if err != nil {
+			return nil, false, fmt.Errorf("looking at %v: %w", c.public(), err)
+		}
+		row := &rows[0]
+		resolved := false
+		for i := range row.Versions {
+			l := &row.Versions[i]
+			if l.Family != rowstore.Lock {
+				break
+			}
+			if l.Column != c.Column && !w.keeps(l.Column, c) {
+				continue
+			}
+			lv, err := decodeLock(l.Value)
+			if err != nil {
+				return nil, false, fmt.Errorf("%v: %w", c.public(), err)
+			}
+			if lv.kind == kindLock {
+				continue
+			}
+			settled, err := w.db.resolveLock(ctx, Cell{c.Table, c.Row, l.Column}, l.TS, &lv, respectLiving)
+			if err != nil {
+				return nil, false, err
+			}
+			if !settled {
+				return nil, true, nil
+			}
+			resolved = true
+		}
+		if resolved {
+			continue
+		}
+		if v, err = parseView(row, c, observers, s.start); err != nil {
+			return nil, false, fmt.Errorf("%v: %w", c.public(), err)
+		}
+		if err := w.db.checkSnapshot(ctx, s.start); err != nil {
+			return nil, false, err
+		}
+		return v, false, nil
+	}
+}
+
+// keeps tells whether a stored column is kept by one of this worker's observers for
+// the cell.
+func (w *Worker) keeps(column string, c Cell) bool {
+	_, observer, of, ok := splitOwnColumn(column)
+	return ok && of == c.Column && w.observer(observer, c) != nil
+}
+
+// run calls an observer's function and commits its writes with the acknowledgment
+// and the removal of the notifications.
+func (w *Worker) run(ctx context.Context, tx *Txn, o *Observer, i int, view *cellView) (runResult, time.Duration, error) {
+	tx.opt.isolation = o.Isolation
+	err := w.call(ctx, tx, o, view.cell)
+	if err == nil && tx.done {
+		err = errors.New("percolator: the observer's function ended its transaction")
+	}
+	if err != nil {
+		return w.failed(ctx, tx, o, view, err)
+	}
+	c := view.cell
+	ack := Cell{c.Table, c.Row, ackColumn(o.Name, c.Column)}
+	if err := tx.put(ack, kindPut, encodeAck(tx.start)); err != nil {
+		return w.failed(ctx, tx, o, view, err)
+	}
+	if f := &view.failures[i]; f.change != 0 {
+		if err := tx.forgetFailure(o.Name, c, f); err != nil {
+			return w.failed(ctx, tx, o, view, err)
+		}
+	}
+	removed := view.othersCovered(i)
+	if removed {
+		tx.extra = map[rowName][]rowstore.Edit{c.rowName(): view.removal()}
+	}
+	err = tx.Commit(ctx)
+	switch {
+	case err == nil:
+		w.db.count.observerRuns.Add(1)
+		w.noteProgress()
+		if removed {
+			// Every observer is covered and the notifications are gone; a newer one
+			// is found by a look of its own.
+			return runDone, 0, nil
+		}
+		return runAgain, 0, nil
+	case errors.Is(err, ErrConflict):
+		w.db.count.observerConflicts.Add(1)
+		return runConflict, 0, nil
+	case errors.Is(err, ErrTooLarge), errors.Is(err, ErrInvalid), errors.Is(err, ErrNotObserved), errors.Is(err, ErrTxnTooOld):
+		return w.failed(ctx, tx, o, view, err)
+	}
+	return runTrouble, 0, fmt.Errorf("committing a run of observer %q for %v: %w", o.Name, c.public(), err)
+}
+
+// panicError is a panic of an observer's function.
+type panicError struct {
+	value any
+	stack []byte
+}
+
+func (e *panicError) Error() string {
+	return fmt.Sprintf("percolator: the observer's function panicked: %v\n%s", e.value, e.stack)
+}
+
+func (w *Worker) call(ctx context.Context, tx *Txn, o *Observer, c Cell) (err error) {
+	if o.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, o.Timeout)
+		defer cancel()
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			err = &panicError{value: p, stack: debug.Stack()}
+		}
+	}()
+	return o.Func(ctx, tx, c.public())
+}
+
+// failed deals with a function that failed: it counts the attempt in the store, and
+// parks the run after the last one.
+func (w *Worker) failed(ctx context.Context, tx *Txn, o *Observer, view *cellView, cause error) (runResult, time.Duration, error) {
+	c := view.cell
+	switch {
+	case ctx.Err() != nil:
+		return runAbandoned, 0, nil // the worker stops: that is nobody's failure
+	case errors.Is(cause, ErrConflict):
+		w.db.count.observerConflicts.Add(1)
+		return runConflict, 0, nil
+	case tx.storeFailed && !errors.Is(cause, context.DeadlineExceeded) && !errors.Is(cause, ErrSnapshotTooOld) && !errors.Is(cause, ErrCorrupt):
+		// The store's fault, not the function's.
+		return runTrouble, 0, fmt.Errorf("observer %q for %v: %w", o.Name, c.public(), cause)
+	}
+	w.db.count.observerFailures.Add(1)
+	var record failureRecord
+	err := w.db.Update(ctx, func(tx *Txn) (err error) {
+		record, err = w.noteFailure(ctx, tx, o, c, view.change, cause)
+		return err
+	})
+	if err != nil {
+		return runTrouble, 0, fmt.Errorf("keeping the failure of observer %q for %v: %w", o.Name, c.public(), errors.Join(err, cause))
+	}
+	if record.parked {
+		w.db.count.observerParked.Add(1)
+		w.db.log.Error("a run was parked after its last attempt", "observer", o.Name, "cell", c.public().String(), "attempts", record.attempts, "err", cause)
+		return runAgain, 0, nil // its notifications are covered now
+	}
+	w.db.log.Warn("an observer failed and will be called again", "observer", o.Name, "cell", c.public().String(), "attempt", record.attempts, "err", cause)
+	return runAgain, 0, nil
+}
+
+// noteFailure writes the failure record of one more failed attempt. The record is
+// zero when somebody else's run has covered the change.
+func (w *Worker) noteFailure(ctx context.Context, tx *Txn, o *Observer, c Cell, change Timestamp, cause error) (failureRecord, error) {
+	none := failureRecord{}
+	ack := Cell{c.Table, c.Row, ackColumn(o.Name, c.Column)}
+	at := Cell{c.Table, c.Row, parkedColumn(o.Name, c.Column)}
+	stored, err := tx.db.getCells(ctx, []Cell{ack, at}, &tx.snapshot)
+	if err != nil {
+		return none, err
+	}
+	if b := stored[0]; b != nil {
+		acked, err := decodeAck(b)
+		if err != nil || acked >= change {
+			return none, err
+		}
+	}
+	old := none
+	if b := stored[1]; b != nil {
+		if old, err = decodeFailure(b); err != nil {
+			return none, err
+		}
+	}
+	if old.change > change || old.parked && old.change == change {
+		return none, nil
+	}
+	f := failureRecord{change: change, attempts: 1}
+	if old.change == change {
+		f.attempts = old.attempts + 1
+	}
+	f.parked = f.attempts >= o.MaxAttempts
+	f.notBefore = tx.start.Add(w.config.Backoff.wait(f.attempts-1, tx.db.rand))
+	if err := tx.put(at, kindPut, f.encode()); err != nil {
+		return none, err
+	}
+	switch {
+	case f.parked:
+		b, err := encodeParked(o.Name, c, f, cause, tx.start)
+		if err != nil {
+			return none, err
+		}
+		return f, tx.put(parkedIndex(o.Name, c), kindPut, b)
+	case old.parked:
+		// A later change failed: the parked one goes with it.
+		return f, tx.put(parkedIndex(o.Name, c), kindDelete, nil)
+	}
+	return f, nil
+}
+
+// forgetFailure removes an observer's failure record for a cell.
+func (tx *Txn) forgetFailure(observer string, c Cell, f *failureRecord) error {
+	if err := tx.put(Cell{c.Table, c.Row, parkedColumn(observer, c.Column)}, kindDelete, nil); err != nil {
+		return err
+	}
+	if f.parked {
+		return tx.put(parkedIndex(observer, c), kindDelete, nil)
+	}
+	return nil
+}

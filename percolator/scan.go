@@ -1,0 +1,359 @@
+package percolator
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"iter"
+	"slices"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// Range names what a scan visits.
+type Range struct {
+	Table string
+	// From is the first row key, included; "" is the start of the table. To is the
+	// end, excluded; "" is the end of the table. So a prefix p is scanned from p to
+	// PrefixEnd(p).
+	From, To string
+	// Columns are those to read; none means all. A row that has none of them is not
+	// visited.
+	Columns []string
+	// Limit is the greatest number of rows, 0 for all.
+	Limit int
+	// Reverse visits the rows from the end of the range to its start.
+	Reverse bool
+}
+
+// Row is one row of a scan: its key, and the values of its columns. The map and
+// the slices belong to the caller; an empty value is an empty slice, never nil.
+type Row struct {
+	Key     string
+	Columns map[string][]byte
+}
+
+// PrefixEnd returns the To of a Range that holds exactly the rows whose keys begin
+// with prefix. For an empty prefix, and one of 0xff bytes only, it is "", the end
+// of the table.
+func PrefixEnd(prefix string) string {
+	for i := len(prefix) - 1; i >= 0; i-- {
+		if prefix[i] != 0xff {
+			return prefix[:i] + string([]byte{prefix[i] + 1})
+		}
+	}
+	return ""
+}
+
+// scanChunk is how many rows are looked at together: long values are fetched, and
+// the safe point is checked, once for a chunk.
+const scanChunk = 128
+
+// Scan visits the rows of r that have a value at the transaction's snapshot, in
+// the byte order of their keys, or in reverse, with the transaction's own writes
+// as of the call. At most one error is yielded, as the last step. The caller may
+// use the transaction within the loop. Errors are those of Get; a bad range gives
+// ErrInvalid.
+func (tx *Txn) Scan(ctx context.Context, r Range) iter.Seq2[Row, error] {
+	return func(yield func(Row, error) bool) {
+		if err := tx.checkScan(ctx, &r); err != nil {
+			yield(Row{}, err)
+			return
+		}
+		if err := tx.begin(ctx); err != nil {
+			yield(Row{}, err)
+			return
+		}
+		s := newScan(tx, r)
+		last, complete, stopped, err := s.run(ctx, yield)
+		if !tx.done {
+			s.note(last, complete)
+		}
+		if err != nil && !stopped {
+			tx.storeFailed = true
+			yield(Row{}, fmt.Errorf("percolator: scanning table %q: %w", r.Table, err))
+		}
+	}
+}
+
+func (tx *Txn) checkScan(ctx context.Context, r *Range) error {
+	if err := tx.usable(ctx); err != nil {
+		return err
+	}
+	if r.Table == "" {
+		return fmt.Errorf("%w: the table's name is empty", ErrInvalid)
+	}
+	if r.Limit < 0 {
+		return fmt.Errorf("%w: limit %d", ErrInvalid, r.Limit)
+	}
+	if len(r.Table) > tx.db.limits.Table {
+		return tx.db.nameTooLarge(&Cell{Table: r.Table})
+	}
+	for _, col := range r.Columns {
+		if col == "" {
+			return fmt.Errorf("%w: a column's name is empty", ErrInvalid)
+		}
+		if len(col) > tx.db.limits.Column {
+			return tx.db.nameTooLarge(&Cell{Column: col})
+		}
+	}
+	return nil
+}
+
+// scan is one scan under way.
+type scan struct {
+	tx      *Txn
+	table   string   // stored
+	columns []string // stored; nil for all
+	r       Range
+	picks   []rowstore.Pick
+	own     []ownRow // in the scan's order; what is left
+	yielded int
+}
+
+// ownRow is what the transaction itself has written to a row.
+type ownRow struct {
+	key    string
+	writes []write
+}
+
+func newScan(tx *Txn, r Range) *scan {
+	s := &scan{tx: tx, table: escape(r.Table), r: r}
+	if len(r.Columns) == 0 {
+		s.picks = snapshotPicks(nil, rowstore.AllColumns, tx.start)
+	}
+	for _, col := range r.Columns {
+		stored := escape(col)
+		if slices.Contains(s.columns, stored) {
+			continue
+		}
+		s.columns = append(s.columns, stored)
+		s.picks = snapshotPicks(s.picks, stored, tx.start)
+	}
+	index := map[string]int{}
+	for i := range tx.writes.list {
+		w := &tx.writes.list[i]
+		c := &w.cell
+		if c.Table != s.table || w.kind == kindLock || c.Row < r.From || (r.To != "" && c.Row >= r.To) || !s.wants(c.Column) {
+			continue
+		}
+		j, ok := index[c.Row]
+		if !ok {
+			j = len(s.own)
+			index[c.Row] = j
+			s.own = append(s.own, ownRow{key: c.Row})
+		}
+		s.own[j].writes = append(s.own[j].writes, *w)
+	}
+	slices.SortFunc(s.own, func(a, b ownRow) int { return s.compare(a.key, b.key) })
+	return s
+}
+
+func (s *scan) wants(column string) bool {
+	return !reserved(column) && (s.columns == nil || slices.Contains(s.columns, column))
+}
+
+func (s *scan) compare(a, b string) int {
+	if s.r.Reverse {
+		return cmp.Compare(b, a)
+	}
+	return cmp.Compare(a, b)
+}
+
+// pending is a row between the store and the caller.
+type pending struct {
+	key    string
+	values map[string][]byte // by stored column
+	long   []longValue
+}
+
+// run visits the rows. last is the last key that the caller may have learnt
+// something of, complete that the range was seen to its end, stopped that the
+// caller has had enough.
+func (s *scan) run(ctx context.Context, yield func(Row, error) bool) (last string, complete, stopped bool, err error) {
+	from, to := s.r.From, s.r.To
+	for {
+		limit := 0
+		if s.r.Limit > 0 {
+			// Rows without a value at the snapshot are visited too, so ask for some more.
+			limit = s.r.Limit - s.yielded + len(s.own) + 8
+		}
+		chunk := make([]pending, 0, scanChunk)
+		seen := 0
+		full := false
+		for row, err := range s.tx.db.store.Scan(ctx, rowstore.ScanRange{Table: s.table, From: from, To: to, Reverse: s.r.Reverse, Picks: s.picks, Limit: limit}) {
+			if err != nil {
+				return last, false, false, err
+			}
+			seen++
+			if err := s.tx.db.settle(ctx, &row, s.picks, s.tx.start); err != nil {
+				return last, false, false, err
+			}
+			p, err := s.collect(&row)
+			if err != nil {
+				return last, false, false, err
+			}
+			chunk = append(chunk, p)
+			if len(chunk) == scanChunk {
+				full = true
+				key := p.key
+				more, err := s.emit(ctx, chunk, yield, &last)
+				if err != nil || !more {
+					return last, false, !more, err
+				}
+				chunk = chunk[:0]
+				last = key
+			}
+		}
+		end := ""
+		if len(chunk) > 0 {
+			end = chunk[len(chunk)-1].key
+		} else if full {
+			end = last
+		}
+		more, err := s.emit(ctx, chunk, yield, &last)
+		if err != nil || !more {
+			return last, false, !more, err
+		}
+		if limit == 0 || seen < limit {
+			more, err := s.emitOwn(func(string) bool { return true }, yield, &last)
+			return last, err == nil && more, !more, err
+		}
+		if last = end; s.r.Reverse {
+			to = end
+		} else {
+			from = end + "\x00"
+		}
+	}
+}
+
+// collect takes from a settled row what is visible.
+func (s *scan) collect(row *rowstore.Row) (pending, error) {
+	p := pending{key: row.Row}
+	for i := range row.Versions {
+		v := &row.Versions[i]
+		if v.Family != rowstore.Write || !s.wants(v.Column) {
+			continue
+		}
+		w, err := decodeWrite(v.Value)
+		if err != nil {
+			return p, fmt.Errorf("row %q, column %q at %d: %w", row.Row, v.Column, uint64(v.TS), err)
+		}
+		switch {
+		case w.kind == kindDelete:
+		case w.long:
+			p.long = append(p.long, longValue{Cell{row.Table, row.Row, v.Column}, w.start})
+		default:
+			p.set(v.Column, notNil(w.value))
+		}
+	}
+	return p, nil
+}
+
+func (p *pending) set(column string, value []byte) {
+	if p.values == nil {
+		p.values = make(map[string][]byte)
+	}
+	p.values[column] = value
+}
+
+// emit yields a chunk of settled rows, merged with the transaction's own. more is
+// false when the caller has had enough, or the limit is reached.
+func (s *scan) emit(ctx context.Context, chunk []pending, yield func(Row, error) bool, last *string) (more bool, err error) {
+	var long []longValue
+	for i := range chunk {
+		long = append(long, chunk[i].long...)
+	}
+	values, err := s.tx.db.longValues(ctx, long)
+	if err != nil {
+		return true, err
+	}
+	if err := s.tx.db.checkSnapshot(ctx, s.tx.start); err != nil {
+		return true, err
+	}
+	for i := range chunk {
+		p := &chunk[i]
+		for _, l := range p.long {
+			if values[0] == nil {
+				return true, missingData(l.cell, l.start)
+			}
+			p.set(l.cell.Column, values[0])
+			values = values[1:]
+		}
+		if more, err := s.emitOwn(func(key string) bool { return s.compare(key, p.key) < 0 }, yield, last); err != nil || !more {
+			return more, err
+		}
+		if len(s.own) > 0 && s.own[0].key == p.key {
+			s.overlay(p, s.own[0].writes)
+			s.own = s.own[1:]
+		}
+		if more, err := s.yield(p, yield, last); err != nil || !more {
+			return more, err
+		}
+	}
+	return true, nil
+}
+
+// emitOwn yields the transaction's own rows as long as before says so.
+func (s *scan) emitOwn(before func(key string) bool, yield func(Row, error) bool, last *string) (more bool, err error) {
+	for len(s.own) > 0 && before(s.own[0].key) {
+		p := pending{key: s.own[0].key}
+		s.overlay(&p, s.own[0].writes)
+		s.own = s.own[1:]
+		if more, err := s.yield(&p, yield, last); err != nil || !more {
+			return more, err
+		}
+	}
+	return true, nil
+}
+
+func (s *scan) overlay(p *pending, own []write) {
+	for i := range own {
+		if own[i].kind == kindDelete {
+			delete(p.values, own[i].cell.Column)
+		} else {
+			p.set(own[i].cell.Column, append(make([]byte, 0, len(own[i].value)), own[i].value...))
+		}
+	}
+}
+
+func (s *scan) yield(p *pending, yield func(Row, error) bool, last *string) (more bool, err error) {
+	if len(p.values) == 0 {
+		return true, nil
+	}
+	*last = p.key
+	row := Row{Key: p.key, Columns: make(map[string][]byte, len(p.values))}
+	for col, v := range p.values {
+		name, _ := unescape(col)
+		row.Columns[name] = v
+	}
+	s.yielded++
+	if !yield(row, nil) {
+		return false, nil
+	}
+	if s.tx.done {
+		return true, ErrTxnDone
+	}
+	return s.r.Limit == 0 || s.yielded < s.r.Limit, nil
+}
+
+// note keeps what a Serializable transaction has seen: the range up to the last
+// row that it was given, or all of it.
+func (s *scan) note(last string, complete bool) {
+	tx := s.tx
+	if tx.opt.isolation != Serializable || tx.readOnly {
+		return
+	}
+	rr := readRange{table: s.table, from: s.r.From, to: s.r.To, columns: s.columns}
+	if !complete {
+		switch {
+		case last == "" && s.yielded == 0:
+			return
+		case s.r.Reverse:
+			rr.from = last
+		default:
+			rr.to = last + "\x00"
+		}
+	}
+	tx.ranges = append(tx.ranges, rr)
+}

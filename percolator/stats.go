@@ -1,0 +1,70 @@
+package percolator
+
+import "sync/atomic"
+
+// Stats are counts since the DB was opened, of this process alone.
+type Stats struct {
+	Transactions uint64 // begun
+	ReadOnly     uint64 // ended without anything to write
+
+	// Committed transactions, by the way they went.
+	OnePhase uint64 // the timestamp drawn and everything written in one call
+	Group    uint64 // prewrite, then all rows all or none
+	TwoPhase uint64 // prewrite, then the primary, then the secondaries
+
+	Conflicts    uint64 // commits that ended with ErrConflict
+	Retries      uint64 // times that Update ran its function again
+	Undetermined uint64 // commits that ended with ErrUndetermined
+	Ambiguous    uint64 // replies lost at a commit point and resolved afterwards
+
+	LocksMet              uint64 // locks of others that stood in the way
+	RolledForward         uint64 // cells of others, after their commit point
+	RolledBack            uint64 // cells of others, because their transaction was not committed
+	RolledBackSessionGone uint64 // transactions rolled back or fenced because their session was gone
+	RolledBackExpired     uint64 // transactions rolled back or fenced because their lock had expired
+
+	ObserverRuns      uint64 // observer functions that committed
+	ObserverConflicts uint64 // runs ended by a conflict, to be run again
+	ObserverFailures  uint64 // errors and panics of observer functions
+	ObserverCleared   uint64 // notifications cleared with nothing to do
+	ObserverParked    uint64 // runs parked after MaxAttempts
+	NotifyScans       uint64 // scans for notifications
+	NotifyFound       uint64 // cells with notifications found by them
+
+	GCRuns     uint64 // collections finished
+	GCVersions uint64 // versions removed by them
+}
+
+// counters are Stats that change.
+type counters struct {
+	transactions, readOnly              atomic.Uint64
+	onePhase, group, twoPhase           atomic.Uint64
+	conflicts, retries                  atomic.Uint64
+	undetermined, ambiguous             atomic.Uint64
+	locksMet, rolledForward, rolledBack atomic.Uint64
+	sessionGone, expired                atomic.Uint64
+	observerRuns, observerConflicts     atomic.Uint64
+	observerFailures, observerCleared   atomic.Uint64
+	observerParked                      atomic.Uint64
+	notifyScans, notifyFound            atomic.Uint64
+	gcRuns, gcVersions                  atomic.Uint64
+}
+
+// Stats returns the counts so far. It may be called at any time, also after
+// Close.
+func (db *DB) Stats() Stats {
+	c := &db.count
+	return Stats{
+		Transactions: c.transactions.Load(), ReadOnly: c.readOnly.Load(),
+		OnePhase: c.onePhase.Load(), Group: c.group.Load(), TwoPhase: c.twoPhase.Load(),
+		Conflicts: c.conflicts.Load(), Retries: c.retries.Load(),
+		Undetermined: c.undetermined.Load(), Ambiguous: c.ambiguous.Load(),
+		LocksMet: c.locksMet.Load(), RolledForward: c.rolledForward.Load(), RolledBack: c.rolledBack.Load(),
+		RolledBackSessionGone: c.sessionGone.Load(), RolledBackExpired: c.expired.Load(),
+		ObserverRuns: c.observerRuns.Load(), ObserverConflicts: c.observerConflicts.Load(),
+		ObserverFailures: c.observerFailures.Load(), ObserverCleared: c.observerCleared.Load(),
+		ObserverParked: c.observerParked.Load(),
+		NotifyScans:    c.notifyScans.Load(), NotifyFound: c.notifyFound.Load(),
+		GCRuns: c.gcRuns.Load(), GCVersions: c.gcVersions.Load(),
+	}
+}

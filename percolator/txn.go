@@ -1,0 +1,364 @@
+package percolator
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// Txn is a transaction. It reads from the snapshot at its start timestamp and
+// sees its own writes, which go to the store at Commit. A Txn is for one goroutine
+// at a time.
+//
+// After Commit or Rollback every method but Rollback, StartTimestamp and
+// CommitTimestamp returns ErrTxnDone.
+type Txn struct {
+	db *DB
+	snapshot
+	commit   Timestamp
+	ctx      context.Context // of Update and View: what StartTimestamp and Notify draw with
+	opt      txnOptions
+	readOnly bool
+	done     bool
+
+	writes writeSet
+	weak   []Cell // stored names, each once
+	// weakSet has what weak has.
+	weakSet map[Cell]struct{}
+	// What Serializable validates. Stored names.
+	reads  map[Cell]struct{}
+	ranges []readRange
+
+	// extra are edits that go with the commit of a row that the transaction writes,
+	// in the same mutation: a run's removal of the notifications that it saw.
+	extra map[rowName][]rowstore.Edit
+
+	// storeFailed tells that a read failed for a reason of the store's, so that an
+	// observer whose function failed by it is not to blame.
+	storeFailed bool
+}
+
+// snapshot is what a transaction reads.
+type snapshot struct {
+	// set tells that there is a start timestamp: Update and View draw it with their
+	// first read where the store can do both at once.
+	set   bool
+	start Timestamp
+	began time.Time // local time just before start was drawn
+}
+
+// at is how a pick names the snapshot.
+func (s *snapshot) at() Timestamp {
+	if !s.set {
+		return rowstore.Drawn
+	}
+	return s.start
+}
+
+// begin draws the start timestamp unless there is one.
+func (tx *Txn) begin(ctx context.Context) error {
+	if tx.set {
+		return nil
+	}
+	began := tx.db.clock.Now()
+	ts, err := tx.db.draw(ctx)
+	if err != nil {
+		return fmt.Errorf("percolator: beginning a transaction: %w", err)
+	}
+	tx.snapshot = snapshot{set: true, start: ts, began: began}
+	return nil
+}
+
+// write is the net effect on one cell.
+type write struct {
+	cell  Cell // stored names
+	kind  kind
+	value []byte
+}
+
+func (w *write) long() bool { return w.kind == kindPut && len(w.value) > shortValue }
+
+// writeSet holds the writes in the order of their first call, with an index once
+// there are many.
+type writeSet struct {
+	list  []write
+	index map[Cell]int
+	bytes int
+}
+
+const indexFrom = 16
+
+func (s *writeSet) find(c Cell) *write {
+	if s.index != nil {
+		if i, ok := s.index[c]; ok {
+			return &s.list[i]
+		}
+		return nil
+	}
+	for i := range s.list {
+		if s.list[i].cell == c {
+			return &s.list[i]
+		}
+	}
+	return nil
+}
+
+func (s *writeSet) add(w write) {
+	if s.list == nil {
+		s.list = make([]write, 0, 4)
+	}
+	s.list = append(s.list, w)
+	switch {
+	case s.index != nil:
+		s.index[w.cell] = len(s.list) - 1
+	case len(s.list) > indexFrom:
+		s.index = make(map[Cell]int, 4*indexFrom)
+		for i := range s.list {
+			s.index[s.list[i].cell] = i
+		}
+	}
+}
+
+// readRange is what a scan has seen: rows from From on, up to To, which is
+// excluded. "" are the table's ends.
+type readRange struct {
+	table    string
+	from, to string
+	columns  []string // stored names; nil means all of the user's
+}
+
+// StartTimestamp returns the timestamp of the snapshot that the transaction reads.
+// Inside Update and View it is drawn at the first need, which may be this call: 0
+// tells that it could not be drawn, as the next call that needs it will say.
+func (tx *Txn) StartTimestamp() Timestamp {
+	if !tx.set && !tx.done {
+		_ = tx.begin(tx.ctx) // whoever needs it tries again, and returns the error
+	}
+	return tx.start
+}
+
+// CommitTimestamp returns the timestamp at which the transaction's writes became
+// visible, once Commit has returned nil; else, and for a transaction that wrote
+// nothing, 0.
+func (tx *Txn) CommitTimestamp() Timestamp { return tx.commit }
+
+// Get returns the value of c at the transaction's snapshot, or as the transaction
+// set it. The slice belongs to the caller; an empty value is an empty slice, never
+// nil. Errors: ErrNotFound, ErrInvalid, ErrTooLarge, ErrSnapshotTooOld, ErrTxnDone,
+// those of the context and of the store.
+//
+// A lock of a transaction that may be committing is waited for; one that a dead
+// process left behind is resolved.
+func (tx *Txn) Get(ctx context.Context, c Cell) ([]byte, error) {
+	if err := tx.check(ctx, &c); err != nil {
+		return nil, err
+	}
+	sc := c.stored()
+	if w := tx.writes.find(sc); w != nil && w.kind != kindLock {
+		if w.kind == kindDelete {
+			return nil, notFound(c)
+		}
+		return append(make([]byte, 0, len(w.value)), w.value...), nil
+	}
+	value, found, err := tx.db.getCell(ctx, sc, &tx.snapshot)
+	if err != nil {
+		tx.storeFailed = true
+		return nil, fmt.Errorf("percolator: reading %v: %w", c, err)
+	}
+	tx.noteRead(sc)
+	if !found {
+		return nil, notFound(c)
+	}
+	return value, nil
+}
+
+func notFound(c Cell) error { return fmt.Errorf("%w: %v", ErrNotFound, c) }
+
+// GetMany returns the values of the cells that have one, as Get does, in as few
+// requests as the store allows. A cell without a value is not in the map, which is
+// never nil; a cell may be named twice.
+func (tx *Txn) GetMany(ctx context.Context, cells ...Cell) (map[Cell][]byte, error) {
+	if err := tx.usable(ctx); err != nil {
+		return nil, err
+	}
+	got := make(map[Cell][]byte, len(cells))
+	missing := make([]Cell, 0, len(cells)) // stored names
+	for i := range cells {
+		if err := tx.db.checkCell(&cells[i]); err != nil {
+			return nil, err
+		}
+		sc := cells[i].stored()
+		if w := tx.writes.find(sc); w != nil && w.kind != kindLock {
+			if w.kind == kindPut {
+				got[cells[i]] = append(make([]byte, 0, len(w.value)), w.value...)
+			}
+			continue
+		}
+		missing = append(missing, sc)
+	}
+	if len(missing) == 0 {
+		return got, nil
+	}
+	values, err := tx.db.getCells(ctx, missing, &tx.snapshot)
+	if err != nil {
+		tx.storeFailed = true
+		return nil, fmt.Errorf("percolator: reading %d cells: %w", len(missing), err)
+	}
+	for i, sc := range missing {
+		tx.noteRead(sc)
+		if values[i] != nil {
+			got[sc.public()] = values[i]
+		}
+	}
+	return got, nil
+}
+
+// GetForUpdate is Get, and makes the commit of this transaction conflict with that
+// of any other which changes c meanwhile, as if it wrote c: the remedy for write
+// skew where one cell stands for what must not change. Nothing is locked before
+// Commit. A transaction that only reads and locks commits without effect.
+func (tx *Txn) GetForUpdate(ctx context.Context, c Cell) ([]byte, error) {
+	if err := tx.check(ctx, &c); err != nil {
+		return nil, err
+	}
+	if tx.readOnly {
+		return nil, fmt.Errorf("%w: GetForUpdate of %v", ErrReadOnly, c)
+	}
+	sc := c.stored()
+	if tx.writes.find(sc) == nil {
+		if err := tx.grow(1, len(c.Table)+len(c.Row)+len(c.Column)); err != nil {
+			return nil, err
+		}
+		tx.writes.add(write{cell: sc, kind: kindLock})
+	}
+	return tx.Get(ctx, c)
+}
+
+// Set makes value the value of c, at Commit. The value is copied; nil sets an empty
+// value. Errors: ErrInvalid, ErrTooLarge, ErrReadOnly, ErrTxnDone.
+func (tx *Txn) Set(c Cell, value []byte) error {
+	if err := tx.writable(&c, "Set"); err != nil {
+		return err
+	}
+	if len(value) > tx.db.limits.Value {
+		return fmt.Errorf("%w: the value of %v has %d bytes, the limit is %d", ErrTooLarge, c, len(value), tx.db.limits.Value)
+	}
+	return tx.put(c.stored(), kindPut, value)
+}
+
+// Delete removes the value of c, at Commit; that c has none is no error, and
+// conflicts with other writers of c all the same. Errors: ErrInvalid, ErrTooLarge,
+// ErrReadOnly, ErrTxnDone.
+func (tx *Txn) Delete(c Cell) error {
+	if err := tx.writable(&c, "Delete"); err != nil {
+		return err
+	}
+	return tx.put(c.stored(), kindDelete, nil)
+}
+
+func (tx *Txn) put(sc Cell, k kind, value []byte) error {
+	w := tx.writes.find(sc)
+	if w == nil {
+		if err := tx.grow(1, len(sc.Table)+len(sc.Row)+len(sc.Column)+len(value)); err != nil {
+			return err
+		}
+		tx.writes.add(write{cell: sc, kind: k, value: append([]byte(nil), value...)})
+		return nil
+	}
+	if err := tx.grow(0, len(value)-len(w.value)); err != nil {
+		return err
+	}
+	w.kind, w.value = k, append([]byte(nil), value...)
+	return nil
+}
+
+// Notify makes the observers of c's column run for c, at Commit, as a change of c
+// would, but without writing it, so that transactions which notify the same cell do
+// not conflict: a weak notification (section 2.4 of the paper). Several may lead to
+// one run, and one, seldom, to several. It returns an error that matches
+// ErrNotObserved when no observer watches the column; a process may learn of a new
+// observer one catalog lease late, and then Commit returns the error.
+func (tx *Txn) Notify(c Cell) error {
+	if err := tx.writable(&c, "Notify"); err != nil {
+		return err
+	}
+	sc := c.stored()
+	if v := tx.db.known(); len(v.observers(sc.Table, sc.Column)) == 0 && tx.StartTimestamp() != 0 && tx.db.estimate(tx.start, tx.began).Sub(v.f) < v.lease {
+		return fmt.Errorf("%w: %v", ErrNotObserved, c)
+	}
+	if _, twice := tx.weakSet[sc]; twice {
+		return nil
+	}
+	if err := tx.grow(1, len(c.Table)+len(c.Row)+len(c.Column)); err != nil {
+		return err
+	}
+	if tx.weakSet == nil {
+		tx.weakSet = make(map[Cell]struct{})
+	}
+	tx.weakSet[sc] = struct{}{}
+	tx.weak = append(tx.weak, sc)
+	return nil
+}
+
+// Rollback ends the transaction without effect. It returns nil, also after Commit
+// or another Rollback, so that "defer tx.Rollback(ctx)" is safe.
+func (tx *Txn) Rollback(context.Context) error {
+	tx.finish()
+	return nil
+}
+
+func (tx *Txn) finish() {
+	tx.done = true
+	tx.writes, tx.weak, tx.weakSet, tx.reads, tx.ranges, tx.extra = writeSet{}, nil, nil, nil, nil, nil
+}
+
+func (tx *Txn) grow(cells, bytes int) error {
+	l := &tx.db.limits
+	if n := len(tx.writes.list) + len(tx.weak) + cells; n > l.Cells {
+		return fmt.Errorf("%w: the transaction writes more than %d cells", ErrTooLarge, l.Cells)
+	}
+	if tx.writes.bytes+bytes > l.Bytes {
+		return fmt.Errorf("%w: the transaction writes more than %d bytes", ErrTooLarge, l.Bytes)
+	}
+	tx.writes.bytes += bytes
+	return nil
+}
+
+func (tx *Txn) noteRead(sc Cell) {
+	if tx.opt.isolation != Serializable || tx.readOnly {
+		return
+	}
+	if tx.reads == nil {
+		tx.reads = make(map[Cell]struct{})
+	}
+	tx.reads[sc] = struct{}{}
+}
+
+func (tx *Txn) usable(ctx context.Context) error {
+	if tx.done {
+		return ErrTxnDone
+	}
+	return ctx.Err()
+}
+
+func (tx *Txn) check(ctx context.Context, c *Cell) error {
+	if err := tx.usable(ctx); err != nil {
+		return err
+	}
+	return tx.db.checkCell(c)
+}
+
+func (tx *Txn) writable(c *Cell, what string) error {
+	if tx.done {
+		return ErrTxnDone
+	}
+	if err := tx.db.checkCell(c); err != nil {
+		return err
+	}
+	if tx.readOnly {
+		return fmt.Errorf("%w: %s of %v", ErrReadOnly, what, *c)
+	}
+	return nil
+}

@@ -1,0 +1,223 @@
+package percolator
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// ways are the ways that a transaction commits.
+var ways = map[string][]Option{
+	"one phase": nil,
+	"group":     {WithoutOnePhase()},
+	"two phase": {WithoutGroups()},
+}
+
+func open(t testing.TB, store rowstore.Store, opts ...Option) *DB {
+	t.Helper()
+	db, err := New(t.Context(), store, opts...)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, db.Close(context.Background())) })
+	return db
+}
+
+func eachWay(t *testing.T, test func(t *testing.T, db *DB)) {
+	for name, opts := range ways {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, open(t, rowstore.NewMemory(), opts...))
+		})
+	}
+}
+
+func TestOwnWritesAndSnapshot(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t *testing.T, db *DB) {
+		ctx := t.Context()
+		a, b := Cell{"t", "a", "v"}, Cell{"t", "b", "v"}
+		long := []byte(strings.Repeat("x", 1000))
+		require.NoError(t, db.Update(ctx, func(tx *Txn) error {
+			if err := tx.Set(a, []byte("1")); err != nil {
+				return err
+			}
+			return tx.Set(b, long)
+		}))
+		old, err := db.Begin(ctx)
+		require.NoError(t, err)
+		require.NoError(t, db.Update(ctx, func(tx *Txn) error {
+			v, err := tx.Get(ctx, b)
+			require.NoError(t, err)
+			require.Equal(t, long, v)
+			require.NoError(t, tx.Delete(b))
+			_, err = tx.Get(ctx, b)
+			require.ErrorIs(t, err, ErrNotFound)
+			require.NoError(t, tx.Set(Cell{"t", "c", "v"}, nil))
+			var keys []string
+			for row, err := range tx.Scan(ctx, Range{Table: "t"}) {
+				require.NoError(t, err)
+				keys = append(keys, row.Key)
+			}
+			require.Equal(t, []string{"a", "c"}, keys)
+			return nil
+		}))
+		v, err := old.Get(ctx, b)
+		require.NoError(t, err)
+		require.Equal(t, long, v)
+		got, err := old.GetMany(ctx, a, b, Cell{"t", "c", "v"})
+		require.NoError(t, err)
+		require.Equal(t, map[Cell][]byte{a: []byte("1"), b: long}, got)
+		require.NoError(t, old.Set(a, nil))
+		require.NoError(t, old.Set(b, nil))
+		require.ErrorIs(t, old.Commit(ctx), ErrConflict)
+		require.ErrorIs(t, old.Commit(ctx), ErrTxnDone)
+		require.NoError(t, db.View(ctx, func(tx *Txn) error {
+			v, err := tx.Get(ctx, a)
+			require.NoError(t, err)
+			require.Equal(t, "1", string(v))
+			return nil
+		}))
+	})
+}
+
+func TestBank(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t *testing.T, db *DB) {
+		const accounts, workers, transfers = 8, 8, 60
+		ctx := t.Context()
+		cell := func(i int) Cell { return Cell{"bank", fmt.Sprintf("%02d", i), "balance"} }
+		num := func(b []byte) int64 { return int64(binary.BigEndian.Uint64(b)) }
+		enc := func(n int64) []byte { return binary.BigEndian.AppendUint64(nil, uint64(n)) }
+		require.NoError(t, db.Update(ctx, func(tx *Txn) error {
+			for i := range accounts {
+				if err := tx.Set(cell(i), enc(100)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+		total := func() {
+			require.NoError(t, db.View(ctx, func(tx *Txn) error {
+				var sum int64
+				for row, err := range tx.Scan(ctx, Range{Table: "bank"}) {
+					if err != nil {
+						return err
+					}
+					sum += num(row.Columns["balance"])
+				}
+				require.EqualValues(t, accounts*100, sum)
+				return nil
+			}))
+		}
+		var wg sync.WaitGroup
+		for w := range workers {
+			wg.Go(func() {
+				r := rand.New(rand.NewPCG(uint64(w), 1))
+				for range transfers {
+					i, j := r.IntN(accounts), r.IntN(accounts-1)
+					if j >= i {
+						j++
+					}
+					err := db.Update(ctx, func(tx *Txn) error {
+						got, err := tx.GetMany(ctx, cell(i), cell(j))
+						if err != nil {
+							return err
+						}
+						if err := tx.Set(cell(i), enc(num(got[cell(i)])-1)); err != nil {
+							return err
+						}
+						return tx.Set(cell(j), enc(num(got[cell(j)])+1))
+					}, MaxAttempts(100000))
+					if err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		for range 20 {
+			total()
+		}
+		wg.Wait()
+		total()
+		s := db.Stats()
+		require.GreaterOrEqual(t, s.OnePhase+s.Group+s.TwoPhase, uint64(workers*transfers+1))
+		t.Logf("%+v", s)
+	})
+}
+
+func TestWriteSkew(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t *testing.T, db *DB) {
+		for _, iso := range []Isolation{Snapshot, Serializable} {
+			for _, scanned := range []bool{false, true} {
+				ctx := t.Context()
+				table := fmt.Sprintf("t%v%v", iso, scanned)
+				a, b := Cell{table, "a", "v"}, Cell{table, "b", "v"}
+				require.NoError(t, db.Update(ctx, func(tx *Txn) error {
+					_ = tx.Set(a, []byte("1"))
+					return tx.Set(b, []byte("1"))
+				}))
+				read := func(tx *Txn) {
+					if !scanned {
+						_, err := tx.GetMany(ctx, a, b)
+						require.NoError(t, err)
+						return
+					}
+					for _, err := range tx.Scan(ctx, Range{Table: table}) {
+						require.NoError(t, err)
+					}
+				}
+				t1, err := db.Begin(ctx, WithIsolation(iso))
+				require.NoError(t, err)
+				t2, err := db.Begin(ctx, WithIsolation(iso))
+				require.NoError(t, err)
+				read(t1)
+				read(t2)
+				require.NoError(t, t1.Set(a, []byte("0")))
+				require.NoError(t, t2.Set(b, []byte("0")))
+				require.NoError(t, t1.Commit(ctx))
+				err = t2.Commit(ctx)
+				if iso == Serializable {
+					require.ErrorIs(t, err, ErrConflict)
+				} else {
+					require.NoError(t, err)
+				}
+			}
+		}
+	})
+}
+
+func TestAsOf(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t *testing.T, db *DB) {
+		ctx := t.Context()
+		c := Cell{"t", "a", "v"}
+		var at []Timestamp
+		for i := range 3 {
+			tx, err := db.Begin(ctx)
+			require.NoError(t, err)
+			require.NoError(t, tx.Set(c, []byte{byte('0' + i)}))
+			require.NoError(t, tx.Commit(ctx))
+			at = append(at, tx.CommitTimestamp())
+		}
+		for i, ts := range at {
+			tx, err := db.Begin(ctx, AsOfTimestamp(ts))
+			require.NoError(t, err)
+			v, err := tx.Get(ctx, c)
+			require.NoError(t, err)
+			require.Equal(t, []byte{byte('0' + i)}, v)
+			require.ErrorIs(t, tx.Set(c, nil), ErrReadOnly)
+		}
+		_, err := db.Begin(ctx, AsOf(time.Now().Add(time.Hour)))
+		require.ErrorIs(t, err, ErrSnapshotInFuture)
+	})
+}
