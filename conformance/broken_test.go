@@ -1,0 +1,860 @@
+package conformance
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// recorder is a testing.TB that only records: tests that must fail run with it.
+type recorder struct {
+	testing.TB // for what is not recorded
+	name       string
+
+	mu              sync.Mutex
+	failed, skipped bool
+	log             []string
+	cleanups        []func()
+}
+
+func (r *recorder) Helper()      {}
+func (r *recorder) Name() string { return r.name }
+
+func (r *recorder) Log(args ...any) { r.note(false, fmt.Sprint(args...)) }
+
+func (r *recorder) Logf(format string, args ...any) { r.note(false, fmt.Sprintf(format, args...)) }
+
+func (r *recorder) Error(args ...any) { r.note(true, fmt.Sprint(args...)) }
+
+func (r *recorder) Errorf(format string, args ...any) { r.note(true, fmt.Sprintf(format, args...)) }
+
+func (r *recorder) Fatal(args ...any) {
+	r.note(true, fmt.Sprint(args...))
+	runtime.Goexit()
+}
+
+func (r *recorder) Fatalf(format string, args ...any) {
+	r.note(true, fmt.Sprintf(format, args...))
+	runtime.Goexit()
+}
+
+func (r *recorder) Fail() { r.note(true, "failed") }
+
+func (r *recorder) FailNow() {
+	r.note(true, "failed")
+	runtime.Goexit()
+}
+
+func (r *recorder) Skip(args ...any) { r.skip(fmt.Sprint(args...)) }
+
+func (r *recorder) Skipf(format string, args ...any) { r.skip(fmt.Sprintf(format, args...)) }
+
+func (r *recorder) SkipNow() { r.skip("skipped") }
+
+func (r *recorder) skip(line string) {
+	r.mu.Lock()
+	r.skipped = true
+	r.mu.Unlock()
+	r.note(false, line)
+	runtime.Goexit()
+}
+
+func (r *recorder) Failed() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.failed
+}
+
+func (r *recorder) Skipped() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.skipped
+}
+
+func (r *recorder) Cleanup(f func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.cleanups = append(r.cleanups, f)
+}
+
+func (r *recorder) note(failure bool, line string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.failed = r.failed || failure
+	r.log = append(r.log, line)
+}
+
+// record runs a test of the suite and says what came of it.
+func record(t *testing.T, e *env, tc test) *recorder {
+	t.Helper()
+	r := &recorder{TB: t, name: t.Name() + "/" + tc.name}
+	run := func(f func()) {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			defer func() {
+				if p := recover(); p != nil {
+					r.note(true, fmt.Sprint("panic: ", p))
+				}
+			}()
+			f()
+		}()
+		<-done
+	}
+	run(func() { tc.run(r, e) })
+	for _, f := range slices.Backward(r.cleanups) {
+		run(f)
+	}
+	return r
+}
+
+// broken is a Memory with a fault in some of its calls.
+type broken struct {
+	*rowstore.Memory
+	apply  func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error)
+	read   func(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error)
+	scan   func(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error]
+	tables func(ctx context.Context) iter.Seq2[string, error]
+	group  func(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error)
+	listen func(ctx context.Context, wake func(string)) error
+	draw   func(ctx context.Context, n int) (oracle.Timestamp, error)
+	split  func(ctx context.Context, table string, n int) ([]string, error)
+	flush  func(ctx context.Context) error
+	crash  func()
+	close  func() error
+}
+
+func (b *broken) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+	if b.apply != nil {
+		return b.apply(ctx, muts, opts)
+	}
+	return b.Memory.Apply(ctx, muts, opts)
+}
+
+func (b *broken) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
+	if b.read != nil {
+		return b.read(ctx, reads)
+	}
+	return b.Memory.Read(ctx, reads)
+}
+
+func (b *broken) Scan(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
+	if b.scan != nil {
+		return b.scan(ctx, s)
+	}
+	return b.Memory.Scan(ctx, s)
+}
+
+func (b *broken) Tables(ctx context.Context) iter.Seq2[string, error] {
+	if b.tables != nil {
+		return b.tables(ctx)
+	}
+	return b.Memory.Tables(ctx)
+}
+
+func (b *broken) Group(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
+	if b.group != nil {
+		return b.group(ctx, groups)
+	}
+	return b.Memory.Group(ctx, groups)
+}
+
+func (b *broken) Listen(ctx context.Context, wake func(string)) error {
+	if b.listen != nil {
+		return b.listen(ctx, wake)
+	}
+	return b.Memory.Listen(ctx, wake)
+}
+
+func (b *broken) Oracle() oracle.Oracle {
+	if b.draw != nil {
+		return drawFunc(b.draw)
+	}
+	return b.Memory.Oracle()
+}
+
+type drawFunc func(ctx context.Context, n int) (oracle.Timestamp, error)
+
+func (f drawFunc) Draw(ctx context.Context, n int) (oracle.Timestamp, error) { return f(ctx, n) }
+
+func (b *broken) Split(ctx context.Context, table string, n int) ([]string, error) {
+	if b.split != nil {
+		return b.split(ctx, table, n)
+	}
+	return b.Memory.Split(ctx, table, n)
+}
+
+func (b *broken) Flush(ctx context.Context) error {
+	if b.flush != nil {
+		return b.flush(ctx)
+	}
+	return b.Memory.Flush(ctx)
+}
+
+func (b *broken) Crash() {
+	if b.crash != nil {
+		b.crash()
+		return
+	}
+	b.Memory.Crash()
+}
+
+func (b *broken) Close() error {
+	if b.close != nil {
+		return b.close()
+	}
+	return b.Memory.Close()
+}
+
+// eachMutation rewrites the mutations of every Apply and Group.
+func (b *broken) eachMutation(change func(m rowstore.Mutation) rowstore.Mutation) {
+	b.apply = func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+		changed := make([]rowstore.Mutation, len(muts))
+		for i := range muts {
+			changed[i] = change(muts[i])
+		}
+		return b.Memory.Apply(ctx, changed, opts)
+	}
+}
+
+// eachCondition rewrites conditions.
+func (b *broken) eachCondition(change func(c rowstore.Condition) rowstore.Condition) {
+	b.eachMutation(func(m rowstore.Mutation) rowstore.Mutation {
+		m.Conditions = slices.Clone(m.Conditions)
+		for i := range m.Conditions {
+			m.Conditions[i] = change(m.Conditions[i])
+		}
+		return m
+	})
+}
+
+// eachEdit rewrites edits, or drops them.
+func (b *broken) eachEdit(change func(e rowstore.Edit) (rowstore.Edit, bool)) {
+	b.eachMutation(func(m rowstore.Mutation) rowstore.Mutation {
+		var edits []rowstore.Edit
+		for _, e := range m.Edits {
+			if e, keep := change(e); keep {
+				edits = append(edits, e)
+			}
+		}
+		m.Edits = edits
+		return m
+	})
+}
+
+// eachOutcome changes outcomes.
+func (b *broken) eachOutcome(change func(m rowstore.Mutation, o *rowstore.Outcome)) {
+	b.apply = func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+		out, err := b.Memory.Apply(ctx, muts, opts)
+		for i := range out {
+			change(muts[i], &out[i])
+		}
+		return out, err
+	}
+}
+
+// eachScan rewrites the rows of scans; nil drops one.
+func (b *broken) eachScan(change func(s rowstore.ScanRange, n int, r rowstore.Row) []rowstore.Row) {
+	b.scan = func(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
+		return func(yield func(rowstore.Row, error) bool) {
+			n := 0
+			for r, err := range b.Memory.Scan(ctx, s) {
+				rows := []rowstore.Row{r}
+				if err == nil {
+					rows = change(s, n, r)
+				}
+				n++
+				for _, r := range rows {
+					if !yield(r, err) {
+						return
+					}
+				}
+			}
+		}
+	}
+}
+
+// brokenStores are the faults, each with tests that must find it.
+var brokenStores = []struct {
+	name   string
+	break_ func(b *broken) //nolint:revive // break is a keyword
+	found  []string
+}{
+	{"edits happen although a condition failed", func(b *broken) {
+		b.eachOutcome(func(m rowstore.Mutation, o *rowstore.Outcome) {
+			if !o.Applied {
+				m.Conditions = nil
+				_, _ = b.Memory.Apply(context.Background(), []rowstore.Mutation{m}, rowstore.ApplyOptions{})
+			}
+		})
+	}, []string{"AllOrNothingOverColumns", "RowsOfABatchAreIndependent", "RandomCallsAgainstMemory", "RandomRowsAreLinearizable", "CounterOnOneRow"}},
+	{"some notifications are lost", func(b *broken) {
+		var n atomic.Int64
+		b.eachEdit(func(e rowstore.Edit) (rowstore.Edit, bool) {
+			put := e.Family == rowstore.Notify && e.Kind == rowstore.DoPut
+			return e, !put || n.Add(1)%5 != 4
+		})
+		b.group = func(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
+			for i := range groups {
+				for j := range groups[i].Mutations {
+					m := &groups[i].Mutations[j]
+					m.Edits = slices.DeleteFunc(slices.Clone(m.Edits), func(e rowstore.Edit) bool {
+						return e.Family == rowstore.Notify && e.Kind == rowstore.DoPut && n.Add(1)%5 == 4
+					})
+				}
+			}
+			return b.Memory.Group(ctx, groups)
+		}
+	}, []string{"ScanLoopMayEditWhatItScans", "ScanOfNotificationsAmongRows", "RandomCallsAgainstMemory", "Chain"}},
+	{"Broke is the oldest version", func(b *broken) {
+		b.eachOutcome(func(m rowstore.Mutation, o *rowstore.Outcome) {
+			if o.Applied || o.Broke.TS == 0 {
+				return
+			}
+			c := m.Conditions[o.Failed]
+			rows, _ := b.Memory.Read(context.Background(), []rowstore.RowRead{{Table: m.Table, Row: m.Row, Picks: []rowstore.Pick{{Family: c.Family, Column: c.Column, To: oracle.Max}}}})
+			if v := rows[0].Versions; len(v) > 0 {
+				o.Broke = v[len(v)-1]
+			}
+		})
+	}, []string{"AbsentReportsTheNewest", "RandomCallsAgainstMemory"}},
+	{"Broke has no value", func(b *broken) {
+		b.eachOutcome(func(_ rowstore.Mutation, o *rowstore.Outcome) { o.Broke.Value = nil })
+	}, []string{"BrokeCarriesTheValue", "AbsentOfOneVersion", "RandomCallsAgainstMemory"}},
+	{"From is exclusive", func(b *broken) {
+		b.eachCondition(func(c rowstore.Condition) rowstore.Condition {
+			if c.Kind == rowstore.IfAbsent && c.TS > 0 && c.TS < oracle.Max {
+				c.TS++
+			}
+			return c
+		})
+	}, []string{"AbsentOfOneVersion", "AbsentReportsTheNewest", "ProtocolStepsOnOneRow", "RandomCallsAgainstMemory"}},
+	{"From is one too low", func(b *broken) {
+		b.eachCondition(func(c rowstore.Condition) rowstore.Condition {
+			if c.Kind == rowstore.IfAbsent && c.TS > 0 {
+				c.TS--
+			}
+			return c
+		})
+	}, []string{"AbsentOfOneVersion", "RandomCallsAgainstMemory", "CounterOnOneRow"}},
+	{"Failed is the last that failed", func(b *broken) {
+		b.apply = func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+			changed := slices.Clone(muts)
+			for i := range changed {
+				changed[i].Conditions = slices.Clone(muts[i].Conditions)
+				slices.Reverse(changed[i].Conditions)
+			}
+			out, err := b.Memory.Apply(ctx, changed, opts)
+			for i := range out {
+				if !out[i].Applied {
+					out[i].Failed = len(muts[i].Conditions) - 1 - out[i].Failed
+				}
+			}
+			return out, err
+		}
+	}, []string{"FirstFailedConditionInOrder", "RandomCallsAgainstMemory"}},
+	{"mutations are applied edit by edit", func(b *broken) {
+		b.apply = func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+			out, err := b.Memory.Apply(ctx, muts, opts)
+			if err != nil || len(muts) != 1 || !out[0].Applied || len(muts[0].Edits) < 2 {
+				return out, err
+			}
+			// Taken back and done again in pieces, which amounts to the same.
+			m := muts[0]
+			for i := range m.Edits {
+				m.Conditions, m.Edits = nil, muts[0].Edits[i:i+1]
+				e := m.Edits[0]
+				if e.Kind == rowstore.DoPut {
+					_, _ = b.Memory.Apply(ctx, []rowstore.Mutation{mut(m.Row, nil, rowstore.Delete(e.Family, e.Column, e.TS))}, opts)
+					runtime.Gosched()
+					_, _ = b.Memory.Apply(ctx, []rowstore.Mutation{m}, opts)
+				}
+			}
+			return out, err
+		}
+	}, []string{"ViewsAreNotTorn", "ScanDuringWrites"}},
+	{"a check and its edits are two steps", func(b *broken) {
+		b.apply = func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+			checks := slices.Clone(muts)
+			for i := range checks {
+				checks[i].Edits = nil
+			}
+			out, err := b.Memory.Apply(ctx, checks, opts)
+			if err != nil {
+				return out, err
+			}
+			runtime.Gosched()
+			for i := range out {
+				if m := muts[i]; out[i].Applied {
+					m.Conditions = nil
+					if _, err := b.Memory.Apply(ctx, []rowstore.Mutation{m}, opts); err != nil {
+						return nil, err
+					}
+				}
+			}
+			return out, nil
+		}
+	}, []string{"CounterOnOneRow", "OneWinnerOfALock", "NoUpdateIsLost"}},
+	{"marks can sink", func(b *broken) {
+		b.eachMutation(func(m rowstore.Mutation) rowstore.Mutation {
+			if len(m.Edits) == 1 && m.Edits[0].Family == rowstore.Rollback && m.Edits[0].Kind == rowstore.DoPut && len(m.Conditions) == 0 {
+				_, _ = b.Memory.Apply(context.Background(), []rowstore.Mutation{
+					{Table: m.Table, Row: m.Row, Edits: []rowstore.Edit{rowstore.DeleteRange(rowstore.Rollback, m.Edits[0].Column, 0, oracle.Max)}},
+				}, rowstore.ApplyOptions{})
+			}
+			return m
+		})
+	}, []string{"RollbackKeepsTheGreatest", "MarksOnlyRise"}},
+	{"the end of DeleteRange is exclusive", func(b *broken) {
+		b.eachEdit(func(e rowstore.Edit) (rowstore.Edit, bool) {
+			if e.Kind == rowstore.DoDeleteRange && e.To > 0 && e.To < oracle.Max {
+				e.To--
+			}
+			return e, true
+		})
+	}, []string{"DeleteRangeIsClosed", "RandomCallsAgainstMemory"}},
+	{"a Pick's limit is for the row", func(b *broken) {
+		b.read = func(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
+			rows, err := b.Memory.Read(ctx, reads)
+			for i := range rows {
+				if p := reads[i].Picks; len(p) == 1 && p[0].Limit > 0 && len(rows[i].Versions) > p[0].Limit {
+					rows[i].Versions = rows[i].Versions[:p[0].Limit]
+				}
+			}
+			return rows, err
+		}
+	}, []string{"PickLimitOfEachColumn", "PickOfOneColumn", "RandomPicks", "RandomCallsAgainstMemory"}},
+	{"overlapping picks repeat versions", func(b *broken) {
+		b.read = func(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
+			rows, err := b.Memory.Read(ctx, reads)
+			for i := range rows {
+				var all []rowstore.Version
+				for _, p := range reads[i].Picks {
+					one, err := b.Memory.Read(ctx, []rowstore.RowRead{{Table: reads[i].Table, Row: reads[i].Row, Picks: []rowstore.Pick{p}}})
+					if err != nil {
+						return nil, err
+					}
+					all = append(all, one[0].Versions...)
+				}
+				slices.SortFunc(all, rowstore.CompareVersions)
+				rows[i].Versions = all
+			}
+			return rows, err
+		}
+	}, []string{"PicksMakeAUnion", "RandomCallsAgainstMemory"}},
+	{"an answer is handed to a later call", func(b *broken) {
+		var mu sync.Mutex
+		cached := map[string][]rowstore.Row{}
+		n := 0
+		b.read = func(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
+			rows, err := b.Memory.Read(ctx, reads)
+			if len(reads) != 1 || err != nil {
+				return rows, err
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			of := fmt.Sprint(reads)
+			if n++; n%4 == 0 && cached[of] != nil {
+				return cached[of], nil
+			}
+			cached[of] = rows
+			return rows, err
+		}
+	}, []string{"AcknowledgedIsVisible"}},
+	{"answers are mixed up", func(b *broken) {
+		b.read = func(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
+			rows, err := b.Memory.Read(ctx, reads)
+			if len(rows) > 1 {
+				slices.Reverse(rows)
+			}
+			return rows, err
+		}
+	}, []string{"AnswersInOrder", "SameRowTwiceInARead", "RandomCallsAgainstMemory"}},
+	{"it keeps what it was given", func(b *broken) {
+		var given [][]byte
+		var kept [][]byte
+		b.eachMutation(func(m rowstore.Mutation) rowstore.Mutation {
+			for _, e := range m.Edits {
+				given, kept = append(given, e.Value), append(kept, bytes.Clone(e.Value))
+			}
+			return m
+		})
+		b.read = func(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
+			rows, err := b.Memory.Read(ctx, reads)
+			for i := range rows {
+				for j := range rows[i].Versions {
+					v := &rows[i].Versions[j]
+					for k := range kept {
+						if len(kept[k]) > 0 && bytes.Equal(kept[k], v.Value) {
+							v.Value = given[k]
+						}
+					}
+				}
+			}
+			return rows, err
+		}
+	}, []string{"CallerReusesItsSlices"}},
+	{"scans skip a row at every border of a page", func(b *broken) {
+		b.eachScan(func(_ rowstore.ScanRange, n int, r rowstore.Row) []rowstore.Row {
+			if n%256 == 255 {
+				return nil
+			}
+			return []rowstore.Row{r}
+		})
+	}, []string{"ScanManyRows", "ScanLoopMayStop", "ScanDuringWrites"}},
+	{"scans repeat a row at every border of a page", func(b *broken) {
+		b.eachScan(func(_ rowstore.ScanRange, n int, r rowstore.Row) []rowstore.Row {
+			if n%256 == 255 {
+				return []rowstore.Row{r, r}
+			}
+			return []rowstore.Row{r}
+		})
+	}, []string{"ScanManyRows", "ScanDuringWrites"}},
+	{"scans pass over rows with a lock only", func(b *broken) {
+		b.eachScan(func(_ rowstore.ScanRange, _ int, r rowstore.Row) []rowstore.Row {
+			if len(r.Versions) == 1 && r.Versions[0].Family == rowstore.Lock {
+				return nil
+			}
+			return []rowstore.Row{r}
+		})
+	}, []string{"ScanRowsOfOneFamily", "ScanPicks", "RandomCallsAgainstMemory"}},
+	{"a scan's limit counts rows in which nothing matches", func(b *broken) {
+		b.scan = func(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
+			limit, picks := s.Limit, s.Picks
+			if limit > 0 && len(picks) > 0 {
+				s.Picks = everything()
+				s.Limit = 0
+			}
+			return func(yield func(rowstore.Row, error) bool) {
+				n := 0
+				for r, err := range b.Memory.Scan(ctx, s) {
+					if err == nil && limit > 0 && len(picks) > 0 {
+						if n++; n > limit {
+							return
+						}
+						if r.Versions = selected(r.Versions, picks); len(r.Versions) == 0 {
+							continue
+						}
+					}
+					if !yield(r, err) {
+						return
+					}
+				}
+			}
+		}
+	}, []string{"ScanLimit", "RandomCallsAgainstMemory"}},
+	{"a reverse scan includes To", func(b *broken) {
+		b.scan = func(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
+			if s.Reverse && s.To != "" && s.From < s.To {
+				s.To += "\x00"
+			}
+			return b.Memory.Scan(ctx, s)
+		}
+	}, []string{"ScanRanges", "RandomCallsAgainstMemory"}},
+	{"a scan works on the notifications as they were", func(b *broken) {
+		// What moved from one timestamp to another meanwhile is missed.
+		b.scan = func(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
+			return func(yield func(rowstore.Row, error) bool) {
+				type found struct {
+					row string
+					ts  rowstore.Timestamp
+				}
+				var index []found
+				for r, err := range b.Memory.Scan(ctx, s) {
+					if err != nil {
+						yield(r, err)
+						return
+					}
+					index = append(index, found{r.Row, r.Versions[0].TS})
+				}
+				for _, f := range index {
+					rows, err := b.Memory.Read(ctx, []rowstore.RowRead{{Table: s.Table, Row: f.row, Picks: s.Picks}})
+					if err != nil {
+						yield(rowstore.Row{}, err)
+						return
+					}
+					if len(rows[0].Versions) == 0 || rows[0].Versions[0].TS != f.ts {
+						continue
+					}
+					if !yield(rows[0], nil) {
+						return
+					}
+				}
+			}
+		}
+	}, []string{"ScanOfNotificationsDuringWrites", "ScanDuringWrites"}},
+	{"keys end at a NUL", func(b *broken) {
+		cut := func(s string) string {
+			if i := strings.IndexByte(s, 0); i > 0 {
+				return s[:i]
+			}
+			return s
+		}
+		b.eachMutation(func(m rowstore.Mutation) rowstore.Mutation { m.Row = cut(m.Row); return m })
+		b.read = func(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
+			cutReads := slices.Clone(reads)
+			for i := range cutReads {
+				cutReads[i].Row = cut(reads[i].Row)
+			}
+			rows, err := b.Memory.Read(ctx, cutReads)
+			for i := range rows {
+				rows[i].Row = reads[i].Row
+			}
+			return rows, err
+		}
+	}, []string{"NamesOfAnyBytes", "ScanIsInByteOrder", "AbsentRows", "RandomCallsAgainstMemory"}},
+	{"tables are listed as they come", func(b *broken) {
+		b.tables = func(ctx context.Context) iter.Seq2[string, error] {
+			return func(yield func(string, error) bool) {
+				var all []string
+				for name, err := range b.Memory.Tables(ctx) {
+					if err != nil {
+						yield("", err)
+						return
+					}
+					all = append(all, name)
+				}
+				for _, name := range slices.Backward(all) {
+					if !yield(name, nil) {
+						return
+					}
+				}
+			}
+		}
+	}, []string{"Tables"}},
+	{"an invalid mutation spoils only itself", func(b *broken) {
+		b.apply = func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+			if rowstore.CheckBatch(muts) == nil {
+				return b.Memory.Apply(ctx, muts, opts)
+			}
+			var failed error
+			for i := range muts {
+				if _, err := b.Memory.Apply(ctx, muts[i:i+1], opts); err != nil {
+					failed = err
+				}
+			}
+			return nil, failed
+		}
+	}, []string{"InvalidAmongValid"}},
+	{"an ended context is ambiguous", func(b *broken) {
+		b.apply = func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+			out, err := b.Memory.Apply(ctx, muts, opts)
+			if err != nil && ctx.Err() != nil {
+				err = errors.Join(err, rowstore.ErrAmbiguous)
+			}
+			return out, err
+		}
+	}, []string{"EndedBeforeTheCall"}},
+	{"an ended context does not stop a write", func(b *broken) {
+		b.apply = func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+			out, err := b.Memory.Apply(context.WithoutCancel(ctx), muts, opts)
+			if err == nil {
+				err = ctx.Err()
+			}
+			return out, err
+		}
+	}, []string{"EndedBeforeTheCall", "EndedAtAnyMoment"}},
+	{"it works on after Close", func(b *broken) {
+		b.close = func() error { return nil }
+	}, []string{"EverythingAfterClose"}},
+	{"groups are batches", func(b *broken) {
+		b.group = func(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
+			outs, err := b.Memory.Group(ctx, groups)
+			for i := range outs {
+				if !outs[i].Applied && !outs[i].TooLate && !groups[i].Draw {
+					_, _ = b.Memory.Apply(ctx, groups[i].Mutations, rowstore.ApplyOptions{})
+				}
+			}
+			return outs, err
+		}
+	}, []string{"GroupIsAllOrNone", "GroupsAreIndependent", "GroupsUnderConcurrency", "RandomCallsAgainstMemory"}},
+	{"the timestamp is drawn before the rows are held", func(b *broken) {
+		b.group = func(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
+			var outs []rowstore.GroupOutcome
+			for _, g := range groups {
+				if g.Draw {
+					ts, err := b.Memory.Oracle().Draw(ctx, 1)
+					if err != nil {
+						return nil, err
+					}
+					runtime.Gosched()
+					g = withDrawn(g, ts)
+					one, err := b.Memory.Group(ctx, []rowstore.Group{g})
+					if err != nil {
+						return nil, err
+					}
+					one[0].Commit = ts
+					outs = append(outs, one[0])
+					continue
+				}
+				one, err := b.Memory.Group(ctx, []rowstore.Group{g})
+				if err != nil {
+					return nil, err
+				}
+				outs = append(outs, one[0])
+			}
+			return outs, nil
+		}
+	}, []string{"NoReaderMissesADrawnWrite", "DrawNotAfter"}},
+	{"NotAfter does not matter", func(b *broken) {
+		b.group = func(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
+			groups = slices.Clone(groups)
+			for i := range groups {
+				groups[i].NotAfter = 0
+			}
+			return b.Memory.Group(ctx, groups)
+		}
+	}, []string{"DrawNotAfter"}},
+	{"timestamps are kept for later calls", func(b *broken) {
+		var mu sync.Mutex
+		ranges := map[int][]oracle.Timestamp{}
+		turn := 0
+		b.draw = func(ctx context.Context, n int) (oracle.Timestamp, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if n > 1 {
+				return b.Memory.Oracle().Draw(ctx, n)
+			}
+			turn = (turn + 1) % 2 // as two connections, each with a range of its own
+			if len(ranges[turn]) == 0 {
+				first, err := b.Memory.Oracle().Draw(ctx, 10)
+				if err != nil {
+					return 0, err
+				}
+				for i := range oracle.Timestamp(10) {
+					ranges[turn] = append(ranges[turn], first+i)
+				}
+			}
+			ts := ranges[turn][0]
+			ranges[turn] = ranges[turn][1:]
+			return ts, nil
+		}
+	}, []string{"DrawnAfterItWasAskedFor", "TimestampsRise"}},
+	{"ranges of timestamps overlap", func(b *broken) {
+		b.draw = func(ctx context.Context, n int) (oracle.Timestamp, error) { return b.Memory.Oracle().Draw(ctx, 1+n/2) }
+	}, []string{"RangesDoNotOverlap", "TimestampsRise"}},
+	{"the incarnation survives a crash", func(b *broken) {
+		b.eachOutcome(func(_ rowstore.Mutation, o *rowstore.Outcome) { o.Incarnation = "always" })
+	}, []string{"CrashChangesTheIncarnation", "IncarnationCondition"}},
+	{"Flush does nothing", func(b *broken) {
+		b.flush = func(context.Context) error { return nil }
+	}, []string{"DeferredSurvivesAFlush", "EverythingAfterClose"}},
+	{"an undeferred Apply leaves deferred ones behind", func(b *broken) {
+		b.apply = func(ctx context.Context, muts []rowstore.Mutation, _ rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+			return b.Memory.Apply(ctx, muts, rowstore.ApplyOptions{Deferred: true})
+		}
+	}, []string{"DeferredSurvivesAFlush", "CrashChangesTheIncarnation"}},
+	{"nobody is woken", func(b *broken) {
+		b.listen = func(ctx context.Context, wake func(string)) error {
+			wake("")
+			<-ctx.Done()
+			return ctx.Err()
+		}
+	}, []string{"WakeAfterANotification", "WakeAfterAGroup"}},
+	{"Listen does not say that it listens", func(b *broken) {
+		b.listen = func(ctx context.Context, wake func(string)) error {
+			return b.Memory.Listen(ctx, func(table string) {
+				if table != "" {
+					wake(table)
+				}
+			})
+		}
+	}, []string{"WakeOnListening"}},
+	{"Split gives the first rows", func(b *broken) {
+		b.split = func(ctx context.Context, table string, n int) ([]string, error) {
+			var keys []string
+			for r, err := range b.Memory.Scan(ctx, rowstore.ScanRange{Table: table, Limit: n - 1, Picks: everything()}) {
+				if err != nil {
+					return nil, err
+				}
+				keys = append(keys, r.Row)
+			}
+			return keys[:min(len(keys), n-1)], nil
+		}
+	}, []string{"SplitIsBalanced"}},
+}
+
+// withDrawn puts a timestamp where a group says Drawn.
+func withDrawn(g rowstore.Group, ts rowstore.Timestamp) rowstore.Group {
+	g.Draw, g.NotAfter = false, 0
+	g.Mutations = slices.Clone(g.Mutations)
+	for i := range g.Mutations {
+		g.Mutations[i].Edits = slices.Clone(g.Mutations[i].Edits)
+		for j := range g.Mutations[i].Edits {
+			if e := &g.Mutations[i].Edits[j]; e.TS == rowstore.Drawn {
+				e.TS = ts
+			}
+		}
+	}
+	return g
+}
+
+// TestBrokenStores checks the suite: each of these faults is found by the tests
+// that are there to find it.
+func TestBrokenStores(t *testing.T) {
+	t.Parallel()
+	byName := map[string]test{}
+	for _, p := range parts() {
+		for _, tc := range p.tests {
+			byName[tc.name] = tc
+		}
+	}
+	for _, fault := range brokenStores {
+		t.Run(fault.name, func(t *testing.T) {
+			t.Parallel()
+			require.NotEmpty(t, fault.found)
+			e := newEnv(func(testing.TB) rowstore.Store {
+				b := &broken{Memory: rowstore.NewMemory()}
+				fault.break_(b)
+				return b
+			}, []Option{Patience(2 * time.Second)})
+			for _, name := range fault.found {
+				require.Contains(t, byName, name)
+				r := record(t, e, byName[name])
+				require.False(t, r.skipped, "%s was skipped: %v", name, r.log)
+				require.True(t, r.failed, "%s must fail", name)
+			}
+		})
+	}
+}
+
+// TestRecorderOfAGoodStore checks the test above: what fails there must pass over
+// a store without a fault.
+func TestRecorderOfAGoodStore(t *testing.T) {
+	t.Parallel()
+	var ran atomic.Int64
+	for _, tc := range storeTests() {
+		e := newEnv(func(testing.TB) rowstore.Store { return &broken{Memory: rowstore.NewMemory()} }, []Option{Scale(0.2)})
+		r := record(t, e, tc)
+		require.False(t, r.failed, "%s: %s", tc.name, strings.Join(r.log, "\n"))
+		ran.Add(1)
+	}
+	require.Greater(t, ran.Load(), int64(100))
+}
+
+// TestListOfTests checks that names are there once, and that the public list has
+// them.
+func TestListOfTests(t *testing.T) {
+	t.Parallel()
+	seen := map[string]bool{}
+	for _, name := range Tests() {
+		require.False(t, seen[name], "test %s is listed twice", name)
+		seen[name] = true
+	}
+	require.Greater(t, len(seen), 100)
+	require.Panics(t, func() { Without(Names, "")(&config{without: map[Category]string{}}) }, "leaving out needs a reason")
+}

@@ -1,0 +1,107 @@
+package conformance_test
+
+import (
+	"context"
+	"flag"
+	"iter"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/percolate-go/percolate/conformance"
+	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	// The stores that are broken on purpose fail property tests all the time, and
+	// nobody reads what rapid shrinks them to. What is asked for is obeyed.
+	given := map[string]bool{}
+	flag.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	for name, value := range map[string]string{"rapid.shrinktime": "100ms", "rapid.nofailfile": "true"} {
+		if !given[name] {
+			if err := flag.Set(name, value); err != nil {
+				panic(err)
+			}
+		}
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func TestMemory(t *testing.T) {
+	t.Parallel()
+	conformance.Run(t, func(testing.TB) rowstore.Store { return rowstore.NewMemory() }, conformance.Patience(40*time.Second))
+}
+
+func TestCoalescedMemory(t *testing.T) {
+	t.Parallel()
+	conformance.Run(t, func(testing.TB) rowstore.Store {
+		return rowstore.Coalesce(rowstore.NewMemory(), rowstore.CoalesceOptions{MaxBatch: 8, MaxInFlight: 1})
+	}, conformance.Patience(40*time.Second), conformance.Scale(0.15))
+}
+
+// TestRoutedMemories spreads the tables that the tests use over two stores.
+func TestRoutedMemories(t *testing.T) {
+	t.Parallel()
+	conformance.Run(t, func(t testing.TB) rowstore.Store {
+		r, err := rowstore.NewRouter(rowstore.RouterConfig{
+			Stores: map[string]rowstore.Store{"main": rowstore.NewMemory(), "other": rowstore.NewMemory()},
+			Tables: map[string]string{"u": "other", "t1": "other", "bank1": "other", "ledger*": "other", "items": "other", "primary": "other", "a*": "other"}, Authoritative: "main",
+		})
+		require.NoError(t, err)
+		return r
+	}, conformance.Patience(40*time.Second), conformance.Scale(0.15))
+}
+
+// plain hides every optional ability of a store.
+type plain struct{ inner rowstore.Store }
+
+func (p plain) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
+	return p.inner.Read(ctx, reads)
+}
+
+func (p plain) Apply(ctx context.Context, muts []rowstore.Mutation, _ rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+	// The incarnation is always "", whatever that of the Memory beneath.
+	muts = slices.Clone(muts)
+	for i := range muts {
+		muts[i].Conditions = slices.Clone(muts[i].Conditions)
+		for j, c := range muts[i].Conditions {
+			switch {
+			case c.Kind == rowstore.IfIncarnation && c.Is == "":
+				muts[i].Conditions[j] = rowstore.AbsentAt("any", 0) // holds
+			case c.Kind == rowstore.IfIncarnation:
+				muts[i].Conditions[j] = rowstore.Present("any", 0) // does not
+			}
+		}
+	}
+	out, err := p.inner.Apply(ctx, muts, rowstore.ApplyOptions{})
+	for i := range out {
+		out[i].Incarnation = ""
+	}
+	return out, err
+}
+
+func (p plain) Scan(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
+	return p.inner.Scan(ctx, s)
+}
+
+func (p plain) Tables(ctx context.Context) iter.Seq2[string, error] { return p.inner.Tables(ctx) }
+
+func (p plain) Close() error { return p.inner.Close() }
+
+// TestPlainStore runs on the fallbacks of every optional ability.
+func TestPlainStore(t *testing.T) {
+	t.Parallel()
+	oracle := rowstore.NewMemory()
+	t.Cleanup(func() { require.NoError(t, oracle.Close()) })
+	conformance.Run(t, func(testing.TB) rowstore.Store { return plain{rowstore.NewMemory()} },
+		conformance.Patience(40*time.Second), conformance.Scale(0.15), conformance.DBOptions(percolator.WithOracle("memory", oracle.Oracle())))
+}
+
+func BenchmarkMemory(b *testing.B) {
+	conformance.Benchmark(b, func(testing.TB) rowstore.Store { return rowstore.NewMemory() })
+}
