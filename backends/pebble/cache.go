@@ -1,0 +1,107 @@
+package pebble
+
+import (
+	"bytes"
+	"errors"
+	"hash/maphash"
+	"sync/atomic"
+
+	engine "github.com/cockroachdb/pebble/v2"
+)
+
+// The heads that were read or written last are kept in memory, also those of
+// columns that have none, because a transaction reads a head and then judges
+// conditions on it, and the engine's Get is the dearest part of either.
+//
+// The cache is divided among the stripes. An entry changes only under its stripe's
+// lock: who holds that for writing stores what it has just written, and who holds
+// it for reading stores what it has just read, which no writer can change
+// meanwhile. So an entry is always what the engine has.
+const (
+	// cacheSlot is what one entry is allowed for, on average, of the memory given to
+	// caches, and the greatest length of a key and a head that are kept.
+	cacheSlot = 512
+	// ways is the number of entries among which one is found.
+	ways = 2
+)
+
+// cached is a head in memory. It never changes.
+type cached struct {
+	key     []byte
+	value   []byte // the encoded head
+	present bool   // the column has one
+}
+
+// bucket is where the entries of some columns of one stripe are.
+type bucket [ways]atomic.Pointer[cached]
+
+// cacheBuckets returns how many buckets a stripe has.
+func cacheBuckets(size int64) int {
+	n := 1
+	for int64(n)*2*ways*cacheSlot*stripeCount <= size {
+		n *= 2
+	}
+	return n
+}
+
+func (s *Store) bucket(stripe uint32, key []byte) *bucket {
+	n := len(s.buckets) / stripeCount
+	h := int(maphash.Bytes(s.seed, key)) & (n - 1)
+	return &s.buckets[int(stripe)*n+h]
+}
+
+// getHead returns the encoded head with that key, which is of a row of that stripe.
+// The stripe is held. The bytes never change.
+func (s *Store) getHead(stripe uint32, key []byte) (value []byte, present bool, err error) {
+	b := s.bucket(stripe, key)
+	for i := range b {
+		if c := b[i].Load(); c != nil && bytes.Equal(c.key, key) {
+			return c.value, c.present, nil
+		}
+	}
+	v, closer, err := s.db.Get(key)
+	if err != nil && !errors.Is(err, engine.ErrNotFound) {
+		return nil, false, err
+	}
+	c := &cached{}
+	if err == nil {
+		c.present = true
+		buf := make([]byte, len(key)+len(v))
+		n := copy(buf, key)
+		copy(buf[n:], v)
+		c.key, c.value = buf[:n:n], buf[n:]
+		closer.Close()
+	} else {
+		c.key = bytes.Clone(key)
+	}
+	if len(c.key)+len(c.value) <= cacheSlot {
+		b.put(c)
+	}
+	return c.value, c.present, nil
+}
+
+// put adds an entry, which becomes the first of its bucket.
+func (b *bucket) put(c *cached) {
+	first := b[0].Load()
+	if first != nil && !bytes.Equal(first.key, c.key) {
+		b[1].Store(first)
+	} else if second := b[1].Load(); second != nil && bytes.Equal(second.key, c.key) {
+		// Two readers may have put the same entry twice.
+		b[1].Store(nil)
+	}
+	b[0].Store(c)
+}
+
+// replace puts the entry of a head that was written, if it has one, in the place of
+// those with its key. The stripe is held for writing.
+func (s *Store) replace(stripe uint32, key []byte, c *cached) {
+	b := s.bucket(stripe, key)
+	for i := range b {
+		if old := b[i].Load(); old != nil && bytes.Equal(old.key, key) {
+			b[i].Store(nil)
+		}
+	}
+	if c != nil {
+		b.put(c)
+	}
+}

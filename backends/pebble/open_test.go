@@ -1,0 +1,293 @@
+package pebble
+
+import (
+	"encoding/binary"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	engine "github.com/cockroachdb/pebble/v2"
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+func mustOpen(t testing.TB, opts Options) *Store {
+	t.Helper()
+	s, err := Open(t.Context(), opts)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return s
+}
+
+// writeCell commits one version of a cell.
+func writeCell(t testing.TB, s *Store, row string, value string) rowstore.Timestamp {
+	t.Helper()
+	out, err := s.Group(t.Context(), []rowstore.Group{{Draw: true, Mutations: []rowstore.Mutation{put(row, 0, []byte(value))}}})
+	require.NoError(t, err)
+	require.True(t, out[0].Applied)
+	return out[0].Commit
+}
+
+func readCell(t testing.TB, s *Store, row string) string {
+	t.Helper()
+	rows, err := s.Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: row, Picks: pickNewest()}})
+	require.NoError(t, err)
+	require.NoError(t, rows[0].Err)
+	if len(rows[0].Versions) == 0 {
+		return ""
+	}
+	return string(rows[0].Versions[0].Value)
+}
+
+func TestReopen(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "store")
+	s, err := rowstore.Open(t.Context(), "pebble:"+dir+"?cache=16MB&memtable=4MB")
+	require.NoError(t, err)
+	ts := writeCell(t, s.(*Store), "r", "v")
+	require.NoError(t, s.Close())
+	require.NoError(t, s.Close(), "a second Close does nothing")
+	s2 := mustOpen(t, Options{Path: dir, MustExist: true})
+	require.Equal(t, "v", readCell(t, s2, "r"))
+	next, err := s2.Oracle().Draw(t.Context(), 1)
+	require.NoError(t, err)
+	require.Greater(t, next, ts)
+	require.Greater(t, ts.Add(oracle.DefaultWindow), next, "a clean end leaves no gap")
+}
+
+func TestOpenTwice(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s := mustOpen(t, Options{Path: dir})
+	link := filepath.Join(t.TempDir(), "link")
+	require.NoError(t, os.Symlink(dir, link))
+	for _, path := range []string{dir, dir + "/", filepath.Join(dir, "..", filepath.Base(dir)), link} {
+		_, err := Open(t.Context(), Options{Path: path})
+		require.ErrorIs(t, err, ErrLocked)
+		require.ErrorContains(t, err, path)
+		require.ErrorContains(t, err, "this process")
+	}
+	writeCell(t, s, "r", "v")
+	require.NoError(t, s.Close())
+	require.Equal(t, "v", readCell(t, mustOpen(t, Options{Path: link}), "r"))
+}
+
+func TestOpenBadPaths(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	require.NoError(t, os.WriteFile(file, []byte("x"), 0o600))
+	foreign := filepath.Join(dir, "foreign")
+	require.NoError(t, os.Mkdir(foreign, 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(foreign, "letter.txt"), []byte("x"), 0o600))
+	empty := filepath.Join(dir, "empty")
+	require.NoError(t, os.Mkdir(empty, 0o700))
+
+	other := filepath.Join(dir, "other")
+	db, err := engine.Open(other, &engine.Options{Logger: quiet{}})
+	require.NoError(t, err)
+	require.NoError(t, db.Set([]byte("k"), []byte("v"), engine.Sync))
+	require.NoError(t, db.Close())
+
+	newer := filepath.Join(dir, "newer")
+	require.NoError(t, mustOpen(t, Options{Path: newer}).Close())
+	db, err = engine.Open(newer, &engine.Options{Logger: quiet{}, FormatMajorVersion: engineFormat})
+	require.NoError(t, err)
+	require.NoError(t, db.Set(keyFormat, binary.BigEndian.AppendUint64(nil, formatVersion+1), engine.Sync))
+	require.NoError(t, db.Close())
+
+	manifest := filepath.Join(dir, "manifest")
+	require.NoError(t, mustOpen(t, Options{Path: manifest}).Close())
+	found, err := filepath.Glob(filepath.Join(manifest, "MANIFEST-*"))
+	require.NoError(t, err)
+	require.NotEmpty(t, found)
+	for _, f := range found {
+		require.NoError(t, os.WriteFile(f, []byte(strings.Repeat("garbage", 100)), 0o600))
+	}
+
+	future := filepath.Join(dir, "future")
+	require.NoError(t, mustOpen(t, Options{Path: future}).Close())
+	found, err = filepath.Glob(filepath.Join(future, "marker.format-version.*"))
+	require.NoError(t, err)
+	require.Len(t, found, 1)
+	require.NoError(t, os.Rename(found[0], filepath.Join(future, "marker.format-version.000100.999")))
+
+	bound := filepath.Join(dir, "bound")
+	require.NoError(t, mustOpen(t, Options{Path: bound}).Close())
+	db, err = engine.Open(bound, &engine.Options{Logger: quiet{}, FormatMajorVersion: engineFormat})
+	require.NoError(t, err)
+	require.NoError(t, db.Set(keyBound, []byte("abc"), engine.Sync))
+	require.NoError(t, db.Close())
+
+	for _, c := range []struct {
+		name string
+		opts Options
+		is   error
+		says string
+	}{
+		{"file", Options{Path: file}, ErrFormat, "not a directory"},
+		{"below a file", Options{Path: filepath.Join(file, "x")}, nil, "not a directory"},
+		{"no parent", Options{Path: filepath.Join(dir, "no", "store")}, fs.ErrNotExist, "parent"},
+		{"must exist", Options{Path: filepath.Join(dir, "no"), MustExist: true}, fs.ErrNotExist, "there is no store"},
+		{"must exist in it", Options{Path: empty, MustExist: true}, fs.ErrNotExist, "there is no store"},
+		{"other files", Options{Path: foreign}, ErrFormat, "letter.txt"},
+		{"another program's", Options{Path: other}, ErrFormat, "another program"},
+		{"newer", Options{Path: newer}, ErrFormat, "version 2"},
+		{"manifest", Options{Path: manifest}, ErrCorrupt, ""},
+		{"a future engine's", Options{Path: future}, ErrFormat, "999"},
+		{"bound", Options{Path: bound}, ErrCorrupt, "bound"},
+		{"memtable", Options{Path: empty, MemTableSize: 1}, rowstore.ErrInvalid, "memtable"},
+		{"cache", Options{CacheSize: -1}, rowstore.ErrInvalid, "size"},
+	} {
+		// Twice: a failed Open must not keep the path.
+		for range 2 {
+			_, err := Open(t.Context(), c.opts)
+			require.Error(t, err, c.name)
+			require.NotErrorIs(t, err, ErrLocked, c.name)
+			if c.is != nil {
+				require.ErrorIs(t, err, c.is, c.name)
+			}
+			require.ErrorContains(t, err, c.says, c.name)
+			if c.opts.Path != "" && c.opts.MemTableSize == 0 {
+				require.ErrorContains(t, err, c.opts.Path, c.name)
+			}
+		}
+	}
+	left, err := os.ReadDir(foreign)
+	require.NoError(t, err)
+	require.Len(t, left, 1, "nothing was written into a foreign directory")
+}
+
+func TestOpenWithoutPermission(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() == 0 {
+		t.Skip("the superuser may open everything")
+	}
+	dir := t.TempDir()
+	require.NoError(t, os.Chmod(dir, 0o500)) //nolint:gosec // a directory
+	_, err := Open(t.Context(), Options{Path: dir})
+	require.ErrorIs(t, err, fs.ErrPermission)
+	require.ErrorContains(t, err, dir)
+	_, err = Open(t.Context(), Options{Path: filepath.Join(dir, "x")})
+	require.ErrorIs(t, err, fs.ErrPermission)
+}
+
+func TestOpenURLs(t *testing.T) {
+	t.Parallel()
+	for url, want := range map[string]Options{
+		"pebble:data":                               {Path: "data"},
+		"pebble:./data?memtable=8MB":                {Path: "./data", MemTableSize: 8 << 20},
+		"pebble:/var/data":                          {Path: "/var/data"},
+		"pebble:///var/data?mustexist=true":         {Path: "/var/data", MustExist: true},
+		"pebble:a b%20c?cache=1g&memtable=2097152b": {Path: "a b%20c", CacheSize: 1 << 30, MemTableSize: 2 << 20},
+		"memory:":             {},
+		"memory://":           {},
+		"memory:?cache=64KiB": {CacheSize: 64 << 10},
+	} {
+		got, err := parseURL(url)
+		require.NoError(t, err, url)
+		require.Equal(t, want, got, url)
+	}
+	for url, says := range map[string]string{
+		"pebble:":                        "path is missing",
+		"pebble:?cache=1":                "path is missing",
+		"pebble://host/data":             "host",
+		"pebble:x?cach=1":                "cach",
+		"pebble:x?cache=":                "size",
+		"pebble:x?cache=1.5GB":           "size",
+		"pebble:x?cache=-1":              "size",
+		"pebble:x?cache=0":               "size",
+		"pebble:x?cache=1TB":             "size",
+		"pebble:x?memtable=9999999999GB": "size",
+		"pebble:x?mustexist=maybe":       "mustexist",
+		"pebble:x?%zz=1":                 "%zz",
+		"memory:name":                    "no name",
+	} {
+		_, err := rowstore.Open(t.Context(), url)
+		require.ErrorIs(t, err, rowstore.ErrInvalid, url)
+		require.ErrorContains(t, err, says, url)
+		require.ErrorContains(t, err, url)
+	}
+}
+
+func TestMemoryStoresAreApart(t *testing.T) {
+	t.Parallel()
+	a, err := rowstore.Open(t.Context(), "memory:")
+	require.NoError(t, err)
+	b, err := rowstore.Open(t.Context(), "memory:")
+	require.NoError(t, err)
+	writeCell(t, a.(*Store), "r", "v")
+	require.Empty(t, readCell(t, b.(*Store), "r"))
+	require.NoError(t, a.Close())
+	require.NoError(t, b.Close())
+}
+
+func TestReport(t *testing.T) {
+	t.Parallel()
+	r, err := mustOpen(t, Options{}).Report(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, "pebble", r.Backend)
+	require.Empty(t, r.Warnings)
+	require.Contains(t, r.Features, rowstore.Feature{Name: "durable", Reason: "the store is in memory"})
+	r, err = mustOpen(t, Options{Path: t.TempDir()}).Report(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, r.Warnings)
+	require.True(t, r.Features[len(r.Features)-1].Supported)
+}
+
+// TestCorruptRows reads and scans over rows whose stored bytes are garbage.
+func TestCorruptRows(t *testing.T) {
+	t.Parallel()
+	headOf := func(row string) []byte { return append(appendRow(nil, spaceHead, "t", row), 'c') }
+	all := []rowstore.Pick{
+		{Family: rowstore.Write, To: oracle.Max}, {Family: rowstore.Data, To: oracle.Max}, {Family: rowstore.Notify, To: oracle.Max},
+	}
+	for name, kv := range map[string][2][]byte{
+		"head":         {headOf("r"), []byte{0xE0}},
+		"empty head":   {headOf("r"), {}},
+		"notification": {append(appendRow(nil, spaceNotify, "t", "r"), "xyz"...), {}},
+		"data":         {append(appendColumn(nil, spaceData, "t", "r", "c"), 1, 2, 3), {}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := mustOpen(t, Options{})
+			writeCell(t, s, "other", "fine")
+			require.NoError(t, s.db.Set(kv[0], kv[1], engine.NoSync))
+			rows, err := s.Read(t.Context(), []rowstore.RowRead{
+				{Table: "t", Row: "other", Picks: all}, {Table: "t", Row: "r", Picks: all},
+			})
+			require.NoError(t, err)
+			require.NoError(t, rows[0].Err, "another row is not concerned")
+			require.Len(t, rows[0].Versions, 1)
+			require.ErrorIs(t, rows[1].Err, ErrCorrupt)
+			require.ErrorContains(t, rows[1].Err, `"r"`)
+			var last error
+			for _, err := range s.Scan(t.Context(), rowstore.ScanRange{Table: "t", Picks: all}) {
+				last = err
+			}
+			require.ErrorIs(t, last, ErrCorrupt)
+			if strings.Contains(name, "head") {
+				out, err := s.Apply(t.Context(), []rowstore.Mutation{
+					{Table: "t", Row: "r", Edits: []rowstore.Edit{rowstore.Put(rowstore.Lock, "c", 1, nil)}},
+				}, rowstore.ApplyOptions{})
+				require.NoError(t, err)
+				require.ErrorIs(t, out[0].Err, ErrCorrupt)
+				require.NotErrorIs(t, out[0].Err, rowstore.ErrAmbiguous)
+			}
+		})
+	}
+	t.Run("tables", func(t *testing.T) {
+		t.Parallel()
+		s := mustOpen(t, Options{})
+		require.NoError(t, s.db.Set([]byte{spaceHead, 'x'}, nil, engine.NoSync))
+		var last error
+		for _, err := range s.Tables(t.Context()) {
+			last = err
+		}
+		require.ErrorIs(t, last, ErrCorrupt)
+	})
+}
