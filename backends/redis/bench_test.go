@@ -1,0 +1,264 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/conformance"
+	"github.com/percolate-go/percolate/internal/testserver"
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// BenchmarkSeam runs the suite's benchmarks of the store's calls.
+func BenchmarkSeam(b *testing.B) {
+	b.Run("Coalesced", func(b *testing.B) {
+		conformance.Benchmark(b, func(t testing.TB) rowstore.Store { return openURL(t, with(t, testserver.Redis(t))) })
+	})
+	b.Run("Bare", func(b *testing.B) {
+		conformance.Benchmark(b, func(t testing.TB) rowstore.Store {
+			return openURL(t, with(t, testserver.Redis(t), "coalesce", "off"))
+		})
+	})
+}
+
+const (
+	benchRows       = 100_000
+	benchGoroutines = 64
+)
+
+// BenchmarkShape compares the calls of a transaction with what go-redis users do
+// without one: 64 goroutines, 100,000 rows, values of 8 bytes.
+func BenchmarkShape(b *testing.B) {
+	url := with(b, testserver.NewRedis(b, map[string]string{"appendonly": "no"}).URL)
+	st := openURL(b, url)
+	o, err := ParseURL(url)
+	require.NoError(b, err)
+	o.PoolSize = benchGoroutines
+	plain := newClient(&o, o.Addrs[0])
+	defer plain.Close()
+	ctx := context.Background()
+	g, ok := rowstore.Unwrap[rowstore.Grouper](st)
+	require.True(b, ok)
+	p, ok := rowstore.Unwrap[rowstore.OracleProvider](st)
+	require.True(b, ok)
+	draw := oracle.NewBatch(p.Oracle())
+	fill(b, st, plain)
+
+	read := func(ctx context.Context, rows ...string) error {
+		start, err := draw.Draw(ctx, 1)
+		if err != nil {
+			return err
+		}
+		_, err = st.Read(ctx, reads(start, rows))
+		return err
+	}
+	write := func(ctx context.Context, readFirst bool, rows ...string) error {
+		start, err := draw.Draw(ctx, 1)
+		if err != nil {
+			return err
+		}
+		if readFirst {
+			if _, err = st.Read(ctx, reads(start, rows)); err != nil {
+				return err
+			}
+		}
+		gr := rowstore.Group{Draw: true}
+		for _, r := range rows {
+			gr.Mutations = append(gr.Mutations, onePhase(r, start))
+		}
+		out, err := g.Group(ctx, []rowstore.Group{gr})
+		if err == nil {
+			err = out[0].Err
+		}
+		return err
+	}
+	for _, bm := range []struct {
+		name string
+		f    func(ctx context.Context, a, b string) error
+	}{
+		{"Transfer/Store", func(ctx context.Context, x, y string) error { return write(ctx, true, x, y) }},
+		{"Transfer/Watch", func(ctx context.Context, x, y string) error { return watch(ctx, plain, x, y) }},
+		{"ReadCell/Store", func(ctx context.Context, x, _ string) error { return read(ctx, x) }},
+		{"ReadCell/Get", func(ctx context.Context, x, _ string) error { return plain.Get(ctx, x).Err() }},
+		{"WriteCell/Store", func(ctx context.Context, x, _ string) error { return write(ctx, false, x) }},
+		{"WriteCell/Set", func(ctx context.Context, x, _ string) error { return plain.Set(ctx, x, "12345678", 0).Err() }},
+	} {
+		b.Run(bm.name, func(b *testing.B) { parallel(ctx, b, plain, bm.f) })
+	}
+}
+
+// parallel also prints the processor time that a call takes here and on the
+// server, which other load on the machine disturbs less than the rate.
+func parallel(ctx context.Context, b *testing.B, server *goredis.Client, f func(ctx context.Context, x, y string) error) {
+	b.ReportAllocs()
+	var left atomic.Int64
+	left.Store(int64(b.N))
+	var wg sync.WaitGroup
+	mine, theirs := ownCPU(b), serverCPU(ctx, b, server)
+	start := time.Now()
+	for range benchGoroutines {
+		wg.Go(func() {
+			for left.Add(-1) >= 0 {
+				x := rand.IntN(benchRows)
+				y := (x + 1 + rand.IntN(benchRows-1)) % benchRows
+				if err := f(ctx, "row"+strconv.Itoa(x), "row"+strconv.Itoa(y)); err != nil {
+					b.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	b.ReportMetric(float64(b.N)/time.Since(start).Seconds(), "ops/s")
+	b.ReportMetric(float64((ownCPU(b)-mine).Nanoseconds())/1e3/float64(b.N), "client-us/op")
+	b.ReportMetric(float64((serverCPU(ctx, b, server)-theirs).Nanoseconds())/1e3/float64(b.N), "server-us/op")
+}
+
+func ownCPU(b *testing.B) time.Duration {
+	var u syscall.Rusage
+	require.NoError(b, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+func serverCPU(ctx context.Context, b *testing.B, c *goredis.Client) time.Duration {
+	text, err := c.Info(ctx, "cpu").Result()
+	require.NoError(b, err)
+	sum := 0.0
+	for line := range strings.Lines(text) {
+		k, v, _ := strings.Cut(strings.TrimSpace(line), ":")
+		if k == "used_cpu_sys" || k == "used_cpu_user" {
+			f, err := strconv.ParseFloat(v, 64)
+			require.NoError(b, err)
+			sum += f
+		}
+	}
+	return time.Duration(sum * 1e9)
+}
+
+func reads(start rowstore.Timestamp, rows []string) []rowstore.RowRead {
+	all := make([]rowstore.RowRead, len(rows))
+	for i, r := range rows {
+		all[i] = rowstore.RowRead{Table: "accounts", Row: r, Picks: []rowstore.Pick{
+			{Family: rowstore.Lock, Column: "balance", To: start, Limit: 1},
+			{Family: rowstore.Write, Column: "balance", To: start, Limit: 1},
+		}}
+	}
+	return all
+}
+
+func onePhase(row string, start rowstore.Timestamp) rowstore.Mutation {
+	return rowstore.Mutation{
+		Table: "accounts", Row: row,
+		Conditions: []rowstore.Condition{
+			rowstore.Absent(rowstore.Write, "balance", start),
+			rowstore.Absent(rowstore.Lock, "balance", 0),
+			rowstore.Absent(rowstore.Rollback, "balance", start),
+		},
+		Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "balance", rowstore.Drawn, []byte("0123456712345678"))},
+	}
+}
+
+func fill(b *testing.B, st rowstore.Store, plain *goredis.Client) {
+	ctx := context.Background()
+	for i := 0; i < benchRows; i += 500 {
+		var muts []rowstore.Mutation
+		pipe := plain.Pipeline()
+		for j := i; j < i+500; j++ {
+			r := "row" + strconv.Itoa(j)
+			muts = append(muts, rowstore.Mutation{Table: "accounts", Row: r, Edits: []rowstore.Edit{
+				rowstore.Put(rowstore.Write, "balance", 1, []byte("0123456712345678")),
+			}})
+			pipe.Set(ctx, r, "12345678", 0)
+		}
+		_, err := pipe.Exec(ctx)
+		require.NoError(b, err)
+		_, err = st.Apply(ctx, muts, rowstore.ApplyOptions{})
+		require.NoError(b, err)
+	}
+}
+
+func watch(ctx context.Context, c *goredis.Client, x, y string) error {
+	for {
+		err := c.Watch(ctx, func(tx *goredis.Tx) error {
+			v, err := tx.MGet(ctx, x, y).Result()
+			if err != nil {
+				return err
+			}
+			_, err = tx.TxPipelined(ctx, func(p goredis.Pipeliner) error {
+				p.Set(ctx, x, fmt.Sprint(v[0]), 0)
+				p.Set(ctx, y, fmt.Sprint(v[1]), 0)
+				return nil
+			})
+			return err
+		}, x, y)
+		if !errors.Is(err, goredis.TxFailedErr) {
+			return err
+		}
+	}
+}
+
+// BenchmarkBatch measures single calls with many rows, one after the other: what a
+// row costs without the cost of a call.
+func BenchmarkBatch(b *testing.B) {
+	url := with(b, testserver.NewRedis(b, map[string]string{"appendonly": "no"}).URL)
+	st := bare(b, url)
+	plain := admin(b, url)
+	ctx := context.Background()
+	fill(b, st, plain)
+	const batch = 64
+	pick := func() []string {
+		rows := make([]string, 0, batch)
+		for x := rand.IntN(benchRows); len(rows) < batch; x = (x + 7919) % benchRows {
+			rows = append(rows, "row"+strconv.Itoa(x))
+		}
+		return rows
+	}
+	for _, bm := range []struct {
+		name string
+		f    func(start rowstore.Timestamp, rows []string) error
+	}{
+		{"Read", func(start rowstore.Timestamp, rows []string) error {
+			_, err := st.Read(ctx, reads(start, rows))
+			return err
+		}},
+		{"OnePhase", func(start rowstore.Timestamp, rows []string) error {
+			groups := make([]rowstore.Group, 0, batch/2)
+			for i := 0; i < batch; i += 2 {
+				groups = append(groups, rowstore.Group{Draw: true, Mutations: []rowstore.Mutation{onePhase(rows[i], start), onePhase(rows[i+1], start)}})
+			}
+			_, err := st.Group(ctx, groups)
+			return err
+		}},
+		{"Draw", func(rowstore.Timestamp, []string) error {
+			_, err := st.Oracle().Draw(ctx, batch)
+			return err
+		}},
+	} {
+		b.Run(bm.name, func(b *testing.B) {
+			start, err := st.Oracle().Draw(ctx, 1)
+			require.NoError(b, err)
+			mine, theirs := ownCPU(b), serverCPU(ctx, b, plain)
+			for range b.N {
+				if err := bm.f(start, pick()); err != nil {
+					b.Fatal(err)
+				}
+			}
+			n := float64(b.N * batch)
+			b.ReportMetric(float64((ownCPU(b)-mine).Nanoseconds())/1e3/n, "client-us/row")
+			b.ReportMetric(float64((serverCPU(ctx, b, plain)-theirs).Nanoseconds())/1e3/n, "server-us/row")
+		})
+	}
+}

@@ -1,0 +1,511 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/internal/testserver"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+const secret = "s3cr3t-pass"
+
+// admin is a plain client of a test's server.
+func admin(t testing.TB, raw string) *goredis.Client {
+	t.Helper()
+	o, err := ParseURL(raw)
+	require.NoError(t, err)
+	c := newClient(&o, o.Addrs[0])
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func put(row string, ts rowstore.Timestamp, value string) rowstore.Mutation {
+	return rowstore.Mutation{Table: "t", Row: row, Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "c", ts, []byte(value))}}
+}
+
+// apply applies one mutation, and fails the test if it cannot.
+func apply(t testing.TB, s rowstore.Store, m rowstore.Mutation) {
+	t.Helper()
+	require.NoError(t, tryApply(context.Background(), s, m))
+}
+
+func tryApply(ctx context.Context, s rowstore.Store, m rowstore.Mutation) error {
+	out, err := s.Apply(ctx, []rowstore.Mutation{m}, rowstore.ApplyOptions{})
+	if err == nil {
+		err = out[0].Err
+	}
+	return err
+}
+
+// newest reads the newest write of a row, "" for none.
+func newest(t testing.TB, s rowstore.Store, row string) string {
+	t.Helper()
+	v, err := tryNewest(context.Background(), s, row)
+	require.NoError(t, err)
+	return v
+}
+
+func tryNewest(ctx context.Context, s rowstore.Store, row string) (string, error) {
+	rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: row, Picks: []rowstore.Pick{
+		{Family: rowstore.Write, Column: "c", To: maxTS, Limit: 1},
+	}}})
+	if err != nil {
+		return "", err
+	}
+	if rows[0].Err != nil {
+		return "", rows[0].Err
+	}
+	if v := rows[0].Newest(rowstore.Write, "c"); v != nil {
+		return string(v.Value), nil
+	}
+	return "", nil
+}
+
+// draw draws one timestamp through a store's oracle.
+func draw(t testing.TB, s *Store) rowstore.Timestamp {
+	t.Helper()
+	ts, err := s.Oracle().Draw(context.Background(), 1)
+	require.NoError(t, err)
+	return ts
+}
+
+func openError(t *testing.T, raw string) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	s, err := OpenURL(ctx, raw)
+	if err == nil {
+		require.NoError(t, s.Close())
+	}
+	require.Error(t, err)
+	require.NotContains(t, err.Error(), secret)
+	return err
+}
+
+func TestScriptsSurviveFlush(t *testing.T) {
+	t.Parallel()
+	srv := testserver.NewRedis(t, nil)
+	url := with(t, srv.URL)
+	s := bare(t, url)
+	c := admin(t, url)
+	for i := range 3 {
+		apply(t, s, put("r", rowstore.Timestamp(i+1), strconv.Itoa(i)))
+		require.NoError(t, c.ScriptFlush(context.Background()).Err())
+		require.Equal(t, strconv.Itoa(i), newest(t, s, "r"))
+		require.NoError(t, c.ScriptFlush(context.Background()).Err())
+		draw(t, s)
+		require.NoError(t, c.ScriptFlush(context.Background()).Err())
+	}
+}
+
+func TestRestart(t *testing.T) {
+	t.Parallel()
+	srv := testserver.NewRedis(t, map[string]string{"appendfsync": "always"})
+	s := bare(t, with(t, srv.URL))
+	last := draw(t, s)
+	for round, down := range []func() error{srv.Stop, srv.Kill, srv.Kill} {
+		value := "v" + strconv.Itoa(round)
+		apply(t, s, put("r", rowstore.Timestamp(round+1), value))
+		require.NoError(t, down())
+		err := tryApply(context.Background(), s, put("r", 100, "lost"))
+		require.Error(t, err)
+		// The second try finds no server at all: nothing can have happened.
+		err = tryApply(context.Background(), s, put("r", 100, "lost"))
+		require.Error(t, err)
+		require.NotErrorIs(t, err, rowstore.ErrAmbiguous)
+		require.NoError(t, srv.Start())
+		require.Eventually(t, func() bool {
+			_, err := tryNewest(context.Background(), s, "r")
+			return err == nil
+		}, 30*time.Second, time.Millisecond)
+		require.Equal(t, value, newest(t, s, "r"))
+		next := draw(t, s)
+		require.Greater(t, next, last)
+		last = next
+	}
+}
+
+// TestOracleAfterLoss puts the oracle's state back to what a crash would leave
+// that lost the last writes, with a clock that is behind.
+func TestOracleAfterLoss(t *testing.T) {
+	t.Parallel()
+	srv := testserver.NewRedis(t, nil)
+	url := with(t, srv.URL)
+	s := bare(t, url)
+	c := admin(t, url)
+	ctx := context.Background()
+
+	// The clock is set back by an hour: the stored state is an hour ahead of it.
+	setOracle(t, c, s, func(ms, bound int64) (int64, int64) { return ms + 3_600_000, bound + 3_600_000 })
+	a := draw(t, s)
+	b := draw(t, s)
+	require.Equal(t, a+1, b, "the oracle counts on while its clock is behind")
+
+	// A server that starts from a state that lacks the last seconds.
+	lost, err := c.Get(ctx, s.okey).Result()
+	require.NoError(t, err)
+	for range 1000 {
+		b = draw(t, s)
+	}
+	require.NoError(t, c.Set(ctx, s.okey, lost, 0).Err())
+	require.NoError(t, srv.Stop())
+	require.NoError(t, srv.Start())
+	require.Eventually(t, func() bool {
+		next, err := s.Oracle().Draw(ctx, 1)
+		if err != nil {
+			return false
+		}
+		require.Greater(t, next, b)
+		return true
+	}, 30*time.Second, time.Millisecond)
+
+	// What is no oracle is refused.
+	require.NoError(t, c.Set(ctx, s.okey, "x", 0).Err())
+	_, err = s.Oracle().Draw(ctx, 1)
+	require.ErrorContains(t, err, "not an oracle")
+}
+
+// setOracle changes the oracle's milliseconds and bound.
+func setOracle(t testing.TB, c *goredis.Client, s *Store, f func(ms, bound int64) (int64, int64)) {
+	t.Helper()
+	ctx := context.Background()
+	v, err := c.Get(ctx, s.okey).Result()
+	require.NoError(t, err)
+	num := func(s string) (n int64) {
+		for i := range len(s) {
+			n = n<<8 | int64(s[i])
+		}
+		return n
+	}
+	six := func(n int64) string {
+		return string([]byte{byte(n >> 40), byte(n >> 32), byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)})
+	}
+	ms, bound := f(num(v[:6]), num(v[9:15]))
+	require.NoError(t, c.Set(ctx, s.okey, six(ms)+v[6:9]+six(bound)+v[15:], 0).Err())
+}
+
+func TestPause(t *testing.T) {
+	t.Parallel()
+	srv := testserver.NewRedis(t, nil)
+	s := bare(t, with(t, srv.URL, "read_timeout", "300ms", "write_timeout", "300ms", "dial_timeout", "300ms"))
+	apply(t, s, put("r", 1, "before"))
+	require.NoError(t, srv.Pause())
+	// With a deadline, with a cancellation, and with neither.
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	_, err := tryNewest(ctx, s, "r")
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	cancel()
+	ctx, cancel = context.WithCancel(context.Background())
+	time.AfterFunc(50*time.Millisecond, cancel)
+	err = tryApply(ctx, s, put("cancelled", 2, "x"))
+	require.ErrorIs(t, err, context.Canceled)
+	err = tryApply(context.Background(), s, put("late", 2, "x"))
+	require.Error(t, err)
+	for _, err := range s.Scan(context.Background(), rowstore.ScanRange{Table: "t", Picks: []rowstore.Pick{{Family: rowstore.Write, To: maxTS}}}) {
+		require.Error(t, err)
+	}
+	require.NoError(t, srv.Resume())
+	require.Eventually(t, func() bool {
+		v, err := tryNewest(context.Background(), s, "r")
+		return err == nil && v == "before"
+	}, 30*time.Second, time.Millisecond)
+	apply(t, s, put("r", 2, "after"))
+	require.Equal(t, "after", newest(t, s, "r"))
+}
+
+// TestLateRequestsAreRefused sends a request whose time is over by the server's
+// clock, as one that sat in a stopped server's socket.
+func TestLateRequestsAreRefused(t *testing.T) {
+	t.Parallel()
+	s := bare(t, with(t, testserver.Redis(t)))
+	ctx := context.Background()
+	c, err := s.nodes.of(ctx, 0)
+	require.NoError(t, err)
+	clock, err := s.clockOf(ctx, c)
+	require.NoError(t, err)
+	// The store believes that the server is an hour behind: it learns better from
+	// the refusal, and sends again what was certainly not applied.
+	clock.saw(clock.after(0) - 3_600_000)
+	apply(t, s, put("r", 1, "v"))
+	require.Equal(t, "v", newest(t, s, "r"))
+	// Once more, with no time at all: refused for good, and for certain.
+	s.lateAfter = -time.Hour
+	err = tryApply(ctx, s, put("r", 2, "late"))
+	require.ErrorIs(t, err, errLate)
+	require.NotErrorIs(t, err, rowstore.ErrAmbiguous)
+	require.Equal(t, "v", newest(t, s, "r"))
+}
+
+func TestMaxMemory(t *testing.T) {
+	t.Parallel()
+	srv := testserver.NewRedis(t, map[string]string{"maxmemory-policy": "noeviction"})
+	url := with(t, srv.URL)
+	s := bare(t, url)
+	c := admin(t, url)
+	ctx := context.Background()
+	for i := range 50 {
+		apply(t, s, put("r", rowstore.Timestamp(i+1), strings.Repeat("x", 100)))
+	}
+	require.NoError(t, c.ConfigSet(ctx, "maxmemory", "1mb").Err())
+	err := tryApply(ctx, s, put("r", 100, "more"))
+	require.ErrorContains(t, err, "maxmemory")
+	require.NotErrorIs(t, err, rowstore.ErrAmbiguous)
+	groups, err := s.Group(ctx, []rowstore.Group{{Mutations: []rowstore.Mutation{put("a", 1, "x"), put("b", 1, "x")}, Draw: false}})
+	if err == nil {
+		err = groups[0].Err
+	}
+	require.ErrorContains(t, err, "maxmemory")
+	// Collecting history frees memory and goes on, also beside a refused write.
+	out, err := s.Apply(ctx, []rowstore.Mutation{
+		{Table: "t", Row: "r", Edits: []rowstore.Edit{rowstore.DeleteRange(rowstore.Write, "c", 0, 49)}},
+		put("other", 1, "x"),
+	}, rowstore.ApplyOptions{})
+	require.NoError(t, err)
+	require.True(t, out[0].Applied)
+	require.ErrorContains(t, out[1].Err, "maxmemory")
+	require.Equal(t, strings.Repeat("x", 100), newest(t, s, "r"), "reads go on")
+	require.Empty(t, newest(t, s, "other"))
+	require.NoError(t, c.ConfigSet(ctx, "maxmemory", "0").Err())
+	apply(t, s, put("other", 1, "now"))
+	require.Equal(t, "now", newest(t, s, "other"))
+}
+
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	srv := testserver.NewRedis(t, nil)
+	url := with(t, srv.URL)
+	c := admin(t, url)
+
+	t.Run("Eviction", func(t *testing.T) {
+		require.NoError(t, c.ConfigSet(ctx, "maxmemory-policy", "allkeys-lru").Err())
+		require.ErrorContains(t, openError(t, url), "noeviction")
+		require.NoError(t, c.ConfigSet(ctx, "maxmemory-policy", "noeviction").Err())
+	})
+	t.Run("Partitions", func(t *testing.T) {
+		url := with(t, srv.URL, "partitions", "3")
+		o, err := ParseURL(url)
+		require.NoError(t, err)
+		s := bare(t, url)
+		require.Len(t, s.parts, 3)
+		o.Partitions = 4
+		_, err = Open(ctx, o)
+		require.ErrorContains(t, err, "has 3 partitions and not 4")
+		o.Partitions, o.NoCoalesce = 0, true
+		again, err := Open(ctx, o)
+		require.NoError(t, err)
+		require.Len(t, again.(*Store).parts, 3)
+		require.NoError(t, again.Close())
+		require.NoError(t, c.HSet(ctx, s.parts[0].tag+"m", "format", 2).Err())
+		require.ErrorContains(t, openError(t, url), "format version 2")
+	})
+	t.Run("ForeignKeys", func(t *testing.T) {
+		for i, kind := range []string{"m", "o", "t"} {
+			url := with(t, srv.URL)
+			o, err := ParseURL(url)
+			require.NoError(t, err)
+			tag := "{" + o.Prefix + ":0}"
+			if i == 1 {
+				require.NoError(t, c.RPush(ctx, tag+kind, "x").Err())
+			} else {
+				require.NoError(t, c.Set(ctx, tag+kind, "x", 0).Err())
+			}
+			require.ErrorContains(t, openError(t, url), "in use by something else")
+		}
+	})
+	t.Run("Unreachable", func(t *testing.T) {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		addr := l.Addr().String()
+		require.NoError(t, l.Close())
+		err = openError(t, "redis://u:"+secret+"@"+addr)
+		require.ErrorContains(t, err, "refused")
+		err = openError(t, "redis://u:"+secret+"@no-such-host.invalid")
+		require.ErrorContains(t, err, "no-such-host.invalid")
+	})
+	t.Run("TLSRefused", func(t *testing.T) {
+		require.ErrorContains(t, openError(t, strings.Replace(url, "redis://", "rediss://", 1)), "tls")
+	})
+	t.Run("NotACluster", func(t *testing.T) {
+		err := openError(t, strings.Replace(url, "redis://", "redis+cluster://", 1))
+		require.ErrorIs(t, err, rowstore.ErrInvalid)
+		require.ErrorContains(t, err, "does not run in cluster mode")
+	})
+}
+
+func TestPasswordsAndPermissions(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	srv := testserver.NewRedis(t, nil)
+	url := with(t, srv.URL)
+	o, err := ParseURL(url)
+	require.NoError(t, err)
+	c := admin(t, url)
+	addr := o.Addrs[0]
+	// What the README says that a user needs, and nothing else.
+	require.NoError(t, c.Do(ctx, "ACL", "SETUSER", "app", "reset", "on", ">"+secret,
+		"~{"+o.Prefix+":*", "&"+o.Prefix+":wake", "+@read", "+@write", "+@connection", "+eval", "+evalsha",
+		"+publish", "+subscribe", "+unsubscribe", "+info", "+time", "+config|get", "-@dangerous", "+info", "+config|get").Err())
+	good := "redis://app:" + secret + "@" + addr + "/?prefix=" + o.Prefix
+	s := openURL(t, good)
+	apply(t, s, put("r", 1, "v"))
+
+	require.ErrorContains(t, openError(t, "redis://app:"+secret+"wrong@"+addr), "user or password is wrong")
+	require.NoError(t, c.Do(ctx, "ACL", "SETUSER", "noscript", "reset", "on", ">"+secret, "~*", "&*", "+@all", "-zadd").Err())
+	err = openError(t, "redis://noscript:"+secret+"@"+addr+"/?prefix=other")
+	require.ErrorContains(t, err, "ermission")
+	require.NoError(t, c.ConfigSet(ctx, "requirepass", secret).Err())
+	require.ErrorContains(t, openError(t, "redis://"+addr), "the URL has none")
+	require.NoError(t, c.Do(ctx, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err())
+	require.Eventually(t, func() bool {
+		v, err := tryNewest(ctx, s, "r")
+		return err == nil && v == "v"
+	}, 30*time.Second, time.Millisecond)
+}
+
+func TestClusterFaults(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	cl := testserver.NewRedisCluster(t, map[string]string{"appendfsync": "always"})
+	err := openError(t, "redis://"+cl.Addrs[0])
+	require.ErrorIs(t, err, rowstore.ErrInvalid)
+	require.ErrorContains(t, err, "cluster mode")
+
+	s := bare(t, with(t, cl.URL))
+	require.Len(t, s.parts, clusterPartitions)
+	var muts []rowstore.Mutation
+	for i := range 200 {
+		muts = append(muts, put(fmt.Sprint("r", i), 1, "v"))
+	}
+	out, err := s.Apply(ctx, muts, rowstore.ApplyOptions{})
+	require.NoError(t, err)
+	for i := range out {
+		require.True(t, out[i].Applied)
+	}
+
+	// One dead server fails only its own rows.
+	require.NoError(t, cl.Nodes[2].Kill())
+	reads := make([]rowstore.RowRead, len(muts))
+	for i := range muts {
+		reads[i] = rowstore.RowRead{Table: "t", Row: muts[i].Row, Picks: []rowstore.Pick{{Family: rowstore.Write, Column: "c", To: maxTS, Limit: 1}}}
+	}
+	require.Eventually(t, func() bool {
+		short, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		rows, err := s.Read(short, reads)
+		if err != nil {
+			return false
+		}
+		failed := 0
+		for i := range rows {
+			if rows[i].Err != nil {
+				failed++
+			}
+		}
+		return failed > 0 && failed < len(rows)
+	}, 30*time.Second, time.Millisecond, "some rows are read and others not")
+	require.NoError(t, cl.Nodes[2].Start())
+	require.Eventually(t, func() bool {
+		short, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		rows, err := s.Read(short, reads)
+		if err != nil {
+			return false
+		}
+		for i := range rows {
+			if rows[i].Err != nil || len(rows[i].Versions) != 1 {
+				return false
+			}
+		}
+		return true
+	}, 60*time.Second, time.Millisecond, "all rows are back")
+}
+
+// TestClusterMovesSlot moves the slot of a partition while rows of it change: every
+// call either happens whole, on the right server, or says that it did not.
+func TestClusterMovesSlot(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	cl := testserver.NewRedisCluster(t, nil)
+	s := bare(t, with(t, cl.URL, "partitions", "1"))
+	for i := range 20 {
+		apply(t, s, put(fmt.Sprint("r", i), 1, "0"))
+	}
+	slot, err := admin(t, "redis://"+cl.Addrs[0]).ClusterKeySlot(ctx, s.parts[0].tables).Result()
+	require.NoError(t, err)
+	var clients []*goredis.Client
+	var ids []string
+	for _, a := range cl.Addrs {
+		c := admin(t, "redis://"+a)
+		clients = append(clients, c)
+		id, err := c.ClusterMyID(ctx).Result()
+		require.NoError(t, err)
+		ids = append(ids, id)
+	}
+	from := -1
+	for i, c := range clients {
+		n, err := c.ClusterCountKeysInSlot(ctx, int(slot)).Result()
+		require.NoError(t, err)
+		if n > 0 {
+			from = i
+		}
+	}
+	require.GreaterOrEqual(t, from, 0)
+	to := (from + 1) % len(clients)
+
+	// Half of the keys are moved when the writers start.
+	require.NoError(t, clients[to].Do(ctx, "CLUSTER", "SETSLOT", slot, "IMPORTING", ids[from]).Err())
+	require.NoError(t, clients[from].Do(ctx, "CLUSTER", "SETSLOT", slot, "MIGRATING", ids[to]).Err())
+	host, port, err := net.SplitHostPort(cl.Addrs[to])
+	require.NoError(t, err)
+	move := func(most int) int {
+		keys, err := clients[from].ClusterGetKeysInSlot(ctx, int(slot), most).Result()
+		require.NoError(t, err)
+		for _, k := range keys {
+			require.NoError(t, clients[from].Migrate(ctx, host, port, k, 0, 5*time.Second).Err())
+		}
+		return len(keys)
+	}
+	require.Positive(t, move(10))
+	started := make(chan struct{}, 20)
+	var wg sync.WaitGroup
+	errs := make([]error, 20)
+	for i := range 20 {
+		wg.Go(func() {
+			started <- struct{}{}
+			for {
+				errs[i] = tryApply(ctx, s, put(fmt.Sprint("r", i), 2, "1"))
+				if errs[i] == nil || errors.Is(errs[i], rowstore.ErrAmbiguous) {
+					return
+				}
+			}
+		})
+	}
+	for range 20 {
+		<-started
+	}
+	for move(100) > 0 {
+	}
+	for _, i := range []int{to, from} {
+		require.NoError(t, clients[i].Do(ctx, "CLUSTER", "SETSLOT", slot, "NODE", ids[to]).Err())
+	}
+	wg.Wait()
+	for i := range 20 {
+		require.NoError(t, errs[i])
+		require.Equal(t, "1", newest(t, s, fmt.Sprint("r", i)))
+		rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: fmt.Sprint("r", i), Picks: []rowstore.Pick{{Family: rowstore.Write, Column: "c", To: maxTS}}}})
+		require.NoError(t, err)
+		require.Len(t, rows[0].Versions, 2, "both writes are there")
+	}
+}

@@ -1,0 +1,248 @@
+package redis
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"strconv"
+	"strings"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// How a store lies in Redis. With P the prefix and n the partition of a row:
+//
+//	{P:0}m                 hash: format version, number of partitions
+//	{P:0}o                 the oracle
+//	{P:n}t                 set of the tables that have rows in the partition
+//	{P:n}i:TABLE           sorted set: the row keys, all with score 0
+//	{P:n}n:TABLE           sorted set: a member for each row and column that has
+//	                       notifications: row (escaped), 00 01, column
+//	{P:n}r:TABLE/ROW       hash: the row
+//	{P:n}h:TABLE/ROW       sorted set: the row's history
+//	{P:n}x                 never exists; see script.run
+//
+// TABLE is escaped so that it holds no slash; ROW is as it is. The fields of a
+// row, where 7 is the length of the column's name:
+//
+//	W7:balance   one byte of flags (1 lock, 2 mark, 4 write; above them the number
+//	             of H fields), then for the lock and the mark timestamp, length,
+//	             value, and for the newest write timestamp, value
+//	H7:balance   and the timestamp: the value of an older write. A column has at
+//	             most 12 such fields, then they go to the history together
+//	N7:balance   for each notification timestamp, length, value, newest first
+//
+// The members of the history, all with score 0: W7:balance, timestamp, value for
+// writes older than the newest, D7:balance, timestamp, value for data. Every
+// timestamp is inverted (2^64-1-ts), 8 bytes, most significant first: the newest
+// sorts first.
+
+const (
+	// formatVersion is the version of this layout. It is stored, and a store with
+	// another one is refused.
+	formatVersion = 1
+
+	maxTable  = 1 << 12
+	maxRow    = 1 << 16
+	maxColumn = 1 << 16
+	maxValue  = 32 << 20
+
+	flagLock  = 1
+	flagMark  = 2
+	flagWrite = 4
+)
+
+// inv is how a timestamp travels and is stored.
+func inv(ts rowstore.Timestamp) uint64 { return ^uint64(ts) }
+
+// partition tells where a row lies.
+func partition(table, row string, partitions int) int {
+	if partitions == 1 {
+		return 0
+	}
+	h := crc32.Update(crc32.ChecksumIEEE([]byte(table)), crc32.IEEETable, zeroByte)
+	return int(crc32.Update(h, crc32.IEEETable, []byte(row)) % uint32(partitions))
+}
+
+var zeroByte = []byte{0}
+
+// escapeTable makes a table's name free of slashes.
+func escapeTable(t string) string {
+	if !strings.ContainsAny(t, "/%") {
+		return t
+	}
+	return strings.NewReplacer("%", "%25", "/", "%2F").Replace(t)
+}
+
+func unescapeTable(t string) string {
+	if !strings.Contains(t, "%") {
+		return t
+	}
+	return strings.NewReplacer("%25", "%", "%2F", "/").Replace(t)
+}
+
+// escapeRow makes a row's key the beginning of a member of a notification index:
+// in the order of the rows, whatever follows the terminator 00 01.
+func escapeRow(row string) string {
+	if strings.IndexByte(row, 0) < 0 {
+		return row
+	}
+	return strings.ReplaceAll(row, "\x00", "\x00\xff")
+}
+
+// noteMember is the member of a notification index.
+func noteMember(row, column string) string {
+	return escapeRow(row) + "\x00\x01" + column
+}
+
+// decimals is the number of digits of n.
+func decimals(n int) int {
+	d := 1
+	for ; n >= 10; n /= 10 {
+		d++
+	}
+	return d
+}
+
+// field writes the field of a column, or the beginning of its history members.
+func (p *packer) field(kind byte, column string) {
+	p.strHead(2 + decimals(len(column)) + len(column))
+	p.b = appendField(p.b, kind, column)
+}
+
+func appendField(b []byte, kind byte, column string) []byte {
+	b = append(b, kind)
+	b = strconv.AppendInt(b, int64(len(column)), 10)
+	b = append(b, ':')
+	return append(b, column...)
+}
+
+// key writes the key of a row's hash.
+func (p *packer) key(tag, table, row string) {
+	p.strHead(len(tag) + 3 + len(table) + len(row))
+	p.b = append(p.b, tag...)
+	p.b = append(p.b, 'r', ':')
+	p.b = append(p.b, table...)
+	p.b = append(p.b, '/')
+	p.b = append(p.b, row...)
+}
+
+// span writes the two ends of a range of a column's history, which holds the
+// timestamps from lo to hi.
+func (p *packer) span(kind byte, column string, lo, hi rowstore.Timestamp) {
+	n := 1 + 2 + decimals(len(column)) + len(column) + 8
+	p.strHead(n)
+	p.b = append(p.b, '[')
+	p.b = appendField(p.b, kind, column)
+	p.b = binary.BigEndian.AppendUint64(p.b, inv(hi))
+	p.strHead(n)
+	p.b = append(p.b, '(')
+	p.b = appendField(p.b, kind, column)
+	// No version has timestamp 0, and there is no number above its inverse.
+	p.b = binary.BigEndian.AppendUint64(p.b, inv(max(lo, 1)-1))
+}
+
+// parseField takes the name of a field, or the beginning of a history member,
+// apart; rest is what follows the column.
+func parseField(s string) (kind byte, column, rest string, err error) {
+	if len(s) < 3 {
+		return 0, "", "", fmt.Errorf("the field %q is not a store's", s)
+	}
+	i := strings.IndexByte(s, ':')
+	if i < 2 {
+		return 0, "", "", fmt.Errorf("the field %q is not a store's", s)
+	}
+	n, err := strconv.Atoi(s[1:i])
+	if err != nil || n < 1 || n > len(s)-i-1 {
+		return 0, "", "", fmt.Errorf("the field %q is not a store's", s)
+	}
+	return s[0], s[i+1 : i+1+n], s[i+1+n:], nil
+}
+
+// version is a version as it stands in an answer.
+type version struct {
+	family rowstore.Family
+	column string
+	ts     rowstore.Timestamp
+	value  string
+}
+
+// parseCell appends the versions that a cell's field holds.
+func parseCell(to []version, column, v string) ([]version, error) {
+	if v == "" {
+		return to, errCell
+	}
+	flags := v[0]
+	v = v[1:]
+	for _, part := range [2]struct {
+		flag   byte
+		family rowstore.Family
+	}{{flagLock, rowstore.Lock}, {flagMark, rowstore.Rollback}} {
+		if flags&part.flag == 0 {
+			continue
+		}
+		ts, value, rest, ok := parseSized(v)
+		if !ok {
+			return to, errCell
+		}
+		to = append(to, version{part.family, column, ts, value})
+		v = rest
+	}
+	if flags&flagWrite != 0 {
+		if len(v) < 8 {
+			return to, errCell
+		}
+		to = append(to, version{rowstore.Write, column, tsOf(v), v[8:]})
+	}
+	return to, nil
+}
+
+// parseNotes appends the notifications of a column's field.
+func parseNotes(to []version, column, v string) ([]version, error) {
+	for v != "" {
+		ts, value, rest, ok := parseSized(v)
+		if !ok {
+			return to, errCell
+		}
+		to = append(to, version{rowstore.Notify, column, ts, value})
+		v = rest
+	}
+	return to, nil
+}
+
+// parseHistory appends the version of a history member.
+func parseHistory(to []version, member string) ([]version, error) {
+	kind, column, rest, err := parseField(member)
+	if err != nil {
+		return to, err
+	}
+	if len(rest) < 8 {
+		return to, errCell
+	}
+	family := rowstore.Write
+	if kind == 'D' {
+		family = rowstore.Data
+	}
+	return append(to, version{family, column, tsOf(rest), rest[8:]}), nil
+}
+
+var errCell = fmt.Errorf("a stored row cannot be read: %w", errAnswer)
+
+func parseSized(v string) (ts rowstore.Timestamp, value, rest string, ok bool) {
+	if len(v) < 12 {
+		return 0, "", "", false
+	}
+	n := int(v[8])<<24 | int(v[9])<<16 | int(v[10])<<8 | int(v[11])
+	if n > len(v)-12 {
+		return 0, "", "", false
+	}
+	return tsOf(v), v[12 : 12+n], v[12+n:], true
+}
+
+func tsOf(v string) rowstore.Timestamp {
+	var n uint64
+	for i := range 8 {
+		n = n<<8 | uint64(v[i])
+	}
+	return rowstore.Timestamp(^n)
+}

@@ -1,0 +1,88 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/conformance"
+	"github.com/percolate-go/percolate/internal/testserver"
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+func TestMain(m *testing.M) {
+	testserver.Main(m)
+}
+
+var prefixes atomic.Int64
+
+// with adds parameters to a server's URL, and a prefix that no other test has.
+func with(t testing.TB, raw string, params ...string) string {
+	t.Helper()
+	u, q := raw, ""
+	for i := range raw {
+		if raw[i] == '?' {
+			u, q = raw[:i], raw[i+1:]
+			break
+		}
+	}
+	v, err := url.ParseQuery(q)
+	require.NoError(t, err)
+	v.Set("prefix", fmt.Sprintf("t%d-%d", time.Now().UnixNano(), prefixes.Add(1)))
+	for i := 0; i < len(params); i += 2 {
+		v.Set(params[i], params[i+1])
+	}
+	return u + "?" + v.Encode()
+}
+
+// openURL opens a store and closes it after the test.
+func openURL(t testing.TB, raw string) rowstore.Store {
+	t.Helper()
+	s, err := OpenURL(context.Background(), raw)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return s
+}
+
+// bare opens a store that is not coalesced.
+func bare(t testing.TB, raw string) *Store {
+	t.Helper()
+	o, err := ParseURL(raw)
+	require.NoError(t, err)
+	o.NoCoalesce = true
+	s, err := Open(context.Background(), o)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return s.(*Store)
+}
+
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	t.Run("Standalone", func(t *testing.T) {
+		t.Parallel()
+		conformance.Run(t, func(t testing.TB) rowstore.Store {
+			return openURL(t, with(t, testserver.Redis(t)))
+		}, conformance.Scale(0.15))
+	})
+	t.Run("Partitions", func(t *testing.T) {
+		t.Parallel()
+		conformance.RunStore(t, func(t testing.TB) rowstore.Store {
+			return openURL(t, with(t, testserver.Redis(t), "partitions", "5", "coalesce", "off"))
+		}, conformance.Scale(0.2))
+	})
+	t.Run("Cluster", func(t *testing.T) {
+		t.Parallel()
+		url := testserver.NewRedisCluster(t, nil).URL
+		conformance.RunStore(t, func(t testing.TB) rowstore.Store {
+			return openURL(t, with(t, url))
+		}, conformance.Scale(0.2))
+	})
+}
+
+const maxTS = oracle.Max

@@ -1,0 +1,54 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// storeOracle hands out the store's timestamps (section 2.3 of the paper): the
+// server's time, or the next number where that is not ahead of the last one. A
+// server that started, or took over, goes on above everything that was handed out
+// before: scripts/oracle_part.lua.
+type storeOracle struct{ s *Store }
+
+// maxDraw bounds one draw to the timestamps of about four seconds.
+const maxDraw = 1 << 30
+
+// Draw returns the first of n new timestamps. A draw that failed may have used
+// some up.
+func (o storeOracle) Draw(ctx context.Context, n int) (oracle.Timestamp, error) {
+	s := o.s
+	if n < 1 || n > maxDraw {
+		return 0, fmt.Errorf("redis: %w: draw of %d timestamps", rowstore.ErrInvalid, n)
+	}
+	if err := s.begin(ctx); err != nil {
+		if s.closed.Load() {
+			return 0, fmt.Errorf("%w: %w", oracle.ErrClosed, err)
+		}
+		return 0, err
+	}
+	c := &call{script: drawScript, keys: []string{s.okey}}
+	c.arg.b = strconv.AppendInt(nil, int64(n), 10)
+	if !s.await(ctx, func(ctx context.Context) { s.run(ctx, []*call{c}) }) {
+		return 0, fmt.Errorf("redis: draw: %w", ctx.Err())
+	}
+	if c.err != nil {
+		if s.closed.Load() {
+			return 0, fmt.Errorf("%w: %w", oracle.ErrClosed, c.err)
+		}
+		return 0, fmt.Errorf("redis: draw: %w", c.err)
+	}
+	u := unpacker{s: c.answer}
+	if u.list() != 2 {
+		return 0, fmt.Errorf("redis: draw: %w", errAnswer)
+	}
+	ms, ctr := u.number(), u.number()
+	if err := u.done(); err != nil {
+		return 0, fmt.Errorf("redis: draw: %w", err)
+	}
+	return oracle.Timestamp(ms)<<oracle.LogicalBits + oracle.Timestamp(ctr), nil
+}

@@ -1,0 +1,247 @@
+package redis
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/internal/testserver"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// forward passes the connections of l on to a server, and ends with the test.
+func forward(t testing.TB, l net.Listener, addr string) {
+	t.Helper()
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var open []net.Conn
+	wg.Go(func() {
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			out, err := net.Dial("tcp", addr)
+			if err != nil {
+				_ = in.Close()
+				continue
+			}
+			mu.Lock()
+			open = append(open, in, out)
+			mu.Unlock()
+			wg.Go(func() { _, _ = io.Copy(out, in); _ = out.Close() })
+			wg.Go(func() { _, _ = io.Copy(in, out); _ = in.Close() })
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.Close()
+		mu.Lock()
+		for _, c := range open {
+			_ = c.Close()
+		}
+		mu.Unlock()
+		wg.Wait()
+	})
+}
+
+// certificate makes a certificate signed by parent, or by itself, and writes it
+// and its key as PEM files.
+func certificate(t testing.TB, dir, name string, parent *tls.Certificate) (pair tls.Certificate, certFile, keyFile string) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		DNSNames: []string{name}, BasicConstraintsValid: true, IsCA: parent == nil,
+		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	signer, by := any(key), tmpl
+	if parent != nil {
+		signer = parent.PrivateKey
+		by, err = x509.ParseCertificate(parent.Certificate[0])
+		require.NoError(t, err)
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, by, &key.PublicKey, signer)
+	require.NoError(t, err)
+	raw, err := x509.MarshalPKCS8PrivateKey(key)
+	require.NoError(t, err)
+	certFile, keyFile = filepath.Join(dir, name+".crt"), filepath.Join(dir, name+".key")
+	require.NoError(t, os.WriteFile(certFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
+	require.NoError(t, os.WriteFile(keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw}), 0o600))
+	pair, err = tls.LoadX509KeyPair(certFile, keyFile)
+	require.NoError(t, err)
+	return pair, certFile, keyFile
+}
+
+func TestTLS(t *testing.T) {
+	t.Parallel()
+	plain := with(t, testserver.Redis(t))
+	o, err := ParseURL(plain)
+	require.NoError(t, err)
+	dir := t.TempDir()
+	ca, caFile, _ := certificate(t, dir, "ca", nil)
+	server, _, _ := certificate(t, dir, "redis.test", &ca)
+	_, clientCert, clientKey := certificate(t, dir, "client", &ca)
+	pool := x509.NewCertPool()
+	root, err := x509.ParseCertificate(ca.Certificate[0])
+	require.NoError(t, err)
+	pool.AddCert(root)
+	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{
+		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{server},
+		ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert,
+	})
+	require.NoError(t, err)
+	forward(t, l, o.Addrs[0])
+
+	base := "rediss://" + l.Addr().String() + "/?prefix=" + o.Prefix
+	all := base + "&tls_ca=" + caFile + "&tls_cert=" + clientCert + "&tls_key=" + clientKey + "&tls_server_name=redis.test"
+	s := openURL(t, all)
+	apply(t, s, put("r", 1, "v"))
+	require.Equal(t, "v", newest(t, s, "r"))
+
+	require.ErrorContains(t, openError(t, base), "certificate")
+	require.ErrorContains(t, openError(t, strings.Replace(all, "redis.test", "other.test", 1)), "other.test")
+	require.Error(t, openError(t, base+"&tls_ca="+caFile+"&tls_server_name=redis.test"), "without the client's certificate")
+	require.Error(t, openError(t, strings.Replace(base, "rediss:", "redis:", 1)), "without TLS")
+}
+
+func TestUnixSocket(t *testing.T) {
+	t.Parallel()
+	o, err := ParseURL(with(t, testserver.Redis(t)))
+	require.NoError(t, err)
+	// The path of a socket has a small limit, which a test's directory can exceed.
+	dir, err := os.MkdirTemp("", "r") //nolint:usetesting // see above
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	path := filepath.Join(dir, "s")
+	l, err := net.Listen("unix", path)
+	require.NoError(t, err)
+	forward(t, l, o.Addrs[0])
+	s := openURL(t, "unix://"+path+"?prefix="+o.Prefix)
+	apply(t, s, put("r", 1, "v"))
+	require.Equal(t, "v", newest(t, s, "r"))
+}
+
+func TestSentinel(t *testing.T) {
+	t.Parallel()
+	program, err := exec.LookPath("redis-server")
+	if err != nil {
+		t.Skip("a sentinel is a redis-server of this machine, and there is none: install the package redis-server")
+	}
+	ctx := context.Background()
+	one := testserver.NewRedis(t, nil)
+	two := testserver.NewRedis(t, nil)
+	require.NoError(t, admin(t, two.URL).Do(ctx, "REPLICAOF", one.Host, one.Port).Err())
+
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	addr := l.Addr().String()
+	_, port, err := net.SplitHostPort(addr)
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	dir := t.TempDir()
+	conf := filepath.Join(dir, "sentinel.conf")
+	require.NoError(t, os.WriteFile(conf, fmt.Appendf(nil,
+		"port %s\nbind 127.0.0.1\ndir %s\nsentinel monitor main %s %d 1\nsentinel down-after-milliseconds main 1000\nsentinel failover-timeout main 5000\n",
+		port, dir, one.Host, one.Port), 0o600))
+	cmd := exec.Command(program, conf, "--sentinel") //nolint:gosec // the test's own arguments
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	sentinel := admin(t, "redis://"+addr)
+	require.Eventually(t, func() bool {
+		n, err := sentinel.Do(ctx, "SENTINEL", "REPLICAS", "main").Slice()
+		return err == nil && len(n) == 1
+	}, 60*time.Second, 10*time.Millisecond, "the sentinel knows the replica")
+
+	url := with(t, "redis+sentinel://"+addr, "master", "main")
+	s := bare(t, url)
+	require.ErrorContains(t, openError(t, "redis://"+addr), "sentinel")
+	require.ErrorContains(t, openError(t, two.URL), "replica")
+	rep, err := s.Report(ctx)
+	require.NoError(t, err)
+	require.Contains(t, strings.Join(rep.Warnings, "\n"), "replicas")
+	apply(t, s, put("r", 1, "v"))
+	before := draw(t, s)
+
+	// The other server takes over, once it has everything.
+	old := admin(t, one.URL)
+	require.Eventually(t, func() bool {
+		n, err := old.Do(ctx, "WAIT", 1, 1000).Int()
+		return err == nil && n == 1
+	}, 60*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool {
+		return sentinel.Do(ctx, "SENTINEL", "FAILOVER", "main").Err() == nil
+	}, 60*time.Second, 50*time.Millisecond)
+	// Until the old primary is told, it takes writes that are lost: wait for that.
+	require.Eventually(t, func() bool {
+		role, err := old.Do(ctx, "ROLE").Slice()
+		return err == nil && role[0] == "slave" && role[3] == "connected"
+	}, 60*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return tryApply(ctx, s, put("r", 2, "w")) == nil },
+		60*time.Second, 10*time.Millisecond)
+	require.Equal(t, "w", newest(t, s, "r"))
+	require.Greater(t, draw(t, s), before)
+	require.Equal(t, "w", newest(t, bare(t, two.URL+"?prefix="+s.opts.Prefix), "r"), "on the new primary")
+}
+
+func TestParseURL(t *testing.T) {
+	t.Parallel()
+	o, err := ParseURL("redis://user:p%40ss@h1:1,h2,[::1]:3/?prefix=shop&partitions=4&pool_size=7&read_timeout=2s")
+	require.NoError(t, err)
+	require.Equal(t, Cluster, o.Mode)
+	require.Equal(t, []string{"h1:1", "h2:6379", "[::1]:3"}, o.Addrs)
+	require.Equal(t, "user", o.Username)
+	require.Equal(t, "p@ss", o.Password)
+	require.Equal(t, "shop", o.Prefix)
+	require.Equal(t, 4, o.Partitions)
+	require.Equal(t, 7, o.PoolSize)
+	require.Equal(t, 2*time.Second, o.ReadTimeout)
+	o, err = ParseURL("redis://localhost/3?coalesce=off")
+	require.NoError(t, err)
+	require.Equal(t, 3, o.DB)
+	require.Equal(t, Standalone, o.Mode)
+	require.True(t, o.NoCoalesce)
+	o, err = ParseURL("redis+sentinel://a,b?master=m&db=1")
+	require.NoError(t, err)
+	require.Equal(t, []string{"a:26379", "b:26379"}, o.Addrs)
+	o, err = ParseURL("unix:///run/redis.sock?db=2")
+	require.NoError(t, err)
+	require.Equal(t, []string{"/run/redis.sock"}, o.Addrs)
+	require.Equal(t, 2, o.DB)
+
+	for _, bad := range []string{
+		"redis:", "redis://h:x", "redis://h:0", "redis://h:70000", "redis://::1", "redis://h/x", "redis://h/1?db=2",
+		"redis://h?nope=1", "redis://h?prefix=a%7Bb", "redis://h?partitions=0", "redis://h?partitions=9999",
+		"redis://h?read_timeout=1h", "redis://h?read_timeout=5", "redis://h?coalesce=maybe", "redis://h?prefix=a&prefix=b",
+		"redis://u:%zz" + secret + "@h", "redis://h?tls_ca=x", "rediss://h?tls_ca=/does/not/exist", "rediss://h?tls_cert=x",
+		"redis+cluster://h/1", "redis+nope://h", "unix://host/path", "unix://", "redis://h1,h2?mode=standalone",
+		"redis+cluster://h?mode=sentinel", "redis://" + secret + "@h?x=%zz", "http://h",
+	} {
+		_, err := ParseURL(bad)
+		require.ErrorIs(t, err, rowstore.ErrInvalid, bad)
+		require.NotContains(t, err.Error(), secret)
+	}
+}

@@ -1,0 +1,432 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// readBatch is a run of the read script.
+type readBatch struct {
+	rows []int // indexes of the caller's reads
+	enc  packer
+	call call
+}
+
+var readBatches = sync.Pool{New: func() any { return new(readBatch) }}
+
+// Read answers each read from one atomic view of its row, all in one run of a
+// script for each partition, or on one server for all.
+func (s *Store) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
+	if err := rowstore.CheckReads(reads); err != nil {
+		return nil, fmt.Errorf("redis: %w", err)
+	}
+	for i := range reads {
+		if err := checkNames(reads[i].Table, reads[i].Row); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.begin(ctx); err != nil {
+		return nil, err
+	}
+	out := make([]rowstore.Row, len(reads))
+	var all []*readBatch
+	open := make([]*readBatch, 1)
+	if !s.oneSlot {
+		open = make([]*readBatch, len(s.parts))
+	}
+	for i := range reads {
+		at := s.partOf(reads[i].Table, reads[i].Row)
+		tag := s.parts[at].tag
+		if s.oneSlot {
+			at = 0
+		}
+		b := open[at]
+		if b == nil || len(b.rows) >= maxRowsPerCall {
+			b = readBatches.Get().(*readBatch)
+			b.rows = b.rows[:0]
+			b.enc.reset()
+			b.call = call{part: at, script: readScript}
+			open[at] = b
+			all = append(all, b)
+		}
+		b.rows = append(b.rows, i)
+		b.enc.read(tag, &reads[i])
+		out[i].Table, out[i].Row = reads[i].Table, reads[i].Row
+	}
+	if len(all) == 0 {
+		s.end()
+		return out, nil
+	}
+	calls := make([]*call, len(all))
+	for i, b := range all {
+		b.call.arg.b = b.enc.bytes()
+		calls[i] = &b.call
+	}
+	if !s.await(ctx, func(ctx context.Context) { s.run(ctx, calls) }) {
+		return nil, fmt.Errorf("redis: read: %w", ctx.Err())
+	}
+	failed := 0
+	var first error
+	var buf decoder
+	for _, b := range all {
+		err := b.call.err
+		if err == nil {
+			err = buf.rows(reads, b, out)
+		}
+		if err != nil {
+			failed++
+			first = err
+			for _, i := range b.rows {
+				out[i].Err = fmt.Errorf("redis: read: %w", err)
+			}
+		}
+		readBatches.Put(b)
+	}
+	if failed == len(all) {
+		return nil, fmt.Errorf("redis: read: %w", first)
+	}
+	return out, nil
+}
+
+// read writes one read.
+func (p *packer) read(tag string, r *rowstore.RowRead) {
+	table := escapeTable(r.Table)
+	if column, at, ok := isSimple(r.Picks); ok {
+		p.small(0)
+		p.key(tag, table, r.Row)
+		p.field('W', column)
+		p.halves(inv(at))
+		return
+	}
+	p.small(1)
+	p.key(tag, table, r.Row)
+	pl := newPlan(r.Picks)
+	p.plan(&pl)
+}
+
+// beginField is a field of a row that the begin script reads: a cell's (kind W) or a
+// column's notifications (kind N).
+type beginField struct {
+	kind   byte
+	column string
+}
+
+// beginFields returns the fields of a read that the begin script answers: whose picks
+// want locks, marks, notifications, and the newest write at the timestamp drawn.
+func beginFields(picks []rowstore.Pick, to []beginField) ([]beginField, bool) {
+	for i := range picks {
+		p := &picks[i]
+		f := beginField{'W', p.Column}
+		switch {
+		case p.Column == rowstore.AllColumns, p.Family == rowstore.Data,
+			p.Family == rowstore.Write && (p.To != rowstore.Drawn || p.Limit != 1):
+			return to, false
+		case p.Family == rowstore.Notify:
+			f.kind = 'N'
+		}
+		if !slices.Contains(to, f) {
+			to = append(to, f)
+		}
+	}
+	return to, true
+}
+
+// DrawRead draws a timestamp for each ask and answers its reads, on one server in the
+// same run of a script. In a Cluster, and for reads that are not those of a snapshot,
+// it draws first.
+func (s *Store) DrawRead(ctx context.Context, asks []rowstore.DrawRead) ([]rowstore.DrawnRows, error) {
+	if err := rowstore.CheckDrawReads(asks); err != nil {
+		return nil, fmt.Errorf("redis: %w", err)
+	}
+	b := readBatches.Get().(*readBatch)
+	b.enc.reset()
+	b.enc.u32(uint32(len(asks)))
+	var few [8]beginField
+	rows, fields, plain := 0, 0, s.oneSlot
+	for i := range asks {
+		for j := range asks[i].Reads {
+			r := &asks[i].Reads[j]
+			if err := checkNames(r.Table, r.Row); err != nil {
+				return nil, err
+			}
+			wanted, ok := beginFields(r.Picks, few[:0])
+			if plain = plain && ok; !plain {
+				continue
+			}
+			table, tag := escapeTable(r.Table), s.parts[s.partOf(r.Table, r.Row)].tag
+			for _, f := range wanted {
+				b.enc.key(tag, table, r.Row)
+				b.enc.field(f.kind, f.column)
+			}
+			fields += len(wanted)
+		}
+		rows += len(asks[i].Reads)
+	}
+	if !plain || fields > 2*maxRowsPerCall || len(asks) == 0 {
+		readBatches.Put(b)
+		return rowstore.DrawThenRead(ctx, s.Oracle(), s, asks)
+	}
+	if err := s.begin(ctx); err != nil {
+		return nil, err
+	}
+	c := &call{script: beginScript, keys: []string{s.okey}}
+	c.arg.b = b.enc.bytes()
+	if !s.await(ctx, func(ctx context.Context) { s.run(ctx, []*call{c}) }) {
+		return nil, fmt.Errorf("redis: begin: %w", ctx.Err())
+	}
+	readBatches.Put(b)
+	if c.err != nil {
+		return nil, fmt.Errorf("redis: begin: %w", c.err)
+	}
+	return begun(c.answer, asks, rows, fields)
+}
+
+// begun reads the answer of the begin script.
+func begun(answer string, asks []rowstore.DrawRead, rows, fields int) ([]rowstore.DrawnRows, error) {
+	u := unpacker{s: answer}
+	if u.list() != 2+fields {
+		return nil, fmt.Errorf("redis: begin: %w", errAnswer)
+	}
+	ms, ctr := u.number(), u.number()
+	first := oracle.Timestamp(ms)<<oracle.LogicalBits + oracle.Timestamp(ctr)
+	var d decoder
+	var few [8]beginField
+	answers := make([]rowstore.DrawnRows, len(asks))
+	all := make([]rowstore.Row, rows)
+	for i := range asks {
+		n := len(asks[i].Reads)
+		answers[i] = rowstore.DrawnRows{TS: first + oracle.Timestamp(i), Rows: all[:n:n]}
+		all = all[n:]
+		for j := range asks[i].Reads {
+			r := &asks[i].Reads[j]
+			d.vs = d.vs[:0]
+			wanted, _ := beginFields(r.Picks, few[:0])
+			for _, f := range wanted {
+				v, ok := u.string()
+				if !ok {
+					continue
+				}
+				var err error
+				if f.kind == 'N' {
+					d.vs, err = parseNotes(d.vs, f.column, v)
+				} else {
+					d.vs, err = parseCell(d.vs, f.column, v)
+				}
+				if err != nil {
+					return nil, fmt.Errorf("redis: begin: row %q of table %q: %w", r.Row, r.Table, err)
+				}
+			}
+			answers[i].Rows[j] = rowstore.Row{Table: r.Table, Row: r.Row, Versions: d.pick(r.Picks)}
+		}
+	}
+	if err := u.done(); err != nil {
+		return nil, fmt.Errorf("redis: begin: %w", err)
+	}
+	return answers, nil
+}
+
+// decoder turns answers into rows. Its memory is used again.
+type decoder struct {
+	vs     []version
+	keep   []bool
+	counts []int
+}
+
+func (d *decoder) rows(reads []rowstore.RowRead, b *readBatch, out []rowstore.Row) error {
+	u := unpacker{s: b.call.answer}
+	if n := u.list(); n != len(b.rows) {
+		return errAnswer
+	}
+	for _, i := range b.rows {
+		picks := reads[i].Picks
+		var err error
+		d.vs = d.vs[:0]
+		if column, _, ok := isSimple(picks); ok {
+			err = d.column(&u, 'W', column)
+		} else {
+			pl := newPlan(picks)
+			err = d.general(&u, &pl)
+		}
+		if err == nil {
+			err = u.err
+		}
+		if err != nil {
+			return err
+		}
+		out[i].Versions = d.pick(picks)
+	}
+	return u.done()
+}
+
+// column reads the view of one field: the field, or a list of history members and
+// the field.
+func (d *decoder) column(u *unpacker, kind byte, name string) error {
+	it := u.next()
+	n := int64(0)
+	if it.kind == isList {
+		n = it.n - 1
+		for range n {
+			m, ok := u.string()
+			if !ok {
+				return errAnswer
+			}
+			var err error
+			if d.vs, err = parseHistory(d.vs, m); err != nil {
+				return err
+			}
+		}
+		it = u.next()
+	}
+	switch it.kind {
+	case isFalse:
+		return nil
+	case isString:
+		var err error
+		if kind == 'W' {
+			d.vs, err = parseCell(d.vs, name, it.s)
+		} else {
+			d.vs, err = parseNotes(d.vs, name, it.s)
+		}
+		return err
+	}
+	return errAnswer
+}
+
+// general reads the answer to a plan.
+func (d *decoder) general(u *unpacker, pl *plan) error {
+	n := u.list() - len(pl.ranges)
+	if pl.all {
+		if n < 0 || n%2 != 0 {
+			return errAnswer
+		}
+		for range n / 2 {
+			f, ok := u.string()
+			if !ok {
+				return errAnswer
+			}
+			kind, column, _, err := parseField(f)
+			if err != nil {
+				return err
+			}
+			if err := d.column(u, kind, column); err != nil {
+				return err
+			}
+		}
+	} else {
+		if n != len(pl.cells)+len(pl.notes) {
+			return errAnswer
+		}
+		for i := range pl.cells {
+			if err := d.column(u, 'W', pl.cells[i].column); err != nil {
+				return err
+			}
+		}
+		for _, c := range pl.notes {
+			if err := d.column(u, 'N', c); err != nil {
+				return err
+			}
+		}
+	}
+	for range pl.ranges {
+		for range u.list() {
+			m, ok := u.string()
+			if !ok {
+				return errAnswer
+			}
+			var err error
+			if d.vs, err = parseHistory(d.vs, m); err != nil {
+				return err
+			}
+		}
+	}
+	return u.err
+}
+
+// compareVersions is rowstore.CompareVersions for versions of an answer.
+func compareVersions(a, b version) int {
+	if a.family != b.family {
+		return int(a.family) - int(b.family)
+	}
+	if c := strings.Compare(a.column, b.column); c != 0 {
+		return c
+	}
+	switch {
+	case a.ts > b.ts:
+		return -1
+	case a.ts < b.ts:
+		return 1
+	}
+	return 0
+}
+
+// pick selects from the versions that were read, which may be more than asked
+// for, those that the picks want, in order, each once.
+func (d *decoder) pick(picks []rowstore.Pick) []rowstore.Version {
+	if len(d.vs) == 0 {
+		return nil
+	}
+	if !slices.IsSortedFunc(d.vs, compareVersions) {
+		slices.SortFunc(d.vs, compareVersions)
+	}
+	d.vs = slices.CompactFunc(d.vs, func(a, b version) bool { return compareVersions(a, b) == 0 })
+	d.keep = slices.Grow(d.keep[:0], len(d.vs))[:len(d.vs)]
+	d.counts = slices.Grow(d.counts[:0], len(picks))[:len(picks)]
+	n, size := 0, 0
+	for i := range d.vs {
+		v := &d.vs[i]
+		d.keep[i] = false
+		if i == 0 || v.family != d.vs[i-1].family || v.column != d.vs[i-1].column {
+			clear(d.counts)
+		}
+		for j := range picks {
+			p := &picks[j]
+			if p.Family != v.family || p.Column != rowstore.AllColumns && p.Column != v.column ||
+				v.ts < p.From || v.ts > p.To || p.Limit > 0 && d.counts[j] >= p.Limit {
+				continue
+			}
+			d.counts[j]++
+			d.keep[i] = true
+		}
+		if d.keep[i] {
+			n++
+			size += len(v.value)
+		}
+	}
+	if n == 0 {
+		return nil
+	}
+	// The values get memory of their own, that of the row: the answer may hold many
+	// rows, and one value that is kept must not keep all of them.
+	out := make([]rowstore.Version, 0, n)
+	values := make([]byte, 0, size)
+	for i := range d.vs {
+		if !d.keep[i] {
+			continue
+		}
+		v := &d.vs[i]
+		at := len(values)
+		values = append(values, v.value...)
+		var value []byte
+		if v.value != "" {
+			value = values[at:len(values):len(values)]
+		}
+		out = append(out, rowstore.Version{Family: v.family, Column: ownColumn(picks, v), TS: v.ts, Value: value})
+	}
+	return out
+}
+
+// ownColumn returns a column's name that does not keep the answer in memory.
+func ownColumn(picks []rowstore.Pick, v *version) string {
+	for i := range picks {
+		if picks[i].Column == v.column {
+			return picks[i].Column
+		}
+	}
+	return strings.Clone(v.column)
+}

@@ -1,0 +1,231 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"iter"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+const (
+	scanLook      = 1000    // rows looked at in one run of the script
+	scanBytes     = 1 << 20 // of an answer, about
+	scanFirstPage = 16      // rows of the first page of a partition
+	scanMaxPage   = 512
+)
+
+// cursor is the scan of one partition.
+type cursor struct {
+	part   int
+	lo, hi string // bounds of the rest, as the server takes them
+	rows   []scanned
+	done   bool
+	page   int
+}
+
+type scanned struct {
+	row      string
+	versions []rowstore.Version
+}
+
+// scanner merges the partitions of one scan.
+type scanner struct {
+	s       *Store
+	r       rowstore.ScanRange
+	notes   bool
+	plan    plan
+	want    [8]bool
+	cursors []*cursor
+}
+
+// Scan visits the rows of a range in order: a page from each partition at a time,
+// merged. What picks notifications only reads the index of notifications, and
+// costs nothing for the other rows.
+func (s *Store) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
+	return func(yield func(rowstore.Row, error) bool) {
+		if err := s.scan(ctx, r, func(row rowstore.Row) bool { return yield(row, nil) }); err != nil {
+			yield(rowstore.Row{}, fmt.Errorf("redis: scan of table %q: %w", r.Table, err))
+		}
+	}
+}
+
+func (s *Store) scan(ctx context.Context, r rowstore.ScanRange, yield func(rowstore.Row) bool) error {
+	if err := rowstore.CheckScan(r); err != nil {
+		return err
+	}
+	if err := checkNames(r.Table, ""); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if s.closed.Load() {
+		return rowstore.ErrClosed
+	}
+	if r.To != "" && r.From >= r.To {
+		return nil
+	}
+	sc := &scanner{s: s, r: r, notes: true, plan: newPlan(r.Picks)}
+	for _, p := range r.Picks {
+		sc.notes = sc.notes && p.Family == rowstore.Notify
+		for flags := range 8 {
+			switch p.Family {
+			case rowstore.Lock:
+				sc.want[flags] = sc.want[flags] || flags&flagLock != 0
+			case rowstore.Rollback:
+				sc.want[flags] = sc.want[flags] || flags&flagMark != 0
+			case rowstore.Write:
+				sc.want[flags] = sc.want[flags] || flags&flagWrite != 0
+			case rowstore.Notify:
+				// No cell has no flag at all: the place stands for notifications.
+				sc.want[0] = true
+			}
+		}
+	}
+	for i := range s.parts {
+		c := &cursor{part: i, lo: "-", hi: "+", page: scanFirstPage}
+		from, to := r.From, r.To
+		if sc.notes {
+			from, to = escapeRow(from), escapeRow(to)
+		}
+		if from != "" {
+			c.lo = "[" + from
+		}
+		if to != "" {
+			c.hi = "(" + to
+		}
+		sc.cursors = append(sc.cursors, c)
+	}
+	for given := 0; r.Limit == 0 || given < r.Limit; given++ {
+		if err := sc.fill(ctx, r.Limit-given); err != nil {
+			return err
+		}
+		c := sc.first()
+		if c == nil {
+			return nil
+		}
+		next := c.rows[0]
+		c.rows = c.rows[1:]
+		if !yield(rowstore.Row{Table: r.Table, Row: next.row, Versions: next.versions}) {
+			return nil
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// first returns the cursor whose next row comes first, nil at the end.
+func (sc *scanner) first() *cursor {
+	var best *cursor
+	for _, c := range sc.cursors {
+		if len(c.rows) == 0 {
+			continue
+		}
+		if best == nil || (c.rows[0].row < best.rows[0].row) != sc.r.Reverse {
+			best = c
+		}
+	}
+	return best
+}
+
+// fill gets the next page of each partition that has no row left at hand, until
+// all have one or are at their end.
+func (sc *scanner) fill(ctx context.Context, rest int) error {
+	for {
+		var empty []*cursor
+		for _, c := range sc.cursors {
+			if len(c.rows) == 0 && !c.done {
+				empty = append(empty, c)
+			}
+		}
+		if len(empty) == 0 {
+			return nil
+		}
+		if err := sc.s.begin(ctx); err != nil {
+			return err
+		}
+		calls := make([]*call, len(empty))
+		for i, c := range empty {
+			calls[i] = sc.call(c, rest)
+		}
+		if !sc.s.await(ctx, func(ctx context.Context) { sc.s.run(ctx, calls) }) {
+			return ctx.Err()
+		}
+		for i, c := range empty {
+			if calls[i].err != nil {
+				return calls[i].err
+			}
+			if err := sc.answer(c, calls[i].answer); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func (sc *scanner) call(c *cursor, rest int) *call {
+	at := c.part
+	if sc.s.oneSlot {
+		at = 0
+	}
+	page := c.page
+	if sc.r.Limit > 0 {
+		page = min(page, rest)
+	}
+	c.page = min(4*c.page, scanMaxPage)
+	tag, table := sc.s.parts[c.part].tag, escapeTable(sc.r.Table)
+	var p packer
+	p.reset()
+	index := "i:"
+	if sc.notes {
+		index = "n:"
+	}
+	p.str(tag + index + table)
+	p.str(c.lo)
+	p.str(c.hi)
+	p.bool(sc.r.Reverse)
+	p.u32(uint32(page))
+	p.u32(scanLook)
+	p.u32(scanBytes)
+	p.str(tag + "r:" + table + "/")
+	p.bool(sc.notes)
+	for flags := 1; flags < 8; flags++ {
+		p.bool(sc.want[flags])
+	}
+	p.bool(sc.want[0])
+	p.plan(&sc.plan)
+	ca := &call{part: at, script: scanScript}
+	ca.arg.b = p.bytes()
+	return ca
+}
+
+func (sc *scanner) answer(c *cursor, answer string) error {
+	u := unpacker{s: answer}
+	n := u.list()
+	bound, more := u.string()
+	switch {
+	case !more:
+		c.done = true
+	case sc.r.Reverse:
+		c.hi = bound
+	default:
+		c.lo = bound
+	}
+	var d decoder
+	for range (n - 1) / 2 {
+		row, ok := u.string()
+		if !ok {
+			return errAnswer
+		}
+		d.vs = d.vs[:0]
+		if err := d.general(&u, &sc.plan); err != nil {
+			return err
+		}
+		if vs := d.pick(sc.r.Picks); len(vs) > 0 {
+			c.rows = append(c.rows, scanned{row, vs})
+		}
+	}
+	return u.done()
+}

@@ -1,0 +1,66 @@
+-- One page of a scan of one partition. ARGV[1] holds: index key, lower and upper
+-- bound, reverse, most rows to answer, most rows to look at, most bytes to
+-- answer, prefix of the row keys, whether the index is that of notifications,
+-- want[1..8], and a general read. Answers the bound to go on from (false at the
+-- end), then row, view, row, view.
+local A = cmsgpack.unpack(ARGV[1])
+local idx, lo, hi, reverse, most, look, bytes, prefix, notes = A[1], A[2], A[3], A[4], A[5], A[6], A[7], A[8], A[9]
+local want = {}
+for i = 1, 8 do want[i] = A[9 + i] end
+local out, n, size, rows, seen = {false}, 1, 0, 0, 0
+local stop, lastrow = false, nil
+while not stop do
+  local chunk = look - seen
+  if chunk > 128 then chunk = 128 end
+  if most > 0 and chunk > most - rows + 8 then chunk = most - rows + 8 end
+  local keys
+  if reverse then
+    keys = call('ZREVRANGEBYLEX', idx, hi, lo, 'LIMIT', 0, chunk)
+  else
+    keys = call('ZRANGEBYLEX', idx, lo, hi, 'LIMIT', 0, chunk)
+  end
+  local got = #keys
+  for i = 1, got do
+    local row, member = keys[i], keys[i]
+    local bound
+    if notes then
+      local e = sub(member, 1, find(member, '\0\1', 1, true) - 1)
+      row = e
+      if find(e, '\0', 1, true) then row = string.gsub(e, '%z\255', '\0') end
+      if reverse then bound = '(' .. e .. '\0\1' else bound = '(' .. e .. '\0\2' end
+    else
+      bound = '(' .. member
+    end
+    seen = seen + 1
+    if row ~= lastrow then
+      lastrow = row
+      local v, found = view(prefix .. row, A, 18, want)
+      if found then
+        out[n + 1] = row
+        out[n + 2] = v
+        n = n + 2
+        rows = rows + 1
+        size = size + #row
+        for j = 1, #v do
+          local x = v[j]
+          if type(x) == 'string' then
+            size = size + #x
+          elseif x then
+            for k = 1, #x do size = size + #x[k] end
+          end
+        end
+      end
+    end
+    if reverse then hi = bound else lo = bound end
+    if rows == most or seen >= look or size >= bytes then
+      out[1] = bound
+      stop = true
+      break
+    end
+  end
+  if got < chunk then
+    -- The index ends here, unless the page was cut before its last key.
+    if not stop then break end
+  end
+end
+return cmsgpack.pack(out)

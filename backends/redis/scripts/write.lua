@@ -1,0 +1,408 @@
+-- Applies groups of mutations of any kind.
+local wake, woken
+-- The columns of the whole batch, numbered by q: raw field, write (inverted
+-- timestamp and value), lock and mark (inverted timestamp, value apart); K is the
+-- number of older writes in the row's hash, HF and HV are one to be added there.
+local V, W, L8, LV, M8, MV, D = {}, {}, {}, {}, {}, {}, {}
+local K, HF, HV = {}, {}, {}
+local q = 0
+-- The mutations of the group at hand: where each one's head and edits are, and
+-- its first column.
+local H, E, Q = {}, {}, {}
+
+local function parse(v, i)
+  local k = byte(v)
+  local f = k % 8
+  K[i] = (k - f) / 8
+  if f == 4 then
+    W[i] = sub(v, 2)
+    return
+  end
+  local pos = 2
+  if f % 2 == 1 then
+    local l = su('>I4', v, pos + 8)
+    L8[i] = sub(v, pos, pos + 7)
+    LV[i] = sub(v, pos + 12, pos + 11 + l)
+    pos = pos + 12 + l
+  end
+  if f % 4 >= 2 then
+    local l = su('>I4', v, pos + 8)
+    M8[i] = sub(v, pos, pos + 7)
+    MV[i] = sub(v, pos + 12, pos + 11 + l)
+    pos = pos + 12 + l
+  end
+  if f >= 4 then W[i] = sub(v, pos) end
+end
+
+-- within tells whether an inverted timestamp lies in [h1,l1] to [h2,l2].
+local function within(s, pos, h1, l1, h2, l2)
+  local h, l = su('>I4I4', s, pos)
+  return (h > h1 or h == h1 and l >= l1) and (h < h2 or h == h2 and l <= l2)
+end
+
+-- exact is the history range of one version: prefix ends in its timestamp.
+local function exact(prefix)
+  local n = #prefix
+  local h, l = su('>I4I4', prefix, n - 7)
+  if l == 4294967295 then h, l = h + 1, 0 else l = l + 1 end
+  return '[' .. prefix, '(' .. sub(prefix, 1, n - 8) .. sp('>I4I4', h, l)
+end
+
+-- spill moves the older writes of a column, and the one that joins them, to its
+-- history.
+local function spill(key, f, i)
+  unload(key, f)
+  if HF[i] then
+    call('ZADD', history(key), 0, f .. sub(HF[i], #f + 1) .. HV[i])
+    HF[i] = nil
+  end
+  K[i] = 0
+  D[i] = true
+end
+
+local p, na = 4, #A
+while p <= na do
+  local gend, nm, draw = A[p], A[p + 1], A[p + 2]
+  local nah, nal = A[p + 3], A[p + 4]
+  p = p + 5
+  local failed = false
+  if nm == 0 then
+    quick(p, draw, nah, nal)
+  else
+    for m = 1, nm do
+      -- Head: row key, table to wake or false, number of cell
+      -- columns and of notification columns, and their fields.
+      H[m], Q[m] = p, q
+      local key, nw, nn = A[p], A[p + 2], A[p + 3]
+      local fp = p + 3
+      p = p + 4 + nw + nn
+      if nw == 1 and nn == 0 then
+        local v = call('HGET', key, A[fp + 1])
+        V[q + 1] = v
+        if v then parse(v, q + 1) end
+      else
+        for from = 1, nw + nn, 50 do
+          local to = from + 49
+          if to > nw + nn then to = nw + nn end
+          local vs = call('HMGET', key, unpack(A, fp + from, fp + to))
+          for i = from, to do
+            local v = vs[i - from + 1]
+            V[q + i] = v
+            if v and i <= nw then parse(v, q + i) end
+          end
+        end
+      end
+      -- Conditions, ended by 0. On a failure the raw fields go back, and the
+      -- client finds the condition that failed first.
+      while true do
+        local op = A[p]
+        if op == 0 then
+          p = p + 1
+          break
+        end
+        local c = q + A[p + 1]
+        local bad = false
+        if op == 1 then
+          if L8[c] then
+            bad = true
+          else
+            local h, l, w, r = A[p + 2], A[p + 3], W[c], M8[c]
+            if w then
+              local wh, wl = su('>I4I4', w)
+              bad = wh < h or wh == h and wl <= l
+            end
+            if r and not bad then
+              local rh, rl = su('>I4I4', r)
+              bad = rh < h or rh == h and rl <= l
+            end
+          end
+          p = p + 4
+        elseif op == 2 then
+          bad = L8[c] ~= A[p + 2]
+          p = p + 3
+        elseif op == 3 then
+          bad = L8[c] == A[p + 2]
+          p = p + 3
+        elseif op == 8 then
+          bad = true
+          p = p + 2
+        else
+          local s
+          if op == 4 then
+            s = W[c]
+          elseif op == 5 then
+            s = M8[c]
+          elseif op == 6 then
+            s = L8[c]
+          else
+            s = V[c]
+          end
+          if s then
+            local sh, sl = su('>I4I4', s)
+            local h, l = A[p + 2], A[p + 3]
+            bad = sh < h or sh == h and sl <= l
+          end
+          p = p + 4
+        end
+        if bad then
+          failed = m
+          break
+        end
+      end
+      local n = nw + nn
+      if failed then
+        local raw = {m}
+        for i = 1, n do raw[i + 1] = V[q + i] end
+        q = q + n
+        no = no + 1
+        out[no] = raw
+        break
+      end
+      q = q + n
+      -- The edits are skipped now: their length follows the conditions.
+      E[m] = p + 1
+      p = A[p]
+    end
+    local drawn
+    if not failed then
+      if draw then
+        drawn = take(nah, nal)
+        failed = not drawn
+      end
+    end
+    if not failed then
+      for m = 1, nm do
+        local hp, q0 = H[m], Q[m]
+        local key, nw, nn = A[hp], A[hp + 2], A[hp + 3]
+        local fp = hp + 3
+        local put, removed, known = false, false, false
+        for i = q0 + 1, q0 + nw + nn do
+          if V[i] then
+            known = true
+            break
+          end
+        end
+        p = E[m]
+        while true do
+          local op = A[p]
+          if op == 0 then break end
+          if op == 1 then -- put a write
+            local c, ts, val = A[p + 1], A[p + 2], A[p + 3]
+            p = p + 4
+            if ts == '' then ts = drawn end
+            local i = q0 + c
+            local old = W[i]
+            D[i] = true
+            put = true
+            if not old then
+              W[i], K[i] = ts .. val, 0
+            else
+              local oh, ol = su('>I4I4', old)
+              local h, l = su('>I4I4', ts)
+              if h < oh or h == oh and l < ol then
+                -- The write that was the newest joins the few older ones that the row
+                -- keeps, which costs less than a visit to the history each time.
+                local f, k = A[fp + c], K[i]
+                if #old > 300 then
+                  call('ZADD', history(key), 0, f .. old)
+                else
+                  if k >= 12 or HF[i] then
+                    spill(key, f, i)
+                    k = 0
+                  end
+                  K[i] = k + 1
+                  HF[i] = 'H' .. sub(f, 2) .. sub(old, 1, 8)
+                  HV[i] = sub(old, 9)
+                end
+                W[i] = ts .. val
+              elseif h == oh and l == ol then
+                W[i] = ts .. val
+              else
+                local x = A[fp + c] .. ts
+                if K[i] > 0 then spill(key, A[fp + c], i) end
+                call('ZREMRANGEBYLEX', history(key), exact(x))
+                call('ZADD', history(key), 0, x .. val)
+              end
+            end
+          elseif op == 2 then -- put a lock
+            local i, ts = q0 + A[p + 1], A[p + 2]
+            if ts == '' then ts = drawn end
+            L8[i], LV[i], D[i] = ts, A[p + 3], true
+            put = true
+            p = p + 4
+          elseif op == 3 then -- delete the lock at a timestamp
+            local i = q0 + A[p + 1]
+            if L8[i] == A[p + 2] then
+              L8[i], D[i] = nil, true
+            end
+            p = p + 3
+          elseif op == 4 then -- put a mark
+            local i, ts = q0 + A[p + 1], A[p + 2]
+            if ts == '' then ts = drawn end
+            local old = M8[i]
+            local keep = false
+            if old then
+              local oh, ol = su('>I4I4', old)
+              local h, l = su('>I4I4', ts)
+              keep = oh < h or oh == h and ol < l
+            end
+            if not keep then M8[i], MV[i], D[i] = ts, A[p + 3], true end
+            put = true
+            p = p + 4
+          elseif op == 5 then -- delete locks in a range
+            local i = q0 + A[p + 1]
+            if L8[i] and within(L8[i], 1, A[p + 2], A[p + 3], A[p + 4], A[p + 5]) then
+              L8[i], D[i] = nil, true
+            end
+            p = p + 6
+          elseif op == 6 then -- delete marks in a range
+            local i = q0 + A[p + 1]
+            if M8[i] and within(M8[i], 1, A[p + 2], A[p + 3], A[p + 4], A[p + 5]) then
+              M8[i], D[i] = nil, true
+            end
+            p = p + 6
+          elseif op == 7 then -- delete writes in a range, newest kept in the field
+            local c = A[p + 1]
+            local i = q0 + c
+            if W[i] and K[i] > 0 then spill(key, A[fp + c], i) end
+            if call('ZREMRANGEBYLEX', history(key), A[p + 6], A[p + 7]) > 0 then removed = true end
+            if W[i] and within(W[i], 1, A[p + 2], A[p + 3], A[p + 4], A[p + 5]) then
+              local f = A[fp + c]
+              local r = call('ZRANGEBYLEX', history(key), '[' .. f, '(' .. f .. '\255\255\255\255\255\255\255\255', 'LIMIT', 0, 1)
+              if r[1] then
+                W[i] = sub(r[1], #f + 1)
+                call('ZREM', history(key), r[1])
+              else
+                W[i] = nil
+              end
+              D[i] = true
+            end
+            p = p + 8
+          elseif op == 8 then -- delete data in a range
+            if call('ZREMRANGEBYLEX', history(key), A[p + 1], A[p + 2]) > 0 then removed = true end
+            p = p + 3
+          elseif op == 9 then -- put data
+            local ts = A[p + 2]
+            if ts == '' then ts = drawn end
+            local x = A[p + 1] .. ts
+            call('ZREMRANGEBYLEX', history(key), exact(x))
+            call('ZADD', history(key), 0, x .. A[p + 3])
+            put = true
+            p = p + 4
+          else -- 10: put a notification, 11: delete those in a range
+            local f, member = A[fp + A[p + 1]], A[p + 2]
+            local i = q0 + A[p + 1]
+            local ts, val, h, l
+            if op == 10 then
+              ts, val = A[p + 3], A[p + 4]
+              if ts == '' then ts = drawn end
+              h, l = su('>I4I4', ts)
+              p = p + 5
+            else
+              p = p + 7
+            end
+            local old = V[i]
+            local pos, n = 1, old and #old or 0
+            local keep = {}
+            while pos <= n do
+              local oh, ol, len = su('>I4I4I4', old, pos)
+              local gone
+              if ts then
+                if not (oh < h or oh == h and ol < l) then
+                  keep[#keep + 1] = ts .. sp('>I4', #val) .. val
+                  ts = nil
+                  gone = oh == h and ol == l
+                end
+              elseif op == 11 then
+                gone = within(old, pos, A[p - 4], A[p - 3], A[p - 2], A[p - 1])
+              end
+              if not gone then keep[#keep + 1] = sub(old, pos, pos + 11 + len) end
+              pos = pos + 12 + len
+            end
+            if ts then keep[#keep + 1] = ts .. sp('>I4', #val) .. val end
+            local new = table.concat(keep)
+            local tag = find(key, '}', 1, true)
+            local idx = sub(key, 1, tag) .. 'n' .. sub(key, tag + 2, find(key, '/', tag, true) - 1)
+            if new == '' then
+              if old then
+                call('HDEL', key, f)
+                call('ZREM', idx, member)
+                removed = true
+              end
+              V[i] = false
+            else
+              if new ~= old then call('HSET', key, f, new) end
+              if not old then call('ZADD', idx, 0, member) end
+              V[i] = new
+            end
+            if op == 10 then put = true end
+          end
+        end
+        -- The cell columns go back into their fields.
+        for c = 1, nw do
+          local i = q0 + c
+          if D[i] then
+            local l8, m8, w = L8[i], M8[i], W[i]
+            if not l8 and not m8 then
+              if w then
+                local v = char(4 + 8 * (K[i] or 0)) .. w
+                if HF[i] then
+                  call('HSET', key, A[fp + c], v, HF[i], HV[i])
+                else
+                  call('HSET', key, A[fp + c], v)
+                end
+              elseif V[i] then
+                call('HDEL', key, A[fp + c])
+                removed = true
+              end
+            else
+              local f, s = 0, ''
+              if l8 then
+                f = 1
+                s = l8 .. sp('>I4', #LV[i]) .. LV[i]
+              end
+              if m8 then
+                f = f + 2
+                s = s .. m8 .. sp('>I4', #MV[i]) .. MV[i]
+              end
+              if w then
+                f = f + 4 + 8 * (K[i] or 0)
+                s = s .. w
+              end
+              if HF[i] then
+                call('HSET', key, A[fp + c], char(f) .. s, HF[i], HV[i])
+              else
+                call('HSET', key, A[fp + c], char(f) .. s)
+              end
+            end
+          end
+        end
+        -- The index holds the row while the row holds anything.
+        if put then
+          if not known then index(key) end
+        elseif removed and call('EXISTS', key, history(key)) == 0 then
+          local tag = find(key, '}', 1, true)
+          local slash = find(key, '/', tag, true)
+          local name = sub(key, tag + 3, slash - 1)
+          local idx = sub(key, 1, tag) .. 'i:' .. name
+          call('ZREM', idx, sub(key, slash + 1))
+          if call('EXISTS', idx) == 0 then call('SREM', sub(key, 1, tag) .. 't', name) end
+        end
+        local w = A[hp + 1]
+        if w and w ~= wake then
+          wake = w
+          woken = woken or {}
+          woken[w] = true
+        end
+      end
+      no = no + 1
+      out[no] = drawn or 1
+    end
+  end
+  p = gend
+end
+if drew then oracleSave() end
+if woken then
+  for name in pairs(woken) do call('PUBLISH', channel, name) end
+end
+return cmsgpack.pack(out)

@@ -1,0 +1,140 @@
+-- What the scripts that write have in common. The argument says until when the
+-- request may be applied, the oracle's key if a group draws, the channel, and then
+-- the groups; store.go and encode.go say how they are encoded. Timestamps travel and
+-- are stored inverted (2^64-1-ts), 8 bytes, most significant first, so that the
+-- newest version sorts first. They are compared as pairs of 32-bit halves: a Lua
+-- number has 53 bits, and Lua compares strings by the server's locale.
+--
+-- Nothing may raise an error after the first write: Redis does not undo it.
+local A = cmsgpack.unpack(ARGV[1])
+local t = call('TIME')
+local now = t[1] * 1000 + floor(t[2] / 1000)
+if A[1] > 0 and now > A[1] then return cmsgpack.pack({1, now}) end
+local okey, channel = A[2], A[3]
+local drew = false
+if okey then
+  local err = oracleLoad(okey, now)
+  if err then return err end
+end
+local out, no = {0, now}, 2
+
+-- history is the key of a row's history. Most changes do not need it.
+local function history(key)
+  local tag = find(key, '}', 1, true)
+  return sub(key, 1, tag) .. 'h' .. sub(key, tag + 2)
+end
+
+-- unload moves the older writes of a column from the row's hash to its history.
+local function unload(key, f)
+  local prefix = 'H' .. sub(f, 2)
+  local n = #prefix
+  local add, del = {}, {}
+  local all = call('HGETALL', key)
+  for j = 1, #all, 2 do
+    local name = all[j]
+    if sub(name, 1, n) == prefix then
+      add[#add + 1] = 0
+      add[#add + 1] = f .. sub(name, n + 1) .. all[j + 1]
+      del[#del + 1] = name
+    end
+  end
+  if del[1] then
+    call('ZADD', history(key), unpack(add))
+    call('HDEL', key, unpack(del))
+  end
+end
+
+-- index puts a row into the index of its table, and the table into the set.
+local function index(key)
+  local tag = find(key, '}', 1, true)
+  local slash = find(key, '/', tag, true)
+  local name = sub(key, tag + 3, slash - 1)
+  if call('ZADD', sub(key, 1, tag) .. 'i:' .. name, 0, sub(key, slash + 1)) == 1 then
+    call('SADD', sub(key, 1, tag) .. 't', name)
+  end
+end
+
+-- take draws a timestamp, inverted. It returns nothing when that is above the
+-- bound.
+local function take(nah, nal)
+  local h = 4294967295 - floor(ms / 16384)
+  local l = 4294967295 - ((ms % 16384) * 262144 + ctr)
+  oracleTake(1)
+  drew = true
+  if nah > 0 and (h < nah or h == nah and l < nal) then
+    no = no + 1
+    out[no] = 2
+    return nil
+  end
+  return sp('>I4I4', h, l)
+end
+
+-- quick is a group of n rows with one cell in each, where nothing but the newest
+-- write changes: those conditions of a prewrite at the inverted start timestamp
+-- [sh,sl], and a put at the timestamp drawn. It is what most transactions are. From
+-- A[p] on: sh, sl, then row key, field, value.
+local fields, places, older = {}, {}, {}
+local function quick(p, n, nah, nal)
+  local sh, sl = A[p], A[p + 1]
+  p = p + 2
+  for m = 1, n do
+    local v = call('HGET', A[p + 3 * m - 3], A[p + 3 * m - 2])
+    fields[m] = v
+    if v then
+      local f, pos, bad = byte(v) % 8, 2, false
+      if f ~= 4 then
+        if f % 2 == 1 then
+          bad = true
+        elseif f % 4 >= 2 then
+          local h, l = su('>I4I4', v, 2)
+          bad = h < sh or h == sh and l <= sl
+          pos = 14 + su('>I4', v, 10)
+        end
+      end
+      if f >= 4 and not bad then
+        local h, l = su('>I4I4', v, pos)
+        bad = h < sh or h == sh and l <= sl
+      end
+      if bad then
+        no = no + 1
+        out[no] = {m, v}
+        return
+      end
+      -- Where the write is, which the mark stands before.
+      places[m] = pos
+    end
+  end
+  local drawn = take(nah, nal)
+  if not drawn then return end
+  for m = 1, n do
+    local key, field, v = A[p], A[p + 1], fields[m]
+    if not v then
+      call('HSET', key, field, '\4' .. drawn .. A[p + 2])
+      index(key)
+    else
+      local k, pos = byte(v), places[m]
+      local f = k % 8
+      if f < 4 then
+        call('HSET', key, field, char(f + 4) .. sub(v, 2) .. drawn .. A[p + 2])
+      elseif #v - pos > 299 then
+        call('ZADD', history(key), 0, field .. sub(v, pos))
+        call('HSET', key, field, char(k) .. sub(v, 2, pos - 1) .. drawn .. A[p + 2])
+      else
+        if k >= 96 then
+          unload(key, field)
+          k = f
+        end
+        local h = older[field]
+        if not h then
+          h = 'H' .. sub(field, 2)
+          older[field] = h
+        end
+        call('HSET', key, field, char(k + 8) .. sub(v, 2, pos - 1) .. drawn .. A[p + 2], h .. sub(v, pos, pos + 7), sub(v, pos + 8))
+      end
+    end
+    p = p + 3
+  end
+  no = no + 1
+  out[no] = drawn
+end
+
