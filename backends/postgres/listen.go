@@ -1,0 +1,98 @@
+package postgres
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// pingEvery is how long a listening connection may be silent before it is asked
+// whether it still lives, and pingWithin how long the answer may take. A server that
+// went away without a word would be waited for without end otherwise.
+const (
+	pingEvery  = 15 * time.Second
+	pingWithin = 5 * time.Second
+)
+
+// wakingStore is a store that can listen.
+type wakingStore struct{ *store }
+
+// Listen implements rowstore.Waker, on a connection of its own.
+func (s *wakingStore) Listen(ctx context.Context, wake func(table string)) error {
+	caller := ctx
+	ctx, done, err := s.enter(ctx, "listen")
+	if err != nil {
+		if caller.Err() != nil {
+			return caller.Err()
+		}
+		return err
+	}
+	defer done()
+	err = s.listenOn(ctx, wake)
+	if caller.Err() != nil {
+		return caller.Err()
+	}
+	return s.fail("listen", err)
+}
+
+func (s *wakingStore) listenOn(ctx context.Context, wake func(table string)) error {
+	cfg := s.listen.Copy()
+	arrived := make([]string, 0, 8)
+	cfg.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) {
+		if n.Channel == s.names.channel {
+			arrived = append(arrived, n.Payload)
+		}
+	}
+	conn, err := pgx.ConnectConfig(ctx, cfg)
+	if err != nil {
+		return fmt.Errorf("connecting: %w", err)
+	}
+	defer func() {
+		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), pingWithin)
+		defer cancel()
+		_ = conn.Close(closing)
+		// The connection is closed for sure when this has happened, and nothing of it is
+		// left running.
+		select {
+		case <-conn.PgConn().CleanupDone():
+		case <-closing.Done():
+		}
+	}()
+	if err := exec(ctx, conn, "LISTEN "+pgx.Identifier{s.names.channel}.Sanitize()); err != nil {
+		return err
+	}
+	wake("")
+	for {
+		waiting, cancel := context.WithTimeout(ctx, pingEvery)
+		err := conn.PgConn().WaitForNotification(waiting)
+		silent := waiting.Err() != nil
+		cancel()
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil && silent && !conn.IsClosed() {
+			pinging, cancel := context.WithTimeout(ctx, pingWithin)
+			err = conn.PgConn().Ping(pinging)
+			cancel()
+		}
+		if err != nil {
+			return err
+		}
+		for _, payload := range arrived {
+			table, err := hex.DecodeString(payload)
+			if err != nil {
+				table = nil // somebody else's; look everywhere
+			}
+			wake(string(table))
+		}
+		arrived = arrived[:0]
+	}
+}
+
+var _ rowstore.Waker = (*wakingStore)(nil)

@@ -1,0 +1,80 @@
+package postgres
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/conformance"
+	"github.com/percolate-go/percolate/internal/testserver"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+func TestMain(m *testing.M) { testserver.Main(m) }
+
+var schemas atomic.Int64
+
+// fresh names a schema that nothing else uses, and drops it when the test ends.
+// direct is a URL of the server itself.
+func fresh(t testing.TB, direct string) string {
+	t.Helper()
+	name := fmt.Sprintf("Test \"%d\" o'clock", schemas.Add(1))
+	t.Cleanup(func() { sqlDo(t, direct, "DROP SCHEMA IF EXISTS "+pgx.Identifier{name}.Sanitize()+" CASCADE") })
+	return name
+}
+
+// sqlDo runs statements on a connection of their own and returns the first field of
+// the last line.
+func sqlDo(t testing.TB, dsn, sql string) string {
+	t.Helper()
+	ctx := context.Background()
+	conn, err := pgx.Connect(ctx, dsn)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, conn.Close(ctx)) }()
+	results, err := conn.PgConn().Exec(ctx, sql).ReadAll()
+	require.NoError(t, err, sql)
+	last := results[len(results)-1]
+	if len(last.Rows) == 0 {
+		return ""
+	}
+	return string(last.Rows[len(last.Rows)-1][0])
+}
+
+// with adds parameters to a URL.
+func with(dsn string, pairs ...string) string {
+	for i := 0; i < len(pairs); i += 2 {
+		dsn += "&" + pairs[i] + "=" + strings.ReplaceAll(url.QueryEscape(pairs[i+1]), "+", "%20")
+	}
+	return dsn
+}
+
+// openTest opens a store and closes it when the test ends.
+func openTest(t testing.TB, dsn string) rowstore.Store {
+	t.Helper()
+	s, err := Open(context.Background(), dsn)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return s
+}
+
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	direct := testserver.Postgres(t)
+	conformance.Run(t, func(t testing.TB) rowstore.Store {
+		return openTest(t, with(direct, "schema", fresh(t, direct)))
+	}, conformance.Scale(0.1))
+}
+
+func TestConformanceUncoalesced(t *testing.T) {
+	t.Parallel()
+	direct := testserver.Postgres(t)
+	conformance.RunStore(t, func(t testing.TB) rowstore.Store {
+		return openTest(t, with(direct, "schema", fresh(t, direct), "coalesce", "off"))
+	}, conformance.Scale(0.1))
+}

@@ -1,0 +1,568 @@
+package postgres
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// Read implements rowstore.Store: one statement for the reads of single columns at
+// one timestamp, which nearly all are, and one for the others.
+func (s *store) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
+	ctx, done, err := s.enter(ctx, "read")
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	if err := rowstore.CheckReads(reads); err != nil {
+		return nil, fmt.Errorf("postgres: read: %w", err)
+	}
+	rows, err := s.read(ctx, reads)
+	if err != nil {
+		return nil, s.fail("read", err)
+	}
+	return rows, nil
+}
+
+func (s *store) read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
+	if len(reads) == 0 {
+		return nil, nil
+	}
+	rows := make([]rowstore.Row, len(reads))
+	var points, others []int
+	for i := range reads {
+		rows[i].Table, rows[i].Row = reads[i].Table, reads[i].Row
+		switch {
+		case tooLong(reads[i].Table, reads[i].Row):
+			// No such row can be there.
+		case isPoint(reads[i].Picks):
+			points = append(points, i)
+		default:
+			others = append(others, i)
+		}
+	}
+	if len(points) > 0 {
+		if err := s.readPoints(ctx, reads, points, rows); err != nil {
+			return nil, err
+		}
+	}
+	if len(others) > 0 {
+		if err := s.readPicks(ctx, s.q.picks, reads, others, rows, nil); err != nil {
+			return nil, err
+		}
+	}
+	return rows, nil
+}
+
+func tooLong(table, row string) bool { return len(table) > maxTable || len(row) > maxRow }
+
+// isPoint tells whether the function read_point can answer picks: of each column
+// the lock, the mark, and one write.
+func isPoint(picks []rowstore.Pick) bool {
+	for i := range picks {
+		p := &picks[i]
+		if p.Column == rowstore.AllColumns {
+			return false
+		}
+		switch p.Family {
+		case rowstore.Lock, rowstore.Rollback:
+		case rowstore.Write:
+			if p.Limit != 1 {
+				return false
+			}
+			for j := range picks[:i] {
+				if picks[j].Family == rowstore.Write && picks[j].Column == p.Column {
+					return false
+				}
+			}
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// unit is one column of one read.
+type unit struct {
+	read int
+	col  string
+}
+
+func (s *store) readPoints(ctx context.Context, reads []rowstore.RowRead, which []int, rows []rowstore.Row) error {
+	a := arrayPool.Get().(*arrays)
+	defer arrayPool.Put(a)
+	p := newPoints(a, reads, which, rows)
+	if err := s.run(ctx, s.q.point, a.params, false, p.begin, p.line); err != nil {
+		return err
+	}
+	p.end()
+	return nil
+}
+
+// points are reads for the function read_point. Timestamps to be drawn are read as
+// the greatest one.
+type points struct {
+	reads []rowstore.RowRead
+	which []int
+	rows  []rowstore.Row
+	units []unit
+}
+
+// newPoints puts the parameters into a.
+func newPoints(a *arrays, reads []rowstore.RowRead, which []int, rows []rowstore.Row) *points {
+	w := &points{reads: reads, which: which, rows: rows, units: make([]unit, 0, len(which))}
+	tab, key, col, ts := &a.a[0], &a.a[1], &a.a[2], &a.a[3]
+	tab.reset(oidBytea)
+	key.reset(oidBytea)
+	col.reset(oidBytea)
+	ts.reset(oidInt8)
+	for _, i := range which {
+		r := &reads[i]
+		for j := range r.Picks {
+			p := &r.Picks[j]
+			if slices.ContainsFunc(r.Picks[:j], func(q rowstore.Pick) bool { return q.Column == p.Column }) {
+				continue
+			}
+			at := oracle.Max
+			for k := j; k < len(r.Picks); k++ {
+				if r.Picks[k].Family == rowstore.Write && r.Picks[k].Column == p.Column {
+					at = min(r.Picks[k].To, oracle.Max)
+				}
+			}
+			w.units = append(w.units, unit{i, p.Column})
+			tab.string(r.Table)
+			key.string(r.Row)
+			col.string(p.Column)
+			ts.int8(uint64(at))
+		}
+	}
+	a.params = append(a.params[:0], tab.param(), key.param(), col.param(), ts.param())
+	return w
+}
+
+func (w *points) begin() {
+	for _, i := range w.which {
+		w.rows[i].Versions = nil
+	}
+}
+
+func (w *points) line(f *fields) {
+	n := f.int4(0)
+	if n < 1 || n > len(w.units) {
+		f.bad(0)
+		return
+	}
+	u := w.units[n-1]
+	row := &w.rows[u.read]
+	if row.Versions == nil {
+		row.Versions = make([]rowstore.Version, 0, 2)
+	}
+	for k := range w.reads[u.read].Picks {
+		p := &w.reads[u.read].Picks[k]
+		if p.Column != u.col {
+			continue
+		}
+		var at, val int
+		switch p.Family {
+		case rowstore.Lock:
+			at, val = 1, 2
+		case rowstore.Rollback:
+			at, val = 3, 4
+		default:
+			if f.values[7] != nil {
+				if v, ok := newestUpTo(f, 7, p.To); ok && v.TS >= p.From {
+					v.Column = u.col
+					row.Versions = append(row.Versions, v)
+				}
+				continue
+			}
+			at, val = 5, 6
+		}
+		v := rowstore.Version{Family: p.Family, Column: u.col, TS: rowstore.Timestamp(f.int8(at))}
+		if v.TS == 0 || v.TS < p.From || v.TS > p.To {
+			continue
+		}
+		v.Value = f.bytes(val)
+		row.Versions = append(row.Versions, v)
+	}
+}
+
+func (w *points) end() {
+	for _, i := range w.which {
+		tidy(&w.rows[i])
+	}
+}
+
+// bundled gives each write of a bundle to each, newest first, until that returns false. The values
+// are parts of the bundle.
+func bundled(f *fields, i int, each func(ts rowstore.Timestamp, value []byte) bool) {
+	for b := f.values[i]; len(b) > 0; {
+		if len(b) < bundleHead || uint64(len(b)-bundleHead) < uint64(binary.BigEndian.Uint32(b[8:])) {
+			f.bad(i)
+			return
+		}
+		n := bundleHead + int(binary.BigEndian.Uint32(b[8:]))
+		if !each(rowstore.Timestamp(binary.BigEndian.Uint64(b)), b[bundleHead:n:n]) {
+			return
+		}
+		b = b[n:]
+	}
+}
+
+const bundleHead = 12 // timestamp and length
+
+// newestUpTo finds the newest write of a bundle that is not above at.
+func newestUpTo(f *fields, i int, at rowstore.Timestamp) (v rowstore.Version, ok bool) {
+	bundled(f, i, func(ts rowstore.Timestamp, value []byte) bool {
+		if ts > at {
+			return true
+		}
+		v, ok = rowstore.Version{Family: rowstore.Write, TS: ts, Value: clone(value)}, true
+		return false
+	})
+	return v, ok
+}
+
+// tidy brings the versions of a row into order, each once.
+func tidy(r *rowstore.Row) {
+	sorted := true
+	for i := 1; i < len(r.Versions); i++ {
+		if rowstore.CompareVersions(r.Versions[i-1], r.Versions[i]) >= 0 {
+			sorted = false
+			break
+		}
+	}
+	if sorted {
+		return
+	}
+	slices.SortFunc(r.Versions, rowstore.CompareVersions)
+	r.Versions = slices.CompactFunc(r.Versions, func(a, b rowstore.Version) bool {
+		return rowstore.CompareVersions(a, b) == 0
+	})
+}
+
+// readPicks answers those of reads that which names, with the query picks, or with
+// the query check, which tells the incarnation too.
+func (s *store) readPicks(ctx context.Context, q query, reads []rowstore.RowRead, which []int, rows []rowstore.Row, inc *string) error {
+	a := arrayPool.Get().(*arrays)
+	defer arrayPool.Put(a)
+	num, tab, key := &a.a[0], &a.a[1], &a.a[2]
+	num.reset(oidInt4)
+	tab.reset(oidBytea)
+	key.reset(oidBytea)
+	var pl pickLists
+	pl.reset(a.a[3:])
+	for _, i := range which {
+		for j := range reads[i].Picks {
+			num.int4(i)
+			tab.string(reads[i].Table)
+			key.string(reads[i].Row)
+			pl.add(&reads[i].Picks[j])
+		}
+	}
+	params := append(a.params[:0], int4Param(pl.mask), num.param(), tab.param(), key.param())
+	params = append(pl.params(params), pl.lim.param())
+	a.params = params
+	begin := func() {
+		for _, i := range which {
+			rows[i].Versions = nil
+		}
+	}
+	err := s.run(ctx, q, params, false, begin, func(f *fields) {
+		i := f.int4(0)
+		if i == -1 && inc != nil {
+			*inc = string(f.values[4])
+			return
+		}
+		if i < 0 || i >= len(rows) {
+			f.bad(0)
+			return
+		}
+		rows[i].Versions = appendVersions(rows[i].Versions, f, 1)
+	})
+	if err != nil {
+		return err
+	}
+	for _, i := range which {
+		selectPicks(&rows[i], reads[i].Picks)
+	}
+	return nil
+}
+
+// appendVersions reads family, column, timestamp and value, from a column of a line
+// on: a version, or a bundle of writes.
+func appendVersions(to []rowstore.Version, f *fields, at int) []rowstore.Version {
+	column := string(f.values[at+1])
+	family := f.int2(at)
+	if family == bundleFamily {
+		bundled(f, at+3, func(ts rowstore.Timestamp, value []byte) bool {
+			to = append(to, rowstore.Version{Family: rowstore.Write, Column: column, TS: ts, Value: clone(value)})
+			return true
+		})
+		return to
+	}
+	return append(to, rowstore.Version{
+		Family: rowstore.Family(family), //nolint:gosec // as it was stored
+		Column: column, TS: rowstore.Timestamp(f.int8(at + 2)), Value: f.bytes(at + 3),
+	})
+}
+
+// pickLists are picks as parameters.
+type pickLists struct {
+	mask                  int
+	fam, col, lo, hi, lim *array
+}
+
+func (l *pickLists) reset(a []array) {
+	l.mask = 0
+	l.fam, l.col, l.lo, l.hi, l.lim = &a[0], &a[1], &a[2], &a[3], &a[4]
+	l.fam.reset(oidInt2)
+	l.col.reset(oidBytea)
+	l.lo.reset(oidInt8)
+	l.hi.reset(oidInt8)
+	l.lim.reset(oidInt8)
+}
+
+func (l *pickLists) add(p *rowstore.Pick) {
+	l.mask |= 1 << p.Family
+	l.fam.int2(uint8(p.Family))
+	if p.Column == rowstore.AllColumns {
+		l.col.none()
+	} else {
+		l.col.string(p.Column)
+	}
+	l.lo.int8(uint64(p.From))
+	l.hi.int8(uint64(p.To))
+	if p.Limit == 0 {
+		l.lim.none()
+	} else {
+		l.lim.int8(uint64(p.Limit))
+	}
+}
+
+func (l *pickLists) params(to [][]byte) [][]byte {
+	return append(to, l.fam.param(), l.col.param(), l.lo.param(), l.hi.param())
+}
+
+// selectPicks reduces what the server sent of a row, which may be a little more,
+// to what the picks select.
+func selectPicks(r *rowstore.Row, picks []rowstore.Pick) {
+	tidy(r)
+	all := r.Versions
+	exact := true
+	for i := range picks {
+		if picks[i].Limit != 0 || picks[i].Family == rowstore.Write {
+			exact = false // bundles of writes come whole
+		}
+	}
+	if exact {
+		return
+	}
+	keep := make([]bool, len(all))
+	for i := range picks {
+		p := &picks[i]
+		column, n := "", 0
+		for j := range all {
+			v := &all[j]
+			if v.Family != p.Family || (p.Column != rowstore.AllColumns && v.Column != p.Column) || v.TS < p.From || v.TS > p.To {
+				continue
+			}
+			if v.Column != column {
+				column, n = v.Column, 0
+			}
+			if p.Limit == 0 || n < p.Limit {
+				keep[j] = true
+			}
+			n++
+		}
+	}
+	kept := all[:0]
+	for j := range all {
+		if keep[j] {
+			kept = append(kept, all[j])
+		}
+	}
+	r.Versions = kept
+}
+
+// Sizes of the pages of a scan, in rows, and how many bytes a page should have.
+const (
+	firstPage = 64
+	maxPage   = 2048
+	pageBytes = 1 << 20
+)
+
+// afterAll is greater than every key of a row.
+var afterAll = strings.Repeat("\xff", maxRow+1)
+
+// Scan implements rowstore.Store. It reads page after page, each by a statement of
+// its own that begins after the last key of the one before.
+func (s *store) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
+	return func(yield func(rowstore.Row, error) bool) {
+		if err := ctx.Err(); err != nil {
+			yield(rowstore.Row{}, fmt.Errorf("postgres: scan: %w", err))
+			return
+		}
+		if err := rowstore.CheckScan(r); err != nil {
+			yield(rowstore.Row{}, fmt.Errorf("postgres: scan: %w", err))
+			return
+		}
+		// The caller may change its slice within the loop.
+		r.Picks = slices.Clone(r.Picks)
+		lo, hi := r.From, r.To
+		if hi == "" || len(hi) > maxRow && hi > afterAll {
+			hi = afterAll
+		}
+		left := r.Limit
+		size := firstPage
+		for lo < hi && len(r.Table) <= maxTable {
+			if left > 0 {
+				size = min(size, max(left, 8))
+			}
+			page, err := s.page(ctx, r, lo, hi, size)
+			if err != nil {
+				yield(rowstore.Row{}, err)
+				return
+			}
+			for i := range page.rows {
+				if !yield(page.rows[i], nil) {
+					return
+				}
+				if left > 0 {
+					if left--; left == 0 {
+						return
+					}
+				}
+			}
+			if page.seen < size {
+				return
+			}
+			if r.Reverse {
+				hi = page.last
+			} else {
+				lo = page.last + "\x00"
+			}
+			switch {
+			case page.bytes > pageBytes:
+				size = max(1, size/4)
+			case page.bytes < pageBytes/4:
+				size = min(maxPage, size*2)
+			}
+		}
+	}
+}
+
+// scanned is a page: those of the rows looked at in which something still matched
+// when they were read.
+type scanned struct {
+	rows  []rowstore.Row
+	last  string
+	seen  int
+	bytes int
+}
+
+func (s *store) page(ctx context.Context, r rowstore.ScanRange, lo, hi string, size int) (scanned, error) {
+	ctx, done, err := s.enter(ctx, "scan")
+	if err != nil {
+		return scanned{}, err
+	}
+	defer done()
+	a := arrayPool.Get().(*arrays)
+	defer arrayPool.Put(a)
+	var pl pickLists
+	pl.reset(a.a[:])
+	for i := range r.Picks {
+		pl.add(&r.Picks[i])
+	}
+	params := [][]byte{
+		[]byte(r.Table), notNull(lo), []byte(hi), boolParam(r.Reverse), int8Param(uint64(size)), int4Param(pl.mask), //nolint:gosec // above 0
+	}
+	params = append(pl.params(params), pl.lim.param())
+	var p scanned
+	byKey := map[string]int{}
+	begin := func() {
+		p = scanned{}
+		clear(byKey)
+	}
+	err = s.run(ctx, s.q.scan, params, false, begin, func(f *fields) {
+		if f.int2(1) == 0 {
+			p.last, p.seen = string(f.values[0]), int(f.int8(3)) //nolint:gosec // at most size
+			return
+		}
+		i, ok := byKey[string(f.values[0])]
+		if !ok {
+			i = len(p.rows)
+			key := string(f.values[0])
+			byKey[key] = i
+			p.rows = append(p.rows, rowstore.Row{Table: r.Table, Row: key})
+		}
+		p.bytes += len(f.values[2]) + len(f.values[4]) + 16
+		p.rows[i].Versions = appendVersions(p.rows[i].Versions, f, 1)
+	})
+	if err != nil {
+		return scanned{}, s.fail("scan", err)
+	}
+	for i := range p.rows {
+		selectPicks(&p.rows[i], r.Picks)
+	}
+	p.rows = slices.DeleteFunc(p.rows, func(row rowstore.Row) bool { return len(row.Versions) == 0 })
+	slices.SortFunc(p.rows, func(a, b rowstore.Row) int {
+		if r.Reverse {
+			a, b = b, a
+		}
+		return strings.Compare(a.Row, b.Row)
+	})
+	return p, nil
+}
+
+func notNull(s string) []byte {
+	if s == "" {
+		return []byte{}
+	}
+	return []byte(s)
+}
+
+// tablesSQL finds the first table after $1 in any of the three places, by one probe
+// of each index.
+const tablesSQL = `SELECT t.tab FROM (
+	(SELECT c.tab FROM {{schema}}.cell c WHERE c.tab > $1::bytea ORDER BY c.tab LIMIT 1) UNION ALL
+	(SELECT c.tab FROM {{schema}}.data c WHERE c.tab > $1::bytea ORDER BY c.tab LIMIT 1) UNION ALL
+	(SELECT c.tab FROM {{schema}}.notify c WHERE c.tab > $1::bytea ORDER BY c.tab LIMIT 1)) t
+	ORDER BY t.tab LIMIT 1`
+
+// Tables implements rowstore.Store.
+func (s *store) Tables(ctx context.Context) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		last := ""
+		for {
+			next, err := s.nextTable(ctx, last)
+			if err != nil {
+				yield("", err)
+				return
+			}
+			if next == "" || !yield(next, nil) {
+				return
+			}
+			last = next
+		}
+	}
+}
+
+func (s *store) nextTable(ctx context.Context, last string) (string, error) {
+	ctx, done, err := s.enter(ctx, "tables")
+	if err != nil {
+		return "", err
+	}
+	defer done()
+	next := ""
+	if err := s.run(ctx, s.q.tables, [][]byte{notNull(last)}, false, nil, func(f *fields) { next = string(f.values[0]) }); err != nil {
+		return "", s.fail("tables", err)
+	}
+	return next, nil
+}

@@ -1,0 +1,408 @@
+package postgres
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// schemaVersion is the newest version of the schema that this package knows, and
+// the one that it works with.
+const schemaVersion = 2
+
+// minServer is the oldest server version that will do, as server_version_num has it.
+const minServer = 140000
+
+var (
+	//go:embed schema_tables.sql
+	schemaTables string
+	//go:embed schema_functions.sql
+	schemaFunctions string
+	//go:embed schema_apply.sql
+	schemaApply string
+	//go:embed schema_general.sql
+	schemaGeneral string
+	//go:embed schema_from_1.sql
+	schemaFrom1 string
+)
+
+// pastLimit is the length in bytes at which the older writes inside a cell move to
+// the table past. A longer one makes each update copy more, a shorter one makes
+// more entries of an index. It is part of the schema: with another one, what is in
+// both places would be mistaken for what is in the cell alone.
+const pastLimit = 256
+
+// bundleFamily stands for a bundle of older writes where answers have a family.
+const bundleFamily = 100
+
+// functionSettings stand at every function that joins lists with the tables. The
+// planner does not know how long a list is; whatever it guesses, probing the index
+// for each element in order is right, and keeps the order in which rows are locked.
+const functionSettings = `SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off ` +
+	`SET jit = off SET plan_cache_mode = force_generic_plan`
+
+// names are what the SQL of a schema is written with.
+type names struct {
+	schema  string // quoted
+	literal string // quoted, within a literal
+	channel string // of notifications
+	clock   int64  // the advisory lock of the oracle
+	// clockKey names the bound that a connection knows, among its custom data.
+	clockKey string
+	migrate  int64 // the advisory lock of migrations
+}
+
+func newNames(schema string) names {
+	quoted := pgx.Identifier{schema}.Sanitize()
+	return names{
+		schema:  quoted,
+		literal: strings.ReplaceAll(quoted, "'", "''"),
+		channel: "percolator_" + strconv.FormatUint(hash("channel", schema), 36),
+		clock:   int64(hash("clock", schema)),   //nolint:gosec // any number will do
+		migrate: int64(hash("migrate", schema)), //nolint:gosec // any number will do
+
+		clockKey: "percolator clock " + schema,
+	}
+}
+
+func hash(parts ...string) uint64 {
+	h := fnv.New64a()
+	for _, p := range parts {
+		_, _ = h.Write([]byte("percolator\x00" + p + "\x00"))
+	}
+	return h.Sum64()
+}
+
+// expand fills in a piece of SQL. More pairs may be given, as with
+// strings.NewReplacer, and may themselves contain the names.
+func (n names) expand(sql string, pairs ...string) string {
+	if len(pairs) > 0 {
+		sql = strings.NewReplacer(pairs...).Replace(sql)
+	}
+	return strings.NewReplacer(
+		"{{schema}}", n.schema, "{{schema_literal}}", n.literal, "{{channel}}", n.channel,
+		"{{clock_lock}}", strconv.FormatInt(n.clock, 10), "{{settings}}", functionSettings,
+		"{{past_limit}}", strconv.Itoa(pastLimit), "{{bundle}}", strconv.Itoa(bundleFamily),
+	).Replace(sql)
+}
+
+// creation returns the SQL that makes the newest version where there is none.
+func (n names) creation() string {
+	return n.expand(schemaTables) + n.functions() + n.expand("INSERT INTO {{schema}}.meta (version) VALUES ("+strconv.Itoa(schemaVersion)+");")
+}
+
+// migration returns the SQL that brings an older version to the newest: what its
+// tables need, and the functions, which hold no state, anew.
+func (n names) migration(from int) string {
+	var sql string
+	for _, tables := range []string{1: schemaFrom1}[from:] {
+		sql += n.expand(tables, "{{old_entry}}", entry("ts", "val"))
+	}
+	return sql + n.functions() + n.expand("UPDATE {{schema}}.meta SET version = "+strconv.Itoa(schemaVersion)+";")
+}
+
+// functions returns the SQL that makes the functions.
+func (n names) functions() string {
+	var sql strings.Builder
+	sql.WriteString(n.expand(schemaFunctions,
+		"{{entry_of_params}}", entry("p_ts", "p_val"),
+		"{{scan_cell}}", scanKeys("cell", "v_keys", cellMatches),
+		"{{scan_data}}", scanKeys("data", "v_more", sideMatches(3)),
+		"{{scan_notify}}", scanKeys("notify", "v_more", sideMatches(5))))
+	for _, s := range shapes {
+		sql.WriteString(n.expand(schemaApply, s.pairs()...))
+	}
+	sql.WriteString(n.expand(schemaGeneral))
+	return sql.String()
+}
+
+// entry is the SQL of one write as it stands in a bundle.
+func entry(ts, val string) string {
+	return `int8send(` + ts + `) || int4send(coalesce(length(` + val + `), 0)) || coalesce(` + val + `, '')`
+}
+
+const cellMatches = `EXISTS (SELECT FROM unnest(p_fam, p_col, p_from, p_to) AS p(fam, col, lo, hi)
+	WHERE (p.col IS NULL OR p.col = c.col) AND CASE p.fam
+		WHEN 1 THEN c.lock_ts BETWEEN p.lo AND p.hi
+		WHEN 4 THEN c.mark_ts BETWEEN p.lo AND p.hi
+		WHEN 2 THEN c.write_ts >= p.lo AND p.lo <= p.hi AND (c.write_ts <= p.hi OR c.past_lo <= p.hi OR EXISTS (SELECT FROM {{schema}}.past o
+			WHERE o.tab = c.tab AND o.key = c.key AND o.col = c.col AND o.lo <= p.hi AND o.hi >= p.lo OFFSET 0))
+		ELSE false END OFFSET 0)`
+
+func sideMatches(family int) string {
+	return `EXISTS (SELECT FROM unnest(p_fam, p_col, p_from, p_to) AS p(fam, col, lo, hi)
+	WHERE p.fam = ` + strconv.Itoa(family) + ` AND (p.col IS NULL OR p.col = c.col) AND c.ts BETWEEN p.lo AND p.hi OFFSET 0)`
+}
+
+// scanKeys is the SQL that puts the next keys of a table that match into a variable.
+func scanKeys(table, into, matches string) string {
+	one := func(order string) string {
+		return into + ` := ARRAY(SELECT DISTINCT c.key FROM {{schema}}.` + table + ` c
+			WHERE c.tab = p_tab AND c.key >= p_lo AND c.key < p_hi AND ` + matches + `
+			ORDER BY c.key ` + order + ` LIMIT p_n);`
+	}
+	return "IF p_reverse THEN\n" + one("DESC") + "\nELSE\n" + one("ASC") + "\nEND IF;"
+}
+
+// shape is a kind of change of one cell, which is compiled to one function.
+type shape struct {
+	name string
+	cols []string // the columns of its lists beyond group and key, with their types
+	// cond is judged over the cell c (all null when there is none) and the list u; set is
+	// what an update does.
+	cond, set string
+	// write is the column of the list that holds the timestamp of a new write, "" if the
+	// shape has none: the write that was the newest becomes an older one. may is its
+	// condition where not every cell of the shape has one.
+	write, may string
+	// ranges: the columns rl and rh are a range of writes to remove.
+	ranges bool
+	// makes tells whether a cell that is not there is made, "" for never, with these
+	// values of its last six columns.
+	makes, values string
+}
+
+// shapes lists the compiled shapes. The first two are what transactions consist
+// of; the third does whatever is judged on the cell alone.
+var shapes = []shape{
+	{
+		name:   "prewrite",
+		cols:   []string{"lt bigint", "lv bytea"},
+		cond:   `c.lock_ts IS NULL AND (c.write_ts IS NULL OR c.write_ts < u.lt) AND (c.mark_ts IS NULL OR c.mark_ts < u.lt)`,
+		set:    `lock_ts = u.lt, lock_val = u.lv`,
+		makes:  `true`,
+		values: `u.lt, u.lv, NULL, NULL, NULL, NULL`,
+	},
+	{
+		name:  "commit",
+		cols:  []string{"lt bigint", "wt bigint", "wv bytea"},
+		cond:  `c.lock_ts = u.lt AND (c.write_ts IS NULL OR c.write_ts < u.wt)`,
+		set:   `lock_ts = NULL, lock_val = NULL, write_ts = u.wt, write_val = u.wv`,
+		write: "wt",
+	},
+	{
+		name: "any",
+		cols: []string{
+			"lk smallint", "lc bigint", "wf bigint", "mf bigint",
+			"le smallint", "lt bigint", "lv bytea", "wt bigint", "wv bytea", "mt bigint", "mv bytea",
+			"rl bigint", "rh bigint", "xl bigint", "xh bigint",
+		},
+		cond: `CASE u.lk WHEN 0 THEN true WHEN 1 THEN c.lock_ts IS NULL OR c.lock_ts < u.lc
+				WHEN 2 THEN c.lock_ts IS DISTINCT FROM u.lc ELSE c.lock_ts = u.lc END
+			AND (u.wf IS NULL OR c.write_ts IS NULL OR c.write_ts < u.wf)
+			AND (u.mf IS NULL OR c.mark_ts IS NULL OR c.mark_ts < u.mf)
+			AND (u.wt IS NULL OR c.write_ts IS NULL OR c.write_ts < u.wt)
+			AND (u.rh IS NULL OR c.write_ts IS NULL OR c.write_ts NOT BETWEEN u.rl AND u.rh)`,
+		set: `lock_ts = CASE u.le WHEN 1 THEN u.lt WHEN 2 THEN nullif(c.lock_ts, u.lt) ELSE c.lock_ts END,
+			lock_val = CASE u.le WHEN 1 THEN u.lv WHEN 2 THEN CASE WHEN c.lock_ts = u.lt THEN NULL ELSE c.lock_val END ELSE c.lock_val END,
+			write_ts = coalesce(u.wt, c.write_ts),
+			write_val = CASE WHEN u.wt IS NULL THEN c.write_val ELSE u.wv END,
+			mark_ts = CASE WHEN c.mark_ts BETWEEN u.xl AND u.xh THEN NULL ELSE greatest(c.mark_ts, u.mt) END,
+			mark_val = CASE WHEN c.mark_ts BETWEEN u.xl AND u.xh THEN NULL
+				WHEN u.mt >= c.mark_ts OR (u.mt IS NOT NULL AND c.mark_ts IS NULL) THEN u.mv ELSE c.mark_val END`,
+		write:  "wt",
+		may:    "u.wt IS NOT NULL",
+		ranges: true,
+		makes:  `u.le = 1 OR u.wt IS NOT NULL OR u.mt IS NOT NULL`,
+		values: `CASE u.le WHEN 1 THEN u.lt END, CASE u.le WHEN 1 THEN u.lv END, u.wt, u.wv, u.mt, u.mv`,
+	},
+}
+
+// pairs returns what a shape fills into schema_apply.sql.
+func (s shape) pairs() []string {
+	var params, args, cols []string
+	for _, c := range s.cols {
+		name, kind, _ := strings.Cut(c, " ")
+		params = append(params, "p_"+name+" "+kind+"[]")
+		args = append(args, "p_"+name)
+		cols = append(cols, name)
+	}
+	list := `unnest(p_g, p_tab, p_key, p_col, ` + strings.Join(args, ", ") + `) WITH ORDINALITY AS u(g, tab, key, col, ` +
+		strings.Join(cols, ", ") + `, i)`
+	const sameKey = `c.tab = u.tab AND c.key = u.key AND c.col = u.col`
+	const notBad = `(v_bad IS NULL OR u.g <> ALL (v_bad))`
+
+	set, spill, from := s.set, "", ""
+	if s.write != "" {
+		may := "c.write_ts IS NOT NULL"
+		spilled := `length(c.past) >= {{past_limit}}`
+		if s.may != "" {
+			may = s.may + " AND " + may
+			spilled = s.may + " AND " + spilled
+		}
+		lowest := "CASE WHEN " + may + " THEN CASE WHEN length(c.past) < {{past_limit}} THEN c.past_lo ELSE c.write_ts END"
+		past := "CASE WHEN " + may + " THEN " + entry("c.write_ts", "c.write_val") +
+			" || CASE WHEN length(c.past) < {{past_limit}} THEN c.past ELSE '' END"
+		if s.ranges {
+			const whole = ` WHEN c.past_lo <= u.rh THEN CASE WHEN length(c.past) < {{past_limit}} THEN `
+			const without = `{{schema}}.past_without(c.past, u.rl, u.rh)`
+			lowest += whole + "{{schema}}.past_lowest(" + without + ") END"
+			past += whole + without + " END"
+		}
+		set += ", past_lo = " + lowest + " ELSE c.past_lo END, past = " + past + " ELSE c.past END"
+		spill = `, u.tab, u.key, u.col, u.` + s.write + ` - 1 AS hi, c.past_lo AS lo, CASE WHEN ` + spilled + ` THEN c.past END AS vals`
+		from = `, spill AS (
+			INSERT INTO {{schema}}.past (tab, key, col, lo, hi, vals)
+			SELECT up.tab, up.key, up.col, up.lo, up.hi, up.vals FROM up WHERE up.vals IS NOT NULL
+		)`
+	}
+	update := `WITH up AS (
+			UPDATE {{schema}}.cell c SET ` + set + `
+			FROM ` + list + `
+			WHERE ` + sameKey + ` AND (` + s.cond + `) AND ` + notBad + `
+			RETURNING u.i` + spill + `
+		)` + from + ` SELECT array_agg(up.i::integer) INTO v_done FROM up;`
+	ranges := ""
+	if s.ranges {
+		const sameOld = `o.tab = u.tab AND o.key = u.key AND o.col = u.col`
+		const ranged = `u.rh IS NOT NULL AND u.i = ANY (v_done)`
+		ranges = `IF (p_smask & 16) <> 0 THEN
+			DELETE FROM {{schema}}.past o USING ` + list + `
+			WHERE ` + ranged + ` AND ` + sameOld + ` AND o.lo BETWEEN u.rl AND u.rh AND o.hi <= u.rh;
+			PERFORM {{schema}}.past_cut(u.tab, u.key, u.col, u.rl, u.rh) FROM ` + list + `
+			WHERE ` + ranged + ` AND EXISTS (SELECT FROM {{schema}}.past o WHERE ` + sameOld + ` AND o.lo <= u.rh AND o.hi >= u.rl OFFSET 0);
+		END IF;`
+	}
+	insert := "NULL;"
+	if s.makes != "" {
+		insert = `WITH cand AS MATERIALIZED (
+				SELECT u.* FROM ` + list + `
+				LEFT JOIN LATERAL (SELECT * FROM {{schema}}.cell c WHERE ` + sameKey + ` OFFSET 0) c ON true
+				WHERE c.tab IS NULL AND (` + s.cond + `) AND (` + s.makes + `) AND ` + notBad + `
+			), ins AS (
+				INSERT INTO {{schema}}.cell (tab, key, col, lock_ts, lock_val, write_ts, write_val, mark_ts, mark_val)
+				SELECT u.tab, u.key, u.col, ` + s.values + ` FROM cand u ORDER BY u.i
+				ON CONFLICT DO NOTHING RETURNING 1
+			) SELECT (SELECT array_agg(cand.i::integer) FROM cand), (SELECT count(*) FROM ins) INTO v_new, v_ins;
+			IF v_ins < cardinality(v_new) THEN
+				RAISE EXCEPTION 'percolator: another client made the row' USING ERRCODE = 'PC002';
+			END IF;`
+	}
+	return []string{
+		"{{name}}", s.name,
+		"{{params}}", strings.Join(params, ", "),
+		"{{args}}", strings.Join(args, ", "),
+		"{{cols}}", strings.Join(cols, ", "),
+		"{{cond}}", s.cond,
+		"{{update}}", update,
+		"{{insert}}", insert,
+		"{{ranges}}", ranges,
+	}
+}
+
+// undefinedTable and the others are the SQLSTATEs that this package tells apart.
+const (
+	undefinedTable     = "42P01"
+	invalidSchema      = "3F000"
+	noPrivilege        = "42501"
+	noSuchStatement    = "26000"
+	duplicateStatement = "42P05"
+	serialization      = "40001"
+	deadlock           = "40P01"
+	readOnly           = "25006"
+	uniqueViolation    = "23505"
+	notReadCommitted   = "PC001" // raised by this package's functions
+	partialGroup       = "PC002" // likewise
+	onStandby          = "PC003" // likewise
+)
+
+// migrate brings the schema to schemaVersion, and makes it where there is none.
+// Several processes may do so at once: one does the work, the others wait for it.
+func migrate(ctx context.Context, conn *pgx.Conn, schema string, n names) error {
+	version, err := storedVersion(ctx, conn, n)
+	if err != nil {
+		return err
+	}
+	if version == schemaVersion {
+		return nil
+	}
+	if version > schemaVersion {
+		return newerSchema(schema, version)
+	}
+	// The administrator's defaults count for nothing here either.
+	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
+	// A transaction's lock, since behind a pooler a session is not ours.
+	if err := exec(ctx, conn, fmt.Sprintf("SELECT set_config('synchronous_commit', 'on', true), pg_advisory_xact_lock(%d)", n.migrate)); err != nil {
+		return err
+	}
+	// A savepoint: asking for the version fails when there is no table.
+	if err := exec(ctx, conn, "SAVEPOINT version"); err != nil {
+		return err
+	}
+	version, err = storedVersion(ctx, conn, n)
+	if err != nil {
+		return err
+	}
+	if version > schemaVersion {
+		return newerSchema(schema, version)
+	}
+	if version == schemaVersion {
+		return nil // another process did it meanwhile
+	}
+	if err := exec(ctx, conn, "ROLLBACK TO SAVEPOINT version"); err != nil {
+		return err
+	}
+	migration := ""
+	if version > 0 {
+		migration = n.migration(version)
+	} else {
+		migration = n.creation()
+		// Not IF NOT EXISTS, which asks for the right to make schemas even when it has
+		// nothing to make.
+		sql := "DO $do$ BEGIN IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = " + literal(schema) +
+			") THEN CREATE SCHEMA " + n.schema + "; END IF; END $do$"
+		if err := exec(ctx, conn, sql); err != nil {
+			return fmt.Errorf("creating the schema %q: %w", schema, err)
+		}
+	}
+	if err := exec(ctx, conn, migration); err != nil {
+		return fmt.Errorf("migrating the schema %q from version %d to version %d: %w", schema, version, schemaVersion, err)
+	}
+	return tx.Commit(ctx)
+}
+
+// storedVersion reads the version of the schema, 0 when there is none.
+func storedVersion(ctx context.Context, conn *pgx.Conn, n names) (int, error) {
+	results, err := conn.PgConn().Exec(ctx, n.expand("SELECT version FROM {{schema}}.meta")).ReadAll()
+	if err != nil {
+		var pg *pgconn.PgError
+		if errors.As(err, &pg) && (pg.Code == undefinedTable || pg.Code == invalidSchema) {
+			return 0, nil
+		}
+		return 0, fmt.Errorf("reading the version of the schema: %w", err)
+	}
+	if len(results) != 1 || len(results[0].Rows) != 1 {
+		return 0, fmt.Errorf("%w: the schema's table meta does not hold one line", errDamaged)
+	}
+	version, err := strconv.Atoi(string(results[0].Rows[0][0]))
+	if err != nil || version < 1 {
+		return 0, fmt.Errorf("%w: the schema's version is %q", errDamaged, results[0].Rows[0][0])
+	}
+	return version, nil
+}
+
+func newerSchema(schema string, version int) error {
+	return fmt.Errorf("the schema %q has version %d, and this program knows versions up to %d: use a newer program", schema, version, schemaVersion)
+}
+
+// exec runs statements without arguments and without prepared statements.
+func exec(ctx context.Context, conn *pgx.Conn, sql string) error {
+	_, err := conn.PgConn().Exec(ctx, sql).ReadAll()
+	return err
+}
+
+// literal quotes a string for SQL.
+func literal(s string) string {
+	return "E'" + strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(s) + "'"
+}

@@ -1,0 +1,343 @@
+-- The functions of version 2 of the schema. {{schema}} stands for the quoted name of
+-- the schema, {{clock_lock}} for the number of the advisory lock that guards the
+-- clock.
+
+CREATE FUNCTION {{schema}}.incarnation_id() RETURNS text LANGUAGE plpgsql AS $body$
+DECLARE
+	v text;
+BEGIN
+	SELECT i.id INTO v FROM {{schema}}.incarnation i;
+	IF NOT FOUND THEN
+		INSERT INTO {{schema}}.incarnation (id) VALUES (gen_random_uuid()::text) ON CONFLICT DO NOTHING;
+		SELECT i.id INTO v FROM {{schema}}.incarnation i;
+	END IF;
+	RETURN v;
+END
+$body$;
+
+-- guard refuses what would make the functions below wrong: a snapshot that is
+-- older than a statement's start, and a server that only follows another.
+CREATE FUNCTION {{schema}}.guard() RETURNS void LANGUAGE plpgsql AS $body$
+BEGIN
+	IF current_setting('transaction_isolation') <> 'read committed' THEN
+		RAISE EXCEPTION 'percolator: the transaction is not read committed' USING ERRCODE = 'PC001';
+	END IF;
+	IF pg_is_in_recovery() THEN
+		RAISE EXCEPTION 'percolator: the server is a standby' USING ERRCODE = 'PC003';
+	END IF;
+END
+$body$;
+
+-- durability sets what the administrator's defaults must not decide.
+CREATE FUNCTION {{schema}}.durability(p_deferred boolean) RETURNS void LANGUAGE plpgsql AS $body$
+DECLARE
+	v text := current_setting('synchronous_commit');
+BEGIN
+	IF p_deferred THEN
+		IF v <> 'off' THEN
+			v := set_config('synchronous_commit', 'off', true);
+		END IF;
+	ELSIF v <> 'on' AND v <> 'remote_apply' THEN
+		v := set_config('synchronous_commit', 'on', true);
+	END IF;
+END
+$body$;
+
+-- flush makes everything durable that was committed before. It has to write to the
+-- log, because a commit that wrote nothing is not waited for.
+CREATE FUNCTION {{schema}}.flush() RETURNS void LANGUAGE plpgsql AS $body$
+BEGIN
+	PERFORM {{schema}}.guard();
+	PERFORM {{schema}}.durability(false);
+	PERFORM pg_logical_emit_message(true, 'percolator', '');
+END
+$body$;
+
+-- draw hands out p_n consecutive timestamps: the first of them, null when the caller
+-- has to ask again, and the bound as it is after that.
+--
+-- Most draws are one step of the sequence, under a shared lock. A draw that finds
+-- the sequence behind the clock, or near the bound, or from before a crash, sets
+-- it forward under the exclusive lock: setval must never overtake a nextval.
+CREATE FUNCTION {{schema}}.draw(p_n bigint, p_lag bigint, p_ahead bigint, OUT first bigint, OUT bound bigint) LANGUAGE plpgsql AS $body$
+#variable_conflict use_column
+DECLARE
+	v_last  bigint;
+	v_now   bigint := (date_part('epoch', clock_timestamp()) * 1000)::bigint << 18;
+	v_bound bigint;
+	v_inc   text;
+	v_same  boolean;
+	v_first bigint;
+BEGIN
+	PERFORM {{schema}}.guard();
+	PERFORM {{schema}}.durability(true);
+	SELECT o.bound, o.incarnation = i.id, c.last_value INTO v_bound, v_same, v_last
+		FROM {{schema}}.clock c, {{schema}}.oracle o LEFT JOIN {{schema}}.incarnation i ON true;
+	bound := v_bound;
+	IF v_same AND p_n <= 4096 AND v_last + p_lag >= v_now AND v_last + greatest(p_ahead / 4, 4096) <= v_bound THEN
+		PERFORM pg_advisory_xact_lock_shared({{clock_lock}});
+		v_first := nextval('{{schema_literal}}.clock');
+		IF v_first <= v_bound THEN
+			first := v_first - 4095;
+		END IF;
+		RETURN;
+	END IF;
+	PERFORM pg_advisory_xact_lock({{clock_lock}});
+	v_inc := {{schema}}.incarnation_id();
+	SELECT o.bound, o.incarnation = v_inc INTO v_bound, v_same FROM {{schema}}.oracle o;
+	SELECT c.last_value INTO v_last FROM {{schema}}.clock c;
+	v_first := greatest(v_last, v_now) + 1;
+	IF NOT v_same THEN
+		v_first := greatest(v_first, v_bound + 1);
+	END IF;
+	v_last := v_first + p_n - 1;
+	PERFORM setval('{{schema_literal}}.clock', v_last);
+	IF NOT v_same OR v_last + p_ahead / 2 > v_bound THEN
+		v_bound := v_last + p_ahead;
+		UPDATE {{schema}}.oracle SET bound = v_bound, incarnation = v_inc;
+		PERFORM {{schema}}.durability(false);
+	END IF;
+	first := v_first;
+	bound := v_bound;
+END
+$body$;
+
+-- past_entries takes a bundle apart: see cell.past.
+CREATE FUNCTION {{schema}}.past_entries(p_vals bytea) RETURNS TABLE (ts bigint, entry bytea) LANGUAGE plpgsql IMMUTABLE AS $body$
+DECLARE
+	v_at  integer := 1;
+	v_len integer;
+BEGIN
+	WHILE v_at <= length(p_vals) LOOP
+		v_len := 12 + ('x' || encode(substr(p_vals, v_at + 8, 4), 'hex'))::bit(32)::integer;
+		ts := ('x' || encode(substr(p_vals, v_at, 8), 'hex'))::bit(64)::bigint;
+		entry := substr(p_vals, v_at, v_len);
+		RETURN NEXT;
+		v_at := v_at + v_len;
+	END LOOP;
+END
+$body$;
+
+CREATE FUNCTION {{schema}}.past_entry(p_ts bigint, p_val bytea) RETURNS bytea LANGUAGE sql IMMUTABLE AS
+	$body$ SELECT {{entry_of_params}} $body$;
+
+-- past_without gives a bundle without the writes from p_lo to p_hi, null when none is
+-- left, and past_lowest the oldest timestamp of one.
+CREATE FUNCTION {{schema}}.past_without(p_vals bytea, p_lo bigint, p_hi bigint) RETURNS bytea LANGUAGE plpgsql IMMUTABLE AS $body$
+BEGIN
+	RETURN (SELECT string_agg(e.entry, '' ORDER BY e.ts DESC) FROM {{schema}}.past_entries(p_vals) e WHERE e.ts NOT BETWEEN p_lo AND p_hi);
+END
+$body$;
+
+CREATE FUNCTION {{schema}}.past_lowest(p_vals bytea) RETURNS bigint LANGUAGE plpgsql IMMUTABLE AS $body$
+BEGIN
+	RETURN (SELECT min(e.ts) FROM {{schema}}.past_entries(p_vals) e);
+END
+$body$;
+
+-- past_put adds an older write of a cell to the table past, or puts it over the one
+-- with its timestamp. The caller holds the cell, whose own past is empty.
+CREATE FUNCTION {{schema}}.past_put(p_tab bytea, p_key bytea, p_col bytea, p_ts bigint, p_val bytea) RETURNS void LANGUAGE plpgsql {{settings}} AS $body$
+BEGIN
+	UPDATE {{schema}}.past o SET vals = (
+		SELECT string_agg(e.entry, '' ORDER BY e.ts DESC) FROM (
+			SELECT x.ts, x.entry FROM {{schema}}.past_entries(o.vals) x WHERE x.ts <> p_ts
+			UNION ALL SELECT p_ts, {{schema}}.past_entry(p_ts, p_val)
+		) e)
+	WHERE o.tab = p_tab AND o.key = p_key AND o.col = p_col AND o.lo <= p_ts AND o.hi >= p_ts;
+	IF NOT FOUND THEN
+		INSERT INTO {{schema}}.past (tab, key, col, lo, hi, vals)
+		VALUES (p_tab, p_key, p_col, p_ts, p_ts, {{schema}}.past_entry(p_ts, p_val));
+	END IF;
+END
+$body$;
+
+-- past_cut removes the older writes of a cell from p_lo to p_hi from the table past.
+-- The caller holds the cell.
+CREATE FUNCTION {{schema}}.past_cut(p_tab bytea, p_key bytea, p_col bytea, p_lo bigint, p_hi bigint) RETURNS void LANGUAGE plpgsql {{settings}} AS $body$
+BEGIN
+	DELETE FROM {{schema}}.past o
+	WHERE o.tab = p_tab AND o.key = p_key AND o.col = p_col AND o.lo BETWEEN p_lo AND p_hi AND o.hi <= p_hi;
+	IF EXISTS (SELECT FROM {{schema}}.past o
+		WHERE o.tab = p_tab AND o.key = p_key AND o.col = p_col AND o.lo <= p_hi AND o.hi >= p_lo)
+	THEN
+		-- Only the two at the ends of the range are left.
+		WITH cut AS MATERIALIZED (
+			SELECT o.lo, min(e.ts) FILTER (WHERE e.ts NOT BETWEEN p_lo AND p_hi) AS lowest,
+				max(e.ts) FILTER (WHERE e.ts NOT BETWEEN p_lo AND p_hi) AS highest,
+				string_agg(e.entry, '' ORDER BY e.ts DESC) FILTER (WHERE e.ts NOT BETWEEN p_lo AND p_hi) AS vals
+			FROM {{schema}}.past o CROSS JOIN LATERAL {{schema}}.past_entries(o.vals) e
+			WHERE o.tab = p_tab AND o.key = p_key AND o.col = p_col AND o.lo <= p_hi AND o.hi >= p_lo
+			GROUP BY o.lo
+		), gone AS (
+			DELETE FROM {{schema}}.past o USING cut
+			WHERE cut.vals IS NULL AND o.tab = p_tab AND o.key = p_key AND o.col = p_col AND o.lo = cut.lo
+		)
+		UPDATE {{schema}}.past o SET lo = cut.lowest, hi = cut.highest, vals = cut.vals FROM cut
+		WHERE cut.vals IS NOT NULL AND o.tab = p_tab AND o.key = p_key AND o.col = p_col AND o.lo = cut.lo;
+	END IF;
+END
+$body$;
+
+-- read_point reads single columns: lock, mark, newest write, and where that is
+-- above p_ts, the bundle with the newest that is not.
+CREATE FUNCTION {{schema}}.read_point(p_tab bytea[], p_key bytea[], p_col bytea[], p_ts bigint[])
+RETURNS TABLE (i integer, lock_ts bigint, lock_val bytea, mark_ts bigint, mark_val bytea,
+	write_ts bigint, write_val bytea, past bytea)
+LANGUAGE plpgsql {{settings}} AS $body$
+#variable_conflict use_column
+BEGIN
+	IF pg_is_in_recovery() THEN
+		PERFORM {{schema}}.guard();
+	END IF;
+	RETURN QUERY
+	SELECT u.i::integer, c.lock_ts, c.lock_val, c.mark_ts, c.mark_val, c.write_ts, c.write_val,
+		CASE WHEN c.write_ts > u.ts THEN
+			CASE WHEN c.past_lo <= u.ts THEN c.past
+			ELSE (
+				SELECT o.vals FROM {{schema}}.past o
+				WHERE o.tab = u.tab AND o.key = u.key AND o.col = u.col AND o.lo <= u.ts
+				ORDER BY o.lo DESC LIMIT 1
+			) END
+		END
+	FROM unnest(p_tab, p_key, p_col, p_ts) WITH ORDINALITY AS u(tab, key, col, ts, i)
+	JOIN {{schema}}.cell c ON c.tab = u.tab AND c.key = u.key AND c.col = u.col;
+END
+$body$;
+
+-- read_any answers any picks, with more versions than asked for where that is
+-- simpler: the caller selects again. Bundles of older writes come as they are, as
+-- family {{bundle}}. p_mask has a bit for each family, so that
+-- branches without picks cost nothing; a null p_col means all columns, a null
+-- p_lim no limit. It is one statement, because a row is answered from one view.
+CREATE FUNCTION {{schema}}.read_any(p_mask integer, p_i integer[], p_tab bytea[], p_key bytea[], p_fam smallint[],
+	p_col bytea[], p_from bigint[], p_to bigint[], p_lim bigint[])
+RETURNS TABLE (i integer, fam smallint, col bytea, ts bigint, val bytea)
+LANGUAGE plpgsql {{settings}} AS $body$
+#variable_conflict use_column
+BEGIN
+	IF pg_is_in_recovery() THEN
+		PERFORM {{schema}}.guard();
+	END IF;
+	RETURN QUERY
+	WITH u AS MATERIALIZED (
+		SELECT * FROM unnest(p_i, p_tab, p_key, p_fam, p_col, p_from, p_to, p_lim) AS u(i, tab, key, fam, col, lo, hi, lim)
+	), cells AS MATERIALIZED (
+		SELECT u.i, u.fam, u.tab, u.key, u.lo, u.hi, u.lim, c.col, c.lock_ts, c.lock_val, c.write_ts, c.write_val, c.mark_ts, c.mark_val, c.past_lo, c.past
+		FROM u CROSS JOIN LATERAL (
+			SELECT * FROM {{schema}}.cell c WHERE c.tab = u.tab AND c.key = u.key AND c.col = u.col OFFSET 0
+		) c
+		WHERE (p_mask & 22) <> 0 AND u.fam IN (1, 2, 4) AND u.col IS NOT NULL
+		UNION ALL
+		SELECT u.i, u.fam, u.tab, u.key, u.lo, u.hi, u.lim, c.col, c.lock_ts, c.lock_val, c.write_ts, c.write_val, c.mark_ts, c.mark_val, c.past_lo, c.past
+		FROM u CROSS JOIN LATERAL (
+			SELECT * FROM {{schema}}.cell c WHERE c.tab = u.tab AND c.key = u.key OFFSET 0
+		) c
+		WHERE (p_mask & 22) <> 0 AND u.fam IN (1, 2, 4) AND u.col IS NULL
+	)
+	SELECT c.i, c.fam, c.col, c.lock_ts, c.lock_val FROM cells c WHERE c.fam = 1 AND c.lock_ts BETWEEN c.lo AND c.hi
+	UNION ALL
+	SELECT c.i, c.fam, c.col, c.mark_ts, c.mark_val FROM cells c WHERE c.fam = 4 AND c.mark_ts BETWEEN c.lo AND c.hi
+	UNION ALL
+	SELECT c.i, c.fam, c.col, c.write_ts, c.write_val FROM cells c WHERE c.fam = 2 AND c.write_ts BETWEEN c.lo AND c.hi
+	UNION ALL
+	SELECT c.i, {{bundle}}::smallint, c.col, c.past_lo, c.past FROM cells c
+	WHERE c.fam = 2 AND c.write_ts > c.lo AND NOT (c.lim IS NOT DISTINCT FROM 1 AND c.write_ts <= c.hi) AND c.past_lo <= c.hi
+	UNION ALL
+	SELECT c.i, {{bundle}}::smallint, c.col, o.lo, o.vals FROM cells c CROSS JOIN LATERAL (
+		SELECT o.lo, o.vals FROM {{schema}}.past o
+		WHERE c.write_ts > c.lo AND NOT (c.lim IS NOT DISTINCT FROM 1 AND (c.write_ts <= c.hi OR coalesce(c.past_lo <= c.hi, false)))
+			AND o.tab = c.tab AND o.key = c.key AND o.col = c.col AND o.lo <= c.hi AND o.hi >= c.lo
+		ORDER BY o.lo DESC LIMIT c.lim
+	) o WHERE c.fam = 2
+	UNION ALL
+	SELECT u.i, u.fam, u.col, d.ts, d.val FROM u CROSS JOIN LATERAL (
+		SELECT d.ts, d.val FROM {{schema}}.data d
+		WHERE d.tab = u.tab AND d.key = u.key AND d.col = u.col AND d.ts BETWEEN u.lo AND u.hi
+		ORDER BY d.ts DESC LIMIT u.lim
+	) d WHERE (p_mask & 8) <> 0 AND u.fam = 3 AND u.col IS NOT NULL
+	UNION ALL
+	SELECT u.i, u.fam, d.col, d.ts, d.val FROM u CROSS JOIN LATERAL (
+		SELECT d.col, d.ts, d.val, row_number() OVER (PARTITION BY d.col ORDER BY d.ts DESC) AS n FROM {{schema}}.data d
+		WHERE d.tab = u.tab AND d.key = u.key AND d.ts BETWEEN u.lo AND u.hi
+	) d WHERE (p_mask & 8) <> 0 AND u.fam = 3 AND u.col IS NULL AND (u.lim IS NULL OR d.n <= u.lim)
+	UNION ALL
+	SELECT u.i, u.fam, u.col, n.ts, n.val FROM u CROSS JOIN LATERAL (
+		SELECT n.ts, n.val FROM {{schema}}.notify n
+		WHERE n.tab = u.tab AND n.key = u.key AND n.col = u.col AND n.ts BETWEEN u.lo AND u.hi
+		ORDER BY n.ts DESC LIMIT u.lim
+	) n WHERE (p_mask & 32) <> 0 AND u.fam = 5 AND u.col IS NOT NULL
+	UNION ALL
+	SELECT u.i, u.fam, n.col, n.ts, n.val FROM u CROSS JOIN LATERAL (
+		SELECT n.col, n.ts, n.val, row_number() OVER (PARTITION BY n.col ORDER BY n.ts DESC) AS n FROM {{schema}}.notify n
+		WHERE n.tab = u.tab AND n.key = u.key AND n.ts BETWEEN u.lo AND u.hi
+	) n WHERE (p_mask & 32) <> 0 AND u.fam = 5 AND u.col IS NULL AND (u.lim IS NULL OR n.n <= u.lim);
+END
+$body$;
+
+-- scan_keys finds the next p_n keys of rows in which a pick may select something; of
+-- older writes it looks at bundles only, and the caller selects again.
+CREATE FUNCTION {{schema}}.scan_keys(p_tab bytea, p_lo bytea, p_hi bytea, p_reverse boolean, p_n bigint, p_mask integer,
+	p_fam smallint[], p_col bytea[], p_from bigint[], p_to bigint[])
+RETURNS bytea[] LANGUAGE plpgsql {{settings}} SET enable_sort = off SET enable_hashagg = off AS $body$
+#variable_conflict use_column
+DECLARE
+	v_keys bytea[];
+	v_more bytea[];
+BEGIN
+	IF (p_mask & 22) <> 0 THEN
+		{{scan_cell}}
+	END IF;
+	IF (p_mask & 8) <> 0 THEN
+		{{scan_data}}
+		v_keys := v_keys || v_more;
+	END IF;
+	IF (p_mask & 32) <> 0 THEN
+		{{scan_notify}}
+		v_keys := v_keys || v_more;
+	END IF;
+	RETURN v_keys;
+END
+$body$;
+
+-- scan_page answers the picks for the next p_n rows, in key order, that matched when it
+-- looked; the first line, with i = 0, has the last of their keys and their number.
+CREATE FUNCTION {{schema}}.scan_page(p_tab bytea, p_lo bytea, p_hi bytea, p_reverse boolean, p_n bigint, p_mask integer,
+	p_fam smallint[], p_col bytea[], p_from bigint[], p_to bigint[], p_lim bigint[])
+RETURNS TABLE (key bytea, fam smallint, col bytea, ts bigint, val bytea)
+LANGUAGE plpgsql {{settings}} AS $body$
+#variable_conflict use_column
+DECLARE
+	v_keys bytea[] := {{schema}}.scan_keys(p_tab, p_lo, p_hi, p_reverse, p_n, p_mask, p_fam, p_col, p_from, p_to);
+	v_i    integer[];
+	v_tab  bytea[];
+	v_key  bytea[];
+	v_fam  smallint[];
+	v_col  bytea[];
+	v_from bigint[];
+	v_to   bigint[];
+	v_lim  bigint[];
+BEGIN
+	IF pg_is_in_recovery() THEN
+		PERFORM {{schema}}.guard();
+	END IF;
+	IF (p_mask & (p_mask - 1)) <> 0 THEN
+		IF p_reverse THEN
+			v_keys := ARRAY(SELECT DISTINCT k FROM unnest(v_keys) k ORDER BY k DESC LIMIT p_n);
+		ELSE
+			v_keys := ARRAY(SELECT DISTINCT k FROM unnest(v_keys) k ORDER BY k LIMIT p_n);
+		END IF;
+	END IF;
+	IF coalesce(cardinality(v_keys), 0) = 0 THEN
+		RETURN;
+	END IF;
+	RETURN QUERY SELECT v_keys[cardinality(v_keys)], 0::smallint, NULL::bytea, cardinality(v_keys)::bigint, NULL::bytea;
+	SELECT array_agg(k.i ORDER BY k.i, p.n), array_agg(p_tab), array_agg(k.key ORDER BY k.i, p.n), array_agg(p.fam ORDER BY k.i, p.n),
+		array_agg(p.col ORDER BY k.i, p.n), array_agg(p.lo ORDER BY k.i, p.n), array_agg(p.hi ORDER BY k.i, p.n), array_agg(p.lim ORDER BY k.i, p.n)
+	INTO v_i, v_tab, v_key, v_fam, v_col, v_from, v_to, v_lim
+	FROM unnest(v_keys) WITH ORDINALITY AS k(key, i)
+	CROSS JOIN unnest(p_fam, p_col, p_from, p_to, p_lim) WITH ORDINALITY AS p(fam, col, lo, hi, lim, n);
+	RETURN QUERY SELECT v_keys[r.i], r.fam, r.col, r.ts, r.val
+		FROM {{schema}}.read_any(p_mask, v_i, v_tab, v_key, v_fam, v_col, v_from, v_to, v_lim) r;
+END
+$body$;
