@@ -1,0 +1,26 @@
+package tikvraw
+
+import (
+	"testing"
+
+	"github.com/percolate-go/percolate/conformance"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// The store alone, over keys in memory: its own contract, and then everything with
+// rows whose parts move out early, so that every test meets chunks.
+func TestConformanceFake(t *testing.T) {
+	t.Parallel()
+	t.Run("Usual", func(t *testing.T) {
+		t.Parallel()
+		conformance.RunStore(t, func(t testing.TB) rowstore.Store {
+			return openFake(t, newFakeData().client(), Options{})
+		}, conformance.Scale(0.2))
+	})
+	t.Run("SmallParts", func(t *testing.T) {
+		t.Parallel()
+		conformance.Run(t, func(t testing.TB) rowstore.Store {
+			return openFake(t, newFakeData().client(), small(Options{Oracle: OracleStore}))
+		}, conformance.Scale(0.1))
+	})
+}

@@ -1,0 +1,205 @@
+package tikvraw
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strings"
+)
+
+// Every key of a store is
+//
+//	prefix 0x00 space
+//
+// for the spaces of one key each, and
+//
+//	prefix 0x00 space table row [id]
+//
+// for the others. The prefix holds no zero byte, so no store's keys lie among those
+// of another. Table and row are escaped: a zero byte is written as 00 ff, and each
+// ends with 00 01. So keys sort as tables and then rows do, whatever bytes they hold.
+const (
+	// spaceIndex holds an empty marker for each row with notifications. The id is
+	// named in the row's head.
+	spaceIndex = 'n'
+	// spaceOracle is the key of the oracle, where the store keeps its own.
+	spaceOracle = 'o'
+	// spaceHead holds the heads of rows.
+	spaceHead = 'r'
+	// spaceSide holds what a head points to: long values and chunks of older
+	// versions. The id is followed by the kind.
+	spaceSide = 's'
+	// spaceRecord is the key of the store's record; see record.
+	spaceRecord = 'v'
+	// spaceSweep is the key that says when garbage was last looked for.
+	spaceSweep = 'w'
+)
+
+// The kinds of side keys.
+const (
+	kindValue = 'd' // the value of one version
+	kindChunk = 'k' // versions of one column
+)
+
+const (
+	idLen     = 8
+	escape    = 0x00
+	escaped   = 0xff
+	terminate = 0x01
+)
+
+// keyspace makes and takes apart the keys of a store.
+type keyspace struct {
+	base []byte // prefix and zero byte
+}
+
+func newKeyspace(prefix string) keyspace {
+	return keyspace{base: append([]byte(prefix), 0)}
+}
+
+// end is the first key behind the store's.
+func (k keyspace) end() []byte {
+	end := append([]byte(nil), k.base...)
+	end[len(end)-1]++
+	return end
+}
+
+// space returns the beginning of a space, or the one key of it.
+func (k keyspace) space(space byte) []byte {
+	key := make([]byte, 0, len(k.base)+1)
+	return append(append(key, k.base...), space)
+}
+
+func appendName(dst []byte, name string) []byte {
+	for {
+		i := strings.IndexByte(name, 0)
+		if i < 0 {
+			return append(append(dst, name...), escape, terminate)
+		}
+		dst = append(append(dst, name[:i]...), escape, escaped)
+		name = name[i+1:]
+	}
+}
+
+// table returns what the keys of a table begin with, in a space.
+func (k keyspace) table(space byte, table string) []byte {
+	key := make([]byte, 0, len(k.base)+1+len(table)+2)
+	return appendName(append(append(key, k.base...), space), table)
+}
+
+// afterTable returns the first key behind those of a table.
+func (k keyspace) afterTable(space byte, table string) []byte {
+	key := k.table(space, table)
+	key[len(key)-1]++
+	return key
+}
+
+// row returns a row's key in the space of heads, and what its keys begin with in the
+// others.
+func (k keyspace) row(space byte, table, row string) []byte {
+	key := make([]byte, 0, len(k.base)+1+len(table)+len(row)+4+idLen+1)
+	return appendName(appendName(append(append(key, k.base...), space), table), row)
+}
+
+// index returns the key of a notification marker; head is the row's head key.
+func (k keyspace) index(head []byte, id uint64) []byte {
+	key := k.sibling(head, spaceIndex)
+	return binary.BigEndian.AppendUint64(key, id)
+}
+
+// side returns the key of a value or a chunk.
+func (k keyspace) side(head []byte, id uint64, kind byte) []byte {
+	key := k.sibling(head, spaceSide)
+	return append(binary.BigEndian.AppendUint64(key, id), kind)
+}
+
+// sibling moves a row's key to another space.
+func (k keyspace) sibling(key []byte, space byte) []byte {
+	out := make([]byte, len(key), len(key)+idLen+1)
+	copy(out, key)
+	out[len(k.base)] = space
+	return out
+}
+
+// parse takes apart a key of a space with rows: rest is what follows the row.
+func (k keyspace) parse(space byte, key []byte) (table, row string, rest []byte, err error) {
+	if len(key) <= len(k.base) || string(key[:len(k.base)]) != string(k.base) || key[len(k.base)] != space {
+		return "", "", nil, foreign(key)
+	}
+	table, rest, ok := cutName(key[len(k.base)+1:])
+	if ok {
+		row, rest, ok = cutName(rest)
+	}
+	if !ok || table == "" || row == "" {
+		return "", "", nil, foreign(key)
+	}
+	return table, row, rest, nil
+}
+
+// parseIndex takes apart a key of the space of notification markers.
+func (k keyspace) parseIndex(key []byte) (table, row string, id uint64, err error) {
+	table, row, rest, err := k.parse(spaceIndex, key)
+	if err == nil && len(rest) != idLen {
+		err = foreign(key)
+	}
+	if err != nil {
+		return "", "", 0, err
+	}
+	return table, row, binary.BigEndian.Uint64(rest), nil
+}
+
+// parseSide returns the row's head key, and id and kind, of a side key.
+func (k keyspace) parseSide(key []byte) (head []byte, id uint64, kind byte, err error) {
+	_, _, rest, err := k.parse(spaceSide, key)
+	if err == nil && (len(rest) != idLen+1 || rest[idLen] != kindValue && rest[idLen] != kindChunk) {
+		err = foreign(key)
+	}
+	if err != nil {
+		return nil, 0, 0, err
+	}
+	return k.sibling(key[:len(key)-len(rest)], spaceHead), binary.BigEndian.Uint64(rest), rest[idLen], nil
+}
+
+// cutName takes an escaped name off the front of b.
+func cutName(b []byte) (name string, rest []byte, ok bool) {
+	var out []byte
+	for i := 0; i+1 < len(b); i++ {
+		if b[i] != escape {
+			out = append(out, b[i])
+			continue
+		}
+		i++
+		switch b[i] {
+		case escaped:
+			out = append(out, 0)
+		case terminate:
+			return string(out), b[i+1:], true
+		default:
+			return "", nil, false
+		}
+	}
+	return "", nil, false
+}
+
+// cutBoundary reads a row's key from what stands behind the table in the first key
+// of a region: any bytes, since TiKV chooses it. Rows below the name lie, but for
+// bytes that were cut off, below the boundary.
+func cutBoundary(b []byte) string {
+	var out []byte
+	for i := 0; i < len(b); i++ {
+		if b[i] != escape {
+			out = append(out, b[i])
+			continue
+		}
+		i++
+		if i >= len(b) || b[i] != escaped {
+			break
+		}
+		out = append(out, 0)
+	}
+	return string(out)
+}
+
+// foreign says that a key under the prefix is not the store's.
+func foreign(key []byte) error {
+	return fmt.Errorf("%w: %q is no key of this store: another application uses the prefix", ErrCorrupt, key)
+}

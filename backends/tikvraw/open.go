@@ -1,0 +1,348 @@
+package tikvraw
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/pingcap/kvproto/pkg/pdpb"
+	"github.com/tikv/client-go/v2/config"
+	"github.com/tikv/client-go/v2/tikv"
+	pd "github.com/tikv/pd/client"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+func init() {
+	rowstore.Register(OpenURL, "tikv")
+}
+
+// ErrFormat says that the store under the prefix was made by a version of this
+// package that is not this one, or with other settings that are fixed from then on.
+var ErrFormat = errors.New("tikvraw: the store is of another kind")
+
+// openTimeout bounds Open where its context has no deadline.
+const openTimeout = 30 * time.Second
+
+// OpenURL opens the store that a URL names; [ParseURL] has the grammar. Errors are
+// those of ParseURL and of [Open].
+func OpenURL(ctx context.Context, url string) (rowstore.Store, error) {
+	o, err := ParseURL(url)
+	if err != nil {
+		return nil, err
+	}
+	s, err := Open(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Open opens the store with the prefix of the options in the cluster of their PD
+// servers, and makes it when there is none.
+//
+// Open refuses, with an error that says what to change and before anything is written:
+// PD servers of which none answers, or that refuse the certificate; a cluster without
+// TiKV servers or of another API version; a store of another format version or with
+// another oracle; and, with the key in the message, keys under the prefix that are not
+// a store's.
+//
+// ctx bounds Open alone; without a deadline it takes 30 seconds at most.
+func Open(ctx context.Context, o Options) (*Store, error) {
+	if err := o.complete(); err != nil {
+		return nil, err
+	}
+	if len(o.PDAddrs) == 0 {
+		return nil, invalid("no address of a PD server")
+	}
+	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	pdc, rpc, err := dial(ctx, &o)
+	if err != nil {
+		return nil, fmt.Errorf("tikvraw: opening %s: %w", strings.Join(o.PDAddrs, ","), err)
+	}
+	return New(ctx, pdc, rpc, o)
+}
+
+// dial makes the clients of PD and TiKV.
+func dial(ctx context.Context, o *Options) (pd.Client, tikv.Client, error) {
+	if err := askPD(ctx, o); err != nil {
+		return nil, nil, err
+	}
+	// The context given to PD's client ends the client, which outlives this call; but
+	// until it is made, only that context ends the making.
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, end)
+	addrs := o.PDAddrs
+	if o.CA != "" {
+		addrs = make([]string, len(o.PDAddrs))
+		for i, a := range o.PDAddrs {
+			addrs[i] = "https://" + a
+		}
+	}
+	made, err := pd.NewClientWithContext(life, addrs, pd.SecurityOption{CAPath: o.CA, CertPath: o.Cert, KeyPath: o.Key})
+	if !stop() && err == nil {
+		made.Close()
+		err = ctx.Err()
+	}
+	if err != nil {
+		end()
+		return nil, nil, fmt.Errorf("PD: %w", explain(ctx, err))
+	}
+	pdc := &endingPD{Client: made, end: end}
+	codec := tikv.NewCodecPDClient(tikv.ModeRaw, pdc)
+	if o.API == V2 {
+		if codec, err = keyspaceClient(ctx, pdc, o.Keyspace); err != nil {
+			pdc.Close()
+			return nil, nil, err
+		}
+	}
+	rpc := tikv.NewRPCClient(
+		tikv.WithSecurity(config.NewSecurity(o.CA, o.Cert, o.Key, nil)),
+		tikv.WithCodec(codec.GetCodec()))
+	return codec, rpc, nil
+}
+
+// endingPD is a client of PD whose context ends with it.
+type endingPD struct {
+	pd.Client
+	end context.CancelFunc
+}
+
+func (c *endingPD) Close() {
+	c.Client.Close()
+	c.end()
+}
+
+// askPD asks every address for PD's members, and is content when one answers. The
+// client tries for much longer, keeps the reason to itself, and leaves connections
+// behind when it gives up.
+func askPD(ctx context.Context, o *Options) error {
+	creds := insecure.NewCredentials()
+	if o.CA != "" {
+		cfg, err := o.tlsConfig()
+		if err != nil {
+			return err
+		}
+		creds = credentials.NewTLS(cfg)
+	}
+	ctx, cancel := context.WithTimeout(ctx, o.RequestTimeout)
+	defer cancel()
+	errs := make([]error, len(o.PDAddrs))
+	parallel(len(o.PDAddrs), func(i int) {
+		errs[i] = askOnePD(ctx, o.PDAddrs[i], creds)
+		if errs[i] == nil {
+			cancel() // the others do not matter
+		}
+	})
+	for _, err := range errs {
+		if err == nil {
+			return nil
+		}
+	}
+	err := errors.Join(errs...)
+	switch {
+	case o.CA == "" && strings.Contains(err.Error(), "error reading server preface"):
+		return fmt.Errorf("PD hung up; perhaps it wants TLS (tls_ca, tls_cert, tls_key): %w", err)
+	case o.CA != "" && strings.Contains(err.Error(), "first record does not look like a TLS handshake"):
+		return fmt.Errorf("PD does not speak TLS there: %w", err)
+	}
+	return fmt.Errorf("no PD server answers: %w", err)
+}
+
+func askOnePD(ctx context.Context, addr string, creds credentials.TransportCredentials) error {
+	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(creds))
+	if err != nil {
+		return fmt.Errorf("%s: %w", addr, err)
+	}
+	defer func() { _ = conn.Close() }()
+	got, err := pdpb.NewPDClient(conn).GetMembers(ctx, &pdpb.GetMembersRequest{})
+	if err != nil {
+		return fmt.Errorf("%s: %w", addr, err)
+	}
+	if e := got.GetHeader().GetError(); e != nil && e.GetType() != pdpb.ErrorType_OK {
+		return fmt.Errorf("%s: %s", addr, e.GetMessage())
+	}
+	return nil
+}
+
+// keyspaceClient finds the keyspace and makes the client that puts it before keys.
+func keyspaceClient(ctx context.Context, pdc pd.Client, name string) (*tikv.CodecPDClient, error) {
+	// The client's own look-up has no context, and none for a keyspace that is absent.
+	asked := name
+	if asked == "" {
+		asked = tikv.DefaultKeyspaceName
+	}
+	meta, err := pdc.LoadKeyspace(ctx, asked)
+	if err == nil && meta == nil {
+		err = errors.New("PD does not know it")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the keyspace %q (API version 2 wants a PD that has keyspaces): %w", asked, explain(ctx, err))
+	}
+	codec, err := tikv.NewCodecPDClientWithKeyspace(tikv.ModeRaw, pdc, name)
+	if err != nil {
+		return nil, fmt.Errorf("the keyspace %q: %w", asked, err)
+	}
+	return codec, nil
+}
+
+// New opens a store as Open does, over clients that the caller made: of PD, with the
+// codec of the API version where it is not V1, and of the TiKV servers. They belong to
+// the store from then on, which closes them, also when New fails. Of the options,
+// PDAddrs, API, Keyspace and the TLS files do not matter.
+func New(ctx context.Context, pdc pd.Client, rpc tikv.Client, o Options) (*Store, error) {
+	if err := o.complete(); err != nil {
+		pdc.Close()
+		_ = rpc.Close()
+		return nil, err
+	}
+	s := newStore(newClient(pdc, rpc, o.RequestTimeout), o)
+	s.about = func(ctx context.Context) (cluster, error) { return askCluster(ctx, pdc) }
+	s.drawFrom = pdc
+	if err := s.open(ctx); err != nil {
+		_ = s.Close()
+		return nil, fmt.Errorf("tikvraw: opening the store with the prefix %q: %w", o.Prefix, explain(ctx, err))
+	}
+	return s, nil
+}
+
+// newStore makes a store that is not opened yet.
+func newStore(r raw, o Options) *Store {
+	s := &Store{
+		raw: r, keys: newKeyspace(o.Prefix), sizes: o.sizes, limits: o.limits(), opts: o,
+		cache: newCache(o.CacheSize), turns: newTurns(), ended: make(chan struct{}),
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.clean = newCleaner(s)
+	return s
+}
+
+// open checks the cluster and claims the prefix.
+func (s *Store) open(ctx context.Context) error {
+	if s.about != nil {
+		c, err := s.about(ctx)
+		if err != nil {
+			return err
+		}
+		if err := c.check(); err != nil {
+			return err
+		}
+	}
+	if err := s.claim(ctx); err != nil {
+		return err
+	}
+	if s.oracleKind == OracleStore {
+		batch := oracle.NewBatch(&storeOracle{s: s, key: s.keys.space(spaceOracle)})
+		s.oracle, s.closeOracle = &guardedOracle{s: s, batch: batch}, batch.Close
+	} else {
+		s.oracle = &pdOracle{s: s, pd: s.drawFrom}
+	}
+	if s.opts.SweepEvery > 0 {
+		s.calls.Go(func() { s.sweepSometimes(s.ctx) })
+	}
+	return nil
+}
+
+// record is the value of the store's record, in JSON.
+type record struct {
+	// What is always "percolate row store", so that nobody takes another
+	// application's JSON for a record.
+	What   string `json:"what"`
+	Format int    `json:"format"`
+	Oracle Oracle `json:"oracle"`
+}
+
+const recordWhat = "percolate row store"
+
+// claim makes the store's record or compares it with the options, and looks for keys
+// that are not the store's.
+func (s *Store) claim(ctx context.Context) error {
+	key := s.keys.space(spaceRecord)
+	raw, err := s.raw.get(ctx, key)
+	if err != nil {
+		return err
+	}
+	if raw == nil {
+		others, err := s.raw.scan(ctx, s.keys.base, s.keys.end(), 1, true)
+		if err != nil {
+			return err
+		}
+		// Another process may have made the store between the two.
+		if raw, err = s.raw.get(ctx, key); err != nil {
+			return err
+		}
+		if raw == nil && len(others) > 0 {
+			return foreign(others[0].key)
+		}
+	}
+	if raw == nil {
+		mine := record{What: recordWhat, Format: formatVersion, Oracle: s.opts.Oracle}
+		if mine.Oracle == "" {
+			mine.Oracle = OraclePD
+		}
+		made, err := json.Marshal(mine)
+		if err != nil {
+			return err
+		}
+		met, swapped, err := s.raw.cas(ctx, key, nil, made)
+		if errors.Is(err, rowstore.ErrAmbiguous) {
+			// Whatever became of it: the record that stands there counts.
+			met, err = s.raw.get(ctx, key)
+		}
+		if err != nil {
+			return err
+		}
+		if raw = met; swapped {
+			raw = made
+		}
+	}
+	var rec record
+	d := json.NewDecoder(bytes.NewReader(raw))
+	if err := d.Decode(&rec); err != nil || rec.What != recordWhat {
+		return foreign(key)
+	}
+	if rec.Format != formatVersion {
+		return fmt.Errorf("%w: it has format version %d, this program writes version %d: use a program of that version, or another prefix",
+			ErrFormat, rec.Format, formatVersion)
+	}
+	if rec.Oracle != OraclePD && rec.Oracle != OracleStore {
+		return fmt.Errorf("%w: it has the oracle %q, which this program does not know", ErrFormat, rec.Oracle)
+	}
+	if s.opts.Oracle != "" && s.opts.Oracle != rec.Oracle {
+		return fmt.Errorf("%w: its timestamps come from the oracle %q and not from %q, which is fixed when the store is made; leave the parameter out",
+			ErrFormat, rec.Oracle, s.opts.Oracle)
+	}
+	s.oracleKind = rec.Oracle
+	return s.checkGaps(ctx)
+}
+
+// checkGaps looks for keys outside the store's spaces. Those within are checked when
+// they are met.
+func (s *Store) checkGaps(ctx context.Context) error {
+	after := func(space byte) []byte { return append(s.keys.space(space), 0) }
+	gaps := [][2][]byte{
+		{s.keys.base, s.keys.space(spaceIndex)},
+		{after(spaceOracle), s.keys.space(spaceHead)},
+		{s.keys.space(spaceSide + 1), s.keys.space(spaceRecord)},
+		{after(spaceRecord), s.keys.space(spaceSweep)},
+		{after(spaceSweep), s.keys.end()},
+	}
+	errs := make([]error, len(gaps))
+	parallel(len(gaps), func(i int) {
+		found, err := s.raw.scan(ctx, gaps[i][0], gaps[i][1], 1, true)
+		if err == nil && len(found) > 0 {
+			err = foreign(found[0].key)
+		}
+		errs[i] = err
+	})
+	return errors.Join(errs...)
+}

@@ -1,0 +1,58 @@
+package tikvraw
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+func TestParseURL(t *testing.T) {
+	t.Parallel()
+	o, err := ParseURL("tikv://pd1:1234,pd2,[::1]:99,[::2]/?prefix=shop&api=v2&keyspace=main&oracle=store" +
+		"&request_timeout=2s&cache_size=1048576&max_key=8192&max_entry=1000000&sweep=1h")
+	require.NoError(t, err)
+	require.Equal(t, []string{"pd1:1234", "pd2:2379", "[::1]:99", "[::2]:2379"}, o.PDAddrs)
+	o.PDAddrs, o.clock, o.staleAfter, o.sizes = nil, nil, 0, sizes{}
+	require.Equal(t, Options{
+		Prefix: "shop", API: V2, Keyspace: "main", Oracle: OracleStore, RequestTimeout: 2 * time.Second,
+		CacheSize: 1 << 20, MaxKey: 8 << 10, MaxEntry: 1_000_000, SweepEvery: time.Hour,
+	}, o)
+
+	o, err = ParseURL("tikv://pd?sweep=off")
+	require.NoError(t, err)
+	require.Equal(t, defaultPrefix, o.Prefix)
+	require.Equal(t, V1, o.API)
+	require.Equal(t, 5*time.Second, o.RequestTimeout)
+	require.Negative(t, o.SweepEvery)
+
+	for _, raw := range []string{
+		"", "redis://pd", "tikv:pd", "tikv://", "tikv://?prefix=a", "tikv://pd1,,pd2", "tikv://:2379", "tikv://pd:0", "tikv://pd:70000",
+		"tikv://pd:x", "tikv://1:2:3", "tikv://pd/shop", "tikv://pd?prefix=", "tikv://pd?prefix=a%00b", "tikv://pd?prefix=a&prefix=b",
+		"tikv://pd?nothing=1", "tikv://pd?api=v3", "tikv://pd?keyspace=a", "tikv://pd?oracle=clock", "tikv://pd?request_timeout=1h",
+		"tikv://pd?request_timeout=0s", "tikv://pd?request_timeout=-1s", "tikv://pd?request_timeout=1", "tikv://pd?cache_size=0",
+		"tikv://pd?cache_size=x", "tikv://pd?max_key=10", "tikv://pd?max_entry=10", "tikv://pd?sweep=1s", "tikv://pd?sweep=0s",
+		"tikv://pd?%zz", "tikv://pd?tls_ca=/nowhere", "tikv://pd?tls_cert=/nowhere",
+	} {
+		_, err := ParseURL(raw)
+		require.ErrorIs(t, err, rowstore.ErrInvalid, raw)
+	}
+	_, err = ParseURL("tikv://me:secret@pd")
+	require.ErrorIs(t, err, rowstore.ErrInvalid)
+	require.NotContains(t, err.Error(), "secret")
+
+	// Files that are there and hold something else.
+	dir := t.TempDir()
+	file := filepath.Join(dir, "ca.pem")
+	require.NoError(t, os.WriteFile(file, []byte("no certificate"), 0o600))
+	_, err = ParseURL("tikv://pd?tls_ca=" + file + "&tls_cert=" + file + "&tls_key=" + file)
+	require.ErrorIs(t, err, rowstore.ErrInvalid)
+	require.ErrorContains(t, err, file)
+
+	_, err = Open(t.Context(), Options{})
+	require.ErrorIs(t, err, rowstore.ErrInvalid, "no address")
+}

@@ -1,0 +1,353 @@
+package tikvraw
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/pingcap/kvproto/pkg/errorpb"
+	"github.com/pingcap/kvproto/pkg/kvrpcpb"
+	pkgerrors "github.com/pkg/errors"
+	"github.com/tikv/client-go/v2/rawkv"
+	"github.com/tikv/client-go/v2/tikv"
+	"github.com/tikv/client-go/v2/tikvrpc"
+	pd "github.com/tikv/pd/client"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// raw is all that the store asks of TiKV: the raw key-value calls in atomic mode.
+// A key that is absent has the value nil; one that is there has a value that is
+// not nil. Calls over several keys go out for each region in parallel. All methods
+// may be called concurrently.
+//
+// An error of a call other than cas means for a read that there is no answer, and
+// for a write that each of its keys may have been written, or may still be: the
+// store writes nothing in this way that such a doubt could harm.
+type raw interface {
+	get(ctx context.Context, key []byte) ([]byte, error)
+	// batchGet returns the values in the order of the keys, which are different.
+	batchGet(ctx context.Context, keys [][]byte) ([][]byte, error)
+	put(ctx context.Context, key, value []byte) error
+	batchPut(ctx context.Context, keys, values [][]byte) error
+	delete(ctx context.Context, key []byte) error
+	batchDelete(ctx context.Context, keys [][]byte) error
+	// scan returns up to limit pairs with from <= key < to, in ascending order,
+	// and none only if the range is empty. With keysOnly there are no values.
+	scan(ctx context.Context, from, to []byte, limit int, keysOnly bool) ([]pair, error)
+	// reverseScan is scan in descending order.
+	reverseScan(ctx context.Context, from, to []byte, limit int, keysOnly bool) ([]pair, error)
+	// cas writes value if the key's value is old (nil: absent), and tells the value
+	// that it met. An error that matches rowstore.ErrAmbiguous says that value may
+	// have been written, or may still be; any other error that it was not.
+	//
+	// TiKV's client sends a swap again when it lost the answer, so a swap that
+	// reports failure may be the second arrival of one that succeeded. The outcome
+	// says failed only where that is excluded, or where the value met is value
+	// itself, which the caller, who never writes the same bytes twice, recognises.
+	cas(ctx context.Context, key, old, value []byte) (met []byte, swapped bool, err error)
+	// boundaries returns the first keys of regions that lie within from and to,
+	// both not included, in ascending order.
+	boundaries(ctx context.Context, from, to []byte) ([][]byte, error)
+	close() error
+}
+
+type pair struct {
+	key, value []byte
+}
+
+// client is a raw over TiKV.
+type client struct {
+	kv *rawkv.Client
+	pd pd.Client
+}
+
+// newClient takes both clients over: close closes them. A swap, from its arrival
+// at a server on, is given up after timeout.
+func newClient(pdc pd.Client, rpc tikv.Client, timeout time.Duration) *client {
+	// NewClientWithOpts would dial PD with no context, for up to 100 seconds, and
+	// would not let a swap's attempts be watched; the probe is its only other door.
+	probe := rawkv.ClientProbe{Client: &rawkv.Client{}}
+	probe.SetPDClient(pdc)
+	probe.SetRegionCache(tikv.NewRegionCache(pdc))
+	probe.SetRPCClient(&watched{Client: rpc, timeout: timeout})
+	return &client{kv: probe.SetAtomicForCAS(true), pd: pdc}
+}
+
+func (c *client) close() error {
+	return c.kv.Close()
+}
+
+func (c *client) get(ctx context.Context, key []byte) ([]byte, error) {
+	v, err := c.kv.Get(ctx, key)
+	return v, explain(ctx, err)
+}
+
+func (c *client) batchGet(ctx context.Context, keys [][]byte) ([][]byte, error) {
+	var w watch
+	v, err := c.kv.BatchGet(context.WithValue(ctx, watchKey{}, &w), keys)
+	if err = w.refused(err); err != nil {
+		return nil, explain(ctx, err)
+	}
+	return v, nil
+}
+
+func (c *client) put(ctx context.Context, key, value []byte) error {
+	return explain(ctx, c.kv.Put(ctx, key, value))
+}
+
+func (c *client) batchPut(ctx context.Context, keys, values [][]byte) error {
+	return explain(ctx, c.kv.BatchPut(ctx, keys, values))
+}
+
+func (c *client) delete(ctx context.Context, key []byte) error {
+	return explain(ctx, c.kv.Delete(ctx, key))
+}
+
+func (c *client) batchDelete(ctx context.Context, keys [][]byte) error {
+	return explain(ctx, c.kv.BatchDelete(ctx, keys))
+}
+
+func scanOptions(keysOnly bool) []rawkv.RawOption {
+	if keysOnly {
+		return []rawkv.RawOption{rawkv.ScanKeyOnly()}
+	}
+	return nil
+}
+
+func (c *client) scan(ctx context.Context, from, to []byte, limit int, keysOnly bool) ([]pair, error) {
+	var w watch
+	keys, values, err := c.kv.Scan(context.WithValue(ctx, watchKey{}, &w), from, to, limit, scanOptions(keysOnly)...)
+	if err = w.refused(err); err != nil {
+		return nil, explain(ctx, err)
+	}
+	return pairs(keys, values, keysOnly, 1), nil
+}
+
+func (c *client) reverseScan(ctx context.Context, from, to []byte, limit int, keysOnly bool) ([]pair, error) {
+	var w watch
+	keys, values, err := c.kv.ReverseScan(context.WithValue(ctx, watchKey{}, &w), to, from, limit, scanOptions(keysOnly)...)
+	if err = w.refused(err); err != nil {
+		return nil, explain(ctx, err)
+	}
+	return pairs(keys, values, keysOnly, -1), nil
+}
+
+// pairs drops keys that are out of order: a region that was merged while the scan
+// went over it answers beyond the end that the client knew.
+func pairs(keys, values [][]byte, keysOnly bool, sign int) []pair {
+	out := make([]pair, 0, len(keys))
+	for i, k := range keys {
+		if n := len(out); n > 0 && bytes.Compare(k, out[n-1].key)*sign <= 0 {
+			continue
+		}
+		p := pair{key: k}
+		if !keysOnly {
+			p.value = values[i]
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+func (c *client) cas(ctx context.Context, key, old, value []byte) ([]byte, bool, error) {
+	var w watch
+	met, swapped, err := c.kv.CompareAndSwap(context.WithValue(ctx, watchKey{}, &w), key, old, value)
+	switch {
+	case err != nil && w.lost.Load():
+		return nil, false, fmt.Errorf("%w: %w", rowstore.ErrAmbiguous, explain(ctx, err))
+	case err != nil:
+		return nil, false, explain(ctx, err)
+	case !swapped && w.lost.Load() && !bytes.Equal(met, value):
+		return nil, false, fmt.Errorf("%w: the answer to a swap was lost, and the key has been changed since", rowstore.ErrAmbiguous)
+	}
+	return met, swapped, nil
+}
+
+func (c *client) boundaries(ctx context.Context, from, to []byte) ([][]byte, error) {
+	const page = 256
+	var out [][]byte
+	for key := from; ; {
+		regions, err := c.pd.ScanRegions(ctx, key, to, page)
+		if err != nil {
+			return nil, explain(ctx, err)
+		}
+		next := key
+		for _, r := range regions {
+			start, end := r.Meta.GetStartKey(), r.Meta.GetEndKey()
+			// While a region splits, PD may know neighbours that overlap.
+			if bytes.Compare(start, from) > 0 && bytes.Compare(start, to) < 0 &&
+				(len(out) == 0 || bytes.Compare(start, out[len(out)-1]) > 0) {
+				out = append(out, start)
+			}
+			if len(end) == 0 {
+				return out, nil
+			}
+			next = end
+		}
+		if len(regions) == 0 || bytes.Compare(next, key) <= 0 || bytes.Compare(next, to) >= 0 {
+			return out, nil
+		}
+		key = next
+	}
+}
+
+// watch notes what the client keeps to itself of the requests of one call.
+type watch struct {
+	// lost: an attempt of a swap ended without an answer that proves that it was not
+	// applied.
+	lost atomic.Bool
+	// pair is the error that a server put in the place of a pair. The client takes no
+	// notice, and would say that there are no such keys.
+	pair atomic.Pointer[string]
+}
+
+// refused returns err or else the error that the call's answer had.
+func (w *watch) refused(err error) error {
+	if msg := w.pair.Load(); err == nil && msg != nil {
+		return errors.New(*msg)
+	}
+	return err
+}
+
+type watchKey struct{}
+
+// watched is a TiKV client that tells each call's watch how its requests ended.
+type watched struct {
+	tikv.Client
+	timeout time.Duration
+}
+
+func (c *watched) SendRequest(ctx context.Context, addr string, req *tikvrpc.Request, timeout time.Duration) (*tikvrpc.Response, error) {
+	if req.Type == tikvrpc.CmdRawCompareAndSwap {
+		req.MaxExecutionDurationMs = uint64(c.timeout.Milliseconds()) //nolint:gosec // positive
+	}
+	// A region may have an election behind its back: 30 seconds, the client's own
+	// choice, is longer than anybody waits for an answer that will not come.
+	resp, err := c.Client.SendRequest(ctx, addr, req, min(timeout, c.timeout))
+	w, ok := ctx.Value(watchKey{}).(*watch)
+	switch {
+	case !ok:
+	case req.Type == tikvrpc.CmdRawCompareAndSwap:
+		if mayHaveApplied(resp, err) {
+			w.lost.Store(true)
+		}
+	case err == nil && resp != nil:
+		for _, p := range pairsOf(resp.Resp) {
+			if e := p.GetError(); e != nil {
+				msg := e.String()
+				w.pair.Store(&msg)
+			}
+		}
+	}
+	if err != nil && ctx.Err() == nil {
+		return noLeader(req, err)
+	}
+	return resp, err
+}
+
+// noLeader makes a broken connection look like a region without a leader: the client
+// asks the other servers of the region, who know the leader or elect one, and goes on.
+//
+// Left to itself it would first check by a connection of its own whether the server
+// lives, and not come back to it until such a check has succeeded. That check knows TLS
+// from a setting of the whole process, which belongs to the program and is the same for
+// every cluster; with another, or none, a server whose connection broke once would be
+// gone for as long as the store is open.
+func noLeader(req *tikvrpc.Request, err error) (*tikvrpc.Response, error) {
+	resp, failed := tikvrpc.GenRegionErrorResp(req, &errorpb.Error{
+		Message:   err.Error(),
+		NotLeader: &errorpb.NotLeader{RegionId: req.RegionId},
+	})
+	if failed != nil {
+		return nil, err // not a request of a region
+	}
+	return resp, nil
+}
+
+// pairsOf returns the pairs of an answer that has some.
+func pairsOf(resp any) []*kvrpcpb.KvPair {
+	switch r := resp.(type) {
+	case *kvrpcpb.RawBatchGetResponse:
+		return r.GetPairs()
+	case *kvrpcpb.RawScanResponse:
+		return r.GetKvs()
+	}
+	return nil
+}
+
+// mayHaveApplied judges one attempt of a swap that has no outcome.
+func mayHaveApplied(resp *tikvrpc.Response, err error) bool {
+	if err != nil {
+		// A connection that could not be made carried nothing. Everything else may
+		// have arrived.
+		return !notDialed(err)
+	}
+	if resp == nil || resp.Resp == nil {
+		return true
+	}
+	re, err := resp.GetRegionError()
+	if err != nil {
+		return true
+	}
+	if re != nil {
+		return !provesNothing(re)
+	}
+	r, ok := resp.Resp.(*kvrpcpb.RawCASResponse)
+	return !ok || r.GetError() != "" && !isRefusal(r.GetError())
+}
+
+// isRefusal tells whether a server's words say that it did not take a request on.
+func isRefusal(msg string) bool {
+	msg = strings.ToLower(msg)
+	for _, words := range []string{"api version", "apiversion", "key mode", "keytoolarge", "key size", "too large"} {
+		if strings.Contains(msg, words) {
+			return true
+		}
+	}
+	return false
+}
+
+// isTooMuch tells whether a request failed because its answer is longer than a server
+// sends in one message.
+func isTooMuch(err error) bool {
+	return err != nil && (strings.Contains(err.Error(), "ResourceExhausted") || strings.Contains(err.Error(), "larger than max"))
+}
+
+func notDialed(err error) bool {
+	// The client wraps errors in a way of its own, which errors.As does not see through.
+	s, ok := status.FromError(pkgerrors.Cause(err))
+	return ok && s.Code() == codes.Unavailable && strings.Contains(s.Message(), "rror while dialing")
+}
+
+// provesNothing lists the region errors that a server gives before it proposes a
+// request: nothing happened then. The others, StaleCommand above all, may come
+// after.
+func provesNothing(e *errorpb.Error) bool {
+	return e.GetNotLeader() != nil || e.GetRegionNotFound() != nil || e.GetKeyNotInRegion() != nil ||
+		e.GetEpochNotMatch() != nil || e.GetServerIsBusy() != nil || e.GetStoreNotMatch() != nil ||
+		e.GetRaftEntryTooLarge() != nil || e.GetDiskFull() != nil || e.GetProposalInMergingMode() != nil ||
+		e.GetMaxTimestampNotSynced() != nil || e.GetRegionNotInitialized() != nil ||
+		e.GetRecoveryInProgress() != nil || e.GetFlashbackInProgress() != nil || e.GetIsWitness() != nil
+}
+
+// explain adds to an error of the client what its words leave out. The context's
+// own end comes first, for errors.Is.
+func explain(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil && !errors.Is(err, ctx.Err()) {
+		return fmt.Errorf("%w: %w", ctx.Err(), err)
+	}
+	if low := strings.ToLower(err.Error()); strings.Contains(low, "api version") || strings.Contains(low, "apiversion") || strings.Contains(low, "invalid key mode") {
+		return fmt.Errorf("the cluster runs another API version than this store asks for (parameter api): %w", err)
+	}
+	return err
+}

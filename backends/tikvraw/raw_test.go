@@ -1,0 +1,179 @@
+package tikvraw
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/pingcap/kvproto/pkg/errorpb"
+	"github.com/pingcap/kvproto/pkg/kvrpcpb"
+	pkgerrors "github.com/pkg/errors"
+	"github.com/stretchr/testify/require"
+	"github.com/tikv/client-go/v2/tikv"
+	"github.com/tikv/client-go/v2/tikvrpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/percolate-go/percolate/internal/tikvtest"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// clientOf makes a raw over a mock cluster, with faults.
+func clientOf(t *testing.T) (*client, *tikvtest.Cluster, *tikvtest.Faults) {
+	t.Helper()
+	c := tikvtest.New(t, tikvtest.Options{})
+	f := &tikvtest.Faults{}
+	pdc, rpc := c.Clients(t, f)
+	r := newClient(pdc, rpc, time.Second)
+	t.Cleanup(func() { require.NoError(t, r.close()) })
+	return r, c, f
+}
+
+// What a swap says when requests and replies are lost.
+func TestSwapOutcomes(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	key := []byte("k")
+	for _, tc := range []struct {
+		name  string
+		fault tikvtest.Fault
+	}{{"LoseReply", tikvtest.LoseReply}, {"StaleCommand", tikvtest.StaleCommand}} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			r, c, f := clientOf(t)
+			// The second arrival meets its own bytes.
+			f.Once(tikvrpc.CmdRawCompareAndSwap, tc.fault)
+			met, swapped, err := r.cas(ctx, key, nil, []byte("1"))
+			require.NoError(t, err)
+			require.True(t, swapped || string(met) == "1")
+			require.Equal(t, 1, f.Injected(tc.fault))
+
+			// The second arrival meets what somebody else wrote: nobody knows.
+			lost := false
+			f.Set(func(req *tikvrpc.Request) tikvtest.Fault {
+				if lost {
+					c.Put(key, []byte("3"))
+					return tikvtest.Pass
+				}
+				lost = true
+				return tc.fault
+			})
+			_, _, err = r.cas(ctx, key, []byte("1"), []byte("2"))
+			require.ErrorIs(t, err, rowstore.ErrAmbiguous)
+			f.Set(nil)
+
+			// Without a doubt a failure is one.
+			met, swapped, err = r.cas(ctx, key, []byte("1"), []byte("2"))
+			require.NoError(t, err)
+			require.False(t, swapped)
+			require.Equal(t, "3", string(met))
+		})
+	}
+	t.Run("Proven", func(t *testing.T) {
+		t.Parallel()
+		r, c, f := clientOf(t)
+		c.Put(key, []byte("1"))
+		for _, fault := range []tikvtest.Fault{tikvtest.NotLeader, tikvtest.EpochNotMatch, tikvtest.RegionNotFound} {
+			f.Once(tikvrpc.CmdRawCompareAndSwap, fault)
+			met, swapped, err := r.cas(ctx, key, []byte("0"), []byte("2"))
+			require.NoError(t, err, "nothing was applied, and the next request says why not")
+			require.False(t, swapped)
+			require.Equal(t, "1", string(met))
+			require.Equal(t, 1, f.Injected(fault))
+		}
+	})
+	t.Run("ContextEnds", func(t *testing.T) {
+		t.Parallel()
+		r, _, f := clientOf(t)
+		f.Set(func(*tikvrpc.Request) tikvtest.Fault { return tikvtest.HangAfter })
+		short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+		defer cancel()
+		_, _, err := r.cas(short, key, nil, []byte("1"))
+		require.ErrorIs(t, err, rowstore.ErrAmbiguous)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		_, err = r.get(short, key)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		f.Set(nil)
+		_, _, err = r.cas(short, key, nil, []byte("1"))
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NotErrorIs(t, err, rowstore.ErrAmbiguous, "nothing was sent")
+	})
+}
+
+func TestMayHaveApplied(t *testing.T) {
+	t.Parallel()
+	answer := func(r kvrpcpb.RawCASResponse) *tikvrpc.Response { return &tikvrpc.Response{Resp: &r} }
+	region := func(e errorpb.Error) *tikvrpc.Response { return answer(kvrpcpb.RawCASResponse{RegionError: &e}) }
+	dial := status.Error(codes.Unavailable, `connection error: desc = "transport: Error while dialing: dial tcp 10.0.0.1:20160: connect: connection refused"`)
+	for name, tc := range map[string]struct {
+		resp *tikvrpc.Response
+		err  error
+		want bool
+	}{
+		"swapped":              {resp: answer(kvrpcpb.RawCASResponse{Succeed: true})},
+		"not swapped":          {resp: answer(kvrpcpb.RawCASResponse{})},
+		"not leader":           {resp: region(errorpb.Error{NotLeader: &errorpb.NotLeader{}})},
+		"epoch":                {resp: region(errorpb.Error{EpochNotMatch: &errorpb.EpochNotMatch{}})},
+		"stale command":        {resp: region(errorpb.Error{StaleCommand: &errorpb.StaleCommand{}}), want: true},
+		"unknown region error": {resp: region(errorpb.Error{Message: "?"}), want: true},
+		"another API version":  {resp: answer(kvrpcpb.RawCASResponse{Error: "Api version in request does not match with TiKV storage"})},
+		"some other error":     {resp: answer(kvrpcpb.RawCASResponse{Error: "engine: timeout"}), want: true},
+		"no answer":            {resp: &tikvrpc.Response{}, want: true},
+		"refused connection":   {err: pkgerrors.WithStack(dial)},
+		"broken connection":    {err: status.Error(codes.Unavailable, "error reading from server: EOF"), want: true},
+		"timeout":              {err: context.DeadlineExceeded, want: true},
+	} {
+		require.Equal(t, tc.want, mayHaveApplied(tc.resp, tc.err), name)
+	}
+}
+
+// pairErrors answers every request for several keys with an error in the place of a
+// pair, as a server does whose deadline has passed.
+type pairErrors struct{ tikv.Client }
+
+func (c pairErrors) SendRequest(ctx context.Context, addr string, req *tikvrpc.Request, timeout time.Duration) (*tikvrpc.Response, error) {
+	bad := []*kvrpcpb.KvPair{{Error: &kvrpcpb.KeyError{Abort: "deadline is exceeded"}}}
+	switch req.Type {
+	case tikvrpc.CmdRawBatchGet:
+		return &tikvrpc.Response{Resp: &kvrpcpb.RawBatchGetResponse{Pairs: bad}}, nil
+	case tikvrpc.CmdRawScan:
+		return &tikvrpc.Response{Resp: &kvrpcpb.RawScanResponse{Kvs: bad}}, nil
+	}
+	return c.Client.SendRequest(ctx, addr, req, timeout)
+}
+
+// An error in the place of a pair is not an absent key.
+func TestErrorsInPairs(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	c := tikvtest.New(t, tikvtest.Options{Offline: true})
+	pdc, rpc := c.Clients(t)
+	r := newClient(pdc, pairErrors{rpc}, time.Second)
+	defer func() { require.NoError(t, r.close()) }()
+	_, err := r.batchGet(ctx, [][]byte{[]byte("a"), []byte("b")})
+	require.ErrorContains(t, err, "deadline is exceeded")
+	_, err = r.scan(ctx, []byte("a"), []byte("b"), 10, false)
+	require.ErrorContains(t, err, "deadline is exceeded")
+	_, err = r.reverseScan(ctx, []byte("a"), []byte("b"), 10, true)
+	require.ErrorContains(t, err, "deadline is exceeded")
+}
+
+// Keys that a merged region answers twice are given once.
+func TestPairsInOrder(t *testing.T) {
+	t.Parallel()
+	keys := [][]byte{[]byte("a"), []byte("c"), []byte("b"), []byte("c"), []byte("d")}
+	got := pairs(keys, keys, false, 1)
+	require.Len(t, got, 3)
+	require.Equal(t, "d", string(got[2].key))
+	require.Len(t, pairs(keys, nil, true, -1), 1)
+}
+
+func TestExplain(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(context.Background())
+	require.NoError(t, explain(ctx, nil))
+	require.ErrorContains(t, explain(ctx, errors.New("ApiVersion V1 mismatch")), "parameter api")
+	cancel()
+	require.ErrorIs(t, explain(ctx, errors.New("backoff")), context.Canceled)
+}

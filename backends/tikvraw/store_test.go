@@ -1,0 +1,489 @@
+package tikvraw
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// apply applies one mutation of table t.
+func apply(t testing.TB, s *Store, row string, conditions []rowstore.Condition, edits ...rowstore.Edit) rowstore.Outcome {
+	t.Helper()
+	out, err := s.Apply(context.Background(), []rowstore.Mutation{{Table: "t", Row: row, Conditions: conditions, Edits: edits}}, rowstore.ApplyOptions{})
+	require.NoError(t, err)
+	return out[0]
+}
+
+func put(t testing.TB, s *Store, row string, edits ...rowstore.Edit) {
+	t.Helper()
+	out := apply(t, s, row, nil, edits...)
+	require.NoError(t, out.Err)
+	require.True(t, out.Applied)
+}
+
+// read reads one row of table t.
+func read(t testing.TB, s *Store, row string, picks ...rowstore.Pick) []rowstore.Version {
+	t.Helper()
+	if len(picks) == 0 {
+		picks = everything()
+	}
+	rows, err := s.Read(context.Background(), []rowstore.RowRead{{Table: "t", Row: row, Picks: picks}})
+	require.NoError(t, err)
+	return rows[0].Versions
+}
+
+func writeAt(ts rowstore.Timestamp) rowstore.Edit {
+	return rowstore.Put(rowstore.Write, "c", ts, fmt.Appendf(nil, "value %d", ts))
+}
+
+// headOf returns a row's head as it is stored.
+func headOf(t testing.TB, s *Store, f *fakeRaw, row string) *row {
+	t.Helper()
+	key := s.keys.row(spaceHead, "t", row)
+	raw, err := f.get(context.Background(), key)
+	require.NoError(t, err)
+	r, err := s.decodeRow(key, raw)
+	require.NoError(t, err)
+	return r
+}
+
+// What each change costs that meets nobody else.
+func TestCalls(t *testing.T) {
+	t.Parallel()
+	s, f := fakeStore(t, Options{SweepEvery: -1})
+	long := []byte(strings.Repeat("x", inlineMax+1))
+	step := func(what string, want map[string]int, do func()) {
+		t.Helper()
+		f.counted()
+		do()
+		s.clean.idle()
+		require.Equal(t, want, f.counted(), what)
+	}
+	step("a new row, unread", map[string]int{"cas": 1}, func() { put(t, s, "a", writeAt(5)) })
+	step("a change after a change", map[string]int{"cas": 1}, func() { put(t, s, "a", writeAt(6)) })
+	step("a read", map[string]int{"get": 1}, func() { read(t, s, "a") })
+	step("a change after a read", map[string]int{"cas": 1}, func() { put(t, s, "a", writeAt(7)) })
+	s.cache.drop(s.keys.row(spaceHead, "t", "a"))
+	step("a row that is there, unread", map[string]int{"cas": 2}, func() { put(t, s, "a", writeAt(8)) })
+	step("a condition that fails", map[string]int{"get": 1}, func() {
+		require.False(t, apply(t, s, "a", []rowstore.Condition{rowstore.Absent(rowstore.Write, "c", 0)}).Applied)
+	})
+	step("a check", map[string]int{"get": 1}, func() { put(t, s, "a") })
+	step("a long value", map[string]int{"put": 1, "cas": 1}, func() { put(t, s, "a", rowstore.Put(rowstore.Data, "c", 9, long)) })
+	step("its read", map[string]int{"get": 2}, func() { read(t, s, "a") })
+	step("its end", map[string]int{"cas": 1, "delete": 1}, func() { put(t, s, "a", rowstore.Delete(rowstore.Data, "c", 9)) })
+	step("the first notification", map[string]int{"put": 1, "cas": 1}, func() { put(t, s, "a", rowstore.Put(rowstore.Notify, "c", 9, nil)) })
+	step("another in its place", map[string]int{"cas": 1}, func() {
+		put(t, s, "a", rowstore.Put(rowstore.Notify, "c", 10, nil), rowstore.Delete(rowstore.Notify, "c", 9))
+	})
+	step("none left", map[string]int{"cas": 1, "delete": 1}, func() { put(t, s, "a", rowstore.Delete(rowstore.Notify, "c", 10)) })
+}
+
+// A row's history grows without its head, and every version stays readable while
+// chunks are made, merged and dropped.
+func TestHistoryMovesOut(t *testing.T) {
+	t.Parallel()
+	s, f := fakeStore(t, Options{SweepEvery: -1})
+	const n = 3000
+	most, calls := 0, 0
+	for i := 1; i <= n; i++ {
+		put(t, s, "r", writeAt(rowstore.Timestamp(i)))
+		if i%100 == 0 {
+			most = max(most, len(headOf(t, s, f, "r").raw))
+		}
+	}
+	s.clean.idle()
+	for call, n := range f.counted() {
+		if call != "get" {
+			calls += n
+		}
+	}
+	require.Less(t, most, headSize+100, "the head's size")
+	require.Less(t, calls, n+n/20, "moving out is rare")
+	h := headOf(t, s, f, "r")
+	require.NotEmpty(t, h.head.chunks)
+	require.Less(t, len(h.head.chunks), 12, "chunks grow with the history")
+	require.Equal(t, beside(s, f), pointedTo(t, s, f), "nothing is left behind")
+	f.counted()
+	for _, ts := range []rowstore.Timestamp{1, 2, 77, n / 2, n - 1, n} {
+		got := read(t, s, "r", rowstore.Pick{Family: rowstore.Write, Column: "c", To: ts, Limit: 1})
+		require.Equal(t, []rowstore.Version{{Family: rowstore.Write, Column: "c", TS: ts, Value: fmt.Appendf(nil, "value %d", ts)}}, got)
+	}
+	require.LessOrEqual(t, f.total(), 12, "a read of an old version fetches one chunk")
+	require.Len(t, read(t, s, "r"), n)
+
+	put(t, s, "r", rowstore.DeleteRange(rowstore.Write, "c", 0, n-1))
+	s.clean.idle()
+	require.Len(t, read(t, s, "r"), 1)
+	require.Zero(t, beside(s, f))
+}
+
+// A row that is wide with newest versions alone keeps them all in its head, at one
+// swap a change, until that would be larger than an entry may be.
+func TestWideRow(t *testing.T) {
+	t.Parallel()
+	s, f := fakeStore(t, Options{SweepEvery: -1, MaxEntry: 64 << 10})
+	column := func(i int) rowstore.Edit {
+		return rowstore.Put(rowstore.Write, fmt.Sprintf("column %04d", i), 5, []byte(strings.Repeat("v", 100)))
+	}
+	wide := 0
+	for ; ; wide++ {
+		f.counted()
+		out := apply(t, s, "r", nil, column(wide))
+		if out.Err != nil {
+			require.ErrorIs(t, out.Err, rowstore.ErrTooLarge)
+			require.NotErrorIs(t, out.Err, rowstore.ErrAmbiguous)
+			break
+		}
+		require.Equal(t, map[string]int{"cas": 1}, f.counted())
+	}
+	require.Greater(t, wide, 450)
+	require.Len(t, read(t, s, "r"), wide, "what was refused changed nothing")
+	require.Zero(t, beside(s, f), "and left nothing")
+	put(t, s, "r", rowstore.Delete(rowstore.Write, "column 0000", 5))
+	put(t, s, "r", column(wide))
+}
+
+// Two processes change one row at the same time: each swap that fails is made again
+// on what it met, and no change is lost.
+func TestTwoProcesses(t *testing.T) {
+	t.Parallel()
+	data := newFakeData()
+	const each = 300
+	var g errgroup.Group
+	var lost atomic.Int64
+	for p := range 2 {
+		f := data.client()
+		// Answers to swaps get lost, half of them of swaps that took effect.
+		f.before = func(call string, _ []byte) error {
+			runtime.Gosched()
+			if call == "cas" && rand.IntN(20) == 0 {
+				return errDied
+			}
+			return nil
+		}
+		f.after = func(call string, _ []byte) error {
+			if call == "cas" && rand.IntN(20) == 0 {
+				lost.Add(1)
+				return errDied
+			}
+			return nil
+		}
+		quiet := data.client()
+		s := openFake(t, quiet, small(Options{SweepEvery: -1}))
+		s.raw = f
+		defer func() { require.NoError(t, s.Close()) }()
+		g.Go(func() error {
+			for i := range each {
+				id := rowstore.Timestamp(1 + 2*i + p)
+				for {
+					out, err := s.Apply(context.Background(), []rowstore.Mutation{{
+						Table: "t", Row: "r", Conditions: []rowstore.Condition{rowstore.AbsentAt("c", 1)},
+						Edits: []rowstore.Edit{writeAt(id), rowstore.Put(rowstore.Notify, "n", id, nil), rowstore.DeleteRange(rowstore.Notify, "n", 0, id-1)},
+					}}, rowstore.ApplyOptions{})
+					if err == nil {
+						err = out[0].Err
+					}
+					if err == nil {
+						break
+					}
+					if !errors.Is(err, errDied) {
+						return err
+					}
+				}
+			}
+			return nil
+		})
+	}
+	require.NoError(t, g.Wait())
+	require.Positive(t, lost.Load())
+	s := openFake(t, data.client(), Options{SweepEvery: -1})
+	defer func() { require.NoError(t, s.Close()) }()
+	require.Len(t, read(t, s, "r", rowstore.Pick{Family: rowstore.Write, Column: "c", To: oracle.Max}), 2*each)
+}
+
+// The second arrival of a swap meets what the first one wrote.
+func TestSecondArrival(t *testing.T) {
+	t.Parallel()
+	s, f := fakeStore(t, Options{SweepEvery: -1})
+	s.raw = &twice{f}
+	long := []byte(strings.Repeat("x", 1000))
+	for ts := rowstore.Timestamp(1); ts < 20; ts++ {
+		out := apply(t, s, "r", []rowstore.Condition{rowstore.Absent(rowstore.Write, "c", ts)}, rowstore.Put(rowstore.Write, "c", ts, long))
+		require.NoError(t, out.Err)
+		require.True(t, out.Applied, "its own swap is not taken for another's")
+	}
+	ts, err := s.Oracle().Draw(context.Background(), 1)
+	require.NoError(t, err)
+	require.NotZero(t, ts)
+	s.clean.idle()
+	require.Len(t, read(t, s, "r"), 19)
+	require.Equal(t, beside(s, f), pointedTo(t, s, f))
+}
+
+// twice sends each swap twice, as TiKV's client does when it lost the first answer.
+type twice struct{ *fakeRaw }
+
+func (f *twice) cas(ctx context.Context, key, old, value []byte) ([]byte, bool, error) {
+	if _, _, err := f.fakeRaw.cas(ctx, key, old, value); err != nil {
+		return nil, false, err
+	}
+	return f.fakeRaw.cas(ctx, key, old, value)
+}
+
+// Sweeps beside writers whose keys no head points to yet take nothing that one of
+// them needs.
+func TestSweepBesideWriters(t *testing.T) {
+	t.Parallel()
+	data := newFakeData()
+	var g, sweeps errgroup.Group
+	var stop atomic.Bool
+	long := strings.Repeat("x", inlineMax)
+	const writers, each = 4, 150
+	for w := range writers {
+		f := data.client()
+		f.before = func(string, []byte) error {
+			for range rand.IntN(4) {
+				runtime.Gosched()
+			}
+			return nil
+		}
+		s := openFake(t, f, small(Options{SweepEvery: -1}))
+		defer func() { require.NoError(t, s.Close()) }()
+		g.Go(func() error {
+			for i := range each {
+				ts := rowstore.Timestamp(1 + i*writers + w)
+				out, err := s.Apply(context.Background(), []rowstore.Mutation{{Table: "t", Row: fmt.Sprint("r", i%3), Edits: []rowstore.Edit{
+					rowstore.Put(rowstore.Data, "c", ts, fmt.Append(nil, long, ts)),
+					rowstore.Put(rowstore.Notify, "c", ts, nil), rowstore.DeleteRange(rowstore.Notify, "c", 0, ts-1),
+				}}}, rowstore.ApplyOptions{})
+				if err := errors.Join(err, out[0].Err); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if w == 0 {
+			sweeps.Go(func() error {
+				for !stop.Load() {
+					if _, err := s.Sweep(context.Background()); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}
+	}
+	require.NoError(t, g.Wait())
+	stop.Store(true)
+	require.NoError(t, sweeps.Wait())
+	f := data.client()
+	s := openFake(t, f, Options{SweepEvery: -1})
+	defer func() { require.NoError(t, s.Close()) }()
+	n := 0
+	for _, r := range contents(t, s) {
+		for _, v := range r.Versions {
+			if v.Family == rowstore.Data {
+				n++
+				require.Equal(t, fmt.Append(nil, long, v.TS), v.Value)
+			}
+		}
+	}
+	require.Equal(t, writers*each, n)
+}
+
+// A marker that a dead process left costs scans nothing but its key, and goes when it
+// was met again after a while. One that a swap under way will point to survives.
+func TestStaleMarkers(t *testing.T) {
+	t.Parallel()
+	data := newFakeData()
+	dead := data.client()
+	s := openFake(t, dead, Options{SweepEvery: -1})
+	put(t, s, "both", rowstore.Put(rowstore.Notify, "c", 4, nil))
+	dead.before = func(call string, _ []byte) error {
+		if call == "cas" || strings.Contains(call, "elete") {
+			return errDied
+		}
+		return nil
+	}
+	for _, row := range []string{"a", "b"} {
+		require.Error(t, apply(t, s, row, nil, rowstore.Put(rowstore.Notify, "c", 5, nil)).Err)
+	}
+	require.NoError(t, s.Close())
+
+	var mu sync.Mutex
+	now := time.Now()
+	f := data.client()
+	o := Options{SweepEvery: -1}
+	o.clock = func() time.Time { mu.Lock(); defer mu.Unlock(); return now }
+	s = openFake(t, f, o)
+	defer func() { require.NoError(t, s.Close()) }()
+	look := func() (rows []string) {
+		for r, err := range s.Scan(context.Background(), rowstore.ScanRange{Table: "t", Picks: []rowstore.Pick{{Family: rowstore.Notify, To: oracle.Max}}}) {
+			require.NoError(t, err)
+			rows = append(rows, r.Row)
+		}
+		s.clean.idle()
+		return rows
+	}
+	for range 3 {
+		require.Equal(t, []string{"both"}, look())
+		require.Equal(t, 3, beside(s, f))
+	}
+	mu.Lock()
+	now = now.Add(2 * time.Minute)
+	mu.Unlock()
+	require.Equal(t, []string{"both"}, look())
+	require.Equal(t, 1, beside(s, f), "the two that nobody points to are gone")
+	put(t, s, "a", rowstore.Put(rowstore.Notify, "c", 6, nil))
+	require.Equal(t, []string{"a", "both"}, look())
+}
+
+// Keys that the store did not write are named and left as they are.
+func TestForeignHead(t *testing.T) {
+	t.Parallel()
+	s, f := fakeStore(t, Options{SweepEvery: -1})
+	put(t, s, "a", writeAt(5))
+	theirs := []byte(`{"cart": [1, 2, 3]}`)
+	key := s.keys.row(spaceHead, "t", "b")
+	require.NoError(t, f.put(context.Background(), key, theirs))
+	says := func(err error) {
+		t.Helper()
+		require.ErrorIs(t, err, ErrCorrupt)
+		require.Contains(t, err.Error(), fmt.Sprintf("%q", key))
+	}
+	says(apply(t, s, "b", nil, writeAt(5)).Err)
+	_, err := s.Read(context.Background(), []rowstore.RowRead{{Table: "t", Row: "b", Picks: everything()}})
+	says(err)
+	for _, err = range s.Scan(context.Background(), rowstore.ScanRange{Table: "t", Picks: everything()}) {
+		if err != nil {
+			break
+		}
+	}
+	says(err)
+	got, err := f.get(context.Background(), key)
+	require.NoError(t, err)
+	require.Equal(t, theirs, got)
+
+	// A key that a head points to and that is gone is not an empty answer either.
+	put(t, s, "c", rowstore.Put(rowstore.Data, "c", 5, make([]byte, 1000)))
+	r := headOf(t, s, f, "c")
+	require.NoError(t, f.delete(context.Background(), s.keys.side(r.key, r.entries[0].value.id, kindValue)))
+	_, err = s.Read(context.Background(), []rowstore.RowRead{{Table: "t", Row: "c", Picks: everything()}})
+	require.ErrorIs(t, err, ErrCorrupt)
+}
+
+// The oracle is fixed when the store is made, and two processes share it.
+func TestOracleIsFixed(t *testing.T) {
+	t.Parallel()
+	data := newFakeData()
+	one := openFake(t, data.client(), Options{Oracle: OracleStore, SweepEvery: -1})
+	defer func() { require.NoError(t, one.Close()) }()
+	two := openFake(t, data.client(), Options{SweepEvery: -1})
+	defer func() { require.NoError(t, two.Close()) }()
+	require.Equal(t, OracleStore, two.oracleKind, "what is stored counts")
+	var last oracle.Timestamp
+	for i := range 100 {
+		s := one
+		if i%2 == 1 {
+			s = two
+		}
+		ts, err := s.Oracle().Draw(context.Background(), 1+i%3)
+		require.NoError(t, err)
+		require.Greater(t, ts, last)
+		last = ts + oracle.Timestamp(i%3)
+	}
+	o := Options{Oracle: OraclePD}
+	require.NoError(t, o.complete())
+	s := newStore(data.client(), o)
+	require.ErrorIs(t, s.open(context.Background()), ErrFormat)
+	require.NoError(t, s.Close())
+}
+
+// PD's clock goes back: no timestamp is handed out twice, and when it has caught up
+// everything goes on.
+func TestClockOfPDGoesBack(t *testing.T) {
+	t.Parallel()
+	s, f := fakeStore(t, Options{SweepEvery: -1, RequestTimeout: 200 * time.Millisecond})
+	first, err := s.Oracle().Draw(context.Background(), 1)
+	require.NoError(t, err)
+	f.mu.Lock()
+	f.tso -= 1 << 30
+	f.stuck = true
+	f.mu.Unlock()
+	_, err = s.Oracle().Draw(context.Background(), 1)
+	require.ErrorContains(t, err, "clock went back")
+	f.mu.Lock()
+	f.stuck = false
+	f.mu.Unlock()
+	second, err := s.Oracle().Draw(context.Background(), 1)
+	require.NoError(t, err)
+	require.Greater(t, second, first)
+}
+
+func TestSplitByRegion(t *testing.T) {
+	t.Parallel()
+	s, f := fakeStore(t, Options{SweepEvery: -1})
+	whole := s.keys.table(spaceHead, "t")
+	for i := range 10 {
+		cut := s.keys.row(spaceHead, "t", fmt.Sprintf("row\x00%02d", i))
+		f.splits = append(f.splits, cut[:len(cut)-rand.IntN(3)]) // TiKV cuts keys as it likes
+	}
+	f.splits = append(f.splits, whole, s.keys.afterTable(spaceHead, "t"), s.keys.row(spaceHead, "s", "x"), s.keys.row(spaceHead, "u", "x"))
+	for n := 1; n < 20; n++ {
+		keys, err := s.Split(context.Background(), "t", n)
+		require.NoError(t, err)
+		require.Len(t, keys, min(n-1, 10))
+		for i, k := range keys {
+			require.True(t, strings.HasPrefix(k, "row\x00"), "%q", k)
+			require.True(t, i == 0 || keys[i-1] < k)
+		}
+	}
+}
+
+// A scan of many rows holds a page of them at a time. Not parallel: it measures the
+// memory of the process.
+func TestScanMemory(t *testing.T) {
+	const rows = 1_000_000
+	s, f := fakeStore(t, Options{SweepEvery: -1, CacheSize: 1 << 20})
+	h := head{tag: 1, entries: []entry{{rowstore.Write, "c", 5, value{bytes: make([]byte, 100)}}}}
+	raw := h.encode()
+	for i := range rows {
+		f.store(s.keys.row(spaceHead, "t", fmt.Sprintf("%08d", i)), raw)
+	}
+	for i := range 50 {
+		wide := head{tag: 1, entries: []entry{{rowstore.Write, "c", 5, value{bytes: make([]byte, 256<<10)}}}}
+		f.store(s.keys.row(spaceHead, "t", fmt.Sprintf("%08d/", rows/2+i)), wide.encode())
+	}
+	base := liveBytes()
+	n, most := 0, int64(0)
+	for _, err := range s.Scan(context.Background(), rowstore.ScanRange{Table: "t", Picks: everything()}) {
+		require.NoError(t, err)
+		if n++; n%100000 == 0 || n == rows/2+25 {
+			most = max(most, liveBytes()-base)
+		}
+	}
+	require.Equal(t, rows+50, n)
+	require.Less(t, most, int64(32<<20), "bytes held by a scan")
+	require.Less(t, f.counted()["scan"], rows/pageRows*2+200)
+}
+
+func liveBytes() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
