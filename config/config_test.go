@@ -1,0 +1,151 @@
+package config
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	_ "github.com/percolate-go/percolate/backends/pebble"
+	"github.com/percolate-go/percolate/percolator"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func env(name string) (string, bool) {
+	v, ok := map[string]string{"PASSWORD": "s3:cr/et@", "DIR": "/data", "EMPTY": ""}[name]
+	return v, ok
+}
+
+func TestErrorsNameWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ file, want string }{
+		"unknown key":          {"stores:\n  main: {url: 'memory:'}\nfoo: 1\n", "[3:1]"},
+		"unknown nested key":   {"stores:\n  main:\n    url: 'memory:'\n    foo: 1\n", "[4:5]"},
+		"wrong type":           {"stores:\n  main: {url: 'memory:'}\nlimits:\n  row: many\n", "[4:"},
+		"bad duration":         {"stores:\n  main: {url: 'memory:'}\nsession_lease: soon\n", "no duration"},
+		"negative duration":    {"stores:\n  main: {url: 'memory:'}\nsession_lease: -1s\n", "negative"},
+		"no stores":            {"default: main\n", "stores: there is none"},
+		"empty file":           {"", "stores: there is none"},
+		"default":              {"stores:\n  main: {url: 'memory:'}\ndefault: other\n", "default: there is no store \"other\" (there are: main)"},
+		"authoritative":        {"stores:\n  a: {url: 'memory:'}\n  b: {url: 'memory:'}\n", "authoritative: with several stores"},
+		"table's store":        {"stores:\n  a: {url: 'memory:'}\ntables: {x: y}\n", "tables.x: there is no store \"y\""},
+		"variable not set":     {"stores:\n  a: {url: 'pebble:${NOWHERE}'}\n", "the environment variable NOWHERE is not set"},
+		"half a variable":      {"stores:\n  a: {url: 'pebble:${DIR'}\n", "stores.a: a ${"},
+		"url and parts":        {"stores:\n  a: {url: 'memory:', path: x}\n", "beside it"},
+		"nothing":              {"stores:\n  a: {}\n", "neither a url nor a scheme"},
+		"password twice":       {"stores:\n  a: {url: 'redis://u:p@h', password: q}\n", "password both"},
+		"user without server":  {"stores:\n  a: {url: 'pebble:/x', user: q}\n", "without a server"},
+		"isolation":            {"stores:\n  a: {url: 'memory:'}\nisolation: none\n", "neither snapshot nor serializable"},
+		"negative limit":       {"stores:\n  a: {url: 'memory:'}\nlimits: {row: -1}\n", "negative"},
+		"not YAML":             {"stores: [", "["},
+		"a store of no schema": {"stores: main\n", "[1:"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := Parse([]byte(c.file), env)
+			require.ErrorIs(t, err, ErrInvalid)
+			require.ErrorContains(t, err, c.want)
+			require.NotContains(t, err.Error(), "s3:cr")
+		})
+	}
+}
+
+func TestURLs(t *testing.T) {
+	t.Parallel()
+	for want, file := range map[string]string{
+		"memory:":          "url: 'memory:'",
+		"pebble:/data/$x":  "url: 'pebble:${DIR}/$$x'",
+		"pebble:/data?a=b": "{scheme: pebble, path: '${DIR}', parameters: {a: b}}",
+		"redis://u:s3%3Acr%2Fet%40@h1:1,h2:2/0?prefix=a+b":     "{scheme: redis, addresses: ['h1:1', 'h2:2'], path: '0', user: u, password: '${PASSWORD}', parameters: {prefix: a b}}",
+		"postgres://u:s3%3Acr%2Fet%40@h/db?sslmode=off&pool=3": "{url: 'postgres://u@h/db?sslmode=off', password: '${PASSWORD}', parameters: {pool: '3'}}",
+		"redis://:s3%3Acr%2Fet%40@h":                           "{url: 'redis://h', password: '${PASSWORD}'}",
+		"redis://a%40b:p%20q@h/1?x=1":                          "{url: 'redis://a%40b:p%20q@h/1', parameters: {x: '1'}}",
+		"postgres://h:1/db":                                    "{scheme: postgres, addresses: ['h:1'], path: db}",
+		"tikv://pd1:2379,pd2:2379?api=v2&prefix=shop":          "{scheme: tikv, addresses: ['pd1:2379', 'pd2:2379'], parameters: {prefix: shop, api: v2}}",
+	} {
+		if file[0] != '{' {
+			file = "{" + file + "}"
+		}
+		f, err := Parse([]byte("stores:\n  a: "+file+"\n"), env)
+		require.NoError(t, err, file)
+		s := f.Stores["a"]
+		got, err := s.url()
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
+}
+
+func TestOpenTwoStores(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	path := filepath.Join(t.TempDir(), "percolator.yaml")
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(path, []byte(`
+stores:
+  ledger: {scheme: pebble, path: `+dir+`}
+  cache: {url: "memory:"}
+authoritative: ledger
+default: cache
+tables:
+  account*: ledger
+settings: {max_txn_age: 30m, retention: 48h, catalog_lease: 1s}
+isolation: serializable
+limits: {value: 10}
+session_lease: 2s
+telemetry: {metrics: true, traces: true}
+`), 0o600))
+	db, err := Open(ctx, path)
+	require.NoError(t, err)
+	require.Equal(t, percolator.Settings{MaxTxnAge: 30 * time.Minute, Retention: 48 * time.Hour, CatalogLease: time.Second}, db.Settings())
+	require.Equal(t, 10, db.Limits().Value)
+	a, b := percolator.Cell{Table: "accounts", Row: "a", Column: "v"}, percolator.Cell{Table: "other", Row: "b", Column: "v"}
+	require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error {
+		if err := tx.Set(a, []byte("1")); err != nil {
+			return err
+		}
+		return tx.Set(b, []byte("2"))
+	}))
+	require.NoError(t, db.Close(context.Background()))
+
+	db, err = percolator.Open(ctx, "pebble:"+dir)
+	require.NoError(t, err)
+	require.NoError(t, db.View(ctx, func(tx *percolator.Txn) error {
+		v, err := tx.Get(ctx, a)
+		require.NoError(t, err)
+		require.Equal(t, "1", string(v))
+		_, err = tx.Get(ctx, b)
+		require.ErrorIs(t, err, percolator.ErrNotFound)
+		return nil
+	}))
+	require.NoError(t, db.Close(context.Background()))
+
+	_, err = Open(ctx, filepath.Join(dir, "none.yaml"))
+	require.ErrorIs(t, err, os.ErrNotExist)
+	f, err := Parse([]byte("stores:\n  a: {url: 'memory:'}\n  b: {url: 'nothing:'}\nauthoritative: a\n"), env)
+	require.NoError(t, err)
+	_, err = f.Open(ctx)
+	require.ErrorContains(t, err, `opening the store "b"`)
+	require.ErrorContains(t, err, "memory") // the known schemes are listed
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte("stores:\n  a: {url: 'memory:'}\n"))
+	f.Add([]byte("stores: {a: {scheme: redis, addresses: [x], user: u, password: '${PASSWORD}', parameters: {k: v}}}\nlimits: {row: 1}"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		file, err := Parse(b, env)
+		if err != nil {
+			return
+		}
+		for _, s := range file.Stores {
+			if _, err := s.url(); err != nil {
+				t.Fatalf("a checked file has a store without a URL: %v", err)
+			}
+		}
+		_ = file.Options()
+	})
+}
