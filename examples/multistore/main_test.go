@@ -1,0 +1,79 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/internal/testserver"
+	"github.com/percolate-go/percolate/internal/tikvtest"
+)
+
+// The command starts itself to have processes that it can kill.
+func TestMain(m *testing.M) {
+	if os.Getenv("MULTISTORE_MOVER") != "" {
+		if err := run(context.Background(), os.Args[1:], io.Discard, os.Stderr); err != nil {
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	testserver.Main(m, tikvtest.Leaks()...)
+}
+
+func TestKilledAtRandom(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	err := run(t.Context(), []string{
+		"-ledger", withParameter(testserver.Postgres(t), "schema=multistore"),
+		"-wallet", withParameter(testserver.Redis(t), "prefix=multistore"),
+		"-accounts", "10", "-movers", "2", "-duration", "8s", "-kill-every", "500ms",
+	}, &out, os.Stderr)
+	t.Log(out.String())
+	require.NoError(t, err)
+	require.Contains(t, out.String(), "right")
+}
+
+// TestKilledAtRandomOverTiKV has the ledger in a mock cluster, which the processes reach
+// over gRPC.
+func TestKilledAtRandomOverTiKV(t *testing.T) {
+	t.Parallel()
+	c := tikvtest.New(t, tikvtest.Options{})
+	c.Churn(t, 200)
+	var out bytes.Buffer
+	err := run(t.Context(), []string{
+		"-ledger", withParameter(c.URL(), "prefix=multistore"),
+		"-wallet", withParameter(testserver.Redis(t), "prefix=multistore-tikv"),
+		"-accounts", "10", "-movers", "2", "-duration", "8s", "-kill-every", "1s",
+	}, &out, io.Discard)
+	t.Log(out.String())
+	require.NoError(t, err)
+	require.Contains(t, out.String(), "right")
+}
+
+func withParameter(url, parameter string) string {
+	if strings.Contains(url, "?") {
+		return url + "&" + parameter
+	}
+	return url + "?" + parameter
+}
+
+func TestBadFlags(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]string{
+		"":                              "name the stores",
+		"-ledger memory:":               "go together",
+		"-config x -ledger y -wallet z": "name the stores",
+		"-ledger memory: -wallet memory: -movers 0": "must be positive",
+		"-ledger memory: -wallet memory: extra":     "unexpected argument",
+		"-ledger nothing: -wallet memory:":          "no backend",
+		"-config nowhere.yaml":                      "nowhere.yaml",
+	} {
+		err := run(t.Context(), strings.Fields(args), io.Discard, io.Discard)
+		require.ErrorContains(t, err, want, args)
+	}
+}
