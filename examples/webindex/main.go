@@ -1,0 +1,346 @@
+// Command webindex keeps a web index up to date as pages arrive, which is what
+// Percolator was made for. Loaders write pages; observers parse them, find
+// duplicates, invert the links and maintain the inverted index.
+//
+//	go run ./examples/webindex                            # Go's own documentation
+//	go run ./examples/webindex -check                     # and recompute all of it
+//	go run ./examples/webindex -dir site -listen :8080    # a tree of HTML files
+//	go run ./examples/webindex -store pebble:idx -warc a.warc.gz b.warc.gz
+//
+// README.md beside this file describes the tables and the observers.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	_ "github.com/percolate-go/percolate/backends/all"
+	"github.com/percolate-go/percolate/config"
+	"github.com/percolate-go/percolate/examples/webindex/internal/index"
+	"github.com/percolate-go/percolate/examples/webindex/internal/source"
+	"github.com/percolate-go/percolate/percolator"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+// settings are the command line.
+type settings struct {
+	dir     string
+	warcs   []string
+	skipBad bool
+	noLoad  bool
+	store   string
+	config  string
+	workers int
+	loaders int
+	query   string
+	limit   int
+	listen  string
+	check   bool
+	json    bool
+}
+
+const exitUsage = 2
+
+// errUsage is an error of the command line that was reported already.
+var errUsage = errors.New("usage")
+
+// run is main without the process: it returns the exit status, 0 when all went
+// well and no check found a difference.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	s, err := parseFlags(args, stderr)
+	if errors.Is(err, flag.ErrHelp) {
+		return 0
+	}
+	if errors.Is(err, errUsage) {
+		return exitUsage
+	}
+	if err != nil {
+		_, _ = fmt.Fprintln(stderr, "webindex:", err)
+		return exitUsage
+	}
+	err = s.execute(ctx, stdout, stderr)
+	switch {
+	case err == nil:
+		return 0
+	case errors.Is(err, context.Canceled) && ctx.Err() != nil:
+		_, _ = fmt.Fprintln(stderr, "webindex: interrupted")
+		return 130
+	default:
+		_, _ = fmt.Fprintln(stderr, "webindex:", err)
+		return 1
+	}
+}
+
+func parseFlags(args []string, stderr io.Writer) (*settings, error) {
+	s := &settings{}
+	fs := flag.NewFlagSet("webindex", flag.ContinueOnError)
+	fs.SetOutput(stderr)
+	fs.Usage = func() {
+		_, _ = fmt.Fprint(stderr, `Usage: webindex [flags] [more files for -warc]
+
+Loads pages into a web index, waits until they are indexed, and answers queries.
+Without -dir and -warc the pages are the documentation of Go's standard library.
+
+`)
+		fs.PrintDefaults()
+	}
+	fs.StringVar(&s.dir, "dir", "", "load the tree of HTML files under this `directory`")
+	fs.Func("warc", "load this web archive (WARC 1.0 or 1.1, plain or gzip); `file`s that follow the flags are archives too; may be repeated", func(v string) error {
+		if v == "" {
+			return errors.New("the name is empty")
+		}
+		s.warcs = append(s.warcs, v)
+		return nil
+	})
+	fs.BoolVar(&s.skipBad, "skip-bad", false, "leave malformed pages out, with a line about each, instead of stopping at the first")
+	fs.BoolVar(&s.noLoad, "no-load", false, "load nothing: use what the store has")
+	fs.StringVar(&s.store, "store", "memory:", "`URL` of the store, for example pebble:PATH")
+	fs.StringVar(&s.config, "config", "", "`file` that describes the database (percolator.yaml), instead of -store")
+	fs.IntVar(&s.workers, "workers", 16, "observer functions that run at once; 0 leaves the work to other processes")
+	fs.IntVar(&s.loaders, "loaders", 8, "pages that are loaded at once")
+	fs.StringVar(&s.query, "query", "", "print the pages that match these `words`")
+	fs.IntVar(&s.limit, "limit", 10, "results to print for -query")
+	fs.StringVar(&s.listen, "listen", "", "serve a search page at this `address`, for example localhost:8080, until interrupted")
+	fs.BoolVar(&s.check, "check", false, "recompute the whole index from the pages and compare; exit with status 1 on any difference")
+	fs.BoolVar(&s.json, "json", false, "print one JSON object instead of text")
+	if err := fs.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return nil, err
+		}
+		return nil, errUsage // fs has printed it
+	}
+	if rest := fs.Args(); len(rest) > 0 {
+		if len(s.warcs) == 0 {
+			return nil, fmt.Errorf("unexpected argument %q: files may follow only with -warc", rest[0])
+		}
+		for _, a := range rest {
+			// flag stops at the first file; what follows and looks like a flag was meant
+			// as one.
+			if strings.HasPrefix(a, "-") {
+				return nil, fmt.Errorf("the flag %s comes after a file: put flags first", a)
+			}
+		}
+		s.warcs = append(s.warcs, rest...)
+	}
+	storeSet := false
+	fs.Visit(func(f *flag.Flag) { storeSet = storeSet || f.Name == "store" })
+	switch {
+	case s.config != "" && storeSet:
+		return nil, errors.New("-config and -store exclude each other")
+	case s.workers < 0:
+		return nil, fmt.Errorf("-workers %d: it must be 0 or more", s.workers)
+	case s.loaders < 1:
+		return nil, fmt.Errorf("-loaders %d: it must be 1 or more", s.loaders)
+	case s.limit < 1:
+		return nil, fmt.Errorf("-limit %d: it must be 1 or more", s.limit)
+	case s.check && s.workers == 0:
+		return nil, errors.New("-check waits until all pages are indexed, so it needs -workers 1 or more")
+	case s.noLoad && (s.dir != "" || len(s.warcs) > 0):
+		return nil, errors.New("-no-load goes with neither -dir nor -warc")
+	}
+	return s, nil
+}
+
+func (s *settings) sources(ctx context.Context) ([]source.Source, error) {
+	var all []source.Source
+	if s.noLoad {
+		return nil, nil
+	}
+	if s.dir != "" {
+		d, err := source.NewDir(s.dir, s.skipBad)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, d)
+	}
+	if len(s.warcs) > 0 {
+		w, err := source.NewWarc(s.warcs, s.skipBad)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, w)
+	}
+	if len(all) == 0 {
+		g, err := source.NewGoDoc(ctx, "")
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, g)
+	}
+	return all, nil
+}
+
+func (s *settings) execute(ctx context.Context, stdout, stderr io.Writer) (err error) {
+	// All input is read and checked before the store is opened, so that bad input
+	// leaves nothing half-written.
+	began := time.Now()
+	sources, err := s.sources(ctx)
+	if err != nil {
+		return err
+	}
+	r := newReport(stderr)
+	for _, src := range sources {
+		sum, err := src.Prepare(ctx)
+		if err != nil {
+			return err
+		}
+		r.input(sum)
+	}
+	r.PrepareSeconds = seconds(began)
+
+	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	db, err := s.open(ctx, log)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		// The process may have been interrupted; commits that were sent are drained.
+		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+		defer cancel()
+		if cerr := db.Close(closing); cerr != nil && err == nil {
+			err = fmt.Errorf("closing the store: %w", cerr)
+		}
+	}()
+	x, err := index.New(ctx, db)
+	if err != nil {
+		return err
+	}
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	w, stop, err := s.startWorker(ctx, db, x, fail)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if serr := stop(); serr != nil && err == nil {
+			err = serr
+		}
+	}()
+
+	if w != nil {
+		if err := x.WaitObserved(ctx); err != nil {
+			return err
+		}
+	}
+	if err := s.update(ctx, x, w, sources, r); err != nil {
+		return err
+	}
+	if s.check {
+		if err := r.runCheck(ctx, db, w); err != nil {
+			return err
+		}
+	}
+	if err := r.finish(ctx, db, x); err != nil {
+		return err
+	}
+	if err := s.print(ctx, x, r, stdout, stderr); err != nil {
+		return err
+	}
+	if s.listen != "" {
+		if err := serve(ctx, s.listen, x, log, stderr); err != nil {
+			return err
+		}
+	}
+	if !r.checkOK() {
+		return fmt.Errorf("the check found %d differences", r.differences)
+	}
+	return nil
+}
+
+func (s *settings) open(ctx context.Context, log *slog.Logger) (*percolator.DB, error) {
+	opts := []percolator.Option{percolator.WithLogger(log)}
+	if s.config != "" {
+		return config.Open(ctx, s.config, opts...)
+	}
+	if lease := catalogLease(s.store); lease != 0 {
+		opts = append(opts, percolator.WithSettings(percolator.Settings{CatalogLease: lease}))
+	}
+	return percolator.Open(ctx, s.store, opts...)
+}
+
+// catalogLease is how long observers that are new in a store wait for what is
+// already on its way to it. In a store inside the process nothing is on its way
+// for long; but a commit that takes longer than the lease is refused, so it must
+// stay far above what the largest takes on a busy machine. 0 is the library's
+// default, for servers.
+func catalogLease(store string) time.Duration {
+	switch scheme, _, _ := strings.Cut(store, ":"); scheme {
+	case "memory", "pebble":
+		return 2 * time.Second
+	default:
+		return 0
+	}
+}
+
+// startWorker runs the observers until stop is called. A worker that cannot go on
+// calls fail. w is nil with -workers 0.
+func (s *settings) startWorker(ctx context.Context, db *percolator.DB, x *index.Index, fail func(error)) (w *percolator.Worker, stop func() error, err error) {
+	if s.workers == 0 {
+		return nil, func() error { return nil }, nil
+	}
+	w = percolator.NewWorker(db, percolator.WorkerConfig{Concurrency: s.workers})
+	if err := x.Observe(w); err != nil {
+		return nil, nil, err
+	}
+	running, cancel := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() {
+		err := w.Run(running)
+		if err != nil {
+			fail(err)
+		}
+		done <- err
+	}()
+	return w, func() error {
+		cancel()
+		if err := <-done; err != nil {
+			return fmt.Errorf("the worker stopped: %w", err)
+		}
+		return nil
+	}, nil
+}
+
+// update loads the sources and waits until the index is up to date.
+func (s *settings) update(ctx context.Context, x *index.Index, w *percolator.Worker, sources []source.Source, r *report) error {
+	began := time.Now()
+	p := startProgress(r, x)
+	defer p.stop()
+	for _, src := range sources {
+		if err := x.Load(ctx, src, s.loaders, &r.load); err != nil {
+			return err
+		}
+	}
+	r.LoadSeconds = seconds(began)
+	if w == nil {
+		r.Seconds = seconds(began)
+		return nil
+	}
+	p.indexing()
+	if err := w.WaitIdle(ctx); err != nil {
+		return fmt.Errorf("waiting for the observers: %w", err)
+	}
+	r.Seconds = seconds(began)
+	parked, err := w.Parked(ctx)
+	if err != nil {
+		return fmt.Errorf("listing failed observer runs: %w", err)
+	}
+	if len(parked) > 0 {
+		return fmt.Errorf("%d observer runs failed for good; the first: observer %s on %v: %s", len(parked), parked[0].Observer, parked[0].Cell, parked[0].Error)
+	}
+	return nil
+}
