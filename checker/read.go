@@ -1,0 +1,681 @@
+package checker
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"unicode/utf8"
+
+	"github.com/percolate-go/percolate/percolator/oracle"
+)
+
+// ReadHistory reads a history in the form that Recorder and WriteHistory write, and
+// that elle-cli reads: JSON objects, one for each invocation and each completion of a
+// transaction, one in a line or all in an array.
+//
+//	{"process":1,"type":"invoke","f":"txn","time":100,"start":7,"value":[["r","x",1],["w","y",5]]}
+//	{"process":1,"type":"ok","f":"txn","time":250,"start":7,"commit":9,"value":[["r","x",1],["w","y",5]]}
+//
+// A completion's type is "ok" for committed, "fail" for not committed and "info" for
+// unknown; an invocation that is never completed is unknown too, also one before
+// another invocation of the same process. "time" is in nanoseconds; if no operation
+// has one, their order counts. Operations are ["r",key,value], ["w",key,value] and
+// ["append",key,element], where value is an integer, a list of integers, or null for
+// nothing (a write of null is a deletion). In an invocation and in an "info" a read of
+// null is not known, and left out, unless "absent" is its fourth element; "lock" there
+// is a read for update. Keys are strings or integers. The other fields, which elle-cli
+// does not have, are all optional: "start", "commit", "isolation" ("serializable"),
+// "asof" (true), "observer" and "observed" (a run of that observer for that key),
+// "error". Further fields, and operations of a process that is no integer (as Jepsen's
+// nemesis), are passed over.
+//
+// A last object that is cut off, as the death of a program leaves it, is left out:
+// what it would have said counts as unknown. An error names the operation by its
+// number, from 1.
+func ReadHistory(r io.Reader) (History, error) {
+	d := decoder{in: bufio.NewReaderSize(r, 1<<16), pending: map[int]int{}, keys: map[string]*keyUse{}}
+	if err := d.run(); err != nil {
+		return nil, err
+	}
+	return d.h, nil
+}
+
+// ReadFiles reads histories from files and puts them together. No process may be in
+// two of them.
+func ReadFiles(paths ...string) (History, error) {
+	var all History
+	owner := map[int]string{}
+	for _, path := range paths {
+		h, err := readFile(path)
+		if err != nil {
+			return nil, err
+		}
+		for i := range h {
+			if other, ok := owner[h[i].Process]; ok && other != path {
+				return nil, fmt.Errorf("checker: process %d is in %s and in %s", h[i].Process, other, path)
+			}
+			owner[h[i].Process] = path
+		}
+		all = append(all, h...)
+	}
+	return all, nil
+}
+
+func readFile(path string) (History, error) {
+	f, err := os.Open(path) //nolint:gosec // the caller names the file
+	if err != nil {
+		return nil, fmt.Errorf("checker: %w", err)
+	}
+	defer f.Close()
+	h, err := ReadHistory(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return h, nil
+}
+
+// keyUse is what is known of a key while a history is read.
+type keyUse struct {
+	name     string
+	list     bool // a list was read or appended to
+	register bool
+}
+
+// decoder reads one history.
+type decoder struct {
+	in      *bufio.Reader
+	buf     []byte // holds the object at hand
+	text    []byte // what is being read of it
+	pos     int
+	n       int // operations so far
+	timed   int // of them have a time
+	untimed int // of them should have one
+	h       History
+	pending map[int]int // place of the process's open transaction
+	keys    map[string]*keyUse
+	nulls   []nullRead
+}
+
+// nullRead is a read of nothing whose kind depends on what else is done to its key.
+type nullRead struct {
+	txn, op int
+	key     *keyUse
+}
+
+// line is one object.
+type line struct {
+	process       int
+	client        bool
+	kind          string
+	time          int64
+	hasTime       bool
+	start, commit oracle.Timestamp
+	isolation     Isolation
+	asOf          bool
+	observer      string
+	observed      string
+	isRun         bool
+	err           string
+	f             string
+	value         []byte // nil if there is none
+}
+
+func (d *decoder) run() error {
+	for {
+		ok, err := d.next()
+		if err != nil {
+			return fmt.Errorf("checker: operation %d: %w", d.n+1, err)
+		}
+		if !ok {
+			break
+		}
+		d.n++
+		if err := d.object(); err != nil {
+			return fmt.Errorf("checker: operation %d: %w", d.n, err)
+		}
+	}
+	for _, n := range d.nulls {
+		if n.key.list {
+			d.h[n.txn].Ops[n.op] = Op{Kind: ReadList, Locks: d.h[n.txn].Ops[n.op].Locks, Key: n.key.name}
+		}
+	}
+	for _, k := range d.keys {
+		if k.list && k.register {
+			return fmt.Errorf("checker: key %q is used as a register and as a list", k.name)
+		}
+	}
+	return nil
+}
+
+const (
+	// maxObject bounds one object: a list of some million elements.
+	maxObject = 64 << 20
+	// maxDepth bounds the nesting of fields that are passed over.
+	maxDepth = 100
+)
+
+var errCutOff = errors.New("the object is cut off")
+
+// next puts the text of the next object into d.text, false at the end. Between objects there may be
+// space, commas, and the brackets of an array.
+func (d *decoder) next() (bool, error) {
+	d.buf, d.pos = d.buf[:0], 0
+	for {
+		c, err := d.in.ReadByte()
+		if err == io.EOF {
+			return false, nil
+		}
+		if err != nil {
+			return false, fmt.Errorf("reading the history: %w", err)
+		}
+		switch c {
+		case ' ', '\t', '\r', '\n', ',', '[', ']':
+			continue
+		case '{':
+		default:
+			return false, fmt.Errorf("%q where an object should begin", c)
+		}
+		break
+	}
+	d.buf = append(d.buf, '{')
+	depth, quoted := 1, false
+	for depth > 0 {
+		c, err := d.in.ReadByte()
+		if err == io.EOF {
+			return false, nil // cut off
+		}
+		if err != nil {
+			return false, fmt.Errorf("reading the history: %w", err)
+		}
+		if len(d.buf) >= maxObject {
+			return false, fmt.Errorf("longer than %d bytes", maxObject)
+		}
+		d.buf = append(d.buf, c)
+		switch {
+		case quoted && c == '\\':
+			if c, err = d.in.ReadByte(); err == nil {
+				d.buf = append(d.buf, c)
+			}
+		case c == '"':
+			quoted = !quoted
+		case quoted:
+		case c == '{' || c == '[':
+			depth++
+		case c == '}' || c == ']':
+			depth--
+		}
+	}
+	d.text = d.buf
+	return true, nil
+}
+
+// object takes d.text as one operation.
+func (d *decoder) object() error {
+	l, err := d.fields()
+	if err != nil {
+		return err
+	}
+	if !l.client {
+		return nil
+	}
+	if l.f != "" && l.f != "txn" {
+		return fmt.Errorf("f is %q and not %q", l.f, "txn")
+	}
+	switch {
+	case l.hasTime:
+		d.timed++
+	case l.kind != "info":
+		d.untimed++
+		l.time = int64(d.n)
+	}
+	if d.timed > 0 && d.untimed > 0 {
+		return errors.New("some operations have a time and some have none")
+	}
+	place, open := d.pending[l.process]
+	if l.kind == "invoke" {
+		place = len(d.h)
+		d.pending[l.process] = place
+		d.h = append(d.h, Txn{Process: l.process, Invoke: l.time})
+	} else {
+		if !open {
+			return fmt.Errorf("%q of process %d, which has no transaction", l.kind, l.process)
+		}
+		delete(d.pending, l.process)
+	}
+	t := &d.h[place]
+	switch l.kind {
+	case "invoke", "info":
+	case "ok":
+		t.Outcome, t.Complete = Committed, l.time
+	case "fail":
+		t.Outcome, t.Complete = Aborted, l.time
+	default:
+		return fmt.Errorf("unknown type %q", l.kind)
+	}
+	if t.Outcome != Unknown && t.Complete < t.Invoke {
+		return fmt.Errorf("process %d completes its transaction before it invokes it", l.process)
+	}
+	if l.start != 0 {
+		t.Start = l.start
+	}
+	if l.commit != 0 && l.kind == "ok" { // nothing else knows one
+		t.Commit = l.commit
+	}
+	t.Isolation = max(t.Isolation, l.isolation)
+	t.AsOf = t.AsOf || l.asOf
+	if l.isRun {
+		t.Run = &Run{Observer: l.observer, Key: l.observed}
+	}
+	if l.err != "" {
+		t.Error = l.err
+	}
+	if l.value == nil {
+		return nil
+	}
+	// A completion says all that its invocation said, and more.
+	for len(d.nulls) > 0 && d.nulls[len(d.nulls)-1].txn == place {
+		d.nulls = d.nulls[:len(d.nulls)-1]
+	}
+	d.text, d.pos = l.value, 0
+	return d.ops(place, l.kind == "invoke" || l.kind == "info")
+}
+
+// fields reads the fields of d.text.
+func (d *decoder) fields() (line, error) {
+	var l line
+	seen := false
+	err := d.each('{', '}', func() error {
+		raw, err := d.string()
+		if err != nil {
+			return err
+		}
+		name := string(raw)
+		if err := d.expect(':'); err != nil {
+			return err
+		}
+		var u uint64
+		switch name {
+		case "process":
+			seen = true
+			if d.peek() != '-' && (d.peek() < '0' || d.peek() > '9') {
+				return d.skip(0)
+			}
+			var n int64
+			n, err = d.int()
+			l.process, l.client = int(n), true
+		case "type":
+			l.kind, err = d.text2()
+		case "f":
+			if d.peek() != '"' {
+				return d.skip(0)
+			}
+			l.f, err = d.text2()
+		case "time":
+			l.time, err = d.int()
+			l.hasTime = true
+		case "start":
+			u, err = d.uint()
+			l.start = oracle.Timestamp(u)
+		case "commit":
+			u, err = d.uint()
+			l.commit = oracle.Timestamp(u)
+		case "isolation":
+			var s string
+			s, err = d.text2()
+			switch s {
+			case Serializable.String():
+				l.isolation = Serializable
+			case SnapshotIsolation.String():
+			default:
+				err = errors.Join(err, fmt.Errorf("unknown isolation %q", s))
+			}
+		case "asof":
+			switch d.peek() {
+			case 't':
+				l.asOf, err = true, d.word("true")
+			default:
+				err = d.word("false")
+			}
+		case "observer":
+			l.observer, err = d.text2()
+			l.isRun = true
+		case "observed":
+			l.observed, err = d.text2()
+			l.isRun = true
+		case "error":
+			if d.peek() != '"' {
+				return d.skip(0)
+			}
+			l.err, err = d.text2()
+		case "value":
+			d.peek()
+			from := d.pos
+			if err = d.skip(0); err == nil {
+				l.value = d.text[from:d.pos]
+			}
+		default:
+			err = d.skip(0)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		return nil
+	})
+	if err == nil && !seen {
+		err = errors.New("no process")
+	}
+	return l, err
+}
+
+// ops reads the operations of a transaction from d.text.
+func (d *decoder) ops(place int, mayBeUnknown bool) error {
+	t := &d.h[place]
+	t.Ops = nil
+	if d.peek() == 'n' {
+		return d.word("null")
+	}
+	// What is decoded here is a few elements, mostly.
+	return d.each('[', ']', func() error {
+		op, known, key, err := d.op(mayBeUnknown)
+		if err != nil {
+			return fmt.Errorf("value %d: %w", len(t.Ops)+1, err)
+		}
+		if !known {
+			return nil
+		}
+		if op.Kind == Read && op.Absent {
+			d.nulls = append(d.nulls, nullRead{place, len(t.Ops), key})
+		}
+		t.Ops = append(t.Ops, op)
+		return nil
+	})
+}
+
+// op reads one operation. known is false if it says nothing.
+func (d *decoder) op(mayBeUnknown bool) (op Op, known bool, key *keyUse, err error) {
+	n := 0
+	what := ""
+	null, absent := false, false
+	err = d.each('[', ']', func() error {
+		n++
+		switch n {
+		case 1:
+			what, err = d.text2()
+			switch {
+			case err != nil:
+			case what == "w":
+				op.Kind = Write
+			case what == "append":
+				op.Kind = Append
+			case what != "r":
+				err = fmt.Errorf("unknown operation %q", what)
+			}
+		case 2:
+			key, err = d.key()
+		case 3:
+			switch d.peek() {
+			case 'n':
+				null, err = true, d.word("null")
+			case '[':
+				if what != "r" {
+					return fmt.Errorf("%q of a list", what)
+				}
+				op.Kind = ReadList
+				err = d.each('[', ']', func() error {
+					v, err := d.int()
+					op.List = append(op.List, v)
+					return err
+				})
+			default:
+				op.Value, err = d.int()
+			}
+		case 4:
+			if d.peek() != '"' {
+				return d.skip(0)
+			}
+			absent, op.Locks, err = d.flags()
+		case 5:
+			if d.peek() != '"' {
+				return d.skip(0)
+			}
+			var a, l bool
+			a, l, err = d.flags()
+			absent, op.Locks = absent || a, op.Locks || l
+		default:
+			err = d.skip(0)
+		}
+		return err
+	})
+	if err != nil {
+		return op, false, key, err
+	}
+	if n < 3 {
+		return op, false, key, errors.New("an operation has three elements at least")
+	}
+	op.Key = key.name
+	switch {
+	case op.Kind == Append && null:
+		return op, false, key, errors.New("append of null")
+	case op.Kind == Append || op.Kind == ReadList:
+		key.list = true
+	case op.Kind == Write || !null:
+		key.register = true
+	}
+	op.Absent = null
+	return op, !null || op.Kind == Write || !mayBeUnknown || absent, key, nil
+}
+
+func (d *decoder) flags() (absent, locks bool, err error) {
+	s, err := d.text2()
+	if err != nil {
+		return false, false, err
+	}
+	return s == flagAbsent, s == flagLock, nil
+}
+
+// key reads a key, which is a string or an integer.
+func (d *decoder) key() (*keyUse, error) {
+	var raw []byte
+	var err error
+	if d.peek() == '"' {
+		raw, err = d.string()
+	} else {
+		from := d.pos
+		_, err = d.int()
+		raw = d.text[from:d.pos]
+	}
+	if err != nil {
+		return nil, err
+	}
+	if k, ok := d.keys[string(raw)]; ok {
+		return k, nil
+	}
+	k := &keyUse{name: string(raw)}
+	d.keys[k.name] = k
+	return k, nil
+}
+
+// What follows reads pieces of JSON from d.text.
+
+// peek passes over space and gives the next byte, 0 at the end.
+func (d *decoder) peek() byte {
+	for d.pos < len(d.text) {
+		switch c := d.text[d.pos]; c {
+		case ' ', '\t', '\r', '\n':
+			d.pos++
+		default:
+			return c
+		}
+	}
+	return 0
+}
+
+func (d *decoder) expect(c byte) error {
+	got := d.peek()
+	if got != c {
+		if d.pos >= len(d.text) {
+			return errCutOff
+		}
+		return fmt.Errorf("%q where %q should be", got, c)
+	}
+	d.pos++
+	return nil
+}
+
+// each reads what stands between open and shut, separated by commas.
+func (d *decoder) each(open, shut byte, element func() error) error {
+	if err := d.expect(open); err != nil {
+		return err
+	}
+	if d.peek() == shut {
+		d.pos++
+		return nil
+	}
+	for {
+		if err := element(); err != nil {
+			return err
+		}
+		if d.peek() == shut {
+			d.pos++
+			return nil
+		}
+		if err := d.expect(','); err != nil {
+			return err
+		}
+	}
+}
+
+func (d *decoder) word(w string) error {
+	d.peek()
+	if len(d.text)-d.pos < len(w) || string(d.text[d.pos:d.pos+len(w)]) != w {
+		return fmt.Errorf("%s expected", w)
+	}
+	d.pos += len(w)
+	return nil
+}
+
+// string reads a string. The bytes are valid until the next call.
+func (d *decoder) string() ([]byte, error) {
+	if err := d.expect('"'); err != nil {
+		return nil, err
+	}
+	from := d.pos
+	plain := true
+	for d.pos < len(d.text) {
+		c := d.text[d.pos]
+		d.pos++
+		switch {
+		case c == '"':
+			if plain {
+				return d.text[from : d.pos-1], nil
+			}
+			// Rare: left to the standard library.
+			var s string
+			if err := json.Unmarshal(d.text[from-1:d.pos], &s); err != nil {
+				return nil, fmt.Errorf("bad string: %w", err)
+			}
+			return []byte(s), nil
+		case c == '\\':
+			plain = false
+			d.pos++
+		case c < ' ' || c >= utf8.RuneSelf:
+			plain = false
+		}
+	}
+	return nil, errCutOff
+}
+
+func (d *decoder) text2() (string, error) {
+	raw, err := d.string()
+	return string(raw), err
+}
+
+// number gives the text of a number.
+func (d *decoder) number() string {
+	d.peek()
+	from := d.pos
+	for d.pos < len(d.text) {
+		switch c := d.text[d.pos]; {
+		case c >= '0' && c <= '9', c == '-', c == '+', c == '.', c == 'e', c == 'E':
+			d.pos++
+			continue
+		}
+		break
+	}
+	return string(d.text[from:d.pos])
+}
+
+func (d *decoder) int() (int64, error) {
+	d.peek()
+	// The usual number is read without making a string of it.
+	var v int64
+	at, from := d.pos, d.pos
+	if at < len(d.text) && d.text[at] == '-' {
+		at++
+	}
+	first := at
+	for at < len(d.text) && at-first < 18 && d.text[at] >= '0' && d.text[at] <= '9' {
+		v = 10*v + int64(d.text[at]-'0')
+		at++
+	}
+	if at > first && at < len(d.text) {
+		switch d.text[at] {
+		case ',', ']', '}', ' ', '\t', '\r', '\n':
+			if d.pos = at; first > from {
+				v = -v
+			}
+			return v, nil
+		}
+	}
+	v, err := strconv.ParseInt(d.number(), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("not an integer: %w", err)
+	}
+	return v, nil
+}
+
+func (d *decoder) uint() (uint64, error) {
+	v, err := strconv.ParseUint(d.number(), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("not a timestamp: %w", err)
+	}
+	return v, nil
+}
+
+// skip passes over a value.
+func (d *decoder) skip(depth int) error {
+	if depth > maxDepth {
+		return fmt.Errorf("nested deeper than %d", maxDepth)
+	}
+	switch c := d.peek(); c {
+	case '{':
+		return d.each('{', '}', func() error {
+			if _, err := d.string(); err != nil {
+				return err
+			}
+			if err := d.expect(':'); err != nil {
+				return err
+			}
+			return d.skip(depth + 1)
+		})
+	case '[':
+		return d.each('[', ']', func() error { return d.skip(depth + 1) })
+	case '"':
+		_, err := d.string()
+		return err
+	case 't':
+		return d.word("true")
+	case 'f':
+		return d.word("false")
+	case 'n':
+		return d.word("null")
+	}
+	if d.number() == "" {
+		return errors.New("no value")
+	}
+	return nil
+}

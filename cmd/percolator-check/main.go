@@ -1,0 +1,186 @@
+// Percolator-check judges recorded histories of transactions: whether they are
+// possible under snapshot isolation, or serializable.
+//
+// usage: percolator-check [flags] [FILE...]
+//
+// It reads JSON lines, as package checker writes them, or a history for elle-cli, from
+// the files or from its standard input, and runs two checkers: one that trusts the
+// timestamps, if the history has any, and one that looks at values alone. The exit
+// status is 0 if neither found a violation, 1 if one did, and 2 if the history could
+// not be read or judged.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"strings"
+
+	"github.com/percolate-go/percolate/checker"
+)
+
+func main() {
+	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+}
+
+const (
+	exitOK        = 0
+	exitViolation = 1
+	exitError     = 2
+)
+
+// config is what the flags say.
+type config struct {
+	model      string
+	judge      checker.Judge
+	timestamps string
+	observers  []checker.Observer
+	idle       bool
+	noRealTime bool
+	examples   int
+	export     string
+}
+
+func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	var c config
+	flags := flag.NewFlagSet("percolator-check", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.Usage = func() {
+		fmt.Fprint(stderr, "usage: percolator-check [flags] [FILE...]\n\nJudges histories of transactions (JSON lines, or a history for elle-cli). Exit status: 0 no violation, 1 violation, 2 error.\n\n")
+		flags.PrintDefaults()
+	}
+	flags.StringVar(&c.model, "model", "", "what the history must consist of: list-append or register (default: either, or both)")
+	isolation := flags.String("isolation", "", "level to judge by: si or serializable (default: what each transaction asked for)")
+	flags.StringVar(&c.timestamps, "timestamps", "auto", "also judge by timestamps: yes, no, or auto (if the history has any)")
+	flags.BoolVar(&c.idle, "idle", false, "the history ends with no work left for the observers")
+	flags.BoolVar(&c.noRealTime, "no-realtime", false, "leave the times out of account")
+	flags.IntVar(&c.examples, "examples", 5, "how many anomalies of each kind to explain")
+	flags.StringVar(&c.export, "export", "", "write the history for elle-cli, as edn or json, instead of judging it")
+	flags.Func("observe", "NAME=GLOB: judge the runs of an observer of these keys (path.Match; repeatable)", func(s string) error {
+		name, glob, ok := strings.Cut(s, "=")
+		if _, err := path.Match(glob, ""); err != nil || !ok || name == "" {
+			return errors.New("NAME=GLOB expected")
+		}
+		c.observers = append(c.observers, checker.Observer{Name: name, Observes: func(key string) bool {
+			match, err := path.Match(glob, key)
+			return err == nil && match
+		}})
+		return nil
+	})
+	if err := flags.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return exitOK
+		}
+		return exitError
+	}
+	switch *isolation {
+	case "":
+	case "si":
+		c.judge = checker.AsSnapshotIsolation
+	case "serializable":
+		c.judge = checker.AsSerializable
+	default:
+		fmt.Fprintf(stderr, "percolator-check: -isolation is %q, not si or serializable\n", *isolation)
+		return exitError
+	}
+	ok, err := c.check(flags.Args(), stdin, stdout)
+	switch {
+	case err != nil:
+		fmt.Fprintln(stderr, "percolator-check:", err)
+		return exitError
+	case !ok:
+		return exitViolation
+	}
+	return exitOK
+}
+
+// check reads and judges; ok is false if there was a violation.
+func (c *config) check(paths []string, stdin io.Reader, stdout io.Writer) (ok bool, err error) {
+	var h checker.History
+	if len(paths) == 0 {
+		h, err = checker.ReadHistory(stdin)
+	} else {
+		h, err = checker.ReadFiles(paths...)
+	}
+	if err != nil {
+		return false, err
+	}
+	if err := c.checkModel(h); err != nil {
+		return false, err
+	}
+	switch c.export {
+	case "":
+	case "edn":
+		return true, checker.Export(stdout, h, checker.EDN)
+	case "json":
+		return true, checker.Export(stdout, h, checker.JSON)
+	default:
+		return false, fmt.Errorf("-export is %q, not edn or json", c.export)
+	}
+	if len(h) == 0 {
+		return false, errors.New("the history is empty")
+	}
+	byTimestamps := c.timestamps == "yes"
+	switch c.timestamps {
+	case "yes", "no":
+	case "auto":
+		for i := range h {
+			byTimestamps = byTimestamps || h[i].Start != 0
+		}
+	default:
+		return false, fmt.Errorf("-timestamps is %q, not yes, no or auto", c.timestamps)
+	}
+	if c.judge != checker.ByRecord {
+		level := checker.SnapshotIsolation
+		if c.judge == checker.AsSerializable {
+			level = checker.Serializable
+		}
+		for i := range h {
+			h[i].Isolation = level
+		}
+	}
+	ok = true
+	if byTimestamps {
+		r, err := checker.CheckTimestamps(h, checker.TimestampOptions{Observers: c.observers, Idle: c.idle, NoRealTime: c.noRealTime, Examples: c.examples})
+		if err != nil {
+			return false, err
+		}
+		if err := r.Write(stdout); err != nil {
+			return false, err
+		}
+		fmt.Fprintln(stdout)
+		ok = r.OK()
+	} else if len(c.observers) > 0 {
+		return false, errors.New("-observe needs timestamps")
+	}
+	r, err := checker.CheckValues(h, checker.ValueOptions{Judge: c.judge, NoRealTime: c.noRealTime, Examples: c.examples})
+	if err != nil {
+		return false, err
+	}
+	return ok && r.OK(), r.Write(stdout)
+}
+
+// checkModel makes sure that the history is of the model that was asked for.
+func (c *config) checkModel(h checker.History) error {
+	switch c.model {
+	case "", "list-append", "register":
+	default:
+		return fmt.Errorf("-model is %q, not list-append or register", c.model)
+	}
+	if c.model == "" {
+		return nil
+	}
+	for i := range h {
+		for _, op := range h[i].Ops {
+			isList := op.Kind == checker.ReadList || op.Kind == checker.Append
+			// A read of nothing is what both have.
+			if isList != (c.model == "list-append") && !(op.Kind == checker.Read && op.Absent) {
+				return fmt.Errorf("transaction %d has %s, which model %s has not", i+1, op, c.model)
+			}
+		}
+	}
+	return nil
+}
