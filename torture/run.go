@@ -1,0 +1,582 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// config is what the flags say.
+type config struct {
+	Backend   backend       `json:"backend"`
+	Duration  time.Duration `json:"duration_ns"`
+	Seed      uint64        `json:"seed"`
+	Faults    string        `json:"faults"`
+	Workloads string        `json:"workloads"`
+	Clients   int           `json:"clients"`
+	Workers   int           `json:"workers"`
+	Threads   int           `json:"threads"`
+	Rate      float64       `json:"rate"`
+	MinRate   float64       `json:"min_rate"`
+	MinFaults int           `json:"min_faults"`
+	Lossy     bool          `json:"lossy,omitempty"`
+	Dir       string        `json:"-"`
+}
+
+// run is one run of the program.
+type run struct {
+	config
+	out      io.Writer
+	chosen   []workload
+	faults   []fault
+	wrong    bool // clocks of processes may be wrong
+	servers  *servers
+	slots    []*slot
+	dir      string // of the logs
+	began    int64
+	launched int
+
+	mu     sync.Mutex
+	rng    *rand.Rand // of processes
+	report *report
+}
+
+// slot is the place of a process, which processes fill one after another.
+type slot struct {
+	name   string
+	config childConfig
+	stderr string // path
+
+	mu    sync.Mutex
+	cmd   *exec.Cmd
+	stdin io.WriteCloser
+	ended chan struct{}
+	// expected says that the process was told to end, or killed. Its standard input
+	// is closed when it has ended.
+	expected bool
+	status   error
+}
+
+func (r *run) say(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	fmt.Fprintf(r.out, "%6.1fs  %s\n", time.Duration(monotonic()-r.began).Seconds(), fmt.Sprintf(format, args...))
+}
+
+func (r *run) noteFault(name string, took time.Duration, err error) {
+	r.mu.Lock()
+	f := r.report.fault(name)
+	if err == nil {
+		f.Fired++
+	} else {
+		f.Misfired++
+	}
+	r.mu.Unlock()
+	if err != nil {
+		r.say("%s: did not work: %v", name, err)
+		return
+	}
+	r.say("%s (%v)", name, took.Round(time.Millisecond))
+}
+
+// violation notes something that must not be.
+func (r *run) violation(format string, args ...any) {
+	r.mu.Lock()
+	r.report.Violations = append(r.report.Violations, fmt.Sprintf(format, args...))
+	r.mu.Unlock()
+	r.say("VIOLATION: "+format, args...)
+}
+
+// launch starts a process in a slot.
+func (r *run) launch(s *slot) error {
+	r.mu.Lock()
+	r.launched++
+	c := s.config
+	c.Name = fmt.Sprintf("%s-%d", s.name, r.launched)
+	c.Seed = r.rng.Uint64()
+	if r.wrong && r.rng.IntN(3) > 0 {
+		c.WrongClock = time.Duration(r.rng.Int64N(int64(24*time.Hour))) - 12*time.Hour
+		r.report.fault(faultWrongClock).Fired++
+	}
+	c.Commits = []string{"", "", "two-phase", "groups"}[r.rng.IntN(4)]
+	r.mu.Unlock()
+	encoded, err := json.Marshal(c)
+	if err != nil {
+		return err
+	}
+	program, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	s.stderr = filepath.Join(r.dir, c.Name+".stderr")
+	stderr, err := os.Create(s.stderr)
+	if err != nil {
+		return err
+	}
+	defer stderr.Close()
+	cmd := exec.Command(program) //nolint:gosec // this program itself
+	cmd.Env = append(os.Environ(), childVariable+"="+string(encoded))
+	cmd.Stderr = stderr
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("starting the process %s: %w", c.Name, err)
+	}
+	ended := make(chan struct{})
+	s.mu.Lock()
+	s.cmd, s.stdin, s.ended, s.expected = cmd, stdin, ended, false
+	s.mu.Unlock()
+	go func() {
+		err := cmd.Wait()
+		s.mu.Lock()
+		s.status = err
+		expected := s.expected
+		s.mu.Unlock()
+		if !expected {
+			r.violation("the process %s ended by itself: %v; its last words: %s", c.Name, err, tail(filepath.Join(r.dir, c.Name+".stderr")))
+		}
+		close(ended)
+	}()
+	return nil
+}
+
+func tail(path string) string {
+	b, err := os.ReadFile(path) //nolint:gosec // of the run's own directory
+	if err != nil {
+		return err.Error()
+	}
+	const most = 4000
+	return string(b[max(0, len(b)-most):])
+}
+
+func (s *slot) signal(sig syscall.Signal) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if sig == syscall.SIGKILL {
+		s.expected = true
+	}
+	return s.cmd.Process.Signal(sig)
+}
+
+// kill ends the process with SIGKILL and returns when it is gone.
+func (s *slot) kill() error {
+	if err := s.signal(syscall.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	<-s.ended
+	return nil
+}
+
+func (s *slot) pause() error  { return s.signal(syscall.SIGSTOP) }
+func (s *slot) resume() error { return s.signal(syscall.SIGCONT) }
+
+// tell sends the process a command.
+func (s *slot) tell(command string) error {
+	s.mu.Lock()
+	in := s.stdin
+	s.mu.Unlock()
+	_, err := io.WriteString(in, command+"\n")
+	return err
+}
+
+// endTimeout is far above what a process needs to finish what it began.
+const endTimeout = 90 * time.Second
+
+// end tells the process to end, and waits. One that does not end is a violation: it
+// writes the stacks of its goroutines and is killed.
+func (r *run) end(s *slot) error {
+	s.mu.Lock()
+	s.expected = true
+	name := s.cmd.Path
+	s.mu.Unlock()
+	if err := s.stdin.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
+		return fmt.Errorf("telling %s to end: %w", name, err)
+	}
+	select {
+	case <-s.ended:
+	case <-time.After(endTimeout):
+		r.violation("a process of %s does not end; its stacks are in %s", s.name, s.stderr)
+		_ = s.signal(syscall.SIGQUIT)
+		select {
+		case <-s.ended:
+		case <-time.After(5 * time.Second):
+			return s.kill()
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.status != nil {
+		return fmt.Errorf("a process of %s ended with %w: %s", s.name, s.status, tail(s.stderr))
+	}
+	return nil
+}
+
+// execute does it all.
+func (r *run) execute(ctx context.Context) (err error) {
+	r.began = monotonic()
+	r.rng = rand.New(rand.NewPCG(r.Seed, 1))
+	if r.chosen, err = chooseWorkloads(r.Workloads); err != nil {
+		return err
+	}
+	if r.faults, r.wrong, err = chooseFaults(r.Faults, r.Backend, r.Lossy); err != nil {
+		return err
+	}
+	for _, f := range r.faults {
+		r.report.fault(f.name)
+	}
+	r.dir = filepath.Join(r.Dir, "logs")
+	if err := os.MkdirAll(r.dir, 0o750); err != nil {
+		return err
+	}
+	r.say("seed %d; %s for %v; logs in %s", r.Seed, r.Backend, r.Duration, r.dir)
+	if r.servers, err = startServers(ctx, r.Backend, r.Dir, r.Lossy); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.servers.close()) }()
+	r.report.Servers = r.servers.from()
+	r.say("servers: %s", r.report.Servers)
+
+	if err := r.prepare(ctx); err != nil {
+		return fmt.Errorf("preparing: %w", err)
+	}
+	if err := r.makeSlots(); err != nil {
+		return err
+	}
+	defer func() {
+		for _, s := range r.slots {
+			if s.ended != nil {
+				_ = s.kill()
+			}
+		}
+	}()
+	for _, s := range r.slots {
+		if err := r.launch(s); err != nil {
+			return err
+		}
+	}
+	timed, cancel := context.WithTimeout(ctx, r.Duration)
+	defer cancel()
+	started := time.Now()
+	var wg sync.WaitGroup
+	for l := range lanes {
+		wg.Go(func() { r.harm(timed, l, rand.New(rand.NewPCG(r.Seed, 100+uint64(l)))) })
+	}
+	<-timed.Done()
+	wg.Wait()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	r.report.Lasted = time.Since(started)
+	r.say("the time is up; ending the processes")
+	r.heal()
+	var ends sync.WaitGroup
+	for _, s := range r.slots {
+		ends.Go(func() {
+			if err := r.end(s); err != nil {
+				r.violation("%v", err)
+			}
+		})
+	}
+	ends.Wait()
+	final, err := r.finish(ctx)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err != nil {
+		r.violation("the final reads: %v", err)
+		final = nil
+	}
+	h, err := readHistory(r.dir)
+	if err != nil {
+		return err
+	}
+	r.say("judging %d transactions", len(h.Txns))
+	r.judge(h, final)
+	return nil
+}
+
+// makeSlots says which processes there are. The owner of an embedded store does
+// everything.
+func (r *run) makeSlots() error {
+	add := func(name string, threads int, worker bool) error {
+		urls, err := r.servers.urlsFor(name)
+		if err != nil {
+			return err
+		}
+		r.slots = append(r.slots, &slot{name: name, config: childConfig{
+			Dir: r.dir, URLs: urls, Threads: threads, Worker: worker, Workloads: r.Workloads, Began: r.began,
+			Pace: time.Duration(float64(time.Second) * float64(r.Clients*r.Threads) / r.Rate),
+		}})
+		return nil
+	}
+	if r.Backend.embedded() {
+		return add("owner", r.Clients*r.Threads, true)
+	}
+	var errs []error
+	for i := range r.Clients {
+		errs = append(errs, add(fmt.Sprintf("client%d", i), r.Threads, false))
+	}
+	for i := range r.Workers {
+		errs = append(errs, add(fmt.Sprintf("worker%d", i), 0, true))
+	}
+	return errors.Join(errs...)
+}
+
+// heal undoes what a fault that went wrong may have left.
+func (r *run) heal() {
+	for _, n := range r.servers.nodes {
+		// Both fail where there is nothing to undo.
+		_ = n.Resume()
+		_ = n.Start()
+	}
+	for _, p := range r.servers.net.proxies {
+		p.Toxics.ResetToxics(context.Background())
+		_ = p.mend() // it fails where it is mended
+	}
+	for _, s := range r.slots {
+		_ = s.resume()
+	}
+}
+
+// openDirect opens the database past the proxies.
+func (r *run) openDirect(ctx context.Context, name string) (*process, error) {
+	journal, err := openJournal(filepath.Join(r.dir, name+logSuffix))
+	if err != nil {
+		return nil, err
+	}
+	stderr, err := os.Create(filepath.Join(r.dir, name+".stderr")) //nolint:gosec // of the run's own directory
+	if err != nil {
+		return nil, err
+	}
+	p := &process{childConfig: childConfig{Name: name, URLs: r.servers.directURLs(), Seed: r.rng.Uint64()}, log: journal, chosen: r.chosen}
+	p.db, err = openDB(ctx, &p.childConfig, slog.New(slog.NewTextHandler(stderr, nil)))
+	return p, err
+}
+
+func (p *process) close(ctx context.Context) error {
+	err := p.db.Close(ctx)
+	stats := p.db.Stats()
+	p.log.write(line{Kind: lineStats, Stats: &stats})
+	return errors.Join(err, p.log.close())
+}
+
+// setupProcess is the name of this process in the history of its preparations.
+const setupProcess = "setup"
+
+// prepare writes what the workloads start from, and lets the observers be known.
+func (r *run) prepare(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	p, err := r.openDirect(ctx, setupProcess)
+	if err != nil {
+		return err
+	}
+	s := p.newThread(0)
+	for _, w := range r.chosen {
+		if w.setup == nil {
+			continue
+		}
+		// One that ends undetermined because it had little time is settled, and may have
+		// been committed.
+		err := eventually(ctx, func() error { return w.setup(ctx, s) })
+		if err != nil {
+			return errors.Join(err, p.close(ctx))
+		}
+	}
+	known := observers(p.log, r.chosen)
+	if len(known) > 0 {
+		w, err := newWorker(p.db, p.log, r.chosen)
+		if err != nil {
+			return err
+		}
+		working, stop := context.WithCancel(ctx)
+		done := make(chan error, 1)
+		go func() { done <- w.Run(working) }()
+		err = eventually(ctx, func() error {
+			infos, err := p.db.Observers(ctx)
+			if err == nil && len(infos) < len(known) {
+				err = errors.New("the observers are not registered")
+			}
+			return err
+		})
+		stop()
+		if err := errors.Join(err, <-done); err != nil {
+			return err
+		}
+	}
+	return p.close(ctx)
+}
+
+// final is what is left at the end.
+type final struct {
+	// cells is the last snapshot of every table: what Scan shows.
+	cells map[string]string
+	at    uint64
+}
+
+const finishTimeout = 4 * time.Minute
+
+// finish lets observers finish, asks for the outcomes that nobody knew, reads
+// everything, and counts the locks that are left.
+func (r *run) finish(ctx context.Context) (*final, error) {
+	ctx, cancel := context.WithTimeout(ctx, finishTimeout)
+	defer cancel()
+	p, err := r.openDirect(ctx, "final")
+	if err != nil {
+		return nil, err
+	}
+	f, err := r.read(ctx, p)
+	return f, errors.Join(err, p.close(ctx))
+}
+
+func (r *run) read(ctx context.Context, p *process) (*final, error) {
+	if len(observers(p.log, r.chosen)) > 0 {
+		w, err := newWorker(p.db, p.log, r.chosen)
+		if err != nil {
+			return nil, err
+		}
+		working, stop := context.WithCancel(ctx)
+		done := make(chan error, 1)
+		go func() { done <- w.Run(working) }()
+		began := time.Now()
+		err = w.WaitIdle(ctx)
+		r.say("the observers have finished (%v)", time.Since(began).Round(time.Millisecond))
+		stop()
+		if err := errors.Join(err, <-done); err != nil {
+			return nil, fmt.Errorf("waiting for the observers: %w", err)
+		}
+		parked, err := p.db.Parked(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, run := range parked {
+			r.violation("a run is parked: %+v", run)
+		}
+	}
+	locks, err := lockedCells(ctx, p.db.Store())
+	if err != nil {
+		return nil, err
+	}
+	r.report.LocksBefore = len(locks)
+
+	// Everything, in one snapshot.
+	f := &final{cells: map[string]string{}}
+	s := p.newThread(0)
+	tables := map[string]struct{}{}
+	for table, err := range p.db.Store().Tables(ctx) {
+		if err != nil {
+			return nil, err
+		}
+		if table[0] != 0 { // not one of the library's own
+			tables[table] = struct{}{}
+		}
+	}
+	var tx *percolator.Txn
+	err = p.db.View(ctx, func(inner *percolator.Txn) error {
+		tx = inner
+		for table := range tables {
+			for row, err := range inner.Scan(ctx, percolator.Range{Table: table}) {
+				if err != nil {
+					return err
+				}
+				for column, b := range row.Columns {
+					value, err := unpad(b)
+					if err != nil {
+						return fmt.Errorf("%s/%s/%s: %w", table, row.Key, column, err)
+					}
+					f.cells[table+"/"+row.Key+"/"+column] = value
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		s.complain(err)
+		return nil, err
+	}
+	f.at = uint64(tx.StartTimestamp())
+	if locks, err = lockedCells(ctx, p.db.Store()); err != nil {
+		return nil, err
+	}
+	r.report.LocksPassed = len(locks)
+	// A read passes over the lock of a transaction that only locks a cell, since it
+	// can never change what is read there. Whoever is to write the cell resolves it.
+	for _, c := range locks {
+		if c.Table[0] == 0 || c.Column[0] == 0 {
+			continue // the library's own, which nobody else can lock
+		}
+		err := p.db.Update(ctx, func(tx *percolator.Txn) error {
+			_, err := tx.GetForUpdate(ctx, c)
+			if errors.Is(err, percolator.ErrNotFound) {
+				err = nil
+			}
+			if err != nil {
+				return err
+			}
+			// Without a write nothing would be prewritten.
+			return tx.Set(percolator.Cell{Table: "final", Row: "locks", Column: "met"}, pad("x"))
+		})
+		if err != nil {
+			return nil, fmt.Errorf("locking %v: %w", c, err)
+		}
+	}
+	if len(locks) > 0 {
+		// The locks of the transactions above are gone when their secondaries are
+		// committed, in the background.
+		err := eventually(ctx, func() error {
+			left, err := lockedCells(ctx, p.db.Store())
+			if err == nil && len(left) > 0 {
+				err = fmt.Errorf("locks are left on %v", left)
+			}
+			return err
+		})
+		if err != nil {
+			r.violation("%v", err)
+		}
+	}
+	if locks, err = lockedCells(ctx, p.db.Store()); err != nil {
+		return nil, err
+	}
+	r.report.LocksAfter = len(locks)
+	if len(locks) > 0 {
+		r.violation("%d locks are left after everything was read: %v", len(locks), locks)
+	}
+	return f, nil
+}
+
+// lockedCells lists the cells that have a lock, in every table of the store, the
+// library's own among them.
+func lockedCells(ctx context.Context, store rowstore.Store) ([]percolator.Cell, error) {
+	var cells []percolator.Cell
+	for table, err := range store.Tables(ctx) {
+		if err != nil {
+			return nil, err
+		}
+		picks := []rowstore.Pick{{Family: rowstore.Lock, To: oracle.Max}}
+		for row, err := range store.Scan(ctx, rowstore.ScanRange{Table: table, Picks: picks}) {
+			if err != nil {
+				return nil, err
+			}
+			for _, v := range row.Versions {
+				cells = append(cells, percolator.Cell{Table: table, Row: row.Row, Column: v.Column})
+			}
+		}
+	}
+	return cells, nil
+}
