@@ -1,0 +1,218 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/internal/testserver"
+)
+
+func TestMain(m *testing.M) {
+	if child() { // workloads of several processes start this program again
+		return
+	}
+	testserver.Main(m)
+}
+
+// TestEveryWorkloadRuns runs each workload for a moment, on little data. It judges
+// no figure.
+func TestEveryWorkloadRuns(t *testing.T) {
+	t.Parallel()
+	for group, rows := range map[string]string{"embedded": "2000", "redis": "100", "postgres": "100", "paper": "50", "growth": "100"} {
+		t.Run(group, func(t *testing.T) {
+			t.Parallel()
+			var out bytes.Buffer
+			charts := t.TempDir()
+			err := run([]string{
+				"-workload", group, "-duration", "20ms", "-warmup", "0", "-repeats", "1", "-rows", rows,
+				"-goroutines", "2", "-dir", t.TempDir(), "-json", "-charts", charts, "-skew", "0.5",
+			}, &out, io.Discard)
+			require.NoError(t, err)
+			var report Report
+			require.NoError(t, json.Unmarshal(out.Bytes(), &report))
+			require.NotEmpty(t, report.Machine.CPU)
+			require.Empty(t, report.LeftOut)
+			ran := map[string]bool{}
+			for _, result := range report.Results {
+				ran[result.Workload] = true
+				for _, bar := range result.Bars {
+					require.Positive(t, bar.Value, bar.What)
+				}
+				for _, s := range result.Sides {
+					require.Len(t, s.Samples, result.Config.Repeats)
+					require.Positive(t, s.Ops, s.Side)
+					require.LessOrEqual(t, s.RateMin, s.Rate)
+					require.GreaterOrEqual(t, s.RateMax, s.Rate)
+				}
+				if result.Chart == timeChart {
+					require.FileExists(t, filepath.Join(charts, result.Workload+".svg"))
+				}
+			}
+			for _, w := range workloads() {
+				if w.Group == group {
+					require.True(t, ran[w.Name], w.Name)
+				}
+			}
+		})
+	}
+}
+
+// TestCostsOfAServerAreSeen checks that CPU, bytes and round trips are measured
+// where there is a server.
+func TestCostsOfAServerAreSeen(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	err := run([]string{
+		"-workload", "redis-write", "-duration", "300ms", "-warmup", "0", "-repeats", "1", "-rows", "100", "-goroutines", "4", "-json",
+	}, &out, io.Discard)
+	require.NoError(t, err)
+	var report Report
+	require.NoError(t, json.Unmarshal(out.Bytes(), &report))
+	for _, s := range report.Results[0].Sides {
+		require.Positive(t, s.CPU, s.Side)
+		require.GreaterOrEqual(t, s.ServerCPU, 0.0, "the server runs on this machine")
+		require.Greater(t, s.Bytes, 64.0, "the value alone is that long")
+		require.Positive(t, s.Trips, s.Side)
+	}
+	for _, s := range report.Results[0].Sides {
+		if s.Side == "SET" {
+			require.InDelta(t, 1, s.Trips, 0.1, "a SET is one round trip")
+		}
+	}
+}
+
+// TestReportsAreReadBack prints, draws and checks what an earlier run has written.
+func TestReportsAreReadBack(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write := func(name string, r Report) string {
+		path := filepath.Join(dir, name)
+		text, err := json.Marshal(r)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(path, text, 0o600))
+		return path
+	}
+	result := func(name string, rate float64, bars ...Bar) Result {
+		s := Summary{Side: "a", Series: "a", X: 1, Sample: Sample{Ops: 1, Rate: rate}}
+		t := s
+		t.X, t.Rate = 1000, 2*rate
+		return Result{Workload: name, Sides: []Summary{s, t}, Bars: bars, XAxis: "things", Chart: rateChart}
+	}
+	old := write("old", Report{Results: []Result{result("one", 1, atLeast("it", 1, 2, "")), result("two", 7)}})
+	repeated := write("new", Report{Results: []Result{result("one", 1234, atLeast("it", 3, 2, ""))}})
+	charts := filepath.Join(dir, "charts")
+
+	var out bytes.Buffer
+	require.NoError(t, run([]string{"-from", old + "," + repeated, "-markdown", "-charts", charts, "-check"}, &out, io.Discard))
+	require.Contains(t, out.String(), "| 1234 |")
+	require.Contains(t, out.String(), "reached")
+	require.NotContains(t, out.String(), "MISSED")
+	for _, name := range []string{"one.svg", "one-latency.svg", "two.svg"} {
+		text, err := os.ReadFile(filepath.Join(charts, name))
+		require.NoError(t, err)
+		require.Contains(t, string(text), "things")
+	}
+	require.ErrorIs(t, run([]string{"-from", old, "-check"}, io.Discard, io.Discard), errMissed)
+	require.ErrorContains(t, run([]string{"-from", charts}, io.Discard, io.Discard), "charts")
+}
+
+func TestSkew(t *testing.T) {
+	t.Parallel()
+	const n, draws = 1000, 100_000
+	r := rand.New(rand.NewPCG(1, 2))
+	for _, theta := range []float64{0, 0.99, 2} {
+		s := newSkew(theta)
+		counts := make([]int, n)
+		for range draws {
+			counts[s.pick(r, n)]++
+		}
+		sum := 0.0
+		for k := 1; k <= n; k++ {
+			sum += math.Pow(float64(k), -theta)
+		}
+		for _, k := range []int{1, 2, 10} {
+			want := draws * math.Pow(float64(k), -theta) / sum
+			require.InDelta(t, want, counts[k-1], 6*math.Sqrt(want)+1, "theta %g, row %d", theta, k)
+		}
+	}
+}
+
+func TestPeersCanBeLeftOut(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	err := run([]string{
+		"-workload", "lone", "-peer", "none", "-duration", "50ms", "-warmup", "0", "-rows", "100", "-dir", t.TempDir(), "-markdown",
+	}, &out, io.Discard)
+	require.NoError(t, err)
+	require.Contains(t, out.String(), "| percolator on memory |")
+	require.NotContains(t, out.String(), "pebble, Get")
+	require.NotContains(t, out.String(), "bar:", "a ratio needs both sides")
+}
+
+func TestBadFlags(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		args []string
+		want string
+	}{
+		"unknown workload": {[]string{"-workload", "dance"}, `no workload "dance" (there are: transfer`},
+		"argument":         {[]string{"transfer"}, `what is "transfer"?`},
+		"goroutines":       {[]string{"-goroutines", "-1"}, "-goroutines -1"},
+		"rows":             {[]string{"-rows", "-1"}, "-rows -1"},
+		"one row":          {[]string{"-rows", "1", "-workload", "lone"}, "too few"},
+		"value":            {[]string{"-value", "7"}, "-value 7"},
+		"repeats":          {[]string{"-repeats", "0"}, "-repeats 0"},
+		"duration":         {[]string{"-duration", "-1s"}, "-duration -1s"},
+		"skew":             {[]string{"-skew", "-1"}, "-skew -1"},
+		"file":             {[]string{"-from", "/nonexistent"}, "/nonexistent"},
+		"warmup":           {[]string{"-warmup", "-1s"}, "-warmup -1s"},
+		"two formats":      {[]string{"-json", "-markdown"}, "exclude each other"},
+		"store":            {[]string{"-workload", "lone", "-store", "nonsense://u:secret@h"}, `"nonsense"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			err := run(c.args, io.Discard, io.Discard)
+			require.ErrorContains(t, err, c.want)
+			require.NotContains(t, err.Error(), "secret")
+		})
+	}
+}
+
+func TestPasswordIsNotShown(t *testing.T) {
+	t.Parallel()
+	for url, want := range map[string]string{
+		"redis://user:secret@h1:1,h2:2/0?prefix=a@b": "redis://user@h1:1,h2:2/0?prefix=a@b",
+		"redis://:secret@h/0":                        "redis://@h/0",
+		"postgres://h/db":                            "postgres://h/db",
+		"pebble:/a@b":                                "pebble:/a@b",
+	} {
+		require.Equal(t, want, withoutPassword(url))
+	}
+}
+
+func TestMedianAndSpread(t *testing.T) {
+	t.Parallel()
+	s := Summary{Samples: []Sample{{Ops: 1, Rate: 30}, {Ops: 2, Rate: 10}, {Ops: 3, Rate: 20}, {Ops: 4, Rate: 100}}}
+	s.summarize()
+	require.InDelta(t, 25, s.Rate, 0)
+	require.InDelta(t, 10, s.RateMin, 0)
+	require.InDelta(t, 100, s.RateMax, 0)
+	require.EqualValues(t, 10, s.Ops)
+}
+
+func TestBars(t *testing.T) {
+	t.Parallel()
+	require.True(t, atLeast("", 1, 1, "").Reached)
+	require.False(t, atLeast("", 0.99, 1, "").Reached)
+	require.True(t, atMost("", 5, 5, "").Reached)
+	require.False(t, atMost("", 5.01, 5, "").Reached)
+	require.Equal(t, "rate: 0.5 x (bar: at least 1 x): MISSED", atLeast("rate", 0.5, 1, "x").String())
+}

@@ -1,0 +1,623 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/url"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivermigrate"
+
+	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// Reactive work: one change makes one handler run, which writes its result; in a
+// chain the result makes the next handler run, and so on. percolator does it by
+// observers, River and asynq by jobs.
+
+const (
+	// reactiveWorkers is how many handlers run at once, on every side.
+	reactiveWorkers = 64
+	// reactiveBacklog bounds the changes whose handlers have not finished, so that a
+	// side that takes changes in more quickly than it handles them is measured by
+	// what it handles.
+	reactiveBacklog = 4096 // divided by the length of the chain
+	deepChain       = 16
+)
+
+// reactiveWorkloads compare observers with queues of jobs.
+func reactiveWorkloads() []Workload {
+	observers := func(cfg Config, kind, name string, depth int) (Side, error) {
+		var u string
+		var err error
+		if kind == "redis" {
+			u, err = cfg.servers.redisSpace(cfg, name)
+		} else {
+			u, err = cfg.servers.postgresSpace(cfg, name)
+		}
+		return &reactive{how: &observerChain{url: u}, depth: depth, name: "observers on " + kind, server: u}, err
+	}
+	workload := func(kind, peer string, depth int, queue func(url string) reactor) Workload {
+		name, group := peer, kind
+		if depth > 1 {
+			name += "-chain"
+		}
+		about := fmt.Sprintf("changes that each make a chain of %d handlers run, from insert to done", depth)
+		if depth == 1 {
+			about = "changes that each make a handler run, from insert to done"
+		}
+		return Workload{
+			Name: name, Group: group, About: about + ", on " + kind, Goroutines: 64, Rows: 2,
+			Sides: func(cfg Config) ([]Side, error) {
+				own, err := observers(cfg, kind, "reactive"+strconv.Itoa(depth), depth)
+				if err != nil {
+					return nil, err
+				}
+				server := own.(*reactive).server
+				return []Side{own, &reactive{how: queue(server), depth: depth, name: peer, peer: peer, server: server}}, nil
+			},
+			Bars: func(s []Summary) []Bar {
+				return []Bar{atLeast("observers / "+peer+", changes handled per second", s[0].Rate/s[1].Rate, 1, "")}
+			},
+			Then: func(_ Config, s []Summary) *Workload {
+				pace := min(s[0].Rate, s[1].Rate) / 10
+				return &Workload{
+					Name:  name + "-paced",
+					About: fmt.Sprintf("%s on %s, %.0f changes a second on both sides", about, kind, pace),
+					Bars: func(s []Summary) []Bar {
+						return []Bar{atMost("median latency of observers / of "+peer, s[0].P50/s[1].P50, 1, "")}
+					},
+					pace: pace,
+				}
+			},
+		}
+	}
+	riverOf := func(u string) reactor { return &riverChain{url: u} }
+	asynqOf := func(u string) reactor { return &asynqChain{url: u} }
+	return []Workload{
+		workload("postgres", "river", 1, riverOf),
+		workload("postgres", "river", deepChain, riverOf),
+		workload("redis", "asynq", 1, asynqOf),
+		workload("redis", "asynq", deepChain, asynqOf),
+	}
+}
+
+// reactor is one way of doing reactive work.
+type reactor interface {
+	// start gets ready for chains of a depth; done is to be called when the last
+	// result of a change is committed.
+	start(ctx context.Context, depth, size int, done func(id int64)) error
+	// change makes the change of that number.
+	change(ctx context.Context, id int64) error
+	close() error
+}
+
+// reactive is the common part of all sides: it makes changes and takes the time
+// until they are handled.
+type reactive struct {
+	how                reactor
+	name, peer, server string
+	depth              int
+	rate               float64
+
+	last  atomic.Int64
+	made  atomic.Int64 // changes
+	began sync.Map     // id -> time.Time of changes that are not handled
+	mu    sync.Mutex
+	took  latencies
+	left  chan struct{} // one token for each change that may be made
+}
+
+func (s *reactive) Name() string                      { return s.name }
+func (s *reactive) Peer() string                      { return s.peer }
+func (s *reactive) ServerURL() string                 { return s.server }
+func (s *reactive) Pace(rate float64)                 { s.rate = rate }
+func (s *reactive) Op(context.Context, *Caller) error { panic("it is a Runner") }
+func (s *reactive) Close() error                      { return s.how.close() }
+
+func (s *reactive) Prepare(ctx context.Context, cfg Config) error {
+	s.left = make(chan struct{}, reactiveBacklog/s.depth)
+	return s.how.start(ctx, s.depth, cfg.ValueSize, s.done)
+}
+
+// done takes the time of a change, once: a handler may run again.
+func (s *reactive) done(id int64) {
+	began, ok := s.began.LoadAndDelete(id)
+	if !ok {
+		return
+	}
+	took := time.Since(began.(time.Time))
+	s.mu.Lock()
+	s.took.record(took)
+	s.mu.Unlock()
+	<-s.left
+}
+
+func (s *reactive) one(ctx context.Context, began time.Time) error {
+	id := s.last.Add(1)
+	key := id
+	if k, ok := s.how.(interface{ key(id int64) int64 }); ok {
+		key = k.key(id)
+	}
+	if _, busy := s.began.LoadOrStore(key, began); busy {
+		// The same thing is still being handled after an earlier change. Two changes in
+		// one run would be counted as one, so this one is not made.
+		<-s.left
+		return nil
+	}
+	s.made.Add(1)
+	return s.how.change(ctx, id)
+}
+
+// Run implements Runner.
+func (s *reactive) Run(ctx context.Context, cfg Config, d time.Duration, _ int) (Sample, error) {
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	s.mu.Lock()
+	s.took = newLatencies()
+	s.mu.Unlock()
+	before := s.made.Load()
+	began := time.Now()
+	times := make(chan time.Time)
+	var wg sync.WaitGroup
+	for range cfg.Goroutines {
+		wg.Go(func() {
+			for t := range times {
+				if s.rate == 0 {
+					t = time.Now()
+				}
+				if err := s.one(ctx, t); err != nil {
+					fail(err)
+					return
+				}
+			}
+		})
+	}
+	for n := 0; time.Since(began) < d && ctx.Err() == nil; n++ {
+		due := time.Now()
+		if s.rate > 0 {
+			due = began.Add(time.Duration(float64(n) / s.rate * float64(time.Second)))
+			sleep(ctx, time.Until(due))
+		}
+		select {
+		case s.left <- struct{}{}:
+		case <-ctx.Done():
+			continue
+		}
+		select {
+		case times <- due:
+		case <-ctx.Done():
+		}
+	}
+	close(times)
+	wg.Wait()
+	// All that was begun is handled before the clock stops.
+	for timeout := time.Now().Add(time.Minute); len(s.left) > 0 && ctx.Err() == nil; {
+		if time.Now().After(timeout) {
+			return Sample{}, fmt.Errorf("%d changes were not handled within a minute", len(s.left))
+		}
+		sleep(ctx, 200*time.Microsecond)
+	}
+	elapsed := time.Since(began)
+	if ctx.Err() != nil {
+		return Sample{}, context.Cause(ctx)
+	}
+	sample := Sample{Ops: s.made.Load() - before}
+	sample.Rate = float64(sample.Ops) / elapsed.Seconds()
+	s.mu.Lock()
+	s.took.into(&sample)
+	s.mu.Unlock()
+	return sample, nil
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// observerChain handles changes by observers: the handler of a column writes the
+// next column of the same row.
+type observerChain struct {
+	url    string
+	size   int
+	db     *percolator.DB
+	worker *percolator.Worker
+	stop   context.CancelFunc
+	ended  chan error
+}
+
+const chainTable = "chain"
+
+// session tells the rows of this run from those of an earlier one on the same
+// server.
+var session = strconv.FormatInt(time.Now().UnixNano(), 36)
+
+func chainRow(id int64) string { return fmt.Sprintf("%s-%012d", session, id) }
+
+func chainColumn(step int) string { return fmt.Sprintf("step%02d", step) }
+
+func (s *observerChain) start(ctx context.Context, depth, size int, done func(int64)) error {
+	s.size = size
+	var observers []percolator.Observer
+	for step := range depth {
+		observers = append(observers, percolator.Observer{
+			Name: chainColumn(step), Table: chainTable, Column: chainColumn(step),
+			Func: func(ctx context.Context, tx *percolator.Txn, c percolator.Cell) error {
+				b, err := tx.Get(ctx, c)
+				if err != nil {
+					return err
+				}
+				return tx.Set(percolator.Cell{Table: c.Table, Row: c.Row, Column: chainColumn(step + 1)}, b)
+			},
+		})
+	}
+	return s.run(ctx, chainTable, chainColumn(depth), func(row string) {
+		if id, err := strconv.ParseInt(row[len(row)-12:], 10, 64); err == nil {
+			done(id)
+		}
+	}, nil, observers...)
+}
+
+// run opens the store, starts a worker, and fills the store if that is asked for.
+// committed is told of each commit of a column of a table in this process.
+func (s *observerChain) run(ctx context.Context, table, column string, committed func(row string), fill func() error, observers ...percolator.Observer) error {
+	store, err := rowstore.Open(ctx, s.url)
+	if err != nil {
+		return err
+	}
+	watching := &commitWatch{Store: store, table: table, column: column, committed: committed}
+	// The lease is how long the publication of an observer takes, and nothing that
+	// is measured.
+	s.db, err = percolator.New(ctx, watching, percolator.WithSettings(percolator.Settings{CatalogLease: time.Second}))
+	if err != nil {
+		return errors.Join(err, store.Close())
+	}
+	s.worker = percolator.NewWorker(s.db, percolator.WorkerConfig{Concurrency: reactiveWorkers})
+	for _, o := range observers {
+		if err := s.worker.Observe(o); err != nil {
+			return err
+		}
+	}
+	var running context.Context
+	running, s.stop = context.WithCancel(context.WithoutCancel(ctx))
+	s.ended = make(chan error, 1)
+	go func() { s.ended <- s.worker.Run(running) }()
+	if fill != nil {
+		if err := fill(); err != nil {
+			return err
+		}
+	}
+	return s.worker.WaitIdle(ctx)
+}
+
+// open opens the store alone, without a worker.
+func (s *observerChain) open(ctx context.Context) (err error) {
+	s.db, err = percolator.Open(ctx, s.url)
+	return err
+}
+
+func (s *observerChain) change(ctx context.Context, id int64) error {
+	return s.db.Update(ctx, func(tx *percolator.Txn) error {
+		return tx.Set(percolator.Cell{Table: chainTable, Row: chainRow(id), Column: chainColumn(0)}, value(id, s.size))
+	})
+}
+
+func (s *observerChain) close() error {
+	var errs []error
+	if s.stop != nil {
+		s.stop()
+		errs = append(errs, <-s.ended)
+	}
+	if s.db != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		errs = append(errs, s.db.Close(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// commitWatch is a store that tells when a column of a table was committed: when
+// the call that did it returned, which is when the committer knows it.
+type commitWatch struct {
+	rowstore.Store
+	table, column string
+	committed     func(row string)
+}
+
+func (s *commitWatch) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+	outs, err := s.Store.Apply(ctx, muts, opts)
+	if err == nil {
+		for i := range outs {
+			if outs[i].Applied {
+				s.tell(&muts[i])
+			}
+		}
+	}
+	return outs, err
+}
+
+func (s *commitWatch) tell(m *rowstore.Mutation) {
+	if m.Table != s.table {
+		return
+	}
+	for i := range m.Edits {
+		e := &m.Edits[i]
+		if e.Kind == rowstore.DoPut && e.Family == rowstore.Write && e.Column == s.column {
+			s.committed(m.Row)
+		}
+	}
+}
+
+// Offer implements rowstore.Decorator.
+func (s *commitWatch) Offer(target any) bool {
+	switch t := target.(type) {
+	case *rowstore.Grouper:
+		g, ok := rowstore.Unwrap[rowstore.Grouper](s.Store)
+		if ok {
+			*t = groupWatch{g, s}
+		}
+		return ok
+	case *rowstore.Deferrer:
+		return lookThrough(s.Store, t)
+	case *rowstore.OracleProvider:
+		return lookThrough(s.Store, t)
+	case *rowstore.DrawReader:
+		return lookThrough(s.Store, t)
+	case *rowstore.Placer:
+		return lookThrough(s.Store, t)
+	case *rowstore.Splitter:
+		return lookThrough(s.Store, t)
+	case *rowstore.Waker:
+		return lookThrough(s.Store, t)
+	case *rowstore.Limiter:
+		return lookThrough(s.Store, t)
+	}
+	return false
+}
+
+func lookThrough[T any](s rowstore.Store, target *T) (ok bool) {
+	*target, ok = rowstore.Unwrap[T](s)
+	return ok
+}
+
+type groupWatch struct {
+	rowstore.Grouper
+	watch *commitWatch
+}
+
+func (g groupWatch) Group(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
+	outs, err := g.Grouper.Group(ctx, groups)
+	if err == nil {
+		for i := range outs {
+			if outs[i].Applied {
+				for j := range groups[i].Mutations {
+					g.watch.tell(&groups[i].Mutations[j])
+				}
+			}
+		}
+	}
+	return outs, err
+}
+
+// riverChain handles changes by jobs of River, which complete in the transaction
+// that writes the result, or that inserts the next job of the chain.
+type riverChain struct {
+	url    string
+	pool   *pgxpool.Pool
+	client *river.Client[pgx.Tx]
+	data   []byte
+}
+
+const riverSchema = "bench_river"
+
+// chainJob is a step of a chain.
+type chainJob struct {
+	ID   int64  `json:"id"`
+	Step int    `json:"step"`
+	Data []byte `json:"data"`
+}
+
+func (chainJob) Kind() string { return "chain" }
+
+type riverWorker struct {
+	river.WorkerDefaults[chainJob]
+	of    *riverChain
+	depth int
+	done  func(int64)
+}
+
+func (w *riverWorker) Work(ctx context.Context, job *river.Job[chainJob]) error {
+	tx, err := w.of.pool.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback(ctx) }() // nothing after Commit
+	last := job.Args.Step+1 == w.depth
+	if last {
+		_, err = tx.Exec(ctx, "INSERT INTO bench_river.result (key, value) VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+			chainRow(job.Args.ID), job.Args.Data)
+	} else {
+		next := job.Args
+		next.Step++
+		_, err = w.of.client.InsertTx(ctx, tx, next, nil)
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job); err != nil {
+		return err
+	}
+	if err := tx.Commit(ctx); err != nil {
+		return err
+	}
+	if last {
+		w.done(job.Args.ID)
+	}
+	return nil
+}
+
+func (s *riverChain) start(ctx context.Context, depth, size int, done func(int64)) (err error) {
+	s.data = value(0, size)
+	// A connection for each worker and for some of those that insert.
+	if s.pool, err = openPool(ctx, s.url, reactiveWorkers+32); err != nil {
+		return err
+	}
+	for _, statement := range []string{
+		"DROP SCHEMA IF EXISTS bench_river CASCADE", "CREATE SCHEMA bench_river",
+		"CREATE TABLE bench_river.result (key text PRIMARY KEY, value bytea NOT NULL)",
+	} {
+		if _, err := s.pool.Exec(ctx, statement); err != nil {
+			return err
+		}
+	}
+	driver := riverpgxv5.New(s.pool)
+	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	migrator, err := rivermigrate.New(driver, &rivermigrate.Config{Schema: riverSchema, Logger: log})
+	if err != nil {
+		return err
+	}
+	if _, err := migrator.Migrate(ctx, rivermigrate.DirectionUp, nil); err != nil {
+		return fmt.Errorf("migrations of River: %w", err)
+	}
+	workers := river.NewWorkers()
+	river.AddWorker(workers, &riverWorker{of: s, depth: depth, done: done})
+	s.client, err = river.NewClient(driver, &river.Config{
+		Schema: riverSchema, Logger: log, Workers: workers,
+		Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: reactiveWorkers}},
+		// The least that River takes. Its default, 100 ms, would keep 64 workers idle
+		// for most of the time.
+		FetchCooldown: river.FetchCooldownMin,
+	})
+	if err != nil {
+		return err
+	}
+	return s.client.Start(context.WithoutCancel(ctx))
+}
+
+func (s *riverChain) change(ctx context.Context, id int64) error {
+	_, err := s.client.Insert(ctx, chainJob{ID: id, Data: s.data}, nil)
+	return err
+}
+
+func (s *riverChain) close() error {
+	var err error
+	if s.client != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		err = s.client.StopAndCancel(ctx)
+	}
+	if s.pool != nil {
+		s.pool.Close()
+	}
+	return err
+}
+
+// asynqChain handles changes by tasks of asynq. A handler writes its result, or
+// enqueues the next task; neither is one transaction with the end of its own task.
+type asynqChain struct {
+	url    string
+	client *asynq.Client
+	server *asynq.Server
+	plain  *redis.Client
+	data   []byte
+}
+
+const asynqKind = "bench:chain"
+
+func (s *asynqChain) start(_ context.Context, depth, size int, done func(int64)) error {
+	s.data = value(0, size)
+	u, err := url.Parse(s.url)
+	if err != nil {
+		return errors.New("the URL of the Redis is not one that go-redis takes")
+	}
+	u.RawQuery = ""
+	o, err := redis.ParseURL(u.String())
+	if err != nil {
+		return err
+	}
+	o.PoolSize = 2 * reactiveWorkers
+	s.plain = redis.NewClient(o)
+	connection := asynq.RedisClientOpt{
+		Network: o.Network, Addr: o.Addr, Username: o.Username, Password: o.Password, DB: o.DB, TLSConfig: o.TLSConfig,
+		PoolSize: 2 * reactiveWorkers,
+	}
+	s.client = asynq.NewClient(connection)
+	s.server = asynq.NewServer(connection, asynq.Config{
+		Concurrency: reactiveWorkers, Logger: mute{}, LogLevel: asynq.FatalLevel,
+		// How long it sleeps when it found no task. Its default is a second.
+		TaskCheckInterval: time.Millisecond,
+	})
+	mux := asynq.NewServeMux()
+	mux.HandleFunc(asynqKind, func(ctx context.Context, t *asynq.Task) error {
+		p := t.Payload()
+		if len(p) < 16 {
+			return fmt.Errorf("a payload of %d bytes", len(p))
+		}
+		id, step := int64(binary.BigEndian.Uint64(p)), int(binary.BigEndian.Uint64(p[8:]))
+		if step+1 < depth {
+			return s.enqueue(ctx, id, step+1, p[16:])
+		}
+		if err := s.plain.Set(ctx, "bench-asynq:"+chainRow(id), p[16:], 0).Err(); err != nil {
+			return err
+		}
+		done(id)
+		return nil
+	})
+	return s.server.Start(mux)
+}
+
+func (s *asynqChain) enqueue(ctx context.Context, id int64, step int, data []byte) error {
+	p := make([]byte, 16, 16+len(data))
+	binary.BigEndian.PutUint64(p, uint64(id))
+	binary.BigEndian.PutUint64(p[8:], uint64(step))
+	_, err := s.client.EnqueueContext(ctx, asynq.NewTask(asynqKind, append(p, data...)))
+	return err
+}
+
+func (s *asynqChain) change(ctx context.Context, id int64) error {
+	return s.enqueue(ctx, id, 0, s.data)
+}
+
+func (s *asynqChain) close() error {
+	var errs []error
+	if s.server != nil {
+		s.server.Shutdown()
+	}
+	if s.client != nil {
+		errs = append(errs, s.client.Close())
+	}
+	if s.plain != nil {
+		errs = append(errs, s.plain.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// mute keeps asynq's log out of the report.
+type mute struct{}
+
+func (mute) Debug(...any)      {}
+func (mute) Info(...any)       {}
+func (mute) Warn(...any)       {}
+func (mute) Error(...any)      {}
+func (mute) Fatal(args ...any) { panic(fmt.Sprint(args...)) }
