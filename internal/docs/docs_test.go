@@ -1,0 +1,112 @@
+package docs
+
+import (
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	_ "github.com/percolate-go/percolate/backends/all"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const root = "../.."
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(root, path))
+	require.NoError(t, err)
+	return string(b)
+}
+
+func TestProgramOfTheREADMERuns(t *testing.T) {
+	t.Parallel()
+	_, rest, found := strings.Cut(read(t, "README.md"), "```go\n")
+	require.True(t, found, "the README has no program")
+	program, _, found := strings.Cut(rest, "```")
+	require.True(t, found, "the program has no end")
+	file := filepath.Join(t.TempDir(), "main.go")
+	require.NoError(t, os.WriteFile(file, []byte(program), 0o600))
+	out, err := exec.CommandContext(t.Context(), "go", "run", file).CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.Equal(t, "committed: true true\n", string(out))
+}
+
+// TestEverySchemeIsDescribed holds the lists of backends to what is registered.
+func TestEverySchemeIsDescribed(t *testing.T) {
+	t.Parallel()
+	same := map[string]string{"postgresql": "postgres", "rediss": "redis", "unix": "redis"} // spellings of one backend
+	for _, path := range []string{"README.md", "docs/backends.md"} {
+		described := map[string]bool{}
+		for _, m := range regexp.MustCompile("(?m)^\\| `([a-z]+):[^`]*` \\|").FindAllStringSubmatch(read(t, path), -1) {
+			described[m[1]] = true
+		}
+		registered := map[string]bool{}
+		for _, scheme := range rowstore.Schemes() {
+			scheme, _, _ = strings.Cut(scheme, "+")
+			if s, ok := same[scheme]; ok {
+				scheme = s
+			}
+			registered[scheme] = true
+		}
+		require.Equal(t, registered, described, path)
+	}
+}
+
+var (
+	link = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	code = regexp.MustCompile("(?s)```.*?```|`[^`\n]*`")
+)
+
+// TestLinksLeadSomewhere follows the links between files. Those to other sites are
+// not followed: a test must not need the network.
+func TestLinksLeadSomewhere(t *testing.T) {
+	t.Parallel()
+	documents := 0
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && path != root && (strings.HasPrefix(d.Name(), ".") && d.Name() != "..") {
+			return filepath.SkipDir
+		}
+		if filepath.Ext(path) != ".md" {
+			return nil
+		}
+		documents++
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		for _, m := range link.FindAllStringSubmatch(code.ReplaceAllString(string(text), ""), -1) {
+			to, _, _ := strings.Cut(m[1], "#")
+			if to == "" || strings.Contains(to, "://") {
+				continue
+			}
+			_, err := os.Stat(filepath.Join(filepath.Dir(path), to))
+			require.NoError(t, err, "a link of %s", path)
+		}
+		return nil
+	})
+	require.NoError(t, err)
+	require.Greater(t, documents, 3)
+}
+
+// TestCommandsOfTheDocumentsExist looks for each `make target` in the Makefile.
+func TestCommandsOfTheDocumentsExist(t *testing.T) {
+	t.Parallel()
+	makefile := read(t, "Makefile")
+	for _, path := range []string{"README.md", "docs/development.md", "docs/backends.md"} {
+		for _, m := range regexp.MustCompile("(?m)(?:`| {4})make ([a-z]+)").FindAllStringSubmatch(read(t, path), -1) {
+			require.Contains(t, makefile, "\n"+m[1]+":", path)
+		}
+	}
+}
