@@ -1,0 +1,344 @@
+// Command mutants breaks the protocol on purpose, one rule at a time, and shows
+// which test catches each: a test suite is worth what it finds.
+//
+//	go run ./internal/mutants [-run regexp] [-list] [-jobs n]
+//
+// It works on a copy of the tree. A mutant whose text is no longer in the sources,
+// or that does not compile, is an error, so that the list cannot rot; one that no
+// test catches makes the program end with status 1.
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+func main() {
+	log := os.Stdout
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, log, os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "mutants:", err)
+		stop()
+		os.Exit(1) //nolint:gocritic // nothing else is deferred
+	}
+}
+
+func run(ctx context.Context, log io.Writer, args []string) error {
+	flags := flag.NewFlagSet("mutants", flag.ContinueOnError)
+	only := flags.String("run", "", "only mutants whose names match this regular expression")
+	list := flags.Bool("list", false, "list the mutants and the rules that they break")
+	jobs := flags.Int("jobs", 2, "mutants tested at once")
+	root := flags.String("root", ".", "the root of the module")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if flags.NArg() > 0 || *jobs < 1 {
+		return fmt.Errorf("bad arguments %q", args)
+	}
+	match, err := regexp.Compile(*only)
+	if err != nil {
+		return fmt.Errorf("-run: %w", err)
+	}
+	chosen := slices.DeleteFunc(slices.Clone(mutants), func(m mutant) bool { return !match.MatchString(m.name) })
+	if len(chosen) == 0 {
+		return fmt.Errorf("no mutant matches %q", *only)
+	}
+	if *list {
+		for _, m := range chosen {
+			fmt.Fprintf(log, "%-36s %s\n", m.name, m.rule)
+		}
+		return nil
+	}
+	dir, err := os.MkdirTemp("", "mutants")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	lab := &lab{tree: filepath.Join(dir, "tree"), tmp: dir, log: log}
+	if err := copyTree(*root, lab.tree); err != nil {
+		return fmt.Errorf("copying the tree: %w", err)
+	}
+	return lab.testAll(ctx, chosen, *jobs)
+}
+
+// lab is a copy of the tree in which mutants are tried.
+type lab struct {
+	tree, tmp string
+	log       io.Writer
+}
+
+// result is what became of a mutant.
+type result struct {
+	by   string // the tests that caught it, "" for none
+	err  error
+	took time.Duration
+}
+
+func (l *lab) testAll(ctx context.Context, chosen []mutant, jobs int) error {
+	began := time.Now()
+	fmt.Fprintf(l.log, "%d mutants; first the tests as they are\n", len(chosen))
+	if by, err := l.sound(ctx); err != nil || by != "" {
+		return errors.Join(err, fmt.Errorf("the tests fail without any mutant: %s", cmp.Or(by, "see the error")))
+	}
+	results := make([]result, len(chosen))
+	next := make(chan int)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	for range jobs {
+		wg.Go(func() {
+			for i := range next {
+				r := l.test(ctx, &chosen[i])
+				mu.Lock()
+				results[i] = r
+				verdict := cmp.Or(r.by, "SURVIVED")
+				if r.err != nil {
+					verdict = "ERROR: " + r.err.Error()
+				}
+				fmt.Fprintf(l.log, "%-36s %5.1fs  %s\n", chosen[i].name, r.took.Seconds(), verdict)
+				mu.Unlock()
+			}
+		})
+	}
+	for i := range chosen {
+		next <- i
+	}
+	close(next)
+	wg.Wait()
+	return l.report(chosen, results, time.Since(began))
+}
+
+func (l *lab) report(chosen []mutant, results []result, took time.Duration) error {
+	fmt.Fprintf(l.log, "\n| mutant | rule | caught by |\n|---|---|---|\n")
+	survived, failed := 0, 0
+	for i, r := range results {
+		by := r.by
+		switch {
+		case r.err != nil:
+			failed++
+			by = "error"
+		case by == "":
+			survived++
+			by = "**nothing**"
+		}
+		fmt.Fprintf(l.log, "| %s | %s | %s |\n", chosen[i].name, chosen[i].rule, by)
+	}
+	fmt.Fprintf(l.log, "\n%d mutants, %d caught, %d survived, %d errors, %v\n", len(chosen), len(chosen)-survived-failed, survived, failed, took.Round(time.Second))
+	if survived+failed > 0 {
+		return fmt.Errorf("%d of %d mutants were not caught", survived+failed, len(chosen))
+	}
+	return nil
+}
+
+// stage is one go test.
+type stage struct {
+	pkg, run string
+	args     []string
+}
+
+const (
+	corePackage    = "./percolator"
+	explorePackage = "./percolator/explore"
+)
+
+// stages are what is tried on a mutant, the narrow first.
+func (m *mutant) stages() []stage {
+	var all []stage
+	if m.tests != "" {
+		all = append(all, stage{pkg: corePackage, run: m.tests})
+	}
+	return append(all,
+		stage{pkg: explorePackage, run: "^TestExplore$", args: []string{"-explore.limit", "400", "-explore.random", "200", "-explore.seed", "1"}},
+		stage{pkg: corePackage})
+}
+
+// sound runs what the mutants are tried with on the tree as it is.
+func (l *lab) sound(ctx context.Context) (failed string, err error) {
+	for _, s := range (&mutant{}).stages() {
+		by, err := l.goTest(ctx, s, "")
+		if err != nil || by != "" {
+			return by, err
+		}
+	}
+	return "", nil
+}
+
+func (l *lab) test(ctx context.Context, m *mutant) (r result) {
+	began := time.Now()
+	defer func() { r.took = time.Since(began) }()
+	overlay, err := l.overlay(m)
+	if err != nil {
+		return result{err: err}
+	}
+	for _, s := range m.stages() {
+		by, err := l.goTest(ctx, s, overlay)
+		if err != nil || by != "" {
+			return result{by: by, err: err}
+		}
+	}
+	return result{}
+}
+
+// overlay writes the mutant's files beside the tree, and what tells the compiler
+// to take them.
+func (l *lab) overlay(m *mutant) (path string, err error) {
+	dir := filepath.Join(l.tmp, m.name)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", err
+	}
+	texts := map[string]string{}
+	if err := apply(l.tree, m, texts); err != nil {
+		return "", err
+	}
+	replace := map[string]string{}
+	for file, text := range texts {
+		changed := filepath.Join(dir, filepath.Base(file))
+		if err := os.WriteFile(changed, []byte(text), 0o600); err != nil {
+			return "", err
+		}
+		replace[filepath.Join(l.tree, file)] = changed
+	}
+	b, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		return "", err
+	}
+	path = filepath.Join(dir, "overlay.json")
+	return path, os.WriteFile(path, b, 0o600)
+}
+
+// apply fills texts with the files that a mutant changes, as it changes them.
+func apply(root string, m *mutant, texts map[string]string) error {
+	for _, e := range m.edits {
+		text, ok := texts[e.file]
+		if !ok {
+			b, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(e.file))) //nolint:gosec // a file of the list
+			if err != nil {
+				return err
+			}
+			text = string(b)
+		}
+		if n := strings.Count(text, e.old); n != 1 {
+			return fmt.Errorf("%s: the text to replace is there %d times, not once: %q", e.file, n, e.old)
+		}
+		texts[e.file] = strings.Replace(text, e.old, e.new, 1)
+	}
+	return nil
+}
+
+// A mutant that hangs is caught by this limit, which is several times what the
+// tests take.
+const testTimeout = 4 * time.Minute
+
+// goTest runs tests and names those that failed. The error is for tests that could
+// not run.
+func (l *lab) goTest(ctx context.Context, s stage, overlay string) (failed string, err error) {
+	args := []string{"test", "-json", "-count=1", "-timeout", testTimeout.String()}
+	if overlay != "" {
+		args = append(args, "-overlay", overlay)
+	}
+	if s.run != "" {
+		args = append(args, "-run", s.run)
+	}
+	args = append(append(args, s.pkg), s.args...)
+	cmd := exec.CommandContext(ctx, "go", args...) //nolint:gosec // go test, on the copy
+	cmd.Dir = l.tree
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if ctx.Err() != nil {
+		return "", ctx.Err()
+	}
+	var names []string
+	ran, broken, hung := false, "", false
+	for line := range bytes.Lines(out) {
+		var e struct{ Action, Test, Output string }
+		if json.Unmarshal(line, &e) != nil {
+			continue
+		}
+		switch {
+		case e.Action == "build-fail" || e.Action == "build-output":
+			broken += e.Output
+		case strings.Contains(e.Output, "test timed out after"):
+			hung = true
+		case e.Action == "run":
+			ran = true
+		case e.Action == "fail" && e.Test != "":
+			names = append(names, e.Test)
+		}
+	}
+	switch {
+	case broken != "":
+		return "", fmt.Errorf("it does not compile: %s", strings.TrimSpace(broken))
+	case err == nil && !ran:
+		return "", fmt.Errorf("no test of %s matches %q", s.pkg, s.run)
+	case err == nil:
+		return "", nil
+	case !ran:
+		return "", fmt.Errorf("%w: %s", err, strings.TrimSpace(stderr.String()))
+	}
+	return summary(names, hung), nil
+}
+
+// summary names the innermost tests that failed, a few of them.
+func summary(names []string, hung bool) string {
+	slices.Sort(names)
+	names = slices.Compact(names)
+	innermost := slices.DeleteFunc(slices.Clone(names), func(n string) bool {
+		return slices.ContainsFunc(names, func(o string) bool { return strings.HasPrefix(o, n+"/") })
+	})
+	const most = 2
+	text := strings.Join(innermost[:min(most, len(innermost))], ", ")
+	if n := len(innermost) - most; n > 0 {
+		text += fmt.Sprintf(" and %d more", n)
+	}
+	switch {
+	case text == "" && hung:
+		return "a test that hangs"
+	case text == "":
+		return "a test that panics"
+	}
+	return text
+}
+
+// copyTree copies the sources of the module.
+func copyTree(from, to string) error {
+	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(from, path)
+		if err != nil {
+			return err
+		}
+		dst := filepath.Join(to, rel)
+		switch {
+		case d.IsDir() && rel != "." && (strings.HasPrefix(d.Name(), ".") || d.Name() == "bin"):
+			return fs.SkipDir
+		case d.IsDir():
+			return os.MkdirAll(dst, 0o700)
+		case !d.Type().IsRegular():
+			return nil
+		}
+		b, err := os.ReadFile(path) //nolint:gosec // a file of the tree
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(dst, b, 0o600) //nolint:gosec // into the copy
+	})
+}

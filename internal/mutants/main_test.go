@@ -1,0 +1,72 @@
+package main
+
+import (
+	"bytes"
+	"regexp"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const root = "../.."
+
+// The list rots unless every change of the protocol's sources keeps it up to date.
+func TestEveryMutantApplies(t *testing.T) {
+	t.Parallel()
+	require.GreaterOrEqual(t, len(mutants), 30)
+	names := map[string]bool{}
+	for _, m := range mutants {
+		require.Regexp(t, regexp.MustCompile(`^[a-z-]+$`), m.name)
+		require.False(t, names[m.name], "two mutants are called %s", m.name)
+		names[m.name] = true
+		require.NotEmpty(t, m.rule)
+		require.NotEmpty(t, m.edits)
+		for _, e := range m.edits {
+			require.NotEqual(t, e.old, e.new, m.name)
+		}
+		require.NoError(t, apply(root, &m, map[string]string{}), m.name)
+	}
+}
+
+func TestApplyRefusesWhatIsNotThereOnce(t *testing.T) {
+	t.Parallel()
+	for _, old := range []string{"no such text", "err != nil", ""} {
+		m := mutant{edits: []edit{{file: "internal/mutants/main.go", old: old, new: "x"}}}
+		require.ErrorContains(t, apply(root, &m, map[string]string{}), "not once")
+	}
+	m := mutant{edits: []edit{{file: "no/such/file.go", old: "a", new: "b"}}}
+	require.Error(t, apply(root, &m, map[string]string{}))
+}
+
+func TestSummary(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, "TestA/x", summary([]string{"TestA", "TestA/x"}, false))
+	require.Equal(t, "TestA, TestB and 1 more", summary([]string{"TestC", "TestB", "TestA"}, true))
+	require.Equal(t, "a test that hangs", summary(nil, true))
+	require.Equal(t, "a test that panics", summary(nil, false))
+}
+
+func TestArguments(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	require.NoError(t, run(t.Context(), &out, []string{"-list", "-run", "^no-fence$"}))
+	require.Contains(t, out.String(), "fence the primary first")
+	require.ErrorContains(t, run(t.Context(), &out, []string{"-run", "no such mutant"}), "no mutant matches")
+	require.ErrorContains(t, run(t.Context(), &out, []string{"-run", "("}), "-run")
+	require.ErrorContains(t, run(t.Context(), &out, []string{"stray"}), "bad arguments")
+}
+
+// A survivor and an error both end the program with a failure.
+func TestReport(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	l := &lab{log: &out}
+	two := mutants[:2]
+	require.NoError(t, l.report(two, []result{{by: "TestA"}, {by: "TestB"}}, 0))
+	require.ErrorContains(t, l.report(two, []result{{by: "TestA"}, {}}, 0), "1 of 2")
+	require.ErrorContains(t, l.report(two, []result{{by: "TestA"}, {err: bytes.ErrTooLarge}}, 0), "1 of 2")
+	require.Contains(t, out.String(), "**nothing**")
+}
