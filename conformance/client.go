@@ -85,6 +85,8 @@ type client struct {
 	closed bool
 	died   chan struct{}
 	late   sync.WaitGroup
+
+	lasting bool // see mortal
 }
 
 func newClient(inner rowstore.Store) *client {
@@ -96,6 +98,37 @@ func (c *client) on(hook func(ctx context.Context, cl *call) fate) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.hook = hook
+}
+
+// mortal prepares the client for its death: a change that has left is carried out,
+// even when its context ends, and settle waits for it. A store that gives up a call
+// with its context may carry it out at any later time, which is the subject of other
+// tests; here it would make what is read right after a death go stale.
+func (c *client) mortal() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lasting = true
+}
+
+// settle waits for the changes that had left when the client died.
+func (c *client) settle() {
+	c.kill()
+	c.late.Wait()
+}
+
+// leave counts a change that goes to the store, and gives it a context that the
+// client's death does not end.
+func (c *client) leave(ctx context.Context) (_ context.Context, arrived func(), err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case !c.lasting:
+		return ctx, func() {}, nil
+	case c.dead:
+		return ctx, nil, errDead
+	}
+	c.late.Add(1)
+	return context.WithoutCancel(ctx), c.late.Done, nil
 }
 
 // kill makes every later call fail.
@@ -158,6 +191,13 @@ func do[T any](ctx context.Context, c *client, cl *call, run func(ctx context.Co
 	}
 	if f == diesAfter || f == lostAfter {
 		ctx = context.WithoutCancel(ctx) // it left before anything ended
+	}
+	if cl.muts != nil {
+		var arrived func()
+		if ctx, arrived, err = c.leave(ctx); err != nil {
+			return none, err
+		}
+		defer arrived()
 	}
 	answer, err := run(ctx)
 	switch f {
@@ -407,6 +447,7 @@ func (w *world) dieAt(n int64, opts []percolator.Option, pairs ...any) (tx *perc
 	w.Helper()
 	for {
 		db, c := w.client(opts...)
+		c.mortal()
 		tx := w.begin(db)
 		w.write(tx, pairs...)
 		var calls atomic.Int64
@@ -436,6 +477,7 @@ func (w *world) dieAt(n int64, opts []percolator.Option, pairs ...any) (tx *perc
 		case <-w.ctx.Done():
 			w.Fatalf("the client did not come to its death")
 		}
+		c.settle()
 		cancel()
 		stop()
 		return tx, err == nil

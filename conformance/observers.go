@@ -518,6 +518,7 @@ func deathAtEachStepIsObserved(t testing.TB, e *env) {
 		for step := range 16 {
 			for _, after := range []bool{false, true} {
 				loader, c := w.client(leases...)
+				c.mortal()
 				row := fmt.Sprintf("%d-%v", step, after)
 				rows = append(rows, row, row+" too")
 				g.Go(func() error {
@@ -555,6 +556,7 @@ func deathAtEachStepIsObserved(t testing.TB, e *env) {
 					<-ended
 					select {
 					case <-c.died:
+						c.settle()
 						deaths.Add(1)
 					default:
 					}
@@ -730,6 +732,7 @@ func workersThatDie(t testing.TB, e *env) {
 		last := map[string]string{}
 		for i := range e.n(8, 4) {
 			db, c := w.client(shortLease()...)
+			c.mortal()
 			left := int64(20 + rng.IntN(150))
 			c.on(func(context.Context, *call) fate {
 				if atomic.AddInt64(&left, -1) == 0 {
@@ -744,6 +747,7 @@ func workersThatDie(t testing.TB, e *env) {
 			c.kill()
 			dying.stop()
 			<-dying.done
+			c.settle()
 			r.idle()
 			checkLastSeen(w, loader, last)
 		}

@@ -158,6 +158,7 @@ func deathAtEachStep(t testing.TB, e *env) {
 				for step := range 16 {
 					name := fmt.Sprintf("%s/%d/%v", by.name, step, after)
 					db, c := w.client(shortLease()...)
+					c.mortal()
 					g.Go(func() error {
 						died, committed, err := dieAt(w, others, db, c, fmt.Sprintf("%d-%d-%v", r, step, after), step, after, by.resolve)
 						switch {
@@ -254,6 +255,7 @@ func dieAt(w *world, others, db *percolator.DB, c *client, name string, step int
 	select {
 	case <-c.died:
 		died = true
+		c.settle()
 	default:
 	}
 	cancel()
@@ -314,6 +316,7 @@ func deathUnderRaces(t testing.TB, e *env) {
 			var clients []*client
 			for range e.n(6, 3) {
 				db, c := w.client(shortLease()...)
+				c.mortal()
 				mine, clients = append(mine, db), append(clients, c)
 			}
 			g.Go(func() error {
@@ -352,6 +355,7 @@ func deathUnderRaces(t testing.TB, e *env) {
 					if w.ctx.Err() != nil {
 						return w.ctx.Err()
 					}
+					c.settle()
 					deaths.Add(1)
 				}
 				return nil
