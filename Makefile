@@ -3,12 +3,17 @@
 GO ?= go
 CACHE := $(CURDIR)/.cache
 LINTER := $(CACHE)/bin/golangci-lint
+RERUNNER := $(CACHE)/bin/gotestsum
 # Every module but tools/, which holds no code of ours.
 MODULES := . bench torture
 
 # How long a package's tests may take, under the race detector on a busy machine.
 TEST_TIMEOUT ?= 20m
 TEST_FLAGS ?=
+# How often tests that failed are run again, each by its name, and the files in which
+# those are listed; .ci/run sets it. A data race, a panic or a leak is never run again.
+RERUNS ?= 0
+UNSTEADY := $(CACHE)/unsteady
 FUZZTIME ?= 20s
 STORE ?=
 SCALE ?= 1
@@ -32,14 +37,24 @@ TORTURE_FLAGS ?=
 help: ## List these commands
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+TEST_RUN = -race -timeout $(TEST_TIMEOUT) $(TEST_FLAGS)
+ifeq ($(RERUNS),0)
+TEST = $(GO) test $(TEST_RUN) ./...
+else
+TEST = $(RERUNNER) --format standard-quiet --rerun-fails=$(RERUNS) --rerun-fails-abort-on-data-race \
+	--rerun-fails-report $(UNSTEADY)-$$module --packages ./... -- $(TEST_RUN)
+TEST_NEEDS := $(RERUNNER)
+endif
+
 .PHONY: test
-test: ## Run every test with the race detector; gets the servers that tests need
+test: $(TEST_NEEDS) ## Run every test with the race detector; gets the servers that tests need
 	@servers=$$(scripts/test-servers) || exit 1; export PERCOLATOR_TEST_SERVERS=$$servers; \
-	export PERCOLATOR_TEST_REPORT=$(CACHE)/ran; mkdir -p $(CACHE)/ran; status=0; \
+	export PERCOLATOR_TEST_REPORT=$(CACHE)/ran; mkdir -p $(CACHE)/ran; rm -f $(UNSTEADY)-*; status=0; \
 	for module in $(MODULES); do \
 		echo "go test -race ./... ($$module)"; \
-		(cd $$module && $(GO) test -race -timeout $(TEST_TIMEOUT) $(TEST_FLAGS) ./...) || { status=1; break; }; \
+		(cd $$module && $(TEST)) || status=1; \
 	done; \
+	if grep -s ': 0 runs' $(UNSTEADY)-*; then echo "a package failed beside its tests: a leak?"; status=1; fi; \
 	echo "the tests ran against:"; sort -u $(CACHE)/ran/* 2>/dev/null | sed 's/^/  /'; exit $$status
 
 .PHONY: lint
@@ -53,12 +68,15 @@ lint: $(LINTER) ## Check format, vet and style of every module
 fmt: $(LINTER) ## Format every Go file the way lint wants it
 	@for module in $(MODULES); do (cd $$module && $(LINTER) fmt ./...) || exit 1; done
 
-# The linter is built from the version in tools/go.mod, through the module proxy:
-# nothing is installed by hand, and everybody runs the same one.
+# Tools are built from the versions in tools/go.mod, through the module proxy: nothing
+# is installed by hand, and everybody runs the same ones.
 $(LINTER): tools/go.mod tools/go.sum
 	@echo "building golangci-lint (once)"
 	@mkdir -p $(@D)
 	@cd tools && $(GO) build -o $@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+$(RERUNNER): tools/go.mod tools/go.sum
+	@mkdir -p $(@D)
+	@cd tools && $(GO) build -o $@ gotest.tools/gotestsum
 
 .PHONY: bench
 bench: ## Measure against peers and against the bars (BENCH_FLAGS="-help" for the choices)
