@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -627,6 +628,17 @@ type held struct {
 // timestamp and all its locks, and is about to pass the commit point.
 func (w *world) hold(c *client, tx *percolator.Txn) *held {
 	w.Helper()
+	h, err := w.tryHold(c, tx)
+	if err != nil {
+		w.Fatalf("the commit ended before its commit point: %v", err)
+	}
+	return h
+}
+
+// tryHold is hold for a client with a short lease, which a stall of the machine can
+// end before the commit point: then it returns the conflict.
+func (w *world) tryHold(c *client, tx *percolator.Txn) (*held, error) {
+	w.Helper()
 	h := &held{reached: make(chan struct{}), release: make(chan struct{}), done: make(chan error, 1), tx: tx}
 	var first atomic.Bool
 	c.on(func(ctx context.Context, cl *call) fate {
@@ -644,11 +656,14 @@ func (w *world) hold(c *client, tx *percolator.Txn) *held {
 	select {
 	case <-h.reached:
 	case err := <-h.done:
-		w.Fatalf("the commit ended before its commit point: %v", err)
+		if !errors.Is(err, percolator.ErrConflict) {
+			w.Fatalf("the commit ended before its commit point: %v", err)
+		}
+		return nil, err
 	case <-w.ctx.Done():
 		w.Fatalf("the commit did not come to its commit point")
 	}
-	return h
+	return h, nil
 }
 
 // finish lets the commit go on, and returns its error.
@@ -797,7 +812,10 @@ func holdLong(w *world, expiry time.Duration, v string) (stalled bool, err error
 	last, err := other.Now(w.ctx)
 	require.NoError(w, err)
 	from := last
-	h := w.hold(c, tx)
+	h, err := w.tryHold(c, tx)
+	if err != nil {
+		return true, err
+	}
 	reader := w.begin(other)
 	got := make(chan error, 1)
 	go func() {

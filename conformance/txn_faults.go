@@ -437,12 +437,17 @@ func sum(ctx context.Context, db *percolator.DB, cells []percolator.Cell, opts .
 func deadLocksWaitForTheLease(t testing.TB, e *env) {
 	e.eachLockingWay(t, func(w *world) {
 		lease := 700 * time.Millisecond
-		db, c := w.client(percolator.WithSessionLease(lease), percolator.WithLockExpiry(lease))
 		others := w.db()
-		w.set(db, one, "10")
-		tx := w.begin(db)
-		w.write(tx, one, "11", two, "22")
-		h := w.hold(c, tx)
+		w.set(others, one, "10")
+		var c *client
+		var h *held
+		for h == nil { // a stall can end the lease before the commit point
+			var db *percolator.DB
+			db, c = w.client(percolator.WithSessionLease(lease), percolator.WithLockExpiry(lease))
+			tx := w.begin(db)
+			w.write(tx, one, "11", two, "22")
+			h, _ = w.tryHold(c, tx)
+		}
 		c.kill()
 		<-h.done
 		locked, err := others.Now(w.ctx)
@@ -492,48 +497,58 @@ func deadSecondaryBesideLivingWriters(t testing.TB, e *env) {
 // than its leases, and be rolled back; then it goes on.
 func suspendedClientCannotCommit(t testing.TB, e *env) {
 	e.eachLockingWay(t, func(w *world) {
-		db, c := w.client(shortLease()...)
 		others := w.db()
 		w.set(others, one, "10", two, "20")
-		tx := w.begin(db)
-		w.write(tx, one, "11", two, "21")
-		// Nothing leaves a suspended process, no heartbeat either.
-		reached, release := make(chan struct{}), make(chan struct{})
-		var once sync.Once
-		var suspended atomic.Bool
-		c.on(func(ctx context.Context, cl *call) fate {
-			if cl.commits(tx) {
-				once.Do(func() {
-					suspended.Store(true)
-					close(reached)
-				})
-			}
-			if suspended.Load() {
-				select {
-				case <-release:
-				case <-ctx.Done():
-				case <-w.ctx.Done():
-				}
-			}
-			return goesThrough
-		})
-		done := make(chan error, 1)
-		go func() { done <- tx.Commit(w.ctx) }()
-		select {
-		case <-reached:
-		case <-w.ctx.Done():
-			w.Fatalf("the commit did not come to its commit point")
+		for !suspended(w, others) { // a stall can end the lease before the commit point
 		}
-		require.Equal(w, []string{"10", "20"}, w.now(others, one, two))
-		w.set(others, two, "22")
-		suspended.Store(false)
-		close(release)
-		err := <-done
-		require.ErrorIs(w, err, percolator.ErrConflict, "it was rolled back meanwhile")
-		require.Equal(w, []string{"10", "22"}, w.now(others, one, two))
-		require.NoError(w, db.Close(w.ctx))
 		require.Empty(w, w.settled(others))
 	})
+}
+
+func suspended(w *world, others *percolator.DB) (reachedCommitPoint bool) {
+	w.Helper()
+	db, c := w.client(shortLease()...)
+	tx := w.begin(db)
+	w.write(tx, one, "11", two, "21")
+	// Nothing leaves a suspended process, no heartbeat either.
+	reached, release := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	var asleep atomic.Bool
+	c.on(func(ctx context.Context, cl *call) fate {
+		if cl.commits(tx) {
+			once.Do(func() {
+				asleep.Store(true)
+				close(reached)
+			})
+		}
+		if asleep.Load() {
+			select {
+			case <-release:
+			case <-ctx.Done():
+			case <-w.ctx.Done():
+			}
+		}
+		return goesThrough
+	})
+	done := make(chan error, 1)
+	go func() { done <- tx.Commit(w.ctx) }()
+	select {
+	case <-reached:
+	case err := <-done:
+		require.ErrorIs(w, err, percolator.ErrConflict)
+		return false
+	case <-w.ctx.Done():
+		w.Fatalf("the commit did not come to its commit point")
+	}
+	require.Equal(w, []string{"10", "20"}, w.now(others, one, two))
+	w.set(others, two, "22")
+	asleep.Store(false)
+	close(release)
+	err := <-done
+	require.ErrorIs(w, err, percolator.ErrConflict, "it was rolled back meanwhile")
+	require.Equal(w, []string{"10", "22"}, w.now(others, one, two))
+	require.NoError(w, db.Close(w.ctx))
+	return true
 }
 
 // storeCrashInACommit crashes a store that defers between the prewrites and the
@@ -905,47 +920,58 @@ func everyCommitPointIsLost(t testing.TB, e *env) {
 func undeterminedEndsWithItsContext(t testing.TB, e *env) {
 	e.eachWay(t, func(w *world) {
 		for _, happens := range []bool{true, false} {
-			// The dead client's clean-up is given up after a catalog lease.
-			db, c := w.client(append(shortLease(), percolator.WithSettings(percolator.Settings{MaxTxnAge: time.Minute, Retention: time.Hour, CatalogLease: 2 * time.Second}))...)
-			others := w.db(shortLease()...)
-			w.set(others, one, "10", two, "20")
-			tx := w.begin(db)
-			w.write(tx, one, "11", two, "21")
-			ctx, cancel := context.WithCancel(w.ctx)
-			var cut atomic.Bool
-			c.on(func(_ context.Context, cl *call) fate {
-				switch {
-				case cut.Load() && (cl.method == "Apply" || cl.method == "Group"):
-					return lostBefore
-				case cut.Load():
-					return refused
-				case cl.commits(tx):
-					cut.Store(true)
-					cancel()
-					if happens {
-						return lostAfter
-					}
-					return lostBefore
-				}
-				return goesThrough
-			})
-			err := tx.Commit(ctx)
-			cancel()
-			require.ErrorIs(w, err, percolator.ErrUndetermined)
-			var u *percolator.UndeterminedError
-			require.ErrorAs(w, err, &u)
-			require.Equal(w, tx.StartTimestamp(), u.Start)
-			require.Contains(w, []percolator.Cell{one, two}, u.Primary)
-			c.kill()
-			o, err := outcome(w.ctx, others, u.Start, u.Primary)
-			require.NoError(w, err)
-			if happens {
-				require.Equal(w, percolator.Committed, o.Status)
-				require.Equal(w, []string{"11", "21"}, w.now(others, one, two))
-			} else {
-				require.Equal(w, percolator.RolledBack, o.Status)
-				require.Equal(w, []string{"10", "20"}, w.now(others, one, two))
+			for !undetermined(w, happens) { // a stall can end the lease before the commit point
 			}
 		}
 	})
+}
+
+func undetermined(w *world, happens bool) (reachedCommitPoint bool) {
+	w.Helper()
+	// The dead client's clean-up is given up after a catalog lease.
+	db, c := w.client(append(shortLease(), percolator.WithSettings(percolator.Settings{MaxTxnAge: time.Minute, Retention: time.Hour, CatalogLease: 2 * time.Second}))...)
+	others := w.db(shortLease()...)
+	w.set(others, one, "10", two, "20")
+	tx := w.begin(db)
+	w.write(tx, one, "11", two, "21")
+	ctx, cancel := context.WithCancel(w.ctx)
+	var cut atomic.Bool
+	c.on(func(_ context.Context, cl *call) fate {
+		switch {
+		case cut.Load() && (cl.method == "Apply" || cl.method == "Group"):
+			return lostBefore
+		case cut.Load():
+			return refused
+		case cl.commits(tx):
+			cut.Store(true)
+			cancel()
+			if happens {
+				return lostAfter
+			}
+			return lostBefore
+		}
+		return goesThrough
+	})
+	err := tx.Commit(ctx)
+	cancel()
+	if !cut.Load() {
+		require.ErrorIs(w, err, percolator.ErrConflict)
+		return false
+	}
+	require.ErrorIs(w, err, percolator.ErrUndetermined)
+	var u *percolator.UndeterminedError
+	require.ErrorAs(w, err, &u)
+	require.Equal(w, tx.StartTimestamp(), u.Start)
+	require.Contains(w, []percolator.Cell{one, two}, u.Primary)
+	c.kill()
+	o, err := outcome(w.ctx, others, u.Start, u.Primary)
+	require.NoError(w, err)
+	if happens {
+		require.Equal(w, percolator.Committed, o.Status)
+		require.Equal(w, []string{"11", "21"}, w.now(others, one, two))
+	} else {
+		require.Equal(w, percolator.RolledBack, o.Status)
+		require.Equal(w, []string{"10", "20"}, w.now(others, one, two))
+	}
+	return true
 }
