@@ -225,6 +225,7 @@ type watched struct {
 }
 
 func (c *watched) SendRequest(ctx context.Context, addr string, req *tikvrpc.Request, timeout time.Duration) (*tikvrpc.Response, error) {
+	req = ownCopy(req)
 	if req.Type == tikvrpc.CmdRawCompareAndSwap {
 		req.MaxExecutionDurationMs = uint64(c.timeout.Milliseconds()) //nolint:gosec // positive
 	}
@@ -250,6 +251,38 @@ func (c *watched) SendRequest(ctx context.Context, addr string, req *tikvrpc.Req
 		return noLeader(req, err)
 	}
 	return resp, err
+}
+
+// ownCopy returns a request that an attempt can have for itself. The client writes the
+// next region and peer into the request that it sends again, while an attempt whose
+// time is over may still wait to be written to its connection.
+func ownCopy(req *tikvrpc.Request) *tikvrpc.Request {
+	own := *req
+	switch m := req.Req.(type) {
+	case *kvrpcpb.RawGetRequest:
+		own.Req = shallow(m)
+	case *kvrpcpb.RawBatchGetRequest:
+		own.Req = shallow(m)
+	case *kvrpcpb.RawScanRequest:
+		own.Req = shallow(m)
+	case *kvrpcpb.RawPutRequest:
+		own.Req = shallow(m)
+	case *kvrpcpb.RawDeleteRequest:
+		own.Req = shallow(m)
+	case *kvrpcpb.RawBatchDeleteRequest:
+		own.Req = shallow(m)
+	case *kvrpcpb.RawCASRequest:
+		own.Req = shallow(m)
+	default:
+		return req
+	}
+	tikvrpc.AttachContext(&own, &own.Context)
+	return &own
+}
+
+func shallow[T any](m *T) *T {
+	c := *m
+	return &c
 }
 
 // noLeader makes a broken connection look like a region without a leader: the client

@@ -8,6 +8,7 @@ import (
 
 	"github.com/pingcap/kvproto/pkg/errorpb"
 	"github.com/pingcap/kvproto/pkg/kvrpcpb"
+	"github.com/pingcap/kvproto/pkg/metapb"
 	pkgerrors "github.com/pkg/errors"
 	"github.com/stretchr/testify/require"
 	"github.com/tikv/client-go/v2/tikv"
@@ -176,4 +177,50 @@ func TestExplain(t *testing.T) {
 	require.ErrorContains(t, explain(ctx, errors.New("ApiVersion V1 mismatch")), "parameter api")
 	cancel()
 	require.ErrorIs(t, explain(ctx, errors.New("backoff")), context.Canceled)
+}
+
+// keeping is a TiKV client that keeps the requests it was given, as a connection does
+// whose queue is long.
+type keeping struct {
+	tikv.Client
+	kept []*tikvrpc.Request
+}
+
+func (c *keeping) SendRequest(_ context.Context, _ string, req *tikvrpc.Request, _ time.Duration) (*tikvrpc.Response, error) {
+	c.kept = append(c.kept, req)
+	return &tikvrpc.Response{}, nil
+}
+
+// A request that is sent again, to another region, is written anew by the client: the
+// first attempt must not see it, or it would go out half one and half the other.
+func TestEachAttemptHasItsOwnRequest(t *testing.T) {
+	t.Parallel()
+	for name, req := range map[tikvrpc.CmdType]any{
+		tikvrpc.CmdRawGet:            &kvrpcpb.RawGetRequest{},
+		tikvrpc.CmdRawBatchGet:       &kvrpcpb.RawBatchGetRequest{},
+		tikvrpc.CmdRawScan:           &kvrpcpb.RawScanRequest{},
+		tikvrpc.CmdRawPut:            &kvrpcpb.RawPutRequest{},
+		tikvrpc.CmdRawDelete:         &kvrpcpb.RawDeleteRequest{},
+		tikvrpc.CmdRawBatchDelete:    &kvrpcpb.RawBatchDeleteRequest{},
+		tikvrpc.CmdRawCompareAndSwap: &kvrpcpb.RawCASRequest{},
+	} {
+		t.Run(name.String(), func(t *testing.T) {
+			t.Parallel()
+			inner := &keeping{}
+			c := &watched{Client: inner, timeout: time.Second}
+			r := tikvrpc.NewRequest(name, req)
+			for region := uint64(1); region <= 2; region++ {
+				require.NoError(t, tikvrpc.SetContext(r, &metapb.Region{Id: region}, &metapb.Peer{StoreId: region}))
+				_, err := c.SendRequest(t.Context(), "server", r, time.Second)
+				require.NoError(t, err)
+			}
+			for i, kept := range inner.kept {
+				m, ok := kept.Req.(interface{ GetContext() *kvrpcpb.Context })
+				require.True(t, ok)
+				require.EqualValues(t, i+1, m.GetContext().GetRegionId(), "in attempt %d", i+1)
+				require.EqualValues(t, i+1, m.GetContext().GetPeer().GetStoreId())
+				require.EqualValues(t, i+1, kept.RegionId)
+			}
+		})
+	}
 }

@@ -315,7 +315,7 @@ func (p *play) kill(ctx context.Context, args []string, stderr io.Writer) (kille
 	}()
 	for i := range movers {
 		if movers[i], err = p.spawn(ctx, args, stderr); err != nil {
-			return 0, err
+			return 0, unlessOver(ctx, err)
 		}
 	}
 	for {
@@ -339,9 +339,17 @@ func (p *play) kill(ctx context.Context, args []string, stderr io.Writer) (kille
 		movers[i] = nil
 		killed++
 		if movers[i], err = p.spawn(ctx, args, stderr); err != nil {
-			return killed, err
+			return killed, unlessOver(ctx, err)
 		}
 	}
+}
+
+// unlessOver returns err, but nil when the play is over: that is no failure.
+func unlessOver(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
 }
 
 // moved counts accounts that have changed since: no less moves were made than half
