@@ -225,7 +225,7 @@ func (s *thread) do(parent context.Context, workload string, m mode, fn func(t *
 		opts = append(opts, percolator.AsOf(m.asOf))
 	}
 	a := &attempt{thread: s, workload: workload, mode: m, fn: fn}
-	a.begin()
+	a.begin(monotonic())
 	var err error
 	switch {
 	case s.rng.IntN(2) == 0:
@@ -233,18 +233,9 @@ func (s *thread) do(parent context.Context, workload string, m mode, fn func(t *
 	case m.reads:
 		err = s.db.View(ctx, func(tx *percolator.Txn) error { return a.body(ctx, tx) }, opts...)
 	default:
-		again := false
-		err = s.db.Update(ctx, func(tx *percolator.Txn) error {
-			if again {
-				// Only after a conflict: the attempt before this one had no effect.
-				_ = a.end(percolator.ErrConflict)
-				a.begin()
-			}
-			again = true
-			return a.body(ctx, tx)
-		}, append(opts, percolator.MaxAttempts(1+s.rng.IntN(4)))...)
+		err = a.update(ctx, append(opts, percolator.MaxAttempts(1+s.rng.IntN(4))))
 	}
-	if unknown := a.end(err); unknown != nil {
+	if unknown := a.end(err, monotonic()); unknown != nil {
 		s.settle(parent, a.line, unknown)
 	}
 	return err
@@ -263,11 +254,12 @@ type attempt struct {
 	committing bool
 }
 
-func (a *attempt) begin() {
+// begin starts the record of an attempt whose timestamps were not drawn before at.
+func (a *attempt) begin(at int64) {
 	a.n++
 	a.tx, a.committing = nil, false
 	a.line = line{
-		Workload: a.workload, Thread: a.id, N: a.n, Serial: a.mode.serial, AsOf: !a.mode.asOf.IsZero(), Began: monotonic(),
+		Workload: a.workload, Thread: a.id, N: a.n, Serial: a.mode.serial, AsOf: !a.mode.asOf.IsZero(), Began: at,
 	}
 }
 
@@ -281,6 +273,25 @@ func (a *attempt) byHand(ctx context.Context, opts []percolator.TxnOption) error
 		return err
 	}
 	return tx.Commit(ctx)
+}
+
+// update runs attempts until one has no conflict. Those before the last are logged
+// here, since they had no effect.
+//
+// Some stores draw the start timestamp of an attempt before its function is called. So
+// it counts as begun when the function of the one before had returned: by a later
+// moment, others may have ended that started after it.
+func (a *attempt) update(ctx context.Context, opts []percolator.TxnOption) error {
+	returned := int64(0)
+	return a.db.Update(ctx, func(tx *percolator.Txn) error {
+		if returned != 0 {
+			_ = a.end(percolator.ErrConflict, returned)
+			a.begin(returned + 1) // a thread does one after another
+		}
+		err := a.body(ctx, tx)
+		returned = monotonic()
+		return err
+	}, opts...)
 }
 
 // errNoStart says that there was no timestamp to be had for a transaction that had
@@ -307,11 +318,11 @@ func (a *attempt) body(ctx context.Context, tx *percolator.Txn) error {
 	return nil
 }
 
-// end logs how an attempt ended: with err. It returns the error of one whose outcome
-// may be asked for.
-func (a *attempt) end(err error) *percolator.UndeterminedError {
+// end logs how an attempt ended: with err, at a moment when its timestamps had been
+// drawn. It returns the error of one whose outcome may be asked for.
+func (a *attempt) end(err error, at int64) *percolator.UndeterminedError {
 	a.complain(err)
-	a.line.Ended = monotonic()
+	a.line.Ended = at
 	if !a.committing {
 		a.line.Kind, a.line.Reason = lineAbort, reason(err)
 		a.log.write(a.line)
