@@ -920,7 +920,7 @@ func (c *committer) commitPoint(ctx context.Context, incarnation string, deferre
 // finishLater decides the transaction in the background when the caller could not
 // wait, so that its locks hold up nobody longer than need be.
 func (c *committer) finishLater(rest []commitRow, deferred bool) {
-	timeout := c.db.backgroundTimeout()
+	timeout := c.db.cleanUpTimeout()
 	c.db.background(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
@@ -1047,7 +1047,7 @@ func (c *committer) applyRows(ctx context.Context, rows []commitRow, deferred bo
 // from taking effect.
 func (c *committer) abort(ctx context.Context) {
 	tried := make(chan struct{})
-	timeout := c.db.backgroundTimeout()
+	timeout := c.db.cleanUpTimeout()
 	if !c.db.background(func(bg context.Context) {
 		bg, cancel := context.WithTimeout(bg, timeout)
 		defer cancel()

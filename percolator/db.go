@@ -396,3 +396,9 @@ func (db *DB) applyOne(ctx context.Context, m rowstore.Mutation) (rowstore.Outco
 func (db *DB) backgroundTimeout() time.Duration {
 	return max(db.known().lease, time.Second)
 }
+
+// cleanUpTimeout bounds the removal of locks that only this process may remove: when
+// they have expired anybody may.
+func (db *DB) cleanUpTimeout() time.Duration {
+	return max(db.backgroundTimeout(), db.opt.lockExpiry)
+}
