@@ -13,7 +13,8 @@ import (
 // columns that have none, because a transaction reads a head and then judges
 // conditions on it, and the engine's Get is the dearest part of either.
 //
-// The cache is divided among the stripes. An entry changes only under its stripe's
+// The cache is divided among the stripes, each of which has its part from its first
+// entry on, so that a large cache costs a small store nothing. An entry changes only under its stripe's
 // lock: who holds that for writing stores what it has just written, and who holds
 // it for reading stores what it has just read, which no writer can change
 // meanwhile. So an entry is always what the engine has.
@@ -44,10 +45,18 @@ func cacheBuckets(size int64) int {
 	return n
 }
 
+// bucket returns where the entry with that key is or would be. The stripe is held.
 func (s *Store) bucket(stripe uint32, key []byte) *bucket {
-	n := len(s.buckets) / stripeCount
-	h := int(maphash.Bytes(s.seed, key)) & (n - 1)
-	return &s.buckets[int(stripe)*n+h]
+	at := &s.stripes[stripe].buckets
+	all := at.Load()
+	if all == nil {
+		// The first of several readers wins. A store of few rows never makes most.
+		made := make([]bucket, s.perStripe)
+		if all = &made; !at.CompareAndSwap(nil, all) {
+			all = at.Load()
+		}
+	}
+	return &(*all)[int(maphash.Bytes(s.seed, key))&(s.perStripe-1)]
 }
 
 // getHead returns the encoded head with that key, which is of a row of that stripe.

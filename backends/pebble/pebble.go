@@ -55,7 +55,10 @@ type Options struct {
 	// parent must exist. "" keeps the store in memory, and Close drops it.
 	Path string
 	// CacheSize is the memory in bytes for blocks of tables on disk, and the same again
-	// at most for the columns that were used last. Default 64 MiB.
+	// at most for the columns that were used last. Neither is taken before there is
+	// something to keep in it. Default on disk: 1/16 of the memory that this process
+	// may use (the machine's, the container's limit or GOMEMLIMIT, whichever is least),
+	// at least 64 MiB and at most 1 GiB. Default in memory: 64 MiB.
 	CacheSize int64
 	// MemTableSize is the size in bytes of each of the up to four tables in memory
 	// that take new data before it is written to sorted files. Default 64 MiB, least
@@ -71,7 +74,6 @@ type Options struct {
 }
 
 const (
-	defaultCache    = 64 << 20
 	defaultMemTable = 64 << 20
 	minMemTable     = 1 << 20
 	maxMemTable     = 1 << 30
@@ -95,8 +97,8 @@ type Store struct {
 	ending chan struct{} // closed when Close begins, to end Listen
 	listen sync.WaitGroup
 
-	stripes [stripeCount]stripe
-	buckets []bucket // of the cache of heads
+	stripes   [stripeCount]stripe
+	perStripe int // buckets of the cache of heads that each stripe has, a power of two
 
 	// gate orders scans after commits. A group draws its timestamp before its
 	// batch is visible, and a batch is visible before it is registered as one that
@@ -137,7 +139,9 @@ type stripe struct {
 	// unsynced is the newest batch that changed a row of the stripe; it may be
 	// durable by now. Guarded by mu.
 	unsynced *commit
-	_        [64 - 24 - 8]byte
+	// buckets are the stripe's part of the cache of heads, nil until its first entry.
+	buckets atomic.Pointer[[]bucket]
+	_       [64 - 24 - 8 - 8]byte
 }
 
 func (s *Store) stripe(table, row string) uint32 {
@@ -161,7 +165,10 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 		return nil, fmt.Errorf("%w: pebble: a size below zero", rowstore.ErrInvalid)
 	}
 	if opts.CacheSize == 0 {
-		opts.CacheSize = defaultCache
+		opts.CacheSize = leastCache
+		if opts.Path != "" {
+			opts.CacheSize = defaultCache(usableMemory())
+		}
 	}
 	if opts.MemTableSize == 0 {
 		opts.MemTableSize = defaultMemTable
@@ -212,18 +219,21 @@ func open(opts Options, dir string, fsys vfs.FS, lock *engine.Lock, release func
 	}
 	for i := range eo.Levels {
 		eo.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
+		// The index of a file in one block: with the engine's 4 KiB, a Get in a large
+		// store goes through two levels of index blocks in each file.
+		eo.Levels[i].IndexBlockSize = 256 << 10
 	}
 	db, err := openEngine(dir, eo)
 	if err != nil {
 		return nil, err
 	}
 	s := &Store{
-		db:      db,
-		path:    dir,
-		seed:    maphash.MakeSeed(),
-		buckets: make([]bucket, stripeCount*cacheBuckets(opts.CacheSize)),
-		ending:  make(chan struct{}),
-		release: release,
+		db:        db,
+		path:      dir,
+		seed:      maphash.MakeSeed(),
+		perStripe: cacheBuckets(opts.CacheSize),
+		ending:    make(chan struct{}),
+		release:   release,
 	}
 	defer func() {
 		if err != nil {

@@ -141,9 +141,9 @@ func headKeys(t require.TestingT, s *Store) (n int) {
 // bucketsChecked compares each head in memory with the engine's, reads those that
 // are not there, and returns how many heads there are.
 func bucketsChecked(t require.TestingT, s *Store) (n int) {
-	for i := range s.buckets {
-		for j := range s.buckets[i] {
-			c := s.buckets[i][j].Load()
+	for _, b := range allBuckets(s) {
+		for j := range b {
+			c := b[j].Load()
 			if c == nil {
 				continue
 			}
@@ -156,6 +156,18 @@ func bucketsChecked(t require.TestingT, s *Store) (n int) {
 		}
 	}
 	return headKeys(t, s)
+}
+
+// allBuckets returns the buckets of the stripes that have any.
+func allBuckets(s *Store) (all []*bucket) {
+	for i := range s.stripes {
+		if of := s.stripes[i].buckets.Load(); of != nil {
+			for j := range *of {
+				all = append(all, &(*of)[j])
+			}
+		}
+	}
+	return all
 }
 
 func engineNotes(t require.TestingT, s *Store) (all []note) {
