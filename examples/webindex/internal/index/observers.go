@@ -188,19 +188,55 @@ func (x *Index) inlinks(ctx context.Context, tx *percolator.Txn, c percolator.Ce
 		n++
 	}
 	nCell, toldCell := dupCell(string(hash), u, "n"), dupCell(string(hash), u, "told")
-	member, err := tx.GetMany(ctx, nCell, toldCell)
+	member, alone, err := readMember(ctx, tx, string(hash), u)
 	if err != nil {
 		return err
 	}
-	if string(member[nCell]) == strconv.Itoa(n) {
-		if canonical, ok := member[toldCell]; ok {
-			// Nothing that cluster looks at changed, but anchor texts may have.
-			return tx.Notify(docCell(string(canonical), columnIndex))
+	canonical, decided := member[toldCell]
+	was, err := strconv.Atoi(string(member[nCell]))
+	if err != nil {
+		return fmt.Errorf("%w: links to %s: %w", errStored, u, err)
+	}
+	if n == was && decided {
+		// Nothing that cluster looks at changed, but anchor texts may have.
+		return tx.Notify(docCell(string(canonical), columnIndex))
+	}
+	if n != was {
+		if err := tx.Set(nCell, strconv.AppendInt(nil, int64(n), 10)); err != nil {
+			return err
 		}
-	} else if err := tx.Set(nCell, []byte(strconv.Itoa(n))); err != nil {
-		return err
+	}
+	if alone && n > was && string(canonical) == u {
+		// The usual case: more links to the only page with its content, which stays
+		// canonical. Should a run of cluster prefer another page that comes meanwhile,
+		// because it does not see the new links, it tells this one so: writing the same
+		// cell here makes one of the two conflict and look again.
+		return errors.Join(tx.Set(toldCell, canonical), tx.Notify(docCell(u, columnIndex)))
 	}
 	return tx.Notify(clusterCell(string(hash), columnMembers))
+}
+
+// readMember reads what a cluster keeps of a member, and tells whether that is its
+// only one.
+func readMember(ctx context.Context, tx *percolator.Txn, hash, u string) (member map[percolator.Cell][]byte, alone bool, err error) {
+	r := under(tableDup, hash, "n", "told")
+	r.Limit = 2 // a second one says that there are others
+	member = make(map[percolator.Cell][]byte)
+	rows := 0
+	for row, err := range tx.Scan(ctx, r) {
+		if err != nil {
+			return nil, false, err
+		}
+		rows++
+		for column, value := range row.Columns {
+			member[dupCell(hash, second(row.Key), column)] = value
+		}
+	}
+	if rows < 2 {
+		return member, true, nil
+	}
+	member, err = tx.GetMany(ctx, dupCell(hash, u, "n"), dupCell(hash, u, "told"))
+	return member, false, err
 }
 
 // cluster chooses the canonical page of a cluster: the member with the most pages

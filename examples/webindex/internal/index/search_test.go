@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"math/rand/v2"
 	"strings"
 	"testing"
 	"time"
@@ -138,6 +139,40 @@ func TestCanonicalMoves(t *testing.T) {
 	load()
 	found("b")
 	require.Empty(t, search(t, e.Index, "lion"))
+}
+
+// TestDuplicatesAndLinksAtOnce gives pages that are alone in their clusters new links
+// while duplicates of them come, which get links too: whichever run is first, the page
+// with the most links must be canonical in the end.
+func TestDuplicatesAndLinksAtOnce(t *testing.T) {
+	t.Parallel()
+	r := rand.New(rand.NewPCG(seed(t), 0))
+	db := open(t, "memory:")
+	e := start(t, db, 8)
+	const contents = 15
+	var pages []source.Page
+	for i := range contents {
+		pages = append(pages, html(fmt.Sprintf("m%d", i), fmt.Sprintf("<p>content %d", i)))
+	}
+	e.load(t, list{"l", true, pages}, 4)
+	require.NoError(t, e.w.WaitIdle(t.Context()))
+	for round := range 3 {
+		var more []source.Page
+		for i := range contents {
+			names := []string{fmt.Sprintf("m%d", i), fmt.Sprintf("d%d-%d", i, round)}
+			more = append(more, html(names[1], fmt.Sprintf("<p>content %d", i)))
+			for _, name := range names {
+				for k := range r.IntN(3) {
+					more = append(more, html(fmt.Sprintf("to-%s-%d-%d", name, round, k), fmt.Sprintf("<p>%s %d %d <a href=%s>lion</a>", name, round, k, name)))
+				}
+			}
+		}
+		r.Shuffle(len(more), func(i, j int) { more[i], more[j] = more[j], more[i] })
+		pages = append(pages, more...)
+		e.load(t, list{"l", true, pages}, 8)
+		require.NoError(t, e.w.WaitIdle(t.Context()))
+		requireIndex(t, db, len(pages))
+	}
 }
 
 // TestManyTerms loads a page with more terms than one transaction changes.
