@@ -51,7 +51,8 @@ func settings() percolator.Settings {
 const (
 	sessionLease = 2 * time.Second
 	lockExpiry   = 3 * time.Second
-	gcInterval   = 10 * time.Second
+	// A collection also waits for one catalog lease, and few processes live much longer.
+	gcInterval = 2 * time.Second
 )
 
 func dbOptions(c *childConfig, log *slog.Logger) []percolator.Option {
