@@ -512,10 +512,12 @@ func parseURL(raw string) (Options, error) {
 // parseSize reads a number of bytes with an optional unit: KB, MB and GB are
 // powers of 1024.
 func parseSize(s string) (int64, error) {
-	digits := strings.TrimRight(strings.ToUpper(s), "KMGIB")
+	// Its length may change: bytes that are no UTF-8 grow.
+	upper := strings.ToUpper(s)
+	digits := strings.TrimRight(upper, "KMGIB")
 	shift, ok := map[string]uint{
 		"": 0, "B": 0, "K": 10, "KB": 10, "KIB": 10, "M": 20, "MB": 20, "MIB": 20, "G": 30, "GB": 30, "GIB": 30,
-	}[strings.ToUpper(s[len(digits):])]
+	}[upper[len(digits):]]
 	n, err := strconv.ParseInt(digits, 10, 64)
 	if !ok || err != nil || n <= 0 || n > 1<<62>>shift {
 		return 0, fmt.Errorf("%q is not a size such as 64MB", s)
