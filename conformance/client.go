@@ -116,6 +116,24 @@ func (c *client) settle() {
 	c.late.Wait()
 }
 
+// close closes the client's DB, which waits for what goes on in the background, unless
+// the client dies meanwhile: its calls get no answers then.
+func (c *client) close(ctx context.Context, db *percolator.DB) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		_ = db.Close(ctx)
+	}()
+	select {
+	case <-closed:
+	case <-c.died:
+		cancel()
+		<-closed
+	}
+}
+
 // leave counts a change that goes to the store, and gives it a context that the
 // client's death does not end.
 func (c *client) leave(ctx context.Context) (_ context.Context, arrived func(), err error) {

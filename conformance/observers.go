@@ -561,9 +561,7 @@ func deathAtEachStepIsObserved(t testing.TB, e *env) {
 					default:
 					}
 					if cerr == nil {
-						closing, done := context.WithTimeout(w.ctx, 20*time.Second)
-						defer done()
-						_ = loader.Close(closing)
+						c.close(w.ctx, loader)
 					}
 					return nil
 				})

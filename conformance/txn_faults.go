@@ -248,9 +248,7 @@ func dieAt(w *world, others, db *percolator.DB, c *client, name string, step int
 	cerr := tx.Commit(ctx)
 	if cerr == nil {
 		// Secondaries go on in the background; the client may die there.
-		closing, stop := context.WithTimeout(w.ctx, 20*time.Second)
-		_ = db.Close(closing)
-		stop()
+		c.close(w.ctx, db)
 	}
 	select {
 	case <-c.died:

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/url"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -27,6 +28,51 @@ func fresh(t testing.TB, direct string) string {
 	name := fmt.Sprintf("Test \"%d\" o'clock", schemas.Add(1))
 	t.Cleanup(func() { sqlDo(t, direct, "DROP SCHEMA IF EXISTS "+pgx.Identifier{name}.Sanitize()+" CASCADE") })
 	return name
+}
+
+// recycler lends schemas to tests one after another, emptied in between. A connection
+// plans the functions of a schema when it first calls them, which takes longer than most
+// tests, and behind a pooler connections outlive the tests. The oracle goes on, as it
+// does when a store is opened again.
+type recycler struct {
+	direct string
+	mu     sync.Mutex
+	free   []string
+}
+
+// schema lends a schema until the test ends. What a failed test leaves is dropped.
+func (r *recycler) schema(t testing.TB) string {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var name string
+	if last := len(r.free) - 1; last >= 0 {
+		name, r.free = r.free[last], r.free[:last]
+	} else {
+		name = fmt.Sprintf("recycled %d", schemas.Add(1))
+	}
+	t.Cleanup(func() {
+		quoted := pgx.Identifier{name}.Sanitize()
+		if t.Failed() {
+			sqlDo(t, r.direct, "DROP SCHEMA IF EXISTS "+quoted+" CASCADE")
+			return
+		}
+		for _, table := range []string{"cell", "past", "data", "notify"} {
+			sqlDo(t, r.direct, "DELETE FROM "+quoted+"."+table)
+		}
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.free = append(r.free, name)
+	})
+	return name
+}
+
+// drop removes what was lent, when all tests that borrow are over.
+func (r *recycler) drop(t testing.TB) {
+	t.Helper()
+	for _, name := range r.free {
+		sqlDo(t, r.direct, "DROP SCHEMA IF EXISTS "+pgx.Identifier{name}.Sanitize()+" CASCADE")
+	}
 }
 
 // sqlDo runs statements on a connection of their own and returns the first field of

@@ -33,8 +33,10 @@ func TestConformancePgBouncer(t *testing.T) {
 	t.Parallel()
 	direct := testserver.Postgres(t)
 	bouncer := testserver.NewPgBouncer(t, testserver.SharedPostgres(t), testserver.PgBouncerOptions{}).URL
+	schemas := &recycler{direct: direct}
+	t.Cleanup(func() { schemas.drop(t) })
 	conformance.Run(t, func(t testing.TB) rowstore.Store {
-		return openTest(t, with(bouncer, "schema", fresh(t, direct)))
+		return openTest(t, with(bouncer, "schema", schemas.schema(t)))
 	}, conformance.Scale(0.05))
 }
 
