@@ -281,6 +281,45 @@ func TestMaxMemory(t *testing.T) {
 	require.Equal(t, "now", newest(t, s, "other"))
 }
 
+// A server that cannot write its append-only file refuses changes for certain, and goes
+// on reading.
+func TestFullDisk(t *testing.T) {
+	t.Parallel()
+	srv := testserver.NewRedis(t, map[string]string{"appendonly": "no", "enable-protected-configs": "yes", "auto-aof-rewrite-percentage": "0"})
+	if srv.SmallDisk == "" {
+		t.Skip("only a server in a container has a small disk")
+	}
+	url := with(t, srv.URL)
+	c := admin(t, url)
+	ctx := t.Context()
+	require.NoError(t, c.ConfigSet(ctx, "dir", srv.SmallDisk).Err())
+	require.NoError(t, c.ConfigSet(ctx, "appendonly", "yes").Err())
+	s := bare(t, url)
+	var err error
+	row := func(i int) string { return fmt.Sprint("r", i) }
+	wrote := 0
+	for ; err == nil && wrote < 1000; wrote++ {
+		err = tryApply(ctx, s, put(row(wrote), 1, strings.Repeat("x", 100_000)))
+	}
+	require.ErrorContains(t, err, "MISCONF")
+	require.ErrorContains(t, err, "cannot persist")
+	require.NotErrorIs(t, err, rowstore.ErrAmbiguous)
+	last := row(wrote - 1)
+	require.Empty(t, newest(t, s, last), "nothing of what was refused is there")
+	require.NotEmpty(t, newest(t, s, row(0)), "reads go on")
+	groups, err := s.Group(ctx, []rowstore.Group{{Mutations: []rowstore.Mutation{put(last, 1, "x"), put("other", 1, "x")}}})
+	if err == nil {
+		err = groups[0].Err
+	}
+	require.ErrorContains(t, err, "MISCONF")
+	require.NotErrorIs(t, err, rowstore.ErrAmbiguous)
+	require.Empty(t, newest(t, s, "other"))
+	// However the administrator helps, the same store goes on.
+	require.NoError(t, c.ConfigSet(ctx, "appendonly", "no").Err())
+	apply(t, s, put(last, 1, "now"))
+	require.Equal(t, "now", newest(t, s, last))
+}
+
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()

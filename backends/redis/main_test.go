@@ -79,9 +79,9 @@ func TestConformance(t *testing.T) {
 	t.Run("Cluster", func(t *testing.T) {
 		t.Parallel()
 		url := testserver.NewRedisCluster(t, nil).URL
-		conformance.RunStore(t, func(t testing.TB) rowstore.Store {
+		conformance.Run(t, func(t testing.TB) rowstore.Store {
 			return openURL(t, with(t, url))
-		}, conformance.Scale(0.2))
+		}, conformance.Scale(0.1))
 	})
 }
 

@@ -181,6 +181,9 @@ func findImage(candidates []string) (string, error) {
 // may write there.
 const boxDir = "/var/tmp"
 
+// smallDisk is a file system of a container that is soon full, for tests of that.
+const smallDisk = "/small"
+
 // box runs a server in a container.
 type box struct {
 	image, user string
@@ -241,6 +244,7 @@ func (b *box) create(ctx context.Context) error {
 				h.Binds = []string{dir + ":" + dir}
 			}
 			h.ShmSize = 256 << 20
+			h.Tmpfs = map[string]string{smallDisk: "rw,size=16m,mode=1777"}
 		},
 	})
 	if err != nil {

@@ -93,7 +93,7 @@ func containerPostgres(settings map[string]string) func() (*Server, error) {
 			}
 			s := &Server{
 				URL:  postgresURL(ports[0]),
-				Host: "127.0.0.1", Port: ports[0], From: "container of " + image, driver: d,
+				Host: "127.0.0.1", Port: ports[0], From: "container of " + image, SmallDisk: smallDisk, driver: d,
 			}
 			return s, startOrClose(d)
 		})

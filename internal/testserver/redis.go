@@ -69,7 +69,7 @@ func containerRedis(settings map[string]string) func() (*Server, error) {
 			}
 			s := &Server{
 				URL:  fmt.Sprintf("redis://127.0.0.1:%d/0", ports[0]),
-				Host: "127.0.0.1", Port: ports[0], From: "container of " + image,
+				Host: "127.0.0.1", Port: ports[0], From: "container of " + image, SmallDisk: smallDisk,
 				driver: d, busPort: ports[1],
 			}
 			return s, startOrClose(d)

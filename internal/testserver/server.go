@@ -49,6 +49,9 @@ type Server struct {
 	Port int
 	// Dir holds the data of a process, and is empty for a container.
 	Dir string
+	// SmallDisk is a directory that the server may write to, on a file system of 16 MiB
+	// that does not survive the server. Only a container has one; else it is empty.
+	SmallDisk string
 	// From says how the server runs, for the log of a test.
 	From string
 
