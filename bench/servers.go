@@ -47,7 +47,13 @@ var errNoServer = errors.New("no server")
 func (s *servers) redisURL(cfg Config) (string, error) {
 	return serverURL(cfg, "redis", &s.redis, func() (*testserver.Server, error) {
 		// A log that is synced each second is what most servers run with.
-		return testserver.StartRedis(map[string]string{"appendonly": "yes", "appendfsync": "everysec"})
+		return testserver.StartRedis(map[string]string{
+			"appendonly": "yes", "appendfsync": "everysec",
+			// A rewrite of the file would fall on one side of a comparison.
+			"auto-aof-rewrite-percentage": "0",
+			// As the README of the backend recommends; no peer keeps hashes.
+			"hash-max-listpack-value": "1024",
+		})
 	})
 }
 
