@@ -18,7 +18,7 @@ import (
 // a crash loses it.
 func lazyServer(t testing.TB) *testserver.Server {
 	t.Helper()
-	return testserver.NewPostgres(t, map[string]string{"wal_writer_delay": "10s", "wal_writer_flush_after": "0", "wal_buffers": "16MB", "bgwriter_delay": "10s"})
+	return testserver.NewPostgres(t, map[string]string{"wal_writer_delay": "10s", "wal_writer_flush_after": "1GB", "wal_buffers": "16MB", "bgwriter_delay": "10s"})
 }
 
 func prewrite(row string, ts rowstore.Timestamp) rowstore.Mutation {
