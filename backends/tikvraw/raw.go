@@ -267,6 +267,8 @@ func ownCopy(req *tikvrpc.Request) *tikvrpc.Request {
 		own.Req = shallow(m)
 	case *kvrpcpb.RawPutRequest:
 		own.Req = shallow(m)
+	case *kvrpcpb.RawBatchPutRequest:
+		own.Req = shallow(m)
 	case *kvrpcpb.RawDeleteRequest:
 		own.Req = shallow(m)
 	case *kvrpcpb.RawBatchDeleteRequest:

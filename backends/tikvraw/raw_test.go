@@ -200,6 +200,7 @@ func TestEachAttemptHasItsOwnRequest(t *testing.T) {
 		tikvrpc.CmdRawBatchGet:       &kvrpcpb.RawBatchGetRequest{},
 		tikvrpc.CmdRawScan:           &kvrpcpb.RawScanRequest{},
 		tikvrpc.CmdRawPut:            &kvrpcpb.RawPutRequest{},
+		tikvrpc.CmdRawBatchPut:       &kvrpcpb.RawBatchPutRequest{},
 		tikvrpc.CmdRawDelete:         &kvrpcpb.RawDeleteRequest{},
 		tikvrpc.CmdRawBatchDelete:    &kvrpcpb.RawBatchDeleteRequest{},
 		tikvrpc.CmdRawCompareAndSwap: &kvrpcpb.RawCASRequest{},
