@@ -65,6 +65,20 @@ func TestEveryWorkloadRuns(t *testing.T) {
 	}
 }
 
+// TestObserverLatencyIsOfAnIdleSystem asks for many callers, of whom each would take
+// the others' changes for its own.
+func TestObserverLatencyIsOfAnIdleSystem(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	err := run([]string{
+		"-workload", "observe", "-duration", "200ms", "-warmup", "0", "-repeats", "1", "-rows", "100", "-goroutines", "8", "-dir", t.TempDir(), "-json",
+	}, &out, io.Discard)
+	require.NoError(t, err)
+	var report Report
+	require.NoError(t, json.Unmarshal(out.Bytes(), &report))
+	require.Positive(t, report.Results[0].Sides[0].Ops)
+}
+
 // TestCostsOfAServerAreSeen checks that CPU, bytes and round trips are measured
 // where there is a server.
 func TestCostsOfAServerAreSeen(t *testing.T) {

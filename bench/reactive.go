@@ -187,7 +187,7 @@ func (s *reactive) Run(ctx context.Context, cfg Config, d time.Duration, _ int) 
 			}
 		})
 	}
-	for n := 0; time.Since(began) < d && ctx.Err() == nil; n++ {
+	for n := 0; (n == 0 || time.Since(began) < d) && ctx.Err() == nil; n++ {
 		due := time.Now()
 		if s.rate > 0 {
 			due = began.Add(time.Duration(float64(n) / s.rate * float64(time.Second)))

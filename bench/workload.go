@@ -343,7 +343,8 @@ func (l latencies) into(s *Sample) {
 	s.P99 = float64(l.h.ValueAtQuantile(99)) / 1e3
 }
 
-// loop calls Op from cfg.Goroutines goroutines.
+// loop calls Op from cfg.Goroutines goroutines for d, and once at least: on a busy
+// machine d may be over before a goroutine runs at all.
 func loop(ctx context.Context, s Side, cfg Config, d time.Duration, repeat int) (Sample, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -363,7 +364,7 @@ func loop(ctx context.Context, s Side, cfg Config, d time.Duration, repeat int) 
 		took[i] = newLatencies()
 		wg.Go(func() {
 			c := &callers[i]
-			for !over.Load() {
+			for first := true; first || !over.Load(); first = false {
 				c.Took, c.Units = 0, 1
 				start := time.Now()
 				if err := s.Op(ctx, c); err != nil {

@@ -428,6 +428,10 @@ type observed struct {
 
 func (s *observed) Name() string { return s.name }
 
+// Callers is one whatever -goroutines says: what is measured is an idle system, and
+// of several callers one would take the start of another's run for its own.
+func (s *observed) Callers() int { return 1 }
+
 func (s *observed) Prepare(ctx context.Context, cfg Config) error {
 	s.rows, s.size = cfg.Rows, cfg.ValueSize
 	// The lease is how long the publication of an observer takes; a short one

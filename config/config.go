@@ -4,7 +4,9 @@
 //
 // The file is YAML. [File] is its schema, and the only place where it is
 // documented: each field's comment says what it means. Keys that the schema does
-// not have, and values of a wrong type, are errors that name line and column. A
+// not have, values of a wrong type, and a second document after --- are errors that
+// name line and column, and repeat nothing of what is written there. Text is taken as it
+// is written, with or without quotes: 0123 and 1.10 are what they look like. A
 // small one:
 //
 //	stores:
@@ -46,7 +48,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/goccy/go-yaml"
 	"go.opentelemetry.io/otel"
 	metricnoop "go.opentelemetry.io/otel/metric/noop"
 	tracenoop "go.opentelemetry.io/otel/trace/noop"
@@ -142,10 +143,10 @@ type Duration time.Duration
 func (d *Duration) UnmarshalText(b []byte) error {
 	v, err := time.ParseDuration(string(b))
 	if err != nil {
-		return fmt.Errorf("%q is no duration, such as 90s or 24h", b)
+		return errors.New("no duration, such as 90s or 24h")
 	}
 	if v < 0 {
-		return fmt.Errorf("the duration %q is negative", b)
+		return errors.New("the duration is negative")
 	}
 	*d = Duration(v)
 	return nil
@@ -172,8 +173,8 @@ func Load(path string) (*File, error) {
 // Parse is Load for the content of a file and any source of environment variables.
 func Parse(content []byte, env func(name string) (string, bool)) (*File, error) {
 	var f File
-	if err := yaml.UnmarshalWithOptions(content, &f, yaml.Strict()); err != nil {
-		return nil, fmt.Errorf("%w: %s", ErrInvalid, yaml.FormatError(err, false, false))
+	if err := decode(content, &f); err != nil {
+		return nil, err
 	}
 	if err := f.expand(env); err != nil {
 		return nil, err
@@ -188,18 +189,18 @@ func (f *File) expand(env func(string) (string, bool)) error {
 		s := f.Stores[name]
 		for _, p := range []*string{&s.URL, &s.Scheme, &s.Path, &s.User, &s.Password} {
 			if err := expand(p, env); err != nil {
-				return fmt.Errorf("%w: stores.%s: %w", ErrInvalid, name, err)
+				return fmt.Errorf("%w: stores.%s: %w", ErrInvalid, shown(name), err)
 			}
 		}
 		for i := range s.Addresses {
 			if err := expand(&s.Addresses[i], env); err != nil {
-				return fmt.Errorf("%w: stores.%s.addresses: %w", ErrInvalid, name, err)
+				return fmt.Errorf("%w: stores.%s.addresses: %w", ErrInvalid, shown(name), err)
 			}
 		}
 		for _, k := range slices.Sorted(maps.Keys(s.Parameters)) {
 			v := s.Parameters[k]
 			if err := expand(&v, env); err != nil {
-				return fmt.Errorf("%w: stores.%s.parameters.%s: %w", ErrInvalid, name, k, err)
+				return fmt.Errorf("%w: stores.%s.parameters.%s: %w", ErrInvalid, shown(name), shown(k), err)
 			}
 			s.Parameters[k] = v
 		}
@@ -227,6 +228,9 @@ func expand(s *string, env func(string) (string, bool)) error {
 			}
 			v, ok := env(name)
 			if !ok {
+				if !variable.MatchString(name) {
+					return errors.New("an environment variable, whose name is not shown, is not set: for a $ that stands for itself write $$")
+				}
 				return fmt.Errorf("the environment variable %s is not set", name)
 			}
 			b.WriteString(v)
@@ -244,10 +248,14 @@ func (f *File) check() error {
 	if len(f.Stores) == 0 {
 		return fail("stores: there is none")
 	}
-	known := strings.Join(slices.Sorted(maps.Keys(f.Stores)), ", ")
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(f.Stores)) {
+		all = append(all, shown(name))
+	}
+	known := strings.Join(all, ", ")
 	names := func(key, store string) error {
 		if _, ok := f.Stores[store]; store != "" && !ok {
-			return fail("%s: there is no store %q (there are: %s)", key, store, known)
+			return fail("%s: there is no store %q (there are: %s)", key, shown(store), known)
 		}
 		return nil
 	}
@@ -259,22 +267,22 @@ func (f *File) check() error {
 	}
 	for _, pattern := range slices.Sorted(maps.Keys(f.Tables)) {
 		if f.Tables[pattern] == "" {
-			return fail("tables.%s: no store", pattern)
+			return fail("tables.%s: no store", shown(pattern))
 		}
-		if err := names("tables."+pattern, f.Tables[pattern]); err != nil {
+		if err := names("tables."+shown(pattern), f.Tables[pattern]); err != nil {
 			return err
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(f.Stores)) {
 		s := f.Stores[name]
 		if _, err := s.url(); err != nil {
-			return fail("stores.%s: %v", name, err)
+			return fail("stores.%s: %v", shown(name), err)
 		}
 	}
 	switch f.Isolation {
 	case "", "snapshot", "serializable":
 	default:
-		return fail("isolation: %q is neither snapshot nor serializable", f.Isolation)
+		return fail("isolation: neither snapshot nor serializable")
 	}
 	for _, l := range []int{f.Limits.Table, f.Limits.Row, f.Limits.Column, f.Limits.Value, f.Limits.Cells, f.Limits.Bytes} {
 		if l < 0 {
@@ -293,6 +301,14 @@ func (s *Store) url() (string, error) {
 	case s.URL != "" && parts:
 		return "", errors.New("a url, and scheme, addresses or path beside it")
 	}
+	if strings.ContainsAny(s.Path, "?#") {
+		return "", errors.New("path: a ? or a #, which would end it")
+	}
+	for _, a := range s.Addresses {
+		if strings.ContainsAny(a, "/?#@") {
+			return "", errors.New("addresses: one is not host:port")
+		}
+	}
 	if s.URL != "" && s.User == "" && s.Password == "" && len(s.Parameters) == 0 {
 		return s.URL, nil
 	}
@@ -306,6 +322,9 @@ func (s *Store) url() (string, error) {
 			return "", errors.New("the url has no scheme")
 		}
 		rest, query, _ = strings.Cut(rest, "?")
+		if err := s.beside(query); err != nil {
+			return "", err
+		}
 		if slashes = strings.HasPrefix(rest, "//"); slashes {
 			authority, path, _ = strings.Cut(rest[2:], "/")
 			if at := strings.LastIndex(authority, "@"); at >= 0 {
@@ -358,13 +377,33 @@ func (s *Store) url() (string, error) {
 		if query != "" {
 			query += "&"
 		}
-		query += url.QueryEscape(k) + "=" + url.QueryEscape(s.Parameters[k])
+		query += escape(k) + "=" + escape(s.Parameters[k])
 	}
 	if query != "" {
 		b.WriteString("?" + query)
 	}
 	return b.String(), nil
 }
+
+// beside tells whether the parameters can be put beside those of the url.
+func (s *Store) beside(query string) error {
+	if len(s.Parameters) > 0 && strings.Contains(s.URL, "#") {
+		return errors.New("a # in the url, behind which parameters would be lost")
+	}
+	for pair := range strings.SplitSeq(query, "&") {
+		key, _, _ := strings.Cut(pair, "=")
+		if name, err := url.QueryUnescape(key); err == nil {
+			if _, twice := s.Parameters[name]; twice {
+				return fmt.Errorf("parameters.%s: it is in the url as well", shown(name))
+			}
+		}
+	}
+	return nil
+}
+
+// escape puts text into a query. A space is %20, which everybody reads as a space; a plus
+// is one to those only who take the query for a form.
+func escape(text string) string { return strings.ReplaceAll(url.QueryEscape(text), "+", "%20") }
 
 // Options are the percolator options that the file asks for.
 func (f *File) Options() []percolator.Option {
@@ -402,15 +441,15 @@ func (f *File) OpenStore(ctx context.Context) (rowstore.Store, error) {
 		s := f.Stores[name]
 		u, err := s.url()
 		if err != nil {
-			return fail(fmt.Errorf("%w: stores.%s: %w", ErrInvalid, name, err))
+			return fail(fmt.Errorf("%w: stores.%s: %w", ErrInvalid, shown(name), err))
 		}
 		store, err := rowstore.Open(ctx, u)
 		if err != nil {
-			return fail(fmt.Errorf("config: opening the store %q: %w", name, err))
+			return fail(fmt.Errorf("config: opening the store %q: %w", shown(name), err))
 		}
 		stores[name] = store
 		if store, err = f.instrument(store); err != nil {
-			return fail(fmt.Errorf("config: the store %q: %w", name, err))
+			return fail(fmt.Errorf("config: the store %q: %w", shown(name), err))
 		}
 		stores[name] = store
 	}

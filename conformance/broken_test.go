@@ -136,6 +136,14 @@ type broken struct {
 	flush  func(ctx context.Context) error
 	crash  func()
 	close  func() error
+	limits *rowstore.Limits
+}
+
+func (b *broken) Limits() rowstore.Limits {
+	if b.limits != nil {
+		return *b.limits
+	}
+	return b.Memory.Limits()
 }
 
 func (b *broken) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
@@ -710,6 +718,38 @@ var brokenStores = []struct {
 			return outs, nil
 		}
 	}, []string{"NoReaderMissesADrawnWrite", "DrawNotAfter"}},
+	{"the timestamp is drawn right before the rows are held", func(b *broken) {
+		b.group = func(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
+			changed := slices.Clone(groups)
+			drawn := make([]oracle.Timestamp, len(groups))
+			late := make([]bool, len(groups))
+			for i, g := range groups {
+				if !g.Draw {
+					continue
+				}
+				ts, err := b.Memory.Oracle().Draw(ctx, 1)
+				if err != nil {
+					return nil, err
+				}
+				drawn[i], late[i] = ts, g.NotAfter != 0 && ts > g.NotAfter
+				changed[i] = withDrawn(g, ts)
+				if late[i] {
+					changed[i].Mutations = []rowstore.Mutation{mut("none", when(rowstore.Incarnation("none")))}
+				}
+			}
+			time.Sleep(time.Millisecond) // the gap, as wide as that of a server
+			outs, err := b.Memory.Group(ctx, changed)
+			for i := range outs {
+				if outs[i].Applied {
+					outs[i].Commit = drawn[i]
+				}
+				if late[i] {
+					outs[i] = rowstore.GroupOutcome{TooLate: true, Incarnation: outs[i].Incarnation}
+				}
+			}
+			return outs, err
+		}
+	}, []string{"NoReaderMissesADrawnWrite"}},
 	{"NotAfter does not matter", func(b *broken) {
 		b.group = func(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
 			groups = slices.Clone(groups)
@@ -774,6 +814,92 @@ var brokenStores = []struct {
 			})
 		}
 	}, []string{"WakeOnListening"}},
+	{"it says that it listens before it does", func(b *broken) {
+		b.listen = func(ctx context.Context, wake func(string)) error {
+			wake("")
+			time.Sleep(5 * time.Millisecond)
+			return b.Memory.Listen(ctx, func(table string) {
+				if table != "" {
+					wake(table)
+				}
+			})
+		}
+	}, []string{"NothingIsMissedOnceItListens"}},
+	{"a search for notifications walks over all rows", func(b *broken) {
+		b.scan = func(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
+			picks := s.Picks
+			s.Picks = everything()
+			return func(yield func(rowstore.Row, error) bool) {
+				for r, err := range b.Memory.Scan(ctx, s) {
+					if err == nil {
+						if r.Versions = selected(r.Versions, picks); len(r.Versions) == 0 {
+							continue
+						}
+					}
+					if !yield(r, err) {
+						return
+					}
+				}
+			}
+		}
+	}, []string{"NotifyScanCostsNoRows"}},
+	{"each column of a row costs a walk over the row", func(b *broken) {
+		b.eachEdit(func(e rowstore.Edit) (rowstore.Edit, bool) {
+			_, _ = b.Memory.Read(context.Background(), []rowstore.RowRead{{Table: "t", Row: "2000", Picks: everything()}})
+			_, _ = b.Memory.Read(context.Background(), []rowstore.RowRead{{Table: "t", Row: "500", Picks: everything()}})
+			return e, true
+		})
+		each := b.apply
+		b.apply = func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+			if len(muts) == 1 && len(muts[0].Conditions) > 0 {
+				for range muts[0].Conditions {
+					_, _ = b.Memory.Read(ctx, []rowstore.RowRead{{Table: "t", Row: muts[0].Row, Picks: []rowstore.Pick{pick(rowstore.Write)}}})
+				}
+				return b.Memory.Apply(ctx, muts, opts)
+			}
+			if len(muts[0].Edits) > 400 && muts[0].Edits[0].Kind == rowstore.DoPut {
+				return b.Memory.Apply(ctx, muts, opts) // the filling of the row
+			}
+			return each(ctx, muts, opts)
+		}
+	}, []string{"WideRowsCostTheirWidth"}},
+	{"a limit counts the operations of each row of a group alone", func(b *broken) {
+		b.Memory = rowstore.NewMemory()
+		limits := rowstore.Limits{Operations: 32}
+		b.limits = &limits
+		b.apply = func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+			if err := rowstore.CheckLimits(limits, muts); err != nil {
+				return nil, err
+			}
+			return b.Memory.Apply(ctx, muts, opts)
+		}
+		b.group = func(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
+			for _, g := range groups {
+				if err := rowstore.CheckLimits(limits, g.Mutations); err != nil {
+					return nil, err
+				}
+			}
+			return b.Memory.Group(ctx, groups)
+		}
+	}, []string{"LimitOfOperations"}},
+	{"what is over a limit is found out row by row", func(b *broken) {
+		limits := rowstore.Limits{Bytes: 4096}
+		b.limits = &limits
+		b.apply = func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+			var all []rowstore.Outcome
+			for i := range muts {
+				if err := rowstore.CheckLimits(limits, muts[i:i+1]); err != nil {
+					return nil, err
+				}
+				out, err := b.Memory.Apply(ctx, muts[i:i+1], opts)
+				if err != nil {
+					return nil, err
+				}
+				all = append(all, out...)
+			}
+			return all, nil
+		}
+	}, []string{"LimitOfBytes"}},
 	{"Split gives the first rows", func(b *broken) {
 		b.split = func(ctx context.Context, table string, n int) ([]string, error) {
 			var keys []string

@@ -2,8 +2,10 @@ package conformance
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -87,6 +89,7 @@ type config struct {
 	serial  bool
 	hang    time.Duration
 	db      []percolator.Option
+	hooks   func(t testing.TB) Hooked
 }
 
 // Without leaves out the tests of a category. Each is reported as skipped, with
@@ -150,6 +153,20 @@ func RunObservers(t *testing.T, open Open, opts ...Option) {
 	runPart(t, observerTests(), open, opts)
 }
 
+// RunHooks runs only the tests of all parts that need hooks, for a server on which those
+// that open gives run elsewhere.
+func RunHooks(t *testing.T, open Open, opts ...Option) {
+	var tests []test
+	for _, p := range parts() {
+		for _, tc := range p.tests {
+			if tc.category == Reopening || tc.category == Breaking {
+				tests = append(tests, tc)
+			}
+		}
+	}
+	runPart(t, tests, open, opts)
+}
+
 // test is one entry of the suite's list.
 type test struct {
 	name     string
@@ -201,6 +218,7 @@ type env struct {
 		sync.Mutex
 		done, groups, draws, defers bool
 	}
+	stacks sync.Once
 }
 
 func newEnv(open Open, opts []Option) *env {
@@ -234,15 +252,42 @@ func (e *env) n(base, least int) int {
 	return max(least, int(float64(base)*e.cfg.scale))
 }
 
-// context ends with the test, or when the test hangs.
+// context ends with the test, or when the test hangs. Then all goroutines are shown,
+// once in a run, since the error that somebody gets by it tells little.
 func (e *env) context(t testing.TB) context.Context {
 	t.Helper()
 	if _, ok := t.(*testing.B); ok {
 		return context.Background() // as long as it takes
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), e.cfg.hang)
-	t.Cleanup(cancel)
+	shown := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(shown)
+		if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			return
+		}
+		t.Errorf("the test hangs: it is not done after %v (see Patience)", e.cfg.hang)
+		e.stacks.Do(func() { t.Logf("all goroutines:\n%s", stacks()) })
+	})
+	t.Cleanup(func() {
+		if !stop() {
+			<-shown
+		}
+		cancel()
+	})
 	return ctx
+}
+
+// stacks shows what every goroutine is at.
+func stacks() []byte {
+	buf := make([]byte, 1<<16)
+	for {
+		n := runtime.Stack(buf, true)
+		if n < len(buf) || len(buf) >= 1<<24 {
+			return buf[:n]
+		}
+		buf = make([]byte, 2*len(buf))
+	}
 }
 
 // seeded returns a source of random numbers whose seed is printed.
@@ -265,10 +310,10 @@ func key(n int) string { return fmt.Sprintf("row%06d", n) }
 func storeTests() []test {
 	return slices.Concat(
 		conditionTests(), editTests(), readTests(), scanTests(), nameTests(), sizeTests(), argumentTests(), contextTests(), closingTests(),
-		concurrencyTests(), groupTests(), oracleTests(), otherAbilityTests(), randomTests())
+		concurrencyTests(), groupTests(), oracleTests(), otherAbilityTests(), limitTests(), costTests(), hookTests(), randomTests())
 }
 
 // transactionTests is the list of the second part.
 func transactionTests() []test {
-	return slices.Concat(anomalyTests(), txnTests(), deadClientTests(), lostReplyTests(), workloadTests(), collectionTests())
+	return slices.Concat(anomalyTests(), txnTests(), deadClientTests(), lostReplyTests(), workloadTests(), collectionTests(), txnHookTests())
 }

@@ -15,6 +15,6 @@
 // the reason. What it has and breaks on purpose is left out with [Without], which
 // takes a reason and shows it.
 //
-// The suite checks what one handle on the data can see. What needs servers that
-// are killed, paused or cut off is another suite's work.
+// What one handle on the data cannot see needs hooks: [WithHooks] gives the suite stores
+// that it may open again, crash and break, and [Proxy] breaks connections for it.
 package conformance

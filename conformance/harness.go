@@ -51,11 +51,27 @@ func (h *harness) apply(muts ...rowstore.Mutation) []rowstore.Outcome {
 	return out
 }
 
-// put applies edits on a row of table "t", without conditions.
+// put applies edits on a row of table "t", without conditions, in as many steps as the
+// store's limits ask for.
 func (h *harness) put(row string, edits ...rowstore.Edit) {
 	h.Helper()
-	out := h.apply(mut(row, nil, edits...))
-	require.True(h, out[0].Applied, "a mutation without conditions applies")
+	limits := limitsOf(h.s)
+	for {
+		m, size := mut(row, nil), 0
+		for len(edits) > 0 {
+			size += len(edits[0].Column) + len(edits[0].Value)
+			full := limits.Operations > 0 && len(m.Edits) == limits.Operations || limits.Bytes > 0 && size > limits.Bytes-len("t")-len(row)
+			if full && len(m.Edits) > 0 {
+				break
+			}
+			m.Edits, edits = append(m.Edits, edits[0]), edits[1:]
+		}
+		out := h.apply(m)
+		require.True(h, out[0].Applied, "a mutation without conditions applies")
+		if len(edits) == 0 {
+			return
+		}
+	}
 }
 
 // holds checks that a mutation of conditions alone applies.

@@ -105,3 +105,17 @@ func TestPlainStore(t *testing.T) {
 func BenchmarkMemory(b *testing.B) {
 	conformance.Benchmark(b, func(testing.TB) rowstore.Store { return rowstore.NewMemory() })
 }
+
+func TestMemoryWithHooks(t *testing.T) {
+	t.Parallel()
+	conformance.Run(t, func(testing.TB) rowstore.Store { return rowstore.NewMemory() },
+		conformance.WithHooks(conformance.MemoryHooks), conformance.Patience(40*time.Second))
+}
+
+// TestMemoryLikeEtcd runs over a store that takes few operations in one step.
+func TestMemoryLikeEtcd(t *testing.T) {
+	t.Parallel()
+	conformance.Run(t, func(testing.TB) rowstore.Store {
+		return rowstore.NewMemory(rowstore.WithLimits(rowstore.Limits{Operations: 128, Bytes: 3 << 19}))
+	}, conformance.Patience(40*time.Second), conformance.Scale(0.15))
+}

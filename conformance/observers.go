@@ -728,6 +728,10 @@ func workersThatDie(t testing.TB, e *env) {
 		r.idle()
 		loader := w.db(shortLease()...)
 		last := map[string]string{}
+		// A commit of the dead whose fate it cannot find out any more is waited for until
+		// StopTimeout.
+		mortal := quickWorker
+		mortal.StopTimeout = 100 * time.Millisecond
 		for i := range e.n(8, 4) {
 			db, c := w.client(shortLease()...)
 			c.mortal()
@@ -738,7 +742,7 @@ func workersThatDie(t testing.TB, e *env) {
 				}
 				return goesThrough
 			})
-			dying := w.work(db, quickWorker, copies("copy", "a", "b"))
+			dying := w.work(db, mortal, copies("copy", "a", "b"))
 			for row, v := range load(w, []*percolator.DB{loader}, 6, 15*i, 15) {
 				last[row] = v
 			}

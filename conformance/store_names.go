@@ -295,6 +295,9 @@ func largeValues(t testing.TB, e *env) {
 	size := 1 << 20
 	if lim, ok := rowstore.Unwrap[rowstore.Limiter](h.s); ok {
 		size = length(lim.Limits().Value, size)
+		if whole := lim.Limits().Bytes; whole > 0 {
+			size = min(size, whole-64) // with its names
+		}
 	}
 	rng := seeded(t)
 	random := func() []byte {
@@ -342,7 +345,11 @@ func valuesOfManySizes(t testing.TB, e *env) {
 
 func manyColumns(t testing.TB, e *env) {
 	h := e.harness(t)
-	const n = 2000
+	n := 2000
+	if limit := limitsOf(h.s).Operations; limit > 0 {
+		n = min(n, limit-1)
+	}
+	locked := n / 3
 	var puts []rowstore.Edit
 	var want []rowstore.Version
 	for i := range n {
@@ -350,10 +357,10 @@ func manyColumns(t testing.TB, e *env) {
 		puts, want = append(puts, write(v)), append(want, v)
 	}
 	h.put("row", puts...)
-	h.put("row", write(ver(rowstore.Lock, key(777), 6, "lock")))
+	h.put("row", write(ver(rowstore.Lock, key(locked), 6, "lock")))
 	require.Equal(t, versions(want...), h.read("row", rowstore.Pick{Family: rowstore.Write, To: oracle.Max, Limit: 1}))
 	require.Equal(t, versions(want...), h.scan(rowstore.ScanRange{Picks: []rowstore.Pick{pick(rowstore.Write)}})[0].Versions)
-	require.Equal(t, versions(want[777]), h.read("row", rowstore.Pick{Family: rowstore.Write, Column: key(777), To: oracle.Max}))
+	require.Equal(t, versions(want[locked]), h.read("row", rowstore.Pick{Family: rowstore.Write, Column: key(locked), To: oracle.Max}))
 
 	// One pick and one condition for each column.
 	var picks []rowstore.Pick
@@ -364,9 +371,9 @@ func manyColumns(t testing.TB, e *env) {
 	}
 	require.Equal(t, versions(want...), h.read("row", picks...))
 	h.holds("row", conds...)
-	h.breaks("row", n, ver(rowstore.Lock, key(777), 6, "lock"), append(conds, rowstore.Absent(rowstore.Lock, key(777), 0))...)
-	conds[1234] = rowstore.Absent(rowstore.Write, key(1234), 5)
-	h.breaks("row", 1234, want[1234], conds...)
+	h.breaks("row", n, ver(rowstore.Lock, key(locked), 6, "lock"), append(conds, rowstore.Absent(rowstore.Lock, key(locked), 0))...)
+	conds[n/2] = rowstore.Absent(rowstore.Write, key(n/2), 5)
+	h.breaks("row", n/2, want[n/2], conds...)
 
 	var deletes []rowstore.Edit
 	for i := range n {
@@ -374,7 +381,7 @@ func manyColumns(t testing.TB, e *env) {
 			deletes = append(deletes, rowstore.Delete(rowstore.Write, key(i), 5))
 		}
 	}
-	h.put("row", append(deletes, rowstore.Delete(rowstore.Lock, key(777), 6))...)
+	h.put("row", append(deletes, rowstore.Delete(rowstore.Lock, key(locked), 6))...)
 	require.Equal(t, versions(want[42]), h.all("row"))
 }
 

@@ -38,6 +38,7 @@ func otherAbilityTests() []test {
 		{"SplitOfSmallTables", Splitting, splitOfSmallTables},
 		{"SplitIsBalanced", Splitting, splitIsBalanced},
 		{"WakeOnListening", Waking, wakeOnListening},
+		{"NothingIsMissedOnceItListens", Waking, nothingIsMissedOnceItListens},
 		{"WakeAfterANotification", Waking, wakeAfterANotification},
 		{"WakeAfterAGroup", Waking, wakeAfterAGroup},
 		{"ListenersDoNotDisturbEachOther", Waking, listenersDoNotDisturbEachOther},
@@ -401,6 +402,20 @@ func wakeOnListening(t testing.TB, e *env) {
 	defer cancel()
 	err := ability[rowstore.Waker](t, h.s, "Waker").Listen(ctx, func(string) {})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
+}
+
+// nothingIsMissedOnceItListens puts a notification as soon as Listen has said that it
+// listens, and expects the wake for it.
+func nothingIsMissedOnceItListens(t testing.TB, e *env) {
+	h := e.harness(t)
+	for i := range e.n(20, 8) {
+		l := h.listen()
+		l.wait("the wake on listening", "")
+		table := fmt.Sprintf("t%d", i%2)
+		h.apply(rowstore.Mutation{Table: table, Row: key(i), Edits: []rowstore.Edit{write(ver(rowstore.Notify, "c", 5, ""))}})
+		l.wait("the wake after the first notification", table, "")
+		l.end()
+	}
 }
 
 func wakeAfterANotification(t testing.TB, e *env) {

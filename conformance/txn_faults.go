@@ -776,7 +776,7 @@ func faultsOfEveryKind(t testing.TB, e *env) {
 // outcome asks until the answer is final.
 func outcome(ctx context.Context, db *percolator.DB, start percolator.Timestamp, primary percolator.Cell) (percolator.Outcome, error) {
 	for {
-		o, err := db.Outcome(ctx, start, primary)
+		o, err := db.OutcomeOf(ctx, &percolator.UndeterminedError{Start: start, Primary: primary})
 		if err != nil || o.Status != percolator.Pending {
 			return o, err
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/percolate-go/percolate/percolator/oracle"
@@ -27,14 +28,9 @@ type catalog struct {
 	Oracle    string           `json:"oracle"` // "" is the store's own
 	Current   storedSettings   `json:"current"`
 	Next      *storedSettings  `json:"next,omitempty"`
-	NextFrom  Timestamp        `json:"next_from,omitempty"` // when Next takes effect
+	NextFrom  Timestamp        `json:"next_from,omitempty"` // when Next takes effect; 0: not known yet
+	Past      []pastAge        `json:"past,omitempty"`      // the oldest first, each less than the next and Current's
 	Observers []observerRecord `json:"observers,omitempty"`
-}
-
-type storedSettings struct {
-	MaxTxnAgeMs    int64 `json:"max_txn_age_ms"`
-	RetentionMs    int64 `json:"retention_ms"`
-	CatalogLeaseMs int64 `json:"catalog_lease_ms"`
 }
 
 // observerRecord is one observer that somebody registered. Table and Column are
@@ -43,24 +39,15 @@ type observerRecord struct {
 	Name   []byte `json:"name"`
 	Table  []byte `json:"table"`
 	Column []byte `json:"column"`
+	// Since names the registration: drawn when it was made, so that an observer which
+	// was removed and registered again is told from what it was before.
+	Since Timestamp `json:"since,omitempty"`
 	// Swept is the snapshot of the sweep, 0 while it is not done.
 	Swept Timestamp `json:"swept,omitempty"`
 }
 
 func (r observerRecord) is(name, table, column string) bool {
 	return string(r.Name) == name && string(r.Table) == table && string(r.Column) == column
-}
-
-func storeSettings(s Settings) storedSettings {
-	return storedSettings{s.MaxTxnAge.Milliseconds(), s.Retention.Milliseconds(), s.CatalogLease.Milliseconds()}
-}
-
-func (s storedSettings) settings() Settings {
-	return Settings{
-		MaxTxnAge:    time.Duration(s.MaxTxnAgeMs) * time.Millisecond,
-		Retention:    time.Duration(s.RetentionMs) * time.Millisecond,
-		CatalogLease: time.Duration(s.CatalogLeaseMs) * time.Millisecond,
-	}
 }
 
 func (c *catalog) encode() ([]byte, error) {
@@ -86,12 +73,13 @@ func decodeCatalog(b []byte) (catalog, error) {
 		if s == nil {
 			continue
 		}
-		const most = int64(1) << 43 // keeps milliseconds within a Duration
-		if s.MaxTxnAgeMs > most || s.RetentionMs > most || s.CatalogLeaseMs > most {
-			return c, fmt.Errorf("%w: catalog: settings out of range", ErrCorrupt)
+		if err := s.check(); err != nil {
+			return c, err
 		}
-		if err := s.settings().check(); err != nil {
-			return c, fmt.Errorf("%w: catalog: %w", ErrCorrupt, err)
+	}
+	for _, p := range c.Past {
+		if p.MaxTxnAgeMs < 1 || p.MaxTxnAgeMs > c.Current.MaxTxnAgeMs {
+			return c, fmt.Errorf("%w: catalog: bad past settings", ErrCorrupt)
 		}
 	}
 	for _, o := range c.Observers {
@@ -102,48 +90,23 @@ func decodeCatalog(b []byte) (catalog, error) {
 	return c, nil
 }
 
-// at returns the settings in force at ts.
-func (c *catalog) at(ts Timestamp) Settings {
-	if c.Next != nil && ts >= c.NextFrom {
-		return c.Next.settings()
-	}
-	return c.Current.settings()
-}
-
-// widest returns the longest MaxTxnAge and lease, and shortest the shortest
-// lease, of the settings in force and those announced: what is safe whichever a
-// process goes by.
-func (c *catalog) widest() (maxTxnAge, lease time.Duration) {
-	s := c.Current.settings()
-	if c.Next != nil {
-		n := c.Next.settings()
-		return max(s.MaxTxnAge, n.MaxTxnAge), max(s.CatalogLease, n.CatalogLease)
-	}
-	return s.MaxTxnAge, s.CatalogLease
-}
-
-func (c *catalog) shortestLease() time.Duration {
-	l := c.Current.settings().CatalogLease
-	if c.Next != nil {
-		l = min(l, c.Next.settings().CatalogLease)
-	}
-	return l
-}
-
 type columnName struct{ table, column string }
 
 // catalogView is what this process knows of the catalog, and since when.
+//
+// It holds for a lease from f on, by the oracle's time alone: who changes something
+// that others must know (a new observer, the safe point) draws a timestamp once that can
+// be read, and acts on it no sooner than the longest lease above that. So what is
+// missing here was published above f, and nobody acts on it before the end of this view.
 type catalogView struct {
 	catalog
-	// f was drawn before the catalog was read: whatever is missing here was
-	// published after f (protocol: a commit above f + lease aborts).
+	// f was drawn before the catalog was read.
 	f Timestamp
 	// revision is the timestamp of the config version that was read.
-	revision Timestamp
-	// safePoint was the safe point at some moment after sentAt.
+	revision  Timestamp
 	safePoint Timestamp
-	sentAt    time.Time
-	lease     time.Duration // the shortest
+	sentAt    time.Time     // local, of f
+	lease     time.Duration // leaseAt(f)
 	observed  map[columnName][]string
 }
 
@@ -155,31 +118,90 @@ func (v *catalogView) observers(table, column string) []string {
 	return v.observed[columnName{table, column}]
 }
 
-// commitBound is the greatest commit timestamp that prewrites made by this view
-// allow.
-func (v *catalogView) commitBound() Timestamp { return v.f.Add(v.at(v.f).CatalogLease) }
+// holds tells whether nobody had acted on anything that the view does not know when ts
+// was drawn.
+func (v *catalogView) holds(ts Timestamp) bool { return ts.Sub(v.f) < v.lease }
+
+// until is the last timestamp at which the view holds.
+func (v *catalogView) until() Timestamp {
+	return (v.f.Add(v.lease)>>oracle.LogicalBits)<<oracle.LogicalBits - 1
+}
+
+// widest is outlasting for whoever has read the view after publishing something: views
+// that do not know of that were begun before v.f.
+func (v *catalogView) widest() (maxTxnAge, lease time.Duration) { return v.outlasting(v.f) }
 
 // known returns the last view of the catalog, however old.
 func (db *DB) known() *catalogView { return db.view.Load() }
 
-// loadCatalog reads the catalog anew. Calls are made one after the other.
-func (db *DB) loadCatalog(ctx context.Context) (*catalogView, error) {
-	select {
-	case db.loading <- struct{}{}:
-		defer func() { <-db.loading }()
-	case <-ctx.Done():
-		return nil, fmt.Errorf("reading the catalog: %w", ctx.Err())
-	}
-	return db.readCatalog(ctx)
+// catalogReads lets those who ask for the catalog at about the same time share a read:
+// there is one at a time, and who asks while one is under way takes the next, since
+// that one is begun after it asked.
+type catalogReads struct {
+	mu    sync.Mutex
+	begun uint64       // how many
+	last  *catalogRead // the newest, nil before the first
 }
 
-// readCatalog is loadCatalog for a caller that holds db.loading.
+type catalogRead struct {
+	number uint64
+	done   chan struct{} // closed at its end
+	view   *catalogView
+	err    error
+	gaveUp bool // the context of who read ended, which is nothing to the others
+}
+
+// loadCatalog reads the catalog anew, or shares in a read that begins after the call.
+func (db *DB) loadCatalog(ctx context.Context) (*catalogView, error) {
+	r := &db.catalogReads
+	r.mu.Lock()
+	asked := r.begun
+	r.mu.Unlock()
+	for {
+		read, mine := r.join()
+		if mine {
+			read.view, read.err = db.readCatalog(ctx)
+			read.gaveUp = ctx.Err() != nil
+			close(read.done)
+			return read.view, read.err
+		}
+		select {
+		case <-read.done:
+			if read.number > asked && !read.gaveUp {
+				return read.view, read.err
+			}
+		case <-ctx.Done():
+			return nil, fmt.Errorf("reading the catalog: %w", ctx.Err())
+		}
+	}
+}
+
+// join returns the read that is under way, or one that the caller is to make.
+func (r *catalogReads) join() (read *catalogRead, mine bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.last != nil {
+		select {
+		case <-r.last.done:
+		default:
+			return r.last, false
+		}
+	}
+	r.begun++
+	r.last = &catalogRead{number: r.begun, done: make(chan struct{})}
+	return r.last, true
+}
+
+// readCatalog is what loadCatalog does, for one caller at a time.
 func (db *DB) readCatalog(ctx context.Context) (*catalogView, error) {
-	f, err := db.draw(ctx)
-	if err != nil {
+	v := &catalogView{sentAt: db.clock.Now()}
+	var err error
+	if v.f, err = db.draw(ctx); err != nil {
 		return nil, err
 	}
-	v := &catalogView{f: f, sentAt: db.clock.Now()}
+	if before := db.known(); before != nil && v.f <= before.f {
+		return nil, fmt.Errorf("%w: it answered %v after %v", ErrOracleWentBack, v.f, before.f)
+	}
 	rows, err := db.store.Read(ctx, []rowstore.RowRead{{Table: tableCatalog, Row: rowCatalog, Picks: []rowstore.Pick{
 		{Family: rowstore.Write, Column: columnConfig, To: oracle.Max, Limit: 1},
 		{Family: rowstore.Write, Column: columnSafePoint, To: oracle.Max, Limit: 1},
@@ -201,7 +223,10 @@ func (db *DB) readCatalog(ctx context.Context) (*catalogView, error) {
 	if sp := rows[0].Newest(rowstore.Write, columnSafePoint); sp != nil {
 		v.safePoint = sp.TS
 	}
-	v.lease = v.shortestLease()
+	if err := db.checkOracle(ctx, v); err != nil {
+		return nil, err
+	}
+	v.lease = v.leaseAt(v.f)
 	if len(v.Observers) > 0 {
 		v.observed = make(map[columnName][]string, len(v.Observers))
 		for _, o := range v.Observers {
@@ -211,6 +236,21 @@ func (db *DB) readCatalog(ctx context.Context) (*catalogView, error) {
 	}
 	db.view.Store(v)
 	return v, nil
+}
+
+// checkOracle refuses to go on with an oracle that hands out timestamps below those
+// that the catalog has: one that lost its state, or belongs to other data.
+func (db *DB) checkOracle(ctx context.Context, v *catalogView) error {
+	stored := max(v.revision, v.safePoint)
+	if v.f > stored {
+		return nil
+	}
+	// The catalog may have been changed between the draw and the read.
+	now, err := db.draw(ctx)
+	if err == nil && now <= stored {
+		err = fmt.Errorf("%w: it answered %v, and the catalog is of %v", ErrOracleWentBack, now, stored)
+	}
+	return err
 }
 
 // changeCatalog lets change edit the newest catalog and stores the result; change
@@ -298,63 +338,6 @@ func oracleTitle(name string) string {
 	return name
 }
 
-// Settings returns the settings in force, as this process last read them.
-func (db *DB) Settings() Settings {
-	v := db.known()
-	return v.at(v.f.Add(db.clock.Now().Sub(v.sentAt)))
-}
-
-// Configure changes the stored settings for every process. A field of 0 keeps its
-// value. The change takes effect two of the present catalog leases after it was
-// published, so that no process can still go by the old settings then. It returns
-// an error that matches ErrInvalid when the settings do not fit together.
-func (db *DB) Configure(ctx context.Context, s Settings) error {
-	if err := db.enter(); err != nil {
-		return err
-	}
-	defer db.leave()
-	_, err := db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
-		now := v.f
-		current := v.at(now)
-		if v.Next != nil && now < v.NextFrom {
-			if *v.Next == storeSettings(fill(s, current)) {
-				return false, nil
-			}
-			return false, fmt.Errorf("%w: another change of the settings takes effect at %v; wait until then", ErrInvalid, v.NextFrom)
-		}
-		next := fill(s, current)
-		if err := next.check(); err != nil {
-			return false, err
-		}
-		if next == current {
-			return false, nil
-		}
-		v.Current, v.Next = storeSettings(current), new(storedSettings)
-		*v.Next = storeSettings(next)
-		// A process with the old catalog commits at most one old lease after it
-		// was published; the publication may itself take a lease to arrive.
-		v.NextFrom = now.Add(2*current.CatalogLease) + 1
-		return true, nil
-	})
-	if err != nil {
-		return fmt.Errorf("configuring: %w", err)
-	}
-	return nil
-}
-
-func fill(s, from Settings) Settings {
-	if s.MaxTxnAge == 0 {
-		s.MaxTxnAge = from.MaxTxnAge
-	}
-	if s.Retention == 0 {
-		s.Retention = from.Retention
-	}
-	if s.CatalogLease == 0 {
-		s.CatalogLease = from.CatalogLease
-	}
-	return s
-}
-
 // refreshSoon reads the catalog in the background once it is getting old, so that
 // transactions seldom wait for it.
 func (db *DB) refreshSoon(v *catalogView) {
@@ -384,22 +367,78 @@ func (db *DB) catalogFor(ctx context.Context, now Timestamp) (*catalogView, erro
 	return db.loadCatalog(ctx)
 }
 
-// checkSnapshot returns an error that matches ErrSnapshotTooOld when history at s
-// may be incomplete. It must be called after the reply that it judges: what it
-// knows of the safe point counts only while less than a lease has passed since it
-// was asked for, because that long a new safe point waits before it takes effect.
-func (db *DB) checkSnapshot(ctx context.Context, s Timestamp) error {
+// What a read at a snapshot misses when a collection was faster.
+//
+// A collection removes the versions of a column from the oldest on, each mutation all
+// of them up to some timestamp. So a version that a read finds at or below its snapshot
+// is right, whatever was collected before: had a newer one at or below the snapshot been
+// removed, this one would have been too. But where a read finds nothing, there may have
+// been something, unless it is shown that the answer is older than the removal. The
+// collection waits until nobody can go by an older safe point, so the view of the catalog
+// shows that if it holds at a timestamp that was drawn after the answer. No local clock
+// shows it: it may have stood still, with its machine, for a day.
+
+// checkFound returns an error that matches ErrSnapshotTooOld when s is known to lie below
+// the safe point. It is enough for an answer in which nothing is missing.
+func (db *DB) checkFound(s Timestamp) error {
 	v := db.known()
-	if db.clock.Now().Sub(v.sentAt) >= v.lease {
+	db.refreshSoon(v)
+	return v.checkSnapshot(s)
+}
+
+// checkSnapshot returns an error that matches ErrSnapshotTooOld when something that a
+// read at s did not find may have been collected. It must be called after the reply
+// that it judges.
+func (db *DB) checkSnapshot(ctx context.Context, s Timestamp) error {
+	if err := db.checkFound(s); err != nil {
+		return err
+	}
+	now, err := db.draw(ctx)
+	if err != nil {
+		return err
+	}
+	return db.checkSnapshotAt(ctx, s, now)
+}
+
+// checkAnswer is checkFound for an answer in which nothing is missing, or that is known
+// to be older than any removal, else checkSnapshot.
+func (db *DB) checkAnswer(ctx context.Context, s Timestamp, complete bool) error {
+	if complete {
+		return db.checkFound(s)
+	}
+	return db.checkSnapshot(ctx, s)
+}
+
+// checkSnapshotAt is checkSnapshot with a timestamp that was drawn after the reply.
+func (db *DB) checkSnapshotAt(ctx context.Context, s, now Timestamp) error {
+	v := db.known()
+	if !v.holds(now) {
 		var err error
 		if v, err = db.loadCatalog(ctx); err != nil {
 			return err
 		}
-	} else {
-		db.refreshSoon(v)
 	}
+	return v.checkSnapshot(s)
+}
+
+func (v *catalogView) checkSnapshot(s Timestamp) error {
 	if s < v.safePoint {
 		return &SnapshotTooOldError{Snapshot: s, SafePoint: v.safePoint}
 	}
 	return nil
+}
+
+// SafePoint returns the timestamp below which history is being removed: whatever is
+// read at an older snapshot, as AsOf names one, may fail with ErrSnapshotTooOld. It moves
+// on with each garbage collection, and is 0 before the first.
+func (db *DB) SafePoint(ctx context.Context) (Timestamp, error) {
+	if err := db.enter(); err != nil {
+		return 0, err
+	}
+	defer db.leave()
+	v, err := db.loadCatalog(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("percolator: asking for the safe point: %w", err)
+	}
+	return v.safePoint, nil
 }

@@ -41,6 +41,7 @@ const (
 	tableSessions   = "\x00sessions"
 	tableScanLeases = "\x00scanleases"
 	tableParked     = "\x00parked"
+	tableNotices    = "\x00notices"
 
 	prefixAck    = "\x00a"
 	prefixParked = "\x00p"
@@ -116,6 +117,23 @@ func splitOwnColumn(stored string) (prefix, observer, column string, ok bool) {
 		return "", "", "", false
 	}
 	return stored[:2], stored[4 : 4+n], stored[4+n:], true
+}
+
+// ownCell tells whether a stored cell is one of the library's own that transactions
+// write.
+func ownCell(c Cell) bool {
+	_, _, _, own := splitOwnColumn(c.Column)
+	return c.Table == tableParked && c.Column == columnParked || c.Table == tableNotices && c.Column == columnNotice || own && !reserved(c.Table)
+}
+
+const columnNotice = "commit"
+
+// noticeCell is the primary of a transaction that writes nothing and notifies under
+// locks or validation. No two have the same, so that they do not conflict by it. It is
+// written as a delete, which the collection removes. The changing end of the
+// timestamp comes first, so that the rows of one moment lie far apart.
+func noticeCell(start Timestamp) Cell {
+	return Cell{tableNotices, string(binary.LittleEndian.AppendUint64(nil, uint64(start))), columnNotice}
 }
 
 const (

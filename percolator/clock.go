@@ -36,9 +36,28 @@ func (systemClock) Sleep(ctx context.Context, d time.Duration) error {
 }
 
 // Backoff is an exponential backoff with full jitter: the wait before attempt n
-// is random between Min and Min doubled n times, at most Max.
+// is random between Min and Min doubled n times, at most Max. Where only one of the
+// two is given, the other takes its default, moved so that Min is not above Max.
 type Backoff struct {
 	Min, Max time.Duration
+}
+
+// fill gives a half that is missing its default. The half that was given counts.
+func (b *Backoff) fill(defaults Backoff) {
+	given := *b
+	if b.Min <= 0 {
+		b.Min = defaults.Min
+	}
+	if b.Max <= 0 {
+		b.Max = defaults.Max
+	}
+	switch {
+	case b.Min <= b.Max:
+	case given.Min <= 0:
+		b.Min = b.Max
+	case given.Max <= 0:
+		b.Max = b.Min
+	}
 }
 
 func (b Backoff) wait(attempt int, r *random) time.Duration {

@@ -164,6 +164,26 @@ func decodeNotify(b []byte) (notifyKind, error) {
 	return notifyKind(b[1]), nil
 }
 
+// The mark of a commit, on a cell that was locked only, names its start timestamp. The
+// mark of a roll back, or of a fence, stands at the start itself and has no value.
+func encodeMark(start Timestamp) []byte {
+	return binary.BigEndian.AppendUint64([]byte{formatVersion}, uint64(start))
+}
+
+// decodeMark returns 0 for a mark that names none.
+func decodeMark(b []byte) (start Timestamp, err error) {
+	if len(b) == 0 {
+		return 0, nil
+	}
+	if len(b) == 9 && b[0] == formatVersion {
+		start = Timestamp(binary.BigEndian.Uint64(b[1:]))
+	}
+	if start == 0 {
+		return 0, fmt.Errorf("%w: mark %x", ErrCorrupt, b)
+	}
+	return start, nil
+}
+
 // An acknowledgment is the start timestamp of the run that made it.
 func encodeAck(start Timestamp) []byte {
 	return binary.BigEndian.AppendUint64([]byte{formatVersion}, uint64(start))

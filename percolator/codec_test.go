@@ -110,6 +110,12 @@ func drawCatalog(t *rapid.T) catalog {
 	if rapid.Bool().Draw(t, "next") {
 		next := settings()
 		c.Next, c.NextFrom = &next, anyTS.Draw(t, "from")
+		if rapid.Bool().Draw(t, "announced") {
+			c.NextFrom = 0
+		}
+	}
+	for range rapid.IntRange(0, 3).Draw(t, "past") {
+		c.Past = append(c.Past, pastAge{rapid.Int64Range(1, c.Current.MaxTxnAgeMs).Draw(t, "past age"), anyTS.Draw(t, "until")})
 	}
 	for range rapid.IntRange(0, 3).Draw(t, "observers") {
 		c.Observers = append(c.Observers, observerRecord{
@@ -131,12 +137,13 @@ func TestCatalogRoundTrip(t *testing.T) {
 		require.Equal(t, c, got)
 		ts := anyTS.Draw(t, "at")
 		s := got.at(ts)
-		age, lease := got.widest()
+		age, lease := got.outlasting(ts)
 		require.LessOrEqual(t, s.MaxTxnAge, age)
 		require.LessOrEqual(t, s.CatalogLease, lease)
-		require.GreaterOrEqual(t, s.CatalogLease, got.shortestLease())
+		require.GreaterOrEqual(t, s.CatalogLease, got.leaseAt(ts))
+		require.LessOrEqual(t, got.lastCommit(ts).Sub(ts), age)
 		want := c.Current
-		if c.Next != nil && ts >= c.NextFrom {
+		if c.Next != nil && c.NextFrom > 0 && ts >= c.NextFrom {
 			want = *c.Next
 		}
 		require.Equal(t, want.settings(), s)
@@ -191,6 +198,10 @@ func TestDecodersRefuseGarbage(t *testing.T) {
 		_, err := decodeAck(b)
 		require.ErrorIs(t, err, ErrCorrupt)
 	}
+	for _, b := range [][]byte{{1}, {2, 0, 0, 0, 0, 0, 0, 0, 1}, {1, 0, 0, 0, 0, 0, 0, 0, 0}, make([]byte, 10)} {
+		_, err := decodeMark(b)
+		require.ErrorIs(t, err, ErrCorrupt)
+	}
 	for _, b := range [][]byte{nil, {2}, {1, 5}, {1, 0, 0, 0}} {
 		_, err := decodeScanLease(b)
 		require.ErrorIs(t, err, ErrCorrupt)
@@ -238,6 +249,15 @@ func FuzzDecodeNotify(f *testing.F) {
 
 func FuzzDecodeAck(f *testing.F) {
 	fuzz(f, [][]byte{encodeAck(1), nil}, decodeAck, encodeAck)
+}
+
+func FuzzDecodeMark(f *testing.F) {
+	fuzz(f, [][]byte{encodeMark(1), nil}, decodeMark, func(start Timestamp) []byte {
+		if start == 0 {
+			return nil
+		}
+		return encodeMark(start)
+	})
 }
 
 func FuzzDecodeFailure(f *testing.F) {

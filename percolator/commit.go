@@ -20,12 +20,14 @@ import (
 //   - one that matches ErrTxnTooOld: it took longer than MaxTxnAge. As above, but
 //     running it again needs a quicker function.
 //   - one that matches ErrUndetermined: the context ended, or far too much time
-//     passed, before it could be found out whether it took effect. DB.Outcome may
+//     passed, before it could be found out whether it took effect. DB.OutcomeOf may
 //     find out later.
 //   - any other error: nothing took effect, for certain, but perhaps weak
 //     notifications (Notify), which cost one run of an observer for nothing.
 //
-// A transaction without writes and notifications commits by doing nothing. When
+// A transaction without writes and notifications commits by doing nothing. One that
+// only notifies takes part in conflicts if it has called GetForUpdate, or read under
+// Serializable, and else in none. When
 // Commit has returned nil, every transaction that begins afterwards, in any
 // process, sees the writes. Work that is left then (secondaries) goes on in the
 // background, and is waited for by DB.Close.
@@ -42,6 +44,16 @@ func (tx *Txn) Commit(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("percolator: committing: %w", err)
 	}
+	err := tx.commitAnyWay(ctx)
+	if err == nil && tx.opt.committedAt != nil {
+		*tx.opt.committedAt = tx.commit
+	}
+	return err
+}
+
+// commitAnyWay commits in the quickest way that will do.
+func (tx *Txn) commitAnyWay(ctx context.Context) error {
+	db := tx.db
 	c, err := tx.newCommitter(ctx)
 	switch {
 	case err != nil:
@@ -82,11 +94,21 @@ type committer struct {
 	primary int    // index into writes, -1 where every write is lock only
 	notify  []bool // of each write: its column is observed
 	commit  Timestamp
+
+	primaryRow    int  // index into rows: the one with the primary, whose commit decides
+	split         bool // a row is in several parts
+	operationsAll int  // of all writes, in one step
+	bytesAll      int
+	// Of the primary's lock: when it was asked for, and how long it lasts from then on.
+	lockAsked time.Time
+	lockLasts time.Duration
+	stopBeat  func() // ends the heartbeat; nil before it began
 }
 
-// commitRow is the part of writes that belongs to one row.
+// commitRow is the part of writes that belongs to one row, or to a part of a wide one.
 type commitRow struct {
 	from, to int // writes[from:to]
+	bytes    int // about what a mutation of it takes
 	// What the prewrite came to.
 	sent        bool
 	locked      bool
@@ -116,12 +138,19 @@ func (tx *Txn) newCommitter(ctx context.Context) (*committer, error) {
 		return nil, err
 	}
 	c.start, c.began = tx.start, tx.began
-	var err error
-	if c.view, err = db.catalogFor(ctx, db.estimate(tx.start, tx.began)); err != nil {
+	view, err := db.catalogFor(ctx, db.estimate(tx.start, tx.began))
+	if err != nil {
 		return nil, err
 	}
 	if c.primary < 0 {
-		return c, c.checkWeak()
+		if !tx.guarded() {
+			return c, c.beginBy(ctx, view)
+		}
+		// What guards the notifications is locked and validated as for any write: it
+		// takes a primary, which nobody else has.
+		primary = noticeCell(c.start)
+		c.writes = append(slices.Clip(c.writes), write{cell: primary, kind: kindDelete})
+		c.primary = len(c.writes) - 1
 	}
 	if len(c.writes) > 1 {
 		slices.SortStableFunc(c.writes, func(a, b write) int {
@@ -130,17 +159,7 @@ func (tx *Txn) newCommitter(ctx context.Context) (*committer, error) {
 		c.primary = slices.IndexFunc(c.writes, func(w write) bool { return w.cell == primary })
 	}
 	c.notify = make([]bool, len(c.writes))
-	c.rows = make([]commitRow, 0, len(c.writes))
-	for i := range c.writes {
-		w := &c.writes[i]
-		c.notify[i] = w.kind != kindLock && len(c.view.observers(w.cell.Table, w.cell.Column)) > 0
-		if n := len(c.rows); n > 0 && c.writes[c.rows[n-1].from].cell.rowName() == w.cell.rowName() {
-			c.rows[n-1].to++
-		} else {
-			c.rows = append(c.rows, commitRow{from: i, to: i + 1})
-		}
-	}
-	return c, c.checkWeak()
+	return c, c.beginBy(ctx, view)
 }
 
 // checkWeak refuses weak notifications that nobody would ever see.
@@ -156,25 +175,82 @@ func (c *committer) checkWeak() error {
 func (c *committer) primaryCell() Cell { return c.writes[c.primary].cell }
 
 func (c *committer) conflict(cell Cell, with Timestamp, reason string) error {
+	if cell.Table == tableNotices {
+		cell = c.tx.weak[0] // which the caller knows
+	}
 	return &ConflictError{Cell: cell.public(), With: with, Reason: reason}
 }
 
-// bound is the greatest commit timestamp that this commit may have: above it the
-// transaction is too old, or its prewrites may miss an observer.
+// bound is the greatest commit timestamp that this commit may have without another
+// look at the catalog.
 func (c *committer) bound() Timestamp {
-	return min(c.view.commitBound(), c.start.Add(c.view.at(c.view.f).MaxTxnAge))
+	return min(c.view.until(), c.view.lastCommit(c.start))
 }
 
-// checkBound returns the error of a commit timestamp that is above the bound.
-func (c *committer) checkBound(ts Timestamp) error {
-	age := c.view.at(c.view.f).MaxTxnAge
-	switch {
-	case ts > c.start.Add(age):
-		return &TxnTooOldError{Start: c.start, Now: ts, MaxTxnAge: age}
-	case ts > c.view.commitBound():
-		return c.conflict(c.primaryOrWeak(), 0, "the process went by an old catalog of observers")
+// checkAge returns the error of a transaction that is too old to commit at ts: older
+// than MaxTxnAge, or below the safe point, where what would conflict with it may have
+// been collected.
+func (c *committer) checkAge(ts Timestamp) error {
+	if ts <= c.view.lastCommit(c.start) && c.start >= c.view.safePoint {
+		return nil
 	}
-	return nil
+	return &TxnTooOldError{Start: c.start, Now: ts, MaxTxnAge: min(c.view.lastCommit(c.start).Sub(c.start), c.view.at(ts).MaxTxnAge)}
+}
+
+// checkBound returns the error of a commit at ts, which was drawn after everything that
+// goes by the catalog was acknowledged (prewrites, conditions that held). Where the
+// catalog that it went by does not hold at ts any more, it is read again: a commit
+// whose steps take longer than the lease succeeds all the same, unless an observer was
+// registered meanwhile. One that is registered later than this reading begins sweeps a
+// snapshot above ts; and a safe point that is published later has removed nothing yet.
+func (c *committer) checkBound(ctx context.Context, ts Timestamp) error {
+	if !c.view.holds(ts) {
+		view, err := c.db.loadCatalog(ctx)
+		if err != nil {
+			return err
+		}
+		c.view = view
+		for i := range c.notify {
+			if !c.notify[i] && c.observed(i) {
+				return c.conflict(c.writes[i].cell, 0, "an observer was registered meanwhile")
+			}
+		}
+		if err := c.checkWeak(); err != nil {
+			return err
+		}
+	}
+	return c.checkAge(ts)
+}
+
+// beginBy is goBy for the view that is at hand, which may be too old to know an
+// observer that a weak notification is for.
+func (c *committer) beginBy(ctx context.Context, view *catalogView) error {
+	err := c.goBy(view)
+	if errors.Is(err, ErrNotObserved) {
+		if view, err = c.db.loadCatalog(ctx); err == nil {
+			err = c.goBy(view)
+		}
+	}
+	return err
+}
+
+// goBy makes the commit go by a view of the catalog, before anything of it was sent.
+func (c *committer) goBy(view *catalogView) error {
+	c.view = view
+	if err := c.checkAge(max(c.start, view.f)); err != nil {
+		return err
+	}
+	for i := range c.notify {
+		c.notify[i] = c.observed(i)
+	}
+	c.splitRows()
+	return c.checkWeak()
+}
+
+// observed tells whether an observer must be told of a write.
+func (c *committer) observed(i int) bool {
+	w := &c.writes[i]
+	return w.kind != kindLock && len(c.view.observers(w.cell.Table, w.cell.Column)) > 0
 }
 
 func (c *committer) primaryOrWeak() Cell {
@@ -193,13 +269,14 @@ func (c *committer) undetermined(cause error) error {
 	return e
 }
 
-// notifyOnly puts the weak notifications of a transaction without writes.
+// notifyOnly puts the weak notifications of a transaction without writes, and without
+// anything that guards them.
 func (c *committer) notifyOnly(ctx context.Context) error {
 	ts, err := c.db.draw(ctx)
 	if err != nil {
 		return err
 	}
-	if err := c.checkBound(ts); err != nil {
+	if err := c.checkBound(ctx, ts); err != nil {
 		return err
 	}
 	if err := c.putWeak(ctx, ts, rowName{}); err != nil {
@@ -216,34 +293,64 @@ func (c *committer) notifyOnly(ctx context.Context) error {
 // row that is left to somebody else. A put is repeated after a lost reply: putting
 // it twice costs one run at most.
 func (c *committer) putWeak(ctx context.Context, ts Timestamp, except rowName) error {
-	var built rowMutations
-	for _, cell := range c.tx.weak {
-		if cell.rowName() == except {
-			continue
+	var cells []int
+	for i := range c.tx.weak {
+		if c.tx.weak[i].rowName() != except {
+			cells = append(cells, i)
 		}
-		m := built.of(cell.Table, cell.Row)
-		m.Edits = append(m.Edits, rowstore.Put(rowstore.Notify, cell.Column, ts, weakValue))
 	}
-	muts := built.list
-	for attempt := 0; len(muts) > 0; attempt++ {
-		out, err := c.db.store.Apply(ctx, muts, rowstore.ApplyOptions{})
-		var again []rowstore.Mutation
-		lost := err
-		switch {
-		case errors.Is(err, rowstore.ErrAmbiguous):
-			again = muts
-		case err != nil:
-			return fmt.Errorf("putting notifications: %w", err)
+	row := func(i int) rowName { return c.tx.weak[i].rowName() }
+	slices.SortStableFunc(cells, func(a, b int) int {
+		return cmp.Or(cmp.Compare(row(a).table, row(b).table), cmp.Compare(row(a).row, row(b).row))
+	})
+	most := 64 // of one row, in one mutation
+	if l := c.db.step.Operations; l > 0 {
+		most = min(most, l)
+	}
+	var muts []rowstore.Mutation
+	for _, i := range cells {
+		cell := &c.tx.weak[i]
+		n := len(muts)
+		if n == 0 || muts[n-1].Table != cell.Table || muts[n-1].Row != cell.Row || len(muts[n-1].Edits) == most {
+			muts = append(muts, rowstore.Mutation{Table: cell.Table, Row: cell.Row})
+			n++
 		}
-		for i := range out {
-			switch {
-			case errors.Is(out[i].Err, rowstore.ErrAmbiguous):
-				again, lost = append(again, muts[i]), out[i].Err
-			case out[i].Err != nil:
-				return fmt.Errorf("putting notifications: %w", out[i].Err)
+		muts[n-1].Edits = append(muts[n-1].Edits, rowstore.Put(rowstore.Notify, cell.Column, ts, weakValue))
+	}
+	return c.putAll(ctx, muts)
+}
+
+// putAll applies mutations that may be applied twice, in pieces, until each has been.
+func (c *committer) putAll(ctx context.Context, muts []rowstore.Mutation) error {
+	row := func(i int) rowName { return rowName{muts[i].Table, muts[i].Row} }
+	bytes := func(i int) int { return len(muts[i].Row) + len(muts[i].Edits)*c.db.limits.Column }
+	items := make([]int, len(muts))
+	for i := range items {
+		items[i] = i
+	}
+	for attempt := 0; len(items) > 0; attempt++ {
+		var again []int
+		var lost error
+		err := c.db.send(ctx, cut(items, row, bytes), func(i int) rowstore.Mutation { return muts[i] }, rowstore.ApplyOptions{}, func(p *piece) error {
+			for i, item := range p.items {
+				err := p.err
+				if err == nil {
+					err = p.outs[i].Err
+				}
+				switch {
+				case errors.Is(err, rowstore.ErrAmbiguous):
+					again, lost = append(again, item), err
+				case err != nil:
+					return fmt.Errorf("putting notifications: %w", err)
+				}
 			}
+			return nil
+		})
+		if err != nil {
+			return err
 		}
-		if muts = again; len(muts) > 0 {
+		slices.Sort(again)
+		if items = again; len(items) > 0 {
 			if err := c.db.clock.Sleep(ctx, c.db.opt.retryWait.wait(attempt, c.db.rand)); err != nil {
 				return fmt.Errorf("putting notifications: %w, after %w", err, lost)
 			}
@@ -257,6 +364,9 @@ func (c *committer) putWeak(ctx context.Context, ts Timestamp, except rowName) e
 func (c *committer) onePhaseKey() string {
 	db := c.db
 	if db.grouper == nil || !db.opt.onePhase || db.opt.oracle != nil || len(c.tx.ranges) > 0 {
+		return ""
+	}
+	if !c.fitsGroup(c.beside() + 2*len(c.tx.reads)) {
 		return ""
 	}
 	key := db.grouper.GroupKey(c.primaryCell().Table, c.primaryCell().Row)
@@ -296,8 +406,12 @@ func (c *committer) onePhaseGroup() rowstore.Group {
 	muts := rowMutations{list: make([]rowstore.Mutation, 0, len(c.rows))}
 	// The rows take theirs from these; what a row adds beyond moves.
 	conds, edits := make([]rowstore.Condition, 3*len(c.writes)), make([]rowstore.Edit, len(c.writes))
-	for _, r := range c.rows {
+	for from := 0; from < len(c.rows); {
+		r := c.rows[from]
 		first := &c.writes[r.from].cell
+		for from++; from < len(c.rows) && c.writes[c.rows[from].from].cell.rowName() == first.rowName(); from++ {
+			r.to = c.rows[from].to // a group names a row once
+		}
 		m := rowstore.Mutation{
 			Table: first.Table, Row: first.Row,
 			Conditions: conds[3*r.from : 3*r.from : 3*r.to],
@@ -308,7 +422,7 @@ func (c *committer) onePhaseGroup() rowstore.Group {
 			col := w.cell.Column
 			m.Conditions = prewriteConditions(m.Conditions, col, c.start)
 			if w.kind == kindLock {
-				m.Edits = append(m.Edits, rowstore.Put(rowstore.Rollback, col, rowstore.Drawn, nil))
+				m.Edits = append(m.Edits, rowstore.Put(rowstore.Rollback, col, rowstore.Drawn, encodeMark(c.start)))
 				continue
 			}
 			wv := writeValue{kind: w.kind, start: c.start, long: w.long()}
@@ -366,7 +480,7 @@ func (c *committer) find(cell Cell) int {
 // onePhase commits everything in one call. It holds no locks, so it may wait for
 // those of others.
 func (c *committer) onePhase(ctx context.Context) error {
-	group := c.onePhaseGroup()
+	group, late := c.onePhaseGroup(), false
 	for attempt := 0; ; attempt++ {
 		outs, err := c.db.grouper.Group(ctx, []rowstore.Group{group})
 		var out rowstore.GroupOutcome
@@ -389,7 +503,7 @@ func (c *committer) onePhase(ctx context.Context) error {
 		}
 		state, serr := c.insist(ctx, func() (txnState, error) {
 			state, err := c.db.status(ctx, c.start, c.primaryCell())
-			if err == nil && state.committed == 0 {
+			if err == nil && state.committed == 0 && !state.complete {
 				err = c.db.checkSnapshot(ctx, c.start)
 			}
 			return state, err
@@ -402,14 +516,22 @@ func (c *committer) onePhase(ctx context.Context) error {
 			c.db.count.onePhase.Add(1)
 			return nil
 		case out.TooLate:
-			now, err := c.db.draw(ctx)
+			// A new view is of a later moment than the timestamp that was refused.
+			view, err := c.db.loadCatalog(ctx)
+			if err == nil {
+				err = c.goBy(view)
+			}
 			if err != nil {
 				return err
 			}
-			if err := c.checkBound(now); err != nil {
-				return err
+			if late || c.onePhaseKey() == "" {
+				// The calls take longer than the lease. Between two phases the catalog is
+				// read when the commit timestamp is there, so that needs no luck. Or new
+				// observers make it too large for one step.
+				return c.twoPhase(ctx)
 			}
-			return c.conflict(c.primaryCell(), 0, "the commit timestamp was over its bound")
+			late, group = true, c.onePhaseGroup()
+			continue
 		}
 		m := &group.Mutations[out.Failed]
 		wait, err := c.blocked(ctx, Cell{m.Table, m.Row, m.Conditions[out.Outcome.Failed].Column}, &out.Outcome.Broke)
@@ -447,7 +569,7 @@ func (c *committer) lost(cause error) error {
 // settleOutcome decides this transaction's own fate.
 func (c *committer) settleOutcome(ctx context.Context) (txnState, error) {
 	return c.insist(ctx, func() (txnState, error) {
-		return c.db.decide(ctx, c.start, c.primaryCell(), overrideLiving)
+		return c.db.decide(ctx, c.start, c.primaryCell(), overrideLiving, primaryCell)
 	})
 }
 
@@ -515,19 +637,24 @@ func (c *committer) twoPhase(ctx context.Context) error {
 		return err
 	}
 	deferred := c.deferrable()
+	stop := func() {
+		if c.stopBeat != nil {
+			c.stopBeat()
+		}
+	}
+	defer stop()
 	if err := c.prewrite(ctx, session, deferred); err != nil {
+		stop()
 		c.abort(ctx)
 		return err
 	}
-	stop := c.heartbeat(session)
-	defer stop()
 	incarnation, err := c.prepare(ctx, deferred)
 	if err != nil {
 		stop()
 		c.abort(ctx)
 		return err
 	}
-	primaryRow := c.primaryCell().rowName()
+	primaryRow := c.weakWithPrimary()
 	if err := c.putWeak(ctx, c.commit, primaryRow); err != nil {
 		stop()
 		c.abort(ctx)
@@ -554,7 +681,7 @@ func (c *committer) prepare(ctx context.Context, deferred bool) (incarnation str
 			return "", err
 		}
 	}
-	if err := c.checkBound(c.commit); err != nil {
+	if err := c.checkBound(ctx, c.commit); err != nil {
 		return "", err
 	}
 	if c.tx.opt.isolation == Serializable {
@@ -600,39 +727,33 @@ func (c *committer) prewriteMutation(r commitRow, session string, expiry Timesta
 	return m
 }
 
-// prewrite locks every row, in parallel, and repeats what was lost or waited.
+// prewrite locks every row, in pieces, and repeats what was lost or waited. The piece
+// with the primary goes first: with its lock the heartbeat begins, which keeps the
+// transaction alive however long the others take.
 func (c *committer) prewrite(ctx context.Context, session string, deferred bool) error {
 	for attempt := 0; ; attempt++ {
-		expiry := c.expiry()
-		var muts []rowstore.Mutation
 		var which []int
+		if !c.rows[c.primaryRow].locked {
+			which = append(which, c.primaryRow)
+		}
 		for i := range c.rows {
-			if !c.rows[i].locked {
-				muts = append(muts, c.prewriteMutation(c.rows[i], session, expiry))
+			if !c.rows[i].locked && i != c.primaryRow {
 				which = append(which, i)
-				c.rows[i].sent = true
 			}
 		}
-		if len(muts) == 0 {
+		if len(which) == 0 {
 			return nil
 		}
-		outs, err := c.db.store.Apply(ctx, muts, rowstore.ApplyOptions{Deferred: deferred, Draw: c.db.opt.oracle == nil})
-		if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
-			return fmt.Errorf("prewriting: %w", err)
+		pieces := cut(which, c.nameOf, c.bytesOf)
+		if len(pieces) > 1 && !c.rows[c.primaryRow].locked {
+			pieces = pieces[:1]
 		}
-		wait := err != nil
-		if len(outs) > 0 && !slices.ContainsFunc(outs, func(o rowstore.Outcome) bool { return o.Drawn == 0 }) {
-			// Nothing of this batch is to be sent again and what was sent before was
-			// acknowledged, so a timestamp that was drawn after it is a commit timestamp.
-			c.commit = outs[0].Drawn
-		}
-		for i := range outs {
-			again, err := c.prewritten(ctx, &c.rows[which[i]], &muts[i], &outs[i])
-			if err != nil {
-				c.noteRest(which[i+1:], outs[i+1:])
-				return err
-			}
-			wait = wait || again
+		// Nothing else is under way and nothing is to be sent again if all of these are
+		// locked; so a timestamp that is drawn after them is a commit timestamp.
+		last := len(pieces) == 1 && len(pieces[0]) == len(which)
+		wait, err := c.prewritePieces(ctx, pieces, session, rowstore.ApplyOptions{Deferred: deferred, Draw: last && c.db.opt.oracle == nil})
+		if err != nil {
+			return err
 		}
 		if wait {
 			if err := c.db.clock.Sleep(ctx, c.db.opt.lockWait.wait(attempt, c.db.rand)); err != nil {
@@ -640,6 +761,53 @@ func (c *committer) prewrite(ctx context.Context, session string, deferred bool)
 			}
 		}
 	}
+}
+
+func (c *committer) nameOf(row int) rowName { return c.writes[c.rows[row].from].cell.rowName() }
+
+func (c *committer) bytesOf(row int) int { return c.rows[row].bytes }
+
+// prewritePieces sends prewrites. wait tells that some should be sent again a little
+// later.
+func (c *committer) prewritePieces(ctx context.Context, pieces [][]int, session string, opts rowstore.ApplyOptions) (wait bool, err error) {
+	build := func(row int) rowstore.Mutation {
+		c.rows[row].sent = true
+		lasts := c.db.session.lasts(c.db.opt.lockExpiry)
+		if row == c.primaryRow {
+			c.lockAsked, c.lockLasts = c.db.clock.Now(), lasts
+		}
+		return c.prewriteMutation(c.rows[row], session, c.expiry(lasts))
+	}
+	failed := false
+	err = c.db.send(ctx, pieces, build, opts, func(p *piece) error {
+		c.db.session.took(p.took)
+		if p.err != nil && !errors.Is(p.err, rowstore.ErrAmbiguous) {
+			failed = true
+			return fmt.Errorf("prewriting: %w", p.err)
+		}
+		wait = wait || p.err != nil
+		if len(p.outs) > 0 && !slices.ContainsFunc(p.outs, func(o rowstore.Outcome) bool { return o.Drawn == 0 }) {
+			c.commit = p.outs[0].Drawn
+		}
+		if failed {
+			c.noteRest(p.items, p.outs)
+			return nil
+		}
+		for i := range p.outs {
+			again, err := c.prewritten(ctx, &c.rows[p.items[i]], &p.muts[i], &p.outs[i])
+			if err != nil {
+				c.noteRest(p.items[i+1:], p.outs[i+1:])
+				failed = true
+				return err
+			}
+			if c.stopBeat == nil && c.rows[c.primaryRow].locked {
+				c.stopBeat = c.heartbeat(session)
+			}
+			wait = wait || again
+		}
+		return nil
+	})
+	return wait, err
 }
 
 // noteRest keeps what is known of the rows behind one that failed, so that the
@@ -671,9 +839,9 @@ func (c *committer) prewritten(ctx context.Context, r *commitRow, m *rowstore.Mu
 	return c.blocked(ctx, Cell{m.Table, m.Row, m.Conditions[out.Failed].Column}, &out.Broke)
 }
 
-// expiry is when a lock put now may be taken for dead.
-func (c *committer) expiry() Timestamp {
-	return c.db.estimate(c.start, c.began).Add(c.db.opt.lockExpiry)
+// expiry is when a lock put now, which lasts for d, may be taken for dead.
+func (c *committer) expiry(d time.Duration) Timestamp {
+	return c.db.estimate(c.start, c.began).Add(d)
 }
 
 // heartbeat extends the expiry on the primary's lock until stop is called, which
@@ -682,16 +850,19 @@ func (c *committer) expiry() Timestamp {
 func (c *committer) heartbeat(session string) (stop func()) {
 	ctx, cancel := context.WithCancel(c.db.ctx)
 	done := make(chan struct{})
+	asked, lasts := c.lockAsked, c.lockLasts
 	if !c.db.background(func(context.Context) {
 		defer close(done)
-		for c.db.clock.Sleep(ctx, c.db.opt.lockExpiry/3) == nil {
-			l := c.lockOf(c.primary, session, c.expiry())
+		for c.db.clock.Sleep(ctx, renewIn(c.db.clock, asked, lasts)) == nil {
+			asked, lasts = c.db.clock.Now(), c.db.session.lasts(c.db.opt.lockExpiry)
+			l := c.lockOf(c.primary, session, c.expiry(lasts))
 			p := c.primaryCell()
-			out, err := c.db.applyOne(ctx, rowstore.Mutation{
+			out, err := c.db.applyUrgent(ctx, rowstore.Mutation{
 				Table: p.Table, Row: p.Row,
 				Conditions: []rowstore.Condition{rowstore.Present(p.Column, c.start)},
 				Edits:      []rowstore.Edit{rowstore.Put(rowstore.Lock, p.Column, c.start, l.encode())},
 			})
+			c.db.session.took(c.db.clock.Now().Sub(asked))
 			if err == nil && !out.Applied {
 				return // decided, by us or by somebody else
 			}
@@ -743,18 +914,20 @@ func (c *committer) validateCells(ctx context.Context) error {
 		reads[i].Picks = validationPicks(reads[i].Picks, cell.Column, c.start, c.commit)
 	}
 	for attempt := 0; len(reads) > 0; attempt++ {
-		rows, err := c.db.readRows(ctx, reads)
-		if err != nil {
-			return fmt.Errorf("validating: %w", err)
-		}
 		var again []rowstore.RowRead
-		for i := range rows {
-			blocked, err := c.validateRow(ctx, &rows[i], func(string) bool { return true })
+		for some := range slices.Chunk(reads, pieceRows) {
+			rows, err := c.db.readRows(ctx, some)
 			if err != nil {
-				return err
+				return fmt.Errorf("validating: %w", err)
 			}
-			if blocked {
-				again = append(again, reads[i])
+			for i := range rows {
+				blocked, err := c.validateRow(ctx, &rows[i], func(string) bool { return true })
+				if err != nil {
+					return err
+				}
+				if blocked {
+					again = append(again, some[i])
+				}
 			}
 		}
 		if reads = again; len(reads) > 0 {
@@ -839,7 +1012,7 @@ func (c *committer) commitMutation(r commitRow) rowstore.Mutation {
 		m.Conditions = append(m.Conditions, rowstore.Present(c.writes[i].cell.Column, c.start))
 		m.Edits = c.commitEditsOf(m.Edits, i)
 	}
-	m.Edits = append(m.Edits, c.extra[first.rowName()]...)
+	m.Edits = append(m.Edits, c.extraOf(&m)...)
 	return m
 }
 
@@ -852,25 +1025,28 @@ func (c *committer) commitEditsOf(edits []rowstore.Edit, i int) []rowstore.Edit 
 	return commitEdits(edits, w.cell.Column, c.start, c.commit, w.kind, value, w.long(), c.notify[i])
 }
 
+// weakWithPrimary is the row whose weak notifications go with the commit point: the
+// primary's, unless they are too many.
+func (c *committer) weakWithPrimary() rowName {
+	if c.split || !c.fitsGroup(c.beside()+1) {
+		return rowName{}
+	}
+	return c.primaryCell().rowName()
+}
+
 // commitPoint makes the decision: the primary's row turns from lock to committed.
 // From here on no prewrite is sent.
 func (c *committer) commitPoint(ctx context.Context, incarnation string, deferred bool) error {
-	primaryRow := c.primaryCell().rowName()
-	var first rowstore.Mutation
-	var rest []commitRow
-	for _, r := range c.rows {
-		if c.writes[r.from].cell.rowName() == primaryRow {
-			first = c.commitMutation(r)
-		} else {
-			rest = append(rest, r)
-		}
-	}
+	first := c.commitMutation(c.rows[c.primaryRow])
+	rest := slices.Delete(slices.Clone(c.rows), c.primaryRow, c.primaryRow+1)
 	if incarnation != "" {
 		first.Conditions = append(first.Conditions, rowstore.Incarnation(incarnation))
 	}
-	for _, cell := range c.tx.weak {
-		if i := c.find(cell); cell.rowName() == primaryRow && (i < 0 || !c.notify[i]) {
-			first.Edits = append(first.Edits, rowstore.Put(rowstore.Notify, cell.Column, c.commit, weakValue))
+	if with := c.weakWithPrimary(); with != (rowName{}) {
+		for _, cell := range c.tx.weak {
+			if i := c.find(cell); cell.rowName() == with && (i < 0 || !c.notify[i]) {
+				first.Edits = append(first.Edits, rowstore.Put(rowstore.Notify, cell.Column, c.commit, weakValue))
+			}
 		}
 	}
 	group, grouped := c.commitGroup(first, rest)
@@ -920,7 +1096,7 @@ func (c *committer) commitPoint(ctx context.Context, incarnation string, deferre
 // finishLater decides the transaction in the background when the caller could not
 // wait, so that its locks hold up nobody longer than need be.
 func (c *committer) finishLater(rest []commitRow, deferred bool) {
-	timeout := c.db.cleanUpTimeout()
+	timeout := c.enough(c.db.cleanUpTimeout())
 	c.db.background(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
@@ -945,7 +1121,7 @@ const commitAttempts = 2
 // Never into a plain batch: its rows are independent, and a secondary would be
 // committed beside a primary that was rolled back.
 func (c *committer) commitGroup(first rowstore.Mutation, rest []commitRow) (rowstore.Group, bool) {
-	if c.db.grouper == nil || len(rest) == 0 {
+	if c.db.grouper == nil || len(rest) == 0 || c.split || !c.fitsGroup(c.beside()+1) {
 		return rowstore.Group{}, false
 	}
 	key := c.db.grouper.GroupKey(first.Table, first.Row)
@@ -980,7 +1156,7 @@ func (c *committer) committed(rest []commitRow, grouped, deferred bool) error {
 	}
 	c.db.count.twoPhase.Add(1)
 	if len(rest) > 0 {
-		timeout := c.db.backgroundTimeout()
+		timeout := c.enough(c.db.backgroundTimeout())
 		c.db.background(func(ctx context.Context) {
 			ctx, cancel := context.WithTimeout(ctx, timeout)
 			defer cancel()
@@ -997,48 +1173,46 @@ func (c *committer) commitSecondaries(ctx context.Context, rest []commitRow, def
 	c.goOn(ctx, commit(ctx), commit)
 }
 
-// applyRows applies a mutation for each row, and where one does not hold as a
-// whole, cell by cell: a resolver may have dealt with one cell of the row, and the
-// others are still locked. It may be repeated.
+// applyRows applies a mutation for each row, in pieces, and where one does not hold as a
+// whole, for each half of it: a resolver may have dealt with one cell of the row, and
+// the others are still locked. It may be repeated.
 func (c *committer) applyRows(ctx context.Context, rows []commitRow, deferred bool, build func(commitRow) rowstore.Mutation) error {
-	if len(rows) == 0 {
-		return nil
-	}
-	opts := rowstore.ApplyOptions{Deferred: deferred}
-	muts := make([]rowstore.Mutation, len(rows))
-	for i, r := range rows {
-		muts[i] = build(r)
-	}
-	outs, err := c.db.store.Apply(ctx, muts, opts)
-	if err != nil {
-		return err
-	}
 	var failed []error
-	// A batch names a row once, so each round takes one cell of each row.
-	for n := 0; ; n++ {
-		var cells []rowstore.Mutation
-		for i, r := range rows {
-			if outs[i].Err != nil {
-				if n == 0 {
-					failed = append(failed, outs[i].Err)
+	for len(rows) > 0 {
+		items := make([]int, len(rows))
+		for i := range items {
+			items[i] = i
+		}
+		pieces := cut(items, func(i int) rowName { return c.writes[rows[i].from].cell.rowName() }, func(i int) int { return rows[i].bytes })
+		var firsts, seconds []commitRow // halves; apart, so that a piece has many rows
+		err := c.db.send(ctx, pieces, func(i int) rowstore.Mutation { return build(rows[i]) }, rowstore.ApplyOptions{Deferred: deferred}, func(p *piece) error {
+			if p.err != nil {
+				return p.err
+			}
+			for i, item := range p.items {
+				r := rows[item]
+				if p.outs[i].Err != nil {
+					failed = append(failed, p.outs[i].Err)
+				} else if !p.outs[i].Applied && r.to-r.from > 1 {
+					mid := (r.from + r.to) / 2
+					firsts = append(firsts, commitRow{from: r.from, to: mid, bytes: r.bytes})
+					seconds = append(seconds, commitRow{from: mid, to: r.to, bytes: r.bytes})
 				}
-				continue
 			}
-			if j := r.from + n; j < r.to && !outs[i].Applied && r.to-r.from > 1 {
-				cells = append(cells, build(commitRow{from: j, to: j + 1}))
-			}
-		}
-		if len(cells) == 0 {
-			return errors.Join(failed...)
-		}
-		cellOuts, err := c.db.store.Apply(ctx, cells, opts)
+			return nil
+		})
 		if err != nil {
 			return err
 		}
-		for i := range cellOuts {
-			failed = append(failed, cellOuts[i].Err)
-		}
+		rows = append(firsts, seconds...)
 	}
+	return errors.Join(failed...)
+}
+
+// enough is how long something that takes about d for a small transaction may take for
+// this one.
+func (c *committer) enough(d time.Duration) time.Duration {
+	return c.db.session.lasts(d) * time.Duration(1+len(c.rows)/pieceRows)
 }
 
 // abort removes what the prewrites have left. It goes on when the caller's context
@@ -1047,7 +1221,7 @@ func (c *committer) applyRows(ctx context.Context, rows []commitRow, deferred bo
 // from taking effect.
 func (c *committer) abort(ctx context.Context) {
 	tried := make(chan struct{})
-	timeout := c.db.cleanUpTimeout()
+	timeout := c.enough(c.db.cleanUpTimeout())
 	if !c.db.background(func(bg context.Context) {
 		bg, cancel := context.WithTimeout(bg, timeout)
 		defer cancel()
@@ -1080,22 +1254,20 @@ func (c *committer) goOn(ctx context.Context, err error, cleanUp func(context.Co
 // rollBackAll rolls back every row that was prewritten, or may have been. The
 // primary goes first, as always.
 func (c *committer) rollBackAll(ctx context.Context) error {
-	primary := c.primaryCell()
 	var rows []commitRow
-	for _, r := range c.rows {
-		if !r.sent {
-			continue
+	if r := c.rows[c.primaryRow]; r.sent {
+		done, err := c.rollBackOwnPrimary(ctx, r)
+		if err != nil {
+			return err // the rest waits for a decision, as everybody's does
 		}
-		if c.writes[r.from].cell.rowName() == primary.rowName() {
-			done, err := c.rollBackOwnPrimary(ctx, r)
-			if err != nil {
-				return err // the rest waits for a decision, as everybody's does
-			}
-			if done {
-				continue
-			}
+		if !done {
+			rows = append(rows, r)
 		}
-		rows = append(rows, r)
+	}
+	for i, r := range c.rows {
+		if r.sent && i != c.primaryRow {
+			rows = append(rows, r)
+		}
 	}
 	return c.applyRows(ctx, rows, false, c.rollBackMutation)
 }
@@ -1124,7 +1296,7 @@ func (c *committer) rollBackOwnPrimary(ctx context.Context, r commitRow) (done b
 	if out.Applied {
 		return true, nil
 	}
-	state, err := c.db.decide(ctx, c.start, c.primaryCell(), overrideLiving)
+	state, err := c.db.decide(ctx, c.start, c.primaryCell(), overrideLiving, primaryCell)
 	if err == nil && state.committed != 0 {
 		return false, fmt.Errorf("transaction %d is committed and is not rolled back", uint64(c.start))
 	}

@@ -20,7 +20,8 @@ import (
 // DB is a database with transactions and observers over a row-transactional
 // store. Its methods may be called concurrently.
 type DB struct {
-	store   rowstore.Store
+	store   rowstore.Store // as it was given, but that calls wait for a server that is away
+	given   rowstore.Store
 	oracle  oracle.Oracle
 	grouper rowstore.Grouper // nil without one
 	// drawReader begins transactions with their first read; nil where the two are
@@ -30,16 +31,17 @@ type DB struct {
 	defers     bool
 	opt        options
 	limits     Limits
+	step       rowstore.Limits // the store's own, of which Operations and Bytes bound one step
 	clock      Clock
 	rand       *random
 	log        *slog.Logger
 	count      counters
 	hot        hotCells
 
-	view       atomic.Pointer[catalogView]
-	loading    chan struct{} // holds one token while the catalog is being read
-	refreshing atomic.Bool
-	session    session
+	view         atomic.Pointer[catalogView]
+	catalogReads catalogReads
+	refreshing   atomic.Bool
+	session      session
 
 	// drain counts what Close waits for.
 	drain struct {
@@ -48,11 +50,11 @@ type DB struct {
 		closing bool
 		idle    chan struct{} // closed when closing and active is 0
 	}
-	closeOnce sync.Once
-	metrics   metric.Registration // nil without WithMetrics
-	ctx       context.Context     // of everything in the background
-	cancel    context.CancelFunc
-	owned     sync.WaitGroup // goroutines that last until Close
+	closed  chan struct{}       // closed when Close has ended
+	metrics metric.Registration // nil without WithMetrics
+	ctx     context.Context     // of everything in the background
+	cancel  context.CancelFunc
+	owned   sync.WaitGroup // goroutines that last until Close
 }
 
 // Open opens the store that url names and a DB over it. The backend must have been
@@ -84,8 +86,8 @@ func New(ctx context.Context, store rowstore.Store, opts ...Option) (*DB, error)
 	for _, o := range opts {
 		o(&opt)
 	}
-	db := &DB{store: store, opt: opt, clock: opt.clock, log: opt.log, loading: make(chan struct{}, 1)}
-	db.drain.idle = make(chan struct{})
+	db := &DB{given: store, opt: opt, clock: opt.clock, log: opt.log}
+	db.drain.idle, db.closed = make(chan struct{}), make(chan struct{})
 	seed := opt.seed
 	if seed == 0 {
 		var b [8]byte
@@ -93,11 +95,13 @@ func New(ctx context.Context, store rowstore.Store, opts ...Option) (*DB, error)
 		seed = binary.LittleEndian.Uint64(b[:])
 	}
 	db.rand = newRandom(seed)
+	patient := &patientStore{Store: store, patience: opt.storePatience, clock: opt.clock, rand: db.rand}
+	store, db.store = patient, patient
 	switch p, ok := rowstore.Unwrap[rowstore.OracleProvider](store); {
 	case opt.oracle != nil && opt.oracleName == "":
 		return nil, fmt.Errorf("%w: WithOracle needs a name", ErrInvalid)
 	case opt.oracle != nil:
-		db.oracle = opt.oracle
+		db.oracle = patientOracle{opt.oracle, patient}
 	case ok:
 		db.oracle = p.Oracle()
 	default:
@@ -144,6 +148,7 @@ func (db *DB) setLimits() {
 	l.setDefaults()
 	if sl, ok := rowstore.Unwrap[rowstore.Limiter](db.store); ok {
 		s := sl.Limits()
+		db.step = s
 		tighten := func(have *int, store, reserve int) {
 			if store > 0 {
 				*have = min(*have, max(store-reserve, 1))
@@ -158,7 +163,7 @@ func (db *DB) setLimits() {
 }
 
 // Store returns the store that the DB works over.
-func (db *DB) Store() rowstore.Store { return db.store }
+func (db *DB) Store() rowstore.Store { return db.given }
 
 // Limits returns the limits in force: those of the DB or, where they are tighter,
 // of the store.
@@ -179,34 +184,50 @@ func (db *DB) Now(ctx context.Context) (Timestamp, error) {
 // other calls, and new ones, fail with ErrClosed. Workers must have been stopped:
 // their Run returns an error otherwise. When ctx ends first, Close closes the store
 // all the same and returns the context's error; what was not done is left for
-// others to resolve. A second Close returns nil.
+// others to resolve. A second Close returns nil, once the first one has ended, or its
+// context's error.
 func (db *DB) Close(ctx context.Context) error {
-	var errs []error
-	db.closeOnce.Do(func() {
-		if db.metrics != nil {
-			errs = append(errs, db.metrics.Unregister())
-		}
-		db.drain.Lock()
-		db.drain.closing = true
-		if db.drain.active == 0 {
-			close(db.drain.idle)
-		}
-		db.drain.Unlock()
+	if !db.beginClose() {
 		select {
-		case <-db.drain.idle:
+		case <-db.closed:
+			return nil
 		case <-ctx.Done():
-			errs = append(errs, fmt.Errorf("percolator: closing before everything was drained: %w", ctx.Err()))
+			return fmt.Errorf("percolator: waiting for another Close: %w", ctx.Err())
 		}
-		db.cancel()
-		db.owned.Wait()
-		if ctx.Err() == nil {
-			db.session.end(ctx)
-		}
-		if err := db.store.Close(); err != nil {
-			errs = append(errs, fmt.Errorf("percolator: closing the store: %w", err))
-		}
-	})
+	}
+	defer close(db.closed)
+	var errs []error
+	if db.metrics != nil {
+		errs = append(errs, db.metrics.Unregister())
+	}
+	select {
+	case <-db.drain.idle:
+	case <-ctx.Done():
+		errs = append(errs, fmt.Errorf("percolator: closing before everything was drained: %w", ctx.Err()))
+	}
+	db.cancel()
+	db.owned.Wait()
+	if ctx.Err() == nil {
+		db.session.end(ctx)
+	}
+	if err := db.store.Close(); err != nil {
+		errs = append(errs, fmt.Errorf("percolator: closing the store: %w", err))
+	}
 	return errors.Join(errs...)
+}
+
+// beginClose lets nothing new begin. It returns false when that was done before.
+func (db *DB) beginClose() bool {
+	db.drain.Lock()
+	defer db.drain.Unlock()
+	if db.drain.closing {
+		return false
+	}
+	db.drain.closing = true
+	if db.drain.active == 0 {
+		close(db.drain.idle)
+	}
+	return true
 }
 
 // enter counts a call that Close waits for.
@@ -306,7 +327,12 @@ func (db *DB) View(ctx context.Context, fn func(tx *Txn) error, opts ...TxnOptio
 	if err != nil {
 		return err
 	}
-	defer func() { _ = tx.Rollback(ctx) }() // returns nil; here for a panic of fn too
+	defer func() { // here for a panic of fn too
+		if !tx.done {
+			db.count.readOnly.Add(1)
+		}
+		_ = tx.Rollback(ctx)
+	}()
 	return fn(tx)
 }
 

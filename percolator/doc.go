@@ -50,7 +50,7 @@
 //
 // Commit has three outcomes that never blur: committed (nil), certainly not
 // (ErrConflict, ErrTxnTooOld, and other errors), and ErrUndetermined, when the
-// context ended before the answer was known. [DB.Outcome] finds out later.
+// context ended before the answer was known. [DB.OutcomeOf] finds out later.
 //
 // # Observers
 //

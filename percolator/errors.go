@@ -28,6 +28,10 @@ var (
 	ErrSnapshotInFuture = errors.New("percolator: snapshot in the future")
 	// ErrClosed: the DB, or its store, was closed.
 	ErrClosed = rowstore.ErrClosed
+	// ErrOracleWentBack: the oracle handed out a timestamp below one that it, or the
+	// data, had already: it lost its state, or belongs to other data. Nothing can be read
+	// or written safely until it is above those timestamps again.
+	ErrOracleWentBack = errors.New("percolator: the oracle went back")
 	// ErrCorrupt: a stored value cannot be decoded.
 	ErrCorrupt = errors.New("percolator: stored value cannot be decoded")
 )
@@ -47,10 +51,17 @@ var (
 	ErrUndetermined = errors.New("percolator: outcome undetermined")
 )
 
+// ErrTraceLost: Outcome was asked by a cell that may not be the transaction's primary,
+// and that tells nothing of it any more. The transaction may be committed or not.
+var ErrTraceLost = errors.New("percolator: the cell has lost its trace of the transaction; ask by its primary")
+
 // Errors of observers and workers, matched with errors.Is.
 var (
 	// ErrNotObserved: Notify on a column that no observer watches.
 	ErrNotObserved = errors.New("percolator: no observer watches the column")
+	// ErrObserverRemoved: an observer of the worker was taken out of the catalog by
+	// RemoveObserver, so the worker has stopped. Another Worker's Run registers it again.
+	ErrObserverRemoved = errors.New("percolator: the observer was removed")
 	// ErrWorkerRunning: a second Run, or an Observe after Run.
 	ErrWorkerRunning = errors.New("percolator: the worker has been started already")
 )
@@ -79,11 +90,12 @@ func (e *ConflictError) Error() string {
 func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
 
 // UndeterminedError names a transaction whose commit may or may not have
-// happened. It matches ErrUndetermined; DB.Outcome takes what it names.
+// happened. It matches ErrUndetermined; DB.OutcomeOf takes it and finds out.
 type UndeterminedError struct {
 	Start Timestamp
-	// Primary is zero for a transaction of weak notifications alone, which leaves no
-	// record; it may be repeated, at the cost of one run too many.
+	// Primary is the cell that decides. It may be one of the library's own, as it is
+	// stored. It is zero for a transaction of weak notifications that nothing
+	// guards, which leaves no record; it may be repeated, at the cost of one run too many.
 	Primary Cell
 	Cause   error
 }

@@ -24,9 +24,10 @@ type GCReport struct {
 // were superseded before the safe point, deleted cells, marks and what dead
 // transactions left. The safe point is the retention behind now, or keep behind
 // now when keep is not 0; never less than MaxTxnAge and a catalog lease. It takes
-// at least one catalog lease, which it waits between publishing the safe point and
-// the first removal. Snapshots below the safe point fail with ErrSnapshotTooOld
-// from then on.
+// at least one catalog lease, which it waits, by the oracle's time, between publishing
+// the safe point and the first removal. From then on what is read at a snapshot below
+// the safe point is right, or the read fails with ErrSnapshotTooOld. Rows and histories
+// of any size are removed in pieces.
 //
 // It may be called at any time and by any number of processes at once; an
 // interrupted collection leaves nothing wrong. A negative keep gives ErrInvalid.
@@ -63,8 +64,7 @@ func (db *DB) collectGarbage(ctx context.Context, keep time.Duration) (GCReport,
 		return report, err
 	}
 	report.SafePoint = safe
-	// Readers go by a safe point that they asked for less than a lease ago.
-	if err := db.clock.Sleep(ctx, lease); err != nil {
+	if err := db.outlast(ctx); err != nil {
 		return report, err
 	}
 	var tables []string
@@ -95,7 +95,9 @@ func (db *DB) collectGarbage(ctx context.Context, keep time.Duration) (GCReport,
 		case tableSessions, tableScanLeases:
 			err = db.removeLeases(ctx, t, safe, &report)
 		default:
-			err = db.removeVersions(ctx, t, safe, &report)
+			if err = db.clearUnobserved(ctx, v, t, safe); err == nil {
+				err = db.removeVersions(ctx, t, safe, &report)
+			}
 		}
 		if err != nil {
 			return report, fmt.Errorf("removing from table %q: %w", t, err)
@@ -104,8 +106,27 @@ func (db *DB) collectGarbage(ctx context.Context, keep time.Duration) (GCReport,
 	return report, nil
 }
 
-// publishSafePoint stores the safe point, unless a greater one is there, and
-// returns what is in force.
+// outlast waits, by the oracle's time, until nobody goes by a view of the catalog that
+// was begun before the call.
+func (db *DB) outlast(ctx context.Context) error {
+	v, err := db.loadCatalog(ctx)
+	if err != nil {
+		return err
+	}
+	_, lease := v.widest()
+	for now := v.f; now.Sub(v.f) < lease; {
+		if err := db.clock.Sleep(ctx, lease-now.Sub(v.f)); err != nil {
+			return err
+		}
+		if now, err = db.draw(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// publishSafePoint stores the safe point, unless a greater one is there, and returns
+// what is in force.
 func (db *DB) publishSafePoint(ctx context.Context, safe Timestamp) (Timestamp, error) {
 	if safe > 0 {
 		_, err := db.applyOne(ctx, rowstore.Mutation{
@@ -166,67 +187,247 @@ func (db *DB) resolveBelow(ctx context.Context, table string, safe Timestamp) (r
 	return resolved, nil
 }
 
-const gcBatch = 64
+// What a collection takes at once, at most, however much there is.
+const (
+	gcRows = 64 // rows that a call changes
+	// gcShallow is how many versions of a column, above the safe point and below, are
+	// read while a table is scanned. A column that has more is deep.
+	gcShallow = 8
+	gcPage    = 256 // versions of a deep column that a mutation removes, or of a row
+	gcDeep    = 16  // deep columns that are read together
+)
 
-// removeVersions removes what is garbage in a table, a mutation for each row.
+// collection removes what is garbage in one table.
+//
+// Versions of a column always go from the oldest on, each mutation all of them up to
+// some timestamp: see checkFound for what depends on it.
+type collection struct {
+	db     *DB
+	table  string
+	safe   Timestamp
+	page   int // gcPage, or less where the store takes less
+	report *GCReport
+
+	muts   []rowstore.Mutation
+	counts []int
+	edits  int
+
+	rows []rowstore.Row // that wait for their deep columns
+	deep []deepColumn
+}
+
+// deepColumn has more versions than a scan shows.
+type deepColumn struct {
+	row, column string
+	to          Timestamp // the newest of those that the scan did not show
+}
+
+// removeVersions removes what is garbage in a table.
 func (db *DB) removeVersions(ctx context.Context, table string, safe Timestamp, report *GCReport) error {
 	if safe == 0 {
 		return nil
 	}
-	all := func(f rowstore.Family, to Timestamp) rowstore.Pick {
-		return rowstore.Pick{Family: f, Column: rowstore.AllColumns, To: to}
+	all := func(f rowstore.Family, from, to Timestamp, limit int) rowstore.Pick {
+		return rowstore.Pick{Family: f, Column: rowstore.AllColumns, From: from, To: to, Limit: limit}
 	}
 	picks := []rowstore.Pick{
-		all(rowstore.Lock, oracle.Max), all(rowstore.Write, oracle.Max), all(rowstore.Data, safe-1),
-		all(rowstore.Rollback, safe-1), all(rowstore.Notify, oracle.Max),
+		all(rowstore.Lock, 0, oracle.Max, 1),
+		all(rowstore.Write, safe+1, oracle.Max, gcShallow), all(rowstore.Write, 0, safe, gcShallow),
+		all(rowstore.Data, 0, safe-1, 2), // few: they are long
+		all(rowstore.Rollback, 0, safe-1, 1), all(rowstore.Notify, 0, oracle.Max, 1),
 	}
-	var muts []rowstore.Mutation
-	var counts []int
-	flush := func() error {
-		if len(muts) == 0 {
-			return nil
+	c := &collection{db: db, table: table, safe: safe, page: gcPage, report: report}
+	if l, ok := rowstore.Unwrap[rowstore.Limiter](db.store); ok {
+		// A version may take two edits, and its column a few more.
+		if n := l.Limits().Operations; n > 0 {
+			c.page = max(1, min(c.page, n/2-8))
 		}
-		outs, err := db.store.Apply(ctx, muts, rowstore.ApplyOptions{})
-		if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
-			return err
-		}
-		for i := range outs {
-			// A row that changed meanwhile waits for the next collection.
-			if outs[i].Err != nil && !errors.Is(outs[i].Err, rowstore.ErrAmbiguous) {
-				return outs[i].Err
-			}
-			if outs[i].Applied {
-				report.Rows++
-				report.Versions += counts[i]
-			}
-		}
-		muts, counts = muts[:0], counts[:0]
-		return nil
 	}
 	for row, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: table, Picks: picks}) {
 		if err != nil {
 			return err
 		}
-		m, n, err := garbage(&row, safe)
-		if err != nil {
-			return fmt.Errorf("row %q: %w", row.Row, err)
+		if c.findDeep(&row) {
+			if c.rows = append(c.rows, row); len(c.deep) >= gcDeep {
+				err = c.removeDeep(ctx)
+			}
+		} else {
+			err = c.row(ctx, &row)
 		}
-		if n == 0 {
+		if err != nil {
+			return err
+		}
+	}
+	if err := c.removeDeep(ctx); err != nil {
+		return err
+	}
+	return c.flush(ctx)
+}
+
+// findDeep notes the deep columns of a row.
+func (c *collection) findDeep(row *rowstore.Row) bool {
+	found, n := false, 0
+	for i := range row.Versions {
+		v := &row.Versions[i]
+		if i == 0 || v.Family != row.Versions[i-1].Family || v.Column != row.Versions[i-1].Column {
+			n = 0
+		}
+		if v.Family != rowstore.Write || v.TS > c.safe {
 			continue
 		}
-		muts, counts = append(muts, m), append(counts, n)
-		if len(muts) == gcBatch {
-			if err := flush(); err != nil {
+		if n++; n == gcShallow && v.TS > 1 {
+			c.deep = append(c.deep, deepColumn{row.Row, v.Column, v.TS - 1})
+			found = true
+		}
+	}
+	return found
+}
+
+// removeDeep removes what the scan did not show of the deep columns, and then what it
+// did show of their rows.
+func (c *collection) removeDeep(ctx context.Context) error {
+	for deep := range slices.Chunk(c.deep, gcDeep) {
+		reads := make([]rowstore.RowRead, len(deep))
+		for i, d := range deep {
+			reads[i] = c.readDeep(d, d.to)
+		}
+		rows, err := c.db.readRows(ctx, reads)
+		if err != nil {
+			return err
+		}
+		for i := range rows {
+			if len(rows[i].Versions) < c.page {
+				err = c.add(ctx, rows[i].Row, c.pageOf(deep[i], rows[i].Versions))
+			} else {
+				err = c.removePages(ctx, deep[i], rows[i].Versions)
+			}
+			if err != nil {
 				return err
 			}
 		}
 	}
-	return flush()
+	// Before what is newer.
+	if err := c.flush(ctx); err != nil {
+		return err
+	}
+	for i := range c.rows {
+		if err := c.row(ctx, &c.rows[i]); err != nil {
+			return err
+		}
+	}
+	clear(c.rows)
+	c.rows, c.deep = c.rows[:0], c.deep[:0]
+	return nil
 }
 
-// garbage builds the mutation that removes what may go from a row, and counts it.
-func garbage(row *rowstore.Row, safe Timestamp) (rowstore.Mutation, int, error) {
-	g := &gcRow{row: row, safe: safe, m: rowstore.Mutation{Table: row.Table, Row: row.Row}}
+func (c *collection) readDeep(d deepColumn, to Timestamp) rowstore.RowRead {
+	return rowstore.RowRead{Table: c.table, Row: d.row, Picks: []rowstore.Pick{
+		{Family: rowstore.Write, Column: d.column, To: to, Limit: c.page},
+	}}
+}
+
+// removal is what a mutation removes, in a few words.
+type removal struct {
+	conditions []rowstore.Condition
+	edits      []rowstore.Edit
+	versions   int
+}
+
+// pageOf makes the removal of the versions of a deep column up to the first of those
+// given, which are all that are left of them or those that were read last.
+func (c *collection) pageOf(d deepColumn, versions []rowstore.Version) removal {
+	if len(versions) == 0 {
+		return removal{}
+	}
+	r := removal{versions: len(versions)}
+	r.edits = append(r.edits, rowstore.DeleteRange(rowstore.Write, d.column, 0, versions[0].TS))
+	for i := range versions {
+		r.dataOf(d.column, &versions[i])
+	}
+	return r
+}
+
+// dataOf adds the long value of a version that is removed.
+func (r *removal) dataOf(column string, v *rowstore.Version) {
+	if w, err := decodeWrite(v.Value); err == nil && w.long {
+		r.edits = append(r.edits, rowstore.Delete(rowstore.Data, column, w.start))
+		r.versions++
+	}
+}
+
+// removePages removes a column's versions page by page: the first one is that of the
+// newest, and it goes last.
+func (c *collection) removePages(ctx context.Context, d deepColumn, newest []rowstore.Version) error {
+	pages := []removal{c.pageOf(d, newest)}
+	for to := newest[len(newest)-1].TS; to > 1; {
+		rows, err := c.db.readRows(ctx, []rowstore.RowRead{c.readDeep(d, to-1)})
+		if err != nil {
+			return err
+		}
+		versions := rows[0].Versions
+		if len(versions) == 0 {
+			break
+		}
+		pages = append(pages, c.pageOf(d, versions))
+		to = versions[len(versions)-1].TS
+	}
+	for _, p := range slices.Backward(pages) {
+		// One in each call: the order counts.
+		if err := c.flush(ctx); err != nil {
+			return err
+		}
+		if err := c.add(ctx, d.row, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// add puts a removal into the next call.
+func (c *collection) add(ctx context.Context, row string, r removal) error {
+	if len(r.edits) == 0 {
+		return nil
+	}
+	if slices.ContainsFunc(c.muts, func(m rowstore.Mutation) bool { return m.Row == row }) {
+		if err := c.flush(ctx); err != nil { // a batch names a row once
+			return err
+		}
+	}
+	c.muts = append(c.muts, rowstore.Mutation{Table: c.table, Row: row, Conditions: r.conditions, Edits: r.edits})
+	c.counts = append(c.counts, r.versions)
+	if c.edits += len(r.edits); len(c.muts) == gcRows || c.edits >= 4*c.page {
+		return c.flush(ctx)
+	}
+	return nil
+}
+
+// flush sends the next call.
+func (c *collection) flush(ctx context.Context) error {
+	if len(c.muts) == 0 {
+		return nil
+	}
+	outs, err := c.db.store.Apply(ctx, c.muts, rowstore.ApplyOptions{})
+	if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
+		return err
+	}
+	for i := range outs {
+		// A row that changed meanwhile waits for the next collection.
+		if outs[i].Err != nil && !errors.Is(outs[i].Err, rowstore.ErrAmbiguous) {
+			return outs[i].Err
+		}
+		if outs[i].Applied {
+			c.report.Rows++
+			c.report.Versions += c.counts[i]
+		}
+	}
+	c.muts, c.counts, c.edits = nil, c.counts[:0], 0
+	return nil
+}
+
+// row removes what may go of what the scan showed of a row: a mutation for each column,
+// or for several.
+func (c *collection) row(ctx context.Context, row *rowstore.Row) error {
+	g := &gcRow{row: row, safe: c.safe}
 	var columns []string
 	for i := range row.Versions {
 		if c := row.Versions[i].Column; !slices.Contains(columns[max(0, len(columns)-1):], c) {
@@ -237,12 +438,18 @@ func garbage(row *rowstore.Row, safe Timestamp) (rowstore.Mutation, int, error) 
 	columns = slices.Compact(columns)
 	// What observers keep comes last, since it may go with the column it is for.
 	slices.SortStableFunc(columns, func(a, b string) int { return cmp.Compare(btoi(reserved(a)), btoi(reserved(b))) })
-	for _, c := range columns {
-		if err := g.column(c); err != nil {
-			return rowstore.Mutation{}, 0, fmt.Errorf("column %q: %w", c, err)
+	for _, column := range columns {
+		if err := g.column(column); err != nil {
+			return fmt.Errorf("row %q, column %q: %w", row.Row, column, err)
+		}
+		if len(g.m.edits)+len(g.m.conditions) >= c.page {
+			if err := c.add(ctx, row.Row, g.m); err != nil {
+				return err
+			}
+			g.m = removal{}
 		}
 	}
-	return g.m, g.n, nil
+	return c.add(ctx, row.Row, g.m)
 }
 
 func btoi(b bool) int {
@@ -252,11 +459,11 @@ func btoi(b bool) int {
 	return 0
 }
 
+// gcRow is what a scan shows of a row.
 type gcRow struct {
 	row  *rowstore.Row
 	safe Timestamp
-	m    rowstore.Mutation
-	n    int
+	m    removal
 	gone map[string]bool // acknowledgments that go as a whole
 }
 
@@ -265,24 +472,25 @@ type gcRow struct {
 // observer has yet to see; marks below the safe point; and data that belongs to no
 // version.
 func (g *gcRow) column(column string) error {
-	row, safe := g.row, g.safe
-	writes := row.All(rowstore.Write, column)
+	writes := g.row.All(rowstore.Write, column)
 	if g.gone[column] {
 		writes = nil
 	}
 	n := 0
-	for n < len(writes) && writes[n].TS > safe {
+	for n < len(writes) && writes[n].TS > g.safe {
 		n++
 	}
 	keep, drop := writes[:n], writes[n:]
-	kept := make(map[Timestamp]bool, len(keep)+1)
-	for i := range keep {
-		w, err := decodeWrite(keep[i].Value)
-		if err != nil {
+	known := make(map[Timestamp]bool, len(writes)) // the starts of the versions, kept or not
+	for i := range writes {
+		w, err := decodeWrite(writes[i].Value)
+		if err == nil {
+			known[w.start] = true
+		} else if i <= len(keep) {
 			return err
 		}
-		kept[w.start] = true
 	}
+	g.orphans(column, len(keep), drop, known)
 	if len(drop) > 0 {
 		newest, err := decodeWrite(drop[0].Value)
 		if err != nil {
@@ -291,29 +499,45 @@ func (g *gcRow) column(column string) error {
 		if newest.kind == kindDelete && g.seen(column) {
 			g.forget(column)
 		} else {
-			kept[newest.start] = true
 			drop = drop[1:]
 		}
 	}
 	if len(drop) > 0 {
 		// One range, since nothing can be written at or below the safe point.
-		g.m.Edits = append(g.m.Edits, rowstore.DeleteRange(rowstore.Write, column, 0, drop[0].TS))
-		g.n += len(drop)
+		g.m.edits = append(g.m.edits, rowstore.DeleteRange(rowstore.Write, column, 0, drop[0].TS))
+		g.m.versions += len(drop)
+		for i := range drop {
+			g.m.dataOf(column, &drop[i])
+		}
 	}
-	for _, d := range row.All(rowstore.Data, column) {
-		if kept[d.TS] || row.At(rowstore.Lock, column, d.TS) != nil {
+	if marks := g.row.All(rowstore.Rollback, column); len(marks) > 0 {
+		g.m.edits = append(g.m.edits, rowstore.DeleteRange(rowstore.Rollback, column, 0, g.safe-1))
+		g.m.versions += len(marks)
+	}
+	return nil
+}
+
+// orphans removes data that belongs to no version: that a rolled back prewrite left.
+// Only the version just above the safe point may have begun below it, and where the
+// column has more above than the scan showed, that one is not known: such a column waits.
+// What lies below the versions that were shown is of deep ones, and gone with them.
+func (g *gcRow) orphans(column string, above int, below []rowstore.Version, known map[Timestamp]bool) {
+	if above == gcShallow {
+		return
+	}
+	oldest := Timestamp(0)
+	if len(below) == gcShallow {
+		oldest = below[len(below)-1].TS
+	}
+	for _, d := range g.row.All(rowstore.Data, column) {
+		if d.TS < oldest || known[d.TS] || g.row.At(rowstore.Lock, column, d.TS) != nil {
 			continue
 		}
 		// A late prewrite may put its lock back; then the data is not garbage.
-		g.m.Conditions = append(g.m.Conditions, rowstore.AbsentAt(column, d.TS))
-		g.m.Edits = append(g.m.Edits, rowstore.Delete(rowstore.Data, column, d.TS))
-		g.n++
+		g.m.conditions = append(g.m.conditions, rowstore.AbsentAt(column, d.TS))
+		g.m.edits = append(g.m.edits, rowstore.Delete(rowstore.Data, column, d.TS))
+		g.m.versions++
 	}
-	if marks := row.All(rowstore.Rollback, column); len(marks) > 0 {
-		g.m.Edits = append(g.m.Edits, rowstore.DeleteRange(rowstore.Rollback, column, 0, safe-1))
-		g.n += len(marks)
-	}
-	return nil
 }
 
 // seen tells whether a delete of column has nothing left to tell any observer, and
@@ -329,7 +553,7 @@ func (g *gcRow) seen(column string) bool {
 		}
 		conds = append(conds, g.unchanged(own)...)
 	}
-	g.m.Conditions = append(g.m.Conditions, conds...)
+	g.m.conditions = append(g.m.conditions, conds...)
 	return true
 }
 
@@ -345,10 +569,10 @@ func (g *gcRow) forget(column string) {
 		if w == nil || w.TS > g.safe || g.row.Newest(rowstore.Lock, ack) != nil {
 			continue
 		}
-		g.m.Conditions = append(g.m.Conditions, rowstore.Absent(rowstore.Write, column, g.safe+1), rowstore.Absent(rowstore.Lock, column, 0))
-		g.m.Conditions = append(g.m.Conditions, g.unchanged(ack)...)
-		g.m.Edits = append(g.m.Edits, rowstore.DeleteRange(rowstore.Write, ack, 0, w.TS))
-		g.n += len(g.row.All(rowstore.Write, ack))
+		g.m.conditions = append(g.m.conditions, rowstore.Absent(rowstore.Write, column, g.safe+1), rowstore.Absent(rowstore.Lock, column, 0))
+		g.m.conditions = append(g.m.conditions, g.unchanged(ack)...)
+		g.m.edits = append(g.m.edits, rowstore.DeleteRange(rowstore.Write, ack, 0, w.TS))
+		g.m.versions += len(g.row.All(rowstore.Write, ack))
 		if g.gone == nil {
 			g.gone = map[string]bool{}
 		}
@@ -408,30 +632,54 @@ func (db *DB) removeLeases(ctx context.Context, table string, safe Timestamp, re
 	return nil
 }
 
-// collect collects garbage from time to time, once for all workers together.
+// collect collects garbage from time to time, once for all workers together. The safe
+// point tells when that was last, so a worker that comes later goes on from there.
 func (w *Worker) collect(ctx context.Context) error {
+	waited, pause := false, time.Duration(0)
 	for {
-		interval := w.config.GCInterval
-		settings := w.db.Settings()
-		if interval == 0 {
-			interval = min(settings.Retention/10, time.Hour)
-		}
-		if err := w.db.clock.Sleep(ctx, interval); err != nil {
-			return err
-		}
+		var due time.Duration
 		err := w.retry(ctx, "collecting garbage", func() error {
 			v, err := w.db.loadCatalog(ctx)
 			if err != nil {
 				return err
 			}
-			if v.f.Sub(v.safePoint) < v.at(v.f).Retention+interval/2 {
-				return nil // another worker has done it
+			due = w.collectionDue(v)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		if due > 0 || !waited {
+			// Not all workers at the same moment: the first one spares the others.
+			jitter := time.Duration(w.db.rand.int64N(int64(w.db.known().lease) + 1))
+			if err := w.db.clock.Sleep(ctx, max(due, pause)+jitter); err != nil {
+				return err
 			}
-			_, err = w.db.CollectGarbage(ctx, 0)
+			waited, pause = true, 0
+			continue
+		}
+		err = w.retry(ctx, "collecting garbage", func() error {
+			_, err := w.db.CollectGarbage(ctx, 0)
 			return err
 		})
 		if err != nil {
 			return err
 		}
+		waited, pause = false, w.gcInterval(w.db.Settings().Retention)/2
 	}
+}
+
+// collectionDue returns how long it is until the next collection, 0 or less when it is
+// time. A collection leaves a safe point that is the retention behind its time, if not
+// more.
+func (w *Worker) collectionDue(v *catalogView) time.Duration {
+	retention := v.at(v.f).Retention
+	return retention + w.gcInterval(retention) - v.f.Sub(v.safePoint)
+}
+
+func (w *Worker) gcInterval(retention time.Duration) time.Duration {
+	if w.config.GCInterval != 0 {
+		return w.config.GCInterval
+	}
+	return min(retention/10, time.Hour)
 }

@@ -3,6 +3,8 @@ package percolator
 import (
 	"context"
 	"fmt"
+	"iter"
+	"slices"
 	"sort"
 	"time"
 
@@ -13,7 +15,7 @@ import (
 const (
 	// lookPage is how many notified rows are found before their functions start.
 	lookPage = 256
-	// leaseFrom is how many notifications make a scan lease worth its cost: with
+	// leaseFrom is how many jobs of an observer make a scan lease worth its cost: with
 	// fewer, two workers that meet waste a few runs, which conflict.
 	leaseFrom = 16
 	// lookParts is into how many parts a table is cut for random beginnings.
@@ -22,6 +24,8 @@ const (
 	boundsAge = time.Minute
 	// lookJumps bounds how often one look jumps away from other scanners.
 	lookJumps = 8
+	// longLook is how long a look takes that is not repeated at once for each push.
+	longLook = 10 * time.Millisecond
 )
 
 // bounds are row keys at which a look may begin.
@@ -31,12 +35,61 @@ type bounds struct {
 	busy  bool // the last look filled a page: a random beginning pays
 }
 
-// look goes once round a table and starts a run for each notification that it
-// finds. It begins at a random place where there is much to find, so that many
+// lookAfter looks for a table's notifications whenever there is reason to.
+func (w *Worker) lookAfter(ctx context.Context, table string) error {
+	misses, last, progress := 0, 0, uint64(0)
+	for {
+		began := w.db.clock.Now()
+		var l *looker
+		err := w.retry(ctx, "looking for notifications", func() (err error) {
+			l, err = w.look(ctx, table)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		// Cells that are found again and again, and lead to nothing, do not make the
+		// looks more frequent.
+		w.mu.Lock()
+		moved := w.progress != progress
+		progress = w.progress
+		w.mu.Unlock()
+		if moved || l.found > 0 && last == 0 {
+			misses = 0
+		} else {
+			misses++
+		}
+		last = l.found
+		wait := w.config.Rescan
+		if !w.pushed {
+			wait = w.config.Poll.Min
+			for i := 0; i < misses && wait < w.config.Poll.Max; i++ {
+				wait *= 2
+			}
+			wait = min(wait, w.config.Poll.Max)
+		}
+		if l.held > 0 {
+			wait = min(wait, l.held)
+		}
+		if took := w.db.clock.Now().Sub(began); l.found == 0 && took >= longLook {
+			// The notifications of others are many: pushes do not make this worker
+			// look at them all the time.
+			if err := w.db.clock.Sleep(ctx, min(took, wait)); err != nil {
+				return err
+			}
+		}
+		if _, err := w.sleepOr(ctx, wait, w.kicks[table]); err != nil {
+			return err
+		}
+	}
+}
+
+// look goes once round a table and queues what there is to run for the notifications
+// that it finds. It begins at a random place where there is much to find, so that many
 // workers spread over the table, and jumps to another place when it meets another
 // scanner: on its own, each would catch up with the one in front and they would
 // run in a clump, as buses do (section 2.4 of the paper).
-func (w *Worker) look(ctx, runCtx context.Context, table string) (found int, err error) {
+func (w *Worker) look(ctx context.Context, table string) (*looker, error) {
 	w.db.count.notifyScans.Add(1)
 	b := w.bounds(ctx, table)
 	begin := ""
@@ -44,12 +97,12 @@ func (w *Worker) look(ctx, runCtx context.Context, table string) (found int, err
 		begin = b.keys[w.db.rand.int64N(int64(len(b.keys)))]
 	}
 	l := &looker{w: w, table: table, keys: b.keys, jumps: lookJumps}
-	err = l.part(ctx, runCtx, begin, "")
+	err := l.part(ctx, begin, "")
 	if err == nil && begin != "" {
-		err = l.part(ctx, runCtx, "", begin)
+		err = l.part(ctx, "", begin)
 	}
 	if err != nil {
-		return l.found, err
+		return l, err
 	}
 	w.mu.Lock()
 	b.busy = l.found >= lookPage
@@ -57,9 +110,23 @@ func (w *Worker) look(ctx, runCtx context.Context, table string) (found int, err
 		b.keys = l.met
 	}
 	w.boundsOf[table] = b
+	unused := l.found == 0 && len(w.leased) > 0 && w.resting(table)
 	w.mu.Unlock()
+	if unused {
+		w.releaseLeases(table)
+	}
 	w.db.count.notifyFound.Add(uint64(l.found)) //nolint:gosec // a count
-	return l.found, nil
+	return l, nil
+}
+
+// resting tells whether nothing of a table is queued or runs. w.mu is held.
+func (w *Worker) resting(table string) bool {
+	for _, q := range w.list {
+		if q.table == table && (q.running > 0 || len(q.tasks) > 0) {
+			return false
+		}
+	}
+	return true
 }
 
 // bounds returns the table's parts, asking the store from time to time.
@@ -90,41 +157,40 @@ type looker struct {
 	table string
 	keys  []string
 	jumps int
-	found int
-	met   []string // row keys at page boundaries
+	found int           // jobs that were queued
+	met   []string      // row keys at page boundaries
+	held  time.Duration // how long others' scan leases last that were met, 0 without any
+}
+
+// finding is a notified cell with something to do for this worker, as far as it knows.
+type finding struct {
+	cell   Cell
+	seen   uint64
+	queues []*queue
 }
 
 // part looks at the rows in [from, to), page by page.
-func (l *looker) part(ctx, runCtx context.Context, from, to string) error {
+func (l *looker) part(ctx context.Context, from, to string) error {
 	for {
+		if err := l.w.waitForRoom(ctx, l.table); err != nil {
+			return err
+		}
 		page, last, err := l.page(ctx, from, to)
 		if err != nil {
 			return err
 		}
-		if len(page) >= leaseFrom {
-			other, err := l.lease(ctx, page[0].Row, page[len(page)-1].Row)
-			if err != nil {
-				return err
-			}
-			if other != nil {
-				// Another scanner is at it: this page is its own.
-				if next, ok := l.jump(other.to, to); ok {
-					from = next
-					continue
-				}
-				// Nowhere to jump to; its lease ends soon.
-				for _, c := range page {
-					l.w.leaveScanned(c, l.w.config.ScanLease)
-				}
-				page = nil
+		others, err := l.share(ctx, page)
+		if err != nil {
+			return err
+		}
+		if len(page) > 0 && others.all {
+			// Another scanner is at it: this page is its own.
+			if next, ok := l.jump(others.to, to); ok {
+				from = next
+				continue
 			}
 		}
-		l.found += len(page)
-		for _, c := range page {
-			if err := l.w.start(ctx, runCtx, c); err != nil {
-				return err
-			}
-		}
+		l.queue(page, others)
 		if last == "" {
 			return nil
 		}
@@ -137,22 +203,55 @@ func (l *looker) part(ctx, runCtx context.Context, from, to string) error {
 
 // page finds notified cells that nobody here deals with yet. last is the row to go
 // on after, "" at the end of the part.
-func (l *looker) page(ctx context.Context, from, to string) (page []Cell, last string, err error) {
+func (l *looker) page(ctx context.Context, from, to string) (page []finding, last string, err error) {
+	w := l.w
 	n := 0
-	for row, err := range l.w.db.store.Scan(ctx, rowstore.ScanRange{Table: l.table, From: from, To: to, Picks: l.w.notifyPicks(l.table), Limit: lookPage}) {
+	known := w.db.known()
+	var cells []finding
+	for row, err := range w.db.store.Scan(ctx, rowstore.ScanRange{Table: l.table, From: from, To: to, Picks: w.notifyPicks(l.table), Limit: lookPage}) {
 		if err != nil {
 			return nil, "", fmt.Errorf("scanning the notifications of table %q: %w", l.table, err)
 		}
 		n++
 		last = row.Row
-		for _, column := range notifiedColumns(&row) {
-			page = append(page, Cell{l.table, row.Row, column})
+		for column, notified := range notifiedColumns(&row) {
+			c := Cell{l.table, row.Row, column}
+			cells = append(cells, finding{cell: c, seen: w.rested.signature(c, known.observers(c.Table, c.Column), notified)})
 		}
 	}
 	if n < lookPage {
 		last = ""
 	}
+	now := w.db.clock.Now()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, f := range cells {
+		covered := w.rested.covers(f.cell, f.seen, now)
+		for _, q := range w.queuesOf(f.cell) {
+			if !q.in(covered) && w.wanted(q, f.cell, f.seen) {
+				f.queues = append(f.queues, q)
+			}
+		}
+		if len(f.queues) > 0 {
+			page = append(page, f)
+		}
+	}
 	return page, last, nil
+}
+
+// queue queues what was found, but for what is in others' leases.
+func (l *looker) queue(page []finding, others heldPage) {
+	w := l.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, f := range page {
+		for _, q := range f.queues {
+			if !slices.Contains(others.queues, q) && w.found(q, f.cell, f.seen) {
+				l.found++
+			}
+		}
+	}
+	w.dispatch()
 }
 
 // jump returns a random place to go on at, within what is left of the part.
@@ -174,94 +273,27 @@ func (l *looker) jump(after, to string) (string, bool) {
 	return ahead[l.w.db.rand.int64N(int64(len(ahead)))], true
 }
 
-// leaveScanned leaves a cell to another worker for a while.
-func (w *Worker) leaveScanned(c Cell, d time.Duration) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.running[c] == nil {
-		w.waiting[c] = waitingTask{until: w.db.clock.Now().Add(d)}
-	}
-}
-
-// A scan lease says that a worker is busy with a range of a table: the column is
-// the worker's, the timestamp of the version is the lease's end, and the value is
-// the range. It is light: nothing is locked, and two that take one at once both
-// have it. Correctness never depends on it.
-type scanLease struct{ from, to string }
-
-func (s scanLease) encode() []byte {
-	return appendString(appendString([]byte{formatVersion}, s.from), s.to)
-}
-
-func decodeScanLease(b []byte) (s scanLease, err error) {
-	if len(b) < 1 || b[0] != formatVersion {
-		return s, fmt.Errorf("%w: scan lease %x", ErrCorrupt, b)
-	}
-	rest := b[1:]
-	if s.from, rest, err = takeString(rest); err == nil {
-		s.to, rest, err = takeString(rest)
-	}
-	if err != nil || len(rest) > 0 {
-		return s, fmt.Errorf("%w: scan lease %x", ErrCorrupt, b)
-	}
-	return s, nil
-}
-
-// lease takes the range of rows from first to last, both included, or returns the
-// lease of another worker that has a part of it.
-func (l *looker) lease(ctx context.Context, first, last string) (other *scanLease, err error) {
-	db := l.w.db
-	now, err := db.draw(ctx)
-	if err != nil {
-		return nil, err
-	}
-	rows, err := db.readRows(ctx, []rowstore.RowRead{{Table: tableScanLeases, Row: l.table, Picks: []rowstore.Pick{
-		{Family: rowstore.Write, Column: rowstore.AllColumns, From: now, To: oracle.Max, Limit: 1},
-	}}})
-	if err != nil {
-		return nil, fmt.Errorf("reading scan leases: %w", err)
-	}
-	for i := range rows[0].Versions {
-		v := &rows[0].Versions[i]
-		if v.Column == l.w.id {
-			continue
-		}
-		s, err := decodeScanLease(v.Value)
-		if err != nil {
-			return nil, err
-		}
-		if s.from <= last && first <= s.to {
-			return &s, nil
+// notifiedColumns visits the columns of a row that have notifications, with those,
+// newest first.
+func notifiedColumns(row *rowstore.Row) iter.Seq2[string, []rowstore.Version] {
+	return func(yield func(string, []rowstore.Version) bool) {
+		for i := 0; i < len(row.Versions); {
+			n := i + 1
+			for n < len(row.Versions) && row.Versions[n].Column == row.Versions[i].Column && row.Versions[n].Family == row.Versions[i].Family {
+				n++
+			}
+			if row.Versions[i].Family == rowstore.Notify && !yield(row.Versions[i].Column, row.Versions[i:n]) {
+				return
+			}
+			i = n
 		}
 	}
-	until := now.Add(l.w.config.ScanLease)
-	_, err = db.applyOne(ctx, rowstore.Mutation{Table: tableScanLeases, Row: l.table, Edits: []rowstore.Edit{
-		rowstore.Put(rowstore.Write, l.w.id, until, scanLease{first, last}.encode()),
-		rowstore.DeleteRange(rowstore.Write, l.w.id, 0, until-1),
-	}})
-	if err != nil {
-		return nil, fmt.Errorf("taking a scan lease: %w", err)
-	}
-	l.w.mu.Lock()
-	l.w.leased[l.table] = struct{}{}
-	l.w.mu.Unlock()
-	return nil, nil
 }
 
-// releaseLeases gives up what a worker that stops holds.
-func (w *Worker) releaseLeases() {
-	ctx, cancel := context.WithTimeout(w.db.ctx, w.db.backgroundTimeout())
-	defer cancel()
-	var muts []rowstore.Mutation
-	for table := range w.leased {
-		muts = append(muts, rowstore.Mutation{Table: tableScanLeases, Row: table, Edits: []rowstore.Edit{
-			rowstore.DeleteRange(rowstore.Write, w.id, 0, oracle.Max),
-		}})
+func (w *Worker) notifyPicks(table string) []rowstore.Pick {
+	picks := make([]rowstore.Pick, len(w.tables[table]))
+	for i, column := range w.tables[table] {
+		picks[i] = rowstore.Pick{Family: rowstore.Notify, Column: column, To: oracle.Max, Limit: seenVersions}
 	}
-	if len(muts) == 0 {
-		return
-	}
-	if _, err := w.db.store.Apply(ctx, muts, rowstore.ApplyOptions{}); err != nil {
-		w.db.log.Debug("scan leases were left to end by themselves", "err", err)
-	}
+	return picks
 }

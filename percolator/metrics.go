@@ -21,8 +21,9 @@ type Backlog struct {
 }
 
 // Backlog counts the notified cells of all observed columns, up to limit of them
-// (0 means all), and the parked runs. Notifications of commits that are under way
-// count.
+// (0 means all), and the parked runs, also those of removed observers. Notifications of
+// commits that are under way count; those of columns that nobody observes any more do
+// not, and are left to garbage collection.
 func (db *DB) Backlog(ctx context.Context, limit int) (Backlog, error) {
 	var b Backlog
 	if limit < 0 {
@@ -46,7 +47,9 @@ func (db *DB) Backlog(ctx context.Context, limit int) (Backlog, error) {
 			if err != nil {
 				return b, fmt.Errorf("percolator: measuring the backlog: %w", err)
 			}
-			b.Cells += len(notifiedColumns(&row))
+			for range notifiedColumns(&row) {
+				b.Cells++
+			}
 			for i := range row.Versions {
 				oldest = min(oldest, row.Versions[i].TS)
 			}
@@ -58,9 +61,10 @@ func (db *DB) Backlog(ctx context.Context, limit int) (Backlog, error) {
 	if b.Cells > 0 {
 		b.Oldest = v.f.Sub(oldest)
 	}
-	parked, err := db.Parked(ctx)
-	b.Parked = len(parked)
-	return b, err
+	if b.Parked, err = db.countParked(ctx); err != nil {
+		return b, fmt.Errorf("percolator: counting the parked runs: %w", err)
+	}
+	return b, nil
 }
 
 // backlogMetric bounds what one reading of the backlog's gauges costs.

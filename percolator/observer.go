@@ -26,8 +26,10 @@ type Observer struct {
 	// after a conflict, a failure or a crash, so it must have no effect but through
 	// tx. It sees the newest value: several changes may come as one call. It must not
 	// end tx. An error, and a panic, is a failure: the call is repeated with
-	// exponential backoff, and parked after MaxAttempts. One that matches
-	// ErrConflict is repeated at once and does not count.
+	// exponential backoff, and parked after MaxAttempts of one change. One that matches
+	// ErrConflict is repeated at once and does not count. An error of tx that says that
+	// the store failed does not count either, if Func returns it, wrapped or not; what
+	// Func returns in its place does.
 	Func func(ctx context.Context, tx *Txn, c Cell) error
 	// MaxAttempts is how many failures of one change lead to parking. The count is
 	// kept in the store. Default that of the WorkerConfig.
@@ -65,22 +67,70 @@ func (db *DB) Observers(ctx context.Context) ([]ObserverInfo, error) {
 
 // RemoveObserver takes every observer of that name out of the catalog, so that its
 // columns are no longer notified on its behalf, one catalog lease later at the
-// latest. Its acknowledgments stay: when it comes back it runs for what changed
-// meanwhile. That there is none is no error.
+// latest. Workers that run it stop, with an error that matches ErrObserverRemoved. Its
+// acknowledgments stay: when it comes back it runs for what changed meanwhile. Its
+// parked runs stay too, for Parked and Release. Notifications that no other observer of
+// the column waits for are removed by garbage collection, with those of Txn.Notify that
+// it has not seen; what is left is logged. That there is none of that name is no error.
 func (db *DB) RemoveObserver(ctx context.Context, name string) error {
 	if err := db.enter(); err != nil {
 		return err
 	}
 	defer db.leave()
-	_, err := db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
-		n := len(v.Observers)
-		v.Observers = slices.DeleteFunc(v.Observers, func(o observerRecord) bool { return string(o.Name) == name })
-		return len(v.Observers) < n, nil
+	var removed []observerRecord
+	v, err := db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
+		removed = removed[:0]
+		v.Observers = slices.DeleteFunc(v.Observers, func(o observerRecord) bool {
+			if string(o.Name) == name {
+				removed = append(removed, o)
+			}
+			return string(o.Name) == name
+		})
+		return len(removed) > 0, nil
 	})
 	if err != nil {
 		return fmt.Errorf("percolator: removing the observer %q: %w", name, err)
 	}
+	if len(removed) > 0 {
+		db.background(func(ctx context.Context) { db.logLeft(ctx, v, name, removed) })
+	}
 	return nil
+}
+
+// mostLeft bounds what is counted for a line of the log.
+const mostLeft = 10_000
+
+// logLeft says what a removed observer leaves behind.
+func (db *DB) logLeft(ctx context.Context, v *catalogView, name string, removed []observerRecord) {
+	cells, parked := 0, 0
+	for _, r := range removed {
+		table, column := string(r.Table), string(r.Column)
+		if len(v.observers(table, column)) > 0 {
+			continue // theirs
+		}
+		picks := []rowstore.Pick{{Family: rowstore.Notify, Column: column, To: oracle.Max, Limit: 1}}
+		for _, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: table, Picks: picks, Limit: mostLeft}) {
+			if err != nil {
+				return // it is only for the log
+			}
+			cells++
+		}
+	}
+	for p, err := range db.parkedRuns(ctx) {
+		if err != nil {
+			return
+		}
+		if p.Observer == name {
+			parked++
+		}
+		if parked == mostLeft {
+			break
+		}
+	}
+	if cells+parked > 0 {
+		db.log.Warn("a removed observer leaves notifications that nobody waits for, and parked runs", "observer", name,
+			"cells", cells, "parked", parked, "counted up to", mostLeft)
+	}
 }
 
 // failureRecord is kept beside a cell for an observer whose function failed for
@@ -133,7 +183,8 @@ type cellView struct {
 	ackLocked []bool
 	failures  []failureRecord
 	change    Timestamp          // the newest change at or below at
-	seen      []rowstore.Version // the notifications at or below at
+	notified  []rowstore.Version // all notifications, newest first
+	seen      []rowstore.Version // those at or below at
 	later     bool               // there are others above
 }
 
@@ -156,7 +207,8 @@ func parseView(row *rowstore.Row, c Cell, observers []string, at Timestamp) (*ce
 	if w := row.Newest(rowstore.Write, c.Column); w != nil {
 		v.change = w.TS
 	}
-	for _, n := range row.All(rowstore.Notify, c.Column) {
+	v.notified = row.All(rowstore.Notify, c.Column)
+	for _, n := range v.notified {
 		if n.TS > at {
 			v.later = true
 			continue
@@ -200,7 +252,15 @@ func (v *cellView) covered(i int) bool {
 	if v.ackLocked[i] {
 		return false
 	}
-	return v.change <= v.acks[i] || v.failures[i].parked && v.change <= v.failures[i].change
+	return v.change <= v.coveredTo(i)
+}
+
+// coveredTo is the newest change that observer i has nothing to do for.
+func (v *cellView) coveredTo(i int) Timestamp {
+	if v.failures[i].parked {
+		return max(v.acks[i], v.failures[i].change)
+	}
+	return v.acks[i]
 }
 
 // othersCovered tells whether every observer but i is covered.

@@ -315,9 +315,10 @@ func TestScanLeases(t *testing.T) {
 	l1, l2 := lookers(t, w)
 	require.NotEqual(t, l1.w.id, l2.w.id)
 	take := func(l *looker, first, last string) *scanLease {
-		other, err := l.lease(t.Context(), first, last)
+		others, err := l.lease(t.Context(), l.w.list, first, last)
 		require.NoError(t, err)
-		return other
+		require.Len(t, others, 1)
+		return others[0]
 	}
 	require.Nil(t, take(l1, "f", "m"))
 	for _, r := range []struct {
@@ -334,7 +335,7 @@ func TestScanLeases(t *testing.T) {
 		}
 	}
 	// One's own is no obstacle, and is replaced.
-	l2.w.releaseLeases()
+	l2.w.releaseLeases("")
 	require.Nil(t, take(l1, "g", "k"))
 	require.Nil(t, take(l2, "m", "z"))
 	// It ends by itself, and with the worker.
@@ -342,11 +343,14 @@ func TestScanLeases(t *testing.T) {
 	w.clock.advance(l1.w.config.ScanLease + time.Millisecond)
 	require.Nil(t, take(l2, "a", "g"))
 	require.NotNil(t, take(l1, "c", "d"))
-	l2.w.releaseLeases()
+	l2.w.releaseLeases("")
 	require.Nil(t, take(l1, "c", "d"))
-	// Leases of another table do not matter.
-	l2.table = "u"
-	require.Nil(t, take(l2, "a", "z"))
+	// Leases of another observer do not matter, on whatever column.
+	require.NotNil(t, take(l2, "a", "z"))
+	for i, o := range []Observer{{Name: "another", Func: nothing}, {Name: "o", Table: "t", Column: "u", Func: nothing}, {Name: "o", Table: "u", Column: "v", Func: nothing}} {
+		wk := watching(t, w.client(WithSeed(uint64(3+i))), o)
+		require.Nil(t, take(&looker{w: wk, table: wk.list[0].table}, "a", "z"), "%d", i)
+	}
 }
 
 func TestJumps(t *testing.T) {
@@ -389,9 +393,12 @@ func dealt(t testing.TB, wk *Worker, rows *saw) []string {
 	rows.mu.Lock()
 	rows.values = nil
 	rows.mu.Unlock()
-	_, err := wk.look(t.Context(), t.Context(), "t")
+	l, err := wk.look(t.Context(), "t")
 	require.NoError(t, err)
 	wk.tasks.Wait()
+	wk.mu.Lock()
+	rows.held = l.held
+	wk.mu.Unlock()
 	rows.mu.Lock()
 	defer rows.mu.Unlock()
 	slices.Sort(rows.values)
@@ -433,16 +440,16 @@ func TestLookJumpsOverAnothersLease(t *testing.T) {
 	l1, _ := lookers(t, w)
 	c := w.client(WithSeed(3)) // as the looker, with another id
 	names := notifyRows(t, c, 600)
-	other, err := l1.lease(t.Context(), names[0], names[299])
+	others, err := l1.lease(t.Context(), l1.w.list, names[0], names[299])
 	require.NoError(t, err)
-	require.Nil(t, other)
+	require.Nil(t, others[0])
 	var rows saw
 	wk := rowWorker(t, c, &rows)
 	got := dealt(t, wk, &rows)
 	require.NotEmpty(t, got)
 	require.Subset(t, names[300:], got, "it dealt with rows under another's lease")
 	// The rest comes once nobody has it.
-	l1.w.releaseLeases()
+	l1.w.releaseLeases("")
 	left := slices.DeleteFunc(slices.Clone(names), func(n string) bool { return slices.Contains(got, n) })
 	for range 10 {
 		got := dealt(t, wk, &rows)
@@ -461,14 +468,13 @@ func TestLookWithNowhereToJump(t *testing.T) {
 	l1, _ := lookers(t, w)
 	c := w.client(WithSeed(3)) // as the looker, with another id
 	names := notifyRows(t, c, 100)
-	_, err := l1.lease(t.Context(), names[0], "z")
+	_, err := l1.lease(t.Context(), l1.w.list, names[0], "z")
 	require.NoError(t, err)
 	var rows saw
 	wk := rowWorker(t, c, &rows)
 	require.Empty(t, dealt(t, wk, &rows))
-	if wait, left := wk.nextWaiting("t"); left {
-		require.LessOrEqual(t, wait, wk.config.ScanLease)
-	}
+	require.Positive(t, rows.held, "it is to look again when the lease ends")
+	require.LessOrEqual(t, rows.held, wk.config.ScanLease)
 	w.clock.advance(wk.config.ScanLease + time.Second)
 	require.Equal(t, names, dealt(t, wk, &rows))
 }
@@ -481,7 +487,7 @@ func TestLookAtFewTakesNoLease(t *testing.T) {
 	l1, _ := lookers(t, w)
 	c := w.client(WithSeed(3)) // as the looker, with another id
 	names := notifyRows(t, c, leaseFrom-1)
-	_, err := l1.lease(t.Context(), names[0], "z")
+	_, err := l1.lease(t.Context(), l1.w.list, names[0], "z")
 	require.NoError(t, err)
 	var rows saw
 	wk := rowWorker(t, c, &rows)

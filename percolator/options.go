@@ -60,7 +60,7 @@ func (l *Limits) setDefaults() {
 // DB.Settings and DB.Configure.
 type Settings struct {
 	// MaxTxnAge is the longest time from the beginning of a transaction that writes
-	// to its commit. Default 1 h.
+	// to its commit: the least that was in force since it began. Default 1 h.
 	MaxTxnAge time.Duration
 	// Retention is how long history is kept at least: snapshots that old can be
 	// read. Default 24 h. It must be greater than MaxTxnAge + CatalogLease.
@@ -108,10 +108,12 @@ type options struct {
 	lockExpiry   time.Duration
 	lockWait     Backoff
 	retryWait    Backoff
-	onePhase     bool
-	groups       bool
-	deferred     bool
-	meters       metric.MeterProvider
+	// storePatience is 0 or less for none.
+	storePatience time.Duration
+	onePhase      bool
+	groups        bool
+	deferred      bool
+	meters        metric.MeterProvider
 }
 
 func defaultOptions() options {
@@ -122,9 +124,12 @@ func defaultOptions() options {
 		lockExpiry:   10 * time.Second,
 		lockWait:     Backoff{Min: 200 * time.Microsecond, Max: 50 * time.Millisecond},
 		retryWait:    Backoff{Min: 100 * time.Microsecond, Max: 250 * time.Millisecond},
-		onePhase:     true,
-		groups:       true,
-		deferred:     true,
+
+		storePatience: 20 * time.Second,
+
+		onePhase: true,
+		groups:   true,
+		deferred: true,
 	}
 }
 
@@ -172,7 +177,9 @@ func WithLimits(l Limits) Option { return func(o *options) { o.limits = l } }
 func WithDefaultIsolation(i Isolation) Option { return func(o *options) { o.isolation = i } }
 
 // WithSessionLease sets how long others wait, at most, for the locks of a process
-// that died. The process renews its lease three times as often. Default 5 s.
+// that died. The process renews its lease three times as often. Where its calls to the
+// store were slow in the last minute or two, the lease lasts eight times the slowest
+// of them, but at most 24 times what is set here. Default 5 s.
 func WithSessionLease(d time.Duration) Option {
 	return func(o *options) {
 		if d > 0 {
@@ -182,8 +189,8 @@ func WithSessionLease(d time.Duration) Option {
 }
 
 // WithLockExpiry sets how long a lock of a live process is respected after its
-// last heartbeat. Heartbeats come three times as often while a commit lasts.
-// Default 10 s.
+// last heartbeat. Heartbeats come three times as often while a commit lasts. Slow calls
+// make it longer, as they do a session's lease, within the same bound. Default 10 s.
 func WithLockExpiry(d time.Duration) Option {
 	return func(o *options) {
 		if d > 0 {
@@ -193,12 +200,24 @@ func WithLockExpiry(d time.Duration) Option {
 }
 
 // WithLockWait sets the waits between two looks at a lock of a live transaction.
-// Default 0.2 to 50 ms.
-func WithLockWait(b Backoff) Option { return func(o *options) { o.lockWait = b } }
+// Default 0.2 to 50 ms; a half that is 0 takes its default.
+func WithLockWait(b Backoff) Option {
+	b.fill(defaultOptions().lockWait)
+	return func(o *options) { o.lockWait = b }
+}
 
 // WithRetryWait sets the waits of Update before it runs its function again.
-// Default 0.1 to 250 ms.
-func WithRetryWait(b Backoff) Option { return func(o *options) { o.retryWait = b } }
+// Default 0.1 to 250 ms; a half that is 0 takes its default.
+func WithRetryWait(b Backoff) Option {
+	b.fill(defaultOptions().retryWait)
+	return func(o *options) { o.retryWait = b }
+}
+
+// WithStorePatience sets how long a call to the store, or a draw of a timestamp, is
+// repeated while its server is away for a moment (rowstore.ErrUnavailable): it restarts,
+// or another one takes over. Such a call certainly had no effect. Then, or when the
+// context ends before, the error is returned. Default 20 s; 0 or less repeats nothing.
+func WithStorePatience(d time.Duration) Option { return func(o *options) { o.storePatience = d } }
 
 // WithoutOnePhase makes every transaction commit in two phases, also where the
 // store could do with one. For tests and measurements.
@@ -228,6 +247,7 @@ type txnOptions struct {
 	asOf        Timestamp
 	asOfSet     bool
 	maxAttempts int
+	committedAt *Timestamp
 }
 
 // TxnOption changes one transaction.
@@ -238,9 +258,15 @@ type TxnOption func(*txnOptions)
 func WithIsolation(i Isolation) TxnOption { return func(o *txnOptions) { o.isolation = i } }
 
 // AsOf makes the transaction read only, at the snapshot of t: it sees what was
-// committed before t. t may not lie in the oracle's future (ErrSnapshotInFuture)
-// nor below the safe point (ErrSnapshotTooOld, from reads).
-func AsOf(t time.Time) TxnOption { return AsOfTimestamp(oracle.FromTime(t)) }
+// committed before the millisecond of t. t may not lie in the oracle's future
+// (ErrSnapshotInFuture) nor below the safe point (ErrSnapshotTooOld, from reads).
+//
+// Commit timestamps follow the oracle's time, which may run ahead of this process's
+// clock: AsOf(time.Now()) may miss a transaction that has just been committed, also
+// one's own. To see what was committed so far, take an ordinary transaction; to see what
+// a certain one committed, give its commit timestamp to AsOfTimestamp; for a
+// snapshot that several transactions share, take DB.Now.
+func AsOf(t time.Time) TxnOption { return AsOfTimestamp(max(oracle.FromTime(t), 1) - 1) }
 
 // AsOfTimestamp is AsOf with a timestamp: the snapshot includes what was committed
 // at ts.
@@ -251,3 +277,8 @@ func AsOfTimestamp(ts Timestamp) TxnOption {
 // MaxAttempts bounds how often Update runs its function. Default 64; 0 or less
 // means the default.
 func MaxAttempts(n int) TxnOption { return func(o *txnOptions) { o.maxAttempts = n } }
+
+// CommittedAt makes Commit store the transaction's commit timestamp in ts when it
+// returns nil, so that the caller of Update learns it; see Txn.CommitTimestamp, also
+// for when it is 0. Otherwise ts stays as it is. nil does nothing.
+func CommittedAt(ts *Timestamp) TxnOption { return func(o *txnOptions) { o.committedAt = ts } }

@@ -21,7 +21,7 @@ func snapshotPicks(picks []rowstore.Pick, column string, at Timestamp) []rowstor
 // getCell reads one cell.
 func (db *DB) getCell(ctx context.Context, c Cell, s *snapshot) (value []byte, found bool, err error) {
 	reads := []rowstore.RowRead{{Table: c.Table, Row: c.Row, Picks: snapshotPicks(make([]rowstore.Pick, 0, 2), c.Column, s.at())}}
-	rows, err := db.readSettled(ctx, reads, s)
+	rows, timely, err := db.readSettled(ctx, reads, s)
 	if err != nil {
 		return nil, false, err
 	}
@@ -35,7 +35,7 @@ func (db *DB) getCell(ctx context.Context, c Cell, s *snapshot) (value []byte, f
 		if err != nil {
 			return nil, false, err
 		}
-		if err := db.checkSnapshot(ctx, at); err != nil {
+		if err := db.checkAnswer(ctx, at, values[0] != nil); err != nil {
 			return nil, false, err
 		}
 		if values[0] == nil {
@@ -43,7 +43,7 @@ func (db *DB) getCell(ctx context.Context, c Cell, s *snapshot) (value []byte, f
 		}
 		return values[0], true, nil
 	}
-	if err := db.checkSnapshot(ctx, at); err != nil {
+	if err := db.checkAnswer(ctx, at, timely || rows[0].Newest(rowstore.Write, c.Column) != nil); err != nil {
 		return nil, false, err
 	}
 	if !found {
@@ -56,10 +56,11 @@ func (db *DB) getCell(ctx context.Context, c Cell, s *snapshot) (value []byte, f
 // none is nil, and of no other.
 func (db *DB) getCells(ctx context.Context, cells []Cell, s *snapshot) ([][]byte, error) {
 	reads, where := cellReads(cells, s.at())
-	rows, err := db.readSettled(ctx, reads, s)
+	rows, timely, err := db.readSettled(ctx, reads, s)
 	if err != nil {
 		return nil, err
 	}
+	missing := false
 	values := make([][]byte, len(cells))
 	var long []longValue
 	var longAt []int
@@ -69,6 +70,7 @@ func (db *DB) getCells(ctx context.Context, cells []Cell, s *snapshot) ([][]byte
 		case err != nil:
 			return nil, err
 		case !ok:
+			missing = missing || !timely && rows[where[i]].Newest(rowstore.Write, c.Column) == nil
 		case w.long:
 			long, longAt = append(long, longValue{c, w.start}), append(longAt, i)
 		default:
@@ -79,7 +81,8 @@ func (db *DB) getCells(ctx context.Context, cells []Cell, s *snapshot) ([][]byte
 	if err != nil {
 		return nil, err
 	}
-	if err := db.checkSnapshot(ctx, s.start); err != nil {
+	missing = missing || slices.ContainsFunc(longs, func(v []byte) bool { return v == nil })
+	if err := db.checkAnswer(ctx, s.start, !missing); err != nil {
 		return nil, err
 	}
 	for i, l := range long {
@@ -200,24 +203,31 @@ func (db *DB) readRows(ctx context.Context, reads []rowstore.RowRead) ([]rowstor
 // snapshot in what is returned: each row comes from one view that shows none. It
 // resolves locks that it meets, and waits for those of living transactions.
 // Readers hold nothing, so they may wait for anybody. Where the snapshot has no
-// timestamp yet, it gets one, and the picks that said Drawn name it afterwards.
-func (db *DB) readSettled(ctx context.Context, reads []rowstore.RowRead, s *snapshot) ([]rowstore.Row, error) {
-	rows, err := db.readAt(ctx, reads, s)
+// timestamp yet, it gets one, and the picks that said Drawn name it afterwards. timely
+// is as in readAt.
+func (db *DB) readSettled(ctx context.Context, reads []rowstore.RowRead, s *snapshot) (rows []rowstore.Row, timely bool, err error) {
+	rows, timely, err = db.readAt(ctx, reads, s)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	for i := range rows {
-		if err := db.settle(ctx, &rows[i], reads[i].Picks, s.start); err != nil {
-			return nil, err
+		again, err := db.settleRow(ctx, &rows[i], reads[i].Picks, s.start)
+		if err != nil {
+			return nil, false, err
 		}
+		timely = timely && !again
 	}
-	return rows, nil
+	return rows, timely, nil
 }
 
-// readAt is readRows at a snapshot, which a first read draws in the same call.
-func (db *DB) readAt(ctx context.Context, reads []rowstore.RowRead, s *snapshot) ([]rowstore.Row, error) {
+// readAt is readRows at a snapshot, which a first read draws in the same call. timely
+// tells that the rows were then read by the same request, so that nothing that the
+// snapshot needs can have been collected: a safe point lies more than a catalog lease
+// below the timestamps of its time.
+func (db *DB) readAt(ctx context.Context, reads []rowstore.RowRead, s *snapshot) (rows []rowstore.Row, timely bool, err error) {
 	if s.set {
-		return db.readRows(ctx, reads)
+		rows, err = db.readRows(ctx, reads)
+		return rows, false, err
 	}
 	began := db.clock.Now()
 	answers, err := db.drawReader.DrawRead(ctx, []rowstore.DrawRead{{Reads: reads}})
@@ -225,7 +235,7 @@ func (db *DB) readAt(ctx context.Context, reads []rowstore.RowRead, s *snapshot)
 		err = answers[0].Err
 	}
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	*s = snapshot{set: true, start: answers[0].TS, began: began}
 	for i := range reads {
@@ -235,31 +245,37 @@ func (db *DB) readAt(ctx context.Context, reads []rowstore.RowRead, s *snapshot)
 			}
 		}
 	}
-	rows := answers[0].Rows
+	rows = answers[0].Rows
 	for i := range rows {
 		if rows[i].Err != nil {
-			return nil, rows[i].Err
+			return nil, false, rows[i].Err
 		}
 	}
-	return rows, nil
+	return rows, !answers[0].Apart, nil
 }
 
 // settle makes sure that a row shows no put or delete lock at or below the
 // snapshot, reading it again as a whole after each resolution.
 func (db *DB) settle(ctx context.Context, row *rowstore.Row, picks []rowstore.Pick, at Timestamp) error {
+	_, err := db.settleRow(ctx, row, picks, at)
+	return err
+}
+
+// settleRow is settle, and tells whether the row was read again.
+func (db *DB) settleRow(ctx context.Context, row *rowstore.Row, picks []rowstore.Pick, at Timestamp) (again bool, err error) {
 	for attempt := 0; ; attempt++ {
 		blocked, waited, err := db.resolveRow(ctx, row, at)
 		if err != nil || !blocked {
-			return err
+			return attempt > 0, err
 		}
 		if waited {
 			if err := db.clock.Sleep(ctx, db.opt.lockWait.wait(attempt, db.rand)); err != nil {
-				return fmt.Errorf("waiting for a lock in row %q of table %q: %w", row.Row, row.Table, err)
+				return true, fmt.Errorf("waiting for a lock in row %q of table %q: %w", row.Row, row.Table, err)
 			}
 		}
 		rows, err := db.readRows(ctx, []rowstore.RowRead{{Table: row.Table, Row: row.Row, Picks: picks}})
 		if err != nil {
-			return err
+			return true, err
 		}
 		*row = rows[0]
 	}

@@ -10,47 +10,128 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// txnState is what one view of the primary's row says about a transaction.
+// txnState is what one view of the primary's row says about a transaction; for a cell
+// of which it is not known that it is the primary see decide.
 type txnState struct {
 	committed Timestamp  // the commit timestamp, if not 0
 	aborted   bool       // not committed, for good
 	lock      *lockValue // the primary's lock, while undecided and there
+	// lost tells, of aborted, that this holds of the primary alone: a mark of a younger
+	// transaction may stand where this one's own stood, if it only locked the cell.
+	lost bool
+	// complete tells that nothing at or above the transaction's start was collected when
+	// the view was taken: something below it is left, and a collection goes from the
+	// oldest on.
+	complete bool
 }
 
 func (s *txnState) undecided() bool { return s.committed == 0 && !s.aborted }
 
+// statusPage bounds how many committed versions one step of a status reads.
+const statusPage = 32
+
 func statusRead(start Timestamp, primary Cell) rowstore.RowRead {
 	return rowstore.RowRead{Table: primary.Table, Row: primary.Row, Picks: []rowstore.Pick{
 		{Family: rowstore.Lock, Column: primary.Column, From: start, To: start, Limit: 1},
-		// All of them: the newest may be another's, above the one that counts.
-		{Family: rowstore.Write, Column: primary.Column, From: start, To: oracle.Max},
+		// Not the newest alone: it may be another's, above the one that counts.
+		{Family: rowstore.Write, Column: primary.Column, From: start, To: oracle.Max, Limit: statusPage},
+		{Family: rowstore.Write, Column: primary.Column, To: start - 1, Limit: 1},
 		{Family: rowstore.Rollback, Column: primary.Column, From: start, To: oracle.Max, Limit: 1},
 	}}
 }
 
-// judge applies the rules of a transaction's status, in their order.
-func judge(row *rowstore.Row, start Timestamp, primary Cell) (txnState, error) {
-	writes := row.All(rowstore.Write, primary.Column)
-	for i := range writes {
-		w, err := decodeWrite(writes[i].Value)
-		if err != nil {
-			return txnState{}, err
-		}
-		if w.start == start {
-			return txnState{committed: writes[i].TS}, nil
-		}
+// judge applies the rules of a transaction's status, in their order, to the answer to
+// statusRead.
+func (db *DB) judge(ctx context.Context, row *rowstore.Row, start Timestamp, primary Cell) (txnState, error) {
+	writes, complete := fromStart(row.All(rowstore.Write, primary.Column), start)
+	if commit, err := ownWrite(writes, start); err != nil || commit != 0 {
+		return txnState{committed: commit}, err
 	}
 	if v := row.At(rowstore.Lock, primary.Column, start); v != nil {
 		l, err := decodeLock(v.Value)
 		if err != nil {
 			return txnState{}, err
 		}
-		return txnState{lock: &l}, nil
+		return txnState{lock: &l, complete: complete}, nil
 	}
-	if len(writes) > 0 || row.Newest(rowstore.Rollback, primary.Column) != nil {
-		return txnState{aborted: true}, nil
+	if len(writes) == statusPage {
+		// With a newer version and without its lock the transaction is decided, so
+		// that its own can not appear between two steps of the search.
+		commit, still, err := db.ownOldWrite(ctx, start, primary, writes[len(writes)-1].TS-1)
+		if err != nil || commit != 0 {
+			return txnState{committed: commit}, err
+		}
+		// Any time may lie between the steps: what the first one showed may be collected.
+		complete = complete && still
 	}
-	return txnState{}, nil
+	mark := row.Newest(rowstore.Rollback, primary.Column)
+	if mark == nil {
+		return txnState{aborted: len(writes) > 0, complete: complete}, nil
+	}
+	by, err := decodeMark(mark.Value)
+	switch {
+	case err != nil:
+		return txnState{}, err
+	case by == start:
+		return txnState{committed: mark.TS}, nil
+	}
+	// A mark at start itself, the greatest one, has replaced none of a commit. Nor has
+	// that of an older transaction: its prewrite would have been refused under ours.
+	return txnState{aborted: true, lost: mark.TS != start && (by == 0 || by > start), complete: complete}, nil
+}
+
+// ownWrite returns the timestamp of the version that the transaction committed, or 0.
+func ownWrite(writes []rowstore.Version, start Timestamp) (Timestamp, error) {
+	for i := range writes {
+		w, err := decodeWrite(writes[i].Value)
+		if err != nil {
+			return 0, err
+		}
+		if w.start == start {
+			return writes[i].TS, nil
+		}
+	}
+	return 0, nil
+}
+
+// ownOldWrite is ownWrite for the versions from start on, up to to. The transaction's
+// own is the oldest of them, since its prewrite found none and its lock kept all others
+// away: so it is searched for from below, in few steps however many there are. complete
+// is as in txnState, for the last step and so for those before it.
+func (db *DB) ownOldWrite(ctx context.Context, start Timestamp, primary Cell, to Timestamp) (commit Timestamp, complete bool, err error) {
+	for from := start; from <= to; {
+		mid := from + (to-from)/2
+		rows, err := db.readRows(ctx, []rowstore.RowRead{{Table: primary.Table, Row: primary.Row, Picks: []rowstore.Pick{
+			{Family: rowstore.Write, Column: primary.Column, From: start, To: mid, Limit: statusPage},
+			{Family: rowstore.Write, Column: primary.Column, To: start - 1, Limit: 1},
+		}}})
+		if err != nil {
+			return 0, false, err
+		}
+		var writes []rowstore.Version
+		writes, complete = fromStart(rows[0].Versions, start)
+		commit, err := ownWrite(writes, start)
+		switch {
+		case err != nil || commit != 0:
+			return commit, complete, err
+		case len(writes) == 0:
+			from = mid + 1
+		case len(writes) < statusPage:
+			return 0, complete, nil
+		default:
+			to = writes[len(writes)-1].TS - 1
+		}
+	}
+	return 0, complete, nil
+}
+
+// fromStart returns those of a column's versions that are not from before start, and
+// whether one from before it is there.
+func fromStart(writes []rowstore.Version, start Timestamp) (from []rowstore.Version, before bool) {
+	if n := len(writes) - 1; n >= 0 && writes[n].TS < start {
+		return writes[:n], true
+	}
+	return writes, false
 }
 
 // status reads the status of a transaction.
@@ -59,7 +140,7 @@ func (db *DB) status(ctx context.Context, start Timestamp, primary Cell) (txnSta
 	if err != nil {
 		return txnState{}, fmt.Errorf("reading the status of transaction %d: %w", uint64(start), err)
 	}
-	return judge(&rows[0], start, primary)
+	return db.judge(ctx, &rows[0], start, primary)
 }
 
 // living says what resolveLock does about a transaction whose owner lives.
@@ -120,7 +201,7 @@ func (db *DB) inspect(ctx context.Context, start Timestamp, met *lockValue, mode
 	if err != nil {
 		return txnState{}, false, err
 	}
-	state, err = judge(&rows[0], start, met.primary)
+	state, err = db.judge(ctx, &rows[0], start, met.primary)
 	if err != nil || !state.undecided() || mode == overrideLiving {
 		return state, false, err
 	}
@@ -167,13 +248,15 @@ func (db *DB) rollBackPrimary(ctx context.Context, start Timestamp, primary Cell
 }
 
 // fence puts a mark on a primary that has no lock, so that a prewrite under way
-// can never take effect.
+// can never take effect. On any other cell of the transaction it does the same, and
+// proves as much: a commit would have left a version there, or a mark.
 func fence(start Timestamp, primary Cell) rowstore.Mutation {
 	return rowstore.Mutation{
 		Table: primary.Table, Row: primary.Row,
 		Conditions: []rowstore.Condition{
 			rowstore.AbsentAt(primary.Column, start),
 			rowstore.Absent(rowstore.Write, primary.Column, start),
+			rowstore.Absent(rowstore.Rollback, primary.Column, start),
 		},
 		Edits: []rowstore.Edit{rowstore.Put(rowstore.Rollback, primary.Column, start, nil)},
 	}
@@ -195,7 +278,7 @@ func commitEdits(edits []rowstore.Edit, column string, start, commit Timestamp, 
 	edits = append(edits, rowstore.Delete(rowstore.Lock, column, start))
 	if k == kindLock {
 		// The mark is what makes older writers of the cell fail.
-		return append(edits, rowstore.Put(rowstore.Rollback, column, commit, nil))
+		return append(edits, rowstore.Put(rowstore.Rollback, column, commit, encodeMark(start)))
 	}
 	w := writeValue{kind: k, long: long, start: start, value: value}
 	edits = append(edits, rowstore.Put(rowstore.Write, column, commit, w.encode()))
@@ -274,15 +357,41 @@ type Outcome struct {
 	Commit Timestamp // the commit timestamp of a committed transaction
 }
 
-// Outcome finds out what became of the transaction with that start timestamp and
-// primary, as an UndeterminedError names them. Where there is no trace of it, it
-// makes sure that the transaction can never commit any more and answers
-// RolledBack; so a transaction that another goroutine is committing at this moment
-// may be rolled back by the question. Below the safe point, where the trace of a
-// commit may have been collected, it returns an error that matches
-// ErrSnapshotTooOld, unless the transaction is found committed.
-func (db *DB) Outcome(ctx context.Context, start Timestamp, primary Cell) (Outcome, error) {
-	if err := db.checkCell(&primary); err != nil {
+// Outcome finds out what became of the transaction with that start timestamp. c is its
+// primary, as an UndeterminedError names it, or any other cell that it wrote or locked.
+// Where there is no trace of it, Outcome makes sure that the transaction can never
+// commit any more and answers RolledBack; so a transaction that another goroutine is
+// committing at this moment may be rolled back by the question. Errors:
+//
+//   - one that matches ErrSnapshotTooOld: start is below the safe point, where the trace
+//     of a commit may have been collected, and the transaction was not found committed.
+//   - one that matches ErrTraceLost: c may have been locked only (GetForUpdate), and
+//     younger transactions have covered what the transaction left there. OutcomeOf,
+//     which knows that it asks about the primary, never returns it.
+//   - ErrInvalid, ErrTooLarge, and those of the context and of the store.
+func (db *DB) Outcome(ctx context.Context, start Timestamp, c Cell) (Outcome, error) {
+	return db.outcome(ctx, start, c, anyCell)
+}
+
+// OutcomeOf finds out what became of the transaction that an error of Commit names, as
+// Outcome does: err is an UndeterminedError, or wraps one. Also one that was made from
+// the Start and Primary of another, perhaps in another process, will do. It
+// returns an error that matches ErrInvalid for any other error, and for a transaction of
+// weak notifications alone, which has no primary.
+func (db *DB) OutcomeOf(ctx context.Context, err error) (Outcome, error) {
+	var u *UndeterminedError
+	if !errors.As(err, &u) {
+		return Outcome{}, fmt.Errorf("%w: the error names no undetermined transaction", ErrInvalid)
+	}
+	if u.Primary == (Cell{}) {
+		return Outcome{}, fmt.Errorf("%w: transaction %d, of notifications alone, leaves no record", ErrInvalid, uint64(u.Start))
+	}
+	return db.outcome(ctx, u.Start, u.Primary, primaryCell)
+}
+
+func (db *DB) outcome(ctx context.Context, start Timestamp, c Cell, role role) (Outcome, error) {
+	cells, err := db.meanings(&c)
+	if err != nil {
 		return Outcome{}, err
 	}
 	if start == 0 || start > oracle.Max {
@@ -301,40 +410,95 @@ func (db *DB) Outcome(ctx context.Context, start Timestamp, primary Cell) (Outco
 	if start > now {
 		return Outcome{}, fmt.Errorf("%w: no transaction has the start timestamp %d yet", ErrInvalid, uint64(start))
 	}
-	state, err := db.decide(ctx, start, primary.stored(), respectLiving)
-	if err != nil {
-		return Outcome{}, fmt.Errorf("percolator: asking for the outcome of transaction %d: %w", uint64(start), err)
+	out := Outcome{Status: RolledBack}
+	for _, c := range cells {
+		state, err := db.decide(ctx, start, c, respectLiving, role)
+		switch {
+		case err != nil:
+			return Outcome{}, fmt.Errorf("percolator: asking for the outcome of transaction %d: %w", uint64(start), err)
+		case state.committed != 0:
+			return Outcome{Status: Committed, Commit: state.committed}, nil
+		case !state.aborted:
+			out.Status = Pending
+		}
 	}
-	switch {
-	case state.committed != 0:
-		return Outcome{Status: Committed, Commit: state.committed}, nil
-	case state.aborted:
-		return Outcome{Status: RolledBack}, nil
-	}
-	return Outcome{Status: Pending}, nil
+	return out, nil
 }
+
+// meanings are the stored cells that a public name may stand for: the user's and,
+// since errors name a primary of the library's own as it is stored, that one too. At
+// most one of them is a transaction's.
+func (db *DB) meanings(c *Cell) ([]Cell, error) {
+	var cells []Cell
+	err := db.checkCell(c)
+	if err == nil {
+		cells = append(cells, c.stored())
+	}
+	if c.Row == "" {
+		return cells, err
+	}
+	table, column := escape(c.Table), escape(c.Column)
+	for _, own := range []Cell{{c.Table, c.Row, column}, {table, c.Row, c.Column}, {c.Table, c.Row, c.Column}} {
+		if ownCell(own) {
+			cells = append(cells, own)
+		}
+	}
+	if len(cells) > 0 {
+		return cells, nil
+	}
+	return nil, err
+}
+
+// role says what is known of a cell that a transaction's fate is asked by.
+type role bool
+
+const (
+	primaryCell role = true
+	anyCell     role = false // perhaps a secondary, or locked only
+)
 
 // decide finds out whether a transaction is committed, fencing or rolling back its
 // primary where nothing is decided; it leaves a lock whose owner lives alone when
-// mode says so, and then answers undecided. "Not committed" is proved only while
-// the safe point is not above start: below it the error matches ErrSnapshotTooOld.
-func (db *DB) decide(ctx context.Context, start Timestamp, primary Cell, mode living) (txnState, error) {
+// mode says so, and then answers undecided. A lock on cell that names another primary
+// is decided by that one. "Not committed" is proved only while
+// the safe point is not above start, or while a version of the primary from before start
+// is left: else the error matches ErrSnapshotTooOld.
+func (db *DB) decide(ctx context.Context, start Timestamp, cell Cell, mode living, role role) (txnState, error) {
+	var met *lockValue // that led from another cell to the primary
 	for attempt := 0; ; attempt++ {
-		state, err := db.status(ctx, start, primary)
+		state, err := db.status(ctx, start, cell)
 		if err != nil {
 			return txnState{}, err
 		}
 		if state.committed != 0 {
 			return state, nil
 		}
-		if err := db.checkSnapshot(ctx, start); err != nil {
-			return txnState{}, err
+		// Marks are collected whatever is left below them, so they prove nothing of a cell
+		// that may have been locked only.
+		if !state.complete || role != primaryCell {
+			if err := db.checkSnapshot(ctx, start); err != nil {
+				return txnState{}, err
+			}
 		}
 		if state.aborted {
+			if state.lost && role != primaryCell {
+				return txnState{}, fmt.Errorf("%w: transaction %d on %v", ErrTraceLost, uint64(start), cell.public())
+			}
 			return state, nil
 		}
-		if state.lock != nil && mode == respectLiving {
-			inspected, alive, err := db.inspect(ctx, start, state.lock, mode)
+		lock := state.lock
+		if lock != nil && lock.primary != cell {
+			if met != nil {
+				return txnState{}, fmt.Errorf("%w: the lock of transaction %d on its primary %v names another, %v", ErrCorrupt, uint64(start), cell.public(), lock.primary.public())
+			}
+			met, cell, role = lock, lock.primary, primaryCell
+			continue
+		}
+		if lock == nil {
+			lock = met
+		}
+		if lock != nil && mode == respectLiving {
+			inspected, alive, err := db.inspect(ctx, start, lock, mode)
 			if err != nil {
 				return txnState{}, err
 			}
@@ -342,12 +506,14 @@ func (db *DB) decide(ctx context.Context, start Timestamp, primary Cell, mode li
 				return inspected, nil
 			}
 		}
-		_, err = db.rollBackPrimary(ctx, start, primary, state.lock)
-		if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
+		decided, err := db.rollBackPrimary(ctx, start, cell, state.lock)
+		switch {
+		case err == nil && decided:
+			return txnState{aborted: true}, db.checkSnapshot(ctx, start)
+		case err == nil: // somebody was faster: the next look says what holds
+		case !errors.Is(err, rowstore.ErrAmbiguous):
 			return txnState{}, err
-		}
-		// Applied or not, the next look says what holds.
-		if err != nil {
+		default:
 			if err := db.clock.Sleep(ctx, db.opt.lockWait.wait(attempt, db.rand)); err != nil {
 				return txnState{}, err
 			}

@@ -24,48 +24,46 @@ const (
 	runAbandoned                  // the worker stops
 )
 
-// runCell does what there is to do for a notified cell, with one look at it: one
-// run of one observer at most, or the removal of its notifications. wait is how
-// long to leave the cell alone, with runWaiting.
-func (w *Worker) runCell(ctx context.Context, c Cell) (result runResult, wait time.Duration, err error) {
-	db := w.db
+// attempt does what there is to do of a job, with one look at its cell: one run of the
+// observer at most, or the removal of the cell's notifications. wait is how long to
+// leave the job alone, with runWaiting.
+func (w *Worker) attempt(ctx context.Context, t *task) (result runResult, wait time.Duration, err error) {
+	db, c := w.db, t.cell
 	tx, err := db.newTxn(ctx, false, nil)
 	if err != nil {
 		return runTrouble, 0, err
 	}
 	defer func() { _ = tx.Rollback(ctx) }()
-	view, blocked, err := w.currentView(ctx, c, &tx.snapshot)
+	view, blocked, err := w.currentView(ctx, c, t.o, &tx.snapshot)
 	if err != nil || blocked {
 		if blocked && err == nil {
 			return runLocked, 0, nil
 		}
 		return runTrouble, 0, err
 	}
-	next := time.Duration(0)
-	for i, name := range view.observers {
-		o := w.observer(name, c)
-		if o == nil || view.covered(i) || view.change == 0 {
-			continue
-		}
+	w.mu.Lock()
+	t.seen = w.signature(view)
+	w.mu.Unlock()
+	i := slices.Index(view.observers, t.o.Name)
+	switch {
+	case i < 0:
+		leaveToken(w.recheck) // it was removed
+	case view.change != 0 && !view.covered(i):
 		if f := &view.failures[i]; f.change == view.change && f.notBefore > tx.start {
-			if d := f.notBefore.Sub(tx.start); next == 0 || d < next {
-				next = d
-			}
-			continue
+			return runWaiting, f.notBefore.Sub(tx.start), nil
 		}
-		return w.run(ctx, tx, o, i, view)
-	}
-	if next > 0 {
-		return runWaiting, next, nil
+		return w.run(ctx, tx, t.o, i, view)
 	}
 	if len(view.seen) == 0 || !view.othersCovered(-1) {
-		return runDone, 0, nil // others' observers, in other workers, are to run yet
+		w.rests(view) // other observers, of this worker or of others, are to run yet
+		return runDone, 0, nil
 	}
 	_, err = db.applyOne(ctx, rowstore.Mutation{Table: c.Table, Row: c.Row, Edits: view.removal()})
 	if err != nil {
 		return runTrouble, 0, fmt.Errorf("clearing the notifications of %v: %w", c.public(), err)
 	}
 	db.count.observerCleared.Add(1)
+	w.noteWork()
 	return runDone, 0, nil
 }
 
@@ -74,7 +72,7 @@ func (w *Worker) runCell(ctx context.Context, c Cell) (result runResult, wait ti
 // at or below f + lease, and the sweep of an observer that is missing here sees every
 // change up to there. A snapshot that is drawn with the view is known only then, so
 // what was seen counts if the catalog still names the same observers.
-func (w *Worker) currentView(ctx context.Context, c Cell, s *snapshot) (v *cellView, blocked bool, err error) {
+func (w *Worker) currentView(ctx context.Context, c Cell, o *Observer, s *snapshot) (v *cellView, blocked bool, err error) {
 	names := w.db.known().observers(c.Table, c.Column)
 	for {
 		fresh := s.set
@@ -85,7 +83,7 @@ func (w *Worker) currentView(ctx context.Context, c Cell, s *snapshot) (v *cellV
 			}
 			names = catalog.observers(c.Table, c.Column)
 		}
-		if v, blocked, err = w.view(ctx, c, names, s); err != nil || blocked || fresh {
+		if v, blocked, err = w.view(ctx, c, o, names, s); err != nil || blocked || fresh {
 			return v, blocked, err
 		}
 		catalog, err := w.db.catalogFor(ctx, s.start)
@@ -97,12 +95,12 @@ func (w *Worker) currentView(ctx context.Context, c Cell, s *snapshot) (v *cellV
 
 // view reads the cell, its notifications, acknowledgments and failure records in
 // one atomic view without a lock at or below the snapshot on the cell, or on what
-// this worker's observers keep beside it. blocked tells that the owner of such a
-// lock lives.
-func (w *Worker) view(ctx context.Context, c Cell, observers []string, s *snapshot) (v *cellView, blocked bool, err error) {
+// the observer o keeps beside it; nil stands for all of this worker's. blocked tells
+// that the owner of such a lock lives.
+func (w *Worker) view(ctx context.Context, c Cell, o *Observer, observers []string, s *snapshot) (v *cellView, blocked bool, err error) {
 	read := []rowstore.RowRead{viewRead(c, observers, s.at())}
 	for {
-		rows, err := w.db.readAt(ctx, read, s)
+		rows, timely, err := w.db.readAt(ctx, read, s)
 		if err != nil {
 			return nil, false, fmt.Errorf("looking at %v: %w", c.public(), err)
 		}
@@ -113,7 +111,7 @@ func (w *Worker) view(ctx context.Context, c Cell, observers []string, s *snapsh
 			if l.Family != rowstore.Lock {
 				break
 			}
-			if l.Column != c.Column && !w.keeps(l.Column, c) {
+			if l.Column != c.Column && !w.keeps(l.Column, c, o) {
 				continue
 			}
 			lv, err := decodeLock(l.Value)
@@ -138,18 +136,29 @@ func (w *Worker) view(ctx context.Context, c Cell, observers []string, s *snapsh
 		if v, err = parseView(row, c, observers, s.start); err != nil {
 			return nil, false, fmt.Errorf("%v: %w", c.public(), err)
 		}
-		if err := w.db.checkSnapshot(ctx, s.start); err != nil {
+		if err := w.db.checkAnswer(ctx, s.start, timely || row.Newest(rowstore.Write, c.Column) != nil); err != nil {
 			return nil, false, err
 		}
 		return v, false, nil
 	}
 }
 
-// keeps tells whether a stored column is kept by one of this worker's observers for
-// the cell.
-func (w *Worker) keeps(column string, c Cell) bool {
+// keeps tells whether a stored column is kept by the observer o, or with nil by one of
+// this worker's, for the cell.
+func (w *Worker) keeps(column string, c Cell, o *Observer) bool {
 	_, observer, of, ok := splitOwnColumn(column)
-	return ok && of == c.Column && w.observer(observer, c) != nil
+	switch {
+	case !ok || of != c.Column:
+		return false
+	case o != nil:
+		return observer == o.Name
+	}
+	return w.observes(observer, c)
+}
+
+// observes tells whether an observer of a stored cell is this worker's.
+func (w *Worker) observes(name string, c Cell) bool {
+	return slices.ContainsFunc(w.queuesOf(c), func(q *queue) bool { return q.o.Name == name })
 }
 
 // run calls an observer's function and commits its writes with the acknowledgment
@@ -161,30 +170,35 @@ func (w *Worker) run(ctx context.Context, tx *Txn, o *Observer, i int, view *cel
 		err = errors.New("percolator: the observer's function ended its transaction")
 	}
 	if err != nil {
-		return w.failed(ctx, tx, o, view, err)
+		return w.failed(ctx, o, view, err)
 	}
 	c := view.cell
 	ack := Cell{c.Table, c.Row, ackColumn(o.Name, c.Column)}
 	if err := tx.put(ack, kindPut, encodeAck(tx.start)); err != nil {
-		return w.failed(ctx, tx, o, view, err)
+		return w.failed(ctx, o, view, err)
 	}
 	if f := &view.failures[i]; f.change != 0 {
 		if err := tx.forgetFailure(o.Name, c, f); err != nil {
-			return w.failed(ctx, tx, o, view, err)
+			return w.failed(ctx, o, view, err)
 		}
 	}
 	removed := view.othersCovered(i)
 	if removed {
 		tx.extra = map[rowName][]rowstore.Edit{c.rowName(): view.removal()}
 	}
+	tables := w.changes(tx)
 	err = tx.Commit(ctx)
 	switch {
 	case err == nil:
 		w.db.count.observerRuns.Add(1)
-		w.noteProgress()
-		if removed {
-			// Every observer is covered and the notifications are gone; a newer one
-			// is found by a look of its own.
+		w.noteWork()
+		for _, table := range tables {
+			w.kickTable(table)
+		}
+		if removed || w.queued(c) {
+			// Either every observer is covered and the notifications are gone; a newer
+			// one is found by a look of its own. Or another observer's turn comes, and
+			// with it a look at the cell.
 			return runDone, 0, nil
 		}
 		return runAgain, 0, nil
@@ -192,9 +206,33 @@ func (w *Worker) run(ctx context.Context, tx *Txn, o *Observer, i int, view *cel
 		w.db.count.observerConflicts.Add(1)
 		return runConflict, 0, nil
 	case errors.Is(err, ErrTooLarge), errors.Is(err, ErrInvalid), errors.Is(err, ErrNotObserved), errors.Is(err, ErrTxnTooOld):
-		return w.failed(ctx, tx, o, view, err)
+		return w.failed(ctx, o, view, err)
+	case tx.storeFailed:
+		// The function went on after a read that failed.
+		return w.failed(ctx, o, view, err)
 	}
 	return runTrouble, 0, fmt.Errorf("committing a run of observer %q for %v: %w", o.Name, c.public(), err)
+}
+
+// changes lists the tables in which a run sets what this worker observes, where no push
+// will tell of it.
+func (w *Worker) changes(tx *Txn) []string {
+	if w.pushed {
+		return nil
+	}
+	var tables []string
+	note := func(c Cell) {
+		if len(w.queuesOf(c)) > 0 && !slices.Contains(tables, c.Table) {
+			tables = append(tables, c.Table)
+		}
+	}
+	for i := range tx.writes.list {
+		note(tx.writes.list[i].cell)
+	}
+	for _, c := range tx.weak {
+		note(c)
+	}
+	return tables
 }
 
 // panicError is a panic of an observer's function.
@@ -208,6 +246,9 @@ func (e *panicError) Error() string {
 }
 
 func (w *Worker) call(ctx context.Context, tx *Txn, o *Observer, c Cell) (err error) {
+	w.mu.Lock()
+	w.progress++
+	w.mu.Unlock()
 	if o.Timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, o.Timeout)
@@ -222,8 +263,9 @@ func (w *Worker) call(ctx context.Context, tx *Txn, o *Observer, c Cell) (err er
 }
 
 // failed deals with a function that failed: it counts the attempt in the store, and
-// parks the run after the last one.
-func (w *Worker) failed(ctx context.Context, tx *Txn, o *Observer, view *cellView, cause error) (runResult, time.Duration, error) {
+// parks the run after the last one. A failure counts if it is the function's, and if it
+// can be written down: nothing is parked while the store is away.
+func (w *Worker) failed(ctx context.Context, o *Observer, view *cellView, cause error) (runResult, time.Duration, error) {
 	c := view.cell
 	switch {
 	case ctx.Err() != nil:
@@ -231,8 +273,7 @@ func (w *Worker) failed(ctx context.Context, tx *Txn, o *Observer, view *cellVie
 	case errors.Is(cause, ErrConflict):
 		w.db.count.observerConflicts.Add(1)
 		return runConflict, 0, nil
-	case tx.storeFailed && !errors.Is(cause, context.DeadlineExceeded) && !errors.Is(cause, ErrSnapshotTooOld) && !errors.Is(cause, ErrCorrupt):
-		// The store's fault, not the function's.
+	case storesFault(cause):
 		return runTrouble, 0, fmt.Errorf("observer %q for %v: %w", o.Name, c.public(), cause)
 	}
 	w.db.count.observerFailures.Add(1)
@@ -251,6 +292,20 @@ func (w *Worker) failed(ctx context.Context, tx *Txn, o *Observer, view *cellVie
 	}
 	w.db.log.Warn("an observer failed and will be called again", "observer", o.Name, "cell", c.public().String(), "attempt", record.attempts, "err", cause)
 	return runAgain, 0, nil
+}
+
+// readError is an error of a transaction's read that the store is to blame for.
+type readError struct{ error }
+
+func (e *readError) Unwrap() error { return e.error }
+
+// storesFault tells whether a function failed because it could not read. A read that
+// ended with a context of the function's own is the function's failure, as is one that
+// came too late, or met what cannot be decoded.
+func storesFault(err error) bool {
+	var read *readError
+	return errors.As(err, &read) && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) &&
+		!errors.Is(err, ErrSnapshotTooOld) && !errors.Is(err, ErrCorrupt)
 }
 
 // noteFailure writes the failure record of one more failed attempt. The record is

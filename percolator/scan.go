@@ -64,14 +64,10 @@ func (tx *Txn) Scan(ctx context.Context, r Range) iter.Seq2[Row, error] {
 			yield(Row{}, err)
 			return
 		}
-		s := newScan(tx, r)
-		last, complete, stopped, err := s.run(ctx, yield)
-		if !tx.done {
-			s.note(last, complete)
-		}
+		stopped, err := newScan(tx, r).run(ctx, yield)
 		if err != nil && !stopped {
 			tx.storeFailed = true
-			yield(Row{}, fmt.Errorf("percolator: scanning table %q: %w", r.Table, err))
+			yield(Row{}, fmt.Errorf("percolator: scanning table %q: %w", r.Table, &readError{err}))
 		}
 	}
 }
@@ -109,6 +105,7 @@ type scan struct {
 	picks   []rowstore.Pick
 	own     []ownRow // in the scan's order; what is left
 	yielded int
+	noted   int // 1 + the index in tx.ranges of what was seen so far; 0 before there is any
 }
 
 // ownRow is what the transaction itself has written to a row.
@@ -167,10 +164,8 @@ type pending struct {
 	long   []longValue
 }
 
-// run visits the rows. last is the last key that the caller may have learnt
-// something of, complete that the range was seen to its end, stopped that the
-// caller has had enough.
-func (s *scan) run(ctx context.Context, yield func(Row, error) bool) (last string, complete, stopped bool, err error) {
+// run visits the rows. stopped tells that the caller has had enough.
+func (s *scan) run(ctx context.Context, yield func(Row, error) bool) (stopped bool, err error) {
 	from, to := s.r.From, s.r.To
 	for {
 		limit := 0
@@ -179,47 +174,37 @@ func (s *scan) run(ctx context.Context, yield func(Row, error) bool) (last strin
 			limit = s.r.Limit - s.yielded + len(s.own) + 8
 		}
 		chunk := make([]pending, 0, scanChunk)
-		seen := 0
-		full := false
+		seen, end := 0, ""
 		for row, err := range s.tx.db.store.Scan(ctx, rowstore.ScanRange{Table: s.table, From: from, To: to, Reverse: s.r.Reverse, Picks: s.picks, Limit: limit}) {
 			if err != nil {
-				return last, false, false, err
+				return false, err
 			}
-			seen++
+			seen, end = seen+1, row.Row
 			if err := s.tx.db.settle(ctx, &row, s.picks, s.tx.start); err != nil {
-				return last, false, false, err
+				return false, err
 			}
 			p, err := s.collect(&row)
 			if err != nil {
-				return last, false, false, err
+				return false, err
 			}
-			chunk = append(chunk, p)
-			if len(chunk) == scanChunk {
-				full = true
-				key := p.key
-				more, err := s.emit(ctx, chunk, yield, &last)
-				if err != nil || !more {
-					return last, false, !more, err
+			if chunk = append(chunk, p); len(chunk) == scanChunk {
+				if more, err := s.emit(ctx, chunk, yield); err != nil || !more {
+					return !more, err
 				}
 				chunk = chunk[:0]
-				last = key
 			}
 		}
-		end := ""
-		if len(chunk) > 0 {
-			end = chunk[len(chunk)-1].key
-		} else if full {
-			end = last
-		}
-		more, err := s.emit(ctx, chunk, yield, &last)
-		if err != nil || !more {
-			return last, false, !more, err
+		if more, err := s.emit(ctx, chunk, yield); err != nil || !more {
+			return !more, err
 		}
 		if limit == 0 || seen < limit {
-			more, err := s.emitOwn(func(string) bool { return true }, yield, &last)
-			return last, err == nil && more, !more, err
+			more, err := s.emitOwn(func(string) bool { return true }, yield)
+			if err == nil && more {
+				s.note(s.r.From, s.r.To) // that there is no more was learnt too
+			}
+			return !more, err
 		}
-		if last = end; s.r.Reverse {
+		if s.r.Reverse {
 			to = end
 		} else {
 			from = end + "\x00"
@@ -259,7 +244,7 @@ func (p *pending) set(column string, value []byte) {
 
 // emit yields a chunk of settled rows, merged with the transaction's own. more is
 // false when the caller has had enough, or the limit is reached.
-func (s *scan) emit(ctx context.Context, chunk []pending, yield func(Row, error) bool, last *string) (more bool, err error) {
+func (s *scan) emit(ctx context.Context, chunk []pending, yield func(Row, error) bool) (more bool, err error) {
 	var long []longValue
 	for i := range chunk {
 		long = append(long, chunk[i].long...)
@@ -280,14 +265,14 @@ func (s *scan) emit(ctx context.Context, chunk []pending, yield func(Row, error)
 			p.set(l.cell.Column, values[0])
 			values = values[1:]
 		}
-		if more, err := s.emitOwn(func(key string) bool { return s.compare(key, p.key) < 0 }, yield, last); err != nil || !more {
+		if more, err := s.emitOwn(func(key string) bool { return s.compare(key, p.key) < 0 }, yield); err != nil || !more {
 			return more, err
 		}
 		if len(s.own) > 0 && s.own[0].key == p.key {
 			s.overlay(p, s.own[0].writes)
 			s.own = s.own[1:]
 		}
-		if more, err := s.yield(p, yield, last); err != nil || !more {
+		if more, err := s.yield(p, yield); err != nil || !more {
 			return more, err
 		}
 	}
@@ -295,12 +280,12 @@ func (s *scan) emit(ctx context.Context, chunk []pending, yield func(Row, error)
 }
 
 // emitOwn yields the transaction's own rows as long as before says so.
-func (s *scan) emitOwn(before func(key string) bool, yield func(Row, error) bool, last *string) (more bool, err error) {
+func (s *scan) emitOwn(before func(key string) bool, yield func(Row, error) bool) (more bool, err error) {
 	for len(s.own) > 0 && before(s.own[0].key) {
 		p := pending{key: s.own[0].key}
 		s.overlay(&p, s.own[0].writes)
 		s.own = s.own[1:]
-		if more, err := s.yield(&p, yield, last); err != nil || !more {
+		if more, err := s.yield(&p, yield); err != nil || !more {
 			return more, err
 		}
 	}
@@ -317,17 +302,22 @@ func (s *scan) overlay(p *pending, own []write) {
 	}
 }
 
-func (s *scan) yield(p *pending, yield func(Row, error) bool, last *string) (more bool, err error) {
+func (s *scan) yield(p *pending, yield func(Row, error) bool) (more bool, err error) {
 	if len(p.values) == 0 {
 		return true, nil
 	}
-	*last = p.key
 	row := Row{Key: p.key, Columns: make(map[string][]byte, len(p.values))}
 	for col, v := range p.values {
 		name, _ := unescape(col)
 		row.Columns[name] = v
 	}
 	s.yielded++
+	// The caller may commit before it asks for the next row, or never ask.
+	if s.r.Reverse {
+		s.note(p.key, s.r.To)
+	} else {
+		s.note(s.r.From, p.key+"\x00")
+	}
 	if !yield(row, nil) {
 		return false, nil
 	}
@@ -337,23 +327,17 @@ func (s *scan) yield(p *pending, yield func(Row, error) bool, last *string) (mor
 	return s.r.Limit == 0 || s.yielded < s.r.Limit, nil
 }
 
-// note keeps what a Serializable transaction has seen: the range up to the last
-// row that it was given, or all of it.
-func (s *scan) note(last string, complete bool) {
+// note keeps what a Serializable transaction has seen so far, in the place of what
+// this scan noted before: the rows from from on, up to to, those without a value too.
+func (s *scan) note(from, to string) {
 	tx := s.tx
 	if tx.opt.isolation != Serializable || tx.readOnly {
 		return
 	}
-	rr := readRange{table: s.table, from: s.r.From, to: s.r.To, columns: s.columns}
-	if !complete {
-		switch {
-		case last == "" && s.yielded == 0:
-			return
-		case s.r.Reverse:
-			rr.from = last
-		default:
-			rr.to = last + "\x00"
-		}
+	if s.noted == 0 {
+		tx.ranges = append(tx.ranges, readRange{table: s.table, columns: s.columns})
+		s.noted = len(tx.ranges)
 	}
-	tx.ranges = append(tx.ranges, rr)
+	r := &tx.ranges[s.noted-1]
+	r.from, r.to = from, to
 }

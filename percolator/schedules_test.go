@@ -70,6 +70,7 @@ func (w *world) clientOver(wi *wire, opts ...Option) *client {
 	}, opts...)
 	db, err := New(w.t.Context(), wi, all...)
 	require.NoError(w.t, err)
+	db.session.most = 0 // the time jumps while calls are under way, and they seem slow
 	c := &client{DB: db, wire: wi}
 	w.clients = append(w.clients, c)
 	w.t.Cleanup(func() {
@@ -211,6 +212,7 @@ type fakeClock struct {
 }
 
 type sleeper struct {
+	ctx   context.Context
 	d     time.Duration
 	until time.Time
 	wake  chan struct{}
@@ -232,7 +234,7 @@ func (c *fakeClock) Sleep(ctx context.Context, d time.Duration) error {
 		return err
 	}
 	c.mu.Lock()
-	s := &sleeper{d: d, until: c.now.Add(d), wake: make(chan struct{})}
+	s := &sleeper{ctx: ctx, d: d, until: c.now.Add(d), wake: make(chan struct{})}
 	c.sleepers[s] = struct{}{}
 	close(c.changed)
 	c.changed = make(chan struct{})
@@ -286,6 +288,18 @@ func (c *fakeClock) asleep(d time.Duration) (n int, changed <-chan struct{}) {
 	defer c.mu.Unlock()
 	for s := range c.sleepers {
 		if s.d == d {
+			n++
+		}
+	}
+	return n, c.changed
+}
+
+// rest counts those who sleep with one of the contexts.
+func (c *fakeClock) rest(contexts map[context.Context]struct{}) (n int, changed <-chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for s := range c.sleepers {
+		if _, ok := contexts[s.ctx]; ok {
 			n++
 		}
 	}
@@ -559,7 +573,9 @@ func (w *wire) watch(c *call) {
 				breach("%v", err)
 				return false
 			}
-			w.decided[wv.start] = true
+			// A single step that names its latest timestamp cannot be applied after it
+			// was refused, so that prewrites may follow.
+			w.decided[wv.start] = w.decided[wv.start] || e.TS != rowstore.Drawn
 			if p, ours := w.primaries[wv.start]; ours && c.opts.Deferred && p.rowName() == (rowName{m.Table, m.Row}) {
 				breach("a commit point was deferred")
 			}
@@ -848,18 +864,19 @@ func (w *world) pass(d time.Duration) {
 // renewed waits until whatever renews a session has done so and sleeps again.
 func (w *world) renewed() {
 	w.t.Helper()
-	running := 0
+	// Only what renews a session sleeps with its DB's own context.
+	running := map[context.Context]struct{}{}
 	for _, c := range w.clients {
 		c.session.mu.Lock()
 		if c.session.running {
-			running++
+			running[c.DB.ctx] = struct{}{}
 		}
 		c.session.mu.Unlock()
 	}
 	timeout := time.After(patience)
 	for {
-		asleep, changed := w.clock.asleep(worldSession / 3)
-		if asleep == running {
+		asleep, changed := w.clock.rest(running)
+		if asleep == len(running) {
 			return
 		}
 		select {
@@ -1379,6 +1396,7 @@ func TestScheduleA7_LateHeartbeat(t *testing.T) {
 			_, ended := w.clock.sleeps(t, worldExpiry/3, done)
 			require.False(t, ended)
 			w.clock.advance(worldExpiry/3 + time.Millisecond)
+			w.renewed() // else a renewal under way could come after takeForDead
 			late := beat.wait()
 			row = w.raw(rowA)
 			renewed, err := decodeLock(row.Newest(rowstore.Lock, "v").Value)
@@ -1459,6 +1477,7 @@ type saw struct {
 	mu     sync.Mutex
 	values []string
 	during func(tx *Txn) // called within the function, if not nil
+	held   time.Duration // how long others' scan leases last, after a look
 }
 
 func (s *saw) observer(name string) Observer {
@@ -1667,9 +1686,9 @@ func TestScheduleB3_WeakHintComesNeitherEarlyNorLate(t *testing.T) {
 	}
 }
 
-// B4. Guards: a commit timestamp above f + lease, f drawn before the catalog was
-// read, aborts: the transaction may not know of an observer. And Update gets
-// through, with the new catalog.
+// B4. Guards: with a commit timestamp above f + lease, f drawn before the catalog was
+// read, the transaction may not know of an observer, and looks again: locks that do
+// not tell of it abort, and a single step is made again.
 func TestScheduleB4_CommitByAnOldCatalog(t *testing.T) {
 	eachWorld(t, func(t *testing.T, w *world, opts ...Option) {
 		t1 := w.client(opts...)
@@ -1685,10 +1704,14 @@ func TestScheduleB4_CommitByAnOldCatalog(t *testing.T) {
 		w.observed("t", "v", "o")
 		w.clock.advance(worldLease + time.Second)
 		p.release(pass)
-		require.ErrorIs(t, w.finish(done), ErrConflict)
-		require.Equal(t, "none", value(t, t1, rowA))
-		require.Empty(t, w.notified(rowA))
-		set(t, t1.DB, rowA, "2")
+		if err := w.finish(done); len(opts) > 0 {
+			require.ErrorIs(t, err, ErrConflict)
+			require.Equal(t, "none", value(t, t1, rowA))
+			require.Empty(t, w.notified(rowA))
+			set(t, t1.DB, rowA, "2")
+		} else {
+			require.NoError(t, err)
+		}
 		require.Len(t, w.notified(rowA), 1)
 	})
 }

@@ -23,17 +23,64 @@ type session struct {
 
 	mu      sync.Mutex
 	id      string
-	valid   time.Time     // local time until which the lease certainly lasts
-	opening chan struct{} // not nil while somebody stores the row
-	running bool          // the renewing goroutine was started
+	valid   time.Time // local time until which the lease certainly lasts
+	opening *opening  // not nil while somebody stores the row
+	running bool      // the renewing goroutine was started
+	// The last renewal: when it was begun, and the lease that it asked for. The next one
+	// is due by that lease, not by a longer one that calls have become slow enough for.
+	asked time.Time
+	lease time.Duration
+	// The slowest calls of late: in a span of time, and in the one before it.
+	slow, slowBefore time.Duration
+	slowSince        time.Time
+	most             time.Duration // maxSlowLeases, but in tests that move the time in jumps
+}
+
+// opening is a renewal that others wait for.
+type opening struct {
+	done chan struct{}
+	err  error // set before done is closed
 }
 
 const columnLease = "lease"
 
-func (s *session) init(db *DB) { s.db = db }
+const (
+	// slowFactor is how much longer than the slowest call of late a lease lasts: it is
+	// renewed after a third, and a call must fit into that often enough.
+	slowFactor = 8
+	// slowSpan is how long a slow call is remembered: at least this, at most twice.
+	slowSpan = time.Minute
+	// maxSlowLeases bounds the leases that slow calls make longer, and so the time that
+	// others wait for a process that died: in session leases as they are configured.
+	maxSlowLeases = 24
+)
 
-// get returns the session's id, with a lease that lasts for a while yet. The
-// first call starts the session, so that processes which only read, or commit in
+func (s *session) init(db *DB) { s.db, s.most = db, maxSlowLeases*db.opt.sessionLease }
+
+// took notes how long a call took that a lease depends on: a renewal, a prewrite.
+func (s *session) took(d time.Duration) {
+	now := s.db.clock.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if age := now.Sub(s.slowSince); age >= slowSpan {
+		if s.slowBefore = s.slow; age >= 2*slowSpan {
+			s.slowBefore = 0
+		}
+		s.slow, s.slowSince = 0, now
+	}
+	s.slow = max(s.slow, d)
+}
+
+// lasts returns how long a lease lasts that is configured to d: longer where calls are
+// so slow that it would end before it is renewed.
+func (s *session) lasts(d time.Duration) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return max(d, min(slowFactor*max(s.slow, s.slowBefore), s.most))
+}
+
+// get returns the session's id, with a lease that lasts for a while yet, or that was
+// renewed just now, however long that took. The first call starts the session, so that processes which only read, or commit in
 // one phase, have none.
 func (s *session) get(ctx context.Context) (string, error) {
 	for {
@@ -44,40 +91,47 @@ func (s *session) get(ctx context.Context) (string, error) {
 			return id, nil
 		}
 		if wait := s.opening; wait != nil {
+			id := s.id
 			s.mu.Unlock()
 			select {
-			case <-wait:
+			case <-wait.done:
+				if wait.err == nil {
+					return id, nil
+				}
 				continue
 			case <-ctx.Done():
 				return "", fmt.Errorf("opening a session: %w", ctx.Err())
 			}
 		}
-		done := make(chan struct{})
-		s.opening = done
+		o := &opening{done: make(chan struct{})}
+		s.opening = o
 		if s.id == "" {
 			s.id = uniqueID()
 		}
+		id := s.id
 		s.mu.Unlock()
 		err := s.renew(ctx)
 		s.mu.Lock()
-		s.opening = nil
-		close(done)
+		s.opening, o.err = nil, err
+		close(o.done)
 		if err == nil && !s.running {
 			s.running = true
 			s.db.owned.Add(1)
 			go s.keep()
 		}
 		s.mu.Unlock()
-		if err != nil {
-			return "", err
-		}
+		return id, err
 	}
 }
 
 // renew moves the end of the lease.
 func (s *session) renew(ctx context.Context) error {
-	lease := s.db.opt.sessionLease
+	lease := s.lasts(s.db.opt.sessionLease)
 	asked := s.db.clock.Now()
+	s.mu.Lock()
+	s.asked, s.lease = asked, lease
+	s.mu.Unlock()
+	defer func() { s.took(s.db.clock.Now().Sub(asked)) }()
 	now, err := s.db.draw(ctx)
 	if err != nil {
 		return fmt.Errorf("renewing the session: %w", err)
@@ -87,7 +141,7 @@ func (s *session) renew(ctx context.Context) error {
 	id := s.id
 	s.mu.Unlock()
 	for attempt := 0; ; attempt++ {
-		_, err = s.db.applyOne(ctx, rowstore.Mutation{
+		_, err = s.db.applyUrgent(ctx, rowstore.Mutation{
 			Table: tableSessions, Row: id,
 			Edits: []rowstore.Edit{
 				rowstore.Put(rowstore.Write, columnLease, until, []byte{formatVersion}),
@@ -109,14 +163,23 @@ func (s *session) renew(ctx context.Context) error {
 	return nil
 }
 
+// renewIn returns how long it is until something should be renewed that was asked for at
+// some time and lasts from then on.
+func renewIn(clock Clock, asked time.Time, lasts time.Duration) time.Duration {
+	return max(0, lasts/3-clock.Now().Sub(asked))
+}
+
 // keep renews until the DB closes.
 func (s *session) keep() {
 	defer s.db.owned.Done()
 	for {
-		if err := s.db.clock.Sleep(s.db.ctx, s.db.opt.sessionLease/3); err != nil {
+		s.mu.Lock()
+		asked, lease := s.asked, s.lease
+		s.mu.Unlock()
+		if err := s.db.clock.Sleep(s.db.ctx, renewIn(s.db.clock, asked, lease)); err != nil {
 			return
 		}
-		ctx, cancel := context.WithTimeout(s.db.ctx, s.db.opt.sessionLease)
+		ctx, cancel := context.WithTimeout(s.db.ctx, s.lasts(s.db.opt.sessionLease))
 		err := s.renew(ctx)
 		cancel()
 		if err != nil && s.db.ctx.Err() == nil {
@@ -140,6 +203,18 @@ func (s *session) end(ctx context.Context) {
 	if err != nil {
 		s.db.log.Warn("the session could not be removed; its lease ends by itself", "err", err)
 	}
+}
+
+// applyUrgent is applyOne for what keeps a lease.
+func (db *DB) applyUrgent(ctx context.Context, m rowstore.Mutation) (rowstore.Outcome, error) {
+	out, err := db.store.Apply(ctx, []rowstore.Mutation{m}, rowstore.ApplyOptions{Urgent: true})
+	if err == nil {
+		err = out[0].Err
+	}
+	if err != nil {
+		return rowstore.Outcome{}, err
+	}
+	return out[0], nil
 }
 
 // sessionRead asks for a session's lease.

@@ -5,7 +5,7 @@ import "sync/atomic"
 // Stats are counts since the DB was opened, of this process alone.
 type Stats struct {
 	Transactions uint64 // begun
-	ReadOnly     uint64 // ended without anything to write
+	ReadOnly     uint64 // ended without anything to write: every View, and commits of nothing
 
 	// Committed transactions, by the way they went.
 	OnePhase uint64 // the timestamp drawn and everything written in one call

@@ -140,14 +140,14 @@ func (tx *Txn) StartTimestamp() Timestamp {
 }
 
 // CommitTimestamp returns the timestamp at which the transaction's writes became
-// visible, once Commit has returned nil; else, and for a transaction that wrote
-// nothing, 0.
+// visible and its notifications stand, once Commit has returned nil; else, and for a
+// transaction that neither wrote nor notified, 0.
 func (tx *Txn) CommitTimestamp() Timestamp { return tx.commit }
 
 // Get returns the value of c at the transaction's snapshot, or as the transaction
 // set it. The slice belongs to the caller; an empty value is an empty slice, never
 // nil. Errors: ErrNotFound, ErrInvalid, ErrTooLarge, ErrSnapshotTooOld, ErrTxnDone,
-// those of the context and of the store.
+// ErrClosed, those of the context and of the store.
 //
 // A lock of a transaction that may be committing is waited for; one that a dead
 // process left behind is resolved.
@@ -165,7 +165,7 @@ func (tx *Txn) Get(ctx context.Context, c Cell) ([]byte, error) {
 	value, found, err := tx.db.getCell(ctx, sc, &tx.snapshot)
 	if err != nil {
 		tx.storeFailed = true
-		return nil, fmt.Errorf("percolator: reading %v: %w", c, err)
+		return nil, fmt.Errorf("percolator: reading %v: %w", c, &readError{err})
 	}
 	tx.noteRead(sc)
 	if !found {
@@ -204,7 +204,7 @@ func (tx *Txn) GetMany(ctx context.Context, cells ...Cell) (map[Cell][]byte, err
 	values, err := tx.db.getCells(ctx, missing, &tx.snapshot)
 	if err != nil {
 		tx.storeFailed = true
-		return nil, fmt.Errorf("percolator: reading %d cells: %w", len(missing), err)
+		return nil, fmt.Errorf("percolator: reading %d cells: %w", len(missing), &readError{err})
 	}
 	for i, sc := range missing {
 		tx.noteRead(sc)
@@ -285,7 +285,7 @@ func (tx *Txn) Notify(c Cell) error {
 		return err
 	}
 	sc := c.stored()
-	if v := tx.db.known(); len(v.observers(sc.Table, sc.Column)) == 0 && tx.StartTimestamp() != 0 && tx.db.estimate(tx.start, tx.began).Sub(v.f) < v.lease {
+	if v := tx.db.known(); len(v.observers(sc.Table, sc.Column)) == 0 && tx.StartTimestamp() != 0 && v.holds(tx.start) {
 		return fmt.Errorf("%w: %v", ErrNotObserved, c)
 	}
 	if _, twice := tx.weakSet[sc]; twice {
@@ -314,6 +314,12 @@ func (tx *Txn) finish() {
 	tx.writes, tx.weak, tx.weakSet, tx.reads, tx.ranges, tx.extra = writeSet{}, nil, nil, nil, nil, nil
 }
 
+// guarded tells whether the transaction must conflict with others though it writes
+// nothing: it has locked cells, or its reads are validated.
+func (tx *Txn) guarded() bool {
+	return len(tx.writes.list) > 0 || len(tx.reads) > 0 || len(tx.ranges) > 0
+}
+
 func (tx *Txn) grow(cells, bytes int) error {
 	l := &tx.db.limits
 	if n := len(tx.writes.list) + len(tx.weak) + cells; n > l.Cells {
@@ -337,8 +343,11 @@ func (tx *Txn) noteRead(sc Cell) {
 }
 
 func (tx *Txn) usable(ctx context.Context) error {
-	if tx.done {
+	switch {
+	case tx.done:
 		return ErrTxnDone
+	case tx.db.ctx.Err() != nil:
+		return ErrClosed // own writes too, which need no store
 	}
 	return ctx.Err()
 }

@@ -3,6 +3,7 @@ package percolator
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -220,4 +222,89 @@ func TestAsOf(t *testing.T) {
 		_, err := db.Begin(ctx, AsOf(time.Now().Add(time.Hour)))
 		require.ErrorIs(t, err, ErrSnapshotInFuture)
 	})
+}
+
+// AsOf shows what was committed before its time, and nothing of that time itself.
+func TestAsOfIsBeforeItsTime(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	set(t, c.DB, rowA, "before")
+	w.clock.advance(time.Second)
+	noon := w.clock.Now()
+	// The oracle's first timestamp of that millisecond may be a commit timestamp.
+	at := oracle.FromTime(noon)
+	_, err := w.mem.Apply(t.Context(), []rowstore.Mutation{{Table: "t", Row: "a", Edits: []rowstore.Edit{
+		rowstore.Put(rowstore.Write, "v", at, (&writeValue{kind: kindPut, start: at - 1, value: []byte("at")}).encode()),
+	}}}, rowstore.ApplyOptions{})
+	require.NoError(t, err)
+	w.clock.advance(time.Second)
+	for _, test := range []struct {
+		opt  TxnOption
+		want string
+	}{{AsOf(noon), "before"}, {AsOf(noon.Add(time.Millisecond)), "at"}, {AsOfTimestamp(at), "at"}, {AsOfTimestamp(at - 1), "before"}} {
+		v, err := begin(t, c, test.opt).Get(t.Context(), rowA)
+		require.NoError(t, err)
+		require.Equal(t, test.want, string(v))
+	}
+	_, err = begin(t, c, AsOf(time.Time{})).Get(t.Context(), rowA)
+	require.ErrorIs(t, err, ErrNotFound)
+}
+
+// The caller of Update learns the commit timestamp, of the attempt that committed.
+func TestCommittedAt(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t *testing.T, db *DB) {
+		ctx := t.Context()
+		var ts Timestamp
+		attempts := 0
+		require.NoError(t, db.Update(ctx, func(tx *Txn) error {
+			if attempts++; attempts == 1 {
+				set(t, db, rowA, "first")
+				tx.StartTimestamp()
+			}
+			_, err := tx.Get(ctx, rowA)
+			if err != nil && !errors.Is(err, ErrNotFound) {
+				return err
+			}
+			if attempts == 1 {
+				set(t, db, rowA, "first again")
+			}
+			return tx.Set(rowA, []byte("mine"))
+		}, CommittedAt(&ts)))
+		require.Equal(t, 2, attempts)
+		tx, err := db.Begin(ctx, AsOfTimestamp(ts))
+		require.NoError(t, err)
+		v, err := tx.Get(ctx, rowA)
+		require.NoError(t, err)
+		require.Equal(t, "mine", string(v))
+		tx, err = db.Begin(ctx, AsOfTimestamp(ts-1))
+		require.NoError(t, err)
+		v, err = tx.Get(ctx, rowA)
+		require.NoError(t, err)
+		require.Equal(t, "first again", string(v))
+		was := ts
+		require.ErrorIs(t, db.Update(ctx, func(tx *Txn) error { return errNetwork }, CommittedAt(&ts)), errNetwork)
+		require.Equal(t, was, ts)
+		require.NoError(t, db.Update(ctx, func(tx *Txn) error { return nil }, CommittedAt(&ts)))
+		require.Zero(t, ts, "nothing was written")
+	})
+}
+
+// After Close no read answers, not even of the transaction's own writes.
+func TestOwnWritesAfterClose(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	tx := begin(t, c)
+	require.NoError(t, errors.Join(tx.Set(rowA, []byte("1")), tx.Delete(rowB)))
+	require.NoError(t, c.Close(t.Context()))
+	_, err := tx.Get(t.Context(), rowA)
+	require.ErrorIs(t, err, ErrClosed)
+	_, err = tx.Get(t.Context(), rowB)
+	require.ErrorIs(t, err, ErrClosed)
+	_, err = tx.GetMany(t.Context(), rowA, rowB)
+	require.ErrorIs(t, err, ErrClosed)
+	require.ErrorIs(t, scanError(tx.Scan(t.Context(), Range{Table: "t"})), ErrClosed)
+	require.ErrorIs(t, tx.Commit(t.Context()), ErrClosed)
 }

@@ -357,7 +357,7 @@ func (s *thread) settle(ctx context.Context, l line, unknown *percolator.Undeter
 	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
 	for {
-		o, err := s.db.Outcome(ctx, unknown.Start, unknown.Primary)
+		o, err := s.db.OutcomeOf(ctx, unknown)
 		if err == nil && o.Status != percolator.Pending {
 			l.Kind, l.Ended = lineSettled, monotonic()
 			l.Outcome, l.Commit = aborted, uint64(o.Commit)

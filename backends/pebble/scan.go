@@ -236,7 +236,7 @@ func (p *scan) page(ctx context.Context, limit int) (rows []rowstore.Row, more b
 				size += len(vs[i].Value) + 64
 			}
 		}
-		if steps&0xff == 0 && ctx.Err() != nil {
+		if ctx.Err() != nil {
 			return nil, false, ctx.Err()
 		}
 	}

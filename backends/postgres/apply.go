@@ -3,7 +3,6 @@ package postgres
 import (
 	"cmp"
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -123,7 +122,7 @@ func (s *store) Group(ctx context.Context, groups []rowstore.Group) ([]rowstore.
 // What one statement takes at most: lists are limited to a gigabyte, and a statement
 // holds the locks of all of its rows until its end.
 const (
-	maxBatchBytes = 32 << 20
+	maxBatchBytes = 8 << 20
 	maxBatchCells = 4096
 )
 
@@ -132,7 +131,8 @@ const (
 // the error of a transaction is that of its tasks. drawn, which may be nil, gets
 // the first of as many timestamps as there are tasks where one fast statement did
 // all of them: then they can be drawn with it, after it. Else it gets 0.
-func (s *store) perform(ctx context.Context, tasks []task, deferred bool, drawn *oracle.Timestamp) error {
+func (s *store) perform(ctx context.Context, tasks []task, deferred bool, drawn *oracle.Timestamp) (err error) {
+	defer func() { s.pusher.add(wakes(tasks, err)) }()
 	// The common case is that all go into one fast statement.
 	var w work
 	var checks, general, fast []*task
@@ -295,11 +295,25 @@ func (w *work) compile(t *task) bool {
 
 func (w *work) mutation(mut int, m *rowstore.Mutation) bool {
 	from := len(w.cells)
+	var wide map[string]int // the places of the columns, where there are many
 	cell := func(col string) *cellOp {
-		for i := from; i < len(w.cells); i++ {
-			if w.cells[i].col == col {
+		if n := len(w.cells) - from; n < 32 {
+			for i := from; i < len(w.cells); i++ {
+				if w.cells[i].col == col {
+					return &w.cells[i]
+				}
+			}
+		} else {
+			if wide == nil {
+				wide = make(map[string]int, 4*n)
+				for i := from; i < len(w.cells); i++ {
+					wide[w.cells[i].col] = i
+				}
+			}
+			if i, ok := wide[col]; ok {
 				return &w.cells[i]
 			}
+			wide[col] = len(w.cells)
 		}
 		w.cells = append(w.cells, cellOp{
 			g: w.tasks, mut: mut, tab: m.Table, key: m.Row, col: col, wf: none, mf: none, wt: none, mt: none, rh: none, xh: none,
@@ -439,6 +453,9 @@ func (s *store) fast(ctx context.Context, w *work, ts []*task, deferred bool, dr
 			return cmp.Or(strings.Compare(x.tab, y.tab), strings.Compare(x.key, y.key), strings.Compare(x.col, y.col))
 		})
 	}
+	slices.SortStableFunc(w.sides, func(a, b sideOp) int {
+		return cmp.Or(strings.Compare(a.tab, b.tab), strings.Compare(a.key, b.key), strings.Compare(a.col, b.col), cmp.Compare(a.ts, b.ts))
+	})
 	shape := shapeOf(w.cells)
 	// 0: each group is one cell. 1: larger ones that are expected to apply, since they
 	// hold locks. 2: larger ones.
@@ -459,7 +476,7 @@ func (s *store) fast(ctx context.Context, w *work, ts []*task, deferred bool, dr
 		lost := make(map[int]state)
 		inc := ""
 		begin := func() { clear(lost); inc = "" }
-		params := w.params(a, shape, order, deferred, mode, wakes(ts))
+		params := w.params(a, shape, order, deferred, mode)
 		choose := func(*pgconn.PgConn) (query, [][]byte) { return s.q.apply[shape], params }
 		err := s.runOn(ctx, choose, true, begin, func(f *fields) {
 			i := f.int4(0)
@@ -487,6 +504,9 @@ func (s *store) fast(ctx context.Context, w *work, ts []*task, deferred bool, dr
 				continue
 			}
 			return nil // all of it was rolled back
+		}
+		if sqlState(err) == lockNotAvailable && !errors.Is(err, rowstore.ErrAmbiguous) {
+			return nil // it gave way to another client, and was rolled back
 		}
 		if err != nil {
 			return err
@@ -527,6 +547,14 @@ func (t *task) judge(w *work, lost map[int]state) {
 		t.done, t.applied = true, true
 		return
 	}
+	type place struct {
+		mut int
+		col string
+	}
+	places := make(map[place]int, t.cells[1]-t.cells[0])
+	for k := t.cells[0]; k < t.cells[1]; k++ {
+		places[place{w.cells[k].mut, w.cells[k].col}] = k
+	}
 	for i := range t.muts {
 		for j := range t.muts[i].Conditions {
 			c := &t.muts[i].Conditions[j]
@@ -535,11 +563,9 @@ func (t *task) judge(w *work, lost map[int]state) {
 			if c.Kind == rowstore.IfIncarnation {
 				holds = c.Is == t.inc
 			} else {
-				for k := t.cells[0]; k < t.cells[1]; k++ {
-					if o := &w.cells[k]; o.mut == i && o.col == c.Column {
-						st := lost[k]
-						broke, holds = st.judge(c)
-					}
+				if k, ok := places[place{i, c.Column}]; ok {
+					st := lost[k]
+					broke, holds = st.judge(c)
 				}
 			}
 			if !holds {
@@ -576,11 +602,15 @@ func (st *state) judge(c *rowstore.Condition) (rowstore.Version, bool) {
 	return rowstore.Version{}, true
 }
 
-// wakes lists, in the form that goes into a notification, the tables whose
-// listeners are to be woken.
-func wakes(ts []*task) []string {
+// wakes lists the tables whose listeners are to be woken: of tasks that were applied,
+// or may have been.
+func wakes(ts []task, err error) []string {
 	var tables []string
-	for _, t := range ts {
+	for k := range ts {
+		t := &ts[k]
+		if !t.applied && !errors.Is(t.err, rowstore.ErrAmbiguous) && !errors.Is(err, rowstore.ErrAmbiguous) {
+			continue
+		}
 		for i := range t.muts {
 			m := &t.muts[i]
 			notify, lock := false, false
@@ -591,10 +621,8 @@ func wakes(ts []*task) []string {
 					lock = lock || e.Family == rowstore.Lock
 				}
 			}
-			if notify && !lock {
-				if name := hex.EncodeToString([]byte(m.Table)); !slices.Contains(tables, name) {
-					tables = append(tables, name)
-				}
+			if notify && !lock && !slices.Contains(tables, m.Table) {
+				tables = append(tables, m.Table)
 			}
 		}
 	}
@@ -602,7 +630,7 @@ func wakes(ts []*task) []string {
 }
 
 // params makes the parameters of a fast statement.
-func (w *work) params(a *arrays, shape int, order []int32, deferred bool, mode int, wake []string) [][]byte {
+func (w *work) params(a *arrays, shape int, order []int32, deferred bool, mode int) [][]byte {
 	next := 0
 	list := func(oid uint32) *array {
 		next++
@@ -695,16 +723,8 @@ func (w *work) params(a *arrays, shape int, order []int32, deferred bool, mode i
 		sval.bytes(o.val)
 	}
 	p = append(p, int4Param(mask), sg.orNull(), sk.orNull(), stab.orNull(), skey.orNull(), scol.orNull(), sts.orNull(), sval.orNull())
-	p = append(p, wakeParam(list(oidText), wake))
 	a.params = p
 	return p
-}
-
-func wakeParam(to *array, wake []string) []byte {
-	for _, w := range wake {
-		to.string(w)
-	}
-	return to.orNull()
 }
 
 // check answers tasks that only ask, from one view of each row.
@@ -845,8 +865,7 @@ func (s *store) general(ctx context.Context, ts []*task, deferred bool) error {
 	}
 	params := append(a.params[:0], boolParam(deferred), tab.param(), key.param(), col.param(),
 		cg.param(), cm.param(), cn.param(), ccell.param(), ckind.param(), cfam.param(), cts.param(), cis.param(),
-		eg.param(), ecell.param(), ekind.param(), efam.param(), ets.param(), eto.param(), eval.param(),
-		wakeParam(list(oidText), wakes(ts)))
+		eg.param(), ecell.param(), ekind.param(), efam.param(), ets.param(), eto.param(), eval.param())
 	a.params = params
 
 	inc := ""

@@ -6,15 +6,12 @@ import (
 	"fmt"
 	"strconv"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
-
-// errStandby says that the server follows another. It is an error of a call that
-// did nothing.
-var errStandby = errors.New("the server is a standby")
 
 // query is a statement of this package, and the name under which it is prepared.
 type query struct {
@@ -27,7 +24,7 @@ type queries struct {
 	apply                                           []query // by shape
 	general, point, picks, check, scan, draw, flush query
 	step                                            query // a draw on a connection that knows the bound
-	tables, sample                                  query
+	tables, sample, push                            query
 }
 
 func newQueries(n names) queries {
@@ -46,21 +43,22 @@ func newQueries(n names) queries {
 		return statement(sql + ")")
 	}
 	q := queries{
-		general: call("apply_general", 20),
+		general: call("apply_general", 19),
 		point:   call("read_point", 4),
 		picks:   call("read_any", 9),
 		check: statement(`SELECT * FROM {{schema}}.read_any($1, $2, $3, $4, $5, $6, $7, $8, $9)
-			UNION ALL SELECT -1, 0::smallint, NULL, NULL, convert_to({{schema}}.incarnation_id(), 'UTF8')`),
-		scan:   call("scan_page", 11),
+			UNION ALL SELECT -1, 0::smallint, NULL, NULL, pg_catalog.convert_to({{schema}}.incarnation_id(), 'UTF8')`),
+		scan:   call("scan_page", 14),
 		draw:   call("draw", 3),
 		step:   statement(stepSQL),
 		flush:  statement("SELECT 1 FROM (SELECT {{schema}}.flush()) f"),
-		tables: statement(tablesSQL),
-		sample: statement(sampleSQL),
+		tables: call("next_table", 1),
+		sample: call("sample_keys", 2),
+		push:   statement(pushSQL),
 	}
 	q.sample.formats = []int16{1, 0}
 	for _, s := range shapes {
-		q.apply = append(q.apply, call("apply_"+s.name, 18+len(s.cols)))
+		q.apply = append(q.apply, call("apply_"+s.name, 17+len(s.cols)))
 	}
 	return q
 }
@@ -87,6 +85,9 @@ func (s *store) runOn(ctx context.Context, choose func(*pgconn.PgConn) (query, [
 			begin()
 		}
 		err := s.try(ctx, choose, write, line, drawn)
+		if write && errors.Is(err, errUnconfirmed) {
+			err = s.confirm(ctx)
+		}
 		if err == nil {
 			return nil
 		}
@@ -94,6 +95,41 @@ func (s *store) runOn(ctx context.Context, choose func(*pgconn.PgConn) (query, [
 			return err
 		}
 	}
+}
+
+// confirm waits for the standbys once more, after a write that the server stopped waiting for: a flush
+// that waited comes after the write, so then it is on them too.
+func (s *store) confirm(ctx context.Context) error {
+	s.unconfirmed.Add(1)
+	flush := func(*pgconn.PgConn) (query, [][]byte) { return s.q.flush, nil }
+	if err := s.try(ctx, flush, false, func(*fields) {}, nil); err != nil {
+		if errors.Is(err, rowstore.ErrUnavailable) {
+			err = errors.New(err.Error()) // it is the flush that had no effect, and not the write
+		}
+		return fmt.Errorf("%w: %w: %w", rowstore.ErrAmbiguous, errUnconfirmed, err)
+	}
+	return nil
+}
+
+// noticeKey names what a connection knows about the last commit on it, among its custom data.
+const noticeKey = "percolator unconfirmed"
+
+// OnNotice is the function that [pgx.ConnConfig.OnNotice] of a pool for [New] has to be, or to call: by it the store
+// hears that the server stopped waiting for a standby and committed nevertheless, which the
+// server says in a warning only. Open sets it by itself.
+func OnNotice(c *pgconn.PgConn, n *pgconn.Notice) {
+	if n.Code == plainWarning || n.Code == adminShutdown {
+		c.CustomData()[noticeKey] = true
+	}
+}
+
+// warned tells whether the server warned since it was asked last.
+func warned(c *pgconn.PgConn) bool {
+	_, ok := c.CustomData()[noticeKey]
+	if ok {
+		delete(c.CustomData(), noticeKey)
+	}
+	return ok
 }
 
 // adapt tells whether the statement may be sent again: the error proves that it did
@@ -112,7 +148,7 @@ func (s *store) adapt(err error, write bool) bool {
 	case noSuchStatement, duplicateStatement:
 		s.unprepared.Store(true)
 		return true
-	case notReadCommitted, readOnly:
+	case notReadCommitted:
 		s.explicit.Store(true)
 		return true
 	case serialization, deadlock:
@@ -121,65 +157,43 @@ func (s *store) adapt(err error, write bool) bool {
 	return !write && severe(pg)
 }
 
-// brokenError marks a failure of the connection, rather than of the statement.
-type brokenError struct{ error }
-
-func (b brokenError) Unwrap() error { return b.error }
-
-func isBroken(err error) bool {
-	var b brokenError
-	return errors.As(err, &b)
+// unreadable says what an answer means that could not be read, of a statement that was run.
+func unreadable(bad error, write bool) error {
+	if bad != nil && write {
+		return fmt.Errorf("%w: %w", rowstore.ErrAmbiguous, bad)
+	}
+	return bad
 }
 
-// severe tells whether the server ended the connection with this error.
-func severe(pg *pgconn.PgError) bool {
-	s := pg.SeverityUnlocalized
-	if s == "" {
-		s = pg.Severity
-	}
-	return s == "FATAL" || s == "PANIC"
-}
-
-// classify says what an error means that came after the statement was given to the
-// connection. An error that the server sent means that it rolled back, but for
-// those that end the connection: a shutdown can come when the commit is in the log
-// already and only waits for a standby.
-func classify(err error, write bool) error {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) && !severe(pg) {
-		if pg.Code == onStandby {
-			return fmt.Errorf("%w: %w", errStandby, err)
-		}
-		return err
-	}
-	if pg == nil {
-		err = brokenError{err}
-	}
-	if !write || pgconn.SafeToRetry(err) {
-		return err
-	}
-	return fmt.Errorf("%w: %w", rowstore.ErrAmbiguous, err)
-}
-
+// try sends the statement once. A commit that the server did not wait for to the end gives
+// errUnconfirmed.
 func (s *store) try(ctx context.Context, choose func(*pgconn.PgConn) (query, [][]byte), write bool,
 	line func(f *fields), drawn *oracle.Timestamp,
 ) error {
 	c, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return fmt.Errorf("connecting: %w", err)
+		return connecting(ctx, err)
 	}
 	defer c.Release()
-	pg := c.Conn().PgConn()
+	_ = warned(c.Conn().PgConn()) // of something before
+	err = s.tryOn(ctx, c.Conn(), choose, write, line, drawn)
+	if err == nil && warned(c.Conn().PgConn()) {
+		return errUnconfirmed
+	}
+	return err
+}
+
+func (s *store) tryOn(ctx context.Context, c *pgx.Conn, choose func(*pgconn.PgConn) (query, [][]byte), write bool,
+	line func(f *fields), drawn *oracle.Timestamp,
+) error {
+	pg := c.PgConn()
 	q, params := choose(pg)
 	var sd *pgconn.StatementDescription
 	if !s.unprepared.Load() {
 		// Nothing is executed by this, so its errors are certain.
-		if sd, err = c.Conn().Prepare(ctx, q.name, q.sql); err != nil {
-			var p *pgconn.PgError
-			if !errors.As(err, &p) {
-				return brokenError{err}
-			}
-			return err
+		var err error
+		if sd, err = c.Prepare(ctx, q.name, q.sql); err != nil {
+			return classify(err, false)
 		}
 	}
 	if s.explicit.Load() {
@@ -188,7 +202,7 @@ func (s *store) try(ctx context.Context, choose func(*pgconn.PgConn) (query, [][
 	if drawn != nil {
 		if *drawn = 0; sd != nil && !s.pooler {
 			d := s.drawOn(pg, step, false)
-			if then, err := c.Conn().Prepare(ctx, d.q.name, d.q.sql); err == nil {
+			if then, err := c.Prepare(ctx, d.q.name, d.q.sql); err == nil {
 				return thenDraw(ctx, pg, sd, params, q.formats, write, line, then, d, drawn)
 			}
 		}
@@ -203,7 +217,7 @@ func (s *store) try(ctx context.Context, choose func(*pgconn.PgConn) (query, [][
 	if _, err := rr.Close(); err != nil {
 		return classify(err, write)
 	}
-	return bad
+	return unreadable(bad, write)
 }
 
 // thenDraw sends a statement and a draw together, as two transactions: the server
@@ -231,7 +245,7 @@ func thenDraw(ctx context.Context, pg *pgconn.PgConn, sd *pgconn.StatementDescri
 	if pipe.Close() != nil {
 		*drawn = 0
 	}
-	return bad
+	return unreadable(bad, write)
 }
 
 // readResult reads the lines of one statement of a pipeline, and the end of its
@@ -272,7 +286,7 @@ func (s *store) tryExplicit(ctx context.Context, pg *pgconn.PgConn, q query, sd 
 	params [][]byte, write bool, line func(f *fields),
 ) error {
 	b := &pgconn.Batch{}
-	b.ExecParams("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", nil, nil, nil, nil)
+	b.ExecParams("BEGIN ISOLATION LEVEL READ COMMITTED", nil, nil, nil, nil)
 	if sd != nil {
 		b.ExecStatement(sd, params, q.formats, binary1)
 	} else {
@@ -300,5 +314,5 @@ func (s *store) tryExplicit(ctx context.Context, pg *pgconn.PgConn, q query, sd 
 	if !committed {
 		return errors.New("the server rolled the transaction back")
 	}
-	return bad
+	return unreadable(bad, write)
 }

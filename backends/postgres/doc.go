@@ -28,7 +28,8 @@
 // prewrite, commit, or any other. It judges the conditions in the snapshot and,
 // since an UPDATE that waited for a row's lock looks again at that row alone, once
 // more on the row that it changes. If then only a part of a mutation or a group
-// holds, all is rolled back and judged anew. Everything else, and whatever lost
+// holds, all is rolled back and judged anew, and so it is when it would have to wait for
+// somebody else out of the order of keys. Everything else, and whatever lost
 // such a race, goes through a function that locks the rows one after the other in
 // the order of their keys, and judges only then.
 //
@@ -43,6 +44,7 @@
 // # Defaults of the administrator
 //
 // Each transaction is read committed and has the durability that the caller asked
-// for, whatever the server's defaults are. Where the default isolation is another,
+// for, whatever the server's defaults are, and looks up names in the system's schema and
+// in its own alone, whatever the search path is. A default that forbids writes is respected. Where the default isolation is another,
 // BEGIN and COMMIT travel with the statement; it stays one round trip.
 package postgres

@@ -71,6 +71,7 @@ func (s *store) drawRead(ctx context.Context, asks []rowstore.DrawRead) ([]rowst
 				again, which = append(again, at[j-from]), append(which, j)
 			}
 		}
+		answers[i].Apart = at != nil
 	}
 	if len(again) > 0 {
 		seen, err := s.read(ctx, again)
@@ -106,7 +107,7 @@ func (s *store) drawReadTogether(ctx context.Context, n int, reads []rowstore.Ro
 	p := newPoints(a, reads, which, rows)
 	c, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return 0, fmt.Errorf("connecting: %w", err)
+		return 0, connecting(ctx, err)
 	}
 	defer c.Release()
 	pg := c.Conn().PgConn()

@@ -3,10 +3,13 @@ package postgres
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/internal/testserver"
@@ -31,6 +34,77 @@ func commit(row string, start, at rowstore.Timestamp, more ...rowstore.Condition
 	return rowstore.Mutation{Table: "t", Row: row, Conditions: append(more, rowstore.Present("c", start)), Edits: []rowstore.Edit{
 		rowstore.Put(rowstore.Write, "c", at, []byte("value")), rowstore.Delete(rowstore.Lock, "c", start),
 	}}
+}
+
+// testWait bounds the waiting for something that happens soon; testTick and testSettle are how often it
+// is looked for.
+const (
+	testWait   = time.Minute
+	testTick   = 20 * time.Millisecond
+	testSettle = 1200 * time.Millisecond // longer than a session keeps its statistics to itself
+)
+
+// connect makes a connection that is closed when the test ends.
+func connect(ctx context.Context, t testing.TB, dsn string) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(ctx, dsn)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	return conn
+}
+
+// openWatched opens a store whose server tells the plan of every statement to notice.
+func openWatched(ctx context.Context, t testing.TB, dsn, schema string, notice func(*pgconn.Notice)) rowstore.Store {
+	t.Helper()
+	cfg, err := pgxpool.ParseConfig(dsn)
+	require.NoError(t, err)
+	cfg.MaxConns = 1
+	cfg.ConnConfig.OnNotice = func(c *pgconn.PgConn, n *pgconn.Notice) {
+		OnNotice(c, n)
+		notice(n)
+	}
+	cfg.AfterConnect = func(ctx context.Context, c *pgx.Conn) error {
+		return exec(ctx, c, "LOAD 'auto_explain'; SET auto_explain.log_min_duration = 0; SET auto_explain.log_nested_statements = on; SET auto_explain.log_level = 'notice'")
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	s, err := New(ctx, pool, Options{Schema: schema, NoCoalesce: true})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return s
+}
+
+// fill prewrites and commits rows, with notifications and long values, and takes those away again.
+func fill(ctx context.Context, t testing.TB, s rowstore.Store, rows int) {
+	t.Helper()
+	start := draw(ctx, t, s)
+	at := draw(ctx, t, s)
+	var batches [4][]rowstore.Mutation
+	for i := range rows {
+		row := fmt.Sprintf("row%06d", i)
+		m := prewrite(row, start)
+		m.Edits = append(m.Edits, rowstore.Put(rowstore.Data, "c", start, []byte("long")))
+		batches[0] = append(batches[0], m)
+		m = commit(row, start, at)
+		m.Edits = append(m.Edits, rowstore.Put(rowstore.Notify, "c", at, nil))
+		batches[1] = append(batches[1], m)
+		batches[2] = append(batches[2], rowstore.Mutation{Table: "t", Row: row, Edits: []rowstore.Edit{rowstore.Delete(rowstore.Notify, "c", at)}})
+		batches[3] = append(batches[3], rowstore.Mutation{Table: "t", Row: row, Edits: []rowstore.Edit{rowstore.Delete(rowstore.Data, "c", start), rowstore.DeleteRange(rowstore.Write, "c", 0, 1)}})
+	}
+	for i, muts := range batches {
+		out, err := s.Apply(ctx, muts, rowstore.ApplyOptions{Deferred: i != 1})
+		require.NoError(t, err)
+		for j := range out {
+			require.True(t, out[j].Applied, "%d: %+v", i, out[j])
+		}
+	}
+	reads := make([]rowstore.RowRead, rows)
+	for i := range reads {
+		reads[i] = rowstore.RowRead{Table: "t", Row: fmt.Sprintf("row%06d", i), Picks: []rowstore.Pick{{Family: rowstore.Write, Column: "c", To: oracle.Max, Limit: 1}}}
+	}
+	_, err := s.Read(ctx, reads)
+	require.NoError(t, err)
 }
 
 // eventually calls f until it succeeds, as a client does whose server comes back.

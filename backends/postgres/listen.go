@@ -2,7 +2,6 @@ package postgres
 
 import (
 	"context"
-	"encoding/hex"
 	"fmt"
 	"time"
 
@@ -49,9 +48,15 @@ func (s *wakingStore) listenOn(ctx context.Context, wake func(table string)) err
 			arrived = append(arrived, n.Payload)
 		}
 	}
+	// As the pool does it before each of its connections: passwords may change.
+	if before := s.pool.Config().BeforeConnect; before != nil {
+		if err := before(ctx, cfg); err != nil {
+			return fmt.Errorf("before connecting: %w", err)
+		}
+	}
 	conn, err := pgx.ConnectConfig(ctx, cfg)
 	if err != nil {
-		return fmt.Errorf("connecting: %w", err)
+		return connecting(ctx, err)
 	}
 	defer func() {
 		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), pingWithin)
@@ -67,7 +72,9 @@ func (s *wakingStore) listenOn(ctx context.Context, wake func(table string)) err
 	if err := exec(ctx, conn, "LISTEN "+pgx.Identifier{s.names.channel}.Sanitize()); err != nil {
 		return err
 	}
-	wake("")
+	local, leave := s.pusher.listen(wake)
+	defer leave()
+	local.tell("")
 	for {
 		waiting, cancel := context.WithTimeout(ctx, pingEvery)
 		err := conn.PgConn().WaitForNotification(waiting)
@@ -85,11 +92,9 @@ func (s *wakingStore) listenOn(ctx context.Context, wake func(table string)) err
 			return err
 		}
 		for _, payload := range arrived {
-			table, err := hex.DecodeString(payload)
-			if err != nil {
-				table = nil // somebody else's; look everywhere
+			if table, own := s.pusher.table(payload); !own {
+				local.tell(table)
 			}
-			wake(string(table))
 		}
 		arrived = arrived[:0]
 	}

@@ -31,17 +31,20 @@ const (
 // at ends with the connection, since the recovery from a crash ends them all. The parts of a CASE
 // are done in their order.
 const stepSQL = `SELECT CASE
-	WHEN pg_is_in_recovery() OR set_config('synchronous_commit', 'off', true) IS NULL THEN NULL
-	WHEN pg_sequence_last_value(` + clockSQL + `) + $1::bigint >= ` + nowSQL + ` THEN
-		CASE WHEN pg_advisory_xact_lock_shared({{clock_lock}}) IS NOT NULL THEN nextval(` + clockSQL + `) END
-	WHEN pg_try_advisory_xact_lock({{clock_lock}}) THEN
-		CASE WHEN greatest(pg_sequence_last_value(` + clockSQL + `), ` + nowSQL + `) + 8192 <= $2::bigint THEN
-			setval(` + clockSQL + `, greatest(pg_sequence_last_value(` + clockSQL + `), ` + nowSQL + `) + 4096) END
+	WHEN pg_catalog.pg_is_in_recovery() OR pg_catalog.set_config('synchronous_commit', 'off', true) IS NULL THEN NULL
+	WHEN (pg_catalog.pg_sequence_last_value(` + clockSQL + `) OPERATOR(pg_catalog.+) $1::bigint) OPERATOR(pg_catalog.>=) ` + nowSQL + ` THEN
+		CASE WHEN pg_catalog.pg_advisory_xact_lock_shared(` + clockLockSQL + `) IS NOT NULL THEN pg_catalog.nextval(` + clockSQL + `) END
+	WHEN pg_catalog.pg_try_advisory_xact_lock(` + clockLockSQL + `) THEN
+		CASE WHEN (` + forwardSQL + ` OPERATOR(pg_catalog.+) 8192::bigint) OPERATOR(pg_catalog.<=) $2::bigint THEN
+			pg_catalog.setval(` + clockSQL + `, ` + forwardSQL + ` OPERATOR(pg_catalog.+) 4096::bigint) END
 	END`
 
+// Every name is written with its schema, since the connection's search path is not ours to trust.
 const (
-	clockSQL = `'{{schema_literal}}.clock'::regclass`
-	nowSQL   = `((date_part('epoch', clock_timestamp()) * 1000)::bigint << 18)`
+	clockSQL     = `'{{schema_literal}}.clock'::pg_catalog.regclass`
+	clockLockSQL = `'{{clock_lock}}'::bigint`
+	nowSQL       = `((pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000::double precision)::bigint OPERATOR(pg_catalog.<<) 18)`
+	forwardSQL   = `greatest(pg_catalog.pg_sequence_last_value(` + clockSQL + `), ` + nowSQL + `)`
 )
 
 // drawer is the oracle on the server; a Batch stands before it.

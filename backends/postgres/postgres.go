@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net/url"
@@ -61,7 +62,8 @@ type Options struct {
 	// LISTEN. It is needed behind a pooler such as PgBouncer in transaction mode,
 	// where notifications do not arrive. Default ("") is a connection made as those of
 	// the pool are, where that is a direct one; else the store is no
-	// rowstore.Waker.
+	// rowstore.Waker. BeforeConnect of the pool is called with it in both cases, and
+	// may change the password.
 	Listen string
 	// Coalesce changes how concurrent calls are merged; nil, and MaxInFlight 0, is one
 	// call of a kind at once, else the defaults of rowstore.Coalesce.
@@ -82,8 +84,9 @@ type Options struct {
 //
 // It connects, makes or migrates the schema where that is needed, and fails with
 // what is wrong: server or password, a server that is too old or a standby, a
-// missing permission, a schema of a newer version. No error has the password in
-// it. The context bounds the opening only.
+// missing permission, a schema of a newer version. What may pass by itself matches
+// rowstore.ErrUnavailable. No error shows more of the URL than host and port, but for the
+// words of the server to a user whom it let in. The context bounds the opening only.
 func Open(ctx context.Context, dsn string) (rowstore.Store, error) {
 	rest, opts, err := splitURL(dsn)
 	if err != nil {
@@ -91,7 +94,7 @@ func Open(ctx context.Context, dsn string) (rowstore.Store, error) {
 	}
 	cfg, err := pgxpool.ParseConfig(rest.dsn)
 	if err != nil {
-		return nil, fmt.Errorf("postgres: the URL: %w", scrub(err, rest.secrets))
+		return nil, fmt.Errorf("postgres: the URL: %w", errUnreadable)
 	}
 	if !rest.has["pool_max_conns"] {
 		cfg.MaxConns = defaultConns
@@ -100,11 +103,12 @@ func Open(ctx context.Context, dsn string) (rowstore.Store, error) {
 		cfg.ConnConfig.ConnectTimeout = defaultConnectTimeout
 	}
 	if len(cfg.ConnConfig.Fallbacks) > 0 && cfg.ConnConfig.ValidateConnect == nil {
-		cfg.ConnConfig.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsPrimary
+		cfg.ConnConfig.ValidateConnect = validatePrimary
 	}
+	cfg.ConnConfig.OnNotice = OnNotice
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
-		return nil, fmt.Errorf("postgres: %w", scrub(err, rest.secrets))
+		return nil, fmt.Errorf("postgres: the URL: %w", errUnreadable)
 	}
 	s, err := open(ctx, pool, opts, rest.has["default_query_exec_mode"])
 	if err != nil {
@@ -118,6 +122,7 @@ func Open(ctx context.Context, dsn string) (rowstore.Store, error) {
 // New opens a store over a pool that the application has and goes on to own: Close
 // leaves it open. The pool's connections are used by many callers for a short time
 // each; a scan holds none while its consumer works. Errors are those of Open.
+// Set [OnNotice] in the pool's configuration where synchronous standbys are used.
 func New(ctx context.Context, pool *pgxpool.Pool, opts Options) (rowstore.Store, error) {
 	if pool == nil {
 		return nil, fmt.Errorf("postgres: %w: the pool is nil", rowstore.ErrInvalid)
@@ -127,6 +132,51 @@ func New(ctx context.Context, pool *pgxpool.Pool, opts Options) (rowstore.Store,
 		return nil, fmt.Errorf("postgres: opening: %w", err)
 	}
 	return s.wrapped(opts), nil
+}
+
+// errUnreadable is all that is said of an address that the driver does not understand: what it says itself
+// quotes the address, in which a password may stand anywhere when it was not escaped.
+var errUnreadable = fmt.Errorf("%w: it is malformed, or one of its parameters has a value that will not do", rowstore.ErrInvalid)
+
+// validatePrimary refuses a standby where there are several hosts to choose from.
+func validatePrimary(ctx context.Context, c *pgconn.PgConn) error {
+	results, err := c.Exec(ctx, "SELECT pg_catalog.pg_is_in_recovery()").ReadAll()
+	if err != nil {
+		return err
+	}
+	if len(results) != 1 || len(results[0].Rows) != 1 || string(results[0].Rows[0][0]) != "f" {
+		return errStandby
+	}
+	return nil
+}
+
+// checkAddress refuses addresses in which a part of a password, one that was not escaped, would be taken
+// for something else: a fragment, a host, a parameter. Its errors quote nothing.
+func checkAddress(base, query string) error {
+	if strings.ContainsAny(base+query, "# \t\r\n") {
+		return fmt.Errorf("%w: it has a # or a space: such characters are to be percent-encoded", rowstore.ErrInvalid)
+	}
+	_, rest, ok := strings.Cut(base, "://")
+	if !ok {
+		return nil // a list of keywords and values
+	}
+	authority, path, _ := strings.Cut(rest, "/")
+	if strings.Count(authority, "@") > 1 || strings.ContainsAny(authority, `\"<>`) {
+		return fmt.Errorf("%w: such characters in the password are to be percent-encoded", rowstore.ErrInvalid)
+	}
+	if strings.Contains(path, "@") {
+		return fmt.Errorf("%w: it has an @ after the host: a slash in the password is to be percent-encoded", rowstore.ErrInvalid)
+	}
+	if !strings.ContainsAny(rest, "/@") && strings.Contains(query, "@") {
+		return fmt.Errorf("%w: it has no path and an @ after the ?: a ? in the password is to be percent-encoded", rowstore.ErrInvalid)
+	}
+	for part := range strings.SplitSeq(query, "&") {
+		name, _, ok := strings.Cut(part, "=")
+		if part != "" && (!ok || strings.ContainsAny(name, "@:/")) {
+			return fmt.Errorf("%w: one of its parameters is not name=value: a ? in the password is to be percent-encoded", rowstore.ErrInvalid)
+		}
+	}
+	return nil
 }
 
 // address is what is left of a URL without this package's own parameters.
@@ -143,6 +193,11 @@ func splitURL(dsn string) (address, Options, error) {
 	a := address{has: map[string]bool{}, secrets: secrets(base, values)}
 	if err != nil {
 		return a, opts, err
+	}
+	if strings.Contains(dsn, "://") {
+		if err := checkAddress(base, query); err != nil {
+			return a, opts, err
+		}
 	}
 	take := func(name string) string {
 		v := values[name]
@@ -161,7 +216,7 @@ func splitURL(dsn string) (address, Options, error) {
 	case "off", "false":
 		opts.NoCoalesce = true
 	default:
-		return a, opts, fmt.Errorf("%w: coalesce=%q is neither on nor off", rowstore.ErrInvalid, v)
+		return a, opts, fmt.Errorf("%w: coalesce is neither on nor off", rowstore.ErrInvalid)
 	}
 	co := rowstore.CoalesceOptions{}
 	for name, to := range map[string]*int{"max_batch": &co.MaxBatch, "max_in_flight": &co.MaxInFlight} {
@@ -171,7 +226,7 @@ func splitURL(dsn string) (address, Options, error) {
 		}
 		n, err := strconv.Atoi(v)
 		if err != nil || n < 1 {
-			return a, opts, fmt.Errorf("%w: %s=%q is not a number above 0", rowstore.ErrInvalid, name, v)
+			return a, opts, fmt.Errorf("%w: %s is not a number above 0", rowstore.ErrInvalid, name)
 		}
 		*to = n
 		opts.Coalesce = &co
@@ -271,6 +326,9 @@ type store struct {
 	unprepared, explicit atomic.Bool
 	pooler               bool // there is something between us and the server
 	listen               *pgx.ConnConfig
+	pusher               *pusher
+	deaf                 bool          // the server's warnings do not arrive: see OnNotice
+	unconfirmed          atomic.Uint64 // commits that the server did not wait for to the end
 
 	ctx    context.Context // ended by Close
 	cancel context.CancelFunc
@@ -285,21 +343,27 @@ func open(ctx context.Context, pool *pgxpool.Pool, opts Options, modeGiven bool)
 		schema = DefaultSchema
 	}
 	if strings.ContainsRune(schema, 0) || len(schema) > 63 {
-		return nil, fmt.Errorf("%w: the schema's name %q is longer than 63 bytes or has a zero byte", rowstore.ErrInvalid, schema)
+		return nil, fmt.Errorf("%w: the schema's name is longer than 63 bytes or has a zero byte", rowstore.ErrInvalid)
 	}
 	s := &store{pool: pool, schema: schema, names: newNames(schema)}
 	s.q = newQueries(s.names)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	if opts.Listen != "" {
+		base, query, _ := strings.Cut(opts.Listen, "?")
+		if strings.Contains(base, "://") {
+			if err := checkAddress(base, query); err != nil {
+				return nil, fmt.Errorf("the DSN to listen on: %w", err)
+			}
+		}
 		cfg, err := pgx.ParseConfig(opts.Listen)
 		if err != nil {
-			return nil, fmt.Errorf("the DSN to listen on: %w", err)
+			return nil, fmt.Errorf("the DSN to listen on: %w", errUnreadable)
 		}
 		s.listen = cfg
 	}
 	c, err := pool.Acquire(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("connecting: %w", err)
+		return nil, connecting(ctx, err)
 	}
 	defer c.Release()
 	if err := s.inspect(ctx, c.Conn()); err != nil {
@@ -315,20 +379,40 @@ func open(ctx context.Context, pool *pgxpool.Pool, opts Options, modeGiven bool)
 		s.listen = pool.Config().ConnConfig.Copy()
 	}
 	if err := migrate(ctx, c.Conn(), schema, s.names); err != nil {
+		var pg *pgconn.PgError
+		if errors.As(err, &pg) {
+			err = refused(err, pg)
+		}
+		return nil, err
+	}
+	if err := s.listenToWarnings(ctx, c.Conn()); err != nil {
 		return nil, err
 	}
 	s.oracle = oracle.NewBatch(drawer{s})
+	s.pusher = newPusher(s, rand.Text())
 	return s, nil
+}
+
+// listenToWarnings finds out whether the server's warnings arrive, by one of the code that matters.
+func (s *store) listenToWarnings(ctx context.Context, conn *pgx.Conn) error {
+	_ = warned(conn.PgConn())
+	err := exec(ctx, conn, "DO $do$ BEGIN PERFORM pg_catalog.set_config('client_min_messages', 'notice', true); "+
+		"RAISE NOTICE 'percolator listens' USING ERRCODE = '"+plainWarning+"'; END $do$")
+	if err != nil {
+		return fmt.Errorf("asking for a notice: %w", err)
+	}
+	s.deaf = !warned(conn.PgConn())
+	return nil
 }
 
 // inspect asks what server this is, and whether it is one that will do.
 func (s *store) inspect(ctx context.Context, conn *pgx.Conn) error {
-	results, err := conn.PgConn().Exec(ctx, `SELECT current_setting('server_version_num'), current_setting('server_version'),
-		pg_backend_pid(), pg_is_in_recovery(), current_setting('default_transaction_isolation'), current_setting('default_transaction_read_only')`).ReadAll()
+	results, err := conn.PgConn().Exec(ctx, `SELECT pg_catalog.current_setting('server_version_num'), pg_catalog.current_setting('server_version'),
+		pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('default_transaction_isolation')`).ReadAll()
 	if err != nil {
 		return fmt.Errorf("asking for the server's version: %w", err)
 	}
-	if len(results) != 1 || len(results[0].Rows) != 1 || len(results[0].Rows[0]) != 6 {
+	if len(results) != 1 || len(results[0].Rows) != 1 || len(results[0].Rows[0]) != 5 {
 		return errors.New("the server does not tell its version")
 	}
 	row := results[0].Rows[0]
@@ -346,7 +430,7 @@ func (s *store) inspect(ctx context.Context, conn *pgx.Conn) error {
 	// A pooler hands out a number of its own for the cancelling of queries, not the
 	// process of the server that it will use for this or that transaction.
 	s.pooler = string(row[2]) != strconv.FormatUint(uint64(conn.PgConn().PID()), 10)
-	if string(row[4]) != "read committed" || string(row[5]) != "off" {
+	if string(row[4]) != "read committed" {
 		s.explicit.Store(true)
 	}
 	return nil
@@ -413,6 +497,7 @@ func (s *store) Close() error {
 	s.cancel()
 	err := s.oracle.Close()
 	s.wg.Wait()
+	s.pusher.stop()
 	if s.owned {
 		s.pool.Close()
 	}

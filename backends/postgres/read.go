@@ -396,6 +396,9 @@ const (
 	firstPage = 64
 	maxPage   = 2048
 	pageBytes = 1 << 20
+	// firstLook is how many lines of a table a page looks at, at most. A row is looked at as a
+	// whole, so one with more columns than that takes more.
+	firstLook = 8192
 )
 
 // afterAll is greater than every key of a row.
@@ -420,12 +423,12 @@ func (s *store) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowsto
 			hi = afterAll
 		}
 		left := r.Limit
-		size := firstPage
+		size, look := firstPage, firstLook
 		for lo < hi && len(r.Table) <= maxTable {
 			if left > 0 {
 				size = min(size, max(left, 8))
 			}
-			page, err := s.page(ctx, r, lo, hi, size)
+			page, err := s.page(ctx, r, lo, hi, size, look)
 			if err != nil {
 				yield(rowstore.Row{}, err)
 				return
@@ -440,34 +443,32 @@ func (s *store) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowsto
 					}
 				}
 			}
-			if page.seen < size {
+			if page.end {
 				return
 			}
+			from := &lo
 			if r.Reverse {
-				hi = page.last
-			} else {
-				lo = page.last + "\x00"
+				from = &hi
 			}
-			switch {
-			case page.bytes > pageBytes:
-				size = max(1, size/4)
-			case page.bytes < pageBytes/4:
-				size = min(maxPage, size*2)
+			if look = firstLook; *from == page.next {
+				look = page.look * 2 // the first row is wider
 			}
+			*from = page.next
+			size = min(maxPage, size*2)
 		}
 	}
 }
 
 // scanned is a page: those of the rows looked at in which something still matched
-// when they were read.
+// when they were read, and where the next page begins.
 type scanned struct {
-	rows  []rowstore.Row
-	last  string
-	seen  int
-	bytes int
+	rows []rowstore.Row
+	end  bool // there is no next page
+	next string
+	look int
 }
 
-func (s *store) page(ctx context.Context, r rowstore.ScanRange, lo, hi string, size int) (scanned, error) {
+func (s *store) page(ctx context.Context, r rowstore.ScanRange, lo, hi string, size, look int) (scanned, error) {
 	ctx, done, err := s.enter(ctx, "scan")
 	if err != nil {
 		return scanned{}, err
@@ -477,22 +478,25 @@ func (s *store) page(ctx context.Context, r rowstore.ScanRange, lo, hi string, s
 	defer arrayPool.Put(a)
 	var pl pickLists
 	pl.reset(a.a[:])
+	deep := false
 	for i := range r.Picks {
 		pl.add(&r.Picks[i])
+		deep = deep || r.Picks[i].Family == rowstore.Write && r.Picks[i].Limit != 1
 	}
 	params := [][]byte{
-		[]byte(r.Table), notNull(lo), []byte(hi), boolParam(r.Reverse), int8Param(uint64(size)), int4Param(pl.mask), //nolint:gosec // above 0
+		[]byte(r.Table), notNull(lo), []byte(hi), boolParam(r.Reverse), int8Param(uint64(size)), int8Param(uint64(look)), //nolint:gosec // above 0
+		int8Param(pageBytes), boolParam(deep), int4Param(pl.mask),
 	}
 	params = append(pl.params(params), pl.lim.param())
 	var p scanned
 	byKey := map[string]int{}
 	begin := func() {
-		p = scanned{}
+		p = scanned{end: true, look: look}
 		clear(byKey)
 	}
 	err = s.run(ctx, s.q.scan, params, false, begin, func(f *fields) {
 		if f.int2(1) == 0 {
-			p.last, p.seen = string(f.values[0]), int(f.int8(3)) //nolint:gosec // at most size
+			p.next, p.end = string(f.values[0]), f.values[0] == nil
 			return
 		}
 		i, ok := byKey[string(f.values[0])]
@@ -502,7 +506,6 @@ func (s *store) page(ctx context.Context, r rowstore.ScanRange, lo, hi string, s
 			byKey[key] = i
 			p.rows = append(p.rows, rowstore.Row{Table: r.Table, Row: key})
 		}
-		p.bytes += len(f.values[2]) + len(f.values[4]) + 16
 		p.rows[i].Versions = appendVersions(p.rows[i].Versions, f, 1)
 	})
 	if err != nil {
@@ -527,14 +530,6 @@ func notNull(s string) []byte {
 	}
 	return []byte(s)
 }
-
-// tablesSQL finds the first table after $1 in any of the three places, by one probe
-// of each index.
-const tablesSQL = `SELECT t.tab FROM (
-	(SELECT c.tab FROM {{schema}}.cell c WHERE c.tab > $1::bytea ORDER BY c.tab LIMIT 1) UNION ALL
-	(SELECT c.tab FROM {{schema}}.data c WHERE c.tab > $1::bytea ORDER BY c.tab LIMIT 1) UNION ALL
-	(SELECT c.tab FROM {{schema}}.notify c WHERE c.tab > $1::bytea ORDER BY c.tab LIMIT 1)) t
-	ORDER BY t.tab LIMIT 1`
 
 // Tables implements rowstore.Store.
 func (s *store) Tables(ctx context.Context) iter.Seq2[string, error] {

@@ -2,21 +2,15 @@ package postgres
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
-
-// sampleSQL cuts a table by a sample of the pages of all tables: some thousands of
-// cells, whatever their number. The boundaries are the quantiles of the sample.
-const sampleSQL = `SELECT DISTINCT k FROM (
-	SELECT unnest(percentile_disc($2::float8[]) WITHIN GROUP (ORDER BY c.key)) AS k
-	FROM {{schema}}.cell c TABLESAMPLE SYSTEM (
-		(SELECT least(100, 100.0 * 300 / greatest(1, pg_relation_size('{{schema_literal}}.cell') / current_setting('block_size')::bigint)))
-	) WHERE c.tab = $1::bytea) s
-	WHERE k > (SELECT c.key FROM {{schema}}.cell c WHERE c.tab = $1::bytea ORDER BY c.key LIMIT 1)
-	ORDER BY k`
 
 // Split implements rowstore.Splitter.
 func (s *store) Split(ctx context.Context, table string, n int) ([]string, error) {
@@ -63,12 +57,12 @@ func (s *store) Report(ctx context.Context) (rowstore.Report, error) {
 	defer done()
 	c, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return rowstore.Report{}, s.fail("report", fmt.Errorf("connecting: %w", err))
+		return rowstore.Report{}, s.fail("report", connecting(ctx, err))
 	}
 	defer c.Release()
-	results, err := c.Conn().PgConn().Exec(ctx, `SELECT current_setting('server_version'), current_setting('fsync'),
-		current_setting('full_page_writes'), current_setting('autovacuum'), current_setting('synchronous_standby_names'),
-		(SELECT count(*) FROM pg_stat_replication)`).ReadAll()
+	results, err := c.Conn().PgConn().Exec(ctx, `SELECT pg_catalog.current_setting('server_version'), pg_catalog.current_setting('fsync'),
+		pg_catalog.current_setting('full_page_writes'), pg_catalog.current_setting('autovacuum'),
+		pg_catalog.current_setting('synchronous_standby_names'), (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_replication)`).ReadAll()
 	if err != nil {
 		return rowstore.Report{}, s.fail("report", err)
 	}
@@ -104,5 +98,33 @@ func (s *store) Report(ctx context.Context) (rowstore.Report, error) {
 		r.Warnings = append(r.Warnings, "The server has standbys and waits for none of them (synchronous_standby_names is empty): "+
 			"a failover can lose transactions that were committed.")
 	}
+	r.Warnings = append(r.Warnings, s.ownWarnings(c.Conn().PgConn())...)
 	return r, nil
+}
+
+// ownWarnings are those about the connection and about what happened since the store was opened.
+func (s *store) ownWarnings(c *pgconn.PgConn) []string {
+	var all []string
+	if _, safe := c.Conn().(*tls.Conn); !safe && !isLocal(c.Conn().RemoteAddr()) {
+		all = append(all, "The connection to the server is plain text, and goes to another machine: "+
+			"sslmode=prefer falls back to that without a word; say sslmode=verify-full.")
+	}
+	if s.deaf {
+		all = append(all, "The server's warnings do not arrive, so a commit that it stopped waiting for, before a synchronous standby had it, "+
+			"is taken for an ordinary one: set OnNotice of the pool's configuration.")
+	}
+	if n := s.unconfirmed.Load(); n > 0 {
+		all = append(all, fmt.Sprintf("%d commits were made on the server while it stopped waiting for its synchronous standbys; "+
+			"each was waited for again, or answered as one whose outcome is unknown.", n))
+	}
+	if n := s.pusher.failed.Load(); n > 0 {
+		all = append(all, fmt.Sprintf("%d announcements of notifications (NOTIFY) failed and were repeated: workers of other processes were woken late.", n))
+	}
+	return all
+}
+
+// isLocal tells whether an address is of this machine.
+func isLocal(a net.Addr) bool {
+	tcp, ok := a.(*net.TCPAddr)
+	return !ok || tcp.IP.IsLoopback()
 }

@@ -15,7 +15,7 @@ import (
 
 // schemaVersion is the newest version of the schema that this package knows, and
 // the one that it works with.
-const schemaVersion = 2
+const schemaVersion = 3
 
 // minServer is the oldest server version that will do, as server_version_num has it.
 const minServer = 140000
@@ -42,11 +42,26 @@ const pastLimit = 256
 // bundleFamily stands for a bundle of older writes where answers have a family.
 const bundleFamily = 100
 
+// functionPath stands at every function: nothing outside of the system's own schema is
+// looked up, whatever the caller's search path is, but for what is named with its schema. Temporary
+// objects, which are looked for first where they are not named, come last.
+const functionPath = `SET search_path = pg_catalog, pg_temp`
+
 // functionSettings stand at every function that joins lists with the tables. The
 // planner does not know how long a list is; whatever it guesses, probing the index
 // for each element in order is right, and keeps the order in which rows are locked.
-const functionSettings = `SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off ` +
+//
+// They do not decide which side of a nested loop is the inner one, and a plan outlives the size of the
+// tables that it was made for. So a join leaves no choice either: where it can, the
+// table is in a LATERAL subquery with OFFSET 0; an UPDATE or DELETE says tab = ANY (ARRAY[u.tab]),
+// which an index can answer and no sort order is useful for, so that the planner does not
+// even think of walking through the whole index.
+const functionSettings = functionPath + ` SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off ` +
 	`SET jit = off SET plan_cache_mode = force_generic_plan`
+
+// giveWay makes every wait for a lock that follows a short one, which ends in an error. It stands where locks
+// are already held that are not before all others in the order of locks.
+const giveWay = `PERFORM set_config('lock_timeout', '20ms', true);`
 
 // names are what the SQL of a schema is written with.
 type names struct {
@@ -88,7 +103,7 @@ func (n names) expand(sql string, pairs ...string) string {
 	}
 	return strings.NewReplacer(
 		"{{schema}}", n.schema, "{{schema_literal}}", n.literal, "{{channel}}", n.channel,
-		"{{clock_lock}}", strconv.FormatInt(n.clock, 10), "{{settings}}", functionSettings,
+		"{{clock_lock}}", strconv.FormatInt(n.clock, 10), "{{settings}}", functionSettings, "{{path}}", functionPath, "{{give_way}}", giveWay,
 		"{{past_limit}}", strconv.Itoa(pastLimit), "{{bundle}}", strconv.Itoa(bundleFamily),
 	).Replace(sql)
 }
@@ -102,20 +117,29 @@ func (n names) creation() string {
 // tables need, and the functions, which hold no state, anew.
 func (n names) migration(from int) string {
 	var sql string
-	for _, tables := range []string{1: schemaFrom1}[from:] {
+	for _, tables := range []string{1: schemaFrom1, 2: ""}[from:] {
 		sql += n.expand(tables, "{{old_entry}}", entry("ts", "val"))
 	}
-	return sql + n.functions() + n.expand("UPDATE {{schema}}.meta SET version = "+strconv.Itoa(schemaVersion)+";")
+	return sql + n.expand(dropFunctions) + n.functions() + n.expand("UPDATE {{schema}}.meta SET version = "+strconv.Itoa(schemaVersion)+";")
 }
+
+// dropFunctions removes the functions of whatever version. A program of that version that still
+// runs gets errors from now on where they are made with other parameters.
+const dropFunctions = `DO $do$ DECLARE f regprocedure; BEGIN
+	FOR f IN SELECT p.oid FROM pg_catalog.pg_proc p WHERE p.pronamespace = '{{schema_literal}}'::regnamespace LOOP
+		EXECUTE 'DROP FUNCTION ' || f;
+	END LOOP;
+END $do$;
+`
 
 // functions returns the SQL that makes the functions.
 func (n names) functions() string {
 	var sql strings.Builder
 	sql.WriteString(n.expand(schemaFunctions,
 		"{{entry_of_params}}", entry("p_ts", "p_val"),
-		"{{scan_cell}}", scanKeys("cell", "v_keys", cellMatches),
-		"{{scan_data}}", scanKeys("data", "v_more", sideMatches(3)),
-		"{{scan_notify}}", scanKeys("notify", "v_more", sideMatches(5))))
+		"{{scan_cell}}", scanKeys("cell", cellMatches, cellSize),
+		"{{scan_data}}", scanKeys("data", sideMatches(3), sideSize),
+		"{{scan_notify}}", scanKeys("notify", sideMatches(5), sideSize)))
 	for _, s := range shapes {
 		sql.WriteString(n.expand(schemaApply, s.pairs()...))
 	}
@@ -128,12 +152,15 @@ func entry(ts, val string) string {
 	return `int8send(` + ts + `) || int4send(coalesce(length(` + val + `), 0)) || coalesce(` + val + `, '')`
 }
 
+// cellMatches asks of the older writes in the table past only for the newest bundle that may match:
+// bundles do not overlap.
 const cellMatches = `EXISTS (SELECT FROM unnest(p_fam, p_col, p_from, p_to) AS p(fam, col, lo, hi)
 	WHERE (p.col IS NULL OR p.col = c.col) AND CASE p.fam
 		WHEN 1 THEN c.lock_ts BETWEEN p.lo AND p.hi
 		WHEN 4 THEN c.mark_ts BETWEEN p.lo AND p.hi
-		WHEN 2 THEN c.write_ts >= p.lo AND p.lo <= p.hi AND (c.write_ts <= p.hi OR c.past_lo <= p.hi OR EXISTS (SELECT FROM {{schema}}.past o
-			WHERE o.tab = c.tab AND o.key = c.key AND o.col = c.col AND o.lo <= p.hi AND o.hi >= p.lo OFFSET 0))
+		WHEN 2 THEN c.write_ts >= p.lo AND p.lo <= p.hi AND (c.write_ts <= p.hi OR c.past_lo <= p.hi OR
+			(SELECT o.hi FROM {{schema}}.past o WHERE o.tab = c.tab AND o.key = c.key AND o.col = c.col AND o.lo <= p.hi
+				ORDER BY o.lo DESC LIMIT 1) >= p.lo)
 		ELSE false END OFFSET 0)`
 
 func sideMatches(family int) string {
@@ -141,14 +168,40 @@ func sideMatches(family int) string {
 	WHERE p.fam = ` + strconv.Itoa(family) + ` AND (p.col IS NULL OR p.col = c.col) AND c.ts BETWEEN p.lo AND p.hi OFFSET 0)`
 }
 
-// scanKeys is the SQL that puts the next keys of a table that match into a variable.
-func scanKeys(table, into, matches string) string {
+// cellSize and sideSize are what a line adds to a page, in bytes, roughly.
+const (
+	cellSize = `64 + coalesce(octet_length(c.lock_val), 0) + coalesce(octet_length(c.write_val), 0) + coalesce(octet_length(c.mark_val), 0) +
+		coalesce(octet_length(c.past), 0) + CASE WHEN p_deep THEN (SELECT coalesce(sum(octet_length(o.vals)), 0) FROM {{schema}}.past o
+			WHERE o.tab = c.tab AND o.key = c.key AND o.col = c.col) ELSE 0 END`
+	sideSize = `64 + coalesce(octet_length(c.val), 0)`
+)
+
+// scanKeys is the SQL that adds the next keys of a table that match to v_keys, and their sizes to v_sizes,
+// and moves v_stop, where the page ends at the latest. The line that is the last one that may be
+// looked at comes along, so that it is known where that was. Every step keeps the order of the index, and says so
+// to the planner, so nothing is sorted, and no line is looked at after p_n keys were found.
+func scanKeys(table, matches, size string) string {
 	one := func(order string) string {
-		return into + ` := ARRAY(SELECT DISTINCT c.key FROM {{schema}}.` + table + ` c
-			WHERE c.tab = p_tab AND c.key >= p_lo AND c.key < p_hi AND ` + matches + `
-			ORDER BY c.key ` + order + ` LIMIT p_n);`
+		return `SELECT array_agg(k.key), array_agg(k.m), array_agg(k.size), max(k.n) INTO t_keys, t_m, t_sizes, t_last FROM (
+			SELECT g.key, bool_or(g.m) AS m, sum(g.size)::bigint AS size, max(g.n) AS n FROM (
+				SELECT x.key, x.m, x.size, row_number() OVER (ORDER BY x.key ` + order + ` ROWS UNBOUNDED PRECEDING) AS n FROM (
+					SELECT c.key, ` + matches + ` AS m, ` + size + ` AS size FROM {{schema}}.` + table + ` c
+					WHERE c.tab = p_tab AND c.key >= p_lo AND c.key < p_hi ORDER BY c.key ` + order + ` LIMIT p_look
+				) x
+			) g GROUP BY g.key HAVING bool_or(g.m) OR max(g.n) = p_look ORDER BY g.key ` + order + ` LIMIT p_n
+		) k;`
 	}
-	return "IF p_reverse THEN\n" + one("DESC") + "\nELSE\n" + one("ASC") + "\nEND IF;"
+	return "IF p_reverse THEN\n" + one("DESC") + "\nELSE\n" + one("ASC") + "\nEND IF;" + `
+		t_n := coalesce(cardinality(t_keys), 0);
+		IF t_n = p_n OR t_last = p_look THEN
+			t_stop := CASE WHEN t_m[t_n] <> p_reverse THEN t_keys[t_n] || '\x00'::bytea ELSE t_keys[t_n] END;
+			IF NOT t_m[t_n] THEN
+				t_n := t_n - 1;
+			END IF;
+			v_stop := CASE WHEN p_reverse THEN greatest(v_stop, t_stop) ELSE least(v_stop, t_stop) END;
+		END IF;
+		v_keys := v_keys || t_keys[1:t_n];
+		v_sizes := v_sizes || t_sizes[1:t_n];`
 }
 
 // shape is a kind of change of one cell, which is compiled to one function.
@@ -227,6 +280,7 @@ func (s shape) pairs() []string {
 	list := `unnest(p_g, p_tab, p_key, p_col, ` + strings.Join(args, ", ") + `) WITH ORDINALITY AS u(g, tab, key, col, ` +
 		strings.Join(cols, ", ") + `, i)`
 	const sameKey = `c.tab = u.tab AND c.key = u.key AND c.col = u.col`
+	const joinKey = `c.tab = ANY (ARRAY[u.tab]) AND c.key = u.key AND c.col = u.col` // see functionSettings
 	const notBad = `(v_bad IS NULL OR u.g <> ALL (v_bad))`
 
 	set, spill, from := s.set, "", ""
@@ -256,16 +310,17 @@ func (s shape) pairs() []string {
 	update := `WITH up AS (
 			UPDATE {{schema}}.cell c SET ` + set + `
 			FROM ` + list + `
-			WHERE ` + sameKey + ` AND (` + s.cond + `) AND ` + notBad + `
+			WHERE ` + joinKey + ` AND (` + s.cond + `) AND ` + notBad + `
 			RETURNING u.i` + spill + `
 		)` + from + ` SELECT array_agg(up.i::integer) INTO v_done FROM up;`
 	ranges := ""
 	if s.ranges {
 		const sameOld = `o.tab = u.tab AND o.key = u.key AND o.col = u.col`
+		const joinOld = `o.tab = ANY (ARRAY[u.tab]) AND o.key = u.key AND o.col = u.col`
 		const ranged = `u.rh IS NOT NULL AND u.i = ANY (v_done)`
 		ranges = `IF (p_smask & 16) <> 0 THEN
 			DELETE FROM {{schema}}.past o USING ` + list + `
-			WHERE ` + ranged + ` AND ` + sameOld + ` AND o.lo BETWEEN u.rl AND u.rh AND o.hi <= u.rh;
+			WHERE ` + ranged + ` AND ` + joinOld + ` AND o.lo BETWEEN u.rl AND u.rh AND o.hi <= u.rh;
 			PERFORM {{schema}}.past_cut(u.tab, u.key, u.col, u.rl, u.rh) FROM ` + list + `
 			WHERE ` + ranged + ` AND EXISTS (SELECT FROM {{schema}}.past o WHERE ` + sameOld + ` AND o.lo <= u.rh AND o.hi >= u.rl OFFSET 0);
 		END IF;`
@@ -308,6 +363,12 @@ const (
 	deadlock           = "40P01"
 	readOnly           = "25006"
 	uniqueViolation    = "23505"
+	lockNotAvailable   = "55P03"
+	tooManyConnections = "53300"
+	plainWarning       = "01000"
+	adminShutdown      = "57P01"
+	systemError        = "58000" // what some poolers say of a server that they lost
+	completionUnknown  = "40003" // what a pooler, or a server of another make, may say of a commit
 	notReadCommitted   = "PC001" // raised by this package's functions
 	partialGroup       = "PC002" // likewise
 	onStandby          = "PC003" // likewise
@@ -326,14 +387,15 @@ func migrate(ctx context.Context, conn *pgx.Conn, schema string, n names) error 
 	if version > schemaVersion {
 		return newerSchema(schema, version)
 	}
-	// The administrator's defaults count for nothing here either.
-	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite})
+	// The administrator's default of the isolation counts for nothing here either.
+	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	if err != nil {
 		return err
 	}
 	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
-	// A transaction's lock, since behind a pooler a session is not ours.
-	if err := exec(ctx, conn, fmt.Sprintf("SELECT set_config('synchronous_commit', 'on', true), pg_advisory_xact_lock(%d)", n.migrate)); err != nil {
+	// A transaction's lock and settings, since behind a pooler a session is not ours.
+	sql := fmt.Sprintf("SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL synchronous_commit = on; SELECT pg_advisory_xact_lock('%d'::bigint)", n.migrate)
+	if err := exec(ctx, conn, sql); err != nil {
 		return err
 	}
 	// A savepoint: asking for the version fails when there is no table.

@@ -1,7 +1,9 @@
 -- apply_{{name}} runs groups of changes of single cells, each group all or none.
 --
--- p_g numbers the group of each cell; cells come in key order, so that two batches
--- lock rows in the same order. p_mode is 0 where each group is one cell, 1 where
+-- p_g numbers the group of each cell; cells come in key order, and the update takes
+-- them in that order. Whatever is waited for after it might be held by a batch that waits
+-- for one of those cells, so that wait is short: then the batch gives way (55P03), and the
+-- caller has it done by apply_general, which takes everything in order. p_mode is 0 where each group is one cell, 1 where
 -- groups are larger and expected to apply, and 2 where they may well fail and are
 -- judged once before anything is touched. Writes that are the newest no longer go to
 -- cell.past, and in bundles to the table past; see there. p_ig and p_is require an incarnation of
@@ -17,8 +19,7 @@
 -- out why.
 CREATE FUNCTION {{schema}}.apply_{{name}}(p_deferred boolean, p_mode integer, p_ig integer[], p_is text[],
 	p_g integer[], p_tab bytea[], p_key bytea[], p_col bytea[], {{params}}, p_clean boolean,
-	p_smask integer, p_sg integer[], p_sk smallint[], p_stab bytea[], p_skey bytea[], p_scol bytea[], p_sts bigint[], p_sval bytea[],
-	p_wake text[])
+	p_smask integer, p_sg integer[], p_sk smallint[], p_stab bytea[], p_skey bytea[], p_scol bytea[], p_sts bigint[], p_sval bytea[])
 RETURNS TABLE (i integer, inc text, lock_ts bigint, lock_val bytea, write_ts bigint, write_val bytea, mark_ts bigint, mark_val bytea)
 LANGUAGE plpgsql {{settings}} AS $body$
 #variable_conflict use_column
@@ -41,8 +42,13 @@ BEGIN
 		IF v_sync <> 'off' THEN
 			v_sync := set_config('synchronous_commit', 'off', true);
 		END IF;
-	ELSIF v_sync <> 'on' AND v_sync <> 'remote_apply' THEN
-		v_sync := set_config('synchronous_commit', 'on', true);
+	ELSE
+		IF v_sync <> 'on' AND v_sync <> 'remote_apply' THEN
+			v_sync := set_config('synchronous_commit', 'on', true);
+		END IF;
+		IF current_setting('client_min_messages') = 'error' THEN
+			PERFORM set_config('client_min_messages', 'warning', true);
+		END IF;
 	END IF;
 	SELECT n.id INTO v_inc FROM {{schema}}.incarnation n;
 	IF v_inc IS NULL THEN
@@ -62,6 +68,7 @@ BEGIN
 		END IF;
 		{{update}}
 		IF coalesce(cardinality(v_done), 0) < v_n THEN
+			{{give_way}}
 			{{insert}}
 			v_done := v_done || v_new;
 			IF coalesce(cardinality(v_done), 0) < v_n THEN
@@ -73,13 +80,15 @@ BEGIN
 			END IF;
 		END IF;
 		IF p_clean AND cardinality(v_done) > 0 THEN
-			DELETE FROM {{schema}}.cell c USING unnest(p_tab, p_key, p_col) AS u(tab, key, col)
-			WHERE c.tab = u.tab AND c.key = u.key AND c.col = u.col
+			-- Of the cells that were changed here, and so are held.
+			DELETE FROM {{schema}}.cell c USING unnest(p_tab, p_key, p_col) WITH ORDINALITY AS u(tab, key, col, i)
+			WHERE u.i = ANY (v_done) AND c.tab = ANY (ARRAY[u.tab]) AND c.key = u.key AND c.col = u.col
 				AND c.lock_ts IS NULL AND c.write_ts IS NULL AND c.mark_ts IS NULL;
 		END IF;
 	END IF;
 	{{ranges}}
-	IF p_smask <> 0 THEN
+	IF (p_smask & 15) <> 0 THEN
+		{{give_way}}
 		v_not := v_not || v_bad;
 		IF (p_smask & 1) <> 0 THEN
 			INSERT INTO {{schema}}.data AS d (tab, key, col, ts, val)
@@ -92,7 +101,7 @@ BEGIN
 			DELETE FROM {{schema}}.data d
 			USING unnest(p_sg, p_sk, p_stab, p_skey, p_scol, p_sts) s(g, k, tab, key, col, ts)
 			WHERE s.k = 2 AND (v_not IS NULL OR s.g <> ALL (v_not))
-				AND d.tab = s.tab AND d.key = s.key AND d.col = s.col AND d.ts = s.ts;
+				AND d.tab = ANY (ARRAY[s.tab]) AND d.key = s.key AND d.col = s.col AND d.ts = s.ts;
 		END IF;
 		IF (p_smask & 4) <> 0 THEN
 			INSERT INTO {{schema}}.notify AS d (tab, key, col, ts, val)
@@ -105,16 +114,13 @@ BEGIN
 			DELETE FROM {{schema}}.notify d
 			USING unnest(p_sg, p_sk, p_stab, p_skey, p_scol, p_sts) s(g, k, tab, key, col, ts)
 			WHERE s.k = 8 AND (v_not IS NULL OR s.g <> ALL (v_not))
-				AND d.tab = s.tab AND d.key = s.key AND d.col = s.col AND d.ts = s.ts;
+				AND d.tab = ANY (ARRAY[s.tab]) AND d.key = s.key AND d.col = s.col AND d.ts = s.ts;
 		END IF;
 	END IF;
 	IF v_done IS NULL AND NOT p_deferred THEN
 		-- Nothing may have been written, and then the commit waits for nothing; but what was
 		-- deferred before is durable when an undeferred batch returns.
 		PERFORM pg_logical_emit_message(true, 'percolator', '');
-	END IF;
-	IF p_wake IS NOT NULL THEN
-		PERFORM pg_notify('{{channel}}', w) FROM unnest(p_wake) w;
 	END IF;
 	i := 0;
 	inc := v_inc;

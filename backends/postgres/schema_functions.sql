@@ -1,8 +1,10 @@
--- The functions of version 2 of the schema. {{schema}} stands for the quoted name of
+-- The functions of version 3 of the schema. {{schema}} stands for the quoted name of
 -- the schema, {{clock_lock}} for the number of the advisory lock that guards the
--- clock.
+-- clock. Each function sets the search path ({{path}}, and {{settings}} too), so that
+-- every name in it means what is in pg_catalog or in this schema, whoever calls it with
+-- whatever search path: a schema in which others may create is never looked into.
 
-CREATE FUNCTION {{schema}}.incarnation_id() RETURNS text LANGUAGE plpgsql AS $body$
+CREATE FUNCTION {{schema}}.incarnation_id() RETURNS text LANGUAGE plpgsql {{path}} AS $body$
 DECLARE
 	v text;
 BEGIN
@@ -17,7 +19,7 @@ $body$;
 
 -- guard refuses what would make the functions below wrong: a snapshot that is
 -- older than a statement's start, and a server that only follows another.
-CREATE FUNCTION {{schema}}.guard() RETURNS void LANGUAGE plpgsql AS $body$
+CREATE FUNCTION {{schema}}.guard() RETURNS void LANGUAGE plpgsql {{path}} AS $body$
 BEGIN
 	IF current_setting('transaction_isolation') <> 'read committed' THEN
 		RAISE EXCEPTION 'percolator: the transaction is not read committed' USING ERRCODE = 'PC001';
@@ -29,7 +31,7 @@ END
 $body$;
 
 -- durability sets what the administrator's defaults must not decide.
-CREATE FUNCTION {{schema}}.durability(p_deferred boolean) RETURNS void LANGUAGE plpgsql AS $body$
+CREATE FUNCTION {{schema}}.durability(p_deferred boolean) RETURNS void LANGUAGE plpgsql {{path}} AS $body$
 DECLARE
 	v text := current_setting('synchronous_commit');
 BEGIN
@@ -37,15 +39,21 @@ BEGIN
 		IF v <> 'off' THEN
 			v := set_config('synchronous_commit', 'off', true);
 		END IF;
-	ELSIF v <> 'on' AND v <> 'remote_apply' THEN
-		v := set_config('synchronous_commit', 'on', true);
+	ELSE
+		IF v <> 'on' AND v <> 'remote_apply' THEN
+			v := set_config('synchronous_commit', 'on', true);
+		END IF;
+		-- A warning says that the commit was not waited for to the end.
+		IF current_setting('client_min_messages') = 'error' THEN
+			v := set_config('client_min_messages', 'warning', true);
+		END IF;
 	END IF;
 END
 $body$;
 
 -- flush makes everything durable that was committed before. It has to write to the
 -- log, because a commit that wrote nothing is not waited for.
-CREATE FUNCTION {{schema}}.flush() RETURNS void LANGUAGE plpgsql AS $body$
+CREATE FUNCTION {{schema}}.flush() RETURNS void LANGUAGE plpgsql {{path}} AS $body$
 BEGIN
 	PERFORM {{schema}}.guard();
 	PERFORM {{schema}}.durability(false);
@@ -59,7 +67,7 @@ $body$;
 -- Most draws are one step of the sequence, under a shared lock. A draw that finds
 -- the sequence behind the clock, or near the bound, or from before a crash, sets
 -- it forward under the exclusive lock: setval must never overtake a nextval.
-CREATE FUNCTION {{schema}}.draw(p_n bigint, p_lag bigint, p_ahead bigint, OUT first bigint, OUT bound bigint) LANGUAGE plpgsql AS $body$
+CREATE FUNCTION {{schema}}.draw(p_n bigint, p_lag bigint, p_ahead bigint, OUT first bigint, OUT bound bigint) LANGUAGE plpgsql {{path}} AS $body$
 #variable_conflict use_column
 DECLARE
 	v_last  bigint;
@@ -75,14 +83,14 @@ BEGIN
 		FROM {{schema}}.clock c, {{schema}}.oracle o LEFT JOIN {{schema}}.incarnation i ON true;
 	bound := v_bound;
 	IF v_same AND p_n <= 4096 AND v_last + p_lag >= v_now AND v_last + greatest(p_ahead / 4, 4096) <= v_bound THEN
-		PERFORM pg_advisory_xact_lock_shared({{clock_lock}});
-		v_first := nextval('{{schema_literal}}.clock');
+		PERFORM pg_advisory_xact_lock_shared('{{clock_lock}}'::bigint);
+		v_first := nextval('{{schema_literal}}.clock'::regclass);
 		IF v_first <= v_bound THEN
 			first := v_first - 4095;
 		END IF;
 		RETURN;
 	END IF;
-	PERFORM pg_advisory_xact_lock({{clock_lock}});
+	PERFORM pg_advisory_xact_lock('{{clock_lock}}'::bigint);
 	v_inc := {{schema}}.incarnation_id();
 	SELECT o.bound, o.incarnation = v_inc INTO v_bound, v_same FROM {{schema}}.oracle o;
 	SELECT c.last_value INTO v_last FROM {{schema}}.clock c;
@@ -91,7 +99,7 @@ BEGIN
 		v_first := greatest(v_first, v_bound + 1);
 	END IF;
 	v_last := v_first + p_n - 1;
-	PERFORM setval('{{schema_literal}}.clock', v_last);
+	PERFORM setval('{{schema_literal}}.clock'::regclass, v_last);
 	IF NOT v_same OR v_last + p_ahead / 2 > v_bound THEN
 		v_bound := v_last + p_ahead;
 		UPDATE {{schema}}.oracle SET bound = v_bound, incarnation = v_inc;
@@ -103,7 +111,7 @@ END
 $body$;
 
 -- past_entries takes a bundle apart: see cell.past.
-CREATE FUNCTION {{schema}}.past_entries(p_vals bytea) RETURNS TABLE (ts bigint, entry bytea) LANGUAGE plpgsql IMMUTABLE AS $body$
+CREATE FUNCTION {{schema}}.past_entries(p_vals bytea) RETURNS TABLE (ts bigint, entry bytea) LANGUAGE plpgsql IMMUTABLE {{path}} AS $body$
 DECLARE
 	v_at  integer := 1;
 	v_len integer;
@@ -118,18 +126,18 @@ BEGIN
 END
 $body$;
 
-CREATE FUNCTION {{schema}}.past_entry(p_ts bigint, p_val bytea) RETURNS bytea LANGUAGE sql IMMUTABLE AS
+CREATE FUNCTION {{schema}}.past_entry(p_ts bigint, p_val bytea) RETURNS bytea LANGUAGE sql IMMUTABLE {{path}} AS
 	$body$ SELECT {{entry_of_params}} $body$;
 
 -- past_without gives a bundle without the writes from p_lo to p_hi, null when none is
 -- left, and past_lowest the oldest timestamp of one.
-CREATE FUNCTION {{schema}}.past_without(p_vals bytea, p_lo bigint, p_hi bigint) RETURNS bytea LANGUAGE plpgsql IMMUTABLE AS $body$
+CREATE FUNCTION {{schema}}.past_without(p_vals bytea, p_lo bigint, p_hi bigint) RETURNS bytea LANGUAGE plpgsql IMMUTABLE {{path}} AS $body$
 BEGIN
 	RETURN (SELECT string_agg(e.entry, '' ORDER BY e.ts DESC) FROM {{schema}}.past_entries(p_vals) e WHERE e.ts NOT BETWEEN p_lo AND p_hi);
 END
 $body$;
 
-CREATE FUNCTION {{schema}}.past_lowest(p_vals bytea) RETURNS bigint LANGUAGE plpgsql IMMUTABLE AS $body$
+CREATE FUNCTION {{schema}}.past_lowest(p_vals bytea) RETURNS bigint LANGUAGE plpgsql IMMUTABLE {{path}} AS $body$
 BEGIN
 	RETURN (SELECT min(e.ts) FROM {{schema}}.past_entries(p_vals) e);
 END
@@ -201,7 +209,9 @@ BEGIN
 			) END
 		END
 	FROM unnest(p_tab, p_key, p_col, p_ts) WITH ORDINALITY AS u(tab, key, col, ts, i)
-	JOIN {{schema}}.cell c ON c.tab = u.tab AND c.key = u.key AND c.col = u.col;
+	CROSS JOIN LATERAL (
+		SELECT * FROM {{schema}}.cell c WHERE c.tab = u.tab AND c.key = u.key AND c.col = u.col OFFSET 0
+	) c;
 END
 $body$;
 
@@ -245,9 +255,15 @@ BEGIN
 	WHERE c.fam = 2 AND c.write_ts > c.lo AND NOT (c.lim IS NOT DISTINCT FROM 1 AND c.write_ts <= c.hi) AND c.past_lo <= c.hi
 	UNION ALL
 	SELECT c.i, {{bundle}}::smallint, c.col, o.lo, o.vals FROM cells c CROSS JOIN LATERAL (
+		-- The bundle that may hold the lower end of the range: none before it is looked at.
+		SELECT CASE WHEN c.lo > 0 THEN (
+			SELECT o.lo FROM {{schema}}.past o
+			WHERE o.tab = c.tab AND o.key = c.key AND o.col = c.col AND o.lo <= c.lo ORDER BY o.lo DESC LIMIT 1
+		) END AS lo OFFSET 0
+	) l CROSS JOIN LATERAL (
 		SELECT o.lo, o.vals FROM {{schema}}.past o
 		WHERE c.write_ts > c.lo AND NOT (c.lim IS NOT DISTINCT FROM 1 AND (c.write_ts <= c.hi OR coalesce(c.past_lo <= c.hi, false)))
-			AND o.tab = c.tab AND o.key = c.key AND o.col = c.col AND o.lo <= c.hi AND o.hi >= c.lo
+			AND o.tab = c.tab AND o.key = c.key AND o.col = c.col AND o.lo <= c.hi AND o.lo >= coalesce(l.lo, 0) AND o.hi >= c.lo
 		ORDER BY o.lo DESC LIMIT c.lim
 	) o WHERE c.fam = 2
 	UNION ALL
@@ -275,63 +291,76 @@ BEGIN
 END
 $body$;
 
--- scan_keys finds the next p_n keys of rows in which a pick may select something; of
--- older writes it looks at bundles only, and the caller selects again.
-CREATE FUNCTION {{schema}}.scan_keys(p_tab bytea, p_lo bytea, p_hi bytea, p_reverse boolean, p_n bigint, p_mask integer,
-	p_fam smallint[], p_col bytea[], p_from bigint[], p_to bigint[])
-RETURNS bytea[] LANGUAGE plpgsql {{settings}} SET enable_sort = off SET enable_hashagg = off AS $body$
+-- scan_page answers the picks for the next rows in key order that matched when it looked, at
+-- most p_n of them. It looks at p_look lines of each table at most, and takes rows only until
+-- they have about p_bytes; so it may stop before it found anything. The first line says where the next
+-- page begins: its key is the next p_lo, or in reverse the next p_hi, and null where there is nothing
+-- more. A row is matched as a whole, at one moment: one of which p_look did not show all is
+-- left to the next page, and the caller looks further where that one makes no headway.
+--
+-- Of older writes it looks at the ends of bundles only, and the caller selects again. p_deep says that all older
+-- writes are asked for, so that they count in p_bytes.
+CREATE FUNCTION {{schema}}.scan_page(p_tab bytea, p_lo bytea, p_hi bytea, p_reverse boolean, p_n bigint, p_look bigint, p_bytes bigint,
+	p_deep boolean, p_mask integer, p_fam smallint[], p_col bytea[], p_from bigint[], p_to bigint[], p_lim bigint[])
+RETURNS TABLE (key bytea, fam smallint, col bytea, ts bigint, val bytea)
+LANGUAGE plpgsql {{settings}} SET enable_sort = off SET enable_hashagg = off AS $body$
 #variable_conflict use_column
 DECLARE
-	v_keys bytea[];
-	v_more bytea[];
+	v_keys  bytea[] := '{}';
+	v_sizes bigint[] := '{}';
+	v_stop  bytea;
+	t_keys  bytea[];
+	t_sizes bigint[];
+	t_m     boolean[];
+	t_last  bigint;
+	t_n     integer;
+	t_stop  bytea;
+	v_bytes bigint := 0;
+	v_i     integer[];
+	v_tab   bytea[];
+	v_key   bytea[];
+	v_fam   smallint[];
+	v_col   bytea[];
+	v_from  bigint[];
+	v_to    bigint[];
+	v_lim   bigint[];
 BEGIN
+	IF pg_is_in_recovery() THEN
+		PERFORM {{schema}}.guard();
+	END IF;
 	IF (p_mask & 22) <> 0 THEN
 		{{scan_cell}}
 	END IF;
 	IF (p_mask & 8) <> 0 THEN
 		{{scan_data}}
-		v_keys := v_keys || v_more;
 	END IF;
 	IF (p_mask & 32) <> 0 THEN
 		{{scan_notify}}
-		v_keys := v_keys || v_more;
-	END IF;
-	RETURN v_keys;
-END
-$body$;
-
--- scan_page answers the picks for the next p_n rows, in key order, that matched when it
--- looked; the first line, with i = 0, has the last of their keys and their number.
-CREATE FUNCTION {{schema}}.scan_page(p_tab bytea, p_lo bytea, p_hi bytea, p_reverse boolean, p_n bigint, p_mask integer,
-	p_fam smallint[], p_col bytea[], p_from bigint[], p_to bigint[], p_lim bigint[])
-RETURNS TABLE (key bytea, fam smallint, col bytea, ts bigint, val bytea)
-LANGUAGE plpgsql {{settings}} AS $body$
-#variable_conflict use_column
-DECLARE
-	v_keys bytea[] := {{schema}}.scan_keys(p_tab, p_lo, p_hi, p_reverse, p_n, p_mask, p_fam, p_col, p_from, p_to);
-	v_i    integer[];
-	v_tab  bytea[];
-	v_key  bytea[];
-	v_fam  smallint[];
-	v_col  bytea[];
-	v_from bigint[];
-	v_to   bigint[];
-	v_lim  bigint[];
-BEGIN
-	IF pg_is_in_recovery() THEN
-		PERFORM {{schema}}.guard();
 	END IF;
 	IF (p_mask & (p_mask - 1)) <> 0 THEN
+		-- Those up to where all of the tables were looked at.
 		IF p_reverse THEN
-			v_keys := ARRAY(SELECT DISTINCT k FROM unnest(v_keys) k ORDER BY k DESC LIMIT p_n);
+			SELECT array_agg(m.k), array_agg(m.s) INTO v_keys, v_sizes FROM (
+				SELECT u.k, sum(u.s)::bigint AS s FROM unnest(v_keys, v_sizes) AS u(k, s)
+				WHERE v_stop IS NULL OR u.k >= v_stop GROUP BY u.k ORDER BY u.k DESC) m;
 		ELSE
-			v_keys := ARRAY(SELECT DISTINCT k FROM unnest(v_keys) k ORDER BY k LIMIT p_n);
+			SELECT array_agg(m.k), array_agg(m.s) INTO v_keys, v_sizes FROM (
+				SELECT u.k, sum(u.s)::bigint AS s FROM unnest(v_keys, v_sizes) AS u(k, s)
+				WHERE v_stop IS NULL OR u.k < v_stop GROUP BY u.k ORDER BY u.k) m;
 		END IF;
 	END IF;
+	FOR j IN 1 .. coalesce(cardinality(v_keys), 0) LOOP
+		v_bytes := v_bytes + v_sizes[j];
+		IF j > 1 AND (v_bytes > p_bytes OR j > p_n) THEN
+			v_keys := v_keys[1:j - 1];
+			v_stop := CASE WHEN p_reverse THEN v_keys[j - 1] ELSE v_keys[j - 1] || '\x00'::bytea END;
+			EXIT;
+		END IF;
+	END LOOP;
+	RETURN QUERY SELECT v_stop, 0::smallint, NULL::bytea, NULL::bigint, NULL::bytea;
 	IF coalesce(cardinality(v_keys), 0) = 0 THEN
 		RETURN;
 	END IF;
-	RETURN QUERY SELECT v_keys[cardinality(v_keys)], 0::smallint, NULL::bytea, cardinality(v_keys)::bigint, NULL::bytea;
 	SELECT array_agg(k.i ORDER BY k.i, p.n), array_agg(p_tab), array_agg(k.key ORDER BY k.i, p.n), array_agg(p.fam ORDER BY k.i, p.n),
 		array_agg(p.col ORDER BY k.i, p.n), array_agg(p.lo ORDER BY k.i, p.n), array_agg(p.hi ORDER BY k.i, p.n), array_agg(p.lim ORDER BY k.i, p.n)
 	INTO v_i, v_tab, v_key, v_fam, v_col, v_from, v_to, v_lim
@@ -339,5 +368,34 @@ BEGIN
 	CROSS JOIN unnest(p_fam, p_col, p_from, p_to, p_lim) WITH ORDINALITY AS p(fam, col, lo, hi, lim, n);
 	RETURN QUERY SELECT v_keys[r.i], r.fam, r.col, r.ts, r.val
 		FROM {{schema}}.read_any(p_mask, v_i, v_tab, v_key, v_fam, v_col, v_from, v_to, v_lim) r;
+END
+$body$;
+
+-- next_table finds the first table after p_after in any of the three places, by one probe
+-- of each index.
+CREATE FUNCTION {{schema}}.next_table(p_after bytea) RETURNS bytea LANGUAGE plpgsql {{settings}} AS $body$
+BEGIN
+	RETURN (SELECT t.tab FROM (
+		(SELECT c.tab FROM {{schema}}.cell c WHERE c.tab > p_after ORDER BY c.tab LIMIT 1) UNION ALL
+		(SELECT c.tab FROM {{schema}}.data c WHERE c.tab > p_after ORDER BY c.tab LIMIT 1) UNION ALL
+		(SELECT c.tab FROM {{schema}}.notify c WHERE c.tab > p_after ORDER BY c.tab LIMIT 1)) t
+		ORDER BY t.tab LIMIT 1);
+END
+$body$;
+
+-- sample_keys cuts a table by a sample of the pages of all tables: some thousands of cells, whatever
+-- their number. The boundaries are the quantiles of the sample.
+CREATE FUNCTION {{schema}}.sample_keys(p_tab bytea, p_fractions double precision[]) RETURNS TABLE (key bytea)
+LANGUAGE plpgsql {{settings}} AS $body$
+#variable_conflict use_column
+BEGIN
+	RETURN QUERY SELECT DISTINCT s.k FROM (
+		SELECT unnest(percentile_disc(p_fractions) WITHIN GROUP (ORDER BY c.key)) AS k
+		FROM {{schema}}.cell c TABLESAMPLE SYSTEM (
+			(SELECT least(100, 100.0 * 300 / greatest(1,
+				pg_relation_size('{{schema_literal}}.cell'::regclass) / current_setting('block_size')::bigint)))
+		) WHERE c.tab = p_tab) s
+	WHERE s.k > (SELECT c.key FROM {{schema}}.cell c WHERE c.tab = p_tab ORDER BY c.key LIMIT 1)
+	ORDER BY s.k;
 END
 $body$;

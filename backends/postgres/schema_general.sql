@@ -12,8 +12,7 @@
 -- not hold: the mutation, the condition, and the version that broke it.
 CREATE FUNCTION {{schema}}.apply_general(p_deferred boolean, p_tab bytea[], p_key bytea[], p_col bytea[],
 	p_cg integer[], p_cm integer[], p_cn integer[], p_ccell integer[], p_ckind smallint[], p_cfam smallint[], p_cts bigint[], p_cis text[],
-	p_eg integer[], p_ecell integer[], p_ekind smallint[], p_efam smallint[], p_ets bigint[], p_eto bigint[], p_eval bytea[],
-	p_wake text[])
+	p_eg integer[], p_ecell integer[], p_ekind smallint[], p_efam smallint[], p_ets bigint[], p_eto bigint[], p_eval bytea[])
 RETURNS TABLE (g integer, inc text, m integer, n integer, ts bigint, val bytea)
 LANGUAGE plpgsql {{settings}} AS $body$
 #variable_conflict use_variable
@@ -169,13 +168,10 @@ BEGIN
 	END LOOP;
 
 	DELETE FROM {{schema}}.cell c USING unnest(p_tab, p_key, p_col) AS u(tab, key, col)
-	WHERE c.tab = u.tab AND c.key = u.key AND c.col = u.col
+	WHERE c.tab = ANY (ARRAY[u.tab]) AND c.key = u.key AND c.col = u.col
 		AND c.lock_ts IS NULL AND c.write_ts IS NULL AND c.mark_ts IS NULL;
 	IF NOT v_any AND NOT p_deferred THEN
 		PERFORM pg_logical_emit_message(true, 'percolator', '');
-	END IF;
-	IF p_wake IS NOT NULL THEN
-		PERFORM pg_notify('{{channel}}', w) FROM unnest(p_wake) w;
 	END IF;
 END
 $body$;

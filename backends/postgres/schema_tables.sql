@@ -1,4 +1,4 @@
--- The tables of version 2 of the schema. {{schema}} stands for the quoted name of
+-- The tables of version 3 of the schema, which are those of version 2. {{schema}} stands for the quoted name of
 -- the schema.
 
 CREATE TABLE {{schema}}.meta (

@@ -47,7 +47,7 @@ func BenchmarkShape(b *testing.B) {
 	o, err := ParseURL(url)
 	require.NoError(b, err)
 	o.PoolSize = benchGoroutines
-	plain := newClient(&o, o.Addrs[0])
+	plain := newClient(&o, o.Addrs[0], nil)
 	defer plain.Close()
 	ctx := context.Background()
 	g, ok := rowstore.Unwrap[rowstore.Grouper](st)

@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"encoding/binary"
 	"slices"
 
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -364,6 +365,19 @@ func (e *writeEncoder) put(m *rowstore.Mutation, ed *rowstore.Edit) {
 		e.eight(inv(ed.TS))
 	}
 	e.blob(ed.Value)
+}
+
+// budget reserves the place of the steps and bytes that a run may take, which allow
+// fills in.
+func (p *packer) budget() int {
+	at := p.later()
+	p.later()
+	return at
+}
+
+func (p *packer) allow(at int, steps, bytes uint32) {
+	binary.BigEndian.PutUint32(p.b[at:], steps)
+	binary.BigEndian.PutUint32(p.b[at+5:], bytes)
 }
 
 // onlyFrees tells whether a mutation takes no memory to speak of: it may run when

@@ -25,7 +25,7 @@ func admin(t testing.TB, raw string) *goredis.Client {
 	t.Helper()
 	o, err := ParseURL(raw)
 	require.NoError(t, err)
-	c := newClient(&o, o.Addrs[0])
+	c := newClient(&o, o.Addrs[0], nil)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -350,13 +350,15 @@ func TestRefusals(t *testing.T) {
 		require.ErrorContains(t, openError(t, url), "format version 2")
 	})
 	t.Run("ForeignKeys", func(t *testing.T) {
-		for i, kind := range []string{"m", "o", "t"} {
+		for i, kind := range []string{"m", "o", "t", "short oracle"} {
 			url := with(t, srv.URL)
 			o, err := ParseURL(url)
 			require.NoError(t, err)
 			tag := "{" + o.Prefix + ":0}"
 			if i == 1 {
 				require.NoError(t, c.RPush(ctx, tag+kind, "x").Err())
+			} else if i == 3 {
+				require.NoError(t, c.Set(ctx, tag+"o", "x", 0).Err())
 			} else {
 				require.NoError(t, c.Set(ctx, tag+kind, "x", 0).Err())
 			}
@@ -383,6 +385,42 @@ func TestRefusals(t *testing.T) {
 	})
 }
 
+// TestLostRecord loses all data of a server under an open store, which goes on: then
+// Open says what happened and how to go on, and both ways work.
+func TestLostRecord(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	srv := testserver.NewRedis(t, nil)
+	url := with(t, srv.URL)
+	c := admin(t, url)
+	for round := range 3 {
+		s := bare(t, url)
+		require.NoError(t, c.FlushAll(ctx).Err())
+		if round != 1 {
+			draw(t, s)
+		}
+		if round != 2 {
+			apply(t, s, put("r", 5, "since"))
+		}
+		err := openError(t, url)
+		require.ErrorContains(t, err, "lost its record")
+		require.ErrorContains(t, err, "programs went on writing")
+		record := s.parts[0].tag + "m"
+		require.ErrorContains(t, err, "HSET "+record+" format 1 partitions N")
+		require.NoError(t, s.Close())
+		if round == 0 {
+			require.NoError(t, c.HSet(ctx, record, "format", formatVersion, "partitions", 1).Err())
+			require.Equal(t, "since", newest(t, bare(t, url), "r"))
+			continue
+		}
+		keys, err := c.Keys(ctx, "{"+s.opts.Prefix+":*").Result()
+		require.NoError(t, err)
+		require.NotEmpty(t, keys)
+		require.NoError(t, c.Del(ctx, keys...).Err())
+		require.Empty(t, newest(t, bare(t, url), "r"))
+	}
+}
+
 func TestPasswordsAndPermissions(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -394,11 +432,21 @@ func TestPasswordsAndPermissions(t *testing.T) {
 	addr := o.Addrs[0]
 	// What the README says that a user needs, and nothing else.
 	require.NoError(t, c.Do(ctx, "ACL", "SETUSER", "app", "reset", "on", ">"+secret,
-		"~{"+o.Prefix+":*", "&"+o.Prefix+":wake", "+@read", "+@write", "+@connection", "+eval", "+evalsha",
+		"~{"+o.Prefix+":[0-9]}*", "~{"+o.Prefix+":[0-9][0-9]}*", "&"+o.Prefix+":wake", "+@read", "+@write", "+@connection", "+eval", "+evalsha",
 		"+publish", "+subscribe", "+unsubscribe", "+info", "+time", "+config|get", "-@dangerous", "+info", "+config|get").Err())
 	good := "redis://app:" + secret + "@" + addr + "/?prefix=" + o.Prefix
 	s := openURL(t, good)
 	apply(t, s, put("r", 1, "v"))
+	openURL(t, "redis://app:"+secret+"@"+addr+"/?prefix="+o.Prefix+"&partitions=1")
+	// Stores with prefixes that begin alike are others.
+	for _, other := range []string{o.Prefix + ":x", o.Prefix + ":7", o.Prefix + "x", o.Prefix[:2]} {
+		require.ErrorContains(t, openError(t, "redis://app:"+secret+"@"+addr+"/?prefix="+other), "ermission", other)
+		for _, kind := range []string{"m", "o", "r:t/r"} {
+			said, err := c.Do(ctx, "ACL", "DRYRUN", "app", "GET", "{"+other+":0}"+kind).Text()
+			require.NoError(t, err)
+			require.Contains(t, said, "no permissions to access", other)
+		}
+	}
 
 	require.ErrorContains(t, openError(t, "redis://app:"+secret+"wrong@"+addr), "user or password is wrong")
 	require.NoError(t, c.Do(ctx, "ACL", "SETUSER", "noscript", "reset", "on", ">"+secret, "~*", "&*", "+@all", "-zadd").Err())

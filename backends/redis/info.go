@@ -4,8 +4,11 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	goredis "github.com/redis/go-redis/v9"
 
@@ -25,14 +28,30 @@ type serverInfo struct {
 	save     string // save, "" for never
 	saveOK   bool   // save is known
 	replicas int
+	// noFsyncOnRewrite is no-appendfsync-on-rewrite.
+	noFsyncOnRewrite bool
+	// replicaReadOnly: as a replica the server would refuse writes. False where the
+	// user may not ask.
+	replicaReadOnly bool
 }
 
-// askInfo asks a server about itself. It needs INFO, and where the user may,
-// CONFIG GET.
-func askInfo(ctx context.Context, c *goredis.Client) (serverInfo, error) {
+// askInfo asks a server about itself, in one round trip. It needs INFO, and where
+// the user may, CONFIG GET.
+func askInfo(ctx context.Context, c goredis.Cmdable) (serverInfo, error) {
 	var in serverInfo
-	text, err := c.Info(ctx).Result()
-	if err != nil {
+	pipe := c.Pipeline()
+	about := pipe.Info(ctx)
+	config := make(map[string]*goredis.MapStringStringCmd)
+	for _, name := range []string{"appendfsync", "save", "no-appendfsync-on-rewrite", "replica-read-only"} {
+		config[name] = pipe.ConfigGet(ctx, name)
+	}
+	// A user need not be allowed CONFIG GET.
+	_, err := pipe.Exec(ctx)
+	text, aboutErr := about.Result()
+	if aboutErr != nil {
+		return in, aboutErr
+	}
+	if text == "" {
 		return in, err
 	}
 	f := map[string]string{}
@@ -52,13 +71,74 @@ func askInfo(ctx context.Context, c *goredis.Client) (serverInfo, error) {
 	}
 	in.aof = f["aof_enabled"] == "1"
 	in.replicas, _ = strconv.Atoi(f["connected_slaves"])
-	if m, err := c.ConfigGet(ctx, "appendfsync").Result(); err == nil {
-		in.fsync = m["appendfsync"]
+	get := func(name string) (string, bool) {
+		m, err := config[name].Result()
+		v, ok := m[name]
+		return v, ok && err == nil
 	}
-	if m, err := c.ConfigGet(ctx, "save").Result(); err == nil {
-		in.save, in.saveOK = m["save"]
-	}
+	in.fsync, _ = get("appendfsync")
+	in.save, in.saveOK = get("save")
+	rewrite, _ := get("no-appendfsync-on-rewrite")
+	in.noFsyncOnRewrite = rewrite == "yes"
+	readOnly, _ := get("replica-read-only")
+	in.replicaReadOnly = readOnly == "yes"
 	return in, nil
+}
+
+// admit checks the server at the other end of a new connection, so that every
+// server is checked before it is used: one that took over too, and one that joined
+// a Cluster later.
+func (s *Store) admit(ctx context.Context, conn *goredis.Conn) error {
+	if err := s.inspect(ctx, conn); err != nil {
+		// go-redis takes off one layer.
+		return fmt.Errorf("new connection: %w", err)
+	}
+	return nil
+}
+
+func (s *Store) inspect(ctx context.Context, conn *goredis.Conn) error {
+	in, err := askInfo(ctx, conn)
+	if s.opts.Mode == Sentinel && (in.mode == "sentinel" || serverSaid(err)) {
+		// A sentinel, whose user may not be allowed INFO. If it is the server, then
+		// the scripts that need INFO say that it is missing.
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if !in.replicaReadOnly {
+		s.strict.Store(true)
+	}
+	return in.check(&s.opts)
+}
+
+// askMasters asks every primary server about itself, and returns the answers by
+// address. A server that cannot be reached is left out, unless none can: it is
+// checked when it is back.
+func (s *Store) askMasters(ctx context.Context) (map[string]serverInfo, error) {
+	var mu sync.Mutex
+	all := map[string]serverInfo{}
+	var away error
+	err := s.query(ctx, func(ctx context.Context) error {
+		return s.nodes.masters(ctx, func(ctx context.Context, c *goredis.Client) error {
+			in, err := askInfo(ctx, c)
+			mu.Lock()
+			defer mu.Unlock()
+			if err == nil {
+				all[c.Options().Addr] = in
+				return in.check(&s.opts)
+			}
+			if s.opts.Mode == Cluster && isAway(err) && ctx.Err() == nil {
+				away = err
+				return nil
+			}
+			return err
+		})
+	})
+	if err == nil && len(all) == 0 {
+		err = s.failure(ctx, away)
+	}
+	return all, err
 }
 
 // check refuses servers that cannot be used.
@@ -75,8 +155,8 @@ func (in *serverInfo) check(o *Options) error {
 	if n, err := strconv.Atoi(major); err != nil || n < 7 {
 		return fmt.Errorf("the server is %s; at least Redis 7.0 or Valkey is needed", in.product)
 	}
-	if in.role == "slave" && o.Mode == Standalone {
-		return fmt.Errorf("%w: the server is a replica: use the address of the primary, or redis+sentinel://", rowstore.ErrInvalid)
+	if in.role == "slave" && o.Mode != Cluster {
+		return fmt.Errorf("%w: the server is a replica: use the address of the primary, or redis+sentinel://", rowstore.ErrUnavailable)
 	}
 	if in.policy != "" && in.policy != "noeviction" {
 		return fmt.Errorf("the server's maxmemory-policy is %s: it may evict keys, which would lose committed data; set it to noeviction", in.policy)
@@ -93,9 +173,11 @@ func (in *serverInfo) warnings() []string {
 	case !in.aof:
 		w = append(w, "the append-only file is off: a crash of the server loses everything since the last snapshot, and may tear transactions that span several stores")
 	case in.fsync == "everysec":
-		w = append(w, "appendfsync is everysec: a crash of the machine loses the writes of about the last second, acknowledged or not; use always where that matters")
+		w = append(w, "appendfsync is everysec: a crash of the server loses what was not yet written to the file, a crash of the machine about the last second, and more where the disk is slow; use always where acknowledged writes matter")
 	case in.fsync == "no":
 		w = append(w, "appendfsync is no: a crash of the machine loses as many acknowledged writes as the operating system holds back; use always where that matters")
+	case in.fsync == "always" && in.noFsyncOnRewrite:
+		w = append(w, "no-appendfsync-on-rewrite is yes: while the append-only file is rewritten, appendfsync always does not hold, and a crash of the machine loses acknowledged writes; set it to no")
 	case in.fsync == "":
 		w = append(w, "the user may not ask for appendfsync, so nobody knows what a crash can lose")
 	}
@@ -105,22 +187,42 @@ func (in *serverInfo) warnings() []string {
 	return w
 }
 
+// summary joins what several servers say of themselves. A warning that not all of
+// them give says whose it is.
+func summary(all map[string]serverInfo) (version string, warnings []string) {
+	var versions, order []string
+	whose := map[string][]string{}
+	for _, addr := range slices.Sorted(maps.Keys(all)) {
+		in := all[addr]
+		if v := in.product + " (" + in.mode + ")"; !slices.Contains(versions, v) {
+			versions = append(versions, v)
+		}
+		for _, w := range in.warnings() {
+			if whose[w] == nil {
+				order = append(order, w)
+			}
+			whose[w] = append(whose[w], addr)
+		}
+	}
+	for _, w := range order {
+		if len(whose[w]) < len(all) {
+			w += " (" + strings.Join(whose[w], ", ") + ")"
+		}
+		warnings = append(warnings, w)
+	}
+	return strings.Join(versions, ", "), warnings
+}
+
 func probeRow() string { return rand.Text() + "/" }
 
-// Report says what the server is and what the store can do on it. It asks the
-// server anew.
+// Report says what the servers are and what the store can do on them. It asks
+// every primary anew.
 func (s *Store) Report(ctx context.Context) (rowstore.Report, error) {
-	var in serverInfo
-	err := s.query(ctx, func(ctx context.Context) error {
-		c, err := s.nodes.of(ctx, 0)
-		if err == nil {
-			in, err = askInfo(ctx, c)
-		}
-		return err
-	})
+	all, err := s.askMasters(ctx)
 	if err != nil {
 		return rowstore.Report{}, fmt.Errorf("redis: report: %w", err)
 	}
+	version, warnings := summary(all)
 	groups := rowstore.Feature{Name: "groups", Supported: true, Reason: "all rows are on one server"}
 	onePhase := rowstore.Feature{Name: "one-phase commit", Supported: true, Reason: "the rows and the oracle are on one server"}
 	if s.opts.Mode == Cluster {
@@ -133,7 +235,7 @@ func (s *Store) Report(ctx context.Context) (rowstore.Report, error) {
 	}
 	return rowstore.Report{
 		Backend: "redis",
-		Version: in.product + " (" + in.mode + ")",
+		Version: version,
 		Features: []rowstore.Feature{
 			groups, onePhase,
 			{Name: "oracle", Supported: true, Reason: "the server's time, kept monotonic"},
@@ -141,6 +243,6 @@ func (s *Store) Report(ctx context.Context) (rowstore.Report, error) {
 			{Name: "split", Supported: true, Reason: "by rank in the index of rows"},
 			{Name: "wake-ups", Supported: true, Reason: "pub/sub"},
 		},
-		Warnings: in.warnings(),
+		Warnings: warnings,
 	}, nil
 }

@@ -13,7 +13,7 @@ import (
 // How a store lies in Redis. With P the prefix and n the partition of a row:
 //
 //	{P:0}m                 hash: format version, number of partitions
-//	{P:0}o                 the oracle
+//	{P:0}o, {P:0}e         the oracle; see scripts/oracle_part.lua
 //	{P:n}t                 set of the tables that have rows in the partition
 //	{P:n}i:TABLE           sorted set: the row keys, all with score 0
 //	{P:n}n:TABLE           sorted set: a member for each row and column that has
@@ -130,16 +130,16 @@ func (p *packer) key(tag, table, row string) {
 // span writes the two ends of a range of a column's history, which holds the
 // timestamps from lo to hi.
 func (p *packer) span(kind byte, column string, lo, hi rowstore.Timestamp) {
-	n := 1 + 2 + decimals(len(column)) + len(column) + 8
-	p.strHead(n)
-	p.b = append(p.b, '[')
-	p.b = appendField(p.b, kind, column)
-	p.b = binary.BigEndian.AppendUint64(p.b, inv(hi))
-	p.strHead(n)
-	p.b = append(p.b, '(')
-	p.b = appendField(p.b, kind, column)
-	// No version has timestamp 0, and there is no number above its inverse.
-	p.b = binary.BigEndian.AppendUint64(p.b, inv(max(lo, 1)-1))
+	first, last := spanEnds(kind, column, lo, hi)
+	p.str(first)
+	p.str(last)
+}
+
+// spanEnds is the two ends that span writes.
+func spanEnds(kind byte, column string, lo, hi rowstore.Timestamp) (first, last string) {
+	prefix := string(appendField(nil, kind, column))
+	return "[" + prefix + string(binary.BigEndian.AppendUint64(nil, inv(hi))),
+		"(" + prefix + string(binary.BigEndian.AppendUint64(nil, inv(max(lo, 1)-1)))
 }
 
 // parseField takes the name of a field, or the beginning of a history member,

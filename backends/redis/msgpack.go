@@ -238,6 +238,16 @@ func (u *unpacker) number() int64 {
 	return it.n
 }
 
+// tooMuch tells whether the next item is a 1, which stands for a row that is too much
+// for one run of a script, and takes it.
+func (u *unpacker) tooMuch() bool {
+	if u.s == "" || u.s[0] != 1 {
+		return false
+	}
+	u.s = u.s[1:]
+	return true
+}
+
 // string reads a string; false stands for an absent one.
 func (u *unpacker) string() (string, bool) {
 	it := u.next()

@@ -2,9 +2,8 @@ package redis
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"sync"
+	"sync/atomic"
 
 	goredis "github.com/redis/go-redis/v9"
 )
@@ -15,6 +14,8 @@ type nodes interface {
 	// moved says that a server was not where it was expected.
 	moved(ctx context.Context)
 	subscribe(ctx context.Context, channel string) *goredis.PubSub
+	// masters runs f on every primary server, perhaps on several at once.
+	masters(ctx context.Context, f func(ctx context.Context, c *goredis.Client) error) error
 	close() error
 }
 
@@ -24,6 +25,10 @@ type single struct{ client *goredis.Client }
 func (n single) of(context.Context, int) (*goredis.Client, error) { return n.client, nil }
 func (n single) moved(context.Context)                            {}
 func (n single) close() error                                     { return n.client.Close() }
+
+func (n single) masters(ctx context.Context, f func(ctx context.Context, c *goredis.Client) error) error {
+	return f(ctx, n.client)
+}
 
 func (n single) subscribe(ctx context.Context, channel string) *goredis.PubSub {
 	return n.client.Subscribe(ctx, channel)
@@ -35,6 +40,8 @@ func (n single) subscribe(ctx context.Context, channel string) *goredis.PubSub {
 type cluster struct {
 	client *goredis.ClusterClient
 	keys   []string // a key of each partition
+	// last is where each partition was found last.
+	last []atomic.Pointer[goredis.Client]
 }
 
 func (n *cluster) of(ctx context.Context, part int) (*goredis.Client, error) {
@@ -42,35 +49,26 @@ func (n *cluster) of(ctx context.Context, part int) (*goredis.Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("finding the server of partition %d: %w", part, err)
 	}
+	n.last[part].Store(c)
 	return c, nil
 }
 
+// address is where a partition was found last, "" before the first time.
+func (n *cluster) address(part int) string {
+	if c := n.last[part].Load(); c != nil {
+		return c.Options().Addr
+	}
+	return ""
+}
+
 func (n *cluster) moved(ctx context.Context) { n.client.ReloadState(ctx) }
+
+func (n *cluster) masters(ctx context.Context, f func(ctx context.Context, c *goredis.Client) error) error {
+	return n.client.ForEachMaster(ctx, f)
+}
 
 func (n *cluster) subscribe(ctx context.Context, channel string) *goredis.PubSub {
 	return n.client.Subscribe(ctx, channel)
 }
 
 func (n *cluster) close() error { return n.client.Close() }
-
-// each runs f on the server of each partition, on several at once.
-func (s *Store) each(ctx context.Context, f func(ctx context.Context, part int, c *goredis.Client) error) error {
-	errs := make([]error, len(s.parts))
-	run := func(i int) {
-		c, err := s.nodes.of(ctx, i)
-		if err == nil {
-			err = f(ctx, i, c)
-		}
-		errs[i] = err
-	}
-	if len(s.parts) == 1 {
-		run(0)
-		return errs[0]
-	}
-	var wg sync.WaitGroup
-	for i := range s.parts {
-		wg.Go(func() { run(i) })
-	}
-	wg.Wait()
-	return errors.Join(errs...)
-}

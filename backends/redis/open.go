@@ -7,6 +7,7 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	goredis "github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
@@ -37,8 +38,9 @@ func OpenURL(ctx context.Context, url string) (rowstore.Store, error) {
 // than 7.0; a Cluster addressed as one server and one server addressed as a
 // Cluster; a sentinel or a replica addressed as the server; a maxmemory-policy
 // other than noeviction; a user who lacks a permission; a store of another format
-// version or number of partitions; and keys under the prefix that are not a
-// store's. The report of the store, which percolator.New logs, warns about
+// version or number of partitions; keys under the prefix that are not a store's;
+// and a store that has lost its record. Every server is checked again when a
+// connection to it is made, so one that takes over later too. The report of the store, which percolator.New logs, warns about
 // persistence settings and replicas that can lose acknowledged writes.
 //
 // ctx bounds Open alone.
@@ -62,6 +64,7 @@ func open(ctx context.Context, o Options) (*Store, error) {
 	s.parts = newParts(o.Prefix, max(o.Partitions, 1))
 	s.okey = s.parts[0].tag + "o"
 	if err := s.connect(ctx); err != nil {
+		err = s.because(ctx, err)
 		_ = s.Close()
 		// No error of go-redis or of the server holds a password.
 		if ctx.Err() == nil && o.TLS != nil && (isTimeout(err) || errors.Is(err, context.DeadlineExceeded)) {
@@ -85,24 +88,13 @@ func (s *Store) connect(ctx context.Context) error {
 			s.nodes = single{goredis.NewClient(&goredis.Options{})}
 			return err
 		}
-		s.nodes = newCluster(o, s.parts)
+		s.nodes = newCluster(o, s.parts, s.admit)
 	case Sentinel:
-		s.nodes = single{newFailover(o)}
+		s.nodes = single{newFailover(o, s.admit)}
 	default:
-		s.nodes = single{newClient(o, o.Addrs[0])}
+		s.nodes = single{newClient(o, o.Addrs[0], s.admit)}
 	}
-	err := s.query(ctx, func(ctx context.Context) error {
-		c, err := s.nodes.of(ctx, 0)
-		if err != nil {
-			return err
-		}
-		s.info, err = askInfo(ctx, c)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	if err := s.info.check(o); err != nil {
+	if _, err := s.askMasters(ctx); err != nil {
 		return err
 	}
 	return s.claim(ctx)
@@ -112,13 +104,13 @@ func (s *Store) connect(ctx context.Context) error {
 func (s *Store) askSeeds(ctx context.Context) error {
 	var errs []error
 	for _, a := range s.opts.Addrs {
-		c := newClient(&s.opts, a)
+		c := newClient(&s.opts, a, nil)
 		info, err := askInfo(ctx, c)
 		_ = c.Close()
 		if err == nil {
 			return info.check(&s.opts)
 		}
-		errs = append(errs, explain(err))
+		errs = append(errs, s.failure(ctx, err))
 		if ctx.Err() != nil {
 			break
 		}
@@ -126,7 +118,10 @@ func (s *Store) askSeeds(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-func newClient(o *Options, addr string) *goredis.Client {
+// onConnect is called with each new connection, which is not used if it fails.
+type onConnect = func(ctx context.Context, conn *goredis.Conn) error
+
+func newClient(o *Options, addr string, hello onConnect) *goredis.Client {
 	network := "tcp"
 	if strings.HasPrefix(addr, "/") {
 		network = "unix"
@@ -134,7 +129,7 @@ func newClient(o *Options, addr string) *goredis.Client {
 	return goredis.NewClient(&goredis.Options{
 		Network: network, Addr: addr,
 		Username: o.Username, Password: o.Password, DB: o.DB, TLSConfig: o.TLS,
-		Protocol: 2, DisableIdentity: true,
+		Protocol: 2, DisableIdentity: true, OnConnect: hello,
 		// What may not run twice is not sent twice: the store decides.
 		MaxRetries: -1, DialerRetries: 1,
 		DialTimeout: o.DialTimeout, ReadTimeout: o.ReadTimeout, WriteTimeout: o.WriteTimeout,
@@ -144,12 +139,12 @@ func newClient(o *Options, addr string) *goredis.Client {
 	})
 }
 
-func newFailover(o *Options) *goredis.Client {
+func newFailover(o *Options, hello onConnect) *goredis.Client {
 	return goredis.NewFailoverClient(&goredis.FailoverOptions{
 		MasterName: o.MasterName, SentinelAddrs: o.Addrs,
 		SentinelUsername: o.SentinelUsername, SentinelPassword: o.SentinelPassword,
 		Username: o.Username, Password: o.Password, DB: o.DB, TLSConfig: o.TLS,
-		Protocol: 2, DisableIdentity: true,
+		Protocol: 2, DisableIdentity: true, OnConnect: hello,
 		MaxRetries: -1, DialerRetries: 1,
 		DialTimeout: o.DialTimeout, ReadTimeout: o.ReadTimeout, WriteTimeout: o.WriteTimeout,
 		PoolTimeout: o.ReadTimeout, ContextTimeoutEnabled: true,
@@ -157,11 +152,11 @@ func newFailover(o *Options) *goredis.Client {
 	})
 }
 
-func newCluster(o *Options, parts []part) *cluster {
+func newCluster(o *Options, parts []part, hello onConnect) *cluster {
 	n := &cluster{client: goredis.NewClusterClient(&goredis.ClusterOptions{
 		Addrs:    o.Addrs,
 		Username: o.Username, Password: o.Password, TLSConfig: o.TLS,
-		Protocol: 2, DisableIdentity: true,
+		Protocol: 2, DisableIdentity: true, OnConnect: hello,
 		// The commands go to the servers' own clients; see nodes.go.
 		MaxRetries: -1, MaxRedirects: -1, DialerRetries: 1,
 		DialTimeout: o.DialTimeout, ReadTimeout: o.ReadTimeout, WriteTimeout: o.WriteTimeout,
@@ -178,6 +173,7 @@ func (n *cluster) use(parts []part) {
 	for i := range parts {
 		n.keys = append(n.keys, parts[i].tables)
 	}
+	n.last = make([]atomic.Pointer[goredis.Client], len(parts))
 }
 
 // claim makes the store's record or compares it with the options, and tries out
@@ -231,6 +227,14 @@ func (s *Store) record(ctx context.Context, wanted int) (format, partitions int,
 	if err != nil {
 		if goredis.HasErrorPrefix(err, "FOREIGN ") {
 			return 0, 0, fmt.Errorf("the prefix %q is in use by something else: %s", s.opts.Prefix, strings.TrimPrefix(err.Error(), "FOREIGN "))
+		}
+		if goredis.HasErrorPrefix(err, "LOST ") {
+			tag := s.parts[0].tag
+			return 0, 0, fmt.Errorf("the store with the prefix %q has lost its record %sm, and still has %s: the server lost data while programs went on writing "+
+				"(a restart without persistence, FLUSHALL, a failover), so what is there is only what was written since. Stop the programs that use the store; then restore a backup, "+
+				"or delete every key that begins with {%s: to start anew, or keep what is there with HSET %sm format %d partitions N, where N is the number it had "+
+				"(the README of backends/redis, After a loss)",
+				s.opts.Prefix, tag, strings.TrimPrefix(err.Error(), "LOST "), s.opts.Prefix, tag, formatVersion)
 		}
 		return 0, 0, err
 	}

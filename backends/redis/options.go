@@ -8,9 +8,11 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -77,7 +79,8 @@ const (
 	maxTimeout        = 9 * time.Second
 )
 
-// invalid is an error in the options, which never holds a password.
+// invalid is an error in the options. It names the part that is wrong and shows
+// nothing of its text: where a URL is malformed, any part may be one of a password.
 func invalid(format string, args ...any) error {
 	return fmt.Errorf("redis: %w: %s", rowstore.ErrInvalid, fmt.Sprintf(format, args...))
 }
@@ -105,29 +108,29 @@ func (o *Options) complete() error {
 		}
 	case Cluster:
 		if o.DB != 0 {
-			return invalid("database %d: a Cluster has only database 0", o.DB)
+			return invalid("a Cluster has only database 0")
 		}
 	case Sentinel:
 		if o.MasterName == "" {
 			o.MasterName = defaultMaster
 		}
 	default:
-		return invalid("mode %q; there are standalone, cluster and sentinel", string(o.Mode))
+		return invalid("the mode is none of standalone, cluster and sentinel")
 	}
 	if o.DB < 0 {
-		return invalid("database %d", o.DB)
+		return invalid("the database's number is negative")
 	}
 	if o.Prefix == "" {
 		o.Prefix = defaultPrefix
 	}
 	if strings.ContainsAny(o.Prefix, "{}") || len(o.Prefix) > 128 {
-		return invalid("prefix %q: it must not hold braces, nor more than 128 bytes", o.Prefix)
+		return invalid("the prefix must not hold braces, nor more than 128 bytes")
 	}
 	if o.Partitions < 0 || o.Partitions > maxPartitions {
-		return invalid("%d partitions; there can be 1 to %d", o.Partitions, maxPartitions)
+		return invalid("there can be 1 to %d partitions", maxPartitions)
 	}
 	if o.PoolSize < 0 {
-		return invalid("pool size %d", o.PoolSize)
+		return invalid("the pool size is negative")
 	}
 	for _, t := range []struct {
 		name string
@@ -142,7 +145,7 @@ func (o *Options) complete() error {
 			*t.d = t.def
 		}
 		if *t.d < time.Millisecond || *t.d > maxTimeout {
-			return invalid("%s of %v; it can be 1 ms to %v", t.name, *t.d, maxTimeout)
+			return invalid("the %s can be 1 ms to %v", t.name, maxTimeout)
 		}
 	}
 	return nil
@@ -172,8 +175,11 @@ func (o *Options) complete() error {
 //	tls_cert, tls_key            files with the client's certificate and key
 //	tls_server_name              the name that the server's certificate has
 //
-// The error says which part is wrong and never holds a password; it matches
-// rowstore.ErrInvalid.
+// A # has no meaning in it and is refused, as is an @ behind the question mark: in a
+// password #, ? and @ are written %23, %3F and %40.
+//
+// The error says which part is wrong and shows nothing of it but the scheme, for it
+// may be part of a password; it matches rowstore.ErrInvalid.
 func ParseURL(raw string) (Options, error) {
 	var o Options
 	scheme, rest, ok := strings.Cut(raw, "://")
@@ -186,8 +192,15 @@ func ParseURL(raw string) (Options, error) {
 		return o, invalid("the URL's scheme is none of redis, rediss and unix")
 	}
 	o.Mode = Mode(mode)
-	rest, _, _ = strings.Cut(rest, "#")
+	// A password with one of these that is not encoded would end in the middle, and
+	// its parts would be taken for a host or a parameter.
+	if strings.Contains(rest, "#") {
+		return o, invalid("the URL holds a #; in a password it is written %%23")
+	}
 	rest, query, _ := strings.Cut(rest, "?")
+	if strings.Contains(query, "@") {
+		return o, invalid("the URL holds an @ behind a question mark; in a password the question mark is written %%3F, and in a parameter the @ %%40")
+	}
 	// An address has no @, so that a password may have one that is not encoded.
 	authority, path := rest, ""
 	if at := strings.LastIndexByte(rest, '@'); at >= 0 {
@@ -250,18 +263,39 @@ func hostPort(a, port string) (string, error) {
 	host := a
 	if h, p, err := net.SplitHostPort(a); err == nil {
 		if n, err := strconv.Atoi(p); err != nil || n < 1 || n > 65535 {
-			return "", invalid("the port of the address %q is not a number from 1 to 65535", a)
+			return "", invalid("the port of an address is not a number from 1 to 65535")
 		}
 		host, port = h, p
 	} else if strings.Contains(strings.Trim(a, "[]"), ":") && !strings.HasPrefix(a, "[") {
-		return "", invalid("the address %q is not host:port", a)
+		return "", invalid("an address is not host:port")
 	} else {
 		host = strings.Trim(a, "[]")
 	}
 	if host == "" {
 		host = "localhost"
 	}
+	if strings.ContainsFunc(host, func(r rune) bool {
+		return r != '.' && r != '-' && r != '_' && r != ':' && r != '%' && !unicode.IsLetter(r) && !unicode.IsDigit(r)
+	}) {
+		return "", invalid("an address holds a character that no host's name has")
+	}
 	return net.JoinHostPort(host, port), nil
+}
+
+// parameterNames are the parameters of a URL.
+var parameterNames = []string{
+	"prefix", "partitions", "db", "addr", "mode", "master", "sentinel_user", "sentinel_password",
+	"pool_size", "dial_timeout", "read_timeout", "write_timeout", "coalesce",
+	"tls_ca", "tls_cert", "tls_key", "tls_server_name",
+}
+
+// withoutPath takes the name of the file, which is part of the URL, off an error.
+func withoutPath(err error) error {
+	var pe *os.PathError
+	if errors.As(err, &pe) {
+		return pe.Err
+	}
+	return err
 }
 
 func (o *Options) parameters(params url.Values, secure bool) error {
@@ -271,8 +305,11 @@ func (o *Options) parameters(params url.Values, secure bool) error {
 		if key == "addr" {
 			continue
 		}
+		if !slices.Contains(parameterNames, key) {
+			return invalid("the URL has an unknown parameter; there are %s", strings.Join(parameterNames, ", "))
+		}
 		if len(values) > 1 {
-			return invalid("the parameter %q is there twice", key)
+			return invalid("the parameter %s is there twice", key)
 		}
 		v := values[0]
 		var err error
@@ -317,11 +354,9 @@ func (o *Options) parameters(params url.Values, secure bool) error {
 			files[key] = v
 		case "tls_server_name":
 			name = v
-		default:
-			return invalid("the URL has an unknown parameter %q", key)
 		}
 		if err != nil {
-			return invalid("the parameter %s=%q is not valid", key, v)
+			return invalid("the parameter %s has no valid value", key)
 		}
 	}
 	if !secure {
@@ -334,11 +369,11 @@ func (o *Options) parameters(params url.Values, secure bool) error {
 	if f := files["tls_ca"]; f != "" {
 		pem, err := os.ReadFile(f) //nolint:gosec // the operator names the file
 		if err != nil {
-			return invalid("tls_ca: %v", err)
+			return invalid("tls_ca: %v", withoutPath(err))
 		}
 		o.TLS.RootCAs = x509.NewCertPool()
 		if !o.TLS.RootCAs.AppendCertsFromPEM(pem) {
-			return invalid("tls_ca: %s holds no certificate", f)
+			return invalid("tls_ca: the file holds no certificate")
 		}
 	}
 	if (files["tls_cert"] == "") != (files["tls_key"] == "") {
@@ -347,7 +382,7 @@ func (o *Options) parameters(params url.Values, secure bool) error {
 	if f := files["tls_cert"]; f != "" {
 		pair, err := tls.LoadX509KeyPair(f, files["tls_key"])
 		if err != nil {
-			return invalid("tls_cert: %v", err)
+			return invalid("tls_cert or tls_key: %v", withoutPath(err))
 		}
 		o.TLS.Certificates = []tls.Certificate{pair}
 	}

@@ -14,6 +14,7 @@ import (
 // readBatch is a run of the read script.
 type readBatch struct {
 	rows []int // indexes of the caller's reads
+	may  int   // where the limits of the run are
 	enc  packer
 	call call
 }
@@ -21,77 +22,114 @@ type readBatch struct {
 var readBatches = sync.Pool{New: func() any { return new(readBatch) }}
 
 // Read answers each read from one atomic view of its row, all in one run of a
-// script for each partition, or on one server for all.
+// script for each partition, or on one server for all. What is too much for one run
+// comes in several, one after the other; a single row too, see readWide.
 func (s *Store) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
 	if err := rowstore.CheckReads(reads); err != nil {
 		return nil, fmt.Errorf("redis: %w", err)
 	}
+	left := make([]int, len(reads))
+	out := make([]rowstore.Row, len(reads))
 	for i := range reads {
 		if err := checkNames(reads[i].Table, reads[i].Row); err != nil {
 			return nil, err
 		}
+		left[i] = i
+		out[i].Table, out[i].Row = reads[i].Table, reads[i].Row
 	}
 	if err := s.begin(ctx); err != nil {
 		return nil, err
 	}
-	out := make([]rowstore.Row, len(reads))
+	s.end()
+	failed := 0
+	for len(left) > 0 {
+		all := s.packReads(reads, left)
+		if err := s.runReads(ctx, all); err != nil {
+			return nil, fmt.Errorf("redis: read: %w", err)
+		}
+		left = left[:0]
+		var wide []int
+		var buf decoder
+		for _, b := range all {
+			n := 0
+			err := b.call.err
+			if err == nil {
+				n, err = buf.rows(reads, b, out)
+			}
+			switch {
+			case err != nil:
+				failed += len(b.rows)
+				for _, i := range b.rows {
+					out[i].Err = fmt.Errorf("redis: read: %w", err)
+				}
+			case n == 0:
+				wide = append(wide, b.rows[0])
+				left = append(left, b.rows[1:]...)
+			default:
+				left = append(left, b.rows[n:]...)
+			}
+			readBatches.Put(b)
+		}
+		for _, i := range wide {
+			vs, err := s.readWide(ctx, &reads[i])
+			if err != nil {
+				failed++
+				out[i].Err = fmt.Errorf("redis: read: %w", err)
+			}
+			out[i].Versions = vs
+		}
+	}
+	if failed > 0 && failed == len(reads) {
+		return nil, out[0].Err
+	}
+	return out, nil
+}
+
+// packReads puts those of the reads that are left into batches.
+func (s *Store) packReads(reads []rowstore.RowRead, left []int) []*readBatch {
 	var all []*readBatch
 	open := make([]*readBatch, 1)
 	if !s.oneSlot {
 		open = make([]*readBatch, len(s.parts))
 	}
-	for i := range reads {
+	for _, i := range left {
 		at := s.partOf(reads[i].Table, reads[i].Row)
 		tag := s.parts[at].tag
 		if s.oneSlot {
 			at = 0
 		}
 		b := open[at]
-		if b == nil || len(b.rows) >= maxRowsPerCall {
+		if b == nil || len(b.rows) >= maxRowsPerCall || len(b.enc.b) > maxBytesPerCall {
 			b = readBatches.Get().(*readBatch)
 			b.rows = b.rows[:0]
 			b.enc.reset()
+			b.may = b.enc.budget()
 			b.call = call{part: at, script: readScript}
 			open[at] = b
 			all = append(all, b)
 		}
 		b.rows = append(b.rows, i)
 		b.enc.read(tag, &reads[i])
-		out[i].Table, out[i].Row = reads[i].Table, reads[i].Row
 	}
-	if len(all) == 0 {
-		s.end()
-		return out, nil
+	return all
+}
+
+// runReads runs batches together. It returns an error only if the context ended.
+func (s *Store) runReads(ctx context.Context, all []*readBatch) error {
+	if err := s.begin(ctx); err != nil {
+		return err
 	}
+	steps, bytes := share(len(all))
 	calls := make([]*call, len(all))
 	for i, b := range all {
+		b.enc.allow(b.may, steps, bytes)
 		b.call.arg.b = b.enc.bytes()
 		calls[i] = &b.call
 	}
 	if !s.await(ctx, func(ctx context.Context) { s.run(ctx, calls) }) {
-		return nil, fmt.Errorf("redis: read: %w", ctx.Err())
+		return ctx.Err()
 	}
-	failed := 0
-	var first error
-	var buf decoder
-	for _, b := range all {
-		err := b.call.err
-		if err == nil {
-			err = buf.rows(reads, b, out)
-		}
-		if err != nil {
-			failed++
-			first = err
-			for _, i := range b.rows {
-				out[i].Err = fmt.Errorf("redis: read: %w", err)
-			}
-		}
-		readBatches.Put(b)
-	}
-	if failed == len(all) {
-		return nil, fmt.Errorf("redis: read: %w", first)
-	}
-	return out, nil
+	return nil
 }
 
 // read writes one read.
@@ -147,6 +185,7 @@ func (s *Store) DrawRead(ctx context.Context, asks []rowstore.DrawRead) ([]rowst
 	b := readBatches.Get().(*readBatch)
 	b.enc.reset()
 	b.enc.u32(uint32(len(asks)))
+	b.enc.u32(maxAnswer)
 	var few [8]beginField
 	rows, fields, plain := 0, 0, s.oneSlot
 	for i := range asks {
@@ -168,7 +207,7 @@ func (s *Store) DrawRead(ctx context.Context, asks []rowstore.DrawRead) ([]rowst
 		}
 		rows += len(asks[i].Reads)
 	}
-	if !plain || fields > 2*maxRowsPerCall || len(asks) == 0 {
+	if !plain || fields > 2*maxRowsPerCall || len(b.enc.b) > maxBytesPerCall || len(asks) == 0 {
 		readBatches.Put(b)
 		return rowstore.DrawThenRead(ctx, s.Oracle(), s, asks)
 	}
@@ -184,16 +223,29 @@ func (s *Store) DrawRead(ctx context.Context, asks []rowstore.DrawRead) ([]rowst
 	if c.err != nil {
 		return nil, fmt.Errorf("redis: begin: %w", c.err)
 	}
-	return begun(c.answer, asks, rows, fields)
+	answers, err := begun(c.answer, asks, rows, fields)
+	if err == nil && fields > 0 && answers == nil {
+		// The reads are too much for one run of the script.
+		return rowstore.DrawThenRead(ctx, s.Oracle(), s, asks)
+	}
+	return answers, err
 }
 
-// begun reads the answer of the begin script.
+// begun reads the answer of the begin script. It returns nothing for one without
+// fields that were asked for.
 func begun(answer string, asks []rowstore.DrawRead, rows, fields int) ([]rowstore.DrawnRows, error) {
 	u := unpacker{s: answer}
-	if u.list() != 2+fields {
+	n := u.list()
+	if n != 2+fields && n != 2 {
 		return nil, fmt.Errorf("redis: begin: %w", errAnswer)
 	}
 	ms, ctr := u.number(), u.number()
+	if n == 2 && fields > 0 {
+		if err := u.done(); err != nil {
+			return nil, fmt.Errorf("redis: begin: %w", err)
+		}
+		return nil, nil
+	}
 	first := oracle.Timestamp(ms)<<oracle.LogicalBits + oracle.Timestamp(ctr)
 	var d decoder
 	var few [8]beginField
@@ -238,12 +290,21 @@ type decoder struct {
 	counts []int
 }
 
-func (d *decoder) rows(reads []rowstore.RowRead, b *readBatch, out []rowstore.Row) error {
+// rows reads the answer to a batch, which may be to its first rows only, and
+// returns how many those are: none if the first one is too much for one run.
+func (d *decoder) rows(reads []rowstore.RowRead, b *readBatch, out []rowstore.Row) (int, error) {
 	u := unpacker{s: b.call.answer}
-	if n := u.list(); n != len(b.rows) {
-		return errAnswer
+	n := u.list()
+	if n < 1 || n > len(b.rows) {
+		return 0, errAnswer
 	}
-	for _, i := range b.rows {
+	if u.tooMuch() {
+		if n > 1 {
+			return 0, errAnswer
+		}
+		return 0, u.done()
+	}
+	for _, i := range b.rows[:n] {
 		picks := reads[i].Picks
 		var err error
 		d.vs = d.vs[:0]
@@ -257,11 +318,11 @@ func (d *decoder) rows(reads []rowstore.RowRead, b *readBatch, out []rowstore.Ro
 			err = u.err
 		}
 		if err != nil {
-			return err
+			return 0, err
 		}
 		out[i].Versions = d.pick(picks)
 	}
-	return u.done()
+	return n, u.done()
 }
 
 // column reads the view of one field: the field, or a list of history members and

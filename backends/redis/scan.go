@@ -9,9 +9,8 @@ import (
 )
 
 const (
-	scanLook      = 1000    // rows looked at in one run of the script
-	scanBytes     = 1 << 20 // of an answer, about
-	scanFirstPage = 16      // rows of the first page of a partition
+	scanLook      = 1000 // rows looked at in one run of the script
+	scanFirstPage = 16   // rows of the first page of a partition
 	scanMaxPage   = 512
 )
 
@@ -149,7 +148,7 @@ func (sc *scanner) fill(ctx context.Context, rest int) error {
 		}
 		calls := make([]*call, len(empty))
 		for i, c := range empty {
-			calls[i] = sc.call(c, rest)
+			calls[i] = sc.call(c, rest, len(empty))
 		}
 		if !sc.s.await(ctx, func(ctx context.Context) { sc.s.run(ctx, calls) }) {
 			return ctx.Err()
@@ -158,14 +157,18 @@ func (sc *scanner) fill(ctx context.Context, rest int) error {
 			if calls[i].err != nil {
 				return calls[i].err
 			}
-			if err := sc.answer(c, calls[i].answer); err != nil {
+			wide, err := sc.answer(c, calls[i].answer)
+			if err == nil && wide != "" {
+				err = sc.wide(ctx, c, wide)
+			}
+			if err != nil {
 				return err
 			}
 		}
 	}
 }
 
-func (sc *scanner) call(c *cursor, rest int) *call {
+func (sc *scanner) call(c *cursor, rest, together int) *call {
 	at := c.part
 	if sc.s.oneSlot {
 		at = 0
@@ -188,20 +191,24 @@ func (sc *scanner) call(c *cursor, rest int) *call {
 	p.bool(sc.r.Reverse)
 	p.u32(uint32(page))
 	p.u32(scanLook)
-	p.u32(scanBytes)
+	steps, bytes := share(together)
+	p.u32(bytes)
 	p.str(tag + "r:" + table + "/")
 	p.bool(sc.notes)
 	for flags := 1; flags < 8; flags++ {
 		p.bool(sc.want[flags])
 	}
 	p.bool(sc.want[0])
+	p.u32(steps)
 	p.plan(&sc.plan)
 	ca := &call{part: at, script: scanScript}
 	ca.arg.b = p.bytes()
 	return ca
 }
 
-func (sc *scanner) answer(c *cursor, answer string) error {
+// answer takes a page. Its last row may be too wide for it: then that row's key is
+// returned.
+func (sc *scanner) answer(c *cursor, answer string) (wide string, err error) {
 	u := unpacker{s: answer}
 	n := u.list()
 	bound, more := u.string()
@@ -216,16 +223,29 @@ func (sc *scanner) answer(c *cursor, answer string) error {
 	var d decoder
 	for range (n - 1) / 2 {
 		row, ok := u.string()
-		if !ok {
-			return errAnswer
+		if !ok || wide != "" {
+			return "", errAnswer
+		}
+		if u.tooMuch() {
+			wide = row
+			continue
 		}
 		d.vs = d.vs[:0]
 		if err := d.general(&u, &sc.plan); err != nil {
-			return err
+			return "", err
 		}
 		if vs := d.pick(sc.r.Picks); len(vs) > 0 {
 			c.rows = append(c.rows, scanned{row, vs})
 		}
 	}
-	return u.done()
+	return wide, u.done()
+}
+
+// wide reads a row in pieces.
+func (sc *scanner) wide(ctx context.Context, c *cursor, row string) error {
+	vs, err := sc.s.readWide(ctx, &rowstore.RowRead{Table: sc.r.Table, Row: row, Picks: sc.r.Picks})
+	if err == nil && len(vs) > 0 {
+		c.rows = append(c.rows, scanned{row, vs})
+	}
+	return err
 }

@@ -8,10 +8,12 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
@@ -38,6 +40,12 @@ var (
 	readLua string
 	//go:embed scripts/scan.lua
 	scanLua string
+	//go:embed scripts/range.lua
+	rangeLua string
+	//go:embed scripts/tables.lua
+	tablesLua string
+	//go:embed scripts/split.lua
+	splitLua string
 	//go:embed scripts/open.lua
 	openLua string
 )
@@ -48,38 +56,75 @@ const locals = `local call, su, sp = redis.call, struct.unpack, struct.pack
 local byte, sub, find, char, floor = string.byte, string.sub, string.find, string.char, math.floor
 `
 
+// primaryOnly begins the scripts that must ask the server whether it is a primary:
+// see script.strict.
+const primaryOnly = `if not find(call('INFO', 'replication'), 'role:master', 1, true) then
+  return redis.error_reply('READONLY percolator: the server is a replica')
+end
+`
+
 // script is a Lua script and its name in the server's cache. The flags decide
 // when the server refuses it as a whole: without allow-oom when it is out of
 // memory, without no-writes on a replica or when it cannot persist.
+//
+// Every call is for a primary, and a server may be demoted at any time, under open
+// connections. A replica that takes no writes refuses by itself each script that
+// is not flagged no-writes, which costs nothing: so scripts that only read lack
+// that flag too. strict is the variant that asks for the server's role itself. It
+// is for servers that, as replicas, would take writes, and for reads where the
+// server refuses writes for other reasons.
 type script struct {
 	source string
 	sha    string
 	writes bool
+	strict *script // nil: the script asks in any case
+	reads  bool    // it changes nothing, not even the oracle
 }
 
-func newScript(flags string, writes bool, parts ...string) *script {
+func newScript(flags string, parts ...string) *script {
 	src := "#!lua"
 	if flags != "" {
 		src += " flags=" + flags
 	}
 	src += "\n" + locals + strings.Join(parts, "")
 	sum := sha1.Sum([]byte(src)) //nolint:gosec // see above
-	return &script{source: src, sha: hex.EncodeToString(sum[:]), writes: writes}
+	return &script{source: src, sha: hex.EncodeToString(sum[:])}
+}
+
+// newWriter is a script that changes rows.
+func newWriter(flags string, parts ...string) *script {
+	sc := newScript(flags, parts...)
+	sc.strict = newScript(flags, append([]string{primaryOnly}, parts...)...)
+	sc.writes, sc.strict.writes = true, true
+	return sc
+}
+
+// newReader is a script that changes nothing.
+func newReader(parts ...string) *script {
+	sc := newScript("allow-oom", parts...)
+	sc.strict = newScript("no-writes", append([]string{primaryOnly}, parts...)...)
+	sc.reads, sc.strict.reads = true, true
+	return sc
 }
 
 var (
-	writeScript = newScript("", true, oraclePart, writePart, writeLua)
+	writeScript = newWriter("", oraclePart, writePart, writeLua)
 	// quickScript is writeScript for batches of nothing but quick groups; see
 	// writeEncoder.quick.
-	quickScript = newScript("", true, oraclePart, writePart, quickLua)
+	quickScript = newWriter("", oraclePart, writePart, quickLua)
 	// freeScript is writeScript for mutations that only free memory.
-	freeScript = newScript("allow-oom", true, oraclePart, writePart, writeLua)
-	drawScript = newScript("", false, oraclePart, drawLua)
+	freeScript = newWriter("allow-oom", oraclePart, writePart, writeLua)
+	// The oracle asks for the role with its own call of INFO.
+	drawScript = newScript("", oraclePart, drawLua)
 	// beginScript changes the oracle alone, which anybody may do any number of times.
-	beginScript = newScript("", false, oraclePart, beginLua)
-	readScript  = newScript("no-writes", false, readPart, readLua)
-	scanScript  = newScript("no-writes", false, readPart, scanLua)
-	openScript  = newScript("", false, openLua)
+	beginScript  = newScript("", oraclePart, beginLua)
+	readScript   = newReader(readPart, readLua)
+	scanScript   = newReader(readPart, scanLua)
+	rangeScript  = newReader(rangeLua)
+	tablesScript = newReader(tablesLua)
+	splitScript  = newReader(splitLua)
+	roleScript   = newReader("return '1'")
+	openScript   = newScript("", primaryOnly, openLua)
 )
 
 // call is one run of a script on one partition.
@@ -96,6 +141,7 @@ type call struct {
 	// proved that nothing was applied.
 	sent   bool
 	source bool // send the script itself: the server does not have it
+	strict bool // run the script's strict variant
 	client *goredis.Client
 }
 
@@ -108,6 +154,9 @@ type payload struct {
 	expiry int // where the expiry is, 0 for none
 	clock  *serverClock
 	budget time.Duration
+	// strict, if not nil, keeps the payload from leaving once it is set: the script
+	// beside it does not ask for the server's role.
+	strict *atomic.Bool
 	state  atomic.Uint32
 }
 
@@ -117,10 +166,16 @@ const (
 	payloadAbandoned
 )
 
-var errAbandoned = errors.New("nobody waits for the request any more")
+var (
+	errAbandoned = errors.New("nobody waits for the request any more")
+	errStrict    = errors.New("the server's replicas take writes")
+)
 
 // MarshalBinary returns the payload and notes that it leaves now.
 func (p *payload) MarshalBinary() ([]byte, error) {
+	if p.strict != nil && p.strict.Load() {
+		return nil, errStrict
+	}
 	if !p.state.CompareAndSwap(payloadHere, payloadLeft) && p.state.Load() == payloadAbandoned {
 		return nil, errAbandoned
 	}
@@ -200,6 +255,9 @@ func (s *Store) run(ctx context.Context, calls []*call) {
 		}
 		if time.Now().After(patience) || !sleep(ctx, wait) {
 			// What the last answer proved still holds: c.err is certain.
+			for _, c := range again {
+				c.err = s.because(ctx, c.err)
+			}
 			return
 		}
 		wait = min(2*wait, lastPause)
@@ -237,11 +295,20 @@ func (s *Store) command(ctx context.Context, c *call) (*goredis.Cmd, error) {
 		}
 		c.arg.budget = s.lateAfter
 	}
+	sc := c.script
+	c.arg.strict = nil
+	if sc.strict != nil {
+		if c.strict || s.strict.Load() {
+			sc = sc.strict
+		} else {
+			c.arg.strict = &s.strict
+		}
+	}
 	args := make([]any, 0, 6+len(c.keys)+len(c.args))
 	if c.source {
-		args = append(args, "eval", c.script.source)
+		args = append(args, "eval", sc.source)
 	} else {
-		args = append(args, "evalsha", c.script.sha)
+		args = append(args, "evalsha", sc.sha)
 	}
 	args = append(args, 2+len(c.keys))
 	for _, k := range c.keys {
@@ -322,8 +389,12 @@ func (s *Store) runMany(ctx context.Context, calls []*call) {
 		for _, cmd := range l.cmds {
 			_ = pipe.Process(ctx, cmd)
 		}
-		_, _ = pipe.Exec(ctx)
+		_, err := pipe.Exec(ctx)
 		for i, c := range l.calls {
+			// go-redis keeps it to itself when the server refused the connection.
+			if err != nil && l.cmds[i].Err() == nil && c.arg.state.Load() == payloadHere {
+				l.cmds[i].SetErr(err)
+			}
 			c.take(l.cmds[i])
 		}
 	}
@@ -348,52 +419,127 @@ const (
 // judge decides what follows from the answer to a call, and says in c.err what
 // the caller must know.
 func (s *Store) judge(ctx context.Context, c *call) verdict {
-	err := c.err
-	if err == nil {
+	if c.err == nil {
 		return final
 	}
-	var server goredis.Error
-	if errors.As(err, &server) && !errors.Is(err, goredis.Nil) {
-		text := server.Error()
-		switch {
-		case strings.HasPrefix(text, "NOSCRIPT") && !c.source:
-			c.source, c.sent = true, false
-			return sendAgain
-		case strings.HasPrefix(text, "MOVED "), strings.HasPrefix(text, "ASK "),
-			strings.HasPrefix(text, "TRYAGAIN"), strings.HasPrefix(text, "CLUSTERDOWN"):
-			c.sent = false
-			c.err = fmt.Errorf("partition %d is not served now: %w", c.part, err)
-			s.nodes.moved(ctx)
-			return sendAgainLater
-		}
-		// The server names the script when a command inside it failed: then others
-		// may have written before. It does not when it refused to run the script.
-		c.sent = strings.Contains(text, "script: ") || strings.Contains(text, "user_script")
-		c.err = explain(err)
+	v := final
+	if serverSaid(c.err) {
+		v = s.judgeAnswer(ctx, c)
 	} else {
-		if s.closed.Load() {
-			err = fmt.Errorf("%w: %w", rowstore.ErrClosed, err)
-		} else if isConnect(err) {
-			// A server of a Cluster that is gone has a successor soon.
-			s.nodes.moved(ctx)
-		}
-		if ctxErr := ctx.Err(); ctxErr != nil && !errors.Is(err, ctxErr) {
-			err = fmt.Errorf("%w: %w", ctxErr, err)
-		} else if isTimeout(err) && deadlinePassed(ctx) && !errors.Is(err, context.DeadlineExceeded) {
-			err = fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
-		}
-		c.err = err
-		if !c.script.writes && c.sent && retriable(err) && ctx.Err() == nil && !c.source {
-			// Nothing depends on how often a read or a draw runs. A connection that
-			// the server closed while it was idle is found out only by using it.
-			c.source = true
-			return sendAgain
-		}
+		v = s.judgeFailure(ctx, c)
 	}
-	if c.script.writes && c.sent {
+	if v == final && c.script.writes && c.sent {
 		c.err = fmt.Errorf("%w: %w", rowstore.ErrAmbiguous, c.err)
 	}
+	return v
+}
+
+// judgeAnswer is judge for an error that the server answered.
+func (s *Store) judgeAnswer(ctx context.Context, c *call) verdict {
+	text := c.err.Error()
+	switch {
+	case strings.HasPrefix(text, "NOSCRIPT") && !c.source:
+		c.source, c.sent = true, false
+		return sendAgain
+	case elsewhere(text):
+		c.sent = false
+		c.err = fmt.Errorf("%w: partition %d is not served now: %w", rowstore.ErrUnavailable, c.part, c.err)
+		s.nodes.moved(ctx)
+		return sendAgainLater
+	case c.script.reads && !c.strict && (strings.HasPrefix(text, "MISCONF") || strings.HasPrefix(text, "NOREPLICAS")):
+		// The server refuses what might write. The strict variant says that it does not.
+		c.strict, c.source = true, false
+		return sendAgain
+	case strings.HasPrefix(text, "CLUSTERDOWN"):
+		s.nodes.moved(ctx)
+	}
+	// The server names the script when a command inside it failed: then others
+	// may have written before. It does not when it refused to run the script.
+	c.sent = strings.Contains(text, "script: ") || strings.Contains(text, "user_script") || strings.Contains(text, "running script ")
+	if c.err = explain(c.err); !c.sent || !c.script.writes {
+		c.err = unavailable(c.err)
+	}
 	return final
+}
+
+// judgeFailure is judge for a call that got no answer.
+func (s *Store) judgeFailure(ctx context.Context, c *call) verdict {
+	err := c.err
+	if errors.Is(err, errStrict) && !(c.script.writes && c.sent) {
+		// It was kept back. Another of the same pipeline may have left before: what writes
+		// is not sent again then.
+		c.sent, c.source = false, false
+		return sendAgain
+	}
+	if isConnect(err) && !s.closed.Load() {
+		// A server of a Cluster that is gone has a successor soon.
+		s.nodes.moved(ctx)
+	}
+	c.err = s.failure(ctx, err)
+	if !c.script.writes && c.sent && !c.source && errors.Is(c.err, rowstore.ErrUnavailable) && !isTimeout(err) {
+		// Nothing depends on how often a read or a draw runs. A connection that
+		// the server closed while it was idle is found out only by using it.
+		c.source = true
+		return sendAgain
+	}
+	if c.script.writes && c.sent {
+		// It may have had an effect: it is not for the caller to repeat.
+		c.err = s.because(ctx, err)
+	}
+	return final
+}
+
+// elsewhere tells whether a server's answer says that another server, now or in a
+// moment, serves the keys.
+func elsewhere(text string) bool {
+	for _, p := range [...]string{"MOVED ", "ASK ", "TRYAGAIN"} {
+		if strings.HasPrefix(text, p) {
+			return true
+		}
+	}
+	return false
+}
+
+// serverSaid tells whether an error is a server's answer.
+func serverSaid(err error) bool {
+	var server goredis.Error
+	return errors.As(err, &server) && !errors.Is(err, goredis.Nil)
+}
+
+// because adds why nobody waited any longer: the store was closed, or the context
+// ended.
+func (s *Store) because(ctx context.Context, err error) error {
+	if s.closed.Load() {
+		return fmt.Errorf("%w: %w", rowstore.ErrClosed, err)
+	}
+	if ctxErr := ctx.Err(); ctxErr != nil {
+		if errors.Is(err, ctxErr) {
+			return err
+		}
+		return fmt.Errorf("%w: %w", ctxErr, err)
+	}
+	if isTimeout(err) && deadlinePassed(ctx) && !errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
+	}
+	return err
+}
+
+// failure says what an error means that certainly changed nothing: the store was
+// closed, the context ended, or the server is away.
+func (s *Store) failure(ctx context.Context, err error) error {
+	if s.closed.Load() || ctx.Err() != nil || isTimeout(err) && deadlinePassed(ctx) {
+		return s.because(ctx, err)
+	}
+	return unavailable(explain(err))
+}
+
+// unavailable makes an error that changed nothing match rowstore.ErrUnavailable if
+// the server is away for a moment.
+func unavailable(err error) error {
+	if !errors.Is(err, rowstore.ErrUnavailable) && isAway(err) {
+		return fmt.Errorf("%w: %w", rowstore.ErrUnavailable, err)
+	}
+	return err
 }
 
 // deadlinePassed tells whether the context's deadline lies in the past, which the
@@ -413,11 +559,26 @@ func isConnect(err error) bool {
 	return errors.As(err, &op) && op.Op == "dial"
 }
 
-// retriable tells whether a read that failed like this is worth a second try at
-// once: the connection broke, but nobody waited in vain.
-func retriable(err error) bool {
-	return !isTimeout(err) && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) &&
-		!errors.Is(err, goredis.ErrClosed) && !errors.Is(err, rowstore.ErrClosed)
+// isAway tells whether an error says that a server is away for a moment: it cannot
+// be reached, its connection broke, it starts, or it is no primary now.
+func isAway(err error) bool {
+	if serverSaid(err) {
+		var server goredis.Error
+		errors.As(err, &server)
+		for _, p := range [...]string{
+			"LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "MOVED ", "ASK ", "TRYAGAIN",
+			"NOREPLICAS", "BUSY ", "ERR max number of clients",
+		} {
+			if strings.HasPrefix(server.Error(), p) {
+				return true
+			}
+		}
+		return false
+	}
+	var dns *net.DNSError
+	return isConnect(err) || isTimeout(err) || errors.As(err, &dns) ||
+		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, goredis.ErrPoolTimeout) ||
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNREFUSED)
 }
 
 // explain adds to a server's refusal what the operator can do about it.
@@ -439,6 +600,10 @@ func explain(err error) error {
 		hint = "the server is a replica"
 	case strings.HasPrefix(text, "LOADING"):
 		hint = "the server is loading its data after a start"
+	case strings.HasPrefix(text, "MASTERDOWN"):
+		hint = "the server is a replica that has lost its primary"
+	case strings.HasPrefix(text, "NOREPLICAS"):
+		hint = "the server has too few replicas, so it refuses writes"
 	default:
 		return err
 	}

@@ -20,8 +20,8 @@ import (
 // Store is a row-transactional store in Redis: what [Open] returns, or has
 // wrapped in [rowstore.Coalesce]. It is a [rowstore.Grouper], an
 // [rowstore.OracleProvider], a [rowstore.Splitter], a [rowstore.Waker], a
-// [rowstore.Limiter] and a [rowstore.Reporter]. All methods may be called
-// concurrently.
+// [rowstore.Limiter], a [rowstore.Sharder] and a [rowstore.Reporter]. All methods
+// may be called concurrently.
 type Store struct {
 	opts    Options
 	nodes   nodes
@@ -33,8 +33,10 @@ type Store struct {
 	// lateAfter is how long after it was sent a request may still be applied.
 	lateAfter time.Duration
 	clocks    sync.Map // *goredis.Client to *serverClock
-	info      serverInfo
 	encoders  sync.Pool
+	// strict: some server that the store has met would, as a replica, take writes.
+	// From then on every script asks for the role of its server; see script.strict.
+	strict atomic.Bool
 
 	mu     sync.RWMutex // guards calls against Close
 	closed atomic.Bool
@@ -51,12 +53,24 @@ type part struct {
 }
 
 // The most that goes into one run of a script, so that no run keeps the server
-// from its other clients for long. A group is never cut.
+// from its other clients for long. A group is never cut, nor is the read of one
+// cell. What a run that reads does is counted in the script, in steps; see
+// scripts/read_part.lua.
 const (
 	maxRowsPerCall  = 512
-	maxBytesPerCall = 4 << 20
+	maxBytesPerCall = 1 << 20
 	maxCallBytes    = 256 << 20
+	maxSteps        = 8192
+	maxAnswer       = 1 << 20
+	minSteps        = 512
+	minAnswer       = 64 << 10
 )
+
+// share is what each of n runs may do that go to the servers together.
+func share(n int) (steps, bytes uint32) {
+	n = max(n, 1)
+	return uint32(max(maxSteps/n, minSteps)), uint32(max(maxAnswer/n, minAnswer))
+}
 
 // begin enters a call, and end leaves it.
 func (s *Store) begin(ctx context.Context) error {
@@ -157,6 +171,16 @@ func (s *Store) GroupKey(table, row string) string {
 // Draws tells whether groups of that key may draw their timestamp: where the
 // oracle is on the same server, in a Cluster in the same slot.
 func (s *Store) Draws(key string) bool { return key == "0" }
+
+// Shard names the server that holds a row: in a Cluster its address, as of the last
+// call that went there, else "" for every row.
+func (s *Store) Shard(table, row string) string {
+	n, ok := s.nodes.(*cluster)
+	if !ok {
+		return ""
+	}
+	return n.address(s.partOf(table, row))
+}
 
 // batch is a run of the write script under construction.
 type batch struct {
@@ -518,22 +542,23 @@ func (s *Store) Tables(ctx context.Context) iter.Seq2[string, error] {
 }
 
 func (s *Store) tables(ctx context.Context) ([]string, error) {
-	var mu sync.Mutex
-	var all []string
-	err := s.query(ctx, func(ctx context.Context) error {
-		return s.each(ctx, func(ctx context.Context, part int, c *goredis.Client) error {
-			names, err := c.SMembers(ctx, s.parts[part].tables).Result()
-			mu.Lock()
-			all = append(all, names...)
-			mu.Unlock()
-			return err
-		})
-	})
-	if err != nil {
+	calls := make([]*call, len(s.parts))
+	for i := range calls {
+		calls[i] = &call{part: i, script: tablesScript}
+	}
+	if err := s.runAll(ctx, calls); err != nil {
 		return nil, err
 	}
-	for i := range all {
-		all[i] = unescapeTable(all[i])
+	var all []string
+	for _, c := range calls {
+		u := unpacker{s: c.answer}
+		for range u.list() {
+			name, _ := u.string()
+			all = append(all, unescapeTable(name))
+		}
+		if err := u.done(); err != nil {
+			return nil, err
+		}
 	}
 	slices.Sort(all)
 	all = slices.Compact(all)
@@ -543,8 +568,23 @@ func (s *Store) tables(ctx context.Context) ([]string, error) {
 	return all, nil
 }
 
-// query runs plain read commands: within the context, once more if a connection
-// broke or a slot was elsewhere.
+// runAll runs scripts that all must succeed.
+func (s *Store) runAll(ctx context.Context, calls []*call) error {
+	if err := s.begin(ctx); err != nil {
+		return err
+	}
+	if !s.await(ctx, func(ctx context.Context) { s.run(ctx, calls) }) {
+		return ctx.Err()
+	}
+	var errs []error
+	for _, c := range calls {
+		errs = append(errs, c.err)
+	}
+	return errors.Join(errs...)
+}
+
+// query runs plain commands that change nothing the second time: within the
+// context, and again while a slot is elsewhere.
 func (s *Store) query(ctx context.Context, f func(ctx context.Context) error) error {
 	if err := s.begin(ctx); err != nil {
 		return err
@@ -554,7 +594,11 @@ func (s *Store) query(ctx context.Context, f func(ctx context.Context) error) er
 		patience := time.Now().Add(s.opts.ReadTimeout)
 		for wait := firstPause; ; wait = min(2*wait, lastPause) {
 			err = f(ctx)
-			if err == nil || !s.worthAgain(ctx, err) || time.Now().After(patience) || !sleep(ctx, wait) {
+			if err == nil || !serverSaid(err) || !elsewhere(err.Error()) {
+				return
+			}
+			s.nodes.moved(ctx)
+			if time.Now().After(patience) || !sleep(ctx, wait) {
 				return
 			}
 		}
@@ -563,29 +607,9 @@ func (s *Store) query(ctx context.Context, f func(ctx context.Context) error) er
 		return ctx.Err()
 	}
 	if err != nil {
-		if s.closed.Load() {
-			return fmt.Errorf("%w: %w", rowstore.ErrClosed, err)
-		}
-		if ctxErr := ctx.Err(); ctxErr != nil && !errors.Is(err, ctxErr) {
-			return fmt.Errorf("%w: %w", ctxErr, err)
-		}
-		return explain(err)
+		return s.failure(ctx, err)
 	}
 	return nil
-}
-
-// worthAgain tells whether a plain read that failed like this may succeed soon.
-func (s *Store) worthAgain(ctx context.Context, err error) bool {
-	if ctx.Err() != nil || s.closed.Load() {
-		return false
-	}
-	for _, p := range []string{"MOVED ", "ASK ", "TRYAGAIN", "CLUSTERDOWN"} {
-		if goredis.HasErrorPrefix(err, p) {
-			s.nodes.moved(ctx)
-			return true
-		}
-	}
-	return false
 }
 
 func newParts(prefix string, n int) []part {

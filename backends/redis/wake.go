@@ -15,6 +15,8 @@ import (
 const (
 	// listenQuiet is how long a silent connection is believed to be alive.
 	listenQuiet = 5 * time.Second
+	// maxSamples bounds the row keys that one run of a script answers to Split.
+	maxSamples = 8192
 )
 
 // Listen calls wake for each table that the write script publishes. It returns an
@@ -47,7 +49,7 @@ func (s *Store) Listen(ctx context.Context, wake func(table string)) error {
 			<-closed
 		}
 	}()
-	err := listen(ctx, sub, wake)
+	err := s.listen(ctx, sub, wake)
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
@@ -57,38 +59,58 @@ func (s *Store) Listen(ctx context.Context, wake func(table string)) error {
 	case s.closed.Load():
 		return fmt.Errorf("redis: listen: %w", rowstore.ErrClosed)
 	}
-	return fmt.Errorf("redis: listen: %w", explain(err))
+	return fmt.Errorf("redis: listen: %w", s.failure(ctx, err))
 }
 
 var errSilent = errors.New("the server does not answer any more")
 
-func listen(ctx context.Context, sub *goredis.PubSub, wake func(table string)) error {
-	asked := false
+// listen passes messages on. Every listenQuiet it makes sure that the server is
+// there and a primary still: one that was demoted passes on what its primary
+// publishes, but a listener must hear of the change.
+func (s *Store) listen(ctx context.Context, sub *goredis.PubSub, wake func(table string)) error {
+	asked, heard := false, false
+	next := time.Now().Add(listenQuiet)
 	for {
-		msg, err := sub.ReceiveTimeout(ctx, listenQuiet)
-		if err != nil {
-			if !isTimeout(err) || ctx.Err() != nil {
-				return err
-			}
-			if asked {
+		if !time.Now().Before(next) {
+			if asked && !heard {
 				return errSilent
+			}
+			if err := s.primary(ctx); err != nil {
+				return err
 			}
 			if err := sub.Ping(ctx); err != nil {
 				return err
 			}
-			asked = true
+			asked, heard = true, false
+			next = time.Now().Add(listenQuiet)
+		}
+		msg, err := sub.ReceiveTimeout(ctx, max(time.Until(next), time.Millisecond))
+		if err != nil {
+			if !isTimeout(err) || ctx.Err() != nil {
+				return err
+			}
 			continue
 		}
-		asked = false
+		heard = true
 		switch m := msg.(type) {
 		case *goredis.Subscription:
 			if m.Kind == "subscribe" {
+				if err := s.primary(ctx); err != nil {
+					return err
+				}
 				wake("")
 			}
 		case *goredis.Message:
 			wake(unescapeTable(m.Payload))
 		}
 	}
+}
+
+// primary returns an error unless the first partition's server is a primary.
+func (s *Store) primary(ctx context.Context) error {
+	c := &call{script: roleScript}
+	s.run(ctx, []*call{c})
+	return c.err
 }
 
 // Split cuts a table by the ranks of its rows: a few keys of each partition's
@@ -100,50 +122,33 @@ func (s *Store) Split(ctx context.Context, table string, n int) ([]string, error
 	if err := checkNames(table, ""); err != nil {
 		return nil, err
 	}
-	samples := make([][]string, len(s.parts))
 	// Each partition holds a like share of the keys, so that a few samples of each
 	// make enough for all.
 	each := min(max(16*n/len(s.parts), 16), 4096)
 	if len(s.parts) == 1 {
-		each = n - 1
+		each = min(n-1, maxSamples)
 	}
 	if each == 0 {
 		return nil, ctx.Err()
 	}
-	err := s.query(ctx, func(ctx context.Context) error {
-		return s.each(ctx, func(ctx context.Context, part int, c *goredis.Client) error {
-			key := s.parts[part].tag + "i:" + escapeTable(table)
-			size, err := c.ZCard(ctx, key).Result()
-			if err != nil || size == 0 {
-				return err
-			}
-			pipe := c.Pipeline()
-			var cmds []*goredis.StringSliceCmd
-			last := int64(0)
-			for i := 1; i <= each; i++ {
-				rank := size * int64(i) / int64(each+1)
-				if rank > last {
-					cmds = append(cmds, pipe.ZRange(ctx, key, rank, rank))
-					last = rank
-				}
-			}
-			samples[part] = nil
-			if len(cmds) == 0 {
-				return nil
-			}
-			if _, err := pipe.Exec(ctx); err != nil {
-				return err
-			}
-			for _, cmd := range cmds {
-				samples[part] = append(samples[part], cmd.Val()...)
-			}
-			return nil
-		})
-	})
-	if err != nil {
+	calls := make([]*call, len(s.parts))
+	for i := range calls {
+		calls[i] = &call{part: i, script: splitScript, args: []any{s.parts[i].tag + "i:" + escapeTable(table), each}}
+	}
+	if err := s.runAll(ctx, calls); err != nil {
 		return nil, fmt.Errorf("redis: split: %w", err)
 	}
-	all := slices.Concat(samples...)
+	var all []string
+	for _, c := range calls {
+		u := unpacker{s: c.answer}
+		for range u.list() {
+			row, _ := u.string()
+			all = append(all, row)
+		}
+		if err := u.done(); err != nil {
+			return nil, fmt.Errorf("redis: split: %w", err)
+		}
+	}
 	slices.Sort(all)
 	all = slices.Compact(all)
 	if len(all) <= n-1 {

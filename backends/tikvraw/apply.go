@@ -121,9 +121,12 @@ func (s *Store) plan(ctx context.Context, key, raw []byte, m *rowstore.Mutation)
 func (s *Store) version(ctx context.Context, head []byte, e *entry) (rowstore.Version, error) {
 	v := rowstore.Version{Family: e.family, Column: e.column, TS: e.ts}
 	if e.value.id != 0 {
-		raw, err := s.fetch(ctx, s.keys.side(head, e.value.id, kindValue))
-		v.Value = raw
-		return v, err
+		raw, err := s.fetch(ctx, [][]byte{s.keys.side(head, e.value.id, kindValue)})
+		if err != nil {
+			return v, err
+		}
+		v.Value = raw[0]
+		return v, nil
 	}
 	if len(e.value.bytes) > 0 {
 		v.Value = bytes.Clone(e.value.bytes)

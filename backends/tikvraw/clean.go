@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -107,8 +108,10 @@ func (c *cleaner) run() {
 			return
 		}
 		c.mu.Unlock()
-		if len(waiting) > 0 {
-			_ = c.remove(waiting) // Sweep finds what is left
+		for part := range slices.Chunk(waiting, batchKeys) {
+			if c.remove(part) != nil {
+				break // Sweep finds what is left
+			}
 		}
 		for _, m := range stale {
 			_, _ = c.s.reclaim(c.ctx, m.head, []sideKey{{key: m.key, id: markerID(m.key)}})

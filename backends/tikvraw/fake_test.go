@@ -215,6 +215,8 @@ func (f *fakeRaw) boundaries(ctx context.Context, from, to []byte) (out [][]byte
 	return out, err
 }
 
+func (f *fakeRaw) shard([]byte) string { return "" }
+
 func (f *fakeRaw) close() error { return nil }
 
 // GetTSAsync makes fakeData the PD as well.

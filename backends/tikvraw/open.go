@@ -6,7 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pingcap/kvproto/pkg/pdpb"
@@ -55,7 +59,13 @@ func OpenURL(ctx context.Context, url string) (rowstore.Store, error) {
 // another oracle; and, with the key in the message, keys under the prefix that are not
 // a store's.
 //
-// ctx bounds Open alone; without a deadline it takes 30 seconds at most.
+// ctx bounds Open alone; without a deadline it takes 30 seconds at most. When it ends,
+// the error matches its own. A cluster that does not answer gives an error that matches
+// rowstore.ErrUnavailable. A failed Open leaves nothing behind.
+//
+// The first Open of a process sends the warnings and errors that the clients of TiKV and
+// PD write about themselves to slog's default logger, and drops the rest, unless the
+// program has set a logger or a level for them (github.com/pingcap/log).
 func Open(ctx context.Context, o Options) (*Store, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
@@ -65,39 +75,26 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
+	divertLog()
 	pdc, rpc, err := dial(ctx, &o)
 	if err != nil {
-		return nil, fmt.Errorf("tikvraw: opening %s: %w", strings.Join(o.PDAddrs, ","), err)
+		return nil, fmt.Errorf("tikvraw: opening %s: %w", strings.Join(o.PDAddrs, ","), explain(ctx, err))
 	}
 	return New(ctx, pdc, rpc, o)
 }
 
 // dial makes the clients of PD and TiKV.
 func dial(ctx context.Context, o *Options) (pd.Client, tikv.Client, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, nil, err
+	}
 	if err := askPD(ctx, o); err != nil {
 		return nil, nil, err
 	}
-	// The context given to PD's client ends the client, which outlives this call; but
-	// until it is made, only that context ends the making.
-	life, end := context.WithCancel(context.WithoutCancel(ctx))
-	stop := context.AfterFunc(ctx, end)
-	addrs := o.PDAddrs
-	if o.CA != "" {
-		addrs = make([]string, len(o.PDAddrs))
-		for i, a := range o.PDAddrs {
-			addrs[i] = "https://" + a
-		}
-	}
-	made, err := pd.NewClientWithContext(life, addrs, pd.SecurityOption{CAPath: o.CA, CertPath: o.Cert, KeyPath: o.Key})
-	if !stop() && err == nil {
-		made.Close()
-		err = ctx.Err()
-	}
+	pdc, err := dialPD(ctx, o)
 	if err != nil {
-		end()
-		return nil, nil, fmt.Errorf("PD: %w", explain(ctx, err))
+		return nil, nil, pdFailed(ctx, err)
 	}
-	pdc := &endingPD{Client: made, end: end}
 	codec := tikv.NewCodecPDClient(tikv.ModeRaw, pdc)
 	if o.API == V2 {
 		if codec, err = keyspaceClient(ctx, pdc, o.Keyspace); err != nil {
@@ -109,6 +106,67 @@ func dial(ctx context.Context, o *Options) (pd.Client, tikv.Client, error) {
 		tikv.WithSecurity(config.NewSecurity(o.CA, o.Cert, o.Key, nil)),
 		tikv.WithCodec(codec.GetCodec()))
 	return codec, rpc, nil
+}
+
+// dialPD makes the client of PD.
+func dialPD(ctx context.Context, o *Options) (pd.Client, error) {
+	// The context given to PD's client ends the client, which outlives this call; but
+	// until it is made, only that context ends the making.
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, end)
+	addrs := o.PDAddrs
+	if o.CA != "" {
+		addrs = make([]string, len(o.PDAddrs))
+		for i, a := range o.PDAddrs {
+			addrs[i] = "https://" + a
+		}
+	}
+	used := &connections{}
+	made, err := pd.NewClientWithContext(life, addrs,
+		pd.SecurityOption{CAPath: o.CA, CertPath: o.Cert, KeyPath: o.Key},
+		pd.WithGRPCDialOptions(grpc.WithChainUnaryInterceptor(used.note)))
+	if !stop() && err == nil {
+		made.Close()
+		err = ctx.Err()
+	}
+	if all := used.take(); err != nil {
+		end()
+		for _, conn := range all {
+			_ = conn.Close()
+		}
+		return nil, err
+	}
+	return &endingPD{Client: made, end: end}, nil
+}
+
+// connections notes those that PD's client uses while it is made: it leaves them open
+// when that fails.
+type connections struct {
+	mu   sync.Mutex
+	all  map[*grpc.ClientConn]bool
+	done atomic.Bool
+}
+
+func (c *connections) note(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	if !c.done.Load() {
+		c.mu.Lock()
+		if c.all == nil {
+			c.all = map[*grpc.ClientConn]bool{}
+		}
+		c.all[conn] = true
+		c.mu.Unlock()
+	}
+	return invoker(ctx, method, req, reply, conn, opts...)
+}
+
+// take returns them, and notes no more.
+func (c *connections) take() []*grpc.ClientConn {
+	c.done.Store(true)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := slices.Collect(maps.Keys(c.all))
+	c.all = nil
+	return all
 }
 
 // endingPD is a client of PD whose context ends with it.
@@ -134,6 +192,7 @@ func askPD(ctx context.Context, o *Options) error {
 		}
 		creds = credentials.NewTLS(cfg)
 	}
+	caller := ctx
 	ctx, cancel := context.WithTimeout(ctx, o.RequestTimeout)
 	defer cancel()
 	errs := make([]error, len(o.PDAddrs))
@@ -150,12 +209,14 @@ func askPD(ctx context.Context, o *Options) error {
 	}
 	err := errors.Join(errs...)
 	switch {
+	case caller.Err() != nil:
+		return endedBy(caller.Err(), err)
 	case o.CA == "" && strings.Contains(err.Error(), "error reading server preface"):
 		return fmt.Errorf("PD hung up; perhaps it wants TLS (tls_ca, tls_cert, tls_key): %w", err)
 	case o.CA != "" && strings.Contains(err.Error(), "first record does not look like a TLS handshake"):
 		return fmt.Errorf("PD does not speak TLS there: %w", err)
 	}
-	return fmt.Errorf("no PD server answers: %w", err)
+	return fmt.Errorf("%w: no PD server answers: %w", rowstore.ErrUnavailable, err)
 }
 
 func askOnePD(ctx context.Context, addr string, creds credentials.TransportCredentials) error {
@@ -181,7 +242,9 @@ func keyspaceClient(ctx context.Context, pdc pd.Client, name string) (*tikv.Code
 	if asked == "" {
 		asked = tikv.DefaultKeyspaceName
 	}
-	meta, err := pdc.LoadKeyspace(ctx, asked)
+	inner, end := apart(ctx)
+	defer end()
+	meta, err := pdc.LoadKeyspace(inner, asked)
 	if err == nil && meta == nil {
 		err = errors.New("PD does not know it")
 	}
@@ -205,12 +268,16 @@ func New(ctx context.Context, pdc pd.Client, rpc tikv.Client, o Options) (*Store
 		_ = rpc.Close()
 		return nil, err
 	}
-	s := newStore(newClient(pdc, rpc, o.RequestTimeout), o)
+	divertLog()
+	s := newStore(newClient(pdc, rpc, o.Patience, o.RequestTimeout), o)
 	s.about = func(ctx context.Context) (cluster, error) { return askCluster(ctx, pdc) }
 	s.drawFrom = pdc
 	if err := s.open(ctx); err != nil {
 		_ = s.Close()
-		return nil, fmt.Errorf("tikvraw: opening the store with the prefix %q: %w", o.Prefix, explain(ctx, err))
+		if ended := ctx.Err(); ended != nil {
+			err = endedBy(ended, err)
+		}
+		return nil, fmt.Errorf("tikvraw: opening the store with the prefix %q: %w", o.Prefix, err)
 	}
 	return s, nil
 }

@@ -65,6 +65,10 @@ type Options struct {
 	// 9 s: the protocol takes a change that was not answered for over after 10 s.
 	// Default 5 s.
 	RequestTimeout time.Duration
+	// Patience is for how long a call goes on trying while no server carries it out, beside
+	// the time that its requests take. Then it fails, with an error that matches
+	// rowstore.ErrUnavailable or rowstore.ErrAmbiguous. From 100 ms to 30 s. Default 2 s.
+	Patience time.Duration
 	// CacheSize is the memory in bytes for the heads of rows that were used last.
 	// Default 32 MiB.
 	CacheSize int
@@ -129,6 +133,12 @@ func (o *Options) complete() error {
 	}
 	if o.RequestTimeout < 100*time.Millisecond || o.RequestTimeout > 9*time.Second {
 		return invalid("the request timeout %v is not from 100ms to 9s", o.RequestTimeout)
+	}
+	if o.Patience == 0 {
+		o.Patience = defaultPatience
+	}
+	if o.Patience < 100*time.Millisecond || o.Patience > 30*time.Second {
+		return invalid("the patience %v is not from 100ms to 30s", o.Patience)
 	}
 	def(&o.CacheSize, 32<<20)
 	if o.CacheSize < 0 {
@@ -209,6 +219,7 @@ func (o *Options) tlsConfig() (*tls.Config, error) {
 //	keyspace           its name, with v2
 //	oracle             pd or store
 //	request_timeout    such as 500ms or 3s
+//	patience           such as 2s
 //	cache_size         bytes
 //	max_key, max_entry bytes
 //	sweep              such as 24h, or off
@@ -276,6 +287,10 @@ func (o *Options) parameter(key, v string) error {
 		o.Oracle = Oracle(v)
 	case "request_timeout":
 		if o.RequestTimeout, err = time.ParseDuration(v); err == nil && o.RequestTimeout <= 0 {
+			err = errors.New("too small")
+		}
+	case "patience":
+		if o.Patience, err = time.ParseDuration(v); err == nil && o.Patience <= 0 {
 			err = errors.New("too small")
 		}
 	case "cache_size":

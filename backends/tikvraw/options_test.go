@@ -14,12 +14,12 @@ import (
 func TestParseURL(t *testing.T) {
 	t.Parallel()
 	o, err := ParseURL("tikv://pd1:1234,pd2,[::1]:99,[::2]/?prefix=shop&api=v2&keyspace=main&oracle=store" +
-		"&request_timeout=2s&cache_size=1048576&max_key=8192&max_entry=1000000&sweep=1h")
+		"&request_timeout=2s&patience=3s&cache_size=1048576&max_key=8192&max_entry=1000000&sweep=1h")
 	require.NoError(t, err)
 	require.Equal(t, []string{"pd1:1234", "pd2:2379", "[::1]:99", "[::2]:2379"}, o.PDAddrs)
 	o.PDAddrs, o.clock, o.staleAfter, o.sizes = nil, nil, 0, sizes{}
 	require.Equal(t, Options{
-		Prefix: "shop", API: V2, Keyspace: "main", Oracle: OracleStore, RequestTimeout: 2 * time.Second,
+		Prefix: "shop", API: V2, Keyspace: "main", Oracle: OracleStore, RequestTimeout: 2 * time.Second, Patience: 3 * time.Second,
 		CacheSize: 1 << 20, MaxKey: 8 << 10, MaxEntry: 1_000_000, SweepEvery: time.Hour,
 	}, o)
 
@@ -34,7 +34,7 @@ func TestParseURL(t *testing.T) {
 		"", "redis://pd", "tikv:pd", "tikv://", "tikv://?prefix=a", "tikv://pd1,,pd2", "tikv://:2379", "tikv://pd:0", "tikv://pd:70000",
 		"tikv://pd:x", "tikv://1:2:3", "tikv://pd/shop", "tikv://pd?prefix=", "tikv://pd?prefix=a%00b", "tikv://pd?prefix=a&prefix=b",
 		"tikv://pd?nothing=1", "tikv://pd?api=v3", "tikv://pd?keyspace=a", "tikv://pd?oracle=clock", "tikv://pd?request_timeout=1h",
-		"tikv://pd?request_timeout=0s", "tikv://pd?request_timeout=-1s", "tikv://pd?request_timeout=1", "tikv://pd?cache_size=0",
+		"tikv://pd?request_timeout=0s", "tikv://pd?patience=0s", "tikv://pd?patience=1h", "tikv://pd?patience=x", "tikv://pd?request_timeout=-1s", "tikv://pd?request_timeout=1", "tikv://pd?cache_size=0",
 		"tikv://pd?cache_size=x", "tikv://pd?max_key=10", "tikv://pd?max_entry=10", "tikv://pd?sweep=1s", "tikv://pd?sweep=0s",
 		"tikv://pd?%zz", "tikv://pd?tls_ca=/nowhere", "tikv://pd?tls_cert=/nowhere",
 	} {

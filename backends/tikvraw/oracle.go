@@ -53,11 +53,12 @@ func (o *pdOracle) Draw(ctx context.Context, n int) (oracle.Timestamp, error) {
 	// elects a leader, when others drew in between, and when its clock went back and
 	// may catch up.
 	floor := oracle.Timestamp(o.last.Load())
-	patience := time.Now().Add(o.s.opts.RequestTimeout)
+	last := time.Now().Add(o.s.opts.Patience)
 	for attempt := 0; ; attempt++ {
 		first, run, err := o.draw(ctx, n)
 		switch {
 		case err != nil:
+			err = pdFailed(ctx, err)
 		case first <= floor:
 			err = fmt.Errorf("PD handed out %d after %d: its clock went back", uint64(first), uint64(floor))
 		case !run:
@@ -70,7 +71,7 @@ func (o *pdOracle) Draw(ctx context.Context, n int) (oracle.Timestamp, error) {
 		if errors.Is(err, errBroken) {
 			wait = 0 // the next row is as likely to be whole
 		}
-		if ctx.Err() != nil || time.Now().After(patience) || sleep(ctx, wait) != nil {
+		if ctx.Err() != nil || time.Now().After(last) || sleep(ctx, wait) != nil {
 			return 0, o.s.fail("draw", explain(ctx, err))
 		}
 	}

@@ -3,10 +3,9 @@ package tikvraw
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
+	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/pingcap/kvproto/pkg/errorpb"
@@ -55,6 +54,9 @@ type raw interface {
 	// boundaries returns the first keys of regions that lie within from and to,
 	// both not included, in ascending order.
 	boundaries(ctx context.Context, from, to []byte) ([][]byte, error)
+	// shard names the server that leads a key's region, "" if that is not known. It does
+	// no I/O.
+	shard(key []byte) string
 	close() error
 }
 
@@ -64,20 +66,23 @@ type pair struct {
 
 // client is a raw over TiKV.
 type client struct {
-	kv *rawkv.Client
-	pd pd.Client
+	kv                *rawkv.Client
+	pd                pd.Client
+	regions           *tikv.RegionCache
+	patience, timeout time.Duration
 }
 
 // newClient takes both clients over: close closes them. A swap, from its arrival
-// at a server on, is given up after timeout.
-func newClient(pdc pd.Client, rpc tikv.Client, timeout time.Duration) *client {
+// at a server on, is given up after timeout. For patience see call.
+func newClient(pdc pd.Client, rpc tikv.Client, patience, timeout time.Duration) *client {
 	// NewClientWithOpts would dial PD with no context, for up to 100 seconds, and
 	// would not let a swap's attempts be watched; the probe is its only other door.
 	probe := rawkv.ClientProbe{Client: &rawkv.Client{}}
+	regions := tikv.NewRegionCache(pdc)
 	probe.SetPDClient(pdc)
-	probe.SetRegionCache(tikv.NewRegionCache(pdc))
+	probe.SetRegionCache(regions)
 	probe.SetRPCClient(&watched{Client: rpc, timeout: timeout})
-	return &client{kv: probe.SetAtomicForCAS(true), pd: pdc}
+	return &client{kv: probe.SetAtomicForCAS(true), pd: pdc, regions: regions, patience: patience, timeout: timeout}
 }
 
 func (c *client) close() error {
@@ -85,33 +90,44 @@ func (c *client) close() error {
 }
 
 func (c *client) get(ctx context.Context, key []byte) ([]byte, error) {
-	v, err := c.kv.Get(ctx, key)
-	return v, explain(ctx, err)
+	k, inner := newCall(ctx, c.patience, c.timeout)
+	defer k.end()
+	v, err := c.kv.Get(inner, key)
+	return v, k.explain(err)
 }
 
 func (c *client) batchGet(ctx context.Context, keys [][]byte) ([][]byte, error) {
-	var w watch
-	v, err := c.kv.BatchGet(context.WithValue(ctx, watchKey{}, &w), keys)
-	if err = w.refused(err); err != nil {
-		return nil, explain(ctx, err)
+	k, inner := newCall(ctx, c.patience, c.timeout)
+	defer k.end()
+	v, err := c.kv.BatchGet(inner, keys)
+	if err = k.refused(err); err != nil {
+		return nil, k.explain(err)
 	}
 	return v, nil
 }
 
 func (c *client) put(ctx context.Context, key, value []byte) error {
-	return explain(ctx, c.kv.Put(ctx, key, value))
+	k, inner := newCall(ctx, c.patience, c.timeout)
+	defer k.end()
+	return k.explain(c.kv.Put(inner, key, value))
 }
 
 func (c *client) batchPut(ctx context.Context, keys, values [][]byte) error {
-	return explain(ctx, c.kv.BatchPut(ctx, keys, values))
+	k, inner := newCall(ctx, c.patience, c.timeout)
+	defer k.end()
+	return k.explain(c.kv.BatchPut(inner, keys, values))
 }
 
 func (c *client) delete(ctx context.Context, key []byte) error {
-	return explain(ctx, c.kv.Delete(ctx, key))
+	k, inner := newCall(ctx, c.patience, c.timeout)
+	defer k.end()
+	return k.explain(c.kv.Delete(inner, key))
 }
 
 func (c *client) batchDelete(ctx context.Context, keys [][]byte) error {
-	return explain(ctx, c.kv.BatchDelete(ctx, keys))
+	k, inner := newCall(ctx, c.patience, c.timeout)
+	defer k.end()
+	return k.explain(c.kv.BatchDelete(inner, keys))
 }
 
 func scanOptions(keysOnly bool) []rawkv.RawOption {
@@ -122,19 +138,21 @@ func scanOptions(keysOnly bool) []rawkv.RawOption {
 }
 
 func (c *client) scan(ctx context.Context, from, to []byte, limit int, keysOnly bool) ([]pair, error) {
-	var w watch
-	keys, values, err := c.kv.Scan(context.WithValue(ctx, watchKey{}, &w), from, to, limit, scanOptions(keysOnly)...)
-	if err = w.refused(err); err != nil {
-		return nil, explain(ctx, err)
+	k, inner := newCall(ctx, c.patience, c.timeout)
+	defer k.end()
+	keys, values, err := c.kv.Scan(inner, from, to, limit, scanOptions(keysOnly)...)
+	if err = k.refused(err); err != nil {
+		return nil, k.explain(err)
 	}
 	return pairs(keys, values, keysOnly, 1), nil
 }
 
 func (c *client) reverseScan(ctx context.Context, from, to []byte, limit int, keysOnly bool) ([]pair, error) {
-	var w watch
-	keys, values, err := c.kv.ReverseScan(context.WithValue(ctx, watchKey{}, &w), to, from, limit, scanOptions(keysOnly)...)
-	if err = w.refused(err); err != nil {
-		return nil, explain(ctx, err)
+	k, inner := newCall(ctx, c.patience, c.timeout)
+	defer k.end()
+	keys, values, err := c.kv.ReverseScan(inner, to, from, limit, scanOptions(keysOnly)...)
+	if err = k.refused(err); err != nil {
+		return nil, k.explain(err)
 	}
 	return pairs(keys, values, keysOnly, -1), nil
 }
@@ -157,14 +175,13 @@ func pairs(keys, values [][]byte, keysOnly bool, sign int) []pair {
 }
 
 func (c *client) cas(ctx context.Context, key, old, value []byte) ([]byte, bool, error) {
-	var w watch
-	met, swapped, err := c.kv.CompareAndSwap(context.WithValue(ctx, watchKey{}, &w), key, old, value)
+	k, inner := newCall(ctx, c.patience, c.timeout)
+	defer k.end()
+	met, swapped, err := c.kv.CompareAndSwap(inner, key, old, value)
 	switch {
-	case err != nil && w.lost.Load():
-		return nil, false, fmt.Errorf("%w: %w", rowstore.ErrAmbiguous, explain(ctx, err))
 	case err != nil:
-		return nil, false, explain(ctx, err)
-	case !swapped && w.lost.Load() && !bytes.Equal(met, value):
+		return nil, false, k.explainSwap(err)
+	case !swapped && k.lost.Load() && !bytes.Equal(met, value):
 		return nil, false, fmt.Errorf("%w: the answer to a swap was lost, and the key has been changed since", rowstore.ErrAmbiguous)
 	}
 	return met, swapped, nil
@@ -172,11 +189,13 @@ func (c *client) cas(ctx context.Context, key, old, value []byte) ([]byte, bool,
 
 func (c *client) boundaries(ctx context.Context, from, to []byte) ([][]byte, error) {
 	const page = 256
+	inner, end := apart(ctx)
+	defer end()
 	var out [][]byte
 	for key := from; ; {
-		regions, err := c.pd.ScanRegions(ctx, key, to, page)
+		regions, err := c.pd.ScanRegions(inner, key, to, page)
 		if err != nil {
-			return nil, explain(ctx, err)
+			return nil, pdFailed(ctx, err)
 		}
 		next := key
 		for _, r := range regions {
@@ -198,27 +217,19 @@ func (c *client) boundaries(ctx context.Context, from, to []byte) ([][]byte, err
 	}
 }
 
-// watch notes what the client keeps to itself of the requests of one call.
-type watch struct {
-	// lost: an attempt of a swap ended without an answer that proves that it was not
-	// applied.
-	lost atomic.Bool
-	// pair is the error that a server put in the place of a pair. The client takes no
-	// notice, and would say that there are no such keys.
-	pair atomic.Pointer[string]
-}
-
-// refused returns err or else the error that the call's answer had.
-func (w *watch) refused(err error) error {
-	if msg := w.pair.Load(); err == nil && msg != nil {
-		return errors.New(*msg)
+func (c *client) shard(key []byte) string {
+	at := c.regions.TryLocateKey(key)
+	if at == nil {
+		return ""
 	}
-	return err
+	region := c.regions.GetCachedRegionWithRLock(at.Region)
+	if region == nil {
+		return ""
+	}
+	return strconv.FormatUint(region.GetLeaderStoreID(), 10)
 }
 
-type watchKey struct{}
-
-// watched is a TiKV client that tells each call's watch how its requests ended.
+// watched is a TiKV client that tells each call how its requests ended.
 type watched struct {
 	tikv.Client
 	timeout time.Duration
@@ -231,26 +242,54 @@ func (c *watched) SendRequest(ctx context.Context, addr string, req *tikvrpc.Req
 	}
 	// A region may have an election behind its back: 30 seconds, the client's own
 	// choice, is longer than anybody waits for an answer that will not come.
-	resp, err := c.Client.SendRequest(ctx, addr, req, min(timeout, c.timeout))
-	w, ok := ctx.Value(watchKey{}).(*watch)
-	switch {
-	case !ok:
-	case req.Type == tikvrpc.CmdRawCompareAndSwap:
+	timeout = min(timeout, c.timeout)
+	k, ok := ctx.Value(callKey{}).(*call)
+	if !ok {
+		return c.Client.SendRequest(ctx, addr, req, timeout)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err // the client tries once more when its wait was cut short
+	}
+	left := k.sent()
+	resp, err := c.Client.SendRequest(ctx, addr, req, timeout)
+	if req.Type == tikvrpc.CmdRawCompareAndSwap {
 		if mayHaveApplied(resp, err) {
-			w.lost.Store(true)
+			k.lost.Store(true)
 		}
-	case err == nil && resp != nil:
+	} else if err == nil && resp != nil {
 		for _, p := range pairsOf(resp.Resp) {
 			if e := p.GetError(); e != nil {
 				msg := e.String()
-				w.pair.Store(&msg)
+				k.pair.Store(&msg)
 			}
 		}
 	}
+	if isTooMuch(err) {
+		// It would be as much from any server.
+		if short := emptyAnswer(req.Type); short != nil {
+			msg := err.Error()
+			k.pair.Store(&msg)
+			k.answered(left, "")
+			return &tikvrpc.Response{Resp: short}, nil
+		}
+	}
+	k.answered(left, troubleOf(resp, err))
 	if err != nil && ctx.Err() == nil {
 		return noLeader(req, err)
 	}
 	return resp, err
+}
+
+// emptyAnswer stands in for an answer with several pairs that did not come, and that the
+// call's own error tells of.
+func emptyAnswer(t tikvrpc.CmdType) any {
+	switch t {
+	case tikvrpc.CmdRawBatchGet:
+		return &kvrpcpb.RawBatchGetResponse{}
+	case tikvrpc.CmdRawScan:
+		return &kvrpcpb.RawScanResponse{}
+	}
+	return nil
 }
 
 // ownCopy returns a request that an attempt can have for itself. The client writes the
@@ -320,8 +359,8 @@ func pairsOf(resp any) []*kvrpcpb.KvPair {
 // mayHaveApplied judges one attempt of a swap that has no outcome.
 func mayHaveApplied(resp *tikvrpc.Response, err error) bool {
 	if err != nil {
-		// A connection that could not be made carried nothing. Everything else may
-		// have arrived.
+		// A connection that is not there carried nothing. Everything else may have
+		// arrived.
 		return !notDialed(err)
 	}
 	if resp == nil || resp.Resp == nil {
@@ -355,7 +394,11 @@ func isTooMuch(err error) bool {
 	return err != nil && (strings.Contains(err.Error(), "ResourceExhausted") || strings.Contains(err.Error(), "larger than max"))
 }
 
+// notDialed recognises the errors of a request that never left: without a connection.
 func notDialed(err error) bool {
+	if err.Error() == "no available connections" {
+		return true // the client's own words, while it makes them anew
+	}
 	// The client wraps errors in a way of its own, which errors.As does not see through.
 	s, ok := status.FromError(pkgerrors.Cause(err))
 	return ok && s.Code() == codes.Unavailable && strings.Contains(s.Message(), "rror while dialing")
@@ -363,9 +406,10 @@ func notDialed(err error) bool {
 
 // provesNothing lists the region errors that a server gives before it proposes a
 // request: nothing happened then. The others, StaleCommand above all, may come
-// after.
+// after. So may RegionNotFound: a server whose copy of a region is taken away answers
+// it to what it had proposed, which the region's other servers may apply.
 func provesNothing(e *errorpb.Error) bool {
-	return e.GetNotLeader() != nil || e.GetRegionNotFound() != nil || e.GetKeyNotInRegion() != nil ||
+	return e.GetNotLeader() != nil || e.GetKeyNotInRegion() != nil ||
 		e.GetEpochNotMatch() != nil || e.GetServerIsBusy() != nil || e.GetStoreNotMatch() != nil ||
 		e.GetRaftEntryTooLarge() != nil || e.GetDiskFull() != nil || e.GetProposalInMergingMode() != nil ||
 		e.GetMaxTimestampNotSynced() != nil || e.GetRegionNotInitialized() != nil ||
@@ -378,8 +422,8 @@ func explain(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
-	if ctx.Err() != nil && !errors.Is(err, ctx.Err()) {
-		return fmt.Errorf("%w: %w", ctx.Err(), err)
+	if ended := ctx.Err(); ended != nil {
+		return endedBy(ended, err)
 	}
 	if low := strings.ToLower(err.Error()); strings.Contains(low, "api version") || strings.Contains(low, "apiversion") || strings.Contains(low, "invalid key mode") {
 		return fmt.Errorf("the cluster runs another API version than this store asks for (parameter api): %w", err)

@@ -26,7 +26,7 @@ func clientOf(t *testing.T) (*client, *tikvtest.Cluster, *tikvtest.Faults) {
 	c := tikvtest.New(t, tikvtest.Options{})
 	f := &tikvtest.Faults{}
 	pdc, rpc := c.Clients(t, f)
-	r := newClient(pdc, rpc, time.Second)
+	r := newClient(pdc, rpc, defaultPatience, time.Second)
 	t.Cleanup(func() { require.NoError(t, r.close()) })
 	return r, c, f
 }
@@ -39,7 +39,7 @@ func TestSwapOutcomes(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		fault tikvtest.Fault
-	}{{"LoseReply", tikvtest.LoseReply}, {"StaleCommand", tikvtest.StaleCommand}} {
+	}{{"LoseReply", tikvtest.LoseReply}, {"StaleCommand", tikvtest.StaleCommand}, {"RegionNotFound", tikvtest.RegionNotFound}} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			r, c, f := clientOf(t)
@@ -75,7 +75,7 @@ func TestSwapOutcomes(t *testing.T) {
 		t.Parallel()
 		r, c, f := clientOf(t)
 		c.Put(key, []byte("1"))
-		for _, fault := range []tikvtest.Fault{tikvtest.NotLeader, tikvtest.EpochNotMatch, tikvtest.RegionNotFound} {
+		for _, fault := range []tikvtest.Fault{tikvtest.NotLeader, tikvtest.EpochNotMatch} {
 			f.Once(tikvrpc.CmdRawCompareAndSwap, fault)
 			met, swapped, err := r.cas(ctx, key, []byte("0"), []byte("2"))
 			require.NoError(t, err, "nothing was applied, and the next request says why not")
@@ -117,6 +117,7 @@ func TestMayHaveApplied(t *testing.T) {
 		"not leader":           {resp: region(errorpb.Error{NotLeader: &errorpb.NotLeader{}})},
 		"epoch":                {resp: region(errorpb.Error{EpochNotMatch: &errorpb.EpochNotMatch{}})},
 		"stale command":        {resp: region(errorpb.Error{StaleCommand: &errorpb.StaleCommand{}}), want: true},
+		"region not found":     {resp: region(errorpb.Error{RegionNotFound: &errorpb.RegionNotFound{}}), want: true},
 		"unknown region error": {resp: region(errorpb.Error{Message: "?"}), want: true},
 		"another API version":  {resp: answer(kvrpcpb.RawCASResponse{Error: "Api version in request does not match with TiKV storage"})},
 		"some other error":     {resp: answer(kvrpcpb.RawCASResponse{Error: "engine: timeout"}), want: true},
@@ -150,7 +151,7 @@ func TestErrorsInPairs(t *testing.T) {
 	ctx := context.Background()
 	c := tikvtest.New(t, tikvtest.Options{Offline: true})
 	pdc, rpc := c.Clients(t)
-	r := newClient(pdc, pairErrors{rpc}, time.Second)
+	r := newClient(pdc, pairErrors{rpc}, defaultPatience, time.Second)
 	defer func() { require.NoError(t, r.close()) }()
 	_, err := r.batchGet(ctx, [][]byte{[]byte("a"), []byte("b")})
 	require.ErrorContains(t, err, "deadline is exceeded")

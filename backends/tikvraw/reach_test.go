@@ -220,7 +220,7 @@ func TestBankUnderFaults(t *testing.T) {
 	db := database(t, c, &f)
 	const n, workers, each = 20, 8, 25
 	accounts(t, db, n)
-	churn := c.Churn(t, 40)
+	churn := c.Churn(t, 40, 10*time.Millisecond)
 	var mu sync.Mutex
 	rng := rand.New(rand.NewPCG(seed, 1))
 	f.Set(func(r *tikvrpc.Request) tikvtest.Fault {

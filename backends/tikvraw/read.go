@@ -120,18 +120,37 @@ func (s *Store) getAll(ctx context.Context, keys [][]byte) ([][]byte, error) {
 		return [][]byte{v}, err
 	}
 	if len(keys) <= batchKeys {
-		return s.raw.batchGet(ctx, keys)
+		return s.getSome(ctx, keys)
 	}
 	values := make([][]byte, len(keys))
 	n := (len(keys) + batchKeys - 1) / batchKeys
 	errs := make([]error, n)
 	parallel(n, func(i int) {
 		from, to := i*batchKeys, min((i+1)*batchKeys, len(keys))
-		got, err := s.raw.batchGet(ctx, keys[from:to])
+		got, err := s.getSome(ctx, keys[from:to])
 		errs[i] = err
 		copy(values[from:to], got)
 	})
 	return values, errors.Join(errs...)
+}
+
+// getSome gets keys with one request, or with more when the answer is longer than a
+// server sends in one message: heads of wide rows may be.
+func (s *Store) getSome(ctx context.Context, keys [][]byte) ([][]byte, error) {
+	values, err := s.raw.batchGet(ctx, keys)
+	if len(keys) == 1 || !isTooMuch(err) {
+		return values, err
+	}
+	half := len(keys) / 2
+	values, err = s.getSome(ctx, keys[:half])
+	if err != nil {
+		return nil, err
+	}
+	rest, err := s.getSome(ctx, keys[half:])
+	if err != nil {
+		return nil, err
+	}
+	return append(values, rest...), nil
 }
 
 // choose finds what the picks select in heads and chunks. Rows whose chunks moved

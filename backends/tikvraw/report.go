@@ -24,9 +24,11 @@ type cluster struct {
 
 func askCluster(ctx context.Context, pdc pd.Client) (cluster, error) {
 	var c cluster
-	stores, err := pdc.GetAllStores(ctx, pd.WithExcludeTombstone())
+	inner, end := apart(ctx)
+	defer end()
+	stores, err := pdc.GetAllStores(inner, pd.WithExcludeTombstone())
 	if err != nil {
-		return c, fmt.Errorf("asking PD for the TiKV servers: %w", explain(ctx, err))
+		return c, fmt.Errorf("asking for the TiKV servers: %w", pdFailed(ctx, err))
 	}
 	for _, st := range stores {
 		if isTiFlash(st) {

@@ -49,8 +49,8 @@ type row struct {
 	key    []byte // of the head
 	raw    []byte // the head's bytes, nil if it is absent
 	chunks map[uint64][]entry
-	// fetch gets a side key of this row, or errMoved.
-	fetch func(ctx context.Context, key []byte) ([]byte, error)
+	// fetch gets side keys of this row, or errMoved.
+	fetch func(ctx context.Context, keys [][]byte) ([][]byte, error)
 	keys  keyspace
 }
 
@@ -63,58 +63,105 @@ func (s *Store) decodeRow(key, raw []byte) (*row, error) {
 	return &row{head: h, key: key, raw: raw, fetch: s.fetch, keys: s.keys}, nil
 }
 
-// fetch gets a key that a head points to.
-func (s *Store) fetch(ctx context.Context, key []byte) ([]byte, error) {
-	v, err := s.raw.get(ctx, key)
-	if err == nil && v == nil {
-		err = errMoved
+// fetch gets keys that a head points to.
+func (s *Store) fetch(ctx context.Context, keys [][]byte) ([][]byte, error) {
+	values, err := s.getAll(ctx, keys)
+	if err != nil {
+		return nil, err
 	}
-	return v, err
+	for _, v := range values {
+		if v == nil {
+			return nil, errMoved
+		}
+	}
+	return values, nil
 }
 
 // load returns the versions of a chunk. They must not be changed.
 func (r *row) load(ctx context.Context, c chunk) ([]entry, error) {
-	if entries, ok := r.chunks[c.id]; ok {
-		return entries, nil
+	if _, ok := r.chunks[c.id]; !ok {
+		if err := r.loadAll(ctx, []chunk{c}); err != nil {
+			return nil, err
+		}
 	}
-	key := r.keys.side(r.key, c.id, kindChunk)
-	raw, err := r.fetch(ctx, key)
-	if err != nil {
-		return nil, err
-	}
-	entries, err := decodeChunk(raw, c.family, c.column)
-	if err == nil && (entries[0].ts != c.hi || entries[len(entries)-1].ts != c.lo) {
-		err = fmt.Errorf("%w: a chunk of another range", ErrCorrupt)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%w (key %q)", err, key)
-	}
-	if r.chunks == nil {
-		r.chunks = map[uint64][]entry{}
-	}
-	r.chunks[c.id] = entries
-	return entries, nil
+	return r.chunks[c.id], nil
 }
+
+// loadAll gets chunks that will be asked for, several with one request.
+func (r *row) loadAll(ctx context.Context, chunks []chunk) error {
+	var want []chunk
+	seen := map[uint64]bool{}
+	for _, c := range chunks {
+		if _, ok := r.chunks[c.id]; !ok && !seen[c.id] {
+			seen[c.id] = true
+			want = append(want, c)
+		}
+	}
+	for len(want) > 0 {
+		n, size := 0, 0
+		for n < len(want) && n < batchKeys && (n == 0 || size+want[n].size <= batchBytes) {
+			size += want[n].size
+			n++
+		}
+		if err := r.loadSome(ctx, want[:n]); err != nil {
+			return err
+		}
+		want = want[n:]
+	}
+	return nil
+}
+
+func (r *row) loadSome(ctx context.Context, chunks []chunk) error {
+	keys := make([][]byte, len(chunks))
+	for i, c := range chunks {
+		keys[i] = r.keys.side(r.key, c.id, kindChunk)
+	}
+	values, err := r.fetch(ctx, keys)
+	if err != nil {
+		return err
+	}
+	for i, c := range chunks {
+		entries, err := decodeChunk(values[i], c.family, c.column)
+		if err == nil && (entries[0].ts != c.hi || entries[len(entries)-1].ts != c.lo) {
+			err = fmt.Errorf("%w: a chunk of another range", ErrCorrupt)
+		}
+		if err != nil {
+			return fmt.Errorf("%w (key %q)", err, keys[i])
+		}
+		if r.chunks == nil {
+			r.chunks = map[uint64][]entry{}
+		}
+		r.chunks[c.id] = entries
+	}
+	return nil
+}
+
+// windowBytes bounds the chunks that a read of every column holds at once.
+const windowBytes = 16 << 20
 
 // selects returns what the picks select, in the order of rowstore.Row.
 func (r *row) selects(ctx context.Context, picks []rowstore.Pick) ([]entry, error) {
 	var out []entry
-	var err error
 	for _, p := range picks {
 		if p.From > p.To {
 			continue
 		}
-		if p.Column != rowstore.AllColumns {
-			if out, err = r.choose(ctx, out, p, p.Column); err != nil {
+		columns := []string{p.Column}
+		if p.Column == rowstore.AllColumns {
+			columns = r.columnsOf(p.Family)
+		}
+		for len(columns) > 0 {
+			n, err := r.prepare(ctx, p, columns)
+			if err != nil {
 				return nil, err
 			}
-			continue
-		}
-		for g := range r.groups() {
-			if g.family == p.Family {
-				if out, err = r.choose(ctx, out, p, g.column); err != nil {
+			for _, column := range columns[:n] {
+				if out, err = r.choose(ctx, out, p, column); err != nil {
 					return nil, err
 				}
+			}
+			if columns = columns[n:]; len(columns) > 0 {
+				r.chunks = nil
 			}
 		}
 	}
@@ -123,6 +170,49 @@ func (r *row) selects(ctx context.Context, picks []rowstore.Pick) ([]entry, erro
 		out = slices.CompactFunc(out, func(a, b entry) bool { return compareEntries(a, b) == 0 })
 	}
 	return out, nil
+}
+
+func (r *row) columnsOf(family rowstore.Family) []string {
+	var out []string
+	for g := range r.groups() {
+		if g.family == family {
+			out = append(out, g.column)
+		}
+	}
+	return out
+}
+
+// prepare loads the first chunk of each column that a pick needs for certain, or all of
+// them if it has no limit, for as many of the columns as it returns. What a column needs
+// beyond that is loaded when its turn comes.
+func (r *row) prepare(ctx context.Context, p rowstore.Pick, columns []string) (int, error) {
+	var want []chunk
+	size := 0
+	for n, column := range columns {
+		if size > windowBytes {
+			return n, r.loadAll(ctx, want)
+		}
+		i, j := span(r.entries, p.Family, column, p.From, p.To)
+		a, b := r.chunksOf(p.Family, column)
+		for _, c := range r.head.chunks[a:b] {
+			if c.lo > p.To {
+				continue
+			}
+			newer := search(r.entries[:j], p.Family, column, c.hi) - i
+			if c.hi < p.From || p.Limit > 0 && newer >= p.Limit {
+				break
+			}
+			want = append(want, c)
+			size += c.size
+			if p.Limit > 0 {
+				break
+			}
+		}
+	}
+	if len(columns) == 1 && len(want) == 1 {
+		return 1, nil // load does it
+	}
+	return len(columns), r.loadAll(ctx, want)
 }
 
 // choose appends what a pick selects in one column.
@@ -209,6 +299,10 @@ type change struct {
 	changed bool
 
 	sizes sizes
+	// added are versions for the head, and gone those that leave it, as ranges of indexes.
+	// finish makes all of them at once: one by one each would move the rest of the row.
+	added []entry
+	gone  [][2]int
 	// open has the versions of chunks that are not as they were, by id.
 	open map[uint64][]entry
 }
@@ -232,8 +326,11 @@ func newID() uint64 {
 // edit makes a mutation's edits. An error that matches rowstore.ErrTooLarge says that
 // the row would be.
 func (r *row) edit(ctx context.Context, edits []rowstore.Edit, sz sizes) (*change, error) {
+	if err := r.loadAll(ctx, r.cut(edits)); err != nil {
+		return nil, err
+	}
 	c := &change{old: r, sizes: sz}
-	c.head = head{index: r.index, entries: slices.Clone(r.entries), chunks: slices.Clone(r.head.chunks)}
+	c.head = head{index: r.index, entries: r.entries, chunks: slices.Clone(r.head.chunks)}
 	for i := range edits {
 		e := &edits[i]
 		var err error
@@ -253,6 +350,28 @@ func (r *row) edit(ctx context.Context, edits []rowstore.Edit, sz sizes) (*chang
 		return c, nil
 	}
 	return c, c.finish(ctx)
+}
+
+// cut returns the chunks that edits change and do not remove whole.
+func (r *row) cut(edits []rowstore.Edit) []chunk {
+	if len(r.head.chunks) == 0 {
+		return nil
+	}
+	var out []chunk
+	for i := range edits {
+		e := &edits[i]
+		from, to := e.TS, e.TS
+		if e.Kind == rowstore.DoDeleteRange {
+			to = e.To
+		}
+		a, b := r.chunksOf(e.Family, e.Column)
+		for _, c := range r.head.chunks[a:b] {
+			if c.lo <= to && from <= c.hi && (from > c.lo || c.hi > to) {
+				out = append(out, c)
+			}
+		}
+	}
+	return out
 }
 
 func (c *change) put(ctx context.Context, e *rowstore.Edit) error {
@@ -284,7 +403,7 @@ func (c *change) put(ctx context.Context, e *rowstore.Edit) error {
 		c.setOpen(k, slices.Insert(slices.Clone(entries), search(entries, e.Family, e.Column, e.TS), v))
 		return nil
 	}
-	c.head.entries = slices.Insert(c.head.entries, search(c.head.entries, e.Family, e.Column, e.TS), v)
+	c.added = append(c.added, v)
 	return nil
 }
 
@@ -321,7 +440,7 @@ func (c *change) remove(ctx context.Context, family rowstore.Family, column stri
 	}
 	if i, j := span(c.head.entries, family, column, from, to); i < j {
 		c.dropValues(c.head.entries[i:j])
-		c.head.entries = slices.Delete(c.head.entries, i, j)
+		c.gone = append(c.gone, [2]int{i, j})
 		c.changed = true
 	}
 	i, j := c.head.chunksOf(family, column)
@@ -391,8 +510,32 @@ func (c *change) newChunks(entries []entry) []chunk {
 	return out
 }
 
+// settle makes the versions of the head what the edits left.
+func (c *change) settle() {
+	slices.SortFunc(c.added, compareEntries)
+	slices.SortFunc(c.gone, func(a, b [2]int) int { return a[0] - b[0] })
+	was := c.head.entries
+	out := make([]entry, 0, len(was)+len(c.added))
+	next := 0
+	take := func(to int) {
+		for ; next < to; next++ {
+			for len(c.added) > 0 && compareEntries(c.added[0], was[next]) < 0 {
+				out, c.added = append(out, c.added[0]), c.added[1:]
+			}
+			out = append(out, was[next])
+		}
+	}
+	for _, g := range c.gone {
+		take(g[0])
+		next = max(next, g[1])
+	}
+	take(len(was))
+	c.head.entries = append(out, c.added...)
+}
+
 // finish makes the new head of what the edits left.
 func (c *change) finish(ctx context.Context) error {
+	c.settle()
 	if len(c.open) > 0 {
 		old := c.head.chunks
 		c.head.chunks = nil
@@ -434,76 +577,109 @@ func (c *change) finish(ctx context.Context) error {
 // is wide with newest versions alone would gain nothing. The newest of each column
 // stay, and a quarter of the others, which readers want most.
 func (c *change) moveOut(ctx context.Context) (bool, error) {
-	type part struct {
-		group
-		keep int
-	}
-	var parts []part
+	keeps := map[address]int{} // of the columns from which versions move out
+	var near []chunk
 	total := 0
 	for g := range c.head.groups() {
 		if g.family != rowstore.Write && g.family != rowstore.Data && g.family != rowstore.Notify || len(g.entries) < 2 {
 			continue
 		}
-		keep, size := 1+(len(g.entries)-1)/4, 0
-		for i := range g.entries[keep:] {
-			size += g.entries[keep+i].length()
+		keep := 1 + (len(g.entries)-1)/4
+		size := lengths(g.entries[keep:])
+		if size < smallGroup {
+			continue
 		}
-		if size >= smallGroup {
-			g.chunks = slices.Clone(g.chunks) // the head's own are replaced below
-			parts = append(parts, part{g, keep})
-			total += size
+		keeps[address{g.family, g.column}] = keep
+		total += size
+		// What merge will want.
+		for _, k := range g.chunks {
+			if k.lo > g.entries[keep].ts {
+				continue
+			}
+			if !c.joins(k, size) {
+				break
+			}
+			near = append(near, k)
+			size += k.size
 		}
 	}
 	if total < max(c.sizes.head/4, len(c.raw)/8) {
 		return false, nil
 	}
-	for _, p := range parts {
-		chunks := p.chunks
-		var out []chunk
-		for rest := p.entries[p.keep:]; len(rest) > 0; {
-			for len(chunks) > 0 && chunks[0].lo > rest[0].ts {
-				out = append(out, chunks[0])
-				chunks = chunks[1:]
-			}
-			n := len(rest)
-			if len(chunks) > 0 {
-				n = 0
-				for n < len(rest) && rest[n].ts > chunks[0].hi {
-					n++
-				}
-			}
-			run := slices.Clone(rest[:n])
-			rest = rest[n:]
-			var err error
-			if run, chunks, err = c.merge(ctx, run, chunks); err != nil {
-				return false, err
-			}
-			// Versions that lie below the merged chunks come next.
-			out = append(out, c.newChunks(run)...)
+	if err := c.old.loadAll(ctx, near); err != nil {
+		return false, err
+	}
+	entries := make([]entry, 0, len(c.head.entries))
+	chunks := make([]chunk, 0, len(c.head.chunks)+len(keeps))
+	for g := range c.head.groups() {
+		keep, ok := keeps[address{g.family, g.column}]
+		if !ok {
+			entries, chunks = append(entries, g.entries...), append(chunks, g.chunks...)
+			continue
 		}
-		out = append(out, chunks...)
-		i, j := c.head.chunksOf(p.family, p.column)
-		c.head.chunks = slices.Replace(c.head.chunks, i, j, out...)
+		entries = append(entries, g.entries[:keep]...)
+		moved, err := c.moved(ctx, g.entries[keep:], g.chunks)
+		if err != nil {
+			return false, err
+		}
+		chunks = append(chunks, moved...)
 	}
-	for i := len(parts) - 1; i >= 0; i-- {
-		p := parts[i]
-		from, to := span(c.head.entries, p.family, p.column, 0, oracle.Max)
-		c.head.entries = slices.Delete(c.head.entries, from+p.keep, to)
-	}
+	c.head.entries, c.head.chunks = entries, chunks
 	return true, nil
+}
+
+type address struct {
+	family rowstore.Family
+	column string
+}
+
+// moved returns the chunks of a column to which versions were added.
+func (c *change) moved(ctx context.Context, rest []entry, chunks []chunk) ([]chunk, error) {
+	var out []chunk
+	for len(rest) > 0 {
+		for len(chunks) > 0 && chunks[0].lo > rest[0].ts {
+			out = append(out, chunks[0])
+			chunks = chunks[1:]
+		}
+		n := len(rest)
+		if len(chunks) > 0 {
+			n = 0
+			for n < len(rest) && rest[n].ts > chunks[0].hi {
+				n++
+			}
+		}
+		run := slices.Clone(rest[:n])
+		rest = rest[n:]
+		var err error
+		if run, chunks, err = c.merge(ctx, run, chunks); err != nil {
+			return nil, err
+		}
+		// Versions that lie below the merged chunks come next.
+		out = append(out, c.newChunks(run)...)
+	}
+	return append(out, chunks...), nil
+}
+
+func lengths(entries []entry) (size int) {
+	for i := range entries {
+		size += entries[i].length()
+	}
+	return size
+}
+
+// joins tells whether a chunk is small enough to be taken into a run of that size.
+func (c *change) joins(k chunk, size int) bool {
+	return k.size <= 2*size && k.size+size <= c.sizes.chunk && !c.isNew(k)
 }
 
 // merge takes chunks that follow a run, and are not much larger, into it: so a
 // column's chunks grow with its history, and each version is rewritten only as often
 // as the sizes double.
 func (c *change) merge(ctx context.Context, run []entry, chunks []chunk) ([]entry, []chunk, error) {
-	size := 0
-	for i := range run {
-		size += run[i].length()
-	}
+	size := lengths(run)
 	for len(chunks) > 0 {
 		k := chunks[0]
-		if k.size > 2*size || k.size+size > c.sizes.chunk || c.isNew(k) {
+		if !c.joins(k, size) {
 			break
 		}
 		// A version that stays in the head, or another run, may lie between this

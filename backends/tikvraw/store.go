@@ -12,7 +12,7 @@ import (
 )
 
 // Store is a row-transactional store in TiKV. Besides the methods of rowstore.Store
-// it is an OracleProvider, a Splitter, a Limiter and a Reporter. Make it with [Open]
+// it is an OracleProvider, a Splitter, a Limiter, a Sharder and a Reporter. Make it with [Open]
 // or [New]. All methods may be called concurrently.
 type Store struct {
 	raw    raw
@@ -101,28 +101,33 @@ func (s *Store) Close() error {
 // Limits implements rowstore.Limiter.
 func (s *Store) Limits() rowstore.Limits { return s.limits }
 
+// Shard implements rowstore.Sharder: the TiKV server that leads the row's region, as far
+// as this process has met it; "" for a row of a region that it has not.
+func (s *Store) Shard(table, row string) string {
+	return s.raw.shard(s.keys.row(spaceHead, table, row))
+}
+
 // Oracle implements rowstore.OracleProvider.
 func (s *Store) Oracle() oracle.Oracle { return s.oracle }
 
-// parallel runs f for 0 to n-1, up to workers at once.
+// parallel runs f for 0 to n-1, up to workers at once. The caller is one of them: a
+// goroutine more would have to grow its stack for the client's depth each time.
 func parallel(n int, f func(i int)) {
-	if n == 1 {
-		f(0)
-		return
-	}
 	var next atomic.Int64
-	var wg sync.WaitGroup
-	for range min(n, workers) {
-		wg.Go(func() {
-			for {
-				i := int(next.Add(1)) - 1
-				if i >= n {
-					return
-				}
-				f(i)
+	work := func() {
+		for {
+			i := int(next.Add(1)) - 1
+			if i >= n {
+				return
 			}
-		})
+			f(i)
+		}
 	}
+	var wg sync.WaitGroup
+	for range min(n, workers) - 1 {
+		wg.Go(work)
+	}
+	work()
 	wg.Wait()
 }
 

@@ -92,7 +92,7 @@ tables:
 func TestBankOverTiKV(t *testing.T) {
 	t.Parallel()
 	c := tikvtest.New(t, tikvtest.Options{})
-	c.Churn(t, 100)
+	c.Churn(t, 100, 10*time.Millisecond)
 	store := c.URL() + "?prefix=bank"
 	out, err := command(t, "-store", store, "-accounts", "20", "-transfers", "50", "-duration", "5m")
 	require.NoError(t, err, out)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -43,7 +44,7 @@ func TestKilledAtRandom(t *testing.T) {
 func TestKilledAtRandomOverTiKV(t *testing.T) {
 	t.Parallel()
 	c := tikvtest.New(t, tikvtest.Options{})
-	c.Churn(t, 200)
+	c.Churn(t, 200, 10*time.Millisecond)
 	var out bytes.Buffer
 	err := run(t.Context(), []string{
 		"-ledger", withParameter(c.URL(), "prefix=multistore"),

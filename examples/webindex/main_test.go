@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -169,7 +170,7 @@ func corrupt(t testing.TB, store string, c percolator.Cell, value []byte) {
 func TestIndexOverTiKV(t *testing.T) {
 	t.Parallel()
 	c := tikvtest.New(t, tikvtest.Options{})
-	c.Churn(t, 100)
+	c.Churn(t, 100, 10*time.Millisecond)
 	dir := t.TempDir()
 	writeFiles(t, dir, map[string]string{
 		"a.html": `<title>One</title>gnu <a href="b.html">two</a>`, "b.html": `<title>Two</title>gnu <a href="a.html">one</a>`,

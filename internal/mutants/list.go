@@ -8,9 +8,11 @@ type edit struct {
 
 // mutant is one way to break the protocol.
 type mutant struct {
-	name  string
-	rule  string // the section of the design, and what it says
-	tests string // -run of package percolator; "" for the explorer alone
+	name string
+	rule string // the section of the design, and what it says
+	// tests are what should notice: -run of package percolator, or of another one whose
+	// tests alone are tried, named before a space; "" for the explorer alone.
+	tests string
 	edits []edit
 }
 
@@ -20,10 +22,13 @@ const (
 	resolveGo  = "percolator/resolve.go"
 	gcGo       = "percolator/gc.go"
 	observerGo = "percolator/observer.go"
-	workerGo   = "percolator/worker.go"
 	runGo      = "percolator/run.go"
 	catalogGo  = "percolator/catalog.go"
 	dbGo       = "percolator/db.go"
+	scanGo     = "percolator/scan.go"
+	settingsGo = "percolator/settings.go"
+	sweepGo    = "percolator/sweep.go"
+	lookGo     = "percolator/look.go"
 )
 
 func one(file, old, replacement string) []edit { return []edit{{file, old, replacement}} }
@@ -70,36 +75,38 @@ var mutants = []mutant{
 	{"lost-one-phase-is-a-conflict", "5: an ambiguous reply is resolved by the status", "TestScheduleA3|TestReplyLost", one(commitGo,
 		"\t\t\treturn c.concludeOnePhase(ctx, err)\n", "\t\t\treturn c.lost(err)\n")},
 	{"row-committed-as-a-whole-only", "5: when a secondary row fails, go on cell by cell (C18)", "TestScheduleC18", one(commitGo,
-		"!outs[i].Applied && r.to-r.from > 1", "false && r.to-r.from > 1")},
+		"!p.outs[i].Applied && r.to-r.from > 1", "false && r.to-r.from > 1")},
 	{"lock-only-primary", "5: a lock-only cell is never the primary", "TestScheduleA6|TestScheduleA7", one(commitGo,
 		"\t\tif w.kind == kindLock {\n\t\t\tcontinue\n\t\t}\n\t\tif c.primary < 0 ||",
 		"\t\tif w.kind == kindLock && len(c.writes) == 1 {\n\t\t\tcontinue\n\t\t}\n\t\tif c.primary < 0 ||")},
 	{"lock-only-leaves-no-mark", "5: a lock-only cell commits as a mark (A6)", "TestScheduleA6", one(resolveGo,
-		"\t\treturn append(edits, rowstore.Put(rowstore.Rollback, column, commit, nil))\n", "\t\treturn edits\n")},
+		"\t\treturn append(edits, rowstore.Put(rowstore.Rollback, column, commit, encodeMark(start)))\n", "\t\treturn edits\n")},
 	{"lock-only-mark-at-start", "5: the mark stands at the commit timestamp", "TestScheduleA6", one(resolveGo,
-		"\t\treturn append(edits, rowstore.Put(rowstore.Rollback, column, commit, nil))\n",
-		"\t\treturn append(edits, rowstore.Put(rowstore.Rollback, column, start, nil))\n")},
+		"\t\treturn append(edits, rowstore.Put(rowstore.Rollback, column, commit, encodeMark(start)))\n",
+		"\t\treturn append(edits, rowstore.Put(rowstore.Rollback, column, start, encodeMark(start)))\n")},
 	{"one-phase-lock-only-leaves-no-mark", "5: one-phase, lock only: Put Rollback@Drawn", "TestScheduleA6", one(commitGo,
-		"\t\t\t\tm.Edits = append(m.Edits, rowstore.Put(rowstore.Rollback, col, rowstore.Drawn, nil))\n", "")},
+		"\t\t\t\tm.Edits = append(m.Edits, rowstore.Put(rowstore.Rollback, col, rowstore.Drawn, encodeMark(c.start)))\n", "")},
 	{"one-phase-without-conditions", "5: one-phase under the conditions of prewrite on every cell", "TestBank|TestScheduleA6", one(commitGo,
 		"\t\t\tm.Conditions = prewriteConditions(m.Conditions, col, c.start)\n\t\t\tif w.kind == kindLock {\n",
 		"\t\t\tif w.kind == kindLock {\n")},
 	{"heartbeat-revives", "5: a heartbeat is under Present Lock (A7)", "TestScheduleA7", one(commitGo,
 		"\t\t\t\tConditions: []rowstore.Condition{rowstore.Present(p.Column, c.start)},\n", "")},
 	{"no-heartbeat", "5: a long transaction extends the expiry on its primary", "TestHeartbeat", one(commitGo,
-		"for c.db.clock.Sleep(ctx, c.db.opt.lockExpiry/3) == nil {", "for c.db.clock.Sleep(ctx, 1000*c.db.opt.lockExpiry) == nil {")},
+		"for c.db.clock.Sleep(ctx, renewIn(c.db.clock, asked, lasts)) == nil {", "for c.db.clock.Sleep(ctx, renewIn(c.db.clock, asked, 1000*lasts)) == nil {")},
+	{"complete-by-the-first-read", "5: not committed is proved by what the last read of a status shows", "TestStatusIsNotCollected", one(resolveGo,
+		"\t\tcomplete = complete && still\n", "\t\t_ = still\n")},
 	{"too-old-commits", "5: a commit timestamp more than MaxTxnAge after the start aborts", "TestTooOld", []edit{
-		{commitGo, "\treturn min(c.view.commitBound(), c.start.Add(c.view.at(c.view.f).MaxTxnAge))\n", "\treturn c.view.commitBound()\n"},
-		{commitGo, "\tcase ts > c.start.Add(age):\n", "\tcase ts > c.start.Add(1000*age):\n"},
+		{commitGo, "\treturn min(c.view.until(), c.view.lastCommit(c.start))\n", "\treturn c.view.until()\n"},
+		{commitGo, "\tif ts <= c.view.lastCommit(c.start) && c.start >= c.view.safePoint {\n", "\tif c.start >= c.view.safePoint {\n"},
 	}},
 
 	// Section 5: status and locks left behind.
 	{"status-by-the-newest-write", "5: all of Write from start, not the newest (A3)", "TestScheduleA3", one(resolveGo,
-		"{Family: rowstore.Write, Column: primary.Column, From: start, To: oracle.Max},",
+		"{Family: rowstore.Write, Column: primary.Column, From: start, To: oracle.Max, Limit: statusPage},",
 		"{Family: rowstore.Write, Column: primary.Column, From: start, To: oracle.Max, Limit: 1},")},
 	{"status-misses-the-next-timestamp", "5: the range of the status begins at start", "TestScheduleA3|TestOutcome", one(resolveGo,
-		"{Family: rowstore.Write, Column: primary.Column, From: start, To: oracle.Max},",
-		"{Family: rowstore.Write, Column: primary.Column, From: start + 2, To: oracle.Max},")},
+		"{Family: rowstore.Write, Column: primary.Column, From: start, To: oracle.Max, Limit: statusPage},",
+		"{Family: rowstore.Write, Column: primary.Column, From: start + 2, To: oracle.Max, Limit: statusPage},")},
 	{"mark-outranks-the-lock", "5: with Lock@start undecided, whatever marks there are", "TestRule", one(resolveGo,
 		"\tif v := row.At(rowstore.Lock, primary.Column, start); v != nil {\n",
 		"\tif row.Newest(rowstore.Rollback, primary.Column) != nil {\n\t\treturn txnState{aborted: true}, nil\n\t}\n\tif v := row.At(rowstore.Lock, primary.Column, start); v != nil {\n")},
@@ -194,17 +201,17 @@ var mutants = []mutant{
 	{"unknown-observers-cleared", "6: workers leave alone notifications of observers that they do not have (C21)", "TestScheduleC21", one(runGo,
 		"\tif len(view.seen) == 0 || !view.othersCovered(-1) {\n", "\tif len(view.seen) == 0 {\n")},
 	{"old-catalog-commits", "6: a commit timestamp greater than f + lease aborts (B4)", "TestScheduleB4", []edit{
-		{commitGo, "\treturn min(c.view.commitBound(), ", "\treturn min(c.view.commitBound().Add(time.Hour), "},
-		{commitGo, "\tcase ts > c.view.commitBound():\n", "\tcase ts > c.view.commitBound().Add(time.Hour):\n"},
+		{commitGo, "\treturn min(c.view.until(), ", "\treturn min(c.view.until().Add(time.Hour), "},
+		{commitGo, "\tif !c.view.holds(ts) {\n", "\tif !c.view.holds(ts) && c.start == 0 {\n"},
 	}},
 	{"f-after-the-catalog", "6: f is drawn before the catalog is read (B4)", "TestRule", one(catalogGo,
 		"\tconfig := rows[0].Newest(rowstore.Write, columnConfig)\n",
 		"\tif v.f, err = db.draw(ctx); err != nil {\n\t\treturn nil, err\n\t}\n\tconfig := rows[0].Newest(rowstore.Write, columnConfig)\n")},
-	{"sweep-at-once", "6: the sweep is a lease above the publication (B4)", "TestScheduleB4", one(workerGo,
+	{"sweep-at-once", "6: the sweep is a lease above the publication (B4)", "TestScheduleB4", one(sweepGo,
 		"for err == nil && at < publication.Add(lease)+1 {", "for err == nil && at < publication {")},
-	{"sweep-looks-past-locks", "6: with the normal rules for locks (B4)", "TestScheduleB4", one(workerGo,
+	{"sweep-looks-past-locks", "6: with the normal rules for locks (B4)", "TestScheduleB4", one(sweepGo,
 		"\t\t\terr = w.db.settle(ctx, &row, picks, at)\n", "\t\t\terr = ctx.Err()\n")},
-	{"sweep-for-the-unacknowledged-only", "6: whose newest write is newer than the acknowledgment (B4)", "TestScheduleB4", one(workerGo,
+	{"sweep-for-the-unacknowledged-only", "6: whose newest write is newer than the acknowledgment (B4)", "TestScheduleB4", one(sweepGo,
 		"\t\tif newest.TS <= acked {\n", "\t\tif newest.TS <= acked || acked > 0 {\n")},
 
 	// Section 7.
@@ -215,33 +222,97 @@ var mutants = []mutant{
 	{"no-flush-before-removal", "7: Flush every store that defers (A2)", "TestScheduleA2", one(gcGo,
 		"\t\tif err := d.Flush(ctx); err != nil {\n", "\t\tif err := error(nil); d == nil {\n")},
 	{"no-lease-before-removal", "7: wait one lease (C2)", "TestScheduleC2", one(gcGo,
-		"\tif err := db.clock.Sleep(ctx, lease); err != nil {\n", "\tif err := db.clock.Sleep(ctx, lease/1000); err != nil {\n")},
+		"\tfor now := v.f; now.Sub(v.f) < lease; {\n", "\tfor now := v.f; now.Sub(v.f) < lease/1000; {\n")},
 	{"safe-point-too-near", "7: at least MaxTxnAge + catalog lease behind now (C7)", "TestScheduleC7", one(gcGo,
 		"\tkeep = max(keep, age+lease)\n", "\tkeep = max(keep, age*0+lease*0)\n")},
 	{"newest-version-removed", "7: versions below the newest one at or below the safe point", "TestCollection", one(gcGo,
-		"\t\t\tkept[newest.start] = true\n\t\t\tdrop = drop[1:]\n", "\t\t\tkept[newest.start] = true\n")},
+		"\t\t} else {\n\t\t\tdrop = drop[1:]\n\t\t}\n", "\t\t}\n")},
 	{"collection-off-by-one", "7: the newest one at or below the safe point", "TestCollection|TestRule", one(gcGo,
-		"\tfor n < len(writes) && writes[n].TS > safe {\n", "\tfor n < len(writes) && writes[n].TS > safe+1 {\n")},
+		"\tfor n < len(writes) && writes[n].TS > g.safe {\n", "\tfor n < len(writes) && writes[n].TS > g.safe+1 {\n")},
 	{"unseen-deletes-removed", "7: a delete only under Absent Notify and with no parked record (B5)", "TestScheduleB5", one(gcGo,
 		"newest.kind == kindDelete && g.seen(column)", "newest.kind == kindDelete")},
 	{"data-under-a-lock-removed", "7: orphan Data under AbsentAt Lock@start (C8)", "TestScheduleC8", one(gcGo,
-		"if kept[d.TS] || row.At(rowstore.Lock, column, d.TS) != nil {", "if kept[d.TS] {")},
+		"known[d.TS] || g.row.At(rowstore.Lock, column, d.TS) != nil {", "known[d.TS] {")},
 	{"data-of-a-late-lock-removed", "7: orphan Data under AbsentAt Lock@start (C8)", "TestScheduleC8", one(gcGo,
-		"\t\tg.m.Conditions = append(g.m.Conditions, rowstore.AbsentAt(column, d.TS))\n", "")},
+		"\t\tg.m.conditions = append(g.m.conditions, rowstore.AbsentAt(column, d.TS))\n", "")},
 	{"marks-removed-early", "7: marks below the safe point", "TestCollection|TestRule", []edit{
-		{gcGo, "all(rowstore.Rollback, safe-1), all(", "all(rowstore.Rollback, oracle.Max), all("},
-		{gcGo, "rowstore.DeleteRange(rowstore.Rollback, column, 0, safe-1)", "rowstore.DeleteRange(rowstore.Rollback, column, 0, oracle.Max)"},
+		{gcGo, "all(rowstore.Rollback, 0, safe-1, 1), all(", "all(rowstore.Rollback, 0, oracle.Max, 1), all("},
+		{gcGo, "rowstore.DeleteRange(rowstore.Rollback, column, 0, g.safe-1)", "rowstore.DeleteRange(rowstore.Rollback, column, 0, oracle.Max)"},
 	}},
 	{"safe-point-ignored", "7: readers check the safe point after each reply (C2)", "TestScheduleC2|TestScheduleA5", one(catalogGo,
 		"\tif s < v.safePoint {\n", "\tif s < v.safePoint && s == 0 {\n")},
-	{"old-safe-point-believed", "7: a value whose request left less than one lease before (C2)", "TestScheduleC2", one(catalogGo,
-		"\tif db.clock.Now().Sub(v.sentAt) >= v.lease {\n", "\tif db.clock.Now().Sub(v.sentAt) >= 1000*v.lease {\n")},
-	{"safe-point-dated-by-its-reply", "7: measured from when the request left (C2)", "TestScheduleC2", one(catalogGo,
-		"\tv.lease = v.shortestLease()\n", "\tv.lease, v.sentAt = v.shortestLease(), db.clock.Now()\n")},
+	{"old-safe-point-believed", "7: a view of the catalog counts for less than one lease, by the oracle (C2)", "TestScheduleC2|TestStopped", one(catalogGo,
+		"{ return ts.Sub(v.f) < v.lease }\n", "{ return ts.Sub(v.f) < 1000*v.lease }\n")},
+	{"view-dated-by-its-reply", "7: a view of the catalog is measured from before it was read (C2)", "TestScheduleC2|TestStopped|TestRule", one(catalogGo,
+		"\tv.lease = v.leaseAt(v.f)\n", "\tv.lease = v.leaseAt(v.f)\n\tif v.f, err = db.draw(ctx); err != nil {\n\t\treturn nil, err\n\t}\n")},
 	{"fate-below-the-safe-point", "5: not committed is proved only above the safe point (A5)", "TestScheduleA5", one(resolveGo,
-		"\t\tif err := db.checkSnapshot(ctx, start); err != nil {\n\t\t\treturn txnState{}, err\n\t\t}\n", "")},
+		"\t\tif !state.complete || role != primaryCell {\n\t\t\tif err := db.checkSnapshot(ctx, start); err != nil {\n", "\t\tif start == 0 {\n\t\t\tif err := db.checkSnapshot(ctx, start); err != nil {\n")},
 
 	// Section 4 and 10.
 	{"snapshot-of-the-future", "5: an AsOf above what was handed out is refused (C1)", "TestScheduleC1|TestAsOf", one(dbGo,
 		"\t\tif tx.opt.asOf > tx.start {\n", "\t\tif tx.opt.asOf > tx.start.Add(1000*time.Hour) {\n")},
+
+	// What the tests did not notice once.
+	{"scan-noted-at-its-end", "5: a scan notes what it shows before it shows it", "TestCommitWithinAScan|TestNoWriteSkewWithinScans", one(scanGo,
+		"\tif s.r.Reverse {\n\t\ts.note(p.key, s.r.To)\n\t} else {\n\t\ts.note(s.r.From, p.key+\"\\x00\")\n\t}\n",
+		"\tif s.r.Reverse {\n\t\tdefer s.note(p.key, s.r.To)\n\t} else {\n\t\tdefer s.note(s.r.From, p.key+\"\\x00\")\n\t}\n")},
+	{"outcome-by-the-cell-asked", "5: a lock that names another primary is decided by that one", "TestOutcomeOfEachCell|TestOutcomeOfASecondary", one(resolveGo,
+		"\t\tif lock != nil && lock.primary != cell {\n",
+		"\t\tif lock != nil && lock.primary != cell && lock.primary.Table == \"\" {\n")},
+	{"outcome-of-lock-only-forgotten", "5: a mark names the transaction that committed it", "TestOutcomeOfALockedCell|TestOutcomeOfEachCell", one(resolveGo,
+		"\tcase by == start:\n",
+		"\tcase by == start && start == 0:\n")},
+	{"outcome-of-own-cells-forgotten", "5: a primary of the library's own is taken as it is stored", "TestOutcomeOfTheLibrarysOwnCells", one(resolveGo,
+		"\t\tif ownCell(own) {\n",
+		"\t\tif ownCell(own) && own.Table == \"\" {\n")},
+	{"notification-without-guards", "6: a transaction that only notifies is bound by its locks and its validation", "TestGuardedNotif", one(commitGo,
+		"\t\tif !tx.guarded() {\n",
+		"\t\tif !tx.guarded() || tx.start > 0 {\n")},
+	{"safe-point-by-the-local-clock", "7: that a safe point is fresh is known by the oracle alone", "TestClockThatStoodStill|TestSuspended|ByAClockThatStoodStill", one(catalogGo,
+		"\tif !v.holds(now) {\n\t\tvar err error\n",
+		"\tif db.clock.Now().Sub(v.sentAt) >= v.lease {\n\t\tvar err error\n")},
+	{"missing-is-no-reason-to-ask", "7: what a read did not find may have been collected", "TestClockThatStoodStill|TestSuspended|TestScheduleC2", one(catalogGo,
+		"\tif complete {\n\t\treturn db.checkFound(s)\n\t}\n",
+		"\tif complete || s > 0 {\n\t\treturn db.checkFound(s)\n\t}\n")},
+	{"raised-age-binds-nobody", "5: the least MaxTxnAge that held since the start binds", "TestLeastAgeBinds|TestLongerAge", one(settingsGo,
+		"\tif c.inForce(start) {\n\t\treturn start.Add(c.Next.settings().MaxTxnAge)\n\t}\n",
+		"\tif c.Next != nil {\n\t\treturn start.Add(c.Next.settings().MaxTxnAge)\n\t}\n")},
+	{"past-age-forgotten", "5: the least MaxTxnAge that held since the start binds, through several changes", "TestLeastAgeBinds|TestLongerAge", one(settingsGo,
+		"\tfor _, p := range c.Past {\n\t\tif start < p.Until {\n",
+		"\tfor _, p := range c.Past {\n\t\tif start == p.Until {\n")},
+	{"commit-below-the-safe-point", "5: no commit whose start is below the safe point", "TestLongerAge|TestLeastAgeBinds|TestSafePoint", one(commitGo,
+		"\tif ts <= c.view.lastCommit(c.start) && c.start >= c.view.safePoint {\n",
+		"\tif ts <= c.view.lastCommit(c.start) {\n")},
+	{"change-dated-too-early", "7: settings change when nobody goes by the old lease any more", "TestShorterLease|TestConfigure", one(settingsGo,
+		"\t\tv.NextFrom = now.Add(2*v.Current.settings().CatalogLease) + 1\n",
+		"\t\tv.NextFrom = now + 1\n")},
+	{"wider-lease-forgotten", "7: the widest lease that any view may go by counts", "TestShorterLease|TestConfigure", one(settingsGo,
+		"\t\treturn max(s.MaxTxnAge, n.MaxTxnAge), max(s.CatalogLease, n.CatalogLease)\n",
+		"\t\treturn max(s.MaxTxnAge, n.MaxTxnAge), min(s.CatalogLease, n.CatalogLease)\n")},
+	{"late-observer-unasked", "6: after the lease the catalog is read again, and a new observer is a conflict", "TestCommitSlowerThanTheLease|TestScheduleB4", one(commitGo,
+		"\t\t\tif !c.notify[i] && c.observed(i) {\n",
+		"\t\t\tif false && c.observed(i) {\n")},
+	{"sweep-not-taken-over", "6: a sweep is taken over from a worker that died, also by one that runs for long", "TestSweepIsTakenOver", []edit{
+		{sweepGo, "\t\tif len(w.unswept(v)) > 0 {\n\t\t\tif err := w.retry(", "\t\tif len(w.unswept(v)) > 0 && !w.isReady() {\n\t\t\tif err := w.retry("},
+		{sweepGo, "// checkRegistered returns", "func (w *Worker) isReady() bool {\n\tselect {\n\tcase <-w.ready:\n\t\treturn true\n\tdefault:\n\t\treturn false\n\t}\n}\n\n// checkRegistered returns"},
+	}},
+	{"removed-observer-untold", "6: a worker whose observer was removed is told", "TestRemovedObserverEndsItsWorker", one(sweepGo,
+		"\tif v.f < w.published {\n",
+		"\tif v.f < w.published || v.f > 0 {\n")},
+	{"lease-of-what-others-run", "6: a worker leases only what it will run itself", "TestObserversOfOneColumn", one(lookGo,
+		"\t\t\tif !q.in(covered) && w.wanted(q, f.cell, f.seen) {\n",
+		"\t\t\tif q.in(covered) || w.wanted(q, f.cell, f.seen) {\n")},
+	{"functions-look-around", "stores: nothing outside the system's schema is looked up by a function", "./backends/postgres TestHostile", one("backends/postgres/schema.go",
+		"const functionPath = `SET search_path = pg_catalog, pg_temp`\n",
+		"const functionPath = `SET standard_conforming_strings = on`\n")},
+	{"ended-wait-is-a-commit", "stores: a commit that the server stopped waiting for is not acknowledged as it is", "./backends/postgres TestWaitForStandbyEnded", one("backends/postgres/call.go",
+		"\tif n.Code == plainWarning || n.Code == adminShutdown {\n",
+		"\tif n.Code == plainWarning && n.Message == \"\" {\n")},
+	{"replica-reads", "stores: every call is answered by a primary", "./backends/redis TestDemoted", one("backends/redis/script.go",
+		"\tsc := newScript(\"allow-oom\", parts...)\n",
+		"\tsc := newScript(\"no-writes\", parts...)\n")},
+	{"first-master-checked-alone", "stores: every server is checked before it is used", "./backends/redis TestClusterMastersAreChecked|TestLaterMasterIsChecked", []edit{
+		{"backends/redis/info.go", "\treturn in.check(&s.opts)\n}\n\n// askMasters", "\treturn nil\n}\n\n// askMasters"},
+		{"backends/redis/info.go", "\t\t\t\treturn in.check(&s.opts)\n", "\t\t\t\treturn nil\n"},
+	}},
 }

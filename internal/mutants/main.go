@@ -160,6 +160,9 @@ const (
 // stages are what is tried on a mutant, the narrow first.
 func (m *mutant) stages() []stage {
 	var all []stage
+	if pkg, run, ok := strings.Cut(m.tests, " "); ok {
+		return []stage{{pkg: pkg, run: run}, {pkg: pkg}}
+	}
 	if m.tests != "" {
 		all = append(all, stage{pkg: corePackage, run: m.tests})
 	}

@@ -27,7 +27,10 @@ func TestEveryMutantApplies(t *testing.T) {
 		for _, e := range m.edits {
 			require.NotEqual(t, e.old, e.new, m.name)
 		}
-		require.NoError(t, apply(root, &m, map[string]string{}), m.name)
+		// All that rot at once, for who has changed much.
+		if err := apply(root, &m, map[string]string{}); err != nil {
+			t.Errorf("%s: %v", m.name, err)
+		}
 	}
 }
 

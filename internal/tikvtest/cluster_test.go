@@ -120,7 +120,7 @@ func TestCompareAndSwapIsAtomic(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(t *testing.T, c *Cluster, kv *rawkv.Client) {
 		const workers, each = 8, 40
-		changes := c.Churn(t, 10)
+		changes := c.Churn(t, 10, 0)
 		var wg sync.WaitGroup
 		for w := range workers {
 			wg.Go(func() {
@@ -165,7 +165,7 @@ func TestCompareAndSwapIsAtomic(t *testing.T) {
 func TestAgainstMap(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(t *testing.T, c *Cluster, kv *rawkv.Client) {
-		c.Churn(t, 7)
+		c.Churn(t, 7, 0)
 		ctx := t.Context()
 		key := rapid.Custom(func(r *rapid.T) []byte {
 			return rapid.SliceOfN(rapid.SampledFrom([]byte{0, 'a', 0xff}), 1, 10).Draw(r, "key")
@@ -659,7 +659,7 @@ func TestChurnPrintsAndStops(t *testing.T) {
 	t.Parallel()
 	c := New(t, Options{Offline: true})
 	kv := c.NewClient(t)
-	stop := c.Churn(t, 1)
+	stop := c.Churn(t, 1, 0)
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 300 {
 		require.NoError(t, kv.Put(t.Context(), []byte{byte(rng.Uint32()), 'k'}, []byte("v")))

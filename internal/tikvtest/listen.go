@@ -7,6 +7,7 @@ import (
 	"math"
 	"net"
 	"sync"
+	"time"
 
 	"github.com/pingcap/kvproto/pkg/keyspacepb"
 	"github.com/pingcap/kvproto/pkg/kvrpcpb"
@@ -28,11 +29,13 @@ type listeners struct {
 	stores map[uint64]*listener
 }
 
-// listener is one gRPC server on 127.0.0.1.
+// listener is one gRPC server on 127.0.0.1, which can be stopped and started again.
 type listener struct {
-	addr   string
-	server *grpc.Server
-	health *health.Server
+	addr string
+	make func() *grpc.Server
+
+	mu     sync.Mutex
+	server *grpc.Server // nil while it is stopped
 	done   sync.WaitGroup
 }
 
@@ -70,33 +73,57 @@ func (c *Cluster) serveOn(register func(s *grpc.Server, addr string)) (*listener
 	if c.opts.TLS != nil {
 		opts = append(opts, grpc.Creds(credentials.NewTLS(c.opts.TLS)))
 	}
-	l := &listener{addr: in.Addr().String(), server: grpc.NewServer(opts...), health: health.NewServer()}
-	grpc_health_v1.RegisterHealthServer(l.server, l.health)
-	register(l.server, l.addr)
-	l.done.Go(func() { _ = l.server.Serve(in) }) // it ends by Stop
+	l := &listener{addr: in.Addr().String()}
+	l.make = func() *grpc.Server {
+		server := grpc.NewServer(opts...)
+		grpc_health_v1.RegisterHealthServer(server, health.NewServer())
+		register(server, l.addr)
+		return server
+	}
+	l.serve(in)
 	return l, nil
 }
 
-func (l *listeners) setServing(id uint64, serving bool) {
-	s := grpc_health_v1.HealthCheckResponse_NOT_SERVING
-	if serving {
-		s = grpc_health_v1.HealthCheckResponse_SERVING
+func (l *listener) serve(in net.Listener) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	server := l.make()
+	l.server = server
+	l.done.Go(func() { _ = server.Serve(in) }) // it ends by Stop
+}
+
+// stop breaks every connection, and refuses new ones.
+func (l *listener) stop() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.server != nil {
+		l.server.Stop()
+		l.done.Wait()
+		l.server = nil
 	}
-	l.stores[id].health.SetServingStatus("", s)
+}
+
+// start serves again at the same address, which the system may not give at once.
+func (l *listener) start() error {
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		in, err := net.Listen("tcp", l.addr)
+		if err == nil {
+			l.serve(in)
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return err
+		}
+	}
 }
 
 func (l *listeners) close() {
 	for _, s := range l.stores {
-		s.close()
+		s.stop()
 	}
 	if l.pd != nil {
-		l.pd.close()
+		l.pd.stop()
 	}
-}
-
-func (l *listener) close() {
-	l.server.Stop()
-	l.done.Wait()
 }
 
 // storeServer is a store over gRPC: the raw commands, one by one and in the batched

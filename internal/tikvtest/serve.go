@@ -375,10 +375,12 @@ func (b bounds) capEnd(key []byte) []byte {
 // churn changes the regions while requests come.
 type churn struct {
 	every int64
+	pause time.Duration
 
 	mu       sync.Mutex
 	rng      *rand.Rand
 	requests int64
+	last     time.Time // of the last change
 	changes  Changes
 }
 
@@ -388,15 +390,17 @@ type Changes struct{ Splits, Merges, Moves int }
 // maxRegions is where Churn begins to merge more than it splits.
 const maxRegions = 24
 
-// Churn changes the regions before every n-th request from now on, until the end
-// of the test: it splits a region at the key that was written last, merges two
-// neighbours, or moves a leader. It prints its seed. The function that it returns
+// Churn changes the regions before every n-th request from now on, but no sooner than a
+// pause after the last change, until the end of the test: it splits a region at the key
+// that was written last, merges two neighbours, or moves a leader. Without a pause many
+// clients together change a region so often that one of them, whose waits grow, never
+// meets it as it was when it asked. It prints its seed. The function that it returns
 // stops it and tells what it did.
-func (c *Cluster) Churn(t testing.TB, n int) func() Changes {
+func (c *Cluster) Churn(t testing.TB, n int, pause time.Duration) func() Changes {
 	t.Helper()
 	seed := rand.Uint64()
 	t.Logf("tikvtest: churn of regions with seed %d", seed)
-	ch := &churn{every: int64(n), rng: rand.New(rand.NewPCG(seed, 0))}
+	ch := &churn{every: int64(n), pause: pause, rng: rand.New(rand.NewPCG(seed, 0))}
 	c.churn.Store(ch)
 	stop := func() Changes {
 		c.churn.CompareAndSwap(ch, nil)
@@ -411,7 +415,7 @@ func (c *Cluster) Churn(t testing.TB, n int) func() Changes {
 func (ch *churn) step(c *Cluster) {
 	ch.mu.Lock()
 	defer ch.mu.Unlock()
-	if ch.requests++; ch.requests%ch.every != 0 {
+	if ch.requests++; ch.requests%ch.every != 0 || time.Since(ch.last) < ch.pause {
 		return
 	}
 	last := c.lastKey.Load()
@@ -420,6 +424,7 @@ func (ch *churn) step(c *Cluster) {
 	}
 	c.topology.Lock()
 	defer c.topology.Unlock()
+	ch.last = time.Now()
 	regions := c.regions()
 	somewhere := regions[ch.rng.IntN(len(regions))].Start
 	switch n := ch.rng.IntN(3); {

@@ -37,6 +37,7 @@ type Budget struct {
 	Expire int // times that every lease and every lock expires
 	Slow   int // times that somebody's wait ends while others have calls to make
 	Crash  int // crashes of a store, which lose deferred batches
+	Cancel int // callers whose context, made by Client.Impatient, ends at a call
 }
 
 // ViolationError is a run that broke a promise.
@@ -80,7 +81,7 @@ func (r Report) String() string {
 const diverged = math.MaxInt
 
 // maxSteps ends a run that does not come to its end.
-const maxSteps = 5000
+const maxSteps = 20000
 
 var (
 	errStuck  = errors.New("the clients did not come to an end")

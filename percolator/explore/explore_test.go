@@ -49,10 +49,16 @@ func TestExplore(t *testing.T) {
 					require.Positive(t, report.Committed, "nothing was committed")
 				}
 				name, done, atRandom := "", false, *randomFlag
-				if p.how == random {
+				switch p.how {
+				case random:
 					atRandom += *limitFlag
-				} else {
+				case seldom:
+					atRandom = 1 + (atRandom+*limitFlag)/100
+				case whole, bounded, sparse:
 					limit := *limitFlag
+					if p.how == sparse {
+						limit, atRandom = (limit+3)/4, (atRandom+3)/4
+					}
 					if p.how == whole && *wholeFlag {
 						limit = 0
 					}
@@ -116,7 +122,7 @@ func TestViolationIsFoundReducedAndReplayed(t *testing.T) {
 		for _, cell := range []percolator.Cell{a, b} {
 			_ = c.DB.View(ctx, func(tx *percolator.Txn) error {
 				r.start = tx.StartTimestamp()
-				_, err := (&Txn{tx, r}).Read(ctx, cell)
+				_, err := (&Txn{tx, c, r}).Read(ctx, cell)
 				return err
 			})
 		}

@@ -270,6 +270,8 @@ const (
 	whole   how = iota // to its end: two clients and at most one crash
 	bounded            // in order up to a limit, and at random
 	random             // at random: its workers race themselves, so that no order is repeatable
+	sparse             // as bounded, a quarter as often: its runs are long
+	seldom             // as random, a few times: its runs are longer still
 )
 
 type program struct {
@@ -386,5 +388,5 @@ func programs() []program {
 		map[string]Budget{"crash": die, "lost": lose})...)
 	all = append(all, variants(bounded, Program{Name: "write-write, two rows", Options: plain2PC, Clients: clients{writer(a, b), writer(b, a)}},
 		map[string]Budget{"left under way": leave, "late": late, "twice": twice, "two crashes, expiry": {Die: 2, Expire: 1}})...)
-	return all
+	return append(all, steps()...)
 }

@@ -3,6 +3,7 @@ package oracle
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 )
 
@@ -27,6 +28,7 @@ type Batch struct {
 	closed  bool
 	sending bool
 	waiting []*request
+	gone    int // of waiting: those whose callers went away
 }
 
 // request is one caller's, from Draw until it was answered or went away.
@@ -96,6 +98,11 @@ func (b *Batch) leave(r *request) {
 		if r.draw.members--; r.draw.members == 0 {
 			r.draw.cancel()
 		}
+		return
+	}
+	// A draw may hang for long: the queue holds no more that left than that wait.
+	if b.gone++; 2*b.gone > len(b.waiting) {
+		b.waiting, b.gone = slices.DeleteFunc(b.waiting, func(r *request) bool { return r.gone }), 0
 	}
 }
 
@@ -146,6 +153,9 @@ func (b *Batch) take(d *draw) (batch []*request, sum int) {
 			d.members++
 			sum += r.n
 			batch = append(batch, r)
+		}
+		if r.gone {
+			b.gone--
 		}
 		rest[0] = nil
 		rest = rest[1:]

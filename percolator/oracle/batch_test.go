@@ -270,3 +270,39 @@ func BenchmarkBatch(b *testing.B) {
 		})
 	}
 }
+
+// While a draw hangs, the requests whose callers went away are not kept.
+func TestBatchForgetsWhoLeft(t *testing.T) {
+	t.Parallel()
+	r := newRemote()
+	b := oracle.NewBatch(r)
+	defer func() { require.NoError(t, b.Close()) }()
+	stay, leave := context.WithCancel(context.Background())
+	defer leave()
+	draws := make(chan error, 1)
+	go func() { _, err := b.Draw(stay, 1); draws <- err }()
+	hangs := <-r.calls
+	for range 50 {
+		ctx, cancel := context.WithCancel(context.Background())
+		var wg sync.WaitGroup
+		for range 100 {
+			wg.Go(func() {
+				_, err := b.Draw(ctx, 1)
+				require.ErrorIs(t, err, context.Canceled)
+			})
+		}
+		require.Eventually(t, func() bool { return oracle.Waiting(b) == 100 }, 10*time.Second, time.Millisecond)
+		cancel()
+		wg.Wait()
+		require.Zero(t, oracle.Waiting(b))
+		require.LessOrEqual(t, oracle.Queued(b), 1)
+	}
+	hangs.answer <- nil
+	require.NoError(t, <-draws)
+	// And those who stay are served.
+	done := make(chan error, 1)
+	go func() { _, err := b.Draw(stay, 1); done <- err }()
+	c := <-r.calls
+	c.answer <- nil
+	require.NoError(t, <-done)
+}

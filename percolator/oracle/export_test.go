@@ -13,3 +13,10 @@ func Waiting(b *Batch) int {
 	}
 	return n
 }
+
+// Queued returns the number of requests that are kept for the next draw.
+func Queued(b *Batch) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.waiting)
+}

@@ -92,34 +92,91 @@ func CheckGroups(g Grouper, groups []Group) error {
 }
 
 // CheckLimits returns an error that matches ErrTooLarge when a mutation has a name
-// or a value that is longer than l allows, else nil.
+// or a value that is longer than l allows, or has too many conditions and edits or too
+// many bytes for one atomic step, else nil.
 func CheckLimits(l Limits, muts []Mutation) error {
 	if l == (Limits{}) {
 		return nil
 	}
 	for i := range muts {
-		m := &muts[i]
-		if err := l.check("table's name", len(m.Table), l.Table); err != nil {
+		step, err := l.measure(&muts[i])
+		if err == nil {
+			err = l.checkStep("mutation", step)
+		}
+		if err != nil {
 			return err
-		}
-		if err := l.check("row's key", len(m.Row), l.Row); err != nil {
-			return err
-		}
-		for j := range m.Conditions {
-			if err := l.check("column's name", len(m.Conditions[j].Column), l.Column); err != nil {
-				return err
-			}
-		}
-		for j := range m.Edits {
-			if err := l.check("column's name", len(m.Edits[j].Column), l.Column); err != nil {
-				return err
-			}
-			if err := l.check("value", len(m.Edits[j].Value), l.Value); err != nil {
-				return err
-			}
 		}
 	}
 	return nil
+}
+
+// CheckGroupLimits is CheckLimits for groups, each of which is one atomic step.
+func CheckGroupLimits(l Limits, groups []Group) error {
+	if l == (Limits{}) {
+		return nil
+	}
+	for i := range groups {
+		var all StepSize
+		for j := range groups[i].Mutations {
+			step, err := l.measure(&groups[i].Mutations[j])
+			if err != nil {
+				return err
+			}
+			all.Operations += step.Operations
+			all.Bytes += step.Bytes
+		}
+		if err := l.checkStep("group", all); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// StepSize is what Limits.Operations and Limits.Bytes count of a mutation.
+type StepSize struct{ Operations, Bytes int }
+
+// SizeOf measures a mutation: its conditions and edits, and the bytes of its table's and
+// row's name, of the names of columns, once for each condition and edit, and of values.
+func SizeOf(m *Mutation) StepSize {
+	size := StepSize{Operations: len(m.Conditions) + len(m.Edits), Bytes: len(m.Table) + len(m.Row)}
+	for i := range m.Conditions {
+		size.Bytes += len(m.Conditions[i].Column)
+	}
+	for i := range m.Edits {
+		size.Bytes += len(m.Edits[i].Column) + len(m.Edits[i].Value)
+	}
+	return size
+}
+
+// measure checks the names and values of a mutation, and returns its size.
+func (l Limits) measure(m *Mutation) (StepSize, error) {
+	if err := l.check("table's name", len(m.Table), l.Table); err != nil {
+		return StepSize{}, err
+	}
+	if err := l.check("row's key", len(m.Row), l.Row); err != nil {
+		return StepSize{}, err
+	}
+	for j := range m.Conditions {
+		if err := l.check("column's name", len(m.Conditions[j].Column), l.Column); err != nil {
+			return StepSize{}, err
+		}
+	}
+	for j := range m.Edits {
+		if err := l.check("column's name", len(m.Edits[j].Column), l.Column); err != nil {
+			return StepSize{}, err
+		}
+		if err := l.check("value", len(m.Edits[j].Value), l.Value); err != nil {
+			return StepSize{}, err
+		}
+	}
+	return SizeOf(m), nil
+}
+
+func (l Limits) checkStep(what string, size StepSize) error {
+	if l.Operations > 0 && size.Operations > l.Operations {
+		return fmt.Errorf("%w: a %s of %d conditions and edits, where the store takes %d", ErrTooLarge, what, size.Operations, l.Operations)
+	}
+	return l.check(what, size.Bytes, l.Bytes)
 }
 
 func (Limits) check(what string, length, limit int) error {

@@ -45,7 +45,7 @@ func DrawThenRead(ctx context.Context, o oracle.Oracle, s Store, asks []DrawRead
 	var reads []RowRead
 	answers := make([]DrawnRows, len(asks))
 	for i := range asks {
-		answers[i].TS = first + Timestamp(i)
+		answers[i].TS, answers[i].Apart = first+Timestamp(i), true
 		reads = append(reads, asks[i].At(answers[i].TS)...)
 	}
 	rows, err := s.Read(ctx, reads)

@@ -31,9 +31,13 @@ const (
 	CallDraw // of a timestamp, from the store's oracle
 	CallSplit
 	CallListen
+	CallDrawRead
 )
 
-var callNames = [...]string{"", "read", "apply", "group", "scan", "tables", "flush", "draw", "split", "listen"}
+// lastCall is the last of the kinds.
+const lastCall = CallDrawRead
+
+var callNames = [...]string{"", "read", "apply", "group", "scan", "tables", "flush", "draw", "split", "listen", "draw and read"}
 
 // String names the kind.
 func (k CallKind) String() string {
@@ -46,7 +50,7 @@ func (k CallKind) String() string {
 // FaultKind says what goes wrong with a call.
 type FaultKind uint8
 
-// The kinds of faults. Those of a row go wrong in Read, Apply and Group only, Late
+// The kinds of faults. Those of a row go wrong in Read, DrawRead, Apply and Group only, Late
 // and Twice in Apply and Group; in other calls they do nothing.
 const (
 	// NoFault: nothing goes wrong.
@@ -107,6 +111,7 @@ type Call struct {
 	Seq    uint64 // 1 for the first call of the wrapper
 	Kind   CallKind
 	Reads  []RowRead    // CallRead
+	Asks   []DrawRead   // CallDrawRead
 	Muts   []Mutation   // CallApply
 	Opts   ApplyOptions // CallApply
 	Groups []Group      // CallGroup
@@ -195,7 +200,7 @@ func (f *Faulty) SetRates(r Rates, kinds ...CallKind) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(kinds) == 0 {
-		for k := CallRead; k <= CallListen; k++ {
+		for k := CallRead; k <= lastCall; k++ {
 			kinds = append(kinds, k)
 		}
 	}
@@ -235,7 +240,7 @@ func (f *Faulty) String() string {
 	defer f.mu.Unlock()
 	var b strings.Builder
 	fmt.Fprintf(&b, "faulty: seed %d, %d calls", f.opts.Seed, f.seq)
-	for k := CallRead; k <= CallListen; k++ {
+	for k := CallRead; k <= lastCall; k++ {
 		for fault := Fail; fault <= CrashStore; fault++ {
 			if n := f.counts[k][fault]; n > 0 {
 				fmt.Fprintf(&b, ", %s %s %d", k, fault, n)
@@ -365,7 +370,7 @@ func (f *Faulty) begin(ctx context.Context, call *Call) (Fault, error) {
 func (c *Call) may(kind FaultKind) bool {
 	switch kind {
 	case FailRow, LoseRow:
-		return len(c.Reads)+len(c.Muts)+len(c.Groups) > 0
+		return len(c.Reads)+len(c.Asks)+len(c.Muts)+len(c.Groups) > 0
 	case Late, Twice:
 		return c.Kind == CallApply || c.Kind == CallGroup
 	}
@@ -577,6 +582,12 @@ func (f *Faulty) Offer(target any) bool {
 			*t = faultyOracle{inner.Oracle(), f}
 		}
 		return ok
+	case *DrawReader:
+		inner, ok := Unwrap[DrawReader](f.inner)
+		if ok {
+			*t = faultyDrawReader{inner, f}
+		}
+		return ok
 	case *Splitter:
 		inner, ok := Unwrap[Splitter](f.inner)
 		if ok {
@@ -594,6 +605,8 @@ func (f *Faulty) Offer(target any) bool {
 	case *Placer:
 		return offer(f.inner, t)
 	case *Limiter:
+		return offer(f.inner, t)
+	case *Sharder:
 		return offer(f.inner, t)
 	case *Reporter:
 		return offer(f.inner, t)
@@ -647,6 +660,27 @@ func (o faultyOracle) Draw(ctx context.Context, n int) (Timestamp, error) {
 		return 0, err
 	}
 	return ts, nil
+}
+
+type faultyDrawReader struct {
+	inner DrawReader
+	f     *Faulty
+}
+
+func (d faultyDrawReader) DrawRead(ctx context.Context, asks []DrawRead) ([]DrawnRows, error) {
+	call := Call{Kind: CallDrawRead, Asks: asks}
+	fault, err := d.f.begin(ctx, &call)
+	if err != nil {
+		return nil, err
+	}
+	answers, err := d.inner.DrawRead(ctx, asks)
+	if err := d.f.end(call, fault, err); err != nil {
+		return nil, err
+	}
+	if fault.Kind == FailRow || fault.Kind == LoseRow {
+		answers[fault.Row%len(answers)] = DrawnRows{Err: injected(call, "one failed")}
+	}
+	return answers, nil
 }
 
 type faultySplitter struct {

@@ -257,7 +257,6 @@ func TestFaultyReads(t *testing.T) {
 
 func TestFaultyAbilities(t *testing.T) {
 	t.Parallel()
-	requireOffers(t, func(s rs.Store) rs.Store { return rs.NewFaulty(s, rs.FaultyOptions{}) })
 	for _, fault := range []rs.Fault{{Kind: rs.Fail}, {Kind: rs.LoseReply}, {Kind: rs.LoseReply, Applied: true}} {
 		f, m, s := scripted()
 		for _, k := range []rs.CallKind{rs.CallDraw, rs.CallFlush, rs.CallSplit} {

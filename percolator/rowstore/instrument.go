@@ -210,6 +210,8 @@ func (in *instrumented) Offer(target any) bool {
 		return offer(in.inner, t)
 	case *Limiter:
 		return offer(in.inner, t)
+	case *Sharder:
+		return offer(in.inner, t)
 	case *Placer:
 		return offer(in.inner, t)
 	case *Reporter:

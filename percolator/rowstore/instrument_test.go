@@ -25,7 +25,6 @@ func TestInstrumentOfMemoryIsMemory(t *testing.T) {
 	wrap := func(s rs.Store) rs.Store { return instrument(s, rs.InstrumentOptions{}) }
 	compareWithMemory(t, true, func(m *rs.Memory) rs.Store { return wrap(m) })
 	requireEnds(t, wrap(rs.NewMemory()))
-	requireOffers(t, wrap)
 }
 
 func TestInstrumentMeasures(t *testing.T) {

@@ -3,6 +3,7 @@ package rowstore
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"slices"
@@ -70,7 +71,8 @@ func WithClock(now func() time.Time) MemoryOption {
 	return func(m *Memory) { m.clock = now }
 }
 
-// WithLimits gives a Memory limits to refuse mutations by. The default is none.
+// WithLimits gives a Memory limits to refuse mutations and groups by: with 128
+// operations, say, it is a store like etcd. The default is none.
 func WithLimits(l Limits) MemoryOption {
 	return func(m *Memory) { m.limits = l }
 }
@@ -143,7 +145,11 @@ func (m *Memory) read(reads []RowRead) []Row {
 
 // Apply implements Store.
 func (m *Memory) Apply(ctx context.Context, muts []Mutation, opts ApplyOptions) ([]Outcome, error) {
-	if err := m.check(CheckBatch(muts), muts); err != nil {
+	err := CheckBatch(muts)
+	if err == nil {
+		err = CheckLimits(m.limits, muts)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("memory: apply: %w", err)
 	}
 	if err := m.enter(ctx, "apply"); err != nil {
@@ -176,8 +182,8 @@ func (m *Memory) Apply(ctx context.Context, muts []Mutation, opts ApplyOptions) 
 // Group implements Grouper.
 func (m *Memory) Group(ctx context.Context, groups []Group) ([]GroupOutcome, error) {
 	err := CheckGroups(m, groups)
-	for i := 0; err == nil && i < len(groups); i++ {
-		err = m.check(nil, groups[i].Mutations)
+	if err == nil {
+		err = CheckGroupLimits(m.limits, groups)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("memory: group: %w", err)
@@ -370,6 +376,26 @@ func (m *Memory) Crash() {
 	m.wake("")
 }
 
+// Reopen returns a Memory with what m holds, as a process has it that opens the data of
+// one that ended: for tests. Timestamps go on from there. It returns an error when m is
+// not closed. After Crash and Close, what the crash lost is lost.
+func (m *Memory) Reopen() (*Memory, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.closed {
+		return nil, errors.New("memory: opening again: the store is in use")
+	}
+	again := NewMemory(func(next *Memory) {
+		next.clock, next.limits, next.applyDraw, next.drawn = m.clock, m.limits, m.applyDraw, m.drawn
+	})
+	// Rows are never changed in place, but tables are.
+	m.tables.Scan(func(name string, t *memoryTable) bool {
+		again.tables.Set(name, &memoryTable{rows: *t.rows.Copy(), notified: *t.notified.Copy()})
+		return true
+	})
+	return again, nil
+}
+
 // newIncarnation chooses a value that no Memory of this process had before,
 // and that another process is unlikely to have.
 func (m *Memory) newIncarnation() {
@@ -531,14 +557,6 @@ func (m *Memory) Close() error {
 	return nil
 }
 
-// check adds the store's own limits to what a check of the seam found.
-func (m *Memory) check(err error, muts []Mutation) error {
-	if err != nil {
-		return err
-	}
-	return CheckLimits(m.limits, muts)
-}
-
 func (m *Memory) versions(table, row string) []Version {
 	t, ok := m.tables.Get(table)
 	if !ok {
@@ -632,59 +650,80 @@ func (m *Memory) edit(mut *Mutation, drawn Timestamp) {
 		return
 	}
 	old := m.versions(mut.Table, mut.Row)
-	versions := append(make([]Version, 0, len(old)+len(mut.Edits)), old...)
+	var puts []Version
+	var gone []span
 	notifies, locks := false, false
 	for _, e := range mut.Edits {
 		if e.TS == Drawn {
 			e.TS = drawn
 		}
+		from, to := e.TS, e.TS
 		switch e.Kind {
 		case DoPut:
+			if e.Family == Rollback {
+				if mark := find(old, Rollback, e.Column, oracle.Max); mark != nil && mark.TS > e.TS {
+					continue
+				}
+				from = 0
+			}
 			notifies = notifies || e.Family == Notify
 			locks = locks || e.Family == Lock
-			versions = putVersion(versions, e)
-		case DoDelete:
-			versions = deleteVersions(versions, e.Family, e.Column, e.TS, e.TS)
+			v := Version{Family: e.Family, Column: e.Column, TS: e.TS}
+			if len(e.Value) > 0 {
+				v.Value = bytes.Clone(e.Value)
+			}
+			puts = append(puts, v)
 		case DoDeleteRange:
-			versions = deleteVersions(versions, e.Family, e.Column, e.TS, e.To)
+			to = e.To
+		}
+		if s := versionsBetween(old, e.Family, e.Column, from, to); s.from < s.to {
+			gone = append(gone, s)
 		}
 	}
 	m.undo = append(m.undo, memoryUndo{mut.Table, mut.Row, old})
-	m.set(mut.Table, mut.Row, versions)
+	m.set(mut.Table, mut.Row, merged(old, gone, puts))
 	if notifies && !locks {
 		m.wake(mut.Table)
 	}
 }
 
-func putVersion(versions []Version, e Edit) []Version {
-	v := Version{Family: e.Family, Column: e.Column, TS: e.TS}
-	if len(e.Value) > 0 {
-		v.Value = bytes.Clone(e.Value)
-	}
-	if e.Family == Rollback {
-		if mark := find(versions, Rollback, e.Column, oracle.Max); mark != nil && mark.TS > e.TS {
-			return versions
-		}
-		versions = deleteVersions(versions, Rollback, e.Column, 0, e.TS)
-	}
-	i, there := slices.BinarySearchFunc(versions, v, CompareVersions)
-	if there {
-		versions[i] = v
-		return versions
-	}
-	return slices.Insert(versions, i, v)
-}
+// span is a part of a row's versions, by their places.
+type span struct{ from, to int }
 
-func deleteVersions(versions []Version, family Family, column string, from, to Timestamp) []Version {
+// versionsBetween finds the versions of family in column from one timestamp to another.
+func versionsBetween(versions []Version, family Family, column string, from, to Timestamp) span {
 	if from > to {
-		return versions
+		return span{}
 	}
 	i, _ := slices.BinarySearchFunc(versions, Version{Family: family, Column: column, TS: to}, CompareVersions)
 	j, there := slices.BinarySearchFunc(versions, Version{Family: family, Column: column, TS: from}, CompareVersions)
 	if there {
 		j++
 	}
-	return slices.Delete(versions, i, j)
+	return span{i, j}
+}
+
+// merged returns versions without those that are gone, and with puts. It costs as much as
+// the row is large, however many edits there are.
+func merged(versions []Version, gone []span, puts []Version) []Version {
+	slices.SortFunc(gone, func(a, b span) int { return a.from - b.from })
+	slices.SortFunc(puts, CompareVersions)
+	kept, at := make([]Version, 0, len(versions)), 0
+	for _, g := range gone {
+		kept = append(kept, versions[at:g.from]...)
+		at = g.to
+	}
+	kept = append(kept, versions[at:]...)
+	if len(puts) == 0 {
+		return kept
+	}
+	all := make([]Version, 0, len(kept)+len(puts))
+	for _, v := range puts {
+		i, _ := slices.BinarySearchFunc(kept, v, CompareVersions)
+		all = append(append(all, kept[:i]...), v)
+		kept = kept[i:]
+	}
+	return append(all, kept...)
 }
 
 // selectVersions returns copies of the versions that any of the picks selects.

@@ -51,7 +51,7 @@ func Schemes() []string {
 // colon. It returns an error that lists the registered schemes when the scheme is
 // not among them, and the backend's error when that cannot open the store.
 func Open(ctx context.Context, url string) (Store, error) {
-	scheme, _, ok := strings.Cut(url, ":")
+	scheme, rest, ok := strings.Cut(url, ":")
 	if !ok {
 		scheme = ""
 	}
@@ -63,7 +63,22 @@ func Open(ctx context.Context, url string) (Store, error) {
 		if known == "" {
 			known = "none; import a backend, or backends/all"
 		}
+		// What only looks like a scheme may be a part of a password.
+		if !isScheme(scheme) || !strings.HasPrefix(rest, "//") {
+			return nil, fmt.Errorf("%w: no backend for the URL, which begins with none of the registered schemes (%s)", ErrInvalid, known)
+		}
 		return nil, fmt.Errorf("%w: no backend for the URL scheme %q (registered: %s)", ErrInvalid, scheme, known)
 	}
 	return open(ctx, url)
+}
+
+// isScheme tells whether s can be the scheme of a URL.
+func isScheme(s string) bool {
+	for i, c := range []byte(s) {
+		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
+		if !letter && (i == 0 || !(c >= '0' && c <= '9') && c != '+' && c != '-' && c != '.') {
+			return false
+		}
+	}
+	return s != ""
 }

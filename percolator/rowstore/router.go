@@ -45,6 +45,7 @@ type RouterConfig struct {
 // alone.
 //
 // The abilities of a Router, see [Decorator]:
+//   - [Sharder], always: each store is a shard, or as many as it has itself.
 //   - [Placer], always. The layer above puts a transaction's primary into the
 //     authoritative store when the transaction writes there.
 //   - [OracleProvider], when the authoritative store has one.
@@ -76,7 +77,9 @@ type route struct {
 	name    string
 	store   Store
 	grouper Grouper // nil: none
+	sharder Sharder // nil: none
 	limits  Limits
+	shards  sync.Map // from a shard of the store to its name among all
 }
 
 type beginning struct {
@@ -104,6 +107,7 @@ func NewRouter(config RouterConfig) (*Router, error) {
 		}
 		to := &route{name: name, store: s}
 		to.grouper, _ = Unwrap[Grouper](s)
+		to.sharder, _ = Unwrap[Sharder](s)
 		if l, ok := Unwrap[Limiter](s); ok {
 			to.limits = l.Limits()
 		}
@@ -143,6 +147,7 @@ func NewRouter(config RouterConfig) (*Router, error) {
 var (
 	_ Decorator = (*Router)(nil)
 	_ Placer    = (*Router)(nil)
+	_ Sharder   = (*Router)(nil)
 )
 
 // route finds the store of a table by its stored name.
@@ -166,6 +171,21 @@ func (r *Router) route(table string) *route {
 
 // Authoritative implements Placer.
 func (r *Router) Authoritative(table string) bool { return r.route(table) == r.authoritative }
+
+// Shard implements Sharder: the store's name, and its own shard where it has several.
+func (r *Router) Shard(table, row string) string {
+	to := r.route(table)
+	if to.sharder == nil {
+		return to.name
+	}
+	shard := to.sharder.Shard(table, row)
+	if name, ok := to.shards.Load(shard); ok {
+		return name.(string)
+	}
+	name := to.name + "\x00" + shard
+	to.shards.Store(shard, name)
+	return name
+}
 
 func (to *route) wrap(err error) error {
 	if err == nil {
@@ -203,6 +223,7 @@ func (r *Router) Apply(ctx context.Context, muts []Mutation, opts ApplyOptions) 
 			return to.store.Apply(ctx, muts, ApplyOptions{
 				Deferred: opts.Deferred && to == r.authoritative,
 				Draw:     opts.Draw && to == r.authoritative && len(muts) == whole,
+				Urgent:   opts.Urgent,
 			})
 		},
 		failed: func(_ *Mutation, err error) Outcome { return Outcome{Err: err} },
@@ -225,13 +246,6 @@ type splitKind[Q, A any] struct {
 	check  func([]Q) error
 	send   func(context.Context, *route, []Q) ([]A, error)
 	failed func(*Q, error) A
-}
-
-// part is what goes to one store: asks, and where their answers belong.
-type part[Q any] struct {
-	to    *route
-	asks  []Q
-	index []int
 }
 
 func split[Q, A any](ctx context.Context, r *Router, asks []Q, kind splitKind[Q, A]) ([]A, error) {
@@ -257,38 +271,11 @@ func splitParts[Q, A any](ctx context.Context, r *Router, asks []Q, kind splitKi
 	if err := kind.check(asks); err != nil {
 		return nil, fmt.Errorf("router: %w", err)
 	}
-	var parts []part[Q]
-	for i := range asks {
-		to := r.route(kind.table(&asks[i]))
-		p := slices.IndexFunc(parts, func(p part[Q]) bool { return p.to == to })
-		if p < 0 {
-			p = len(parts)
-			parts = append(parts, part[Q]{to: to})
-		}
-		parts[p].asks = append(parts[p].asks, asks[i])
-		parts[p].index = append(parts[p].index, i)
-	}
-	answers := make([]A, len(asks))
-	send := func(p *part[Q]) {
+	parts := cut(asks, func(q *Q) *route { return r.route(kind.table(q)) })
+	return sendParts(len(asks), parts, func(p *part[*route, Q]) ([]A, error) {
 		got, err := kind.send(ctx, p.to, p.asks)
-		if err == nil && len(got) != len(p.asks) {
-			err = fmt.Errorf("%w: %d answers for %d rows", ErrAmbiguous, len(got), len(p.asks))
-		}
-		for i, at := range p.index {
-			if err != nil {
-				answers[at] = kind.failed(&p.asks[i], p.to.wrap(err))
-			} else {
-				answers[at] = got[i]
-			}
-		}
-	}
-	var others sync.WaitGroup
-	for i := range parts[1:] {
-		others.Go(func() { send(&parts[1+i]) })
-	}
-	send(&parts[0])
-	others.Wait()
-	return answers, nil
+		return got, p.to.wrap(err)
+	}, kind.failed), nil
 }
 
 // Scan implements Store.
@@ -345,6 +332,9 @@ func (r *Router) Close() error {
 func (r *Router) Offer(target any) bool {
 	switch t := target.(type) {
 	case *Placer:
+		*t = r
+		return true
+	case *Sharder:
 		*t = r
 		return true
 	case *DrawReader:
@@ -470,8 +460,9 @@ func (g routedGrouper) Group(ctx context.Context, groups []Group) ([]GroupOutcom
 		table: func(q *Group) string { return q.Mutations[0].Table },
 		check: func(groups []Group) error {
 			for i := range groups {
-				if err := g.r.checkLimits(groups[i].Mutations); err != nil {
-					return err
+				to := g.r.route(groups[i].Mutations[0].Table)
+				if err := CheckGroupLimits(to.limits, groups[i:i+1]); err != nil {
+					return to.wrap(err)
 				}
 			}
 			return nil
@@ -554,6 +545,8 @@ func (l routedLimiter) Limits() Limits {
 		tighten(&all.Row, one.Row)
 		tighten(&all.Column, one.Column)
 		tighten(&all.Value, one.Value)
+		tighten(&all.Operations, one.Operations)
+		tighten(&all.Bytes, one.Bytes)
 	}
 	return all
 }

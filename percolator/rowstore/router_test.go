@@ -337,7 +337,6 @@ func TestRouterClose(t *testing.T) {
 
 func TestRouterOffers(t *testing.T) {
 	t.Parallel()
-	requireOffers(t, func(s rs.Store) rs.Store { return newRouter(t, rs.RouterConfig{Stores: map[string]rs.Store{"s": s}}) })
 
 	two := func(second rs.Store) *rs.Router {
 		return newRouter(t, rs.RouterConfig{Stores: map[string]rs.Store{"a": rs.NewMemory(), "b": second}, Tables: map[string]string{"b": "b"}, Authoritative: "a"})

@@ -225,6 +225,10 @@ type ApplyOptions struct {
 	// timestamp comes with the prewrites. A store that saves no round trip by it takes
 	// no notice, and leaves Outcome.Drawn 0.
 	Draw bool
+	// Urgent says that others wait for this small batch: it renews a lease or the expiry
+	// of a lock, and its owner is taken for dead when it is late. A wrapper never queues
+	// it behind batches that are not urgent. A store without a queue takes no notice.
+	Urgent bool
 }
 
 // Outcome says what became of a mutation.
@@ -382,6 +386,10 @@ type DrawnRows struct {
 	TS Timestamp
 	// Rows answer the reads, in order.
 	Rows []Row
+	// Apart tells that the rows were asked for by a request that was sent when the
+	// timestamp had come back, so that any time may lie between the two, for instance
+	// when the process was suspended. Where one request asks for both it is false.
+	Apart bool
 	// Err is the failure of this one alone: it has neither timestamp nor rows.
 	Err error
 }
@@ -420,16 +428,31 @@ type Waker interface {
 	Listen(ctx context.Context, wake func(table string)) error
 }
 
-// Limits are the greatest lengths that a store takes, in bytes; 0 means no limit
-// of its own.
+// Limits are the most that a store takes; 0 means no limit of its own.
 type Limits struct {
+	// Table, Row, Column and Value are the greatest lengths, in bytes.
 	Table, Row, Column, Value int
+	// Operations is the greatest number of conditions and edits, together, of one
+	// atomic step: of one Mutation, or of all Mutations of one Group.
+	Operations int
+	// Bytes is the greatest size of one atomic step: its names and values together.
+	Bytes int
 }
 
 // Limiter is optionally implemented by stores that have limits, so that the
 // layer above refuses what is over them before it writes anything.
 type Limiter interface {
 	Limits() Limits
+}
+
+// Sharder is optionally implemented by stores whose rows lie on several servers, so
+// that a wrapper which merges calls keeps apart what one slow server should not delay
+// for the others.
+type Sharder interface {
+	// Shard names the server, or the group of servers, that holds a row, as far as the
+	// store knows now. Rows with different names share no fate. It is quick, does no
+	// I/O, and its answers may change; nothing but speed depends on them.
+	Shard(table, row string) string
 }
 
 // Feature is one line of a Report.
@@ -459,9 +482,14 @@ var (
 	// ErrInvalid says that the arguments break a rule of this package. Nothing was
 	// done.
 	ErrInvalid = errors.New("rowstore: invalid argument")
-	// ErrTooLarge says that a name or a value is longer than the store takes.
-	// Nothing was done.
+	// ErrTooLarge says that a name or a value is longer, or one atomic step larger, than
+	// the store takes. Nothing was done.
 	ErrTooLarge = errors.New("rowstore: too large")
+	// ErrUnavailable says that a server is away for a moment: it restarts, its
+	// connection was refused or broke before the request left, or another server is
+	// taking over. Nothing was done and nothing will be. The caller may repeat the call;
+	// a store does not wait for the server itself. It never comes with ErrAmbiguous.
+	ErrUnavailable = errors.New("rowstore: server unavailable")
 	// ErrClosed says that the store was closed.
 	ErrClosed = errors.New("rowstore: closed")
 )

@@ -3,11 +3,19 @@
 local m, p, format, partitions = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 local kind = call('TYPE', m).ok
 if kind == 'none' then
-  for i = 2, #KEYS do
-    if call('EXISTS', KEYS[i]) == 1 then
-      return redis.error_reply('FOREIGN the key ' .. KEYS[i] .. ' exists but not ' .. m .. ', which every store has')
+  -- A store whose record is gone was lost in part; anything else is not a store.
+  local rest
+  for i, want in ipairs({'string', 'set'}) do
+    local k = call('TYPE', KEYS[i + 1]).ok
+    if k ~= 'none' and k ~= want then
+      return redis.error_reply('FOREIGN the key ' .. KEYS[i + 1] .. ' is a ' .. k .. ', not what a store keeps there')
     end
+    if k == 'string' and call('STRLEN', KEYS[i + 1]) ~= 55 then
+      return redis.error_reply('FOREIGN the key ' .. KEYS[i + 1] .. ' exists but not ' .. m .. ', which every store has')
+    end
+    if k ~= 'none' then rest = KEYS[i + 1] end
   end
+  if rest then return redis.error_reply('LOST ' .. rest) end
   call('HSET', m, 'format', format, 'partitions', partitions)
 elseif kind ~= 'hash' then
   return redis.error_reply('FOREIGN the key ' .. m .. ' is a ' .. kind .. ', not what a store keeps there')

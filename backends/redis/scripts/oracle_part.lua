@@ -1,22 +1,35 @@
 -- The oracle's state is 6 bytes of milliseconds, 3 of counter (together the
 -- next timestamp to hand out), 6 of milliseconds below which every timestamp
 -- handed out lies (the bound), and the run id of the server that wrote it. The
--- bound is written at least 3 s before it is reached, so that it survives a
--- crash that loses the last seconds of writes; a server with another run id
--- than the state's starts at the bound.
-local oracleKey, oracleRun
+-- bound is written at least 3 s before it is reached, so that it survives the
+-- loss of the last seconds of writes. A second key, whose name ends in e, holds
+-- the server's replication id, which changes whenever the server starts or
+-- becomes a primary, and its run id. A server that finds another id in either
+-- key may have lost writes and starts at the bound.
+local oracleKey, oracleRun, oracleRepl
 local ms, ctr, bound = 0, 0, 0
 local function oracleLoad(key, now)
   oracleKey = key
-  local id = ''
-  local s = call('GET', key)
+  local info = call('INFO', 'replication')
+  if not find(info, 'role:master', 1, true) then
+    return redis.error_reply('READONLY percolator: the server is a replica')
+  end
+  local repl = string.match(info, 'master_replid:(%x+)')
+  local got = call('MGET', key, sub(key, 1, -2) .. 'e')
+  local s, e = got[1], got[2]
   if s then
     if #s < 16 then return redis.error_reply('ERR percolator: the value of the oracle key is not an oracle') end
     ms, ctr, bound = su('>I6I3I6', s)
-    id = sub(s, 16)
   end
-  oracleRun = string.match(call('INFO', 'server'), 'run_id:(%x+)')
-  if id ~= oracleRun and bound > ms then
+  local lost = false
+  if e and sub(e, 1, 40) == repl then
+    oracleRun = sub(e, 41)
+  else
+    lost = e
+    oracleRun = string.match(call('INFO', 'server'), 'run_id:(%x+)')
+    oracleRepl = repl
+  end
+  if s and (lost or sub(s, 16) ~= oracleRun) and bound > ms then
     ms = bound
     ctr = 0
   end
@@ -35,5 +48,6 @@ local function oracleTake(n)
 end
 local function oracleSave()
   if bound - ms < 3000 then bound = ms + 6000 end
+  if oracleRepl then call('SET', sub(oracleKey, 1, -2) .. 'e', oracleRepl .. oracleRun) end
   call('SET', oracleKey, sp('>I6I3I6', ms, ctr, bound) .. oracleRun)
 end

@@ -1,22 +1,33 @@
--- Reads rows. A record is 0, key, field, th, tl for the newest write of one cell
--- at or below a timestamp, with its lock and mark: nearly every read there is. Or
--- 1, key and a general read.
+-- Reads rows. ARGV[1] says how many steps and bytes this run may take, and then
+-- the reads: 0, key, field, th, tl for the newest write of one cell at or below a
+-- timestamp, with its lock and mark: nearly every read there is. Or 1, key and a
+-- general read. Answers the rows, as many as fit, and 1 in place of the first one
+-- if that alone does not fit.
 local A = cmsgpack.unpack(ARGV[1])
+maxSteps, maxBytes = A[1], A[2]
 local out, n = {}, 0
-local p, na = 1, #A
+local p, na = 3, #A
 while p <= na do
-  n = n + 1
-  local key = A[p + 1]
+  local key, v = A[p + 1], nil
   if A[p] == 0 then
     local f = A[p + 2]
-    local v = call('HGET', key, f)
-    if v then v = older(key, f, v, 1, A[p + 3], A[p + 4], 4294967295, 4294967295) end
-    out[n] = v
+    v = call('HGET', key, f)
+    spent = spent + 1
+    if v then
+      size = size + #v
+      v = older(key, f, v, 1, A[p + 3], A[p + 4], 4294967295, 4294967295)
+    end
     p = p + 5
   else
     local row, _, nextp = view(key, A, p + 2, nil)
-    out[n] = row
-    p = nextp
+    v, p = row, nextp
   end
+  if v == nil then
+    if n == 0 then out[1] = 1 end
+    break
+  end
+  n = n + 1
+  out[n] = v
+  if spent > maxSteps or size > maxBytes then break end
 end
 return cmsgpack.pack(out)

@@ -1,6 +1,59 @@
+-- What this run has done and may do, so that it keeps the server from its other
+-- clients for a short time only: steps (a field or a member is one, a visit to the
+-- history four) and bytes to answer.
+local spent, size, maxSteps, maxBytes = 0, 0, 0, 0
+
+-- The older writes that the hash of one row holds itself, by field of their cell.
+local recentKey, recent
+
+-- collect finds them among all fields of the row.
+local function collect(key, all)
+  recentKey, recent = key, {}
+  for i = 1, #all, 2 do
+    local name = all[i]
+    if byte(name) == 72 then
+      local f = 'W' .. sub(name, 2, -9)
+      local list = recent[f]
+      if not list then
+        list = {}
+        recent[f] = list
+      end
+      list[#list + 1] = f .. sub(name, -8) .. all[i + 1]
+    end
+  end
+end
+
+-- members returns the members of a range of a row's history, at most lim (0: all),
+-- or nil when that is more than this run may do.
+local function members(hkey, first, last, lim)
+  spent = spent + 4
+  if lim == 1 then
+    local r = call('ZRANGEBYLEX', hkey, first, last, 'LIMIT', 0, 1)
+    if r[1] then size = size + #r[1] end
+    return r
+  end
+  local out, n, chunk = {}, 0, 4
+  while true do
+    if lim > 0 and chunk > lim - n then chunk = lim - n end
+    local r = call('ZRANGEBYLEX', hkey, first, last, 'LIMIT', 0, chunk)
+    local got, before = #r, size
+    for i = 1, got do
+      n = n + 1
+      out[n] = r[i]
+      size = size + #r[i]
+    end
+    spent = spent + got
+    if got < chunk or n == lim then return out end
+    if spent > maxSteps or size > maxBytes then return nil end
+    first = '(' .. r[got]
+    if size - before > 65536 * got then chunk = 1 elseif chunk < 512 then chunk = 2 * chunk end
+  end
+end
+
 -- older returns what a read of a cell's field must answer: the field itself, or,
 -- where older writes are wanted too, the field and the history members. Wanted
--- are at most lim (0: all) writes in the inverted range [th,tl] to [fh,fl].
+-- are at most lim (0: all) writes in the inverted range [th,tl] to [fh,fl]. It
+-- returns nil when that is more than this run may do.
 local function older(key, field, v, lim, th, tl, fh, fl)
   local pos, k = 2, byte(v)
   local f = k % 8
@@ -21,20 +74,21 @@ local function older(key, field, v, lim, th, tl, fh, fl)
   end
   local tag = find(key, '}', 1, true)
   local hkey = sub(key, 1, tag) .. 'h' .. sub(key, tag + 2)
-  local first = '[' .. field .. sp('>I4I4', th, tl)
-  local r
-  if lim == 0 then
-    r = call('ZRANGEBYLEX', hkey, first, last)
-  else
-    r = call('ZRANGEBYLEX', hkey, first, last, 'LIMIT', 0, lim)
-  end
+  local r = members(hkey, '[' .. field .. sp('>I4I4', th, tl), last, lim)
+  if not r then return nil end
   if k >= 8 then
     -- The row's hash holds some older writes itself.
-    local prefix = 'H' .. sub(field, 2)
-    local n = #prefix
-    local all = call('HGETALL', key)
-    for j = 1, #all, 2 do
-      if sub(all[j], 1, n) == prefix then r[#r + 1] = field .. sub(all[j], n + 1) .. all[j + 1] end
+    if key ~= recentKey then
+      spent = spent + call('HLEN', key)
+      if spent > maxSteps then return nil end
+      collect(key, call('HGETALL', key))
+    end
+    local list = recent[field]
+    if list then
+      for i = 1, #list do
+        r[#r + 1] = list[i]
+        size = size + #list[i]
+      end
     end
   end
   if not r[1] then return v end
@@ -46,19 +100,26 @@ end
 -- no older writes), th, tl, fh, fl; then nr history ranges, each lo, hi, lim. nc
 -- = -1 stands for every field of the row, with one lim and range for all cells.
 -- Answers the list of views and, for a scan, whether any of the row's fields is
--- of a wanted kind: want[flags] for cells, want[8] for notifications.
+-- of a wanted kind: want[flags] for cells, want[8] for notifications. It returns
+-- nil when the row is more than this run may do.
 local function view(key, A, p, want)
   local row, n, found = {}, 0, false
   local nc = A[p]
   p = p + 1
   if nc >= 0 then
     for _ = 1, nc do
+      if spent > maxSteps or size > maxBytes then return nil end
       local f, lim = A[p], A[p + 1]
       local v = call('HGET', key, f)
+      spent = spent + 1
       if v then
+        size = size + #v
         local cell = byte(f) == 87
         if want and not found then found = want[cell and byte(v) % 8 or 8] end
-        if cell and lim >= 0 then v = older(key, f, v, lim, A[p + 2], A[p + 3], A[p + 4], A[p + 5]) end
+        if cell and lim >= 0 then
+          v = older(key, f, v, lim, A[p + 2], A[p + 3], A[p + 4], A[p + 5])
+          if not v then return nil end
+        end
       end
       n = n + 1
       row[n] = v
@@ -67,15 +128,23 @@ local function view(key, A, p, want)
   else
     local lim, th, tl, fh, fl = A[p], A[p + 1], A[p + 2], A[p + 3], A[p + 4]
     p = p + 5
+    spent = spent + call('HLEN', key)
+    if spent > maxSteps then return nil end
     local all = call('HGETALL', key)
+    if lim >= 0 then collect(key, all) end
     for i = 1, #all, 2 do
       local f, v = all[i], all[i + 1]
       local kind = byte(f)
       -- Kind H is an older write, which older() finds.
       if kind ~= 72 then
+        if spent > maxSteps or size > maxBytes then return nil end
+        size = size + #f + #v
         local cell = kind == 87
         if want and not found then found = want[cell and byte(v) % 8 or 8] end
-        if cell and lim >= 0 then v = older(key, f, v, lim, th, tl, fh, fl) end
+        if cell and lim >= 0 then
+          v = older(key, f, v, lim, th, tl, fh, fl)
+          if not v then return nil end
+        end
         row[n + 1] = f
         row[n + 2] = v
         n = n + 2
@@ -88,12 +157,9 @@ local function view(key, A, p, want)
     local tag = find(key, '}', 1, true)
     local hkey = sub(key, 1, tag) .. 'h' .. sub(key, tag + 2)
     for _ = 1, nr do
-      local r
-      if A[p + 2] == 0 then
-        r = call('ZRANGEBYLEX', hkey, A[p], A[p + 1])
-      else
-        r = call('ZRANGEBYLEX', hkey, A[p], A[p + 1], 'LIMIT', 0, A[p + 2])
-      end
+      if spent > maxSteps or size > maxBytes then return nil end
+      local r = members(hkey, A[p], A[p + 1], A[p + 2])
+      if not r then return nil end
       if r[1] then found = true end
       n = n + 1
       row[n] = r

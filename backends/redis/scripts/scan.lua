@@ -1,13 +1,15 @@
 -- One page of a scan of one partition. ARGV[1] holds: index key, lower and upper
 -- bound, reverse, most rows to answer, most rows to look at, most bytes to
 -- answer, prefix of the row keys, whether the index is that of notifications,
--- want[1..8], and a general read. Answers the bound to go on from (false at the
--- end), then row, view, row, view.
+-- want[1..8], the steps that this run may take, and a general read. Answers the
+-- bound to go on from (false at the end), then row, view, row, view. The view of a
+-- row that alone is too much is 1.
 local A = cmsgpack.unpack(ARGV[1])
-local idx, lo, hi, reverse, most, look, bytes, prefix, notes = A[1], A[2], A[3], A[4], A[5], A[6], A[7], A[8], A[9]
+local idx, lo, hi, reverse, most, look, prefix, notes = A[1], A[2], A[3], A[4], A[5], A[6], A[8], A[9]
+maxSteps, maxBytes = A[18], A[7]
 local want = {}
 for i = 1, 8 do want[i] = A[9 + i] end
-local out, n, size, rows, seen = {false}, 1, 0, 0, 0
+local out, n, rows, seen = {false}, 1, 0, 0
 local stop, lastrow = false, nil
 while not stop do
   local chunk = look - seen
@@ -34,25 +36,26 @@ while not stop do
     seen = seen + 1
     if row ~= lastrow then
       lastrow = row
-      local v, found = view(prefix .. row, A, 18, want)
+      local v, found = view(prefix .. row, A, 19, want)
+      if v == nil then
+        if seen > 1 then
+          -- The next page begins with this row.
+          if reverse then out[1] = hi else out[1] = lo end
+          stop = true
+          break
+        end
+        v, found, spent = 1, true, maxSteps + 1
+      end
       if found then
         out[n + 1] = row
         out[n + 2] = v
         n = n + 2
         rows = rows + 1
         size = size + #row
-        for j = 1, #v do
-          local x = v[j]
-          if type(x) == 'string' then
-            size = size + #x
-          elseif x then
-            for k = 1, #x do size = size + #x[k] end
-          end
-        end
       end
     end
     if reverse then hi = bound else lo = bound end
-    if rows == most or seen >= look or size >= bytes then
+    if rows == most or seen >= look or size >= maxBytes or spent > maxSteps then
       out[1] = bound
       stop = true
       break

@@ -49,9 +49,9 @@ local function exact(prefix)
 end
 
 -- spill moves the older writes of a column, and the one that joins them, to its
--- history.
-local function spill(key, f, i)
-  unload(key, f)
+-- history. The mutation's nw cell columns have their fields behind A[fp].
+local function spill(key, f, i, fp, nw)
+  unload(key, f, fp + 1, fp + nw)
   if HF[i] then
     call('ZADD', history(key), 0, f .. sub(HF[i], #f + 1) .. HV[i])
     HF[i] = nil
@@ -207,19 +207,23 @@ while p <= na do
                   call('ZADD', history(key), 0, f .. old)
                 else
                   if k >= 12 or HF[i] then
-                    spill(key, f, i)
+                    spill(key, f, i, fp, nw)
                     k = 0
                   end
-                  K[i] = k + 1
-                  HF[i] = 'H' .. sub(f, 2) .. sub(old, 1, 8)
-                  HV[i] = sub(old, 9)
+                  if k == 0 and wide(key) then
+                    call('ZADD', history(key), 0, f .. old)
+                  else
+                    K[i] = k + 1
+                    HF[i] = 'H' .. sub(f, 2) .. sub(old, 1, 8)
+                    HV[i] = sub(old, 9)
+                  end
                 end
                 W[i] = ts .. val
               elseif h == oh and l == ol then
                 W[i] = ts .. val
               else
                 local x = A[fp + c] .. ts
-                if K[i] > 0 then spill(key, A[fp + c], i) end
+                if K[i] > 0 then spill(key, A[fp + c], i, fp, nw) end
                 call('ZREMRANGEBYLEX', history(key), exact(x))
                 call('ZADD', history(key), 0, x .. val)
               end
@@ -264,7 +268,7 @@ while p <= na do
           elseif op == 7 then -- delete writes in a range, newest kept in the field
             local c = A[p + 1]
             local i = q0 + c
-            if W[i] and K[i] > 0 then spill(key, A[fp + c], i) end
+            if W[i] and K[i] > 0 then spill(key, A[fp + c], i, fp, nw) end
             if call('ZREMRANGEBYLEX', history(key), A[p + 6], A[p + 7]) > 0 then removed = true end
             if W[i] and within(W[i], 1, A[p + 2], A[p + 3], A[p + 4], A[p + 5]) then
               local f = A[fp + c]

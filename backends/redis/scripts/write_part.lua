@@ -24,23 +24,72 @@ local function history(key)
   return sub(key, 1, tag) .. 'h' .. sub(key, tag + 2)
 end
 
--- unload moves the older writes of a column from the row's hash to its history.
-local function unload(key, f)
-  local prefix = 'H' .. sub(f, 2)
-  local n = #prefix
-  local add, del = {}, {}
-  local all = call('HGETALL', key)
-  for j = 1, #all, 2 do
-    local name = all[j]
-    if sub(name, 1, n) == prefix then
-      add[#add + 1] = 0
-      add[#add + 1] = f .. sub(name, n + 1) .. all[j + 1]
-      del[#del + 1] = name
+-- wide tells whether a row has so many fields that the older writes of its columns
+-- go to the history one by one: those that lie in the hash are found only by
+-- reading all of it.
+local wideKey, isWide
+local function wide(key)
+  if key ~= wideKey then wideKey, isWide = key, call('HLEN', key) > 256 end
+  return isWide
+end
+
+-- The older writes that the hash of one row holds, as names and values by field of
+-- their cell, and the cells.
+local heldKey, held, cells
+
+-- move puts the older writes of a column from the row's hash into its history, and
+-- tells how many there were.
+local function move(key, f)
+  local list = held[f]
+  if not list then return 0 end
+  held[f] = nil
+  local add, del, n = {}, {}, #list
+  for j = 1, n, 2 do
+    add[j] = 0
+    add[j + 1] = f .. sub(list[j], -8) .. list[j + 1]
+    del[(j + 1) / 2] = list[j]
+  end
+  call('ZADD', history(key), unpack(add))
+  call('HDEL', key, unpack(del))
+  return n / 2
+end
+
+-- unload moves the older writes of a column to the history. In a wide row, which
+-- has some from before it became wide, those of other columns go along, so that the
+-- hash is not read anew for each. The fields A[from] to A[to] are those that the
+-- mutation at hand changes itself.
+local function unload(key, f, from, to)
+  if key ~= heldKey then
+    heldKey, held, cells = key, {}, {}
+    local all = call('HGETALL', key)
+    for j = 1, #all, 2 do
+      local name = all[j]
+      local kind = byte(name)
+      if kind == 72 then
+        local of = 'W' .. sub(name, 2, -9)
+        local list = held[of]
+        if not list then
+          list = {}
+          held[of] = list
+        end
+        list[#list + 1] = name
+        list[#list + 1] = all[j + 1]
+      elseif kind == 87 then
+        cells[name] = all[j + 1]
+      end
     end
   end
-  if del[1] then
-    call('ZADD', history(key), unpack(add))
-    call('HDEL', key, unpack(del))
+  move(key, f)
+  if not wide(key) then return end
+  local own, left = {}, 1000
+  for j = from, to do own[A[j]] = true end
+  for of in pairs(held) do
+    if left <= 0 then break end
+    if not own[of] then
+      left = left - move(key, of)
+      local v = cells[of]
+      if v then call('HSET', key, of, char(byte(v) % 8) .. sub(v, 2)) end
+    end
   end
 end
 
@@ -116,20 +165,22 @@ local function quick(p, n, nah, nal)
       local f = k % 8
       if f < 4 then
         call('HSET', key, field, char(f + 4) .. sub(v, 2) .. drawn .. A[p + 2])
-      elseif #v - pos > 299 then
-        call('ZADD', history(key), 0, field .. sub(v, pos))
-        call('HSET', key, field, char(k) .. sub(v, 2, pos - 1) .. drawn .. A[p + 2])
       else
         if k >= 96 then
-          unload(key, field)
+          unload(key, field, p + 1, p + 1)
           k = f
         end
-        local h = older[field]
-        if not h then
-          h = 'H' .. sub(field, 2)
-          older[field] = h
+        if #v - pos > 299 or k < 8 and wide(key) then
+          call('ZADD', history(key), 0, field .. sub(v, pos))
+          call('HSET', key, field, char(k) .. sub(v, 2, pos - 1) .. drawn .. A[p + 2])
+        else
+          local h = older[field]
+          if not h then
+            h = 'H' .. sub(field, 2)
+            older[field] = h
+          end
+          call('HSET', key, field, char(k + 8) .. sub(v, 2, pos - 1) .. drawn .. A[p + 2], h .. sub(v, pos, pos + 7), sub(v, pos + 8))
         end
-        call('HSET', key, field, char(k + 8) .. sub(v, 2, pos - 1) .. drawn .. A[p + 2], h .. sub(v, pos, pos + 7), sub(v, pos + 8))
       end
     end
     p = p + 3

@@ -1,0 +1,178 @@
+package postgres
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// errStandby says that the server follows another. It is an error of a call that
+// did nothing.
+var errStandby = errors.New("the server is a standby")
+
+// errReadOnly says that the server, or the role, takes no writes for now.
+var errReadOnly = errors.New("the server takes no writes (default_transaction_read_only, or a fail-over)")
+
+// errUnconfirmed says that a commit is on this server, which stopped waiting for its
+// standbys before they had it.
+var errUnconfirmed = errors.New("committed here, and perhaps not on the standby: the server stopped waiting for it")
+
+// brokenError marks a failure of the connection, rather than of the statement.
+type brokenError struct{ error }
+
+func (b brokenError) Unwrap() error { return b.error }
+
+func isBroken(err error) bool {
+	var b brokenError
+	return errors.As(err, &b)
+}
+
+// severe tells whether the connection to the server ended with this error. Where the server is lost,
+// some poolers say so in an ordinary ERROR, so it goes by the code as well.
+func severe(pg *pgconn.PgError) bool {
+	s := pg.SeverityUnlocalized
+	if s == "" {
+		s = pg.Severity
+	}
+	return s == "FATAL" || s == "PANIC" || strings.HasPrefix(pg.Code, "08") || strings.HasPrefix(pg.Code, "57P0") ||
+		pg.Code == systemError || pg.Code == completionUnknown
+}
+
+// classify says what an error means that came after the statement was given to the
+// connection. An error that the server sent means that it rolled back, but for
+// those that end the connection: a shutdown can come when the commit is in the log
+// already and only waits for a standby.
+func classify(err error, write bool) error {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) && !severe(pg) {
+		return refused(err, pg)
+	}
+	if pg == nil {
+		err = brokenError{err}
+	}
+	if !write || pgconn.SafeToRetry(err) {
+		return away(err)
+	}
+	return fmt.Errorf("%w: %w", rowstore.ErrAmbiguous, err)
+}
+
+// refused says what an error of a living server means.
+func refused(err error, pg *pgconn.PgError) error {
+	switch pg.Code {
+	case onStandby:
+		return fmt.Errorf("%w: %w: %w", rowstore.ErrUnavailable, errStandby, err)
+	case readOnly:
+		return fmt.Errorf("%w: %w: %w", rowstore.ErrUnavailable, errReadOnly, err)
+	}
+	return err
+}
+
+// away says of an error that certainly had no effect that the server is away, unless it was the
+// caller who went.
+func away(err error) error {
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, rowstore.ErrUnavailable) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", rowstore.ErrUnavailable, err)
+}
+
+// connectError is a failure to connect. Its text has of the address no more than host and
+// port: whatever else is in a URL may be a part of a password that was not escaped.
+type connectError struct {
+	text string
+	errs []error
+}
+
+func (e *connectError) Error() string   { return e.text }
+func (e *connectError) Unwrap() []error { return e.errs }
+
+// connecting describes why there is no connection. It matches ErrUnavailable where
+// that may pass by itself, and the context's error where that ended.
+func connecting(ctx context.Context, err error) error {
+	e := &connectError{text: "connecting", errs: []error{err}}
+	var to *pgconn.ConnectError
+	if errors.As(err, &to) {
+		e.text += " to " + net.JoinHostPort(to.Config.Host, strconv.Itoa(int(to.Config.Port)))
+	}
+	if ctx.Err() != nil {
+		e.text += ": " + ctx.Err().Error()
+		e.errs = append(e.errs, ctx.Err())
+		return e
+	}
+	why, passes := connectReason(err)
+	e.text += ": " + why
+	if passes {
+		e.text = rowstore.ErrUnavailable.Error() + ": " + e.text
+		e.errs = append(e.errs, rowstore.ErrUnavailable)
+	}
+	return e
+}
+
+// connectReason says why a connection could not be made, and whether that may pass.
+func connectReason(err error) (why string, passes bool) {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		return refusal(pg), strings.HasPrefix(pg.Code, "57P0") || strings.HasPrefix(pg.Code, "08") || pg.Code == tooManyConnections
+	}
+	if errors.Is(err, errStandby) {
+		return errStandby.Error(), true
+	}
+	var host x509.HostnameError
+	var authority x509.UnknownAuthorityError
+	var invalid x509.CertificateInvalidError
+	var verify *tls.CertificateVerificationError
+	if errors.As(err, &verify) || errors.As(err, &host) || errors.As(err, &authority) || errors.As(err, &invalid) {
+		return "the server's certificate is not valid for it or not trusted", false
+	}
+	var dns *net.DNSError
+	var op *net.OpError
+	var system syscall.Errno
+	var timeout net.Error
+	switch {
+	case errors.As(err, &dns):
+		return "the host's name cannot be resolved", true
+	case errors.As(err, &timeout) && timeout.Timeout(), errors.Is(err, context.DeadlineExceeded):
+		return "no answer in time", true
+	case errors.As(err, &system):
+		return system.Error(), true
+	case errors.As(err, &op):
+		return "the network failed", true
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return "the server closed the connection", true
+	case strings.Contains(err.Error(), "refused TLS"):
+		return "the server refused TLS", false
+	}
+	return "the connection could not be made", false
+}
+
+// refusal puts an error that the server answers to a new connection into words of this package: its
+// own name the user and the database.
+func refusal(pg *pgconn.PgError) string {
+	words, ok := map[string]string{
+		"28P01": "the server does not accept the user's password",
+		"28000": "the server does not admit the user from here",
+		"3D000": "the server does not have the database",
+		"42501": "the server does not permit the user to use the database",
+		"42704": "the server does not know one of the settings",
+		"22023": "the server does not accept the value of one of the settings",
+		"57P03": "the server is starting up or shutting down",
+		"57P01": "the server is shutting down",
+
+		tooManyConnections: "the server has too many connections",
+	}[pg.Code]
+	if !ok {
+		words = "the server refuses"
+	}
+	return words + " (SQLSTATE " + pg.Code + ")"
+}

@@ -1,0 +1,190 @@
+package postgres
+
+import (
+	"context"
+	"encoding/hex"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Notifications are announced after the batch that holds them has committed, by a
+// statement of their own, and not inside of it: a transaction with a NOTIFY takes a lock
+// of the whole server from before its flush to its end, so that all of them, and those of
+// every other program there, go one after another; and where the queue of notifications is full
+// it fails. What is announced is a hint. It is lost when the client dies between the
+// two, and then workers find the notification at their next look.
+const (
+	// pushEvery is the least time between two announcements. The first one goes at once,
+	// and those that come meanwhile go together.
+	pushEvery = 2 * time.Millisecond
+	// pushWithin bounds one announcement, and pushAgain is the wait after one that failed.
+	pushWithin = 10 * time.Second
+	pushAgain  = time.Second
+	// pushAtEnd bounds what Close waits for the last one.
+	pushAtEnd = time.Second
+	// pushTables is how many tables are told apart; with more of them, any table is meant.
+	pushTables = 256
+)
+
+// pushSQL sends a NOTIFY for each payload, and waits for no flush.
+const pushSQL = `SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify('{{channel}}', w)
+	FROM pg_catalog.unnest($1::pg_catalog.text[]) w`
+
+// pusher announces notifications: at once to those who listen on the same store, and by
+// way of the server to all others. One goroutine does both; stop ends it.
+type pusher struct {
+	s     *store
+	id    string        // of this store, in what it sends: it need not hear that itself
+	ready chan struct{} // something is pending
+	quit  chan struct{}
+	done  chan struct{}
+
+	mu        sync.Mutex
+	pending   map[string]bool
+	listeners map[*listener]bool
+	failed    atomic.Uint64 // announcements that failed, and were repeated
+}
+
+// listener is one call of Listen.
+type listener struct {
+	mu   sync.Mutex // held over each call of wake, which is one at a time
+	wake func(table string)
+	gone bool
+}
+
+func (l *listener) tell(table string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.gone {
+		l.wake(table)
+	}
+}
+
+func newPusher(s *store, id string) *pusher {
+	p := &pusher{
+		s: s, id: id, ready: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{}),
+		pending: map[string]bool{}, listeners: map[*listener]bool{},
+	}
+	go p.run()
+	return p
+}
+
+// add has tables announced. It returns at once.
+func (p *pusher) add(tables []string) {
+	if len(tables) == 0 {
+		return
+	}
+	p.mu.Lock()
+	for _, t := range tables {
+		p.pending[t] = true
+	}
+	if len(p.pending) > pushTables {
+		p.pending = map[string]bool{"": true}
+	}
+	p.mu.Unlock()
+	select {
+	case p.ready <- struct{}{}:
+	default:
+	}
+}
+
+func (p *pusher) take() (tables []string, listeners []*listener) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for t := range p.pending {
+		tables = append(tables, t)
+	}
+	clear(p.pending)
+	for l := range p.listeners {
+		listeners = append(listeners, l)
+	}
+	return tables, listeners
+}
+
+// listen registers a function until the function that it returns is called, after
+// which it is not called any more.
+func (p *pusher) listen(wake func(string)) (*listener, func()) {
+	l := &listener{wake: wake}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.listeners[l] = true
+	return l, func() {
+		p.mu.Lock()
+		delete(p.listeners, l)
+		p.mu.Unlock()
+		l.mu.Lock()
+		l.gone = true
+		l.mu.Unlock()
+	}
+}
+
+func (p *pusher) run() {
+	defer close(p.done)
+	for {
+		select {
+		case <-p.ready:
+		case <-p.quit:
+			ctx, cancel := context.WithTimeout(context.Background(), pushAtEnd)
+			_ = p.push(ctx) // nobody is left who could repeat it
+			cancel()
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), pushWithin)
+		stop := context.AfterFunc(p.s.ctx, cancel)
+		err := p.push(ctx)
+		stop()
+		cancel()
+		wait := pushEvery
+		if err != nil {
+			p.failed.Add(1)
+			wait = pushAgain
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-p.quit:
+			timer.Stop()
+		}
+	}
+}
+
+// push announces what is pending, and leaves it pending when it fails.
+func (p *pusher) push(ctx context.Context) error {
+	tables, listeners := p.take()
+	if len(tables) == 0 {
+		return nil
+	}
+	for _, l := range listeners {
+		for _, t := range tables {
+			l.tell(t)
+		}
+	}
+	var payloads array
+	payloads.reset(oidText)
+	for _, t := range tables {
+		payloads.string(p.id + ":" + hex.EncodeToString([]byte(t)))
+	}
+	err := p.s.run(ctx, p.s.q.push, [][]byte{payloads.param()}, false, nil, func(*fields) {})
+	if err != nil {
+		p.add(tables)
+	}
+	return err
+}
+
+// table reads a payload: the table, or "" for any, and whether this store sent it.
+func (p *pusher) table(payload string) (table string, own bool) {
+	id, name, ok := strings.Cut(payload, ":")
+	decoded, err := hex.DecodeString(name)
+	if !ok || err != nil {
+		return "", false // somebody else's; look everywhere
+	}
+	return string(decoded), id == p.id
+}
+
+// stop announces what is pending, for a bounded time, and ends the goroutine.
+func (p *pusher) stop() {
+	close(p.quit)
+	<-p.done
+}

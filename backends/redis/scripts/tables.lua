@@ -1,0 +1,2 @@
+-- Answers the tables of a partition.
+return cmsgpack.pack(call('SMEMBERS', KEYS[1]))

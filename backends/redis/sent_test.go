@@ -1,0 +1,86 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/internal/testserver"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// answered is an error that a server answered.
+type answered string
+
+func (e answered) Error() string { return string(e) }
+func (answered) RedisError()     {}
+
+// What may have changed something is ambiguous, whatever the server or the client says of it.
+func TestJudgeOfWrites(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name string
+		err  error
+		left bool
+		want verdict
+		// ambiguous of a final one; else it certainly changed nothing
+		ambiguous bool
+	}{
+		{"kept back", errStrict, false, sendAgain, false},
+		{"another of the pipeline was kept back", errStrict, true, final, true},
+		{"nobody waits for another of the pipeline", errAbandoned, true, final, true},
+		{"refused", answered("READONLY You can't write against a read only replica."), true, final, false},
+		{"busy", answered("BUSY Redis is busy running a script. You can only call SCRIPT KILL."), true, final, false},
+		{"no memory at the beginning", answered("OOM command not allowed when used memory > 'maxmemory'."), true, final, false},
+		{"a command failed", answered("WRONGTYPE Operation against a key script: f00, on @user_script:12."), true, final, true},
+		{"a command failed, older", answered("ERR Error running script (call to f_f00): @user_script:12: x"), true, final, true},
+		{"the interpreter failed", answered("ERR Error running script f_f00, not enough memory"), true, final, true},
+	} {
+		s := &Store{nodes: single{}}
+		c := &call{script: writeScript, err: tc.err, sent: tc.left}
+		require.Equal(t, tc.want, s.judge(context.Background(), c), tc.name)
+		if tc.want == final {
+			require.Equal(t, tc.ambiguous, errors.Is(c.err, rowstore.ErrAmbiguous), tc.name)
+			require.False(t, tc.ambiguous && errors.Is(c.err, rowstore.ErrUnavailable), tc.name)
+		}
+	}
+}
+
+// turns is an argument that makes a store strict at the moment when it is written.
+type turns struct{ s *Store }
+
+func (a turns) MarshalBinary() ([]byte, error) {
+	a.s.strict.Store(true)
+	return nil, nil
+}
+
+// The store meets a server whose replicas take writes while a pipeline leaves: what has
+// left of it is not sent again.
+func TestStrictInTheMiddleOfAPipeline(t *testing.T) {
+	t.Parallel()
+	s := bare(t, with(t, testserver.Redis(t)))
+	ctx := context.Background()
+	apply(t, s, put("z", 1, "the scripts are there, and the clock is known"))
+	muts := []rowstore.Mutation{put("a", 1, strings.Repeat("a", maxBytesPerCall+1)), put("b", 1, "b")}
+	for i := range muts {
+		muts[i].Conditions = []rowstore.Condition{rowstore.Absent(rowstore.Write, "c", 0)}
+	}
+	var outs [2]rowstore.GroupOutcome
+	w := writes{
+		n:     len(muts),
+		group: func(i int) ([]rowstore.Mutation, bool, rowstore.Timestamp) { return muts[i : i+1], false, 0 },
+		done:  func(i int, o *rowstore.GroupOutcome) { outs[i] = *o },
+		fail:  func(i int, err error) { outs[i].Err = err },
+	}
+	batches, err := s.pack(&w, writeScript)
+	require.NoError(t, err)
+	require.Len(t, batches, 2)
+	batches[1].call.args = []any{turns{s}}
+	calls := []*call{&batches[0].call, &batches[1].call}
+	s.run(ctx, calls)
+	require.True(t, s.strict.Load())
+	require.ErrorIs(t, calls[0].err, rowstore.ErrAmbiguous, "answer %q", calls[0].answer)
+}

@@ -1,0 +1,321 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// A row that is too much for one run of a script, because it has very many columns,
+// versions or bytes, is read in pieces. Redis watches the row's keys meanwhile
+// (WATCH), and tells at the end whether they changed: if they did not, all pieces
+// are of one moment. The last word is a run of a script, which also shows that the
+// server is a primary.
+
+const (
+	// wideTries is how often a row is read anew that changes all the time. Then it is
+	// read in one run, however long that takes.
+	wideTries = 5
+	// wideRanges bounds the ranges of the history that are asked for at a time.
+	wideRanges = 1024
+	// What is asked for at a time of a hash, which has no limit in bytes of its own:
+	// more as long as the answers are small.
+	wideFieldsLeast = 8
+	wideFieldsMost  = 2048
+)
+
+// readWide reads a row in pieces.
+func (s *Store) readWide(ctx context.Context, r *rowstore.RowRead) ([]rowstore.Version, error) {
+	if err := s.begin(ctx); err != nil {
+		return nil, err
+	}
+	var vs []rowstore.Version
+	var err error
+	if !s.await(ctx, func(ctx context.Context) { vs, err = s.tryWide(ctx, r) }) {
+		return nil, ctx.Err()
+	}
+	return vs, err
+}
+
+func (s *Store) tryWide(ctx context.Context, r *rowstore.RowRead) ([]rowstore.Version, error) {
+	at := s.partOf(r.Table, r.Row)
+	tag, table := s.parts[at].tag, escapeTable(r.Table)
+	key, history := tag+"r:"+table+"/"+r.Row, tag+"h:"+table+"/"+r.Row
+	pause := firstPause
+	for try := range wideTries {
+		client, err := s.nodes.of(ctx, at)
+		if err != nil {
+			return nil, s.failure(ctx, err)
+		}
+		w := wideRow{picks: r.Picks, key: key, history: history}
+		err = client.Watch(ctx, func(tx *goredis.Tx) error {
+			if err := w.read(ctx, tx); err != nil {
+				return err
+			}
+			_, err := tx.TxPipelined(ctx, func(p goredis.Pipeliner) error {
+				return p.Eval(ctx, roleScript.strict.source, nil).Err()
+			})
+			return err
+		}, key, history)
+		switch {
+		case err == nil:
+			d := decoder{vs: w.vs}
+			return d.pick(r.Picks), nil
+		case errors.Is(err, goredis.TxFailedErr):
+			continue
+		case serverSaid(err) && elsewhere(err.Error()):
+			s.nodes.moved(ctx)
+			if !sleep(ctx, pause) {
+				return nil, s.because(ctx, err)
+			}
+			pause = min(2*pause, lastPause)
+		case try == 0 && !serverSaid(err) && isAway(err) && !isTimeout(err) && ctx.Err() == nil:
+			// A connection that the server closed while it was idle.
+		default:
+			return nil, s.failure(ctx, err)
+		}
+	}
+	return s.readWhole(ctx, r)
+}
+
+// readWhole reads a row in one run of a script, without a limit.
+func (s *Store) readWhole(ctx context.Context, r *rowstore.RowRead) ([]rowstore.Version, error) {
+	at := s.partOf(r.Table, r.Row)
+	b := &readBatch{rows: []int{0}, call: call{part: at, script: readScript}}
+	b.enc.reset()
+	b.enc.allow(b.enc.budget(), 1<<32-1, 1<<32-1)
+	b.enc.read(s.parts[at].tag, r)
+	b.call.arg.b = b.enc.bytes()
+	s.run(ctx, []*call{&b.call})
+	if b.call.err != nil {
+		return nil, b.call.err
+	}
+	var d decoder
+	out := make([]rowstore.Row, 1)
+	n, err := d.rows([]rowstore.RowRead{*r}, b, out)
+	if err == nil && n != 1 {
+		err = errAnswer
+	}
+	return out[0].Versions, err
+}
+
+// wideRow is a row that is being read in pieces.
+type wideRow struct {
+	picks        []rowstore.Pick
+	key, history string
+	vs           []version
+}
+
+func (w *wideRow) read(ctx context.Context, tx *goredis.Tx) error {
+	w.vs = nil
+	pl := newPlan(w.picks)
+	if pl.all {
+		if err := w.scan(ctx, tx, nil); err != nil {
+			return err
+		}
+	} else if err := w.named(ctx, tx, &pl); err != nil {
+		return err
+	}
+	return w.ranges(ctx, tx, w.wanted())
+}
+
+// scan reads all fields of the row, or, where columns is not nil, the older writes of
+// those columns that are among the fields.
+func (w *wideRow) scan(ctx context.Context, tx *goredis.Tx, columns map[string]bool) error {
+	cursor, count := uint64(0), int64(256)
+	seen := map[string]bool{} // a field may come twice
+	for {
+		pairs, next, err := tx.HScan(ctx, w.key, cursor, "", count).Result()
+		if err != nil {
+			return err
+		}
+		size := 0
+		for i := 0; i+1 < len(pairs); i += 2 {
+			size += len(pairs[i+1])
+			if seen[pairs[i]] {
+				continue
+			}
+			seen[pairs[i]] = true
+			if err := w.field(pairs[i], pairs[i+1], columns); err != nil {
+				return err
+			}
+		}
+		if next == 0 {
+			return nil
+		}
+		cursor, count = next, nextCount(count, size)
+	}
+}
+
+// nextCount is how many fields to ask for after an answer of so many bytes.
+func nextCount(count int64, size int) int64 {
+	if size > maxAnswer/2 {
+		return max(count/4, wideFieldsLeast)
+	}
+	return min(2*count, wideFieldsMost)
+}
+
+// field takes the versions of one field.
+func (w *wideRow) field(name, v string, columns map[string]bool) error {
+	kind, column, rest, err := parseField(name)
+	if err != nil {
+		return err
+	}
+	if columns != nil && (kind != 'H' || !columns[column]) {
+		return nil
+	}
+	switch kind {
+	case 'W':
+		w.vs, err = parseCell(w.vs, column, v)
+	case 'N':
+		w.vs, err = parseNotes(w.vs, column, v)
+	case 'H':
+		if len(rest) != 8 {
+			return errCell
+		}
+		w.vs = append(w.vs, version{rowstore.Write, column, tsOf(rest), v})
+	default:
+		return errCell
+	}
+	return err
+}
+
+// named reads the fields of the columns that a plan names.
+func (w *wideRow) named(ctx context.Context, tx *goredis.Tx, pl *plan) error {
+	fields := make([]string, 0, len(pl.cells)+len(pl.notes))
+	for i := range pl.cells {
+		fields = append(fields, string(appendField(nil, 'W', pl.cells[i].column)))
+	}
+	for _, n := range pl.notes {
+		fields = append(fields, string(appendField(nil, 'N', n)))
+	}
+	var older map[string]bool
+	for at, count := 0, int64(64); at < len(fields); {
+		end := min(at+int(count), len(fields))
+		values, err := tx.HMGet(ctx, w.key, fields[at:end]...).Result()
+		if err != nil {
+			return err
+		}
+		size := 0
+		for i, value := range values {
+			v, ok := value.(string)
+			if !ok {
+				continue
+			}
+			size += len(v)
+			if err := w.field(fields[at+i], v, nil); err != nil {
+				return err
+			}
+			if at+i < len(pl.cells) && pl.cells[at+i].want && v[0] >= 8 {
+				if older == nil {
+					older = map[string]bool{}
+				}
+				older[pl.cells[at+i].column] = true
+			}
+		}
+		at, count = end, nextCount(count, size)
+	}
+	if older == nil {
+		return nil
+	}
+	return w.scan(ctx, tx, older)
+}
+
+// historyRange is a range of a row's history: at most limit members, 0 for all.
+type historyRange struct {
+	lo, hi string
+	limit  int
+}
+
+// wanted returns the ranges that the picks need besides the fields, which were read:
+// a column that has no newest write has no older ones.
+func (w *wideRow) wanted() []historyRange {
+	newest := map[string]rowstore.Timestamp{}
+	for i := range w.vs {
+		if v := &w.vs[i]; v.family == rowstore.Write {
+			newest[v.column] = max(newest[v.column], v.ts)
+		}
+	}
+	var all []historyRange
+	for i := range w.picks {
+		p := &w.picks[i]
+		switch {
+		case p.From > p.To:
+		case p.Family == rowstore.Data && p.Column == rowstore.AllColumns:
+			all = append(all, historyRange{"[D", "(E", 0})
+		case p.Family == rowstore.Data:
+			all = append(all, spanOf('D', p.Column, p))
+		case p.Family == rowstore.Write:
+			columns := []string{p.Column}
+			if p.Column == rowstore.AllColumns {
+				columns = slices.Sorted(maps.Keys(newest))
+			}
+			for _, c := range columns {
+				n, ok := newest[c]
+				if ok && n > p.From && (p.Limit != 1 || n > p.To) {
+					all = append(all, spanOf('W', c, p))
+				}
+			}
+		}
+	}
+	return all
+}
+
+func spanOf(kind byte, column string, p *rowstore.Pick) historyRange {
+	lo, hi := spanEnds(kind, column, p.From, p.To)
+	return historyRange{lo, hi, p.Limit}
+}
+
+// ranges reads ranges of the history.
+func (w *wideRow) ranges(ctx context.Context, tx *goredis.Tx, all []historyRange) error {
+	for len(all) > 0 {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		var p packer
+		p.reset()
+		p.str(w.history)
+		p.u32(maxSteps)
+		p.u32(maxAnswer)
+		for i := range all[:min(len(all), wideRanges)] {
+			p.str(all[i].lo)
+			p.str(all[i].hi)
+			p.u32(uint32(min(all[i].limit, 1<<30)))
+		}
+		answer, err := tx.Eval(ctx, rangeScript.strict.source, []string{w.history}, p.bytes()).Text()
+		if err != nil {
+			return err
+		}
+		u := unpacker{s: answer}
+		n := u.list()
+		done := int(u.number())
+		resume, partly := u.string()
+		here := int(u.number())
+		for range n - 3 {
+			m, _ := u.string()
+			if u.err == nil {
+				w.vs, u.err = parseHistory(w.vs, m)
+			}
+		}
+		if err := u.done(); err != nil {
+			return err
+		}
+		if done < 0 || done > len(all) || done == 0 && !partly || partly && done == len(all) {
+			return fmt.Errorf("%w: %d of %d ranges are done", errAnswer, done, len(all))
+		}
+		all = all[done:]
+		if partly {
+			all[0].lo = resume
+			if all[0].limit > 0 {
+				all[0].limit -= here
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,409 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/internal/testserver"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// slowest is a server's record of the calls that took long.
+type slowest struct {
+	t testing.TB
+	c *goredis.Client
+}
+
+// watchSlow records every call over 10 ms from now on.
+func watchSlow(t testing.TB, c *goredis.Client) slowest {
+	t.Helper()
+	ctx := context.Background()
+	require.NoError(t, c.ConfigSet(ctx, "slowlog-max-len", "10000").Err())
+	require.NoError(t, c.ConfigSet(ctx, "slowlog-log-slower-than", "10000").Err())
+	s := slowest{t, c}
+	s.take()
+	return s
+}
+
+// take returns how many calls took that long since the last time, and the longest of
+// them.
+func (s slowest) take() (n int, longest time.Duration) {
+	s.t.Helper()
+	ctx := context.Background()
+	logs, err := s.c.SlowLogGet(ctx, 10_000).Result()
+	require.NoError(s.t, err)
+	for _, l := range logs {
+		longest = max(longest, l.Duration)
+	}
+	require.NoError(s.t, s.c.Do(ctx, "SLOWLOG", "RESET").Err())
+	return len(logs), longest
+}
+
+// tooLong is what a call must not take in each of several tries. It is far above what
+// a call needs, for machines with much other work, and far below what work takes that
+// is quadratic.
+const tooLong = 250 * time.Millisecond
+
+// quickly runs f until none of its calls takes too long.
+func (s slowest) quickly(what string, f func()) {
+	s.t.Helper()
+	var n int
+	var longest time.Duration
+	for range 4 {
+		s.take()
+		f()
+		if n, longest = s.take(); longest < tooLong {
+			s.t.Logf("%s: %d calls take more than 10 ms, the longest %v", what, n, longest)
+			return
+		}
+	}
+	s.t.Fatalf("%s: %d calls take more than 10 ms, the longest %v", what, n, longest)
+}
+
+func columnName(i int) string { return fmt.Sprintf("c%05d", i) }
+
+// fillWide writes a row with versions of each column at the timestamps 1, 2, ...
+func fillWide(t testing.TB, s *Store, row string, columns, versions, together int) (calls int) {
+	t.Helper()
+	for ts := 1; ts <= versions; ts++ {
+		for from := 0; from < columns; from += together {
+			m := rowstore.Mutation{Table: "t", Row: row}
+			for i := from; i < min(from+together, columns); i++ {
+				m.Conditions = append(m.Conditions, rowstore.Absent(rowstore.Write, columnName(i), rowstore.Timestamp(ts)))
+				m.Edits = append(m.Edits, rowstore.Put(rowstore.Write, columnName(i), rowstore.Timestamp(ts), []byte(columnName(i)+"@"+strconv.Itoa(ts))))
+			}
+			apply(t, s, m)
+			calls++
+		}
+	}
+	return calls
+}
+
+func readRow(t testing.TB, s *Store, row string, picks ...rowstore.Pick) []rowstore.Version {
+	t.Helper()
+	rows, err := s.Read(context.Background(), []rowstore.RowRead{{Table: "t", Row: row, Picks: picks}})
+	require.NoError(t, err)
+	require.NoError(t, rows[0].Err)
+	return rows[0].Versions
+}
+
+// TestWideRow reads, writes and collects a row of 10,000 columns with 20 versions
+// each: no call keeps the server busy for long.
+func TestWideRow(t *testing.T) {
+	t.Parallel()
+	const columns, versions = 10_000, 20
+	srv := testserver.NewRedis(t, map[string]string{"appendonly": "no"})
+	s := bare(t, with(t, srv.URL))
+	slow := watchSlow(t, admin(t, srv.URL))
+	ctx := context.Background()
+
+	calls := fillWide(t, s, "wide", columns, versions, 500)
+	n, longest := slow.take()
+	t.Logf("of %d calls that write %d take more than 10 ms, the longest %v", calls, n, longest)
+	require.Less(t, longest, 2*time.Second)
+
+	snapshot := func(ts rowstore.Timestamp) rowstore.Pick {
+		return rowstore.Pick{Family: rowstore.Write, Column: rowstore.AllColumns, To: ts, Limit: 1}
+	}
+	for _, ts := range []rowstore.Timestamp{versions, 10, 1} {
+		slow.quickly("snapshot", func() {
+			vs := readRow(t, s, "wide", snapshot(ts))
+			require.Len(t, vs, columns)
+			for i := range vs {
+				require.Equal(t, columnName(i), vs[i].Column)
+				require.Equal(t, ts, vs[i].TS)
+				require.Equal(t, columnName(i)+"@"+strconv.Itoa(int(ts)), string(vs[i].Value))
+			}
+		})
+	}
+	slow.quickly("everything", func() {
+		require.Len(t, readRow(t, s, "wide", allVersions...), columns*versions)
+	})
+	slow.quickly("some columns", func() {
+		var picks []rowstore.Pick
+		for i := range columns / 2 {
+			picks = append(picks, rowstore.Pick{Family: rowstore.Write, Column: columnName(2 * i), To: 10, Limit: 1})
+		}
+		require.Len(t, readRow(t, s, "wide", picks...), columns/2)
+	})
+	slow.quickly("scan", func() {
+		rows := 0
+		for row, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Picks: []rowstore.Pick{snapshot(7)}}) {
+			require.NoError(t, err)
+			require.Len(t, row.Versions, columns)
+			rows++
+		}
+		require.Equal(t, 1, rows)
+	})
+	ts := rowstore.Timestamp(versions)
+	slow.quickly("one-phase commits", func() {
+		for i := range 20 {
+			ts++
+			g, err := s.Group(ctx, []rowstore.Group{{Mutations: []rowstore.Mutation{onePhaseOn("wide", columnName(i), ts)}, Draw: true}})
+			require.NoError(t, err)
+			require.True(t, g[0].Applied)
+		}
+	})
+	collected := 0
+	slow.quickly("collection", func() {
+		for end := collected + columns/4; collected < end; collected += 100 {
+			m := rowstore.Mutation{Table: "t", Row: "wide"}
+			for i := collected; i < collected+100; i++ {
+				m.Edits = append(m.Edits, rowstore.DeleteRange(rowstore.Write, columnName(i), 0, versions-1))
+			}
+			apply(t, s, m)
+		}
+	})
+	vs := readRow(t, s, "wide", rowstore.Pick{Family: rowstore.Write, Column: rowstore.AllColumns, To: versions})
+	require.Len(t, vs, collected+(columns-collected)*versions)
+}
+
+// onePhaseOn is the commit of one cell in one phase.
+func onePhaseOn(row, column string, start rowstore.Timestamp) rowstore.Mutation {
+	return rowstore.Mutation{
+		Table: "t", Row: row,
+		Conditions: []rowstore.Condition{
+			rowstore.Absent(rowstore.Write, column, maxTS), rowstore.Absent(rowstore.Lock, column, 0),
+			rowstore.Absent(rowstore.Rollback, column, start),
+		},
+		Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, column, rowstore.Drawn, []byte("drawn"))},
+	}
+}
+
+// TestDeepColumn reads a column with very many versions.
+func TestDeepColumn(t *testing.T) {
+	t.Parallel()
+	const versions = 100_000
+	srv := testserver.NewRedis(t, map[string]string{"appendonly": "no"})
+	s := bare(t, with(t, srv.URL))
+	for from := 1; from <= versions; from += 1000 {
+		m := rowstore.Mutation{Table: "t", Row: "deep"}
+		for ts := from; ts < from+1000; ts++ {
+			m.Edits = append(m.Edits, rowstore.Put(rowstore.Write, "c", rowstore.Timestamp(ts), []byte("v")))
+		}
+		apply(t, s, m)
+	}
+	slow := watchSlow(t, admin(t, srv.URL))
+	for _, p := range []rowstore.Pick{
+		{Family: rowstore.Write, Column: "c", To: maxTS},
+		{Family: rowstore.Write, Column: rowstore.AllColumns, To: maxTS},
+		{Family: rowstore.Write, Column: "c", To: maxTS, Limit: versions - 5},
+		{Family: rowstore.Write, Column: "c", From: 10, To: versions - 10},
+	} {
+		slow.quickly("all versions", func() {
+			vs := readRow(t, s, "deep", p)
+			require.Equal(t, min(p.To, versions), vs[0].TS)
+			want := int(min(p.To, versions) - max(p.From, 1) + 1)
+			if p.Limit > 0 {
+				want = p.Limit
+			}
+			require.Len(t, vs, want)
+		})
+	}
+}
+
+// TestBigAnswers reads and begins with far more bytes than one run may answer.
+func TestBigAnswers(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	srv := testserver.NewRedis(t, map[string]string{"appendonly": "no"})
+	s := bare(t, with(t, srv.URL))
+	const rows = 200
+	value := strings.Repeat("x", 1<<20)
+	var reads []rowstore.RowRead
+	for i := range rows {
+		row := strconv.Itoa(i)
+		apply(t, s, rowstore.Mutation{Table: "t", Row: row, Edits: []rowstore.Edit{
+			rowstore.Put(rowstore.Write, "c", 1, []byte(row)), rowstore.Put(rowstore.Data, "c", 1, []byte(row+value)),
+		}})
+		reads = append(reads, rowstore.RowRead{Table: "t", Row: row, Picks: []rowstore.Pick{
+			{Family: rowstore.Write, Column: "c", To: maxTS, Limit: 1}, {Family: rowstore.Data, Column: "c", From: 1, To: 1},
+		}})
+	}
+	slow := watchSlow(t, admin(t, srv.URL))
+	slow.quickly("read", func() {
+		got, err := s.Read(ctx, reads)
+		require.NoError(t, err)
+		require.Len(t, got, rows)
+		for i := range got {
+			require.NoError(t, got[i].Err)
+			require.Len(t, got[i].Versions, 2)
+			require.Equal(t, strconv.Itoa(i), string(got[i].Versions[0].Value))
+			require.Len(t, got[i].Versions[1].Value, len(strconv.Itoa(i))+len(value))
+		}
+	})
+	slow.quickly("scan", func() {
+		n := 0
+		for row, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Picks: reads[0].Picks}) {
+			require.NoError(t, err)
+			require.Len(t, row.Versions, 2)
+			n++
+		}
+		require.Equal(t, rows, n)
+	})
+	// A snapshot's reads, of values that lie in the rows themselves.
+	var ask rowstore.DrawRead
+	for i := range 20 {
+		row := "inline" + strconv.Itoa(i)
+		apply(t, s, put(row, 1, value))
+		ask.Reads = append(ask.Reads, rowstore.RowRead{Table: "t", Row: row, Picks: []rowstore.Pick{
+			{Family: rowstore.Write, Column: "c", To: rowstore.Drawn, Limit: 1},
+		}})
+	}
+	slow.quickly("begin", func() {
+		got, err := s.DrawRead(ctx, []rowstore.DrawRead{ask})
+		require.NoError(t, err)
+		require.NotZero(t, got[0].TS)
+		for _, row := range got[0].Rows {
+			require.NoError(t, row.Err)
+			require.Len(t, row.Versions, 1)
+			require.Len(t, row.Versions[0].Value, len(value))
+		}
+	})
+}
+
+// TestWideRowIsReadAtOneMoment changes two columns of a wide row together, again and
+// again, while it is read in pieces.
+func TestWideRowIsReadAtOneMoment(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	s := bare(t, with(t, testserver.NewRedis(t, map[string]string{"appendonly": "no"}).URL))
+	const columns = 5000
+	fillWide(t, s, "wide", columns, 2, 500)
+	ts := rowstore.Timestamp(2)
+	write := func() {
+		ts++
+		apply(t, s, rowstore.Mutation{Table: "t", Row: "wide", Edits: []rowstore.Edit{
+			rowstore.Put(rowstore.Write, columnName(0), ts, nil), rowstore.Put(rowstore.Write, columnName(columns-1), ts, nil),
+			rowstore.Delete(rowstore.Write, columnName(1), ts-1), rowstore.Put(rowstore.Write, columnName(1), ts, nil),
+		}})
+	}
+	var wg sync.WaitGroup
+	wrote := make(chan struct{}, 1)
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			write()
+			select {
+			case wrote <- struct{}{}:
+			case <-time.After(5 * time.Millisecond):
+			}
+		}
+	})
+	for range 20 {
+		<-wrote
+		vs := readRow(t, s, "wide", allVersions...)
+		newest := map[string]rowstore.Timestamp{}
+		for _, v := range vs {
+			newest[v.Column] = max(newest[v.Column], v.TS)
+		}
+		require.Len(t, newest, columns)
+		require.Equal(t, newest[columnName(0)], newest[columnName(1)])
+		require.Equal(t, newest[columnName(0)], newest[columnName(columns-1)])
+	}
+	cancel()
+	wg.Wait()
+}
+
+// TestOldWideRow meets a row as earlier versions of the store left it: wide, with
+// older writes of its columns among its fields.
+func TestOldWideRow(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	srv := testserver.NewRedis(t, map[string]string{"appendonly": "no"})
+	s := bare(t, with(t, srv.URL))
+	c := admin(t, srv.URL)
+	const columns, older = 2000, 12
+	row := rowstore.Mutation{Table: "t", Row: "r", Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "c00000", 1, nil)}}
+	apply(t, s, row)
+	key := s.parts[0].tag + "r:t/r"
+	stamp := func(ts rowstore.Timestamp) string {
+		_, hi := spanEnds('W', "x", ts+1, ts+1)
+		return hi[len(hi)-8:]
+	}
+	for i := range columns {
+		var fields []any
+		for ts := 1; ts <= older; ts++ {
+			fields = append(fields, string(appendField(nil, 'H', columnName(i)))+stamp(rowstore.Timestamp(ts)), strconv.Itoa(ts))
+		}
+		fields = append(fields, string(appendField(nil, 'W', columnName(i))), string(rune(4+8*older))+stamp(older+1)+strconv.Itoa(older+1))
+		require.NoError(t, c.HSet(ctx, key, fields...).Err())
+	}
+	check := func(from int) {
+		vs := readRow(t, s, "r", allVersions...)
+		require.Len(t, vs, columns*(older+1)+from)
+		at := rowstore.Timestamp(5)
+		vs = readRow(t, s, "r", rowstore.Pick{Family: rowstore.Write, Column: rowstore.AllColumns, To: at, Limit: 1})
+		require.Len(t, vs, columns)
+		for _, v := range vs {
+			require.Equal(t, at, v.TS)
+			require.Equal(t, "5", string(v.Value))
+		}
+		vs = readRow(t, s, "r", rowstore.Pick{Family: rowstore.Write, Column: columnName(1), To: at, Limit: 1})
+		require.Len(t, vs, 1)
+		require.Equal(t, at, vs[0].TS)
+	}
+	slow := watchSlow(t, c)
+	slow.quickly("read", func() { check(0) })
+	ts := rowstore.Timestamp(older + 1)
+	wrote := 0
+	slow.quickly("write", func() {
+		ts++
+		m := rowstore.Mutation{Table: "t", Row: "r"}
+		for i := range 50 {
+			m.Edits = append(m.Edits, rowstore.Put(rowstore.Write, columnName(i), ts, nil))
+		}
+		apply(t, s, m)
+		wrote += 50
+		g, err := s.Group(ctx, []rowstore.Group{{Mutations: []rowstore.Mutation{onePhaseOn("r", columnName(60+int(ts)), ts)}, Draw: true}})
+		require.NoError(t, err)
+		require.True(t, g[0].Applied)
+		wrote++
+	})
+	slow.quickly("read after writes", func() { check(wrote) })
+}
+
+// TestClientThatDoesNotRead has one client ask for much and read nothing, and
+// another stop in the middle of a request: a third one goes on.
+func TestClientThatDoesNotRead(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	srv := testserver.NewRedis(t, map[string]string{"appendonly": "no"})
+	s := bare(t, with(t, srv.URL))
+	o, err := ParseURL(srv.URL)
+	require.NoError(t, err)
+	apply(t, s, put("big", 1, strings.Repeat("x", 1<<20)))
+	key := s.parts[0].tag + "r:t/big"
+	for range 20 {
+		conn, err := net.Dial("tcp", o.Addrs[0])
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = conn.Close() })
+		_, err = conn.Write([]byte(strings.Repeat(fmt.Sprintf("*2\r\n$7\r\nHGETALL\r\n$%d\r\n%s\r\n", len(key), key), 5)))
+		require.NoError(t, err)
+		half, err := net.Dial("tcp", o.Addrs[0])
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = half.Close() })
+		_, err = half.Write([]byte("*3\r\n$7\r\nEVALSHA\r\n$40\r\nabc"))
+		require.NoError(t, err)
+	}
+	var took []time.Duration
+	for i := range 200 {
+		start := time.Now()
+		apply(t, s, put("r", rowstore.Timestamp(i+1), "v"))
+		require.Equal(t, "v", newest(t, s, "r"))
+		took = append(took, time.Since(start))
+	}
+	slices.Sort(took)
+	require.Less(t, took[len(took)/2], 100*time.Millisecond)
+	require.NoError(t, ctx.Err())
+}

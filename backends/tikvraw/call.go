@@ -1,0 +1,254 @@
+package tikvraw
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pingcap/kvproto/pkg/errorpb"
+	"github.com/tikv/client-go/v2/tikvrpc"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// defaultPatience is for how long a call goes on trying while no request of it succeeds,
+// beside the time that the requests themselves take. Regions that split, merge or move,
+// and leaders that hand over, are found again within milliseconds. A server that died is
+// replaced after about ten seconds: whoever called decides whether to wait for that.
+const defaultPatience = 2 * time.Second
+
+// call is one call of TiKV's client, and what its requests tell each other. It is the
+// parent of the context that the client gets: it has the caller's values, and not his
+// deadline. The client takes a deadline that passed for a failure of the server, which
+// it then keeps everybody away from; a cancellation is the caller's own affair.
+//
+// The client would itself try for 40 seconds. A call ends that when it has had no
+// success for its patience and none of its requests is under way, or once one fails
+// after patience and a request's timeout together.
+type call struct {
+	caller            context.Context //nolint:containedctx // it is a context itself
+	patience, timeout time.Duration
+	// lost: an attempt of a swap ended without an answer that proves that it was not
+	// applied.
+	lost atomic.Bool
+	// pair is the error that a server put in the place of a pair. The client takes no
+	// notice, and would say that there are no such keys.
+	pair atomic.Pointer[string]
+
+	cancel context.CancelFunc // ends what the client gets
+	stop   func() bool        // ends the watch over the caller's context
+	timer  *time.Timer
+
+	mu       sync.Mutex
+	flying   int       // requests under way
+	fired    bool      // the timer has, while there were some
+	progress time.Time // of the last success, or of the beginning
+	until    time.Time // when it gives up, if nothing is under way
+	trouble  string    // what the last request failed with
+	gaveUp   bool
+}
+
+type callKey struct{}
+
+// newCall begins a call, which end must end, and makes the context for the client.
+func newCall(ctx context.Context, patience, timeout time.Duration) (*call, context.Context) {
+	now := time.Now()
+	k := &call{caller: ctx, patience: patience, timeout: timeout, progress: now, until: now.Add(patience)}
+	inner, cancel := context.WithCancel(k)
+	k.cancel = cancel
+	if ctx.Err() != nil {
+		cancel() // at once: AfterFunc would take a moment
+	}
+	k.stop = context.AfterFunc(ctx, cancel)
+	k.mu.Lock()
+	k.timer = time.AfterFunc(patience, k.waited)
+	k.mu.Unlock()
+	return k, inner
+}
+
+func (k *call) end() {
+	k.stop()
+	k.timer.Stop()
+	k.cancel()
+}
+
+// Deadline implements context.Context: there is none.
+func (k *call) Deadline() (time.Time, bool) { return time.Time{}, false }
+
+// Done implements context.Context: it does not end by itself.
+func (k *call) Done() <-chan struct{} { return nil }
+
+// Err implements context.Context.
+func (k *call) Err() error { return nil }
+
+// Value implements context.Context.
+func (k *call) Value(key any) any {
+	if key == (callKey{}) {
+		return k
+	}
+	return k.caller.Value(key)
+}
+
+// sent notes that a request leaves.
+func (k *call) sent() time.Time {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.flying++
+	return time.Now()
+}
+
+// answered notes how a request ended that left at a time; trouble is "" if it succeeded.
+func (k *call) answered(left time.Time, trouble string) {
+	now := time.Now()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.flying--
+	if trouble == "" {
+		k.progress, k.until = now, now.Add(k.patience)
+	} else {
+		k.trouble = trouble
+		// The time of the request is not the call's fault, within reason: else a server that
+		// hangs would leave no time to ask the one that took over.
+		k.until = k.until.Add(now.Sub(left))
+		if last := k.progress.Add(k.patience + k.timeout); k.until.After(last) {
+			k.until = last
+		}
+	}
+	if k.flying > 0 {
+		return
+	}
+	if trouble != "" && !now.Before(k.until) {
+		k.giveUp()
+	} else if k.fired {
+		k.fired = false
+		k.timer.Reset(k.until.Sub(now))
+	}
+}
+
+// waited is called by the timer.
+func (k *call) waited() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	left := time.Until(k.until)
+	switch {
+	case k.flying > 0:
+		k.fired = true
+	case left > 0:
+		k.timer.Reset(left)
+	default:
+		k.giveUp()
+	}
+}
+
+// giveUp ends the client's attempts, with the lock held.
+func (k *call) giveUp() {
+	k.gaveUp = true
+	k.cancel()
+}
+
+// explain makes the error of the call of the client's.
+func (k *call) explain(err error) error {
+	if err == nil {
+		return nil
+	}
+	k.mu.Lock()
+	gaveUp, trouble := k.gaveUp, k.trouble
+	k.mu.Unlock()
+	if ended := k.caller.Err(); ended != nil {
+		if errors.Is(err, context.Canceled) {
+			// What the client says is that its context was cancelled.
+			err = errors.New(trouble)
+		}
+		return endedBy(ended, err)
+	}
+	if gaveUp {
+		if trouble == "" {
+			trouble = "PD does not answer"
+		}
+		return fmt.Errorf("%w: %s", rowstore.ErrUnavailable, trouble)
+	}
+	if msg := err.Error(); strings.Contains(msg, "no available peer") || strings.Contains(msg, "Regions with no peer") {
+		// PD knows that all servers of a region are down.
+		return fmt.Errorf("%w: %w", rowstore.ErrUnavailable, err)
+	}
+	return explain(k.caller, err)
+}
+
+// explainSwap is explain for a swap, which may have happened.
+func (k *call) explainSwap(err error) error {
+	explained := k.explain(err)
+	switch {
+	case explained == nil || !k.lost.Load():
+		return explained
+	case k.caller.Err() != nil:
+		return fmt.Errorf("%w: %w", rowstore.ErrAmbiguous, explained)
+	}
+	return fmt.Errorf("%w: %s", rowstore.ErrAmbiguous, strings.TrimPrefix(explained.Error(), rowstore.ErrUnavailable.Error()+": "))
+}
+
+// refused returns err or else the error that the call's answer had.
+func (k *call) refused(err error) error {
+	if msg := k.pair.Load(); err == nil && msg != nil {
+		return errors.New(*msg)
+	}
+	return err
+}
+
+// troubleOf says why a request has to be sent again, "" where it has not.
+func troubleOf(resp *tikvrpc.Response, err error) string {
+	if err != nil {
+		return err.Error()
+	}
+	if resp == nil || resp.Resp == nil {
+		return ""
+	}
+	if e, err := resp.GetRegionError(); err == nil && e != nil {
+		return regionTrouble(e)
+	}
+	return ""
+}
+
+func regionTrouble(e *errorpb.Error) string {
+	if msg := e.GetMessage(); msg != "" {
+		return msg
+	}
+	return e.String()
+}
+
+// endedBy says that a call ended with its context, and how far it had come.
+func endedBy(ended, err error) error {
+	if errors.Is(err, ended) {
+		return err
+	}
+	if err.Error() == "" {
+		return ended
+	}
+	return fmt.Errorf("%w: %s", ended, err.Error())
+}
+
+// apart returns a context for PD's client that is cancelled when ctx ends, however it
+// ends: a deadline makes that client look for another leader. end must be called.
+func apart(ctx context.Context) (inner context.Context, end func()) {
+	inner, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, cancel)
+	return inner, func() {
+		stop()
+		cancel()
+	}
+}
+
+// pdFailed makes an error of PD's client that of a call. Nothing that is asked of PD
+// changes anything, so whatever it fails with may be asked again.
+func pdFailed(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	if ended := ctx.Err(); ended != nil {
+		return endedBy(ended, err)
+	}
+	return fmt.Errorf("%w: PD: %w", rowstore.ErrUnavailable, err)
+}

@@ -1,0 +1,186 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// brokenHooked are faults that show when a store is opened again or breaks, each with
+// tests that must find it. All of them were in a store that passed the suite once.
+var brokenHooked = []struct {
+	name  string
+	open  func() Hooked
+	found []string
+}{
+	{"the oracle's bound is not stored", func() Hooked {
+		b := &breakable{Memory: rowstore.NewMemory()}
+		k := b.hooked()
+		k.Reopen = func(context.Context) (rowstore.Store, error) {
+			again, err := b.Memory.Reopen()
+			if err != nil {
+				return nil, err
+			}
+			b.Memory = again
+			fresh := rowstore.NewMemory() // begins at the time
+			return &broken{Memory: again, draw: fresh.Oracle().Draw}, nil
+		}
+		return k
+	}, []string{"TimestampsRiseOverReopening"}},
+	{"it never syncs", func() Hooked {
+		b := &breakable{Memory: rowstore.NewMemory()}
+		k := b.hooked()
+		k.Store = &broken{Memory: b.Memory, apply: func(ctx context.Context, muts []rowstore.Mutation, _ rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+			return b.Memory.Apply(ctx, muts, rowstore.ApplyOptions{Deferred: true})
+		}}
+		return k
+	}, []string{"CrashedStoreHasWhatItAcknowledged"}},
+	{"it loses deferred batches and keeps its incarnation", func() Hooked {
+		b := &breakable{Memory: rowstore.NewMemory()}
+		steady := func(m *rowstore.Memory) *broken {
+			s := &broken{Memory: m}
+			s.eachOutcome(func(_ rowstore.Mutation, o *rowstore.Outcome) { o.Incarnation = "always" })
+			return s
+		}
+		k := b.hooked()
+		k.Store = steady(b.Memory)
+		k.Reopen = func(context.Context) (rowstore.Store, error) {
+			again, err := b.Memory.Reopen()
+			if err != nil {
+				return nil, err
+			}
+			b.Memory = again
+			return steady(again), nil
+		}
+		return k
+	}, []string{"CrashedStoreHasWhatItAcknowledged"}},
+	{"a commit error is taken for certain", func() Hooked {
+		b := &breakable{Memory: rowstore.NewMemory()}
+		k := b.hooked()
+		k.Store = &broken{
+			Memory: b.Memory, read: b.Read,
+			apply: func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+				out, err := b.Apply(ctx, muts, opts)
+				if err != nil {
+					err = fmt.Errorf("committing: %v", err) //nolint:errorlint // that is the fault
+				}
+				return out, err
+			},
+		}
+		return k
+	}, []string{"BrokenCallsTellTheTruth", "BrokenCommitsTellTheTruth"}},
+	{"what was done is said to be unavailable", func() Hooked {
+		b := &breakable{Memory: rowstore.NewMemory()}
+		k := b.hooked()
+		k.Store = &broken{
+			Memory: b.Memory, read: b.Read,
+			apply: func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+				out, err := b.Apply(ctx, muts, opts)
+				if err != nil {
+					err = errors.Join(err, rowstore.ErrUnavailable)
+				}
+				return out, err
+			},
+		}
+		return k
+	}, []string{"BrokenCallsTellTheTruth"}},
+	{"waiting ignores its context", func() Hooked {
+		b := &breakable{Memory: rowstore.NewMemory()}
+		k := b.hooked()
+		turn := make(chan struct{}, 1)
+		k.Store = &broken{
+			Memory: b.Memory, read: b.Read, draw: b.Oracle().Draw, group: b.Group,
+			apply: func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+				turn <- struct{}{} // one writer at a time
+				defer func() { <-turn }()
+				return b.Apply(context.WithoutCancel(ctx), muts, opts)
+			},
+		}
+		return k
+	}, []string{"HangingCallsEndWithTheirContext"}},
+	{"Open panics on a store in use", func() Hooked {
+		b := &breakable{Memory: rowstore.NewMemory()}
+		k := b.hooked()
+		k.Reopen = func(context.Context) (rowstore.Store, error) {
+			again, err := b.Memory.Reopen()
+			if err != nil {
+				panic(err)
+			}
+			return again, nil
+		}
+		return k
+	}, []string{"SecondOpenOfAStoreInUse"}},
+	{"two that have a store open draw from timestamps of their own", func() Hooked {
+		m := rowstore.NewMemory()
+		return Hooked{Store: m, Reopen: func(context.Context) (rowstore.Store, error) {
+			ahead := rowstore.NewMemory(rowstore.WithClock(func() time.Time { return time.Now().Add(time.Hour) }))
+			return &broken{Memory: m, draw: ahead.Oracle().Draw, close: func() error { return nil }}, nil
+		}}
+	}, []string{"SecondOpenOfAStoreInUse"}},
+}
+
+func TestBrokenHookedStores(t *testing.T) {
+	t.Parallel()
+	byName := map[string]test{}
+	for _, p := range parts() {
+		for _, tc := range p.tests {
+			byName[tc.name] = tc
+		}
+	}
+	for _, fault := range brokenHooked {
+		t.Run(fault.name, func(t *testing.T) {
+			t.Parallel()
+			e := newEnv(nil, []Option{Patience(2 * time.Second), WithHooks(func(testing.TB) Hooked { return fault.open() })})
+			for _, name := range fault.found {
+				require.Contains(t, byName, name)
+				r := record(t, e, byName[name])
+				require.False(t, r.skipped, "%s was skipped: %v", name, r.log)
+				require.True(t, r.failed, "%s must fail", name)
+			}
+		})
+	}
+}
+
+// TestRecorderOfAGoodStoreWithHooks checks the test above.
+func TestRecorderOfAGoodStoreWithHooks(t *testing.T) {
+	t.Parallel()
+	tests := hookTests()
+	for _, tc := range transactionTests() {
+		if tc.category == Breaking {
+			tests = append(tests, tc)
+		}
+	}
+	require.Greater(t, len(tests), 6)
+	for _, tc := range tests {
+		r := record(t, newEnv(nil, []Option{WithHooks(MemoryHooks)}), tc)
+		require.False(t, r.failed || r.skipped, "%s: %v", tc.name, r.log)
+		// Without hooks it is skipped.
+		r = record(t, newEnv(nil, nil), tc)
+		require.True(t, r.skipped, tc.name)
+	}
+}
+
+// TestHangShowsStacks has a test hang: its log names the function that hangs.
+func TestHangShowsStacks(t *testing.T) {
+	t.Parallel()
+	e := newEnv(func(testing.TB) rowstore.Store {
+		return &broken{Memory: rowstore.NewMemory(), read: func(ctx context.Context, _ []rowstore.RowRead) ([]rowstore.Row, error) {
+			return hangInThisFunction(ctx)
+		}}
+	}, []Option{Patience(50 * time.Millisecond)})
+	r := record(t, e, test{"Hangs", Reads, func(t testing.TB, e *env) { e.harness(t).all("row") }})
+	require.True(t, r.failed)
+	require.Contains(t, fmt.Sprint(r.log), "hangInThisFunction")
+}
+
+func hangInThisFunction(ctx context.Context) ([]rowstore.Row, error) {
+	<-ctx.Done()
+	time.Sleep(time.Second) // so that the watcher sees it there
+	return nil, ctx.Err()
+}

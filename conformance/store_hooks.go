@@ -1,0 +1,394 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+func hookTests() []test {
+	return []test{
+		{"ReopenedStoreHasEverything", Reopening, reopenedStoreHasEverything},
+		{"CrashedStoreHasWhatItAcknowledged", Reopening, crashedStoreHasWhatItAcknowledged},
+		{"TimestampsRiseOverReopening", Reopening, timestampsRiseOverReopening},
+		{"SecondOpenOfAStoreInUse", Reopening, secondOpenOfAStoreInUse},
+		{"BrokenCallsTellTheTruth", Breaking, brokenCallsTellTheTruth},
+		{"HangingCallsEndWithTheirContext", Breaking, hangingCallsEndWithTheirContext},
+	}
+}
+
+// contents is all that a store holds, row by row.
+func (h *harness) contents() map[string][]rowstore.Version {
+	h.Helper()
+	all := map[string][]rowstore.Version{}
+	for _, table := range h.tables() {
+		for _, r := range h.scan(rowstore.ScanRange{Table: table, Picks: everything()}) {
+			all[fmt.Sprintf("%q/%q", table, r.Row)] = r.Versions
+		}
+	}
+	return all
+}
+
+// populate changes a store in every way, undeferred, and returns what is there then.
+func (h *harness) populate() map[string][]rowstore.Version {
+	h.Helper()
+	for i := range 40 {
+		ts := rowstore.Timestamp(10 * (i + 1)) //nolint:gosec // positive
+		table := fmt.Sprintf("t%d", i%3)
+		row := rowstore.Mutation{Table: table, Row: key(i / 2)}
+		row.Edits = []rowstore.Edit{
+			write(ver(rowstore.Write, "c", ts, fmt.Sprint("short ", i))), write(ver(rowstore.Data, "c", ts, fmt.Sprint("long ", i))),
+			write(ver(rowstore.Rollback, "c", ts, "")), write(ver(rowstore.Notify, "c", ts, "")), write(ver(rowstore.Lock, "d", ts, "lock")),
+			rowstore.DeleteRange(rowstore.Write, "c", 0, ts-5),
+		}
+		require.True(h, h.apply(row)[0].Applied)
+		row.Edits = []rowstore.Edit{rowstore.Delete(rowstore.Lock, "d", ts), rowstore.Delete(rowstore.Notify, "c", ts)}
+		require.True(h, h.apply(row)[0].Applied)
+	}
+	if g, ok := rowstore.Unwrap[rowstore.Grouper](h.s); ok && g.GroupKey("g", "row") != "" {
+		draw := g.Draws(g.GroupKey("g", "row"))
+		edits := []rowstore.Edit{write(ver(rowstore.Data, "c", 5, "grouped"))}
+		if draw {
+			edits = append(edits, drawn(rowstore.Write, "c", "drawn"))
+		}
+		out, err := g.Group(h.ctx, []rowstore.Group{{Draw: draw, Mutations: []rowstore.Mutation{{Table: "g", Row: "row", Edits: edits}}}})
+		require.NoError(h, err)
+		require.True(h, out[0].Applied)
+	}
+	return h.contents()
+}
+
+func reopenedStoreHasEverything(t testing.TB, e *env) {
+	h, k := e.hooked(t)
+	if k.Reopen == nil {
+		t.Skip("the store has no hook Reopen")
+	}
+	want := h.populate()
+	require.NotEmpty(t, want)
+	for range 2 {
+		require.NoError(t, h.s.Close())
+		h = h.reopen(k)
+		require.Equal(t, want, h.contents())
+		// It is a store as before.
+		h.put("new", write(ver(rowstore.Write, "c", 5, "x")))
+		h.breaks("new", 0, ver(rowstore.Write, "c", 5, "x"), rowstore.Absent(rowstore.Write, "c", 5))
+		want = h.contents()
+	}
+}
+
+// crashedStoreHasWhatItAcknowledged crashes a store right after acknowledgments: each
+// undeferred change is there, and a deferred one too, or else the incarnation is another.
+func crashedStoreHasWhatItAcknowledged(t testing.TB, e *env) {
+	h, k := e.hooked(t)
+	if k.Reopen == nil || k.Crash == nil {
+		t.Skip("the store has no hooks Reopen and Crash")
+	}
+	want := h.populate()
+	for i := range 3 {
+		name := fmt.Sprintf("last %d", i)
+		h.put(name, write(ver(rowstore.Write, "c", 5, "undeferred")))
+		want[fmt.Sprintf("%q/%q", "t", name)] = versions(ver(rowstore.Write, "c", 5, "undeferred"))
+		deferred := fmt.Sprintf("deferred %d", i)
+		out, err := h.s.Apply(h.ctx, []rowstore.Mutation{mut(deferred, nil, write(ver(rowstore.Write, "c", 5, "x")))}, rowstore.ApplyOptions{Deferred: true})
+		require.NoError(t, err)
+		require.True(t, out[0].Applied)
+		k.Crash()
+		_ = h.s.Close() // what a dead process does not do; here it sets free what the test has of it
+		h = h.reopen(k)
+		got := h.contents()
+		at := fmt.Sprintf("%q/%q", "t", deferred)
+		if _, ok := got[at]; ok {
+			want[at] = got[at]
+		} else {
+			require.NotEqual(t, out[0].Incarnation, h.apply(mut("any", nil))[0].Incarnation, "a deferred batch was lost, and nobody can tell")
+		}
+		require.Equal(t, want, got, "what was acknowledged before crash %d", i+1)
+	}
+}
+
+// timestampsRiseOverReopening has the timestamps run ahead of the time, so that none is
+// above the earlier ones because the time went on.
+func timestampsRiseOverReopening(t testing.TB, e *env) {
+	h, k := e.hooked(t)
+	if k.Reopen == nil {
+		t.Skip("the store has no hook Reopen")
+	}
+	ability[rowstore.OracleProvider](t, h.s, "OracleProvider")
+	var greatest oracle.Timestamp
+	draw := func(n int) error {
+		o, ok := rowstore.Unwrap[rowstore.OracleProvider](h.s)
+		require.True(t, ok)
+		ts, err := o.Oracle().Draw(h.ctx, n)
+		if err == nil {
+			require.Greater(t, ts, greatest)
+			greatest = ts + oracle.Timestamp(n) - 1 //nolint:gosec // positive
+		}
+		return err
+	}
+	const ahead = 20
+	for i := range 4 {
+		const quarter = 1 << (oracle.LogicalBits + 8) // of a second
+		for j := range 4 * ahead {
+			if err := draw(quarter); err != nil {
+				require.ErrorIs(t, err, rowstore.ErrTooLarge)
+				t.Logf("the timestamps do not run ahead of the time: draw %d: %v", j, err)
+				break
+			}
+		}
+		require.NoError(t, draw(1))
+		if k.Crash != nil && i%2 == 1 {
+			k.Crash()
+			_ = h.s.Close()
+		} else {
+			require.NoError(t, h.s.Close())
+		}
+		h = h.reopen(k)
+		require.NoError(t, draw(1))
+	}
+	ahead2 := time.Until(greatest.Time())
+	t.Logf("the last timestamp is %v ahead of the time", ahead2.Round(time.Millisecond))
+}
+
+// secondOpenOfAStoreInUse opens what another has open: either that is refused with an
+// error, or both work on the same data.
+func secondOpenOfAStoreInUse(t testing.TB, e *env) {
+	h, k := e.hooked(t)
+	if k.Reopen == nil {
+		t.Skip("the store has no hook Reopen")
+	}
+	want := h.populate()
+	var second rowstore.Store
+	var err error
+	func() {
+		defer func() {
+			if p := recover(); p != nil {
+				t.Errorf("opening a store that is in use panicked: %v", p)
+			}
+		}()
+		second, err = k.Reopen(h.ctx)
+	}()
+	switch {
+	case t.Failed():
+		return
+	case err != nil:
+		t.Logf("refused: %v", err)
+		require.Nil(t, second, "an error and a store")
+	default:
+		other := &harness{TB: t, s: second, ctx: h.ctx}
+		require.Equal(t, want, other.contents())
+		h.put("one", write(ver(rowstore.Lock, "c", 5, "one")))
+		other.breaks("one", 0, ver(rowstore.Lock, "c", 5, "one"), rowstore.Absent(rowstore.Lock, "c", 0))
+		other.put("two", write(ver(rowstore.Lock, "c", 6, "two")))
+		h.breaks("two", 0, ver(rowstore.Lock, "c", 6, "two"), rowstore.Absent(rowstore.Lock, "c", 0))
+		if a, ok := rowstore.Unwrap[rowstore.OracleProvider](h.s); ok {
+			b, ok := rowstore.Unwrap[rowstore.OracleProvider](second)
+			require.True(t, ok)
+			var last oracle.Timestamp
+			for i := range 20 {
+				ts, err := []oracle.Oracle{a.Oracle(), b.Oracle()}[i%2].Draw(h.ctx, 1)
+				require.NoError(t, err)
+				require.Greater(t, ts, last, "both draw from the same timestamps")
+				last = ts
+			}
+		}
+		require.NoError(t, second.Close())
+	}
+	// The first is unharmed.
+	h.put("after", write(ver(rowstore.Write, "c", 5, "x")))
+	require.Len(t, h.all("after"), 1)
+}
+
+// brokenCallsTellTheTruth breaks calls at each moment. What was refused for certain did
+// not happen and never does; what was acknowledged did; the rest may have.
+func brokenCallsTellTheTruth(t testing.TB, e *env) {
+	h, k := e.hooked(t)
+	if k.Break == nil {
+		t.Skip("the store has no hook Break")
+	}
+	group := grouper(h.s)
+	type claim struct {
+		row, when string
+		certain   bool // certainly not
+		applied   bool
+	}
+	var claims []claim
+	rounds := e.n(6, 3)
+	for _, m := range []Moment{BeforeCall, InCall, AfterCall} {
+		failed := 0
+		for i := range rounds {
+			row := fmt.Sprintf("%d-%d", m, i)
+			h.recovered(row + " before")
+			mend := k.Break(m)
+			if mend == nil {
+				t.Logf("the store cannot be broken %s", m)
+				break
+			}
+			change := mut(row, when(rowstore.Absent(rowstore.Write, "c", 0)), write(ver(rowstore.Write, "c", 5, "x")))
+			ctx, cancel := context.WithTimeout(h.ctx, e.cfg.hang/4)
+			var out []rowstore.Outcome
+			var err error
+			if i%2 == 1 && group != nil && group.GroupKey("t", row) != "" {
+				var outs []rowstore.GroupOutcome
+				if outs, err = group.Group(ctx, []rowstore.Group{{Mutations: []rowstore.Mutation{change}}}); err == nil {
+					out = []rowstore.Outcome{{Applied: outs[0].Applied, Err: outs[0].Err}}
+				}
+			} else {
+				out, err = h.s.Apply(ctx, []rowstore.Mutation{change}, rowstore.ApplyOptions{})
+			}
+			cancel()
+			mend()
+			c := claim{row: row, when: m.String()}
+			if err == nil && out[0].Err == nil {
+				c.applied = out[0].Applied
+				require.True(t, c.applied, "%s, %s: a change was refused by its condition although nothing was there", row, m)
+			} else {
+				failed++
+				c.certain = !ambiguous(out, err)
+				if c.certain {
+					t.Logf("%s, %s: certain: %v", row, m, errors.Join(err, outErr(out)))
+				} else {
+					require.NotErrorIs(t, errors.Join(err, outErr(out)), rowstore.ErrUnavailable, "what is unavailable has done nothing")
+				}
+			}
+			claims = append(claims, c)
+		}
+		if len(claims) > 0 && claims[len(claims)-1].when == m.String() {
+			require.Positive(t, failed, "no call failed %s: the hook does not do what it says", m)
+		}
+	}
+	if len(claims) == 0 {
+		t.Skip("the store can be broken at no such moment")
+	}
+	h.recovered("the end")
+	happened := map[string]int{}
+	for _, c := range claims {
+		there := len(h.all(c.row)) > 0
+		require.False(t, c.certain && there, "the change of row %s, broken %s, was refused for certain, and happened", c.row, c.when)
+		require.False(t, c.applied && !there, "the change of row %s, broken %s, was acknowledged, and is not there", c.row, c.when)
+		if there {
+			happened[c.when]++
+		}
+	}
+	t.Logf("of %d broken changes happened: %v", len(claims), happened)
+}
+
+func outErr(out []rowstore.Outcome) error {
+	if len(out) == 0 {
+		return nil
+	}
+	return out[0].Err
+}
+
+func grouper(s rowstore.Store) rowstore.Grouper {
+	g, _ := rowstore.Unwrap[rowstore.Grouper](s)
+	return g
+}
+
+// recovered waits until the store answers again, after what was broken is mended.
+func (h *harness) recovered(row string) {
+	h.Helper()
+	for {
+		out, err := h.s.Apply(h.ctx, []rowstore.Mutation{mut("recovered "+row, nil, write(ver(rowstore.Data, "c", 1, "x")))}, rowstore.ApplyOptions{})
+		if err == nil && out[0].Err == nil {
+			return
+		}
+		select {
+		case <-h.ctx.Done():
+			h.Fatalf("the store does not recover: %v", errors.Join(err, outErr(out)))
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// hangingCallsEndWithTheirContext has calls of every kind wait for a server that does not
+// answer, and behind each other. Each ends soon after its context.
+func hangingCallsEndWithTheirContext(t testing.TB, e *env) {
+	h, k := e.hooked(t)
+	if k.Break == nil {
+		t.Skip("the store has no hook Break")
+	}
+	h.put("row", write(ver(rowstore.Write, "c", 5, "x")))
+	mend := k.Break(HangCall)
+	if mend == nil {
+		t.Skip("the store cannot be made to hang")
+	}
+	defer mend()
+	calls := map[string]func(ctx context.Context, i int) error{
+		"Apply": func(ctx context.Context, i int) error {
+			out, err := h.s.Apply(ctx, []rowstore.Mutation{mut(key(i), nil, write(ver(rowstore.Write, "c", 5, "x")))}, rowstore.ApplyOptions{})
+			return errors.Join(err, outErr(out))
+		},
+		"Read": func(ctx context.Context, _ int) error {
+			_, err := h.s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "row", Picks: everything()}})
+			return err
+		},
+		"Scan": func(ctx context.Context, _ int) error {
+			_, err := collect(ctx, h.s, rowstore.ScanRange{Table: "t", Picks: everything()})
+			return err
+		},
+	}
+	if o, ok := rowstore.Unwrap[rowstore.OracleProvider](h.s); ok {
+		calls["Draw"] = func(ctx context.Context, _ int) error {
+			_, err := o.Oracle().Draw(ctx, 1)
+			return err
+		}
+	}
+	if g := grouper(h.s); g != nil && g.GroupKey("t", key(0)) != "" {
+		calls["Group"] = func(ctx context.Context, i int) error {
+			_, err := g.Group(ctx, []rowstore.Group{{Mutations: []rowstore.Mutation{mut(key(i), nil, write(ver(rowstore.Write, "c", 6, "x")))}}})
+			return err
+		}
+	}
+	// First those that take all connections, turns and locks there are, then those that
+	// wait behind them.
+	const many = 40
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var late []string
+	waited := 0
+	began := time.Now()
+	for i := range many {
+		for name, call := range calls {
+			wg.Go(func() {
+				patience := 100 * time.Millisecond
+				if i < many/2 {
+					patience = 400 * time.Millisecond
+				}
+				ctx, cancel := context.WithTimeout(h.ctx, patience)
+				defer cancel()
+				err := call(ctx, i)
+				mu.Lock()
+				defer mu.Unlock()
+				if took := time.Since(began); took > patience+e.cfg.hang/8 {
+					late = append(late, fmt.Sprintf("%s after %v, for a context of %v", name, took, patience))
+				}
+				if err != nil {
+					waited++
+				}
+			})
+		}
+	}
+	ended := make(chan struct{})
+	go func() { wg.Wait(); close(ended) }()
+	select {
+	case <-ended:
+	case <-time.After(e.cfg.hang / 2):
+		mend()
+		<-ended
+		t.Errorf("calls wait on although their contexts ended")
+	}
+	slices.Sort(late)
+	require.Empty(t, late, "a call returns soon after its context ended")
+	require.Positive(t, waited, "no call waited: the hook does not do what it says")
+	mend()
+	h.recovered("the hang")
+}

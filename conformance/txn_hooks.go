@@ -1,0 +1,143 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/percolator"
+)
+
+func txnHookTests() []test {
+	return []test{
+		{"BrokenCommitsTellTheTruth", Breaking, brokenCommitsTellTheTruth},
+		{"TransactionsOverTheStepLimit", Transactions, transactionsOverTheStepLimit},
+	}
+}
+
+// brokenCommitsTellTheTruth breaks a store while transactions of two cells commit. One
+// that was acknowledged is there; one that failed for certain is not; one whose outcome
+// is unknown is there as DB.Outcome says; and none is there by half.
+func brokenCommitsTellTheTruth(t testing.TB, e *env) {
+	h, k := e.hooked(t)
+	if k.Break == nil {
+		t.Skip("the store has no hook Break")
+	}
+	for name, way := range map[string][]percolator.Option{"usual": nil, "two-phase": {percolator.WithoutGroups(), percolator.WithoutDeferred()}} {
+		w := &world{TB: t, e: e, ctx: h.ctx, inner: k.Store, way: way}
+		// Without patience, or it would outlast the break.
+		db := w.db(append(shortLease(), percolator.WithStorePatience(0))...)
+		type written struct {
+			id  string
+			err error
+		}
+		var all []written
+		failed := 0
+		for _, m := range []Moment{BeforeCall, InCall, AfterCall} {
+			for i := range e.n(4, 2) {
+				id := fmt.Sprintf("%s-%d-%d", name, m, i)
+				h.recovered(id)
+				tx, err := db.Begin(w.ctx)
+				require.NoError(t, err)
+				require.NoError(t, tx.Set(percolator.Cell{Table: table, Row: id, Column: "v"}, []byte(id)))
+				require.NoError(t, tx.Set(percolator.Cell{Table: "u", Row: id, Column: "v"}, []byte(id)))
+				_ = tx.StartTimestamp()
+				mend := k.Break(m)
+				if mend == nil {
+					t.Logf("the store cannot be broken %s", m)
+					require.NoError(t, tx.Rollback(w.ctx))
+					break
+				}
+				time.AfterFunc(time.Duration(5*(1+i%3))*time.Millisecond, mend)
+				ctx, cancel := context.WithTimeout(w.ctx, e.cfg.hang/4)
+				err = tx.Commit(ctx)
+				cancel()
+				mend()
+				if err != nil {
+					failed++
+				}
+				all = append(all, written{id, err})
+			}
+		}
+		if len(all) == 0 {
+			t.Skip("the store can be broken at no such moment")
+		}
+		h.recovered(name)
+		require.Positive(t, failed, "no commit failed: the hook does not do what it says")
+		for _, c := range all {
+			w.judgeBroken(db, c.id, c.err)
+		}
+	}
+}
+
+// judgeBroken compares what a commit answered with what is there.
+func (w *world) judgeBroken(db *percolator.DB, id string, answered error) {
+	w.Helper()
+	var unknown *percolator.UndeterminedError
+	committed := answered == nil
+	if errors.As(answered, &unknown) {
+		outcome, err := db.Outcome(w.ctx, unknown.Start, unknown.Primary)
+		require.NoError(w, err)
+		committed = outcome.Status == percolator.Committed
+	}
+	got, err := getMany(w, db, []percolator.Cell{{Table: table, Row: id, Column: "v"}, {Table: "u", Row: id, Column: "v"}})
+	require.NoError(w, err)
+	want := missing
+	if committed {
+		want = id
+	}
+	require.Equal(w, []string{want, want}, got, "transaction %s, whose commit answered %v", id, answered)
+}
+
+// transactionsOverTheStepLimit commits transactions that are larger than one step of the
+// store may be, though each of their rows is not.
+func transactionsOverTheStepLimit(t testing.TB, e *env) {
+	limits := limitsOf(e.store(t))
+	if limits.Operations == 0 && limits.Bytes == 0 {
+		t.Skip("the store has no limit of one step")
+	}
+	rows, size := 100, 100
+	if limits.Operations > 0 {
+		rows = max(rows, limits.Operations+10)
+	}
+	if limits.Bytes > 0 {
+		size = max(1, min(limits.Bytes/8, 1<<16))
+		rows = max(rows, 2*limits.Bytes/size)
+	}
+	rows = min(rows, 3000)
+	e.eachWay(t, func(w *world) {
+		db := w.db()
+		value := make([]byte, size)
+		for round := range 2 {
+			value[0] = byte(round)
+			require.NoError(w, db.Update(w.ctx, func(tx *percolator.Txn) error {
+				for i := range rows {
+					if err := tx.Set(percolator.Cell{Table: table, Row: key(i), Column: "v"}, value); err != nil {
+						return err
+					}
+				}
+				return nil
+			}))
+		}
+		require.NoError(w, db.View(w.ctx, func(tx *percolator.Txn) error {
+			n := 0
+			for row, err := range tx.Scan(w.ctx, percolator.Range{Table: table}) {
+				if err != nil {
+					return err
+				}
+				if v := row.Columns["v"]; len(v) != size || v[0] != 1 {
+					return fmt.Errorf("row %s holds %d bytes", row.Key, len(v))
+				}
+				n++
+			}
+			if n != rows {
+				return fmt.Errorf("%d rows of %d", n, rows)
+			}
+			return nil
+		}))
+	})
+}

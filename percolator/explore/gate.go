@@ -1,0 +1,289 @@
+package explore
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// gate is a client's way to one store.
+type gate struct {
+	c     *Client
+	inner *rowstore.Memory
+}
+
+func rowLabel(table, row string) string {
+	return strings.ReplaceAll(table, "\x00", "^") + "/" + row
+}
+
+// Read implements rowstore.Store: each row is read by itself.
+func (g *gate) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
+	rows := make([]rowstore.Row, len(reads))
+	r := &request{}
+	var names []string
+	for i, rd := range reads {
+		name := rowLabel(rd.Table, rd.Row)
+		if rd.Table == sessionsTable {
+			name = rowLabel(rd.Table, "*") // a session's name is random
+		}
+		names = append(names, name)
+		r.parts = append(r.parts, part{label: name, touches: []touch{{rd.Table, rd.Row, false}}, do: func() {
+			got, err := g.inner.Read(context.Background(), []rowstore.RowRead{rd})
+			if err != nil {
+				rows[i].Err = err
+				return
+			}
+			rows[i] = got[0]
+		}})
+	}
+	slices.Sort(names)
+	r.label = "read " + strings.Join(names, " ")
+	return rows, g.c.call(ctx, r)
+}
+
+const sessionsTable = "\x00sessions"
+
+// Apply implements rowstore.Store: each row is changed by itself.
+func (g *gate) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+	outs := make([]rowstore.Outcome, len(muts))
+	r := &request{write: true}
+	var names []string
+	for i := range muts {
+		m := clone(muts[i])
+		name := what(&m) + rowLabel(m.Table, m.Row)
+		if m.Table == sessionsTable {
+			name = "renew " + rowLabel(m.Table, "*")
+		}
+		names = append(names, name)
+		r.parts = append(r.parts, part{label: name, touches: g.durable([]touch{{m.Table, m.Row, true}}, !opts.Deferred), do: func() {
+			got, err := g.inner.Apply(context.Background(), []rowstore.Mutation{m}, opts)
+			if err != nil {
+				outs[i].Err = err
+				return
+			}
+			outs[i] = got[0]
+			if got[0].Applied {
+				g.c.w.history.noteWrites(&m, 0)
+			}
+		}})
+	}
+	slices.Sort(names)
+	r.label = strings.Join(names, " ")
+	if err := g.c.call(ctx, r); err != nil {
+		return outs, err
+	}
+	refused := slices.ContainsFunc(outs, func(o rowstore.Outcome) bool { return !o.Applied })
+	if opts.Draw && g.c.id%2 == 1 && !refused {
+		// Every other client gets its commit timestamp with its prewrites, as from a
+		// store that saves a round trip by it.
+		ts, err := g.Oracle().Draw(ctx, len(muts))
+		for i := range outs {
+			if err == nil {
+				outs[i].Drawn = ts + oracle.Timestamp(i) //nolint:gosec // a small number
+			}
+		}
+	}
+	return outs, nil
+}
+
+// durable adds what a call has to do with batches that a crash may lose: an
+// undeferred one makes those before it durable.
+func (g *gate) durable(touches []touch, flushes bool) []touch {
+	if g.c.w.program.Budget.Crash > 0 {
+		touches = append(touches, touch{durableTable, fmt.Sprintf("%p", g.inner), flushes})
+	}
+	return touches
+}
+
+// clone keeps a mutation for later than its caller does.
+func clone(m rowstore.Mutation) rowstore.Mutation {
+	m.Conditions = slices.Clone(m.Conditions)
+	m.Edits = slices.Clone(m.Edits)
+	return m
+}
+
+// what names a mutation for people.
+func what(m *rowstore.Mutation) string {
+	puts := map[rowstore.Family]bool{}
+	for _, e := range m.Edits {
+		if e.Kind == rowstore.DoPut {
+			puts[e.Family] = true
+		}
+	}
+	present := slices.ContainsFunc(m.Conditions, func(c rowstore.Condition) bool { return c.Kind == rowstore.IfPresent })
+	switch {
+	case puts[rowstore.Lock] && present:
+		return "heartbeat "
+	case puts[rowstore.Lock]:
+		return "prewrite "
+	case puts[rowstore.Write] && present:
+		return "commit "
+	case present:
+		return "unlock "
+	case puts[rowstore.Rollback]:
+		return "fence "
+	case puts[rowstore.Notify]:
+		return "notify "
+	}
+	return "change "
+}
+
+// Group implements rowstore.Grouper.
+func (g *gate) Group(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
+	outs := make([]rowstore.GroupOutcome, len(groups))
+	r := &request{write: true}
+	var names []string
+	for i := range groups {
+		gr := groups[i]
+		gr.Mutations = slices.Clone(gr.Mutations)
+		var touches []touch
+		var rows []string
+		for j := range gr.Mutations {
+			gr.Mutations[j] = clone(gr.Mutations[j])
+			m := &gr.Mutations[j]
+			touches = append(touches, touch{m.Table, m.Row, true})
+			rows = append(rows, rowLabel(m.Table, m.Row))
+		}
+		if gr.Draw {
+			touches = append(touches, touch{oracleTable, "", true})
+		}
+		slices.Sort(rows)
+		name := "group " + strings.Join(rows, " ")
+		names = append(names, name)
+		r.parts = append(r.parts, part{label: name, touches: g.durable(touches, true), do: func() {
+			got, err := g.inner.Group(context.Background(), []rowstore.Group{gr})
+			if err != nil {
+				outs[i].Err = err
+				return
+			}
+			outs[i] = got[0]
+			for j := range gr.Mutations {
+				if got[0].Applied {
+					g.c.w.history.noteWrites(&gr.Mutations[j], got[0].Commit)
+				}
+			}
+		}})
+	}
+	slices.Sort(names)
+	r.label = strings.Join(names, " ")
+	return outs, g.c.call(ctx, r)
+}
+
+// GroupKey implements rowstore.Grouper.
+func (g *gate) GroupKey(table, row string) string { return g.inner.GroupKey(table, row) }
+
+// Draws implements rowstore.Grouper.
+func (g *gate) Draws(key string) bool { return g.inner.Draws(key) }
+
+// Scan implements rowstore.Store: each row is visited by itself.
+func (g *gate) Scan(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
+	return func(yield func(rowstore.Row, error) bool) {
+		limit := s.Limit
+		for n := 0; limit == 0 || n < limit; n++ {
+			var row rowstore.Row
+			var err error
+			found := false
+			s.Limit = 1
+			r := &request{label: "scan " + rowLabel(s.Table, s.From)}
+			r.parts = []part{{touches: []touch{{table: s.Table}}, do: func() {
+				row, err, found = rowstore.Row{}, nil, false
+				for row, err = range g.inner.Scan(context.Background(), s) {
+					found = true
+					break
+				}
+			}}}
+			if cerr := g.c.call(ctx, r); cerr != nil {
+				err = cerr
+			}
+			if err != nil {
+				yield(rowstore.Row{}, err)
+				return
+			}
+			if !found || !yield(row, nil) {
+				return
+			}
+			if s.Reverse {
+				s.To = row.Row
+			} else {
+				s.From = row.Row + "\x00"
+			}
+		}
+	}
+}
+
+// Tables implements rowstore.Store.
+func (g *gate) Tables(ctx context.Context) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		if err := g.c.call(ctx, &request{label: "tables", parts: []part{{touches: []touch{{}}, do: func() {}}}}); err != nil {
+			yield("", err)
+			return
+		}
+		g.inner.Tables(context.WithoutCancel(ctx))(yield)
+	}
+}
+
+// Close implements rowstore.Store; the store goes on.
+func (g *gate) Close() error { return nil }
+
+// Flush implements rowstore.Deferrer.
+func (g *gate) Flush(ctx context.Context) error {
+	var err error
+	if cerr := g.c.call(ctx, &request{label: "flush", write: true, parts: []part{{touches: g.durable(nil, true), do: func() { err = g.inner.Flush(context.Background()) }}}}); cerr != nil {
+		return cerr
+	}
+	return err
+}
+
+// Oracle implements rowstore.OracleProvider.
+func (g *gate) Oracle() oracle.Oracle { return gateOracle{g} }
+
+type gateOracle struct{ g *gate }
+
+func (o gateOracle) Draw(ctx context.Context, n int) (ts oracle.Timestamp, err error) {
+	r := &request{label: "draw", parts: []part{{touches: []touch{{oracleTable, "", true}}, do: func() {
+		ts, err = o.g.inner.Oracle().Draw(context.Background(), n)
+	}}}}
+	if cerr := o.g.c.call(ctx, r); cerr != nil {
+		return 0, cerr
+	}
+	return ts, err
+}
+
+// DrawRead implements rowstore.DrawReader: in steps, as it is allowed to be.
+func (g *gate) DrawRead(ctx context.Context, asks []rowstore.DrawRead) ([]rowstore.DrawnRows, error) {
+	answers := make([]rowstore.DrawnRows, len(asks))
+	for i := range asks {
+		ts, err := g.Oracle().Draw(ctx, 1)
+		if err != nil {
+			return nil, err
+		}
+		rows, err := g.Read(ctx, asks[i].At(ts))
+		if err != nil {
+			return nil, err
+		}
+		answers[i] = rowstore.DrawnRows{TS: ts, Rows: rows}
+	}
+	return answers, nil
+}
+
+// Offer implements rowstore.Decorator.
+func (g *gate) Offer(target any) bool {
+	switch t := target.(type) {
+	case *rowstore.Grouper:
+		*t = g
+	case *rowstore.Deferrer:
+		*t = g
+	case *rowstore.OracleProvider:
+		*t = g
+	case *rowstore.DrawReader:
+		*t = g
+	default:
+		return false
+	}
+	return true
+}

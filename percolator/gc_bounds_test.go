@@ -1,0 +1,272 @@
+package percolator
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// measured is a Memory that notes how large its calls are. It is a Decorator without
+// optional abilities but the oracle.
+type measured struct {
+	*rowstore.Memory
+	limits rowstore.Limits
+
+	mu                     sync.Mutex
+	scanned, read, removed int // the most versions of a row, a call and a call
+	operations             int // the most of a mutation
+}
+
+// note raises what was the most so far.
+func (m *measured) note(most *int, n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	*most = max(*most, n)
+}
+
+// reset forgets what was noted.
+func (m *measured) reset() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.scanned, m.read, m.removed, m.operations = 0, 0, 0, 0
+}
+
+func (m *measured) Close() error { return nil }
+
+func (m *measured) Offer(target any) bool {
+	switch p := target.(type) {
+	case *rowstore.OracleProvider:
+		*p = m.Memory
+	case *rowstore.Limiter:
+		*p = m
+	default:
+		return false
+	}
+	return true
+}
+
+func (m *measured) Limits() rowstore.Limits { return m.limits }
+
+func (m *measured) Scan(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
+	return func(yield func(rowstore.Row, error) bool) {
+		for row, err := range m.Memory.Scan(ctx, s) {
+			m.note(&m.scanned, len(row.Versions))
+			if !yield(row, err) {
+				return
+			}
+		}
+	}
+}
+
+func (m *measured) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
+	rows, err := m.Memory.Read(ctx, reads)
+	n := 0
+	for i := range rows {
+		n += len(rows[i].Versions)
+	}
+	m.note(&m.read, n)
+	return rows, err
+}
+
+func (m *measured) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+	removed := 0
+	for i := range muts {
+		m.note(&m.operations, len(muts[i].Conditions)+len(muts[i].Edits))
+		for _, e := range muts[i].Edits {
+			if e.Kind == rowstore.DoPut {
+				continue
+			}
+			to := max(e.To, e.TS)
+			rows, err := m.Memory.Read(ctx, []rowstore.RowRead{{Table: muts[i].Table, Row: muts[i].Row, Picks: []rowstore.Pick{{Family: e.Family, Column: e.Column, From: e.TS, To: to}}}})
+			if err != nil {
+				return nil, err
+			}
+			removed += len(rows[0].Versions)
+		}
+	}
+	m.note(&m.removed, removed)
+	return m.Memory.Apply(ctx, muts, opts)
+}
+
+// history puts committed versions of a column, as so many transactions would have.
+func (w *world) history(cell Cell, n int, long bool) (newest string) {
+	w.t.Helper()
+	for i := range n {
+		start, err := w.mem.Oracle().Draw(w.t.Context(), 2)
+		require.NoError(w.t, err)
+		wv := writeValue{kind: kindPut, start: start, value: []byte(fmt.Sprint(i))}
+		newest = string(wv.value)
+		edits := make([]rowstore.Edit, 0, 2)
+		if long {
+			wv.long, wv.value, newest = true, nil, fmt.Sprint(longText, i)
+			edits = append(edits, rowstore.Put(rowstore.Data, cell.Column, start, []byte(newest)))
+		}
+		edits = append(edits, rowstore.Put(rowstore.Write, cell.Column, start+1, wv.encode()))
+		_, err = w.mem.Apply(w.t.Context(), []rowstore.Mutation{{Table: cell.Table, Row: cell.Row, Edits: edits}}, rowstore.ApplyOptions{})
+		require.NoError(w.t, err)
+	}
+	return newest
+}
+
+// Cells with a long history, and rows of many columns, are collected in bounded pieces.
+func TestCollectionIsBounded(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		columns, versions int
+		long              bool
+		operations        int
+	}{
+		"deep":                 {columns: 1, versions: 2000},
+		"deep and long":        {columns: 1, versions: 1500, long: true},
+		"wide":                 {columns: 100, versions: 20},
+		"wide and long":        {columns: 100, versions: 12, long: true},
+		"shallow":              {columns: 200, versions: 3},
+		"exactly a page":       {columns: 2, versions: gcPage + gcShallow},
+		"a store of few edits": {columns: 4, versions: 150, long: true, operations: 128},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			m := &measured{Memory: w.mem, limits: rowstore.Limits{Operations: test.operations}}
+			db := open(t, m, WithClock(w.clock))
+			want := map[Cell]string{}
+			for i := range test.columns {
+				cell := Cell{"t", "row", fmt.Sprintf("column %03d", i)}
+				want[cell] = w.history(cell, test.versions, test.long)
+			}
+			w.clock.advance(25 * time.Hour)
+			m.reset()
+			var report GCReport
+			done := async(func() (err error) {
+				report, err = db.CollectGarbage(context.Background(), 0)
+				return err
+			})
+			require.Eventually(t, func() bool {
+				select {
+				case err := <-done:
+					require.NoError(t, err)
+					return true
+				default:
+					w.clock.advance(time.Second)
+					return false
+				}
+			}, patience, time.Millisecond)
+			each := 1 // versions, with long values two
+			if test.long {
+				each = 2
+			}
+			require.Equal(t, test.columns*(test.versions-1)*each, report.Versions)
+			for cell, v := range want {
+				require.Equal(t, v, get(t, db, cell))
+				row := w.raw(cell)
+				require.Len(t, row.All(rowstore.Write, cell.Column), 1)
+				if test.long {
+					require.Len(t, row.All(rowstore.Data, cell.Column), 1)
+				}
+			}
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			require.LessOrEqual(t, m.scanned, test.columns*(gcShallow+2), "a scan showed too much of a row")
+			require.LessOrEqual(t, m.read, gcDeep*gcPage)
+			require.LessOrEqual(t, m.removed, 8*gcPage+2*gcPage)
+			if test.operations > 0 {
+				require.LessOrEqual(t, m.operations, test.operations)
+			}
+		})
+	}
+}
+
+// A collection that ends at any of its calls has removed no version of a column above
+// one that it left: what a read finds is right, whatever was collected.
+func TestCollectionGoesFromTheOldestOn(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	cell := row("deep")
+	w.history(cell, 3*gcPage, false)
+	before := w.raw(cell)
+	all := before.All(rowstore.Write, "v")
+	w.clock.advance(25 * time.Hour)
+	for n := 0; ; n++ {
+		cut := w.client()
+		r := cut.wire.on(rule{match: both(op("apply"), on(cell)), skip: 1, before: func(context.Context, *call) verdict { return die }})
+		_, err := w.collect(cut, 0)
+		row := w.raw(cell)
+		left := row.All(rowstore.Write, "v")
+		require.Equal(t, all[:len(left)], left)
+		cut.wire.mu.Lock()
+		ended := r.times > 0
+		cut.wire.mu.Unlock()
+		if ended {
+			require.NoError(t, err)
+			require.Len(t, left, 1)
+			require.Greater(t, n, 1)
+			return
+		}
+		require.Less(t, len(left), len(all)-n, "the first call was to remove something")
+	}
+}
+
+// Workers that live shorter than the interval collect too, and in all not more often
+// than it says.
+func TestShortLivedWorkersCollect(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		mem := rowstore.NewMemory()
+		settings := WithSettings(Settings{MaxTxnAge: time.Second, Retention: 10 * time.Second, CatalogLease: 100 * time.Millisecond})
+		runs := uint64(0)
+		const lives = 40
+		for range lives {
+			ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+			var dbs []*DB
+			ended := make(chan error, 2)
+			for range 2 {
+				db, err := New(ctx, unclosedMemory{mem}, settings)
+				require.NoError(t, err)
+				dbs = append(dbs, db)
+				go func() { ended <- NewWorker(db, WorkerConfig{GCInterval: time.Minute}).Run(ctx) }()
+			}
+			for _, db := range dbs {
+				require.NoError(t, <-ended)
+				runs += db.Stats().GCRuns
+				require.NoError(t, db.Close(t.Context()))
+			}
+			cancel()
+		}
+		// Ten minutes.
+		require.GreaterOrEqual(t, runs, uint64(8))
+		require.LessOrEqual(t, runs, uint64(14))
+	})
+}
+
+type unclosedMemory struct{ *rowstore.Memory }
+
+func (unclosedMemory) Close() error { return nil }
+
+// The safe point is what a collection has published.
+func TestSafePoint(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c, other := w.client(), w.client()
+	safe, err := other.SafePoint(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, safe)
+	set(t, c.DB, rowA, "1")
+	w.clock.advance(worldRetention)
+	report, err := w.collect(c, 0)
+	require.NoError(t, err)
+	safe, err = other.SafePoint(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, report.SafePoint, safe)
+	_, err = begin(t, other, AsOfTimestamp(safe-1)).Get(t.Context(), rowA)
+	require.ErrorIs(t, err, ErrSnapshotTooOld)
+	_, err = begin(t, other, AsOfTimestamp(safe)).Get(t.Context(), rowA)
+	require.ErrorIs(t, err, ErrNotFound)
+}

@@ -1,0 +1,310 @@
+package percolator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"time"
+
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// patientStore repeats what a server that is away for a moment refused: every call, or
+// part of one, that ended with rowstore.ErrUnavailable, which certainly had no effect.
+// It is the one place for that, for every backend; what may have had an effect
+// (ErrAmbiguous) is the business of the protocol above. It is a Decorator and has the
+// optional abilities of the store.
+type patientStore struct {
+	rowstore.Store
+	patience time.Duration
+	clock    Clock
+	rand     *random
+}
+
+// awayWait are the waits between two attempts.
+var awayWait = Backoff{Min: 5 * time.Millisecond, Max: 500 * time.Millisecond}
+
+// attempts are those of one call.
+type attempts struct {
+	s     *patientStore
+	n     int
+	since time.Time
+}
+
+// wait waits before the next attempt after err. It returns nil to try again, and else
+// the error that the call ends with.
+func (p *attempts) wait(ctx context.Context, err error) error {
+	if !hadNoEffect(err) || p.s.patience <= 0 {
+		return err
+	}
+	now := p.s.clock.Now()
+	if p.n == 0 {
+		p.since = now
+	}
+	if away := now.Sub(p.since); away >= p.s.patience {
+		return fmt.Errorf("giving up after %v and %d attempts: %w", away, p.n+1, err)
+	}
+	if serr := p.s.clock.Sleep(ctx, awayWait.wait(p.n, p.s.rand)); serr != nil {
+		return fmt.Errorf("%w, after %w", serr, err)
+	}
+	p.n++
+	return nil
+}
+
+// hadNoEffect tells whether a call failed only because a server was away. A store that
+// says of one call that it is ambiguous as well breaks its contract: it counts as that.
+func hadNoEffect(err error) bool {
+	return errors.Is(err, rowstore.ErrUnavailable) && !errors.Is(err, rowstore.ErrAmbiguous)
+}
+
+// repeat calls f until it does not answer ErrUnavailable, or patience ends.
+func repeat[T any](ctx context.Context, s *patientStore, f func() (T, error)) (T, error) {
+	p := attempts{s: s}
+	for {
+		t, err := f()
+		if err == nil {
+			return t, nil
+		}
+		if err = p.wait(ctx, err); err != nil {
+			return t, err
+		}
+	}
+}
+
+// repeatParts calls f for parts, and again for those that failed alone with
+// ErrUnavailable; failed is a part's error. whole tells that one call did all.
+func repeatParts[P, A any](ctx context.Context, s *patientStore, parts []P, f func([]P) ([]A, error), failed func(*A) *error) (answers []A, whole bool, err error) {
+	p := attempts{s: s}
+	answers, err = repeat(ctx, s, func() ([]A, error) { return f(parts) })
+	if err != nil {
+		return nil, false, err
+	}
+	for whole = true; ; whole = false {
+		var again []int
+		var away error
+		for i := range answers {
+			if e := *failed(&answers[i]); hadNoEffect(e) {
+				again, away = append(again, i), e
+			}
+		}
+		if len(again) == 0 {
+			return answers, whole, nil
+		}
+		if werr := p.wait(ctx, away); werr != nil {
+			for _, i := range again {
+				*failed(&answers[i]) = werr
+			}
+			return answers, whole, nil
+		}
+		some := make([]P, len(again))
+		for j, i := range again {
+			some[j] = parts[i]
+		}
+		got, err := f(some)
+		for j, i := range again {
+			if err != nil {
+				*failed(&answers[i]) = err
+			} else {
+				answers[i] = got[j]
+			}
+		}
+	}
+}
+
+// Read implements rowstore.Store.
+func (s *patientStore) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
+	rows, _, err := repeatParts(ctx, s, reads,
+		func(reads []rowstore.RowRead) ([]rowstore.Row, error) { return s.Store.Read(ctx, reads) },
+		func(r *rowstore.Row) *error { return &r.Err })
+	return rows, err
+}
+
+// Apply implements rowstore.Store.
+func (s *patientStore) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+	outs, whole, err := repeatParts(ctx, s, muts,
+		func(muts []rowstore.Mutation) ([]rowstore.Outcome, error) { return s.Store.Apply(ctx, muts, opts) },
+		func(o *rowstore.Outcome) *error { return &o.Err })
+	if !whole {
+		// A timestamp that came with one part was drawn before the others were applied.
+		for i := range outs {
+			outs[i].Drawn = 0
+		}
+	}
+	return outs, err
+}
+
+// Scan implements rowstore.Store. It goes on behind the last row that was visited.
+func (s *patientStore) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
+	return func(yield func(rowstore.Row, error) bool) {
+		p, left, last := attempts{s: s}, r, ""
+		for {
+			var away error
+			for row, err := range s.Store.Scan(ctx, left) {
+				if err != nil {
+					away = err
+					break
+				}
+				p.n, last = 0, row.Row
+				if !yield(row, nil) {
+					return
+				}
+				if left.Limit > 0 {
+					if left.Limit--; left.Limit == 0 {
+						return
+					}
+				}
+			}
+			if away == nil {
+				return
+			}
+			if err := p.wait(ctx, away); err != nil {
+				yield(rowstore.Row{}, err)
+				return
+			}
+			switch {
+			case last == "":
+			case r.Reverse:
+				left.To = last
+			default:
+				left.From = last + "\x00"
+			}
+		}
+	}
+}
+
+// Tables implements rowstore.Store.
+func (s *patientStore) Tables(ctx context.Context) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		tables, err := repeat(ctx, s, func() (tables []string, err error) {
+			for t, err := range s.Store.Tables(ctx) {
+				if err != nil {
+					return nil, err
+				}
+				tables = append(tables, t)
+			}
+			return tables, nil
+		})
+		for _, t := range tables {
+			if !yield(t, nil) {
+				return
+			}
+		}
+		if err != nil {
+			yield("", err)
+		}
+	}
+}
+
+// Offer implements rowstore.Decorator.
+func (s *patientStore) Offer(target any) bool {
+	switch t := target.(type) {
+	case *rowstore.Grouper:
+		g, ok := rowstore.Unwrap[rowstore.Grouper](s.Store)
+		if ok {
+			*t = patientGrouper{g, s}
+		}
+		return ok
+	case *rowstore.Deferrer:
+		d, ok := rowstore.Unwrap[rowstore.Deferrer](s.Store)
+		if ok {
+			*t = patientDeferrer{d, s}
+		}
+		return ok
+	case *rowstore.OracleProvider:
+		p, ok := rowstore.Unwrap[rowstore.OracleProvider](s.Store)
+		if ok {
+			*t = patientOracle{p.Oracle(), s}
+		}
+		return ok
+	case *rowstore.DrawReader:
+		d, ok := rowstore.Unwrap[rowstore.DrawReader](s.Store)
+		if ok {
+			*t = patientDrawReader{d, s}
+		}
+		return ok
+	case *rowstore.Splitter:
+		return found(s.Store, t)
+	case *rowstore.Waker:
+		return found(s.Store, t)
+	case *rowstore.Limiter:
+		return found(s.Store, t)
+	case *rowstore.Placer:
+		return found(s.Store, t)
+	case *rowstore.Sharder:
+		return found(s.Store, t)
+	case *rowstore.Reporter:
+		return found(s.Store, t)
+	}
+	return false
+}
+
+func found[T any](s rowstore.Store, t *T) bool {
+	have, ok := rowstore.Unwrap[T](s)
+	if ok {
+		*t = have
+	}
+	return ok
+}
+
+type patientGrouper struct {
+	rowstore.Grouper
+	s *patientStore
+}
+
+// Group implements rowstore.Grouper.
+func (g patientGrouper) Group(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
+	outs, _, err := repeatParts(ctx, g.s, groups,
+		func(groups []rowstore.Group) ([]rowstore.GroupOutcome, error) { return g.Grouper.Group(ctx, groups) },
+		func(o *rowstore.GroupOutcome) *error { return &o.Err })
+	return outs, err
+}
+
+type patientDeferrer struct {
+	rowstore.Deferrer
+	s *patientStore
+}
+
+// Flush implements rowstore.Deferrer.
+func (d patientDeferrer) Flush(ctx context.Context) error {
+	_, err := repeat(ctx, d.s, func() (struct{}, error) { return struct{}{}, d.Deferrer.Flush(ctx) })
+	return err
+}
+
+type patientDrawReader struct {
+	inner rowstore.DrawReader
+	s     *patientStore
+}
+
+// DrawRead implements rowstore.DrawReader. What is asked again gets a new timestamp.
+func (d patientDrawReader) DrawRead(ctx context.Context, asks []rowstore.DrawRead) ([]rowstore.DrawnRows, error) {
+	answers, _, err := repeatParts(ctx, d.s, asks,
+		func(asks []rowstore.DrawRead) ([]rowstore.DrawnRows, error) {
+			answers, err := d.inner.DrawRead(ctx, asks)
+			for i := range answers {
+				a := &answers[i]
+				if j := slices.IndexFunc(a.Rows, func(r rowstore.Row) bool { return errors.Is(r.Err, rowstore.ErrUnavailable) }); a.Err == nil && j >= 0 {
+					a.Err = a.Rows[j].Err
+				}
+			}
+			return answers, err
+		},
+		func(a *rowstore.DrawnRows) *error { return &a.Err })
+	return answers, err
+}
+
+// patientOracle is an oracle, the store's or another.
+type patientOracle struct {
+	inner oracle.Oracle
+	s     *patientStore
+}
+
+// Oracle implements rowstore.OracleProvider.
+func (o patientOracle) Oracle() oracle.Oracle { return o }
+
+// Draw implements oracle.Oracle.
+func (o patientOracle) Draw(ctx context.Context, n int) (Timestamp, error) {
+	return repeat(ctx, o.s, func() (Timestamp, error) { return o.inner.Draw(ctx, n) })
+}

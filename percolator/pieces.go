@@ -1,0 +1,185 @@
+package percolator
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// What a commit sends goes in pieces, so that no call is large: it would hold up the
+// other calls of the process, and of the server. A few are under way at a time.
+const (
+	pieceRows    = 256
+	pieceBytes   = 1 << 20
+	piecesAtOnce = 4
+	// partOperations bounds the mutation of one row: a wider row is changed in parts,
+	// which is as good, since each cell has a lock of its own.
+	partOperations = 4096
+	// A transaction within these bounds may commit as one group, where the store's own
+	// limits allow it.
+	groupCells = 4096
+	groupBytes = 4 << 20
+)
+
+// operations is how many conditions and edits the cell of a write takes at most, in a
+// prewrite, a commit or a roll back.
+func (c *committer) operations(i int) int {
+	n := 4
+	if c.writes[i].long() {
+		n++
+	}
+	if c.notify[i] {
+		n++
+	}
+	return n
+}
+
+// cellBytes is about what they take.
+func (c *committer) cellBytes(i int) int {
+	w, p := &c.writes[i], c.primaryCell()
+	const overhead = 128 // a lock's session, timestamps, and the like
+	return c.operations(i)*len(w.cell.Column) + len(w.value) + len(p.Table) + len(p.Row) + len(p.Column) + overhead
+}
+
+// splitRows divides the writes, which are sorted, into rows, and wide rows into parts,
+// each of which fits into a mutation.
+func (c *committer) splitRows() {
+	operations, bytes := partOperations, pieceBytes
+	if l := c.db.step.Operations; l > 0 {
+		operations = min(operations, l-2) // the incarnation, and the mark on the primary
+	}
+	if l := c.db.step.Bytes; l > 0 {
+		bytes = min(bytes, l)
+	}
+	c.rows, c.split, c.operationsAll, c.bytesAll = make([]commitRow, 0, len(c.writes)), false, 0, 0
+	ops := 0
+	for i := range c.writes {
+		o, b := c.operations(i), c.cellBytes(i)
+		c.operationsAll, c.bytesAll = c.operationsAll+o, c.bytesAll+b
+		n := len(c.rows)
+		same := n > 0 && c.writes[c.rows[n-1].from].cell.rowName() == c.writes[i].cell.rowName()
+		if same && ops+o <= operations && c.rows[n-1].bytes+b <= bytes {
+			c.rows[n-1].to++
+			c.rows[n-1].bytes += b
+			ops += o
+		} else {
+			c.split = c.split || same
+			c.rows = append(c.rows, commitRow{from: i, to: i + 1, bytes: b + len(c.writes[i].cell.Table) + len(c.writes[i].cell.Row)})
+			ops = o
+		}
+		if i == c.primary {
+			c.primaryRow = len(c.rows) - 1
+		}
+	}
+}
+
+// fitsGroup tells whether the transaction is small enough for one atomic step with n
+// more operations.
+func (c *committer) fitsGroup(n int) bool {
+	l := &c.db.step
+	if c.operationsAll+n > l.Operations && l.Operations > 0 || c.bytesAll > l.Bytes && l.Bytes > 0 {
+		return false
+	}
+	// Also a single large value is one call, whichever way it goes.
+	return len(c.writes)+n <= groupCells && (c.bytesAll <= groupBytes || len(c.writes) == 1)
+}
+
+// beside is how many edits go beside those of the writes.
+func (c *committer) beside() int {
+	n := len(c.tx.weak)
+	for _, extra := range c.extra {
+		n += len(extra)
+	}
+	return n
+}
+
+// extraOf are the edits that go with a mutation that commits cells of a row: as many as
+// the store takes. What is left out is found, and removed, by another look.
+func (c *committer) extraOf(m *rowstore.Mutation) []rowstore.Edit {
+	extra := c.extra[rowName{m.Table, m.Row}]
+	if l := c.db.step.Operations; l > 0 {
+		extra = extra[:max(0, min(len(extra), l-1-len(m.Conditions)-len(m.Edits)))]
+	}
+	return extra
+}
+
+// piece is one call of several, and its answer.
+type piece struct {
+	items []int // what its mutations are of, in their order
+	muts  []rowstore.Mutation
+	outs  []rowstore.Outcome
+	err   error
+	took  time.Duration
+}
+
+// cut divides mutations, numbered by items, into pieces, each of which names a row once.
+func cut(items []int, row func(int) rowName, bytes func(int) int) [][]int {
+	var pieces [][]int
+	var names map[rowName]struct{} // of the piece, once there are many
+	if len(items) > indexFrom {
+		names = make(map[rowName]struct{}, min(len(items), pieceRows))
+	}
+	named := func(piece []int, name rowName) bool {
+		if names == nil {
+			return slices.ContainsFunc(piece, func(i int) bool { return row(i) == name })
+		}
+		_, named := names[name]
+		return named
+	}
+	for from := 0; from < len(items); {
+		to, size := from, 0
+		for ; to < len(items) && to-from < pieceRows; to++ {
+			name, b := row(items[to]), bytes(items[to])
+			if to > from && size+b > pieceBytes || named(items[from:to], name) {
+				break
+			}
+			if size += b; names != nil {
+				names[name] = struct{}{}
+			}
+		}
+		pieces = append(pieces, items[from:to])
+		from = to
+		clear(names)
+	}
+	return pieces
+}
+
+// send applies pieces, a few at a time, and hands over each with its answer, in the
+// caller's goroutine. After an error of done no more are sent; those under way are
+// waited for and handed over too, and the first error is returned.
+func (db *DB) send(ctx context.Context, pieces [][]int, build func(item int) rowstore.Mutation, opts rowstore.ApplyOptions, done func(p *piece) error) error {
+	answers := make(chan *piece, piecesAtOnce)
+	apply := func(p *piece) {
+		asked := db.clock.Now()
+		p.outs, p.err = db.store.Apply(ctx, p.muts, opts)
+		p.took = db.clock.Now().Sub(asked)
+	}
+	var first error
+	for next, underWay := 0, 0; underWay > 0 || next < len(pieces) && first == nil; {
+		var p *piece
+		if first == nil && next < len(pieces) && underWay < piecesAtOnce {
+			p = &piece{items: pieces[next], muts: make([]rowstore.Mutation, len(pieces[next]))}
+			for i, item := range p.items {
+				p.muts[i] = build(item)
+			}
+			if next++; len(pieces) > 1 {
+				underWay++
+				go func() {
+					apply(p)
+					answers <- p
+				}()
+				continue
+			}
+			apply(p) // alone
+		} else {
+			p = <-answers
+			underWay--
+		}
+		if err := done(p); err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
+}

@@ -1,0 +1,285 @@
+package percolator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// running starts a worker and returns how Run ends.
+func running(t testing.TB, db *DB, config WorkerConfig, observers ...Observer) (w *Worker, stop func(), ended <-chan error) {
+	t.Helper()
+	w = NewWorker(db, config)
+	for _, o := range observers {
+		require.NoError(t, w.Observe(o))
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done, end := make(chan struct{}), make(chan error, 1)
+	go func() {
+		defer close(done)
+		end <- w.Run(ctx)
+	}()
+	stop = func() {
+		cancel()
+		<-done
+	}
+	t.Cleanup(stop)
+	return w, stop, end
+}
+
+// waitIdle is WaitIdle within the patience of a test.
+func waitIdle(t testing.TB, w *Worker) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	return w.WaitIdle(ctx)
+}
+
+// A worker whose observer another process has removed is told, whether it has
+// something to do or not.
+func TestRemovedObserverEndsItsWorker(t *testing.T) {
+	t.Parallel()
+	for _, asked := range []bool{true, false} {
+		t.Run(fmt.Sprint("asked ", asked), func(t *testing.T) {
+			t.Parallel()
+			dbs, _ := clients(t, 2, false)
+			gone := Observer{Name: "gone", Table: "t", Column: "v", Func: nothing}
+			w, _, ended := running(t, dbs[0], WorkerConfig{}, gone, Observer{Name: "stays", Table: "t", Column: "u", Func: nothing})
+			idle(t, w)
+			require.NoError(t, dbs[1].RemoveObserver(t.Context(), "gone"))
+			if asked {
+				err := waitIdle(t, w)
+				require.ErrorIs(t, err, ErrObserverRemoved)
+				require.ErrorContains(t, err, `"gone"`)
+			}
+			err := result(t, ended)
+			require.ErrorIs(t, err, ErrObserverRemoved)
+			require.ErrorContains(t, err, `"gone"`)
+			require.ErrorIs(t, waitIdle(t, w), ErrObserverRemoved)
+			// Another Run registers it again, and misses nothing.
+			set(t, dbs[1], Cell{"t", "r", "v"}, "x")
+			var n atomic.Int64
+			w, _, _ = running(t, dbs[0], WorkerConfig{}, counting("gone", "v", &n))
+			idle(t, w)
+			require.EqualValues(t, 1, n.Load())
+		})
+	}
+}
+
+// An observer that another process has registered again is swept for by any worker
+// that runs it, when the process that registered it dies.
+func TestSweepIsTakenOver(t *testing.T) {
+	t.Parallel()
+	dbs, _ := clients(t, 2, false)
+	var n atomic.Int64
+	const lease = 300 * time.Millisecond
+	w, _, ended := running(t, dbs[0], WorkerConfig{ScanLease: lease}, counting("o", "v", &n))
+	idle(t, w)
+	// In one step, so that the worker never finds its observer missing: the observer is
+	// removed, a cell changes that nobody is notified of, and the observer is registered
+	// by a worker that dies with the lease of the sweep.
+	c := Cell{"t", "r", "v"}
+	_, err := dbs[1].changeCatalog(t.Context(), func(v *catalogView) (bool, error) {
+		v.Observers[0].Swept, v.Observers[0].Since = 0, v.f
+		return true, nil
+	})
+	require.NoError(t, err)
+	set(t, dbs[1], c, "x")
+	idle(t, w)
+	require.Positive(t, n.Load())
+	notifications := func() (left int) {
+		for _, err := range dbs[1].Store().Scan(t.Context(), rowstore.ScanRange{Table: "t", Picks: []rowstore.Pick{everything(rowstore.Notify, "v")}}) {
+			require.NoError(t, err)
+			left++
+		}
+		return left
+	}
+	require.Zero(t, notifications())
+	infos, err := dbs[1].Observers(t.Context())
+	require.NoError(t, err)
+	require.True(t, infos[0].Swept, "WaitIdle did not wait for the sweep")
+	select {
+	case err := <-ended:
+		t.Fatalf("the worker has ended: %v", err)
+	default:
+	}
+}
+
+// A worker leaves a sweep to the one that is at it, and takes it over when that one's
+// lease has ended.
+func TestSweepLease(t *testing.T) {
+	t.Parallel()
+	dbs, _ := clients(t, 2, false)
+	registered(t, dbs[0], "o", "v")
+	setRows(t, dbs[0], "v", 10)
+	_, err := dbs[0].changeCatalog(t.Context(), func(v *catalogView) (bool, error) {
+		v.Observers[0].Swept = 0
+		return true, nil
+	})
+	require.NoError(t, err)
+	w := NewWorker(dbs[0], WorkerConfig{ScanLease: 200 * time.Millisecond})
+	require.NoError(t, w.Observe(Observer{Name: "o", Table: "t", Column: "v", Func: nothing}))
+	other := NewWorker(dbs[1], w.config)
+	lease := &sweepLease{w: other, row: rowOf("t", "v", "o", Timestamp(0).String())}
+	held, err := lease.take(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, held)
+	began := time.Now()
+	require.NoError(t, w.sweepNew(t.Context())) // it finds the lease and waits for its end
+	require.GreaterOrEqual(t, time.Since(began), 100*time.Millisecond)
+	v, err := dbs[0].loadCatalog(t.Context())
+	require.NoError(t, err)
+	require.Len(t, w.unswept(v), 1)
+	require.NoError(t, w.sweepNew(t.Context()))
+	v, err = dbs[0].loadCatalog(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, w.unswept(v))
+}
+
+// The end of a sweep counts for the registration that it was made for, and for no later
+// one.
+func TestSweepOfAnOldRegistration(t *testing.T) {
+	t.Parallel()
+	dbs, _ := clients(t, 2, false)
+	c := Cell{"t", "r", "v"}
+	w := NewWorker(dbs[0], WorkerConfig{})
+	o := Observer{Name: "o", Table: "t", Column: "v", Func: nothing}
+	require.NoError(t, w.Observe(o))
+	require.NoError(t, w.publish(t.Context()))
+	v, err := dbs[0].loadCatalog(t.Context())
+	require.NoError(t, err)
+	old := w.unswept(v)
+	require.Len(t, old, 1)
+	at, err := dbs[0].Now(t.Context())
+	require.NoError(t, err)
+	// Before that sweep ends, the observer is removed, a cell changes, and it is
+	// registered again.
+	require.NoError(t, dbs[1].RemoveObserver(t.Context(), "o"))
+	set(t, dbs[1], c, "x")
+	again := NewWorker(dbs[1], WorkerConfig{})
+	require.NoError(t, again.Observe(o))
+	require.NoError(t, again.publish(t.Context()))
+	require.NoError(t, w.sweepOne(t.Context(), old[0], at))
+	v, err = dbs[0].loadCatalog(t.Context())
+	require.NoError(t, err)
+	require.Len(t, again.unswept(v), 1, "the sweep of the old registration was taken for the new one's")
+	require.NotEqual(t, old[0].Since, again.unswept(v)[0].Since)
+	var n atomic.Int64
+	third, _, _ := running(t, dbs[0], WorkerConfig{}, counting("o", "v", &n))
+	idle(t, third)
+	require.EqualValues(t, 1, n.Load())
+}
+
+// Parked runs of an observer that was removed are listed, and dropped by Release; when
+// it comes back it runs for their cells.
+func TestParkedRunsOfARemovedObserver(t *testing.T) {
+	t.Parallel()
+	for _, watched := range []bool{false, true} {
+		t.Run(fmt.Sprint("column of another observer ", watched), func(t *testing.T) {
+			t.Parallel()
+			dbs, _ := clients(t, 1, false)
+			db := dbs[0]
+			if watched {
+				registered(t, db, "another", "v")
+			}
+			w, stop, _ := running(t, db, WorkerConfig{MaxAttempts: 1}, Observer{Name: "o", Table: "t", Column: "v", Func: func(context.Context, *Txn, Cell) error {
+				return errors.New("on purpose")
+			}})
+			set(t, db, Cell{"t", "r", "v"}, "x")
+			idle(t, w)
+			stop()
+			require.NoError(t, db.RemoveObserver(t.Context(), "o"))
+			parked, err := db.Parked(t.Context())
+			require.NoError(t, err)
+			require.Len(t, parked, 1)
+			// Until every commit knows that nobody observes the column.
+			notified := func() []rowstore.Version {
+				rows, err := db.Store().Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: "r", Picks: []rowstore.Pick{everything(rowstore.Notify, "v")}}})
+				require.NoError(t, err)
+				return rows[0].Versions
+			}
+			before := notified()
+			require.NoError(t, db.Release(t.Context(), parked...))
+			require.Equal(t, before, notified(), "nobody is to be notified")
+			parked, err = db.Parked(t.Context())
+			require.NoError(t, err)
+			require.Empty(t, parked)
+			var n atomic.Int64
+			w, _, _ = running(t, db, WorkerConfig{}, counting("o", "v", &n))
+			idle(t, w)
+			require.EqualValues(t, 1, n.Load())
+		})
+	}
+}
+
+// Parked runs are read a page at a time, and counted without being read.
+func TestParkedRunsAreReadInPages(t *testing.T) {
+	t.Parallel()
+	dbs, taps := clients(t, 1, false)
+	db, tap := dbs[0], taps[0]
+	w := startWorker(t, db, WorkerConfig{MaxAttempts: 1}, Observer{Name: "o", Table: "t", Column: "v", Func: func(context.Context, *Txn, Cell) error {
+		return errors.New("on purpose")
+	}})
+	idle(t, w)
+	const n = parkedPage + 10
+	setRows(t, db, "v", n)
+	idle(t, w)
+	calls := tap.calls.Load()
+	parked, err := db.Parked(t.Context())
+	require.NoError(t, err)
+	require.Len(t, parked, n)
+	require.LessOrEqual(t, tap.calls.Load()-calls, int64(10))
+	rows := map[string]bool{}
+	for _, p := range parked {
+		rows[p.Cell.Row] = true
+		require.Equal(t, "on purpose", p.Error)
+	}
+	require.Len(t, rows, n)
+	calls = tap.calls.Load()
+	b, err := db.Backlog(t.Context(), 0)
+	require.NoError(t, err)
+	require.Equal(t, n, b.Parked)
+	require.LessOrEqual(t, tap.calls.Load()-calls, int64(10))
+}
+
+// What a removed observer leaves behind keeps nothing from being collected, unless
+// somebody else observes the column.
+func TestCollectionAfterARemovedObserver(t *testing.T) {
+	t.Parallel()
+	for _, watched := range []bool{false, true} {
+		t.Run(fmt.Sprint("column of another observer ", watched), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.observed("t", "v", "gone")
+			if watched {
+				w.observed("t", "v", "another")
+			}
+			c := w.client()
+			const changes = mostCleared + 10
+			for i := range changes {
+				set(t, c.DB, rowA, fmt.Sprint(i))
+			}
+			require.NoError(t, c.Update(t.Context(), func(tx *Txn) error { return tx.Delete(rowA) }))
+			require.Len(t, w.notified(rowA), changes+1)
+			require.NoError(t, c.RemoveObserver(t.Context(), "gone"))
+			w.pass(worldRetention + time.Hour)
+			_, err := w.collect(c, 0)
+			require.NoError(t, err)
+			row := w.raw(rowA)
+			if watched {
+				require.Len(t, w.notified(rowA), changes+1)
+				require.NotNil(t, row.Newest(rowstore.Write, "v"), "the other observer has not seen the delete")
+				return
+			}
+			require.Empty(t, w.notified(rowA))
+			require.Nil(t, row.Newest(rowstore.Write, "v"), "the delete is kept")
+		})
+	}
+}

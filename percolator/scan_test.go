@@ -1,0 +1,186 @@
+package percolator
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// scanned commits a transaction in the middle of a scan: it has been given n of the
+// rows of r, and then writes out and commits.
+type scanned struct {
+	name string
+	r    Range
+	n    int
+}
+
+// within commits in the loop body, pulled between two rows of an iterator, with
+// another scan of the same table going on.
+var scanWays = map[string]func(t testing.TB, tx *Txn, s scanned, out Cell) error{
+	"in the loop": func(t testing.TB, tx *Txn, s scanned, out Cell) error {
+		n, committed := 0, false
+		var result error
+		for _, err := range tx.Scan(t.Context(), s.r) {
+			if committed {
+				require.ErrorIs(t, err, ErrTxnDone)
+				break
+			}
+			require.NoError(t, err)
+			if n++; n == s.n {
+				require.NoError(t, tx.Set(out, []byte("saw")))
+				committed, result = true, tx.Commit(t.Context())
+			}
+		}
+		require.True(t, committed)
+		return result
+	},
+	"pulled": func(t testing.TB, tx *Txn, s scanned, out Cell) error {
+		next, stop := iter.Pull2(tx.Scan(t.Context(), s.r))
+		defer stop()
+		other, stopOther := iter.Pull2(tx.Scan(t.Context(), Range{Table: "elsewhere"}))
+		defer stopOther()
+		never, stopNever := iter.Pull2(tx.Scan(t.Context(), Range{Table: "s"}))
+		defer stopNever()
+		_ = never
+		for range s.n {
+			_, err, ok := next()
+			require.True(t, ok)
+			require.NoError(t, err)
+			_, err, _ = other()
+			require.NoError(t, err)
+		}
+		require.NoError(t, tx.Set(out, []byte("saw")))
+		return tx.Commit(t.Context())
+	},
+	"left": func(t testing.TB, tx *Txn, s scanned, out Cell) error {
+		n := 0
+		for _, err := range tx.Scan(t.Context(), s.r) {
+			require.NoError(t, err)
+			if n++; n == s.n {
+				break
+			}
+		}
+		require.NoError(t, tx.Set(out, []byte("saw")))
+		return tx.Commit(t.Context())
+	},
+}
+
+// A Serializable transaction that commits while one of its scans goes on has read what
+// it was given and all that lies before it, and nothing beyond.
+func TestCommitWithinAScan(t *testing.T) {
+	t.Parallel()
+	at := func(key string) Cell { return Cell{"s", key, "v"} }
+	scans := []scanned{
+		{"forward", Range{Table: "s"}, 2}, // given d and f
+		{"columns", Range{Table: "s", Columns: []string{"v"}}, 2},
+		{"limit", Range{Table: "s", Limit: 2}, 2},
+		{"reverse", Range{Table: "s", Reverse: true, To: "g"}, 2}, // given f and d
+	}
+	changes := []struct {
+		key   string
+		seen  map[string]bool // by the scan's direction
+		erase bool
+	}{
+		{"c", map[string]bool{"forward": true}, false},                  // a row between those that were given
+		{"e", map[string]bool{"forward": true, "reverse": true}, false}, // one that was passed over: it has no value
+		{"f", map[string]bool{"forward": true, "reverse": true}, true},
+		{"d", map[string]bool{"forward": true, "reverse": true}, false},
+		{"g", map[string]bool{}, false},
+	}
+	for way, opts := range ways {
+		for how, commitIn := range scanWays {
+			for _, s := range scans {
+				for _, change := range changes {
+					t.Run(fmt.Sprintf("%s/%s/%s/%s", way, how, s.name, change.key), func(t *testing.T) {
+						t.Parallel()
+						w := newWorld(t)
+						c, other := w.client(opts...), w.client()
+						for _, key := range []string{"d", "e", "f", "h"} {
+							set(t, c.DB, at(key), "1")
+							set(t, c.DB, Cell{"elsewhere", key, "v"}, "1")
+						}
+						require.NoError(t, c.Update(t.Context(), func(tx *Txn) error { return tx.Delete(at("e")) }))
+						tx := begin(t, c, WithIsolation(Serializable))
+						require.NoError(t, other.Update(t.Context(), func(tx *Txn) error {
+							if change.erase {
+								return tx.Delete(at(change.key))
+							}
+							return tx.Set(at(change.key), []byte("2"))
+						}))
+						err := commitIn(t, tx, s, rowA)
+						direction := "forward"
+						if s.r.Reverse {
+							direction = "reverse"
+						}
+						if change.seen[direction] {
+							require.ErrorIs(t, err, ErrConflict)
+							require.Equal(t, "none", value(t, c, rowA))
+						} else {
+							require.NoError(t, err)
+							require.Equal(t, "saw", value(t, c, rowA))
+						}
+					})
+				}
+			}
+		}
+	}
+}
+
+// Two transactions that each commit within a scan of what the other writes make no
+// write skew, however their scans interleave.
+func TestNoWriteSkewWithinScans(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t *testing.T, db *DB) {
+		ctx := t.Context()
+		set(t, db, rowA, "1")
+		set(t, db, rowB, "1")
+		skew := func(out Cell, body func()) error {
+			tx, err := db.Begin(ctx, WithIsolation(Serializable))
+			require.NoError(t, err)
+			sum := 0
+			for row, err := range tx.Scan(ctx, Range{Table: "t"}) {
+				require.NoError(t, err)
+				if string(row.Columns["v"]) == "1" {
+					sum++
+				}
+				if row.Key == "b" {
+					body()
+					require.Equal(t, 2, sum)
+					require.NoError(t, tx.Set(out, []byte("0")))
+					return tx.Commit(ctx)
+				}
+			}
+			return nil
+		}
+		var inner error
+		outer := skew(rowA, func() { inner = skew(rowB, func() {}) })
+		require.NoError(t, inner)
+		require.ErrorIs(t, outer, ErrConflict)
+	})
+}
+
+// What a transaction scans counts once, however many rows it was given.
+func TestAScanIsOneRange(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	for i := range 10 {
+		set(t, c.DB, row(fmt.Sprint(i)), "1")
+	}
+	tx := begin(t, c, WithIsolation(Serializable))
+	require.NoError(t, scanError(tx.Scan(t.Context(), Range{Table: "t"})))
+	require.Equal(t, []readRange{{table: "t"}}, tx.ranges)
+	for _, err := range tx.Scan(t.Context(), Range{Table: "t", From: "3"}) {
+		require.NoError(t, err)
+		break
+	}
+	require.Equal(t, []readRange{{table: "t"}, {table: "t", from: "3", to: "3\x00"}}, tx.ranges)
+	require.NoError(t, scanError(tx.Scan(t.Context(), Range{Table: "none"})))
+	require.Len(t, tx.ranges, 3, "that a range is empty was learnt too")
+	c.wire.on(rule{match: op("scan"), before: func(context.Context, *call) verdict { return refuse }})
+	require.ErrorIs(t, scanError(tx.Scan(t.Context(), Range{Table: "t"})), errNetwork)
+	require.Len(t, tx.ranges, 3, "a scan that failed at once told nothing")
+}

@@ -1,0 +1,273 @@
+package percolator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// publish puts the worker's observers into the catalog. From then on, whoever
+// reads it notifies their columns.
+func (w *Worker) publish(ctx context.Context) error {
+	return w.retry(ctx, "publishing the observers", func() error {
+		v, err := w.db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
+			changed := false
+			for _, q := range w.list {
+				if w.record(v, q) == nil {
+					v.Observers = append(v.Observers, observerRecord{Name: []byte(q.o.Name), Table: []byte(q.table), Column: []byte(q.column), Since: v.f})
+					changed = true
+				}
+			}
+			return changed, nil
+		})
+		if err == nil {
+			w.published = v.f
+		}
+		return err
+	})
+}
+
+// record finds the registration of a queue's observer, nil without one.
+func (w *Worker) record(v *catalogView, q *queue) *observerRecord {
+	for i := range v.Observers {
+		if v.Observers[i].is(q.o.Name, q.table, q.column) {
+			return &v.Observers[i]
+		}
+	}
+	return nil
+}
+
+// attend sees to it, as long as the worker runs, that its observers are registered and
+// swept for. It looks again when a catalog lease has passed, or a run has met a catalog
+// without its observer. It returns an error that matches ErrObserverRemoved when one
+// has been removed.
+func (w *Worker) attend(ctx context.Context) error {
+	for {
+		var v *catalogView
+		err := w.retry(ctx, "reading the catalog", func() (err error) {
+			v, err = w.db.loadCatalog(ctx)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if err := w.checkRegistered(v); err != nil {
+			w.db.log.Error("the worker stops, because an observer of its was removed; run the worker anew to register it again", "err", err)
+			return err
+		}
+		if len(w.unswept(v)) > 0 {
+			if err := w.retry(ctx, "sweeping for new observers", func() error { return w.sweepNew(ctx) }); err != nil {
+				return err
+			}
+			continue
+		}
+		select {
+		case <-w.ready:
+		default:
+			close(w.ready)
+		}
+		if _, err := w.sleepOr(ctx, v.lease, w.recheck); err != nil {
+			return err
+		}
+	}
+}
+
+// checkRegistered returns an error that matches ErrObserverRemoved when an observer of
+// this worker is not in the catalog any more. One that was removed and registered again
+// meanwhile, by another worker, goes on: the new registration has a sweep of its own.
+func (w *Worker) checkRegistered(v *catalogView) error {
+	if v.f < w.published {
+		return nil
+	}
+	for _, q := range w.list {
+		if w.record(v, q) == nil {
+			c := Cell{Table: q.table, Column: q.column}.public()
+			return fmt.Errorf("%w: %q of table %q, column %q", ErrObserverRemoved, q.o.Name, c.Table, c.Column)
+		}
+	}
+	return nil
+}
+
+// unswept lists the registrations of this worker's observers whose sweep is not done.
+func (w *Worker) unswept(v *catalogView) []observerRecord {
+	var fresh []observerRecord
+	for _, q := range w.list {
+		if r := w.record(v, q); r != nil && r.Swept == 0 {
+			fresh = append(fresh, *r)
+		}
+	}
+	return fresh
+}
+
+// sweepNew lets observers that are new, or come back, see the data that is there. It
+// leaves to another worker what that one is at, and takes over when its lease has ended.
+func (w *Worker) sweepNew(ctx context.Context) error {
+	v, err := w.db.loadCatalog(ctx)
+	if err != nil {
+		return err
+	}
+	fresh := w.unswept(v)
+	if len(fresh) == 0 {
+		return nil
+	}
+	// This view was begun after the observers could be read, and the snapshot of the
+	// sweep lies the longest lease above: a commit by a view from before is visible
+	// there, and who commits by a later one knew them.
+	if v, err = w.db.loadCatalog(ctx); err != nil {
+		return err
+	}
+	_, lease := v.widest()
+	publication, at := v.f, v.f
+	for err == nil && at < publication.Add(lease)+1 {
+		if err = w.db.clock.Sleep(ctx, max(publication.Add(lease).Sub(at), time.Millisecond)); err == nil {
+			at, err = w.db.draw(ctx)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	for _, r := range fresh {
+		if err := w.sweepOne(ctx, r, at); err != nil {
+			return fmt.Errorf("observer %q: %w", r.Name, err)
+		}
+	}
+	return nil
+}
+
+// sweepOne sweeps for a registration, unless another worker does.
+func (w *Worker) sweepOne(ctx context.Context, r observerRecord, at Timestamp) error {
+	lease := &sweepLease{w: w, row: rowOf(string(r.Table), string(r.Column), string(r.Name), r.Since.String())}
+	if held, err := lease.take(ctx); err != nil || held > 0 {
+		if err == nil {
+			err = w.db.clock.Sleep(ctx, held)
+		}
+		return err
+	}
+	if err := w.sweep(ctx, r, at, lease); err != nil {
+		return err
+	}
+	_, err := w.db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
+		for i := range v.Observers {
+			// A later registration of the observer needs a sweep of its own.
+			if o := &v.Observers[i]; o.Swept == 0 && o.Since == r.Since && o.is(string(r.Name), string(r.Table), string(r.Column)) {
+				o.Swept = at
+				return true, nil
+			}
+		}
+		return false, nil
+	})
+	return err
+}
+
+// sweepLease keeps other workers from a sweep while this one makes progress with it.
+// It saves work; nothing else depends on it.
+type sweepLease struct {
+	w     *Worker
+	row   string
+	taken time.Time
+}
+
+// take takes the lease, or tells how long another worker has it.
+func (l *sweepLease) take(ctx context.Context) (held time.Duration, err error) {
+	w, db := l.w, l.w.db
+	l.taken = db.clock.Now()
+	now, err := db.draw(ctx)
+	if err != nil {
+		return 0, err
+	}
+	rows, err := db.readRows(ctx, []rowstore.RowRead{{Table: tableScanLeases, Row: l.row, Picks: []rowstore.Pick{
+		{Family: rowstore.Write, Column: rowstore.AllColumns, From: now + 1, To: oracle.Max, Limit: 1},
+	}}})
+	if err != nil {
+		return 0, fmt.Errorf("reading the lease of a sweep: %w", err)
+	}
+	if other, ends, err := w.othersLease(&rows[0], "", ""); err != nil || other != nil {
+		return ends.Sub(now), err
+	}
+	w.mu.Lock()
+	w.leased[l.row] = l.row
+	w.mu.Unlock()
+	if _, err := db.applyOne(ctx, w.takeLease(l.row, now.Add(w.config.ScanLease), scanLease{})); err != nil {
+		return 0, fmt.Errorf("taking the lease of a sweep: %w", err)
+	}
+	return 0, nil
+}
+
+// renew takes the lease again when a part of it has passed. That another one has taken
+// it meanwhile does not matter: both sweep.
+func (l *sweepLease) renew(ctx context.Context) error {
+	if l.w.db.clock.Now().Sub(l.taken) < l.w.config.ScanLease/3 {
+		return nil
+	}
+	_, err := l.take(ctx)
+	return err
+}
+
+const sweepBatch = 256
+
+// sweep puts a notification on every cell of an observer's column whose newest
+// write at the snapshot is newer than the acknowledgment.
+func (w *Worker) sweep(ctx context.Context, r observerRecord, at Timestamp, lease *sweepLease) error {
+	table, column := string(r.Table), string(r.Column)
+	ack := ackColumn(string(r.Name), column)
+	picks := snapshotPicks(snapshotPicks(nil, column, at), ack, at)
+	var rows []string
+	flush := func() error {
+		if len(rows) == 0 {
+			return nil
+		}
+		ts, err := w.db.draw(ctx)
+		if err == nil {
+			err = w.db.checkSnapshotAt(ctx, at, ts)
+		}
+		if err != nil {
+			return err
+		}
+		muts := make([]rowstore.Mutation, len(rows))
+		for i, row := range rows {
+			muts[i] = rowstore.Mutation{Table: table, Row: row, Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, column, ts, strongValue)}}
+		}
+		outs, err := w.db.store.Apply(ctx, muts, rowstore.ApplyOptions{})
+		for i := range outs {
+			err = errors.Join(err, outs[i].Err)
+		}
+		rows = rows[:0]
+		return err
+	}
+	for row, err := range w.db.store.Scan(ctx, rowstore.ScanRange{Table: table, Picks: picks}) {
+		if err == nil {
+			err = lease.renew(ctx)
+		}
+		if err == nil {
+			err = w.db.settle(ctx, &row, picks, at)
+		}
+		if err != nil {
+			return err
+		}
+		newest := row.Newest(rowstore.Write, column)
+		if newest == nil {
+			continue
+		}
+		acked := Timestamp(0)
+		wv, found, err := committed(&row, ack)
+		if err == nil && found {
+			acked, err = decodeAck(wv.value)
+		}
+		if err != nil {
+			return err
+		}
+		if newest.TS <= acked {
+			continue
+		}
+		if rows = append(rows, row.Row); len(rows) == sweepBatch {
+			if err := flush(); err != nil {
+				return err
+			}
+		}
+	}
+	return flush()
+}
