@@ -288,13 +288,24 @@ func (b *box) kill(ctx context.Context) error {
 	return b.end(ctx, "SIGKILL")
 }
 
-// crashScript kills one child of the first process of its container.
+// crashScript kills one child of the first process of its container, and waits until
+// that process has noticed and has ended the others too: what is sent before may still be
+// answered by one of them.
 const crashScript = `
+children=
 for stat in /proc/[0-9]*/stat; do
-	read -r pid _ _ parent _ <"$stat" 2>/dev/null || continue
-	[ "$parent" = 1 ] && [ "$pid" != $$ ] && child=$pid
+	read -r pid _ state parent _ <"$stat" 2>/dev/null || continue
+	[ "$parent" = 1 ] && [ "$pid" != $$ ] && [ "$state" != Z ] && children="$children $pid" && victim=$pid
 done
-kill -9 "$child"
+kill -9 "$victim" || exit
+for pid in $children; do
+	tries=0
+	while kill -0 "$pid" 2>/dev/null; do
+		tries=$((tries + 1))
+		[ $tries -lt 3000 ] || { echo "process $pid is still there"; exit 1; }
+		sleep 0.01
+	done
+done
 `
 
 func (b *box) crashBackend(ctx context.Context) error {

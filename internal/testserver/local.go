@@ -137,7 +137,7 @@ func (l *local) kill(ctx context.Context) error {
 	})
 }
 
-func (l *local) crashBackend(context.Context) error {
+func (l *local) crashBackend(ctx context.Context) error {
 	if !l.tree {
 		return errors.New("it is a single process")
 	}
@@ -145,7 +145,20 @@ func (l *local) crashBackend(context.Context) error {
 	if len(pids) < 2 {
 		return errors.New("it has no working process")
 	}
-	return syscall.Kill(pids[len(pids)-1], syscall.SIGKILL)
+	if err := syscall.Kill(pids[len(pids)-1], syscall.SIGKILL); err != nil {
+		return err
+	}
+	// The server notices, and ends the others too: until then one of them may still answer.
+	for _, pid := range pids[1:] {
+		for syscall.Kill(pid, 0) == nil {
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("process %d is still there: %w", pid, ctx.Err())
+			case <-time.After(10 * time.Millisecond):
+			}
+		}
+	}
+	return nil
 }
 
 func (l *local) pause(context.Context) error  { return l.signalRunning(syscall.SIGSTOP) }

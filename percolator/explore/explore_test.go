@@ -18,7 +18,7 @@ import (
 
 var (
 	limitFlag  = flag.Int("explore.limit", 150, "schedules of each bounded program explored systematically, 0 for all")
-	wholeFlag  = flag.Bool("explore.whole", false, "explore programs of two clients and at most one crash to their end, whatever the limit")
+	wholeFlag  = flag.Int("explore.whole", -1, "schedules, at most, of each program of two clients and at most one crash, which is to be explored to its end: 0 for all, -1 for the limit of the bounded ones")
 	randomFlag = flag.Int("explore.random", 50, "schedules of each bounded program explored at random")
 	seedFlag   = flag.Uint64("explore.seed", 0, "seed of the random ones; 0 for a fresh one")
 	leastFlag  = flag.Int("explore.least", 0, "fail if fewer distinct schedules were explored in all")
@@ -59,8 +59,8 @@ func TestExplore(t *testing.T) {
 					if p.how == sparse {
 						limit, atRandom = (limit+3)/4, (atRandom+3)/4
 					}
-					if p.how == whole && *wholeFlag {
-						limit = 0
+					if p.how == whole && *wholeFlag >= 0 {
+						limit = *wholeFlag
 					}
 					report, v := All(t, p.Program, limit, seen)
 					check(report, v)
