@@ -9,6 +9,8 @@ MODULES := . bench torture
 
 # How long a package's tests may take, under the race detector on a busy machine.
 TEST_TIMEOUT ?= 20m
+# Tests of one package at a time: many of them wait, for a lease to end or for a server.
+TEST_PARALLEL ?= 6
 TEST_FLAGS ?=
 # How often tests that failed are run again, each by its name, and the files in which
 # those are listed; .ci/run sets it. A data race, a panic or a leak is never run again.
@@ -38,7 +40,7 @@ TORTURE_FLAGS ?=
 help: ## List these commands
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-TEST_RUN = -race -timeout $(TEST_TIMEOUT) $(TEST_FLAGS)
+TEST_RUN = -race -parallel $(TEST_PARALLEL) -timeout $(TEST_TIMEOUT) $(TEST_FLAGS)
 ifeq ($(RERUNS),0)
 TEST = $(GO) test $(TEST_RUN) ./...
 else

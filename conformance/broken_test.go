@@ -951,6 +951,10 @@ func TestBrokenStores(t *testing.T) {
 			for _, name := range fault.found {
 				require.Contains(t, byName, name)
 				r := record(t, e, byName[name])
+				// What calls at random finds a fault in most runs, not in all.
+				for again := 0; again < 4 && !r.failed && strings.HasPrefix(name, "Random"); again++ {
+					r = record(t, e, byName[name])
+				}
 				require.False(t, r.skipped, "%s was skipped: %v", name, r.log)
 				require.True(t, r.failed, "%s must fail", name)
 			}

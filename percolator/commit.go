@@ -303,10 +303,7 @@ func (c *committer) putWeak(ctx context.Context, ts Timestamp, except rowName) e
 	slices.SortStableFunc(cells, func(a, b int) int {
 		return cmp.Or(cmp.Compare(row(a).table, row(b).table), cmp.Compare(row(a).row, row(b).row))
 	})
-	most := 64 // of one row, in one mutation
-	if l := c.db.step.Operations; l > 0 {
-		most = min(most, l)
-	}
+	most := min(64, c.db.rowOperations()) // of one row, in one mutation
 	var muts []rowstore.Mutation
 	for _, i := range cells {
 		cell := &c.tx.weak[i]

@@ -618,13 +618,14 @@ func (db *DB) removeLeases(ctx context.Context, table string, safe Timestamp, re
 		if err != nil {
 			return err
 		}
-		m := rowstore.Mutation{Table: table, Row: row.Row}
-		for i := range row.Versions {
-			v := &row.Versions[i]
-			m.Edits = append(m.Edits, rowstore.Delete(rowstore.Write, v.Column, v.TS))
-		}
-		if _, err := db.applyOne(ctx, m); err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
-			return err
+		for part := range slices.Chunk(row.Versions, db.rowOperations()) {
+			m := rowstore.Mutation{Table: table, Row: row.Row}
+			for i := range part {
+				m.Edits = append(m.Edits, rowstore.Delete(rowstore.Write, part[i].Column, part[i].TS))
+			}
+			if _, err := db.applyOne(ctx, m); err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
+				return err
+			}
 		}
 		report.Rows++
 		report.Versions += len(row.Versions)

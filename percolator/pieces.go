@@ -23,6 +23,14 @@ const (
 	groupBytes = 4 << 20
 )
 
+// rowOperations is how many conditions and edits of one row may go in one mutation.
+func (db *DB) rowOperations() int {
+	if l := db.step.Operations; l > 0 {
+		return min(partOperations, l)
+	}
+	return partOperations
+}
+
 // operations is how many conditions and edits the cell of a write takes at most, in a
 // prewrite, a commit or a roll back.
 func (c *committer) operations(i int) int {
@@ -46,9 +54,9 @@ func (c *committer) cellBytes(i int) int {
 // splitRows divides the writes, which are sorted, into rows, and wide rows into parts,
 // each of which fits into a mutation.
 func (c *committer) splitRows() {
-	operations, bytes := partOperations, pieceBytes
-	if l := c.db.step.Operations; l > 0 {
-		operations = min(operations, l-2) // the incarnation, and the mark on the primary
+	operations, bytes := c.db.rowOperations(), pieceBytes
+	if c.db.step.Operations > 0 {
+		operations = min(operations, c.db.step.Operations-2) // the incarnation, and the mark on the primary
 	}
 	if l := c.db.step.Bytes; l > 0 {
 		bytes = min(bytes, l)

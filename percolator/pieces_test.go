@@ -31,6 +31,7 @@ type gauge struct {
 	mu                                      sync.Mutex
 	underWay, most, calls                   int
 	rows, bytes, operations, group, urgents int // the greatest of a call
+	read                                    int // rows, the most of a call
 }
 
 func (g *gauge) size(m *rowstore.Mutation) (operations, bytes int) {
@@ -95,6 +96,13 @@ func (g *gauge) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowsto
 		}
 	}
 	return g.Store.Apply(ctx, muts, opts)
+}
+
+func (g *gauge) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
+	g.mu.Lock()
+	g.read = max(g.read, len(reads))
+	g.mu.Unlock()
+	return g.Store.Read(ctx, reads)
 }
 
 // awaitAnother returns when two calls have been under way at once, or, for a call that is
@@ -217,6 +225,67 @@ func TestLargeTransactionsGoInPieces(t *testing.T) {
 			require.Greater(t, g.most, 1)
 		})
 	}
+}
+
+// A read of many cells goes in pieces, of one snapshot, and of fewer cells where values are
+// long.
+func TestManyCellsAreReadInPieces(t *testing.T) {
+	t.Parallel()
+	for name, size := range map[string]int{"short": 1, "long": shortValue + 1} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := newGauge(rowstore.Limits{})
+			db := open(t, g)
+			rows := 3 * readCells
+			if size > 1 {
+				rows = 3 * readLongs
+			}
+			cells := sample(rows, 2000, size)
+			require.NoError(t, setAll(t.Context(), db, cells))
+			require.NoError(t, db.drained(t.Context()))
+			var names []Cell
+			for c := range cells {
+				names = append(names, c)
+			}
+			names = append(names, Cell{"t", "no row", "v"}, names[0]) // one that has no value, one twice
+			tx, err := db.Begin(t.Context())
+			require.NoError(t, err)
+			defer func() { require.NoError(t, tx.Rollback(t.Context())) }()
+			_, err = tx.Get(t.Context(), names[0]) // the snapshot is from before the change
+			require.NoError(t, err)
+			set(t, db, names[1], "changed later")
+			g.mu.Lock()
+			g.read = 0
+			g.mu.Unlock()
+			values, err := tx.GetMany(t.Context(), names...)
+			require.NoError(t, err)
+			require.Len(t, values, len(cells))
+			for c, v := range values {
+				require.Equal(t, cells[c], string(v), "%v", c)
+			}
+			require.LessOrEqual(t, g.read, readCells)
+			require.Greater(t, g.read, 1)
+		})
+	}
+}
+
+// Leases that are over go in pieces too: a row has one for each worker that ever was.
+func TestOldLeasesGoInPieces(t *testing.T) {
+	t.Parallel()
+	g := newGauge(rowstore.Limits{Operations: 100})
+	db := open(t, g)
+	for i := range 1000 {
+		_, err := g.mem.Apply(t.Context(), []rowstore.Mutation{{Table: tableScanLeases, Row: "r", Edits: []rowstore.Edit{
+			rowstore.Put(rowstore.Write, fmt.Sprint("worker", i), 5, nil),
+		}}}, rowstore.ApplyOptions{})
+		require.NoError(t, err)
+	}
+	var report GCReport
+	require.NoError(t, db.removeLeases(t.Context(), tableScanLeases, 10, &report))
+	require.Equal(t, 1000, report.Versions)
+	rows, err := g.mem.Read(t.Context(), []rowstore.RowRead{{Table: tableScanLeases, Row: "r", Picks: []rowstore.Pick{everything(rowstore.Write, rowstore.AllColumns)}}})
+	require.NoError(t, err)
+	require.Empty(t, rows[0].Versions)
 }
 
 // What is large but within bounds goes in one group still.

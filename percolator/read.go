@@ -52,9 +52,29 @@ func (db *DB) getCell(ctx context.Context, c Cell, s *snapshot) (value []byte, f
 	return notNil(w.value), true, nil
 }
 
+// A read of many cells goes in several calls, so that none of them is large. Values that are
+// in Data are longer than those beside the writes, so a call asks for fewer.
+const (
+	readCells = 1024
+	readLongs = 64
+)
+
 // getCells reads several cells, which may be named twice. The value of one that has
 // none is nil, and of no other.
 func (db *DB) getCells(ctx context.Context, cells []Cell, s *snapshot) ([][]byte, error) {
+	values := make([][]byte, 0, len(cells))
+	for page := range slices.Chunk(cells, readCells) {
+		v, err := db.getPage(ctx, page, s)
+		if err != nil {
+			return nil, err
+		}
+		values = append(values, v...)
+	}
+	return values, nil
+}
+
+// getPage is getCells in one call, and those for long values.
+func (db *DB) getPage(ctx context.Context, cells []Cell, s *snapshot) ([][]byte, error) {
 	reads, where := cellReads(cells, s.at())
 	rows, timely, err := db.readSettled(ctx, reads, s)
 	if err != nil {
@@ -163,23 +183,24 @@ type longValue struct {
 // longValues fetches values from Data, nil for one that is not there. The caller
 // checks its snapshot afterwards, before it makes anything of a missing one.
 func (db *DB) longValues(ctx context.Context, wanted []longValue) ([][]byte, error) {
-	if len(wanted) == 0 {
-		return nil, nil
-	}
-	reads := make([]rowstore.RowRead, len(wanted))
-	for i, l := range wanted {
-		reads[i] = rowstore.RowRead{Table: l.cell.Table, Row: l.cell.Row, Picks: []rowstore.Pick{
-			{Family: rowstore.Data, Column: l.cell.Column, From: l.start, To: l.start},
-		}}
-	}
-	rows, err := db.readRows(ctx, reads)
-	if err != nil {
-		return nil, err
-	}
-	values := make([][]byte, len(wanted))
-	for i, l := range wanted {
-		if v := rows[i].Newest(rowstore.Data, l.cell.Column); v != nil {
-			values[i] = notNil(v.Value)
+	values := make([][]byte, 0, len(wanted))
+	for page := range slices.Chunk(wanted, readLongs) {
+		reads := make([]rowstore.RowRead, len(page))
+		for i, l := range page {
+			reads[i] = rowstore.RowRead{Table: l.cell.Table, Row: l.cell.Row, Picks: []rowstore.Pick{
+				{Family: rowstore.Data, Column: l.cell.Column, From: l.start, To: l.start},
+			}}
+		}
+		rows, err := db.readRows(ctx, reads)
+		if err != nil {
+			return nil, err
+		}
+		for i, l := range page {
+			var value []byte
+			if v := rows[i].Newest(rowstore.Data, l.cell.Column); v != nil {
+				value = notNil(v.Value)
+			}
+			values = append(values, value)
 		}
 	}
 	return values, nil

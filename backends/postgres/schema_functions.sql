@@ -383,8 +383,8 @@ BEGIN
 END
 $body$;
 
--- sample_keys cuts a table by a sample of the pages of all tables: some thousands of cells, whatever
--- their number. The boundaries are the quantiles of the sample.
+-- sample_keys cuts a table by a sample of the pages of all tables: 300 pages, or 32 for each part where
+-- that is more, up to 8192, whatever their number. The boundaries are the quantiles of the sample.
 CREATE FUNCTION {{schema}}.sample_keys(p_tab bytea, p_fractions double precision[]) RETURNS TABLE (key bytea)
 LANGUAGE plpgsql {{settings}} AS $body$
 #variable_conflict use_column
@@ -392,7 +392,7 @@ BEGIN
 	RETURN QUERY SELECT DISTINCT s.k FROM (
 		SELECT unnest(percentile_disc(p_fractions) WITHIN GROUP (ORDER BY c.key)) AS k
 		FROM {{schema}}.cell c TABLESAMPLE SYSTEM (
-			(SELECT least(100, 100.0 * 300 / greatest(1,
+			(SELECT least(100, 100.0 * least(8192, greatest(300, 32 * cardinality(p_fractions))) / greatest(1,
 				pg_relation_size('{{schema_literal}}.cell'::regclass) / current_setting('block_size')::bigint)))
 		) WHERE c.tab = p_tab) s
 	WHERE s.k > (SELECT c.key FROM {{schema}}.cell c WHERE c.tab = p_tab ORDER BY c.key LIMIT 1)

@@ -198,6 +198,18 @@ type box struct {
 	guard *watchdog
 }
 
+// again calls the engine, and once more where the call was lost: the library closes the connections that
+// its client shares whenever one of its own calls ends, sometimes under a call that just begins.
+func again(call func() error) error {
+	var err error
+	for range 5 {
+		if err = call(); err == nil || !strings.Contains(err.Error(), "CloseIdleConnections called") {
+			break
+		}
+	}
+	return err
+}
+
 func (b *box) start(ctx context.Context) error {
 	if b.in == nil {
 		if err := b.create(ctx); err != nil {
@@ -206,7 +218,7 @@ func (b *box) start(ctx context.Context) error {
 	} else if running, err := b.running(ctx); err != nil || running {
 		return errors.Join(err, errors.New("it runs already"))
 	}
-	if err := b.in.Start(ctx); err != nil {
+	if err := again(func() error { return b.in.Start(ctx) }); err != nil {
 		return err
 	}
 	return poll(ctx, func() error {
@@ -226,7 +238,7 @@ func (b *box) create(ctx context.Context) error {
 		return err
 	}
 	b.api = provider.Client()
-	b.in, err = provider.CreateContainer(ctx, testcontainers.ContainerRequest{
+	request := testcontainers.ContainerRequest{
 		Image: b.image, Env: b.env,
 		Entrypoint: b.command[:1], Cmd: b.command[1:],
 		Labels: map[string]string{labelKind: "server", labelOwner: owner(os.Getpid())},
@@ -246,6 +258,10 @@ func (b *box) create(ctx context.Context) error {
 			h.ShmSize = 256 << 20
 			h.Tmpfs = map[string]string{smallDisk: "rw,size=16m,mode=1777"}
 		},
+	}
+	err = again(func() error {
+		b.in, err = provider.CreateContainer(ctx, request)
+		return err
 	})
 	if err != nil {
 		b.in = nil
@@ -256,11 +272,13 @@ func (b *box) create(ctx context.Context) error {
 }
 
 func (b *box) running(ctx context.Context) (bool, error) {
-	got, err := b.api.ContainerInspect(ctx, b.in.GetContainerID(), client.ContainerInspectOptions{})
-	if err != nil {
-		return false, err
-	}
-	return got.Container.State.Running, nil
+	running := false
+	err := again(func() error {
+		got, err := b.api.ContainerInspect(ctx, b.in.GetContainerID(), client.ContainerInspectOptions{})
+		running = err == nil && got.Container.State.Running
+		return err
+	})
+	return running, err
 }
 
 // end sends a signal and waits until the container runs no more.
@@ -269,7 +287,11 @@ func (b *box) end(ctx context.Context, signal string) error {
 		return err
 	}
 	id := b.in.GetContainerID()
-	if _, err := b.api.ContainerKill(ctx, id, client.ContainerKillOptions{Signal: signal}); err != nil {
+	err := again(func() error {
+		_, err := b.api.ContainerKill(ctx, id, client.ContainerKillOptions{Signal: signal})
+		return err
+	})
+	if err != nil {
 		return err
 	}
 	wait := b.api.ContainerWait(ctx, id, client.ContainerWaitOptions{Condition: container.WaitConditionNotRunning})
@@ -321,13 +343,17 @@ func (b *box) crashBackend(ctx context.Context) error {
 }
 
 func (b *box) pause(ctx context.Context) error {
-	_, err := b.api.ContainerPause(ctx, b.in.GetContainerID(), client.ContainerPauseOptions{})
-	return err
+	return again(func() error {
+		_, err := b.api.ContainerPause(ctx, b.in.GetContainerID(), client.ContainerPauseOptions{})
+		return err
+	})
 }
 
 func (b *box) resume(ctx context.Context) error {
-	_, err := b.api.ContainerUnpause(ctx, b.in.GetContainerID(), client.ContainerUnpauseOptions{})
-	return err
+	return again(func() error {
+		_, err := b.api.ContainerUnpause(ctx, b.in.GetContainerID(), client.ContainerUnpauseOptions{})
+		return err
+	})
 }
 
 func (b *box) log() string {
