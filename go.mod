@@ -30,8 +30,6 @@ require (
 	pgregory.net/rapid v1.3.0
 )
 
-require github.com/nxadm/tail v1.4.11 // indirect
-
 require (
 	dario.cat/mergo v1.0.2 // indirect
 	github.com/Azure/go-ansiterm v0.0.0-20250102033503-faa5f7b0171c // indirect
