@@ -15,7 +15,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/restarttest"
 	"github.com/percolate-go/percolate/internal/testserver"
+	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -475,4 +477,19 @@ func TestSuspendedClient(t *testing.T) {
 			pool.Close()
 		})
 	}
+}
+
+// Updates of a program do not fail while its server restarts, in order or not.
+func TestUpdatesOutlastARestart(t *testing.T) {
+	t.Parallel()
+	server := testserver.NewPostgres(t, nil)
+	s := openTest(t, with(server.URL, "schema", "restarts"))
+	db, err := percolator.New(t.Context(), s, percolator.WithStorePatience(2*time.Minute))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, db.Close(context.Background())) }()
+	restarttest.Outlast(t, db,
+		func() error { return errors.Join(server.Stop(), server.Start()) },
+		func() error { return errors.Join(server.Kill(), server.Start()) },
+		server.CrashBackend,
+	)
 }

@@ -14,7 +14,9 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/restarttest"
 	"github.com/percolate-go/percolate/internal/testserver"
+	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -595,4 +597,23 @@ func TestClusterMovesSlot(t *testing.T) {
 		require.NoError(t, err)
 		require.Len(t, rows[0].Versions, 2, "both writes are there")
 	}
+}
+
+// TestUpdatesOutlastARestart restarts the server under a program, in order and not: none
+// of its Updates fails.
+func TestUpdatesOutlastARestart(t *testing.T) {
+	t.Parallel()
+	srv := testserver.NewRedis(t, map[string]string{"appendfsync": "always"})
+	o, err := ParseURL(with(t, srv.URL))
+	require.NoError(t, err)
+	s, err := Open(t.Context(), o)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	db, err := percolator.New(t.Context(), s, percolator.WithStorePatience(2*time.Minute))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, db.Close(context.Background())) }()
+	restarttest.Outlast(t, db,
+		func() error { return errors.Join(srv.Stop(), srv.Start()) },
+		func() error { return errors.Join(srv.Kill(), srv.Start()) },
+	)
 }
