@@ -156,7 +156,7 @@ func TestConformance(t *testing.T) {
 		c.Churn(t, 200, 10*time.Millisecond)
 		testserver.Ran("tikv", "client-go's mock cluster over gRPC")
 		conformance.RunStore(t, func(t testing.TB) rowstore.Store {
-			s, err := rowstore.Open(t.Context(), c.URL()+"?patience=30s&prefix="+prefix())
+			s, err := rowstore.Open(t.Context(), c.URL()+"?patience=30s&request_timeout=9s&prefix="+prefix())
 			require.NoError(t, err)
 			t.Cleanup(func() { require.NoError(t, s.Close()) })
 			return s
