@@ -116,7 +116,11 @@ func troubled(t testing.TB) *tikvtest.Faults {
 
 // patience is that of stores whose regions change all the time, on a machine that has other
 // things to do: the suite takes a store that gives up for one that fails.
-const patience = 30 * time.Second
+// A busy machine answers late.
+const (
+	patience = 30 * time.Second
+	slowest  = 9 * time.Second // the longest that may be set
+)
 
 // TestConformance runs the suite over client-go's mock cluster, while its regions are
 // split and merged and its leaders move, and over a real cluster where there is one.
@@ -139,7 +143,7 @@ func TestConformance(t *testing.T) {
 			require.Positive(t, did.Moves)
 		})
 		conformance.Run(t, func(t testing.TB) rowstore.Store {
-			return open(t, c, tikvraw.Options{Patience: patience}, f)
+			return open(t, c, tikvraw.Options{Patience: patience, RequestTimeout: slowest}, f)
 		}, conformance.Scale(0.1), conformance.Without(conformance.Splitting, unbalanced))
 	})
 	t.Run("MockV2", func(t *testing.T) {
@@ -147,7 +151,7 @@ func TestConformance(t *testing.T) {
 		c := tikvtest.New(t, tikvtest.Options{API: kvrpcpb.APIVersion_V2})
 		c.Churn(t, 50, 10*time.Millisecond)
 		conformance.RunStore(t, func(t testing.TB) rowstore.Store {
-			return open(t, c, tikvraw.Options{Patience: patience, API: tikvraw.V2, Oracle: tikvraw.OracleStore})
+			return open(t, c, tikvraw.Options{Patience: patience, RequestTimeout: slowest, API: tikvraw.V2, Oracle: tikvraw.OracleStore})
 		}, conformance.Scale(0.1), conformance.Without(conformance.Splitting, unbalanced))
 	})
 	t.Run("MockOverGRPC", func(t *testing.T) {
