@@ -5,8 +5,9 @@ import (
 	"fmt"
 )
 
-// Each stored value begins with a version byte, so that a later format is told
-// from this one. Decoders take any bytes and answer garbage with an error.
+// Each stored record begins with a version byte, so that a later format is told
+// from this one. A user's value in Data is no record, nor is the empty mark of a roll back. Decoders
+// take any bytes and answer garbage with an error.
 const formatVersion = 1
 
 // shortValue is the longest value that travels inside Lock and Write; a longer

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	engine "github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/percolator/oracle"
@@ -74,6 +75,48 @@ func TestOpenTwice(t *testing.T) {
 	writeCell(t, s, "r", "v")
 	require.NoError(t, s.Close())
 	require.Equal(t, "v", readCell(t, mustOpen(t, Options{Path: link}), "r"))
+}
+
+// The database of another program is refused and left as it is, also where the engine would raise
+// its format.
+func TestForeignDatabaseIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "other")
+	old := &engine.Options{Logger: quiet{}, FormatMajorVersion: engine.FormatMinSupported}
+	require.Less(t, old.FormatMajorVersion, engineFormat)
+	db, err := engine.Open(dir, old)
+	require.NoError(t, err)
+	require.NoError(t, db.Set([]byte("k"), []byte("v"), engine.Sync))
+	require.NoError(t, db.Close())
+	files := func() (names []string) {
+		found, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		for _, f := range found {
+			names = append(names, f.Name())
+		}
+		return names
+	}
+	before := files()
+	_, err = Open(t.Context(), Options{Path: dir})
+	require.ErrorIs(t, err, ErrFormat)
+	require.Equal(t, before, files())
+	desc, err := engine.Peek(dir, vfs.Default)
+	require.NoError(t, err)
+	require.Equal(t, old.FormatMajorVersion, desc.FormatMajorVersion)
+}
+
+// A store whose engine's format is older is raised, and keeps what it has.
+func TestOlderEngineFormat(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "older")
+	db, err := engine.Open(dir, &engine.Options{Logger: quiet{}, FormatMajorVersion: engine.FormatMinSupported})
+	require.NoError(t, err)
+	require.NoError(t, db.Set(keyFormat, binary.BigEndian.AppendUint64(nil, formatVersion), engine.Sync))
+	require.NoError(t, db.Close())
+	s := mustOpen(t, Options{Path: dir})
+	writeCell(t, s, "r", "v")
+	require.Equal(t, "v", readCell(t, s, "r"))
+	require.Equal(t, engineFormat, s.db.FormatMajorVersion())
 }
 
 func TestOpenBadPaths(t *testing.T) {

@@ -28,7 +28,7 @@ import (
 func init() { rowstore.Register(openURL, "pebble", "memory") }
 
 // formatVersion is the version of the layout of keys and values that this code
-// writes. A store with a newer one is refused.
+// writes. A store with another one is refused.
 const formatVersion = 1
 
 // engineFormat fixes the engine's own format, so that an update of the engine does
@@ -223,6 +223,9 @@ func open(opts Options, dir string, fsys vfs.FS, lock *engine.Lock, release func
 		// store goes through two levels of index blocks in each file.
 		eo.Levels[i].IndexBlockSize = 256 << 10
 	}
+	if err := refuseForeign(dir, *eo); err != nil {
+		return nil, err
+	}
 	db, err := openEngine(dir, eo)
 	if err != nil {
 		return nil, err
@@ -268,6 +271,39 @@ func openEngine(dir string, eo *engine.Options) (db *engine.DB, err error) {
 	return db, sortError(err)
 }
 
+// refuseForeign refuses the database of another program before anything is changed in it: the engine
+// raises the format of what it opens, and the other program might not know the new one.
+func refuseForeign(dir string, eo engine.Options) error {
+	if dir == "" {
+		return nil
+	}
+	desc, err := engine.Peek(dir, eo.FS)
+	if err != nil || !desc.Exists || desc.FormatMajorVersion >= eo.FormatMajorVersion {
+		return nil //nolint:nilerr // what is wrong with it is found when it is opened
+	}
+	eo.ReadOnly, eo.FormatMajorVersion = true, desc.FormatMajorVersion
+	db, err := openEngine(dir, &eo)
+	if err != nil {
+		return err
+	}
+	s := &Store{db: db}
+	_, ours, err := s.getMeta(keyFormat)
+	some := false
+	if it, ierr := db.NewIter(nil); ierr != nil {
+		err = errors.Join(err, ierr)
+	} else {
+		some = it.First()
+		err = errors.Join(err, it.Error(), it.Close())
+	}
+	if err = errors.Join(err, db.Close()); err == nil && some && !ours {
+		err = errForeign
+	}
+	return err
+}
+
+// errForeign is for a directory with a database that this package did not make.
+var errForeign = fmt.Errorf("%w: a pebble database of another program", ErrFormat)
+
 // sortError tells apart the engine's errors about a directory: those of the file
 // system stay as they are, the others say that it does not understand what it read.
 func sortError(err error) error {
@@ -303,7 +339,7 @@ func (s *Store) readMeta() (oracle.Timestamp, error) {
 			return 0, err
 		}
 		if some {
-			return 0, fmt.Errorf("%w: a pebble database of another program", ErrFormat)
+			return 0, errForeign
 		}
 		o := engine.Sync
 		if s.path == "" {
