@@ -17,18 +17,22 @@ type mutant struct {
 }
 
 const (
-	commitGo   = "percolator/commit.go"
-	readGo     = "percolator/read.go"
-	resolveGo  = "percolator/resolve.go"
-	gcGo       = "percolator/gc.go"
-	observerGo = "percolator/observer.go"
-	runGo      = "percolator/run.go"
-	catalogGo  = "percolator/catalog.go"
-	dbGo       = "percolator/db.go"
-	scanGo     = "percolator/scan.go"
-	settingsGo = "percolator/settings.go"
-	sweepGo    = "percolator/sweep.go"
-	lookGo     = "percolator/look.go"
+	commitGo       = "percolator/commit.go"
+	onePhaseGo     = "percolator/onephase.go"
+	twoPhaseGo     = "percolator/twophase.go"
+	serializableGo = "percolator/serializable.go"
+	rollbackGo     = "percolator/rollback.go"
+	readGo         = "percolator/read.go"
+	resolveGo      = "percolator/resolve.go"
+	gcGo           = "percolator/gc.go"
+	observerGo     = "percolator/observer.go"
+	runGo          = "percolator/run.go"
+	catalogGo      = "percolator/catalog.go"
+	dbGo           = "percolator/db.go"
+	scanGo         = "percolator/scan.go"
+	settingsGo     = "percolator/settings.go"
+	sweepGo        = "percolator/sweep.go"
+	lookGo         = "percolator/look.go"
 )
 
 func one(file, old, replacement string) []edit { return []edit{{file, old, replacement}} }
@@ -51,30 +55,30 @@ var mutants = []mutant{
 	{"prewrite-misses-its-own-fence", "5: the range of marks begins at start itself", "TestScheduleC6", one(commitGo,
 		"\t\trowstore.Absent(rowstore.Rollback, column, start),\n",
 		"\t\trowstore.Absent(rowstore.Rollback, column, start+1),\n")},
-	{"own-lock-is-a-conflict", "5: a prewrite that finds its own lock succeeded earlier", "TestScheduleA3|TestReplyLost", one(commitGo,
+	{"own-lock-is-a-conflict", "5: a prewrite that finds its own lock succeeded earlier", "TestScheduleA3|TestReplyLost", one(twoPhaseGo,
 		"out.Broke.Family == rowstore.Lock && out.Broke.TS == c.start:", "false && out.Broke.Family == rowstore.Lock:")},
 
 	// Section 5: commit.
-	{"commit-timestamp-before-prewrites", "5: the commit timestamp is drawn after every prewrite was acknowledged", "", one(commitGo,
+	{"commit-timestamp-before-prewrites", "5: the commit timestamp is drawn after every prewrite was acknowledged", "", one(twoPhaseGo,
 		"\tdeferred := c.deferrable()\n", "\tdeferred := c.deferrable()\n\tif c.commit, err = c.db.draw(ctx); err != nil {\n\t\treturn err\n\t}\n")},
-	{"secondaries-first", "5: secondaries follow the commit point", "TestScheduleA4|TestClientDies", one(commitGo,
+	{"secondaries-first", "5: secondaries follow the commit point", "TestScheduleA4|TestClientDies", one(twoPhaseGo,
 		"\tgroup, grouped := c.commitGroup(first, rest)\n",
 		"\t_ = c.applyRows(ctx, rest, deferred, c.commitMutation)\n\tgroup, grouped := c.commitGroup(first, rest)\n")},
-	{"secondaries-in-a-plain-batch", "5: never in a plain batch with the primary (A4)", "TestScheduleA4", one(commitGo,
+	{"secondaries-in-a-plain-batch", "5: never in a plain batch with the primary (A4)", "TestScheduleA4", one(twoPhaseGo,
 		"\tgroup, grouped := c.commitGroup(first, rest)\n",
 		"\tfor _, r := range rest {\n\t\tif c.db.grouper == nil {\n\t\t\tbreak\n\t\t}\n\t\t_, _ = c.db.store.Apply(ctx, []rowstore.Mutation{first, c.commitMutation(r)}, rowstore.ApplyOptions{})\n\t}\n\tgroup, grouped := c.commitGroup(first, rest)\n")},
-	{"commit-without-its-lock", "5: commit under Present Lock", "TestScheduleC5|TestScheduleA4|TestScheduleC6", one(commitGo,
+	{"commit-without-its-lock", "5: commit under Present Lock", "TestScheduleC5|TestScheduleA4|TestScheduleC6", one(twoPhaseGo,
 		"\t\tm.Conditions = append(m.Conditions, rowstore.Present(c.writes[i].cell.Column, c.start))\n\t\tm.Edits = c.commitEditsOf(m.Edits, i)\n",
 		"\t\tm.Edits = c.commitEditsOf(m.Edits, i)\n")},
-	{"refused-commit-is-a-conflict", "5: every failed commit goes through the status", "TestScheduleA3", one(commitGo,
+	{"refused-commit-is-a-conflict", "5: every failed commit goes through the status", "TestScheduleA3", one(twoPhaseGo,
 		"\t\tcase state.committed != 0:\n\t\t\tc.commit = state.committed\n\t\t\treturn c.committed(rest, false, deferred)\n",
 		"\t\tcase state.committed == 1:\n\t\t\treturn c.committed(rest, false, deferred)\n")},
-	{"refused-one-phase-is-a-conflict", "5: every failed one-phase goes through the status", "TestScheduleA3", one(commitGo,
+	{"refused-one-phase-is-a-conflict", "5: every failed one-phase goes through the status", "TestScheduleA3", one(onePhaseGo,
 		"\t\tcase state.committed != 0:\n\t\t\tc.commit = state.committed\n\t\t\tc.db.count.onePhase.Add(1)\n\t\t\treturn nil\n\t\tcase out.TooLate:\n",
 		"\t\tcase state.committed == 1:\n\t\t\treturn nil\n\t\tcase out.TooLate:\n")},
-	{"lost-one-phase-is-a-conflict", "5: an ambiguous reply is resolved by the status", "TestScheduleA3|TestReplyLost", one(commitGo,
+	{"lost-one-phase-is-a-conflict", "5: an ambiguous reply is resolved by the status", "TestScheduleA3|TestReplyLost", one(onePhaseGo,
 		"\t\t\treturn c.concludeOnePhase(ctx, err)\n", "\t\t\treturn c.lost(err)\n")},
-	{"row-committed-as-a-whole-only", "5: when a secondary row fails, go on cell by cell (C18)", "TestScheduleC18", one(commitGo,
+	{"row-committed-as-a-whole-only", "5: when a secondary row fails, go on cell by cell (C18)", "TestScheduleC18", one(twoPhaseGo,
 		"!p.outs[i].Applied && r.to-r.from > 1", "false && r.to-r.from > 1")},
 	{"lock-only-primary", "5: a lock-only cell is never the primary", "TestScheduleA6|TestScheduleA7", one(commitGo,
 		"\t\tif w.kind == kindLock {\n\t\t\tcontinue\n\t\t}\n\t\tif c.primary < 0 ||",
@@ -84,14 +88,14 @@ var mutants = []mutant{
 	{"lock-only-mark-at-start", "5: the mark stands at the commit timestamp", "TestScheduleA6", one(resolveGo,
 		"\t\treturn append(edits, rowstore.Put(rowstore.Rollback, column, commit, encodeMark(start)))\n",
 		"\t\treturn append(edits, rowstore.Put(rowstore.Rollback, column, start, encodeMark(start)))\n")},
-	{"one-phase-lock-only-leaves-no-mark", "5: one-phase, lock only: Put Rollback@Drawn", "TestScheduleA6", one(commitGo,
+	{"one-phase-lock-only-leaves-no-mark", "5: one-phase, lock only: Put Rollback@Drawn", "TestScheduleA6", one(onePhaseGo,
 		"\t\t\t\tm.Edits = append(m.Edits, rowstore.Put(rowstore.Rollback, col, rowstore.Drawn, encodeMark(c.start)))\n", "")},
-	{"one-phase-without-conditions", "5: one-phase under the conditions of prewrite on every cell", "TestBank|TestScheduleA6", one(commitGo,
+	{"one-phase-without-conditions", "5: one-phase under the conditions of prewrite on every cell", "TestBank|TestScheduleA6", one(onePhaseGo,
 		"\t\t\tm.Conditions = prewriteConditions(m.Conditions, col, c.start)\n\t\t\tif w.kind == kindLock {\n",
 		"\t\t\tif w.kind == kindLock {\n")},
-	{"heartbeat-revives", "5: a heartbeat is under Present Lock (A7)", "TestScheduleA7", one(commitGo,
+	{"heartbeat-revives", "5: a heartbeat is under Present Lock (A7)", "TestScheduleA7", one(twoPhaseGo,
 		"\t\t\t\tConditions: []rowstore.Condition{rowstore.Present(p.Column, c.start)},\n", "")},
-	{"no-heartbeat", "5: a long transaction extends the expiry on its primary", "TestHeartbeat", one(commitGo,
+	{"no-heartbeat", "5: a long transaction extends the expiry on its primary", "TestHeartbeat", one(twoPhaseGo,
 		"for c.db.clock.Sleep(ctx, renewIn(c.db.clock, asked, lasts)) == nil {", "for c.db.clock.Sleep(ctx, renewIn(c.db.clock, asked, 1000*lasts)) == nil {")},
 	{"complete-by-the-first-read", "5: not committed is proved by what the last read of a status shows", "TestStatusIsNotCollected", one(resolveGo,
 		"\t\tcomplete = complete && still\n", "\t\t_ = still\n")},
@@ -122,9 +126,9 @@ var mutants = []mutant{
 			"\t\t\tEdits: rollBackEdits(nil, primary.Column, start, lock.long, lock.notify),\n",
 		},
 	}},
-	{"own-roll-back-leaves-no-mark", "5: an own abort marks the primary", "TestScheduleC20|TestScheduleC6|TestRule", one(commitGo,
+	{"own-roll-back-leaves-no-mark", "5: an own abort marks the primary", "TestScheduleC20|TestScheduleC6|TestRule", one(rollbackGo,
 		"\t\t\tm.Edits = append(m.Edits, rowstore.Put(rowstore.Rollback, col, c.start, nil))\n", "\t\t\tcontinue\n")},
-	{"no-fence-after-own-abort", "5: after an abort with a prewrite of the primary in flight, fence it (C20)", "TestScheduleC20", one(commitGo,
+	{"no-fence-after-own-abort", "5: after an abort with a prewrite of the primary in flight, fence it (C20)", "TestScheduleC20", one(rollbackGo,
 		"\tif out.Applied {\n\t\treturn true, nil\n\t}\n\tstate, err := c.db.decide(", "\tif out.Applied || c.start > 0 {\n\t\treturn true, nil\n\t}\n\tstate, err := c.db.decide(")},
 	{"secondary-before-primary", "5: the primary goes first (C5)", "TestScheduleC5", one(resolveGo,
 		"\t\tdecided, err := db.rollBackPrimary(ctx, start, l.primary, state.lock)\n\t\tif err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {\n\t\t\treturn false, fmt",
@@ -151,30 +155,30 @@ var mutants = []mutant{
 		"\t\tif l.kind == kindLock {\n", "\t\tif false && l.kind == kindLock {\n")},
 
 	// Section 5: write skew and limits.
-	{"no-validation", "5: Serializable validates after the prewrites", "TestWriteSkew|TestScheduleC3", one(commitGo,
+	{"no-validation", "5: Serializable validates after the prewrites", "TestWriteSkew|TestScheduleC3", one(twoPhaseGo,
 		"\tif c.tx.opt.isolation == Serializable {\n", "\tif c.tx.opt.isolation > Serializable {\n")},
-	{"validation-ignores-locks", "5: no foreign put or delete lock", "TestScheduleC3|TestScheduleC17", one(commitGo,
+	{"validation-ignores-locks", "5: no foreign put or delete lock", "TestScheduleC3|TestScheduleC17", one(serializableGo,
 		"\t\tif l.kind == kindLock {\n\t\t\tcontinue\n\t\t}\n\t\tif _, err := c.blocked(ctx, cell, v); err != nil {\n",
 		"\t\tif l.kind > 0 {\n\t\t\tcontinue\n\t\t}\n\t\tif _, err := c.blocked(ctx, cell, v); err != nil {\n")},
-	{"validation-misses-the-first", "5: no Write in (start, commit]", "TestRule|TestWriteSkew", one(commitGo,
+	{"validation-misses-the-first", "5: no Write in (start, commit]", "TestRule|TestWriteSkew", one(serializableGo,
 		"Column: column, From: start + 1, To: commit, Limit: 1})", "Column: column, From: start + 2, To: commit, Limit: 1})")},
-	{"one-phase-takes-scans", "5: one-phase takes a serializable transaction only when all it read are cells", "TestScheduleC3|TestWriteSkew|TestRule", one(commitGo,
+	{"one-phase-takes-scans", "5: one-phase takes a serializable transaction only when all it read are cells", "TestScheduleC3|TestWriteSkew|TestRule", one(onePhaseGo,
 		"|| len(c.tx.ranges) > 0 {", "{")},
-	{"one-phase-ignores-reads", "5: what it read goes along as conditions", "TestScheduleC3|TestWriteSkew", one(commitGo,
+	{"one-phase-ignores-reads", "5: what it read goes along as conditions", "TestScheduleC3|TestWriteSkew", one(onePhaseGo,
 		"\tfor cell := range c.tx.reads {\n\t\tif c.find(cell) >= 0 {\n\t\t\tcontinue // covered", "\tfor cell := range c.tx.reads {\n\t\tif true || c.find(cell) >= 0 {\n\t\t\tcontinue // covered")},
 
 	// Sections 3 and 5: deferred batches.
-	{"incarnations-not-compared", "3: a transaction that saw two incarnations aborts (A1)", "TestScheduleA1", one(commitGo,
+	{"incarnations-not-compared", "3: a transaction that saw two incarnations aborts (A1)", "TestScheduleA1", one(twoPhaseGo,
 		"\t\t\tif c.rows[i].incarnation != incarnation {\n", "\t\t\tif c.rows[i].incarnation == \"\" {\n")},
-	{"incarnation-is-no-condition", "3: the commit of the primary has it as a condition (A1)", "TestScheduleA1", one(commitGo,
+	{"incarnation-is-no-condition", "3: the commit of the primary has it as a condition (A1)", "TestScheduleA1", one(twoPhaseGo,
 		"\tif incarnation != \"\" {\n", "\tif incarnation == \"never\" {\n")},
 	{"decisions-deferred", "3: marks, roll backs and commit points are never deferred", "TestScheduleA1", one(dbGo,
 		"[]rowstore.Mutation{m}, rowstore.ApplyOptions{})", "[]rowstore.Mutation{m}, rowstore.ApplyOptions{Deferred: db.defers})")},
-	{"deferred-over-stores", "3: deferred only where every row and the oracle live in one store", "TestScheduleA1", one(commitGo,
+	{"deferred-over-stores", "3: deferred only where every row and the oracle live in one store", "TestScheduleA1", one(twoPhaseGo,
 		"\t\tif !c.db.placer.Authoritative(c.writes[c.rows[i].from].cell.Table) {\n", "\t\tif c.writes[c.rows[i].from].cell.Table == \"\" {\n")},
 
 	// Section 6.
-	{"notify-after-the-commit-point", "6: a notification is durable before the commit point", "TestScheduleB", one(commitGo,
+	{"notify-after-the-commit-point", "6: a notification is durable before the commit point", "TestScheduleB", one(twoPhaseGo,
 		"\t\tif l.notify {\n\t\t\tm.Edits = append(m.Edits, rowstore.Put(rowstore.Notify, w.cell.Column, c.start, strongValue))\n\t\t}\n", "")},
 	{"notification-stays-at-start", "6: its commit replaces Notify@start by Notify@commit (B1)", "TestScheduleB", one(resolveGo,
 		"\tif notify {\n\t\tedits = append(edits,\n", "\tif notify && start == 0 {\n\t\tedits = append(edits,\n")},
@@ -187,9 +191,9 @@ var mutants = []mutant{
 		"\tif v.ackLocked[i] {\n\t\treturn false\n\t}\n", "\tif v.ackLocked[i] {\n\t\treturn true\n\t}\n")},
 	{"weak-is-no-reason", "6: the newest change is the greater of the newest write and weak notification (B3)", "TestScheduleB3", one(observerGo,
 		"\t\tif k == notifyWeak {\n", "\t\tif k == notifyWeak && v.at == 0 {\n")},
-	{"weak-too-early", "6: the hint is put at the commit timestamp (B3)", "TestScheduleB3", one(commitGo,
+	{"weak-too-early", "6: the hint is put at the commit timestamp (B3)", "TestScheduleB3", one(twoPhaseGo,
 		"\tif err := c.putWeak(ctx, c.commit, primaryRow); err != nil {\n", "\tif err := c.putWeak(ctx, c.start, primaryRow); err != nil {\n")},
-	{"weak-after-the-commit-point", "6: and before the commit point (B3)", "TestScheduleB3", one(commitGo,
+	{"weak-after-the-commit-point", "6: and before the commit point (B3)", "TestScheduleB3", one(twoPhaseGo,
 		"\tif err := c.putWeak(ctx, c.commit, primaryRow); err != nil {\n\t\tstop()\n\t\tc.abort(ctx)\n\t\treturn err\n\t}\n\treturn c.commitPoint(ctx, incarnation, deferred)\n",
 		"\terr = c.commitPoint(ctx, incarnation, deferred)\n\tif err == nil {\n\t\t_ = c.putWeak(ctx, c.commit, primaryRow)\n\t}\n\treturn err\n")},
 	{"run-under-a-lock", "6: the view counts only without a lock at or below the start", "TestScheduleB", one(runGo,
