@@ -25,6 +25,8 @@ const (
 	readGo         = "percolator/read.go"
 	resolveGo      = "percolator/resolve.go"
 	gcGo           = "percolator/gc.go"
+	gcRemoveGo     = "percolator/gc_remove.go"
+	gcRowGo        = "percolator/gc_row.go"
 	observerGo     = "percolator/observer.go"
 	runGo          = "percolator/run.go"
 	catalogGo      = "percolator/catalog.go"
@@ -229,19 +231,19 @@ var mutants = []mutant{
 		"\tfor now := v.f; now.Sub(v.f) < lease; {\n", "\tfor now := v.f; now.Sub(v.f) < lease/1000; {\n")},
 	{"safe-point-too-near", "7: at least MaxTxnAge + catalog lease behind now (C7)", "TestScheduleC7", one(gcGo,
 		"\tkeep = max(keep, age+lease)\n", "\tkeep = max(keep, age*0+lease*0)\n")},
-	{"newest-version-removed", "7: versions below the newest one at or below the safe point", "TestCollection", one(gcGo,
+	{"newest-version-removed", "7: versions below the newest one at or below the safe point", "TestCollection", one(gcRowGo,
 		"\t\t} else {\n\t\t\tdrop = drop[1:]\n\t\t}\n", "\t\t}\n")},
-	{"collection-off-by-one", "7: the newest one at or below the safe point", "TestCollection|TestRule", one(gcGo,
+	{"collection-off-by-one", "7: the newest one at or below the safe point", "TestCollection|TestRule", one(gcRowGo,
 		"\tfor n < len(writes) && writes[n].TS > g.safe {\n", "\tfor n < len(writes) && writes[n].TS > g.safe+1 {\n")},
-	{"unseen-deletes-removed", "7: a delete only under Absent Notify and with no parked record (B5)", "TestScheduleB5", one(gcGo,
+	{"unseen-deletes-removed", "7: a delete only under Absent Notify and with no parked record (B5)", "TestScheduleB5", one(gcRowGo,
 		"newest.kind == kindDelete && g.seen(column)", "newest.kind == kindDelete")},
-	{"data-under-a-lock-removed", "7: orphan Data under AbsentAt Lock@start (C8)", "TestScheduleC8", one(gcGo,
+	{"data-under-a-lock-removed", "7: orphan Data under AbsentAt Lock@start (C8)", "TestScheduleC8", one(gcRowGo,
 		"known[d.TS] || g.row.At(rowstore.Lock, column, d.TS) != nil {", "known[d.TS] {")},
-	{"data-of-a-late-lock-removed", "7: orphan Data under AbsentAt Lock@start (C8)", "TestScheduleC8", one(gcGo,
+	{"data-of-a-late-lock-removed", "7: orphan Data under AbsentAt Lock@start (C8)", "TestScheduleC8", one(gcRowGo,
 		"\t\tg.m.conditions = append(g.m.conditions, rowstore.AbsentAt(column, d.TS))\n", "")},
 	{"marks-removed-early", "7: marks below the safe point", "TestCollection|TestRule", []edit{
-		{gcGo, "all(rowstore.Rollback, 0, safe-1, 1), all(", "all(rowstore.Rollback, 0, oracle.Max, 1), all("},
-		{gcGo, "rowstore.DeleteRange(rowstore.Rollback, column, 0, g.safe-1)", "rowstore.DeleteRange(rowstore.Rollback, column, 0, oracle.Max)"},
+		{gcRemoveGo, "all(rowstore.Rollback, 0, safe-1, 1), all(", "all(rowstore.Rollback, 0, oracle.Max, 1), all("},
+		{gcRowGo, "rowstore.DeleteRange(rowstore.Rollback, column, 0, g.safe-1)", "rowstore.DeleteRange(rowstore.Rollback, column, 0, oracle.Max)"},
 	}},
 	{"safe-point-ignored", "7: readers check the safe point after each reply (C2)", "TestScheduleC2|TestScheduleA5", one(catalogGo,
 		"\tif s < v.safePoint {\n", "\tif s < v.safePoint && s == 0 {\n")},
