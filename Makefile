@@ -96,7 +96,7 @@ conformance: ## Run the conformance suite against a store of your own: make conf
 
 .PHONY: explore
 explore: ## Explore interleavings of small programs (EXPLORE_LIMIT, EXPLORE_RANDOM schedules of the larger ones)
-	@$(GO) test ./percolator/explore -v -timeout 240h -run '^TestExplore$$' -explore.whole $(EXPLORE_WHOLE) -explore.limit $(EXPLORE_LIMIT) -explore.random $(EXPLORE_RANDOM) -explore.least $(EXPLORE_LEAST) $(EXPLORE_FLAGS)
+	@$(GO) test ./internal/explore -v -timeout 240h -run '^TestExplore$$' -explore.whole $(EXPLORE_WHOLE) -explore.limit $(EXPLORE_LIMIT) -explore.random $(EXPLORE_RANDOM) -explore.least $(EXPLORE_LEAST) $(EXPLORE_FLAGS)
 
 .PHONY: mutants
 mutants: ## Break the protocol, one rule at a time, and show which test catches it (MUTANTS=regexp)

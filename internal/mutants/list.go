@@ -9,7 +9,10 @@ type edit struct {
 // mutant is one way to break the protocol.
 type mutant struct {
 	name string
-	rule string // the section of the design, and what it says
+	// rule is the title of a section of docs/architecture.md (The catalog for short; stores
+	// for what the READMEs of the backends say), and the rule. A1 and the like are
+	// schedules of docs/correctness.md.
+	rule string
 	// tests are what should notice: -run of package percolator, or of another one whose
 	// tests alone are tried, named before a space; "" for the explorer alone.
 	tests string
@@ -17,289 +20,295 @@ type mutant struct {
 }
 
 const (
-	commitGo   = "percolator/commit.go"
-	readGo     = "percolator/read.go"
-	resolveGo  = "percolator/resolve.go"
-	gcGo       = "percolator/gc.go"
-	observerGo = "percolator/observer.go"
-	runGo      = "percolator/run.go"
-	catalogGo  = "percolator/catalog.go"
-	dbGo       = "percolator/db.go"
-	scanGo     = "percolator/scan.go"
-	settingsGo = "percolator/settings.go"
-	sweepGo    = "percolator/sweep.go"
-	lookGo     = "percolator/look.go"
+	commitGo       = "percolator/commit.go"
+	onePhaseGo     = "percolator/onephase.go"
+	twoPhaseGo     = "percolator/twophase.go"
+	serializableGo = "percolator/serializable.go"
+	rollbackGo     = "percolator/rollback.go"
+	readGo         = "percolator/read.go"
+	resolveGo      = "percolator/resolve.go"
+	gcGo           = "percolator/gc.go"
+	gcRemoveGo     = "percolator/gc_remove.go"
+	gcRowGo        = "percolator/gc_row.go"
+	observerGo     = "percolator/observer.go"
+	runGo          = "percolator/run.go"
+	catalogGo      = "percolator/catalog.go"
+	dbGo           = "percolator/db.go"
+	scanGo         = "percolator/scan.go"
+	settingsGo     = "percolator/settings.go"
+	sweepGo        = "percolator/sweep.go"
+	lookGo         = "percolator/look.go"
 )
 
 func one(file, old, replacement string) []edit { return []edit{{file, old, replacement}} }
 
 // mutants break one rule each.
 var mutants = []mutant{
-	// Section 5: prewrite.
-	{"prewrite-ignores-writes", "5: prewrite under Absent Write from start", "TestScheduleC3|TestBank", one(commitGo,
+	// A transaction: prewrite.
+	{"prewrite-ignores-writes", "A transaction: prewrite under Absent Write from start", "TestScheduleC3|TestBank", one(commitGo,
 		"\t\trowstore.Absent(rowstore.Write, column, start),\n\t\trowstore.Absent(rowstore.Lock, column, 0),\n",
 		"\t\trowstore.Absent(rowstore.Lock, column, 0),\n")},
-	{"prewrite-misses-the-next-write", "5: the range begins at start", "TestBank|TestScheduleA3", one(commitGo,
+	{"prewrite-misses-the-next-write", "A transaction: the range begins at start", "TestBank|TestScheduleA3", one(commitGo,
 		"\t\trowstore.Absent(rowstore.Write, column, start),\n\t\trowstore.Absent(rowstore.Lock, column, 0),\n",
 		"\t\trowstore.Absent(rowstore.Write, column, start+2),\n\t\trowstore.Absent(rowstore.Lock, column, 0),\n")},
-	{"prewrite-ignores-locks", "5: prewrite under Absent Lock", "TestScheduleC17|TestBank", one(commitGo,
+	{"prewrite-ignores-locks", "A transaction: prewrite under Absent Lock", "TestScheduleC17|TestBank", one(commitGo,
 		"\t\trowstore.Absent(rowstore.Lock, column, 0),\n\t\trowstore.Absent(rowstore.Rollback, column, start),\n",
 		"\t\trowstore.Absent(rowstore.Rollback, column, start),\n")},
-	{"prewrite-ignores-marks", "5: prewrite under Absent Rollback from start", "TestScheduleC6|TestScheduleA6", one(commitGo,
+	{"prewrite-ignores-marks", "A transaction: prewrite under Absent Rollback from start", "TestScheduleC6|TestScheduleA6", one(commitGo,
 		"\t\trowstore.Absent(rowstore.Lock, column, 0),\n\t\trowstore.Absent(rowstore.Rollback, column, start),\n",
 		"\t\trowstore.Absent(rowstore.Lock, column, 0),\n")},
-	{"prewrite-misses-its-own-fence", "5: the range of marks begins at start itself", "TestScheduleC6", one(commitGo,
+	{"prewrite-misses-its-own-fence", "A transaction: the range of marks begins at start itself", "TestScheduleC6", one(commitGo,
 		"\t\trowstore.Absent(rowstore.Rollback, column, start),\n",
 		"\t\trowstore.Absent(rowstore.Rollback, column, start+1),\n")},
-	{"own-lock-is-a-conflict", "5: a prewrite that finds its own lock succeeded earlier", "TestScheduleA3|TestReplyLost", one(commitGo,
+	{"own-lock-is-a-conflict", "A transaction: a prewrite that finds its own lock succeeded earlier", "TestScheduleA3|TestReplyLost", one(twoPhaseGo,
 		"out.Broke.Family == rowstore.Lock && out.Broke.TS == c.start:", "false && out.Broke.Family == rowstore.Lock:")},
 
-	// Section 5: commit.
-	{"commit-timestamp-before-prewrites", "5: the commit timestamp is drawn after every prewrite was acknowledged", "", one(commitGo,
+	// A transaction: commit.
+	{"commit-timestamp-before-prewrites", "A transaction: the commit timestamp is drawn after every prewrite was acknowledged", "", one(twoPhaseGo,
 		"\tdeferred := c.deferrable()\n", "\tdeferred := c.deferrable()\n\tif c.commit, err = c.db.draw(ctx); err != nil {\n\t\treturn err\n\t}\n")},
-	{"secondaries-first", "5: secondaries follow the commit point", "TestScheduleA4|TestClientDies", one(commitGo,
+	{"secondaries-first", "A transaction: secondaries follow the commit point", "TestScheduleA4|TestClientDies", one(twoPhaseGo,
 		"\tgroup, grouped := c.commitGroup(first, rest)\n",
 		"\t_ = c.applyRows(ctx, rest, deferred, c.commitMutation)\n\tgroup, grouped := c.commitGroup(first, rest)\n")},
-	{"secondaries-in-a-plain-batch", "5: never in a plain batch with the primary (A4)", "TestScheduleA4", one(commitGo,
+	{"secondaries-in-a-plain-batch", "A transaction: never in a plain batch with the primary (A4)", "TestScheduleA4", one(twoPhaseGo,
 		"\tgroup, grouped := c.commitGroup(first, rest)\n",
 		"\tfor _, r := range rest {\n\t\tif c.db.grouper == nil {\n\t\t\tbreak\n\t\t}\n\t\t_, _ = c.db.store.Apply(ctx, []rowstore.Mutation{first, c.commitMutation(r)}, rowstore.ApplyOptions{})\n\t}\n\tgroup, grouped := c.commitGroup(first, rest)\n")},
-	{"commit-without-its-lock", "5: commit under Present Lock", "TestScheduleC5|TestScheduleA4|TestScheduleC6", one(commitGo,
+	{"commit-without-its-lock", "A transaction: commit under Present Lock", "TestScheduleC5|TestScheduleA4|TestScheduleC6", one(twoPhaseGo,
 		"\t\tm.Conditions = append(m.Conditions, rowstore.Present(c.writes[i].cell.Column, c.start))\n\t\tm.Edits = c.commitEditsOf(m.Edits, i)\n",
 		"\t\tm.Edits = c.commitEditsOf(m.Edits, i)\n")},
-	{"refused-commit-is-a-conflict", "5: every failed commit goes through the status", "TestScheduleA3", one(commitGo,
+	{"refused-commit-is-a-conflict", "A transaction: every failed commit goes through the status", "TestScheduleA3", one(twoPhaseGo,
 		"\t\tcase state.committed != 0:\n\t\t\tc.commit = state.committed\n\t\t\treturn c.committed(rest, false, deferred)\n",
 		"\t\tcase state.committed == 1:\n\t\t\treturn c.committed(rest, false, deferred)\n")},
-	{"refused-one-phase-is-a-conflict", "5: every failed one-phase goes through the status", "TestScheduleA3", one(commitGo,
+	{"refused-one-phase-is-a-conflict", "A transaction: every failed one-phase goes through the status", "TestScheduleA3", one(onePhaseGo,
 		"\t\tcase state.committed != 0:\n\t\t\tc.commit = state.committed\n\t\t\tc.db.count.onePhase.Add(1)\n\t\t\treturn nil\n\t\tcase out.TooLate:\n",
 		"\t\tcase state.committed == 1:\n\t\t\treturn nil\n\t\tcase out.TooLate:\n")},
-	{"lost-one-phase-is-a-conflict", "5: an ambiguous reply is resolved by the status", "TestScheduleA3|TestReplyLost", one(commitGo,
+	{"lost-one-phase-is-a-conflict", "A transaction: an ambiguous reply is resolved by the status", "TestScheduleA3|TestReplyLost", one(onePhaseGo,
 		"\t\t\treturn c.concludeOnePhase(ctx, err)\n", "\t\t\treturn c.lost(err)\n")},
-	{"row-committed-as-a-whole-only", "5: when a secondary row fails, go on cell by cell (C18)", "TestScheduleC18", one(commitGo,
+	{"row-committed-as-a-whole-only", "A transaction: when a secondary row fails, go on cell by cell (C18)", "TestScheduleC18", one(twoPhaseGo,
 		"!p.outs[i].Applied && r.to-r.from > 1", "false && r.to-r.from > 1")},
-	{"lock-only-primary", "5: a lock-only cell is never the primary", "TestScheduleA6|TestScheduleA7", one(commitGo,
+	{"lock-only-primary", "A transaction: a lock-only cell is never the primary", "TestScheduleA6|TestScheduleA7", one(commitGo,
 		"\t\tif w.kind == kindLock {\n\t\t\tcontinue\n\t\t}\n\t\tif c.primary < 0 ||",
 		"\t\tif w.kind == kindLock && len(c.writes) == 1 {\n\t\t\tcontinue\n\t\t}\n\t\tif c.primary < 0 ||")},
-	{"lock-only-leaves-no-mark", "5: a lock-only cell commits as a mark (A6)", "TestScheduleA6", one(resolveGo,
+	{"lock-only-leaves-no-mark", "A transaction: a lock-only cell commits as a mark (A6)", "TestScheduleA6", one(resolveGo,
 		"\t\treturn append(edits, rowstore.Put(rowstore.Rollback, column, commit, encodeMark(start)))\n", "\t\treturn edits\n")},
-	{"lock-only-mark-at-start", "5: the mark stands at the commit timestamp", "TestScheduleA6", one(resolveGo,
+	{"lock-only-mark-at-start", "A transaction: the mark stands at the commit timestamp", "TestScheduleA6", one(resolveGo,
 		"\t\treturn append(edits, rowstore.Put(rowstore.Rollback, column, commit, encodeMark(start)))\n",
 		"\t\treturn append(edits, rowstore.Put(rowstore.Rollback, column, start, encodeMark(start)))\n")},
-	{"one-phase-lock-only-leaves-no-mark", "5: one-phase, lock only: Put Rollback@Drawn", "TestScheduleA6", one(commitGo,
+	{"one-phase-lock-only-leaves-no-mark", "A transaction: one-phase, lock only: Put Rollback@Drawn", "TestScheduleA6", one(onePhaseGo,
 		"\t\t\t\tm.Edits = append(m.Edits, rowstore.Put(rowstore.Rollback, col, rowstore.Drawn, encodeMark(c.start)))\n", "")},
-	{"one-phase-without-conditions", "5: one-phase under the conditions of prewrite on every cell", "TestBank|TestScheduleA6", one(commitGo,
+	{"one-phase-without-conditions", "A transaction: one-phase under the conditions of prewrite on every cell", "TestBank|TestScheduleA6", one(onePhaseGo,
 		"\t\t\tm.Conditions = prewriteConditions(m.Conditions, col, c.start)\n\t\t\tif w.kind == kindLock {\n",
 		"\t\t\tif w.kind == kindLock {\n")},
-	{"heartbeat-revives", "5: a heartbeat is under Present Lock (A7)", "TestScheduleA7", one(commitGo,
+	{"heartbeat-revives", "A transaction: a heartbeat is under Present Lock (A7)", "TestScheduleA7", one(twoPhaseGo,
 		"\t\t\t\tConditions: []rowstore.Condition{rowstore.Present(p.Column, c.start)},\n", "")},
-	{"no-heartbeat", "5: a long transaction extends the expiry on its primary", "TestHeartbeat", one(commitGo,
+	{"no-heartbeat", "A transaction: a long transaction extends the expiry on its primary", "TestHeartbeat", one(twoPhaseGo,
 		"for c.db.clock.Sleep(ctx, renewIn(c.db.clock, asked, lasts)) == nil {", "for c.db.clock.Sleep(ctx, renewIn(c.db.clock, asked, 1000*lasts)) == nil {")},
-	{"complete-by-the-first-read", "5: not committed is proved by what the last read of a status shows", "TestStatusIsNotCollected", one(resolveGo,
+	{"complete-by-the-first-read", "Garbage collection: not committed is proved by what the last read of a status shows", "TestStatusIsNotCollected", one(resolveGo,
 		"\t\tcomplete = complete && still\n", "\t\t_ = still\n")},
-	{"too-old-commits", "5: a commit timestamp more than MaxTxnAge after the start aborts", "TestTooOld", []edit{
+	{"too-old-commits", "The catalog: a commit timestamp more than MaxTxnAge after the start aborts", "TestTooOld", []edit{
 		{commitGo, "\treturn min(c.view.until(), c.view.lastCommit(c.start))\n", "\treturn c.view.until()\n"},
 		{commitGo, "\tif ts <= c.view.lastCommit(c.start) && c.start >= c.view.safePoint {\n", "\tif c.start >= c.view.safePoint {\n"},
 	}},
 
-	// Section 5: status and locks left behind.
-	{"status-by-the-newest-write", "5: all of Write from start, not the newest (A3)", "TestScheduleA3", one(resolveGo,
+	// A transaction: status and locks left behind.
+	{"status-by-the-newest-write", "A transaction: all of Write from start, not the newest (A3)", "TestScheduleA3", one(resolveGo,
 		"{Family: rowstore.Write, Column: primary.Column, From: start, To: oracle.Max, Limit: statusPage},",
 		"{Family: rowstore.Write, Column: primary.Column, From: start, To: oracle.Max, Limit: 1},")},
-	{"status-misses-the-next-timestamp", "5: the range of the status begins at start", "TestScheduleA3|TestOutcome", one(resolveGo,
+	{"status-misses-the-next-timestamp", "A transaction: the range of the status begins at start", "TestScheduleA3|TestOutcome", one(resolveGo,
 		"{Family: rowstore.Write, Column: primary.Column, From: start, To: oracle.Max, Limit: statusPage},",
 		"{Family: rowstore.Write, Column: primary.Column, From: start + 2, To: oracle.Max, Limit: statusPage},")},
-	{"mark-outranks-the-lock", "5: with Lock@start undecided, whatever marks there are", "TestRule", one(resolveGo,
+	{"mark-outranks-the-lock", "A transaction: with Lock@start undecided, whatever marks there are", "TestRule", one(resolveGo,
 		"\tif v := row.At(rowstore.Lock, primary.Column, start); v != nil {\n",
 		"\tif row.Newest(rowstore.Rollback, primary.Column) != nil {\n\t\treturn txnState{aborted: true}, nil\n\t}\n\tif v := row.At(rowstore.Lock, primary.Column, start); v != nil {\n")},
-	{"no-fence", "5: undecided and dead: fence the primary first", "TestScheduleC6|TestScheduleC5", one(resolveGo,
+	{"no-fence", "A transaction: undecided and dead: fence the primary first", "TestScheduleC6|TestScheduleC5", one(resolveGo,
 		"\tm := fence(start, primary)\n\tif lock != nil {\n", "\tif lock == nil {\n\t\treturn true, nil\n\t}\n\tm := fence(start, primary)\n\tif lock != nil {\n")},
-	{"fence-over-a-lock", "5: fence under AbsentAt Lock@start", "TestScheduleC6|TestRule", one(resolveGo,
+	{"fence-over-a-lock", "A transaction: fence under AbsentAt Lock@start", "TestScheduleC6|TestRule", one(resolveGo,
 		"\t\t\trowstore.AbsentAt(primary.Column, start),\n", "")},
-	{"fence-over-a-write", "5: fence under Absent Write from start", "TestRule", one(resolveGo,
+	{"fence-over-a-write", "A transaction: fence under Absent Write from start", "TestRule", one(resolveGo,
 		"\t\t\trowstore.Absent(rowstore.Write, primary.Column, start),\n", "")},
-	{"roll-back-leaves-no-mark", "5: on the primary also Put Rollback@start", "TestScheduleC6", []edit{
+	{"roll-back-leaves-no-mark", "A transaction: on the primary also Put Rollback@start", "TestScheduleC6", []edit{
 		{
 			resolveGo, "\t\t\tEdits: append(rollBackEdits(nil, primary.Column, start, lock.long, lock.notify),\n\t\t\t\trowstore.Put(rowstore.Rollback, primary.Column, start, nil)),\n",
 			"\t\t\tEdits: rollBackEdits(nil, primary.Column, start, lock.long, lock.notify),\n",
 		},
 	}},
-	{"own-roll-back-leaves-no-mark", "5: an own abort marks the primary", "TestScheduleC20|TestScheduleC6|TestRule", one(commitGo,
+	{"own-roll-back-leaves-no-mark", "A transaction: an own abort marks the primary", "TestScheduleC20|TestScheduleC6|TestRule", one(rollbackGo,
 		"\t\t\tm.Edits = append(m.Edits, rowstore.Put(rowstore.Rollback, col, c.start, nil))\n", "\t\t\tcontinue\n")},
-	{"no-fence-after-own-abort", "5: after an abort with a prewrite of the primary in flight, fence it (C20)", "TestScheduleC20", one(commitGo,
+	{"no-fence-after-own-abort", "A transaction: after an abort with a prewrite of the primary in flight, fence it (C20)", "TestScheduleC20", one(rollbackGo,
 		"\tif out.Applied {\n\t\treturn true, nil\n\t}\n\tstate, err := c.db.decide(", "\tif out.Applied || c.start > 0 {\n\t\treturn true, nil\n\t}\n\tstate, err := c.db.decide(")},
-	{"secondary-before-primary", "5: the primary goes first (C5)", "TestScheduleC5", one(resolveGo,
+	{"secondary-before-primary", "A transaction: the primary goes first (C5)", "TestScheduleC5", one(resolveGo,
 		"\t\tdecided, err := db.rollBackPrimary(ctx, start, l.primary, state.lock)\n\t\tif err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {\n\t\t\treturn false, fmt",
 		"\t\tif cell != l.primary {\n\t\t\treturn true, db.rollBack(ctx, cell, start, l)\n\t\t}\n\t\tdecided, err := db.rollBackPrimary(ctx, start, l.primary, state.lock)\n\t\tif err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {\n\t\t\treturn false, fmt")},
-	{"roll-forward-drops-the-notification", "5: the roll forward replaces Notify@start by Notify@commit", "TestScheduleB", one(resolveGo,
+	{"roll-forward-drops-the-notification", "A transaction: the roll forward replaces Notify@start by Notify@commit", "TestScheduleB", one(resolveGo,
 		"commitEdits(nil, cell.Column, start, commit, l.kind, l.value, l.long, l.notify)", "commitEdits(nil, cell.Column, start, commit, l.kind, l.value, l.long, false)")},
-	{"roll-back-keeps-the-notification", "5: roll back deletes Notify@start (C19)", "TestScheduleC19", one(resolveGo,
+	{"roll-back-keeps-the-notification", "A transaction: roll back deletes Notify@start (C19)", "TestScheduleC19", one(resolveGo,
 		"\tif notify {\n\t\tedits = append(edits, rowstore.Delete(rowstore.Notify, column, start))\n\t}\n", "\t_ = notify\n")},
-	{"wait-before-status", "5: whoever meets a lock asks for the status before waiting (C15)", "TestScheduleC15", []edit{
+	{"wait-before-status", "A transaction: whoever meets a lock asks for the status before waiting (C15)", "TestScheduleC15", []edit{
 		{resolveGo, "\tif err != nil || !state.undecided() || mode == overrideLiving {\n", "\tif err != nil || mode == overrideLiving {\n"},
 		{resolveGo, "\t\tcase state.committed != 0:\n\t\t\treturn true, db.rollForward(", "\t\tcase alive:\n\t\t\treturn false, nil\n\t\tcase state.committed != 0:\n\t\t\treturn true, db.rollForward("},
 	}},
-	{"session-is-ignored", "5: alive means: its session is valid", "TestDeadClient", one(resolveGo,
+	{"session-is-ignored", "A transaction: alive means: its session is valid", "TestDeadClient", one(resolveGo,
 		"case !sessionValid(&rows[1], now):", "case false && !sessionValid(&rows[1], now):")},
-	{"expiry-is-ignored", "5: and the expiry on the primary's lock has not passed (C16)", "TestForgottenLock", one(resolveGo,
+	{"expiry-is-ignored", "A transaction: and the expiry on the primary's lock has not passed (C16)", "TestForgottenLock", one(resolveGo,
 		"case l.expiry < now:", "case l.expiry < now && false:")},
-	{"the-living-are-dead", "5: undecided and the owner alive: wait", "TestHeartbeat|TestScheduleC15|TestContextEndsWhileWaiting", one(resolveGo,
+	{"the-living-are-dead", "A transaction: undecided and the owner alive: wait", "TestHeartbeat|TestScheduleC15|TestContextEndsWhileWaiting", one(resolveGo,
 		"\tdefault:\n\t\treturn state, true, nil\n", "\tdefault:\n\t\treturn state, false, nil\n")},
-	{"the-older-waits-too", "5: an older one that meets a younger one's lock aborts (C17)", "TestScheduleC17", one(commitGo,
+	{"the-older-waits-too", "A transaction: an older one that meets a younger one's lock aborts (C17)", "TestScheduleC17", one(commitGo,
 		"\tif broke.TS > c.start {\n", "\tif broke.TS > c.start && c.start == 0 {\n")},
-	{"read-under-a-lock", "5: a read meets Lock[0,S]", "TestScheduleC15|TestBank", one(readGo,
+	{"read-under-a-lock", "A transaction: a read meets Lock[0,S]", "TestScheduleC15|TestBank", one(readGo,
 		"\t\tif v.TS > at {\n\t\t\tcontinue\n\t\t}\n", "\t\tif v.TS > 0 {\n\t\t\tcontinue\n\t\t}\n")},
-	{"lock-only-blocks-readers", "5: a lock-only lock is passed over", "TestScheduleA6", one(readGo,
+	{"lock-only-blocks-readers", "A transaction: a lock-only lock is passed over", "TestScheduleA6", one(readGo,
 		"\t\tif l.kind == kindLock {\n", "\t\tif false && l.kind == kindLock {\n")},
 
-	// Section 5: write skew and limits.
-	{"no-validation", "5: Serializable validates after the prewrites", "TestWriteSkew|TestScheduleC3", one(commitGo,
+	// A transaction: write skew and limits.
+	{"no-validation", "A transaction: Serializable validates after the prewrites", "TestWriteSkew|TestScheduleC3", one(twoPhaseGo,
 		"\tif c.tx.opt.isolation == Serializable {\n", "\tif c.tx.opt.isolation > Serializable {\n")},
-	{"validation-ignores-locks", "5: no foreign put or delete lock", "TestScheduleC3|TestScheduleC17", one(commitGo,
+	{"validation-ignores-locks", "A transaction: no foreign put or delete lock", "TestScheduleC3|TestScheduleC17", one(serializableGo,
 		"\t\tif l.kind == kindLock {\n\t\t\tcontinue\n\t\t}\n\t\tif _, err := c.blocked(ctx, cell, v); err != nil {\n",
 		"\t\tif l.kind > 0 {\n\t\t\tcontinue\n\t\t}\n\t\tif _, err := c.blocked(ctx, cell, v); err != nil {\n")},
-	{"validation-misses-the-first", "5: no Write in (start, commit]", "TestRule|TestWriteSkew", one(commitGo,
+	{"validation-misses-the-first", "A transaction: no Write in (start, commit]", "TestRule|TestWriteSkew", one(serializableGo,
 		"Column: column, From: start + 1, To: commit, Limit: 1})", "Column: column, From: start + 2, To: commit, Limit: 1})")},
-	{"one-phase-takes-scans", "5: one-phase takes a serializable transaction only when all it read are cells", "TestScheduleC3|TestWriteSkew|TestRule", one(commitGo,
+	{"one-phase-takes-scans", "A transaction: one-phase takes a serializable transaction only when all it read are cells", "TestScheduleC3|TestWriteSkew|TestRule", one(onePhaseGo,
 		"|| len(c.tx.ranges) > 0 {", "{")},
-	{"one-phase-ignores-reads", "5: what it read goes along as conditions", "TestScheduleC3|TestWriteSkew", one(commitGo,
+	{"one-phase-ignores-reads", "A transaction: what it read goes along as conditions", "TestScheduleC3|TestWriteSkew", one(onePhaseGo,
 		"\tfor cell := range c.tx.reads {\n\t\tif c.find(cell) >= 0 {\n\t\t\tcontinue // covered", "\tfor cell := range c.tx.reads {\n\t\tif true || c.find(cell) >= 0 {\n\t\t\tcontinue // covered")},
 
-	// Sections 3 and 5: deferred batches.
-	{"incarnations-not-compared", "3: a transaction that saw two incarnations aborts (A1)", "TestScheduleA1", one(commitGo,
+	// The seam, and several stores: deferred batches.
+	{"incarnations-not-compared", "The seam: a transaction that saw two incarnations aborts (A1)", "TestScheduleA1", one(twoPhaseGo,
 		"\t\t\tif c.rows[i].incarnation != incarnation {\n", "\t\t\tif c.rows[i].incarnation == \"\" {\n")},
-	{"incarnation-is-no-condition", "3: the commit of the primary has it as a condition (A1)", "TestScheduleA1", one(commitGo,
+	{"incarnation-is-no-condition", "The seam: the commit of the primary has it as a condition (A1)", "TestScheduleA1", one(twoPhaseGo,
 		"\tif incarnation != \"\" {\n", "\tif incarnation == \"never\" {\n")},
-	{"decisions-deferred", "3: marks, roll backs and commit points are never deferred", "TestScheduleA1", one(dbGo,
+	{"decisions-deferred", "The seam: marks, roll backs and commit points are never deferred", "TestScheduleA1", one(dbGo,
 		"[]rowstore.Mutation{m}, rowstore.ApplyOptions{})", "[]rowstore.Mutation{m}, rowstore.ApplyOptions{Deferred: db.defers})")},
-	{"deferred-over-stores", "3: deferred only where every row and the oracle live in one store", "TestScheduleA1", one(commitGo,
+	{"deferred-over-stores", "Several stores: deferred only where every row and the oracle live in one store", "TestScheduleA1", one(twoPhaseGo,
 		"\t\tif !c.db.placer.Authoritative(c.writes[c.rows[i].from].cell.Table) {\n", "\t\tif c.writes[c.rows[i].from].cell.Table == \"\" {\n")},
 
-	// Section 6.
-	{"notify-after-the-commit-point", "6: a notification is durable before the commit point", "TestScheduleB", one(commitGo,
+	// Observers.
+	{"notify-after-the-commit-point", "Observers: a notification is durable before the commit point", "TestScheduleB", one(twoPhaseGo,
 		"\t\tif l.notify {\n\t\t\tm.Edits = append(m.Edits, rowstore.Put(rowstore.Notify, w.cell.Column, c.start, strongValue))\n\t\t}\n", "")},
-	{"notification-stays-at-start", "6: its commit replaces Notify@start by Notify@commit (B1)", "TestScheduleB", one(resolveGo,
+	{"notification-stays-at-start", "Observers: its commit replaces Notify@start by Notify@commit (B1)", "TestScheduleB", one(resolveGo,
 		"\tif notify {\n\t\tedits = append(edits,\n", "\tif notify && start == 0 {\n\t\tedits = append(edits,\n")},
-	{"notifications-removed-by-range", "6: removed are exactly those that the view showed (B1)", "TestScheduleB1", one(observerGo,
+	{"notifications-removed-by-range", "Observers: removed are exactly those that the view showed (B1)", "TestScheduleB1", one(observerGo,
 		"\t\tedits[i] = rowstore.Delete(rowstore.Notify, v.cell.Column, n.TS)\n",
 		"\t\tedits[i] = rowstore.Delete(rowstore.Notify, v.cell.Column, n.TS)\n\t\tif i == 0 {\n\t\t\treturn []rowstore.Edit{rowstore.DeleteRange(rowstore.Notify, v.cell.Column, 0, v.at)}\n\t\t}\n")},
-	{"other-observers-forgotten", "6: only if every other observer is covered (B2)", "TestScheduleB2", one(observerGo,
+	{"other-observers-forgotten", "Observers: only if every other observer is covered (B2)", "TestScheduleB2", one(observerGo,
 		"\t\tif j != i && !v.covered(j) {\n", "\t\tif j != i && j < 0 {\n")},
-	{"locked-acknowledgment-covers", "6: a locked one does not cover (B2)", "TestScheduleB2", one(observerGo,
+	{"locked-acknowledgment-covers", "Observers: a locked one does not cover (B2)", "TestScheduleB2", one(observerGo,
 		"\tif v.ackLocked[i] {\n\t\treturn false\n\t}\n", "\tif v.ackLocked[i] {\n\t\treturn true\n\t}\n")},
-	{"weak-is-no-reason", "6: the newest change is the greater of the newest write and weak notification (B3)", "TestScheduleB3", one(observerGo,
+	{"weak-is-no-reason", "Observers: the newest change is the greater of the newest write and weak notification (B3)", "TestScheduleB3", one(observerGo,
 		"\t\tif k == notifyWeak {\n", "\t\tif k == notifyWeak && v.at == 0 {\n")},
-	{"weak-too-early", "6: the hint is put at the commit timestamp (B3)", "TestScheduleB3", one(commitGo,
+	{"weak-too-early", "Observers: the hint is put at the commit timestamp (B3)", "TestScheduleB3", one(twoPhaseGo,
 		"\tif err := c.putWeak(ctx, c.commit, primaryRow); err != nil {\n", "\tif err := c.putWeak(ctx, c.start, primaryRow); err != nil {\n")},
-	{"weak-after-the-commit-point", "6: and before the commit point (B3)", "TestScheduleB3", one(commitGo,
+	{"weak-after-the-commit-point", "Observers: and before the commit point (B3)", "TestScheduleB3", one(twoPhaseGo,
 		"\tif err := c.putWeak(ctx, c.commit, primaryRow); err != nil {\n\t\tstop()\n\t\tc.abort(ctx)\n\t\treturn err\n\t}\n\treturn c.commitPoint(ctx, incarnation, deferred)\n",
 		"\terr = c.commitPoint(ctx, incarnation, deferred)\n\tif err == nil {\n\t\t_ = c.putWeak(ctx, c.commit, primaryRow)\n\t}\n\treturn err\n")},
-	{"run-under-a-lock", "6: the view counts only without a lock at or below the start", "TestScheduleB", one(runGo,
+	{"run-under-a-lock", "Observers: the view counts only without a lock at or below the start", "TestScheduleB", one(runGo,
 		"\t\t\tif lv.kind == kindLock {\n", "\t\t\tif lv.kind > 0 {\n")},
-	{"acknowledgment-is-late", "6: its value is the start timestamp of the run (B6)", "TestScheduleB6", one(runGo,
+	{"acknowledgment-is-late", "Observers: its value is the start timestamp of the run (B6)", "TestScheduleB6", one(runGo,
 		"encodeAck(tx.start)", "encodeAck(tx.start.Add(time.Hour))")},
-	{"runs-acknowledge-nothing", "6: at most one run commits for a change", "TestAcknowledgmentsConflict|TestTwoWorkers", one(runGo,
+	{"runs-acknowledge-nothing", "Observers: at most one run commits for a change", "TestAcknowledgmentsConflict|TestTwoWorkers", one(runGo,
 		"\tif err := tx.put(ack, kindPut, encodeAck(tx.start)); err != nil {\n", "\tif err := tx.put(ack, kindLock, nil); err != nil {\n")},
-	{"unknown-observers-cleared", "6: workers leave alone notifications of observers that they do not have (C21)", "TestScheduleC21", one(runGo,
+	{"unknown-observers-cleared", "Observers: workers leave alone notifications of observers that they do not have (C21)", "TestScheduleC21", one(runGo,
 		"\tif len(view.seen) == 0 || !view.othersCovered(-1) {\n", "\tif len(view.seen) == 0 {\n")},
-	{"old-catalog-commits", "6: a commit timestamp greater than f + lease aborts (B4)", "TestScheduleB4", []edit{
+	{"old-catalog-commits", "The catalog: with a commit timestamp greater than f + lease the catalog is read again (B4)", "TestScheduleB4", []edit{
 		{commitGo, "\treturn min(c.view.until(), ", "\treturn min(c.view.until().Add(time.Hour), "},
 		{commitGo, "\tif !c.view.holds(ts) {\n", "\tif !c.view.holds(ts) && c.start == 0 {\n"},
 	}},
-	{"f-after-the-catalog", "6: f is drawn before the catalog is read (B4)", "TestRule", one(catalogGo,
+	{"f-after-the-catalog", "The catalog: f is drawn before the catalog is read (B4)", "TestRule", one(catalogGo,
 		"\tconfig := rows[0].Newest(rowstore.Write, columnConfig)\n",
 		"\tif v.f, err = db.draw(ctx); err != nil {\n\t\treturn nil, err\n\t}\n\tconfig := rows[0].Newest(rowstore.Write, columnConfig)\n")},
-	{"sweep-at-once", "6: the sweep is a lease above the publication (B4)", "TestScheduleB4", one(sweepGo,
+	{"sweep-at-once", "Observers: the sweep is a lease above the publication (B4)", "TestScheduleB4", one(sweepGo,
 		"for err == nil && at < publication.Add(lease)+1 {", "for err == nil && at < publication {")},
-	{"sweep-looks-past-locks", "6: with the normal rules for locks (B4)", "TestScheduleB4", one(sweepGo,
+	{"sweep-looks-past-locks", "Observers: with the normal rules for locks (B4)", "TestScheduleB4", one(sweepGo,
 		"\t\t\terr = w.db.settle(ctx, &row, picks, at)\n", "\t\t\terr = ctx.Err()\n")},
-	{"sweep-for-the-unacknowledged-only", "6: whose newest write is newer than the acknowledgment (B4)", "TestScheduleB4", one(sweepGo,
+	{"sweep-for-the-unacknowledged-only", "Observers: whose newest write is newer than the acknowledgment (B4)", "TestScheduleB4", one(sweepGo,
 		"\t\tif newest.TS <= acked {\n", "\t\tif newest.TS <= acked || acked > 0 {\n")},
 
-	// Section 7.
-	{"garbage-before-locks", "7: resolve every lock below the safe point first (A2)", "TestScheduleA2", one(gcGo,
+	// Garbage collection, and the catalog.
+	{"garbage-before-locks", "Garbage collection: resolve every lock below the safe point first (A2)", "TestScheduleA2", one(gcGo,
 		"\t\tn, err := db.resolveBelow(ctx, t, safe)\n", "\t\tn, err := db.resolveBelow(ctx, t, 0)\n")},
-	{"collection-respects-the-living", "7: whether its owner lives or not (A2)", "TestScheduleA2", one(gcGo,
+	{"collection-respects-the-living", "Garbage collection: whether its owner lives or not (A2)", "TestScheduleA2", one(gcGo,
 		"v.TS, &l, overrideLiving)", "v.TS, &l, respectLiving)")},
-	{"no-flush-before-removal", "7: Flush every store that defers (A2)", "TestScheduleA2", one(gcGo,
+	{"no-flush-before-removal", "Garbage collection: Flush every store that defers (A2)", "TestScheduleA2", one(gcGo,
 		"\t\tif err := d.Flush(ctx); err != nil {\n", "\t\tif err := error(nil); d == nil {\n")},
-	{"no-lease-before-removal", "7: wait one lease (C2)", "TestScheduleC2", one(gcGo,
+	{"no-lease-before-removal", "Garbage collection: wait one lease (C2)", "TestScheduleC2", one(gcGo,
 		"\tfor now := v.f; now.Sub(v.f) < lease; {\n", "\tfor now := v.f; now.Sub(v.f) < lease/1000; {\n")},
-	{"safe-point-too-near", "7: at least MaxTxnAge + catalog lease behind now (C7)", "TestScheduleC7", one(gcGo,
+	{"safe-point-too-near", "Garbage collection: at least MaxTxnAge + catalog lease behind now (C7)", "TestScheduleC7", one(gcGo,
 		"\tkeep = max(keep, age+lease)\n", "\tkeep = max(keep, age*0+lease*0)\n")},
-	{"newest-version-removed", "7: versions below the newest one at or below the safe point", "TestCollection", one(gcGo,
+	{"newest-version-removed", "Garbage collection: versions below the newest one at or below the safe point", "TestCollection", one(gcRowGo,
 		"\t\t} else {\n\t\t\tdrop = drop[1:]\n\t\t}\n", "\t\t}\n")},
-	{"collection-off-by-one", "7: the newest one at or below the safe point", "TestCollection|TestRule", one(gcGo,
+	{"collection-off-by-one", "Garbage collection: the newest one at or below the safe point", "TestCollection|TestRule", one(gcRowGo,
 		"\tfor n < len(writes) && writes[n].TS > g.safe {\n", "\tfor n < len(writes) && writes[n].TS > g.safe+1 {\n")},
-	{"unseen-deletes-removed", "7: a delete only under Absent Notify and with no parked record (B5)", "TestScheduleB5", one(gcGo,
+	{"unseen-deletes-removed", "Garbage collection: a delete only under Absent Notify and with no parked record (B5)", "TestScheduleB5", one(gcRowGo,
 		"newest.kind == kindDelete && g.seen(column)", "newest.kind == kindDelete")},
-	{"data-under-a-lock-removed", "7: orphan Data under AbsentAt Lock@start (C8)", "TestScheduleC8", one(gcGo,
+	{"data-under-a-lock-removed", "Garbage collection: orphan Data under AbsentAt Lock@start (C8)", "TestScheduleC8", one(gcRowGo,
 		"known[d.TS] || g.row.At(rowstore.Lock, column, d.TS) != nil {", "known[d.TS] {")},
-	{"data-of-a-late-lock-removed", "7: orphan Data under AbsentAt Lock@start (C8)", "TestScheduleC8", one(gcGo,
+	{"data-of-a-late-lock-removed", "Garbage collection: orphan Data under AbsentAt Lock@start (C8)", "TestScheduleC8", one(gcRowGo,
 		"\t\tg.m.conditions = append(g.m.conditions, rowstore.AbsentAt(column, d.TS))\n", "")},
-	{"marks-removed-early", "7: marks below the safe point", "TestCollection|TestRule", []edit{
-		{gcGo, "all(rowstore.Rollback, 0, safe-1, 1), all(", "all(rowstore.Rollback, 0, oracle.Max, 1), all("},
-		{gcGo, "rowstore.DeleteRange(rowstore.Rollback, column, 0, g.safe-1)", "rowstore.DeleteRange(rowstore.Rollback, column, 0, oracle.Max)"},
+	{"marks-removed-early", "Garbage collection: marks below the safe point", "TestCollection|TestRule", []edit{
+		{gcRemoveGo, "all(rowstore.Rollback, 0, safe-1, 1), all(", "all(rowstore.Rollback, 0, oracle.Max, 1), all("},
+		{gcRowGo, "rowstore.DeleteRange(rowstore.Rollback, column, 0, g.safe-1)", "rowstore.DeleteRange(rowstore.Rollback, column, 0, oracle.Max)"},
 	}},
-	{"safe-point-ignored", "7: readers check the safe point after each reply (C2)", "TestScheduleC2|TestScheduleA5", one(catalogGo,
+	{"safe-point-ignored", "Garbage collection: readers check the safe point after each reply (C2)", "TestScheduleC2|TestScheduleA5", one(catalogGo,
 		"\tif s < v.safePoint {\n", "\tif s < v.safePoint && s == 0 {\n")},
-	{"old-safe-point-believed", "7: a view of the catalog counts for less than one lease, by the oracle (C2)", "TestScheduleC2|TestStopped", one(catalogGo,
+	{"old-safe-point-believed", "The catalog: a view of the catalog counts for less than one lease, by the oracle (C2)", "TestScheduleC2|TestStopped", one(catalogGo,
 		"{ return ts.Sub(v.f) < v.lease }\n", "{ return ts.Sub(v.f) < 1000*v.lease }\n")},
-	{"view-dated-by-its-reply", "7: a view of the catalog is measured from before it was read (C2)", "TestScheduleC2|TestStopped|TestRule", one(catalogGo,
+	{"view-dated-by-its-reply", "The catalog: a view of the catalog is measured from before it was read (C2)", "TestScheduleC2|TestStopped|TestRule", one(catalogGo,
 		"\tv.lease = v.leaseAt(v.f)\n", "\tv.lease = v.leaseAt(v.f)\n\tif v.f, err = db.draw(ctx); err != nil {\n\t\treturn nil, err\n\t}\n")},
-	{"fate-below-the-safe-point", "5: not committed is proved only above the safe point (A5)", "TestScheduleA5", one(resolveGo,
+	{"fate-below-the-safe-point", "Garbage collection: not committed is proved only above the safe point (A5)", "TestScheduleA5", one(resolveGo,
 		"\t\tif !state.complete || role != primaryCell {\n\t\t\tif err := db.checkSnapshot(ctx, start); err != nil {\n", "\t\tif start == 0 {\n\t\t\tif err := db.checkSnapshot(ctx, start); err != nil {\n")},
 
-	// Section 4 and 10.
-	{"snapshot-of-the-future", "5: an AsOf above what was handed out is refused (C1)", "TestScheduleC1|TestAsOf", one(dbGo,
+	// Timestamps.
+	{"snapshot-of-the-future", "Timestamps: an AsOf above what was handed out is refused (C1)", "TestScheduleC1|TestAsOf", one(dbGo,
 		"\t\tif tx.opt.asOf > tx.start {\n", "\t\tif tx.opt.asOf > tx.start.Add(1000*time.Hour) {\n")},
 
 	// What the tests did not notice once.
-	{"scan-noted-at-its-end", "5: a scan notes what it shows before it shows it", "TestCommitWithinAScan|TestNoWriteSkewWithinScans", one(scanGo,
+	{"scan-noted-at-its-end", "A transaction: a scan notes what it shows before it shows it", "TestCommitWithinAScan|TestNoWriteSkewWithinScans", one(scanGo,
 		"\tif s.r.Reverse {\n\t\ts.note(p.key, s.r.To)\n\t} else {\n\t\ts.note(s.r.From, p.key+\"\\x00\")\n\t}\n",
 		"\tif s.r.Reverse {\n\t\tdefer s.note(p.key, s.r.To)\n\t} else {\n\t\tdefer s.note(s.r.From, p.key+\"\\x00\")\n\t}\n")},
-	{"outcome-by-the-cell-asked", "5: a lock that names another primary is decided by that one", "TestOutcomeOfEachCell|TestOutcomeOfASecondary", one(resolveGo,
+	{"outcome-by-the-cell-asked", "A transaction: a lock that names another primary is decided by that one", "TestOutcomeOfEachCell|TestOutcomeOfASecondary", one(resolveGo,
 		"\t\tif lock != nil && lock.primary != cell {\n",
 		"\t\tif lock != nil && lock.primary != cell && lock.primary.Table == \"\" {\n")},
-	{"outcome-of-lock-only-forgotten", "5: a mark names the transaction that committed it", "TestOutcomeOfALockedCell|TestOutcomeOfEachCell", one(resolveGo,
+	{"outcome-of-lock-only-forgotten", "A transaction: a mark names the transaction that committed it", "TestOutcomeOfALockedCell|TestOutcomeOfEachCell", one(resolveGo,
 		"\tcase by == start:\n",
 		"\tcase by == start && start == 0:\n")},
-	{"outcome-of-own-cells-forgotten", "5: a primary of the library's own is taken as it is stored", "TestOutcomeOfTheLibrarysOwnCells", one(resolveGo,
+	{"outcome-of-own-cells-forgotten", "A transaction: a primary of the library's own is taken as it is stored", "TestOutcomeOfTheLibrarysOwnCells", one(resolveGo,
 		"\t\tif ownCell(own) {\n",
 		"\t\tif ownCell(own) && own.Table == \"\" {\n")},
-	{"notification-without-guards", "6: a transaction that only notifies is bound by its locks and its validation", "TestGuardedNotif", one(commitGo,
+	{"notification-without-guards", "A transaction: a transaction that only notifies is bound by its locks and its validation", "TestGuardedNotif", one(commitGo,
 		"\t\tif !tx.guarded() {\n",
 		"\t\tif !tx.guarded() || tx.start > 0 {\n")},
-	{"safe-point-by-the-local-clock", "7: that a safe point is fresh is known by the oracle alone", "TestClockThatStoodStill|TestSuspended|ByAClockThatStoodStill", one(catalogGo,
+	{"safe-point-by-the-local-clock", "Garbage collection: that a safe point is fresh is known by the oracle alone", "TestClockThatStoodStill|TestSuspended|ByAClockThatStoodStill", one(catalogGo,
 		"\tif !v.holds(now) {\n\t\tvar err error\n",
 		"\tif db.clock.Now().Sub(v.sentAt) >= v.lease {\n\t\tvar err error\n")},
-	{"missing-is-no-reason-to-ask", "7: what a read did not find may have been collected", "TestClockThatStoodStill|TestSuspended|TestScheduleC2", one(catalogGo,
+	{"missing-is-no-reason-to-ask", "Garbage collection: what a read did not find may have been collected", "TestClockThatStoodStill|TestSuspended|TestScheduleC2", one(catalogGo,
 		"\tif complete {\n\t\treturn db.checkFound(s)\n\t}\n",
 		"\tif complete || s > 0 {\n\t\treturn db.checkFound(s)\n\t}\n")},
-	{"raised-age-binds-nobody", "5: the least MaxTxnAge that held since the start binds", "TestLeastAgeBinds|TestLongerAge", one(settingsGo,
+	{"raised-age-binds-nobody", "The catalog: the least MaxTxnAge that held since the start binds", "TestLeastAgeBinds|TestLongerAge", one(settingsGo,
 		"\tif c.inForce(start) {\n\t\treturn start.Add(c.Next.settings().MaxTxnAge)\n\t}\n",
 		"\tif c.Next != nil {\n\t\treturn start.Add(c.Next.settings().MaxTxnAge)\n\t}\n")},
-	{"past-age-forgotten", "5: the least MaxTxnAge that held since the start binds, through several changes", "TestLeastAgeBinds|TestLongerAge", one(settingsGo,
+	{"past-age-forgotten", "The catalog: the least MaxTxnAge that held since the start binds, through several changes", "TestLeastAgeBinds|TestLongerAge", one(settingsGo,
 		"\tfor _, p := range c.Past {\n\t\tif start < p.Until {\n",
 		"\tfor _, p := range c.Past {\n\t\tif start == p.Until {\n")},
-	{"commit-below-the-safe-point", "5: no commit whose start is below the safe point", "TestLongerAge|TestLeastAgeBinds|TestSafePoint", one(commitGo,
+	{"commit-below-the-safe-point", "The catalog: no commit whose start is below the safe point", "TestLongerAge|TestLeastAgeBinds|TestSafePoint", one(commitGo,
 		"\tif ts <= c.view.lastCommit(c.start) && c.start >= c.view.safePoint {\n",
 		"\tif ts <= c.view.lastCommit(c.start) {\n")},
-	{"change-dated-too-early", "7: settings change when nobody goes by the old lease any more", "TestShorterLease|TestConfigure", one(settingsGo,
+	{"change-dated-too-early", "The catalog: settings change when nobody goes by the old lease any more", "TestShorterLease|TestConfigure", one(settingsGo,
 		"\t\tv.NextFrom = now.Add(2*v.Current.settings().CatalogLease) + 1\n",
 		"\t\tv.NextFrom = now + 1\n")},
-	{"wider-lease-forgotten", "7: the widest lease that any view may go by counts", "TestShorterLease|TestConfigure", one(settingsGo,
+	{"wider-lease-forgotten", "The catalog: the widest lease that any view may go by counts", "TestShorterLease|TestConfigure", one(settingsGo,
 		"\t\treturn max(s.MaxTxnAge, n.MaxTxnAge), max(s.CatalogLease, n.CatalogLease)\n",
 		"\t\treturn max(s.MaxTxnAge, n.MaxTxnAge), min(s.CatalogLease, n.CatalogLease)\n")},
-	{"late-observer-unasked", "6: after the lease the catalog is read again, and a new observer is a conflict", "TestCommitSlowerThanTheLease|TestScheduleB4", one(commitGo,
+	{"late-observer-unasked", "The catalog: after the lease the catalog is read again, and a new observer is a conflict", "TestCommitSlowerThanTheLease|TestScheduleB4", one(commitGo,
 		"\t\t\tif !c.notify[i] && c.observed(i) {\n",
 		"\t\t\tif false && c.observed(i) {\n")},
-	{"sweep-not-taken-over", "6: a sweep is taken over from a worker that died, also by one that runs for long", "TestSweepIsTakenOver", []edit{
+	{"sweep-not-taken-over", "Observers: a sweep is taken over from a worker that died, also by one that runs for long", "TestSweepIsTakenOver", []edit{
 		{sweepGo, "\t\tif len(w.unswept(v)) > 0 {\n\t\t\tif err := w.retry(", "\t\tif len(w.unswept(v)) > 0 && !w.isReady() {\n\t\t\tif err := w.retry("},
 		{sweepGo, "// checkRegistered returns", "func (w *Worker) isReady() bool {\n\tselect {\n\tcase <-w.ready:\n\t\treturn true\n\tdefault:\n\t\treturn false\n\t}\n}\n\n// checkRegistered returns"},
 	}},
-	{"removed-observer-untold", "6: a worker whose observer was removed is told", "TestRemovedObserverEndsItsWorker", one(sweepGo,
+	{"removed-observer-untold", "Observers: a worker whose observer was removed is told", "TestRemovedObserverEndsItsWorker", one(sweepGo,
 		"\tif v.f < w.published {\n",
 		"\tif v.f < w.published || v.f > 0 {\n")},
-	{"lease-of-what-others-run", "6: a worker leases only what it will run itself", "TestObserversOfOneColumn", one(lookGo,
+	{"lease-of-what-others-run", "Observers: a worker leases only what it will run itself", "TestObserversOfOneColumn", one(lookGo,
 		"\t\t\tif !q.in(covered) && w.wanted(q, f.cell, f.seen) {\n",
 		"\t\t\tif q.in(covered) || w.wanted(q, f.cell, f.seen) {\n")},
 	{"functions-look-around", "stores: nothing outside the system's schema is looked up by a function", "./backends/postgres TestHostile", one("backends/postgres/schema.go",

@@ -158,7 +158,7 @@ type stage struct {
 
 const (
 	corePackage    = "./percolator"
-	explorePackage = "./percolator/explore"
+	explorePackage = "./internal/explore"
 )
 
 // stages are what is tried on a mutant, the narrow first.

@@ -2,7 +2,9 @@ package main
 
 import (
 	"bytes"
+	"os"
 	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -31,6 +33,22 @@ func TestEveryMutantApplies(t *testing.T) {
 		if err := apply(root, &m, map[string]string{}); err != nil {
 			t.Errorf("%s: %v", m.name, err)
 		}
+	}
+}
+
+// A rule that cites a section cites one that is there.
+func TestEveryRuleHasItsSection(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile(root + "/docs/architecture.md")
+	require.NoError(t, err)
+	sections := map[string]bool{"stores": true}
+	for _, m := range regexp.MustCompile(`(?m)^## ([^:\n]+)`).FindAllStringSubmatch(string(text), -1) {
+		sections[m[1]] = true
+	}
+	for _, m := range mutants {
+		section, rule, _ := strings.Cut(m.rule, ": ")
+		require.NotEmpty(t, rule, m.name)
+		require.True(t, sections[section], "%s: no section %q", m.name, section)
 	}
 }
 

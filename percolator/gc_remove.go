@@ -1,0 +1,312 @@
+package percolator
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// The removal of garbage from a table: the last step of a collection. What may go of a
+// row is judged in gc_row.go.
+
+// What a collection takes at once, at most, however much there is.
+const (
+	gcRows = 64 // rows that a call changes
+	// gcShallow is how many versions of a column, above the safe point and below, are
+	// read while a table is scanned. A column that has more is deep.
+	gcShallow = 8
+	gcPage    = 256 // versions of a deep column that a mutation removes, or of a row
+	gcDeep    = 16  // deep columns that are read together
+)
+
+// collection removes what is garbage in one table.
+//
+// Versions of a column always go from the oldest on, each mutation all of them up to
+// some timestamp: see checkFound for what depends on it.
+type collection struct {
+	db     *DB
+	table  string
+	safe   Timestamp
+	page   int // gcPage, or less where the store takes less
+	report *GCReport
+
+	muts   []rowstore.Mutation
+	counts []int
+	edits  int
+
+	rows []rowstore.Row // that wait for their deep columns
+	deep []deepColumn
+}
+
+// deepColumn has more versions than a scan shows.
+type deepColumn struct {
+	row, column string
+	to          Timestamp // the newest of those that the scan did not show
+}
+
+// removeVersions removes what is garbage in a table.
+func (db *DB) removeVersions(ctx context.Context, table string, safe Timestamp, report *GCReport) error {
+	if safe == 0 {
+		return nil
+	}
+	all := func(f rowstore.Family, from, to Timestamp, limit int) rowstore.Pick {
+		return rowstore.Pick{Family: f, Column: rowstore.AllColumns, From: from, To: to, Limit: limit}
+	}
+	picks := []rowstore.Pick{
+		all(rowstore.Lock, 0, oracle.Max, 1),
+		all(rowstore.Write, safe+1, oracle.Max, gcShallow), all(rowstore.Write, 0, safe, gcShallow),
+		all(rowstore.Data, 0, safe-1, 2), // few: they are long
+		all(rowstore.Rollback, 0, safe-1, 1), all(rowstore.Notify, 0, oracle.Max, 1),
+	}
+	c := &collection{db: db, table: table, safe: safe, page: gcPage, report: report}
+	if l, ok := rowstore.Unwrap[rowstore.Limiter](db.store); ok {
+		// A version may take two edits, and its column a few more.
+		if n := l.Limits().Operations; n > 0 {
+			c.page = max(1, min(c.page, n/2-8))
+		}
+	}
+	for row, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: table, Picks: picks}) {
+		if err != nil {
+			return err
+		}
+		if c.findDeep(&row) {
+			if c.rows = append(c.rows, row); len(c.deep) >= gcDeep {
+				err = c.removeDeep(ctx)
+			}
+		} else {
+			err = c.row(ctx, &row)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := c.removeDeep(ctx); err != nil {
+		return err
+	}
+	return c.flush(ctx)
+}
+
+// findDeep notes the deep columns of a row.
+func (c *collection) findDeep(row *rowstore.Row) bool {
+	found, n := false, 0
+	for i := range row.Versions {
+		v := &row.Versions[i]
+		if i == 0 || v.Family != row.Versions[i-1].Family || v.Column != row.Versions[i-1].Column {
+			n = 0
+		}
+		if v.Family != rowstore.Write || v.TS > c.safe {
+			continue
+		}
+		if n++; n == gcShallow && v.TS > 1 {
+			c.deep = append(c.deep, deepColumn{row.Row, v.Column, v.TS - 1})
+			found = true
+		}
+	}
+	return found
+}
+
+// removeDeep removes what the scan did not show of the deep columns, and then what it
+// did show of their rows.
+func (c *collection) removeDeep(ctx context.Context) error {
+	for deep := range slices.Chunk(c.deep, gcDeep) {
+		reads := make([]rowstore.RowRead, len(deep))
+		for i, d := range deep {
+			reads[i] = c.readDeep(d, d.to)
+		}
+		rows, err := c.db.readRows(ctx, reads)
+		if err != nil {
+			return err
+		}
+		for i := range rows {
+			if len(rows[i].Versions) < c.page {
+				err = c.add(ctx, rows[i].Row, c.pageOf(deep[i], rows[i].Versions))
+			} else {
+				err = c.removePages(ctx, deep[i], rows[i].Versions)
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	// Before what is newer.
+	if err := c.flush(ctx); err != nil {
+		return err
+	}
+	for i := range c.rows {
+		if err := c.row(ctx, &c.rows[i]); err != nil {
+			return err
+		}
+	}
+	clear(c.rows)
+	c.rows, c.deep = c.rows[:0], c.deep[:0]
+	return nil
+}
+
+func (c *collection) readDeep(d deepColumn, to Timestamp) rowstore.RowRead {
+	return rowstore.RowRead{Table: c.table, Row: d.row, Picks: []rowstore.Pick{
+		{Family: rowstore.Write, Column: d.column, To: to, Limit: c.page},
+	}}
+}
+
+// removePages removes a column's versions page by page: the first one is that of the
+// newest, and it goes last.
+func (c *collection) removePages(ctx context.Context, d deepColumn, newest []rowstore.Version) error {
+	pages := []removal{c.pageOf(d, newest)}
+	for to := newest[len(newest)-1].TS; to > 1; {
+		rows, err := c.db.readRows(ctx, []rowstore.RowRead{c.readDeep(d, to-1)})
+		if err != nil {
+			return err
+		}
+		versions := rows[0].Versions
+		if len(versions) == 0 {
+			break
+		}
+		pages = append(pages, c.pageOf(d, versions))
+		to = versions[len(versions)-1].TS
+	}
+	for _, p := range slices.Backward(pages) {
+		// One in each call: the order counts.
+		if err := c.flush(ctx); err != nil {
+			return err
+		}
+		if err := c.add(ctx, d.row, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removal is what a mutation removes, in a few words.
+type removal struct {
+	conditions []rowstore.Condition
+	edits      []rowstore.Edit
+	versions   int
+}
+
+// pageOf makes the removal of the versions of a deep column up to the first of those
+// given, which are all that are left of them or those that were read last.
+func (c *collection) pageOf(d deepColumn, versions []rowstore.Version) removal {
+	if len(versions) == 0 {
+		return removal{}
+	}
+	r := removal{versions: len(versions)}
+	r.edits = append(r.edits, rowstore.DeleteRange(rowstore.Write, d.column, 0, versions[0].TS))
+	for i := range versions {
+		r.dataOf(d.column, &versions[i])
+	}
+	return r
+}
+
+// dataOf adds the long value of a version that is removed.
+func (r *removal) dataOf(column string, v *rowstore.Version) {
+	if w, err := decodeWrite(v.Value); err == nil && w.long {
+		r.edits = append(r.edits, rowstore.Delete(rowstore.Data, column, w.start))
+		r.versions++
+	}
+}
+
+// row removes what may go of what the scan showed of a row: a mutation for each column,
+// or for several.
+func (c *collection) row(ctx context.Context, row *rowstore.Row) error {
+	g := &gcRow{row: row, safe: c.safe}
+	var columns []string
+	for i := range row.Versions {
+		if c := row.Versions[i].Column; !slices.Contains(columns[max(0, len(columns)-1):], c) {
+			columns = append(columns, c)
+		}
+	}
+	slices.Sort(columns)
+	columns = slices.Compact(columns)
+	// What observers keep comes last, since it may go with the column it is for.
+	slices.SortStableFunc(columns, func(a, b string) int { return cmp.Compare(btoi(reserved(a)), btoi(reserved(b))) })
+	for _, column := range columns {
+		if err := g.column(column); err != nil {
+			return fmt.Errorf("row %q, column %q: %w", row.Row, column, err)
+		}
+		if len(g.m.edits)+len(g.m.conditions) >= c.page {
+			if err := c.add(ctx, row.Row, g.m); err != nil {
+				return err
+			}
+			g.m = removal{}
+		}
+	}
+	return c.add(ctx, row.Row, g.m)
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// add puts a removal into the next call.
+func (c *collection) add(ctx context.Context, row string, r removal) error {
+	if len(r.edits) == 0 {
+		return nil
+	}
+	if slices.ContainsFunc(c.muts, func(m rowstore.Mutation) bool { return m.Row == row }) {
+		if err := c.flush(ctx); err != nil { // a batch names a row once
+			return err
+		}
+	}
+	c.muts = append(c.muts, rowstore.Mutation{Table: c.table, Row: row, Conditions: r.conditions, Edits: r.edits})
+	c.counts = append(c.counts, r.versions)
+	if c.edits += len(r.edits); len(c.muts) == gcRows || c.edits >= 4*c.page {
+		return c.flush(ctx)
+	}
+	return nil
+}
+
+// flush sends the next call.
+func (c *collection) flush(ctx context.Context) error {
+	if len(c.muts) == 0 {
+		return nil
+	}
+	outs, err := c.db.store.Apply(ctx, c.muts, rowstore.ApplyOptions{})
+	if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
+		return err
+	}
+	for i := range outs {
+		// A row that changed meanwhile waits for the next collection.
+		if outs[i].Err != nil && !errors.Is(outs[i].Err, rowstore.ErrAmbiguous) {
+			return outs[i].Err
+		}
+		if outs[i].Applied {
+			c.report.Rows++
+			c.report.Versions += c.counts[i]
+		}
+	}
+	c.muts, c.counts, c.edits = nil, c.counts[:0], 0
+	return nil
+}
+
+// removeLeases removes sessions and scan leases that ended before the safe point.
+func (db *DB) removeLeases(ctx context.Context, table string, safe Timestamp, report *GCReport) error {
+	if safe == 0 {
+		return nil
+	}
+	picks := []rowstore.Pick{{Family: rowstore.Write, Column: rowstore.AllColumns, To: safe - 1}}
+	for row, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: table, Picks: picks}) {
+		if err != nil {
+			return err
+		}
+		for part := range slices.Chunk(row.Versions, db.rowOperations()) {
+			m := rowstore.Mutation{Table: table, Row: row.Row}
+			for i := range part {
+				m.Edits = append(m.Edits, rowstore.Delete(rowstore.Write, part[i].Column, part[i].TS))
+			}
+			if _, err := db.applyOne(ctx, m); err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
+				return err
+			}
+		}
+		report.Rows++
+		report.Versions += len(row.Versions)
+	}
+	return nil
+}

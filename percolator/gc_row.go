@@ -1,0 +1,158 @@
+package percolator
+
+import (
+	"slices"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// What of a row is garbage: the rules of a collection for one row.
+
+// gcRow is what a scan shows of a row.
+type gcRow struct {
+	row  *rowstore.Row
+	safe Timestamp
+	m    removal
+	gone map[string]bool // acknowledgments that go as a whole
+}
+
+// column removes from one column: the versions below the newest one at or below
+// the safe point, with their data; that newest one too if it is a delete that no
+// observer has yet to see; marks below the safe point; and data that belongs to no
+// version.
+func (g *gcRow) column(column string) error {
+	writes := g.row.All(rowstore.Write, column)
+	if g.gone[column] {
+		writes = nil
+	}
+	n := 0
+	for n < len(writes) && writes[n].TS > g.safe {
+		n++
+	}
+	keep, drop := writes[:n], writes[n:]
+	known := make(map[Timestamp]bool, len(writes)) // the starts of the versions, kept or not
+	for i := range writes {
+		w, err := decodeWrite(writes[i].Value)
+		if err == nil {
+			known[w.start] = true
+		} else if i <= len(keep) {
+			return err
+		}
+	}
+	g.orphans(column, len(keep), drop, known)
+	if len(drop) > 0 {
+		newest, err := decodeWrite(drop[0].Value)
+		if err != nil {
+			return err
+		}
+		if newest.kind == kindDelete && g.seen(column) {
+			g.forget(column)
+		} else {
+			drop = drop[1:]
+		}
+	}
+	if len(drop) > 0 {
+		// One range, since nothing can be written at or below the safe point.
+		g.m.edits = append(g.m.edits, rowstore.DeleteRange(rowstore.Write, column, 0, drop[0].TS))
+		g.m.versions += len(drop)
+		for i := range drop {
+			g.m.dataOf(column, &drop[i])
+		}
+	}
+	if marks := g.row.All(rowstore.Rollback, column); len(marks) > 0 {
+		g.m.edits = append(g.m.edits, rowstore.DeleteRange(rowstore.Rollback, column, 0, g.safe-1))
+		g.m.versions += len(marks)
+	}
+	return nil
+}
+
+// orphans removes data that belongs to no version: that a rolled back prewrite left.
+// Only the version just above the safe point may have begun below it, and where the
+// column has more above than the scan showed, that one is not known: such a column waits.
+// What lies below the versions that were shown is of deep ones, and gone with them.
+func (g *gcRow) orphans(column string, above int, below []rowstore.Version, known map[Timestamp]bool) {
+	if above == gcShallow {
+		return
+	}
+	oldest := Timestamp(0)
+	if len(below) == gcShallow {
+		oldest = below[len(below)-1].TS
+	}
+	for _, d := range g.row.All(rowstore.Data, column) {
+		if d.TS < oldest || known[d.TS] || g.row.At(rowstore.Lock, column, d.TS) != nil {
+			continue
+		}
+		// A late prewrite may put its lock back; then the data is not garbage.
+		g.m.conditions = append(g.m.conditions, rowstore.AbsentAt(column, d.TS))
+		g.m.edits = append(g.m.edits, rowstore.Delete(rowstore.Data, column, d.TS))
+		g.m.versions++
+	}
+}
+
+// seen tells whether a delete of column has nothing left to tell any observer, and
+// makes it a condition.
+func (g *gcRow) seen(column string) bool {
+	if len(g.row.All(rowstore.Notify, column)) > 0 {
+		return false
+	}
+	conds := []rowstore.Condition{rowstore.Absent(rowstore.Notify, column, 0)}
+	for _, own := range g.kept(column, prefixParked) {
+		if !g.deleted(own) {
+			return false
+		}
+		conds = append(conds, g.unchanged(own)...)
+	}
+	g.m.conditions = append(g.m.conditions, conds...)
+	return true
+}
+
+// forget removes the acknowledgments of a deleted column with it, where they are
+// older than the safe point and the column has no newer version: with neither a
+// change nor an acknowledgment there is nothing to run.
+func (g *gcRow) forget(column string) {
+	if w := g.row.Newest(rowstore.Write, column); w.TS > g.safe || g.row.Newest(rowstore.Lock, column) != nil {
+		return
+	}
+	for _, ack := range g.kept(column, prefixAck) {
+		w := g.row.Newest(rowstore.Write, ack)
+		if w == nil || w.TS > g.safe || g.row.Newest(rowstore.Lock, ack) != nil {
+			continue
+		}
+		g.m.conditions = append(g.m.conditions, rowstore.Absent(rowstore.Write, column, g.safe+1), rowstore.Absent(rowstore.Lock, column, 0))
+		g.m.conditions = append(g.m.conditions, g.unchanged(ack)...)
+		g.m.edits = append(g.m.edits, rowstore.DeleteRange(rowstore.Write, ack, 0, w.TS))
+		g.m.versions += len(g.row.All(rowstore.Write, ack))
+		if g.gone == nil {
+			g.gone = map[string]bool{}
+		}
+		g.gone[ack] = true
+	}
+}
+
+// kept lists the columns that observers keep beside column.
+func (g *gcRow) kept(column, prefix string) []string {
+	var own []string
+	for i := range g.row.Versions {
+		v := &g.row.Versions[i]
+		if v.Family != rowstore.Write {
+			continue
+		}
+		if p, _, of, ok := splitOwnColumn(v.Column); ok && p == prefix && of == column && !slices.Contains(own, v.Column) {
+			own = append(own, v.Column)
+		}
+	}
+	return own
+}
+
+func (g *gcRow) deleted(column string) bool {
+	w, err := decodeWrite(g.row.Newest(rowstore.Write, column).Value)
+	return err == nil && w.kind == kindDelete
+}
+
+// unchanged requires that a column stays as the view showed it.
+func (g *gcRow) unchanged(column string) []rowstore.Condition {
+	return []rowstore.Condition{
+		rowstore.Absent(rowstore.Write, column, g.row.Newest(rowstore.Write, column).TS+1),
+		rowstore.Absent(rowstore.Lock, column, 0),
+	}
+}

@@ -1,0 +1,60 @@
+package percolator
+
+import (
+	"context"
+	"time"
+)
+
+// When a worker collects garbage.
+
+// collect collects garbage from time to time, once for all workers together. The safe
+// point tells when that was last, so a worker that comes later goes on from there.
+func (w *Worker) collect(ctx context.Context) error {
+	waited, pause := false, time.Duration(0)
+	for {
+		var due time.Duration
+		err := w.retry(ctx, "collecting garbage", func() error {
+			v, err := w.db.loadCatalog(ctx)
+			if err != nil {
+				return err
+			}
+			due = w.collectionDue(v)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		if due > 0 || !waited {
+			// Not all workers at the same moment: the first one spares the others.
+			jitter := time.Duration(w.db.rand.int64N(int64(w.db.known().lease) + 1))
+			if err := w.db.clock.Sleep(ctx, max(due, pause)+jitter); err != nil {
+				return err
+			}
+			waited, pause = true, 0
+			continue
+		}
+		err = w.retry(ctx, "collecting garbage", func() error {
+			_, err := w.db.CollectGarbage(ctx, 0)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		waited, pause = false, w.gcInterval(w.db.Settings().Retention)/2
+	}
+}
+
+// collectionDue returns how long it is until the next collection, 0 or less when it is
+// time. A collection leaves a safe point that is the retention behind its time, if not
+// more.
+func (w *Worker) collectionDue(v *catalogView) time.Duration {
+	retention := v.at(v.f).Retention
+	return retention + w.gcInterval(retention) - v.f.Sub(v.safePoint)
+}
+
+func (w *Worker) gcInterval(retention time.Duration) time.Duration {
+	if w.config.GCInterval != 0 {
+		return w.config.GCInterval
+	}
+	return min(retention/10, time.Hour)
+}

@@ -1,0 +1,101 @@
+package percolator
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// The weak notifications of a commit (Txn.Notify): alone, where the transaction has
+// nothing else, or as the last step before the commit point of two phases.
+
+// notifyOnly puts the weak notifications of a transaction without writes, and without
+// anything that guards them.
+func (c *committer) notifyOnly(ctx context.Context) error {
+	ts, err := c.db.draw(ctx)
+	if err != nil {
+		return err
+	}
+	if err := c.checkBound(ctx, ts); err != nil {
+		return err
+	}
+	if err := c.putWeak(ctx, ts, rowName{}); err != nil {
+		if errors.Is(err, rowstore.ErrAmbiguous) {
+			return c.undetermined(err)
+		}
+		return err
+	}
+	c.commit = ts
+	return nil
+}
+
+// putWeak puts the weak notifications at the commit timestamp, but for those of a
+// row that is left to somebody else. A put is repeated after a lost reply: putting
+// it twice costs one run at most.
+func (c *committer) putWeak(ctx context.Context, ts Timestamp, except rowName) error {
+	var cells []int
+	for i := range c.tx.weak {
+		if c.tx.weak[i].rowName() != except {
+			cells = append(cells, i)
+		}
+	}
+	row := func(i int) rowName { return c.tx.weak[i].rowName() }
+	slices.SortStableFunc(cells, func(a, b int) int {
+		return cmp.Or(cmp.Compare(row(a).table, row(b).table), cmp.Compare(row(a).row, row(b).row))
+	})
+	most := min(64, c.db.rowOperations()) // of one row, in one mutation
+	var muts []rowstore.Mutation
+	for _, i := range cells {
+		cell := &c.tx.weak[i]
+		n := len(muts)
+		if n == 0 || muts[n-1].Table != cell.Table || muts[n-1].Row != cell.Row || len(muts[n-1].Edits) == most {
+			muts = append(muts, rowstore.Mutation{Table: cell.Table, Row: cell.Row})
+			n++
+		}
+		muts[n-1].Edits = append(muts[n-1].Edits, rowstore.Put(rowstore.Notify, cell.Column, ts, weakValue))
+	}
+	return c.putAll(ctx, muts)
+}
+
+// putAll applies mutations that may be applied twice, in pieces, until each has been.
+func (c *committer) putAll(ctx context.Context, muts []rowstore.Mutation) error {
+	row := func(i int) rowName { return rowName{muts[i].Table, muts[i].Row} }
+	bytes := func(i int) int { return len(muts[i].Row) + len(muts[i].Edits)*c.db.limits.Column }
+	items := make([]int, len(muts))
+	for i := range items {
+		items[i] = i
+	}
+	for attempt := 0; len(items) > 0; attempt++ {
+		var again []int
+		var lost error
+		err := c.db.send(ctx, cut(items, row, bytes), func(i int) rowstore.Mutation { return muts[i] }, rowstore.ApplyOptions{}, func(p *piece) error {
+			for i, item := range p.items {
+				err := p.err
+				if err == nil {
+					err = p.outs[i].Err
+				}
+				switch {
+				case errors.Is(err, rowstore.ErrAmbiguous):
+					again, lost = append(again, item), err
+				case err != nil:
+					return fmt.Errorf("putting notifications: %w", err)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		slices.Sort(again)
+		if items = again; len(items) > 0 {
+			if err := c.db.clock.Sleep(ctx, c.db.opt.retryWait.wait(attempt, c.db.rand)); err != nil {
+				return fmt.Errorf("putting notifications: %w, after %w", err, lost)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,100 @@
+package percolator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// The roll back of a commit that failed: what its prewrites have left is removed, the
+// primary first. What another process has left is the matter of resolve.go.
+
+// abort removes what the prewrites have left. It goes on when the caller's context
+// has ended, and after a first try that failed; the caller waits for the first try
+// only. Where a prewrite of the primary may still be under way, the fence keeps it
+// from taking effect.
+func (c *committer) abort(ctx context.Context) {
+	tried := make(chan struct{})
+	timeout := c.enough(c.db.cleanUpTimeout())
+	if !c.db.background(func(bg context.Context) {
+		bg, cancel := context.WithTimeout(bg, timeout)
+		defer cancel()
+		err := c.rollBackAll(bg)
+		close(tried)
+		c.goOn(bg, err, c.rollBackAll)
+	}) {
+		return
+	}
+	select {
+	case <-tried:
+	case <-ctx.Done():
+	}
+}
+
+// rollBackAll rolls back every row that was prewritten, or may have been. The
+// primary goes first, as always.
+func (c *committer) rollBackAll(ctx context.Context) error {
+	var rows []commitRow
+	if r := c.rows[c.primaryRow]; r.sent {
+		done, err := c.rollBackOwnPrimary(ctx, r)
+		if err != nil {
+			return err // the rest waits for a decision, as everybody's does
+		}
+		if !done {
+			rows = append(rows, r)
+		}
+	}
+	for i, r := range c.rows {
+		if r.sent && i != c.primaryRow {
+			rows = append(rows, r)
+		}
+	}
+	return c.applyRows(ctx, rows, false, c.rollBackMutation)
+}
+
+// rollBackOwnPrimary removes the locks of the primary's row and leaves the mark,
+// or fences a primary whose prewrite may be under way. done tells that the row is
+// clean; without an error the transaction can not be committed any more.
+func (c *committer) rollBackOwnPrimary(ctx context.Context, r commitRow) (done bool, err error) {
+	out, err := c.db.applyOne(ctx, c.rollBackMutation(r))
+	if err != nil {
+		return false, err
+	}
+	if out.Applied {
+		return true, nil
+	}
+	state, err := c.db.decide(ctx, c.start, c.primaryCell(), overrideLiving, primaryCell)
+	if err == nil && state.committed != 0 {
+		return false, fmt.Errorf("transaction %d is committed and is not rolled back", uint64(c.start))
+	}
+	return false, err
+}
+
+func (c *committer) rollBackMutation(r commitRow) rowstore.Mutation {
+	m := rowstore.Mutation{Table: c.writes[r.from].cell.Table, Row: c.writes[r.from].cell.Row}
+	for i := r.from; i < r.to; i++ {
+		col := c.writes[i].cell.Column
+		m.Conditions = append(m.Conditions, rowstore.Present(col, c.start))
+		m.Edits = rollBackEdits(m.Edits, col, c.start, c.writes[i].long(), c.notify[i])
+		if i == c.primary {
+			m.Edits = append(m.Edits, rowstore.Put(rowstore.Rollback, col, c.start, nil))
+		}
+	}
+	return m
+}
+
+// goOn repeats a clean-up that failed with err until it succeeds or the context
+// ends; then whoever meets the locks resolves them.
+func (c *committer) goOn(ctx context.Context, err error, cleanUp func(context.Context) error) {
+	for attempt := 0; err != nil && !errors.Is(err, ErrClosed); attempt++ {
+		// Below the safe point the fate of this transaction is not to be had any more, but
+		// whoever meets one of its locks may roll that back, as the collection does.
+		if errors.Is(err, ErrSnapshotTooOld) || c.db.clock.Sleep(ctx, c.db.opt.retryWait.wait(attempt, c.db.rand)) != nil {
+			c.db.log.Debug("locks were left for others to resolve", "start", uint64(c.start), "err", err)
+			return
+		}
+		err = cleanUp(ctx)
+	}
+}
