@@ -43,6 +43,27 @@ func TestLongerAgeAndTheSafePoint(t *testing.T) {
 	})
 }
 
+// A transaction that begins below a safe point does not commit, whatever its age: that the ages
+// keep it from that is the collection's business, and a collection may err.
+func TestNoCommitBelowTheSafePoint(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w *world, opts ...Option) {
+		t1, c := w.client(opts...), w.client()
+		below := writes(t, t1, "below", rowA)
+		safe, err := c.draw(t.Context())
+		require.NoError(t, err)
+		above := writes(t, t1, "above", rowB)
+		got, err := c.publishSafePoint(t.Context(), safe)
+		require.NoError(t, err)
+		require.Equal(t, safe, got)
+		_, err = t1.loadCatalog(t.Context()) // which a lease would do in time
+		require.NoError(t, err)
+		require.ErrorIs(t, below.Commit(t.Context()), ErrTxnTooOld)
+		require.Equal(t, "none", value(t, c, rowA))
+		require.NoError(t, above.Commit(t.Context()))
+		require.Equal(t, "above", value(t, c, rowB))
+	})
+}
+
 // The age that binds a transaction is the least that held since it began.
 func TestLeastAgeBinds(t *testing.T) {
 	eachWorld(t, func(t *testing.T, w *world, opts ...Option) {

@@ -289,7 +289,7 @@ var mutants = []mutant{
 	{"past-age-forgotten", "The catalog: the least MaxTxnAge that held since the start binds, through several changes", "TestLeastAgeBinds|TestLongerAge", one(settingsGo,
 		"\tfor _, p := range c.Past {\n\t\tif start < p.Until {\n",
 		"\tfor _, p := range c.Past {\n\t\tif start == p.Until {\n")},
-	{"commit-below-the-safe-point", "The catalog: no commit whose start is below the safe point", "TestLongerAge|TestLeastAgeBinds|TestSafePoint", one(commitGo,
+	{"commit-below-the-safe-point", "The catalog: no commit whose start is below the safe point", "TestNoCommitBelowTheSafePoint", one(commitGo,
 		"\tif ts <= c.view.lastCommit(c.start) && c.start >= c.view.safePoint {\n",
 		"\tif ts <= c.view.lastCommit(c.start) {\n")},
 	{"change-dated-too-early", "The catalog: settings change when nobody goes by the old lease any more", "TestShorterLease|TestConfigure", one(settingsGo,
