@@ -39,7 +39,7 @@ func postgresImages() []string {
 }
 
 func pgBouncerImages() []string {
-	return images("PERCOLATOR_TEST_PGBOUNCER_IMAGE", "percolate-test/postgres")
+	return images("PERCOLATOR_TEST_PGBOUNCER_IMAGE", "percolate-test/postgres", "percolate-test/pgbouncer")
 }
 
 func images(variable string, known ...string) []string {
