@@ -37,7 +37,7 @@ const (
 	scanGo         = "percolator/scan.go"
 	settingsGo     = "percolator/settings.go"
 	sweepGo        = "percolator/sweep.go"
-	lookGo         = "percolator/look.go"
+	leaseGo        = "percolator/lease.go"
 )
 
 func one(file, old, replacement string) []edit { return []edit{{file, old, replacement}} }
@@ -308,9 +308,9 @@ var mutants = []mutant{
 	{"removed-observer-untold", "Observers: a worker whose observer was removed is told", "TestRemovedObserverEndsItsWorker", one(sweepGo,
 		"\tif v.f < w.published {\n",
 		"\tif v.f < w.published || v.f > 0 {\n")},
-	{"lease-of-what-others-run", "Observers: a worker leases only what it will run itself", "TestObserversOfOneColumn", one(lookGo,
-		"\t\t\tif !q.in(covered) && w.wanted(q, f.cell, f.seen) {\n",
-		"\t\t\tif q.in(covered) || w.wanted(q, f.cell, f.seen) {\n")},
+	{"lease-of-what-others-run", "Observers: a worker leases only what it will run itself", "TestScanLeases|TestObserversOfOneColumn", one(leaseGo,
+		"Row: rowOf(q.table, q.column, q.o.Name), Picks",
+		"Row: rowOf(q.table, q.column, \"\"), Picks")},
 	{"functions-look-around", "stores: nothing outside the system's schema is looked up by a function", "./backends/postgres TestHostile", one("backends/postgres/schema.go",
 		"const functionPath = `SET search_path = pg_catalog, pg_temp`\n",
 		"const functionPath = `SET standard_conforming_strings = on`\n")},
