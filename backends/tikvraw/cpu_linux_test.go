@@ -13,7 +13,6 @@ import (
 	"github.com/tikv/client-go/v2/testutils"
 	"github.com/tikv/client-go/v2/tikv"
 	"github.com/tikv/client-go/v2/tikvrpc"
-	pd "github.com/tikv/pd/client"
 	"golang.org/x/sys/unix"
 
 	"github.com/percolate-go/percolate/backends/tikvraw"
@@ -24,8 +23,6 @@ import (
 // metered is a layer that counts the CPU time of the mock cluster, which works in the
 // goroutine of its caller.
 type metered struct{ used atomic.Int64 }
-
-func (m *metered) PD(next pd.Client) pd.Client { return next }
 
 func (m *metered) Stores(next tikv.Client) tikv.Client { return &meteredClient{next, m} }
 
@@ -79,8 +76,9 @@ func BenchmarkTransferCPU(b *testing.B) {
 	b.Run("percolate", func(b *testing.B) {
 		c := tikvtest.New(b, tikvtest.Options{Offline: true})
 		var m metered
-		pdc, rpc := c.Clients(b, &m)
-		s, err := tikvraw.New(b.Context(), pdc, rpc, tikvraw.Options{Prefix: prefix(), SweepEvery: -1})
+		// Outside the codec, as in client-go's own test store below.
+		pdc, rpc := c.Clients(b)
+		s, err := tikvraw.New(b.Context(), pdc, m.Stores(rpc), tikvraw.Options{Prefix: prefix(), SweepEvery: -1})
 		require.NoError(b, err)
 		db, err := percolator.New(b.Context(), s)
 		require.NoError(b, err)
