@@ -205,6 +205,7 @@ func (db *DB) Close(ctx context.Context) error {
 	case <-ctx.Done():
 		errs = append(errs, fmt.Errorf("percolator: closing before everything was drained: %w", ctx.Err()))
 	}
+	db.session.settle(ctx)
 	db.cancel()
 	db.owned.Wait()
 	if ctx.Err() == nil {

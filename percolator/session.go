@@ -26,6 +26,9 @@ type session struct {
 	valid   time.Time // local time until which the lease certainly lasts
 	opening *opening  // not nil while somebody stores the row
 	running bool      // the renewing goroutine was started
+	ending  bool      // it begins no renewal any more
+	// renewing is closed when the last renewal of that goroutine has ended.
+	renewing chan struct{}
 	// The last renewal: when it was begun, and the lease that it asked for. The next one
 	// is due by that lease, not by a longer one that calls have become slow enough for.
 	asked time.Time
@@ -179,12 +182,37 @@ func (s *session) keep() {
 		if err := s.db.clock.Sleep(s.db.ctx, renewIn(s.db.clock, asked, lease)); err != nil {
 			return
 		}
+		renewed := make(chan struct{})
+		s.mu.Lock()
+		if s.ending {
+			s.mu.Unlock()
+			return
+		}
+		s.renewing = renewed
+		s.mu.Unlock()
 		ctx, cancel := context.WithTimeout(s.db.ctx, s.lasts(s.db.opt.sessionLease))
 		err := s.renew(ctx)
 		cancel()
+		close(renewed)
 		if err != nil && s.db.ctx.Err() == nil {
 			s.db.log.Warn("the session could not be renewed", "err", err)
 		}
+	}
+}
+
+// settle lets no renewal begin any more, and waits for one that is under way: cancelled, it could
+// still arrive after the session was removed.
+func (s *session) settle(ctx context.Context) {
+	s.mu.Lock()
+	s.ending = true
+	renewing := s.renewing
+	s.mu.Unlock()
+	if renewing == nil {
+		return
+	}
+	select {
+	case <-renewing:
+	case <-ctx.Done():
 	}
 }
 

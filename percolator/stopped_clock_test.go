@@ -150,8 +150,9 @@ func TestClockThatStoodStill(t *testing.T) {
 				for cell, v := range want {
 					set(t, c.DB, cell, v)
 				}
-				have.Memory = w.mem
-				r := w.suspended(have)
+				able := have // other subtests run beside this one
+				able.Memory = w.mem
+				r := w.suspended(able)
 				tx, err := r.Begin(t.Context())
 				require.NoError(t, err)
 				for _, cell := range []Cell{updated, long} {

@@ -22,12 +22,18 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// waitsForStandby returns the process that waits for a standby.
+// standbyWaiter returns the process that waits for a standby, "" if there is none.
+func standbyWaiter(t *testing.T, dsn string) string {
+	t.Helper()
+	return sqlDo(t, dsn, "SELECT coalesce(max(pid)::text, '') FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
+}
+
+// waitsForStandby returns the process that waits for a standby, once there is one.
 func waitsForStandby(t *testing.T, dsn string) string {
 	t.Helper()
 	pid := ""
 	require.Eventually(t, func() bool {
-		pid = sqlDo(t, dsn, "SELECT coalesce(max(pid)::text, '') FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
+		pid = standbyWaiter(t, dsn)
 		return pid != ""
 	}, testWait, testTick)
 	return pid
@@ -93,10 +99,14 @@ func TestWaitForStandbyEnded(t *testing.T) {
 			answer := apply("cancelled")
 			var err error
 			for ended := false; !ended; {
-				end("pg_cancel_backend")
+				if pid := standbyWaiter(t, server.URL); pid != "" {
+					sqlDo(t, server.URL, "SELECT pg_cancel_backend("+pid+")")
+				}
 				select {
 				case err = <-answer:
 					ended = true
+				case <-ctx.Done():
+					require.NoError(t, ctx.Err())
 				case <-time.After(testTick): // it waits again, in the flush
 				}
 			}
