@@ -13,10 +13,11 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// The catalog is one row: what every process must agree on, and the safe point.
-// Its column config is replaced by compare-and-set: a new version goes at a
-// timestamp just drawn, under the condition that none is newer than the one that
-// was read. The column safepoint has the safe point itself as timestamp.
+// The catalog is one row. It holds what every process must agree on, and the safe
+// point. A new version of the column config is written at a freshly drawn timestamp,
+// under the condition that no version is newer than the one that was read
+// (compare-and-set). The version of the column safepoint has the safe point as its
+// timestamp.
 const (
 	rowCatalog      = "catalog"
 	columnConfig    = "config"
@@ -33,14 +34,14 @@ type catalog struct {
 	Observers []observerRecord `json:"observers,omitempty"`
 }
 
-// observerRecord is one observer that somebody registered. Table and Column are
-// stored names; as bytes, since JSON strings hold no arbitrary ones.
+// observerRecord is one registered observer. Table and Column are stored names. The
+// names are byte slices, because a JSON string cannot hold arbitrary bytes.
 type observerRecord struct {
 	Name   []byte `json:"name"`
 	Table  []byte `json:"table"`
 	Column []byte `json:"column"`
-	// Since names the registration: drawn when it was made, so that an observer which
-	// was removed and registered again is told from what it was before.
+	// Since identifies the registration: a timestamp that was drawn when it was made. An
+	// observer that is removed and registered again gets a new one.
 	Since Timestamp `json:"since,omitempty"`
 	// Swept is the snapshot of the sweep, 0 while it is not done.
 	Swept Timestamp `json:"swept,omitempty"`
@@ -94,10 +95,11 @@ type columnName struct{ table, column string }
 
 // catalogView is what this process knows of the catalog, and since when.
 //
-// It holds for a lease from f on, by the oracle's time alone: who changes something
-// that others must know (a new observer, the safe point) draws a timestamp once that can
-// be read, and acts on it no sooner than the longest lease above that. So what is
-// missing here was published above f, and nobody acts on it before the end of this view.
+// A view may be used for one lease from f on, measured by the oracle's time alone. A
+// process that publishes something which others must know (a new observer, the safe
+// point) draws a timestamp once the publication can be read, and acts on it no sooner
+// than the longest lease above that timestamp. So anything missing from this view was
+// published above f, and no process acts on it before this view expires.
 type catalogView struct {
 	catalog
 	// f was drawn before the catalog was read.
@@ -118,8 +120,8 @@ func (v *catalogView) observers(table, column string) []string {
 	return v.observed[columnName{table, column}]
 }
 
-// holds tells whether nobody had acted on anything that the view does not know when ts
-// was drawn.
+// holds reports whether the view could still be used when ts was drawn: no process had
+// then acted on anything that the view does not know.
 func (v *catalogView) holds(ts Timestamp) bool { return ts.Sub(v.f) < v.lease }
 
 // until is the last timestamp at which the view holds.
@@ -127,16 +129,16 @@ func (v *catalogView) until() Timestamp {
 	return (v.f.Add(v.lease)>>oracle.LogicalBits)<<oracle.LogicalBits - 1
 }
 
-// widest is outlasting for whoever has read the view after publishing something: views
-// that do not know of that were begun before v.f.
+// widest is outlasting at v.f, for a caller that has read this view after publishing
+// something: every view without that publication was begun before v.f.
 func (v *catalogView) widest() (maxTxnAge, lease time.Duration) { return v.outlasting(v.f) }
 
 // known returns the last view of the catalog, however old.
 func (db *DB) known() *catalogView { return db.view.Load() }
 
-// catalogReads lets those who ask for the catalog at about the same time share a read:
-// there is one at a time, and who asks while one is under way takes the next, since
-// that one is begun after it asked.
+// catalogReads lets callers that ask for the catalog at about the same time share one
+// read. At most one read is under way. A caller that asks during a read shares the next
+// one, because only that one begins after it asked.
 type catalogReads struct {
 	mu    sync.Mutex
 	begun uint64       // how many
@@ -148,7 +150,7 @@ type catalogRead struct {
 	done   chan struct{} // closed at its end
 	view   *catalogView
 	err    error
-	gaveUp bool // the context of who read ended, which is nothing to the others
+	gaveUp bool // the reader's context ended; that does not concern the others
 }
 
 // loadCatalog reads the catalog anew, or shares in a read that begins after the call.
@@ -176,7 +178,8 @@ func (db *DB) loadCatalog(ctx context.Context) (*catalogView, error) {
 	}
 }
 
-// join returns the read that is under way, or one that the caller is to make.
+// join returns the read that is under way, or a new one that the caller must make
+// (mine).
 func (r *catalogReads) join() (read *catalogRead, mine bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -192,7 +195,7 @@ func (r *catalogReads) join() (read *catalogRead, mine bool) {
 	return r.last, true
 }
 
-// readCatalog is what loadCatalog does, for one caller at a time.
+// readCatalog makes the read of loadCatalog; at most one runs at a time.
 func (db *DB) readCatalog(ctx context.Context) (*catalogView, error) {
 	v := &catalogView{sentAt: db.clock.Now()}
 	var err error
@@ -238,8 +241,8 @@ func (db *DB) readCatalog(ctx context.Context) (*catalogView, error) {
 	return v, nil
 }
 
-// checkOracle refuses to go on with an oracle that hands out timestamps below those
-// that the catalog has: one that lost its state, or belongs to other data.
+// checkOracle returns an error if the oracle hands out timestamps that are not above
+// those in the catalog. Such an oracle has lost its state, or belongs to other data.
 func (db *DB) checkOracle(ctx context.Context, v *catalogView) error {
 	stored := max(v.revision, v.safePoint)
 	if v.f > stored {
@@ -253,9 +256,10 @@ func (db *DB) checkOracle(ctx context.Context, v *catalogView) error {
 	return err
 }
 
-// changeCatalog lets change edit the newest catalog and stores the result; change
-// returns false to leave it as it is. It is called again when another process was
-// first. The view returned was read after the change was stored.
+// changeCatalog lets change edit the newest catalog and stores the result. change
+// returns false to leave the catalog as it is. When another process was first, change
+// is called again with the newer catalog. The returned view was read after the change
+// was stored.
 func (db *DB) changeCatalog(ctx context.Context, change func(v *catalogView) (bool, error)) (*catalogView, error) {
 	for attempt := 0; ; attempt++ {
 		v, err := db.loadCatalog(ctx)
@@ -290,8 +294,8 @@ func (db *DB) changeCatalog(ctx context.Context, change func(v *catalogView) (bo
 			Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, columnConfig, from)},
 			Edits:      edits,
 		})
-		// After a lost reply the change may stand: the next round sees whether it
-		// still finds something to do.
+		// After a lost reply the change may have been stored. The next round finds out:
+		// change is asked whether anything is left to do.
 		if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
 			return nil, fmt.Errorf("changing the catalog: %w", err)
 		}
@@ -356,8 +360,8 @@ func (db *DB) refreshSoon(v *catalogView) {
 	}
 }
 
-// catalogFor returns a view of the catalog for the prewrites of a transaction
-// that expects to commit at about now: one whose bound is far enough away.
+// catalogFor returns a view of the catalog that does not expire soon, for the prewrites
+// of a transaction that expects to commit at about now.
 func (db *DB) catalogFor(ctx context.Context, now Timestamp) (*catalogView, error) {
 	v := db.known()
 	db.refreshSoon(v)
@@ -367,16 +371,17 @@ func (db *DB) catalogFor(ctx context.Context, now Timestamp) (*catalogView, erro
 	return db.loadCatalog(ctx)
 }
 
-// What a read at a snapshot misses when a collection was faster.
+// What a read at a snapshot can miss when a garbage collection overtakes it.
 //
-// A collection removes the versions of a column from the oldest on, each mutation all
+// A collection removes the versions of a column oldest first; each mutation removes all
 // of them up to some timestamp. So a version that a read finds at or below its snapshot
-// is right, whatever was collected before: had a newer one at or below the snapshot been
-// removed, this one would have been too. But where a read finds nothing, there may have
-// been something, unless it is shown that the answer is older than the removal. The
-// collection waits until nobody can go by an older safe point, so the view of the catalog
-// shows that if it holds at a timestamp that was drawn after the answer. No local clock
-// shows it: it may have stood still, with its machine, for a day.
+// is the right one, whatever was collected before: if a newer version at or below the
+// snapshot had been removed, this one would have been removed too. But where a read
+// finds nothing, a version may have been removed, unless the answer is known to be
+// older than the removal. The collection waits until no process can use a view with an
+// older safe point. So a view of the catalog proves that the answer is older, if it
+// still holds at a timestamp that was drawn after the answer. No local clock can prove
+// it: the clock may have stood still, with its machine, for a day.
 
 // checkFound returns an error that matches ErrSnapshotTooOld when s is known to lie below
 // the safe point. It is enough for an answer in which nothing is missing.
@@ -400,8 +405,8 @@ func (db *DB) checkSnapshot(ctx context.Context, s Timestamp) error {
 	return db.checkSnapshotAt(ctx, s, now)
 }
 
-// checkAnswer is checkFound for an answer in which nothing is missing, or that is known
-// to be older than any removal, else checkSnapshot.
+// checkAnswer is checkFound for a complete answer: nothing is missing in it, or it is
+// known to be older than any removal. For any other answer it is checkSnapshot.
 func (db *DB) checkAnswer(ctx context.Context, s Timestamp, complete bool) error {
 	if complete {
 		return db.checkFound(s)
@@ -428,9 +433,9 @@ func (v *catalogView) checkSnapshot(s Timestamp) error {
 	return nil
 }
 
-// SafePoint returns the timestamp below which history is being removed: whatever is
-// read at an older snapshot, as AsOf names one, may fail with ErrSnapshotTooOld. It moves
-// on with each garbage collection, and is 0 before the first.
+// SafePoint returns the timestamp below which history is being removed. A read at an
+// older snapshot (see AsOf) may fail with ErrSnapshotTooOld. Each garbage collection
+// moves the safe point on; it is 0 before the first.
 func (db *DB) SafePoint(ctx context.Context) (Timestamp, error) {
 	if err := db.enter(); err != nil {
 		return 0, err

@@ -32,10 +32,10 @@ func part(s string) string {
 	return s
 }
 
-// Cells hold any bytes, so what the library itself stores needs names that no
-// cell can have. A stored table or column that begins with one zero byte is
-// reserved; a user's name that begins with a zero byte is stored with one more
-// in front. Rows keep their names, because scans promise their byte order.
+// Names may hold any bytes, so the library's own data needs names that no user's cell
+// can have. A stored name of a table or column that begins with exactly one zero byte
+// is reserved. A user's name that begins with a zero byte is stored with one more in
+// front. Rows keep their names, because scans promise their byte order.
 const (
 	tableCatalog    = "\x00catalog"
 	tableSessions   = "\x00sessions"
@@ -75,8 +75,8 @@ func (c Cell) stored() Cell {
 	return c
 }
 
-// public gives the user's name of a stored cell. Cells of the library's own keep
-// their stored names, which only messages show.
+// public returns the user's names of a stored cell. The library's own cells keep their
+// stored names, which appear only in messages.
 func (c Cell) public() Cell {
 	if t, ok := unescape(c.Table); ok {
 		c.Table = t
@@ -87,9 +87,9 @@ func (c Cell) public() Cell {
 	return c
 }
 
-// ackColumn is the stored column that holds observer's acknowledgments for a
-// stored column of the same row, and parkedColumn that of its parked record. The
-// length in front keeps different pairs of names apart.
+// ackColumn is the stored column that holds an observer's acknowledgments for a stored
+// column of the same row. parkedColumn is the one that holds its failure record. The
+// length in front of the observer's name keeps different pairs of names apart.
 func ackColumn(observer, column string) string {
 	return ownColumn(prefixAck, observer, column)
 }
@@ -128,21 +128,23 @@ func ownCell(c Cell) bool {
 
 const columnNotice = "commit"
 
-// noticeCell is the primary of a transaction that writes nothing and notifies under
-// locks or validation. No two have the same, so that they do not conflict by it. It is
-// written as a delete, which the collection removes. The changing end of the
-// timestamp comes first, so that the rows of one moment lie far apart.
+// noticeCell is the primary of a transaction that writes nothing, but notifies and has
+// locks or reads to validate. Each transaction has a different one, so it causes no
+// conflicts. It is written as a delete, which garbage collection removes. The low bytes
+// of the timestamp come first in the row key, so that rows of the same moment lie far
+// apart.
 func noticeCell(start Timestamp) Cell {
 	return Cell{tableNotices, string(binary.LittleEndian.AppendUint64(nil, uint64(start))), columnNotice}
 }
 
 const (
 	maxObserverName = 128
-	// ownColumnSpace is what ackColumn may add to a column's name, and escape.
+	// ownColumnSpace is the most that ackColumn and escape together add to a column's
+	// name.
 	ownColumnSpace = len(prefixAck) + 2 + maxObserverName + 1
 )
 
-// checkCell refuses cells that no store takes.
+// checkCell returns an error for a cell that has an empty name or one over the limits.
 func (db *DB) checkCell(c *Cell) error {
 	switch {
 	case c.Table == "":
@@ -177,7 +179,7 @@ type rowName struct{ table, row string }
 
 func (c Cell) rowName() rowName { return rowName{c.Table, c.Row} }
 
-// rowMutations are mutations that are built edit by edit, each of another row.
+// rowMutations is a list of mutations that are built edit by edit, one for each row.
 type rowMutations struct {
 	list  []rowstore.Mutation
 	index map[rowName]int // once there are many

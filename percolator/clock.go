@@ -35,14 +35,15 @@ func (systemClock) Sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Backoff is an exponential backoff with full jitter: the wait before attempt n
-// is random between Min and Min doubled n times, at most Max. Where only one of the
-// two is given, the other takes its default, moved so that Min is not above Max.
+// Backoff is an exponential backoff with full jitter: the wait before attempt n is
+// random between Min and Min doubled n times, at most Max. If only one of the two is
+// given, the other takes its default, moved so that Min is not above Max.
 type Backoff struct {
 	Min, Max time.Duration
 }
 
-// fill gives a half that is missing its default. The half that was given counts.
+// fill sets a missing half to its default. If the two do not fit together, the half
+// that was given wins.
 func (b *Backoff) fill(defaults Backoff) {
 	given := *b
 	if b.Min <= 0 {

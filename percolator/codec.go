@@ -5,9 +5,10 @@ import (
 	"fmt"
 )
 
-// Each stored record begins with a version byte, so that a later format is told
-// from this one. A user's value in Data is no record, nor is the empty mark of a roll back. Decoders
-// take any bytes and answer garbage with an error.
+// Each stored record begins with a version byte, so that a later format can be told
+// from this one. A user's value in Data is not a record and has no version byte; nor
+// has the empty mark of a roll back. Decoders accept any bytes and return an error for
+// garbage.
 const formatVersion = 1
 
 // shortValue is the longest value that travels inside Lock and Write; a longer
@@ -165,13 +166,14 @@ func decodeNotify(b []byte) (notifyKind, error) {
 	return notifyKind(b[1]), nil
 }
 
-// The mark of a commit, on a cell that was locked only, names its start timestamp. The
-// mark of a roll back, or of a fence, stands at the start itself and has no value.
+// When a transaction commits a cell that it only locked, it leaves a mark there that
+// names its start timestamp. The mark of a roll back, or of a fence, stands at the
+// start timestamp itself and has no value.
 func encodeMark(start Timestamp) []byte {
 	return binary.BigEndian.AppendUint64([]byte{formatVersion}, uint64(start))
 }
 
-// decodeMark returns 0 for a mark that names none.
+// decodeMark returns 0 for a mark that names no start timestamp.
 func decodeMark(b []byte) (start Timestamp, err error) {
 	if len(b) == 0 {
 		return 0, nil

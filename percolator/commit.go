@@ -11,31 +11,30 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// How a transaction commits: in which of the ways, and what the ways share. The ways
-// are in onephase.go, twophase.go (also for groups) and notify.go (notifications
-// alone); serializable.go and rollback.go have two steps of twophase.go. See "A
-// transaction" in docs/architecture.md.
+// How a transaction commits: the choice between the ways to commit, and what they
+// share. The ways are in onephase.go, twophase.go (also for groups) and notify.go
+// (notifications alone). serializable.go and rollback.go hold two steps of twophase.go.
+// See "A transaction" in docs/architecture.md.
 
-// Commit makes the transaction's writes and notifications take effect, all or
-// none, and ends it (sections 2.2 and 2.4 of the paper). It returns
+// Commit makes the transaction's writes and notifications take effect, all or none, and
+// ends the transaction (sections 2.2 and 2.4 of the paper). It returns
 //
-//   - nil: they have. CommitTimestamp says when.
-//   - an error that matches ErrConflict: another transaction was first. For certain
-//     nothing took effect; run it again, from the beginning, in a new transaction.
-//   - one that matches ErrTxnTooOld: it took longer than MaxTxnAge. As above, but
-//     running it again needs a quicker function.
-//   - one that matches ErrUndetermined: the context ended, or far too much time
-//     passed, before it could be found out whether it took effect. DB.OutcomeOf may
-//     find out later.
-//   - any other error: nothing took effect, for certain, but perhaps weak
-//     notifications (Notify), which cost one run of an observer for nothing.
+//   - nil: they took effect. CommitTimestamp says when.
+//   - an error that matches ErrConflict: another transaction was first. Certainly
+//     nothing took effect. Run the transaction again, from the beginning, as a new one.
+//   - an error that matches ErrTxnTooOld: the transaction took longer than MaxTxnAge.
+//     Certainly nothing took effect. Running it again needs a quicker function.
+//   - an error that matches ErrUndetermined: the context ended, or far too much time
+//     passed, before Commit found out whether the transaction took effect. DB.OutcomeOf
+//     may find out later.
+//   - any other error: certainly nothing took effect, except perhaps weak notifications
+//     (Notify), which cost one run of an observer for nothing.
 //
-// A transaction without writes and notifications commits by doing nothing. One that
-// only notifies takes part in conflicts if it has called GetForUpdate, or read under
-// Serializable, and else in none. When
-// Commit has returned nil, every transaction that begins afterwards, in any
-// process, sees the writes. Work that is left then (secondaries) goes on in the
-// background, and is waited for by DB.Close.
+// A transaction without writes and notifications commits by doing nothing. A
+// transaction that only notifies takes part in conflicts if it has called GetForUpdate,
+// or read under Serializable; otherwise it takes part in none. When Commit has returned
+// nil, every transaction that begins afterwards, in any process, sees the writes. Work
+// that is left then (secondaries) continues in the background; DB.Close waits for it.
 func (tx *Txn) Commit(ctx context.Context) error {
 	if tx.done {
 		return ErrTxnDone
@@ -56,7 +55,7 @@ func (tx *Txn) Commit(ctx context.Context) error {
 	return err
 }
 
-// commitAnyWay commits in the quickest way that will do.
+// commitAnyWay commits in the quickest way that is possible for the transaction.
 func (tx *Txn) commitAnyWay(ctx context.Context) error {
 	db := tx.db
 	c, err := tx.newCommitter(ctx)
@@ -97,24 +96,24 @@ type committer struct {
 	writes  []write // sorted by row, then as they were set
 	rows    []commitRow
 	primary int    // index into writes, -1 where every write is lock only
-	notify  []bool // of each write: its column is observed
+	notify  []bool // for each write: whether its column is observed
 	commit  Timestamp
 
 	primaryRow    int  // index into rows: the one with the primary, whose commit decides
 	split         bool // a row is in several parts
 	operationsAll int  // of all writes, in one step
 	bytesAll      int
-	// Of the primary's lock: when it was asked for, and how long it lasts from then on.
+	// When the primary's lock was asked for, and how long it lasts from then on.
 	lockAsked time.Time
 	lockLasts time.Duration
 	stopBeat  func() // ends the heartbeat; nil before it began
 }
 
-// commitRow is the part of writes that belongs to one row, or to a part of a wide one.
+// commitRow is the range of writes that belongs to one row, or to a part of a wide row.
 type commitRow struct {
 	from, to int // writes[from:to]
-	bytes    int // about what a mutation of it takes
-	// What the prewrite came to.
+	bytes    int // approximate size of its mutation
+	// The result of the prewrite.
 	sent        bool
 	locked      bool
 	incarnation string
@@ -122,13 +121,14 @@ type commitRow struct {
 
 func (tx *Txn) newCommitter(ctx context.Context) (*committer, error) {
 	db := tx.db
-	// What goes on in the background after Commit has returned must not touch tx.
+	// Work that continues in the background after Commit has returned must not touch tx.
 	c := &committer{tx: tx, db: db, extra: tx.extra, writes: tx.writes.list, primary: -1}
 	primary := Cell{}
 	for i := range c.writes {
 		w := &c.writes[i]
-		// A lock-only cell is never the primary: it would leave no record of the
-		// commit. The primary is where the oracle is, if anything is written there.
+		// A lock-only cell is never the primary: it would leave no record of the commit.
+		// If the transaction writes in the store that holds the oracle, the primary is
+		// there.
 		if w.kind == kindLock {
 			continue
 		}
@@ -151,8 +151,8 @@ func (tx *Txn) newCommitter(ctx context.Context) (*committer, error) {
 		if !tx.guarded() {
 			return c, c.beginBy(ctx, view)
 		}
-		// What guards the notifications is locked and validated as for any write: it
-		// takes a primary, which nobody else has.
+		// Locks and reads that guard the notifications are prewritten and validated as
+		// for any write. That takes a primary, so the transaction gets one of its own.
 		primary = noticeCell(c.start)
 		c.writes = append(slices.Clip(c.writes), write{cell: primary, kind: kindDelete})
 		c.primary = len(c.writes) - 1
@@ -167,8 +167,8 @@ func (tx *Txn) newCommitter(ctx context.Context) (*committer, error) {
 	return c, c.beginBy(ctx, view)
 }
 
-// beginBy is goBy for the view that is at hand, which may be too old to know an
-// observer that a weak notification is for.
+// beginBy is goBy with the view at hand. That view may be too old to know the observer
+// of a weak notification; then a new one is read.
 func (c *committer) beginBy(ctx context.Context, view *catalogView) error {
 	err := c.goBy(view)
 	if errors.Is(err, ErrNotObserved) {
@@ -179,7 +179,8 @@ func (c *committer) beginBy(ctx context.Context, view *catalogView) error {
 	return err
 }
 
-// goBy makes the commit go by a view of the catalog, before anything of it was sent.
+// goBy bases the commit on a view of the catalog. No write of the commit may be in the
+// store yet.
 func (c *committer) goBy(view *catalogView) error {
 	c.view = view
 	if err := c.checkAge(max(c.start, view.f)); err != nil {
@@ -198,7 +199,7 @@ func (c *committer) observed(i int) bool {
 	return w.kind != kindLock && len(c.view.observers(w.cell.Table, w.cell.Column)) > 0
 }
 
-// checkWeak refuses weak notifications that nobody would ever see.
+// checkWeak returns an error for a weak notification that no observer would ever see.
 func (c *committer) checkWeak() error {
 	for _, cell := range c.tx.weak {
 		if len(c.view.observers(cell.Table, cell.Column)) == 0 {
@@ -208,12 +209,12 @@ func (c *committer) checkWeak() error {
 	return nil
 }
 
-// checkBound returns the error of a commit at ts, which was drawn after everything that
-// goes by the catalog was acknowledged (prewrites, conditions that held). Where the
-// catalog that it went by does not hold at ts any more, it is read again: a commit
-// whose steps take longer than the lease succeeds all the same, unless an observer was
-// registered meanwhile. One that is registered later than this reading begins sweeps a
-// snapshot above ts; and a safe point that is published later has removed nothing yet.
+// checkBound returns the error of a commit at ts. The caller drew ts after every step
+// that relies on the catalog was acknowledged (prewrites, or conditions that held). If
+// the view no longer holds at ts, the catalog is read again. So a commit whose steps
+// take longer than the lease still succeeds, unless an observer was registered
+// meanwhile. An observer that is registered after this reading sweeps a snapshot above
+// ts. A safe point that is published after it has removed nothing yet.
 func (c *committer) checkBound(ctx context.Context, ts Timestamp) error {
 	if !c.view.holds(ts) {
 		view, err := c.db.loadCatalog(ctx)
@@ -233,9 +234,9 @@ func (c *committer) checkBound(ctx context.Context, ts Timestamp) error {
 	return c.checkAge(ts)
 }
 
-// checkAge returns the error of a transaction that is too old to commit at ts: older
-// than MaxTxnAge, or below the safe point, where what would conflict with it may have
-// been collected.
+// checkAge returns the error of a transaction that is too old to commit at ts. Either
+// it is older than MaxTxnAge, or it began below the safe point, where versions that
+// conflict with it may have been collected.
 func (c *committer) checkAge(ts Timestamp) error {
 	if ts <= c.view.lastCommit(c.start) && c.start >= c.view.safePoint {
 		return nil
@@ -243,8 +244,8 @@ func (c *committer) checkAge(ts Timestamp) error {
 	return &TxnTooOldError{Start: c.start, Now: ts, MaxTxnAge: min(c.view.lastCommit(c.start).Sub(c.start), c.view.at(ts).MaxTxnAge)}
 }
 
-// bound is the greatest commit timestamp that this commit may have without another
-// look at the catalog.
+// bound is the greatest commit timestamp that this commit may have without reading the
+// catalog again.
 func (c *committer) bound() Timestamp {
 	return min(c.view.until(), c.view.lastCommit(c.start))
 }
@@ -277,7 +278,8 @@ func (c *committer) primaryOrWeak() Cell {
 	return c.tx.weak[0]
 }
 
-// prewriteConditions are what no other transaction may have left on a column.
+// prewriteConditions appends the conditions of a prewrite: other transactions have left
+// no lock on the column, and no write or mark at or above start.
 func prewriteConditions(conds []rowstore.Condition, column string, start Timestamp) []rowstore.Condition {
 	return append(conds,
 		rowstore.Absent(rowstore.Write, column, start),
@@ -286,10 +288,10 @@ func prewriteConditions(conds []rowstore.Condition, column string, start Timesta
 	)
 }
 
-// blocked deals with the version that broke a condition: a lock is resolved or
-// waited for, anything else is a conflict. wait tells that the lock's owner lives
-// and is older: the younger start waits for the older, never the other way round,
-// so that waits form no cycle.
+// blocked handles the version that broke a condition. A lock is resolved or waited for;
+// anything else is a conflict. wait means that the lock's owner lives and is older: the
+// younger start waits for the older, never the other way round, so that waits form no
+// cycle.
 func (c *committer) blocked(ctx context.Context, cell Cell, broke *rowstore.Version) (wait bool, err error) {
 	switch broke.Family {
 	case rowstore.Lock:
@@ -312,15 +314,17 @@ func (c *committer) blocked(ctx context.Context, cell Cell, broke *rowstore.Vers
 	return true, nil
 }
 
-// settleOutcome decides this transaction's own fate.
+// settleOutcome finds out whether this transaction is committed, and rolls it back if
+// that is still undecided.
 func (c *committer) settleOutcome(ctx context.Context) (txnState, error) {
 	return c.insist(ctx, func() (txnState, error) {
 		return c.db.decide(ctx, c.start, c.primaryCell(), overrideLiving, primaryCell)
 	})
 }
 
-// insist asks for this transaction's own state, whatever the store answers, until
-// the context ends: its caller is told that it is undetermined only then.
+// insist asks for this transaction's own state until the store answers or the context
+// ends. Only ErrSnapshotTooOld, ErrCorrupt and ErrClosed end it earlier. Only then is
+// the caller told that the outcome is undetermined.
 func (c *committer) insist(ctx context.Context, ask func() (txnState, error)) (txnState, error) {
 	for attempt := 0; ; attempt++ {
 		state, err := ask()
@@ -335,12 +339,12 @@ func (c *committer) insist(ctx context.Context, ask func() (txnState, error)) (t
 
 func (c *committer) conflict(cell Cell, with Timestamp, reason string) error {
 	if cell.Table == tableNotices {
-		cell = c.tx.weak[0] // which the caller knows
+		cell = c.tx.weak[0] // a cell that the caller knows
 	}
 	return &ConflictError{Cell: cell.public(), With: with, Reason: reason}
 }
 
-// undetermined is the error for a commit whose fate is not known.
+// undetermined is the error of a commit whose outcome is not known.
 func (c *committer) undetermined(cause error) error {
 	e := &UndeterminedError{Start: c.start, Cause: cause}
 	if c.primary >= 0 {
@@ -349,8 +353,8 @@ func (c *committer) undetermined(cause error) error {
 	return e
 }
 
-// lost is the error of a commit whose request never arrived, and never will: it
-// was fenced. The transaction may be run again.
+// lost is the error of a commit whose request never arrived. A fence makes sure that it
+// never will take effect, so the transaction may be run again.
 func (c *committer) lost(cause error) error {
 	return fmt.Errorf("%w; %w", c.conflict(c.primaryCell(), c.start, "rolled back after a request was lost"), cause)
 }

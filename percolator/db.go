@@ -20,18 +20,18 @@ import (
 // DB is a database with transactions and observers over a row-transactional
 // store. Its methods may be called concurrently.
 type DB struct {
-	store   rowstore.Store // as it was given, but that calls wait for a server that is away
+	store   rowstore.Store // the given store; calls also wait for a server that is away
 	given   rowstore.Store
 	oracle  oracle.Oracle
 	grouper rowstore.Grouper // nil without one
-	// drawReader begins transactions with their first read; nil where the two are
-	// separate calls.
+	// drawReader draws the start timestamp together with the first read; nil where the
+	// two are separate calls.
 	drawReader rowstore.DrawReader
 	placer     rowstore.Placer // nil: every table is in the authoritative store
 	defers     bool
 	opt        options
 	limits     Limits
-	step       rowstore.Limits // the store's own, of which Operations and Bytes bound one step
+	step       rowstore.Limits // the store's own; Operations and Bytes bound one atomic step
 	clock      Clock
 	rand       *random
 	log        *slog.Logger
@@ -179,13 +179,12 @@ func (db *DB) Now(ctx context.Context) (Timestamp, error) {
 	return db.draw(ctx)
 }
 
-// Close waits until what transactions left for the background is done (secondaries,
-// clean-up), ends the session, and closes the store. Commits under way finish;
-// other calls, and new ones, fail with ErrClosed. Workers must have been stopped:
-// their Run returns an error otherwise. When ctx ends first, Close closes the store
-// all the same and returns the context's error; what was not done is left for
-// others to resolve. A second Close returns nil, once the first one has ended, or its
-// context's error.
+// Close waits for the background work of transactions (secondaries, clean-up), ends the
+// session, and closes the store. Commits under way finish; other calls, and new ones,
+// fail with ErrClosed. Workers must have been stopped; otherwise their Run returns an
+// error. If ctx ends first, Close still closes the store and returns the context's
+// error; what was not done is left for others to resolve. A second Close waits for the
+// first one to end and returns nil, or its context's error if that ends before.
 func (db *DB) Close(ctx context.Context) error {
 	if !db.beginClose() {
 		select {
@@ -217,7 +216,8 @@ func (db *DB) Close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// beginClose lets nothing new begin. It returns false when that was done before.
+// beginClose refuses new calls from now on. It returns false if an earlier call did
+// that.
 func (db *DB) beginClose() bool {
 	db.drain.Lock()
 	defer db.drain.Unlock()
@@ -231,7 +231,8 @@ func (db *DB) beginClose() bool {
 	return true
 }
 
-// enter counts a call that Close waits for.
+// enter counts a call that Close waits for. It returns ErrClosed once the DB is
+// closing.
 func (db *DB) enter() error {
 	db.drain.Lock()
 	defer db.drain.Unlock()
@@ -294,8 +295,8 @@ func (db *DB) Begin(ctx context.Context, opts ...TxnOption) (*Txn, error) {
 	return tx, nil
 }
 
-// newTxn makes a transaction. Its start timestamp is drawn now only where that
-// cannot wait for the first read.
+// newTxn makes a transaction. It draws the start timestamp only if the first read
+// cannot draw it.
 func (db *DB) newTxn(ctx context.Context, readOnly bool, opts []TxnOption) (*Txn, error) {
 	tx := &Txn{db: db, ctx: ctx, readOnly: readOnly}
 	tx.opt.isolation = db.opt.isolation
@@ -321,8 +322,9 @@ func (db *DB) newTxn(ctx context.Context, readOnly bool, opts []TxnOption) (*Txn
 	return tx, nil
 }
 
-// View runs fn with a read-only transaction and returns fn's error. Its snapshot is
-// of a moment between the call of View and the end of the transaction's first read.
+// View runs fn with a read-only transaction and returns fn's error. The snapshot is
+// taken at a moment between the call of View and the end of the transaction's first
+// read.
 func (db *DB) View(ctx context.Context, fn func(tx *Txn) error, opts ...TxnOption) error {
 	tx, err := db.newTxn(ctx, true, opts)
 	if err != nil {
@@ -337,15 +339,16 @@ func (db *DB) View(ctx context.Context, fn func(tx *Txn) error, opts ...TxnOptio
 	return fn(tx)
 }
 
-// Update runs fn with a transaction and commits it. After a conflict it runs fn
-// again, in a new transaction with a new snapshot, once those of this process that met
-// a conflict at the same cell before have ended, or after a random wait that grows,
-// until the context ends or MaxAttempts is used up; then it returns the conflict. Its
-// snapshot is of a moment between the call of fn and the end of the transaction's
-// first read.
-// So fn may run more than once: it must have no effect but through its
-// transaction. An error of fn rolls back and is returned as it is; one that
-// matches ErrConflict makes fn run again.
+// Update runs fn with a transaction and commits it. After a conflict it runs fn again,
+// in a new transaction with a new snapshot. Before that it waits: for this process's
+// transactions that met a conflict at the same cell earlier, until they have ended, or
+// for a random time that grows. This goes on until the context ends or MaxAttempts is
+// used up; then Update returns the conflict. The snapshot is taken at a moment between
+// the call of fn and the end of the transaction's first read.
+//
+// So fn may run more than once: it must have no effect but through its transaction. If
+// fn returns an error, the transaction is rolled back and Update returns that error as
+// it is. The exception is an error that matches ErrConflict: it makes fn run again.
 func (db *DB) Update(ctx context.Context, fn func(tx *Txn) error, opts ...TxnOption) error {
 	var turn turn
 	defer turn.end()
@@ -364,12 +367,14 @@ func (db *DB) Update(ctx context.Context, fn func(tx *Txn) error, opts ...TxnOpt
 	}
 }
 
-// turnPatience is how long a transaction waits for its turn at a hot cell: whose turn
-// it is may itself be waiting for this one, if the user's function waits for others.
+// turnPatience is how long a transaction waits for its turn at a hot cell. The
+// transaction whose turn it is may itself be waiting for this one, if the user's
+// function waits for others.
 const turnPatience = time.Second
 
-// beforeRetry waits after a conflict: first for this process's other transactions
-// that met one at the same cell, then, where that was no help, for a random time.
+// beforeRetry waits after a conflict. At the first conflict at a cell it waits for this
+// process's other transactions that met one there. If the next conflict is at the same
+// cell again, it waits for a random time.
 func (db *DB) beforeRetry(ctx context.Context, t *turn, attempt int, cause error) error {
 	var conflict *ConflictError
 	if errors.As(cause, &conflict) && conflict.Cell != t.cell {
@@ -401,8 +406,8 @@ func (db *DB) updateOnce(ctx context.Context, fn func(tx *Txn) error, opts []Txn
 	return maxAttempts, tx.Commit(ctx)
 }
 
-// estimate returns about the oracle's present, from a timestamp and the local time
-// at which it was drawn.
+// estimate returns roughly the oracle's present time, from a timestamp and the local
+// time at which it was drawn.
 func (db *DB) estimate(ts Timestamp, drawn time.Time) Timestamp {
 	return ts.Add(db.clock.Now().Sub(drawn))
 }
@@ -424,8 +429,8 @@ func (db *DB) backgroundTimeout() time.Duration {
 	return max(db.known().lease, time.Second)
 }
 
-// cleanUpTimeout bounds the removal of locks that only this process may remove: when
-// they have expired anybody may.
+// cleanUpTimeout bounds the removal of locks that only this process may remove. Once
+// they have expired, any process may.
 func (db *DB) cleanUpTimeout() time.Duration {
 	return max(db.backgroundTimeout(), db.opt.lockExpiry)
 }

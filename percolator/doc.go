@@ -1,8 +1,7 @@
 // Package percolator gives transactions with snapshot isolation, and observers for
-// incremental processing, to a database that has neither: the system of Peng and
+// incremental processing, to a database that has neither. It is the system of Peng and
 // Dabek, "Large-scale Incremental Processing Using Distributed Transactions and
-// Notifications" (OSDI 2010), as a library over a database that its user already
-// runs.
+// Notifications" (OSDI 2010), as a library over a database that you already run.
 //
 // # Opening
 //
@@ -13,23 +12,23 @@
 //	db, err := percolator.Open(ctx, "pebble:/var/lib/shop")
 //	defer db.Close(ctx)
 //
-// "memory:" keeps everything in memory and needs nothing. A store that is made in
-// the program goes to [New].
+// "memory:" keeps everything in memory and needs nothing. Pass a store that your
+// program makes itself to [New].
 //
 // # Data
 //
 // A [Cell] is a column of a row of a table; each part is a string of any bytes, and
-// nothing is declared beforehand. Rows of a table are in the byte order of their
-// keys. Every committed version is kept for the retention, a day unless [Settings]
-// say otherwise, so that a transaction can read the past ([AsOf]).
+// nothing is declared beforehand. The rows of a table are in the byte order of their
+// keys. Every committed version is kept for the retention (a day, unless [Settings] say
+// otherwise), so that a transaction can read the past ([AsOf]).
 //
 // # Transactions
 //
-// [DB.Update] runs a function with a transaction and commits it; [DB.View] is for
-// reading alone. A transaction reads from the snapshot at its beginning, sees its
-// own writes, and commits only if nobody else has written, since then, a cell that
-// it writes. After such a conflict Update runs the function again, from a new
-// snapshot; the function must have no effect but through its transaction.
+// [DB.Update] runs a function with a transaction and commits it; [DB.View] only reads.
+// A transaction reads from the snapshot at its beginning and sees its own writes. It
+// commits only if no other transaction has written, since then, a cell that it writes.
+// After such a conflict Update runs the function again, from a new snapshot; the
+// function must have no effect but through its transaction.
 //
 //	err := db.Update(ctx, func(tx *percolator.Txn) error {
 //		from, err := tx.Get(ctx, percolator.Cell{Table: "account", Row: "ann", Column: "balance"})
@@ -43,10 +42,10 @@
 // [DB.Begin], [Txn.Commit] and [Txn.Rollback] do the same by hand. The writes may be
 // on any rows of any tables, also in different databases (rowstore.Router).
 //
-// Snapshot isolation permits write skew: two transactions that each read what the
-// other writes may both commit. [Txn.GetForUpdate] makes the one cell that matters
-// conflict; WithIsolation([Serializable]) checks all that was read, also scanned
-// ranges, against other Serializable transactions.
+// Snapshot isolation permits write skew: two transactions that each read what the other
+// writes may both commit. [Txn.GetForUpdate] makes the one cell that matters conflict.
+// WithIsolation([Serializable]) checks everything that was read, also scanned ranges,
+// against other Serializable transactions.
 //
 // Commit has three outcomes that never blur: committed (nil), certainly not
 // (ErrConflict, ErrTxnTooOld, and other errors), and ErrUndetermined, when the
@@ -54,12 +53,12 @@
 //
 // # Observers
 //
-// An [Observer] is a function that runs when its column changes, in whatever row,
-// by whatever process. It runs in a transaction, and what it writes commits
-// together with the acknowledgment of the change; so for each change at most one
-// run takes effect, and none is lost, also when the process that made the change
-// dies right after its commit. Its writes may set off other observers. Changes that
-// come faster than runs are collapsed: the function sees the newest value.
+// An [Observer] is a function that runs when its column changes, in whatever row, by
+// whatever process. It runs in a transaction, and its writes commit together with the
+// acknowledgment of the change. So for each change at most one run takes effect, and no
+// change is lost, even if the process that made it dies right after its commit. The
+// writes of an observer may set off other observers. Changes that come faster than runs
+// are collapsed: the function sees the newest value.
 //
 //	w := percolator.NewWorker(db, percolator.WorkerConfig{})
 //	err := w.Observe(percolator.Observer{Name: "index", Table: "page", Column: "body", Func: index})
@@ -71,16 +70,16 @@
 // transactions can ask for the same work and not conflict. [Worker.WaitIdle] waits
 // until there is nothing left to do.
 //
-// A new observer also runs for the data that is there. That begins one catalog
-// lease after it was registered (Settings.CatalogLease, 10 seconds), because until
-// then a process may not know of it.
+// A new observer also runs for the existing data. That begins one catalog lease after
+// it was registered (Settings.CatalogLease, 10 seconds), because until then a process
+// may not know of it.
 //
 // # Operation
 //
-// Any number of processes may work on the same data. One that dies may leave locks
-// behind; whoever meets one rolls it forward or back, at the latest after the
-// session lease (WithSessionLease). Workers collect garbage from time to time;
-// [DB.CollectGarbage] does it at once. No transaction that writes may last longer
-// than MaxTxnAge, an hour by default, and no clock of any client matters for
-// correctness: all order comes from the oracle.
+// Any number of processes may work on the same data. A process that dies may leave
+// locks behind. Others that meet such a lock roll it forward or back, at the latest
+// after the session lease (WithSessionLease). Workers collect garbage from time to
+// time; [DB.CollectGarbage] does it at once. No transaction that writes may last longer
+// than MaxTxnAge, an hour by default. No clock of any client matters for correctness:
+// all order comes from the oracle.
 package percolator

@@ -28,9 +28,10 @@ var (
 	ErrSnapshotInFuture = errors.New("percolator: snapshot in the future")
 	// ErrClosed: the DB, or its store, was closed.
 	ErrClosed = rowstore.ErrClosed
-	// ErrOracleWentBack: the oracle handed out a timestamp below one that it, or the
-	// data, had already: it lost its state, or belongs to other data. Nothing can be read
-	// or written safely until it is above those timestamps again.
+	// ErrOracleWentBack: the oracle handed out a timestamp that is not above one that it
+	// had handed out before, or one that the data already has. It has lost its state, or
+	// belongs to other data. Nothing can be read or written safely until the oracle is
+	// above those timestamps again.
 	ErrOracleWentBack = errors.New("percolator: the oracle went back")
 	// ErrCorrupt: a stored value cannot be decoded.
 	ErrCorrupt = errors.New("percolator: stored value cannot be decoded")
@@ -51,8 +52,9 @@ var (
 	ErrUndetermined = errors.New("percolator: outcome undetermined")
 )
 
-// ErrTraceLost: Outcome was asked by a cell that may not be the transaction's primary,
-// and that tells nothing of it any more. The transaction may be committed or not.
+// ErrTraceLost: Outcome was asked about a cell that may not be the transaction's
+// primary and that no longer holds a trace of it. The transaction may be committed or
+// not.
 var ErrTraceLost = errors.New("percolator: the cell has lost its trace of the transaction; ask by its primary")
 
 // Errors of observers and workers, matched with errors.Is.
@@ -70,9 +72,9 @@ var (
 // ErrConflict.
 type ConflictError struct {
 	Cell Cell
-	// With is the timestamp of what stood in the way: the commit timestamp of
-	// another's write, the start timestamp of another's lock or that of a mark. 0
-	// where no single version did.
+	// With is the timestamp of the version that stood in the way: the commit timestamp
+	// of another transaction's write, the start timestamp of another transaction's lock,
+	// or the timestamp of a mark. It is 0 if no single version did.
 	With Timestamp
 	// Reason says what happened, in a few words.
 	Reason string
@@ -93,9 +95,10 @@ func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
 // happened. It matches ErrUndetermined; DB.OutcomeOf takes it and finds out.
 type UndeterminedError struct {
 	Start Timestamp
-	// Primary is the cell that decides. It may be one of the library's own, as it is
-	// stored. It is zero for a transaction of weak notifications that nothing
-	// guards, which leaves no record; it may be repeated, at the cost of one run too many.
+	// Primary is the cell that decides. It may be one of the library's own, with its
+	// stored name. It is zero for a transaction that has only weak notifications, and
+	// neither locks nor validated reads. Such a transaction leaves no record; it may be
+	// repeated, at the cost of one run too many.
 	Primary Cell
 	Cause   error
 }

@@ -9,9 +9,9 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// Garbage collection, in the order of its steps: the safe point is published and the
-// lease of older views is waited for, the locks below it are resolved, and versions are
-// removed (gc_remove.go). See "Garbage collection" in docs/architecture.md.
+// Garbage collection, in the order of its steps: publish the safe point and wait for
+// the lease of older views, resolve the locks below the safe point, remove versions
+// (gc_remove.go). See "Garbage collection" in docs/architecture.md.
 
 // GCReport says what a garbage collection did.
 type GCReport struct {
@@ -21,17 +21,17 @@ type GCReport struct {
 	Versions      int       // removed: committed versions, marks, long values
 }
 
-// CollectGarbage removes the history that nobody can read any more: versions that
-// were superseded before the safe point, deleted cells, marks and what dead
-// transactions left. The safe point is the retention behind now, or keep behind
-// now when keep is not 0; never less than MaxTxnAge and a catalog lease. It takes
-// at least one catalog lease, which it waits, by the oracle's time, between publishing
-// the safe point and the first removal. From then on what is read at a snapshot below
-// the safe point is right, or the read fails with ErrSnapshotTooOld. Rows and histories
-// of any size are removed in pieces.
+// CollectGarbage removes the history that nobody can read any more: versions that were
+// superseded before the safe point, deleted cells, marks, and the remains of dead
+// transactions. The safe point is the retention before now, or keep before now if keep
+// is not 0, but always at least MaxTxnAge plus a catalog lease before now. Between
+// publishing the safe point and the first removal CollectGarbage waits one catalog
+// lease, by the oracle's time; so it takes at least that long. From then on a read at a
+// snapshot below the safe point is right, or it fails with ErrSnapshotTooOld. Rows and
+// histories of any size are removed in pieces.
 //
-// It may be called at any time and by any number of processes at once; an
-// interrupted collection leaves nothing wrong. A negative keep gives ErrInvalid.
+// It may be called at any time and by any number of processes at once; an interrupted
+// collection leaves nothing wrong. A negative keep gives ErrInvalid.
 func (db *DB) CollectGarbage(ctx context.Context, keep time.Duration) (GCReport, error) {
 	if keep < 0 {
 		return GCReport{}, fmt.Errorf("%w: garbage collection that keeps %v", ErrInvalid, keep)
@@ -85,7 +85,8 @@ func (db *DB) collectGarbage(ctx context.Context, keep time.Duration) (GCReport,
 		}
 	}
 	if d, ok := rowstore.Unwrap[rowstore.Deferrer](db.store); ok {
-		// Else a roll forward could be lost after the record that it came from.
+		// Otherwise a crash could undo a roll forward after the record that it came from
+		// is gone.
 		if err := d.Flush(ctx); err != nil {
 			return report, fmt.Errorf("flushing: %w", err)
 		}
@@ -108,7 +109,7 @@ func (db *DB) collectGarbage(ctx context.Context, keep time.Duration) (GCReport,
 }
 
 // publishSafePoint stores the safe point, unless a greater one is there, and returns
-// what is in force.
+// the one in force.
 func (db *DB) publishSafePoint(ctx context.Context, safe Timestamp) (Timestamp, error) {
 	if safe > 0 {
 		_, err := db.applyOne(ctx, rowstore.Mutation{
@@ -130,7 +131,7 @@ func (db *DB) publishSafePoint(ctx context.Context, safe Timestamp) (Timestamp, 
 	return v.safePoint, nil
 }
 
-// outlast waits, by the oracle's time, until nobody goes by a view of the catalog that
+// outlast waits, by the oracle's time, until no process uses a view of the catalog that
 // was begun before the call.
 func (db *DB) outlast(ctx context.Context) error {
 	v, err := db.loadCatalog(ctx)
@@ -160,8 +161,8 @@ func (db *DB) resolveBelow(ctx context.Context, table string, safe Timestamp) (r
 		if err != nil {
 			return resolved, err
 		}
-		// After a lost reply the lock may stand still, so each is looked at until it
-		// is gone.
+		// After a lost reply the lock may still be there, so the row is read again until
+		// its locks are gone.
 		for attempt := 0; len(row.Versions) > 0; attempt++ {
 			for i := range row.Versions {
 				v := &row.Versions[i]

@@ -11,23 +11,24 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// The removal of garbage from a table: the last step of a collection. What may go of a
-// row is judged in gc_row.go.
+// The removal of garbage from a table: the last step of a collection. gc_row.go decides
+// which versions of a row are garbage.
 
-// What a collection takes at once, at most, however much there is.
+// Bounds on what a collection handles at once.
 const (
 	gcRows = 64 // rows that a call changes
-	// gcShallow is how many versions of a column, above the safe point and below, are
-	// read while a table is scanned. A column that has more is deep.
+	// gcShallow is how many versions of a column the scan of a table reads above the
+	// safe point, and as many at or below it. A column that may have more at or below is
+	// deep.
 	gcShallow = 8
-	gcPage    = 256 // versions of a deep column that a mutation removes, or of a row
+	gcPage    = 256 // versions that a mutation removes from a deep column, or from a row
 	gcDeep    = 16  // deep columns that are read together
 )
 
 // collection removes what is garbage in one table.
 //
-// Versions of a column always go from the oldest on, each mutation all of them up to
-// some timestamp: see checkFound for what depends on it.
+// Versions of a column are always removed oldest first; each mutation removes all of
+// them up to some timestamp. Reads depend on that order: see checkFound.
 type collection struct {
 	db     *DB
 	table  string
@@ -39,7 +40,7 @@ type collection struct {
 	counts []int
 	edits  int
 
-	rows []rowstore.Row // that wait for their deep columns
+	rows []rowstore.Row // rows that wait until their deep columns are done
 	deep []deepColumn
 }
 
@@ -110,8 +111,8 @@ func (c *collection) findDeep(row *rowstore.Row) bool {
 	return found
 }
 
-// removeDeep removes what the scan did not show of the deep columns, and then what it
-// did show of their rows.
+// removeDeep removes those versions of deep columns that the scan did not show, and
+// then the garbage in their rows that it did show.
 func (c *collection) removeDeep(ctx context.Context) error {
 	for deep := range slices.Chunk(c.deep, gcDeep) {
 		reads := make([]rowstore.RowRead, len(deep))
@@ -133,7 +134,7 @@ func (c *collection) removeDeep(ctx context.Context) error {
 			}
 		}
 	}
-	// Before what is newer.
+	// The older versions must be gone before the newer ones are removed.
 	if err := c.flush(ctx); err != nil {
 		return err
 	}
@@ -153,8 +154,8 @@ func (c *collection) readDeep(d deepColumn, to Timestamp) rowstore.RowRead {
 	}}
 }
 
-// removePages removes a column's versions page by page: the first one is that of the
-// newest, and it goes last.
+// removePages removes a column's versions page by page. Pages are read newest first and
+// removed oldest first.
 func (c *collection) removePages(ctx context.Context, d deepColumn, newest []rowstore.Version) error {
 	pages := []removal{c.pageOf(d, newest)}
 	for to := newest[len(newest)-1].TS; to > 1; {
@@ -170,7 +171,7 @@ func (c *collection) removePages(ctx context.Context, d deepColumn, newest []row
 		to = versions[len(versions)-1].TS
 	}
 	for _, p := range slices.Backward(pages) {
-		// One in each call: the order counts.
+		// One page in each call, because the order counts.
 		if err := c.flush(ctx); err != nil {
 			return err
 		}
@@ -181,15 +182,15 @@ func (c *collection) removePages(ctx context.Context, d deepColumn, newest []row
 	return nil
 }
 
-// removal is what a mutation removes, in a few words.
+// removal is the content of a mutation that removes versions, and how many it removes.
 type removal struct {
 	conditions []rowstore.Condition
 	edits      []rowstore.Edit
 	versions   int
 }
 
-// pageOf makes the removal of the versions of a deep column up to the first of those
-// given, which are all that are left of them or those that were read last.
+// pageOf makes the removal of a deep column's versions up to the newest of those given.
+// By the time it is applied, the given versions must be the only ones left up to there.
 func (c *collection) pageOf(d deepColumn, versions []rowstore.Version) removal {
 	if len(versions) == 0 {
 		return removal{}
@@ -210,8 +211,8 @@ func (r *removal) dataOf(column string, v *rowstore.Version) {
 	}
 }
 
-// row removes what may go of what the scan showed of a row: a mutation for each column,
-// or for several.
+// row removes what the scan showed to be garbage in a row, in mutations of one or
+// several columns.
 func (c *collection) row(ctx context.Context, row *rowstore.Row) error {
 	g := &gcRow{row: row, safe: c.safe}
 	var columns []string
@@ -222,7 +223,8 @@ func (c *collection) row(ctx context.Context, row *rowstore.Row) error {
 	}
 	slices.Sort(columns)
 	columns = slices.Compact(columns)
-	// What observers keep comes last, since it may go with the column it is for.
+	// The columns that observers keep come last, since they may be removed together with
+	// the column that they are for.
 	slices.SortStableFunc(columns, func(a, b string) int { return cmp.Compare(btoi(reserved(a)), btoi(reserved(b))) })
 	for _, column := range columns {
 		if err := g.column(column); err != nil {

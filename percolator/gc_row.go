@@ -6,20 +6,19 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// What of a row is garbage: the rules of a collection for one row.
+// The rules of a collection for one row: what is garbage.
 
 // gcRow is what a scan shows of a row.
 type gcRow struct {
 	row  *rowstore.Row
 	safe Timestamp
 	m    removal
-	gone map[string]bool // acknowledgments that go as a whole
+	gone map[string]bool // columns of acknowledgments that are removed as a whole
 }
 
-// column removes from one column: the versions below the newest one at or below
-// the safe point, with their data; that newest one too if it is a delete that no
-// observer has yet to see; marks below the safe point; and data that belongs to no
-// version.
+// column removes from one column: the versions below the newest one at or below the
+// safe point, with their data; that newest one too, if it is a delete that no observer
+// still has to see; marks below the safe point; and data that belongs to no version.
 func (g *gcRow) column(column string) error {
 	writes := g.row.All(rowstore.Write, column)
 	if g.gone[column] {
@@ -66,10 +65,11 @@ func (g *gcRow) column(column string) error {
 	return nil
 }
 
-// orphans removes data that belongs to no version: that a rolled back prewrite left.
-// Only the version just above the safe point may have begun below it, and where the
-// column has more above than the scan showed, that one is not known: such a column waits.
-// What lies below the versions that were shown is of deep ones, and gone with them.
+// orphans removes data that belongs to no version: what a rolled back prewrite left. Of
+// the versions above the safe point, only the oldest may have begun below it. If the
+// column has more versions above than the scan showed, that oldest one is not known,
+// and the column waits for a later collection. Data below the oldest version that was
+// shown belongs to a deep column and is already gone.
 func (g *gcRow) orphans(column string, above int, below []rowstore.Version, known map[Timestamp]bool) {
 	if above == gcShallow {
 		return
@@ -89,8 +89,8 @@ func (g *gcRow) orphans(column string, above int, below []rowstore.Version, know
 	}
 }
 
-// seen tells whether a delete of column has nothing left to tell any observer, and
-// makes it a condition.
+// seen reports whether a delete of column has nothing left to tell any observer. If so,
+// it makes that a condition of the removal.
 func (g *gcRow) seen(column string) bool {
 	if len(g.row.All(rowstore.Notify, column)) > 0 {
 		return false
@@ -106,9 +106,9 @@ func (g *gcRow) seen(column string) bool {
 	return true
 }
 
-// forget removes the acknowledgments of a deleted column with it, where they are
-// older than the safe point and the column has no newer version: with neither a
-// change nor an acknowledgment there is nothing to run.
+// forget removes the acknowledgments of a deleted column together with it, if they are
+// not above the safe point and the column has no newer version. With neither a change
+// nor an acknowledgment left, nothing runs.
 func (g *gcRow) forget(column string) {
 	if w := g.row.Newest(rowstore.Write, column); w.TS > g.safe || g.row.Newest(rowstore.Lock, column) != nil {
 		return

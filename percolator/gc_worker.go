@@ -8,7 +8,8 @@ import (
 // When a worker collects garbage.
 
 // collect collects garbage from time to time, once for all workers together. The safe
-// point tells when that was last, so a worker that comes later goes on from there.
+// point shows when the last collection was, so a worker that starts later keeps to the
+// same schedule.
 func (w *Worker) collect(ctx context.Context) error {
 	waited, pause := false, time.Duration(0)
 	for {
@@ -25,7 +26,8 @@ func (w *Worker) collect(ctx context.Context) error {
 			return err
 		}
 		if due > 0 || !waited {
-			// Not all workers at the same moment: the first one spares the others.
+			// Workers must not start at the same moment: the first one's collection spares
+			// the others theirs.
 			jitter := time.Duration(w.db.rand.int64N(int64(w.db.known().lease) + 1))
 			if err := w.db.clock.Sleep(ctx, max(due, pause)+jitter); err != nil {
 				return err
@@ -44,9 +46,9 @@ func (w *Worker) collect(ctx context.Context) error {
 	}
 }
 
-// collectionDue returns how long it is until the next collection, 0 or less when it is
-// time. A collection leaves a safe point that is the retention behind its time, if not
-// more.
+// collectionDue returns how long it is until the next collection, 0 or less if it is
+// due. A collection leaves a safe point that is at least the retention older than the
+// collection.
 func (w *Worker) collectionDue(v *catalogView) time.Duration {
 	retention := v.at(v.f).Retention
 	return retention + w.gcInterval(retention) - v.f.Sub(v.safePoint)

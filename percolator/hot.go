@@ -5,11 +5,12 @@ import (
 	"sync"
 )
 
-// hotCells are queues, one for each cell at which transactions of this process have
-// met a conflict: who runs again does so in turn. Without them, the writers of a hot
-// cell would go on to fail together, each attempt in vain but one; with them a
-// process is to the others like one writer. Whoever meets no conflict passes by, so
-// nobody else pays, and nothing depends on it: conflicts are found by the store.
+// hotCells has a queue for each cell at which transactions of this process have met a
+// conflict. Transactions that run again take turns there. Without the queues, the
+// writers of a hot cell would keep failing together: only one attempt of each round
+// would commit. With them, a process looks like one writer to the others. A transaction
+// without a conflict does not queue, so it pays nothing. Correctness does not depend on
+// the queues: the store finds the conflicts.
 type hotCells struct {
 	mu     sync.Mutex
 	queues map[Cell]*hotCell
@@ -17,7 +18,7 @@ type hotCells struct {
 
 type hotCell struct {
 	turn  chan struct{} // holds one token while it is nobody's turn
-	users int           // who has it or waits for it; guarded by hotCells.mu
+	users int           // how many have it or wait for it; guarded by hotCells.mu
 }
 
 // wait returns when it is the caller's turn at a cell; done ends the turn.

@@ -10,26 +10,26 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// WaitIdle returns nil when no notification is left for the worker's observers,
-// parked runs apart, and none can appear from work under way: functions that run in
-// this worker, and commits that were sent. It waits for Run to start, to publish the
+// WaitIdle returns nil when no notification is left for the worker's observers, apart
+// from parked runs, and none can appear from work under way: functions that run in this
+// worker, and commits that were sent. It waits for Run to start, to publish the
 // observers and to sweep, also for an observer that somebody has registered again.
 //
-// Other workers that run the same observers, in this process or another, count in so
-// far as their work can be seen. A notification that waits for them is left, and so is
-// one whose run has not committed yet. But a run that sets an observed cell moves the
-// work from one place to another, and a look takes time: where the store has a push
-// (rowstore.Waker) a push between the first look and the last makes it look again;
-// where it has none, two more looks must find nothing. So work that other workers move
-// from place to place may be passed by: by a push that was lost or is late, or by
-// moving behind each one of four looks in turn, which go in opposite directions. Who
-// has to know for certain calls WaitIdle of every worker, again and again until none
-// has run anything in between.
+// Other workers that run the same observers, in this process or another, count as far
+// as their work can be seen. A notification that waits for them is left, and so is one
+// whose run has not committed yet. But a run that sets an observed cell moves work from
+// one place to another, and WaitIdle's scans take time. If the store has a push
+// (rowstore.Waker), a push between the first scan and the last makes WaitIdle scan
+// again. If it has none, two more scans must find nothing. So WaitIdle may miss work
+// that other workers move from place to place: if a push was lost or is late, or if the
+// work moves behind each of four scans in turn, which go in opposite directions. To
+// know for certain, call WaitIdle of every worker, again and again, until none has run
+// anything in between.
 //
 // It returns an error that matches ErrObserverRemoved when one of the observers was
 // removed. After Run has ended it returns Run's error, or one that matches ErrClosed if
-// that was nil, whatever is left; and the context's error when that ends. It may be
-// called from anywhere but an observer's function.
+// that was nil, whatever is left. It returns the context's error when the context ends.
+// It may be called from anywhere but an observer's function.
 func (w *Worker) WaitIdle(ctx context.Context) error {
 	select {
 	case <-w.ready:
@@ -73,19 +73,19 @@ func (w *Worker) WaitIdle(ctx context.Context) error {
 	}
 }
 
-// idleState is what the looks of WaitIdle have found.
+// idleState is what the scans of WaitIdle have found.
 type idleState int
 
 const (
 	nothingLeft idleState = iota
-	someLeft              // the worker is to look for it
+	someLeft              // the worker must scan for it
 	moving                // something happened meanwhile
 )
 
-// lookIdle looks twice in a row, in opposite directions, or four times where nobody
-// tells of what others do. Nothing may be found, and nothing may have happened from the
-// start of the first to the end of the last: a run could otherwise move work from where
-// the look has yet to come to where it was.
+// lookIdle scans twice in a row, in opposite directions, or four times if the store has
+// no push. The scans must find nothing, and nothing may have happened from the start of
+// the first to the end of the last. Otherwise a run could move work from a place that
+// the scan has yet to reach to a place that it has passed.
 func (w *Worker) lookIdle(ctx context.Context, since uint64) (idleState, error) {
 	again := func(err error) (idleState, error) {
 		if ctx.Err() != nil {
@@ -231,8 +231,8 @@ func (w *Worker) isLeft(ctx context.Context, c Cell, notified []rowstore.Version
 			return true, nil
 		}
 	}
-	// With every observer covered, what is left is to be cleared; else it waits for
-	// observers of others.
+	// If every observer is covered, the notifications still have to be cleared.
+	// Otherwise they wait for observers of other workers.
 	if view.later || len(view.seen) > 0 && view.othersCovered(-1) {
 		return true, nil
 	}

@@ -13,11 +13,11 @@ import (
 )
 
 // A scan lease says that a worker is busy with an observer's work in a range of a
-// table. There is a row for each observer of a column, a column for each worker, the
+// table. Each observer of a column has a row, and each worker a column in it. The
 // timestamp of the version is the lease's end, and the value is the range. So a worker
 // keeps others away from what it runs itself, and from nothing else. A lease is light:
-// nothing is locked, and two that take one at once both have it. Correctness never
-// depends on it.
+// nothing is locked, and if two workers take one at once, both have it. Correctness
+// never depends on it.
 type scanLease struct{ from, to string }
 
 func (s scanLease) encode() []byte {
@@ -38,15 +38,15 @@ func decodeScanLease(b []byte) (s scanLease, err error) {
 	return s, nil
 }
 
-// heldPage says what others' leases mean for a page.
+// heldPage says what the leases of other workers mean for a page.
 type heldPage struct {
-	queues []*queue // whose work in the page is another worker's
-	all    bool     // there is no other work in it
-	to     string   // where the first of those leases ends
+	queues []*queue // of observers whose work in the page another worker has leased
+	all    bool     // the page has no other work
+	to     string   // the first row at which one of those leases ends
 }
 
-// share takes leases for observers that have much to do in a page, and finds out which
-// of them have left it to others.
+// share takes leases for observers that have much to do in a page, and finds out for
+// which of them another worker has one already.
 func (l *looker) share(ctx context.Context, page []finding) (heldPage, error) {
 	var h heldPage
 	count := map[*queue]int{}
@@ -81,9 +81,10 @@ func (l *looker) share(ctx context.Context, page []finding) (heldPage, error) {
 	return h, nil
 }
 
-// lease takes the range of rows from first to last, both included, for the observers
-// of the queues, but for those of which another worker has a part of it: it returns
-// that one's lease, in the order of the queues.
+// lease takes a lease of the rows from first to last, both included, for the observer
+// of each queue. If another worker has a lease of a part of that range, lease takes
+// none for that observer and returns the other worker's instead. others is in the order
+// of the queues.
 func (l *looker) lease(ctx context.Context, queues []*queue, first, last string) (others []*scanLease, err error) {
 	w, db := l.w, l.w.db
 	now, err := db.draw(ctx)
@@ -178,7 +179,7 @@ func (w *Worker) releaseLeases(table string) {
 	if len(muts) == 0 {
 		return
 	}
-	// The order of a map is no order: the calls of a run are to be repeatable.
+	// The order of a map is random, and the calls of a run must be repeatable.
 	slices.SortFunc(muts, func(a, b rowstore.Mutation) int { return strings.Compare(a.Row, b.Row) })
 	if _, err := w.db.store.Apply(ctx, muts, rowstore.ApplyOptions{}); err != nil {
 		w.db.log.Debug("scan leases were left to end by themselves", "err", err)

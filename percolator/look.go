@@ -15,27 +15,28 @@ import (
 const (
 	// lookPage is how many notified rows are found before their functions start.
 	lookPage = 256
-	// leaseFrom is how many jobs of an observer make a scan lease worth its cost: with
-	// fewer, two workers that meet waste a few runs, which conflict.
+	// leaseFrom is how many jobs of an observer make a scan lease worth its cost. With
+	// fewer, two workers that meet waste only a few runs, which conflict.
 	leaseFrom = 16
-	// lookParts is into how many parts a table is cut for random beginnings.
+	// lookParts is the number of parts into which a table is cut, to begin scans at
+	// random places.
 	lookParts = 64
 	// boundsAge is how long these parts are kept.
 	boundsAge = time.Minute
-	// lookJumps bounds how often one look jumps away from other scanners.
+	// lookJumps bounds how often one scan jumps away from other scanners.
 	lookJumps = 8
-	// longLook is how long a look takes that is not repeated at once for each push.
+	// longLook is how long a scan takes that is not repeated at once for each push.
 	longLook = 10 * time.Millisecond
 )
 
-// bounds are row keys at which a look may begin.
+// bounds are row keys at which a scan may begin.
 type bounds struct {
 	keys  []string
 	since time.Time
-	busy  bool // the last look filled a page: a random beginning pays
+	busy  bool // the last scan filled a page: a random beginning pays
 }
 
-// lookAfter looks for a table's notifications whenever there is reason to.
+// lookAfter scans for a table's notifications whenever there is reason to.
 func (w *Worker) lookAfter(ctx context.Context, table string) error {
 	misses, last, progress := 0, 0, uint64(0)
 	for {
@@ -48,8 +49,8 @@ func (w *Worker) lookAfter(ctx context.Context, table string) error {
 		if err != nil {
 			return err
 		}
-		// Cells that are found again and again, and lead to nothing, do not make the
-		// looks more frequent.
+		// Cells that are found again and again, but lead to nothing, do not make scans
+		// more frequent.
 		w.mu.Lock()
 		moved := w.progress != progress
 		progress = w.progress
@@ -72,8 +73,8 @@ func (w *Worker) lookAfter(ctx context.Context, table string) error {
 			wait = min(wait, l.held)
 		}
 		if took := w.db.clock.Now().Sub(began); l.found == 0 && took >= longLook {
-			// The notifications of others are many: pushes do not make this worker
-			// look at them all the time.
+			// There are many notifications for other workers. Pushes must not make this
+			// worker scan them all the time.
 			if err := w.db.clock.Sleep(ctx, min(took, wait)); err != nil {
 				return err
 			}
@@ -84,11 +85,11 @@ func (w *Worker) lookAfter(ctx context.Context, table string) error {
 	}
 }
 
-// look goes once round a table and queues what there is to run for the notifications
-// that it finds. It begins at a random place where there is much to find, so that many
-// workers spread over the table, and jumps to another place when it meets another
-// scanner: on its own, each would catch up with the one in front and they would
-// run in a clump, as buses do (section 2.4 of the paper).
+// look scans a table once and queues the runs for the notifications that it finds. If
+// there is much to find it begins at a random place, so that many workers spread over
+// the table. When it meets another scanner it jumps to another place. Otherwise each
+// scanner would catch up with the one in front, and they would run in a clump, as buses
+// do (section 2.4 of the paper).
 func (w *Worker) look(ctx context.Context, table string) (*looker, error) {
 	w.db.count.notifyScans.Add(1)
 	b := w.bounds(ctx, table)
@@ -139,7 +140,7 @@ func (w *Worker) bounds(ctx context.Context, table string) bounds {
 		return b
 	}
 	b.since = now
-	b.keys = nil // without a Splitter: keys that this look meets
+	b.keys = nil // without a Splitter: keys that this scan meets
 	if s, ok := rowstore.Unwrap[rowstore.Splitter](w.db.store); ok {
 		keys, err := s.Split(ctx, table, lookParts)
 		if err != nil {
@@ -151,7 +152,7 @@ func (w *Worker) bounds(ctx context.Context, table string) bounds {
 	return b
 }
 
-// looker is one look under way.
+// looker is one scan under way.
 type looker struct {
 	w     *Worker
 	table string
@@ -159,7 +160,7 @@ type looker struct {
 	jumps int
 	found int           // jobs that were queued
 	met   []string      // row keys at page boundaries
-	held  time.Duration // how long others' scan leases last that were met, 0 without any
+	held  time.Duration // time until the first lease of another worker ends that was met, 0 without any
 }
 
 // finding is a notified cell with something to do for this worker, as far as it knows.
@@ -169,7 +170,7 @@ type finding struct {
 	queues []*queue
 }
 
-// part looks at the rows in [from, to), page by page.
+// part scans the rows in [from, to), page by page.
 func (l *looker) part(ctx context.Context, from, to string) error {
 	for {
 		if err := l.w.waitForRoom(ctx, l.table); err != nil {
@@ -184,7 +185,7 @@ func (l *looker) part(ctx context.Context, from, to string) error {
 			return err
 		}
 		if len(page) > 0 && others.all {
-			// Another scanner is at it: this page is its own.
+			// Another worker is scanning these rows; skip them.
 			if next, ok := l.jump(others.to, to); ok {
 				from = next
 				continue
@@ -201,8 +202,8 @@ func (l *looker) part(ctx context.Context, from, to string) error {
 	}
 }
 
-// page finds notified cells that nobody here deals with yet. last is the row to go
-// on after, "" at the end of the part.
+// page finds notified cells that this worker does not handle yet. last is the row after
+// which the scan continues, "" at the end of the part.
 func (l *looker) page(ctx context.Context, from, to string) (page []finding, last string, err error) {
 	w := l.w
 	n := 0
@@ -239,7 +240,7 @@ func (l *looker) page(ctx context.Context, from, to string) (page []finding, las
 	return page, last, nil
 }
 
-// queue queues what was found, but for what is in others' leases.
+// queue queues the findings, except those that another worker has leased.
 func (l *looker) queue(page []finding, others heldPage) {
 	w := l.w
 	w.mu.Lock()
@@ -254,7 +255,8 @@ func (l *looker) queue(page []finding, others heldPage) {
 	w.dispatch()
 }
 
-// jump returns a random place to go on at, within what is left of the part.
+// jump returns a random place within the rest of the part to continue at. It returns
+// false if there is none, or if no jumps are left.
 func (l *looker) jump(after, to string) (string, bool) {
 	if l.jumps == 0 {
 		return "", false

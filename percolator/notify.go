@@ -13,8 +13,8 @@ import (
 // The weak notifications of a commit (Txn.Notify): alone, where the transaction has
 // nothing else, or as the last step before the commit point of two phases.
 
-// notifyOnly puts the weak notifications of a transaction without writes, and without
-// anything that guards them.
+// notifyOnly commits a transaction that has only weak notifications: no writes, no
+// locks, and no reads to validate.
 func (c *committer) notifyOnly(ctx context.Context) error {
 	ts, err := c.db.draw(ctx)
 	if err != nil {
@@ -33,8 +33,8 @@ func (c *committer) notifyOnly(ctx context.Context) error {
 	return nil
 }
 
-// putWeak puts the weak notifications at the commit timestamp, but for those of a
-// row that is left to somebody else. A put is repeated after a lost reply: putting
+// putWeak puts the weak notifications at the commit timestamp, except those of the row
+// except, which go with the commit point. A put is repeated after a lost reply: putting
 // it twice costs one run at most.
 func (c *committer) putWeak(ctx context.Context, ts Timestamp, except rowName) error {
 	var cells []int

@@ -14,25 +14,25 @@ import (
 
 // Observer is code that runs when a column changes (section 2.4 of the paper).
 type Observer struct {
-	// Name is what the observer's acknowledgments are kept under: at most 128
-	// bytes, not empty. It stays the same from one version of the program to the
-	// next, and is unique among the observers of a column.
+	// Name identifies the observer: its acknowledgments are stored under it. At most 128
+	// bytes, not empty. It stays the same from one version of the program to the next,
+	// and is unique among the observers of a column.
 	Name string
 	// Table and Column say what is observed, in every row.
 	Table, Column string
-	// Func is called in a transaction, with the cell that changed. What it writes
-	// commits together with the acknowledgment of the change, so that for each
-	// change at most one run takes effect. It may be called again for a change,
-	// after a conflict, a failure or a crash, so it must have no effect but through
-	// tx. It sees the newest value: several changes may come as one call. It must not
-	// end tx. An error, and a panic, is a failure: the call is repeated with
-	// exponential backoff, and parked after MaxAttempts of one change. One that matches
-	// ErrConflict is repeated at once and does not count. An error of tx that says that
-	// the store failed does not count either, if Func returns it, wrapped or not; what
-	// Func returns in its place does.
+	// Func is called in a transaction, with the cell that changed. Its writes commit
+	// together with the acknowledgment of the change, so that for each change at most
+	// one run takes effect. Func may be called again for a change, after a conflict, a
+	// failure or a crash, so it must have no effect but through tx. It sees the newest
+	// value: several changes may come as one call. It must not end tx. An error or a
+	// panic is a failure: the call is repeated with exponential backoff, and the run is
+	// parked after MaxAttempts failures of one change. An error that matches ErrConflict
+	// does not count: the call is repeated at once. An error of tx which says that the
+	// store failed does not count either, if Func returns it, wrapped or not. If Func
+	// returns another error in its place, that one counts.
 	Func func(ctx context.Context, tx *Txn, c Cell) error
-	// MaxAttempts is how many failures of one change lead to parking. The count is
-	// kept in the store. Default that of the WorkerConfig.
+	// MaxAttempts is the number of failures of one change after which its run is parked.
+	// The count is kept in the store. The default is that of the WorkerConfig.
 	MaxAttempts int
 	// Timeout bounds one call through its context; 0 means no bound.
 	Timeout time.Duration
@@ -40,10 +40,10 @@ type Observer struct {
 	Isolation Isolation
 }
 
-// ObserverInfo is an observer that the catalog has.
+// ObserverInfo describes an observer that is registered in the catalog.
 type ObserverInfo struct {
 	Name, Table, Column string
-	// Swept tells that data from before its registration has been looked at.
+	// Swept says that the data from before its registration has been scanned for it.
 	Swept bool
 }
 
@@ -65,13 +65,14 @@ func (db *DB) Observers(ctx context.Context) ([]ObserverInfo, error) {
 	return infos, nil
 }
 
-// RemoveObserver takes every observer of that name out of the catalog, so that its
-// columns are no longer notified on its behalf, one catalog lease later at the
-// latest. Workers that run it stop, with an error that matches ErrObserverRemoved. Its
-// acknowledgments stay: when it comes back it runs for what changed meanwhile. Its
-// parked runs stay too, for Parked and Release. Notifications that no other observer of
-// the column waits for are removed by garbage collection, with those of Txn.Notify that
-// it has not seen; what is left is logged. That there is none of that name is no error.
+// RemoveObserver removes every observer of that name from the catalog. One catalog
+// lease later at the latest, its columns are no longer notified on its behalf. Workers
+// that run it stop, with an error that matches ErrObserverRemoved. Its acknowledgments
+// stay: if it is registered again, it runs for what changed meanwhile. Its parked runs
+// stay too, for Parked and Release. Garbage collection removes notifications that no
+// other observer of the column waits for, and with them those of Txn.Notify that the
+// removed observer has not seen. What it leaves behind is logged. It is no error if
+// there is no observer of that name.
 func (db *DB) RemoveObserver(ctx context.Context, name string) error {
 	if err := db.enter(); err != nil {
 		return err
@@ -106,7 +107,7 @@ func (db *DB) logLeft(ctx context.Context, v *catalogView, name string, removed 
 	for _, r := range removed {
 		table, column := string(r.Table), string(r.Column)
 		if len(v.observers(table, column)) > 0 {
-			continue // theirs
+			continue // the other observers still need them
 		}
 		picks := []rowstore.Pick{{Family: rowstore.Notify, Column: column, To: oracle.Max, Limit: 1}}
 		for _, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: table, Picks: picks, Limit: mostLeft}) {
@@ -133,8 +134,8 @@ func (db *DB) logLeft(ctx context.Context, v *catalogView, name string, removed 
 	}
 }
 
-// failureRecord is kept beside a cell for an observer whose function failed for
-// its newest change. A parked one counts as covering that change.
+// failureRecord is stored beside a cell, for an observer whose function failed for the
+// cell's newest change. A parked one counts as covering that change.
 type failureRecord struct {
 	change    Timestamp
 	attempts  int
@@ -178,14 +179,14 @@ func decodeFailure(b []byte) (failureRecord, error) {
 type cellView struct {
 	cell      Cell // stored
 	at        Timestamp
-	observers []string // that the catalog has for the column
+	observers []string // registered for the column
 	acks      []Timestamp
 	ackLocked []bool
 	failures  []failureRecord
 	change    Timestamp          // the newest change at or below at
 	notified  []rowstore.Version // all notifications, newest first
 	seen      []rowstore.Version // those at or below at
-	later     bool               // there are others above
+	later     bool               // there are notifications above at
 }
 
 func viewRead(c Cell, observers []string, at Timestamp) rowstore.RowRead {
@@ -273,8 +274,9 @@ func (v *cellView) othersCovered(i int) bool {
 	return true
 }
 
-// removal deletes exactly the notifications that the view showed: one that was put
-// below its snapshot since is of a change that the view did not show.
+// removal deletes exactly the notifications that the view showed at or below its
+// snapshot. One that was put there later belongs to a change that the view did not
+// show.
 func (v *cellView) removal() []rowstore.Edit {
 	edits := make([]rowstore.Edit, len(v.seen))
 	for i, n := range v.seen {

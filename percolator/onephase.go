@@ -83,7 +83,7 @@ func (c *committer) onePhase(ctx context.Context) error {
 			c.db.count.onePhase.Add(1)
 			return nil
 		case out.TooLate:
-			// A new view is of a later moment than the timestamp that was refused.
+			// A new view is later than the timestamp that was refused.
 			view, err := c.db.loadCatalog(ctx)
 			if err == nil {
 				err = c.goBy(view)
@@ -92,9 +92,9 @@ func (c *committer) onePhase(ctx context.Context) error {
 				return err
 			}
 			if late || c.onePhaseKey() == "" {
-				// The calls take longer than the lease. Between two phases the catalog is
-				// read when the commit timestamp is there, so that needs no luck. Or new
-				// observers make it too large for one step.
+				// Either the calls take longer than the lease, or new observers make the
+				// transaction too large for one step. Two phases need no luck: they read
+				// the catalog once the commit timestamp is known.
 				return c.twoPhase(ctx)
 			}
 			late, group = true, c.onePhaseGroup()
@@ -116,7 +116,8 @@ func (c *committer) onePhase(ctx context.Context) error {
 // onePhaseGroup builds the whole transaction as one group.
 func (c *committer) onePhaseGroup() rowstore.Group {
 	muts := rowMutations{list: make([]rowstore.Mutation, 0, len(c.rows))}
-	// The rows take theirs from these; what a row adds beyond moves.
+	// All rows share these two arrays. A row that needs more than its part gets an array
+	// of its own.
 	conds, edits := make([]rowstore.Condition, 3*len(c.writes)), make([]rowstore.Edit, len(c.writes))
 	for from := 0; from < len(c.rows); {
 		r := c.rows[from]
@@ -153,7 +154,7 @@ func (c *committer) onePhaseGroup() rowstore.Group {
 	}
 	for _, cell := range c.tx.weak {
 		if i := c.find(cell); i >= 0 && c.notify[i] {
-			continue // the strong one at the same timestamp says all
+			continue // the strong one at the same timestamp is enough
 		}
 		m := muts.of(cell.Table, cell.Row)
 		m.Edits = append(m.Edits, rowstore.Put(rowstore.Notify, cell.Column, rowstore.Drawn, weakValue))

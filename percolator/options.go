@@ -19,10 +19,10 @@ const (
 	// skew is possible: two transactions that each read what the other writes may
 	// both commit.
 	Snapshot Isolation = iota
-	// Serializable also checks at commit that nothing that the transaction read, no
-	// cell and no scanned range, was changed meanwhile. It is a promise among
-	// Serializable transactions: one under Snapshot may still form a write skew
-	// with one under Serializable.
+	// Serializable also checks at commit that nothing that the transaction read was
+	// changed meanwhile, neither a cell nor a scanned range. The promise holds among
+	// Serializable transactions: one under Snapshot may still form a write skew with one
+	// under Serializable.
 	Serializable
 )
 
@@ -33,8 +33,8 @@ func (i Isolation) String() string {
 	return "snapshot"
 }
 
-// Limits bound a transaction. A zero field takes its default; the limits of the
-// store hold beside these.
+// Limits bound a transaction. A zero field takes its default. The limits of the store
+// apply as well.
 type Limits struct {
 	Table  int // bytes of a table's name; default 512
 	Row    int // bytes of a row's key; default 2048
@@ -55,21 +55,21 @@ func (l *Limits) setDefaults() {
 	}
 }
 
-// Settings are stored with the data at the first Open, because their safety needs
-// that every process agrees on them; a later process takes what is stored. See
-// DB.Settings and DB.Configure.
+// Settings are stored with the data at the first Open. Safety needs every process to
+// agree on them, so a later process uses the stored ones. See DB.Settings and
+// DB.Configure.
 type Settings struct {
-	// MaxTxnAge is the longest time from the beginning of a transaction that writes
-	// to its commit: the least that was in force since it began. Default 1 h.
+	// MaxTxnAge is the longest time from the beginning of a transaction that writes to
+	// its commit. If it was changed since the transaction began, the least value that
+	// was in force counts. Default 1 h.
 	MaxTxnAge time.Duration
-	// Retention is how long history is kept at least: snapshots that old can be
+	// Retention is the least time for which history is kept: snapshots that old can be
 	// read. Default 24 h. It must be greater than MaxTxnAge + CatalogLease.
 	Retention time.Duration
-	// CatalogLease is how long a process may go on with what it knows about
-	// observers and the safe point, so also how long a new observer waits before its
-	// sweep of the data that is there, and a garbage collection before it removes
-	// anything. No request to the store may be applied later than this after it was
-	// sent. Default 10 s.
+	// CatalogLease is how long a process may use what it knows about observers and the
+	// safe point. So a new observer waits that long before it sweeps the existing data,
+	// and a garbage collection before it removes anything. No request to the store may
+	// be applied later than this after it was sent. Default 10 s.
 	CatalogLease time.Duration
 }
 
@@ -166,8 +166,8 @@ func WithClock(c Clock) Option {
 // takes a random seed.
 func WithSeed(seed uint64) Option { return func(o *options) { o.seed = seed } }
 
-// WithSettings sets what the first Open stores. A field of 0 takes its default.
-// Where the data has settings already, those hold, and a difference is logged.
+// WithSettings sets what the first Open stores. A field of 0 takes its default. If the
+// data has settings already, those stay in force, and a difference is logged.
 func WithSettings(s Settings) Option { return func(o *options) { o.settings = s } }
 
 // WithLimits bounds names, values and transactions of this process.
@@ -176,10 +176,10 @@ func WithLimits(l Limits) Option { return func(o *options) { o.limits = l } }
 // WithDefaultIsolation sets the isolation of transactions that do not name one.
 func WithDefaultIsolation(i Isolation) Option { return func(o *options) { o.isolation = i } }
 
-// WithSessionLease sets how long others wait, at most, for the locks of a process
-// that died. The process renews its lease three times as often. Where its calls to the
-// store were slow in the last minute or two, the lease lasts eight times the slowest
-// of them, but at most 24 times what is set here. Default 5 s.
+// WithSessionLease sets how long others wait, at most, for the locks of a process that
+// died. A live process renews its lease three times as often. If its calls to the store
+// were slow in the last minute or two, the lease lasts eight times the slowest of them,
+// but at most 24 times what is set here. Default 5 s.
 func WithSessionLease(d time.Duration) Option {
 	return func(o *options) {
 		if d > 0 {
@@ -188,9 +188,10 @@ func WithSessionLease(d time.Duration) Option {
 	}
 }
 
-// WithLockExpiry sets how long a lock of a live process is respected after its
-// last heartbeat. Heartbeats come three times as often while a commit lasts. Slow calls
-// make it longer, as they do a session's lease, within the same bound. Default 10 s.
+// WithLockExpiry sets how long a lock of a live process is respected after its last
+// heartbeat. While a commit lasts, heartbeats come three times as often. Slow calls
+// make the expiry longer, as they do a session's lease, within the same bound. Default
+// 10 s.
 func WithLockExpiry(d time.Duration) Option {
 	return func(o *options) {
 		if d > 0 {
@@ -199,7 +200,7 @@ func WithLockExpiry(d time.Duration) Option {
 	}
 }
 
-// WithLockWait sets the waits between two looks at a lock of a live transaction.
+// WithLockWait sets the waits between two checks of a lock of a live transaction.
 // Default 0.2 to 50 ms; a half that is 0 takes its default.
 func WithLockWait(b Backoff) Option {
 	b.fill(defaultOptions().lockWait)
@@ -213,18 +214,19 @@ func WithRetryWait(b Backoff) Option {
 	return func(o *options) { o.retryWait = b }
 }
 
-// WithStorePatience sets how long a call to the store, or a draw of a timestamp, is
-// repeated while its server is away for a moment (rowstore.ErrUnavailable): it restarts,
-// or another one takes over. Such a call certainly had no effect. Then, or when the
-// context ends before, the error is returned. Default 20 s; 0 or less repeats nothing.
+// WithStorePatience sets for how long a call to the store, or a draw of a timestamp, is
+// repeated while its server is away for a moment (rowstore.ErrUnavailable): the server
+// restarts, or another one takes over. Such a call certainly had no effect. After that
+// time, or when the context ends before, the error is returned. Default 20 s; 0 or less
+// repeats nothing.
 func WithStorePatience(d time.Duration) Option { return func(o *options) { o.storePatience = d } }
 
-// WithoutOnePhase makes every transaction commit in two phases, also where the
-// store could do with one. For tests and measurements.
+// WithoutOnePhase makes every transaction commit in two phases, even where the store
+// could commit it in one. For tests and measurements.
 func WithoutOnePhase() Option { return func(o *options) { o.onePhase = false } }
 
-// WithoutGroups makes secondaries commit after the primary, also where the store
-// could commit them with it. It includes WithoutOnePhase. For tests and
+// WithoutGroups makes secondaries commit after the primary, even where the store could
+// commit them together with it. It includes WithoutOnePhase. For tests and
 // measurements.
 func WithoutGroups() Option { return func(o *options) { o.onePhase, o.groups = false, false } }
 
@@ -262,10 +264,10 @@ func WithIsolation(i Isolation) TxnOption { return func(o *txnOptions) { o.isola
 // (ErrSnapshotInFuture) nor below the safe point (ErrSnapshotTooOld, from reads).
 //
 // Commit timestamps follow the oracle's time, which may run ahead of this process's
-// clock: AsOf(time.Now()) may miss a transaction that has just been committed, also
-// one's own. To see what was committed so far, take an ordinary transaction; to see what
-// a certain one committed, give its commit timestamp to AsOfTimestamp; for a
-// snapshot that several transactions share, take DB.Now.
+// clock. So AsOf(time.Now()) may miss a transaction that has just been committed, even
+// one of your own. To see everything that was committed so far, use an ordinary
+// transaction. To see what a certain transaction committed, give its commit timestamp
+// to AsOfTimestamp. For a snapshot that several transactions share, use DB.Now.
 func AsOf(t time.Time) TxnOption { return AsOfTimestamp(max(oracle.FromTime(t), 1) - 1) }
 
 // AsOfTimestamp is AsOf with a timestamp: the snapshot includes what was committed
@@ -279,6 +281,6 @@ func AsOfTimestamp(ts Timestamp) TxnOption {
 func MaxAttempts(n int) TxnOption { return func(o *txnOptions) { o.maxAttempts = n } }
 
 // CommittedAt makes Commit store the transaction's commit timestamp in ts when it
-// returns nil, so that the caller of Update learns it; see Txn.CommitTimestamp, also
-// for when it is 0. Otherwise ts stays as it is. nil does nothing.
+// returns nil, so that the caller of Update learns it. Txn.CommitTimestamp says when
+// that is 0. If Commit returns an error, ts stays as it is. A nil ts does nothing.
 func CommittedAt(ts *Timestamp) TxnOption { return func(o *txnOptions) { o.committedAt = ts } }

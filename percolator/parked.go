@@ -25,8 +25,8 @@ type ParkedRun struct {
 	At       time.Time // of the last attempt
 }
 
-// parkedRecord is the stored form, in a table of its own, so that parked runs are
-// listed without a look at every row. Names are stored ones.
+// parkedRecord is the stored form of a parked run. It has a table of its own, so that
+// listing parked runs does not read every row. Names are stored ones.
 type parkedRecord struct {
 	Observer []byte    `json:"observer"`
 	Table    []byte    `json:"table"`
@@ -45,13 +45,15 @@ func parkedIndex(observer string, c Cell) Cell {
 	return Cell{tableParked, rowOf(c.Table, c.Row, c.Column, observer), columnParked}
 }
 
-// longParts is from how many bytes on rowOf takes a hash. It is fixed: every process
-// must come to the same key, whatever limits its store or its settings have.
+// longParts is the longest key that rowOf makes without a hash, in bytes. It is fixed:
+// every process must come to the same key, whatever limits its store or its settings
+// have.
 const longParts = 200
 
-// rowOf is the key of a row of the library's own that stands for several names. It is
-// short, so that the row of a cell with long names has room for it in every store: long
-// names are told apart by their hash. What is kept in the row says the names.
+// rowOf is the key of one of the library's own rows that stands for several names. Long
+// names are replaced by their hash. So the key is short enough for every store, even
+// for a cell whose names are as long as they may be. Where the names are needed, the
+// row's content has them.
 func rowOf(parts ...string) string {
 	var key []byte
 	for _, s := range parts {
@@ -64,8 +66,8 @@ func rowOf(parts ...string) string {
 	return hashedRow + string(sum[:])
 }
 
-// hashedRow begins a key that is a hash: that of a first name without any bytes, which
-// no cell has.
+// hashedRow begins a key that is a hash. In a key without a hash it would mean that the
+// first name is empty, which no cell's is.
 const hashedRow = "\x00"
 
 // maxErrorText bounds the error that a parked run keeps, in bytes.
@@ -100,11 +102,11 @@ func decodeParked(b []byte) (parkedRecord, error) {
 // Parked lists the parked runs of every observer, of this worker and of others.
 func (w *Worker) Parked(ctx context.Context) ([]ParkedRun, error) { return w.db.Parked(ctx) }
 
-// Release lets parked runs be attempted again, with a fresh count of attempts. It
-// is no error that a run is no longer parked. One of an observer that was removed is
-// dropped: when the observer comes back, it runs for the newest change of the cell.
-// The cell is notified as by [Txn.Notify], so the other observers of its column run
-// for it too, also those that have run for the change before.
+// Release lets parked runs be attempted again, with a fresh count of attempts. It is no
+// error if a run is no longer parked. A run of an observer that was removed is dropped:
+// when the observer is registered again, it runs for the newest change of the cell. The
+// cell is notified as by [Txn.Notify], so the other observers of its column run for it
+// too, even those that have run for the change before.
 func (w *Worker) Release(ctx context.Context, runs ...ParkedRun) error {
 	return w.db.Release(ctx, runs...)
 }
@@ -184,8 +186,8 @@ func (db *DB) parkedSnapshot(ctx context.Context) (*snapshot, error) {
 	return &snapshot{set: true, start: at, began: began}, err
 }
 
-// parkedCells visits the cells that list the runs that are parked at a snapshot,
-// without reading what they hold.
+// parkedCells visits the cells that list the runs parked at a snapshot, without reading
+// their content.
 func (db *DB) parkedCells(ctx context.Context, at *snapshot) iter.Seq2[Cell, error] {
 	return func(yield func(Cell, error) bool) {
 		picks := snapshotPicks(nil, columnParked, at.start)
@@ -248,8 +250,9 @@ func (db *DB) Release(ctx context.Context, runs ...ParkedRun) error {
 	return nil
 }
 
-// release removes a parked run, and notifies its cell where the observer is registered.
-// An observer that is not sees the cell in the sweep that follows its registration.
+// release removes a parked run, and notifies its cell if the observer is registered. An
+// observer that is not registered sees the cell in the sweep that follows its
+// registration.
 func (db *DB) release(ctx context.Context, observer string, c Cell) error {
 	var v *catalogView
 	dropped := Timestamp(0)
@@ -274,7 +277,7 @@ func (db *DB) release(ctx context.Context, observer string, c Cell) error {
 			dropped = tx.start
 			return nil
 		}
-		// A weak notification, since what was parked may itself have been one.
+		// The notification is weak, because the parked run may have been for a weak one.
 		tx.weak = append(tx.weak, c)
 		return nil
 	})

@@ -12,10 +12,10 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// patientStore repeats what a server that is away for a moment refused: every call, or
-// part of one, that ended with rowstore.ErrUnavailable, which certainly had no effect.
-// It is the one place for that, for every backend; what may have had an effect
-// (ErrAmbiguous) is the business of the protocol above. It is a Decorator and has the
+// patientStore repeats calls, and parts of calls, that failed because a server was away
+// for a moment. They ended with rowstore.ErrUnavailable and certainly had no effect. It
+// is the one place that does so, for every backend. A call that may have had an effect
+// (ErrAmbiguous) is left to the protocol above. patientStore is a Decorator and has the
 // optional abilities of the store.
 type patientStore struct {
 	rowstore.Store
@@ -27,15 +27,15 @@ type patientStore struct {
 // awayWait are the waits between two attempts.
 var awayWait = Backoff{Min: 5 * time.Millisecond, Max: 500 * time.Millisecond}
 
-// attempts are those of one call.
+// attempts counts the attempts of one call.
 type attempts struct {
 	s     *patientStore
 	n     int
 	since time.Time
 }
 
-// wait waits before the next attempt after err. It returns nil to try again, and else
-// the error that the call ends with.
+// wait waits before the next attempt after err. It returns nil to try again; otherwise
+// it returns the error that the call ends with.
 func (p *attempts) wait(ctx context.Context, err error) error {
 	if !hadNoEffect(err) || p.s.patience <= 0 {
 		return err
@@ -54,8 +54,9 @@ func (p *attempts) wait(ctx context.Context, err error) error {
 	return nil
 }
 
-// hadNoEffect tells whether a call failed only because a server was away. A store that
-// says of one call that it is ambiguous as well breaks its contract: it counts as that.
+// hadNoEffect reports whether a call failed only because a server was away. A store
+// whose error also matches ErrAmbiguous breaks its contract; such a call counts as
+// ambiguous.
 func hadNoEffect(err error) bool {
 	return errors.Is(err, rowstore.ErrUnavailable) && !errors.Is(err, rowstore.ErrAmbiguous)
 }
@@ -74,8 +75,9 @@ func repeat[T any](ctx context.Context, s *patientStore, f func() (T, error)) (T
 	}
 }
 
-// repeatParts calls f for parts, and again for those that failed alone with
-// ErrUnavailable; failed is a part's error. whole tells that one call did all.
+// repeatParts calls f for all parts, and again for those that failed alone with
+// ErrUnavailable. failed points to a part's error. whole means that one call did all
+// parts.
 func repeatParts[P, A any](ctx context.Context, s *patientStore, parts []P, f func([]P) ([]A, error), failed func(*A) *error) (answers []A, whole bool, err error) {
 	p := attempts{s: s}
 	answers, err = repeat(ctx, s, func() ([]A, error) { return f(parts) })
@@ -136,7 +138,8 @@ func (s *patientStore) Apply(ctx context.Context, muts []rowstore.Mutation, opts
 	return outs, err
 }
 
-// Scan implements rowstore.Store. It goes on behind the last row that was visited.
+// Scan implements rowstore.Store. After an error it continues behind the last row that
+// was visited.
 func (s *patientStore) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
 	return func(yield func(rowstore.Row, error) bool) {
 		p, left, last := attempts{s: s}, r, ""
@@ -278,7 +281,8 @@ type patientDrawReader struct {
 	s     *patientStore
 }
 
-// DrawRead implements rowstore.DrawReader. What is asked again gets a new timestamp.
+// DrawRead implements rowstore.DrawReader. An ask that is repeated gets a new
+// timestamp.
 func (d patientDrawReader) DrawRead(ctx context.Context, asks []rowstore.DrawRead) ([]rowstore.DrawnRows, error) {
 	answers, _, err := repeatParts(ctx, d.s, asks,
 		func(asks []rowstore.DrawRead) ([]rowstore.DrawnRows, error) {
@@ -295,7 +299,7 @@ func (d patientDrawReader) DrawRead(ctx context.Context, asks []rowstore.DrawRea
 	return answers, err
 }
 
-// patientOracle is an oracle, the store's or another.
+// patientOracle wraps an oracle, the store's or another.
 type patientOracle struct {
 	inner oracle.Oracle
 	s     *patientStore

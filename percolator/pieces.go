@@ -8,13 +8,13 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// What a commit sends goes in pieces, so that no call is large: it would hold up the
-// other calls of the process, and of the server. A few are under way at a time.
+// A commit sends its mutations in pieces. A large call would hold up the other calls of
+// the process, and of the server. A few pieces are under way at a time.
 const (
 	pieceRows    = 256
 	pieceBytes   = 1 << 20
 	piecesAtOnce = 4
-	// partOperations bounds the mutation of one row: a wider row is changed in parts,
+	// partOperations bounds the mutation of one row. A wider row is changed in parts,
 	// which is as good, since each cell has a lock of its own.
 	partOperations = 4096
 	// A transaction within these bounds may commit as one group, where the store's own
@@ -44,7 +44,7 @@ func (c *committer) operations(i int) int {
 	return n
 }
 
-// cellBytes is about what they take.
+// cellBytes is roughly the size of those conditions and edits.
 func (c *committer) cellBytes(i int) int {
 	w, p := &c.writes[i], c.primaryCell()
 	const overhead = 128 // a lock's session, timestamps, and the like
@@ -90,11 +90,11 @@ func (c *committer) fitsGroup(n int) bool {
 	if c.operationsAll+n > l.Operations && l.Operations > 0 || c.bytesAll > l.Bytes && l.Bytes > 0 {
 		return false
 	}
-	// Also a single large value is one call, whichever way it goes.
+	// A single large value is one call in either case.
 	return len(c.writes)+n <= groupCells && (c.bytesAll <= groupBytes || len(c.writes) == 1)
 }
 
-// beside is how many edits go beside those of the writes.
+// beside is the number of edits other than those of the writes.
 func (c *committer) beside() int {
 	n := len(c.tx.weak)
 	for _, extra := range c.extra {
@@ -103,8 +103,9 @@ func (c *committer) beside() int {
 	return n
 }
 
-// extraOf are the edits that go with a mutation that commits cells of a row: as many as
-// the store takes. What is left out is found, and removed, by another look.
+// extraOf returns the extra edits of a mutation that commits cells of a row, as many as
+// the store takes. Notifications that are left out are found and removed by a later
+// scan.
 func (c *committer) extraOf(m *rowstore.Mutation) []rowstore.Edit {
 	extra := c.extra[rowName{m.Table, m.Row}]
 	if l := c.db.step.Operations; l > 0 {
@@ -115,7 +116,7 @@ func (c *committer) extraOf(m *rowstore.Mutation) []rowstore.Edit {
 
 // piece is one call of several, and its answer.
 type piece struct {
-	items []int // what its mutations are of, in their order
+	items []int // the items that its mutations are for, in their order
 	muts  []rowstore.Mutation
 	outs  []rowstore.Outcome
 	err   error
@@ -154,9 +155,9 @@ func cut(items []int, row func(int) rowName, bytes func(int) int) [][]int {
 	return pieces
 }
 
-// send applies pieces, a few at a time, and hands over each with its answer, in the
-// caller's goroutine. After an error of done no more are sent; those under way are
-// waited for and handed over too, and the first error is returned.
+// send applies pieces, a few at a time, and gives each to done with its answer, in the
+// caller's goroutine. After an error of done no more pieces are sent. Those under way
+// are still waited for and given to done, and the first error is returned.
 func (db *DB) send(ctx context.Context, pieces [][]int, build func(item int) rowstore.Mutation, opts rowstore.ApplyOptions, done func(p *piece) error) error {
 	answers := make(chan *piece, piecesAtOnce)
 	apply := func(p *piece) {

@@ -6,10 +6,11 @@ import (
 )
 
 const (
-	// lowWater is how many jobs of an observer wait when the scanner goes on.
+	// lowWater is the number of waiting jobs of an observer at which the scanner
+	// continues.
 	lowWater = 32
-	// queueLength is how many jobs of an observer wait at most: those of a page, over
-	// what was there when it was asked for.
+	// queueLength is how many jobs of an observer may wait: those of a page, and those
+	// that waited already when the page was read.
 	queueLength = lookPage + lowWater
 )
 
@@ -33,16 +34,16 @@ type task struct {
 // queue has the jobs of one observer that are to run.
 type queue struct {
 	o       *Observer
-	table   string // stored, as is
+	table   string // stored, like column
 	column  string
 	index   int // among the worker's observers of the column
 	tasks   []*task
 	running int
-	left    bool // a look found more than there was room for
+	left    bool // a scan found more than there was room for
 }
 
-// found queues a job that a look has found, unless it is dealt with already, or is
-// to be left alone until something has changed.
+// found queues a job that a scan has found. It does not if the job is queued or running
+// already, or if it is paused and nothing has changed.
 func (w *Worker) found(q *queue, c Cell, seen uint64) bool {
 	if !w.wanted(q, c, seen) {
 		return false
@@ -54,7 +55,7 @@ func (w *Worker) found(q *queue, c Cell, seen uint64) bool {
 	return w.enqueue(&task{job: j, q: q, seen: seen})
 }
 
-// wanted tells whether a job that was found is to be queued. w.mu is held.
+// wanted reports whether a job that was found must be queued. w.mu is held.
 func (w *Worker) wanted(q *queue, c Cell, seen uint64) bool {
 	j := job{c, q.o}
 	if t := w.jobs[j]; t != nil {
@@ -63,7 +64,7 @@ func (w *Worker) wanted(q *queue, c Cell, seen uint64) bool {
 		}
 		return false
 	}
-	// A newer change does not wait for the next attempt of the one before.
+	// A newer change does not wait for the next attempt of an older one.
 	p := w.waiting[j]
 	return p == nil || p.seen != seen || !w.db.clock.Now().Before(p.until)
 }
@@ -106,9 +107,9 @@ func (w *Worker) dispatch() {
 	}
 }
 
-// nextQueue chooses whose job is started next: the observer's with the fewest
-// functions running. Some slots are kept for observers that have none running, so that
-// functions which take long never have all of them. w.mu is held.
+// nextQueue chooses the queue whose job is started next: the one whose observer has the
+// fewest functions running. Some slots are kept for observers that have none running,
+// so that slow functions never have all of them. w.mu is held.
 func (w *Worker) nextQueue() *queue {
 	free := w.config.Concurrency - w.running
 	if free <= 0 || w.stopping || w.ctx.Err() != nil {
@@ -140,7 +141,7 @@ func (w *Worker) reserve() int {
 	return max(1, w.config.Concurrency/8)
 }
 
-// waitForRoom waits until an observer of the table has room for what a look finds.
+// waitForRoom waits until an observer of the table has room for what a scan finds.
 func (w *Worker) waitForRoom(ctx context.Context, table string) error {
 	for {
 		w.mu.Lock()
@@ -176,16 +177,16 @@ func (w *Worker) stopStarting() {
 }
 
 // How long a job is left alone after the store failed, each time longer, or while a
-// living transaction has its cell locked: the commit of that one wakes the worker, so
-// the pause is only for one that dies.
+// living transaction has its cell locked. The commit of that transaction wakes the
+// worker, so the pause matters only if its owner dies.
 const (
 	troublePause     = 100 * time.Millisecond
 	longTroublePause = 5 * time.Second
 	lockedPause      = 50 * time.Millisecond
 )
 
-// deal runs what there is to run of a job until nothing is left, or it must be left
-// alone for a while.
+// deal runs a job until nothing is left to do, or until it must be left alone for a
+// while.
 func (w *Worker) deal(t *task) {
 	defer w.tasks.Done()
 	for attempt := 0; ; attempt++ {
@@ -193,8 +194,8 @@ func (w *Worker) deal(t *task) {
 		if err != nil && w.runCtx.Err() == nil && !fatal(err) {
 			w.db.log.Warn("an observed cell could not be dealt with and will be tried again", "observer", t.o.Name, "cell", t.cell.public().String(), "err", err)
 		}
-		// A worker that stops finishes what it has begun, also where that takes a run
-		// more; nothing else is begun.
+		// A worker that stops finishes the runs that it has begun, even if that takes
+		// another attempt. It begins nothing else.
 		if w.ctx.Err() != nil && result != runConflict {
 			result = runAbandoned
 		}
@@ -223,8 +224,8 @@ func (w *Worker) deal(t *task) {
 	}
 }
 
-// endTask ends dealing with a job, for a while if wait is not 0, unless it was found
-// again meanwhile.
+// endTask ends the handling of a job, and pauses the job if wait is not 0. It returns
+// false if the job was found again meanwhile and must be handled again.
 func (w *Worker) endTask(t *task, result runResult, wait time.Duration) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -244,7 +245,8 @@ func (w *Worker) endTask(t *task, result runResult, wait time.Duration) bool {
 	return true
 }
 
-// queued tells whether another observer of this worker is to look at the cell.
+// queued reports whether a job for the cell, of any observer of this worker, still
+// waits to run.
 func (w *Worker) queued(c Cell) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -256,7 +258,7 @@ func (w *Worker) queued(c Cell) bool {
 	return false
 }
 
-// noteWork is told that something happened that WaitIdle must know of.
+// noteWork records that something happened that WaitIdle must know of.
 func (w *Worker) noteWork() {
 	w.mu.Lock()
 	w.wakes++

@@ -52,15 +52,16 @@ func (db *DB) getCell(ctx context.Context, c Cell, s *snapshot) (value []byte, f
 	return notNil(w.value), true, nil
 }
 
-// A read of many cells goes in several calls, so that none of them is large. Values that are
-// in Data are longer than those beside the writes, so a call asks for fewer.
+// A read of many cells is split into several calls, so that none of them is large.
+// Values in Data are longer than those beside the writes, so a call asks for fewer of
+// them.
 const (
 	readCells = 1024
 	readLongs = 64
 )
 
-// getCells reads several cells, which may be named twice. The value of one that has
-// none is nil, and of no other.
+// getCells reads several cells, which may be named twice. A cell without a value yields
+// nil; a cell with an empty value yields an empty, non-nil slice.
 func (db *DB) getCells(ctx context.Context, cells []Cell, s *snapshot) ([][]byte, error) {
 	values := make([][]byte, 0, len(cells))
 	for page := range slices.Chunk(cells, readCells) {
@@ -73,7 +74,7 @@ func (db *DB) getCells(ctx context.Context, cells []Cell, s *snapshot) ([][]byte
 	return values, nil
 }
 
-// getPage is getCells in one call, and those for long values.
+// getPage is getCells in one call, plus the calls for long values.
 func (db *DB) getPage(ctx context.Context, cells []Cell, s *snapshot) ([][]byte, error) {
 	reads, where := cellReads(cells, s.at())
 	rows, timely, err := db.readSettled(ctx, reads, s)
@@ -114,10 +115,11 @@ func (db *DB) getPage(ctx context.Context, cells []Cell, s *snapshot) ([][]byte,
 	return values, nil
 }
 
-// cellReads makes one read of each row, and tells in which of them each cell is.
+// cellReads makes one read of each row. where tells for each cell the index of its
+// read.
 func cellReads(cells []Cell, at Timestamp) (reads []rowstore.RowRead, where []int) {
 	reads, where = make([]rowstore.RowRead, 0, len(cells)), make([]int, len(cells))
-	picks := make([]rowstore.Pick, 2*len(cells)) // two for each row; those of a row with more cells move
+	picks := make([]rowstore.Pick, 2*len(cells)) // two for each row; a row with more cells gets an array of its own
 	// Maps pay only where there are many cells.
 	var index map[rowName]int
 	var seen map[Cell]struct{}
@@ -180,8 +182,8 @@ type longValue struct {
 	start Timestamp
 }
 
-// longValues fetches values from Data, nil for one that is not there. The caller
-// checks its snapshot afterwards, before it makes anything of a missing one.
+// longValues fetches values from Data, nil for one that is not there. The caller checks
+// its snapshot afterwards, before it concludes anything from a missing value.
 func (db *DB) longValues(ctx context.Context, wanted []longValue) ([][]byte, error) {
 	values := make([][]byte, 0, len(wanted))
 	for page := range slices.Chunk(wanted, readLongs) {
@@ -206,7 +208,7 @@ func (db *DB) longValues(ctx context.Context, wanted []longValue) ([][]byte, err
 	return values, nil
 }
 
-// readRows is Store.Read with the rows' own errors looked at.
+// readRows is Store.Read, but the error of a single row fails the whole call.
 func (db *DB) readRows(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
 	rows, err := db.store.Read(ctx, reads)
 	if err != nil {
@@ -220,12 +222,11 @@ func (db *DB) readRows(ctx context.Context, reads []rowstore.RowRead) ([]rowstor
 	return rows, nil
 }
 
-// readSettled reads rows such that no put or delete lock stands at or below the
-// snapshot in what is returned: each row comes from one view that shows none. It
-// resolves locks that it meets, and waits for those of living transactions.
-// Readers hold nothing, so they may wait for anybody. Where the snapshot has no
-// timestamp yet, it gets one, and the picks that said Drawn name it afterwards. timely
-// is as in readAt.
+// readSettled reads rows so that the result shows no put or delete lock at or below the
+// snapshot: each row comes from one view that shows none. It resolves locks that it
+// meets, and waits for those of living transactions. Readers hold nothing, so they may
+// wait for any transaction. If the snapshot has no timestamp yet, it gets one, and
+// picks that said Drawn name that timestamp afterwards. timely is as in readAt.
 func (db *DB) readSettled(ctx context.Context, reads []rowstore.RowRead, s *snapshot) (rows []rowstore.Row, timely bool, err error) {
 	rows, timely, err = db.readAt(ctx, reads, s)
 	if err != nil {
@@ -241,10 +242,10 @@ func (db *DB) readSettled(ctx context.Context, reads []rowstore.RowRead, s *snap
 	return rows, timely, nil
 }
 
-// readAt is readRows at a snapshot, which a first read draws in the same call. timely
-// tells that the rows were then read by the same request, so that nothing that the
-// snapshot needs can have been collected: a safe point lies more than a catalog lease
-// below the timestamps of its time.
+// readAt is readRows at a snapshot; a first read draws the snapshot's timestamp in the
+// same call. timely means that the rows were then read by the same request. So nothing
+// that the snapshot needs can have been collected: a safe point lies more than a
+// catalog lease below the timestamps of its time.
 func (db *DB) readAt(ctx context.Context, reads []rowstore.RowRead, s *snapshot) (rows []rowstore.Row, timely bool, err error) {
 	if s.set {
 		rows, err = db.readRows(ctx, reads)

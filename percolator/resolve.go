@@ -10,18 +10,19 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// txnState is what one view of the primary's row says about a transaction; for a cell
-// of which it is not known that it is the primary see decide.
+// txnState is what one view of the primary's row says about a transaction. For a cell
+// that may not be the primary see decide.
 type txnState struct {
 	committed Timestamp  // the commit timestamp, if not 0
 	aborted   bool       // not committed, for good
 	lock      *lockValue // the primary's lock, while undecided and there
-	// lost tells, of aborted, that this holds of the primary alone: a mark of a younger
-	// transaction may stand where this one's own stood, if it only locked the cell.
+	// lost says, of aborted, that it is certain only if the cell is the primary. If the
+	// transaction only locked the cell, the mark of a younger transaction may stand
+	// where its own mark stood.
 	lost bool
-	// complete tells that nothing at or above the transaction's start was collected when
-	// the view was taken: something below it is left, and a collection goes from the
-	// oldest on.
+	// complete means that nothing at or above the transaction's start had been collected
+	// when the view was taken: a version below the start is left, and a collection
+	// removes the oldest first.
 	complete bool
 }
 
@@ -33,7 +34,8 @@ const statusPage = 32
 func statusRead(start Timestamp, primary Cell) rowstore.RowRead {
 	return rowstore.RowRead{Table: primary.Table, Row: primary.Row, Picks: []rowstore.Pick{
 		{Family: rowstore.Lock, Column: primary.Column, From: start, To: start, Limit: 1},
-		// Not the newest alone: it may be another's, above the one that counts.
+		// Not only the newest: that may be another transaction's, above the one that
+		// counts.
 		{Family: rowstore.Write, Column: primary.Column, From: start, To: oracle.Max, Limit: statusPage},
 		{Family: rowstore.Write, Column: primary.Column, To: start - 1, Limit: 1},
 		{Family: rowstore.Rollback, Column: primary.Column, From: start, To: oracle.Max, Limit: 1},
@@ -55,13 +57,14 @@ func (db *DB) judge(ctx context.Context, row *rowstore.Row, start Timestamp, pri
 		return txnState{lock: &l, complete: complete}, nil
 	}
 	if len(writes) == statusPage {
-		// With a newer version and without its lock the transaction is decided, so
-		// that its own can not appear between two steps of the search.
+		// There are newer versions and the lock is gone, so the transaction is decided.
+		// Its own version cannot appear between two steps of the search.
 		commit, still, err := db.ownOldWrite(ctx, start, primary, writes[len(writes)-1].TS-1)
 		if err != nil || commit != 0 {
 			return txnState{committed: commit}, err
 		}
-		// Any time may lie between the steps: what the first one showed may be collected.
+		// Any time may pass between the steps, so what the first one showed may be
+		// collected.
 		complete = complete && still
 	}
 	mark := row.Newest(rowstore.Rollback, primary.Column)
@@ -75,8 +78,10 @@ func (db *DB) judge(ctx context.Context, row *rowstore.Row, start Timestamp, pri
 	case by == start:
 		return txnState{committed: mark.TS}, nil
 	}
-	// A mark at start itself, the greatest one, has replaced none of a commit. Nor has
-	// that of an older transaction: its prewrite would have been refused under ours.
+	// A later mark may have replaced the mark of our commit, with two exceptions. A mark
+	// at start itself is the greatest one, so there was no mark of a commit. A mark of
+	// an older transaction cannot have replaced ours: its prewrite would have been
+	// refused because of ours.
 	return txnState{aborted: true, lost: mark.TS != start && (by == 0 || by > start), complete: complete}, nil
 }
 
@@ -95,9 +100,10 @@ func ownWrite(writes []rowstore.Version, start Timestamp) (Timestamp, error) {
 }
 
 // ownOldWrite is ownWrite for the versions from start on, up to to. The transaction's
-// own is the oldest of them, since its prewrite found none and its lock kept all others
-// away: so it is searched for from below, in few steps however many there are. complete
-// is as in txnState, for the last step and so for those before it.
+// own version is the oldest of them, since its prewrite found none and its lock kept
+// all others away. So the search narrows down on the oldest one, in few steps however
+// many there are. complete is as in txnState; it is that of the last step, and so holds
+// for those before it.
 func (db *DB) ownOldWrite(ctx context.Context, start Timestamp, primary Cell, to Timestamp) (commit Timestamp, complete bool, err error) {
 	for from := start; from <= to; {
 		mid := from + (to-from)/2
@@ -125,8 +131,8 @@ func (db *DB) ownOldWrite(ctx context.Context, start Timestamp, primary Cell, to
 	return 0, complete, nil
 }
 
-// fromStart returns those of a column's versions that are not from before start, and
-// whether one from before it is there.
+// fromStart returns those of a column's versions that are at or above start, and
+// whether there is one below it.
 func fromStart(writes []rowstore.Version, start Timestamp) (from []rowstore.Version, before bool) {
 	if n := len(writes) - 1; n >= 0 && writes[n].TS < start {
 		return writes[:n], true
@@ -151,9 +157,9 @@ const (
 	overrideLiving living = false // below the safe point nobody may commit any more
 )
 
-// resolveLock deals with another transaction's lock on cell: it rolls the cell
-// forward or back when the transaction is decided, and decides it when its owner
-// is dead. settled is false when the owner lives, and nothing was done.
+// resolveLock handles another transaction's lock on cell. It rolls the cell forward or
+// back when the transaction is decided, and decides it when its owner is dead. settled
+// is false when the owner lives, and nothing was done.
 func (db *DB) resolveLock(ctx context.Context, cell Cell, start Timestamp, l *lockValue, mode living) (settled bool, err error) {
 	db.count.locksMet.Add(1)
 	for attempt := 0; ; attempt++ {
@@ -224,9 +230,9 @@ func (db *DB) inspect(ctx context.Context, start Timestamp, met *lockValue, mode
 	return state, false, nil
 }
 
-// rollBackPrimary decides that an undecided transaction is not committed: it rolls
-// back the primary's lock, or fences the primary where there is none. decided is
-// false when that did not hold any more.
+// rollBackPrimary decides that an undecided transaction is not committed: it rolls back
+// the primary's lock, or fences the primary if there is none. decided is false if the
+// primary has changed meanwhile.
 func (db *DB) rollBackPrimary(ctx context.Context, start Timestamp, primary Cell, lock *lockValue) (decided bool, err error) {
 	m := fence(start, primary)
 	if lock != nil {
@@ -247,9 +253,9 @@ func (db *DB) rollBackPrimary(ctx context.Context, start Timestamp, primary Cell
 	return out.Applied, nil
 }
 
-// fence puts a mark on a primary that has no lock, so that a prewrite under way
-// can never take effect. On any other cell of the transaction it does the same, and
-// proves as much: a commit would have left a version there, or a mark.
+// fence puts a mark on a primary that has no lock, so that a prewrite under way can
+// never take effect. It does the same on any other cell of the transaction, and proves
+// as much there: a commit would have left a version or a mark.
 func fence(start Timestamp, primary Cell) rowstore.Mutation {
 	return rowstore.Mutation{
 		Table: primary.Table, Row: primary.Row,
@@ -273,11 +279,11 @@ func rollBackEdits(edits []rowstore.Edit, column string, start Timestamp, long, 
 	return edits
 }
 
-// commitEdits turns a lock into what it stands for.
+// commitEdits turns a lock into the committed version or mark that it stands for.
 func commitEdits(edits []rowstore.Edit, column string, start, commit Timestamp, k kind, value []byte, long, notify bool) []rowstore.Edit {
 	edits = append(edits, rowstore.Delete(rowstore.Lock, column, start))
 	if k == kindLock {
-		// The mark is what makes older writers of the cell fail.
+		// The mark makes older writers of the cell fail.
 		return append(edits, rowstore.Put(rowstore.Rollback, column, commit, encodeMark(start)))
 	}
 	w := writeValue{kind: k, long: long, start: start, value: value}
@@ -290,8 +296,8 @@ func commitEdits(edits []rowstore.Edit, column string, start, commit Timestamp, 
 	return edits
 }
 
-// rollForward finishes a cell of a committed transaction. That the lock is gone
-// already is fine: somebody else did it.
+// rollForward finishes a cell of a committed transaction. It is fine if the lock is
+// gone already: somebody else did it.
 func (db *DB) rollForward(ctx context.Context, cell Cell, start, commit Timestamp, l *lockValue) error {
 	out, err := db.applyOne(ctx, rowstore.Mutation{
 		Table: cell.Table, Row: cell.Row,
@@ -301,7 +307,7 @@ func (db *DB) rollForward(ctx context.Context, cell Cell, start, commit Timestam
 	return db.afterResolution(err, out.Applied, &db.count.rolledForward, "forward", cell)
 }
 
-// rollBack removes a cell's lock of a transaction that is not committed, for good.
+// rollBack removes the lock on a cell of a transaction that will never be committed.
 func (db *DB) rollBack(ctx context.Context, cell Cell, start Timestamp, l *lockValue) error {
 	edits := rollBackEdits(nil, cell.Column, start, l.long, l.notify)
 	if cell == l.primary {
@@ -315,8 +321,8 @@ func (db *DB) rollBack(ctx context.Context, cell Cell, start Timestamp, l *lockV
 	return db.afterResolution(err, out.Applied, &db.count.rolledBack, "back", cell)
 }
 
-// afterResolution judges the answer to a roll forward or roll back. Whoever asked
-// for it reads the row again, so a lost reply and a lock that is gone are fine.
+// afterResolution handles the answer to a roll forward or roll back. Its caller reads
+// the row again, so a lost reply or a lock that is gone is fine.
 func (db *DB) afterResolution(err error, applied bool, count *atomic.Uint64, way string, cell Cell) error {
 	if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
 		return fmt.Errorf("rolling %s %v: %w", way, cell.public(), err)
@@ -359,25 +365,25 @@ type Outcome struct {
 
 // Outcome finds out what became of the transaction with that start timestamp. c is its
 // primary, as an UndeterminedError names it, or any other cell that it wrote or locked.
-// Where there is no trace of it, Outcome makes sure that the transaction can never
-// commit any more and answers RolledBack; so a transaction that another goroutine is
-// committing at this moment may be rolled back by the question. Errors:
+// If there is no trace of the transaction, Outcome makes sure that it can never commit
+// any more and answers RolledBack. So the question may roll back a transaction that
+// another goroutine is committing at this moment. Errors:
 //
 //   - one that matches ErrSnapshotTooOld: start is below the safe point, where the trace
 //     of a commit may have been collected, and the transaction was not found committed.
 //   - one that matches ErrTraceLost: c may have been locked only (GetForUpdate), and
-//     younger transactions have covered what the transaction left there. OutcomeOf,
-//     which knows that it asks about the primary, never returns it.
+//     younger transactions have overwritten its trace there. OutcomeOf never returns
+//     it, because it knows that it asks about the primary.
 //   - ErrInvalid, ErrTooLarge, and those of the context and of the store.
 func (db *DB) Outcome(ctx context.Context, start Timestamp, c Cell) (Outcome, error) {
 	return db.outcome(ctx, start, c, anyCell)
 }
 
 // OutcomeOf finds out what became of the transaction that an error of Commit names, as
-// Outcome does: err is an UndeterminedError, or wraps one. Also one that was made from
-// the Start and Primary of another, perhaps in another process, will do. It
-// returns an error that matches ErrInvalid for any other error, and for a transaction of
-// weak notifications alone, which has no primary.
+// Outcome does. err is an UndeterminedError, or wraps one. It may also be one that you
+// made from the Start and Primary of another, perhaps in another process. For any other
+// error OutcomeOf returns an error that matches ErrInvalid, and also for a transaction
+// of weak notifications alone, which has no primary.
 func (db *DB) OutcomeOf(ctx context.Context, err error) (Outcome, error) {
 	var u *UndeterminedError
 	if !errors.As(err, &u) {
@@ -401,7 +407,7 @@ func (db *DB) outcome(ctx context.Context, start Timestamp, c Cell, role role) (
 		return Outcome{}, err
 	}
 	defer db.leave()
-	// A timestamp that was not drawn yet may become a transaction's tomorrow, and
+	// A timestamp that was not drawn yet may become a transaction's start tomorrow, and
 	// a mark there would abort every older writer of the cell.
 	now, err := db.draw(ctx)
 	if err != nil {
@@ -425,9 +431,9 @@ func (db *DB) outcome(ctx context.Context, start Timestamp, c Cell, role role) (
 	return out, nil
 }
 
-// meanings are the stored cells that a public name may stand for: the user's and,
-// since errors name a primary of the library's own as it is stored, that one too. At
-// most one of them is a transaction's.
+// meanings returns the stored cells that a public name may stand for: the user's cell,
+// and a cell of the library's own, because errors name the library's primaries as they
+// are stored. At most one of them is a transaction's.
 func (db *DB) meanings(c *Cell) ([]Cell, error) {
 	var cells []Cell
 	err := db.checkCell(c)
@@ -449,7 +455,8 @@ func (db *DB) meanings(c *Cell) ([]Cell, error) {
 	return nil, err
 }
 
-// role says what is known of a cell that a transaction's fate is asked by.
+// role says what is known of the cell with which the caller asks for a transaction's
+// outcome.
 type role bool
 
 const (
@@ -457,12 +464,12 @@ const (
 	anyCell     role = false // perhaps a secondary, or locked only
 )
 
-// decide finds out whether a transaction is committed, fencing or rolling back its
-// primary where nothing is decided; it leaves a lock whose owner lives alone when
-// mode says so, and then answers undecided. A lock on cell that names another primary
-// is decided by that one. "Not committed" is proved only while
-// the safe point is not above start, or while a version of the primary from before start
-// is left: else the error matches ErrSnapshotTooOld.
+// decide finds out whether a transaction is committed. If nothing is decided, it fences
+// or rolls back the primary. If mode says so it leaves a lock alone whose owner lives,
+// and answers undecided. If a lock on cell names another primary, that one decides.
+// "Not committed" is proved only while the safe point is not above start, or while a
+// version of the primary from before start is left; otherwise the error matches
+// ErrSnapshotTooOld.
 func (db *DB) decide(ctx context.Context, start Timestamp, cell Cell, mode living, role role) (txnState, error) {
 	var met *lockValue // that led from another cell to the primary
 	for attempt := 0; ; attempt++ {
@@ -473,8 +480,8 @@ func (db *DB) decide(ctx context.Context, start Timestamp, cell Cell, mode livin
 		if state.committed != 0 {
 			return state, nil
 		}
-		// Marks are collected whatever is left below them, so they prove nothing of a cell
-		// that may have been locked only.
+		// Marks are collected even if older versions are left. So on a cell that may have
+		// been only locked, a missing mark proves nothing.
 		if !state.complete || role != primaryCell {
 			if err := db.checkSnapshot(ctx, start); err != nil {
 				return txnState{}, err
@@ -510,7 +517,7 @@ func (db *DB) decide(ctx context.Context, start Timestamp, cell Cell, mode livin
 		switch {
 		case err == nil && decided:
 			return txnState{aborted: true}, db.checkSnapshot(ctx, start)
-		case err == nil: // somebody was faster: the next look says what holds
+		case err == nil: // somebody was faster: the next round reads what holds
 		case !errors.Is(err, rowstore.ErrAmbiguous):
 			return txnState{}, err
 		default:

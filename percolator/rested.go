@@ -9,19 +9,20 @@ import (
 )
 
 const (
-	// seenVersions is how many notifications of a cell a look is shown.
+	// seenVersions is how many notifications of a cell a scan reads.
 	seenVersions = 8
 	// mostRested bounds how many cells are remembered, at about 50 bytes each.
 	mostRested = 1 << 19
-	// restedAge is how long they are remembered at most: one that every observer has
-	// covered, but that nobody has cleared because a worker died, is found then.
+	// restedAge is how long a cell is remembered at most. Then a scan finds again a cell
+	// that every observer has covered, but that nobody has cleared because a worker
+	// died.
 	restedAge = 5 * time.Minute
 )
 
 // rested remembers cells whose notifications wait for the observers of other workers,
-// so that a look passes over them without reading them. It holds only while nothing has
-// changed: a cell is known by a hash of its name, and its notifications with the
-// registered observers by another one.
+// so that a scan passes over them without reading them. An entry holds only while
+// nothing has changed: the cell is known by a hash of its name, and its notifications
+// and registered observers by another hash.
 type rested struct {
 	name, state maphash.Seed
 	cells       map[uint64]restedCell
@@ -53,8 +54,8 @@ func writeCell(h *maphash.Hash, c Cell) {
 	}
 }
 
-// signature names the notifications of a cell that a look is shown, newest first, and
-// the observers that are registered. It is never 0.
+// signature is a hash of the notifications of a cell that a scan reads, newest first,
+// and of the registered observers. It is never 0.
 func (r *rested) signature(c Cell, observers []string, notified []rowstore.Version) uint64 {
 	var h maphash.Hash
 	h.SetSeed(r.state)
@@ -72,9 +73,10 @@ func (r *rested) signature(c Cell, observers []string, notified []rowstore.Versi
 }
 
 // rests remembers which of this worker's observers have nothing to do for a cell that
-// waits for others. What a look is shown must tell whether that still holds. It does
-// where it is shown every notification. Else a weak notification may come late, below
-// those: an observer that has covered more than that has nothing to do for it either.
+// waits for others. What a scan reads must show whether that still holds. It does if
+// the scan reads every notification. Otherwise a weak notification may come late, below
+// those that it reads. An observer that is covered up to the oldest of those, or
+// further, has nothing to do for such a notification either.
 func (w *Worker) rests(view *cellView) {
 	var floor Timestamp
 	if len(view.notified) >= seenVersions {
@@ -107,12 +109,12 @@ func (w *Worker) rests(view *cellView) {
 		}
 	}
 	seen := w.signature(view)
-	// Not all are forgotten at once.
+	// The ages differ, so that not all are forgotten at once.
 	age := restedAge/2 + time.Duration(seen%uint64(restedAge/2))
 	r.cells[r.key(view.cell)] = restedCell{seen, covered, w.db.clock.Now().Add(age).UnixNano()}
 }
 
-// signature names what a view showed, as the signature of a look does.
+// signature is the signature that a scan computes, of what a view showed.
 func (w *Worker) signature(view *cellView) uint64 {
 	return w.rested.signature(view.cell, view.observers, view.notified)
 }
@@ -124,7 +126,7 @@ func (q *queue) bit() uint64 { return 1 << q.index }
 // in tells whether a set has the queue's bit.
 func (q *queue) in(set uint64) bool { return set&q.bit() != 0 }
 
-// covers tells which observers have nothing to do for a cell as long as it looks so,
+// covers returns the observers that have nothing to do for a cell with that signature,
 // a bit for each. w.mu is held.
 func (r *rested) covers(c Cell, seen uint64, now time.Time) uint64 {
 	have, ok := r.cells[r.key(c)]

@@ -8,13 +8,13 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// The roll back of a commit that failed: what its prewrites have left is removed, the
-// primary first. What another process has left is the matter of resolve.go.
+// The roll back of a commit that failed: it removes what its prewrites have left, the
+// primary first. resolve.go handles what other processes have left.
 
-// abort removes what the prewrites have left. It goes on when the caller's context
+// abort removes what the prewrites have left. It continues after the caller's context
 // has ended, and after a first try that failed; the caller waits for the first try
-// only. Where a prewrite of the primary may still be under way, the fence keeps it
-// from taking effect.
+// only. If a prewrite of the primary may still be under way, a fence keeps it from
+// taking effect.
 func (c *committer) abort(ctx context.Context) {
 	tried := make(chan struct{})
 	timeout := c.enough(c.db.cleanUpTimeout())
@@ -40,7 +40,7 @@ func (c *committer) rollBackAll(ctx context.Context) error {
 	if r := c.rows[c.primaryRow]; r.sent {
 		done, err := c.rollBackOwnPrimary(ctx, r)
 		if err != nil {
-			return err // the rest waits for a decision, as everybody's does
+			return err // the other rows wait until the primary is decided
 		}
 		if !done {
 			rows = append(rows, r)
@@ -54,9 +54,9 @@ func (c *committer) rollBackAll(ctx context.Context) error {
 	return c.applyRows(ctx, rows, false, c.rollBackMutation)
 }
 
-// rollBackOwnPrimary removes the locks of the primary's row and leaves the mark,
-// or fences a primary whose prewrite may be under way. done tells that the row is
-// clean; without an error the transaction can not be committed any more.
+// rollBackOwnPrimary removes the locks of the primary's row and leaves the mark, or
+// fences a primary whose prewrite may be under way. done means that the row is clean.
+// Without an error the transaction cannot be committed any more.
 func (c *committer) rollBackOwnPrimary(ctx context.Context, r commitRow) (done bool, err error) {
 	out, err := c.db.applyOne(ctx, c.rollBackMutation(r))
 	if err != nil {
@@ -85,12 +85,12 @@ func (c *committer) rollBackMutation(r commitRow) rowstore.Mutation {
 	return m
 }
 
-// goOn repeats a clean-up that failed with err until it succeeds or the context
-// ends; then whoever meets the locks resolves them.
+// goOn repeats a clean-up that failed with err until it succeeds or the context ends.
+// After that, transactions that meet the locks resolve them.
 func (c *committer) goOn(ctx context.Context, err error, cleanUp func(context.Context) error) {
 	for attempt := 0; err != nil && !errors.Is(err, ErrClosed); attempt++ {
-		// Below the safe point the fate of this transaction is not to be had any more, but
-		// whoever meets one of its locks may roll that back, as the collection does.
+		// Below the safe point this transaction's outcome can no longer be read. Readers
+		// that meet its locks roll them back, as the collection does.
 		if errors.Is(err, ErrSnapshotTooOld) || c.db.clock.Sleep(ctx, c.db.opt.retryWait.wait(attempt, c.db.rand)) != nil {
 			c.db.log.Debug("locks were left for others to resolve", "start", uint64(c.start), "err", err)
 			return

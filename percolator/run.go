@@ -11,7 +11,7 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// runResult is what a worker does about a cell after it looked at it.
+// runResult is what a worker does next about a cell that it has read.
 type runResult int
 
 const (
@@ -24,9 +24,9 @@ const (
 	runAbandoned                  // the worker stops
 )
 
-// attempt does what there is to do of a job, with one look at its cell: one run of the
-// observer at most, or the removal of the cell's notifications. wait is how long to
-// leave the job alone, with runWaiting.
+// attempt reads a job's cell once and does what there is to do: one run of the observer
+// at most, or the removal of the cell's notifications. With runWaiting, wait is how
+// long to leave the job alone.
 func (w *Worker) attempt(ctx context.Context, t *task) (result runResult, wait time.Duration, err error) {
 	db, c := w.db, t.cell
 	tx, err := db.newTxn(ctx, false, nil)
@@ -55,7 +55,7 @@ func (w *Worker) attempt(ctx context.Context, t *task) (result runResult, wait t
 		return w.run(ctx, tx, t.o, i, view)
 	}
 	if len(view.seen) == 0 || !view.othersCovered(-1) {
-		w.rests(view) // other observers, of this worker or of others, are to run yet
+		w.rests(view) // other observers, of this worker or of others, have yet to run
 		return runDone, 0, nil
 	}
 	_, err = db.applyOne(ctx, rowstore.Mutation{Table: c.Table, Row: c.Row, Edits: view.removal()})
@@ -68,10 +68,10 @@ func (w *Worker) attempt(ctx context.Context, t *task) (result runResult, wait t
 }
 
 // currentView is view for the observers that the catalog has at the snapshot. The
-// catalog must have been read less than a lease before it: what is removed then is
-// at or below f + lease, and the sweep of an observer that is missing here sees every
-// change up to there. A snapshot that is drawn with the view is known only then, so
-// what was seen counts if the catalog still names the same observers.
+// catalog must have been read less than a lease before it. Then what is removed is at
+// or below f + lease, and the sweep of an observer that is missing here sees every
+// change up to there. A snapshot that is drawn with the view is not known before the
+// view. Then the view counts if the catalog still names the same observers afterwards.
 func (w *Worker) currentView(ctx context.Context, c Cell, o *Observer, s *snapshot) (v *cellView, blocked bool, err error) {
 	names := w.db.known().observers(c.Table, c.Column)
 	for {
@@ -93,10 +93,10 @@ func (w *Worker) currentView(ctx context.Context, c Cell, o *Observer, s *snapsh
 	}
 }
 
-// view reads the cell, its notifications, acknowledgments and failure records in
-// one atomic view without a lock at or below the snapshot on the cell, or on what
-// the observer o keeps beside it; nil stands for all of this worker's. blocked tells
-// that the owner of such a lock lives.
+// view reads the cell, its notifications, acknowledgments and failure records in one
+// atomic view. That view has no put or delete lock at or below the snapshot, neither on
+// the cell nor on the columns that the observer o keeps beside it. A nil o stands for
+// all observers of this worker. blocked means that the owner of such a lock lives.
 func (w *Worker) view(ctx context.Context, c Cell, o *Observer, observers []string, s *snapshot) (v *cellView, blocked bool, err error) {
 	read := []rowstore.RowRead{viewRead(c, observers, s.at())}
 	for {
@@ -143,8 +143,8 @@ func (w *Worker) view(ctx context.Context, c Cell, o *Observer, observers []stri
 	}
 }
 
-// keeps tells whether a stored column is kept by the observer o, or with nil by one of
-// this worker's, for the cell.
+// keeps reports whether the observer o keeps a stored column for the cell. A nil o
+// stands for any observer of this worker.
 func (w *Worker) keeps(column string, c Cell, o *Observer) bool {
 	_, observer, of, ok := splitOwnColumn(column)
 	switch {
@@ -196,9 +196,9 @@ func (w *Worker) run(ctx context.Context, tx *Txn, o *Observer, i int, view *cel
 			w.kickTable(table)
 		}
 		if removed || w.queued(c) {
-			// Either every observer is covered and the notifications are gone; a newer
-			// one is found by a look of its own. Or another observer's turn comes, and
-			// with it a look at the cell.
+			// Either every observer is covered and the notifications are removed; a newer
+			// one is found by a scan of its own. Or another observer's job is queued, and
+			// will read the cell.
 			return runDone, 0, nil
 		}
 		return runAgain, 0, nil
@@ -214,8 +214,8 @@ func (w *Worker) run(ctx context.Context, tx *Txn, o *Observer, i int, view *cel
 	return runTrouble, 0, fmt.Errorf("committing a run of observer %q for %v: %w", o.Name, c.public(), err)
 }
 
-// changes lists the tables in which a run sets what this worker observes, where no push
-// will tell of it.
+// changes lists the tables in which a run sets cells that this worker observes. With a
+// push it lists none, because the push will tell of them.
 func (w *Worker) changes(tx *Txn) []string {
 	if w.pushed {
 		return nil
@@ -262,9 +262,9 @@ func (w *Worker) call(ctx context.Context, tx *Txn, o *Observer, c Cell) (err er
 	return o.Func(ctx, tx, c.public())
 }
 
-// failed deals with a function that failed: it counts the attempt in the store, and
-// parks the run after the last one. A failure counts if it is the function's, and if it
-// can be written down: nothing is parked while the store is away.
+// failed handles a function that failed: it counts the attempt in the store, and parks
+// the run after the last one. A failure counts if it is the function's own and can be
+// recorded: nothing is parked while the store is away.
 func (w *Worker) failed(ctx context.Context, o *Observer, view *cellView, cause error) (runResult, time.Duration, error) {
 	c := view.cell
 	switch {
@@ -299,9 +299,9 @@ type readError struct{ error }
 
 func (e *readError) Unwrap() error { return e.error }
 
-// storesFault tells whether a function failed because it could not read. A read that
-// ended with a context of the function's own is the function's failure, as is one that
-// came too late, or met what cannot be decoded.
+// storesFault reports whether a function failed because the store did not answer a
+// read. A read is the function's own failure if it ended with a context of the
+// function's, came too late, or met a value that cannot be decoded.
 func storesFault(err error) bool {
 	var read *readError
 	return errors.As(err, &read) && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) &&
@@ -350,7 +350,7 @@ func (w *Worker) noteFailure(ctx context.Context, tx *Txn, o *Observer, c Cell, 
 		}
 		return f, tx.put(parkedIndex(o.Name, c), kindPut, b)
 	case old.parked:
-		// A later change failed: the parked one goes with it.
+		// A later change failed, so the parked run of the earlier one is dropped.
 		return f, tx.put(parkedIndex(o.Name, c), kindDelete, nil)
 	}
 	return f, nil

@@ -49,11 +49,10 @@ func PrefixEnd(prefix string) string {
 // the safe point is checked, once for a chunk.
 const scanChunk = 128
 
-// Scan visits the rows of r that have a value at the transaction's snapshot, in
-// the byte order of their keys, or in reverse, with the transaction's own writes
-// as of the call. At most one error is yielded, as the last step. The caller may
-// use the transaction within the loop. Errors are those of Get; a bad range gives
-// ErrInvalid.
+// Scan visits the rows of r that have a value at the transaction's snapshot, in the
+// byte order of their keys, or in reverse. It includes the transaction's own writes as
+// of the call. At most one error is yielded, as the last step. The caller may use the
+// transaction within the loop. Errors are those of Get; a bad range gives ErrInvalid.
 func (tx *Txn) Scan(ctx context.Context, r Range) iter.Seq2[Row, error] {
 	return func(yield func(Row, error) bool) {
 		if err := tx.checkScan(ctx, &r); err != nil {
@@ -164,7 +163,7 @@ type pending struct {
 	long   []longValue
 }
 
-// run visits the rows. stopped tells that the caller has had enough.
+// run visits the rows. stopped means that the caller has had enough.
 func (s *scan) run(ctx context.Context, yield func(Row, error) bool) (stopped bool, err error) {
 	from, to := s.r.From, s.r.To
 	for {
@@ -200,7 +199,7 @@ func (s *scan) run(ctx context.Context, yield func(Row, error) bool) (stopped bo
 		if limit == 0 || seen < limit {
 			more, err := s.emitOwn(func(string) bool { return true }, yield)
 			if err == nil && more {
-				s.note(s.r.From, s.r.To) // that there is no more was learnt too
+				s.note(s.r.From, s.r.To) // the scan has also learnt that there are no more rows
 			}
 			return !more, err
 		}
@@ -212,7 +211,7 @@ func (s *scan) run(ctx context.Context, yield func(Row, error) bool) (stopped bo
 	}
 }
 
-// collect takes from a settled row what is visible.
+// collect takes the visible values from a settled row.
 func (s *scan) collect(row *rowstore.Row) (pending, error) {
 	p := pending{key: row.Row}
 	for i := range row.Versions {
@@ -327,8 +326,9 @@ func (s *scan) yield(p *pending, yield func(Row, error) bool) (more bool, err er
 	return s.r.Limit == 0 || s.yielded < s.r.Limit, nil
 }
 
-// note keeps what a Serializable transaction has seen so far, in the place of what
-// this scan noted before: the rows from from on, up to to, those without a value too.
+// note records what this scan of a Serializable transaction has seen so far, in place
+// of what it recorded before: the rows from from (included) to to (excluded), also
+// those without a value.
 func (s *scan) note(from, to string) {
 	tx := s.tx
 	if tx.opt.isolation != Serializable || tx.readOnly {

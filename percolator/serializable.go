@@ -11,10 +11,9 @@ import (
 // The validation of a Serializable transaction: the step of a two-phase commit between
 // the commit timestamp and the commit point.
 
-// validate checks that nothing that a Serializable transaction read has changed by
-// its commit timestamp. Every prewrite was acknowledged before: of two
-// transactions that each wrote what the other read, one at least sees the other's
-// lock or write.
+// validate checks that nothing that a Serializable transaction read has changed by its
+// commit timestamp. Every prewrite was acknowledged before. So of two transactions that
+// each wrote what the other read, at least one sees the other's lock or write.
 func (c *committer) validate(ctx context.Context) error {
 	if err := c.validateCells(ctx); err != nil {
 		return err
@@ -105,7 +104,7 @@ func validationPicks(picks []rowstore.Pick, column string, start, commit Timesta
 		rowstore.Pick{Family: rowstore.Write, Column: column, From: start + 1, To: commit, Limit: 1})
 }
 
-// validateRow judges one view of a row. blocked tells to look again.
+// validateRow checks one view of a row. blocked means that the row must be read again.
 func (c *committer) validateRow(ctx context.Context, row *rowstore.Row, counts func(column string) bool) (blocked bool, err error) {
 	for i := range row.Versions {
 		v := &row.Versions[i]

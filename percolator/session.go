@@ -29,14 +29,15 @@ type session struct {
 	ending  bool      // it begins no renewal any more
 	// renewing is closed when the last renewal of that goroutine has ended.
 	renewing chan struct{}
-	// The last renewal: when it was begun, and the lease that it asked for. The next one
-	// is due by that lease, not by a longer one that calls have become slow enough for.
+	// The last renewal: when it was begun, and the lease that it asked for. The next
+	// renewal is due by that lease, even if calls have become slow enough for a longer
+	// one.
 	asked time.Time
 	lease time.Duration
-	// The slowest calls of late: in a span of time, and in the one before it.
+	// The slowest recent calls: in a span of time, and in the one before it.
 	slow, slowBefore time.Duration
 	slowSince        time.Time
-	most             time.Duration // maxSlowLeases, but in tests that move the time in jumps
+	most             time.Duration // from maxSlowLeases, except in tests that move the time in jumps
 }
 
 // opening is a renewal that others wait for.
@@ -48,19 +49,19 @@ type opening struct {
 const columnLease = "lease"
 
 const (
-	// slowFactor is how much longer than the slowest call of late a lease lasts: it is
-	// renewed after a third, and a call must fit into that often enough.
+	// slowFactor is how many times the slowest recent call a lease lasts. The lease is
+	// renewed after a third of it, and a call must fit into that third more than once.
 	slowFactor = 8
 	// slowSpan is how long a slow call is remembered: at least this, at most twice.
 	slowSpan = time.Minute
 	// maxSlowLeases bounds the leases that slow calls make longer, and so the time that
-	// others wait for a process that died: in session leases as they are configured.
+	// others wait for a process that died. Its unit is the configured session lease.
 	maxSlowLeases = 24
 )
 
 func (s *session) init(db *DB) { s.db, s.most = db, maxSlowLeases*db.opt.sessionLease }
 
-// took notes how long a call took that a lease depends on: a renewal, a prewrite.
+// took records how long a call took on which a lease depends: a renewal, a prewrite.
 func (s *session) took(d time.Duration) {
 	now := s.db.clock.Now()
 	s.mu.Lock()
@@ -74,17 +75,17 @@ func (s *session) took(d time.Duration) {
 	s.slow = max(s.slow, d)
 }
 
-// lasts returns how long a lease lasts that is configured to d: longer where calls are
-// so slow that it would end before it is renewed.
+// lasts returns how long a lease lasts that is configured to d. It is longer if calls
+// are so slow that the lease would end before it is renewed.
 func (s *session) lasts(d time.Duration) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return max(d, min(slowFactor*max(s.slow, s.slowBefore), s.most))
 }
 
-// get returns the session's id, with a lease that lasts for a while yet, or that was
-// renewed just now, however long that took. The first call starts the session, so that processes which only read, or commit in
-// one phase, have none.
+// get returns the session's id. Its lease lasts for a while yet, or was renewed just
+// now, however long that took. The first call starts the session, so that processes
+// which only read, or commit in one phase, have none.
 func (s *session) get(ctx context.Context) (string, error) {
 	for {
 		s.mu.Lock()
@@ -154,20 +155,21 @@ func (s *session) renew(ctx context.Context) error {
 		if err == nil {
 			break
 		}
-		// Done twice it comes to the same, so a lost reply is simply repeated.
+		// A renewal that is done twice does no harm, so it is simply repeated after a
+		// lost reply.
 		if !errors.Is(err, rowstore.ErrAmbiguous) || s.db.clock.Sleep(ctx, s.db.opt.retryWait.wait(attempt, s.db.rand)) != nil {
 			return fmt.Errorf("renewing the session: %w", err)
 		}
 	}
 	s.mu.Lock()
-	// Half of the lease stays for the commit that is told that it is valid.
+	// The other half of the lease is left for the commit that relies on it.
 	s.valid = asked.Add(lease / 2)
 	s.mu.Unlock()
 	return nil
 }
 
-// renewIn returns how long it is until something should be renewed that was asked for at
-// some time and lasts from then on.
+// renewIn returns the time until something should be renewed that was asked for at
+// asked and lasts for lasts from then on.
 func renewIn(clock Clock, asked time.Time, lasts time.Duration) time.Duration {
 	return max(0, lasts/3-clock.Now().Sub(asked))
 }
@@ -233,7 +235,7 @@ func (s *session) end(ctx context.Context) {
 	}
 }
 
-// applyUrgent is applyOne for what keeps a lease.
+// applyUrgent is applyOne for a mutation that keeps a lease.
 func (db *DB) applyUrgent(ctx context.Context, m rowstore.Mutation) (rowstore.Outcome, error) {
 	out, err := db.store.Apply(ctx, []rowstore.Mutation{m}, rowstore.ApplyOptions{Urgent: true})
 	if err == nil {

@@ -38,8 +38,8 @@ func (s storedSettings) check() error {
 	return nil
 }
 
-// pastAge is a MaxTxnAge that held until a moment, and is less than those that
-// followed it: it still binds the transactions that began before.
+// pastAge is a MaxTxnAge that was in force until a moment, and is less than those that
+// followed it. It still binds the transactions that began before that moment.
 type pastAge struct {
 	MaxTxnAgeMs int64     `json:"max_txn_age_ms"`
 	Until       Timestamp `json:"until"`
@@ -47,18 +47,18 @@ type pastAge struct {
 
 func (p pastAge) age() time.Duration { return time.Duration(p.MaxTxnAgeMs) * time.Millisecond }
 
-// A change of the settings has two steps. It is announced: Next is stored, with
+// A change of the settings has two steps. First it is announced: Next is stored, with
 // NextFrom 0. Then it is dated: NextFrom is more than a lease of Current above a
-// timestamp that was drawn after the announcement could be read. Whoever knows of the
-// announcement goes by the shorter of the two leases until NextFrom; who does not is
-// no longer at work at NextFrom. So:
+// timestamp that was drawn after the announcement could be read. A process that knows
+// of the announcement uses the shorter of the two leases until NextFrom. A process that
+// does not know of it no longer uses its view at NextFrom. So:
 //
-//   - a view of the catalog that was begun at f may be gone by for leaseAt(f);
-//   - whoever must outwait the views that were begun before f waits for the lease of
-//     outlasting(f). From NextFrom on that is Next's lease alone, also where it is the
-//     shorter one.
+//   - a view of the catalog that was begun at f may be used for leaseAt(f);
+//   - a process that must outwait the views that were begun before f waits for the
+//     lease of outlasting(f). From NextFrom on that is Next's lease alone, even if that
+//     is the shorter one.
 //
-// Nothing of this asks a clock but the oracle, and no step becomes wrong when the
+// None of this depends on a clock but the oracle, and no step becomes wrong when the
 // process that takes it is held up for hours in the middle.
 
 // inForce tells whether Next is in force at ts.
@@ -74,7 +74,7 @@ func (c *catalog) at(ts Timestamp) Settings {
 	return c.Current.settings()
 }
 
-// leaseAt returns how long a view that was begun at f may be gone by.
+// leaseAt returns how long a view that was begun at f may be used.
 func (c *catalog) leaseAt(f Timestamp) time.Duration {
 	lease := c.at(f).CatalogLease
 	if c.Next != nil && !c.inForce(f) {
@@ -83,8 +83,8 @@ func (c *catalog) leaseAt(f Timestamp) time.Duration {
 	return lease
 }
 
-// outlasting returns the longest lease of a view that may be at work at f or later and
-// was begun before f, and the longest MaxTxnAge that such a view grants.
+// outlasting returns the longest lease of a view that was begun before f and may be in
+// use at f or later, and the longest MaxTxnAge that such a view grants.
 func (c *catalog) outlasting(f Timestamp) (maxTxnAge, lease time.Duration) {
 	s := c.at(f)
 	if c.Next != nil && !c.inForce(f) {
@@ -95,7 +95,8 @@ func (c *catalog) outlasting(f Timestamp) (maxTxnAge, lease time.Duration) {
 }
 
 // lastCommit returns the greatest commit timestamp that MaxTxnAge allows to a
-// transaction that began at start: the least age binds that held at any time since.
+// transaction that began at start. The least age that was in force at any time since
+// then counts.
 func (c *catalog) lastCommit(start Timestamp) Timestamp {
 	last := start.Add(c.Current.settings().MaxTxnAge)
 	if c.inForce(start) {
@@ -113,8 +114,8 @@ func (c *catalog) lastCommit(start Timestamp) Timestamp {
 	return last
 }
 
-// makeCurrent makes Next, which is in force, Current, and keeps of the past what may still
-// bind a transaction at now.
+// makeCurrent turns Next, which is in force, into Current. Of the past ages it keeps
+// those that may still bind a transaction at now.
 func (c *catalog) makeCurrent(now Timestamp) {
 	c.Past = append(slices.Clone(c.Past), pastAge{c.Current.MaxTxnAgeMs, c.NextFrom})
 	c.Current, c.Next, c.NextFrom = *c.Next, nil, 0
@@ -137,14 +138,14 @@ func (db *DB) Settings() Settings {
 
 // Configure changes the stored settings for every process. A field of 0 keeps its
 // value. The change takes effect two of the present catalog leases after it was
-// published, so that no process can still go by the old settings then; a transaction
-// is bound by the least MaxTxnAge that held at any time since it began.
+// published, so that no process can still use the old settings then. A transaction is
+// bound by the least MaxTxnAge that was in force at any time since it began.
 //
 // It returns an error that matches ErrInvalid when the settings do not fit together,
-// and while another change has yet to take effect: call it again afterwards. Asking
-// for that same change again is no error. After any other error the change may or may
-// not take effect, or be published and wait for another call to give it its time; call
-// Configure again.
+// and while another change has yet to take effect; call it again afterwards. Asking for
+// that same change again is no error. After any other error the change may or may not
+// take effect, or it may be published and wait until another call gives it its time;
+// call Configure again.
 func (db *DB) Configure(ctx context.Context, s Settings) error {
 	if err := db.enter(); err != nil {
 		return err

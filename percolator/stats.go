@@ -35,7 +35,7 @@ type Stats struct {
 	GCVersions uint64 // versions removed by them
 }
 
-// counters are Stats that change.
+// counters are the running counts behind Stats.
 type counters struct {
 	transactions, readOnly              atomic.Uint64
 	onePhase, group, twoPhase           atomic.Uint64

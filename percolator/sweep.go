@@ -10,8 +10,8 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// publish puts the worker's observers into the catalog. From then on, whoever
-// reads it notifies their columns.
+// publish puts the worker's observers into the catalog. From then on, every process
+// that reads the catalog notifies their columns.
 func (w *Worker) publish(ctx context.Context) error {
 	return w.retry(ctx, "publishing the observers", func() error {
 		v, err := w.db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
@@ -41,10 +41,10 @@ func (w *Worker) record(v *catalogView, q *queue) *observerRecord {
 	return nil
 }
 
-// attend sees to it, as long as the worker runs, that its observers are registered and
-// swept for. It looks again when a catalog lease has passed, or a run has met a catalog
-// without its observer. It returns an error that matches ErrObserverRemoved when one
-// has been removed.
+// attend makes sure, as long as the worker runs, that its observers are registered, and
+// sweeps for them. It looks again when a catalog lease has passed, or when a run has
+// met a catalog without its observer. It returns an error that matches
+// ErrObserverRemoved when one has been removed.
 func (w *Worker) attend(ctx context.Context) error {
 	for {
 		var v *catalogView
@@ -77,8 +77,8 @@ func (w *Worker) attend(ctx context.Context) error {
 }
 
 // checkRegistered returns an error that matches ErrObserverRemoved when an observer of
-// this worker is not in the catalog any more. One that was removed and registered again
-// meanwhile, by another worker, goes on: the new registration has a sweep of its own.
+// this worker is not in the catalog any more. An observer that another worker has
+// registered again meanwhile goes on: the new registration has a sweep of its own.
 func (w *Worker) checkRegistered(v *catalogView) error {
 	if v.f < w.published {
 		return nil
@@ -103,8 +103,8 @@ func (w *Worker) unswept(v *catalogView) []observerRecord {
 	return fresh
 }
 
-// sweepNew lets observers that are new, or come back, see the data that is there. It
-// leaves to another worker what that one is at, and takes over when its lease has ended.
+// sweepNew lets observers that are new, or registered again, see the existing data. A
+// sweep that another worker is doing is left to that worker, until its lease has ended.
 func (w *Worker) sweepNew(ctx context.Context) error {
 	v, err := w.db.loadCatalog(ctx)
 	if err != nil {
@@ -115,8 +115,8 @@ func (w *Worker) sweepNew(ctx context.Context) error {
 		return nil
 	}
 	// This view was begun after the observers could be read, and the snapshot of the
-	// sweep lies the longest lease above: a commit by a view from before is visible
-	// there, and who commits by a later one knew them.
+	// sweep lies the longest lease above it. So the sweep sees every commit that used an
+	// older view, and every commit that used a newer view knew the observers.
 	if v, err = w.db.loadCatalog(ctx); err != nil {
 		return err
 	}
@@ -197,8 +197,8 @@ func (l *sweepLease) take(ctx context.Context) (held time.Duration, err error) {
 	return 0, nil
 }
 
-// renew takes the lease again when a part of it has passed. That another one has taken
-// it meanwhile does not matter: both sweep.
+// renew takes the lease again when a part of it has passed. It does not matter if
+// another worker has taken it meanwhile: both sweep.
 func (l *sweepLease) renew(ctx context.Context) error {
 	if l.w.db.clock.Now().Sub(l.taken) < l.w.config.ScanLease/3 {
 		return nil

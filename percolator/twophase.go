@@ -11,9 +11,9 @@ import (
 )
 
 // The two-phase commit (section 2.2 of the paper), in the order of its steps: prewrite,
-// with the heartbeat of the primary's lock; the commit timestamp and what it must pass;
-// the commit point; the secondaries. Where the store commits groups, all rows of a
-// small transaction are the commit point.
+// with the heartbeat of the primary's lock; the commit timestamp and its checks; the
+// commit point; the secondaries. Where the store commits groups, the commit point of a
+// small transaction is all of its rows.
 
 // twoPhase is the general commit.
 func (c *committer) twoPhase(ctx context.Context) error {
@@ -65,9 +65,9 @@ func (c *committer) deferrable() bool {
 	return true
 }
 
-// prewrite locks every row, in pieces, and repeats what was lost or waited. The piece
-// with the primary goes first: with its lock the heartbeat begins, which keeps the
-// transaction alive however long the others take.
+// prewrite locks every row, in pieces. It sends rows again whose reply was lost, or
+// that had to wait. The piece with the primary goes first: its lock starts the
+// heartbeat, which keeps the transaction alive however long the other pieces take.
 func (c *committer) prewrite(ctx context.Context, session string, deferred bool) error {
 	for attempt := 0; ; attempt++ {
 		var which []int
@@ -86,8 +86,9 @@ func (c *committer) prewrite(ctx context.Context, session string, deferred bool)
 		if len(pieces) > 1 && !c.rows[c.primaryRow].locked {
 			pieces = pieces[:1]
 		}
-		// Nothing else is under way and nothing is to be sent again if all of these are
-		// locked; so a timestamp that is drawn after them is a commit timestamp.
+		// If one call sends all that is left and locks every row, nothing else is under
+		// way and nothing is sent again. So a timestamp that is drawn after it may be the
+		// commit timestamp.
 		last := len(pieces) == 1 && len(pieces[0]) == len(which)
 		wait, err := c.prewritePieces(ctx, pieces, session, rowstore.ApplyOptions{Deferred: deferred, Draw: last && c.db.opt.oracle == nil})
 		if err != nil {
@@ -183,7 +184,7 @@ func (c *committer) lockOf(i int, session string, expiry Timestamp) lockValue {
 	return l
 }
 
-// expiry is when a lock put now, which lasts for d, may be taken for dead.
+// expiry is when the owner of a lock put now, which lasts for d, may be taken for dead.
 func (c *committer) expiry(d time.Duration) Timestamp {
 	return c.db.estimate(c.start, c.began).Add(d)
 }
@@ -207,8 +208,7 @@ func (c *committer) prewritten(ctx context.Context, r *commitRow, m *rowstore.Mu
 	return c.blocked(ctx, Cell{m.Table, m.Row, m.Conditions[out.Failed].Column}, &out.Broke)
 }
 
-// noteRest keeps what is known of the rows behind one that failed, so that the
-// abort knows which may be locked.
+// noteRest records which of the rows behind a failed one are locked.
 func (c *committer) noteRest(which []int, outs []rowstore.Outcome) {
 	for i := range outs {
 		if outs[i].Applied {
@@ -217,9 +217,9 @@ func (c *committer) noteRest(which []int, outs []rowstore.Outcome) {
 	}
 }
 
-// heartbeat extends the expiry on the primary's lock until stop is called, which
-// waits for the last one to end: nothing else changes a lock's value, and nothing
-// of this transaction may be under way when it is over.
+// heartbeat extends the expiry on the primary's lock until stop is called. stop waits
+// for the last extension to end, because nothing of this transaction may be under way
+// once the transaction is over. Nothing else changes a lock's value.
 func (c *committer) heartbeat(session string) (stop func()) {
 	ctx, cancel := context.WithCancel(c.db.ctx)
 	done := make(chan struct{})
@@ -249,8 +249,8 @@ func (c *committer) heartbeat(session string) (stop func()) {
 	}
 }
 
-// prepare is what stands between the prewrites and the commit point: the commit
-// timestamp, drawn after every prewrite was acknowledged, and what it must pass.
+// prepare does what lies between the prewrites and the commit point: it gets the commit
+// timestamp, drawn after every prewrite was acknowledged, and checks it.
 func (c *committer) prepare(ctx context.Context, deferred bool) (incarnation string, err error) {
 	if deferred {
 		// Undeferred prewrites cannot be lost; and those of several stores, which
@@ -319,7 +319,7 @@ func (c *committer) commitPoint(ctx context.Context, incarnation string, deferre
 		case errors.Is(err, rowstore.ErrAmbiguous):
 			c.db.count.ambiguous.Add(1)
 			lost = err
-			// Sent again it is applied under its own lock, or refused.
+			// Sending it again is safe: it is applied under its own lock, or refused.
 			if attempt < commitAttempts && c.db.clock.Sleep(ctx, c.db.opt.retryWait.wait(attempt, c.db.rand)) == nil {
 				continue
 			}
@@ -327,8 +327,8 @@ func (c *committer) commitPoint(ctx context.Context, incarnation string, deferre
 			c.abort(ctx)
 			return fmt.Errorf("committing the primary: %w", err)
 		}
-		// A refusal may be the second arrival of a request that succeeded; and with
-		// the lock still there, the store has lost deferred prewrites.
+		// A refusal may come from the second arrival of a request that succeeded. If the
+		// lock is still there, the store has lost deferred prewrites.
 		state, serr := c.settleOutcome(ctx)
 		switch {
 		case serr != nil:
@@ -346,12 +346,12 @@ func (c *committer) commitPoint(ctx context.Context, incarnation string, deferre
 	}
 }
 
-// commitAttempts is how often a commit whose reply was lost is sent again before
-// its fate is asked for.
+// commitAttempts is how often a commit whose reply was lost is sent again before its
+// outcome is asked for.
 const commitAttempts = 2
 
-// commitGroup puts all rows into one all-or-none step, where the store has one.
-// Never into a plain batch: its rows are independent, and a secondary would be
+// commitGroup puts all rows into one all-or-none step, if the store has one. It never
+// uses a plain batch: the rows of a batch are independent, so a secondary could be
 // committed beside a primary that was rolled back.
 func (c *committer) commitGroup(first rowstore.Mutation, rest []commitRow) (rowstore.Group, bool) {
 	if c.db.grouper == nil || len(rest) == 0 || c.split || !c.fitsGroup(c.beside()+1) {
@@ -427,7 +427,7 @@ func (c *committer) finishLater(rest []commitRow, deferred bool) {
 	})
 }
 
-// committed is what follows the commit point.
+// committed does what follows the commit point.
 func (c *committer) committed(rest []commitRow, grouped, deferred bool) error {
 	if grouped {
 		c.db.count.group.Add(1)
@@ -445,16 +445,16 @@ func (c *committer) committed(rest []commitRow, grouped, deferred bool) error {
 	return nil
 }
 
-// commitSecondaries commits the rows behind the primary's. What fails for good is
-// left to whoever meets the locks.
+// commitSecondaries commits the rows other than the primary's. What fails for good is
+// left to the transactions that meet the locks.
 func (c *committer) commitSecondaries(ctx context.Context, rest []commitRow, deferred bool) {
 	commit := func(ctx context.Context) error { return c.applyRows(ctx, rest, deferred, c.commitMutation) }
 	c.goOn(ctx, commit(ctx), commit)
 }
 
-// applyRows applies a mutation for each row, in pieces, and where one does not hold as a
-// whole, for each half of it: a resolver may have dealt with one cell of the row, and
-// the others are still locked. It may be repeated.
+// applyRows applies a mutation for each row, in pieces. If a row's mutation does not
+// hold as a whole, it applies one for each half of the row: a resolver may have handled
+// one cell while the others are still locked. applyRows may be repeated.
 func (c *committer) applyRows(ctx context.Context, rows []commitRow, deferred bool, build func(commitRow) rowstore.Mutation) error {
 	var failed []error
 	for len(rows) > 0 {

@@ -18,14 +18,14 @@ type Txn struct {
 	db *DB
 	snapshot
 	commit   Timestamp
-	ctx      context.Context // of Update and View: what StartTimestamp and Notify draw with
+	ctx      context.Context // of Update and View; StartTimestamp and Notify draw with it
 	opt      txnOptions
 	readOnly bool
 	done     bool
 
 	writes writeSet
 	weak   []Cell // stored names, each once
-	// weakSet has what weak has.
+	// weakSet has the same cells as weak.
 	weakSet map[Cell]struct{}
 	// What Serializable validates. Stored names.
 	reads  map[Cell]struct{}
@@ -35,8 +35,9 @@ type Txn struct {
 	// in the same mutation: a run's removal of the notifications that it saw.
 	extra map[rowName][]rowstore.Edit
 
-	// storeFailed tells that a read failed for a reason of the store's, so that an
-	// observer whose function failed by it is not to blame.
+	// storeFailed means that a read of the transaction failed. If an observer's function
+	// went on all the same and its commit fails, that counts as a failure of the
+	// function.
 	storeFailed bool
 }
 
@@ -130,18 +131,19 @@ type readRange struct {
 }
 
 // StartTimestamp returns the timestamp of the snapshot that the transaction reads.
-// Inside Update and View it is drawn at the first need, which may be this call: 0
-// tells that it could not be drawn, as the next call that needs it will say.
+// Inside Update and View the timestamp is drawn when it is first needed, which may be
+// in this call. 0 means that it could not be drawn; the next call that needs it tries
+// again, and returns the error.
 func (tx *Txn) StartTimestamp() Timestamp {
 	if !tx.set && !tx.done {
-		_ = tx.begin(tx.ctx) // whoever needs it tries again, and returns the error
+		_ = tx.begin(tx.ctx) // the next call that needs it tries again, and returns the error
 	}
 	return tx.start
 }
 
 // CommitTimestamp returns the timestamp at which the transaction's writes became
-// visible and its notifications stand, once Commit has returned nil; else, and for a
-// transaction that neither wrote nor notified, 0.
+// visible and its notifications stand, once Commit has returned nil. Otherwise, and for
+// a transaction that neither wrote nor notified, it returns 0.
 func (tx *Txn) CommitTimestamp() Timestamp { return tx.commit }
 
 // Get returns the value of c at the transaction's snapshot, or as the transaction
@@ -149,8 +151,8 @@ func (tx *Txn) CommitTimestamp() Timestamp { return tx.commit }
 // nil. Errors: ErrNotFound, ErrInvalid, ErrTooLarge, ErrSnapshotTooOld, ErrTxnDone,
 // ErrClosed, those of the context and of the store.
 //
-// A lock of a transaction that may be committing is waited for; one that a dead
-// process left behind is resolved.
+// Get waits for the lock of a transaction that may be committing. It resolves a lock
+// that a dead process left behind.
 func (tx *Txn) Get(ctx context.Context, c Cell) ([]byte, error) {
 	if err := tx.check(ctx, &c); err != nil {
 		return nil, err
@@ -215,9 +217,9 @@ func (tx *Txn) GetMany(ctx context.Context, cells ...Cell) (map[Cell][]byte, err
 	return got, nil
 }
 
-// GetForUpdate is Get, and makes the commit of this transaction conflict with that
-// of any other which changes c meanwhile, as if it wrote c: the remedy for write
-// skew where one cell stands for what must not change. Nothing is locked before
+// GetForUpdate is Get, and makes the commit of this transaction conflict with that of
+// any other which changes c meanwhile, as if this one wrote c. It is the remedy for
+// write skew where one cell stands for what must not change. Nothing is locked before
 // Commit. A transaction that only reads and locks commits without effect.
 func (tx *Txn) GetForUpdate(ctx context.Context, c Cell) ([]byte, error) {
 	if err := tx.check(ctx, &c); err != nil {
@@ -248,9 +250,9 @@ func (tx *Txn) Set(c Cell, value []byte) error {
 	return tx.put(c.stored(), kindPut, value)
 }
 
-// Delete removes the value of c, at Commit; that c has none is no error, and
-// conflicts with other writers of c all the same. Errors: ErrInvalid, ErrTooLarge,
-// ErrReadOnly, ErrTxnDone.
+// Delete removes the value of c, at Commit. It is no error if c has no value; the
+// transaction conflicts with other writers of c all the same. Errors: ErrInvalid,
+// ErrTooLarge, ErrReadOnly, ErrTxnDone.
 func (tx *Txn) Delete(c Cell) error {
 	if err := tx.writable(&c, "Delete"); err != nil {
 		return err
@@ -275,10 +277,10 @@ func (tx *Txn) put(sc Cell, k kind, value []byte) error {
 }
 
 // Notify makes the observers of c's column run for c, at Commit, as a change of c
-// would, but without writing it, so that transactions which notify the same cell do
-// not conflict: a weak notification (section 2.4 of the paper). Several may lead to
-// one run, and one, seldom, to several. It returns an error that matches
-// ErrNotObserved when no observer watches the column; a process may learn of a new
+// would, but without writing c: a weak notification (section 2.4 of the paper). So
+// transactions that notify the same cell do not conflict. Several notifications may
+// lead to one run, and one, seldom, to several. Notify returns an error that matches
+// ErrNotObserved when no observer watches the column. A process may learn of a new
 // observer one catalog lease late, and then Commit returns the error.
 func (tx *Txn) Notify(c Cell) error {
 	if err := tx.writable(&c, "Notify"); err != nil {

@@ -11,11 +11,11 @@ import (
 // mostCleared is how many notifications of a column one mutation removes.
 const mostCleared = 256
 
-// clearUnobserved removes notifications from before the safe point of columns that no
-// observer is registered for. A removed observer leaves them, and they would keep
-// deleted cells from being collected. An observer that is registered after the view v
-// does not need them: its sweep puts a notification of its own on every cell that it
-// has not seen.
+// clearUnobserved removes notifications from before the safe point, of columns without
+// a registered observer. A removed observer leaves them, and they would keep deleted
+// cells from being collected. An observer that is registered after the view v does not
+// need them: its sweep puts a notification of its own on every cell that it has not
+// seen.
 func (db *DB) clearUnobserved(ctx context.Context, v *catalogView, table string, safe Timestamp) error {
 	if safe == 0 || reserved(table) {
 		return nil

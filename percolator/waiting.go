@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// mostWaiting bounds how many jobs are remembered to be left alone. One that is not is
-// found by the next look, which sees in the store that it must wait.
+// mostWaiting bounds how many paused jobs are remembered. A job over the bound is found
+// by the next scan, and its run sees in the store that it must wait.
 const mostWaiting = 1 << 16
 
 // deferral is a job that is left alone for a while.
@@ -20,7 +20,8 @@ type deferral struct {
 	locked  bool // for somebody's lock
 }
 
-// deferralHeap has the pause that ends first at the top. Some may be over already.
+// deferralHeap has the pause that ends first at the top. Some pauses in it may have
+// been ended early.
 type deferralHeap []*deferral
 
 func (h deferralHeap) Len() int           { return len(h) }
@@ -36,7 +37,7 @@ func (h *deferralHeap) Pop() any {
 	return p
 }
 
-// leaveAlone leaves a job alone. w.mu is held.
+// leaveAlone pauses a job. w.mu is held.
 func (w *Worker) leaveAlone(p *deferral) {
 	if len(w.waiting) >= mostWaiting || w.stopping {
 		return
@@ -85,7 +86,7 @@ func (w *Worker) goOn(p *deferral) {
 	w.enqueue(&task{job: p.job, q: p.q, seen: p.seen, trouble: p.trouble})
 }
 
-// resumeLocked looks again at what was locked in a table. w.mu is held.
+// resumeLocked queues the jobs of a table that wait for a lock. w.mu is held.
 func (w *Worker) resumeLocked(table string) {
 	for rest := w.locked[table]; len(rest) > 0; rest = w.locked[table] {
 		w.goOn(rest[len(rest)-1])
@@ -93,7 +94,7 @@ func (w *Worker) resumeLocked(table string) {
 	w.dispatch()
 }
 
-// resume starts jobs when their pauses are over, without a look for them.
+// resume starts jobs when their pauses are over, without a scan for them.
 func (w *Worker) resume(ctx context.Context) error {
 	for {
 		w.mu.Lock()

@@ -14,31 +14,32 @@ import (
 // WorkerConfig changes a Worker. The zero value works.
 type WorkerConfig struct {
 	// Concurrency is how many observer functions run at once. Default 16. Observers
-	// share it: the one with the fewest functions running starts its next one first,
-	// and from 4 on a part (an eighth, at least one) is kept free for observers that
-	// have none running, so that slow functions do not take every place.
+	// share it: the one with the fewest functions running starts its next one first.
+	// From 4 on, a part (an eighth, at least one) is kept free for observers that have
+	// none running, so that slow functions do not take every place.
 	Concurrency int
-	// MaxAttempts is how many failures of one change lead to parking, for observers
-	// that do not say. Default 10.
+	// MaxAttempts is the number of failures of one change after which its run is parked,
+	// for observers that do not set their own. Default 10.
 	MaxAttempts int
 	// Backoff is the wait before a failed function is called again for the same
 	// change. A newer change is attempted at once. Default 50 ms to 1 min.
 	Backoff Backoff
-	// Poll is the wait between two looks for notifications where the store has no
-	// push (rowstore.Waker): Min after something was found, doubled up to Max while
-	// nothing is, or what is found leads to nothing. Default 1 to 250 ms.
+	// Poll is the wait between two scans for notifications if the store has no push
+	// (rowstore.Waker). It is Min after a scan has found something. It doubles, up to
+	// Max, while scans find nothing or only what leads to nothing. Default 1 to 250 ms.
 	Poll Backoff
-	// Rescan is the wait between two looks where the store has a push: for what no
-	// push tells of, such as the notifications of a client that died before it could
-	// finish. Default 2 s.
+	// Rescan is the wait between two scans if the store has a push. These scans find
+	// what no push tells of, such as the notifications of a client that died before it
+	// could finish. Default 2 s.
 	Rescan time.Duration
-	// ScanLease is how long other workers keep away from an observer's work in a part
-	// of a table in which this one has found much of it. Also, how long after the last
-	// progress another worker takes over a sweep. Default 2 s.
+	// ScanLease is how long other workers leave an observer's work to this worker, in a
+	// part of a table where this one has found much of it. It is also the time since the
+	// last progress of a sweep after which another worker takes the sweep over. Default
+	// 2 s.
 	ScanLease time.Duration
-	// GCInterval is the wait between two garbage collections, of all workers
-	// together, also of those that come after this one has ended. Default a tenth of
-	// the retention, at most 1 h; negative for none.
+	// GCInterval is the wait between two garbage collections. All workers together
+	// collect once in that time, also workers that start after this one has ended.
+	// Default a tenth of the retention, at most 1 h; negative for none.
 	GCInterval time.Duration
 	// StopTimeout is how long functions that are running when Run's context ends may
 	// go on before their own contexts end. Default 10 s.
@@ -80,9 +81,9 @@ type Worker struct {
 	runCtx context.Context // of functions, which outlive ctx by StopTimeout at most
 
 	tasks   sync.WaitGroup           // jobs that are queued or run
-	kicks   map[string]chan struct{} // a token for a table to be looked at
+	kicks   map[string]chan struct{} // a token for a table to be scanned
 	room    map[string]chan struct{} // a token when a queue of the table has room again
-	sooner  chan struct{}            // a token when a pause ends before those known before
+	sooner  chan struct{}            // a token when a new pause ends before all others
 	recheck chan struct{}            // a token to look whether the observers are still registered
 
 	mu       sync.Mutex
@@ -172,14 +173,14 @@ func (w *Worker) queuesOf(c Cell) []*queue {
 	return w.queues[Cell{Table: c.Table, Column: c.Column}]
 }
 
-// Run publishes the worker's observers, has new ones look at the data that is
-// there, and runs them whenever something changes, until ctx ends. Then it starts
-// nothing more, waits for the functions that are running (see StopTimeout), and
-// returns nil. Any other error means that it could not go on: one that matches
-// ErrClosed, for example, when the DB was closed under it, or ErrObserverRemoved when
-// somebody removed one of its observers; that is noticed one catalog lease later at the
-// latest. Failures of the store that may pass are logged and retried. A worker runs
-// once: a second Run returns ErrWorkerRunning.
+// Run publishes the worker's observers, lets new ones see the existing data, and runs
+// them whenever something changes, until ctx ends. Then it starts nothing more, waits
+// for the functions that are running (see StopTimeout), and returns nil. Any other
+// result means that it could not go on. For example, the error matches ErrClosed when
+// the DB was closed under it, or ErrObserverRemoved when somebody removed one of its
+// observers; that is noticed one catalog lease later at the latest. Failures of the
+// store that may pass are logged and retried. A worker runs once: a second Run returns
+// ErrWorkerRunning.
 func (w *Worker) Run(ctx context.Context) error {
 	w.mu.Lock()
 	if w.started {
@@ -199,7 +200,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	return err
 }
 
-// work is Run between its book-keeping.
+// work is Run without its book-keeping.
 func (w *Worker) work(parent context.Context) error {
 	ctx, cancel := context.WithCancelCause(parent)
 	defer cancel(nil)
@@ -249,7 +250,8 @@ func (w *Worker) work(parent context.Context) error {
 	return nil
 }
 
-// retry runs f until it succeeds, the context ends, or the DB is closed.
+// retry runs f until it succeeds, the context ends, or the error is fatal: the DB is
+// closed, say.
 func (w *Worker) retry(ctx context.Context, what string, f func() error) error {
 	for attempt := 0; ; attempt++ {
 		err := f()
@@ -263,7 +265,7 @@ func (w *Worker) retry(ctx context.Context, what string, f func() error) error {
 	}
 }
 
-// fatal tells errors that trying again does not mend.
+// fatal reports whether trying again cannot mend an error.
 func fatal(err error) bool {
 	return errors.Is(err, ErrClosed) || errors.Is(err, ErrInvalid) || errors.Is(err, ErrTooLarge)
 }

@@ -12,10 +12,10 @@ import (
 // than its callers would.
 const maxBatch = 1 << LogicalBits
 
-// Batch is an oracle over a distant one: requests that wait at the same moment
-// share one draw from it. A draw is sent as soon as none is under way, with every
-// request that is waiting then, so a lone request is never delayed, there is no
-// timer, and each timestamp is drawn after it was asked for.
+// Batch is an oracle over a distant one: requests that wait at the same moment share
+// one draw from it. A draw is sent as soon as none is under way, with every request
+// that is waiting then. So a lone request is never delayed, there is no timer, and each
+// timestamp is drawn after it was asked for.
 //
 // All methods may be called concurrently.
 type Batch struct {
@@ -47,8 +47,8 @@ type draw struct {
 	cancel  context.CancelFunc
 }
 
-// NewBatch returns an oracle that merges requests to inner. Whoever closes inner
-// closes the Batch first.
+// NewBatch returns an oracle that merges requests to inner. Close the Batch before you
+// close inner.
 func NewBatch(inner Oracle) *Batch {
 	b := &Batch{inner: inner}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
@@ -100,14 +100,15 @@ func (b *Batch) leave(r *request) {
 		}
 		return
 	}
-	// A draw may hang for long: the queue holds no more that left than that wait.
+	// A draw may hang for long. Requests whose callers went away are never more than
+	// half of the queue.
 	if b.gone++; 2*b.gone > len(b.waiting) {
 		b.waiting, b.gone = slices.DeleteFunc(b.waiting, func(r *request) bool { return r.gone }), 0
 	}
 }
 
-// send draws for whoever waits until nobody does. There is one such goroutine at
-// most, and none while nobody waits.
+// send draws for the requests that wait until there are none. At most one such
+// goroutine runs, and none while no request waits.
 func (b *Batch) send() {
 	defer b.wg.Done()
 	for {

@@ -9,12 +9,12 @@ import (
 	"time"
 )
 
-// ErrExhausted is returned when the timestamps asked for would lie above Max. An
-// oracle that says so never recovers, unless from a smaller request.
+// ErrExhausted is returned when the timestamps asked for would lie above Max. An oracle
+// that has returned it never recovers, but a smaller request may still succeed.
 var ErrExhausted = errors.New("oracle: no timestamps left below the greatest one")
 
-// DefaultWindow is how far ahead of need a Bounded oracle makes its bound durable
-// when its configuration does not say.
+// DefaultWindow is how far ahead of need a Bounded oracle makes its bound durable, if
+// its configuration does not say.
 const DefaultWindow = 2 * time.Second
 
 // BoundedConfig configures a Bounded oracle.
@@ -23,13 +23,13 @@ type BoundedConfig struct {
 	// last, 0 if there was none. Every timestamp handed out lies above it.
 	Bound Timestamp
 
-	// Persist makes a new bound durable, before it returns nil, in the place from
-	// which a later oracle takes its Bound. It is called by one goroutine at a
-	// time, with greater bounds each time; only Close may lower the bound, to the
-	// last timestamp handed out. Its context ends when the oracle is closed. An
-	// error leaves the oracle at the bound that it had, also if the new one was
-	// stored after all. Nil means that nobody will ever continue these timestamps,
-	// so that nothing is stored.
+	// Persist makes a new bound durable, before it returns nil, in the place from which
+	// a later oracle takes its Bound. It is called by one goroutine at a time, with
+	// greater bounds each time; only Close may lower the bound, to the last timestamp
+	// handed out. Its context ends when the oracle is closed. After an error the oracle
+	// keeps the bound that it had, even if the new one was stored after all. A nil
+	// Persist means that nobody will ever continue these timestamps, so nothing is
+	// stored.
 	Persist func(ctx context.Context, bound Timestamp) error
 
 	// Clock tells the wall time. It may be called very often, by many goroutines.
@@ -44,18 +44,17 @@ type BoundedConfig struct {
 	Window time.Duration
 }
 
-// Bounded is an oracle inside one process whose timestamps go on from where an
-// earlier process ended: those handed out never exceed a bound that is already
-// durable, and the next oracle starts above that bound.
+// Bounded is an oracle inside one process. Its timestamps continue where an earlier
+// process ended: they never exceed a bound that is already durable, and the next oracle
+// starts above that bound.
 //
-// A timestamp is the clock's millisecond with the counter at 0, or one more than
-// the last timestamp if that is greater. So more than 2^18 timestamps in one
-// millisecond run ahead into the next, and a clock that was set back makes the
-// counter go on alone until the clock has caught up. The same holds after a clock
-// that was wrong by years was believed for a moment: timestamps go on from there,
-// with wall time standing still in them, because an order that was promised
-// cannot be taken back. At 2^18 per millisecond it takes very long to use up even
-// one year that way.
+// A timestamp is the clock's millisecond with the counter at 0, or one more than the
+// last timestamp if that is greater. So more than 2^18 timestamps in one millisecond
+// run ahead into the next. After a clock was set back, only the counter advances until
+// the clock has caught up. A clock that is years ahead, even for a moment, moves all
+// later timestamps ahead in the same way: they continue from there, and their wall time
+// stands still, because an order that was promised cannot be taken back. At 2^18 per
+// millisecond it takes very long to use up even one year that way.
 //
 // The bound is extended while timestamps are drawn, in the background once half
 // of the window is used. An oracle that nobody uses does nothing; the first Draw
@@ -83,7 +82,7 @@ type Bounded struct {
 	ext    *extension  // the extension under way, or nil
 }
 
-// extension is one call of Persist and who waits for it.
+// extension is one call of Persist, and its result for those that wait for it.
 type extension struct {
 	done chan struct{}
 	err  error
@@ -179,8 +178,8 @@ func (b *Bounded) await(ctx context.Context, need Timestamp) error {
 	}
 }
 
-// ahead starts an extension that nobody waits for. Whoever needs the new bound
-// while it fails tries again and gets the error.
+// ahead starts an extension that nobody waits for. If it fails, a draw that needs the
+// new bound tries again and gets the error.
 func (b *Bounded) ahead() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -220,7 +219,8 @@ func (b *Bounded) extend(need Timestamp) (*extension, error) {
 			e.err = ErrClosed
 		case err != nil:
 			e.err = fmt.Errorf("oracle: make the bound %v durable: %w", bound, err)
-			// Not at the very next draw again: at half of what is left.
+			// The next draw does not try again at once: that waits until half of what is
+			// left is used.
 			last, bound := b.last.Load(), b.bound.Load()
 			b.soon.Store(last + (bound-last)/2)
 		default:
@@ -244,10 +244,10 @@ var closedExtension = func() *extension {
 func (b *Bounded) Last() Timestamp { return Timestamp(b.last.Load()) }
 
 // Close ends the oracle: later draws, and those that wait for Persist, return
-// ErrClosed. It waits for a Persist under way, whose context it ends, and then
-// lowers the stored bound to the last timestamp, so that the next oracle need not
-// run ahead of the clock; ctx limits that last Persist alone. Its error does no
-// harm but that. A second Close does nothing and returns nil.
+// ErrClosed. It waits for a Persist under way, whose context it ends. Then it lowers
+// the stored bound to the last timestamp, so that the next oracle need not run ahead of
+// the clock. ctx limits that last Persist alone. If it fails, the next oracle may run
+// ahead, but no other harm is done. A second Close does nothing and returns nil.
 func (b *Bounded) Close(ctx context.Context) error {
 	b.mu.Lock()
 	if b.closed.Load() {

@@ -1,8 +1,8 @@
-// Package rowstore defines the seam between Percolator's protocol and a
-// database: the row-transactional store. It is the document for whoever writes
-// a backend. The protocol above asks a database for no more than what Bigtable
-// gave the original (Peng and Dabek, OSDI 2010, section 2.1): atomic reads and
-// conditional changes of one row, and ordered scans.
+// Package rowstore defines the seam between Percolator's protocol and a database: the
+// row-transactional store. It is the document for authors of backends. The protocol
+// above asks a database for no more than Bigtable gave the original (Peng and Dabek,
+// OSDI 2010, section 2.1): atomic reads and conditional changes of one row, and ordered
+// scans.
 //
 // # The model
 //
@@ -13,8 +13,8 @@
 // between 1 and [oracle.Max], both included; a range of timestamps is closed at
 // both ends, and one whose From lies above its To is empty.
 //
-// How this is laid out in the database is the backend's own business. What it
-// may rely on is said at each [Family].
+// How a backend lays this out in its database is its own business. Each [Family] says
+// what a backend may rely on.
 //
 // # Rules for every method
 //
@@ -216,18 +216,18 @@ type Mutation struct {
 
 // ApplyOptions belong to a batch.
 type ApplyOptions struct {
-	// Deferred allows a store that is a Deferrer to make the batch durable later:
-	// no later than the next undeferred Apply, Group or Flush. Every other store
-	// takes no notice.
+	// Deferred allows a store that is a Deferrer to make the batch durable later: no
+	// later than the next undeferred Apply, Group or Flush. Every other store ignores
+	// it.
 	Deferred bool
-	// Draw asks a store for timestamps of its own oracle, one for each mutation, drawn
-	// after the whole batch was applied and can be seen by every Read: so the commit
-	// timestamp comes with the prewrites. A store that saves no round trip by it takes
-	// no notice, and leaves Outcome.Drawn 0.
+	// Draw asks a store for timestamps of its own oracle, one for each mutation. They
+	// are drawn after the whole batch was applied and can be seen by every Read. So the
+	// commit timestamp comes with the prewrites. A store that saves no round trip by it
+	// ignores Draw, and leaves Outcome.Drawn 0.
 	Draw bool
 	// Urgent says that others wait for this small batch: it renews a lease or the expiry
-	// of a lock, and its owner is taken for dead when it is late. A wrapper never queues
-	// it behind batches that are not urgent. A store without a queue takes no notice.
+	// of a lock, and if it is late its owner is taken for dead. A wrapper never queues
+	// it behind batches that are not urgent. A store without a queue ignores it.
 	Urgent bool
 }
 
@@ -235,21 +235,22 @@ type ApplyOptions struct {
 type Outcome struct {
 	// Applied: every condition held, and all edits happened.
 	Applied bool
-	// Failed is, where not Applied and Err is nil, the index of the first condition
-	// that did not hold, in the mutation's order.
+	// Failed is the index of the first condition that did not hold, in the mutation's
+	// order. It counts only if not Applied and Err is nil.
 	Failed int
 	// Broke is the version that broke that condition: the newest one that IfAbsent
 	// or IfAbsentAt forbids, with its value, so that the caller can resolve a lock
 	// without reading again. Zero for IfPresent and IfIncarnation.
 	Broke Version
-	// Incarnation is the store's, as of this mutation: set in every outcome of a
-	// Deferrer, whether it applied or not, and "" of every other store.
+	// Incarnation is the store's incarnation as of this mutation. A Deferrer sets it in
+	// every outcome, whether the mutation applied or not; every other store leaves it
+	// "".
 	Incarnation string
-	// Drawn is a timestamp that this mutation alone was given, where ApplyOptions.Draw
-	// asked for one and it was applied; else 0.
+	// Drawn is a timestamp that was given to this mutation alone, if ApplyOptions.Draw
+	// asked for one and the mutation was applied; otherwise 0.
 	Drawn Timestamp
-	// Err is the failure of this mutation alone. If it matches ErrAmbiguous the
-	// mutation may have been applied, else it was certainly not.
+	// Err is the failure of this mutation alone. If it matches ErrAmbiguous the mutation
+	// may have been applied; otherwise it was certainly not.
 	Err error
 }
 
@@ -282,11 +283,12 @@ type Store interface {
 	// When Apply returns, applied mutations are durable, as durable as the database
 	// makes anything, unless opts say Deferred.
 	//
-	// An error that matches ErrAmbiguous means that each mutation may have been
-	// applied, or may still be later; any other error that none was and none will
-	// be. A store returns ErrAmbiguous when that is so and never when nothing can
-	// have happened. Neither the store nor a driver under it sends an Apply twice
-	// by itself, except after an answer that proves that the first was not applied.
+	// An error that matches ErrAmbiguous means that each mutation may have been applied,
+	// or may still be applied later. Any other error means that none was applied and
+	// none will be. A store returns ErrAmbiguous whenever a mutation may have been or
+	// may be applied, and never when nothing can have happened. Neither the store nor a
+	// driver under it sends an Apply twice by itself, except after an answer that proves
+	// that the first was not applied.
 	Apply(ctx context.Context, muts []Mutation, opts ApplyOptions) ([]Outcome, error)
 
 	// Scan visits the rows of a range in which at least one Pick matches
@@ -299,9 +301,9 @@ type Store interface {
 	// loop; the store must not hold a lock or a scarce connection meanwhile.
 	Scan(ctx context.Context, s ScanRange) iter.Seq2[Row, error]
 
-	// Tables lists the tables that hold anything, each once, in byte order. A
-	// table that was emptied may be listed still; one that held something when the
-	// call began, and still does, must be. Errors are as in Scan.
+	// Tables lists the tables that hold anything, each once, in byte order. A table that
+	// was emptied may still be listed. A table that held something when the call began,
+	// and still does, must be listed. Errors are as in Scan.
 	Tables(ctx context.Context) iter.Seq2[string, error]
 
 	// Close releases what the store holds. Calls under way end with an error, or
@@ -330,8 +332,8 @@ type GroupOutcome struct {
 	Commit Timestamp
 	// TooLate: the timestamp drawn was greater than NotAfter; nothing was edited.
 	TooLate bool
-	// Failed is, where neither Applied nor TooLate and Err is nil, the index of a
-	// mutation that did not hold, and Outcome says which of its conditions.
+	// Failed is the index of a mutation that did not hold, and Outcome says which of its
+	// conditions. They count only if neither Applied nor TooLate and Err is nil.
 	Failed  int
 	Outcome Outcome
 	// Incarnation is as in Outcome.
@@ -343,12 +345,12 @@ type GroupOutcome struct {
 // Grouper is the optional ability to change several rows all or none. Without it
 // the secondaries of a transaction commit after the primary instead of with it.
 type Grouper interface {
-	// GroupKey tells which rows may share a group: those with equal keys. "" means
-	// that the row may be in none, not even alone. It is a pure function.
+	// GroupKey tells which rows may share a group: those with equal keys. "" means that
+	// the row may not be in any group, not even alone. It is a pure function.
 	GroupKey(table, row string) string
-	// Draws tells whether groups of that key may Draw: the one-phase commit. Say
-	// true only where no reader can get a larger timestamp of the same oracle and
-	// still miss the write.
+	// Draws tells whether groups of that key may Draw: the one-phase commit. Return true
+	// only if no reader can get a larger timestamp of the same oracle and still miss the
+	// write.
 	Draws(key string) bool
 	// Group runs each group, all or none, and gives the outcomes in order. The
 	// groups are independent of each other. A call names a row at most once. Errors
@@ -386,19 +388,19 @@ type DrawnRows struct {
 	TS Timestamp
 	// Rows answer the reads, in order.
 	Rows []Row
-	// Apart tells that the rows were asked for by a request that was sent when the
-	// timestamp had come back, so that any time may lie between the two, for instance
-	// when the process was suspended. Where one request asks for both it is false.
+	// Apart says that the rows were read by a second request, sent when the timestamp
+	// had come back. Any time may lie between the two, for instance when the process was
+	// suspended. If one request asked for both, Apart is false.
 	Apart bool
 	// Err is the failure of this one alone: it has neither timestamp nor rows.
 	Err error
 }
 
-// DrawReader is the optional ability to draw timestamps of the store's own oracle
-// and read at them in one round trip: the start of a transaction with its first
-// read. Offer it only where that is as good as a Draw and then, after its answer, a
-// Read: each view of a row is of a moment after its timestamp was drawn. Without it
-// the two are asked for one after the other.
+// DrawReader is the optional ability to draw timestamps of the store's own oracle and
+// read at them in one round trip: the start of a transaction with its first read. Offer
+// it only if that is as good as a Draw and then, after its answer, a Read: each view of
+// a row is from a moment after its timestamp was drawn. Without it the caller asks for
+// the two one after the other.
 type DrawReader interface {
 	// DrawRead gives each ask a timestamp of its own and answers its reads, in order.
 	// An error means that there are no answers; timestamps may have been used up.
@@ -445,13 +447,13 @@ type Limiter interface {
 	Limits() Limits
 }
 
-// Sharder is optionally implemented by stores whose rows lie on several servers, so
-// that a wrapper which merges calls keeps apart what one slow server should not delay
-// for the others.
+// Sharder is optionally implemented by stores whose rows lie on several servers. With
+// it, a wrapper that merges calls keeps the rows of different servers apart, so that
+// one slow server does not delay the calls for the others.
 type Sharder interface {
 	// Shard names the server, or the group of servers, that holds a row, as far as the
-	// store knows now. Rows with different names share no fate. It is quick, does no
-	// I/O, and its answers may change; nothing but speed depends on them.
+	// store knows now. Rows with different names slow down and fail independently. It is
+	// quick, does no I/O, and its answers may change; nothing but speed depends on them.
 	Shard(table, row string) string
 }
 
