@@ -271,13 +271,6 @@ func (c *committer) find(cell Cell) int {
 
 func (c *committer) primaryCell() Cell { return c.writes[c.primary].cell }
 
-func (c *committer) primaryOrWeak() Cell {
-	if c.primary >= 0 {
-		return c.primaryCell()
-	}
-	return c.tx.weak[0]
-}
-
 // prewriteConditions appends the conditions of a prewrite: other transactions have left
 // no lock on the column, and no write or mark at or above start.
 func prewriteConditions(conds []rowstore.Condition, column string, start Timestamp) []rowstore.Condition {

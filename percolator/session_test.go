@@ -3,7 +3,9 @@ package percolator
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -214,4 +216,33 @@ func TestSessionIsOpenedOnce(t *testing.T) {
 		require.NoError(t, w.finish(done))
 	}
 	require.Equal(t, 1, sessions(two))
+}
+
+// Close waits for a renewal that is under way: one that was cancelled could still arrive
+// after the session was removed, and leave its row behind.
+func TestCloseWaitsForARenewal(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const lease, takes = 30 * time.Second, time.Second
+		g := newGauge(rowstore.Limits{})
+		var calls atomic.Int64 // that open, renew and remove the session
+		g.slow = func(muts []rowstore.Mutation) time.Duration {
+			if muts[0].Table == tableSessions && calls.Add(1) == 2 {
+				return takes
+			}
+			return 0
+		}
+		db, _, end := bubble(t, g, WithSessionLease(lease))
+		defer end()
+		set(t, db, rowA, "1")
+		require.NoError(t, db.drained(t.Context()))
+		require.EqualValues(t, 1, calls.Load())
+		for calls.Load() == 1 {
+			time.Sleep(takes / 4)
+		}
+		began := time.Now()
+		require.NoError(t, db.Close(t.Context()))
+		require.Greater(t, time.Since(began), takes/2, "the renewal was cut off")
+		require.EqualValues(t, 3, calls.Load(), "the session was not removed")
+	})
 }
