@@ -4,6 +4,8 @@ GO ?= go
 CACHE := $(CURDIR)/.cache
 LINTER := $(CACHE)/bin/golangci-lint
 RERUNNER := $(CACHE)/bin/gotestsum
+# Says how long a command has been at it.
+PATIENTLY := $(CURDIR)/scripts/patiently
 # Every module but tools/, which holds no code of ours.
 MODULES := . bench torture
 
@@ -27,6 +29,7 @@ EXPLORE_RANDOM ?= 5000
 EXPLORE_WHOLE ?= 0
 EXPLORE_LEAST ?= 200000
 EXPLORE_FLAGS ?=
+SIMULATE_FLAGS ?=
 # Which mutants: a regular expression.
 MUTANTS ?= .
 # What torture kills, and how long on each.
@@ -51,10 +54,13 @@ endif
 
 .PHONY: test
 test: $(TEST_NEEDS) ## Run every test with the race detector; gets the servers that tests need
+	@echo "servers for the tests: containers, programs of this machine, or those that the environment names"
 	@servers=$$(scripts/test-servers) || exit 1; export PERCOLATOR_TEST_SERVERS=$$servers; \
 	export PERCOLATOR_TEST_REPORT=$(CACHE)/ran; mkdir -p $(CACHE)/ran; rm -f $(UNSTEADY)-*; status=0; \
 	for module in $(MODULES); do \
-		echo "go test -race ./... ($$module)"; \
+		echo "go build -race ./... ($$module): the first time it fetches modules, and compiles for minutes"; \
+		(cd $$module && $(PATIENTLY) "compiling" $(GO) build -race -o /dev/null ./...) || status=1; \
+		echo "go test -race ./... ($$module): a line for each package when it ends; some take minutes"; \
 		(cd $$module && $(TEST)) || status=1; \
 	done; \
 	if grep -s ': 0 runs' $(UNSTEADY)-*; then echo "a package failed beside its tests: a leak?"; status=1; fi; \
@@ -76,10 +82,11 @@ fmt: $(LINTER) ## Format every Go file the way lint wants it
 $(LINTER): tools/go.mod tools/go.sum
 	@echo "building golangci-lint (once)"
 	@mkdir -p $(@D)
-	@cd tools && $(GO) build -o $@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+	@cd tools && $(PATIENTLY) "compiling the linter" $(GO) build -o $@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 $(RERUNNER): tools/go.mod tools/go.sum
+	@echo "building gotestsum (once)"
 	@mkdir -p $(@D)
-	@cd tools && $(GO) build -o $@ gotest.tools/gotestsum
+	@cd tools && $(PATIENTLY) "compiling gotestsum" $(GO) build -o $@ gotest.tools/gotestsum
 
 .PHONY: bench
 bench: ## Measure against peers and against the bars (BENCH_FLAGS="-help" for the choices)
@@ -98,6 +105,10 @@ conformance: ## Run the conformance suite against a store of your own: make conf
 explore: ## Explore interleavings of small programs (EXPLORE_LIMIT, EXPLORE_RANDOM schedules of the larger ones)
 	@$(GO) test ./internal/explore -v -timeout 240h -run '^TestExplore$$' -explore.whole $(EXPLORE_WHOLE) -explore.limit $(EXPLORE_LIMIT) -explore.random $(EXPLORE_RANDOM) -explore.least $(EXPLORE_LEAST) $(EXPLORE_FLAGS)
 
+.PHONY: simulate
+simulate: ## Let 1 to 1,000 workers drain a backlog in simulated time (SIMULATE_FLAGS="-workers 1,8 -latency 200us")
+	@$(GO) test ./internal/simulate -v -timeout 10h -run '^TestDrain$$' -args -workers 1,2,4,8,32,100,300,1000 $(SIMULATE_FLAGS)
+
 .PHONY: mutants
 mutants: ## Break the protocol, one rule at a time, and show which test catches it (MUTANTS=regexp)
 	@$(GO) run ./internal/mutants -run '$(MUTANTS)'
@@ -105,7 +116,7 @@ mutants: ## Break the protocol, one rule at a time, and show which test catches 
 .PHONY: torture
 torture: ## Kill servers and processes under load, and judge what they saw (BACKEND="redis postgres", DURATION=10m)
 	@servers=$$(scripts/test-servers) || exit 1; export PERCOLATOR_TEST_SERVERS=$$servers; \
-	mkdir -p $(CACHE)/bin && (cd torture && $(GO) build -o $(CACHE)/bin/torture .) || exit 1; \
+	mkdir -p $(CACHE)/bin && (cd torture && $(PATIENTLY) "compiling" $(GO) build -o $(CACHE)/bin/torture .) || exit 1; \
 	for backend in $(BACKEND); do \
 		$(CACHE)/bin/torture -backend $$backend -duration $(DURATION) $(TORTURE_FLAGS) || exit 1; \
 	done

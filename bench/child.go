@@ -20,11 +20,13 @@ const childVariable = "PERCOLATOR_BENCH_CHILD"
 
 // childTask is what a child does.
 type childTask struct {
-	Kind   string // transfer, worker
+	Kind   string // transfer, worker, fleet
 	URL    string
 	Config Config
 	Repeat int
-	Depth  int // worker: of the chain
+	Depth  int           // worker: of the chain
+	How    string        // fleet: the system
+	Takes  time.Duration // fleet: how long the function sleeps
 }
 
 // reportEvery is how often a worker says how much it has handled.
@@ -97,6 +99,8 @@ func (t *childTask) do(ctx context.Context) error {
 			reports.Wait()
 		}
 		return errors.Join(err, s.close())
+	case "fleet":
+		return t.doFleet(ctx, in, wait)
 	}
 	return fmt.Errorf("no task %q", t.Kind)
 }

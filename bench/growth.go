@@ -143,7 +143,7 @@ func (s *versions) Prepare(ctx context.Context, cfg Config) error {
 	for i := range versionedCells {
 		g.Go(func() error {
 			c := s.cell(i)
-			rows, err := store.Read(ctx, []rowstore.RowRead{{Table: c.Table, Row: c.Row, Picks: []rowstore.Pick{
+			rows, err := store.Read(ctx, []rowstore.RowRead{{Table: c.Table, Row: c.Row, Selectors: []rowstore.Selector{
 				{Family: rowstore.Write, Column: c.Column, To: 1<<63 - 1, Limit: 1},
 			}}})
 			if err == nil {
@@ -344,7 +344,7 @@ func (s *increment) Op(ctx context.Context, w *Caller) error {
 			return err
 		}
 		return tx.Set(c, value(n+1, s.size))
-	}, percolator.MaxAttempts(1_000_000))
+	}, percolator.WithMaxAttempts(1_000_000))
 	w.Conflicts += attempts - 1
 	return err
 }

@@ -67,7 +67,7 @@ func run(args []string, stdout, stderr io.Writer) (err error) {
 	var cfg Config
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	names := flags.String("workload", "all", "workloads to run, or groups of them (embedded, redis, postgres, paper, growth, all), separated by commas")
+	names := flags.String("workload", "all", "workloads to run, or groups of them (embedded, redis, postgres, workers, paper, growth, all), separated by commas")
 	peers := flags.String("peer", "all", "peers to run beside percolator, separated by commas")
 	flags.StringVar(&cfg.Store, "store", "", "URL of the store under percolator, for the workloads that take one (default: each workload's own)")
 	flags.IntVar(&cfg.Goroutines, "goroutines", 0, "concurrent callers (default: each workload's own)")
@@ -82,6 +82,7 @@ func run(args []string, stdout, stderr io.Writer) (err error) {
 	asJSON := flags.Bool("json", false, "print one JSON object")
 	markdown := flags.Bool("markdown", false, "print tables in Markdown")
 	charts := flags.String("charts", "", "directory into which charts are drawn, as SVG")
+	pages := flags.String("pages", "", "directory into which a page of Markdown for each group of workloads, a page of all bars, and the charts are written")
 	from := flags.String("from", "", "print, draw and check what an earlier run with -json printed to this file, and measure nothing; several files, separated by commas, are put together, and of a workload in more than one the last counts")
 	check := flags.Bool("check", false, "exit with status 3 when a bar is missed")
 	list := flags.Bool("list", false, "list the workloads and their sides, and stop")
@@ -131,6 +132,11 @@ func run(args []string, stdout, stderr io.Writer) (err error) {
 	if *charts != "" {
 		if err := report.draw(*charts); err != nil {
 			return fmt.Errorf("drawing charts: %w", err)
+		}
+	}
+	if *pages != "" {
+		if err := report.writePages(*pages); err != nil {
+			return fmt.Errorf("writing pages: %w", err)
 		}
 	}
 	switch {

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 // no figure.
 func TestEveryWorkloadRuns(t *testing.T) {
 	t.Parallel()
-	for group, rows := range map[string]string{"embedded": "2000", "redis": "100", "postgres": "100", "paper": "50", "growth": "100"} {
+	for group, rows := range map[string]string{"embedded": "2000", "redis": "100", "postgres": "100", "workers": "100", "paper": "50", "growth": "100"} {
 		t.Run(group, func(t *testing.T) {
 			t.Parallel()
 			var out bytes.Buffer
@@ -44,6 +44,10 @@ func TestEveryWorkloadRuns(t *testing.T) {
 			for _, result := range report.Results {
 				ran[result.Workload] = true
 				for _, bar := range result.Bars {
+					if bar.AtMost > 0 { // conflicts, say, of which there may be none
+						require.GreaterOrEqual(t, bar.Value, 0.0, bar.What)
+						continue
+					}
 					require.Positive(t, bar.Value, bar.What)
 				}
 				for _, s := range result.Sides {
@@ -136,6 +140,41 @@ func TestReportsAreReadBack(t *testing.T) {
 	}
 	require.ErrorIs(t, run([]string{"-from", old, "-check"}, io.Discard, io.Discard), errMissed)
 	require.ErrorContains(t, run([]string{"-from", charts}, io.Discard, io.Discard), "charts")
+}
+
+// TestPages writes the documents of a run, and tells that every workload has one.
+func TestPages(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	known := map[string]bool{}
+	for _, p := range pages {
+		known[p.group] = true
+	}
+	for _, w := range workloads() {
+		require.True(t, known[w.Group], "%s: no page for its group %q", w.Name, w.Group)
+	}
+	require.Equal(t, "postgres", pageGroup("river-chain-paced"))
+	require.Equal(t, "paper", pageGroup("oracle-pebble"))
+	require.Equal(t, "embedded", pageGroup("oracle"))
+
+	side := []Summary{{Side: "a", Series: "a", X: 1, Sample: Sample{Ops: 1, Rate: 1}}, {Side: "a", Series: "a", X: 2, Sample: Sample{Ops: 1, Rate: 2}}}
+	r := Report{Results: []Result{
+		{Workload: "transfer", Sides: side, Bars: []Bar{atLeast("it", 1, 2, "")}},
+		{Workload: "postgres-callers", Sides: side, XAxis: "things", Chart: rateChart},
+	}}
+	require.NoError(t, r.writePages(dir))
+	page := func(name string) string {
+		text, err := os.ReadFile(filepath.Join(dir, name))
+		require.NoError(t, err)
+		return string(text)
+	}
+	require.Contains(t, page("bars.md"), "| transfer | it | 1 | at least 2 | MISSED |")
+	require.Contains(t, page("embedded.md"), "### transfer")
+	require.Contains(t, page("growth.md"), "](postgres-callers.svg)")
+	require.FileExists(t, filepath.Join(dir, "postgres-callers.svg"))
+	require.NoFileExists(t, filepath.Join(dir, "redis.md"))
+	r.Results[0].Workload = "unheard-of"
+	require.ErrorContains(t, r.writePages(dir), "unheard-of")
 }
 
 func TestSkew(t *testing.T) {

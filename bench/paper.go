@@ -128,7 +128,7 @@ func (s *bareStore) Op(ctx context.Context, w *Caller) error {
 		}
 		return err
 	}
-	rows, err := s.store.Read(ctx, []rowstore.RowRead{{Table: bareTable, Row: rowName(i), Picks: []rowstore.Pick{
+	rows, err := s.store.Read(ctx, []rowstore.RowRead{{Table: bareTable, Row: rowName(i), Selectors: []rowstore.Selector{
 		{Family: rowstore.Write, Column: benchColumn, To: 1<<63 - 1, Limit: 1},
 	}}})
 	switch {

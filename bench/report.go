@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path"
 	"runtime"
 	"slices"
 	"strings"
@@ -149,7 +150,7 @@ func (r Result) printMarkdown(w io.Writer, charts string) {
 	fmt.Fprintf(w, "### %s\n\n%s. %s.\n\n%s\n\n", r.Workload, upperFirst(r.About), upperFirst(r.how()), r.table().RenderMarkdown())
 	if charts != "" {
 		for _, name := range r.charts() {
-			fmt.Fprintf(w, "![%s](%s/%s)\n", r.About, charts, name)
+			fmt.Fprintf(w, "![%s](%s)\n", r.About, path.Join(charts, name))
 		}
 		if len(r.charts()) > 0 {
 			fmt.Fprintln(w)
@@ -196,15 +197,7 @@ func (b Bar) String() string {
 
 // printMarkdown prints a table of the bars, and then each result.
 func (r Report) printMarkdown(w io.Writer, charts string) {
-	fmt.Fprintf(w, "Measured from %s on, on %s.\n\n", r.Started.Format("2006-01-02 15:04 MST"), r.Machine)
-	t := table.NewWriter()
-	t.AppendHeader(table.Row{"workload", "figure", "value", "bar", ""})
-	for _, result := range r.Results {
-		for _, b := range result.Bars {
-			t.AppendRow(table.Row{result.Workload, b.What, b.value(), b.bar(), b.verdict()})
-		}
-	}
-	fmt.Fprintf(w, "%s\n\n", t.RenderMarkdown())
+	fmt.Fprintf(w, "%s\n\n%s\n\n", r.measured(), r.bars().RenderMarkdown())
 	for _, result := range r.Results {
 		result.printMarkdown(w, charts)
 	}

@@ -65,6 +65,13 @@ type Runner interface {
 	Run(ctx context.Context, cfg Config, d time.Duration, repeat int) (Sample, error)
 }
 
+// SelfMetered is a Runner that measures the costs itself, because a part of its run
+// is not to be counted.
+type SelfMetered interface {
+	Runner
+	SelfMetered()
+}
+
 // Server is a Side whose work is done by a server: the URL, "" for none.
 type Server interface {
 	ServerURL() string
@@ -131,11 +138,22 @@ type Sample struct {
 	// seen.
 	Bytes float64 `json:"bytes_per_op"`
 	Trips float64 `json:"round_trips_per_op"`
+	// Work is what was done for each operation, where observers in other processes
+	// did it.
+	Work *Work `json:"work,omitempty"`
 	// Timeline are operations per second over time, in steps of timelineStep, for
 	// workloads that show it.
 	Timeline []float64 `json:"timeline,omitempty"`
 	// Events are what happened meanwhile, for the same workloads.
 	Events []Event `json:"events,omitempty"`
+}
+
+// Work is what the processes of a fleet did for each change.
+type Work struct {
+	Calls     float64 `json:"calls"` // of the function
+	Conflicts float64 `json:"conflicts"`
+	Scans     float64 `json:"scans"`
+	Found     float64 `json:"found"` // cells, by the scans
 }
 
 // Event is something that was done to the system while it was measured.
@@ -319,7 +337,9 @@ func sampleOf(ctx context.Context, s Side, cfg Config, d time.Duration, repeat i
 	if sample.Ops == 0 {
 		return Sample{}, errors.New("nothing was done")
 	}
-	meter.stop(&sample)
+	if _, ok := s.(SelfMetered); !ok {
+		meter.stop(&sample)
+	}
 	runtime.ReadMemStats(&after)
 	sample.Allocs = float64(after.Mallocs-before.Mallocs) / float64(sample.Ops)
 	return sample, nil
@@ -419,6 +439,14 @@ func (s *Summary) summarize() {
 	s.Bytes = median(func(x Sample) float64 { return x.Bytes })
 	s.Trips = median(func(x Sample) float64 { return x.Trips })
 	s.Allocs = median(func(x Sample) float64 { return x.Allocs })
+	if s.Samples[0].Work != nil {
+		s.Work = &Work{
+			Calls:     median(func(x Sample) float64 { return x.Work.Calls }),
+			Conflicts: median(func(x Sample) float64 { return x.Work.Conflicts }),
+			Scans:     median(func(x Sample) float64 { return x.Work.Scans }),
+			Found:     median(func(x Sample) float64 { return x.Work.Found }),
+		}
+	}
 	s.RateMin, s.RateMax = s.Samples[0].Rate, s.Samples[0].Rate
 	for _, x := range s.Samples {
 		s.Ops += x.Ops

@@ -19,7 +19,7 @@ import (
 // workloads lists what can be measured. A further one is a further entry; a
 // further peer is a further side of an entry.
 func workloads() []Workload {
-	return slices.Concat(embeddedWorkloads(), serverWorkloads(), reactiveWorkloads(), paperWorkloads(), growthWorkloads())
+	return slices.Concat(embeddedWorkloads(), serverWorkloads(), reactiveWorkloads(), workersWorkloads(), paperWorkloads(), growthWorkloads())
 }
 
 // embeddedWorkloads are those that need no server.
@@ -394,8 +394,8 @@ func (s *find) table() string { return fmt.Sprintf("find%d-%d", s.rows, s.notifi
 
 func (s *find) Op(ctx context.Context, _ *Caller) error {
 	found := 0
-	picks := []rowstore.Pick{{Family: rowstore.Notify, From: 0, To: rowstore.Timestamp(1)<<63 - 1}}
-	for _, err := range s.store.Scan(ctx, rowstore.ScanRange{Table: s.table(), Picks: picks}) {
+	picks := []rowstore.Selector{{Family: rowstore.Notify, From: 0, To: rowstore.Timestamp(1)<<63 - 1}}
+	for _, err := range s.store.Scan(ctx, rowstore.ScanRange{Table: s.table(), Selectors: picks}) {
 		if err != nil {
 			return err
 		}

@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// Limits of the search for short cycles. That there is one is known before, from the
-// components; only how short the ones are that get printed, and whether each kind in
-// a large component is named, depends on these.
+// Limits of the search for short cycles. The components show before that there is a
+// cycle. These limits decide only how short the printed cycles are, and whether each
+// kind in a large component is named.
 const (
 	// maxStarts is how many edges of a component a search begins with, if one of them
 	// led to a cycle.
@@ -194,8 +194,8 @@ func (s *cycleSearch) enter(v *view, component []int32) []int32 {
 
 func (s *cycleSearch) in(node int32) bool { return s.member[node] == s.stamp }
 
-// isNew tells whether a kind was not found among these transactions before, and notes
-// that it now is.
+// isNew tells whether a kind was not found among these transactions before, and
+// records it as found.
 func (s *cycleSearch) isNew(kind Kind, cycle []hop) bool {
 	for _, p := range cycle {
 		if _, ok := s.found[foundKey{kind, p.from()}]; ok {
@@ -245,7 +245,7 @@ func (s *cycleSearch) forbidden(v *view, component []int32) {
 	if some {
 		return
 	}
-	// There is one all the same.
+	// There is a cycle all the same.
 	cycle := s.shortest(&plain, nodes, edgeRW, goalAlternating, false)
 	if cycle == nil {
 		s.note(KindLongFork, nodes)
@@ -313,8 +313,7 @@ func (s *cycleSearch) skew(v *view, component []int32, reported map[int32]struct
 }
 
 // shortest looks for the shortest cycle in the component at hand that begins with an
-// edge of certain kinds. If it must not find one at any cost, it stops when the budget
-// is used up.
+// edge of certain kinds. Unless it must find one, it stops when the budget is used up.
 func (s *cycleSearch) shortest(v *view, nodes []int32, first edgeKind, want goal, optional bool) []hop {
 	var best []hop
 	starts := 0

@@ -1,18 +1,19 @@
-// Package checker judges histories of transactions: whether what the clients of a
-// database saw is possible under snapshot isolation, or under serializability. It needs
-// nothing of the database: any system's history will do.
+// Package checker judges histories of transactions. It tells whether snapshot
+// isolation, or serializability, allows what the clients of a database saw. It needs
+// nothing but the history, so it can judge any system.
 //
 // # Recording
 //
-// A [Recorder] takes down what transactions read and wrote, when, and how they ended. It
-// keeps that in memory, or writes it as JSON lines that survive the death of the
-// program; [ReadFiles] puts the histories of several programs together, and [Export]
-// writes one for elle-cli.
+// A [Recorder] records what transactions read and wrote, when, and how they ended. It
+// keeps the history in memory, or writes it as JSON lines that survive the death of the
+// program. [ReadFiles] puts the histories of several programs together. [Export] writes
+// a history for elle-cli.
 //
 //	rec := checker.NewRecorder(file, nil)
 //	r := rec.Begin(process)
 //	tx, err := db.Begin(ctx)
-//	r.Start(tx.StartTimestamp())
+//	start, err := tx.StartTimestamp(ctx)
+//	r.Start(start)
 //	v, err := tx.Get(ctx, cell)
 //	r.Read(cell.String(), decode(v), err == nil)
 //	...
@@ -27,12 +28,12 @@
 //
 // # Judging
 //
-// Two checkers keep each other honest. [CheckTimestamps] takes the timestamps at their
-// word and makes sure that every read and write fits them; it misses nothing that has
+// Two checkers keep each other honest. [CheckTimestamps] trusts the timestamps and
+// makes sure that every read and write fits them. It misses nothing that has
 // timestamps, takes all workloads, and knows the ledger of observers. [CheckValues]
-// looks at values alone, as Elle does, so a wrong oracle cannot fool it; it names what
-// it finds by the anomalies of the literature. Both promise that what they report is
-// wrong, provided that the history is true.
+// looks at values alone, as Elle does, so a wrong oracle cannot fool it. It names its
+// findings by the anomalies of the literature. If the history is true, everything that
+// either checker reports is really wrong.
 //
 // The program cmd/percolator-check runs both over files.
 package checker

@@ -74,8 +74,6 @@ func (g *graph) finish() {
 	g.edges, g.first = group(int(g.nodes), g.edges, func(e *edge) int32 { return e.from })
 }
 
-func (g *graph) out(node int32) []edge { return g.edges[g.first[node]:g.first[node+1]] }
-
 func (g *graph) real(node int32) bool { return node < g.txns }
 
 // view is a part of a graph.

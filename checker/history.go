@@ -10,7 +10,7 @@ import (
 type History []Txn
 
 // Outcome says how a transaction ended, as far as its client knows. The zero value
-// is Unknown, so that what was never completed counts as unknown.
+// is Unknown, so a transaction that was never completed counts as unknown.
 type Outcome uint8
 
 // The outcomes.
@@ -20,7 +20,7 @@ const (
 	Aborted                  // certainly not committed
 )
 
-// String gives the outcome's name.
+// String returns the outcome's name.
 func (o Outcome) String() string {
 	switch o {
 	case Unknown:
@@ -42,7 +42,7 @@ const (
 	Serializable
 )
 
-// String gives the level's name, as the JSON form has it.
+// String returns the level's name, as the JSON form has it.
 func (i Isolation) String() string {
 	switch i {
 	case SnapshotIsolation:
@@ -69,9 +69,8 @@ const (
 //
 // Values are integers that stand for what was stored. No two writes of a key should
 // write the same value, and no two appends to a list the same element: only then
-// does a value that was read tell who wrote it. The black box checker insists on
-// that; the timestamp checker judges transactions of unknown outcome less sharply
-// without it.
+// does a value that was read tell who wrote it. CheckValues requires that. Without
+// it, CheckTimestamps judges transactions of unknown outcome less sharply.
 type Op struct {
 	Kind   OpKind
 	Locks  bool    // of a read: through GetForUpdate
@@ -85,9 +84,9 @@ type Op struct {
 type Run struct {
 	// Observer is the observer's name.
 	Observer string
-	// Key is the observed key whose change made the observer run. The change that the
-	// run saw is the newest one at its start timestamp; the operations should hold
-	// the read of the key, which is judged as every other read.
+	// Key is the observed key whose change made the observer run. The run saw the
+	// newest change at its start timestamp. The operations should contain the read of
+	// the key; it is judged like every other read.
 	Key string
 }
 
@@ -98,17 +97,17 @@ type Txn struct {
 	Process int
 	// Invoke and Complete are the times, in nanoseconds, when the transaction was
 	// asked for and when its outcome was known, on a clock that all processes of the
-	// history share. Complete is 0 when the outcome never became known.
+	// history share. Complete is 0 if the outcome never became known.
 	Invoke, Complete int64
-	// Start and Commit are the timestamps. Start is 0 where nobody knows it (the
-	// history of another system), and Commit also when nothing was written.
+	// Start and Commit are the timestamps. Each is 0 if nobody knows it (in the
+	// history of another system, say). Commit is 0 also if nothing was written.
 	Start, Commit oracle.Timestamp
 	Outcome       Outcome
 	Isolation     Isolation
-	// AsOf says that the caller chose the snapshot, so that it may be an old one.
+	// AsOf says that the caller chose the snapshot, which may be an old one.
 	AsOf bool
 	Ops  []Op
-	// Run is nil for what is no observer's run.
+	// Run is nil if the transaction is not an observer's run.
 	Run *Run
 	// Error is the error that the transaction ended with, for people.
 	Error string

@@ -2,40 +2,36 @@ package checker
 
 import (
 	"bufio"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"strconv"
-	"unicode/utf8"
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 )
 
 // ReadHistory reads a history in the form that Recorder and WriteHistory write, and
-// that elle-cli reads: JSON objects, one for each invocation and each completion of a
-// transaction, one in a line or all in an array.
+// that elle-cli reads. It consists of JSON objects, one for each invocation and each
+// completion of a transaction. Each object is a line, or all are in one array.
 //
 //	{"process":1,"type":"invoke","f":"txn","time":100,"start":7,"value":[["r","x",1],["w","y",5]]}
 //	{"process":1,"type":"ok","f":"txn","time":250,"start":7,"commit":9,"value":[["r","x",1],["w","y",5]]}
 //
 // A completion's type is "ok" for committed, "fail" for not committed and "info" for
-// unknown; an invocation that is never completed is unknown too, also one before
-// another invocation of the same process. "time" is in nanoseconds; if no operation
+// unknown. An invocation that is never completed is unknown too, also if another
+// invocation of the same process follows it. "time" is in nanoseconds; if no object
 // has one, their order counts. Operations are ["r",key,value], ["w",key,value] and
 // ["append",key,element], where value is an integer, a list of integers, or null for
-// nothing (a write of null is a deletion). In an invocation and in an "info" a read of
-// null is not known, and left out, unless "absent" is its fourth element; "lock" there
-// is a read for update. Keys are strings or integers. The other fields, which elle-cli
-// does not have, are all optional: "start", "commit", "isolation" ("serializable"),
-// "asof" (true), "observer" and "observed" (a run of that observer for that key),
-// "error". Further fields, and operations of a process that is no integer (as Jepsen's
-// nemesis), are passed over.
+// nothing (a write of null is a deletion). In an invocation and in an "info" the result
+// of a read of null is not known, and the read is left out, unless "absent" is its
+// fourth element. "lock" as the fourth element marks a read for update. Keys are
+// strings or integers. The other fields, which elle-cli does not have, are all
+// optional: "start", "commit", "isolation" ("serializable"), "asof" (true), "observer"
+// and "observed" (a run of that observer for that key), "error". Further fields are
+// ignored, and so are objects whose process is not an integer (as Jepsen's nemesis).
 //
-// A last object that is cut off, as the death of a program leaves it, is left out:
-// what it would have said counts as unknown. An error names the operation by its
-// number, from 1.
+// If the last object is cut off, as when a program dies, it is left out, and what it
+// would have said counts as unknown. An error names the object by its number, from 1.
 func ReadHistory(r io.Reader) (History, error) {
 	d := decoder{in: bufio.NewReaderSize(r, 1<<16), pending: map[int]int{}, keys: map[string]*keyUse{}}
 	if err := d.run(); err != nil {
@@ -45,7 +41,7 @@ func ReadHistory(r io.Reader) (History, error) {
 }
 
 // ReadFiles reads histories from files and puts them together. No process may be in
-// two of them.
+// two files.
 func ReadFiles(paths ...string) (History, error) {
 	var all History
 	owner := map[int]string{}
@@ -100,7 +96,7 @@ type decoder struct {
 	nulls   []nullRead
 }
 
-// nullRead is a read of nothing whose kind depends on what else is done to its key.
+// nullRead is a read of nothing. Its kind depends on the other operations on its key.
 type nullRead struct {
 	txn, op int
 	key     *keyUse
@@ -500,182 +496,3 @@ func (d *decoder) key() (*keyUse, error) {
 }
 
 // What follows reads pieces of JSON from d.text.
-
-// peek passes over space and gives the next byte, 0 at the end.
-func (d *decoder) peek() byte {
-	for d.pos < len(d.text) {
-		switch c := d.text[d.pos]; c {
-		case ' ', '\t', '\r', '\n':
-			d.pos++
-		default:
-			return c
-		}
-	}
-	return 0
-}
-
-func (d *decoder) expect(c byte) error {
-	got := d.peek()
-	if got != c {
-		if d.pos >= len(d.text) {
-			return errCutOff
-		}
-		return fmt.Errorf("%q where %q should be", got, c)
-	}
-	d.pos++
-	return nil
-}
-
-// each reads what stands between open and shut, separated by commas.
-func (d *decoder) each(open, shut byte, element func() error) error {
-	if err := d.expect(open); err != nil {
-		return err
-	}
-	if d.peek() == shut {
-		d.pos++
-		return nil
-	}
-	for {
-		if err := element(); err != nil {
-			return err
-		}
-		if d.peek() == shut {
-			d.pos++
-			return nil
-		}
-		if err := d.expect(','); err != nil {
-			return err
-		}
-	}
-}
-
-func (d *decoder) word(w string) error {
-	d.peek()
-	if len(d.text)-d.pos < len(w) || string(d.text[d.pos:d.pos+len(w)]) != w {
-		return fmt.Errorf("%s expected", w)
-	}
-	d.pos += len(w)
-	return nil
-}
-
-// string reads a string. The bytes are valid until the next call.
-func (d *decoder) string() ([]byte, error) {
-	if err := d.expect('"'); err != nil {
-		return nil, err
-	}
-	from := d.pos
-	plain := true
-	for d.pos < len(d.text) {
-		c := d.text[d.pos]
-		d.pos++
-		switch {
-		case c == '"':
-			if plain {
-				return d.text[from : d.pos-1], nil
-			}
-			// Rare: left to the standard library.
-			var s string
-			if err := json.Unmarshal(d.text[from-1:d.pos], &s); err != nil {
-				return nil, fmt.Errorf("bad string: %w", err)
-			}
-			return []byte(s), nil
-		case c == '\\':
-			plain = false
-			d.pos++
-		case c < ' ' || c >= utf8.RuneSelf:
-			plain = false
-		}
-	}
-	return nil, errCutOff
-}
-
-func (d *decoder) text2() (string, error) {
-	raw, err := d.string()
-	return string(raw), err
-}
-
-// number gives the text of a number.
-func (d *decoder) number() string {
-	d.peek()
-	from := d.pos
-	for d.pos < len(d.text) {
-		switch c := d.text[d.pos]; {
-		case c >= '0' && c <= '9', c == '-', c == '+', c == '.', c == 'e', c == 'E':
-			d.pos++
-			continue
-		}
-		break
-	}
-	return string(d.text[from:d.pos])
-}
-
-func (d *decoder) int() (int64, error) {
-	d.peek()
-	// The usual number is read without making a string of it.
-	var v int64
-	at, from := d.pos, d.pos
-	if at < len(d.text) && d.text[at] == '-' {
-		at++
-	}
-	first := at
-	for at < len(d.text) && at-first < 18 && d.text[at] >= '0' && d.text[at] <= '9' {
-		v = 10*v + int64(d.text[at]-'0')
-		at++
-	}
-	if at > first && at < len(d.text) {
-		switch d.text[at] {
-		case ',', ']', '}', ' ', '\t', '\r', '\n':
-			if d.pos = at; first > from {
-				v = -v
-			}
-			return v, nil
-		}
-	}
-	v, err := strconv.ParseInt(d.number(), 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("not an integer: %w", err)
-	}
-	return v, nil
-}
-
-func (d *decoder) uint() (uint64, error) {
-	v, err := strconv.ParseUint(d.number(), 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("not a timestamp: %w", err)
-	}
-	return v, nil
-}
-
-// skip passes over a value.
-func (d *decoder) skip(depth int) error {
-	if depth > maxDepth {
-		return fmt.Errorf("nested deeper than %d", maxDepth)
-	}
-	switch c := d.peek(); c {
-	case '{':
-		return d.each('{', '}', func() error {
-			if _, err := d.string(); err != nil {
-				return err
-			}
-			if err := d.expect(':'); err != nil {
-				return err
-			}
-			return d.skip(depth + 1)
-		})
-	case '[':
-		return d.each('[', ']', func() error { return d.skip(depth + 1) })
-	case '"':
-		_, err := d.string()
-		return err
-	case 't':
-		return d.word("true")
-	case 'f':
-		return d.word("false")
-	case 'n':
-		return d.word("null")
-	}
-	if d.number() == "" {
-		return errors.New("no value")
-	}
-	return nil
-}

@@ -13,9 +13,9 @@ import (
 // Recorder collects the transactions of the processes of a program. All methods may
 // be called concurrently.
 //
-// With a writer it writes JSON lines ([ReadHistory] says how they look) and keeps
-// nothing. A line goes out in one Write before the method returns, so a program that
-// is killed leaves a history in which the transactions that it was committing are of
+// With a writer it writes JSON lines and keeps nothing; [ReadHistory] describes the
+// lines. Each line goes out in one Write before the method returns. So a program that
+// is killed leaves a history in which the transactions that it was committing have an
 // unknown outcome.
 type Recorder struct {
 	clock func() int64
@@ -28,10 +28,10 @@ type Recorder struct {
 }
 
 // NewRecorder returns a recorder that writes to w, or, if w is nil, keeps the history
-// in memory. clock gives the time in nanoseconds; it must be one that all processes
-// of the history share, and must not go back. If it is nil, the time is the wall time
-// of this call plus what has passed since by the monotonic clock, which several
-// programs of one machine share unless somebody sets its time meanwhile.
+// in memory. clock returns the time in nanoseconds. All processes of the history must
+// share it, and it must not go back. If clock is nil, the time is the wall time of this
+// call plus the time that has passed since by the monotonic clock. Several programs of
+// one machine share that time, unless somebody sets the machine's clock meanwhile.
 func NewRecorder(w io.Writer, clock func() int64) *Recorder {
 	if clock == nil {
 		begin := time.Now()
@@ -47,8 +47,9 @@ func (r *Recorder) Begin(process int) *Recording {
 	return &Recording{r: r, t: Txn{Process: process, Invoke: r.clock()}}
 }
 
-// History returns the transactions that ended so far, in the order of their ends, and
-// those that are committing, as unknown. It returns nil if the recorder writes.
+// History returns the transactions that have ended so far, in the order of their ends,
+// and the transactions that are committing, as unknown. It returns nil if the recorder
+// has a writer.
 func (r *Recorder) History() History {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -78,7 +79,7 @@ func (t *Recording) Start(ts oracle.Timestamp) { t.t.Start = ts }
 // AsOf notes that the caller chose the snapshot.
 func (t *Recording) AsOf() { t.t.AsOf = true }
 
-// Isolation notes the isolation level; without it that is SnapshotIsolation.
+// Isolation notes the isolation level. Without this call it is SnapshotIsolation.
 func (t *Recording) Isolation(i Isolation) { t.t.Isolation = i }
 
 // Run notes that the transaction is a run of an observer for a change of key.
@@ -95,7 +96,7 @@ func (t *Recording) Read(key string, value int64, found bool) {
 	t.Op(Op{Kind: Read, Key: key, Value: value, Absent: !found})
 }
 
-// ReadForUpdate is Read through GetForUpdate.
+// ReadForUpdate notes a read of a register through GetForUpdate; see Read.
 func (t *Recording) ReadForUpdate(key string, value int64, found bool) {
 	if !found {
 		value = 0
@@ -120,9 +121,9 @@ func (t *Recording) Append(key string, element int64) {
 }
 
 // Committing notes that the commit is about to be sent. Call it after the last
-// operation and before Commit: should the program die in there, the record of the
-// transaction survives. It returns the first error of the writer, after which nothing
-// more is recorded, so that the caller had better not commit.
+// operation and before Commit: if the program dies within Commit, the record of the
+// transaction survives. Committing returns the first error of the writer. After an
+// error nothing more is recorded, so do not commit then.
 func (t *Recording) Committing() error {
 	if t.committing || t.done {
 		return t.r.Err()
@@ -139,8 +140,8 @@ func (t *Recording) Committing() error {
 	return t.r.err
 }
 
-// Committed ends the record: the commit was acknowledged with this timestamp, which
-// is 0 if nothing was written. It returns the first error of the writer.
+// Committed ends the record: the commit was acknowledged with this timestamp, or with
+// 0 if nothing was written. It returns the first error of the writer.
 func (t *Recording) Committed(commit oracle.Timestamp) error {
 	t.t.Commit = commit
 	return t.end(Committed, nil)

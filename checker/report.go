@@ -25,21 +25,22 @@ const (
 	KindG1b Kind = "G1b"
 	// KindGarbageRead: a value was read that nobody wrote.
 	KindGarbageRead Kind = "garbage-read"
-	// KindFutureRead: a transaction read what came later, by its own writes or by
-	// timestamps.
+	// KindFutureRead: a transaction read a value that came later: it wrote the value
+	// itself afterwards, or the timestamps say so.
 	KindFutureRead Kind = "future-read"
 )
 
-// Anomalies that the black box checker finds.
+// Anomalies that CheckValues finds.
 const (
 	// KindDuplicateElements: a list was read that has an element twice.
 	KindDuplicateElements Kind = "duplicate-elements"
-	// KindIncompatibleOrder: two reads of a list, neither of which begins the other.
+	// KindIncompatibleOrder: two reads of a list, neither of which is a prefix of the
+	// other.
 	KindIncompatibleOrder Kind = "incompatible-order"
 	// KindDirtyUpdate: a committed write builds on one that did not commit.
 	KindDirtyUpdate Kind = "dirty-update"
-	// KindLostUpdate: several transactions read the same version of a key, and
-	// committed writes of it.
+	// KindLostUpdate: several transactions read the same version of a key, wrote the
+	// key, and committed.
 	KindLostUpdate Kind = "lost-update"
 	// KindG0: a cycle of write-write edges.
 	KindG0 Kind = "G0"
@@ -48,18 +49,18 @@ const (
 	// KindGSingle: a cycle with exactly one read-write edge.
 	KindGSingle Kind = "G-single"
 	// KindLongFork: a cycle with several read-write edges, no two of which follow each
-	// other. Elle calls it G-nonadjacent; the long fork is the smallest.
+	// other. Elle calls it G-nonadjacent. The long fork is the smallest such cycle.
 	KindLongFork Kind = "long-fork"
 	// KindG2Item: a cycle with two read-write edges that follow each other, such as
 	// write skew. Snapshot isolation permits it.
 	KindG2Item Kind = "G2-item"
 )
 
-// Anomalies that the timestamp checker finds.
+// Anomalies that CheckTimestamps finds.
 const (
 	// KindTimestamps: timestamps that no oracle can have given.
 	KindTimestamps Kind = "timestamps"
-	// KindStaleRead: not the newest version at the start timestamp was read.
+	// KindStaleRead: a read did not find the newest version at the start timestamp.
 	KindStaleRead Kind = "stale-read"
 	// KindOverlap: two transactions that wrote the same key, or one that wrote it and
 	// one that locked it, were committed though they overlap.
@@ -70,10 +71,10 @@ const (
 	// KindTorn: a transaction of unknown outcome was seen, and elsewhere not seen, so
 	// that no commit timestamp fits.
 	KindTorn Kind = "torn"
-	// KindRealTime: a transaction that began after the end of another has not got a
+	// KindRealTime: a transaction that began after the end of another did not get a
 	// greater timestamp.
 	KindRealTime Kind = "real-time"
-	// KindUnneededRun: a run of an observer was committed that had no change to see.
+	// KindUnneededRun: a run of an observer had no change to see, and was committed.
 	KindUnneededRun Kind = "unneeded-run"
 	// KindMissedChange: a change was seen by no run of its observer.
 	KindMissedChange Kind = "missed-change"
@@ -82,22 +83,23 @@ const (
 // Anomaly is one finding.
 type Anomaly struct {
 	Kind Kind
-	// Txns are the transactions, as places in the history; of a cycle in its order.
+	// Txns are the transactions, as indexes in the history. Those of a cycle are in
+	// the order of the cycle.
 	Txns []int
-	// Text explains it, in one line or more.
+	// Text explains the anomaly, in one line or more.
 	Text string
 }
 
 // Report is the verdict of a checker.
 type Report struct {
-	// Checker is what judged, and by which rules.
+	// Checker names the checker, and the rules by which it judged.
 	Checker string
-	// The transactions, by outcome; Proved of the unknown ones are known to be
-	// committed, because somebody saw what they wrote.
+	// These count the transactions by outcome. Proved counts the unknown ones that must
+	// have committed, because somebody saw what they wrote.
 	Committed, Aborted, Unknown, Proved int
 	// Reads is how many reads were judged.
 	Reads int
-	// Counts are the violations, by kind.
+	// Counts are the numbers of violations, by kind.
 	Counts map[Kind]int
 	// Anomalies are examples of the violations, at most Examples of each kind.
 	Anomalies []Anomaly
@@ -128,10 +130,11 @@ func newReport(checker string, h History, examples int) *Report {
 	return r
 }
 
-// OK tells whether nothing was found that the isolation level forbids.
+// OK tells whether the checker found nothing that the isolation level forbids.
 func (r *Report) OK() bool { return len(r.Counts) == 0 }
 
-// Has tells whether anomalies of a kind were found that the isolation level forbids.
+// Has tells whether the checker found anomalies of a kind that the isolation level
+// forbids.
 func (r *Report) Has(kind Kind) bool { return r.Counts[kind] > 0 }
 
 // add counts an anomaly, and explains it if it is one of the first.
@@ -251,7 +254,7 @@ func showValue(v int64, absent bool) string {
 	return fmt.Sprint(v)
 }
 
-// showList shows a list, of a long one its end.
+// showList shows a list. Of a long list it shows the end.
 func showList(l []int64) string {
 	const most = 12
 	if len(l) > most {

@@ -10,8 +10,8 @@ import (
 	"strconv"
 )
 
-// WriteHistory writes h as JSON lines, two for each transaction, which ReadHistory
-// reads.
+// WriteHistory writes h as JSON lines, two for each transaction. ReadHistory reads
+// them.
 func WriteHistory(w io.Writer, h History) error {
 	b := bufio.NewWriter(w)
 	var line []byte
@@ -88,7 +88,7 @@ func appendEvent(b []byte, t *Txn, kind string, time int64) []byte {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		// Null says that nothing is known in a line of these kinds, as in Jepsen's.
+		// In a line of these kinds, null says that nothing is known, as in Jepsen's.
 		b = appendOp(b, &t.Ops[i], kind == "invoke" || kind == "info")
 	}
 	return append(b, "]}\n"...)
@@ -129,7 +129,7 @@ func appendOp(b []byte, op *Op, mayBeUnknown bool) []byte {
 	return append(b, ']')
 }
 
-// appendString appends s as a JSON string. What is not UTF-8 in it is replaced.
+// appendString appends s as a JSON string. It replaces bytes that are not UTF-8.
 func appendString(b []byte, s string) []byte {
 	plain := true
 	for i := 0; i < len(s); i++ {
@@ -158,9 +158,9 @@ type event struct {
 }
 
 // events puts the invocations and completions of a history into an order that fits
-// their times: an invocation at the time of a completion comes first, since only
-// what completed strictly before precedes it. What never completed has its completion
-// at the end.
+// their times. If an invocation and a completion have the same time, the invocation
+// comes first: only a transaction that completed strictly before precedes it. A
+// transaction that never completed has its completion at the end.
 func events(h History) []event {
 	all := make([]event, 0, 2*len(h))
 	for i := range h {
@@ -199,11 +199,11 @@ const (
 )
 
 // Export writes h for elle-cli, which reads it with `--model list-append` or `--model
-// rw-register`: all invocations and completions in the order of their times, numbered.
-// There a process that does not know how its transaction ended never acts again, so
-// what it did afterwards is given to a new process. Transactions that took a snapshot
-// of the past are left out, because elle-cli would judge them by the present, and
-// deletions are written of as null.
+// rw-register`. It writes all invocations and completions in the order of their times,
+// and numbers them. In elle-cli's form, a process that does not know how its
+// transaction ended never acts again, so Export gives what it did afterwards to a new
+// process. It leaves out transactions that took a snapshot of the past, because
+// elle-cli would judge them by the present. It writes deletions as writes of null.
 func Export(w io.Writer, h History, format Format) error {
 	b := bufio.NewWriter(w)
 	processes := map[int]int{}
@@ -257,8 +257,8 @@ func Export(w io.Writer, h History, format Format) error {
 	return nil
 }
 
-// appendExported appends one operation as elle-cli has it. EDN differs from JSON in
-// the words: keywords instead of strings, nil instead of null, no colons.
+// appendExported appends one operation in elle-cli's form. EDN differs from JSON: it
+// has keywords instead of strings, nil instead of null, and no colons.
 func appendExported(b []byte, e event, t *Txn, process, index int, format Format) []byte {
 	word := func(b []byte, s string) []byte {
 		if format == EDN {

@@ -1,20 +1,20 @@
-// Package config opens a database by a file, percolator.yaml, so that the same
-// program runs on memory, Pebble, Redis, Postgres, or several at once, by its
-// configuration alone.
+// Package config opens the database that a file, percolator.yaml, describes. So the
+// same program runs on memory, Pebble, Redis, Postgres, TiKV, or several at once, and
+// only the file differs.
 //
 // The file is YAML. [File] is its schema, and the only place where it is
-// documented: each field's comment says what it means. Keys that the schema does
-// not have, values of a wrong type, and a second document after --- are errors that
-// name line and column, and repeat nothing of what is written there. Text is taken as it
-// is written, with or without quotes: 0123 and 1.10 are what they look like. A
-// small one:
+// documented: each field's comment says what it means. A key that the schema does
+// not have, a value of a wrong type, and a second document after --- are errors. They
+// name line and column, and repeat nothing of the file's text. Text means what it
+// looks like, with or without quotes: 0123 and 1.10 stay as they are. This is a small
+// file:
 //
 //	stores:
 //	  main:
 //	    url: postgres://shop@db.example/shop
 //	    password: ${SHOP_DB_PASSWORD}
 //
-// and one that spans two databases:
+// This one spans two databases:
 //
 //	stores:
 //	  ledger: {url: "postgres://shop@db.example/shop", password: "${SHOP_DB_PASSWORD}"}
@@ -24,7 +24,7 @@
 //	  cart*: sessions
 //	settings: {retention: 48h}
 //
-// and one for a TiKV cluster, with TLS:
+// This one is for a TiKV cluster, with TLS:
 //
 //	stores:
 //	  main:
@@ -32,8 +32,8 @@
 //	    addresses: ["pd1.example:2379", "pd2.example:2379", "pd3.example:2379"]
 //	    parameters: {prefix: shop, tls_ca: /etc/shop/ca.pem, tls_cert: /etc/shop/shop.pem, tls_key: /etc/shop/shop.key}
 //
-// In strings, ${NAME} stands for the environment variable NAME, so that secrets
-// need not be in the file; one that is not set is an error. $$ stands for one $.
+// In strings, ${NAME} stands for the environment variable NAME, so secrets need not
+// be in the file. A variable that is not set is an error. $$ stands for one $.
 package config
 
 import (
@@ -54,31 +54,33 @@ import (
 
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/otelstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/router"
 )
 
-// File is the schema of percolator.yaml. What is left out takes its default.
+// File is the schema of percolator.yaml. A field that is left out has its default.
 type File struct {
-	// Stores are the databases, by names of your choice. At least one.
+	// Stores are the databases, by names of your choice. There must be at least one.
 	Stores map[string]Store `yaml:"stores"`
-	// Tables says which store a table lives in, by its name, or by the beginning of
-	// names and a "*". A whole name goes before a beginning, a longer beginning
-	// before a shorter one. Tables that are not named here live in the default
-	// store. A table must stay where it is for as long as it holds data.
+	// Tables says which store a table lives in. A key is a table's name, or the
+	// beginning of names and a "*". A whole name goes before a beginning, a longer
+	// beginning before a shorter one. Tables that are not named here live in the
+	// default store. A table must stay in its store for as long as it holds data.
 	Tables map[string]string `yaml:"tables"`
-	// Default is the store of tables that are not named. Default: the authoritative
-	// one.
+	// Default is the store of tables that Tables does not name. Default: the
+	// authoritative store.
 	Default string `yaml:"default"`
 	// Authoritative is the store whose oracle orders everything, and which holds the
-	// catalog and the sessions. With several stores it must be named: take the one
-	// that loses nothing in a crash, and never another while data exists.
+	// catalog and the sessions. With several stores you must name it. Take the one
+	// that loses nothing in a crash, and do not change it while data exists.
 	Authoritative string `yaml:"authoritative"`
-	// Settings are stored with the data when it is opened for the first time; later
-	// the stored ones hold. See percolator.Settings for what they mean.
+	// Settings are stored with the data at the first open. At later opens the stored
+	// settings hold. percolator.Settings says what they mean.
 	Settings Settings `yaml:"settings"`
-	// Isolation of transactions that do not choose: "snapshot", the default, or
-	// "serializable".
+	// Isolation is the level of transactions that do not choose one: "snapshot", the
+	// default, or "serializable".
 	Isolation string `yaml:"isolation"`
-	// Limits of names, values and transactions. See percolator.Limits.
+	// Limits are those of names, values and transactions. See percolator.Limits.
 	Limits Limits `yaml:"limits"`
 	// SessionLease is how long others wait for the locks of a process that died.
 	// Default 5s.
@@ -86,33 +88,34 @@ type File struct {
 	// LockExpiry is how long a lock of a process that lives is respected without a
 	// heartbeat. Default 10s.
 	LockExpiry Duration `yaml:"lock_expiry"`
-	// Telemetry through OpenTelemetry's global providers, which the program sets up.
+	// Telemetry is what the program reports through OpenTelemetry's global providers.
+	// The program sets up the providers.
 	Telemetry Telemetry `yaml:"telemetry"`
 }
 
-// Telemetry says what is reported. Off, each costs nothing.
+// Telemetry says what is reported. A part that is off costs nothing.
 type Telemetry struct {
-	// Metrics of transactions and observers (percolator.WithMetrics), and of the
-	// calls to each store (rowstore.Instrument).
+	// Metrics reports metrics of transactions and observers (percolator.WithMetrics),
+	// and of the calls to each store (otelstore.New).
 	Metrics bool `yaml:"metrics"`
-	// Traces has a span for each call to a store.
+	// Traces reports a span for each call to a store.
 	Traces bool `yaml:"traces"`
 }
 
-// Store is one database: a URL, or its parts, or a URL with some parts beside it,
-// which are put into it.
+// Store is one database. Give a URL, or its parts, or a URL and some parts, which are
+// then put into the URL.
 type Store struct {
 	// URL of the store, as the README of its backend describes it.
 	URL string `yaml:"url"`
-	// Scheme of the URL, where no URL is given: redis, postgres, tikv, pebble, ...
+	// Scheme is the URL's scheme, if no URL is given: redis, postgres, tikv, pebble, ...
 	Scheme string `yaml:"scheme"`
-	// Addresses are the host:port of the servers: of TiKV those of PD.
+	// Addresses are the host:port of the servers. For TiKV, these are PD's servers.
 	Addresses []string `yaml:"addresses"`
-	// Path is the database's name, number or directory. TiKV has none: its stores are
-	// told apart by the parameter prefix.
+	// Path is the database's name, number or directory. TiKV has no path: the
+	// parameter prefix distinguishes its stores.
 	Path string `yaml:"path"`
-	// User and Password to log in with. A password belongs in an environment
-	// variable: ${NAME}.
+	// User and Password are what the store logs in with. Keep the password in an
+	// environment variable: ${NAME}.
 	User     string `yaml:"user"`
 	Password string `yaml:"password"`
 	// Parameters are added to the URL's query. The backend's README lists them.
@@ -143,7 +146,7 @@ type Duration time.Duration
 func (d *Duration) UnmarshalText(b []byte) error {
 	v, err := time.ParseDuration(string(b))
 	if err != nil {
-		return errors.New("no duration, such as 90s or 24h")
+		return errors.New("it is not a duration; write one like 90s or 24h")
 	}
 	if v < 0 {
 		return errors.New("the duration is negative")
@@ -152,8 +155,8 @@ func (d *Duration) UnmarshalText(b []byte) error {
 	return nil
 }
 
-// ErrInvalid is matched by the errors of a file that breaks its schema.
-var ErrInvalid = errors.New("config: invalid")
+// ErrInvalid says that a file breaks its schema. The errors for such a file match it.
+var ErrInvalid = errors.New("config: the configuration is invalid")
 
 // Load reads and checks a file. It opens nothing. Errors that match ErrInvalid name
 // the file and, where they can, line and column; they hold no value of the
@@ -170,7 +173,8 @@ func Load(path string) (*File, error) {
 	return f, nil
 }
 
-// Parse is Load for the content of a file and any source of environment variables.
+// Parse does what Load does, for the content of a file and any source of environment
+// variables.
 func Parse(content []byte, env func(name string) (string, bool)) (*File, error) {
 	var f File
 	if err := decode(content, &f); err != nil {
@@ -224,19 +228,19 @@ func expand(s *string, env func(string) (string, bool)) error {
 		case strings.HasPrefix(after, "{"):
 			name, tail, closed := strings.Cut(after[1:], "}")
 			if !closed || name == "" {
-				return errors.New("a ${ without a name and a }")
+				return errors.New("a ${ without a name and a }; write $$ for a $ that stands for itself")
 			}
 			v, ok := env(name)
 			if !ok {
 				if !variable.MatchString(name) {
 					return errors.New("an environment variable, whose name is not shown, is not set: for a $ that stands for itself write $$")
 				}
-				return fmt.Errorf("the environment variable %s is not set", name)
+				return fmt.Errorf("the environment variable %s is not set; set it, or write $$ for a $ that stands for itself", name)
 			}
 			b.WriteString(v)
 			rest = tail
 		default:
-			return errors.New("a $ that is neither ${NAME} nor $$")
+			return errors.New("a $ that is neither ${NAME} nor $$; write $$ for a $ that stands for itself")
 		}
 	}
 }
@@ -292,21 +296,21 @@ func (f *File) check() error {
 	return nil
 }
 
-// url puts the parts together.
+// url puts the parts of the URL together.
 func (s *Store) url() (string, error) {
 	parts := s.Scheme != "" || len(s.Addresses) > 0 || s.Path != ""
 	switch {
 	case s.URL == "" && s.Scheme == "":
-		return "", errors.New("neither a url nor a scheme")
+		return "", errors.New("it has neither a url nor a scheme; give one of them")
 	case s.URL != "" && parts:
-		return "", errors.New("a url, and scheme, addresses or path beside it")
+		return "", errors.New("it has a url and also a scheme, addresses or a path; keep the url or the others")
 	}
 	if strings.ContainsAny(s.Path, "?#") {
-		return "", errors.New("path: a ? or a #, which would end it")
+		return "", errors.New("path: it holds a ? or a #, which would end it; parameters go under parameters")
 	}
 	for _, a := range s.Addresses {
 		if strings.ContainsAny(a, "/?#@") {
-			return "", errors.New("addresses: one is not host:port")
+			return "", errors.New("addresses: one of them is not of the form host:port")
 		}
 	}
 	if s.URL != "" && s.User == "" && s.Password == "" && len(s.Parameters) == 0 {
@@ -319,7 +323,7 @@ func (s *Store) url() (string, error) {
 		var rest string
 		var ok bool
 		if scheme, rest, ok = strings.Cut(s.URL, ":"); !ok {
-			return "", errors.New("the url has no scheme")
+			return "", errors.New("the url has no scheme, which names the backend (postgres:, pebble:)")
 		}
 		rest, query, _ = strings.Cut(rest, "?")
 		if err := s.beside(query); err != nil {
@@ -333,18 +337,18 @@ func (s *Store) url() (string, error) {
 				if user == "" {
 					var err error
 					if user, err = url.PathUnescape(u); err != nil {
-						return "", errors.New("the url's user is badly escaped")
+						return "", errors.New("the url's user is badly escaped; give it as user, where nothing is escaped")
 					}
 				} else if u != "" {
-					return "", errors.New("a user both in the url and beside it")
+					return "", errors.New("the user is given in the url and beside it; keep one")
 				}
 				if hasPassword {
 					if password != "" {
-						return "", errors.New("a password both in the url and beside it")
+						return "", errors.New("the password is given in the url and beside it; keep one")
 					}
 					var err error
 					if password, err = url.PathUnescape(p); err != nil {
-						return "", errors.New("the url's password is badly escaped")
+						return "", errors.New("the url's password is badly escaped; give it as password, where nothing is escaped")
 					}
 				}
 				authority = host
@@ -359,7 +363,7 @@ func (s *Store) url() (string, error) {
 		path = "/" + path
 	}
 	if !slashes && (user != "" || password != "") {
-		return "", errors.New("a user or a password for a store without a server")
+		return "", errors.New("it has a user or a password, but the store is without a server, which would ask for them")
 	}
 	var b strings.Builder
 	b.WriteString(scheme + ":")
@@ -385,27 +389,27 @@ func (s *Store) url() (string, error) {
 	return b.String(), nil
 }
 
-// beside tells whether the parameters can be put beside those of the url.
+// beside tells whether the parameters can be added to those of the url.
 func (s *Store) beside(query string) error {
 	if len(s.Parameters) > 0 && strings.Contains(s.URL, "#") {
-		return errors.New("a # in the url, behind which parameters would be lost")
+		return errors.New("the url holds a #, behind which parameters would be lost; write %23")
 	}
 	for pair := range strings.SplitSeq(query, "&") {
 		key, _, _ := strings.Cut(pair, "=")
 		if name, err := url.QueryUnescape(key); err == nil {
 			if _, twice := s.Parameters[name]; twice {
-				return fmt.Errorf("parameters.%s: it is in the url as well", shown(name))
+				return fmt.Errorf("parameters.%s: it is in the url as well; keep one", shown(name))
 			}
 		}
 	}
 	return nil
 }
 
-// escape puts text into a query. A space is %20, which everybody reads as a space; a plus
-// is one to those only who take the query for a form.
+// escape puts text into a query. A space becomes %20, which every parser reads as a
+// space. Only parsers that take the query for a form read a plus as a space.
 func escape(text string) string { return strings.ReplaceAll(url.QueryEscape(text), "+", "%20") }
 
-// Options are the percolator options that the file asks for.
+// Options returns the percolator options that the file asks for.
 func (f *File) Options() []percolator.Option {
 	opts := []percolator.Option{
 		percolator.WithSettings(percolator.Settings{
@@ -426,9 +430,8 @@ func (f *File) Options() []percolator.Option {
 	return opts
 }
 
-// OpenStore opens the stores that the file names: the one that there is, or a
-// rowstore.Router over several. When one cannot be opened, those that were are
-// closed.
+// OpenStore opens the stores that the file names. If there are several, it returns a
+// router.Store over them. If one cannot be opened, it closes those that are open.
 func (f *File) OpenStore(ctx context.Context) (rowstore.Store, error) {
 	stores := map[string]rowstore.Store{}
 	fail := func(err error) (rowstore.Store, error) {
@@ -458,7 +461,7 @@ func (f *File) OpenStore(ctx context.Context) (rowstore.Store, error) {
 			return s, nil
 		}
 	}
-	router, err := rowstore.NewRouter(rowstore.RouterConfig{
+	router, err := router.New(router.Config{
 		Stores: stores, Tables: f.Tables, Default: f.Default, Authoritative: f.Authoritative,
 	})
 	if err != nil {
@@ -472,19 +475,19 @@ func (f *File) instrument(s rowstore.Store) (rowstore.Store, error) {
 	if !f.Telemetry.Metrics && !f.Telemetry.Traces {
 		return s, nil
 	}
-	opts := rowstore.InstrumentOptions{Meters: metricnoop.NewMeterProvider(), Traces: tracenoop.NewTracerProvider()}
+	opts := otelstore.Options{Meters: metricnoop.NewMeterProvider(), Traces: tracenoop.NewTracerProvider()}
 	if f.Telemetry.Metrics {
 		opts.Meters = otel.GetMeterProvider()
 	}
 	if f.Telemetry.Traces {
 		opts.Traces = otel.GetTracerProvider()
 	}
-	return rowstore.Instrument(s, opts)
+	return otelstore.New(s, opts)
 }
 
-// Open opens the database that the file at path describes. Options given here come
-// after those of the file. The backends that the file names must be imported;
-// backends/all imports every one.
+// Open opens the database that the file at path describes. The options of the file
+// come first, opts after them. Your program must import the backends that the file
+// names; backends/all imports all of them.
 func Open(ctx context.Context, path string, opts ...percolator.Option) (*percolator.DB, error) {
 	f, err := Load(path)
 	if err != nil {

@@ -18,9 +18,9 @@ import (
 	"github.com/goccy/go-yaml/token"
 )
 
-// The file is decoded from its syntax tree, for two reasons. A string of the schema is
-// the text as it is written, also where YAML alone would take it for a number. And no
-// error repeats what is written: it may be a secret that is in the wrong place.
+// The file is decoded from its syntax tree, for two reasons. First, a string of the
+// schema is the text of the file, even where YAML alone would take it for a number.
+// Second, no error repeats the file's text: it may be a secret in the wrong place.
 
 // decode reads a file into out, a pointer to a struct of the schema.
 func decode(content []byte, out any) error {
@@ -48,7 +48,7 @@ func decode(content []byte, out any) error {
 	return d.value(body, reflect.ValueOf(out).Elem())
 }
 
-// checkEncoding refuses what is not UTF-8, which the parser would replace.
+// checkEncoding refuses text that is not UTF-8, because the parser would replace it.
 func checkEncoding(content []byte) error {
 	line := 1
 	for rest := content; len(rest) > 0; line++ {
@@ -61,8 +61,8 @@ func checkEncoding(content []byte) error {
 	return nil
 }
 
-// syntaxError says where the file is no YAML. The parser's own words are left out where
-// they quote the file.
+// syntaxError says where the file is not YAML. It leaves out the parser's own words
+// where they quote the file.
 func syntaxError(err error) error {
 	var e yaml.Error
 	if !errors.As(err, &e) {
@@ -151,7 +151,7 @@ func (d *decoder) value(n ast.Node, v reflect.Value) error {
 	return nil
 }
 
-// resolve looks through anchors, aliases and tags.
+// resolve returns the node behind anchors, aliases and tags.
 func (d *decoder) resolve(n ast.Node) (ast.Node, error) {
 	for range mostDepth {
 		switch node := n.(type) {
@@ -303,8 +303,8 @@ var (
 	variable  = regexp.MustCompile(`^[A-Z_][A-Z0-9_]*$`)
 )
 
-// shown is a name of the file as an error may show it: what does not look like a name
-// may be a URL or a secret in a place where a name belongs.
+// shown returns a name of the file as an error may show it. Text that does not look
+// like a name may be a URL or a secret that was put where a name belongs.
 func shown(name string) string {
 	if !plainName.MatchString(name) {
 		return "(a name that is not shown)"

@@ -48,7 +48,7 @@ func TestWhatIsNoTextIsRefused(t *testing.T) {
 		"stores:\n  a: {url: 'memory:'}\nlimits: {row: 010}\n":                  "[3:15] not a number",
 		"stores:\n  a: {url: 'memory:'}\nlimits: {row: '10'}\n":                 "[3:15] not a number",
 		"stores:\n  a: {url: 'memory:'}\ntelemetry: {metrics: yes}\n":           "[3:22] neither true nor false",
-		"stores:\n  a: {url: 'memory:'}\nsession_lease: 5\n":                    "[3:16] no duration",
+		"stores:\n  a: {url: 'memory:'}\nsession_lease: 5\n":                    "[3:16] it is not a duration",
 		"stores:\n  a: &x {url: 'memory:'}\n  b: {<<: *x}\nauthoritative: a\n":  "[3:7] merge keys",
 		"stores:\n  a: *x\n":                   "[2:6] an alias of no anchor",
 		"stores: &x\n  a: *x\n":                "[2:3] no such key",

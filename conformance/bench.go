@@ -9,9 +9,9 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// Benchmark measures the store calls that transactions are made of, each as a
-// sub-benchmark, the same way for every backend. Those named Parallel run in many
-// goroutines. An ability that the store does not have is skipped.
+// Benchmark measures the store calls that transactions are made of, the same way for
+// every backend. Each call is a sub-benchmark. Those named Parallel run in many
+// goroutines. Benchmarks of abilities that the store does not have are skipped.
 func Benchmark(b *testing.B, open Open) {
 	for _, bm := range []struct {
 		name string
@@ -75,11 +75,11 @@ func each(b *testing.B, parallel bool, do func(n int) error) {
 func benchRead(batch int, parallel bool) func(b *testing.B, h *harness) {
 	return func(b *testing.B, h *harness) {
 		benchFill(h)
-		picks := []rowstore.Pick{{Family: rowstore.Lock, Column: "c", To: oracle.Max, Limit: 1}, {Family: rowstore.Write, Column: "c", To: oracle.Max, Limit: 1}}
+		picks := []rowstore.Selector{{Family: rowstore.Lock, Column: "c", To: oracle.Max, Limit: 1}, {Family: rowstore.Write, Column: "c", To: oracle.Max, Limit: 1}}
 		each(b, parallel, func(n int) error {
 			reads := make([]rowstore.RowRead, batch)
 			for i := range reads {
-				reads[i] = rowstore.RowRead{Table: "t", Row: key((n*7919 + i*101) % benchRows), Picks: picks}
+				reads[i] = rowstore.RowRead{Table: "t", Row: key((n*7919 + i*101) % benchRows), Selectors: picks}
 			}
 			rows, err := h.s.Read(h.ctx, reads)
 			for i := 0; err == nil && i < len(rows); i++ {
@@ -94,7 +94,7 @@ func benchRead(batch int, parallel bool) func(b *testing.B, h *harness) {
 
 // benchLock is a prewrite, benchCommit its commit.
 func benchLock(row string, ts rowstore.Timestamp) rowstore.Mutation {
-	return mut(row, when(rowstore.Absent(rowstore.Write, "c", ts), rowstore.Absent(rowstore.Lock, "c", 0), rowstore.Absent(rowstore.Rollback, "c", ts)),
+	return mut(row, when(rowstore.Absent(rowstore.Write, "c", ts), rowstore.Absent(rowstore.Lock, "c", 0), rowstore.Absent(rowstore.Mark, "c", ts)),
 		rowstore.Put(rowstore.Lock, "c", ts, []byte("primary, kind, expiry, session and a short value")))
 }
 
@@ -150,14 +150,14 @@ func benchDeferred(b *testing.B, h *harness) {
 func benchOnePhase(parallel bool) func(b *testing.B, h *harness) {
 	return func(b *testing.B, h *harness) {
 		g := ability[rowstore.Grouper](b, h.s, "Grouper")
-		if !g.Draws(g.GroupKey("t", key(0))) {
+		if !g.AssignsTimestamps(g.GroupKey("t", key(0))) {
 			b.Skip("the store draws no timestamps in groups")
 		}
 		each(b, parallel, func(n int) error {
 			row := key(n % benchRows)
-			out, err := g.Group(h.ctx, []rowstore.Group{{Draw: true, Mutations: []rowstore.Mutation{
-				mut(row, when(rowstore.Absent(rowstore.Write, "c", oracle.Max), rowstore.Absent(rowstore.Lock, "c", 0), rowstore.Absent(rowstore.Rollback, "c", oracle.Max)),
-					rowstore.Put(rowstore.Write, "c", rowstore.Drawn, []byte("a short value"))),
+			out, err := g.Group(h.ctx, []rowstore.Group{{AssignTimestamp: true, Mutations: []rowstore.Mutation{
+				mut(row, when(rowstore.Absent(rowstore.Write, "c", oracle.Max), rowstore.Absent(rowstore.Lock, "c", 0), rowstore.Absent(rowstore.Mark, "c", oracle.Max)),
+					rowstore.Put(rowstore.Write, "c", rowstore.AssignedTimestamp, []byte("a short value"))),
 			}}})
 			if err == nil {
 				if err = out[0].Err; err == nil && !out[0].Applied {
@@ -184,7 +184,7 @@ func benchScan(b *testing.B, h *harness) {
 	each(b, false, func(n int) error {
 		return benchScanned(h, rowstore.ScanRange{
 			Table: "t", From: key(n * 37 % (benchRows - 1000)), Limit: 1000,
-			Picks: []rowstore.Pick{{Family: rowstore.Lock, To: oracle.Max, Limit: 1}, {Family: rowstore.Write, To: oracle.Max, Limit: 1}},
+			Selectors: []rowstore.Selector{{Family: rowstore.Lock, To: oracle.Max, Limit: 1}, {Family: rowstore.Write, To: oracle.Max, Limit: 1}},
 		}, 1000)
 	})
 }
@@ -196,7 +196,7 @@ func benchScanNotifications(b *testing.B, h *harness) {
 		h.put(key(i*benchRows/100), write(ver(rowstore.Notify, "c", 7, "")))
 	}
 	each(b, false, func(int) error {
-		return benchScanned(h, rowstore.ScanRange{Table: "t", Picks: []rowstore.Pick{pick(rowstore.Notify)}}, 100)
+		return benchScanned(h, rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{pick(rowstore.Notify)}}, 100)
 	})
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 // brokenHooked are faults that show when a store is opened again or breaks, each with
@@ -20,51 +21,51 @@ var brokenHooked = []struct {
 	found []string
 }{
 	{"the oracle's bound is not stored", func() Hooked {
-		b := &breakable{Memory: rowstore.NewMemory()}
+		b := &breakable{Store: memstore.New()}
 		k := b.hooked()
 		k.Reopen = func(context.Context) (rowstore.Store, error) {
-			again, err := b.Memory.Reopen()
+			again, err := b.Store.Reopen()
 			if err != nil {
 				return nil, err
 			}
-			b.Memory = again
-			fresh := rowstore.NewMemory() // begins at the time
-			return &broken{Memory: again, draw: fresh.Oracle().Draw}, nil
+			b.Store = again
+			fresh := memstore.New() // begins at the time
+			return &broken{Store: again, draw: fresh.Oracle().Draw}, nil
 		}
 		return k
 	}, []string{"TimestampsRiseOverReopening"}},
 	{"it never syncs", func() Hooked {
-		b := &breakable{Memory: rowstore.NewMemory()}
+		b := &breakable{Store: memstore.New()}
 		k := b.hooked()
-		k.Store = &broken{Memory: b.Memory, apply: func(ctx context.Context, muts []rowstore.Mutation, _ rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
-			return b.Memory.Apply(ctx, muts, rowstore.ApplyOptions{Deferred: true})
+		k.Store = &broken{Store: b.Store, apply: func(ctx context.Context, muts []rowstore.Mutation, _ rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+			return b.Store.Apply(ctx, muts, rowstore.ApplyOptions{Deferred: true})
 		}}
 		return k
 	}, []string{"CrashedStoreHasWhatItAcknowledged"}},
 	{"it loses deferred batches and keeps its incarnation", func() Hooked {
-		b := &breakable{Memory: rowstore.NewMemory()}
-		steady := func(m *rowstore.Memory) *broken {
-			s := &broken{Memory: m}
+		b := &breakable{Store: memstore.New()}
+		steady := func(m *memstore.Store) *broken {
+			s := &broken{Store: m}
 			s.eachOutcome(func(_ rowstore.Mutation, o *rowstore.Outcome) { o.Incarnation = "always" })
 			return s
 		}
 		k := b.hooked()
-		k.Store = steady(b.Memory)
+		k.Store = steady(b.Store)
 		k.Reopen = func(context.Context) (rowstore.Store, error) {
-			again, err := b.Memory.Reopen()
+			again, err := b.Store.Reopen()
 			if err != nil {
 				return nil, err
 			}
-			b.Memory = again
+			b.Store = again
 			return steady(again), nil
 		}
 		return k
 	}, []string{"CrashedStoreHasWhatItAcknowledged"}},
 	{"a commit error is taken for certain", func() Hooked {
-		b := &breakable{Memory: rowstore.NewMemory()}
+		b := &breakable{Store: memstore.New()}
 		k := b.hooked()
 		k.Store = &broken{
-			Memory: b.Memory, read: b.Read,
+			Store: b.Store, read: b.Read,
 			apply: func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
 				out, err := b.Apply(ctx, muts, opts)
 				if err != nil {
@@ -76,10 +77,10 @@ var brokenHooked = []struct {
 		return k
 	}, []string{"BrokenCallsTellTheTruth", "BrokenCommitsTellTheTruth"}},
 	{"what was done is said to be unavailable", func() Hooked {
-		b := &breakable{Memory: rowstore.NewMemory()}
+		b := &breakable{Store: memstore.New()}
 		k := b.hooked()
 		k.Store = &broken{
-			Memory: b.Memory, read: b.Read,
+			Store: b.Store, read: b.Read,
 			apply: func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
 				out, err := b.Apply(ctx, muts, opts)
 				if err != nil {
@@ -91,11 +92,11 @@ var brokenHooked = []struct {
 		return k
 	}, []string{"BrokenCallsTellTheTruth"}},
 	{"waiting ignores its context", func() Hooked {
-		b := &breakable{Memory: rowstore.NewMemory()}
+		b := &breakable{Store: memstore.New()}
 		k := b.hooked()
 		turn := make(chan struct{}, 1)
 		k.Store = &broken{
-			Memory: b.Memory, read: b.Read, draw: b.Oracle().Draw, group: b.Group,
+			Store: b.Store, read: b.Read, draw: b.Oracle().Draw, group: b.Group,
 			apply: func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
 				turn <- struct{}{} // one writer at a time
 				defer func() { <-turn }()
@@ -105,10 +106,10 @@ var brokenHooked = []struct {
 		return k
 	}, []string{"HangingCallsEndWithTheirContext"}},
 	{"Open panics on a store in use", func() Hooked {
-		b := &breakable{Memory: rowstore.NewMemory()}
+		b := &breakable{Store: memstore.New()}
 		k := b.hooked()
 		k.Reopen = func(context.Context) (rowstore.Store, error) {
-			again, err := b.Memory.Reopen()
+			again, err := b.Store.Reopen()
 			if err != nil {
 				panic(err)
 			}
@@ -117,10 +118,10 @@ var brokenHooked = []struct {
 		return k
 	}, []string{"SecondOpenOfAStoreInUse"}},
 	{"two that have a store open draw from timestamps of their own", func() Hooked {
-		m := rowstore.NewMemory()
+		m := memstore.New()
 		return Hooked{Store: m, Reopen: func(context.Context) (rowstore.Store, error) {
-			ahead := rowstore.NewMemory(rowstore.WithClock(func() time.Time { return time.Now().Add(time.Hour) }))
-			return &broken{Memory: m, draw: ahead.Oracle().Draw, close: func() error { return nil }}, nil
+			ahead := memstore.New(memstore.WithClock(func() time.Time { return time.Now().Add(time.Hour) }))
+			return &broken{Store: m, draw: ahead.Oracle().Draw, close: func() error { return nil }}, nil
 		}}
 	}, []string{"SecondOpenOfAStoreInUse"}},
 }
@@ -170,7 +171,7 @@ func TestRecorderOfAGoodStoreWithHooks(t *testing.T) {
 func TestHangShowsStacks(t *testing.T) {
 	t.Parallel()
 	e := newEnv(func(testing.TB) rowstore.Store {
-		return &broken{Memory: rowstore.NewMemory(), read: func(ctx context.Context, _ []rowstore.RowRead) ([]rowstore.Row, error) {
+		return &broken{Store: memstore.New(), read: func(ctx context.Context, _ []rowstore.RowRead) ([]rowstore.Row, error) {
 			return hangInThisFunction(ctx)
 		}}
 	}, []Option{Patience(50 * time.Millisecond)})

@@ -18,283 +18,8 @@ import (
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
-
-// recorder is a testing.TB that only records: tests that must fail run with it.
-type recorder struct {
-	testing.TB // for what is not recorded
-	name       string
-
-	mu              sync.Mutex
-	failed, skipped bool
-	log             []string
-	cleanups        []func()
-}
-
-func (r *recorder) Helper()      {}
-func (r *recorder) Name() string { return r.name }
-
-func (r *recorder) Log(args ...any) { r.note(false, fmt.Sprint(args...)) }
-
-func (r *recorder) Logf(format string, args ...any) { r.note(false, fmt.Sprintf(format, args...)) }
-
-func (r *recorder) Error(args ...any) { r.note(true, fmt.Sprint(args...)) }
-
-func (r *recorder) Errorf(format string, args ...any) { r.note(true, fmt.Sprintf(format, args...)) }
-
-func (r *recorder) Fatal(args ...any) {
-	r.note(true, fmt.Sprint(args...))
-	runtime.Goexit()
-}
-
-func (r *recorder) Fatalf(format string, args ...any) {
-	r.note(true, fmt.Sprintf(format, args...))
-	runtime.Goexit()
-}
-
-func (r *recorder) Fail() { r.note(true, "failed") }
-
-func (r *recorder) FailNow() {
-	r.note(true, "failed")
-	runtime.Goexit()
-}
-
-func (r *recorder) Skip(args ...any) { r.skip(fmt.Sprint(args...)) }
-
-func (r *recorder) Skipf(format string, args ...any) { r.skip(fmt.Sprintf(format, args...)) }
-
-func (r *recorder) SkipNow() { r.skip("skipped") }
-
-func (r *recorder) skip(line string) {
-	r.mu.Lock()
-	r.skipped = true
-	r.mu.Unlock()
-	r.note(false, line)
-	runtime.Goexit()
-}
-
-func (r *recorder) Failed() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.failed
-}
-
-func (r *recorder) Skipped() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.skipped
-}
-
-func (r *recorder) Cleanup(f func()) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.cleanups = append(r.cleanups, f)
-}
-
-func (r *recorder) note(failure bool, line string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.failed = r.failed || failure
-	r.log = append(r.log, line)
-}
-
-// record runs a test of the suite and says what came of it.
-func record(t *testing.T, e *env, tc test) *recorder {
-	t.Helper()
-	r := &recorder{TB: t, name: t.Name() + "/" + tc.name}
-	run := func(f func()) {
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			defer func() {
-				if p := recover(); p != nil {
-					r.note(true, fmt.Sprint("panic: ", p))
-				}
-			}()
-			f()
-		}()
-		<-done
-	}
-	run(func() { tc.run(r, e) })
-	for _, f := range slices.Backward(r.cleanups) {
-		run(f)
-	}
-	return r
-}
-
-// broken is a Memory with a fault in some of its calls.
-type broken struct {
-	*rowstore.Memory
-	apply  func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error)
-	read   func(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error)
-	scan   func(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error]
-	tables func(ctx context.Context) iter.Seq2[string, error]
-	group  func(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error)
-	listen func(ctx context.Context, wake func(string)) error
-	draw   func(ctx context.Context, n int) (oracle.Timestamp, error)
-	split  func(ctx context.Context, table string, n int) ([]string, error)
-	flush  func(ctx context.Context) error
-	crash  func()
-	close  func() error
-	limits *rowstore.Limits
-}
-
-func (b *broken) Limits() rowstore.Limits {
-	if b.limits != nil {
-		return *b.limits
-	}
-	return b.Memory.Limits()
-}
-
-func (b *broken) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
-	if b.apply != nil {
-		return b.apply(ctx, muts, opts)
-	}
-	return b.Memory.Apply(ctx, muts, opts)
-}
-
-func (b *broken) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
-	if b.read != nil {
-		return b.read(ctx, reads)
-	}
-	return b.Memory.Read(ctx, reads)
-}
-
-func (b *broken) Scan(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
-	if b.scan != nil {
-		return b.scan(ctx, s)
-	}
-	return b.Memory.Scan(ctx, s)
-}
-
-func (b *broken) Tables(ctx context.Context) iter.Seq2[string, error] {
-	if b.tables != nil {
-		return b.tables(ctx)
-	}
-	return b.Memory.Tables(ctx)
-}
-
-func (b *broken) Group(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
-	if b.group != nil {
-		return b.group(ctx, groups)
-	}
-	return b.Memory.Group(ctx, groups)
-}
-
-func (b *broken) Listen(ctx context.Context, wake func(string)) error {
-	if b.listen != nil {
-		return b.listen(ctx, wake)
-	}
-	return b.Memory.Listen(ctx, wake)
-}
-
-func (b *broken) Oracle() oracle.Oracle {
-	if b.draw != nil {
-		return drawFunc(b.draw)
-	}
-	return b.Memory.Oracle()
-}
-
-type drawFunc func(ctx context.Context, n int) (oracle.Timestamp, error)
-
-func (f drawFunc) Draw(ctx context.Context, n int) (oracle.Timestamp, error) { return f(ctx, n) }
-
-func (b *broken) Split(ctx context.Context, table string, n int) ([]string, error) {
-	if b.split != nil {
-		return b.split(ctx, table, n)
-	}
-	return b.Memory.Split(ctx, table, n)
-}
-
-func (b *broken) Flush(ctx context.Context) error {
-	if b.flush != nil {
-		return b.flush(ctx)
-	}
-	return b.Memory.Flush(ctx)
-}
-
-func (b *broken) Crash() {
-	if b.crash != nil {
-		b.crash()
-		return
-	}
-	b.Memory.Crash()
-}
-
-func (b *broken) Close() error {
-	if b.close != nil {
-		return b.close()
-	}
-	return b.Memory.Close()
-}
-
-// eachMutation rewrites the mutations of every Apply and Group.
-func (b *broken) eachMutation(change func(m rowstore.Mutation) rowstore.Mutation) {
-	b.apply = func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
-		changed := make([]rowstore.Mutation, len(muts))
-		for i := range muts {
-			changed[i] = change(muts[i])
-		}
-		return b.Memory.Apply(ctx, changed, opts)
-	}
-}
-
-// eachCondition rewrites conditions.
-func (b *broken) eachCondition(change func(c rowstore.Condition) rowstore.Condition) {
-	b.eachMutation(func(m rowstore.Mutation) rowstore.Mutation {
-		m.Conditions = slices.Clone(m.Conditions)
-		for i := range m.Conditions {
-			m.Conditions[i] = change(m.Conditions[i])
-		}
-		return m
-	})
-}
-
-// eachEdit rewrites edits, or drops them.
-func (b *broken) eachEdit(change func(e rowstore.Edit) (rowstore.Edit, bool)) {
-	b.eachMutation(func(m rowstore.Mutation) rowstore.Mutation {
-		var edits []rowstore.Edit
-		for _, e := range m.Edits {
-			if e, keep := change(e); keep {
-				edits = append(edits, e)
-			}
-		}
-		m.Edits = edits
-		return m
-	})
-}
-
-// eachOutcome changes outcomes.
-func (b *broken) eachOutcome(change func(m rowstore.Mutation, o *rowstore.Outcome)) {
-	b.apply = func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
-		out, err := b.Memory.Apply(ctx, muts, opts)
-		for i := range out {
-			change(muts[i], &out[i])
-		}
-		return out, err
-	}
-}
-
-// eachScan rewrites the rows of scans; nil drops one.
-func (b *broken) eachScan(change func(s rowstore.ScanRange, n int, r rowstore.Row) []rowstore.Row) {
-	b.scan = func(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
-		return func(yield func(rowstore.Row, error) bool) {
-			n := 0
-			for r, err := range b.Memory.Scan(ctx, s) {
-				rows := []rowstore.Row{r}
-				if err == nil {
-					rows = change(s, n, r)
-				}
-				n++
-				for _, r := range rows {
-					if !yield(r, err) {
-						return
-					}
-				}
-			}
-		}
-	}
-}
 
 // brokenStores are the faults, each with tests that must find it.
 var brokenStores = []struct {
@@ -306,7 +31,7 @@ var brokenStores = []struct {
 		b.eachOutcome(func(m rowstore.Mutation, o *rowstore.Outcome) {
 			if !o.Applied {
 				m.Conditions = nil
-				_, _ = b.Memory.Apply(context.Background(), []rowstore.Mutation{m}, rowstore.ApplyOptions{})
+				_, _ = b.Store.Apply(context.Background(), []rowstore.Mutation{m}, rowstore.ApplyOptions{})
 			}
 		})
 	}, []string{"AllOrNothingOverColumns", "RowsOfABatchAreIndependent", "RandomCallsAgainstMemory", "RandomRowsAreLinearizable", "CounterOnOneRow"}},
@@ -325,7 +50,7 @@ var brokenStores = []struct {
 					})
 				}
 			}
-			return b.Memory.Group(ctx, groups)
+			return b.Store.Group(ctx, groups)
 		}
 	}, []string{"ScanLoopMayEditWhatItScans", "ScanOfNotificationsAmongRows", "RandomCallsAgainstMemory", "Chain"}},
 	{"Broke is the oldest version", func(b *broken) {
@@ -334,7 +59,7 @@ var brokenStores = []struct {
 				return
 			}
 			c := m.Conditions[o.Failed]
-			rows, _ := b.Memory.Read(context.Background(), []rowstore.RowRead{{Table: m.Table, Row: m.Row, Picks: []rowstore.Pick{{Family: c.Family, Column: c.Column, To: oracle.Max}}}})
+			rows, _ := b.Store.Read(context.Background(), []rowstore.RowRead{{Table: m.Table, Row: m.Row, Selectors: []rowstore.Selector{{Family: c.Family, Column: c.Column, To: oracle.Max}}}})
 			if v := rows[0].Versions; len(v) > 0 {
 				o.Broke = v[len(v)-1]
 			}
@@ -366,7 +91,7 @@ var brokenStores = []struct {
 				changed[i].Conditions = slices.Clone(muts[i].Conditions)
 				slices.Reverse(changed[i].Conditions)
 			}
-			out, err := b.Memory.Apply(ctx, changed, opts)
+			out, err := b.Store.Apply(ctx, changed, opts)
 			for i := range out {
 				if !out[i].Applied {
 					out[i].Failed = len(muts[i].Conditions) - 1 - out[i].Failed
@@ -377,7 +102,7 @@ var brokenStores = []struct {
 	}, []string{"FirstFailedConditionInOrder", "RandomCallsAgainstMemory"}},
 	{"mutations are applied edit by edit", func(b *broken) {
 		b.apply = func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
-			out, err := b.Memory.Apply(ctx, muts, opts)
+			out, err := b.Store.Apply(ctx, muts, opts)
 			if err != nil || len(muts) != 1 || !out[0].Applied || len(muts[0].Edits) < 2 {
 				return out, err
 			}
@@ -387,9 +112,9 @@ var brokenStores = []struct {
 				m.Conditions, m.Edits = nil, muts[0].Edits[i:i+1]
 				e := m.Edits[0]
 				if e.Kind == rowstore.DoPut {
-					_, _ = b.Memory.Apply(ctx, []rowstore.Mutation{mut(m.Row, nil, rowstore.Delete(e.Family, e.Column, e.TS))}, opts)
+					_, _ = b.Store.Apply(ctx, []rowstore.Mutation{mut(m.Row, nil, rowstore.Delete(e.Family, e.Column, e.TS))}, opts)
 					runtime.Gosched()
-					_, _ = b.Memory.Apply(ctx, []rowstore.Mutation{m}, opts)
+					_, _ = b.Store.Apply(ctx, []rowstore.Mutation{m}, opts)
 				}
 			}
 			return out, err
@@ -401,7 +126,7 @@ var brokenStores = []struct {
 			for i := range checks {
 				checks[i].Edits = nil
 			}
-			out, err := b.Memory.Apply(ctx, checks, opts)
+			out, err := b.Store.Apply(ctx, checks, opts)
 			if err != nil {
 				return out, err
 			}
@@ -409,7 +134,7 @@ var brokenStores = []struct {
 			for i := range out {
 				if m := muts[i]; out[i].Applied {
 					m.Conditions = nil
-					if _, err := b.Memory.Apply(ctx, []rowstore.Mutation{m}, opts); err != nil {
+					if _, err := b.Store.Apply(ctx, []rowstore.Mutation{m}, opts); err != nil {
 						return nil, err
 					}
 				}
@@ -419,9 +144,9 @@ var brokenStores = []struct {
 	}, []string{"CounterOnOneRow", "OneWinnerOfALock", "NoUpdateIsLost"}},
 	{"marks can sink", func(b *broken) {
 		b.eachMutation(func(m rowstore.Mutation) rowstore.Mutation {
-			if len(m.Edits) == 1 && m.Edits[0].Family == rowstore.Rollback && m.Edits[0].Kind == rowstore.DoPut && len(m.Conditions) == 0 {
-				_, _ = b.Memory.Apply(context.Background(), []rowstore.Mutation{
-					{Table: m.Table, Row: m.Row, Edits: []rowstore.Edit{rowstore.DeleteRange(rowstore.Rollback, m.Edits[0].Column, 0, oracle.Max)}},
+			if len(m.Edits) == 1 && m.Edits[0].Family == rowstore.Mark && m.Edits[0].Kind == rowstore.DoPut && len(m.Conditions) == 0 {
+				_, _ = b.Store.Apply(context.Background(), []rowstore.Mutation{
+					{Table: m.Table, Row: m.Row, Edits: []rowstore.Edit{rowstore.DeleteRange(rowstore.Mark, m.Edits[0].Column, 0, oracle.Max)}},
 				}, rowstore.ApplyOptions{})
 			}
 			return m
@@ -435,11 +160,11 @@ var brokenStores = []struct {
 			return e, true
 		})
 	}, []string{"DeleteRangeIsClosed", "RandomCallsAgainstMemory"}},
-	{"a Pick's limit is for the row", func(b *broken) {
+	{"a Selector's limit is for the row", func(b *broken) {
 		b.read = func(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
-			rows, err := b.Memory.Read(ctx, reads)
+			rows, err := b.Store.Read(ctx, reads)
 			for i := range rows {
-				if p := reads[i].Picks; len(p) == 1 && p[0].Limit > 0 && len(rows[i].Versions) > p[0].Limit {
+				if p := reads[i].Selectors; len(p) == 1 && p[0].Limit > 0 && len(rows[i].Versions) > p[0].Limit {
 					rows[i].Versions = rows[i].Versions[:p[0].Limit]
 				}
 			}
@@ -448,11 +173,11 @@ var brokenStores = []struct {
 	}, []string{"PickLimitOfEachColumn", "PickOfOneColumn", "RandomPicks", "RandomCallsAgainstMemory"}},
 	{"overlapping picks repeat versions", func(b *broken) {
 		b.read = func(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
-			rows, err := b.Memory.Read(ctx, reads)
+			rows, err := b.Store.Read(ctx, reads)
 			for i := range rows {
 				var all []rowstore.Version
-				for _, p := range reads[i].Picks {
-					one, err := b.Memory.Read(ctx, []rowstore.RowRead{{Table: reads[i].Table, Row: reads[i].Row, Picks: []rowstore.Pick{p}}})
+				for _, p := range reads[i].Selectors {
+					one, err := b.Store.Read(ctx, []rowstore.RowRead{{Table: reads[i].Table, Row: reads[i].Row, Selectors: []rowstore.Selector{p}}})
 					if err != nil {
 						return nil, err
 					}
@@ -469,7 +194,7 @@ var brokenStores = []struct {
 		cached := map[string][]rowstore.Row{}
 		n := 0
 		b.read = func(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
-			rows, err := b.Memory.Read(ctx, reads)
+			rows, err := b.Store.Read(ctx, reads)
 			if len(reads) != 1 || err != nil {
 				return rows, err
 			}
@@ -485,7 +210,7 @@ var brokenStores = []struct {
 	}, []string{"AcknowledgedIsVisible"}},
 	{"answers are mixed up", func(b *broken) {
 		b.read = func(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
-			rows, err := b.Memory.Read(ctx, reads)
+			rows, err := b.Store.Read(ctx, reads)
 			if len(rows) > 1 {
 				slices.Reverse(rows)
 			}
@@ -502,7 +227,7 @@ var brokenStores = []struct {
 			return m
 		})
 		b.read = func(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
-			rows, err := b.Memory.Read(ctx, reads)
+			rows, err := b.Store.Read(ctx, reads)
 			for i := range rows {
 				for j := range rows[i].Versions {
 					v := &rows[i].Versions[j]
@@ -542,14 +267,14 @@ var brokenStores = []struct {
 	}, []string{"ScanRowsOfOneFamily", "ScanPicks", "RandomCallsAgainstMemory"}},
 	{"a scan's limit counts rows in which nothing matches", func(b *broken) {
 		b.scan = func(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
-			limit, picks := s.Limit, s.Picks
+			limit, picks := s.Limit, s.Selectors
 			if limit > 0 && len(picks) > 0 {
-				s.Picks = everything()
+				s.Selectors = everything()
 				s.Limit = 0
 			}
 			return func(yield func(rowstore.Row, error) bool) {
 				n := 0
-				for r, err := range b.Memory.Scan(ctx, s) {
+				for r, err := range b.Store.Scan(ctx, s) {
 					if err == nil && limit > 0 && len(picks) > 0 {
 						if n++; n > limit {
 							return
@@ -570,7 +295,7 @@ var brokenStores = []struct {
 			if s.Reverse && s.To != "" && s.From < s.To {
 				s.To += "\x00"
 			}
-			return b.Memory.Scan(ctx, s)
+			return b.Store.Scan(ctx, s)
 		}
 	}, []string{"ScanRanges", "RandomCallsAgainstMemory"}},
 	{"a scan works on the notifications as they were", func(b *broken) {
@@ -582,7 +307,7 @@ var brokenStores = []struct {
 					ts  rowstore.Timestamp
 				}
 				var index []found
-				for r, err := range b.Memory.Scan(ctx, s) {
+				for r, err := range b.Store.Scan(ctx, s) {
 					if err != nil {
 						yield(r, err)
 						return
@@ -590,7 +315,7 @@ var brokenStores = []struct {
 					index = append(index, found{r.Row, r.Versions[0].TS})
 				}
 				for _, f := range index {
-					rows, err := b.Memory.Read(ctx, []rowstore.RowRead{{Table: s.Table, Row: f.row, Picks: s.Picks}})
+					rows, err := b.Store.Read(ctx, []rowstore.RowRead{{Table: s.Table, Row: f.row, Selectors: s.Selectors}})
 					if err != nil {
 						yield(rowstore.Row{}, err)
 						return
@@ -618,7 +343,7 @@ var brokenStores = []struct {
 			for i := range cutReads {
 				cutReads[i].Row = cut(reads[i].Row)
 			}
-			rows, err := b.Memory.Read(ctx, cutReads)
+			rows, err := b.Store.Read(ctx, cutReads)
 			for i := range rows {
 				rows[i].Row = reads[i].Row
 			}
@@ -629,7 +354,7 @@ var brokenStores = []struct {
 		b.tables = func(ctx context.Context) iter.Seq2[string, error] {
 			return func(yield func(string, error) bool) {
 				var all []string
-				for name, err := range b.Memory.Tables(ctx) {
+				for name, err := range b.Store.Tables(ctx) {
 					if err != nil {
 						yield("", err)
 						return
@@ -647,11 +372,11 @@ var brokenStores = []struct {
 	{"an invalid mutation spoils only itself", func(b *broken) {
 		b.apply = func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
 			if rowstore.CheckBatch(muts) == nil {
-				return b.Memory.Apply(ctx, muts, opts)
+				return b.Store.Apply(ctx, muts, opts)
 			}
 			var failed error
 			for i := range muts {
-				if _, err := b.Memory.Apply(ctx, muts[i:i+1], opts); err != nil {
+				if _, err := b.Store.Apply(ctx, muts[i:i+1], opts); err != nil {
 					failed = err
 				}
 			}
@@ -660,7 +385,7 @@ var brokenStores = []struct {
 	}, []string{"InvalidAmongValid"}},
 	{"an ended context is ambiguous", func(b *broken) {
 		b.apply = func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
-			out, err := b.Memory.Apply(ctx, muts, opts)
+			out, err := b.Store.Apply(ctx, muts, opts)
 			if err != nil && ctx.Err() != nil {
 				err = errors.Join(err, rowstore.ErrAmbiguous)
 			}
@@ -669,7 +394,7 @@ var brokenStores = []struct {
 	}, []string{"EndedBeforeTheCall"}},
 	{"an ended context does not stop a write", func(b *broken) {
 		b.apply = func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
-			out, err := b.Memory.Apply(context.WithoutCancel(ctx), muts, opts)
+			out, err := b.Store.Apply(context.WithoutCancel(ctx), muts, opts)
 			if err == nil {
 				err = ctx.Err()
 			}
@@ -681,10 +406,10 @@ var brokenStores = []struct {
 	}, []string{"EverythingAfterClose"}},
 	{"groups are batches", func(b *broken) {
 		b.group = func(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
-			outs, err := b.Memory.Group(ctx, groups)
+			outs, err := b.Store.Group(ctx, groups)
 			for i := range outs {
-				if !outs[i].Applied && !outs[i].TooLate && !groups[i].Draw {
-					_, _ = b.Memory.Apply(ctx, groups[i].Mutations, rowstore.ApplyOptions{})
+				if !outs[i].Applied && !outs[i].TooLate && !groups[i].AssignTimestamp {
+					_, _ = b.Store.Apply(ctx, groups[i].Mutations, rowstore.ApplyOptions{})
 				}
 			}
 			return outs, err
@@ -694,14 +419,14 @@ var brokenStores = []struct {
 		b.group = func(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
 			var outs []rowstore.GroupOutcome
 			for _, g := range groups {
-				if g.Draw {
-					ts, err := b.Memory.Oracle().Draw(ctx, 1)
+				if g.AssignTimestamp {
+					ts, err := b.Store.Oracle().Draw(ctx, 1)
 					if err != nil {
 						return nil, err
 					}
 					runtime.Gosched()
 					g = withDrawn(g, ts)
-					one, err := b.Memory.Group(ctx, []rowstore.Group{g})
+					one, err := b.Store.Group(ctx, []rowstore.Group{g})
 					if err != nil {
 						return nil, err
 					}
@@ -709,7 +434,7 @@ var brokenStores = []struct {
 					outs = append(outs, one[0])
 					continue
 				}
-				one, err := b.Memory.Group(ctx, []rowstore.Group{g})
+				one, err := b.Store.Group(ctx, []rowstore.Group{g})
 				if err != nil {
 					return nil, err
 				}
@@ -724,21 +449,21 @@ var brokenStores = []struct {
 			drawn := make([]oracle.Timestamp, len(groups))
 			late := make([]bool, len(groups))
 			for i, g := range groups {
-				if !g.Draw {
+				if !g.AssignTimestamp {
 					continue
 				}
-				ts, err := b.Memory.Oracle().Draw(ctx, 1)
+				ts, err := b.Store.Oracle().Draw(ctx, 1)
 				if err != nil {
 					return nil, err
 				}
 				drawn[i], late[i] = ts, g.NotAfter != 0 && ts > g.NotAfter
 				changed[i] = withDrawn(g, ts)
 				if late[i] {
-					changed[i].Mutations = []rowstore.Mutation{mut("none", when(rowstore.Incarnation("none")))}
+					changed[i].Mutations = []rowstore.Mutation{mut("none", when(rowstore.SameIncarnation("none")))}
 				}
 			}
 			time.Sleep(time.Millisecond) // the gap, as wide as that of a server
-			outs, err := b.Memory.Group(ctx, changed)
+			outs, err := b.Store.Group(ctx, changed)
 			for i := range outs {
 				if outs[i].Applied {
 					outs[i].Commit = drawn[i]
@@ -756,7 +481,7 @@ var brokenStores = []struct {
 			for i := range groups {
 				groups[i].NotAfter = 0
 			}
-			return b.Memory.Group(ctx, groups)
+			return b.Store.Group(ctx, groups)
 		}
 	}, []string{"DrawNotAfter"}},
 	{"timestamps are kept for later calls", func(b *broken) {
@@ -767,11 +492,11 @@ var brokenStores = []struct {
 			mu.Lock()
 			defer mu.Unlock()
 			if n > 1 {
-				return b.Memory.Oracle().Draw(ctx, n)
+				return b.Store.Oracle().Draw(ctx, n)
 			}
 			turn = (turn + 1) % 2 // as two connections, each with a range of its own
 			if len(ranges[turn]) == 0 {
-				first, err := b.Memory.Oracle().Draw(ctx, 10)
+				first, err := b.Store.Oracle().Draw(ctx, 10)
 				if err != nil {
 					return 0, err
 				}
@@ -785,7 +510,7 @@ var brokenStores = []struct {
 		}
 	}, []string{"DrawnAfterItWasAskedFor", "TimestampsRise"}},
 	{"ranges of timestamps overlap", func(b *broken) {
-		b.draw = func(ctx context.Context, n int) (oracle.Timestamp, error) { return b.Memory.Oracle().Draw(ctx, 1+n/2) }
+		b.draw = func(ctx context.Context, n int) (oracle.Timestamp, error) { return b.Store.Oracle().Draw(ctx, 1+n/2) }
 	}, []string{"RangesDoNotOverlap", "TimestampsRise"}},
 	{"the incarnation survives a crash", func(b *broken) {
 		b.eachOutcome(func(_ rowstore.Mutation, o *rowstore.Outcome) { o.Incarnation = "always" })
@@ -795,7 +520,7 @@ var brokenStores = []struct {
 	}, []string{"DeferredSurvivesAFlush", "EverythingAfterClose"}},
 	{"an undeferred Apply leaves deferred ones behind", func(b *broken) {
 		b.apply = func(ctx context.Context, muts []rowstore.Mutation, _ rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
-			return b.Memory.Apply(ctx, muts, rowstore.ApplyOptions{Deferred: true})
+			return b.Store.Apply(ctx, muts, rowstore.ApplyOptions{Deferred: true})
 		}
 	}, []string{"DeferredSurvivesAFlush", "CrashChangesTheIncarnation"}},
 	{"nobody is woken", func(b *broken) {
@@ -807,7 +532,7 @@ var brokenStores = []struct {
 	}, []string{"WakeAfterANotification", "WakeAfterAGroup"}},
 	{"Listen does not say that it listens", func(b *broken) {
 		b.listen = func(ctx context.Context, wake func(string)) error {
-			return b.Memory.Listen(ctx, func(table string) {
+			return b.Store.Listen(ctx, func(table string) {
 				if table != "" {
 					wake(table)
 				}
@@ -818,7 +543,7 @@ var brokenStores = []struct {
 		b.listen = func(ctx context.Context, wake func(string)) error {
 			wake("")
 			time.Sleep(5 * time.Millisecond)
-			return b.Memory.Listen(ctx, func(table string) {
+			return b.Store.Listen(ctx, func(table string) {
 				if table != "" {
 					wake(table)
 				}
@@ -827,10 +552,10 @@ var brokenStores = []struct {
 	}, []string{"NothingIsMissedOnceItListens"}},
 	{"a search for notifications walks over all rows", func(b *broken) {
 		b.scan = func(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
-			picks := s.Picks
-			s.Picks = everything()
+			picks := s.Selectors
+			s.Selectors = everything()
 			return func(yield func(rowstore.Row, error) bool) {
-				for r, err := range b.Memory.Scan(ctx, s) {
+				for r, err := range b.Store.Scan(ctx, s) {
 					if err == nil {
 						if r.Versions = selected(r.Versions, picks); len(r.Versions) == 0 {
 							continue
@@ -845,33 +570,33 @@ var brokenStores = []struct {
 	}, []string{"NotifyScanCostsNoRows"}},
 	{"each column of a row costs a walk over the row", func(b *broken) {
 		b.eachEdit(func(e rowstore.Edit) (rowstore.Edit, bool) {
-			_, _ = b.Memory.Read(context.Background(), []rowstore.RowRead{{Table: "t", Row: "2000", Picks: everything()}})
-			_, _ = b.Memory.Read(context.Background(), []rowstore.RowRead{{Table: "t", Row: "500", Picks: everything()}})
+			_, _ = b.Store.Read(context.Background(), []rowstore.RowRead{{Table: "t", Row: "2000", Selectors: everything()}})
+			_, _ = b.Store.Read(context.Background(), []rowstore.RowRead{{Table: "t", Row: "500", Selectors: everything()}})
 			return e, true
 		})
 		each := b.apply
 		b.apply = func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
 			if len(muts) == 1 && len(muts[0].Conditions) > 0 {
 				for range muts[0].Conditions {
-					_, _ = b.Memory.Read(ctx, []rowstore.RowRead{{Table: "t", Row: muts[0].Row, Picks: []rowstore.Pick{pick(rowstore.Write)}}})
+					_, _ = b.Store.Read(ctx, []rowstore.RowRead{{Table: "t", Row: muts[0].Row, Selectors: []rowstore.Selector{pick(rowstore.Write)}}})
 				}
-				return b.Memory.Apply(ctx, muts, opts)
+				return b.Store.Apply(ctx, muts, opts)
 			}
 			if len(muts[0].Edits) > 400 && muts[0].Edits[0].Kind == rowstore.DoPut {
-				return b.Memory.Apply(ctx, muts, opts) // the filling of the row
+				return b.Store.Apply(ctx, muts, opts) // the filling of the row
 			}
 			return each(ctx, muts, opts)
 		}
 	}, []string{"WideRowsCostTheirWidth"}},
 	{"a limit counts the operations of each row of a group alone", func(b *broken) {
-		b.Memory = rowstore.NewMemory()
+		b.Store = memstore.New()
 		limits := rowstore.Limits{Operations: 32}
 		b.limits = &limits
 		b.apply = func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
 			if err := rowstore.CheckLimits(limits, muts); err != nil {
 				return nil, err
 			}
-			return b.Memory.Apply(ctx, muts, opts)
+			return b.Store.Apply(ctx, muts, opts)
 		}
 		b.group = func(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
 			for _, g := range groups {
@@ -879,7 +604,7 @@ var brokenStores = []struct {
 					return nil, err
 				}
 			}
-			return b.Memory.Group(ctx, groups)
+			return b.Store.Group(ctx, groups)
 		}
 	}, []string{"LimitOfOperations"}},
 	{"what is over a limit is found out row by row", func(b *broken) {
@@ -891,7 +616,7 @@ var brokenStores = []struct {
 				if err := rowstore.CheckLimits(limits, muts[i:i+1]); err != nil {
 					return nil, err
 				}
-				out, err := b.Memory.Apply(ctx, muts[i:i+1], opts)
+				out, err := b.Store.Apply(ctx, muts[i:i+1], opts)
 				if err != nil {
 					return nil, err
 				}
@@ -903,7 +628,7 @@ var brokenStores = []struct {
 	{"Split gives the first rows", func(b *broken) {
 		b.split = func(ctx context.Context, table string, n int) ([]string, error) {
 			var keys []string
-			for r, err := range b.Memory.Scan(ctx, rowstore.ScanRange{Table: table, Limit: n - 1, Picks: everything()}) {
+			for r, err := range b.Store.Scan(ctx, rowstore.ScanRange{Table: table, Limit: n - 1, Selectors: everything()}) {
 				if err != nil {
 					return nil, err
 				}
@@ -914,14 +639,14 @@ var brokenStores = []struct {
 	}, []string{"SplitIsBalanced"}},
 }
 
-// withDrawn puts a timestamp where a group says Drawn.
+// withDrawn puts a timestamp where a group says AssignedTimestamp.
 func withDrawn(g rowstore.Group, ts rowstore.Timestamp) rowstore.Group {
-	g.Draw, g.NotAfter = false, 0
+	g.AssignTimestamp, g.NotAfter = false, 0
 	g.Mutations = slices.Clone(g.Mutations)
 	for i := range g.Mutations {
 		g.Mutations[i].Edits = slices.Clone(g.Mutations[i].Edits)
 		for j := range g.Mutations[i].Edits {
-			if e := &g.Mutations[i].Edits[j]; e.TS == rowstore.Drawn {
+			if e := &g.Mutations[i].Edits[j]; e.TS == rowstore.AssignedTimestamp {
 				e.TS = ts
 			}
 		}
@@ -944,7 +669,7 @@ func TestBrokenStores(t *testing.T) {
 			t.Parallel()
 			require.NotEmpty(t, fault.found)
 			e := newEnv(func(testing.TB) rowstore.Store {
-				b := &broken{Memory: rowstore.NewMemory()}
+				b := &broken{Store: memstore.New()}
 				fault.break_(b)
 				return b
 			}, []Option{Patience(2 * time.Second)})
@@ -969,7 +694,7 @@ func TestRecorderOfAGoodStore(t *testing.T) {
 	t.Parallel()
 	var ran atomic.Int64
 	for _, tc := range storeTests() {
-		e := newEnv(func(testing.TB) rowstore.Store { return &broken{Memory: rowstore.NewMemory()} }, []Option{Scale(0.2)})
+		e := newEnv(func(testing.TB) rowstore.Store { return &broken{Store: memstore.New()} }, []Option{Scale(0.2)})
 		r := record(t, e, tc)
 		require.False(t, r.failed, "%s: %s", tc.name, strings.Join(r.log, "\n"))
 		ran.Add(1)

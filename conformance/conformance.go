@@ -20,12 +20,12 @@ type Category string
 
 // The categories of the store's contract.
 const (
-	// Conditions: every kind of condition at its boundaries, and what a failed one
-	// reports.
+	// Conditions: every kind of condition at its boundaries, and the report of a
+	// failed one.
 	Conditions Category = "Conditions"
-	// Edits: puts, deletes, ranges, marks, and that a mutation is all or nothing.
+	// Edits: puts, deletes, ranges, marks, and mutations that are all or nothing.
 	Edits Category = "Edits"
-	// Reads: picks, their limits, their union and its order.
+	// Reads: selectors, their limits, their union and its order.
 	Reads Category = "Reads"
 	// Scans: ranges, directions, limits, loops that stop or call the store, and
 	// the list of tables.
@@ -34,7 +34,7 @@ const (
 	Names Category = "Names"
 	// Sizes: large values, wide rows, long histories, big batches.
 	Sizes Category = "Sizes"
-	// Arguments: what a store refuses, and that it wrote nothing then.
+	// Arguments: a store refuses bad arguments, and then writes nothing.
 	Arguments Category = "Arguments"
 	// Contexts: contexts that end before, during and between calls.
 	Contexts Category = "Contexts"
@@ -42,9 +42,9 @@ const (
 	Closing Category = "Closing"
 	// Concurrency: many goroutines on one store.
 	Concurrency Category = "Concurrency"
-	// Random: random calls, compared with rowstore.Memory.
+	// Random: random calls, compared with memstore.Store.
 	Random Category = "Random"
-	// Groups: the optional Grouper, with and without Draw.
+	// Groups: the optional Grouper, with and without AssignTimestamp.
 	Groups Category = "Groups"
 	// Oracles: the optional OracleProvider.
 	Oracles Category = "Oracles"
@@ -64,20 +64,20 @@ const (
 	Anomalies Category = "Anomalies"
 	// DeadClients: clients that die at each step of a commit.
 	DeadClients Category = "DeadClients"
-	// LostReplies: calls of which the client never learns what became of them.
+	// LostReplies: calls whose result the client never learns.
 	LostReplies Category = "LostReplies"
 	// Workloads: concurrent transactions whose invariants are checked.
 	Workloads Category = "Workloads"
-	// Collection: garbage collection and what it must leave.
+	// Collection: garbage collection, and the versions that it must leave.
 	Collection Category = "Collection"
 )
 
 // Observing is the category of the part about observers.
 const Observing Category = "Observing"
 
-// Open opens a store for a test: empty, and in a name space of its own, since
-// tests run at the same time. The suite closes it. Whatever else it needs is
-// cleaned up through t.Cleanup. It fails the test when it cannot open the store.
+// Open opens a store for a test. The store must be empty, and in a name space of its
+// own, because tests run at the same time. The suite closes it. Open cleans up anything
+// else through t.Cleanup. It fails the test if it cannot open the store.
 type Open func(t testing.TB) rowstore.Store
 
 // Option changes what a run does.
@@ -92,8 +92,8 @@ type config struct {
 	hooks   func(t testing.TB) Hooked
 }
 
-// Without leaves out the tests of a category. Each is reported as skipped, with
-// the reason, which must not be empty.
+// Without leaves out the tests of a category. Each is reported as skipped, with the
+// reason. The reason must not be empty.
 func Without(c Category, reason string) Option {
 	return func(cfg *config) {
 		if reason == "" {
@@ -116,29 +116,29 @@ func Serial() Option {
 	return func(cfg *config) { cfg.serial = true }
 }
 
-// Patience sets how long a test may take before what it waits for counts as never
-// coming. Default 3 min. It bounds hangs; no test measures time against it.
+// Patience sets how long a test may take. After that time, the test fails because it
+// hangs. Default 3 min. No test measures time against it.
 func Patience(d time.Duration) Option {
 	return func(cfg *config) { cfg.hang = d }
 }
 
-// DBOptions are given to every percolator.New of the parts about transactions and
-// observers, before the options of the tests themselves: WithOracle, say, for a
-// store without one of its own.
+// DBOptions gives options to every percolator.New of the parts about transactions and
+// observers, before the options of the tests themselves. A store without an oracle of
+// its own needs WithOracle, say.
 func DBOptions(opts ...percolator.Option) Option {
 	return func(cfg *config) { cfg.db = append(cfg.db, opts...) }
 }
 
-// Run runs the whole suite against the stores that open opens: the three parts,
-// each as a subtest.
+// Run runs the whole suite against the stores that open opens. Each of the three parts
+// is a subtest.
 func Run(t *testing.T, open Open, opts ...Option) {
 	for _, p := range parts() {
 		t.Run(p.name, func(t *testing.T) { runPart(t, p.tests, open, opts) })
 	}
 }
 
-// RunStore runs the part about the store's own contract: package rowstore,
-// sentence by sentence. It needs no transactions.
+// RunStore runs the part about the store's own contract. It checks package rowstore
+// sentence by sentence, and needs no transactions.
 func RunStore(t *testing.T, open Open, opts ...Option) {
 	runPart(t, storeTests(), open, opts)
 }
@@ -252,8 +252,8 @@ func (e *env) n(base, least int) int {
 	return max(least, int(float64(base)*e.cfg.scale))
 }
 
-// context ends with the test, or when the test hangs. Then all goroutines are shown,
-// once in a run, since the error that somebody gets by it tells little.
+// context ends with the test, or when the test hangs. If it hangs, all goroutines are
+// shown, once in a run, because the error of a call that ends so tells little.
 func (e *env) context(t testing.TB) context.Context {
 	t.Helper()
 	if _, ok := t.(*testing.B); ok {
@@ -278,7 +278,7 @@ func (e *env) context(t testing.TB) context.Context {
 	return ctx
 }
 
-// stacks shows what every goroutine is at.
+// stacks shows the stack of every goroutine.
 func stacks() []byte {
 	buf := make([]byte, 1<<16)
 	for {

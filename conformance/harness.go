@@ -14,7 +14,7 @@ import (
 )
 
 // families lists every family, in order.
-var families = []rowstore.Family{rowstore.Lock, rowstore.Write, rowstore.Data, rowstore.Rollback, rowstore.Notify}
+var families = []rowstore.Family{rowstore.Lock, rowstore.Write, rowstore.Data, rowstore.Mark, rowstore.Notify}
 
 // harness wraps a store for tests that expect calls to succeed.
 type harness struct {
@@ -92,14 +92,14 @@ func (h *harness) breaks(row string, failed int, broke rowstore.Version, c ...ro
 }
 
 // read reads a row of table "t".
-func (h *harness) read(row string, picks ...rowstore.Pick) []rowstore.Version {
+func (h *harness) read(row string, picks ...rowstore.Selector) []rowstore.Version {
 	h.Helper()
 	return h.readOf("t", row, picks...)
 }
 
-func (h *harness) readOf(table, row string, picks ...rowstore.Pick) []rowstore.Version {
+func (h *harness) readOf(table, row string, picks ...rowstore.Selector) []rowstore.Version {
 	h.Helper()
-	rows, err := h.s.Read(h.ctx, []rowstore.RowRead{{Table: table, Row: row, Picks: picks}})
+	rows, err := h.s.Read(h.ctx, []rowstore.RowRead{{Table: table, Row: row, Selectors: picks}})
 	require.NoError(h, err)
 	require.Len(h, rows, 1)
 	require.NoError(h, rows[0].Err)
@@ -108,7 +108,7 @@ func (h *harness) readOf(table, row string, picks ...rowstore.Pick) []rowstore.V
 	return norm(rows[0].Versions)
 }
 
-// all reads everything that a row of table "t" holds.
+// all reads all versions that a row of table "t" holds.
 func (h *harness) all(row string) []rowstore.Version {
 	h.Helper()
 	return h.read(row, everything()...)
@@ -208,13 +208,13 @@ func ordered(v []rowstore.Version) error {
 }
 
 // pick selects all versions of a family in every column.
-func pick(f rowstore.Family) rowstore.Pick {
-	return rowstore.Pick{Family: f, From: 0, To: oracle.Max}
+func pick(f rowstore.Family) rowstore.Selector {
+	return rowstore.Selector{Family: f, From: 0, To: oracle.Max}
 }
 
 // everything selects all that a row can hold.
-func everything() []rowstore.Pick {
-	var p []rowstore.Pick
+func everything() []rowstore.Selector {
+	var p []rowstore.Selector
 	for _, f := range families {
 		p = append(p, pick(f))
 	}
@@ -231,7 +231,7 @@ func write(v rowstore.Version) rowstore.Edit {
 	return rowstore.Put(v.Family, v.Column, v.TS, v.Value)
 }
 
-// norm copies versions with nil values made empty, since the two are the same.
+// norm copies versions and makes nil values empty, because the two mean the same.
 func norm(v []rowstore.Version) []rowstore.Version {
 	out := make([]rowstore.Version, len(v))
 	for i := range v {

@@ -10,9 +10,10 @@ import (
 
 // The categories of the tests that need hooks.
 const (
-	// Reopening: what is there after Close, after a crash, and for a second process.
+	// Reopening: the data that is there after Close, after a crash, and for a second
+	// process.
 	Reopening Category = "Reopening"
-	// Breaking: what calls say, and how soon, whose server or disk fails under them.
+	// Breaking: calls whose server or disk fails; what they answer, and how soon.
 	Breaking Category = "Breaking"
 )
 
@@ -27,7 +28,7 @@ const (
 	InCall
 	// AfterCall: the server carries the request out, and its answer gets lost.
 	AfterCall
-	// HangCall: neither request nor answer gets through until the break is mended. An
+	// HangCall: neither request nor answer gets through until the break ends. An
 	// embedded store hangs where it waits for its disk.
 	HangCall
 )
@@ -47,27 +48,29 @@ func (m Moment) String() string {
 	return "at an unknown moment"
 }
 
-// Hooked is a store with what a test may do to it. Each function may be nil: tests that
-// need it are skipped then.
+// Hooked is a store, and functions by which a test opens it again, crashes and breaks
+// it. Each function may be nil; tests that need it are then skipped.
 type Hooked struct {
 	// Store is empty, and in a name space of its own, as in Open. The suite closes it.
 	Store rowstore.Store
 	// Reopen opens the data of Store once more, as another process would. The suite calls
-	// it after it closed the store, after Crash, and while the store is in use: a store
-	// that serves one process at a time returns an error then. The suite closes what is
-	// returned.
+	// it after it closed the store, after Crash, and while the store is in use. In the
+	// last case, a store that serves one process at a time returns an error. The suite
+	// closes the store that Reopen returns.
 	Reopen func(ctx context.Context) (rowstore.Store, error)
-	// Crash ends the process or the server of the store at once, so that all is lost that
-	// is not durable. The suite uses the store no more, closes it, and calls Reopen.
+	// Crash ends the process or the server of the store at once, so that everything that
+	// is not durable is lost. Afterwards the suite only closes the store, and calls
+	// Reopen.
 	Crash func()
-	// Break makes all calls of Store fail at a moment, those under way too, from its
-	// return until the function that it returns was called. It returns nil for a moment
-	// that it cannot bring about. A store over the network has a [Proxy] for this.
+	// Break makes all calls of Store fail at a moment, also calls under way. The break
+	// lasts from Break's return until the function that it returns was called. Break
+	// returns nil for a moment that it cannot bring about. A store over the network has a
+	// [Proxy] for this.
 	Break func(m Moment) (mend func())
 }
 
-// WithHooks gives the suite a way to open stores that it may end and break. Without it
-// the tests of the categories Reopening and Breaking are skipped.
+// WithHooks gives the suite a way to open stores that it may crash and break. Without
+// it, the tests of the categories Reopening and Breaking are skipped.
 func WithHooks(open func(t testing.TB) Hooked) Option {
 	return func(cfg *config) { cfg.hooks = open }
 }
@@ -104,7 +107,7 @@ func (h *harness) reopen(k Hooked) *harness {
 	return &harness{TB: h.TB, s: s, ctx: h.ctx}
 }
 
-// ambiguous tells whether a change may have happened, by what its caller was told.
+// ambiguous tells whether a change may have happened, by the error that its caller got.
 func ambiguous(out []rowstore.Outcome, err error) bool {
 	if err == nil && len(out) > 0 {
 		err = out[0].Err

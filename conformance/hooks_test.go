@@ -9,17 +9,18 @@ import (
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
-// MemoryHooks opens a Memory with every hook.
+// MemoryHooks opens a store in memory with every hook.
 func MemoryHooks(testing.TB) Hooked {
-	b := &breakable{Memory: rowstore.NewMemory()}
+	b := &breakable{Store: memstore.New()}
 	return b.hooked()
 }
 
-// breakable is a Memory that can be broken and opened again.
+// breakable is a store in memory that can be broken and opened again.
 type breakable struct {
-	*rowstore.Memory
+	*memstore.Store
 
 	mu     sync.Mutex
 	moment Moment
@@ -30,14 +31,14 @@ func (b *breakable) hooked() Hooked {
 	return Hooked{
 		Store: b,
 		Reopen: func(context.Context) (rowstore.Store, error) {
-			again, err := b.Memory.Reopen()
+			again, err := b.Store.Reopen()
 			if err != nil {
 				return nil, err
 			}
-			b.Memory = again
+			b.Store = again
 			return again, nil
 		},
-		Crash: func() { b.Memory.Crash() },
+		Crash: func() { b.Store.Crash() },
 		Break: b.breakAt,
 	}
 }
@@ -85,25 +86,25 @@ func around[T any](ctx context.Context, b *breakable, all, half func() (T, error
 }
 
 func (b *breakable) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
-	return around(ctx, b, func() ([]rowstore.Row, error) { return b.Memory.Read(ctx, reads) }, nil)
+	return around(ctx, b, func() ([]rowstore.Row, error) { return b.Store.Read(ctx, reads) }, nil)
 }
 
 func (b *breakable) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
-	return around(ctx, b, func() ([]rowstore.Outcome, error) { return b.Memory.Apply(ctx, muts, opts) },
-		func() ([]rowstore.Outcome, error) { return b.Memory.Apply(ctx, muts[:len(muts)/2], opts) })
+	return around(ctx, b, func() ([]rowstore.Outcome, error) { return b.Store.Apply(ctx, muts, opts) },
+		func() ([]rowstore.Outcome, error) { return b.Store.Apply(ctx, muts[:len(muts)/2], opts) })
 }
 
 func (b *breakable) Group(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
-	return around(ctx, b, func() ([]rowstore.GroupOutcome, error) { return b.Memory.Group(ctx, groups) },
-		func() ([]rowstore.GroupOutcome, error) { return b.Memory.Group(ctx, groups[:len(groups)/2]) })
+	return around(ctx, b, func() ([]rowstore.GroupOutcome, error) { return b.Store.Group(ctx, groups) },
+		func() ([]rowstore.GroupOutcome, error) { return b.Store.Group(ctx, groups[:len(groups)/2]) })
 }
 
-func (b *breakable) DrawRead(ctx context.Context, asks []rowstore.DrawRead) ([]rowstore.DrawnRows, error) {
-	return around(ctx, b, func() ([]rowstore.DrawnRows, error) { return b.Memory.DrawRead(ctx, asks) }, nil)
+func (b *breakable) ReadSnapshot(ctx context.Context, asks []rowstore.SnapshotRead) ([]rowstore.SnapshotRows, error) {
+	return around(ctx, b, func() ([]rowstore.SnapshotRows, error) { return b.Store.ReadSnapshot(ctx, asks) }, nil)
 }
 
 func (b *breakable) Oracle() oracle.Oracle {
 	return drawFunc(func(ctx context.Context, n int) (oracle.Timestamp, error) {
-		return around(ctx, b, func() (oracle.Timestamp, error) { return b.Memory.Oracle().Draw(ctx, n) }, nil)
+		return around(ctx, b, func() (oracle.Timestamp, error) { return b.Store.Oracle().Draw(ctx, n) }, nil)
 	})
 }

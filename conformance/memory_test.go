@@ -14,6 +14,9 @@ import (
 	"github.com/percolate-go/percolate/conformance"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/coalesce"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/router"
 )
 
 func TestMain(m *testing.M) {
@@ -34,13 +37,13 @@ func TestMain(m *testing.M) {
 
 func TestMemory(t *testing.T) {
 	t.Parallel()
-	conformance.Run(t, func(testing.TB) rowstore.Store { return rowstore.NewMemory() }, conformance.Patience(40*time.Second))
+	conformance.Run(t, func(testing.TB) rowstore.Store { return memstore.New() }, conformance.Patience(40*time.Second))
 }
 
 func TestCoalescedMemory(t *testing.T) {
 	t.Parallel()
 	conformance.Run(t, func(testing.TB) rowstore.Store {
-		return rowstore.Coalesce(rowstore.NewMemory(), rowstore.CoalesceOptions{MaxBatch: 8, MaxInFlight: 1})
+		return coalesce.New(memstore.New(), coalesce.Options{MaxBatch: 8, MaxInFlight: 1})
 	}, conformance.Patience(40*time.Second), conformance.Scale(0.15))
 }
 
@@ -48,8 +51,8 @@ func TestCoalescedMemory(t *testing.T) {
 func TestRoutedMemories(t *testing.T) {
 	t.Parallel()
 	conformance.Run(t, func(t testing.TB) rowstore.Store {
-		r, err := rowstore.NewRouter(rowstore.RouterConfig{
-			Stores: map[string]rowstore.Store{"main": rowstore.NewMemory(), "other": rowstore.NewMemory()},
+		r, err := router.New(router.Config{
+			Stores: map[string]rowstore.Store{"main": memstore.New(), "other": memstore.New()},
 			Tables: map[string]string{"u": "other", "t1": "other", "bank1": "other", "ledger*": "other", "items": "other", "primary": "other", "a*": "other"}, Authoritative: "main",
 		})
 		require.NoError(t, err)
@@ -65,13 +68,13 @@ func (p plain) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.R
 }
 
 func (p plain) Apply(ctx context.Context, muts []rowstore.Mutation, _ rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
-	// The incarnation is always "", whatever that of the Memory beneath.
+	// The incarnation is always "", whatever that of the store beneath.
 	muts = slices.Clone(muts)
 	for i := range muts {
 		muts[i].Conditions = slices.Clone(muts[i].Conditions)
 		for j, c := range muts[i].Conditions {
 			switch {
-			case c.Kind == rowstore.IfIncarnation && c.Is == "":
+			case c.Kind == rowstore.IfIncarnation && c.Incarnation == "":
 				muts[i].Conditions[j] = rowstore.AbsentAt("any", 0) // holds
 			case c.Kind == rowstore.IfIncarnation:
 				muts[i].Conditions[j] = rowstore.Present("any", 0) // does not
@@ -96,19 +99,19 @@ func (p plain) Close() error { return p.inner.Close() }
 // TestPlainStore runs on the fallbacks of every optional ability.
 func TestPlainStore(t *testing.T) {
 	t.Parallel()
-	oracle := rowstore.NewMemory()
+	oracle := memstore.New()
 	t.Cleanup(func() { require.NoError(t, oracle.Close()) })
-	conformance.Run(t, func(testing.TB) rowstore.Store { return plain{rowstore.NewMemory()} },
+	conformance.Run(t, func(testing.TB) rowstore.Store { return plain{memstore.New()} },
 		conformance.Patience(40*time.Second), conformance.Scale(0.15), conformance.DBOptions(percolator.WithOracle("memory", oracle.Oracle())))
 }
 
 func BenchmarkMemory(b *testing.B) {
-	conformance.Benchmark(b, func(testing.TB) rowstore.Store { return rowstore.NewMemory() })
+	conformance.Benchmark(b, func(testing.TB) rowstore.Store { return memstore.New() })
 }
 
 func TestMemoryWithHooks(t *testing.T) {
 	t.Parallel()
-	conformance.Run(t, func(testing.TB) rowstore.Store { return rowstore.NewMemory() },
+	conformance.Run(t, func(testing.TB) rowstore.Store { return memstore.New() },
 		conformance.WithHooks(conformance.MemoryHooks), conformance.Patience(40*time.Second))
 }
 
@@ -116,6 +119,6 @@ func TestMemoryWithHooks(t *testing.T) {
 func TestMemoryLikeEtcd(t *testing.T) {
 	t.Parallel()
 	conformance.Run(t, func(testing.TB) rowstore.Store {
-		return rowstore.NewMemory(rowstore.WithLimits(rowstore.Limits{Operations: 128, Bytes: 3 << 19}))
+		return memstore.New(memstore.WithLimits(rowstore.Limits{Operations: 128, Bytes: 3 << 19}))
 	}, conformance.Patience(40*time.Second), conformance.Scale(0.15))
 }

@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// Proxy passes TCP connections on to a server, and breaks them when asked: what
-// Hooked.Break does for a store over the network. All methods may be called at any time.
+// Proxy passes TCP connections on to a server, and breaks them when asked. It does what
+// Hooked.Break needs for a store over the network. All methods may be called at any time.
 type Proxy struct {
 	listener net.Listener
 	server   string
@@ -22,7 +22,7 @@ type Proxy struct {
 	closed bool
 }
 
-// NewProxy starts a proxy at a free port of this machine before the server at an
+// NewProxy starts a proxy at a free port of this machine. It leads to the server at an
 // address, host:port. Close ends it.
 func NewProxy(server string) (*Proxy, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -114,8 +114,8 @@ func (p *Proxy) pass(from, to net.Conn, requests bool) {
 	}
 }
 
-// forward sends bytes on as the break in force has it, and tells whether the connection
-// stays.
+// forward sends bytes on as far as the break in force allows, and tells whether the
+// connection stays.
 func (p *Proxy) forward(to net.Conn, b []byte, requests bool) bool {
 	p.mu.Lock()
 	moment, mended, closed := p.moment, p.mended, p.closed

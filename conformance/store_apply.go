@@ -10,257 +10,13 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// conditional lists the families that a condition may name.
-var conditional = []rowstore.Family{rowstore.Lock, rowstore.Write, rowstore.Rollback, rowstore.Notify}
-
-func conditionTests() []test {
-	return []test{
-		{"AbsentOfOneVersion", Conditions, absentOfOneVersion},
-		{"AbsentReportsTheNewest", Conditions, absentReportsTheNewest},
-		{"AbsentAtTheGreatestTimestamp", Conditions, absentAtTheGreatestTimestamp},
-		{"AbsentLooksAtItsColumnOnly", Conditions, absentLooksAtItsColumnOnly},
-		{"AbsentOfAnAbsentRow", Conditions, absentOfAnAbsentRow},
-		{"AbsentAtOneTimestamp", Conditions, absentAtOneTimestamp},
-		{"PresentAtOneTimestamp", Conditions, presentAtOneTimestamp},
-		{"IncarnationCondition", Conditions, incarnationCondition},
-		{"FirstFailedConditionInOrder", Conditions, firstFailedConditionInOrder},
-		{"BrokeCarriesTheValue", Conditions, brokeCarriesTheValue},
-		{"ConditionsAreJudgedBeforeEdits", Conditions, conditionsAreJudgedBeforeEdits},
-		{"CheckOnlyMutation", Conditions, checkOnlyMutation},
-		{"ProtocolStepsOnOneRow", Conditions, protocolStepsOnOneRow},
-	}
-}
-
-func absentOfOneVersion(t testing.TB, e *env) {
-	h := e.harness(t)
-	for _, f := range conditional {
-		row := fmt.Sprintf("family%d", f)
-		v := ver(f, "c", 5, "five")
-		h.put(row, write(v))
-		for _, from := range []rowstore.Timestamp{0, 1, 4, 5} {
-			h.breaks(row, 0, v, rowstore.Absent(f, "c", from))
-		}
-		for _, from := range []rowstore.Timestamp{6, 7, oracle.Max - 1, oracle.Max} {
-			h.holds(row, rowstore.Absent(f, "c", from))
-		}
-	}
-}
-
-func absentReportsTheNewest(t testing.TB, e *env) {
-	h := e.harness(t)
-	for _, f := range []rowstore.Family{rowstore.Write, rowstore.Notify} {
-		row := fmt.Sprintf("family%d", f)
-		// Not in the order of their timestamps, so that the last written is not
-		// the newest.
-		for _, ts := range []rowstore.Timestamp{3, 9, 7, 1, 8} {
-			h.put(row, write(ver(f, "c", ts, num(ts))))
-		}
-		for _, from := range []rowstore.Timestamp{0, 1, 2, 3, 7, 8, 9} {
-			h.breaks(row, 0, ver(f, "c", 9, "9"), rowstore.Absent(f, "c", from))
-		}
-		h.holds(row, rowstore.Absent(f, "c", 10))
-		h.put(row, rowstore.Delete(f, "c", 9))
-		h.breaks(row, 0, ver(f, "c", 8, "8"), rowstore.Absent(f, "c", 0))
-		h.breaks(row, 0, ver(f, "c", 8, "8"), rowstore.Absent(f, "c", 8))
-		h.holds(row, rowstore.Absent(f, "c", 9))
-		h.put(row, rowstore.DeleteRange(f, "c", 0, oracle.Max))
-		h.holds(row, rowstore.Absent(f, "c", 0))
-	}
-}
-
-func absentAtTheGreatestTimestamp(t testing.TB, e *env) {
-	h := e.harness(t)
-	for _, f := range conditional {
-		for i, ts := range []rowstore.Timestamp{1, oracle.Max - 1, oracle.Max} {
-			row := fmt.Sprintf("family%d-%d", f, i)
-			v := ver(f, "c", ts, "edge")
-			h.put(row, write(v))
-			h.breaks(row, 0, v, rowstore.Absent(f, "c", 0))
-			h.breaks(row, 0, v, rowstore.Absent(f, "c", ts))
-			if ts < oracle.Max {
-				h.holds(row, rowstore.Absent(f, "c", ts+1))
-			}
-			require.Equal(t, versions(v), h.all(row))
-		}
-	}
-}
-
-func absentLooksAtItsColumnOnly(t testing.TB, e *env) {
-	h := e.harness(t)
-	for _, f := range families {
-		h.put("row", write(ver(f, "c", 5, "x")), write(ver(f, "c\x00", 5, "x")))
-	}
-	for _, f := range conditional {
-		h.holds("row", rowstore.Absent(f, "b", 0))
-		h.holds("row", rowstore.Absent(f, "d", 0))
-		h.holds("row", rowstore.Absent(f, "cc", 0))
-		h.holds("row", rowstore.Absent(f, "c\x00\x00", 0))
-		h.holds("ro", rowstore.Absent(f, "c", 0))
-		h.holds("row2", rowstore.Absent(f, "c", 0))
-		out := h.apply(rowstore.Mutation{Table: "tt", Row: "row", Conditions: when(rowstore.Absent(f, "c", 0))})
-		require.True(t, out[0].Applied, "a row of another table does not count")
-		h.put("row", rowstore.DeleteRange(f, "c", 0, oracle.Max))
-		h.holds("row", rowstore.Absent(f, "c", 0))
-	}
-	require.Len(t, h.all("row"), len(families)+1, "Data of c, and all of the other column, are left")
-}
-
-func absentOfAnAbsentRow(t testing.TB, e *env) {
-	h := e.harness(t)
-	for _, f := range conditional {
-		h.holds("nowhere", rowstore.Absent(f, "c", 0), rowstore.Absent(f, "c", 1), rowstore.Absent(f, "c", oracle.Max))
-	}
-	h.holds("nowhere", rowstore.AbsentAt("c", 0), rowstore.AbsentAt("c", 5))
-	h.breaks("nowhere", 0, rowstore.Version{}, rowstore.Present("c", 5))
-}
-
-func absentAtOneTimestamp(t testing.TB, e *env) {
-	h := e.harness(t)
-	lock := ver(rowstore.Lock, "c", 5, "the lock")
-	h.put("row", write(lock), write(ver(rowstore.Write, "c", 4, "w")), write(ver(rowstore.Rollback, "c", 6, "r")))
-	h.breaks("row", 0, lock, rowstore.AbsentAt("c", 5))
-	for _, ts := range []rowstore.Timestamp{0, 1, 4, 6, oracle.Max} {
-		h.holds("row", rowstore.AbsentAt("c", ts))
-	}
-	h.holds("row", rowstore.AbsentAt("d", 5))
-	h.put("row", rowstore.Delete(rowstore.Lock, "c", 5))
-	h.holds("row", rowstore.AbsentAt("c", 5))
-}
-
-func presentAtOneTimestamp(t testing.TB, e *env) {
-	h := e.harness(t)
-	h.put("row", write(ver(rowstore.Lock, "c", 5, "the lock")), write(ver(rowstore.Write, "c", 4, "w")),
-		write(ver(rowstore.Notify, "c", 6, "n")), write(ver(rowstore.Data, "c", 3, "d")))
-	h.holds("row", rowstore.Present("c", 5))
-	for _, ts := range []rowstore.Timestamp{0, 1, 3, 4, 6, oracle.Max} {
-		h.breaks("row", 0, rowstore.Version{}, rowstore.Present("c", ts))
-	}
-	h.breaks("row", 0, rowstore.Version{}, rowstore.Present("d", 5))
-	h.put("row", rowstore.Delete(rowstore.Lock, "c", 5))
-	h.breaks("row", 0, rowstore.Version{}, rowstore.Present("c", 5))
-}
-
-func incarnationCondition(t testing.TB, e *env) {
-	h := e.harness(t)
-	is := h.apply(mut("row", nil, write(ver(rowstore.Write, "c", 1, "x"))))[0].Incarnation
-	if _, ok := rowstore.Unwrap[rowstore.Deferrer](h.s); ok {
-		require.NotEmpty(t, is, "each outcome of a Deferrer carries its incarnation")
-		h.breaks("row", 0, rowstore.Version{}, rowstore.Incarnation(""))
-	} else {
-		require.Empty(t, is, "a store that defers nothing has the incarnation \"\"")
-	}
-	h.holds("row", rowstore.Incarnation(is))
-	h.breaks("row", 0, rowstore.Version{}, rowstore.Incarnation(is+"x"))
-	h.breaks("row", 1, rowstore.Version{}, rowstore.Absent(rowstore.Write, "c", 2), rowstore.Incarnation("other"))
-	h.breaks("row", 0, ver(rowstore.Write, "c", 1, "x"), rowstore.Absent(rowstore.Write, "c", 1), rowstore.Incarnation("other"))
-	h.breaks("row", 0, rowstore.Version{}, rowstore.Incarnation("other"), rowstore.Absent(rowstore.Write, "c", 1))
-
-	// A failed outcome carries the incarnation too.
-	out := h.apply(
-		mut("row", when(rowstore.Incarnation("other")), write(ver(rowstore.Write, "c", 2, "x"))),
-		mut("row2", when(rowstore.Present("c", 3))),
-		mut("row3", nil))
-	for i := range out {
-		require.Equal(t, is, out[i].Incarnation, "outcome %d", i)
-	}
-	require.Equal(t, versions(ver(rowstore.Write, "c", 1, "x")), h.all("row"))
-}
-
-func firstFailedConditionInOrder(t testing.TB, e *env) {
-	h := e.harness(t)
-	lock, mark, w := ver(rowstore.Lock, "a", 5, "lock"), ver(rowstore.Rollback, "b", 6, "mark"), ver(rowstore.Write, "c", 7, "write")
-	n := ver(rowstore.Notify, "d", 8, "note")
-	h.put("row", write(lock), write(mark), write(w), write(n))
-
-	good := []rowstore.Condition{
-		rowstore.Absent(rowstore.Lock, "a", 6), rowstore.Absent(rowstore.Lock, "b", 0), rowstore.AbsentAt("a", 4),
-		rowstore.Present("a", 5), rowstore.Absent(rowstore.Write, "c", 8), rowstore.Absent(rowstore.Rollback, "b", 7),
-	}
-	bad := []struct {
-		c     rowstore.Condition
-		broke rowstore.Version
-	}{
-		{rowstore.Absent(rowstore.Lock, "a", 0), lock},
-		{rowstore.AbsentAt("a", 5), lock},
-		{rowstore.Present("a", 6), rowstore.Version{}},
-		{rowstore.Present("x", 5), rowstore.Version{}},
-		{rowstore.Absent(rowstore.Rollback, "b", 6), mark},
-		{rowstore.Absent(rowstore.Write, "c", 1), w},
-		{rowstore.Absent(rowstore.Notify, "d", 8), n},
-	}
-	rng := seeded(t)
-	for i := range bad {
-		for range 4 {
-			// Some that hold, one that does not, then any.
-			var c []rowstore.Condition
-			for range rng.IntN(4) {
-				c = append(c, good[rng.IntN(len(good))])
-			}
-			at := len(c)
-			c = append(c, bad[i].c)
-			for range rng.IntN(4) {
-				if rng.IntN(2) == 0 {
-					c = append(c, good[rng.IntN(len(good))])
-				} else {
-					c = append(c, bad[rng.IntN(len(bad))].c)
-				}
-			}
-			h.breaks("row", at, bad[i].broke, c...)
-		}
-	}
-	h.holds("row", good...)
-}
-
-func brokeCarriesTheValue(t testing.TB, e *env) {
-	h := e.harness(t)
-	for i, value := range []string{"", "v", "\x00", "\xff\x00\xfe", string(make([]byte, 300)), string(make([]byte, 70_000))} {
-		row := key(i)
-		for _, f := range conditional {
-			v := ver(f, "c", 5, value)
-			h.put(row, write(v))
-			h.breaks(row, 0, v, rowstore.Absent(f, "c", 0))
-		}
-		h.breaks(row, 0, ver(rowstore.Lock, "c", 5, value), rowstore.AbsentAt("c", 5))
-	}
-}
-
-func conditionsAreJudgedBeforeEdits(t testing.TB, e *env) {
-	h := e.harness(t)
-	out := h.apply(mut("row", when(rowstore.Absent(rowstore.Lock, "c", 0), rowstore.Absent(rowstore.Write, "c", 5),
-		rowstore.Absent(rowstore.Notify, "c", 0)),
-		write(ver(rowstore.Lock, "c", 5, "l")), write(ver(rowstore.Notify, "c", 5, "n"))))
-	require.True(t, out[0].Applied, "the row as it was satisfies the conditions")
-	out = h.apply(mut("row", when(rowstore.Present("c", 5)),
-		rowstore.Delete(rowstore.Lock, "c", 5), write(ver(rowstore.Write, "c", 9, "w"))))
-	require.True(t, out[0].Applied)
-	out = h.apply(mut("row", when(rowstore.Present("c", 7)),
-		write(ver(rowstore.Lock, "c", 7, "l"))))
-	require.False(t, out[0].Applied, "an edit does not satisfy a condition of its own mutation")
-	out = h.apply(mut("row", when(rowstore.Absent(rowstore.Write, "c", 9)), rowstore.Delete(rowstore.Write, "c", 9)))
-	require.False(t, out[0].Applied)
-	require.Equal(t, versions(ver(rowstore.Notify, "c", 5, "n"), ver(rowstore.Write, "c", 9, "w")), h.all("row"))
-}
-
-func checkOnlyMutation(t testing.TB, e *env) {
-	h := e.harness(t)
-	out := h.apply(mut("nothing", nil), mut("checked", when(rowstore.Absent(rowstore.Write, "c", 0))))
-	require.True(t, out[0].Applied, "a mutation without conditions and edits applies")
-	require.True(t, out[1].Applied)
-	require.Empty(t, h.keys(rowstore.ScanRange{Picks: everything()}), "a check creates no row")
-	require.Empty(t, h.tables(), "a check creates no table")
-	h.put("there", write(ver(rowstore.Write, "c", 3, "x")))
-	h.holds("there", rowstore.Absent(rowstore.Write, "c", 4))
-	h.breaks("there", 0, ver(rowstore.Write, "c", 3, "x"), rowstore.Absent(rowstore.Write, "c", 3))
-	require.Equal(t, versions(ver(rowstore.Write, "c", 3, "x")), h.all("there"))
-}
-
 // protocolStepsOnOneRow walks the mutations that transactions are made of, on one
 // row, each twice: the second arrival of a request must change nothing.
 func protocolStepsOnOneRow(t testing.TB, e *env) {
 	h := e.harness(t)
 	prewrite := func(start rowstore.Timestamp) rowstore.Mutation {
 		return mut("row", when(rowstore.Absent(rowstore.Write, "c", start), rowstore.Absent(rowstore.Lock, "c", 0),
-			rowstore.Absent(rowstore.Rollback, "c", start)),
+			rowstore.Absent(rowstore.Mark, "c", start)),
 			write(ver(rowstore.Lock, "c", start, "lock")), write(ver(rowstore.Data, "c", start, "long")),
 			write(ver(rowstore.Notify, "c", start, "n")))
 	}
@@ -272,11 +28,11 @@ func protocolStepsOnOneRow(t testing.TB, e *env) {
 	rollback := func(start rowstore.Timestamp) rowstore.Mutation {
 		return mut("row", when(rowstore.Present("c", start)), rowstore.Delete(rowstore.Lock, "c", start),
 			rowstore.Delete(rowstore.Data, "c", start), rowstore.Delete(rowstore.Notify, "c", start),
-			write(ver(rowstore.Rollback, "c", start, "")))
+			write(ver(rowstore.Mark, "c", start, "")))
 	}
 	fence := func(start rowstore.Timestamp) rowstore.Mutation {
 		return mut("row", when(rowstore.AbsentAt("c", start), rowstore.Absent(rowstore.Write, "c", start)),
-			write(ver(rowstore.Rollback, "c", start, "")))
+			write(ver(rowstore.Mark, "c", start, "")))
 	}
 	step := func(name string, m rowstore.Mutation, applied bool, failed int, broke rowstore.Version) {
 		t.Helper()
@@ -303,16 +59,16 @@ func protocolStepsOnOneRow(t testing.TB, e *env) {
 	step("roll back 21", rollback(21), true, 0, none)
 	step("roll back 21 again", rollback(21), false, 0, none)
 	step("commit of the rolled back", commit(21, 30), false, 0, none)
-	step("prewrite 21 after its roll back", prewrite(21), false, 2, ver(rowstore.Rollback, "c", 21, ""))
+	step("prewrite 21 after its roll back", prewrite(21), false, 2, ver(rowstore.Mark, "c", 21, ""))
 	step("fence of 25, of which nothing is there", fence(25), true, 0, none)
 	step("fence of 25 again", fence(25), true, 0, none)
-	step("prewrite 25 is fenced", prewrite(25), false, 2, ver(rowstore.Rollback, "c", 25, ""))
+	step("prewrite 25 is fenced", prewrite(25), false, 2, ver(rowstore.Mark, "c", 25, ""))
 	step("prewrite 26", prewrite(26), true, 0, none)
 	step("commit 26 at 27", commit(26, 27), true, 0, none)
 	require.Equal(t, versions(
 		ver(rowstore.Write, "c", 27, "26"), ver(rowstore.Write, "c", 20, "10"),
 		ver(rowstore.Data, "c", 10, "long"), ver(rowstore.Data, "c", 26, "long"),
-		ver(rowstore.Rollback, "c", 25, ""),
+		ver(rowstore.Mark, "c", 25, ""),
 		ver(rowstore.Notify, "c", 20, "n"), ver(rowstore.Notify, "c", 27, "n")), h.all("row"))
 }
 
@@ -338,7 +94,7 @@ func editTests() []test {
 
 func putOverwrites(t testing.TB, e *env) {
 	h := e.harness(t)
-	for _, f := range []rowstore.Family{rowstore.Lock, rowstore.Write, rowstore.Rollback, rowstore.Notify} {
+	for _, f := range []rowstore.Family{rowstore.Lock, rowstore.Write, rowstore.Mark, rowstore.Notify} {
 		row := fmt.Sprintf("family%d", f)
 		for _, value := range []string{"one", "", "three, and longer than the first", "4", string(make([]byte, 500))} {
 			h.put(row, write(ver(f, "c", 5, value)))
@@ -359,35 +115,35 @@ func rollbackKeepsTheGreatest(t testing.TB, e *env) {
 	h := e.harness(t)
 	is := func(ts rowstore.Timestamp, value string) {
 		t.Helper()
-		require.Equal(t, versions(ver(rowstore.Rollback, "c", ts, value), ver(rowstore.Rollback, "other", 2, "o")), h.all("row"))
+		require.Equal(t, versions(ver(rowstore.Mark, "c", ts, value), ver(rowstore.Mark, "other", 2, "o")), h.all("row"))
 	}
-	h.put("row", write(ver(rowstore.Rollback, "other", 2, "o")))
-	h.put("row", write(ver(rowstore.Rollback, "c", 5, "five")))
+	h.put("row", write(ver(rowstore.Mark, "other", 2, "o")))
+	h.put("row", write(ver(rowstore.Mark, "c", 5, "five")))
 	is(5, "five")
-	h.put("row", write(ver(rowstore.Rollback, "c", 4, "four")))
+	h.put("row", write(ver(rowstore.Mark, "c", 4, "four")))
 	is(5, "five")
-	h.put("row", write(ver(rowstore.Rollback, "c", 5, "again")))
+	h.put("row", write(ver(rowstore.Mark, "c", 5, "again")))
 	is(5, "again")
-	h.put("row", write(ver(rowstore.Rollback, "c", 6, "six")))
+	h.put("row", write(ver(rowstore.Mark, "c", 6, "six")))
 	is(6, "six")
 	// A put that changes nothing leaves the other edits of its mutation alone.
-	h.put("row", write(ver(rowstore.Rollback, "c", 1, "one")), write(ver(rowstore.Write, "c", 1, "w")))
-	require.Equal(t, versions(ver(rowstore.Write, "c", 1, "w"), ver(rowstore.Rollback, "c", 6, "six"),
-		ver(rowstore.Rollback, "other", 2, "o")), h.all("row"))
+	h.put("row", write(ver(rowstore.Mark, "c", 1, "one")), write(ver(rowstore.Write, "c", 1, "w")))
+	require.Equal(t, versions(ver(rowstore.Write, "c", 1, "w"), ver(rowstore.Mark, "c", 6, "six"),
+		ver(rowstore.Mark, "other", 2, "o")), h.all("row"))
 	h.put("row", rowstore.Delete(rowstore.Write, "c", 1))
-	h.put("row", rowstore.Delete(rowstore.Rollback, "c", 5))
+	h.put("row", rowstore.Delete(rowstore.Mark, "c", 5))
 	is(6, "six")
-	h.put("row", rowstore.DeleteRange(rowstore.Rollback, "c", 0, 5))
+	h.put("row", rowstore.DeleteRange(rowstore.Mark, "c", 0, 5))
 	is(6, "six")
-	h.put("row", rowstore.Delete(rowstore.Rollback, "c", 6))
-	require.Equal(t, versions(ver(rowstore.Rollback, "other", 2, "o")), h.all("row"))
-	h.put("row", write(ver(rowstore.Rollback, "c", 3, "three")))
+	h.put("row", rowstore.Delete(rowstore.Mark, "c", 6))
+	require.Equal(t, versions(ver(rowstore.Mark, "other", 2, "o")), h.all("row"))
+	h.put("row", write(ver(rowstore.Mark, "c", 3, "three")))
 	is(3, "three")
-	h.put("row", write(ver(rowstore.Rollback, "c", oracle.Max, "max")))
-	h.put("row", write(ver(rowstore.Rollback, "c", oracle.Max-1, "less")))
+	h.put("row", write(ver(rowstore.Mark, "c", oracle.Max, "max")))
+	h.put("row", write(ver(rowstore.Mark, "c", oracle.Max-1, "less")))
 	is(oracle.Max, "max")
-	h.put("row", rowstore.DeleteRange(rowstore.Rollback, "c", oracle.Max, oracle.Max))
-	require.Equal(t, versions(ver(rowstore.Rollback, "other", 2, "o")), h.all("row"))
+	h.put("row", rowstore.DeleteRange(rowstore.Mark, "c", oracle.Max, oracle.Max))
+	require.Equal(t, versions(ver(rowstore.Mark, "other", 2, "o")), h.all("row"))
 }
 
 func deleteOfAbsent(t testing.TB, e *env) {
@@ -398,7 +154,7 @@ func deleteOfAbsent(t testing.TB, e *env) {
 		h.put("row", rowstore.Delete(f, "c", 4), rowstore.Delete(f, "c", 6), rowstore.Delete(f, "d", 5))
 	}
 	require.Len(t, h.all("row"), len(families))
-	require.Equal(t, []string{"row"}, h.keys(rowstore.ScanRange{Picks: everything()}), "a delete creates no row")
+	require.Equal(t, []string{"row"}, h.keys(rowstore.ScanRange{Selectors: everything()}), "a delete creates no row")
 }
 
 func deleteRangeIsClosed(t testing.TB, e *env) {
@@ -436,7 +192,7 @@ func deleteRangeIsClosed(t testing.TB, e *env) {
 		}
 	}
 	// The families that have one version.
-	for _, f := range []rowstore.Family{rowstore.Lock, rowstore.Rollback} {
+	for _, f := range []rowstore.Family{rowstore.Lock, rowstore.Mark} {
 		for i, c := range cases {
 			row := fmt.Sprintf("%d-%d", f, i)
 			v := ver(f, "c", 5, "x")
@@ -493,11 +249,11 @@ func allOrNothingOverColumns(t testing.TB, e *env) {
 		write(ver(rowstore.Lock, "a", 9, "new")), write(ver(rowstore.Data, "a", 9, "long")),
 		write(ver(rowstore.Lock, "c", 9, "new")), write(ver(rowstore.Write, "d", 9, "w")),
 		rowstore.Delete(rowstore.Notify, "c", 3), rowstore.DeleteRange(rowstore.Write, "c", 0, oracle.Max),
-		write(ver(rowstore.Rollback, "a", 9, "r")), write(ver(rowstore.Notify, "e", 9, "n")),
+		write(ver(rowstore.Mark, "a", 9, "r")), write(ver(rowstore.Notify, "e", 9, "n")),
 	}
 	for i, c := range []rowstore.Condition{
 		rowstore.Absent(rowstore.Lock, "b", 0), rowstore.Absent(rowstore.Write, "a", 3), rowstore.Absent(rowstore.Notify, "c", 2),
-		rowstore.AbsentAt("b", 4), rowstore.Present("a", 9), rowstore.Incarnation("another"),
+		rowstore.AbsentAt("b", 4), rowstore.Present("a", 9), rowstore.SameIncarnation("another"),
 	} {
 		for _, conds := range [][]rowstore.Condition{
 			when(c), when(rowstore.Absent(rowstore.Lock, "a", 0), c), when(c, rowstore.Absent(rowstore.Lock, "c", 0)),
@@ -512,7 +268,7 @@ func allOrNothingOverColumns(t testing.TB, e *env) {
 	require.Equal(t, versions(
 		ver(rowstore.Lock, "a", 9, "new"), ver(rowstore.Lock, "b", 4, "held"), ver(rowstore.Lock, "c", 9, "new"),
 		ver(rowstore.Write, "a", 3, "old"), ver(rowstore.Write, "d", 9, "w"), ver(rowstore.Data, "a", 9, "long"),
-		ver(rowstore.Rollback, "a", 9, "r"), ver(rowstore.Notify, "e", 9, "n")), h.all("row"), "all edits happen")
+		ver(rowstore.Mark, "a", 9, "r"), ver(rowstore.Notify, "e", 9, "n")), h.all("row"), "all edits happen")
 }
 
 func rowsOfABatchAreIndependent(t testing.TB, e *env) {
@@ -563,10 +319,10 @@ func emptiedRowIsGone(t testing.TB, e *env) {
 			v := ver(f, "c", 5, fmt.Sprint(round))
 			h.put("row", write(v))
 			require.Equal(t, versions(v), h.all("row"))
-			require.Equal(t, []string{"row"}, h.keys(rowstore.ScanRange{Picks: everything()}))
+			require.Equal(t, []string{"row"}, h.keys(rowstore.ScanRange{Selectors: everything()}))
 			h.put("row", rowstore.Delete(f, "c", 5))
 			require.Empty(t, h.all("row"))
-			require.Empty(t, h.keys(rowstore.ScanRange{Picks: everything()}), "a row without versions does not exist")
+			require.Empty(t, h.keys(rowstore.ScanRange{Selectors: everything()}), "a row without versions does not exist")
 		}
 	}
 }
@@ -578,7 +334,7 @@ func oldVersionsUnderNewOnes(t testing.TB, e *env) {
 	h.put("row", write(ver(rowstore.Write, "c", 10, "10")))
 	h.put("row", write(ver(rowstore.Write, "c", 5, "5")))
 	h.put("row", write(ver(rowstore.Write, "c", 7, "7")))
-	newest := rowstore.Pick{Family: rowstore.Write, Column: "c", To: oracle.Max, Limit: 1}
+	newest := rowstore.Selector{Family: rowstore.Write, Column: "c", To: oracle.Max, Limit: 1}
 	require.Equal(t, versions(ver(rowstore.Write, "c", 10, "10")), h.read("row", newest))
 	newest.To = 9
 	require.Equal(t, versions(ver(rowstore.Write, "c", 7, "7")), h.read("row", newest))
@@ -622,13 +378,13 @@ func manyNotificationsOfAColumn(t testing.TB, e *env) {
 	}
 	h.put("row", rowstore.Delete(rowstore.Notify, "c", 4), rowstore.Delete(rowstore.Notify, "c", 8))
 	require.Equal(t, versions(ver(rowstore.Notify, "c", 6, "6"), ver(rowstore.Notify, "c", 2, "2")), h.all("row"))
-	require.Equal(t, []string{"row"}, h.keys(rowstore.ScanRange{Picks: []rowstore.Pick{pick(rowstore.Notify)}}))
-	require.Equal(t, []string{"row"}, h.keys(rowstore.ScanRange{Picks: []rowstore.Pick{{Family: rowstore.Notify, To: 2}}}))
-	require.Empty(t, h.keys(rowstore.ScanRange{Picks: []rowstore.Pick{{Family: rowstore.Notify, From: 3, To: 5}}}))
+	require.Equal(t, []string{"row"}, h.keys(rowstore.ScanRange{Selectors: []rowstore.Selector{pick(rowstore.Notify)}}))
+	require.Equal(t, []string{"row"}, h.keys(rowstore.ScanRange{Selectors: []rowstore.Selector{{Family: rowstore.Notify, To: 2}}}))
+	require.Empty(t, h.keys(rowstore.ScanRange{Selectors: []rowstore.Selector{{Family: rowstore.Notify, From: 3, To: 5}}}))
 	h.put("row", rowstore.Delete(rowstore.Notify, "c", 6))
-	require.Equal(t, []string{"row"}, h.keys(rowstore.ScanRange{Picks: []rowstore.Pick{pick(rowstore.Notify)}}), "one is left")
+	require.Equal(t, []string{"row"}, h.keys(rowstore.ScanRange{Selectors: []rowstore.Selector{pick(rowstore.Notify)}}), "one is left")
 	h.put("row", rowstore.Delete(rowstore.Notify, "c", 2))
-	require.Empty(t, h.keys(rowstore.ScanRange{Picks: []rowstore.Pick{pick(rowstore.Notify)}}))
+	require.Empty(t, h.keys(rowstore.ScanRange{Selectors: []rowstore.Selector{pick(rowstore.Notify)}}))
 }
 
 func callerReusesItsSlices(t testing.TB, e *env) {
@@ -637,7 +393,7 @@ func callerReusesItsSlices(t testing.TB, e *env) {
 	conds := when(rowstore.Absent(rowstore.Lock, "c", 0))
 	edits := []rowstore.Edit{
 		rowstore.Put(rowstore.Lock, "c", 5, value), rowstore.Put(rowstore.Write, "c", 5, value),
-		rowstore.Put(rowstore.Data, "c", 5, value), rowstore.Put(rowstore.Rollback, "c", 5, value), rowstore.Put(rowstore.Notify, "c", 5, value),
+		rowstore.Put(rowstore.Data, "c", 5, value), rowstore.Put(rowstore.Mark, "c", 5, value), rowstore.Put(rowstore.Notify, "c", 5, value),
 	}
 	muts := []rowstore.Mutation{{Table: "t", Row: "row", Conditions: conds, Edits: edits}}
 	out := h.apply(muts...)
@@ -650,7 +406,7 @@ func callerReusesItsSlices(t testing.TB, e *env) {
 		want = append(want, ver(f, "c", 5, "value"))
 	}
 	picks := everything()
-	reads := []rowstore.RowRead{{Table: "t", Row: "row", Picks: picks}}
+	reads := []rowstore.RowRead{{Table: "t", Row: "row", Selectors: picks}}
 	rows, err := h.s.Read(h.ctx, reads)
 	require.NoError(t, err)
 	clear(picks)
@@ -678,11 +434,11 @@ func answersBelongToTheCaller(t testing.TB, e *env) {
 			v[i].Column = "X"
 		}
 	}
-	rows, err := h.s.Read(h.ctx, []rowstore.RowRead{{Table: "t", Row: "row", Picks: everything()}})
+	rows, err := h.s.Read(h.ctx, []rowstore.RowRead{{Table: "t", Row: "row", Selectors: everything()}})
 	require.NoError(t, err)
 	spoil(rows[0].Versions)
 	require.Equal(t, versions(want...), h.all("row"), "after what Read returned was changed")
-	for row, err := range h.s.Scan(h.ctx, rowstore.ScanRange{Table: "t", Picks: everything()}) {
+	for row, err := range h.s.Scan(h.ctx, rowstore.ScanRange{Table: "t", Selectors: everything()}) {
 		require.NoError(t, err)
 		spoil(row.Versions)
 	}

@@ -46,8 +46,8 @@ func closingTests() []test {
 
 const tooHigh = oracle.Max + 1
 
-func badPicks() map[string][]rowstore.Pick {
-	return map[string][]rowstore.Pick{
+func badPicks() map[string][]rowstore.Selector {
+	return map[string][]rowstore.Selector{
 		"no picks":              {},
 		"family 0":              {{Family: 0, To: 5}},
 		"family 6":              {{Family: 6, To: 5}},
@@ -67,13 +67,13 @@ func invalidReads(t testing.TB, e *env) {
 		require.ErrorIs(t, err, rowstore.ErrInvalid, name)
 		require.Empty(t, rows, name)
 	}
-	good := rowstore.RowRead{Table: "t", Row: "r", Picks: everything()}
-	refused("no table", rowstore.RowRead{Row: "r", Picks: everything()})
-	refused("no row", rowstore.RowRead{Table: "t", Picks: everything()})
-	refused("the second without a table", good, rowstore.RowRead{Row: "r", Picks: everything()})
+	good := rowstore.RowRead{Table: "t", Row: "r", Selectors: everything()}
+	refused("no table", rowstore.RowRead{Row: "r", Selectors: everything()})
+	refused("no row", rowstore.RowRead{Table: "t", Selectors: everything()})
+	refused("the second without a table", good, rowstore.RowRead{Row: "r", Selectors: everything()})
 	for name, picks := range badPicks() {
-		refused(name, rowstore.RowRead{Table: "t", Row: "r", Picks: picks})
-		refused(name, good, rowstore.RowRead{Table: "t", Row: "r", Picks: picks})
+		refused(name, rowstore.RowRead{Table: "t", Row: "r", Selectors: picks})
+		refused(name, good, rowstore.RowRead{Table: "t", Row: "r", Selectors: picks})
 	}
 }
 
@@ -86,10 +86,10 @@ func invalidScans(t testing.TB, e *env) {
 		require.ErrorIs(t, err, rowstore.ErrInvalid, name)
 		require.Empty(t, rows, name)
 	}
-	refused("no table", rowstore.ScanRange{Picks: everything()})
-	refused("negative limit", rowstore.ScanRange{Table: "t", Limit: -1, Picks: everything()})
+	refused("no table", rowstore.ScanRange{Selectors: everything()})
+	refused("negative limit", rowstore.ScanRange{Table: "t", Limit: -1, Selectors: everything()})
 	for name, picks := range badPicks() {
-		refused(name, rowstore.ScanRange{Table: "t", Picks: picks})
+		refused(name, rowstore.ScanRange{Table: "t", Selectors: picks})
 	}
 }
 
@@ -100,43 +100,43 @@ func badMutations() map[string]rowstore.Mutation {
 	edit := func(e ...rowstore.Edit) rowstore.Mutation { return mut("r", nil, e...) }
 	cond := func(c rowstore.Condition) rowstore.Mutation { return mut("r", when(c), w) }
 	return map[string]rowstore.Mutation{
-		"no table":                       {Row: "r", Edits: []rowstore.Edit{w}},
-		"no row":                         {Table: "t", Edits: []rowstore.Edit{w}},
-		"condition kind 0":               cond(rowstore.Condition{Family: rowstore.Write, Column: "c", TS: 5}),
-		"condition kind 9":               cond(rowstore.Condition{Kind: 9, Family: rowstore.Write, Column: "c", TS: 5}),
-		"Absent of Data":                 cond(rowstore.Absent(rowstore.Data, "c", 5)),
-		"Absent of family 0":             cond(rowstore.Absent(0, "c", 5)),
-		"Absent of family 6":             cond(rowstore.Absent(6, "c", 5)),
-		"AbsentAt of a Write":            cond(rowstore.Condition{Kind: rowstore.IfAbsentAt, Family: rowstore.Write, Column: "c", TS: 5}),
-		"Present of a Write":             cond(rowstore.Condition{Kind: rowstore.IfPresent, Family: rowstore.Write, Column: "c", TS: 5}),
-		"condition without a column":     cond(rowstore.Absent(rowstore.Write, "", 5)),
-		"condition over the top":         cond(rowstore.Absent(rowstore.Write, "c", tooHigh)),
-		"AbsentAt over the top":          cond(rowstore.AbsentAt("c", rowstore.Drawn)),
-		"edit kind 0":                    edit(rowstore.Edit{Family: rowstore.Write, Column: "c", TS: 5}),
-		"edit kind 9":                    edit(rowstore.Edit{Kind: 9, Family: rowstore.Write, Column: "c", TS: 5}),
-		"edit of family 0":               edit(rowstore.Put(0, "c", 5, nil)),
-		"edit of family 6":               edit(rowstore.Put(6, "c", 5, nil)),
-		"edit without a column":          edit(rowstore.Put(rowstore.Write, "", 5, nil)),
-		"put at 0":                       edit(rowstore.Put(rowstore.Write, "c", 0, nil)),
-		"put over the top":               edit(rowstore.Put(rowstore.Write, "c", tooHigh, nil)),
-		"put at Drawn without Draw":      edit(rowstore.Put(rowstore.Write, "c", rowstore.Drawn, nil)),
-		"put over Drawn":                 edit(rowstore.Put(rowstore.Write, "c", rowstore.Drawn+1, nil)),
-		"delete at 0":                    edit(rowstore.Delete(rowstore.Write, "c", 0)),
-		"delete over the top":            edit(rowstore.Delete(rowstore.Write, "c", tooHigh)),
-		"delete at Drawn":                edit(rowstore.Delete(rowstore.Write, "c", rowstore.Drawn)),
-		"range to over the top":          edit(rowstore.DeleteRange(rowstore.Write, "c", 0, tooHigh)),
-		"range from over the top":        edit(rowstore.DeleteRange(rowstore.Write, "c", tooHigh, 5)),
-		"range without a column":         edit(rowstore.DeleteRange(rowstore.Write, "", 0, 5)),
-		"the same version twice":         edit(w, w),
-		"put and delete of a version":    edit(w, rowstore.Delete(rowstore.Write, "c", 5)),
-		"put within a range":             edit(w, rowstore.DeleteRange(rowstore.Write, "c", 1, 9)),
-		"put at the end of a range":      edit(w, rowstore.DeleteRange(rowstore.Write, "c", 1, 5)),
-		"ranges that overlap":            edit(rowstore.DeleteRange(rowstore.Write, "c", 1, 5), rowstore.DeleteRange(rowstore.Write, "c", 5, 9)),
-		"two marks of a column":          edit(rowstore.Put(rowstore.Rollback, "c", 5, nil), rowstore.Put(rowstore.Rollback, "c", 6, nil)),
-		"a mark beside a delete of one":  edit(rowstore.Put(rowstore.Rollback, "c", 5, nil), rowstore.Delete(rowstore.Rollback, "c", 6)),
-		"two locks of a column":          edit(rowstore.Put(rowstore.Lock, "c", 5, nil), rowstore.Put(rowstore.Lock, "c", 6, nil)),
-		"a bad edit after a good one":    edit(w, rowstore.Put(rowstore.Write, "", 6, nil)),
-		"a bad condition after good one": mut("r", when(rowstore.Absent(rowstore.Write, "c", 1), rowstore.Absent(rowstore.Data, "c", 1)), w),
+		"no table":                   {Row: "r", Edits: []rowstore.Edit{w}},
+		"no row":                     {Table: "t", Edits: []rowstore.Edit{w}},
+		"condition kind 0":           cond(rowstore.Condition{Family: rowstore.Write, Column: "c", TS: 5}),
+		"condition kind 9":           cond(rowstore.Condition{Kind: 9, Family: rowstore.Write, Column: "c", TS: 5}),
+		"Absent of Data":             cond(rowstore.Absent(rowstore.Data, "c", 5)),
+		"Absent of family 0":         cond(rowstore.Absent(0, "c", 5)),
+		"Absent of family 6":         cond(rowstore.Absent(6, "c", 5)),
+		"AbsentAt of a Write":        cond(rowstore.Condition{Kind: rowstore.IfAbsentAt, Family: rowstore.Write, Column: "c", TS: 5}),
+		"Present of a Write":         cond(rowstore.Condition{Kind: rowstore.IfPresent, Family: rowstore.Write, Column: "c", TS: 5}),
+		"condition without a column": cond(rowstore.Absent(rowstore.Write, "", 5)),
+		"condition over the top":     cond(rowstore.Absent(rowstore.Write, "c", tooHigh)),
+		"AbsentAt over the top":      cond(rowstore.AbsentAt("c", rowstore.AssignedTimestamp)),
+		"edit kind 0":                edit(rowstore.Edit{Family: rowstore.Write, Column: "c", TS: 5}),
+		"edit kind 9":                edit(rowstore.Edit{Kind: 9, Family: rowstore.Write, Column: "c", TS: 5}),
+		"edit of family 0":           edit(rowstore.Put(0, "c", 5, nil)),
+		"edit of family 6":           edit(rowstore.Put(6, "c", 5, nil)),
+		"edit without a column":      edit(rowstore.Put(rowstore.Write, "", 5, nil)),
+		"put at 0":                   edit(rowstore.Put(rowstore.Write, "c", 0, nil)),
+		"put over the top":           edit(rowstore.Put(rowstore.Write, "c", tooHigh, nil)),
+		"put at AssignedTimestamp without AssignTimestamp": edit(rowstore.Put(rowstore.Write, "c", rowstore.AssignedTimestamp, nil)),
+		"put over AssignedTimestamp":                       edit(rowstore.Put(rowstore.Write, "c", rowstore.AssignedTimestamp+1, nil)),
+		"delete at 0":                                      edit(rowstore.Delete(rowstore.Write, "c", 0)),
+		"delete over the top":                              edit(rowstore.Delete(rowstore.Write, "c", tooHigh)),
+		"delete at AssignedTimestamp":                      edit(rowstore.Delete(rowstore.Write, "c", rowstore.AssignedTimestamp)),
+		"range to over the top":                            edit(rowstore.DeleteRange(rowstore.Write, "c", 0, tooHigh)),
+		"range from over the top":                          edit(rowstore.DeleteRange(rowstore.Write, "c", tooHigh, 5)),
+		"range without a column":                           edit(rowstore.DeleteRange(rowstore.Write, "", 0, 5)),
+		"the same version twice":                           edit(w, w),
+		"put and delete of a version":                      edit(w, rowstore.Delete(rowstore.Write, "c", 5)),
+		"put within a range":                               edit(w, rowstore.DeleteRange(rowstore.Write, "c", 1, 9)),
+		"put at the end of a range":                        edit(w, rowstore.DeleteRange(rowstore.Write, "c", 1, 5)),
+		"ranges that overlap":                              edit(rowstore.DeleteRange(rowstore.Write, "c", 1, 5), rowstore.DeleteRange(rowstore.Write, "c", 5, 9)),
+		"two marks of a column":                            edit(rowstore.Put(rowstore.Mark, "c", 5, nil), rowstore.Put(rowstore.Mark, "c", 6, nil)),
+		"a mark beside a delete of one":                    edit(rowstore.Put(rowstore.Mark, "c", 5, nil), rowstore.Delete(rowstore.Mark, "c", 6)),
+		"two locks of a column":                            edit(rowstore.Put(rowstore.Lock, "c", 5, nil), rowstore.Put(rowstore.Lock, "c", 6, nil)),
+		"a bad edit after a good one":                      edit(w, rowstore.Put(rowstore.Write, "", 6, nil)),
+		"a bad condition after good one":                   mut("r", when(rowstore.Absent(rowstore.Write, "c", 1), rowstore.Absent(rowstore.Data, "c", 1)), w),
 	}
 }
 
@@ -183,17 +183,17 @@ func invalidGroups(t testing.TB, e *env) {
 			refused(name, rowstore.Group{Mutations: []rowstore.Mutation{mut("other", nil, w), m}})
 		}
 	}
-	if !g.Draws(gkey) {
-		refused("Draw where the store does not", rowstore.Group{Draw: true, Mutations: []rowstore.Mutation{mut("r", nil, rowstore.Put(rowstore.Write, "c", rowstore.Drawn, nil))}})
+	if !g.AssignsTimestamps(gkey) {
+		refused("AssignTimestamp where the store does not", rowstore.Group{AssignTimestamp: true, Mutations: []rowstore.Mutation{mut("r", nil, rowstore.Put(rowstore.Write, "c", rowstore.AssignedTimestamp, nil))}})
 		return
 	}
-	refused("Drawn twice", rowstore.Group{Draw: true, Mutations: []rowstore.Mutation{
-		mut("r", nil, rowstore.Put(rowstore.Write, "c", rowstore.Drawn, nil), rowstore.Put(rowstore.Write, "c", rowstore.Drawn, []byte("x"))),
+	refused("AssignedTimestamp twice", rowstore.Group{AssignTimestamp: true, Mutations: []rowstore.Mutation{
+		mut("r", nil, rowstore.Put(rowstore.Write, "c", rowstore.AssignedTimestamp, nil), rowstore.Put(rowstore.Write, "c", rowstore.AssignedTimestamp, []byte("x"))),
 	}})
-	refused("a range beside Drawn", rowstore.Group{Draw: true, Mutations: []rowstore.Mutation{
-		mut("r", nil, rowstore.Put(rowstore.Write, "c", rowstore.Drawn, nil), rowstore.DeleteRange(rowstore.Write, "c", 0, 5)),
+	refused("a range beside AssignedTimestamp", rowstore.Group{AssignTimestamp: true, Mutations: []rowstore.Mutation{
+		mut("r", nil, rowstore.Put(rowstore.Write, "c", rowstore.AssignedTimestamp, nil), rowstore.DeleteRange(rowstore.Write, "c", 0, 5)),
 	}})
-	refused("a delete of Drawn", rowstore.Group{Draw: true, Mutations: []rowstore.Mutation{mut("r", nil, rowstore.Delete(rowstore.Write, "c", rowstore.Drawn))}})
+	refused("a delete of AssignedTimestamp", rowstore.Group{AssignTimestamp: true, Mutations: []rowstore.Mutation{mut("r", nil, rowstore.Delete(rowstore.Write, "c", rowstore.AssignedTimestamp))}})
 }
 
 func invalidAmongValid(t testing.TB, e *env) {
@@ -209,7 +209,7 @@ func invalidAmongValid(t testing.TB, e *env) {
 			out, err := h.s.Apply(h.ctx, batch, rowstore.ApplyOptions{})
 			require.ErrorIs(t, err, rowstore.ErrInvalid, "case %d at %d", i, at)
 			require.Empty(t, out)
-			require.Empty(t, h.keys(rowstore.ScanRange{Picks: everything()}), "nothing of a batch with an invalid mutation is applied")
+			require.Empty(t, h.keys(rowstore.ScanRange{Selectors: everything()}), "nothing of a batch with an invalid mutation is applied")
 		}
 	}
 	// A row twice in a small batch.
@@ -224,7 +224,7 @@ func methods(s rowstore.Store) map[string]func(ctx context.Context) error {
 	m := []rowstore.Mutation{mut("written", nil, write(ver(rowstore.Write, "c", 5, "x")), write(ver(rowstore.Notify, "c", 5, "x")))}
 	all := map[string]func(ctx context.Context) error{
 		"Read": func(ctx context.Context) error {
-			_, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "r", Picks: everything()}})
+			_, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "r", Selectors: everything()}})
 			return err
 		},
 		"Apply": func(ctx context.Context) error {
@@ -236,11 +236,11 @@ func methods(s rowstore.Store) map[string]func(ctx context.Context) error {
 			return err
 		},
 		"Scan": func(ctx context.Context) error {
-			_, err := collect(ctx, s, rowstore.ScanRange{Table: "t", Picks: everything()})
+			_, err := collect(ctx, s, rowstore.ScanRange{Table: "t", Selectors: everything()})
 			return err
 		},
 		"reverse Scan of Notify": func(ctx context.Context) error {
-			_, err := collect(ctx, s, rowstore.ScanRange{Table: "t", Picks: []rowstore.Pick{pick(rowstore.Notify)}, Reverse: true})
+			_, err := collect(ctx, s, rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{pick(rowstore.Notify)}, Reverse: true})
 			return err
 		},
 		"Tables": func(ctx context.Context) error {
@@ -257,9 +257,9 @@ func methods(s rowstore.Store) map[string]func(ctx context.Context) error {
 				_, err := g.Group(ctx, []rowstore.Group{{Mutations: m}})
 				return err
 			}
-			if g.Draws(gkey) {
-				all["Group with Draw"] = func(ctx context.Context) error {
-					_, err := g.Group(ctx, []rowstore.Group{{Draw: true, Mutations: []rowstore.Mutation{mut("written", nil, rowstore.Put(rowstore.Write, "c", rowstore.Drawn, nil))}}})
+			if g.AssignsTimestamps(gkey) {
+				all["Group with AssignTimestamp"] = func(ctx context.Context) error {
+					_, err := g.Group(ctx, []rowstore.Group{{AssignTimestamp: true, Mutations: []rowstore.Mutation{mut("written", nil, rowstore.Put(rowstore.Write, "c", rowstore.AssignedTimestamp, nil))}}})
 					return err
 				}
 			}
@@ -305,7 +305,7 @@ func endedBeforeTheCall(t testing.TB, e *env) {
 		}
 	}
 	require.Empty(t, h.all("written"), "nothing is done with a context that has ended")
-	require.Equal(t, []string{"r"}, h.keys(rowstore.ScanRange{Picks: everything()}))
+	require.Equal(t, []string{"r"}, h.keys(rowstore.ScanRange{Selectors: everything()}))
 	// The store works on.
 	h.put("written", write(ver(rowstore.Write, "c", 5, "x")))
 }
@@ -318,7 +318,7 @@ func endedDuringAScan(t testing.TB, e *env) {
 		ctx, cancel := context.WithCancel(h.ctx)
 		seen := 0
 		var last error
-		for row, err := range h.s.Scan(ctx, rowstore.ScanRange{Table: "t", Picks: everything()}) {
+		for row, err := range h.s.Scan(ctx, rowstore.ScanRange{Table: "t", Selectors: everything()}) {
 			require.NoError(t, last, "an error is the last step")
 			if last = err; err != nil {
 				require.Zero(t, row)
@@ -335,7 +335,7 @@ func endedDuringAScan(t testing.TB, e *env) {
 			require.ErrorIs(t, last, context.Canceled)
 		}
 	}
-	require.Len(t, h.keys(rowstore.ScanRange{Picks: everything()}), n)
+	require.Len(t, h.keys(rowstore.ScanRange{Selectors: everything()}), n)
 }
 
 // endedAtAnyMoment ends contexts while calls are under way, and holds the store to
@@ -408,13 +408,19 @@ func closeTwice(t testing.TB, e *env) {
 func everythingAfterClose(t testing.TB, e *env) {
 	h := e.harness(t)
 	calls := methods(h.s)
+	ended, cancel := context.WithCancel(h.ctx)
+	cancel()
 	require.NoError(t, h.s.Close())
 	for name, call := range calls {
 		err := call(h.ctx)
-		if name == "Draw" && errors.Is(err, oracle.ErrClosed) {
-			continue
+		want := rowstore.ErrClosed
+		if name == "Draw" {
+			want = oracle.ErrClosed
 		}
-		require.ErrorIs(t, err, rowstore.ErrClosed, name)
+		require.ErrorIs(t, err, want, name)
+		require.NotErrorIs(t, err, rowstore.ErrAmbiguous, name)
+		err = call(ended)
+		require.ErrorIs(t, err, context.Canceled, "%s: a context that ended wins over Close", name)
 		require.NotErrorIs(t, err, rowstore.ErrAmbiguous, name)
 	}
 }
@@ -438,12 +444,12 @@ func closeUnderCalls(t testing.TB, e *env) {
 					}
 				case 2:
 					var rows []rowstore.Row
-					rows, err = h.s.Read(h.ctx, []rowstore.RowRead{{Table: "t", Row: row, Picks: everything()}})
+					rows, err = h.s.Read(h.ctx, []rowstore.RowRead{{Table: "t", Row: row, Selectors: everything()}})
 					if err == nil {
 						err = rows[0].Err
 					}
 				case 3:
-					_, err = collect(h.ctx, h.s, rowstore.ScanRange{Table: "t", Picks: everything(), Limit: 50})
+					_, err = collect(h.ctx, h.s, rowstore.ScanRange{Table: "t", Selectors: everything(), Limit: 50})
 				}
 				if errors.Is(err, rowstore.ErrClosed) {
 					return // and every later call says the same
@@ -487,7 +493,7 @@ func closeWithinAScan(t testing.TB, e *env) {
 	fill(h, "t", 1200, func(int) []rowstore.Edit { return []rowstore.Edit{write(ver(rowstore.Write, "c", 5, "x"))} })
 	n := 0
 	var last error
-	for _, err := range h.s.Scan(h.ctx, rowstore.ScanRange{Table: "t", Picks: everything()}) {
+	for _, err := range h.s.Scan(h.ctx, rowstore.ScanRange{Table: "t", Selectors: everything()}) {
 		require.NoError(t, last, "an error is the last step")
 		if last = err; err != nil {
 			continue

@@ -39,8 +39,8 @@ func apply1(h *harness, m rowstore.Mutation) (rowstore.Outcome, error) {
 }
 
 // read1 reads one row of table "t" from any goroutine.
-func read1(h *harness, row string, picks ...rowstore.Pick) (rowstore.Row, error) {
-	rows, err := h.s.Read(h.ctx, []rowstore.RowRead{{Table: "t", Row: row, Picks: picks}})
+func read1(h *harness, row string, picks ...rowstore.Selector) (rowstore.Row, error) {
+	rows, err := h.s.Read(h.ctx, []rowstore.RowRead{{Table: "t", Row: row, Selectors: picks}})
 	if err != nil {
 		return rowstore.Row{}, fmt.Errorf("reading row %q: %w", row, err)
 	}
@@ -50,8 +50,8 @@ func read1(h *harness, row string, picks ...rowstore.Pick) (rowstore.Row, error)
 	return rows[0], rows[0].Err
 }
 
-// newestWrite picks the newest write of column "c".
-var newestWrite = rowstore.Pick{Family: rowstore.Write, Column: "c", To: oracle.Max, Limit: 1}
+// newestWrite selects the newest write of column "c".
+var newestWrite = rowstore.Selector{Family: rowstore.Write, Column: "c", To: oracle.Max, Limit: 1}
 
 func counterOnOneRow(t testing.TB, e *env) { counters(t, e, 1, 8, e.n(60, 15)) }
 
@@ -214,8 +214,8 @@ func viewsAreNotTorn(t testing.TB, e *env) {
 			return nil
 		})
 	}
-	picks := []rowstore.Pick{pick(rowstore.Write), pick(rowstore.Data), pick(rowstore.Notify)}
-	var onePick []rowstore.Pick // the same, a pick for each column
+	picks := []rowstore.Selector{pick(rowstore.Write), pick(rowstore.Data), pick(rowstore.Notify)}
+	var onePick []rowstore.Selector // the same, a selector for each column
 	for _, p := range picks {
 		for _, c := range columns {
 			p.Column = c
@@ -226,7 +226,7 @@ func viewsAreNotTorn(t testing.TB, e *env) {
 		readers.Go(func() error {
 			for i := range e.n(120, 40) {
 				if w == 2 {
-					scanned, err := collect(h.ctx, h.s, rowstore.ScanRange{Table: "t", Picks: picks, Reverse: i%2 == 1})
+					scanned, err := collect(h.ctx, h.s, rowstore.ScanRange{Table: "t", Selectors: picks, Reverse: i%2 == 1})
 					if err != nil {
 						return err
 					}
@@ -242,9 +242,9 @@ func viewsAreNotTorn(t testing.TB, e *env) {
 				}
 				reads := make([]rowstore.RowRead, rows)
 				for j := range reads {
-					reads[j] = rowstore.RowRead{Table: "t", Row: key(j), Picks: picks}
+					reads[j] = rowstore.RowRead{Table: "t", Row: key(j), Selectors: picks}
 					if w == 1 {
-						reads[j].Picks = onePick
+						reads[j].Selectors = onePick
 					}
 				}
 				answers, err := h.s.Read(h.ctx, reads)
@@ -314,7 +314,7 @@ func acknowledgedIsVisible(t testing.TB, e *env) {
 					}
 					got = out.Broke.TS
 				case 3:
-					scanned, err := collect(h.ctx, h.s, rowstore.ScanRange{Table: "t", From: key(row), Limit: 1, Picks: []rowstore.Pick{newestWrite}})
+					scanned, err := collect(h.ctx, h.s, rowstore.ScanRange{Table: "t", From: key(row), Limit: 1, Selectors: []rowstore.Selector{newestWrite}})
 					if err != nil {
 						return err
 					}
@@ -392,10 +392,10 @@ func marksOnlyRise(t testing.TB, e *env) {
 				if i == rounds/2 && w == 0 {
 					ts = 200_000
 				}
-				if _, err := apply1(h, mut("row", nil, rowstore.Put(rowstore.Rollback, "c", ts, nil))); err != nil {
+				if _, err := apply1(h, mut("row", nil, rowstore.Put(rowstore.Mark, "c", ts, nil))); err != nil {
 					return err
 				}
-				r, err := read1(h, "row", pick(rowstore.Rollback))
+				r, err := read1(h, "row", pick(rowstore.Mark))
 				if err != nil {
 					return err
 				}
@@ -411,5 +411,5 @@ func marksOnlyRise(t testing.TB, e *env) {
 		})
 	}
 	require.NoError(t, g.Wait())
-	require.Equal(t, versions(ver(rowstore.Rollback, "c", 200_000, "")), h.all("row"))
+	require.Equal(t, versions(ver(rowstore.Mark, "c", 200_000, "")), h.all("row"))
 }

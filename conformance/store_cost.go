@@ -9,6 +9,7 @@ import (
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 func costTests() []test {
@@ -26,8 +27,8 @@ func limitTests() []test {
 	}
 }
 
-// quickest is the least time of several runs: what a machine with other work to do adds
-// to some of them does not count.
+// quickest is the least time of several runs. So the time that other work of the machine
+// adds to some runs does not count.
 func quickest(runs int, run func()) time.Duration {
 	least := time.Duration(1<<63 - 1)
 	for range runs {
@@ -39,8 +40,8 @@ func quickest(runs int, run func()) time.Duration {
 }
 
 // notifyScanCostsNoRows compares searches for few notifications among few rows and among
-// many. It runs with nothing beside it where the suite is serial; else the least of many
-// runs is compared, and again when that looks bad.
+// many. If the suite is serial, it runs alone. Otherwise it compares the least times of
+// many runs, and compares again if the result looks bad.
 func notifyScanCostsNoRows(t testing.TB, e *env) {
 	h := e.harness(t)
 	const notified, few = 5, 100
@@ -63,7 +64,7 @@ func notifyScanCostsNoRows(t testing.TB, e *env) {
 	}
 	search := func(table string, want int, from string) func() {
 		return func() {
-			rows := h.scan(rowstore.ScanRange{Table: table, From: from, Picks: []rowstore.Pick{pick(rowstore.Notify)}})
+			rows := h.scan(rowstore.ScanRange{Table: table, From: from, Selectors: []rowstore.Selector{pick(rowstore.Notify)}})
 			require.Len(h, rows, want)
 		}
 	}
@@ -134,27 +135,27 @@ func limitsOf(s rowstore.Store) rowstore.Limits {
 }
 
 // wideAndDeepRow reads, changes and collects a row of very many versions, beside a
-// rowstore.Memory that holds the same.
+// memstore.Store that holds the same.
 func wideAndDeepRow(t testing.TB, e *env) {
 	h := e.harness(t)
-	reference := rowstore.NewMemory()
+	reference := memstore.New()
 	defer func() { require.NoError(t, reference.Close()) }()
 	m := &harness{TB: t, s: reference, ctx: h.ctx}
 	columns, deep := e.breadth()
 	wideRow(t, "row", columns, deep, h, m)
 	newest := rowstore.Timestamp(10 * deep) //nolint:gosec // positive
-	compare := func(picks ...rowstore.Pick) {
+	compare := func(picks ...rowstore.Selector) {
 		t.Helper()
 		require.Equal(t, m.read("row", picks...), h.read("row", picks...))
 	}
-	all := func(p rowstore.Pick) rowstore.Pick { p.Family = rowstore.Write; return p }
-	compare(all(rowstore.Pick{To: oracle.Max, Limit: 1}))                        // what a transaction reads
-	compare(all(rowstore.Pick{To: newest - 5, Limit: 1}))                        // in the past
-	compare(all(rowstore.Pick{From: newest / 2, To: oracle.Max}))                // some of the history
-	compare(all(rowstore.Pick{Column: key(columns / 2), To: oracle.Max}))        // one column
-	compare(pick(rowstore.Lock), pick(rowstore.Rollback), pick(rowstore.Notify)) // nothing
-	require.Equal(t, m.scan(rowstore.ScanRange{Picks: []rowstore.Pick{all(rowstore.Pick{To: oracle.Max, Limit: 1})}}),
-		h.scan(rowstore.ScanRange{Picks: []rowstore.Pick{all(rowstore.Pick{To: oracle.Max, Limit: 1})}}))
+	all := func(p rowstore.Selector) rowstore.Selector { p.Family = rowstore.Write; return p }
+	compare(all(rowstore.Selector{To: oracle.Max, Limit: 1}))                 // what a transaction reads
+	compare(all(rowstore.Selector{To: newest - 5, Limit: 1}))                 // in the past
+	compare(all(rowstore.Selector{From: newest / 2, To: oracle.Max}))         // some of the history
+	compare(all(rowstore.Selector{Column: key(columns / 2), To: oracle.Max})) // one column
+	compare(pick(rowstore.Lock), pick(rowstore.Mark), pick(rowstore.Notify))  // nothing
+	require.Equal(t, m.scan(rowstore.ScanRange{Selectors: []rowstore.Selector{all(rowstore.Selector{To: oracle.Max, Limit: 1})}}),
+		h.scan(rowstore.ScanRange{Selectors: []rowstore.Selector{all(rowstore.Selector{To: oracle.Max, Limit: 1})}}))
 
 	step := 200
 	if l := limitsOf(h.s); l.Operations > 0 {
@@ -183,13 +184,13 @@ func wideAndDeepRow(t testing.TB, e *env) {
 		both(present, commits...)
 		both(nil, ranges...)
 	}
-	compare(all(rowstore.Pick{To: oracle.Max, Limit: 1}))
+	compare(all(rowstore.Selector{To: oracle.Max, Limit: 1}))
 	compare(everything()...)
 }
 
-// wideRowsCostTheirWidth compares what calls over all columns of a row cost with what
-// they cost in a row of a quarter of the columns: about four times as much, and sixteen
-// times where each column costs as much as the row is wide.
+// wideRowsCostTheirWidth compares the cost of calls over all columns of a row with the
+// cost in a row of a quarter of the columns. It should be about four times as much; it is
+// sixteen times as much if the cost of each column grows with the width of the row.
 func wideRowsCostTheirWidth(t testing.TB, e *env) {
 	h := e.harness(t)
 	const deep = 20
@@ -201,7 +202,7 @@ func wideRowsCostTheirWidth(t testing.TB, e *env) {
 	operations := limitsOf(h.s).Operations
 	for name, call := range map[string]func(columns int){
 		"reading the newest of all columns": func(n int) {
-			rows := h.read(fmt.Sprint(n), rowstore.Pick{Family: rowstore.Write, To: oracle.Max, Limit: 1})
+			rows := h.read(fmt.Sprint(n), rowstore.Selector{Family: rowstore.Write, To: oracle.Max, Limit: 1})
 			require.Len(h, rows, n)
 		},
 		"checking and locking all columns": func(n int) {
@@ -255,8 +256,8 @@ func stepOf(row string, operations int) rowstore.Mutation {
 	return m
 }
 
-// limitOfOperations checks that the limit holds for one atomic step, itself included, and
-// that nothing is written when one is over it.
+// limitOfOperations checks that the limit holds for one atomic step, that a step of
+// exactly the limit passes, and that a step over it writes nothing.
 func limitOfOperations(t testing.TB, e *env) {
 	h := e.harness(t)
 	limit := limitsOf(h.s).Operations

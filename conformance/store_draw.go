@@ -11,10 +11,10 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// drawReads is DrawRead with what every answer must be.
-func (h *harness) drawReads(d rowstore.DrawReader, asks ...rowstore.DrawRead) []rowstore.DrawnRows {
+// snapshotReads is ReadSnapshot with what every answer must be.
+func (h *harness) snapshotReads(d rowstore.SnapshotReader, asks ...rowstore.SnapshotRead) []rowstore.SnapshotRows {
 	h.Helper()
-	answers, err := d.DrawRead(h.ctx, asks)
+	answers, err := d.ReadSnapshot(h.ctx, asks)
 	require.NoError(h, err)
 	require.Len(h, answers, len(asks))
 	for i, a := range answers {
@@ -28,19 +28,19 @@ func (h *harness) drawReads(d rowstore.DrawReader, asks ...rowstore.DrawRead) []
 	return answers
 }
 
-// snapshotAt are the picks of a read at a snapshot.
-func snapshotAt(column string, at rowstore.Timestamp) []rowstore.Pick {
-	return []rowstore.Pick{
+// snapshotAt returns the selectors of a read at a snapshot.
+func snapshotAt(column string, at rowstore.Timestamp) []rowstore.Selector {
+	return []rowstore.Selector{
 		{Family: rowstore.Lock, Column: column, To: at, Limit: 1},
 		{Family: rowstore.Write, Column: column, To: at, Limit: 1},
 	}
 }
 
-// What a DrawRead answers is what a Read at its timestamp does, for the reads of a
+// A ReadSnapshot answers the same as a Read at its timestamp, for the reads of a
 // snapshot and for any others.
-func drawnReadsAreReads(t testing.TB, e *env) {
+func snapshotReadsAreReads(t testing.TB, e *env) {
 	h, o := e.oracle(t)
-	d := ability[rowstore.DrawReader](t, h.s, "DrawReader")
+	d := ability[rowstore.SnapshotReader](t, h.s, "SnapshotReader")
 	draw := func() rowstore.Timestamp {
 		ts, err := o.Draw(h.ctx, 1)
 		require.NoError(t, err)
@@ -49,26 +49,26 @@ func drawnReadsAreReads(t testing.TB, e *env) {
 	for i := range 3 { // history, a lock, a mark, notifications, data
 		h.put("a", rowstore.Put(rowstore.Write, "v", draw(), fmt.Appendf(nil, "v%d", i)), rowstore.Put(rowstore.Notify, "v", draw(), []byte("n")))
 	}
-	h.put("b", rowstore.Put(rowstore.Lock, "v", draw(), []byte("lock")), rowstore.Put(rowstore.Rollback, "v", draw(), nil), rowstore.Put(rowstore.Write, "w", draw(), nil))
+	h.put("b", rowstore.Put(rowstore.Lock, "v", draw(), []byte("lock")), rowstore.Put(rowstore.Mark, "v", draw(), nil), rowstore.Put(rowstore.Write, "w", draw(), nil))
 	h.put("b", rowstore.Put(rowstore.Data, "w", draw(), []byte("long")))
 	last := draw()
-	picks := func(at rowstore.Timestamp) [][]rowstore.Pick {
-		return [][]rowstore.Pick{
+	picks := func(at rowstore.Timestamp) [][]rowstore.Selector {
+		return [][]rowstore.Selector{
 			snapshotAt("v", at),
 			append(snapshotAt("v", at), snapshotAt("w", at)...),
-			append(snapshotAt("v", at), rowstore.Pick{Family: rowstore.Notify, Column: "v", To: oracle.Max}),
+			append(snapshotAt("v", at), rowstore.Selector{Family: rowstore.Notify, Column: "v", To: oracle.Max}),
 			snapshotAt(rowstore.AllColumns, at),
 			{{Family: rowstore.Write, Column: "v", To: at}},
 			{{Family: rowstore.Write, Column: "v", To: last, Limit: 2}, {Family: rowstore.Data, Column: "w", To: at}},
-			{{Family: rowstore.Rollback, Column: "v", To: at}, {Family: rowstore.Lock, Column: "v", From: 1, To: oracle.Max}},
+			{{Family: rowstore.Mark, Column: "v", To: at}, {Family: rowstore.Lock, Column: "v", From: 1, To: oracle.Max}},
 		}
 	}
-	for i := range picks(rowstore.Drawn) {
-		var ask rowstore.DrawRead
+	for i := range picks(rowstore.AssignedTimestamp) {
+		var ask rowstore.SnapshotRead
 		for _, row := range []string{"a", "b", "none", "a"} {
-			ask.Reads = append(ask.Reads, rowstore.RowRead{Table: table, Row: row, Picks: picks(rowstore.Drawn)[i]})
+			ask.Reads = append(ask.Reads, rowstore.RowRead{Table: table, Row: row, Selectors: picks(rowstore.AssignedTimestamp)[i]})
 		}
-		answers := h.drawReads(d, ask, ask)
+		answers := h.snapshotReads(d, ask, ask)
 		for _, a := range answers {
 			require.Greater(t, a.TS, last)
 			last = a.TS
@@ -78,27 +78,27 @@ func drawnReadsAreReads(t testing.TB, e *env) {
 		}
 	}
 	require.Greater(t, draw(), last)
-	none, err := d.DrawRead(h.ctx, nil)
+	none, err := d.ReadSnapshot(h.ctx, nil)
 	require.NoError(t, err)
 	require.Empty(t, none)
-	for _, bad := range []rowstore.DrawRead{
+	for _, bad := range []rowstore.SnapshotRead{
 		{},
 		{Reads: []rowstore.RowRead{{Table: table, Row: "a"}}},
-		{Reads: []rowstore.RowRead{{Table: table, Picks: snapshotAt("v", 1)}}},
-		{Reads: []rowstore.RowRead{{Table: table, Row: "a", Picks: []rowstore.Pick{{Family: rowstore.Write, Column: "v", From: rowstore.Drawn, To: rowstore.Drawn}}}}},
+		{Reads: []rowstore.RowRead{{Table: table, Selectors: snapshotAt("v", 1)}}},
+		{Reads: []rowstore.RowRead{{Table: table, Row: "a", Selectors: []rowstore.Selector{{Family: rowstore.Write, Column: "v", From: rowstore.AssignedTimestamp, To: rowstore.AssignedTimestamp}}}}},
 	} {
-		_, err := d.DrawRead(h.ctx, []rowstore.DrawRead{bad})
+		_, err := d.ReadSnapshot(h.ctx, []rowstore.SnapshotRead{bad})
 		require.ErrorIs(t, err, rowstore.ErrInvalid)
 	}
-	_, err = h.s.Read(h.ctx, []rowstore.RowRead{{Table: table, Row: "a", Picks: snapshotAt("v", rowstore.Drawn)}})
-	require.ErrorIs(t, err, rowstore.ErrInvalid, "only a DrawRead draws")
+	_, err = h.s.Read(h.ctx, []rowstore.RowRead{{Table: table, Row: "a", Selectors: snapshotAt("v", rowstore.AssignedTimestamp)}})
+	require.ErrorIs(t, err, rowstore.ErrInvalid, "only a SnapshotRead draws")
 }
 
-// A view is of a moment after its timestamp was drawn: a write whose timestamp was
-// drawn, and which was done, before the call is seen.
-func drawnReadsSeeWhatWasDone(t testing.TB, e *env) {
+// The view of a ReadSnapshot is of a moment after its timestamp was drawn: it shows a
+// write whose timestamp was drawn, and which was done, before the call.
+func snapshotReadsSeeWhatWasDone(t testing.TB, e *env) {
 	h, o := e.oracle(t)
-	d := ability[rowstore.DrawReader](t, h.s, "DrawReader")
+	d := ability[rowstore.SnapshotReader](t, h.s, "SnapshotReader")
 	const workers = 6
 	rounds := e.n(100, 30)
 	var g errgroup.Group
@@ -117,7 +117,7 @@ func drawnReadsSeeWhatWasDone(t testing.TB, e *env) {
 				if err != nil {
 					return err
 				}
-				answers, err := d.DrawRead(h.ctx, []rowstore.DrawRead{{Reads: []rowstore.RowRead{{Table: table, Row: row, Picks: snapshotAt("v", rowstore.Drawn)}}}})
+				answers, err := d.ReadSnapshot(h.ctx, []rowstore.SnapshotRead{{Reads: []rowstore.RowRead{{Table: table, Row: row, Selectors: snapshotAt("v", rowstore.AssignedTimestamp)}}}})
 				if err != nil {
 					return err
 				}
@@ -135,8 +135,8 @@ func drawnReadsSeeWhatWasDone(t testing.TB, e *env) {
 	require.NoError(t, g.Wait())
 }
 
-// Timestamps that an Apply draws come after what it did, one for each mutation that
-// was applied, or not at all.
+// If an Apply draws timestamps, it draws them after its changes, one for each mutation
+// that it applied. A store may also draw none at all.
 func appliesDrawAfterwards(t testing.TB, e *env) {
 	h, o := e.oracle(t)
 	before, err := o.Draw(h.ctx, 1)
@@ -148,21 +148,21 @@ func appliesDrawAfterwards(t testing.TB, e *env) {
 		{Table: table, Row: "b", Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "v", before, []byte("y"))}},
 	}
 	for _, deferred := range []bool{false, true} {
-		outs, err := h.s.Apply(h.ctx, muts, rowstore.ApplyOptions{Draw: true, Deferred: deferred})
+		outs, err := h.s.Apply(h.ctx, muts, rowstore.ApplyOptions{AssignTimestamp: true, Deferred: deferred})
 		require.NoError(t, err)
 		require.Equal(t, []bool{true, false, true}, []bool{outs[0].Applied, outs[1].Applied, outs[2].Applied})
-		require.Zero(t, outs[1].Drawn)
+		require.Zero(t, outs[1].Timestamp)
 		after, err := o.Draw(h.ctx, 1)
 		require.NoError(t, err)
-		if outs[0].Drawn == 0 {
-			require.Zero(t, outs[2].Drawn, "a store draws for all or for none")
+		if outs[0].Timestamp == 0 {
+			require.Zero(t, outs[2].Timestamp, "a store draws for all or for none")
 			t.Logf("the store draws no timestamps in an Apply")
 			continue
 		}
-		require.NotEqual(t, outs[0].Drawn, outs[2].Drawn)
+		require.NotEqual(t, outs[0].Timestamp, outs[2].Timestamp)
 		for _, i := range []int{0, 2} {
-			require.Greater(t, outs[i].Drawn, before)
-			require.Less(t, outs[i].Drawn, after)
+			require.Greater(t, outs[i].Timestamp, before)
+			require.Less(t, outs[i].Timestamp, after)
 		}
 	}
 }

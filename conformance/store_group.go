@@ -36,7 +36,7 @@ type grouped struct {
 	rows []string
 }
 
-// grouped finds n rows of table "t" that may share a group, with Draw if asked
+// grouped finds n rows of table "t" that may share a group, with AssignTimestamp if asked
 // for; it skips the test where there are none.
 func (e *env) grouped(t testing.TB, n int, draw bool) *grouped {
 	t.Helper()
@@ -45,14 +45,14 @@ func (e *env) grouped(t testing.TB, n int, draw bool) *grouped {
 	byKey := map[string][]string{}
 	for i := range 20_000 {
 		k := g.GroupKey("t", key(i))
-		if k == "" || draw && !g.Draws(k) {
+		if k == "" || draw && !g.AssignsTimestamps(k) {
 			continue
 		}
 		if byKey[k] = append(byKey[k], key(i)); len(byKey[k]) == n {
 			return &grouped{h, g, byKey[k]}
 		}
 	}
-	t.Skipf("no %d rows of a table may share a group (with Draw: %v)", n, draw)
+	t.Skipf("no %d rows of a table may share a group (with AssignTimestamp: %v)", n, draw)
 	return nil
 }
 
@@ -71,7 +71,7 @@ func (h *grouped) groups(gr ...rowstore.Group) []rowstore.GroupOutcome {
 	for i := range out {
 		require.NoError(h, out[i].Err)
 		require.False(h, out[i].Applied && out[i].TooLate)
-		if !gr[i].Draw {
+		if !gr[i].AssignTimestamp {
 			require.Zero(h, out[i].Commit)
 			require.False(h, out[i].TooLate)
 		}
@@ -148,7 +148,7 @@ func groupsAreIndependent(t testing.TB, e *env) {
 	for i := range out {
 		require.Equal(t, i != 1, out[i].Applied, "group %d", i)
 		for j := 2 * i; j < 2*i+2; j++ {
-			held := len(h.read(h.rows[j], rowstore.Pick{Family: rowstore.Lock, From: 9, To: 9})) == 1
+			held := len(h.read(h.rows[j], rowstore.Selector{Family: rowstore.Lock, From: 9, To: 9})) == 1
 			require.Equal(t, i != 1, held, "row %d", j)
 		}
 	}
@@ -170,12 +170,12 @@ func groupKeyIsAFunction(t testing.TB, e *env) {
 		out, err := g.Group(h.ctx, []rowstore.Group{gr})
 		if k == "" {
 			require.ErrorIs(t, err, rowstore.ErrInvalid, "a row whose key is empty may be in no group, not even alone")
-			require.False(t, g.Draws(k))
+			require.False(t, g.AssignsTimestamps(k))
 			continue
 		}
 		require.NoError(t, err)
 		require.True(t, out[0].Applied)
-		require.Equal(t, g.Draws(k), g.Draws(k))
+		require.Equal(t, g.AssignsTimestamps(k), g.AssignsTimestamps(k))
 	}
 }
 
@@ -268,32 +268,32 @@ func groupsUnderConcurrency(t testing.TB, e *env) {
 
 // drawn makes the edit that puts a version at the timestamp to be drawn.
 func drawn(f rowstore.Family, column, value string) rowstore.Edit {
-	return rowstore.Put(f, column, rowstore.Drawn, []byte(value))
+	return rowstore.Put(f, column, rowstore.AssignedTimestamp, []byte(value))
 }
 
 func drawReplacesDrawn(t testing.TB, e *env) {
 	h := e.grouped(t, 2, true)
 	a, b := h.rows[0], h.rows[1]
-	out := h.group(rowstore.Group{Draw: true, Mutations: []rowstore.Mutation{
+	out := h.group(rowstore.Group{AssignTimestamp: true, Mutations: []rowstore.Mutation{
 		mut(a, when(rowstore.Absent(rowstore.Write, "c", 5), rowstore.Absent(rowstore.Lock, "c", 0)),
 			drawn(rowstore.Write, "c", "w"), drawn(rowstore.Notify, "c", "n"), write(ver(rowstore.Data, "c", 5, "long")),
 			drawn(rowstore.Write, "d", "w2")),
-		mut(b, when(rowstore.Absent(rowstore.Rollback, "c", 5)), drawn(rowstore.Rollback, "c", "r"), write(ver(rowstore.Write, "old", 3, "x"))),
+		mut(b, when(rowstore.Absent(rowstore.Mark, "c", 5)), drawn(rowstore.Mark, "c", "r"), write(ver(rowstore.Write, "old", 3, "x"))),
 	}})
 	require.True(t, out.Applied)
 	require.NotZero(t, out.Commit)
 	require.LessOrEqual(t, out.Commit, oracle.Max)
 	require.Equal(t, versions(ver(rowstore.Write, "c", out.Commit, "w"), ver(rowstore.Write, "d", out.Commit, "w2"),
 		ver(rowstore.Notify, "c", out.Commit, "n"), ver(rowstore.Data, "c", 5, "long")), h.all(a))
-	require.Equal(t, versions(ver(rowstore.Rollback, "c", out.Commit, "r"), ver(rowstore.Write, "old", 3, "x")), h.all(b))
+	require.Equal(t, versions(ver(rowstore.Mark, "c", out.Commit, "r"), ver(rowstore.Write, "old", 3, "x")), h.all(b))
 
 	// The drawn mark obeys the family's rule.
-	h.put(b, write(ver(rowstore.Rollback, "high", oracle.Max, "max")))
-	out = h.group(rowstore.Group{Draw: true, Mutations: []rowstore.Mutation{mut(b, nil, drawn(rowstore.Rollback, "high", "low"), drawn(rowstore.Rollback, "c", "r2"))}})
-	require.Equal(t, versions(ver(rowstore.Rollback, "c", out.Commit, "r2"), ver(rowstore.Rollback, "high", oracle.Max, "max")),
-		h.read(b, pick(rowstore.Rollback)))
-	// Draw without a Drawn edit draws all the same.
-	out2 := h.group(rowstore.Group{Draw: true, Mutations: []rowstore.Mutation{mut(a, nil, rowstore.Delete(rowstore.Data, "c", 5))}})
+	h.put(b, write(ver(rowstore.Mark, "high", oracle.Max, "max")))
+	out = h.group(rowstore.Group{AssignTimestamp: true, Mutations: []rowstore.Mutation{mut(b, nil, drawn(rowstore.Mark, "high", "low"), drawn(rowstore.Mark, "c", "r2"))}})
+	require.Equal(t, versions(ver(rowstore.Mark, "c", out.Commit, "r2"), ver(rowstore.Mark, "high", oracle.Max, "max")),
+		h.read(b, pick(rowstore.Mark)))
+	// AssignTimestamp without an edit at AssignedTimestamp draws all the same.
+	out2 := h.group(rowstore.Group{AssignTimestamp: true, Mutations: []rowstore.Mutation{mut(a, nil, rowstore.Delete(rowstore.Data, "c", 5))}})
 	require.True(t, out2.Applied)
 	require.Greater(t, out2.Commit, out.Commit)
 }
@@ -323,7 +323,7 @@ func drawsRise(t testing.TB, e *env) {
 					return fmt.Errorf("drawing: %w", err)
 				}
 				out, err := h.g.Group(h.ctx, []rowstore.Group{
-					{Draw: true, NotAfter: before.Add(1 << 40), Mutations: []rowstore.Mutation{mut(h.rows[w], nil, drawn(rowstore.Write, "c", fmt.Sprint(i)))}},
+					{AssignTimestamp: true, NotAfter: before.Add(1 << 40), Mutations: []rowstore.Mutation{mut(h.rows[w], nil, drawn(rowstore.Write, "c", fmt.Sprint(i)))}},
 				})
 				if err != nil {
 					return fmt.Errorf("group: %w", err)
@@ -353,7 +353,7 @@ func drawsRise(t testing.TB, e *env) {
 	// Several groups in one call.
 	var all []rowstore.Group
 	for _, r := range h.rows {
-		all = append(all, rowstore.Group{Draw: true, Mutations: []rowstore.Mutation{mut(r, nil, drawn(rowstore.Write, "c", "x"))}})
+		all = append(all, rowstore.Group{AssignTimestamp: true, Mutations: []rowstore.Mutation{mut(r, nil, drawn(rowstore.Write, "c", "x"))}})
 	}
 	for _, out := range h.groups(all...) {
 		require.True(t, out.Applied)
@@ -367,7 +367,7 @@ func drawNotAfter(t testing.TB, e *env) {
 	ts, err := o.Draw(h.ctx, 1)
 	require.NoError(t, err)
 	run := func(notAfter rowstore.Timestamp) rowstore.GroupOutcome {
-		return h.group(rowstore.Group{Draw: true, NotAfter: notAfter, Mutations: []rowstore.Mutation{
+		return h.group(rowstore.Group{AssignTimestamp: true, NotAfter: notAfter, Mutations: []rowstore.Mutation{
 			mut(h.rows[0], nil, drawn(rowstore.Write, "c", "x"), write(ver(rowstore.Notify, "n", 5, ""))),
 			mut(h.rows[1], nil, drawn(rowstore.Write, "c", "x")),
 		}})
@@ -387,11 +387,11 @@ func drawNotAfter(t testing.TB, e *env) {
 	}
 	// One group too late, its neighbour not.
 	out := h.groups(
-		rowstore.Group{Draw: true, NotAfter: ts, Mutations: []rowstore.Mutation{mut(h.rows[0], nil, drawn(rowstore.Write, "e", "x"))}},
-		rowstore.Group{Draw: true, Mutations: []rowstore.Mutation{mut(h.rows[1], nil, drawn(rowstore.Write, "e", "x"))}})
+		rowstore.Group{AssignTimestamp: true, NotAfter: ts, Mutations: []rowstore.Mutation{mut(h.rows[0], nil, drawn(rowstore.Write, "e", "x"))}},
+		rowstore.Group{AssignTimestamp: true, Mutations: []rowstore.Mutation{mut(h.rows[1], nil, drawn(rowstore.Write, "e", "x"))}})
 	require.True(t, out[0].TooLate)
 	require.True(t, out[1].Applied)
-	require.Empty(t, h.read(h.rows[0], rowstore.Pick{Family: rowstore.Write, Column: "e", To: oracle.Max}))
+	require.Empty(t, h.read(h.rows[0], rowstore.Selector{Family: rowstore.Write, Column: "e", To: oracle.Max}))
 }
 
 func drawFailsOnConditions(t testing.TB, e *env) {
@@ -399,7 +399,7 @@ func drawFailsOnConditions(t testing.TB, e *env) {
 	a, b := h.rows[0], h.rows[1]
 	h.put(b, write(ver(rowstore.Write, "c", 7, "w")))
 	for _, notAfter := range []rowstore.Timestamp{0, 1} {
-		out := h.group(rowstore.Group{Draw: true, NotAfter: notAfter, Mutations: []rowstore.Mutation{
+		out := h.group(rowstore.Group{AssignTimestamp: true, NotAfter: notAfter, Mutations: []rowstore.Mutation{
 			mut(a, when(rowstore.Absent(rowstore.Write, "c", 7)), drawn(rowstore.Write, "c", "x")),
 			mut(b, when(rowstore.Absent(rowstore.Lock, "c", 0), rowstore.Absent(rowstore.Write, "c", 7)), drawn(rowstore.Write, "c", "x")),
 		}})
@@ -435,7 +435,7 @@ func noReaderMissesADrawnWrite(t testing.TB, e *env) {
 				for _, r := range h.rows {
 					muts = append(muts, mut(r, nil, drawn(rowstore.Write, "c", fmt.Sprint(i))))
 				}
-				out, err := h.g.Group(h.ctx, []rowstore.Group{{Draw: true, Mutations: muts}})
+				out, err := h.g.Group(h.ctx, []rowstore.Group{{AssignTimestamp: true, Mutations: muts}})
 				if err != nil {
 					return fmt.Errorf("group: %w", err)
 				}
@@ -453,9 +453,9 @@ func noReaderMissesADrawnWrite(t testing.TB, e *env) {
 				if err != nil {
 					return fmt.Errorf("drawing: %w", err)
 				}
-				p := rowstore.Pick{Family: rowstore.Write, Column: "c", To: at, Limit: 1}
+				p := rowstore.Selector{Family: rowstore.Write, Column: "c", To: at, Limit: 1}
 				if w == readers-1 {
-					scanned, err := collect(h.ctx, h.s, rowstore.ScanRange{Table: "t", Picks: []rowstore.Pick{p}})
+					scanned, err := collect(h.ctx, h.s, rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{p}})
 					if err != nil {
 						return err
 					}

@@ -31,7 +31,7 @@ func (h *harness) contents() map[string][]rowstore.Version {
 	h.Helper()
 	all := map[string][]rowstore.Version{}
 	for _, table := range h.tables() {
-		for _, r := range h.scan(rowstore.ScanRange{Table: table, Picks: everything()}) {
+		for _, r := range h.scan(rowstore.ScanRange{Table: table, Selectors: everything()}) {
 			all[fmt.Sprintf("%q/%q", table, r.Row)] = r.Versions
 		}
 	}
@@ -47,7 +47,7 @@ func (h *harness) populate() map[string][]rowstore.Version {
 		row := rowstore.Mutation{Table: table, Row: key(i / 2)}
 		row.Edits = []rowstore.Edit{
 			write(ver(rowstore.Write, "c", ts, fmt.Sprint("short ", i))), write(ver(rowstore.Data, "c", ts, fmt.Sprint("long ", i))),
-			write(ver(rowstore.Rollback, "c", ts, "")), write(ver(rowstore.Notify, "c", ts, "")), write(ver(rowstore.Lock, "d", ts, "lock")),
+			write(ver(rowstore.Mark, "c", ts, "")), write(ver(rowstore.Notify, "c", ts, "")), write(ver(rowstore.Lock, "d", ts, "lock")),
 			rowstore.DeleteRange(rowstore.Write, "c", 0, ts-5),
 		}
 		require.True(h, h.apply(row)[0].Applied)
@@ -55,12 +55,12 @@ func (h *harness) populate() map[string][]rowstore.Version {
 		require.True(h, h.apply(row)[0].Applied)
 	}
 	if g, ok := rowstore.Unwrap[rowstore.Grouper](h.s); ok && g.GroupKey("g", "row") != "" {
-		draw := g.Draws(g.GroupKey("g", "row"))
+		draw := g.AssignsTimestamps(g.GroupKey("g", "row"))
 		edits := []rowstore.Edit{write(ver(rowstore.Data, "c", 5, "grouped"))}
 		if draw {
 			edits = append(edits, drawn(rowstore.Write, "c", "drawn"))
 		}
-		out, err := g.Group(h.ctx, []rowstore.Group{{Draw: draw, Mutations: []rowstore.Mutation{{Table: "g", Row: "row", Edits: edits}}}})
+		out, err := g.Group(h.ctx, []rowstore.Group{{AssignTimestamp: draw, Mutations: []rowstore.Mutation{{Table: "g", Row: "row", Edits: edits}}}})
 		require.NoError(h, err)
 		require.True(h, out[0].Applied)
 	}
@@ -85,8 +85,9 @@ func reopenedStoreHasEverything(t testing.TB, e *env) {
 	}
 }
 
-// crashedStoreHasWhatItAcknowledged crashes a store right after acknowledgments: each
-// undeferred change is there, and a deferred one too, or else the incarnation is another.
+// crashedStoreHasWhatItAcknowledged crashes a store right after acknowledgments. Each
+// undeferred change must be there. Each deferred one must be there too, unless the
+// incarnation has changed.
 func crashedStoreHasWhatItAcknowledged(t testing.TB, e *env) {
 	h, k := e.hooked(t)
 	if k.Reopen == nil || k.Crash == nil {
@@ -115,8 +116,8 @@ func crashedStoreHasWhatItAcknowledged(t testing.TB, e *env) {
 	}
 }
 
-// timestampsRiseOverReopening has the timestamps run ahead of the time, so that none is
-// above the earlier ones because the time went on.
+// timestampsRiseOverReopening draws so many timestamps that they run ahead of the time.
+// So later timestamps are not greater just because time went on.
 func timestampsRiseOverReopening(t testing.TB, e *env) {
 	h, k := e.hooked(t)
 	if k.Reopen == nil {
@@ -158,8 +159,8 @@ func timestampsRiseOverReopening(t testing.TB, e *env) {
 	t.Logf("the last timestamp is %v ahead of the time", ahead2.Round(time.Millisecond))
 }
 
-// secondOpenOfAStoreInUse opens what another has open: either that is refused with an
-// error, or both work on the same data.
+// secondOpenOfAStoreInUse opens a store that is open already. Either the second open
+// returns an error, or both work on the same data.
 func secondOpenOfAStoreInUse(t testing.TB, e *env) {
 	h, k := e.hooked(t)
 	if k.Reopen == nil {
@@ -207,8 +208,9 @@ func secondOpenOfAStoreInUse(t testing.TB, e *env) {
 	require.Len(t, h.all("after"), 1)
 }
 
-// brokenCallsTellTheTruth breaks calls at each moment. What was refused for certain did
-// not happen and never does; what was acknowledged did; the rest may have.
+// brokenCallsTellTheTruth breaks calls at each moment. A change that was certainly
+// refused did not happen and never does; an acknowledged one happened; any other may
+// have.
 func brokenCallsTellTheTruth(t testing.TB, e *env) {
 	h, k := e.hooked(t)
 	if k.Break == nil {
@@ -328,11 +330,11 @@ func hangingCallsEndWithTheirContext(t testing.TB, e *env) {
 			return errors.Join(err, outErr(out))
 		},
 		"Read": func(ctx context.Context, _ int) error {
-			_, err := h.s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "row", Picks: everything()}})
+			_, err := h.s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "row", Selectors: everything()}})
 			return err
 		},
 		"Scan": func(ctx context.Context, _ int) error {
-			_, err := collect(ctx, h.s, rowstore.ScanRange{Table: "t", Picks: everything()})
+			_, err := collect(ctx, h.s, rowstore.ScanRange{Table: "t", Selectors: everything()})
 			return err
 		},
 	}

@@ -65,7 +65,7 @@ func namesOfAnyBytes(t testing.TB, e *env) {
 		for _, f := range families {
 			v := ver(f, a.column, 5, fmt.Sprintf("%d/%d", f, i))
 			want = append(want, v)
-			got := h.readOf(a.table, a.row, rowstore.Pick{Family: f, Column: a.column, To: oracle.Max})
+			got := h.readOf(a.table, a.row, rowstore.Selector{Family: f, Column: a.column, To: oracle.Max})
 			require.Equal(t, versions(v), got, "%q", a)
 		}
 		out := h.apply(rowstore.Mutation{Table: a.table, Row: a.row, Conditions: when(rowstore.Present(a.column, 5), rowstore.Absent(rowstore.Write, a.column, 0))})
@@ -104,9 +104,9 @@ func everyByteInEveryPlace(t testing.TB, e *env) {
 		keys = append(keys, m.Row)
 	}
 	slices.Sort(keys)
-	for _, p := range [][]rowstore.Pick{everything(), {pick(rowstore.Notify)}} {
+	for _, p := range [][]rowstore.Selector{everything(), {pick(rowstore.Notify)}} {
 		got := []string{}
-		for _, r := range h.scan(rowstore.ScanRange{Table: "rows", Picks: p}) {
+		for _, r := range h.scan(rowstore.ScanRange{Table: "rows", Selectors: p}) {
 			got = append(got, r.Row)
 			if len(p) > 1 {
 				require.Equal(t, want[r.Row], r.Versions)
@@ -160,7 +160,7 @@ func namesDoNotRunTogether(t testing.TB, e *env) {
 		}
 	}
 	for a, value := range seen {
-		require.Equal(t, versions(ver(rowstore.Write, a[2], 5, value)), h.readOf(a[0], a[1], rowstore.Pick{Family: rowstore.Write, Column: a[2], To: oracle.Max}), "%q", a)
+		require.Equal(t, versions(ver(rowstore.Write, a[2], 5, value)), h.readOf(a[0], a[1], rowstore.Selector{Family: rowstore.Write, Column: a[2], To: oracle.Max}), "%q", a)
 	}
 }
 
@@ -192,13 +192,13 @@ func longNames(t testing.TB, e *env) {
 			}
 			out := h.apply(rowstore.Mutation{Table: a[0], Row: a[1], Edits: puts})
 			require.True(t, out[0].Applied)
-			require.Equal(t, versions(want...), h.readOf(a[0], a[1], rowstore.Pick{Family: rowstore.Lock, Column: a[2], To: 5},
-				rowstore.Pick{Family: rowstore.Write, Column: a[2], To: 5}, rowstore.Pick{Family: rowstore.Data, Column: a[2], To: 5},
-				rowstore.Pick{Family: rowstore.Rollback, Column: a[2], To: 5}, rowstore.Pick{Family: rowstore.Notify, Column: a[2], To: 5}))
+			require.Equal(t, versions(want...), h.readOf(a[0], a[1], rowstore.Selector{Family: rowstore.Lock, Column: a[2], To: 5},
+				rowstore.Selector{Family: rowstore.Write, Column: a[2], To: 5}, rowstore.Selector{Family: rowstore.Data, Column: a[2], To: 5},
+				rowstore.Selector{Family: rowstore.Mark, Column: a[2], To: 5}, rowstore.Selector{Family: rowstore.Notify, Column: a[2], To: 5}))
 			if len(a[1]) > 1 {
 				require.Empty(t, h.readOf(a[0], a[1][1:], everything()...), "one byte less is another name")
 			}
-			keys := h.keys(rowstore.ScanRange{Table: a[0], From: a[1], Limit: 1, Picks: []rowstore.Pick{pick(rowstore.Notify)}})
+			keys := h.keys(rowstore.ScanRange{Table: a[0], From: a[1], Limit: 1, Selectors: []rowstore.Selector{pick(rowstore.Notify)}})
 			require.Equal(t, []string{a[1]}, keys)
 		}
 		require.Contains(t, h.tables(), table)
@@ -275,17 +275,17 @@ func scanIsInByteOrder(t testing.TB, e *env) {
 	}
 	slices.Sort(keys)
 	for _, f := range []rowstore.Family{rowstore.Write, rowstore.Notify} {
-		p := []rowstore.Pick{pick(f)}
-		require.Equal(t, keys, h.keys(rowstore.ScanRange{Picks: p}))
+		p := []rowstore.Selector{pick(f)}
+		require.Equal(t, keys, h.keys(rowstore.ScanRange{Selectors: p}))
 		for range e.n(40, 10) {
 			i, j := rng.IntN(len(keys)), rng.IntN(len(keys))
 			want := []string{}
 			if i < j {
 				want = slices.Clone(keys[i:j])
 			}
-			require.Equal(t, want, h.keys(rowstore.ScanRange{From: keys[i], To: keys[j], Picks: p}))
+			require.Equal(t, want, h.keys(rowstore.ScanRange{From: keys[i], To: keys[j], Selectors: p}))
 			slices.Reverse(want)
-			require.Equal(t, want, h.keys(rowstore.ScanRange{From: keys[i], To: keys[j], Picks: p, Reverse: true}))
+			require.Equal(t, want, h.keys(rowstore.ScanRange{From: keys[i], To: keys[j], Selectors: p, Reverse: true}))
 		}
 	}
 }
@@ -322,7 +322,7 @@ func largeValues(t testing.TB, e *env) {
 	}
 	out := h.apply(mut("row", when(rowstore.Absent(rowstore.Lock, "c", 0))))
 	require.True(t, bytes.Equal(values[0], out[0].Broke.Value))
-	rows := h.scan(rowstore.ScanRange{Picks: []rowstore.Pick{pick(rowstore.Write)}})
+	rows := h.scan(rowstore.ScanRange{Selectors: []rowstore.Selector{pick(rowstore.Write)}})
 	require.True(t, bytes.Equal(values[0], rows[0].Versions[0].Value))
 }
 
@@ -358,15 +358,15 @@ func manyColumns(t testing.TB, e *env) {
 	}
 	h.put("row", puts...)
 	h.put("row", write(ver(rowstore.Lock, key(locked), 6, "lock")))
-	require.Equal(t, versions(want...), h.read("row", rowstore.Pick{Family: rowstore.Write, To: oracle.Max, Limit: 1}))
-	require.Equal(t, versions(want...), h.scan(rowstore.ScanRange{Picks: []rowstore.Pick{pick(rowstore.Write)}})[0].Versions)
-	require.Equal(t, versions(want[locked]), h.read("row", rowstore.Pick{Family: rowstore.Write, Column: key(locked), To: oracle.Max}))
+	require.Equal(t, versions(want...), h.read("row", rowstore.Selector{Family: rowstore.Write, To: oracle.Max, Limit: 1}))
+	require.Equal(t, versions(want...), h.scan(rowstore.ScanRange{Selectors: []rowstore.Selector{pick(rowstore.Write)}})[0].Versions)
+	require.Equal(t, versions(want[locked]), h.read("row", rowstore.Selector{Family: rowstore.Write, Column: key(locked), To: oracle.Max}))
 
-	// One pick and one condition for each column.
-	var picks []rowstore.Pick
+	// There is one selector and one condition for each column.
+	var picks []rowstore.Selector
 	var conds []rowstore.Condition
 	for i := range n {
-		picks = append(picks, rowstore.Pick{Family: rowstore.Write, Column: key(i), To: oracle.Max, Limit: 1})
+		picks = append(picks, rowstore.Selector{Family: rowstore.Write, Column: key(i), To: oracle.Max, Limit: 1})
 		conds = append(conds, rowstore.Absent(rowstore.Write, key(i), 6))
 	}
 	require.Equal(t, versions(want...), h.read("row", picks...))
@@ -405,9 +405,9 @@ func manyVersions(t testing.TB, e *env) {
 	require.Equal(t, at(1, n), h.all("row"))
 	for range 50 {
 		to := 1 + rng.IntN(n)
-		require.Equal(t, at(to, to), h.read("row", rowstore.Pick{Family: rowstore.Write, Column: "c", To: rowstore.Timestamp(to), Limit: 1})) //nolint:gosec // small
+		require.Equal(t, at(to, to), h.read("row", rowstore.Selector{Family: rowstore.Write, Column: "c", To: rowstore.Timestamp(to), Limit: 1})) //nolint:gosec // small
 		from := 1 + rng.IntN(to)
-		require.Equal(t, at(from, to), h.read("row", rowstore.Pick{Family: rowstore.Write, From: rowstore.Timestamp(from), To: rowstore.Timestamp(to)})) //nolint:gosec // small
+		require.Equal(t, at(from, to), h.read("row", rowstore.Selector{Family: rowstore.Write, From: rowstore.Timestamp(from), To: rowstore.Timestamp(to)})) //nolint:gosec // small
 	}
 	h.breaks("row", 0, want[n-1], rowstore.Absent(rowstore.Write, "c", 7))
 	h.holds("row", rowstore.Absent(rowstore.Write, "c", n+1))
@@ -425,7 +425,7 @@ func bigBatches(t testing.TB, e *env) {
 	for i := range n {
 		muts = append(muts, mut(key(i), when(rowstore.Absent(rowstore.Write, "c", 5), rowstore.Absent(rowstore.Lock, "c", 0)),
 			write(ver(rowstore.Lock, "c", 5, fmt.Sprint(i))), write(ver(rowstore.Data, "c", 5, strings.Repeat("d", 300)))))
-		reads = append(reads, rowstore.RowRead{Table: "t", Row: key(i), Picks: []rowstore.Pick{pick(rowstore.Lock)}})
+		reads = append(reads, rowstore.RowRead{Table: "t", Row: key(i), Selectors: []rowstore.Selector{pick(rowstore.Lock)}})
 	}
 	for _, o := range h.apply(muts...) {
 		require.True(t, o.Applied)

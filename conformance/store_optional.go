@@ -16,6 +16,7 @@ import (
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
 func oracleTests() []test {
@@ -24,8 +25,8 @@ func oracleTests() []test {
 		{"RangesDoNotOverlap", Oracles, rangesDoNotOverlap},
 		{"DrawnAfterItWasAskedFor", Oracles, drawnAfterItWasAskedFor},
 		{"TimestampsAreWallTime", Oracles, timestampsAreWallTime},
-		{"DrawnReadsAreReads", Oracles, drawnReadsAreReads},
-		{"DrawnReadsSeeWhatWasDone", Oracles, drawnReadsSeeWhatWasDone},
+		{"SnapshotReadsAreReads", Oracles, snapshotReadsAreReads},
+		{"SnapshotReadsSeeWhatWasDone", Oracles, snapshotReadsSeeWhatWasDone},
 		{"AppliesDrawAfterwards", Oracles, appliesDrawAfterwards},
 	}
 }
@@ -182,14 +183,14 @@ func deferredIsVisible(t testing.TB, e *env) {
 	out := apply(mut("a", when(rowstore.Absent(rowstore.Lock, "c", 0)), write(lock)), mut("b", nil, write(lock)))
 	require.True(t, out[0].Applied && out[1].Applied)
 	require.Equal(t, versions(lock), h.all("a"), "a deferred batch is visible when Apply returns")
-	require.Equal(t, []string{"a", "b"}, h.keys(rowstore.ScanRange{Picks: everything()}))
+	require.Equal(t, []string{"a", "b"}, h.keys(rowstore.ScanRange{Selectors: everything()}))
 	out = apply(mut("a", when(rowstore.Absent(rowstore.Lock, "c", 0)), write(ver(rowstore.Lock, "c", 6, ""))))
 	require.False(t, out[0].Applied)
 	require.Equal(t, norm1(lock), norm1(out[0].Broke))
 	again := h.apply(mut("a", when(rowstore.Present("c", 5)), rowstore.Delete(rowstore.Lock, "c", 5)))
 	require.True(t, again[0].Applied)
 	require.Equal(t, out[0].Incarnation, again[0].Incarnation)
-	out = apply(mut("a", when(rowstore.Incarnation(again[0].Incarnation))), mut("b", when(rowstore.Incarnation("other"))))
+	out = apply(mut("a", when(rowstore.SameIncarnation(again[0].Incarnation))), mut("b", when(rowstore.SameIncarnation("other"))))
 	require.True(t, out[0].Applied)
 	require.False(t, out[1].Applied)
 	require.Empty(t, h.all("a"))
@@ -241,10 +242,10 @@ func crashChangesTheIncarnation(t testing.TB, e *env) {
 		crash.Crash()
 		now := h.apply(mut("kept", nil))[0].Incarnation
 		require.NotEqual(t, before, now, "a deferred batch may have been lost")
-		h.breaks("kept", 0, rowstore.Version{}, rowstore.Incarnation(before))
-		h.holds("kept", rowstore.Incarnation(now))
+		h.breaks("kept", 0, rowstore.Version{}, rowstore.SameIncarnation(before))
+		h.holds("kept", rowstore.SameIncarnation(now))
 		if g, ok := rowstore.Unwrap[rowstore.Grouper](h.s); ok && g.GroupKey("t", "kept") != "" {
-			out, err := g.Group(h.ctx, []rowstore.Group{{Mutations: []rowstore.Mutation{mut("kept", when(rowstore.Incarnation(before)))}}})
+			out, err := g.Group(h.ctx, []rowstore.Group{{Mutations: []rowstore.Mutation{mut("kept", when(rowstore.SameIncarnation(before)))}}})
 			require.NoError(t, err)
 			require.False(t, out[0].Applied)
 			require.Equal(t, now, out[0].Incarnation)
@@ -455,8 +456,8 @@ func wakeAfterAGroup(t testing.TB, e *env) {
 		}})
 		require.True(t, out.Applied)
 		l.wait("the wake after a group", "t", "")
-		if h.g.Draws(h.g.GroupKey("t", h.rows[0])) {
-			out = h.group(rowstore.Group{Draw: true, Mutations: []rowstore.Mutation{mut(h.rows[0], nil, drawn(rowstore.Notify, "c", ""), drawn(rowstore.Write, "c", ""))}})
+		if h.g.AssignsTimestamps(h.g.GroupKey("t", h.rows[0])) {
+			out = h.group(rowstore.Group{AssignTimestamp: true, Mutations: []rowstore.Mutation{mut(h.rows[0], nil, drawn(rowstore.Notify, "c", ""), drawn(rowstore.Write, "c", ""))}})
 			require.True(t, out.Applied)
 			l.wait("the wake after a one-phase commit", "t", "")
 		}
@@ -512,8 +513,16 @@ func reportNamesTheBackend(t testing.TB, e *env) {
 	require.NoError(t, err)
 	require.NotEmpty(t, r.Backend)
 	names := map[string]bool{}
+	has := map[string]bool{}
+	for _, f := range kit.Features(h.s, nil) {
+		has[f.Name] = true
+	}
 	for _, f := range r.Features {
 		require.NotEmpty(t, f.Name)
+		switch f.Name {
+		case rowstore.FeatureGroups, rowstore.FeatureDeferred, rowstore.FeatureOracle, rowstore.FeatureSnapshots, rowstore.FeatureSplit, rowstore.FeatureWake:
+			require.Equal(t, has[f.Name], f.Supported, "feature %q", f.Name)
+		}
 		require.False(t, names[f.Name], "feature %q is reported twice", f.Name)
 		names[f.Name] = true
 		require.True(t, f.Supported || f.Reason != "", "feature %q is not there, and no reason is given", f.Name)

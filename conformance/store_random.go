@@ -16,6 +16,7 @@ import (
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 func randomTests() []test {
@@ -50,7 +51,7 @@ func randomCallsAgainstMemory(t testing.TB, e *env) {
 // modelRun is one sequence of calls on a store and on the reference.
 type modelRun struct {
 	h      *harness
-	model  *rowstore.Memory
+	model  *memstore.Store
 	prefix string
 	// The incarnations of the two.
 	is, modelIs string
@@ -64,7 +65,7 @@ var (
 )
 
 func runModel(t *rapid.T, h *harness, prefix string) {
-	r := &modelRun{h: h, model: rowstore.NewMemory(), prefix: prefix}
+	r := &modelRun{h: h, model: memstore.New(), prefix: prefix}
 	defer func() { _ = r.model.Close() }()
 	r.is, r.modelIs = incarnation(t, h.ctx, h.s), incarnation(t, h.ctx, r.model)
 	actions := map[string]func(*rapid.T){
@@ -80,7 +81,7 @@ func runModel(t *rapid.T, h *harness, prefix string) {
 	}
 	t.Repeat(actions)
 	for _, table := range modelTables {
-		s := rowstore.ScanRange{Table: prefix + table, Picks: everything()}
+		s := rowstore.ScanRange{Table: prefix + table, Selectors: everything()}
 		want, err := collect(h.ctx, r.model, s)
 		require.NoError(t, err)
 		got, err := collect(h.ctx, h.s, s)
@@ -104,10 +105,10 @@ func (r *modelRun) bound(t *rapid.T, label string) rowstore.Timestamp {
 	return rapid.SampledFrom(append([]rowstore.Timestamp{0, 7, oracle.Max - 1}, modelStamps...)).Draw(t, label)
 }
 
-func (r *modelRun) picks(t *rapid.T) []rowstore.Pick {
-	picks := make([]rowstore.Pick, rapid.IntRange(1, 4).Draw(t, "picks"))
+func (r *modelRun) picks(t *rapid.T) []rowstore.Selector {
+	picks := make([]rowstore.Selector, rapid.IntRange(1, 4).Draw(t, "picks"))
 	for i := range picks {
-		picks[i] = rowstore.Pick{
+		picks[i] = rowstore.Selector{
 			Family: rapid.SampledFrom(families).Draw(t, "family"),
 			Column: rapid.SampledFrom(append([]string{rowstore.AllColumns}, modelColumns...)).Draw(t, "column"),
 			Limit:  rapid.IntRange(0, 2).Draw(t, "limit"),
@@ -122,9 +123,9 @@ func (r *modelRun) picks(t *rapid.T) []rowstore.Pick {
 	return picks
 }
 
-// mutation draws a mutation that keeps the rules of the seam. Those that Check
-// does not enforce: a Lock is put only under Absent{Lock} or at its own timestamp,
-// Data never changes its value.
+// mutation draws a mutation that keeps the rules of the contract. It keeps also those
+// that Check does not enforce: a Lock is put only under Absent{Lock} or at its own
+// timestamp, and Data never changes its value.
 func (r *modelRun) mutation(t *rapid.T, table, row string) rowstore.Mutation {
 	m := rowstore.Mutation{Table: r.prefix + table, Row: row}
 	for range rapid.IntRange(0, 3).Draw(t, "conditions") {
@@ -140,7 +141,7 @@ func (r *modelRun) mutation(t *rapid.T, table, row string) rowstore.Mutation {
 		if e.Kind != rowstore.DoPut || e.Family != rowstore.Lock {
 			continue
 		}
-		rows, err := r.model.Read(r.h.ctx, []rowstore.RowRead{{Table: m.Table, Row: row, Picks: []rowstore.Pick{{Family: rowstore.Lock, Column: e.Column, To: oracle.Max}}}})
+		rows, err := r.model.Read(r.h.ctx, []rowstore.RowRead{{Table: m.Table, Row: row, Selectors: []rowstore.Selector{{Family: rowstore.Lock, Column: e.Column, To: oracle.Max}}}})
 		require.NoError(t, err)
 		if len(rows[0].Versions) == 0 || rows[0].Versions[0].TS != e.TS {
 			m.Conditions = append(m.Conditions, rowstore.Absent(rowstore.Lock, e.Column, 0))
@@ -153,7 +154,7 @@ func (r *modelRun) condition(t *rapid.T) rowstore.Condition {
 	column := rapid.SampledFrom(modelColumns).Draw(t, "column")
 	switch rapid.IntRange(0, 9).Draw(t, "kind") {
 	case 0:
-		return rowstore.Incarnation(rapid.SampledFrom([]string{"current", "other"}).Draw(t, "incarnation"))
+		return rowstore.SameIncarnation(rapid.SampledFrom([]string{"current", "other"}).Draw(t, "incarnation"))
 	case 1, 2:
 		return rowstore.AbsentAt(column, r.bound(t, "at"))
 	case 3, 4:
@@ -187,9 +188,9 @@ func with(m rowstore.Mutation, current string) rowstore.Mutation {
 		if c.Kind != rowstore.IfIncarnation {
 			continue
 		}
-		m.Conditions[i].Is = current
-		if c.Is == "other" {
-			m.Conditions[i].Is = current + "'"
+		m.Conditions[i].Incarnation = current
+		if c.Incarnation == "other" {
+			m.Conditions[i].Incarnation = current + "'"
 		}
 	}
 	return m
@@ -284,7 +285,7 @@ func (r *modelRun) read(t *rapid.T) {
 	reads := make([]rowstore.RowRead, rapid.IntRange(1, 4).Draw(t, "reads"))
 	for i := range reads {
 		reads[i] = rowstore.RowRead{
-			Table: r.prefix + rapid.SampledFrom(modelTables).Draw(t, "table"), Row: rapid.SampledFrom(modelRows).Draw(t, "row"), Picks: r.picks(t),
+			Table: r.prefix + rapid.SampledFrom(modelTables).Draw(t, "table"), Row: rapid.SampledFrom(modelRows).Draw(t, "row"), Selectors: r.picks(t),
 		}
 	}
 	want, err := r.model.Read(r.h.ctx, reads)
@@ -303,7 +304,7 @@ func (r *modelRun) scan(t *rapid.T) {
 	s := rowstore.ScanRange{
 		Table: r.prefix + rapid.SampledFrom(modelTables).Draw(t, "table"),
 		From:  rapid.SampledFrom(bounds).Draw(t, "from"), To: rapid.SampledFrom(bounds).Draw(t, "to"),
-		Reverse: rapid.Bool().Draw(t, "reverse"), Limit: rapid.IntRange(0, 3).Draw(t, "limit"), Picks: r.picks(t),
+		Reverse: rapid.Bool().Draw(t, "reverse"), Limit: rapid.IntRange(0, 3).Draw(t, "limit"), Selectors: r.picks(t),
 	}
 	want, err := collect(r.h.ctx, r.model, s)
 	require.NoError(t, err)
@@ -346,9 +347,9 @@ func randomRowsAreLinearizable(t testing.TB, e *env) {
 						case 3:
 							op.m = mut(row, nil, rowstore.DeleteRange(rowstore.Write, column, ts, ts+1), rowstore.Delete(rowstore.Notify, "c", ts))
 						case 4:
-							op.m = mut(row, when(rowstore.AbsentAt(column, ts)), rowstore.Put(rowstore.Rollback, column, ts, []byte(value)))
+							op.m = mut(row, when(rowstore.AbsentAt(column, ts)), rowstore.Put(rowstore.Mark, column, ts, []byte(value)))
 						case 5:
-							op.m = mut(row, when(rowstore.Absent(rowstore.Notify, "c", ts), rowstore.Absent(rowstore.Rollback, column, ts)))
+							op.m = mut(row, when(rowstore.Absent(rowstore.Notify, "c", ts), rowstore.Absent(rowstore.Mark, column, ts)))
 						}
 					}
 					call := clock.Add(1)
@@ -442,7 +443,7 @@ func stepRow(row []rowstore.Version, m rowstore.Mutation) (rowstore.Outcome, []r
 		if e.Kind == rowstore.DoDeleteRange {
 			to = e.To
 		}
-		if e.Kind == rowstore.DoPut && e.Family == rowstore.Rollback {
+		if e.Kind == rowstore.DoPut && e.Family == rowstore.Mark {
 			if slices.ContainsFunc(next, func(v rowstore.Version) bool { return v.Family == e.Family && v.Column == e.Column && v.TS > e.TS }) {
 				continue
 			}

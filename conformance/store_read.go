@@ -45,13 +45,13 @@ func pickRangeIsClosed(t testing.TB, e *env) {
 					}
 				}
 				for _, column := range []string{"c", rowstore.AllColumns} {
-					got := h.read(row, rowstore.Pick{Family: f, Column: column, From: from, To: to})
+					got := h.read(row, rowstore.Selector{Family: f, Column: column, From: from, To: to})
 					require.Equal(t, versions(want...), got, "family %d, column %q, [%d, %d]", f, column, from, to)
 				}
 			}
 		}
 	}
-	for _, f := range []rowstore.Family{rowstore.Lock, rowstore.Rollback} {
+	for _, f := range []rowstore.Family{rowstore.Lock, rowstore.Mark} {
 		row := fmt.Sprintf("family%d", f)
 		h.put(row, write(ver(f, "c", 5, "x")))
 		for _, r := range []struct {
@@ -59,7 +59,7 @@ func pickRangeIsClosed(t testing.TB, e *env) {
 			match    bool
 		}{{0, 4, false}, {0, 5, true}, {5, 5, true}, {5, oracle.Max, true}, {6, oracle.Max, false}, {6, 4, false}, {5, 4, false}, {0, oracle.Max, true}} {
 			for _, column := range []string{"c", rowstore.AllColumns} {
-				got := h.read(row, rowstore.Pick{Family: f, Column: column, From: r.from, To: r.to, Limit: 1})
+				got := h.read(row, rowstore.Selector{Family: f, Column: column, From: r.from, To: r.to, Limit: 1})
 				require.Equal(t, r.match, len(got) == 1, "family %d, column %q, [%d, %d]: %v", f, column, r.from, r.to, got)
 			}
 		}
@@ -89,8 +89,8 @@ func pickLimitOfEachColumn(t testing.TB, e *env) {
 						}
 					}
 				}
-				require.Equal(t, versions(want...), h.read(row, rowstore.Pick{Family: f, To: to, Limit: limit}), "limit %d up to %d", limit, to)
-				require.Equal(t, versions(ofB...), h.read(row, rowstore.Pick{Family: f, Column: "b", To: to, Limit: limit}), "limit %d up to %d", limit, to)
+				require.Equal(t, versions(want...), h.read(row, rowstore.Selector{Family: f, To: to, Limit: limit}), "limit %d up to %d", limit, to)
+				require.Equal(t, versions(ofB...), h.read(row, rowstore.Selector{Family: f, Column: "b", To: to, Limit: limit}), "limit %d up to %d", limit, to)
 			}
 		}
 	}
@@ -108,10 +108,10 @@ func pickOfOneColumn(t testing.TB, e *env) {
 	}
 	for _, f := range families {
 		for _, c := range columns {
-			require.Equal(t, versions(ver(f, c, 5, c)), h.read("row", rowstore.Pick{Family: f, Column: c, To: oracle.Max}))
+			require.Equal(t, versions(ver(f, c, 5, c)), h.read("row", rowstore.Selector{Family: f, Column: c, To: oracle.Max}))
 		}
-		require.Empty(t, h.read("row", rowstore.Pick{Family: f, Column: "none", To: oracle.Max}))
-		require.Len(t, h.read("row", rowstore.Pick{Family: f, To: oracle.Max, Limit: 1}), len(columns), "AllColumns is every column of that family")
+		require.Empty(t, h.read("row", rowstore.Selector{Family: f, Column: "none", To: oracle.Max}))
+		require.Len(t, h.read("row", rowstore.Selector{Family: f, To: oracle.Max, Limit: 1}), len(columns), "AllColumns is every column of that family")
 	}
 }
 
@@ -132,66 +132,66 @@ func picksMakeAUnion(t testing.TB, e *env) {
 	}
 	for _, c := range []struct {
 		name  string
-		picks []rowstore.Pick
+		picks []rowstore.Selector
 		want  []rowstore.Version
 	}{
 		{
 			"the same twice",
-			[]rowstore.Pick{pick(rowstore.Write), pick(rowstore.Write)},
+			[]rowstore.Selector{pick(rowstore.Write), pick(rowstore.Write)},
 			only(func(v rowstore.Version) bool { return v.Family == rowstore.Write }),
 		},
 		{
 			"overlapping ranges",
-			[]rowstore.Pick{{Family: rowstore.Write, Column: "a", From: 1, To: 4}, {Family: rowstore.Write, Column: "a", From: 3, To: 5}},
+			[]rowstore.Selector{{Family: rowstore.Write, Column: "a", From: 1, To: 4}, {Family: rowstore.Write, Column: "a", From: 3, To: 5}},
 			only(func(v rowstore.Version) bool { return v.Family == rowstore.Write && v.Column == "a" && v.TS <= 5 }),
 		},
 		{
 			"ranges apart",
-			[]rowstore.Pick{{Family: rowstore.Write, Column: "a", From: 5, To: 6}, {Family: rowstore.Write, Column: "a", From: 1, To: 2}},
+			[]rowstore.Selector{{Family: rowstore.Write, Column: "a", From: 5, To: 6}, {Family: rowstore.Write, Column: "a", From: 1, To: 2}},
 			only(func(v rowstore.Version) bool {
 				return v.Family == rowstore.Write && v.Column == "a" && (v.TS <= 2 || v.TS >= 5)
 			}),
 		},
 		{
 			"the newest, and a range with it",
-			[]rowstore.Pick{{Family: rowstore.Write, To: oracle.Max, Limit: 1}, {Family: rowstore.Write, Column: "b", From: 4, To: 6}},
+			[]rowstore.Selector{{Family: rowstore.Write, To: oracle.Max, Limit: 1}, {Family: rowstore.Write, Column: "b", From: 4, To: 6}},
 			only(func(v rowstore.Version) bool {
 				return v.Family == rowstore.Write && (v.TS == 6 || v.Column == "b" && v.TS >= 4)
 			}),
 		},
 		{
 			"each pick has its own limit",
-			[]rowstore.Pick{{Family: rowstore.Write, Column: "a", To: 3, Limit: 1}, {Family: rowstore.Write, Column: "a", To: 6, Limit: 2}},
+			[]rowstore.Selector{{Family: rowstore.Write, Column: "a", To: 3, Limit: 1}, {Family: rowstore.Write, Column: "a", To: 6, Limit: 2}},
 			only(func(v rowstore.Version) bool {
 				return v.Family == rowstore.Write && v.Column == "a" && (v.TS == 3 || v.TS >= 5)
 			}),
 		},
 		{
 			"a column and every column",
-			[]rowstore.Pick{{Family: rowstore.Write, Column: "a", To: 6, Limit: 3}, {Family: rowstore.Write, To: 2, Limit: 1}},
+			[]rowstore.Selector{{Family: rowstore.Write, Column: "a", To: 6, Limit: 3}, {Family: rowstore.Write, To: 2, Limit: 1}},
 			only(func(v rowstore.Version) bool {
 				return v.Family == rowstore.Write && (v.TS == 2 || v.Column == "a" && v.TS >= 4)
 			}),
 		},
 		{
 			"lock and write, as a reader asks",
-			[]rowstore.Pick{{Family: rowstore.Write, Column: "a", To: 4, Limit: 1}, {Family: rowstore.Lock, Column: "a", To: 4, Limit: 1}},
+			[]rowstore.Selector{{Family: rowstore.Write, Column: "a", To: 4, Limit: 1}, {Family: rowstore.Lock, Column: "a", To: 4, Limit: 1}},
 			only(func(v rowstore.Version) bool { return v.Family == rowstore.Write && v.Column == "a" && v.TS == 4 }),
 		},
 		{
 			"the lock as well",
-			[]rowstore.Pick{{Family: rowstore.Write, Column: "a", To: 6, Limit: 1}, {Family: rowstore.Lock, Column: "a", To: 6, Limit: 1}},
+			[]rowstore.Selector{{Family: rowstore.Write, Column: "a", To: 6, Limit: 1}, {Family: rowstore.Lock, Column: "a", To: 6, Limit: 1}},
 			only(func(v rowstore.Version) bool { return v.Column == "a" && v.TS == 6 }),
 		},
 		{
 			"an empty range with another",
-			[]rowstore.Pick{{Family: rowstore.Write, From: 4, To: 3}, {Family: rowstore.Lock, To: 6}},
+			[]rowstore.Selector{{Family: rowstore.Write, From: 4, To: 3}, {Family: rowstore.Lock, To: 6}},
 			only(func(v rowstore.Version) bool { return v.Family == rowstore.Lock }),
 		},
 		{"everything", everything(), only(func(rowstore.Version) bool { return true })},
 	} {
 		require.Equal(t, c.want, h.read("row", c.picks...), c.name)
-		rows := h.scan(rowstore.ScanRange{Picks: c.picks})
+		rows := h.scan(rowstore.ScanRange{Selectors: c.picks})
 		require.Len(t, rows, 1, c.name)
 		require.Equal(t, c.want, rows[0].Versions, "scanned: %s", c.name)
 	}
@@ -204,7 +204,7 @@ func versionsAreOrdered(t testing.TB, e *env) {
 	columns := []string{"b", "a", "\xff", "\x00", "a\x00", "aa", "Z", "é"}
 	for _, f := range families {
 		for _, c := range columns {
-			if f == rowstore.Lock || f == rowstore.Rollback {
+			if f == rowstore.Lock || f == rowstore.Mark {
 				all = append(all, ver(f, c, 50, ""))
 				continue
 			}
@@ -224,8 +224,8 @@ func versionsAreOrdered(t testing.TB, e *env) {
 	picks := everything()
 	slices.Reverse(picks)
 	require.Equal(t, want, h.read("row", picks...), "the order of the picks does not matter")
-	require.Equal(t, want, h.scan(rowstore.ScanRange{Picks: picks})[0].Versions)
-	require.Equal(t, want, h.scan(rowstore.ScanRange{Picks: picks, Reverse: true})[0].Versions, "a reverse scan reverses rows, not versions")
+	require.Equal(t, want, h.scan(rowstore.ScanRange{Selectors: picks})[0].Versions)
+	require.Equal(t, want, h.scan(rowstore.ScanRange{Selectors: picks, Reverse: true})[0].Versions, "a reverse scan reverses rows, not versions")
 }
 
 func absentRows(t testing.TB, e *env) {
@@ -233,11 +233,11 @@ func absentRows(t testing.TB, e *env) {
 	require.Empty(t, h.all("nowhere"))
 	h.put("row", write(ver(rowstore.Write, "c", 5, "x")))
 	rows, err := h.s.Read(h.ctx, []rowstore.RowRead{
-		{Table: "t", Row: "ro", Picks: everything()},
-		{Table: "t", Row: "row", Picks: everything()},
-		{Table: "t", Row: "row\x00", Picks: everything()},
-		{Table: "T", Row: "row", Picks: everything()},
-		{Table: "t", Row: "row", Picks: []rowstore.Pick{pick(rowstore.Lock)}},
+		{Table: "t", Row: "ro", Selectors: everything()},
+		{Table: "t", Row: "row", Selectors: everything()},
+		{Table: "t", Row: "row\x00", Selectors: everything()},
+		{Table: "T", Row: "row", Selectors: everything()},
+		{Table: "t", Row: "row", Selectors: []rowstore.Selector{pick(rowstore.Lock)}},
 	})
 	require.NoError(t, err)
 	require.Len(t, rows, 5)
@@ -262,7 +262,7 @@ func answersInOrder(t testing.TB, e *env) {
 	var reads []rowstore.RowRead
 	for i := range 2 * n {
 		j := (i * 37) % (2 * n) // half of the rows do not exist
-		reads = append(reads, rowstore.RowRead{Table: fmt.Sprintf("t%d", j%3), Row: key(j), Picks: []rowstore.Pick{pick(rowstore.Write)}})
+		reads = append(reads, rowstore.RowRead{Table: fmt.Sprintf("t%d", j%3), Row: key(j), Selectors: []rowstore.Selector{pick(rowstore.Write)}})
 	}
 	rows, err := h.s.Read(h.ctx, reads)
 	require.NoError(t, err)
@@ -284,9 +284,9 @@ func sameRowTwiceInARead(t testing.TB, e *env) {
 	h := e.harness(t)
 	h.put("row", write(ver(rowstore.Write, "c", 5, "x")), write(ver(rowstore.Lock, "c", 7, "y")))
 	rows, err := h.s.Read(h.ctx, []rowstore.RowRead{
-		{Table: "t", Row: "row", Picks: []rowstore.Pick{pick(rowstore.Write)}},
-		{Table: "t", Row: "row", Picks: []rowstore.Pick{pick(rowstore.Lock)}},
-		{Table: "t", Row: "row", Picks: []rowstore.Pick{pick(rowstore.Lock)}},
+		{Table: "t", Row: "row", Selectors: []rowstore.Selector{pick(rowstore.Write)}},
+		{Table: "t", Row: "row", Selectors: []rowstore.Selector{pick(rowstore.Lock)}},
+		{Table: "t", Row: "row", Selectors: []rowstore.Selector{pick(rowstore.Lock)}},
 	})
 	require.NoError(t, err)
 	require.Len(t, rows, 3)
@@ -306,7 +306,7 @@ func nilAndEmptyValues(t testing.TB, e *env) {
 		}
 	}
 	require.Equal(t, versions(want...), h.all("row"), "an empty value is a version all the same")
-	require.Len(t, h.scan(rowstore.ScanRange{Picks: everything()})[0].Versions, len(want))
+	require.Len(t, h.scan(rowstore.ScanRange{Selectors: everything()})[0].Versions, len(want))
 }
 
 // randomPicks compares reads and scans with a model of ten lines.
@@ -321,7 +321,7 @@ func randomPicks(t testing.TB, e *env) {
 		for _, f := range families {
 			for _, c := range columns {
 				for ts := rowstore.Timestamp(1); ts < 8; ts++ {
-					if (f == rowstore.Lock || f == rowstore.Rollback) && ts != 4 || rng.IntN(2) == 0 {
+					if (f == rowstore.Lock || f == rowstore.Mark) && ts != 4 || rng.IntN(2) == 0 {
 						continue
 					}
 					v := ver(f, c, ts, strings.Repeat("v", rng.IntN(400)))
@@ -331,9 +331,9 @@ func randomPicks(t testing.TB, e *env) {
 		}
 		h.put(row, puts...)
 		for range e.n(40, 20) {
-			var picks []rowstore.Pick
+			var picks []rowstore.Selector
 			for range 1 + rng.IntN(4) {
-				p := rowstore.Pick{
+				p := rowstore.Selector{
 					Family: families[rng.IntN(len(families))], From: rowstore.Timestamp(rng.Uint64N(9)),
 					To: rowstore.Timestamp(rng.Uint64N(9)), Limit: rng.IntN(4),
 				}
@@ -344,7 +344,7 @@ func randomPicks(t testing.TB, e *env) {
 			}
 			want := selected(all, picks)
 			require.Equal(t, want, h.read(row, picks...), "%+v", picks)
-			rows := h.scan(rowstore.ScanRange{From: row, To: row + "\x00", Picks: picks})
+			rows := h.scan(rowstore.ScanRange{From: row, To: row + "\x00", Selectors: picks})
 			require.Equal(t, len(want) > 0, len(rows) == 1, "a row is visited when a pick matches: %+v", picks)
 			if len(rows) == 1 {
 				require.Equal(t, want, rows[0].Versions, "scanned %+v", picks)
@@ -353,8 +353,8 @@ func randomPicks(t testing.TB, e *env) {
 	}
 }
 
-// selected says what picks select among all versions of a row.
-func selected(all []rowstore.Version, picks []rowstore.Pick) []rowstore.Version {
+// selected returns the versions that selectors select among all versions of a row.
+func selected(all []rowstore.Version, picks []rowstore.Selector) []rowstore.Version {
 	sorted := versions(all...)
 	var out []rowstore.Version
 	for _, v := range sorted {

@@ -58,7 +58,7 @@ func scanRanges(t testing.TB, e *env) {
 						want = append(want, r)
 					}
 				}
-				s := rowstore.ScanRange{From: from, To: to, Picks: []rowstore.Pick{pick(family)}}
+				s := rowstore.ScanRange{From: from, To: to, Selectors: []rowstore.Selector{pick(family)}}
 				require.Equal(t, want, h.keys(s), "family %d, [%q, %q)", family, from, to)
 				s.Reverse = true
 				slices.Reverse(want)
@@ -75,7 +75,7 @@ func scanLimit(t testing.TB, e *env) {
 	for i := range n {
 		f := rowstore.Write
 		if i%3 == 0 {
-			f = rowstore.Lock // not picked: must not count against the limit
+			f = rowstore.Lock // not selected: must not count against the limit
 		}
 		muts = append(muts, mut(key(i), nil, write(ver(f, "c", 5, "x"))))
 	}
@@ -86,22 +86,22 @@ func scanLimit(t testing.TB, e *env) {
 			all = append(all, key(i))
 		}
 	}
-	picks := []rowstore.Pick{pick(rowstore.Write)}
+	picks := []rowstore.Selector{pick(rowstore.Write)}
 	for _, limit := range []int{0, 1, 2, 7, len(all) - 1, len(all), len(all) + 1, 1 << 30} {
 		want := slices.Clone(all)
 		if limit > 0 && limit < len(want) {
 			want = want[:limit]
 		}
-		require.Equal(t, want, h.keys(rowstore.ScanRange{Picks: picks, Limit: limit}), "limit %d", limit)
+		require.Equal(t, want, h.keys(rowstore.ScanRange{Selectors: picks, Limit: limit}), "limit %d", limit)
 		want = slices.Clone(all)
 		slices.Reverse(want)
 		if limit > 0 && limit < len(want) {
 			want = want[:limit]
 		}
-		require.Equal(t, want, h.keys(rowstore.ScanRange{Picks: picks, Limit: limit, Reverse: true}), "limit %d in reverse", limit)
+		require.Equal(t, want, h.keys(rowstore.ScanRange{Selectors: picks, Limit: limit, Reverse: true}), "limit %d in reverse", limit)
 	}
-	require.Equal(t, []string{key(11), key(13)}, h.keys(rowstore.ScanRange{From: key(11), To: key(20), Picks: picks, Limit: 2}))
-	require.Equal(t, []string{key(19), key(17)}, h.keys(rowstore.ScanRange{From: key(11), To: key(20), Picks: picks, Limit: 2, Reverse: true}))
+	require.Equal(t, []string{key(11), key(13)}, h.keys(rowstore.ScanRange{From: key(11), To: key(20), Selectors: picks, Limit: 2}))
+	require.Equal(t, []string{key(19), key(17)}, h.keys(rowstore.ScanRange{From: key(11), To: key(20), Selectors: picks, Limit: 2, Reverse: true}))
 }
 
 // scanManyRows crosses whatever a store reads at a time.
@@ -111,22 +111,22 @@ func scanManyRows(t testing.TB, e *env) {
 	fill(h, "t", n, func(i int) []rowstore.Edit {
 		return []rowstore.Edit{write(ver(rowstore.Write, "c", 5, fmt.Sprint(i))), write(ver(rowstore.Write, "d", rowstore.Timestamp(i+1), ""))} //nolint:gosec // positive
 	})
-	rows := h.scan(rowstore.ScanRange{Picks: everything()})
+	rows := h.scan(rowstore.ScanRange{Selectors: everything()})
 	require.Len(t, rows, n)
 	for i, r := range rows {
 		require.Equal(t, key(i), r.Row)
 		require.Equal(t, versions(ver(rowstore.Write, "c", 5, fmt.Sprint(i)), ver(rowstore.Write, "d", rowstore.Timestamp(i+1), "")), r.Versions) //nolint:gosec // positive
 	}
 	// Few matches among many rows, at both ends and between.
-	s := rowstore.ScanRange{Picks: []rowstore.Pick{{Family: rowstore.Write, Column: "d", From: 3, To: 3}}}
+	s := rowstore.ScanRange{Selectors: []rowstore.Selector{{Family: rowstore.Write, Column: "d", From: 3, To: 3}}}
 	require.Equal(t, []string{key(2)}, h.keys(s))
-	s.Picks[0].From, s.Picks[0].To = rowstore.Timestamp(n), oracle.Max //nolint:gosec // positive
+	s.Selectors[0].From, s.Selectors[0].To = rowstore.Timestamp(n), oracle.Max //nolint:gosec // positive
 	require.Equal(t, []string{key(n - 1)}, h.keys(s))
 	s.Reverse = true
 	require.Equal(t, []string{key(n - 1)}, h.keys(s))
-	s.Picks[0].From, s.Picks[0].To = 0, 1
+	s.Selectors[0].From, s.Selectors[0].To = 0, 1
 	require.Equal(t, []string{key(0)}, h.keys(s))
-	s.Picks[0].From, s.Picks[0].To = 1_000_000, 2_000_000
+	s.Selectors[0].From, s.Selectors[0].To = 1_000_000, 2_000_000
 	require.Empty(t, h.keys(s))
 }
 
@@ -151,30 +151,30 @@ func scanPicks(t testing.TB, e *env) {
 		mut("1", nil, write(ver(rowstore.Write, "a", 5, "x")), write(ver(rowstore.Lock, "b", 6, "x"))),
 		mut("2", nil, write(ver(rowstore.Write, "a", 9, "x"))),
 		mut("3", nil, write(ver(rowstore.Write, "b", 5, "x")), write(ver(rowstore.Write, "b", 3, "x"))),
-		mut("4", nil, write(ver(rowstore.Rollback, "a", 5, "x"))),
+		mut("4", nil, write(ver(rowstore.Mark, "a", 5, "x"))),
 		mut("5", nil, write(ver(rowstore.Data, "a", 5, "x")), write(ver(rowstore.Notify, "z", 5, "x"))))
 	for _, c := range []struct {
-		picks []rowstore.Pick
+		picks []rowstore.Selector
 		want  []string
 	}{
-		{[]rowstore.Pick{pick(rowstore.Write)}, []string{"1", "2", "3"}},
-		{[]rowstore.Pick{{Family: rowstore.Write, To: 4}}, []string{"3"}},
-		{[]rowstore.Pick{{Family: rowstore.Write, To: 5}}, []string{"1", "3"}},
-		{[]rowstore.Pick{{Family: rowstore.Write, From: 6, To: oracle.Max}}, []string{"2"}},
-		{[]rowstore.Pick{{Family: rowstore.Write, Column: "a", To: oracle.Max}}, []string{"1", "2"}},
-		{[]rowstore.Pick{{Family: rowstore.Write, Column: "b", To: oracle.Max}, pick(rowstore.Lock)}, []string{"1", "3"}},
-		{[]rowstore.Pick{pick(rowstore.Lock), pick(rowstore.Rollback), pick(rowstore.Data)}, []string{"1", "4", "5"}},
-		{[]rowstore.Pick{{Family: rowstore.Write, Column: "none", To: oracle.Max}}, []string{}},
-		{[]rowstore.Pick{{Family: rowstore.Write, From: 7, To: 6}}, []string{}},
-		{[]rowstore.Pick{{Family: rowstore.Notify, Column: "z", To: 5}}, []string{"5"}},
-		{[]rowstore.Pick{{Family: rowstore.Notify, Column: "y", To: 5}}, []string{}},
-		{[]rowstore.Pick{{Family: rowstore.Notify, To: 4}}, []string{}},
+		{[]rowstore.Selector{pick(rowstore.Write)}, []string{"1", "2", "3"}},
+		{[]rowstore.Selector{{Family: rowstore.Write, To: 4}}, []string{"3"}},
+		{[]rowstore.Selector{{Family: rowstore.Write, To: 5}}, []string{"1", "3"}},
+		{[]rowstore.Selector{{Family: rowstore.Write, From: 6, To: oracle.Max}}, []string{"2"}},
+		{[]rowstore.Selector{{Family: rowstore.Write, Column: "a", To: oracle.Max}}, []string{"1", "2"}},
+		{[]rowstore.Selector{{Family: rowstore.Write, Column: "b", To: oracle.Max}, pick(rowstore.Lock)}, []string{"1", "3"}},
+		{[]rowstore.Selector{pick(rowstore.Lock), pick(rowstore.Mark), pick(rowstore.Data)}, []string{"1", "4", "5"}},
+		{[]rowstore.Selector{{Family: rowstore.Write, Column: "none", To: oracle.Max}}, []string{}},
+		{[]rowstore.Selector{{Family: rowstore.Write, From: 7, To: 6}}, []string{}},
+		{[]rowstore.Selector{{Family: rowstore.Notify, Column: "z", To: 5}}, []string{"5"}},
+		{[]rowstore.Selector{{Family: rowstore.Notify, Column: "y", To: 5}}, []string{}},
+		{[]rowstore.Selector{{Family: rowstore.Notify, To: 4}}, []string{}},
 	} {
-		require.Equal(t, c.want, h.keys(rowstore.ScanRange{Picks: c.picks}), "%+v", c.picks)
+		require.Equal(t, c.want, h.keys(rowstore.ScanRange{Selectors: c.picks}), "%+v", c.picks)
 		slices.Reverse(c.want)
-		require.Equal(t, c.want, h.keys(rowstore.ScanRange{Picks: c.picks, Reverse: true}), "%+v in reverse", c.picks)
+		require.Equal(t, c.want, h.keys(rowstore.ScanRange{Selectors: c.picks, Reverse: true}), "%+v in reverse", c.picks)
 	}
-	require.Empty(t, h.keys(rowstore.ScanRange{Table: "none", Picks: everything()}), "an absent table has no rows")
+	require.Empty(t, h.keys(rowstore.ScanRange{Table: "none", Selectors: everything()}), "an absent table has no rows")
 }
 
 func scanRowsOfOneFamily(t testing.TB, e *env) {
@@ -182,15 +182,15 @@ func scanRowsOfOneFamily(t testing.TB, e *env) {
 	for _, f := range families {
 		h.put(fmt.Sprintf("only%d", f), write(ver(f, "c", 5, "x")))
 	}
-	h.put("marked and written", write(ver(rowstore.Rollback, "c", 5, "x")), write(ver(rowstore.Write, "c", 5, "x")))
-	require.Len(t, h.keys(rowstore.ScanRange{Picks: everything()}), len(families)+1)
+	h.put("marked and written", write(ver(rowstore.Mark, "c", 5, "x")), write(ver(rowstore.Write, "c", 5, "x")))
+	require.Len(t, h.keys(rowstore.ScanRange{Selectors: everything()}), len(families)+1)
 	for _, f := range families {
 		want := []string{fmt.Sprintf("only%d", f)}
-		if f == rowstore.Rollback || f == rowstore.Write {
+		if f == rowstore.Mark || f == rowstore.Write {
 			want = append([]string{"marked and written"}, want...)
 		}
-		require.Equal(t, want, h.keys(rowstore.ScanRange{Picks: []rowstore.Pick{pick(f)}}), "rows with a version of family %d", f)
-		require.Equal(t, want, h.keys(rowstore.ScanRange{Picks: []rowstore.Pick{{Family: f, Column: "c", From: 5, To: 5, Limit: 1}}}))
+		require.Equal(t, want, h.keys(rowstore.ScanRange{Selectors: []rowstore.Selector{pick(f)}}), "rows with a version of family %d", f)
+		require.Equal(t, want, h.keys(rowstore.ScanRange{Selectors: []rowstore.Selector{{Family: f, Column: "c", From: 5, To: 5, Limit: 1}}}))
 	}
 }
 
@@ -200,7 +200,7 @@ func scanLoopMayStop(t testing.TB, e *env) {
 	for _, reverse := range []bool{false, true} {
 		for _, stop := range []int{1, 2, 100, 699} {
 			n := 0
-			for _, err := range h.s.Scan(h.ctx, rowstore.ScanRange{Table: "t", Picks: everything(), Reverse: reverse}) {
+			for _, err := range h.s.Scan(h.ctx, rowstore.ScanRange{Table: "t", Selectors: everything(), Reverse: reverse}) {
 				require.NoError(t, err)
 				if n++; n == stop {
 					break
@@ -211,19 +211,19 @@ func scanLoopMayStop(t testing.TB, e *env) {
 	}
 	// A store that leaked a connection for each stopped scan would be out of them.
 	for range 100 {
-		for _, err := range h.s.Scan(h.ctx, rowstore.ScanRange{Table: "t", Picks: everything()}) {
+		for _, err := range h.s.Scan(h.ctx, rowstore.ScanRange{Table: "t", Selectors: everything()}) {
 			require.NoError(t, err)
 			break
 		}
 	}
-	require.Len(t, h.keys(rowstore.ScanRange{Picks: everything()}), 700)
+	require.Len(t, h.keys(rowstore.ScanRange{Selectors: everything()}), 700)
 }
 
 func scanLoopMayCallTheStore(t testing.TB, e *env) {
 	h := e.harness(t)
 	fill(h, "t", 300, func(int) []rowstore.Edit { return []rowstore.Edit{write(ver(rowstore.Write, "c", 5, "x"))} })
 	n := 0
-	for row, err := range h.s.Scan(h.ctx, rowstore.ScanRange{Table: "t", Picks: []rowstore.Pick{pick(rowstore.Write)}}) {
+	for row, err := range h.s.Scan(h.ctx, rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{pick(rowstore.Write)}}) {
 		require.NoError(t, err)
 		n++
 		require.Len(t, h.all(row.Row), 1)
@@ -231,11 +231,11 @@ func scanLoopMayCallTheStore(t testing.TB, e *env) {
 		require.True(t, out[0].Applied, "the row that the loop is at can be changed")
 		if n%100 == 1 {
 			require.Equal(t, []string{"t"}, h.tables())
-			require.NotEmpty(t, h.keys(rowstore.ScanRange{From: row.Row, Limit: 10, Picks: everything()}))
+			require.NotEmpty(t, h.keys(rowstore.ScanRange{From: row.Row, Limit: 10, Selectors: everything()}))
 		}
 	}
 	require.Equal(t, 300, n)
-	require.Len(t, h.keys(rowstore.ScanRange{Picks: []rowstore.Pick{pick(rowstore.Lock)}}), 300)
+	require.Len(t, h.keys(rowstore.ScanRange{Selectors: []rowstore.Selector{pick(rowstore.Lock)}}), 300)
 }
 
 func scanLoopMayEditWhatItScans(t testing.TB, e *env) {
@@ -247,7 +247,7 @@ func scanLoopMayEditWhatItScans(t testing.TB, e *env) {
 		})
 		// As a worker does: clear each notification that is met, and meet each once.
 		seen := map[string]int{}
-		for row, err := range h.s.Scan(h.ctx, rowstore.ScanRange{Table: "t", Picks: []rowstore.Pick{pick(rowstore.Notify)}, Reverse: reverse}) {
+		for row, err := range h.s.Scan(h.ctx, rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{pick(rowstore.Notify)}, Reverse: reverse}) {
 			require.NoError(t, err)
 			seen[row.Row]++
 			h.put(row.Row, rowstore.Delete(rowstore.Notify, "c", 5))
@@ -256,7 +256,7 @@ func scanLoopMayEditWhatItScans(t testing.TB, e *env) {
 		for r, times := range seen {
 			require.Equal(t, 1, times, "row %q", r)
 		}
-		require.Empty(t, h.keys(rowstore.ScanRange{Picks: []rowstore.Pick{pick(rowstore.Notify)}}))
+		require.Empty(t, h.keys(rowstore.ScanRange{Selectors: []rowstore.Selector{pick(rowstore.Notify)}}))
 	}
 }
 
@@ -264,9 +264,9 @@ func scansWithinScans(t testing.TB, e *env) {
 	h := e.harness(t)
 	fill(h, "t", 40, func(int) []rowstore.Edit { return []rowstore.Edit{write(ver(rowstore.Write, "c", 5, "x"))} })
 	pairs := 0
-	for a, err := range h.s.Scan(h.ctx, rowstore.ScanRange{Table: "t", Picks: everything()}) {
+	for a, err := range h.s.Scan(h.ctx, rowstore.ScanRange{Table: "t", Selectors: everything()}) {
 		require.NoError(t, err)
-		for b, err := range h.s.Scan(h.ctx, rowstore.ScanRange{Table: "t", From: a.Row, Picks: everything(), Reverse: true}) {
+		for b, err := range h.s.Scan(h.ctx, rowstore.ScanRange{Table: "t", From: a.Row, Selectors: everything(), Reverse: true}) {
 			require.NoError(t, err)
 			require.GreaterOrEqual(t, b.Row, a.Row)
 			pairs++
@@ -281,7 +281,7 @@ func scansWithinScans(t testing.TB, e *env) {
 		if level == deep {
 			return
 		}
-		for _, err := range h.s.Scan(h.ctx, rowstore.ScanRange{Table: "t", From: key(level), Picks: everything()}) {
+		for _, err := range h.s.Scan(h.ctx, rowstore.ScanRange{Table: "t", From: key(level), Selectors: everything()}) {
 			require.NoError(t, err)
 			visit(level + 1)
 			break
@@ -293,7 +293,7 @@ func scansWithinScans(t testing.TB, e *env) {
 func scanTwice(t testing.TB, e *env) {
 	h := e.harness(t)
 	h.put("a", write(ver(rowstore.Write, "c", 5, "x")))
-	scan := h.s.Scan(h.ctx, rowstore.ScanRange{Table: "t", Picks: everything()})
+	scan := h.s.Scan(h.ctx, rowstore.ScanRange{Table: "t", Selectors: everything()})
 	count := func() (n int) {
 		for _, err := range scan {
 			require.NoError(t, err)
@@ -320,20 +320,20 @@ func scanOfNotificationsAmongRows(t testing.TB, e *env) {
 	for i := 5; i < n; i += 97 {
 		want = append(want, key(i))
 	}
-	notify := []rowstore.Pick{pick(rowstore.Notify)}
-	rows := h.scan(rowstore.ScanRange{Picks: notify})
+	notify := []rowstore.Selector{pick(rowstore.Notify)}
+	rows := h.scan(rowstore.ScanRange{Selectors: notify})
 	got := []string{}
 	for _, r := range rows {
 		require.Equal(t, versions(ver(rowstore.Notify, "c", 5, ""), ver(rowstore.Notify, "d", 7, "weak")), r.Versions)
 		got = append(got, r.Row)
 	}
 	require.Equal(t, want, got)
-	// A pick of another family with it visits the other rows too.
-	require.Len(t, h.keys(rowstore.ScanRange{Picks: append(notify, pick(rowstore.Write))}), n)
-	require.Equal(t, want[:3], h.keys(rowstore.ScanRange{Picks: notify, Limit: 3}))
-	require.Equal(t, want[2:5], h.keys(rowstore.ScanRange{Picks: notify, From: want[2], To: want[5]}))
-	require.Equal(t, want, h.keys(rowstore.ScanRange{Picks: []rowstore.Pick{{Family: rowstore.Notify, Column: "d", From: 7, To: 7}}}))
-	require.Empty(t, h.keys(rowstore.ScanRange{Picks: []rowstore.Pick{{Family: rowstore.Notify, Column: "d", To: 6}}}))
+	// With a selector of another family beside it, the scan visits the other rows too.
+	require.Len(t, h.keys(rowstore.ScanRange{Selectors: append(notify, pick(rowstore.Write))}), n)
+	require.Equal(t, want[:3], h.keys(rowstore.ScanRange{Selectors: notify, Limit: 3}))
+	require.Equal(t, want[2:5], h.keys(rowstore.ScanRange{Selectors: notify, From: want[2], To: want[5]}))
+	require.Equal(t, want, h.keys(rowstore.ScanRange{Selectors: []rowstore.Selector{{Family: rowstore.Notify, Column: "d", From: 7, To: 7}}}))
+	require.Empty(t, h.keys(rowstore.ScanRange{Selectors: []rowstore.Selector{{Family: rowstore.Notify, Column: "d", To: 6}}}))
 }
 
 // scanDuringWrites scans over rows that stay, rows that change all the time and
@@ -399,7 +399,7 @@ func scanUnderChange(t testing.TB, e *env, f rowstore.Family) {
 }
 
 func scanOnce(h *harness, f rowstore.Family, n int, reverse bool) error {
-	rows, err := collect(h.ctx, h.s, rowstore.ScanRange{Table: "t", Picks: []rowstore.Pick{{Family: f, To: oracle.Max, Limit: 1}}, Reverse: reverse})
+	rows, err := collect(h.ctx, h.s, rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{{Family: f, To: oracle.Max, Limit: 1}}, Reverse: reverse})
 	if err != nil {
 		return err
 	}
@@ -466,7 +466,7 @@ func tablesLoopMayStopAndCall(t testing.TB, e *env) {
 	for name, err := range h.s.Tables(h.ctx) {
 		require.NoError(t, err)
 		got = append(got, name)
-		require.Equal(t, []string{"r"}, h.keys(rowstore.ScanRange{Table: name, Picks: everything()}))
+		require.Equal(t, []string{"r"}, h.keys(rowstore.ScanRange{Table: name, Selectors: everything()}))
 		h.apply(rowstore.Mutation{Table: name, Row: "r2", Edits: []rowstore.Edit{write(ver(rowstore.Write, "c", 5, "x"))}})
 	}
 	require.Equal(t, want, got)

@@ -75,7 +75,7 @@ func anomalyTests() []test {
 	var tests []test
 	for _, an := range anomalies {
 		tests = append(tests, test{an.name, Anomalies, func(t testing.TB, e *env) {
-			for _, level := range []percolator.Isolation{percolator.Snapshot, percolator.Serializable} {
+			for _, level := range []percolator.Isolation{percolator.SnapshotIsolation, percolator.Serializable} {
 				e.eachWay(t, func(w *world) {
 					a := &scenario{world: w, db: w.db(), level: level}
 					w.set(a.db, one, "10", two, "20")
@@ -346,7 +346,7 @@ func writeSkewAcrossCells(t testing.TB, e *env) {
 	e.eachWay(t, func(w *world) {
 		db := w.db()
 		for i, p := range pairs {
-			for _, level := range []percolator.Isolation{percolator.Snapshot, percolator.Serializable} {
+			for _, level := range []percolator.Isolation{percolator.SnapshotIsolation, percolator.Serializable} {
 				w.set(db, p[0], "0", p[1], "0")
 				t1, t2 := w.begin(db, percolator.WithIsolation(level)), w.begin(db, percolator.WithIsolation(level))
 				require.Equal(w, "0", w.value(t1, p[1]))

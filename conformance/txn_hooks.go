@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/coretest"
 	"github.com/percolate-go/percolate/percolator"
 )
 
@@ -19,15 +20,15 @@ func txnHookTests() []test {
 	}
 }
 
-// brokenCommitsTellTheTruth breaks a store while transactions of two cells commit. One
-// that was acknowledged is there; one that failed for certain is not; one whose outcome
-// is unknown is there as DB.Outcome says; and none is there by half.
+// brokenCommitsTellTheTruth breaks a store while transactions of two cells commit. An
+// acknowledged transaction is there. One that certainly failed is not. If the outcome is
+// unknown, DB.Outcome tells the truth about it. No transaction is there by half.
 func brokenCommitsTellTheTruth(t testing.TB, e *env) {
 	h, k := e.hooked(t)
 	if k.Break == nil {
 		t.Skip("the store has no hook Break")
 	}
-	for name, way := range map[string][]percolator.Option{"usual": nil, "two-phase": {percolator.WithoutGroups(), percolator.WithoutDeferred()}} {
+	for name, way := range map[string][]percolator.Option{"usual": nil, "two-phase": {coretest.WithoutGroups(), coretest.WithoutDeferred()}} {
 		w := &world{TB: t, e: e, ctx: h.ctx, inner: k.Store, way: way}
 		// Without patience, or it would outlast the break.
 		db := w.db(append(shortLease(), percolator.WithStorePatience(0))...)
@@ -45,7 +46,7 @@ func brokenCommitsTellTheTruth(t testing.TB, e *env) {
 				require.NoError(t, err)
 				require.NoError(t, tx.Set(percolator.Cell{Table: table, Row: id, Column: "v"}, []byte(id)))
 				require.NoError(t, tx.Set(percolator.Cell{Table: "u", Row: id, Column: "v"}, []byte(id)))
-				_ = tx.StartTimestamp()
+				_ = startOf(tx)
 				mend := k.Break(m)
 				if mend == nil {
 					t.Logf("the store cannot be broken %s", m)
@@ -82,7 +83,7 @@ func (w *world) judgeBroken(db *percolator.DB, id string, answered error) {
 	if errors.As(answered, &unknown) {
 		outcome, err := db.Outcome(w.ctx, unknown.Start, unknown.Primary)
 		require.NoError(w, err)
-		committed = outcome.Status == percolator.Committed
+		committed = outcome.Status == percolator.OutcomeCommitted
 	}
 	got, err := getMany(w, db, []percolator.Cell{{Table: table, Row: id, Column: "v"}, {Table: "u", Row: id, Column: "v"}})
 	require.NoError(w, err)

@@ -14,13 +14,14 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/percolate-go/percolate/internal/coretest"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
 func workloadTests() []test {
 	return []test{
-		{"Bank", Workloads, func(t testing.TB, e *env) { bank(t, e, percolator.Snapshot) }},
+		{"Bank", Workloads, func(t testing.TB, e *env) { bank(t, e, percolator.SnapshotIsolation) }},
 		{"BankSerializable", Workloads, func(t testing.TB, e *env) { bank(t, e, percolator.Serializable) }},
 		{"NoUpdateIsLost", Workloads, noUpdateIsLost},
 		{"LongFork", Workloads, longFork},
@@ -88,7 +89,7 @@ func bank(t testing.TB, e *env, level percolator.Isolation) {
 							return fmt.Errorf("drawing: %w", nerr)
 						}
 						then := opened + percolator.Timestamp(rng.Uint64N(uint64(now-opened)))
-						total, err = sum(w.ctx, db, cells, percolator.AsOfTimestamp(then))
+						total, err = sum(w.ctx, db, cells, percolator.WithAsOfTimestamp(then))
 					}
 					if err != nil {
 						return fmt.Errorf("reading all accounts: %w", err)
@@ -157,7 +158,7 @@ func noUpdateIsLost(t testing.TB, e *env) {
 							return err
 						}
 						return tx.Set(one, []byte(fmt.Sprint(n+1)))
-					}, percolator.MaxAttempts(10_000))
+					}, percolator.WithMaxAttempts(10_000))
 					if err != nil {
 						return err
 					}
@@ -207,7 +208,7 @@ func longFork(t testing.TB, e *env) {
 				for n := 0; n < 5 || !done.Load(); n++ {
 					v := view{}
 					err := dbs[i%2].View(w.ctx, func(tx *percolator.Txn) (err error) {
-						v.start = tx.StartTimestamp()
+						v.start = startOf(tx)
 						first, second := &v.x, &v.y
 						a, b := one, two
 						if n%2 == 1 {
@@ -315,7 +316,7 @@ func oppositeOrders(t testing.TB, e *env) {
 							return err
 						}
 						return errors.Join(tx.Set(cells[order[3]], []byte("1")), tx.Set(cells[order[0]], []byte("2")))
-					}, percolator.WithIsolation(level), percolator.MaxAttempts(10_000))
+					}, percolator.WithIsolation(level), percolator.WithMaxAttempts(10_000))
 					if err != nil {
 						return err
 					}
@@ -349,7 +350,7 @@ const quickAge = 1500 * time.Millisecond
 func (w *world) collectOld(db *percolator.DB) percolator.GCReport {
 	w.Helper()
 	w.pass(db, quickAge+100*time.Millisecond)
-	report, err := db.CollectGarbage(w.ctx, time.Millisecond)
+	report, err := db.CollectGarbage(w.ctx, percolator.GCOptions{Keep: time.Millisecond})
 	require.NoError(w, err)
 	return report
 }
@@ -372,14 +373,14 @@ func garbageGoes(t testing.TB, e *env) {
 		}))
 		lost := w.begin(db) // a fence, and a mark
 		w.write(lost, at("fenced"), "z")
-		_, err := db.Outcome(w.ctx, lost.StartTimestamp(), at("fenced"))
+		_, err := db.Outcome(w.ctx, startOf(lost), at("fenced"))
 		require.NoError(w, err)
 		report := w.collectOld(db)
 		require.Positive(w, report.Versions)
 		require.Positive(w, report.Rows)
 		require.Positive(w, report.SafePoint)
 		count := func(cell percolator.Cell, f rowstore.Family) int {
-			rows, err := w.inner.Read(w.ctx, []rowstore.RowRead{{Table: cell.Table, Row: cell.Row, Picks: []rowstore.Pick{pick(f)}}})
+			rows, err := w.inner.Read(w.ctx, []rowstore.RowRead{{Table: cell.Table, Row: cell.Row, Selectors: []rowstore.Selector{pick(f)}}})
 			require.NoError(w, err)
 			require.NoError(w, rows[0].Err)
 			return len(rows[0].Versions)
@@ -391,7 +392,7 @@ func garbageGoes(t testing.TB, e *env) {
 		require.Zero(w, count(at("deleted"), rowstore.Write), "a deleted cell goes")
 		require.Zero(w, count(at("comes back"), rowstore.Write))
 		for _, c := range []percolator.Cell{at("once"), at("fenced")} {
-			require.Zero(w, count(c, rowstore.Rollback), "marks go")
+			require.Zero(w, count(c, rowstore.Mark), "marks go")
 		}
 		require.Equal(w, []string{"7", long + "7", missing, "kept", missing, "y"},
 			w.now(db, one, two, at("deleted"), at("once"), at("comes back"), at("other")))
@@ -400,7 +401,7 @@ func garbageGoes(t testing.TB, e *env) {
 		again := w.collectOld(db)
 		require.GreaterOrEqual(w, again.SafePoint, report.SafePoint)
 		require.Equal(w, []string{"again", "8"}, w.now(db, at("comes back"), one))
-		_, err = db.CollectGarbage(w.ctx, -time.Second)
+		_, err = db.CollectGarbage(w.ctx, percolator.GCOptions{Keep: -time.Second})
 		require.ErrorIs(w, err, percolator.ErrInvalid)
 	})
 }
@@ -417,7 +418,7 @@ func snapshotsBelowTheSafePoint(t testing.TB, e *env) {
 		report := w.collectOld(db)
 		require.Greater(w, report.SafePoint, old)
 		for _, d := range []*percolator.DB{db, other} {
-			tx := w.begin(d, percolator.AsOfTimestamp(old))
+			tx := w.begin(d, percolator.WithAsOfTimestamp(old))
 			_, err := tx.Get(w.ctx, one)
 			require.ErrorIs(w, err, percolator.ErrSnapshotTooOld)
 			_, err = tx.GetMany(w.ctx, one, two)
@@ -427,7 +428,7 @@ func snapshotsBelowTheSafePoint(t testing.TB, e *env) {
 			}
 			require.Equal(w, "new", w.value(w.begin(d), one))
 			// At the safe point and above, reads go on.
-			v, err := get(w.ctx, w.begin(d, percolator.AsOfTimestamp(report.SafePoint)), two)
+			v, err := get(w.ctx, w.begin(d, percolator.WithAsOfTimestamp(report.SafePoint)), two)
 			require.NoError(w, err)
 			require.Equal(w, "old", v)
 		}
@@ -437,8 +438,8 @@ func snapshotsBelowTheSafePoint(t testing.TB, e *env) {
 		// One that failed may be the second arrival of one that succeeded, and below the
 		// safe point nothing would prove the contrary.
 		require.True(w, errors.Is(err, percolator.ErrTxnTooOld) || errors.Is(err, percolator.ErrConflict) || errors.Is(err, percolator.ErrUndetermined), "%v", err)
-		// A decided answer is not to be had any more; a wrong one is not given.
-		_, err = other.Outcome(w.ctx, lost.StartTimestamp(), one)
+		// The outcome can no longer be decided; the answer must not be wrong.
+		_, err = other.Outcome(w.ctx, startOf(lost), one)
 		require.ErrorIs(w, err, percolator.ErrSnapshotTooOld)
 		require.Equal(w, "new", w.now(other, one)[0])
 	})
@@ -448,7 +449,7 @@ func snapshotsBelowTheSafePoint(t testing.TB, e *env) {
 // and collects after its primary was overwritten: the record of the commit must not
 // go before the locks.
 func collectionResolvesLocks(t testing.TB, e *env) {
-	e.in(t, "TwoPhase", []percolator.Option{percolator.WithoutGroups()}, func(w *world) {
+	e.in(t, "TwoPhase", []percolator.Option{coretest.WithoutGroups()}, func(w *world) {
 		others := w.db(append(shortLease(), quickly())...)
 		for i, die := range []int64{2, 1} { // after the commit point, and before
 			a, b := at(fmt.Sprint("a", i)), at(fmt.Sprint("b", i))
@@ -496,7 +497,7 @@ func collectionUnderLoad(t testing.TB, e *env) {
 		removed, reads := 0, 0
 		var failure error
 		for i := 0; (i < 3 || removed == 0) && failure == nil; i++ {
-			report, err := main.CollectGarbage(w.ctx, time.Millisecond)
+			report, err := main.CollectGarbage(w.ctx, percolator.GCOptions{Keep: time.Millisecond})
 			if failure = err; err != nil {
 				break
 			}

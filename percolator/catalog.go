@@ -2,13 +2,13 @@ package percolator
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -18,97 +18,34 @@ import (
 // under the condition that no version is newer than the one that was read
 // (compare-and-set). The version of the column safepoint has the safe point as its
 // timestamp.
-const (
-	rowCatalog      = "catalog"
-	columnConfig    = "config"
-	columnSafePoint = "safepoint"
-)
+// catalog is the stored content, with the rules for its settings (settings.go).
+type catalog format.Catalog
 
-// catalog is the stored content, JSON behind the format version byte.
-type catalog struct {
-	Oracle    string           `json:"oracle"` // "" is the store's own
-	Current   storedSettings   `json:"current"`
-	Next      *storedSettings  `json:"next,omitempty"`
-	NextFrom  Timestamp        `json:"next_from,omitempty"` // when Next takes effect; 0: not known yet
-	Past      []pastAge        `json:"past,omitempty"`      // the oldest first, each less than the next and Current's
-	Observers []observerRecord `json:"observers,omitempty"`
-}
-
-// observerRecord is one registered observer. Table and Column are stored names. The
-// names are byte slices, because a JSON string cannot hold arbitrary bytes.
-type observerRecord struct {
-	Name   []byte `json:"name"`
-	Table  []byte `json:"table"`
-	Column []byte `json:"column"`
-	// Since identifies the registration: a timestamp that was drawn when it was made. An
-	// observer that is removed and registered again gets a new one.
-	Since Timestamp `json:"since,omitempty"`
-	// Swept is the snapshot of the sweep, 0 while it is not done.
-	Swept Timestamp `json:"swept,omitempty"`
-}
-
-func (r observerRecord) is(name, table, column string) bool {
-	return string(r.Name) == name && string(r.Table) == table && string(r.Column) == column
-}
-
-func (c *catalog) encode() ([]byte, error) {
-	b, err := json.Marshal(c)
-	if err != nil {
-		return nil, fmt.Errorf("encoding the catalog: %w", err)
-	}
-	return append([]byte{formatVersion}, b...), nil
-}
+func (c *catalog) encode() ([]byte, error) { return (*format.Catalog)(c).Encode() }
 
 func decodeCatalog(b []byte) (catalog, error) {
-	var c catalog
-	if len(b) < 1 {
-		return c, fmt.Errorf("%w: catalog: empty", ErrCorrupt)
-	}
-	if b[0] != formatVersion {
-		return c, fmt.Errorf("%w: catalog: format version %d, this library knows %d", ErrCorrupt, b[0], formatVersion)
-	}
-	if err := json.Unmarshal(b[1:], &c); err != nil {
-		return c, fmt.Errorf("%w: catalog: %w", ErrCorrupt, err)
-	}
-	for _, s := range []*storedSettings{&c.Current, c.Next} {
-		if s == nil {
-			continue
-		}
-		if err := s.check(); err != nil {
-			return c, err
-		}
-	}
-	for _, p := range c.Past {
-		if p.MaxTxnAgeMs < 1 || p.MaxTxnAgeMs > c.Current.MaxTxnAgeMs {
-			return c, fmt.Errorf("%w: catalog: bad past settings", ErrCorrupt)
-		}
-	}
-	for _, o := range c.Observers {
-		if len(o.Name) == 0 || len(o.Name) > maxObserverName || len(o.Table) == 0 || len(o.Column) == 0 {
-			return c, fmt.Errorf("%w: catalog: bad observer", ErrCorrupt)
-		}
-	}
-	return c, nil
+	c, err := format.DecodeCatalog(b)
+	return catalog(c), err
 }
 
 type columnName struct{ table, column string }
 
 // catalogView is what this process knows of the catalog, and since when.
 //
-// A view may be used for one lease from f on, measured by the oracle's time alone. A
+// A view may be used for one lease from asOf on, measured by the oracle's time alone. A
 // process that publishes something which others must know (a new observer, the safe
 // point) draws a timestamp once the publication can be read, and acts on it no sooner
 // than the longest lease above that timestamp. So anything missing from this view was
-// published above f, and no process acts on it before this view expires.
+// published above asOf, and no process acts on it before this view expires.
 type catalogView struct {
 	catalog
-	// f was drawn before the catalog was read.
-	f Timestamp
+	// asOf was drawn before the catalog was read.
+	asOf Timestamp
 	// revision is the timestamp of the config version that was read.
 	revision  Timestamp
 	safePoint Timestamp
-	sentAt    time.Time     // local, of f
-	lease     time.Duration // leaseAt(f)
+	sentAt    time.Time     // local, of asOf
+	lease     time.Duration // leaseAt(asOf)
 	observed  map[columnName][]string
 }
 
@@ -122,16 +59,16 @@ func (v *catalogView) observers(table, column string) []string {
 
 // holds reports whether the view could still be used when ts was drawn: no process had
 // then acted on anything that the view does not know.
-func (v *catalogView) holds(ts Timestamp) bool { return ts.Sub(v.f) < v.lease }
+func (v *catalogView) holds(ts Timestamp) bool { return ts.Sub(v.asOf) < v.lease }
 
 // until is the last timestamp at which the view holds.
 func (v *catalogView) until() Timestamp {
-	return (v.f.Add(v.lease)>>oracle.LogicalBits)<<oracle.LogicalBits - 1
+	return (v.asOf.Add(v.lease)>>oracle.LogicalBits)<<oracle.LogicalBits - 1
 }
 
-// widest is outlasting at v.f, for a caller that has read this view after publishing
-// something: every view without that publication was begun before v.f.
-func (v *catalogView) widest() (maxTxnAge, lease time.Duration) { return v.outlasting(v.f) }
+// widest is outlasting at v.asOf, for a caller that has read this view after publishing
+// something: every view without that publication was begun before v.asOf.
+func (v *catalogView) widest() (maxTxnAge, lease time.Duration) { return v.outlasting(v.asOf) }
 
 // known returns the last view of the catalog, however old.
 func (db *DB) known() *catalogView { return db.view.Load() }
@@ -163,7 +100,8 @@ func (db *DB) loadCatalog(ctx context.Context) (*catalogView, error) {
 		read, mine := r.join()
 		if mine {
 			read.view, read.err = db.readCatalog(ctx)
-			read.gaveUp = ctx.Err() != nil
+			// The driver may notice the context's deadline before the context does.
+			read.gaveUp = ctx.Err() != nil || errors.Is(read.err, context.DeadlineExceeded) || errors.Is(read.err, context.Canceled)
 			close(read.done)
 			return read.view, read.err
 		}
@@ -199,15 +137,15 @@ func (r *catalogReads) join() (read *catalogRead, mine bool) {
 func (db *DB) readCatalog(ctx context.Context) (*catalogView, error) {
 	v := &catalogView{sentAt: db.clock.Now()}
 	var err error
-	if v.f, err = db.draw(ctx); err != nil {
+	if v.asOf, err = db.draw(ctx); err != nil {
 		return nil, err
 	}
-	if before := db.known(); before != nil && v.f <= before.f {
-		return nil, fmt.Errorf("%w: it answered %v after %v", ErrOracleWentBack, v.f, before.f)
+	if before := db.known(); before != nil && v.asOf <= before.asOf {
+		return nil, fmt.Errorf("%w: it answered %v after %v", ErrOracleWentBack, v.asOf, before.asOf)
 	}
-	rows, err := db.store.Read(ctx, []rowstore.RowRead{{Table: tableCatalog, Row: rowCatalog, Picks: []rowstore.Pick{
-		{Family: rowstore.Write, Column: columnConfig, To: oracle.Max, Limit: 1},
-		{Family: rowstore.Write, Column: columnSafePoint, To: oracle.Max, Limit: 1},
+	rows, err := db.store.Read(ctx, []rowstore.RowRead{{Table: format.TableCatalog, Row: format.RowCatalog, Selectors: []rowstore.Selector{
+		{Family: rowstore.Write, Column: format.ColumnConfig, To: oracle.Max, Limit: 1},
+		{Family: rowstore.Write, Column: format.ColumnSafePoint, To: oracle.Max, Limit: 1},
 	}}})
 	if err == nil {
 		err = rows[0].Err
@@ -215,7 +153,7 @@ func (db *DB) readCatalog(ctx context.Context) (*catalogView, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the catalog: %w", err)
 	}
-	config := rows[0].Newest(rowstore.Write, columnConfig)
+	config := rows[0].Newest(rowstore.Write, format.ColumnConfig)
 	if config == nil {
 		return v, nil
 	}
@@ -223,13 +161,13 @@ func (db *DB) readCatalog(ctx context.Context) (*catalogView, error) {
 	if v.catalog, err = decodeCatalog(config.Value); err != nil {
 		return nil, fmt.Errorf("reading the catalog: %w", err)
 	}
-	if sp := rows[0].Newest(rowstore.Write, columnSafePoint); sp != nil {
+	if sp := rows[0].Newest(rowstore.Write, format.ColumnSafePoint); sp != nil {
 		v.safePoint = sp.TS
 	}
 	if err := db.checkOracle(ctx, v); err != nil {
 		return nil, err
 	}
-	v.lease = v.leaseAt(v.f)
+	v.lease = v.leaseAt(v.asOf)
 	if len(v.Observers) > 0 {
 		v.observed = make(map[columnName][]string, len(v.Observers))
 		for _, o := range v.Observers {
@@ -245,7 +183,7 @@ func (db *DB) readCatalog(ctx context.Context) (*catalogView, error) {
 // those in the catalog. Such an oracle has lost its state, or belongs to other data.
 func (db *DB) checkOracle(ctx context.Context, v *catalogView) error {
 	stored := max(v.revision, v.safePoint)
-	if v.f > stored {
+	if v.asOf > stored {
 		return nil
 	}
 	// The catalog may have been changed between the draw and the read.
@@ -284,14 +222,14 @@ func (db *DB) changeCatalog(ctx context.Context, change func(v *catalogView) (bo
 			return nil, err
 		}
 		from := Timestamp(0)
-		edits := []rowstore.Edit{rowstore.Put(rowstore.Write, columnConfig, ts, value)}
+		edits := []rowstore.Edit{rowstore.Put(rowstore.Write, format.ColumnConfig, ts, value)}
 		if v.revision > 0 {
 			from = v.revision + 1
-			edits = append(edits, rowstore.DeleteRange(rowstore.Write, columnConfig, 0, v.revision))
+			edits = append(edits, rowstore.DeleteRange(rowstore.Write, format.ColumnConfig, 0, v.revision))
 		}
 		out, err := db.applyOne(ctx, rowstore.Mutation{
-			Table: tableCatalog, Row: rowCatalog,
-			Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, columnConfig, from)},
+			Table: format.TableCatalog, Row: format.RowCatalog,
+			Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, format.ColumnConfig, from)},
 			Edits:      edits,
 		})
 		// After a lost reply the change may have been stored. The next round finds out:
@@ -327,9 +265,9 @@ func (db *DB) initCatalog(ctx context.Context) error {
 		return err
 	}
 	if v.Oracle != db.opt.oracleName {
-		return fmt.Errorf("%w: the data was written with the oracle %q, not %q: timestamps of two oracles are in no order", ErrInvalid, oracleTitle(v.Oracle), oracleTitle(db.opt.oracleName))
+		return fmt.Errorf("%w: the data was written with the oracle %q, not %q; open it with that one, because timestamps of two oracles are in no order", ErrInvalid, oracleTitle(v.Oracle), oracleTitle(db.opt.oracleName))
 	}
-	if stored := v.at(v.f); asked != (Settings{}) && stored != wanted {
+	if stored := v.at(v.asOf); asked != (Settings{}) && stored != wanted {
 		db.log.Warn("the stored settings hold; change them with Configure", "stored", stored, "asked", wanted)
 	}
 	return nil
@@ -365,7 +303,7 @@ func (db *DB) refreshSoon(v *catalogView) {
 func (db *DB) catalogFor(ctx context.Context, now Timestamp) (*catalogView, error) {
 	v := db.known()
 	db.refreshSoon(v)
-	if now.Sub(v.f) < v.lease*2/3 {
+	if now.Sub(v.asOf) < v.lease*2/3 {
 		return v, nil
 	}
 	return db.loadCatalog(ctx)
@@ -434,7 +372,7 @@ func (v *catalogView) checkSnapshot(s Timestamp) error {
 }
 
 // SafePoint returns the timestamp below which history is being removed. A read at an
-// older snapshot (see AsOf) may fail with ErrSnapshotTooOld. Each garbage collection
+// older snapshot (see WithAsOf) may fail with ErrSnapshotTooOld. Each garbage collection
 // moves the safe point on; it is 0 before the first.
 func (db *DB) SafePoint(ctx context.Context) (Timestamp, error) {
 	if err := db.enter(); err != nil {

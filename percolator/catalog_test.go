@@ -6,11 +6,15 @@ import (
 	"log/slog"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 func TestConfigure(t *testing.T) {
@@ -90,7 +94,7 @@ func TestCatalogUnderContention(t *testing.T) {
 						if i%2 == 1 {
 							v = lose
 						}
-						c.wire.on(rule{match: op("apply"), skip: i, before: func(context.Context, *call) verdict { return v }})
+						c.wire.AddRule(faultstore.Rule{Match: op(faultstore.CallApply), Skip: i, Fault: v})
 					}
 				}
 				wk := NewWorker(c.DB, WorkerConfig{})
@@ -119,7 +123,7 @@ func TestCatalogUnderContention(t *testing.T) {
 			infos, err = c.Observers(t.Context())
 			require.NoError(t, err)
 			require.Len(t, infos, 3*processes-1)
-			rows, err := w.mem.Read(t.Context(), []rowstore.RowRead{{Table: tableCatalog, Row: rowCatalog, Picks: []rowstore.Pick{everything(rowstore.Write, columnConfig)}}})
+			rows, err := w.mem.Read(t.Context(), []rowstore.RowRead{{Table: format.TableCatalog, Row: format.RowCatalog, Selectors: []rowstore.Selector{everything(rowstore.Write, format.ColumnConfig)}}})
 			require.NoError(t, err)
 			require.Len(t, rows[0].Versions, 1, "old versions of the catalog are left")
 		})
@@ -129,12 +133,12 @@ func TestCatalogUnderContention(t *testing.T) {
 // The first Opens of many processes at once agree on one catalog.
 func TestOpenAtOnce(t *testing.T) {
 	t.Parallel()
-	mem := rowstore.NewMemory()
+	mem := memstore.New()
 	var wg sync.WaitGroup
 	settings := make([]Settings, 8)
 	for i := range settings {
 		wg.Go(func() {
-			db, err := New(context.Background(), unclosed{&wire{mem: mem}}, WithLogger(slog.New(slog.DiscardHandler)), WithSettings(Settings{MaxTxnAge: time.Hour + time.Duration(i)*time.Minute}))
+			db, err := New(context.Background(), unclosed{newWire(mem)}, WithLogger(slog.New(slog.DiscardHandler)), WithSettings(Settings{MaxTxnAge: time.Hour + time.Duration(i)*time.Minute}))
 			if err != nil {
 				t.Error(err)
 				return
@@ -155,13 +159,13 @@ func TestOpenAtOnce(t *testing.T) {
 // changed.
 func TestOpenCorruptCatalog(t *testing.T) {
 	t.Parallel()
-	for _, value := range []string{"\x02{}", "\x01{", ""} {
-		mem := rowstore.NewMemory()
-		put := rowstore.Put(rowstore.Write, columnConfig, 5, []byte(value))
-		_, err := mem.Apply(t.Context(), []rowstore.Mutation{{Table: tableCatalog, Row: rowCatalog, Edits: []rowstore.Edit{put}}}, rowstore.ApplyOptions{})
+	for value, is := range map[string]error{"\x02{}": ErrFormat, "\x01{": ErrCorrupt, "": ErrCorrupt} {
+		mem := memstore.New()
+		put := rowstore.Put(rowstore.Write, format.ColumnConfig, 5, []byte(value))
+		_, err := mem.Apply(t.Context(), []rowstore.Mutation{{Table: format.TableCatalog, Row: format.RowCatalog, Edits: []rowstore.Edit{put}}}, rowstore.ApplyOptions{})
 		require.NoError(t, err)
 		_, err = New(t.Context(), mem)
-		require.ErrorIs(t, err, ErrCorrupt)
+		require.ErrorIs(t, err, is)
 		require.ErrorContains(t, err, "catalog")
 	}
 }
@@ -182,8 +186,8 @@ func TestCorruptValues(t *testing.T) {
 		}
 		put(rowA, rowstore.Write, "garbage")
 		put(rowB, rowstore.Lock, "garbage")
-		missing := writeValue{kind: kindPut, long: true, start: 3}
-		put(rowC, rowstore.Write, string(missing.encode()))
+		missing := format.Write{Kind: format.KindPut, Long: true, Start: 3}
+		put(rowC, rowstore.Write, string(missing.Encode()))
 		for _, cell := range []Cell{rowA, rowB, rowC} {
 			tx, err := db.Begin(ctx)
 			require.NoError(t, err)
@@ -199,5 +203,39 @@ func TestCorruptValues(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, tx.Set(rowB, nil))
 		require.ErrorIs(t, tx.Commit(ctx), ErrCorrupt)
+	})
+}
+
+// Callers that share a read of the catalog do not share the end of its reader's context. A
+// driver may notice a deadline before the context itself does.
+func TestSharedCatalogReadWhoseReaderGivesUp(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := faultstore.New(memstore.New(), faultstore.Options{})
+		db, err := New(t.Context(), f, WithLogger(slog.New(slog.DiscardHandler)))
+		require.NoError(t, err)
+		defer func() { require.NoError(t, db.Close(t.Context())) }()
+		load := func() <-chan error { return async(func() error { _, err := db.loadCatalog(t.Context()); return err }) }
+
+		draws := func(c *faultstore.Call) bool { return c.Kind == faultstore.CallDraw }
+		held := f.Hold(faultstore.Rule{Match: draws})
+		first := load()
+		<-held.Reached()
+		late := f.Hold(faultstore.Rule{Match: draws})
+		second, third := load(), load()
+		synctest.Wait() // both wait for the next read, which one of them will make
+		held.Release(faultstore.Fault{})
+		require.NoError(t, <-first)
+		<-late.Reached()
+		synctest.Wait() // the other one shares it
+		late.Release(faultstore.Fault{Kind: faultstore.Fail, Err: context.DeadlineExceeded})
+		gaveUp := 0
+		for _, done := range []<-chan error{second, third} {
+			if err := <-done; err != nil {
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				gaveUp++
+			}
+		}
+		require.Equal(t, 1, gaveUp)
 	})
 }

@@ -1,10 +1,10 @@
 package percolator
 
 import (
-	"encoding/binary"
 	"fmt"
 	"strconv"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -32,119 +32,29 @@ func part(s string) string {
 	return s
 }
 
-// Names may hold any bytes, so the library's own data needs names that no user's cell
-// can have. A stored name of a table or column that begins with exactly one zero byte
-// is reserved. A user's name that begins with a zero byte is stored with one more in
-// front. Rows keep their names, because scans promise their byte order.
-const (
-	tableCatalog    = "\x00catalog"
-	tableSessions   = "\x00sessions"
-	tableScanLeases = "\x00scanleases"
-	tableParked     = "\x00parked"
-	tableNotices    = "\x00notices"
-
-	prefixAck    = "\x00a"
-	prefixParked = "\x00p"
-)
-
-func escape(name string) string {
-	if name != "" && name[0] == 0 {
-		return "\x00" + name
-	}
-	return name
-}
-
-// unescape undoes escape; ok is false for a reserved name.
-func unescape(stored string) (name string, ok bool) {
-	if stored == "" || stored[0] != 0 {
-		return stored, true
-	}
-	if len(stored) > 1 && stored[1] == 0 {
-		return stored[1:], true
-	}
-	return "", false
-}
-
-// reserved tells whether a stored name is the library's own.
-func reserved(stored string) bool {
-	return stored != "" && stored[0] == 0 && (len(stored) < 2 || stored[1] != 0)
-}
-
+// stored returns the stored names of a user's cell.
 func (c Cell) stored() Cell {
-	c.Table, c.Column = escape(c.Table), escape(c.Column)
+	c.Table, c.Column = format.Escape(c.Table), format.Escape(c.Column)
 	return c
 }
 
 // public returns the user's names of a stored cell. The library's own cells keep their
 // stored names, which appear only in messages.
 func (c Cell) public() Cell {
-	if t, ok := unescape(c.Table); ok {
+	if t, ok := format.Unescape(c.Table); ok {
 		c.Table = t
 	}
-	if col, ok := unescape(c.Column); ok {
+	if col, ok := format.Unescape(c.Column); ok {
 		c.Column = col
 	}
 	return c
 }
 
-// ackColumn is the stored column that holds an observer's acknowledgments for a stored
-// column of the same row. parkedColumn is the one that holds its failure record. The
-// length in front of the observer's name keeps different pairs of names apart.
-func ackColumn(observer, column string) string {
-	return ownColumn(prefixAck, observer, column)
-}
-
-func parkedColumn(observer, column string) string {
-	return ownColumn(prefixParked, observer, column)
-}
-
-func ownColumn(prefix, observer, column string) string {
-	b := make([]byte, 0, len(prefix)+2+len(observer)+len(column))
-	b = append(b, prefix...)
-	b = binary.BigEndian.AppendUint16(b, uint16(len(observer))) //nolint:gosec // Observe refuses names over maxObserverName
-	b = append(b, observer...)
-	b = append(b, column...)
-	return string(b)
-}
-
-// splitOwnColumn takes a column made by ackColumn or parkedColumn apart.
-func splitOwnColumn(stored string) (prefix, observer, column string, ok bool) {
-	if len(stored) < 4 || (stored[:2] != prefixAck && stored[:2] != prefixParked) {
-		return "", "", "", false
-	}
-	n := int(binary.BigEndian.Uint16([]byte(stored[2:4])))
-	if len(stored) < 4+n {
-		return "", "", "", false
-	}
-	return stored[:2], stored[4 : 4+n], stored[4+n:], true
-}
-
-// ownCell tells whether a stored cell is one of the library's own that transactions
-// write.
-func ownCell(c Cell) bool {
-	_, _, _, own := splitOwnColumn(c.Column)
-	return c.Table == tableParked && c.Column == columnParked || c.Table == tableNotices && c.Column == columnNotice || own && !reserved(c.Table)
-}
-
-const columnNotice = "commit"
-
-// noticeCell is the primary of a transaction that writes nothing, but notifies and has
-// locks or reads to validate. Each transaction has a different one, so it causes no
-// conflicts. It is written as a delete, which garbage collection removes. The low bytes
-// of the timestamp come first in the row key, so that rows of the same moment lie far
-// apart.
-func noticeCell(start Timestamp) Cell {
-	return Cell{tableNotices, string(binary.LittleEndian.AppendUint64(nil, uint64(start))), columnNotice}
-}
-
-const (
-	maxObserverName = 128
-	// ownColumnSpace is the most that ackColumn and escape together add to a column's
-	// name.
-	ownColumnSpace = len(prefixAck) + 2 + maxObserverName + 1
-)
+// called says which method of the user's an error is of.
+func called(what string, err error) error { return fmt.Errorf("percolator: %s: %w", what, err) }
 
 // checkCell returns an error for a cell that has an empty name or one over the limits.
+// The caller adds what was called.
 func (db *DB) checkCell(c *Cell) error {
 	switch {
 	case c.Table == "":

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 // sticky is a store whose locks cannot be removed for a time.
@@ -38,7 +39,7 @@ func (s *sticky) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowst
 func TestCleanUpGoesOnWhileLocksHold(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		m := rowstore.NewMemory()
+		m := memstore.New()
 		s := &sticky{Store: m}
 		db, err := New(t.Context(), s, WithOracle("memory", m.Oracle()), WithLockExpiry(time.Minute), WithSessionLease(time.Minute),
 			WithSettings(Settings{MaxTxnAge: 20 * time.Second, Retention: time.Hour, CatalogLease: 100 * time.Millisecond}))

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -21,14 +22,16 @@ import (
 //
 //   - nil: they took effect. CommitTimestamp says when.
 //   - an error that matches ErrConflict: another transaction was first. Certainly
-//     nothing took effect. Run the transaction again, from the beginning, as a new one.
+//     nothing was written. Run the transaction again, from the beginning, as a new one.
 //   - an error that matches ErrTxnTooOld: the transaction took longer than MaxTxnAge.
-//     Certainly nothing took effect. Running it again needs a quicker function.
+//     Certainly nothing was written. Running it again needs a quicker function.
 //   - an error that matches ErrUndetermined: the context ended, or far too much time
 //     passed, before Commit found out whether the transaction took effect. DB.OutcomeOf
 //     may find out later.
-//   - any other error: certainly nothing took effect, except perhaps weak notifications
-//     (Notify), which cost one run of an observer for nothing.
+//   - any other error: certainly nothing was written.
+//
+// After any error some notifications of Txn.Notify may stand nevertheless. They cost one
+// run of an observer for nothing.
 //
 // A transaction without writes and notifications commits by doing nothing. A
 // transaction that only notifies takes part in conflicts if it has called GetForUpdate,
@@ -129,7 +132,7 @@ func (tx *Txn) newCommitter(ctx context.Context) (*committer, error) {
 		// A lock-only cell is never the primary: it would leave no record of the commit.
 		// If the transaction writes in the store that holds the oracle, the primary is
 		// there.
-		if w.kind == kindLock {
+		if w.kind == format.KindLock {
 			continue
 		}
 		if c.primary < 0 || (db.placer != nil && !db.placer.Authoritative(c.writes[c.primary].cell.Table) && db.placer.Authoritative(w.cell.Table)) {
@@ -153,8 +156,8 @@ func (tx *Txn) newCommitter(ctx context.Context) (*committer, error) {
 		}
 		// Locks and reads that guard the notifications are prewritten and validated as
 		// for any write. That takes a primary, so the transaction gets one of its own.
-		primary = noticeCell(c.start)
-		c.writes = append(slices.Clip(c.writes), write{cell: primary, kind: kindDelete})
+		primary = Cell(format.NoticeCell(c.start))
+		c.writes = append(slices.Clip(c.writes), write{cell: primary, kind: format.KindDelete})
 		c.primary = len(c.writes) - 1
 	}
 	if len(c.writes) > 1 {
@@ -183,7 +186,7 @@ func (c *committer) beginBy(ctx context.Context, view *catalogView) error {
 // store yet.
 func (c *committer) goBy(view *catalogView) error {
 	c.view = view
-	if err := c.checkAge(max(c.start, view.f)); err != nil {
+	if err := c.checkAge(max(c.start, view.asOf)); err != nil {
 		return err
 	}
 	for i := range c.notify {
@@ -196,7 +199,7 @@ func (c *committer) goBy(view *catalogView) error {
 // observed tells whether an observer must be told of a write.
 func (c *committer) observed(i int) bool {
 	w := &c.writes[i]
-	return w.kind != kindLock && len(c.view.observers(w.cell.Table, w.cell.Column)) > 0
+	return w.kind != format.KindLock && len(c.view.observers(w.cell.Table, w.cell.Column)) > 0
 }
 
 // checkWeak returns an error for a weak notification that no observer would ever see.
@@ -277,7 +280,7 @@ func prewriteConditions(conds []rowstore.Condition, column string, start Timesta
 	return append(conds,
 		rowstore.Absent(rowstore.Write, column, start),
 		rowstore.Absent(rowstore.Lock, column, 0),
-		rowstore.Absent(rowstore.Rollback, column, start),
+		rowstore.Absent(rowstore.Mark, column, start),
 	)
 }
 
@@ -288,16 +291,16 @@ func prewriteConditions(conds []rowstore.Condition, column string, start Timesta
 func (c *committer) blocked(ctx context.Context, cell Cell, broke *rowstore.Version) (wait bool, err error) {
 	switch broke.Family {
 	case rowstore.Lock:
-	case rowstore.Rollback:
+	case rowstore.Mark:
 		return false, c.conflict(cell, broke.TS, "a newer transaction locked the cell, or this one was rolled back")
 	default:
 		return false, c.conflict(cell, broke.TS, "another transaction wrote the cell")
 	}
-	l, err := decodeLock(broke.Value)
+	l, err := format.DecodeLock(broke.Value)
 	if err != nil {
 		return false, fmt.Errorf("%v: %w", cell.public(), err)
 	}
-	settled, err := c.db.resolveLock(ctx, cell, broke.TS, &l, respectLiving)
+	settled, err := c.db.resolveLock(ctx, cell, broke.TS, &l, respectLiveOwner)
 	if err != nil || settled {
 		return false, err
 	}
@@ -310,18 +313,18 @@ func (c *committer) blocked(ctx context.Context, cell Cell, broke *rowstore.Vers
 // settleOutcome finds out whether this transaction is committed, and rolls it back if
 // that is still undecided.
 func (c *committer) settleOutcome(ctx context.Context) (txnState, error) {
-	return c.insist(ctx, func() (txnState, error) {
-		return c.db.decide(ctx, c.start, c.primaryCell(), overrideLiving, primaryCell)
+	return c.askUntilAnswered(ctx, func() (txnState, error) {
+		return c.db.decide(ctx, c.start, c.primaryCell(), overrideLiveOwner, primaryCell)
 	})
 }
 
-// insist asks for this transaction's own state until the store answers or the context
-// ends. Only ErrSnapshotTooOld, ErrCorrupt and ErrClosed end it earlier. Only then is
+// askUntilAnswered asks for this transaction's own state until the store answers or the context
+// ends. Only ErrSnapshotTooOld, ErrCorrupt, ErrFormat and ErrClosed end it earlier. Only then is
 // the caller told that the outcome is undetermined.
-func (c *committer) insist(ctx context.Context, ask func() (txnState, error)) (txnState, error) {
+func (c *committer) askUntilAnswered(ctx context.Context, ask func() (txnState, error)) (txnState, error) {
 	for attempt := 0; ; attempt++ {
 		state, err := ask()
-		if err == nil || errors.Is(err, ErrSnapshotTooOld) || ctx.Err() != nil || errors.Is(err, ErrCorrupt) || errors.Is(err, ErrClosed) {
+		if err == nil || errors.Is(err, ErrSnapshotTooOld) || ctx.Err() != nil || errors.Is(err, ErrCorrupt) || errors.Is(err, ErrFormat) || errors.Is(err, ErrClosed) {
 			return state, err
 		}
 		if serr := c.db.clock.Sleep(ctx, c.db.opt.retryWait.wait(attempt, c.db.rand)); serr != nil {
@@ -331,7 +334,7 @@ func (c *committer) insist(ctx context.Context, ask func() (txnState, error)) (t
 }
 
 func (c *committer) conflict(cell Cell, with Timestamp, reason string) error {
-	if cell.Table == tableNotices {
+	if cell.Table == format.TableNotices {
 		cell = c.tx.weak[0] // a cell that the caller knows
 	}
 	return &ConflictError{Cell: cell.public(), With: with, Reason: reason}

@@ -13,6 +13,7 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -24,19 +25,19 @@ type DB struct {
 	given   rowstore.Store
 	oracle  oracle.Oracle
 	grouper rowstore.Grouper // nil without one
-	// drawReader draws the start timestamp together with the first read; nil where the
+	// snapshotReader draws the start timestamp together with the first read; nil where the
 	// two are separate calls.
-	drawReader rowstore.DrawReader
-	placer     rowstore.Placer // nil: every table is in the authoritative store
-	defers     bool
-	opt        options
-	limits     Limits
-	step       rowstore.Limits // the store's own; Operations and Bytes bound one atomic step
-	clock      Clock
-	rand       *random
-	log        *slog.Logger
-	count      counters
-	hot        hotCells
+	snapshotReader rowstore.SnapshotReader
+	placer         rowstore.Placer // nil: every table is in the authoritative store
+	defers         bool
+	opt            options
+	limits         Limits
+	step           rowstore.Limits // the store's own; Operations and Bytes bound one atomic step
+	clock          Clock
+	rand           *random
+	log            *slog.Logger
+	count          counters
+	hot            hotCells
 
 	view         atomic.Pointer[catalogView]
 	catalogReads catalogReads
@@ -80,7 +81,7 @@ func Open(ctx context.Context, url string, opts ...Option) (*DB, error) {
 // that the store reports are logged.
 func New(ctx context.Context, store rowstore.Store, opts ...Option) (*DB, error) {
 	if store == nil {
-		return nil, fmt.Errorf("%w: the store is nil", ErrInvalid)
+		return nil, fmt.Errorf("percolator: New: %w: the store is nil", ErrInvalid)
 	}
 	opt := defaultOptions()
 	for _, o := range opts {
@@ -96,19 +97,20 @@ func New(ctx context.Context, store rowstore.Store, opts ...Option) (*DB, error)
 	}
 	db.rand = newRandom(seed)
 	patient := &patientStore{Store: store, patience: opt.storePatience, clock: opt.clock, rand: db.rand}
+	patient.abilities = patient.treatment().Of(store)
 	store, db.store = patient, patient
 	switch p, ok := rowstore.Unwrap[rowstore.OracleProvider](store); {
 	case opt.oracle != nil && opt.oracleName == "":
-		return nil, fmt.Errorf("%w: WithOracle needs a name", ErrInvalid)
+		return nil, fmt.Errorf("percolator: New: %w: WithOracle needs a name for the oracle", ErrInvalid)
 	case opt.oracle != nil:
 		db.oracle = patientOracle{opt.oracle, patient}
 	case ok:
 		db.oracle = p.Oracle()
 	default:
-		return nil, fmt.Errorf("%w: the store has no oracle of its own; name one with WithOracle", ErrInvalid)
+		return nil, fmt.Errorf("percolator: New: %w: the store has no oracle of its own; give one with WithOracle", ErrInvalid)
 	}
 	if opt.oracle == nil {
-		db.drawReader, _ = rowstore.Unwrap[rowstore.DrawReader](store)
+		db.snapshotReader, _ = rowstore.Unwrap[rowstore.SnapshotReader](store)
 	}
 	if opt.groups {
 		db.grouper, _ = rowstore.Unwrap[rowstore.Grouper](store)
@@ -156,7 +158,7 @@ func (db *DB) setLimits() {
 		}
 		tighten(&l.Table, s.Table, 1)
 		tighten(&l.Row, s.Row, 0)
-		tighten(&l.Column, s.Column, ownColumnSpace)
+		tighten(&l.Column, s.Column, format.OwnColumnSpace)
 		tighten(&l.Value, s.Value, 0)
 	}
 	db.limits = l
@@ -237,7 +239,7 @@ func (db *DB) enter() error {
 	db.drain.Lock()
 	defer db.drain.Unlock()
 	if db.drain.closing {
-		return ErrClosed
+		return errDBClosed
 	}
 	db.drain.active++
 	return nil
@@ -298,7 +300,7 @@ func (db *DB) Begin(ctx context.Context, opts ...TxnOption) (*Txn, error) {
 // newTxn makes a transaction. It draws the start timestamp only if the first read
 // cannot draw it.
 func (db *DB) newTxn(ctx context.Context, readOnly bool, opts []TxnOption) (*Txn, error) {
-	tx := &Txn{db: db, ctx: ctx, readOnly: readOnly}
+	tx := &Txn{db: db, readOnly: readOnly}
 	tx.opt.isolation = db.opt.isolation
 	for _, o := range opts {
 		o(&tx.opt)
@@ -307,14 +309,16 @@ func (db *DB) newTxn(ctx context.Context, readOnly bool, opts []TxnOption) (*Txn
 		return nil, err
 	}
 	defer db.leave()
-	if db.drawReader == nil || tx.opt.asOfSet {
+	if db.snapshotReader == nil || tx.opt.asOfSet {
 		if err := tx.begin(ctx); err != nil {
 			return nil, err
 		}
+	} else if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("percolator: beginning a transaction: %w", err)
 	}
 	if tx.opt.asOfSet {
 		if tx.opt.asOf > tx.start {
-			return nil, fmt.Errorf("%w: as of %v, the oracle is at %v", ErrSnapshotInFuture, tx.opt.asOf, tx.start)
+			return nil, fmt.Errorf("%w: it was asked for at %v, and the oracle is at %v", ErrSnapshotInFuture, tx.opt.asOf, tx.start)
 		}
 		tx.start, tx.readOnly = tx.opt.asOf, true
 	}

@@ -9,14 +9,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 // A second Close waits for the first one no longer than its context says.
 func TestSecondCloseHonoursItsContext(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, err := New(t.Context(), rowstore.NewMemory())
+		db, err := New(t.Context(), memstore.New())
 		require.NoError(t, err)
 		require.NoError(t, db.enter()) // a call that hangs
 		first := async(func() error { return db.Close(context.Background()) })
@@ -33,7 +33,7 @@ func TestSecondCloseHonoursItsContext(t *testing.T) {
 // Every View is read only, whether it ended well or not.
 func TestStatsCountViews(t *testing.T) {
 	t.Parallel()
-	db := open(t, rowstore.NewMemory())
+	db := open(t, memstore.New())
 	ctx := t.Context()
 	require.NoError(t, db.View(ctx, func(*Txn) error { return nil }))
 	require.NoError(t, db.View(ctx, func(tx *Txn) error { return tx.Commit(ctx) }))

@@ -20,7 +20,7 @@
 // A [Cell] is a column of a row of a table; each part is a string of any bytes, and
 // nothing is declared beforehand. The rows of a table are in the byte order of their
 // keys. Every committed version is kept for the retention (a day, unless [Settings] say
-// otherwise), so that a transaction can read the past ([AsOf]).
+// otherwise), so that a transaction can read the past ([WithAsOf]).
 //
 // # Transactions
 //
@@ -40,7 +40,7 @@
 //	})
 //
 // [DB.Begin], [Txn.Commit] and [Txn.Rollback] do the same by hand. The writes may be
-// on any rows of any tables, also in different databases (rowstore.Router).
+// on any rows of any tables, also in different databases (router.Store).
 //
 // Snapshot isolation permits write skew: two transactions that each read what the other
 // writes may both commit. [Txn.GetForUpdate] makes the one cell that matters conflict.
@@ -65,7 +65,7 @@
 //	err = w.Run(ctx)
 //
 // A function that fails, or panics, is called again with a growing wait, and parked
-// after MaxAttempts; [Worker.Parked] lists what is parked and [Worker.Release] lets
+// after MaxAttempts; [DB.Parked] lists what is parked and [DB.Release] lets
 // it run again. [Txn.Notify] sets observers off without a write, so that many
 // transactions can ask for the same work and not conflict. [Worker.WaitIdle] waits
 // until there is nothing left to do.

@@ -17,28 +17,35 @@ var (
 	// ErrTooLarge: a name, a value or the whole transaction is over a limit.
 	// Nothing was written.
 	ErrTooLarge = rowstore.ErrTooLarge
-	// ErrReadOnly: a write in a View, or in a transaction with AsOf.
+	// ErrReadOnly: a write in a View, or in a transaction with WithAsOf.
 	ErrReadOnly = errors.New("percolator: the transaction is read only")
 	// ErrTxnDone: the transaction was committed or rolled back already.
 	ErrTxnDone = errors.New("percolator: the transaction has ended")
 	// ErrSnapshotTooOld: the snapshot, or the transaction that Outcome was asked
 	// about, lies below the safe point, where history may have been collected.
-	ErrSnapshotTooOld = errors.New("percolator: snapshot older than the safe point")
-	// ErrSnapshotInFuture: AsOf names a snapshot that later commits could change.
-	ErrSnapshotInFuture = errors.New("percolator: snapshot in the future")
-	// ErrClosed: the DB, or its store, was closed.
+	ErrSnapshotTooOld = errors.New("percolator: the snapshot is older than the safe point")
+	// ErrSnapshotInFuture: WithAsOf names a snapshot that later commits could change.
+	ErrSnapshotInFuture = errors.New("percolator: the snapshot is in the future")
+	// ErrClosed: the DB, its store or its oracle was closed.
 	ErrClosed = rowstore.ErrClosed
 	// ErrOracleWentBack: the oracle handed out a timestamp that is not above one that it
 	// had handed out before, or one that the data already has. It has lost its state, or
 	// belongs to other data. Nothing can be read or written safely until the oracle is
 	// above those timestamps again.
-	ErrOracleWentBack = errors.New("percolator: the oracle went back")
-	// ErrCorrupt: a stored value cannot be decoded.
-	ErrCorrupt = errors.New("percolator: stored value cannot be decoded")
+	ErrOracleWentBack = errors.New("percolator: the oracle went back; restore its state before you go on")
+	// ErrCorrupt: stored data is damaged and cannot be decoded: a record of this library,
+	// or what the backend keeps around it.
+	ErrCorrupt = rowstore.ErrCorrupt
+	// ErrFormat: a newer version of this library wrote the data, or a part of it, or
+	// data of another kind is there. Nothing was changed. Upgrade this program.
+	ErrFormat = rowstore.ErrFormat
 )
 
+// errDBClosed is ErrClosed of a DB.
+var errDBClosed = fmt.Errorf("percolator: the DB is %w", ErrClosed)
+
 // Errors of Commit, matched with errors.Is. They never blur: after ErrConflict
-// and ErrTxnTooOld nothing was committed, for certain.
+// and ErrTxnTooOld nothing was written, for certain.
 var (
 	// ErrConflict: another transaction was first; see ConflictError. The
 	// transaction had no effect and may be run again from a new snapshot, which is
@@ -49,7 +56,7 @@ var (
 	ErrTxnTooOld = errors.New("percolator: the transaction is too old to commit")
 	// ErrUndetermined: the context ended, or too much time passed, before it could
 	// be found out whether the transaction was committed; see UndeterminedError.
-	ErrUndetermined = errors.New("percolator: outcome undetermined")
+	ErrUndetermined = errors.New("percolator: it is not known whether the transaction was committed")
 )
 
 // ErrTraceLost: Outcome was asked about a cell that may not be the transaction's

@@ -165,7 +165,7 @@ func ExampleWithIsolation() {
 		try(tx.Set(percolator.Cell{Table: isolation.String(), Row: guest, Column: "room"}, []byte(strconv.Itoa(taken+1))))
 		return tx
 	}
-	for _, isolation := range []percolator.Isolation{percolator.Snapshot, percolator.Serializable} {
+	for _, isolation := range []percolator.Isolation{percolator.SnapshotIsolation, percolator.Serializable} {
 		first, second := book(isolation, "first"), book(isolation, "second")
 		fmt.Println(isolation)
 		fmt.Println("  first:", first.Commit(ctx) == nil)
@@ -229,7 +229,7 @@ func ExampleTxn_Scan() {
 
 // History can be read until it is collected: as of a time, or of the commit of a
 // transaction.
-func ExampleAsOfTimestamp() {
+func ExampleWithAsOfTimestamp() {
 	ctx := context.Background()
 	db, err := percolator.Open(ctx, "memory:")
 	try(err)
@@ -255,9 +255,9 @@ func ExampleAsOfTimestamp() {
 			}
 			fmt.Println(string(v))
 			return err
-		}, percolator.AsOfTimestamp(at)))
+		}, percolator.WithAsOfTimestamp(at)))
 	}
-	_, err = db.Begin(ctx, percolator.AsOf(time.Now().Add(time.Hour)))
+	_, err = db.Begin(ctx, percolator.WithAsOf(time.Now().Add(time.Hour)))
 	fmt.Println(errors.Is(err, percolator.ErrSnapshotInFuture))
 	// Output:
 	// no price
@@ -401,7 +401,7 @@ func ExampleTxn_Notify() {
 
 // A function that fails again and again is parked with its last error, and holds up
 // nothing else. Once its cause is mended it is released.
-func ExampleWorker_Release() {
+func ExampleDB_Release() {
 	ctx := context.Background()
 	db, err := percolator.Open(ctx, "memory:", settings(), quiet())
 	try(err)
@@ -447,7 +447,7 @@ func ExampleWorker_Release() {
 	}))
 	try(w.WaitIdle(ctx))
 	show()
-	parked, err := w.Parked(ctx)
+	parked, err := db.Parked(ctx)
 	try(err)
 	for _, p := range parked {
 		fmt.Printf("parked: %s for %v after %d attempts: %s\n", p.Observer, p.Cell, p.Attempts, p.Error)
@@ -457,7 +457,7 @@ func ExampleWorker_Release() {
 	// A new version of the program knows the country.
 	w = worker(map[string]string{"NL": "Netherlands", "XK": "Kosovo"})
 	defer run(ctx, w)()
-	try(w.Release(ctx, parked...))
+	try(db.Release(ctx, parked...))
 	try(w.WaitIdle(ctx))
 	show()
 	// Output:

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -21,26 +22,32 @@ type GCReport struct {
 	Versions      int       // removed: committed versions, marks, long values
 }
 
+// GCOptions changes one garbage collection. The zero value works.
+type GCOptions struct {
+	// Keep is how long before now the safe point lies. Default 0: the retention of the
+	// settings. At least MaxTxnAge plus a catalog lease is always kept.
+	Keep time.Duration
+}
+
 // CollectGarbage removes the history that nobody can read any more: versions that were
 // superseded before the safe point, deleted cells, marks, and the remains of dead
-// transactions. The safe point is the retention before now, or keep before now if keep
-// is not 0, but always at least MaxTxnAge plus a catalog lease before now. Between
-// publishing the safe point and the first removal CollectGarbage waits one catalog
-// lease, by the oracle's time; so it takes at least that long. From then on a read at a
+// transactions. Between publishing the safe point and the first removal CollectGarbage
+// waits one catalog lease, by the oracle's time; so it takes at least that long. From then on a read at a
 // snapshot below the safe point is right, or it fails with ErrSnapshotTooOld. Rows and
 // histories of any size are removed in pieces.
 //
 // It may be called at any time and by any number of processes at once; an interrupted
-// collection leaves nothing wrong. A negative keep gives ErrInvalid.
-func (db *DB) CollectGarbage(ctx context.Context, keep time.Duration) (GCReport, error) {
-	if keep < 0 {
-		return GCReport{}, fmt.Errorf("%w: garbage collection that keeps %v", ErrInvalid, keep)
+// collection leaves nothing wrong. Errors: ErrInvalid for a negative Keep, ErrClosed,
+// those of the context and of the store. The report says what was done before an error.
+func (db *DB) CollectGarbage(ctx context.Context, opts GCOptions) (GCReport, error) {
+	if opts.Keep < 0 {
+		return GCReport{}, fmt.Errorf("percolator: CollectGarbage: %w: GCOptions.Keep is %v; it may not be negative", ErrInvalid, opts.Keep)
 	}
 	if err := db.enter(); err != nil {
 		return GCReport{}, err
 	}
 	defer db.leave()
-	report, err := db.collectGarbage(ctx, keep)
+	report, err := db.collectGarbage(ctx, opts.Keep)
 	if err != nil {
 		return report, fmt.Errorf("percolator: collecting garbage: %w", err)
 	}
@@ -57,10 +64,10 @@ func (db *DB) collectGarbage(ctx context.Context, keep time.Duration) (GCReport,
 	}
 	age, lease := v.widest()
 	if keep == 0 {
-		keep = v.at(v.f).Retention
+		keep = v.at(v.asOf).Retention
 	}
 	keep = max(keep, age+lease)
-	safe, err := db.publishSafePoint(ctx, v.f.Add(-keep))
+	safe, err := db.publishSafePoint(ctx, v.asOf.Add(-keep))
 	if err != nil {
 		return report, err
 	}
@@ -93,8 +100,8 @@ func (db *DB) collectGarbage(ctx context.Context, keep time.Duration) (GCReport,
 	}
 	for _, t := range tables {
 		switch t {
-		case tableCatalog:
-		case tableSessions, tableScanLeases:
+		case format.TableCatalog:
+		case format.TableSessions, format.TableScanLeases:
 			err = db.removeLeases(ctx, t, safe, &report)
 		default:
 			if err = db.clearUnobserved(ctx, v, t, safe); err == nil {
@@ -113,11 +120,11 @@ func (db *DB) collectGarbage(ctx context.Context, keep time.Duration) (GCReport,
 func (db *DB) publishSafePoint(ctx context.Context, safe Timestamp) (Timestamp, error) {
 	if safe > 0 {
 		_, err := db.applyOne(ctx, rowstore.Mutation{
-			Table: tableCatalog, Row: rowCatalog,
-			Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, columnSafePoint, safe)},
+			Table: format.TableCatalog, Row: format.RowCatalog,
+			Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, format.ColumnSafePoint, safe)},
 			Edits: []rowstore.Edit{
-				rowstore.Put(rowstore.Write, columnSafePoint, safe, []byte{formatVersion}),
-				rowstore.DeleteRange(rowstore.Write, columnSafePoint, 0, safe-1),
+				rowstore.Put(rowstore.Write, format.ColumnSafePoint, safe, format.TimestampOnly),
+				rowstore.DeleteRange(rowstore.Write, format.ColumnSafePoint, 0, safe-1),
 			},
 		})
 		if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
@@ -139,8 +146,8 @@ func (db *DB) outlast(ctx context.Context) error {
 		return err
 	}
 	_, lease := v.widest()
-	for now := v.f; now.Sub(v.f) < lease; {
-		if err := db.clock.Sleep(ctx, lease-now.Sub(v.f)); err != nil {
+	for now := v.asOf; now.Sub(v.asOf) < lease; {
+		if err := db.clock.Sleep(ctx, lease-now.Sub(v.asOf)); err != nil {
 			return err
 		}
 		if now, err = db.draw(ctx); err != nil {
@@ -156,8 +163,8 @@ func (db *DB) resolveBelow(ctx context.Context, table string, safe Timestamp) (r
 	if safe == 0 {
 		return 0, nil
 	}
-	picks := []rowstore.Pick{{Family: rowstore.Lock, Column: rowstore.AllColumns, To: safe - 1, Limit: 1}}
-	for row, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: table, Picks: picks}) {
+	picks := []rowstore.Selector{{Family: rowstore.Lock, Column: rowstore.AllColumns, To: safe - 1, Limit: 1}}
+	for row, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: table, Selectors: picks}) {
 		if err != nil {
 			return resolved, err
 		}
@@ -166,16 +173,16 @@ func (db *DB) resolveBelow(ctx context.Context, table string, safe Timestamp) (r
 		for attempt := 0; len(row.Versions) > 0; attempt++ {
 			for i := range row.Versions {
 				v := &row.Versions[i]
-				l, err := decodeLock(v.Value)
+				l, err := format.DecodeLock(v.Value)
 				if err != nil {
 					return resolved, fmt.Errorf("row %q, column %q: %w", row.Row, v.Column, err)
 				}
-				if _, err := db.resolveLock(ctx, Cell{table, row.Row, v.Column}, v.TS, &l, overrideLiving); err != nil {
+				if _, err := db.resolveLock(ctx, Cell{table, row.Row, v.Column}, v.TS, &l, overrideLiveOwner); err != nil {
 					return resolved, err
 				}
 				resolved++
 			}
-			rows, err := db.readRows(ctx, []rowstore.RowRead{{Table: table, Row: row.Row, Picks: picks}})
+			rows, err := db.readRows(ctx, []rowstore.RowRead{{Table: table, Row: row.Row, Selectors: picks}})
 			if err != nil {
 				return resolved, err
 			}

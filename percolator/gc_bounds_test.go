@@ -11,13 +11,16 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 // measured is a Memory that notes how large its calls are. It is a Decorator without
 // optional abilities but the oracle.
 type measured struct {
-	*rowstore.Memory
+	*memstore.Store
 	limits rowstore.Limits
 
 	mu                     sync.Mutex
@@ -41,23 +44,15 @@ func (m *measured) reset() {
 
 func (m *measured) Close() error { return nil }
 
-func (m *measured) Offer(target any) bool {
-	switch p := target.(type) {
-	case *rowstore.OracleProvider:
-		*p = m.Memory
-	case *rowstore.Limiter:
-		*p = m
-	default:
-		return false
-	}
-	return true
+func (m *measured) Abilities() rowstore.Abilities {
+	return rowstore.Abilities{OracleProvider: m.Store, Limiter: m}
 }
 
 func (m *measured) Limits() rowstore.Limits { return m.limits }
 
 func (m *measured) Scan(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
 	return func(yield func(rowstore.Row, error) bool) {
-		for row, err := range m.Memory.Scan(ctx, s) {
+		for row, err := range m.Store.Scan(ctx, s) {
 			m.note(&m.scanned, len(row.Versions))
 			if !yield(row, err) {
 				return
@@ -67,7 +62,7 @@ func (m *measured) Scan(ctx context.Context, s rowstore.ScanRange) iter.Seq2[row
 }
 
 func (m *measured) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
-	rows, err := m.Memory.Read(ctx, reads)
+	rows, err := m.Store.Read(ctx, reads)
 	n := 0
 	for i := range rows {
 		n += len(rows[i].Versions)
@@ -85,7 +80,7 @@ func (m *measured) Apply(ctx context.Context, muts []rowstore.Mutation, opts row
 				continue
 			}
 			to := max(e.To, e.TS)
-			rows, err := m.Memory.Read(ctx, []rowstore.RowRead{{Table: muts[i].Table, Row: muts[i].Row, Picks: []rowstore.Pick{{Family: e.Family, Column: e.Column, From: e.TS, To: to}}}})
+			rows, err := m.Store.Read(ctx, []rowstore.RowRead{{Table: muts[i].Table, Row: muts[i].Row, Selectors: []rowstore.Selector{{Family: e.Family, Column: e.Column, From: e.TS, To: to}}}})
 			if err != nil {
 				return nil, err
 			}
@@ -93,7 +88,7 @@ func (m *measured) Apply(ctx context.Context, muts []rowstore.Mutation, opts row
 		}
 	}
 	m.note(&m.removed, removed)
-	return m.Memory.Apply(ctx, muts, opts)
+	return m.Store.Apply(ctx, muts, opts)
 }
 
 // history puts committed versions of a column, as so many transactions would have.
@@ -102,14 +97,14 @@ func (w *world) history(cell Cell, n int, long bool) (newest string) {
 	for i := range n {
 		start, err := w.mem.Oracle().Draw(w.t.Context(), 2)
 		require.NoError(w.t, err)
-		wv := writeValue{kind: kindPut, start: start, value: []byte(fmt.Sprint(i))}
-		newest = string(wv.value)
+		wv := format.Write{Kind: format.KindPut, Start: start, Value: []byte(fmt.Sprint(i))}
+		newest = string(wv.Value)
 		edits := make([]rowstore.Edit, 0, 2)
 		if long {
-			wv.long, wv.value, newest = true, nil, fmt.Sprint(longText, i)
+			wv.Long, wv.Value, newest = true, nil, fmt.Sprint(longText, i)
 			edits = append(edits, rowstore.Put(rowstore.Data, cell.Column, start, []byte(newest)))
 		}
-		edits = append(edits, rowstore.Put(rowstore.Write, cell.Column, start+1, wv.encode()))
+		edits = append(edits, rowstore.Put(rowstore.Write, cell.Column, start+1, wv.Encode()))
 		_, err = w.mem.Apply(w.t.Context(), []rowstore.Mutation{{Table: cell.Table, Row: cell.Row, Edits: edits}}, rowstore.ApplyOptions{})
 		require.NoError(w.t, err)
 	}
@@ -135,7 +130,7 @@ func TestCollectionIsBounded(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
-			m := &measured{Memory: w.mem, limits: rowstore.Limits{Operations: test.operations}}
+			m := &measured{Store: w.mem, limits: rowstore.Limits{Operations: test.operations}}
 			db := open(t, m, WithClock(w.clock))
 			want := map[Cell]string{}
 			for i := range test.columns {
@@ -146,7 +141,7 @@ func TestCollectionIsBounded(t *testing.T) {
 			m.reset()
 			var report GCReport
 			done := async(func() (err error) {
-				report, err = db.CollectGarbage(context.Background(), 0)
+				report, err = db.CollectGarbage(context.Background(), GCOptions{})
 				return err
 			})
 			require.Eventually(t, func() bool {
@@ -196,14 +191,12 @@ func TestCollectionGoesFromTheOldestOn(t *testing.T) {
 	w.clock.advance(25 * time.Hour)
 	for n := 0; ; n++ {
 		cut := w.client()
-		r := cut.wire.on(rule{match: both(op("apply"), on(cell)), skip: 1, before: func(context.Context, *call) verdict { return die }})
+		r := cut.wire.AddRule(faultstore.Rule{Match: both(op(faultstore.CallApply), on(cell)), Skip: 1, Fault: die})
 		_, err := w.collect(cut, 0)
 		row := w.raw(cell)
 		left := row.All(rowstore.Write, "v")
 		require.Equal(t, all[:len(left)], left)
-		cut.wire.mu.Lock()
-		ended := r.times > 0
-		cut.wire.mu.Unlock()
+		ended := r.Struck() == 0
 		if ended {
 			require.NoError(t, err)
 			require.Len(t, left, 1)
@@ -219,7 +212,7 @@ func TestCollectionGoesFromTheOldestOn(t *testing.T) {
 func TestShortLivedWorkersCollect(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		mem := rowstore.NewMemory()
+		mem := memstore.New()
 		settings := WithSettings(Settings{MaxTxnAge: time.Second, Retention: 10 * time.Second, CatalogLease: 100 * time.Millisecond})
 		runs := uint64(0)
 		const lives = 40
@@ -246,7 +239,7 @@ func TestShortLivedWorkersCollect(t *testing.T) {
 	})
 }
 
-type unclosedMemory struct{ *rowstore.Memory }
+type unclosedMemory struct{ *memstore.Store }
 
 func (unclosedMemory) Close() error { return nil }
 
@@ -265,8 +258,8 @@ func TestSafePoint(t *testing.T) {
 	safe, err = other.SafePoint(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, report.SafePoint, safe)
-	_, err = begin(t, other, AsOfTimestamp(safe-1)).Get(t.Context(), rowA)
+	_, err = begin(t, other, WithAsOfTimestamp(safe-1)).Get(t.Context(), rowA)
 	require.ErrorIs(t, err, ErrSnapshotTooOld)
-	_, err = begin(t, other, AsOfTimestamp(safe)).Get(t.Context(), rowA)
+	_, err = begin(t, other, WithAsOfTimestamp(safe)).Get(t.Context(), rowA)
 	require.ErrorIs(t, err, ErrNotFound)
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 )
 
 // C8, its other half. Guards: data whose lock stands is no garbage, so it does not
@@ -15,10 +16,10 @@ import (
 func TestScheduleC8_LockedDataDoesNotHoldUpItsRow(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	t1, c := w.client(WithoutGroups()), w.client()
+	t1, c := w.client(withoutGroups()), w.client()
 	t1.wire.verdict(prewrites, dieAfter)
 	tx := begin(t, t1)
-	start := tx.StartTimestamp()
+	start := startOf(tx)
 	require.NoError(t, tx.Set(rowC, nil))
 	require.NoError(t, tx.Set(rowA, []byte(longText)))
 	require.Error(t, tx.Commit(t.Context()))
@@ -33,9 +34,9 @@ func TestScheduleC8_LockedDataDoesNotHoldUpItsRow(t *testing.T) {
 	set(t, c.DB, other, "2")
 	w.clock.advance(2 * worldAge)
 	scans := 0
-	c.wire.on(rule{match: func(c *call) bool { return c.op == "scan" && c.scan.Table == "t" }, times: 2, before: func(context.Context, *call) verdict {
+	c.wire.AddRule(faultstore.Rule{Match: func(c *call) bool { return c.Kind == faultstore.CallScan && c.Range.Table == "t" }, Times: 2, Before: func(context.Context, *call) verdict {
 		if scans++; scans == 2 { // the first one resolves locks
-			require.Positive(t, prewrite.again(t))
+			require.Positive(t, again(t, prewrite))
 		}
 		return pass
 	}})

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -55,14 +56,14 @@ func (db *DB) removeVersions(ctx context.Context, table string, safe Timestamp, 
 	if safe == 0 {
 		return nil
 	}
-	all := func(f rowstore.Family, from, to Timestamp, limit int) rowstore.Pick {
-		return rowstore.Pick{Family: f, Column: rowstore.AllColumns, From: from, To: to, Limit: limit}
+	all := func(f rowstore.Family, from, to Timestamp, limit int) rowstore.Selector {
+		return rowstore.Selector{Family: f, Column: rowstore.AllColumns, From: from, To: to, Limit: limit}
 	}
-	picks := []rowstore.Pick{
+	picks := []rowstore.Selector{
 		all(rowstore.Lock, 0, oracle.Max, 1),
 		all(rowstore.Write, safe+1, oracle.Max, gcShallow), all(rowstore.Write, 0, safe, gcShallow),
 		all(rowstore.Data, 0, safe-1, 2), // few: they are long
-		all(rowstore.Rollback, 0, safe-1, 1), all(rowstore.Notify, 0, oracle.Max, 1),
+		all(rowstore.Mark, 0, safe-1, 1), all(rowstore.Notify, 0, oracle.Max, 1),
 	}
 	c := &collection{db: db, table: table, safe: safe, page: gcPage, report: report}
 	if l, ok := rowstore.Unwrap[rowstore.Limiter](db.store); ok {
@@ -71,7 +72,7 @@ func (db *DB) removeVersions(ctx context.Context, table string, safe Timestamp, 
 			c.page = max(1, min(c.page, n/2-8))
 		}
 	}
-	for row, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: table, Picks: picks}) {
+	for row, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: table, Selectors: picks}) {
 		if err != nil {
 			return err
 		}
@@ -149,7 +150,7 @@ func (c *collection) removeDeep(ctx context.Context) error {
 }
 
 func (c *collection) readDeep(d deepColumn, to Timestamp) rowstore.RowRead {
-	return rowstore.RowRead{Table: c.table, Row: d.row, Picks: []rowstore.Pick{
+	return rowstore.RowRead{Table: c.table, Row: d.row, Selectors: []rowstore.Selector{
 		{Family: rowstore.Write, Column: d.column, To: to, Limit: c.page},
 	}}
 }
@@ -205,8 +206,8 @@ func (c *collection) pageOf(d deepColumn, versions []rowstore.Version) removal {
 
 // dataOf adds the long value of a version that is removed.
 func (r *removal) dataOf(column string, v *rowstore.Version) {
-	if w, err := decodeWrite(v.Value); err == nil && w.long {
-		r.edits = append(r.edits, rowstore.Delete(rowstore.Data, column, w.start))
+	if w, err := format.DecodeWrite(v.Value); err == nil && w.Long {
+		r.edits = append(r.edits, rowstore.Delete(rowstore.Data, column, w.Start))
 		r.versions++
 	}
 }
@@ -225,7 +226,7 @@ func (c *collection) row(ctx context.Context, row *rowstore.Row) error {
 	columns = slices.Compact(columns)
 	// The columns that observers keep come last, since they may be removed together with
 	// the column that they are for.
-	slices.SortStableFunc(columns, func(a, b string) int { return cmp.Compare(btoi(reserved(a)), btoi(reserved(b))) })
+	slices.SortStableFunc(columns, func(a, b string) int { return cmp.Compare(btoi(format.Reserved(a)), btoi(format.Reserved(b))) })
 	for _, column := range columns {
 		if err := g.column(column); err != nil {
 			return fmt.Errorf("row %q, column %q: %w", row.Row, column, err)
@@ -293,8 +294,8 @@ func (db *DB) removeLeases(ctx context.Context, table string, safe Timestamp, re
 	if safe == 0 {
 		return nil
 	}
-	picks := []rowstore.Pick{{Family: rowstore.Write, Column: rowstore.AllColumns, To: safe - 1}}
-	for row, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: table, Picks: picks}) {
+	picks := []rowstore.Selector{{Family: rowstore.Write, Column: rowstore.AllColumns, To: safe - 1}}
+	for row, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: table, Selectors: picks}) {
 		if err != nil {
 			return err
 		}

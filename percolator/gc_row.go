@@ -3,6 +3,7 @@ package percolator
 import (
 	"slices"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -31,20 +32,20 @@ func (g *gcRow) column(column string) error {
 	keep, drop := writes[:n], writes[n:]
 	known := make(map[Timestamp]bool, len(writes)) // the starts of the versions, kept or not
 	for i := range writes {
-		w, err := decodeWrite(writes[i].Value)
+		w, err := format.DecodeWrite(writes[i].Value)
 		if err == nil {
-			known[w.start] = true
+			known[w.Start] = true
 		} else if i <= len(keep) {
 			return err
 		}
 	}
 	g.orphans(column, len(keep), drop, known)
 	if len(drop) > 0 {
-		newest, err := decodeWrite(drop[0].Value)
+		newest, err := format.DecodeWrite(drop[0].Value)
 		if err != nil {
 			return err
 		}
-		if newest.kind == kindDelete && g.seen(column) {
+		if newest.Kind == format.KindDelete && g.seen(column) {
 			g.forget(column)
 		} else {
 			drop = drop[1:]
@@ -58,8 +59,8 @@ func (g *gcRow) column(column string) error {
 			g.m.dataOf(column, &drop[i])
 		}
 	}
-	if marks := g.row.All(rowstore.Rollback, column); len(marks) > 0 {
-		g.m.edits = append(g.m.edits, rowstore.DeleteRange(rowstore.Rollback, column, 0, g.safe-1))
+	if marks := g.row.All(rowstore.Mark, column); len(marks) > 0 {
+		g.m.edits = append(g.m.edits, rowstore.DeleteRange(rowstore.Mark, column, 0, g.safe-1))
 		g.m.versions += len(marks)
 	}
 	return nil
@@ -96,7 +97,7 @@ func (g *gcRow) seen(column string) bool {
 		return false
 	}
 	conds := []rowstore.Condition{rowstore.Absent(rowstore.Notify, column, 0)}
-	for _, own := range g.kept(column, prefixParked) {
+	for _, own := range g.kept(column, format.PrefixFailure) {
 		if !g.deleted(own) {
 			return false
 		}
@@ -113,7 +114,7 @@ func (g *gcRow) forget(column string) {
 	if w := g.row.Newest(rowstore.Write, column); w.TS > g.safe || g.row.Newest(rowstore.Lock, column) != nil {
 		return
 	}
-	for _, ack := range g.kept(column, prefixAck) {
+	for _, ack := range g.kept(column, format.PrefixAck) {
 		w := g.row.Newest(rowstore.Write, ack)
 		if w == nil || w.TS > g.safe || g.row.Newest(rowstore.Lock, ack) != nil {
 			continue
@@ -137,7 +138,7 @@ func (g *gcRow) kept(column, prefix string) []string {
 		if v.Family != rowstore.Write {
 			continue
 		}
-		if p, _, of, ok := splitOwnColumn(v.Column); ok && p == prefix && of == column && !slices.Contains(own, v.Column) {
+		if p, _, of, ok := format.SplitOwnColumn(v.Column); ok && p == prefix && of == column && !slices.Contains(own, v.Column) {
 			own = append(own, v.Column)
 		}
 	}
@@ -145,8 +146,8 @@ func (g *gcRow) kept(column, prefix string) []string {
 }
 
 func (g *gcRow) deleted(column string) bool {
-	w, err := decodeWrite(g.row.Newest(rowstore.Write, column).Value)
-	return err == nil && w.kind == kindDelete
+	w, err := format.DecodeWrite(g.row.Newest(rowstore.Write, column).Value)
+	return err == nil && w.Kind == format.KindDelete
 }
 
 // unchanged requires that a column stays as the view showed it.

@@ -1,7 +1,6 @@
 package percolator
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -11,7 +10,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 // What a collection removes, column by column, and what it leaves.
@@ -37,7 +39,7 @@ func TestCollectionRemovesAndLeaves(t *testing.T) {
 		w.clock.advance(worldRetention - time.Minute)
 		report, err := w.collect(c, 0)
 		require.NoError(t, err)
-		require.Less(t, report.SafePoint, last.StartTimestamp())
+		require.Less(t, report.SafePoint, startOf(last))
 		require.Zero(t, report.LocksResolved)
 		require.Equal(t, 2, report.Rows)
 		// Two old values with their data, three old ones and the delete.
@@ -73,7 +75,7 @@ func TestSafePointNeverGoesBack(t *testing.T) {
 	far, err := w.collect(other, 2*worldRetention)
 	require.NoError(t, err)
 	require.Equal(t, near.SafePoint, far.SafePoint)
-	_, err = c.CollectGarbage(t.Context(), -time.Second)
+	_, err = c.CollectGarbage(t.Context(), GCOptions{Keep: -time.Second})
 	require.ErrorIs(t, err, ErrInvalid)
 }
 
@@ -81,8 +83,8 @@ func TestSafePointNeverGoesBack(t *testing.T) {
 func TestCollectionOfAYoungStore(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	c := w.client(WithoutGroups())
-	t1 := w.client(WithoutGroups())
+	c := w.client(withoutGroups())
+	t1 := w.client(withoutGroups())
 	t1.wire.verdict(prewrites, dieAfter)
 	require.Error(t, writes(t, t1, "1", rowA).Commit(t.Context()))
 	report, err := w.collect(c, 0)
@@ -108,27 +110,25 @@ func TestCollectionCutAtEachCall(t *testing.T) {
 					set(t, c.DB, rowC, fmt.Sprint(longText, i))
 				}
 				require.NoError(t, c.Update(t.Context(), func(tx *Txn) error { return tx.Delete(rowC) }))
-				dead := w.client(WithoutGroups())
+				dead := w.client(withoutGroups())
 				dead.wire.verdict(prewrites, dieAfter)
 				require.Error(t, writes(t, dead, longText, rowC, row("d")).Commit(t.Context()))
 				w.clock.advance(2 * worldAge)
 				cut := w.client()
-				r := cut.wire.on(rule{match: func(*call) bool { return true }, skip: n, before: func(context.Context, *call) verdict { return v }})
+				r := cut.wire.AddRule(faultstore.Rule{Match: anyCall, Skip: n, Fault: v})
 				_, err := w.collect(cut, 1)
-				cut.wire.mu.Lock()
-				fired, r.times = r.times == 0, 0
-				cut.wire.mu.Unlock()
+				fired = r.Remove() > 0
 				if !fired {
 					require.NoError(t, err)
 				}
 				if v == refuse && fired {
-					require.ErrorIs(t, err, errNetwork)
+					require.ErrorIs(t, err, faultstore.ErrInjected)
 				}
 				require.Equal(t, "2 1 none none", value(t, c, rowA)+" "+value(t, c, rowB)+" "+value(t, c, rowC)+" "+value(t, c, row("d")), "call %d", n)
 				_, err = w.collect(c, 1)
 				require.NoError(t, err)
 				require.Equal(t, "2 1 none none", value(t, c, rowA)+" "+value(t, c, rowB)+" "+value(t, c, rowC)+" "+value(t, c, row("d")), "call %d", n)
-				require.Empty(t, w.versions(rowstore.Lock, rowstore.Data, rowstore.Rollback))
+				require.Empty(t, w.versions(rowstore.Lock, rowstore.Data, rowstore.Mark))
 				require.Len(t, w.versions(rowstore.Write), 2)
 			}
 			require.Greater(t, n, 8)
@@ -145,7 +145,7 @@ func TestCollectionOfRandomHistories(t *testing.T) {
 	r := rand.New(rand.NewPCG(seed, 1))
 	for range 20 {
 		w := newWorld(t)
-		c := w.client(WithoutGroups())
+		c := w.client(withoutGroups())
 		ctx := t.Context()
 		cells := []Cell{{"t", "a", "1"}, {"t", "a", "2"}, {"t", "b", "1"}, {"u", "a", "1"}}
 		for range 40 {
@@ -176,7 +176,7 @@ func TestCollectionOfRandomHistories(t *testing.T) {
 		now, err := c.Now(ctx)
 		require.NoError(t, err)
 		view := func(at Timestamp) string {
-			got, err := begin(t, c, AsOfTimestamp(at)).GetMany(ctx, cells...)
+			got, err := begin(t, c, WithAsOfTimestamp(at)).GetMany(ctx, cells...)
 			require.NoError(t, err)
 			return fmt.Sprint(got)
 		}
@@ -197,17 +197,17 @@ func TestCollectionOfRandomHistories(t *testing.T) {
 			for _, v := range row.All(rowstore.Write, cell.Column) {
 				if v.TS <= report.SafePoint {
 					below++
-					wv, err := decodeWrite(v.Value)
+					wv, err := format.DecodeWrite(v.Value)
 					require.NoError(t, err)
-					require.Equal(t, kindPut, wv.kind, "an old delete is left")
+					require.Equal(t, format.KindPut, wv.Kind, "an old delete is left")
 				}
 			}
 			require.LessOrEqual(t, below, 1)
 			long := 0
 			for _, v := range row.All(rowstore.Write, cell.Column) {
-				wv, err := decodeWrite(v.Value)
+				wv, err := format.DecodeWrite(v.Value)
 				require.NoError(t, err)
-				if wv.long {
+				if wv.Long {
 					long++
 				}
 			}
@@ -220,10 +220,10 @@ func TestCollectionOfRandomHistories(t *testing.T) {
 func TestCollectionOfSessions(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	dead, c := w.client(WithoutGroups()), w.client(WithoutGroups())
+	dead, c := w.client(withoutGroups()), w.client(withoutGroups())
 	set(t, dead.DB, rowA, "1")
 	set(t, c.DB, rowA, "2")
-	dead.wire.kill()
+	dead.wire.CrashClient()
 	w.clock.advance(2 * worldAge)
 	w.pass(worldSession)
 	_, err := w.collect(c, 1)
@@ -245,7 +245,7 @@ func TestCollectionOfAcknowledgments(t *testing.T) {
 	wk := watching(t, c, s.observer("o"))
 	acks := func(cell Cell) int {
 		row := w.raw(cell)
-		return len(row.All(rowstore.Write, ackColumn("o", "v")))
+		return len(row.All(rowstore.Write, format.AckColumn("o", "v")))
 	}
 	for _, cell := range []Cell{rowA, rowB} {
 		for range 3 {
@@ -274,7 +274,7 @@ func TestCollectionOfAcknowledgments(t *testing.T) {
 func TestWorkersCollect(t *testing.T) {
 	t.Parallel()
 	settings := Settings{MaxTxnAge: 2 * time.Second, Retention: 2500 * time.Millisecond, CatalogLease: 200 * time.Millisecond}
-	db := open(t, rowstore.NewMemory(), WithSettings(settings))
+	db := open(t, memstore.New(), WithSettings(settings))
 	config := WorkerConfig{GCInterval: 10 * time.Millisecond}
 	startWorker(t, db, config)
 	startWorker(t, db, config)
@@ -282,7 +282,7 @@ func TestWorkersCollect(t *testing.T) {
 		set(t, db, rowA, strings.Repeat("x", 300+i))
 	}
 	require.Eventually(t, func() bool {
-		rows, err := db.Store().Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: "a", Picks: []rowstore.Pick{everything(rowstore.Write, "v"), everything(rowstore.Data, "v")}}})
+		rows, err := db.Store().Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: "a", Selectors: []rowstore.Selector{everything(rowstore.Write, "v"), everything(rowstore.Data, "v")}}})
 		return err == nil && len(rows[0].Versions) == 2
 	}, patience, time.Millisecond)
 	require.Positive(t, db.Stats().GCRuns)

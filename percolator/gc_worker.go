@@ -36,7 +36,7 @@ func (w *Worker) collect(ctx context.Context) error {
 			continue
 		}
 		err = w.retry(ctx, "collecting garbage", func() error {
-			_, err := w.db.CollectGarbage(ctx, 0)
+			_, err := w.db.CollectGarbage(ctx, GCOptions{})
 			return err
 		})
 		if err != nil {
@@ -50,8 +50,8 @@ func (w *Worker) collect(ctx context.Context) error {
 // due. A collection leaves a safe point that is at least the retention older than the
 // collection.
 func (w *Worker) collectionDue(v *catalogView) time.Duration {
-	retention := v.at(v.f).Retention
-	return retention + w.gcInterval(retention) - v.f.Sub(v.safePoint)
+	retention := v.at(v.asOf).Retention
+	return retention + w.gcInterval(retention) - v.asOf.Sub(v.safePoint)
 }
 
 func (w *Worker) gcInterval(retention time.Duration) time.Duration {

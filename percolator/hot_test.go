@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 func TestHotCellIsQueuedFor(t *testing.T) {
@@ -54,7 +54,7 @@ func TestManyWritersOfOneCell(t *testing.T) {
 	for name, opts := range ways {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db := open(t, rowstore.NewMemory(rowstore.WithApplyDraw()), opts...)
+			db := open(t, memstore.New(memstore.WithApplyTimestamps()), opts...)
 			c := Cell{"t", "hot", "n"}
 			const writers, each = 16, 20
 			var wg sync.WaitGroup
@@ -88,7 +88,7 @@ func TestManyWritersOfOneCell(t *testing.T) {
 // is not held up for good.
 func TestTurnsDoNotDeadlock(t *testing.T) {
 	t.Parallel()
-	db := open(t, rowstore.NewMemory())
+	db := open(t, memstore.New())
 	c := Cell{"t", "hot", "n"}
 	bump := func(tx *Txn) error {
 		if _, err := tx.Get(t.Context(), c); err != nil && !errors.Is(err, ErrNotFound) {

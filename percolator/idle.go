@@ -183,7 +183,7 @@ func (w *Worker) endedError() error {
 	if w.err != nil {
 		return w.err
 	}
-	return fmt.Errorf("%w: the worker has stopped", ErrClosed)
+	return fmt.Errorf("percolator: WaitIdle: the worker has stopped: %w", ErrClosed)
 }
 
 // anyLeft tells whether a notification is left that one of the worker's observers
@@ -194,7 +194,7 @@ func (w *Worker) anyLeft(ctx context.Context, reverse bool) (bool, error) {
 		slices.Reverse(tables)
 	}
 	for _, table := range tables {
-		for row, err := range w.db.store.Scan(ctx, rowstore.ScanRange{Table: table, Picks: w.notifyPicks(table), Reverse: reverse}) {
+		for row, err := range w.db.store.Scan(ctx, rowstore.ScanRange{Table: table, Selectors: w.notifyPicks(table), Reverse: reverse}) {
 			if err != nil {
 				return true, err
 			}
@@ -236,6 +236,17 @@ func (w *Worker) isLeft(ctx context.Context, c Cell, notified []rowstore.Version
 	if view.later || len(view.seen) > 0 && view.othersCovered(-1) {
 		return true, nil
 	}
-	w.rests(view)
+	w.skipUntilChanged(view)
 	return false, nil
+}
+
+// signalIdle tells WaitIdle that nothing runs at the moment. w.mu is held.
+func (w *Worker) signalIdle() {
+	if len(w.jobs) > 0 {
+		return
+	}
+	for ch := range w.idle {
+		close(ch)
+		delete(w.idle, ch)
+	}
 }

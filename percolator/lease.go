@@ -8,35 +8,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
-
-// A scan lease says that a worker is busy with an observer's work in a range of a
-// table. Each observer of a column has a row, and each worker a column in it. The
-// timestamp of the version is the lease's end, and the value is the range. So a worker
-// keeps others away from what it runs itself, and from nothing else. A lease is light:
-// nothing is locked, and if two workers take one at once, both have it. Correctness
-// never depends on it.
-type scanLease struct{ from, to string }
-
-func (s scanLease) encode() []byte {
-	return appendString(appendString([]byte{formatVersion}, s.from), s.to)
-}
-
-func decodeScanLease(b []byte) (s scanLease, err error) {
-	if len(b) < 1 || b[0] != formatVersion {
-		return s, fmt.Errorf("%w: scan lease %x", ErrCorrupt, b)
-	}
-	rest := b[1:]
-	if s.from, rest, err = takeString(rest); err == nil {
-		s.to, rest, err = takeString(rest)
-	}
-	if err != nil || len(rest) > 0 {
-		return s, fmt.Errorf("%w: scan lease %x", ErrCorrupt, b)
-	}
-	return s, nil
-}
 
 // heldPage says what the leases of other workers mean for a page.
 type heldPage struct {
@@ -73,8 +48,8 @@ func (l *looker) share(ctx context.Context, page []finding) (heldPage, error) {
 			continue
 		}
 		h.queues = append(h.queues, many[i])
-		if h.to == "" || other.to < h.to {
-			h.to = other.to
+		if h.to == "" || other.To < h.to {
+			h.to = other.To
 		}
 	}
 	h.all = len(h.queues) == len(count)
@@ -85,7 +60,7 @@ func (l *looker) share(ctx context.Context, page []finding) (heldPage, error) {
 // of each queue. If another worker has a lease of a part of that range, lease takes
 // none for that observer and returns the other worker's instead. others is in the order
 // of the queues.
-func (l *looker) lease(ctx context.Context, queues []*queue, first, last string) (others []*scanLease, err error) {
+func (l *looker) lease(ctx context.Context, queues []*queue, first, last string) (others []*format.ScanLease, err error) {
 	w, db := l.w, l.w.db
 	now, err := db.draw(ctx)
 	if err != nil {
@@ -93,7 +68,7 @@ func (l *looker) lease(ctx context.Context, queues []*queue, first, last string)
 	}
 	reads := make([]rowstore.RowRead, len(queues))
 	for i, q := range queues {
-		reads[i] = rowstore.RowRead{Table: tableScanLeases, Row: rowOf(q.table, q.column, q.o.Name), Picks: []rowstore.Pick{
+		reads[i] = rowstore.RowRead{Table: format.TableScanLeases, Row: format.ScanLeaseRow(q.table, q.column, q.o.Name), Selectors: []rowstore.Selector{
 			{Family: rowstore.Write, Column: rowstore.AllColumns, From: now, To: oracle.Max, Limit: 1},
 		}}
 	}
@@ -101,7 +76,7 @@ func (l *looker) lease(ctx context.Context, queues []*queue, first, last string)
 	if err != nil {
 		return nil, fmt.Errorf("reading scan leases: %w", err)
 	}
-	others = make([]*scanLease, len(queues))
+	others = make([]*format.ScanLease, len(queues))
 	until := now.Add(w.config.ScanLease)
 	var muts []rowstore.Mutation
 	for i := range rows {
@@ -110,7 +85,7 @@ func (l *looker) lease(ctx context.Context, queues []*queue, first, last string)
 			return nil, err
 		}
 		if others[i] == nil {
-			muts = append(muts, w.takeLease(reads[i].Row, until, scanLease{first, last}))
+			muts = append(muts, w.takeLease(reads[i].Row, until, format.ScanLease{From: first, To: last}))
 			continue
 		}
 		if d := max(ends.Sub(now), time.Millisecond); l.held == 0 || d < l.held {
@@ -136,17 +111,17 @@ func (l *looker) lease(ctx context.Context, queues []*queue, first, last string)
 }
 
 // othersLease finds another worker's lease of a part of a range, and when it ends.
-func (w *Worker) othersLease(row *rowstore.Row, first, last string) (*scanLease, Timestamp, error) {
+func (w *Worker) othersLease(row *rowstore.Row, first, last string) (*format.ScanLease, Timestamp, error) {
 	for i := range row.Versions {
 		v := &row.Versions[i]
 		if v.Column == w.id {
 			continue
 		}
-		s, err := decodeScanLease(v.Value)
+		s, err := format.DecodeScanLease(v.Value)
 		if err != nil {
 			return nil, 0, err
 		}
-		if s.from <= last && first <= s.to {
+		if s.From <= last && first <= s.To {
 			return &s, v.TS, nil
 		}
 	}
@@ -154,9 +129,9 @@ func (w *Worker) othersLease(row *rowstore.Row, first, last string) (*scanLease,
 }
 
 // takeLease is the mutation that replaces this worker's lease.
-func (w *Worker) takeLease(row string, until Timestamp, s scanLease) rowstore.Mutation {
-	return rowstore.Mutation{Table: tableScanLeases, Row: row, Edits: []rowstore.Edit{
-		rowstore.Put(rowstore.Write, w.id, until, s.encode()),
+func (w *Worker) takeLease(row string, until Timestamp, s format.ScanLease) rowstore.Mutation {
+	return rowstore.Mutation{Table: format.TableScanLeases, Row: row, Edits: []rowstore.Edit{
+		rowstore.Put(rowstore.Write, w.id, until, s.Encode()),
 		rowstore.DeleteRange(rowstore.Write, w.id, 0, until-1),
 	}}
 }
@@ -170,7 +145,7 @@ func (w *Worker) releaseLeases(table string) {
 	for row, of := range w.leased {
 		if table == "" || of == table {
 			delete(w.leased, row)
-			muts = append(muts, rowstore.Mutation{Table: tableScanLeases, Row: row, Edits: []rowstore.Edit{
+			muts = append(muts, rowstore.Mutation{Table: format.TableScanLeases, Row: row, Edits: []rowstore.Edit{
 				rowstore.DeleteRange(rowstore.Write, w.id, 0, oracle.Max),
 			}})
 		}

@@ -13,7 +13,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 // calls are all calls of a transaction with a cell, as their errors.
@@ -54,7 +57,7 @@ func TestBadCells(t *testing.T) {
 			require.ErrorIs(t, err, test.is, "%s of %v", name, test.cell)
 			require.ErrorContains(t, err, test.says)
 		}
-		_, err := c.Outcome(t.Context(), tx.StartTimestamp(), test.cell)
+		_, err := c.Outcome(t.Context(), startOf(tx), test.cell)
 		require.ErrorIs(t, err, test.is)
 		require.ErrorIs(t, c.Release(t.Context(), ParkedRun{Observer: "o", Cell: test.cell}), test.is)
 	}
@@ -135,14 +138,14 @@ func TestTransactionLimits(t *testing.T) {
 func TestLimitsOfTheStore(t *testing.T) {
 	t.Parallel()
 	limits := rowstore.Limits{Table: 20, Row: 300, Column: 200, Value: 2000}
-	db := open(t, rowstore.NewMemory(rowstore.WithLimits(limits)), quick)
+	db := open(t, memstore.New(memstore.WithLimits(limits)), quick)
 	l := db.Limits()
 	require.Less(t, l.Table, limits.Table+1)
 	require.Less(t, l.Column, limits.Column)
 	name := func(first string, n int) string { return first + strings.Repeat("x", n-len(first)) }
 	for _, first := range []string{"\x00", "y"} {
 		cell := Cell{name(first, l.Table), name(first, 30), name(first, l.Column)}
-		observer := name("o", maxObserverName)
+		observer := name("o", format.MaxObserverName)
 		fails := true
 		w := startWorker(t, db, WorkerConfig{MaxAttempts: 1}, Observer{Name: observer, Table: cell.Table, Column: cell.Column, Func: func(context.Context, *Txn, Cell) error {
 			if fails {
@@ -179,10 +182,10 @@ func TestLimitsOfTheStore(t *testing.T) {
 func TestStoreRefusesAPrewrite(t *testing.T) {
 	eachWorld(t, func(t *testing.T, w *world, opts ...Option) {
 		c := w.client(opts...)
-		refused := func(x *call) bool { return prewrites(x) || x.op == "group" }
-		c.wire.on(rule{match: refused, before: func(context.Context, *call) verdict { return refuse }})
+		refused := func(x *call) bool { return prewrites(x) || x.Kind == faultstore.CallGroup }
+		c.wire.AddRule(faultstore.Rule{Match: refused, Fault: refuse})
 		err := writes(t, c, "1", rowA, rowB).Commit(t.Context())
-		require.ErrorIs(t, err, errNetwork)
+		require.ErrorIs(t, err, faultstore.ErrInjected)
 		require.NotErrorIs(t, err, ErrUndetermined)
 		require.NoError(t, c.drained(t.Context()))
 		require.Empty(t, w.versions(rowstore.Lock, rowstore.Write))
@@ -195,11 +198,11 @@ func TestNamesThatLookReserved(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(t *testing.T, db *DB) {
 		ctx := t.Context()
-		names := []string{tableCatalog, tableSessions, tableParked, "\x00", "\x00\x00", "\x00\x00catalog", ackColumn("o", "c"), "\xff"}
+		names := []string{format.TableCatalog, format.TableSessions, format.TableParked, "\x00", "\x00\x00", "\x00\x00catalog", format.AckColumn("o", "c"), "\xff"}
 		require.NoError(t, db.Update(ctx, func(tx *Txn) error {
 			for _, table := range names {
 				for _, col := range names {
-					if err := tx.Set(Cell{table, rowCatalog, col}, []byte(table+"|"+col)); err != nil {
+					if err := tx.Set(Cell{table, format.RowCatalog, col}, []byte(table+"|"+col)); err != nil {
 						return err
 					}
 				}
@@ -211,7 +214,7 @@ func TestNamesThatLookReserved(t *testing.T) {
 				rows := 0
 				for row, err := range tx.Scan(ctx, Range{Table: table}) {
 					require.NoError(t, err)
-					require.Equal(t, rowCatalog, row.Key)
+					require.Equal(t, format.RowCatalog, row.Key)
 					require.Len(t, row.Columns, len(names))
 					for _, col := range names {
 						require.Equal(t, table+"|"+col, string(row.Columns[col]))
@@ -288,7 +291,7 @@ func TestScanAgainstAModel(t *testing.T) {
 	column := rapid.SampledFrom([]string{"1", "2", "\x00"})
 	rapid.Check(t, func(rt *rapid.T) {
 		w := newWorld(t)
-		c := w.client(WithoutGroups())
+		c := w.client(withoutGroups())
 		model := map[string]map[string]string{}
 		apply := func(tx *Txn, m map[string]map[string]string) {
 			for range rapid.IntRange(0, 6).Draw(rt, "writes") {
@@ -313,7 +316,7 @@ func TestScanAgainstAModel(t *testing.T) {
 			require.NoError(rt, tx.Commit(t.Context()))
 		}
 		require.NoError(rt, c.drained(t.Context()))
-		dead := w.client(WithoutGroups())
+		dead := w.client(withoutGroups())
 		dead.wire.verdict(prewrites, dieAfter)
 		tx, err := dead.Begin(t.Context())
 		require.NoError(rt, err)

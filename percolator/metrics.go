@@ -27,7 +27,7 @@ type Backlog struct {
 func (db *DB) Backlog(ctx context.Context, limit int) (Backlog, error) {
 	var b Backlog
 	if limit < 0 {
-		return b, fmt.Errorf("%w: limit %d", ErrInvalid, limit)
+		return b, fmt.Errorf("percolator: Backlog: %w: the limit is %d; it may not be negative", ErrInvalid, limit)
 	}
 	if err := db.enter(); err != nil {
 		return b, err
@@ -37,13 +37,13 @@ func (db *DB) Backlog(ctx context.Context, limit int) (Backlog, error) {
 	if err != nil {
 		return b, fmt.Errorf("percolator: measuring the backlog: %w", err)
 	}
-	oldest := v.f
-	columns := map[string][]rowstore.Pick{}
+	oldest := v.asOf
+	columns := map[string][]rowstore.Selector{}
 	for k := range v.observed {
-		columns[k.table] = append(columns[k.table], rowstore.Pick{Family: rowstore.Notify, Column: k.column, To: oracle.Max})
+		columns[k.table] = append(columns[k.table], rowstore.Selector{Family: rowstore.Notify, Column: k.column, To: oracle.Max})
 	}
 	for table, picks := range columns {
-		for row, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: table, Picks: picks}) {
+		for row, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: table, Selectors: picks}) {
 			if err != nil {
 				return b, fmt.Errorf("percolator: measuring the backlog: %w", err)
 			}
@@ -59,7 +59,7 @@ func (db *DB) Backlog(ctx context.Context, limit int) (Backlog, error) {
 		}
 	}
 	if b.Cells > 0 {
-		b.Oldest = v.f.Sub(oldest)
+		b.Oldest = v.asOf.Sub(oldest)
 	}
 	if b.Parked, err = db.countParked(ctx); err != nil {
 		return b, fmt.Errorf("percolator: counting the parked runs: %w", err)

@@ -10,7 +10,8 @@ import (
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
-	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/otelstore"
 )
 
 func collect(t *testing.T, reader *sdkmetric.ManualReader) map[string]metricdata.Aggregation {
@@ -30,7 +31,7 @@ func TestMetrics(t *testing.T) {
 	t.Parallel()
 	reader := sdkmetric.NewManualReader()
 	meters := sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
-	store, err := rowstore.Instrument(rowstore.NewMemory(), rowstore.InstrumentOptions{Meters: meters})
+	store, err := otelstore.New(memstore.New(), otelstore.Options{Meters: meters})
 	require.NoError(t, err)
 	db, err := New(t.Context(), store, quick, WithMetrics(meters))
 	require.NoError(t, err)

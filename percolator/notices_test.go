@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 )
 
 // guards are the ways in which a transaction that only notifies depends on rowA.
@@ -17,7 +18,7 @@ var guards = map[string]struct {
 	isolation Isolation
 	read      func(ctx context.Context, tx *Txn) error
 }{
-	"GetForUpdate": {Snapshot, func(ctx context.Context, tx *Txn) error { _, err := tx.GetForUpdate(ctx, rowA); return err }},
+	"GetForUpdate": {SnapshotIsolation, func(ctx context.Context, tx *Txn) error { _, err := tx.GetForUpdate(ctx, rowA); return err }},
 	"Get":          {Serializable, func(ctx context.Context, tx *Txn) error { _, err := tx.Get(ctx, rowA); return err }},
 	"GetMany":      {Serializable, func(ctx context.Context, tx *Txn) error { _, err := tx.GetMany(ctx, rowA); return err }},
 	"Scan":         {Serializable, func(ctx context.Context, tx *Txn) error { return scanError(tx.Scan(ctx, Range{Table: "t", To: "b"})) }},
@@ -55,9 +56,9 @@ func TestGuardedNotifications(t *testing.T) {
 				require.NoError(t, tx.Commit(ctx))
 				require.Equal(t, []Timestamp{tx.CommitTimestamp()}, w.notified(Cell{"t", "x", "o"}))
 				require.Equal(t, []Timestamp{tx.CommitTimestamp()}, w.notified(Cell{"t", "y", "o"}))
-				out, err := other.OutcomeOf(ctx, &UndeterminedError{Start: tx.StartTimestamp(), Primary: Cell{"\x00notices", string(binary.LittleEndian.AppendUint64(nil, uint64(tx.StartTimestamp()))), "commit"}})
+				out, err := other.OutcomeOf(ctx, &UndeterminedError{Start: startOf(tx), Primary: Cell{"\x00notices", string(binary.LittleEndian.AppendUint64(nil, uint64(startOf(tx)))), "commit"}})
 				require.NoError(t, err)
-				require.Equal(t, Outcome{Committed, tx.CommitTimestamp()}, out)
+				require.Equal(t, Outcome{OutcomeCommitted, tx.CommitTimestamp()}, out)
 
 				// Changed before it commits, and changed by another that is being committed.
 				tx = notifier()
@@ -67,7 +68,7 @@ func TestGuardedNotifications(t *testing.T) {
 				require.ErrorContains(t, err, "t/a/v", "the cell that was changed")
 				require.Zero(t, tx.CommitTimestamp())
 				require.Equal(t, 2, w.hints())
-				older := w.client(WithoutGroups())
+				older := w.client(withoutGroups())
 				first := writes(t, older, "locked", rowA)
 				p := older.hold(t, commitPoint(rowA))
 				tx = notifier()
@@ -91,8 +92,8 @@ func TestGuardedNotifications(t *testing.T) {
 				w.clock.advance(2 * worldRetention)
 				_, err = w.collect(other, 0)
 				require.NoError(t, err)
-				for row, err := range w.mem.Scan(ctx, rowstore.ScanRange{Table: "\x00notices", Picks: []rowstore.Pick{
-					everything(rowstore.Lock, rowstore.AllColumns), everything(rowstore.Write, rowstore.AllColumns), everything(rowstore.Rollback, rowstore.AllColumns),
+				for row, err := range w.mem.Scan(ctx, rowstore.ScanRange{Table: "\x00notices", Selectors: []rowstore.Selector{
+					everything(rowstore.Lock, rowstore.AllColumns), everything(rowstore.Write, rowstore.AllColumns), everything(rowstore.Mark, rowstore.AllColumns),
 				}}) {
 					require.NoError(t, err)
 					t.Errorf("left behind: %+v", row)
@@ -124,16 +125,16 @@ func TestNotifiersDoNotConflict(t *testing.T) {
 		}
 		require.Len(t, w.notified(cell), 3)
 		require.NoError(t, c.drained(ctx))
-		for _, isolation := range []Isolation{Snapshot, Serializable} {
+		for _, isolation := range []Isolation{SnapshotIsolation, Serializable} {
 			tx := begin(t, c, WithIsolation(isolation))
-			if isolation == Snapshot {
+			if isolation == SnapshotIsolation {
 				_, err := tx.Get(ctx, rowA)
 				require.NoError(t, err)
 			}
 			require.NoError(t, tx.Notify(cell))
-			before := len(c.wire.sent(func(*call) bool { return true }))
+			before := len(c.wire.sent(anyCall))
 			require.NoError(t, tx.Commit(ctx))
-			require.Len(t, c.wire.sent(func(*call) bool { return true }), before+2)
+			require.Len(t, c.wire.sent(anyCall), before+2)
 		}
 	})
 }
@@ -157,19 +158,17 @@ func TestGuardedNotifierDiesAtEachCall(t *testing.T) {
 					_, err := tx.GetForUpdate(t.Context(), rowA)
 					require.NoError(t, err)
 					require.NoError(t, tx.Notify(Cell{"t", "x", "o"}))
-					r := dead.wire.on(rule{match: func(*call) bool { return true }, skip: n, before: func(context.Context, *call) verdict { return v }})
+					r := dead.wire.AddRule(faultstore.Rule{Match: anyCall, Skip: n, Fault: v})
 					err = tx.Commit(t.Context())
 					require.NoError(t, dead.drained(t.Context()))
-					dead.wire.mu.Lock()
-					fired = r.times == 0
-					dead.wire.mu.Unlock()
+					fired = r.Remove() > 0
 					w.takeForDeadIfAny(dead)
-					out, oerr := c.Outcome(t.Context(), tx.StartTimestamp(), rowA)
+					out, oerr := c.Outcome(t.Context(), startOf(tx), rowA)
 					require.NoError(t, oerr)
 					if err == nil {
-						require.Equal(t, Committed, out.Status)
+						require.Equal(t, OutcomeCommitted, out.Status)
 					}
-					if out.Status == Committed {
+					if out.Status == OutcomeCommitted {
 						require.Equal(t, []Timestamp{out.Commit}, w.notified(Cell{"t", "x", "o"}))
 					}
 					statuses[out.Status]++
@@ -178,8 +177,8 @@ func TestGuardedNotifierDiesAtEachCall(t *testing.T) {
 				}
 			}
 			require.Greater(t, n, 1)
-			require.Positive(t, statuses[Committed])
-			require.Positive(t, statuses[RolledBack])
+			require.Positive(t, statuses[OutcomeCommitted])
+			require.Positive(t, statuses[OutcomeRolledBack])
 		})
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -56,7 +57,7 @@ func (c *committer) putWeak(ctx context.Context, ts Timestamp, except rowName) e
 			muts = append(muts, rowstore.Mutation{Table: cell.Table, Row: cell.Row})
 			n++
 		}
-		muts[n-1].Edits = append(muts[n-1].Edits, rowstore.Put(rowstore.Notify, cell.Column, ts, weakValue))
+		muts[n-1].Edits = append(muts[n-1].Edits, rowstore.Put(rowstore.Notify, cell.Column, ts, format.WeakNotification))
 	}
 	return c.putAll(ctx, muts)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -22,7 +23,7 @@ func (c *committer) onePhaseKey() string {
 		return ""
 	}
 	key := db.grouper.GroupKey(c.primaryCell().Table, c.primaryCell().Row)
-	if key == "" || !db.grouper.Draws(key) {
+	if key == "" || !db.grouper.AssignsTimestamps(key) {
 		return ""
 	}
 	for i := range c.rows {
@@ -68,7 +69,7 @@ func (c *committer) onePhase(ctx context.Context) error {
 			c.db.count.ambiguous.Add(1)
 			return c.concludeOnePhase(ctx, err)
 		}
-		state, serr := c.insist(ctx, func() (txnState, error) {
+		state, serr := c.askUntilAnswered(ctx, func() (txnState, error) {
 			state, err := c.db.status(ctx, c.start, c.primaryCell())
 			if err == nil && state.committed == 0 && !state.complete {
 				err = c.db.checkSnapshot(ctx, c.start)
@@ -134,19 +135,19 @@ func (c *committer) onePhaseGroup() rowstore.Group {
 			w := &c.writes[i]
 			col := w.cell.Column
 			m.Conditions = prewriteConditions(m.Conditions, col, c.start)
-			if w.kind == kindLock {
-				m.Edits = append(m.Edits, rowstore.Put(rowstore.Rollback, col, rowstore.Drawn, encodeMark(c.start)))
+			if w.kind == format.KindLock {
+				m.Edits = append(m.Edits, rowstore.Put(rowstore.Mark, col, rowstore.AssignedTimestamp, format.EncodeMark(c.start)))
 				continue
 			}
-			wv := writeValue{kind: w.kind, start: c.start, long: w.long()}
-			if wv.long {
+			wv := format.Write{Kind: w.kind, Start: c.start, Long: w.long()}
+			if wv.Long {
 				m.Edits = append(m.Edits, rowstore.Put(rowstore.Data, col, c.start, w.value))
 			} else {
-				wv.value = w.value
+				wv.Value = w.value
 			}
-			m.Edits = append(m.Edits, rowstore.Put(rowstore.Write, col, rowstore.Drawn, wv.encode()))
+			m.Edits = append(m.Edits, rowstore.Put(rowstore.Write, col, rowstore.AssignedTimestamp, wv.Encode()))
 			if c.notify[i] {
-				m.Edits = append(m.Edits, rowstore.Put(rowstore.Notify, col, rowstore.Drawn, strongValue))
+				m.Edits = append(m.Edits, rowstore.Put(rowstore.Notify, col, rowstore.AssignedTimestamp, format.StrongNotification))
 			}
 		}
 		m.Edits = append(m.Edits, c.extra[first.rowName()]...)
@@ -157,7 +158,7 @@ func (c *committer) onePhaseGroup() rowstore.Group {
 			continue // the strong one at the same timestamp is enough
 		}
 		m := muts.of(cell.Table, cell.Row)
-		m.Edits = append(m.Edits, rowstore.Put(rowstore.Notify, cell.Column, rowstore.Drawn, weakValue))
+		m.Edits = append(m.Edits, rowstore.Put(rowstore.Notify, cell.Column, rowstore.AssignedTimestamp, format.WeakNotification))
 	}
 	for cell := range c.tx.reads {
 		if c.find(cell) >= 0 {
@@ -168,7 +169,7 @@ func (c *committer) onePhaseGroup() rowstore.Group {
 			rowstore.Absent(rowstore.Write, cell.Column, c.start),
 			rowstore.Absent(rowstore.Lock, cell.Column, 0))
 	}
-	return rowstore.Group{Mutations: muts.list, Draw: true, NotAfter: c.bound()}
+	return rowstore.Group{Mutations: muts.list, AssignTimestamp: true, NotAfter: c.bound()}
 }
 
 // concludeOnePhase finds out what became of a request whose reply was lost.

@@ -14,14 +14,14 @@ import (
 type Isolation int
 
 const (
-	// Snapshot isolation, the default and the paper's: a transaction reads from
-	// one snapshot, and no two transactions that overlap write the same cell. Write
+	// SnapshotIsolation is the default and the paper's: a transaction reads from one
+	// snapshot, and no two transactions that overlap write the same cell. Write
 	// skew is possible: two transactions that each read what the other writes may
 	// both commit.
-	Snapshot Isolation = iota
+	SnapshotIsolation Isolation = iota
 	// Serializable also checks at commit that nothing that the transaction read was
 	// changed meanwhile, neither a cell nor a scanned range. The promise holds among
-	// Serializable transactions: one under Snapshot may still form a write skew with one
+	// Serializable transactions: one under SnapshotIsolation may still form a write skew with one
 	// under Serializable.
 	Serializable
 )
@@ -87,10 +87,10 @@ func (s *Settings) setDefaults() {
 
 func (s Settings) check() error {
 	if s.MaxTxnAge < time.Millisecond || s.Retention < time.Millisecond || s.CatalogLease < time.Millisecond {
-		return fmt.Errorf("%w: MaxTxnAge %v, retention %v and catalog lease %v must be at least 1 ms", ErrInvalid, s.MaxTxnAge, s.Retention, s.CatalogLease)
+		return fmt.Errorf("%w: Settings: MaxTxnAge %v, Retention %v and CatalogLease %v must each be at least 1 ms", ErrInvalid, s.MaxTxnAge, s.Retention, s.CatalogLease)
 	}
 	if s.MaxTxnAge+s.CatalogLease >= s.Retention {
-		return fmt.Errorf("%w: MaxTxnAge %v + catalog lease %v must be less than the retention %v", ErrInvalid, s.MaxTxnAge, s.CatalogLease, s.Retention)
+		return fmt.Errorf("%w: Settings: MaxTxnAge %v + CatalogLease %v must be less than Retention %v", ErrInvalid, s.MaxTxnAge, s.CatalogLease, s.Retention)
 	}
 	return nil
 }
@@ -162,10 +162,6 @@ func WithClock(c Clock) Option {
 	}
 }
 
-// WithSeed makes the DB's jitter and random choices repeatable. 0, the default,
-// takes a random seed.
-func WithSeed(seed uint64) Option { return func(o *options) { o.seed = seed } }
-
 // WithSettings sets what the first Open stores. A field of 0 takes its default. If the
 // data has settings already, those stay in force, and a difference is logged.
 func WithSettings(s Settings) Option { return func(o *options) { o.settings = s } }
@@ -221,19 +217,6 @@ func WithRetryWait(b Backoff) Option {
 // repeats nothing.
 func WithStorePatience(d time.Duration) Option { return func(o *options) { o.storePatience = d } }
 
-// WithoutOnePhase makes every transaction commit in two phases, even where the store
-// could commit it in one. For tests and measurements.
-func WithoutOnePhase() Option { return func(o *options) { o.onePhase = false } }
-
-// WithoutGroups makes secondaries commit after the primary, even where the store could
-// commit them together with it. It includes WithoutOnePhase. For tests and
-// measurements.
-func WithoutGroups() Option { return func(o *options) { o.onePhase, o.groups = false, false } }
-
-// WithoutDeferred makes every batch durable before the next step. For tests and
-// measurements.
-func WithoutDeferred() Option { return func(o *options) { o.deferred = false } }
-
 // WithMetrics reports the DB's counts and the backlog of its observers through the
 // OpenTelemetry API, until Close: each field of Stats as a counter
 // percolator.<name>, and the gauges percolator.backlog (at most 10,000),
@@ -259,28 +242,30 @@ type TxnOption func(*txnOptions)
 // Serializable transactions; see there.
 func WithIsolation(i Isolation) TxnOption { return func(o *txnOptions) { o.isolation = i } }
 
-// AsOf makes the transaction read only, at the snapshot of t: it sees what was
+// WithAsOf makes the transaction read only, at the snapshot of t: it sees what was
 // committed before the millisecond of t. t may not lie in the oracle's future
 // (ErrSnapshotInFuture) nor below the safe point (ErrSnapshotTooOld, from reads).
 //
 // Commit timestamps follow the oracle's time, which may run ahead of this process's
-// clock. So AsOf(time.Now()) may miss a transaction that has just been committed, even
-// one of your own. To see everything that was committed so far, use an ordinary
+// clock. So WithAsOf(time.Now()) may miss a transaction that has just been committed,
+// even one of your own. To see everything that was committed so far, use an ordinary
 // transaction. To see what a certain transaction committed, give its commit timestamp
-// to AsOfTimestamp. For a snapshot that several transactions share, use DB.Now.
-func AsOf(t time.Time) TxnOption { return AsOfTimestamp(max(oracle.FromTime(t), 1) - 1) }
+// to WithAsOfTimestamp. For a snapshot that several transactions share, use DB.Now.
+func WithAsOf(t time.Time) TxnOption { return WithAsOfTimestamp(max(oracle.FromTime(t), 1) - 1) }
 
-// AsOfTimestamp is AsOf with a timestamp: the snapshot includes what was committed
-// at ts.
-func AsOfTimestamp(ts Timestamp) TxnOption {
+// WithAsOfTimestamp is WithAsOf with a timestamp: the snapshot includes what was
+// committed at ts.
+func WithAsOfTimestamp(ts Timestamp) TxnOption {
 	return func(o *txnOptions) { o.asOf, o.asOfSet = ts, true }
 }
 
-// MaxAttempts bounds how often Update runs its function. Default 64; 0 or less
+// WithMaxAttempts bounds how often Update runs its function. Default 64; 0 or less
 // means the default.
-func MaxAttempts(n int) TxnOption { return func(o *txnOptions) { o.maxAttempts = n } }
+func WithMaxAttempts(n int) TxnOption { return func(o *txnOptions) { o.maxAttempts = n } }
 
-// CommittedAt makes Commit store the transaction's commit timestamp in ts when it
-// returns nil, so that the caller of Update learns it. Txn.CommitTimestamp says when
+// WithCommitTimestamp makes Commit store the transaction's commit timestamp in ts when
+// it returns nil, so that the caller of Update learns it. Txn.CommitTimestamp says when
 // that is 0. If Commit returns an error, ts stays as it is. A nil ts does nothing.
-func CommittedAt(ts *Timestamp) TxnOption { return func(o *txnOptions) { o.committedAt = ts } }
+func WithCommitTimestamp(ts *Timestamp) TxnOption {
+	return func(o *txnOptions) { o.committedAt = ts }
+}

@@ -14,12 +14,14 @@ import (
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 // plain hides every optional ability of a store.
 type plain struct{ rowstore.Store }
 
-func (p plain) Offer(any) bool { return false }
+func (p plain) Abilities() rowstore.Abilities { return rowstore.Abilities{} }
 
 func TestOpenUnknownScheme(t *testing.T) {
 	t.Parallel()
@@ -40,7 +42,7 @@ func TestNewRefuses(t *testing.T) {
 	ctx := t.Context()
 	_, err := New(ctx, nil)
 	require.ErrorIs(t, err, ErrInvalid)
-	mem := rowstore.NewMemory()
+	mem := memstore.New()
 	_, err = New(ctx, plain{mem})
 	require.ErrorIs(t, err, ErrInvalid)
 	require.ErrorContains(t, err, "WithOracle")
@@ -74,7 +76,7 @@ func TestNewRefuses(t *testing.T) {
 func TestOracleIsStoredWithTheData(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	named := rowstore.NewMemory()
+	named := memstore.New()
 	db := open(t, plain{named}, WithOracle("tso", named.Oracle()))
 	set(t, db, rowA, "1")
 	require.Equal(t, "1", get(t, db, rowA))
@@ -88,7 +90,7 @@ func TestOracleIsStoredWithTheData(t *testing.T) {
 	require.ErrorContains(t, err, "other")
 	again := open(t, plain{named}, WithOracle("tso", named.Oracle()))
 	require.Equal(t, "1", get(t, again, rowA))
-	own := rowstore.NewMemory()
+	own := memstore.New()
 	open(t, own)
 	_, err = New(ctx, own, WithOracle("tso", own.Oracle()))
 	require.ErrorIs(t, err, ErrInvalid)
@@ -98,7 +100,7 @@ func TestOracleIsStoredWithTheData(t *testing.T) {
 // Settings are those of the first Open; a later one that asks for others is told.
 func TestStoredSettingsHold(t *testing.T) {
 	t.Parallel()
-	mem := rowstore.NewMemory()
+	mem := memstore.New()
 	first := Settings{MaxTxnAge: time.Minute, Retention: time.Hour, CatalogLease: time.Second}
 	db := open(t, mem, WithSettings(first))
 	require.Equal(t, first, db.Settings())
@@ -110,7 +112,7 @@ func TestStoredSettingsHold(t *testing.T) {
 	require.NotContains(t, log.String(), "stored settings")
 	require.Equal(t, first, open(t, mem, logger, WithSettings(Settings{Retention: 2 * time.Hour})).Settings())
 	require.Contains(t, log.String(), "stored settings")
-	require.Equal(t, Settings{time.Hour, 24 * time.Hour, 10 * time.Second}, open(t, rowstore.NewMemory()).Settings())
+	require.Equal(t, Settings{time.Hour, 24 * time.Hour, 10 * time.Second}, open(t, memstore.New()).Settings())
 }
 
 type syncBuffer struct {
@@ -151,7 +153,7 @@ func TestEndedTransaction(t *testing.T) {
 		for name, end := range ends {
 			tx, err := db.Begin(ctx)
 			require.NoError(t, err)
-			start := tx.StartTimestamp()
+			start := startOf(tx)
 			require.NotZero(t, start)
 			require.Zero(t, tx.CommitTimestamp())
 			require.NoError(t, tx.Set(rowA, []byte(name)))
@@ -163,7 +165,7 @@ func TestEndedTransaction(t *testing.T) {
 			require.ErrorIs(t, tx.Commit(ctx), ErrTxnDone)
 			require.NoError(t, tx.Rollback(ctx))
 			require.NoError(t, tx.Rollback(ctx))
-			require.Equal(t, start, tx.StartTimestamp())
+			require.Equal(t, start, startOf(tx))
 			if name == "commit" {
 				require.Greater(t, tx.CommitTimestamp(), start)
 				require.Equal(t, "commit", get(t, db, rowA))
@@ -209,9 +211,9 @@ func TestReadOnly(t *testing.T) {
 		require.NoError(t, db.View(ctx, check))
 		now, err := db.Now(ctx)
 		require.NoError(t, err)
-		require.NoError(t, db.View(ctx, check, AsOfTimestamp(now)))
-		require.NoError(t, db.Update(ctx, check, AsOfTimestamp(now)))
-		tx, err := db.Begin(ctx, AsOf(now.Time().Add(time.Millisecond)))
+		require.NoError(t, db.View(ctx, check, WithAsOfTimestamp(now)))
+		require.NoError(t, db.Update(ctx, check, WithAsOfTimestamp(now)))
+		tx, err := db.Begin(ctx, WithAsOf(now.Time().Add(time.Millisecond)))
 		if err == nil {
 			require.NoError(t, check(tx))
 			require.NoError(t, tx.Commit(ctx))
@@ -230,20 +232,20 @@ func TestAsOfOutOfHistory(t *testing.T) {
 	c := w.client()
 	set(t, c.DB, rowA, "1")
 	tx := begin(t, c)
-	before := tx.StartTimestamp()
+	before := startOf(tx)
 	require.NoError(t, tx.Rollback(t.Context()))
 	set(t, c.DB, rowA, "2")
 	require.Equal(t, "1", func() string {
-		v, err := begin(t, c, AsOfTimestamp(before)).Get(t.Context(), rowA)
+		v, err := begin(t, c, WithAsOfTimestamp(before)).Get(t.Context(), rowA)
 		require.NoError(t, err)
 		return string(v)
 	}())
-	_, err := begin(t, c, AsOf(time.UnixMilli(1))).Get(t.Context(), rowA)
+	_, err := begin(t, c, WithAsOf(time.UnixMilli(1))).Get(t.Context(), rowA)
 	require.ErrorIs(t, err, ErrNotFound, "before there was anything")
 	w.clock.advance(2 * worldRetention)
 	_, err = w.collect(c, 0)
 	require.NoError(t, err)
-	for _, opt := range []TxnOption{AsOfTimestamp(before), AsOf(before.Time()), AsOf(time.Unix(1, 0)), AsOfTimestamp(0)} {
+	for _, opt := range []TxnOption{WithAsOfTimestamp(before), WithAsOf(before.Time()), WithAsOf(time.Unix(1, 0)), WithAsOfTimestamp(0)} {
 		tx := begin(t, c, opt)
 		for name, err := range map[string]error{
 			"get":        func() error { _, err := tx.Get(t.Context(), rowA); return err }(),
@@ -255,7 +257,7 @@ func TestAsOfOutOfHistory(t *testing.T) {
 			require.ErrorIs(t, err, ErrSnapshotTooOld, name)
 			var old *SnapshotTooOldError
 			require.ErrorAs(t, err, &old)
-			require.Equal(t, tx.StartTimestamp(), old.Snapshot)
+			require.Equal(t, startOf(tx), old.Snapshot)
 			require.Greater(t, old.SafePoint, old.Snapshot)
 		}
 	}
@@ -272,7 +274,7 @@ func TestTooOldToCommit(t *testing.T) {
 		var old *TxnTooOldError
 		require.ErrorAs(t, err, &old)
 		require.Equal(t, worldAge, old.MaxTxnAge)
-		require.Equal(t, tx.StartTimestamp(), old.Start)
+		require.Equal(t, startOf(tx), old.Start)
 		require.NoError(t, c.drained(t.Context()))
 		require.Empty(t, w.versions(rowstore.Lock, rowstore.Write))
 		// Update does not run such a function again: it would be as slow.
@@ -301,7 +303,7 @@ func TestUpdateRunsAgain(t *testing.T) {
 		disturb := func(times int) func(tx *Txn) error {
 			starts = nil
 			return func(tx *Txn) error {
-				starts = append(starts, tx.StartTimestamp())
+				starts = append(starts, startOf(tx))
 				if len(starts) <= times {
 					set(t, other.DB, rowA, "other")
 				}
@@ -315,7 +317,7 @@ func TestUpdateRunsAgain(t *testing.T) {
 		require.EqualValues(t, 3, c.Stats().Conflicts)
 		require.EqualValues(t, 3, c.Stats().Retries)
 
-		err := c.Update(ctx, disturb(1000), MaxAttempts(5))
+		err := c.Update(ctx, disturb(1000), WithMaxAttempts(5))
 		require.ErrorIs(t, err, ErrConflict)
 		require.ErrorContains(t, err, "5 attempts")
 		require.Len(t, starts, 5)
@@ -334,7 +336,7 @@ func TestUpdateRunsAgain(t *testing.T) {
 		runs := 0
 		require.ErrorIs(t, c.Update(ctx, func(tx *Txn) error { runs++; require.NoError(t, tx.Set(rowB, nil)); return mine }), mine)
 		require.Equal(t, 1, runs)
-		require.ErrorIs(t, c.Update(ctx, func(*Txn) error { runs++; return &ConflictError{} }, MaxAttempts(2)), ErrConflict)
+		require.ErrorIs(t, c.Update(ctx, func(*Txn) error { runs++; return &ConflictError{} }, WithMaxAttempts(2)), ErrConflict)
 		require.Equal(t, 3, runs)
 		require.Equal(t, "none", value(t, c, rowB))
 
@@ -357,7 +359,7 @@ func TestClose(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t)
 	w.observed("t", "v", "o")
-	c := w.client(WithoutGroups())
+	c := w.client(withoutGroups())
 	tx := writes(t, c, "1", rowA, rowB)
 	over, reads := begin(t, c), begin(t, c)
 	p := c.hold(t, secondaries(rowA))
@@ -373,7 +375,7 @@ func TestClose(t *testing.T) {
 	p.release(pass)
 	require.NoError(t, w.finish(closed))
 	w.noLocks()
-	require.True(t, c.wire.closed)
+	require.True(t, c.wire.isClosed())
 	require.NoError(t, c.Close(ctx))
 	rows, err := w.mem.Read(ctx, []rowstore.RowRead{sessionRead(c.session.id)})
 	require.NoError(t, err)
@@ -396,8 +398,8 @@ func TestClose(t *testing.T) {
 	}
 	calls["Scan"] = scanError(reads.Scan(ctx, Range{Table: "t"}))
 	_, calls["Now"] = c.Now(ctx)
-	_, calls["Outcome"] = c.Outcome(ctx, tx.StartTimestamp(), rowA)
-	_, calls["CollectGarbage"] = c.CollectGarbage(ctx, 0)
+	_, calls["Outcome"] = c.Outcome(ctx, startOf(tx), rowA)
+	_, calls["CollectGarbage"] = c.CollectGarbage(ctx, GCOptions{})
 	_, calls["Observers"] = c.Observers(ctx)
 	_, calls["Parked"] = c.Parked(ctx)
 	for name, err := range calls {
@@ -410,14 +412,14 @@ func TestClose(t *testing.T) {
 func TestCloseWithoutPatience(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	c := w.client(WithoutGroups())
+	c := w.client(withoutGroups())
 	p := c.hold(t, secondaries(rowA))
 	require.NoError(t, writes(t, c, "1", rowA, rowB).Commit(t.Context()))
 	p.wait()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.ErrorIs(t, c.Close(ctx), context.Canceled)
-	require.True(t, c.wire.closed)
+	require.True(t, c.wire.isClosed())
 	require.NoError(t, c.Close(t.Context()))
 	p.release(die)
 	require.NoError(t, c.drained(t.Context()))
@@ -429,33 +431,33 @@ func TestOutcome(t *testing.T) {
 		ctx := t.Context()
 		c, t1 := w.client(), w.client(opts...)
 		tx := writes(t, t1, "1", rowA, rowB)
-		start := tx.StartTimestamp()
+		start := startOf(tx)
 		require.NoError(t, tx.Commit(ctx))
 		set(t, c.DB, rowA, "2")
 		out, err := c.Outcome(ctx, start, rowA)
 		require.NoError(t, err)
-		require.Equal(t, Outcome{Status: Committed, Commit: tx.CommitTimestamp()}, out)
+		require.Equal(t, Outcome{Status: OutcomeCommitted, Commit: tx.CommitTimestamp()}, out)
 
 		p := t1.hold(t, commitPoint(rowA))
 		tx = writes(t, t1, "3", rowA, rowB)
-		start = tx.StartTimestamp()
+		start = startOf(tx)
 		done := commit(t1, tx)
 		p.wait()
 		out, err = c.Outcome(ctx, start, rowA)
 		require.NoError(t, err)
-		require.Equal(t, Outcome{Status: Pending}, out)
+		require.Equal(t, Outcome{Status: OutcomePending}, out)
 		w.takeForDead(t1)
 		out, err = c.Outcome(ctx, start, rowA)
 		require.NoError(t, err)
-		require.Equal(t, Outcome{Status: RolledBack}, out)
+		require.Equal(t, Outcome{Status: OutcomeRolledBack}, out)
 		p.release(pass)
 		require.ErrorIs(t, w.finish(done), ErrConflict)
 
 		// Without a trace it is fenced.
 		tx = writes(t, c, "4", rowC)
-		out, err = c.Outcome(ctx, tx.StartTimestamp(), rowC)
+		out, err = c.Outcome(ctx, startOf(tx), rowC)
 		require.NoError(t, err)
-		require.Equal(t, RolledBack, out.Status)
+		require.Equal(t, OutcomeRolledBack, out.Status)
 		require.ErrorIs(t, tx.Commit(ctx), ErrConflict)
 
 		now, err := c.Now(ctx)
@@ -471,7 +473,7 @@ func TestOutcome(t *testing.T) {
 		_, err = c.Outcome(ctx, start, rowA)
 		require.ErrorIs(t, err, ErrSnapshotTooOld)
 		require.Equal(t, []string{"committed", "rolled back", "pending", "OutcomeStatus(9)"},
-			[]string{Committed.String(), RolledBack.String(), Pending.String(), OutcomeStatus(9).String()})
+			[]string{OutcomeCommitted.String(), OutcomeRolledBack.String(), OutcomePending.String(), OutcomeStatus(9).String()})
 	})
 }
 
@@ -571,18 +573,15 @@ func TestContextEndsWithinEachCall(t *testing.T) {
 						set(t, c.DB, row("notified"), "")
 						require.NoError(t, c.drained(t.Context()))
 						ctx, cancel := context.WithCancel(t.Context())
-						r := rule{match: func(*call) bool { return true }, skip: n}
+						r := faultstore.Rule{Match: anyCall, Skip: n}
 						if after {
-							r.after = func(context.Context, *call) { cancel() }
+							r.After = func(context.Context, *call) { cancel() }
 						} else {
-							r.before = func(context.Context, *call) verdict { cancel(); return pass }
+							r.Before = func(context.Context, *call) verdict { cancel(); return pass }
 						}
-						at := c.wire.on(r)
+						at := c.wire.AddRule(r)
 						err := w.finish(async(func() error { return block(ctx, c) }))
-						c.wire.mu.Lock()
-						fired = at.times == 0
-						at.times = 0
-						c.wire.mu.Unlock()
+						fired = at.Remove() > 0
 						cancel()
 						switch {
 						case err != nil:
@@ -622,7 +621,7 @@ func TestContextEndedBefore(t *testing.T) {
 		parkOne(t, w, row("parked"))
 		set(t, c.DB, row("notified"), "")
 		require.NoError(t, c.drained(t.Context()))
-		before := w.versions(rowstore.Lock, rowstore.Write, rowstore.Data, rowstore.Rollback, rowstore.Notify)
+		before := w.versions(rowstore.Lock, rowstore.Write, rowstore.Data, rowstore.Mark, rowstore.Notify)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		for name, block := range blocking {
@@ -631,8 +630,8 @@ func TestContextEndedBefore(t *testing.T) {
 		tx := writes(t, c, "1", rowA, rowB)
 		require.ErrorIs(t, tx.Commit(ctx), context.Canceled)
 		require.NoError(t, c.drained(t.Context()))
-		require.Equal(t, before, w.versions(rowstore.Lock, rowstore.Write, rowstore.Data, rowstore.Rollback, rowstore.Notify))
-		_, err := c.CollectGarbage(ctx, 0)
+		require.Equal(t, before, w.versions(rowstore.Lock, rowstore.Write, rowstore.Data, rowstore.Mark, rowstore.Notify))
+		_, err := c.CollectGarbage(ctx, GCOptions{})
 		require.ErrorIs(t, err, context.Canceled)
 	})
 }
@@ -680,7 +679,7 @@ func TestAbortDoesNotHoldUpItsCaller(t *testing.T) {
 		draw := t1.hold(t, t1.commitDraw())
 		done := async(func() error { return tx.Commit(ctx) })
 		draw.wait()
-		p := t1.hold(t, both(op("apply"), on(rowA))) // the roll back
+		p := t1.hold(t, both(op(faultstore.CallApply), on(rowA))) // the roll back
 		cancel()
 		p.wait()
 		require.ErrorIs(t, w.finish(done), context.Canceled)

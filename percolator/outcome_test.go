@@ -11,6 +11,7 @@ import (
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 )
 
 // Whichever cell of a transaction is asked first, wherever its client died: every
@@ -29,38 +30,36 @@ func TestOutcomeOfEachCellAtEachCall(t *testing.T) {
 						w := newWorld(t)
 						cutSetup(w)
 						dead, c := w.client(opts...), w.client()
-						r := dead.wire.on(rule{match: func(*call) bool { return true }, skip: n, before: func(context.Context, *call) verdict { return v }})
+						r := dead.wire.AddRule(faultstore.Rule{Match: anyCall, Skip: n, Fault: v})
 						tx, err := cutTxn(t, dead)
 						if err == nil {
 							err = tx.Commit(t.Context())
 						}
 						require.NoError(t, dead.drained(t.Context()))
-						dead.wire.mu.Lock()
-						fired = r.times == 0
-						dead.wire.mu.Unlock()
+						fired = r.Remove() > 0
 						if tx == nil {
 							continue
 						}
 						w.takeForDeadIfAny(dead)
 						var all []Outcome
 						for i := range cells {
-							out, err := c.Outcome(t.Context(), tx.StartTimestamp(), cells[(first+i)%len(cells)])
+							out, err := c.Outcome(t.Context(), startOf(tx), cells[(first+i)%len(cells)])
 							require.NoError(t, err, "call %d %v", n, v)
 							all = append(all, out)
 						}
 						require.Len(t, slices.Compact(all), 1, "call %d %v", n, v)
 						committed := cutReader(t, w, c)
-						require.Equal(t, committed, all[0].Status == Committed, "call %d %v", n, v)
+						require.Equal(t, committed, all[0].Status == OutcomeCommitted, "call %d %v", n, v)
 						if err == nil {
-							require.Equal(t, Outcome{Committed, tx.CommitTimestamp()}, all[0])
+							require.Equal(t, Outcome{OutcomeCommitted, tx.CommitTimestamp()}, all[0])
 						}
 						outcomes[all[0].Status]++
 						afterCut(t, w, committed)
 					}
 				}
 				require.Greater(t, n, 3)
-				require.Positive(t, outcomes[Committed])
-				require.Positive(t, outcomes[RolledBack])
+				require.Positive(t, outcomes[OutcomeCommitted])
+				require.Positive(t, outcomes[OutcomeRolledBack])
 			})
 		}
 	}
@@ -75,26 +74,22 @@ func TestOutcomeOfASecondaryOfTheLiving(t *testing.T) {
 			for _, cell := range []Cell{rowB, rowC} {
 				out, err := c.Outcome(t.Context(), start, cell)
 				require.NoError(t, err)
-				require.Equal(t, Outcome{Status: Pending}, out, "%v", cell)
+				require.Equal(t, Outcome{Status: OutcomePending}, out, "%v", cell)
 			}
 		}
 		tx := writes(t, t1, "1", rowA, rowB)
 		_, err := tx.GetForUpdate(t.Context(), rowC)
 		require.ErrorIs(t, err, ErrNotFound)
-		t1.wire.on(rule{match: prewrites, before: func(_ context.Context, x *call) verdict { // the primary comes late
-			x.all = x.muts
-			x.muts = slices.DeleteFunc(slices.Clone(x.muts), func(m rowstore.Mutation) bool { return m.Row == "a" })
-			return pass
-		}, after: func(_ context.Context, x *call) {
-			x.outs = slices.Insert(x.outs, 0, rowstore.Outcome{Err: errLost})
+		t1.wire.AddRule(faultstore.Rule{Match: prewrites, Before: func(_ context.Context, x *call) verdict { // the primary comes late
+			return verdict{Kind: faultstore.LoseRow, Row: place(x, "a")}
 		}})
 		late, point := t1.hold(t, prewrites), t1.hold(t, commitPoint(rowA))
 		done := commit(t1, tx)
 		late.wait()
-		pending(tx.StartTimestamp())
+		pending(startOf(tx))
 		late.release(pass)
 		point.wait()
-		pending(tx.StartTimestamp())
+		pending(startOf(tx))
 		point.release(pass)
 		require.NoError(t, w.finish(done))
 		require.Equal(t, "1 1", value(t, c, rowA)+" "+value(t, c, rowB))
@@ -113,28 +108,28 @@ func TestOutcomeOfALockedCell(t *testing.T) {
 			require.True(t, err == nil || errors.Is(err, ErrNotFound), "%v", err)
 			return tx
 		}
-		old := begin(t, c).StartTimestamp()
+		old := startOf(begin(t, c))
 		tx := guard(rowA)
 		require.NoError(t, tx.Commit(ctx))
-		is := Outcome{Status: Committed, Commit: tx.CommitTimestamp()}
+		is := Outcome{Status: OutcomeCommitted, Commit: tx.CommitTimestamp()}
 		for _, cell := range []Cell{rowA, rowC} {
-			out, err := c.Outcome(ctx, tx.StartTimestamp(), cell)
+			out, err := c.Outcome(ctx, startOf(tx), cell)
 			require.NoError(t, err)
 			require.Equal(t, is, out, "%v", cell)
 		}
 		set(t, c.DB, rowC, "over")
-		out, err := c.Outcome(ctx, tx.StartTimestamp(), rowC)
+		out, err := c.Outcome(ctx, startOf(tx), rowC)
 		require.NoError(t, err)
 		require.Equal(t, is, out, "a later version covers no mark")
 
 		// The mark of a younger one covers it.
-		middle := begin(t, c).StartTimestamp()
+		middle := startOf(begin(t, c))
 		younger := guard(rowB)
 		require.NoError(t, younger.Commit(ctx))
-		_, err = c.Outcome(ctx, tx.StartTimestamp(), rowC)
+		_, err = c.Outcome(ctx, startOf(tx), rowC)
 		require.ErrorIs(t, err, ErrTraceLost)
 		require.ErrorContains(t, err, "t/c/v")
-		out, err = c.OutcomeOf(ctx, fmt.Errorf("wrapped: %w", &UndeterminedError{Start: tx.StartTimestamp(), Primary: rowA}))
+		out, err = c.OutcomeOf(ctx, fmt.Errorf("wrapped: %w", &UndeterminedError{Start: startOf(tx), Primary: rowA}))
 		require.NoError(t, err)
 		require.Equal(t, is, out)
 		// Of two that have left nothing each, as of their primary.
@@ -143,15 +138,15 @@ func TestOutcomeOfALockedCell(t *testing.T) {
 			require.ErrorIs(t, err, ErrTraceLost)
 			out, err = c.OutcomeOf(ctx, &UndeterminedError{Start: start, Primary: rowC})
 			require.NoError(t, err)
-			require.Equal(t, Outcome{Status: RolledBack}, out)
+			require.Equal(t, Outcome{Status: OutcomeRolledBack}, out)
 		}
 		// One that began after the transaction that left the mark was refused.
 		before := guard(rowB)
 		since := begin(t, c)
 		require.NoError(t, before.Commit(ctx))
-		out, err = c.Outcome(ctx, since.StartTimestamp(), rowC)
+		out, err = c.Outcome(ctx, startOf(since), rowC)
 		require.NoError(t, err)
-		require.Equal(t, RolledBack, out.Status)
+		require.Equal(t, OutcomeRolledBack, out.Status)
 
 		// Without a trace a cell that would have been locked keeps its transaction from
 		// committing, and an answer once given stays.
@@ -159,11 +154,11 @@ func TestOutcomeOfALockedCell(t *testing.T) {
 		_, err = c.OutcomeOf(ctx, tx.Rollback(ctx))
 		require.ErrorIs(t, err, ErrInvalid)
 		tx = guard(rowA)
-		out, err = c.Outcome(ctx, tx.StartTimestamp(), rowC)
+		out, err = c.Outcome(ctx, startOf(tx), rowC)
 		require.NoError(t, err)
-		require.Equal(t, RolledBack, out.Status)
+		require.Equal(t, OutcomeRolledBack, out.Status)
 		require.ErrorIs(t, tx.Commit(ctx), ErrConflict)
-		_, err = c.OutcomeOf(ctx, &UndeterminedError{Start: tx.StartTimestamp(), Cause: errNetwork})
+		_, err = c.OutcomeOf(ctx, &UndeterminedError{Start: startOf(tx), Cause: errTest})
 		require.ErrorIs(t, err, ErrInvalid)
 	})
 }
@@ -178,12 +173,12 @@ func TestFenceUnderTheMarkOfACommit(t *testing.T) {
 	require.ErrorIs(t, err, ErrNotFound)
 	fence := c.hold(t, marks)
 	var out Outcome
-	asked := async(func() (err error) { out, err = c.Outcome(t.Context(), tx.StartTimestamp(), rowC); return err })
+	asked := async(func() (err error) { out, err = c.Outcome(t.Context(), startOf(tx), rowC); return err })
 	fence.wait()
 	require.NoError(t, tx.Commit(t.Context()))
 	fence.release(pass)
 	require.NoError(t, w.finish(asked))
-	require.Equal(t, Outcome{Status: Committed, Commit: tx.CommitTimestamp()}, out)
+	require.Equal(t, Outcome{Status: OutcomeCommitted, Commit: tx.CommitTimestamp()}, out)
 }
 
 // The status of a transaction with very many newer versions above its own takes few and
@@ -202,7 +197,7 @@ func TestStatusUnderManyVersions(t *testing.T) {
 			w.clock.advance(1e6)
 		}
 		for range 3 {
-			older = append(older, begin(t, c).StartTimestamp()) // they never commit
+			older = append(older, startOf(begin(t, c))) // they never commit
 		}
 		tx := writes(t, c, "1", cell)
 		if committed {
@@ -212,8 +207,8 @@ func TestStatusUnderManyVersions(t *testing.T) {
 			set(t, c.DB, cell, "newer")
 			w.clock.advance(1e6)
 			if i == statusPage-2 || i == statusPage-1 || i == newer-1 {
-				before := len(c.wire.sent(op("read")))
-				state, err := c.status(ctx, tx.StartTimestamp(), cell)
+				before := len(c.wire.sent(op(faultstore.CallRead)))
+				state, err := c.status(ctx, startOf(tx), cell)
 				require.NoError(t, err)
 				require.Equal(t, txnState{committed: tx.CommitTimestamp(), aborted: !committed, complete: !committed}, state, "%d newer versions", i+1)
 				for _, start := range older {
@@ -221,10 +216,10 @@ func TestStatusUnderManyVersions(t *testing.T) {
 					require.NoError(t, err)
 					require.Equal(t, txnState{aborted: true, complete: true}, state)
 				}
-				reads := c.wire.sent(op("read"))[before:]
+				reads := c.wire.sent(op(faultstore.CallRead))[before:]
 				require.Less(t, len(reads), 4*60)
 				for _, x := range reads {
-					require.LessOrEqual(t, len(x.rows[0].Versions), statusPage+2)
+					require.LessOrEqual(t, len(x.Rows[0].Versions), statusPage+2)
 				}
 			}
 		}
@@ -245,18 +240,20 @@ func TestOutcomeOfTheLibrarysOwnCells(t *testing.T) {
 			require.NoError(t, err)
 			require.Len(t, parked, 1)
 			ctx, cancel := context.WithCancel(t.Context())
-			point := func(x *call) bool { return x.op == "group" || x.op == "apply" && commits(x) }
-			c.wire.on(rule{match: point, before: func(context.Context, *call) verdict {
+			point := func(x *call) bool {
+				return x.Kind == faultstore.CallGroup || x.Kind == faultstore.CallApply && commits(x)
+			}
+			c.wire.AddRule(faultstore.Rule{Match: point, Before: func(context.Context, *call) verdict {
 				if arrives {
 					return loseReply
 				}
 				cancel()
 				return lose
-			}, after: func(context.Context, *call) { cancel() }})
+			}, After: func(context.Context, *call) { cancel() }})
 			err = c.Release(ctx, parked...)
 			var u *UndeterminedError
 			require.ErrorAs(t, err, &u)
-			c.wire.clear()
+			c.wire.SetRules()
 			require.NoError(t, c.drained(t.Context()))
 			w.takeForDeadIfAny(c)
 			for _, ask := range []func() (Outcome, error){
@@ -268,10 +265,10 @@ func TestOutcomeOfTheLibrarysOwnCells(t *testing.T) {
 				left, err := other.Parked(t.Context())
 				require.NoError(t, err)
 				if arrives {
-					require.Equal(t, Committed, out.Status, "primary %v", u.Primary)
+					require.Equal(t, OutcomeCommitted, out.Status, "primary %v", u.Primary)
 					require.Empty(t, left)
 				} else {
-					require.Equal(t, RolledBack, out.Status)
+					require.Equal(t, OutcomeRolledBack, out.Status)
 					require.Len(t, left, 1)
 				}
 			}
@@ -296,11 +293,11 @@ func TestStatusIsNotCollectedWithinALook(t *testing.T) {
 		set(t, c.DB, rowA, "newer")
 	}
 	search := c.hold(t, func(x *call) bool {
-		return x.op == "read" && len(x.reads[0].Picks) > 0 && x.reads[0].Table == rowA.Table && x.reads[0].Picks[0].Family == rowstore.Write
+		return x.Kind == faultstore.CallRead && len(x.Reads[0].Selectors) > 0 && x.Reads[0].Table == rowA.Table && x.Reads[0].Selectors[0].Family == rowstore.Write
 	})
 	var out Outcome
 	asked := async(func() (err error) {
-		out, err = c.OutcomeOf(t.Context(), &UndeterminedError{Start: tx.StartTimestamp(), Primary: rowA})
+		out, err = c.OutcomeOf(t.Context(), &UndeterminedError{Start: startOf(tx), Primary: rowA})
 		return err
 	})
 	search.wait()

@@ -19,9 +19,10 @@ import (
 // optional abilities of the store.
 type patientStore struct {
 	rowstore.Store
-	patience time.Duration
-	clock    Clock
-	rand     *random
+	abilities rowstore.Abilities
+	patience  time.Duration
+	clock     Clock
+	rand      *random
 }
 
 // awayWait are the waits between two attempts.
@@ -132,7 +133,7 @@ func (s *patientStore) Apply(ctx context.Context, muts []rowstore.Mutation, opts
 	if !whole {
 		// A timestamp that came with one part was drawn before the others were applied.
 		for i := range outs {
-			outs[i].Drawn = 0
+			outs[i].Timestamp = 0
 		}
 	}
 	return outs, err
@@ -201,55 +202,25 @@ func (s *patientStore) Tables(ctx context.Context) iter.Seq2[string, error] {
 	}
 }
 
-// Offer implements rowstore.Decorator.
-func (s *patientStore) Offer(target any) bool {
-	switch t := target.(type) {
-	case *rowstore.Grouper:
-		g, ok := rowstore.Unwrap[rowstore.Grouper](s.Store)
-		if ok {
-			*t = patientGrouper{g, s}
-		}
-		return ok
-	case *rowstore.Deferrer:
-		d, ok := rowstore.Unwrap[rowstore.Deferrer](s.Store)
-		if ok {
-			*t = patientDeferrer{d, s}
-		}
-		return ok
-	case *rowstore.OracleProvider:
-		p, ok := rowstore.Unwrap[rowstore.OracleProvider](s.Store)
-		if ok {
-			*t = patientOracle{p.Oracle(), s}
-		}
-		return ok
-	case *rowstore.DrawReader:
-		d, ok := rowstore.Unwrap[rowstore.DrawReader](s.Store)
-		if ok {
-			*t = patientDrawReader{d, s}
-		}
-		return ok
-	case *rowstore.Splitter:
-		return found(s.Store, t)
-	case *rowstore.Waker:
-		return found(s.Store, t)
-	case *rowstore.Limiter:
-		return found(s.Store, t)
-	case *rowstore.Placer:
-		return found(s.Store, t)
-	case *rowstore.Sharder:
-		return found(s.Store, t)
-	case *rowstore.Reporter:
-		return found(s.Store, t)
-	}
-	return false
-}
+// Abilities implements rowstore.Decorator.
+func (s *patientStore) Abilities() rowstore.Abilities { return s.abilities }
 
-func found[T any](s rowstore.Store, t *T) bool {
-	have, ok := rowstore.Unwrap[T](s)
-	if ok {
-		*t = have
+// treatment says which abilities are patient too. Crash is for tests, which have the store
+// itself.
+func (s *patientStore) treatment() rowstore.Treatment {
+	return rowstore.Treatment{
+		Grouper:        func(g rowstore.Grouper) rowstore.Grouper { return patientGrouper{g, s} },
+		Deferrer:       func(d rowstore.Deferrer) rowstore.Deferrer { return patientDeferrer{d, s} },
+		OracleProvider: func(p rowstore.OracleProvider) rowstore.OracleProvider { return patientOracle{p.Oracle(), s} },
+		SnapshotReader: func(r rowstore.SnapshotReader) rowstore.SnapshotReader { return patientSnapshotReader{r, s} },
+		Splitter:       rowstore.Pass[rowstore.Splitter],
+		Waker:          rowstore.Pass[rowstore.Waker],
+		Limiter:        rowstore.Pass[rowstore.Limiter],
+		Sharder:        rowstore.Pass[rowstore.Sharder],
+		Placer:         rowstore.Pass[rowstore.Placer],
+		Reporter:       rowstore.Pass[rowstore.Reporter],
+		Crasher:        rowstore.Hide[rowstore.Crasher],
 	}
-	return ok
 }
 
 type patientGrouper struct {
@@ -276,17 +247,17 @@ func (d patientDeferrer) Flush(ctx context.Context) error {
 	return err
 }
 
-type patientDrawReader struct {
-	inner rowstore.DrawReader
+type patientSnapshotReader struct {
+	inner rowstore.SnapshotReader
 	s     *patientStore
 }
 
-// DrawRead implements rowstore.DrawReader. An ask that is repeated gets a new
+// ReadSnapshot implements rowstore.SnapshotReader. An ask that is repeated gets a new
 // timestamp.
-func (d patientDrawReader) DrawRead(ctx context.Context, asks []rowstore.DrawRead) ([]rowstore.DrawnRows, error) {
+func (d patientSnapshotReader) ReadSnapshot(ctx context.Context, asks []rowstore.SnapshotRead) ([]rowstore.SnapshotRows, error) {
 	answers, _, err := repeatParts(ctx, d.s, asks,
-		func(asks []rowstore.DrawRead) ([]rowstore.DrawnRows, error) {
-			answers, err := d.inner.DrawRead(ctx, asks)
+		func(asks []rowstore.SnapshotRead) ([]rowstore.SnapshotRows, error) {
+			answers, err := d.inner.ReadSnapshot(ctx, asks)
 			for i := range answers {
 				a := &answers[i]
 				if j := slices.IndexFunc(a.Rows, func(r rowstore.Row) bool { return errors.Is(r.Err, rowstore.ErrUnavailable) }); a.Err == nil && j >= 0 {
@@ -295,7 +266,7 @@ func (d patientDrawReader) DrawRead(ctx context.Context, asks []rowstore.DrawRea
 			}
 			return answers, err
 		},
-		func(a *rowstore.DrawnRows) *error { return &a.Err })
+		func(a *rowstore.SnapshotRows) *error { return &a.Err })
 	return answers, err
 }
 

@@ -14,12 +14,13 @@ import (
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 // away is a Memory whose server is away while it says so: for every call, for one row of
 // a call, or for what is behind a row of a scan.
 type away struct {
-	*rowstore.Memory
+	*memstore.Store
 	mu      sync.Mutex
 	refuse  func() bool // the next call
 	partly  bool        // only the last part of a call
@@ -64,19 +65,19 @@ func awayParts[P, A any](a *away, parts []P, f func([]P) ([]A, error), failed fu
 }
 
 func (a *away) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
-	return awayParts(a, reads, func(r []rowstore.RowRead) ([]rowstore.Row, error) { return a.Memory.Read(ctx, r) }, func(r *rowstore.Row, err error) { r.Err = err })
+	return awayParts(a, reads, func(r []rowstore.RowRead) ([]rowstore.Row, error) { return a.Store.Read(ctx, r) }, func(r *rowstore.Row, err error) { r.Err = err })
 }
 
 func (a *away) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
-	return awayParts(a, muts, func(m []rowstore.Mutation) ([]rowstore.Outcome, error) { return a.Memory.Apply(ctx, m, opts) }, func(o *rowstore.Outcome, err error) { o.Err = err })
+	return awayParts(a, muts, func(m []rowstore.Mutation) ([]rowstore.Outcome, error) { return a.Store.Apply(ctx, m, opts) }, func(o *rowstore.Outcome, err error) { o.Err = err })
 }
 
 func (a *away) Group(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
-	return awayParts(a, groups, func(g []rowstore.Group) ([]rowstore.GroupOutcome, error) { return a.Memory.Group(ctx, g) }, func(o *rowstore.GroupOutcome, err error) { o.Err = err })
+	return awayParts(a, groups, func(g []rowstore.Group) ([]rowstore.GroupOutcome, error) { return a.Store.Group(ctx, g) }, func(o *rowstore.GroupOutcome, err error) { o.Err = err })
 }
 
-func (a *away) DrawRead(ctx context.Context, asks []rowstore.DrawRead) ([]rowstore.DrawnRows, error) {
-	return awayParts(a, asks, func(d []rowstore.DrawRead) ([]rowstore.DrawnRows, error) { return a.Memory.DrawRead(ctx, d) }, func(d *rowstore.DrawnRows, err error) {
+func (a *away) ReadSnapshot(ctx context.Context, asks []rowstore.SnapshotRead) ([]rowstore.SnapshotRows, error) {
+	return awayParts(a, asks, func(d []rowstore.SnapshotRead) ([]rowstore.SnapshotRows, error) { return a.Store.ReadSnapshot(ctx, d) }, func(d *rowstore.SnapshotRows, err error) {
 		d.TS, d.Rows = 1, []rowstore.Row{{Err: err}}
 	})
 }
@@ -85,12 +86,12 @@ func (a *away) Flush(ctx context.Context) error {
 	if refused, _ := a.is(); refused {
 		return errAway
 	}
-	return a.Memory.Flush(ctx)
+	return a.Store.Flush(ctx)
 }
 
 func (a *away) Scan(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
 	return func(yield func(rowstore.Row, error) bool) {
-		for row, err := range a.Memory.Scan(ctx, s) {
+		for row, err := range a.Store.Scan(ctx, s) {
 			if refused, _ := a.is(); refused {
 				yield(rowstore.Row{}, errAway)
 				return
@@ -108,7 +109,7 @@ func (a *away) Tables(ctx context.Context) iter.Seq2[string, error] {
 			yield("", errAway)
 			return
 		}
-		a.Memory.Tables(ctx)(yield)
+		a.Store.Tables(ctx)(yield)
 	}
 }
 
@@ -120,7 +121,7 @@ func (o awayOracle) Draw(ctx context.Context, n int) (Timestamp, error) {
 	if refused, _ := o.a.is(); refused {
 		return 0, errAway
 	}
-	return o.a.Memory.Oracle().Draw(ctx, n)
+	return o.a.Store.Oracle().Draw(ctx, n)
 }
 
 // everyThird refuses two calls of three.
@@ -139,8 +140,8 @@ func TestServerAwayForAMoment(t *testing.T) {
 				t.Parallel()
 				synctest.Test(t, func(t *testing.T) {
 					ctx := t.Context()
-					store := &away{Memory: rowstore.NewMemory(), refuse: everyThird(), partly: partly}
-					db, err := New(ctx, store, append([]Option{WithSeed(1), WithSettings(Settings{MaxTxnAge: time.Minute, Retention: time.Hour, CatalogLease: 10 * time.Second})}, opts...)...)
+					store := &away{Store: memstore.New(), refuse: everyThird(), partly: partly}
+					db, err := New(ctx, store, append([]Option{withSeed(1), WithSettings(Settings{MaxTxnAge: time.Minute, Retention: time.Hour, CatalogLease: 10 * time.Second})}, opts...)...)
 					require.NoError(t, err)
 					const rows = 20
 					cells := make([]Cell, rows)
@@ -191,7 +192,7 @@ func TestServerAwayForAMoment(t *testing.T) {
 						return nil
 					}))
 					time.Sleep(2 * time.Hour)
-					report, err := db.CollectGarbage(ctx, 0)
+					report, err := db.CollectGarbage(ctx, GCOptions{})
 					require.NoError(t, err)
 					require.Equal(t, 2*2*rows, report.Versions)
 					require.Zero(t, db.Stats().Conflicts)
@@ -209,7 +210,7 @@ func TestServerStaysAway(t *testing.T) {
 	t.Parallel()
 	for _, patience := range []time.Duration{-1, 0, 3 * time.Second, 20 * time.Second} {
 		synctest.Test(t, func(t *testing.T) {
-			store := &away{Memory: rowstore.NewMemory()}
+			store := &away{Store: memstore.New()}
 			var opts []Option
 			if patience != 20*time.Second { // the default
 				opts = append(opts, WithStorePatience(patience))
@@ -254,27 +255,27 @@ func TestServerStaysAway(t *testing.T) {
 func TestDrawnTimestampOfARepeatedBatch(t *testing.T) {
 	t.Parallel()
 	n := 0
-	store := &away{Memory: rowstore.NewMemory(), partly: true, refuse: func() bool { n++; return n == 1 }}
+	store := &away{Store: memstore.New(), partly: true, refuse: func() bool { n++; return n == 1 }}
 	patient := &patientStore{Store: drawing{store}, patience: time.Minute, clock: systemClock{}, rand: newRandom(1)}
 	put := func(row string) rowstore.Mutation {
 		return rowstore.Mutation{Table: "t", Row: row, Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "c", 1, nil)}}
 	}
-	outs, err := patient.Apply(t.Context(), []rowstore.Mutation{put("a"), put("b")}, rowstore.ApplyOptions{Draw: true})
+	outs, err := patient.Apply(t.Context(), []rowstore.Mutation{put("a"), put("b")}, rowstore.ApplyOptions{AssignTimestamp: true})
 	require.NoError(t, err)
 	for _, o := range outs {
 		require.True(t, o.Applied)
-		require.Zero(t, o.Drawn)
+		require.Zero(t, o.Timestamp)
 	}
-	outs, err = patient.Apply(t.Context(), []rowstore.Mutation{put("a"), put("b")}, rowstore.ApplyOptions{Draw: true})
+	outs, err = patient.Apply(t.Context(), []rowstore.Mutation{put("a"), put("b")}, rowstore.ApplyOptions{AssignTimestamp: true})
 	require.NoError(t, err)
-	require.NotZero(t, outs[0].Drawn)
+	require.NotZero(t, outs[0].Timestamp)
 }
 
 // What is ambiguous is not repeated, whatever else a store says of it.
 func TestAmbiguousIsNotRepeated(t *testing.T) {
 	t.Parallel()
 	for _, partly := range []bool{false, true} {
-		store := &confused{Memory: rowstore.NewMemory(), partly: partly}
+		store := &confused{Store: memstore.New(), partly: partly}
 		patient := &patientStore{Store: store, patience: time.Minute, clock: systemClock{}, rand: newRandom(1)}
 		outs, err := patient.Apply(t.Context(), []rowstore.Mutation{{Table: "t", Row: "r"}}, rowstore.ApplyOptions{})
 		if partly {
@@ -288,7 +289,7 @@ func TestAmbiguousIsNotRepeated(t *testing.T) {
 
 // confused says of a write that it is both ambiguous and certain.
 type confused struct {
-	*rowstore.Memory
+	*memstore.Store
 	partly bool
 	calls  int
 }
@@ -305,14 +306,14 @@ func (c *confused) Apply(_ context.Context, muts []rowstore.Mutation, _ rowstore
 	return nil, err
 }
 
-// drawing answers ApplyOptions.Draw.
+// drawing answers ApplyOptions.AssignTimestamp.
 type drawing struct{ *away }
 
 func (d drawing) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
 	outs, err := d.away.Apply(ctx, muts, opts)
 	for i := range outs {
 		if outs[i].Applied {
-			outs[i].Drawn = 7
+			outs[i].Timestamp = 7
 		}
 	}
 	return outs, err

@@ -15,15 +15,18 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 // gauge is a store that measures its calls, refuses what is over its limits, and may be
 // slow. It has no oracle of its own: drawing is a call too.
 type gauge struct {
 	rowstore.Store
-	mem    *rowstore.Memory
+	mem    *memstore.Store
 	limits rowstore.Limits
 	slow   func(muts []rowstore.Mutation) time.Duration
 	meet   bool // a full piece waits a while for another one under way, until some have met
@@ -131,12 +134,12 @@ func (g *gauge) Group(ctx context.Context, groups []rowstore.Group) ([]rowstore.
 }
 
 func (g *gauge) GroupKey(table, row string) string { return g.mem.GroupKey(table, row) }
-func (g *gauge) Draws(key string) bool             { return g.mem.Draws(key) }
+func (g *gauge) AssignsTimestamps(key string) bool { return g.mem.AssignsTimestamps(key) }
 func (g *gauge) Oracle() oracle.Oracle             { return g.mem.Oracle() }
 func (g *gauge) Limits() rowstore.Limits           { return g.limits }
 
 func newGauge(limits rowstore.Limits) *gauge {
-	mem := rowstore.NewMemory()
+	mem := memstore.New()
 	return &gauge{Store: mem, mem: mem, limits: limits}
 }
 
@@ -180,9 +183,9 @@ func checkAll(t testing.TB, db *DB, cells map[Cell]string) {
 	}))
 }
 
-func locksLeft(t testing.TB, mem *rowstore.Memory) (n int) {
+func locksLeft(t testing.TB, mem *memstore.Store) (n int) {
 	t.Helper()
-	for row, err := range mem.Scan(t.Context(), rowstore.ScanRange{Table: "t", Picks: []rowstore.Pick{everything(rowstore.Lock, rowstore.AllColumns)}}) {
+	for row, err := range mem.Scan(t.Context(), rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{everything(rowstore.Lock, rowstore.AllColumns)}}) {
 		require.NoError(t, err)
 		n += len(row.Versions)
 	}
@@ -231,7 +234,7 @@ func TestLargeTransactionsGoInPieces(t *testing.T) {
 // long.
 func TestManyCellsAreReadInPieces(t *testing.T) {
 	t.Parallel()
-	for name, size := range map[string]int{"short": 1, "long": shortValue + 1} {
+	for name, size := range map[string]int{"short": 1, "long": format.ShortValue + 1} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			g := newGauge(rowstore.Limits{})
@@ -275,15 +278,15 @@ func TestOldLeasesGoInPieces(t *testing.T) {
 	g := newGauge(rowstore.Limits{Operations: 100})
 	db := open(t, g)
 	for i := range 1000 {
-		_, err := g.mem.Apply(t.Context(), []rowstore.Mutation{{Table: tableScanLeases, Row: "r", Edits: []rowstore.Edit{
+		_, err := g.mem.Apply(t.Context(), []rowstore.Mutation{{Table: format.TableScanLeases, Row: "r", Edits: []rowstore.Edit{
 			rowstore.Put(rowstore.Write, fmt.Sprint("worker", i), 5, nil),
 		}}}, rowstore.ApplyOptions{})
 		require.NoError(t, err)
 	}
 	var report GCReport
-	require.NoError(t, db.removeLeases(t.Context(), tableScanLeases, 10, &report))
+	require.NoError(t, db.removeLeases(t.Context(), format.TableScanLeases, 10, &report))
 	require.Equal(t, 1000, report.Versions)
-	rows, err := g.mem.Read(t.Context(), []rowstore.RowRead{{Table: tableScanLeases, Row: "r", Picks: []rowstore.Pick{everything(rowstore.Write, rowstore.AllColumns)}}})
+	rows, err := g.mem.Read(t.Context(), []rowstore.RowRead{{Table: format.TableScanLeases, Row: "r", Selectors: []rowstore.Selector{everything(rowstore.Write, rowstore.AllColumns)}}})
 	require.NoError(t, err)
 	require.Empty(t, rows[0].Versions)
 }
@@ -313,7 +316,7 @@ func TestLimitsOfAStep(t *testing.T) {
 				g := newGauge(limits)
 				db := open(t, g, opts...)
 				_, err := db.changeCatalog(t.Context(), func(v *catalogView) (bool, error) {
-					v.Observers = append(v.Observers, observerRecord{Name: []byte("o"), Table: []byte("t"), Column: []byte("v"), Swept: 1})
+					v.Observers = append(v.Observers, format.Observer{Name: []byte("o"), Table: []byte("t"), Column: []byte("v"), Swept: 1})
 					return true, nil
 				})
 				require.NoError(t, err)
@@ -351,10 +354,10 @@ func TestLimitsOfAStep(t *testing.T) {
 func TestDrawnWithTheLastPieceOnly(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	c := w.client(WithoutGroups())
+	c := w.client(withoutGroups())
 	cells := sample(3*pieceRows, 0, 0)
 	var between Timestamp
-	c.wire.on(rule{match: prewrites, skip: 1, after: func(ctx context.Context, x *call) {
+	c.wire.AddRule(faultstore.Rule{Match: prewrites, Skip: 1, After: func(ctx context.Context, x *call) {
 		if between == 0 {
 			between, _ = w.mem.Oracle().Draw(ctx, 1)
 		}
@@ -368,22 +371,22 @@ func TestDrawnWithTheLastPieceOnly(t *testing.T) {
 	calls := c.wire.sent(prewrites)
 	require.Len(t, calls, 3)
 	for _, x := range calls {
-		require.False(t, x.opts.Draw)
+		require.False(t, x.Opts.AssignTimestamp)
 	}
 	require.Greater(t, tx.CommitTimestamp(), between)
-	primary := calls[0].muts[0]
-	l, err := decodeLock(primary.Edits[0].Value)
+	primary := calls[0].Mutations()[0]
+	l, err := format.DecodeLock(primary.Edits[0].Value)
 	require.NoError(t, err)
-	require.Equal(t, l.primary, Cell{primary.Table, primary.Row, primary.Conditions[0].Column}, "the primary is the first of the first piece")
+	require.Equal(t, Cell(l.Primary), Cell{primary.Table, primary.Row, primary.Conditions[0].Column}, "the primary is the first of the first piece")
 	small := writes(t, c, "1", rowA, rowB)
 	require.NoError(t, small.Commit(t.Context()))
-	require.True(t, c.wire.sent(prewrites)[3].opts.Draw)
+	require.True(t, c.wire.sent(prewrites)[3].Opts.AssignTimestamp)
 }
 
 // bubble opens a DB over g and another over the store itself, in a bubble of fake time.
 func bubble(t *testing.T, g *gauge, opts ...Option) (slow, quick *DB, end func()) {
 	t.Helper()
-	all := append([]Option{WithoutGroups(), WithSettings(Settings{MaxTxnAge: 2 * time.Hour, Retention: 24 * time.Hour, CatalogLease: time.Hour})}, opts...)
+	all := append([]Option{withoutGroups(), WithSettings(Settings{MaxTxnAge: 2 * time.Hour, Retention: 24 * time.Hour, CatalogLease: time.Hour})}, opts...)
 	slow, err := New(t.Context(), g, all...)
 	require.NoError(t, err)
 	quick, err = New(t.Context(), g.mem, all...)
@@ -434,7 +437,7 @@ func TestHeartbeatWhilePrewriting(t *testing.T) {
 				}
 			}
 			return nil
-		}, MaxAttempts(1)))
+		}, WithMaxAttempts(1)))
 		require.Greater(t, time.Since(began), 4*time.Second)
 		require.Greater(t, pieces.Load(), int64(30))
 		stop()
@@ -504,7 +507,7 @@ func TestSlowLeasesAreBounded(t *testing.T) {
 func TestWideRowPartlyRolledForward(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	t1, c := w.client(WithoutGroups()), w.client()
+	t1, c := w.client(withoutGroups()), w.client()
 	tx := writes(t, t1, "1", rowA)
 	for i := range 300 {
 		require.NoError(t, tx.Set(Cell{"t", "wide", fmt.Sprint(i)}, []byte("1")))
@@ -556,7 +559,7 @@ func TestSlowCallLetsNoLeaseLapse(t *testing.T) {
 				}
 			}
 			return nil
-		}, MaxAttempts(1)))
+		}, WithMaxAttempts(1)))
 		require.Greater(t, calls.Load(), int64(4))
 		require.Zero(t, other.Stats().RolledBack)
 		require.NoError(t, db.drained(t.Context()))
@@ -575,7 +578,7 @@ func TestLimitsOfAStepWithNotifications(t *testing.T) {
 				g := newGauge(rowstore.Limits{Operations: operations})
 				db := open(t, g, opts...)
 				_, err := db.changeCatalog(t.Context(), func(v *catalogView) (bool, error) {
-					v.Observers = append(v.Observers, observerRecord{Name: []byte("o"), Table: []byte("t"), Column: []byte("v"), Swept: 1})
+					v.Observers = append(v.Observers, format.Observer{Name: []byte("o"), Table: []byte("t"), Column: []byte("v"), Swept: 1})
 					return true, nil
 				})
 				require.NoError(t, err)
@@ -630,10 +633,10 @@ func TestTooLateAndThenTooLarge(t *testing.T) {
 	for i := range cells {
 		require.NoError(t, tx.Set(Cell{"t", fmt.Sprint(i), "v"}, []byte("1")))
 	}
-	other := open(t, abilities{Memory: g.mem})
+	other := open(t, abilities{Store: g.mem})
 	g.then = func() {
 		_, err := other.changeCatalog(t.Context(), func(v *catalogView) (bool, error) {
-			v.Observers = append(v.Observers, observerRecord{Name: []byte("o"), Table: []byte("t"), Column: []byte("v"), Swept: 1})
+			v.Observers = append(v.Observers, format.Observer{Name: []byte("o"), Table: []byte("t"), Column: []byte("v"), Swept: 1})
 			return true, nil
 		})
 		require.NoError(t, err)

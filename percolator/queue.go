@@ -1,9 +1,10 @@
 package percolator
 
-import (
-	"context"
-	"time"
-)
+import "context"
+
+// The jobs that wait to run, and the slots in which they run. Finding (find.go) hands
+// cells over by wanted and found, and waits in waitForRoom. dispatch starts runs
+// (run.go), and asks for another look once a queue has room again.
 
 const (
 	// lowWater is the number of waiting jobs of an observer at which the scanner
@@ -49,8 +50,8 @@ func (w *Worker) found(q *queue, c Cell, seen uint64) bool {
 		return false
 	}
 	j := job{c, q.o}
-	if p := w.waiting[j]; p != nil {
-		w.forget(p)
+	if p := w.paused[j]; p != nil {
+		w.dropPause(p)
 	}
 	return w.enqueue(&task{job: j, q: q, seen: seen})
 }
@@ -65,7 +66,7 @@ func (w *Worker) wanted(q *queue, c Cell, seen uint64) bool {
 		return false
 	}
 	// A newer change does not wait for the next attempt of an older one.
-	p := w.waiting[j]
+	p := w.paused[j]
 	return p == nil || p.seen != seen || !w.db.clock.Now().Before(p.until)
 }
 
@@ -103,7 +104,7 @@ func (w *Worker) dispatch() {
 		t.running = true
 		q.running++
 		w.running++
-		go w.deal(t)
+		go w.runJob(t)
 	}
 }
 
@@ -174,105 +175,4 @@ func (w *Worker) stopStarting() {
 		q.tasks = nil
 	}
 	w.signalIdle()
-}
-
-// How long a job is left alone after the store failed, each time longer, or while a
-// living transaction has its cell locked. The commit of that transaction wakes the
-// worker, so the pause matters only if its owner dies.
-const (
-	troublePause     = 100 * time.Millisecond
-	longTroublePause = 5 * time.Second
-	lockedPause      = 50 * time.Millisecond
-)
-
-// deal runs a job until nothing is left to do, or until it must be left alone for a
-// while.
-func (w *Worker) deal(t *task) {
-	defer w.tasks.Done()
-	for attempt := 0; ; attempt++ {
-		result, wait, err := w.attempt(w.runCtx, t)
-		if err != nil && w.runCtx.Err() == nil && !fatal(err) {
-			w.db.log.Warn("an observed cell could not be dealt with and will be tried again", "observer", t.o.Name, "cell", t.cell.public().String(), "err", err)
-		}
-		// A worker that stops finishes the runs that it has begun, even if that takes
-		// another attempt. It begins nothing else.
-		if w.ctx.Err() != nil && result != runConflict {
-			result = runAbandoned
-		}
-		switch result {
-		case runAgain:
-			attempt = 0
-			t.trouble = 0
-			continue
-		case runConflict:
-			if w.db.clock.Sleep(w.runCtx, w.db.opt.retryWait.wait(attempt, w.db.rand)) == nil {
-				continue
-			}
-			wait = 0
-		case runLocked:
-			wait = lockedPause
-		case runTrouble:
-			wait = Backoff{Min: troublePause, Max: longTroublePause}.wait(t.trouble, w.db.rand)
-			t.trouble++
-		case runDone, runAbandoned:
-			wait = 0
-		case runWaiting:
-		}
-		if w.endTask(t, result, wait) {
-			return
-		}
-	}
-}
-
-// endTask ends the handling of a job, and pauses the job if wait is not 0. It returns
-// false if the job was found again meanwhile and must be handled again.
-func (w *Worker) endTask(t *task, result runResult, wait time.Duration) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	again := t.again && result != runAbandoned && result != runTrouble
-	t.again = false
-	if again {
-		return false
-	}
-	delete(w.jobs, t.job)
-	t.q.running--
-	w.running--
-	if wait > 0 {
-		w.leaveAlone(&deferral{job: t.job, q: t.q, until: w.db.clock.Now().Add(wait), seen: t.seen, trouble: t.trouble, locked: result == runLocked})
-	}
-	w.dispatch()
-	w.signalIdle()
-	return true
-}
-
-// queued reports whether a job for the cell, of any observer of this worker, still
-// waits to run.
-func (w *Worker) queued(c Cell) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, q := range w.queuesOf(c) {
-		if t := w.jobs[job{c, q.o}]; t != nil && !t.running {
-			return true
-		}
-	}
-	return false
-}
-
-// noteWork records that something happened that WaitIdle must know of.
-func (w *Worker) noteWork() {
-	w.mu.Lock()
-	w.wakes++
-	w.progress++
-	w.mu.Unlock()
-}
-
-// signalIdle tells WaitIdle that nothing runs at the moment. w.mu is held.
-func (w *Worker) signalIdle() {
-	if len(w.jobs) > 0 {
-		return
-	}
-	for ch := range w.idle {
-		close(ch)
-		delete(w.idle, ch)
-	}
 }

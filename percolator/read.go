@@ -5,22 +5,23 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
 // snapshotPicks selects what a read of a column at a snapshot needs: the lock that
 // may hide a commit at or below it, and the newest committed version.
-func snapshotPicks(picks []rowstore.Pick, column string, at Timestamp) []rowstore.Pick {
+func snapshotPicks(picks []rowstore.Selector, column string, at Timestamp) []rowstore.Selector {
 	return append(picks,
-		rowstore.Pick{Family: rowstore.Lock, Column: column, To: at, Limit: 1},
-		rowstore.Pick{Family: rowstore.Write, Column: column, To: at, Limit: 1},
+		rowstore.Selector{Family: rowstore.Lock, Column: column, To: at, Limit: 1},
+		rowstore.Selector{Family: rowstore.Write, Column: column, To: at, Limit: 1},
 	)
 }
 
 // getCell reads one cell.
 func (db *DB) getCell(ctx context.Context, c Cell, s *snapshot) (value []byte, found bool, err error) {
-	reads := []rowstore.RowRead{{Table: c.Table, Row: c.Row, Picks: snapshotPicks(make([]rowstore.Pick, 0, 2), c.Column, s.at())}}
+	reads := []rowstore.RowRead{{Table: c.Table, Row: c.Row, Selectors: snapshotPicks(make([]rowstore.Selector, 0, 2), c.Column, s.at())}}
 	rows, timely, err := db.readSettled(ctx, reads, s)
 	if err != nil {
 		return nil, false, err
@@ -30,8 +31,8 @@ func (db *DB) getCell(ctx context.Context, c Cell, s *snapshot) (value []byte, f
 	if err != nil {
 		return nil, false, err
 	}
-	if found && w.long {
-		values, err := db.longValues(ctx, []longValue{{c, w.start}})
+	if found && w.Long {
+		values, err := db.longValues(ctx, []longValue{{c, w.Start}})
 		if err != nil {
 			return nil, false, err
 		}
@@ -39,7 +40,7 @@ func (db *DB) getCell(ctx context.Context, c Cell, s *snapshot) (value []byte, f
 			return nil, false, err
 		}
 		if values[0] == nil {
-			return nil, false, missingData(c, w.start)
+			return nil, false, missingData(c, w.Start)
 		}
 		return values[0], true, nil
 	}
@@ -49,7 +50,7 @@ func (db *DB) getCell(ctx context.Context, c Cell, s *snapshot) (value []byte, f
 	if !found {
 		return nil, false, nil
 	}
-	return notNil(w.value), true, nil
+	return notNil(w.Value), true, nil
 }
 
 // A read of many cells is split into several calls, so that none of them is large.
@@ -92,10 +93,10 @@ func (db *DB) getPage(ctx context.Context, cells []Cell, s *snapshot) ([][]byte,
 			return nil, err
 		case !ok:
 			missing = missing || !timely && rows[where[i]].Newest(rowstore.Write, c.Column) == nil
-		case w.long:
-			long, longAt = append(long, longValue{c, w.start}), append(longAt, i)
+		case w.Long:
+			long, longAt = append(long, longValue{c, w.Start}), append(longAt, i)
 		default:
-			values[i] = notNil(w.value)
+			values[i] = notNil(w.Value)
 		}
 	}
 	longs, err := db.longValues(ctx, long)
@@ -119,7 +120,7 @@ func (db *DB) getPage(ctx context.Context, cells []Cell, s *snapshot) ([][]byte,
 // read.
 func cellReads(cells []Cell, at Timestamp) (reads []rowstore.RowRead, where []int) {
 	reads, where = make([]rowstore.RowRead, 0, len(cells)), make([]int, len(cells))
-	picks := make([]rowstore.Pick, 2*len(cells)) // two for each row; a row with more cells gets an array of its own
+	picks := make([]rowstore.Selector, 2*len(cells)) // two for each row; a row with more cells gets an array of its own
 	// Maps pay only where there are many cells.
 	var index map[rowName]int
 	var seen map[Cell]struct{}
@@ -132,19 +133,19 @@ func cellReads(cells []Cell, at Timestamp) (reads []rowstore.RowRead, where []in
 		if index == nil {
 			r = slices.IndexFunc(reads, func(r rowstore.RowRead) bool { return r.Row == c.Row && r.Table == c.Table })
 			known = r >= 0
-			twice = known && slices.ContainsFunc(reads[r].Picks, func(p rowstore.Pick) bool { return p.Column == c.Column })
+			twice = known && slices.ContainsFunc(reads[r].Selectors, func(p rowstore.Selector) bool { return p.Column == c.Column })
 		} else {
 			seen[c] = struct{}{}
 		}
 		if !known {
 			r = len(reads)
-			reads = append(reads, rowstore.RowRead{Table: c.Table, Row: c.Row, Picks: picks[2*r : 2*r : 2*r+2]})
+			reads = append(reads, rowstore.RowRead{Table: c.Table, Row: c.Row, Selectors: picks[2*r : 2*r : 2*r+2]})
 			if index != nil {
 				index[c.rowName()] = r
 			}
 		}
 		if !twice {
-			reads[r].Picks = snapshotPicks(reads[r].Picks, c.Column, at)
+			reads[r].Selectors = snapshotPicks(reads[r].Selectors, c.Column, at)
 		}
 		where[i] = r
 	}
@@ -164,16 +165,16 @@ func missingData(c Cell, start Timestamp) error {
 
 // committed finds the newest version of column in a row that was read with
 // snapshotPicks and is settled. found is false for none, and for a delete.
-func committed(row *rowstore.Row, column string) (w writeValue, found bool, err error) {
+func committed(row *rowstore.Row, column string) (w format.Write, found bool, err error) {
 	v := row.Newest(rowstore.Write, column)
 	if v == nil {
-		return writeValue{}, false, nil
+		return format.Write{}, false, nil
 	}
-	w, err = decodeWrite(v.Value)
+	w, err = format.DecodeWrite(v.Value)
 	if err != nil {
 		return w, false, fmt.Errorf("table %q, row %q, column %q at %d: %w", row.Table, row.Row, column, uint64(v.TS), err)
 	}
-	return w, w.kind == kindPut, nil
+	return w, w.Kind == format.KindPut, nil
 }
 
 // longValue names a value that is in Data.
@@ -189,7 +190,7 @@ func (db *DB) longValues(ctx context.Context, wanted []longValue) ([][]byte, err
 	for page := range slices.Chunk(wanted, readLongs) {
 		reads := make([]rowstore.RowRead, len(page))
 		for i, l := range page {
-			reads[i] = rowstore.RowRead{Table: l.cell.Table, Row: l.cell.Row, Picks: []rowstore.Pick{
+			reads[i] = rowstore.RowRead{Table: l.cell.Table, Row: l.cell.Row, Selectors: []rowstore.Selector{
 				{Family: rowstore.Data, Column: l.cell.Column, From: l.start, To: l.start},
 			}}
 		}
@@ -226,14 +227,14 @@ func (db *DB) readRows(ctx context.Context, reads []rowstore.RowRead) ([]rowstor
 // snapshot: each row comes from one view that shows none. It resolves locks that it
 // meets, and waits for those of living transactions. Readers hold nothing, so they may
 // wait for any transaction. If the snapshot has no timestamp yet, it gets one, and
-// picks that said Drawn name that timestamp afterwards. timely is as in readAt.
+// picks that said AssignedTimestamp name that timestamp afterwards. timely is as in readAt.
 func (db *DB) readSettled(ctx context.Context, reads []rowstore.RowRead, s *snapshot) (rows []rowstore.Row, timely bool, err error) {
 	rows, timely, err = db.readAt(ctx, reads, s)
 	if err != nil {
 		return nil, false, err
 	}
 	for i := range rows {
-		again, err := db.settleRow(ctx, &rows[i], reads[i].Picks, s.start)
+		again, err := db.settleRow(ctx, &rows[i], reads[i].Selectors, s.start)
 		if err != nil {
 			return nil, false, err
 		}
@@ -252,7 +253,7 @@ func (db *DB) readAt(ctx context.Context, reads []rowstore.RowRead, s *snapshot)
 		return rows, false, err
 	}
 	began := db.clock.Now()
-	answers, err := db.drawReader.DrawRead(ctx, []rowstore.DrawRead{{Reads: reads}})
+	answers, err := db.snapshotReader.ReadSnapshot(ctx, []rowstore.SnapshotRead{{Reads: reads}})
 	if err == nil {
 		err = answers[0].Err
 	}
@@ -261,8 +262,8 @@ func (db *DB) readAt(ctx context.Context, reads []rowstore.RowRead, s *snapshot)
 	}
 	*s = snapshot{set: true, start: answers[0].TS, began: began}
 	for i := range reads {
-		for j := range reads[i].Picks {
-			if p := &reads[i].Picks[j]; p.To == rowstore.Drawn {
+		for j := range reads[i].Selectors {
+			if p := &reads[i].Selectors[j]; p.To == rowstore.AssignedTimestamp {
 				p.To = s.start
 			}
 		}
@@ -278,13 +279,13 @@ func (db *DB) readAt(ctx context.Context, reads []rowstore.RowRead, s *snapshot)
 
 // settle makes sure that a row shows no put or delete lock at or below the
 // snapshot, reading it again as a whole after each resolution.
-func (db *DB) settle(ctx context.Context, row *rowstore.Row, picks []rowstore.Pick, at Timestamp) error {
+func (db *DB) settle(ctx context.Context, row *rowstore.Row, picks []rowstore.Selector, at Timestamp) error {
 	_, err := db.settleRow(ctx, row, picks, at)
 	return err
 }
 
 // settleRow is settle, and tells whether the row was read again.
-func (db *DB) settleRow(ctx context.Context, row *rowstore.Row, picks []rowstore.Pick, at Timestamp) (again bool, err error) {
+func (db *DB) settleRow(ctx context.Context, row *rowstore.Row, picks []rowstore.Selector, at Timestamp) (again bool, err error) {
 	for attempt := 0; ; attempt++ {
 		blocked, waited, err := db.resolveRow(ctx, row, at)
 		if err != nil || !blocked {
@@ -295,7 +296,7 @@ func (db *DB) settleRow(ctx context.Context, row *rowstore.Row, picks []rowstore
 				return true, fmt.Errorf("waiting for a lock in row %q of table %q: %w", row.Row, row.Table, err)
 			}
 		}
-		rows, err := db.readRows(ctx, []rowstore.RowRead{{Table: row.Table, Row: row.Row, Picks: picks}})
+		rows, err := db.readRows(ctx, []rowstore.RowRead{{Table: row.Table, Row: row.Row, Selectors: picks}})
 		if err != nil {
 			return true, err
 		}
@@ -314,15 +315,15 @@ func (db *DB) resolveRow(ctx context.Context, row *rowstore.Row, at Timestamp) (
 		if v.TS > at {
 			continue
 		}
-		l, err := decodeLock(v.Value)
+		l, err := format.DecodeLock(v.Value)
 		if err != nil {
 			return false, false, fmt.Errorf("table %q, row %q, column %q: %w", row.Table, row.Row, v.Column, err)
 		}
-		if l.kind == kindLock {
+		if l.Kind == format.KindLock {
 			continue
 		}
 		blocked = true
-		settled, err := db.resolveLock(ctx, Cell{row.Table, row.Row, v.Column}, v.TS, &l, respectLiving)
+		settled, err := db.resolveLock(ctx, Cell{row.Table, row.Row, v.Column}, v.TS, &l, respectLiveOwner)
 		if err != nil {
 			return true, false, err
 		}
@@ -332,6 +333,6 @@ func (db *DB) resolveRow(ctx context.Context, row *rowstore.Row, at Timestamp) (
 }
 
 // everything is a pick of all versions of a family, for the library's own rows.
-func everything(f rowstore.Family, column string) rowstore.Pick {
-	return rowstore.Pick{Family: f, Column: column, To: oracle.Max}
+func everything(f rowstore.Family, column string) rowstore.Selector {
+	return rowstore.Selector{Family: f, Column: column, To: oracle.Max}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -87,7 +88,7 @@ func TestSweepIsTakenOver(t *testing.T) {
 	// by a worker that dies with the lease of the sweep.
 	c := Cell{"t", "r", "v"}
 	_, err := dbs[1].changeCatalog(t.Context(), func(v *catalogView) (bool, error) {
-		v.Observers[0].Swept, v.Observers[0].Since = 0, v.f
+		v.Observers[0].Swept, v.Observers[0].Since = 0, v.asOf
 		return true, nil
 	})
 	require.NoError(t, err)
@@ -95,7 +96,7 @@ func TestSweepIsTakenOver(t *testing.T) {
 	idle(t, w)
 	require.Positive(t, n.Load())
 	notifications := func() (left int) {
-		for _, err := range dbs[1].Store().Scan(t.Context(), rowstore.ScanRange{Table: "t", Picks: []rowstore.Pick{everything(rowstore.Notify, "v")}}) {
+		for _, err := range dbs[1].Store().Scan(t.Context(), rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{everything(rowstore.Notify, "v")}}) {
 			require.NoError(t, err)
 			left++
 		}
@@ -127,7 +128,7 @@ func TestSweepLease(t *testing.T) {
 	w := NewWorker(dbs[0], WorkerConfig{ScanLease: 200 * time.Millisecond})
 	require.NoError(t, w.Observe(Observer{Name: "o", Table: "t", Column: "v", Func: nothing}))
 	other := NewWorker(dbs[1], w.config)
-	lease := &sweepLease{w: other, row: rowOf("t", "v", "o", Timestamp(0).String())}
+	lease := &sweepLease{w: other, row: format.SweepLeaseRow(&format.Observer{Table: []byte("t"), Column: []byte("v"), Name: []byte("o")})}
 	held, err := lease.take(t.Context())
 	require.NoError(t, err)
 	require.Zero(t, held)
@@ -201,7 +202,7 @@ func TestParkedRunsOfARemovedObserver(t *testing.T) {
 			require.Len(t, parked, 1)
 			// Until every commit knows that nobody observes the column.
 			notified := func() []rowstore.Version {
-				rows, err := db.Store().Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: "r", Picks: []rowstore.Pick{everything(rowstore.Notify, "v")}}})
+				rows, err := db.Store().Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: "r", Selectors: []rowstore.Selector{everything(rowstore.Notify, "v")}}})
 				require.NoError(t, err)
 				return rows[0].Versions
 			}

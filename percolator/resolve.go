@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -13,9 +14,9 @@ import (
 // txnState is what one view of the primary's row says about a transaction. For a cell
 // that may not be the primary see decide.
 type txnState struct {
-	committed Timestamp  // the commit timestamp, if not 0
-	aborted   bool       // not committed, for good
-	lock      *lockValue // the primary's lock, while undecided and there
+	committed Timestamp    // the commit timestamp, if not 0
+	aborted   bool         // not committed, for good
+	lock      *format.Lock // the primary's lock, while undecided and there
 	// lost says, of aborted, that it is certain only if the cell is the primary. If the
 	// transaction only locked the cell, the mark of a younger transaction may stand
 	// where its own mark stood.
@@ -32,25 +33,25 @@ func (s *txnState) undecided() bool { return s.committed == 0 && !s.aborted }
 const statusPage = 32
 
 func statusRead(start Timestamp, primary Cell) rowstore.RowRead {
-	return rowstore.RowRead{Table: primary.Table, Row: primary.Row, Picks: []rowstore.Pick{
+	return rowstore.RowRead{Table: primary.Table, Row: primary.Row, Selectors: []rowstore.Selector{
 		{Family: rowstore.Lock, Column: primary.Column, From: start, To: start, Limit: 1},
 		// Not only the newest: that may be another transaction's, above the one that
 		// counts.
 		{Family: rowstore.Write, Column: primary.Column, From: start, To: oracle.Max, Limit: statusPage},
 		{Family: rowstore.Write, Column: primary.Column, To: start - 1, Limit: 1},
-		{Family: rowstore.Rollback, Column: primary.Column, From: start, To: oracle.Max, Limit: 1},
+		{Family: rowstore.Mark, Column: primary.Column, From: start, To: oracle.Max, Limit: 1},
 	}}
 }
 
-// judge applies the rules of a transaction's status, in their order, to the answer to
+// parseStatus applies the rules of a transaction's status, in their order, to the answer to
 // statusRead.
-func (db *DB) judge(ctx context.Context, row *rowstore.Row, start Timestamp, primary Cell) (txnState, error) {
+func (db *DB) parseStatus(ctx context.Context, row *rowstore.Row, start Timestamp, primary Cell) (txnState, error) {
 	writes, complete := fromStart(row.All(rowstore.Write, primary.Column), start)
 	if commit, err := ownWrite(writes, start); err != nil || commit != 0 {
 		return txnState{committed: commit}, err
 	}
 	if v := row.At(rowstore.Lock, primary.Column, start); v != nil {
-		l, err := decodeLock(v.Value)
+		l, err := format.DecodeLock(v.Value)
 		if err != nil {
 			return txnState{}, err
 		}
@@ -67,11 +68,11 @@ func (db *DB) judge(ctx context.Context, row *rowstore.Row, start Timestamp, pri
 		// collected.
 		complete = complete && still
 	}
-	mark := row.Newest(rowstore.Rollback, primary.Column)
+	mark := row.Newest(rowstore.Mark, primary.Column)
 	if mark == nil {
 		return txnState{aborted: len(writes) > 0, complete: complete}, nil
 	}
-	by, err := decodeMark(mark.Value)
+	by, err := format.DecodeMark(mark.Value)
 	switch {
 	case err != nil:
 		return txnState{}, err
@@ -88,11 +89,11 @@ func (db *DB) judge(ctx context.Context, row *rowstore.Row, start Timestamp, pri
 // ownWrite returns the timestamp of the version that the transaction committed, or 0.
 func ownWrite(writes []rowstore.Version, start Timestamp) (Timestamp, error) {
 	for i := range writes {
-		w, err := decodeWrite(writes[i].Value)
+		w, err := format.DecodeWrite(writes[i].Value)
 		if err != nil {
 			return 0, err
 		}
-		if w.start == start {
+		if w.Start == start {
 			return writes[i].TS, nil
 		}
 	}
@@ -107,7 +108,7 @@ func ownWrite(writes []rowstore.Version, start Timestamp) (Timestamp, error) {
 func (db *DB) ownOldWrite(ctx context.Context, start Timestamp, primary Cell, to Timestamp) (commit Timestamp, complete bool, err error) {
 	for from := start; from <= to; {
 		mid := from + (to-from)/2
-		rows, err := db.readRows(ctx, []rowstore.RowRead{{Table: primary.Table, Row: primary.Row, Picks: []rowstore.Pick{
+		rows, err := db.readRows(ctx, []rowstore.RowRead{{Table: primary.Table, Row: primary.Row, Selectors: []rowstore.Selector{
 			{Family: rowstore.Write, Column: primary.Column, From: start, To: mid, Limit: statusPage},
 			{Family: rowstore.Write, Column: primary.Column, To: start - 1, Limit: 1},
 		}}})
@@ -146,21 +147,21 @@ func (db *DB) status(ctx context.Context, start Timestamp, primary Cell) (txnSta
 	if err != nil {
 		return txnState{}, fmt.Errorf("reading the status of transaction %d: %w", uint64(start), err)
 	}
-	return db.judge(ctx, &rows[0], start, primary)
+	return db.parseStatus(ctx, &rows[0], start, primary)
 }
 
-// living says what resolveLock does about a transaction whose owner lives.
-type living bool
+// ownerRule says what resolveLock does about a transaction whose owner lives.
+type ownerRule bool
 
 const (
-	respectLiving  living = true
-	overrideLiving living = false // below the safe point nobody may commit any more
+	respectLiveOwner  ownerRule = true
+	overrideLiveOwner ownerRule = false // below the safe point nobody may commit any more
 )
 
 // resolveLock handles another transaction's lock on cell. It rolls the cell forward or
 // back when the transaction is decided, and decides it when its owner is dead. settled
 // is false when the owner lives, and nothing was done.
-func (db *DB) resolveLock(ctx context.Context, cell Cell, start Timestamp, l *lockValue, mode living) (settled bool, err error) {
+func (db *DB) resolveLock(ctx context.Context, cell Cell, start Timestamp, l *format.Lock, mode ownerRule) (settled bool, err error) {
 	db.count.locksMet.Add(1)
 	for attempt := 0; ; attempt++ {
 		state, alive, err := db.inspect(ctx, start, l, mode)
@@ -176,12 +177,12 @@ func (db *DB) resolveLock(ctx context.Context, cell Cell, start Timestamp, l *lo
 		}
 		// Undecided and dead. The primary goes first, whichever cell was met: once
 		// a secondary is gone, a commit of the primary would be torn.
-		decided, err := db.rollBackPrimary(ctx, start, l.primary, state.lock)
+		decided, err := db.rollBackPrimary(ctx, start, Cell(l.Primary), state.lock)
 		if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
 			return false, fmt.Errorf("rolling back transaction %d: %w", uint64(start), err)
 		}
 		if decided {
-			if cell == l.primary {
+			if cell == Cell(l.Primary) {
 				return true, nil
 			}
 			return true, db.rollBack(ctx, cell, start, l)
@@ -198,17 +199,17 @@ func (db *DB) resolveLock(ctx context.Context, cell Cell, start Timestamp, l *lo
 // inspect reads the status of the transaction that a lock belongs to, and whether
 // its owner lives: its session is valid and the expiry on the primary's lock (on
 // the met lock while the primary has none) has not passed.
-func (db *DB) inspect(ctx context.Context, start Timestamp, met *lockValue, mode living) (state txnState, alive bool, err error) {
-	reads := []rowstore.RowRead{statusRead(start, met.primary), sessionRead(met.session)}
-	if mode == overrideLiving {
+func (db *DB) inspect(ctx context.Context, start Timestamp, met *format.Lock, mode ownerRule) (state txnState, alive bool, err error) {
+	reads := []rowstore.RowRead{statusRead(start, Cell(met.Primary)), sessionRead(met.Session)}
+	if mode == overrideLiveOwner {
 		reads = reads[:1]
 	}
 	rows, err := db.readRows(ctx, reads)
 	if err != nil {
 		return txnState{}, false, err
 	}
-	state, err = db.judge(ctx, &rows[0], start, met.primary)
-	if err != nil || !state.undecided() || mode == overrideLiving {
+	state, err = db.parseStatus(ctx, &rows[0], start, Cell(met.Primary))
+	if err != nil || !state.undecided() || mode == overrideLiveOwner {
 		return state, false, err
 	}
 	now, err := db.draw(ctx)
@@ -222,7 +223,7 @@ func (db *DB) inspect(ctx context.Context, start Timestamp, met *lockValue, mode
 	switch {
 	case !sessionValid(&rows[1], now):
 		db.count.sessionGone.Add(1)
-	case l.expiry < now:
+	case l.Expiry < now:
 		db.count.expired.Add(1)
 	default:
 		return state, true, nil
@@ -233,14 +234,14 @@ func (db *DB) inspect(ctx context.Context, start Timestamp, met *lockValue, mode
 // rollBackPrimary decides that an undecided transaction is not committed: it rolls back
 // the primary's lock, or fences the primary if there is none. decided is false if the
 // primary has changed meanwhile.
-func (db *DB) rollBackPrimary(ctx context.Context, start Timestamp, primary Cell, lock *lockValue) (decided bool, err error) {
+func (db *DB) rollBackPrimary(ctx context.Context, start Timestamp, primary Cell, lock *format.Lock) (decided bool, err error) {
 	m := fence(start, primary)
 	if lock != nil {
 		m = rowstore.Mutation{
 			Table: primary.Table, Row: primary.Row,
 			Conditions: []rowstore.Condition{rowstore.Present(primary.Column, start)},
-			Edits: append(rollBackEdits(nil, primary.Column, start, lock.long, lock.notify),
-				rowstore.Put(rowstore.Rollback, primary.Column, start, nil)),
+			Edits: append(rollBackEdits(nil, primary.Column, start, lock.Long, lock.Notify),
+				rowstore.Put(rowstore.Mark, primary.Column, start, nil)),
 		}
 	}
 	out, err := db.applyOne(ctx, m)
@@ -262,9 +263,9 @@ func fence(start Timestamp, primary Cell) rowstore.Mutation {
 		Conditions: []rowstore.Condition{
 			rowstore.AbsentAt(primary.Column, start),
 			rowstore.Absent(rowstore.Write, primary.Column, start),
-			rowstore.Absent(rowstore.Rollback, primary.Column, start),
+			rowstore.Absent(rowstore.Mark, primary.Column, start),
 		},
-		Edits: []rowstore.Edit{rowstore.Put(rowstore.Rollback, primary.Column, start, nil)},
+		Edits: []rowstore.Edit{rowstore.Put(rowstore.Mark, primary.Column, start, nil)},
 	}
 }
 
@@ -280,38 +281,38 @@ func rollBackEdits(edits []rowstore.Edit, column string, start Timestamp, long, 
 }
 
 // commitEdits turns a lock into the committed version or mark that it stands for.
-func commitEdits(edits []rowstore.Edit, column string, start, commit Timestamp, k kind, value []byte, long, notify bool) []rowstore.Edit {
+func commitEdits(edits []rowstore.Edit, column string, start, commit Timestamp, k format.Kind, value []byte, long, notify bool) []rowstore.Edit {
 	edits = append(edits, rowstore.Delete(rowstore.Lock, column, start))
-	if k == kindLock {
+	if k == format.KindLock {
 		// The mark makes older writers of the cell fail.
-		return append(edits, rowstore.Put(rowstore.Rollback, column, commit, encodeMark(start)))
+		return append(edits, rowstore.Put(rowstore.Mark, column, commit, format.EncodeMark(start)))
 	}
-	w := writeValue{kind: k, long: long, start: start, value: value}
-	edits = append(edits, rowstore.Put(rowstore.Write, column, commit, w.encode()))
+	w := format.Write{Kind: k, Long: long, Start: start, Value: value}
+	edits = append(edits, rowstore.Put(rowstore.Write, column, commit, w.Encode()))
 	if notify {
 		edits = append(edits,
 			rowstore.Delete(rowstore.Notify, column, start),
-			rowstore.Put(rowstore.Notify, column, commit, strongValue))
+			rowstore.Put(rowstore.Notify, column, commit, format.StrongNotification))
 	}
 	return edits
 }
 
 // rollForward finishes a cell of a committed transaction. It is fine if the lock is
 // gone already: somebody else did it.
-func (db *DB) rollForward(ctx context.Context, cell Cell, start, commit Timestamp, l *lockValue) error {
+func (db *DB) rollForward(ctx context.Context, cell Cell, start, commit Timestamp, l *format.Lock) error {
 	out, err := db.applyOne(ctx, rowstore.Mutation{
 		Table: cell.Table, Row: cell.Row,
 		Conditions: []rowstore.Condition{rowstore.Present(cell.Column, start)},
-		Edits:      commitEdits(nil, cell.Column, start, commit, l.kind, l.value, l.long, l.notify),
+		Edits:      commitEdits(nil, cell.Column, start, commit, l.Kind, l.Value, l.Long, l.Notify),
 	})
 	return db.afterResolution(err, out.Applied, &db.count.rolledForward, "forward", cell)
 }
 
 // rollBack removes the lock on a cell of a transaction that will never be committed.
-func (db *DB) rollBack(ctx context.Context, cell Cell, start Timestamp, l *lockValue) error {
-	edits := rollBackEdits(nil, cell.Column, start, l.long, l.notify)
-	if cell == l.primary {
-		edits = append(edits, rowstore.Put(rowstore.Rollback, cell.Column, start, nil))
+func (db *DB) rollBack(ctx context.Context, cell Cell, start Timestamp, l *format.Lock) error {
+	edits := rollBackEdits(nil, cell.Column, start, l.Long, l.Notify)
+	if cell == Cell(l.Primary) {
+		edits = append(edits, rowstore.Put(rowstore.Mark, cell.Column, start, nil))
 	}
 	out, err := db.applyOne(ctx, rowstore.Mutation{
 		Table: cell.Table, Row: cell.Row,
@@ -337,21 +338,21 @@ func (db *DB) afterResolution(err error, applied bool, count *atomic.Uint64, way
 type OutcomeStatus int
 
 const (
-	// Committed: the transaction took effect at Outcome.Commit.
-	Committed OutcomeStatus = iota + 1
-	// RolledBack: the transaction did not and will never take effect.
-	RolledBack
-	// Pending: the transaction is being committed, by a process that lives.
-	Pending
+	// OutcomeCommitted: the transaction took effect at Outcome.Commit.
+	OutcomeCommitted OutcomeStatus = iota + 1
+	// OutcomeRolledBack: the transaction did not and will never take effect.
+	OutcomeRolledBack
+	// OutcomePending: the transaction is being committed, by a process that lives.
+	OutcomePending
 )
 
 func (s OutcomeStatus) String() string {
 	switch s {
-	case Committed:
+	case OutcomeCommitted:
 		return "committed"
-	case RolledBack:
+	case OutcomeRolledBack:
 		return "rolled back"
-	case Pending:
+	case OutcomePending:
 		return "pending"
 	}
 	return fmt.Sprintf("OutcomeStatus(%d)", int(s))
@@ -366,7 +367,7 @@ type Outcome struct {
 // Outcome finds out what became of the transaction with that start timestamp. c is its
 // primary, as an UndeterminedError names it, or any other cell that it wrote or locked.
 // If there is no trace of the transaction, Outcome makes sure that it can never commit
-// any more and answers RolledBack. So the question may roll back a transaction that
+// any more and answers OutcomeRolledBack. So the question may roll back a transaction that
 // another goroutine is committing at this moment. Errors:
 //
 //   - one that matches ErrSnapshotTooOld: start is below the safe point, where the trace
@@ -374,7 +375,10 @@ type Outcome struct {
 //   - one that matches ErrTraceLost: c may have been locked only (GetForUpdate), and
 //     younger transactions have overwritten its trace there. OutcomeOf never returns
 //     it, because it knows that it asks about the primary.
-//   - ErrInvalid, ErrTooLarge, and those of the context and of the store.
+//   - ErrInvalid: the start timestamp is 0 or was not drawn yet, or c has an empty name.
+//   - ErrTooLarge: a name of c is over the limits.
+//   - ErrCorrupt or ErrFormat: a record that was met cannot be read.
+//   - ErrOracleWentBack, ErrClosed, and those of the context and of the store.
 func (db *DB) Outcome(ctx context.Context, start Timestamp, c Cell) (Outcome, error) {
 	return db.outcome(ctx, start, c, anyCell)
 }
@@ -387,10 +391,10 @@ func (db *DB) Outcome(ctx context.Context, start Timestamp, c Cell) (Outcome, er
 func (db *DB) OutcomeOf(ctx context.Context, err error) (Outcome, error) {
 	var u *UndeterminedError
 	if !errors.As(err, &u) {
-		return Outcome{}, fmt.Errorf("%w: the error names no undetermined transaction", ErrInvalid)
+		return Outcome{}, fmt.Errorf("percolator: OutcomeOf: %w: the error is no UndeterminedError", ErrInvalid)
 	}
 	if u.Primary == (Cell{}) {
-		return Outcome{}, fmt.Errorf("%w: transaction %d, of notifications alone, leaves no record", ErrInvalid, uint64(u.Start))
+		return Outcome{}, fmt.Errorf("percolator: OutcomeOf: %w: transaction %d only notified and left no record; it may be run again", ErrInvalid, uint64(u.Start))
 	}
 	return db.outcome(ctx, u.Start, u.Primary, primaryCell)
 }
@@ -398,10 +402,10 @@ func (db *DB) OutcomeOf(ctx context.Context, err error) (Outcome, error) {
 func (db *DB) outcome(ctx context.Context, start Timestamp, c Cell, role role) (Outcome, error) {
 	cells, err := db.meanings(&c)
 	if err != nil {
-		return Outcome{}, err
+		return Outcome{}, called("Outcome", err)
 	}
 	if start == 0 || start > oracle.Max {
-		return Outcome{}, fmt.Errorf("%w: start timestamp %d", ErrInvalid, uint64(start))
+		return Outcome{}, fmt.Errorf("percolator: Outcome: %w: no transaction can have the start timestamp %d", ErrInvalid, uint64(start))
 	}
 	if err := db.enter(); err != nil {
 		return Outcome{}, err
@@ -414,18 +418,18 @@ func (db *DB) outcome(ctx context.Context, start Timestamp, c Cell, role role) (
 		return Outcome{}, fmt.Errorf("percolator: asking for the outcome of transaction %d: %w", uint64(start), err)
 	}
 	if start > now {
-		return Outcome{}, fmt.Errorf("%w: no transaction has the start timestamp %d yet", ErrInvalid, uint64(start))
+		return Outcome{}, fmt.Errorf("percolator: Outcome: %w: no transaction has the start timestamp %d yet", ErrInvalid, uint64(start))
 	}
-	out := Outcome{Status: RolledBack}
+	out := Outcome{Status: OutcomeRolledBack}
 	for _, c := range cells {
-		state, err := db.decide(ctx, start, c, respectLiving, role)
+		state, err := db.decide(ctx, start, c, respectLiveOwner, role)
 		switch {
 		case err != nil:
 			return Outcome{}, fmt.Errorf("percolator: asking for the outcome of transaction %d: %w", uint64(start), err)
 		case state.committed != 0:
-			return Outcome{Status: Committed, Commit: state.committed}, nil
+			return Outcome{Status: OutcomeCommitted, Commit: state.committed}, nil
 		case !state.aborted:
-			out.Status = Pending
+			out.Status = OutcomePending
 		}
 	}
 	return out, nil
@@ -443,9 +447,9 @@ func (db *DB) meanings(c *Cell) ([]Cell, error) {
 	if c.Row == "" {
 		return cells, err
 	}
-	table, column := escape(c.Table), escape(c.Column)
+	table, column := format.Escape(c.Table), format.Escape(c.Column)
 	for _, own := range []Cell{{c.Table, c.Row, column}, {table, c.Row, c.Column}, {c.Table, c.Row, c.Column}} {
-		if ownCell(own) {
+		if format.OwnCell(format.Cell(own)) {
 			cells = append(cells, own)
 		}
 	}
@@ -470,8 +474,8 @@ const (
 // "Not committed" is proved only while the safe point is not above start, or while a
 // version of the primary from before start is left; otherwise the error matches
 // ErrSnapshotTooOld.
-func (db *DB) decide(ctx context.Context, start Timestamp, cell Cell, mode living, role role) (txnState, error) {
-	var met *lockValue // that led from another cell to the primary
+func (db *DB) decide(ctx context.Context, start Timestamp, cell Cell, mode ownerRule, role role) (txnState, error) {
+	var met *format.Lock // that led from another cell to the primary
 	for attempt := 0; ; attempt++ {
 		state, err := db.status(ctx, start, cell)
 		if err != nil {
@@ -494,17 +498,17 @@ func (db *DB) decide(ctx context.Context, start Timestamp, cell Cell, mode livin
 			return state, nil
 		}
 		lock := state.lock
-		if lock != nil && lock.primary != cell {
+		if lock != nil && Cell(lock.Primary) != cell {
 			if met != nil {
-				return txnState{}, fmt.Errorf("%w: the lock of transaction %d on its primary %v names another, %v", ErrCorrupt, uint64(start), cell.public(), lock.primary.public())
+				return txnState{}, fmt.Errorf("%w: the lock of transaction %d on its primary %v names another, %v", ErrCorrupt, uint64(start), cell.public(), Cell(lock.Primary).public())
 			}
-			met, cell, role = lock, lock.primary, primaryCell
+			met, cell, role = lock, Cell(lock.Primary), primaryCell
 			continue
 		}
 		if lock == nil {
 			lock = met
 		}
-		if lock != nil && mode == respectLiving {
+		if lock != nil && mode == respectLiveOwner {
 			inspected, alive, err := db.inspect(ctx, start, lock, mode)
 			if err != nil {
 				return txnState{}, err

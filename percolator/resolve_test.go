@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 )
 
 // The transaction that is cut short at each of its calls: two rows of two columns,
@@ -182,12 +183,12 @@ var cutFinders = map[string]func(t testing.TB, w *world, c *client) bool{
 		// What a scan for notifications finds, and nothing else.
 		for {
 			found := 0
-			for row, err := range w.mem.Scan(t.Context(), rowstore.ScanRange{Table: "t", Picks: wk.notifyPicks("t")}) {
+			for row, err := range w.mem.Scan(t.Context(), rowstore.ScanRange{Table: "t", Selectors: wk.notifyPicks("t")}) {
 				require.NoError(t, err)
 				found++
 				result, _, err := wk.runCell(t.Context(), Cell{"t", row.Row, "observed"})
 				require.NoError(t, err)
-				require.Contains(t, []runResult{runDone, runAgain}, result)
+				require.Contains(t, []nextStep{runDone, runAgain}, result)
 			}
 			if found == 0 {
 				break
@@ -225,17 +226,14 @@ func (db *DB) drained(ctx context.Context) error {
 func cutAt(t testing.TB, w *world, n int, v verdict, opts ...Option) (fired bool, ts Timestamp, err error) {
 	t.Helper()
 	c := w.client(opts...)
-	r := c.wire.on(rule{match: func(*call) bool { return true }, skip: n, before: func(context.Context, *call) verdict { return v }})
+	r := c.wire.AddRule(faultstore.Rule{Match: anyCall, Skip: n, Fault: v})
 	tx, err := cutTxn(t, c)
 	if err == nil {
 		err = tx.Commit(t.Context())
 		ts = tx.CommitTimestamp()
 	}
 	require.NoError(t, c.drained(t.Context()))
-	c.wire.mu.Lock()
-	fired = r.times == 0
-	r.times = 0
-	c.wire.mu.Unlock()
+	fired = r.Remove() > 0
 	return fired, ts, err
 }
 
@@ -353,14 +351,12 @@ func TestReplyLostAtEachCallOfAConflict(t *testing.T) {
 					c, other := w.client(opts...), w.client()
 					tx := writes(t, c, "1", rowA, rowB)
 					set(t, other.DB, rowB, "first")
-					r := c.wire.on(rule{match: func(*call) bool { return true }, skip: n, before: func(context.Context, *call) verdict { return v }})
+					r := c.wire.AddRule(faultstore.Rule{Match: anyCall, Skip: n, Fault: v})
 					err := w.finish(commit(c, tx))
 					require.Error(t, err)
 					require.NotErrorIs(t, err, ErrUndetermined, "call %d", n)
 					require.NoError(t, c.drained(t.Context()))
-					c.wire.mu.Lock()
-					fired, r.times = r.times == 0, 0
-					c.wire.mu.Unlock()
+					fired = r.Remove() > 0
 					if !fired {
 						require.ErrorIs(t, err, ErrConflict)
 					}
@@ -386,7 +382,7 @@ func TestReplyLostAtEachCallOfAResolution(t *testing.T) {
 					n := 0
 					for fired := true; fired; n++ {
 						w := newWorld(t)
-						dead, c, other := w.client(WithoutGroups()), w.client(opts...), w.client()
+						dead, c, other := w.client(withoutGroups()), w.client(opts...), w.client()
 						if decided {
 							dead.wire.verdict(secondaries(rowA), die)
 						} else {
@@ -395,7 +391,7 @@ func TestReplyLostAtEachCallOfAResolution(t *testing.T) {
 						left := writes(t, dead, "dead", rowA, rowB).Commit(t.Context())
 						require.NoError(t, dead.drained(t.Context()))
 						w.takeForDead(dead)
-						r := c.wire.on(rule{match: func(*call) bool { return true }, skip: n, before: func(context.Context, *call) verdict { return v }})
+						r := c.wire.AddRule(faultstore.Rule{Match: anyCall, Skip: n, Fault: v})
 						tx, err := c.Begin(t.Context())
 						if err == nil {
 							_ = tx.Set(rowB, []byte("1"))
@@ -403,9 +399,7 @@ func TestReplyLostAtEachCallOfAResolution(t *testing.T) {
 							err = w.finish(commit(c, tx))
 						}
 						require.NoError(t, c.drained(t.Context()))
-						c.wire.mu.Lock()
-						fired, r.times = r.times == 0, 0
-						c.wire.mu.Unlock()
+						fired = r.Remove() > 0
 						w.takeForDeadIfAny(c)
 						want := "none none none"
 						switch committed := value(t, other, rowC) == "1"; {

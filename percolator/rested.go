@@ -72,12 +72,12 @@ func (r *rested) signature(c Cell, observers []string, notified []rowstore.Versi
 	return h.Sum64() | 1
 }
 
-// rests remembers which of this worker's observers have nothing to do for a cell that
+// skipUntilChanged remembers which of this worker's observers have nothing to do for a cell that
 // waits for others. What a scan reads must show whether that still holds. It does if
 // the scan reads every notification. Otherwise a weak notification may come late, below
 // those that it reads. An observer that is covered up to the oldest of those, or
 // further, has nothing to do for such a notification either.
-func (w *Worker) rests(view *cellView) {
+func (w *Worker) skipUntilChanged(view *cellView) {
 	var floor Timestamp
 	if len(view.notified) >= seenVersions {
 		floor = view.notified[seenVersions-1].TS

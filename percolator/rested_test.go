@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -33,8 +34,8 @@ func TestCellsThatAreRemembered(t *testing.T) {
 	}{
 		{1, [3]Timestamp{change, change, 0}, nil, 3},
 		{1, [3]Timestamp{change, change - 1, 0}, nil, 1},
-		{1, [3]Timestamp{0, change, 0}, func(v *cellView) { v.failures[0] = failureRecord{change: change, parked: true} }, 3},
-		{1, [3]Timestamp{0, change, 0}, func(v *cellView) { v.failures[0] = failureRecord{change: change} }, 2},
+		{1, [3]Timestamp{0, change, 0}, func(v *cellView) { v.failures[0] = format.Failure{Change: change, Parked: true} }, 3},
+		{1, [3]Timestamp{0, change, 0}, func(v *cellView) { v.failures[0] = format.Failure{Change: change} }, 2},
 		{1, [3]Timestamp{change, change, 0}, func(v *cellView) { v.ackLocked[2] = true }, 0},
 		{1, [3]Timestamp{change, change, 0}, func(v *cellView) { v.later = true }, 0},
 		// A weak notification may come late, below the eight that a look is shown.
@@ -45,12 +46,12 @@ func TestCellsThatAreRemembered(t *testing.T) {
 		c := row(fmt.Sprint(i))
 		v := &cellView{
 			cell: c, observers: []string{"o", "p", "foreign"}, acks: test.acks[:], ackLocked: make([]bool, 3),
-			failures: make([]failureRecord, 3), change: change, notified: notified(test.notified),
+			failures: make([]format.Failure, 3), change: change, notified: notified(test.notified),
 		}
 		if test.change != nil {
 			test.change(v)
 		}
-		wk.rests(v)
+		wk.skipUntilChanged(v)
 		seen := wk.signature(v)
 		now := w.clock.Now()
 		require.Equal(t, test.covered, wk.rested.covers(c, seen, now), "case %d", i)
@@ -75,8 +76,8 @@ func TestRememberedCellsAreBounded(t *testing.T) {
 	for i := range uint64(mostRested) {
 		wk.rested.cells[i] = restedCell{until: w.clock.Now().Add(time.Hour).UnixNano()}
 	}
-	v := &cellView{cell: row("r"), observers: []string{"o", "foreign"}, acks: []Timestamp{2, 0}, ackLocked: make([]bool, 2), failures: make([]failureRecord, 2), change: 1}
-	wk.rests(v)
+	v := &cellView{cell: row("r"), observers: []string{"o", "foreign"}, acks: []Timestamp{2, 0}, ackLocked: make([]bool, 2), failures: make([]format.Failure, 2), change: 1}
+	wk.skipUntilChanged(v)
 	require.LessOrEqual(t, len(wk.rested.cells), mostRested)
 	require.NotZero(t, wk.rested.covers(v.cell, wk.signature(v), w.clock.Now()))
 }

@@ -23,7 +23,7 @@ func (c *committer) abort(ctx context.Context) {
 		defer cancel()
 		err := c.rollBackAll(bg)
 		close(tried)
-		c.goOn(bg, err, c.rollBackAll)
+		c.retryCleanUp(bg, err, c.rollBackAll)
 	}) {
 		return
 	}
@@ -65,7 +65,7 @@ func (c *committer) rollBackOwnPrimary(ctx context.Context, r commitRow) (done b
 	if out.Applied {
 		return true, nil
 	}
-	state, err := c.db.decide(ctx, c.start, c.primaryCell(), overrideLiving, primaryCell)
+	state, err := c.db.decide(ctx, c.start, c.primaryCell(), overrideLiveOwner, primaryCell)
 	if err == nil && state.committed != 0 {
 		return false, fmt.Errorf("transaction %d is committed and is not rolled back", uint64(c.start))
 	}
@@ -79,15 +79,15 @@ func (c *committer) rollBackMutation(r commitRow) rowstore.Mutation {
 		m.Conditions = append(m.Conditions, rowstore.Present(col, c.start))
 		m.Edits = rollBackEdits(m.Edits, col, c.start, c.writes[i].long(), c.notify[i])
 		if i == c.primary {
-			m.Edits = append(m.Edits, rowstore.Put(rowstore.Rollback, col, c.start, nil))
+			m.Edits = append(m.Edits, rowstore.Put(rowstore.Mark, col, c.start, nil))
 		}
 	}
 	return m
 }
 
-// goOn repeats a clean-up that failed with err until it succeeds or the context ends.
+// retryCleanUp repeats a clean-up that failed with err until it succeeds or the context ends.
 // After that, transactions that meet the locks resolve them.
-func (c *committer) goOn(ctx context.Context, err error, cleanUp func(context.Context) error) {
+func (c *committer) retryCleanUp(ctx context.Context, err error, cleanUp func(context.Context) error) {
 	for attempt := 0; err != nil && !errors.Is(err, ErrClosed); attempt++ {
 		// Below the safe point this transaction's outcome can no longer be read. Readers
 		// that meet its locks roll them back, as the collection does.

@@ -8,7 +8,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 )
 
 // Rules of the protocol that the schedules of the review do not pin down, each found
@@ -21,18 +23,18 @@ func TestRuleMarkOverALockDecidesNothing(t *testing.T) {
 		t1, c := w.client(opts...), w.client()
 		p := t1.hold(t, commitPoint(rowA))
 		tx := writes(t, t1, "1", rowA, rowB)
-		start := tx.StartTimestamp()
+		start := startOf(tx)
 		done := commit(t1, tx)
 		p.wait()
-		younger := begin(t, c).StartTimestamp()
+		younger := startOf(begin(t, c))
 		out, err := c.Outcome(t.Context(), younger, rowA)
 		require.NoError(t, err)
-		require.Equal(t, Outcome{Status: RolledBack}, out)
+		require.Equal(t, Outcome{Status: OutcomeRolledBack}, out)
 		row := w.raw(rowA)
-		require.NotNil(t, row.At(rowstore.Rollback, "v", younger), "no mark above the lock")
+		require.NotNil(t, row.At(rowstore.Mark, "v", younger), "no mark above the lock")
 		out, err = c.Outcome(t.Context(), start, rowA)
 		require.NoError(t, err)
-		require.Equal(t, Outcome{Status: Pending}, out)
+		require.Equal(t, Outcome{Status: OutcomePending}, out)
 		p.release(pass)
 		require.NoError(t, w.finish(done))
 		require.Equal(t, "1 1", value(t, c, rowA)+" "+value(t, c, rowB))
@@ -46,7 +48,7 @@ func TestRuleFenceComesTooLate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
-			t1, c := w.client(WithoutGroups()), w.client()
+			t1, c := w.client(withoutGroups()), w.client()
 			t1.only(prewrites, rowB) // the primary's is lost, and sent again
 			second := t1.hold(t, prewrites)
 			point := t1.hold(t, commitPoint(rowA))
@@ -98,7 +100,7 @@ func TestRuleOwnRollBackMarksThePrimary(t *testing.T) {
 		tx := writes(t, t1, "1", rowA, rowB)
 		set(t, c.DB, rowB, "2")
 		require.ErrorIs(t, tx.Commit(t.Context()), ErrConflict)
-		require.Zero(t, t1.wire.sent(prewrites)[0].again(t), "a prewrite was applied again")
+		require.Zero(t, again(t, t1.wire.sent(prewrites)[0]), "a prewrite was applied again")
 		w.noLocks()
 	})
 }
@@ -122,17 +124,17 @@ func TestRuleValidationBeginsAfterTheStart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
-			t1, t2 := w.client(WithoutGroups()), w.client()
+			t1, t2 := w.client(withoutGroups()), w.client()
 			other := writes(t, t2, "2", rowA)
 			tx := begin(t, t1, WithIsolation(Serializable))
 			// Between the answer and the timestamp that shows that it is complete.
-			t1.wire.on(rule{match: op("draw"), before: func(context.Context, *call) verdict {
+			t1.wire.AddRule(faultstore.Rule{Match: op(faultstore.CallDraw), Before: func(context.Context, *call) verdict {
 				require.NoError(t, other.Commit(t.Context()))
 				return pass
 			}})
 			read(t, tx)
 			require.NoError(t, tx.Set(rowB, []byte("1")))
-			require.Equal(t, tx.StartTimestamp()+1, other.CommitTimestamp())
+			require.Equal(t, startOf(tx)+1, other.CommitTimestamp())
 			require.ErrorIs(t, tx.Commit(t.Context()), ErrConflict)
 		})
 	}
@@ -144,7 +146,7 @@ func TestRuleCatalogIsAsOldAsItsRequest(t *testing.T) {
 	eachWorld(t, func(t *testing.T, w *world, opts ...Option) {
 		t1 := w.client(opts...)
 		w.clock.advance(worldLease + time.Second) // so that it is read again
-		p := t1.holdReply(t, func(x *call) bool { return x.op == "read" && x.reads[0].Table == tableCatalog }, pass)
+		p := t1.holdReply(t, func(x *call) bool { return x.Kind == faultstore.CallRead && x.Reads[0].Table == format.TableCatalog }, pass)
 		done := commit(t1, writes(t, t1, "1", rowA))
 		p.wait()
 		w.observed("t", "v", "o")
@@ -178,7 +180,7 @@ func TestRuleCollectionEndsAtTheSafePoint(t *testing.T) {
 	report, err := w.collect(c, 0)
 	require.NoError(t, err)
 	require.Equal(t, at, report.SafePoint)
-	got, err := begin(t, c, AsOfTimestamp(at)).Get(t.Context(), rowA)
+	got, err := begin(t, c, WithAsOfTimestamp(at)).Get(t.Context(), rowA)
 	require.NoError(t, err)
 	require.Equal(t, "old", string(got))
 }
@@ -192,13 +194,13 @@ func TestRuleCollectionLeavesYoungMarks(t *testing.T) {
 	set(t, c.DB, rowA, "1")
 	set(t, c.DB, rowA, "2")
 	w.clock.advance(worldRetention + worldAge)
-	start := begin(t, c).StartTimestamp()
+	start := startOf(begin(t, c))
 	out, err := c.Outcome(t.Context(), start, rowA)
 	require.NoError(t, err)
-	require.Equal(t, Outcome{Status: RolledBack}, out)
+	require.Equal(t, Outcome{Status: OutcomeRolledBack}, out)
 	report, err := w.collect(c, 0)
 	require.NoError(t, err)
 	require.Positive(t, report.Versions)
 	row := w.raw(rowA)
-	require.NotNil(t, row.At(rowstore.Rollback, "v", start), "the mark was removed")
+	require.NotNil(t, row.At(rowstore.Mark, "v", start), "the mark was removed")
 }

@@ -7,6 +7,7 @@ import (
 	"iter"
 	"slices"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -51,7 +52,8 @@ const scanChunk = 128
 
 // Scan visits the rows of r that have a value at the transaction's snapshot, in the
 // byte order of their keys, or in reverse. It includes the transaction's own writes as
-// of the call. At most one error is yielded, as the last step. The caller may use the
+// they are when the iteration begins, not when Scan is called; what is written within the
+// loop is not visited. At most one error is yielded, as the last step. The caller may use the
 // transaction within the loop. Errors are those of Get; a bad range gives ErrInvalid.
 func (tx *Txn) Scan(ctx context.Context, r Range) iter.Seq2[Row, error] {
 	return func(yield func(Row, error) bool) {
@@ -76,20 +78,20 @@ func (tx *Txn) checkScan(ctx context.Context, r *Range) error {
 		return err
 	}
 	if r.Table == "" {
-		return fmt.Errorf("%w: the table's name is empty", ErrInvalid)
+		return fmt.Errorf("percolator: Scan: %w: the table's name is empty", ErrInvalid)
 	}
 	if r.Limit < 0 {
-		return fmt.Errorf("%w: limit %d", ErrInvalid, r.Limit)
+		return fmt.Errorf("percolator: Scan: %w: Range.Limit is %d; it may not be negative", ErrInvalid, r.Limit)
 	}
 	if len(r.Table) > tx.db.limits.Table {
-		return tx.db.nameTooLarge(&Cell{Table: r.Table})
+		return called("Scan", tx.db.nameTooLarge(&Cell{Table: r.Table}))
 	}
 	for _, col := range r.Columns {
 		if col == "" {
-			return fmt.Errorf("%w: a column's name is empty", ErrInvalid)
+			return fmt.Errorf("percolator: Scan: %w: one of Range.Columns is empty", ErrInvalid)
 		}
 		if len(col) > tx.db.limits.Column {
-			return tx.db.nameTooLarge(&Cell{Column: col})
+			return called("Scan", tx.db.nameTooLarge(&Cell{Column: col}))
 		}
 	}
 	return nil
@@ -101,7 +103,7 @@ type scan struct {
 	table   string   // stored
 	columns []string // stored; nil for all
 	r       Range
-	picks   []rowstore.Pick
+	picks   []rowstore.Selector
 	own     []ownRow // in the scan's order; what is left
 	yielded int
 	noted   int // 1 + the index in tx.ranges of what was seen so far; 0 before there is any
@@ -114,12 +116,12 @@ type ownRow struct {
 }
 
 func newScan(tx *Txn, r Range) *scan {
-	s := &scan{tx: tx, table: escape(r.Table), r: r}
+	s := &scan{tx: tx, table: format.Escape(r.Table), r: r}
 	if len(r.Columns) == 0 {
 		s.picks = snapshotPicks(nil, rowstore.AllColumns, tx.start)
 	}
 	for _, col := range r.Columns {
-		stored := escape(col)
+		stored := format.Escape(col)
 		if slices.Contains(s.columns, stored) {
 			continue
 		}
@@ -130,7 +132,7 @@ func newScan(tx *Txn, r Range) *scan {
 	for i := range tx.writes.list {
 		w := &tx.writes.list[i]
 		c := &w.cell
-		if c.Table != s.table || w.kind == kindLock || c.Row < r.From || (r.To != "" && c.Row >= r.To) || !s.wants(c.Column) {
+		if c.Table != s.table || w.kind == format.KindLock || c.Row < r.From || (r.To != "" && c.Row >= r.To) || !s.wants(c.Column) {
 			continue
 		}
 		j, ok := index[c.Row]
@@ -146,7 +148,7 @@ func newScan(tx *Txn, r Range) *scan {
 }
 
 func (s *scan) wants(column string) bool {
-	return !reserved(column) && (s.columns == nil || slices.Contains(s.columns, column))
+	return !format.Reserved(column) && (s.columns == nil || slices.Contains(s.columns, column))
 }
 
 func (s *scan) compare(a, b string) int {
@@ -174,7 +176,7 @@ func (s *scan) run(ctx context.Context, yield func(Row, error) bool) (stopped bo
 		}
 		chunk := make([]pending, 0, scanChunk)
 		seen, end := 0, ""
-		for row, err := range s.tx.db.store.Scan(ctx, rowstore.ScanRange{Table: s.table, From: from, To: to, Reverse: s.r.Reverse, Picks: s.picks, Limit: limit}) {
+		for row, err := range s.tx.db.store.Scan(ctx, rowstore.ScanRange{Table: s.table, From: from, To: to, Reverse: s.r.Reverse, Selectors: s.picks, Limit: limit}) {
 			if err != nil {
 				return false, err
 			}
@@ -219,16 +221,16 @@ func (s *scan) collect(row *rowstore.Row) (pending, error) {
 		if v.Family != rowstore.Write || !s.wants(v.Column) {
 			continue
 		}
-		w, err := decodeWrite(v.Value)
+		w, err := format.DecodeWrite(v.Value)
 		if err != nil {
 			return p, fmt.Errorf("row %q, column %q at %d: %w", row.Row, v.Column, uint64(v.TS), err)
 		}
 		switch {
-		case w.kind == kindDelete:
-		case w.long:
-			p.long = append(p.long, longValue{Cell{row.Table, row.Row, v.Column}, w.start})
+		case w.Kind == format.KindDelete:
+		case w.Long:
+			p.long = append(p.long, longValue{Cell{row.Table, row.Row, v.Column}, w.Start})
 		default:
-			p.set(v.Column, notNil(w.value))
+			p.set(v.Column, notNil(w.Value))
 		}
 	}
 	return p, nil
@@ -293,7 +295,7 @@ func (s *scan) emitOwn(before func(key string) bool, yield func(Row, error) bool
 
 func (s *scan) overlay(p *pending, own []write) {
 	for i := range own {
-		if own[i].kind == kindDelete {
+		if own[i].kind == format.KindDelete {
 			delete(p.values, own[i].cell.Column)
 		} else {
 			p.set(own[i].cell.Column, append(make([]byte, 0, len(own[i].value)), own[i].value...))
@@ -307,7 +309,7 @@ func (s *scan) yield(p *pending, yield func(Row, error) bool) (more bool, err er
 	}
 	row := Row{Key: p.key, Columns: make(map[string][]byte, len(p.values))}
 	for col, v := range p.values {
-		name, _ := unescape(col)
+		name, _ := format.Unescape(col)
 		row.Columns[name] = v
 	}
 	s.yielded++

@@ -1,12 +1,13 @@
 package percolator
 
 import (
-	"context"
 	"fmt"
 	"iter"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 )
 
 // scanned commits a transaction in the middle of a scan: it has been given n of the
@@ -180,7 +181,7 @@ func TestAScanIsOneRange(t *testing.T) {
 	require.Equal(t, []readRange{{table: "t"}, {table: "t", from: "3", to: "3\x00"}}, tx.ranges)
 	require.NoError(t, scanError(tx.Scan(t.Context(), Range{Table: "none"})))
 	require.Len(t, tx.ranges, 3, "that a range is empty was learnt too")
-	c.wire.on(rule{match: op("scan"), before: func(context.Context, *call) verdict { return refuse }})
-	require.ErrorIs(t, scanError(tx.Scan(t.Context(), Range{Table: "t"})), errNetwork)
+	c.wire.AddRule(faultstore.Rule{Match: op(faultstore.CallScan), Fault: refuse})
+	require.ErrorIs(t, scanError(tx.Scan(t.Context(), Range{Table: "t"})), faultstore.ErrInjected)
 	require.Len(t, tx.ranges, 3, "a scan that failed at once told nothing")
 }

@@ -9,7 +9,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 )
 
 // Schedules of a review of the protocol (docs/correctness.md), each one driven call by
@@ -33,7 +35,7 @@ func TestScheduleA1_CrashBetweenPrewriteAndCommit(t *testing.T) {
 		require.Len(t, w.versions(rowstore.Lock), 1, "the crash was to lose one of two locks")
 		p.release(pass)
 		require.ErrorIs(t, w.finish(done), ErrConflict)
-		require.Zero(t, late.again(t), "a late second arrival was applied")
+		require.Zero(t, again(t, late), "a late second arrival was applied")
 		other := w.client()
 		require.Equal(t, "none none", value(t, other, rowA)+" "+value(t, other, rowB))
 		w.noLocks()
@@ -50,7 +52,7 @@ func TestScheduleA1_CrashBetweenTwoPrewrites(t *testing.T) {
 			}
 			t1 := w.client(opts...)
 			t1.only(prewrites, lost)
-			t1.wire.on(rule{match: prewrites, before: func(context.Context, *call) verdict {
+			t1.wire.AddRule(faultstore.Rule{Match: prewrites, Before: func(context.Context, *call) verdict {
 				w.mem.Crash() // that lock is lost, the other comes after
 				return pass
 			}})
@@ -74,7 +76,7 @@ func TestScheduleA1_CrashAfterCommit(t *testing.T) {
 		require.Equal(t, longText, value(t, t1, rowB))
 		require.Equal(t, longText, value(t, t1, rowA))
 		w.noLocks()
-		t1.wire.on(rule{match: prewrites, after: func(context.Context, *call) { w.mem.Crash() }})
+		t1.wire.AddRule(faultstore.Rule{Match: prewrites, After: func(context.Context, *call) { w.mem.Crash() }})
 		set(t, t1.DB, rowA, "again")
 		require.Equal(t, "again", value(t, t1, rowA))
 	})
@@ -88,25 +90,25 @@ func TestScheduleA1_DeferredOnlyInTheAuthoritativeStore(t *testing.T) {
 	far := Cell{"far", "x", "v"}
 	deferred := func(c *client) int {
 		require.NoError(t, c.drained(t.Context()))
-		return len(c.wire.sent(func(x *call) bool { return x.opts.Deferred }))
+		return len(c.wire.sent(func(x *call) bool { return x.Opts.Deferred }))
 	}
-	near := w.client(WithoutGroups())
+	near := w.client(withoutGroups())
 	require.NoError(t, writes(t, near, "1", rowA, rowB).Commit(t.Context()))
 	require.Equal(t, 2, deferred(near), "prewrites and secondaries")
-	routed := w.clientOver(&wire{mem: w.mem, placed: func(table string) bool { return table != "far" }}, WithoutGroups())
+	routed := w.clientOver(newWireTo(placedStore{w.mem, func(table string) bool { return table != "far" }}, w.mem), withoutGroups())
 	tx := writes(t, routed, "1", far, rowA)
-	start := tx.StartTimestamp()
+	start := startOf(tx)
 	require.NoError(t, tx.Commit(t.Context()))
 	require.Zero(t, deferred(routed))
 	require.Equal(t, rowA, routed.wire.primaries[start], "the primary was to be in the authoritative store")
 	require.NoError(t, writes(t, routed, "1", rowA, rowB).Commit(t.Context()))
 	require.Equal(t, 2, deferred(routed))
-	without := w.client(WithoutGroups(), WithoutDeferred())
+	without := w.client(withoutGroups(), withoutDeferred())
 	require.NoError(t, writes(t, without, "2", rowA, rowB).Commit(t.Context()))
 	require.Zero(t, deferred(without))
 	// With an oracle from elsewhere nothing ties the timestamps to the store.
 	w2 := newWorld(t)
-	elsewhere := w2.client(WithoutGroups(), WithOracle("elsewhere", w2.mem.Oracle()))
+	elsewhere := w2.client(withoutGroups(), WithOracle("elsewhere", w2.mem.Oracle()))
 	require.NoError(t, writes(t, elsewhere, "1", rowA, rowB).Commit(t.Context()))
 	require.Zero(t, deferred(elsewhere))
 	require.NoError(t, writes(t, elsewhere, "1", rowA, rowB).Commit(t.Context()))
@@ -149,8 +151,8 @@ func TestScheduleA3_LostReplyThenOverwritten(t *testing.T) {
 func TestScheduleA3_SecondArrivalIsRefused(t *testing.T) {
 	eachWorld(t, func(t *testing.T, w *world, opts ...Option) {
 		t1, t2 := w.client(opts...), w.client()
-		t1.wire.on(rule{match: commitPoint(rowA), before: func(ctx context.Context, x *call) verdict {
-			if x.again(t) == 0 {
+		t1.wire.AddRule(faultstore.Rule{Match: commitPoint(rowA), Before: func(ctx context.Context, x *call) verdict {
+			if again(t, x) == 0 {
 				t.Error("the first arrival was refused")
 			}
 			set(t, t2.DB, rowA, "2")
@@ -168,8 +170,8 @@ func TestScheduleA3_SecondArrivalIsRefused(t *testing.T) {
 func TestScheduleA3_SecondArrivalOfAPrewrite(t *testing.T) {
 	eachWorld2(t, func(t *testing.T, w *world, opts ...Option) {
 		t1 := w.client(opts...)
-		t1.wire.on(rule{match: prewrites, times: 2, before: func(_ context.Context, x *call) verdict {
-			x.again(t)
+		t1.wire.AddRule(faultstore.Rule{Match: prewrites, Times: 2, Before: func(_ context.Context, x *call) verdict {
+			again(t, x)
 			return pass
 		}})
 		require.NoError(t, w.finish(commit(t1, writes(t, t1, "1", rowA, rowB))))
@@ -237,7 +239,7 @@ func TestScheduleA6_LockOnlyIsNoWrite(t *testing.T) {
 		require.NoError(t, tx.Commit(t.Context()))
 		require.NoError(t, c.drained(t.Context()))
 		after := w.raw(rowA)
-		mark := after.Newest(rowstore.Rollback, "v")
+		mark := after.Newest(rowstore.Mark, "v")
 		require.NotNil(t, mark)
 		require.Equal(t, tx.CommitTimestamp(), mark.TS)
 		require.Equal(t, before.All(rowstore.Write, "v"), after.All(rowstore.Write, "v"))
@@ -246,7 +248,7 @@ func TestScheduleA6_LockOnlyIsNoWrite(t *testing.T) {
 		_, err = w.collect(c, 0)
 		require.NoError(t, err)
 		after = w.raw(rowA)
-		require.Empty(t, after.All(rowstore.Rollback, "v"))
+		require.Empty(t, after.All(rowstore.Mark, "v"))
 		require.Equal(t, "a", value(t, c, rowA))
 	})
 }
@@ -269,13 +271,13 @@ func TestScheduleA6_LockOnlyBlocksNoReader(t *testing.T) {
 		require.Zero(t, c.Stats().LocksMet)
 		p.release(pass)
 		require.NoError(t, w.finish(done))
-		calls := len(c.wire.sent(func(x *call) bool { return x.op == "apply" || x.op == "group" }))
+		calls := len(c.wire.sent(func(x *call) bool { return x.Kind == faultstore.CallApply || x.Kind == faultstore.CallGroup }))
 		tx = begin(t, c)
 		_, err = tx.GetForUpdate(t.Context(), rowA)
 		require.NoError(t, err)
 		require.NoError(t, tx.Commit(t.Context()))
 		require.Zero(t, tx.CommitTimestamp())
-		require.Len(t, c.wire.sent(func(x *call) bool { return x.op == "apply" || x.op == "group" }), calls)
+		require.Len(t, c.wire.sent(func(x *call) bool { return x.Kind == faultstore.CallApply || x.Kind == faultstore.CallGroup }), calls)
 	})
 }
 
@@ -286,7 +288,9 @@ func TestScheduleA7_GetForUpdateIsPrewrittenAtCommit(t *testing.T) {
 		c := w.client(opts...)
 		set(t, c.DB, rowA, "a")
 		set(t, c.DB, rowB, "b")
-		changes := func() int { return len(c.wire.sent(func(x *call) bool { return x.op == "apply" || x.op == "group" })) }
+		changes := func() int {
+			return len(c.wire.sent(func(x *call) bool { return x.Kind == faultstore.CallApply || x.Kind == faultstore.CallGroup }))
+		}
 		require.NoError(t, c.drained(t.Context()))
 		before := changes()
 		tx := begin(t, c)
@@ -301,20 +305,20 @@ func TestScheduleA7_GetForUpdateIsPrewrittenAtCommit(t *testing.T) {
 		require.NoError(t, tx.Delete(rowB))
 		_, err := tx.GetForUpdate(t.Context(), rowA)
 		require.NoError(t, err)
-		c.wire.on(rule{match: prewrites, after: func(_ context.Context, x *call) {
-			kinds := map[string]kind{}
-			for _, m := range x.muts {
+		c.wire.AddRule(faultstore.Rule{Match: prewrites, After: func(_ context.Context, x *call) {
+			kinds := map[string]format.Kind{}
+			for _, m := range x.Mutations() {
 				for _, e := range m.Edits {
 					if e.Family == rowstore.Lock {
-						l, err := decodeLock(e.Value)
-						if err != nil || l.primary != rowA {
+						l, err := format.DecodeLock(e.Value)
+						if err != nil || Cell(l.Primary) != rowA {
 							t.Errorf("lock %+v, %v", l, err)
 						}
-						kinds[m.Row] = l.kind
+						kinds[m.Row] = l.Kind
 					}
 				}
 			}
-			if want := (map[string]kind{"a": kindPut, "b": kindDelete, "c": kindLock}); fmt.Sprint(kinds) != fmt.Sprint(want) {
+			if want := (map[string]format.Kind{"a": format.KindPut, "b": format.KindDelete, "c": format.KindLock}); fmt.Sprint(kinds) != fmt.Sprint(want) {
 				t.Errorf("prewritten %v", kinds)
 			}
 		}})
@@ -334,7 +338,7 @@ func TestScheduleA7_LateHeartbeat(t *testing.T) {
 			done := commit(t1, writes(t, t1, "1", rowA, rowB))
 			p.wait()
 			row := w.raw(rowA)
-			old, err := decodeLock(row.Newest(rowstore.Lock, "v").Value)
+			old, err := format.DecodeLock(row.Newest(rowstore.Lock, "v").Value)
 			require.NoError(t, err)
 			_, ended := w.clock.sleeps(t, worldExpiry/3, done)
 			require.False(t, ended)
@@ -342,12 +346,12 @@ func TestScheduleA7_LateHeartbeat(t *testing.T) {
 			w.renewed() // else a renewal under way could come after takeForDead
 			late := beat.wait()
 			row = w.raw(rowA)
-			renewed, err := decodeLock(row.Newest(rowstore.Lock, "v").Value)
+			renewed, err := format.DecodeLock(row.Newest(rowstore.Lock, "v").Value)
 			require.NoError(t, err)
-			require.GreaterOrEqual(t, renewed.expiry, old.expiry.Add(worldExpiry/3))
-			renewed.expiry = old.expiry
+			require.GreaterOrEqual(t, renewed.Expiry, old.Expiry.Add(worldExpiry/3))
+			renewed.Expiry = old.Expiry
 			require.Equal(t, old, renewed)
-			require.Len(t, late.muts, 1, "a heartbeat is for the primary only")
+			require.Len(t, late.Muts, 1, "a heartbeat is for the primary only")
 			beat.release(pass)
 			if committed {
 				p.release(pass)
@@ -359,7 +363,7 @@ func TestScheduleA7_LateHeartbeat(t *testing.T) {
 				require.ErrorIs(t, w.finish(done), ErrConflict)
 			}
 			require.NoError(t, t1.drained(t.Context()))
-			require.Zero(t, late.again(t))
+			require.Zero(t, again(t, late))
 			w.noLocks()
 			require.NoError(t, c.Update(t.Context(), func(tx *Txn) error { return errors.Join(tx.Delete(rowA), tx.Delete(rowB)) }))
 		}

@@ -8,7 +8,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 )
 
 // Schedules of a review of the protocol (docs/correctness.md), each one driven call by
@@ -23,12 +25,12 @@ func TestScheduleC1_AsOfInTheFuture(t *testing.T) {
 	set(t, c.DB, rowA, "1")
 	now, err := c.Now(t.Context())
 	require.NoError(t, err)
-	_, err = c.Begin(t.Context(), AsOfTimestamp(now+2)) // Begin draws now+1
+	_, err = c.Begin(t.Context(), WithAsOfTimestamp(now+2)) // Begin draws now+1
 	require.ErrorIs(t, err, ErrSnapshotInFuture)
-	_, err = c.Begin(t.Context(), AsOf(w.clock.Now().Add(time.Millisecond)))
+	_, err = c.Begin(t.Context(), WithAsOf(w.clock.Now().Add(time.Millisecond)))
 	require.ErrorIs(t, err, ErrSnapshotInFuture)
 	// The newest that there is does not change any more.
-	tx := begin(t, c, AsOfTimestamp(now))
+	tx := begin(t, c, WithAsOfTimestamp(now))
 	set(t, t2.DB, rowA, "2")
 	v, err := tx.Get(t.Context(), rowA)
 	require.NoError(t, err)
@@ -39,7 +41,7 @@ func TestScheduleC1_AsOfInTheFuture(t *testing.T) {
 // overwritten by T2.
 func committedPrimary(t *testing.T, w *world, alive bool, remove bool) (release func()) {
 	t.Helper()
-	t1, t2 := w.client(WithoutGroups()), w.client()
+	t1, t2 := w.client(withoutGroups()), w.client()
 	set(t, t2.DB, rowA, "0")
 	release = func() {}
 	if alive {
@@ -95,14 +97,14 @@ func TestScheduleA2_CollectionOverridesALivingOwner(t *testing.T) {
 		t1 := w.client(append(opts, WithLockExpiry(time.Hour))...)
 		p := t1.hold(t, commitPoint(rowA))
 		tx := writes(t, t1, "1", rowA, rowB)
-		start := tx.StartTimestamp()
+		start := startOf(tx)
 		done := commit(t1, tx)
 		late := p.wait()
 		w.pass(worldLease + 2*time.Second)
 		row := w.raw(rowA)
-		l, err := decodeLock(row.Newest(rowstore.Lock, "v").Value)
+		l, err := format.DecodeLock(row.Newest(rowstore.Lock, "v").Value)
 		require.NoError(t, err)
-		_, alive, err := c.inspect(t.Context(), start, &l, respectLiving)
+		_, alive, err := c.inspect(t.Context(), start, &l, respectLiveOwner)
 		require.NoError(t, err)
 		require.True(t, alive)
 		_, err = w.collect(c, 1)
@@ -110,7 +112,7 @@ func TestScheduleA2_CollectionOverridesALivingOwner(t *testing.T) {
 		w.noLocks()
 		p.release(pass)
 		require.Error(t, w.finish(done))
-		require.Zero(t, late.again(t))
+		require.Zero(t, again(t, late))
 		require.Equal(t, "none none", value(t, c, rowA)+" "+value(t, c, rowB))
 	})
 }
@@ -120,20 +122,20 @@ func TestScheduleA2_CollectionOverridesALivingOwner(t *testing.T) {
 func TestScheduleA2_DeferredSecondaryIsFlushedBeforeRemoval(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	t1, t2, c := w.client(WithoutGroups()), w.client(), w.client()
+	t1, t2, c := w.client(withoutGroups()), w.client(), w.client()
 	p := t1.hold(t, secondaries(rowA))
 	require.NoError(t, writes(t, t1, "1", rowA, rowB).Commit(t.Context()))
 	p.wait()
 	set(t, t2.DB, rowA, "2")
 	w.clock.advance(2 * worldAge)
 	crashes := 0
-	c.wire.on(rule{match: func(x *call) bool { return x.op == "scan" && x.scan.Table == "t" }, before: func(context.Context, *call) verdict {
+	c.wire.AddRule(faultstore.Rule{Match: func(x *call) bool { return x.Kind == faultstore.CallScan && x.Range.Table == "t" }, Before: func(context.Context, *call) verdict {
 		p.release(pass)
 		if err := t1.drained(context.Background()); err != nil {
 			t.Error(err)
 		}
 		// Just before whatever the collection removes first.
-		c.wire.on(rule{match: op("apply"), before: func(context.Context, *call) verdict {
+		c.wire.AddRule(faultstore.Rule{Match: op(faultstore.CallApply), Before: func(context.Context, *call) verdict {
 			crashes++
 			w.mem.Crash()
 			return pass
@@ -154,7 +156,7 @@ func TestScheduleA5_FateAskedBelowTheSafePoint(t *testing.T) {
 		t1, t2, c := w.client(opts...), w.client(), w.client()
 		p := t1.holdReply(t, commitPoint(rowA), loseReply)
 		tx := writes(t, t1, "1", rowA, rowB)
-		start := tx.StartTimestamp()
+		start := startOf(tx)
 		done := commit(t1, tx)
 		p.wait()
 		set(t, t2.DB, rowA, "2")
@@ -191,21 +193,21 @@ func TestScheduleC2_ReadOvertakenByACollection(t *testing.T) {
 		skip int
 		read func(ctx context.Context, tx *Txn) error
 	}{
-		"get":        {op("read"), 0, get},
-		"long value": {op("read"), 1, get},
-		"get many": {op("read"), 0, func(ctx context.Context, tx *Txn) error {
+		"get":        {op(faultstore.CallRead), 0, get},
+		"long value": {op(faultstore.CallRead), 1, get},
+		"get many": {op(faultstore.CallRead), 0, func(ctx context.Context, tx *Txn) error {
 			_, err := tx.GetMany(ctx, rowA, rowB)
 			return err
 		}},
-		"get many long": {op("read"), 1, func(ctx context.Context, tx *Txn) error {
+		"get many long": {op(faultstore.CallRead), 1, func(ctx context.Context, tx *Txn) error {
 			_, err := tx.GetMany(ctx, rowA, rowB)
 			return err
 		}},
-		"for update": {op("read"), 0, func(ctx context.Context, tx *Txn) error {
+		"for update": {op(faultstore.CallRead), 0, func(ctx context.Context, tx *Txn) error {
 			_, err := tx.GetForUpdate(ctx, rowA)
 			return err
 		}},
-		"scan": {op("scan"), 0, func(ctx context.Context, tx *Txn) error {
+		"scan": {op(faultstore.CallScan), 0, func(ctx context.Context, tx *Txn) error {
 			for _, err := range tx.Scan(ctx, Range{Table: "t"}) {
 				if err != nil {
 					return err
@@ -213,7 +215,7 @@ func TestScheduleC2_ReadOvertakenByACollection(t *testing.T) {
 			}
 			return nil
 		}},
-		"scan long": {op("read"), 0, func(ctx context.Context, tx *Txn) error {
+		"scan long": {op(faultstore.CallRead), 0, func(ctx context.Context, tx *Txn) error {
 			for _, err := range tx.Scan(ctx, Range{Table: "t"}) {
 				if err != nil {
 					return err
@@ -229,18 +231,14 @@ func TestScheduleC2_ReadOvertakenByACollection(t *testing.T) {
 			set(t, c.DB, rowA, longText)
 			tx := begin(t, r)
 			set(t, c.DB, rowA, "2")
-			p := &pause{t: t, reached: make(chan *call, 1), free: make(chan verdict, 1)}
-			r.wire.on(rule{match: test.held, skip: test.skip, before: func(_ context.Context, x *call) verdict {
-				p.reached <- x
-				return <-p.free
-			}})
+			p := &pause{t, r.wire.Hold(faultstore.Rule{Match: test.held, Skip: test.skip})}
 			t.Cleanup(func() { p.release(pass) })
 			done := async(func() error { return test.read(context.Background(), tx) })
 			p.wait()
 			w.clock.advance(2 * worldAge)
 			report, err := w.collect(c, 1)
 			require.NoError(t, err)
-			require.Greater(t, report.SafePoint, tx.StartTimestamp())
+			require.Greater(t, report.SafePoint, startOf(tx))
 			row := w.raw(rowA)
 			require.Len(t, row.Versions, 1, "what is read was to be gone")
 			p.release(pass)
@@ -259,7 +257,7 @@ func TestScheduleC2_LateReplyOfTheSafePoint(t *testing.T) {
 	tx := begin(t, r)
 	set(t, c.DB, rowA, "2")
 	w.clock.advance(2 * worldAge)
-	p := r.holdReply(t, func(x *call) bool { return x.op == "read" && x.reads[0].Table == tableCatalog }, pass)
+	p := r.holdReply(t, func(x *call) bool { return x.Kind == faultstore.CallRead && x.Reads[0].Table == format.TableCatalog }, pass)
 	done := async(func() error { _, err := r.loadCatalog(context.Background()); return err })
 	p.wait() // it will say that there is no safe point
 	_, err := w.collect(c, 1)
@@ -281,7 +279,7 @@ func TestScheduleC2_CollectionWaitsALease(t *testing.T) {
 	set(t, c.DB, rowA, "2")
 	w.clock.advance(2 * worldAge)
 	require.Equal(t, "2", value(t, r, rowA)) // r knows the safe point of now
-	done := async(func() error { _, err := c.CollectGarbage(context.Background(), 1); return err })
+	done := async(func() error { _, err := c.CollectGarbage(context.Background(), GCOptions{Keep: 1}); return err })
 	_, ended := w.clock.sleeps(t, worldLease, done)
 	require.False(t, ended)
 	w.clock.advance(worldLease - time.Millisecond)
@@ -320,12 +318,12 @@ func TestScheduleC8_OrphanDataUnderALock(t *testing.T) {
 	t.Parallel()
 	for _, locked := range []bool{false, true} {
 		w := newWorld(t)
-		t1, c := w.client(WithoutGroups()), w.client()
+		t1, c := w.client(withoutGroups()), w.client()
 		set(t, c.DB, rowA, "0")
 		w.clock.advance(worldAge)
 		t1.wire.verdict(prewrites, dieAfter)
 		tx := begin(t, t1)
-		start := tx.StartTimestamp()
+		start := startOf(tx)
 		require.NoError(t, tx.Set(rowC, nil))
 		require.NoError(t, tx.Set(rowA, []byte(longText)))
 		require.Error(t, tx.Commit(t.Context()))
@@ -339,9 +337,9 @@ func TestScheduleC8_OrphanDataUnderALock(t *testing.T) {
 		}}}, rowstore.ApplyOptions{})
 		require.NoError(t, err)
 		w.clock.advance(2 * worldAge)
-		c.wire.on(rule{match: both(op("apply"), on(rowA)), before: func(context.Context, *call) verdict {
+		c.wire.AddRule(faultstore.Rule{Match: both(op(faultstore.CallApply), on(rowA)), Before: func(context.Context, *call) verdict {
 			if locked {
-				prewrite.again(t)
+				again(t, prewrite)
 			}
 			return pass
 		}})

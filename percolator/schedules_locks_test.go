@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 )
 
 // Schedules of a review of the protocol (docs/correctness.md), each one driven call by
@@ -31,8 +32,8 @@ func TestScheduleC5_PrimaryFirst(t *testing.T) {
 				w.takeForDead(t1)
 				// After each change that the resolver makes the commit arrives.
 				changes := 0
-				c.wire.on(rule{match: op("apply"), times: 10, after: func(_ context.Context, x *call) {
-					if changes++; late.again(t) > 0 {
+				c.wire.AddRule(faultstore.Rule{Match: op(faultstore.CallApply), Times: 10, After: func(_ context.Context, x *call) {
+					if changes++; again(t, late) > 0 {
 						t.Errorf("the commit went through after %d changes of the resolver", changes)
 					}
 				}})
@@ -64,10 +65,10 @@ func TestScheduleC6_DuplicatePrewriteAfterRollBack(t *testing.T) {
 				require.Equal(t, "none", value(t, c, cell))
 			}
 			// B is locked still, or again; A never.
-			require.Equal(t, len(met)-1, prewrite.again(t), "the primary's prewrite was to be refused")
+			require.Equal(t, len(met)-1, again(t, prewrite), "the primary's prewrite was to be refused")
 			row := w.raw(rowA)
 			require.Empty(t, row.All(rowstore.Lock, "v"))
-			require.Zero(t, late.again(t))
+			require.Zero(t, again(t, late))
 			p.release(pass)
 			require.ErrorIs(t, w.finish(done), ErrConflict)
 			require.Equal(t, "none none", value(t, c, rowA)+" "+value(t, c, rowB))
@@ -89,19 +90,19 @@ func TestScheduleC6_PrimaryPrewriteArrivesAfterTheFence(t *testing.T) {
 				t1.only(prewrites, rowB) // the primary's is lost
 				p := t1.hold(t, prewrites)
 				tx := writes(t, t1, "1", rowA, rowB)
-				start := tx.StartTimestamp()
+				start := startOf(tx)
 				done := commit(t1, tx)
 				p.wait()
 				w.takeForDead(t1)
 				if asked {
 					out, err := c.Outcome(t.Context(), start, rowA)
 					require.NoError(t, err)
-					require.Equal(t, Outcome{Status: RolledBack}, out)
+					require.Equal(t, Outcome{Status: OutcomeRolledBack}, out)
 				} else {
 					require.Equal(t, "none", value(t, c, rowB))
 				}
 				row := w.raw(rowA)
-				require.NotNil(t, row.At(rowstore.Rollback, "v", start), "no fence")
+				require.NotNil(t, row.At(rowstore.Mark, "v", start), "no fence")
 				p.release(pass)
 				require.ErrorIs(t, w.finish(done), ErrConflict)
 				require.Equal(t, "none none", value(t, c, rowA)+" "+value(t, c, rowB))
@@ -116,7 +117,7 @@ func TestScheduleC6_PrimaryPrewriteArrivesAfterTheFence(t *testing.T) {
 func TestScheduleC15_StatusBeforeWaiting(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	t1, c := w.client(WithoutGroups()), w.client()
+	t1, c := w.client(withoutGroups()), w.client()
 	t1.hold(t, secondaries(rowA))
 	require.NoError(t, writes(t, t1, "1", rowA, rowB, rowC).Commit(t.Context()))
 	require.Equal(t, "1", value(t, c, rowB))
@@ -124,14 +125,14 @@ func TestScheduleC15_StatusBeforeWaiting(t *testing.T) {
 	require.EqualValues(t, 2, c.Stats().RolledForward)
 	require.Zero(t, c.Stats().RolledBack)
 	// The same for one that is rolled back, whose owner sleeps.
-	t2 := w.client(WithoutGroups())
+	t2 := w.client(withoutGroups())
 	p := t2.hold(t, commitPoint(rowA))
 	tx := writes(t, t2, "3", rowA, rowB)
-	start := tx.StartTimestamp()
+	start := startOf(tx)
 	done := commit(t2, tx)
 	p.wait()
 	_, err := w.mem.Apply(t.Context(), []rowstore.Mutation{{Table: "t", Row: "a", Edits: []rowstore.Edit{
-		rowstore.Delete(rowstore.Lock, "v", start), rowstore.Put(rowstore.Rollback, "v", start, nil),
+		rowstore.Delete(rowstore.Lock, "v", start), rowstore.Put(rowstore.Mark, "v", start, nil),
 	}}}, rowstore.ApplyOptions{})
 	require.NoError(t, err)
 	require.Equal(t, "1", value(t, c, rowB))
@@ -166,7 +167,7 @@ func TestScheduleC17_OppositeOrder(t *testing.T) {
 func TestScheduleC18_RowPartlyRolledForward(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	t1, c := w.client(WithoutGroups()), w.client()
+	t1, c := w.client(withoutGroups()), w.client()
 	cells := []Cell{rowA, {"t", "b", "1"}, {"t", "b", "2"}, {"t", "b", "3"}, {"t", "c", "1"}, {"t", "c", "2"}}
 	p := t1.hold(t, secondaries(rowA))
 	require.NoError(t, writes(t, t1, "1", cells...).Commit(t.Context()))
@@ -212,17 +213,17 @@ func TestScheduleC20_FenceAfterOwnAbort(t *testing.T) {
 	eachWorld2(t, func(t *testing.T, w *world, opts ...Option) {
 		t1, c := w.client(opts...), w.client()
 		ctx, cancel := context.WithCancel(t.Context())
-		t1.wire.on(rule{match: prewrites, before: func(context.Context, *call) verdict {
+		t1.wire.AddRule(faultstore.Rule{Match: prewrites, Before: func(context.Context, *call) verdict {
 			cancel()
 			return lose
 		}})
 		tx := writes(t, t1, "1", rowA, rowB)
-		start := tx.StartTimestamp()
+		start := startOf(tx)
 		require.ErrorIs(t, tx.Commit(ctx), context.Canceled)
 		require.NoError(t, t1.drained(t.Context()))
 		row := w.raw(rowA)
-		require.NotNil(t, row.At(rowstore.Rollback, "v", start), "no fence")
-		require.Equal(t, 1, t1.wire.sent(prewrites)[0].again(t), "the primary's late prewrite was to be refused")
+		require.NotNil(t, row.At(rowstore.Mark, "v", start), "no fence")
+		require.Equal(t, 1, again(t, t1.wire.sent(prewrites)[0]), "the primary's late prewrite was to be refused")
 		require.Equal(t, "none none", value(t, c, rowA)+" "+value(t, c, rowB))
 		w.noLocks()
 	})

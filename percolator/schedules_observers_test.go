@@ -9,7 +9,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 )
 
 // Schedules of a review of the protocol (docs/correctness.md), each one driven call by
@@ -22,7 +24,7 @@ func TestScheduleB1_RunRemovesWhatItSaw(t *testing.T) {
 		w.observed("t", "v", "o")
 		var s saw
 		wk := watching(t, w.client(opts...), s.observer("o"))
-		t1 := w.client(WithoutGroups())
+		t1 := w.client(withoutGroups())
 		set(t, t1.DB, rowA, "0")
 		primary := Cell{"t", "c", "other"}
 		tx := writes(t, t1, "1", primary, rowA) // it starts before the run
@@ -38,7 +40,7 @@ func TestScheduleB1_RunRemovesWhatItSaw(t *testing.T) {
 		}
 		runs(t, wk, rowA)
 		require.EqualValues(t, 1, wk.db.Stats().ObserverRuns)
-		require.Contains(t, w.notified(rowA), tx.StartTimestamp())
+		require.Contains(t, w.notified(rowA), startOf(tx))
 		runs(t, wk, rowA)
 		require.Equal(t, []string{"0", "1"}, s.values)
 		rests(t, wk, rowA)
@@ -53,7 +55,7 @@ func TestScheduleB1_ClearRemovesWhatItSaw(t *testing.T) {
 	w := newWorld(t)
 	w.observed("t", "v", "o")
 	var s saw
-	c, t1 := w.client(), w.client(WithoutGroups())
+	c, t1 := w.client(), w.client(withoutGroups())
 	wk := watching(t, c, s.observer("o"))
 	set(t, t1.DB, rowA, "0")
 	old := w.notified(rowA)
@@ -61,13 +63,13 @@ func TestScheduleB1_ClearRemovesWhatItSaw(t *testing.T) {
 	runs(t, wk, rowA)
 	// The hint is there once more, with nothing to do.
 	_, err := w.mem.Apply(t.Context(), []rowstore.Mutation{{Table: "t", Row: "a", Edits: []rowstore.Edit{
-		rowstore.Put(rowstore.Notify, "v", old[0], strongValue),
+		rowstore.Put(rowstore.Notify, "v", old[0], format.StrongNotification),
 	}}}, rowstore.ApplyOptions{})
 	require.NoError(t, err)
 	primary := Cell{"t", "c", "other"}
 	tx := writes(t, t1, "1", primary, rowA)
 	t1.wire.verdict(secondaries(primary), die)
-	c.wire.on(rule{match: both(op("apply"), on(rowA)), before: func(context.Context, *call) verdict {
+	c.wire.AddRule(faultstore.Rule{Match: both(op(faultstore.CallApply), on(rowA)), Before: func(context.Context, *call) verdict {
 		if err := tx.Commit(context.Background()); err != nil {
 			t.Error(err)
 		}
@@ -78,7 +80,7 @@ func TestScheduleB1_ClearRemovesWhatItSaw(t *testing.T) {
 	}})
 	rests(t, wk, rowA)
 	require.EqualValues(t, 1, c.Stats().ObserverCleared)
-	require.Equal(t, []Timestamp{tx.StartTimestamp()}, w.notified(rowA))
+	require.Equal(t, []Timestamp{startOf(tx)}, w.notified(rowA))
 	runs(t, wk, rowA)
 	require.Equal(t, []string{"0", "1"}, s.values)
 }
@@ -108,7 +110,7 @@ func TestScheduleB2_LockedAcknowledgmentDoesNotCover(t *testing.T) {
 	w := newWorld(t)
 	w.observed("t", "v", "o1", "o2")
 	var s1, s2 saw
-	c1 := w.client(WithoutGroups())
+	c1 := w.client(withoutGroups())
 	w1, w2 := watching(t, c1, s1.observer("o1")), watching(t, w.client(), s2.observer("o2"))
 	set(t, w2.db, rowA, "1")
 	p := c1.hold(t, both(commits, on(rowA)))
@@ -239,7 +241,7 @@ func TestScheduleB4_SweepWaitsForLocks(t *testing.T) {
 		t.Run(fmt.Sprint("dies ", dies), func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
-			t1, c := w.client(WithoutGroups()), w.client()
+			t1, c := w.client(withoutGroups()), w.client()
 			p := t1.hold(t, commitPoint(rowB))
 			tx := writes(t, t1, "1", rowB, rowA)
 			done := commit(t1, tx)
@@ -249,7 +251,7 @@ func TestScheduleB4_SweepWaitsForLocks(t *testing.T) {
 			require.NoError(t, wk.publish(t.Context()))
 			if dies {
 				// Its commit arrives, and nobody finishes its secondary.
-				late.again(t)
+				again(t, late)
 				p.release(die)
 				require.Error(t, w.finish(done))
 			}
@@ -407,16 +409,14 @@ func TestScheduleC21_ParkingLosesNothing(t *testing.T) {
 					set(t, t2.DB, rowA, "1")
 					broken := func(context.Context, *Txn, Cell) error { return errors.New("on purpose") }
 					wk := watching(t, c, Observer{Name: "o", MaxAttempts: 1, Func: broken})
-					r := c.wire.on(rule{match: func(*call) bool { return true }, skip: n, before: func(context.Context, *call) verdict { return v }})
+					r := c.wire.AddRule(faultstore.Rule{Match: anyCall, Skip: n, Fault: v})
 					for range 8 { // as a worker does, until there is nothing to do
 						if result, _, err := wk.runCell(t.Context(), rowA); err == nil && result == runDone {
 							break
 						}
 					}
 					require.NoError(t, c.drained(t.Context()))
-					c.wire.mu.Lock()
-					fired, r.times = r.times == 0, 0
-					c.wire.mu.Unlock()
+					fired = r.Remove() > 0
 					w.clock.advance(worldSession + time.Second)
 					parked, err := t2.Parked(t.Context())
 					require.NoError(t, err)

@@ -55,7 +55,7 @@ func TestScheduleC3_ForeignLockOnWhatWasRead(t *testing.T) {
 	eachWorld(t, func(t *testing.T, w *world, opts ...Option) {
 		for _, scanned := range []bool{false, true} {
 			for _, commits := range []bool{false, true} {
-				t1, t2 := w.client(WithoutGroups()), w.client(opts...)
+				t1, t2 := w.client(withoutGroups()), w.client(opts...)
 				fresh := Cell{fmt.Sprint("t", scanned, commits), "x", "v"}
 				p := t1.hold(t, commitPoint(fresh))
 				young := begin(t, t2, WithIsolation(Serializable))

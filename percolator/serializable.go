@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -39,7 +40,7 @@ func (c *committer) validateCells(ctx context.Context) error {
 			index[cell.rowName()] = i
 			reads = append(reads, rowstore.RowRead{Table: cell.Table, Row: cell.Row})
 		}
-		reads[i].Picks = validationPicks(reads[i].Picks, cell.Column, c.start, c.commit)
+		reads[i].Selectors = validationPicks(reads[i].Selectors, cell.Column, c.start, c.commit)
 	}
 	for attempt := 0; len(reads) > 0; attempt++ {
 		var again []rowstore.RowRead
@@ -68,18 +69,18 @@ func (c *committer) validateCells(ctx context.Context) error {
 }
 
 func (c *committer) validateRange(ctx context.Context, r *readRange) error {
-	var picks []rowstore.Pick
+	var picks []rowstore.Selector
 	for _, col := range r.columns {
 		picks = validationPicks(picks, col, c.start, c.commit)
 	}
 	counts := func(string) bool { return true }
 	if r.columns == nil {
 		picks = validationPicks(nil, rowstore.AllColumns, c.start, c.commit)
-		counts = func(column string) bool { return !reserved(column) }
+		counts = func(column string) bool { return !format.Reserved(column) }
 	}
 	for attempt := 0; ; attempt++ {
 		blocked := false
-		for row, err := range c.db.store.Scan(ctx, rowstore.ScanRange{Table: r.table, From: r.from, To: r.to, Picks: picks}) {
+		for row, err := range c.db.store.Scan(ctx, rowstore.ScanRange{Table: r.table, From: r.from, To: r.to, Selectors: picks}) {
 			if err != nil {
 				return fmt.Errorf("validating: %w", err)
 			}
@@ -98,10 +99,10 @@ func (c *committer) validateRange(ctx context.Context, r *readRange) error {
 	}
 }
 
-func validationPicks(picks []rowstore.Pick, column string, start, commit Timestamp) []rowstore.Pick {
+func validationPicks(picks []rowstore.Selector, column string, start, commit Timestamp) []rowstore.Selector {
 	return append(picks,
-		rowstore.Pick{Family: rowstore.Lock, Column: column, To: commit, Limit: 1},
-		rowstore.Pick{Family: rowstore.Write, Column: column, From: start + 1, To: commit, Limit: 1})
+		rowstore.Selector{Family: rowstore.Lock, Column: column, To: commit, Limit: 1},
+		rowstore.Selector{Family: rowstore.Write, Column: column, From: start + 1, To: commit, Limit: 1})
 }
 
 // validateRow checks one view of a row. blocked means that the row must be read again.
@@ -118,11 +119,11 @@ func (c *committer) validateRow(ctx context.Context, row *rowstore.Row, counts f
 		if v.TS == c.start {
 			continue // our own
 		}
-		l, err := decodeLock(v.Value)
+		l, err := format.DecodeLock(v.Value)
 		if err != nil {
 			return false, fmt.Errorf("%v: %w", cell.public(), err)
 		}
-		if l.kind == kindLock {
+		if l.Kind == format.KindLock {
 			continue
 		}
 		if _, err := c.blocked(ctx, cell, v); err != nil {

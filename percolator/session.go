@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -45,8 +46,6 @@ type opening struct {
 	done chan struct{}
 	err  error // set before done is closed
 }
-
-const columnLease = "lease"
 
 const (
 	// slowFactor is how many times the slowest recent call a lease lasts. The lease is
@@ -146,10 +145,10 @@ func (s *session) renew(ctx context.Context) error {
 	s.mu.Unlock()
 	for attempt := 0; ; attempt++ {
 		_, err = s.db.applyUrgent(ctx, rowstore.Mutation{
-			Table: tableSessions, Row: id,
+			Table: format.TableSessions, Row: id,
 			Edits: []rowstore.Edit{
-				rowstore.Put(rowstore.Write, columnLease, until, []byte{formatVersion}),
-				rowstore.DeleteRange(rowstore.Write, columnLease, 0, until-1),
+				rowstore.Put(rowstore.Write, format.ColumnLease, until, format.TimestampOnly),
+				rowstore.DeleteRange(rowstore.Write, format.ColumnLease, 0, until-1),
 			},
 		})
 		if err == nil {
@@ -227,8 +226,8 @@ func (s *session) end(ctx context.Context) {
 		return
 	}
 	_, err := s.db.applyOne(ctx, rowstore.Mutation{
-		Table: tableSessions, Row: id,
-		Edits: []rowstore.Edit{rowstore.DeleteRange(rowstore.Write, columnLease, 0, oracle.Max)},
+		Table: format.TableSessions, Row: id,
+		Edits: []rowstore.Edit{rowstore.DeleteRange(rowstore.Write, format.ColumnLease, 0, oracle.Max)},
 	})
 	if err != nil {
 		s.db.log.Warn("the session could not be removed; its lease ends by itself", "err", err)
@@ -249,14 +248,14 @@ func (db *DB) applyUrgent(ctx context.Context, m rowstore.Mutation) (rowstore.Ou
 
 // sessionRead asks for a session's lease.
 func sessionRead(id string) rowstore.RowRead {
-	return rowstore.RowRead{Table: tableSessions, Row: id, Picks: []rowstore.Pick{
-		{Family: rowstore.Write, Column: columnLease, To: oracle.Max, Limit: 1},
+	return rowstore.RowRead{Table: format.TableSessions, Row: id, Selectors: []rowstore.Selector{
+		{Family: rowstore.Write, Column: format.ColumnLease, To: oracle.Max, Limit: 1},
 	}}
 }
 
 // sessionValid judges the answer to sessionRead.
 func sessionValid(row *rowstore.Row, now Timestamp) bool {
-	v := row.Newest(rowstore.Write, columnLease)
+	v := row.Newest(rowstore.Write, format.ColumnLease)
 	return v != nil && v.TS >= now
 }
 

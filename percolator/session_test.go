@@ -10,7 +10,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 )
 
 // expiryOf is the expiry on a cell's lock, 0 without one.
@@ -21,9 +23,9 @@ func (w *world) expiryOf(cell Cell) Timestamp {
 	if v == nil {
 		return 0
 	}
-	l, err := decodeLock(v.Value)
+	l, err := format.DecodeLock(v.Value)
 	require.NoError(w.t, err)
-	return l.expiry
+	return l.Expiry
 }
 
 // passWithHeartbeats lets time pass while a commit is held: its heartbeats, and
@@ -121,18 +123,20 @@ func TestForgottenLockIsResolvedAfterItsExpiry(t *testing.T) {
 		// Its prewrite arrives long after it gave up and aborted: only the secondary's
 		// lock is put, since the primary is fenced.
 		ctx, cancel := context.WithCancel(t.Context())
-		t1.wire.on(rule{match: prewrites, before: func(context.Context, *call) verdict { cancel(); return lose }})
+		t1.wire.AddRule(faultstore.Rule{Match: prewrites, Before: func(context.Context, *call) verdict { cancel(); return lose }})
 		require.ErrorIs(t, writes(t, t1, "1", rowA, rowB).Commit(ctx), context.Canceled)
 		require.NoError(t, t1.drained(t.Context()))
 		// And one whose abort does not get through.
 		tx := writes(t, t1, "1", rowC, row("d"))
 		ctx, cancel = context.WithCancel(t.Context())
-		t1.wire.on(rule{match: func(x *call) bool { return x.op == "apply" && !prewrites(x) && (on(rowC)(x) || on(row("d"))(x)) }, times: 1 << 30, before: func(context.Context, *call) verdict {
+		t1.wire.AddRule(faultstore.Rule{Match: func(x *call) bool {
+			return x.Kind == faultstore.CallApply && !prewrites(x) && (on(rowC)(x) || on(row("d"))(x))
+		}, Times: 1 << 30, Before: func(context.Context, *call) verdict {
 			cancel()
 			return refuse
 		}})
 		t1.wire.verdict(t1.commitDraw(), refuse)
-		require.ErrorIs(t, tx.Commit(ctx), errNetwork)
+		require.ErrorIs(t, tx.Commit(ctx), faultstore.ErrInjected)
 		require.Len(t, w.versions(rowstore.Lock), 2)
 		w.pass(worldExpiry - time.Second)
 		now, err := c.Now(t.Context())
@@ -162,18 +166,18 @@ func TestForgottenLockIsResolvedAfterItsExpiry(t *testing.T) {
 func TestLostSessionIsRenewedBeforeACommit(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	c := w.client(WithoutGroups())
+	c := w.client(withoutGroups())
 	set(t, c.DB, rowA, "1")
-	renewals := func(x *call) bool { return x.op == "apply" && x.muts[0].Table == tableSessions }
+	renewals := func(x *call) bool {
+		return x.Kind == faultstore.CallApply && x.Mutations()[0].Table == format.TableSessions
+	}
 	require.Len(t, c.wire.sent(renewals), 1)
-	r := c.wire.on(rule{match: renewals, times: 1 << 30, before: func(context.Context, *call) verdict { return refuse }})
+	r := c.wire.AddRule(faultstore.Rule{Match: renewals, Times: 1 << 30, Fault: refuse})
 	w.pass(2 * worldSession)
 	err := writes(t, c, "2", rowA).Commit(t.Context())
-	require.ErrorIs(t, err, errNetwork, "without a session nothing may be locked")
+	require.ErrorIs(t, err, faultstore.ErrInjected, "without a session nothing may be locked")
 	require.Empty(t, w.versions(rowstore.Lock))
-	c.wire.mu.Lock()
-	r.times = 0
-	c.wire.mu.Unlock()
+	r.Remove()
 	p := c.hold(t, commitPoint(rowA))
 	done := commit(c, writes(t, c, "3", rowA))
 	p.wait()
@@ -191,15 +195,19 @@ func TestLostSessionIsRenewedBeforeACommit(t *testing.T) {
 func TestSessionIsOpenedOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	one, two := w.client(), w.client(WithoutGroups())
+	one, two := w.client(), w.client(withoutGroups())
 	sessions := func(c *client) int {
-		return len(c.wire.sent(func(x *call) bool { return x.op == "apply" && x.muts[0].Table == tableSessions }))
+		return len(c.wire.sent(func(x *call) bool {
+			return x.Kind == faultstore.CallApply && x.Mutations()[0].Table == format.TableSessions
+		}))
 	}
 	set(t, one.DB, rowA, "1")
 	require.Equal(t, "1", value(t, one, rowA))
 	require.Zero(t, sessions(one))
 	require.EqualValues(t, 1, one.Stats().OnePhase)
-	p := two.hold(t, func(x *call) bool { return x.op == "apply" && x.muts[0].Table == tableSessions })
+	p := two.hold(t, func(x *call) bool {
+		return x.Kind == faultstore.CallApply && x.Mutations()[0].Table == format.TableSessions
+	})
 	var commits []<-chan error
 	for i := range 8 {
 		commits = append(commits, commit(two, writes(t, two, "2", row(string(rune('a'+i))))))
@@ -227,7 +235,7 @@ func TestCloseWaitsForARenewal(t *testing.T) {
 		g := newGauge(rowstore.Limits{})
 		var calls atomic.Int64 // that open, renew and remove the session
 		g.slow = func(muts []rowstore.Mutation) time.Duration {
-			if muts[0].Table == tableSessions && calls.Add(1) == 2 {
+			if muts[0].Table == format.TableSessions && calls.Add(1) == 2 {
 				return takes
 			}
 			return 0

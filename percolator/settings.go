@@ -5,47 +5,19 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/percolate-go/percolate/internal/format"
 )
 
-// storedSettings are Settings in the catalog.
-type storedSettings struct {
-	MaxTxnAgeMs    int64 `json:"max_txn_age_ms"`
-	RetentionMs    int64 `json:"retention_ms"`
-	CatalogLeaseMs int64 `json:"catalog_lease_ms"`
+func storeSettings(s Settings) format.Settings {
+	return format.Settings{MaxTxnAgeMs: s.MaxTxnAge.Milliseconds(), RetentionMs: s.Retention.Milliseconds(), CatalogLeaseMs: s.CatalogLease.Milliseconds()}
 }
 
-func storeSettings(s Settings) storedSettings {
-	return storedSettings{s.MaxTxnAge.Milliseconds(), s.Retention.Milliseconds(), s.CatalogLease.Milliseconds()}
+func settingsOf(s format.Settings) Settings {
+	return Settings{MaxTxnAge: milliseconds(s.MaxTxnAgeMs), Retention: milliseconds(s.RetentionMs), CatalogLease: milliseconds(s.CatalogLeaseMs)}
 }
 
-func (s storedSettings) settings() Settings {
-	return Settings{
-		MaxTxnAge:    time.Duration(s.MaxTxnAgeMs) * time.Millisecond,
-		Retention:    time.Duration(s.RetentionMs) * time.Millisecond,
-		CatalogLease: time.Duration(s.CatalogLeaseMs) * time.Millisecond,
-	}
-}
-
-// check finds what Configure would never have stored.
-func (s storedSettings) check() error {
-	const most = int64(1) << 43 // keeps milliseconds within a Duration
-	if s.MaxTxnAgeMs > most || s.RetentionMs > most || s.CatalogLeaseMs > most {
-		return fmt.Errorf("%w: catalog: settings out of range", ErrCorrupt)
-	}
-	if err := s.settings().check(); err != nil {
-		return fmt.Errorf("%w: catalog: %w", ErrCorrupt, err)
-	}
-	return nil
-}
-
-// pastAge is a MaxTxnAge that was in force until a moment, and is less than those that
-// followed it. It still binds the transactions that began before that moment.
-type pastAge struct {
-	MaxTxnAgeMs int64     `json:"max_txn_age_ms"`
-	Until       Timestamp `json:"until"`
-}
-
-func (p pastAge) age() time.Duration { return time.Duration(p.MaxTxnAgeMs) * time.Millisecond }
+func milliseconds(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
 
 // A change of the settings has two steps. First it is announced: Next is stored, with
 // NextFrom 0. Then it is dated: NextFrom is more than a lease of Current above a
@@ -69,16 +41,16 @@ func (c *catalog) inForce(ts Timestamp) bool {
 // at returns the settings in force at ts.
 func (c *catalog) at(ts Timestamp) Settings {
 	if c.inForce(ts) {
-		return c.Next.settings()
+		return settingsOf(*c.Next)
 	}
-	return c.Current.settings()
+	return settingsOf(c.Current)
 }
 
 // leaseAt returns how long a view that was begun at f may be used.
 func (c *catalog) leaseAt(f Timestamp) time.Duration {
 	lease := c.at(f).CatalogLease
 	if c.Next != nil && !c.inForce(f) {
-		lease = min(lease, c.Next.settings().CatalogLease)
+		lease = min(lease, settingsOf(*c.Next).CatalogLease)
 	}
 	return lease
 }
@@ -88,7 +60,7 @@ func (c *catalog) leaseAt(f Timestamp) time.Duration {
 func (c *catalog) outlasting(f Timestamp) (maxTxnAge, lease time.Duration) {
 	s := c.at(f)
 	if c.Next != nil && !c.inForce(f) {
-		n := c.Next.settings()
+		n := settingsOf(*c.Next)
 		return max(s.MaxTxnAge, n.MaxTxnAge), max(s.CatalogLease, n.CatalogLease)
 	}
 	return s.MaxTxnAge, s.CatalogLease
@@ -98,18 +70,18 @@ func (c *catalog) outlasting(f Timestamp) (maxTxnAge, lease time.Duration) {
 // transaction that began at start. The least age that was in force at any time since
 // then counts.
 func (c *catalog) lastCommit(start Timestamp) Timestamp {
-	last := start.Add(c.Current.settings().MaxTxnAge)
+	last := start.Add(settingsOf(c.Current).MaxTxnAge)
 	if c.inForce(start) {
-		return start.Add(c.Next.settings().MaxTxnAge)
+		return start.Add(settingsOf(*c.Next).MaxTxnAge)
 	}
 	for _, p := range c.Past {
 		if start < p.Until {
-			last = min(last, start.Add(p.age()))
+			last = min(last, start.Add(milliseconds(p.MaxTxnAgeMs)))
 		}
 	}
 	if c.Next != nil && c.NextFrom != 0 {
 		// Before NextFrom it does not bind.
-		last = min(last, max(c.NextFrom-1, start.Add(c.Next.settings().MaxTxnAge)))
+		last = min(last, max(c.NextFrom-1, start.Add(settingsOf(*c.Next).MaxTxnAge)))
 	}
 	return last
 }
@@ -117,9 +89,9 @@ func (c *catalog) lastCommit(start Timestamp) Timestamp {
 // makeCurrent turns Next, which is in force, into Current. Of the past ages it keeps
 // those that may still bind a transaction at now.
 func (c *catalog) makeCurrent(now Timestamp) {
-	c.Past = append(slices.Clone(c.Past), pastAge{c.Current.MaxTxnAgeMs, c.NextFrom})
+	c.Past = append(slices.Clone(c.Past), format.PastAge{MaxTxnAgeMs: c.Current.MaxTxnAgeMs, Until: c.NextFrom})
 	c.Current, c.Next, c.NextFrom = *c.Next, nil, 0
-	age := c.Current.settings().MaxTxnAge
+	age := settingsOf(c.Current).MaxTxnAge
 	least := c.Current.MaxTxnAgeMs
 	for i := len(c.Past) - 1; i >= 0; i-- {
 		if p := c.Past[i]; p.MaxTxnAgeMs >= least || now > p.Until.Add(age) {
@@ -133,7 +105,7 @@ func (c *catalog) makeCurrent(now Timestamp) {
 // Settings returns the settings in force, as this process last read them.
 func (db *DB) Settings() Settings {
 	v := db.known()
-	return v.at(v.f.Add(db.clock.Now().Sub(v.sentAt)))
+	return v.at(v.asOf.Add(db.clock.Now().Sub(v.sentAt)))
 }
 
 // Configure changes the stored settings for every process. A field of 0 keeps its
@@ -152,10 +124,10 @@ func (db *DB) Configure(ctx context.Context, s Settings) error {
 	}
 	defer db.leave()
 	if err := db.announce(ctx, s); err != nil {
-		return fmt.Errorf("configuring: %w", err)
+		return fmt.Errorf("percolator: Configure: %w", err)
 	}
 	if err := db.date(ctx); err != nil {
-		return fmt.Errorf("configuring: %w", err)
+		return fmt.Errorf("percolator: Configure: %w", err)
 	}
 	return nil
 }
@@ -163,14 +135,14 @@ func (db *DB) Configure(ctx context.Context, s Settings) error {
 // announce publishes a change of the settings, without its time.
 func (db *DB) announce(ctx context.Context, s Settings) error {
 	_, err := db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
-		next := fill(s, v.at(v.f))
+		next := fill(s, v.at(v.asOf))
 		if err := next.check(); err != nil {
 			return false, err
 		}
 		stored := storeSettings(next)
 		switch {
-		case v.inForce(v.f):
-			v.makeCurrent(v.f)
+		case v.inForce(v.asOf):
+			v.makeCurrent(v.asOf)
 		case v.Next != nil && *v.Next == stored:
 			return false, nil
 		case v.Next != nil && v.NextFrom != 0:
@@ -196,7 +168,7 @@ func (db *DB) date(ctx context.Context) error {
 		if err != nil {
 			return false, err
 		}
-		v.NextFrom = now.Add(2*v.Current.settings().CatalogLease) + 1
+		v.NextFrom = now.Add(2*settingsOf(v.Current).CatalogLease) + 1
 		return true, nil
 	})
 	return err

@@ -9,9 +9,13 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 // configured changes the settings and waits until they are in force.
@@ -34,7 +38,7 @@ func TestLongerAgeAndTheSafePoint(t *testing.T) {
 		w.clock.advance(worldAge + time.Minute)
 		report, err := w.collect(c, 1)
 		require.NoError(t, err)
-		require.Greater(t, report.SafePoint, tx.StartTimestamp())
+		require.Greater(t, report.SafePoint, startOf(tx))
 		require.Empty(t, w.versions(rowstore.Write), "the delete was to be collected")
 		w.configured(c, Settings{MaxTxnAge: 3 * worldAge})
 		require.NoError(t, tx.Set(rowA, []byte("lost update")))
@@ -106,7 +110,7 @@ func TestShorterLeaseThenConfiguredAgain(t *testing.T) {
 		_, err := t1.loadCatalog(ctx) // by the old settings, and nearly the new ones
 		require.NoError(t, err)
 		tx := writes(t, t1, "1", rowA)
-		p := t1.hold(t, func(x *call) bool { return x.op == "group" || prewrites(x) })
+		p := t1.hold(t, func(x *call) bool { return x.Kind == faultstore.CallGroup || prewrites(x) })
 		done := commit(t1, tx)
 		p.wait()
 		w.clock.advance(time.Second)
@@ -161,11 +165,7 @@ func TestConfigureHeldUp(t *testing.T) {
 		w := newWorld(t)
 		c, other := w.client(), w.client()
 		// While its request is under way.
-		p := &pause{t: t, reached: make(chan *call, 1), free: make(chan verdict, 1)}
-		c.wire.on(rule{match: op("apply"), skip: step, before: func(_ context.Context, x *call) verdict {
-			p.reached <- x
-			return <-p.free
-		}})
+		p := &pause{t, c.wire.Hold(faultstore.Rule{Match: op(faultstore.CallApply), Skip: step})}
 		done := async(func() error { return c.Configure(context.Background(), Settings{CatalogLease: 2 * time.Second}) })
 		p.wait()
 		w.clock.advance(time.Hour)
@@ -177,8 +177,8 @@ func TestConfigureHeldUp(t *testing.T) {
 		_, err = c.loadCatalog(t.Context())
 		require.NoError(t, err)
 		_, lease := c.known().widest()
-		until := v.f.Add(v.lease)
-		require.GreaterOrEqual(t, c.known().f.Add(lease), until, "step %d", step)
+		until := v.asOf.Add(v.lease)
+		require.GreaterOrEqual(t, c.known().asOf.Add(lease), until, "step %d", step)
 	}
 }
 
@@ -188,7 +188,7 @@ func TestConfigureTakesUpWhatWasLeft(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	dies, c := w.client(), w.client()
-	dies.wire.on(rule{match: op("apply"), skip: 1, before: func(context.Context, *call) verdict { return die }})
+	dies.wire.AddRule(faultstore.Rule{Match: op(faultstore.CallApply), Skip: 1, Fault: die})
 	require.Error(t, dies.Configure(t.Context(), Settings{MaxTxnAge: time.Minute}))
 	w.pass(3 * worldLease)
 	_, err := c.loadCatalog(t.Context())
@@ -210,9 +210,9 @@ func TestCommitSlowerThanTheLease(t *testing.T) {
 			w.clock.advance(2 * worldLease)
 			return pass
 		}
-		c.wire.on(rule{match: prewrites, times: 100, before: slow})
-		c.wire.on(rule{match: op("group"), times: 100, before: slow})
-		c.wire.on(rule{match: func(x *call) bool { return x.op == "read" && x.reads[0].Table == tableCatalog }, times: 100, before: slow})
+		c.wire.AddRule(faultstore.Rule{Match: prewrites, Times: 100, Before: slow})
+		c.wire.AddRule(faultstore.Rule{Match: op(faultstore.CallGroup), Times: 100, Before: slow})
+		c.wire.AddRule(faultstore.Rule{Match: func(x *call) bool { return x.Kind == faultstore.CallRead && x.Reads[0].Table == format.TableCatalog }, Times: 100, Before: slow})
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		for _, cells := range [][]Cell{{rowA}, {rowA, rowB, rowC}} {
@@ -241,8 +241,8 @@ func TestSlowCommitIsTooOld(t *testing.T) {
 			w.clock.advance(worldAge + time.Second)
 			return pass
 		}
-		c.wire.on(rule{match: prewrites, before: slow})
-		c.wire.on(rule{match: op("group"), before: slow})
+		c.wire.AddRule(faultstore.Rule{Match: prewrites, Before: slow})
+		c.wire.AddRule(faultstore.Rule{Match: op(faultstore.CallGroup), Before: slow})
 		require.ErrorIs(t, writes(t, c, "1", rowA).Commit(t.Context()), ErrTxnTooOld)
 		require.Equal(t, "none", value(t, c, rowA))
 		w.noLocks()
@@ -251,18 +251,18 @@ func TestSlowCommitIsTooOld(t *testing.T) {
 
 // slowCatalog counts reads of the catalog, each of which takes a second.
 type slowCatalog struct {
-	*rowstore.Memory
+	*memstore.Store
 	reads atomic.Int64
 }
 
 func (s *slowCatalog) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
-	if reads[0].Table == tableCatalog {
+	if reads[0].Table == format.TableCatalog {
 		s.reads.Add(1)
 		if err := (systemClock{}).Sleep(ctx, time.Second); err != nil {
 			return nil, err
 		}
 	}
-	return s.Memory.Read(ctx, reads)
+	return s.Store.Read(ctx, reads)
 }
 
 // Many who need the catalog at once share a read of it, and none takes one that began
@@ -270,7 +270,7 @@ func (s *slowCatalog) Read(ctx context.Context, reads []rowstore.RowRead) ([]row
 func TestCatalogReadsAreShared(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		store := &slowCatalog{Memory: rowstore.NewMemory()}
+		store := &slowCatalog{Store: memstore.New()}
 		db, err := New(t.Context(), store)
 		require.NoError(t, err)
 		store.reads.Store(0)
@@ -289,7 +289,7 @@ func TestCatalogReadsAreShared(t *testing.T) {
 				require.NoError(t, err)
 				v, err := db.loadCatalog(t.Context())
 				require.NoError(t, err)
-				require.Greater(t, v.f, asked)
+				require.Greater(t, v.asOf, asked)
 			})
 		}
 		synctest.Wait()
@@ -319,7 +319,7 @@ func TestOracleThatWentBack(t *testing.T) {
 	ctx := t.Context()
 	r := &rewound{Oracle: w.mem.Oracle()}
 	named := WithOracle("rewound", r)
-	store := unclosed{&wire{mem: w.mem}}
+	store := unclosed{newWire(w.mem)}
 	db := open(t, store, named, WithClock(w.clock), WithSettings(Settings{worldAge, worldRetention, worldLease}))
 	set(t, db, rowA, "1")
 	_, err := db.SafePoint(ctx)
@@ -342,4 +342,59 @@ func TestOracleThatWentBack(t *testing.T) {
 	r.back.Add(int64(40 * time.Hour))
 	_, err = New(ctx, store, named)
 	require.ErrorIs(t, err, ErrOracleWentBack, "below the safe point")
+}
+
+var (
+	anyName = rapid.Custom(func(t *rapid.T) string { return string(rapid.SliceOfN(rapid.Byte(), 1, 20).Draw(t, "bytes")) })
+	anyTS   = rapid.Custom(func(t *rapid.T) Timestamp { return Timestamp(rapid.Uint64Max(uint64(oracle.Max)).Draw(t, "ts")) })
+)
+
+func drawCatalog(t *rapid.T) catalog {
+	settings := func() format.Settings {
+		age := rapid.Int64Range(1, 1<<40).Draw(t, "age")
+		lease := rapid.Int64Range(1, 1<<40).Draw(t, "lease")
+		return format.Settings{MaxTxnAgeMs: age, RetentionMs: age + lease + rapid.Int64Range(1, 1<<40).Draw(t, "more"), CatalogLeaseMs: lease}
+	}
+	c := catalog{Oracle: rapid.String().Draw(t, "oracle"), Current: settings()}
+	if rapid.Bool().Draw(t, "next") {
+		next := settings()
+		c.Next, c.NextFrom = &next, anyTS.Draw(t, "from")
+		if rapid.Bool().Draw(t, "announced") {
+			c.NextFrom = 0
+		}
+	}
+	for range rapid.IntRange(0, 3).Draw(t, "past") {
+		c.Past = append(c.Past, format.PastAge{MaxTxnAgeMs: rapid.Int64Range(1, c.Current.MaxTxnAgeMs).Draw(t, "past age"), Until: anyTS.Draw(t, "until")})
+	}
+	for range rapid.IntRange(0, 3).Draw(t, "observers") {
+		c.Observers = append(c.Observers, format.Observer{
+			Name: []byte(anyName.Draw(t, "name")), Table: []byte(anyName.Draw(t, "table")), Column: []byte(anyName.Draw(t, "column")),
+			Swept: anyTS.Draw(t, "swept"),
+		})
+	}
+	return c
+}
+
+func TestCatalogRoundTrip(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		c := drawCatalog(t)
+		b, err := c.encode()
+		require.NoError(t, err)
+		got, err := decodeCatalog(b)
+		require.NoError(t, err)
+		require.Equal(t, c, got)
+		ts := anyTS.Draw(t, "at")
+		s := got.at(ts)
+		age, lease := got.outlasting(ts)
+		require.LessOrEqual(t, s.MaxTxnAge, age)
+		require.LessOrEqual(t, s.CatalogLease, lease)
+		require.GreaterOrEqual(t, s.CatalogLease, got.leaseAt(ts))
+		require.LessOrEqual(t, got.lastCommit(ts).Sub(ts), age)
+		want := c.Current
+		if c.Next != nil && c.NextFrom > 0 && ts >= c.NextFrom {
+			want = *c.Next
+		}
+		require.Equal(t, settingsOf(want), s)
+	})
 }

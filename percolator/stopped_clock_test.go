@@ -12,43 +12,36 @@ import (
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 // abilities is a store with some of Memory's optional abilities.
 type abilities struct {
-	*rowstore.Memory
-	groups, drawReads, apart bool
+	*memstore.Store
+	groups, snapshotReads, apart bool
 }
 
 func (a abilities) Close() error { return nil }
 
-// Offer implements rowstore.Decorator.
-func (a abilities) Offer(target any) bool {
-	switch p := target.(type) {
-	case *rowstore.OracleProvider:
-		*p = a.Memory
-	case *rowstore.Grouper:
-		if !a.groups {
-			return false
-		}
-		*p = a.Memory
-	case *rowstore.DrawReader:
-		if !a.drawReads {
-			return false
-		}
-		*p = a
-	default:
-		return false
+// Abilities implements rowstore.Decorator.
+func (a abilities) Abilities() rowstore.Abilities {
+	has := rowstore.Abilities{OracleProvider: a.Store}
+	if a.groups {
+		has.Grouper = a.Store
 	}
-	return true
+	if a.snapshotReads {
+		has.SnapshotReader = a
+	}
+	return has
 }
 
-// DrawRead implements rowstore.DrawReader.
-func (a abilities) DrawRead(ctx context.Context, asks []rowstore.DrawRead) ([]rowstore.DrawnRows, error) {
+// ReadSnapshot implements rowstore.SnapshotReader.
+func (a abilities) ReadSnapshot(ctx context.Context, asks []rowstore.SnapshotRead) ([]rowstore.SnapshotRows, error) {
 	if a.apart {
-		return rowstore.DrawThenRead(ctx, slowly{a.Memory.Oracle(), func() {}}, a.Memory, asks)
+		return kit.TimestampThenRead(ctx, slowly{a.Store.Oracle(), func() {}}, a.Store, asks)
 	}
-	return a.Memory.DrawRead(ctx, asks)
+	return a.Store.ReadSnapshot(ctx, asks)
 }
 
 // slowly calls a function after each draw.
@@ -71,7 +64,7 @@ func (stoppedClock) Now() time.Time { return time.UnixMilli(1_700_000_000_000) }
 // suspended is a client whose local clock stands still; everybody else lives on.
 func (w *world) suspended(store rowstore.Store) *DB {
 	w.t.Helper()
-	db, err := New(w.t.Context(), store, WithClock(stoppedClock{}), WithSeed(1), WithLogger(slog.New(slog.DiscardHandler)))
+	db, err := New(w.t.Context(), store, WithClock(stoppedClock{}), withSeed(1), WithLogger(slog.New(slog.DiscardHandler)))
 	require.NoError(w.t, err)
 	w.t.Cleanup(func() {
 		if err := db.Close(context.Background()); err != nil {
@@ -141,9 +134,9 @@ func TestClockThatStoodStill(t *testing.T) {
 			require.True(t, errors.Is(err, ErrTxnTooOld) || errors.Is(err, ErrUndetermined), "%v", err)
 		},
 	}
-	for _, have := range []abilities{{}, {groups: true}, {drawReads: true}, {groups: true, drawReads: true}, {drawReads: true, apart: true}} {
+	for _, have := range []abilities{{}, {groups: true}, {snapshotReads: true}, {groups: true, snapshotReads: true}, {snapshotReads: true, apart: true}} {
 		for name, read := range reads {
-			t.Run(fmt.Sprintf("%s/groups %v draw reads %v apart %v", name, have.groups, have.drawReads, have.apart), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s/groups %v draw reads %v apart %v", name, have.groups, have.snapshotReads, have.apart), func(t *testing.T) {
 				t.Parallel()
 				w := newWorld(t)
 				c := w.client()
@@ -151,7 +144,7 @@ func TestClockThatStoodStill(t *testing.T) {
 					set(t, c.DB, cell, v)
 				}
 				able := have // other subtests run beside this one
-				able.Memory = w.mem
+				able.Store = w.mem
 				r := w.suspended(able)
 				tx, err := r.Begin(t.Context())
 				require.NoError(t, err)
@@ -162,7 +155,7 @@ func TestClockThatStoodStill(t *testing.T) {
 				w.clock.advance(25 * time.Hour)
 				report, err := w.collect(c, 0)
 				require.NoError(t, err)
-				require.Greater(t, report.SafePoint, tx.StartTimestamp())
+				require.Greater(t, report.SafePoint, startOf(tx))
 				require.Len(t, w.versions(rowstore.Write), 3, "there was to be something to collect")
 				read(t, tx)
 				// And what begins now goes on as ever.
@@ -183,7 +176,7 @@ func TestSuspendedWithinTheFirstRead(t *testing.T) {
 	set(t, c.DB, rowA, "old")
 	set(t, c.DB, rowB, longText)
 	for _, cell := range []Cell{rowA, rowB} {
-		r := w.suspended(interrupted{abilities{Memory: w.mem, drawReads: true}, func() {
+		r := w.suspended(interrupted{abilities{Store: w.mem, snapshotReads: true}, func() {
 			require.NoError(t, c.Update(t.Context(), func(tx *Txn) error { return tx.Delete(cell) }))
 			w.clock.advance(25 * time.Hour)
 			_, err := w.collect(c, 0)
@@ -197,22 +190,20 @@ func TestSuspendedWithinTheFirstRead(t *testing.T) {
 	}
 }
 
-// interrupted calls a function in the middle of a DrawRead.
+// interrupted calls a function in the middle of a ReadSnapshot.
 type interrupted struct {
 	abilities
 	middle func()
 }
 
-func (i interrupted) Offer(target any) bool {
-	if p, ok := target.(*rowstore.DrawReader); ok {
-		*p = i
-		return true
-	}
-	return i.abilities.Offer(target)
+func (i interrupted) Abilities() rowstore.Abilities {
+	has := i.abilities.Abilities()
+	has.SnapshotReader = i
+	return has
 }
 
-func (i interrupted) DrawRead(ctx context.Context, asks []rowstore.DrawRead) ([]rowstore.DrawnRows, error) {
-	return rowstore.DrawThenRead(ctx, slowly{i.Memory.Oracle(), i.middle}, i.Memory, asks)
+func (i interrupted) ReadSnapshot(ctx context.Context, asks []rowstore.SnapshotRead) ([]rowstore.SnapshotRows, error) {
+	return kit.TimestampThenRead(ctx, slowly{i.Store.Oracle(), i.middle}, i.Store, asks)
 }
 
 // A commit whose reply was lost is not declared rolled back after its trace was
@@ -221,19 +212,19 @@ func TestOutcomeByAClockThatStoodStill(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	c := w.client()
-	r := w.suspended(abilities{Memory: w.mem, groups: true})
+	r := w.suspended(abilities{Store: w.mem, groups: true})
 	tx, err := r.Begin(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, tx.Set(rowA, []byte("1")))
 	require.NoError(t, tx.Commit(t.Context()))
 	set(t, c.DB, rowA, "2")
-	got, err := r.Outcome(t.Context(), tx.StartTimestamp(), rowA)
+	got, err := r.Outcome(t.Context(), startOf(tx), rowA)
 	require.NoError(t, err)
-	require.Equal(t, Outcome{Committed, tx.CommitTimestamp()}, got)
+	require.Equal(t, Outcome{OutcomeCommitted, tx.CommitTimestamp()}, got)
 	w.clock.advance(25 * time.Hour)
 	_, err = w.collect(c, 0)
 	require.NoError(t, err)
-	_, err = r.Outcome(t.Context(), tx.StartTimestamp(), rowA)
+	_, err = r.Outcome(t.Context(), startOf(tx), rowA)
 	require.ErrorIs(t, err, ErrSnapshotTooOld)
 }
 

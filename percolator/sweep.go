@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -18,23 +19,23 @@ func (w *Worker) publish(ctx context.Context) error {
 			changed := false
 			for _, q := range w.list {
 				if w.record(v, q) == nil {
-					v.Observers = append(v.Observers, observerRecord{Name: []byte(q.o.Name), Table: []byte(q.table), Column: []byte(q.column), Since: v.f})
+					v.Observers = append(v.Observers, format.Observer{Name: []byte(q.o.Name), Table: []byte(q.table), Column: []byte(q.column), Since: v.asOf})
 					changed = true
 				}
 			}
 			return changed, nil
 		})
 		if err == nil {
-			w.published = v.f
+			w.published = v.asOf
 		}
 		return err
 	})
 }
 
 // record finds the registration of a queue's observer, nil without one.
-func (w *Worker) record(v *catalogView, q *queue) *observerRecord {
+func (w *Worker) record(v *catalogView, q *queue) *format.Observer {
 	for i := range v.Observers {
-		if v.Observers[i].is(q.o.Name, q.table, q.column) {
+		if v.Observers[i].Is(q.o.Name, q.table, q.column) {
 			return &v.Observers[i]
 		}
 	}
@@ -80,7 +81,7 @@ func (w *Worker) attend(ctx context.Context) error {
 // this worker is not in the catalog any more. An observer that another worker has
 // registered again meanwhile goes on: the new registration has a sweep of its own.
 func (w *Worker) checkRegistered(v *catalogView) error {
-	if v.f < w.published {
+	if v.asOf < w.published {
 		return nil
 	}
 	for _, q := range w.list {
@@ -93,8 +94,8 @@ func (w *Worker) checkRegistered(v *catalogView) error {
 }
 
 // unswept lists the registrations of this worker's observers whose sweep is not done.
-func (w *Worker) unswept(v *catalogView) []observerRecord {
-	var fresh []observerRecord
+func (w *Worker) unswept(v *catalogView) []format.Observer {
+	var fresh []format.Observer
 	for _, q := range w.list {
 		if r := w.record(v, q); r != nil && r.Swept == 0 {
 			fresh = append(fresh, *r)
@@ -121,7 +122,7 @@ func (w *Worker) sweepNew(ctx context.Context) error {
 		return err
 	}
 	_, lease := v.widest()
-	publication, at := v.f, v.f
+	publication, at := v.asOf, v.asOf
 	for err == nil && at < publication.Add(lease)+1 {
 		if err = w.db.clock.Sleep(ctx, max(publication.Add(lease).Sub(at), time.Millisecond)); err == nil {
 			at, err = w.db.draw(ctx)
@@ -139,8 +140,8 @@ func (w *Worker) sweepNew(ctx context.Context) error {
 }
 
 // sweepOne sweeps for a registration, unless another worker does.
-func (w *Worker) sweepOne(ctx context.Context, r observerRecord, at Timestamp) error {
-	lease := &sweepLease{w: w, row: rowOf(string(r.Table), string(r.Column), string(r.Name), r.Since.String())}
+func (w *Worker) sweepOne(ctx context.Context, r format.Observer, at Timestamp) error {
+	lease := &sweepLease{w: w, row: format.SweepLeaseRow(&r)}
 	if held, err := lease.take(ctx); err != nil || held > 0 {
 		if err == nil {
 			err = w.db.clock.Sleep(ctx, held)
@@ -153,7 +154,7 @@ func (w *Worker) sweepOne(ctx context.Context, r observerRecord, at Timestamp) e
 	_, err := w.db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
 		for i := range v.Observers {
 			// A later registration of the observer needs a sweep of its own.
-			if o := &v.Observers[i]; o.Swept == 0 && o.Since == r.Since && o.is(string(r.Name), string(r.Table), string(r.Column)) {
+			if o := &v.Observers[i]; o.Swept == 0 && o.Since == r.Since && o.Is(string(r.Name), string(r.Table), string(r.Column)) {
 				o.Swept = at
 				return true, nil
 			}
@@ -179,7 +180,7 @@ func (l *sweepLease) take(ctx context.Context) (held time.Duration, err error) {
 	if err != nil {
 		return 0, err
 	}
-	rows, err := db.readRows(ctx, []rowstore.RowRead{{Table: tableScanLeases, Row: l.row, Picks: []rowstore.Pick{
+	rows, err := db.readRows(ctx, []rowstore.RowRead{{Table: format.TableScanLeases, Row: l.row, Selectors: []rowstore.Selector{
 		{Family: rowstore.Write, Column: rowstore.AllColumns, From: now + 1, To: oracle.Max, Limit: 1},
 	}}})
 	if err != nil {
@@ -191,7 +192,7 @@ func (l *sweepLease) take(ctx context.Context) (held time.Duration, err error) {
 	w.mu.Lock()
 	w.leased[l.row] = l.row
 	w.mu.Unlock()
-	if _, err := db.applyOne(ctx, w.takeLease(l.row, now.Add(w.config.ScanLease), scanLease{})); err != nil {
+	if _, err := db.applyOne(ctx, w.takeLease(l.row, now.Add(w.config.ScanLease), format.ScanLease{})); err != nil {
 		return 0, fmt.Errorf("taking the lease of a sweep: %w", err)
 	}
 	return 0, nil
@@ -211,9 +212,9 @@ const sweepBatch = 256
 
 // sweep puts a notification on every cell of an observer's column whose newest
 // write at the snapshot is newer than the acknowledgment.
-func (w *Worker) sweep(ctx context.Context, r observerRecord, at Timestamp, lease *sweepLease) error {
+func (w *Worker) sweep(ctx context.Context, r format.Observer, at Timestamp, lease *sweepLease) error {
 	table, column := string(r.Table), string(r.Column)
-	ack := ackColumn(string(r.Name), column)
+	ack := format.AckColumn(string(r.Name), column)
 	picks := snapshotPicks(snapshotPicks(nil, column, at), ack, at)
 	var rows []string
 	flush := func() error {
@@ -229,7 +230,7 @@ func (w *Worker) sweep(ctx context.Context, r observerRecord, at Timestamp, leas
 		}
 		muts := make([]rowstore.Mutation, len(rows))
 		for i, row := range rows {
-			muts[i] = rowstore.Mutation{Table: table, Row: row, Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, column, ts, strongValue)}}
+			muts[i] = rowstore.Mutation{Table: table, Row: row, Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, column, ts, format.StrongNotification)}}
 		}
 		outs, err := w.db.store.Apply(ctx, muts, rowstore.ApplyOptions{})
 		for i := range outs {
@@ -238,7 +239,7 @@ func (w *Worker) sweep(ctx context.Context, r observerRecord, at Timestamp, leas
 		rows = rows[:0]
 		return err
 	}
-	for row, err := range w.db.store.Scan(ctx, rowstore.ScanRange{Table: table, Picks: picks}) {
+	for row, err := range w.db.store.Scan(ctx, rowstore.ScanRange{Table: table, Selectors: picks}) {
 		if err == nil {
 			err = lease.renew(ctx)
 		}
@@ -255,7 +256,7 @@ func (w *Worker) sweep(ctx context.Context, r observerRecord, at Timestamp, leas
 		acked := Timestamp(0)
 		wv, found, err := committed(&row, ack)
 		if err == nil && found {
-			acked, err = decodeAck(wv.value)
+			acked, err = format.DecodeAck(wv.Value)
 		}
 		if err != nil {
 			return err

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -90,7 +91,7 @@ func (c *committer) prewrite(ctx context.Context, session string, deferred bool)
 		// way and nothing is sent again. So a timestamp that is drawn after it may be the
 		// commit timestamp.
 		last := len(pieces) == 1 && len(pieces[0]) == len(which)
-		wait, err := c.prewritePieces(ctx, pieces, session, rowstore.ApplyOptions{Deferred: deferred, Draw: last && c.db.opt.oracle == nil})
+		wait, err := c.prewritePieces(ctx, pieces, session, rowstore.ApplyOptions{Deferred: deferred, AssignTimestamp: last && c.db.opt.oracle == nil})
 		if err != nil {
 			return err
 		}
@@ -125,17 +126,15 @@ func (c *committer) prewritePieces(ctx context.Context, pieces [][]int, session 
 			return fmt.Errorf("prewriting: %w", p.err)
 		}
 		wait = wait || p.err != nil
-		if len(p.outs) > 0 && !slices.ContainsFunc(p.outs, func(o rowstore.Outcome) bool { return o.Drawn == 0 }) {
-			c.commit = p.outs[0].Drawn
+		if len(p.outs) > 0 && !slices.ContainsFunc(p.outs, func(o rowstore.Outcome) bool { return o.Timestamp == 0 }) {
+			c.commit = p.outs[0].Timestamp
 		}
 		if failed {
-			c.noteRest(p.items, p.outs)
-			return nil
+			return nil // the transaction rolls back whatever was sent
 		}
 		for i := range p.outs {
 			again, err := c.prewritten(ctx, &c.rows[p.items[i]], &p.muts[i], &p.outs[i])
 			if err != nil {
-				c.noteRest(p.items[i+1:], p.outs[i+1:])
 				failed = true
 				return err
 			}
@@ -161,25 +160,25 @@ func (c *committer) prewriteMutation(r commitRow, session string, expiry Timesta
 		w := &c.writes[i]
 		l := c.lockOf(i, session, expiry)
 		m.Conditions = prewriteConditions(m.Conditions, w.cell.Column, c.start)
-		m.Edits = append(m.Edits, rowstore.Put(rowstore.Lock, w.cell.Column, c.start, l.encode()))
-		if l.long {
+		m.Edits = append(m.Edits, rowstore.Put(rowstore.Lock, w.cell.Column, c.start, l.Encode()))
+		if l.Long {
 			m.Edits = append(m.Edits, rowstore.Put(rowstore.Data, w.cell.Column, c.start, w.value))
 		}
-		if l.notify {
-			m.Edits = append(m.Edits, rowstore.Put(rowstore.Notify, w.cell.Column, c.start, strongValue))
+		if l.Notify {
+			m.Edits = append(m.Edits, rowstore.Put(rowstore.Notify, w.cell.Column, c.start, format.StrongNotification))
 		}
 	}
 	return m
 }
 
-func (c *committer) lockOf(i int, session string, expiry Timestamp) lockValue {
+func (c *committer) lockOf(i int, session string, expiry Timestamp) format.Lock {
 	w := &c.writes[i]
-	l := lockValue{
-		kind: w.kind, notify: c.notify[i], long: w.long(),
-		expiry: expiry, session: session, primary: c.primaryCell(),
+	l := format.Lock{
+		Kind: w.kind, Notify: c.notify[i], Long: w.long(),
+		Expiry: expiry, Session: session, Primary: format.Cell(c.primaryCell()),
 	}
-	if !l.long {
-		l.value = w.value
+	if !l.Long {
+		l.Value = w.value
 	}
 	return l
 }
@@ -208,15 +207,6 @@ func (c *committer) prewritten(ctx context.Context, r *commitRow, m *rowstore.Mu
 	return c.blocked(ctx, Cell{m.Table, m.Row, m.Conditions[out.Failed].Column}, &out.Broke)
 }
 
-// noteRest records which of the rows behind a failed one are locked.
-func (c *committer) noteRest(which []int, outs []rowstore.Outcome) {
-	for i := range outs {
-		if outs[i].Applied {
-			c.rows[which[i]].locked = true
-		}
-	}
-}
-
 // heartbeat extends the expiry on the primary's lock until stop is called. stop waits
 // for the last extension to end, because nothing of this transaction may be under way
 // once the transaction is over. Nothing else changes a lock's value.
@@ -233,7 +223,7 @@ func (c *committer) heartbeat(session string) (stop func()) {
 			out, err := c.db.applyUrgent(ctx, rowstore.Mutation{
 				Table: p.Table, Row: p.Row,
 				Conditions: []rowstore.Condition{rowstore.Present(p.Column, c.start)},
-				Edits:      []rowstore.Edit{rowstore.Put(rowstore.Lock, p.Column, c.start, l.encode())},
+				Edits:      []rowstore.Edit{rowstore.Put(rowstore.Lock, p.Column, c.start, l.Encode())},
 			})
 			c.db.session.took(c.db.clock.Now().Sub(asked))
 			if err == nil && !out.Applied {
@@ -293,12 +283,12 @@ func (c *committer) commitPoint(ctx context.Context, incarnation string, deferre
 	first := c.commitMutation(c.rows[c.primaryRow])
 	rest := slices.Delete(slices.Clone(c.rows), c.primaryRow, c.primaryRow+1)
 	if incarnation != "" {
-		first.Conditions = append(first.Conditions, rowstore.Incarnation(incarnation))
+		first.Conditions = append(first.Conditions, rowstore.SameIncarnation(incarnation))
 	}
 	if with := c.weakWithPrimary(); with != (rowName{}) {
 		for _, cell := range c.tx.weak {
 			if i := c.find(cell); cell.rowName() == with && (i < 0 || !c.notify[i]) {
-				first.Edits = append(first.Edits, rowstore.Put(rowstore.Notify, cell.Column, c.commit, weakValue))
+				first.Edits = append(first.Edits, rowstore.Put(rowstore.Notify, cell.Column, c.commit, format.WeakNotification))
 			}
 		}
 	}
@@ -422,7 +412,7 @@ func (c *committer) finishLater(rest []commitRow, deferred bool) {
 			c.commit = state.committed
 			c.commitSecondaries(ctx, rest, deferred)
 		default:
-			c.goOn(ctx, c.rollBackAll(ctx), c.rollBackAll)
+			c.retryCleanUp(ctx, c.rollBackAll(ctx), c.rollBackAll)
 		}
 	})
 }
@@ -449,7 +439,7 @@ func (c *committer) committed(rest []commitRow, grouped, deferred bool) error {
 // left to the transactions that meet the locks.
 func (c *committer) commitSecondaries(ctx context.Context, rest []commitRow, deferred bool) {
 	commit := func(ctx context.Context) error { return c.applyRows(ctx, rest, deferred, c.commitMutation) }
-	c.goOn(ctx, commit(ctx), commit)
+	c.retryCleanUp(ctx, commit(ctx), commit)
 }
 
 // applyRows applies a mutation for each row, in pieces. If a row's mutation does not

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -18,7 +19,6 @@ type Txn struct {
 	db *DB
 	snapshot
 	commit   Timestamp
-	ctx      context.Context // of Update and View; StartTimestamp and Notify draw with it
 	opt      txnOptions
 	readOnly bool
 	done     bool
@@ -53,7 +53,7 @@ type snapshot struct {
 // at is how a pick names the snapshot.
 func (s *snapshot) at() Timestamp {
 	if !s.set {
-		return rowstore.Drawn
+		return rowstore.AssignedTimestamp
 	}
 	return s.start
 }
@@ -75,11 +75,11 @@ func (tx *Txn) begin(ctx context.Context) error {
 // write is the net effect on one cell.
 type write struct {
 	cell  Cell // stored names
-	kind  kind
+	kind  format.Kind
 	value []byte
 }
 
-func (w *write) long() bool { return w.kind == kindPut && len(w.value) > shortValue }
+func (w *write) long() bool { return w.kind == format.KindPut && len(w.value) > format.ShortValue }
 
 // writeSet holds the writes in the order of their first call, with an index once
 // there are many.
@@ -132,13 +132,20 @@ type readRange struct {
 
 // StartTimestamp returns the timestamp of the snapshot that the transaction reads.
 // Inside Update and View the timestamp is drawn when it is first needed, which may be
-// in this call. 0 means that it could not be drawn; the next call that needs it tries
-// again, and returns the error.
-func (tx *Txn) StartTimestamp() Timestamp {
-	if !tx.set && !tx.done {
-		_ = tx.begin(tx.ctx) // the next call that needs it tries again, and returns the error
+// in this call. Once drawn it stays the same, also after the transaction's end, and
+// StartTimestamp returns no error. Before that, its errors are ErrTxnDone, ErrClosed,
+// those of the context and of the oracle. After an error the next call tries again.
+func (tx *Txn) StartTimestamp(ctx context.Context) (Timestamp, error) {
+	if tx.set {
+		return tx.start, nil
 	}
-	return tx.start
+	if err := tx.usable(ctx); err != nil {
+		return 0, err
+	}
+	if err := tx.begin(ctx); err != nil {
+		return 0, err
+	}
+	return tx.start, nil
 }
 
 // CommitTimestamp returns the timestamp at which the transaction's writes became
@@ -154,12 +161,12 @@ func (tx *Txn) CommitTimestamp() Timestamp { return tx.commit }
 // Get waits for the lock of a transaction that may be committing. It resolves a lock
 // that a dead process left behind.
 func (tx *Txn) Get(ctx context.Context, c Cell) ([]byte, error) {
-	if err := tx.check(ctx, &c); err != nil {
+	if err := tx.check(ctx, "Get", &c); err != nil {
 		return nil, err
 	}
 	sc := c.stored()
-	if w := tx.writes.find(sc); w != nil && w.kind != kindLock {
-		if w.kind == kindDelete {
+	if w := tx.writes.find(sc); w != nil && w.kind != format.KindLock {
+		if w.kind == format.KindDelete {
 			return nil, notFound(c)
 		}
 		return append(make([]byte, 0, len(w.value)), w.value...), nil
@@ -189,11 +196,11 @@ func (tx *Txn) GetMany(ctx context.Context, cells ...Cell) (map[Cell][]byte, err
 	missing := make([]Cell, 0, len(cells)) // stored names
 	for i := range cells {
 		if err := tx.db.checkCell(&cells[i]); err != nil {
-			return nil, err
+			return nil, called("GetMany", err)
 		}
 		sc := cells[i].stored()
-		if w := tx.writes.find(sc); w != nil && w.kind != kindLock {
-			if w.kind == kindPut {
+		if w := tx.writes.find(sc); w != nil && w.kind != format.KindLock {
+			if w.kind == format.KindPut {
 				got[cells[i]] = append(make([]byte, 0, len(w.value)), w.value...)
 			}
 			continue
@@ -222,7 +229,7 @@ func (tx *Txn) GetMany(ctx context.Context, cells ...Cell) (map[Cell][]byte, err
 // write skew where one cell stands for what must not change. Nothing is locked before
 // Commit. A transaction that only reads and locks commits without effect.
 func (tx *Txn) GetForUpdate(ctx context.Context, c Cell) ([]byte, error) {
-	if err := tx.check(ctx, &c); err != nil {
+	if err := tx.check(ctx, "GetForUpdate", &c); err != nil {
 		return nil, err
 	}
 	if tx.readOnly {
@@ -233,7 +240,7 @@ func (tx *Txn) GetForUpdate(ctx context.Context, c Cell) ([]byte, error) {
 		if err := tx.grow(1, len(c.Table)+len(c.Row)+len(c.Column)); err != nil {
 			return nil, err
 		}
-		tx.writes.add(write{cell: sc, kind: kindLock})
+		tx.writes.add(write{cell: sc, kind: format.KindLock})
 	}
 	return tx.Get(ctx, c)
 }
@@ -245,9 +252,9 @@ func (tx *Txn) Set(c Cell, value []byte) error {
 		return err
 	}
 	if len(value) > tx.db.limits.Value {
-		return fmt.Errorf("%w: the value of %v has %d bytes, the limit is %d", ErrTooLarge, c, len(value), tx.db.limits.Value)
+		return fmt.Errorf("percolator: Set: %w: the value of %v has %d bytes, the limit is %d", ErrTooLarge, c, len(value), tx.db.limits.Value)
 	}
-	return tx.put(c.stored(), kindPut, value)
+	return tx.put(c.stored(), format.KindPut, value)
 }
 
 // Delete removes the value of c, at Commit. It is no error if c has no value; the
@@ -257,10 +264,10 @@ func (tx *Txn) Delete(c Cell) error {
 	if err := tx.writable(&c, "Delete"); err != nil {
 		return err
 	}
-	return tx.put(c.stored(), kindDelete, nil)
+	return tx.put(c.stored(), format.KindDelete, nil)
 }
 
-func (tx *Txn) put(sc Cell, k kind, value []byte) error {
+func (tx *Txn) put(sc Cell, k format.Kind, value []byte) error {
 	w := tx.writes.find(sc)
 	if w == nil {
 		if err := tx.grow(1, len(sc.Table)+len(sc.Row)+len(sc.Column)+len(value)); err != nil {
@@ -279,15 +286,18 @@ func (tx *Txn) put(sc Cell, k kind, value []byte) error {
 // Notify makes the observers of c's column run for c, at Commit, as a change of c
 // would, but without writing c: a weak notification (section 2.4 of the paper). So
 // transactions that notify the same cell do not conflict. Several notifications may
-// lead to one run, and one, seldom, to several. Notify returns an error that matches
-// ErrNotObserved when no observer watches the column. A process may learn of a new
-// observer one catalog lease late, and then Commit returns the error.
+// lead to one run, and one, seldom, to several.
+//
+// Like Set, Notify only notes what Commit does. If no observer watches the column, the
+// error matches ErrNotObserved. Notify returns it if what this process knows of the
+// observers is recent enough; otherwise Commit returns it. Other errors: ErrInvalid,
+// ErrTooLarge, ErrReadOnly, ErrTxnDone.
 func (tx *Txn) Notify(c Cell) error {
 	if err := tx.writable(&c, "Notify"); err != nil {
 		return err
 	}
 	sc := c.stored()
-	if v := tx.db.known(); len(v.observers(sc.Table, sc.Column)) == 0 && tx.StartTimestamp() != 0 && v.holds(tx.start) {
+	if v := tx.db.known(); len(v.observers(sc.Table, sc.Column)) == 0 && tx.set && v.holds(tx.start) {
 		return fmt.Errorf("%w: %v", ErrNotObserved, c)
 	}
 	if _, twice := tx.weakSet[sc]; twice {
@@ -325,10 +335,10 @@ func (tx *Txn) guarded() bool {
 func (tx *Txn) grow(cells, bytes int) error {
 	l := &tx.db.limits
 	if n := len(tx.writes.list) + len(tx.weak) + cells; n > l.Cells {
-		return fmt.Errorf("%w: the transaction writes more than %d cells", ErrTooLarge, l.Cells)
+		return fmt.Errorf("percolator: %w: the transaction writes, locks or notifies more than %d cells (Limits.Cells); split it", ErrTooLarge, l.Cells)
 	}
 	if tx.writes.bytes+bytes > l.Bytes {
-		return fmt.Errorf("%w: the transaction writes more than %d bytes", ErrTooLarge, l.Bytes)
+		return fmt.Errorf("percolator: %w: the transaction writes more than %d bytes (Limits.Bytes); split it", ErrTooLarge, l.Bytes)
 	}
 	tx.writes.bytes += bytes
 	return nil
@@ -349,16 +359,19 @@ func (tx *Txn) usable(ctx context.Context) error {
 	case tx.done:
 		return ErrTxnDone
 	case tx.db.ctx.Err() != nil:
-		return ErrClosed // own writes too, which need no store
+		return errDBClosed // own writes too, which need no store
 	}
 	return ctx.Err()
 }
 
-func (tx *Txn) check(ctx context.Context, c *Cell) error {
+func (tx *Txn) check(ctx context.Context, what string, c *Cell) error {
 	if err := tx.usable(ctx); err != nil {
 		return err
 	}
-	return tx.db.checkCell(c)
+	if err := tx.db.checkCell(c); err != nil {
+		return called(what, err)
+	}
+	return nil
 }
 
 func (tx *Txn) writable(c *Cell, what string) error {
@@ -366,7 +379,7 @@ func (tx *Txn) writable(c *Cell, what string) error {
 		return ErrTxnDone
 	}
 	if err := tx.db.checkCell(c); err != nil {
-		return err
+		return called(what, err)
 	}
 	if tx.readOnly {
 		return fmt.Errorf("%w: %s of %v", ErrReadOnly, what, *c)

@@ -13,15 +13,17 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 // ways are the ways that a transaction commits.
 var ways = map[string][]Option{
 	"one phase": nil,
-	"group":     {WithoutOnePhase()},
-	"two phase": {WithoutGroups()},
+	"group":     {withoutOnePhase()},
+	"two phase": {withoutGroups()},
 }
 
 func open(t testing.TB, store rowstore.Store, opts ...Option) *DB {
@@ -36,7 +38,7 @@ func eachWay(t *testing.T, test func(t *testing.T, db *DB)) {
 	for name, opts := range ways {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			test(t, open(t, rowstore.NewMemory(), opts...))
+			test(t, open(t, memstore.New(), opts...))
 		})
 	}
 }
@@ -137,7 +139,7 @@ func TestBank(t *testing.T) {
 							return err
 						}
 						return tx.Set(cell(j), enc(num(got[cell(j)])+1))
-					}, MaxAttempts(100000))
+					}, WithMaxAttempts(100000))
 					if err != nil {
 						t.Error(err)
 						return
@@ -159,7 +161,7 @@ func TestBank(t *testing.T) {
 func TestWriteSkew(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(t *testing.T, db *DB) {
-		for _, iso := range []Isolation{Snapshot, Serializable} {
+		for _, iso := range []Isolation{SnapshotIsolation, Serializable} {
 			for _, scanned := range []bool{false, true} {
 				ctx := t.Context()
 				table := fmt.Sprintf("t%v%v", iso, scanned)
@@ -212,19 +214,19 @@ func TestAsOf(t *testing.T) {
 			at = append(at, tx.CommitTimestamp())
 		}
 		for i, ts := range at {
-			tx, err := db.Begin(ctx, AsOfTimestamp(ts))
+			tx, err := db.Begin(ctx, WithAsOfTimestamp(ts))
 			require.NoError(t, err)
 			v, err := tx.Get(ctx, c)
 			require.NoError(t, err)
 			require.Equal(t, []byte{byte('0' + i)}, v)
 			require.ErrorIs(t, tx.Set(c, nil), ErrReadOnly)
 		}
-		_, err := db.Begin(ctx, AsOf(time.Now().Add(time.Hour)))
+		_, err := db.Begin(ctx, WithAsOf(time.Now().Add(time.Hour)))
 		require.ErrorIs(t, err, ErrSnapshotInFuture)
 	})
 }
 
-// AsOf shows what was committed before its time, and nothing of that time itself.
+// WithAsOf shows what was committed before its time, and nothing of that time itself.
 func TestAsOfIsBeforeItsTime(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -235,24 +237,24 @@ func TestAsOfIsBeforeItsTime(t *testing.T) {
 	// The oracle's first timestamp of that millisecond may be a commit timestamp.
 	at := oracle.FromTime(noon)
 	_, err := w.mem.Apply(t.Context(), []rowstore.Mutation{{Table: "t", Row: "a", Edits: []rowstore.Edit{
-		rowstore.Put(rowstore.Write, "v", at, (&writeValue{kind: kindPut, start: at - 1, value: []byte("at")}).encode()),
+		rowstore.Put(rowstore.Write, "v", at, (&format.Write{Kind: format.KindPut, Start: at - 1, Value: []byte("at")}).Encode()),
 	}}}, rowstore.ApplyOptions{})
 	require.NoError(t, err)
 	w.clock.advance(time.Second)
 	for _, test := range []struct {
 		opt  TxnOption
 		want string
-	}{{AsOf(noon), "before"}, {AsOf(noon.Add(time.Millisecond)), "at"}, {AsOfTimestamp(at), "at"}, {AsOfTimestamp(at - 1), "before"}} {
+	}{{WithAsOf(noon), "before"}, {WithAsOf(noon.Add(time.Millisecond)), "at"}, {WithAsOfTimestamp(at), "at"}, {WithAsOfTimestamp(at - 1), "before"}} {
 		v, err := begin(t, c, test.opt).Get(t.Context(), rowA)
 		require.NoError(t, err)
 		require.Equal(t, test.want, string(v))
 	}
-	_, err = begin(t, c, AsOf(time.Time{})).Get(t.Context(), rowA)
+	_, err = begin(t, c, WithAsOf(time.Time{})).Get(t.Context(), rowA)
 	require.ErrorIs(t, err, ErrNotFound)
 }
 
 // The caller of Update learns the commit timestamp, of the attempt that committed.
-func TestCommittedAt(t *testing.T) {
+func TestWithCommitTimestamp(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(t *testing.T, db *DB) {
 		ctx := t.Context()
@@ -261,7 +263,7 @@ func TestCommittedAt(t *testing.T) {
 		require.NoError(t, db.Update(ctx, func(tx *Txn) error {
 			if attempts++; attempts == 1 {
 				set(t, db, rowA, "first")
-				tx.StartTimestamp()
+				startOf(tx)
 			}
 			_, err := tx.Get(ctx, rowA)
 			if err != nil && !errors.Is(err, ErrNotFound) {
@@ -271,22 +273,22 @@ func TestCommittedAt(t *testing.T) {
 				set(t, db, rowA, "first again")
 			}
 			return tx.Set(rowA, []byte("mine"))
-		}, CommittedAt(&ts)))
+		}, WithCommitTimestamp(&ts)))
 		require.Equal(t, 2, attempts)
-		tx, err := db.Begin(ctx, AsOfTimestamp(ts))
+		tx, err := db.Begin(ctx, WithAsOfTimestamp(ts))
 		require.NoError(t, err)
 		v, err := tx.Get(ctx, rowA)
 		require.NoError(t, err)
 		require.Equal(t, "mine", string(v))
-		tx, err = db.Begin(ctx, AsOfTimestamp(ts-1))
+		tx, err = db.Begin(ctx, WithAsOfTimestamp(ts-1))
 		require.NoError(t, err)
 		v, err = tx.Get(ctx, rowA)
 		require.NoError(t, err)
 		require.Equal(t, "first again", string(v))
 		was := ts
-		require.ErrorIs(t, db.Update(ctx, func(tx *Txn) error { return errNetwork }, CommittedAt(&ts)), errNetwork)
+		require.ErrorIs(t, db.Update(ctx, func(tx *Txn) error { return errTest }, WithCommitTimestamp(&ts)), errTest)
 		require.Equal(t, was, ts)
-		require.NoError(t, db.Update(ctx, func(tx *Txn) error { return nil }, CommittedAt(&ts)))
+		require.NoError(t, db.Update(ctx, func(tx *Txn) error { return nil }, WithCommitTimestamp(&ts)))
 		require.Zero(t, ts, "nothing was written")
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -17,12 +18,12 @@ const mostCleared = 256
 // need them: its sweep puts a notification of its own on every cell that it has not
 // seen.
 func (db *DB) clearUnobserved(ctx context.Context, v *catalogView, table string, safe Timestamp) error {
-	if safe == 0 || reserved(table) {
+	if safe == 0 || format.Reserved(table) {
 		return nil
 	}
 	cleared := 0
-	picks := []rowstore.Pick{{Family: rowstore.Notify, Column: rowstore.AllColumns, To: safe - 1, Limit: mostCleared}}
-	for row, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: table, Picks: picks}) {
+	picks := []rowstore.Selector{{Family: rowstore.Notify, Column: rowstore.AllColumns, To: safe - 1, Limit: mostCleared}}
+	for row, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: table, Selectors: picks}) {
 		for err == nil {
 			m := rowstore.Mutation{Table: table, Row: row.Row}
 			more := false
@@ -47,7 +48,7 @@ func (db *DB) clearUnobserved(ctx context.Context, v *catalogView, table string,
 				break
 			}
 			var rows []rowstore.Row
-			if rows, err = db.readRows(ctx, []rowstore.RowRead{{Table: table, Row: row.Row, Picks: picks}}); err == nil {
+			if rows, err = db.readRows(ctx, []rowstore.RowRead{{Table: table, Row: row.Row, Selectors: picks}}); err == nil {
 				row = rows[0]
 			}
 		}

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -79,34 +80,35 @@ type Worker struct {
 
 	ctx    context.Context // of Run: nothing is begun once it has ended
 	runCtx context.Context // of functions, which outlive ctx by StopTimeout at most
+	tasks  sync.WaitGroup  // jobs that are queued or run
+	ready  chan struct{}   // closed when published and swept
+	ended  chan struct{}   // closed when Run has ended
 
-	tasks   sync.WaitGroup           // jobs that are queued or run
-	kicks   map[string]chan struct{} // a token for a table to be scanned
-	room    map[string]chan struct{} // a token when a queue of the table has room again
-	sooner  chan struct{}            // a token when a new pause ends before all others
-	recheck chan struct{}            // a token to look whether the observers are still registered
+	kicks     map[string]chan struct{} // a token for a table to be scanned
+	room      map[string]chan struct{} // a token when a queue of the table has room again
+	sooner    chan struct{}            // a token when a new pause ends before all others
+	recheck   chan struct{}            // a token to look whether the observers are still registered
+	published Timestamp                // when its observers were in the catalog first
 
-	mu       sync.Mutex
-	started  bool
-	ready    chan struct{} // closed when published and swept, or Run has ended
-	ended    chan struct{} // closed when Run has ended
-	err      error         // of Run
+	mu      sync.Mutex
+	started bool
+	err     error // of Run
+	// Of finding.
+	rested   rested
+	boundsOf map[string]bounds
+	leased   map[string]string // rows of scan leases that it has taken, and their tables
+	// Of the jobs.
 	jobs     map[job]*task // queued or running
 	running  int
 	turn     int  // which queue of list is asked first
 	stopping bool // nothing is started any more
-	waiting  map[job]*deferral
-	deferred deferralHeap
-	locked   map[string][]*deferral     // of waiting: those of a table that met a lock
-	idle     map[chan struct{}]struct{} // of WaitIdle: closed when something ended
+	paused   map[job]*pausedJob
+	pauses   pauseHeap
+	locked   map[string][]*pausedJob // of paused: those of a table that met a lock
+	// Of WaitIdle.
+	idle     map[chan struct{}]struct{} // closed when something ended
 	wakes    uint64                     // looks asked for, and runs that did something
 	progress uint64                     // functions called, and cells that were cleared
-	rested   rested
-	boundsOf map[string]bounds
-	leased   map[string]string // rows of scan leases that it has taken, and their tables
-
-	published  Timestamp               // when its observers were in the catalog first
-	registered map[*Observer]Timestamp // which registration it knows of
 }
 
 // NewWorker makes a worker of db. It does nothing before Run.
@@ -121,29 +123,30 @@ func NewWorker(db *DB, config WorkerConfig) *Worker {
 		kicks: map[string]chan struct{}{}, room: map[string]chan struct{}{},
 		sooner: make(chan struct{}, 1), recheck: make(chan struct{}, 1),
 		ready: make(chan struct{}), ended: make(chan struct{}),
-		jobs: map[job]*task{}, waiting: map[job]*deferral{}, locked: map[string][]*deferral{},
+		jobs: map[job]*task{}, paused: map[job]*pausedJob{}, locked: map[string][]*pausedJob{},
 		idle:   map[chan struct{}]struct{}{},
 		rested: newRested(), boundsOf: map[string]bounds{}, leased: map[string]string{},
-		registered: map[*Observer]Timestamp{},
 	}
 }
 
-// Observe adds an observer, before Run. It returns an error that matches
-// ErrInvalid when the observer has no name, table, column or function, when its
-// name is too long, or when the worker has one of that name already;
-// ErrWorkerRunning after Run.
+// Observe adds an observer, before Run. Errors:
+//
+//   - ErrInvalid: the observer has no name, table, column or function, its name is too
+//     long, or the worker has one of that name already.
+//   - ErrTooLarge: the name of the table or of the column is over the limits.
+//   - ErrWorkerRunning: Run was called already.
 func (w *Worker) Observe(o Observer) error {
 	switch {
 	case o.Name == "":
-		return fmt.Errorf("%w: an observer of table %q, column %q has no name", ErrInvalid, o.Table, o.Column)
-	case len(o.Name) > maxObserverName:
-		return fmt.Errorf("%w: the observer's name %q... has %d bytes, the limit is %d", ErrInvalid, o.Name[:32], len(o.Name), maxObserverName)
+		return fmt.Errorf("percolator: Observe: %w: an observer of table %q, column %q has no name", ErrInvalid, o.Table, o.Column)
+	case len(o.Name) > format.MaxObserverName:
+		return fmt.Errorf("percolator: Observe: %w: the observer's name %q... has %d bytes, the limit is %d", ErrInvalid, o.Name[:32], len(o.Name), format.MaxObserverName)
 	case o.Func == nil:
-		return fmt.Errorf("%w: observer %q has no function", ErrInvalid, o.Name)
+		return fmt.Errorf("percolator: Observe: %w: observer %q has no function", ErrInvalid, o.Name)
 	}
 	c := Cell{Table: o.Table, Row: "-", Column: o.Column}
 	if err := w.db.checkCell(&c); err != nil {
-		return fmt.Errorf("observer %q: %w", o.Name, err)
+		return fmt.Errorf("percolator: Observe: observer %q: %w", o.Name, err)
 	}
 	if o.MaxAttempts <= 0 {
 		o.MaxAttempts = w.config.MaxAttempts
@@ -151,10 +154,10 @@ func (w *Worker) Observe(o Observer) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.started {
-		return fmt.Errorf("%w: observer %q comes too late", ErrWorkerRunning, o.Name)
+		return fmt.Errorf("%w: add observer %q before Run", ErrWorkerRunning, o.Name)
 	}
 	if slices.ContainsFunc(w.list, func(q *queue) bool { return q.o.Name == o.Name }) {
-		return fmt.Errorf("%w: the worker has an observer %q already", ErrInvalid, o.Name)
+		return fmt.Errorf("percolator: Observe: %w: the worker has an observer %q already", ErrInvalid, o.Name)
 	}
 	c = c.stored()
 	k := Cell{Table: c.Table, Column: c.Column}
@@ -223,10 +226,10 @@ func (w *Worker) work(parent context.Context) error {
 		})
 	}
 	for table := range w.tables {
-		part(func() error { return w.lookAfter(ctx, table) })
+		part(func() error { return w.find(ctx, table) })
 	}
 	part(func() error { return w.listen(ctx) })
-	part(func() error { return w.resume(ctx) })
+	part(func() error { return w.endPauses(ctx) })
 	part(func() error { return w.attend(ctx) })
 	if w.config.GCInterval >= 0 {
 		part(func() error { return w.collect(ctx) })
@@ -270,55 +273,12 @@ func fatal(err error) bool {
 	return errors.Is(err, ErrClosed) || errors.Is(err, ErrInvalid) || errors.Is(err, ErrTooLarge)
 }
 
-// kick is told that a table, or with "" any, may hold new notifications.
-func (w *Worker) kick(table string) {
-	if table != "" && w.kicks[table] == nil {
-		return // nothing here observes it
-	}
-	w.mu.Lock()
-	w.wakes++
-	// What was locked may have been committed just now.
-	for t := range w.locked {
-		if table == "" || t == table {
-			w.resumeLocked(t)
-		}
-	}
-	w.mu.Unlock()
-	if table != "" {
-		w.kickTable(table)
-		return
-	}
-	w.kickAll()
-}
-
-// kickTable leaves a token for a table's scanner, unless there is one.
-func (w *Worker) kickTable(table string) {
-	if ch := w.kicks[table]; ch != nil {
-		leaveToken(ch)
-	}
-}
-
-func (w *Worker) kickAll() {
-	for table := range w.kicks {
-		w.kickTable(table)
-	}
-}
-
 // leaveToken puts a token into a channel of capacity 1, unless there is one.
 func leaveToken(ch chan<- struct{}) {
 	select {
 	case ch <- struct{}{}:
 	default:
 	}
-}
-
-// listen passes the store's push on to the scanners.
-func (w *Worker) listen(ctx context.Context) error {
-	waker, ok := rowstore.Unwrap[rowstore.Waker](w.db.store)
-	if !ok {
-		return nil
-	}
-	return w.retry(ctx, "listening for notifications", func() error { return waker.Listen(ctx, w.kick) })
 }
 
 // sleepOr waits until the time is over, or there is a token in ch: then woken is true.
@@ -343,4 +303,9 @@ func (w *Worker) sleepOr(ctx context.Context, d time.Duration, ch <-chan struct{
 	case <-slept:
 		return false, ctx.Err()
 	}
+}
+
+// observes tells whether an observer of a stored cell is this worker's.
+func (w *Worker) observes(name string, c Cell) bool {
+	return slices.ContainsFunc(w.queuesOf(c), func(q *queue) bool { return q.o.Name == name })
 }

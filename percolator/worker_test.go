@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 // quick are settings under which a sweep and a collection take little time.
@@ -67,7 +67,7 @@ func TestChain(t *testing.T) {
 	for name, opts := range ways {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db := open(t, rowstore.NewMemory(), append([]Option{quick}, opts...)...)
+			db := open(t, memstore.New(), append([]Option{quick}, opts...)...)
 			var chain []Observer
 			for i := range 4 {
 				chain = append(chain, Observer{Name: fmt.Sprint("o", i), Table: "t", Column: fmt.Sprint("c", i), Func: func(ctx context.Context, tx *Txn, c Cell) error {
@@ -97,7 +97,7 @@ func TestChain(t *testing.T) {
 
 func TestTwoWorkersRunEachChangeOnce(t *testing.T) {
 	t.Parallel()
-	db := open(t, rowstore.NewMemory(), quick, WithoutGroups())
+	db := open(t, memstore.New(), quick, withoutGroups())
 	o := Observer{Name: "count", Table: "t", Column: "v", Func: func(ctx context.Context, tx *Txn, c Cell) error {
 		c.Column = "n"
 		v, err := tx.Get(ctx, c)
@@ -122,98 +122,9 @@ func TestTwoWorkersRunEachChangeOnce(t *testing.T) {
 	t.Logf("%+v", db.Stats())
 }
 
-func TestParkAndRelease(t *testing.T) {
-	t.Parallel()
-	db := open(t, rowstore.NewMemory(), quick)
-	var broken atomic.Bool
-	broken.Store(true)
-	w := startWorker(t, db, WorkerConfig{MaxAttempts: 3, Backoff: Backoff{Min: time.Millisecond, Max: 5 * time.Millisecond}}, Observer{
-		Name: "o", Table: "t", Column: "v", Func: func(_ context.Context, tx *Txn, c Cell) error {
-			if broken.Load() {
-				if c.Row == "panics" {
-					panic("on purpose")
-				}
-				return errors.New("on purpose")
-			}
-			c.Column = "out"
-			return tx.Set(c, []byte("done"))
-		},
-	})
-	set(t, db, Cell{"t", "fails", "v"}, "1")
-	set(t, db, Cell{"t", "panics", "v"}, "1")
-	idle(t, w)
-	parked, err := w.Parked(t.Context())
-	require.NoError(t, err)
-	require.Len(t, parked, 2)
-	for _, p := range parked {
-		require.Equal(t, 3, p.Attempts)
-		require.Contains(t, p.Error, "on purpose")
-	}
-	require.EqualValues(t, 6, db.Stats().ObserverFailures)
-	broken.Store(false)
-	idle(t, w)
-	require.Equal(t, "none", get(t, db, Cell{"t", "fails", "out"}))
-	set(t, db, Cell{"t", "panics", "v"}, "2") // a later change runs normally
-	require.NoError(t, w.Release(t.Context(), parked[0]))
-	idle(t, w)
-	require.Equal(t, "done", get(t, db, Cell{"t", "fails", "out"}))
-	require.Equal(t, "done", get(t, db, Cell{"t", "panics", "out"}))
-	parked, err = w.Parked(t.Context())
-	require.NoError(t, err)
-	require.Empty(t, parked)
-}
-
-func TestWeakNotifications(t *testing.T) {
-	t.Parallel()
-	for name, opts := range ways {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			db := open(t, rowstore.NewMemory(), append([]Option{quick}, opts...)...)
-			ctx := t.Context()
-			total := Cell{"sum", "all", "dirty"}
-			w := startWorker(t, db, WorkerConfig{}, Observer{Name: "sum", Table: "sum", Column: "dirty", Func: func(ctx context.Context, tx *Txn, c Cell) error {
-				n := 0
-				for _, err := range tx.Scan(ctx, Range{Table: "items"}) {
-					if err != nil {
-						return err
-					}
-					n++
-				}
-				c.Column = "count"
-				return tx.Set(c, []byte(fmt.Sprint(n)))
-			}})
-			idle(t, w)
-			err := db.Update(ctx, func(tx *Txn) error { return tx.Notify(Cell{"sum", "all", "unwatched"}) })
-			require.ErrorIs(t, err, ErrNotObserved)
-			var wg sync.WaitGroup
-			for g := range 4 {
-				wg.Go(func() {
-					for i := range 25 {
-						if err := db.Update(ctx, func(tx *Txn) error {
-							if err := tx.Set(Cell{"items", fmt.Sprint(g, ".", i), "v"}, nil); err != nil {
-								return err
-							}
-							return tx.Notify(total)
-						}); err != nil {
-							t.Error(err)
-						}
-					}
-				})
-			}
-			wg.Wait()
-			idle(t, w)
-			require.Equal(t, "100", get(t, db, Cell{"sum", "all", "count"}))
-			require.NoError(t, db.Update(ctx, func(tx *Txn) error { return tx.Notify(total) }))
-			idle(t, w)
-			require.GreaterOrEqual(t, db.Stats().ObserverRuns, uint64(2))
-			require.Zero(t, db.Stats().ObserverFailures)
-		})
-	}
-}
-
 func TestCollectGarbage(t *testing.T) {
 	t.Parallel()
-	db := open(t, rowstore.NewMemory(), WithSettings(Settings{MaxTxnAge: 20 * time.Millisecond, Retention: 50 * time.Millisecond, CatalogLease: 5 * time.Millisecond}))
+	db := open(t, memstore.New(), WithSettings(Settings{MaxTxnAge: 20 * time.Millisecond, Retention: 50 * time.Millisecond, CatalogLease: 5 * time.Millisecond}))
 	ctx := t.Context()
 	c, gone := Cell{"t", "a", "v"}, Cell{"t", "b", "v"}
 	for i := range 10 {
@@ -225,21 +136,21 @@ func TestCollectGarbage(t *testing.T) {
 	require.NoError(t, err)
 	var report GCReport
 	require.Eventually(t, func() bool {
-		report, err = db.CollectGarbage(ctx, 0)
+		report, err = db.CollectGarbage(ctx, GCOptions{})
 		require.NoError(t, err)
-		return report.SafePoint > old.StartTimestamp()
+		return report.SafePoint > startOf(old)
 	}, 10*time.Second, 10*time.Millisecond)
 	_, err = old.Get(ctx, c)
 	require.ErrorIs(t, err, ErrSnapshotTooOld)
 	require.Equal(t, "9", get(t, db, c))
 	rows, err := db.Store().Read(ctx, []rowstore.RowRead{
-		{Table: "t", Row: "a", Picks: []rowstore.Pick{everything(rowstore.Write, "v")}},
-		{Table: "t", Row: "b", Picks: []rowstore.Pick{everything(rowstore.Write, "v")}},
+		{Table: "t", Row: "a", Selectors: []rowstore.Selector{everything(rowstore.Write, "v")}},
+		{Table: "t", Row: "b", Selectors: []rowstore.Selector{everything(rowstore.Write, "v")}},
 	})
 	require.NoError(t, err)
 	require.Len(t, rows[0].Versions, 1)
 	require.Empty(t, rows[1].Versions)
-	_, err = db.CollectGarbage(ctx, -1)
+	_, err = db.CollectGarbage(ctx, GCOptions{Keep: -1})
 	require.ErrorIs(t, err, ErrInvalid)
 }
 
@@ -247,7 +158,7 @@ func TestCollectGarbage(t *testing.T) {
 // first attempt to commit meets a conflict.
 func TestStoppingWorkerFinishesARunThatConflicts(t *testing.T) {
 	t.Parallel()
-	db := open(t, rowstore.NewMemory(), quick)
+	db := open(t, memstore.New(), quick)
 	changed, result := Cell{"t", "r", "a"}, Cell{"t", "r", "b"}
 	started, release := make(chan struct{}, 2), make(chan struct{})
 	w := NewWorker(db, WorkerConfig{StopTimeout: time.Minute})
@@ -278,4 +189,81 @@ func TestStoppingWorkerFinishesARunThatConflicts(t *testing.T) {
 	require.Equal(t, "x", get(t, db, result))
 	require.Len(t, started, 1, "the function ran again")
 	require.EqualValues(t, 1, db.Stats().ObserverConflicts)
+}
+
+// A worker that stops waits for the functions that run, up to StopTimeout, and then
+// ends their contexts.
+func TestWorkerStops(t *testing.T) {
+	t.Parallel()
+	for _, patient := range []bool{true, false} {
+		t.Run(fmt.Sprint("patient ", patient), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.observed("t", "v", "o")
+			c := w.client()
+			const stopTimeout = 13 * time.Second
+			wk := NewWorker(c.DB, WorkerConfig{StopTimeout: stopTimeout, GCInterval: -1})
+			in, free := make(chan struct{}, 10), make(chan struct{})
+			require.NoError(t, wk.Observe(Observer{Name: "o", Table: "t", Column: "v", Func: func(ctx context.Context, tx *Txn, _ Cell) error {
+				in <- struct{}{}
+				select {
+				case <-free:
+					return tx.Set(rowB, []byte("done"))
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}}))
+			ctx, cancel := context.WithCancel(t.Context())
+			done := async(func() error { return wk.Run(ctx) })
+			set(t, c.DB, rowA, "1")
+			<-in
+			cancel()
+			_, ended := w.clock.sleeps(t, stopTimeout, done)
+			require.False(t, ended, "Run did not wait")
+			if patient {
+				close(free)
+			} else {
+				w.clock.advance(stopTimeout)
+			}
+			require.NoError(t, w.finish(done))
+			other := w.client()
+			if patient {
+				require.Equal(t, "done", value(t, other, rowB))
+				require.Empty(t, w.notified(rowA))
+			} else {
+				require.Equal(t, "none", value(t, other, rowB))
+				require.Len(t, w.notified(rowA), 1, "it is left to others")
+			}
+			require.Zero(t, c.Stats().ObserverFailures, "stopping is nobody's failure")
+			w.noLocks()
+		})
+	}
+}
+
+// A worker that stops starts nothing of what is queued.
+func TestStoppingWorkerLeavesItsQueue(t *testing.T) {
+	t.Parallel()
+	dbs, _ := clients(t, 1, false)
+	started, release := make(chan struct{}, 100), make(chan struct{})
+	w, stop, _ := running(t, dbs[0], WorkerConfig{Concurrency: 1}, Observer{Name: "o", Table: "t", Column: "v", Func: func(context.Context, *Txn, Cell) error {
+		started <- struct{}{}
+		<-release
+		return nil
+	}})
+	idle(t, w)
+	const rows = 20
+	setRows(t, dbs[0], "v", rows)
+	<-started
+	require.Eventually(t, func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return len(w.jobs) == rows
+	}, patience, time.Millisecond)
+	stopped := async(func() error { stop(); return nil })
+	<-w.ctx.Done()
+	close(release)
+	require.NoError(t, result(t, stopped))
+	require.Empty(t, started)
+	require.EqualValues(t, 1, dbs[0].Stats().ObserverRuns)
+	require.Empty(t, w.jobs)
 }

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,7 +12,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 // tapped is a store that counts its calls, may fail some of them, and may hide its
@@ -29,26 +29,16 @@ type tapped struct {
 	onScan       atomic.Pointer[func(rowstore.ScanRange)]    // is called before each scan
 }
 
-func (s *tapped) Offer(target any) bool {
-	switch p := target.(type) {
-	case *rowstore.Grouper:
-		*p, _ = rowstore.Unwrap[rowstore.Grouper](s.Store)
-	case *rowstore.OracleProvider:
-		*p, _ = rowstore.Unwrap[rowstore.OracleProvider](s.Store)
-	case *rowstore.Waker:
-		if s.quiet {
-			return false
-		}
-		*p, _ = rowstore.Unwrap[rowstore.Waker](s.Store)
-	case *rowstore.Limiter:
-		if s.limits == nil {
-			return false
-		}
-		*p = s
-	default:
-		return false
+func (s *tapped) Abilities() rowstore.Abilities {
+	beneath := rowstore.AbilitiesOf(s.Store)
+	has := rowstore.Abilities{Grouper: beneath.Grouper, OracleProvider: beneath.OracleProvider}
+	if !s.quiet {
+		has.Waker = beneath.Waker
 	}
-	return true
+	if s.limits != nil {
+		has.Limiter = s
+	}
+	return has
 }
 
 func (s *tapped) Limits() rowstore.Limits { return *s.limits }
@@ -67,7 +57,7 @@ func (s *tapped) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore
 }
 
 func (s *tapped) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
-	if r.Picks[0].Family == rowstore.Notify {
+	if r.Selectors[0].Family == rowstore.Notify {
 		s.scans.Add(1)
 		if f := s.onScan.Load(); f != nil {
 			(*f)(r)
@@ -82,7 +72,7 @@ func (s *tapped) Close() error { return nil }
 // clients opens n databases over one store, each with a tap of its own.
 func clients(t testing.TB, n int, quiet bool, opts ...Option) (dbs []*DB, taps []*tapped) {
 	t.Helper()
-	mem := rowstore.NewMemory()
+	mem := memstore.New()
 	for range n {
 		tap := &tapped{Store: mem, quiet: quiet}
 		dbs, taps = append(dbs, open(t, tap, append([]Option{quick}, opts...)...)), append(taps, tap)
@@ -107,7 +97,7 @@ func setRows(t testing.TB, db *DB, column string, n int) {
 func registered(t testing.TB, db *DB, name, column string) {
 	t.Helper()
 	_, err := db.changeCatalog(t.Context(), func(v *catalogView) (bool, error) {
-		v.Observers = append(v.Observers, observerRecord{Name: []byte(name), Table: []byte("t"), Column: []byte(column), Swept: 1})
+		v.Observers = append(v.Observers, format.Observer{Name: []byte(name), Table: []byte("t"), Column: []byte(column), Swept: 1})
 		return true, nil
 	})
 	require.NoError(t, err)
@@ -212,47 +202,6 @@ func TestWaitingCellsAreNotPolledBusily(t *testing.T) {
 	}
 }
 
-// An observer that fails holds up neither another one of the same cell, nor itself
-// for a later change.
-func TestFailingObserverHoldsUpNobody(t *testing.T) {
-	t.Parallel()
-	for _, quiet := range []bool{false, true} {
-		t.Run(fmt.Sprint("quiet ", quiet), func(t *testing.T) {
-			t.Parallel()
-			dbs, _ := clients(t, 1, quiet)
-			good := make(chan string, 100)
-			mended := make(chan string, 100)
-			var failures atomic.Int64
-			config := WorkerConfig{Backoff: Backoff{Min: time.Hour, Max: time.Hour}}
-			w := startWorker(t, dbs[0], config,
-				Observer{Name: "fails", Table: "t", Column: "v", Func: func(ctx context.Context, tx *Txn, c Cell) error {
-					v, err := tx.Get(ctx, c)
-					if err == nil && strings.HasPrefix(string(v), "bad") {
-						failures.Add(1)
-						return errors.New("on purpose")
-					}
-					mended <- string(v)
-					return err
-				}},
-				Observer{Name: "good", Table: "t", Column: "v", Func: func(ctx context.Context, tx *Txn, c Cell) error {
-					v, err := tx.Get(ctx, c)
-					good <- string(v)
-					return err
-				}})
-			<-w.ready
-			for i := range 3 {
-				v := fmt.Sprint("bad", i)
-				set(t, dbs[0], Cell{"t", "r", "v"}, v)
-				waitValue(t, good, v)
-				require.Eventually(t, func() bool { return failures.Load() == int64(i+1) }, patience, time.Millisecond, "each change is attempted at once")
-			}
-			set(t, dbs[0], Cell{"t", "r", "v"}, "right")
-			waitValue(t, mended, "right")
-			waitValue(t, good, "right")
-		})
-	}
-}
-
 func waitValue(t testing.TB, ch <-chan string, want string) {
 	t.Helper()
 	for {
@@ -264,36 +213,6 @@ func waitValue(t testing.TB, ch <-chan string, want string) {
 		case <-time.After(patience):
 			require.FailNow(t, "no run saw "+want)
 		}
-	}
-}
-
-// With a push and without, the next attempt comes after Backoff and not with the
-// next look.
-func TestBackoffIsKept(t *testing.T) {
-	t.Parallel()
-	for _, quiet := range []bool{false, true} {
-		t.Run(fmt.Sprint("quiet ", quiet), func(t *testing.T) {
-			t.Parallel()
-			dbs, _ := clients(t, 1, quiet)
-			var calls atomic.Int64
-			done := make(chan struct{})
-			w := startWorker(t, dbs[0], WorkerConfig{
-				Backoff: Backoff{Min: 10 * time.Millisecond, Max: 10 * time.Millisecond},
-				Rescan:  time.Hour, Poll: Backoff{Min: time.Hour, Max: time.Hour},
-			}, Observer{Name: "o", Table: "t", Column: "v", Func: func(context.Context, *Txn, Cell) error {
-				if calls.Add(1) < 6 {
-					return errors.New("on purpose")
-				}
-				close(done)
-				return nil
-			}})
-			set(t, dbs[0], Cell{"t", "r", "v"}, "x")
-			began := time.Now()
-			idle(t, w)
-			<-done
-			require.Less(t, time.Since(began), 5*time.Second)
-			require.GreaterOrEqual(t, time.Since(began), 40*time.Millisecond)
-		})
 	}
 }
 
@@ -329,190 +248,4 @@ func TestSlowObserverStarvesNobody(t *testing.T) {
 			require.GreaterOrEqual(t, slow.Load(), int64(rows))
 		})
 	}
-}
-
-// A run is parked whatever the length of its row's key is.
-func TestLongRowsAreParked(t *testing.T) {
-	t.Parallel()
-	tap := &tapped{Store: rowstore.NewMemory(), limits: &rowstore.Limits{Row: 300}}
-	db := open(t, tap, quick)
-	var broken atomic.Bool
-	broken.Store(true)
-	w := startWorker(t, db, WorkerConfig{MaxAttempts: 1}, Observer{Name: "o", Table: "t", Column: "v", Func: func(context.Context, *Txn, Cell) error {
-		if broken.Load() {
-			return errors.New("on purpose")
-		}
-		return nil
-	}})
-	cells := []Cell{{"t", strings.Repeat("r", 300), "v"}, {"t", strings.Repeat("r", 299), "v"}, {"t", "r", "v"}}
-	for _, c := range cells {
-		set(t, db, c, "x")
-	}
-	idle(t, w)
-	parked, err := db.Parked(t.Context())
-	require.NoError(t, err)
-	require.Len(t, parked, len(cells))
-	var got []Cell
-	for _, p := range parked {
-		got = append(got, p.Cell)
-	}
-	require.ElementsMatch(t, cells, got)
-	broken.Store(false)
-	require.NoError(t, db.Release(t.Context(), parked...))
-	idle(t, w)
-	require.EqualValues(t, len(cells), db.Stats().ObserverRuns)
-	parked, err = db.Parked(t.Context())
-	require.NoError(t, err)
-	require.Empty(t, parked)
-}
-
-// A function that hides that a read failed is to blame for what it returns, as long
-// as the store takes the record of it.
-func TestSwallowedReadFailureIsCounted(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct {
-		returns func(err error) error
-		parks   bool
-	}{
-		"another error":        {func(error) error { return errors.New("its own words") }, true},
-		"nothing, and commits": {func(error) error { return nil }, true}, // whose validation fails by the same read
-		"the store's error":    {func(err error) error { return fmt.Errorf("wrapped: %w", err) }, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			dbs, taps := clients(t, 1, false, WithoutGroups())
-			// The row "read" can be read, but the commit cannot validate that it was.
-			fails := func(r rowstore.RowRead) bool {
-				return r.Row == "broken" || r.Row == "read" && slices.ContainsFunc(r.Picks, func(p rowstore.Pick) bool { return p.From > 0 })
-			}
-			taps[0].failRead.Store(&fails)
-			var calls atomic.Int64
-			w := startWorker(t, dbs[0], WorkerConfig{MaxAttempts: 3, Backoff: Backoff{Min: time.Millisecond, Max: time.Millisecond}}, Observer{
-				Name: "o", Table: "t", Column: "v", Isolation: Serializable, Func: func(ctx context.Context, tx *Txn, c Cell) error {
-					calls.Add(1)
-					if _, err := tx.Get(ctx, Cell{"t", "read", "v"}); err != nil && !errors.Is(err, ErrNotFound) {
-						return err
-					}
-					if _, err := tx.Get(ctx, Cell{"t", "broken", "v"}); err != nil && !errors.Is(err, ErrNotFound) {
-						return test.returns(err)
-					}
-					return nil
-				},
-			})
-			set(t, dbs[0], Cell{"t", "r", "v"}, "x")
-			if test.parks {
-				idle(t, w)
-				parked, err := dbs[0].Parked(t.Context())
-				require.NoError(t, err)
-				require.Len(t, parked, 1)
-				require.EqualValues(t, 3, calls.Load())
-				return
-			}
-			require.Eventually(t, func() bool { return calls.Load() >= 5 }, patience, time.Millisecond)
-			require.Zero(t, dbs[0].Stats().ObserverFailures, "the store's failure is not the function's")
-			taps[0].failRead.Store(nil)
-			idle(t, w)
-			require.EqualValues(t, 1, dbs[0].Stats().ObserverRuns)
-		})
-	}
-}
-
-// Commits to tables that the worker does not observe do not keep WaitIdle from its
-// answer.
-func TestWaitIdleAmongOthersPushes(t *testing.T) {
-	t.Parallel()
-	dbs, taps := clients(t, 1, false)
-	w := startWorker(t, dbs[0], WorkerConfig{}, Observer{Name: "o", Table: "t", Column: "v", Func: nothing})
-	idle(t, w)
-	var pushes atomic.Int64
-	push := func(rowstore.ScanRange) {
-		pushes.Add(1)
-		w.kick("another")
-	}
-	taps[0].onScan.Store(&push)
-	idle(t, w)
-	require.Positive(t, pushes.Load())
-}
-
-func TestHalfOfABackoff(t *testing.T) {
-	t.Parallel()
-	w := NewWorker(open(t, rowstore.NewMemory(), WithLockWait(Backoff{Max: time.Second}), WithRetryWait(Backoff{Min: time.Second})), WorkerConfig{
-		Poll: Backoff{Max: time.Second}, Backoff: Backoff{Max: time.Hour},
-	})
-	require.Equal(t, Backoff{Min: time.Millisecond, Max: time.Second}, w.config.Poll)
-	require.Equal(t, Backoff{Min: 50 * time.Millisecond, Max: time.Hour}, w.config.Backoff)
-	require.Equal(t, Backoff{Min: 200 * time.Microsecond, Max: time.Second}, w.db.opt.lockWait)
-	require.Equal(t, Backoff{Min: time.Second, Max: time.Second}, w.db.opt.retryWait, "what is given counts")
-	w = NewWorker(w.db, WorkerConfig{Poll: Backoff{Min: time.Second}, Backoff: Backoff{Max: time.Millisecond}})
-	require.Equal(t, Backoff{Min: time.Second, Max: time.Second}, w.config.Poll)
-	require.Equal(t, Backoff{Min: time.Millisecond, Max: time.Millisecond}, w.config.Backoff)
-}
-
-// WaitIdle of a worker whose Run has ended says so, whatever is left.
-func TestWaitIdleAfterRun(t *testing.T) {
-	t.Parallel()
-	db := open(t, rowstore.NewMemory(), quick)
-	w := NewWorker(db, WorkerConfig{})
-	require.NoError(t, w.Observe(Observer{Name: "o", Table: "t", Column: "v", Func: nothing}))
-	ctx, cancel := context.WithCancel(t.Context())
-	done := async(func() error { return w.Run(ctx) })
-	idle(t, w)
-	cancel()
-	require.NoError(t, result(t, done))
-	for range 100 {
-		require.ErrorIs(t, w.WaitIdle(t.Context()), ErrClosed)
-	}
-}
-
-// Work that another worker moves behind the looks of WaitIdle, where no push tells of
-// it: the third and fourth look find what the first two have missed.
-func TestWaitIdleSeesWorkThatMoves(t *testing.T) {
-	t.Parallel()
-	dbs, taps := clients(t, 2, true)
-	w := startWorker(t, dbs[0], WorkerConfig{Poll: Backoff{Min: time.Hour, Max: time.Hour}}, Observer{Name: "o", Table: "t", Column: "v", Func: nothing})
-	idle(t, w)
-	before := dbs[0].Stats().ObserverRuns
-	// Another process commits when the second look of WaitIdle has begun, behind it.
-	var looks atomic.Int64
-	var once sync.Once
-	move := func(r rowstore.ScanRange) {
-		if r.Limit > 0 {
-			return // the scanner's
-		}
-		if looks.Add(1) == 3 {
-			once.Do(func() { set(t, dbs[1], Cell{"t", "r", "v"}, "x") })
-		}
-	}
-	taps[0].onScan.Store(&move)
-	idle(t, w)
-	require.GreaterOrEqual(t, looks.Load(), int64(4))
-	require.Equal(t, before+1, dbs[0].Stats().ObserverRuns)
-}
-
-// A worker that stops starts nothing of what is queued.
-func TestStoppingWorkerLeavesItsQueue(t *testing.T) {
-	t.Parallel()
-	dbs, _ := clients(t, 1, false)
-	started, release := make(chan struct{}, 100), make(chan struct{})
-	w, stop, _ := running(t, dbs[0], WorkerConfig{Concurrency: 1}, Observer{Name: "o", Table: "t", Column: "v", Func: func(context.Context, *Txn, Cell) error {
-		started <- struct{}{}
-		<-release
-		return nil
-	}})
-	idle(t, w)
-	const rows = 20
-	setRows(t, dbs[0], "v", rows)
-	<-started
-	require.Eventually(t, func() bool {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		return len(w.jobs) == rows
-	}, patience, time.Millisecond)
-	stopped := async(func() error { stop(); return nil })
-	<-w.ctx.Done()
-	close(release)
-	require.NoError(t, result(t, stopped))
-	require.Empty(t, started)
-	require.EqualValues(t, 1, dbs[0].Stats().ObserverRuns)
-	require.Empty(t, w.jobs)
 }

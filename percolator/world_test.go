@@ -12,8 +12,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 // A world in which the test drives every call: every client has a wire (wire_test.go) to
@@ -31,13 +33,16 @@ const (
 	worldExpiry    = 11 * time.Second
 )
 
+// errTest is an error of no meaning to the library.
+var errTest = errors.New("test: an error")
+
 // patience bounds a wait for something that must happen.
 const patience = 30 * time.Second
 
 // world is a store, a clock that stands still, and clients.
 type world struct {
 	t       testing.TB
-	mem     *rowstore.Memory
+	mem     *memstore.Store
 	clock   *fakeClock
 	clients []*client
 }
@@ -45,7 +50,7 @@ type world struct {
 func newWorld(t testing.TB) *world {
 	t.Helper()
 	clock := &fakeClock{now: time.UnixMilli(1_700_000_000_000), sleepers: map[*sleeper]struct{}{}, changed: make(chan struct{})}
-	return &world{t: t, clock: clock, mem: rowstore.NewMemory(rowstore.WithClock(clock.Now))}
+	return &world{t: t, clock: clock, mem: memstore.New(memstore.WithClock(clock.Now))}
 }
 
 // eachWorld runs a test once for each way to commit.
@@ -60,7 +65,7 @@ func eachWorld(t *testing.T, test func(t *testing.T, w *world, opts ...Option)) 
 }
 
 // ways2 are those with a prewrite.
-var ways2 = map[string][]Option{"group": {WithoutOnePhase()}, "two phase": {WithoutGroups()}}
+var ways2 = map[string][]Option{"group": {withoutOnePhase()}, "two phase": {withoutGroups()}}
 
 func eachWorld2(t *testing.T, test func(t *testing.T, w *world, opts ...Option)) {
 	t.Parallel()
@@ -80,13 +85,13 @@ type client struct {
 
 func (w *world) client(opts ...Option) *client {
 	w.t.Helper()
-	return w.clientOver(&wire{mem: w.mem}, opts...)
+	return w.clientOver(newWire(w.mem), opts...)
 }
 
 func (w *world) clientOver(wi *wire, opts ...Option) *client {
 	w.t.Helper()
 	all := append([]Option{
-		WithClock(w.clock), WithSeed(1), WithLogger(slog.New(slog.DiscardHandler)),
+		WithClock(w.clock), withSeed(1), WithLogger(slog.New(slog.DiscardHandler)),
 		WithSettings(Settings{MaxTxnAge: worldAge, Retention: worldRetention, CatalogLease: worldLease}),
 		WithSessionLease(worldSession), WithLockExpiry(worldExpiry),
 	}, opts...)
@@ -96,10 +101,12 @@ func (w *world) clientOver(wi *wire, opts ...Option) *client {
 	c := &client{DB: db, wire: wi}
 	w.clients = append(w.clients, c)
 	w.t.Cleanup(func() {
-		wi.clear()
+		wi.SetRules()
+		wi.mu.Lock()
 		for _, b := range wi.breaches {
 			w.t.Error(b)
 		}
+		wi.mu.Unlock()
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		if err := db.Close(ctx); err != nil {
@@ -115,7 +122,7 @@ func (w *world) observed(table, column string, names ...string) {
 	db := w.client().DB
 	_, err := db.changeCatalog(w.t.Context(), func(v *catalogView) (bool, error) {
 		for _, n := range names {
-			v.Observers = append(v.Observers, observerRecord{Name: []byte(n), Table: []byte(escape(table)), Column: []byte(escape(column)), Swept: 1})
+			v.Observers = append(v.Observers, format.Observer{Name: []byte(n), Table: []byte(format.Escape(table)), Column: []byte(format.Escape(column)), Swept: 1})
 		}
 		return true, nil
 	})
@@ -128,14 +135,14 @@ func (w *world) versions(families ...rowstore.Family) []string {
 	var all []string
 	for table, err := range w.mem.Tables(w.t.Context()) {
 		require.NoError(w.t, err)
-		if reserved(table) {
+		if format.Reserved(table) {
 			continue
 		}
-		var picks []rowstore.Pick
+		var picks []rowstore.Selector
 		for _, f := range families {
 			picks = append(picks, everything(f, rowstore.AllColumns))
 		}
-		for row, err := range w.mem.Scan(w.t.Context(), rowstore.ScanRange{Table: table, Picks: picks}) {
+		for row, err := range w.mem.Scan(w.t.Context(), rowstore.ScanRange{Table: table, Selectors: picks}) {
 			require.NoError(w.t, err)
 			for _, v := range row.Versions {
 				all = append(all, fmt.Sprintf("family %d of %s/%s/%q at %d", v.Family, table, row.Row, v.Column, v.TS))
@@ -153,12 +160,12 @@ func (w *world) noLocks() {
 // raw is one row as it is stored.
 func (w *world) raw(c Cell) rowstore.Row {
 	w.t.Helper()
-	var picks []rowstore.Pick
+	var picks []rowstore.Selector
 	for f := rowstore.Lock; f <= rowstore.Notify; f++ {
 		picks = append(picks, everything(f, rowstore.AllColumns))
 	}
 	c = c.stored()
-	rows, err := w.mem.Read(w.t.Context(), []rowstore.RowRead{{Table: c.Table, Row: c.Row, Picks: picks}})
+	rows, err := w.mem.Read(w.t.Context(), []rowstore.RowRead{{Table: c.Table, Row: c.Row, Selectors: picks}})
 	require.NoError(w.t, err)
 	return rows[0]
 }
@@ -168,7 +175,7 @@ func (w *world) collect(c *client, keep time.Duration) (GCReport, error) {
 	w.t.Helper()
 	var report GCReport
 	done := async(func() (err error) {
-		report, err = c.CollectGarbage(w.t.Context(), keep)
+		report, err = c.CollectGarbage(w.t.Context(), GCOptions{Keep: keep})
 		return err
 	})
 	if err, ended := w.clock.sleeps(w.t, worldLease, done); ended {
@@ -185,8 +192,8 @@ func (w *world) takeForDead(c *client) {
 	id := c.session.id
 	c.session.mu.Unlock()
 	require.NotEmpty(w.t, id, "the client has no session")
-	_, err := w.mem.Apply(w.t.Context(), []rowstore.Mutation{{Table: tableSessions, Row: id, Edits: []rowstore.Edit{
-		rowstore.DeleteRange(rowstore.Write, columnLease, 0, oracle.Max),
+	_, err := w.mem.Apply(w.t.Context(), []rowstore.Mutation{{Table: format.TableSessions, Row: id, Edits: []rowstore.Edit{
+		rowstore.DeleteRange(rowstore.Write, format.ColumnLease, 0, oracle.Max),
 	}}}, rowstore.ApplyOptions{})
 	require.NoError(w.t, err)
 }
@@ -309,7 +316,7 @@ func watching(t testing.TB, c *client, observers ...Observer) *Worker {
 }
 
 // look is what a worker does about a notified cell, once.
-func look(t testing.TB, w *Worker, cell Cell) runResult {
+func look(t testing.TB, w *Worker, cell Cell) nextStep {
 	t.Helper()
 	result, _, err := w.runCell(t.Context(), cell.stored())
 	require.NoError(t, err)
@@ -321,7 +328,7 @@ func runs(t testing.TB, w *Worker, cell Cell) {
 	t.Helper()
 	before := w.db.Stats().ObserverRuns
 	result := look(t, w, cell)
-	require.Contains(t, []runResult{runAgain, runDone}, result)
+	require.Contains(t, []nextStep{runAgain, runDone}, result)
 	require.Equal(t, before+1, w.db.Stats().ObserverRuns, "no run of an observer was committed")
 }
 
@@ -338,7 +345,7 @@ func (w *world) notified(cell Cell) []Timestamp {
 	w.t.Helper()
 	row := w.raw(cell)
 	var all []Timestamp
-	for _, n := range row.All(rowstore.Notify, escape(cell.Column)) {
+	for _, n := range row.All(rowstore.Notify, format.Escape(cell.Column)) {
 		all = append(all, n.TS)
 	}
 	return all
@@ -475,4 +482,10 @@ func (c *fakeClock) rest(contexts map[context.Context]struct{}) (n int, changed 
 		}
 	}
 	return n, c.changed
+}
+
+// startOf is the start timestamp of a transaction, 0 if it cannot be drawn.
+func startOf(tx *Txn) Timestamp {
+	ts, _ := tx.StartTimestamp(context.Background())
+	return ts
 }

@@ -32,7 +32,8 @@ func checkers() []historyChecker {
 	}
 }
 
-// findings are what a checker reports: how many violations, and the report in words.
+// findings are what a checker reports: the number of violations, and the report in
+// words.
 func findings(rep *checker.Report) (n int, text []string, err error) {
 	for _, count := range rep.Counts {
 		n += count
@@ -101,8 +102,8 @@ func (h *history) export() checker.History {
 			x.Isolation = checker.Serializable
 		}
 		if strings.HasPrefix(t.Workload, observerPrefix) {
-			// Several run at once, and when they began nobody has noted: the timestamp was
-			// drawn before the function was called.
+			// Several runs go on at once, and nobody has noted when they began: the
+			// timestamp was drawn before the function was called.
 			x.AsOf = true
 			x.Process = next
 			next++
@@ -143,7 +144,7 @@ func (h *history) export() checker.History {
 	return out
 }
 
-// elements are those of a list as it is stored; nil for an absent one.
+// elements returns the elements of a list as it is stored, nil for an absent list.
 func elements(value *string, number func(string) int64) []int64 {
 	if value == nil {
 		return nil

@@ -17,17 +17,19 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/percolate-go/percolate/internal/coretest"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/router"
 )
 
 // childVariable holds the configuration of a process that the parent started.
 const childVariable = "PERCOLATOR_TORTURE_CHILD"
 
-// childConfig is what a process is told. It ends when its standard input does, which
-// happens too when the parent dies; a line "jump N" makes its oracle skip N
-// milliseconds.
+// childConfig is the configuration of a process. The process ends when its standard
+// input ends, which also happens when the parent dies. A line "jump N" there makes its
+// oracle skip N milliseconds.
 type childConfig struct {
 	Name       string        `json:"name"` // unique in the run
 	Dir        string        `json:"dir"`  // of the logs
@@ -43,7 +45,7 @@ type childConfig struct {
 }
 
 // settings are stored with the data of a run. The leases are short, so that much
-// happens in a short run; no fault delays a request by as much as the catalog lease.
+// happens in a short run. No fault delays a request by as much as the catalog lease.
 func settings() percolator.Settings {
 	return percolator.Settings{MaxTxnAge: time.Minute, Retention: 90 * time.Second, CatalogLease: 10 * time.Second}
 }
@@ -58,22 +60,22 @@ const (
 func dbOptions(c *childConfig, log *slog.Logger) []percolator.Option {
 	opts := []percolator.Option{
 		percolator.WithSettings(settings()), percolator.WithSessionLease(sessionLease),
-		percolator.WithLockExpiry(lockExpiry), percolator.WithLogger(log), percolator.WithSeed(c.Seed | 1),
+		percolator.WithLockExpiry(lockExpiry), percolator.WithLogger(log), coretest.WithSeed(c.Seed | 1),
 	}
 	if c.WrongClock != 0 {
 		opts = append(opts, percolator.WithClock(wrongClock{c.WrongClock}))
 	}
 	switch c.Commits {
 	case "two-phase":
-		opts = append(opts, percolator.WithoutGroups())
+		opts = append(opts, coretest.WithoutGroups())
 	case "groups":
-		opts = append(opts, percolator.WithoutOnePhase())
+		opts = append(opts, coretest.WithoutOnePhase())
 	}
 	return opts
 }
 
-// openStore opens the store of a URL, or one over those of two: the first is the
-// authoritative one, and half of the tables lie in the other.
+// openStore opens the store of a URL. For two URLs it opens one store over both: the
+// first is the authoritative one, and half of the tables lie in the other.
 func openStore(ctx context.Context, urls []string) (rowstore.Store, error) {
 	first, err := rowstore.Open(ctx, urls[0])
 	if err != nil || len(urls) == 1 {
@@ -87,7 +89,7 @@ func openStore(ctx context.Context, urls []string) (rowstore.Store, error) {
 	for _, w := range workloads() {
 		elsewhere[half(w.name, 1)] = "second"
 	}
-	router, err := rowstore.NewRouter(rowstore.RouterConfig{
+	router, err := router.New(router.Config{
 		Stores: map[string]rowstore.Store{"first": first, "second": second},
 		Tables: elsewhere, Default: "first", Authoritative: "first",
 	})
@@ -109,7 +111,7 @@ func openDB(ctx context.Context, c *childConfig, log *slog.Logger) (*percolator.
 	return db, nil
 }
 
-// wrongClock is a clock that is wrong by so much.
+// wrongClock is a clock that is wrong by a fixed time.
 type wrongClock struct{ by time.Duration }
 
 func (c wrongClock) Now() time.Time { return time.Now().Add(c.by) }
@@ -272,14 +274,14 @@ func (p *process) thread(ctx context.Context, g int) {
 			n -= p.chosen[i].weight
 			i++
 		}
-		// The error is in the log, and what it means is judged at the end. A transaction
-		// that was begun is ended, whatever the parent says meanwhile.
+		// The error is in the log; the parent judges at the end what it means. The thread
+		// ends a transaction that it began, whatever the parent says meanwhile.
 		_ = p.chosen[i].step(context.WithoutCancel(ctx), s, time.Duration(monotonic()-p.Began))
 	}
 }
 
-// tell logs the counts from time to time: a process that is killed cannot do it at
-// its end.
+// tell logs the counts from time to time, because a process that is killed cannot do
+// so at its end.
 func (p *process) tell(ctx context.Context) {
 	for sleep(ctx, 200*time.Millisecond) == nil {
 		stats := p.db.Stats()
@@ -301,8 +303,7 @@ func (p *process) obey(ctx context.Context, command string, logger *slog.Logger)
 	logger.Warn("unknown command", "command", command)
 }
 
-// jump makes the oracle skip so many milliseconds, by drawing all of their
-// timestamps.
+// jump makes the oracle skip some milliseconds. It draws all timestamps of them.
 func jump(ctx context.Context, store rowstore.Store, ms int) error {
 	p, ok := rowstore.Unwrap[rowstore.OracleProvider](store)
 	if !ok {

@@ -19,8 +19,8 @@ type fault struct {
 	on     []backend     // nil: all that have servers
 	rest   time.Duration // from one to the next, at least
 	lossy  bool          // makes servers lose what they acknowledged
-	// fire does the harm and undoes it. It returns an error when it could not do it,
-	// or could not undo it.
+	// fire does the harm and undoes it. It returns an error if it could not do the
+	// harm, or could not undo it.
 	fire func(ctx context.Context, r *run, rng *rand.Rand) error
 }
 
@@ -33,8 +33,8 @@ const (
 	lanes
 )
 
-// No pause or delay makes a request wait for as long as the catalog lease (10 s):
-// that none does is what the library assumes.
+// No pause or delay makes a request wait for as long as the catalog lease (10 s),
+// because the library assumes that no request does.
 const longestPause = 4500 * time.Millisecond
 
 func faults() []fault {
@@ -70,7 +70,7 @@ func faults() []fault {
 	}
 }
 
-// faultWrongClock is not fired but born with a process.
+// faultWrongClock is not fired: a process has it from its start.
 const faultWrongClock = "wrong-clock"
 
 func chooseFaults(names string, b backend, lossy bool) (chosen []fault, wrongClocks bool, err error) {
@@ -134,7 +134,7 @@ func (r *run) harm(ctx context.Context, l lane, rng *rand.Rand) {
 		}
 		f := mine[i]
 		began := time.Now()
-		// What was begun is undone, also when the time is up.
+		// A fault that was begun is undone, even if the time is up.
 		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		err := f.fire(bounded, r, rng)
 		cancel()

@@ -17,12 +17,12 @@ import (
 	"github.com/percolate-go/percolate/percolator"
 )
 
-// A process writes what it does to a log of its own, a JSON object in each line,
-// with a write of its own each: what write(2) has returned for survives kill -9.
+// A process writes what it does to a log of its own, with a JSON object in each line.
+// Each line is one write(2); once that has returned, the line survives kill -9.
 // A transaction that writes has two lines: "try", before Commit is called, so that
-// whatever may be in the store is in a log, and "done", when Commit has returned.
-// A try without its done is a transaction of which nobody knows what became. Nothing
-// is lost with a try that was never written: its Commit was never called.
+// everything that may be in the store is in a log, and "done", when Commit has
+// returned. If a try has no done, the transaction's outcome is unknown. If a try was
+// never written, nothing is lost, because Commit was never called.
 
 // lineKind is what a line of a log tells.
 type lineKind string
@@ -30,7 +30,7 @@ type lineKind string
 const (
 	lineTry  lineKind = "try"  // Commit of a transaction that writes is about to be called
 	lineDone lineKind = "done" // Commit has returned; or a transaction that only reads has ended
-	// lineSettled is the answer of DB.Outcome after a transaction whose done says that
+	// lineSettled is the answer of DB.Outcome about a transaction whose done says that
 	// its outcome is undetermined.
 	lineSettled lineKind = "settled"
 	lineAbort   lineKind = "abort" // a transaction that ended before Commit
@@ -59,8 +59,8 @@ const (
 	opNotify opKind = "n"
 )
 
-// op is one operation of a transaction, in the order in which it did them. Value is
-// what was read or written; nil is the absence of a value.
+// op is one operation of a transaction; they are in the order of the program. Value is
+// the value that was read or written; nil is the absence of a value.
 type op struct {
 	Kind    opKind  `json:"k"`
 	Cell    string  `json:"c"` // table/row/column; none of them has a slash in it
@@ -92,8 +92,8 @@ type line struct {
 	Text  string            `json:"text,omitempty"`
 }
 
-// monotonic is the time of the machine's clock that nobody can set, which all
-// processes share: the real-time order of the history rests on it.
+// monotonic returns the time of the machine's clock that nobody can set. All processes
+// share it, and the real-time order of the history rests on it.
 func monotonic() int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
@@ -117,8 +117,8 @@ func openJournal(path string) (*journal, error) {
 	return &journal{file: f}, nil
 }
 
-// write returns when the line is in the kernel. It panics when it cannot be
-// written: a history with holes proves nothing.
+// write returns when the line is in the kernel. It panics if the line cannot be
+// written, because a history with holes proves nothing.
 func (j *journal) write(l line) {
 	b, err := json.Marshal(l)
 	if err != nil {
@@ -188,8 +188,8 @@ func (h *history) readLog(process string, from io.Reader) error {
 	for n := 1; ; n++ {
 		b, err := in.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
-			// A line that kill -9 cut off says nothing: what it announces was not begun,
-			// and what it reports is as good as unknown.
+			// A line that kill -9 cut off says nothing. If it announces a commit, the commit
+			// was not begun; if it reports an outcome, the outcome counts as unknown.
 			break
 		}
 		if err != nil {

@@ -15,13 +15,13 @@ import (
 	"github.com/percolate-go/percolate/checker"
 )
 
-// longestSilence is how long no transaction may commit while faults fire, whatever
-// they are: every fault ends after seconds, and what it left is resolved after the
-// leases.
+// longestSilence is the longest time without a commit while faults fire, whatever the
+// faults are. Every fault ends after seconds, and the locks that it left are resolved
+// after the leases.
 const longestSilence = time.Minute
 
-// judge looks at the whole history and at what is left, and fills in the report. f is
-// nil where that could not be read.
+// judge looks at the whole history and at what is left in the store, and fills in the
+// report. f is nil if the store could not be read.
 func (r *run) judge(h *history, f *final) {
 	if f != nil {
 		h.Txns = append(h.Txns, finalTransaction(h, f))
@@ -78,7 +78,7 @@ func (r *run) judge(h *history, f *final) {
 // historyName is the file of the merged history, in the form of package checker.
 const historyName = "history.jsonl"
 
-// check keeps the history in a file, and hands it to the checkers.
+// check writes the history to a file, and gives it to the checkers.
 func (r *run) check(h checker.History) error {
 	file, err := os.Create(filepath.Join(r.Dir, historyName))
 	if err != nil {
@@ -148,7 +148,7 @@ func finalTransaction(h *history, f *final) *transaction {
 	return t
 }
 
-// snapshotReads are what a transaction read before it wrote the cell itself.
+// snapshotReads returns the reads of cells that the transaction had not written before.
 func snapshotReads(t *transaction) map[string]*string {
 	reads := map[string]*string{}
 	written := map[string]struct{}{}
@@ -164,8 +164,8 @@ func snapshotReads(t *transaction) map[string]*string {
 	return reads
 }
 
-// judgeBank looks at full reads. Those of transactions that were aborted, or that
-// nobody knows about, are of a snapshot too.
+// judgeBank looks at full reads. Transactions that were aborted or are unknown read a
+// snapshot too.
 func judgeBank(h *history) (looked int, bad []string) {
 	var opened uint64
 	for _, t := range h.Txns {
@@ -262,8 +262,8 @@ type change struct {
 	value  string // deletedValue for a delete
 }
 
-// changesOf collects what happened to cells, by row; only of transactions that were
-// committed or may have been.
+// changesOf collects the changes of cells, by row, of transactions that committed or
+// may have committed.
 func changesOf(h *history, table string, kinds ...opKind) map[string][]change {
 	all := map[string][]change{}
 	for _, t := range h.Txns {
@@ -289,8 +289,8 @@ func changesOf(h *history, table string, kinds ...opKind) map[string][]change {
 	return all
 }
 
-// judgeLedger checks the accounts that the observer audit gave. That each run saw the
-// newest change of its snapshot is the checkers' part: its reads are in the history.
+// judgeLedger checks the rows that the observer audit wrote. The checkers make sure that
+// each run saw the newest change of its snapshot, because its reads are in the history.
 func judgeLedger(h *history, f *final) (looked int, bad []string) {
 	runs := ledgerRuns(f)
 	changes := changesOf(h, "ledger", opWrite, opDelete)
@@ -350,7 +350,7 @@ func judgeBell(h *history, f *final) (looked int, bad []string) {
 				continue
 			}
 			looked++
-			// A transaction of notifications alone has no commit timestamp to tell.
+			// A transaction that only notifies has no commit timestamp.
 			if ts := max(c.commit, c.by.Start); ts > at {
 				newest, at = c, ts
 			}

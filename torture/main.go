@@ -1,18 +1,18 @@
 // Command torture finds out whether the promises hold when everything dies. It
-// starts servers, and processes that run transactions and observers on them; kills,
-// pauses and cuts off both all the time; and judges what the processes saw: by the
+// starts servers, and processes that run transactions and observers on them. It kills,
+// pauses and cuts off both all the time. Then it judges what the processes saw: by the
 // timestamps, by the values alone, and by what each workload must keep true.
 //
 //	go run . -list
 //	go run . -backend redis -duration 10m
 //	go run . -backend postgres -workload bank,ledger -faults kill-server,cut -seed 7
 //
-// Processes log each transaction before they commit it and after, so that the log
-// tells of everything that can be in the store, also when they are killed. Where the
-// two lines do not tell what became of a transaction, it counts as unknown.
+// Processes log each transaction before they commit it and after. So the log knows of
+// everything that can be in the store, even if processes are killed. If the two lines
+// do not tell how a transaction ended, it counts as unknown.
 //
-// The exit status is 0 if nothing was wrong and enough was done, 1 if not, and 2
-// where the flags are wrong.
+// The exit status is 0 if nothing was wrong and enough was done, 1 if not, and 2 if
+// the flags are wrong.
 //
 // It is a module of its own, so that toxiproxy never enters the library's go.mod.
 package main

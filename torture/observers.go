@@ -10,9 +10,9 @@ import (
 	"github.com/percolate-go/percolate/percolator"
 )
 
-// The observers of the workloads. What they read is logged as transactions that only
-// read: a snapshot is one whether or not the run commits. What they write is judged at
-// the end, by what is in the store.
+// The observers of the workloads. Their reads are logged as transactions that only
+// read: they come from a snapshot whether or not the run commits. Their writes are
+// judged at the end, by what is in the store.
 
 const (
 	tableRuns  = "runs"  // a row for each run of "audit" and "bell": CELL'S ROW:START
@@ -31,7 +31,7 @@ func runRow(row string, start percolator.Timestamp) string {
 // observerPrefix begins the workload of what an observer has read.
 const observerPrefix = "observer "
 
-// observers are what a process that works runs.
+// observers returns the observers that a worker process runs.
 func observers(log *journal, chosen []workload) []percolator.Observer {
 	has := func(name string) bool {
 		return slices.ContainsFunc(chosen, func(w workload) bool { return w.name == name })
@@ -50,7 +50,7 @@ func observers(log *journal, chosen []workload) []percolator.Observer {
 				if err == nil && len(t.ops) > 0 {
 					// Not judged in real time: the start was drawn before the function was called.
 					log.write(line{
-						Kind: lineDone, Workload: observerPrefix + name, Start: uint64(tx.StartTimestamp()),
+						Kind: lineDone, Workload: observerPrefix + name, Start: uint64(t.start()),
 						Began: began, Ended: monotonic(), Ops: t.ops, Outcome: committed,
 					})
 				}
@@ -79,7 +79,7 @@ func observers(log *journal, chosen []workload) []percolator.Observer {
 	return all
 }
 
-// The ones that follow do not log what they read and write: those cells are judged
+// The observers that follow do not log their reads and writes: those cells are judged
 // at the end.
 
 // quiet reads a cell, and does not log it.
@@ -99,7 +99,7 @@ func (t *txn) put(table, row, column, value string) error {
 	return t.Set(percolator.Cell{Table: table, Row: row, Column: column}, pad(value))
 }
 
-// account writes down a run, in a row of its own, and counts it.
+// account records a run in a row of its own, and counts it.
 func (t *txn) account(row, seen string) error {
 	n := 0
 	tally, err := t.quiet(tableTally, row, "runs")
@@ -112,7 +112,7 @@ func (t *txn) account(row, seen string) error {
 	if err := t.put(tableTally, row, "runs", strconv.Itoa(n+1)); err != nil {
 		return err
 	}
-	return t.put(tableRuns, runRow(row, t.StartTimestamp()), "seen", seen)
+	return t.put(tableRuns, runRow(row, t.start()), "seen", seen)
 }
 
 // indexPage brings the index and the links of a page from the body that it was made

@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -93,7 +94,7 @@ func (r *run) noteFault(name string, took time.Duration, err error) {
 	r.say("%s (%v)", name, took.Round(time.Millisecond))
 }
 
-// violation notes something that must not be.
+// violation notes something that must not happen.
 func (r *run) violation(format string, args ...any) {
 	r.mu.Lock()
 	r.report.Violations = append(r.report.Violations, fmt.Sprintf(format, args...))
@@ -227,7 +228,7 @@ func (r *run) end(s *slot) error {
 	return nil
 }
 
-// execute does it all.
+// execute does the whole run.
 func (r *run) execute(ctx context.Context) (err error) {
 	r.began = monotonic()
 	r.rng = rand.New(rand.NewPCG(r.Seed, 1))
@@ -379,7 +380,7 @@ func (p *process) close(ctx context.Context) error {
 // setupProcess is the name of this process in the history of its preparations.
 const setupProcess = "setup"
 
-// prepare writes what the workloads start from, and lets the observers be known.
+// prepare writes the data that the workloads start from, and registers the observers.
 func (r *run) prepare(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
@@ -392,8 +393,8 @@ func (r *run) prepare(ctx context.Context) error {
 		if w.setup == nil {
 			continue
 		}
-		// One that ends undetermined because it had little time is settled, and may have
-		// been committed.
+		// A transaction that ends undetermined because it had little time is settled, and
+		// may have committed.
 		err := eventually(ctx, func() error { return w.setup(ctx, s) })
 		if err != nil {
 			return errors.Join(err, p.close(ctx))
@@ -483,7 +484,7 @@ func (r *run) read(ctx context.Context, p *process) (*final, error) {
 		if err != nil {
 			return nil, err
 		}
-		if table[0] != 0 { // not one of the library's own
+		if !format.Reserved(table) { // not one of the library's own
 			tables[table] = struct{}{}
 		}
 	}
@@ -510,15 +511,15 @@ func (r *run) read(ctx context.Context, p *process) (*final, error) {
 		s.complain(err)
 		return nil, err
 	}
-	f.at = uint64(tx.StartTimestamp())
+	f.at = uint64((&txn{Txn: tx, ctx: ctx}).start())
 	if locks, err = lockedCells(ctx, p.db.Store()); err != nil {
 		return nil, err
 	}
 	r.report.LocksPassed = len(locks)
-	// A read passes over the lock of a transaction that only locks a cell, since it
-	// can never change what is read there. Whoever is to write the cell resolves it.
+	// A read ignores the lock of a transaction that only locks a cell, because that lock
+	// can never change what is read there. A writer of the cell resolves the lock.
 	for _, c := range locks {
-		if c.Table[0] == 0 || c.Column[0] == 0 {
+		if format.Reserved(c.Table) || format.Reserved(c.Column) {
 			continue // the library's own, which nobody else can lock
 		}
 		err := p.db.Update(ctx, func(tx *percolator.Txn) error {
@@ -568,8 +569,8 @@ func lockedCells(ctx context.Context, store rowstore.Store) ([]percolator.Cell, 
 		if err != nil {
 			return nil, err
 		}
-		picks := []rowstore.Pick{{Family: rowstore.Lock, To: oracle.Max}}
-		for row, err := range store.Scan(ctx, rowstore.ScanRange{Table: table, Picks: picks}) {
+		picks := []rowstore.Selector{{Family: rowstore.Lock, To: oracle.Max}}
+		for row, err := range store.Scan(ctx, rowstore.ScanRange{Table: table, Selectors: picks}) {
 			if err != nil {
 				return nil, err
 			}

@@ -38,7 +38,7 @@ func backends() []backend {
 // embedded tells that the store lives in the process that uses it, and only in one.
 func (b backend) embedded() bool { return b == backendPebble }
 
-// servers are those of a run, each behind its proxies.
+// servers are the servers of a run, each behind its proxies.
 type servers struct {
 	backend backend
 	dir     string // of an embedded store
@@ -64,9 +64,9 @@ func redisSettings(more ...string) map[string]string {
 // acknowledged.
 func (b backend) lossy() bool { return b == backendRedis || b == backendCluster }
 
-// startServers starts what a backend needs; if lossy, so that it may lose what it
-// acknowledged: a Redis without a log, or a cluster in which a replica replaces a
-// master that was killed.
+// startServers starts the servers that a backend needs. If lossy is set, they may lose
+// what they acknowledged: a Redis without a log, or a cluster in which a replica
+// replaces a master that was killed.
 func startServers(ctx context.Context, b backend, dir string, lossy bool) (_ *servers, err error) {
 	s := &servers{backend: b, dir: filepath.Join(dir, "store"), net: newNetwork()}
 	defer func() {
@@ -198,11 +198,11 @@ func eventually(ctx context.Context, f func() error) error {
 
 const clusterMasters = 3
 
-// startCluster starts three masters with a replica each. What clients are told about
-// them are the addresses of their proxies. A replica takes over only when it is told
-// to, and then after it has caught up: one that took over from a killed master would
-// lose what that had acknowledged, since replication is asynchronous, and no store
-// over it could promise anything (see the README of the backend).
+// startCluster starts three masters with a replica each. The cluster tells clients the
+// addresses of the proxies. A replica takes over only on command, and only after it has
+// caught up. If it took over from a killed master, it would lose what the master had
+// acknowledged, because replication is asynchronous, and no store over it could promise
+// anything (see the README of the backend).
 func (s *servers) startCluster(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()

@@ -56,6 +56,12 @@ type txn struct {
 	writes bool
 }
 
+// start is the start timestamp, 0 if it cannot be drawn.
+func (t *txn) start() percolator.Timestamp {
+	ts, _ := t.StartTimestamp(t.ctx)
+	return ts
+}
+
 // cellOf is the cell that table/row/column names.
 func cellOf(name string) percolator.Cell {
 	p := strings.SplitN(name, "/", 3)
@@ -67,9 +73,9 @@ func nameOf(c percolator.Cell) string { return c.Table + "/" + c.Row + "/" + c.C
 // errIntegrity says that a value is not what anybody wrote.
 var errIntegrity = errors.New("a value is damaged")
 
-// A value is what was written, and behind a bar a padding whose length follows from
-// it, so that short values and long ones, which stores keep apart, both occur, and
-// that a damaged one is found.
+// A stored value is the value proper, a bar, and a padding whose length follows from
+// the value. So short values and long ones both occur (stores keep them apart), and a
+// damaged value is found.
 func pad(value string) []byte {
 	return []byte(value + "|" + strings.Repeat("x", padding(value)))
 }
@@ -105,7 +111,7 @@ func (t *txn) note(name string, b []byte, err error) (*string, error) {
 	}
 	value, err := unpad(b)
 	if err != nil {
-		return nil, fmt.Errorf("%s at %d: %w", name, t.StartTimestamp(), err)
+		return nil, fmt.Errorf("%s at %d: %w", name, t.start(), err)
 	}
 	t.ops = append(t.ops, op{Kind: opRead, Cell: name, Value: &value})
 	return &value, nil
@@ -186,7 +192,7 @@ func (t *txn) add(name, element string) error {
 		return err
 	default:
 		if list, err = unpad(b); err != nil {
-			return fmt.Errorf("%s at %d: %w", name, t.StartTimestamp(), err)
+			return fmt.Errorf("%s at %d: %w", name, t.start(), err)
 		}
 	}
 	if list != "" {
@@ -211,9 +217,9 @@ type mode struct {
 	asOf   time.Time // reads that snapshot, unless zero
 }
 
-// do runs fn in a transaction and logs what became of it: through Begin and Commit,
-// or through Update or View, which go other ways to the store. It returns the error
-// with which the transaction ended, if it did.
+// do runs fn in a transaction and logs how it ended. It uses Begin and Commit, or
+// Update or View, which go other ways to the store. It returns the error with which the
+// transaction ended, if there was one.
 func (s *thread) do(parent context.Context, workload string, m mode, fn func(t *txn) error) error {
 	ctx, cancel := context.WithTimeout(parent, s.timeout())
 	defer cancel()
@@ -222,7 +228,7 @@ func (s *thread) do(parent context.Context, workload string, m mode, fn func(t *
 		opts = append(opts, percolator.WithIsolation(percolator.Serializable))
 	}
 	if !m.asOf.IsZero() {
-		opts = append(opts, percolator.AsOf(m.asOf))
+		opts = append(opts, percolator.WithAsOf(m.asOf))
 	}
 	a := &attempt{thread: s, workload: workload, mode: m, fn: fn}
 	a.begin(monotonic())
@@ -233,7 +239,7 @@ func (s *thread) do(parent context.Context, workload string, m mode, fn func(t *
 	case m.reads:
 		err = s.db.View(ctx, func(tx *percolator.Txn) error { return a.body(ctx, tx) }, opts...)
 	default:
-		err = a.update(ctx, append(opts, percolator.MaxAttempts(1+s.rng.IntN(4))))
+		err = a.update(ctx, append(opts, percolator.WithMaxAttempts(1+s.rng.IntN(4))))
 	}
 	if unknown := a.end(err, monotonic()); unknown != nil {
 		s.settle(parent, a.line, unknown)
@@ -279,8 +285,8 @@ func (a *attempt) byHand(ctx context.Context, opts []percolator.TxnOption) error
 // here, since they had no effect.
 //
 // Some stores draw the start timestamp of an attempt before its function is called. So
-// it counts as begun when the function of the one before had returned: by a later
-// moment, others may have ended that started after it.
+// an attempt counts as begun when the function of the one before had returned. At a
+// later moment, others that started after it may have ended already.
 func (a *attempt) update(ctx context.Context, opts []percolator.TxnOption) error {
 	returned := int64(0)
 	return a.db.Update(ctx, func(tx *percolator.Txn) error {
@@ -294,8 +300,8 @@ func (a *attempt) update(ctx context.Context, opts []percolator.TxnOption) error
 	}, opts...)
 }
 
-// errNoStart says that there was no timestamp to be had for a transaction that had
-// not needed one yet.
+// errNoStart says that no start timestamp could be drawn for a transaction that had not
+// needed one before.
 var errNoStart = errors.New("no start timestamp")
 
 // body is what happens from the beginning of a transaction to its Commit.
@@ -305,7 +311,7 @@ func (a *attempt) body(ctx context.Context, tx *percolator.Txn) error {
 	if err := a.fn(t); err != nil {
 		return err
 	}
-	if a.line.Start = uint64(tx.StartTimestamp()); a.line.Start == 0 {
+	if a.line.Start = uint64(t.start()); a.line.Start == 0 {
 		return errNoStart
 	}
 	a.line.Ops = t.ops
@@ -351,17 +357,17 @@ func (a *attempt) end(err error, at int64) *percolator.UndeterminedError {
 // settleTimeout bounds the questions after an undetermined transaction.
 const settleTimeout = 20 * time.Second
 
-// settle asks what became of a transaction that ended undetermined, as an
-// application would do, and logs the answer.
+// settle asks for the outcome of a transaction that ended undetermined, as an
+// application would, and logs the answer.
 func (s *thread) settle(ctx context.Context, l line, unknown *percolator.UndeterminedError) {
 	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
 	for {
 		o, err := s.db.OutcomeOf(ctx, unknown)
-		if err == nil && o.Status != percolator.Pending {
+		if err == nil && o.Status != percolator.OutcomePending {
 			l.Kind, l.Ended = lineSettled, monotonic()
 			l.Outcome, l.Commit = aborted, uint64(o.Commit)
-			if o.Status == percolator.Committed {
+			if o.Status == percolator.OutcomeCommitted {
 				l.Outcome = committed
 			}
 			s.log.write(l)

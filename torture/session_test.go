@@ -11,7 +11,8 @@ import (
 
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/oracle"
-	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 // watchedOracle notes when each timestamp was drawn.
@@ -41,8 +42,8 @@ func TestTimesOfAttempts(t *testing.T) {
 	dir := t.TempDir()
 	log, err := openJournal(filepath.Join(dir, "p"+logSuffix))
 	require.NoError(t, err)
-	o := &watchedOracle{Oracle: oracle.NewBounded(oracle.BoundedConfig{}), asked: map[uint64]int64{}, drawn: map[uint64]int64{}}
-	store := rowstore.NewMemory()
+	o := &watchedOracle{Oracle: kit.NewBoundedOracle(kit.BoundedConfig{}), asked: map[uint64]int64{}, drawn: map[uint64]int64{}}
+	store := memstore.New()
 	db, err := percolator.New(t.Context(), store, percolator.WithOracle("watched", o))
 	require.NoError(t, err)
 	cell := "register0/a/value"

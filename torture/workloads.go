@@ -9,12 +9,12 @@ import (
 	"time"
 )
 
-// workload is one kind of transactions. All processes run all that were chosen.
+// workload is one kind of transactions. Each process runs all workloads that were chosen.
 type workload struct {
 	name   string
 	about  string
 	weight int
-	// setup makes what the steps need, before any of them.
+	// setup writes the data that the steps need, before any of them.
 	setup func(ctx context.Context, s *thread) error
 	// step runs one transaction. Its error is in the log already.
 	step func(ctx context.Context, s *thread, age time.Duration) error
@@ -54,7 +54,7 @@ func chooseWorkloads(names string) ([]workload, error) {
 	return chosen, nil
 }
 
-// A number in a cell is followed by what makes the value unique.
+// A number in a cell is followed by text that makes the value unique.
 func numbered(n int, unique string) string { return strconv.Itoa(n) + "@" + unique }
 
 func numberOf(value *string) (int, error) {
@@ -118,8 +118,8 @@ func stepBank(ctx context.Context, s *thread, _ time.Duration) error {
 			return nil
 		})
 	case p < 24:
-		// By the clock of this process, which may be wrong by hours: then it is refused,
-		// or the snapshot is too old, but never wrong.
+		// The time is that of this process's clock, which may be wrong by hours. Then the
+		// read is refused, or the snapshot is too old, but it is never wrong.
 		at := s.clock().Add(-time.Duration(s.rng.IntN(3000)) * time.Millisecond)
 		return s.do(ctx, "bank", mode{reads: true, asOf: at}, func(t *txn) error {
 			_, err := t.getMany(accounts()...)
@@ -155,8 +155,8 @@ func stepBank(ctx context.Context, s *thread, _ time.Duration) error {
 // tableAppend begins the names of the tables whose cells are lists.
 const tableAppend = "append"
 
-// Lists and registers that are in use change with time, so that lists stay short
-// and cells are met for the first time again and again.
+// The lists and registers in use change with time, so that lists stay short, and
+// transactions meet new cells again and again.
 const (
 	appendEpoch   = 2 * time.Second
 	registerEpoch = 5 * time.Second
@@ -229,7 +229,7 @@ func stepLongFork(ctx context.Context, s *thread, age time.Duration) error {
 	})
 }
 
-// Write skew: who takes from a pair looks at both sides first.
+// Write skew: a transaction that takes from a pair looks at both sides first.
 const (
 	skewPairs = 8
 	skewStart = 5

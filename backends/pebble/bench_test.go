@@ -59,7 +59,7 @@ func transfer(ctx context.Context, s *Store, from, to int) (bool, error) {
 	rows := [2]string{benchKey(from), benchKey(to)}
 	var reads [2]rowstore.RowRead
 	for i := range reads {
-		reads[i] = rowstore.RowRead{Table: "t", Row: rows[i], Picks: []rowstore.Pick{
+		reads[i] = rowstore.RowRead{Table: "t", Row: rows[i], Selectors: []rowstore.Selector{
 			{Family: rowstore.Lock, Column: "balance", To: start, Limit: 1},
 			{Family: rowstore.Write, Column: "balance", To: start, Limit: 1},
 		}}
@@ -80,12 +80,12 @@ func transfer(ctx context.Context, s *Store, from, to int) (bool, error) {
 			Conditions: []rowstore.Condition{
 				rowstore.Absent(rowstore.Write, "balance", start),
 				rowstore.Absent(rowstore.Lock, "balance", 0),
-				rowstore.Absent(rowstore.Rollback, "balance", start),
+				rowstore.Absent(rowstore.Mark, "balance", start),
 			},
-			Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "balance", rowstore.Drawn, binary.BigEndian.AppendUint64(nil, balance))},
+			Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "balance", rowstore.AssignedTimestamp, binary.BigEndian.AppendUint64(nil, balance))},
 		}
 	}
-	out, err := s.Group(ctx, []rowstore.Group{{Mutations: muts[:], Draw: true}})
+	out, err := s.Group(ctx, []rowstore.Group{{Mutations: muts[:], AssignTimestamp: true}})
 	if err != nil {
 		return false, err
 	}
@@ -170,20 +170,20 @@ func BenchmarkOneCell(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			if _, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: row, Picks: []rowstore.Pick{
+			if _, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: row, Selectors: []rowstore.Selector{
 				{Family: rowstore.Lock, Column: "balance", To: start, Limit: 1},
 				{Family: rowstore.Write, Column: "balance", To: start, Limit: 1},
 			}}}); err != nil {
 				b.Fatal(err)
 			}
-			out, err := s.Group(ctx, []rowstore.Group{{Draw: true, Mutations: []rowstore.Mutation{{
+			out, err := s.Group(ctx, []rowstore.Group{{AssignTimestamp: true, Mutations: []rowstore.Mutation{{
 				Table: "t", Row: row,
 				Conditions: []rowstore.Condition{
 					rowstore.Absent(rowstore.Write, "balance", start),
 					rowstore.Absent(rowstore.Lock, "balance", 0),
-					rowstore.Absent(rowstore.Rollback, "balance", start),
+					rowstore.Absent(rowstore.Mark, "balance", start),
 				},
-				Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "balance", rowstore.Drawn, value)},
+				Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "balance", rowstore.AssignedTimestamp, value)},
 			}}}})
 			if err != nil || !out[0].Applied {
 				b.Fatal(err, out)
@@ -236,7 +236,7 @@ func BenchmarkNotifications(b *testing.B) {
 			b.ResetTimer()
 			for range b.N {
 				n := 0
-				for _, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Picks: []rowstore.Pick{{Family: rowstore.Notify, To: oracle.Max}}}) {
+				for _, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{{Family: rowstore.Notify, To: oracle.Max}}}) {
 					if err != nil {
 						b.Fatal(err)
 					}
@@ -276,7 +276,7 @@ func BenchmarkNotificationsAfterMany(b *testing.B) {
 			b.ResetTimer()
 			for range b.N {
 				n := 0
-				for _, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Picks: []rowstore.Pick{{Family: rowstore.Notify, To: oracle.Max}}}) {
+				for _, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{{Family: rowstore.Notify, To: oracle.Max}}}) {
 					if err != nil {
 						b.Fatal(err)
 					}

@@ -9,18 +9,18 @@ import (
 	engine "github.com/cockroachdb/pebble/v2"
 )
 
-// The heads that were read or written last are kept in memory, also those of
-// columns that have none, because a transaction reads a head and then judges
-// conditions on it, and the engine's Get is the dearest part of either.
+// The heads that were read or written last are kept in memory, and so is the knowledge
+// that a column has none. A transaction reads a head and then checks conditions on it,
+// and the engine's Get is the most expensive part of both.
 //
-// The cache is divided among the stripes, each of which has its part from its first
-// entry on, so that a large cache costs a small store nothing. An entry changes only under its stripe's
-// lock: who holds that for writing stores what it has just written, and who holds
-// it for reading stores what it has just read, which no writer can change
-// meanwhile. So an entry is always what the engine has.
+// The cache is divided among the stripes. A stripe allocates its part with its first
+// entry, so a large cache costs a small store nothing. An entry changes only under its
+// stripe's lock. A writer stores what it has just written; a reader stores what it has
+// just read, which no writer can change meanwhile. So an entry is always what the engine
+// has.
 const (
-	// cacheSlot is what one entry is allowed for, on average, of the memory given to
-	// caches, and the greatest length of a key and a head that are kept.
+	// cacheSlot is the memory in bytes that is planned for an entry, and the greatest
+	// length of a key and its head that are kept.
 	cacheSlot = 512
 	// ways is the number of entries among which one is found.
 	ways = 2

@@ -139,7 +139,7 @@ func powerCut(t *testing.T, rng *rand.Rand) int {
 				return err
 			}
 			tell(i, n)
-			out, err := s.Group(ctx, []rowstore.Group{{Draw: true, Mutations: []rowstore.Mutation{put(row(i), start, number(n+1))}}})
+			out, err := s.Group(ctx, []rowstore.Group{{AssignTimestamp: true, Mutations: []rowstore.Mutation{put(row(i), start, number(n+1))}}})
 			if err != nil {
 				return err
 			}
@@ -155,7 +155,7 @@ func powerCut(t *testing.T, rng *rand.Rand) int {
 		})
 	}
 	run(func(*rand.Rand) error { // a scanner
-		for r, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Picks: pickNewest()}) {
+		for r, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Selectors: pickNewest()}) {
 			if err != nil {
 				return err
 			}
@@ -244,11 +244,11 @@ func TestUnsyncedIsNotShown(t *testing.T) {
 
 	calls := map[string]func(ctx context.Context) error{
 		"read": func(ctx context.Context) error {
-			_, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "r", Picks: pickNewest()}})
+			_, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "r", Selectors: pickNewest()}})
 			return err
 		},
 		"scan": func(ctx context.Context) error {
-			for _, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Picks: pickNewest()}) {
+			for _, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Selectors: pickNewest()}) {
 				return err
 			}
 			return nil
@@ -270,7 +270,7 @@ func TestUnsyncedIsNotShown(t *testing.T) {
 			return err
 		},
 		"write": func(ctx context.Context) error {
-			_, err := s.Group(ctx, []rowstore.Group{{Draw: true, Mutations: []rowstore.Mutation{put("r", 0, nil)}}})
+			_, err := s.Group(ctx, []rowstore.Group{{AssignTimestamp: true, Mutations: []rowstore.Mutation{put("r", 0, nil)}}})
 			return err
 		},
 	}
@@ -294,7 +294,7 @@ func TestUnsyncedIsNotShown(t *testing.T) {
 	for s.stripe("t", other) == s.stripe("t", "r") {
 		other += "s"
 	}
-	_, err = s.Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: other, Picks: pickNewest()}})
+	_, err = s.Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: other, Selectors: pickNewest()}})
 	require.NoError(t, err)
 	for name, c := range results {
 		require.Empty(t, c, "%s was answered before the disk was", name)
@@ -349,11 +349,11 @@ func TestFailedSync(t *testing.T) {
 	_, err := s.Oracle().Draw(t.Context(), 1)
 	require.NoError(t, err)
 	fail.Store(true)
-	_, err = s.Group(t.Context(), []rowstore.Group{{Draw: true, Mutations: []rowstore.Mutation{put("r", 0, []byte("v"))}}})
+	_, err = s.Group(t.Context(), []rowstore.Group{{AssignTimestamp: true, Mutations: []rowstore.Mutation{put("r", 0, []byte("v"))}}})
 	require.ErrorIs(t, err, rowstore.ErrAmbiguous)
 	require.ErrorContains(t, err, errDisk.Error())
 	// What is in memory is not on disk, so nothing is shown any more.
-	_, err = s.Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: "r", Picks: pickNewest()}})
+	_, err = s.Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: "r", Selectors: pickNewest()}})
 	require.ErrorContains(t, err, errDisk.Error())
 	_, err = s.Apply(t.Context(), []rowstore.Mutation{{Table: "t", Row: "r"}}, rowstore.ApplyOptions{})
 	require.ErrorContains(t, err, errDisk.Error())

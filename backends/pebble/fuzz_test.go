@@ -17,7 +17,7 @@ func FuzzParseURL(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, raw string) {
-		o, err := parseURL(raw)
+		o, err := ParseURL(raw)
 		if err != nil {
 			require.ErrorIs(t, err, rowstore.ErrInvalid)
 			return

@@ -2,23 +2,19 @@ package pebble
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
-
-// ErrCorrupt says that stored bytes are not what this package writes: the
-// directory was damaged, or written by something else.
-var ErrCorrupt = errors.New("pebble: corrupt store")
 
 // head is what a column's head holds: everything that a condition asks for, and
 // what a read of the newest version needs.
 type head struct {
 	lockTS, markTS, writeTS rowstore.Timestamp // 0 where there is none
-	// older is 0 if there is no write below writeTS, else no less than the newest
-	// of them.
+	// older is 0 if there is no write below writeTS, else the timestamp of the newest of
+	// them or a later one.
 	older             rowstore.Timestamp
 	lock, mark, write []byte // values
 }
@@ -41,7 +37,7 @@ func (h *head) empty() bool { return h.lockTS == 0 && h.markTS == 0 && h.writeTS
 
 // size is an upper bound of the length of the encoding.
 func (h *head) size() int {
-	return 1 + 4*tsLen + 2*binary.MaxVarintLen64 + len(h.lock) + len(h.mark) + len(h.write)
+	return 1 + 4*kit.TimestampLen + 2*binary.MaxVarintLen64 + len(h.lock) + len(h.mark) + len(h.write)
 }
 
 func (h *head) append(dst []byte) []byte {
@@ -88,14 +84,14 @@ func (h *head) decode(b []byte) error {
 		if flags&(1<<i) == 0 {
 			continue
 		}
-		if len(b) < tsLen {
+		if len(b) < kit.TimestampLen {
 			return corruptHead("ends within a timestamp")
 		}
 		*ts = rowstore.Timestamp(binary.BigEndian.Uint64(b))
 		if !validTS(*ts) {
 			return corruptHead(fmt.Sprintf("has the timestamp %d", uint64(*ts)))
 		}
-		b = b[tsLen:]
+		b = b[kit.TimestampLen:]
 	}
 	if h.older >= h.writeTS && h.older != 0 {
 		return corruptHead("has an older write above the newest")
@@ -133,5 +129,5 @@ func cutValue(b []byte) (value, rest []byte, ok bool) {
 func validTS(ts rowstore.Timestamp) bool { return ts > 0 && ts <= oracle.Max }
 
 func corruptHead(what string) error {
-	return fmt.Errorf("%w: the head of a column %s", ErrCorrupt, what)
+	return fmt.Errorf("%w: the head of a column %s", rowstore.ErrCorrupt, what)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
 // The store's keys start with a byte that names their space:
@@ -21,10 +22,9 @@ import (
 // is one Get however long the history. Scans of current data pass over no history,
 // and scans for notifications over nothing else.
 //
-// Tables, rows and columns are escaped so that the order of keys is that of the
-// names and no name's key is a prefix of another's: 0x00 becomes 0x00 0xFF, and
-// 0x00 0x01 ends the name. The column of a head is the last part and stands as it
-// is. Timestamps are inverted, so that newer versions come first.
+// Names and timestamps have the forms of package kit, in which the order of keys is
+// that of the names, newer versions first, and no name's form is a prefix of
+// another's. The column of a head is the last part and stands as it is.
 const (
 	spaceMeta    = 0x01
 	spaceHead    = 0x02
@@ -34,62 +34,28 @@ const (
 	spaceSample  = 0x06
 )
 
+// A zero byte in the form of a name escapes what follows it: an escaped zero byte
+// (0xFF), or the end of the name.
 const (
-	escape     = 0x00
-	escapedNul = 0xFF
-	endOfName  = 0x01
-	// afterName is greater than endOfName and less than anything that can follow
-	// an escape otherwise: a prefix with its last byte so changed bounds all keys
-	// that have the prefix.
+	escape    = 0x00
+	endOfName = 0x01
+	// afterName is greater than endOfName and less than anything else that can follow
+	// an escape. So a prefix that ends with a name, with its last byte changed to
+	// afterName, is the upper bound of all keys with that prefix.
 	afterName = 0x02
 )
-
-const tsLen = 8
-
-// appendName appends the escaped form of a name.
-func appendName(dst []byte, name string) []byte {
-	for {
-		i := indexNul(name)
-		if i < 0 {
-			dst = append(dst, name...)
-			return append(dst, escape, endOfName)
-		}
-		dst = append(dst, name[:i]...)
-		dst = append(dst, escape, escapedNul)
-		name = name[i+1:]
-	}
-}
-
-func indexNul(s string) int {
-	for i := 0; i < len(s); i++ {
-		if s[i] == 0 {
-			return i
-		}
-	}
-	return -1
-}
 
 // appendRow appends the prefix of a row's keys in a space.
 func appendRow(dst []byte, space byte, table, row string) []byte {
 	dst = append(dst, space)
-	dst = appendName(dst, table)
-	return appendName(dst, row)
-}
-
-// appendTable appends the prefix of a table's keys in a space.
-func appendTable(dst []byte, space byte, table string) []byte {
-	return appendName(append(dst, space), table)
+	dst = kit.AppendName(dst, table)
+	return kit.AppendName(dst, row)
 }
 
 // appendColumn appends the prefix of a column's versions in a space other than
 // head.
 func appendColumn(dst []byte, space byte, table, row, column string) []byte {
-	return appendName(appendRow(dst, space, table, row), column)
-}
-
-// appendTS appends an inverted timestamp.
-func appendTS(dst []byte, ts rowstore.Timestamp) []byte {
-	return binary.BigEndian.AppendUint64(dst, ^uint64(ts))
+	return kit.AppendName(appendRow(dst, space, table, row), column)
 }
 
 // after turns a prefix that ends with a name into the least key greater than all
@@ -97,33 +63,6 @@ func appendTS(dst []byte, ts rowstore.Timestamp) []byte {
 func after(p []byte) []byte {
 	p[len(p)-1] = afterName
 	return p
-}
-
-// cutName splits an escaped name off. raw is the escaped form without its end.
-func cutName(key []byte) (raw, rest []byte, ok bool) {
-	for i := 0; ; {
-		j := bytes.IndexByte(key[i:], escape)
-		if j < 0 || i+j+1 >= len(key) {
-			return nil, nil, false
-		}
-		i += j
-		switch key[i+1] {
-		case endOfName:
-			return key[:i], key[i+2:], true
-		case escapedNul:
-			i += 2
-		default:
-			return nil, nil, false
-		}
-	}
-}
-
-// unescape returns the name whose escaped form is raw.
-func unescape(raw []byte) string {
-	if bytes.IndexByte(raw, escape) < 0 {
-		return string(raw)
-	}
-	return string(bytes.ReplaceAll(raw, []byte{escape, escapedNul}, []byte{escape}))
 }
 
 // sameName tells whether raw is the escaped form of name.
@@ -144,8 +83,8 @@ func sameName(raw []byte, name string) bool {
 // the table and the row.
 func rowPrefix(key []byte) ([]byte, error) {
 	if len(key) > 0 {
-		if _, rest, ok := cutName(key[1:]); ok {
-			if _, rest, ok = cutName(rest); ok {
+		if _, rest, err := kit.CutRaw(key[1:]); err == nil {
+			if _, rest, err = kit.CutRaw(rest); err == nil {
 				return key[:len(key)-len(rest)], nil
 			}
 		}
@@ -156,9 +95,9 @@ func rowPrefix(key []byte) ([]byte, error) {
 // splitRow returns the names in a row's prefix.
 func splitRow(prefix []byte) (table, row string, err error) {
 	if len(prefix) > 0 {
-		if t, rest, ok := cutName(prefix[1:]); ok {
-			if r, rest, ok := cutName(rest); ok && len(rest) == 0 && len(t) > 0 && len(r) > 0 {
-				return unescape(t), unescape(r), nil
+		if t, rest, err := kit.CutRaw(prefix[1:]); err == nil {
+			if r, rest, err := kit.CutRaw(rest); err == nil && len(rest) == 0 && len(t) > 0 && len(r) > 0 {
+				return kit.NameOf(t), kit.NameOf(r), nil
 			}
 		}
 	}
@@ -168,8 +107,8 @@ func splitRow(prefix []byte) (table, row string, err error) {
 // splitVersion reads what follows the row's prefix in a key of history, data and
 // notify. column is escaped.
 func splitVersion(key []byte, prefixLen int) (column []byte, ts rowstore.Timestamp, err error) {
-	column, rest, ok := cutName(key[prefixLen:])
-	if !ok || len(rest) != tsLen || len(column) == 0 {
+	column, rest, err := kit.CutRaw(key[prefixLen:])
+	if err != nil || len(rest) != kit.TimestampLen || len(column) == 0 {
 		return nil, 0, corruptKey(key)
 	}
 	ts = rowstore.Timestamp(^binary.BigEndian.Uint64(rest))
@@ -185,10 +124,10 @@ func corruptKey(key []byte) error {
 	if len(key) > most {
 		key, more = key[:most], "..."
 	}
-	return fmt.Errorf("%w: key %q%s is not one of this store's", ErrCorrupt, key, more)
+	return fmt.Errorf("%w: key %q%s is not one of this store's", rowstore.ErrCorrupt, key, more)
 }
 
 // tsOf reads the timestamp at the end of a key.
 func tsOf(key []byte) rowstore.Timestamp {
-	return rowstore.Timestamp(^binary.BigEndian.Uint64(key[len(key)-tsLen:]))
+	return rowstore.Timestamp(^binary.BigEndian.Uint64(key[len(key)-kit.TimestampLen:]))
 }

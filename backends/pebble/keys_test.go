@@ -11,6 +11,7 @@ import (
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
 // names draws names that are hard to encode: prefixes of each other, and bytes that
@@ -47,7 +48,7 @@ func TestKeysKeepTheOrder(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		a, b := drawAddress(rt), drawAddress(rt)
 		key := func(a address) []byte {
-			return appendTS(appendColumn(nil, spaceHistory, a.table, a.row, a.column), a.ts)
+			return kit.AppendTimestamp(appendColumn(nil, spaceHistory, a.table, a.row, a.column), a.ts)
 		}
 		if got, want := bytes.Compare(key(a), key(b)), a.compare(b); got != want {
 			rt.Fatalf("keys of %+v and %+v compare as %d, not %d", a, b, got, want)
@@ -64,7 +65,7 @@ func TestKeysComeBack(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
 		a := drawAddress(rt)
-		key := appendTS(appendColumn(nil, spaceData, a.table, a.row, a.column), a.ts)
+		key := kit.AppendTimestamp(appendColumn(nil, spaceData, a.table, a.row, a.column), a.ts)
 		p, err := rowPrefix(key)
 		require.NoError(rt, err)
 		require.Equal(rt, appendRow(nil, spaceData, a.table, a.row), p)
@@ -72,7 +73,7 @@ func TestKeysComeBack(t *testing.T) {
 		require.NoError(rt, err)
 		column, ts, err := splitVersion(key, len(p))
 		require.NoError(rt, err)
-		require.Equal(rt, a, address{table, row, unescape(column), ts})
+		require.Equal(rt, a, address{table, row, kit.NameOf(column), ts})
 	})
 }
 
@@ -117,7 +118,7 @@ func TestHeadsComeBack(t *testing.T) {
 			require.NotZero(rt, got.writeTS)
 			require.Less(rt, len(got.write), len(h.write))
 		} else {
-			require.ErrorIs(rt, err, ErrCorrupt)
+			require.ErrorIs(rt, err, rowstore.ErrCorrupt)
 		}
 	})
 }
@@ -129,8 +130,8 @@ func FuzzHead(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var h head
 		if err := h.decode(b); err != nil {
-			require.ErrorIs(t, err, ErrCorrupt)
-			require.Greater(t, len(err.Error()), len(ErrCorrupt.Error()), "the error says what is wrong")
+			require.ErrorIs(t, err, rowstore.ErrCorrupt)
+			require.Greater(t, len(err.Error()), len(rowstore.ErrCorrupt.Error()), "the error says what is wrong")
 			return
 		}
 		require.False(t, h.empty())
@@ -145,26 +146,26 @@ func FuzzHead(f *testing.F) {
 
 func FuzzKey(f *testing.F) {
 	f.Add([]byte{})
-	f.Add(appendTS(appendColumn(nil, spaceNotify, "t\x00", "r\x00\xff", "c"), 7))
+	f.Add(kit.AppendTimestamp(appendColumn(nil, spaceNotify, "t\x00", "r\x00\xff", "c"), 7))
 	f.Add([]byte{spaceHead, 0})
 	f.Add([]byte{spaceHead, 'a', 0, 3, 'b'})
 	f.Fuzz(func(t *testing.T, key []byte) {
 		p, err := rowPrefix(key)
 		if err != nil {
-			require.ErrorIs(t, err, ErrCorrupt)
+			require.ErrorIs(t, err, rowstore.ErrCorrupt)
 			return
 		}
 		table, row, err := splitRow(p)
 		if err != nil {
-			require.ErrorIs(t, err, ErrCorrupt)
+			require.ErrorIs(t, err, rowstore.ErrCorrupt)
 			return
 		}
 		require.Equal(t, p, appendRow(nil, key[0], table, row))
 		column, ts, err := splitVersion(key, len(p))
 		if err != nil {
-			require.ErrorIs(t, err, ErrCorrupt)
+			require.ErrorIs(t, err, rowstore.ErrCorrupt)
 			return
 		}
-		require.Equal(t, key, appendTS(appendColumn(nil, key[0], table, row, unescape(column)), ts))
+		require.Equal(t, key, kit.AppendTimestamp(appendColumn(nil, key[0], table, row, kit.NameOf(column)), ts))
 	})
 }

@@ -73,7 +73,7 @@ func write(ctx context.Context, s *Store, w int, rng *rand.Rand, out *sync.Mutex
 		}
 		// Short and long values, so that memtables fill up and are flushed.
 		pad := make([]byte, rng.IntN(2000))
-		g := rowstore.Group{Draw: true, Mutations: []rowstore.Mutation{
+		g := rowstore.Group{AssignTimestamp: true, Mutations: []rowstore.Mutation{
 			put(own(w, 0), 0, append(number(n), pad...)),
 			put(own(w, 1), 0, append(number(n), pad...)),
 			put(account(from), start, number(a-1)),
@@ -93,18 +93,18 @@ func write(ctx context.Context, s *Store, w int, rng *rand.Rand, out *sync.Mutex
 	}
 }
 
-func own(w, i int) string         { return fmt.Sprintf("writer%d/%d", w, i) }
-func account(i int) string        { return fmt.Sprintf("account%d", i) }
-func pickNewest() []rowstore.Pick { return pickWrites(1) }
+func own(w, i int) string             { return fmt.Sprintf("writer%d/%d", w, i) }
+func account(i int) string            { return fmt.Sprintf("account%d", i) }
+func pickNewest() []rowstore.Selector { return pickWrites(1) }
 
-func pickWrites(limit int) []rowstore.Pick {
-	return []rowstore.Pick{{Family: rowstore.Write, Column: "c", To: oracle.Max, Limit: limit}}
+func pickWrites(limit int) []rowstore.Selector {
+	return []rowstore.Selector{{Family: rowstore.Write, Column: "c", To: oracle.Max, Limit: limit}}
 }
 
 // put is a one-phase write of one cell, that fails if it was written at or after
 // start; 0 writes in any case.
 func put(row string, start rowstore.Timestamp, value []byte) rowstore.Mutation {
-	m := rowstore.Mutation{Table: "t", Row: row, Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "c", rowstore.Drawn, value)}}
+	m := rowstore.Mutation{Table: "t", Row: row, Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "c", rowstore.AssignedTimestamp, value)}}
 	if start > 0 {
 		m.Conditions = []rowstore.Condition{rowstore.Absent(rowstore.Write, "c", start)}
 	}
@@ -113,7 +113,7 @@ func put(row string, start rowstore.Timestamp, value []byte) rowstore.Mutation {
 
 // newestOf returns the number in the newest write of a row, 0 if there is none.
 func (s *Store) newestOf(ctx context.Context, row string) (uint64, error) {
-	rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: row, Picks: pickNewest()}})
+	rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: row, Selectors: pickNewest()}})
 	if err != nil {
 		return 0, err
 	}
@@ -134,7 +134,7 @@ func TestKill(t *testing.T) {
 	s, err := Open(ctx, Options{Path: dir})
 	require.NoError(t, err)
 	for i := range accounts {
-		out, err := s.Group(ctx, []rowstore.Group{{Draw: true, Mutations: []rowstore.Mutation{put(account(i), 0, number(deposit))}}})
+		out, err := s.Group(ctx, []rowstore.Group{{AssignTimestamp: true, Mutations: []rowstore.Mutation{put(account(i), 0, number(deposit))}}})
 		require.NoError(t, err)
 		require.True(t, out[0].Applied)
 	}
@@ -174,7 +174,7 @@ func killOnce(t *testing.T, dir string, after int, acked []map[uint64]uint64) (n
 	require.Equal(t, "open", lines.Text())
 
 	_, err = Open(t.Context(), Options{Path: dir})
-	require.ErrorIs(t, err, ErrLocked)
+	require.ErrorIs(t, err, ErrInUse)
 	require.ErrorContains(t, err, dir)
 	require.ErrorContains(t, err, "another process")
 
@@ -202,8 +202,8 @@ func checkSurvived(t *testing.T, s *Store, acked []map[uint64]uint64, kills int)
 	require.NoError(t, err)
 	for w := range acked {
 		got, err := s.Read(ctx, []rowstore.RowRead{
-			{Table: "t", Row: own(w, 0), Picks: pickWrites(0)},
-			{Table: "t", Row: own(w, 1), Picks: pickWrites(0)},
+			{Table: "t", Row: own(w, 0), Selectors: pickWrites(0)},
+			{Table: "t", Row: own(w, 1), Selectors: pickWrites(0)},
 		})
 		require.NoError(t, err)
 		require.Equal(t, got[0].Versions, got[1].Versions, "a group is there all or not at all")

@@ -145,7 +145,7 @@ func (n note) row() string {
 }
 
 // pick selects from the notes of one row what a pick of Notify does.
-func (n *notesOfRow) pick(out []rowstore.Version, p *rowstore.Pick) []rowstore.Version {
+func (n *notesOfRow) pick(out []rowstore.Version, p *rowstore.Selector) []rowstore.Version {
 	column, found := "", 0
 	for i := range *n {
 		x := &(*n)[i]

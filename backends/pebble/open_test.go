@@ -14,6 +14,7 @@ import (
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
 func mustOpen(t testing.TB, opts Options) *Store {
@@ -27,7 +28,7 @@ func mustOpen(t testing.TB, opts Options) *Store {
 // writeCell commits one version of a cell.
 func writeCell(t testing.TB, s *Store, row string, value string) rowstore.Timestamp {
 	t.Helper()
-	out, err := s.Group(t.Context(), []rowstore.Group{{Draw: true, Mutations: []rowstore.Mutation{put(row, 0, []byte(value))}}})
+	out, err := s.Group(t.Context(), []rowstore.Group{{AssignTimestamp: true, Mutations: []rowstore.Mutation{put(row, 0, []byte(value))}}})
 	require.NoError(t, err)
 	require.True(t, out[0].Applied)
 	return out[0].Commit
@@ -35,7 +36,7 @@ func writeCell(t testing.TB, s *Store, row string, value string) rowstore.Timest
 
 func readCell(t testing.TB, s *Store, row string) string {
 	t.Helper()
-	rows, err := s.Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: row, Picks: pickNewest()}})
+	rows, err := s.Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: row, Selectors: pickNewest()}})
 	require.NoError(t, err)
 	require.NoError(t, rows[0].Err)
 	if len(rows[0].Versions) == 0 {
@@ -57,7 +58,7 @@ func TestReopen(t *testing.T) {
 	next, err := s2.Oracle().Draw(t.Context(), 1)
 	require.NoError(t, err)
 	require.Greater(t, next, ts)
-	require.Greater(t, ts.Add(oracle.DefaultWindow), next, "a clean end leaves no gap")
+	require.Greater(t, ts.Add(kit.DefaultWindow), next, "a clean end leaves no gap")
 }
 
 func TestOpenTwice(t *testing.T) {
@@ -68,7 +69,7 @@ func TestOpenTwice(t *testing.T) {
 	require.NoError(t, os.Symlink(dir, link))
 	for _, path := range []string{dir, dir + "/", filepath.Join(dir, "..", filepath.Base(dir)), link} {
 		_, err := Open(t.Context(), Options{Path: path})
-		require.ErrorIs(t, err, ErrLocked)
+		require.ErrorIs(t, err, ErrInUse)
 		require.ErrorContains(t, err, path)
 		require.ErrorContains(t, err, "this process")
 	}
@@ -98,7 +99,7 @@ func TestForeignDatabaseIsLeftAlone(t *testing.T) {
 	}
 	before := files()
 	_, err = Open(t.Context(), Options{Path: dir})
-	require.ErrorIs(t, err, ErrFormat)
+	require.ErrorIs(t, err, rowstore.ErrFormat)
 	require.Equal(t, before, files())
 	desc, err := engine.Peek(dir, vfs.Default)
 	require.NoError(t, err)
@@ -172,17 +173,17 @@ func TestOpenBadPaths(t *testing.T) {
 		is   error
 		says string
 	}{
-		{"file", Options{Path: file}, ErrFormat, "not a directory"},
+		{"file", Options{Path: file}, rowstore.ErrFormat, "not a directory"},
 		{"below a file", Options{Path: filepath.Join(file, "x")}, nil, "not a directory"},
 		{"no parent", Options{Path: filepath.Join(dir, "no", "store")}, fs.ErrNotExist, "parent"},
 		{"must exist", Options{Path: filepath.Join(dir, "no"), MustExist: true}, fs.ErrNotExist, "there is no store"},
 		{"must exist in it", Options{Path: empty, MustExist: true}, fs.ErrNotExist, "there is no store"},
-		{"other files", Options{Path: foreign}, ErrFormat, "letter.txt"},
-		{"another program's", Options{Path: other}, ErrFormat, "another program"},
-		{"newer", Options{Path: newer}, ErrFormat, "version 2"},
-		{"manifest", Options{Path: manifest}, ErrCorrupt, ""},
-		{"a future engine's", Options{Path: future}, ErrFormat, "999"},
-		{"bound", Options{Path: bound}, ErrCorrupt, "bound"},
+		{"other files", Options{Path: foreign}, rowstore.ErrFormat, "letter.txt"},
+		{"another program's", Options{Path: other}, rowstore.ErrFormat, "another program"},
+		{"newer", Options{Path: newer}, rowstore.ErrFormat, "version 2"},
+		{"manifest", Options{Path: manifest}, rowstore.ErrCorrupt, ""},
+		{"a future engine's", Options{Path: future}, rowstore.ErrFormat, "999"},
+		{"bound", Options{Path: bound}, rowstore.ErrCorrupt, "bound"},
 		{"memtable", Options{Path: empty, MemTableSize: 1}, rowstore.ErrInvalid, "memtable"},
 		{"cache", Options{CacheSize: -1}, rowstore.ErrInvalid, "size"},
 	} {
@@ -190,7 +191,7 @@ func TestOpenBadPaths(t *testing.T) {
 		for range 2 {
 			_, err := Open(t.Context(), c.opts)
 			require.Error(t, err, c.name)
-			require.NotErrorIs(t, err, ErrLocked, c.name)
+			require.NotErrorIs(t, err, ErrInUse, c.name)
 			if c.is != nil {
 				require.ErrorIs(t, err, c.is, c.name)
 			}
@@ -231,7 +232,7 @@ func TestOpenURLs(t *testing.T) {
 		"memory://":           {},
 		"memory:?cache=64KiB": {CacheSize: 64 << 10},
 	} {
-		got, err := parseURL(url)
+		got, err := ParseURL(url)
 		require.NoError(t, err, url)
 		require.Equal(t, want, got, url)
 	}
@@ -286,7 +287,7 @@ func TestReport(t *testing.T) {
 func TestCorruptRows(t *testing.T) {
 	t.Parallel()
 	headOf := func(row string) []byte { return append(appendRow(nil, spaceHead, "t", row), 'c') }
-	all := []rowstore.Pick{
+	all := []rowstore.Selector{
 		{Family: rowstore.Write, To: oracle.Max}, {Family: rowstore.Data, To: oracle.Max}, {Family: rowstore.Notify, To: oracle.Max},
 	}
 	for name, kv := range map[string][2][]byte{
@@ -301,24 +302,24 @@ func TestCorruptRows(t *testing.T) {
 			writeCell(t, s, "other", "fine")
 			require.NoError(t, s.db.Set(kv[0], kv[1], engine.NoSync))
 			rows, err := s.Read(t.Context(), []rowstore.RowRead{
-				{Table: "t", Row: "other", Picks: all}, {Table: "t", Row: "r", Picks: all},
+				{Table: "t", Row: "other", Selectors: all}, {Table: "t", Row: "r", Selectors: all},
 			})
 			require.NoError(t, err)
 			require.NoError(t, rows[0].Err, "another row is not concerned")
 			require.Len(t, rows[0].Versions, 1)
-			require.ErrorIs(t, rows[1].Err, ErrCorrupt)
+			require.ErrorIs(t, rows[1].Err, rowstore.ErrCorrupt)
 			require.ErrorContains(t, rows[1].Err, `"r"`)
 			var last error
-			for _, err := range s.Scan(t.Context(), rowstore.ScanRange{Table: "t", Picks: all}) {
+			for _, err := range s.Scan(t.Context(), rowstore.ScanRange{Table: "t", Selectors: all}) {
 				last = err
 			}
-			require.ErrorIs(t, last, ErrCorrupt)
+			require.ErrorIs(t, last, rowstore.ErrCorrupt)
 			if strings.Contains(name, "head") {
 				out, err := s.Apply(t.Context(), []rowstore.Mutation{
 					{Table: "t", Row: "r", Edits: []rowstore.Edit{rowstore.Put(rowstore.Lock, "c", 1, nil)}},
 				}, rowstore.ApplyOptions{})
 				require.NoError(t, err)
-				require.ErrorIs(t, out[0].Err, ErrCorrupt)
+				require.ErrorIs(t, out[0].Err, rowstore.ErrCorrupt)
 				require.NotErrorIs(t, out[0].Err, rowstore.ErrAmbiguous)
 			}
 		})
@@ -331,6 +332,6 @@ func TestCorruptRows(t *testing.T) {
 		for _, err := range s.Tables(t.Context()) {
 			last = err
 		}
-		require.ErrorIs(t, last, ErrCorrupt)
+		require.ErrorIs(t, last, rowstore.ErrCorrupt)
 	})
 }

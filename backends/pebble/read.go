@@ -11,6 +11,7 @@ import (
 	engine "github.com/cockroachdb/pebble/v2"
 
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
 // rowReader reads rows. It has buffers and perhaps an iterator, and is used by one
@@ -21,7 +22,7 @@ type rowReader struct {
 	keep  bool             // the iterator is a scan's, and stays
 	key   []byte
 	upper []byte
-	// stripe is the row's, which is held; of no use in a scan.
+	// stripe is the stripe of the row, which is held. A scan does not use it.
 	stripe uint32
 	// col and h are the last head that was looked at.
 	col   string
@@ -38,10 +39,10 @@ func (s *Store) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.
 	if err := rowstore.CheckReads(reads); err != nil {
 		return nil, err
 	}
-	if err := s.enter(ctx); err != nil {
+	if err := s.beginCall(ctx); err != nil {
 		return nil, err
 	}
-	defer s.leave()
+	defer s.endCall()
 	r := readers.Get().(*rowReader)
 	r.s = s
 	defer r.done()
@@ -56,7 +57,7 @@ func (s *Store) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.
 		r.stripe = s.stripe(rd.Table, rd.Row)
 		st := &s.stripes[r.stripe]
 		st.mu.RLock()
-		err := r.read(rd.Table, rd.Row, rd.Picks)
+		err := r.read(rd.Table, rd.Row, rd.Selectors)
 		waits.add(st.unsynced)
 		st.mu.RUnlock()
 		if err != nil {
@@ -112,11 +113,11 @@ func (r *rowReader) take() []rowstore.Version {
 
 // headFamily tells whether a family lives in the heads.
 func headFamily(f rowstore.Family) bool {
-	return f == rowstore.Lock || f == rowstore.Write || f == rowstore.Rollback
+	return f == rowstore.Lock || f == rowstore.Write || f == rowstore.Mark
 }
 
 // read collects what the picks select from a row.
-func (r *rowReader) read(table, row string, picks []rowstore.Pick) error {
+func (r *rowReader) read(table, row string, picks []rowstore.Selector) error {
 	all := false
 	for i := range picks {
 		p := &picks[i]
@@ -161,7 +162,7 @@ func (r *rowReader) head(table, row, column string) error {
 }
 
 // allHeads collects what picks of all columns select from a row's heads.
-func (r *rowReader) allHeads(table, row string, picks []rowstore.Pick) error {
+func (r *rowReader) allHeads(table, row string, picks []rowstore.Selector) error {
 	type column struct {
 		name string
 		h    head
@@ -204,15 +205,15 @@ func (r *rowReader) allHeads(table, row string, picks []rowstore.Pick) error {
 	return nil
 }
 
-// fromHead collects what a pick of Lock, Write or Rollback selects from a column
+// fromHead collects what a pick of Lock, Write or Mark selects from a column
 // whose head is r.h.
-func (r *rowReader) fromHead(table, row, column string, p *rowstore.Pick) error {
+func (r *rowReader) fromHead(table, row, column string, p *rowstore.Selector) error {
 	h := &r.h
 	switch p.Family {
 	case rowstore.Lock:
 		r.add(p, column, h.lockTS, h.lock)
 		return nil
-	case rowstore.Rollback:
+	case rowstore.Mark:
 		r.add(p, column, h.markTS, h.mark)
 		return nil
 	}
@@ -228,7 +229,7 @@ func (r *rowReader) fromHead(table, row, column string, p *rowstore.Pick) error 
 
 // add collects a version, with a copy of its value, if the pick's range holds it.
 // ts may be 0 for none.
-func (r *rowReader) add(p *rowstore.Pick, column string, ts rowstore.Timestamp, value []byte) bool {
+func (r *rowReader) add(p *rowstore.Selector, column string, ts rowstore.Timestamp, value []byte) bool {
 	if ts == 0 || ts < p.From || ts > p.To {
 		return false
 	}
@@ -238,16 +239,16 @@ func (r *rowReader) add(p *rowstore.Pick, column string, ts rowstore.Timestamp, 
 
 // column collects the versions of one column that a pick selects from a space
 // other than head; n of them were found already.
-func (r *rowReader) column(space byte, table, row, column string, p *rowstore.Pick, n int) error {
+func (r *rowReader) column(space byte, table, row, column string, p *rowstore.Selector, n int) error {
 	r.key = appendColumn(r.key[:0], space, table, row, column)
 	prefix := len(r.key)
-	r.upper = appendTS(append(r.upper[:0], r.key...), p.From)
+	r.upper = kit.AppendTimestamp(append(r.upper[:0], r.key...), p.From)
 	r.upper = append(r.upper, 0)
-	r.key = appendTS(r.key, p.To)
+	r.key = kit.AppendTimestamp(r.key, p.To)
 	ok, err := r.seek(r.key, r.upper)
 	for ; ok && (p.Limit == 0 || n < p.Limit); ok = r.it.Next() {
 		k := r.it.Key()
-		if len(k) != prefix+tsLen {
+		if len(k) != prefix+kit.TimestampLen {
 			return corruptKey(k)
 		}
 		ts := tsOf(k)
@@ -266,7 +267,7 @@ func (r *rowReader) column(space byte, table, row, column string, p *rowstore.Pi
 }
 
 // versions collects what a pick of Data or Notify selects from a row.
-func (r *rowReader) versions(table, row string, p *rowstore.Pick) error {
+func (r *rowReader) versions(table, row string, p *rowstore.Selector) error {
 	space := byte(spaceNotify)
 	if p.Family == rowstore.Data {
 		space = spaceData
@@ -291,15 +292,15 @@ func (r *rowReader) versions(table, row string, p *rowstore.Pick) error {
 		}
 		if !bytes.Equal(c, raw) {
 			raw = append(raw[:0], c...)
-			name, n = unescape(c), 0
+			name, n = kit.NameOf(c), 0
 		}
 		switch {
 		case ts > p.To:
 			// The first of the column that can be selected.
-			r.key = appendTS(append(r.key[:prefix], r.it.Key()[prefix:len(r.it.Key())-tsLen]...), p.To)
+			r.key = kit.AppendTimestamp(append(r.key[:prefix], r.it.Key()[prefix:len(r.it.Key())-kit.TimestampLen]...), p.To)
 			ok = r.it.SeekGE(r.key)
 		case ts < p.From || p.Limit > 0 && n == p.Limit:
-			r.key = after(append(r.key[:prefix], r.it.Key()[prefix:len(r.it.Key())-tsLen]...))
+			r.key = after(append(r.key[:prefix], r.it.Key()[prefix:len(r.it.Key())-kit.TimestampLen]...))
 			ok = r.it.SeekGE(r.key)
 		default:
 			v, err := r.it.ValueAndErr()
@@ -318,8 +319,8 @@ func (r *rowReader) versions(table, row string, p *rowstore.Pick) error {
 }
 
 // exact is column for a pick of one timestamp.
-func (r *rowReader) exact(space byte, table, row string, p *rowstore.Pick) error {
-	r.key = appendTS(appendColumn(r.key[:0], space, table, row, p.Column), p.From)
+func (r *rowReader) exact(space byte, table, row string, p *rowstore.Selector) error {
+	r.key = kit.AppendTimestamp(appendColumn(r.key[:0], space, table, row, p.Column), p.From)
 	v, c, err := r.s.db.Get(r.key)
 	if errors.Is(err, engine.ErrNotFound) {
 		return nil

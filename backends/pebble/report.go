@@ -20,50 +20,26 @@ func (s *Store) Limits() rowstore.Limits {
 	return rowstore.Limits{Table: maxName, Row: maxName, Column: maxName, Value: maxValue}
 }
 
-// checkLimits returns an error that matches rowstore.ErrTooLarge for a mutation
-// over a limit.
-func checkLimits(m *rowstore.Mutation) error {
-	if len(m.Table) > maxName || len(m.Row) > maxName {
-		return fmt.Errorf("%w: pebble: the names of a table and a row have %d and %d bytes, the limit is %d",
-			rowstore.ErrTooLarge, len(m.Table), len(m.Row), maxName)
-	}
-	for i := range m.Conditions {
-		if n := len(m.Conditions[i].Column); n > maxName {
-			return fmt.Errorf("%w: pebble: the name of a column has %d bytes, the limit is %d", rowstore.ErrTooLarge, n, maxName)
-		}
-	}
-	for i := range m.Edits {
-		if n := len(m.Edits[i].Column); n > maxName {
-			return fmt.Errorf("%w: pebble: the name of a column has %d bytes, the limit is %d", rowstore.ErrTooLarge, n, maxName)
-		}
-		if n := len(m.Edits[i].Value); n > maxValue {
-			return fmt.Errorf("%w: pebble: a value of row %q of table %q has %d bytes, the limit is %d",
-				rowstore.ErrTooLarge, m.Row, m.Table, n, maxValue)
-		}
-	}
-	return nil
-}
-
 // Report implements rowstore.Reporter.
 func (s *Store) Report(ctx context.Context) (rowstore.Report, error) {
-	if err := s.enter(ctx); err != nil {
+	if err := s.beginCall(ctx); err != nil {
 		return rowstore.Report{}, err
 	}
-	defer s.leave()
+	defer s.endCall()
 	r := rowstore.Report{
 		Backend: "pebble",
 		Version: fmt.Sprintf("%s, format %d, engine format %d", engineVersion(), formatVersion, s.db.FormatMajorVersion()),
 		Features: []rowstore.Feature{
-			{Name: "group", Supported: true, Reason: "one write batch may change any rows"},
-			{Name: "one-phase commit", Supported: true, Reason: "readers wait for the stripes of a group that has drawn"},
-			{Name: "deferred batches", Reason: "a client of an embedded store dies with it, and a commit is one flush already"},
-			{Name: "oracle", Supported: true, Reason: "in this process, below a durable bound"},
-			{Name: "split", Supported: true, Reason: "from a sample of the rows"},
-			{Name: "wake", Supported: true, Reason: "in this process"},
-			{Name: "durable", Supported: s.path != "", Reason: "each commit is in the log on disk before it is answered"},
+			{Name: rowstore.FeatureGroups, Supported: true, Reason: "one write batch may change any rows"},
+			{Name: rowstore.FeatureOnePhase, Supported: true, Reason: "readers wait for a group that has its timestamp and is not visible yet"},
+			{Name: rowstore.FeatureDeferred, Reason: "a client of an embedded store dies with it, and a commit is one flush already"},
+			{Name: rowstore.FeatureOracle, Supported: true, Reason: "in this process, below a durable bound"},
+			{Name: rowstore.FeatureSplit, Supported: true, Reason: "from a sample of the rows"},
+			{Name: rowstore.FeatureWake, Supported: true, Reason: "in this process"},
+			{Name: "durable", Supported: s.durable, Reason: "each commit is in the log on disk before it is answered"},
 		},
 	}
-	if s.path == "" {
+	if !s.durable {
 		r.Features[len(r.Features)-1].Reason = "the store is in memory"
 	}
 	return r, nil

@@ -9,6 +9,7 @@ import (
 	engine "github.com/cockroachdb/pebble/v2"
 
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
 // A sample of the rows is kept in a space of its own, so that a table can be cut
@@ -46,13 +47,13 @@ func sampleLevel(table, row string) int {
 }
 
 func appendSample(dst []byte, level int, table string) []byte {
-	return appendName(append(dst, spaceSample, byte(level)), table)
+	return kit.AppendName(append(dst, spaceSample, byte(level)), table)
 }
 
 // sample adds the row of a mutation, which has a new head, to the samples.
 func (w *work) sample(b *engine.Batch, m *rowstore.Mutation) error {
 	for level := sampleLevel(m.Table, m.Row); level > 0; level-- {
-		w.val = appendName(appendSample(w.val[:0], level, m.Table), m.Row)
+		w.val = kit.AppendName(appendSample(w.val[:0], level, m.Table), m.Row)
 		if err := b.Set(w.val, nil, nil); err != nil {
 			return err
 		}
@@ -84,7 +85,7 @@ func (w *work) unsample(b *engine.Batch, mut int, m *rowstore.Mutation) error {
 		return err
 	}
 	for ; level > 0; level-- {
-		w.val = appendName(appendSample(w.val[:0], level, m.Table), m.Row)
+		w.val = kit.AppendName(appendSample(w.val[:0], level, m.Table), m.Row)
 		if err := b.Delete(w.val, nil); err != nil {
 			return err
 		}
@@ -99,10 +100,10 @@ func (s *Store) Split(ctx context.Context, table string, n int) (_ []string, err
 	if table == "" || n < 1 {
 		return nil, fmt.Errorf("%w: split of table %q into %d parts", rowstore.ErrInvalid, table, n)
 	}
-	if err := s.enter(ctx); err != nil {
+	if err := s.beginCall(ctx); err != nil {
 		return nil, err
 	}
-	defer s.leave()
+	defer s.endCall()
 	if n == 1 {
 		return nil, nil
 	}
@@ -122,11 +123,11 @@ func (s *Store) Split(ctx context.Context, table string, n int) (_ []string, err
 		prefix := len(lower)
 		it.SetBounds(lower, after(slices.Clone(lower)))
 		for ok := it.First(); ok; ok = it.Next() {
-			raw, rest, ok := cutName(it.Key()[prefix:])
-			if !ok || len(rest) > 0 || len(raw) == 0 {
+			raw, rest, err := kit.CutRaw(it.Key()[prefix:])
+			if err != nil || len(rest) > 0 || len(raw) == 0 {
 				return nil, fmt.Errorf("pebble: split table %q: %w", table, corruptKey(it.Key()))
 			}
-			rows = append(rows, unescape(raw))
+			rows = append(rows, kit.NameOf(raw))
 			if len(rows)&0xff == 0 && ctx.Err() != nil {
 				return nil, ctx.Err()
 			}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 // TestEditsAgainstMemory compares any edits of a few columns, which share their
@@ -24,12 +25,12 @@ import (
 // newest moves between the head, its copy in memory and the history.
 func TestEditsAgainstMemory(t *testing.T) {
 	t.Parallel()
-	families := []rowstore.Family{rowstore.Write, rowstore.Write, rowstore.Write, rowstore.Rollback, rowstore.Data, rowstore.Notify, rowstore.Lock}
+	families := []rowstore.Family{rowstore.Write, rowstore.Write, rowstore.Write, rowstore.Mark, rowstore.Data, rowstore.Notify, rowstore.Lock}
 	rapid.Check(t, func(rt *rapid.T) {
 		fs := vfs.NewMem()
 		s := openFS(t, fs)
 		defer func() { require.NoError(rt, s.Close()) }()
-		ref := rowstore.NewMemory()
+		ref := memstore.New()
 		defer ref.Close()
 		ctx := context.Background()
 		for step := range rapid.IntRange(1, 25).Draw(rt, "steps") {
@@ -73,26 +74,26 @@ func TestEditsAgainstMemory(t *testing.T) {
 			require.Equal(rt, want[0].Applied, got[0].Applied)
 			require.Equal(rt, want[0].Broke.TS, got[0].Broke.TS)
 
-			var picks []rowstore.Pick
+			var picks []rowstore.Selector
 			for range rapid.IntRange(1, 3).Draw(rt, "picks") {
 				from := rowstore.Timestamp(rapid.IntRange(0, 12).Draw(rt, "pick from"))
-				picks = append(picks, rowstore.Pick{
+				picks = append(picks, rowstore.Selector{
 					Family: rapid.SampledFrom(families).Draw(rt, "pick family"),
 					Column: rapid.SampledFrom([]string{"a", "a\x00", "b", rowstore.AllColumns}).Draw(rt, "pick column"),
 					From:   from, To: from + rowstore.Timestamp(rapid.IntRange(0, 20).Draw(rt, "pick length")),
 					Limit: rapid.IntRange(0, 3).Draw(rt, "limit"),
 				})
 			}
-			read := []rowstore.RowRead{{Table: "t", Row: m.Row, Picks: picks}}
+			read := []rowstore.RowRead{{Table: "t", Row: m.Row, Selectors: picks}}
 			g, err := s.Read(ctx, read)
 			require.NoError(rt, err)
 			w, err := ref.Read(ctx, read)
 			require.NoError(rt, err)
 			require.Equal(rt, plain(w), plain(g))
 			for _, reverse := range []bool{false, true} {
-				sr := rowstore.ScanRange{Table: "t", Reverse: reverse, Picks: picks}
+				sr := rowstore.ScanRange{Table: "t", Reverse: reverse, Selectors: picks}
 				require.Equal(rt, plain(scanAll(rt, ref, sr)), plain(scanAll(rt, s, sr)), "reverse %v", reverse)
-				sr.Picks = []rowstore.Pick{{Family: rowstore.Notify, To: oracle.Max}, {Family: rowstore.Notify, Column: "b", To: 5, Limit: 1}}
+				sr.Selectors = []rowstore.Selector{{Family: rowstore.Notify, To: oracle.Max}, {Family: rowstore.Notify, Column: "b", To: 5, Limit: 1}}
 				require.Equal(rt, plain(scanAll(rt, ref, sr)), plain(scanAll(rt, s, sr)), "reverse %v", reverse)
 			}
 			if rapid.IntRange(0, 30).Draw(rt, "many notifications") == 0 {
@@ -212,7 +213,7 @@ func TestManyNotifications(t *testing.T) {
 			require.Equal(t, limit == 0, s.notes.all == nil)
 			check := func(sr rowstore.ScanRange, want []string) {
 				sr.Table = "t"
-				sr.Picks = []rowstore.Pick{{Family: rowstore.Notify, To: oracle.Max}}
+				sr.Selectors = []rowstore.Selector{{Family: rowstore.Notify, To: oracle.Max}}
 				for _, reverse := range []bool{false, true} {
 					sr.Reverse = reverse
 					var got []string
@@ -277,7 +278,7 @@ func missNothing(t *testing.T, s *Store) {
 		run(func(rng *rand.Rand) error {
 			a := rng.IntN(rows)
 			b := (a + 1) % rows
-			out, err := s.Group(ctx, []rowstore.Group{{Draw: true, Mutations: []rowstore.Mutation{put(row(a), 0, nil), put(row(b), 0, nil)}}})
+			out, err := s.Group(ctx, []rowstore.Group{{AssignTimestamp: true, Mutations: []rowstore.Mutation{put(row(a), 0, nil), put(row(b), 0, nil)}}})
 			if err != nil {
 				return err
 			}
@@ -295,10 +296,10 @@ func missNothing(t *testing.T, s *Store) {
 			if err != nil {
 				return err
 			}
-			picks := []rowstore.Pick{{Family: rowstore.Write, Column: "c", To: at, Limit: 1}}
+			picks := []rowstore.Selector{{Family: rowstore.Write, Column: "c", To: at, Limit: 1}}
 			var got []rowstore.Row
 			if rng.IntN(2) == 0 {
-				for r, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Picks: picks, Reverse: rng.IntN(2) == 0}) {
+				for r, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Selectors: picks, Reverse: rng.IntN(2) == 0}) {
 					if err != nil {
 						return err
 					}
@@ -306,7 +307,7 @@ func missNothing(t *testing.T, s *Store) {
 				}
 			} else {
 				got, err = s.Read(ctx, []rowstore.RowRead{
-					{Table: "t", Row: row(0), Picks: picks}, {Table: "t", Row: row(1), Picks: picks}, {Table: "t", Row: row(2), Picks: picks},
+					{Table: "t", Row: row(0), Selectors: picks}, {Table: "t", Row: row(1), Selectors: picks}, {Table: "t", Row: row(2), Selectors: picks},
 				})
 				if err != nil {
 					return err
@@ -367,8 +368,8 @@ func TestHotRow(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				out, err := s.Group(t.Context(), []rowstore.Group{{Draw: true, Mutations: []rowstore.Mutation{{
-					Table: "t", Row: "hot", Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "c", rowstore.Drawn, number(n+1))},
+				out, err := s.Group(t.Context(), []rowstore.Group{{AssignTimestamp: true, Mutations: []rowstore.Mutation{{
+					Table: "t", Row: "hot", Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "c", rowstore.AssignedTimestamp, number(n+1))},
 				}}}})
 				if err != nil || !out[0].Applied {
 					t.Error(err, out)
@@ -379,7 +380,7 @@ func TestHotRow(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	rows, err := s.Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: "hot", Picks: pickWrites(0)}})
+	rows, err := s.Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: "hot", Selectors: pickWrites(0)}})
 	require.NoError(t, err)
 	require.Len(t, rows[0].Versions, goroutines*each)
 }
@@ -400,7 +401,7 @@ func TestLongHistory(t *testing.T) {
 		}
 	}
 	at := func(ts rowstore.Timestamp) uint64 {
-		rows, err := s.Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: "r", Picks: []rowstore.Pick{{Family: rowstore.Write, Column: "c", To: ts, Limit: 1}}}})
+		rows, err := s.Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: "r", Selectors: []rowstore.Selector{{Family: rowstore.Write, Column: "c", To: ts, Limit: 1}}}})
 		require.NoError(t, err)
 		if len(rows[0].Versions) == 0 {
 			return 0
@@ -444,7 +445,7 @@ func TestWideRow(t *testing.T) {
 		}
 	}
 	for _, reverse := range []bool{false, true} {
-		rows := scanAll(t, s, rowstore.ScanRange{Table: "t", Reverse: reverse, Picks: []rowstore.Pick{
+		rows := scanAll(t, s, rowstore.ScanRange{Table: "t", Reverse: reverse, Selectors: []rowstore.Selector{
 			{Family: rowstore.Write, Column: name(7777), To: 9, Limit: 1},
 			{Family: rowstore.Write, Column: name(3), To: 9, Limit: 1},
 			{Family: rowstore.Write, Column: "absent", To: 9, Limit: 1},
@@ -456,12 +457,14 @@ func TestWideRow(t *testing.T) {
 			require.Equal(t, number(7777), r.Versions[1].Value)
 		}
 	}
-	rows, err := s.Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: "b", Picks: pickAll()}})
+	rows, err := s.Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: "b", Selectors: pickAll()}})
 	require.NoError(t, err)
 	require.Len(t, rows[0].Versions, columns)
 }
 
-func pickAll() []rowstore.Pick { return []rowstore.Pick{{Family: rowstore.Write, To: oracle.Max}} }
+func pickAll() []rowstore.Selector {
+	return []rowstore.Selector{{Family: rowstore.Write, To: oracle.Max}}
+}
 
 func TestSplit(t *testing.T) {
 	t.Parallel()
@@ -533,7 +536,7 @@ func TestTooLarge(t *testing.T) {
 	}}}, rowstore.ApplyOptions{})
 	require.NoError(t, err)
 	require.True(t, out[0].Applied)
-	rows := scanAll(t, s, rowstore.ScanRange{Table: edge, Picks: append(pickAll(), rowstore.Pick{Family: rowstore.Notify, To: 5})})
+	rows := scanAll(t, s, rowstore.ScanRange{Table: edge, Selectors: append(pickAll(), rowstore.Selector{Family: rowstore.Notify, To: 5})})
 	require.Len(t, rows, 1)
 	require.Len(t, rows[0].Versions, 2)
 	require.Len(t, rows[0].Versions[0].Value, maxValue)
@@ -556,8 +559,8 @@ func TestListen(t *testing.T) {
 	apply("cleared", rowstore.Delete(rowstore.Notify, "c", 2))
 	apply("commit", rowstore.Delete(rowstore.Lock, "c", 2), rowstore.Put(rowstore.Notify, "c", 3, nil))
 	require.Equal(t, "commit", <-woken)
-	_, err := s.Group(t.Context(), []rowstore.Group{{Draw: true, Mutations: []rowstore.Mutation{
-		{Table: "group", Row: "r", Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, "c", rowstore.Drawn, nil)}},
+	_, err := s.Group(t.Context(), []rowstore.Group{{AssignTimestamp: true, Mutations: []rowstore.Mutation{
+		{Table: "group", Row: "r", Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, "c", rowstore.AssignedTimestamp, nil)}},
 	}}})
 	require.NoError(t, err)
 	require.Equal(t, "group", <-woken)
@@ -605,7 +608,7 @@ func TestCloseWithin(t *testing.T) {
 	}
 	var last error
 	n := 0
-	for _, err := range s.Scan(t.Context(), rowstore.ScanRange{Table: "t", Picks: pickAll()}) {
+	for _, err := range s.Scan(t.Context(), rowstore.ScanRange{Table: "t", Selectors: pickAll()}) {
 		if last = err; err != nil {
 			break
 		}

@@ -45,15 +45,15 @@ func TestWideDeepRow(t *testing.T) {
 	}
 	read := func(row string, to rowstore.Timestamp) (n int, took time.Duration) {
 		t.Helper()
-		picks := []rowstore.Pick{
+		picks := []rowstore.Selector{
 			{Family: rowstore.Lock, To: oracle.Max, Limit: 1},
 			{Family: rowstore.Write, To: to, Limit: 1},
 		}
 		began := time.Now()
-		rows, err := s.Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: row, Picks: picks}})
+		rows, err := s.Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: row, Selectors: picks}})
 		require.NoError(t, err)
 		scanned := 0
-		for r, err := range s.Scan(t.Context(), rowstore.ScanRange{Table: "t", From: row, To: row + "\x00", Picks: picks}) {
+		for r, err := range s.Scan(t.Context(), rowstore.ScanRange{Table: "t", From: row, To: row + "\x00", Selectors: picks}) {
 			require.NoError(t, err)
 			scanned += len(r.Versions)
 		}
@@ -113,12 +113,12 @@ func TestSmallBesideLargeGroup(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	const rows = 40_000
-	large := rowstore.Group{Draw: true}
+	large := rowstore.Group{AssignTimestamp: true}
 	for i := range rows {
 		large.Mutations = append(large.Mutations, rowstore.Mutation{
 			Table: "t", Row: fmt.Sprintf("row%06d", i),
 			Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Lock, "c", 0), rowstore.Absent(rowstore.Write, "c", 1)},
-			Edits:      []rowstore.Edit{rowstore.Put(rowstore.Write, "c", rowstore.Drawn, []byte("value"))},
+			Edits:      []rowstore.Edit{rowstore.Put(rowstore.Write, "c", rowstore.AssignedTimestamp, []byte("value"))},
 		})
 	}
 	var done atomic.Bool

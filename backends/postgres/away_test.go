@@ -112,7 +112,7 @@ func TestWaitForStandbyEnded(t *testing.T) {
 			}
 			require.ErrorIs(t, err, rowstore.ErrAmbiguous)
 			require.ErrorIs(t, err, errUnconfirmed)
-			rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "cancelled", Picks: []rowstore.Pick{{Family: rowstore.Write, To: oracle.Max}}}})
+			rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "cancelled", Selectors: []rowstore.Selector{{Family: rowstore.Write, To: oracle.Max}}}})
 			require.NoError(t, err)
 			require.Len(t, rows[0].Versions, 1, "it is committed here")
 
@@ -207,9 +207,9 @@ func TestPushFails(t *testing.T) {
 	t.Parallel()
 	ctx := testContext(t)
 	direct := testserver.Postgres(t)
-	s, err := Open(ctx, with(direct, "schema", fresh(t, direct), "coalesce", "off"))
+	s, err := OpenURL(ctx, with(direct, "schema", fresh(t, direct), "coalesce", "off"))
 	require.NoError(t, err)
-	inner := s.(*wakingStore).store
+	inner := s.plain
 	inner.q.push = query{sql: "SELECT 1/0 FROM pg_catalog.unnest($1::pg_catalog.text[])", name: "push that fails", formats: binary1}
 	out, err := s.Apply(ctx, []rowstore.Mutation{{Table: "t", Row: "r", Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, "c", 5, nil)}}}, rowstore.ApplyOptions{})
 	require.NoError(t, err)
@@ -262,7 +262,7 @@ func TestReadOnlyByDefault(t *testing.T) {
 	ctx := testContext(t)
 	direct := testserver.Postgres(t)
 	schema := fresh(t, direct)
-	_, err := Open(ctx, with(direct, "schema", schema, "default_transaction_read_only", "on"))
+	_, err := OpenURL(ctx, with(direct, "schema", schema, "default_transaction_read_only", "on"))
 	require.ErrorIs(t, err, rowstore.ErrUnavailable, "it may not make the schema")
 	openTest(t, with(direct, "schema", schema))
 	for _, level := range []string{"read committed", "serializable"} {
@@ -271,7 +271,7 @@ func TestReadOnlyByDefault(t *testing.T) {
 		require.ErrorIs(t, err, rowstore.ErrUnavailable)
 		require.ErrorIs(t, err, errReadOnly)
 		require.NotErrorIs(t, err, rowstore.ErrAmbiguous)
-		rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "a", Picks: []rowstore.Pick{{Family: rowstore.Write, To: oracle.Max}}}})
+		rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "a", Selectors: []rowstore.Selector{{Family: rowstore.Write, To: oracle.Max}}}})
 		require.NoError(t, err)
 		require.Empty(t, rows[0].Versions)
 	}
@@ -323,7 +323,7 @@ func TestServerGoneAfterAnUnconfirmedCommit(t *testing.T) {
 	pool, err := pgxpool.New(t.Context(), "postgres://u@"+closed.Addr().String()+"/d?sslmode=disable")
 	require.NoError(t, err)
 	defer pool.Close()
-	s := &store{pool: pool, q: newQueries(newNames("s"))}
+	s := &plainStore{pool: pool, q: newQueries(newNames("s"))}
 	require.ErrorIs(t, s.try(t.Context(), func(*pgconn.PgConn) (query, [][]byte) { return s.q.flush, nil }, true, nil, nil), rowstore.ErrUnavailable)
 	err = s.confirm(t.Context())
 	require.ErrorIs(t, err, rowstore.ErrAmbiguous)
@@ -346,18 +346,18 @@ func TestServerDown(t *testing.T) {
 		require.ErrorIs(t, err, rowstore.ErrUnavailable)
 		return nil
 	})
-	_, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "a", Picks: []rowstore.Pick{{Family: rowstore.Write, To: oracle.Max}}}})
+	_, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "a", Selectors: []rowstore.Selector{{Family: rowstore.Write, To: oracle.Max}}}})
 	require.ErrorIs(t, err, rowstore.ErrUnavailable)
 	p, _ := rowstore.Unwrap[rowstore.OracleProvider](s)
 	_, err = p.Oracle().Draw(ctx, 1)
 	require.ErrorIs(t, err, rowstore.ErrUnavailable)
-	_, err = Open(ctx, with(server.URL, "schema", "down"))
+	_, err = OpenURL(ctx, with(server.URL, "schema", "down"))
 	require.ErrorIs(t, err, rowstore.ErrUnavailable)
 	w, _ := rowstore.Unwrap[rowstore.Waker](s)
 	require.ErrorIs(t, w.Listen(ctx, func(string) {}), rowstore.ErrUnavailable)
 	ended, cancel := context.WithCancel(ctx)
 	cancel()
-	_, err = Open(ended, with(server.URL, "schema", "down"))
+	_, err = OpenURL(ended, with(server.URL, "schema", "down"))
 	require.ErrorIs(t, err, context.Canceled)
 }
 
@@ -378,7 +378,7 @@ func TestAddressesKeepSecrets(t *testing.T) {
 		}
 	}
 	for _, dsn := range all {
-		s, err := Open(ctx, dsn)
+		s, err := OpenURL(ctx, dsn)
 		require.Error(t, err)
 		require.Nil(t, s)
 		require.NotContains(t, err.Error(), word, "%q", dsn)
@@ -388,11 +388,11 @@ func TestAddressesKeepSecrets(t *testing.T) {
 	// Where the server itself refuses, its words, which name user and database, are not passed on.
 	direct := testserver.Postgres(t)
 	for _, from := range []string{":" + testserver.PostgresPassword, "postgres:" + testserver.PostgresPassword} {
-		_, err := Open(ctx, strings.Replace(direct, from, word+":"+word, 1))
+		_, err := OpenURL(ctx, strings.Replace(direct, from, word+":"+word, 1))
 		require.Error(t, err)
 		require.NotContains(t, err.Error(), word)
 	}
-	_, err := Open(ctx, strings.Replace(direct, "/postgres?", "/"+word+"?", 1))
+	_, err := OpenURL(ctx, strings.Replace(direct, "/postgres?", "/"+word+"?", 1))
 	require.ErrorContains(t, err, "does not have the database")
 	require.NotContains(t, err.Error(), word)
 }
@@ -468,7 +468,7 @@ func TestSuspendedClient(t *testing.T) {
 			}()
 			// It is applied, though its client knows nothing of it, and others go on.
 			eventually(ctx, t, func() error {
-				rows, err := healthy.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "row999", Picks: []rowstore.Pick{{Family: rowstore.Lock, To: oracle.Max}}}})
+				rows, err := healthy.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "row999", Selectors: []rowstore.Selector{{Family: rowstore.Lock, To: oracle.Max}}}})
 				if err == nil && len(rows[0].Versions) == 0 {
 					err = errors.New("not yet")
 				}

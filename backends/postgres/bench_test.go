@@ -58,7 +58,7 @@ func benchKey(i int) string { return fmt.Sprintf("account-%07d", i) }
 var loaded = map[string]bool{}
 
 // benchStore opens a store with the accounts in it, loaded once.
-func benchStore(b *testing.B, params ...string) rowstore.Store {
+func benchStore(b *testing.B, params ...string) *Store {
 	b.Helper()
 	dsn := with(benchURL(b), "schema", "bench")
 	if !loaded["bench"] {
@@ -191,11 +191,11 @@ func tryTransfer(s rowstore.Store, x, y string) error {
 	if err != nil {
 		return err
 	}
-	picks := []rowstore.Pick{
+	picks := []rowstore.Selector{
 		{Family: rowstore.Lock, Column: "balance", From: 0, To: start, Limit: 1},
 		{Family: rowstore.Write, Column: "balance", From: 0, To: start, Limit: 1},
 	}
-	rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "accounts", Row: x, Picks: picks}, {Table: "accounts", Row: y, Picks: picks}})
+	rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "accounts", Row: x, Selectors: picks}, {Table: "accounts", Row: y, Selectors: picks}})
 	if err != nil {
 		return err
 	}
@@ -215,7 +215,7 @@ func tryTransfer(s rowstore.Store, x, y string) error {
 		return rowstore.Mutation{Table: "accounts", Row: row, Conditions: []rowstore.Condition{
 			rowstore.Absent(rowstore.Write, "balance", start),
 			rowstore.Absent(rowstore.Lock, "balance", 0),
-			rowstore.Absent(rowstore.Rollback, "balance", start),
+			rowstore.Absent(rowstore.Mark, "balance", start),
 		}, Edits: []rowstore.Edit{rowstore.Put(rowstore.Lock, "balance", start, append(make([]byte, 60), v...))}}
 	}
 	out, err := s.Apply(ctx, []rowstore.Mutation{lock(x, vx), lock(y, vy)}, rowstore.ApplyOptions{Deferred: true})
@@ -247,7 +247,7 @@ func tryTransfer(s rowstore.Store, x, y string) error {
 	}
 	g, _ := rowstore.Unwrap[rowstore.Grouper](s)
 	res, err := g.Group(ctx, []rowstore.Group{{Mutations: []rowstore.Mutation{
-		done(x, vx, rowstore.Incarnation(out[0].Incarnation)), done(y, vy),
+		done(x, vx, rowstore.SameIncarnation(out[0].Incarnation)), done(y, vy),
 	}}})
 	if err != nil {
 		return err
@@ -312,7 +312,7 @@ func BenchmarkReadStoreNoDraw(b *testing.B) {
 }
 
 func readOne(s rowstore.Store, key string, at rowstore.Timestamp) error {
-	rows, err := s.Read(context.Background(), []rowstore.RowRead{{Table: "accounts", Row: key, Picks: []rowstore.Pick{
+	rows, err := s.Read(context.Background(), []rowstore.RowRead{{Table: "accounts", Row: key, Selectors: []rowstore.Selector{
 		{Family: rowstore.Lock, Column: "balance", From: 0, To: at, Limit: 1},
 		{Family: rowstore.Write, Column: "balance", From: 0, To: at, Limit: 1},
 	}}})
@@ -365,14 +365,14 @@ func BenchmarkBatch(b *testing.B) {
 				var locks []rowstore.Mutation
 				var groups []rowstore.Group
 				for k := range keys {
-					reads = append(reads, rowstore.RowRead{Table: "accounts", Row: benchKey(k), Picks: []rowstore.Pick{
+					reads = append(reads, rowstore.RowRead{Table: "accounts", Row: benchKey(k), Selectors: []rowstore.Selector{
 						{Family: rowstore.Lock, Column: "balance", From: 0, To: start, Limit: 1},
 						{Family: rowstore.Write, Column: "balance", From: 0, To: start, Limit: 1},
 					}})
 					locks = append(locks, rowstore.Mutation{Table: "accounts", Row: benchKey(k), Conditions: []rowstore.Condition{
 						rowstore.Absent(rowstore.Write, "balance", start),
 						rowstore.Absent(rowstore.Lock, "balance", 0),
-						rowstore.Absent(rowstore.Rollback, "balance", start),
+						rowstore.Absent(rowstore.Mark, "balance", start),
 					}, Edits: []rowstore.Edit{rowstore.Put(rowstore.Lock, "balance", start, make([]byte, 78))}})
 				}
 				commit, err := p.Oracle().Draw(ctx, 1)

@@ -13,7 +13,7 @@ import (
 )
 
 // pages scans page by page: it returns the keys, the number of statements, and the most lines that one looked at.
-func pages(ctx context.Context, s *store, r rowstore.ScanRange) (rows []string, statements, widest int, err error) {
+func pages(ctx context.Context, s *plainStore, r rowstore.ScanRange) (rows []string, statements, widest int, err error) {
 	lo, hi := r.From, afterAll
 	if r.To != "" {
 		hi = r.To
@@ -56,8 +56,8 @@ func TestScanLooksAtBoundedLines(t *testing.T) {
 	sqlDo(t, server.URL, fmt.Sprintf(`INSERT INTO bounds.cell (tab, key, col, write_ts, lock_ts)
 		SELECT 't', ('r' || lpad(i::text, 8, '0'))::bytea, 'c', 5, CASE WHEN i IN (1, 150000, %d) THEN 7 END FROM generate_series(1, %[1]d) i`, lines))
 	for _, reverse := range []bool{false, true} {
-		r := rowstore.ScanRange{Table: "t", Reverse: reverse, Picks: []rowstore.Pick{{Family: rowstore.Lock, To: oracle.Max}}}
-		rows, statements, widest, err := pages(ctx, s.(*wakingStore).store, r)
+		r := rowstore.ScanRange{Table: "t", Reverse: reverse, Selectors: []rowstore.Selector{{Family: rowstore.Lock, To: oracle.Max}}}
+		rows, statements, widest, err := pages(ctx, s.plain, r)
 		require.NoError(t, err)
 		require.Len(t, rows, 3)
 		require.Equal(t, firstLook, widest)
@@ -93,11 +93,11 @@ func TestScanPagesHaveBoundedBytes(t *testing.T) {
 	_, err := s.Apply(ctx, muts, rowstore.ApplyOptions{Deferred: true})
 	require.NoError(t, err)
 	for _, reverse := range []bool{false, true} {
-		for _, picks := range [][]rowstore.Pick{
+		for _, picks := range [][]rowstore.Selector{
 			{{Family: rowstore.Write, To: oracle.Max}},
 			{{Family: rowstore.Write, To: oracle.Max}, {Family: rowstore.Data, To: oracle.Max}},
 		} {
-			rows, statements, _, err := pages(ctx, s.(*wakingStore).store, rowstore.ScanRange{Table: "t", Reverse: reverse, Picks: picks})
+			rows, statements, _, err := pages(ctx, s.plain, rowstore.ScanRange{Table: "t", Reverse: reverse, Selectors: picks})
 			require.NoError(t, err)
 			require.Len(t, rows, 20)
 			require.GreaterOrEqual(t, statements, 7)
@@ -125,24 +125,24 @@ func TestWideAndDeepRow(t *testing.T) {
 			SELECT string_agg(int8send(ts) || int4send(3) || 'old'::bytea, '' ORDER BY ts DESC) AS vals FROM generate_series(b * %[3]d + 1, b * %[3]d + %[3]d) ts) v
 		CROSS JOIN generate_series(1, %[1]d) i`, columns, bundles, each))
 	column := func(i int) string { return fmt.Sprintf("c%05d", i) }
-	read := func(p rowstore.Pick) []rowstore.Version {
-		rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "wide", Picks: []rowstore.Pick{p}}})
+	read := func(p rowstore.Selector) []rowstore.Version {
+		rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "wide", Selectors: []rowstore.Selector{p}}})
 		require.NoError(t, err)
 		return rows[0].Versions
 	}
-	require.Len(t, read(rowstore.Pick{Family: rowstore.Write, To: 50, Limit: 1}), columns)
-	require.Len(t, read(rowstore.Pick{Family: rowstore.Write, Column: column(77), To: oracle.Max}), 100)
-	require.Len(t, read(rowstore.Pick{Family: rowstore.Write, Column: column(77), From: 40, To: 60}), 21)
+	require.Len(t, read(rowstore.Selector{Family: rowstore.Write, To: 50, Limit: 1}), columns)
+	require.Len(t, read(rowstore.Selector{Family: rowstore.Write, Column: column(77), To: oracle.Max}), 100)
+	require.Len(t, read(rowstore.Selector{Family: rowstore.Write, Column: column(77), From: 40, To: 60}), 21)
 	for _, reverse := range []bool{false, true} {
 		n := 0
-		for row, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Reverse: reverse, Picks: []rowstore.Pick{{Family: rowstore.Write, To: 50, Limit: 1}}}) {
+		for row, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Reverse: reverse, Selectors: []rowstore.Selector{{Family: rowstore.Write, To: 50, Limit: 1}}}) {
 			require.NoError(t, err)
 			require.Len(t, row.Versions, columns)
 			n++
 		}
 		require.Equal(t, 1, n)
 		// Nothing in it matches, and the row is wider than a page looks.
-		for _, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Reverse: reverse, Picks: []rowstore.Pick{{Family: rowstore.Lock, To: oracle.Max}}}) {
+		for _, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Reverse: reverse, Selectors: []rowstore.Selector{{Family: rowstore.Lock, To: oracle.Max}}}) {
 			t.Fatal("there is no lock", err)
 		}
 	}
@@ -165,5 +165,5 @@ func TestWideAndDeepRow(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, out[0].Applied)
 	}
-	require.Len(t, read(rowstore.Pick{Family: rowstore.Write, To: oracle.Max}), 5*columns)
+	require.Len(t, read(rowstore.Selector{Family: rowstore.Write, To: oracle.Max}), 5*columns)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -48,11 +49,12 @@ func newQueries(n names) queries {
 		picks:   call("read_any", 9),
 		check: statement(`SELECT * FROM {{schema}}.read_any($1, $2, $3, $4, $5, $6, $7, $8, $9)
 			UNION ALL SELECT -1, 0::smallint, NULL, NULL, pg_catalog.convert_to({{schema}}.incarnation_id(), 'UTF8')`),
-		scan:   call("scan_page", 14),
-		draw:   call("draw", 3),
-		step:   statement(stepSQL),
-		flush:  statement("SELECT 1 FROM (SELECT {{schema}}.flush()) f"),
-		tables: call("next_table", 1),
+		scan:  call("scan_page", 14),
+		draw:  call("draw", 3),
+		step:  statement(stepSQL),
+		flush: statement("SELECT 1 FROM (SELECT {{schema}}.flush()) f"),
+		// A subquery that calls a volatile function is evaluated, so a standby does not answer.
+		tables: statement("SELECT {{schema}}.next_table($1) FROM (SELECT {{schema}}.guard()) g"),
 		sample: call("sample_keys", 2),
 		push:   statement(pushSQL),
 	}
@@ -70,14 +72,14 @@ var binary1 = []int16{1}
 // are. With write, an error matches ErrAmbiguous unless it is certain that
 // nothing happened.
 // begin, which may be nil, is called first, and again when the statement is sent again.
-func (s *store) run(ctx context.Context, q query, params [][]byte, write bool, begin func(), line func(f *fields)) error {
+func (s *plainStore) run(ctx context.Context, q query, params [][]byte, write bool, begin func(), line func(f *fields)) error {
 	return s.runOn(ctx, func(*pgconn.PgConn) (query, [][]byte) { return q, params }, write, begin, line, nil)
 }
 
 // runOn is run with a statement that choose names once the connection is known. With
 // drawn, which may be nil, a draw follows in a transaction of its own, and drawn gets the first
 // of at most step timestamps, or 0 where that could not be had.
-func (s *store) runOn(ctx context.Context, choose func(*pgconn.PgConn) (query, [][]byte), write bool, begin func(),
+func (s *plainStore) runOn(ctx context.Context, choose func(*pgconn.PgConn) (query, [][]byte), write bool, begin func(),
 	line func(f *fields), drawn *oracle.Timestamp,
 ) error {
 	for attempt := 0; ; attempt++ {
@@ -97,26 +99,28 @@ func (s *store) runOn(ctx context.Context, choose func(*pgconn.PgConn) (query, [
 	}
 }
 
-// confirm waits for the standbys once more, after a write that the server stopped waiting for: a flush
-// that waited comes after the write, so then it is on them too.
-func (s *store) confirm(ctx context.Context) error {
+// confirm waits for the standbys once more, after a write for which the server stopped waiting. It
+// flushes: the flush comes after the write in the log, so once a standby has it, it has the write.
+func (s *plainStore) confirm(ctx context.Context) error {
 	s.unconfirmed.Add(1)
 	flush := func(*pgconn.PgConn) (query, [][]byte) { return s.q.flush, nil }
 	if err := s.try(ctx, flush, false, func(*fields) {}, nil); err != nil {
 		if errors.Is(err, rowstore.ErrUnavailable) {
-			err = errors.New(err.Error()) // it is the flush that had no effect, and not the write
+			err = errors.New(err.Error()) // the flush had no effect; the write has
 		}
 		return fmt.Errorf("%w: %w: %w", rowstore.ErrAmbiguous, errUnconfirmed, err)
 	}
 	return nil
 }
 
-// noticeKey names what a connection knows about the last commit on it, among its custom data.
+// noticeKey is where a connection's custom data says that the server warned.
 const noticeKey = "percolator unconfirmed"
 
-// OnNotice is the function that [pgx.ConnConfig.OnNotice] of a pool for [New] has to be, or to call: by it the store
-// hears that the server stopped waiting for a standby and committed nevertheless, which the
-// server says in a warning only. Open sets it by itself.
+// OnNotice tells stores about a server's notice. Set [pgx.ConnConfig.OnNotice] of a pool for
+// [New] to it, or call it from your own function, with all notices. A server that stops waiting for a
+// synchronous standby, and commits nevertheless, says so in a warning only; by this
+// function the store hears it. [Open] sets it by itself. It may be called concurrently
+// for different connections.
 func OnNotice(c *pgconn.PgConn, n *pgconn.Notice) {
 	if n.Code == plainWarning || n.Code == adminShutdown {
 		c.CustomData()[noticeKey] = true
@@ -132,10 +136,10 @@ func warned(c *pgconn.PgConn) bool {
 	return ok
 }
 
-// adapt tells whether the statement may be sent again: the error proves that it did
-// nothing and is one that passes, or it only read. It learns from some errors how
+// adapt tells whether the statement may be sent again: it only read, or the error proves
+// that it did nothing and that another attempt may succeed. It learns from some errors how
 // statements have to be sent here.
-func (s *store) adapt(err error, write bool) bool {
+func (s *plainStore) adapt(err error, write bool) bool {
 	var pg *pgconn.PgError
 	if !errors.As(err, &pg) {
 		// A connection that broke, often one that was idle while the server restarted.
@@ -157,7 +161,7 @@ func (s *store) adapt(err error, write bool) bool {
 	return !write && severe(pg)
 }
 
-// unreadable says what an answer means that could not be read, of a statement that was run.
+// unreadable returns the error of a statement that was run, and whose answer could not be read.
 func unreadable(bad error, write bool) error {
 	if bad != nil && write {
 		return fmt.Errorf("%w: %w", rowstore.ErrAmbiguous, bad)
@@ -165,14 +169,14 @@ func unreadable(bad error, write bool) error {
 	return bad
 }
 
-// try sends the statement once. A commit that the server did not wait for to the end gives
-// errUnconfirmed.
-func (s *store) try(ctx context.Context, choose func(*pgconn.PgConn) (query, [][]byte), write bool,
+// try sends the statement once. It returns errUnconfirmed if the server stopped waiting for
+// its standbys and committed.
+func (s *plainStore) try(ctx context.Context, choose func(*pgconn.PgConn) (query, [][]byte), write bool,
 	line func(f *fields), drawn *oracle.Timestamp,
 ) error {
-	c, err := s.pool.Acquire(ctx)
+	c, err := acquire(ctx, s.pool)
 	if err != nil {
-		return connecting(ctx, err)
+		return err
 	}
 	defer c.Release()
 	_ = warned(c.Conn().PgConn()) // of something before
@@ -180,10 +184,25 @@ func (s *store) try(ctx context.Context, choose func(*pgconn.PgConn) (query, [][
 	if err == nil && warned(c.Conn().PgConn()) {
 		return errUnconfirmed
 	}
-	return err
+	return cancelled(ctx, err)
 }
 
-func (s *store) tryOn(ctx context.Context, c *pgx.Conn, choose func(*pgconn.PgConn) (query, [][]byte), write bool,
+// acquire takes a connection of the pool. A hook of the program's may have begun a
+// transaction there. What the store sent would be a part of it, and be lost when the pool
+// throws the connection away.
+func acquire(ctx context.Context, pool *pgxpool.Pool) (*pgxpool.Conn, error) {
+	c, err := pool.Acquire(ctx)
+	if err != nil {
+		return nil, connecting(ctx, err)
+	}
+	if status := c.Conn().PgConn().TxStatus(); status != 'I' {
+		c.Release() // which closes the connection
+		return nil, fmt.Errorf("%w: the pool handed out a connection inside a transaction; its hooks must not begin one", rowstore.ErrInvalid)
+	}
+	return c, nil
+}
+
+func (s *plainStore) tryOn(ctx context.Context, c *pgx.Conn, choose func(*pgconn.PgConn) (query, [][]byte), write bool,
 	line func(f *fields), drawn *oracle.Timestamp,
 ) error {
 	pg := c.PgConn()
@@ -220,9 +239,8 @@ func (s *store) tryOn(ctx context.Context, c *pgx.Conn, choose func(*pgconn.PgCo
 	return unreadable(bad, write)
 }
 
-// thenDraw sends a statement and a draw together, as two transactions: the server
-// begins the second when the first has ended. What becomes of the draw is no concern
-// of the statement.
+// thenDraw sends a statement and a draw together, as two transactions: the server begins
+// the second when the first has ended. A draw that fails does not fail the statement.
 func thenDraw(ctx context.Context, pg *pgconn.PgConn, sd *pgconn.StatementDescription, params [][]byte, formats []int16,
 	write bool, line func(f *fields), then *pgconn.StatementDescription, d statedDraw, drawn *oracle.Timestamp,
 ) error {
@@ -257,7 +275,7 @@ func readResult(pipe *pgconn.Pipeline, line func(f *fields)) (bad, err error) {
 	}
 	rr, ok := results.(*pgconn.ResultReader)
 	if !ok {
-		return nil, fmt.Errorf("the server's answer is %T", results)
+		return nil, fmt.Errorf("the server's answer is a %T, where rows were expected", results)
 	}
 	bad = readLines(rr, line)
 	if _, err := rr.Close(); err != nil {
@@ -267,7 +285,7 @@ func readResult(pipe *pgconn.Pipeline, line func(f *fields)) (bad, err error) {
 		return nil, err
 	}
 	if _, ok := results.(*pgconn.PipelineSync); !ok {
-		return nil, fmt.Errorf("the server's answer is %T, and not the end of a transaction", results)
+		return nil, fmt.Errorf("the server's answer is a %T, where the end of the transaction was expected", results)
 	}
 	return bad, nil
 }
@@ -282,7 +300,7 @@ func readLines(rr *pgconn.ResultReader, line func(f *fields)) error {
 }
 
 // tryExplicit sends BEGIN, the statement and COMMIT together.
-func (s *store) tryExplicit(ctx context.Context, pg *pgconn.PgConn, q query, sd *pgconn.StatementDescription,
+func (s *plainStore) tryExplicit(ctx context.Context, pg *pgconn.PgConn, q query, sd *pgconn.StatementDescription,
 	params [][]byte, write bool, line func(f *fields),
 ) error {
 	b := &pgconn.Batch{}
@@ -312,7 +330,7 @@ func (s *store) tryExplicit(ctx context.Context, pg *pgconn.PgConn, q query, sd 
 		return classify(err, write)
 	}
 	if !committed {
-		return errors.New("the server rolled the transaction back")
+		return errors.New("the server answered COMMIT by a rollback")
 	}
 	return unreadable(bad, write)
 }

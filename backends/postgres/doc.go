@@ -1,8 +1,8 @@
 // Package postgres is the row-transactional store over Postgres 14 or newer. It
-// registers the URL schemes postgres and postgresql; [Open] lists the parameters
-// of a URL, and [New] takes a pool that the application already has. README.md says
-// how each call maps onto statements, what a crash can lose and which permissions
-// are needed.
+// registers the URL schemes postgres and postgresql; see [ParseURL] for the parameters.
+// [OpenURL] and [Open] make a pool of connections of their own. [New] takes a pool that the
+// program has, and that it goes on to use for SQL of its own. README.md says how each call maps
+// onto statements, what a crash can lose and which permissions are needed.
 //
 // # How a row is kept
 //

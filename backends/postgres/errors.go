@@ -11,22 +11,23 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/puddle/v2"
 
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// errStandby says that the server follows another. It is an error of a call that
-// did nothing.
+// errStandby says that the server is a standby. The call did nothing.
 var errStandby = errors.New("the server is a standby")
 
-// errReadOnly says that the server, or the role, takes no writes for now.
+// errReadOnly says that the server or the role takes no writes at present.
 var errReadOnly = errors.New("the server takes no writes (default_transaction_read_only, or a fail-over)")
 
-// errUnconfirmed says that a commit is on this server, which stopped waiting for its
+// errUnconfirmed says that this server has a commit, and that it stopped waiting for its
 // standbys before they had it.
-var errUnconfirmed = errors.New("committed here, and perhaps not on the standby: the server stopped waiting for it")
+var errUnconfirmed = errors.New("committed on this server, and perhaps not on its standby: the server stopped waiting for it")
 
 // brokenError marks a failure of the connection, rather than of the statement.
 type brokenError struct{ error }
@@ -38,8 +39,8 @@ func isBroken(err error) bool {
 	return errors.As(err, &b)
 }
 
-// severe tells whether the connection to the server ended with this error. Where the server is lost,
-// some poolers say so in an ordinary ERROR, so it goes by the code as well.
+// severe tells whether the connection to the server ended with this error. Some poolers
+// that lose the server say so in an ordinary ERROR, so the code counts too.
 func severe(pg *pgconn.PgError) bool {
 	s := pg.SeverityUnlocalized
 	if s == "" {
@@ -49,10 +50,10 @@ func severe(pg *pgconn.PgError) bool {
 		pg.Code == systemError || pg.Code == completionUnknown
 }
 
-// classify says what an error means that came after the statement was given to the
-// connection. An error that the server sent means that it rolled back, but for
-// those that end the connection: a shutdown can come when the commit is in the log
-// already and only waits for a standby.
+// classify says what an error means that came after the statement was sent. An error from
+// the server means that it rolled back. The exception is an error that ends the
+// connection: a shutdown can come when the commit is in the log already and only waits for
+// a standby.
 func classify(err error, write bool) error {
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) && !severe(pg) {
@@ -67,7 +68,19 @@ func classify(err error, write bool) error {
 	return fmt.Errorf("%w: %w", rowstore.ErrAmbiguous, err)
 }
 
-// refused says what an error of a living server means.
+// cancelled adds the end of the context to the error of a statement that the server
+// cancelled, which a pool may be configured to ask for when a context ends.
+func cancelled(ctx context.Context, err error) error {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) && pg.Code == queryCanceled {
+		if end := endOf(ctx); end != nil && !errors.Is(err, end) {
+			return fmt.Errorf("%w: %w", end, err)
+		}
+	}
+	return err
+}
+
+// refused says what an error means that did not end the connection.
 func refused(err error, pg *pgconn.PgError) error {
 	switch pg.Code {
 	case onStandby:
@@ -78,8 +91,8 @@ func refused(err error, pg *pgconn.PgError) error {
 	return err
 }
 
-// away says of an error that certainly had no effect that the server is away, unless it was the
-// caller who went.
+// away makes an error of a call that certainly had no effect match ErrUnavailable, unless
+// the caller's context ended.
 func away(err error) error {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, rowstore.ErrUnavailable) {
 		return err
@@ -87,8 +100,8 @@ func away(err error) error {
 	return fmt.Errorf("%w: %w", rowstore.ErrUnavailable, err)
 }
 
-// connectError is a failure to connect. Its text has of the address no more than host and
-// port: whatever else is in a URL may be a part of a password that was not escaped.
+// connectError is a failure to connect. Of the address its text shows host and port alone:
+// anything else in a URL may be a part of a password that was not escaped.
 type connectError struct {
 	text string
 	errs []error
@@ -97,26 +110,53 @@ type connectError struct {
 func (e *connectError) Error() string   { return e.text }
 func (e *connectError) Unwrap() []error { return e.errs }
 
-// connecting describes why there is no connection. It matches ErrUnavailable where
-// that may pass by itself, and the context's error where that ended.
+// connecting says why there is no connection. The result matches ErrUnavailable if that may
+// pass by itself, and the context's error if the context ended.
 func connecting(ctx context.Context, err error) error {
 	e := &connectError{text: "connecting", errs: []error{err}}
 	var to *pgconn.ConnectError
 	if errors.As(err, &to) {
 		e.text += " to " + net.JoinHostPort(to.Config.Host, strconv.Itoa(int(to.Config.Port)))
 	}
-	if ctx.Err() != nil {
-		e.text += ": " + ctx.Err().Error()
-		e.errs = append(e.errs, ctx.Err())
+	if ended := endOf(ctx); ended != nil {
+		e.text += ": " + ended.Error()
+		e.errs = append(e.errs, ended)
+		return e
+	}
+	if errors.Is(err, puddle.ErrClosedPool) {
+		e.text += ": the program has closed the pool"
+		e.errs = append(e.errs, rowstore.ErrClosed)
 		return e
 	}
 	why, passes := connectReason(err)
+	if to == nil {
+		why, passes = hookReason(err, passes)
+	}
 	e.text += ": " + why
 	if passes {
 		e.text = rowstore.ErrUnavailable.Error() + ": " + e.text
 		e.errs = append(e.errs, rowstore.ErrUnavailable)
 	}
 	return e
+}
+
+// endOf returns the error of a context that has ended. A connection may notice the deadline
+// a moment before the context does.
+func endOf(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+// hookReason says why a pool has no connection although it could connect: one of its hooks
+// failed, which are the program's, and so are the words. passes is what connectReason says.
+func hookReason(err error, passes bool) (string, bool) {
+	// A connection that was closed before the hook used it is replaced by the next call.
+	return "a hook of the pool failed: " + err.Error(), passes || pgconn.SafeToRetry(err)
 }
 
 // connectReason says why a connection could not be made, and whether that may pass.
@@ -156,12 +196,12 @@ func connectReason(err error) (why string, passes bool) {
 	return "the connection could not be made", false
 }
 
-// refusal puts an error that the server answers to a new connection into words of this package: its
-// own name the user and the database.
+// refusal says in words of this package why the server refused a connection. The server's own
+// words name the user and the database.
 func refusal(pg *pgconn.PgError) string {
 	words, ok := map[string]string{
 		"28P01": "the server does not accept the user's password",
-		"28000": "the server does not admit the user from here",
+		"28000": "the server does not admit the user from this address (pg_hba.conf)",
 		"3D000": "the server does not have the database",
 		"42501": "the server does not permit the user to use the database",
 		"42704": "the server does not know one of the settings",
@@ -172,7 +212,16 @@ func refusal(pg *pgconn.PgError) string {
 		tooManyConnections: "the server has too many connections",
 	}[pg.Code]
 	if !ok {
-		words = "the server refuses"
+		words = "the server refuses the connection"
 	}
 	return words + " (SQLSTATE " + pg.Code + ")"
+}
+
+// sqlState returns the code of a server's error, "" of any other.
+func sqlState(err error) string {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		return pg.Code
+	}
+	return ""
 }

@@ -26,7 +26,7 @@ func lazyServer(t testing.TB) *testserver.Server {
 
 func prewrite(row string, ts rowstore.Timestamp) rowstore.Mutation {
 	return rowstore.Mutation{Table: "t", Row: row, Conditions: []rowstore.Condition{
-		rowstore.Absent(rowstore.Write, "c", ts), rowstore.Absent(rowstore.Lock, "c", 0), rowstore.Absent(rowstore.Rollback, "c", ts),
+		rowstore.Absent(rowstore.Write, "c", ts), rowstore.Absent(rowstore.Lock, "c", 0), rowstore.Absent(rowstore.Mark, "c", ts),
 	}, Edits: []rowstore.Edit{rowstore.Put(rowstore.Lock, "c", ts, []byte("lock"))}}
 }
 
@@ -54,7 +54,7 @@ func connect(ctx context.Context, t testing.TB, dsn string) *pgx.Conn {
 }
 
 // openWatched opens a store whose server tells the plan of every statement to notice.
-func openWatched(ctx context.Context, t testing.TB, dsn, schema string, notice func(*pgconn.Notice)) rowstore.Store {
+func openWatched(ctx context.Context, t testing.TB, dsn, schema string, notice func(*pgconn.Notice)) *Store {
 	t.Helper()
 	cfg, err := pgxpool.ParseConfig(dsn)
 	require.NoError(t, err)
@@ -101,7 +101,7 @@ func fill(ctx context.Context, t testing.TB, s rowstore.Store, rows int) {
 	}
 	reads := make([]rowstore.RowRead, rows)
 	for i := range reads {
-		reads[i] = rowstore.RowRead{Table: "t", Row: fmt.Sprintf("row%06d", i), Picks: []rowstore.Pick{{Family: rowstore.Write, Column: "c", To: oracle.Max, Limit: 1}}}
+		reads[i] = rowstore.RowRead{Table: "t", Row: fmt.Sprintf("row%06d", i), Selectors: []rowstore.Selector{{Family: rowstore.Write, Column: "c", To: oracle.Max, Limit: 1}}}
 	}
 	_, err := s.Read(ctx, reads)
 	require.NoError(t, err)
@@ -163,7 +163,7 @@ func TestCrashBetweenPrewrites(t *testing.T) {
 			return err
 		})
 		require.NotEqual(t, first[0].Incarnation, second[0].Incarnation, "the incarnation changes with a crash")
-		rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: a, Picks: []rowstore.Pick{{Family: rowstore.Lock, To: oracle.Max}}}})
+		rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: a, Selectors: []rowstore.Selector{{Family: rowstore.Lock, To: oracle.Max}}}})
 		require.NoError(t, err)
 		if len(rows[0].Versions) == 0 {
 			lost++
@@ -173,7 +173,7 @@ func TestCrashBetweenPrewrites(t *testing.T) {
 		g, ok := rowstore.Unwrap[rowstore.Grouper](s)
 		require.True(t, ok)
 		res, err := g.Group(ctx, []rowstore.Group{{Mutations: []rowstore.Mutation{
-			commit(b, start, at, rowstore.Incarnation(first[0].Incarnation)),
+			commit(b, start, at, rowstore.SameIncarnation(first[0].Incarnation)),
 		}}})
 		require.NoError(t, err)
 		require.False(t, res[0].Applied, "a commit that began before the crash is refused")
@@ -203,7 +203,7 @@ func TestCrashKeepsWhatIsDurable(t *testing.T) {
 	read := func(names ...string) []int {
 		var reads []rowstore.RowRead
 		for _, n := range names {
-			reads = append(reads, rowstore.RowRead{Table: "t", Row: n, Picks: []rowstore.Pick{{Family: rowstore.Write, To: oracle.Max}}})
+			reads = append(reads, rowstore.RowRead{Table: "t", Row: n, Selectors: []rowstore.Selector{{Family: rowstore.Write, To: oracle.Max}}})
 		}
 		eventually(ctx, t, func() (err error) {
 			rows, err = s.Read(ctx, reads)
@@ -247,7 +247,7 @@ func TestCleanRestartKeepsTheIncarnation(t *testing.T) {
 	require.NoError(t, err)
 	before := draw(ctx, t, s)
 	require.NoError(t, server.Stop())
-	_, err = s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "a", Picks: []rowstore.Pick{{Family: rowstore.Write, To: oracle.Max}}}})
+	_, err = s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "a", Selectors: []rowstore.Selector{{Family: rowstore.Write, To: oracle.Max}}}})
 	require.Error(t, err, "the server is down")
 	require.NotContains(t, err.Error(), testserver.PostgresPassword)
 	_, err = s.Apply(ctx, []rowstore.Mutation{put("b", 5)}, rowstore.ApplyOptions{})
@@ -261,7 +261,7 @@ func TestCleanRestartKeepsTheIncarnation(t *testing.T) {
 	})
 	require.True(t, again[0].Applied)
 	require.Equal(t, out[0].Incarnation, again[0].Incarnation)
-	rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "a", Picks: []rowstore.Pick{{Family: rowstore.Write, To: oracle.Max}}}})
+	rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "a", Selectors: []rowstore.Selector{{Family: rowstore.Write, To: oracle.Max}}}})
 	require.NoError(t, err)
 	require.Len(t, rows[0].Versions, 1, "a clean stop loses nothing that was deferred")
 }
@@ -326,7 +326,7 @@ func TestPausedServer(t *testing.T) {
 	require.NoError(t, server.Pause())
 	short := func() (context.Context, context.CancelFunc) { return context.WithTimeout(ctx, 200*time.Millisecond) }
 	c, cancel := short()
-	_, err = s.Read(c, []rowstore.RowRead{{Table: "t", Row: "a", Picks: []rowstore.Pick{{Family: rowstore.Write, To: oracle.Max}}}})
+	_, err = s.Read(c, []rowstore.RowRead{{Table: "t", Row: "a", Selectors: []rowstore.Selector{{Family: rowstore.Write, To: oracle.Max}}}})
 	cancel()
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	c, cancel = short()
@@ -334,7 +334,7 @@ func TestPausedServer(t *testing.T) {
 	cancel()
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	c, cancel = short()
-	_, err = Open(c, with(server.URL, "schema", "paused"))
+	_, err = OpenURL(c, with(server.URL, "schema", "paused"))
 	cancel()
 	require.Error(t, err)
 	p, _ := rowstore.Unwrap[rowstore.OracleProvider](s)
@@ -343,7 +343,7 @@ func TestPausedServer(t *testing.T) {
 	cancel()
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	c, cancel = short()
-	for _, e := range s.Scan(c, rowstore.ScanRange{Table: "t", Picks: []rowstore.Pick{{Family: rowstore.Write, To: oracle.Max}}}) {
+	for _, e := range s.Scan(c, rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{{Family: rowstore.Write, To: oracle.Max}}}) {
 		err = e
 	}
 	cancel()

@@ -31,7 +31,7 @@ func FuzzSplitURL(f *testing.F) {
 			return
 		}
 		_, before, _ := strings.Cut(raw, "?")
-		_, after, _ := strings.Cut(a.dsn, "?")
+		_, after, _ := strings.Cut(a.url, "?")
 		want, _, err := parameters(before)
 		require.NoError(t, err)
 		for _, own := range []string{"schema", "listen", "coalesce", "max_batch", "max_in_flight"} {

@@ -24,11 +24,11 @@ func TestConformanceHooks(t *testing.T) {
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, proxy.Close()) })
 		u.Host = proxy.Addr()
-		s, err := Open(context.Background(), u.String())
+		s, err := OpenURL(context.Background(), u.String())
 		require.NoError(t, err)
 		return conformance.Hooked{
 			Store:  s,
-			Reopen: func(ctx context.Context) (rowstore.Store, error) { return Open(ctx, u.String()) },
+			Reopen: func(ctx context.Context) (rowstore.Store, error) { return OpenURL(ctx, u.String()) },
 			Break:  proxy.Break,
 		}
 	}

@@ -114,8 +114,10 @@ func TestHostileNames(t *testing.T) {
 			ctx := testContext(t) // it may wait long for its turn
 			schema := "store " + name
 			dsn := with(there, append([]string{"schema", schema}, params...)...)
+			announced := hears(ctx, t, there, schema)
 			s := openTest(t, dsn)
 			everyCall(ctx, t, s)
+			announced(s, "t")
 			// An older schema is migrated there too.
 			for version, sql := range map[int]string{1: schemaOf1, 2: schemaOf2} {
 				n := newNames(fmt.Sprint(schema, version))
@@ -150,7 +152,7 @@ func everyCall(ctx context.Context, t *testing.T, s rowstore.Store) {
 		put("a", 15), // below the newest
 		prewrite("a", 30), commit("a", 30, 31),
 		rowstore.Mutation{Table: "t", Row: "a", Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Notify, "c", 0)}, Edits: []rowstore.Edit{
-			rowstore.Put(rowstore.Notify, "c", 32, nil), rowstore.Put(rowstore.Data, "c", 32, long), rowstore.Put(rowstore.Rollback, "c", 33, nil),
+			rowstore.Put(rowstore.Notify, "c", 32, nil), rowstore.Put(rowstore.Data, "c", 32, long), rowstore.Put(rowstore.Mark, "c", 33, nil),
 		}},
 		rowstore.Mutation{Table: "t", Row: "a", Edits: []rowstore.Edit{
 			rowstore.Delete(rowstore.Notify, "c", 32), rowstore.Delete(rowstore.Data, "c", 32), rowstore.Put(rowstore.Notify, "c", 34, nil), rowstore.Put(rowstore.Data, "c", 34, nil),
@@ -159,7 +161,7 @@ func everyCall(ctx context.Context, t *testing.T, s rowstore.Store) {
 		rowstore.Mutation{Table: "t", Row: "b", Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, "c", 34, nil)}},
 	)
 	for i, m := range muts {
-		out, err := s.Apply(ctx, []rowstore.Mutation{m}, rowstore.ApplyOptions{Deferred: i%2 == 0, Draw: i%3 == 0})
+		out, err := s.Apply(ctx, []rowstore.Mutation{m}, rowstore.ApplyOptions{Deferred: i%2 == 0, AssignTimestamp: i%3 == 0})
 		require.NoError(t, err, "mutation %d", i)
 		require.True(t, out[0].Applied, "mutation %d: %+v", i, out[0])
 	}
@@ -172,24 +174,24 @@ func everyCall(ctx context.Context, t *testing.T, s rowstore.Store) {
 	require.NoError(t, err)
 	require.True(t, groups[0].Applied)
 
-	var all []rowstore.Pick
-	for _, f := range []rowstore.Family{rowstore.Lock, rowstore.Write, rowstore.Data, rowstore.Rollback, rowstore.Notify} {
-		all = append(all, rowstore.Pick{Family: f, To: oracle.Max}, rowstore.Pick{Family: f, Column: "c", To: oracle.Max, Limit: 2})
+	var all []rowstore.Selector
+	for _, f := range []rowstore.Family{rowstore.Lock, rowstore.Write, rowstore.Data, rowstore.Mark, rowstore.Notify} {
+		all = append(all, rowstore.Selector{Family: f, To: oracle.Max}, rowstore.Selector{Family: f, Column: "c", To: oracle.Max, Limit: 2})
 	}
-	point := []rowstore.Pick{{Family: rowstore.Lock, Column: "c", To: oracle.Max}, {Family: rowstore.Write, Column: "c", To: 16, Limit: 1}}
-	rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "a", Picks: all}, {Table: "t", Row: "a", Picks: point}})
+	point := []rowstore.Selector{{Family: rowstore.Lock, Column: "c", To: oracle.Max}, {Family: rowstore.Write, Column: "c", To: 16, Limit: 1}}
+	rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "a", Selectors: all}, {Table: "t", Row: "a", Selectors: point}})
 	require.NoError(t, err)
 	require.NotEmpty(t, rows[0].Versions)
 	require.NotEmpty(t, rows[1].Versions)
-	d, _ := rowstore.Unwrap[rowstore.DrawReader](s)
-	drawn, err := d.DrawRead(ctx, []rowstore.DrawRead{{Reads: []rowstore.RowRead{{Table: "t", Row: "a", Picks: []rowstore.Pick{
-		{Family: rowstore.Write, Column: "c", To: rowstore.Drawn, Limit: 1},
+	d, _ := rowstore.Unwrap[rowstore.SnapshotReader](s)
+	drawn, err := d.ReadSnapshot(ctx, []rowstore.SnapshotRead{{Reads: []rowstore.RowRead{{Table: "t", Row: "a", Selectors: []rowstore.Selector{
+		{Family: rowstore.Write, Column: "c", To: rowstore.AssignedTimestamp, Limit: 1},
 	}}}}})
 	require.NoError(t, err)
 	require.NotEmpty(t, drawn[0].Rows[0].Versions)
 	for _, reverse := range []bool{false, true} {
 		n := 0
-		for _, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Picks: all, Reverse: reverse}) {
+		for _, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Selectors: all, Reverse: reverse}) {
 			require.NoError(t, err)
 			n++
 		}

@@ -11,21 +11,20 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// pingEvery is how long a listening connection may be silent before it is asked
-// whether it still lives, and pingWithin how long the answer may take. A server that
-// went away without a word would be waited for without end otherwise.
+// A listening connection that was silent for pingEvery is pinged, and the answer may take
+// pingWithin. Else Listen would wait for ever for a server that went away silently.
 const (
 	pingEvery  = 15 * time.Second
 	pingWithin = 5 * time.Second
 )
 
 // wakingStore is a store that can listen.
-type wakingStore struct{ *store }
+type wakingStore struct{ *plainStore }
 
 // Listen implements rowstore.Waker, on a connection of its own.
 func (s *wakingStore) Listen(ctx context.Context, wake func(table string)) error {
 	caller := ctx
-	ctx, done, err := s.enter(ctx, "listen")
+	ctx, done, err := s.gate.Begin(ctx, "listen")
 	if err != nil {
 		if caller.Err() != nil {
 			return caller.Err()
@@ -37,7 +36,7 @@ func (s *wakingStore) Listen(ctx context.Context, wake func(table string)) error
 	if caller.Err() != nil {
 		return caller.Err()
 	}
-	return s.fail("listen", err)
+	return s.gate.Fail("listen", err)
 }
 
 func (s *wakingStore) listenOn(ctx context.Context, wake func(table string)) error {
@@ -48,10 +47,10 @@ func (s *wakingStore) listenOn(ctx context.Context, wake func(table string)) err
 			arrived = append(arrived, n.Payload)
 		}
 	}
-	// As the pool does it before each of its connections: passwords may change.
+	// The pool does so before each of its connections, and passwords may change.
 	if before := s.pool.Config().BeforeConnect; before != nil {
 		if err := before(ctx, cfg); err != nil {
-			return fmt.Errorf("before connecting: %w", err)
+			return fmt.Errorf("BeforeConnect of the pool: %w", err)
 		}
 	}
 	conn, err := pgx.ConnectConfig(ctx, cfg)
@@ -62,8 +61,7 @@ func (s *wakingStore) listenOn(ctx context.Context, wake func(table string)) err
 		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), pingWithin)
 		defer cancel()
 		_ = conn.Close(closing)
-		// The connection is closed for sure when this has happened, and nothing of it is
-		// left running.
+		// After this, the connection is closed and nothing of it still runs.
 		select {
 		case <-conn.PgConn().CleanupDone():
 		case <-closing.Done():
@@ -72,8 +70,8 @@ func (s *wakingStore) listenOn(ctx context.Context, wake func(table string)) err
 	if err := exec(ctx, conn, "LISTEN "+pgx.Identifier{s.names.channel}.Sanitize()); err != nil {
 		return err
 	}
-	local, leave := s.pusher.listen(wake)
-	defer leave()
+	local, stop := s.pusher.listen(wake)
+	defer stop()
 	local.tell("")
 	for {
 		waiting, cancel := context.WithTimeout(ctx, pingEvery)

@@ -118,9 +118,9 @@ func TestPlansDoNotDependOnStatistics(t *testing.T) {
 	plans = nil
 	mu.Unlock()
 	fill(ctx, t, s, 200) // every function is planned now, while the tables are small
-	all := []rowstore.Pick{{Family: rowstore.Write, To: oracle.Max}, {Family: rowstore.Data, To: oracle.Max}, {Family: rowstore.Notify, To: oracle.Max}}
+	all := []rowstore.Selector{{Family: rowstore.Write, To: oracle.Max}, {Family: rowstore.Data, To: oracle.Max}, {Family: rowstore.Notify, To: oracle.Max}}
 	for _, reverse := range []bool{false, true} {
-		for _, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Reverse: reverse, Picks: all, Limit: 10}) {
+		for _, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Reverse: reverse, Selectors: all, Limit: 10}) {
 			require.NoError(t, err)
 		}
 	}

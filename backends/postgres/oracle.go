@@ -3,7 +3,6 @@ package postgres
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -11,25 +10,25 @@ import (
 )
 
 const (
-	// maxLag is how far the oracle's sequence may be behind the server's clock before
-	// a draw sets it forward.
+	// maxLag is how far the oracle's sequence may be behind the server's clock. A draw
+	// that finds it further behind sets it forward.
 	maxLag = 20 << oracle.LogicalBits
-	// ahead is how far the durable bound is set above the timestamp that needed it. It
-	// is raised when half of that is used up, so that a standby that lags by less than
-	// the other half takes over without going back.
+	// ahead is how far above a timestamp the durable bound is set. The bound is raised
+	// when half of that is used up. So a standby that lags by less than the other half
+	// takes over and hands out no timestamp twice.
 	ahead = 4000 << oracle.LogicalBits
 	// step is the increment of the sequence, and the most that one step of it draws.
 	step = 4096
 )
 
-// stepSQL is what most draws are: one step of the sequence. Where that is behind
-// the server's clock it is set forward instead, alone with it, as long as it stays below the bound
-// $2, which is durable. The result is the last of the timestamps, or null where the
-// function draw has to do more.
+// stepSQL is what most draws are: one step of the sequence. If the sequence is behind the
+// server's clock, it is set forward instead, under an exclusive lock, as long as it stays
+// below the bound $2, which is durable. The result is the last of the timestamps, or null
+// if the function draw has to do more. The parts of a CASE are done in their order.
 //
-// A connection that has used that function may use this: the incarnation that it looked
-// at ends with the connection, since the recovery from a crash ends them all. The parts of a CASE
-// are done in their order.
+// Only a connection that has used the function draw may use this. That function looked at
+// the incarnation, which stays the same as long as the connection lives: a crash ends all
+// connections.
 const stepSQL = `SELECT CASE
 	WHEN pg_catalog.pg_is_in_recovery() OR pg_catalog.set_config('synchronous_commit', 'off', true) IS NULL THEN NULL
 	WHEN (pg_catalog.pg_sequence_last_value(` + clockSQL + `) OPERATOR(pg_catalog.+) $1::bigint) OPERATOR(pg_catalog.>=) ` + nowSQL + ` THEN
@@ -47,45 +46,34 @@ const (
 	forwardSQL   = `greatest(pg_catalog.pg_sequence_last_value(` + clockSQL + `), ` + nowSQL + `)`
 )
 
-// drawer is the oracle on the server; a Batch stands before it.
-type drawer struct{ s *store }
+// serverOracle is the oracle on the server, for calls that are inside of the gate.
+type serverOracle struct{ s *plainStore }
 
-// Draw implements oracle.Oracle.
-func (d drawer) Draw(ctx context.Context, n int) (oracle.Timestamp, error) {
-	ctx, done, err := d.s.enter(ctx, "draw")
-	if err != nil {
-		return 0, err
-	}
-	defer done()
-	if n < 1 {
-		return 0, fmt.Errorf("postgres: draw of %d timestamps", n)
-	}
+// Draw implements oracle.Oracle. n is above 0.
+func (d serverOracle) Draw(ctx context.Context, n int) (oracle.Timestamp, error) {
 	for whole := n > step; ; {
 		first, err := d.s.draw(ctx, n, whole)
-		if err != nil {
-			return 0, d.s.fail("draw", err)
+		if err != nil || first != 0 {
+			return first, err
 		}
-		if first != 0 {
-			return first, nil
-		}
-		// The sequence has to be set forward; or the bound was reached between two looks
-		// at it, and the next call raises it.
+		// The sequence has to be set forward, or the bound was reached in between. The
+		// function draw does either.
 		whole = true
 		if err := ctx.Err(); err != nil {
-			return 0, d.s.fail("draw", err)
+			return 0, err
 		}
 	}
 }
 
-// draw returns 0 when it has to be called again, as a whole.
-func (s *store) draw(ctx context.Context, n int, whole bool) (first oracle.Timestamp, err error) {
+// draw returns the first of n timestamps, or 0 if it has to be called again, with whole.
+func (s *plainStore) draw(ctx context.Context, n int, whole bool) (first oracle.Timestamp, err error) {
 	var d statedDraw
 	choose := func(c *pgconn.PgConn) (query, [][]byte) {
 		d = s.drawOn(c, n, whole)
 		return d.q, d.params
 	}
 	answered := false
-	// A draw that may have happened is as good as none: its timestamps are lost.
+	// A draw whose answer was lost did no harm: nobody has its timestamps.
 	err = s.runOn(ctx, choose, false, func() { answered, first = false, 0 }, func(f *fields) {
 		answered = true
 		first = d.first(f)
@@ -105,15 +93,15 @@ type statedDraw struct {
 	first func(f *fields) oracle.Timestamp
 }
 
-// drawOn states a draw of n timestamps, at most step of them unless whole, which
-// asks for the function.
-func (s *store) drawOn(c *pgconn.PgConn, n int, whole bool) statedDraw {
+// drawOn says how a connection draws n timestamps: by a step, which draws at most step of
+// them, or by the function draw. whole asks for the function.
+func (s *plainStore) drawOn(c *pgconn.PgConn, n int, whole bool) statedDraw {
 	key := s.names.clockKey
 	if bound, _ := c.CustomData()[key].(uint64); bound != 0 && !whole {
 		return statedDraw{s.q.step, [][]byte{int8Param(maxLag), int8Param(bound)}, func(f *fields) oracle.Timestamp {
 			last := f.int8(0)
 			if last+ahead/4 > bound || last == 0 {
-				// Time to look whether the bound was raised, or to raise it.
+				// The next draw looks whether the bound was raised, or raises it.
 				delete(c.CustomData(), key)
 			}
 			if last == 0 || last > bound {
@@ -132,19 +120,19 @@ func (s *store) drawOn(c *pgconn.PgConn, n int, whole bool) statedDraw {
 }
 
 // Flush implements rowstore.Deferrer.
-func (s *store) Flush(ctx context.Context) error {
-	ctx, done, err := s.enter(ctx, "flush")
+func (s *plainStore) Flush(ctx context.Context) error {
+	ctx, done, err := s.gate.Begin(ctx, "flush")
 	if err != nil {
 		return err
 	}
 	defer done()
-	// It may happen twice without harm, and so it is not a write.
+	// A flush may happen twice without harm, so it is not sent as a write.
 	answered := false
 	if err := s.run(ctx, s.q.flush, nil, false, nil, func(*fields) { answered = true }); err != nil {
-		return s.fail("flush", err)
+		return s.gate.Fail("flush", err)
 	}
 	if !answered {
-		return s.fail("flush", errors.New("the server did not answer"))
+		return s.gate.Fail("flush", errors.New("the server did not answer"))
 	}
 	return nil
 }

@@ -106,9 +106,9 @@ func with(dsn string, pairs ...string) string {
 }
 
 // openTest opens a store and closes it when the test ends.
-func openTest(t testing.TB, dsn string) rowstore.Store {
+func openTest(t testing.TB, dsn string) *Store {
 	t.Helper()
-	s, err := Open(context.Background(), dsn)
+	s, err := OpenURL(context.Background(), dsn)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	return s

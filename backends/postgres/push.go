@@ -9,22 +9,22 @@ import (
 	"time"
 )
 
-// Notifications are announced after the batch that holds them has committed, by a
-// statement of their own, and not inside of it: a transaction with a NOTIFY takes a lock
-// of the whole server from before its flush to its end, so that all of them, and those of
-// every other program there, go one after another; and where the queue of notifications is full
-// it fails. What is announced is a hint. It is lost when the client dies between the
-// two, and then workers find the notification at their next look.
+// Notifications are announced by a statement of their own, after the batch that holds them
+// has committed. A NOTIFY inside the batch would cost too much: its transaction takes a
+// lock of the whole server from before its flush to its end, so such transactions, those
+// of other programs too, go one after another; and it fails if the server's queue of
+// notifications is full. An announcement is a hint. It is lost if the client dies between
+// the two, and then workers find the notification at their next look.
 const (
-	// pushEvery is the least time between two announcements. The first one goes at once,
-	// and those that come meanwhile go together.
+	// pushEvery is the least time between two announcements. The first one goes at once.
+	// What comes in that time goes together.
 	pushEvery = 2 * time.Millisecond
 	// pushWithin bounds one announcement, and pushAgain is the wait after one that failed.
 	pushWithin = 10 * time.Second
 	pushAgain  = time.Second
 	// pushAtEnd bounds what Close waits for the last one.
 	pushAtEnd = time.Second
-	// pushTables is how many tables are told apart; with more of them, any table is meant.
+	// pushTables is how many tables one announcement names. With more it means any table.
 	pushTables = 256
 )
 
@@ -35,11 +35,14 @@ const pushSQL = `SELECT pg_catalog.set_config('synchronous_commit', 'off', true)
 // pusher announces notifications: at once to those who listen on the same store, and by
 // way of the server to all others. One goroutine does both; stop ends it.
 type pusher struct {
-	s     *store
-	id    string        // of this store, in what it sends: it need not hear that itself
+	s     *plainStore
+	id    string        // of this store, in what it sends, so that it ignores its own
 	ready chan struct{} // something is pending
 	quit  chan struct{}
 	done  chan struct{}
+	// ctx is that of announcements, but for the last one. stop ends it.
+	ctx    context.Context //nolint:containedctx // it ends with the store
+	cancel context.CancelFunc
 
 	mu        sync.Mutex
 	pending   map[string]bool
@@ -62,11 +65,12 @@ func (l *listener) tell(table string) {
 	}
 }
 
-func newPusher(s *store, id string) *pusher {
+func newPusher(s *plainStore, id string) *pusher {
 	p := &pusher{
 		s: s, id: id, ready: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{}),
 		pending: map[string]bool{}, listeners: map[*listener]bool{},
 	}
+	p.ctx, p.cancel = context.WithCancel(context.Background())
 	go p.run()
 	return p
 }
@@ -103,9 +107,8 @@ func (p *pusher) take() (tables []string, listeners []*listener) {
 	return tables, listeners
 }
 
-// listen registers a function until the function that it returns is called, after
-// which it is not called any more.
-func (p *pusher) listen(wake func(string)) (*listener, func()) {
+// listen registers wake. It is not called any more once stop has returned.
+func (p *pusher) listen(wake func(string)) (_ *listener, stop func()) {
 	l := &listener{wake: wake}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -127,14 +130,12 @@ func (p *pusher) run() {
 		case <-p.ready:
 		case <-p.quit:
 			ctx, cancel := context.WithTimeout(context.Background(), pushAtEnd)
-			_ = p.push(ctx) // nobody is left who could repeat it
+			_ = p.push(ctx) // it cannot be repeated any more
 			cancel()
 			return
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), pushWithin)
-		stop := context.AfterFunc(p.s.ctx, cancel)
+		ctx, cancel := context.WithTimeout(p.ctx, pushWithin)
 		err := p.push(ctx)
-		stop()
 		cancel()
 		wait := pushEvery
 		if err != nil {
@@ -178,13 +179,14 @@ func (p *pusher) table(payload string) (table string, own bool) {
 	id, name, ok := strings.Cut(payload, ":")
 	decoded, err := hex.DecodeString(name)
 	if !ok || err != nil {
-		return "", false // somebody else's; look everywhere
+		return "", false // another program's: it may mean any table
 	}
 	return string(decoded), id == p.id
 }
 
 // stop announces what is pending, for a bounded time, and ends the goroutine.
 func (p *pusher) stop() {
+	p.cancel()
 	close(p.quit)
 	<-p.done
 }

@@ -4,9 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"iter"
 	"slices"
-	"strings"
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -14,8 +12,8 @@ import (
 
 // Read implements rowstore.Store: one statement for the reads of single columns at
 // one timestamp, which nearly all are, and one for the others.
-func (s *store) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
-	ctx, done, err := s.enter(ctx, "read")
+func (s *plainStore) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
+	ctx, done, err := s.gate.Begin(ctx, "read")
 	if err != nil {
 		return nil, err
 	}
@@ -25,12 +23,12 @@ func (s *store) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.
 	}
 	rows, err := s.read(ctx, reads)
 	if err != nil {
-		return nil, s.fail("read", err)
+		return nil, s.gate.Fail("read", err)
 	}
 	return rows, nil
 }
 
-func (s *store) read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
+func (s *plainStore) read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
 	if len(reads) == 0 {
 		return nil, nil
 	}
@@ -41,7 +39,7 @@ func (s *store) read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.
 		switch {
 		case tooLong(reads[i].Table, reads[i].Row):
 			// No such row can be there.
-		case isPoint(reads[i].Picks):
+		case isPoint(reads[i].Selectors):
 			points = append(points, i)
 		default:
 			others = append(others, i)
@@ -64,14 +62,14 @@ func tooLong(table, row string) bool { return len(table) > maxTable || len(row) 
 
 // isPoint tells whether the function read_point can answer picks: of each column
 // the lock, the mark, and one write.
-func isPoint(picks []rowstore.Pick) bool {
+func isPoint(picks []rowstore.Selector) bool {
 	for i := range picks {
 		p := &picks[i]
 		if p.Column == rowstore.AllColumns {
 			return false
 		}
 		switch p.Family {
-		case rowstore.Lock, rowstore.Rollback:
+		case rowstore.Lock, rowstore.Mark:
 		case rowstore.Write:
 			if p.Limit != 1 {
 				return false
@@ -94,7 +92,7 @@ type unit struct {
 	col  string
 }
 
-func (s *store) readPoints(ctx context.Context, reads []rowstore.RowRead, which []int, rows []rowstore.Row) error {
+func (s *plainStore) readPoints(ctx context.Context, reads []rowstore.RowRead, which []int, rows []rowstore.Row) error {
 	a := arrayPool.Get().(*arrays)
 	defer arrayPool.Put(a)
 	p := newPoints(a, reads, which, rows)
@@ -124,15 +122,15 @@ func newPoints(a *arrays, reads []rowstore.RowRead, which []int, rows []rowstore
 	ts.reset(oidInt8)
 	for _, i := range which {
 		r := &reads[i]
-		for j := range r.Picks {
-			p := &r.Picks[j]
-			if slices.ContainsFunc(r.Picks[:j], func(q rowstore.Pick) bool { return q.Column == p.Column }) {
+		for j := range r.Selectors {
+			p := &r.Selectors[j]
+			if slices.ContainsFunc(r.Selectors[:j], func(q rowstore.Selector) bool { return q.Column == p.Column }) {
 				continue
 			}
 			at := oracle.Max
-			for k := j; k < len(r.Picks); k++ {
-				if r.Picks[k].Family == rowstore.Write && r.Picks[k].Column == p.Column {
-					at = min(r.Picks[k].To, oracle.Max)
+			for k := j; k < len(r.Selectors); k++ {
+				if r.Selectors[k].Family == rowstore.Write && r.Selectors[k].Column == p.Column {
+					at = min(r.Selectors[k].To, oracle.Max)
 				}
 			}
 			w.units = append(w.units, unit{i, p.Column})
@@ -163,8 +161,8 @@ func (w *points) line(f *fields) {
 	if row.Versions == nil {
 		row.Versions = make([]rowstore.Version, 0, 2)
 	}
-	for k := range w.reads[u.read].Picks {
-		p := &w.reads[u.read].Picks[k]
+	for k := range w.reads[u.read].Selectors {
+		p := &w.reads[u.read].Selectors[k]
 		if p.Column != u.col {
 			continue
 		}
@@ -172,7 +170,7 @@ func (w *points) line(f *fields) {
 		switch p.Family {
 		case rowstore.Lock:
 			at, val = 1, 2
-		case rowstore.Rollback:
+		case rowstore.Mark:
 			at, val = 3, 4
 		default:
 			if f.values[7] != nil {
@@ -249,7 +247,7 @@ func tidy(r *rowstore.Row) {
 
 // readPicks answers those of reads that which names, with the query picks, or with
 // the query check, which tells the incarnation too.
-func (s *store) readPicks(ctx context.Context, q query, reads []rowstore.RowRead, which []int, rows []rowstore.Row, inc *string) error {
+func (s *plainStore) readPicks(ctx context.Context, q query, reads []rowstore.RowRead, which []int, rows []rowstore.Row, inc *string) error {
 	a := arrayPool.Get().(*arrays)
 	defer arrayPool.Put(a)
 	num, tab, key := &a.a[0], &a.a[1], &a.a[2]
@@ -259,11 +257,11 @@ func (s *store) readPicks(ctx context.Context, q query, reads []rowstore.RowRead
 	var pl pickLists
 	pl.reset(a.a[3:])
 	for _, i := range which {
-		for j := range reads[i].Picks {
+		for j := range reads[i].Selectors {
 			num.int4(i)
 			tab.string(reads[i].Table)
 			key.string(reads[i].Row)
-			pl.add(&reads[i].Picks[j])
+			pl.add(&reads[i].Selectors[j])
 		}
 	}
 	params := append(a.params[:0], int4Param(pl.mask), num.param(), tab.param(), key.param())
@@ -290,7 +288,7 @@ func (s *store) readPicks(ctx context.Context, q query, reads []rowstore.RowRead
 		return err
 	}
 	for _, i := range which {
-		selectPicks(&rows[i], reads[i].Picks)
+		selectPicks(&rows[i], reads[i].Selectors)
 	}
 	return nil
 }
@@ -329,7 +327,7 @@ func (l *pickLists) reset(a []array) {
 	l.lim.reset(oidInt8)
 }
 
-func (l *pickLists) add(p *rowstore.Pick) {
+func (l *pickLists) add(p *rowstore.Selector) {
 	l.mask |= 1 << p.Family
 	l.fam.int2(uint8(p.Family))
 	if p.Column == rowstore.AllColumns {
@@ -352,7 +350,7 @@ func (l *pickLists) params(to [][]byte) [][]byte {
 
 // selectPicks reduces what the server sent of a row, which may be a little more,
 // to what the picks select.
-func selectPicks(r *rowstore.Row, picks []rowstore.Pick) {
+func selectPicks(r *rowstore.Row, picks []rowstore.Selector) {
 	tidy(r)
 	all := r.Versions
 	exact := true
@@ -389,175 +387,4 @@ func selectPicks(r *rowstore.Row, picks []rowstore.Pick) {
 		}
 	}
 	r.Versions = kept
-}
-
-// Sizes of the pages of a scan, in rows, and how many bytes a page should have.
-const (
-	firstPage = 64
-	maxPage   = 2048
-	pageBytes = 1 << 20
-	// firstLook is how many lines of a table a page looks at, at most. A row is looked at as a
-	// whole, so one with more columns than that takes more.
-	firstLook = 8192
-)
-
-// afterAll is greater than every key of a row.
-var afterAll = strings.Repeat("\xff", maxRow+1)
-
-// Scan implements rowstore.Store. It reads page after page, each by a statement of
-// its own that begins after the last key of the one before.
-func (s *store) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
-	return func(yield func(rowstore.Row, error) bool) {
-		if err := ctx.Err(); err != nil {
-			yield(rowstore.Row{}, fmt.Errorf("postgres: scan: %w", err))
-			return
-		}
-		if err := rowstore.CheckScan(r); err != nil {
-			yield(rowstore.Row{}, fmt.Errorf("postgres: scan: %w", err))
-			return
-		}
-		// The caller may change its slice within the loop.
-		r.Picks = slices.Clone(r.Picks)
-		lo, hi := r.From, r.To
-		if hi == "" || len(hi) > maxRow && hi > afterAll {
-			hi = afterAll
-		}
-		left := r.Limit
-		size, look := firstPage, firstLook
-		for lo < hi && len(r.Table) <= maxTable {
-			if left > 0 {
-				size = min(size, max(left, 8))
-			}
-			page, err := s.page(ctx, r, lo, hi, size, look)
-			if err != nil {
-				yield(rowstore.Row{}, err)
-				return
-			}
-			for i := range page.rows {
-				if !yield(page.rows[i], nil) {
-					return
-				}
-				if left > 0 {
-					if left--; left == 0 {
-						return
-					}
-				}
-			}
-			if page.end {
-				return
-			}
-			from := &lo
-			if r.Reverse {
-				from = &hi
-			}
-			if look = firstLook; *from == page.next {
-				look = page.look * 2 // the first row is wider
-			}
-			*from = page.next
-			size = min(maxPage, size*2)
-		}
-	}
-}
-
-// scanned is a page: those of the rows looked at in which something still matched
-// when they were read, and where the next page begins.
-type scanned struct {
-	rows []rowstore.Row
-	end  bool // there is no next page
-	next string
-	look int
-}
-
-func (s *store) page(ctx context.Context, r rowstore.ScanRange, lo, hi string, size, look int) (scanned, error) {
-	ctx, done, err := s.enter(ctx, "scan")
-	if err != nil {
-		return scanned{}, err
-	}
-	defer done()
-	a := arrayPool.Get().(*arrays)
-	defer arrayPool.Put(a)
-	var pl pickLists
-	pl.reset(a.a[:])
-	deep := false
-	for i := range r.Picks {
-		pl.add(&r.Picks[i])
-		deep = deep || r.Picks[i].Family == rowstore.Write && r.Picks[i].Limit != 1
-	}
-	params := [][]byte{
-		[]byte(r.Table), notNull(lo), []byte(hi), boolParam(r.Reverse), int8Param(uint64(size)), int8Param(uint64(look)), //nolint:gosec // above 0
-		int8Param(pageBytes), boolParam(deep), int4Param(pl.mask),
-	}
-	params = append(pl.params(params), pl.lim.param())
-	var p scanned
-	byKey := map[string]int{}
-	begin := func() {
-		p = scanned{end: true, look: look}
-		clear(byKey)
-	}
-	err = s.run(ctx, s.q.scan, params, false, begin, func(f *fields) {
-		if f.int2(1) == 0 {
-			p.next, p.end = string(f.values[0]), f.values[0] == nil
-			return
-		}
-		i, ok := byKey[string(f.values[0])]
-		if !ok {
-			i = len(p.rows)
-			key := string(f.values[0])
-			byKey[key] = i
-			p.rows = append(p.rows, rowstore.Row{Table: r.Table, Row: key})
-		}
-		p.rows[i].Versions = appendVersions(p.rows[i].Versions, f, 1)
-	})
-	if err != nil {
-		return scanned{}, s.fail("scan", err)
-	}
-	for i := range p.rows {
-		selectPicks(&p.rows[i], r.Picks)
-	}
-	p.rows = slices.DeleteFunc(p.rows, func(row rowstore.Row) bool { return len(row.Versions) == 0 })
-	slices.SortFunc(p.rows, func(a, b rowstore.Row) int {
-		if r.Reverse {
-			a, b = b, a
-		}
-		return strings.Compare(a.Row, b.Row)
-	})
-	return p, nil
-}
-
-func notNull(s string) []byte {
-	if s == "" {
-		return []byte{}
-	}
-	return []byte(s)
-}
-
-// Tables implements rowstore.Store.
-func (s *store) Tables(ctx context.Context) iter.Seq2[string, error] {
-	return func(yield func(string, error) bool) {
-		last := ""
-		for {
-			next, err := s.nextTable(ctx, last)
-			if err != nil {
-				yield("", err)
-				return
-			}
-			if next == "" || !yield(next, nil) {
-				return
-			}
-			last = next
-		}
-	}
-}
-
-func (s *store) nextTable(ctx context.Context, last string) (string, error) {
-	ctx, done, err := s.enter(ctx, "tables")
-	if err != nil {
-		return "", err
-	}
-	defer done()
-	next := ""
-	if err := s.run(ctx, s.q.tables, [][]byte{notNull(last)}, false, nil, func(f *fields) { next = string(f.values[0]) }); err != nil {
-		return "", s.fail("tables", err)
-	}
-	return next, nil
 }

@@ -13,8 +13,8 @@ import (
 )
 
 // Split implements rowstore.Splitter.
-func (s *store) Split(ctx context.Context, table string, n int) ([]string, error) {
-	ctx, done, err := s.enter(ctx, "split")
+func (s *plainStore) Split(ctx context.Context, table string, n int) ([]string, error) {
+	ctx, done, err := s.gate.Begin(ctx, "split")
 	if err != nil {
 		return nil, err
 	}
@@ -43,47 +43,47 @@ func (s *store) Split(ctx context.Context, table string, n int) ([]string, error
 		keys = append(keys, string(f.values[0]))
 	})
 	if err != nil {
-		return nil, s.fail("split", err)
+		return nil, s.gate.Fail("split", err)
 	}
 	return keys, nil
 }
 
 // Report implements rowstore.Reporter.
-func (s *store) Report(ctx context.Context) (rowstore.Report, error) {
-	ctx, done, err := s.enter(ctx, "report")
+func (s *plainStore) Report(ctx context.Context) (rowstore.Report, error) {
+	ctx, done, err := s.gate.Begin(ctx, "report")
 	if err != nil {
 		return rowstore.Report{}, err
 	}
 	defer done()
 	c, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return rowstore.Report{}, s.fail("report", connecting(ctx, err))
+		return rowstore.Report{}, s.gate.Fail("report", connecting(ctx, err))
 	}
 	defer c.Release()
 	results, err := c.Conn().PgConn().Exec(ctx, `SELECT pg_catalog.current_setting('server_version'), pg_catalog.current_setting('fsync'),
 		pg_catalog.current_setting('full_page_writes'), pg_catalog.current_setting('autovacuum'),
 		pg_catalog.current_setting('synchronous_standby_names'), (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_replication)`).ReadAll()
 	if err != nil {
-		return rowstore.Report{}, s.fail("report", err)
+		return rowstore.Report{}, s.gate.Fail("report", err)
 	}
 	if len(results) != 1 || len(results[0].Rows) != 1 || len(results[0].Rows[0]) != 6 {
-		return rowstore.Report{}, s.fail("report", errors.New("the server's answer makes no sense"))
+		return rowstore.Report{}, s.gate.Fail("report", errors.New("the server did not answer with one row of six settings"))
 	}
 	row := results[0].Rows[0]
 	r := rowstore.Report{Backend: "postgres", Version: string(row[0]), Features: []rowstore.Feature{
-		{Name: "groups", Supported: true, Reason: "all rows of a transaction commit together"},
-		{Name: "one-phase commit", Reason: "a timestamp drawn in a transaction is known before its rows are"},
-		{Name: "deferred durability", Supported: true, Reason: "synchronous_commit is set for each transaction"},
-		{Name: "oracle", Supported: true, Reason: "a sequence below a durable bound"},
-		{Name: "split", Supported: true, Reason: "by a sample of the table's pages"},
-		{Name: "wake", Supported: s.listen != nil},
+		{Name: rowstore.FeatureGroups, Supported: true, Reason: "all rows of a transaction commit together"},
+		{Name: rowstore.FeatureOnePhase, Reason: "a timestamp drawn in a transaction is known before its rows are"},
+		{Name: rowstore.FeatureDeferred, Supported: true, Reason: "synchronous_commit is set for each transaction"},
+		{Name: rowstore.FeatureOracle, Supported: true, Reason: "a sequence below a durable bound"},
+		{Name: rowstore.FeatureSplit, Supported: true, Reason: "by a sample of the table's pages"},
+		{Name: rowstore.FeatureWake, Supported: s.listen != nil},
 		{Name: "prepared statements", Supported: !s.unprepared.Load()},
 	}}
 	if s.listen == nil {
 		r.Features[5].Reason = "the connection goes through a pooler; give a direct one with the parameter listen"
 	}
 	if s.unprepared.Load() {
-		r.Features[6].Reason = "a pooler is in between, or default_query_exec_mode says so"
+		r.Features[6].Reason = "the connection goes through a pooler, or default_query_exec_mode turns them off"
 	}
 	for i, w := range []string{
 		1: "fsync is off: a crash of the operating system can destroy the database.",
@@ -103,15 +103,15 @@ func (s *store) Report(ctx context.Context) (rowstore.Report, error) {
 }
 
 // ownWarnings are those about the connection and about what happened since the store was opened.
-func (s *store) ownWarnings(c *pgconn.PgConn) []string {
+func (s *plainStore) ownWarnings(c *pgconn.PgConn) []string {
 	var all []string
 	if _, safe := c.Conn().(*tls.Conn); !safe && !isLocal(c.Conn().RemoteAddr()) {
 		all = append(all, "The connection to the server is plain text, and goes to another machine: "+
-			"sslmode=prefer falls back to that without a word; say sslmode=verify-full.")
+			"sslmode=prefer falls back to that silently. Set sslmode=verify-full.")
 	}
 	if s.deaf {
-		all = append(all, "The server's warnings do not arrive, so a commit that it stopped waiting for, before a synchronous standby had it, "+
-			"is taken for an ordinary one: set OnNotice of the pool's configuration.")
+		all = append(all, "The server's warnings do not arrive. If it commits and stops waiting for a synchronous standby, the store "+
+			"does not hear of it. Set OnNotice of the pool's ConnConfig to postgres.OnNotice.")
 	}
 	if n := s.unconfirmed.Load(); n > 0 {
 		all = append(all, fmt.Sprintf("%d commits were made on the server while it stopped waiting for its synchronous standbys; "+

@@ -3,14 +3,14 @@ package postgres
 import (
 	"context"
 	_ "embed"
-	"errors"
 	"fmt"
 	"hash/fnv"
 	"strconv"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
 // schemaVersion is the newest version of the schema that this package knows, and
@@ -204,157 +204,11 @@ func scanKeys(table, matches, size string) string {
 		v_sizes := v_sizes || t_sizes[1:t_n];`
 }
 
-// shape is a kind of change of one cell, which is compiled to one function.
-type shape struct {
-	name string
-	cols []string // the columns of its lists beyond group and key, with their types
-	// cond is judged over the cell c (all null when there is none) and the list u; set is
-	// what an update does.
-	cond, set string
-	// write is the column of the list that holds the timestamp of a new write, "" if the
-	// shape has none: the write that was the newest becomes an older one. may is its
-	// condition where not every cell of the shape has one.
-	write, may string
-	// ranges: the columns rl and rh are a range of writes to remove.
-	ranges bool
-	// makes tells whether a cell that is not there is made, "" for never, with these
-	// values of its last six columns.
-	makes, values string
-}
-
-// shapes lists the compiled shapes. The first two are what transactions consist
-// of; the third does whatever is judged on the cell alone.
-var shapes = []shape{
-	{
-		name:   "prewrite",
-		cols:   []string{"lt bigint", "lv bytea"},
-		cond:   `c.lock_ts IS NULL AND (c.write_ts IS NULL OR c.write_ts < u.lt) AND (c.mark_ts IS NULL OR c.mark_ts < u.lt)`,
-		set:    `lock_ts = u.lt, lock_val = u.lv`,
-		makes:  `true`,
-		values: `u.lt, u.lv, NULL, NULL, NULL, NULL`,
-	},
-	{
-		name:  "commit",
-		cols:  []string{"lt bigint", "wt bigint", "wv bytea"},
-		cond:  `c.lock_ts = u.lt AND (c.write_ts IS NULL OR c.write_ts < u.wt)`,
-		set:   `lock_ts = NULL, lock_val = NULL, write_ts = u.wt, write_val = u.wv`,
-		write: "wt",
-	},
-	{
-		name: "any",
-		cols: []string{
-			"lk smallint", "lc bigint", "wf bigint", "mf bigint",
-			"le smallint", "lt bigint", "lv bytea", "wt bigint", "wv bytea", "mt bigint", "mv bytea",
-			"rl bigint", "rh bigint", "xl bigint", "xh bigint",
-		},
-		cond: `CASE u.lk WHEN 0 THEN true WHEN 1 THEN c.lock_ts IS NULL OR c.lock_ts < u.lc
-				WHEN 2 THEN c.lock_ts IS DISTINCT FROM u.lc ELSE c.lock_ts = u.lc END
-			AND (u.wf IS NULL OR c.write_ts IS NULL OR c.write_ts < u.wf)
-			AND (u.mf IS NULL OR c.mark_ts IS NULL OR c.mark_ts < u.mf)
-			AND (u.wt IS NULL OR c.write_ts IS NULL OR c.write_ts < u.wt)
-			AND (u.rh IS NULL OR c.write_ts IS NULL OR c.write_ts NOT BETWEEN u.rl AND u.rh)`,
-		set: `lock_ts = CASE u.le WHEN 1 THEN u.lt WHEN 2 THEN nullif(c.lock_ts, u.lt) ELSE c.lock_ts END,
-			lock_val = CASE u.le WHEN 1 THEN u.lv WHEN 2 THEN CASE WHEN c.lock_ts = u.lt THEN NULL ELSE c.lock_val END ELSE c.lock_val END,
-			write_ts = coalesce(u.wt, c.write_ts),
-			write_val = CASE WHEN u.wt IS NULL THEN c.write_val ELSE u.wv END,
-			mark_ts = CASE WHEN c.mark_ts BETWEEN u.xl AND u.xh THEN NULL ELSE greatest(c.mark_ts, u.mt) END,
-			mark_val = CASE WHEN c.mark_ts BETWEEN u.xl AND u.xh THEN NULL
-				WHEN u.mt >= c.mark_ts OR (u.mt IS NOT NULL AND c.mark_ts IS NULL) THEN u.mv ELSE c.mark_val END`,
-		write:  "wt",
-		may:    "u.wt IS NOT NULL",
-		ranges: true,
-		makes:  `u.le = 1 OR u.wt IS NOT NULL OR u.mt IS NOT NULL`,
-		values: `CASE u.le WHEN 1 THEN u.lt END, CASE u.le WHEN 1 THEN u.lv END, u.wt, u.wv, u.mt, u.mv`,
-	},
-}
-
-// pairs returns what a shape fills into schema_apply.sql.
-func (s shape) pairs() []string {
-	var params, args, cols []string
-	for _, c := range s.cols {
-		name, kind, _ := strings.Cut(c, " ")
-		params = append(params, "p_"+name+" "+kind+"[]")
-		args = append(args, "p_"+name)
-		cols = append(cols, name)
-	}
-	list := `unnest(p_g, p_tab, p_key, p_col, ` + strings.Join(args, ", ") + `) WITH ORDINALITY AS u(g, tab, key, col, ` +
-		strings.Join(cols, ", ") + `, i)`
-	const sameKey = `c.tab = u.tab AND c.key = u.key AND c.col = u.col`
-	const joinKey = `c.tab = ANY (ARRAY[u.tab]) AND c.key = u.key AND c.col = u.col` // see functionSettings
-	const notBad = `(v_bad IS NULL OR u.g <> ALL (v_bad))`
-
-	set, spill, from := s.set, "", ""
-	if s.write != "" {
-		may := "c.write_ts IS NOT NULL"
-		spilled := `length(c.past) >= {{past_limit}}`
-		if s.may != "" {
-			may = s.may + " AND " + may
-			spilled = s.may + " AND " + spilled
-		}
-		lowest := "CASE WHEN " + may + " THEN CASE WHEN length(c.past) < {{past_limit}} THEN c.past_lo ELSE c.write_ts END"
-		past := "CASE WHEN " + may + " THEN " + entry("c.write_ts", "c.write_val") +
-			" || CASE WHEN length(c.past) < {{past_limit}} THEN c.past ELSE '' END"
-		if s.ranges {
-			const whole = ` WHEN c.past_lo <= u.rh THEN CASE WHEN length(c.past) < {{past_limit}} THEN `
-			const without = `{{schema}}.past_without(c.past, u.rl, u.rh)`
-			lowest += whole + "{{schema}}.past_lowest(" + without + ") END"
-			past += whole + without + " END"
-		}
-		set += ", past_lo = " + lowest + " ELSE c.past_lo END, past = " + past + " ELSE c.past END"
-		spill = `, u.tab, u.key, u.col, u.` + s.write + ` - 1 AS hi, c.past_lo AS lo, CASE WHEN ` + spilled + ` THEN c.past END AS vals`
-		from = `, spill AS (
-			INSERT INTO {{schema}}.past (tab, key, col, lo, hi, vals)
-			SELECT up.tab, up.key, up.col, up.lo, up.hi, up.vals FROM up WHERE up.vals IS NOT NULL
-		)`
-	}
-	update := `WITH up AS (
-			UPDATE {{schema}}.cell c SET ` + set + `
-			FROM ` + list + `
-			WHERE ` + joinKey + ` AND (` + s.cond + `) AND ` + notBad + `
-			RETURNING u.i` + spill + `
-		)` + from + ` SELECT array_agg(up.i::integer) INTO v_done FROM up;`
-	ranges := ""
-	if s.ranges {
-		const sameOld = `o.tab = u.tab AND o.key = u.key AND o.col = u.col`
-		const joinOld = `o.tab = ANY (ARRAY[u.tab]) AND o.key = u.key AND o.col = u.col`
-		const ranged = `u.rh IS NOT NULL AND u.i = ANY (v_done)`
-		ranges = `IF (p_smask & 16) <> 0 THEN
-			DELETE FROM {{schema}}.past o USING ` + list + `
-			WHERE ` + ranged + ` AND ` + joinOld + ` AND o.lo BETWEEN u.rl AND u.rh AND o.hi <= u.rh;
-			PERFORM {{schema}}.past_cut(u.tab, u.key, u.col, u.rl, u.rh) FROM ` + list + `
-			WHERE ` + ranged + ` AND EXISTS (SELECT FROM {{schema}}.past o WHERE ` + sameOld + ` AND o.lo <= u.rh AND o.hi >= u.rl OFFSET 0);
-		END IF;`
-	}
-	insert := "NULL;"
-	if s.makes != "" {
-		insert = `WITH cand AS MATERIALIZED (
-				SELECT u.* FROM ` + list + `
-				LEFT JOIN LATERAL (SELECT * FROM {{schema}}.cell c WHERE ` + sameKey + ` OFFSET 0) c ON true
-				WHERE c.tab IS NULL AND (` + s.cond + `) AND (` + s.makes + `) AND ` + notBad + `
-			), ins AS (
-				INSERT INTO {{schema}}.cell (tab, key, col, lock_ts, lock_val, write_ts, write_val, mark_ts, mark_val)
-				SELECT u.tab, u.key, u.col, ` + s.values + ` FROM cand u ORDER BY u.i
-				ON CONFLICT DO NOTHING RETURNING 1
-			) SELECT (SELECT array_agg(cand.i::integer) FROM cand), (SELECT count(*) FROM ins) INTO v_new, v_ins;
-			IF v_ins < cardinality(v_new) THEN
-				RAISE EXCEPTION 'percolator: another client made the row' USING ERRCODE = 'PC002';
-			END IF;`
-	}
-	return []string{
-		"{{name}}", s.name,
-		"{{params}}", strings.Join(params, ", "),
-		"{{args}}", strings.Join(args, ", "),
-		"{{cols}}", strings.Join(cols, ", "),
-		"{{cond}}", s.cond,
-		"{{update}}", update,
-		"{{insert}}", insert,
-		"{{ranges}}", ranges,
-	}
-}
-
 // undefinedTable and the others are the SQLSTATEs that this package tells apart.
 const (
 	undefinedTable     = "42P01"
+	undefinedColumn    = "42703"
+	duplicateTable     = "42P07"
 	invalidSchema      = "3F000"
 	noPrivilege        = "42501"
 	noSuchStatement    = "26000"
@@ -364,6 +218,7 @@ const (
 	readOnly           = "25006"
 	uniqueViolation    = "23505"
 	lockNotAvailable   = "55P03"
+	queryCanceled      = "57014"
 	tooManyConnections = "53300"
 	plainWarning       = "01000"
 	adminShutdown      = "57P01"
@@ -429,6 +284,9 @@ func migrate(ctx context.Context, conn *pgx.Conn, schema string, n names) error 
 		}
 	}
 	if err := exec(ctx, conn, migration); err != nil {
+		if version == 0 && sqlState(err) == duplicateTable {
+			return fmt.Errorf("%w: the schema %q has tables that are not a store's: use another schema (%w)", rowstore.ErrFormat, schema, err)
+		}
 		return fmt.Errorf("migrating the schema %q from version %d to version %d: %w", schema, version, schemaVersion, err)
 	}
 	return tx.Commit(ctx)
@@ -438,24 +296,26 @@ func migrate(ctx context.Context, conn *pgx.Conn, schema string, n names) error 
 func storedVersion(ctx context.Context, conn *pgx.Conn, n names) (int, error) {
 	results, err := conn.PgConn().Exec(ctx, n.expand("SELECT version FROM {{schema}}.meta")).ReadAll()
 	if err != nil {
-		var pg *pgconn.PgError
-		if errors.As(err, &pg) && (pg.Code == undefinedTable || pg.Code == invalidSchema) {
+		switch sqlState(err) {
+		case undefinedTable, invalidSchema:
 			return 0, nil
+		case undefinedColumn:
+			return 0, fmt.Errorf("%w: the schema has a table meta without a column version, which is not a store's: use another schema (%w)", rowstore.ErrFormat, err)
 		}
 		return 0, fmt.Errorf("reading the version of the schema: %w", err)
 	}
 	if len(results) != 1 || len(results[0].Rows) != 1 {
-		return 0, fmt.Errorf("%w: the schema's table meta does not hold one line", errDamaged)
+		return 0, fmt.Errorf("%w: the schema's table meta does not hold one line", rowstore.ErrCorrupt)
 	}
 	version, err := strconv.Atoi(string(results[0].Rows[0][0]))
 	if err != nil || version < 1 {
-		return 0, fmt.Errorf("%w: the schema's version is %q", errDamaged, results[0].Rows[0][0])
+		return 0, fmt.Errorf("%w: the schema's table meta has the version %q, which is no version of a store", rowstore.ErrFormat, results[0].Rows[0][0])
 	}
 	return version, nil
 }
 
 func newerSchema(schema string, version int) error {
-	return fmt.Errorf("the schema %q has version %d, and this program knows versions up to %d: use a newer program", schema, version, schemaVersion)
+	return fmt.Errorf("%w: the schema %q has version %d, and this program knows versions up to %d: use a newer program", rowstore.ErrFormat, schema, version, schemaVersion)
 }
 
 // exec runs statements without arguments and without prepared statements.

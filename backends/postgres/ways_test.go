@@ -55,7 +55,7 @@ func TestExecModes(t *testing.T) {
 			out, err := s.Apply(ctx, []rowstore.Mutation{put("row", ts)}, rowstore.ApplyOptions{})
 			require.NoError(t, err, mode)
 			require.True(t, out[0].Applied, mode)
-			rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "row", Picks: []rowstore.Pick{{Family: rowstore.Write, Column: "c", To: oracle.Max, Limit: 1}}}})
+			rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "row", Selectors: []rowstore.Selector{{Family: rowstore.Write, Column: "c", To: oracle.Max, Limit: 1}}}})
 			require.NoError(t, err, mode)
 			require.Equal(t, ts, rows[0].Newest(rowstore.Write, "c").TS, mode)
 		}
@@ -69,7 +69,7 @@ func TestPreparedStatementsGivenUp(t *testing.T) {
 	direct := testserver.Postgres(t)
 	bouncer := testserver.NewPgBouncer(t, testserver.SharedPostgres(t), testserver.PgBouncerOptions{}).URL
 	s := openTest(t, with(bouncer, "schema", fresh(t, direct), "coalesce", "off", "default_query_exec_mode", "cache_statement"))
-	require.False(t, s.(*store).unprepared.Load())
+	require.False(t, s.plain.unprepared.Load())
 	var wg sync.WaitGroup
 	errs := make(chan error, 8)
 	for g := range 8 {
@@ -134,13 +134,13 @@ func TestDefaultsFoundOutLater(t *testing.T) {
 	defer pool.Close()
 	s, err := New(ctx, pool, Options{Schema: schema, NoCoalesce: true})
 	require.NoError(t, err)
-	require.False(t, s.(*wakingStore).explicit.Load())
+	require.False(t, s.plain.explicit.Load())
 	level = "serializable"
 	pool.Reset()
 	out, err := s.Apply(ctx, []rowstore.Mutation{put("a", 5)}, rowstore.ApplyOptions{})
 	require.NoError(t, err)
 	require.True(t, out[0].Applied)
-	require.True(t, s.(*wakingStore).explicit.Load())
+	require.True(t, s.plain.explicit.Load())
 
 	require.NoError(t, s.Close())
 	require.NoError(t, pool.Ping(ctx), "Close leaves the application's pool open")
@@ -159,7 +159,7 @@ func TestMigrationsAtOnce(t *testing.T) {
 	errs := make([]error, 8)
 	for i := range errs {
 		wg.Go(func() {
-			s, err := Open(ctx, with(direct, "schema", schema, "pool_max_conns", "2"))
+			s, err := OpenURL(ctx, with(direct, "schema", schema, "pool_max_conns", "2"))
 			if err == nil {
 				err = s.Close()
 			}
@@ -207,7 +207,7 @@ func TestMigrationFrom1(t *testing.T) {
 	stores := make([]rowstore.Store, 4)
 	for i := range stores {
 		wg.Go(func() {
-			if s, err := Open(ctx, with(direct, "schema", schema, "pool_max_conns", "2")); err == nil {
+			if s, err := OpenURL(ctx, with(direct, "schema", schema, "pool_max_conns", "2")); err == nil {
 				stores[i] = s
 			} else {
 				t.Error(err)
@@ -222,11 +222,11 @@ func TestMigrationFrom1(t *testing.T) {
 		defer func() { require.NoError(t, s.Close()) }()
 	}
 	s := stores[0]
-	all := []rowstore.Pick{
+	all := []rowstore.Selector{
 		{Family: rowstore.Lock, To: oracle.Max},
 		{Family: rowstore.Write, To: oracle.Max},
 		{Family: rowstore.Data, To: oracle.Max},
-		{Family: rowstore.Rollback, To: oracle.Max},
+		{Family: rowstore.Mark, To: oracle.Max},
 		{Family: rowstore.Notify, To: oracle.Max},
 	}
 	for i := range 10 {
@@ -249,14 +249,14 @@ func TestMigrationFrom1(t *testing.T) {
 			want = append(want, version(rowstore.Data, 5, "long"))
 		}
 		if i%2 != 0 {
-			want = append(want, version(rowstore.Rollback, 7, ""))
+			want = append(want, version(rowstore.Mark, 7, ""))
 		}
 		if i == 2 {
 			want = append(want, version(rowstore.Notify, 6, "note"))
 		}
 		rows, err := s.Read(ctx, []rowstore.RowRead{
-			{Table: "t", Row: row, Picks: all},
-			{Table: "t", Row: row, Picks: []rowstore.Pick{{Family: rowstore.Write, Column: "c", To: 29 + ts, Limit: 1}}},
+			{Table: "t", Row: row, Selectors: all},
+			{Table: "t", Row: row, Selectors: []rowstore.Selector{{Family: rowstore.Write, Column: "c", To: 29 + ts, Limit: 1}}},
 		})
 		require.NoError(t, err)
 		require.Equal(t, want, rows[0].Versions)
@@ -295,7 +295,7 @@ func TestMigrationFrom2(t *testing.T) {
 	sqlDo(t, direct, n.expand(schemaOf2))
 	sqlDo(t, direct, n.expand(`INSERT INTO {{schema}}.cell (tab, key, col, write_ts, write_val) VALUES ('t', 'r', 'c', 50, 'w')`))
 	s := openTest(t, with(direct, "schema", schema))
-	rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "r", Picks: []rowstore.Pick{{Family: rowstore.Write, To: oracle.Max}}}})
+	rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "r", Selectors: []rowstore.Selector{{Family: rowstore.Write, To: oracle.Max}}}})
 	require.NoError(t, err)
 	require.Equal(t, []rowstore.Version{{Family: rowstore.Write, Column: "c", TS: 50, Value: []byte("w")}}, rows[0].Versions)
 	openTest(t, with(direct, "schema", made))
@@ -312,12 +312,35 @@ func TestNewerSchema(t *testing.T) {
 	ctx := testContext(t)
 	direct := testserver.Postgres(t)
 	schema := fresh(t, direct)
-	s, err := Open(ctx, with(direct, "schema", schema))
+	s, err := OpenURL(ctx, with(direct, "schema", schema))
 	require.NoError(t, err)
 	require.NoError(t, s.Close())
 	sqlDo(t, direct, "UPDATE "+pgx.Identifier{schema}.Sanitize()+".meta SET version = 99")
-	_, err = Open(ctx, with(direct, "schema", schema))
+	_, err = OpenURL(ctx, with(direct, "schema", schema))
 	require.ErrorContains(t, err, "version 99")
+	require.ErrorIs(t, err, rowstore.ErrFormat)
+}
+
+// A schema that somebody else uses is left alone, and one that does not make sense too.
+func TestOtherSchemas(t *testing.T) {
+	t.Parallel()
+	ctx := testContext(t)
+	direct := testserver.Postgres(t)
+	for what, want := range map[string]error{
+		"TABLE {{schema}}.meta (name text)":                 rowstore.ErrFormat,
+		"VIEW {{schema}}.meta AS SELECT 'one' AS version":   rowstore.ErrFormat,
+		"TABLE {{schema}}.meta (version int)":               rowstore.ErrCorrupt,
+		"TABLE {{schema}}.cell (prisoner text)":             rowstore.ErrFormat,
+		"VIEW {{schema}}.data AS SELECT 'theirs' AS theirs": rowstore.ErrFormat,
+	} {
+		schema := fresh(t, direct)
+		n := newNames(schema)
+		sqlDo(t, direct, n.expand("CREATE SCHEMA {{schema}}; CREATE "+what))
+		layout := schemaLayout(t, direct, schema)
+		_, err := OpenURL(ctx, with(direct, "schema", schema))
+		require.ErrorIs(t, err, want, what)
+		require.Equal(t, layout, schemaLayout(t, direct, schema), "nothing was changed")
+	}
 }
 
 // grants is what README.md asks for.
@@ -337,23 +360,19 @@ func TestPermissions(t *testing.T) {
 	as := strings.Replace(direct, "postgres:"+testserver.PostgresPassword+"@", role+":clerks%20secret@", 1)
 	require.NotEqual(t, direct, as)
 
-	_, err := Open(ctx, with(as, "schema", schema))
+	_, err := OpenURL(ctx, with(as, "schema", schema))
 	require.ErrorContains(t, err, "permission denied for database", "it may not make a schema")
 	require.NotContains(t, err.Error(), "secret")
 
-	s, err := Open(ctx, with(direct, "schema", schema))
+	s, err := OpenURL(ctx, with(direct, "schema", schema))
 	require.NoError(t, err)
 	require.NoError(t, s.Close())
-	_, err = Open(ctx, with(as, "schema", schema))
+	_, err = OpenURL(ctx, with(as, "schema", schema))
 	require.ErrorContains(t, err, "permission denied for schema")
 
 	sqlDo(t, direct, fmt.Sprintf(grants, quoted, role))
 	s = openTest(t, with(as, "schema", schema))
-	start, err := s.(rowstore.Decorator), error(nil)
-	require.NoError(t, err)
-	var o rowstore.OracleProvider
-	require.True(t, start.Offer(&o))
-	ts, err := o.Oracle().Draw(ctx, 1)
+	ts, err := s.Oracle().Draw(ctx, 1)
 	require.NoError(t, err)
 	out, err := s.Apply(ctx, []rowstore.Mutation{
 		put("a", ts),
@@ -364,7 +383,7 @@ func TestPermissions(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, out[0].Applied && out[1].Applied)
 	n := 0
-	for _, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Picks: []rowstore.Pick{{Family: rowstore.Write, To: oracle.Max}}}) {
+	for _, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{{Family: rowstore.Write, To: oracle.Max}}}) {
 		require.NoError(t, err)
 		n++
 	}
@@ -403,7 +422,7 @@ func TestBadAddresses(t *testing.T) {
 		"unknown setting": with(direct, "no_such_setting", "1"),
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, err := Open(ctx, dsn)
+			s, err := OpenURL(ctx, dsn)
 			require.Error(t, err)
 			require.Nil(t, s)
 			require.NotContains(t, err.Error(), "hunter2")
@@ -427,7 +446,7 @@ func TestConditionsAfterALockWait(t *testing.T) {
 
 	lock := func(col string, ts rowstore.Timestamp) ([]rowstore.Condition, rowstore.Edit) {
 		return []rowstore.Condition{
-			rowstore.Absent(rowstore.Write, col, ts), rowstore.Absent(rowstore.Lock, col, 0), rowstore.Absent(rowstore.Rollback, col, ts),
+			rowstore.Absent(rowstore.Write, col, ts), rowstore.Absent(rowstore.Lock, col, 0), rowstore.Absent(rowstore.Mark, col, ts),
 		}, rowstore.Put(rowstore.Lock, col, ts, []byte("mine"))
 	}
 	type result struct {
@@ -449,7 +468,7 @@ func TestConditionsAfterALockWait(t *testing.T) {
 			}
 			return result{out[0].Applied, out[0].Broke, out[0].Err}
 		}},
-		{"TwoColumns", "mark_ts = 8", rowstore.Version{Family: rowstore.Rollback, Column: "b", TS: 8}, func(row string) result {
+		{"TwoColumns", "mark_ts = 8", rowstore.Version{Family: rowstore.Mark, Column: "b", TS: 8}, func(row string) result {
 			ca, ea := lock("a", 7)
 			cb, eb := lock("b", 7)
 			out, err := s.Apply(ctx, []rowstore.Mutation{{Table: "t", Row: row, Conditions: append(ca, cb...), Edits: []rowstore.Edit{ea, eb}}}, rowstore.ApplyOptions{})
@@ -497,8 +516,8 @@ func TestConditionsAfterALockWait(t *testing.T) {
 			require.False(t, r.applied)
 			require.Equal(t, tc.broke, r.broke)
 			rows, err := s.Read(ctx, []rowstore.RowRead{
-				{Table: "t", Row: row, Picks: []rowstore.Pick{{Family: rowstore.Lock, From: 7, To: 7}}},
-				{Table: "t", Row: row + "'", Picks: []rowstore.Pick{{Family: rowstore.Lock, From: 7, To: 7}}},
+				{Table: "t", Row: row, Selectors: []rowstore.Selector{{Family: rowstore.Lock, From: 7, To: 7}}},
+				{Table: "t", Row: row + "'", Selectors: []rowstore.Selector{{Family: rowstore.Lock, From: 7, To: 7}}},
 			})
 			require.NoError(t, err)
 			require.Empty(t, rows[0].Versions, "nothing of a mutation that did not hold may be there")
@@ -576,7 +595,7 @@ func TestGroupsOfTwoHandles(t *testing.T) {
 	groups := map[rowstore.Timestamp]int{}
 	reads := make([]rowstore.RowRead, rows)
 	for i := range reads {
-		reads[i] = rowstore.RowRead{Table: "t", Row: key(i), Picks: []rowstore.Pick{{Family: rowstore.Write, To: oracle.Max}}}
+		reads[i] = rowstore.RowRead{Table: "t", Row: key(i), Selectors: []rowstore.Selector{{Family: rowstore.Write, To: oracle.Max}}}
 	}
 	got, err := handles[0].Read(ctx, reads)
 	require.NoError(t, err)
@@ -613,7 +632,7 @@ func TestUpdatesAreHOT(t *testing.T) {
 		var locks, writes []rowstore.Mutation
 		for i := range rows {
 			locks = append(locks, rowstore.Mutation{Table: "t", Row: fmt.Sprint(i), Conditions: []rowstore.Condition{
-				rowstore.Absent(rowstore.Write, "c", ts), rowstore.Absent(rowstore.Lock, "c", 0), rowstore.Absent(rowstore.Rollback, "c", ts),
+				rowstore.Absent(rowstore.Write, "c", ts), rowstore.Absent(rowstore.Lock, "c", 0), rowstore.Absent(rowstore.Mark, "c", ts),
 			}, Edits: []rowstore.Edit{rowstore.Put(rowstore.Lock, "c", ts, make([]byte, 80))}})
 			writes = append(writes, rowstore.Mutation{Table: "t", Row: fmt.Sprint(i), Conditions: []rowstore.Condition{rowstore.Present("c", ts)}, Edits: []rowstore.Edit{
 				rowstore.Delete(rowstore.Lock, "c", ts), rowstore.Put(rowstore.Write, "c", ts+1, make([]byte, 20)),

@@ -111,7 +111,16 @@ func (a *array) orNull() []byte {
 // arrays are reused, since they are large.
 type arrays struct {
 	a      [32]array
+	used   int // of a, by list
 	params [][]byte
+}
+
+// list returns the next array, empty.
+func (a *arrays) list(oid uint32) *array {
+	next := &a.a[a.used]
+	a.used++
+	next.reset(oid)
+	return next
 }
 
 var arrayPool = sync.Pool{New: func() any { return new(arrays) }}

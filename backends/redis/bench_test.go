@@ -18,8 +18,8 @@ import (
 
 	"github.com/percolate-go/percolate/conformance"
 	"github.com/percolate-go/percolate/internal/testserver"
-	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
 // BenchmarkSeam runs the suite's benchmarks of the store's calls.
@@ -54,7 +54,7 @@ func BenchmarkShape(b *testing.B) {
 	require.True(b, ok)
 	p, ok := rowstore.Unwrap[rowstore.OracleProvider](st)
 	require.True(b, ok)
-	draw := oracle.NewBatch(p.Oracle())
+	draw := kit.NewBatchOracle(p.Oracle())
 	fill(b, st, plain)
 
 	read := func(ctx context.Context, rows ...string) error {
@@ -75,7 +75,7 @@ func BenchmarkShape(b *testing.B) {
 				return err
 			}
 		}
-		gr := rowstore.Group{Draw: true}
+		gr := rowstore.Group{AssignTimestamp: true}
 		for _, r := range rows {
 			gr.Mutations = append(gr.Mutations, onePhase(r, start))
 		}
@@ -151,7 +151,7 @@ func serverCPU(ctx context.Context, b *testing.B, c *goredis.Client) time.Durati
 func reads(start rowstore.Timestamp, rows []string) []rowstore.RowRead {
 	all := make([]rowstore.RowRead, len(rows))
 	for i, r := range rows {
-		all[i] = rowstore.RowRead{Table: "accounts", Row: r, Picks: []rowstore.Pick{
+		all[i] = rowstore.RowRead{Table: "accounts", Row: r, Selectors: []rowstore.Selector{
 			{Family: rowstore.Lock, Column: "balance", To: start, Limit: 1},
 			{Family: rowstore.Write, Column: "balance", To: start, Limit: 1},
 		}}
@@ -165,9 +165,9 @@ func onePhase(row string, start rowstore.Timestamp) rowstore.Mutation {
 		Conditions: []rowstore.Condition{
 			rowstore.Absent(rowstore.Write, "balance", start),
 			rowstore.Absent(rowstore.Lock, "balance", 0),
-			rowstore.Absent(rowstore.Rollback, "balance", start),
+			rowstore.Absent(rowstore.Mark, "balance", start),
 		},
-		Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "balance", rowstore.Drawn, []byte("0123456712345678"))},
+		Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "balance", rowstore.AssignedTimestamp, []byte("0123456712345678"))},
 	}
 }
 
@@ -237,7 +237,7 @@ func BenchmarkBatch(b *testing.B) {
 		{"OnePhase", func(start rowstore.Timestamp, rows []string) error {
 			groups := make([]rowstore.Group, 0, batch/2)
 			for i := 0; i < batch; i += 2 {
-				groups = append(groups, rowstore.Group{Draw: true, Mutations: []rowstore.Mutation{onePhase(rows[i], start), onePhase(rows[i+1], start)}})
+				groups = append(groups, rowstore.Group{AssignTimestamp: true, Mutations: []rowstore.Mutation{onePhase(rows[i], start), onePhase(rows[i+1], start)}})
 			}
 			_, err := st.Group(ctx, groups)
 			return err

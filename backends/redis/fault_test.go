@@ -59,7 +59,7 @@ func newest(t testing.TB, s rowstore.Store, row string) string {
 }
 
 func tryNewest(ctx context.Context, s rowstore.Store, row string) (string, error) {
-	rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: row, Picks: []rowstore.Pick{
+	rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: row, Selectors: []rowstore.Selector{
 		{Family: rowstore.Write, Column: "c", To: maxTS, Limit: 1},
 	}}})
 	if err != nil {
@@ -75,7 +75,7 @@ func tryNewest(ctx context.Context, s rowstore.Store, row string) (string, error
 }
 
 // draw draws one timestamp through a store's oracle.
-func draw(t testing.TB, s *Store) rowstore.Timestamp {
+func draw(t testing.TB, s *direct) rowstore.Timestamp {
 	t.Helper()
 	ts, err := s.Oracle().Draw(context.Background(), 1)
 	require.NoError(t, err)
@@ -179,7 +179,7 @@ func TestOracleAfterLoss(t *testing.T) {
 }
 
 // setOracle changes the oracle's milliseconds and bound.
-func setOracle(t testing.TB, c *goredis.Client, s *Store, f func(ms, bound int64) (int64, int64)) {
+func setOracle(t testing.TB, c *goredis.Client, s *direct, f func(ms, bound int64) (int64, int64)) {
 	t.Helper()
 	ctx := context.Background()
 	v, err := c.Get(ctx, s.okey).Result()
@@ -214,7 +214,7 @@ func TestPause(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 	err = tryApply(context.Background(), s, put("late", 2, "x"))
 	require.Error(t, err)
-	for _, err := range s.Scan(context.Background(), rowstore.ScanRange{Table: "t", Picks: []rowstore.Pick{{Family: rowstore.Write, To: maxTS}}}) {
+	for _, err := range s.Scan(context.Background(), rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{{Family: rowstore.Write, To: maxTS}}}) {
 		require.Error(t, err)
 	}
 	require.NoError(t, srv.Resume())
@@ -263,7 +263,7 @@ func TestMaxMemory(t *testing.T) {
 	err := tryApply(ctx, s, put("r", 100, "more"))
 	require.ErrorContains(t, err, "maxmemory")
 	require.NotErrorIs(t, err, rowstore.ErrAmbiguous)
-	groups, err := s.Group(ctx, []rowstore.Group{{Mutations: []rowstore.Mutation{put("a", 1, "x"), put("b", 1, "x")}, Draw: false}})
+	groups, err := s.Group(ctx, []rowstore.Group{{Mutations: []rowstore.Mutation{put("a", 1, "x"), put("b", 1, "x")}, AssignTimestamp: false}})
 	if err == nil {
 		err = groups[0].Err
 	}
@@ -346,10 +346,15 @@ func TestRefusals(t *testing.T) {
 		o.Partitions, o.NoCoalesce = 0, true
 		again, err := Open(ctx, o)
 		require.NoError(t, err)
-		require.Len(t, again.(*Store).parts, 3)
+		require.Len(t, again.direct.parts, 3)
 		require.NoError(t, again.Close())
 		require.NoError(t, c.HSet(ctx, s.parts[0].tag+"m", "format", 2).Err())
-		require.ErrorContains(t, openError(t, url), "format version 2")
+		err = openError(t, url)
+		require.ErrorIs(t, err, rowstore.ErrFormat)
+		require.ErrorContains(t, err, "format version 2")
+		_, err = New(ctx, c, Options{Prefix: o.Prefix})
+		require.ErrorIs(t, err, rowstore.ErrFormat)
+		require.NoError(t, c.Ping(ctx).Err(), "a New that failed leaves the client open")
 	})
 	t.Run("ForeignKeys", func(t *testing.T) {
 		for i, kind := range []string{"m", "o", "t", "short oracle"} {
@@ -364,7 +369,9 @@ func TestRefusals(t *testing.T) {
 			} else {
 				require.NoError(t, c.Set(ctx, tag+kind, "x", 0).Err())
 			}
-			require.ErrorContains(t, openError(t, url), "in use by something else")
+			err = openError(t, url)
+			require.ErrorIs(t, err, rowstore.ErrFormat)
+			require.ErrorContains(t, err, "in use by something else")
 		}
 	})
 	t.Run("Unreachable", func(t *testing.T) {
@@ -405,6 +412,7 @@ func TestLostRecord(t *testing.T) {
 			apply(t, s, put("r", 5, "since"))
 		}
 		err := openError(t, url)
+		require.ErrorIs(t, err, rowstore.ErrCorrupt)
 		require.ErrorContains(t, err, "lost its record")
 		require.ErrorContains(t, err, "programs went on writing")
 		record := s.parts[0].tag + "m"
@@ -455,7 +463,7 @@ func TestPasswordsAndPermissions(t *testing.T) {
 	err = openError(t, "redis://noscript:"+secret+"@"+addr+"/?prefix=other")
 	require.ErrorContains(t, err, "ermission")
 	require.NoError(t, c.ConfigSet(ctx, "requirepass", secret).Err())
-	require.ErrorContains(t, openError(t, "redis://"+addr), "the URL has none")
+	require.ErrorContains(t, openError(t, "redis://"+addr), "none was given")
 	require.NoError(t, c.Do(ctx, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err())
 	require.Eventually(t, func() bool {
 		v, err := tryNewest(ctx, s, "r")
@@ -487,7 +495,7 @@ func TestClusterFaults(t *testing.T) {
 	require.NoError(t, cl.Nodes[2].Kill())
 	reads := make([]rowstore.RowRead, len(muts))
 	for i := range muts {
-		reads[i] = rowstore.RowRead{Table: "t", Row: muts[i].Row, Picks: []rowstore.Pick{{Family: rowstore.Write, Column: "c", To: maxTS, Limit: 1}}}
+		reads[i] = rowstore.RowRead{Table: "t", Row: muts[i].Row, Selectors: []rowstore.Selector{{Family: rowstore.Write, Column: "c", To: maxTS, Limit: 1}}}
 	}
 	require.Eventually(t, func() bool {
 		short, cancel := context.WithTimeout(ctx, 2*time.Second)
@@ -593,7 +601,7 @@ func TestClusterMovesSlot(t *testing.T) {
 	for i := range 20 {
 		require.NoError(t, errs[i])
 		require.Equal(t, "1", newest(t, s, fmt.Sprint("r", i)))
-		rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: fmt.Sprint("r", i), Picks: []rowstore.Pick{{Family: rowstore.Write, Column: "c", To: maxTS}}}})
+		rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: fmt.Sprint("r", i), Selectors: []rowstore.Selector{{Family: rowstore.Write, Column: "c", To: maxTS}}}})
 		require.NoError(t, err)
 		require.Len(t, rows[0].Versions, 2, "both writes are there")
 	}

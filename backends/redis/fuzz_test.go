@@ -13,10 +13,10 @@ import (
 )
 
 // fuzzReads are reads of each shape that is answered differently.
-var fuzzReads = [][]rowstore.Pick{
+var fuzzReads = [][]rowstore.Selector{
 	{{Family: rowstore.Write, Column: "c", To: oracle.Max, Limit: 1}, {Family: rowstore.Lock, Column: "c", To: oracle.Max, Limit: 1}},
 	{{Family: rowstore.Write, Column: "c", From: 3, To: 9}, {Family: rowstore.Notify, Column: "d", To: oracle.Max}, {Family: rowstore.Data, Column: "c", From: 5, To: 5}},
-	{{Family: rowstore.Write, Column: rowstore.AllColumns, To: oracle.Max}, {Family: rowstore.Rollback, Column: rowstore.AllColumns, To: oracle.Max, Limit: 2}},
+	{{Family: rowstore.Write, Column: rowstore.AllColumns, To: oracle.Max}, {Family: rowstore.Mark, Column: rowstore.AllColumns, To: oracle.Max, Limit: 2}},
 	{{Family: rowstore.Notify, Column: rowstore.AllColumns, To: oracle.Max}},
 }
 
@@ -45,13 +45,13 @@ func memberBytes(kind byte) string {
 }
 
 // checkRow makes sure that a row from garbage is still a row.
-func checkRow(t *testing.T, picks []rowstore.Pick, vs []rowstore.Version, answer string) {
+func checkRow(t *testing.T, picks []rowstore.Selector, vs []rowstore.Version, answer string) {
 	require.True(t, slices.IsSortedFunc(vs, rowstore.CompareVersions))
 	size := 0
 	for i, v := range vs {
 		size += len(v.Value)
 		require.True(t, i == 0 || rowstore.CompareVersions(vs[i-1], v) != 0, "each version once")
-		require.True(t, slices.ContainsFunc(picks, func(p rowstore.Pick) bool {
+		require.True(t, slices.ContainsFunc(picks, func(p rowstore.Selector) bool {
 			return p.Family == v.Family && (p.Column == rowstore.AllColumns || p.Column == v.Column) && v.TS >= p.From && v.TS <= p.To
 		}), "%v was not asked for", v)
 	}
@@ -101,7 +101,7 @@ func FuzzAnswer(f *testing.F) {
 	f.Fuzz(func(t *testing.T, how uint8, b []byte) {
 		s := string(b)
 		picks := fuzzReads[how%4]
-		reads := []rowstore.RowRead{{Table: "t", Row: "r", Picks: picks}}
+		reads := []rowstore.RowRead{{Table: "t", Row: "r", Selectors: picks}}
 		switch how / 4 % 3 {
 		case 0:
 			batch := readBatch{rows: []int{0}}
@@ -117,13 +117,13 @@ func FuzzAnswer(f *testing.F) {
 			if !ok {
 				return
 			}
-			rows, err := begun(s, []rowstore.DrawRead{{Reads: reads}}, 1, len(fields))
+			rows, err := begun(s, []rowstore.SnapshotRead{{Reads: reads}}, 1, len(fields))
 			if err == nil && rows != nil {
 				require.Len(t, rows, 1)
 				checkRow(t, picks, rows[0].Rows[0].Versions, s)
 			}
 		case 2:
-			sc := &scanner{r: rowstore.ScanRange{Table: "t", Picks: picks, Reverse: how >= 128}, plan: newPlan(picks)}
+			sc := &scanner{r: rowstore.ScanRange{Table: "t", Selectors: picks, Reverse: how >= 128}, plan: newPlan(picks)}
 			var c cursor
 			if _, err := sc.answer(&c, s); err == nil {
 				for _, row := range c.rows {
@@ -143,7 +143,7 @@ func FuzzStored(f *testing.F) {
 		if vs, err := parseCell(nil, "c", s); err == nil {
 			require.LessOrEqual(t, len(vs), 3)
 		} else {
-			require.ErrorIs(t, err, errAnswer)
+			require.ErrorIs(t, err, rowstore.ErrCorrupt)
 		}
 		if vs, err := parseNotes(nil, "c", s); err == nil {
 			var b []byte
@@ -154,7 +154,7 @@ func FuzzStored(f *testing.F) {
 			}
 			require.Equal(t, s, string(b))
 		} else {
-			require.ErrorIs(t, err, errAnswer)
+			require.ErrorIs(t, err, rowstore.ErrCorrupt)
 		}
 		if vs, err := parseHistory(nil, s); err == nil {
 			require.Len(t, vs, 1)

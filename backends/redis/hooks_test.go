@@ -28,7 +28,7 @@ func TestConformanceHooks(t *testing.T) {
 		require.NoError(t, err)
 		return conformance.Hooked{
 			Store:  s,
-			Reopen: func(ctx context.Context) (rowstore.Store, error) { return OpenURL(ctx, u.String()) },
+			Reopen: func(ctx context.Context) (rowstore.Store, error) { return rowstore.Open(ctx, u.String()) },
 			Break:  proxy.Break,
 		}
 	}

@@ -35,8 +35,8 @@ type serverInfo struct {
 	replicaReadOnly bool
 }
 
-// askInfo asks a server about itself, in one round trip. It needs INFO, and where
-// the user may, CONFIG GET.
+// askInfo asks a server about itself, in one round trip: INFO, and CONFIG GET, which the
+// user need not be allowed.
 func askInfo(ctx context.Context, c goredis.Cmdable) (serverInfo, error) {
 	var in serverInfo
 	pipe := c.Pipeline()
@@ -45,7 +45,6 @@ func askInfo(ctx context.Context, c goredis.Cmdable) (serverInfo, error) {
 	for _, name := range []string{"appendfsync", "save", "no-appendfsync-on-rewrite", "replica-read-only"} {
 		config[name] = pipe.ConfigGet(ctx, name)
 	}
-	// A user need not be allowed CONFIG GET.
 	_, err := pipe.Exec(ctx)
 	text, aboutErr := about.Result()
 	if aboutErr != nil {
@@ -88,17 +87,17 @@ func askInfo(ctx context.Context, c goredis.Cmdable) (serverInfo, error) {
 // admit checks the server at the other end of a new connection, so that every
 // server is checked before it is used: one that took over too, and one that joined
 // a Cluster later.
-func (s *Store) admit(ctx context.Context, conn *goredis.Conn) error {
+func (s *direct) admit(ctx context.Context, conn *goredis.Conn) error {
 	if err := s.inspect(ctx, conn); err != nil {
-		// go-redis takes off one layer.
+		// go-redis unwraps the error once.
 		return fmt.Errorf("new connection: %w", err)
 	}
 	return nil
 }
 
-func (s *Store) inspect(ctx context.Context, conn *goredis.Conn) error {
-	in, err := askInfo(ctx, conn)
-	if s.opts.Mode == Sentinel && (in.mode == "sentinel" || serverSaid(err)) {
+func (s *direct) inspect(ctx context.Context, c goredis.Cmdable) error {
+	in, err := askInfo(ctx, c)
+	if s.opts.Mode == Sentinel && (in.mode == "sentinel" || isAnswer(err)) {
 		// A sentinel, whose user may not be allowed INFO. If it is the server, then
 		// the scripts that need INFO say that it is missing.
 		return nil
@@ -113,9 +112,9 @@ func (s *Store) inspect(ctx context.Context, conn *goredis.Conn) error {
 }
 
 // askMasters asks every primary server about itself, and returns the answers by
-// address. A server that cannot be reached is left out, unless none can: it is
-// checked when it is back.
-func (s *Store) askMasters(ctx context.Context) (map[string]serverInfo, error) {
+// address. It leaves out a server that cannot be reached, which is checked when it is
+// back, and fails if none can be reached.
+func (s *direct) askMasters(ctx context.Context) (map[string]serverInfo, error) {
 	var mu sync.Mutex
 	all := map[string]serverInfo{}
 	var away error
@@ -141,22 +140,22 @@ func (s *Store) askMasters(ctx context.Context) (map[string]serverInfo, error) {
 	return all, err
 }
 
-// check refuses servers that cannot be used.
+// check refuses a server that a store cannot use.
 func (in *serverInfo) check(o *Options) error {
 	switch {
 	case in.mode == "sentinel":
-		return fmt.Errorf("%w: this is a sentinel, not the server that it watches: use redis+sentinel://", rowstore.ErrInvalid)
+		return fmt.Errorf("%w: this is a sentinel, not the server that it watches: use redis+sentinel://, or for New a client of NewFailoverClient", rowstore.ErrInvalid)
 	case in.mode == "cluster" && o.Mode != Cluster:
-		return fmt.Errorf("%w: the server runs in cluster mode, and is addressed as a standalone one: use redis+cluster://, or several addresses", rowstore.ErrInvalid)
+		return fmt.Errorf("%w: the server runs in cluster mode, and is addressed as a standalone one: use redis+cluster://, or several addresses, or for New a ClusterClient", rowstore.ErrInvalid)
 	case in.mode != "cluster" && o.Mode == Cluster:
-		return fmt.Errorf("%w: the server does not run in cluster mode, and is addressed as a Cluster: use redis:// with one address", rowstore.ErrInvalid)
+		return fmt.Errorf("%w: the server does not run in cluster mode, and is addressed as a Cluster: use redis:// with one address, or for New a Client", rowstore.ErrInvalid)
 	}
 	major, _, _ := strings.Cut(in.version, ".")
 	if n, err := strconv.Atoi(major); err != nil || n < 7 {
 		return fmt.Errorf("the server is %s; at least Redis 7.0 or Valkey is needed", in.product)
 	}
 	if in.role == "slave" && o.Mode != Cluster {
-		return fmt.Errorf("%w: the server is a replica: use the address of the primary, or redis+sentinel://", rowstore.ErrUnavailable)
+		return fmt.Errorf("%w: the server is a replica: use the address of the primary, or redis+sentinel://, or for New a client of NewFailoverClient", rowstore.ErrUnavailable)
 	}
 	if in.policy != "" && in.policy != "noeviction" {
 		return fmt.Errorf("the server's maxmemory-policy is %s: it may evict keys, which would lose committed data; set it to noeviction", in.policy)
@@ -217,14 +216,14 @@ func probeRow() string { return rand.Text() + "/" }
 
 // Report says what the servers are and what the store can do on them. It asks
 // every primary anew.
-func (s *Store) Report(ctx context.Context) (rowstore.Report, error) {
+func (s *direct) Report(ctx context.Context) (rowstore.Report, error) {
 	all, err := s.askMasters(ctx)
 	if err != nil {
 		return rowstore.Report{}, fmt.Errorf("redis: report: %w", err)
 	}
 	version, warnings := summary(all)
-	groups := rowstore.Feature{Name: "groups", Supported: true, Reason: "all rows are on one server"}
-	onePhase := rowstore.Feature{Name: "one-phase commit", Supported: true, Reason: "the rows and the oracle are on one server"}
+	groups := rowstore.Feature{Name: rowstore.FeatureGroups, Supported: true, Reason: "all rows are on one server"}
+	onePhase := rowstore.Feature{Name: rowstore.FeatureOnePhase, Supported: true, Reason: "the rows and the oracle are on one server"}
 	if s.opts.Mode == Cluster {
 		groups.Reason = fmt.Sprintf("of rows in the same of %d partitions", len(s.parts))
 		onePhase.Reason = "for rows in partition 0, where the oracle is"
@@ -238,10 +237,10 @@ func (s *Store) Report(ctx context.Context) (rowstore.Report, error) {
 		Version: version,
 		Features: []rowstore.Feature{
 			groups, onePhase,
-			{Name: "oracle", Supported: true, Reason: "the server's time, kept monotonic"},
-			{Name: "deferred durability", Reason: "the server persists by its own settings, for all writes alike"},
-			{Name: "split", Supported: true, Reason: "by rank in the index of rows"},
-			{Name: "wake-ups", Supported: true, Reason: "pub/sub"},
+			{Name: rowstore.FeatureOracle, Supported: true, Reason: "the server's time, kept monotonic"},
+			{Name: rowstore.FeatureDeferred, Reason: "the server persists by its own settings, for all writes alike"},
+			{Name: rowstore.FeatureSplit, Supported: true, Reason: "by rank in the index of rows"},
+			{Name: rowstore.FeatureWake, Supported: true, Reason: "pub/sub"},
 		},
 		Warnings: warnings,
 	}, nil

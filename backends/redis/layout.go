@@ -146,15 +146,15 @@ func spanEnds(kind byte, column string, lo, hi rowstore.Timestamp) (first, last 
 // apart; rest is what follows the column.
 func parseField(s string) (kind byte, column, rest string, err error) {
 	if len(s) < 3 {
-		return 0, "", "", fmt.Errorf("the field %q is not a store's", s)
+		return 0, "", "", fmt.Errorf("%w: the field %q is not a store's", rowstore.ErrCorrupt, s)
 	}
 	i := strings.IndexByte(s, ':')
 	if i < 2 {
-		return 0, "", "", fmt.Errorf("the field %q is not a store's", s)
+		return 0, "", "", fmt.Errorf("%w: the field %q is not a store's", rowstore.ErrCorrupt, s)
 	}
 	n, err := strconv.Atoi(s[1:i])
 	if err != nil || n < 1 || n > len(s)-i-1 {
-		return 0, "", "", fmt.Errorf("the field %q is not a store's", s)
+		return 0, "", "", fmt.Errorf("%w: the field %q is not a store's", rowstore.ErrCorrupt, s)
 	}
 	return s[0], s[i+1 : i+1+n], s[i+1+n:], nil
 }
@@ -177,7 +177,7 @@ func parseCell(to []version, column, v string) ([]version, error) {
 	for _, part := range [2]struct {
 		flag   byte
 		family rowstore.Family
-	}{{flagLock, rowstore.Lock}, {flagMark, rowstore.Rollback}} {
+	}{{flagLock, rowstore.Lock}, {flagMark, rowstore.Mark}} {
 		if flags&part.flag == 0 {
 			continue
 		}
@@ -226,7 +226,7 @@ func parseHistory(to []version, member string) ([]version, error) {
 	return append(to, version{family, column, tsOf(rest), rest[8:]}), nil
 }
 
-var errCell = fmt.Errorf("a stored row cannot be read: %w", errAnswer)
+var errCell = fmt.Errorf("%w: a stored row cannot be read", rowstore.ErrCorrupt)
 
 func parseSized(v string) (ts rowstore.Timestamp, value, rest string, ok bool) {
 	if len(v) < 12 {

@@ -50,8 +50,8 @@ func openURL(t testing.TB, raw string) rowstore.Store {
 	return s
 }
 
-// bare opens a store that is not coalesced.
-func bare(t testing.TB, raw string) *Store {
+// bare opens a store whose calls are not merged.
+func bare(t testing.TB, raw string) *direct {
 	t.Helper()
 	o, err := ParseURL(raw)
 	require.NoError(t, err)
@@ -59,7 +59,7 @@ func bare(t testing.TB, raw string) *Store {
 	s, err := Open(context.Background(), o)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
-	return s.(*Store)
+	return s.direct
 }
 
 func TestConformance(t *testing.T) {

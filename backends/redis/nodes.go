@@ -3,7 +3,9 @@ package redis
 import (
 	"context"
 	"fmt"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 )
@@ -20,11 +22,20 @@ type nodes interface {
 }
 
 // single is one server, perhaps the one that Sentinel names.
-type single struct{ client *goredis.Client }
+type single struct {
+	client  *goredis.Client
+	borrows bool // the client is the program's own, and stays open
+}
 
 func (n single) of(context.Context, int) (*goredis.Client, error) { return n.client, nil }
 func (n single) moved(context.Context)                            {}
-func (n single) close() error                                     { return n.client.Close() }
+
+func (n single) close() error {
+	if n.borrows {
+		return nil
+	}
+	return n.client.Close()
+}
 
 func (n single) masters(ctx context.Context, f func(ctx context.Context, c *goredis.Client) error) error {
 	return f(ctx, n.client)
@@ -42,12 +53,48 @@ type cluster struct {
 	keys   []string // a key of each partition
 	// last is where each partition was found last.
 	last []atomic.Pointer[goredis.Client]
+	// borrowed is nil unless the client is the program's own.
+	borrowed *borrowedNodes
+}
+
+// borrowedNodes are the servers of a Cluster whose client is the program's own. The
+// store uses each with its own timeouts, and checks each before it uses it.
+type borrowedNodes struct {
+	timeout time.Duration
+	check   func(ctx context.Context, c goredis.Cmdable) error
+	known   sync.Map // *goredis.Client, as the Cluster's client has it, to that with the timeouts
+}
+
+func (b *borrowedNodes) use(ctx context.Context, c *goredis.Client) (*goredis.Client, error) {
+	if known, ok := b.known.Load(c); ok {
+		return known.(*goredis.Client), nil
+	}
+	mine := c.WithTimeout(b.timeout)
+	if err := b.check(ctx, mine); err != nil {
+		return nil, err
+	}
+	known, _ := b.known.LoadOrStore(c, mine)
+	return known.(*goredis.Client), nil
+}
+
+// use makes the partitions known. It comes before the first call.
+func (n *cluster) use(parts []part) {
+	n.keys = nil
+	for i := range parts {
+		n.keys = append(n.keys, parts[i].tables)
+	}
+	n.last = make([]atomic.Pointer[goredis.Client], len(parts))
 }
 
 func (n *cluster) of(ctx context.Context, part int) (*goredis.Client, error) {
 	c, err := n.client.MasterForKey(ctx, n.keys[part])
 	if err != nil {
 		return nil, fmt.Errorf("finding the server of partition %d: %w", part, err)
+	}
+	if n.borrowed != nil {
+		if c, err = n.borrowed.use(ctx, c); err != nil {
+			return nil, fmt.Errorf("checking the server of partition %d: %w", part, err)
+		}
 	}
 	n.last[part].Store(c)
 	return c, nil
@@ -64,11 +111,21 @@ func (n *cluster) address(part int) string {
 func (n *cluster) moved(ctx context.Context) { n.client.ReloadState(ctx) }
 
 func (n *cluster) masters(ctx context.Context, f func(ctx context.Context, c *goredis.Client) error) error {
-	return n.client.ForEachMaster(ctx, f)
+	return n.client.ForEachMaster(ctx, func(ctx context.Context, c *goredis.Client) error {
+		if n.borrowed != nil {
+			c = c.WithTimeout(n.borrowed.timeout)
+		}
+		return f(ctx, c)
+	})
 }
 
 func (n *cluster) subscribe(ctx context.Context, channel string) *goredis.PubSub {
 	return n.client.Subscribe(ctx, channel)
 }
 
-func (n *cluster) close() error { return n.client.Close() }
+func (n *cluster) close() error {
+	if n.borrowed != nil {
+		return nil
+	}
+	return n.client.Close()
+}

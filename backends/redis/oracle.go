@@ -13,7 +13,7 @@ import (
 // server's time, or the next number where that is not ahead of the last one. A
 // server that started, or took over, goes on above everything that was handed out
 // before: scripts/oracle_part.lua.
-type storeOracle struct{ s *Store }
+type storeOracle struct{ s *direct }
 
 // maxDraw bounds one draw to the timestamps of about four seconds.
 const maxDraw = 1 << 30

@@ -31,10 +31,10 @@ func promote(t testing.TB, c *goredis.Client) {
 	require.NoError(t, c.ReplicaOf(context.Background(), "NO", "ONE").Err())
 }
 
-var allVersions = []rowstore.Pick{{Family: rowstore.Write, Column: rowstore.AllColumns, To: maxTS}}
+var allVersions = []rowstore.Selector{{Family: rowstore.Write, Column: rowstore.AllColumns, To: maxTS}}
 
 // everyCall makes each call of a store once and returns its error by name.
-func everyCall(ctx context.Context, s *Store) map[string]error {
+func everyCall(ctx context.Context, s *direct) map[string]error {
 	errs := map[string]error{}
 	_, errs["Read"] = tryNewest(ctx, s, "r")
 	read := func(name string, reads ...rowstore.RowRead) {
@@ -44,31 +44,31 @@ func everyCall(ctx context.Context, s *Store) map[string]error {
 		}
 		errs[name] = err
 	}
-	whole := rowstore.RowRead{Table: "t", Row: "r", Picks: allVersions}
+	whole := rowstore.RowRead{Table: "t", Row: "r", Selectors: allVersions}
 	read("Read of all columns", whole)
-	read("Read of several rows", whole, rowstore.RowRead{Table: "t", Row: "q", Picks: allVersions})
+	read("Read of several rows", whole, rowstore.RowRead{Table: "t", Row: "q", Selectors: allVersions})
 	_, errs["Read in pieces"] = s.readWide(ctx, &whole)
 	errs["Scan"] = nil
-	for _, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Picks: allVersions}) {
+	for _, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Selectors: allVersions}) {
 		errs["Scan"] = err
 	}
 	for _, err := range s.Tables(ctx) {
 		errs["Tables"] = err
 	}
 	_, errs["Draw"] = s.Oracle().Draw(ctx, 1)
-	_, errs["DrawRead"] = s.DrawRead(ctx, []rowstore.DrawRead{{Reads: []rowstore.RowRead{{Table: "t", Row: "r", Picks: []rowstore.Pick{
-		{Family: rowstore.Write, Column: "c", To: rowstore.Drawn, Limit: 1},
+	_, errs["ReadSnapshot"] = s.ReadSnapshot(ctx, []rowstore.SnapshotRead{{Reads: []rowstore.RowRead{{Table: "t", Row: "r", Selectors: []rowstore.Selector{
+		{Family: rowstore.Write, Column: "c", To: rowstore.AssignedTimestamp, Limit: 1},
 	}}}}})
 	errs["Apply"] = tryApply(ctx, s, put("r", 9, "lost"))
 	group := func(name string, draw bool) {
-		out, err := s.Group(ctx, []rowstore.Group{{Mutations: []rowstore.Mutation{put("r", 9, "lost")}, Draw: draw}})
+		out, err := s.Group(ctx, []rowstore.Group{{Mutations: []rowstore.Mutation{put("r", 9, "lost")}, AssignTimestamp: draw}})
 		if err == nil {
 			err = out[0].Err
 		}
 		errs[name] = err
 	}
 	group("Group", false)
-	group("Group with Draw", true)
+	group("Group with AssignTimestamp", true)
 	_, errs["Split"] = s.Split(ctx, "t", 4)
 	short, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -152,7 +152,7 @@ func TestReadsWhereWritesAreRefused(t *testing.T) {
 	require.NotErrorIs(t, err, rowstore.ErrAmbiguous)
 	require.Equal(t, "v", newest(t, s, "r"))
 	n := 0
-	for _, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Picks: allVersions}) {
+	for _, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Selectors: allVersions}) {
 		require.NoError(t, err)
 		n++
 	}

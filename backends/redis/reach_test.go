@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/internal/testserver"
@@ -185,6 +186,17 @@ func TestSentinel(t *testing.T) {
 	require.Contains(t, strings.Join(rep.Warnings, "\n"), "replicas")
 	apply(t, s, put("r", 1, "v"))
 	before := draw(t, s)
+	watched := goredis.NewFailoverClient(&goredis.FailoverOptions{MasterName: "main", SentinelAddrs: []string{addr}})
+	defer func() { require.NoError(t, watched.Close()) }()
+	over := openNew(t, watched, Options{Prefix: s.opts.Prefix})
+	require.Equal(t, "v", newest(t, over, "r"))
+	_, err = New(ctx, sentinel, Options{})
+	require.ErrorIs(t, err, rowstore.ErrInvalid)
+	require.ErrorContains(t, err, "NewFailoverClient")
+	replica := admin(t, two.URL)
+	_, err = New(ctx, replica, Options{Prefix: s.opts.Prefix})
+	require.ErrorIs(t, err, rowstore.ErrUnavailable)
+	require.ErrorContains(t, err, "replica")
 
 	// The other server takes over, once it has everything.
 	old := admin(t, one.URL)
@@ -204,6 +216,7 @@ func TestSentinel(t *testing.T) {
 		60*time.Second, 10*time.Millisecond)
 	require.Equal(t, "w", newest(t, s, "r"))
 	require.Greater(t, draw(t, s), before)
+	require.Equal(t, "w", newest(t, over, "r"), "a store over the program's client follows too")
 	require.Equal(t, "w", newest(t, bare(t, two.URL+"?prefix="+s.opts.Prefix), "r"), "on the new primary")
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
 // readBatch is a run of the read script.
@@ -22,9 +23,9 @@ type readBatch struct {
 var readBatches = sync.Pool{New: func() any { return new(readBatch) }}
 
 // Read answers each read from one atomic view of its row, all in one run of a
-// script for each partition, or on one server for all. What is too much for one run
-// comes in several, one after the other; a single row too, see readWide.
-func (s *Store) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
+// script for each partition, or on one server for all. If that is too much for one run,
+// the rest follows in further runs. readWide reads a row that alone is too much.
+func (s *direct) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
 	if err := rowstore.CheckReads(reads); err != nil {
 		return nil, fmt.Errorf("redis: %w", err)
 	}
@@ -85,8 +86,8 @@ func (s *Store) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.
 	return out, nil
 }
 
-// packReads puts those of the reads that are left into batches.
-func (s *Store) packReads(reads []rowstore.RowRead, left []int) []*readBatch {
+// packReads puts the reads whose indexes are in left into batches.
+func (s *direct) packReads(reads []rowstore.RowRead, left []int) []*readBatch {
 	var all []*readBatch
 	open := make([]*readBatch, 1)
 	if !s.oneSlot {
@@ -115,7 +116,7 @@ func (s *Store) packReads(reads []rowstore.RowRead, left []int) []*readBatch {
 }
 
 // runReads runs batches together. It returns an error only if the context ended.
-func (s *Store) runReads(ctx context.Context, all []*readBatch) error {
+func (s *direct) runReads(ctx context.Context, all []*readBatch) error {
 	if err := s.begin(ctx); err != nil {
 		return err
 	}
@@ -135,7 +136,7 @@ func (s *Store) runReads(ctx context.Context, all []*readBatch) error {
 // read writes one read.
 func (p *packer) read(tag string, r *rowstore.RowRead) {
 	table := escapeTable(r.Table)
-	if column, at, ok := isSimple(r.Picks); ok {
+	if column, at, ok := isSimple(r.Selectors); ok {
 		p.small(0)
 		p.key(tag, table, r.Row)
 		p.field('W', column)
@@ -144,7 +145,7 @@ func (p *packer) read(tag string, r *rowstore.RowRead) {
 	}
 	p.small(1)
 	p.key(tag, table, r.Row)
-	pl := newPlan(r.Picks)
+	pl := newPlan(r.Selectors)
 	p.plan(&pl)
 }
 
@@ -155,15 +156,16 @@ type beginField struct {
 	column string
 }
 
-// beginFields returns the fields of a read that the begin script answers: whose picks
-// want locks, marks, notifications, and the newest write at the timestamp drawn.
-func beginFields(picks []rowstore.Pick, to []beginField) ([]beginField, bool) {
+// beginFields appends the fields that a read needs. It returns false if the begin script
+// cannot answer the read: it knows locks, marks, notifications, and the newest write at
+// the assigned timestamp.
+func beginFields(picks []rowstore.Selector, to []beginField) ([]beginField, bool) {
 	for i := range picks {
 		p := &picks[i]
 		f := beginField{'W', p.Column}
 		switch {
 		case p.Column == rowstore.AllColumns, p.Family == rowstore.Data,
-			p.Family == rowstore.Write && (p.To != rowstore.Drawn || p.Limit != 1):
+			p.Family == rowstore.Write && (p.To != rowstore.AssignedTimestamp || p.Limit != 1):
 			return to, false
 		case p.Family == rowstore.Notify:
 			f.kind = 'N'
@@ -175,11 +177,11 @@ func beginFields(picks []rowstore.Pick, to []beginField) ([]beginField, bool) {
 	return to, true
 }
 
-// DrawRead draws a timestamp for each ask and answers its reads, on one server in the
+// ReadSnapshot draws a timestamp for each ask and answers its reads, on one server in the
 // same run of a script. In a Cluster, and for reads that are not those of a snapshot,
 // it draws first.
-func (s *Store) DrawRead(ctx context.Context, asks []rowstore.DrawRead) ([]rowstore.DrawnRows, error) {
-	if err := rowstore.CheckDrawReads(asks); err != nil {
+func (s *direct) ReadSnapshot(ctx context.Context, asks []rowstore.SnapshotRead) ([]rowstore.SnapshotRows, error) {
+	if err := rowstore.CheckSnapshotReads(asks); err != nil {
 		return nil, fmt.Errorf("redis: %w", err)
 	}
 	b := readBatches.Get().(*readBatch)
@@ -194,7 +196,7 @@ func (s *Store) DrawRead(ctx context.Context, asks []rowstore.DrawRead) ([]rowst
 			if err := checkNames(r.Table, r.Row); err != nil {
 				return nil, err
 			}
-			wanted, ok := beginFields(r.Picks, few[:0])
+			wanted, ok := beginFields(r.Selectors, few[:0])
 			if plain = plain && ok; !plain {
 				continue
 			}
@@ -209,7 +211,7 @@ func (s *Store) DrawRead(ctx context.Context, asks []rowstore.DrawRead) ([]rowst
 	}
 	if !plain || fields > 2*maxRowsPerCall || len(b.enc.b) > maxBytesPerCall || len(asks) == 0 {
 		readBatches.Put(b)
-		return rowstore.DrawThenRead(ctx, s.Oracle(), s, asks)
+		return kit.TimestampThenRead(ctx, s.Oracle(), s, asks)
 	}
 	if err := s.begin(ctx); err != nil {
 		return nil, err
@@ -226,14 +228,14 @@ func (s *Store) DrawRead(ctx context.Context, asks []rowstore.DrawRead) ([]rowst
 	answers, err := begun(c.answer, asks, rows, fields)
 	if err == nil && fields > 0 && answers == nil {
 		// The reads are too much for one run of the script.
-		return rowstore.DrawThenRead(ctx, s.Oracle(), s, asks)
+		return kit.TimestampThenRead(ctx, s.Oracle(), s, asks)
 	}
 	return answers, err
 }
 
-// begun reads the answer of the begin script. It returns nothing for one without
-// fields that were asked for.
-func begun(answer string, asks []rowstore.DrawRead, rows, fields int) ([]rowstore.DrawnRows, error) {
+// begun reads the answer of the begin script. It returns nil without an error if the
+// script left the fields out, because they were too much for one run.
+func begun(answer string, asks []rowstore.SnapshotRead, rows, fields int) ([]rowstore.SnapshotRows, error) {
 	u := unpacker{s: answer}
 	n := u.list()
 	if n != 2+fields && n != 2 {
@@ -249,16 +251,16 @@ func begun(answer string, asks []rowstore.DrawRead, rows, fields int) ([]rowstor
 	first := oracle.Timestamp(ms)<<oracle.LogicalBits + oracle.Timestamp(ctr)
 	var d decoder
 	var few [8]beginField
-	answers := make([]rowstore.DrawnRows, len(asks))
+	answers := make([]rowstore.SnapshotRows, len(asks))
 	all := make([]rowstore.Row, rows)
 	for i := range asks {
 		n := len(asks[i].Reads)
-		answers[i] = rowstore.DrawnRows{TS: first + oracle.Timestamp(i), Rows: all[:n:n]}
+		answers[i] = rowstore.SnapshotRows{TS: first + oracle.Timestamp(i), Rows: all[:n:n]}
 		all = all[n:]
 		for j := range asks[i].Reads {
 			r := &asks[i].Reads[j]
 			d.vs = d.vs[:0]
-			wanted, _ := beginFields(r.Picks, few[:0])
+			wanted, _ := beginFields(r.Selectors, few[:0])
 			for _, f := range wanted {
 				v, ok := u.string()
 				if !ok {
@@ -274,7 +276,7 @@ func begun(answer string, asks []rowstore.DrawRead, rows, fields int) ([]rowstor
 					return nil, fmt.Errorf("redis: begin: row %q of table %q: %w", r.Row, r.Table, err)
 				}
 			}
-			answers[i].Rows[j] = rowstore.Row{Table: r.Table, Row: r.Row, Versions: d.pick(r.Picks)}
+			answers[i].Rows[j] = rowstore.Row{Table: r.Table, Row: r.Row, Versions: d.pick(r.Selectors)}
 		}
 	}
 	if err := u.done(); err != nil {
@@ -283,15 +285,15 @@ func begun(answer string, asks []rowstore.DrawRead, rows, fields int) ([]rowstor
 	return answers, nil
 }
 
-// decoder turns answers into rows. Its memory is used again.
+// decoder turns answers into rows. Its memory is reused.
 type decoder struct {
 	vs     []version
 	keep   []bool
 	counts []int
 }
 
-// rows reads the answer to a batch, which may be to its first rows only, and
-// returns how many those are: none if the first one is too much for one run.
+// rows reads the answer to a batch. It returns how many of the batch's first rows the
+// answer has: 0 if the first row alone is too much for one run.
 func (d *decoder) rows(reads []rowstore.RowRead, b *readBatch, out []rowstore.Row) (int, error) {
 	u := unpacker{s: b.call.answer}
 	n := u.list()
@@ -305,7 +307,7 @@ func (d *decoder) rows(reads []rowstore.RowRead, b *readBatch, out []rowstore.Ro
 		return 0, u.done()
 	}
 	for _, i := range b.rows[:n] {
-		picks := reads[i].Picks
+		picks := reads[i].Selectors
 		var err error
 		d.vs = d.vs[:0]
 		if column, _, ok := isSimple(picks); ok {
@@ -426,9 +428,9 @@ func compareVersions(a, b version) int {
 	return 0
 }
 
-// pick selects from the versions that were read, which may be more than asked
-// for, those that the picks want, in order, each once.
-func (d *decoder) pick(picks []rowstore.Pick) []rowstore.Version {
+// pick returns those of the versions that were read that the picks want, in order, each
+// once. The script may have answered more than that.
+func (d *decoder) pick(picks []rowstore.Selector) []rowstore.Version {
 	if len(d.vs) == 0 {
 		return nil
 	}
@@ -462,8 +464,8 @@ func (d *decoder) pick(picks []rowstore.Pick) []rowstore.Version {
 	if n == 0 {
 		return nil
 	}
-	// The values get memory of their own, that of the row: the answer may hold many
-	// rows, and one value that is kept must not keep all of them.
+	// The values of a row get memory of their own: an answer has many rows, and a caller
+	// that keeps one value must not keep all of them in memory.
 	out := make([]rowstore.Version, 0, n)
 	values := make([]byte, 0, size)
 	for i := range d.vs {
@@ -482,8 +484,8 @@ func (d *decoder) pick(picks []rowstore.Pick) []rowstore.Version {
 	return out
 }
 
-// ownColumn returns a column's name that does not keep the answer in memory.
-func ownColumn(picks []rowstore.Pick, v *version) string {
+// ownColumn returns a column's name in memory that is not the answer's.
+func ownColumn(picks []rowstore.Selector, v *version) string {
 	for i := range picks {
 		if picks[i].Column == v.column {
 			return picks[i].Column

@@ -30,7 +30,7 @@ type scanned struct {
 
 // scanner merges the partitions of one scan.
 type scanner struct {
-	s       *Store
+	s       *direct
 	r       rowstore.ScanRange
 	notes   bool
 	plan    plan
@@ -39,9 +39,9 @@ type scanner struct {
 }
 
 // Scan visits the rows of a range in order: a page from each partition at a time,
-// merged. What picks notifications only reads the index of notifications, and
-// costs nothing for the other rows.
-func (s *Store) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
+// merged. A scan for notifications alone reads the index of notifications, and costs
+// nothing for rows that have none.
+func (s *direct) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
 	return func(yield func(rowstore.Row, error) bool) {
 		if err := s.scan(ctx, r, func(row rowstore.Row) bool { return yield(row, nil) }); err != nil {
 			yield(rowstore.Row{}, fmt.Errorf("redis: scan of table %q: %w", r.Table, err))
@@ -49,7 +49,7 @@ func (s *Store) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowsto
 	}
 }
 
-func (s *Store) scan(ctx context.Context, r rowstore.ScanRange, yield func(rowstore.Row) bool) error {
+func (s *direct) scan(ctx context.Context, r rowstore.ScanRange, yield func(rowstore.Row) bool) error {
 	if err := rowstore.CheckScan(r); err != nil {
 		return err
 	}
@@ -65,19 +65,19 @@ func (s *Store) scan(ctx context.Context, r rowstore.ScanRange, yield func(rowst
 	if r.To != "" && r.From >= r.To {
 		return nil
 	}
-	sc := &scanner{s: s, r: r, notes: true, plan: newPlan(r.Picks)}
-	for _, p := range r.Picks {
+	sc := &scanner{s: s, r: r, notes: true, plan: newPlan(r.Selectors)}
+	for _, p := range r.Selectors {
 		sc.notes = sc.notes && p.Family == rowstore.Notify
 		for flags := range 8 {
 			switch p.Family {
 			case rowstore.Lock:
 				sc.want[flags] = sc.want[flags] || flags&flagLock != 0
-			case rowstore.Rollback:
+			case rowstore.Mark:
 				sc.want[flags] = sc.want[flags] || flags&flagMark != 0
 			case rowstore.Write:
 				sc.want[flags] = sc.want[flags] || flags&flagWrite != 0
 			case rowstore.Notify:
-				// No cell has no flag at all: the place stands for notifications.
+				// Every cell has a flag, so place 0 is free. It stands for notifications.
 				sc.want[0] = true
 			}
 		}
@@ -206,8 +206,8 @@ func (sc *scanner) call(c *cursor, rest, together int) *call {
 	return ca
 }
 
-// answer takes a page. Its last row may be too wide for it: then that row's key is
-// returned.
+// answer reads a page. If the page's last row was too wide for it, answer returns that
+// row's key.
 func (sc *scanner) answer(c *cursor, answer string) (wide string, err error) {
 	u := unpacker{s: answer}
 	n := u.list()
@@ -234,7 +234,7 @@ func (sc *scanner) answer(c *cursor, answer string) (wide string, err error) {
 		if err := d.general(&u, &sc.plan); err != nil {
 			return "", err
 		}
-		if vs := d.pick(sc.r.Picks); len(vs) > 0 {
+		if vs := d.pick(sc.r.Selectors); len(vs) > 0 {
 			c.rows = append(c.rows, scanned{row, vs})
 		}
 	}
@@ -243,7 +243,7 @@ func (sc *scanner) answer(c *cursor, answer string) (wide string, err error) {
 
 // wide reads a row in pieces.
 func (sc *scanner) wide(ctx context.Context, c *cursor, row string) error {
-	vs, err := sc.s.readWide(ctx, &rowstore.RowRead{Table: sc.r.Table, Row: row, Picks: sc.r.Picks})
+	vs, err := sc.s.readWide(ctx, &rowstore.RowRead{Table: sc.r.Table, Row: row, Selectors: sc.r.Selectors})
 	if err == nil && len(vs) > 0 {
 		c.rows = append(c.rows, scanned{row, vs})
 	}

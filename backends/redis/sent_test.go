@@ -19,30 +19,30 @@ func (e answered) Error() string { return string(e) }
 func (answered) RedisError()     {}
 
 // What may have changed something is ambiguous, whatever the server or the client says of it.
-func TestJudgeOfWrites(t *testing.T) {
+func TestDecideOnWrites(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name string
 		err  error
 		left bool
-		want verdict
-		// ambiguous of a final one; else it certainly changed nothing
+		want nextStep
+		// ambiguous of a finished one; else it certainly changed nothing
 		ambiguous bool
 	}{
 		{"kept back", errStrict, false, sendAgain, false},
-		{"another of the pipeline was kept back", errStrict, true, final, true},
-		{"nobody waits for another of the pipeline", errAbandoned, true, final, true},
-		{"refused", answered("READONLY You can't write against a read only replica."), true, final, false},
-		{"busy", answered("BUSY Redis is busy running a script. You can only call SCRIPT KILL."), true, final, false},
-		{"no memory at the beginning", answered("OOM command not allowed when used memory > 'maxmemory'."), true, final, false},
-		{"a command failed", answered("WRONGTYPE Operation against a key script: f00, on @user_script:12."), true, final, true},
-		{"a command failed, older", answered("ERR Error running script (call to f_f00): @user_script:12: x"), true, final, true},
-		{"the interpreter failed", answered("ERR Error running script f_f00, not enough memory"), true, final, true},
+		{"another of the pipeline was kept back", errStrict, true, finished, true},
+		{"nobody waits for another of the pipeline", errAbandoned, true, finished, true},
+		{"refused", answered("READONLY You can't write against a read only replica."), true, finished, false},
+		{"busy", answered("BUSY Redis is busy running a script. You can only call SCRIPT KILL."), true, finished, false},
+		{"no memory at the beginning", answered("OOM command not allowed when used memory > 'maxmemory'."), true, finished, false},
+		{"a command failed", answered("WRONGTYPE Operation against a key script: f00, on @user_script:12."), true, finished, true},
+		{"a command failed, older", answered("ERR Error running script (call to f_f00): @user_script:12: x"), true, finished, true},
+		{"the interpreter failed", answered("ERR Error running script f_f00, not enough memory"), true, finished, true},
 	} {
-		s := &Store{nodes: single{}}
+		s := &direct{nodes: single{}}
 		c := &call{script: writeScript, err: tc.err, sent: tc.left}
-		require.Equal(t, tc.want, s.judge(context.Background(), c), tc.name)
-		if tc.want == final {
+		require.Equal(t, tc.want, s.decide(context.Background(), c), tc.name)
+		if tc.want == finished {
 			require.Equal(t, tc.ambiguous, errors.Is(c.err, rowstore.ErrAmbiguous), tc.name)
 			require.False(t, tc.ambiguous && errors.Is(c.err, rowstore.ErrUnavailable), tc.name)
 		}
@@ -50,7 +50,7 @@ func TestJudgeOfWrites(t *testing.T) {
 }
 
 // turns is an argument that makes a store strict at the moment when it is written.
-type turns struct{ s *Store }
+type turns struct{ s *direct }
 
 func (a turns) MarshalBinary() ([]byte, error) {
 	a.s.strict.Store(true)

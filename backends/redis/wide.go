@@ -15,35 +15,38 @@ import (
 // A row that is too much for one run of a script, because it has very many columns,
 // versions or bytes, is read in pieces. Redis watches the row's keys meanwhile
 // (WATCH), and tells at the end whether they changed: if they did not, all pieces
-// are of one moment. The last word is a run of a script, which also shows that the
-// server is a primary.
+// are of one moment. The last command is a script, which fails unless the server is a
+// primary.
 
 const (
-	// wideTries is how often a row is read anew that changes all the time. Then it is
-	// read in one run, however long that takes.
+	// wideTries is how often the store tries to read a row that keeps changing. After
+	// that it reads the row in one run, however long that takes.
 	wideTries = 5
 	// wideRanges bounds the ranges of the history that are asked for at a time.
 	wideRanges = 1024
-	// What is asked for at a time of a hash, which has no limit in bytes of its own:
-	// more as long as the answers are small.
+	// The least and the most fields of a hash that are asked for at a time. HSCAN and
+	// HMGET have no limit in bytes, so the number follows the size of the answers.
 	wideFieldsLeast = 8
 	wideFieldsMost  = 2048
 )
 
 // readWide reads a row in pieces.
-func (s *Store) readWide(ctx context.Context, r *rowstore.RowRead) ([]rowstore.Version, error) {
+func (s *direct) readWide(ctx context.Context, r *rowstore.RowRead) ([]rowstore.Version, error) {
 	if err := s.begin(ctx); err != nil {
 		return nil, err
 	}
 	var vs []rowstore.Version
 	var err error
-	if !s.await(ctx, func(ctx context.Context) { vs, err = s.tryWide(ctx, r) }) {
+	// The reading may outlast this call, and what r refers to is the caller's.
+	own := *r
+	own.Selectors = slices.Clone(r.Selectors)
+	if !s.await(ctx, func(ctx context.Context) { vs, err = s.tryWide(ctx, &own) }) {
 		return nil, ctx.Err()
 	}
 	return vs, err
 }
 
-func (s *Store) tryWide(ctx context.Context, r *rowstore.RowRead) ([]rowstore.Version, error) {
+func (s *direct) tryWide(ctx context.Context, r *rowstore.RowRead) ([]rowstore.Version, error) {
 	at := s.partOf(r.Table, r.Row)
 	tag, table := s.parts[at].tag, escapeTable(r.Table)
 	key, history := tag+"r:"+table+"/"+r.Row, tag+"h:"+table+"/"+r.Row
@@ -53,7 +56,7 @@ func (s *Store) tryWide(ctx context.Context, r *rowstore.RowRead) ([]rowstore.Ve
 		if err != nil {
 			return nil, s.failure(ctx, err)
 		}
-		w := wideRow{picks: r.Picks, key: key, history: history}
+		w := wideRow{picks: r.Selectors, key: key, history: history}
 		err = client.Watch(ctx, func(tx *goredis.Tx) error {
 			if err := w.read(ctx, tx); err != nil {
 				return err
@@ -66,16 +69,16 @@ func (s *Store) tryWide(ctx context.Context, r *rowstore.RowRead) ([]rowstore.Ve
 		switch {
 		case err == nil:
 			d := decoder{vs: w.vs}
-			return d.pick(r.Picks), nil
+			return d.pick(r.Selectors), nil
 		case errors.Is(err, goredis.TxFailedErr):
 			continue
-		case serverSaid(err) && elsewhere(err.Error()):
+		case isAnswer(err) && elsewhere(err.Error()):
 			s.nodes.moved(ctx)
 			if !sleep(ctx, pause) {
-				return nil, s.because(ctx, err)
+				return nil, s.withReason(ctx, err)
 			}
 			pause = min(2*pause, lastPause)
-		case try == 0 && !serverSaid(err) && isAway(err) && !isTimeout(err) && ctx.Err() == nil:
+		case try == 0 && !isAnswer(err) && isAway(err) && !isTimeout(err) && ctx.Err() == nil:
 			// A connection that the server closed while it was idle.
 		default:
 			return nil, s.failure(ctx, err)
@@ -85,7 +88,7 @@ func (s *Store) tryWide(ctx context.Context, r *rowstore.RowRead) ([]rowstore.Ve
 }
 
 // readWhole reads a row in one run of a script, without a limit.
-func (s *Store) readWhole(ctx context.Context, r *rowstore.RowRead) ([]rowstore.Version, error) {
+func (s *direct) readWhole(ctx context.Context, r *rowstore.RowRead) ([]rowstore.Version, error) {
 	at := s.partOf(r.Table, r.Row)
 	b := &readBatch{rows: []int{0}, call: call{part: at, script: readScript}}
 	b.enc.reset()
@@ -107,7 +110,7 @@ func (s *Store) readWhole(ctx context.Context, r *rowstore.RowRead) ([]rowstore.
 
 // wideRow is a row that is being read in pieces.
 type wideRow struct {
-	picks        []rowstore.Pick
+	picks        []rowstore.Selector
 	key, history string
 	vs           []version
 }
@@ -233,8 +236,8 @@ type historyRange struct {
 	limit  int
 }
 
-// wanted returns the ranges that the picks need besides the fields, which were read:
-// a column that has no newest write has no older ones.
+// wanted returns the ranges of the history that the picks need. The fields were read
+// before; a column without a newest write has no older ones.
 func (w *wideRow) wanted() []historyRange {
 	newest := map[string]rowstore.Timestamp{}
 	for i := range w.vs {
@@ -267,7 +270,7 @@ func (w *wideRow) wanted() []historyRange {
 	return all
 }
 
-func spanOf(kind byte, column string, p *rowstore.Pick) historyRange {
+func spanOf(kind byte, column string, p *rowstore.Selector) historyRange {
 	lo, hi := spanEnds(kind, column, p.From, p.To)
 	return historyRange{lo, hi, p.Limit}
 }

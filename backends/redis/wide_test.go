@@ -73,7 +73,7 @@ func (s slowest) quickly(what string, f func()) {
 func columnName(i int) string { return fmt.Sprintf("c%05d", i) }
 
 // fillWide writes a row with versions of each column at the timestamps 1, 2, ...
-func fillWide(t testing.TB, s *Store, row string, columns, versions, together int) (calls int) {
+func fillWide(t testing.TB, s *direct, row string, columns, versions, together int) (calls int) {
 	t.Helper()
 	for ts := 1; ts <= versions; ts++ {
 		for from := 0; from < columns; from += together {
@@ -89,9 +89,9 @@ func fillWide(t testing.TB, s *Store, row string, columns, versions, together in
 	return calls
 }
 
-func readRow(t testing.TB, s *Store, row string, picks ...rowstore.Pick) []rowstore.Version {
+func readRow(t testing.TB, s *direct, row string, picks ...rowstore.Selector) []rowstore.Version {
 	t.Helper()
-	rows, err := s.Read(context.Background(), []rowstore.RowRead{{Table: "t", Row: row, Picks: picks}})
+	rows, err := s.Read(context.Background(), []rowstore.RowRead{{Table: "t", Row: row, Selectors: picks}})
 	require.NoError(t, err)
 	require.NoError(t, rows[0].Err)
 	return rows[0].Versions
@@ -112,8 +112,8 @@ func TestWideRow(t *testing.T) {
 	t.Logf("of %d calls that write %d take more than 10 ms, the longest %v", calls, n, longest)
 	require.Less(t, longest, 2*time.Second)
 
-	snapshot := func(ts rowstore.Timestamp) rowstore.Pick {
-		return rowstore.Pick{Family: rowstore.Write, Column: rowstore.AllColumns, To: ts, Limit: 1}
+	snapshot := func(ts rowstore.Timestamp) rowstore.Selector {
+		return rowstore.Selector{Family: rowstore.Write, Column: rowstore.AllColumns, To: ts, Limit: 1}
 	}
 	for _, ts := range []rowstore.Timestamp{versions, 10, 1} {
 		slow.quickly("snapshot", func() {
@@ -130,15 +130,15 @@ func TestWideRow(t *testing.T) {
 		require.Len(t, readRow(t, s, "wide", allVersions...), columns*versions)
 	})
 	slow.quickly("some columns", func() {
-		var picks []rowstore.Pick
+		var picks []rowstore.Selector
 		for i := range columns / 2 {
-			picks = append(picks, rowstore.Pick{Family: rowstore.Write, Column: columnName(2 * i), To: 10, Limit: 1})
+			picks = append(picks, rowstore.Selector{Family: rowstore.Write, Column: columnName(2 * i), To: 10, Limit: 1})
 		}
 		require.Len(t, readRow(t, s, "wide", picks...), columns/2)
 	})
 	slow.quickly("scan", func() {
 		rows := 0
-		for row, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Picks: []rowstore.Pick{snapshot(7)}}) {
+		for row, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{snapshot(7)}}) {
 			require.NoError(t, err)
 			require.Len(t, row.Versions, columns)
 			rows++
@@ -149,7 +149,7 @@ func TestWideRow(t *testing.T) {
 	slow.quickly("one-phase commits", func() {
 		for i := range 20 {
 			ts++
-			g, err := s.Group(ctx, []rowstore.Group{{Mutations: []rowstore.Mutation{onePhaseOn("wide", columnName(i), ts)}, Draw: true}})
+			g, err := s.Group(ctx, []rowstore.Group{{Mutations: []rowstore.Mutation{onePhaseOn("wide", columnName(i), ts)}, AssignTimestamp: true}})
 			require.NoError(t, err)
 			require.True(t, g[0].Applied)
 		}
@@ -164,7 +164,7 @@ func TestWideRow(t *testing.T) {
 			apply(t, s, m)
 		}
 	})
-	vs := readRow(t, s, "wide", rowstore.Pick{Family: rowstore.Write, Column: rowstore.AllColumns, To: versions})
+	vs := readRow(t, s, "wide", rowstore.Selector{Family: rowstore.Write, Column: rowstore.AllColumns, To: versions})
 	require.Len(t, vs, collected+(columns-collected)*versions)
 }
 
@@ -174,9 +174,9 @@ func onePhaseOn(row, column string, start rowstore.Timestamp) rowstore.Mutation 
 		Table: "t", Row: row,
 		Conditions: []rowstore.Condition{
 			rowstore.Absent(rowstore.Write, column, maxTS), rowstore.Absent(rowstore.Lock, column, 0),
-			rowstore.Absent(rowstore.Rollback, column, start),
+			rowstore.Absent(rowstore.Mark, column, start),
 		},
-		Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, column, rowstore.Drawn, []byte("drawn"))},
+		Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, column, rowstore.AssignedTimestamp, []byte("drawn"))},
 	}
 }
 
@@ -194,7 +194,7 @@ func TestDeepColumn(t *testing.T) {
 		apply(t, s, m)
 	}
 	slow := watchSlow(t, admin(t, srv.URL))
-	for _, p := range []rowstore.Pick{
+	for _, p := range []rowstore.Selector{
 		{Family: rowstore.Write, Column: "c", To: maxTS},
 		{Family: rowstore.Write, Column: rowstore.AllColumns, To: maxTS},
 		{Family: rowstore.Write, Column: "c", To: maxTS, Limit: versions - 5},
@@ -226,7 +226,7 @@ func TestBigAnswers(t *testing.T) {
 		apply(t, s, rowstore.Mutation{Table: "t", Row: row, Edits: []rowstore.Edit{
 			rowstore.Put(rowstore.Write, "c", 1, []byte(row)), rowstore.Put(rowstore.Data, "c", 1, []byte(row+value)),
 		}})
-		reads = append(reads, rowstore.RowRead{Table: "t", Row: row, Picks: []rowstore.Pick{
+		reads = append(reads, rowstore.RowRead{Table: "t", Row: row, Selectors: []rowstore.Selector{
 			{Family: rowstore.Write, Column: "c", To: maxTS, Limit: 1}, {Family: rowstore.Data, Column: "c", From: 1, To: 1},
 		}})
 	}
@@ -244,7 +244,7 @@ func TestBigAnswers(t *testing.T) {
 	})
 	slow.quickly("scan", func() {
 		n := 0
-		for row, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Picks: reads[0].Picks}) {
+		for row, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Selectors: reads[0].Selectors}) {
 			require.NoError(t, err)
 			require.Len(t, row.Versions, 2)
 			n++
@@ -252,16 +252,16 @@ func TestBigAnswers(t *testing.T) {
 		require.Equal(t, rows, n)
 	})
 	// A snapshot's reads, of values that lie in the rows themselves.
-	var ask rowstore.DrawRead
+	var ask rowstore.SnapshotRead
 	for i := range 20 {
 		row := "inline" + strconv.Itoa(i)
 		apply(t, s, put(row, 1, value))
-		ask.Reads = append(ask.Reads, rowstore.RowRead{Table: "t", Row: row, Picks: []rowstore.Pick{
-			{Family: rowstore.Write, Column: "c", To: rowstore.Drawn, Limit: 1},
+		ask.Reads = append(ask.Reads, rowstore.RowRead{Table: "t", Row: row, Selectors: []rowstore.Selector{
+			{Family: rowstore.Write, Column: "c", To: rowstore.AssignedTimestamp, Limit: 1},
 		}})
 	}
 	slow.quickly("begin", func() {
-		got, err := s.DrawRead(ctx, []rowstore.DrawRead{ask})
+		got, err := s.ReadSnapshot(ctx, []rowstore.SnapshotRead{ask})
 		require.NoError(t, err)
 		require.NotZero(t, got[0].TS)
 		for _, row := range got[0].Rows {
@@ -343,13 +343,13 @@ func TestOldWideRow(t *testing.T) {
 		vs := readRow(t, s, "r", allVersions...)
 		require.Len(t, vs, columns*(older+1)+from)
 		at := rowstore.Timestamp(5)
-		vs = readRow(t, s, "r", rowstore.Pick{Family: rowstore.Write, Column: rowstore.AllColumns, To: at, Limit: 1})
+		vs = readRow(t, s, "r", rowstore.Selector{Family: rowstore.Write, Column: rowstore.AllColumns, To: at, Limit: 1})
 		require.Len(t, vs, columns)
 		for _, v := range vs {
 			require.Equal(t, at, v.TS)
 			require.Equal(t, "5", string(v.Value))
 		}
-		vs = readRow(t, s, "r", rowstore.Pick{Family: rowstore.Write, Column: columnName(1), To: at, Limit: 1})
+		vs = readRow(t, s, "r", rowstore.Selector{Family: rowstore.Write, Column: columnName(1), To: at, Limit: 1})
 		require.Len(t, vs, 1)
 		require.Equal(t, at, vs[0].TS)
 	}
@@ -365,7 +365,7 @@ func TestOldWideRow(t *testing.T) {
 		}
 		apply(t, s, m)
 		wrote += 50
-		g, err := s.Group(ctx, []rowstore.Group{{Mutations: []rowstore.Mutation{onePhaseOn("r", columnName(60+int(ts)), ts)}, Draw: true}})
+		g, err := s.Group(ctx, []rowstore.Group{{Mutations: []rowstore.Mutation{onePhaseOn("r", columnName(60+int(ts)), ts)}, AssignTimestamp: true}})
 		require.NoError(t, err)
 		require.True(t, g[0].Applied)
 		wrote++

@@ -19,7 +19,7 @@ func (s *Store) Apply(ctx context.Context, muts []rowstore.Mutation, _ rowstore.
 	if err := s.checkMutations(muts); err != nil {
 		return nil, fmt.Errorf("tikvraw: apply: %w", err)
 	}
-	ctx, end, err := s.begin(ctx, "apply")
+	ctx, end, err := s.gate.Begin(ctx, "apply")
 	if err != nil {
 		return nil, err
 	}
@@ -28,7 +28,7 @@ func (s *Store) Apply(ctx context.Context, muts []rowstore.Mutation, _ rowstore.
 	parallel(len(muts), func(i int) {
 		o, err := s.applyRow(ctx, &muts[i])
 		if err != nil {
-			o = rowstore.Outcome{Err: s.fail("apply", err)}
+			o = rowstore.Outcome{Err: s.gate.Fail("apply", err)}
 		}
 		out[i] = o
 	})
@@ -51,13 +51,13 @@ func (s *Store) applyRow(ctx context.Context, m *rowstore.Mutation) (rowstore.Ou
 		return rowstore.Outcome{}, err
 	}
 	defer done()
-	// Whatever is not fresh, a head from memory or the guess that there is none, is
-	// good for a swap alone. An answer needs the head as it was during this call.
+	// A head from memory, or the guess that there is none, is good for a swap alone. An
+	// answer needs a fresh head, which was read during this call.
 	raw, known := s.cache.get(key)
 	fresh := false
 	for attempt := 0; ; attempt++ {
 		if attempt > 2 {
-			// Other processes are at this row too.
+			// Other processes change this row too.
 			if err := sleep(ctx, time.Duration(rand.Int64N(int64(time.Millisecond)<<min(attempt, 6)))); err != nil {
 				return rowstore.Outcome{}, err
 			}
@@ -70,7 +70,7 @@ func (s *Store) applyRow(ctx context.Context, m *rowstore.Mutation) (rowstore.Ou
 				return rowstore.Outcome{}, err
 			}
 			if again && bytes.Equal(raw, was) {
-				return rowstore.Outcome{}, s.gone(key)
+				return rowstore.Outcome{}, s.missing(key)
 			}
 			fresh = true
 			s.cache.put(key, raw)
@@ -90,7 +90,7 @@ func (s *Store) applyRow(ctx context.Context, m *rowstore.Mutation) (rowstore.Ou
 	}
 }
 
-// plan judges a mutation on a head and makes its edits. Without a change there is
+// plan judges a mutation on a head and makes its edits. It returns no change if there is
 // nothing to write.
 func (s *Store) plan(ctx context.Context, key, raw []byte, m *rowstore.Mutation) (rowstore.Outcome, *change, error) {
 	var out rowstore.Outcome
@@ -98,7 +98,7 @@ func (s *Store) plan(ctx context.Context, key, raw []byte, m *rowstore.Mutation)
 	if err != nil {
 		return out, nil, err
 	}
-	failed, broke, err := r.judge(ctx, m.Conditions)
+	failed, broke, err := r.firstBroken(ctx, m.Conditions)
 	if err != nil {
 		return out, nil, err
 	}
@@ -145,7 +145,7 @@ func (s *Store) swap(ctx context.Context, c *change) (met []byte, swapped bool, 
 	met, swapped, err = s.raw.cas(ctx, key, c.old.raw, c.raw)
 	switch {
 	case errors.Is(err, rowstore.ErrAmbiguous):
-		// What was written before may be pointed to now: only Sweep can tell.
+		// The head may point now to what was written before it: only Sweep can tell.
 		s.cache.drop(key)
 		return nil, false, err
 	case err != nil:
@@ -159,8 +159,8 @@ func (s *Store) swap(ctx context.Context, c *change) (met []byte, swapped bool, 
 		return nil, true, nil
 	}
 	s.cache.put(key, met)
-	// The next attempt writes keys of its own: Sweep takes those that no head points to
-	// for dead once the head has changed.
+	// The next attempt writes keys of its own. Sweep may remove these: no head points to
+	// them, and the head has changed.
 	s.clean.add(garbageOf(c.before)...)
 	return met, false, nil
 }
@@ -188,7 +188,7 @@ func (s *Store) putAll(ctx context.Context, pairs []pair) error {
 	return s.raw.batchPut(ctx, keys, values)
 }
 
-// gone says that a key is missing although the head that points to it did not change.
-func (s *Store) gone(key []byte) error {
-	return fmt.Errorf("%w: the row's head (key %q) points to a key that is not there", ErrCorrupt, key)
+// missing is the error for a key that is not there although the head points to it.
+func (s *Store) missing(key []byte) error {
+	return fmt.Errorf("%w: the row's head (key %q) points to a key that is missing: somebody else removed it", rowstore.ErrCorrupt, key)
 }

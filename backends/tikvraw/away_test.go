@@ -63,12 +63,12 @@ func applyOne(ctx context.Context, s rowstore.Store, m rowstore.Mutation) error 
 }
 
 func readOne(ctx context.Context, s rowstore.Store) error {
-	_, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "r", Picks: []rowstore.Pick{{Family: rowstore.Write, To: 1 << 60}}}})
+	_, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "r", Selectors: []rowstore.Selector{{Family: rowstore.Write, To: 1 << 60}}}})
 	return err
 }
 
 func scanAll(ctx context.Context, s rowstore.Store) error {
-	for _, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Picks: []rowstore.Pick{{Family: rowstore.Write, To: 1 << 60}}}) {
+	for _, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{{Family: rowstore.Write, To: 1 << 60}}}) {
 		if err != nil {
 			return err
 		}

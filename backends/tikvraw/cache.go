@@ -102,7 +102,7 @@ func (t *turns) take(ctx context.Context, key []byte) (done func(), err error) {
 	}
 	n.users++
 	t.mu.Unlock()
-	leave := func() {
+	release := func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		if n.users--; n.users == 0 {
@@ -113,10 +113,10 @@ func (t *turns) take(ctx context.Context, key []byte) (done func(), err error) {
 	case <-n.free:
 		return func() {
 			n.free <- struct{}{}
-			leave()
+			release()
 		}, nil
 	case <-ctx.Done():
-		leave()
+		release()
 		return nil, ctx.Err()
 	}
 }

@@ -15,28 +15,27 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// defaultPatience is for how long a call goes on trying while no request of it succeeds,
-// beside the time that the requests themselves take. Regions that split, merge or move,
-// and leaders that hand over, are found again within milliseconds. A server that died is
-// replaced after about ten seconds: whoever called decides whether to wait for that.
+// defaultPatience is for how long a call keeps trying while none of its requests succeeds,
+// not counting the time that the requests take. Regions that split, merge or move, and
+// leaders that hand over, are found again within milliseconds. A server that died is
+// replaced after about ten seconds; the caller decides whether to wait for that.
 const defaultPatience = 2 * time.Second
 
 // call is one call of TiKV's client, and what its requests tell each other. It is the
-// parent of the context that the client gets: it has the caller's values, and not his
-// deadline. The client takes a deadline that passed for a failure of the server, which
-// it then keeps everybody away from; a cancellation is the caller's own affair.
+// parent of the context that the client gets. It has the caller's values, but not the
+// caller's deadline: the client takes a deadline that passes for a failure of the server,
+// and keeps all callers away from that server. A cancellation has no such effect.
 //
-// The client would itself try for 40 seconds. A call ends that when it has had no
-// success for its patience and none of its requests is under way, or once one fails
+// The client itself would try for 40 seconds. A call gives up earlier: when none of its
+// requests has succeeded for its patience and none is under way, or when a request fails
 // after patience and a request's timeout together.
 type call struct {
 	caller            context.Context //nolint:containedctx // it is a context itself
 	patience, timeout time.Duration
-	// lost: an attempt of a swap ended without an answer that proves that it was not
-	// applied.
+	// lost: an attempt of a swap ended, and no answer proves that it was not applied.
 	lost atomic.Bool
-	// pair is the error that a server put in the place of a pair. The client takes no
-	// notice, and would say that there are no such keys.
+	// pair is an error that a server answered in the place of a pair. The client ignores
+	// it, and would say that there is no such key.
 	pair atomic.Pointer[string]
 
 	cancel context.CancelFunc // ends what the client gets
@@ -111,8 +110,8 @@ func (k *call) answered(left time.Time, trouble string) {
 		k.progress, k.until = now, now.Add(k.patience)
 	} else {
 		k.trouble = trouble
-		// The time of the request is not the call's fault, within reason: else a server that
-		// hangs would leave no time to ask the one that took over.
+		// The time of a request does not count, up to a limit: else a server that hangs would
+		// leave no time to ask the one that took over.
 		k.until = k.until.Add(now.Sub(left))
 		if last := k.progress.Add(k.patience + k.timeout); k.until.After(last) {
 			k.until = last
@@ -150,7 +149,7 @@ func (k *call) giveUp() {
 	k.cancel()
 }
 
-// explain makes the error of the call of the client's.
+// explain makes the call's error from the client's.
 func (k *call) explain(err error) error {
 	if err == nil {
 		return nil
@@ -160,7 +159,7 @@ func (k *call) explain(err error) error {
 	k.mu.Unlock()
 	if ended := k.caller.Err(); ended != nil {
 		if errors.Is(err, context.Canceled) {
-			// What the client says is that its context was cancelled.
+			// The client says no more than that its context was cancelled.
 			err = errors.New(trouble)
 		}
 		return endedBy(ended, err)
@@ -198,7 +197,7 @@ func (k *call) refused(err error) error {
 	return err
 }
 
-// troubleOf says why a request has to be sent again, "" where it has not.
+// troubleOf says why a request has to be sent again, "" if it succeeded.
 func troubleOf(resp *tikvrpc.Response, err error) string {
 	if err != nil {
 		return err.Error()
@@ -219,7 +218,20 @@ func regionTrouble(e *errorpb.Error) string {
 	return e.String()
 }
 
-// endedBy says that a call ended with its context, and how far it had come.
+// endOf returns the error of a context that has ended. A client may notice that the deadline
+// has passed a moment before the context does.
+func endOf(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+// endedBy makes the error of a call that ended with its context: ended is the context's
+// error, err what the call met last.
 func endedBy(ended, err error) error {
 	if errors.Is(err, ended) {
 		return err
@@ -241,14 +253,14 @@ func apart(ctx context.Context) (inner context.Context, end func()) {
 	}
 }
 
-// pdFailed makes an error of PD's client that of a call. Nothing that is asked of PD
-// changes anything, so whatever it fails with may be asked again.
+// pdFailed makes the call's error from one of PD's client. No request to PD changes
+// anything, so each may be sent again.
 func pdFailed(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
-	if ended := ctx.Err(); ended != nil {
+	if ended := endOf(ctx); ended != nil {
 		return endedBy(ended, err)
 	}
-	return fmt.Errorf("%w: PD: %w", rowstore.ErrUnavailable, err)
+	return fmt.Errorf("%w: asking PD: %w", rowstore.ErrUnavailable, err)
 }

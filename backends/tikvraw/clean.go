@@ -296,11 +296,11 @@ func (s *Store) sweep(ctx context.Context, rest int) (SweepResult, error) {
 			began := time.Now()
 			var err error
 			if from, more, err = s.sweepSome(ctx, space, from, to, &done); err != nil {
-				return done, s.fail("sweep", err)
+				return done, s.gate.Fail("sweep", err)
 			}
 			if rest > 0 && more {
 				if err := sleep(ctx, time.Since(began)*time.Duration(rest)); err != nil {
-					return done, s.fail("sweep", err)
+					return done, s.gate.Fail("sweep", err)
 				}
 			}
 		}
@@ -309,7 +309,7 @@ func (s *Store) sweep(ctx context.Context, rest int) (SweepResult, error) {
 }
 
 func (s *Store) sweepSome(ctx context.Context, space byte, from, to []byte, done *SweepResult) (next []byte, more bool, err error) {
-	ctx, end, err := s.begin(ctx, "sweep")
+	ctx, end, err := s.gate.Begin(ctx, "sweep")
 	if err != nil {
 		return nil, false, err
 	}

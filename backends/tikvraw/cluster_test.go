@@ -31,7 +31,7 @@ func open(t testing.TB, c *tikvtest.Cluster, o tikvraw.Options, layers ...tikvte
 		o.Prefix = prefix()
 	}
 	pdc, rpc := c.Clients(t, layers...)
-	s, err := tikvraw.New(t.Context(), pdc, rpc, o)
+	s, err := tikvraw.New(t.Context(), pdc, o.Through(rpc))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	return s

@@ -28,7 +28,7 @@ func cell(row string) percolator.Cell {
 func database(t testing.TB, c *tikvtest.Cluster, layers ...tikvtest.Layer) *percolator.DB {
 	t.Helper()
 	pdc, rpc := c.Clients(t, layers...)
-	s, err := tikvraw.New(t.Context(), pdc, rpc, tikvraw.Options{Prefix: prefix(), Patience: patience, SweepEvery: -1})
+	s, err := tikvraw.New(t.Context(), pdc, tikvraw.Options{Prefix: prefix(), Patience: patience, SweepEvery: -1}.Through(rpc))
 	require.NoError(t, err)
 	db, err := percolator.New(t.Context(), s,
 		percolator.WithSessionLease(10*time.Minute), percolator.WithSettings(percolator.Settings{CatalogLease: 5 * time.Minute}))
@@ -131,7 +131,7 @@ func TestFindingNotifications(t *testing.T) {
 	}
 	n.Take()
 	found := 0
-	for _, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Picks: []rowstore.Pick{{Family: rowstore.Notify, To: 1 << 62}}}) {
+	for _, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{{Family: rowstore.Notify, To: 1 << 62}}}) {
 		require.NoError(t, err)
 		found++
 	}
@@ -154,7 +154,7 @@ func countWorkersScans(t *testing.T, c *tikvtest.Cluster) {
 	t.Helper()
 	var n tikvtest.Counter
 	pdc, rpc := c.Clients(t, &n)
-	s, err := tikvraw.New(t.Context(), pdc, rpc, tikvraw.Options{Prefix: prefix(), Patience: patience, SweepEvery: -1})
+	s, err := tikvraw.New(t.Context(), pdc, tikvraw.Options{Prefix: prefix(), Patience: patience, SweepEvery: -1}.Through(rpc))
 	require.NoError(t, err)
 	db, err := percolator.New(t.Context(), s, percolator.WithSettings(percolator.Settings{CatalogLease: time.Second}))
 	require.NoError(t, err)

@@ -78,7 +78,7 @@ func BenchmarkTransferCPU(b *testing.B) {
 		var m metered
 		// Outside the codec, as in client-go's own test store below.
 		pdc, rpc := c.Clients(b)
-		s, err := tikvraw.New(b.Context(), pdc, m.Stores(rpc), tikvraw.Options{Prefix: prefix(), SweepEvery: -1})
+		s, err := tikvraw.New(b.Context(), pdc, tikvraw.Options{Prefix: prefix(), SweepEvery: -1}.Through(m.Stores(rpc)))
 		require.NoError(b, err)
 		db, err := percolator.New(b.Context(), s)
 		require.NoError(b, err)

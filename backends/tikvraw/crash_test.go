@@ -13,13 +13,14 @@ import (
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 // everything picks all versions of a row.
-func everything() []rowstore.Pick {
-	var picks []rowstore.Pick
+func everything() []rowstore.Selector {
+	var picks []rowstore.Selector
 	for f := rowstore.Lock; f <= rowstore.Notify; f++ {
-		picks = append(picks, rowstore.Pick{Family: f, To: oracle.Max})
+		picks = append(picks, rowstore.Selector{Family: f, To: oracle.Max})
 	}
 	return picks
 }
@@ -30,7 +31,7 @@ func contents(t testing.TB, s rowstore.Store) []rowstore.Row {
 	var all []rowstore.Row
 	for table, err := range s.Tables(context.Background()) {
 		require.NoError(t, err)
-		for row, err := range s.Scan(context.Background(), rowstore.ScanRange{Table: table, Picks: everything()}) {
+		for row, err := range s.Scan(context.Background(), rowstore.ScanRange{Table: table, Selectors: everything()}) {
 			require.NoError(t, err)
 			all = append(all, row)
 		}
@@ -114,7 +115,7 @@ func script(rng *rand.Rand) []rowstore.Mutation {
 		case 3:
 			edits = append(edits, rowstore.Put(rowstore.Data, column, ts, value()), rowstore.Delete(rowstore.Write, "c0", ts-5))
 		case 4:
-			edits = append(edits, rowstore.Put(rowstore.Rollback, column, ts, nil), rowstore.DeleteRange(rowstore.Lock, column, 0, ts-1), rowstore.Put(rowstore.Lock, column, ts, value()))
+			edits = append(edits, rowstore.Put(rowstore.Mark, column, ts, nil), rowstore.DeleteRange(rowstore.Lock, column, 0, ts-1), rowstore.Put(rowstore.Lock, column, ts, value()))
 		case 5:
 			edits = append(edits, rowstore.DeleteRange(rowstore.Data, column, 0, ts-10), rowstore.Delete(rowstore.Lock, column, ts-3))
 		}
@@ -178,7 +179,7 @@ func crashRun(t *testing.T, data *fakeData, muts []rowstore.Mutation, n int, don
 		}
 	}
 	one.before, one.after = hook(true), hook(false)
-	model := rowstore.NewMemory()
+	model := memstore.New()
 	applied, flying := 0, false
 	for i := range muts {
 		out, err := s.Apply(ctx, muts[i:i+1], rowstore.ApplyOptions{})
@@ -205,7 +206,7 @@ func crashRun(t *testing.T, data *fakeData, muts []rowstore.Mutation, n int, don
 	defer func() { require.NoError(t, after.Close()) }()
 	got := contents(t, after)
 	if flying {
-		whole := rowstore.NewMemory()
+		whole := memstore.New()
 		for _, m := range muts[:applied+1] {
 			_, err := whole.Apply(ctx, []rowstore.Mutation{m}, rowstore.ApplyOptions{})
 			require.NoError(t, err)
@@ -216,7 +217,7 @@ func crashRun(t *testing.T, data *fakeData, muts []rowstore.Mutation, n int, don
 	}
 	require.Equal(t, contents(t, model), got, "after a crash at call %d (done: %v)", n, done)
 	notified := func(s rowstore.Store) (rows []string) {
-		for r, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Picks: []rowstore.Pick{{Family: rowstore.Notify, To: oracle.Max}}}) {
+		for r, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{{Family: rowstore.Notify, To: oracle.Max}}}) {
 			require.NoError(t, err)
 			rows = append(rows, r.Row)
 		}

@@ -45,7 +45,7 @@ func TestShortDeadlines(t *testing.T) {
 				default:
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(rng.Int64N(int64(4*time.Millisecond))))
-				_, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: fmt.Sprint(i), Picks: []rowstore.Pick{{Family: rowstore.Write, To: 1 << 60}}}})
+				_, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: fmt.Sprint(i), Selectors: []rowstore.Selector{{Family: rowstore.Write, To: 1 << 60}}}})
 				cancel()
 				if err == nil {
 					inTime.Add(1)
@@ -64,7 +64,7 @@ func TestShortDeadlines(t *testing.T) {
 		began := time.Now()
 		err := db.Update(t.Context(), func(tx *percolator.Txn) error {
 			return transfer(t.Context(), tx, cell(fmt.Sprintf("%03d", i%8)), cell(fmt.Sprintf("%03d", (i+1)%8)))
-		}, percolator.MaxAttempts(3))
+		}, percolator.WithMaxAttempts(3))
 		if err != nil {
 			t.Errorf("a transaction beside them: %v", err)
 		}

@@ -1,9 +1,9 @@
 // Package tikvraw keeps a row-transactional store in TiKV's raw key-value mode: the
 // backend for data that outgrows one machine.
 //
-// Importing it registers the URL scheme tikv; see [ParseURL] for the grammar. A
-// program that has the parts apart calls [Open], one that has clients of its own
-// calls [New].
+// Importing it registers the URL scheme tikv; see [ParseURL] for the grammar. [OpenURL]
+// and [Open] make connections of their own. [New] takes a client of PD that the program
+// has, such as the one of a txnkv.Client.
 //
 // A row is one key, its head, which only CompareAndSwap changes. What a head has no
 // room for lies in keys of its own, which are written before the swap that points to

@@ -3,7 +3,6 @@ package tikvraw
 import (
 	"cmp"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,12 +10,6 @@ import (
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
-
-// ErrCorrupt says that a key under the store's prefix, or the value of one, is not
-// what this package writes: another application uses the prefix, or something that
-// the store wrote is gone. The message names the key. Such a key is never
-// overwritten.
-var ErrCorrupt = errors.New("tikvraw: not written by this store")
 
 // formatVersion is the version of the layout of keys and values. It is in the
 // store's record, and the first byte of each head and chunk.
@@ -324,14 +317,16 @@ type decoder struct {
 
 func (d *decoder) check(ok bool, what string) {
 	if !ok && d.err == nil {
-		d.err = fmt.Errorf("%w: %s", ErrCorrupt, what)
+		d.err = fmt.Errorf("%w: %s", rowstore.ErrCorrupt, what)
 		d.rest = nil
 	}
 }
 
 func (d *decoder) version() {
 	if v := d.byte(); d.err == nil && v != formatVersion {
-		d.check(false, fmt.Sprintf("format version %d", v))
+		d.err = fmt.Errorf("%w: the value does not begin with format version %d, but with %d: another version of the program wrote it, or another application",
+			rowstore.ErrFormat, formatVersion, v)
+		d.rest = nil
 	}
 }
 

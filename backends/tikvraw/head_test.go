@@ -2,6 +2,7 @@ package tikvraw
 
 import (
 	"bytes"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -64,10 +65,10 @@ func TestHeadRoundTrip(t *testing.T) {
 		// One byte less is never a head, and never more than an error.
 		for i := range raw {
 			_, err := decodeHead(raw[:i])
-			require.ErrorIs(t, err, ErrCorrupt)
+			require.ErrorIs(t, err, rowstore.ErrCorrupt)
 		}
 		_, err = decodeHead(append(bytes.Clone(raw), 0))
-		require.ErrorIs(t, err, ErrCorrupt)
+		require.ErrorIs(t, err, rowstore.ErrCorrupt)
 	})
 }
 
@@ -98,8 +99,6 @@ func TestHeadsThatAreNone(t *testing.T) {
 	require.NoError(t, err)
 	for name, bad := range map[string][]byte{
 		"empty":                          {},
-		"other version":                  append([]byte{formatVersion + 1}, raw[1:]...),
-		"somebody's":                     []byte(`{"cart": [1, 2, 3]}`),
 		"a marker without notifications": (&head{tag: 7, index: 9, entries: good.entries}).encode(),
 		"notifications without a marker": (&head{tag: 7, entries: []entry{{rowstore.Notify, "c", 5, value{}}}}).encode(),
 		"a version within a chunk": (&head{
@@ -111,7 +110,11 @@ func TestHeadsThatAreNone(t *testing.T) {
 		}}).encode(),
 	} {
 		_, err := decodeHead(bad)
-		require.ErrorIs(t, err, ErrCorrupt, name)
+		require.ErrorIs(t, err, rowstore.ErrCorrupt, name)
+	}
+	for _, bad := range [][]byte{append([]byte{formatVersion + 1}, raw[1:]...), []byte(`{"cart": [1, 2, 3]}`)} {
+		_, err := decodeHead(bad)
+		require.ErrorIs(t, err, rowstore.ErrFormat, "another version, and somebody's")
 	}
 }
 
@@ -131,7 +134,7 @@ func FuzzDecodeHead(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		h, err := decodeHead(raw)
 		if err != nil {
-			require.ErrorIs(t, err, ErrCorrupt)
+			require.True(t, errors.Is(err, rowstore.ErrCorrupt) || errors.Is(err, rowstore.ErrFormat), err)
 			return
 		}
 		back, err := decodeHead(h.encode())
@@ -145,7 +148,7 @@ func FuzzDecodeChunk(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		entries, err := decodeChunk(raw, rowstore.Write, "c")
 		if err != nil {
-			require.ErrorIs(t, err, ErrCorrupt)
+			require.True(t, errors.Is(err, rowstore.ErrCorrupt) || errors.Is(err, rowstore.ErrFormat), err)
 			return
 		}
 		back, err := decodeChunk(encodeChunk(entries), rowstore.Write, "c")
@@ -194,7 +197,7 @@ func FuzzParseKey(f *testing.F) {
 		if table, row, rest, err := k.parse(spaceHead, key); err == nil {
 			require.Equal(t, key, append(k.row(spaceHead, table, row), rest...))
 		} else {
-			require.ErrorIs(t, err, ErrCorrupt)
+			require.ErrorIs(t, err, rowstore.ErrFormat)
 		}
 		if head, id, kind, err := k.parseSide(key); err == nil {
 			require.Equal(t, key, k.side(head, id, kind))

@@ -57,7 +57,7 @@ func TestConformanceHooks(t *testing.T) {
 			Store: s,
 			Reopen: func(ctx context.Context) (rowstore.Store, error) {
 				pdc, rpc := c.Clients(t)
-				again, err := tikvraw.New(ctx, pdc, rpc, o)
+				again, err := tikvraw.New(ctx, pdc, o.Through(rpc))
 				if err != nil {
 					return nil, err
 				}

@@ -3,7 +3,9 @@ package tikvraw
 import (
 	"encoding/binary"
 	"fmt"
-	"strings"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
 // Every key of a store is
@@ -40,11 +42,12 @@ const (
 	kindChunk = 'k' // versions of one column
 )
 
+const idLen = 8
+
+// How names are escaped; see kit.AppendName.
 const (
-	idLen     = 8
-	escape    = 0x00
-	escaped   = 0xff
-	terminate = 0x01
+	escape  = 0x00
+	escaped = 0xff
 )
 
 // keyspace makes and takes apart the keys of a store.
@@ -69,21 +72,10 @@ func (k keyspace) space(space byte) []byte {
 	return append(append(key, k.base...), space)
 }
 
-func appendName(dst []byte, name string) []byte {
-	for {
-		i := strings.IndexByte(name, 0)
-		if i < 0 {
-			return append(append(dst, name...), escape, terminate)
-		}
-		dst = append(append(dst, name[:i]...), escape, escaped)
-		name = name[i+1:]
-	}
-}
-
 // table returns what the keys of a table begin with, in a space.
 func (k keyspace) table(space byte, table string) []byte {
 	key := make([]byte, 0, len(k.base)+1+len(table)+2)
-	return appendName(append(append(key, k.base...), space), table)
+	return kit.AppendName(append(append(key, k.base...), space), table)
 }
 
 // afterTable returns the first key behind those of a table.
@@ -97,7 +89,7 @@ func (k keyspace) afterTable(space byte, table string) []byte {
 // others.
 func (k keyspace) row(space byte, table, row string) []byte {
 	key := make([]byte, 0, len(k.base)+1+len(table)+len(row)+4+idLen+1)
-	return appendName(appendName(append(append(key, k.base...), space), table), row)
+	return kit.AppendName(kit.AppendName(append(append(key, k.base...), space), table), row)
 }
 
 // index returns the key of a notification marker; head is the row's head key.
@@ -125,11 +117,11 @@ func (k keyspace) parse(space byte, key []byte) (table, row string, rest []byte,
 	if len(key) <= len(k.base) || string(key[:len(k.base)]) != string(k.base) || key[len(k.base)] != space {
 		return "", "", nil, foreign(key)
 	}
-	table, rest, ok := cutName(key[len(k.base)+1:])
-	if ok {
-		row, rest, ok = cutName(rest)
+	table, rest, err = kit.CutName(key[len(k.base)+1:])
+	if err == nil {
+		row, rest, err = kit.CutName(rest)
 	}
-	if !ok || table == "" || row == "" {
+	if err != nil || table == "" || row == "" {
 		return "", "", nil, foreign(key)
 	}
 	return table, row, rest, nil
@@ -159,27 +151,6 @@ func (k keyspace) parseSide(key []byte) (head []byte, id uint64, kind byte, err 
 	return k.sibling(key[:len(key)-len(rest)], spaceHead), binary.BigEndian.Uint64(rest), rest[idLen], nil
 }
 
-// cutName takes an escaped name off the front of b.
-func cutName(b []byte) (name string, rest []byte, ok bool) {
-	var out []byte
-	for i := 0; i+1 < len(b); i++ {
-		if b[i] != escape {
-			out = append(out, b[i])
-			continue
-		}
-		i++
-		switch b[i] {
-		case escaped:
-			out = append(out, 0)
-		case terminate:
-			return string(out), b[i+1:], true
-		default:
-			return "", nil, false
-		}
-	}
-	return "", nil, false
-}
-
 // cutBoundary reads a row's key from what stands behind the table in the first key
 // of a region: any bytes, since TiKV chooses it. Rows below the name lie, but for
 // bytes that were cut off, below the boundary.
@@ -201,5 +172,5 @@ func cutBoundary(b []byte) string {
 
 // foreign says that a key under the prefix is not the store's.
 func foreign(key []byte) error {
-	return fmt.Errorf("%w: %q is no key of this store: another application uses the prefix", ErrCorrupt, key)
+	return fmt.Errorf("%w: the key %q is not one of a store: another application uses the prefix; take another one", rowstore.ErrFormat, key)
 }

@@ -21,33 +21,31 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
 func init() {
-	rowstore.Register(OpenURL, "tikv")
+	rowstore.Register(func(ctx context.Context, url string) (rowstore.Store, error) {
+		s, err := OpenURL(ctx, url)
+		if err != nil {
+			return nil, err
+		}
+		return s, nil
+	}, "tikv")
 }
-
-// ErrFormat says that the store under the prefix was made by a version of this
-// package that is not this one, or with other settings that are fixed from then on.
-var ErrFormat = errors.New("tikvraw: the store is of another kind")
 
 // openTimeout bounds Open where its context has no deadline.
 const openTimeout = 30 * time.Second
 
 // OpenURL opens the store that a URL names; [ParseURL] has the grammar. Errors are
 // those of ParseURL and of [Open].
-func OpenURL(ctx context.Context, url string) (rowstore.Store, error) {
+func OpenURL(ctx context.Context, url string) (*Store, error) {
 	o, err := ParseURL(url)
 	if err != nil {
 		return nil, err
 	}
-	s, err := Open(ctx, o)
-	if err != nil {
-		return nil, err
-	}
-	return s, nil
+	return Open(ctx, o)
 }
 
 // Open opens the store with the prefix of the options in the cluster of their PD
@@ -71,47 +69,132 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		return nil, err
 	}
 	if len(o.PDAddrs) == 0 {
-		return nil, invalid("no address of a PD server")
+		return nil, invalid("Options.PDAddrs is empty: name a PD server, or give New a client of PD")
 	}
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	divertLog()
-	pdc, rpc, err := dial(ctx, &o)
+	pdc, err := reachPD(ctx, &o)
 	if err != nil {
 		return nil, fmt.Errorf("tikvraw: opening %s: %w", strings.Join(o.PDAddrs, ","), explain(ctx, err))
 	}
-	return New(ctx, pdc, rpc, o)
+	return openOver(ctx, pdc, o)
 }
 
-// dial makes the clients of PD and TiKV.
-func dial(ctx context.Context, o *Options) (pd.Client, tikv.Client, error) {
+// New opens a store over a client of PD that the program has and goes on to own: Close
+// leaves it open. Close the store first and then the client. The store shares the
+// client's stream of timestamps and its connection to PD, and makes connections to
+// the TiKV servers of its own, which Close closes.
+//
+// A program that has a transactional client (txnkv.Client, or tikv.KVStore) passes its GetPDClient();
+// one that has only a rawkv.Client, which does not show the PD client that it made,
+// calls [Open]. The connections to TiKV cannot be shared: those of a transactional client read the
+// borders of regions otherwise, and a rawkv.Client does not tell which answer to a swap was
+// lost, without which its outcome cannot be known.
+//
+// New looks through the codec of a transactional client, and puts its own in place,
+// as Options.API and Options.Keyspace say. A wrapper of the program's own around such a codec
+// is not looked through: pass what is in it. CA, Cert and Key have to be set if the cluster
+// speaks TLS, also when the client of PD does already; New refuses options that
+// do not fit it. New refuses Options.PDAddrs. Otherwise it behaves as Open does, and fails with the same errors.
+func New(ctx context.Context, pdc pd.Client, o Options) (*Store, error) {
+	if err := o.complete(); err != nil {
+		return nil, err
+	}
+	switch {
+	case pdc == nil:
+		return nil, invalid("the client of PD is nil")
+	case len(o.PDAddrs) > 0:
+		return nil, invalid("Options.PDAddrs is set, and the client knows its PD servers: leave it empty, or call Open")
+	}
+	for {
+		codec, ok := pdc.(*tikv.CodecPDClient)
+		if !ok {
+			break
+		}
+		pdc = codec.Client
+	}
+	if err := checkTLS(pdc, &o); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	divertLog()
+	return openOver(ctx, lentPD{pdc}, o)
+}
+
+// checkTLS compares the way in which a client reaches PD with the options for TiKV.
+func checkTLS(pdc pd.Client, o *Options) error {
+	scheme, _, ok := strings.Cut(pdc.GetLeaderAddr(), "://")
+	switch {
+	case !ok: // it does not say
+	case scheme == "https" && o.CA == "":
+		return invalid("the client reaches PD by TLS, and the options have no certificates for TiKV: set CA, Cert and Key")
+	case scheme == "http" && o.CA != "":
+		return invalid("the client reaches PD without TLS, and the options have certificates for TiKV: leave out CA, Cert and Key")
+	}
+	return nil
+}
+
+// lentPD is a client of PD that somebody else closes.
+type lentPD struct{ pd.Client }
+
+// Close does nothing.
+func (lentPD) Close() {}
+
+// reachPD makes a client of PD, when PD has answered.
+func reachPD(ctx context.Context, o *Options) (pd.Client, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if err := askPD(ctx, o); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	pdc, err := dialPD(ctx, o)
 	if err != nil {
-		return nil, nil, pdFailed(ctx, err)
+		return nil, pdFailed(ctx, err)
 	}
-	codec := tikv.NewCodecPDClient(tikv.ModeRaw, pdc)
-	if o.API == V2 {
-		if codec, err = keyspaceClient(ctx, pdc, o.Keyspace); err != nil {
-			pdc.Close()
-			return nil, nil, err
+	return pdc, nil
+}
+
+// openOver opens a store over a client of PD, which the store closes, also when this fails.
+func openOver(ctx context.Context, pdc pd.Client, o Options) (*Store, error) {
+	codec, err := withCodec(ctx, pdc, &o)
+	if err != nil {
+		pdc.Close()
+		return nil, fmt.Errorf("tikvraw: opening the store with the prefix %q: %w", o.Prefix, explain(ctx, err))
+	}
+	rpc := o.rpc
+	if rpc == nil {
+		rpc = tikv.NewRPCClient(
+			tikv.WithSecurity(config.NewSecurity(o.CA, o.Cert, o.Key, nil)),
+			tikv.WithCodec(codec.GetCodec()))
+	}
+	s := newStore(newClient(codec, rpc, o.Patience, o.RequestTimeout), o)
+	s.about = func(ctx context.Context) (cluster, error) { return askCluster(ctx, codec) }
+	s.drawFrom = codec
+	if err := s.open(ctx); err != nil {
+		_ = s.Close()
+		if ended := endOf(ctx); ended != nil {
+			err = endedBy(ended, err)
 		}
+		return nil, fmt.Errorf("tikvraw: opening the store with the prefix %q: %w", o.Prefix, err)
 	}
-	rpc := tikv.NewRPCClient(
-		tikv.WithSecurity(config.NewSecurity(o.CA, o.Cert, o.Key, nil)),
-		tikv.WithCodec(codec.GetCodec()))
-	return codec, rpc, nil
+	return s, nil
+}
+
+// withCodec puts the codec of the API version around a client of PD.
+func withCodec(ctx context.Context, pdc pd.Client, o *Options) (*tikv.CodecPDClient, error) {
+	if o.API == V2 {
+		return keyspaceClient(ctx, pdc, o.Keyspace)
+	}
+	return tikv.NewCodecPDClient(tikv.ModeRaw, pdc), nil
 }
 
 // dialPD makes the client of PD.
 func dialPD(ctx context.Context, o *Options) (pd.Client, error) {
-	// The context given to PD's client ends the client, which outlives this call; but
-	// until it is made, only that context ends the making.
+	// The context that PD's client gets must outlive this call, since its end ends the
+	// client. But until the client is made, ctx has to be able to end the making.
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, end)
 	addrs := o.PDAddrs
@@ -139,8 +222,8 @@ func dialPD(ctx context.Context, o *Options) (pd.Client, error) {
 	return &endingPD{Client: made, end: end}, nil
 }
 
-// connections notes those that PD's client uses while it is made: it leaves them open
-// when that fails.
+// connections notes the connections that PD's client uses while it is made. If that fails,
+// the client leaves them open.
 type connections struct {
 	mu   sync.Mutex
 	all  map[*grpc.ClientConn]bool
@@ -180,9 +263,8 @@ func (c *endingPD) Close() {
 	c.end()
 }
 
-// askPD asks every address for PD's members, and is content when one answers. The
-// client tries for much longer, keeps the reason to itself, and leaves connections
-// behind when it gives up.
+// askPD asks every address for PD's members, until one answers. PD's client would try for
+// much longer, would not say why it failed, and would leave connections behind.
 func askPD(ctx context.Context, o *Options) error {
 	creds := insecure.NewCredentials()
 	if o.CA != "" {
@@ -209,12 +291,12 @@ func askPD(ctx context.Context, o *Options) error {
 	}
 	err := errors.Join(errs...)
 	switch {
-	case caller.Err() != nil:
-		return endedBy(caller.Err(), err)
+	case endOf(caller) != nil:
+		return endedBy(endOf(caller), err)
 	case o.CA == "" && strings.Contains(err.Error(), "error reading server preface"):
-		return fmt.Errorf("PD hung up; perhaps it wants TLS (tls_ca, tls_cert, tls_key): %w", err)
+		return fmt.Errorf("PD closed the connection; perhaps it needs TLS (parameters tls_ca, tls_cert, tls_key): %w", err)
 	case o.CA != "" && strings.Contains(err.Error(), "first record does not look like a TLS handshake"):
-		return fmt.Errorf("PD does not speak TLS there: %w", err)
+		return fmt.Errorf("PD does not speak TLS at this address: leave out tls_ca, tls_cert and tls_key: %w", err)
 	}
 	return fmt.Errorf("%w: no PD server answers: %w", rowstore.ErrUnavailable, err)
 }
@@ -237,7 +319,7 @@ func askOnePD(ctx context.Context, addr string, creds credentials.TransportCrede
 
 // keyspaceClient finds the keyspace and makes the client that puts it before keys.
 func keyspaceClient(ctx context.Context, pdc pd.Client, name string) (*tikv.CodecPDClient, error) {
-	// The client's own look-up has no context, and none for a keyspace that is absent.
+	// The client's own look-up takes no context, and panics if PD has no such keyspace.
 	asked := name
 	if asked == "" {
 		asked = tikv.DefaultKeyspaceName
@@ -246,10 +328,10 @@ func keyspaceClient(ctx context.Context, pdc pd.Client, name string) (*tikv.Code
 	defer end()
 	meta, err := pdc.LoadKeyspace(inner, asked)
 	if err == nil && meta == nil {
-		err = errors.New("PD does not know it")
+		err = errors.New("PD does not have it")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the keyspace %q (API version 2 wants a PD that has keyspaces): %w", asked, explain(ctx, err))
+		return nil, fmt.Errorf("the keyspace %q (API version 2 needs a PD that has keyspaces, 6.6 or newer): %w", asked, explain(ctx, err))
 	}
 	codec, err := tikv.NewCodecPDClientWithKeyspace(tikv.ModeRaw, pdc, name)
 	if err != nil {
@@ -258,37 +340,13 @@ func keyspaceClient(ctx context.Context, pdc pd.Client, name string) (*tikv.Code
 	return codec, nil
 }
 
-// New opens a store as Open does, over clients that the caller made: of PD, with the
-// codec of the API version where it is not V1, and of the TiKV servers. They belong to
-// the store from then on, which closes them, also when New fails. Of the options,
-// PDAddrs, API, Keyspace and the TLS files do not matter.
-func New(ctx context.Context, pdc pd.Client, rpc tikv.Client, o Options) (*Store, error) {
-	if err := o.complete(); err != nil {
-		pdc.Close()
-		_ = rpc.Close()
-		return nil, err
-	}
-	divertLog()
-	s := newStore(newClient(pdc, rpc, o.Patience, o.RequestTimeout), o)
-	s.about = func(ctx context.Context) (cluster, error) { return askCluster(ctx, pdc) }
-	s.drawFrom = pdc
-	if err := s.open(ctx); err != nil {
-		_ = s.Close()
-		if ended := ctx.Err(); ended != nil {
-			err = endedBy(ended, err)
-		}
-		return nil, fmt.Errorf("tikvraw: opening the store with the prefix %q: %w", o.Prefix, err)
-	}
-	return s, nil
-}
-
 // newStore makes a store that is not opened yet.
 func newStore(r raw, o Options) *Store {
 	s := &Store{
 		raw: r, keys: newKeyspace(o.Prefix), sizes: o.sizes, limits: o.limits(), opts: o,
-		cache: newCache(o.CacheSize), turns: newTurns(), ended: make(chan struct{}),
+		cache: newCache(o.CacheSize), turns: newTurns(), gate: kit.NewGate("tikvraw"),
 	}
-	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.background, s.endBackground = context.WithCancel(context.Background())
 	s.clean = newCleaner(s)
 	return s
 }
@@ -308,13 +366,13 @@ func (s *Store) open(ctx context.Context) error {
 		return err
 	}
 	if s.oracleKind == OracleStore {
-		batch := oracle.NewBatch(&storeOracle{s: s, key: s.keys.space(spaceOracle)})
-		s.oracle, s.closeOracle = &guardedOracle{s: s, batch: batch}, batch.Close
+		batch := kit.NewBatchOracle(kit.NewSwapOracle(oracleKey{s.raw, s.keys.space(spaceOracle)}, s.opts.clock))
+		s.oracle, s.closeOracle = s.gate.Oracle(batch), batch.Close
 	} else {
 		s.oracle = &pdOracle{s: s, pd: s.drawFrom}
 	}
 	if s.opts.SweepEvery > 0 {
-		s.calls.Go(func() { s.sweepSometimes(s.ctx) })
+		s.running.Go(func() { s.sweepSometimes(s.background) })
 	}
 	return nil
 }
@@ -362,7 +420,7 @@ func (s *Store) claim(ctx context.Context) error {
 		}
 		met, swapped, err := s.raw.cas(ctx, key, nil, made)
 		if errors.Is(err, rowstore.ErrAmbiguous) {
-			// Whatever became of it: the record that stands there counts.
+			// Whether it was written or not, the record that is there counts.
 			met, err = s.raw.get(ctx, key)
 		}
 		if err != nil {
@@ -378,15 +436,15 @@ func (s *Store) claim(ctx context.Context) error {
 		return foreign(key)
 	}
 	if rec.Format != formatVersion {
-		return fmt.Errorf("%w: it has format version %d, this program writes version %d: use a program of that version, or another prefix",
-			ErrFormat, rec.Format, formatVersion)
+		return fmt.Errorf("%w: the store has format version %d, and this program writes version %d: use a program of that version, or another prefix",
+			rowstore.ErrFormat, rec.Format, formatVersion)
 	}
 	if rec.Oracle != OraclePD && rec.Oracle != OracleStore {
-		return fmt.Errorf("%w: it has the oracle %q, which this program does not know", ErrFormat, rec.Oracle)
+		return fmt.Errorf("%w: the store has the oracle %q, which this program does not know: use a newer program", rowstore.ErrFormat, rec.Oracle)
 	}
 	if s.opts.Oracle != "" && s.opts.Oracle != rec.Oracle {
-		return fmt.Errorf("%w: its timestamps come from the oracle %q and not from %q, which is fixed when the store is made; leave the parameter out",
-			ErrFormat, rec.Oracle, s.opts.Oracle)
+		return fmt.Errorf("%w: the store takes its timestamps from the oracle %q and not from %q, which is fixed when it is made: leave out the parameter oracle (Options.Oracle)",
+			rowstore.ErrInvalid, rec.Oracle, s.opts.Oracle)
 	}
 	s.oracleKind = rec.Oracle
 	return s.checkGaps(ctx)

@@ -46,11 +46,15 @@ func TestChild(t *testing.T) {
 	var err error
 	switch os.Getenv(childTask) {
 	case "":
-		t.Skip("it is the child process of TestQuiet and TestFailedOpens, which run it, and tests nothing alone")
+		t.Skip("it is the child process of other tests, which run it, and tests nothing alone")
 	case "print":
 		err = childPrints(t.Context(), url)
 	case "leak":
 		err = childFails(t.Context(), url)
+	case "slog":
+		err = childLogs(t.Context(), url)
+	case "zap":
+		err = childKeepsItsLogger(t.Context(), url)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -64,7 +68,7 @@ func childPrints(ctx context.Context, url string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "r", Picks: []rowstore.Pick{{Family: rowstore.Lock, To: 9}}}}); err != nil {
+	if _, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "r", Selectors: []rowstore.Selector{{Family: rowstore.Lock, To: 9}}}}); err != nil {
 		return err
 	}
 	if err := s.Close(); err != nil {

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tikv/client-go/v2/tikv"
+
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -46,7 +48,7 @@ const (
 // Options configure a store. The zero value of each field but PDAddrs is its default.
 type Options struct {
 	// PDAddrs are the addresses of PD servers, host:port. One is enough to find the
-	// others. [New] does not need them.
+	// others. [Open] needs them. [New] refuses them, since its client knows them.
 	PDAddrs []string
 	// Prefix begins every key of the store, so that several stores and other
 	// applications can share a cluster. It has 1 to 128 bytes, none of them zero.
@@ -91,6 +93,7 @@ type Options struct {
 	clock      func() time.Time // of the store's oracle and the sweeps
 	staleAfter time.Duration    // when a marker without a notification is no longer taken for one of a swap under way
 	sizes      sizes
+	rpc        tikv.Client // in place of connections to the TiKV servers
 }
 
 const (

@@ -1,9 +1,7 @@
 package tikvraw
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
@@ -42,16 +40,15 @@ func (o *pdOracle) Draw(ctx context.Context, n int) (oracle.Timestamp, error) {
 		return 0, fmt.Errorf("tikvraw: draw of %d timestamps: %w", n, rowstore.ErrInvalid)
 	}
 	if n > maxDraw {
-		return 0, fmt.Errorf("tikvraw: draw of %d timestamps: %w: PD hands out %d in a row", n, rowstore.ErrTooLarge, maxDraw)
+		return 0, fmt.Errorf("tikvraw: draw of %d timestamps: %w: PD hands out at most %d at once", n, rowstore.ErrTooLarge, maxDraw)
 	}
-	ctx, end, err := o.s.begin(ctx, "draw")
+	ctx, end, err := o.s.gate.Begin(ctx, "draw")
 	if err != nil {
-		return 0, err
+		return 0, orOracleClosed(err)
 	}
 	defer end()
-	// A timestamp that is lost harms nobody, so what fails is asked for again: while PD
-	// elects a leader, when others drew in between, and when its clock went back and
-	// may catch up.
+	// A lost timestamp does no harm, so a failed draw is repeated: while PD elects a
+	// leader, if others drew in between, and if PD's clock went back and may catch up.
 	floor := oracle.Timestamp(o.last.Load())
 	last := time.Now().Add(o.s.opts.Patience)
 	for attempt := 0; ; attempt++ {
@@ -60,7 +57,7 @@ func (o *pdOracle) Draw(ctx context.Context, n int) (oracle.Timestamp, error) {
 		case err != nil:
 			err = pdFailed(ctx, err)
 		case first <= floor:
-			err = fmt.Errorf("PD handed out %d after %d: its clock went back", uint64(first), uint64(floor))
+			err = fmt.Errorf("PD handed out the timestamp %d after %d: its clock went back", uint64(first), uint64(floor))
 		case !run:
 			err = errBroken
 		default:
@@ -69,20 +66,20 @@ func (o *pdOracle) Draw(ctx context.Context, n int) (oracle.Timestamp, error) {
 		}
 		wait := time.Millisecond << min(attempt, 6)
 		if errors.Is(err, errBroken) {
-			wait = 0 // the next row is as likely to be whole
+			wait = 0 // the next try may succeed at once
 		}
 		if ctx.Err() != nil || time.Now().After(last) || sleep(ctx, wait) != nil {
-			return 0, o.s.fail("draw", explain(ctx, err))
+			return 0, o.s.gate.Fail("draw", explain(ctx, err))
 		}
 	}
 }
 
-var errBroken = errors.New("others drew in between, again and again")
+var errBroken = errors.New("other clients of PD drew timestamps in between, each time")
 
 // draw asks for n timestamps, which PD's client hands out one by one. They follow each
 // other unless another client of PD, or its clock, came between: run says that.
 func (o *pdOracle) draw(ctx context.Context, n int) (first oracle.Timestamp, run bool, err error) {
-	// Hardly anybody draws more than one.
+	// Nearly all draws are of one timestamp.
 	if n == 1 {
 		o.many.RLock()
 		defer o.many.RUnlock()
@@ -123,79 +120,25 @@ func (o *pdOracle) note(ts oracle.Timestamp) {
 	}
 }
 
-// storeOracle keeps the last timestamp in a key of the store, which each draw moves
-// on by a swap. It is shared by oracle.Batch, so that one process has one draw under
-// way at most.
-type storeOracle struct {
-	s   *Store
+// oracleKey is the key of the store that holds the last timestamp, where the store is its
+// own oracle.
+type oracleKey struct {
+	raw raw
 	key []byte
-	// known is the key's value as it was met last; only Draw uses it.
-	known []byte
 }
 
-// Draw implements oracle.Oracle. It is not called concurrently.
-func (o *storeOracle) Draw(ctx context.Context, n int) (oracle.Timestamp, error) {
-	fresh := false
-	for attempt := 0; ; attempt++ {
-		if attempt > 2 {
-			if err := sleep(ctx, time.Millisecond<<min(attempt, 5)); err != nil {
-				return 0, err
-			}
-		}
-		if o.known == nil && !fresh {
-			raw, err := o.s.raw.get(ctx, o.key)
-			if err != nil {
-				return 0, err
-			}
-			o.known, fresh = raw, true
-		}
-		var last oracle.Timestamp
-		if o.known != nil {
-			if len(o.known) != 16 {
-				return 0, fmt.Errorf("%w: the oracle's key %q", ErrCorrupt, o.key)
-			}
-			last = oracle.Timestamp(binary.BigEndian.Uint64(o.known))
-		}
-		first := max(last+1, oracle.FromTime(o.s.opts.clock()))
-		top := first + oracle.Timestamp(n) - 1
-		if top > oracle.Max || top < first {
-			return 0, errors.New("the greatest timestamp is reached")
-		}
-		// The tag tells two processes apart that draw the same at once.
-		next := binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, uint64(top)), newID())
-		met, swapped, err := o.s.raw.cas(ctx, o.key, o.known, next)
-		switch {
-		case errors.Is(err, rowstore.ErrAmbiguous) && ctx.Err() == nil:
-			// Drawn or not: nobody else has these timestamps, nor does this caller.
-			o.known, fresh = nil, false
-		case err != nil:
-			o.known = nil
-			return 0, err
-		case swapped || bytes.Equal(met, next):
-			o.known = next
-			return first, nil
-		default:
-			o.known, fresh = met, true
-		}
-	}
+// Load implements kit.Register.
+func (k oracleKey) Load(ctx context.Context) ([]byte, error) { return k.raw.get(ctx, k.key) }
+
+// Swap implements kit.Register.
+func (k oracleKey) Swap(ctx context.Context, old, next []byte) (met []byte, swapped bool, err error) {
+	return k.raw.cas(ctx, k.key, old, next)
 }
 
-// guardedOracle is a batched oracle that says ErrClosed as the store does.
-type guardedOracle struct {
-	s     *Store
-	batch *oracle.Batch
-}
-
-// Draw implements oracle.Oracle.
-func (o *guardedOracle) Draw(ctx context.Context, n int) (oracle.Timestamp, error) {
-	if n < 1 {
-		return 0, fmt.Errorf("tikvraw: draw of %d timestamps: %w", n, rowstore.ErrInvalid)
+// orOracleClosed makes an error that says that the store is closed say so of its oracle too.
+func orOracleClosed(err error) error {
+	if errors.Is(err, rowstore.ErrClosed) && !errors.Is(err, oracle.ErrClosed) {
+		return fmt.Errorf("%w: %w", oracle.ErrClosed, err)
 	}
-	ctx, end, err := o.s.begin(ctx, "draw")
-	if err != nil {
-		return 0, err
-	}
-	defer end()
-	ts, err := o.batch.Draw(ctx, n)
-	return ts, o.s.fail("draw", err)
+	return err
 }

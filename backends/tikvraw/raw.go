@@ -26,9 +26,8 @@ import (
 // not nil. Calls over several keys go out for each region in parallel. All methods
 // may be called concurrently.
 //
-// An error of a call other than cas means for a read that there is no answer, and
-// for a write that each of its keys may have been written, or may still be: the
-// store writes nothing in this way that such a doubt could harm.
+// After an error of a write other than cas, each of its keys may have been written, or may
+// be later. Nothing that the store writes in this way can do harm then.
 type raw interface {
 	get(ctx context.Context, key []byte) ([]byte, error)
 	// batchGet returns the values in the order of the keys, which are different.
@@ -46,10 +45,10 @@ type raw interface {
 	// that it met. An error that matches rowstore.ErrAmbiguous says that value may
 	// have been written, or may still be; any other error that it was not.
 	//
-	// TiKV's client sends a swap again when it lost the answer, so a swap that
-	// reports failure may be the second arrival of one that succeeded. The outcome
-	// says failed only where that is excluded, or where the value met is value
-	// itself, which the caller, who never writes the same bytes twice, recognises.
+	// TiKV's client sends a swap again if it lost the answer. So a swap that reports a
+	// failure may be the second arrival of one that succeeded. Then either the error
+	// matches rowstore.ErrAmbiguous, or the value met is value itself: the caller never
+	// writes the same bytes twice, so it knows that this is its own swap.
 	cas(ctx context.Context, key, old, value []byte) (met []byte, swapped bool, err error)
 	// boundaries returns the first keys of regions that lie within from and to,
 	// both not included, in ascending order.
@@ -75,8 +74,8 @@ type client struct {
 // newClient takes both clients over: close closes them. A swap, from its arrival
 // at a server on, is given up after timeout. For patience see call.
 func newClient(pdc pd.Client, rpc tikv.Client, patience, timeout time.Duration) *client {
-	// NewClientWithOpts would dial PD with no context, for up to 100 seconds, and
-	// would not let a swap's attempts be watched; the probe is its only other door.
+	// NewClientWithOpts would dial PD with no context, for up to 100 seconds, and it takes
+	// no client that watches the attempts of a swap. The probe does.
 	probe := rawkv.ClientProbe{Client: &rawkv.Client{}}
 	regions := tikv.NewRegionCache(pdc)
 	probe.SetPDClient(pdc)
@@ -182,7 +181,7 @@ func (c *client) cas(ctx context.Context, key, old, value []byte) ([]byte, bool,
 	case err != nil:
 		return nil, false, k.explainSwap(err)
 	case !swapped && k.lost.Load() && !bytes.Equal(met, value):
-		return nil, false, fmt.Errorf("%w: the answer to a swap was lost, and the key has been changed since", rowstore.ErrAmbiguous)
+		return nil, false, fmt.Errorf("%w: the answer to a write was lost, and the row has been changed since", rowstore.ErrAmbiguous)
 	}
 	return met, swapped, nil
 }
@@ -240,8 +239,8 @@ func (c *watched) SendRequest(ctx context.Context, addr string, req *tikvrpc.Req
 	if req.Type == tikvrpc.CmdRawCompareAndSwap {
 		req.MaxExecutionDurationMs = uint64(c.timeout.Milliseconds()) //nolint:gosec // positive
 	}
-	// A region may have an election behind its back: 30 seconds, the client's own
-	// choice, is longer than anybody waits for an answer that will not come.
+	// While a region elects a leader, an answer may never come. The client would wait for
+	// 30 seconds.
 	timeout = min(timeout, c.timeout)
 	k, ok := ctx.Value(callKey{}).(*call)
 	if !ok {
@@ -265,7 +264,7 @@ func (c *watched) SendRequest(ctx context.Context, addr string, req *tikvrpc.Req
 		}
 	}
 	if isTooMuch(err) {
-		// It would be as much from any server.
+		// The answer would be as long from any server.
 		if short := emptyAnswer(req.Type); short != nil {
 			msg := err.Error()
 			k.pair.Store(&msg)
@@ -280,8 +279,8 @@ func (c *watched) SendRequest(ctx context.Context, addr string, req *tikvrpc.Req
 	return resp, err
 }
 
-// emptyAnswer stands in for an answer with several pairs that did not come, and that the
-// call's own error tells of.
+// emptyAnswer takes the place of an answer that was too long to arrive. The call's error
+// says so.
 func emptyAnswer(t tikvrpc.CmdType) any {
 	switch t {
 	case tikvrpc.CmdRawBatchGet:
@@ -356,10 +355,10 @@ func pairsOf(resp any) []*kvrpcpb.KvPair {
 	return nil
 }
 
-// mayHaveApplied judges one attempt of a swap that has no outcome.
+// mayHaveApplied tells whether one attempt of a swap may have been applied.
 func mayHaveApplied(resp *tikvrpc.Response, err error) bool {
 	if err != nil {
-		// A connection that is not there carried nothing. Everything else may have
+		// Without a connection nothing was sent. After any other error the request may have
 		// arrived.
 		return !notDialed(err)
 	}
@@ -416,17 +415,17 @@ func provesNothing(e *errorpb.Error) bool {
 		e.GetRecoveryInProgress() != nil || e.GetFlashbackInProgress() != nil || e.GetIsWitness() != nil
 }
 
-// explain adds to an error of the client what its words leave out. The context's
-// own end comes first, for errors.Is.
+// explain adds what the client's words leave out. If the context has ended, the error
+// matches the context's.
 func explain(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
-	if ended := ctx.Err(); ended != nil {
+	if ended := endOf(ctx); ended != nil {
 		return endedBy(ended, err)
 	}
 	if low := strings.ToLower(err.Error()); strings.Contains(low, "api version") || strings.Contains(low, "apiversion") || strings.Contains(low, "invalid key mode") {
-		return fmt.Errorf("the cluster runs another API version than this store asks for (parameter api): %w", err)
+		return fmt.Errorf("the cluster has another API version than the store was opened for: set the parameter api (Options.API) to the cluster's: %w", err)
 	}
 	return err
 }

@@ -168,7 +168,7 @@ func TestForeignKeys(t *testing.T) {
 		key := fmt.Sprintf(key, p)
 		c.Put([]byte(key), []byte("theirs"))
 		err := openError(t, time.Minute, c.URL()+"?prefix="+p)
-		require.ErrorIs(t, err, tikvraw.ErrCorrupt)
+		require.ErrorIs(t, err, rowstore.ErrFormat)
 		require.ErrorContains(t, err, fmt.Sprintf("%q", key), "the key is named")
 		require.Equal(t, "theirs", string(c.Get([]byte(key))))
 		keys, _ := c.Keys([]byte(p), []byte(p+"\x01"))
@@ -255,7 +255,7 @@ func TestBankUnderFaults(t *testing.T) {
 				to := (from + 1 + rng.IntN(n-1)) % n
 				err := db.Update(t.Context(), func(tx *percolator.Txn) error {
 					return transfer(t.Context(), tx, cell(fmt.Sprintf("%03d", from)), cell(fmt.Sprintf("%03d", to)))
-				}, percolator.MaxAttempts(1000))
+				}, percolator.WithMaxAttempts(1000))
 				switch {
 				case err == nil:
 					committed.Add(1)

@@ -21,9 +21,9 @@ const (
 type ask struct {
 	key   []byte // of the head
 	raw   []byte
-	picks []rowstore.Pick
+	picks []rowstore.Selector
 	// entries is the answer; the values that lie in other keys are not there before
-	// fill.
+	// fillValues.
 	entries []entry
 }
 
@@ -33,7 +33,7 @@ func (s *Store) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.
 	if err := rowstore.CheckReads(reads); err != nil {
 		return nil, fmt.Errorf("tikvraw: read: %w", err)
 	}
-	ctx, end, err := s.begin(ctx, "read")
+	ctx, end, err := s.gate.Begin(ctx, "read")
 	if err != nil {
 		return nil, err
 	}
@@ -46,13 +46,13 @@ func (s *Store) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.
 		rows[i] = rowstore.Row{Table: r.Table, Row: r.Row}
 		// A name that no mutation can have names nothing.
 		if s.names(r.Table, r.Row) {
-			asks = append(asks, &ask{key: s.keys.row(spaceHead, r.Table, r.Row), picks: r.Picks})
+			asks = append(asks, &ask{key: s.keys.row(spaceHead, r.Table, r.Row), picks: r.Selectors})
 			at = append(at, i)
 		}
 	}
 	err = s.read(ctx, asks)
 	if err != nil {
-		return nil, s.fail("read", err)
+		return nil, s.gate.Fail("read", err)
 	}
 	for i, a := range asks {
 		rows[at[i]].Versions = a.versions()
@@ -69,10 +69,10 @@ func (s *Store) read(ctx context.Context, asks []*ask) error {
 	if err := s.readHeads(ctx, asks, true); err != nil {
 		return err
 	}
-	if err := s.choose(ctx, asks); err != nil {
+	if err := s.selectAll(ctx, asks); err != nil {
 		return err
 	}
-	return s.fill(ctx, asks)
+	return s.fillValues(ctx, asks)
 }
 
 // readHeads gets the heads of rows, each once.
@@ -153,9 +153,9 @@ func (s *Store) getSome(ctx context.Context, keys [][]byte) ([][]byte, error) {
 	return append(values, rest...), nil
 }
 
-// choose finds what the picks select in heads and chunks. Rows whose chunks moved
+// selectAll finds what the picks select in heads and chunks. Rows whose chunks moved
 // meanwhile are read again.
-func (s *Store) choose(ctx context.Context, asks []*ask) error {
+func (s *Store) selectAll(ctx context.Context, asks []*ask) error {
 	for len(asks) > 0 {
 		errs := make([]error, len(asks))
 		var far []int // rows with chunks, which may take requests
@@ -168,7 +168,7 @@ func (s *Store) choose(ctx context.Context, asks []*ask) error {
 				far = append(far, i)
 				continue
 			}
-			if a.entries, err = r.selects(ctx, a.picks); err != nil {
+			if a.entries, err = r.selectPicks(ctx, a.picks); err != nil {
 				return err
 			}
 		}
@@ -176,7 +176,7 @@ func (s *Store) choose(ctx context.Context, asks []*ask) error {
 			i := far[k]
 			r, err := s.decodeRow(asks[i].key, asks[i].raw)
 			if err == nil {
-				asks[i].entries, err = r.selects(ctx, asks[i].picks)
+				asks[i].entries, err = r.selectPicks(ctx, asks[i].picks)
 			}
 			errs[i] = err
 		})
@@ -209,7 +209,7 @@ func (s *Store) reread(ctx context.Context, asks []*ask) error {
 	for i, a := range asks {
 		// A head's bytes never come back, so it stood there all the time.
 		if bytes.Equal(a.raw, was[i]) {
-			return s.gone(a.key)
+			return s.missing(a.key)
 		}
 	}
 	return nil
@@ -224,9 +224,9 @@ func (a *ask) far() int {
 	return n
 }
 
-// fill gets the values that lie in keys of their own. Rows that were changed
+// fillValues gets the values that lie in keys of their own. Rows that were changed
 // meanwhile are read again, all of them, so that each is of one moment.
-func (s *Store) fill(ctx context.Context, asks []*ask) error {
+func (s *Store) fillValues(ctx context.Context, asks []*ask) error {
 	for len(asks) > 0 {
 		var keys [][]byte
 		var owners []*ask
@@ -275,7 +275,7 @@ func (s *Store) fill(ctx context.Context, asks []*ask) error {
 		if err := s.reread(ctx, moved); err != nil {
 			return err
 		}
-		if err := s.choose(ctx, moved); err != nil {
+		if err := s.selectAll(ctx, moved); err != nil {
 			return err
 		}
 		asks = moved

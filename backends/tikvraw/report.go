@@ -53,7 +53,7 @@ func isTiFlash(st *metapb.Store) bool {
 
 func (c cluster) check() error {
 	if c.up == 0 {
-		return errors.New("PD knows no TiKV server that is up")
+		return errors.New("PD has no TiKV server that is up")
 	}
 	for _, v := range c.versions {
 		major, _, _ := strings.Cut(strings.TrimPrefix(v, "v"), ".")
@@ -79,7 +79,7 @@ func (c cluster) version() string {
 
 // Report implements rowstore.Reporter. It asks PD anew.
 func (s *Store) Report(ctx context.Context) (rowstore.Report, error) {
-	ctx, end, err := s.begin(ctx, "report")
+	ctx, end, err := s.gate.Begin(ctx, "report")
 	if err != nil {
 		return rowstore.Report{}, err
 	}
@@ -87,25 +87,25 @@ func (s *Store) Report(ctx context.Context) (rowstore.Report, error) {
 	var c cluster
 	if s.about != nil {
 		if c, err = s.about(ctx); err != nil {
-			return rowstore.Report{}, s.fail("report", err)
+			return rowstore.Report{}, s.gate.Fail("report", err)
 		}
 	}
 	report := rowstore.Report{
 		Backend: "tikv",
 		Version: c.version(),
 		Features: []rowstore.Feature{
-			{Name: "groups", Reason: "a swap changes one key: secondaries commit after the primary"},
-			{Name: "one-phase commit", Reason: "there are no groups"},
-			{Name: "oracle", Supported: true, Reason: "PD's timestamp oracle"},
-			{Name: "deferred durability", Reason: "every change is replicated before it is answered"},
-			{Name: "split", Supported: true, Reason: "by region"},
-			{Name: "wake-ups", Reason: "TiKV has no push in raw mode: workers poll"},
+			{Name: rowstore.FeatureGroups, Reason: "TiKV's raw mode changes one key atomically: secondaries commit after the primary"},
+			{Name: rowstore.FeatureOnePhase, Reason: "there are no groups"},
+			{Name: rowstore.FeatureOracle, Supported: true, Reason: "PD's timestamp oracle"},
+			{Name: rowstore.FeatureDeferred, Reason: "every change is replicated before it is answered"},
+			{Name: rowstore.FeatureSplit, Supported: true, Reason: "by region"},
+			{Name: rowstore.FeatureWake, Reason: "TiKV has no push in raw mode: workers poll"},
 		},
 	}
 	if s.oracleKind == OracleStore {
 		report.Features[2].Reason = "a key of the store, moved on by a swap"
 		report.Warnings = append(report.Warnings,
-			"timestamps come from one key of the store and the clocks of the clients: every transaction waits for that key's region, and a client whose clock is ahead takes all timestamps with it")
+			"timestamps come from one key of the store and the clients' clocks: every transaction waits for that key's region, and a client whose clock is ahead moves all later timestamps ahead, permanently")
 	}
 	if c.up > 0 && c.up < 3 {
 		report.Warnings = append(report.Warnings,

@@ -83,7 +83,7 @@ type pager struct {
 
 func newPager(s *Store, r rowstore.ScanRange) *pager {
 	p := &pager{s: s, r: r, space: spaceIndex, size: pageFirst, more: true}
-	for _, pick := range r.Picks {
+	for _, pick := range r.Selectors {
 		if pick.Family != rowstore.Notify {
 			p.space = spaceHead
 		}
@@ -109,7 +109,7 @@ func (p *pager) done() bool { return !p.more || bytes.Compare(p.from, p.to) >= 0
 // next reads a page and returns its rows in which something matches, without long
 // values.
 func (p *pager) next(ctx context.Context, visited int) ([]*named, error) {
-	ctx, end, err := p.s.begin(ctx, "scan")
+	ctx, end, err := p.s.gate.Begin(ctx, "scan")
 	if err != nil {
 		return nil, err
 	}
@@ -125,7 +125,7 @@ func (p *pager) next(ctx context.Context, visited int) ([]*named, error) {
 		page, err = p.page(ctx, limit)
 	}
 	if err != nil {
-		return nil, p.s.fail("scan", err)
+		return nil, p.s.gate.Fail("scan", err)
 	}
 	p.more = len(page) == limit
 	if len(page) == 0 {
@@ -144,7 +144,7 @@ func (p *pager) next(ctx context.Context, visited int) ([]*named, error) {
 		rows, err = p.marked(ctx, page)
 	}
 	if err != nil {
-		return nil, p.s.fail("scan", err)
+		return nil, p.s.gate.Fail("scan", err)
 	}
 	size := 0
 	asks := make([]*ask, len(rows))
@@ -155,8 +155,8 @@ func (p *pager) next(ctx context.Context, visited int) ([]*named, error) {
 	if size > 0 {
 		p.size = max(min(p.size, int(int64(pageBytes)*int64(limit)/int64(size))), 1)
 	}
-	if err := p.s.choose(ctx, asks); err != nil {
-		return nil, p.s.fail("scan", err)
+	if err := p.s.selectAll(ctx, asks); err != nil {
+		return nil, p.s.gate.Fail("scan", err)
 	}
 	matched := rows[:0]
 	for _, n := range rows {
@@ -186,7 +186,7 @@ func (p *pager) heads(page []pair) ([]*named, error) {
 		if err != nil {
 			return nil, err
 		}
-		rows[i] = &named{ask{key: kv.key, raw: kv.value, picks: p.r.Picks}, name}
+		rows[i] = &named{ask{key: kv.key, raw: kv.value, picks: p.r.Selectors}, name}
 	}
 	return rows, nil
 }
@@ -203,7 +203,7 @@ func (p *pager) marked(ctx context.Context, page []pair) ([]*named, error) {
 		}
 		head := p.s.keys.sibling(kv.key[:len(kv.key)-idLen], spaceHead)
 		if name != p.last {
-			rows = append(rows, &named{ask{key: head, picks: p.r.Picks}, name})
+			rows = append(rows, &named{ask{key: head, picks: p.r.Selectors}, name})
 			markers = append(markers, nil)
 			p.last = name
 		}
@@ -234,7 +234,7 @@ func (p *pager) marked(ctx context.Context, page []pair) ([]*named, error) {
 
 // fill gets the long values of rows.
 func (p *pager) fill(ctx context.Context, rows []*named) error {
-	ctx, end, err := p.s.begin(ctx, "scan")
+	ctx, end, err := p.s.gate.Begin(ctx, "scan")
 	if err != nil {
 		return err
 	}
@@ -243,8 +243,8 @@ func (p *pager) fill(ctx context.Context, rows []*named) error {
 	for i, n := range rows {
 		asks[i] = &n.ask
 	}
-	if err := p.s.fill(ctx, asks); err != nil {
-		return p.s.fail("scan", err)
+	if err := p.s.fillValues(ctx, asks); err != nil {
+		return p.s.gate.Fail("scan", err)
 	}
 	return nil
 }
@@ -269,21 +269,21 @@ func (s *Store) Tables(ctx context.Context) iter.Seq2[string, error] {
 }
 
 func (s *Store) tableFrom(ctx context.Context, from, to []byte) (string, bool, error) {
-	ctx, end, err := s.begin(ctx, "tables")
+	ctx, end, err := s.gate.Begin(ctx, "tables")
 	if err != nil {
 		return "", false, err
 	}
 	defer end()
 	page, err := s.raw.scan(ctx, from, to, 1, true)
 	if err != nil {
-		return "", false, s.fail("tables", err)
+		return "", false, s.gate.Fail("tables", err)
 	}
 	if len(page) == 0 {
 		return "", false, nil
 	}
 	table, _, _, err := s.keys.parse(spaceHead, page[0].key)
 	if err != nil {
-		return "", false, s.fail("tables", err)
+		return "", false, s.gate.Fail("tables", err)
 	}
 	return table, true, nil
 }
@@ -295,7 +295,7 @@ func (s *Store) Split(ctx context.Context, table string, n int) ([]string, error
 	if table == "" || n < 1 {
 		return nil, fmt.Errorf("tikvraw: split of table %q into %d parts: %w", table, n, rowstore.ErrInvalid)
 	}
-	ctx, end, err := s.begin(ctx, "split")
+	ctx, end, err := s.gate.Begin(ctx, "split")
 	if err != nil {
 		return nil, err
 	}
@@ -303,7 +303,7 @@ func (s *Store) Split(ctx context.Context, table string, n int) ([]string, error
 	first := s.keys.table(spaceHead, table)
 	found, err := s.raw.boundaries(ctx, first, s.keys.afterTable(spaceHead, table))
 	if err != nil {
-		return nil, s.fail("split", err)
+		return nil, s.gate.Fail("split", err)
 	}
 	var all []string
 	for _, key := range found {

@@ -72,7 +72,7 @@ func TestAnswersTooLong(t *testing.T) {
 	for i := range rows {
 		row := strconv.Itoa(i)
 		apply(t, s, rowstore.Mutation{Table: "t", Row: row, Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "c", 1, []byte(row))}})
-		reads = append(reads, rowstore.RowRead{Table: "t", Row: row, Picks: []rowstore.Pick{{Family: rowstore.Write, To: 9}}})
+		reads = append(reads, rowstore.RowRead{Table: "t", Row: row, Selectors: []rowstore.Selector{{Family: rowstore.Write, To: 9}}})
 	}
 	began := time.Now()
 	got, err := s.Read(t.Context(), reads)
@@ -83,7 +83,7 @@ func TestAnswersTooLong(t *testing.T) {
 		require.Equal(t, strconv.Itoa(i), string(r.Versions[0].Value))
 	}
 	seen := 0
-	for _, err := range s.Scan(t.Context(), rowstore.ScanRange{Table: "t", Picks: []rowstore.Pick{{Family: rowstore.Write, To: 9}}}) {
+	for _, err := range s.Scan(t.Context(), rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{{Family: rowstore.Write, To: 9}}}) {
 		require.NoError(t, err)
 		seen++
 	}

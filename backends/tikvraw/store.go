@@ -2,13 +2,13 @@ package tikvraw
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
 // Store is a row-transactional store in TiKV. Besides the methods of rowstore.Store
@@ -31,71 +31,29 @@ type Store struct {
 	oracleKind  Oracle
 	closeOracle func() error
 
-	ctx    context.Context // ended by Close
-	cancel context.CancelFunc
-	mu     sync.Mutex
-	closed bool
-	ended  chan struct{}  // closed when Close is over
-	calls  sync.WaitGroup // calls and goroutines under way
+	gate *kit.Gate // every call goes through it
+	// background is the context of the sweeps, and running counts them.
+	background    context.Context //nolint:containedctx // it ends with the store
+	endBackground context.CancelFunc
+	running       sync.WaitGroup
 }
 
 // workers is how many rows of one call are worked on at once.
 const workers = 256
 
-// begin lets a call in. Its context ends with the store; end must be called.
-func (s *Store) begin(ctx context.Context, what string) (inner context.Context, end func(), err error) {
-	if err := ctx.Err(); err != nil {
-		return nil, nil, fmt.Errorf("tikvraw: %s: %w", what, err)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return nil, nil, fmt.Errorf("tikvraw: %s: %w", what, rowstore.ErrClosed)
-	}
-	s.calls.Add(1)
-	inner, cancel := context.WithCancel(ctx)
-	stop := context.AfterFunc(s.ctx, cancel)
-	return inner, func() {
-		stop()
-		cancel()
-		s.calls.Done()
-	}, nil
-}
-
-// fail completes an error of a call.
-func (s *Store) fail(what string, err error) error {
-	if err != nil && s.ctx.Err() != nil {
-		return fmt.Errorf("tikvraw: %s: %w: %w", what, rowstore.ErrClosed, err)
-	}
-	if err != nil {
-		return fmt.Errorf("tikvraw: %s: %w", what, err)
-	}
-	return nil
-}
-
 // Close implements rowstore.Store. Calls under way end with an error. What earlier
 // changes left to be removed goes first, as far as the cluster answers within the
 // request timeout.
 func (s *Store) Close() error {
-	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
-		<-s.ended
-		return nil
-	}
-	s.closed = true
-	s.mu.Unlock()
-	defer close(s.ended)
-	s.cancel()
-	s.calls.Wait()
-	s.clean.close(s.opts.RequestTimeout)
-	if s.closeOracle != nil {
-		_ = s.closeOracle()
-	}
-	if err := s.raw.close(); err != nil {
-		return fmt.Errorf("tikvraw: close: %w", err)
-	}
-	return nil
+	s.endBackground()
+	return s.gate.Close(func() error {
+		s.running.Wait()
+		s.clean.close(s.opts.RequestTimeout)
+		if s.closeOracle != nil {
+			_ = s.closeOracle()
+		}
+		return s.raw.close()
+	})
 }
 
 // Limits implements rowstore.Limiter.

@@ -35,12 +35,12 @@ func put(t testing.TB, s *Store, row string, edits ...rowstore.Edit) {
 }
 
 // read reads one row of table t.
-func read(t testing.TB, s *Store, row string, picks ...rowstore.Pick) []rowstore.Version {
+func read(t testing.TB, s *Store, row string, picks ...rowstore.Selector) []rowstore.Version {
 	t.Helper()
 	if len(picks) == 0 {
 		picks = everything()
 	}
-	rows, err := s.Read(context.Background(), []rowstore.RowRead{{Table: "t", Row: row, Picks: picks}})
+	rows, err := s.Read(context.Background(), []rowstore.RowRead{{Table: "t", Row: row, Selectors: picks}})
 	require.NoError(t, err)
 	return rows[0].Versions
 }
@@ -119,7 +119,7 @@ func TestHistoryMovesOut(t *testing.T) {
 	require.Equal(t, beside(s, f), pointedTo(t, s, f), "nothing is left behind")
 	f.counted()
 	for _, ts := range []rowstore.Timestamp{1, 2, 77, n / 2, n - 1, n} {
-		got := read(t, s, "r", rowstore.Pick{Family: rowstore.Write, Column: "c", To: ts, Limit: 1})
+		got := read(t, s, "r", rowstore.Selector{Family: rowstore.Write, Column: "c", To: ts, Limit: 1})
 		require.Equal(t, []rowstore.Version{{Family: rowstore.Write, Column: "c", TS: ts, Value: fmt.Appendf(nil, "value %d", ts)}}, got)
 	}
 	require.LessOrEqual(t, f.total(), 12, "a read of an old version fetches one chunk")
@@ -212,7 +212,7 @@ func TestTwoProcesses(t *testing.T) {
 	require.Positive(t, lost.Load())
 	s := openFake(t, data.client(), Options{SweepEvery: -1})
 	defer func() { require.NoError(t, s.Close()) }()
-	require.Len(t, read(t, s, "r", rowstore.Pick{Family: rowstore.Write, Column: "c", To: oracle.Max}), 2*each)
+	require.Len(t, read(t, s, "r", rowstore.Selector{Family: rowstore.Write, Column: "c", To: oracle.Max}), 2*each)
 }
 
 // The second arrival of a swap meets what the first one wrote.
@@ -332,7 +332,7 @@ func TestStaleMarkers(t *testing.T) {
 	s = openFake(t, f, o)
 	defer func() { require.NoError(t, s.Close()) }()
 	look := func() (rows []string) {
-		for r, err := range s.Scan(context.Background(), rowstore.ScanRange{Table: "t", Picks: []rowstore.Pick{{Family: rowstore.Notify, To: oracle.Max}}}) {
+		for r, err := range s.Scan(context.Background(), rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{{Family: rowstore.Notify, To: oracle.Max}}}) {
 			require.NoError(t, err)
 			rows = append(rows, r.Row)
 		}
@@ -362,13 +362,13 @@ func TestForeignHead(t *testing.T) {
 	require.NoError(t, f.put(context.Background(), key, theirs))
 	says := func(err error) {
 		t.Helper()
-		require.ErrorIs(t, err, ErrCorrupt)
+		require.ErrorIs(t, err, rowstore.ErrFormat)
 		require.Contains(t, err.Error(), fmt.Sprintf("%q", key))
 	}
 	says(apply(t, s, "b", nil, writeAt(5)).Err)
-	_, err := s.Read(context.Background(), []rowstore.RowRead{{Table: "t", Row: "b", Picks: everything()}})
+	_, err := s.Read(context.Background(), []rowstore.RowRead{{Table: "t", Row: "b", Selectors: everything()}})
 	says(err)
-	for _, err = range s.Scan(context.Background(), rowstore.ScanRange{Table: "t", Picks: everything()}) {
+	for _, err = range s.Scan(context.Background(), rowstore.ScanRange{Table: "t", Selectors: everything()}) {
 		if err != nil {
 			break
 		}
@@ -382,8 +382,8 @@ func TestForeignHead(t *testing.T) {
 	put(t, s, "c", rowstore.Put(rowstore.Data, "c", 5, make([]byte, 1000)))
 	r := headOf(t, s, f, "c")
 	require.NoError(t, f.delete(context.Background(), s.keys.side(r.key, r.entries[0].value.id, kindValue)))
-	_, err = s.Read(context.Background(), []rowstore.RowRead{{Table: "t", Row: "c", Picks: everything()}})
-	require.ErrorIs(t, err, ErrCorrupt)
+	_, err = s.Read(context.Background(), []rowstore.RowRead{{Table: "t", Row: "c", Selectors: everything()}})
+	require.ErrorIs(t, err, rowstore.ErrCorrupt)
 }
 
 // The oracle is fixed when the store is made, and two processes share it.
@@ -409,7 +409,7 @@ func TestOracleIsFixed(t *testing.T) {
 	o := Options{Oracle: OraclePD}
 	require.NoError(t, o.complete())
 	s := newStore(data.client(), o)
-	require.ErrorIs(t, s.open(context.Background()), ErrFormat)
+	require.ErrorIs(t, s.open(context.Background()), rowstore.ErrInvalid)
 	require.NoError(t, s.Close())
 }
 
@@ -470,7 +470,7 @@ func TestScanMemory(t *testing.T) {
 	}
 	base := liveBytes()
 	n, most := 0, int64(0)
-	for _, err := range s.Scan(context.Background(), rowstore.ScanRange{Table: "t", Picks: everything()}) {
+	for _, err := range s.Scan(context.Background(), rowstore.ScanRange{Table: "t", Selectors: everything()}) {
 		require.NoError(t, err)
 		if n++; n%100000 == 0 || n == rows/2+25 {
 			most = max(most, liveBytes()-base)

@@ -51,7 +51,7 @@ func TestWideDeepRow(t *testing.T) {
 		t.Helper()
 		f.counted()
 		began := time.Now()
-		rows, err := s.Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: "wide", Picks: []rowstore.Pick{
+		rows, err := s.Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: "wide", Selectors: []rowstore.Selector{
 			{Family: rowstore.Lock, To: oracle.Max, Limit: 1},
 			{Family: rowstore.Write, To: to, Limit: 1},
 		}}})

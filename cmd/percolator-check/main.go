@@ -1,13 +1,13 @@
-// Percolator-check judges recorded histories of transactions: whether they are
-// possible under snapshot isolation, or serializable.
+// Percolator-check judges recorded histories of transactions: it tells whether they
+// are possible under snapshot isolation, or serializable.
 //
 // usage: percolator-check [flags] [FILE...]
 //
-// It reads JSON lines, as package checker writes them, or a history for elle-cli, from
-// the files or from its standard input, and runs two checkers: one that trusts the
-// timestamps, if the history has any, and one that looks at values alone. The exit
-// status is 0 if neither found a violation, 1 if one did, and 2 if the history could
-// not be read or judged.
+// It reads JSON lines, as package checker writes them, or a history for elle-cli. It
+// reads the files, or its standard input if there are none. Then it runs two checkers:
+// one trusts the timestamps, if the history has any; the other looks at values alone.
+// The exit status is 0 if neither found a violation, 1 if one did, and 2 if the history
+// could not be read or judged, or if a flag is wrong.
 package main
 
 import (
@@ -32,7 +32,7 @@ const (
 	exitError     = 2
 )
 
-// config is what the flags say.
+// config holds the values of the flags.
 type config struct {
 	model      string
 	judge      checker.Judge
@@ -97,7 +97,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	return exitOK
 }
 
-// check reads and judges; ok is false if there was a violation.
+// check reads and judges the history. ok is false if there was a violation.
 func (c *config) check(paths []string, stdin io.Reader, stdout io.Writer) (ok bool, err error) {
 	var h checker.History
 	if len(paths) == 0 {
@@ -176,7 +176,7 @@ func (c *config) checkModel(h checker.History) error {
 	for i := range h {
 		for _, op := range h[i].Ops {
 			isList := op.Kind == checker.ReadList || op.Kind == checker.Append
-			// A read of nothing is what both have.
+			// A read of nothing occurs in both models.
 			if isList != (c.model == "list-append") && !(op.Kind == checker.Read && op.Absent) {
 				return fmt.Errorf("transaction %d has %s, which model %s has not", i+1, op, c.model)
 			}

@@ -268,6 +268,10 @@ func audit(ctx context.Context, db *percolator.DB, accounts int) error {
 	return db.View(ctx, func(tx *percolator.Txn) error {
 		var total int64
 		count := 0
+		snapshot, err := tx.StartTimestamp(ctx)
+		if err != nil {
+			return fmt.Errorf("audit: %w", err)
+		}
 		for row, err := range tx.Scan(ctx, percolator.Range{Table: accountsTable}) {
 			if err != nil {
 				return fmt.Errorf("audit: %w", err)
@@ -278,14 +282,14 @@ func audit(ctx context.Context, db *percolator.DB, accounts int) error {
 				return fmt.Errorf("audit: %w", err)
 			}
 			if balance < 0 {
-				return fmt.Errorf("%w: %s has %d, at snapshot %d", errWrongTotal, row.Key, balance, tx.StartTimestamp())
+				return fmt.Errorf("%w: %s has %d, at snapshot %d", errWrongTotal, row.Key, balance, snapshot)
 			}
 			total += balance
 			count++
 		}
 		if want := int64(accounts) * initialBalance; total != want || count != accounts {
 			return fmt.Errorf("%w: %d in %d accounts instead of %d in %d, at snapshot %d",
-				errWrongTotal, total, count, want, accounts, tx.StartTimestamp())
+				errWrongTotal, total, count, want, accounts, snapshot)
 		}
 		return nil
 	})

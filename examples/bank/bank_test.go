@@ -12,16 +12,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/internal/tikvtest"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m, tikvtest.Leaks()...) }
+func TestMain(m *testing.M) { testserver.Main(m, tikvtest.Leaks()...) }
 
 // command runs the program and returns what it printed.
 func command(t *testing.T, args ...string) (string, error) {
@@ -108,6 +109,29 @@ func TestBankOverTiKV(t *testing.T) {
 		})
 	}
 	require.NoError(t, both.Wait())
+}
+
+// TestBankOverItsOwnPool has the accounts and the program's own table behind one pool.
+func TestBankOverItsOwnPool(t *testing.T) {
+	t.Parallel()
+	url := testserver.Postgres(t)
+	for range 2 {
+		out, err := command(t, "-pool", url, "-accounts", "20", "-transfers", "50", "-workers", "8", "-duration", "5m")
+		require.NoError(t, err, out)
+		require.Contains(t, out, "each with the right total")
+	}
+	pool, err := pgxpool.New(t.Context(), url)
+	require.NoError(t, err)
+	defer pool.Close()
+	var runs, transfers int
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*), sum(transfers) FROM bank_runs WHERE right_total").Scan(&runs, &transfers))
+	require.Equal(t, 2, runs)
+	require.Positive(t, transfers)
+
+	_, err = command(t, "-pool", url, "-store", "memory:")
+	require.ErrorAs(t, err, &usageError{})
+	_, err = command(t, "-pool", "postgres://127.0.0.1:1/nobody", "-duration", "1s")
+	require.Error(t, err)
 }
 
 // unclosed lets several DBs share one store.

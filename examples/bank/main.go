@@ -4,6 +4,10 @@
 //
 //	go run ./examples/bank -store memory: -duration 5s
 //	go run ./examples/bank -store 'tikv://pd1:2379,pd2:2379?prefix=bank'
+//	go run ./examples/bank -pool postgres://localhost/shop
+//
+// With -pool it shows how a program that has a pool of connections to Postgres gives it to
+// percolator and goes on to use it for SQL of its own: see pool.go.
 //
 // Several processes may run on one store that takes several. It ends with a
 // report, and with status 1 if a total was ever wrong.
@@ -47,12 +51,13 @@ type usageError struct{ error }
 func (e usageError) Unwrap() error { return e.error }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	var store, file string
+	var store, file, pool string
 	var cfg options
 	flags := flag.NewFlagSet("bank", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.StringVar(&store, "store", "", "`URL` of the store (default memory:)")
 	flags.StringVar(&file, "config", "", "open the database that this `file` describes, instead of -store")
+	flags.StringVar(&pool, "pool", "", "`URL` of a Postgres: keep the accounts over the program's own pool of connections, instead of -store,\nand note the runs in the table bank_runs of the same database")
 	flags.IntVar(&cfg.accounts, "accounts", 1000, "number of accounts, opened at the first run on a store; 0 takes what is there")
 	flags.DurationVar(&cfg.duration, "duration", 10*time.Second, "how long to run")
 	flags.Int64Var(&cfg.transfers, "transfers", 0, "stop after this many transfers (0: only -duration counts)")
@@ -70,8 +75,17 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err := cfg.check(); err != nil {
 		return usageError{err}
 	}
-	if store != "" && file != "" {
-		return usageError{errors.New("-store and -config exclude each other")}
+	given := 0
+	for _, source := range []string{store, file, pool} {
+		if source != "" {
+			given++
+		}
+	}
+	if given > 1 {
+		return usageError{errors.New("-store and -config exclude each other, and -pool excludes both")}
+	}
+	if pool != "" {
+		return playOverPool(ctx, pool, cfg, stdout)
 	}
 	var db *percolator.DB
 	var err error
@@ -83,7 +97,29 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	report, err := play(ctx, db, cfg)
+	_, err = playAndClose(ctx, db, cfg, stdout)
+	return err
+}
+
+// playOverPool plays on a database over a pool that the program has.
+func playOverPool(ctx context.Context, url string, cfg options, stdout io.Writer) error {
+	l, err := openLedger(ctx, url)
+	if err != nil {
+		return err
+	}
+	var r *report
+	db, err := l.open(ctx)
+	if err == nil {
+		r, err = playAndClose(ctx, db, cfg, stdout)
+	}
+	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer cancel()
+	return errors.Join(err, l.close(closing, r))
+}
+
+// playAndClose plays, closes the database and prints the report.
+func playAndClose(ctx context.Context, db *percolator.DB, cfg options, stdout io.Writer) (*report, error) {
+	r, err := play(ctx, db, cfg)
 	// What is still in the background belongs to transfers that were reported:
 	// Close waits for it, also when ctx has ended.
 	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
@@ -91,8 +127,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if cerr := db.Close(closing); cerr != nil {
 		err = errors.Join(err, fmt.Errorf("close the store: %w", cerr))
 	}
-	if report != nil {
-		report.print(stdout)
+	if r != nil {
+		r.print(stdout)
 	}
-	return err
+	return r, err
 }

@@ -34,6 +34,7 @@ import (
 	"github.com/percolate-go/percolate/config"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/router"
 )
 
 // play is what the flags say.
@@ -128,7 +129,7 @@ func (p *play) open(ctx context.Context) (*percolator.DB, error) {
 		}
 		stores[name] = s
 	}
-	router, err := rowstore.NewRouter(rowstore.RouterConfig{
+	router, err := router.New(router.Config{
 		Stores:        stores,
 		Tables:        map[string]string{"ledger": "ledger", "wallet": "wallet"},
 		Authoritative: "ledger",
@@ -222,7 +223,8 @@ func (p *play) audit(ctx context.Context, db *percolator.DB) error {
 			}
 		}
 		if accounts != len(tables)*p.accounts || sum != want {
-			return fmt.Errorf("%d accounts hold %d at %v; there should be %d with %d", accounts, sum, tx.StartTimestamp(), len(tables)*p.accounts, want)
+			snapshot, err := tx.StartTimestamp(ctx)
+			return errors.Join(fmt.Errorf("%d accounts hold %d at %v; there should be %d with %d", accounts, sum, snapshot, len(tables)*p.accounts, want), err)
 		}
 		return nil
 	})
@@ -369,7 +371,7 @@ func (p *play) moved(ctx context.Context, db *percolator.DB, since percolator.Ti
 		}, opts...)
 		return got, err
 	}
-	then, err := balances(percolator.AsOfTimestamp(since))
+	then, err := balances(percolator.WithAsOfTimestamp(since))
 	if err != nil {
 		return 0, err
 	}

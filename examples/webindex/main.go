@@ -23,7 +23,6 @@ import (
 	"syscall"
 	"time"
 
-	_ "github.com/percolate-go/percolate/backends/all"
 	"github.com/percolate-go/percolate/config"
 	"github.com/percolate-go/percolate/examples/webindex/internal/index"
 	"github.com/percolate-go/percolate/examples/webindex/internal/source"
@@ -72,6 +71,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err != nil {
 		_, _ = fmt.Fprintln(stderr, "webindex:", err)
 		return exitUsage
+	}
+	if s.needsStores() {
+		return runWithStores(ctx, args, stdout, stderr)
 	}
 	err = s.execute(ctx, stdout, stderr)
 	switch {
@@ -194,6 +196,8 @@ func (s *settings) execute(ctx context.Context, stdout, stderr io.Writer) (err e
 		return err
 	}
 	r := newReport(stderr)
+	read := saying(stderr, "reading the pages")
+	defer read()
 	for _, src := range sources {
 		sum, err := src.Prepare(ctx)
 		if err != nil {
@@ -201,6 +205,7 @@ func (s *settings) execute(ctx context.Context, stdout, stderr io.Writer) (err e
 		}
 		r.input(sum)
 	}
+	read()
 	r.PrepareSeconds = seconds(began)
 
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
@@ -233,11 +238,14 @@ func (s *settings) execute(ctx context.Context, stdout, stderr io.Writer) (err e
 	}()
 
 	if w != nil {
-		if err := x.WaitObserved(ctx); err != nil {
+		observed := saying(stderr, "waiting until every process knows of the observers")
+		err := x.WaitObserved(ctx)
+		observed()
+		if err != nil {
 			return err
 		}
 	}
-	if err := s.update(ctx, x, w, sources, r); err != nil {
+	if err := s.update(ctx, db, x, w, sources, r); err != nil {
 		return err
 	}
 	if s.check {
@@ -270,7 +278,7 @@ func (s *settings) open(ctx context.Context, log *slog.Logger) (*percolator.DB, 
 	if lease := catalogLease(s.store); lease != 0 {
 		opts = append(opts, percolator.WithSettings(percolator.Settings{CatalogLease: lease}))
 	}
-	return percolator.Open(ctx, s.store, opts...)
+	return openStore(ctx, s.store, opts...)
 }
 
 // catalogLease is how long observers that are new in a store wait for what is
@@ -316,7 +324,7 @@ func (s *settings) startWorker(ctx context.Context, db *percolator.DB, x *index.
 }
 
 // update loads the sources and waits until the index is up to date.
-func (s *settings) update(ctx context.Context, x *index.Index, w *percolator.Worker, sources []source.Source, r *report) error {
+func (s *settings) update(ctx context.Context, db *percolator.DB, x *index.Index, w *percolator.Worker, sources []source.Source, r *report) error {
 	began := time.Now()
 	p := startProgress(r, x)
 	defer p.stop()
@@ -335,7 +343,7 @@ func (s *settings) update(ctx context.Context, x *index.Index, w *percolator.Wor
 		return fmt.Errorf("waiting for the observers: %w", err)
 	}
 	r.Seconds = seconds(began)
-	parked, err := w.Parked(ctx)
+	parked, err := db.Parked(ctx)
 	if err != nil {
 		return fmt.Errorf("listing failed observer runs: %w", err)
 	}

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+	"io"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -11,6 +13,45 @@ import (
 
 	"github.com/percolate-go/percolate/examples/webindex/internal/index"
 )
+
+// terminal returns w as the file that it is, if that is a terminal.
+func terminal(w io.Writer) (*os.File, bool) {
+	f, ok := w.(*os.File)
+	return f, ok && term.IsTerminal(int(f.Fd())) //nolint:gosec // a file descriptor is small
+}
+
+// saying shows what is under way once it has taken two seconds, until stop is called, if
+// stderr is a terminal.
+func saying(stderr io.Writer, what string) (stop func()) {
+	f, ok := terminal(stderr)
+	if !ok {
+		return func() {}
+	}
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		began, tick := time.Now(), time.NewTicker(time.Second)
+		defer tick.Stop()
+		for shown := false; ; {
+			select {
+			case <-done:
+				if shown {
+					_, _ = fmt.Fprint(f, "\r\033[K")
+				}
+				return
+			case <-tick.C:
+				if took := time.Since(began); took >= 2*time.Second {
+					shown = true
+					_, _ = fmt.Fprintf(f, "\r\033[K%s: %.0f s", what, took.Seconds())
+				}
+			}
+		}
+	})
+	return sync.OnceFunc(func() {
+		close(done)
+		wg.Wait()
+	})
+}
 
 // progress shows how far a run is, on a terminal only.
 type progress struct {
@@ -24,8 +65,8 @@ func (p *progress) indexing() { p.phase.Store(1) }
 // terminal.
 func startProgress(r *report, x *index.Index) *progress {
 	p := &progress{stop: func() {}}
-	f, ok := r.stderr.(*os.File)
-	if !ok || !term.IsTerminal(int(f.Fd())) { //nolint:gosec // a file descriptor is small
+	f, ok := terminal(r.stderr)
+	if !ok {
 		return p
 	}
 	bar := func(total int, what string) *progressbar.ProgressBar {

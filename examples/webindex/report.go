@@ -102,6 +102,7 @@ const (
 // pages: where the pages were others than at the last look, differences may be
 // work that is under way, so it waits and looks again.
 func (r *report) runCheck(ctx context.Context, db *percolator.DB, w *percolator.Worker) error {
+	defer saying(r.stderr, "checking")()
 	began := time.Now()
 	last := ""
 	for n := 1; ; n++ {

@@ -1,7 +1,6 @@
 package docs
 
 import (
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -37,7 +36,7 @@ func TestProgramOfTheREADMERuns(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte(program), 0o600))
 	out, err := exec.CommandContext(t.Context(), "go", "run", file).CombinedOutput()
 	require.NoError(t, err, string(out))
-	require.Equal(t, "committed: true true\n", string(out))
+	require.Equal(t, "note 1 has 6 words\n", string(out))
 }
 
 // TestEverySchemeIsDescribed holds the lists of backends to what is registered.
@@ -61,6 +60,29 @@ func TestEverySchemeIsDescribed(t *testing.T) {
 	}
 }
 
+// TestBackendStepByStepIsTheExample holds the code in the walk through a backend to the file
+// that it is taken from.
+func TestBackendStepByStepIsTheExample(t *testing.T) {
+	t.Parallel()
+	_, text, found := strings.Cut(read(t, "docs/backends.md"), "\n## A backend, step by step\n")
+	require.True(t, found)
+	text, _, _ = strings.Cut(text, "\n## ")
+	source := read(t, "examples/boltstore/boltstore.go")
+	blocks := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(text, -1)
+	require.Greater(t, len(blocks), 10)
+	for _, b := range blocks {
+		require.Contains(t, source, b[1])
+	}
+	// The text says that it is short.
+	code := 0
+	for line := range strings.Lines(source) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "//") {
+			code++
+		}
+	}
+	require.Less(t, code, 250)
+}
+
 var (
 	link = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	code = regexp.MustCompile("(?s)```.*?```|`[^`\n]*`")
@@ -70,43 +92,26 @@ var (
 // not followed: a test must not need the network.
 func TestLinksLeadSomewhere(t *testing.T) {
 	t.Parallel()
-	documents := 0
-	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		if d.IsDir() && path != root && (strings.HasPrefix(d.Name(), ".") && d.Name() != "..") {
-			return filepath.SkipDir
-		}
-		if filepath.Ext(path) != ".md" {
-			return nil
-		}
-		documents++
-		text, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		for _, m := range link.FindAllStringSubmatch(code.ReplaceAllString(string(text), ""), -1) {
+	documents(t, func(path, text string) {
+		for _, m := range link.FindAllStringSubmatch(code.ReplaceAllString(text, ""), -1) {
 			to, _, _ := strings.Cut(m[1], "#")
 			if to == "" || strings.Contains(to, "://") {
 				continue
 			}
-			_, err := os.Stat(filepath.Join(filepath.Dir(path), to))
+			_, err := os.Stat(filepath.Join(root, filepath.Dir(path), to))
 			require.NoError(t, err, "a link of %s", path)
 		}
-		return nil
 	})
-	require.NoError(t, err)
-	require.Greater(t, documents, 3)
 }
 
-// TestCommandsOfTheDocumentsExist looks for each `make target` in the Makefile.
+// TestCommandsOfTheDocumentsExist looks for each `make target` of the prose in the
+// Makefile. Commands in blocks are TestBlocksOfTheDocuments' part.
 func TestCommandsOfTheDocumentsExist(t *testing.T) {
 	t.Parallel()
 	makefile := read(t, "Makefile")
-	for _, path := range []string{"README.md", "docs/development.md", "docs/backends.md"} {
-		for _, m := range regexp.MustCompile("(?m)(?:`| {4})make ([a-z]+)").FindAllStringSubmatch(read(t, path), -1) {
+	documents(t, func(path, text string) {
+		for _, m := range regexp.MustCompile("`make ([a-z]+)").FindAllStringSubmatch(text, -1) {
 			require.Contains(t, makefile, "\n"+m[1]+":", path)
 		}
-	}
+	})
 }

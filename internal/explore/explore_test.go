@@ -121,7 +121,7 @@ func TestViolationIsFoundReducedAndReplayed(t *testing.T) {
 		r := c.newRecord()
 		for _, cell := range []percolator.Cell{a, b} {
 			_ = c.DB.View(ctx, func(tx *percolator.Txn) error {
-				r.start = tx.StartTimestamp()
+				r.start = startOf(ctx, tx)
 				_, err := (&Txn{tx, c, r}).Read(ctx, cell)
 				return err
 			})
@@ -142,7 +142,7 @@ func TestViolationIsFoundReducedAndReplayed(t *testing.T) {
 
 // touchRow changes a row by one call of the store.
 func touchRow(ctx context.Context, c *Client, row string) {
-	_, _ = c.DB.Store().Apply(ctx, []rowstore.Mutation{{Table: "x", Row: row, Edits: []rowstore.Edit{rowstore.Put(rowstore.Rollback, "v", 1, nil)}}}, rowstore.ApplyOptions{})
+	_, _ = c.DB.Store().Apply(ctx, []rowstore.Mutation{{Table: "x", Row: row, Edits: []rowstore.Edit{rowstore.Put(rowstore.Mark, "v", 1, nil)}}}, rowstore.ApplyOptions{})
 }
 
 // The reduction explores one order of calls that do not touch the same things, and

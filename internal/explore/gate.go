@@ -7,14 +7,16 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 // gate is a client's way to one store.
 type gate struct {
 	c     *Client
-	inner *rowstore.Memory
+	inner *memstore.Store
 }
 
 func rowLabel(table, row string) string {
@@ -28,7 +30,7 @@ func (g *gate) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.R
 	var names []string
 	for i, rd := range reads {
 		name := rowLabel(rd.Table, rd.Row)
-		if rd.Table == sessionsTable {
+		if rd.Table == format.TableSessions {
 			name = rowLabel(rd.Table, "*") // a session's name is random
 		}
 		names = append(names, name)
@@ -46,8 +48,6 @@ func (g *gate) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.R
 	return rows, g.c.call(ctx, r)
 }
 
-const sessionsTable = "\x00sessions"
-
 // Apply implements rowstore.Store: each row is changed by itself.
 func (g *gate) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
 	outs := make([]rowstore.Outcome, len(muts))
@@ -56,7 +56,7 @@ func (g *gate) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowstor
 	for i := range muts {
 		m := clone(muts[i])
 		name := what(&m) + rowLabel(m.Table, m.Row)
-		if m.Table == sessionsTable {
+		if m.Table == format.TableSessions {
 			name = "renew " + rowLabel(m.Table, "*")
 		}
 		names = append(names, name)
@@ -78,13 +78,13 @@ func (g *gate) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowstor
 		return outs, err
 	}
 	refused := slices.ContainsFunc(outs, func(o rowstore.Outcome) bool { return !o.Applied })
-	if opts.Draw && g.c.id%2 == 1 && !refused {
+	if opts.AssignTimestamp && g.c.id%2 == 1 && !refused {
 		// Every other client gets its commit timestamp with its prewrites, as from a
 		// store that saves a round trip by it.
 		ts, err := g.Oracle().Draw(ctx, len(muts))
 		for i := range outs {
 			if err == nil {
-				outs[i].Drawn = ts + oracle.Timestamp(i) //nolint:gosec // a small number
+				outs[i].Timestamp = ts + oracle.Timestamp(i) //nolint:gosec // a small number
 			}
 		}
 	}
@@ -125,7 +125,7 @@ func what(m *rowstore.Mutation) string {
 		return "commit "
 	case present:
 		return "unlock "
-	case puts[rowstore.Rollback]:
+	case puts[rowstore.Mark]:
 		return "fence "
 	case puts[rowstore.Notify]:
 		return "notify "
@@ -149,7 +149,7 @@ func (g *gate) Group(ctx context.Context, groups []rowstore.Group) ([]rowstore.G
 			touches = append(touches, touch{m.Table, m.Row, true})
 			rows = append(rows, rowLabel(m.Table, m.Row))
 		}
-		if gr.Draw {
+		if gr.AssignTimestamp {
 			touches = append(touches, touch{oracleTable, "", true})
 		}
 		slices.Sort(rows)
@@ -177,8 +177,8 @@ func (g *gate) Group(ctx context.Context, groups []rowstore.Group) ([]rowstore.G
 // GroupKey implements rowstore.Grouper.
 func (g *gate) GroupKey(table, row string) string { return g.inner.GroupKey(table, row) }
 
-// Draws implements rowstore.Grouper.
-func (g *gate) Draws(key string) bool { return g.inner.Draws(key) }
+// AssignsTimestamps implements rowstore.Grouper.
+func (g *gate) AssignsTimestamps(key string) bool { return g.inner.AssignsTimestamps(key) }
 
 // Scan implements rowstore.Store: each row is visited by itself.
 func (g *gate) Scan(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
@@ -254,9 +254,9 @@ func (o gateOracle) Draw(ctx context.Context, n int) (ts oracle.Timestamp, err e
 	return ts, err
 }
 
-// DrawRead implements rowstore.DrawReader: in steps, as it is allowed to be.
-func (g *gate) DrawRead(ctx context.Context, asks []rowstore.DrawRead) ([]rowstore.DrawnRows, error) {
-	answers := make([]rowstore.DrawnRows, len(asks))
+// ReadSnapshot implements rowstore.SnapshotReader: in steps, as it is allowed to be.
+func (g *gate) ReadSnapshot(ctx context.Context, asks []rowstore.SnapshotRead) ([]rowstore.SnapshotRows, error) {
+	answers := make([]rowstore.SnapshotRows, len(asks))
 	for i := range asks {
 		ts, err := g.Oracle().Draw(ctx, 1)
 		if err != nil {
@@ -266,24 +266,13 @@ func (g *gate) DrawRead(ctx context.Context, asks []rowstore.DrawRead) ([]rowsto
 		if err != nil {
 			return nil, err
 		}
-		answers[i] = rowstore.DrawnRows{TS: ts, Rows: rows}
+		answers[i] = rowstore.SnapshotRows{TS: ts, Rows: rows}
 	}
 	return answers, nil
 }
 
-// Offer implements rowstore.Decorator.
-func (g *gate) Offer(target any) bool {
-	switch t := target.(type) {
-	case *rowstore.Grouper:
-		*t = g
-	case *rowstore.Deferrer:
-		*t = g
-	case *rowstore.OracleProvider:
-		*t = g
-	case *rowstore.DrawReader:
-		*t = g
-	default:
-		return false
-	}
-	return true
+// Abilities implements rowstore.Decorator. What an ability hides from the explorer it cannot
+// explore, so there are no others.
+func (g *gate) Abilities() rowstore.Abilities {
+	return rowstore.Abilities{Grouper: g, Deferrer: g, OracleProvider: g, SnapshotReader: g}
 }

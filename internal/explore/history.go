@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -135,19 +136,20 @@ type writtenVersion struct {
 
 // noteWrites keeps the committed versions that a mutation has put.
 func (h *history) noteWrites(m *rowstore.Mutation, drawn percolator.Timestamp) {
-	if m.Table[0] == 0 && !slices.Contains(keptTables, m.Table) {
+	if !format.Transactional(m.Table) {
 		return
 	}
 	for _, e := range m.Edits {
 		if e.Kind != rowstore.DoPut || e.Family != rowstore.Write {
 			continue
 		}
-		h.noteFate(startOf(e.Value), e.TS, drawn)
-		if m.Table[0] == 0 || e.Column[0] == 0 {
+		w := decodeWrite(e.Value)
+		h.noteFate(w.Start, e.TS, drawn)
+		if format.Reserved(m.Table) || format.Reserved(e.Column) {
 			continue
 		}
-		v := writtenVersion{at: e.TS, start: startOf(e.Value), by: string(e.Value[10:]), deleted: e.Value[1]&3 == 2}
-		if v.at == rowstore.Drawn {
+		v := writtenVersion{at: e.TS, start: w.Start, by: string(w.Value), deleted: w.Kind == format.KindDelete}
+		if v.at == rowstore.AssignedTimestamp {
 			v.at = drawn
 		}
 		h.mu.Lock()
@@ -160,11 +162,17 @@ func (h *history) noteWrites(m *rowstore.Mutation, drawn percolator.Timestamp) {
 	}
 }
 
-// keptTables are those of the library's own that transactions write.
-var keptTables = []string{"\x00parked", "\x00notices"}
+// decodeWrite takes a committed version apart, which the library itself has made.
+func decodeWrite(stored []byte) format.Write {
+	w, err := format.DecodeWrite(stored)
+	if err != nil {
+		panic(fmt.Sprintf("explore: the library has put %x in the family Write: %v", stored, err))
+	}
+	return w
+}
 
 func (h *history) noteFate(start, at, drawn percolator.Timestamp) {
-	if at == rowstore.Drawn {
+	if at == rowstore.AssignedTimestamp {
 		at = drawn
 	}
 	h.mu.Lock()
@@ -221,14 +229,14 @@ func (c *Client) Update(ctx context.Context, fn func(tx *Txn) error, opts ...per
 		own = fn(&Txn{tx, c, r})
 		r.decided = c.w.history.event()
 		return own
-	}, append(opts, percolator.MaxAttempts(1))...)
+	}, append(opts, percolator.WithMaxAttempts(1))...)
 	if inner == nil || own != nil {
 		r.outcome = aborted
 	} else {
 		r.conclude(c, inner, err)
 	}
 	if inner != nil {
-		r.start = inner.StartTimestamp()
+		r.start = startOf(ctx, inner)
 	}
 	return err
 }
@@ -252,21 +260,21 @@ func (tx *Txn) Serializable() { tx.rec.serializable = true }
 // Read reads a cell and records what it found, "" for nothing.
 func (tx *Txn) Read(ctx context.Context, cell percolator.Cell) (string, error) {
 	v, err := tx.Get(ctx, cell)
-	return tx.noteRead(cell, v, err)
+	return tx.noteRead(ctx, cell, v, err)
 }
 
 // Lock is Read through GetForUpdate.
 func (tx *Txn) Lock(ctx context.Context, cell percolator.Cell) (string, error) {
 	v, err := tx.GetForUpdate(ctx, cell)
 	tx.rec.locked = append(tx.rec.locked, cell)
-	return tx.noteRead(cell, v, err)
+	return tx.noteRead(ctx, cell, v, err)
 }
 
-func (tx *Txn) noteRead(cell percolator.Cell, v []byte, err error) (string, error) {
+func (tx *Txn) noteRead(ctx context.Context, cell percolator.Cell, v []byte, err error) (string, error) {
 	if err != nil && !errors.Is(err, percolator.ErrNotFound) {
 		return "", err
 	}
-	tx.rec.start = tx.StartTimestamp()
+	tx.rec.start = startOf(ctx, tx.Txn)
 	if !slices.Contains(tx.rec.writes, cell) {
 		if before, twice := tx.rec.reads[cell]; twice && before != string(v) {
 			tx.rec.changed = append(tx.rec.changed, cell)
@@ -287,7 +295,7 @@ func (tx *Txn) ReadAll(ctx context.Context, table string, cells ...percolator.Ce
 			found[percolator.Cell{Table: table, Row: row.Key, Column: col}] = string(v)
 		}
 	}
-	tx.rec.start = tx.StartTimestamp()
+	tx.rec.start = startOf(ctx, tx.Txn)
 	for _, cell := range cells {
 		tx.rec.reads[cell] = found[cell]
 	}
@@ -313,6 +321,12 @@ func (tx *Txn) Erase(cell percolator.Cell) error {
 	return tx.Delete(cell)
 }
 
+// startOf is the start timestamp of a transaction, 0 if it cannot be drawn.
+func startOf(ctx context.Context, tx *percolator.Txn) percolator.Timestamp {
+	ts, _ := tx.StartTimestamp(ctx)
+	return ts
+}
+
 // Hint notifies a cell weakly.
 func (tx *Txn) Hint(cell percolator.Cell) error {
 	tx.rec.hinted = append(tx.rec.hinted, cell)
@@ -323,7 +337,7 @@ func (tx *Txn) Hint(cell percolator.Cell) error {
 func (c *Client) Observer(name, table, column string, do func(ctx context.Context, tx *Txn, cell percolator.Cell) error) percolator.Observer {
 	return percolator.Observer{Name: name, Table: table, Column: column, Func: func(ctx context.Context, inner *percolator.Txn, cell percolator.Cell) error {
 		r := c.newRecord()
-		r.start = inner.StartTimestamp()
+		r.start = startOf(ctx, inner)
 		tx := &Txn{inner, c, r}
 		if _, err := tx.Read(ctx, cell); err != nil {
 			return err
@@ -345,12 +359,12 @@ func (c *Client) Observer(name, table, column string, do func(ctx context.Contex
 // Snapshot is Update at a snapshot of the past, for reads alone.
 func (c *Client) Snapshot(ctx context.Context, at percolator.Timestamp, fn func(tx *Txn) error) error {
 	r := c.newRecord()
-	inner, err := c.DB.Begin(ctx, percolator.AsOfTimestamp(at))
+	inner, err := c.DB.Begin(ctx, percolator.WithAsOfTimestamp(at))
 	if err != nil {
 		r.outcome = aborted
 		return err
 	}
-	r.start = inner.StartTimestamp()
+	r.start = startOf(ctx, inner)
 	err = fn(&Txn{inner, c, r})
 	return errors.Join(err, inner.Commit(ctx))
 }

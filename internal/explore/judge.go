@@ -3,7 +3,6 @@ package explore
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -12,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -119,7 +119,7 @@ func (w *world) versions(audit *Client) (map[percolator.Cell][]version, error) {
 		if err != nil {
 			return nil, err
 		}
-		if table[0] == 0 {
+		if format.Reserved(table) {
 			continue
 		}
 		err := audit.DB.View(ctx, func(tx *percolator.Txn) error {
@@ -133,11 +133,11 @@ func (w *world) versions(audit *Client) (map[percolator.Cell][]version, error) {
 		if err != nil {
 			return nil, fmt.Errorf("the last reader: %w", err)
 		}
-		picks := []rowstore.Pick{
+		picks := []rowstore.Selector{
 			{Family: rowstore.Lock, Column: rowstore.AllColumns, To: oracle.Max},
 			{Family: rowstore.Write, Column: rowstore.AllColumns, To: oracle.Max},
 		}
-		for row, err := range w.raw.Scan(ctx, rowstore.ScanRange{Table: table, Picks: picks}) {
+		for row, err := range w.raw.Scan(ctx, rowstore.ScanRange{Table: table, Selectors: picks}) {
 			if err != nil {
 				return nil, err
 			}
@@ -145,9 +145,15 @@ func (w *world) versions(audit *Client) (map[percolator.Cell][]version, error) {
 				v := &row.Versions[i]
 				cell := percolator.Cell{Table: table, Row: row.Row, Column: v.Column}
 				switch {
-				case v.Column[0] == 0:
-				case v.Family == rowstore.Lock && v.Value[1]&3 == 3: // readers pass over what only locks
+				case format.Reserved(v.Column):
 				case v.Family == rowstore.Lock:
+					l, err := format.DecodeLock(v.Value)
+					if err != nil {
+						return nil, fmt.Errorf("%v: %w", cell, err)
+					}
+					if l.Kind == format.KindLock {
+						continue // readers pass over what only locks
+					}
 					return nil, fmt.Errorf("a lock of transaction %d is left on %v", uint64(v.TS), cell)
 				case !w.program.Collects:
 					value, err := readAt(audit, cell, v.TS)
@@ -155,8 +161,8 @@ func (w *world) versions(audit *Client) (map[percolator.Cell][]version, error) {
 						return nil, err
 					}
 					by := value
-					if v.Value[1]&3 == 2 {
-						by = w.history.idOf(startOf(v.Value))
+					if wv := decodeWrite(v.Value); wv.Kind == format.KindDelete {
+						by = w.history.idOf(wv.Start)
 					}
 					all[cell] = append(all[cell], version{v.TS, value, by})
 				}
@@ -194,13 +200,8 @@ func (h *history) idOf(start percolator.Timestamp) string {
 	return ""
 }
 
-// startOf reads the start timestamp from a stored committed version.
-func startOf(stored []byte) percolator.Timestamp {
-	return percolator.Timestamp(binary.BigEndian.Uint64(stored[2:]))
-}
-
 func readAt(audit *Client, cell percolator.Cell, at percolator.Timestamp) (string, error) {
-	tx, err := audit.DB.Begin(audit.ctx, percolator.AsOfTimestamp(at))
+	tx, err := audit.DB.Begin(audit.ctx, percolator.WithAsOfTimestamp(at))
 	if err != nil {
 		return "", err
 	}
@@ -320,9 +321,9 @@ func (h *history) checkAnswers() error {
 	for _, a := range h.answers {
 		at, landed := h.fates[a.start]
 		switch {
-		case a.got.Status == percolator.Committed && (!landed || at != a.got.Commit):
+		case a.got.Status == percolator.OutcomeCommitted && (!landed || at != a.got.Commit):
 			return fmt.Errorf("the outcome of transaction %d, by %v, was said to be committed at %d, and it is at %d", uint64(a.start), a.cell, uint64(a.got.Commit), uint64(at))
-		case a.got.Status == percolator.RolledBack && landed:
+		case a.got.Status == percolator.OutcomeRolledBack && landed:
 			return fmt.Errorf("the outcome of transaction %d, by %v, was said to be rolled back, and it is committed at %d", uint64(a.start), a.cell, uint64(at))
 		}
 	}

@@ -64,7 +64,7 @@ func abandonsInScan(ctx context.Context, c *Client) {
 func announced(cells ...percolator.Cell) func(context.Context, *Client) {
 	return func(ctx context.Context, c *Client) {
 		_ = c.Update(ctx, func(tx *Txn) error {
-			tx.Announce()
+			tx.Announce(ctx)
 			for _, cell := range cells {
 				if err := tx.Write(cell); err != nil {
 					return err
@@ -79,7 +79,7 @@ func announced(cells ...percolator.Cell) func(context.Context, *Client) {
 func announcedLock(locked, written percolator.Cell) func(context.Context, *Client) {
 	return func(ctx context.Context, c *Client) {
 		_ = c.Update(ctx, func(tx *Txn) error {
-			tx.Announce()
+			tx.Announce(ctx)
 			if _, err := tx.Lock(ctx, locked); err != nil {
 				return err
 			}
@@ -207,7 +207,7 @@ func eraser(ctx context.Context, c *Client) {
 	if c.Sleep(ctx, brief.Retention+2*time.Second) != nil {
 		return
 	}
-	_, _ = c.DB.CollectGarbage(ctx, 0)
+	_, _ = c.DB.CollectGarbage(ctx, percolator.GCOptions{})
 }
 
 // leased are settings whose catalog lease outlasts others.

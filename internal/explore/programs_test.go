@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/percolate-go/percolate/internal/coretest"
 	"github.com/percolate-go/percolate/percolator"
 )
 
@@ -24,9 +25,9 @@ type clients = []func(context.Context, *Client)
 
 var (
 	onePhase = []percolator.Option{}
-	group    = []percolator.Option{percolator.WithoutOnePhase()}
-	deferred = []percolator.Option{percolator.WithoutGroups()}
-	plain2PC = []percolator.Option{percolator.WithoutGroups(), percolator.WithoutDeferred()}
+	group    = []percolator.Option{coretest.WithoutOnePhase()}
+	deferred = []percolator.Option{coretest.WithoutGroups()}
+	plain2PC = []percolator.Option{coretest.WithoutGroups(), coretest.WithoutDeferred()}
 )
 
 // writer writes cells without reading.
@@ -175,13 +176,15 @@ func collected(ctx context.Context, c *Client) error {
 	return c.Sleep(ctx, stall)
 }
 
-func collector(ctx context.Context, c *Client) { _, _ = c.DB.CollectGarbage(ctx, 0) }
+func collector(ctx context.Context, c *Client) {
+	_, _ = c.DB.CollectGarbage(ctx, percolator.GCOptions{})
+}
 
 // overwriteAndCollect is what leaves a transaction's lock without its record, if
 // locks are not resolved first.
 func overwriteAndCollect(ctx context.Context, c *Client) {
 	_ = write(ctx, c, a)
-	_, _ = c.DB.CollectGarbage(ctx, 0)
+	_, _ = c.DB.CollectGarbage(ctx, percolator.GCOptions{})
 }
 
 // oldReader reads at a snapshot that is being collected.

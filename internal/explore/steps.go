@@ -36,7 +36,7 @@ func (c *Client) Begin(ctx context.Context, opts ...percolator.TxnOption) (*Txn,
 		r.outcome = aborted
 		return nil, err
 	}
-	r.start = inner.StartTimestamp()
+	r.start = startOf(ctx, inner)
 	return &Txn{inner, c, r}, nil
 }
 
@@ -129,8 +129,8 @@ func (c *Client) Started(ctx context.Context) ([]percolator.Timestamp, error) {
 }
 
 // Announce makes the transaction's start timestamp known to other clients.
-func (tx *Txn) Announce() {
-	start := tx.StartTimestamp()
+func (tx *Txn) Announce(ctx context.Context) {
+	start := startOf(ctx, tx.Txn)
 	h := &tx.c.w.history
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -12,9 +12,12 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/percolate-go/percolate/internal/coretest"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/router"
 )
 
 // errDead is what a dead client's calls give, to nobody.
@@ -48,7 +51,7 @@ type world struct {
 
 type namedStore struct {
 	name string
-	*rowstore.Memory
+	*memstore.Store
 }
 
 // Client is one process: a DB of its own over the common store.
@@ -108,7 +111,7 @@ func prepare(t *testing.T, p *Program) (*image, error) {
 	// The oracle of a run begins at its clock, above what was handed out here.
 	img := &image{now: w.now.Add(time.Second), rows: map[string][]rowstore.Mutation{}, records: w.history.records, runs: w.history.runs, written: w.history.written, marks: w.marks, fates: w.history.fates, events: w.history.events}
 	for i := range w.stores {
-		img.rows[w.stores[i].name], err = contents(w.stores[i].Memory)
+		img.rows[w.stores[i].name], err = contents(w.stores[i].Store)
 		if err != nil {
 			return nil, fmt.Errorf("setting up: %w", err)
 		}
@@ -117,16 +120,16 @@ func prepare(t *testing.T, p *Program) (*image, error) {
 }
 
 // contents copies everything that a store holds.
-func contents(m *rowstore.Memory) (rows []rowstore.Mutation, err error) {
-	var picks []rowstore.Pick
-	for _, f := range []rowstore.Family{rowstore.Lock, rowstore.Write, rowstore.Data, rowstore.Rollback, rowstore.Notify} {
-		picks = append(picks, rowstore.Pick{Family: f, Column: rowstore.AllColumns, To: oracle.Max})
+func contents(m *memstore.Store) (rows []rowstore.Mutation, err error) {
+	var picks []rowstore.Selector
+	for _, f := range []rowstore.Family{rowstore.Lock, rowstore.Write, rowstore.Data, rowstore.Mark, rowstore.Notify} {
+		picks = append(picks, rowstore.Selector{Family: f, Column: rowstore.AllColumns, To: oracle.Max})
 	}
 	for table, err := range m.Tables(context.Background()) {
 		if err != nil {
 			return nil, err
 		}
-		for row, err := range m.Scan(context.Background(), rowstore.ScanRange{Table: table, Picks: picks}) {
+		for row, err := range m.Scan(context.Background(), rowstore.ScanRange{Table: table, Selectors: picks}) {
 			if err != nil {
 				return nil, err
 			}
@@ -196,7 +199,7 @@ func (w *world) openStores() (err error) {
 	}
 	stores := map[string]rowstore.Store{}
 	for _, name := range names {
-		m := rowstore.NewMemory(rowstore.WithClock(w.time))
+		m := memstore.New(memstore.WithClock(w.time))
 		w.stores = append(w.stores, namedStore{name, m})
 		stores[name] = m
 	}
@@ -212,7 +215,7 @@ func (p *Program) route(stores map[string]rowstore.Store) (rowstore.Store, error
 	if len(stores) == 1 {
 		return stores[authoritative], nil
 	}
-	r, err := rowstore.NewRouter(rowstore.RouterConfig{Stores: stores, Tables: p.Tables, Authoritative: authoritative})
+	r, err := router.New(router.Config{Stores: stores, Tables: p.Tables, Authoritative: authoritative})
 	if err != nil {
 		return nil, fmt.Errorf("explore: program %q: %w", p.Name, err)
 	}
@@ -250,12 +253,12 @@ func (w *world) client(name string, id int, opts []percolator.Option) *Client {
 		percolator.WithSettings(settings), percolator.WithSessionLease(sessionLease), percolator.WithLockExpiry(lockExpiry),
 		// A few looks at a lock for each lease are enough: those between change nothing.
 		percolator.WithLockWait(percolator.Backoff{Min: sessionLease / 4, Max: sessionLease / 4}),
-		percolator.WithClock(clock{c}), percolator.WithSeed(uint64(c.id) + 1), //nolint:gosec // a small number
+		percolator.WithClock(clock{c}), coretest.WithSeed(uint64(c.id) + 1), //nolint:gosec // a small number
 		percolator.WithLogger(slog.New(slog.DiscardHandler)),
 	}, opts...)
 	gates := map[string]rowstore.Store{}
 	for i := range w.stores {
-		gates[w.stores[i].name] = &gate{c: c, inner: w.stores[i].Memory}
+		gates[w.stores[i].name] = &gate{c: c, inner: w.stores[i].Store}
 	}
 	store, err := w.program.route(gates)
 	if err != nil {

@@ -24,7 +24,7 @@
 //
 // PERCOLATOR_TEST_SERVERS=containers or =local leaves only one of 2 and 3. Where
 // nothing works the test fails and says what to install: no test is skipped for
-// want of a server. TiKV is the exception: [TiKV] and [NewTiKV] know only 1 and 2,
+// want of a server. TiKV is the exception: [TiKV] and [StartTiKV] know only 1 and 2,
 // and return an error that says why there is no cluster, because package tikvtest's
 // mock of one runs anywhere. What ran against what is noted with [Ran], and printed
 // at the end of `make test`.

@@ -82,22 +82,8 @@ func firstLine(err error) string {
 	return line
 }
 
-// NewTiKV starts a cluster for one test, which may hurt it, with stores of version 1
-// or 2 of the API, and closes it at the test's end. Its error is as TiKV's.
-func NewTiKV(t testing.TB, api int) (*TiKVCluster, error) {
-	t.Helper()
-	c, err := StartTiKV(api)
-	if err != nil {
-		return nil, err
-	}
-	for _, s := range append(c.Stores, c.PD) {
-		s.closeWith(t)
-	}
-	return c, nil
-}
-
-// StartTiKV is NewTiKV for programs without a testing.TB. The caller closes the
-// servers.
+// StartTiKV starts a cluster with stores of version 1 or 2 of the API. The caller closes
+// the servers. Its error is as TiKV's.
 func StartTiKV(api int) (_ *TiKVCluster, err error) {
 	pdNames, tikvNames := tikvImages()
 	pdImage, err := findImage(pdNames)

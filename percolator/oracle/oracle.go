@@ -29,8 +29,13 @@ const (
 	Max Timestamp = 1<<63 - 1
 )
 
-// ErrClosed is returned by an oracle that was closed.
-var ErrClosed = errors.New("oracle: closed")
+var (
+	// ErrClosed is returned by an oracle that was closed.
+	ErrClosed = errors.New("oracle: closed")
+	// ErrExhausted is returned when the timestamps asked for would lie above Max. An
+	// oracle that has returned it never recovers, but a smaller request may still succeed.
+	ErrExhausted = errors.New("oracle: no timestamps left below the greatest one")
+)
 
 // Oracle hands out timestamps. All methods may be called concurrently.
 type Oracle interface {

@@ -4,145 +4,60 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"maps"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/conformance"
 	rs "github.com/percolate-go/percolate/percolator/rowstore"
-)
-
-// ability is one optional interface of the seam.
-type ability struct {
-	has func(rs.Store) bool
-	// with gives a store that has this ability and no other.
-	with func(rs.Store, *rs.Memory) rs.Store
-}
-
-func has[T any](s rs.Store) bool {
-	_, ok := rs.Unwrap[T](s)
-	return ok
-}
-
-// sharder and placer give a Memory what it has no use for.
-type sharder struct{}
-
-func (sharder) Shard(string, string) string { return "shard" }
-
-type placer struct{}
-
-func (placer) Authoritative(string) bool { return true }
-
-// abilities are all optional interfaces. TestAbilitiesAreAllKnown fails when one of the
-// package is missing here.
-var abilities = map[string]ability{
-	"Grouper": {has[rs.Grouper], func(s rs.Store, m *rs.Memory) rs.Store {
-		return struct {
-			rs.Store
-			rs.Grouper
-		}{s, m}
-	}},
-	"Deferrer": {has[rs.Deferrer], func(s rs.Store, m *rs.Memory) rs.Store {
-		return struct {
-			rs.Store
-			rs.Deferrer
-		}{s, m}
-	}},
-	"OracleProvider": {has[rs.OracleProvider], func(s rs.Store, m *rs.Memory) rs.Store {
-		return struct {
-			rs.Store
-			rs.OracleProvider
-		}{s, m}
-	}},
-	"DrawReader": {has[rs.DrawReader], func(s rs.Store, m *rs.Memory) rs.Store {
-		return struct {
-			rs.Store
-			rs.DrawReader
-		}{s, m}
-	}},
-	"Splitter": {has[rs.Splitter], func(s rs.Store, m *rs.Memory) rs.Store {
-		return struct {
-			rs.Store
-			rs.Splitter
-		}{s, m}
-	}},
-	"Waker": {has[rs.Waker], func(s rs.Store, m *rs.Memory) rs.Store {
-		return struct {
-			rs.Store
-			rs.Waker
-		}{s, m}
-	}},
-	"Limiter": {has[rs.Limiter], func(s rs.Store, m *rs.Memory) rs.Store {
-		return struct {
-			rs.Store
-			rs.Limiter
-		}{s, m}
-	}},
-	"Sharder": {has[rs.Sharder], func(s rs.Store, _ *rs.Memory) rs.Store {
-		return struct {
-			rs.Store
-			sharder
-		}{s, sharder{}}
-	}},
-	"Reporter": {has[rs.Reporter], func(s rs.Store, m *rs.Memory) rs.Store {
-		return struct {
-			rs.Store
-			rs.Reporter
-		}{s, m}
-	}},
-	"Placer": {has[rs.Placer], func(s rs.Store, _ *rs.Memory) rs.Store {
-		return struct {
-			rs.Store
-			placer
-		}{s, placer{}}
-	}},
-	"Crasher": {has[rs.Crasher], func(s rs.Store, m *rs.Memory) rs.Store {
-		return struct {
-			rs.Store
-			rs.Crasher
-		}{s, m}
-	}},
-}
-
-// treatment is what a wrapper does with an ability of the store beneath.
-type treatment string
-
-const (
-	passed  treatment = "as it is"               // the store's own
-	changed treatment = "with its own behaviour" // calls go through the wrapper
-	always  treatment = "always"                 // the wrapper has it whether the store has or not
+	"github.com/percolate-go/percolate/percolator/rowstore/coalesce"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/otelstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/router"
 )
 
 // wrappers says how each wrapper treats each ability. TestWrappersTreatEveryAbility holds
 // them to it.
 var wrappers = map[string]struct {
-	wrap   func(t *testing.T, s rs.Store) rs.Store
-	treats map[string]treatment
+	wrap   func(t testing.TB, s rs.Store) rs.Store
+	treats map[string]conformance.Treated
 }{
-	"coalescer": {func(_ *testing.T, s rs.Store) rs.Store { return rs.Coalesce(s, rs.CoalesceOptions{}) }, map[string]treatment{
-		"Grouper": changed, "Deferrer": passed, "OracleProvider": changed, "DrawReader": changed, "Splitter": passed, "Waker": passed,
-		"Limiter": passed, "Sharder": passed, "Reporter": changed, "Placer": passed, "Crasher": passed,
+	"coalesce": {func(_ testing.TB, s rs.Store) rs.Store { return coalesce.New(s, coalesce.Options{}) }, map[string]conformance.Treated{
+		"Grouper": conformance.Changed, "Deferrer": conformance.Passed, "OracleProvider": conformance.Changed,
+		"SnapshotReader": conformance.Changed, "Splitter": conformance.Passed, "Waker": conformance.Passed,
+		"Limiter": conformance.Passed, "Sharder": conformance.Passed, "Placer": conformance.Passed,
+		"Reporter": conformance.Changed, "Crasher": conformance.Passed,
 	}},
-	"Router": {func(t *testing.T, s rs.Store) rs.Store {
-		return newRouter(t, rs.RouterConfig{Stores: map[string]rs.Store{"main": s}})
-	}, map[string]treatment{
-		"Grouper": changed, "Deferrer": changed, "OracleProvider": passed, "DrawReader": changed, "Splitter": changed, "Waker": changed,
-		"Limiter": changed, "Sharder": always, "Reporter": changed, "Placer": always, "Crasher": changed,
+	"router": {func(t testing.TB, s rs.Store) rs.Store {
+		r, err := router.New(router.Config{Stores: map[string]rs.Store{"main": s}})
+		require.NoError(t, err)
+		return r
+	}, map[string]conformance.Treated{
+		"Grouper": conformance.Changed, "Deferrer": conformance.Changed, "OracleProvider": conformance.Passed,
+		"SnapshotReader": conformance.Changed, "Splitter": conformance.Changed, "Waker": conformance.Changed,
+		"Limiter": conformance.Changed, "Sharder": conformance.Always, "Placer": conformance.Always,
+		"Reporter": conformance.Changed, "Crasher": conformance.Changed,
 	}},
-	"instrumented": {func(t *testing.T, s rs.Store) rs.Store {
-		in, err := rs.Instrument(s, rs.InstrumentOptions{})
+	"otelstore": {func(t testing.TB, s rs.Store) rs.Store {
+		in, err := otelstore.New(s, otelstore.Options{})
 		require.NoError(t, err)
 		return in
-	}, map[string]treatment{
-		"Grouper": changed, "Deferrer": changed, "OracleProvider": changed, "DrawReader": changed, "Splitter": passed, "Waker": passed,
-		"Limiter": passed, "Sharder": passed, "Reporter": passed, "Placer": passed, "Crasher": passed,
+	}, map[string]conformance.Treated{
+		"Grouper": conformance.Changed, "Deferrer": conformance.Changed, "OracleProvider": conformance.Changed,
+		"SnapshotReader": conformance.Changed, "Splitter": conformance.Passed, "Waker": conformance.Passed,
+		"Limiter": conformance.Passed, "Sharder": conformance.Passed, "Placer": conformance.Passed,
+		"Reporter": conformance.Passed, "Crasher": conformance.Passed,
 	}},
-	"Faulty": {func(_ *testing.T, s rs.Store) rs.Store { return rs.NewFaulty(s, rs.FaultyOptions{}) }, map[string]treatment{
-		"Grouper": changed, "Deferrer": changed, "OracleProvider": changed, "DrawReader": changed, "Splitter": changed, "Waker": changed,
-		"Limiter": passed, "Sharder": passed, "Reporter": passed, "Placer": passed, "Crasher": passed,
+	"faultstore": {func(_ testing.TB, s rs.Store) rs.Store { return faultstore.New(s, faultstore.Options{}) }, map[string]conformance.Treated{
+		"Grouper": conformance.Changed, "Deferrer": conformance.Changed, "OracleProvider": conformance.Changed,
+		"SnapshotReader": conformance.Changed, "Splitter": conformance.Changed, "Waker": conformance.Changed,
+		"Limiter": conformance.Passed, "Sharder": conformance.Passed, "Placer": conformance.Passed,
+		"Reporter": conformance.Passed, "Crasher": conformance.Passed,
 	}},
 }
 
@@ -151,27 +66,12 @@ func TestWrappersTreatEveryAbility(t *testing.T) {
 	for name, w := range wrappers {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			require.Equal(t, slices.Sorted(maps.Keys(abilities)), slices.Sorted(maps.Keys(w.treats)), "a treatment for each ability")
-			m := rs.NewMemory()
-			for of, a := range abilities {
-				for _, under := range []func(rs.Store) rs.Store{
-					func(s rs.Store) rs.Store { return s },
-					func(s rs.Store) rs.Store { return transparent{s} },
-				} {
-					require.True(t, a.has(under(a.with(plain{m}, m))))
-					require.True(t, a.has(w.wrap(t, under(a.with(plain{m}, m)))), "%s of a store that has it: %s", of, w.treats[of])
-					require.Equal(t, w.treats[of] == always, a.has(w.wrap(t, under(plain{m}))), "%s of a store that has none", of)
-					for other, b := range abilities {
-						if other != of && w.treats[other] != always {
-							require.False(t, b.has(w.wrap(t, under(a.with(plain{m}, m)))), "%s of a store that has %s alone", other, of)
-						}
-					}
-				}
-			}
-			require.False(t, has[interface{ NobodyKnowsThis() }](w.wrap(t, struct {
+			conformance.RunWrapper(t, w.wrap, w.treats)
+			_, ok := rs.Unwrap[interface{ NobodyKnowsThis() }](w.wrap(t, struct {
 				rs.Store
 				unknownAbility
-			}{m, unknownAbility{}})), "a Decorator offers no ability that it does not know")
+			}{memstore.New(), unknownAbility{}}))
+			require.False(t, ok, "a Decorator offers no ability that it does not know")
 		})
 	}
 }
@@ -180,15 +80,118 @@ type unknownAbility struct{}
 
 func (unknownAbility) NobodyKnowsThis() {}
 
+type (
+	sharder struct{}
+	placer  struct{}
+)
+
+func (sharder) Shard(string, string) string { return "shard" }
+func (placer) Authoritative(string) bool    { return true }
+
+// everything is a store that has every ability itself.
+type everything struct {
+	*memstore.Store
+	sharder
+	placer
+}
+
+// passAll passes every ability; none is missing here, or Of panics.
+var passAll = rs.Treatment{
+	Grouper:        rs.Pass[rs.Grouper],
+	Deferrer:       rs.Pass[rs.Deferrer],
+	OracleProvider: rs.Pass[rs.OracleProvider],
+	SnapshotReader: rs.Pass[rs.SnapshotReader],
+	Splitter:       rs.Pass[rs.Splitter],
+	Waker:          rs.Pass[rs.Waker],
+	Limiter:        rs.Pass[rs.Limiter],
+	Sharder:        rs.Pass[rs.Sharder],
+	Placer:         rs.Pass[rs.Placer],
+	Reporter:       rs.Pass[rs.Reporter],
+	Crasher:        rs.Pass[rs.Crasher],
+}
+
+// decorated is a Decorator whose abilities a test chooses.
+type decorated struct {
+	rs.Store
+	abilities rs.Abilities
+}
+
+func (d decorated) Abilities() rs.Abilities { return d.abilities }
+
+// has tells for each ability whether Unwrap finds it.
+var has = map[string]func(rs.Store) bool{
+	"Grouper":        finds[rs.Grouper],
+	"Deferrer":       finds[rs.Deferrer],
+	"OracleProvider": finds[rs.OracleProvider],
+	"SnapshotReader": finds[rs.SnapshotReader],
+	"Splitter":       finds[rs.Splitter],
+	"Waker":          finds[rs.Waker],
+	"Limiter":        finds[rs.Limiter],
+	"Sharder":        finds[rs.Sharder],
+	"Placer":         finds[rs.Placer],
+	"Reporter":       finds[rs.Reporter],
+	"Crasher":        finds[rs.Crasher],
+}
+
+func finds[T any](s rs.Store) bool {
+	_, ok := rs.Unwrap[T](s)
+	return ok
+}
+
+// TestAbilitiesAreComplete goes through the fields of Abilities: AbilitiesOf, Unwrap and
+// Treatment must know each of them.
+func TestAbilitiesAreComplete(t *testing.T) {
+	t.Parallel()
+	fields, treatment := reflect.TypeFor[rs.Abilities](), reflect.TypeFor[rs.Treatment]()
+	require.Equal(t, fields.NumField(), treatment.NumField())
+	require.Len(t, has, fields.NumField())
+	s := everything{Store: memstore.New()}
+	all := rs.AbilitiesOf(s)
+	require.Equal(t, all, passAll.Of(s))
+	require.Zero(t, rs.AbilitiesOf(nil))
+	require.Zero(t, passAll.Of(decorated{Store: s}))
+	for i := range fields.NumField() {
+		f := fields.Field(i)
+		require.Equal(t, f.Type.Name(), f.Name, "a field has the name of its interface")
+		require.Equal(t, f.Name, treatment.Field(i).Name)
+		require.False(t, reflect.ValueOf(all).Field(i).IsNil(), "AbilitiesOf does not look for %s", f.Name)
+		require.True(t, has[f.Name](s))
+		require.True(t, has[f.Name](decorated{s, all}), "Unwrap does not find %s of a Decorator", f.Name)
+		require.False(t, has[f.Name](decorated{Store: s}), "Unwrap looks through a Decorator for %s", f.Name)
+
+		one := decorated{Store: s}
+		reflect.ValueOf(&one.abilities).Elem().Field(i).Set(reflect.ValueOf(all).Field(i))
+		require.Equal(t, one.abilities, passAll.Of(one), "Treatment mistakes %s", f.Name)
+
+		forgets := passAll
+		reflect.ValueOf(&forgets).Elem().Field(i).SetZero()
+		require.PanicsWithValue(t, "rowstore: a wrapper does not say how it treats "+f.Name, func() { forgets.Of(decorated{Store: s}) })
+	}
+	hides := passAll
+	hides.Grouper = rs.Hide[rs.Grouper]
+	require.Nil(t, hides.Of(s).Grouper)
+	require.NotNil(t, hides.Of(s).Deferrer)
+}
+
+func TestAbilitiesOfAllocatesNothing(t *testing.T) {
+	m := memstore.New()
+	s := decorated{m, rs.AbilitiesOf(m)}
+	require.Zero(t, testing.AllocsPerRun(100, func() { _ = rs.AbilitiesOf(m) }))
+	require.Zero(t, testing.AllocsPerRun(100, func() { _ = rs.AbilitiesOf(&s) }))
+}
+
 // TestAbilitiesAreAllKnown reads the package: an interface that is added to it is either
-// an ability, which every wrapper must say something about, or none, which is said here.
+// an ability, with a field in Abilities, or none, which is said here. And it reads the
+// packages below: each one with a Decorator is in the table of wrappers.
 func TestAbilitiesAreAllKnown(t *testing.T) {
 	t.Parallel()
 	none := []string{"Store", "Wrapper", "Decorator"}
-	files, err := filepath.Glob("*.go")
+	own, err := filepath.Glob("*.go")
+	require.NoError(t, err)
+	below, err := filepath.Glob("*/*.go")
 	require.NoError(t, err)
 	var interfaces, decorators []string
-	for _, name := range files {
+	for _, name := range slices.Concat(own, below) {
 		if strings.HasSuffix(name, "_test.go") {
 			continue
 		}
@@ -198,64 +201,28 @@ func TestAbilitiesAreAllKnown(t *testing.T) {
 			switch d := d.(type) {
 			case *ast.GenDecl:
 				for _, spec := range d.Specs {
-					if s, ok := spec.(*ast.TypeSpec); ok && s.Name.IsExported() {
+					if s, ok := spec.(*ast.TypeSpec); ok && s.Name.IsExported() && f.Name.Name == "rowstore" {
 						if _, ok := s.Type.(*ast.InterfaceType); ok {
 							interfaces = append(interfaces, s.Name.Name)
 						}
 					}
 				}
 			case *ast.FuncDecl:
-				if d.Name.Name == "Offer" && d.Recv != nil {
-					if star, ok := d.Recv.List[0].Type.(*ast.StarExpr); ok {
-						decorators = append(decorators, star.X.(*ast.Ident).Name)
-					}
+				if d.Name.Name == "Abilities" && d.Recv != nil {
+					decorators = append(decorators, f.Name.Name)
 				}
 			}
 		}
 	}
-	require.ElementsMatch(t, slices.Concat(none, slices.Collect(maps.Keys(abilities))), interfaces,
-		"every exported interface of the package is an ability or none: say which, and how each wrapper treats it")
-	require.ElementsMatch(t, slices.Collect(maps.Keys(wrappers)), decorators, "every Decorator of the package is in the table of wrappers")
-}
-
-// What passes through a Faulty is spoiled there, with the timestamp and the rows alike.
-func TestFaultySpoilsDrawReads(t *testing.T) {
-	t.Parallel()
-	m := rs.NewMemory()
-	var next rs.Fault
-	var seen []rs.CallKind
-	f := rs.NewFaulty(m, rs.FaultyOptions{OnCall: func(c rs.Call) rs.Fault {
-		seen = append(seen, c.Kind)
-		require.Len(t, c.Asks, 2)
-		return next
-	}})
-	d, ok := rs.Unwrap[rs.DrawReader](f)
-	require.True(t, ok)
-	ask := rs.DrawRead{Reads: []rs.RowRead{{Table: "t", Row: "r", Picks: []rs.Pick{{Family: rs.Write, Column: "c", To: rs.Drawn}}}}}
-	asks := []rs.DrawRead{ask, ask}
-
-	answers, err := d.DrawRead(t.Context(), asks)
-	require.NoError(t, err)
-	require.Len(t, answers, 2)
-	require.Less(t, answers[0].TS, answers[1].TS)
-	for _, fault := range []rs.Fault{{Kind: rs.Fail}, {Kind: rs.LoseReply}, {Kind: rs.LoseReply, Applied: true}} {
-		next = fault
-		_, err = d.DrawRead(t.Context(), asks)
-		require.ErrorIs(t, err, rs.ErrInjected)
-		require.NotErrorIs(t, err, rs.ErrAmbiguous, "nothing was to be changed")
+	var abilities []string
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[rs.Abilities]()) {
+		abilities = append(abilities, f.Name)
 	}
-	next = rs.Fault{Kind: rs.FailRow, Row: 1}
-	answers, err = d.DrawRead(t.Context(), asks)
-	require.NoError(t, err)
-	require.NoError(t, answers[0].Err)
-	require.ErrorIs(t, answers[1].Err, rs.ErrInjected)
-	require.Zero(t, answers[1].TS)
-	require.Empty(t, answers[1].Rows)
-	require.Equal(t, 1, f.Count(rs.FailRow, rs.CallDrawRead))
-	require.Contains(t, f.String(), "draw and read")
-	require.Len(t, seen, 5)
-	f.CrashClient()
-	_, err = d.DrawRead(t.Context(), asks)
-	require.ErrorIs(t, err, rs.ErrInjected)
-	require.NoError(t, f.Close())
+	require.ElementsMatch(t, slices.Concat(none, abilities), interfaces,
+		"every exported interface of the package is an ability, with a field in Abilities, or is named here as none")
+	var tested []string
+	for name := range wrappers {
+		tested = append(tested, name)
+	}
+	require.ElementsMatch(t, tested, decorators, "every package with a Decorator is in the table of wrappers")
 }

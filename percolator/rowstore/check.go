@@ -9,22 +9,22 @@ import (
 	"github.com/percolate-go/percolate/percolator/oracle"
 )
 
-// CheckReads returns an error that matches ErrInvalid when a read breaks a rule
-// of the seam, else nil.
+// CheckReads returns an error that matches ErrInvalid if a read breaks a rule of this
+// package, else nil.
 func CheckReads(reads []RowRead) error {
 	for i := range reads {
 		if err := checkName(reads[i].Table, reads[i].Row); err != nil {
 			return err
 		}
-		if err := checkPicks(reads[i].Picks, false); err != nil {
+		if err := checkSelectors(reads[i].Selectors, false); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// CheckDrawReads is CheckReads for a DrawReader.
-func CheckDrawReads(asks []DrawRead) error {
+// CheckSnapshotReads is CheckReads for a SnapshotReader.
+func CheckSnapshotReads(asks []SnapshotRead) error {
 	for i := range asks {
 		if len(asks[i].Reads) == 0 {
 			return fmt.Errorf("%w: a timestamp to draw and nothing to read", ErrInvalid)
@@ -34,7 +34,7 @@ func CheckDrawReads(asks []DrawRead) error {
 			if err := checkName(r.Table, r.Row); err != nil {
 				return err
 			}
-			if err := checkPicks(r.Picks, true); err != nil {
+			if err := checkSelectors(r.Selectors, true); err != nil {
 				return err
 			}
 		}
@@ -50,7 +50,7 @@ func CheckScan(s ScanRange) error {
 	if s.Limit < 0 {
 		return fmt.Errorf("%w: scan limit %d", ErrInvalid, s.Limit)
 	}
-	return checkPicks(s.Picks, false)
+	return checkSelectors(s.Selectors, false)
 }
 
 // CheckBatch is CheckReads for the mutations of an Apply.
@@ -63,8 +63,7 @@ func CheckBatch(muts []Mutation) error {
 	return checkDistinct(len(muts), func(i int) *Mutation { return &muts[i] })
 }
 
-// CheckGroups is CheckReads for the groups that a Grouper is given; g is the
-// store that has them.
+// CheckGroups is CheckReads for the groups of a call of g.
 func CheckGroups(g Grouper, groups []Group) error {
 	var few [16]*Mutation
 	all := few[:0]
@@ -76,7 +75,7 @@ func CheckGroups(g Grouper, groups []Group) error {
 		key := g.GroupKey(gr.Mutations[0].Table, gr.Mutations[0].Row)
 		for j := range gr.Mutations {
 			m := &gr.Mutations[j]
-			if err := checkMutation(m, gr.Draw); err != nil {
+			if err := checkMutation(m, gr.AssignTimestamp); err != nil {
 				return err
 			}
 			if k := g.GroupKey(m.Table, m.Row); k == "" || k != key {
@@ -84,16 +83,16 @@ func CheckGroups(g Grouper, groups []Group) error {
 			}
 			all = append(all, m)
 		}
-		if gr.Draw && !g.Draws(key) {
+		if gr.AssignTimestamp && !g.AssignsTimestamps(key) {
 			return fmt.Errorf("%w: the store does not draw timestamps in groups of these rows", ErrInvalid)
 		}
 	}
 	return checkDistinct(len(all), func(i int) *Mutation { return all[i] })
 }
 
-// CheckLimits returns an error that matches ErrTooLarge when a mutation has a name
-// or a value that is longer than l allows, or has too many conditions and edits or too
-// many bytes for one atomic step, else nil.
+// CheckLimits returns an error that matches ErrTooLarge if a mutation has a name or a value
+// that is longer than l allows, or too many conditions and edits or too many bytes for one
+// atomic step; else nil.
 func CheckLimits(l Limits, muts []Mutation) error {
 	if l == (Limits{}) {
 		return nil
@@ -132,11 +131,11 @@ func CheckGroupLimits(l Limits, groups []Group) error {
 	return nil
 }
 
-// StepSize is what Limits.Operations and Limits.Bytes count of a mutation.
+// StepSize is the size of a mutation as Limits.Operations and Limits.Bytes count it.
 type StepSize struct{ Operations, Bytes int }
 
-// SizeOf measures a mutation: its conditions and edits, and the bytes of its table's and
-// row's name, of the names of columns, once for each condition and edit, and of values.
+// SizeOf measures a mutation. Operations are its conditions and edits. Bytes are the names
+// of its table and row, the name of the column in each condition and edit, and the values.
 func SizeOf(m *Mutation) StepSize {
 	size := StepSize{Operations: len(m.Conditions) + len(m.Edits), Bytes: len(m.Table) + len(m.Row)}
 	for i := range m.Conditions {
@@ -196,19 +195,19 @@ func checkName(table, row string) error {
 	return nil
 }
 
-func checkPicks(picks []Pick, drawn bool) error {
-	if len(picks) == 0 {
-		return fmt.Errorf("%w: a read without picks", ErrInvalid)
+func checkSelectors(selectors []Selector, assigned bool) error {
+	if len(selectors) == 0 {
+		return fmt.Errorf("%w: a read without selectors", ErrInvalid)
 	}
-	for i := range picks {
-		p := &picks[i]
+	for i := range selectors {
+		p := &selectors[i]
 		if p.Family < Lock || p.Family > Notify {
 			return fmt.Errorf("%w: family %d", ErrInvalid, p.Family)
 		}
 		if p.Limit < 0 {
 			return fmt.Errorf("%w: pick limit %d", ErrInvalid, p.Limit)
 		}
-		if p.From > oracle.Max || p.To > oracle.Max && (!drawn || p.To != Drawn) {
+		if p.From > oracle.Max || p.To > oracle.Max && (!assigned || p.To != AssignedTimestamp) {
 			return fmt.Errorf("%w: a pick's timestamp is over the greatest one", ErrInvalid)
 		}
 	}
@@ -223,7 +222,7 @@ func checkMutation(m *Mutation, draw bool) error {
 		c := &m.Conditions[i]
 		switch c.Kind {
 		case IfAbsent:
-			if c.Family != Write && c.Family != Rollback && c.Family != Notify && c.Family != Lock {
+			if c.Family != Write && c.Family != Mark && c.Family != Notify && c.Family != Lock {
 				return fmt.Errorf("%w: condition Absent on family %d", ErrInvalid, c.Family)
 			}
 		case IfAbsentAt, IfPresent:
@@ -252,7 +251,7 @@ func checkMutation(m *Mutation, draw bool) error {
 		}
 		switch e.Kind {
 		case DoPut, DoDelete:
-			if e.TS == 0 || (e.TS > oracle.Max && !(draw && e.TS == Drawn && e.Kind == DoPut)) {
+			if e.TS == 0 || (e.TS > oracle.Max && !(draw && e.TS == AssignedTimestamp && e.Kind == DoPut)) {
 				return fmt.Errorf("%w: timestamp %d in an edit", ErrInvalid, uint64(e.TS))
 			}
 		case DoDeleteRange:
@@ -332,13 +331,13 @@ func touches(a, b *Edit) bool {
 		if aPuts && bPuts {
 			return true
 		}
-	case Rollback:
+	case Mark:
 		// A Put of a mark removes lower ones, and is idle below a greater one.
 		if aPuts || bPuts {
 			return true
 		}
 	}
-	if a.TS == Drawn || b.TS == Drawn {
+	if a.TS == AssignedTimestamp || b.TS == AssignedTimestamp {
 		// Nobody knows yet whether a range will hold the timestamp.
 		return a.TS == b.TS || a.Kind == DoDeleteRange && a.TS <= a.To || b.Kind == DoDeleteRange && b.TS <= b.To
 	}

@@ -10,30 +10,31 @@ import (
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 	rs "github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 func TestCheckReadsAndScans(t *testing.T) {
 	t.Parallel()
-	ok := rs.Pick{Family: rs.Write, To: oracle.Max}
+	ok := rs.Selector{Family: rs.Write, To: oracle.Max}
 	require.NoError(t, rs.CheckReads(nil))
-	require.NoError(t, rs.CheckReads([]rs.RowRead{{Table: "t", Row: "r", Picks: []rs.Pick{ok}}}))
-	require.NoError(t, rs.CheckScan(rs.ScanRange{Table: "t", Picks: []rs.Pick{ok}}))
+	require.NoError(t, rs.CheckReads([]rs.RowRead{{Table: "t", Row: "r", Selectors: []rs.Selector{ok}}}))
+	require.NoError(t, rs.CheckScan(rs.ScanRange{Table: "t", Selectors: []rs.Selector{ok}}))
 	for name, r := range map[string]rs.RowRead{
-		"table":    {Row: "r", Picks: []rs.Pick{ok}},
-		"row":      {Table: "t", Picks: []rs.Pick{ok}},
-		"no picks": {Table: "t", Row: "r"},
-		"family 0": {Table: "t", Row: "r", Picks: []rs.Pick{ok, {To: 1}}},
-		"family 6": {Table: "t", Row: "r", Picks: []rs.Pick{{Family: 6, To: 1}}},
-		"limit":    {Table: "t", Row: "r", Picks: []rs.Pick{{Family: rs.Write, Limit: -1}}},
-		"from":     {Table: "t", Row: "r", Picks: []rs.Pick{{Family: rs.Write, From: oracle.Max + 1}}},
-		"to":       {Table: "t", Row: "r", Picks: []rs.Pick{{Family: rs.Write, To: oracle.Max + 1}}},
+		"table":        {Row: "r", Selectors: []rs.Selector{ok}},
+		"row":          {Table: "t", Selectors: []rs.Selector{ok}},
+		"no selectors": {Table: "t", Row: "r"},
+		"family 0":     {Table: "t", Row: "r", Selectors: []rs.Selector{ok, {To: 1}}},
+		"family 6":     {Table: "t", Row: "r", Selectors: []rs.Selector{{Family: 6, To: 1}}},
+		"limit":        {Table: "t", Row: "r", Selectors: []rs.Selector{{Family: rs.Write, Limit: -1}}},
+		"from":         {Table: "t", Row: "r", Selectors: []rs.Selector{{Family: rs.Write, From: oracle.Max + 1}}},
+		"to":           {Table: "t", Row: "r", Selectors: []rs.Selector{{Family: rs.Write, To: oracle.Max + 1}}},
 	} {
-		require.ErrorIs(t, rs.CheckReads([]rs.RowRead{{Table: "t", Row: "r", Picks: []rs.Pick{ok}}, r}), rs.ErrInvalid, name)
+		require.ErrorIs(t, rs.CheckReads([]rs.RowRead{{Table: "t", Row: "r", Selectors: []rs.Selector{ok}}, r}), rs.ErrInvalid, name)
 		if r.Row != "" {
-			require.ErrorIs(t, rs.CheckScan(rs.ScanRange{Table: r.Table, Picks: r.Picks}), rs.ErrInvalid, name)
+			require.ErrorIs(t, rs.CheckScan(rs.ScanRange{Table: r.Table, Selectors: r.Selectors}), rs.ErrInvalid, name)
 		}
 	}
-	require.ErrorIs(t, rs.CheckScan(rs.ScanRange{Table: "t", Picks: []rs.Pick{ok}, Limit: -1}), rs.ErrInvalid)
+	require.ErrorIs(t, rs.CheckScan(rs.ScanRange{Table: "t", Selectors: []rs.Selector{ok}, Limit: -1}), rs.ErrInvalid)
 }
 
 func TestCheckBatch(t *testing.T) {
@@ -41,19 +42,19 @@ func TestCheckBatch(t *testing.T) {
 	good := rs.Mutation{
 		Table: "t", Row: "good",
 		Conditions: []rs.Condition{
-			rs.Absent(rs.Write, "c", 0), rs.Absent(rs.Rollback, "c", 1), rs.Absent(rs.Notify, "c", 1), rs.Absent(rs.Lock, "c", oracle.Max),
-			rs.AbsentAt("c", 1), rs.Present("c", 1), rs.Incarnation(""),
+			rs.Absent(rs.Write, "c", 0), rs.Absent(rs.Mark, "c", 1), rs.Absent(rs.Notify, "c", 1), rs.Absent(rs.Lock, "c", oracle.Max),
+			rs.AbsentAt("c", 1), rs.Present("c", 1), rs.SameIncarnation(""),
 		},
 		Edits: []rs.Edit{
 			rs.Put(rs.Lock, "c", 1, nil), rs.Put(rs.Write, "c", 1, nil), rs.Put(rs.Write, "d", 1, nil), rs.Put(rs.Write, "c", 2, nil),
 			rs.DeleteRange(rs.Write, "c", 3, oracle.Max), rs.DeleteRange(rs.Write, "c", 5, 4), rs.Delete(rs.Data, "c", oracle.Max),
-			rs.DeleteRange(rs.Rollback, "c", 0, 5), rs.Delete(rs.Rollback, "c", 6), rs.Delete(rs.Lock, "c", 2),
+			rs.DeleteRange(rs.Mark, "c", 0, 5), rs.Delete(rs.Mark, "c", 6), rs.Delete(rs.Lock, "c", 2),
 		},
 	}
 	require.NoError(t, rs.CheckBatch(nil))
 	require.NoError(t, rs.CheckBatch([]rs.Mutation{good, {Table: "u", Row: "good"}}))
 	cond := func(c rs.Condition) rs.Mutation {
-		return rs.Mutation{Table: "t", Row: "r", Conditions: []rs.Condition{rs.Incarnation("x"), c}}
+		return rs.Mutation{Table: "t", Row: "r", Conditions: []rs.Condition{rs.SameIncarnation("x"), c}}
 	}
 	edits := func(e ...rs.Edit) rs.Mutation { return rs.Mutation{Table: "t", Row: "r", Edits: e} }
 	for name, m := range map[string]rs.Mutation{
@@ -71,16 +72,16 @@ func TestCheckBatch(t *testing.T) {
 		"edit column":               edits(rs.Put(rs.Write, "", 1, nil)),
 		"put at 0":                  edits(rs.Put(rs.Write, "c", 0, nil)),
 		"delete at 0":               edits(rs.Delete(rs.Write, "c", 0)),
-		"put drawn without a draw":  edits(rs.Put(rs.Write, "c", rs.Drawn, nil)),
+		"put drawn without a draw":  edits(rs.Put(rs.Write, "c", rs.AssignedTimestamp, nil)),
 		"range over the greatest":   edits(rs.DeleteRange(rs.Write, "c", 0, oracle.Max+1)),
 		"range from over it":        edits(rs.DeleteRange(rs.Write, "c", oracle.Max+1, 0)),
 		"two puts":                  edits(rs.Put(rs.Write, "c", 5, nil), rs.Put(rs.Write, "c", 5, nil)),
 		"put in a range":            edits(rs.Put(rs.Write, "c", 5, nil), rs.DeleteRange(rs.Write, "c", 5, 9)),
 		"ranges meet":               edits(rs.DeleteRange(rs.Write, "c", 1, 5), rs.DeleteRange(rs.Write, "c", 5, 9)),
 		"two locks":                 edits(rs.Put(rs.Lock, "c", 1, nil), rs.Put(rs.Lock, "c", 2, nil)),
-		"two marks":                 edits(rs.Put(rs.Rollback, "c", 1, nil), rs.Put(rs.Rollback, "c", 2, nil)),
-		"a mark and a mark's end":   edits(rs.Delete(rs.Rollback, "c", 9), rs.Put(rs.Rollback, "c", 2, nil)),
-		"a mark and an empty range": edits(rs.Put(rs.Rollback, "c", 2, nil), rs.DeleteRange(rs.Rollback, "c", 2, 1)),
+		"two marks":                 edits(rs.Put(rs.Mark, "c", 1, nil), rs.Put(rs.Mark, "c", 2, nil)),
+		"a mark and a mark's end":   edits(rs.Delete(rs.Mark, "c", 9), rs.Put(rs.Mark, "c", 2, nil)),
+		"a mark and an empty range": edits(rs.Put(rs.Mark, "c", 2, nil), rs.DeleteRange(rs.Mark, "c", 2, 1)),
 	} {
 		err := rs.CheckBatch([]rs.Mutation{good, m})
 		require.ErrorIs(t, err, rs.ErrInvalid, name)
@@ -95,7 +96,7 @@ func TestCheckBatch(t *testing.T) {
 
 func TestCheckLimits(t *testing.T) {
 	t.Parallel()
-	m := rs.Mutation{Table: "ttt", Row: "rrrr", Conditions: []rs.Condition{rs.Incarnation("a long incarnation")}, Edits: []rs.Edit{rs.Put(rs.Write, "ccccc", 1, []byte("vvvvvv"))}}
+	m := rs.Mutation{Table: "ttt", Row: "rrrr", Conditions: []rs.Condition{rs.SameIncarnation("a long incarnation")}, Edits: []rs.Edit{rs.Put(rs.Write, "ccccc", 1, []byte("vvvvvv"))}}
 	check := func(l rs.Limits) error { return rs.CheckLimits(l, []rs.Mutation{m}) }
 	require.NoError(t, check(rs.Limits{}))
 	require.NoError(t, check(rs.Limits{Table: 3, Row: 4, Column: 5, Value: 6}))
@@ -108,27 +109,27 @@ func TestCheckLimits(t *testing.T) {
 // Table "never" has no groups, and only table "draws" draws.
 type twoKeys struct{ rs.Grouper }
 
-func (twoKeys) GroupKey(table, _ string) string { return strings.TrimPrefix(table, "never") }
-func (twoKeys) Draws(key string) bool           { return key == "draws" }
+func (twoKeys) GroupKey(table, _ string) string   { return strings.TrimPrefix(table, "never") }
+func (twoKeys) AssignsTimestamps(key string) bool { return key == "draws" }
 
 func TestCheckGroups(t *testing.T) {
 	t.Parallel()
 	mut := func(table, row string, ts rs.Timestamp) rs.Mutation {
 		return rs.Mutation{Table: table, Row: row, Edits: []rs.Edit{rs.Put(rs.Write, "c", ts, nil)}}
 	}
-	group := func(draw bool, muts ...rs.Mutation) rs.Group { return rs.Group{Draw: draw, Mutations: muts} }
+	group := func(draw bool, muts ...rs.Mutation) rs.Group { return rs.Group{AssignTimestamp: draw, Mutations: muts} }
 	check := func(g ...rs.Group) error { return rs.CheckGroups(twoKeys{}, g) }
-	require.NoError(t, check(group(true, mut("draws", "a", rs.Drawn), mut("draws", "b", 1)), group(false, mut("plain", "a", 1))))
+	require.NoError(t, check(group(true, mut("draws", "a", rs.AssignedTimestamp), mut("draws", "b", 1)), group(false, mut("plain", "a", 1))))
 	for name, err := range map[string]error{
 		"no mutation":      check(rs.Group{}),
 		"two keys":         check(group(false, mut("a", "a", 1), mut("b", "b", 1))),
 		"no group":         check(group(false, mut("never", "a", 1))),
 		"does not draw":    check(group(true, mut("plain", "a", 1))),
-		"drawn, no draw":   check(group(false, mut("draws", "a", rs.Drawn))),
+		"drawn, no draw":   check(group(false, mut("draws", "a", rs.AssignedTimestamp))),
 		"a row twice":      check(group(false, mut("a", "a", 1)), group(false, mut("a", "a", 1))),
-		"deletes at drawn": check(group(true, rs.Mutation{Table: "draws", Row: "a", Edits: []rs.Edit{rs.Delete(rs.Write, "c", rs.Drawn)}})),
+		"deletes at drawn": check(group(true, rs.Mutation{Table: "draws", Row: "a", Edits: []rs.Edit{rs.Delete(rs.Write, "c", rs.AssignedTimestamp)}})),
 		"drawn and range": check(group(true, rs.Mutation{Table: "draws", Row: "a", Edits: []rs.Edit{
-			rs.Put(rs.Write, "c", rs.Drawn, nil), rs.DeleteRange(rs.Write, "c", 0, 5),
+			rs.Put(rs.Write, "c", rs.AssignedTimestamp, nil), rs.DeleteRange(rs.Write, "c", 0, 5),
 		}})),
 	} {
 		require.ErrorIs(t, err, rs.ErrInvalid, name)
@@ -157,12 +158,12 @@ func TestCheckLongMutationsAsShortOnes(t *testing.T) {
 			case e.Kind == rs.DoDeleteRange:
 				e.To = e.TS + rs.Timestamp(rapid.IntRange(-1, 5).Draw(t, "length"))
 			case e.Kind == rs.DoPut && rapid.IntRange(0, 9).Draw(t, "drawn") == 0:
-				e.TS = rs.Drawn
+				e.TS = rs.AssignedTimestamp
 			}
 			return e
 		}), 0, 10).Draw(t, "edits")
 		check := func(edits []rs.Edit) error {
-			return rs.CheckGroups(twoKeys{}, []rs.Group{{Draw: true, Mutations: []rs.Mutation{{Table: "draws", Row: "r", Edits: edits}}}})
+			return rs.CheckGroups(twoKeys{}, []rs.Group{{AssignTimestamp: true, Mutations: []rs.Mutation{{Table: "draws", Row: "r", Edits: edits}}}})
 		}
 		short, long := check(edits), check(append(edits, padding...))
 		require.Equal(t, short == nil, long == nil, "short: %v, long: %v", short, long)
@@ -181,7 +182,7 @@ func TestCheckAllocatesNothingForShortMutations(t *testing.T) {
 		})
 	}
 	groups := []rs.Group{{Mutations: muts[:4]}, {Mutations: muts[4:]}}
-	m := rs.NewMemory()
+	m := memstore.New()
 	require.Zero(t, testing.AllocsPerRun(100, func() {
 		if rs.CheckBatch(muts) != nil || rs.CheckGroups(m, groups) != nil {
 			panic("refused")

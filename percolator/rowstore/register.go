@@ -19,8 +19,8 @@ var registry = struct {
 }{openers: map[string]Opener{}}
 
 // Register makes a backend known under URL schemes, as database/sql drivers do.
-// A backend calls it from init. It panics when a scheme is empty or taken, or
-// open is nil: mistakes of a program, not of its input.
+// A backend calls it from init. It panics if a scheme is empty or taken, or open is nil:
+// these are mistakes of a program, not of its input.
 func Register(open Opener, schemes ...string) {
 	if open == nil {
 		panic("rowstore: Register with a nil Opener")
@@ -48,8 +48,8 @@ func Schemes() []string {
 }
 
 // Open opens the store that url names, by its scheme: the part before the first
-// colon. It returns an error that lists the registered schemes when the scheme is
-// not among them, and the backend's error when that cannot open the store.
+// colon. If the scheme is not registered, the error matches ErrInvalid and lists those that
+// are. If the backend cannot open the store, the error is the backend's.
 func Open(ctx context.Context, url string) (Store, error) {
 	scheme, rest, ok := strings.Cut(url, ":")
 	if !ok {

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	rs "github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 // The registry is the process's own and a scheme can be taken once, so each run
@@ -21,7 +22,7 @@ func TestRegisterAndOpen(t *testing.T) {
 	t.Parallel()
 	run := registerRuns.Add(1)
 	a, b, broken := fmt.Sprintf("a%d", run), fmt.Sprintf("b%d", run), fmt.Sprintf("broken%d", run)
-	m := rs.NewMemory()
+	m := memstore.New()
 	failure := errors.New("no such server")
 	var opened string
 	rs.Register(func(_ context.Context, url string) (rs.Store, error) {

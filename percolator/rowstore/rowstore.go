@@ -4,6 +4,9 @@
 // OSDI 2010, section 2.1): atomic reads and conditional changes of one row, and ordered
 // scans.
 //
+// Wrappers of stores are in the packages below: coalesce, router, faultstore and otelstore.
+// Package memstore is the reference that every backend is compared with.
+//
 // # The model
 //
 // A table is a set of rows in the byte order of their keys. A row is a set of
@@ -19,20 +22,27 @@
 // # Rules for every method
 //
 //   - All methods may be called concurrently.
-//   - Slices that the caller passes are not changed by the caller until the call
-//     returns, and are not kept by the store after it returns. What a store
-//     returns belongs to the caller.
+//   - The caller does not change the slices that it passes until the call returns, and
+//     the store does not keep them afterwards. What a store returns belongs to the
+//     caller.
 //   - A nil value and an empty one are the same.
 //   - Each method honours its context: it returns soon after the context ended.
-//     With a context that ended before the call, nothing is done.
-//   - Bad arguments give an error that matches [ErrInvalid], and one over a limit
-//     of the store an error that matches [ErrTooLarge], before anything is
-//     written. [CheckReads], [CheckBatch], [CheckGroups] and [CheckScan] find the
-//     first kind, the same way for every backend.
-//   - After Close every method returns an error that matches [ErrClosed].
-//   - Reads go to a primary server, never to a replica, and an answer comes from a
-//     request that left after the caller asked: no answer of an earlier call is
-//     ever handed to a later one.
+//     If the context ended before the call, the method does nothing.
+//   - A bad argument gives an error that matches [ErrInvalid]. One that is over a limit
+//     of the store gives an error that matches [ErrTooLarge]. Both come before anything
+//     is written. [CheckReads], [CheckBatch], [CheckGroups] and [CheckScan] find bad
+//     arguments, the same way for every backend.
+//   - After Close every method returns an error that matches [ErrClosed]. A draw from
+//     the store's oracle returns one that matches [oracle.ErrClosed], and may match
+//     ErrClosed as well.
+//   - Where several errors apply, a context that ended before the call wins over
+//     Close. Whether bad arguments win over either is up to the store. An error of a
+//     call under way matches the context's error if that is what ended the call,
+//     ErrClosed if Close ended it, and besides either [ErrAmbiguous], if the call may
+//     have changed something.
+//   - Reads go to a primary server, never to a replica. An answer comes from a request
+//     that left after the caller asked: a later call never gets the answer of an earlier
+//     one.
 //   - Once an Apply or Group has returned, every later Read, Scan, Apply or Group,
 //     from any client, sees what it did.
 package rowstore
@@ -48,10 +58,10 @@ import (
 // Timestamp addresses a version; see package oracle.
 type Timestamp = oracle.Timestamp
 
-// Drawn stands, in the edits of a [Group] with Draw and in the picks of a
-// [DrawRead], for the timestamp that is drawn. It is no timestamp: no oracle hands it
-// out, and elsewhere it is invalid.
-const Drawn Timestamp = 1 << 63
+// AssignedTimestamp stands for the timestamp that the store assigns, in the edits of a
+// [Group] with AssignTimestamp and in the selectors of a [SnapshotRead]. It is no timestamp
+// itself: no oracle hands it out, and elsewhere it is invalid.
+const AssignedTimestamp Timestamp = 1 << 63
 
 // Family is the kind of a version. The numbers are stored by backends and never
 // change.
@@ -59,42 +69,43 @@ type Family uint8
 
 const (
 	// Lock holds prewrites that are not yet decided, at their start timestamps.
-	// A column has at most one version at a time: the caller puts one only under
-	// Absent{Lock}, or over the same timestamp, which replaces its value.
+	// A column has at most one version at a time. The caller puts one only under the
+	// condition Absent of Lock, or at the same timestamp as the one that is there, which
+	// replaces its value.
 	Lock Family = 1
 	// Write holds committed versions, at their commit timestamps. A column may
-	// have very many; most are read at their newest.
+	// have very many. Most reads want the newest.
 	Write Family = 2
 	// Data holds values too long to travel inside Lock and Write, at the start
 	// timestamp. Such a version is written once and never overwritten with
 	// another value.
 	Data Family = 3
-	// Rollback holds the mark: no transaction whose start is at or below it may
-	// prewrite this column. A column has one version at most, the greatest: a Put
-	// removes a lower one, and a Put below the one that is there changes nothing.
-	Rollback Family = 4
+	// Mark holds the mark: no transaction whose start is at or below it may
+	// prewrite this column. A column has at most one version, the greatest: a Put
+	// removes a lower one, and a Put below an existing one changes nothing.
+	Mark Family = 4
 	// Notify holds hints that an observer should run. Few rows have any. A Scan
-	// that picks only Notify costs in proportion to the notifications in its
+	// that selects only Notify costs in proportion to the notifications in its
 	// range, never to the rows. A column may have several.
 	Notify Family = 5
 )
 
-// AllColumns, as the column of a Pick, means every column of the row.
+// AllColumns, as the column of a Selector, means every column of the row.
 const AllColumns = ""
 
-// Pick selects versions of one family: those of Column whose timestamps lie in
+// Selector selects versions of one family: those of Column whose timestamps lie in
 // [From, To], newest first, at most Limit for each column (0 means all).
-type Pick struct {
+type Selector struct {
 	Family   Family
 	Column   string // AllColumns selects every column, each with its own Limit
 	From, To Timestamp
 	Limit    int
 }
 
-// RowRead asks for the versions of one row that any of the Picks selects.
+// RowRead asks for the versions of one row that any of the Selectors selects.
 type RowRead struct {
 	Table, Row string
-	Picks      []Pick // at least one
+	Selectors  []Selector // at least one
 }
 
 // Version is one version of a row.
@@ -108,12 +119,12 @@ type Version struct {
 // Row is the answer to a RowRead, or one step of a Scan.
 type Row struct {
 	Table, Row string
-	// Versions is the union of what the picks selected, each version once, in the
+	// Versions is the union of what the selectors select, each version once, in the
 	// order of family, then column (bytes), then timestamp, newest first. Empty
 	// where nothing matched: an absent row is no error.
 	Versions []Version
-	// Err is the failure of this row alone, so that in a merged or routed batch
-	// one dead server does not fail strangers' reads. It is always nil in a Scan.
+	// Err is the failure of this row alone: in a merged or routed batch, one dead
+	// server does not fail the reads of other servers' rows. It is always nil in a Scan.
 	Err error
 }
 
@@ -122,25 +133,25 @@ type ConditionKind uint8
 
 const (
 	// IfAbsent: no version of Family in Column has a timestamp at or above TS.
-	// Family is Write, Rollback, Notify or Lock.
+	// Family is Write, Mark, Notify or Lock.
 	IfAbsent ConditionKind = 1
 	// IfAbsentAt: no Lock of Column stands exactly at TS.
 	IfAbsentAt ConditionKind = 2
 	// IfPresent: a Lock of Column stands exactly at TS.
 	IfPresent ConditionKind = 3
-	// IfIncarnation: the store's incarnation is Is (see Deferrer). A store without
+	// IfIncarnation: the store's incarnation is Incarnation (see Deferrer). A store without
 	// deferred batches has the incarnation "".
 	IfIncarnation ConditionKind = 4
 )
 
 // Condition is one requirement on a row. Make them with [Absent], [AbsentAt],
-// [Present] and [Incarnation].
+// [Present] and [SameIncarnation].
 type Condition struct {
-	Kind   ConditionKind
-	Family Family
-	Column string
-	TS     Timestamp
-	Is     string
+	Kind        ConditionKind
+	Family      Family
+	Column      string
+	TS          Timestamp
+	Incarnation string
 }
 
 // Absent requires that column has no version of family at or above from, which
@@ -159,19 +170,20 @@ func Present(column string, ts Timestamp) Condition {
 	return Condition{Kind: IfPresent, Family: Lock, Column: column, TS: ts}
 }
 
-// Incarnation requires that the store's incarnation is the given one.
-func Incarnation(is string) Condition {
-	return Condition{Kind: IfIncarnation, Is: is}
+// SameIncarnation requires that the store's incarnation is still the given one, which an
+// Outcome told. A store without deferred batches always has the incarnation "".
+func SameIncarnation(incarnation string) Condition {
+	return Condition{Kind: IfIncarnation, Incarnation: incarnation}
 }
 
 // EditKind says what an Edit does.
 type EditKind uint8
 
 const (
-	// DoPut writes the version (Family, Column, TS) with Value, over one that is
-	// there. For Rollback see the family.
+	// DoPut writes the version (Family, Column, TS) with Value, and replaces an existing
+	// one. For Mark see the family.
 	DoPut EditKind = 1
-	// DoDelete removes the version (Family, Column, TS); an absent one is fine.
+	// DoDelete removes the version (Family, Column, TS). It may be absent.
 	DoDelete EditKind = 2
 	// DoDeleteRange removes the versions of Family in Column from TS to To.
 	DoDeleteRange EditKind = 3
@@ -202,12 +214,14 @@ func DeleteRange(family Family, column string, from, to Timestamp) Edit {
 	return Edit{Kind: DoDeleteRange, Family: family, Column: column, TS: from, To: to}
 }
 
-// Mutation changes one row: if every condition holds, all edits happen, else
-// none. No two edits of a mutation touch the same version, so their order does
-// not matter. For the same reason a column has no other edit of family Rollback
-// beside a Put of it, no two Puts of family Lock, and no DeleteRange beside a Put
-// at Drawn of the same family. The conditions are judged before any edit. A
-// mutation without conditions always applies; one without edits is a check.
+// Mutation changes one row. If every condition holds, all edits happen; otherwise none
+// does. The conditions are judged before any edit. A mutation without conditions always
+// applies; one without edits is a check.
+//
+// No two edits of a mutation touch the same version, so their order does not matter. For
+// the same reason a column has no other edit of family Mark beside a Put of it, no two
+// Puts of family Lock, and no DeleteRange beside a Put at AssignedTimestamp of the same
+// family.
 type Mutation struct {
 	Table, Row string
 	Conditions []Condition
@@ -220,14 +234,14 @@ type ApplyOptions struct {
 	// later than the next undeferred Apply, Group or Flush. Every other store ignores
 	// it.
 	Deferred bool
-	// Draw asks a store for timestamps of its own oracle, one for each mutation. They
-	// are drawn after the whole batch was applied and can be seen by every Read. So the
-	// commit timestamp comes with the prewrites. A store that saves no round trip by it
-	// ignores Draw, and leaves Outcome.Drawn 0.
-	Draw bool
-	// Urgent says that others wait for this small batch: it renews a lease or the expiry
-	// of a lock, and if it is late its owner is taken for dead. A wrapper never queues
-	// it behind batches that are not urgent. A store without a queue ignores it.
+	// AssignTimestamp asks a store for timestamps of its own oracle, one for each
+	// mutation. They are drawn after the whole batch was applied and can be seen by every
+	// Read. So the commit timestamp comes with the prewrites. A store that saves no round
+	// trip by it ignores AssignTimestamp, and leaves Outcome.Timestamp 0.
+	AssignTimestamp bool
+	// Urgent marks a small batch that others wait for: it renews a lease or the expiry of
+	// a lock. If it is late, other clients take its owner for dead. A wrapper never queues
+	// it behind batches that are not urgent. A store without a queue ignores Urgent.
 	Urgent bool
 }
 
@@ -239,27 +253,27 @@ type Outcome struct {
 	// order. It counts only if not Applied and Err is nil.
 	Failed int
 	// Broke is the version that broke that condition: the newest one that IfAbsent
-	// or IfAbsentAt forbids, with its value, so that the caller can resolve a lock
-	// without reading again. Zero for IfPresent and IfIncarnation.
+	// or IfAbsentAt forbids, with its value. So the caller can resolve a lock without
+	// reading again. It is zero for IfPresent and IfIncarnation.
 	Broke Version
 	// Incarnation is the store's incarnation as of this mutation. A Deferrer sets it in
 	// every outcome, whether the mutation applied or not; every other store leaves it
 	// "".
 	Incarnation string
-	// Drawn is a timestamp that was given to this mutation alone, if ApplyOptions.Draw
-	// asked for one and the mutation was applied; otherwise 0.
-	Drawn Timestamp
-	// Err is the failure of this mutation alone. If it matches ErrAmbiguous the mutation
-	// may have been applied; otherwise it was certainly not.
+	// Timestamp was given to this mutation alone, if ApplyOptions.AssignTimestamp asked
+	// for one and the mutation was applied; otherwise it is 0.
+	Timestamp Timestamp
+	// Err is the failure of this mutation alone. If it matches ErrAmbiguous, the mutation
+	// may have been applied. Otherwise it certainly was not.
 	Err error
 }
 
 // ScanRange names rows from From on, which is included, up to To, which is not.
 type ScanRange struct {
-	Table    string
-	From, To string // "" is the start, or the end, of the table
-	Reverse  bool   // from the end of the range to its start
-	Picks    []Pick // at least one; a row in which none matches is not visited
+	Table     string
+	From, To  string     // "" is the start, or the end, of the table
+	Reverse   bool       // from the end of the range to its start
+	Selectors []Selector // at least one; a row in which none matches is not visited
 	// Limit is the greatest number of rows that the caller will take, 0 for all. A
 	// store visits no more.
 	Limit int
@@ -267,38 +281,44 @@ type ScanRange struct {
 
 // Store is a row-transactional store: what a backend implements.
 type Store interface {
-	// Read answers each RowRead, in order, from one atomic view of its row: as the
-	// row was at one moment between the call and its return, never part of a
-	// mutation. Different RowReads need not be of the same moment, also when they
-	// name the same row.
+	// Read answers each RowRead, in order, from one atomic view of its row: the row as
+	// it was at one moment between the call and its return, never with a part of a
+	// mutation. Different RowReads may be of different moments, even if they name the
+	// same row.
 	//
-	// An error means that there are no answers. A failure that concerns some rows
-	// only goes into their Err.
+	// An error means that there are no answers. A failure of some of the rows goes into
+	// their Err.
 	Read(ctx context.Context, reads []RowRead) ([]Row, error)
 
 	// Apply runs each Mutation atomically on its row, and gives the outcomes in
 	// order. The rows of a batch are independent of each other: some may be
 	// applied and others not. A batch names a row at most once.
 	//
-	// When Apply returns, applied mutations are durable, as durable as the database
-	// makes anything, unless opts say Deferred.
+	// When Apply returns, applied mutations are as durable as the database makes
+	// anything, unless opts say Deferred.
 	//
 	// An error that matches ErrAmbiguous means that each mutation may have been applied,
 	// or may still be applied later. Any other error means that none was applied and
-	// none will be. A store returns ErrAmbiguous whenever a mutation may have been or
-	// may be applied, and never when nothing can have happened. Neither the store nor a
-	// driver under it sends an Apply twice by itself, except after an answer that proves
-	// that the first was not applied.
+	// none will be. A store returns ErrAmbiguous whenever a mutation may have been
+	// applied or may still be, and never when nothing can have happened. Neither the
+	// store nor a driver under it sends an Apply twice by itself, unless an answer proves
+	// that the first one was not applied.
 	Apply(ctx context.Context, muts []Mutation, opts ApplyOptions) ([]Outcome, error)
 
-	// Scan visits the rows of a range in which at least one Pick matches
+	// Scan visits the rows of a range in which at least one Selector matches
 	// something, in byte order, or in reverse, each in one atomic view. A row that
 	// matched when the scan began, and still does when the scan passes it, is
 	// visited; no row is visited twice. Rows are not of one moment.
 	//
-	// At most one error is yielded, as the last step, with a zero Row. The caller
-	// may stop at any row, and may call any method of the store from within the
-	// loop; the store must not hold a lock or a scarce connection meanwhile.
+	// A Scan may read ahead: a row that it yields is as it was at some moment since the
+	// call began, not necessarily since the caller asked for the next row. It reads no
+	// further ahead than about a mebibyte of values or a thousand rows, and after the context
+	// ended or the store was closed it may yield what it has read before it yields the
+	// error. The first use of the sequence begins the call; each use is a scan of its own.
+	//
+	// At most one error is yielded, as the last step, with a zero Row. The caller may
+	// stop at any row. It may call any method of the store from within the loop, so the
+	// store must not hold a lock or a scarce connection meanwhile.
 	Scan(ctx context.Context, s ScanRange) iter.Seq2[Row, error]
 
 	// Tables lists the tables that hold anything, each once, in byte order. A table that
@@ -313,14 +333,14 @@ type Store interface {
 
 // Group is several mutations that happen together or not at all.
 type Group struct {
-	// Mutations are on different rows, whose GroupKeys are equal and not "".
+	// Mutations are of different rows, whose GroupKeys are equal and not "".
 	Mutations []Mutation
-	// Draw asks for a timestamp of the store's own oracle, drawn inside the step:
-	// after every condition was found to hold, with all of the group's rows held.
-	// It replaces Drawn in the edits.
-	Draw bool
-	// NotAfter makes a group with Draw refuse, with TooLate, when the timestamp is
-	// greater. 0 means no bound.
+	// AssignTimestamp asks for a timestamp of the store's own oracle, drawn inside the
+	// step: after every condition was found to hold, with all of the group's rows held.
+	// It replaces [AssignedTimestamp] in the edits.
+	AssignTimestamp bool
+	// NotAfter bounds the timestamp of a group with AssignTimestamp: if the timestamp is
+	// greater, nothing happens and the outcome says TooLate. 0 means no bound.
 	NotAfter Timestamp
 }
 
@@ -328,7 +348,7 @@ type Group struct {
 type GroupOutcome struct {
 	// Applied: every condition of every mutation held, and all edits happened.
 	Applied bool
-	// Commit is the timestamp drawn, in a group with Draw that was applied.
+	// Commit is the timestamp that a group with AssignTimestamp got, if it was applied.
 	Commit Timestamp
 	// TooLate: the timestamp drawn was greater than NotAfter; nothing was edited.
 	TooLate bool
@@ -348,10 +368,10 @@ type Grouper interface {
 	// GroupKey tells which rows may share a group: those with equal keys. "" means that
 	// the row may not be in any group, not even alone. It is a pure function.
 	GroupKey(table, row string) string
-	// Draws tells whether groups of that key may Draw: the one-phase commit. Return true
-	// only if no reader can get a larger timestamp of the same oracle and still miss the
-	// write.
-	Draws(key string) bool
+	// AssignsTimestamps tells whether groups of that key may have AssignTimestamp: the
+	// one-phase commit. Return true only if no reader can get a larger timestamp of the
+	// same oracle and still miss the write.
+	AssignsTimestamps(key string) bool
 	// Group runs each group, all or none, and gives the outcomes in order. The
 	// groups are independent of each other. A call names a row at most once. Errors
 	// and durability are those of an undeferred Apply.
@@ -370,20 +390,21 @@ type Deferrer interface {
 // OracleProvider is the optional ability to hand out timestamps. Without it a
 // database over the store names another oracle.
 type OracleProvider interface {
-	// Oracle returns the store's oracle, which lives as long as the store. Two
-	// stores that were opened on the same data share their timestamps.
+	// Oracle returns the store's oracle, which lives as long as the store: after Close
+	// its draws return an error that matches oracle.ErrClosed. Two stores that were
+	// opened on the same data share their timestamps.
 	Oracle() oracle.Oracle
 }
 
-// DrawRead asks for a timestamp, and for reads at it.
-type DrawRead struct {
-	// Reads may say Drawn in place of a pick's To: the timestamp that is drawn. At
-	// least one read; a call may name a row more than once.
+// SnapshotRead asks for a timestamp, and for reads at it.
+type SnapshotRead struct {
+	// Reads may say AssignedTimestamp in place of a selector's To: the timestamp that
+	// is drawn. There is at least one. A call may name a row more than once.
 	Reads []RowRead
 }
 
-// DrawnRows is the answer to a DrawRead.
-type DrawnRows struct {
+// SnapshotRows is the answer to a SnapshotRead.
+type SnapshotRows struct {
 	// TS is the timestamp.
 	TS Timestamp
 	// Rows answer the reads, in order.
@@ -392,19 +413,19 @@ type DrawnRows struct {
 	// had come back. Any time may lie between the two, for instance when the process was
 	// suspended. If one request asked for both, Apart is false.
 	Apart bool
-	// Err is the failure of this one alone: it has neither timestamp nor rows.
+	// Err is the failure of this answer alone, which then has neither timestamp nor rows.
 	Err error
 }
 
-// DrawReader is the optional ability to draw timestamps of the store's own oracle and
+// SnapshotReader is the optional ability to draw timestamps of the store's own oracle and
 // read at them in one round trip: the start of a transaction with its first read. Offer
-// it only if that is as good as a Draw and then, after its answer, a Read: each view of
-// a row is from a moment after its timestamp was drawn. Without it the caller asks for
-// the two one after the other.
-type DrawReader interface {
-	// DrawRead gives each ask a timestamp of its own and answers its reads, in order.
+// it only if the result is as good as that of a Draw followed by a Read: each view of a
+// row is from a moment after its timestamp was drawn. Without this ability the caller
+// makes the two calls.
+type SnapshotReader interface {
+	// ReadSnapshot gives each ask a timestamp of its own and answers its reads, in order.
 	// An error means that there are no answers; timestamps may have been used up.
-	DrawRead(ctx context.Context, asks []DrawRead) ([]DrawnRows, error)
+	ReadSnapshot(ctx context.Context, asks []SnapshotRead) ([]SnapshotRows, error)
 }
 
 // Splitter is the optional ability to cut a table into parts of similar size.
@@ -421,9 +442,9 @@ type Splitter interface {
 type Waker interface {
 	// Listen calls wake with the name of a table each time that a mutation, by any
 	// client of the data, has put a Notify there without putting a Lock (a commit,
-	// not a prewrite). Calls may be merged and may be too many; a call with "" means
-	// any table. Listen calls wake("") once as soon as it listens. wake returns at
-	// once and is called from one goroutine at a time.
+	// not a prewrite). Several mutations may share a call, and a call may come without
+	// one. "" means any table. Listen calls wake("") once as soon as it listens. wake
+	// returns at once and is called from one goroutine at a time.
 	//
 	// Listen returns ctx.Err() when the context ended, and any other error when it
 	// lost the ability to listen; the caller calls again after a while.
@@ -441,15 +462,15 @@ type Limits struct {
 	Bytes int
 }
 
-// Limiter is optionally implemented by stores that have limits, so that the
-// layer above refuses what is over them before it writes anything.
+// Limiter is the optional ability of a store with limits to tell them. The layer above
+// then refuses what is over them before it writes anything.
 type Limiter interface {
 	Limits() Limits
 }
 
-// Sharder is optionally implemented by stores whose rows lie on several servers. With
-// it, a wrapper that merges calls keeps the rows of different servers apart, so that
-// one slow server does not delay the calls for the others.
+// Sharder is the optional ability of a store whose rows lie on several servers to tell
+// them apart. A wrapper that merges calls then keeps the rows of different servers apart,
+// so that one slow server does not delay the calls to the others.
 type Sharder interface {
 	// Shard names the server, or the group of servers, that holds a row, as far as the
 	// store knows now. Rows with different names slow down and fail independently. It is
@@ -457,9 +478,21 @@ type Sharder interface {
 	Shard(table, row string) string
 }
 
+// The names of Features. Every store uses them for the abilities that they name; a store
+// may report others under names of its own.
+const (
+	FeatureGroups    = "groups"              // Grouper
+	FeatureOnePhase  = "one-phase commit"    // Grouper with AssignTimestamp
+	FeatureDeferred  = "deferred durability" // Deferrer
+	FeatureOracle    = "oracle"              // OracleProvider
+	FeatureSnapshots = "snapshot reads"      // SnapshotReader
+	FeatureSplit     = "split"               // Splitter
+	FeatureWake      = "wake"                // Waker
+)
+
 // Feature is one line of a Report.
 type Feature struct {
-	Name      string
+	Name      string // one of the constants, or a name of the store's own
 	Supported bool
 	Reason    string // why not, or how; may be empty
 }
@@ -472,26 +505,35 @@ type Report struct {
 	Warnings []string // each a sentence that the operator should read
 }
 
-// Reporter is optionally implemented by stores that can describe themselves.
+// Reporter is the optional ability of a store to describe itself.
 type Reporter interface {
 	Report(ctx context.Context) (Report, error)
 }
 
 var (
-	// ErrAmbiguous says that a request may have been applied, or may still be. It
-	// is matched with errors.Is, as are the others here.
+	// ErrAmbiguous says that a request may have been applied, or may still be. Match it,
+	// and the other errors here, with errors.Is.
 	ErrAmbiguous = errors.New("rowstore: outcome unknown")
 	// ErrInvalid says that the arguments break a rule of this package. Nothing was
 	// done.
-	ErrInvalid = errors.New("rowstore: invalid argument")
+	ErrInvalid = errors.New("invalid argument")
 	// ErrTooLarge says that a name or a value is longer, or one atomic step larger, than
 	// the store takes. Nothing was done.
-	ErrTooLarge = errors.New("rowstore: too large")
+	ErrTooLarge = errors.New("too large")
+	// ErrFormat says that this program does not know the format in which the data is
+	// stored or the version of the program that wrote it, or that data of another kind is
+	// there. Nothing was changed. Opening a store returns it, and so may every call that
+	// meets such data. A newer program may be able to read the data.
+	ErrFormat = errors.New("unknown format")
+	// ErrCorrupt says that stored data does not decode: its format is known, and its
+	// bytes are not what that format allows. A call that returns it neither guessed nor
+	// repaired anything.
+	ErrCorrupt = errors.New("rowstore: corrupt data")
 	// ErrUnavailable says that a server is away for a moment: it restarts, its
 	// connection was refused or broke before the request left, or another server is
 	// taking over. Nothing was done and nothing will be. The caller may repeat the call;
 	// a store does not wait for the server itself. It never comes with ErrAmbiguous.
 	ErrUnavailable = errors.New("rowstore: server unavailable")
 	// ErrClosed says that the store was closed.
-	ErrClosed = errors.New("rowstore: closed")
+	ErrClosed = errors.New("closed")
 )

@@ -6,29 +6,28 @@ type Wrapper interface {
 	Unwrap() Store
 }
 
-// Decorator is implemented by a Store over a Store that changes calls: merges,
-// routes, delays or loses them. An optional interface that such a wrapper does
-// not know about would go round it, so Unwrap never looks through a Decorator;
-// the Decorator offers each optional interface itself, when what it wraps does.
+// Decorator is implemented by a Store over a Store that changes calls: it merges, routes,
+// delays or loses them. Unwrap never looks through a Decorator, because an ability of the
+// store beneath would go round what the Decorator does. A Decorator lists what it offers
+// itself; [Treatment] makes that list from the abilities of the store beneath. A Decorator
+// has an ability only if the store beneath has it, unless it can do without.
 type Decorator interface {
 	Store
-	// Offer is given a pointer to a variable of an interface type, such as
-	// *Grouper. If the Decorator has that ability it sets the variable and returns
-	// true.
-	Offer(target any) bool
+	// Abilities returns what the Decorator offers, the same each time. Make it once, with
+	// the Decorator.
+	Abilities() Abilities
 }
 
-// Unwrap finds the optional ability T (Grouper, Deferrer, OracleProvider, ...) of
-// a store: that of s itself if it has it, else that of the store that s wraps, as
-// far as a Decorator does not hide it.
+// Unwrap finds the optional ability T (Grouper, Deferrer, OracleProvider, ...) of a store:
+// that of s itself if it has it, else that of the store that s wraps. It stops at a
+// Decorator, which has the abilities that it lists and no others. [AbilitiesOf] finds all
+// of them at once.
 //
 //	if g, ok := rowstore.Unwrap[rowstore.Grouper](store); ok { ... }
 func Unwrap[T any](s Store) (T, bool) {
 	for s != nil {
 		if d, ok := s.(Decorator); ok {
-			var t T
-			ok = d.Offer(&t)
-			return t, ok
+			return abilityOf[T](d.Abilities())
 		}
 		if t, ok := s.(T); ok {
 			return t, true

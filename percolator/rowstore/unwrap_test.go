@@ -6,31 +6,20 @@ import (
 	"github.com/stretchr/testify/require"
 
 	rs "github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/internal/storetest"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
-// plain hides the optional abilities of a store: embedded as a Store, it has no
-// other methods.
-type plain struct{ rs.Store }
-
-// transparent is a Wrapper.
-type transparent struct{ rs.Store }
-
-func (w transparent) Unwrap() rs.Store { return w.Store }
-
 // guard is a Decorator that offers Splitter alone.
-type guard struct{ transparent }
+type guard struct{ storetest.Transparent }
 
-func (g guard) Offer(target any) bool {
-	if s, ok := target.(*rs.Splitter); ok {
-		*s, ok = rs.Unwrap[rs.Splitter](g.Store)
-		return ok
-	}
-	return false
+func (g guard) Abilities() rs.Abilities {
+	return rs.Abilities{Splitter: rs.AbilitiesOf(g.Store).Splitter}
 }
 
 func TestUnwrap(t *testing.T) {
 	t.Parallel()
-	m := rs.NewMemory()
+	m := memstore.New()
 	has := func(s rs.Store) bool {
 		g, ok := rs.Unwrap[rs.Grouper](s)
 		require.Equal(t, ok, g != nil)
@@ -38,16 +27,16 @@ func TestUnwrap(t *testing.T) {
 	}
 	require.True(t, has(m))
 	require.False(t, has(nil))
-	require.False(t, has(plain{m}))
-	require.True(t, has(transparent{m}))
-	require.True(t, has(transparent{transparent{m}}))
-	require.False(t, has(transparent{plain{m}}))
+	require.False(t, has(storetest.Plain{Store: m}))
+	require.True(t, has(storetest.Transparent{Store: m}))
+	require.True(t, has(storetest.Transparent{Store: storetest.Transparent{Store: m}}))
+	require.False(t, has(storetest.Transparent{Store: storetest.Plain{Store: m}}))
 
-	require.False(t, has(guard{transparent{m}}), "no look through a Decorator")
-	require.False(t, has(transparent{guard{transparent{m}}}))
-	s, ok := rs.Unwrap[rs.Splitter](transparent{guard{transparent{m}}})
+	require.False(t, has(guard{storetest.Transparent{Store: m}}), "no look through a Decorator")
+	require.False(t, has(storetest.Transparent{Store: guard{storetest.Transparent{Store: m}}}))
+	s, ok := rs.Unwrap[rs.Splitter](storetest.Transparent{Store: guard{storetest.Transparent{Store: m}}})
 	require.True(t, ok)
 	require.Same(t, m, s)
-	_, ok = rs.Unwrap[rs.Splitter](guard{transparent{plain{m}}})
+	_, ok = rs.Unwrap[rs.Splitter](guard{storetest.Transparent{Store: storetest.Plain{Store: m}}})
 	require.False(t, ok)
 }

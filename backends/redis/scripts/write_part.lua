@@ -1,6 +1,6 @@
 -- What the scripts that write have in common. The argument says until when the
 -- request may be applied, the oracle's key if a group draws, the channel, and then
--- the groups; store.go and encode.go say how they are encoded. Timestamps travel and
+-- the groups; write.go and encode_write.go say how they are encoded. Timestamps travel and
 -- are stored inverted (2^64-1-ts), 8 bytes, most significant first, so that the
 -- newest version sorts first. They are compared as pairs of 32-bit halves: a Lua
 -- number has 53 bits, and Lua compares strings by the server's locale.

@@ -124,7 +124,7 @@ func (m *Index) Add(ctx context.Context, n int) error {
 	if err := m.worker.WaitIdle(ctx); err != nil {
 		return err
 	}
-	parked, err := m.worker.Parked(ctx)
+	parked, err := m.db.Parked(ctx)
 	if err == nil && len(parked) > 0 {
 		err = fmt.Errorf("%d observer runs failed for good; the first: %s", len(parked), parked[0].Error)
 	}

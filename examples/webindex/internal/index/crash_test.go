@@ -17,6 +17,8 @@ import (
 	"github.com/percolate-go/percolate/examples/webindex/internal/sitetest"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 // crashChildEnv makes TestMain be the process that TestKilled kills:
@@ -150,15 +152,15 @@ func TestStopped(t *testing.T) {
 func TestUnknownReplies(t *testing.T) {
 	t.Parallel()
 	s := seed(t)
-	faulty := rowstore.NewFaulty(rowstore.NewMemory(), rowstore.FaultyOptions{Seed: s | 1})
+	faulty := faultstore.New(memstore.New(), faultstore.Options{Seed: s | 1})
 	db, err := percolator.New(t.Context(), faulty, percolator.WithSettings(percolator.Settings{CatalogLease: time.Second}))
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		faulty.SetRates(rowstore.Rates{})
+		faulty.SetRates(faultstore.Rates{})
 		require.NoError(t, db.Close(context.WithoutCancel(t.Context())))
 	})
 	e := start(t, db, 16)
-	faulty.SetRates(rowstore.Rates{LoseReply: 0.1, Twice: 0.05, Delay: 0.05}, rowstore.CallApply, rowstore.CallGroup)
+	faulty.SetRates(faultstore.Rates{LoseReply: 0.1, Twice: 0.05, Delay: 0.05}, faultstore.CallApply, faultstore.CallGroup)
 	site := sitetest.New("faulty", s, 25)
 	for range 3 {
 		var stats index.LoadStats
@@ -179,7 +181,7 @@ func TestUnknownReplies(t *testing.T) {
 		site.Copy(0.2)
 	}
 	t.Log(faulty)
-	require.NotZero(t, faulty.Count(rowstore.LoseReply), "no fault struck")
+	require.NotZero(t, faulty.Count(faultstore.LoseReply), "no fault struck")
 }
 
 // TestCheckFindsCorruption changes single stored values behind the observers'

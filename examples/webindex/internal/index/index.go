@@ -134,7 +134,7 @@ func (x *Index) Page(ctx context.Context, u string, at percolator.Timestamp) (In
 	var info Info
 	var opts []percolator.TxnOption
 	if at != 0 {
-		opts = append(opts, percolator.AsOfTimestamp(at))
+		opts = append(opts, percolator.WithAsOfTimestamp(at))
 	}
 	err := x.db.View(ctx, func(tx *percolator.Txn) (err error) {
 		info, err = readPage(ctx, tx, u)

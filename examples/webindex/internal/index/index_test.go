@@ -22,6 +22,7 @@ import (
 	"github.com/percolate-go/percolate/examples/webindex/internal/index"
 	"github.com/percolate-go/percolate/examples/webindex/internal/sitetest"
 	"github.com/percolate-go/percolate/examples/webindex/internal/source"
+	"github.com/percolate-go/percolate/internal/coretest"
 	"github.com/percolate-go/percolate/percolator"
 )
 
@@ -129,7 +130,7 @@ func TestIncremental(t *testing.T) {
 	})
 	t.Run("two phases", func(t *testing.T) {
 		t.Parallel()
-		incremental(t, 2, percolator.WithoutGroups())
+		incremental(t, 2, coretest.WithoutGroups())
 	})
 }
 
@@ -175,7 +176,7 @@ func incremental(t *testing.T, rounds int, opts ...percolator.Option) {
 		t.Logf("round %d: %d pages, %d changed, %d added, %d removed", round, len(site.Pages), changed, added, removed)
 		requireIndex(t, db, len(site.Pages))
 	}
-	parked, err := e.w.Parked(t.Context())
+	parked, err := db.Parked(t.Context())
 	require.NoError(t, err)
 	require.Empty(t, parked)
 	require.NotZero(t, e.Latency().Pages)

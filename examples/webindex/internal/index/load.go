@@ -232,7 +232,11 @@ func remember(ctx context.Context, tx *percolator.Txn, u, event string) error {
 			}
 		}
 	}
-	return tx.Set(historyEvent(u, tx.StartTimestamp()), []byte(event))
+	start, err := tx.StartTimestamp(ctx)
+	if err != nil {
+		return err
+	}
+	return tx.Set(historyEvent(u, start), []byte(event))
 }
 
 // Change is one line of a page's history.

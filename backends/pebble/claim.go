@@ -1,0 +1,238 @@
+package pebble
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	engine "github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
+)
+
+// claimed holds the directories and the databases that have a store open in this
+// process, because the lock of a file does not keep a process from locking it twice.
+var claimed = struct {
+	sync.Mutex
+	dirs      map[string]bool
+	databases map[*engine.DB]bool
+}{dirs: map[string]bool{}, databases: map[*engine.DB]bool{}}
+
+// claim makes sure that path is a directory that a store is or may be in, and
+// takes it for this process. The lock and the release belong together.
+func claim(path string, mustExist bool) (dir string, lock *engine.Lock, release func(), err error) {
+	if dir, err = filepath.Abs(path); err != nil {
+		return "", nil, nil, err
+	}
+	st, err := os.Stat(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && mustExist:
+		return "", nil, nil, fmt.Errorf("there is no store: %w", err)
+	case errors.Is(err, fs.ErrNotExist):
+		if _, err := os.Stat(filepath.Dir(dir)); err != nil {
+			return "", nil, nil, fmt.Errorf("its parent directory: %w", err)
+		}
+		if err := os.Mkdir(dir, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
+			return "", nil, nil, err
+		}
+	case err != nil:
+		return "", nil, nil, err
+	case !st.IsDir():
+		return "", nil, nil, fmt.Errorf("%w: it is a file, not a directory", rowstore.ErrFormat)
+	}
+	// One directory has one name among those claimed, whatever links lead there.
+	if dir, err = filepath.EvalSymlinks(dir); err != nil {
+		return "", nil, nil, err
+	}
+	claimed.Lock()
+	defer claimed.Unlock()
+	if claimed.dirs[dir] {
+		return "", nil, nil, fmt.Errorf("%w by this process", ErrInUse)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return "", nil, nil, err
+	}
+	for _, e := range entries {
+		if !engineFile(e.Name()) {
+			return "", nil, nil, fmt.Errorf("%w: the directory has other files, such as %q", rowstore.ErrFormat, e.Name())
+		}
+	}
+	if lock, err = engine.LockDirectory(dir, vfs.Default); err != nil {
+		if isBusy(err) {
+			return "", nil, nil, fmt.Errorf("%w by another process (%w)", ErrInUse, err)
+		}
+		return "", nil, nil, fmt.Errorf("lock the directory: %w", err)
+	}
+	desc, err := engine.Peek(dir, vfs.Default)
+	err = sortError(err)
+	if err == nil && mustExist && !desc.Exists {
+		err = fmt.Errorf("there is no store in the directory: %w", fs.ErrNotExist)
+	}
+	if err != nil {
+		return "", nil, nil, errors.Join(err, lock.Close())
+	}
+	claimed.dirs[dir] = true
+	var once sync.Once
+	return dir, lock, func() {
+		once.Do(func() {
+			claimed.Lock()
+			defer claimed.Unlock()
+			_ = lock.Close()
+			delete(claimed.dirs, dir)
+		})
+	}, nil
+}
+
+// isBusy tells whether the lock was refused because another process has it. Else
+// the file could not be opened, and the error says with which path.
+func isBusy(err error) bool {
+	var p *fs.PathError
+	return !errors.As(err, &p)
+}
+
+// engineFile tells whether a file can be the engine's, which may have left some
+// behind when its first start was cut short.
+func engineFile(name string) bool {
+	for _, p := range []string{"LOCK", "CURRENT", "MANIFEST-", "OPTIONS-", "marker.", "lost+found", "REMOTE-OBJ-CATALOG"} {
+		if strings.HasPrefix(name, p) {
+			return true
+		}
+	}
+	for _, p := range []string{".log", ".sst", ".blob", ".dbtmp", ".tmp"} {
+		if strings.HasSuffix(name, p) {
+			return true
+		}
+	}
+	return false
+}
+
+// claimDatabase takes a database for one store, after it has checked that a store can
+// be in it.
+func claimDatabase(db *engine.DB) (release func(), err error) {
+	if db == nil {
+		return nil, fmt.Errorf("%w: the database is nil", rowstore.ErrInvalid)
+	}
+	claimed.Lock()
+	defer claimed.Unlock()
+	if claimed.databases[db] {
+		return nil, fmt.Errorf("%w: the database has a store open already", ErrInUse)
+	}
+	if err := checkDatabase(db); err != nil {
+		return nil, err
+	}
+	claimed.databases[db] = true
+	return sync.OnceFunc(func() {
+		claimed.Lock()
+		defer claimed.Unlock()
+		delete(claimed.databases, db)
+	}), nil
+}
+
+// checkDatabase refuses a database with options that a store cannot have. It writes no
+// key.
+func checkDatabase(db *engine.DB) (err error) {
+	defer func() {
+		p := recover()
+		if p == nil {
+			return
+		}
+		if e, ok := p.(error); ok && errors.Is(e, engine.ErrClosed) {
+			err = fmt.Errorf("%w: the database is closed", rowstore.ErrInvalid)
+			return
+		}
+		// A comparer may panic over keys that are not of its own kind.
+		err = fmt.Errorf("%w: the database does not take the store's keys; open it with pebble.DefaultComparer: %v", rowstore.ErrInvalid, p)
+	}()
+	// The engine refuses a synced write where it has no log; this one adds only to the log.
+	switch err := db.LogData(nil, engine.Sync); {
+	case errors.Is(err, engine.ErrReadOnly):
+		return fmt.Errorf("%w: the database is read-only", rowstore.ErrInvalid)
+	case err != nil:
+		return fmt.Errorf("%w: the database cannot make a write durable; open it without DisableWAL: %w", rowstore.ErrInvalid, err)
+	}
+	return checkOrder(db)
+}
+
+// checkOrder tries whether the database orders keys of the store by their bytes.
+func checkOrder(db *engine.DB) (err error) {
+	names := []string{"\x00", "\x00\xff", "\x01", "A", "a", "a\x00", "a\x00b", "aa", "b@1", "b@2", "b/10", "\xff"}
+	var keys [][]byte
+	for space := byte(spaceMeta); space <= spaceSample; space++ {
+		for i, a := range names {
+			b := names[len(names)-1-i]
+			keys = append(keys, append(appendRow(nil, space, a, b), a...))
+			for _, ts := range []rowstore.Timestamp{1, 255, 1 << 40} {
+				keys = append(keys, kit.AppendTimestamp(appendColumn(nil, space, b, a, a), ts))
+			}
+		}
+	}
+	batch := db.NewIndexedBatch()
+	defer func() { err = errors.Join(err, batch.Close()) }()
+	for _, k := range keys {
+		if err := batch.Set(k, nil, nil); err != nil {
+			return err
+		}
+	}
+	slices.SortFunc(keys, bytes.Compare)
+	it, err := batch.NewBatchOnlyIter(context.Background(), nil)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, it.Close()) }()
+	at := 0
+	for ok := it.First(); ok; ok = it.Next() {
+		if at == len(keys) || !bytes.Equal(it.Key(), keys[at]) {
+			break
+		}
+		at++
+	}
+	if err := it.Error(); err != nil {
+		return err
+	}
+	if at != len(keys) || it.Valid() {
+		return fmt.Errorf("%w: the database does not order keys by their bytes; open it with pebble.DefaultComparer", rowstore.ErrInvalid)
+	}
+	return nil
+}
+
+// refuseForeign refuses the database of another program before anything is changed in it: the engine
+// raises the format of what it opens, and the other program might not know the new one.
+func refuseForeign(dir string, eo engine.Options) error {
+	if dir == "" {
+		return nil
+	}
+	desc, err := engine.Peek(dir, eo.FS)
+	if err != nil || !desc.Exists || desc.FormatMajorVersion >= eo.FormatMajorVersion {
+		return nil //nolint:nilerr // what is wrong with it is found when it is opened
+	}
+	eo.ReadOnly, eo.FormatMajorVersion = true, desc.FormatMajorVersion
+	db, err := openEngine(dir, &eo)
+	if err != nil {
+		return err
+	}
+	_, ours, err := getMeta(db, keyFormat)
+	some := false
+	if it, ierr := db.NewIter(nil); ierr != nil {
+		err = errors.Join(err, ierr)
+	} else {
+		some = it.First()
+		err = errors.Join(err, it.Error(), it.Close())
+	}
+	if err = errors.Join(err, db.Close()); err == nil && some && !ours {
+		err = errForeign
+	}
+	return err
+}
+
+// errForeign is for a directory with a database that this package did not make.
+var errForeign = fmt.Errorf("%w: a pebble database of another program", rowstore.ErrFormat)

@@ -1,0 +1,139 @@
+package pebble
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
+)
+
+// groupKey is the key of every row: one batch may change any.
+const groupKey = "pebble"
+
+// GroupKey implements rowstore.Grouper: all rows may share a group.
+func (s *Store) GroupKey(string, string) string { return groupKey }
+
+// AssignsTimestamps implements rowstore.Grouper. A reader waits for the stripes of a group
+// that has its timestamp already, and a scan waits for the gate. So no reader with a
+// greater timestamp misses the group's writes.
+func (s *Store) AssignsTimestamps(key string) bool { return key == groupKey }
+
+// Group implements rowstore.Grouper.
+func (s *Store) Group(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
+	if err := kit.CheckGroup(s, s.Limits(), groups); err != nil {
+		return nil, fmt.Errorf("pebble: %w", err)
+	}
+	if err := s.beginCall(ctx); err != nil {
+		return nil, err
+	}
+	defer s.endCall()
+	outs := make([]rowstore.GroupOutcome, len(groups))
+	w := s.newWork()
+	defer w.done()
+	var waits waitList
+	wrote := false
+	for i := range groups {
+		if s.group(ctx, w, &groups[i], &outs[i], &waits) {
+			wrote = true
+		}
+		w.reset()
+	}
+	if err := waits.wait(ctx); err != nil {
+		if wrote {
+			err = fmt.Errorf("%w: pebble: waiting for the disk: %w", rowstore.ErrAmbiguous, err)
+		}
+		return nil, err
+	}
+	return outs, nil
+}
+
+// group runs one group.
+func (s *Store) group(ctx context.Context, w *work, g *rowstore.Group, out *rowstore.GroupOutcome, waits *waitList) (wrote bool) {
+	for i := range g.Mutations {
+		w.begin(&g.Mutations[i])
+	}
+	w.lock()
+	defer w.unlock()
+	// A group that writes nothing shows what earlier batches wrote.
+	defer func() {
+		if !wrote {
+			for _, i := range w.stripes {
+				waits.add(s.stripes[i].unsynced)
+			}
+		}
+	}()
+	if !w.checkGroup(g, out) {
+		return false
+	}
+	s.gate.RLock()
+	defer s.gate.RUnlock()
+	var ts rowstore.Timestamp
+	if g.AssignTimestamp {
+		var err error
+		if ts, err = s.oracle.Draw(ctx, 1); err != nil {
+			out.Err = fmt.Errorf("pebble: draw the timestamp of a group: %w", err)
+			return false
+		}
+		if g.NotAfter != 0 && ts > g.NotAfter {
+			out.TooLate = true
+			return false
+		}
+	}
+	batch := s.db.NewBatch()
+	for i := range g.Mutations {
+		m := &g.Mutations[i]
+		if err := w.edit(batch, i, m, ts); err != nil {
+			_ = batch.Close()
+			out.Err = rowError(m, err)
+			return false
+		}
+	}
+	out.Applied, out.Commit = true, ts
+	if batch.Empty() {
+		_ = batch.Close()
+		return false
+	}
+	s.notes.edit(w.notes)
+	c := s.commit(batch)
+	w.written(c)
+	waits.add(c)
+	s.hub.Tell(w.wakes...)
+	return true
+}
+
+// checkGroup checks the conditions of a group and reads the heads that it changes. If
+// the group cannot be applied, out says why.
+func (w *work) checkGroup(g *rowstore.Group, out *rowstore.GroupOutcome) bool {
+	for i := range g.Mutations {
+		m := &g.Mutations[i]
+		failed, broke, err := w.check(i, m)
+		if err != nil {
+			out.Err = rowError(m, err)
+			return false
+		}
+		if failed >= 0 {
+			out.Failed, out.Outcome = i, rowstore.Outcome{Failed: failed, Broke: broke}
+			return false
+		}
+	}
+	size := 0
+	for i := range g.Mutations {
+		m := &g.Mutations[i]
+		err := w.prepare(i, m)
+		if err == nil {
+			err = w.fits(i, m, size)
+			size += mutationSize(m) + w.muts[i].size
+		}
+		if err != nil {
+			out.Err = rowError(m, err)
+			return false
+		}
+	}
+	return true
+}
+
+// rowError says which row an error is about.
+func rowError(m *rowstore.Mutation, err error) error {
+	return fmt.Errorf("pebble: row %q of table %q: %w", m.Row, m.Table, err)
+}

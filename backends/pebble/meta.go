@@ -1,0 +1,100 @@
+package pebble
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	engine "github.com/cockroachdb/pebble/v2"
+
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// formatVersion is the version of the layout of keys and values that this code
+// writes. A store with another one is refused.
+const formatVersion = 1
+
+var (
+	keyFormat = []byte{spaceMeta, 'f', 'o', 'r', 'm', 'a', 't'}
+	keyBound  = []byte{spaceMeta, 'b', 'o', 'u', 'n', 'd'}
+)
+
+// readMeta checks the format, or writes it into a new store, and returns the
+// oracle's durable bound.
+func (s *Store) readMeta(mustExist bool) (oracle.Timestamp, error) {
+	v, ok, err := getMeta(s.db, keyFormat)
+	switch {
+	case err != nil:
+		return 0, err
+	case !ok:
+		return 0, s.writeFormat(mustExist)
+	case v != formatVersion:
+		return 0, fmt.Errorf("%w: it has version %d and this program knows %d", rowstore.ErrFormat, v, formatVersion)
+	}
+	v, _, err = getMeta(s.db, keyBound)
+	if err == nil && oracle.Timestamp(v) > oracle.Max {
+		err = fmt.Errorf("%w: the stored bound of the timestamps is %d", rowstore.ErrCorrupt, v)
+	}
+	return oracle.Timestamp(v), err
+}
+
+// writeFormat makes a new store, unless its keys hold something else.
+func (s *Store) writeFormat(mustExist bool) error {
+	var bounds *engine.IterOptions // a database of the store's own has no other keys at all
+	if s.borrows {
+		bounds = &engine.IterOptions{LowerBound: []byte{spaceMeta}, UpperBound: []byte{spaceSample + 1}}
+	}
+	it, err := s.db.NewIter(bounds)
+	if err != nil {
+		return err
+	}
+	some := it.First()
+	if err := errors.Join(it.Error(), it.Close()); err != nil {
+		return err
+	}
+	switch {
+	case some && s.borrows:
+		return fmt.Errorf("%w: the database has keys of another kind that begin with the bytes 0x%02x to 0x%02x, which the store would take",
+			rowstore.ErrFormat, spaceMeta, spaceSample)
+	case some:
+		return errForeign
+	case mustExist:
+		return fmt.Errorf("there is no store in the database: %w", fs.ErrNotExist)
+	}
+	o := engine.NoSync
+	if s.durable {
+		o = engine.Sync
+	}
+	return s.db.Set(keyFormat, binary.BigEndian.AppendUint64(nil, formatVersion), o)
+}
+
+// getMeta reads the number under a key of the meta space.
+func getMeta(db *engine.DB, key []byte) (uint64, bool, error) {
+	v, c, err := db.Get(key)
+	if errors.Is(err, engine.ErrNotFound) {
+		return 0, false, nil
+	}
+	if err != nil {
+		return 0, false, err
+	}
+	defer c.Close()
+	if len(v) != 8 {
+		return 0, false, fmt.Errorf("%w: the value of %q has %d bytes", rowstore.ErrCorrupt, key[1:], len(v))
+	}
+	return binary.BigEndian.Uint64(v), true, nil
+}
+
+// persistBound stores the oracle's bound.
+func (s *Store) persistBound(ctx context.Context, bound oracle.Timestamp) error {
+	if p := s.failure.Load(); p != nil {
+		return *p
+	}
+	batch := s.db.NewBatch()
+	if err := batch.Set(keyBound, binary.BigEndian.AppendUint64(nil, uint64(bound)), nil); err != nil {
+		return err
+	}
+	return s.commit(batch).wait(ctx)
+}

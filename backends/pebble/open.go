@@ -1,0 +1,256 @@
+package pebble
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"io/fs"
+	"os"
+	"runtime"
+	"strings"
+
+	engine "github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/bloom"
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
+)
+
+func init() {
+	rowstore.Register(func(ctx context.Context, url string) (rowstore.Store, error) {
+		s, err := OpenURL(ctx, url)
+		if err != nil {
+			return nil, err
+		}
+		return s, nil
+	}, "pebble", "memory")
+}
+
+// engineFormat fixes the engine's own format, so that an update of the engine does
+// not change stores silently.
+const engineFormat = engine.FormatValueSeparation
+
+// ErrInUse says that the path, or the database, is open as a store already, in this
+// process or another. Open and New return it.
+var ErrInUse = errors.New("pebble: the store is in use")
+
+// OpenURL opens the store that a URL names; [ParseURL] has the grammar. ctx is as in
+// [Open]. Errors are those of ParseURL and of Open.
+func OpenURL(ctx context.Context, url string) (*Store, error) {
+	opts, err := ParseURL(url)
+	if err != nil {
+		return nil, err
+	}
+	return Open(ctx, opts)
+}
+
+// Open opens the store in the directory opts.Path, or a new one in memory. ctx
+// covers the opening alone; recovery after a crash is not interrupted by it.
+//
+// It returns an error that matches
+//   - ErrInUse if the path is open already, here or in another process;
+//   - rowstore.ErrFormat if the directory holds something else, or a store or a database of a
+//     version that this program does not know;
+//   - rowstore.ErrCorrupt if what it holds is damaged;
+//   - rowstore.ErrInvalid for bad options;
+//   - the errors of the file system (fs.ErrNotExist for a missing parent,
+//     fs.ErrPermission).
+//
+// Each names the path.
+func Open(ctx context.Context, opts Options) (*Store, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if err := opts.complete(opts.Path == ""); err != nil {
+		return nil, err
+	}
+	if opts.Path == "" {
+		return open(opts, "", vfs.NewMem(), nil, func() {})
+	}
+	dir, lock, release, err := claim(opts.Path, opts.MustExist)
+	if err != nil {
+		return nil, fmt.Errorf("pebble: open %q: %w", opts.Path, err)
+	}
+	s, err := open(opts, dir, vfs.Default, lock, release)
+	if err != nil {
+		release()
+		return nil, fmt.Errorf("pebble: open %q: %w", opts.Path, err)
+	}
+	return s, nil
+}
+
+// New opens a store in a database that the program has opened, and makes it if the
+// database has none. Close leaves the database open. The store takes the keys that
+// begin with the bytes 0x01 to 0x06; see the package's documentation for what holds
+// for them. It takes Path and MemTableSize from the database, so these options must
+// be left out; CacheSize is for columns alone.
+//
+// What the store needs of the database's pebble.Options:
+//   - Comparer is pebble.DefaultComparer, which is the default. New tries whether the
+//     store's keys are in order.
+//   - DisableWAL is off and ReadOnly too. New checks both.
+//   - The file system keeps what it confirmed that it synced, else a crash can lose
+//     what the store acknowledged. New cannot check this.
+//   - Logger.Fatalf ends the process or panics, as the default does. The engine calls
+//     it when it cannot write its log. New cannot check this.
+//
+// Any Merger, cache, event listener and format version will do. A bloom filter
+// (bloom.FilterPolicy(10) in each of Levels) makes reads of absent cells cheaper.
+//
+// Close the store before the database: a call of a store whose database is closed
+// panics, as every call of a closed database does.
+//
+// It returns an error that matches
+//   - rowstore.ErrInvalid if the database is nil, closed, read-only, without a log, or
+//     orders keys differently, and for bad options;
+//   - ErrInUse if the database has a store open already;
+//   - rowstore.ErrFormat if keys of the store's range hold something else, or a store of a
+//     version that this program does not know;
+//   - rowstore.ErrCorrupt if what the store holds is damaged;
+//   - fs.ErrNotExist if the database has no store and opts.MustExist is set.
+//
+// ctx covers the opening alone.
+func New(ctx context.Context, db *engine.DB, opts Options) (*Store, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if opts.Path != "" || opts.MemTableSize != 0 {
+		return nil, fmt.Errorf("%w: pebble: New takes the path and the size of the memtables from the database; leave Options.Path and Options.MemTableSize out",
+			rowstore.ErrInvalid)
+	}
+	if err := opts.complete(false); err != nil {
+		return nil, err
+	}
+	release, err := claimDatabase(db)
+	if err != nil {
+		return nil, fmt.Errorf("pebble: open a store in a database: %w", err)
+	}
+	s, err := openIn(db, opts, home{name: "the store in the program's database", durable: true, borrows: true, release: release})
+	if err != nil {
+		release()
+		return nil, fmt.Errorf("pebble: open a store in a database: %w", err)
+	}
+	return s, nil
+}
+
+// open opens the database in a directory, "" in memory, and the store in it. It needs
+// complete options. release is not called if it fails.
+func open(opts Options, dir string, fsys vfs.FS, lock *engine.Lock, release func()) (*Store, error) {
+	cache := engine.NewCache(opts.CacheSize)
+	defer cache.Unref()
+	eo := engineOptions(opts, dir)
+	eo.Cache, eo.FS, eo.Lock = cache, fsys, lock
+	if err := refuseForeign(dir, *eo); err != nil {
+		return nil, err
+	}
+	db, err := openEngine(dir, eo)
+	if err != nil {
+		return nil, err
+	}
+	h := home{name: "the store in memory", release: release}
+	if dir != "" {
+		h.name, h.durable = fmt.Sprintf("%q", dir), true
+	}
+	s, err := openIn(db, opts, h)
+	if err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return s, nil
+}
+
+// engineOptions are the engine's options for a database that Open opens.
+func engineOptions(opts Options, dir string) *engine.Options {
+	eo := &engine.Options{
+		FormatMajorVersion:          engineFormat,
+		Logger:                      quiet{dir},
+		MemTableSize:                uint64(opts.MemTableSize),
+		MemTableStopWritesThreshold: 4,
+		L0CompactionThreshold:       2,
+		L0StopWritesThreshold:       1000,
+		LBaseMaxBytes:               64 << 20,
+		MaxOpenFiles:                1000,
+		// Nothing in memory outlives the process, so there is nothing to log for.
+		DisableWAL: dir == "",
+		CompactionConcurrencyRange: func() (int, int) {
+			return 1, max(1, min(4, runtime.GOMAXPROCS(0)))
+		},
+	}
+	if dir == "" {
+		// Nothing is written to a disk that compression would save.
+		eo.ApplyCompressionSettings(func() engine.DBCompressionSettings { return engine.DBCompressionNone })
+	}
+	for i := range eo.Levels {
+		eo.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
+		// The index of a file in one block: with the engine's 4 KiB, a Get in a large
+		// store goes through two levels of index blocks in each file.
+		eo.Levels[i].IndexBlockSize = 256 << 10
+	}
+	return eo
+}
+
+// openIn opens the store in a database. It leaves the database open if it fails.
+func openIn(db *engine.DB, opts Options, h home) (*Store, error) {
+	s := &Store{
+		db:        db,
+		home:      h,
+		seed:      maphash.MakeSeed(),
+		perStripe: cacheBuckets(opts.CacheSize),
+		closing:   make(chan struct{}),
+	}
+	bound, err := s.readMeta(opts.MustExist && s.borrows)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.loadNotes(); err != nil {
+		return nil, err
+	}
+	cfg := kit.BoundedConfig{Bound: bound, Clock: opts.Clock, Window: opts.Window}
+	if s.durable {
+		cfg.Persist = s.persistBound
+		s.syncs = newSyncer(s.fail)
+	}
+	s.oracle = kit.NewBoundedOracle(cfg)
+	s.ended, s.end = context.WithCancel(context.Background())
+	return s, nil
+}
+
+// openEngine opens the engine. A panic over damaged files is an error too.
+func openEngine(dir string, eo *engine.Options) (db *engine.DB, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%w: %v", rowstore.ErrCorrupt, p)
+		}
+	}()
+	db, err = engine.Open(dir, eo)
+	return db, sortError(err)
+}
+
+// sortError tells apart the engine's errors about a directory: those of the file system
+// stay as they are, and the others mean that it does not understand what it read.
+func sortError(err error) error {
+	var path *fs.PathError
+	var link *os.LinkError
+	var call *os.SyscallError
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, engine.ErrCorruption):
+	case errors.As(err, &path), errors.As(err, &link), errors.As(err, &call):
+		return err
+	case strings.Contains(err.Error(), "format major version"), strings.Contains(err.Error(), "comparer name"):
+		return fmt.Errorf("%w: %w", rowstore.ErrFormat, err)
+	}
+	return fmt.Errorf("%w: %w", rowstore.ErrCorrupt, err)
+}
+
+// quiet is the engine's logger. It drops the engine's notes, which say nothing to a program
+// that embeds the store, and panics where the engine asks for the end of the process.
+type quiet struct{ dir string }
+
+func (quiet) Infof(string, ...any)  {}
+func (quiet) Errorf(string, ...any) {}
+func (q quiet) Fatalf(format string, args ...any) {
+	panic(fmt.Sprintf("pebble: the store %q cannot go on: %s", q.dir, fmt.Sprintf(format, args...)))
+}

@@ -1,0 +1,140 @@
+package pebble
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+
+	engine "github.com/cockroachdb/pebble/v2"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
+)
+
+// Tables implements rowstore.Store.
+func (s *Store) Tables(ctx context.Context) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		const page = 64
+		last := ""
+		for {
+			tables, err := s.tables(ctx, last, page)
+			if err != nil {
+				if !errors.Is(err, rowstore.ErrClosed) {
+					err = fmt.Errorf("pebble: list tables: %w", err)
+				}
+				yield("", err)
+				return
+			}
+			for _, t := range tables {
+				if !yield(t, nil) {
+					return
+				}
+			}
+			if len(tables) < page {
+				return
+			}
+			last = tables[page-1]
+		}
+	}
+}
+
+// tables lists up to limit tables after last.
+func (s *Store) tables(ctx context.Context, last string, limit int) (tables []string, err error) {
+	if err := s.beginCall(ctx); err != nil {
+		return nil, err
+	}
+	defer s.endCall()
+	it, durable, err := s.view(nil)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, it.Close()) }()
+	c := tableCursor{it: it}
+	from := []byte(nil)
+	if last != "" {
+		from = after(kit.AppendName(nil, last))
+	}
+	for i := range c.heads {
+		if err := c.seek(i, from); err != nil {
+			return nil, err
+		}
+	}
+	for len(tables) < limit {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		name, err := c.next()
+		if err != nil {
+			return nil, err
+		}
+		if name == nil {
+			break
+		}
+		tables = append(tables, kit.NameOf(name))
+	}
+	if durable != nil {
+		if err := durable.wait(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return tables, nil
+}
+
+// tableSpaces are the spaces in which a table may have keys: a row of the history has a
+// head too.
+var tableSpaces = [...]byte{spaceHead, spaceData, spaceNotify}
+
+// tableCursor finds the names of tables in order.
+type tableCursor struct {
+	it *engine.Iterator
+	// heads[i] is the form of the name of the first table not yet returned that has keys
+	// in tableSpaces[i], nil if there is none.
+	heads [len(tableSpaces)][]byte
+}
+
+// seek sets heads[i] to the first table at or after from.
+func (c *tableCursor) seek(i int, from []byte) error {
+	lower := append([]byte{tableSpaces[i]}, from...)
+	c.it.SetBounds(lower, []byte{tableSpaces[i] + 1})
+	c.heads[i] = nil
+	if !c.it.First() {
+		return c.it.Error()
+	}
+	name, _, err := kit.CutRaw(c.it.Key()[1:])
+	if err != nil || len(name) == 0 {
+		return corruptKey(c.it.Key())
+	}
+	c.heads[i] = slices.Clone(name)
+	return nil
+}
+
+// next returns the form of the next table's name, nil at the end.
+func (c *tableCursor) next() ([]byte, error) {
+	var first []byte
+	for _, h := range c.heads {
+		if h != nil && (first == nil || compareEscaped(h, first) < 0) {
+			first = h
+		}
+	}
+	if first == nil {
+		return nil, nil
+	}
+	from := append(slices.Clone(first), escape, afterName)
+	for i := range c.heads {
+		if c.heads[i] != nil && bytes.Equal(c.heads[i], first) {
+			if err := c.seek(i, from); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return first, nil
+}
+
+// compareEscaped compares two escaped names, whose ends are cut off, as the names.
+// The end counts: it is less than an escaped 0x00.
+func compareEscaped(a, b []byte) int {
+	return bytes.Compare(append(slices.Clip(a), escape, endOfName), append(slices.Clip(b), escape, endOfName))
+}

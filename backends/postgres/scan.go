@@ -1,0 +1,182 @@
+package postgres
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// Sizes of the pages of a scan, in rows, and how many bytes a page should have.
+const (
+	firstPage = 64
+	maxPage   = 2048
+	pageBytes = 1 << 20
+	// firstLook is how many lines of a table a page looks at, at most. A row is looked at as a
+	// whole, so one with more columns than that takes more.
+	firstLook = 8192
+)
+
+// afterAll is greater than every key of a row.
+var afterAll = strings.Repeat("\xff", maxRow+1)
+
+// Scan implements rowstore.Store. It reads page after page, each by a statement of
+// its own that begins after the last key of the one before.
+func (s *plainStore) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
+	return func(yield func(rowstore.Row, error) bool) {
+		if err := ctx.Err(); err != nil {
+			yield(rowstore.Row{}, fmt.Errorf("postgres: scan: %w", err))
+			return
+		}
+		if err := rowstore.CheckScan(r); err != nil {
+			yield(rowstore.Row{}, fmt.Errorf("postgres: scan: %w", err))
+			return
+		}
+		// The caller may change its slice within the loop.
+		r.Selectors = slices.Clone(r.Selectors)
+		lo, hi := r.From, r.To
+		if hi == "" || len(hi) > maxRow && hi > afterAll {
+			hi = afterAll
+		}
+		left := r.Limit
+		size, look := firstPage, firstLook
+		for lo < hi && len(r.Table) <= maxTable {
+			if left > 0 {
+				size = min(size, max(left, 8))
+			}
+			page, err := s.page(ctx, r, lo, hi, size, look)
+			if err != nil {
+				yield(rowstore.Row{}, err)
+				return
+			}
+			for i := range page.rows {
+				if !yield(page.rows[i], nil) {
+					return
+				}
+				if left > 0 {
+					if left--; left == 0 {
+						return
+					}
+				}
+			}
+			if page.end {
+				return
+			}
+			from := &lo
+			if r.Reverse {
+				from = &hi
+			}
+			if look = firstLook; *from == page.next {
+				look = page.look * 2 // the first row is wider
+			}
+			*from = page.next
+			size = min(maxPage, size*2)
+		}
+	}
+}
+
+// scanned is a page: those of the rows looked at in which something still matched
+// when they were read, and where the next page begins.
+type scanned struct {
+	rows []rowstore.Row
+	end  bool // there is no next page
+	next string
+	look int
+}
+
+func (s *plainStore) page(ctx context.Context, r rowstore.ScanRange, lo, hi string, size, look int) (scanned, error) {
+	ctx, done, err := s.gate.Begin(ctx, "scan")
+	if err != nil {
+		return scanned{}, err
+	}
+	defer done()
+	a := arrayPool.Get().(*arrays)
+	defer arrayPool.Put(a)
+	var pl pickLists
+	pl.reset(a.a[:])
+	deep := false
+	for i := range r.Selectors {
+		pl.add(&r.Selectors[i])
+		deep = deep || r.Selectors[i].Family == rowstore.Write && r.Selectors[i].Limit != 1
+	}
+	params := [][]byte{
+		[]byte(r.Table), notNull(lo), []byte(hi), boolParam(r.Reverse), int8Param(uint64(size)), int8Param(uint64(look)), //nolint:gosec // above 0
+		int8Param(pageBytes), boolParam(deep), int4Param(pl.mask),
+	}
+	params = append(pl.params(params), pl.lim.param())
+	var p scanned
+	byKey := map[string]int{}
+	begin := func() {
+		p = scanned{end: true, look: look}
+		clear(byKey)
+	}
+	err = s.run(ctx, s.q.scan, params, false, begin, func(f *fields) {
+		if f.int2(1) == 0 {
+			p.next, p.end = string(f.values[0]), f.values[0] == nil
+			return
+		}
+		i, ok := byKey[string(f.values[0])]
+		if !ok {
+			i = len(p.rows)
+			key := string(f.values[0])
+			byKey[key] = i
+			p.rows = append(p.rows, rowstore.Row{Table: r.Table, Row: key})
+		}
+		p.rows[i].Versions = appendVersions(p.rows[i].Versions, f, 1)
+	})
+	if err != nil {
+		return scanned{}, s.gate.Fail("scan", err)
+	}
+	for i := range p.rows {
+		selectPicks(&p.rows[i], r.Selectors)
+	}
+	p.rows = slices.DeleteFunc(p.rows, func(row rowstore.Row) bool { return len(row.Versions) == 0 })
+	slices.SortFunc(p.rows, func(a, b rowstore.Row) int {
+		if r.Reverse {
+			a, b = b, a
+		}
+		return strings.Compare(a.Row, b.Row)
+	})
+	return p, nil
+}
+
+func notNull(s string) []byte {
+	if s == "" {
+		return []byte{}
+	}
+	return []byte(s)
+}
+
+// Tables implements rowstore.Store.
+func (s *plainStore) Tables(ctx context.Context) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		last := ""
+		for {
+			next, err := s.nextTable(ctx, last)
+			if err != nil {
+				yield("", err)
+				return
+			}
+			if next == "" || !yield(next, nil) {
+				return
+			}
+			last = next
+		}
+	}
+}
+
+func (s *plainStore) nextTable(ctx context.Context, last string) (string, error) {
+	ctx, done, err := s.gate.Begin(ctx, "tables")
+	if err != nil {
+		return "", err
+	}
+	defer done()
+	next := ""
+	if err := s.run(ctx, s.q.tables, [][]byte{notNull(last)}, false, nil, func(f *fields) { next = string(f.values[0]) }); err != nil {
+		return "", s.gate.Fail("tables", err)
+	}
+	return next, nil
+}

@@ -1,0 +1,178 @@
+package redis
+
+import (
+	"encoding/binary"
+	"slices"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// isSimple tells whether the read script has a short way for a read, which is one of
+// the lock and the newest write of one cell at or below a timestamp, and perhaps
+// marks.
+func isSimple(picks []rowstore.Selector) (column string, at rowstore.Timestamp, ok bool) {
+	column = picks[0].Column
+	if column == rowstore.AllColumns {
+		return "", 0, false
+	}
+	writes := 0
+	for i := range picks {
+		p := &picks[i]
+		if p.Column != column {
+			return "", 0, false
+		}
+		switch p.Family {
+		case rowstore.Lock, rowstore.Mark:
+		case rowstore.Write:
+			if p.Limit != 1 || p.From > p.To {
+				return "", 0, false
+			}
+			at = p.To
+			writes++
+		default:
+			return "", 0, false
+		}
+	}
+	if writes == 0 {
+		at = rowstore.Timestamp(1<<63 - 1)
+	}
+	return column, at, writes <= 1
+}
+
+// plan is a general read of a row: what the picks ask for, collected by column.
+type plan struct {
+	all    bool // every field of the row
+	cells  []history
+	notes  []string
+	ranges []history // of data, and of writes in rows that are read whole
+}
+
+// history asks for versions of a column besides the newest.
+type history struct {
+	kind   byte
+	column string // "" for all
+	want   bool   // older writes are wanted at all
+	limit  int    // 0 for all
+	lo, hi rowstore.Timestamp
+}
+
+// join widens h so that it holds what p selects too.
+func (h *history) join(p *rowstore.Selector) {
+	if p.From > p.To {
+		return
+	}
+	if !h.want {
+		h.want, h.limit, h.lo, h.hi = true, p.Limit, p.From, p.To
+		return
+	}
+	// Two picks with limits of their own, in ranges of their own, are answered by
+	// everything in the range that holds both.
+	if h.lo != p.From || h.hi != p.To {
+		h.limit = 0
+	} else if h.limit != 0 {
+		h.limit = max(h.limit, p.Limit)
+		if p.Limit == 0 {
+			h.limit = 0
+		}
+	}
+	h.lo, h.hi = min(h.lo, p.From), max(h.hi, p.To)
+}
+
+func newPlan(picks []rowstore.Selector) plan {
+	var pl plan
+	for i := range picks {
+		if p := &picks[i]; p.Column == rowstore.AllColumns && p.Family != rowstore.Data {
+			pl.all = true
+		}
+	}
+	if pl.all {
+		// Every field comes, with the writes that any pick wants. A pick of one
+		// column's older writes widens what all columns answer.
+		every := history{kind: 'W'}
+		for i := range picks {
+			if p := &picks[i]; p.Family == rowstore.Write {
+				every.join(p)
+			}
+		}
+		pl.cells = []history{every}
+	} else {
+		for i := range picks {
+			p := &picks[i]
+			switch p.Family {
+			case rowstore.Data:
+			case rowstore.Notify:
+				if !slices.Contains(pl.notes, p.Column) {
+					pl.notes = append(pl.notes, p.Column)
+				}
+			default:
+				at := slices.IndexFunc(pl.cells, func(h history) bool { return h.column == p.Column })
+				if at < 0 {
+					at = len(pl.cells)
+					pl.cells = append(pl.cells, history{kind: 'W', column: p.Column})
+				}
+				if p.Family == rowstore.Write {
+					pl.cells[at].join(p)
+				}
+			}
+		}
+	}
+	for i := range picks {
+		if p := &picks[i]; p.Family == rowstore.Data && p.From <= p.To {
+			pl.ranges = append(pl.ranges, history{kind: 'D', column: p.Column, limit: p.Limit, lo: p.From, hi: p.To})
+		}
+	}
+	return pl
+}
+
+// plan writes a general read.
+func (p *packer) plan(pl *plan) {
+	if pl.all {
+		p.minusOne()
+		p.want(&pl.cells[0])
+	} else {
+		p.u32(uint32(len(pl.cells) + len(pl.notes)))
+		for i := range pl.cells {
+			p.field('W', pl.cells[i].column)
+			p.want(&pl.cells[i])
+		}
+		for _, n := range pl.notes {
+			p.field('N', n)
+			p.want(&history{})
+		}
+	}
+	p.u32(uint32(len(pl.ranges)))
+	for i := range pl.ranges {
+		h := &pl.ranges[i]
+		if h.column == rowstore.AllColumns {
+			p.str("[D")
+			p.str("(E")
+			p.small(0)
+		} else {
+			p.span(h.kind, h.column, h.lo, h.hi)
+			p.u32(uint32(h.limit))
+		}
+	}
+}
+
+func (p *packer) want(h *history) {
+	if !h.want {
+		p.minusOne()
+	} else {
+		p.u32(uint32(min(h.limit, 1<<30)))
+	}
+	p.halves(inv(h.hi))
+	p.halves(inv(h.lo))
+}
+
+// budget reserves room for the steps and the bytes that a run may take.
+func (p *packer) budget() int {
+	at := p.later()
+	p.later()
+	return at
+}
+
+// allow fills in what budget reserved.
+func (p *packer) allow(at int, steps, bytes uint32) {
+	binary.BigEndian.PutUint32(p.b[at:], steps)
+	binary.BigEndian.PutUint32(p.b[at+5:], bytes)
+}

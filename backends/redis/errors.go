@@ -1,0 +1,220 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"syscall"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// nextStep is what to do with a call after its answer or its failure.
+type nextStep uint8
+
+const (
+	finished nextStep = iota
+	sendAgain
+	sendAgainLater
+)
+
+// decide returns what to do with a call after its answer or its failure. If the call is
+// finished, c.err is what its caller gets.
+func (s *direct) decide(ctx context.Context, c *call) nextStep {
+	if c.err == nil {
+		return finished
+	}
+	v := finished
+	if isAnswer(c.err) {
+		v = s.decideOnAnswer(ctx, c)
+	} else {
+		v = s.decideOnFailure(ctx, c)
+	}
+	if v == finished && c.script.writes && c.sent {
+		c.err = fmt.Errorf("%w: %w", rowstore.ErrAmbiguous, c.err)
+	}
+	return v
+}
+
+// decideOnAnswer is decide for an error that the server answered.
+func (s *direct) decideOnAnswer(ctx context.Context, c *call) nextStep {
+	text := c.err.Error()
+	switch {
+	case strings.HasPrefix(text, "NOSCRIPT") && !c.source:
+		c.source, c.sent = true, false
+		return sendAgain
+	case elsewhere(text):
+		c.sent = false
+		c.err = fmt.Errorf("%w: partition %d is not served now: %w", rowstore.ErrUnavailable, c.part, c.err)
+		s.nodes.moved(ctx)
+		return sendAgainLater
+	case c.script.reads && !c.strict && (strings.HasPrefix(text, "MISCONF") || strings.HasPrefix(text, "NOREPLICAS")):
+		// The server refuses scripts that may write. The strict variant is flagged as one
+		// that does not.
+		c.strict, c.source = true, false
+		return sendAgain
+	case strings.HasPrefix(text, "CLUSTERDOWN"):
+		s.nodes.moved(ctx)
+	}
+	// The server names the script when a command inside it failed: then others
+	// may have written before. It does not when it refused to run the script.
+	c.sent = strings.Contains(text, "script: ") || strings.Contains(text, "user_script") || strings.Contains(text, "running script ")
+	if c.err = explain(c.err); !c.sent || !c.script.writes {
+		c.err = unavailable(c.err)
+	}
+	return finished
+}
+
+// decideOnFailure is decide for a call that got no answer.
+func (s *direct) decideOnFailure(ctx context.Context, c *call) nextStep {
+	err := c.err
+	if errors.Is(err, errStrict) && !(c.script.writes && c.sent) {
+		// The call was kept back. Another one of the same pipeline may have left before;
+		// a call that writes is not sent again then.
+		c.sent, c.source = false, false
+		return sendAgain
+	}
+	if isConnect(err) && !s.closed.Load() {
+		// A server of a Cluster that is gone has a successor soon.
+		s.nodes.moved(ctx)
+	}
+	c.err = s.failure(ctx, err)
+	if !c.script.writes && c.sent && !c.source && errors.Is(c.err, rowstore.ErrUnavailable) && !isTimeout(err) {
+		// Nothing depends on how often a read or a draw runs. A connection that
+		// the server closed while it was idle is found out only by using it.
+		c.source = true
+		return sendAgain
+	}
+	if c.script.writes && c.sent {
+		// It may have been applied, so the error must not ask the caller to repeat it.
+		c.err = s.withReason(ctx, err)
+	}
+	return finished
+}
+
+// elsewhere tells whether a server's answer says that another server, now or in a
+// moment, serves the keys.
+func elsewhere(text string) bool {
+	for _, p := range [...]string{"MOVED ", "ASK ", "TRYAGAIN"} {
+		if strings.HasPrefix(text, p) {
+			return true
+		}
+	}
+	return false
+}
+
+// isAnswer tells whether an error is a server's answer.
+func isAnswer(err error) bool {
+	var server goredis.Error
+	return errors.As(err, &server) && !errors.Is(err, goredis.Nil)
+}
+
+// withReason adds why nobody waited any longer: the store was closed, or the context
+// ended.
+func (s *direct) withReason(ctx context.Context, err error) error {
+	if s.closed.Load() {
+		return fmt.Errorf("%w: %w", rowstore.ErrClosed, err)
+	}
+	if ctxErr := ctx.Err(); ctxErr != nil {
+		if errors.Is(err, ctxErr) {
+			return err
+		}
+		return fmt.Errorf("%w: %w", ctxErr, err)
+	}
+	if isTimeout(err) && deadlinePassed(ctx) && !errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
+	}
+	return err
+}
+
+// failure completes an error after which certainly nothing was changed: it says whether
+// the store was closed, the context ended, or the server is away.
+func (s *direct) failure(ctx context.Context, err error) error {
+	if s.closed.Load() || ctx.Err() != nil || isTimeout(err) && deadlinePassed(ctx) {
+		return s.withReason(ctx, err)
+	}
+	return unavailable(explain(err))
+}
+
+// unavailable makes an error that changed nothing match rowstore.ErrUnavailable if
+// the server is away for a moment.
+func unavailable(err error) error {
+	if !errors.Is(err, rowstore.ErrUnavailable) && isAway(err) {
+		return fmt.Errorf("%w: %w", rowstore.ErrUnavailable, err)
+	}
+	return err
+}
+
+// deadlinePassed tells whether the context's deadline has passed. The connection may
+// notice that before the context does.
+func deadlinePassed(ctx context.Context) bool {
+	d, ok := ctx.Deadline()
+	return ok && !time.Now().Before(d)
+}
+
+func isTimeout(err error) bool {
+	var ne net.Error
+	return errors.As(err, &ne) && ne.Timeout()
+}
+
+func isConnect(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) && op.Op == "dial"
+}
+
+// isAway tells whether an error says that a server is away for a moment: it cannot
+// be reached, its connection broke, it starts, or it is no primary now.
+func isAway(err error) bool {
+	if isAnswer(err) {
+		var server goredis.Error
+		errors.As(err, &server)
+		for _, p := range [...]string{
+			"LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "MOVED ", "ASK ", "TRYAGAIN",
+			"NOREPLICAS", "BUSY ", "ERR max number of clients",
+		} {
+			if strings.HasPrefix(server.Error(), p) {
+				return true
+			}
+		}
+		return false
+	}
+	var dns *net.DNSError
+	return isConnect(err) || isTimeout(err) || errors.As(err, &dns) ||
+		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, goredis.ErrPoolTimeout) ||
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNREFUSED)
+}
+
+// explain adds to a server's refusal what the operator can do about it.
+func explain(err error) error {
+	text := err.Error()
+	hint := ""
+	switch {
+	case strings.HasPrefix(text, "OOM "):
+		hint = "the server has reached maxmemory, so it refuses writes; nothing was written. Raise maxmemory or delete data"
+	case strings.HasPrefix(text, "MISCONF"):
+		hint = "the server cannot persist, so it refuses writes; its log says why, and often a disk is full"
+	case strings.HasPrefix(text, "NOAUTH"):
+		hint = "the server wants a password, and none was given; put it into the URL or the options"
+	case strings.HasPrefix(text, "WRONGPASS"):
+		hint = "user or password is wrong"
+	case strings.HasPrefix(text, "NOPERM"), strings.Contains(text, "The user executing the script"):
+		hint = "the user lacks a permission; the README of backends/redis lists them"
+	case strings.HasPrefix(text, "READONLY"):
+		hint = "the server is a replica; use the address of its primary"
+	case strings.HasPrefix(text, "LOADING"):
+		hint = "the server is loading its data after a start"
+	case strings.HasPrefix(text, "MASTERDOWN"):
+		hint = "the server is a replica that has lost its primary"
+	case strings.HasPrefix(text, "NOREPLICAS"):
+		hint = "the server has too few replicas, so it refuses writes (min-replicas-to-write)"
+	default:
+		return err
+	}
+	return fmt.Errorf("%s: %w", hint, err)
+}

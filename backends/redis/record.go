@@ -1,0 +1,147 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// claim makes the store's record or compares it with the options, and tries out
+// what the user may do.
+func (s *direct) claim(ctx context.Context) error {
+	o := &s.opts
+	wanted := o.Partitions
+	if wanted == 0 {
+		wanted = 1
+		if o.Mode == Cluster {
+			wanted = clusterPartitions
+		}
+	}
+	format, partitions, err := s.record(ctx, wanted)
+	if err != nil {
+		return err
+	}
+	if format != formatVersion {
+		return fmt.Errorf("%w: the store with the prefix %q has format version %d, this program writes version %d: use a program of that version, or another prefix",
+			rowstore.ErrFormat, o.Prefix, format, formatVersion)
+	}
+	if o.Partitions != 0 && o.Partitions != partitions {
+		return fmt.Errorf("the store with the prefix %q has %d partitions and not %d: the number is fixed when the store is made; leave the parameter out",
+			o.Prefix, partitions, o.Partitions)
+	}
+	if partitions < 1 || partitions > maxPartitions {
+		return fmt.Errorf("%w: the record of the store with the prefix %q says %d partitions", rowstore.ErrCorrupt, o.Prefix, partitions)
+	}
+	s.parts = newParts(o.Prefix, partitions)
+	if n, ok := s.nodes.(*cluster); ok {
+		n.use(s.parts)
+	}
+	s.oneSlot = o.Mode != Cluster || partitions == 1
+	return s.probe(ctx)
+}
+
+// record runs the opening script, which makes the store's record if there is none. It may
+// run twice: it changes nothing the second time.
+func (s *direct) record(ctx context.Context, wanted int) (format, partitions int, err error) {
+	var fields []string
+	err = s.query(ctx, func(ctx context.Context) error {
+		c, err := s.nodes.of(ctx, 0)
+		if err != nil {
+			return err
+		}
+		tag := s.parts[0].tag
+		keys := []string{tag + "m", s.okey, s.parts[0].tables}
+		fields, err = c.Eval(ctx, openScript.source, keys, formatVersion, wanted).StringSlice()
+		return err
+	})
+	if err != nil {
+		if goredis.HasErrorPrefix(err, "FOREIGN ") {
+			return 0, 0, fmt.Errorf("%w: the prefix %q is in use by something else: %s", rowstore.ErrFormat, s.opts.Prefix, strings.TrimPrefix(err.Error(), "FOREIGN "))
+		}
+		if goredis.HasErrorPrefix(err, "LOST ") {
+			tag := s.parts[0].tag
+			return 0, 0, fmt.Errorf("%w: the store with the prefix %q has lost its record %sm, and still has %s: the server lost data while programs went on writing "+
+				"(a restart without persistence, FLUSHALL, a failover), so what is there is only what was written since. Stop the programs that use the store; then restore a backup, "+
+				"or delete every key that begins with {%s: to start anew, or keep what is there with HSET %sm format %d partitions N, where N is the number it had "+
+				"(the README of backends/redis, After a loss)",
+				rowstore.ErrCorrupt, s.opts.Prefix, tag, strings.TrimPrefix(err.Error(), "LOST "), s.opts.Prefix, tag, formatVersion)
+		}
+		return 0, 0, err
+	}
+	if len(fields) == 2 {
+		format, err = strconv.Atoi(fields[0])
+		if err == nil {
+			partitions, err = strconv.Atoi(fields[1])
+		}
+	}
+	if len(fields) != 2 || err != nil {
+		return 0, 0, fmt.Errorf("%w: the prefix %q is in use by something else: the record %sm is not a store's", rowstore.ErrFormat, s.opts.Prefix, s.parts[0].tag)
+	}
+	return format, partitions, nil
+}
+
+// probeTable is a table that exists only while a store is being opened. No table
+// of a user is called so by accident.
+const probeTable = "\x00percolator-probe"
+
+// probe runs everything that transactions will run, on a row of its own in each
+// partition. So a missing permission shows now, and not in the middle of a script,
+// which Redis would not undo.
+func (s *direct) probe(ctx context.Context) error {
+	if _, err := s.Oracle().Draw(ctx, 1); err != nil {
+		return err
+	}
+	row := probeRow()
+	var on, off []rowstore.Mutation
+	seen := make([]bool, len(s.parts))
+	for i, left := 0, len(s.parts); left > 0; i++ {
+		key := row + strconv.Itoa(i)
+		p := s.partOf(probeTable, key)
+		if seen[p] {
+			continue
+		}
+		seen[p] = true
+		left--
+		on = append(on, rowstore.Mutation{Table: probeTable, Row: key, Edits: []rowstore.Edit{
+			rowstore.Put(rowstore.Write, "c", 3, nil), rowstore.Put(rowstore.Write, "d", 3, nil),
+			rowstore.Put(rowstore.Data, "c", 3, nil), rowstore.Put(rowstore.Notify, "c", 3, nil),
+		}})
+		off = append(off, rowstore.Mutation{Table: probeTable, Row: key, Edits: []rowstore.Edit{
+			rowstore.DeleteRange(rowstore.Write, "c", 0, 9), rowstore.DeleteRange(rowstore.Write, "d", 0, 9),
+			rowstore.DeleteRange(rowstore.Data, "c", 0, 9), rowstore.DeleteRange(rowstore.Notify, "c", 0, 9),
+		}})
+	}
+	// The writes again, newer, so that the older ones go to the history.
+	newer := make([]rowstore.Mutation, len(on))
+	for i := range on {
+		newer[i] = on[i]
+		newer[i].Edits = []rowstore.Edit{
+			rowstore.Put(rowstore.Write, "c", 4, nil), rowstore.Delete(rowstore.Write, "d", 3),
+		}
+	}
+	for _, muts := range [][]rowstore.Mutation{on, newer, off} {
+		out, err := s.Apply(ctx, muts, rowstore.ApplyOptions{})
+		if err != nil {
+			return err
+		}
+		for i := range out {
+			if out[i].Err != nil {
+				return out[i].Err
+			}
+		}
+	}
+	for _, err := range s.Scan(ctx, rowstore.ScanRange{Table: probeTable, Selectors: []rowstore.Selector{
+		{Family: rowstore.Notify, To: 9}, {Family: rowstore.Data, To: 9},
+	}}) {
+		if err != nil {
+			return err
+		}
+	}
+	_, err := s.tables(ctx)
+	return err
+}

@@ -1,0 +1,82 @@
+package howto
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/config"
+	"github.com/percolate-go/percolate/percolator"
+)
+
+// serve is a process that runs observers until it is told to stop.
+func serve(path string) (err error) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	db, err := config.Open(ctx, path)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		// ctx has ended by now. Close waits for commits that were sent.
+		closing, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		err = errors.Join(err, db.Close(closing))
+	}()
+	w := percolator.NewWorker(db, percolator.WorkerConfig{})
+	if err := w.Observe(percolator.Observer{Name: "count", Table: "note", Column: "text", Func: countWords}); err != nil {
+		return err
+	}
+	return w.Run(ctx) // nil after SIGTERM, once the functions that were running have returned
+}
+
+// healthy is for a page that a load balancer or an alarm reads.
+func healthy(ctx context.Context, db *percolator.DB) error {
+	backlog, err := db.Backlog(ctx, 10_000)
+	switch {
+	case err != nil:
+		return err
+	case backlog.Oldest > time.Minute:
+		return fmt.Errorf("observers are behind: %d cells wait, one of them for %v", backlog.Cells, backlog.Oldest)
+	case backlog.Parked > 0:
+		slog.Warn("runs of observers are parked", "runs", backlog.Parked)
+	}
+	return nil
+}
+
+func TestServe(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "percolator.yaml")
+	require.NoError(t, os.WriteFile(file, []byte("stores: {main: {url: \"memory:\"}}\n"), 0o600))
+	ctx, cancel := signal.NotifyContext(t.Context(), syscall.SIGTERM) // so that the signal never ends this process
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- serve(file) }()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
+		select {
+		case err := <-ended:
+			if err != nil { // it was told to stop before it had begun
+				require.ErrorIs(t, err, context.Canceled)
+			}
+			require.Error(t, ctx.Err())
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func TestHealthy(t *testing.T) {
+	t.Parallel()
+	require.NoError(t, healthy(t.Context(), openTest(t)))
+}

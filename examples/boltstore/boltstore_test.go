@@ -1,0 +1,188 @@
+package boltstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/bbolt"
+	"go.uber.org/goleak"
+
+	"github.com/percolate-go/percolate/conformance"
+	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func open(t testing.TB, path string) *Store {
+	t.Helper()
+	s, err := Open(t.Context(), Options{Path: path})
+	require.NoError(t, err)
+	return s
+}
+
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	conformance.Run(t, func(t testing.TB) rowstore.Store {
+		return open(t, filepath.Join(t.TempDir(), "db"))
+	}, conformance.WithHooks(hooks))
+}
+
+// hooks opens a store that the suite may close, crash and open again.
+func hooks(t testing.TB) conformance.Hooked {
+	path := filepath.Join(t.TempDir(), "db")
+	s := open(t, path)
+	return conformance.Hooked{
+		Store: s,
+		Reopen: func(ctx context.Context) (rowstore.Store, error) {
+			again, err := Open(ctx, Options{Path: path, LockTimeout: 10 * time.Millisecond})
+			if err != nil {
+				return nil, err
+			}
+			s = again
+			return again, nil
+		},
+		// What is durable at this moment is what a transaction sees that begins now. All else
+		// is lost, such as a change whose flush has not ended.
+		Crash: func() {
+			path = filepath.Join(t.TempDir(), "after the crash")
+			require.NoError(t, s.db.View(func(tx *bbolt.Tx) error { return tx.CopyFile(path, 0o600) }))
+		},
+	}
+}
+
+// TestOpenByURL has an observer work over the store, as in a program that imports it.
+func TestOpenByURL(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	// A new observer starts after a catalog lease.
+	db, err := percolator.Open(ctx, "bolt:"+filepath.Join(t.TempDir(), "db"), percolator.WithSettings(percolator.Settings{CatalogLease: 200 * time.Millisecond}))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, db.Close(context.WithoutCancel(ctx))) }()
+	length := func(row string) percolator.Cell { return percolator.Cell{Table: "texts", Row: row, Column: "length"} }
+	w := percolator.NewWorker(db, percolator.WorkerConfig{})
+	require.NoError(t, w.Observe(percolator.Observer{
+		Name: "length", Table: "texts", Column: "text",
+		Func: func(ctx context.Context, tx *percolator.Txn, c percolator.Cell) error {
+			text, err := tx.Get(ctx, c)
+			if err != nil {
+				return err
+			}
+			return tx.Set(length(c.Row), fmt.Append(nil, len(text)))
+		},
+	}))
+	running, stop := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(running) }()
+	require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error {
+		return tx.Set(percolator.Cell{Table: "texts", Row: "1", Column: "text"}, []byte("to be or not to be"))
+	}))
+	require.NoError(t, w.WaitIdle(ctx))
+	require.NoError(t, db.View(ctx, func(tx *percolator.Txn) error {
+		got, err := tx.Get(ctx, length("1"))
+		require.Equal(t, "18", string(got))
+		return err
+	}))
+	stop()
+	require.NoError(t, <-ended)
+}
+
+func TestParseURL(t *testing.T) {
+	t.Parallel()
+	opts, err := ParseURL("bolt:/var/lib/shop.db?lock_timeout=5s")
+	require.NoError(t, err)
+	require.Equal(t, Options{Path: "/var/lib/shop.db", LockTimeout: 5 * time.Second}, opts)
+	for _, bad := range []string{"bolt:", "bolt:?lock_timeout=5s", "pebble:/x", "bolt:/x?lock_timeout=5", "bolt:/x?timeout=5s", "bolt:/x?%zz"} {
+		_, err := ParseURL(bad)
+		require.ErrorIs(t, err, rowstore.ErrInvalid, bad)
+		_, err = OpenURL(t.Context(), bad)
+		require.ErrorIs(t, err, rowstore.ErrInvalid, bad)
+		_, err = rowstore.Open(t.Context(), bad)
+		require.ErrorIs(t, err, rowstore.ErrInvalid, bad)
+	}
+}
+
+func TestOpenRefuses(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := Open(gone, Options{Path: filepath.Join(dir, "new")})
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = Open(t.Context(), Options{Path: filepath.Join(dir, "no folder", "db")})
+	require.ErrorIs(t, err, os.ErrNotExist)
+
+	text := filepath.Join(dir, "text")
+	require.NoError(t, os.WriteFile(text, make([]byte, 1<<14), 0o600))
+	_, err = Open(t.Context(), Options{Path: text})
+	require.ErrorIs(t, err, rowstore.ErrFormat)
+
+	for want, damage := range map[error]func(*bbolt.Bucket) error{
+		rowstore.ErrFormat:  func(b *bbolt.Bucket) error { return b.Put(formatKey, []byte("2")) },
+		rowstore.ErrCorrupt: func(b *bbolt.Bucket) error { return b.Put(boundKey, []byte("x")) },
+	} {
+		path := filepath.Join(t.TempDir(), "db")
+		require.NoError(t, open(t, path).Close())
+		db, err := bbolt.Open(path, 0o600, nil)
+		require.NoError(t, err)
+		require.NoError(t, db.Update(func(tx *bbolt.Tx) error { return damage(tx.Bucket(bucket)) }))
+		require.NoError(t, db.Close())
+		_, err = Open(t.Context(), Options{Path: path})
+		require.ErrorIs(t, err, want)
+		again, err := bbolt.Open(path, 0o600, nil)
+		require.NoError(t, err, "the file was let go")
+		require.NoError(t, again.Close())
+	}
+}
+
+// TestNewLeavesTheDatabaseOpen puts a store beside the buckets of a program.
+func TestNewLeavesTheDatabaseOpen(t *testing.T) {
+	t.Parallel()
+	db, err := bbolt.Open(filepath.Join(t.TempDir(), "db"), 0o600, nil)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, db.Close()) }()
+	require.NoError(t, db.Update(func(tx *bbolt.Tx) error {
+		_, err := tx.CreateBucket([]byte("somebody else's"))
+		return err
+	}))
+	for range 2 {
+		s, err := New(t.Context(), db, Options{})
+		require.NoError(t, err)
+		_, err = s.Apply(t.Context(), []rowstore.Mutation{{Table: "t", Row: "r", Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "c", 5, nil)}}}, rowstore.ApplyOptions{})
+		require.NoError(t, err)
+		require.NoError(t, s.Close())
+	}
+	require.NoError(t, db.View(func(tx *bbolt.Tx) error {
+		if tx.Bucket([]byte("somebody else's")) == nil {
+			return errors.New("a bucket is gone")
+		}
+		return nil
+	}))
+}
+
+// TestWritesHonourTheirContexts has a call wait for another one's turn.
+func TestWritesHonourTheirContexts(t *testing.T) {
+	t.Parallel()
+	s := open(t, filepath.Join(t.TempDir(), "db"))
+	release, err := s.turn.Take(t.Context())
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	muts := []rowstore.Mutation{{Table: "t", Row: "r", Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "c", 5, nil)}}}
+	ended := make(chan error, 2)
+	go func() {
+		_, err := s.Apply(ctx, muts, rowstore.ApplyOptions{})
+		ended <- err
+	}()
+	cancel()
+	err = <-ended
+	require.ErrorIs(t, err, context.Canceled)
+	require.NotErrorIs(t, err, rowstore.ErrAmbiguous)
+	release()
+	require.NoError(t, s.Close())
+}

@@ -1,0 +1,56 @@
+// Package format knows names and values as the protocol stores them: which names of
+// tables, rows and columns are the library's own, how a user's names are stored beside
+// them, and the bytes of each record.
+//
+// It holds no rules of the protocol. Package percolator writes and reads these records;
+// a router of tables, the explorer and the conformance suite look at them. A change of
+// the stored format happens here alone. See docs/versions.md for what a change needs.
+//
+// Each record begins with a version byte, so that a later format can be told from this
+// one. A user's value in the family Data is not a record and has no version byte; nor
+// has the empty mark of a roll back. Decoders accept any bytes and return an error that
+// matches ErrCorrupt for garbage. They do not copy: the value of a decoded Lock or Write
+// lies in the bytes that were decoded.
+//
+// Nothing here has state, so everything may be called concurrently.
+package format
+
+import (
+	"fmt"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// Version is the version of the records, and the first byte of each.
+const Version = 1
+
+// ErrCorrupt says that stored bytes are no record of this version. It matches
+// rowstore.ErrCorrupt too, so that a user asks for one error whoever met the damage.
+var ErrCorrupt error = damaged{}
+
+type damaged struct{}
+
+func (damaged) Error() string        { return "percolator: a stored record is damaged" }
+func (damaged) Is(target error) bool { return target == rowstore.ErrCorrupt }
+
+// mostVersion is the greatest first byte that is taken for the version of a newer
+// program. A record that begins with a greater one is damaged.
+const mostVersion = 31
+
+// checkVersion looks at a record's first byte. The error matches rowstore.ErrFormat if a
+// newer program wrote the record, and ErrCorrupt if no program did.
+func checkVersion(b []byte, what string) error {
+	switch {
+	case len(b) == 0:
+		return fmt.Errorf("%w: %s: empty", ErrCorrupt, what)
+	case b[0] > Version && b[0] <= mostVersion:
+		return fmt.Errorf("percolator: %w: %s: a newer version of this library wrote it (version %d, this one knows %d); upgrade this program", rowstore.ErrFormat, what, b[0], Version)
+	case b[0] != Version:
+		return fmt.Errorf("%w: %s: format version %d", ErrCorrupt, what, b[0])
+	}
+	return nil
+}
+
+// TimestampOnly is the value of a record whose timestamp says everything: the lease of a
+// session and the safe point. It must not be changed.
+var TimestampOnly = []byte{Version}

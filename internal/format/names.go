@@ -1,0 +1,175 @@
+package format
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+
+	"github.com/percolate-go/percolate/percolator/oracle"
+)
+
+// Timestamp orders transactions; see package oracle.
+type Timestamp = oracle.Timestamp
+
+// Cell names a value by stored names.
+type Cell struct {
+	Table, Row, Column string
+}
+
+// Names may hold any bytes, so the library's own data needs names that no user's cell
+// can have. A stored name of a table or column that begins with exactly one zero byte
+// is reserved. A user's name that begins with a zero byte is stored with one more in
+// front. Rows keep their names, because scans promise their byte order.
+
+// Tables of the library's own.
+const (
+	TableCatalog    = "\x00catalog"
+	TableSessions   = "\x00sessions"
+	TableScanLeases = "\x00scanleases"
+	TableParked     = "\x00parked"
+	TableNotices    = "\x00notices"
+)
+
+// Rows and columns of these tables. A scan lease has the worker's id as its column, a
+// session its id as its row.
+const (
+	RowCatalog      = "catalog"
+	ColumnConfig    = "config"    // of the catalog: a Catalog
+	ColumnSafePoint = "safepoint" // of the catalog: TimestampOnly, at the safe point
+	ColumnLease     = "lease"     // of a session: TimestampOnly, at the lease's end
+	ColumnParked    = "run"       // of a parked run: a Parked
+	ColumnNotice    = "commit"    // of a notice: see NoticeCell
+)
+
+// Prefixes of the library's own columns in rows of users.
+const (
+	PrefixAck     = "\x00a" // an acknowledgment
+	PrefixFailure = "\x00p" // a Failure
+)
+
+const (
+	// MaxObserverName is the longest name of an observer, in bytes.
+	MaxObserverName = 128
+	// OwnColumnSpace is the most that AckColumn, or FailureColumn, and Escape together
+	// add to a column's name.
+	OwnColumnSpace = len(PrefixAck) + 2 + MaxObserverName + 1
+)
+
+// Escape returns the stored name of a user's table or column.
+func Escape(name string) string {
+	if name != "" && name[0] == 0 {
+		return "\x00" + name
+	}
+	return name
+}
+
+// Unescape undoes Escape. ok is false for a reserved name.
+func Unescape(stored string) (name string, ok bool) {
+	if stored == "" || stored[0] != 0 {
+		return stored, true
+	}
+	if len(stored) > 1 && stored[1] == 0 {
+		return stored[1:], true
+	}
+	return "", false
+}
+
+// Reserved tells whether the stored name of a table or column is the library's own.
+func Reserved(stored string) bool {
+	return stored != "" && stored[0] == 0 && (len(stored) < 2 || stored[1] != 0)
+}
+
+// AckColumn is the stored column that holds an observer's acknowledgments for a stored
+// column of the same row. The name of the observer has at most MaxObserverName bytes.
+func AckColumn(observer, column string) string {
+	return ownColumn(PrefixAck, observer, column)
+}
+
+// FailureColumn is the stored column that holds an observer's failure record for a
+// stored column of the same row. The name of the observer has at most MaxObserverName
+// bytes.
+func FailureColumn(observer, column string) string {
+	return ownColumn(PrefixFailure, observer, column)
+}
+
+// ownColumn puts a length in front of the observer's name, which keeps different pairs
+// of names apart.
+func ownColumn(prefix, observer, column string) string {
+	b := make([]byte, 0, len(prefix)+2+len(observer)+len(column))
+	b = append(b, prefix...)
+	b = binary.BigEndian.AppendUint16(b, uint16(len(observer))) //nolint:gosec // at most MaxObserverName
+	b = append(b, observer...)
+	b = append(b, column...)
+	return string(b)
+}
+
+// SplitOwnColumn takes a column made by AckColumn or FailureColumn apart. The prefix is
+// PrefixAck or PrefixFailure, and ok is false for any other column.
+func SplitOwnColumn(stored string) (prefix, observer, column string, ok bool) {
+	if len(stored) < 4 || (stored[:2] != PrefixAck && stored[:2] != PrefixFailure) {
+		return "", "", "", false
+	}
+	n := int(binary.BigEndian.Uint16([]byte(stored[2:4])))
+	if len(stored) < 4+n {
+		return "", "", "", false
+	}
+	return stored[:2], stored[4 : 4+n], stored[4+n:], true
+}
+
+// Transactional tells whether transactions write to a table: a user's, or one of the
+// library's own.
+func Transactional(table string) bool {
+	return !Reserved(table) || table == TableParked || table == TableNotices
+}
+
+// OwnCell tells whether a cell is one of the library's own that transactions write.
+func OwnCell(c Cell) bool {
+	_, _, _, own := SplitOwnColumn(c.Column)
+	return c.Table == TableParked && c.Column == ColumnParked || c.Table == TableNotices && c.Column == ColumnNotice || own && !Reserved(c.Table)
+}
+
+// NoticeCell is the primary of a transaction that writes nothing, but notifies and has
+// locks or reads to validate. Each transaction has a different one, so it causes no
+// conflicts. It is written as a delete, which garbage collection removes. The low bytes
+// of the timestamp come first in the row key, so that rows of the same moment lie far
+// apart.
+func NoticeCell(start Timestamp) Cell {
+	return Cell{TableNotices, string(binary.LittleEndian.AppendUint64(nil, uint64(start))), ColumnNotice}
+}
+
+// ParkedCell is the cell that lists the parked run of an observer for a cell.
+func ParkedCell(observer string, c Cell) Cell {
+	return Cell{TableParked, rowOf(c.Table, c.Row, c.Column, observer), ColumnParked}
+}
+
+// ScanLeaseRow is the row that holds the scan leases of an observer of a stored column.
+func ScanLeaseRow(table, column, observer string) string { return rowOf(table, column, observer) }
+
+// SweepLeaseRow is the row that holds the lease of the sweep for a registration.
+func SweepLeaseRow(r *Observer) string {
+	return rowOf(string(r.Table), string(r.Column), string(r.Name), r.Since.String())
+}
+
+// longParts is the longest key that rowOf makes without a hash, in bytes. It is fixed:
+// every process must come to the same key, whatever limits its store or its settings
+// have.
+const longParts = 200
+
+// hashedRow begins a key that is a hash. In a key without a hash it would mean that the
+// first name is empty, which no cell's is.
+const hashedRow = "\x00"
+
+// rowOf is the key of one of the library's own rows that stands for several names. Long
+// names are replaced by their hash. So the key is short enough for every store, even
+// for a cell whose names are as long as they may be. Where the names are needed, the
+// row's content has them.
+func rowOf(parts ...string) string {
+	var key []byte
+	for _, s := range parts {
+		key = appendString(key, s)
+	}
+	if len(key) <= longParts {
+		return string(key)
+	}
+	sum := sha256.Sum256(key)
+	return hashedRow + string(sum[:])
+}

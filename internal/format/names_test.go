@@ -1,0 +1,105 @@
+package format
+
+import (
+	"encoding/hex"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// FuzzStoredName takes stored names apart: every name is a user's or the library's own,
+// never both, and is put together again as it was.
+func FuzzStoredName(f *testing.F) {
+	for _, s := range []string{"", "a", "\x00", "\x00\x00", "\x00\x00a", TableCatalog, AckColumn("observer", "column"), FailureColumn("o", "\x00\x00c"), "\x00a\x00", "\x00a\xff\xffx"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, stored string) {
+		name, ok := Unescape(stored)
+		require.Equal(t, !ok, Reserved(stored))
+		if ok {
+			require.Equal(t, stored, Escape(name))
+		}
+		prefix, observer, column, ok := SplitOwnColumn(stored)
+		if !ok {
+			return
+		}
+		require.True(t, Reserved(stored))
+		require.Equal(t, stored, ownColumn(prefix, observer, column))
+	})
+}
+
+func TestEscape(t *testing.T) {
+	t.Parallel()
+	// Few letters, so that names which differ in little meet often.
+	name := rapid.Custom(func(t *rapid.T) string {
+		return string(rapid.SliceOfN(rapid.SampledFrom([]byte{0, 0, 1, 'a', 'p', 0xff}), 1, 8).Draw(t, "bytes"))
+	})
+	rapid.Check(t, func(t *rapid.T) {
+		a, b := name.Draw(t, "a"), name.Draw(t, "b")
+		stored := Escape(a)
+		require.False(t, Reserved(stored), "a user's name is stored under a reserved one")
+		back, ok := Unescape(stored)
+		require.True(t, ok)
+		require.Equal(t, a, back)
+		require.Equal(t, a == b, Escape(a) == Escape(b))
+		// Any stored name is either reserved or that of one user's name.
+		if user, ok := Unescape(b); ok {
+			require.Equal(t, b, Escape(user))
+			require.False(t, Reserved(b))
+		} else {
+			require.True(t, Reserved(b))
+		}
+	})
+	for _, own := range []string{TableCatalog, TableSessions, TableScanLeases, TableParked, AckColumn("o", "c"), FailureColumn("o", "c")} {
+		require.True(t, Reserved(own))
+	}
+	for _, tables := range []string{TableCatalog, TableSessions, TableScanLeases, TableParked} {
+		require.NotEqual(t, tables, Escape(tables), "a user's table may have any name")
+	}
+}
+
+func TestOwnColumns(t *testing.T) {
+	t.Parallel()
+	name := rapid.Custom(func(t *rapid.T) string {
+		return string(rapid.SliceOfN(rapid.SampledFrom([]byte{0, 1, 2, 'a', 'p'}), 1, 6).Draw(t, "bytes"))
+	})
+	rapid.Check(t, func(t *rapid.T) {
+		o1, o2 := name.Draw(t, "o1"), name.Draw(t, "o2")
+		c1, c2 := Escape(name.Draw(t, "c1")), Escape(name.Draw(t, "c2"))
+		require.Equal(t, o1 == o2 && c1 == c2, AckColumn(o1, c1) == AckColumn(o2, c2))
+		require.Equal(t, o1 == o2 && c1 == c2, FailureColumn(o1, c1) == FailureColumn(o2, c2))
+		require.NotEqual(t, AckColumn(o1, c1), FailureColumn(o2, c2))
+		require.Equal(t, o1 == o2 && c1 == c2, ParkedCell(o1, Cell{"t", "r", c1}) == ParkedCell(o2, Cell{"t", "r", c2}))
+		for prefix, column := range map[string]string{PrefixAck: AckColumn(o1, c1), PrefixFailure: FailureColumn(o1, c1)} {
+			p, o, c, ok := SplitOwnColumn(column)
+			require.True(t, ok)
+			require.Equal(t, []string{prefix, o1, c1}, []string{p, o, c})
+		}
+		_, _, _, ok := SplitOwnColumn(c1)
+		require.False(t, ok, "a user's column is none of the library's")
+	})
+	require.LessOrEqual(t, len(AckColumn(strings.Repeat("o", MaxObserverName), Escape("\x00c"))), OwnColumnSpace+len("\x00c"))
+}
+
+// What is stored is found again: the library's own names are exactly these.
+func TestNames(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, "\x00a\x00\x02obcol", AckColumn("ob", "col"))
+	require.Equal(t, "\x00p\x00\x02obcol", FailureColumn("ob", "col"))
+	require.Equal(t, Cell{"\x00notices", "\x08\x07\x06\x05\x04\x03\x02\x01", "commit"}, NoticeCell(0x0102030405060708))
+	require.Equal(t, Cell{"\x00parked", "\x01t\x02\x00r\x01c\x02ob", "run"}, ParkedCell("ob", Cell{"t", "\x00r", "c"}))
+	require.Equal(t, "\x01t\x01c\x02ob", ScanLeaseRow("t", "c", "ob"))
+	o := &Observer{Name: []byte("ob"), Table: []byte("t"), Column: []byte("c"), Since: 1 << 18}
+	require.Equal(t, "\x01t\x01c\x02ob\x1a1970-01-01T00:00:00.001Z+0", SweepLeaseRow(o))
+	long := ScanLeaseRow("t", strings.Repeat("c", 200), "ob")
+	require.Equal(t, "0045a567c38419e6bdae154d7c49fd0b40700d802b79328130b11b37c4f6cd6fc1", hex.EncodeToString([]byte(long)))
+	require.Equal(t, []string{"\x00catalog", "catalog", "config", "safepoint"}, []string{TableCatalog, RowCatalog, ColumnConfig, ColumnSafePoint})
+	require.Equal(t, []string{"\x00sessions", "lease", "\x00scanleases"}, []string{TableSessions, ColumnLease, TableScanLeases})
+	for table, transactional := range map[string]bool{
+		"t": true, "\x00\x00t": true, TableParked: true, TableNotices: true, TableCatalog: false, TableSessions: false, TableScanLeases: false,
+	} {
+		require.Equal(t, transactional, Transactional(table), "%q", table)
+	}
+}

@@ -1,0 +1,318 @@
+package format
+
+import (
+	"bytes"
+	"errors"
+	"math"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+var (
+	anyName  = rapid.Custom(func(t *rapid.T) string { return string(rapid.SliceOfN(rapid.Byte(), 1, 20).Draw(t, "bytes")) })
+	anyTS    = rapid.Custom(func(t *rapid.T) Timestamp { return Timestamp(rapid.Uint64Max(uint64(oracle.Max)).Draw(t, "ts")) })
+	anyBytes = func(most int) *rapid.Generator[[]byte] { return rapid.SliceOfN(rapid.Byte(), 0, most) }
+)
+
+func drawLock(t *rapid.T) Lock {
+	l := Lock{
+		Kind:    Kind(rapid.IntRange(1, 3).Draw(t, "kind")),
+		Notify:  rapid.Bool().Draw(t, "notify"),
+		Expiry:  anyTS.Draw(t, "expiry"),
+		Session: string(anyBytes(30).Draw(t, "session")),
+		Primary: Cell{anyName.Draw(t, "table"), anyName.Draw(t, "row"), anyName.Draw(t, "column")},
+		Value:   []byte{},
+	}
+	if l.Kind == KindPut {
+		if l.Long = rapid.Bool().Draw(t, "long"); !l.Long {
+			l.Value = anyBytes(ShortValue).Draw(t, "value")
+		}
+	}
+	return l
+}
+
+func drawWrite(t *rapid.T) Write {
+	w := Write{Kind: Kind(rapid.IntRange(1, 2).Draw(t, "kind")), Start: anyTS.Draw(t, "start"), Value: []byte{}}
+	if w.Kind == KindPut {
+		if w.Long = rapid.Bool().Draw(t, "long"); !w.Long {
+			w.Value = anyBytes(ShortValue).Draw(t, "value")
+		}
+	}
+	return w
+}
+
+func TestCodecsRoundTrip(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		l := drawLock(t)
+		gotL, err := DecodeLock(l.Encode())
+		require.NoError(t, err)
+		require.Equal(t, l, gotL)
+
+		w := drawWrite(t)
+		gotW, err := DecodeWrite(w.Encode())
+		require.NoError(t, err)
+		require.Equal(t, w, gotW)
+
+		ts := anyTS.Draw(t, "ack")
+		gotA, err := DecodeAck(EncodeAck(ts))
+		require.NoError(t, err)
+		require.Equal(t, ts, gotA)
+
+		f := Failure{anyTS.Draw(t, "change"), rapid.IntRange(0, math.MaxInt32).Draw(t, "attempts"), rapid.Bool().Draw(t, "parked"), anyTS.Draw(t, "until")}
+		gotF, err := DecodeFailure(f.Encode())
+		require.NoError(t, err)
+		require.Equal(t, f, gotF)
+
+		s := ScanLease{string(anyBytes(30).Draw(t, "from")), string(anyBytes(30).Draw(t, "to"))}
+		gotS, err := DecodeScanLease(s.Encode())
+		require.NoError(t, err)
+		require.Equal(t, s, gotS)
+
+		c := Cell{anyName.Draw(t, "t"), anyName.Draw(t, "r"), anyName.Draw(t, "c")}
+		cause := string(anyBytes(MaxErrorText*2).Draw(t, "error"))
+		name := anyName.Draw(t, "observer")
+		made := NewParked(name, c, f, errors.New(cause), ts)
+		b, err := made.Encode()
+		require.NoError(t, err)
+		p, err := DecodeParked(b)
+		require.NoError(t, err)
+		require.Equal(t, made, p)
+		require.Equal(t, c, p.Cell())
+		require.Equal(t, name, string(p.Observer))
+		require.Equal(t, []any{f.Change, f.Attempts, ts}, []any{p.Change, p.Attempts, p.At})
+		require.LessOrEqual(t, len(p.Error), MaxErrorText)
+		require.True(t, utf8.ValidString(p.Error))
+		if len(cause) <= MaxErrorText {
+			require.Equal(t, strings.ToValidUTF8(cause, ""), p.Error)
+		}
+	})
+	for _, b := range [][]byte{StrongNotification, WeakNotification} {
+		k, err := DecodeNotification(b)
+		require.NoError(t, err)
+		require.Equal(t, NotifyKind(b[1]), k)
+	}
+}
+
+func TestDecodersRefuseGarbage(t *testing.T) {
+	t.Parallel()
+	l := Lock{Kind: KindPut, Primary: Cell{"t", "r", "c"}, Value: []byte("v"), Session: "s", Expiry: 1}
+	w := Write{Kind: KindPut, Start: 1, Value: []byte("v")}
+	long := func(b []byte) []byte { return append(b, make([]byte, 300)...) }
+	locks := map[string][]byte{
+		"nothing": nil, "one byte": {1}, "version": append([]byte{0}, l.Encode()[1:]...), "no version": append([]byte{99}, l.Encode()[1:]...), "cut": l.Encode()[:8],
+		"no kind": append([]byte{1, 0}, l.Encode()[2:]...), "unknown flag": append([]byte{1, 0x81}, l.Encode()[2:]...),
+		"too long a value": long(l.Encode()), "long and a value": append([]byte{1, byte(KindPut) | flagLong}, l.Encode()[2:]...),
+		"a delete with a value": append([]byte{1, byte(KindDelete)}, l.Encode()[2:]...),
+		"no primary":            (&Lock{Kind: KindPut, Primary: Cell{"t", "", "c"}}).Encode(),
+		"a huge length":         {1, 1, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f},
+	}
+	for name, b := range locks {
+		_, err := DecodeLock(b)
+		require.ErrorIs(t, err, ErrCorrupt, name)
+	}
+	for name, b := range map[string][]byte{
+		"nothing": nil, "version": append([]byte{0}, w.Encode()[1:]...), "cut": w.Encode()[:9], "lock only": append([]byte{1, 3}, w.Encode()[2:]...),
+		"notify": append([]byte{1, 1 | flagNotify}, w.Encode()[2:]...), "too long a value": long(w.Encode()),
+		"a delete with a value": append([]byte{1, 2}, w.Encode()[2:]...), "a long delete": append([]byte{1, 2 | flagLong}, w.Encode()[2:10]...),
+	} {
+		_, err := DecodeWrite(b)
+		require.ErrorIs(t, err, ErrCorrupt, name)
+	}
+	for name, text := range map[string]string{
+		"nothing": "", "version": "\x00{}", "no JSON": "\x01{", "no settings": "\x01{}",
+		"negative":        "\x01" + `{"current":{"max_txn_age_ms":-1,"retention_ms":5,"catalog_lease_ms":1}}`,
+		"overflow":        "\x01" + `{"current":{"max_txn_age_ms":9000000000000000000,"retention_ms":9000000000000000001,"catalog_lease_ms":1}}`,
+		"unsafe settings": "\x01" + `{"current":{"max_txn_age_ms":5,"retention_ms":6,"catalog_lease_ms":1}}`,
+		"nameless":        "\x01" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"observers":[{"table":"dA==","column":"dA=="}]}`,
+		"unsafe next":     "\x01" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"next":{}}`,
+	} {
+		_, err := DecodeCatalog([]byte(text))
+		require.ErrorIs(t, err, ErrCorrupt, name)
+	}
+	for _, b := range [][]byte{nil, {1}, {1, 2, 0, 0, 0}, {0, 0, 0, 0, 0}, {1, 0, 0, 0}, {1, 0, 0, 0, 0, 0}, {1, 0, 0x80}} {
+		_, err := DecodeFailure(b)
+		require.ErrorIs(t, err, ErrCorrupt)
+	}
+	for _, b := range [][]byte{nil, {1}, {1, 0}, {1, 3}, {0, 1}, {1, 1, 1}} {
+		_, err := DecodeNotification(b)
+		require.ErrorIs(t, err, ErrCorrupt)
+	}
+	for _, b := range [][]byte{nil, {1}, {0, 0, 0, 0, 0, 0, 0, 0, 0}, make([]byte, 10)} {
+		_, err := DecodeAck(b)
+		require.ErrorIs(t, err, ErrCorrupt)
+	}
+	for _, b := range [][]byte{{1}, {0, 0, 0, 0, 0, 0, 0, 0, 1}, {1, 0, 0, 0, 0, 0, 0, 0, 0}, make([]byte, 10)} {
+		_, err := DecodeMark(b)
+		require.ErrorIs(t, err, ErrCorrupt)
+	}
+	for _, b := range [][]byte{nil, {0}, {1, 5}, {1, 0, 0, 0}} {
+		_, err := DecodeScanLease(b)
+		require.ErrorIs(t, err, ErrCorrupt)
+	}
+	for _, b := range [][]byte{nil, {0, '{', '}'}, {1, '{'}, {1}} {
+		_, err := DecodeParked(b)
+		require.ErrorIs(t, err, ErrCorrupt)
+	}
+}
+
+// A record of a newer program is not taken for damage.
+func TestDecodersRefuseNewerVersions(t *testing.T) {
+	t.Parallel()
+	newer := func(b []byte) []byte { return append([]byte{Version + 1}, b[1:]...) }
+	l := Lock{Kind: KindPut, Primary: Cell{"t", "r", "c"}, Session: "s", Expiry: 1}
+	w := Write{Kind: KindPut, Start: 1}
+	f := Failure{Change: 1, Attempts: 1}
+	for name, decode := range map[string]func() error{
+		"lock":           func() error { _, err := DecodeLock(newer(l.Encode())); return err },
+		"write":          func() error { _, err := DecodeWrite(newer(w.Encode())); return err },
+		"catalog":        func() error { _, err := DecodeCatalog([]byte("\x02{}")); return err },
+		"failure":        func() error { _, err := DecodeFailure(newer(f.Encode())); return err },
+		"notification":   func() error { _, err := DecodeNotification(newer(WeakNotification)); return err },
+		"acknowledgment": func() error { _, err := DecodeAck(newer(EncodeAck(1))); return err },
+		"mark":           func() error { _, err := DecodeMark(newer(EncodeMark(1))); return err },
+		"scan lease":     func() error { _, err := DecodeScanLease(newer(ScanLease{"a", "b"}.Encode())); return err },
+		"parked record":  func() error { _, err := DecodeParked([]byte{Version + 1, '{', '}'}); return err },
+	} {
+		err := decode()
+		require.ErrorIs(t, err, rowstore.ErrFormat, name)
+		require.NotErrorIs(t, err, ErrCorrupt, name)
+		require.ErrorContains(t, err, "newer", name)
+	}
+}
+
+// fuzz checks a decoder: an error matches ErrCorrupt or rowstore.ErrFormat, and what it takes, it takes
+// again after encoding, as the same.
+func fuzz[V any](f *testing.F, seeds [][]byte, decode func([]byte) (V, error), encode func(V) []byte) {
+	for _, s := range seeds {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		in := bytes.Clone(b)
+		v, err := decode(b)
+		require.Equal(t, in, bytes.Clone(b), "the decoder changed its input")
+		if err != nil {
+			if !errors.Is(err, rowstore.ErrFormat) {
+				require.ErrorIs(t, err, ErrCorrupt)
+			}
+			return
+		}
+		again, err := decode(encode(v))
+		require.NoError(t, err)
+		require.Equal(t, v, again)
+	})
+}
+
+func FuzzDecodeLock(f *testing.F) {
+	l := Lock{Kind: KindPut, Notify: true, Expiry: 7, Session: "s", Primary: Cell{"t", "r", "c"}, Value: []byte("v")}
+	d := Lock{Kind: KindPut, Long: true, Primary: Cell{"t", "r", "c"}}
+	fuzz(f, [][]byte{l.Encode(), d.Encode(), nil, {1, 1}}, DecodeLock, func(l Lock) []byte { return l.Encode() })
+}
+
+func FuzzDecodeWrite(f *testing.F) {
+	w, d := Write{Kind: KindPut, Start: 5, Value: []byte("v")}, Write{Kind: KindDelete, Start: 6}
+	fuzz(f, [][]byte{w.Encode(), d.Encode(), nil}, DecodeWrite, func(w Write) []byte { return w.Encode() })
+}
+
+func FuzzDecodeNotify(f *testing.F) {
+	fuzz(f, [][]byte{StrongNotification, WeakNotification, nil}, DecodeNotification, func(k NotifyKind) []byte { return []byte{Version, byte(k)} })
+}
+
+func FuzzDecodeAck(f *testing.F) {
+	fuzz(f, [][]byte{EncodeAck(1), nil}, DecodeAck, EncodeAck)
+}
+
+func FuzzDecodeMark(f *testing.F) {
+	fuzz(f, [][]byte{EncodeMark(1), nil}, DecodeMark, func(start Timestamp) []byte {
+		if start == 0 {
+			return nil
+		}
+		return EncodeMark(start)
+	})
+}
+
+func FuzzDecodeFailure(f *testing.F) {
+	r := Failure{Change: 5, Attempts: 3, Parked: true, NotBefore: 9}
+	fuzz(f, [][]byte{r.Encode(), nil}, DecodeFailure, func(r Failure) []byte { return r.Encode() })
+}
+
+func FuzzDecodeScanLease(f *testing.F) {
+	fuzz(f, [][]byte{ScanLease{"a", "b"}.Encode(), nil}, DecodeScanLease, ScanLease.Encode)
+}
+
+func FuzzDecodeCatalog(f *testing.F) {
+	settings := Settings{MaxTxnAgeMs: 1000, RetentionMs: 3600 * 1000, CatalogLeaseMs: 1000}
+	next := settings
+	c := Catalog{Current: settings, Next: &next, NextFrom: 8, Observers: []Observer{{Name: []byte("n"), Table: []byte("t"), Column: []byte{0}}}}
+	b, err := c.Encode()
+	require.NoError(f, err)
+	fuzz(f, [][]byte{b, nil, []byte("\x01{}")}, DecodeCatalog, func(c Catalog) []byte {
+		b, err := c.Encode()
+		if err != nil {
+			panic(err)
+		}
+		return b
+	})
+}
+
+func FuzzDecodeParked(f *testing.F) {
+	p := NewParked("o", Cell{"t", "r", "c"}, Failure{Change: 1, Attempts: 2}, errors.New("no"), 3)
+	b, err := p.Encode()
+	require.NoError(f, err)
+	fuzz(f, [][]byte{b, nil, []byte("\x01{}")}, DecodeParked, func(p Parked) []byte {
+		b, err := p.Encode()
+		if err != nil {
+			panic(err)
+		}
+		return b
+	})
+}
+
+// What is stored stays readable: a record of this version has exactly these bytes.
+func TestBytes(t *testing.T) {
+	t.Parallel()
+	lock := Lock{Kind: KindPut, Notify: true, Expiry: 300, Session: "s1", Primary: Cell{"t", "\x00r", "c"}, Value: []byte("v")}
+	long := Lock{Kind: KindPut, Long: true, Primary: Cell{"t", "r", "c"}}
+	only := Lock{Kind: KindLock, Expiry: oracle.Max, Primary: Cell{"t", "r", "c"}}
+	write, deleted := Write{Kind: KindPut, Start: 0x0102030405060708, Value: []byte("v")}, Write{Kind: KindDelete, Start: 1}
+	longWrite := Write{Kind: KindPut, Long: true, Start: 2}
+	failure := Failure{Change: 300, Attempts: 5, Parked: true, NotBefore: 1}
+	parked := NewParked("o", Cell{"t", "\xff", "c"}, failure, errors.New("no\xff"), 9)
+	next := Settings{2000, 7200000, 1000}
+	catalog := Catalog{
+		Oracle: "tso", Current: Settings{1000, 3600000, 500}, Next: &next, NextFrom: 7, Past: []PastAge{{500, 6}},
+		Observers: []Observer{{Name: []byte("o"), Table: []byte("t"), Column: []byte("\x00\x00c"), Since: 3, Swept: 4}},
+	}
+	encoded := func(b []byte, err error) string {
+		require.NoError(t, err)
+		return string(b)
+	}
+	for want, got := range map[string]string{
+		"\x01\x05\xac\x02\x02s1\x01t\x02\x00r\x01cv":                      string(lock.Encode()),
+		"\x01\x09\x00\x00\x01t\x01r\x01c":                                 string(long.Encode()),
+		"\x01\x03\xff\xff\xff\xff\xff\xff\xff\xff\x7f\x00\x01t\x01r\x01c": string(only.Encode()),
+		"\x01\x01\x01\x02\x03\x04\x05\x06\x07\x08v":                       string(write.Encode()),
+		"\x01\x02\x00\x00\x00\x00\x00\x00\x00\x01":                        string(deleted.Encode()),
+		"\x01\x09\x00\x00\x00\x00\x00\x00\x00\x02":                        string(longWrite.Encode()),
+		"\x01":            string(TimestampOnly),
+		"\x01\x01 strong": string(StrongNotification) + " strong",
+		"\x01\x02 weak":   string(WeakNotification) + " weak",
+		"\x01\x00\x00\x00\x00\x00\x00\x01\x02 mark": string(EncodeMark(0x0102)) + " mark",
+		"\x01\x00\x00\x00\x00\x00\x00\x01\x02 ack":  string(EncodeAck(0x0102)) + " ack",
+		"\x01\x01\xac\x02\x01\x05":                  string(failure.Encode()),
+		"\x01\x01f\x02to":                           string(ScanLease{"f", "to"}.Encode()),
+		"\x01" + `{"observer":"bw==","table":"dA==","row":"/w==","column":"Yw==","change":300,"attempts":5,"error":"no","at":9}`: encoded(parked.Encode()),
+		"\x01" + `{"oracle":"tso","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500},` +
+			`"next":{"max_txn_age_ms":2000,"retention_ms":7200000,"catalog_lease_ms":1000},"next_from":7,"past":[{"max_txn_age_ms":500,"until":6}],` +
+			`"observers":[{"name":"bw==","table":"dA==","column":"AABj","since":3,"swept":4}]}`: encoded(catalog.Encode()),
+	} {
+		require.Equal(t, want, got)
+	}
+}

@@ -1,0 +1,180 @@
+package simulate
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"text/tabwriter"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
+)
+
+var (
+	workers     = flag.String("workers", "1,2,4", "numbers of workers, separated by commas")
+	changes     = flag.Int("changes", 100, "changes for each worker")
+	concurrency = flag.Int("concurrency", 16, "functions that each worker runs at once")
+	function    = flag.Duration("function", 0, "how long a function takes")
+	latency     = flag.Duration("latency", time.Millisecond, "how long a call to the store takes")
+)
+
+// drain is what it took to handle a backlog.
+type drain struct {
+	workers   int
+	changes   int
+	most      time.Duration // until 95 percent were handled
+	all       time.Duration
+	functions int64 // calls
+	conflicts uint64
+	scans     uint64
+	calls     int64 // to the store
+}
+
+func (d drain) rate() float64 { return 0.95 * float64(d.changes) / d.most.Seconds() }
+
+func (d drain) each(n float64) float64 { return n / float64(d.changes) }
+
+// TestDrain lets growing numbers of workers handle a backlog in proportion to them. With
+// no waste, the rate grows as the workers do.
+func TestDrain(t *testing.T) {
+	t.Parallel()
+	var all []drain
+	for text := range strings.SplitSeq(*workers, ",") {
+		n, err := strconv.Atoi(text)
+		require.NoError(t, err)
+		t.Run(text, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { all = append(all, simulateDrain(t, n)) })
+		})
+	}
+	var text strings.Builder
+	show := tabwriter.NewWriter(&text, 0, 0, 2, ' ', tabwriter.AlignRight)
+	_, _ = fmt.Fprintln(show, "workers\tchanges/s\tof linear\tall after\tfunctions\tconflicts\tscans\tcalls\t")
+	for _, d := range all {
+		linear := all[0].rate() * float64(d.workers) / float64(all[0].workers)
+		_, _ = fmt.Fprintf(show, "%d\t%.0f\t%.2f\t%v\t%.2f\t%.2f\t%.2f\t%.1f\t\n", d.workers, d.rate(), d.rate()/linear, d.all,
+			d.each(float64(d.functions)), d.each(float64(d.conflicts)), d.each(float64(d.scans)), d.each(float64(d.calls)))
+	}
+	require.NoError(t, show.Flush())
+	t.Logf("a backlog of %d changes for each worker; a call to the store takes %v, a function %v; functions, conflicts, scans and calls for each change\n%s",
+		*changes, *latency, *function, &text)
+}
+
+// simulateDrain makes a backlog and lets n workers, each with a client of its own, handle it.
+func simulateDrain(t *testing.T, n int) drain {
+	t.Helper()
+	ctx := t.Context()
+	mem := memstore.New()
+	d := drain{workers: n, changes: n * *changes}
+	var functions, calls atomic.Int64
+	observer := percolator.Observer{
+		Name: "copy", Table: "t", Column: "in",
+		Func: func(ctx context.Context, tx *percolator.Txn, c percolator.Cell) error {
+			functions.Add(1)
+			v, err := tx.Get(ctx, c)
+			if err != nil {
+				return err
+			}
+			time.Sleep(*function)
+			return tx.Set(percolator.Cell{Table: c.Table, Row: c.Row, Column: "out"}, v)
+		},
+	}
+	open := func(s rowstore.Store) *percolator.DB {
+		db, err := percolator.New(ctx, s, percolator.WithLogger(slog.New(slog.DiscardHandler)))
+		require.NoError(t, err)
+		return db
+	}
+	run := func(db *percolator.DB) (w *percolator.Worker, stop func() error) {
+		w = percolator.NewWorker(db, percolator.WorkerConfig{Concurrency: *concurrency, GCInterval: -1})
+		require.NoError(t, w.Observe(observer))
+		running, cancel := context.WithCancel(ctx)
+		ended := make(chan error, 1)
+		go func() { ended <- w.Run(running) }()
+		return w, func() error { cancel(); return <-ended }
+	}
+
+	// The observer is known, and the backlog there, before the clock starts.
+	source := open(mem)
+	first, stop := run(source)
+	require.NoError(t, first.WaitIdle(ctx))
+	require.NoError(t, stop())
+	const step = 200
+	for from := 0; from < d.changes; from += step {
+		require.NoError(t, source.Update(ctx, func(tx *percolator.Txn) error {
+			for i := from; i < min(from+step, d.changes); i++ {
+				// Rows in an order that has nothing to do with the time of the change.
+				row := fmt.Sprintf("%08x", uint32(i)*2654435761)
+				if err := tx.Set(percolator.Cell{Table: "t", Row: row, Column: "in"}, []byte("1")); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+	}
+	require.Zero(t, functions.Load())
+
+	slow := faultstore.Rule{
+		Times: -1,
+		Match: func(c *faultstore.Call) bool { return c.Kind != faultstore.CallListen },
+		Before: func(context.Context, *faultstore.Call) faultstore.Fault {
+			calls.Add(1)
+			time.Sleep(*latency)
+			return faultstore.Fault{}
+		},
+	}
+	var dbs []*percolator.DB
+	for range n {
+		client := faultstore.New(mem, faultstore.Options{KeepOpen: true, Seed: 1})
+		client.SetRules(slow)
+		dbs = append(dbs, open(client))
+	}
+	handled := func() (done int) {
+		for _, db := range dbs {
+			done += int(db.Stats().ObserverRuns)
+		}
+		return done
+	}
+	began := time.Now()
+	calls.Store(0)
+	var stops []func() error
+	for _, db := range dbs {
+		_, stop := run(db)
+		stops = append(stops, stop)
+	}
+	for done := 0; done < d.changes; done = handled() {
+		if d.most == 0 && done >= d.changes*95/100 {
+			d.most = time.Since(began)
+		}
+		require.Less(t, time.Since(began), time.Hour, "only %d of %d changes are handled", done, d.changes)
+		time.Sleep(time.Millisecond)
+	}
+	d.all = time.Since(began)
+	if d.most == 0 {
+		d.most = d.all
+	}
+	d.functions, d.calls = functions.Load(), calls.Load()
+	var wg sync.WaitGroup
+	errs := make([]error, n)
+	for i, db := range dbs {
+		d.conflicts += db.Stats().ObserverConflicts
+		d.scans += db.Stats().NotifyScans
+		wg.Go(func() { errs[i] = errors.Join(stops[i](), db.Close(ctx)) })
+	}
+	wg.Wait()
+	require.NoError(t, errors.Join(errs...))
+	require.Equal(t, d.changes, handled(), "each change takes effect once")
+	require.NoError(t, source.Close(ctx))
+	return d
+}

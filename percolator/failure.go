@@ -1,0 +1,133 @@
+package percolator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/percolate-go/percolate/internal/format"
+)
+
+// What happens after a run has failed. Each failure of the function is counted in a
+// record beside the cell. The run is attempted again after a wait that grows, and parked
+// after the last attempt (parked.go).
+
+// failed handles a run that failed. A failure counts if it is the function's own and can
+// be recorded: nothing is parked while the store is away.
+func (w *Worker) failed(ctx context.Context, o *Observer, view *cellView, cause error) runResult {
+	switch {
+	case ctx.Err() != nil:
+		return runResult{next: runAbandoned} // the worker stops: that is nobody's failure
+	case errors.Is(cause, ErrConflict):
+		w.db.count.observerConflicts.Add(1)
+		return runResult{next: runConflict}
+	case storesFault(cause):
+		return trouble(fmt.Errorf("observer %q for %v: %w", o.Name, view.cell.public(), cause))
+	}
+	return w.countFailure(ctx, o, view, cause)
+}
+
+// countFailure counts a failed attempt in the store. The last attempt parks the run.
+func (w *Worker) countFailure(ctx context.Context, o *Observer, view *cellView, cause error) runResult {
+	w.db.count.observerFailures.Add(1)
+	c := view.cell
+	var record format.Failure
+	err := w.db.Update(ctx, func(tx *Txn) (err error) {
+		record, err = w.recordFailure(ctx, tx, o, c, view.change, cause)
+		return err
+	})
+	if err != nil {
+		return trouble(fmt.Errorf("recording a failure of observer %q for %v: %w", o.Name, c.public(), errors.Join(err, cause)))
+	}
+	if record.Parked {
+		w.db.count.observerParked.Add(1)
+		w.db.log.Error("a run was parked after its last attempt", "observer", o.Name, "cell", c.public().String(), "attempts", record.Attempts, "err", cause)
+	} else {
+		w.db.log.Warn("an observer failed and will be called again", "observer", o.Name, "cell", c.public().String(), "attempt", record.Attempts, "err", cause)
+	}
+	return runResult{next: runAgain} // the next look sees the backoff, or that the change is covered
+}
+
+// panicError is a panic of an observer's function.
+type panicError struct {
+	value any
+	stack []byte
+}
+
+func (e *panicError) Error() string {
+	return fmt.Sprintf("percolator: the observer's function panicked: %v\n%s", e.value, e.stack)
+}
+
+// readError is an error of a transaction's read that the store is to blame for.
+type readError struct{ error }
+
+func (e *readError) Unwrap() error { return e.error }
+
+// storesFault reports whether a function failed because the store did not answer a
+// read. A read is the function's own failure if it ended with a context of the
+// function's, came too late, or met a value that cannot be decoded.
+func storesFault(err error) bool {
+	var read *readError
+	return errors.As(err, &read) && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) &&
+		!errors.Is(err, ErrSnapshotTooOld) && !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrFormat)
+}
+
+// recordFailure writes the failure record of one more failed attempt. The record is
+// zero when somebody else's run has covered the change.
+func (w *Worker) recordFailure(ctx context.Context, tx *Txn, o *Observer, c Cell, change Timestamp, cause error) (format.Failure, error) {
+	none := format.Failure{}
+	ack := Cell{c.Table, c.Row, format.AckColumn(o.Name, c.Column)}
+	at := Cell{c.Table, c.Row, format.FailureColumn(o.Name, c.Column)}
+	stored, err := tx.db.getCells(ctx, []Cell{ack, at}, &tx.snapshot)
+	if err != nil {
+		return none, err
+	}
+	if b := stored[0]; b != nil {
+		acked, err := format.DecodeAck(b)
+		if err != nil || acked >= change {
+			return none, err
+		}
+	}
+	old := none
+	if b := stored[1]; b != nil {
+		if old, err = format.DecodeFailure(b); err != nil {
+			return none, err
+		}
+	}
+	if old.Change > change || old.Parked && old.Change == change {
+		return none, nil
+	}
+	f := format.Failure{Change: change, Attempts: 1}
+	if old.Change == change {
+		f.Attempts = old.Attempts + 1
+	}
+	f.Parked = f.Attempts >= o.MaxAttempts
+	f.NotBefore = tx.start.Add(w.config.Backoff.wait(f.Attempts-1, tx.db.rand))
+	if err := tx.put(at, format.KindPut, f.Encode()); err != nil {
+		return none, err
+	}
+	switch {
+	case f.Parked:
+		p := format.NewParked(o.Name, format.Cell(c), f, cause, tx.start)
+		b, err := p.Encode()
+		if err != nil {
+			return none, err
+		}
+		return f, tx.put(parkedIndex(o.Name, c), format.KindPut, b)
+	case old.Parked:
+		// A later change failed, so the parked run of the earlier one is dropped.
+		return f, tx.put(parkedIndex(o.Name, c), format.KindDelete, nil)
+	}
+	return f, nil
+}
+
+// forgetFailure removes an observer's failure record for a cell.
+func (tx *Txn) forgetFailure(observer string, c Cell, f *format.Failure) error {
+	if err := tx.put(Cell{c.Table, c.Row, format.FailureColumn(observer, c.Column)}, format.KindDelete, nil); err != nil {
+		return err
+	}
+	if f.Parked {
+		return tx.put(parkedIndex(observer, c), format.KindDelete, nil)
+	}
+	return nil
+}

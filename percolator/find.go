@@ -1,0 +1,363 @@
+package percolator
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"slices"
+	"sort"
+	"time"
+
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// How a worker finds notifications. The store's push, or the time, asks for a look at a
+// table (listen, find). A look scans the table once, a page at a time. It shares the
+// table with other workers by leases (lease.go), skips cells that it remembers
+// (rested.go), and queues a job for each observer that a cell waits for (queue.go).
+
+const (
+	// lookPage is how many notified rows are found before their functions start.
+	lookPage = 256
+	// leaseFrom is how many jobs of an observer make a scan lease worth its cost. With
+	// fewer, two workers that meet waste only a few runs, which conflict.
+	leaseFrom = 16
+	// lookParts is the number of parts into which a table is cut, to begin scans at
+	// random places.
+	lookParts = 64
+	// boundsAge is how long these parts are kept.
+	boundsAge = time.Minute
+	// lookJumps bounds how often one scan jumps away from other scanners.
+	lookJumps = 8
+	// longLook is how long a scan takes that is not repeated at once for each push.
+	longLook = 10 * time.Millisecond
+)
+
+// bounds are row keys at which a scan may begin.
+type bounds struct {
+	keys  []string
+	since time.Time
+	busy  bool // the last scan filled a page: a random beginning pays
+}
+
+// listen passes the store's push on to the scanners.
+func (w *Worker) listen(ctx context.Context) error {
+	waker, ok := rowstore.Unwrap[rowstore.Waker](w.db.store)
+	if !ok {
+		return nil
+	}
+	return w.retry(ctx, "listening for notifications", func() error { return waker.Listen(ctx, w.kick) })
+}
+
+// kick is told that a table, or with "" any, may hold new notifications.
+func (w *Worker) kick(table string) {
+	if table != "" && w.kicks[table] == nil {
+		return // nothing here observes it
+	}
+	w.mu.Lock()
+	w.wakes++
+	// What was locked may have been committed just now.
+	for t := range w.locked {
+		if table == "" || t == table {
+			w.resumeLocked(t)
+		}
+	}
+	w.mu.Unlock()
+	if table != "" {
+		w.kickTable(table)
+		return
+	}
+	w.kickAll()
+}
+
+// kickTable leaves a token for a table's scanner, unless there is one.
+func (w *Worker) kickTable(table string) {
+	if ch := w.kicks[table]; ch != nil {
+		leaveToken(ch)
+	}
+}
+
+func (w *Worker) kickAll() {
+	for table := range w.kicks {
+		w.kickTable(table)
+	}
+}
+
+// find scans for a table's notifications whenever there is reason to: after a push, when
+// a queue has room again, and from time to time.
+func (w *Worker) find(ctx context.Context, table string) error {
+	var pace pace
+	for {
+		began := w.db.clock.Now()
+		var l *looker
+		err := w.retry(ctx, "looking for notifications", func() (err error) {
+			l, err = w.look(ctx, table)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		wait := w.untilNextLook(&pace, l)
+		if took := w.db.clock.Now().Sub(began); l.found == 0 && took >= longLook {
+			// There are many notifications for other workers. Pushes must not make this
+			// worker scan them all the time.
+			if err := w.db.clock.Sleep(ctx, min(took, wait)); err != nil {
+				return err
+			}
+		}
+		if _, err := w.sleepOr(ctx, wait, w.kicks[table]); err != nil {
+			return err
+		}
+	}
+}
+
+// pace is what a table's looks have come to, which says how soon the next one follows.
+type pace struct {
+	misses   int    // looks in a row that led to nothing
+	found    int    // by the last look
+	progress uint64 // the worker's, at the last look
+}
+
+// untilNextLook returns how long the next look at a table waits, unless it is kicked.
+// Cells that are found again and again, but lead to nothing, do not make looks more
+// frequent.
+func (w *Worker) untilNextLook(p *pace, l *looker) time.Duration {
+	w.mu.Lock()
+	moved := w.progress != p.progress
+	p.progress = w.progress
+	w.mu.Unlock()
+	if moved || l.found > 0 && p.found == 0 {
+		p.misses = 0
+	} else {
+		p.misses++
+	}
+	p.found = l.found
+	wait := w.config.Rescan
+	if !w.pushed {
+		wait = w.config.Poll.Min
+		for i := 0; i < p.misses && wait < w.config.Poll.Max; i++ {
+			wait *= 2
+		}
+		wait = min(wait, w.config.Poll.Max)
+	}
+	if l.held > 0 {
+		wait = min(wait, l.held)
+	}
+	return wait
+}
+
+// look scans a table once and queues the runs for the notifications that it finds. If
+// there is much to find it begins at a random place, so that many workers spread over
+// the table. When it meets another scanner it jumps to another place. Otherwise each
+// scanner would catch up with the one in front, and they would run in a clump, as buses
+// do (section 2.4 of the paper).
+func (w *Worker) look(ctx context.Context, table string) (*looker, error) {
+	w.db.count.notifyScans.Add(1)
+	b := w.bounds(ctx, table)
+	begin := ""
+	if b.busy && len(b.keys) > 0 {
+		begin = b.keys[w.db.rand.int64N(int64(len(b.keys)))]
+	}
+	l := &looker{w: w, table: table, keys: b.keys, jumps: lookJumps}
+	err := l.part(ctx, begin, "")
+	if err == nil && begin != "" {
+		err = l.part(ctx, "", begin)
+	}
+	if err != nil {
+		return l, err
+	}
+	w.mu.Lock()
+	b.busy = l.found >= lookPage
+	if len(b.keys) == 0 {
+		b.keys = l.met
+	}
+	w.boundsOf[table] = b
+	unused := l.found == 0 && len(w.leased) > 0 && w.resting(table)
+	w.mu.Unlock()
+	if unused {
+		w.releaseLeases(table)
+	}
+	w.db.count.notifyFound.Add(uint64(l.found)) //nolint:gosec // a count
+	return l, nil
+}
+
+// resting tells whether nothing of a table is queued or runs. w.mu is held.
+func (w *Worker) resting(table string) bool {
+	for _, q := range w.list {
+		if q.table == table && (q.running > 0 || len(q.tasks) > 0) {
+			return false
+		}
+	}
+	return true
+}
+
+// bounds returns the table's parts, asking the store from time to time.
+func (w *Worker) bounds(ctx context.Context, table string) bounds {
+	w.mu.Lock()
+	b := w.boundsOf[table]
+	w.mu.Unlock()
+	now := w.db.clock.Now()
+	if !b.busy || (!b.since.IsZero() && now.Sub(b.since) < boundsAge) {
+		return b
+	}
+	b.since = now
+	b.keys = nil // without a Splitter: keys that this scan meets
+	if s, ok := rowstore.Unwrap[rowstore.Splitter](w.db.store); ok {
+		keys, err := s.Split(ctx, table, lookParts)
+		if err != nil {
+			w.db.log.Debug("the table could not be split", "table", table, "err", err)
+		} else {
+			b.keys = keys
+		}
+	}
+	return b
+}
+
+// looker is one scan under way.
+type looker struct {
+	w     *Worker
+	table string
+	keys  []string
+	jumps int
+	found int           // jobs that were queued
+	met   []string      // row keys at page boundaries
+	held  time.Duration // time until the first lease of another worker ends that was met, 0 without any
+}
+
+// finding is a notified cell with something to do for this worker, as far as it knows.
+type finding struct {
+	cell   Cell
+	seen   uint64
+	queues []*queue
+}
+
+// part scans the rows in [from, to), page by page.
+func (l *looker) part(ctx context.Context, from, to string) error {
+	for {
+		if err := l.w.waitForRoom(ctx, l.table); err != nil {
+			return err
+		}
+		page, last, err := l.page(ctx, from, to)
+		if err != nil {
+			return err
+		}
+		others, err := l.share(ctx, page)
+		if err != nil {
+			return err
+		}
+		if len(page) > 0 && others.all {
+			// Another worker is scanning these rows; skip them.
+			if next, ok := l.jump(others.to, to); ok {
+				from = next
+				continue
+			}
+		}
+		l.queue(page, others)
+		if last == "" {
+			return nil
+		}
+		if len(l.met) < lookParts {
+			l.met = append(l.met, last)
+		}
+		from = last + "\x00"
+	}
+}
+
+// page finds notified cells that this worker does not handle yet. last is the row after
+// which the scan continues, "" at the end of the part.
+func (l *looker) page(ctx context.Context, from, to string) (page []finding, last string, err error) {
+	w := l.w
+	n := 0
+	known := w.db.known()
+	var cells []finding
+	for row, err := range w.db.store.Scan(ctx, rowstore.ScanRange{Table: l.table, From: from, To: to, Selectors: w.notifyPicks(l.table), Limit: lookPage}) {
+		if err != nil {
+			return nil, "", fmt.Errorf("scanning the notifications of table %q: %w", l.table, err)
+		}
+		n++
+		last = row.Row
+		for column, notified := range notifiedColumns(&row) {
+			c := Cell{l.table, row.Row, column}
+			cells = append(cells, finding{cell: c, seen: w.rested.signature(c, known.observers(c.Table, c.Column), notified)})
+		}
+	}
+	if n < lookPage {
+		last = ""
+	}
+	now := w.db.clock.Now()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, f := range cells {
+		covered := w.rested.covers(f.cell, f.seen, now)
+		for _, q := range w.queuesOf(f.cell) {
+			if !q.in(covered) && w.wanted(q, f.cell, f.seen) {
+				f.queues = append(f.queues, q)
+			}
+		}
+		if len(f.queues) > 0 {
+			page = append(page, f)
+		}
+	}
+	return page, last, nil
+}
+
+// queue queues the findings, except those that another worker has leased.
+func (l *looker) queue(page []finding, others heldPage) {
+	w := l.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, f := range page {
+		for _, q := range f.queues {
+			if !slices.Contains(others.queues, q) && w.found(q, f.cell, f.seen) {
+				l.found++
+			}
+		}
+	}
+	w.dispatch()
+}
+
+// jump returns a random place within the rest of the part to continue at. It returns
+// false if there is none, or if no jumps are left.
+func (l *looker) jump(after, to string) (string, bool) {
+	if l.jumps == 0 {
+		return "", false
+	}
+	l.jumps--
+	ahead := l.keys[sort.SearchStrings(l.keys, after):]
+	if to != "" {
+		ahead = ahead[:sort.SearchStrings(ahead, to)]
+	}
+	if len(ahead) == 0 {
+		if next := after + "\x00"; to == "" || next < to {
+			return next, true
+		}
+		return "", false
+	}
+	return ahead[l.w.db.rand.int64N(int64(len(ahead)))], true
+}
+
+// notifiedColumns visits the columns of a row that have notifications, with those,
+// newest first.
+func notifiedColumns(row *rowstore.Row) iter.Seq2[string, []rowstore.Version] {
+	return func(yield func(string, []rowstore.Version) bool) {
+		for i := 0; i < len(row.Versions); {
+			n := i + 1
+			for n < len(row.Versions) && row.Versions[n].Column == row.Versions[i].Column && row.Versions[n].Family == row.Versions[i].Family {
+				n++
+			}
+			if row.Versions[i].Family == rowstore.Notify && !yield(row.Versions[i].Column, row.Versions[i:n]) {
+				return
+			}
+			i = n
+		}
+	}
+}
+
+func (w *Worker) notifyPicks(table string) []rowstore.Selector {
+	picks := make([]rowstore.Selector, len(w.tables[table]))
+	for i, column := range w.tables[table] {
+		picks[i] = rowstore.Selector{Family: rowstore.Notify, Column: column, To: oracle.Max, Limit: seenVersions}
+	}
+	return picks
+}

@@ -1,0 +1,96 @@
+package percolator
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
+)
+
+func TestWaitIdleAndRunEndWithTheirContexts(t *testing.T) {
+	t.Parallel()
+	db := open(t, memstore.New(), WithSettings(Settings{CatalogLease: time.Hour})) // a sweep that never comes
+	w := NewWorker(db, WorkerConfig{})
+	require.NoError(t, w.Observe(Observer{Name: "o", Table: "t", Column: "v", Func: nothing}))
+	ctx, cancel := context.WithCancel(t.Context())
+	before := async(func() error { return w.WaitIdle(ctx) }) // before Run
+	cancel()
+	require.ErrorIs(t, result(t, before), context.Canceled)
+	runCtx, stop := context.WithCancel(t.Context())
+	running := async(func() error { return w.Run(runCtx) })
+	waiting := async(func() error { return w.WaitIdle(context.Background()) })
+	ctx, cancel = context.WithCancel(t.Context())
+	during := async(func() error { return w.WaitIdle(ctx) })
+	cancel()
+	require.ErrorIs(t, result(t, during), context.Canceled)
+	stop()
+	require.NoError(t, result(t, running))
+	require.ErrorIs(t, result(t, waiting), ErrClosed)
+	ended, end := context.WithCancel(t.Context())
+	end()
+	require.NoError(t, NewWorker(db, WorkerConfig{}).Run(ended))
+}
+
+// Commits to tables that the worker does not observe do not keep WaitIdle from its
+// answer.
+func TestWaitIdleAmongOthersPushes(t *testing.T) {
+	t.Parallel()
+	dbs, taps := clients(t, 1, false)
+	w := startWorker(t, dbs[0], WorkerConfig{}, Observer{Name: "o", Table: "t", Column: "v", Func: nothing})
+	idle(t, w)
+	var pushes atomic.Int64
+	push := func(rowstore.ScanRange) {
+		pushes.Add(1)
+		w.kick("another")
+	}
+	taps[0].onScan.Store(&push)
+	idle(t, w)
+	require.Positive(t, pushes.Load())
+}
+
+// WaitIdle of a worker whose Run has ended says so, whatever is left.
+func TestWaitIdleAfterRun(t *testing.T) {
+	t.Parallel()
+	db := open(t, memstore.New(), quick)
+	w := NewWorker(db, WorkerConfig{})
+	require.NoError(t, w.Observe(Observer{Name: "o", Table: "t", Column: "v", Func: nothing}))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := async(func() error { return w.Run(ctx) })
+	idle(t, w)
+	cancel()
+	require.NoError(t, result(t, done))
+	for range 100 {
+		require.ErrorIs(t, w.WaitIdle(t.Context()), ErrClosed)
+	}
+}
+
+// Work that another worker moves behind the looks of WaitIdle, where no push tells of
+// it: the third and fourth look find what the first two have missed.
+func TestWaitIdleSeesWorkThatMoves(t *testing.T) {
+	t.Parallel()
+	dbs, taps := clients(t, 2, true)
+	w := startWorker(t, dbs[0], WorkerConfig{Poll: Backoff{Min: time.Hour, Max: time.Hour}}, Observer{Name: "o", Table: "t", Column: "v", Func: nothing})
+	idle(t, w)
+	before := dbs[0].Stats().ObserverRuns
+	// Another process commits when the second look of WaitIdle has begun, behind it.
+	var looks atomic.Int64
+	var once sync.Once
+	move := func(r rowstore.ScanRange) {
+		if r.Limit > 0 {
+			return // the scanner's
+		}
+		if looks.Add(1) == 3 {
+			once.Do(func() { set(t, dbs[1], Cell{"t", "r", "v"}, "x") })
+		}
+	}
+	taps[0].onScan.Store(&move)
+	idle(t, w)
+	require.GreaterOrEqual(t, looks.Load(), int64(4))
+	require.Equal(t, before+1, dbs[0].Stats().ObserverRuns)
+}

@@ -1,0 +1,240 @@
+package storetest
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/percolate-go/percolate/percolator/oracle"
+	rs "github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
+)
+
+// CompareWithMemory runs random calls on a store that wrap makes of a memstore.Store, and on
+// another memstore.Store, and compares every answer. Batches are deferred, and stores
+// crash, only if defers.
+func CompareWithMemory(t *testing.T, defers bool, wrap func(*memstore.Store) rs.Store) {
+	t.Helper()
+	applied, refused := 0, 0
+	rapid.Check(t, func(t *rapid.T) {
+		// Both draw the same timestamps.
+		clock := memstore.WithClock(func() time.Time { return time.UnixMilli(0) })
+		inner := memstore.New(clock)
+		reference := memstore.New(clock)
+		store := wrap(inner)
+		pair := []rs.Store{store, reference}
+		t.Repeat(map[string]func(*rapid.T){
+			"apply": func(t *rapid.T) {
+				muts := rapid.SliceOfNDistinct(rapid.Custom(drawMutation), 0, 4, rowName).Draw(t, "mutations")
+				opts := rs.ApplyOptions{Deferred: defers && rapid.Bool().Draw(t, "deferred")}
+				var got [2][]rs.Outcome
+				for i, s := range pair {
+					var err error
+					got[i], err = s.Apply(context.Background(), muts, opts)
+					require.NoError(t, err)
+					for j := range got[i] {
+						require.NotEmpty(t, got[i][j].Incarnation)
+						got[i][j].Incarnation = ""
+						if got[i][j].Applied {
+							applied++
+						} else {
+							refused++
+						}
+					}
+				}
+				require.Equal(t, len(got[1]), len(got[0]))
+				if len(muts) > 0 {
+					require.Equal(t, got[1], got[0])
+				}
+			},
+			"group": func(t *rapid.T) {
+				muts := rapid.SliceOfNDistinct(rapid.Custom(drawMutation), 1, 4, rowName).Draw(t, "mutations")
+				cut := rapid.IntRange(1, len(muts)).Draw(t, "cut")
+				groups := []rs.Group{{Mutations: muts[:cut], AssignTimestamp: rapid.Bool().Draw(t, "draw")}}
+				if cut < len(muts) {
+					groups = append(groups, rs.Group{Mutations: muts[cut:]})
+				}
+				if groups[0].AssignTimestamp {
+					groups[0].NotAfter = rs.Timestamp(rapid.IntRange(0, 30).Draw(t, "not after"))
+					groups[0].Mutations[0].Edits = append(groups[0].Mutations[0].Edits, rs.Put(rs.Write, "drawn", rs.AssignedTimestamp, []byte("d")))
+				}
+				var got [2][]rs.GroupOutcome
+				for i, s := range pair {
+					g, ok := rs.Unwrap[rs.Grouper](s)
+					if !ok {
+						return
+					}
+					for _, gr := range groups {
+						key := g.GroupKey(gr.Mutations[0].Table, gr.Mutations[0].Row)
+						for _, m := range gr.Mutations {
+							if g.GroupKey(m.Table, m.Row) != key || gr.AssignTimestamp && !g.AssignsTimestamps(key) {
+								return
+							}
+						}
+					}
+					var err error
+					got[i], err = g.Group(context.Background(), groups)
+					require.NoError(t, err)
+					for j := range got[i] {
+						require.NotEmpty(t, got[i][j].Incarnation)
+						got[i][j].Incarnation, got[i][j].Outcome.Incarnation = "", ""
+					}
+				}
+				require.Equal(t, got[1], got[0])
+			},
+			"read": func(t *rapid.T) {
+				reads := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) rs.RowRead {
+					return rs.RowRead{
+						Table: tableNames.Draw(t, "table"), Row: rowKeys.Draw(t, "row"),
+						Selectors: rapid.SliceOfN(rapid.Custom(drawPick), 1, 4).Draw(t, "selectors"),
+					}
+				}), 1, 4).Draw(t, "reads")
+				var got [2][]rs.Row
+				for i, s := range pair {
+					var err error
+					got[i], err = s.Read(context.Background(), reads)
+					require.NoError(t, err)
+				}
+				require.Equal(t, got[1], got[0])
+			},
+			"scan": func(t *rapid.T) {
+				r := rs.ScanRange{
+					Table:     tableNames.Draw(t, "table"),
+					From:      rapid.OneOf(rapid.Just(""), rowKeys).Draw(t, "from"),
+					To:        rapid.OneOf(rapid.Just(""), rowKeys).Draw(t, "to"),
+					Reverse:   rapid.Bool().Draw(t, "reverse"),
+					Limit:     rapid.IntRange(0, 3).Draw(t, "limit"),
+					Selectors: rapid.SliceOfN(rapid.Custom(drawPick), 1, 2).Draw(t, "selectors"),
+				}
+				var got [2][]rs.Row
+				for i, s := range pair {
+					for row, err := range s.Scan(context.Background(), r) {
+						require.NoError(t, err)
+						got[i] = append(got[i], row)
+					}
+				}
+				require.Equal(t, got[1], got[0])
+			},
+			"tables": func(t *rapid.T) {
+				var got [2][]string
+				for i, s := range pair {
+					for name, err := range s.Tables(context.Background()) {
+						require.NoError(t, err)
+						got[i] = append(got[i], name)
+					}
+				}
+				require.Equal(t, got[1], got[0])
+			},
+			"draw": func(t *rapid.T) {
+				n := rapid.IntRange(1, 3).Draw(t, "n")
+				var got [2]rs.Timestamp
+				for i, s := range pair {
+					p, ok := rs.Unwrap[rs.OracleProvider](s)
+					require.True(t, ok)
+					var err error
+					got[i], err = p.Oracle().Draw(context.Background(), n)
+					require.NoError(t, err)
+				}
+				require.Equal(t, got[1], got[0])
+			},
+			"split": func(t *rapid.T) {
+				table, n := tableNames.Draw(t, "table"), rapid.IntRange(1, 4).Draw(t, "n")
+				var got [2][]string
+				for i, s := range pair {
+					p, ok := rs.Unwrap[rs.Splitter](s)
+					require.True(t, ok)
+					var err error
+					got[i], err = p.Split(context.Background(), table, n)
+					require.NoError(t, err)
+				}
+				require.Equal(t, got[1], got[0])
+			},
+			"crash": func(t *rapid.T) {
+				if rapid.IntRange(0, 3).Draw(t, "flush") == 0 {
+					d, ok := rs.Unwrap[rs.Deferrer](store)
+					require.True(t, ok)
+					require.NoError(t, d.Flush(context.Background()))
+					require.NoError(t, reference.Flush(context.Background()))
+				}
+				if defers {
+					inner.Crash()
+					reference.Crash()
+				}
+			},
+		})
+		require.NoError(t, store.Close())
+	})
+	require.NotZero(t, applied)
+	require.NotZero(t, refused)
+}
+
+var (
+	tableNames = rapid.SampledFrom([]string{"a", "b"})
+	rowKeys    = rapid.SampledFrom([]string{"1", "2", "3", "4"})
+	columns    = rapid.SampledFrom([]string{"x", "y"})
+)
+
+func rowName(m rs.Mutation) string { return m.Table + m.Row }
+
+func drawTS(t *rapid.T, low int, label string) rs.Timestamp {
+	return rs.Timestamp(rapid.IntRange(low, 12).Draw(t, label))
+}
+
+func drawPick(t *rapid.T) rs.Selector {
+	p := rs.Selector{
+		Family: rs.Family(rapid.IntRange(1, 5).Draw(t, "family")),
+		Column: rapid.OneOf(rapid.Just(rs.AllColumns), columns).Draw(t, "column"),
+		From:   drawTS(t, 0, "from"), To: drawTS(t, 0, "to"),
+		Limit: rapid.IntRange(0, 2).Draw(t, "limit"),
+	}
+	if rapid.Bool().Draw(t, "newest") {
+		p.From, p.To = 0, oracle.Max
+	}
+	return p
+}
+
+// drawMutation makes a mutation that keeps the rules of the seam, those for the
+// caller too.
+func drawMutation(t *rapid.T) rs.Mutation {
+	m := rs.Mutation{Table: tableNames.Draw(t, "table"), Row: rowKeys.Draw(t, "row")}
+	for range rapid.IntRange(0, 2).Draw(t, "conditions") {
+		column := columns.Draw(t, "column")
+		switch rapid.IntRange(0, 4).Draw(t, "condition") {
+		case 0:
+			m.Conditions = append(m.Conditions, rs.Present(column, drawTS(t, 0, "at")))
+		case 1:
+			m.Conditions = append(m.Conditions, rs.AbsentAt(column, drawTS(t, 0, "at")))
+		default:
+			family := rapid.SampledFrom([]rs.Family{rs.Lock, rs.Write, rs.Mark, rs.Notify}).Draw(t, "family")
+			m.Conditions = append(m.Conditions, rs.Absent(family, column, drawTS(t, 0, "from")))
+		}
+	}
+	for i := range rapid.IntRange(0, 4).Draw(t, "edits") {
+		e := rs.Edit{
+			Kind:   rapid.SampledFrom([]rs.EditKind{rs.DoPut, rs.DoPut, rs.DoPut, rs.DoDelete, rs.DoDeleteRange}).Draw(t, "kind"),
+			Family: rs.Family(rapid.IntRange(1, 5).Draw(t, "family")),
+			Column: columns.Draw(t, "column"),
+			TS:     drawTS(t, 1, "ts"),
+		}
+		switch e.Kind {
+		case rs.DoPut:
+			e.Value = fmt.Appendf(nil, "%d.%d", e.TS, i)
+		case rs.DoDeleteRange:
+			e.To = drawTS(t, 0, "to")
+		}
+		with := m
+		with.Edits = append(with.Edits[:len(with.Edits):len(with.Edits)], e)
+		if rs.CheckBatch([]rs.Mutation{with}) != nil {
+			continue // it collides with an earlier one
+		}
+		m = with
+		if e.Kind == rs.DoPut && e.Family == rs.Lock {
+			m.Conditions = append(m.Conditions, rs.Absent(rs.Lock, e.Column, 0))
+		}
+	}
+	return m
+}

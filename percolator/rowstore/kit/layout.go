@@ -1,0 +1,436 @@
+package kit
+
+import (
+	"bytes"
+	"slices"
+
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// Reader is a view of an ordered key-value database, of one moment, for a [Layout]. It is
+// used by one goroutine at a time.
+type Reader interface {
+	// Ascend calls visit for the keys from from, which is included, to to, which is not, in
+	// byte order, until visit returns false. A nil to is the end of the database. The slices
+	// need not outlive the call of visit, which does not change them, and which calls
+	// neither the Reader nor the Txn.
+	Ascend(from, to []byte, visit func(key, value []byte) bool) error
+	// Descend is Ascend from the end of the range to its start.
+	Descend(from, to []byte, visit func(key, value []byte) bool) error
+}
+
+// Txn is a transaction of an ordered key-value database that changes it. What it put is
+// there when it reads.
+type Txn interface {
+	Reader
+	// Put stores a value under a key, over one that is there. The Layout does not change
+	// the slices afterwards, and the caller's mutation may hold the value: a database that
+	// keeps it beyond the transaction copies it.
+	Put(key, value []byte) error
+	// Delete removes a key; an absent one is fine.
+	Delete(key []byte) error
+}
+
+// Layout keeps rows in an ordered key-value database: each version under a key of its own,
+//
+//	prefix 'r' table row family column timestamp
+//
+// with names and timestamps as [AppendName] and [AppendTimestamp] write them, newer
+// versions first; and for each row that holds a Notify an empty value under
+//
+//	prefix 'n' table row
+//
+// so that a scan for notifications alone passes no other rows. Other keys, also those that
+// go on in another way behind the prefix, are yours. The newest version of a
+// column costs one search, however long its history is.
+//
+// Its methods run inside a transaction of the caller's and do not know how that begins and
+// ends. A Layout is immutable.
+type Layout struct {
+	// Prefix is what every key begins with; empty if the database, or a part of it that
+	// the transactions are confined to, holds nothing else.
+	Prefix string
+}
+
+const (
+	spaceRows   = 'r'
+	spaceNotify = 'n'
+)
+
+// KeyLen returns the greatest length of a key for names of the given lengths: a backend
+// whose database limits keys finds its rowstore.Limits by it.
+func (l Layout) KeyLen(table, row, column int) int {
+	return len(l.Prefix) + 1 + 2*(table+row+column) + 3*2 + 1 + TimestampLen
+}
+
+func (l Layout) space(space byte) []byte {
+	return append(append(make([]byte, 0, 128), l.Prefix...), space)
+}
+
+func (l Layout) table(space byte, table string) []byte { return AppendName(l.space(space), table) }
+
+func (l Layout) row(space byte, table, row string) []byte {
+	return AppendName(l.table(space, table), row)
+}
+
+func (l Layout) column(table, row string, family rowstore.Family, column string) []byte {
+	return AppendName(append(l.row(spaceRows, table, row), byte(family)), column)
+}
+
+// first returns the first key of a range.
+func first(r Reader, from, to []byte) (key []byte, err error) {
+	err = r.Ascend(from, to, func(k, _ []byte) bool {
+		key = bytes.Clone(k)
+		return false
+	})
+	return key, err
+}
+
+// versions visits the versions of one column from one timestamp to another, newest first,
+// with the part of the keys behind the column's.
+func (l Layout) versions(r Reader, column []byte, from, to rowstore.Timestamp, visit func(ts rowstore.Timestamp, value []byte) bool) error {
+	if from > to {
+		return nil
+	}
+	n := len(column)
+	lower := AppendTimestamp(slices.Clip(column), to)
+	upper := append(AppendTimestamp(slices.Clip(column), from), 0)
+	var bad error
+	err := r.Ascend(lower, upper, func(k, v []byte) bool {
+		ts, rest, err := CutTimestamp(k[n:])
+		if err == nil && len(rest) > 0 {
+			err = badKey(k)
+		}
+		if err != nil {
+			bad = err
+			return false
+		}
+		return visit(ts, v)
+	})
+	if err == nil {
+		err = bad
+	}
+	return err
+}
+
+// newest returns the newest version of a column in a range of timestamps, or nil.
+func (l Layout) newest(r Reader, table, row string, family rowstore.Family, column string, from, to rowstore.Timestamp) (found *rowstore.Version, err error) {
+	err = l.versions(r, l.column(table, row, family, column), from, to, func(ts rowstore.Timestamp, value []byte) bool {
+		found = &rowstore.Version{Family: family, Column: column, TS: ts, Value: bytes.Clone(value)}
+		return false
+	})
+	return found, err
+}
+
+// Read returns the versions of a row that any of the picks selects, in the order of
+// rowstore.Row, nil where nothing matches.
+func (l Layout) Read(r Reader, table, row string, picks []rowstore.Selector) ([]rowstore.Version, error) {
+	var out []rowstore.Version
+	for i := range picks {
+		p := &picks[i]
+		var err error
+		if p.Column == rowstore.AllColumns {
+			out, err = l.readFamily(r, table, row, p, out)
+		} else {
+			n := 0
+			err = l.versions(r, l.column(table, row, p.Family, p.Column), p.From, p.To, func(ts rowstore.Timestamp, value []byte) bool {
+				out = append(out, rowstore.Version{Family: p.Family, Column: p.Column, TS: ts, Value: bytes.Clone(value)})
+				n++
+				return n != p.Limit
+			})
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	if len(picks) > 1 {
+		slices.SortFunc(out, rowstore.CompareVersions)
+		out = slices.CompactFunc(out, func(a, b rowstore.Version) bool { return rowstore.CompareVersions(a, b) == 0 })
+	}
+	return out, nil
+}
+
+// passes is how many versions a read of all columns passes over in a column before it
+// searches for what it wants next.
+const passes = 16
+
+// readFamily answers a pick of all columns.
+func (l Layout) readFamily(r Reader, table, row string, p *rowstore.Selector, out []rowstore.Version) ([]rowstore.Version, error) {
+	family := append(l.row(spaceRows, table, row), byte(p.Family))
+	end := PrefixEnd(family)
+	var raw []byte // the form of the column that is being read
+	var name string
+	found := 0 // of it
+	for from := family; from != nil; {
+		var next []byte // where to go on
+		var bad error
+		passed := 0
+		err := r.Ascend(from, end, func(k, v []byte) bool {
+			column, rest, err := CutRaw(k[len(family):])
+			var ts rowstore.Timestamp
+			if err == nil {
+				ts, rest, err = CutTimestamp(rest)
+			}
+			if err == nil && len(rest) > 0 {
+				err = badKey(k)
+			}
+			if err != nil {
+				bad = err
+				return false
+			}
+			if !bytes.Equal(column, raw) {
+				raw, name, found = bytes.Clone(column), NameOf(column), 0
+			}
+			past := ts < p.From || p.Limit > 0 && found == p.Limit
+			if !past && ts <= p.To {
+				out = append(out, rowstore.Version{Family: p.Family, Column: name, TS: ts, Value: bytes.Clone(v)})
+				found++
+				passed = 0
+				return true
+			}
+			if passed++; passed < passes {
+				return true
+			}
+			if prefix := k[:len(k)-TimestampLen]; past {
+				next = PrefixEnd(prefix)
+			} else {
+				next = AppendTimestamp(bytes.Clone(prefix), p.To)
+			}
+			return false
+		})
+		if err == nil {
+			err = bad
+		}
+		if err != nil {
+			return nil, err
+		}
+		from = next
+	}
+	return out, nil
+}
+
+// Judge tells whether every condition of a mutation holds; see the function [Judge].
+func (l Layout) Judge(r Reader, m *rowstore.Mutation, incarnation string) (rowstore.Outcome, error) {
+	return Judge(m, incarnation, func(family rowstore.Family, column string, from, to rowstore.Timestamp) (*rowstore.Version, error) {
+		return l.newest(r, m.Table, m.Row, family, column, from, to)
+	})
+}
+
+// Edit makes the edits of a mutation whose conditions hold. assigned takes the place of
+// rowstore.AssignedTimestamp. After an error the transaction must be rolled back.
+func (l Layout) Edit(t Txn, m *rowstore.Mutation, assigned rowstore.Timestamp) error {
+	notify := false
+	for i := range m.Edits {
+		e := &m.Edits[i]
+		ts := e.TS
+		if ts == rowstore.AssignedTimestamp {
+			ts = assigned
+		}
+		column := l.column(m.Table, m.Row, e.Family, e.Column)
+		notify = notify || e.Family == rowstore.Notify
+		var err error
+		switch {
+		case e.Kind == rowstore.DoDelete:
+			err = t.Delete(AppendTimestamp(column, ts))
+		case e.Kind == rowstore.DoDeleteRange:
+			err = l.deleteRange(t, column, ts, e.To)
+		case e.Family == rowstore.Mark:
+			// A column has one mark, the greatest.
+			var mark *rowstore.Version
+			mark, err = l.newest(t, m.Table, m.Row, e.Family, e.Column, 0, oracle.Max)
+			if err == nil && mark != nil && mark.TS > ts {
+				continue
+			}
+			if err == nil && mark != nil && mark.TS < ts {
+				err = t.Delete(AppendTimestamp(slices.Clip(column), mark.TS))
+			}
+			if err == nil {
+				err = t.Put(AppendTimestamp(slices.Clip(column), ts), e.Value)
+			}
+		default:
+			err = t.Put(AppendTimestamp(column, ts), e.Value)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if !notify {
+		return nil
+	}
+	family := append(l.row(spaceRows, m.Table, m.Row), byte(rowstore.Notify))
+	some, err := first(t, family, PrefixEnd(family))
+	if err != nil {
+		return err
+	}
+	index := l.row(spaceNotify, m.Table, m.Row)
+	if some == nil {
+		return t.Delete(index)
+	}
+	return t.Put(index, nil)
+}
+
+// Apply runs the mutations of a batch, each by itself: it judges one, and edits if every
+// condition holds. changed tells whether anything was edited; if not, the transaction may as
+// well be rolled back. After an error it must be.
+func (l Layout) Apply(t Txn, muts []rowstore.Mutation, incarnation string) (outs []rowstore.Outcome, changed bool, err error) {
+	outs = make([]rowstore.Outcome, len(muts))
+	for i := range muts {
+		m := &muts[i]
+		if outs[i], err = l.Judge(t, m, incarnation); err == nil && outs[i].Applied && len(m.Edits) > 0 {
+			changed = true
+			err = l.Edit(t, m, 0)
+		}
+		if err != nil {
+			return nil, false, err
+		}
+	}
+	return outs, changed, nil
+}
+
+// Groups runs groups, each all or none. first is the first of as many timestamps as there
+// are groups, if any of them asks for one; see [Layout.Group]. changed and errors are as in
+// Apply.
+func (l Layout) Groups(t Txn, groups []rowstore.Group, first rowstore.Timestamp, incarnation string) (outs []rowstore.GroupOutcome, changed bool, err error) {
+	outs = make([]rowstore.GroupOutcome, len(groups))
+	for i := range groups {
+		if outs[i], err = l.Group(t, &groups[i], first+rowstore.Timestamp(i), incarnation); err != nil { //nolint:gosec // not negative
+			return nil, false, err
+		}
+		changed = changed || outs[i].Applied
+	}
+	return outs, changed, nil
+}
+
+// Group runs a group: it judges all mutations, refuses a group with AssignTimestamp whose
+// timestamp is above NotAfter, and then edits. ts is the timestamp that was drawn for a
+// group with AssignTimestamp, by somebody who sees to it that no other change comes between
+// the draw and this call, and who holds readers (see [Pending]). After an error the
+// transaction must be rolled back.
+func (l Layout) Group(t Txn, g *rowstore.Group, ts rowstore.Timestamp, incarnation string) (rowstore.GroupOutcome, error) {
+	out := rowstore.GroupOutcome{Incarnation: incarnation}
+	for i := range g.Mutations {
+		o, err := l.Judge(t, &g.Mutations[i], incarnation)
+		if err != nil {
+			return out, err
+		}
+		if !o.Applied {
+			out.Failed, out.Outcome = i, o
+			return out, nil
+		}
+	}
+	if g.AssignTimestamp {
+		if g.NotAfter != 0 && ts > g.NotAfter {
+			out.TooLate = true
+			return out, nil
+		}
+		out.Commit = ts
+	}
+	for i := range g.Mutations {
+		if err := l.Edit(t, &g.Mutations[i], ts); err != nil {
+			return out, err
+		}
+	}
+	out.Applied = true
+	return out, nil
+}
+
+// deleteRange removes versions of a column. Databases differ in what a walk sees of changes
+// under way, so the versions are listed first.
+func (l Layout) deleteRange(t Txn, column []byte, from, to rowstore.Timestamp) error {
+	var gone []rowstore.Timestamp
+	err := l.versions(t, column, from, to, func(ts rowstore.Timestamp, _ []byte) bool {
+		gone = append(gone, ts)
+		return true
+	})
+	for _, ts := range gone {
+		if err == nil {
+			err = t.Delete(AppendTimestamp(slices.Clip(column), ts))
+		}
+	}
+	return err
+}
+
+// pageBytes bounds the values of one page.
+const pageBytes = 1 << 20
+
+// Page reads the next rows of a scan, and looks at most at look rows (at least 1), and at no
+// more once it has about a mebibyte of values. rest is what is left of the scan, nil if
+// that is nothing; see [Pages].
+func (l Layout) Page(r Reader, s rowstore.ScanRange, look int) (rows []rowstore.Row, rest *rowstore.ScanRange, err error) {
+	space := byte(spaceNotify)
+	for i := range s.Selectors {
+		if s.Selectors[i].Family != rowstore.Notify {
+			space = spaceRows
+		}
+	}
+	table := l.table(space, s.Table)
+	lower, upper := table, PrefixEnd(table)
+	if s.From != "" {
+		lower = l.row(space, s.Table, s.From)
+	}
+	if s.To != "" {
+		upper = l.row(space, s.Table, s.To)
+	}
+	size := 0
+	for ; look > 0 && size < pageBytes; look-- {
+		var key []byte
+		visit := func(k, _ []byte) bool {
+			key = bytes.Clone(k)
+			return false
+		}
+		if bytes.Compare(lower, upper) < 0 {
+			if s.Reverse {
+				err = r.Descend(lower, upper, visit)
+			} else {
+				err = r.Ascend(lower, upper, visit)
+			}
+		}
+		if err != nil || key == nil {
+			return rows, nil, err
+		}
+		name, _, err := CutName(key[len(table):])
+		if err != nil {
+			return nil, nil, err
+		}
+		if prefix := AppendName(slices.Clip(table), name); s.Reverse {
+			s.To, upper = name, prefix
+		} else {
+			s.From, lower = name+"\x00", PrefixEnd(prefix)
+		}
+		versions, err := l.Read(r, s.Table, name, s.Selectors)
+		if err != nil {
+			return nil, nil, err
+		}
+		if len(versions) == 0 {
+			continue
+		}
+		rows = append(rows, rowstore.Row{Table: s.Table, Row: name, Versions: versions})
+		if s.Limit > 0 {
+			if s.Limit--; s.Limit == 0 {
+				return rows, nil, nil
+			}
+		}
+		for i := range versions {
+			size += len(versions[i].Value)
+		}
+	}
+	return rows, &s, nil
+}
+
+// Tables lists the tables that hold anything, in byte order.
+func (l Layout) Tables(r Reader) (names []string, err error) {
+	space := l.space(spaceRows)
+	for from, end := space, PrefixEnd(space); ; {
+		key, err := first(r, from, end)
+		if err != nil || key == nil {
+			return names, err
+		}
+		name, _, err := CutName(key[len(space):])
+		if err != nil {
+			return nil, err
+		}
+		names = append(names, name)
+		from = PrefixEnd(l.table(spaceRows, name))
+	}
+}

@@ -1,0 +1,311 @@
+package kit_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"github.com/tidwall/btree"
+
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
+)
+
+// keyValues is an ordered key-value database in memory, and its own transaction.
+type keyValues struct {
+	keys  btree.Map[string, []byte]
+	steps int // keys that were visited
+	err   error
+}
+
+// Ascend implements kit.Reader.
+func (d *keyValues) Ascend(from, to []byte, visit func(key, value []byte) bool) error {
+	d.keys.Ascend(string(from), func(k string, v []byte) bool {
+		d.steps++
+		return (to == nil || k < string(to)) && visit([]byte(k), v)
+	})
+	return d.err
+}
+
+// Descend implements kit.Reader.
+func (d *keyValues) Descend(from, to []byte, visit func(key, value []byte) bool) error {
+	d.keys.Descend(string(to), func(k string, v []byte) bool {
+		d.steps++
+		return k == string(to) || k >= string(from) && visit([]byte(k), v)
+	})
+	return d.err
+}
+
+// Put implements kit.Txn.
+func (d *keyValues) Put(key, value []byte) error {
+	d.keys.Set(string(key), bytes.Clone(value))
+	return d.err
+}
+
+// Delete implements kit.Txn.
+func (d *keyValues) Delete(key []byte) error {
+	d.keys.Delete(string(key))
+	return d.err
+}
+
+var (
+	families = []rowstore.Family{rowstore.Lock, rowstore.Write, rowstore.Data, rowstore.Mark, rowstore.Notify}
+	few      = []string{"a", "a\x00", "a\x00\x01", "a\xff", "b"}
+)
+
+// random makes rows, picks and mutations of few names and timestamps, so that they meet.
+type random struct{ *rand.Rand }
+
+func newRandom(t *testing.T) random {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	return random{rand.New(rand.NewPCG(seed, 0))} //nolint:gosec // repeatable, not secret
+}
+
+func (r random) name() string            { return few[r.IntN(len(few))] }
+func (r random) family() rowstore.Family { return families[r.IntN(len(families))] }
+func (r random) ts() rowstore.Timestamp {
+	if r.IntN(20) == 0 {
+		return oracle.Max
+	}
+	return 1 + rowstore.Timestamp(r.IntN(40)) //nolint:gosec // positive
+}
+
+func (r random) picks() []rowstore.Selector {
+	picks := make([]rowstore.Selector, 1+r.IntN(3))
+	for i := range picks {
+		p := rowstore.Selector{Family: r.family(), Column: rowstore.AllColumns, To: oracle.Max, Limit: r.IntN(3)}
+		if r.IntN(2) == 0 {
+			p.Column = r.name()
+		}
+		if r.IntN(2) == 0 {
+			p.From, p.To = r.ts(), r.ts()
+		}
+		picks[i] = p
+	}
+	return picks
+}
+
+// mutation makes one that breaks no rule.
+func (r random) mutation() rowstore.Mutation {
+	for {
+		m := rowstore.Mutation{Table: r.name(), Row: r.name()}
+		for range r.IntN(3) {
+			switch c := r.name(); r.IntN(4) {
+			case 0:
+				m.Conditions = append(m.Conditions, rowstore.AbsentAt(c, r.ts()))
+			case 1:
+				m.Conditions = append(m.Conditions, rowstore.Present(c, r.ts()))
+			case 2:
+				m.Conditions = append(m.Conditions, rowstore.SameIncarnation([]string{"", "other"}[r.IntN(2)]))
+			default:
+				m.Conditions = append(m.Conditions, rowstore.Absent([]rowstore.Family{rowstore.Lock, rowstore.Write, rowstore.Mark, rowstore.Notify}[r.IntN(4)], c, r.ts()))
+			}
+		}
+		for range r.IntN(6) {
+			switch f, c := r.family(), r.name(); r.IntN(4) {
+			case 0:
+				m.Edits = append(m.Edits, rowstore.Delete(f, c, r.ts()))
+			case 1:
+				m.Edits = append(m.Edits, rowstore.DeleteRange(f, c, r.ts(), r.ts()))
+			default:
+				m.Edits = append(m.Edits, rowstore.Put(f, c, r.ts(), fmt.Append(nil, r.IntN(1000))))
+			}
+		}
+		if rowstore.CheckBatch([]rowstore.Mutation{m}) == nil {
+			return m
+		}
+	}
+}
+
+// TestLayoutAndSliceAgree changes rows that are kept by a Layout, and as sorted slices, and
+// compares every answer.
+func TestLayoutAndSliceAgree(t *testing.T) {
+	t.Parallel()
+	r := newRandom(t)
+	for range 20 {
+		db, l := &keyValues{}, kit.Layout{Prefix: "p\xff"}
+		db.keys.Set("p", nil)      // somebody else's
+		db.keys.Set("p\xffz", nil) //
+		rows := map[[2]string][]rowstore.Version{}
+		applied := 0
+		for range 400 {
+			m := r.mutation()
+			at := [2]string{m.Table, m.Row}
+			got, err := l.Judge(db, &m, "")
+			require.NoError(t, err)
+			want, err := kit.Judge(&m, "", func(f rowstore.Family, column string, from, to rowstore.Timestamp) (*rowstore.Version, error) {
+				return kit.Newest(rows[at], f, column, from, to), nil
+			})
+			require.NoError(t, err)
+			require.Equal(t, want, got)
+			if !got.Applied {
+				continue
+			}
+			applied++
+			before := slices.Clone(rows[at])
+			edited := kit.Edited(rows[at], m.Edits, 0)
+			require.Equal(t, before, slices.Clone(rows[at]), "a row is not changed in place")
+			rows[at] = edited
+			require.NoError(t, l.Edit(db, &m, 0))
+
+			picks := r.picks()
+			versions, err := l.Read(db, m.Table, m.Row, picks)
+			require.NoError(t, err)
+			require.Equal(t, kit.Select(rows[at], picks), versions, "%v", picks)
+
+			s := rowstore.ScanRange{Table: r.name(), Reverse: r.IntN(2) == 0, Selectors: r.picks(), Limit: r.IntN(3)}
+			if r.IntN(2) == 0 {
+				s.From, s.To = r.name(), r.name()
+			}
+			require.Equal(t, scanned(rows, s), scan(t, l, db, s, 1+r.IntN(4)), "%v", s)
+			var tables []string
+			for _, name := range few {
+				if slices.ContainsFunc(few, func(row string) bool { return len(rows[[2]string{name, row}]) > 0 }) {
+					tables = append(tables, name)
+				}
+			}
+			listed, err := l.Tables(db)
+			require.NoError(t, err)
+			require.Equal(t, tables, listed)
+		}
+		require.Greater(t, applied, 50)
+	}
+}
+
+// scan reads all pages.
+func scan(t *testing.T, l kit.Layout, db kit.Reader, s rowstore.ScanRange, look int) []rowstore.Row {
+	t.Helper()
+	var all []rowstore.Row
+	for rest := &s; rest != nil; {
+		rows, next, err := l.Page(db, *rest, look)
+		require.NoError(t, err)
+		require.LessOrEqual(t, len(rows), look)
+		all, rest = append(all, rows...), next
+	}
+	return all
+}
+
+// scanned is scan over slices.
+func scanned(rows map[[2]string][]rowstore.Version, s rowstore.ScanRange) []rowstore.Row {
+	var all []rowstore.Row
+	keys := slices.Sorted(slices.Values(few))
+	if s.Reverse {
+		slices.Reverse(keys)
+	}
+	for _, row := range keys {
+		if row < s.From || s.To != "" && row >= s.To || s.Limit > 0 && len(all) == s.Limit {
+			continue
+		}
+		if vs := kit.Select(rows[[2]string{s.Table, row}], s.Selectors); len(vs) > 0 {
+			all = append(all, rowstore.Row{Table: s.Table, Row: row, Versions: vs})
+		}
+	}
+	return all
+}
+
+// TestLayoutPassesLittle counts the keys that are visited.
+func TestLayoutPassesLittle(t *testing.T) {
+	t.Parallel()
+	db, l := &keyValues{}, kit.Layout{}
+	const rows, deep = 100, 1000
+	for i := range rows {
+		m := rowstore.Mutation{Table: "t", Row: fmt.Sprintf("%03d", i)}
+		for ts := range rowstore.Timestamp(deep) {
+			m.Edits = append(m.Edits, rowstore.Put(rowstore.Write, "c", ts+1, nil))
+		}
+		if i == rows/2 {
+			m.Edits = append(m.Edits, rowstore.Put(rowstore.Notify, "c", 5, nil))
+		}
+		require.NoError(t, l.Edit(db, &m, 0))
+	}
+	cost := func(least int, pick rowstore.Selector) int {
+		db.steps = 0
+		require.Len(t, scan(t, l, db, rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{pick}}, 10), least)
+		return db.steps
+	}
+	require.Less(t, cost(1, rowstore.Selector{Family: rowstore.Notify, To: oracle.Max}), 20)
+	newest := rowstore.Selector{Family: rowstore.Write, To: oracle.Max, Limit: 1}
+	require.Less(t, cost(rows, newest), 30*rows)
+	newest.To = 10
+	require.Less(t, cost(rows, newest), 50*rows, "old versions are searched for, not walked to")
+	newest.Column = "c"
+	require.Less(t, cost(rows, newest), 5*rows)
+}
+
+func TestLayoutErrors(t *testing.T) {
+	t.Parallel()
+	broken := errors.New("broken")
+	l := kit.Layout{}
+	put := rowstore.Mutation{
+		Table: "t", Row: "r", Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, "c", 1)},
+		Edits: []rowstore.Edit{rowstore.Put(rowstore.Mark, "c", 5, nil), rowstore.Put(rowstore.Notify, "c", 5, nil)},
+	}
+	all := []rowstore.Selector{{Family: rowstore.Write, To: oracle.Max}, {Family: rowstore.Write, Column: "c", To: oracle.Max}}
+	calls := func(db *keyValues) map[string]error {
+		errs := map[string]error{"edit": l.Edit(db, &put, 0)}
+		_, errs["judge"] = l.Judge(db, &put, "")
+		_, errs["read all"] = l.Read(db, "t", "r", all[:1])
+		_, errs["read"] = l.Read(db, "t", "r", all[1:])
+		_, _, errs["page"] = l.Page(db, rowstore.ScanRange{Table: "t", Selectors: all}, 10)
+		_, _, errs["reverse page"] = l.Page(db, rowstore.ScanRange{Table: "t", Selectors: all, Reverse: true}, 10)
+		_, errs["tables"] = l.Tables(db)
+		return errs
+	}
+	for name, err := range calls(&keyValues{err: broken}) {
+		require.ErrorIs(t, err, broken, name)
+	}
+	// A key that is not one of the layout's.
+	bad := &keyValues{}
+	bad.keys.Set(string(append(kit.AppendName(kit.AppendName([]byte("r"), "t"), "r"), "\x02c\x00\x01abc"...)), nil)
+	for name, err := range calls(bad) {
+		if name != "edit" && name != "tables" && name != "judge" && name != "read" {
+			require.ErrorIs(t, err, rowstore.ErrCorrupt, name)
+		}
+	}
+	bad.keys.Set("rt", nil)
+	_, err := l.Tables(bad)
+	require.ErrorIs(t, err, rowstore.ErrCorrupt)
+}
+
+func TestLayoutKeyLen(t *testing.T) {
+	t.Parallel()
+	db, l := &keyValues{}, kit.Layout{Prefix: "prefix"}
+	table, row, column := string(make([]byte, 7)), string(make([]byte, 20)), string(make([]byte, 30))
+	m := rowstore.Mutation{Table: table, Row: row, Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, column, 5, nil)}}
+	require.NoError(t, l.Edit(db, &m, 0))
+	key, _, _ := db.keys.Min()
+	require.Len(t, key, l.KeyLen(7, 20, 30))
+}
+
+func TestPagesStops(t *testing.T) {
+	t.Parallel()
+	broken := errors.New("broken")
+	page := func(_ context.Context, s rowstore.ScanRange) ([]rowstore.Row, *rowstore.ScanRange, error) {
+		s.Limit--
+		switch s.Limit {
+		case 0:
+			return nil, nil, broken
+		case 1:
+			return nil, &s, nil // looked at rows, and found none
+		}
+		return []rowstore.Row{{Row: fmt.Sprint(s.Limit)}}, &s, nil
+	}
+	var rows []string
+	var last error
+	for r, err := range kit.Pages(t.Context(), rowstore.ScanRange{Limit: 5}, page) {
+		rows, last = append(rows, r.Row), err
+	}
+	require.Equal(t, []string{"4", "3", "2", ""}, rows)
+	require.ErrorIs(t, last, broken)
+	for _, err := range kit.Pages(t.Context(), rowstore.ScanRange{Limit: 5}, page) {
+		require.NoError(t, err)
+		break
+	}
+}

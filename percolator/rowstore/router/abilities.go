@@ -1,0 +1,256 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
+)
+
+// Abilities implements Decorator.
+func (r *Store) Abilities() rowstore.Abilities { return r.abilities }
+
+// compose makes the abilities of r from those of its stores.
+func (r *Store) compose() rowstore.Abilities {
+	main := r.authoritative.abilities
+	a := rowstore.Abilities{Placer: r, Sharder: r, OracleProvider: main.OracleProvider}
+	if main.SnapshotReader != nil {
+		a.SnapshotReader = routedSnapshotReader{r, main.SnapshotReader}
+	}
+	if slices.ContainsFunc(r.routes, func(to *route) bool { return to.abilities.Grouper != nil }) {
+		a.Grouper = routedGrouper{r}
+	}
+	if all := storesWith(r, func(a *rowstore.Abilities) rowstore.Deferrer { return a.Deferrer }); len(all) > 0 {
+		a.Deferrer = routedDeferrer{all}
+	}
+	// If only some stores had these, their caller would never look at the other tables.
+	if all := storesWith(r, func(a *rowstore.Abilities) rowstore.Waker { return a.Waker }); len(all) == len(r.routes) {
+		a.Waker = routedWaker{all}
+	}
+	if all := storesWith(r, func(a *rowstore.Abilities) rowstore.Splitter { return a.Splitter }); len(all) == len(r.routes) {
+		a.Splitter = routedSplitter{r}
+	}
+	if all := storesWith(r, func(a *rowstore.Abilities) rowstore.Limiter { return a.Limiter }); len(all) > 0 {
+		a.Limiter = routedLimiter{all}
+	}
+	if all := storesWith(r, func(a *rowstore.Abilities) rowstore.Reporter { return a.Reporter }); len(all) > 0 {
+		a.Reporter = routedReporter{r}
+	}
+	if all := storesWith(r, func(a *rowstore.Abilities) rowstore.Crasher { return a.Crasher }); len(all) > 0 {
+		a.Crasher = routedCrasher{all}
+	}
+	return a
+}
+
+// storeAbility is what one of the stores can do.
+type storeAbility[T any] struct {
+	to      *route
+	ability T
+}
+
+// storesWith lists the stores that have an ability.
+func storesWith[T any](r *Store, of func(*rowstore.Abilities) T) []storeAbility[T] {
+	var found []storeAbility[T]
+	for _, to := range r.routes {
+		if t := of(&to.abilities); any(t) != nil {
+			found = append(found, storeAbility[T]{to, t})
+		}
+	}
+	return found
+}
+
+type routedSnapshotReader struct {
+	r     *Store
+	inner rowstore.SnapshotReader
+}
+
+// ReadSnapshot passes a call for the authoritative store alone to that store. If other
+// stores are concerned, it draws first and then reads.
+func (d routedSnapshotReader) ReadSnapshot(ctx context.Context, asks []rowstore.SnapshotRead) ([]rowstore.SnapshotRows, error) {
+	r := d.r
+	elsewhere := func(q rowstore.RowRead) bool { return r.route(q.Table) != r.authoritative }
+	if !slices.ContainsFunc(asks, func(d rowstore.SnapshotRead) bool { return slices.ContainsFunc(d.Reads, elsewhere) }) {
+		if r.closed.Load() {
+			return nil, fmt.Errorf("router: %w", rowstore.ErrClosed)
+		}
+		answers, err := d.inner.ReadSnapshot(ctx, asks)
+		return answers, r.authoritative.wrap(err)
+	}
+	o := r.abilities.OracleProvider
+	if o == nil {
+		return nil, fmt.Errorf("router: read snapshot: %w: the authoritative store has no oracle", rowstore.ErrInvalid)
+	}
+	return kit.TimestampThenRead(ctx, o.Oracle(), r, asks)
+}
+
+type routedGrouper struct{ r *Store }
+
+// GroupKey puts the store's name before the store's own key. Names hold no zero byte, so
+// keys of different stores are never equal.
+func (g routedGrouper) GroupKey(table, row string) string {
+	to := g.r.route(table)
+	if to.abilities.Grouper == nil {
+		return ""
+	}
+	key := to.abilities.Grouper.GroupKey(table, row)
+	if key == "" {
+		return ""
+	}
+	return to.name + "\x00" + key
+}
+
+func (g routedGrouper) AssignsTimestamps(key string) bool {
+	name, key, ok := strings.Cut(key, "\x00")
+	to := g.r.authoritative
+	return ok && name == to.name && to.abilities.Grouper != nil && to.abilities.Grouper.AssignsTimestamps(key) && g.sameOracle()
+}
+
+// sameOracle tells whether the authoritative store hands out timestamps. If it does not, the
+// database uses another oracle, so the store's groups must not assign timestamps.
+func (g routedGrouper) sameOracle() bool { return g.r.abilities.OracleProvider != nil }
+
+func (g routedGrouper) Group(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
+	if err := rowstore.CheckGroups(g, groups); err != nil {
+		return nil, fmt.Errorf("router: group: %w", err)
+	}
+	return send(ctx, g.r, groups, callShape[rowstore.Group, rowstore.GroupOutcome]{
+		table: func(q *rowstore.Group) string { return q.Mutations[0].Table },
+		check: func(groups []rowstore.Group) error {
+			for i := range groups {
+				to := g.r.route(groups[i].Mutations[0].Table)
+				if err := rowstore.CheckGroupLimits(to.limits, groups[i:i+1]); err != nil {
+					return to.wrap(err)
+				}
+			}
+			return nil
+		},
+		send: func(ctx context.Context, to *route, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
+			if to.abilities.Grouper == nil { // only an empty call gets here
+				return nil, ctx.Err()
+			}
+			return to.abilities.Grouper.Group(ctx, groups)
+		},
+		failed: func(_ *rowstore.Group, err error) rowstore.GroupOutcome { return rowstore.GroupOutcome{Err: err} },
+	})
+}
+
+type routedDeferrer struct {
+	all []storeAbility[rowstore.Deferrer]
+}
+
+// Flush flushes every store, so that batches that other clients deferred there are durable
+// too.
+func (d routedDeferrer) Flush(ctx context.Context) error {
+	return onEach(ctx, d.all, func(ctx context.Context, s storeAbility[rowstore.Deferrer]) error { return s.ability.Flush(ctx) })
+}
+
+// onEach calls do for each of the stores, all at once, and joins the errors.
+func onEach[T any](ctx context.Context, all []storeAbility[T], do func(context.Context, storeAbility[T]) error) error {
+	errs := make([]error, len(all))
+	var wg sync.WaitGroup
+	for i := range all {
+		wg.Go(func() { errs[i] = all[i].to.wrap(do(ctx, all[i])) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+type routedWaker struct {
+	all []storeAbility[rowstore.Waker]
+}
+
+// Listen listens to every store, until one of them fails.
+func (w routedWaker) Listen(ctx context.Context, wake func(table string)) error {
+	var mu sync.Mutex // wake is called from one goroutine at a time
+	inner, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	_ = onEach(inner, w.all, func(ctx context.Context, s storeAbility[rowstore.Waker]) error {
+		err := s.ability.Listen(ctx, func(table string) {
+			mu.Lock()
+			defer mu.Unlock()
+			wake(table)
+		})
+		// The first that ends makes the others end. Listen returns its error.
+		cancel(s.to.wrap(err))
+		return err
+	})
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return context.Cause(inner)
+}
+
+type routedSplitter struct{ r *Store }
+
+func (s routedSplitter) Split(ctx context.Context, table string, n int) ([]string, error) {
+	to := s.r.route(table)
+	keys, err := to.abilities.Splitter.Split(ctx, table, n)
+	return keys, to.wrap(err)
+}
+
+type routedLimiter struct {
+	all []storeAbility[rowstore.Limiter]
+}
+
+func (l routedLimiter) Limits() rowstore.Limits {
+	var all rowstore.Limits
+	tighten := func(have *int, limit int) {
+		if limit > 0 && (*have == 0 || limit < *have) {
+			*have = limit
+		}
+	}
+	for _, s := range l.all {
+		one := s.ability.Limits()
+		tighten(&all.Table, one.Table)
+		tighten(&all.Row, one.Row)
+		tighten(&all.Column, one.Column)
+		tighten(&all.Value, one.Value)
+		tighten(&all.Operations, one.Operations)
+		tighten(&all.Bytes, one.Bytes)
+	}
+	return all
+}
+
+type routedReporter struct{ r *Store }
+
+// Report puts the stores' reports together; each line says whose it is.
+func (p routedReporter) Report(ctx context.Context) (rowstore.Report, error) {
+	all := rowstore.Report{Backend: "router"}
+	for _, to := range p.r.routes {
+		if to.abilities.Reporter == nil {
+			continue
+		}
+		one, err := to.abilities.Reporter.Report(ctx)
+		if err != nil {
+			return rowstore.Report{}, to.wrap(err)
+		}
+		role := rowstore.Feature{Name: to.name, Supported: true, Reason: strings.TrimSpace(one.Backend + " " + one.Version)}
+		if to == p.r.authoritative {
+			role.Reason += ", authoritative"
+		}
+		all.Features = append(all.Features, role)
+		for _, f := range one.Features {
+			f.Name = to.name + ": " + f.Name
+			all.Features = append(all.Features, f)
+		}
+		for _, w := range one.Warnings {
+			all.Warnings = append(all.Warnings, to.name+": "+w)
+		}
+	}
+	return all, nil
+}
+
+type routedCrasher struct {
+	all []storeAbility[rowstore.Crasher]
+}
+
+func (c routedCrasher) Crash() {
+	for _, s := range c.all {
+		s.ability.Crash()
+	}
+}

@@ -1,0 +1,224 @@
+package percolator
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// cellView is what one atomic view shows of an observed cell.
+type cellView struct {
+	cell      Cell // stored
+	at        Timestamp
+	observers []string // registered for the column
+	acks      []Timestamp
+	ackLocked []bool
+	failures  []format.Failure
+	change    Timestamp          // the newest change at or below at
+	notified  []rowstore.Version // all notifications, newest first
+	seen      []rowstore.Version // those at or below at
+	later     bool               // there are notifications above at
+}
+
+// currentView is view for the observers that the catalog has at the snapshot. The
+// catalog must have been read less than a lease before it. Then what is removed is at
+// or below asOf + lease, and the sweep of an observer that is missing here sees every
+// change up to there. A snapshot that is drawn with the view is not known before the
+// view. Then the view counts if the catalog still names the same observers afterwards.
+func (w *Worker) currentView(ctx context.Context, c Cell, o *Observer, s *snapshot) (v *cellView, blocked bool, err error) {
+	names := w.db.known().observers(c.Table, c.Column)
+	for {
+		fresh := s.set
+		if fresh {
+			catalog, err := w.db.catalogFor(ctx, s.start)
+			if err != nil {
+				return nil, false, err
+			}
+			names = catalog.observers(c.Table, c.Column)
+		}
+		if v, blocked, err = w.view(ctx, c, o, names, s); err != nil || blocked || fresh {
+			return v, blocked, err
+		}
+		catalog, err := w.db.catalogFor(ctx, s.start)
+		if err != nil || slices.Equal(names, catalog.observers(c.Table, c.Column)) {
+			return v, false, err
+		}
+	}
+}
+
+// view reads the cell, its notifications, acknowledgments and failure records in one
+// atomic view. That view has no put or delete lock at or below the snapshot, neither on
+// the cell nor on the columns that the observer o keeps beside it. A nil o stands for
+// all observers of this worker. blocked means that the owner of such a lock lives.
+func (w *Worker) view(ctx context.Context, c Cell, o *Observer, observers []string, s *snapshot) (v *cellView, blocked bool, err error) {
+	read := []rowstore.RowRead{viewRead(c, observers, s.at())}
+	for {
+		rows, timely, err := w.db.readAt(ctx, read, s)
+		if err != nil {
+			return nil, false, fmt.Errorf("looking at %v: %w", c.public(), err)
+		}
+		row := &rows[0]
+		switch resolved, blocked, err := w.resolveLocks(ctx, row, c, o); {
+		case err != nil || blocked:
+			return nil, blocked, err
+		case resolved:
+			continue
+		}
+		if v, err = parseView(row, c, observers, s.start); err != nil {
+			return nil, false, fmt.Errorf("%v: %w", c.public(), err)
+		}
+		err = w.db.checkAnswer(ctx, s.start, timely || row.Newest(rowstore.Write, c.Column) != nil)
+		if err != nil {
+			return nil, false, err
+		}
+		return v, false, nil
+	}
+}
+
+// resolveLocks resolves the locks that stand in the way of a view. resolved means that
+// there were some, so the row must be read again. blocked means that an owner lives.
+func (w *Worker) resolveLocks(ctx context.Context, row *rowstore.Row, c Cell, o *Observer) (resolved, blocked bool, err error) {
+	for i := range row.Versions {
+		l := &row.Versions[i]
+		if l.Family != rowstore.Lock {
+			break
+		}
+		if l.Column != c.Column && !w.keeps(l.Column, c, o) {
+			continue
+		}
+		lv, err := format.DecodeLock(l.Value)
+		if err != nil {
+			return false, false, fmt.Errorf("%v: %w", c.public(), err)
+		}
+		if lv.Kind == format.KindLock {
+			continue
+		}
+		settled, err := w.db.resolveLock(ctx, Cell{c.Table, c.Row, l.Column}, l.TS, &lv, respectLiveOwner)
+		if err != nil || !settled {
+			return false, err == nil, err
+		}
+		resolved = true
+	}
+	return resolved, false, nil
+}
+
+// keeps reports whether the observer o keeps a stored column for the cell. A nil o
+// stands for any observer of this worker.
+func (w *Worker) keeps(column string, c Cell, o *Observer) bool {
+	_, observer, of, ok := format.SplitOwnColumn(column)
+	switch {
+	case !ok || of != c.Column:
+		return false
+	case o != nil:
+		return observer == o.Name
+	}
+	return w.observes(observer, c)
+}
+
+func viewRead(c Cell, observers []string, at Timestamp) rowstore.RowRead {
+	picks := make([]rowstore.Selector, 0, 3+4*len(observers))
+	picks = snapshotPicks(picks, c.Column, at)
+	picks = append(picks, everything(rowstore.Notify, c.Column))
+	for _, o := range observers {
+		picks = snapshotPicks(picks, format.AckColumn(o, c.Column), at)
+		picks = snapshotPicks(picks, format.FailureColumn(o, c.Column), at)
+	}
+	return rowstore.RowRead{Table: c.Table, Row: c.Row, Selectors: picks}
+}
+
+func parseView(row *rowstore.Row, c Cell, observers []string, at Timestamp) (*cellView, error) {
+	v := &cellView{
+		cell: c, at: at, observers: observers,
+		acks: make([]Timestamp, len(observers)), ackLocked: make([]bool, len(observers)), failures: make([]format.Failure, len(observers)),
+	}
+	if w := row.Newest(rowstore.Write, c.Column); w != nil {
+		v.change = w.TS
+	}
+	v.notified = row.All(rowstore.Notify, c.Column)
+	for _, n := range v.notified {
+		if n.TS > at {
+			v.later = true
+			continue
+		}
+		k, err := format.DecodeNotification(n.Value)
+		if err != nil {
+			return nil, err
+		}
+		v.seen = append(v.seen, n)
+		if k == format.NotifyWeak {
+			v.change = max(v.change, n.TS)
+		}
+	}
+	for i, o := range observers {
+		col := format.AckColumn(o, c.Column)
+		v.ackLocked[i] = row.Newest(rowstore.Lock, col) != nil
+		w, found, err := committed(row, col)
+		if err == nil && found {
+			v.acks[i], err = format.DecodeAck(w.Value)
+		}
+		if err != nil {
+			return nil, err
+		}
+		w, found, err = committed(row, format.FailureColumn(o, c.Column))
+		switch {
+		case err != nil:
+			return nil, err
+		case found:
+			if v.failures[i], err = format.DecodeFailure(w.Value); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return v, nil
+}
+
+// covered tells whether observer i has nothing to do for the newest change: it has
+// acknowledged it, or its run for it is parked. A locked acknowledgment may still
+// be rolled back, and does not count.
+func (v *cellView) covered(i int) bool {
+	if v.ackLocked[i] {
+		return false
+	}
+	return v.change <= v.coveredTo(i)
+}
+
+// coveredTo is the newest change that observer i has nothing to do for.
+func (v *cellView) coveredTo(i int) Timestamp {
+	if v.failures[i].Parked {
+		return max(v.acks[i], v.failures[i].Change)
+	}
+	return v.acks[i]
+}
+
+// nextAttempt is when observer i may be called again for the newest change; 0 unless
+// that has failed.
+func (v *cellView) nextAttempt(i int) Timestamp {
+	if f := &v.failures[i]; f.Change == v.change {
+		return f.NotBefore
+	}
+	return 0
+}
+
+// othersCovered tells whether every observer but i is covered.
+func (v *cellView) othersCovered(i int) bool {
+	for j := range v.observers {
+		if j != i && !v.covered(j) {
+			return false
+		}
+	}
+	return true
+}
+
+// removal deletes exactly the notifications that the view showed at or below its
+// snapshot. One that was put there later belongs to a change that the view did not
+// show.
+func (v *cellView) removal() []rowstore.Edit {
+	edits := make([]rowstore.Edit, len(v.seen))
+	for i, n := range v.seen {
+		edits[i] = rowstore.Delete(rowstore.Notify, v.cell.Column, n.TS)
+	}
+	return edits
+}
