@@ -126,6 +126,7 @@ func TestOutcomeOfALockedCell(t *testing.T) {
 		middle := startOf(begin(t, c))
 		younger := guard(rowB)
 		require.NoError(t, younger.Commit(ctx))
+		w.settled() // in two phases, the mark of a secondary follows in the background
 		_, err = c.Outcome(ctx, startOf(tx), rowC)
 		require.ErrorIs(t, err, ErrTraceLost)
 		require.ErrorContains(t, err, "t/c/v")

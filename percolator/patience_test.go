@@ -21,10 +21,10 @@ import (
 // a call, or for what is behind a row of a scan.
 type away struct {
 	*memstore.Store
-	mu      sync.Mutex
-	refuse  func() bool // the next call
-	partly  bool        // only the last part of a call
-	refused int
+	mu     sync.Mutex
+	refuse func() bool // the next call
+	partly bool        // only the last part of a call
+	times  int         // how often it refused
 }
 
 var errAway = fmt.Errorf("test: connection refused: %w", rowstore.ErrUnavailable)
@@ -38,8 +38,15 @@ func (a *away) is() (refused, whole bool) {
 	if a.refuse == nil || !a.refuse() {
 		return false, false
 	}
-	a.refused++
+	a.times++
 	return true, !a.partly
+}
+
+// refused tells how many calls were refused so far. Sessions renew meanwhile.
+func (a *away) refused() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.times
 }
 
 // awayParts answers a call, all of it or all but its last part refused.
@@ -196,7 +203,7 @@ func TestServerAwayForAMoment(t *testing.T) {
 					require.NoError(t, err)
 					require.Equal(t, 2*2*rows, report.Versions)
 					require.Zero(t, db.Stats().Conflicts)
-					require.Greater(t, store.refused, 30)
+					require.Greater(t, store.refused(), 30)
 					require.NoError(t, db.Close(ctx))
 				})
 			})

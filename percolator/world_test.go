@@ -157,6 +157,12 @@ func (w *world) noLocks() {
 	require.Empty(w.t, w.versions(rowstore.Lock), "locks are left")
 }
 
+// settled waits until what commits do in the background has resolved all locks.
+func (w *world) settled() {
+	w.t.Helper()
+	require.Eventually(w.t, func() bool { return len(w.versions(rowstore.Lock)) == 0 }, patience, time.Millisecond, "locks are left")
+}
+
 // raw is one row as it is stored.
 func (w *world) raw(c Cell) rowstore.Row {
 	w.t.Helper()
