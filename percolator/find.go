@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"iter"
-	"slices"
-	"sort"
 	"time"
 
 	"github.com/percolate-go/percolate/percolator/oracle"
@@ -13,23 +11,18 @@ import (
 )
 
 // How a worker finds notifications. The store's push, or the time, asks for a look at a
-// table (listen, find). A look scans the table once, a page at a time. It shares the
-// table with other workers by leases (lease.go), skips cells that it remembers
-// (rested.go), and queues a job for each observer that a cell waits for (queue.go).
+// table (listen, find). A look scans the table once, a page at a time. It leaves to other
+// workers what is theirs (share.go), skips cells that it remembers (rested.go), and queues
+// a job for each observer that a cell waits for (queue.go).
 
 const (
 	// lookPage is how many notified rows are found before their functions start.
 	lookPage = 256
-	// leaseFrom is how many jobs of an observer make a scan lease worth its cost. With
-	// fewer, two workers that meet waste only a few runs, which conflict.
-	leaseFrom = 16
 	// lookParts is the number of parts into which a table is cut, to begin scans at
 	// random places.
 	lookParts = 64
 	// boundsAge is how long these parts are kept.
 	boundsAge = time.Minute
-	// lookJumps bounds how often one scan jumps away from other scanners.
-	lookJumps = 8
 	// longLook is how long a scan takes that is not repeated at once for each push.
 	longLook = 10 * time.Millisecond
 )
@@ -98,7 +91,7 @@ func (w *Worker) find(ctx context.Context, table string) error {
 		if err != nil {
 			return err
 		}
-		wait := w.untilNextLook(&pace, l)
+		wait := w.untilNextLook(&pace, l.found)
 		if took := w.db.clock.Now().Sub(began); l.found == 0 && took >= longLook {
 			// There are many notifications for other workers. Pushes must not make this
 			// worker scan them all the time.
@@ -122,17 +115,17 @@ type pace struct {
 // untilNextLook returns how long the next look at a table waits, unless it is kicked.
 // Cells that are found again and again, but lead to nothing, do not make looks more
 // frequent.
-func (w *Worker) untilNextLook(p *pace, l *looker) time.Duration {
+func (w *Worker) untilNextLook(p *pace, found int) time.Duration {
 	w.mu.Lock()
 	moved := w.progress != p.progress
 	p.progress = w.progress
 	w.mu.Unlock()
-	if moved || l.found > 0 && p.found == 0 {
+	if moved || found > 0 && p.found == 0 {
 		p.misses = 0
 	} else {
 		p.misses++
 	}
-	p.found = l.found
+	p.found = found
 	wait := w.config.Rescan
 	if !w.pushed {
 		wait = w.config.Poll.Min
@@ -141,17 +134,12 @@ func (w *Worker) untilNextLook(p *pace, l *looker) time.Duration {
 		}
 		wait = min(wait, w.config.Poll.Max)
 	}
-	if l.held > 0 {
-		wait = min(wait, l.held)
-	}
 	return wait
 }
 
 // look scans a table once and queues the runs for the notifications that it finds. If
-// there is much to find it begins at a random place, so that many workers spread over
-// the table. When it meets another scanner it jumps to another place. Otherwise each
-// scanner would catch up with the one in front, and they would run in a clump, as buses
-// do (section 2.4 of the paper).
+// there is much to find it begins at a random place, so that many workers do not all ask
+// the same part of the store at once (section 2.4 of the paper).
 func (w *Worker) look(ctx context.Context, table string) (*looker, error) {
 	w.db.count.notifyScans.Add(1)
 	b := w.bounds(ctx, table)
@@ -159,7 +147,7 @@ func (w *Worker) look(ctx context.Context, table string) (*looker, error) {
 	if b.busy && len(b.keys) > 0 {
 		begin = b.keys[w.db.rand.int64N(int64(len(b.keys)))]
 	}
-	l := &looker{w: w, table: table, keys: b.keys, jumps: lookJumps}
+	l := &looker{w: w, table: table}
 	err := l.part(ctx, begin, "")
 	if err == nil && begin != "" {
 		err = l.part(ctx, "", begin)
@@ -173,23 +161,9 @@ func (w *Worker) look(ctx context.Context, table string) (*looker, error) {
 		b.keys = l.met
 	}
 	w.boundsOf[table] = b
-	unused := l.found == 0 && len(w.leased) > 0 && w.resting(table)
 	w.mu.Unlock()
-	if unused {
-		w.releaseLeases(table)
-	}
 	w.db.count.notifyFound.Add(uint64(l.found)) //nolint:gosec // a count
 	return l, nil
-}
-
-// resting tells whether nothing of a table is queued or runs. w.mu is held.
-func (w *Worker) resting(table string) bool {
-	for _, q := range w.list {
-		if q.table == table && (q.running > 0 || len(q.tasks) > 0) {
-			return false
-		}
-	}
-	return true
 }
 
 // bounds returns the table's parts, asking the store from time to time.
@@ -218,11 +192,8 @@ func (w *Worker) bounds(ctx context.Context, table string) bounds {
 type looker struct {
 	w     *Worker
 	table string
-	keys  []string
-	jumps int
-	found int           // jobs that were queued
-	met   []string      // row keys at page boundaries
-	held  time.Duration // time until the first lease of another worker ends that was met, 0 without any
+	found int      // jobs that were queued
+	met   []string // row keys at page boundaries
 }
 
 // finding is a notified cell with something to do for this worker, as far as it knows.
@@ -242,18 +213,7 @@ func (l *looker) part(ctx context.Context, from, to string) error {
 		if err != nil {
 			return err
 		}
-		others, err := l.share(ctx, page)
-		if err != nil {
-			return err
-		}
-		if len(page) > 0 && others.all {
-			// Another worker is scanning these rows; skip them.
-			if next, ok := l.jump(others.to, to); ok {
-				from = next
-				continue
-			}
-		}
-		l.queue(page, others)
+		l.queue(page)
 		if last == "" {
 			return nil
 		}
@@ -271,6 +231,7 @@ func (l *looker) page(ctx context.Context, from, to string) (page []finding, las
 	n := 0
 	known := w.db.known()
 	var cells []finding
+	w.lookBegins(l.table)
 	for row, err := range w.db.store.Scan(ctx, rowstore.ScanRange{Table: l.table, From: from, To: to, Selectors: w.notifyPicks(l.table), Limit: lookPage}) {
 		if err != nil {
 			return nil, "", fmt.Errorf("scanning the notifications of table %q: %w", l.table, err)
@@ -285,13 +246,14 @@ func (l *looker) page(ctx context.Context, from, to string) (page []finding, las
 	if n < lookPage {
 		last = ""
 	}
-	now := w.db.clock.Now()
+	now, at := w.db.clock.Now(), w.now()
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	delete(w.looking, l.table)
 	for _, f := range cells {
 		covered := w.rested.covers(f.cell, f.seen, now)
 		for _, q := range w.queuesOf(f.cell) {
-			if !q.in(covered) && w.wanted(q, f.cell, f.seen) {
+			if !q.in(covered) && w.owns(q, f.cell, at) && w.wanted(q, f.cell, f.seen) {
 				f.queues = append(f.queues, q)
 			}
 		}
@@ -302,39 +264,29 @@ func (l *looker) page(ctx context.Context, from, to string) (page []finding, las
 	return page, last, nil
 }
 
-// queue queues the findings, except those that another worker has leased.
-func (l *looker) queue(page []finding, others heldPage) {
+// lookBegins notes that a page of a table is being read, or is read again after a
+// failure.
+func (w *Worker) lookBegins(table string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.looking[table].IsZero() {
+		w.looking[table] = w.db.clock.Now()
+	}
+}
+
+// queue queues the findings.
+func (l *looker) queue(page []finding) {
 	w := l.w
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, f := range page {
 		for _, q := range f.queues {
-			if !slices.Contains(others.queues, q) && w.found(q, f.cell, f.seen) {
+			if w.found(q, f.cell, f.seen) {
 				l.found++
 			}
 		}
 	}
 	w.dispatch()
-}
-
-// jump returns a random place within the rest of the part to continue at. It returns
-// false if there is none, or if no jumps are left.
-func (l *looker) jump(after, to string) (string, bool) {
-	if l.jumps == 0 {
-		return "", false
-	}
-	l.jumps--
-	ahead := l.keys[sort.SearchStrings(l.keys, after):]
-	if to != "" {
-		ahead = ahead[:sort.SearchStrings(ahead, to)]
-	}
-	if len(ahead) == 0 {
-		if next := after + "\x00"; to == "" || next < to {
-			return next, true
-		}
-		return "", false
-	}
-	return ahead[l.w.db.rand.int64N(int64(len(ahead)))], true
 }
 
 // notifiedColumns visits the columns of a row that have notifications, with those,

@@ -85,6 +85,9 @@ func (db *DB) collectGarbage(ctx context.Context, keep time.Duration) (GCReport,
 	// A Write must not go while a lock still depends on it: the lock would be
 	// rolled back, and its transaction torn.
 	for _, t := range tables {
+		if t == format.TableMembers {
+			continue // what stands there as a Lock is no transaction's
+		}
 		n, err := db.resolveBelow(ctx, t, safe)
 		report.LocksResolved += n
 		if err != nil {
@@ -100,8 +103,8 @@ func (db *DB) collectGarbage(ctx context.Context, keep time.Duration) (GCReport,
 	}
 	for _, t := range tables {
 		switch t {
-		case format.TableCatalog:
-		case format.TableSessions, format.TableScanLeases:
+		case format.TableCatalog, format.TableMembers:
+		case format.TableSessions, format.TableSweeps:
 			err = db.removeLeases(ctx, t, safe, &report)
 		default:
 			if err = db.clearUnobserved(ctx, v, t, safe); err == nil {

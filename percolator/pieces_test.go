@@ -278,15 +278,15 @@ func TestOldLeasesGoInPieces(t *testing.T) {
 	g := newGauge(rowstore.Limits{Operations: 100})
 	db := open(t, g)
 	for i := range 1000 {
-		_, err := g.mem.Apply(t.Context(), []rowstore.Mutation{{Table: format.TableScanLeases, Row: "r", Edits: []rowstore.Edit{
+		_, err := g.mem.Apply(t.Context(), []rowstore.Mutation{{Table: format.TableSweeps, Row: "r", Edits: []rowstore.Edit{
 			rowstore.Put(rowstore.Write, fmt.Sprint("worker", i), 5, nil),
 		}}}, rowstore.ApplyOptions{})
 		require.NoError(t, err)
 	}
 	var report GCReport
-	require.NoError(t, db.removeLeases(t.Context(), format.TableScanLeases, 10, &report))
+	require.NoError(t, db.removeLeases(t.Context(), format.TableSweeps, 10, &report))
 	require.Equal(t, 1000, report.Versions)
-	rows, err := g.mem.Read(t.Context(), []rowstore.RowRead{{Table: format.TableScanLeases, Row: "r", Selectors: []rowstore.Selector{everything(rowstore.Write, rowstore.AllColumns)}}})
+	rows, err := g.mem.Read(t.Context(), []rowstore.RowRead{{Table: format.TableSweeps, Row: "r", Selectors: []rowstore.Selector{everything(rowstore.Write, rowstore.AllColumns)}}})
 	require.NoError(t, err)
 	require.Empty(t, rows[0].Versions)
 }

@@ -1,6 +1,9 @@
 package percolator
 
-import "context"
+import (
+	"context"
+	"time"
+)
 
 // The jobs that wait to run, and the slots in which they run. Finding (find.go) hands
 // cells over by wanted and found, and waits in waitForRoom. dispatch starts runs
@@ -30,6 +33,9 @@ type task struct {
 	again   bool   // found again meanwhile, with other notifications
 	seen    uint64 // the signature of the notifications that were seen last
 	trouble int    // how often in a row the store failed
+
+	calledAt time.Time // when its function was called, zero before
+	claimed  time.Time // when its cell was claimed last, zero without a claim
 }
 
 // queue has the jobs of one observer that are to run.
@@ -41,6 +47,9 @@ type queue struct {
 	tasks   []*task
 	running int
 	left    bool // a scan found more than there was room for
+
+	moved time.Time // when a job began or ended last
+	stuck bool      // the worker has told others that it cannot get on with them
 }
 
 // found queues a job that a scan has found. It does not if the job is queued or running
@@ -85,8 +94,10 @@ func (w *Worker) enqueue(t *task) bool {
 	return true
 }
 
-// dispatch starts jobs while there are slots for them. w.mu is held.
+// dispatch starts jobs while there are slots for them. It drops those whose cells have
+// come to belong to another worker since they were found. w.mu is held.
 func (w *Worker) dispatch() {
+	now, at := w.db.clock.Now(), w.now()
 	for {
 		q := w.nextQueue()
 		if q == nil {
@@ -101,7 +112,14 @@ func (w *Worker) dispatch() {
 				w.kickTable(q.table)
 			}
 		}
+		if !w.owns(q, t.cell, at) {
+			delete(w.jobs, t.job)
+			w.tasks.Done()
+			w.signalIdle()
+			continue
+		}
 		t.running = true
+		q.moved = now
 		q.running++
 		w.running++
 		go w.runJob(t)
@@ -132,6 +150,17 @@ func (w *Worker) nextQueue() *queue {
 	}
 	w.turn++
 	return best
+}
+
+// hasPlace tells whether a job of the queue could start now. w.mu is held.
+func (w *Worker) hasPlace(q *queue) bool {
+	free, idle := w.config.Concurrency-w.running, 0
+	for _, other := range w.list {
+		if other.running == 0 {
+			idle++
+		}
+	}
+	return free > 0 && (q.running == 0 || free > min(idle, w.reserve()))
 }
 
 // reserve is how many slots are kept free for observers that have nothing running.

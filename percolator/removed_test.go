@@ -81,7 +81,7 @@ func TestSweepIsTakenOver(t *testing.T) {
 	dbs, _ := clients(t, 2, false)
 	var n atomic.Int64
 	const lease = 300 * time.Millisecond
-	w, _, ended := running(t, dbs[0], WorkerConfig{ScanLease: lease}, counting("o", "v", &n))
+	w, _, ended := running(t, dbs[0], WorkerConfig{MemberLease: lease}, counting("o", "v", &n))
 	idle(t, w)
 	// In one step, so that the worker never finds its observer missing: the observer is
 	// removed, a cell changes that nobody is notified of, and the observer is registered
@@ -125,7 +125,7 @@ func TestSweepLease(t *testing.T) {
 		return true, nil
 	})
 	require.NoError(t, err)
-	w := NewWorker(dbs[0], WorkerConfig{ScanLease: 200 * time.Millisecond})
+	w := NewWorker(dbs[0], WorkerConfig{MemberLease: 200 * time.Millisecond})
 	require.NoError(t, w.Observe(Observer{Name: "o", Table: "t", Column: "v", Func: nothing}))
 	other := NewWorker(dbs[1], w.config)
 	lease := &sweepLease{w: other, row: format.SweepLeaseRow(&format.Observer{Table: []byte("t"), Column: []byte("v"), Name: []byte("o")})}

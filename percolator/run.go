@@ -55,6 +55,7 @@ func (w *Worker) runJob(t *task) {
 	defer w.tasks.Done()
 	for attempt := 0; ; attempt++ {
 		r := w.attempt(w.runCtx, t)
+		w.dropClaim(t)
 		if r.err != nil && w.runCtx.Err() == nil && !fatal(r.err) {
 			w.db.log.Warn("an observed cell could not be handled and will be tried again", "observer", t.o.Name, "cell", t.cell.public().String(), "err", r.err)
 		}
@@ -69,6 +70,10 @@ func (w *Worker) runJob(t *task) {
 			t.trouble = 0
 			continue
 		case runConflict:
+			if w.ctx.Err() == nil && !w.owns(t.q, t.cell, w.now()) {
+				r.next = runDone // whoever has the cell now was faster
+				break
+			}
 			if w.db.clock.Sleep(w.runCtx, w.db.opt.retryWait.wait(attempt, w.db.rand)) == nil {
 				continue
 			}
@@ -107,6 +112,7 @@ func (w *Worker) endJob(t *task, last nextStep, wait time.Duration) bool {
 		return false
 	}
 	delete(w.jobs, t.job)
+	t.q.moved = w.db.clock.Now()
 	t.q.running--
 	w.running--
 	if wait > 0 {
@@ -142,6 +148,12 @@ func (w *Worker) attempt(ctx context.Context, t *task) runResult {
 		if next := view.nextAttempt(i); next > tx.start {
 			return runResult{next: runWaiting, wait: next.Sub(tx.start)}
 		}
+		if view.claimedBy != "" && view.claimedBy != w.id && view.claimed > tx.start {
+			return runResult{next: runWaiting, wait: view.claimed.Sub(tx.start)}
+		}
+		w.mu.Lock()
+		t.calledAt = w.db.clock.Now()
+		w.mu.Unlock()
 		return w.run(ctx, tx, t.o, i, view)
 	}
 	return w.clearNotifications(ctx, view)

@@ -148,6 +148,7 @@ func (w *Worker) sweepOne(ctx context.Context, r format.Observer, at Timestamp) 
 		}
 		return err
 	}
+	defer lease.release(ctx)
 	if err := w.sweep(ctx, r, at, lease); err != nil {
 		return err
 	}
@@ -180,28 +181,44 @@ func (l *sweepLease) take(ctx context.Context) (held time.Duration, err error) {
 	if err != nil {
 		return 0, err
 	}
-	rows, err := db.readRows(ctx, []rowstore.RowRead{{Table: format.TableScanLeases, Row: l.row, Selectors: []rowstore.Selector{
+	rows, err := db.readRows(ctx, []rowstore.RowRead{{Table: format.TableSweeps, Row: l.row, Selectors: []rowstore.Selector{
 		{Family: rowstore.Write, Column: rowstore.AllColumns, From: now + 1, To: oracle.Max, Limit: 1},
 	}}})
 	if err != nil {
 		return 0, fmt.Errorf("reading the lease of a sweep: %w", err)
 	}
-	if other, ends, err := w.othersLease(&rows[0], "", ""); err != nil || other != nil {
-		return ends.Sub(now), err
+	for _, v := range rows[0].Versions {
+		if v.Column != w.id {
+			return v.TS.Sub(now), nil
+		}
 	}
-	w.mu.Lock()
-	w.leased[l.row] = l.row
-	w.mu.Unlock()
-	if _, err := db.applyOne(ctx, w.takeLease(l.row, now.Add(w.config.ScanLease), format.ScanLease{})); err != nil {
+	until := now.Add(w.config.MemberLease)
+	_, err = db.applyOne(ctx, rowstore.Mutation{Table: format.TableSweeps, Row: l.row, Edits: []rowstore.Edit{
+		rowstore.Put(rowstore.Write, w.id, until, format.TimestampOnly),
+		rowstore.DeleteRange(rowstore.Write, w.id, 0, until-1),
+	}})
+	if err != nil {
 		return 0, fmt.Errorf("taking the lease of a sweep: %w", err)
 	}
 	return 0, nil
 }
 
+// release gives the lease up. What fails is left to the end of the lease.
+func (l *sweepLease) release(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.w.db.backgroundTimeout())
+	defer cancel()
+	_, err := l.w.db.applyOne(ctx, rowstore.Mutation{Table: format.TableSweeps, Row: l.row, Edits: []rowstore.Edit{
+		rowstore.DeleteRange(rowstore.Write, l.w.id, 0, oracle.Max),
+	}})
+	if err != nil {
+		l.w.db.log.Debug("the lease of a sweep was left to end by itself", "err", err)
+	}
+}
+
 // renew takes the lease again when a part of it has passed. It does not matter if
 // another worker has taken it meanwhile: both sweep.
 func (l *sweepLease) renew(ctx context.Context) error {
-	if l.w.db.clock.Now().Sub(l.taken) < l.w.config.ScanLease/3 {
+	if l.w.db.clock.Now().Sub(l.taken) < l.w.config.MemberLease/3 {
 		return nil
 	}
 	_, err := l.take(ctx)

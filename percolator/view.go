@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -21,6 +22,8 @@ type cellView struct {
 	notified  []rowstore.Version // all notifications, newest first
 	seen      []rowstore.Version // those at or below at
 	later     bool               // there are notifications above at
+	claimed   Timestamp          // until when another run of the job's observer is claimed
+	claimedBy string             // by which worker
 }
 
 // currentView is view for the observers that the catalog has at the snapshot. The
@@ -55,6 +58,9 @@ func (w *Worker) currentView(ctx context.Context, c Cell, o *Observer, s *snapsh
 // all observers of this worker. blocked means that the owner of such a lock lives.
 func (w *Worker) view(ctx context.Context, c Cell, o *Observer, observers []string, s *snapshot) (v *cellView, blocked bool, err error) {
 	read := []rowstore.RowRead{viewRead(c, observers, s.at())}
+	if o != nil {
+		read[0].Selectors = append(read[0].Selectors, rowstore.Selector{Family: rowstore.Notify, Column: format.ClaimColumn(o.Name, c.Column), To: oracle.Max, Limit: 1})
+	}
 	for {
 		rows, timely, err := w.db.readAt(ctx, read, s)
 		if err != nil {
@@ -69,6 +75,11 @@ func (w *Worker) view(ctx context.Context, c Cell, o *Observer, observers []stri
 		}
 		if v, err = parseView(row, c, observers, s.start); err != nil {
 			return nil, false, fmt.Errorf("%v: %w", c.public(), err)
+		}
+		if o != nil {
+			if claim := row.Newest(rowstore.Notify, format.ClaimColumn(o.Name, c.Column)); claim != nil {
+				v.claimed, v.claimedBy = claim.TS, string(claim.Value)
+			}
 		}
 		err = w.db.checkAnswer(ctx, s.start, timely || row.Newest(rowstore.Write, c.Column) != nil)
 		if err != nil {

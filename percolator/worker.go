@@ -33,11 +33,13 @@ type WorkerConfig struct {
 	// what no push tells of, such as the notifications of a client that died before it
 	// could finish. Default 2 s.
 	Rescan time.Duration
-	// ScanLease is how long other workers leave an observer's work to this worker, in a
-	// part of a table where this one has found much of it. It is also the time since the
-	// last progress of a sweep after which another worker takes the sweep over. Default
-	// 2 s.
-	ScanLease time.Duration
+	// MemberLease is how long the other workers that run an observer leave this worker its
+	// share of the changes after its last sign of life, which it gives twice in that time.
+	// A worker that was killed is missed one and a half times as long at most; one that
+	// hangs, or has no place for another function, hands its share over after as long.
+	// It is also the time since the last progress of a sweep after which another worker
+	// takes the sweep over. Default 3 s.
+	MemberLease time.Duration
 	// GCInterval is the wait between two garbage collections. All workers together
 	// collect once in that time, also workers that start after this one has ended.
 	// Default a tenth of the retention, at most 1 h; negative for none.
@@ -59,8 +61,8 @@ func (c *WorkerConfig) setDefaults() {
 	if c.Rescan <= 0 {
 		c.Rescan = 2 * time.Second
 	}
-	if c.ScanLease <= 0 {
-		c.ScanLease = 2 * time.Second
+	if c.MemberLease <= 0 {
+		c.MemberLease = 3 * time.Second
 	}
 	if c.StopTimeout <= 0 {
 		c.StopTimeout = 10 * time.Second
@@ -76,7 +78,8 @@ type Worker struct {
 	list   []*queue            // of each observer
 	queues map[Cell][]*queue   // the same by stored table and column; the row is ""
 	tables map[string][]string // the observed columns of each table, stored
-	id     string              // of its scan leases
+	id     string              // of its claims, and of the leases of its sweeps
+	member membership          // among the workers that run the same observers
 
 	ctx    context.Context // of Run: nothing is begun once it has ended
 	runCtx context.Context // of functions, which outlive ctx by StopTimeout at most
@@ -96,7 +99,7 @@ type Worker struct {
 	// Of finding.
 	rested   rested
 	boundsOf map[string]bounds
-	leased   map[string]string // rows of scan leases that it has taken, and their tables
+	looking  map[string]time.Time // since when a page of a table is being read
 	// Of the jobs.
 	jobs     map[job]*task // queued or running
 	running  int
@@ -125,7 +128,7 @@ func NewWorker(db *DB, config WorkerConfig) *Worker {
 		ready: make(chan struct{}), ended: make(chan struct{}),
 		jobs: map[job]*task{}, paused: map[job]*pausedJob{}, locked: map[string][]*pausedJob{},
 		idle:   map[chan struct{}]struct{}{},
-		rested: newRested(), boundsOf: map[string]bounds{}, leased: map[string]string{},
+		rested: newRested(), boundsOf: map[string]bounds{}, looking: map[string]time.Time{},
 	}
 }
 
@@ -217,7 +220,13 @@ func (w *Worker) work(parent context.Context) error {
 	if err := w.publish(ctx); err != nil {
 		return fmt.Errorf("percolator: publishing the observers: %w", err)
 	}
-	var wg sync.WaitGroup
+	if len(w.list) > 0 {
+		if err := w.retry(ctx, "joining the workers", func() error { return w.beat(ctx) }); err != nil {
+			w.tellLeaving(w.leave)
+			return fmt.Errorf("percolator: joining the workers: %w", err)
+		}
+	}
+	var wg, claims sync.WaitGroup
 	part := func(f func() error) {
 		wg.Go(func() {
 			if err := f(); err != nil && ctx.Err() == nil {
@@ -227,6 +236,13 @@ func (w *Worker) work(parent context.Context) error {
 	}
 	for table := range w.tables {
 		part(func() error { return w.find(ctx, table) })
+	}
+	claimCtx, stopClaims := context.WithCancel(runCtx)
+	defer claims.Wait()
+	defer stopClaims()
+	if len(w.list) > 0 {
+		part(func() error { return w.belong(ctx) })
+		claims.Go(func() { _ = w.claimRuns(claimCtx) })
 	}
 	part(func() error { return w.listen(ctx) })
 	part(func() error { return w.endPauses(ctx) })
@@ -245,8 +261,14 @@ func (w *Worker) work(parent context.Context) error {
 			stopRuns()
 		}
 	})
+	w.mu.Lock()
+	busy := w.running > 0
+	w.mu.Unlock()
+	if busy {
+		w.tellLeaving(w.retire)
+	}
 	w.tasks.Wait()
-	w.releaseLeases("")
+	w.tellLeaving(w.leave)
 	if err := context.Cause(ctx); parent.Err() == nil {
 		return err
 	}

@@ -111,7 +111,7 @@ func counting(name, column string, n *atomic.Int64) Observer {
 }
 
 // Two processes with an observer each on one column, over a store without a push,
-// with enough cells for scan leases: neither keeps the other from its work.
+// with many cells: neither keeps the other from its work.
 func TestObserversOfOneColumnInTwoProcesses(t *testing.T) {
 	t.Parallel()
 	dbs, _ := clients(t, 2, true)
@@ -128,7 +128,7 @@ func TestObserversOfOneColumnInTwoProcesses(t *testing.T) {
 			wg.Go(func() { idle(t, w) })
 		}
 		wg.Wait()
-		require.Less(t, time.Since(began), wa.config.ScanLease/2, "round %d: one waited for the other's lease", round)
+		require.Less(t, time.Since(began), wa.config.MemberLease/2, "round %d: one waited for the other", round)
 		require.GreaterOrEqual(t, a.Load(), int64(64*(round+1)))
 		require.GreaterOrEqual(t, b.Load(), int64(64*(round+1)))
 	}

@@ -22,28 +22,33 @@ type Cell struct {
 
 // Tables of the library's own.
 const (
-	TableCatalog    = "\x00catalog"
-	TableSessions   = "\x00sessions"
-	TableScanLeases = "\x00scanleases"
-	TableParked     = "\x00parked"
-	TableNotices    = "\x00notices"
+	TableCatalog  = "\x00catalog"
+	TableSessions = "\x00sessions"
+	TableMembers  = "\x00members"
+	TableSweeps   = "\x00sweeps"
+	TableParked   = "\x00parked"
+	TableNotices  = "\x00notices"
 )
 
-// Rows and columns of these tables. A scan lease has the worker's id as its column, a
-// session its id as its row.
+// Rows and columns of these tables. The lease of a sweep has the worker's id as its
+// column. A session and a member have their ids as their rows.
 const (
 	RowCatalog      = "catalog"
-	ColumnConfig    = "config"    // of the catalog: a Catalog
-	ColumnSafePoint = "safepoint" // of the catalog: TimestampOnly, at the safe point
-	ColumnLease     = "lease"     // of a session: TimestampOnly, at the lease's end
-	ColumnParked    = "run"       // of a parked run: a Parked
-	ColumnNotice    = "commit"    // of a notice: see NoticeCell
+	RowGeneration   = "generation" // of the members
+	ColumnConfig    = "config"     // of the catalog: a Catalog
+	ColumnSafePoint = "safepoint"  // of the catalog: TimestampOnly, at the safe point
+	ColumnLease     = "lease"      // of a session or a member: TimestampOnly, at the lease's end
+	ColumnMember    = "member"     // of a member: a Member, see there
+	ColumnChange    = "change"     // of the generation: TimestampOnly, another one after each change of the members
+	ColumnParked    = "run"        // of a parked run: a Parked
+	ColumnNotice    = "commit"     // of a notice: see NoticeCell
 )
 
 // Prefixes of the library's own columns in rows of users.
 const (
 	PrefixAck     = "\x00a" // an acknowledgment
 	PrefixFailure = "\x00p" // a Failure
+	PrefixClaim   = "\x00c" // a claim
 )
 
 const (
@@ -89,6 +94,15 @@ func AckColumn(observer, column string) string {
 // bytes.
 func FailureColumn(observer, column string) string {
 	return ownColumn(PrefixFailure, observer, column)
+}
+
+// ClaimColumn is the stored column of the claims of an observer's runs for a stored
+// column of the same row. A claim says that a run has been under way for some time, and
+// that other workers had better leave the cell alone. It is a Notify version at the
+// claim's end, whose value is the worker's id. Correctness never depends on it. The
+// name of the observer has at most MaxObserverName bytes.
+func ClaimColumn(observer, column string) string {
+	return ownColumn(PrefixClaim, observer, column)
 }
 
 // ownColumn puts a length in front of the observer's name, which keeps different pairs
@@ -140,9 +154,6 @@ func NoticeCell(start Timestamp) Cell {
 func ParkedCell(observer string, c Cell) Cell {
 	return Cell{TableParked, rowOf(c.Table, c.Row, c.Column, observer), ColumnParked}
 }
-
-// ScanLeaseRow is the row that holds the scan leases of an observer of a stored column.
-func ScanLeaseRow(table, column, observer string) string { return rowOf(table, column, observer) }
 
 // SweepLeaseRow is the row that holds the lease of the sweep for a registration.
 func SweepLeaseRow(r *Observer) string {

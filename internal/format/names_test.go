@@ -52,10 +52,10 @@ func TestEscape(t *testing.T) {
 			require.True(t, Reserved(b))
 		}
 	})
-	for _, own := range []string{TableCatalog, TableSessions, TableScanLeases, TableParked, AckColumn("o", "c"), FailureColumn("o", "c")} {
+	for _, own := range []string{TableCatalog, TableSessions, TableMembers, TableSweeps, TableParked, AckColumn("o", "c"), FailureColumn("o", "c"), ClaimColumn("o", "c")} {
 		require.True(t, Reserved(own))
 	}
-	for _, tables := range []string{TableCatalog, TableSessions, TableScanLeases, TableParked} {
+	for _, tables := range []string{TableCatalog, TableSessions, TableMembers, TableSweeps, TableParked} {
 		require.NotEqual(t, tables, Escape(tables), "a user's table may have any name")
 	}
 }
@@ -90,15 +90,19 @@ func TestNames(t *testing.T) {
 	require.Equal(t, "\x00p\x00\x02obcol", FailureColumn("ob", "col"))
 	require.Equal(t, Cell{"\x00notices", "\x08\x07\x06\x05\x04\x03\x02\x01", "commit"}, NoticeCell(0x0102030405060708))
 	require.Equal(t, Cell{"\x00parked", "\x01t\x02\x00r\x01c\x02ob", "run"}, ParkedCell("ob", Cell{"t", "\x00r", "c"}))
-	require.Equal(t, "\x01t\x01c\x02ob", ScanLeaseRow("t", "c", "ob"))
+	require.Equal(t, "\x00c\x00\x02obcol", ClaimColumn("ob", "col"))
 	o := &Observer{Name: []byte("ob"), Table: []byte("t"), Column: []byte("c"), Since: 1 << 18}
 	require.Equal(t, "\x01t\x01c\x02ob\x1a1970-01-01T00:00:00.001Z+0", SweepLeaseRow(o))
-	long := ScanLeaseRow("t", strings.Repeat("c", 200), "ob")
-	require.Equal(t, "0045a567c38419e6bdae154d7c49fd0b40700d802b79328130b11b37c4f6cd6fc1", hex.EncodeToString([]byte(long)))
+	long := ParkedCell("ob", Cell{"t", "r", strings.Repeat("c", 200)}).Row
+	require.Equal(t, "0010ca3fb3fa55bb2ea10fa45f47d50e7548bb224b72b99bdef1e9ed28a698edf5", hex.EncodeToString([]byte(long)))
 	require.Equal(t, []string{"\x00catalog", "catalog", "config", "safepoint"}, []string{TableCatalog, RowCatalog, ColumnConfig, ColumnSafePoint})
-	require.Equal(t, []string{"\x00sessions", "lease", "\x00scanleases"}, []string{TableSessions, ColumnLease, TableScanLeases})
+	require.Equal(t, []string{"\x00sessions", "lease", "\x00members", "member", "generation", "change", "\x00sweeps"}, []string{TableSessions, ColumnLease, TableMembers, ColumnMember, RowGeneration, ColumnChange, TableSweeps})
+	for at, slot := range map[[2]string]uint32{{"t", "r"}: 59924, {"", ""}: 15047, {"tr", ""}: 40106, {"t", "r\xff"}: 11342, {"accounts", "0001"}: 25518} {
+		require.Equal(t, slot, Slot(at[0], at[1]), "%q", at)
+	}
+	require.Equal(t, uint64(8610777109720940351), MemberSeed("0123456789abcdef01234567"))
 	for table, transactional := range map[string]bool{
-		"t": true, "\x00\x00t": true, TableParked: true, TableNotices: true, TableCatalog: false, TableSessions: false, TableScanLeases: false,
+		"t": true, "\x00\x00t": true, TableParked: true, TableNotices: true, TableCatalog: false, TableSessions: false, TableMembers: false, TableSweeps: false,
 	} {
 		require.Equal(t, transactional, Transactional(table), "%q", table)
 	}

@@ -270,35 +270,6 @@ func DecodeFailure(b []byte) (Failure, error) {
 	return f, nil
 }
 
-// ScanLease says that a worker is busy with an observer's work in a range of a
-// table. Each observer of a column has a row, and each worker a column in it. The
-// timestamp of the version is the lease's end, and the value is the range. So a worker
-// keeps others away from what it runs itself, and from nothing else. A lease is light:
-// nothing is locked, and if two workers take one at once, both have it. Correctness
-// never depends on it.
-type ScanLease struct{ From, To string }
-
-// Encode returns the stored bytes.
-func (s ScanLease) Encode() []byte {
-	return appendString(appendString([]byte{Version}, s.From), s.To)
-}
-
-// DecodeScanLease undoes ScanLease.Encode. An error matches ErrCorrupt or
-// rowstore.ErrFormat.
-func DecodeScanLease(b []byte) (s ScanLease, err error) {
-	if err := checkVersion(b, "scan lease"); err != nil {
-		return s, err
-	}
-	rest := b[1:]
-	if s.From, rest, err = takeString(rest); err == nil {
-		s.To, rest, err = takeString(rest)
-	}
-	if err != nil || len(rest) > 0 {
-		return s, fmt.Errorf("%w: scan lease %x", ErrCorrupt, b)
-	}
-	return s, nil
-}
-
 func appendString(b []byte, s string) []byte {
 	b = binary.AppendUvarint(b, uint64(len(s)))
 	return append(b, s...)

@@ -6,6 +6,7 @@ import (
 	"math"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
@@ -71,10 +72,13 @@ func TestCodecsRoundTrip(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, f, gotF)
 
-		s := ScanLease{string(anyBytes(30).Draw(t, "from")), string(anyBytes(30).Draw(t, "to"))}
-		gotS, err := DecodeScanLease(s.Encode())
+		m := Member{From: anyTS.Draw(t, "member from"), Until: anyTS.Draw(t, "member until"), Lease: time.Duration(rapid.Int64Range(0, 1e12).Draw(t, "lease")) * time.Microsecond}
+		for range rapid.IntRange(0, 3).Draw(t, "works") {
+			m.Works = append(m.Works, MemberWork{anyName.Draw(t, "o"), anyName.Draw(t, "t"), anyName.Draw(t, "c"), rapid.IntRange(0, math.MaxInt32).Draw(t, "weight")})
+		}
+		gotM, err := DecodeMember(m.Encode())
 		require.NoError(t, err)
-		require.Equal(t, s, gotS)
+		require.Equal(t, m, gotM)
 
 		c := Cell{anyName.Draw(t, "t"), anyName.Draw(t, "r"), anyName.Draw(t, "c")}
 		cause := string(anyBytes(MaxErrorText*2).Draw(t, "error"))
@@ -153,9 +157,15 @@ func TestDecodersRefuseGarbage(t *testing.T) {
 		_, err := DecodeMark(b)
 		require.ErrorIs(t, err, ErrCorrupt)
 	}
-	for _, b := range [][]byte{nil, {0}, {1, 5}, {1, 0, 0, 0}} {
-		_, err := DecodeScanLease(b)
-		require.ErrorIs(t, err, ErrCorrupt)
+	for _, b := range []string{
+		"", "\x00", "\x01", "\x01\x05", "\x01\x05\x00\x00", // cut off
+		"\x01\x05\x00\x00\x01", "\x01\x05\x00\x00\x01\x01o\x01t\x01c", "\x01\x05\x00\x00\x01\x01o\x01t\x05c\x01", // in its works
+		"\x01\x05\x00\x00\xff\xff\xff\xff\x7f",                     // more works than bytes
+		"\x01\x05\x00\x00\x00x",                                    // too long
+		"\x01\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x00\x00\x00", // a time that no oracle has
+	} {
+		_, err := DecodeMember([]byte(b))
+		require.ErrorIs(t, err, ErrCorrupt, "%q", b)
 	}
 	for _, b := range [][]byte{nil, {0, '{', '}'}, {1, '{'}, {1}} {
 		_, err := DecodeParked(b)
@@ -178,7 +188,7 @@ func TestDecodersRefuseNewerVersions(t *testing.T) {
 		"notification":   func() error { _, err := DecodeNotification(newer(WeakNotification)); return err },
 		"acknowledgment": func() error { _, err := DecodeAck(newer(EncodeAck(1))); return err },
 		"mark":           func() error { _, err := DecodeMark(newer(EncodeMark(1))); return err },
-		"scan lease":     func() error { _, err := DecodeScanLease(newer(ScanLease{"a", "b"}.Encode())); return err },
+		"member":         func() error { _, err := DecodeMember(newer((&Member{From: 5}).Encode())); return err },
 		"parked record":  func() error { _, err := DecodeParked([]byte{Version + 1, '{', '}'}); return err },
 	} {
 		err := decode()
@@ -243,8 +253,9 @@ func FuzzDecodeFailure(f *testing.F) {
 	fuzz(f, [][]byte{r.Encode(), nil}, DecodeFailure, func(r Failure) []byte { return r.Encode() })
 }
 
-func FuzzDecodeScanLease(f *testing.F) {
-	fuzz(f, [][]byte{ScanLease{"a", "b"}.Encode(), nil}, DecodeScanLease, ScanLease.Encode)
+func FuzzDecodeMember(f *testing.F) {
+	m := Member{From: 5, Until: 9, Lease: time.Second, Works: []MemberWork{{"o", "t", "c", 16}}}
+	fuzz(f, [][]byte{m.Encode(), nil}, DecodeMember, func(m Member) []byte { return m.Encode() })
 }
 
 func FuzzDecodeCatalog(f *testing.F) {
@@ -304,10 +315,10 @@ func TestBytes(t *testing.T) {
 		"\x01":            string(TimestampOnly),
 		"\x01\x01 strong": string(StrongNotification) + " strong",
 		"\x01\x02 weak":   string(WeakNotification) + " weak",
-		"\x01\x00\x00\x00\x00\x00\x00\x01\x02 mark": string(EncodeMark(0x0102)) + " mark",
-		"\x01\x00\x00\x00\x00\x00\x00\x01\x02 ack":  string(EncodeAck(0x0102)) + " ack",
-		"\x01\x01\xac\x02\x01\x05":                  string(failure.Encode()),
-		"\x01\x01f\x02to":                           string(ScanLease{"f", "to"}.Encode()),
+		"\x01\x00\x00\x00\x00\x00\x00\x01\x02 mark":               string(EncodeMark(0x0102)) + " mark",
+		"\x01\x00\x00\x00\x00\x00\x00\x01\x02 ack":                string(EncodeAck(0x0102)) + " ack",
+		"\x01\x01\xac\x02\x01\x05":                                string(failure.Encode()),
+		"\x01\xac\x02\x09\xc0\x84\x3d\x01\x01o\x01t\x02\x00c\x10": string((&Member{300, 9, time.Second, []MemberWork{{"o", "t", "\x00c", 16}}}).Encode()),
 		"\x01" + `{"observer":"bw==","table":"dA==","row":"/w==","column":"Yw==","change":300,"attempts":5,"error":"no","at":9}`: encoded(parked.Encode()),
 		"\x01" + `{"oracle":"tso","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500},` +
 			`"next":{"max_txn_age_ms":2000,"retention_ms":7200000,"catalog_lease_ms":1000},"next_from":7,"past":[{"max_txn_age_ms":500,"until":6}],` +

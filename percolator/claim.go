@@ -1,0 +1,92 @@
+package percolator
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// A claim keeps other workers away from a cell while a run of this one takes long:
+// its shares may have gone to others meanwhile, who find the same notification. Without
+// claims, a function of a minute would be called again at each step of a deployment.
+// Claims end by themselves, and correctness never depends on them.
+
+// claimAfter is how long a run has been under way before it is claimed. It is also the
+// time between two looks at what runs.
+const claimAfter = time.Second
+
+// claimLasts is how long a claim lasts: claims are renewed by every look that comes when
+// a third of that has passed.
+func (w *Worker) claimLasts() time.Duration { return max(w.config.MemberLease, 3*claimAfter) }
+
+// claimRuns claims the runs that take long, until ctx ends.
+func (w *Worker) claimRuns(ctx context.Context) error {
+	for {
+		if err := w.db.clock.Sleep(ctx, claimAfter); err != nil {
+			return err
+		}
+		var tasks []*task
+		now := w.db.clock.Now()
+		w.mu.Lock()
+		for _, t := range w.jobs {
+			if t.running && !t.calledAt.IsZero() && now.Sub(t.calledAt) >= claimAfter && now.Sub(t.claimed) >= w.claimLasts()/3 {
+				t.claimed = now
+				tasks = append(tasks, t)
+			}
+		}
+		w.mu.Unlock()
+		// The order of a map is random, and the calls of a run must be repeatable.
+		slices.SortFunc(tasks, func(a, b *task) int { return strings.Compare(a.cell.Row, b.cell.Row) })
+		if len(tasks) == 0 {
+			continue
+		}
+		if err := w.claim(ctx, tasks); err != nil && ctx.Err() == nil {
+			w.db.log.Debug("long runs could not be claimed", "err", err)
+		}
+	}
+}
+
+// claim puts claims on the cells of tasks.
+func (w *Worker) claim(ctx context.Context, tasks []*task) error {
+	ctx, cancel := context.WithTimeout(ctx, w.claimLasts())
+	defer cancel()
+	now, err := w.db.draw(ctx)
+	if err != nil {
+		return err
+	}
+	until := now.Add(w.claimLasts())
+	var muts []rowstore.Mutation
+	for _, t := range tasks {
+		column := format.ClaimColumn(t.o.Name, t.cell.Column)
+		muts = append(muts, rowstore.Mutation{Table: t.cell.Table, Row: t.cell.Row, Edits: []rowstore.Edit{
+			rowstore.Put(rowstore.Notify, column, until, []byte(w.id)),
+			rowstore.DeleteRange(rowstore.Notify, column, 0, until-1),
+		}})
+	}
+	_, err = w.db.store.Apply(ctx, muts, rowstore.ApplyOptions{})
+	return err
+}
+
+// dropClaim removes the claim on a task's cell, if it has one.
+func (w *Worker) dropClaim(t *task) {
+	w.mu.Lock()
+	claimed := !t.claimed.IsZero()
+	t.calledAt, t.claimed = time.Time{}, time.Time{}
+	w.mu.Unlock()
+	if !claimed {
+		return
+	}
+	ctx, cancel := context.WithTimeout(w.db.ctx, w.db.backgroundTimeout())
+	defer cancel()
+	_, err := w.db.applyOne(ctx, rowstore.Mutation{Table: t.cell.Table, Row: t.cell.Row, Edits: []rowstore.Edit{
+		rowstore.DeleteRange(rowstore.Notify, format.ClaimColumn(t.o.Name, t.cell.Column), 0, oracle.Max),
+	}})
+	if err != nil {
+		w.db.log.Debug("a claim was left to end by itself", "err", err)
+	}
+}

@@ -1,0 +1,419 @@
+package percolator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// How workers know of each other. Each running worker is a member: it has a row of its
+// own with a record of what it runs (format.Member) and a lease. All members look at one
+// small row, the generation, at every beat, and read the list of members only if that has
+// changed. Each watches the lease of one other member, its successor in the order of the
+// ids: whoever finds a lease that has ended, by the oracle's time, removes that member.
+//
+// Changes are dated ahead. A member that joins has its shares from a time on by which the
+// others have looked at the generation, so that all of them hand over at once. One that
+// stops while functions run says until when it keeps its shares.
+
+// membership is a worker's part in this.
+type membership struct {
+	shares atomic.Pointer[shares]     // nil before the worker has joined
+	time   atomic.Pointer[oracleTime] // nil before the first beat
+
+	// Of the goroutine that beats.
+	id         string        // of its row; "" while it is no member
+	joined     Timestamp     // of its record
+	record     format.Member // as stored last
+	generation Timestamp     // as read before list; 0 if that must be read
+	list       []member      // by id
+	successor  string        // whose lease it watches; "" without any
+	announce   bool          // the generation is to be changed yet
+}
+
+// member is a member as a worker knows it.
+type member struct {
+	id     string
+	joined Timestamp
+	ends   Timestamp // of its lease, when it was read
+	record format.Member
+}
+
+// takesPart tells whether a member has shares at a time.
+func (m *member) takesPart(at Timestamp) bool {
+	return m.record.From <= at && (m.record.Until == 0 || at < m.record.Until)
+}
+
+// weightOf returns the weight of a member for an observer. ok is false if the member does
+// not run it.
+func (m *member) weightOf(q *queue) (weight int, ok bool) {
+	for i := range m.record.Works {
+		if w := &m.record.Works[i]; w.Observer == q.o.Name && w.Table == q.table && w.Column == q.column {
+			return w.Weight, true
+		}
+	}
+	return 0, false
+}
+
+// beatInterval is the time between two beats. A lease outlasts a beat that failed.
+func (c *WorkerConfig) beatInterval() time.Duration { return c.MemberLease / 2 }
+
+// handOver is how far ahead a change of the shares is dated.
+func handOver(lease time.Duration) time.Duration { return lease * 2 / 3 }
+
+// belong keeps the worker a member until ctx ends.
+func (w *Worker) belong(ctx context.Context) error {
+	for attempt := 0; ; {
+		wait := w.config.beatInterval()
+		if next := w.member.shares.Load().next(w.now()); next > 0 {
+			wait = min(wait, max(next.Sub(w.now()), time.Millisecond))
+		}
+		if attempt > 0 {
+			wait = min(wait, w.config.Backoff.wait(attempt-1, w.db.rand))
+		}
+		if err := w.db.clock.Sleep(ctx, wait); err != nil {
+			return err
+		}
+		if err := w.beat(ctx); err == nil {
+			attempt = 0
+		} else {
+			if ctx.Err() != nil || fatal(err) {
+				return err
+			}
+			w.db.log.Warn("the worker could not tell the others that it runs, and will try again", "err", err)
+			attempt++
+		}
+	}
+}
+
+// beat looks at what the other members do, and tells them of this one. It joins if the
+// worker is no member.
+func (w *Worker) beat(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, max(w.config.MemberLease, time.Second))
+	defer cancel()
+	m := &w.member
+	seen, err := w.lookAtMembers(ctx)
+	if err != nil {
+		return fmt.Errorf("looking at the members: %w", err)
+	}
+	before := w.now()
+	w.member.time.Store(&oracleTime{seen.now, seen.asked})
+	if m.id != "" && !seen.member {
+		w.db.log.Warn("the other workers took this one for dead; it joins again")
+		m.id = ""
+	}
+	changed := false
+	if m.id == "" || seen.generation == 0 || seen.generation != m.generation || !seen.successor {
+		if err := w.readMembers(ctx, seen.now); err != nil {
+			return fmt.Errorf("reading the members: %w", err)
+		}
+		m.generation, changed = seen.generation, true
+	}
+	works := w.works()
+	if m.id == "" {
+		err = w.join(ctx, seen.now, works)
+		changed = true
+	} else {
+		again := !slices.Equal(works, m.record.Works)
+		changed = changed || again
+		err = w.renewMember(ctx, seen.now, works, again)
+	}
+	if err != nil {
+		return err
+	}
+	if m.announce {
+		if err := w.announce(ctx, seen.now); err != nil {
+			return err
+		}
+	}
+	if changed {
+		w.shareOut()
+	}
+	if next := m.shares.Load().next(before); changed || next > 0 && next <= seen.now {
+		w.kickAll() // something may be this worker's own that was not before
+	}
+	return nil
+}
+
+// sight is what a look at the members has shown.
+type sight struct {
+	asked      time.Time // local, before now was drawn
+	now        Timestamp
+	generation Timestamp
+	member     bool // the worker's own record stands
+	successor  bool // the lease of the successor lasts, or there is no successor
+}
+
+// lookAtMembers reads the generation, this worker's own row, and its successor's.
+func (w *Worker) lookAtMembers(ctx context.Context) (sight, error) {
+	m := &w.member
+	s := sight{asked: w.db.clock.Now(), successor: true}
+	reads := []rowstore.RowRead{memberRead(format.RowGeneration, format.ColumnChange)}
+	if m.id != "" {
+		reads = append(reads, rowstore.RowRead{Table: format.TableMembers, Row: m.id, Selectors: []rowstore.Selector{
+			{Family: rowstore.Lock, Column: format.ColumnMember, To: oracle.Max},
+		}})
+	}
+	if m.id != "" && m.successor != "" {
+		reads = append(reads, memberRead(m.successor, format.ColumnLease))
+	}
+	at := snapshot{}
+	var err error
+	if w.db.snapshotReader == nil {
+		at.set = true
+		if at.start, err = w.db.draw(ctx); err != nil {
+			return s, err
+		}
+	}
+	rows, _, err := w.db.readAt(ctx, reads, &at)
+	if err != nil {
+		return s, err
+	}
+	s.now = at.start
+	if v := rows[0].Newest(rowstore.Write, format.ColumnChange); v != nil {
+		s.generation = v.TS
+	}
+	if m.id != "" {
+		s.member = rows[1].At(rowstore.Lock, format.ColumnMember, m.joined) != nil
+	}
+	if len(rows) == 3 {
+		v := rows[2].Newest(rowstore.Write, format.ColumnLease)
+		s.successor = v != nil && v.TS >= s.now
+	}
+	return s, nil
+}
+
+func memberRead(row, column string) rowstore.RowRead {
+	return rowstore.RowRead{Table: format.TableMembers, Row: row, Selectors: []rowstore.Selector{
+		{Family: rowstore.Write, Column: column, To: oracle.Max, Limit: 1},
+	}}
+}
+
+// readMembers reads the list of the other members, and removes those whose lease has
+// ended. A record that this program cannot read, of a newer one perhaps, counts for
+// nothing.
+func (w *Worker) readMembers(ctx context.Context, now Timestamp) error {
+	m := &w.member
+	var list []member
+	for row, err := range w.db.store.Scan(ctx, rowstore.ScanRange{Table: format.TableMembers, Selectors: []rowstore.Selector{
+		{Family: rowstore.Lock, Column: format.ColumnMember, To: oracle.Max, Limit: 1},
+		{Family: rowstore.Write, Column: format.ColumnLease, To: oracle.Max, Limit: 1},
+	}}) {
+		if err != nil {
+			return err
+		}
+		record := row.Newest(rowstore.Lock, format.ColumnMember)
+		if record == nil || row.Row == m.id {
+			continue
+		}
+		other := member{id: row.Row, joined: record.TS}
+		if lease := row.Newest(rowstore.Write, format.ColumnLease); lease != nil {
+			other.ends = lease.TS
+		}
+		if other.ends < now {
+			if err := w.removeMember(ctx, &other); err != nil {
+				return fmt.Errorf("removing one whose lease has ended: %w", err)
+			}
+			m.announce = true
+			continue
+		}
+		if other.record, err = format.DecodeMember(record.Value); err != nil {
+			w.db.log.Warn("a worker's record cannot be read; that worker and this one may begin the same runs", "err", err)
+			continue
+		}
+		list = append(list, other)
+	}
+	slices.SortFunc(list, func(a, b member) int { return strings.Compare(a.id, b.id) })
+	m.list = list
+	return nil
+}
+
+// removeMember removes a member, unless it has renewed its lease.
+func (w *Worker) removeMember(ctx context.Context, m *member) error {
+	_, err := w.db.applyOne(ctx, rowstore.Mutation{
+		Table: format.TableMembers, Row: m.id,
+		Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, format.ColumnLease, m.ends+1)},
+		Edits: []rowstore.Edit{
+			rowstore.Delete(rowstore.Lock, format.ColumnMember, m.joined),
+			rowstore.DeleteRange(rowstore.Write, format.ColumnLease, 0, m.ends),
+		},
+	})
+	return err
+}
+
+// works lists what this worker runs, with the weights of the moment.
+func (w *Worker) works() []format.MemberWork {
+	now := w.db.clock.Now()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	works := make([]format.MemberWork, len(w.list))
+	for i, q := range w.list {
+		works[i] = format.MemberWork{Observer: q.o.Name, Table: q.table, Column: q.column, Weight: w.config.Concurrency}
+		if q.stuck = w.isStuck(q, now); q.stuck {
+			works[i].Weight = 0
+		}
+	}
+	return works
+}
+
+// join stores a new record. Its shares begin at once if nobody else has any of them.
+func (w *Worker) join(ctx context.Context, now Timestamp, works []format.MemberWork) error {
+	m := &w.member
+	record := format.Member{From: now, Lease: w.config.MemberLease.Round(time.Microsecond), Works: works}
+	lease := record.Lease
+	for i := range m.list {
+		other := &m.list[i]
+		if slices.ContainsFunc(w.list, func(q *queue) bool { _, ok := other.weightOf(q); return ok }) {
+			lease = max(lease, other.record.Lease)
+			record.From = now.Add(handOver(lease))
+		}
+	}
+	id := uniqueID()
+	out, err := w.db.applyOne(ctx, rowstore.Mutation{
+		Table: format.TableMembers, Row: id,
+		Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Lock, format.ColumnMember, 0)},
+		Edits: []rowstore.Edit{
+			rowstore.Put(rowstore.Lock, format.ColumnMember, now, record.Encode()),
+			rowstore.Put(rowstore.Write, format.ColumnLease, now.Add(w.config.MemberLease), format.TimestampOnly),
+		},
+	})
+	// After a lost reply another row is tried; the lease of the first one ends by itself.
+	if err == nil && !out.Applied {
+		err = errors.New("the id is taken")
+	}
+	if err != nil {
+		return fmt.Errorf("joining the members: %w", err)
+	}
+	m.id, m.joined, m.record, m.announce = id, now, record, true
+	return nil
+}
+
+// renewMember moves the end of the lease, and with again stores the record anew. It does
+// nothing if the record does not stand any more; the next beat will see that.
+func (w *Worker) renewMember(ctx context.Context, now Timestamp, works []format.MemberWork, again bool) error {
+	m := &w.member
+	until := now.Add(w.config.MemberLease)
+	record := m.record
+	record.Works = works
+	edits := []rowstore.Edit{
+		rowstore.Put(rowstore.Write, format.ColumnLease, until, format.TimestampOnly),
+		rowstore.DeleteRange(rowstore.Write, format.ColumnLease, 0, until-1),
+	}
+	if again {
+		edits = append(edits, rowstore.Put(rowstore.Lock, format.ColumnMember, m.joined, record.Encode()))
+	}
+	_, err := w.db.applyUrgent(ctx, rowstore.Mutation{
+		Table: format.TableMembers, Row: m.id,
+		Conditions: []rowstore.Condition{rowstore.Present(format.ColumnMember, m.joined)},
+		Edits:      edits,
+	})
+	if err != nil {
+		return fmt.Errorf("renewing the member's lease: %w", err)
+	}
+	if again {
+		m.record, m.announce = record, true
+	}
+	return nil
+}
+
+// announce changes the generation, after what it tells of has been stored. The new one is
+// of this worker's own timestamp, and replaces a later one too: what counts is that it
+// differs.
+func (w *Worker) announce(ctx context.Context, now Timestamp) error {
+	_, err := w.db.applyOne(ctx, rowstore.Mutation{Table: format.TableMembers, Row: format.RowGeneration, Edits: []rowstore.Edit{
+		rowstore.DeleteRange(rowstore.Write, format.ColumnChange, 0, now-1),
+		rowstore.DeleteRange(rowstore.Write, format.ColumnChange, now+1, oracle.Max),
+		rowstore.Put(rowstore.Write, format.ColumnChange, now, format.TimestampOnly),
+	}})
+	if err != nil {
+		return fmt.Errorf("announcing a change of the members: %w", err)
+	}
+	// Another change may have been announced since the list was read, so that is read
+	// again.
+	w.member.announce, w.member.generation = false, 0
+	return nil
+}
+
+// shareOut works out the shares from the list, and whose lease to watch.
+func (w *Worker) shareOut() {
+	m := &w.member
+	all := append(slices.Clone(m.list), member{id: m.id, joined: m.joined, record: m.record})
+	s := newShares(w.list, all, m.id)
+	m.shares.Store(&s)
+	m.successor = ""
+	for i := range m.list {
+		if m.list[i].id > m.id {
+			m.successor = m.list[i].id
+			break
+		}
+	}
+	if m.successor == "" && len(m.list) > 0 {
+		m.successor = m.list[0].id
+	}
+}
+
+// retire tells the others that this worker begins nothing any more, although functions
+// of it still run: they take its shares over in a moment.
+func (w *Worker) retire(ctx context.Context) error {
+	m := &w.member
+	now, err := w.db.draw(ctx)
+	if err != nil {
+		return err
+	}
+	record := m.record
+	record.Until = now.Add(handOver(record.Lease) / 2)
+	_, err = w.db.applyOne(ctx, rowstore.Mutation{
+		Table: format.TableMembers, Row: m.id,
+		Conditions: []rowstore.Condition{rowstore.Present(format.ColumnMember, m.joined)},
+		Edits:      []rowstore.Edit{rowstore.Put(rowstore.Lock, format.ColumnMember, m.joined, record.Encode())},
+	})
+	if err != nil {
+		return err
+	}
+	return w.announce(ctx, now)
+}
+
+// leave ends the membership.
+func (w *Worker) leave(ctx context.Context) error {
+	m := &w.member
+	now, err := w.db.draw(ctx)
+	if err != nil {
+		return err
+	}
+	if err := w.removeMember(ctx, &member{id: m.id, joined: m.joined, ends: oracle.Max - 1}); err != nil {
+		return err
+	}
+	return w.announce(ctx, now)
+}
+
+// tellLeaving calls retire or leave. What fails is left to the end of the lease.
+func (w *Worker) tellLeaving(tell func(context.Context) error) {
+	if w.member.id == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(w.db.ctx, w.db.backgroundTimeout())
+	defer cancel()
+	if err := tell(ctx); err != nil {
+		w.db.log.Debug("the other workers will notice the end of this one by its lease", "err", err)
+	}
+}
+
+// isStuck tells whether the worker cannot get on with an observer: no function of it has
+// begun or ended for a lease, work waits, and there is no place to run it; or a look at
+// its table has been going on for so long. w.mu is held.
+func (w *Worker) isStuck(q *queue, now time.Time) bool {
+	lease := w.config.MemberLease
+	if since := w.looking[q.table]; !since.IsZero() && now.Sub(since) >= lease {
+		return true
+	}
+	waits := len(q.tasks) > 0 || q.left || q.stuck
+	return waits && !w.hasPlace(q) && now.Sub(q.moved) >= lease
+}

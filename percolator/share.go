@@ -1,0 +1,174 @@
+package percolator
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/oracle"
+)
+
+// Which changes are a worker's own. The rows of a table fall into slots
+// (format.Slot), and the members that run an observer share its slots out among
+// themselves by weighted rendezvous hashing: each slot goes to the member whose hash with
+// it is the greatest. So members with the same list agree without a word, a member that
+// comes takes its part of the slots from all others, and one that goes leaves its part to
+// all others; no other slot moves.
+//
+// Shares decide who works, never whether the work is right. Two owners of a slot cost
+// conflicts, and a slot without an owner costs a wait. Runs of one change exclude each
+// other by their commits alone.
+
+// share is what one observer's list of members means from some time on.
+type share struct {
+	from  Timestamp
+	kind  shareKind
+	mine  rival
+	other []rival
+	equal bool // all weigh the same
+}
+
+// shareKind tells shares apart that are no matter of slots.
+type shareKind int
+
+const (
+	shareSlots shareKind = iota // those slots that no other member wins
+	shareAll                    // no other member has a part
+	shareNone                   // this worker has no part, and somebody else has
+)
+
+// rival is a member that runs the observer.
+type rival struct {
+	seed   uint64
+	weight float64
+}
+
+// shares has the shares of a worker's observers, by the time from which on they hold, the
+// earliest first. There is always one that holds.
+type shares map[*queue][]share
+
+// newShares works out the shares of a worker from the list of members. self is the
+// worker's own place in the list.
+func newShares(queues []*queue, list []member, self string) shares {
+	all := make(shares, len(queues))
+	for _, q := range queues {
+		type party struct {
+			rival
+			m    *member
+			self bool
+		}
+		var parties []party
+		times := []Timestamp{0}
+		for i := range list {
+			m := &list[i]
+			weight, ok := m.weightOf(q)
+			if !ok {
+				continue
+			}
+			times = append(times, m.record.From)
+			if m.record.Until > 0 {
+				times = append(times, m.record.Until)
+			}
+			parties = append(parties, party{rival{format.MemberSeed(m.id), float64(weight)}, m, m.id == self})
+		}
+		slices.Sort(times)
+		for _, from := range slices.Compact(times) {
+			s := share{from: from, kind: shareNone, equal: true}
+			for _, p := range parties {
+				switch {
+				case !p.m.takesPart(from) || p.weight == 0:
+				case p.self:
+					s.kind, s.mine = shareSlots, p.rival
+				default:
+					s.other = append(s.other, p.rival)
+				}
+			}
+			if len(s.other) == 0 {
+				s.kind = shareAll // also if nobody has a part: then whoever finds a change runs it
+			}
+			for _, r := range s.other {
+				s.equal = s.equal && r.weight == s.mine.weight
+			}
+			all[q] = append(all[q], s)
+		}
+	}
+	return all
+}
+
+// at returns the share that holds for an observer at a time.
+func (s shares) at(q *queue, now Timestamp) *share {
+	list := s[q]
+	i := len(list) - 1
+	for i > 0 && list[i].from > now {
+		i--
+	}
+	return &list[i]
+}
+
+// next returns the first time after now at which a share changes, 0 without any.
+func (s shares) next(now Timestamp) (next Timestamp) {
+	for _, list := range s {
+		for i := range list {
+			if from := list[i].from; from > now && (next == 0 || from < next) {
+				next = from
+			}
+		}
+	}
+	return next
+}
+
+// has tells whether a slot belongs to the share.
+func (s *share) has(slot uint32) bool {
+	if s.kind != shareSlots {
+		return s.kind == shareAll
+	}
+	spread := (uint64(slot) + 1) * 0x9e3779b97f4a7c15 // far apart for neighbours
+	mine := format.Mix(s.mine.seed ^ spread)
+	for i := range s.other {
+		r := &s.other[i]
+		h := format.Mix(r.seed ^ spread)
+		switch {
+		case s.equal:
+			if h > mine || h == mine && r.seed > s.mine.seed {
+				return false
+			}
+		case distance(h, r.weight) < distance(mine, s.mine.weight):
+			return false
+		}
+	}
+	return true
+}
+
+// distance orders weighted rivals: the least wins. The chance to win is in proportion to
+// the weight (the logarithm method of weighted rendezvous hashing).
+func distance(hash uint64, weight float64) float64 {
+	return -math.Log((float64(hash>>11)+0.5)/(1<<53)) / weight
+}
+
+// owns tells whether a cell's changes are this worker's own for an observer. A worker
+// that is no member, because it does not run yet, owns everything.
+func (w *Worker) owns(q *queue, c Cell, now Timestamp) bool {
+	all := w.member.shares.Load()
+	if all == nil {
+		return true
+	}
+	s := all.at(q, now)
+	return s.kind == shareAll || s.kind == shareSlots && s.has(format.Slot(c.Table, c.Row))
+}
+
+// oracleTime is a timestamp, and the local time at which it was drawn.
+type oracleTime struct {
+	drawn Timestamp
+	at    time.Time
+}
+
+// now estimates the oracle's time, for what is a hint only: no call is worth it. A
+// worker that is no member needs none.
+func (w *Worker) now() Timestamp {
+	t := w.member.time.Load()
+	if t == nil {
+		return 0
+	}
+	return min(t.drawn.Add(max(w.db.clock.Now().Sub(t.at), 0)), oracle.Max)
+}
