@@ -119,7 +119,9 @@ func (w *Worker) beat(ctx context.Context) error {
 	}
 	works := w.works()
 	if m.id == "" {
-		err = w.join(ctx, seen.now, works)
+		if err = w.join(ctx, seen.now, works); err == nil {
+			err = w.yieldToEarlier(ctx, seen.now)
+		}
 		changed = true
 	} else {
 		again := !slices.Equal(works, m.record.Works)
@@ -264,18 +266,41 @@ func (w *Worker) works() []format.MemberWork {
 	return works
 }
 
-// join stores a new record. Its shares begin at once if nobody else has any of them.
-func (w *Worker) join(ctx context.Context, now Timestamp, works []format.MemberWork) error {
-	m := &w.member
-	record := format.Member{From: now, Lease: w.config.MemberLease.Round(time.Microsecond), Works: works}
-	lease := record.Lease
-	for i := range m.list {
-		other := &m.list[i]
-		if slices.ContainsFunc(w.list, func(q *queue) bool { _, ok := other.weightOf(q); return ok }) {
+// begin is when the shares of a member that joins at now begin: at once if nobody that
+// was there before has any of them, else when the others know of it.
+func (w *Worker) begin(now Timestamp) Timestamp {
+	from, lease := now, w.config.MemberLease
+	for i := range w.member.list {
+		other := &w.member.list[i]
+		if other.joined < now && slices.ContainsFunc(w.list, func(q *queue) bool { _, ok := other.weightOf(q); return ok }) {
 			lease = max(lease, other.record.Lease)
-			record.From = now.Add(handOver(lease))
+			from = now.Add(handOver(lease))
 		}
 	}
+	return from
+}
+
+// yieldToEarlier looks again whether others have joined at the same time. If so, the
+// first one alone begins at once.
+func (w *Worker) yieldToEarlier(ctx context.Context, now Timestamp) error {
+	m := &w.member
+	if m.record.From > now {
+		return nil
+	}
+	if err := w.readMembers(ctx, now); err != nil {
+		return err
+	}
+	if from := w.begin(now); from > now {
+		m.record.From = from
+		return w.renewMember(ctx, now, m.record.Works, true)
+	}
+	return nil
+}
+
+// join stores a new record.
+func (w *Worker) join(ctx context.Context, now Timestamp, works []format.MemberWork) error {
+	m := &w.member
+	record := format.Member{From: w.begin(now), Lease: w.config.MemberLease.Round(time.Microsecond), Works: works}
 	id := uniqueID()
 	out, err := w.db.applyOne(ctx, rowstore.Mutation{
 		Table: format.TableMembers, Row: id,
