@@ -37,6 +37,7 @@ type membership struct {
 	list       []member      // by id
 	successor  string        // whose lease it watches; "" without any
 	announce   bool          // the generation is to be changed yet
+	moved      bool          // the shares are to be worked out anew
 }
 
 // member is a member as a worker knows it.
@@ -110,22 +111,19 @@ func (w *Worker) beat(ctx context.Context) error {
 		w.db.log.Warn("the other workers took this one for dead; it joins again")
 		m.id = ""
 	}
-	changed := false
 	if m.id == "" || seen.generation == 0 || seen.generation != m.generation || !seen.successor {
 		if err := w.readMembers(ctx, seen.now); err != nil {
 			return fmt.Errorf("reading the members: %w", err)
 		}
-		m.generation, changed = seen.generation, true
+		m.generation, m.moved = seen.generation, true
 	}
 	works := w.works()
 	if m.id == "" {
 		if err = w.join(ctx, seen.now, works); err == nil {
 			err = w.yieldToEarlier(ctx, seen.now)
 		}
-		changed = true
 	} else {
 		again := !slices.Equal(works, m.record.Works)
-		changed = changed || again
 		err = w.renewMember(ctx, seen.now, works, again)
 	}
 	if err != nil {
@@ -136,11 +134,12 @@ func (w *Worker) beat(ctx context.Context) error {
 			return err
 		}
 	}
-	if changed {
+	gained := m.moved // something may be this worker's own that was not before
+	if m.moved {
 		w.shareOut()
 	}
-	if next := m.shares.Load().next(before); changed || next > 0 && next <= seen.now {
-		w.kickAll() // something may be this worker's own that was not before
+	if next := m.shares.Load().next(before); gained || next > 0 && next <= seen.now {
+		w.kickAll()
 	}
 	return nil
 }
@@ -317,7 +316,7 @@ func (w *Worker) join(ctx context.Context, now Timestamp, works []format.MemberW
 	if err != nil {
 		return fmt.Errorf("joining the members: %w", err)
 	}
-	m.id, m.joined, m.record, m.announce = id, now, record, true
+	m.id, m.joined, m.record, m.announce, m.moved = id, now, record, true, true
 	return nil
 }
 
@@ -344,7 +343,7 @@ func (w *Worker) renewMember(ctx context.Context, now Timestamp, works []format.
 		return fmt.Errorf("renewing the member's lease: %w", err)
 	}
 	if again {
-		m.record, m.announce = record, true
+		m.record, m.announce, m.moved = record, true, true
 	}
 	return nil
 }
@@ -373,7 +372,7 @@ func (w *Worker) shareOut() {
 	all := append(slices.Clone(m.list), member{id: m.id, joined: m.joined, record: m.record})
 	s := newShares(w.list, all, m.id)
 	m.shares.Store(&s)
-	m.successor = ""
+	m.successor, m.moved = "", false
 	for i := range m.list {
 		if m.list[i].id > m.id {
 			m.successor = m.list[i].id

@@ -30,8 +30,8 @@ func (g *gate) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.R
 	var names []string
 	for i, rd := range reads {
 		name := rowLabel(rd.Table, rd.Row)
-		if rd.Table == format.TableSessions {
-			name = rowLabel(rd.Table, "*") // a session's name is random
+		if rd.Table == format.TableSessions || rd.Table == format.TableMembers {
+			name = rowLabel(rd.Table, "*") // names of sessions and members are random
 		}
 		names = append(names, name)
 		r.parts = append(r.parts, part{label: name, touches: []touch{{rd.Table, rd.Row, false}}, do: func() {
@@ -56,7 +56,7 @@ func (g *gate) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowstor
 	for i := range muts {
 		m := clone(muts[i])
 		name := what(&m) + rowLabel(m.Table, m.Row)
-		if m.Table == format.TableSessions {
+		if m.Table == format.TableSessions || m.Table == format.TableMembers {
 			name = "renew " + rowLabel(m.Table, "*")
 		}
 		names = append(names, name)
