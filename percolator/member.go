@@ -38,6 +38,7 @@ type membership struct {
 	successor  string        // whose lease it watches; "" without any
 	announce   bool          // the generation is to be changed yet
 	moved      bool          // the shares are to be worked out anew
+	looked     Timestamp     // up to which the dates of changes were looked at
 }
 
 // member is a member as a worker knows it.
@@ -105,7 +106,6 @@ func (w *Worker) beat(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("looking at the members: %w", err)
 	}
-	before := w.now()
 	w.member.time.Store(&oracleTime{seen.now, seen.asked})
 	if m.id != "" && !seen.member {
 		w.db.log.Warn("the other workers took this one for dead; it joins again")
@@ -138,9 +138,10 @@ func (w *Worker) beat(ctx context.Context) error {
 	if m.moved {
 		w.shareOut()
 	}
-	if next := m.shares.Load().next(before); gained || next > 0 && next <= seen.now {
+	if next := m.shares.Load().next(m.looked); gained || next > 0 && next <= seen.now {
 		w.kickAll()
 	}
+	m.looked = seen.now
 	return nil
 }
 
