@@ -289,7 +289,7 @@ func (c *collection) flush(ctx context.Context) error {
 	return nil
 }
 
-// removeLeases removes sessions and scan leases that ended before the safe point.
+// removeLeases removes sessions, and leases of sweeps, that ended before the safe point.
 func (db *DB) removeLeases(ctx context.Context, table string, safe Timestamp, report *GCReport) error {
 	if safe == 0 {
 		return nil

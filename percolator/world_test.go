@@ -362,7 +362,6 @@ type saw struct {
 	mu     sync.Mutex
 	values []string
 	during func(tx *Txn) // called within the function, if not nil
-	held   time.Duration // how long others' scan leases last, after a look
 }
 
 func (s *saw) observer(name string) Observer {
