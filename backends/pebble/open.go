@@ -18,15 +18,7 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
-func init() {
-	rowstore.Register(func(ctx context.Context, url string) (rowstore.Store, error) {
-		s, err := OpenURL(ctx, url)
-		if err != nil {
-			return nil, err
-		}
-		return s, nil
-	}, "pebble", "memory")
-}
+func init() { rowstore.Register(OpenURL, "pebble", "memory") }
 
 // engineFormat fixes the engine's own format, so that an update of the engine does
 // not change stores silently.

@@ -25,15 +25,7 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
-func init() {
-	rowstore.Register(func(ctx context.Context, url string) (rowstore.Store, error) {
-		s, err := OpenURL(ctx, url)
-		if err != nil {
-			return nil, err
-		}
-		return s, nil
-	}, "tikv")
-}
+func init() { rowstore.Register(OpenURL, "tikv") }
 
 // openTimeout bounds Open where its context has no deadline.
 const openTimeout = 30 * time.Second
