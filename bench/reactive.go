@@ -74,8 +74,8 @@ func reactiveWorkloads() []Workload {
 			},
 		}
 	}
-	riverOf := func(u string) reactor { return &riverChain{url: u} }
-	asynqOf := func(u string) reactor { return &asynqChain{url: u} }
+	riverOf := func(u string) reactor { return newRiverChain(u) }
+	asynqOf := func(u string) reactor { return newAsynqChain(u) }
 	return []Workload{
 		workload("postgres", "river", 1, riverOf),
 		workload("postgres", "river", deepChain, riverOf),
