@@ -189,7 +189,7 @@ func openIn(db *engine.DB, opts Options, h home) (*Store, error) {
 		home:      h,
 		seed:      maphash.MakeSeed(),
 		perStripe: cacheBuckets(opts.CacheSize),
-		closing:   make(chan struct{}),
+		life:      kit.NewGate("pebble"),
 	}
 	bound, err := s.readMeta(opts.MustExist && s.borrows)
 	if err != nil {
@@ -204,7 +204,6 @@ func openIn(db *engine.DB, opts Options, h home) (*Store, error) {
 		s.syncs = newSyncer(s.fail)
 	}
 	s.oracle = kit.NewBoundedOracle(cfg)
-	s.ended, s.end = context.WithCancel(context.Background())
 	return s, nil
 }
 
