@@ -2,22 +2,14 @@ package main
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/hibiken/asynq"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/redis/go-redis/v9"
 	"github.com/riverqueue/river"
-	"github.com/riverqueue/river/riverdriver/riverpgxv5"
-	"github.com/riverqueue/river/rivermigrate"
 
 	"github.com/percolate-go/percolate/percolator"
 )
@@ -154,39 +146,17 @@ const riverFleetSchema = "bench_river_fleet"
 
 // riverSource inserts jobs.
 type riverSource struct {
-	url    string
-	pool   *pgxpool.Pool
-	client *river.Client[pgx.Tx]
-	size   int
+	riverSystem
+	url  string
+	size int
 }
 
-func quietLog() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
-
-func (s *riverSource) open(ctx context.Context, size int, prepare bool) (err error) {
-	s.size = size
-	if s.pool, err = openPool(ctx, s.url, fleetConcurrency); err != nil {
+func (s *riverSource) open(ctx context.Context, size int, prepare bool) error {
+	s.size, s.schema = size, riverFleetSchema
+	if err := s.riverSystem.open(ctx, s.url, fleetConcurrency, prepare); err != nil {
 		return err
 	}
-	driver := riverpgxv5.New(s.pool)
-	if prepare {
-		for _, statement := range []string{
-			"DROP SCHEMA IF EXISTS " + riverFleetSchema + " CASCADE", "CREATE SCHEMA " + riverFleetSchema,
-			"CREATE TABLE " + riverFleetSchema + ".result (key text PRIMARY KEY, value bytea NOT NULL)",
-		} {
-			if _, err := s.pool.Exec(ctx, statement); err != nil {
-				return err
-			}
-		}
-		migrator, err := rivermigrate.New(driver, &rivermigrate.Config{Schema: riverFleetSchema, Logger: quietLog()})
-		if err != nil {
-			return err
-		}
-		if _, err := migrator.Migrate(ctx, rivermigrate.DirectionUp, nil); err != nil {
-			return fmt.Errorf("migrations of River: %w", err)
-		}
-	}
-	s.client, err = river.NewClient(driver, &river.Config{Schema: riverFleetSchema, Logger: quietLog()})
-	return err
+	return s.insert()
 }
 
 func (s *riverSource) change(ctx context.Context, id, due int64) error {
@@ -205,100 +175,60 @@ func (s *riverSource) fill(ctx context.Context, from, n int64) error {
 	})
 }
 
+// close does not stop the client, which has not been started.
 func (s *riverSource) close() error {
-	if s.pool != nil {
-		s.pool.Close()
-	}
-	return nil
+	s.client = nil
+	return s.riverSystem.close()
 }
 
 // riverMember works jobs, each in one transaction with its result.
 type riverMember struct {
 	river.WorkerDefaults[fleetJob]
-	pool   *pgxpool.Pool
-	client *river.Client[pgx.Tx]
-	count  *tally
-	takes  time.Duration
+	riverSystem
+	count *tally
+	takes time.Duration
 }
 
 func (m *riverMember) Work(ctx context.Context, job *river.Job[fleetJob]) error {
 	m.count.calls.Add(1)
 	sleep(ctx, m.takes)
-	tx, err := m.pool.Begin(ctx)
-	if err != nil {
-		return err
+	err := riverJob(ctx, m.pool, job, func(tx pgx.Tx) error { return m.result(ctx, tx, job.Args.Row, job.Args.Data) })
+	if err == nil {
+		m.count.finished(dueOf(job.Args.Row))
 	}
-	defer func() { _ = tx.Rollback(ctx) }() // nothing after Commit
-	if _, err := tx.Exec(ctx, "INSERT INTO "+riverFleetSchema+".result (key, value) VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
-		job.Args.Row, job.Args.Data); err != nil {
-		return err
-	}
-	if _, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job); err != nil {
-		return err
-	}
-	if err := tx.Commit(ctx); err != nil {
-		return err
-	}
-	m.count.finished(dueOf(job.Args.Row))
-	return nil
+	return err
 }
 
-func (m *riverMember) open(ctx context.Context, t *childTask, count *tally) (err error) {
-	m.count, m.takes = count, t.Takes
+func (m *riverMember) open(ctx context.Context, t *childTask, count *tally) error {
+	m.count, m.takes, m.schema = count, t.Takes, riverFleetSchema
 	// A connection for each handler and two for the client.
-	if m.pool, err = openPool(ctx, t.URL, fleetConcurrency+2); err != nil {
+	if err := m.riverSystem.open(ctx, t.URL, fleetConcurrency+2, false); err != nil {
 		return err
 	}
 	workers := river.NewWorkers()
 	river.AddWorker(workers, m)
-	m.client, err = river.NewClient(riverpgxv5.New(m.pool), &river.Config{
-		Schema: riverFleetSchema, Logger: quietLog(), Workers: workers,
-		Queues:        map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: fleetConcurrency}},
-		FetchCooldown: river.FetchCooldownMin,
-	})
-	return err
+	return m.riverSystem.work(workers, fleetConcurrency)
 }
 
 func (m *riverMember) work(ctx context.Context) error { return m.client.Start(ctx) }
 func (m *riverMember) add(*deeds)                     {}
 
-func (m *riverMember) close() error {
-	var err error
-	if m.client != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		err = m.client.StopAndCancel(ctx)
-	}
-	if m.pool != nil {
-		m.pool.Close()
-	}
-	return err
-}
+const asynqFleetKind = "bench:fleet"
 
 // asynqSource enqueues tasks.
 type asynqSource struct {
-	url    string
-	size   int
-	client *asynq.Client
+	asynqSystem
+	url  string
+	size int
 }
 
-const asynqFleetKind = "bench:fleet"
-
 func (s *asynqSource) open(_ context.Context, size int, _ bool) error {
-	s.size = size
-	o, err := plainRedis(s.url)
-	if err != nil {
-		return err
-	}
-	s.client = asynq.NewClient(asynqOptions(o, fleetConcurrency))
-	return nil
+	s.size, s.kind = size, asynqFleetKind
+	return s.insert(s.url, fleetConcurrency)
 }
 
 func (s *asynqSource) change(ctx context.Context, id, due int64) error {
-	p := binary.BigEndian.AppendUint64(nil, uint64(id))
-	p = binary.BigEndian.AppendUint64(p, uint64(due))
-	_, err := s.client.EnqueueContext(ctx, asynq.NewTask(asynqFleetKind, append(p, value(id, s.size)...)))
-	return err
+	return s.enqueue(ctx, id, due, value(id, s.size))
 }
 
 func (s *asynqSource) fill(ctx context.Context, from, n int64) error {
@@ -312,60 +242,21 @@ func (s *asynqSource) fill(ctx context.Context, from, n int64) error {
 	})
 }
 
-func (s *asynqSource) close() error {
-	if s.client == nil {
-		return nil
-	}
-	return s.client.Close()
-}
-
-// asynqMember works tasks. The result and the end of its task are not one
-// transaction.
-type asynqMember struct {
-	plain  *redis.Client
-	server *asynq.Server
-	mux    *asynq.ServeMux
-}
+// asynqMember works tasks.
+type asynqMember struct{ asynqSystem }
 
 func (m *asynqMember) open(_ context.Context, t *childTask, count *tally) error {
-	o, err := plainRedis(t.URL)
-	if err != nil {
-		return err
-	}
-	o.PoolSize = fleetConcurrency
-	m.plain = redis.NewClient(o)
-	m.server = asynq.NewServer(asynqOptions(o, 2*fleetConcurrency), asynq.Config{
-		Concurrency: fleetConcurrency, Logger: mute{}, LogLevel: asynq.FatalLevel,
-		// How long it sleeps when it found no task. Its default is a second.
-		TaskCheckInterval: time.Millisecond,
-	})
-	m.mux = asynq.NewServeMux()
-	m.mux.HandleFunc(asynqFleetKind, func(ctx context.Context, task *asynq.Task) error {
+	m.kind = asynqFleetKind
+	return m.asynqSystem.work(t.URL, fleetConcurrency, fleetConcurrency, func(ctx context.Context, id, due int64, data []byte) error {
 		count.calls.Add(1)
-		p := task.Payload()
-		if len(p) < 16 {
-			return fmt.Errorf("a payload of %d bytes", len(p))
-		}
 		sleep(ctx, t.Takes)
-		id, due := int64(binary.BigEndian.Uint64(p)), int64(binary.BigEndian.Uint64(p[8:]))
-		if err := m.plain.Set(ctx, "bench-asynq:"+fleetRow(id, due), p[16:], 0).Err(); err != nil {
+		if err := m.result(ctx, fleetRow(id, due), data); err != nil {
 			return err
 		}
 		count.finished(due)
 		return nil
 	})
-	return nil
 }
 
-func (m *asynqMember) work(context.Context) error { return m.server.Start(m.mux) }
+func (m *asynqMember) work(context.Context) error { return m.start() }
 func (m *asynqMember) add(*deeds)                 {}
-
-func (m *asynqMember) close() error {
-	if m.server != nil {
-		m.server.Shutdown()
-	}
-	if m.plain == nil {
-		return nil
-	}
-	return m.plain.Close()
-}

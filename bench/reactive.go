@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/percolate-go/percolate/internal/contexts"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -74,8 +75,8 @@ func reactiveWorkloads() []Workload {
 			},
 		}
 	}
-	riverOf := func(u string) reactor { return &riverChain{url: u} }
-	asynqOf := func(u string) reactor { return &asynqChain{url: u} }
+	riverOf := func(u string) reactor { return newRiverChain(u) }
+	asynqOf := func(u string) reactor { return newAsynqChain(u) }
 	return []Workload{
 		workload("postgres", "river", 1, riverOf),
 		workload("postgres", "river", deepChain, riverOf),
@@ -212,17 +213,8 @@ func (s *reactive) Run(ctx context.Context, cfg Config, d time.Duration, _ int) 
 	return sample, nil
 }
 
-func sleep(ctx context.Context, d time.Duration) {
-	if d <= 0 {
-		return
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
-}
+// sleep waits, or until ctx ends.
+func sleep(ctx context.Context, d time.Duration) { _ = contexts.Sleep(ctx, d) }
 
 // observerChain handles changes by observers: the handler of a column writes the
 // next column of the same row.

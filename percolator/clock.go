@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"sync"
 	"time"
+
+	"github.com/percolate-go/percolate/internal/contexts"
 )
 
 // Clock is the local time that a DB uses: only to measure how long something
@@ -22,17 +24,7 @@ type systemClock struct{}
 func (systemClock) Now() time.Time { return time.Now() }
 
 func (systemClock) Sleep(ctx context.Context, d time.Duration) error {
-	if err := ctx.Err(); err != nil || d <= 0 {
-		return err
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return contexts.Sleep(ctx, d)
 }
 
 // Backoff is an exponential backoff with full jitter: the wait before attempt n is

@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/percolate-go/percolate/internal/contexts"
 	"github.com/percolate-go/percolate/internal/coretest"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/oracle"
@@ -116,19 +117,7 @@ type wrongClock struct{ by time.Duration }
 
 func (c wrongClock) Now() time.Time { return time.Now().Add(c.by) }
 
-func (c wrongClock) Sleep(ctx context.Context, d time.Duration) error { return sleep(ctx, d) }
-
-// sleep waits and returns the context's error if that ends first.
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(max(d, 0))
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return ctx.Err()
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
+func (c wrongClock) Sleep(ctx context.Context, d time.Duration) error { return contexts.Sleep(ctx, d) }
 
 // childMain is main of a process that the parent started.
 func childMain(config string) error {
@@ -184,7 +173,7 @@ func (p *process) run(ctx context.Context, commands <-chan string) error {
 			break
 		}
 		logger.Warn("opening", "err", err)
-		if sleep(ctx, 100*time.Millisecond) != nil {
+		if contexts.Sleep(ctx, 100*time.Millisecond) != nil {
 			return nil
 		}
 	}
@@ -265,7 +254,7 @@ func (p *process) thread(ctx context.Context, g int) {
 		weights += w.weight
 	}
 	for ctx.Err() == nil {
-		if sleep(ctx, time.Duration(s.rng.Float64()*2*float64(p.Pace))) != nil {
+		if contexts.Sleep(ctx, time.Duration(s.rng.Float64()*2*float64(p.Pace))) != nil {
 			return
 		}
 		n := s.rng.IntN(weights)
@@ -283,7 +272,7 @@ func (p *process) thread(ctx context.Context, g int) {
 // tell logs the counts from time to time, because a process that is killed cannot do
 // so at its end.
 func (p *process) tell(ctx context.Context) {
-	for sleep(ctx, 200*time.Millisecond) == nil {
+	for contexts.Sleep(ctx, 200*time.Millisecond) == nil {
 		stats := p.db.Stats()
 		p.log.write(line{Kind: lineStats, Stats: &stats})
 	}

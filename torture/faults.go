@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/percolate-go/percolate/internal/contexts"
 )
 
 // fault is one kind of harm. Faults of different lanes happen at the same time.
@@ -112,7 +114,7 @@ func (r *run) harm(ctx context.Context, l lane, rng *rand.Rand) {
 	last := map[string]time.Time{}
 	for {
 		gap := 500*time.Millisecond + time.Duration(rng.Int64N(int64(3*time.Second)))
-		if sleep(ctx, gap) != nil {
+		if contexts.Sleep(ctx, gap) != nil {
 			return
 		}
 		var mine []fault
@@ -145,7 +147,7 @@ func (r *run) harm(ctx context.Context, l lane, rng *rand.Rand) {
 
 // whileIn waits for a random time between least and most.
 func whileIn(ctx context.Context, rng *rand.Rand, least, most time.Duration) {
-	_ = sleep(ctx, least+time.Duration(rng.Int64N(int64(most-least)))) // what follows is to be done in any case
+	_ = contexts.Sleep(ctx, least+time.Duration(rng.Int64N(int64(most-least)))) // what follows is to be done in any case
 }
 
 func clients(s *slot) bool { return s.config.Threads > 0 }

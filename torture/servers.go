@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/percolate-go/percolate/internal/contexts"
 	"github.com/percolate-go/percolate/internal/testserver"
 )
 
@@ -190,7 +191,7 @@ func eventually(ctx context.Context, f func() error) error {
 		if err == nil {
 			return nil
 		}
-		if sleep(ctx, 20*time.Millisecond) != nil {
+		if contexts.Sleep(ctx, 20*time.Millisecond) != nil {
 			return err
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/percolate-go/percolate/internal/contexts"
 	"github.com/percolate-go/percolate/percolator"
 )
 
@@ -374,7 +375,7 @@ func (s *thread) settle(ctx context.Context, l line, unknown *percolator.Undeter
 			return
 		}
 		s.complain(err)
-		if sleep(ctx, 50*time.Millisecond) != nil {
+		if contexts.Sleep(ctx, 50*time.Millisecond) != nil {
 			return
 		}
 	}

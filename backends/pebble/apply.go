@@ -28,10 +28,10 @@ func (s *Store) Apply(ctx context.Context, muts []rowstore.Mutation, _ rowstore.
 	if err := kit.CheckApply(s.Limits(), muts); err != nil {
 		return nil, fmt.Errorf("pebble: %w", err)
 	}
-	if err := s.beginCall(ctx); err != nil {
+	if err := s.enter(ctx, "apply"); err != nil {
 		return nil, err
 	}
-	defer s.endCall()
+	defer s.leave()
 	outs := make([]rowstore.Outcome, len(muts))
 	w := s.newWork()
 	defer w.done()

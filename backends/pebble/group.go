@@ -24,10 +24,10 @@ func (s *Store) Group(ctx context.Context, groups []rowstore.Group) ([]rowstore.
 	if err := kit.CheckGroup(s, s.Limits(), groups); err != nil {
 		return nil, fmt.Errorf("pebble: %w", err)
 	}
-	if err := s.beginCall(ctx); err != nil {
+	if err := s.enter(ctx, "group"); err != nil {
 		return nil, err
 	}
-	defer s.endCall()
+	defer s.leave()
 	outs := make([]rowstore.GroupOutcome, len(groups))
 	w := s.newWork()
 	defer w.done()

@@ -2,25 +2,21 @@ package pebble
 
 import (
 	"context"
-
-	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// Listen implements rowstore.Waker, within this process. It returns rowstore.ErrClosed
-// when the store is closed.
+// Listen implements rowstore.Waker, within this process. When the store is
+// closed, it returns an error that matches rowstore.ErrClosed.
 func (s *Store) Listen(ctx context.Context, wake func(table string)) error {
-	if err := s.beginCall(ctx); err != nil {
+	inner, end, err := s.life.Begin(ctx, "listen")
+	if err != nil {
 		return err
 	}
-	s.listen.Add(1)
-	s.endCall()
-	defer s.listen.Done()
-	inner, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(s.ended, cancel)()
-	err := s.hub.Listen(inner, wake)
-	if ctx.Err() == nil {
-		return rowstore.ErrClosed
+	defer end()
+	if p := s.failure.Load(); p != nil {
+		return *p
 	}
-	return err
+	if err = s.hub.Listen(inner, wake); ctx.Err() != nil {
+		return err
+	}
+	return s.life.Fail("listen", err)
 }

@@ -18,15 +18,7 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
-func init() {
-	rowstore.Register(func(ctx context.Context, url string) (rowstore.Store, error) {
-		s, err := OpenURL(ctx, url)
-		if err != nil {
-			return nil, err
-		}
-		return s, nil
-	}, "pebble", "memory")
-}
+func init() { rowstore.Register(OpenURL, "pebble", "memory") }
 
 // engineFormat fixes the engine's own format, so that an update of the engine does
 // not change stores silently.
@@ -197,7 +189,7 @@ func openIn(db *engine.DB, opts Options, h home) (*Store, error) {
 		home:      h,
 		seed:      maphash.MakeSeed(),
 		perStripe: cacheBuckets(opts.CacheSize),
-		closing:   make(chan struct{}),
+		life:      kit.NewGate("pebble"),
 	}
 	bound, err := s.readMeta(opts.MustExist && s.borrows)
 	if err != nil {
@@ -212,7 +204,6 @@ func openIn(db *engine.DB, opts Options, h home) (*Store, error) {
 		s.syncs = newSyncer(s.fail)
 	}
 	s.oracle = kit.NewBoundedOracle(cfg)
-	s.ended, s.end = context.WithCancel(context.Background())
 	return s, nil
 }
 

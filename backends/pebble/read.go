@@ -39,10 +39,10 @@ func (s *Store) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.
 	if err := rowstore.CheckReads(reads); err != nil {
 		return nil, err
 	}
-	if err := s.beginCall(ctx); err != nil {
+	if err := s.enter(ctx, "read"); err != nil {
 		return nil, err
 	}
-	defer s.endCall()
+	defer s.leave()
 	r := readers.Get().(*rowReader)
 	r.s = s
 	defer r.done()

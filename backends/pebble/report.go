@@ -22,10 +22,10 @@ func (s *Store) Limits() rowstore.Limits {
 
 // Report implements rowstore.Reporter.
 func (s *Store) Report(ctx context.Context) (rowstore.Report, error) {
-	if err := s.beginCall(ctx); err != nil {
+	if err := s.enter(ctx, "report"); err != nil {
 		return rowstore.Report{}, err
 	}
-	defer s.endCall()
+	defer s.leave()
 	r := rowstore.Report{
 		Backend: "pebble",
 		Version: fmt.Sprintf("%s, format %d, engine format %d", engineVersion(), formatVersion, s.db.FormatMajorVersion()),

@@ -12,10 +12,10 @@ import (
 // notified is page for picks of Notify alone, from the copy in memory; ok is false
 // if there is none.
 func (p *scan) notified(ctx context.Context, limit int) (rows []rowstore.Row, more, ok bool, err error) {
-	if err := p.s.beginCall(ctx); err != nil {
+	if err := p.s.enter(ctx, "scan"); err != nil {
 		return nil, false, false, err
 	}
-	defer p.s.endCall()
+	defer p.s.leave()
 	if p.done {
 		return nil, false, true, nil
 	}

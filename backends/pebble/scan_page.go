@@ -28,10 +28,10 @@ func (p *scan) page(ctx context.Context, limit int) (rows []rowstore.Row, more b
 			return rows, more, err
 		}
 	}
-	if err := p.s.beginCall(ctx); err != nil {
+	if err := p.s.enter(ctx, "scan"); err != nil {
 		return nil, false, err
 	}
-	defer p.s.endCall()
+	defer p.s.leave()
 	if p.done {
 		return nil, false, nil
 	}

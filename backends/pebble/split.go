@@ -100,10 +100,10 @@ func (s *Store) Split(ctx context.Context, table string, n int) (_ []string, err
 	if table == "" || n < 1 {
 		return nil, fmt.Errorf("%w: split of table %q into %d parts", rowstore.ErrInvalid, table, n)
 	}
-	if err := s.beginCall(ctx); err != nil {
+	if err := s.enter(ctx, "split"); err != nil {
 		return nil, err
 	}
-	defer s.endCall()
+	defer s.leave()
 	if n == 1 {
 		return nil, nil
 	}

@@ -28,13 +28,7 @@ type Store struct {
 	home
 	seed maphash.Seed
 
-	// life is held for reading by each call, for writing by Close.
-	life    sync.RWMutex
-	closed  bool
-	closing chan struct{}   // closed at the end of the first Close
-	ended   context.Context // ends when Close begins, and Listen with it
-	end     context.CancelFunc
-	listen  sync.WaitGroup
+	life *kit.Gate // every call goes through it
 
 	stripes   [stripeCount]stripe
 	perStripe int // buckets of the cache of heads that each stripe has, a power of two
@@ -95,25 +89,19 @@ func (s *Store) stripe(table, row string) uint32 {
 	return uint32(h) & (stripeCount - 1)
 }
 
-// beginCall begins a call, and endCall ends it. A call that began keeps the store
-// open.
-func (s *Store) beginCall(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
+// enter begins a call, and leave ends it. A call that began keeps the store open.
+func (s *Store) enter(ctx context.Context, what string) error {
+	if err := s.life.Enter(ctx, what); err != nil {
 		return err
 	}
-	s.life.RLock()
-	if s.closed {
-		s.life.RUnlock()
-		return rowstore.ErrClosed
-	}
 	if p := s.failure.Load(); p != nil {
-		s.life.RUnlock()
+		s.life.Leave()
 		return *p
 	}
 	return nil
 }
 
-func (s *Store) endCall() { s.life.RUnlock() }
+func (s *Store) leave() { s.life.Leave() }
 
 // fail stops the store from answering: after a write could not be made durable,
 // memory may show more than the disk will ever have.
@@ -132,27 +120,18 @@ func (s *Store) Oracle() oracle.Oracle { return s.oracle }
 // without Close. Close leaves the database of [New] open. A second Close waits for the
 // first one and returns nil.
 func (s *Store) Close() error {
-	s.life.Lock()
-	if s.closed {
-		s.life.Unlock()
-		<-s.closing // the caller may close the database of New once Close has returned
+	return s.life.Close(func() error {
+		err := s.oracle.Close(context.Background())
+		if s.syncs != nil {
+			s.syncs.close()
+		}
+		if !s.borrows {
+			err = errors.Join(err, s.db.Close())
+		}
+		s.release()
+		if err != nil {
+			return fmt.Errorf("%s: %w", s.name, err)
+		}
 		return nil
-	}
-	s.closed = true
-	defer close(s.closing)
-	s.end()
-	s.life.Unlock()
-	s.listen.Wait()
-	err := s.oracle.Close(context.Background())
-	if s.syncs != nil {
-		s.syncs.close()
-	}
-	if !s.borrows {
-		err = errors.Join(err, s.db.Close())
-	}
-	s.release()
-	if err != nil {
-		return fmt.Errorf("pebble: close %s: %w", s.name, err)
-	}
-	return nil
+	})
 }

@@ -43,10 +43,10 @@ func (s *Store) Tables(ctx context.Context) iter.Seq2[string, error] {
 
 // tables lists up to limit tables after last.
 func (s *Store) tables(ctx context.Context, last string, limit int) (tables []string, err error) {
-	if err := s.beginCall(ctx); err != nil {
+	if err := s.enter(ctx, "tables"); err != nil {
 		return nil, err
 	}
-	defer s.endCall()
+	defer s.leave()
 	it, durable, err := s.view(nil)
 	if err != nil {
 		return nil, err

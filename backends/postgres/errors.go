@@ -11,11 +11,11 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/puddle/v2"
 
+	"github.com/percolate-go/percolate/internal/contexts"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -73,7 +73,7 @@ func classify(err error, write bool) error {
 func cancelled(ctx context.Context, err error) error {
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) && pg.Code == queryCanceled {
-		if end := endOf(ctx); end != nil && !errors.Is(err, end) {
+		if end := contexts.Ended(ctx); end != nil && !errors.Is(err, end) {
 			return fmt.Errorf("%w: %w", end, err)
 		}
 	}
@@ -118,7 +118,7 @@ func connecting(ctx context.Context, err error) error {
 	if errors.As(err, &to) {
 		e.text += " to " + net.JoinHostPort(to.Config.Host, strconv.Itoa(int(to.Config.Port)))
 	}
-	if ended := endOf(ctx); ended != nil {
+	if ended := contexts.Ended(ctx); ended != nil {
 		e.text += ": " + ended.Error()
 		e.errs = append(e.errs, ended)
 		return e
@@ -138,18 +138,6 @@ func connecting(ctx context.Context, err error) error {
 		e.errs = append(e.errs, rowstore.ErrUnavailable)
 	}
 	return e
-}
-
-// endOf returns the error of a context that has ended. A connection may notice the deadline
-// a moment before the context does.
-func endOf(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
-		return context.DeadlineExceeded
-	}
-	return nil
 }
 
 // hookReason says why a pool has no connection although it could connect: one of its hooks

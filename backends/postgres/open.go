@@ -16,15 +16,7 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
-func init() {
-	rowstore.Register(func(ctx context.Context, url string) (rowstore.Store, error) {
-		s, err := OpenURL(ctx, url)
-		if err != nil {
-			return nil, err
-		}
-		return s, nil
-	}, "postgres", "postgresql")
-}
+func init() { rowstore.Register(OpenURL, "postgres", "postgresql") }
 
 // defaultConns is the size of the pool of a URL that does not say. Merged calls
 // need few connections; scans and other programs' share of the server need some.

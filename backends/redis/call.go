@@ -10,6 +10,8 @@ import (
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/percolate-go/percolate/internal/contexts"
 )
 
 // call is one run of a script on one partition.
@@ -161,7 +163,7 @@ func (s *direct) run(ctx context.Context, calls []*call) {
 		if !pause {
 			continue
 		}
-		if time.Now().After(patience) || !sleep(ctx, wait) {
+		if time.Now().After(patience) || contexts.Sleep(ctx, wait) != nil {
 			// The last answer has proved that nothing was run, so c.err is certain.
 			for _, c := range again {
 				c.err = s.withReason(ctx, c.err)
@@ -169,18 +171,6 @@ func (s *direct) run(ctx context.Context, calls []*call) {
 			return
 		}
 		wait = min(2*wait, lastPause)
-	}
-}
-
-// sleep waits. It returns false if the context ended first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 
@@ -340,7 +330,7 @@ func (s *direct) query(ctx context.Context, f func(ctx context.Context) error) e
 				return
 			}
 			s.nodes.moved(ctx)
-			if time.Now().After(patience) || !sleep(ctx, wait) {
+			if time.Now().After(patience) || contexts.Sleep(ctx, wait) != nil {
 				return
 			}
 		}

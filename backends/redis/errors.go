@@ -8,10 +8,10 @@ import (
 	"net"
 	"strings"
 	"syscall"
-	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
+	"github.com/percolate-go/percolate/internal/contexts"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -127,7 +127,7 @@ func (s *direct) withReason(ctx context.Context, err error) error {
 		}
 		return fmt.Errorf("%w: %w", ctxErr, err)
 	}
-	if isTimeout(err) && deadlinePassed(ctx) && !errors.Is(err, context.DeadlineExceeded) {
+	if isTimeout(err) && contexts.Ended(ctx) != nil && !errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
 	}
 	return err
@@ -136,7 +136,7 @@ func (s *direct) withReason(ctx context.Context, err error) error {
 // failure completes an error after which certainly nothing was changed: it says whether
 // the store was closed, the context ended, or the server is away.
 func (s *direct) failure(ctx context.Context, err error) error {
-	if s.closed.Load() || ctx.Err() != nil || isTimeout(err) && deadlinePassed(ctx) {
+	if s.closed.Load() || ctx.Err() != nil || isTimeout(err) && contexts.Ended(ctx) != nil {
 		return s.withReason(ctx, err)
 	}
 	return unavailable(explain(err))
@@ -149,13 +149,6 @@ func unavailable(err error) error {
 		return fmt.Errorf("%w: %w", rowstore.ErrUnavailable, err)
 	}
 	return err
-}
-
-// deadlinePassed tells whether the context's deadline has passed. The connection may
-// notice that before the context does.
-func deadlinePassed(ctx context.Context) bool {
-	d, ok := ctx.Deadline()
-	return ok && !time.Now().Before(d)
 }
 
 func isTimeout(err error) bool {

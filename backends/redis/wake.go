@@ -8,6 +8,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
+	"github.com/percolate-go/percolate/internal/contexts"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -49,13 +50,10 @@ func (s *direct) Listen(ctx context.Context, wake func(table string)) error {
 		}
 	}()
 	err := s.listen(ctx, sub, wake)
-	switch {
-	case ctx.Err() != nil:
-		return ctx.Err()
-	case deadlinePassed(ctx):
-		// The connection noticed it before the context did.
-		return context.DeadlineExceeded
-	case s.closed.Load():
+	if ended := contexts.Ended(ctx); ended != nil {
+		return ended
+	}
+	if s.closed.Load() {
 		return fmt.Errorf("redis: listen: %w", rowstore.ErrClosed)
 	}
 	return fmt.Errorf("redis: listen: %w", s.failure(ctx, err))

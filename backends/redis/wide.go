@@ -9,6 +9,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
+	"github.com/percolate-go/percolate/internal/contexts"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -74,7 +75,7 @@ func (s *direct) tryWide(ctx context.Context, r *rowstore.RowRead) ([]rowstore.V
 			continue
 		case isAnswer(err) && elsewhere(err.Error()):
 			s.nodes.moved(ctx)
-			if !sleep(ctx, pause) {
+			if contexts.Sleep(ctx, pause) != nil {
 				return nil, s.withReason(ctx, err)
 			}
 			pause = min(2*pause, lastPause)

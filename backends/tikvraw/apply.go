@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/percolate-go/percolate/internal/contexts"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -58,7 +59,7 @@ func (s *Store) applyRow(ctx context.Context, m *rowstore.Mutation) (rowstore.Ou
 	for attempt := 0; ; attempt++ {
 		if attempt > 2 {
 			// Other processes change this row too.
-			if err := sleep(ctx, time.Duration(rand.Int64N(int64(time.Millisecond)<<min(attempt, 6)))); err != nil {
+			if err := contexts.Sleep(ctx, time.Duration(rand.Int64N(int64(time.Millisecond)<<min(attempt, 6)))); err != nil {
 				return rowstore.Outcome{}, err
 			}
 		}

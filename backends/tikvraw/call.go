@@ -12,6 +12,7 @@ import (
 	"github.com/pingcap/kvproto/pkg/errorpb"
 	"github.com/tikv/client-go/v2/tikvrpc"
 
+	"github.com/percolate-go/percolate/internal/contexts"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -218,18 +219,6 @@ func regionTrouble(e *errorpb.Error) string {
 	return e.String()
 }
 
-// endOf returns the error of a context that has ended. A client may notice that the deadline
-// has passed a moment before the context does.
-func endOf(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
-		return context.DeadlineExceeded
-	}
-	return nil
-}
-
 // endedBy makes the error of a call that ended with its context: ended is the context's
 // error, err what the call met last.
 func endedBy(ended, err error) error {
@@ -259,7 +248,7 @@ func pdFailed(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
-	if ended := endOf(ctx); ended != nil {
+	if ended := contexts.Ended(ctx); ended != nil {
 		return endedBy(ended, err)
 	}
 	return fmt.Errorf("%w: asking PD: %w", rowstore.ErrUnavailable, err)

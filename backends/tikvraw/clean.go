@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/percolate-go/percolate/internal/contexts"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -299,7 +300,7 @@ func (s *Store) sweep(ctx context.Context, rest int) (SweepResult, error) {
 				return done, s.gate.Fail("sweep", err)
 			}
 			if rest > 0 && more {
-				if err := sleep(ctx, time.Since(began)*time.Duration(rest)); err != nil {
+				if err := contexts.Sleep(ctx, time.Since(began)*time.Duration(rest)); err != nil {
 					return done, s.gate.Fail("sweep", err)
 				}
 			}
@@ -368,7 +369,7 @@ func (s *Store) sweepSometimes(ctx context.Context) {
 	for {
 		// Not all at once, and soon enough after the time has come.
 		wait := s.opts.SweepEvery/16 + time.Duration(rand.Int64N(int64(s.opts.SweepEvery/16)+1))
-		if sleep(ctx, wait) != nil {
+		if contexts.Sleep(ctx, wait) != nil {
 			return
 		}
 		raw, err := s.raw.get(ctx, key)

@@ -21,19 +21,12 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/percolate-go/percolate/internal/contexts"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
-func init() {
-	rowstore.Register(func(ctx context.Context, url string) (rowstore.Store, error) {
-		s, err := OpenURL(ctx, url)
-		if err != nil {
-			return nil, err
-		}
-		return s, nil
-	}, "tikv")
-}
+func init() { rowstore.Register(OpenURL, "tikv") }
 
 // openTimeout bounds Open where its context has no deadline.
 const openTimeout = 30 * time.Second
@@ -175,7 +168,7 @@ func openOver(ctx context.Context, pdc pd.Client, o Options) (*Store, error) {
 	s.drawFrom = codec
 	if err := s.open(ctx); err != nil {
 		_ = s.Close()
-		if ended := endOf(ctx); ended != nil {
+		if ended := contexts.Ended(ctx); ended != nil {
 			err = endedBy(ended, err)
 		}
 		return nil, fmt.Errorf("tikvraw: opening the store with the prefix %q: %w", o.Prefix, err)
@@ -291,8 +284,8 @@ func askPD(ctx context.Context, o *Options) error {
 	}
 	err := errors.Join(errs...)
 	switch {
-	case endOf(caller) != nil:
-		return endedBy(endOf(caller), err)
+	case contexts.Ended(caller) != nil:
+		return endedBy(contexts.Ended(caller), err)
 	case o.CA == "" && strings.Contains(err.Error(), "error reading server preface"):
 		return fmt.Errorf("PD closed the connection; perhaps it needs TLS (parameters tls_ca, tls_cert, tls_key): %w", err)
 	case o.CA != "" && strings.Contains(err.Error(), "first record does not look like a TLS handshake"):

@@ -10,6 +10,7 @@ import (
 
 	pd "github.com/tikv/pd/client"
 
+	"github.com/percolate-go/percolate/internal/contexts"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -68,7 +69,7 @@ func (o *pdOracle) Draw(ctx context.Context, n int) (oracle.Timestamp, error) {
 		if errors.Is(err, errBroken) {
 			wait = 0 // the next try may succeed at once
 		}
-		if ctx.Err() != nil || time.Now().After(last) || sleep(ctx, wait) != nil {
+		if ctx.Err() != nil || time.Now().After(last) || contexts.Sleep(ctx, wait) != nil {
 			return 0, o.s.gate.Fail("draw", explain(ctx, err))
 		}
 	}

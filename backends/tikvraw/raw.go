@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/percolate-go/percolate/internal/contexts"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -421,7 +422,7 @@ func explain(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
-	if ended := endOf(ctx); ended != nil {
+	if ended := contexts.Ended(ctx); ended != nil {
 		return endedBy(ended, err)
 	}
 	if low := strings.ToLower(err.Error()); strings.Contains(low, "api version") || strings.Contains(low, "apiversion") || strings.Contains(low, "invalid key mode") {

@@ -8,30 +8,36 @@ import (
 	"sync"
 )
 
-// Opener opens the store that a URL names. The URL is given as it was written,
-// so that each backend parses what is its own. An error must not contain a
-// password that the URL holds.
-type Opener func(ctx context.Context, url string) (Store, error)
-
+// registry has what opens a store, by scheme.
 var registry = struct {
 	sync.RWMutex
-	openers map[string]Opener
-}{openers: map[string]Opener{}}
+	openers map[string]func(ctx context.Context, url string) (Store, error)
+}{openers: map[string]func(ctx context.Context, url string) (Store, error){}}
 
 // Register makes a backend known under URL schemes, as database/sql drivers do.
-// A backend calls it from init. It panics if a scheme is empty or taken, or open is nil:
-// these are mistakes of a program, not of its input.
-func Register(open Opener, schemes ...string) {
+// A backend calls it from init, with its OpenURL, say. open gets the URL as it was
+// written, so that each backend parses what is its own. An error of it must not contain a
+// password that the URL holds.
+//
+// Register panics if a scheme is empty or taken, or open is nil: these are mistakes of a
+// program, not of its input.
+func Register[S Store](open func(ctx context.Context, url string) (S, error), schemes ...string) {
 	if open == nil {
-		panic("rowstore: Register with a nil Opener")
+		panic("rowstore: Register without a function")
 	}
 	registry.Lock()
 	defer registry.Unlock()
-	for _, s := range schemes {
-		if _, taken := registry.openers[s]; taken || s == "" {
-			panic(fmt.Sprintf("rowstore: Register of scheme %q, which is empty or registered already", s))
+	for _, scheme := range schemes {
+		if _, taken := registry.openers[scheme]; taken || scheme == "" {
+			panic(fmt.Sprintf("rowstore: Register of scheme %q, which is empty or registered already", scheme))
 		}
-		registry.openers[s] = open
+		registry.openers[scheme] = func(ctx context.Context, url string) (Store, error) {
+			s, err := open(ctx, url)
+			if err != nil {
+				return nil, err // not s: a nil pointer would be a Store that is not nil
+			}
+			return s, nil
+		}
 	}
 }
 

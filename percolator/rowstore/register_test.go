@@ -51,5 +51,5 @@ func TestRegisterAndOpen(t *testing.T) {
 
 	require.Panics(t, func() { rs.Register(rs.Open, broken) })
 	require.Panics(t, func() { rs.Register(rs.Open, "") })
-	require.Panics(t, func() { rs.Register(nil, "fine") })
+	require.Panics(t, func() { rs.Register[rs.Store](nil, "fine") })
 }

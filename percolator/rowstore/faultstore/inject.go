@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/percolate-go/percolate/internal/contexts"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/internal/arena"
@@ -120,12 +121,8 @@ func (f *Store) begin(ctx context.Context, call *Call) (Fault, error) {
 			return fault, unknown(call, "the request was lost")
 		}
 	case Delay:
-		timer := time.NewTimer(fault.Delay)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			return fault, fmt.Errorf("faultstore: %s: %w", call.Kind, ctx.Err())
+		if err := contexts.Sleep(ctx, fault.Delay); err != nil {
+			return fault, fmt.Errorf("faultstore: %s: %w", call.Kind, err)
 		}
 	case CrashClient:
 		if !fault.Applied {

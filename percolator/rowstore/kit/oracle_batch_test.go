@@ -75,6 +75,14 @@ func newBatch(t testing.TB, o oracle.Oracle) *kit.BatchOracle {
 	return b
 }
 
+// drawing returns a batch oracle over a distant one, with a draw of one request under way.
+func drawing(t testing.TB) (r *remote, b *kit.BatchOracle, first chan answer, c call) {
+	r = newRemote()
+	b = newBatch(t, r)
+	first = ask(t.Context(), b, 1)
+	return r, b, first, <-r.calls
+}
+
 // waiting returns when n requests wait in b while a draw is under way.
 func waiting(t testing.TB, b *kit.BatchOracle, n int) {
 	t.Helper()
@@ -83,10 +91,7 @@ func waiting(t testing.TB, b *kit.BatchOracle, n int) {
 
 func TestBatchSharesADraw(t *testing.T) {
 	t.Parallel()
-	r := newRemote()
-	b := newBatch(t, r)
-	first := ask(t.Context(), b, 1)
-	c := <-r.calls
+	r, b, first, c := drawing(t)
 	require.Equal(t, 1, c.n, "a lone request is sent at once")
 	var rest []chan answer
 	for i := range 5 {
@@ -115,10 +120,7 @@ func TestBatchSharesADraw(t *testing.T) {
 func TestBatchDrawsAfterItWasAsked(t *testing.T) {
 	t.Parallel()
 	// A request that comes while a draw is under way must not get a part of it.
-	r := newRemote()
-	b := newBatch(t, r)
-	first := ask(t.Context(), b, 1)
-	c := <-r.calls
+	r, b, first, c := drawing(t)
 	late := ask(t.Context(), b, 1)
 	waiting(t, b, 1)
 	c.answer <- nil
@@ -132,10 +134,7 @@ func TestBatchDrawsAfterItWasAsked(t *testing.T) {
 
 func TestBatchCancelledMember(t *testing.T) {
 	t.Parallel()
-	r := newRemote()
-	b := newBatch(t, r)
-	first := ask(t.Context(), b, 1)
-	c := <-r.calls
+	r, b, first, c := drawing(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	gone, queued, stays := ask(ctx, b, 10), ask(ctx, b, 10), ask(t.Context(), b, 3)
 	waiting(t, b, 3)
@@ -152,10 +151,7 @@ func TestBatchCancelledMember(t *testing.T) {
 
 func TestBatchCancelledBeforeItIsSent(t *testing.T) {
 	t.Parallel()
-	r := newRemote()
-	b := newBatch(t, r)
-	first := ask(t.Context(), b, 1)
-	c := <-r.calls
+	r, b, first, c := drawing(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	gone, stays := ask(ctx, b, 10), ask(t.Context(), b, 3)
 	waiting(t, b, 2)
@@ -190,10 +186,7 @@ func TestBatchAllMembersGone(t *testing.T) {
 
 func TestBatchError(t *testing.T) {
 	t.Parallel()
-	r := newRemote()
-	b := newBatch(t, r)
-	first := ask(t.Context(), b, 1)
-	c := <-r.calls
+	r, b, first, c := drawing(t)
 	broken := errors.New("server gone")
 	c.answer <- broken
 	require.ErrorIs(t, (<-first).err, broken)
@@ -210,10 +203,7 @@ func TestBatchError(t *testing.T) {
 func TestBatchHugeCount(t *testing.T) {
 	t.Parallel()
 	// Counts whose sum overflows are not added up.
-	r := newRemote()
-	b := newBatch(t, r)
-	first := ask(t.Context(), b, 1)
-	c := <-r.calls
+	r, b, first, c := drawing(t)
 	one, two := ask(t.Context(), b, math.MaxInt), ask(t.Context(), b, math.MaxInt)
 	waiting(t, b, 2)
 	c.answer <- nil
@@ -275,35 +265,26 @@ func BenchmarkBatch(b *testing.B) {
 // While a draw hangs, the requests whose callers went away are not kept.
 func TestBatchForgetsWhoLeft(t *testing.T) {
 	t.Parallel()
-	r := newRemote()
-	b := kit.NewBatchOracle(r)
-	defer func() { require.NoError(t, b.Close()) }()
-	stay, leave := context.WithCancel(context.Background())
-	defer leave()
-	draws := make(chan error, 1)
-	go func() { _, err := b.Draw(stay, 1); draws <- err }()
-	hangs := <-r.calls
+	r, b, first, hangs := drawing(t)
 	for range 50 {
-		ctx, cancel := context.WithCancel(context.Background())
-		var wg sync.WaitGroup
+		ctx, cancel := context.WithCancel(t.Context())
+		var gone []chan answer
 		for range 100 {
-			wg.Go(func() {
-				_, err := b.Draw(ctx, 1)
-				require.ErrorIs(t, err, context.Canceled)
-			})
+			gone = append(gone, ask(ctx, b, 1))
 		}
-		require.Eventually(t, func() bool { return kit.Waiting(b) == 100 }, 10*time.Second, time.Millisecond)
+		waiting(t, b, 100)
 		cancel()
-		wg.Wait()
+		for _, a := range gone {
+			require.ErrorIs(t, (<-a).err, context.Canceled)
+		}
 		require.Zero(t, kit.Waiting(b))
 		require.LessOrEqual(t, kit.Queued(b), 1)
 	}
 	hangs.answer <- nil
-	require.NoError(t, <-draws)
+	require.NoError(t, (<-first).err)
 	// And those who stay are served.
-	done := make(chan error, 1)
-	go func() { _, err := b.Draw(stay, 1); done <- err }()
+	last := ask(t.Context(), b, 1)
 	c := <-r.calls
 	c.answer <- nil
-	require.NoError(t, <-done)
+	require.NoError(t, (<-last).err)
 }

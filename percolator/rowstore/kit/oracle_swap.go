@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/percolate-go/percolate/internal/contexts"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -60,7 +61,7 @@ func (o *SwapOracle) Draw(ctx context.Context, n int) (oracle.Timestamp, error) 
 	for attempt := 0; ; attempt++ {
 		// Others draw as well. Who was overtaken a few times waits for a moment.
 		if attempt > 2 {
-			if err := sleep(ctx, time.Millisecond<<min(attempt, 5)); err != nil {
+			if err := contexts.Sleep(ctx, time.Millisecond<<min(attempt, 5)); err != nil {
 				return 0, err
 			}
 		}
@@ -98,17 +99,5 @@ func (o *SwapOracle) Draw(ctx context.Context, n int) (oracle.Timestamp, error) 
 		default:
 			known = met
 		}
-	}
-}
-
-// sleep waits, or returns the context's error.
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }

@@ -95,28 +95,31 @@ type instrumented struct {
 func (in *instrumented) begin(ctx context.Context, call string) (context.Context, func(rows, refused int, err error)) {
 	began := time.Now()
 	ctx, span := in.tracer.Start(ctx, "percolator.store."+call, trace.WithSpanKind(trace.SpanKindClient))
-	return ctx, func(rows, refused int, err error) {
-		result := "ok"
-		switch {
-		case errors.Is(err, rowstore.ErrAmbiguous):
-			result = "ambiguous"
-		case err != nil:
-			result = "error"
-		}
-		which := attribute.String("call", call)
-		in.duration.Record(ctx, time.Since(began).Seconds(), metric.WithAttributes(which, attribute.String("result", result)))
-		in.rows.Record(ctx, int64(rows), metric.WithAttributes(which))
-		if refused > 0 {
-			in.refused.Add(ctx, int64(refused), metric.WithAttributes(which))
-		}
-		if span.IsRecording() {
-			span.SetAttributes(attribute.Int("rows", rows), attribute.Int("refused", refused))
-			if err != nil {
-				span.SetStatus(codes.Error, result)
-			}
-		}
-		span.End()
+	return ctx, func(rows, refused int, err error) { in.end(ctx, span, call, time.Since(began), rows, refused, err) }
+}
+
+// end records a call that took that long.
+func (in *instrumented) end(ctx context.Context, span trace.Span, call string, took time.Duration, rows, refused int, err error) {
+	result := "ok"
+	switch {
+	case errors.Is(err, rowstore.ErrAmbiguous):
+		result = "ambiguous"
+	case err != nil:
+		result = "error"
 	}
+	which := attribute.String("call", call)
+	in.duration.Record(ctx, took.Seconds(), metric.WithAttributes(which, attribute.String("result", result)))
+	in.rows.Record(ctx, int64(rows), metric.WithAttributes(which))
+	if refused > 0 {
+		in.refused.Add(ctx, int64(refused), metric.WithAttributes(which))
+	}
+	if span.IsRecording() {
+		span.SetAttributes(attribute.Int("rows", rows), attribute.Int("refused", refused))
+		if err != nil {
+			span.SetStatus(codes.Error, result)
+		}
+	}
+	span.End()
 }
 
 // Read implements Store.
@@ -166,18 +169,7 @@ func measured[T any](ctx context.Context, in *instrumented, call string, over fu
 		began := time.Now()
 		ctx, span := in.tracer.Start(ctx, "percolator.store."+call, trace.WithSpanKind(trace.SpanKindClient))
 		n, away, failed := 0, time.Duration(0), error(nil)
-		defer func() {
-			result := "ok"
-			if failed != nil {
-				result = "error"
-				span.SetStatus(codes.Error, result)
-			}
-			which := attribute.String("call", call)
-			in.duration.Record(ctx, (time.Since(began) - away).Seconds(), metric.WithAttributes(which, attribute.String("result", result)))
-			in.rows.Record(ctx, int64(n), metric.WithAttributes(which))
-			span.SetAttributes(attribute.Int("rows", n))
-			span.End()
-		}()
+		defer func() { in.end(ctx, span, call, time.Since(began)-away, n, 0, failed) }()
 		for t, err := range over(ctx) {
 			if err != nil {
 				failed = err
