@@ -355,6 +355,27 @@ func TestLayoutErrors(t *testing.T) {
 	require.ErrorIs(t, err, rowstore.ErrCorrupt)
 }
 
+// stuck is a database that cannot delete.
+type stuck struct{ *keyValues }
+
+func (stuck) Delete([]byte) error { return errors.New("stuck") }
+
+func TestLayoutDeletes(t *testing.T) {
+	t.Parallel()
+	db, l := &keyValues{}, kit.Layout{}
+	put := rowstore.Mutation{Table: "t", Row: "r", Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, "c", 5, nil), rowstore.Put(rowstore.Mark, "c", 5, nil)}}
+	require.NoError(t, l.Edit(db, &put, 0))
+	require.Equal(t, 3, db.keys.Len(), "two versions, and that the row has a notification")
+	for name, e := range map[string]rowstore.Edit{
+		"delete": rowstore.Delete(rowstore.Notify, "c", 5), "range": rowstore.DeleteRange(rowstore.Notify, "c", 1, 9), "mark": rowstore.Put(rowstore.Mark, "c", 6, nil),
+	} {
+		require.ErrorContains(t, l.Edit(stuck{db}, &rowstore.Mutation{Table: "t", Row: "r", Edits: []rowstore.Edit{e}}, 0), "stuck", name)
+	}
+	gone := rowstore.Mutation{Table: "t", Row: "r", Edits: []rowstore.Edit{rowstore.Delete(rowstore.Notify, "c", 5), rowstore.Delete(rowstore.Mark, "c", 6), rowstore.Delete(rowstore.Mark, "c", 5)}}
+	require.NoError(t, l.Edit(db, &gone, 0))
+	require.Zero(t, db.keys.Len(), "nothing is left of a row without versions")
+}
+
 func TestLayoutKeyLen(t *testing.T) {
 	t.Parallel()
 	db, l := &keyValues{}, kit.Layout{Prefix: "prefix"}
