@@ -43,6 +43,9 @@ func TestEveryWorkloadRuns(t *testing.T) {
 			ran := map[string]bool{}
 			for _, result := range report.Results {
 				ran[result.Workload] = true
+				if group == "workers" {
+					require.NotEmpty(t, result.Bars, result.Workload)
+				}
 				for _, bar := range result.Bars {
 					if bar.AtMost > 0 { // conflicts, say, of which there may be none
 						require.GreaterOrEqual(t, bar.Value, 0.0, bar.What)
@@ -55,6 +58,12 @@ func TestEveryWorkloadRuns(t *testing.T) {
 					require.Positive(t, s.Ops, s.Side)
 					require.LessOrEqual(t, s.RateMin, s.Rate)
 					require.GreaterOrEqual(t, s.RateMax, s.Rate)
+					if group == "workers" && s.Series == ours {
+						require.NotNil(t, s.Work, s.Side)
+						require.GreaterOrEqual(t, s.Work.Calls, 1.0, "%s: a function was called for each change", s.Side)
+						require.Positive(t, s.Work.Found, "%s: a scan found each change", s.Side)
+						require.Positive(t, s.P50, s.Side)
+					}
 				}
 				if result.Chart == timeChart {
 					require.FileExists(t, filepath.Join(charts, result.Workload+".svg"))

@@ -37,6 +37,30 @@ func TestCheckReadsAndScans(t *testing.T) {
 	require.ErrorIs(t, rs.CheckScan(rs.ScanRange{Table: "t", Selectors: []rs.Selector{ok}, Limit: -1}), rs.ErrInvalid)
 }
 
+func TestCheckSnapshotReads(t *testing.T) {
+	t.Parallel()
+	ok := rs.Selector{Family: rs.Write, To: oracle.Max}
+	good := rs.RowRead{Table: "t", Row: "r", Selectors: []rs.Selector{ok, {Family: rs.Lock, To: rs.AssignedTimestamp}}}
+	check := func(reads ...rs.RowRead) error {
+		return rs.CheckSnapshotReads([]rs.SnapshotRead{{Reads: []rs.RowRead{good}}, {Reads: reads}})
+	}
+	require.NoError(t, rs.CheckSnapshotReads(nil))
+	require.NoError(t, check(good, good))
+	for name, err := range map[string]error{
+		"nothing":       check(),
+		"table":         check(good, rs.RowRead{Row: "r", Selectors: []rs.Selector{ok}}),
+		"row":           check(good, rs.RowRead{Table: "t", Selectors: []rs.Selector{ok}}),
+		"no selectors":  check(good, rs.RowRead{Table: "t", Row: "r"}),
+		"assigned from": check(rs.RowRead{Table: "t", Row: "r", Selectors: []rs.Selector{{Family: rs.Write, From: rs.AssignedTimestamp, To: rs.AssignedTimestamp}}}),
+		"to":            check(rs.RowRead{Table: "t", Row: "r", Selectors: []rs.Selector{{Family: rs.Write, To: rs.AssignedTimestamp + 1}}}),
+	} {
+		require.ErrorIs(t, err, rs.ErrInvalid, name)
+	}
+	// Only a snapshot read has a timestamp to assign.
+	require.ErrorIs(t, rs.CheckReads([]rs.RowRead{good}), rs.ErrInvalid)
+	require.ErrorIs(t, rs.CheckScan(rs.ScanRange{Table: "t", Selectors: good.Selectors}), rs.ErrInvalid)
+}
+
 func TestCheckBatch(t *testing.T) {
 	t.Parallel()
 	good := rs.Mutation{
@@ -102,6 +126,20 @@ func TestCheckLimits(t *testing.T) {
 	require.NoError(t, check(rs.Limits{Table: 3, Row: 4, Column: 5, Value: 6}))
 	for _, l := range []rs.Limits{{Table: 2}, {Row: 3}, {Column: 4}, {Value: 5}} {
 		require.ErrorIs(t, check(l), rs.ErrTooLarge)
+	}
+	// Every mutation counts, and so does a column that is only asked about, in a group too.
+	small := rs.Mutation{Table: "t", Row: "r"}
+	asks := rs.Mutation{Table: "t", Row: "s", Conditions: []rs.Condition{rs.Absent(rs.Lock, "ccccc", 0)}}
+	for _, l := range []rs.Limits{{Column: 4}, {Bytes: 6}} {
+		require.NoError(t, rs.CheckLimits(l, []rs.Mutation{small}))
+		require.ErrorIs(t, rs.CheckLimits(l, []rs.Mutation{small, asks}), rs.ErrTooLarge, "%+v", l)
+		require.NoError(t, rs.CheckGroupLimits(l, []rs.Group{{Mutations: []rs.Mutation{small}}}))
+		require.ErrorIs(t, rs.CheckGroupLimits(l, []rs.Group{{Mutations: []rs.Mutation{small}}, {Mutations: []rs.Mutation{small, asks}}}), rs.ErrTooLarge, "%+v", l)
+	}
+	require.NoError(t, rs.CheckLimits(rs.Limits{Column: 5, Bytes: 7}, []rs.Mutation{small, asks}), "the limit itself")
+	require.NoError(t, rs.CheckGroupLimits(rs.Limits{Column: 5, Bytes: 9}, []rs.Group{{Mutations: []rs.Mutation{small, asks}}}))
+	for what, l := range map[string]rs.Limits{"table": {Table: 2}, "row": {Row: 3}, "value": {Value: 5}} {
+		require.ErrorIs(t, rs.CheckGroupLimits(l, []rs.Group{{Mutations: []rs.Mutation{small, m}}}), rs.ErrTooLarge, what)
 	}
 }
 

@@ -38,13 +38,14 @@ func TestRegisterAndOpen(t *testing.T) {
 	_, err = rs.Open(t.Context(), broken+":")
 	require.ErrorIs(t, err, failure)
 
-	for _, url := range []string{"unknown://secret@host", a, ""} {
+	for _, url := range []string{"unknown://secret@host", a, "", "secret:5432/x", "1secret://host", "sec ret://host", "secret"} {
 		_, err = rs.Open(t.Context(), url)
 		require.ErrorIs(t, err, rs.ErrInvalid)
 		for _, scheme := range []string{a, b, broken} {
 			require.ErrorContains(t, err, scheme)
 		}
 		require.NotContains(t, err.Error(), "secret")
+		require.NotContains(t, err.Error(), "sec ret")
 	}
 	require.True(t, slices.IsSorted(rs.Schemes()))
 	require.Subset(t, rs.Schemes(), []string{a, b, broken})

@@ -17,6 +17,28 @@ func (g guard) Abilities() rs.Abilities {
 	return rs.Abilities{Splitter: rs.AbilitiesOf(g.Store).Splitter}
 }
 
+// splits is a Wrapper with an ability of its own.
+type splits struct {
+	storetest.Transparent
+	rs.Splitter
+}
+
+// TestWrapperMayHaveAbilities wants AbilitiesOf to find what Unwrap finds: a Wrapper's own
+// ability before that of the store beneath.
+func TestWrapperMayHaveAbilities(t *testing.T) {
+	t.Parallel()
+	own := splits{Splitter: memstore.New()}
+	own.Store = memstore.New()
+	for name, s := range map[string]rs.Store{"itself": own, "wrapped": storetest.Transparent{Store: own}} {
+		one, ok := rs.Unwrap[rs.Splitter](s)
+		require.True(t, ok, name)
+		require.Equal(t, rs.Splitter(own), one, name)
+		all := rs.AbilitiesOf(s)
+		require.Equal(t, rs.Splitter(own), all.Splitter, name)
+		require.Equal(t, rs.Grouper(own.Store.(*memstore.Store)), all.Grouper, "%s: the others are the store's", name)
+	}
+}
+
 func TestUnwrap(t *testing.T) {
 	t.Parallel()
 	m := memstore.New()

@@ -20,3 +20,10 @@ func Queued(b *BatchOracle) int {
 	defer b.mu.Unlock()
 	return len(b.waiting)
 }
+
+// Listeners returns the number of listeners that a Hub knows.
+func Listeners(h *Hub) int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.listeners)
+}

@@ -27,7 +27,6 @@ type Gate struct {
 	// left has a token after the last call left a gate that is closing.
 	left chan struct{}
 	once sync.Once
-	over chan struct{} // closed when the first Close is over
 }
 
 // closing is far below zero, and more than any number of calls.
@@ -35,7 +34,7 @@ const closing = -1 << 62
 
 // NewGate returns an open gate. Its errors begin with name, the backend's.
 func NewGate(name string) *Gate {
-	g := &Gate{name: name, left: make(chan struct{}, 1), over: make(chan struct{})}
+	g := &Gate{name: name, left: make(chan struct{}, 1)}
 	g.ctx, g.cancel = context.WithCancel(context.Background())
 	return g
 }
@@ -112,8 +111,7 @@ func (g *Gate) Done() <-chan struct{} { return g.ctx.Done() }
 // nothing: it waits until the first one is over, and returns nil. A call that is inside
 // must not call Close.
 func (g *Gate) Close(release func() error) (err error) {
-	g.once.Do(func() {
-		defer close(g.over)
+	g.once.Do(func() { // a second Close waits here
 		g.state.Add(closing)
 		g.cancel()
 		for g.state.Load() != closing {
@@ -125,7 +123,6 @@ func (g *Gate) Close(release func() error) (err error) {
 			}
 		}
 	})
-	<-g.over
 	return err
 }
 

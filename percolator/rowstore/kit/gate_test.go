@@ -3,6 +3,7 @@ package kit_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -65,6 +66,36 @@ func TestGateContext(t *testing.T) {
 	end()
 	require.NoError(t, g.Close(nil), "nobody is inside")
 	require.ErrorIs(t, g.Enter(gone, "call"), context.Canceled, "the context's error wins")
+}
+
+// A call that has ended leaves nothing with the gate, which lives as long as the store.
+func TestGateForgetsCalls(t *testing.T) {
+	t.Parallel()
+	g := kit.NewGate("test")
+	collected := make(chan struct{})
+	func() {
+		type request struct{ text []byte }
+		r := &request{make([]byte, 1<<10)}
+		runtime.AddCleanup(r, func(c chan struct{}) { close(c) }, collected)
+		type key struct{}
+		inner, end, err := g.Begin(context.WithValue(t.Context(), key{}, r), "call")
+		require.NoError(t, err)
+		require.NoError(t, inner.Err())
+		end()
+		require.ErrorIs(t, inner.Err(), context.Canceled, "what was made from the context of the call ends with it")
+	}()
+	require.Eventually(t, func() bool {
+		runtime.GC()
+		select {
+		case <-collected:
+			return true
+		default:
+			return false
+		}
+	}, time.Minute, time.Millisecond, "the gate holds a context of a call that has ended")
+	require.NoError(t, g.Close(nil))
+	// An error that says so itself is not told twice.
+	require.EqualError(t, g.Fail("call", rowstore.ErrClosed), "test: call: "+rowstore.ErrClosed.Error())
 }
 
 func TestGateUnderManyCalls(t *testing.T) {

@@ -34,6 +34,7 @@ func TestHub(t *testing.T) {
 	require.Equal(t, map[string]int{"b": 1, "c": 1, "d": 1}, got)
 	cancel()
 	require.ErrorIs(t, <-ended, context.Canceled)
+	require.Zero(t, kit.Listeners(&h), "it is forgotten")
 	h.Tell("nobody listens any more")
 }
 

@@ -28,7 +28,7 @@ type keyValues struct {
 func (d *keyValues) Ascend(from, to []byte, visit func(key, value []byte) bool) error {
 	d.keys.Ascend(string(from), func(k string, v []byte) bool {
 		d.steps++
-		return (to == nil || k < string(to)) && visit([]byte(k), v)
+		return (to == nil || k < string(to)) && lend(visit, k, v)
 	})
 	return d.err
 }
@@ -37,9 +37,22 @@ func (d *keyValues) Ascend(from, to []byte, visit func(key, value []byte) bool) 
 func (d *keyValues) Descend(from, to []byte, visit func(key, value []byte) bool) error {
 	d.keys.Descend(string(to), func(k string, v []byte) bool {
 		d.steps++
-		return k == string(to) || k >= string(from) && visit([]byte(k), v)
+		return k == string(to) || k >= string(from) && lend(visit, k, v)
 	})
 	return d.err
+}
+
+// lend shows a key and a value that do not outlive the visit, as those of many databases
+// do not.
+func lend(visit func(key, value []byte) bool, k string, v []byte) bool {
+	key, value := []byte(k), bytes.Clone(v)
+	more := visit(key, value)
+	for _, b := range [][]byte{key, value} {
+		for i := range b {
+			b[i] = 0xEE
+		}
+	}
+	return more
 }
 
 // Put implements kit.Txn.
@@ -239,6 +252,65 @@ func TestLayoutPassesLittle(t *testing.T) {
 	require.Less(t, cost(rows, newest), 5*rows)
 }
 
+// TestPagesAreBounded has a page of rows of large values, and one of rows in which nothing
+// matches.
+func TestPagesAreBounded(t *testing.T) {
+	t.Parallel()
+	db, l := &keyValues{}, kit.Layout{}
+	for i := range 6 {
+		m := rowstore.Mutation{Table: "t", Row: fmt.Sprint(i), Edits: []rowstore.Edit{rowstore.Put(rowstore.Data, "c", 5, make([]byte, 400<<10))}}
+		require.NoError(t, l.Edit(db, &m, 0))
+	}
+	for _, reverse := range []bool{false, true} {
+		s := rowstore.ScanRange{Table: "t", Reverse: reverse, Selectors: []rowstore.Selector{{Family: rowstore.Data, To: oracle.Max}}}
+		rows, rest, err := l.Page(db, s, 100)
+		require.NoError(t, err)
+		require.Len(t, rows, 3, "more than a mebibyte")
+		require.NotNil(t, rest)
+		rows, rest, err = l.Page(db, *rest, 100)
+		require.NoError(t, err)
+		require.Len(t, rows, 3)
+		require.NotNil(t, rest, "it has not looked further")
+		rows, rest, err = l.Page(db, *rest, 100)
+		require.NoError(t, err)
+		require.Empty(t, rows)
+		require.Nil(t, rest)
+		s.Selectors[0].Family = rowstore.Write
+		db.steps = 0
+		rows, rest, err = l.Page(db, s, 2)
+		require.NoError(t, err)
+		require.Empty(t, rows)
+		require.NotNil(t, rest, "it looked at two rows and found nothing")
+		require.Less(t, db.steps, 10)
+	}
+}
+
+// TestGroupsDrawApart gives each group a timestamp of its own, up to the last that it takes.
+func TestGroupsDrawApart(t *testing.T) {
+	t.Parallel()
+	db, l := &keyValues{}, kit.Layout{}
+	put := func(row string, notAfter rowstore.Timestamp) rowstore.Group {
+		return rowstore.Group{AssignTimestamp: true, NotAfter: notAfter, Mutations: []rowstore.Mutation{
+			{Table: "t", Row: row, Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "c", rowstore.AssignedTimestamp, nil)}},
+		}}
+	}
+	outs, changed, err := l.Groups(db, []rowstore.Group{put("a", 0), put("b", 21), put("c", 21)}, 20, "inc")
+	require.NoError(t, err)
+	require.True(t, changed)
+	require.Equal(t, []rowstore.GroupOutcome{
+		{Applied: true, Commit: 20, Incarnation: "inc"}, {Applied: true, Commit: 21, Incarnation: "inc"}, {TooLate: true, Incarnation: "inc"},
+	}, outs)
+	for row, want := range map[string]rowstore.Timestamp{"a": 20, "b": 21} {
+		versions, err := l.Read(db, "t", row, []rowstore.Selector{{Family: rowstore.Write, To: oracle.Max}})
+		require.NoError(t, err)
+		require.Len(t, versions, 1)
+		require.Equal(t, want, versions[0].TS)
+	}
+	_, changed, err = l.Groups(db, []rowstore.Group{put("c", 21)}, 22, "")
+	require.NoError(t, err)
+	require.False(t, changed)
+}
+
 func TestLayoutErrors(t *testing.T) {
 	t.Parallel()
 	broken := errors.New("broken")
@@ -269,9 +341,39 @@ func TestLayoutErrors(t *testing.T) {
 			require.ErrorIs(t, err, rowstore.ErrCorrupt, name)
 		}
 	}
+	// One that has more behind its timestamp.
+	longer := &keyValues{}
+	column := kit.AppendName(append(kit.AppendName(kit.AppendName([]byte("r"), "t"), "r"), byte(rowstore.Write)), "c")
+	longer.keys.Set(string(append(kit.AppendTimestamp(column, 5), "more"...)), nil)
+	for name, err := range calls(longer) {
+		if name != "edit" && name != "tables" {
+			require.ErrorIs(t, err, rowstore.ErrCorrupt, name)
+		}
+	}
 	bad.keys.Set("rt", nil)
 	_, err := l.Tables(bad)
 	require.ErrorIs(t, err, rowstore.ErrCorrupt)
+}
+
+// stuck is a database that cannot delete.
+type stuck struct{ *keyValues }
+
+func (stuck) Delete([]byte) error { return errors.New("stuck") }
+
+func TestLayoutDeletes(t *testing.T) {
+	t.Parallel()
+	db, l := &keyValues{}, kit.Layout{}
+	put := rowstore.Mutation{Table: "t", Row: "r", Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, "c", 5, nil), rowstore.Put(rowstore.Mark, "c", 5, nil)}}
+	require.NoError(t, l.Edit(db, &put, 0))
+	require.Equal(t, 3, db.keys.Len(), "two versions, and that the row has a notification")
+	for name, e := range map[string]rowstore.Edit{
+		"delete": rowstore.Delete(rowstore.Notify, "c", 5), "range": rowstore.DeleteRange(rowstore.Notify, "c", 1, 9), "mark": rowstore.Put(rowstore.Mark, "c", 6, nil),
+	} {
+		require.ErrorContains(t, l.Edit(stuck{db}, &rowstore.Mutation{Table: "t", Row: "r", Edits: []rowstore.Edit{e}}, 0), "stuck", name)
+	}
+	gone := rowstore.Mutation{Table: "t", Row: "r", Edits: []rowstore.Edit{rowstore.Delete(rowstore.Notify, "c", 5), rowstore.Delete(rowstore.Mark, "c", 6), rowstore.Delete(rowstore.Mark, "c", 5)}}
+	require.NoError(t, l.Edit(db, &gone, 0))
+	require.Zero(t, db.keys.Len(), "nothing is left of a row without versions")
 }
 
 func TestLayoutKeyLen(t *testing.T) {

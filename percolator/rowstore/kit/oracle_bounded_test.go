@@ -329,7 +329,11 @@ func TestBoundedContext(t *testing.T) {
 func TestBoundedCloseEndsWaitingDraws(t *testing.T) {
 	t.Parallel()
 	d := &disk{wait: make(chan struct{})}
-	o := open(t, d, newClock(1000), time.Second)
+	begun := make(chan struct{})
+	o := kit.NewBoundedOracle(kit.BoundedConfig{Clock: newClock(1000).now, Window: time.Second, Persist: func(ctx context.Context, bound oracle.Timestamp) error {
+		close(begun) // once: nobody persists after it
+		return d.persist(ctx, bound)
+	}})
 	errs := make(chan error)
 	for range 4 {
 		go func() {
@@ -337,7 +341,8 @@ func TestBoundedCloseEndsWaitingDraws(t *testing.T) {
 			errs <- err
 		}()
 	}
-	_ = o.Close(t.Context())
+	<-begun
+	require.NoError(t, o.Close(t.Context()))
 	for range 4 {
 		require.ErrorIs(t, <-errs, oracle.ErrClosed)
 	}

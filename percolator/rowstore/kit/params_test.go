@@ -69,6 +69,47 @@ func TestParamsErrors(t *testing.T) {
 	require.ErrorContains(t, kit.ParseParams("x=1").Err(), "the store takes none")
 }
 
+// TestParamsBounds reads the first and the last value that will do, and their neighbours.
+func TestParamsBounds(t *testing.T) {
+	t.Parallel()
+	for query, want := range map[string]string{
+		"i=1": "", "i=5": "", "i=0": "i", "i=6": "i", "i=1.5": "i", "i=": "i",
+		"d=1ns": "", "d=0": "d", "d=0s": "d", "d=5": "d",
+		"b=on": "", "b=off": "", "b=0": "", "b=": "b", "b=ON": "b",
+		"z=1": "", "z=-1": "z", "z=": "z", "z=KB": "z", "z=4294967296GB": "", "z=4294967297GB": "z",
+		"w=": "w", "many=1&many=2": "",
+	} {
+		p := kit.ParseParams(query)
+		p.OneOf("w", "slow", "slow", "fast")
+		p.Bool("b", false)
+		p.Int("i", 3, 1, 5)
+		p.Duration("d", time.Second)
+		p.Size("z", 1)
+		p.Strings("many")
+		err := p.Err()
+		if want == "" {
+			require.NoError(t, err, query)
+		} else {
+			require.ErrorContains(t, err, "the parameter "+want+" is not", query)
+		}
+	}
+	require.False(t, kit.ParseParams("b=off").Bool("b", true))
+	for query, want := range map[string]int64{
+		"5": 5, "5B": 5, "5b": 5, "5K": 5 << 10, "5kb": 5 << 10, "5KiB": 5 << 10, "5M": 5 << 20, "5MB": 5 << 20, "5mib": 5 << 20,
+		"5G": 5 << 30, "5GB": 5 << 30, "5GiB": 5 << 30,
+	} {
+		require.Equal(t, want, kit.ParseParams("z="+query).Size("z", 0), query)
+	}
+	// The first thing that is wrong is told, by a method that is called before another.
+	p := kit.ParseParams("b=x&i=x&unknown=1")
+	p.Int("i", 0, 1, 5)
+	p.Bool("b", false)
+	require.ErrorContains(t, p.Err(), "the parameter i is not")
+	// What will not do is replaced by the default, so that nothing follows from it.
+	require.Equal(t, 7, kit.ParseParams("i=9").Int("i", 7, 1, 5))
+	require.Equal(t, time.Second, kit.ParseParams("d=-1s").Duration("d", time.Second))
+}
+
 func ExampleParams() {
 	p := kit.ParseParams("cache=64MB&mustexist=yes")
 	cache := p.Size("cache", 0)

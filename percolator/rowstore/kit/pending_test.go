@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -42,6 +43,8 @@ func TestPendingConcernsItsRowsAlone(t *testing.T) {
 	require.NoError(t, read("t", "c"))
 	require.NoError(t, read("t", "x"), "its group draws nothing")
 	require.NoError(t, read("u", "b"))
+	require.NoError(t, p.Range(gone, rowstore.ScanRange{Table: "u"}))
+	require.ErrorIs(t, p.Rows(gone, []rowstore.RowRead{{Table: "t", Row: "a"}, {Table: "t", Row: "d"}}), context.Canceled, "one of several rows is held")
 	require.NoError(t, scan("c", "d"))
 	require.NoError(t, scan("e", ""))
 	// A row may be held twice.
@@ -55,6 +58,29 @@ func TestPendingConcernsItsRowsAlone(t *testing.T) {
 	again()
 	require.NoError(t, <-waited)
 	p.Hold(group(false, "b"))()
+	// The group that draws need not be the first.
+	release = p.Hold(group(false, "x"), group(true, "y"))
+	require.ErrorIs(t, read("t", "y"), context.Canceled)
+	release()
+}
+
+// TestPendingWaitsForEveryWriter has a reader of a row that two writers hold.
+func TestPendingWaitsForEveryWriter(t *testing.T) {
+	t.Parallel()
+	for range 20 { // holds have no order
+		synctest.Test(t, func(t *testing.T) {
+			var p kit.Pending
+			first, second := p.Hold(group(true, "b")), p.Hold(group(true, "a", "b"))
+			done := make(chan error, 1)
+			go func() { done <- p.Rows(t.Context(), []rowstore.RowRead{{Table: "t", Row: "b"}}) }()
+			synctest.Wait()
+			first()
+			synctest.Wait()
+			require.Empty(t, done, "the other writer holds the row yet")
+			second()
+			require.NoError(t, <-done)
+		})
+	}
 }
 
 // TestPendingMissesNoCommit has a writer that draws a timestamp some time before its change

@@ -134,6 +134,22 @@ func TestFeatures(t *testing.T) {
 		kit.Features(plain{s}, map[string]string{rowstore.FeatureWake: "no push"}))
 }
 
+// twoPhased is a store whose groups are never given timestamps.
+type twoPhased struct{ *memstore.Store }
+
+func (twoPhased) AssignsTimestamps(string) bool { return false }
+
+func TestFeaturesOfGroupsWithoutTimestamps(t *testing.T) {
+	t.Parallel()
+	supported := map[string]bool{}
+	for _, f := range kit.Features(twoPhased{memstore.New()}, map[string]string{rowstore.FeatureOnePhase: "no oracle"}) {
+		supported[f.Name] = f.Supported
+	}
+	require.True(t, supported[rowstore.FeatureGroups])
+	require.Contains(t, supported, rowstore.FeatureOnePhase)
+	require.False(t, supported[rowstore.FeatureOnePhase])
+}
+
 func TestHubTellsWhatWasDone(t *testing.T) {
 	t.Parallel()
 	var h kit.Hub
@@ -153,6 +169,87 @@ func TestHubTellsWhatWasDone(t *testing.T) {
 	h.Applied([]rowstore.Mutation{notify("no")}, nil)
 	cancel()
 	require.ErrorIs(t, <-ended, context.Canceled)
+}
+
+// TestAnswersAreCopies changes what went into a row, and what came out of it.
+func TestAnswersAreCopies(t *testing.T) {
+	t.Parallel()
+	value := []byte("value")
+	row := kit.Edited(nil, []rowstore.Edit{rowstore.Put(rowstore.Write, "c", 5, value)}, 0)
+	value[0] = 'X'
+	all := []rowstore.Selector{{Family: rowstore.Write, To: 9}}
+	got := kit.Select(row, all)
+	require.Equal(t, "value", string(got[0].Value), "the row has what was put, whatever became of the caller's slice")
+	got[0].Value[0] = 'Y'
+	require.Equal(t, "value", string(kit.Select(row, all)[0].Value), "an answer belongs to the caller")
+	out, err := kit.Judge(&rowstore.Mutation{Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, "c", 1)}}, "",
+		func(f rowstore.Family, column string, from, to rowstore.Timestamp) (*rowstore.Version, error) {
+			return kit.Newest(row, f, column, from, to), nil
+		})
+	require.NoError(t, err)
+	require.False(t, out.Applied)
+	out.Broke.Value[0] = 'Z'
+	require.Equal(t, "value", string(kit.Select(row, all)[0].Value), "so does the version that broke a condition")
+}
+
+// TestJudge asks each kind of condition about versions below, at and above its timestamp.
+func TestJudge(t *testing.T) {
+	t.Parallel()
+	const at = rowstore.Timestamp(5)
+	for name, c := range map[string]struct {
+		condition          rowstore.Condition
+		below, same, above bool // whether it holds with a version there
+		none               bool // and without any
+	}{
+		"absent":      {rowstore.Absent(rowstore.Lock, "c", at), true, false, false, true},
+		"absent at":   {rowstore.AbsentAt("c", at), true, false, true, true},
+		"present":     {rowstore.Present("c", at), false, true, false, false},
+		"incarnation": {rowstore.SameIncarnation("inc"), true, true, true, true},
+		"another":     {rowstore.SameIncarnation("other"), false, false, false, false},
+	} {
+		for ts, want := range map[rowstore.Timestamp]bool{0: c.none, at - 1: c.below, at: c.same, at + 1: c.above} {
+			var row []rowstore.Version
+			if ts != 0 {
+				row = []rowstore.Version{{Family: rowstore.Lock, Column: "c", TS: ts, Value: []byte("v")}}
+			}
+			m := rowstore.Mutation{Conditions: []rowstore.Condition{rowstore.SameIncarnation("inc"), c.condition}}
+			out, err := kit.Judge(&m, "inc", func(f rowstore.Family, column string, from, to rowstore.Timestamp) (*rowstore.Version, error) {
+				return kit.Newest(row, f, column, from, to), nil
+			})
+			require.NoError(t, err)
+			wanted := rowstore.Outcome{Applied: want, Incarnation: "inc"}
+			if !want {
+				wanted.Failed = 1
+				if c.condition.Kind == rowstore.IfAbsent || c.condition.Kind == rowstore.IfAbsentAt {
+					wanted.Broke = row[0]
+				}
+			}
+			require.Equal(t, wanted, out, "%s, a version at %d", name, ts)
+		}
+	}
+	broken := errors.New("broken")
+	_, err := kit.Judge(&rowstore.Mutation{Conditions: []rowstore.Condition{rowstore.Present("c", at)}}, "",
+		func(rowstore.Family, string, rowstore.Timestamp, rowstore.Timestamp) (*rowstore.Version, error) {
+			return nil, broken
+		})
+	require.ErrorIs(t, err, broken)
+}
+
+// TestChecks wants both the rules of the seam and the store's limits to be checked.
+func TestChecks(t *testing.T) {
+	t.Parallel()
+	limits := rowstore.Limits{Row: 3}
+	for row, want := range map[string]error{"row": nil, "": rowstore.ErrInvalid, "long": rowstore.ErrTooLarge} {
+		muts := []rowstore.Mutation{{Table: "t", Row: row}}
+		require.ErrorIs(t, kit.CheckApply(limits, muts), want, row)
+		require.ErrorIs(t, kit.CheckGroup(memstore.New(), limits, []rowstore.Group{{Mutations: muts}}), want, row)
+	}
+}
+
+func TestEditedPutsTheAssignedTimestamp(t *testing.T) {
+	t.Parallel()
+	row := kit.Edited(nil, []rowstore.Edit{rowstore.Put(rowstore.Write, "c", rowstore.AssignedTimestamp, nil), rowstore.Put(rowstore.Write, "d", 5, nil)}, 7)
+	require.Equal(t, []rowstore.Version{{Family: rowstore.Write, Column: "c", TS: 7}, {Family: rowstore.Write, Column: "d", TS: 5}}, row)
 }
 
 func TestLayoutBatches(t *testing.T) {

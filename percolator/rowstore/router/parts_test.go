@@ -1,0 +1,175 @@
+package router_test
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	rs "github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/internal/storetest"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/router"
+)
+
+// part is a store in memory that notes what reaches it.
+type part struct {
+	*memstore.Store
+	urgent, flushed, crashed int
+	snapshots                int
+	broken                   error // of Scan and Tables
+	listen                   func(ctx context.Context, wake func(string)) error
+}
+
+func (p *part) Apply(ctx context.Context, muts []rs.Mutation, opts rs.ApplyOptions) ([]rs.Outcome, error) {
+	if opts.Urgent {
+		p.urgent++
+	}
+	return p.Store.Apply(ctx, muts, opts)
+}
+
+func (p *part) ReadSnapshot(ctx context.Context, asks []rs.SnapshotRead) ([]rs.SnapshotRows, error) {
+	p.snapshots++
+	return p.Store.ReadSnapshot(ctx, asks)
+}
+
+func (p *part) Flush(ctx context.Context) error {
+	p.flushed++
+	return errors.Join(p.broken, p.Store.Flush(ctx))
+}
+
+func (p *part) Crash() {
+	p.crashed++
+	p.Store.Crash()
+}
+
+func (p *part) Scan(ctx context.Context, s rs.ScanRange) iter.Seq2[rs.Row, error] {
+	if p.broken != nil {
+		return func(yield func(rs.Row, error) bool) { yield(rs.Row{}, p.broken) }
+	}
+	return p.Store.Scan(ctx, s)
+}
+
+func (p *part) Tables(ctx context.Context) iter.Seq2[string, error] {
+	if p.broken != nil {
+		return func(yield func(string, error) bool) { yield("", p.broken) }
+	}
+	return p.Store.Tables(ctx)
+}
+
+func (p *part) Report(context.Context) (rs.Report, error) {
+	return rs.Report{Backend: "part", Warnings: []string{"it forgets"}}, nil
+}
+
+func (p *part) Listen(ctx context.Context, wake func(string)) error {
+	if p.listen != nil {
+		return p.listen(ctx, wake)
+	}
+	return p.Store.Listen(ctx, wake)
+}
+
+// twoParts is a router over two parts; tables "o..." are in the second.
+func twoParts(t *testing.T) (r *router.Store, main, other *part) {
+	t.Helper()
+	main, other = &part{Store: memstore.New()}, &part{Store: memstore.New()}
+	r = newRouter(t, router.Config{Stores: map[string]rs.Store{"main": main, "other": other}, Tables: map[string]string{"o*": "other"}, Authoritative: "main"})
+	return r, main, other
+}
+
+func TestRouterReachesEveryStore(t *testing.T) {
+	t.Parallel()
+	r, main, other := twoParts(t)
+	a := r.Abilities()
+	require.NoError(t, a.Deferrer.Flush(t.Context()))
+	a.Crasher.Crash()
+	require.Equal(t, []int{1, 1, 1, 1}, []int{main.flushed, other.flushed, main.crashed, other.crashed})
+	report, err := a.Reporter.Report(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []string{"main: it forgets", "other: it forgets"}, report.Warnings)
+
+	// Options reach the stores, and errors say whose they are.
+	_, err = r.Apply(t.Context(), []rs.Mutation{{Table: "t", Row: "r"}, {Table: "o", Row: "r"}}, rs.ApplyOptions{Urgent: true})
+	require.NoError(t, err)
+	require.Equal(t, []int{1, 1}, []int{main.urgent, other.urgent})
+	other.broken = errors.New("broken")
+	for name, err := range map[string]error{
+		"flush":  a.Deferrer.Flush(t.Context()),
+		"scan":   storetest.FirstError(r.Scan(t.Context(), rs.ScanRange{Table: "o", Selectors: storetest.Everything})),
+		"tables": storetest.FirstError(r.Tables(t.Context())),
+	} {
+		require.ErrorIs(t, err, other.broken, name)
+		require.ErrorContains(t, err, `store "other"`, name)
+	}
+	require.NoError(t, storetest.FirstError(r.Scan(t.Context(), rs.ScanRange{Table: "t", Selectors: storetest.Everything})))
+	other.broken = nil
+	require.NoError(t, r.Close())
+}
+
+// TestRouterReadsSnapshotsElsewhere asks the authoritative store for its own rows in one call,
+// and for those of another store after a draw.
+func TestRouterReadsSnapshotsElsewhere(t *testing.T) {
+	t.Parallel()
+	r, main, _ := twoParts(t)
+	storetest.Put(t, r, "o", "r", rs.Put(rs.Write, "c", 1, []byte("there")))
+	read := func(table string) rs.RowRead {
+		return rs.RowRead{Table: table, Row: "r", Selectors: []rs.Selector{{Family: rs.Write, Column: "c", To: rs.AssignedTimestamp}}}
+	}
+	answers, err := r.Abilities().SnapshotReader.ReadSnapshot(t.Context(), []rs.SnapshotRead{{Reads: []rs.RowRead{read("t")}}})
+	require.NoError(t, err)
+	require.False(t, answers[0].Apart)
+	require.Equal(t, 1, main.snapshots)
+	answers, err = r.Abilities().SnapshotReader.ReadSnapshot(t.Context(), []rs.SnapshotRead{{Reads: []rs.RowRead{read("t"), read("o")}}})
+	require.NoError(t, err)
+	require.True(t, answers[0].Apart)
+	require.Equal(t, 1, main.snapshots)
+	require.Equal(t, "there", string(answers[0].Rows[1].Versions[0].Value))
+	require.NoError(t, r.Close())
+}
+
+// TestRouterWakesOneAtATime has two stores wake at the same moment.
+func TestRouterWakesOneAtATime(t *testing.T) {
+	t.Parallel()
+	r, main, other := twoParts(t)
+	const times = 1000
+	for _, p := range []*part{main, other} {
+		p.listen = func(ctx context.Context, wake func(string)) error {
+			for range times {
+				wake("t")
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		}
+	}
+	why := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	woken := 0 // by one goroutine at a time, or the race detector says so
+	err := r.Abilities().Waker.Listen(ctx, func(string) {
+		if woken++; woken == 2*times {
+			cancel(why)
+		}
+	})
+	require.Equal(t, context.Canceled, err, "the context's error, as it is")
+	require.Equal(t, 2*times, woken)
+	require.NoError(t, r.Close())
+}
+
+// sharded is a store with a shard for each row.
+type sharded struct{ *memstore.Store }
+
+func (sharded) Shard(_, row string) string { return row }
+
+// TestRouterShardsOfTwoStoresDiffer has two stores that name their shards alike.
+func TestRouterShardsOfTwoStoresDiffer(t *testing.T) {
+	t.Parallel()
+	r := newRouter(t, router.Config{
+		Stores: map[string]rs.Store{"main": sharded{memstore.New()}, "other": sharded{memstore.New()}}, Tables: map[string]string{"o": "other"}, Authoritative: "main",
+	})
+	for range 2 { // the name is remembered
+		require.NotEqual(t, r.Shard("t", "a"), r.Shard("o", "a"))
+		require.NotEqual(t, r.Shard("t", "a"), r.Shard("t", "b"))
+		require.Equal(t, r.Shard("t", "a"), r.Shard("another", "a"))
+	}
+	require.NoError(t, r.Close())
+}
