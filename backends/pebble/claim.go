@@ -19,13 +19,12 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
-// claimed holds the directories and the databases that have a store open in this
-// process, because the lock of a file does not keep a process from locking it twice.
-var claimed = struct {
-	sync.Mutex
-	dirs      map[string]bool
-	databases map[*engine.DB]bool
-}{dirs: map[string]bool{}, databases: map[*engine.DB]bool{}}
+// The directories and the databases that have a store open in this process: the lock of a
+// file does not keep a process from locking it twice.
+var (
+	claimedDirs      kit.Claims[string]
+	claimedDatabases kit.Claims[*engine.DB]
+)
 
 // claim makes sure that path is a directory that a store is or may be in, and
 // takes it for this process. The lock and the release belong together.
@@ -53,25 +52,33 @@ func claim(path string, mustExist bool) (dir string, lock *engine.Lock, release 
 	if dir, err = filepath.EvalSymlinks(dir); err != nil {
 		return "", nil, nil, err
 	}
-	claimed.Lock()
-	defer claimed.Unlock()
-	if claimed.dirs[dir] {
+	leave, ok := claimedDirs.Claim(dir)
+	if !ok {
 		return "", nil, nil, fmt.Errorf("%w by this process", ErrInUse)
 	}
+	lock, err = lockDir(dir, mustExist)
+	if err != nil {
+		return "", nil, nil, errors.Join(err, leave())
+	}
+	return dir, lock, sync.OnceFunc(func() { _ = errors.Join(lock.Close(), leave()) }), nil
+}
+
+// lockDir locks a directory that this process has claimed, unless it has a reason to refuse it.
+func lockDir(dir string, mustExist bool) (lock *engine.Lock, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return "", nil, nil, err
+		return nil, err
 	}
 	for _, e := range entries {
 		if !engineFile(e.Name()) {
-			return "", nil, nil, fmt.Errorf("%w: the directory has other files, such as %q", rowstore.ErrFormat, e.Name())
+			return nil, fmt.Errorf("%w: the directory has other files, such as %q", rowstore.ErrFormat, e.Name())
 		}
 	}
 	if lock, err = engine.LockDirectory(dir, vfs.Default); err != nil {
 		if isBusy(err) {
-			return "", nil, nil, fmt.Errorf("%w by another process (%w)", ErrInUse, err)
+			return nil, fmt.Errorf("%w by another process (%w)", ErrInUse, err)
 		}
-		return "", nil, nil, fmt.Errorf("lock the directory: %w", err)
+		return nil, fmt.Errorf("lock the directory: %w", err)
 	}
 	desc, err := engine.Peek(dir, vfs.Default)
 	err = sortError(err)
@@ -79,18 +86,9 @@ func claim(path string, mustExist bool) (dir string, lock *engine.Lock, release 
 		err = fmt.Errorf("there is no store in the directory: %w", fs.ErrNotExist)
 	}
 	if err != nil {
-		return "", nil, nil, errors.Join(err, lock.Close())
+		return nil, errors.Join(err, lock.Close())
 	}
-	claimed.dirs[dir] = true
-	var once sync.Once
-	return dir, lock, func() {
-		once.Do(func() {
-			claimed.Lock()
-			defer claimed.Unlock()
-			_ = lock.Close()
-			delete(claimed.dirs, dir)
-		})
-	}, nil
+	return lock, nil
 }
 
 // isBusy tells whether the lock was refused because another process has it. Else
@@ -122,20 +120,14 @@ func claimDatabase(db *engine.DB) (release func(), err error) {
 	if db == nil {
 		return nil, fmt.Errorf("%w: the database is nil", rowstore.ErrInvalid)
 	}
-	claimed.Lock()
-	defer claimed.Unlock()
-	if claimed.databases[db] {
+	leave, ok := claimedDatabases.Claim(db)
+	if !ok {
 		return nil, fmt.Errorf("%w: the database has a store open already", ErrInUse)
 	}
 	if err := checkDatabase(db); err != nil {
-		return nil, err
+		return nil, errors.Join(err, leave())
 	}
-	claimed.databases[db] = true
-	return sync.OnceFunc(func() {
-		claimed.Lock()
-		defer claimed.Unlock()
-		delete(claimed.databases, db)
-	}), nil
+	return func() { _ = leave() }, nil
 }
 
 // checkDatabase refuses a database with options that a store cannot have. It writes no

@@ -25,6 +25,10 @@ var errStandby = errors.New("the server is a standby")
 // errReadOnly says that the server or the role takes no writes at present.
 var errReadOnly = errors.New("the server takes no writes (default_transaction_read_only, or a fail-over)")
 
+// errLocked says that a lock was not to be had within the lock_timeout of the session. The store's
+// own waits ignore that setting, so a whole table is locked.
+var errLocked = errors.New("a table is locked, and the session's lock_timeout ended the wait")
+
 // errUnconfirmed says that this server has a commit, and that it stopped waiting for its
 // standbys before they had it.
 var errUnconfirmed = errors.New("committed on this server, and perhaps not on its standby: the server stopped waiting for it")
@@ -87,6 +91,8 @@ func refused(err error, pg *pgconn.PgError) error {
 		return fmt.Errorf("%w: %w: %w", rowstore.ErrUnavailable, errStandby, err)
 	case readOnly:
 		return fmt.Errorf("%w: %w: %w", rowstore.ErrUnavailable, errReadOnly, err)
+	case lockNotAvailable:
+		return fmt.Errorf("%w: %w: %w", rowstore.ErrUnavailable, errLocked, err)
 	}
 	return err
 }

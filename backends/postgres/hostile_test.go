@@ -119,7 +119,7 @@ func TestHostileNames(t *testing.T) {
 			everyCall(ctx, t, s)
 			announced(s, "t")
 			// An older schema is migrated there too.
-			for version, sql := range map[int]string{1: schemaOf1, 2: schemaOf2} {
+			for version, sql := range map[int]string{1: schemaOf1, 2: schemaOf2, 3: schemaOf3} {
 				n := newNames(fmt.Sprint(schema, version))
 				sqlDo(t, there, "SET search_path = pg_catalog; CREATE SCHEMA "+n.schema+";"+n.expand(sql))
 				old := openTest(t, with(there, append([]string{"schema", fmt.Sprint(schema, version)}, params...)...))

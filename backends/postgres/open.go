@@ -88,8 +88,10 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 // pool's ConnConfig and BeforeConnect, and AfterConnect is not called for it.
 //
 // What the program sets for its sessions does not matter: not the search path, the
-// isolation, synchronous_commit, the mode of queries, nor a DISCARD ALL between
-// two uses. A default that forbids writes and a statement_timeout are respected.
+// isolation, synchronous_commit, how literals are read, the mode of queries, nor a DISCARD ALL
+// between two uses. A default that forbids writes and a statement_timeout are respected. A
+// lock_timeout does not end the waits of the store's clients for each other. Where it ends the wait
+// for a table that is locked as a whole, the error matches rowstore.ErrUnavailable.
 // New refuses two kinds of pools, with an error that matches rowstore.ErrInvalid and says what to change:
 //
 //   - one with several hosts that takes whichever answers, a standby too: set

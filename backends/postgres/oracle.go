@@ -30,7 +30,8 @@ const (
 // the incarnation, which stays the same as long as the connection lives: a crash ends all
 // connections.
 const stepSQL = `SELECT CASE
-	WHEN pg_catalog.pg_is_in_recovery() OR pg_catalog.set_config('synchronous_commit', 'off', true) IS NULL THEN NULL
+	WHEN pg_catalog.pg_is_in_recovery() OR pg_catalog.set_config('synchronous_commit', 'off', true) IS NULL
+		OR pg_catalog.set_config('lock_timeout', '0', true) IS NULL THEN NULL
 	WHEN (pg_catalog.pg_sequence_last_value(` + clockSQL + `) OPERATOR(pg_catalog.+) $1::bigint) OPERATOR(pg_catalog.>=) ` + nowSQL + ` THEN
 		CASE WHEN pg_catalog.pg_advisory_xact_lock_shared(` + clockLockSQL + `) IS NOT NULL THEN pg_catalog.nextval(` + clockSQL + `) END
 	WHEN pg_catalog.pg_try_advisory_xact_lock(` + clockLockSQL + `) THEN
@@ -40,7 +41,7 @@ const stepSQL = `SELECT CASE
 
 // Every name is written with its schema, since the connection's search path is not ours to trust.
 const (
-	clockSQL     = `'{{schema_literal}}.clock'::pg_catalog.regclass`
+	clockSQL     = `E'{{schema_literal}}.clock'::pg_catalog.regclass`
 	clockLockSQL = `'{{clock_lock}}'::bigint`
 	nowSQL       = `((pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000::double precision)::bigint OPERATOR(pg_catalog.<<) 18)`
 	forwardSQL   = `greatest(pg_catalog.pg_sequence_last_value(` + clockSQL + `), ` + nowSQL + `)`

@@ -64,6 +64,9 @@ func TestTablesOfAStandby(t *testing.T) {
 		looked++
 	}
 	require.Equal(t, 1, looked)
+	_, err = s.Split(ctx, "t", 4)
+	require.ErrorIs(t, err, rowstore.ErrUnavailable, "its sample may be of another table's rows")
+	require.ErrorIs(t, err, errStandby)
 }
 
 // A pool may ask the server to cancel a statement when its context ends.

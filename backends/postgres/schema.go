@@ -15,7 +15,7 @@ import (
 
 // schemaVersion is the newest version of the schema that this package knows, and
 // the one that it works with.
-const schemaVersion = 3
+const schemaVersion = 4
 
 // minServer is the oldest server version that will do, as server_version_num has it.
 const minServer = 140000
@@ -63,10 +63,14 @@ const functionSettings = functionPath + ` SET enable_hashjoin = off SET enable_m
 // are already held that are not before all others in the order of locks.
 const giveWay = `PERFORM set_config('lock_timeout', '20ms', true);`
 
+// waitForLocks undoes a lock_timeout of the session. It stands where waiting for a lock is how
+// clients take their turns; the caller's context bounds the wait.
+const waitForLocks = `IF current_setting('lock_timeout') <> '0' THEN PERFORM set_config('lock_timeout', '0', true); END IF;`
+
 // names are what the SQL of a schema is written with.
 type names struct {
 	schema  string // quoted
-	literal string // quoted, within a literal
+	literal string // quoted, within an E'' literal
 	channel string // of notifications
 	clock   int64  // the advisory lock of the oracle
 	// clockKey names the bound that a connection knows, among its custom data.
@@ -78,7 +82,7 @@ func newNames(schema string) names {
 	quoted := pgx.Identifier{schema}.Sanitize()
 	return names{
 		schema:  quoted,
-		literal: strings.ReplaceAll(quoted, "'", "''"),
+		literal: escapeLiteral(quoted),
 		channel: "percolator_" + strconv.FormatUint(hash("channel", schema), 36),
 		clock:   int64(hash("clock", schema)),   //nolint:gosec // any number will do
 		migrate: int64(hash("migrate", schema)), //nolint:gosec // any number will do
@@ -103,7 +107,7 @@ func (n names) expand(sql string, pairs ...string) string {
 	}
 	return strings.NewReplacer(
 		"{{schema}}", n.schema, "{{schema_literal}}", n.literal, "{{channel}}", n.channel,
-		"{{clock_lock}}", strconv.FormatInt(n.clock, 10), "{{settings}}", functionSettings, "{{path}}", functionPath, "{{give_way}}", giveWay,
+		"{{clock_lock}}", strconv.FormatInt(n.clock, 10), "{{settings}}", functionSettings, "{{path}}", functionPath, "{{give_way}}", giveWay, "{{wait}}", waitForLocks,
 		"{{past_limit}}", strconv.Itoa(pastLimit), "{{bundle}}", strconv.Itoa(bundleFamily),
 	).Replace(sql)
 }
@@ -117,7 +121,7 @@ func (n names) creation() string {
 // tables need, and the functions, which hold no state, anew.
 func (n names) migration(from int) string {
 	var sql string
-	for _, tables := range []string{1: schemaFrom1, 2: ""}[from:] {
+	for _, tables := range []string{1: schemaFrom1, 2: "", 3: ""}[from:] {
 		sql += n.expand(tables, "{{old_entry}}", entry("ts", "val"))
 	}
 	return sql + n.expand(dropFunctions) + n.functions() + n.expand("UPDATE {{schema}}.meta SET version = "+strconv.Itoa(schemaVersion)+";")
@@ -126,7 +130,7 @@ func (n names) migration(from int) string {
 // dropFunctions removes the functions of whatever version. A program of that version that still
 // runs gets errors from now on where they are made with other parameters.
 const dropFunctions = `DO $do$ DECLARE f regprocedure; BEGIN
-	FOR f IN SELECT p.oid FROM pg_catalog.pg_proc p WHERE p.pronamespace = '{{schema_literal}}'::regnamespace LOOP
+	FOR f IN SELECT p.oid FROM pg_catalog.pg_proc p WHERE p.pronamespace = E'{{schema_literal}}'::regnamespace LOOP
 		EXECUTE 'DROP FUNCTION ' || f;
 	END LOOP;
 END $do$;
@@ -194,7 +198,7 @@ func scanKeys(table, matches, size string) string {
 	return "IF p_reverse THEN\n" + one("DESC") + "\nELSE\n" + one("ASC") + "\nEND IF;" + `
 		t_n := coalesce(cardinality(t_keys), 0);
 		IF t_n = p_n OR t_last = p_look THEN
-			t_stop := CASE WHEN t_m[t_n] <> p_reverse THEN t_keys[t_n] || '\x00'::bytea ELSE t_keys[t_n] END;
+			t_stop := CASE WHEN t_m[t_n] <> p_reverse THEN t_keys[t_n] || decode('00', 'hex') ELSE t_keys[t_n] END;
 			IF NOT t_m[t_n] THEN
 				t_n := t_n - 1;
 			END IF;
@@ -249,7 +253,7 @@ func migrate(ctx context.Context, conn *pgx.Conn, schema string, n names) error 
 	}
 	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
 	// A transaction's lock and settings, since behind a pooler a session is not ours.
-	sql := fmt.Sprintf("SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL synchronous_commit = on; SELECT pg_advisory_xact_lock('%d'::bigint)", n.migrate)
+	sql := fmt.Sprintf("SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL synchronous_commit = on; SET LOCAL lock_timeout = 0; SELECT pg_advisory_xact_lock('%d'::bigint)", n.migrate)
 	if err := exec(ctx, conn, sql); err != nil {
 		return err
 	}
@@ -326,5 +330,9 @@ func exec(ctx context.Context, conn *pgx.Conn, sql string) error {
 
 // literal quotes a string for SQL.
 func literal(s string) string {
-	return "E'" + strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(s) + "'"
+	return "E'" + escapeLiteral(s) + "'"
 }
+
+// escapeLiteral escapes a string for the inside of an E” literal, which means the same whatever
+// a session has set for standard_conforming_strings and backslash_quote.
+func escapeLiteral(s string) string { return strings.NewReplacer(`\`, `\\`, `'`, `''`).Replace(s) }

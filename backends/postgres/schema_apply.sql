@@ -50,6 +50,7 @@ BEGIN
 			PERFORM set_config('client_min_messages', 'warning', true);
 		END IF;
 	END IF;
+	{{wait}}
 	SELECT n.id INTO v_inc FROM {{schema}}.incarnation n;
 	IF v_inc IS NULL THEN
 		v_inc := {{schema}}.incarnation_id();

@@ -1,8 +1,10 @@
--- The functions of version 3 of the schema. {{schema}} stands for the quoted name of
--- the schema, {{clock_lock}} for the number of the advisory lock that guards the
+-- The functions of version 4 of the schema. {{schema}} stands for the quoted name of
+-- the schema, {{schema_literal}} for that name within an E'' literal, {{clock_lock}} for the number of the advisory lock that guards the
 -- clock. Each function sets the search path ({{path}}, and {{settings}} too), so that
 -- every name in it means what is in pg_catalog or in this schema, whoever calls it with
 -- whatever search path: a schema in which others may create is never looked into.
+--
+-- No literal has a backslash, but for E'' ones: a session may have standard_conforming_strings off.
 
 CREATE FUNCTION {{schema}}.incarnation_id() RETURNS text LANGUAGE plpgsql {{path}} AS $body$
 DECLARE
@@ -79,12 +81,13 @@ DECLARE
 BEGIN
 	PERFORM {{schema}}.guard();
 	PERFORM {{schema}}.durability(true);
+	{{wait}}
 	SELECT o.bound, o.incarnation = i.id, c.last_value INTO v_bound, v_same, v_last
 		FROM {{schema}}.clock c, {{schema}}.oracle o LEFT JOIN {{schema}}.incarnation i ON true;
 	bound := v_bound;
 	IF v_same AND p_n <= 4096 AND v_last + p_lag >= v_now AND v_last + greatest(p_ahead / 4, 4096) <= v_bound THEN
 		PERFORM pg_advisory_xact_lock_shared('{{clock_lock}}'::bigint);
-		v_first := nextval('{{schema_literal}}.clock'::regclass);
+		v_first := nextval(E'{{schema_literal}}.clock'::regclass);
 		IF v_first <= v_bound THEN
 			first := v_first - 4095;
 		END IF;
@@ -99,7 +102,7 @@ BEGIN
 		v_first := greatest(v_first, v_bound + 1);
 	END IF;
 	v_last := v_first + p_n - 1;
-	PERFORM setval('{{schema_literal}}.clock'::regclass, v_last);
+	PERFORM setval(E'{{schema_literal}}.clock'::regclass, v_last);
 	IF NOT v_same OR v_last + p_ahead / 2 > v_bound THEN
 		v_bound := v_last + p_ahead;
 		UPDATE {{schema}}.oracle SET bound = v_bound, incarnation = v_inc;
@@ -353,7 +356,7 @@ BEGIN
 		v_bytes := v_bytes + v_sizes[j];
 		IF j > 1 AND (v_bytes > p_bytes OR j > p_n) THEN
 			v_keys := v_keys[1:j - 1];
-			v_stop := CASE WHEN p_reverse THEN v_keys[j - 1] ELSE v_keys[j - 1] || '\x00'::bytea END;
+			v_stop := CASE WHEN p_reverse THEN v_keys[j - 1] ELSE v_keys[j - 1] || decode('00', 'hex') END;
 			EXIT;
 		END IF;
 	END LOOP;
@@ -389,11 +392,14 @@ CREATE FUNCTION {{schema}}.sample_keys(p_tab bytea, p_fractions double precision
 LANGUAGE plpgsql {{settings}} AS $body$
 #variable_conflict use_column
 BEGIN
+	IF pg_is_in_recovery() THEN
+		PERFORM {{schema}}.guard();
+	END IF;
 	RETURN QUERY SELECT DISTINCT s.k FROM (
 		SELECT unnest(percentile_disc(p_fractions) WITHIN GROUP (ORDER BY c.key)) AS k
 		FROM {{schema}}.cell c TABLESAMPLE SYSTEM (
 			(SELECT least(100, 100.0 * least(8192, greatest(300, 32 * cardinality(p_fractions))) / greatest(1,
-				pg_relation_size('{{schema_literal}}.cell'::regclass) / current_setting('block_size')::bigint)))
+				pg_relation_size(E'{{schema_literal}}.cell'::regclass) / current_setting('block_size')::bigint)))
 		) WHERE c.tab = p_tab) s
 	WHERE s.k > (SELECT c.key FROM {{schema}}.cell c WHERE c.tab = p_tab ORDER BY c.key LIMIT 1)
 	ORDER BY s.k;

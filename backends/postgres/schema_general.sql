@@ -33,6 +33,7 @@ DECLARE
 BEGIN
 	PERFORM {{schema}}.guard();
 	PERFORM {{schema}}.durability(p_deferred);
+	{{wait}}
 	v_inc := {{schema}}.incarnation_id();
 	FOR r IN SELECT u.tab, u.key, u.col FROM unnest(p_tab, p_key, p_col) WITH ORDINALITY AS u(tab, key, col, ord) ORDER BY u.ord LOOP
 		LOOP

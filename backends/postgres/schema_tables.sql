@@ -1,4 +1,4 @@
--- The tables of version 3 of the schema, which are those of version 2. {{schema}} stands for the quoted name of
+-- The tables of version 4 of the schema, which are those of versions 2 and 3. {{schema}} stands for the quoted name of
 -- the schema.
 
 CREATE TABLE {{schema}}.meta (

@@ -178,6 +178,8 @@ var (
 	schemaOf1 string
 	//go:embed testdata/schema_2.sql
 	schemaOf2 string
+	//go:embed testdata/schema_3.sql
+	schemaOf3 string
 )
 
 // The data of a program that knew version 1 is all there after the migration, also
@@ -266,7 +268,7 @@ func TestMigrationFrom1(t *testing.T) {
 	// Both schemas are the same to the last column.
 	openTest(t, with(direct, "schema", made))
 	require.Equal(t, schemaLayout(t, direct, made), schemaLayout(t, direct, schema))
-	require.Equal(t, "3", sqlDo(t, direct, n.expand("SELECT version FROM {{schema}}.meta")))
+	require.Equal(t, "4", sqlDo(t, direct, n.expand("SELECT version FROM {{schema}}.meta")))
 	require.Equal(t, "t", sqlDo(t, direct, n.expand("SET search_path TO {{schema}}; SELECT has_table_privilege('"+role+"', 'past', 'INSERT')")))
 }
 
@@ -283,7 +285,7 @@ func schemaLayout(t testing.TB, direct, schema string) string {
 			UNION ALL SELECT conname || pg_get_constraintdef(oid) FROM pg_constraint WHERE connamespace = `+literal(pgx.Identifier{schema}.Sanitize())+`::regnamespace) l(x)`)
 }
 
-// The tables of version 2 are those of version 3, so what is in them is left alone. A program of version 2
+// The tables of version 2 are those of version 4, so what is in them is left alone. A program of version 2
 // that still runs gets errors and does nothing.
 func TestMigrationFrom2(t *testing.T) {
 	t.Parallel()
@@ -300,11 +302,39 @@ func TestMigrationFrom2(t *testing.T) {
 	require.Equal(t, []rowstore.Version{{Family: rowstore.Write, Column: "c", TS: 50, Value: []byte("w")}}, rows[0].Versions)
 	openTest(t, with(direct, "schema", made))
 	require.Equal(t, schemaLayout(t, direct, made), schemaLayout(t, direct, schema))
-	require.Equal(t, "3", sqlDo(t, direct, n.expand("SELECT version FROM {{schema}}.meta")))
+	require.Equal(t, "4", sqlDo(t, direct, n.expand("SELECT version FROM {{schema}}.meta")))
 	for function, params := range map[string]int{"apply_prewrite": 20, "apply_commit": 21, "apply_any": 33, "apply_general": 20, "scan_page": 11} {
-		require.Equal(t, "0", sqlDo(t, direct, n.expand(fmt.Sprintf("SELECT count(*) FROM pg_proc WHERE proname = '%s' AND pronamespace = '{{schema_literal}}'::regnamespace AND cardinality(proargtypes::oid[]) = %d", function, params))),
+		require.Equal(t, "0", sqlDo(t, direct, n.expand(fmt.Sprintf("SELECT count(*) FROM pg_proc WHERE proname = '%s' AND pronamespace = E'{{schema_literal}}'::regnamespace AND cardinality(proargtypes::oid[]) = %d", function, params))),
 			"%s as version 2 called it", function)
 	}
+}
+
+// Version 4 has the tables and the calls of version 3, and other functions behind them. So a program of
+// version 3 that still runs goes on. The session that migrates may have any settings.
+func TestMigrationFrom3(t *testing.T) {
+	t.Parallel()
+	ctx := testContext(t)
+	direct := testserver.Postgres(t)
+	schema, made := fresh(t, direct), fresh(t, direct)
+	n := newNames(schema)
+	sqlDo(t, direct, "CREATE SCHEMA "+n.schema)
+	sqlDo(t, direct, n.expand(schemaOf3))
+	layout := schemaLayout(t, direct, schema)
+	sqlDo(t, direct, n.expand(`INSERT INTO {{schema}}.cell (tab, key, col, write_ts, write_val) VALUES ('t', 'r', 'c', 50, 'w')`))
+	running := connect(ctx, t, direct)
+	probe := n.expand("SELECT * FROM {{schema}}.read_point('{t}', '{r}', '{c}', '{60}')")
+	require.NoError(t, exec(ctx, running, probe), "it has planned the functions of version 3")
+	s, err := New(ctx, strangePool(t, direct, "SET quote_all_identifiers = off"), Options{Schema: schema})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, s.Close()) }()
+	require.NoError(t, exec(ctx, running, probe))
+	rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "r", Selectors: []rowstore.Selector{{Family: rowstore.Write, To: oracle.Max}}}})
+	require.NoError(t, err)
+	require.Equal(t, []rowstore.Version{{Family: rowstore.Write, Column: "c", TS: 50, Value: []byte("w")}}, rows[0].Versions)
+	openTest(t, with(direct, "schema", made))
+	require.Equal(t, layout, schemaLayout(t, direct, made))
+	require.Equal(t, layout, schemaLayout(t, direct, schema))
+	require.Equal(t, "4", sqlDo(t, direct, n.expand("SELECT version FROM {{schema}}.meta")))
 }
 
 func TestNewerSchema(t *testing.T) {

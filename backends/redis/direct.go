@@ -34,6 +34,7 @@ type direct struct {
 	mu     sync.RWMutex // guards calls against Close
 	closed atomic.Bool
 	calls  sync.WaitGroup
+	over   chan struct{}      // closed when the first Close has ended
 	stop   context.CancelFunc // ends the context ended
 	ended  context.Context
 }
@@ -113,14 +114,17 @@ func (s *direct) await(ctx context.Context, f func(ctx context.Context)) (done b
 }
 
 // Close closes the connections, so that calls under way end with an error, or lets
-// them finish where the client is the program's own. A second Close returns nil.
+// them finish where the client is the program's own. A second Close waits until the first
+// one has ended, and returns nil.
 func (s *direct) Close() error {
 	s.mu.Lock()
 	was := s.closed.Swap(true)
 	s.mu.Unlock()
 	if was {
+		<-s.over
 		return nil
 	}
+	defer close(s.over)
 	s.stop()
 	var err error
 	if s.nodes != nil {

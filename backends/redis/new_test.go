@@ -17,6 +17,7 @@ import (
 
 	"github.com/percolate-go/percolate/conformance"
 	"github.com/percolate-go/percolate/internal/testserver"
+	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -203,6 +204,80 @@ func TestNewWithAHookThatRepeats(t *testing.T) {
 	require.ErrorIs(t, err, errSentTwice)
 	require.Equal(t, "4", newest(t, plain, "r"))
 	require.NotContains(t, fmt.Sprint(&payload{b: []byte(mark)}), mark)
+}
+
+// watching is a hook that sees commands, and could change their keys. It tells their names but
+// for those by which go-redis makes a connection.
+type watching struct{ seen chan string }
+
+func (watching) DialHook(next goredis.DialHook) goredis.DialHook { return next }
+
+func (w watching) see(cmd goredis.Cmder) {
+	if name := cmd.Name(); name != "hello" && name != "client" {
+		w.seen <- name
+	}
+}
+
+func (w watching) ProcessHook(next goredis.ProcessHook) goredis.ProcessHook {
+	return func(ctx context.Context, cmd goredis.Cmder) error {
+		w.see(cmd)
+		return next(ctx, cmd)
+	}
+}
+
+func (w watching) ProcessPipelineHook(next goredis.ProcessPipelineHook) goredis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []goredis.Cmder) error {
+		for _, cmd := range cmds {
+			w.see(cmd)
+		}
+		return next(ctx, cmds)
+	}
+}
+
+// No hook of the client is called for a command of the store's. So none can give its keys a prefix,
+// say, which the store would not notice. If go-redis ever calls them, this test tells.
+func TestNewCallsNoHooks(t *testing.T) {
+	t.Parallel()
+	c := program(t, &goredis.Options{Addr: hostOf(t, testserver.Redis(t))})
+	seen := make(chan string, 100)
+	c.AddHook(watching{seen})
+	require.NoError(t, c.Ping(t.Context()).Err())
+	require.Equal(t, "ping", <-seen, "the program's own command")
+	s := openNew(t, c, Options{Prefix: ownPrefix(), NoCoalesce: true})
+	apply(t, s, put("r", 1, "1"))
+	require.Equal(t, "1", newest(t, s, "r"))
+	_, err := s.Oracle().Draw(t.Context(), 1)
+	require.NoError(t, err)
+	for _, err := range s.Tables(t.Context()) {
+		require.NoError(t, err)
+	}
+	for _, err := range s.Scan(t.Context(), rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{{Family: rowstore.Write, To: oracle.Max}}}) {
+		require.NoError(t, err)
+	}
+	_, err = s.Report(t.Context())
+	require.NoError(t, err)
+	listening, stop := context.WithCancel(t.Context())
+	require.ErrorIs(t, s.Listen(listening, func(string) { stop() }), context.Canceled)
+	require.Empty(t, seen)
+}
+
+// Who closes a store that another goroutine is closing may then close the client: nothing
+// of the store still uses it.
+func TestSecondCloseWaits(t *testing.T) {
+	t.Parallel()
+	s := openNew(t, program(t, &goredis.Options{Addr: hostOf(t, testserver.Redis(t))}), Options{Prefix: ownPrefix(), NoCoalesce: true})
+	require.NoError(t, s.direct.begin(t.Context()))
+	first := make(chan error, 1)
+	go func() { first <- s.Close() }()
+	require.Eventually(t, s.direct.closed.Load, time.Minute, time.Millisecond)
+	var left atomic.Bool
+	time.AfterFunc(50*time.Millisecond, func() {
+		left.Store(true)
+		s.direct.end()
+	})
+	require.NoError(t, s.Close())
+	require.True(t, left.Load(), "a call was under way")
+	require.NoError(t, <-first)
 }
 
 // Nothing of the client's own timeouts keeps a call waiting, nor Close.

@@ -99,7 +99,7 @@ func New(ctx context.Context, client goredis.UniversalClient, o Options) (*Store
 
 // newDirect makes a store that has not connected yet. It needs complete options.
 func newDirect(o Options) *direct {
-	s := &direct{opts: o, channel: o.Prefix + ":wake", lateAfter: min(o.ReadTimeout+o.WriteTimeout, maxTimeout)}
+	s := &direct{opts: o, channel: o.Prefix + ":wake", lateAfter: min(o.ReadTimeout+o.WriteTimeout, maxTimeout), over: make(chan struct{})}
 	s.ended, s.stop = context.WithCancel(context.Background())
 	s.parts = newParts(o.Prefix, max(o.Partitions, 1))
 	s.okey = s.parts[0].tag + "o"

@@ -83,7 +83,7 @@ func (s *Store) Tables(ctx context.Context) iter.Seq2[string, error] { return s.
 // Close implements rowstore.Store. It closes the connections, so that calls under way
 // end with an error. The client of [New] stays open: then calls under way finish
 // first, for which Close waits, at most about as long as their timeouts. A second
-// Close returns nil.
+// Close waits for the first one, and returns nil.
 func (s *Store) Close() error { return s.calls.Close() }
 
 // GroupKey implements rowstore.Grouper: on a server outside cluster mode any rows may

@@ -10,6 +10,7 @@
 package boltstore
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -72,13 +73,10 @@ func OpenURL(ctx context.Context, url string) (*Store, error) {
 // file is opened and after. The error matches rowstore.ErrFormat if the file is not such a
 // store, or one of a later version, and rowstore.ErrCorrupt if it is damaged.
 func Open(ctx context.Context, opts Options) (*Store, error) {
-	if opts.LockTimeout == 0 {
-		opts.LockTimeout = time.Second
-	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	db, err := bbolt.Open(opts.Path, 0o600, &bbolt.Options{Timeout: opts.LockTimeout})
+	db, err := bbolt.Open(opts.Path, 0o600, &bbolt.Options{Timeout: cmp.Or(opts.LockTimeout, time.Second)})
 	if err != nil {
 		kind := errors.New("opening the file")
 		switch {
@@ -95,7 +93,8 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	if err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
-	s.release = db.Close
+	leave := s.release
+	s.release = func() error { return errors.Join(db.Close(), leave()) }
 	return s, nil
 }
 
@@ -104,7 +103,7 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 // it with [Open], [OpenURL] or [New]. All methods may be called concurrently.
 type Store struct {
 	db      *bbolt.DB
-	release func() error // closes db, if Open opened it
+	release func() error // gives db up, and closes it if Open opened it
 	gate    *kit.Gate    // every call goes through it
 	oracle  *kit.BoundedOracle
 	turn    kit.Turn    // who has it may change rows
@@ -119,6 +118,7 @@ var (
 	formatKey = []byte("format")
 	boundKey  = []byte("bound")
 	layout    = kit.Layout{}
+	databases kit.Claims[*bbolt.DB] // those that have a store
 )
 
 // format is stored in the database, so that a later version of this package can tell.
@@ -131,10 +131,12 @@ var limits = rowstore.Limits{Table: 1000, Row: 7000, Column: 8000, Value: 1 << 3
 // New opens the store in a database that the caller has open, and leaves open until the
 // store is closed. It has a bucket of its own in there. The errors are those of Open.
 //
-// A database has room for one store at a time: two would hand out the same timestamps. It
-// must not have NoSync set, or a crash loses what was acknowledged. While the program has a
-// write transaction of its own, the store's writes wait for it, whatever their contexts say.
+// New refuses a database that has a store open already, for two would hand out the same
+// timestamps, and one with NoSync, where a crash loses what was acknowledged. The error
+// matches rowstore.ErrInvalid. While the program has a write transaction of its own, the
+// store's writes wait for it, whatever their contexts say.
 func New(ctx context.Context, db *bbolt.DB, _ Options) (*Store, error) {
+	leave, free := databases.Claim(db)
 	var bound uint64
 	err := db.Update(func(tx *bbolt.Tx) error {
 		b, err := tx.CreateBucketIfNotExists(bucket)
@@ -143,6 +145,10 @@ func New(ctx context.Context, db *bbolt.DB, _ Options) (*Store, error) {
 		}
 		stored, last := b.Get(formatKey), b.Get(boundKey)
 		switch {
+		case !free:
+			return fmt.Errorf("%w: the database has a store open", rowstore.ErrInvalid)
+		case db.NoSync:
+			return fmt.Errorf("%w: the database has NoSync set: a crash would lose commits", rowstore.ErrInvalid)
 		case stored == nil:
 			return b.Put(formatKey, []byte(format))
 		case string(stored) != format:
@@ -155,9 +161,9 @@ func New(ctx context.Context, db *bbolt.DB, _ Options) (*Store, error) {
 		return ctx.Err()
 	})
 	if err != nil {
-		return nil, fmt.Errorf("bolt: open %q: %w", db.Path(), err)
+		return nil, fmt.Errorf("bolt: open %q: %w", db.Path(), errors.Join(err, leave()))
 	}
-	s := &Store{db: db, release: func() error { return nil }, gate: kit.NewGate("bolt"), turn: kit.NewTurn()}
+	s := &Store{db: db, release: leave, gate: kit.NewGate("bolt"), turn: kit.NewTurn()}
 	s.oracle = kit.NewBoundedOracle(kit.BoundedConfig{Bound: oracle.Timestamp(bound), Persist: s.persist})
 	return s, nil
 }
@@ -226,9 +232,6 @@ func (s *Store) update(ctx context.Context, groups []rowstore.Group, change func
 // Read implements rowstore.Store.
 func (s *Store) Read(ctx context.Context, reads []rowstore.RowRead) (rows []rowstore.Row, err error) {
 	err = s.gate.Call(ctx, "read", func(ctx context.Context) error {
-		if err := rowstore.CheckReads(reads); err != nil {
-			return err
-		}
 		// A group may have its timestamp and not be visible yet: see update.
 		if err := s.pending.Rows(ctx, reads); err != nil {
 			return err
@@ -287,9 +290,6 @@ func (s *Store) Group(ctx context.Context, groups []rowstore.Group) (outs []rows
 func (s *Store) Scan(ctx context.Context, whole rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
 	return kit.Pages(ctx, whole, func(ctx context.Context, left rowstore.ScanRange) (rows []rowstore.Row, rest *rowstore.ScanRange, err error) {
 		err = s.gate.Call(ctx, "scan", func(ctx context.Context) error {
-			if err := rowstore.CheckScan(left); err != nil {
-				return err
-			}
 			if err := s.pending.Range(ctx, left); err != nil {
 				return err
 			}

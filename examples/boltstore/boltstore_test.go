@@ -166,6 +166,36 @@ func TestNewLeavesTheDatabaseOpen(t *testing.T) {
 	}))
 }
 
+// TestDatabasesRefused gives New databases in which a store would not keep what it promises.
+func TestDatabasesRefused(t *testing.T) {
+	t.Parallel()
+	unsafe, err := bbolt.Open(filepath.Join(t.TempDir(), "unsafe"), 0o600, &bbolt.Options{NoSync: true})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, unsafe.Close()) }()
+	_, err = New(t.Context(), unsafe, Options{})
+	require.ErrorIs(t, err, rowstore.ErrInvalid)
+	require.ErrorContains(t, err, "NoSync")
+	unsafe.NoSync = false
+	s, err := New(t.Context(), unsafe, Options{})
+	require.NoError(t, err, "the refusal has let it go")
+	require.NoError(t, s.Close())
+
+	db, err := bbolt.Open(filepath.Join(t.TempDir(), "db"), 0o600, nil)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, db.Close()) }()
+	first, err := New(t.Context(), db, Options{})
+	require.NoError(t, err)
+	for range 2 { // a refusal does not take away what the first one has
+		_, err = New(t.Context(), db, Options{})
+		require.ErrorIs(t, err, rowstore.ErrInvalid)
+		require.ErrorContains(t, err, "has a store open")
+	}
+	require.NoError(t, first.Close())
+	second, err := New(t.Context(), db, Options{})
+	require.NoError(t, err)
+	require.NoError(t, second.Close())
+}
+
 // TestWritesHonourTheirContexts has a call wait for another one's turn.
 func TestWritesHonourTheirContexts(t *testing.T) {
 	t.Parallel()

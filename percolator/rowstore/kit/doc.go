@@ -3,6 +3,7 @@
 //
 //   - Calls and Close: [Gate] lets calls in, ends them when the store is closed, and says
 //     so in their errors. [Turn] is a lock that honours contexts.
+//     [Claims] keeps two stores out of one database.
 //   - Keys: [AppendName] and [AppendTimestamp] make keys whose byte order is the order of
 //     names, and of timestamps from new to old.
 //   - Rows, two ways. [Layout] keeps each version under a key of its own, over any ordered

@@ -68,9 +68,12 @@ func (p *Pending) Hold(groups ...rowstore.Group) (release func()) {
 	})
 }
 
-// Rows waits until no row of the reads is held by a writer that held it when the call
-// began. It returns the context's error if ctx ends first.
+// Rows checks the reads (rowstore.CheckReads), and then waits until no row of them is held by a
+// writer that held it when the call began. It returns the context's error if ctx ends first.
 func (p *Pending) Rows(ctx context.Context, reads []rowstore.RowRead) error {
+	if err := rowstore.CheckReads(reads); err != nil {
+		return err
+	}
 	return p.wait(ctx, func(h *hold) bool {
 		for i := range reads {
 			if _, ok := h.rows[rowName{reads[i].Table, reads[i].Row}]; ok {
@@ -81,9 +84,12 @@ func (p *Pending) Rows(ctx context.Context, reads []rowstore.RowRead) error {
 	})
 }
 
-// Range is Rows for the rows of a scan. A scan that reads a page at a time calls it before
-// each page.
+// Range is Rows for the rows of a scan, which it checks by rowstore.CheckScan. A scan that
+// reads a page at a time calls it before each page.
 func (p *Pending) Range(ctx context.Context, s rowstore.ScanRange) error {
+	if err := rowstore.CheckScan(s); err != nil {
+		return err
+	}
 	return p.wait(ctx, func(h *hold) bool {
 		for r := range h.rows {
 			if r.table == s.Table && r.row >= s.From && (s.To == "" || r.row < s.To) {

@@ -24,15 +24,31 @@ func group(draw bool, rows ...string) rowstore.Group {
 	return g
 }
 
+var locks = []rowstore.Selector{{Family: rowstore.Lock, Column: "c", To: 10}}
+
+func readOf(table, row string) []rowstore.RowRead {
+	return []rowstore.RowRead{{Table: table, Row: row, Selectors: locks}}
+}
+
+// What is no read is refused before anything is waited for.
+func TestPendingChecksReads(t *testing.T) {
+	t.Parallel()
+	var p kit.Pending
+	require.ErrorIs(t, p.Rows(t.Context(), []rowstore.RowRead{{Table: "t", Row: "r"}}), rowstore.ErrInvalid)
+	require.ErrorIs(t, p.Range(t.Context(), rowstore.ScanRange{Table: "t"}), rowstore.ErrInvalid)
+	require.NoError(t, p.Rows(t.Context(), readOf("t", "r")))
+	require.NoError(t, p.Range(t.Context(), rowstore.ScanRange{Table: "t", Selectors: locks}))
+}
+
 func TestPendingConcernsItsRowsAlone(t *testing.T) {
 	t.Parallel()
 	var p kit.Pending
 	release := p.Hold(group(true, "b", "d"), group(false, "x"))
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
-	read := func(table, row string) error { return p.Rows(gone, []rowstore.RowRead{{Table: table, Row: row}}) }
+	read := func(table, row string) error { return p.Rows(gone, readOf(table, row)) }
 	scan := func(from, to string) error {
-		return p.Range(gone, rowstore.ScanRange{Table: "t", From: from, To: to})
+		return p.Range(gone, rowstore.ScanRange{Table: "t", From: from, To: to, Selectors: locks})
 	}
 	for _, row := range []string{"b", "d"} {
 		require.ErrorIs(t, read("t", row), context.Canceled)
@@ -54,7 +70,7 @@ func TestPendingConcernsItsRowsAlone(t *testing.T) {
 	require.ErrorIs(t, read("t", "b"), context.Canceled)
 	require.NoError(t, read("t", "d"))
 	waited := make(chan error, 1)
-	go func() { waited <- p.Rows(t.Context(), []rowstore.RowRead{{Table: "t", Row: "b"}}) }()
+	go func() { waited <- p.Rows(t.Context(), readOf("t", "b")) }()
 	again()
 	require.NoError(t, <-waited)
 	p.Hold(group(false, "b"))()
@@ -103,7 +119,7 @@ func TestPendingMissesNoCommit(t *testing.T) {
 				default:
 				}
 				at := last.Add(1)
-				assert.NoError(t, p.Rows(t.Context(), []rowstore.RowRead{{Table: "t", Row: "r"}}))
+				assert.NoError(t, p.Rows(t.Context(), readOf("t", "r")))
 				views[i] = append(views[i], view{at, visible.Load()})
 			}
 		})
