@@ -37,6 +37,7 @@ type membership struct {
 	list       []member      // by id
 	successor  string        // whose lease it watches; "" without any
 	announce   bool          // the generation is to be changed yet
+	outdated   bool          // the shares are older than the list or the record
 }
 
 // member is a member as a worker knows it.
@@ -110,22 +111,21 @@ func (w *Worker) beat(ctx context.Context) error {
 		w.db.log.Warn("the other workers took this one for dead; it joins again")
 		m.id = ""
 	}
-	changed := false
 	if m.id == "" || seen.generation == 0 || seen.generation != m.generation || !seen.successor {
 		if err := w.readMembers(ctx, seen.now); err != nil {
 			return fmt.Errorf("reading the members: %w", err)
 		}
-		m.generation, changed = seen.generation, true
+		m.generation, m.outdated = seen.generation, true
 	}
 	works := w.works()
 	if m.id == "" {
 		if err = w.join(ctx, seen.now, works); err == nil {
+			m.outdated = true
 			err = w.yieldToEarlier(ctx, seen.now)
 		}
-		changed = true
 	} else {
 		again := !slices.Equal(works, m.record.Works)
-		changed = changed || again
+		m.outdated = m.outdated || again
 		err = w.renewMember(ctx, seen.now, works, again)
 	}
 	if err != nil {
@@ -136,8 +136,11 @@ func (w *Worker) beat(ctx context.Context) error {
 			return err
 		}
 	}
+	// A beat that failed before this point has left the rest of it to this one.
+	changed := m.outdated
 	if changed {
 		w.shareOut()
+		m.outdated = false
 	}
 	if next := m.shares.Load().next(before); changed || next > 0 && next <= seen.now {
 		w.kickAll() // something may be this worker's own that was not before
