@@ -105,8 +105,11 @@ func (w *Worker) beat(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("looking at the members: %w", err)
 	}
-	before := w.now()
-	w.member.time.Store(&oracleTime{seen.now, seen.asked})
+	var before Timestamp // of the last beat; the time that this worker guesses has reached what this beat was set for
+	if t := m.time.Load(); t != nil {
+		before = t.drawn
+	}
+	m.time.Store(&oracleTime{seen.now, seen.asked})
 	if m.id != "" && !seen.member {
 		w.db.log.Warn("the other workers took this one for dead; it joins again")
 		m.id = ""

@@ -59,3 +59,21 @@ func TestJoinerWhoseAnnouncementFails(t *testing.T) {
 		}
 	}
 }
+
+// A worker that joins looks for changes at the moment from which on it has a share, however
+// long it would wait for its next look.
+func TestJoinerLooksWhenItsShareBegins(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		config := WorkerConfig{Concurrency: 1, Rescan: time.Hour}
+		slow := sleeps(100 * time.Millisecond)
+		a := c.hire(config, slow, "o").start()
+		settle()
+		c.change(rows("r", 200)...)
+		time.Sleep(time.Second)
+		b := c.hire(config, slow, "o").start()
+		time.Sleep(2500 * time.Millisecond)
+		require.Positive(t, b.count(), "a worker with a share of the backlog does nothing")
+		c.handles(20 * time.Second)
+		require.Equal(t, 200, a.count()+b.count())
+	})
+}
