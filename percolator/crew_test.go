@@ -33,11 +33,14 @@ type crew struct {
 func eachCrew(t *testing.T, test func(t *testing.T, c *crew)) {
 	t.Helper()
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		c := &crew{t: t, mem: memstore.New()}
-		c.source = c.open(faultstore.New(c.mem, faultstore.Options{KeepOpen: true, Seed: 1}))
-		test(t, c)
-	})
+	synctest.Test(t, func(t *testing.T) { test(t, newCrew(t)) })
+}
+
+func newCrew(t testing.TB) *crew {
+	t.Helper()
+	c := &crew{t: t, mem: memstore.New()}
+	c.source = c.open(faultstore.New(c.mem, faultstore.Options{KeepOpen: true, Seed: 1}))
+	return c
 }
 
 func (c *crew) open(s rowstore.Store) *DB {
@@ -203,4 +206,11 @@ func scansMembers(c *call) bool {
 // sleeps is a function that takes some time.
 func sleeps(d time.Duration) func(context.Context, Cell) error {
 	return func(ctx context.Context, _ Cell) error { return systemClock{}.Sleep(ctx, d) }
+}
+
+// concernsMembers are calls that read or change the table of the members.
+func concernsMembers(c *call) bool {
+	in := func(r rowstore.RowRead) bool { return r.Table == format.TableMembers }
+	return scansMembers(c) || touches(true)(c) || touches(false)(c) || slices.ContainsFunc(c.Reads, in) ||
+		slices.ContainsFunc(c.Asks, func(a rowstore.SnapshotRead) bool { return slices.ContainsFunc(a.Reads, in) })
 }

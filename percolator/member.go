@@ -118,6 +118,10 @@ func (w *Worker) beat(ctx context.Context) error {
 		if err := w.readMembers(ctx, seen.now); err != nil {
 			return fmt.Errorf("reading the members: %w", err)
 		}
+		if !seen.successor && seen.generation == m.generation {
+			// Whoever removed the successor may have died before it could tell the others.
+			m.announce = true
+		}
 		m.generation, m.outdated = seen.generation, true
 	}
 	works := w.works()
