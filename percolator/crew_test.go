@@ -45,7 +45,8 @@ func newCrew(t testing.TB) *crew {
 
 func (c *crew) open(s rowstore.Store) *DB {
 	c.t.Helper()
-	db, err := New(c.t.Context(), s, quick, withSeed(1), WithLogger(slog.New(slog.DiscardHandler)))
+	settings := WithSettings(Settings{MaxTxnAge: time.Minute, Retention: time.Hour, CatalogLease: time.Second})
+	db, err := New(c.t.Context(), s, settings, withSeed(1), WithLogger(slog.New(slog.DiscardHandler)))
 	require.NoError(c.t, err)
 	c.t.Cleanup(func() { _ = db.Close(context.Background()) }) // one that was killed cannot say goodbye
 	return db
@@ -185,7 +186,7 @@ func (c *crew) members() (ids []string) {
 
 // settle lets all workers know each other.
 func settle() {
-	time.Sleep(20 * time.Second)
+	time.Sleep(12 * time.Second)
 	synctest.Wait()
 }
 
