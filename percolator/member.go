@@ -64,8 +64,19 @@ func (m *member) weightOf(q *queue) (weight int, ok bool) {
 	return 0, false
 }
 
-// beatInterval is the time between two beats. A lease outlasts a beat that failed.
-func (c *WorkerConfig) beatInterval() time.Duration { return c.MemberLease / 2 }
+// shortestLease is the shortest lease of another worker that makes this one look more
+// often.
+const shortestLease = 500 * time.Millisecond
+
+// beatInterval is the time between two beats. A lease outlasts a beat that failed. One that
+// is shorter than this worker's own must not be missed later because of that.
+func (w *Worker) beatInterval() time.Duration {
+	lease := w.config.MemberLease
+	for i := range w.member.list {
+		lease = min(lease, max(w.member.list[i].record.Lease, shortestLease))
+	}
+	return lease / 2
+}
 
 // handOver is how far ahead a change of the shares is dated.
 func handOver(lease time.Duration) time.Duration { return lease * 2 / 3 }
@@ -73,7 +84,7 @@ func handOver(lease time.Duration) time.Duration { return lease * 2 / 3 }
 // belong keeps the worker a member until ctx ends.
 func (w *Worker) belong(ctx context.Context) error {
 	for attempt := 0; ; {
-		wait := w.config.beatInterval()
+		wait := w.beatInterval()
 		if next := w.member.shares.Load().next(w.now()); next > 0 {
 			wait = min(wait, max(next.Sub(w.now()), time.Millisecond))
 		}

@@ -166,3 +166,36 @@ func TestMemberFailsAtEachCall(t *testing.T) {
 		})
 	}
 }
+
+// How soon a worker that was killed is missed depends on its own lease, and on nobody
+// else's.
+func TestLeasesOfDifferentLength(t *testing.T) {
+	for _, longer := range []int{1, 2} {
+		t.Run(fmt.Sprint(longer, " long"), func(t *testing.T) {
+			eachCrew(t, func(t *testing.T, c *crew) {
+				var short []*mate
+				for i := range 4 {
+					lease := WorkerConfig{}.MemberLease
+					if i < longer {
+						lease = 2 * time.Minute
+					}
+					m := c.hire(WorkerConfig{MemberLease: lease}, nil, "o").start()
+					if i >= longer {
+						short = append(short, m)
+					}
+				}
+				time.Sleep(5 * time.Minute)
+				c.change(rows("r", 64)...)
+				c.handles(time.Second)
+				short[0].wire.CrashClient()
+				settle()
+				c.change(rows("s", 64)...)
+				c.handles(time.Second)
+				short[1].stop()
+				settle()
+				c.change(rows("t", 64)...)
+				c.handles(time.Second)
+			})
+		})
+	}
+}
