@@ -1,6 +1,7 @@
 package percolator
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -41,7 +42,10 @@ func (w *Worker) claimRuns(ctx context.Context) error {
 		}
 		w.mu.Unlock()
 		// The order of a map is random, and the calls of a run must be repeatable.
-		slices.SortFunc(tasks, func(a, b *task) int { return strings.Compare(a.cell.Row, b.cell.Row) })
+		slices.SortFunc(tasks, func(a, b *task) int {
+			return cmp.Or(strings.Compare(a.cell.Table, b.cell.Table), strings.Compare(a.cell.Row, b.cell.Row),
+				strings.Compare(a.cell.Column, b.cell.Column), strings.Compare(a.o.Name, b.o.Name))
+		})
 		if len(tasks) == 0 {
 			continue
 		}
@@ -51,7 +55,7 @@ func (w *Worker) claimRuns(ctx context.Context) error {
 	}
 }
 
-// claim puts claims on the cells of tasks.
+// claim puts claims on the cells of tasks, which are in the order of their rows.
 func (w *Worker) claim(ctx context.Context, tasks []*task) error {
 	ctx, cancel := context.WithTimeout(ctx, w.claimLasts())
 	defer cancel()
@@ -63,10 +67,13 @@ func (w *Worker) claim(ctx context.Context, tasks []*task) error {
 	var muts []rowstore.Mutation
 	for _, t := range tasks {
 		column := format.ClaimColumn(t.o.Name, t.cell.Column)
-		muts = append(muts, rowstore.Mutation{Table: t.cell.Table, Row: t.cell.Row, Edits: []rowstore.Edit{
+		if n := len(muts); n == 0 || muts[n-1].Table != t.cell.Table || muts[n-1].Row != t.cell.Row {
+			muts = append(muts, rowstore.Mutation{Table: t.cell.Table, Row: t.cell.Row})
+		}
+		m := &muts[len(muts)-1] // a call may name a row once only
+		m.Edits = append(m.Edits,
 			rowstore.Put(rowstore.Notify, column, until, []byte(w.id)),
-			rowstore.DeleteRange(rowstore.Notify, column, 0, until-1),
-		}})
+			rowstore.DeleteRange(rowstore.Notify, column, 0, until-1))
 	}
 	_, err = w.db.store.Apply(ctx, muts, rowstore.ApplyOptions{})
 	return err

@@ -37,8 +37,7 @@ type membership struct {
 	list       []member      // by id
 	successor  string        // whose lease it watches; "" without any
 	announce   bool          // the generation is to be changed yet
-	moved      bool          // the shares are to be worked out anew
-	looked     Timestamp     // up to which the dates of changes were looked at
+	outdated   bool          // the shares are older than the list or the record
 }
 
 // member is a member as a worker knows it.
@@ -65,8 +64,19 @@ func (m *member) weightOf(q *queue) (weight int, ok bool) {
 	return 0, false
 }
 
-// beatInterval is the time between two beats. A lease outlasts a beat that failed.
-func (c *WorkerConfig) beatInterval() time.Duration { return c.MemberLease / 2 }
+// shortestLease is the shortest lease of another worker that makes this one look more
+// often.
+const shortestLease = 500 * time.Millisecond
+
+// beatInterval is the time between two beats. A lease outlasts a beat that failed. One that
+// is shorter than this worker's own must not be missed later because of that.
+func (w *Worker) beatInterval() time.Duration {
+	lease := w.config.MemberLease
+	for i := range w.member.list {
+		lease = min(lease, max(w.member.list[i].record.Lease, shortestLease))
+	}
+	return lease / 2
+}
 
 // handOver is how far ahead a change of the shares is dated.
 func handOver(lease time.Duration) time.Duration { return lease * 2 / 3 }
@@ -74,7 +84,7 @@ func handOver(lease time.Duration) time.Duration { return lease * 2 / 3 }
 // belong keeps the worker a member until ctx ends.
 func (w *Worker) belong(ctx context.Context) error {
 	for attempt := 0; ; {
-		wait := w.config.beatInterval()
+		wait := w.beatInterval()
 		if next := w.member.shares.Load().next(w.now()); next > 0 {
 			wait = min(wait, max(next.Sub(w.now()), time.Millisecond))
 		}
@@ -106,7 +116,11 @@ func (w *Worker) beat(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("looking at the members: %w", err)
 	}
-	w.member.time.Store(&oracleTime{seen.now, seen.asked})
+	var before Timestamp // of the last beat; the time that this worker guesses has reached what this beat was set for
+	if t := m.time.Load(); t != nil {
+		before = t.drawn
+	}
+	m.time.Store(&oracleTime{seen.now, seen.asked})
 	if m.id != "" && !seen.member {
 		w.db.log.Warn("the other workers took this one for dead; it joins again")
 		m.id = ""
@@ -115,15 +129,21 @@ func (w *Worker) beat(ctx context.Context) error {
 		if err := w.readMembers(ctx, seen.now); err != nil {
 			return fmt.Errorf("reading the members: %w", err)
 		}
-		m.generation, m.moved = seen.generation, true
+		if !seen.successor && seen.generation == m.generation {
+			// Whoever removed the successor may have died before it could tell the others.
+			m.announce = true
+		}
+		m.generation, m.outdated = seen.generation, true
 	}
 	works := w.works()
 	if m.id == "" {
 		if err = w.join(ctx, seen.now, works); err == nil {
+			m.outdated = true
 			err = w.yieldToEarlier(ctx, seen.now)
 		}
 	} else {
 		again := !slices.Equal(works, m.record.Works)
+		m.outdated = m.outdated || again
 		err = w.renewMember(ctx, seen.now, works, again)
 	}
 	if err != nil {
@@ -134,14 +154,15 @@ func (w *Worker) beat(ctx context.Context) error {
 			return err
 		}
 	}
-	gained := m.moved // something may be this worker's own that was not before
-	if m.moved {
+	// A beat that failed before this point has left the rest of it to this one.
+	changed := m.outdated
+	if changed {
 		w.shareOut()
+		m.outdated = false
 	}
-	if next := m.shares.Load().next(m.looked); gained || next > 0 && next <= seen.now {
-		w.kickAll()
+	if next := m.shares.Load().next(before); changed || next > 0 && next <= seen.now {
+		w.kickAll() // something may be this worker's own that was not before
 	}
-	m.looked = seen.now
 	return nil
 }
 
@@ -317,7 +338,7 @@ func (w *Worker) join(ctx context.Context, now Timestamp, works []format.MemberW
 	if err != nil {
 		return fmt.Errorf("joining the members: %w", err)
 	}
-	m.id, m.joined, m.record, m.announce, m.moved = id, now, record, true, true
+	m.id, m.joined, m.record, m.announce = id, now, record, true
 	return nil
 }
 
@@ -344,7 +365,7 @@ func (w *Worker) renewMember(ctx context.Context, now Timestamp, works []format.
 		return fmt.Errorf("renewing the member's lease: %w", err)
 	}
 	if again {
-		m.record, m.announce, m.moved = record, true, true
+		m.record, m.announce = record, true
 	}
 	return nil
 }
@@ -373,7 +394,7 @@ func (w *Worker) shareOut() {
 	all := append(slices.Clone(m.list), member{id: m.id, joined: m.joined, record: m.record})
 	s := newShares(w.list, all, m.id)
 	m.shares.Store(&s)
-	m.successor, m.moved = "", false
+	m.successor = ""
 	for i := range m.list {
 		if m.list[i].id > m.id {
 			m.successor = m.list[i].id

@@ -1,0 +1,123 @@
+package percolator
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
+)
+
+// claims are the cells that are claimed.
+func (c *crew) claims(observers ...string) (n int) {
+	c.t.Helper()
+	for _, o := range observers {
+		for _, err := range c.mem.Scan(c.t.Context(), rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{everything(rowstore.Notify, format.ClaimColumn(o, "v"))}}) {
+			require.NoError(c.t, err)
+			n++
+		}
+	}
+	return n
+}
+
+// Functions that take long are not called again by the workers that their cells go to
+// meanwhile, also where two observers of a cell run at once.
+func TestLongRunsAreClaimed(t *testing.T) {
+	for _, observers := range [][]string{{"a"}, {"a", "b"}} {
+		t.Run("", func(t *testing.T) {
+			eachCrew(t, func(t *testing.T, c *crew) {
+				config := WorkerConfig{Concurrency: 64}
+				long := sleeps(30 * time.Second)
+				all := []*mate{c.hire(config, long, observers...).start()}
+				settle()
+				c.change(rows("r", 16)...)
+				for range 3 {
+					time.Sleep(3 * time.Second)
+					all = append(all, c.hire(config, long, observers...).start())
+				}
+				time.Sleep(10 * time.Second)
+				synctest.Wait()
+				require.Equal(t, 16*len(observers), c.claims(observers...))
+				c.handles(40 * time.Second)
+				calls := 0
+				for _, m := range all {
+					calls += m.count()
+				}
+				require.Equal(t, 16*len(observers), calls)
+				synctest.Wait()
+				require.Zero(t, c.claims(observers...))
+			})
+		})
+	}
+}
+
+// The claims of a worker that was killed end.
+func TestClaimsOfTheDeadEnd(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		a := c.hire(WorkerConfig{}, sleeps(time.Hour), "o").start()
+		settle()
+		c.change(rows("r", 16)...)
+		time.Sleep(5 * time.Second)
+		b := c.hire(WorkerConfig{}, nil, "o").start()
+		time.Sleep(5 * time.Second)
+		require.Equal(t, 16, c.claims("o"))
+		a.wire.CrashClient()
+		c.handles(6*time.Second + 100*time.Millisecond)
+		require.Equal(t, 16, b.count())
+	})
+}
+
+// Claims that fail, or whose replies are lost, keep nobody from the work.
+func TestClaimsThatFail(t *testing.T) {
+	for name, fault := range map[string]verdict{"fail": refuse, "lost": lose, "lost reply": loseReply} {
+		t.Run(name, func(t *testing.T) {
+			eachCrew(t, func(t *testing.T, c *crew) {
+				a := c.hire(WorkerConfig{}, sleeps(5*time.Second), "o")
+				a.wire.AddRule(faultstore.Rule{Times: -1, Fault: fault, Match: func(x *call) bool {
+					return edits(x, func(m *rowstore.Mutation, e *rowstore.Edit) bool {
+						return e.Column == format.ClaimColumn("o", "v")
+					})
+				}})
+				a.start()
+				settle()
+				c.change(rows("r", 16)...)
+				c.handles(6 * time.Second)
+				require.Equal(t, 16, a.count())
+				c.hire(WorkerConfig{}, nil, "o").start()
+				settle()
+				c.change(rows("r", 16)...)
+				c.handles(6 * time.Second)
+			})
+		})
+	}
+}
+
+// A worker that stops keeps its claims until its last function has ended, begins nothing,
+// and gives its shares up at once.
+func TestStopWhileFunctionsRun(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		config := WorkerConfig{StopTimeout: time.Minute}
+		a := c.hire(config, sleeps(20*time.Second), "o").start()
+		settle()
+		c.change(rows("r", 8)...)
+		b := c.hire(config, func(context.Context, Cell) error { return nil }, "o").start()
+		time.Sleep(6 * time.Second)
+		began := a.count()
+		require.Equal(t, 8, began)
+		a.cancel()
+		time.Sleep(10 * time.Millisecond)
+		c.change(rows("s", 64)...)
+		time.Sleep(3 * time.Second)
+		require.Equal(t, 64, b.count(), "the new changes wait for a worker that stops")
+		<-a.ended
+		require.NoError(t, a.ranErr)
+		c.handles(time.Second)
+		require.Equal(t, 8, a.count())
+		require.Equal(t, 64, b.count())
+	})
+}

@@ -1,0 +1,208 @@
+package percolator
+
+import (
+	"fmt"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/percolate-go/percolate/internal/format"
+)
+
+var shareQueues = []*queue{
+	{o: &Observer{Name: "a"}, table: "t", column: "v"},
+	{o: &Observer{Name: "b"}, table: "t", column: "v"},
+	{o: &Observer{Name: "c"}, table: "u", column: "v"},
+}
+
+// sharer is a member that runs some of shareQueues, with the weights given; a negative one
+// stands for an observer that it does not run.
+func sharer(id string, from, until Timestamp, weights ...int) member {
+	m := member{id: id, record: format.Member{From: from, Until: until}}
+	for i, weight := range weights {
+		if q := shareQueues[i]; weight >= 0 {
+			m.record.Works = append(m.record.Works, format.MemberWork{Observer: q.o.Name, Table: q.table, Column: q.column, Weight: weight})
+		}
+	}
+	return m
+}
+
+// runs lists the queues that a member has.
+func (m *member) runs() (queues []*queue) {
+	for _, q := range shareQueues {
+		if _, ok := m.weightOf(q); ok {
+			queues = append(queues, q)
+		}
+	}
+	return queues
+}
+
+// ownersOf are the members that take a slot for theirs.
+func ownersOf(list []member, q *queue, slot uint32, now Timestamp) (ids []string) {
+	for i := range list {
+		if _, ok := list[i].weightOf(q); !ok {
+			continue
+		}
+		s := newShares(list[i].runs(), list, list[i].id).at(q, now)
+		if s.kind == shareAll || s.kind == shareSlots && s.has(slot) {
+			ids = append(ids, list[i].id)
+		}
+	}
+	return ids
+}
+
+// Whatever the members are, each slot of an observer that somebody runs has an owner, and
+// one alone if anybody takes part.
+func TestEachSlotHasAnOwner(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		times := rapid.SampledFrom([]Timestamp{0, 10, 20, 30})
+		weights := rapid.SliceOfN(rapid.SampledFrom([]int{-1, 0, 1, 3, 16, 16, 16, 1000, math.MaxInt32}), 3, 3)
+		var list []member
+		for i := range rapid.IntRange(1, 12).Draw(t, "members") {
+			list = append(list, sharer(fmt.Sprint("member ", i), times.Draw(t, "from"), times.Draw(t, "until"), weights.Draw(t, "weights")...))
+		}
+		now := Timestamp(rapid.Uint64Range(0, 40).Draw(t, "now"))
+		q := rapid.SampledFrom(shareQueues).Draw(t, "observer")
+		runners, part := 0, 0
+		for i := range list {
+			if weight, ok := list[i].weightOf(q); ok {
+				runners++
+				if weight > 0 && list[i].takesPart(now) {
+					part++
+				}
+			}
+		}
+		for range 20 {
+			owners := ownersOf(list, q, rapid.Uint32Range(0, format.Slots-1).Draw(t, "slot"), now)
+			switch {
+			case part > 0:
+				require.Len(t, owners, 1)
+			default:
+				require.Len(t, owners, runners, "if nobody takes part, everybody may run everything")
+			}
+		}
+	})
+}
+
+// sharesOf counts the slots of each member.
+func sharesOf(list []member, q *queue) (owners []int, count map[int]int) {
+	var all []*share
+	for i := range list {
+		all = append(all, newShares(list[i].runs(), list, list[i].id).at(q, 1))
+	}
+	owners, count = make([]int, format.Slots), map[int]int{}
+	for slot := range owners {
+		owners[slot] = -1
+		for i, s := range all {
+			if s.kind == shareAll || s.kind == shareSlots && s.has(uint32(slot)) {
+				owners[slot] = i
+				count[i]++
+			}
+		}
+	}
+	return owners, count
+}
+
+// Members of equal weight have about the same number of slots, and others a number in
+// proportion to their weight.
+func TestSharesAreInProportion(t *testing.T) {
+	t.Parallel()
+	for name, weights := range map[string][]int{
+		"equal": {16, 16, 16, 16, 16, 16, 16, 16}, "three": {1, 1, 1}, "different": {1, 2, 5, 8, 16, 32}, "one of them stuck": {16, 0, 16}, "far apart": {1, 1000},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var list []member
+			sum := 0
+			for i, weight := range weights {
+				list = append(list, sharer(fmt.Sprint("member ", i), 0, 0, weight))
+				sum += weight
+			}
+			_, count := sharesOf(list, shareQueues[0])
+			for i, weight := range weights {
+				want := float64(format.Slots) * float64(weight) / float64(sum)
+				require.InDelta(t, want, count[i], 5*math.Sqrt(want)+1, "member %d", i)
+			}
+		})
+	}
+}
+
+// A member that comes takes slots, and one that goes leaves slots. No other slot moves.
+func TestSharesMoveLittle(t *testing.T) {
+	t.Parallel()
+	for _, weight := range []int{16, 5} { // of the one that comes or goes, beside those of 16
+		var list []member
+		for i := range 9 {
+			list = append(list, sharer(fmt.Sprint("member ", i), 0, 0, 16))
+		}
+		list[8] = sharer("member 8", 0, 0, weight)
+		with, count := sharesOf(list, shareQueues[0])
+		without, _ := sharesOf(list[:8], shareQueues[0])
+		moved := 0
+		for slot := range with {
+			if with[slot] != without[slot] {
+				require.Equal(t, 8, with[slot], "slot %d moved between others", slot)
+				moved++
+			}
+		}
+		require.Equal(t, count[8], moved)
+	}
+}
+
+// Members with different observers have the shares of each observer among those that run it.
+func TestSharesOfDifferentObservers(t *testing.T) {
+	t.Parallel()
+	list := []member{sharer("a", 0, 0, 16, -1), sharer("ab", 0, 0, 16, 16), sharer("b", 0, 0, -1, 16)}
+	for slot := range uint32(1000) {
+		require.Len(t, ownersOf(list, shareQueues[0], slot, 1), 1)
+		require.Len(t, ownersOf(list, shareQueues[1], slot, 1), 1)
+		require.Empty(t, ownersOf(list, shareQueues[2], slot, 1))
+	}
+}
+
+// What changes at a time changes then, and next tells of it.
+func TestSharesOfATime(t *testing.T) {
+	t.Parallel()
+	q := shareQueues[0]
+	list := []member{sharer("a", 0, 20, 16), sharer("b", 10, 0, 16), sharer("c", 0, 5, 0)}
+	kind := func(id string, now Timestamp) shareKind { return newShares(shareQueues[:1], list, id).at(q, now).kind }
+	for _, x := range []struct {
+		now  Timestamp
+		a, b shareKind
+	}{
+		{0, shareAll, shareNone},
+		{9, shareAll, shareNone},
+		{10, shareSlots, shareSlots},
+		{19, shareSlots, shareSlots},
+		{20, shareNone, shareAll},
+		{math.MaxInt64, shareNone, shareAll},
+	} {
+		require.Equal(t, x.a, kind("a", x.now), "at %d", x.now)
+		require.Equal(t, x.b, kind("b", x.now), "at %d", x.now)
+	}
+	s := newShares(shareQueues[:1], list, "a")
+	var times []Timestamp
+	for now := s.next(0); now > 0; now = s.next(now) {
+		times = append(times, now)
+	}
+	require.Equal(t, []Timestamp{5, 10, 20}, times)
+}
+
+// The estimate of the oracle's time never goes back behind what was drawn.
+func TestEstimateOfTheTime(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	wk := watching(t, w.client())
+	require.Zero(t, wk.now())
+	drawn := Timestamp(1) << 40
+	wk.member.time.Store(&oracleTime{drawn, w.clock.Now()})
+	require.Equal(t, drawn, wk.now())
+	w.clock.advance(time.Second)
+	require.Equal(t, drawn.Add(time.Second), wk.now())
+	w.clock.advance(-time.Hour)
+	require.Equal(t, drawn, wk.now())
+}
