@@ -69,8 +69,8 @@ func TestBoundsOfRecords(t *testing.T) {
 		"a change over the greatest":   failure(most+1, 0, 0),
 		"a wait over the greatest":     failure(0, most+1, 0),
 		"attempts over the most":       failure(0, 0, math.MaxInt32+1),
-		"a length over the range":      errorOf(DecodeScanLease(append([]byte{Version}, binary.AppendUvarint(nil, math.MaxUint64)...))),
-		"a length one over the record": errorOf(DecodeScanLease([]byte{Version, 1, 'a', 2, 'b'})),
+		"a length over the range":      errorOf(DecodeMember(append([]byte{Version, 5, 0, 0, 1}, binary.AppendUvarint(nil, math.MaxUint64)...))),
+		"a length one over the record": errorOf(DecodeMember([]byte{Version, 5, 0, 0, 1, 1, 'o', 1, 't', 2, 'c'})),
 	} {
 		require.ErrorIs(t, err, ErrCorrupt, name)
 	}
@@ -156,12 +156,12 @@ func TestOwnCell(t *testing.T) {
 // under that name.
 func TestLongRowsAreHashed(t *testing.T) {
 	t.Parallel()
-	last := ScanLeaseRow("t", strings.Repeat("c", 193), "ob")
+	last := rowOf("t", strings.Repeat("c", 193), "ob")
 	require.Len(t, last, longParts)
 	require.Contains(t, last, "ccc")
-	hashed := ScanLeaseRow("t", strings.Repeat("c", 194), "ob")
+	hashed := rowOf("t", strings.Repeat("c", 194), "ob")
 	require.Len(t, hashed, 33)
-	require.NotEqual(t, hashed, ScanLeaseRow("t", strings.Repeat("c", 195), "ob"))
+	require.NotEqual(t, hashed, rowOf("t", strings.Repeat("c", 195), "ob"))
 }
 
 // TestParkedTextIsCut keeps a text of the greatest length whole, and cuts no character in two.

@@ -37,7 +37,7 @@ const (
 	scanGo         = "percolator/scan.go"
 	settingsGo     = "percolator/settings.go"
 	sweepGo        = "percolator/sweep.go"
-	leaseGo        = "percolator/lease.go"
+	shareGo        = "percolator/share.go"
 )
 
 func one(file, old, replacement string) []edit { return []edit{{file, old, replacement}} }
@@ -309,9 +309,15 @@ var mutants = []mutant{
 	{"removed-observer-untold", "Observers: a worker whose observer was removed is told", "TestRemovedObserverEndsItsWorker", one(sweepGo,
 		"\tif v.asOf < w.published {\n",
 		"\tif v.asOf < w.published || v.asOf > 0 {\n")},
-	{"lease-of-what-others-run", "Observers: a worker leases only what it will run itself", "TestScanLeases|TestObserversOfOneColumn", one(leaseGo,
-		"Row: format.ScanLeaseRow(q.table, q.column, q.o.Name), Selectors",
-		"Row: format.ScanLeaseRow(q.table, q.column, \"\"), Selectors")},
+	{"shares-unheeded", "Observers: each change has one owner among the workers", "TestEachSlotHasAnOwner|TestLongRunsAreClaimed", one(shareGo,
+		"\t\t\tif h > mine || h == mine && r.seed > s.mine.seed {\n",
+		"\t\t\tif false {\n")},
+	{"share-of-nobody", "Observers: where nobody has a share, whoever finds a change runs it", "TestEachSlotHasAnOwner|TestSharesOfATime", one(shareGo,
+		"\t\t\tif len(s.other) == 0 {\n",
+		"\t\t\tif len(s.other) == 0 && s.kind == shareSlots {\n")},
+	{"claims-unread", "Observers: a run that takes long is not begun by others", "TestLongRunsAreClaimed", one(runGo,
+		"view.claimedBy != w.id && view.claimed > tx.start {\n",
+		"view.claimedBy == w.id && view.claimed > tx.start {\n")},
 	{"functions-look-around", "stores: nothing outside the system's schema is looked up by a function", "./backends/postgres TestHostile", one("backends/postgres/schema.go",
 		"const functionPath = `SET search_path = pg_catalog, pg_temp`\n",
 		"const functionPath = `SET standard_conforming_strings = on`\n")},
