@@ -82,27 +82,35 @@ func (t *childTask) do(ctx context.Context) error {
 		s := &observerChain{url: t.URL}
 		err := s.start(ctx, t.Depth, t.Config.ValueSize, func(int64) { handled.Add(1) })
 		if err == nil {
-			stop := make(chan struct{})
-			var reports sync.WaitGroup
-			reports.Go(func() {
-				for {
-					select {
-					case <-stop:
-						return
-					case <-time.After(reportEvery):
-						fmt.Println(handled.Load())
-					}
-				}
-			})
+			stop := say(&handled, reportEvery)
 			err = wait() // it works until it is told to end
-			close(stop)
-			reports.Wait()
+			stop()
 		}
 		return errors.Join(err, s.close())
 	case "fleet":
 		return t.doFleet(ctx, in, wait)
 	}
 	return fmt.Errorf("no task %q", t.Kind)
+}
+
+// say prints a number again and again, until the function that it returns is called.
+func say(n *atomic.Int64, every time.Duration) (stop func()) {
+	stopped := make(chan struct{})
+	var saying sync.WaitGroup
+	saying.Go(func() {
+		for {
+			select {
+			case <-stopped:
+				return
+			case <-time.After(every):
+				fmt.Println(n.Load())
+			}
+		}
+	})
+	return func() {
+		close(stopped)
+		saying.Wait()
+	}
 }
 
 // helper is a child process.

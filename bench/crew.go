@@ -94,21 +94,9 @@ func (t *childTask) doFleet(ctx context.Context, in *bufio.Reader, wait func() e
 	if err := m.work(ctx); err != nil {
 		return err
 	}
-	stop := make(chan struct{})
-	var reports sync.WaitGroup
-	reports.Go(func() {
-		for {
-			select {
-			case <-stop:
-				return
-			case <-time.After(crewReport):
-				fmt.Println(count.done.Load())
-			}
-		}
-	})
+	stop := say(&count.done, crewReport)
 	_, err = in.ReadString('\n')
-	close(stop)
-	reports.Wait()
+	stop()
 	if err != nil {
 		return err
 	}

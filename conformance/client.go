@@ -3,6 +3,7 @@ package conformance
 import (
 	"context"
 	"slices"
+	"sync/atomic"
 
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator"
@@ -77,20 +78,48 @@ func (c *client) on(hook func(ctx context.Context, cl *call) fate) {
 	c.SetRules(faultstore.Rule{Times: -1, Before: hook})
 }
 
+// dieAt makes the client die at its next call but step, before or after that is carried out.
+func (c *client) dieAt(step int, after bool) {
+	var calls atomic.Int64
+	c.on(func(context.Context, *call) fate {
+		switch {
+		case int(calls.Add(1))-1 != step:
+			return goesThrough
+		case after:
+			return diesAfter
+		}
+		return diesBefore
+	})
+}
+
+// died tells whether the client has died.
+func (c *client) died() bool {
+	select {
+	case <-c.Crashed():
+		return true
+	default:
+		return false
+	}
+}
+
+// living returns a context that ends with ctx, and when the client dies: a process that is
+// dead waits for nothing.
+func (c *client) living(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		defer cancel()
+		select {
+		case <-c.Crashed():
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, cancel
+}
+
 // close closes the client's DB, which waits for what goes on in the background, unless
 // the client dies meanwhile: its calls get no answers then.
 func (c *client) close(ctx context.Context, db *percolator.DB) {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := c.living(ctx)
 	defer cancel()
-	closed := make(chan struct{})
-	go func() {
-		defer close(closed)
-		_ = db.Close(ctx)
-	}()
-	select {
-	case <-closed:
-	case <-c.Crashed():
-		cancel()
-		<-closed
-	}
+	_ = db.Close(ctx)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/percolate-go/percolate/internal/contexts"
 	"github.com/percolate-go/percolate/internal/coretest"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
@@ -69,36 +70,13 @@ func deathAtEachStepIsObserved(t testing.TB, e *env) {
 					if err := errors.Join(tx.Set(col(row, "a"), []byte("x")), tx.Set(col(row+" too", "a"), []byte("x")), tx.Notify(col("weak "+row, "a"))); err != nil && !errors.Is(err, percolator.ErrNotObserved) {
 						return err
 					}
-					var n atomic.Int64
-					c.on(func(context.Context, *call) fate {
-						switch {
-						case int(n.Add(1))-1 != step:
-							return goesThrough
-						case after:
-							return diesAfter
-						}
-						return diesBefore
-					})
-					ctx, cancel := context.WithCancel(w.ctx)
+					c.dieAt(step, after)
+					ctx, cancel := c.living(w.ctx)
 					defer cancel()
-					stop := make(chan struct{})
-					ended := make(chan struct{})
-					go func() {
-						defer close(ended)
-						select {
-						case <-c.Crashed():
-							cancel()
-						case <-stop:
-						}
-					}()
 					cerr := tx.Commit(ctx)
-					close(stop)
-					<-ended
-					select {
-					case <-c.Crashed():
+					if c.died() {
 						c.Settle()
 						deaths.Add(1)
-					default:
 					}
 					if cerr == nil {
 						c.close(w.ctx, loader)
@@ -272,17 +250,7 @@ func (c *patientClock) Sleep(ctx context.Context, d time.Duration) error {
 			break
 		}
 	}
-	if err := ctx.Err(); err != nil || d <= 0 {
-		return err
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return contexts.Sleep(ctx, d)
 }
 
 // workersThatDie kills workers at random calls; another one finishes the work.

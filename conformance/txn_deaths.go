@@ -224,41 +224,17 @@ func dieAt(w *world, others, db *percolator.DB, c *client, name string, step int
 	if err := put(tx, then); err != nil {
 		return false, false, err
 	}
-	var calls atomic.Int64
-	c.on(func(_ context.Context, _ *call) fate {
-		switch {
-		case int(calls.Add(1))-1 != step:
-			return goesThrough
-		case after:
-			return diesAfter
-		}
-		return diesBefore
-	})
-	ctx, cancel := context.WithCancel(w.ctx)
+	c.dieAt(step, after)
+	ctx, cancel := c.living(w.ctx)
 	defer cancel()
-	gone := make(chan struct{})
-	go func() {
-		defer close(gone)
-		select {
-		case <-c.Crashed(): // a process that is dead waits for nothing
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
 	cerr := tx.Commit(ctx)
 	if cerr == nil {
 		// Secondaries go on in the background; the client may die there.
 		c.close(w.ctx, db)
 	}
-	select {
-	case <-c.Crashed():
-		died = true
+	if died = c.died(); died {
 		c.Settle()
-	default:
-	}
-	cancel()
-	<-gone
-	if !died {
+	} else {
 		c.on(nil)
 		// A busy machine makes conflicts.
 		if cerr != nil && !errors.Is(cerr, percolator.ErrConflict) {
@@ -331,22 +307,12 @@ func deathUnderRaces(t testing.TB, e *env) {
 						}
 						return diesBefore
 					})
-					ctx, cancel := context.WithCancel(w.ctx)
-					go func() {
-						select {
-						case <-c.Crashed():
-						case <-w.ctx.Done():
-						}
-						cancel()
-					}()
+					ctx, cancel := c.living(w.ctx)
 					for ctx.Err() == nil {
 						err := transfer(ctx, db, fork(rng), cells)
-						select {
-						case <-c.Crashed():
-						default:
-							if err != nil && !errors.Is(err, percolator.ErrConflict) && ctx.Err() == nil {
-								return fmt.Errorf("a living client: %w", err)
-							}
+						if err != nil && !errors.Is(err, percolator.ErrConflict) && !c.died() && ctx.Err() == nil {
+							cancel()
+							return fmt.Errorf("a living client: %w", err)
 						}
 					}
 					cancel()

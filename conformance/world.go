@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/contexts"
 	"github.com/percolate-go/percolate/internal/coretest"
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator"
@@ -45,18 +46,11 @@ func (w *world) client(opts ...percolator.Option) (*percolator.DB, *client) {
 		c.on(nil)
 		ctx, cancel := context.WithTimeout(context.Background(), w.e.cfg.hang)
 		defer cancel()
-		select {
-		case <-c.Crashed():
+		if c.died() {
 			cancel() // its calls get no answers: there is nothing to wait for
-		default:
 		}
-		err := db.Close(ctx)
-		select {
-		case <-c.Crashed():
-		default:
-			if err != nil {
-				w.Errorf("closing the DB: %v", err)
-			}
+		if err := db.Close(ctx); err != nil && !c.died() {
+			w.Errorf("closing the DB: %v", err)
 		}
 	})
 	return db, c
@@ -117,19 +111,10 @@ func (w *world) dieAt(n int64, opts []percolator.Option, pairs ...any) (tx *perc
 			}
 			return goesThrough
 		})
-		ctx, cancel := context.WithCancel(w.ctx)
-		stop := context.AfterFunc(w.ctx, cancel)
-		go func() {
-			defer cancel()
-			select {
-			case <-c.Crashed(): // a process that is dead waits for nothing
-			case <-ctx.Done():
-			}
-		}()
+		ctx, cancel := c.living(w.ctx)
 		err := tx.Commit(ctx)
 		if errors.Is(err, percolator.ErrConflict) {
 			cancel()
-			stop()
 			continue
 		}
 		select {
@@ -139,7 +124,6 @@ func (w *world) dieAt(n int64, opts []percolator.Option, pairs ...any) (tx *perc
 		}
 		c.Settle()
 		cancel()
-		stop()
 		return tx, err == nil
 	}
 }
@@ -352,14 +336,7 @@ func (w *world) until(what string, cond func() bool) {
 }
 
 // pause is what loops that look again do between their looks.
-func pause(ctx context.Context) {
-	t := time.NewTimer(time.Millisecond)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
-}
+func pause(ctx context.Context) { _ = contexts.Sleep(ctx, time.Millisecond) }
 
 // pass waits until that much of the oracle's time has passed.
 func (w *world) pass(db *percolator.DB, d time.Duration) {

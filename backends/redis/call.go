@@ -300,13 +300,22 @@ func (s *direct) runMany(ctx context.Context, calls []*call) {
 	wg.Wait()
 }
 
-// runAll runs scripts, and returns the errors of all that failed.
-func (s *direct) runAll(ctx context.Context, calls []*call) error {
+// wait runs scripts as a call of its own, and waits for them. It returns an error only if
+// the store is closed or the context ended; the scripts have theirs.
+func (s *direct) wait(ctx context.Context, calls ...*call) error {
 	if err := s.begin(ctx); err != nil {
 		return err
 	}
 	if !s.await(ctx, func(ctx context.Context) { s.run(ctx, calls) }) {
 		return ctx.Err()
+	}
+	return nil
+}
+
+// runAll runs scripts, and returns the errors of all that failed.
+func (s *direct) runAll(ctx context.Context, calls []*call) error {
+	if err := s.wait(ctx, calls...); err != nil {
+		return err
 	}
 	var errs []error
 	for _, c := range calls {

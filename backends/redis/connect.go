@@ -3,7 +3,6 @@ package redis
 import (
 	"context"
 	"errors"
-	"strings"
 
 	goredis "github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
@@ -95,47 +94,32 @@ func (s *direct) askSeeds(ctx context.Context) error {
 // onConnect is called with each new connection, which is not used if it fails.
 type onConnect = func(ctx context.Context, conn *goredis.Conn) error
 
-func newClient(o *Options, addr string, hello onConnect) *goredis.Client {
-	network := "tcp"
-	if strings.HasPrefix(addr, "/") {
-		network = "unix"
-	}
-	return goredis.NewClient(&goredis.Options{
-		Network: network, Addr: addr,
-		Username: o.Username, Password: o.Password, DB: o.DB, TLSConfig: o.TLS,
-		Protocol: 2, DisableIdentity: true, OnConnect: hello,
-		// What may not run twice is not sent twice: the store decides.
-		MaxRetries: -1, DialerRetries: 1,
-		DialTimeout: o.DialTimeout, ReadTimeout: o.ReadTimeout, WriteTimeout: o.WriteTimeout,
-		PoolTimeout: o.ReadTimeout, ContextTimeoutEnabled: true,
-		PoolSize: o.PoolSize, PipelinePoolSize: -1,
-		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-	})
-}
-
-func newFailover(o *Options, hello onConnect) *goredis.Client {
-	return goredis.NewFailoverClient(&goredis.FailoverOptions{
-		MasterName: o.MasterName, SentinelAddrs: o.Addrs,
+// clientOptions are go-redis's options for every way to address servers.
+func clientOptions(o *Options, hello onConnect, addrs ...string) *goredis.UniversalOptions {
+	return &goredis.UniversalOptions{
+		Addrs: addrs, MasterName: o.MasterName,
 		SentinelUsername: o.SentinelUsername, SentinelPassword: o.SentinelPassword,
 		Username: o.Username, Password: o.Password, DB: o.DB, TLSConfig: o.TLS,
 		Protocol: 2, DisableIdentity: true, OnConnect: hello,
-		MaxRetries: -1, DialerRetries: 1,
-		DialTimeout: o.DialTimeout, ReadTimeout: o.ReadTimeout, WriteTimeout: o.WriteTimeout,
-		PoolTimeout: o.ReadTimeout, ContextTimeoutEnabled: true,
-		PoolSize: o.PoolSize, PipelinePoolSize: -1,
-	})
-}
-
-func newCluster(o *Options, hello onConnect) *cluster {
-	return &cluster{client: goredis.NewClusterClient(&goredis.ClusterOptions{
-		Addrs:    o.Addrs,
-		Username: o.Username, Password: o.Password, TLSConfig: o.TLS,
-		Protocol: 2, DisableIdentity: true, OnConnect: hello,
-		// The commands go to the servers' own clients; see nodes.go.
+		// What may not run twice is not sent twice: the store decides.
 		MaxRetries: -1, MaxRedirects: -1, DialerRetries: 1,
 		DialTimeout: o.DialTimeout, ReadTimeout: o.ReadTimeout, WriteTimeout: o.WriteTimeout,
 		PoolTimeout: o.ReadTimeout, ContextTimeoutEnabled: true,
 		PoolSize: o.PoolSize, PipelinePoolSize: -1,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-	})}
+	}
+}
+
+func newClient(o *Options, addr string, hello onConnect) *goredis.Client {
+	return goredis.NewClient(clientOptions(o, hello, addr).Simple())
+}
+
+func newFailover(o *Options, hello onConnect) *goredis.Client {
+	return goredis.NewFailoverClient(clientOptions(o, hello, o.Addrs...).Failover())
+}
+
+// newCluster makes a client that finds servers. The commands go to the servers' own
+// clients; see nodes.go.
+func newCluster(o *Options, hello onConnect) *cluster {
+	return &cluster{client: goredis.NewClusterClient(clientOptions(o, hello, o.Addrs...).Cluster())}
 }

@@ -25,22 +25,17 @@ func (o storeOracle) Draw(ctx context.Context, n int) (oracle.Timestamp, error) 
 	if n < 1 || n > maxDraw {
 		return 0, fmt.Errorf("redis: %w: draw of %d timestamps", rowstore.ErrInvalid, n)
 	}
-	if err := s.begin(ctx); err != nil {
-		if s.closed.Load() {
-			return 0, fmt.Errorf("%w: %w", oracle.ErrClosed, err)
-		}
-		return 0, err
-	}
 	c := &call{script: drawScript, keys: []string{s.okey}}
 	c.arg.b = strconv.AppendInt(nil, int64(n), 10)
-	if !s.await(ctx, func(ctx context.Context) { s.run(ctx, []*call{c}) }) {
-		return 0, fmt.Errorf("redis: draw: %w", ctx.Err())
+	err := s.wait(ctx, c)
+	if err == nil {
+		err = c.err
 	}
-	if c.err != nil {
-		if s.closed.Load() {
-			return 0, fmt.Errorf("%w: %w", oracle.ErrClosed, c.err)
-		}
-		return 0, fmt.Errorf("redis: draw: %w", c.err)
+	switch {
+	case err != nil && s.closed.Load():
+		return 0, fmt.Errorf("%w: %w", oracle.ErrClosed, err)
+	case err != nil:
+		return 0, fmt.Errorf("redis: draw: %w", err)
 	}
 	u := unpacker{s: c.answer}
 	if u.list() != 2 {

@@ -115,11 +115,8 @@ func (s *direct) packReads(reads []rowstore.RowRead, left []int) []*readBatch {
 	return all
 }
 
-// runReads runs batches together. It returns an error only if the context ended.
+// runReads runs batches together. Its errors are those of wait.
 func (s *direct) runReads(ctx context.Context, all []*readBatch) error {
-	if err := s.begin(ctx); err != nil {
-		return err
-	}
 	steps, bytes := share(len(all))
 	calls := make([]*call, len(all))
 	for i, b := range all {
@@ -127,10 +124,7 @@ func (s *direct) runReads(ctx context.Context, all []*readBatch) error {
 		b.call.arg.b = b.enc.bytes()
 		calls[i] = &b.call
 	}
-	if !s.await(ctx, func(ctx context.Context) { s.run(ctx, calls) }) {
-		return ctx.Err()
-	}
-	return nil
+	return s.wait(ctx, calls...)
 }
 
 // read writes one read.
@@ -213,13 +207,10 @@ func (s *direct) ReadSnapshot(ctx context.Context, asks []rowstore.SnapshotRead)
 		readBatches.Put(b)
 		return kit.TimestampThenRead(ctx, s.Oracle(), s, asks)
 	}
-	if err := s.begin(ctx); err != nil {
-		return nil, err
-	}
 	c := &call{script: beginScript, keys: []string{s.okey}}
 	c.arg.b = b.enc.bytes()
-	if !s.await(ctx, func(ctx context.Context) { s.run(ctx, []*call{c}) }) {
-		return nil, fmt.Errorf("redis: begin: %w", ctx.Err())
+	if err := s.wait(ctx, c); err != nil {
+		return nil, fmt.Errorf("redis: begin: %w", err)
 	}
 	readBatches.Put(b)
 	if c.err != nil {

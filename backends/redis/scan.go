@@ -143,15 +143,12 @@ func (sc *scanner) fill(ctx context.Context, rest int) error {
 		if len(empty) == 0 {
 			return nil
 		}
-		if err := sc.s.begin(ctx); err != nil {
-			return err
-		}
 		calls := make([]*call, len(empty))
 		for i, c := range empty {
 			calls[i] = sc.call(c, rest, len(empty))
 		}
-		if !sc.s.await(ctx, func(ctx context.Context) { sc.s.run(ctx, calls) }) {
-			return ctx.Err()
+		if err := sc.s.wait(ctx, calls...); err != nil {
+			return err
 		}
 		for i, c := range empty {
 			if calls[i].err != nil {

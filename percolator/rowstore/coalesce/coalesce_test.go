@@ -24,13 +24,20 @@ import (
 // eachKind runs a test for reads, applies and groups over a coalesced gate,
 // in a bubble in which synctest.Wait tells when nothing moves any more.
 func eachKind(t *testing.T, opts coalesce.Options, test func(t *testing.T, ask storetest.Asker, g *storetest.Gate, s rs.Store)) {
+	eachKindOver(t, func(g *storetest.Gate) rs.Store { return g }, opts, test)
+}
+
+// eachKindOver is eachKind over what is made of the gate.
+func eachKindOver(t *testing.T, over func(g *storetest.Gate) rs.Store, opts coalesce.Options,
+	test func(t *testing.T, ask storetest.Asker, g *storetest.Gate, s rs.Store),
+) {
 	t.Parallel()
 	for _, name := range slices.Sorted(maps.Keys(storetest.Askers)) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				g := storetest.NewGate(memstore.New())
-				s := coalesce.New(g, opts)
+				s := coalesce.New(over(g), opts)
 				test(t, storetest.Askers[name], g, s)
 				require.NoError(t, s.Close())
 			})
@@ -47,31 +54,27 @@ func TestCoalesceMergesWhatArrivesMeanwhile(t *testing.T) {
 		c := storetest.Start(t.Context(), s, ask, "c")
 		d := storetest.Start(t.Context(), s, ask, "d1", "d2", "d3")
 		g.None(t)
-		first.OK()
-		synctest.Wait()
+		first.Finish()
 		require.Equal(t, []string{"a"}, a.Names)
 		second := g.Next(t)
 		require.Equal(t, []string{"b1", "b2", "c", "d1", "d2", "d3"}, second.RowNames())
 
 		e := storetest.Start(t.Context(), s, ask, "e")
 		g.None(t)
-		second.OK()
-		synctest.Wait()
+		second.Finish()
 		require.Equal(t, []string{"b1", "b2"}, b.Names)
 		require.Equal(t, []string{"c"}, c.Names)
 		require.Equal(t, []string{"d1", "d2", "d3"}, d.Names)
 		require.False(t, e.Done, "a call never gets the answer to a request that left before it asked")
 		third := g.Next(t)
 		require.Equal(t, []string{"e"}, third.RowNames())
-		third.OK()
-		synctest.Wait()
+		third.Finish()
 		require.Equal(t, []string{"e"}, e.Names)
 		require.NoError(t, e.Err)
 
 		// Idle again: the next call goes straight through.
 		f := storetest.Start(t.Context(), s, ask, "f")
-		g.Next(t).OK()
-		synctest.Wait()
+		g.Next(t).Finish()
 		require.Equal(t, []string{"f"}, f.Names)
 	})
 }
@@ -92,8 +95,7 @@ func TestCoalesceLeavesAnIdleCallAlone(t *testing.T) {
 		call := g.Next(t)
 		require.Equal(t, ctx, call.Ctx)
 		require.Same(t, &reads[0], &call.Reads[0])
-		call.OK()
-		synctest.Wait()
+		call.Finish()
 		require.NoError(t, s.Close())
 	})
 }
@@ -106,19 +108,16 @@ func TestCoalesceSendsAsManyCallsAsAllowed(t *testing.T) {
 		storetest.Start(t.Context(), s, ask, "c")
 		storetest.Start(t.Context(), s, ask, "d")
 		g.None(t)
-		b.OK()
-		synctest.Wait()
+		b.Finish()
 		cd := g.Next(t)
 		require.Equal(t, []string{"c", "d"}, cd.RowNames())
 		storetest.Start(t.Context(), s, ask, "e")
 		g.None(t)
-		cd.OK()
-		synctest.Wait()
+		cd.Finish()
 		e := g.Next(t)
 		require.Equal(t, []string{"e"}, e.RowNames())
 		e.OK()
-		a.OK()
-		synctest.Wait()
+		a.Finish()
 	})
 }
 
@@ -134,15 +133,12 @@ func TestCoalesceSendsNoSmallCallBesideALargeOne(t *testing.T) {
 		require.Equal(t, []string{"b", "c", "d"}, bcd.RowNames())
 		storetest.Start(t.Context(), s, ask, "e")
 		storetest.Start(t.Context(), s, ask, "f")
-		a.OK()
-		synctest.Wait()
+		a.Finish()
 		g.None(t)
-		bcd.OK()
-		synctest.Wait()
+		bcd.Finish()
 		ef := g.Next(t)
 		require.Equal(t, []string{"e", "f"}, ef.RowNames())
-		ef.OK()
-		synctest.Wait()
+		ef.Finish()
 
 		// Half a batch is large, whatever is under way.
 		storetest.Start(t.Context(), s, ask, "a1", "a2", "a3", "a4", "a5", "a6")
@@ -156,8 +152,7 @@ func TestCoalesceSendsNoSmallCallBesideALargeOne(t *testing.T) {
 		cd := g.Next(t)
 		require.Equal(t, []string{"c", "d1", "d2", "d3"}, cd.RowNames())
 		cd.OK()
-		a.OK()
-		synctest.Wait()
+		a.Finish()
 	})
 }
 
@@ -178,8 +173,7 @@ func TestCoalesceNamesARowOnceInABatch(t *testing.T) {
 				require.Equal(t, want[0], call.RowNames())
 				want = want[1:]
 			}
-			call.OK()
-			synctest.Wait()
+			call.Finish()
 			if len(want) == 0 {
 				break
 			}
@@ -201,13 +195,11 @@ func TestCoalesceKeepsBatchesBelowTheLimit(t *testing.T) {
 			storetest.Start(t.Context(), s, ask, rows...)
 		}
 		for _, want := range [][]string{{"c", "e1", "e2"}, {"d1", "d2", "d3"}, {"f"}} {
-			call.OK()
-			synctest.Wait()
+			call.Finish()
 			call = g.Next(t)
 			require.Equal(t, want, call.RowNames())
 		}
-		call.OK()
-		synctest.Wait()
+		call.Finish()
 	})
 }
 
@@ -232,19 +224,16 @@ func TestCoalesceSplitsDeferredFromUndeferred(t *testing.T) {
 			storetest.Start(t.Context(), s, deferred, "c")
 			storetest.Start(t.Context(), s, ask, "d")
 			storetest.Start(t.Context(), s, deferred, "e")
-			b.OK()
-			synctest.Wait()
+			b.Finish()
 			ce := g.Next(t)
 			require.Equal(t, []string{"c", "e"}, ce.RowNames())
 			require.True(t, ce.Opts.Deferred)
-			a.OK()
-			synctest.Wait()
+			a.Finish()
 			d := g.Next(t)
 			require.Equal(t, []string{"d"}, d.RowNames())
 			require.False(t, d.Opts.Deferred)
 			ce.OK()
-			d.OK()
-			synctest.Wait()
+			d.Finish()
 			require.NoError(t, s.Close())
 		})
 	})
@@ -257,13 +246,11 @@ func TestCoalesceSplitsDeferredFromUndeferred(t *testing.T) {
 			a := g.Next(t)
 			storetest.Start(t.Context(), s, deferred, "b")
 			storetest.Start(t.Context(), s, ask, "c")
-			a.OK()
-			synctest.Wait()
+			a.Finish()
 			bc := g.Next(t)
 			require.Equal(t, []string{"b", "c"}, bc.RowNames())
 			require.False(t, bc.Opts.Deferred)
-			bc.OK()
-			synctest.Wait()
+			bc.Finish()
 			require.NoError(t, s.Close())
 		})
 	})
@@ -286,12 +273,10 @@ func TestCoalesceGivesUpBeforeItLeft(t *testing.T) {
 		require.ErrorIs(t, late.Err, context.Canceled)
 		// Its rows are free again: this one need not wait for another batch.
 		e := storetest.Start(t.Context(), s, ask, "c1")
-		first.OK()
-		synctest.Wait()
+		first.Finish()
 		second := g.Next(t)
 		require.Equal(t, []string{"b", "d1", "d2", "c1"}, second.RowNames())
-		second.OK()
-		synctest.Wait()
+		second.Finish()
 		require.Equal(t, []string{"b"}, b.Names)
 		require.Equal(t, []string{"d1", "d2"}, d.Names)
 		require.Equal(t, []string{"c1"}, e.Names)
@@ -303,8 +288,7 @@ func TestCoalesceGivesUpBeforeItLeft(t *testing.T) {
 		storetest.Start(ctx, s, ask, "c")
 		cancel()
 		synctest.Wait()
-		first.OK()
-		synctest.Wait()
+		first.Finish()
 		g.None(t)
 	})
 }
@@ -323,16 +307,14 @@ func TestCoalesceGivesUpAfterItLeft(t *testing.T) {
 		b := storetest.Start(ctxB, s, ask, "b")
 		c := storetest.Start(ctxC, s, ask, "c")
 		d := storetest.Start(t.Context(), s, ask, "d")
-		first.OK()
-		synctest.Wait()
+		first.Finish()
 		second := g.Next(t)
 		require.Equal(t, "b", second.Ctx.Value(contextKey{}), "values are those of the first caller")
 		cancelB()
 		synctest.Wait()
 		requireGaveUp(b)
 		require.NoError(t, second.Ctx.Err(), "the others still wait")
-		second.OK()
-		synctest.Wait()
+		second.Finish()
 		require.Equal(t, []string{"c"}, c.Names)
 		require.Equal(t, []string{"d"}, d.Names)
 
@@ -341,8 +323,7 @@ func TestCoalesceGivesUpAfterItLeft(t *testing.T) {
 		first = g.Next(t)
 		ctxB, cancelB = context.WithCancel(t.Context())
 		b, c = storetest.Start(ctxB, s, ask, "b"), storetest.Start(ctxC, s, ask, "c")
-		first.OK()
-		synctest.Wait()
+		first.Finish()
 		second = g.Next(t)
 		cancelC()
 		synctest.Wait()
@@ -360,15 +341,13 @@ func TestCoalesceGivesUpAfterItLeft(t *testing.T) {
 		first = g.Next(t)
 		ctxB, cancelB = context.WithCancel(t.Context())
 		b = storetest.Start(ctxB, s, ask, "b")
-		first.OK()
-		synctest.Wait()
+		first.Finish()
 		second = g.Next(t)
 		require.Equal(t, ctxB, second.Ctx)
 		cancelB()
 		synctest.Wait()
 		requireGaveUp(b)
-		second.OK()
-		synctest.Wait()
+		second.Finish()
 	})
 }
 
@@ -388,8 +367,7 @@ func TestCoalesceCarriesTheLatestDeadline(t *testing.T) {
 			if unbounded {
 				storetest.Start(context.WithoutCancel(t.Context()), s, ask, "unbounded")
 			}
-			first.OK()
-			synctest.Wait()
+			first.Finish()
 			second := g.Next(t)
 			deadline, ok := second.Ctx.Deadline()
 			require.Equal(t, !unbounded, ok)
@@ -400,8 +378,7 @@ func TestCoalesceCarriesTheLatestDeadline(t *testing.T) {
 				require.Equal(t, want, deadline)
 				cancel()
 			}
-			second.OK()
-			synctest.Wait()
+			second.Finish()
 		}
 	})
 }
@@ -472,8 +449,7 @@ func TestCoalesceErrors(t *testing.T) {
 			storetest.Start(t.Context(), s, ask, "first")
 			first := g.Next(t)
 			replies := []*storetest.Reply{storetest.Start(t.Context(), s, ask, "a"), storetest.Start(t.Context(), s, ask, "b1", "b2"), storetest.Start(t.Context(), s, ask, "c")}
-			first.OK()
-			synctest.Wait()
+			first.Finish()
 			return g.Next(t), replies
 		}
 		// Of the whole call: everybody's.
@@ -532,8 +508,7 @@ func TestCoalesceErrors(t *testing.T) {
 		storetest.Start(t.Context(), s, ask, "a")
 		storetest.Start(ctx, s, ask, "gone")
 		storetest.Start(t.Context(), s, ask, "c")
-		first.OK()
-		synctest.Wait()
+		first.Finish()
 		call = g.Next(t)
 		cancel()
 		synctest.Wait()
@@ -569,10 +544,8 @@ func TestCoalesceRefusesBadArgumentsAlone(t *testing.T) {
 			empty := storetest.Start(t.Context(), s, ask)
 			require.True(t, empty.Done)
 			require.NoError(t, empty.Err)
-			first.OK()
-			synctest.Wait()
-			g.Next(t).OK()
-			synctest.Wait()
+			first.Finish()
+			g.Next(t).Finish()
 			require.Equal(t, []string{"b"}, b.Names)
 		}
 		require.NoError(t, s.Close())
@@ -592,8 +565,7 @@ func TestCoalesceClose(t *testing.T) {
 				b := storetest.Start(t.Context(), s, ask, "b")
 				c := storetest.Start(t.Context(), s, ask, "c")
 				d := storetest.Start(t.Context(), s, ask, "d")
-				first.OK()
-				synctest.Wait()
+				first.Finish()
 				merged := g.Next(t)
 				require.Equal(t, []string{"b", "c"}, merged.RowNames())
 				closed := make(chan error, 1)

@@ -22,18 +22,7 @@ import (
 
 // eachShardedKind is eachKind over a store with a Sharder.
 func eachShardedKind(t *testing.T, opts coalesce.Options, test func(t *testing.T, ask storetest.Asker, g *storetest.Gate, s rs.Store)) {
-	t.Parallel()
-	for name, ask := range storetest.Askers {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				g := storetest.NewGate(memstore.New())
-				s := coalesce.New(storetest.Sharded{Gate: g}, opts)
-				test(t, ask, g, s)
-				require.NoError(t, s.Close())
-			})
-		})
-	}
+	eachKindOver(t, func(g *storetest.Gate) rs.Store { return storetest.Sharded{Gate: g} }, opts, test)
 }
 
 func TestCoalesceKeepsShardsApart(t *testing.T) {
@@ -47,17 +36,13 @@ func TestCoalesceKeepsShardsApart(t *testing.T) {
 			call := g.Next(t)
 			require.Equal(t, []string{"b1"}, call.RowNames())
 			storetest.Start(t.Context(), s, ask, "b2")
-			call.OK()
-			synctest.Wait()
+			call.Finish()
 			require.Equal(t, []string{"b1"}, b.Names)
-			g.Next(t).OK()
-			synctest.Wait()
+			g.Next(t).Finish()
 		}
 		require.False(t, waiting.Done)
-		hanging.OK()
-		synctest.Wait()
-		g.Next(t).OK()
-		synctest.Wait()
+		hanging.Finish()
+		g.Next(t).Finish()
 		require.Equal(t, []string{"a2"}, waiting.Names)
 	})
 }
@@ -76,8 +61,7 @@ func TestCoalesceCutsACallForSeveralShards(t *testing.T) {
 		calls["a1"].Fail(failure)
 		synctest.Wait()
 		require.False(t, both.Done)
-		calls["b1"].OK()
-		synctest.Wait()
+		calls["b1"].Finish()
 		require.NoError(t, both.Err)
 		require.ErrorIs(t, both.Errs[0], failure)
 		require.ErrorIs(t, both.Errs[2], failure)
@@ -102,8 +86,7 @@ func TestCoalesceDrawsOnlyAfterAWholeBatch(t *testing.T) {
 			require.False(t, part.Opts.AssignTimestamp, "the other part may not be applied yet")
 			part.OK()
 		}
-		one.OK()
-		synctest.Wait()
+		one.Finish()
 		require.NoError(t, s.Close())
 	})
 }
@@ -271,8 +254,7 @@ func TestCoalesceLetsMoreLeaveBesideOnesThatHang(t *testing.T) {
 			require.Equal(t, []string{"c"}, waiting.Names)
 			// What hangs is known now, and keeps nobody waiting any more.
 			d := storetest.Start(t.Context(), s, ask, "d")
-			g.Next(t).OK()
-			synctest.Wait()
+			g.Next(t).Finish()
 			require.Equal(t, []string{"d"}, d.Names)
 		}
 		require.Len(t, hanging, 6)
@@ -286,10 +268,8 @@ func TestCoalesceLetsMoreLeaveBesideOnesThatHang(t *testing.T) {
 		storetest.Start(t.Context(), s, ask, "c")
 		g.None(t)
 		hanging[0].OK()
-		hanging[1].OK()
-		synctest.Wait()
-		g.Next(t).OK()
-		synctest.Wait()
+		hanging[1].Finish()
+		g.Next(t).Finish()
 	})
 }
 
@@ -300,8 +280,7 @@ func TestCoalesceIsPatientWithASlowServer(t *testing.T) {
 		call := g.Next(t)
 		for range 20 {
 			storetest.Start(t.Context(), s, ask, "a")
-			call.OK()
-			synctest.Wait()
+			call.Finish()
 			call = g.Next(t) // went with a batch
 			time.Sleep(10 * time.Millisecond)
 		}
@@ -312,8 +291,7 @@ func TestCoalesceIsPatientWithASlowServer(t *testing.T) {
 		time.Sleep(200 * time.Millisecond)
 		synctest.Wait()
 		g.Next(t).OK()
-		call.OK()
-		synctest.Wait()
+		call.Finish()
 	})
 }
 
@@ -323,8 +301,7 @@ func TestCoalesceSendsALargeCallApart(t *testing.T) {
 		call := g.Next(t)
 		require.Len(t, call.RowNames(), 5)
 		small := storetest.Start(t.Context(), s, ask, "b")
-		g.Next(t).OK()
-		synctest.Wait()
+		g.Next(t).Finish()
 		require.Equal(t, []string{"b"}, small.Names)
 		// Nor does it wait for others.
 		storetest.Start(t.Context(), s, ask, "c")
@@ -336,8 +313,7 @@ func TestCoalesceSendsALargeCallApart(t *testing.T) {
 		go func() { closed <- s.Close() }()
 		synctest.Wait()
 		c.OK()
-		d.OK()
-		synctest.Wait()
+		d.Finish()
 		require.Empty(t, closed, "Close waits for the large call too")
 		call.OK()
 		require.NoError(t, <-closed)
@@ -363,19 +339,16 @@ func TestCoalesceLetsUrgentAppliesPass(t *testing.T) {
 		require.True(t, call.Opts.Urgent)
 		storetest.Start(t.Context(), s, urgent, "lock 1")
 		storetest.Start(t.Context(), s, urgent, "lock 2")
-		call.OK()
-		synctest.Wait()
+		call.Finish()
 		require.True(t, renewal.Done)
 		locks := g.Next(t)
 		require.Equal(t, []string{"lock 1", "lock 2"}, locks.RowNames(), "urgent ones are merged with each other")
 		locks.OK()
-		a.OK()
-		synctest.Wait()
+		a.Finish()
 		b := g.Next(t)
 		require.Equal(t, []string{"b"}, b.RowNames())
 		require.False(t, b.Opts.Urgent)
-		b.OK()
-		synctest.Wait()
+		b.Finish()
 		require.NoError(t, s.Close())
 	})
 }
@@ -389,16 +362,14 @@ func TestCoalesceKeepsToEachCallersDeadline(t *testing.T) {
 		storetest.Start(t.Context(), s, ask, "a")
 		first := g.Next(t)
 		hurried, patient := storetest.Start(soon, s, ask, "b"), storetest.Start(late, s, ask, "c")
-		first.OK()
-		synctest.Wait()
+		first.Finish()
 		merged := g.Next(t)
 		time.Sleep(5 * time.Millisecond)
 		synctest.Wait()
 		require.ErrorIs(t, hurried.Err, context.DeadlineExceeded)
 		require.False(t, patient.Done)
 		require.NoError(t, merged.Ctx.Err(), "the deadline of one is not that of the other")
-		merged.OK()
-		synctest.Wait()
+		merged.Finish()
 		require.Equal(t, []string{"c"}, patient.Names)
 	})
 }
@@ -419,13 +390,11 @@ func TestCoalesceMergesNothingWithLargeValues(t *testing.T) {
 		storetest.Start(t.Context(), s, storetest.Askers["Apply"], "b")
 		storetest.Start(t.Context(), s, storetest.Askers["Apply"], "c")
 		for _, want := range [][]string{{"large"}, {"b", "c"}} {
-			call.OK()
-			synctest.Wait()
+			call.Finish()
 			call = g.Next(t)
 			require.Equal(t, want, call.RowNames())
 		}
-		call.OK()
-		synctest.Wait()
+		call.Finish()
 		require.NoError(t, s.Close())
 	})
 }
@@ -434,8 +403,7 @@ func TestCoalesceMergesNothingWithLargeValues(t *testing.T) {
 func TestCoalesceClosesEveryShard(t *testing.T) {
 	eachShardedKind(t, coalesce.Options{}, func(t *testing.T, ask storetest.Asker, g *storetest.Gate, s rs.Store) {
 		storetest.Start(t.Context(), s, ask, "a")
-		g.Next(t).OK()
-		synctest.Wait()
+		g.Next(t).Finish()
 		require.NoError(t, s.Close())
 		for _, rows := range [][]string{{"a"}, {"b"}, {"a", "c"}} {
 			require.ErrorIs(t, storetest.Start(t.Context(), s, ask, rows...).Err, rs.ErrClosed)

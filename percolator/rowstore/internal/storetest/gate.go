@@ -5,6 +5,7 @@ import (
 	"context"
 	"iter"
 	"testing"
+	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
 
@@ -141,6 +142,12 @@ func (c *GateCall) OK() {
 		a.Groups = append(a.Groups, rs.GroupOutcome{Applied: true, Incarnation: g.Mutations[0].Row})
 	}
 	c.Answer <- a
+}
+
+// Finish is OK, and returns when every goroutine of the bubble stands still.
+func (c *GateCall) Finish() {
+	c.OK()
+	synctest.Wait()
 }
 
 // Fail answers a call with an error.
