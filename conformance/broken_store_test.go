@@ -13,18 +13,19 @@ import (
 // broken is a store in memory with a fault in some of its calls.
 type broken struct {
 	*memstore.Store
-	apply  func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error)
-	read   func(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error)
-	scan   func(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error]
-	tables func(ctx context.Context) iter.Seq2[string, error]
-	group  func(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error)
-	listen func(ctx context.Context, wake func(string)) error
-	draw   func(ctx context.Context, n int) (oracle.Timestamp, error)
-	split  func(ctx context.Context, table string, n int) ([]string, error)
-	flush  func(ctx context.Context) error
-	crash  func()
-	close  func() error
-	limits *rowstore.Limits
+	apply    func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error)
+	read     func(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error)
+	scan     func(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error]
+	tables   func(ctx context.Context) iter.Seq2[string, error]
+	snapshot func(ctx context.Context, asks []rowstore.SnapshotRead) ([]rowstore.SnapshotRows, error)
+	group    func(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error)
+	listen   func(ctx context.Context, wake func(string)) error
+	draw     func(ctx context.Context, n int) (oracle.Timestamp, error)
+	split    func(ctx context.Context, table string, n int) ([]string, error)
+	flush    func(ctx context.Context) error
+	crash    func()
+	close    func() error
+	limits   *rowstore.Limits
 }
 
 func (b *broken) Limits() rowstore.Limits {
@@ -46,6 +47,13 @@ func (b *broken) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore
 		return b.read(ctx, reads)
 	}
 	return b.Store.Read(ctx, reads)
+}
+
+func (b *broken) ReadSnapshot(ctx context.Context, asks []rowstore.SnapshotRead) ([]rowstore.SnapshotRows, error) {
+	if b.snapshot != nil {
+		return b.snapshot(ctx, asks)
+	}
+	return b.Store.ReadSnapshot(ctx, asks)
 }
 
 func (b *broken) Scan(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {

@@ -21,12 +21,15 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
-// brokenStores are the faults, each with tests that must find it.
-var brokenStores = []struct {
+// brokenStore is a fault, with tests that must find it.
+type brokenStore struct {
 	name   string
 	break_ func(b *broken) //nolint:revive // break is a keyword
 	found  []string
-}{
+}
+
+// brokenStores are the faults that the tests of single calls must find.
+var brokenStores = []brokenStore{
 	{"edits happen although a condition failed", func(b *broken) {
 		b.eachOutcome(func(m rowstore.Mutation, o *rowstore.Outcome) {
 			if !o.Applied {
@@ -664,7 +667,7 @@ func TestBrokenStores(t *testing.T) {
 			byName[tc.name] = tc
 		}
 	}
-	for _, fault := range brokenStores {
+	for _, fault := range slices.Concat(brokenStores, brokenProtocols) {
 		t.Run(fault.name, func(t *testing.T) {
 			t.Parallel()
 			require.NotEmpty(t, fault.found)

@@ -25,10 +25,13 @@ var (
 	fence   = regexp.MustCompile("^( *)```(.*)$")
 	comment = regexp.MustCompile(`^ *<!-- (code|unchecked): (.*\S) -->$`)
 	item    = regexp.MustCompile(`^([-*+]|[0-9]+\.) `)
+	// hidden is code that a reader sees as such and Blocks would take for prose.
+	hidden = regexp.MustCompile("^[ \t>]*(```|~~~)|^\t")
 )
 
 // Blocks finds the blocks of a document in Markdown. It returns an error for a fence
-// without an end, and for a comment that no block follows.
+// without an end, for a comment that no block follows, and for code that is marked in
+// another way: by ~~~, by a tab, or inside a quotation.
 func Blocks(document string) ([]Block, error) {
 	var blocks []Block
 	var next Block // what a comment has said about the block that follows
@@ -71,6 +74,9 @@ func Blocks(document string) ([]Block, error) {
 		}
 		if strings.TrimSpace(line) == "" {
 			continue
+		}
+		if hidden.MatchString(line) {
+			return nil, fmt.Errorf("line %d: code that nothing would check: use a fence of ``` at the margin or in a list, or four spaces", i+1)
 		}
 		indented := strings.HasPrefix(line, "    ")
 		if indented && !inList && (i == 0 || strings.TrimSpace(lines[i-1]) == "" || comment.MatchString(lines[i-1])) {

@@ -246,7 +246,16 @@ func TestBlocks(t *testing.T) {
 		{Line: 23, Language: "go", Text: "x\n", Code: "a/b.go"},
 		{Line: 27, Language: "indented", Text: "z\n", Unchecked: "it is so"},
 	}, blocks)
-	for _, bad := range []string{"```go\n", "<!-- code: x -->\ntext\n", "<!-- code: x -->\n<!-- code: y -->\n```go\n```\n", "<!-- code: x -->\n"} {
+	// A list ends at the next paragraph; a comment may stand right before its block.
+	blocks, err = Blocks("- item\n\nmore\n\n    make x\n\ntext\n<!-- unchecked: it is so -->\n    make y\n\n<!-- unchecked: not this one -->\n```go\nx\n```\n```sh\nls\n```\n")
+	require.NoError(t, err)
+	require.Equal(t, []Block{
+		{Line: 5, Language: "indented", Text: "make x\n"},
+		{Line: 9, Language: "indented", Text: "make y\n", Unchecked: "it is so"},
+		{Line: 13, Language: "go", Text: "x\n", Unchecked: "not this one"},
+		{Line: 16, Language: "sh", Text: "ls\n"},
+	}, blocks)
+	for _, bad := range []string{"```go\n", "~~~go\nx\n~~~\n", "text\n\n\tmake x\n", "\t```go\n\tx\n\t```\n", "> ```go\n> x\n> ```\n", "<!-- code: x -->\ntext\n", "<!-- code: x -->\n<!-- code: y -->\n```go\n```\n", "<!-- code: x -->\n"} {
 		_, err := Blocks(bad)
 		require.Error(t, err, bad)
 	}
@@ -256,13 +265,21 @@ func TestContains(t *testing.T) {
 	t.Parallel()
 	file := "func f() {\n\tif x {\n\t\treturn 1\n\t}\n\n\treturn 2\n}\n"
 	for block, want := range map[string]bool{
-		file:                                   true,
-		"if x {\n\treturn 1\n}\n\nreturn 2\n":  true,
-		"return 2\n":                           true,
-		"if x {\n\t\treturn 1\n}\n":            false,
-		"if x {\n\treturn 1\n}\nreturn 2\n":    false,
-		"return 3\n":                           false,
-		"if x {\n\treturn 1\n}\n\nreturn 22\n": false,
+		file:                                    true,
+		"if x {\n\treturn 1\n}\n\nreturn 2\n":   true,
+		"return 2\n":                            true,
+		"if x {\n\t\treturn 1\n}\n":             false,
+		"if x {\n\treturn 1\n}\nreturn 2\n":     false,
+		"return 3\n":                            false,
+		"if x {\n\treturn\n":                    false,
+		"if x {\n\treturn 1\n}\n\nreturn":       false,
+		"1\n":                                   false, // a line, not its end
+		"x {\n\treturn 1\n}\n":                  false,
+		"if x {\n\treturn 1\n}\n\n\nreturn 2\n": false,
+		"return 1\n\n\n":                        true, // blank lines at the end do not count
+		"func f() {\n\n":                        true,
+		"if x {\n\n}\n":                         false,
+		"if x {\n\treturn 1\n}\n\nreturn 22\n":  false,
 	} {
 		require.Equal(t, want, Contains(file, block), block)
 	}
