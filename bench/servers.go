@@ -119,7 +119,7 @@ func with(raw string, pairs ...string) string {
 	return u.String()
 }
 
-// serverWorkloads are those over Redis and Postgres.
+// serverWorkloads are those over Redis and Postgres. It is long because it is a list.
 func serverWorkloads() []Workload {
 	redisSpace := func(cfg Config, name string) (string, error) { return cfg.servers.redisSpace(cfg, name) }
 	postgresSpace := func(cfg Config, name string, more ...string) (string, error) {

@@ -298,95 +298,130 @@ func (f *File) check() error {
 
 // url puts the parts of the URL together.
 func (s *Store) url() (string, error) {
-	parts := s.Scheme != "" || len(s.Addresses) > 0 || s.Path != ""
-	switch {
-	case s.URL == "" && s.Scheme == "":
-		return "", errors.New("it has neither a url nor a scheme; give one of them")
-	case s.URL != "" && parts:
-		return "", errors.New("it has a url and also a scheme, addresses or a path; keep the url or the others")
-	}
-	if strings.ContainsAny(s.Path, "?#") {
-		return "", errors.New("path: it holds a ? or a #, which would end it; parameters go under parameters")
-	}
-	for _, a := range s.Addresses {
-		if strings.ContainsAny(a, "/?#@") {
-			return "", errors.New("addresses: one of them is not of the form host:port")
-		}
+	if err := s.checkParts(); err != nil {
+		return "", err
 	}
 	if s.URL != "" && s.User == "" && s.Password == "" && len(s.Parameters) == 0 {
 		return s.URL, nil
 	}
-	scheme, authority, path, query := s.Scheme, strings.Join(s.Addresses, ","), s.Path, ""
-	user, password := s.User, s.Password
-	slashes := len(s.Addresses) > 0 || user != ""
+	u := urlParts{
+		scheme: s.Scheme, user: s.User, password: s.Password, authority: strings.Join(s.Addresses, ","), path: s.Path,
+		slashes: len(s.Addresses) > 0 || s.User != "",
+	}
 	if s.URL != "" {
-		var rest string
-		var ok bool
-		if scheme, rest, ok = strings.Cut(s.URL, ":"); !ok {
-			return "", errors.New("the url has no scheme, which names the backend (postgres:, pebble:)")
-		}
-		rest, query, _ = strings.Cut(rest, "?")
-		if err := s.beside(query); err != nil {
+		if err := u.take(s); err != nil {
 			return "", err
 		}
-		if slashes = strings.HasPrefix(rest, "//"); slashes {
-			authority, path, _ = strings.Cut(rest[2:], "/")
-			if at := strings.LastIndex(authority, "@"); at >= 0 {
-				given, host := authority[:at], authority[at+1:]
-				u, p, hasPassword := strings.Cut(given, ":")
-				if user == "" {
-					var err error
-					if user, err = url.PathUnescape(u); err != nil {
-						return "", errors.New("the url's user is badly escaped; give it as user, where nothing is escaped")
-					}
-				} else if u != "" {
-					return "", errors.New("the user is given in the url and beside it; keep one")
-				}
-				if hasPassword {
-					if password != "" {
-						return "", errors.New("the password is given in the url and beside it; keep one")
-					}
-					var err error
-					if password, err = url.PathUnescape(p); err != nil {
-						return "", errors.New("the url's password is badly escaped; give it as password, where nothing is escaped")
-					}
-				}
-				authority = host
-			}
-			if strings.Contains(rest[2:], "/") {
-				path = "/" + path
-			}
-		} else {
-			path = rest
-		}
-	} else if slashes && path != "" && !strings.HasPrefix(path, "/") {
-		path = "/" + path
+	} else if u.slashes && u.path != "" && !strings.HasPrefix(u.path, "/") {
+		u.path = "/" + u.path
 	}
-	if !slashes && (user != "" || password != "") {
+	if !u.slashes && (u.user != "" || u.password != "") {
 		return "", errors.New("it has a user or a password, but the store is without a server, which would ask for them")
 	}
-	var b strings.Builder
-	b.WriteString(scheme + ":")
-	if slashes {
-		b.WriteString("//")
-		if password != "" {
-			b.WriteString(url.UserPassword(user, password).String() + "@")
-		} else if user != "" {
-			b.WriteString(url.User(user).String() + "@")
-		}
-		b.WriteString(authority)
+	return u.join(s.Parameters), nil
+}
+
+// checkParts refuses parts that do not go together, or do not fit into a URL.
+func (s *Store) checkParts() error {
+	parts := s.Scheme != "" || len(s.Addresses) > 0 || s.Path != ""
+	switch {
+	case s.URL == "" && s.Scheme == "":
+		return errors.New("it has neither a url nor a scheme; give one of them")
+	case s.URL != "" && parts:
+		return errors.New("it has a url and also a scheme, addresses or a path; keep the url or the others")
 	}
-	b.WriteString(path)
-	for _, k := range slices.Sorted(maps.Keys(s.Parameters)) {
+	if strings.ContainsAny(s.Path, "?#") {
+		return errors.New("path: it holds a ? or a #, which would end it; parameters go under parameters")
+	}
+	for _, a := range s.Addresses {
+		if strings.ContainsAny(a, "/?#@") {
+			return errors.New("addresses: one of them is not of the form host:port")
+		}
+	}
+	return nil
+}
+
+// urlParts are the parts of a URL. User and password are as they are meant, all else as it is written.
+type urlParts struct {
+	scheme, user, password, authority, path, query string
+	slashes                                        bool // there is an authority
+}
+
+// take takes the URL of a store apart, which has a user, a password or parameters beside it.
+func (u *urlParts) take(s *Store) error {
+	scheme, rest, ok := strings.Cut(s.URL, ":")
+	if !ok {
+		return errors.New("the url has no scheme, which names the backend (postgres:, pebble:)")
+	}
+	u.scheme = scheme
+	rest, u.query, _ = strings.Cut(rest, "?")
+	if err := s.beside(u.query); err != nil {
+		return err
+	}
+	if u.slashes = strings.HasPrefix(rest, "//"); !u.slashes {
+		u.path = rest
+		return nil
+	}
+	u.authority, u.path, _ = strings.Cut(rest[2:], "/")
+	if at := strings.LastIndex(u.authority, "@"); at >= 0 {
+		if err := u.takeUser(u.authority[:at]); err != nil {
+			return err
+		}
+		u.authority = u.authority[at+1:]
+	}
+	if strings.Contains(rest[2:], "/") {
+		u.path = "/" + u.path
+	}
+	return nil
+}
+
+// takeUser takes user and password of the URL, unless they are given beside it too.
+func (u *urlParts) takeUser(given string) (err error) {
+	user, password, hasPassword := strings.Cut(given, ":")
+	if u.user == "" {
+		if u.user, err = url.PathUnescape(user); err != nil {
+			return errors.New("the url's user is badly escaped; give it as user, where nothing is escaped")
+		}
+	} else if user != "" {
+		return errors.New("the user is given in the url and beside it; keep one")
+	}
+	if !hasPassword {
+		return nil
+	}
+	if u.password != "" {
+		return errors.New("the password is given in the url and beside it; keep one")
+	}
+	if u.password, err = url.PathUnescape(password); err != nil {
+		return errors.New("the url's password is badly escaped; give it as password, where nothing is escaped")
+	}
+	return nil
+}
+
+// join writes the URL, with more parameters.
+func (u *urlParts) join(parameters map[string]string) string {
+	var b strings.Builder
+	b.WriteString(u.scheme + ":")
+	if u.slashes {
+		b.WriteString("//")
+		if u.password != "" {
+			b.WriteString(url.UserPassword(u.user, u.password).String() + "@")
+		} else if u.user != "" {
+			b.WriteString(url.User(u.user).String() + "@")
+		}
+		b.WriteString(u.authority)
+	}
+	b.WriteString(u.path)
+	query := u.query
+	for _, k := range slices.Sorted(maps.Keys(parameters)) {
 		if query != "" {
 			query += "&"
 		}
-		query += escape(k) + "=" + escape(s.Parameters[k])
+		query += escape(k) + "=" + escape(parameters[k])
 	}
 	if query != "" {
 		b.WriteString("?" + query)
 	}
-	return b.String(), nil
+	return b.String()
 }
 
 // beside tells whether the parameters can be added to those of the url.

@@ -115,6 +115,7 @@ func pickOfOneColumn(t testing.TB, e *env) {
 	}
 }
 
+// picksMakeAUnion reads by several selectors at once. It is long because it has a table of them.
 func picksMakeAUnion(t testing.TB, e *env) {
 	h := e.harness(t)
 	var all []rowstore.Version

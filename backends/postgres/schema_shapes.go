@@ -66,6 +66,14 @@ var shapes = []shape{
 	},
 }
 
+// What the statements of every shape have in common. joinKey is for an UPDATE or DELETE; see
+// functionSettings.
+const (
+	sameKey = `c.tab = u.tab AND c.key = u.key AND c.col = u.col`
+	joinKey = `c.tab = ANY (ARRAY[u.tab]) AND c.key = u.key AND c.col = u.col`
+	notBad  = `(v_bad IS NULL OR u.g <> ALL (v_bad))`
+)
+
 // pairs returns what a shape fills into schema_apply.sql.
 func (s shape) pairs() []string {
 	var params, args, cols []string
@@ -77,55 +85,66 @@ func (s shape) pairs() []string {
 	}
 	list := `unnest(p_g, p_tab, p_key, p_col, ` + strings.Join(args, ", ") + `) WITH ORDINALITY AS u(g, tab, key, col, ` +
 		strings.Join(cols, ", ") + `, i)`
-	const sameKey = `c.tab = u.tab AND c.key = u.key AND c.col = u.col`
-	const joinKey = `c.tab = ANY (ARRAY[u.tab]) AND c.key = u.key AND c.col = u.col` // see functionSettings
-	const notBad = `(v_bad IS NULL OR u.g <> ALL (v_bad))`
+	return []string{
+		"{{name}}", s.name,
+		"{{params}}", strings.Join(params, ", "),
+		"{{args}}", strings.Join(args, ", "),
+		"{{cols}}", strings.Join(cols, ", "),
+		"{{cond}}", s.cond,
+		"{{update}}", s.update(list),
+		"{{insert}}", s.insert(list),
+		"{{ranges}}", s.rangesGone(list),
+	}
+}
 
+// update is the SQL that changes the cells that are there. list is what a shape is given, as
+// a table u.
+func (s shape) update(list string) string {
 	set, spill, from := s.set, "", ""
 	if s.write != "" {
-		may := "c.write_ts IS NOT NULL"
-		spilled := `length(c.past) >= {{past_limit}}`
-		if s.may != "" {
-			may = s.may + " AND " + may
-			spilled = s.may + " AND " + spilled
-		}
-		lowest := "CASE WHEN " + may + " THEN CASE WHEN length(c.past) < {{past_limit}} THEN c.past_lo ELSE c.write_ts END"
-		past := "CASE WHEN " + may + " THEN " + entry("c.write_ts", "c.write_val") +
-			" || CASE WHEN length(c.past) < {{past_limit}} THEN c.past ELSE '' END"
-		if s.ranges {
-			const whole = ` WHEN c.past_lo <= u.rh THEN CASE WHEN length(c.past) < {{past_limit}} THEN `
-			const without = `{{schema}}.past_without(c.past, u.rl, u.rh)`
-			lowest += whole + "{{schema}}.past_lowest(" + without + ") END"
-			past += whole + without + " END"
-		}
-		set += ", past_lo = " + lowest + " ELSE c.past_lo END, past = " + past + " ELSE c.past END"
+		more, spilled := s.aging()
+		set += more
 		spill = `, u.tab, u.key, u.col, u.` + s.write + ` - 1 AS hi, c.past_lo AS lo, CASE WHEN ` + spilled + ` THEN c.past END AS vals`
 		from = `, spill AS (
 			INSERT INTO {{schema}}.past (tab, key, col, lo, hi, vals)
 			SELECT up.tab, up.key, up.col, up.lo, up.hi, up.vals FROM up WHERE up.vals IS NOT NULL
 		)`
 	}
-	update := `WITH up AS (
+	return `WITH up AS (
 			UPDATE {{schema}}.cell c SET ` + set + `
 			FROM ` + list + `
 			WHERE ` + joinKey + ` AND (` + s.cond + `) AND ` + notBad + `
 			RETURNING u.i` + spill + `
 		)` + from + ` SELECT array_agg(up.i::integer) INTO v_done FROM up;`
-	ranges := ""
-	if s.ranges {
-		const sameOld = `o.tab = u.tab AND o.key = u.key AND o.col = u.col`
-		const joinOld = `o.tab = ANY (ARRAY[u.tab]) AND o.key = u.key AND o.col = u.col`
-		const ranged = `u.rh IS NOT NULL AND u.i = ANY (v_done)`
-		ranges = `IF (p_smask & 16) <> 0 THEN
-			DELETE FROM {{schema}}.past o USING ` + list + `
-			WHERE ` + ranged + ` AND ` + joinOld + ` AND o.lo BETWEEN u.rl AND u.rh AND o.hi <= u.rh;
-			PERFORM {{schema}}.past_cut(u.tab, u.key, u.col, u.rl, u.rh) FROM ` + list + `
-			WHERE ` + ranged + ` AND EXISTS (SELECT FROM {{schema}}.past o WHERE ` + sameOld + ` AND o.lo <= u.rh AND o.hi >= u.rl OFFSET 0);
-		END IF;`
+}
+
+// aging is what an update adds to SET where the newest write becomes an older one, and when the
+// older writes of the cell are spilled into the table past.
+func (s shape) aging() (set, spilled string) {
+	may := "c.write_ts IS NOT NULL"
+	spilled = `length(c.past) >= {{past_limit}}`
+	if s.may != "" {
+		may = s.may + " AND " + may
+		spilled = s.may + " AND " + spilled
 	}
-	insert := "NULL;"
-	if s.makes != "" {
-		insert = `WITH cand AS MATERIALIZED (
+	lowest := "CASE WHEN " + may + " THEN CASE WHEN length(c.past) < {{past_limit}} THEN c.past_lo ELSE c.write_ts END"
+	past := "CASE WHEN " + may + " THEN " + entry("c.write_ts", "c.write_val") +
+		" || CASE WHEN length(c.past) < {{past_limit}} THEN c.past ELSE '' END"
+	if s.ranges {
+		const whole = ` WHEN c.past_lo <= u.rh THEN CASE WHEN length(c.past) < {{past_limit}} THEN `
+		const without = `{{schema}}.past_without(c.past, u.rl, u.rh)`
+		lowest += whole + "{{schema}}.past_lowest(" + without + ") END"
+		past += whole + without + " END"
+	}
+	return ", past_lo = " + lowest + " ELSE c.past_lo END, past = " + past + " ELSE c.past END", spilled
+}
+
+// insert is the SQL that makes the cells that are not there.
+func (s shape) insert(list string) string {
+	if s.makes == "" {
+		return "NULL;"
+	}
+	return `WITH cand AS MATERIALIZED (
 				SELECT u.* FROM ` + list + `
 				LEFT JOIN LATERAL (SELECT * FROM {{schema}}.cell c WHERE ` + sameKey + ` OFFSET 0) c ON true
 				WHERE c.tab IS NULL AND (` + s.cond + `) AND (` + s.makes + `) AND ` + notBad + `
@@ -137,15 +156,20 @@ func (s shape) pairs() []string {
 			IF v_ins < cardinality(v_new) THEN
 				RAISE EXCEPTION 'percolator: another client made the row' USING ERRCODE = 'PC002';
 			END IF;`
+}
+
+// rangesGone is the SQL that removes ranges of writes from the table past.
+func (s shape) rangesGone(list string) string {
+	if !s.ranges {
+		return ""
 	}
-	return []string{
-		"{{name}}", s.name,
-		"{{params}}", strings.Join(params, ", "),
-		"{{args}}", strings.Join(args, ", "),
-		"{{cols}}", strings.Join(cols, ", "),
-		"{{cond}}", s.cond,
-		"{{update}}", update,
-		"{{insert}}", insert,
-		"{{ranges}}", ranges,
-	}
+	const sameOld = `o.tab = u.tab AND o.key = u.key AND o.col = u.col`
+	const joinOld = `o.tab = ANY (ARRAY[u.tab]) AND o.key = u.key AND o.col = u.col`
+	const ranged = `u.rh IS NOT NULL AND u.i = ANY (v_done)`
+	return `IF (p_smask & 16) <> 0 THEN
+			DELETE FROM {{schema}}.past o USING ` + list + `
+			WHERE ` + ranged + ` AND ` + joinOld + ` AND o.lo BETWEEN u.rl AND u.rh AND o.hi <= u.rh;
+			PERFORM {{schema}}.past_cut(u.tab, u.key, u.col, u.rl, u.rh) FROM ` + list + `
+			WHERE ` + ranged + ` AND EXISTS (SELECT FROM {{schema}}.past o WHERE ` + sameOld + ` AND o.lo <= u.rh AND o.hi >= u.rl OFFSET 0);
+		END IF;`
 }

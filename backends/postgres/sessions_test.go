@@ -162,26 +162,32 @@ func TestLockTimeoutOfSessions(t *testing.T) {
 			require.NoError(t, exec(ctx, holder, "BEGIN; "+n.expand(tc.lock)))
 			done := make(chan error, 1)
 			go func() { done <- tc.call(ctx, s) }()
-			watcher := connect(ctx, t, direct)
-			eventually(ctx, t, func() error {
-				select {
-				case err := <-done:
-					done <- err
-					return nil // the check below has it
-				default:
-				}
-				var waiting int
-				err := watcher.QueryRow(ctx, "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid) "+
-					"WHERE NOT l.granted AND l.waitstart < now() - '50ms'::interval AND a.application_name = $1", n.channel).Scan(&waiting)
-				if err == nil && waiting == 0 {
-					err = errors.New("nobody waits yet")
-				}
-				return err
-			})
+			waitsForLock(ctx, t, connect(ctx, t, direct), n.channel, done)
 			require.NoError(t, exec(ctx, holder, "ROLLBACK"))
 			require.NoError(t, <-done)
 		})
 	}
+}
+
+// waitsForLock returns when the program of a name has waited for a lock for some time, or when a
+// call of it has ended, whose error stays in done.
+func waitsForLock(ctx context.Context, t *testing.T, watcher *pgx.Conn, name string, done chan error) {
+	t.Helper()
+	eventually(ctx, t, func() error {
+		select {
+		case err := <-done:
+			done <- err
+			return nil
+		default:
+		}
+		var waiting int
+		err := watcher.QueryRow(ctx, "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid) "+
+			"WHERE NOT l.granted AND l.waitstart < now() - '50ms'::interval AND a.application_name = $1", name).Scan(&waiting)
+		if err == nil && waiting == 0 {
+			err = errors.New("nobody waits yet")
+		}
+		return err
+	})
 }
 
 // Where a table is locked as a whole, by an administrator's command, a call that cannot wait is one

@@ -309,6 +309,7 @@ var (
 	fails  = Budget{Fail: 1}
 )
 
+// programs are what the explorer runs. It is long because it is a list.
 func programs() []program {
 	ab, observed := []percolator.Cell{a, b}, []percolator.Cell{a}
 	farTable := map[string]string{"far": "side"}

@@ -1,7 +1,8 @@
--- Draws ARGV[1][1] timestamps, then reads fields: key, field, and so on. Whatever
--- stands in a row was drawn before, so the newest write of a field is what a read at
--- any of these timestamps finds. Answers the milliseconds and the counter of the
--- first timestamp, then the fields, or none if they are more than ARGV[1][2] bytes.
+-- The script draws ARGV[1][1] timestamps, and then reads fields: key, field, and so on.
+-- All that it finds in a row was drawn before. So the newest write of a field is what a
+-- read at any of these timestamps finds. It answers the milliseconds and the counter of
+-- the first timestamp, and then the fields. If they have more than ARGV[1][2] bytes, it
+-- answers no fields.
 local A = cmsgpack.unpack(ARGV[1])
 local t = call('TIME')
 local err = oracleLoad(KEYS[1], t[1] * 1000 + floor(t[2] / 1000))

@@ -1,4 +1,4 @@
--- Draws ARGV[1] timestamps; answers the milliseconds and the counter of the
+-- The script draws ARGV[1] timestamps. It answers the milliseconds and the counter of the
 -- first one.
 local t = call('TIME')
 local err = oracleLoad(KEYS[1], t[1] * 1000 + floor(t[2] / 1000))

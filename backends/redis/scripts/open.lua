@@ -1,4 +1,4 @@
--- Makes the store's own record, or answers the one that is there: format,
+-- The script makes the store's own record. If there is one, it answers that record: format,
 -- partitions.
 local m, p, format, partitions = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 local kind = call('TYPE', m).ok

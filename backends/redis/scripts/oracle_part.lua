@@ -1,11 +1,11 @@
--- The oracle's state is 6 bytes of milliseconds, 3 of counter (together the
--- next timestamp to hand out), 6 of milliseconds below which every timestamp
--- handed out lies (the bound), and the run id of the server that wrote it. The
--- bound is written at least 3 s before it is reached, so that it survives the
--- loss of the last seconds of writes. A second key, whose name ends in e, holds
--- the server's replication id, which changes whenever the server starts or
--- becomes a primary, and its run id. A server that finds another id in either
--- key may have lost writes and starts at the bound.
+-- The oracle's state is a string of four parts. The first 6 bytes are milliseconds and the
+-- next 3 a counter: together they are the next timestamp to hand out. The next 6 bytes are
+-- the bound, in milliseconds. Every timestamp that was handed out lies below it. The rest
+-- is the run id of the server that wrote the state. The bound is written at least 3 s
+-- before it is reached, so that it survives the loss of the last seconds of writes. A
+-- second key, whose name ends in e, holds the server's replication id and its run id. The
+-- replication id changes whenever the server starts or becomes a primary. A server that
+-- finds another id in either key may have lost writes, and starts at the bound.
 local oracleKey, oracleRun, oracleRepl
 local ms, ctr, bound = 0, 0, 0
 local function oracleLoad(key, now)

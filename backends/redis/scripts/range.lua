@@ -1,7 +1,7 @@
--- Reads ranges of the history of a row that is read in pieces. ARGV[1] holds the
--- history's key, how many steps and bytes this run may take, and the ranges: lo,
--- hi, lim. Answers how many ranges are done, where the next one goes on (false: at
--- its start), how many of its members are there, and the members.
+-- The script reads ranges of the history of a row that is read in pieces. ARGV[1] holds the
+-- history's key, how many steps and bytes this run may take, and the ranges: lo, hi, lim.
+-- It answers how many ranges are done, where the next one goes on (false: at its start),
+-- how many of its members are there, and the members.
 local A = cmsgpack.unpack(ARGV[1])
 local hkey = A[1]
 local steps, bytes = A[2], A[3]

@@ -1,8 +1,8 @@
--- Reads rows. ARGV[1] says how many steps and bytes this run may take, and then
--- the reads: 0, key, field, th, tl for the newest write of one cell at or below a
--- timestamp, with its lock and mark: nearly every read there is. Or 1, key and a
--- general read. Answers the rows, as many as fit, and 1 in place of the first one
--- if that alone does not fit.
+-- The script reads rows. ARGV[1] says how many steps and bytes this run may take. Then come
+-- the reads. A read is 0, key, field, th, tl: it finds the newest write of one cell at or
+-- below a timestamp, with the cell's lock and mark. Nearly all reads are of this kind. Or
+-- it is 1, key and a general read. The script answers as many rows as fit. If not even the
+-- first one fits, it answers 1 in its place.
 local A = cmsgpack.unpack(ARGV[1])
 maxSteps, maxBytes = A[1], A[2]
 local out, n = {}, 0

@@ -1,9 +1,9 @@
--- What this run has done and may do, so that it keeps the server from its other
--- clients for a short time only: steps (a field or a member is one, a visit to the
--- history four) and bytes to answer.
+-- This is what the run has done and may do: steps and bytes to answer. A field or a member
+-- is one step, and a visit to the history is four. The limits keep the run short, because
+-- the server's other clients wait for it.
 local spent, size, maxSteps, maxBytes = 0, 0, 0, 0
 
--- The older writes that the hash of one row holds itself, by field of their cell.
+-- These are the older writes in the hash of one row, by field of their cell.
 local recentKey, recent
 
 -- collect finds them among all fields of the row.
@@ -50,9 +50,9 @@ local function members(hkey, first, last, lim)
   end
 end
 
--- older returns what a read of a cell's field must answer: the field itself, or,
--- where older writes are wanted too, the field and the history members. Wanted
--- are at most lim (0: all) writes in the inverted range [th,tl] to [fh,fl]. It
+-- older returns what a read of a cell's field must answer. That is the field itself. If the
+-- read wants older writes too, it is the field and the members of the history. The read
+-- wants at most lim (0: all) writes in the inverted range [th,tl] to [fh,fl]. older
 -- returns nil when that is more than this run may do.
 local function older(key, field, v, lim, th, tl, fh, fl)
   local pos, k = 2, byte(v)
@@ -96,12 +96,12 @@ local function older(key, field, v, lim, th, tl, fh, fl)
   return r
 end
 
--- The general read: A[p] on says nc, then for each column its field and lim (-1:
--- no older writes), th, tl, fh, fl; then nr history ranges, each lo, hi, lim. nc
--- = -1 stands for every field of the row, with one lim and range for all cells.
--- Answers the list of views and, for a scan, whether any of the row's fields is
--- of a wanted kind: want[flags] for cells, want[8] for notifications. It returns
--- nil when the row is more than this run may do.
+-- This is the general read. A[p] is nc. Then come for each column its field and lim (-1:
+-- no older writes), th, tl, fh, fl; and then nr history ranges, each lo, hi, lim. If nc is
+-- -1, the read is of every field of the row, with one lim and range for all cells. It
+-- answers the list of views. For a scan it also tells whether any of the row's fields is
+-- of a wanted kind: want[flags] for cells, want[8] for notifications. It returns nil when
+-- the row is more than this run may do.
 local function view(key, A, p, want)
   local row, n, found = {}, 0, false
   local nc = A[p]

@@ -1,9 +1,9 @@
--- One page of a scan of one partition. ARGV[1] holds: index key, lower and upper
--- bound, reverse, most rows to answer, most rows to look at, most bytes to
--- answer, prefix of the row keys, whether the index is that of notifications,
--- want[1..8], the steps that this run may take, and a general read. Answers the
--- bound to go on from (false at the end), then row, view, row, view. The view of a
--- row that alone is too much is 1.
+-- The script reads one page of a scan of one partition. ARGV[1] holds: index key, lower and
+-- upper bound, reverse, most rows to answer, most rows to look at, most bytes to answer,
+-- prefix of the row keys, whether the index is that of notifications, want[1..8], the
+-- steps that this run may take, and a general read. It answers the bound to go on from
+-- (false at the end), and then row, view, row, view. If a row alone is too much, its view
+-- is 1.
 local A = cmsgpack.unpack(ARGV[1])
 local idx, lo, hi, reverse, most, look, prefix, notes = A[1], A[2], A[3], A[4], A[5], A[6], A[8], A[9]
 maxSteps, maxBytes = A[18], A[7]

@@ -1,4 +1,4 @@
--- Answers at most ARGV[2] members of the index ARGV[1], at equal distances.
+-- The script answers at most ARGV[2] members of the index ARGV[1], at equal distances.
 local idx, each = ARGV[1], tonumber(ARGV[2])
 local size = call('ZCARD', idx)
 local out, n, last = {}, 0, 0

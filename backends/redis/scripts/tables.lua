@@ -1,2 +1,2 @@
--- Answers the tables of a partition.
+-- The script answers the tables of a partition.
 return cmsgpack.pack(call('SMEMBERS', KEYS[1]))

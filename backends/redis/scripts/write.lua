@@ -1,12 +1,12 @@
--- Applies groups of mutations of any kind.
+-- The script applies groups of mutations of any kind.
 local wake, woken
--- The columns of the whole batch, numbered by q: raw field, write (inverted
--- timestamp and value), lock and mark (inverted timestamp, value apart); K is the
--- number of older writes in the row's hash, HF and HV are one to be added there.
+-- These are the columns of the whole batch, numbered by q: raw field, write (inverted
+-- timestamp and value), lock and mark (inverted timestamp, value apart). K is the
+-- number of older writes in the row's hash. HF and HV are one that will be added there.
 local V, W, L8, LV, M8, MV, D = {}, {}, {}, {}, {}, {}, {}
 local K, HF, HV = {}, {}, {}
 local q = 0
--- The mutations of the group at hand: where each one's head and edits are, and
+-- These are the mutations of this group: where each one's head and edits are, and
 -- its first column.
 local H, E, Q = {}, {}, {}
 

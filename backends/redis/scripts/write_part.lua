@@ -1,11 +1,11 @@
--- What the scripts that write have in common. The argument says until when the
+-- This is what the scripts that write have in common. The argument says until when the
 -- request may be applied, the oracle's key if a group draws, the channel, and then
 -- the groups; write.go and encode_write.go say how they are encoded. Timestamps travel and
 -- are stored inverted (2^64-1-ts), 8 bytes, most significant first, so that the
 -- newest version sorts first. They are compared as pairs of 32-bit halves: a Lua
 -- number has 53 bits, and Lua compares strings by the server's locale.
 --
--- Nothing may raise an error after the first write: Redis does not undo it.
+-- After the first write nothing may raise an error, because Redis does not undo writes.
 local A = cmsgpack.unpack(ARGV[1])
 local t = call('TIME')
 local now = t[1] * 1000 + floor(t[2] / 1000)
@@ -25,15 +25,15 @@ local function history(key)
 end
 
 -- wide tells whether a row has so many fields that the older writes of its columns
--- go to the history one by one: those that lie in the hash are found only by
--- reading all of it.
+-- go to the history one by one. The script finds those in the hash only by reading all of
+-- the hash.
 local wideKey, isWide
 local function wide(key)
   if key ~= wideKey then wideKey, isWide = key, call('HLEN', key) > 256 end
   return isWide
 end
 
--- The older writes that the hash of one row holds, as names and values by field of
+-- These are the older writes in the hash of one row, as names and values by field of
 -- their cell, and the cells.
 local heldKey, held, cells
 
@@ -54,10 +54,10 @@ local function move(key, f)
   return n / 2
 end
 
--- unload moves the older writes of a column to the history. In a wide row, which
--- has some from before it became wide, those of other columns go along, so that the
--- hash is not read anew for each. The fields A[from] to A[to] are those that the
--- mutation at hand changes itself.
+-- unload moves the older writes of a column to the history. A wide row has some from
+-- before it became wide. There it moves those of other columns too, so that the hash is
+-- not read again for each. The fields A[from] to A[to] are those that this mutation
+-- changes itself.
 local function unload(key, f, from, to)
   if key ~= heldKey then
     heldKey, held, cells = key, {}, {}
@@ -103,8 +103,8 @@ local function index(key)
   end
 end
 
--- take draws a timestamp, inverted. It returns nothing when that is above the
--- bound.
+-- take draws a timestamp and inverts it. If the timestamp is above the bound, it returns
+-- nothing.
 local function take(nah, nal)
   local h = 4294967295 - floor(ms / 16384)
   local l = 4294967295 - ((ms % 16384) * 262144 + ctr)
@@ -118,10 +118,10 @@ local function take(nah, nal)
   return sp('>I4I4', h, l)
 end
 
--- quick is a group of n rows with one cell in each, where nothing but the newest
--- write changes: those conditions of a prewrite at the inverted start timestamp
--- [sh,sl], and a put at the timestamp drawn. It is what most transactions are. From
--- A[p] on: sh, sl, then row key, field, value.
+-- quick applies a group of n rows with one cell in each, where nothing but the newest
+-- write changes. It judges the conditions of a prewrite at the inverted start timestamp
+-- [sh,sl], and puts the write at the timestamp drawn. Most transactions are such groups.
+-- A[p] and what follows are: sh, sl, then row key, field, value.
 local fields, places, older = {}, {}, {}
 local function quick(p, n, nah, nal)
   local sh, sl = A[p], A[p + 1]

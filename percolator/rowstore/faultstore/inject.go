@@ -52,34 +52,10 @@ func (f *Store) begin(ctx context.Context, call *Call) (Fault, error) {
 	if err := ctx.Err(); err != nil {
 		return Fault{}, fmt.Errorf("faultstore: %s: %w", call.Kind, err)
 	}
-	f.mu.Lock()
-	if f.closed {
-		f.mu.Unlock()
-		return Fault{}, errClosed(call)
+	fault, due, err := f.admit(call)
+	if err != nil {
+		return Fault{}, err
 	}
-	if f.crashed {
-		f.mu.Unlock()
-		return Fault{}, errCrashed
-	}
-	f.seq++
-	call.Seq = f.seq
-	var due []lateCall
-	kept := f.late[:0]
-	for _, l := range f.late {
-		if l.due <= f.seq {
-			due = append(due, l)
-		} else {
-			kept = append(kept, l)
-		}
-	}
-	f.late = kept
-	var fault Fault
-	call.f = f
-	f.strike(call)
-	if call.rule == nil && f.opts.OnCall == nil {
-		fault = f.roll(call)
-	}
-	f.mu.Unlock()
 	for _, l := range due {
 		l.deliver()
 	}
@@ -97,10 +73,48 @@ func (f *Store) begin(ctx context.Context, call *Call) (Fault, error) {
 	if fault.Kind == CrashStore && f.abilities.Crasher == nil {
 		return Fault{}, fmt.Errorf("faultstore: %w: a crash of a store that is no Crasher", rowstore.ErrInvalid)
 	}
+	if err := f.count(call, fault); err != nil {
+		return Fault{}, err
+	}
+	return fault, f.strikeBefore(ctx, call, fault)
+}
+
+// admit numbers a call and rolls its fault, unless a rule or a hook is to say it. due are the
+// late calls that arrive before this one.
+func (f *Store) admit(call *Call) (fault Fault, due []lateCall, err error) {
 	f.mu.Lock()
-	if f.crashed { // while the hook waited
-		f.mu.Unlock()
-		return Fault{}, errCrashed
+	defer f.mu.Unlock()
+	if f.closed {
+		return Fault{}, nil, errClosed(call)
+	}
+	if f.crashed {
+		return Fault{}, nil, errCrashed
+	}
+	f.seq++
+	call.Seq = f.seq
+	kept := f.late[:0]
+	for _, l := range f.late {
+		if l.due <= f.seq {
+			due = append(due, l)
+		} else {
+			kept = append(kept, l)
+		}
+	}
+	f.late = kept
+	call.f = f
+	f.strike(call)
+	if call.rule == nil && f.opts.OnCall == nil {
+		fault = f.roll(call)
+	}
+	return fault, due, nil
+}
+
+// count counts a fault that was chosen. It fails if the client crashed while a hook chose.
+func (f *Store) count(call *Call, fault Fault) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.crashed {
+		return errCrashed
 	}
 	if f.counts[call.Kind] == nil {
 		f.counts[call.Kind] = map[FaultKind]int{}
@@ -109,31 +123,34 @@ func (f *Store) begin(ctx context.Context, call *Call) (Fault, error) {
 	if fault.Kind == CrashClient && !fault.Applied {
 		f.crash()
 	}
-	f.mu.Unlock()
+	return nil
+}
 
+// strikeBefore does of a fault what comes before the call.
+func (f *Store) strikeBefore(ctx context.Context, call *Call, fault Fault) error {
 	switch fault.Kind {
 	case Fail:
 		if call.Kind != CallScan && call.Kind != CallTables {
-			return fault, failure(call, fault, "failed")
+			return failure(call, fault, "failed")
 		}
 	case LoseReply:
 		if !fault.Applied {
-			return fault, unknown(call, "the request was lost")
+			return unknown(call, "the request was lost")
 		}
 	case Delay:
 		if err := contexts.Sleep(ctx, fault.Delay); err != nil {
-			return fault, fmt.Errorf("faultstore: %s: %w", call.Kind, err)
+			return fmt.Errorf("faultstore: %s: %w", call.Kind, err)
 		}
 	case CrashClient:
 		if !fault.Applied {
-			return fault, unknown(call, "the client crashed before it")
+			return unknown(call, "the client crashed before it")
 		}
 	case CrashStore:
 		if !fault.Applied {
 			f.abilities.Crasher.Crash()
 		}
 	}
-	return fault, nil
+	return nil
 }
 
 // may tells whether a fault can strike a call.
@@ -211,6 +228,19 @@ type spoilKind[Q, A any] struct {
 	failed func(error) A
 }
 
+// putOff has a call arrive later: before a later call, or some time.
+func (f *Store) putOff(call *Call, fault Fault, deliver func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case fault.Rows >= 0:
+		f.late = append(f.late, lateCall{call.Seq + uint64(fault.Rows) + 1, deliver})
+	case !f.crashed && !f.closed:
+		f.sent.Go(deliver)
+	}
+}
+
+// spoil makes an apply or a group with the fault that is chosen for it.
 func spoil[Q, A any](ctx context.Context, f *Store, call *Call, asks []Q, kind spoilKind[Q, A]) ([]A, error) {
 	fault, err := f.begin(ctx, call)
 	if err != nil {
@@ -221,15 +251,7 @@ func spoil[Q, A any](ctx context.Context, f *Store, call *Call, asks []Q, kind s
 		// arrives.
 		kept := kind.keep(nil, &arena.Arena{}, asks)
 		detached := context.WithoutCancel(ctx)
-		deliver := func() { _, _ = kind.send(detached, kept) }
-		f.mu.Lock()
-		switch {
-		case fault.Rows >= 0:
-			f.late = append(f.late, lateCall{call.Seq + uint64(fault.Rows) + 1, deliver})
-		case !f.crashed && !f.closed:
-			f.sent.Go(deliver)
-		}
-		f.mu.Unlock()
+		f.putOff(call, fault, func() { _, _ = kind.send(detached, kept) })
 		return nil, unknown(call, "the request is late")
 	}
 	sending, done, err := f.leave(ctx, fault)

@@ -16,7 +16,7 @@ import (
 
 // CompareWithMemory runs random calls on a store that wrap makes of a memstore.Store, and on
 // another memstore.Store, and compares every answer. Batches are deferred, and stores
-// crash, only if defers.
+// crash, only if defers. It is long because it has an action for each kind of call.
 func CompareWithMemory(t *testing.T, defers bool, wrap func(*memstore.Store) rs.Store) {
 	t.Helper()
 	applied, refused := 0, 0

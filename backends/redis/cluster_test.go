@@ -1,0 +1,153 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/internal/testserver"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+func TestClusterFaults(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	cl := testserver.NewRedisCluster(t, map[string]string{"appendfsync": "always"})
+	err := openError(t, "redis://"+cl.Addrs[0])
+	require.ErrorIs(t, err, rowstore.ErrInvalid)
+	require.ErrorContains(t, err, "cluster mode")
+
+	s := bare(t, with(t, cl.URL))
+	require.Len(t, s.parts, clusterPartitions)
+	var muts []rowstore.Mutation
+	for i := range 200 {
+		muts = append(muts, put(fmt.Sprint("r", i), 1, "v"))
+	}
+	out, err := s.Apply(ctx, muts, rowstore.ApplyOptions{})
+	require.NoError(t, err)
+	for i := range out {
+		require.True(t, out[i].Applied)
+	}
+
+	// One dead server fails only its own rows.
+	require.NoError(t, cl.Nodes[2].Kill())
+	reads := make([]rowstore.RowRead, len(muts))
+	for i := range muts {
+		reads[i] = rowstore.RowRead{Table: "t", Row: muts[i].Row, Selectors: []rowstore.Selector{{Family: rowstore.Write, Column: "c", To: maxTS, Limit: 1}}}
+	}
+	require.Eventually(t, func() bool {
+		short, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		rows, err := s.Read(short, reads)
+		if err != nil {
+			return false
+		}
+		failed := 0
+		for i := range rows {
+			if rows[i].Err != nil {
+				failed++
+			}
+		}
+		return failed > 0 && failed < len(rows)
+	}, 30*time.Second, time.Millisecond, "some rows are read and others not")
+	require.NoError(t, cl.Nodes[2].Start())
+	require.Eventually(t, func() bool {
+		short, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		rows, err := s.Read(short, reads)
+		if err != nil {
+			return false
+		}
+		for i := range rows {
+			if rows[i].Err != nil || len(rows[i].Versions) != 1 {
+				return false
+			}
+		}
+		return true
+	}, 60*time.Second, time.Millisecond, "all rows are back")
+}
+
+// TestClusterMovesSlot moves the slot of a partition while rows of it change: every
+// call either happens whole, on the right server, or says that it did not.
+func TestClusterMovesSlot(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	cl := testserver.NewRedisCluster(t, nil)
+	s := bare(t, with(t, cl.URL, "partitions", "1"))
+	for i := range 20 {
+		apply(t, s, put(fmt.Sprint("r", i), 1, "0"))
+	}
+	slot, err := admin(t, "redis://"+cl.Addrs[0]).ClusterKeySlot(ctx, s.parts[0].tables).Result()
+	require.NoError(t, err)
+	var clients []*goredis.Client
+	var ids []string
+	for _, a := range cl.Addrs {
+		c := admin(t, "redis://"+a)
+		clients = append(clients, c)
+		id, err := c.ClusterMyID(ctx).Result()
+		require.NoError(t, err)
+		ids = append(ids, id)
+	}
+	from := -1
+	for i, c := range clients {
+		n, err := c.ClusterCountKeysInSlot(ctx, int(slot)).Result()
+		require.NoError(t, err)
+		if n > 0 {
+			from = i
+		}
+	}
+	require.GreaterOrEqual(t, from, 0)
+	to := (from + 1) % len(clients)
+
+	// Half of the keys are moved when the writers start.
+	require.NoError(t, clients[to].Do(ctx, "CLUSTER", "SETSLOT", slot, "IMPORTING", ids[from]).Err())
+	require.NoError(t, clients[from].Do(ctx, "CLUSTER", "SETSLOT", slot, "MIGRATING", ids[to]).Err())
+	host, port, err := net.SplitHostPort(cl.Addrs[to])
+	require.NoError(t, err)
+	move := func(most int) int {
+		keys, err := clients[from].ClusterGetKeysInSlot(ctx, int(slot), most).Result()
+		require.NoError(t, err)
+		for _, k := range keys {
+			require.NoError(t, clients[from].Migrate(ctx, host, port, k, 0, 5*time.Second).Err())
+		}
+		return len(keys)
+	}
+	require.Positive(t, move(10))
+	started := make(chan struct{}, 20)
+	var wg sync.WaitGroup
+	errs := make([]error, 20)
+	for i := range 20 {
+		wg.Go(func() {
+			started <- struct{}{}
+			for {
+				errs[i] = tryApply(ctx, s, put(fmt.Sprint("r", i), 2, "1"))
+				if errs[i] == nil || errors.Is(errs[i], rowstore.ErrAmbiguous) {
+					return
+				}
+			}
+		})
+	}
+	for range 20 {
+		<-started
+	}
+	for move(100) > 0 {
+	}
+	for _, i := range []int{to, from} {
+		require.NoError(t, clients[i].Do(ctx, "CLUSTER", "SETSLOT", slot, "NODE", ids[to]).Err())
+	}
+	wg.Wait()
+	for i := range 20 {
+		require.NoError(t, errs[i])
+		require.Equal(t, "1", newest(t, s, fmt.Sprint("r", i)))
+		rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: fmt.Sprint("r", i), Selectors: []rowstore.Selector{{Family: rowstore.Write, Column: "c", To: maxTS}}}})
+		require.NoError(t, err)
+		require.Len(t, rows[0].Versions, 2, "both writes are there")
+	}
+}

@@ -1,0 +1,266 @@
+package conformance
+
+import (
+	"context"
+	"iter"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
+)
+
+// brokenAbilities are faults of groups, timestamps, durability, waking, costs and limits.
+var brokenAbilities = []brokenStore{
+	{"groups are batches", func(b *broken) {
+		b.group = func(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
+			outs, err := b.Store.Group(ctx, groups)
+			for i := range outs {
+				if !outs[i].Applied && !outs[i].TooLate && !groups[i].AssignTimestamp {
+					_, _ = b.Store.Apply(ctx, groups[i].Mutations, rowstore.ApplyOptions{})
+				}
+			}
+			return outs, err
+		}
+	}, []string{"GroupIsAllOrNone", "GroupsAreIndependent", "GroupsUnderConcurrency", "RandomCallsAgainstMemory"}},
+	{"the timestamp is drawn before the rows are held", func(b *broken) {
+		b.group = func(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
+			var outs []rowstore.GroupOutcome
+			for _, g := range groups {
+				if g.AssignTimestamp {
+					ts, err := b.Store.Oracle().Draw(ctx, 1)
+					if err != nil {
+						return nil, err
+					}
+					runtime.Gosched()
+					g = withDrawn(g, ts)
+					one, err := b.Store.Group(ctx, []rowstore.Group{g})
+					if err != nil {
+						return nil, err
+					}
+					one[0].Commit = ts
+					outs = append(outs, one[0])
+					continue
+				}
+				one, err := b.Store.Group(ctx, []rowstore.Group{g})
+				if err != nil {
+					return nil, err
+				}
+				outs = append(outs, one[0])
+			}
+			return outs, nil
+		}
+	}, []string{"NoReaderMissesADrawnWrite", "DrawNotAfter"}},
+	{"the timestamp is drawn right before the rows are held", func(b *broken) {
+		b.group = func(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
+			changed := slices.Clone(groups)
+			drawn := make([]oracle.Timestamp, len(groups))
+			late := make([]bool, len(groups))
+			for i, g := range groups {
+				if !g.AssignTimestamp {
+					continue
+				}
+				ts, err := b.Store.Oracle().Draw(ctx, 1)
+				if err != nil {
+					return nil, err
+				}
+				drawn[i], late[i] = ts, g.NotAfter != 0 && ts > g.NotAfter
+				changed[i] = withDrawn(g, ts)
+				if late[i] {
+					changed[i].Mutations = []rowstore.Mutation{mut("none", when(rowstore.SameIncarnation("none")))}
+				}
+			}
+			time.Sleep(time.Millisecond) // the gap, as wide as that of a server
+			outs, err := b.Store.Group(ctx, changed)
+			for i := range outs {
+				if outs[i].Applied {
+					outs[i].Commit = drawn[i]
+				}
+				if late[i] {
+					outs[i] = rowstore.GroupOutcome{TooLate: true, Incarnation: outs[i].Incarnation}
+				}
+			}
+			return outs, err
+		}
+	}, []string{"NoReaderMissesADrawnWrite"}},
+	{"NotAfter does not matter", func(b *broken) {
+		b.group = func(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
+			groups = slices.Clone(groups)
+			for i := range groups {
+				groups[i].NotAfter = 0
+			}
+			return b.Store.Group(ctx, groups)
+		}
+	}, []string{"DrawNotAfter"}},
+	{"timestamps are kept for later calls", func(b *broken) {
+		var mu sync.Mutex
+		ranges := map[int][]oracle.Timestamp{}
+		turn := 0
+		b.draw = func(ctx context.Context, n int) (oracle.Timestamp, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if n > 1 {
+				return b.Store.Oracle().Draw(ctx, n)
+			}
+			turn = (turn + 1) % 2 // as two connections, each with a range of its own
+			if len(ranges[turn]) == 0 {
+				first, err := b.Store.Oracle().Draw(ctx, 10)
+				if err != nil {
+					return 0, err
+				}
+				for i := range oracle.Timestamp(10) {
+					ranges[turn] = append(ranges[turn], first+i)
+				}
+			}
+			ts := ranges[turn][0]
+			ranges[turn] = ranges[turn][1:]
+			return ts, nil
+		}
+	}, []string{"DrawnAfterItWasAskedFor", "TimestampsRise"}},
+	{"ranges of timestamps overlap", func(b *broken) {
+		b.draw = func(ctx context.Context, n int) (oracle.Timestamp, error) { return b.Store.Oracle().Draw(ctx, 1+n/2) }
+	}, []string{"RangesDoNotOverlap", "TimestampsRise"}},
+	{"the incarnation survives a crash", func(b *broken) {
+		b.eachOutcome(func(_ rowstore.Mutation, o *rowstore.Outcome) { o.Incarnation = "always" })
+	}, []string{"CrashChangesTheIncarnation", "IncarnationCondition"}},
+	{"Flush does nothing", func(b *broken) {
+		b.flush = func(context.Context) error { return nil }
+	}, []string{"DeferredSurvivesAFlush", "EverythingAfterClose"}},
+	{"an undeferred Apply leaves deferred ones behind", func(b *broken) {
+		b.apply = func(ctx context.Context, muts []rowstore.Mutation, _ rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+			return b.Store.Apply(ctx, muts, rowstore.ApplyOptions{Deferred: true})
+		}
+	}, []string{"DeferredSurvivesAFlush", "CrashChangesTheIncarnation"}},
+	{"nobody is woken", func(b *broken) {
+		b.listen = func(ctx context.Context, wake func(string)) error {
+			wake("")
+			<-ctx.Done()
+			return ctx.Err()
+		}
+	}, []string{"WakeAfterANotification", "WakeAfterAGroup"}},
+	{"Listen does not say that it listens", func(b *broken) {
+		b.listen = func(ctx context.Context, wake func(string)) error {
+			return b.Store.Listen(ctx, func(table string) {
+				if table != "" {
+					wake(table)
+				}
+			})
+		}
+	}, []string{"WakeOnListening"}},
+	{"it says that it listens before it does", func(b *broken) {
+		b.listen = func(ctx context.Context, wake func(string)) error {
+			wake("")
+			time.Sleep(5 * time.Millisecond)
+			return b.Store.Listen(ctx, func(table string) {
+				if table != "" {
+					wake(table)
+				}
+			})
+		}
+	}, []string{"NothingIsMissedOnceItListens"}},
+	{"a search for notifications walks over all rows", func(b *broken) {
+		b.scan = func(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
+			picks := s.Selectors
+			s.Selectors = everything()
+			return func(yield func(rowstore.Row, error) bool) {
+				for r, err := range b.Store.Scan(ctx, s) {
+					if err == nil {
+						if r.Versions = selected(r.Versions, picks); len(r.Versions) == 0 {
+							continue
+						}
+					}
+					if !yield(r, err) {
+						return
+					}
+				}
+			}
+		}
+	}, []string{"NotifyScanCostsNoRows"}},
+	{"each column of a row costs a walk over the row", func(b *broken) {
+		b.eachEdit(func(e rowstore.Edit) (rowstore.Edit, bool) {
+			_, _ = b.Store.Read(context.Background(), []rowstore.RowRead{{Table: "t", Row: "2000", Selectors: everything()}})
+			_, _ = b.Store.Read(context.Background(), []rowstore.RowRead{{Table: "t", Row: "500", Selectors: everything()}})
+			return e, true
+		})
+		each := b.apply
+		b.apply = func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+			if len(muts) == 1 && len(muts[0].Conditions) > 0 {
+				for range muts[0].Conditions {
+					_, _ = b.Store.Read(ctx, []rowstore.RowRead{{Table: "t", Row: muts[0].Row, Selectors: []rowstore.Selector{pick(rowstore.Write)}}})
+				}
+				return b.Store.Apply(ctx, muts, opts)
+			}
+			if len(muts[0].Edits) > 400 && muts[0].Edits[0].Kind == rowstore.DoPut {
+				return b.Store.Apply(ctx, muts, opts) // the filling of the row
+			}
+			return each(ctx, muts, opts)
+		}
+	}, []string{"WideRowsCostTheirWidth"}},
+	{"a limit counts the operations of each row of a group alone", func(b *broken) {
+		b.Store = memstore.New()
+		limits := rowstore.Limits{Operations: 32}
+		b.limits = &limits
+		b.apply = func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+			if err := rowstore.CheckLimits(limits, muts); err != nil {
+				return nil, err
+			}
+			return b.Store.Apply(ctx, muts, opts)
+		}
+		b.group = func(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
+			for _, g := range groups {
+				if err := rowstore.CheckLimits(limits, g.Mutations); err != nil {
+					return nil, err
+				}
+			}
+			return b.Store.Group(ctx, groups)
+		}
+	}, []string{"LimitOfOperations"}},
+	{"what is over a limit is found out row by row", func(b *broken) {
+		limits := rowstore.Limits{Bytes: 4096}
+		b.limits = &limits
+		b.apply = func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+			var all []rowstore.Outcome
+			for i := range muts {
+				if err := rowstore.CheckLimits(limits, muts[i:i+1]); err != nil {
+					return nil, err
+				}
+				out, err := b.Store.Apply(ctx, muts[i:i+1], opts)
+				if err != nil {
+					return nil, err
+				}
+				all = append(all, out...)
+			}
+			return all, nil
+		}
+	}, []string{"LimitOfBytes"}},
+	{"Split gives the first rows", func(b *broken) {
+		b.split = func(ctx context.Context, table string, n int) ([]string, error) {
+			var keys []string
+			for r, err := range b.Store.Scan(ctx, rowstore.ScanRange{Table: table, Limit: n - 1, Selectors: everything()}) {
+				if err != nil {
+					return nil, err
+				}
+				keys = append(keys, r.Row)
+			}
+			return keys[:min(len(keys), n-1)], nil
+		}
+	}, []string{"SplitIsBalanced"}},
+}
+
+// withDrawn puts a timestamp where a group says AssignedTimestamp.
+func withDrawn(g rowstore.Group, ts rowstore.Timestamp) rowstore.Group {
+	g.AssignTimestamp, g.NotAfter = false, 0
+	g.Mutations = slices.Clone(g.Mutations)
+	for i := range g.Mutations {
+		g.Mutations[i].Edits = slices.Clone(g.Mutations[i].Edits)
+		for j := range g.Mutations[i].Edits {
+			if e := &g.Mutations[i].Edits[j]; e.TS == rowstore.AssignedTimestamp {
+				e.TS = ts
+			}
+		}
+	}
+	return g
+}
