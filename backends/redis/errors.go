@@ -115,10 +115,10 @@ func isAnswer(err error) bool {
 	return errors.As(err, &server) && !errors.Is(err, goredis.Nil)
 }
 
-// withReason adds why nobody waited any longer: the store was closed, or the context
-// ended.
+// withReason adds why nobody waited any longer: the store or its client was closed, or
+// the context ended.
 func (s *direct) withReason(ctx context.Context, err error) error {
-	if s.closed.Load() {
+	if s.closed.Load() || errors.Is(err, goredis.ErrClosed) && !errors.Is(err, rowstore.ErrClosed) {
 		return fmt.Errorf("%w: %w", rowstore.ErrClosed, err)
 	}
 	if ctxErr := ctx.Err(); ctxErr != nil {
@@ -134,9 +134,9 @@ func (s *direct) withReason(ctx context.Context, err error) error {
 }
 
 // failure completes an error after which certainly nothing was changed: it says whether
-// the store was closed, the context ended, or the server is away.
+// the store or its client was closed, the context ended, or the server is away.
 func (s *direct) failure(ctx context.Context, err error) error {
-	if s.closed.Load() || ctx.Err() != nil || isTimeout(err) && contexts.Ended(ctx) != nil {
+	if s.closed.Load() || errors.Is(err, goredis.ErrClosed) || ctx.Err() != nil || isTimeout(err) && contexts.Ended(ctx) != nil {
 		return s.withReason(ctx, err)
 	}
 	return unavailable(explain(err))

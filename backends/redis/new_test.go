@@ -368,4 +368,22 @@ func TestNewRefuses(t *testing.T) {
 	require.NoError(t, gone.Close())
 	_, err = New(context.Background(), gone, Options{})
 	require.ErrorIs(t, err, goredis.ErrClosed)
+	require.ErrorIs(t, err, rowstore.ErrClosed)
+}
+
+// A program that closes its client before the store gets an error that says so.
+func TestNewWithAClientThatIsClosedTooSoon(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	c := goredis.NewClient(&goredis.Options{Addr: hostOf(t, testserver.Redis(t))})
+	s := openNew(t, c, Options{Prefix: ownPrefix()})
+	apply(t, s, put("r", 1, "v"))
+	require.NoError(t, c.Close())
+	_, err := tryNewest(ctx, s, "r")
+	require.ErrorIs(t, err, rowstore.ErrClosed)
+	require.ErrorIs(t, tryApply(ctx, s, put("r", 2, "w")), rowstore.ErrClosed)
+	require.NotErrorIs(t, tryApply(ctx, s, put("r", 2, "w")), rowstore.ErrAmbiguous)
+	_, err = s.Oracle().Draw(ctx, 1)
+	require.ErrorIs(t, err, rowstore.ErrClosed)
+	require.NoError(t, s.Close())
 }

@@ -79,8 +79,8 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 // another database must give it back as it was.
 //
 // New checks the servers and the store's record as Open does, and gives the same
-// errors. There are two differences afterwards, because the store does not see the
-// client make its connections:
+// errors; they match rowstore.ErrClosed if the client is closed. There are two differences
+// afterwards, because the store does not see the client make its connections:
 //   - A server that takes over behind a Client is not checked again, except by Report.
 //     Of a Cluster, each server is checked before its first use.
 //   - Every script asks its server whether it is a primary, which costs it about 3 us.

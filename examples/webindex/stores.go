@@ -56,6 +56,13 @@ func runWithStores(ctx context.Context, args []string, stdout, stderr io.Writer)
 			"Run this in the repository, with the flags that you gave:\n\n  go run -tags %s ./examples/webindex\n\n", err, storesTag)
 		return 1
 	}
+	if stdout == os.Stdout && stderr == os.Stderr {
+		// A child would go on working on the store, unseen, if this process were killed.
+		if err := become(program, args); !errors.Is(err, errors.ErrUnsupported) {
+			_, _ = fmt.Fprintln(stderr, "webindex:", err)
+			return 1
+		}
+	}
 	cmd := exec.CommandContext(ctx, program, args...) //nolint:gosec // the program was just built
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, stdout, stderr
 	// The program ends by itself when it is interrupted: it finishes its commits.
@@ -109,7 +116,7 @@ func buildWithStores(ctx context.Context, stderr io.Writer) (string, error) {
 }
 
 // followBuild reads what "go build -v" says: the packages that it compiles. After two
-// seconds it begins to show how far the build is. It returns the last lines.
+// seconds, and then every ten, it shows how far the build is. It returns the last lines.
 func followBuild(lines <-chan string, stderr io.Writer) (last []string) {
 	tick := time.NewTicker(2 * time.Second)
 	defer tick.Stop()
@@ -125,6 +132,7 @@ func followBuild(lines <-chan string, stderr io.Writer) (last []string) {
 				last = last[1:]
 			}
 		case <-tick.C:
+			tick.Reset(10 * time.Second)
 			if packages == 0 {
 				_, _ = fmt.Fprintf(stderr, "webindex: building with every backend (once): linking, %.0f s\n", time.Since(began).Seconds())
 				continue

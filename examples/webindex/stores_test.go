@@ -2,9 +2,11 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -56,4 +58,26 @@ func TestRunWithStores(t *testing.T) {
 	require.Contains(t, errs.String(), "no such module")
 	require.Contains(t, errs.String(), "go run -tags everystore ./examples/webindex")
 	require.NotContains(t, errs.String(), "secret")
+}
+
+// TestBecomesTheProgramWithStores: the process that the user started, and may kill, is the
+// one that works on the store.
+func TestBecomesTheProgramWithStores(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" {
+		t.Skip("a process cannot be replaced there: the program is a child")
+	}
+	dir := t.TempDir()
+	plain := filepath.Join(dir, "plain")
+	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", plain, ".").CombinedOutput()
+	require.NoError(t, err, string(out))
+	program := filepath.Join(dir, "program")
+	require.NoError(t, os.WriteFile(program, []byte("#!/bin/sh\necho $$ \"$@\"\n"), 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "go"), []byte("#!/bin/sh\ncp "+program+" \"$6\"\n"), 0o700))
+
+	cmd := exec.CommandContext(t.Context(), plain, "-store", "pebble:x")
+	cmd.Env = []string{"PATH=" + dir + ":/usr/bin:/bin", "HOME=" + dir, "XDG_CACHE_HOME=" + filepath.Join(dir, "cache")}
+	got, err := cmd.Output()
+	require.NoError(t, err)
+	require.Equal(t, fmt.Sprintf("%d -store pebble:x\n", cmd.Process.Pid), string(got))
 }

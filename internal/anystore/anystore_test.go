@@ -42,6 +42,7 @@ func TestConformance(t *testing.T) {
 		t.Skip("no store is named: this is run by make conformance STORE=URL")
 	}
 	t.Parallel()
+	require.NoError(t, reach(t.Context(), *storeFlag), "the store cannot be used, so the suite is not run")
 	conformance.Run(t, func(t testing.TB) rowstore.Store {
 		where, remove, err := space(*storeFlag)
 		require.NoError(t, err)
@@ -51,6 +52,20 @@ func TestConformance(t *testing.T) {
 		t.Cleanup(func() { _ = s.Close() }) // the suite has, unless it was stopped
 		return s
 	}, conformance.Scale(*scaleFlag))
+}
+
+// reach opens a store as the suite does, and removes it again. So a bad URL, a server that
+// is away or a missing permission is said once, and not by each of the suite's tests.
+func reach(ctx context.Context, raw string) error {
+	where, remove, err := space(raw)
+	if err != nil {
+		return err
+	}
+	s, err := rowstore.Open(ctx, where)
+	if err != nil {
+		return err
+	}
+	return errors.Join(s.Close(), remove(ctx))
 }
 
 // space makes the URL of a name space that nobody has in the store that raw names.
