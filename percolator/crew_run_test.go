@@ -316,3 +316,25 @@ func TestSlowFunctions(t *testing.T) {
 		require.LessOrEqual(t, calls(all), 420)
 	})
 }
+
+// A worker whose look hangs, wherever it does, leaves its share to others.
+func TestHangingLook(t *testing.T) {
+	for _, kind := range []faultstore.CallKind{faultstore.CallScan, faultstore.CallSplit} {
+		t.Run(kind.String(), func(t *testing.T) {
+			eachCrew(t, func(t *testing.T, c *crew) {
+				a := c.hire(WorkerConfig{}, nil, "o").start()
+				c.hire(WorkerConfig{}, nil, "o").start()
+				settle()
+				hangs := a.wire.AddRule(faultstore.Rule{
+					Match: func(x *call) bool { return x.Kind == kind && (kind == faultstore.CallSplit || x.Range.Table == "t") },
+					Fault: faultstore.Fault{Kind: faultstore.Delay, Delay: time.Hour}, Times: -1,
+				})
+				c.change(rows("r", 4*lookPage)...)
+				time.Sleep(10 * time.Second)
+				require.Positive(t, hangs.Struck())
+				c.change(rows("r", 64)...)
+				c.handles(6100 * time.Millisecond)
+			})
+		})
+	}
+}
