@@ -76,6 +76,16 @@ func (w *Worker) claim(ctx context.Context, tasks []*task) error {
 			rowstore.DeleteRange(rowstore.Notify, column, 0, until-1))
 	}
 	_, err = w.db.store.Apply(ctx, muts, rowstore.ApplyOptions{})
+	// A run that ended meanwhile may have dropped its claim before this one was there.
+	w.mu.Lock()
+	ended := slices.DeleteFunc(tasks, func(t *task) bool { return !t.claimed.IsZero() })
+	w.mu.Unlock()
+	for _, t := range ended {
+		if ctx.Err() != nil {
+			break // they end by themselves
+		}
+		w.removeClaim(t)
+	}
 	return err
 }
 
@@ -85,9 +95,13 @@ func (w *Worker) dropClaim(t *task) {
 	claimed := !t.claimed.IsZero()
 	t.calledAt, t.claimed = time.Time{}, time.Time{}
 	w.mu.Unlock()
-	if !claimed {
-		return
+	if claimed {
+		w.removeClaim(t)
 	}
+}
+
+// removeClaim removes the claim on a task's cell. What fails is left to end by itself.
+func (w *Worker) removeClaim(t *task) {
 	ctx, cancel := context.WithTimeout(w.db.ctx, w.db.backgroundTimeout())
 	defer cancel()
 	_, err := w.db.applyOne(ctx, rowstore.Mutation{Table: t.cell.Table, Row: t.cell.Row, Edits: []rowstore.Edit{

@@ -178,7 +178,13 @@ func (w *Worker) bounds(ctx context.Context, table string) bounds {
 	b.since = now
 	b.keys = nil // without a Splitter: keys that this scan meets
 	if s, ok := rowstore.Unwrap[rowstore.Splitter](w.db.store); ok {
+		began := w.lookBegins(table) // else the last look has failed, and is still the same one
 		keys, err := s.Split(ctx, table, lookParts)
+		if began {
+			w.mu.Lock()
+			delete(w.looking, table)
+			w.mu.Unlock()
+		}
 		if err != nil {
 			w.db.log.Debug("the table could not be split", "table", table, "err", err)
 		} else {
@@ -264,14 +270,15 @@ func (l *looker) page(ctx context.Context, from, to string) (page []finding, las
 	return page, last, nil
 }
 
-// lookBegins notes that a page of a table is being read, or is read again after a
-// failure.
-func (w *Worker) lookBegins(table string) {
+// lookBegins notes that a page of a table is being read, or the table is split. began is
+// false if it is read again after a failure.
+func (w *Worker) lookBegins(table string) (began bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.looking[table].IsZero() {
+	if began = w.looking[table].IsZero(); began {
 		w.looking[table] = w.db.clock.Now()
 	}
+	return began
 }
 
 // queue queues the findings.

@@ -452,14 +452,32 @@ func (w *Worker) tellLeaving(tell func(context.Context) error) {
 	}
 }
 
-// isStuck tells whether the worker cannot get on with an observer: no function of it has
-// begun or ended for a lease, work waits, and there is no place to run it; or a look at
-// its table has been going on for so long. w.mu is held.
+// isStuck tells whether the worker cannot get on with an observer: work waits, there is no
+// place to run it, and no function has begun or ended for a lease, nor for twice as long as
+// they take; or a look at its table has been going on for a lease. w.mu is held.
 func (w *Worker) isStuck(q *queue, now time.Time) bool {
 	lease := w.config.MemberLease
 	if since := w.looking[q.table]; !since.IsZero() && now.Sub(since) >= lease {
 		return true
 	}
-	waits := len(q.tasks) > 0 || q.left || q.stuck
-	return waits && !w.hasPlace(q) && now.Sub(q.moved) >= lease
+	if waits := len(q.tasks) > 0 || q.left || q.stuck; !waits || w.hasPlace(q) {
+		return false
+	}
+	moved, takes := q.moved, q.takes
+	if q.running == 0 {
+		// It is the next one to have a place, whichever function ends.
+		for _, other := range w.list {
+			takes = max(takes, other.takes)
+			if other.moved.After(moved) {
+				moved = other.moved
+			}
+		}
+	}
+	return now.Sub(moved) >= min(max(lease, 2*takes), mostSlow*lease)
 }
+
+// mostSlow is how many leases functions may take for a worker to wait until one ends.
+const mostSlow = 10
+
+// note keeps how long the longest of the last jobs took. w.mu is held.
+func (q *queue) note(took time.Duration) { q.takes = max(took, q.takes*7/8) }

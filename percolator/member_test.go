@@ -137,8 +137,8 @@ func TestMemberDiesAtEachCall(t *testing.T) {
 
 // The same for calls that fail, and for those whose reply is lost.
 func TestMemberFailsAtEachCall(t *testing.T) {
-	for _, fault := range []verdict{refuse, lose, loseReply} {
-		t.Run(fmt.Sprint(fault), func(t *testing.T) {
+	for _, fault := range []verdict{refuse, lose, loseReply, {Kind: faultstore.Late, Rows: 3}, {Kind: faultstore.Late, Rows: 60}} {
+		t.Run(fmt.Sprint(fault, fault.Rows), func(t *testing.T) {
 			t.Parallel()
 			for n, failed := 0, true; failed; n++ {
 				t.Run(fmt.Sprint("call ", n), func(t *testing.T) {

@@ -34,6 +34,7 @@ type task struct {
 	seen    uint64 // the signature of the notifications that were seen last
 	trouble int    // how often in a row the store failed
 
+	begunAt  time.Time // when it was started
 	calledAt time.Time // when its function was called, zero before
 	claimed  time.Time // when its cell was claimed last, zero without a claim
 }
@@ -48,8 +49,9 @@ type queue struct {
 	running int
 	left    bool // a scan found more than there was room for
 
-	moved time.Time // when a job began or ended last
-	stuck bool      // the worker has told others that it cannot get on with them
+	moved time.Time     // when a job began or ended last
+	takes time.Duration // how long jobs take
+	stuck bool          // the worker has told others that it cannot get on with them
 }
 
 // found queues a job that a scan has found. It does not if the job is queued or running
@@ -119,7 +121,7 @@ func (w *Worker) dispatch() {
 			continue
 		}
 		t.running = true
-		q.moved = now
+		t.begunAt, q.moved = now, now
 		q.running++
 		w.running++
 		go w.runJob(t)

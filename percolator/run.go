@@ -113,6 +113,7 @@ func (w *Worker) endJob(t *task, last nextStep, wait time.Duration) bool {
 	}
 	delete(w.jobs, t.job)
 	t.q.moved = w.db.clock.Now()
+	t.q.note(t.q.moved.Sub(t.begunAt))
 	t.q.running--
 	w.running--
 	if wait > 0 {

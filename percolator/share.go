@@ -52,12 +52,12 @@ type shares map[*queue][]share
 // worker's own place in the list.
 func newShares(queues []*queue, list []member, self string) shares {
 	all := make(shares, len(queues))
+	type party struct {
+		rival
+		m    *member
+		self bool
+	}
 	for _, q := range queues {
-		type party struct {
-			rival
-			m    *member
-			self bool
-		}
 		var parties []party
 		times := []Timestamp{0}
 		for i := range list {
@@ -74,8 +74,13 @@ func newShares(queues []*queue, list []member, self string) shares {
 		}
 		slices.Sort(times)
 		for _, from := range slices.Compact(times) {
+			// If all are stuck, they share as if none were.
+			stuck := !slices.ContainsFunc(parties, func(p party) bool { return p.m.takesPart(from) && p.weight > 0 })
 			s := share{from: from, kind: shareNone, equal: true}
 			for _, p := range parties {
+				if stuck {
+					p.weight = 1
+				}
 				switch {
 				case !p.m.takesPart(from) || p.weight == 0:
 				case p.self:
