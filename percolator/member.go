@@ -160,6 +160,7 @@ func (w *Worker) beat(ctx context.Context) error {
 	}
 	if changed {
 		w.shareOut()
+		leaveToken(w.claimSoon)
 	}
 	if next := m.shares.Load().next(before); changed || next > 0 && next <= seen.now {
 		w.kickAll() // something may be this worker's own that was not before

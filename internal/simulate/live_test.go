@@ -54,30 +54,32 @@ func TestLive(t *testing.T) {
 func TestScaleOut(t *testing.T) {
 	t.Parallel()
 	var s sheet
-	s.add("workers\tthen\t" + resultHead)
+	s.add("workers\tthen\tfunction\t" + resultHead)
 	for _, n := range size([]int{2}, []int{2, 8, 32}) {
-		synctest.Test(t, func(t *testing.T) {
-			w := newWorld(t, *function)
-			for range n {
-				w.start()
-			}
-			time.Sleep(time.Minute)
-			since := w.counts()
-			stop := w.load(*rate * float64(n))
-			time.Sleep(time.Second)
-			for range n {
-				w.start()
-			}
-			time.Sleep(10 * time.Second)
-			stop()
-			until := w.counts()
-			w.wait(0)
-			r := w.result(since, until)
-			w.close()
-			s.add("%d\t%d\t%s", n, 2*n, r.line())
-			s.atMost(1.02, "functions", r.each(float64(r.functions)))
-			s.within(3*time.Second, "p99", r.p99)
-		})
+		for _, function := range size([]time.Duration{0}, []time.Duration{0, 300 * time.Millisecond, 3 * time.Second}) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, function)
+				for range n {
+					w.start()
+				}
+				time.Sleep(time.Minute)
+				since := w.counts()
+				stop := w.load(loadFor(n, function))
+				time.Sleep(time.Second + function)
+				for range n {
+					w.start()
+				}
+				time.Sleep(*lasts)
+				stop()
+				until := w.counts()
+				w.wait(0)
+				r := w.result(since, until)
+				w.close()
+				s.add("%d\t%d\t%v\t%s", n, 2*n, function, r.line())
+				s.atMost(1.01, "functions", r.each(float64(r.functions)))
+				s.within(3*time.Second, "p99", r.p99)
+			})
+		}
 	}
 	s.show(t, "as many workers more start at once while changes come")
 }
