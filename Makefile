@@ -29,6 +29,9 @@ EXPLORE_RANDOM ?= 5000
 EXPLORE_WHOLE ?= 0
 EXPLORE_LEAST ?= 200000
 EXPLORE_FLAGS ?=
+# Which scenarios, a regular expression: Drain, Live, ScaleOut, Heterogeneous, Idle,
+# RollingRestart, Kill, Stalled.
+SIMULATE_RUN ?= .
 SIMULATE_FLAGS ?=
 # Which mutants: a regular expression.
 MUTANTS ?= .
@@ -106,8 +109,8 @@ explore: ## Explore interleavings of small programs (EXPLORE_LIMIT, EXPLORE_RAND
 	@$(GO) test ./internal/explore -v -timeout 240h -run '^TestExplore$$' -explore.whole $(EXPLORE_WHOLE) -explore.limit $(EXPLORE_LIMIT) -explore.random $(EXPLORE_RANDOM) -explore.least $(EXPLORE_LEAST) $(EXPLORE_FLAGS)
 
 .PHONY: simulate
-simulate: ## Let 1 to 1,000 workers drain a backlog in simulated time (SIMULATE_FLAGS="-workers 1,8 -latency 200us")
-	@$(GO) test ./internal/simulate -v -timeout 10h -run '^TestDrain$$' -args -workers 1,2,4,8,32,100,300,1000 $(SIMULATE_FLAGS)
+simulate: ## Let 1 to 1,000 workers run in simulated time, through deployments and deaths (SIMULATE_RUN=regexp, SIMULATE_FLAGS="-workers 1,8 -latency 200us")
+	@$(GO) test ./internal/simulate -v -timeout 10h -run '$(SIMULATE_RUN)' -args -whole -workers 1,2,4,8,32,100,300,1000 $(SIMULATE_FLAGS)
 
 .PHONY: mutants
 mutants: ## Break the protocol, one rule at a time, and show which test catches it (MUTANTS=regexp)

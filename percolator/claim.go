@@ -25,17 +25,21 @@ const claimAfter = time.Second
 // a third of that has passed.
 func (w *Worker) claimLasts() time.Duration { return max(w.config.MemberLease, 3*claimAfter) }
 
-// claimRuns claims the runs that take long, until ctx ends.
+// claimRuns claims the runs that take long, and those whose cells are about to go to other
+// workers, until ctx ends.
 func (w *Worker) claimRuns(ctx context.Context) error {
 	for {
-		if err := w.db.clock.Sleep(ctx, claimAfter); err != nil {
+		if _, err := w.sleepOr(ctx, claimAfter, w.claimSoon); err != nil {
 			return err
 		}
 		var tasks []*task
 		now := w.db.clock.Now()
 		w.mu.Lock()
 		for _, t := range w.jobs {
-			if t.running && !t.calledAt.IsZero() && now.Sub(t.calledAt) >= claimAfter && now.Sub(t.claimed) >= w.claimLasts()/3 {
+			if !t.running || t.calledAt.IsZero() || now.Sub(t.claimed) < w.claimLasts()/3 {
+				continue
+			}
+			if now.Sub(t.calledAt) >= claimAfter || w.stopping || w.loses(t, 2*claimAfter) {
 				t.claimed = now
 				tasks = append(tasks, t)
 			}
@@ -51,6 +55,30 @@ func (w *Worker) claimRuns(ctx context.Context) error {
 		}
 		if err := w.claim(ctx, tasks); err != nil && ctx.Err() == nil {
 			w.db.log.Debug("long runs could not be claimed", "err", err)
+		}
+	}
+}
+
+// loses tells whether the cell of a task goes to another worker within a time.
+func (w *Worker) loses(t *task, within time.Duration) bool {
+	now := w.now()
+	return w.owns(t.q, t.cell, now) && !w.owns(t.q, t.cell, min(now.Add(within), oracle.Max))
+}
+
+// calling notes that a task's function is called now. If its cell goes to another worker
+// in a moment, it is claimed before.
+func (w *Worker) calling(ctx context.Context, t *task) {
+	now := w.db.clock.Now()
+	claims := w.loses(t, claimAfter)
+	w.mu.Lock()
+	t.calledAt = now
+	if claims {
+		t.claimed = now
+	}
+	w.mu.Unlock()
+	if claims {
+		if err := w.claim(ctx, []*task{t}); err != nil {
+			w.db.log.Debug("a run could not be claimed", "err", err)
 		}
 	}
 }

@@ -92,7 +92,7 @@ func (w *Worker) find(ctx context.Context, table string) error {
 			return err
 		}
 		wait := w.untilNextLook(&pace, l.found)
-		if took := w.db.clock.Now().Sub(began); l.found == 0 && took >= longLook {
+		if took := w.db.clock.Now().Sub(began) - l.waited; l.found == 0 && took >= longLook {
 			// There are many notifications for other workers. Pushes must not make this
 			// worker scan them all the time.
 			if err := w.db.clock.Sleep(ctx, min(took, wait)); err != nil {
@@ -196,10 +196,11 @@ func (w *Worker) bounds(ctx context.Context, table string) bounds {
 
 // looker is one scan under way.
 type looker struct {
-	w     *Worker
-	table string
-	found int      // jobs that were queued
-	met   []string // row keys at page boundaries
+	w      *Worker
+	table  string
+	found  int           // jobs that were queued
+	met    []string      // row keys at page boundaries
+	waited time.Duration // for room
 }
 
 // finding is a notified cell with something to do for this worker, as far as it knows.
@@ -212,9 +213,11 @@ type finding struct {
 // part scans the rows in [from, to), page by page.
 func (l *looker) part(ctx context.Context, from, to string) error {
 	for {
+		began := l.w.db.clock.Now()
 		if err := l.w.waitForRoom(ctx, l.table); err != nil {
 			return err
 		}
+		l.waited += l.w.db.clock.Now().Sub(began)
 		page, last, err := l.page(ctx, from, to)
 		if err != nil {
 			return err

@@ -3,9 +3,12 @@ package percolator
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -128,4 +131,40 @@ func TestTwoWorkersOfOneTable(t *testing.T) {
 	s1, s2 := dbs[0].Stats(), dbs[1].Stats()
 	require.EqualValues(t, rows, s1.ObserverRuns+s2.ObserverRuns)
 	t.Logf("runs %d and %d, conflicts %d and %d", s1.ObserverRuns, s2.ObserverRuns, s1.ObserverConflicts, s2.ObserverConflicts)
+}
+
+// A look waits for room in a queue, as long as functions take, and finds nothing. That is
+// no reason to rest from looking.
+func TestLookThatWaitedForRoom(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, err := New(t.Context(), memstore.New(), WithLogger(slog.New(slog.DiscardHandler)))
+		require.NoError(t, err)
+		registered(t, db, "of nobody here", "other")
+		hang := make(chan struct{})
+		var ran atomic.Int64
+		w := NewWorker(db, WorkerConfig{GCInterval: -1})
+		require.NoError(t, w.Observe(Observer{Name: "o", Table: "t", Column: "v", Func: func(context.Context, *Txn, Cell) error {
+			<-hang
+			ran.Add(1)
+			return nil
+		}}))
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- w.Run(ctx) }()
+		time.Sleep(time.Minute)
+		setRows(t, db, "v", 16+lowWater+10)
+		time.Sleep(time.Second)
+		set(t, db, Cell{"t", "x", "other"}, "1") // the look that it causes finds no room
+		time.Sleep(time.Second)
+		close(hang)
+		time.Sleep(10 * time.Millisecond)
+		require.EqualValues(t, 16+lowWater+10, ran.Load())
+		set(t, db, Cell{"t", "y", "v"}, "1")
+		time.Sleep(10 * time.Millisecond)
+		require.EqualValues(t, 16+lowWater+11, ran.Load())
+		cancel()
+		require.NoError(t, <-ended)
+		require.NoError(t, db.Close(context.WithoutCancel(t.Context())))
+	})
 }

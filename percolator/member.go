@@ -36,6 +36,7 @@ type membership struct {
 	generation Timestamp     // as read before list; 0 if that must be read
 	list       []member      // by id
 	successor  string        // whose lease it watches; "" without any
+	ends       Timestamp     // of that lease, as read last; 0 if it was not
 	announce   bool          // the generation is to be changed yet
 	outdated   bool          // the shares are older than the list or the record
 }
@@ -84,10 +85,7 @@ func handOver(lease time.Duration) time.Duration { return lease * 2 / 3 }
 // belong keeps the worker a member until ctx ends.
 func (w *Worker) belong(ctx context.Context) error {
 	for attempt := 0; ; {
-		wait := w.beatInterval()
-		if next := w.member.shares.Load().next(w.now()); next > 0 {
-			wait = min(wait, max(next.Sub(w.now()), time.Millisecond))
-		}
+		wait := w.untilBeat()
 		if attempt > 0 {
 			wait = min(wait, w.config.Backoff.wait(attempt-1, w.db.rand))
 		}
@@ -106,6 +104,29 @@ func (w *Worker) belong(ctx context.Context) error {
 	}
 }
 
+// untilBeat returns how long it is until the next beat. It comes early if a share changes
+// before, if the lease of the successor ends, or if the worker may by then have made no
+// progress for a lease. A successor that lives has renewed its lease long before that.
+func (w *Worker) untilBeat() time.Duration {
+	m := &w.member
+	wait := w.beatInterval()
+	early := func(d time.Duration) { wait = min(wait, max(d, time.Millisecond)) }
+	if next := m.shares.Load().next(w.now()); next > 0 {
+		early(next.Sub(w.now()))
+	}
+	if m.successor != "" && m.ends > 0 {
+		early(m.ends.Sub(w.now()) + time.Millisecond)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, q := range w.list {
+		if from, ok := w.stuckFrom(q); ok && !q.stuck {
+			early(from.Sub(w.db.clock.Now()))
+		}
+	}
+	return wait
+}
+
 // beat looks at what the other members do, and tells them of this one. It joins if the
 // worker is no member.
 func (w *Worker) beat(ctx context.Context) error {
@@ -121,6 +142,7 @@ func (w *Worker) beat(ctx context.Context) error {
 		before = t.drawn
 	}
 	m.time.Store(&oracleTime{seen.now, seen.asked})
+	m.ends = seen.ends
 	if m.id != "" && !seen.member {
 		w.db.log.Warn("the other workers took this one for dead; it joins again")
 		m.id = ""
@@ -159,6 +181,7 @@ func (w *Worker) beat(ctx context.Context) error {
 	if changed {
 		w.shareOut()
 		m.outdated = false
+		leaveToken(w.claimSoon)
 	}
 	if next := m.shares.Load().next(before); changed || next > 0 && next <= seen.now {
 		w.kickAll() // something may be this worker's own that was not before
@@ -171,8 +194,9 @@ type sight struct {
 	asked      time.Time // local, before now was drawn
 	now        Timestamp
 	generation Timestamp
-	member     bool // the worker's own record stands
-	successor  bool // the lease of the successor lasts, or there is no successor
+	member     bool      // the worker's own record stands
+	successor  bool      // the lease of the successor lasts, or there is no successor
+	ends       Timestamp // of that lease
 }
 
 // lookAtMembers reads the generation, this worker's own row, and its successor's.
@@ -210,6 +234,9 @@ func (w *Worker) lookAtMembers(ctx context.Context) (sight, error) {
 	if len(rows) == 3 {
 		v := rows[2].Newest(rowstore.Write, format.ColumnLease)
 		s.successor = v != nil && v.TS >= s.now
+		if s.successor {
+			s.ends = v.TS
+		}
 	}
 	return s, nil
 }
@@ -394,16 +421,12 @@ func (w *Worker) shareOut() {
 	all := append(slices.Clone(m.list), member{id: m.id, joined: m.joined, record: m.record})
 	s := newShares(w.list, all, m.id)
 	m.shares.Store(&s)
-	m.successor = ""
-	for i := range m.list {
-		if m.list[i].id > m.id {
-			m.successor = m.list[i].id
-			break
-		}
+	m.successor, m.ends = "", 0
+	if len(m.list) == 0 {
+		return
 	}
-	if m.successor == "" && len(m.list) > 0 {
-		m.successor = m.list[0].id
-	}
+	next := slices.IndexFunc(m.list, func(other member) bool { return other.id > m.id })
+	m.successor, m.ends = m.list[max(next, 0)].id, m.list[max(next, 0)].ends
 }
 
 // retire tells the others that this worker begins nothing any more, although functions
@@ -452,28 +475,35 @@ func (w *Worker) tellLeaving(tell func(context.Context) error) {
 	}
 }
 
-// isStuck tells whether the worker cannot get on with an observer: work waits, there is no
-// place to run it, and no function has begun or ended for a lease, nor for twice as long as
-// they take; or a look at its table has been going on for a lease. w.mu is held.
+// isStuck tells whether the worker cannot get on with an observer. w.mu is held.
 func (w *Worker) isStuck(q *queue, now time.Time) bool {
+	from, ok := w.stuckFrom(q)
+	return ok && !now.Before(from)
+}
+
+// stuckFrom returns when the worker has not got on with an observer for so long that others
+// had better do it, unless something happens before: work waits, there is no place to run
+// it, and no function has begun or ended for a lease, nor for twice as long as they take; or
+// a look at its table has been going on for a lease. w.mu is held.
+func (w *Worker) stuckFrom(q *queue) (from time.Time, ok bool) {
 	lease := w.config.MemberLease
-	if since := w.looking[q.table]; !since.IsZero() && now.Sub(since) >= lease {
-		return true
-	}
-	if waits := len(q.tasks) > 0 || q.left || q.stuck; !waits || w.hasPlace(q) {
-		return false
-	}
-	moved, takes := q.moved, q.takes
-	if q.running == 0 {
-		// It is the next one to have a place, whichever function ends.
-		for _, other := range w.list {
-			takes = max(takes, other.takes)
-			if other.moved.After(moved) {
-				moved = other.moved
+	if waits := len(q.tasks) > 0 || q.left || q.stuck; waits && !w.hasPlace(q) {
+		moved, takes := q.moved, q.takes
+		if q.running == 0 {
+			// It is the next one to have a place, whichever function ends.
+			for _, other := range w.list {
+				takes = max(takes, other.takes)
+				if other.moved.After(moved) {
+					moved = other.moved
+				}
 			}
 		}
+		from, ok = moved.Add(min(max(lease, 2*takes), mostSlow*lease)), true
 	}
-	return now.Sub(moved) >= min(max(lease, 2*takes), mostSlow*lease)
+	if since := w.looking[q.table]; !since.IsZero() && (!ok || since.Add(lease).Before(from)) {
+		from, ok = since.Add(lease), true
+	}
+	return from, ok
 }
 
 // mostSlow is how many leases functions may take for a worker to wait until one ends.

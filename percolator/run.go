@@ -152,9 +152,7 @@ func (w *Worker) attempt(ctx context.Context, t *task) runResult {
 		if view.claimedBy != "" && view.claimedBy != w.id && view.claimed > tx.start {
 			return runResult{next: runWaiting, wait: view.claimed.Sub(tx.start)}
 		}
-		w.mu.Lock()
-		t.calledAt = w.db.clock.Now()
-		w.mu.Unlock()
+		w.calling(ctx, t)
 		return w.run(ctx, tx, t.o, i, view)
 	}
 	return w.clearNotifications(ctx, view)

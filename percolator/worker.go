@@ -90,6 +90,7 @@ type Worker struct {
 	kicks     map[string]chan struct{} // a token for a table to be scanned
 	room      map[string]chan struct{} // a token when a queue of the table has room again
 	sooner    chan struct{}            // a token when a new pause ends before all others
+	claimSoon chan struct{}            // a token to look for runs that must be claimed
 	recheck   chan struct{}            // a token to look whether the observers are still registered
 	published Timestamp                // when its observers were in the catalog first
 
@@ -124,7 +125,7 @@ func NewWorker(db *DB, config WorkerConfig) *Worker {
 		id:  uniqueID(),
 		ctx: db.ctx, runCtx: db.ctx,
 		kicks: map[string]chan struct{}{}, room: map[string]chan struct{}{},
-		sooner: make(chan struct{}, 1), recheck: make(chan struct{}, 1),
+		sooner: make(chan struct{}, 1), claimSoon: make(chan struct{}, 1), recheck: make(chan struct{}, 1),
 		ready: make(chan struct{}), ended: make(chan struct{}),
 		jobs: map[job]*task{}, paused: map[job]*pausedJob{}, locked: map[string][]*pausedJob{},
 		idle:   map[chan struct{}]struct{}{},
@@ -265,6 +266,7 @@ func (w *Worker) work(parent context.Context) error {
 	busy := w.running > 0
 	w.mu.Unlock()
 	if busy {
+		leaveToken(w.claimSoon)
 		w.tellLeaving(w.retire)
 	}
 	w.tasks.Wait()

@@ -28,6 +28,9 @@ var (
 	changes     = flag.Int("changes", 100, "changes for each worker")
 	concurrency = flag.Int("concurrency", 16, "functions that each worker runs at once")
 	function    = flag.Duration("function", 0, "how long a function takes")
+	whole       = flag.Bool("whole", false, "all sizes of the scenarios, not the small ones alone")
+	rate        = flag.Float64("rate", 20, "changes a second for each worker, where they come steadily")
+	lasts       = flag.Duration("lasts", 10*time.Second, "how long changes come")
 	latency     = flag.Duration("latency", time.Millisecond, "how long a call to the store takes")
 )
 
