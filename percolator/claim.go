@@ -21,6 +21,9 @@ import (
 // time between two looks at what runs.
 const claimAfter = time.Second
 
+// claimPage is how many rows are claimed in one call.
+const claimPage = 64
+
 // claimLasts is how long a claim lasts: claims are renewed by every look that comes when
 // a third of that has passed.
 func (w *Worker) claimLasts() time.Duration { return max(w.config.MemberLease, 3*claimAfter) }
@@ -103,7 +106,11 @@ func (w *Worker) claim(ctx context.Context, tasks []*task) error {
 			rowstore.Put(rowstore.Notify, column, until, []byte(w.id)),
 			rowstore.DeleteRange(rowstore.Notify, column, 0, until-1))
 	}
-	_, err = w.db.store.Apply(ctx, muts, rowstore.ApplyOptions{})
+	for part := range slices.Chunk(muts, claimPage) {
+		if _, err = w.db.store.Apply(ctx, part, rowstore.ApplyOptions{}); err != nil {
+			break
+		}
+	}
 	// A run that ended meanwhile may have dropped its claim before this one was there.
 	w.mu.Lock()
 	ended := slices.DeleteFunc(tasks, func(t *task) bool { return !t.claimed.IsZero() })

@@ -74,15 +74,20 @@ func newShares(queues []*queue, list []member, self string) shares {
 		}
 		slices.Sort(times)
 		for _, from := range slices.Compact(times) {
+			takesPart := func(p party) bool { return p.m.takesPart(from) }
+			if !slices.ContainsFunc(parties, takesPart) {
+				// Those before have gone. The ones whose time has yet to come need not wait for it.
+				takesPart = func(p party) bool { return from < p.m.record.From }
+			}
 			// If all are stuck, they share as if none were.
-			stuck := !slices.ContainsFunc(parties, func(p party) bool { return p.m.takesPart(from) && p.weight > 0 })
+			stuck := !slices.ContainsFunc(parties, func(p party) bool { return takesPart(p) && p.weight > 0 })
 			s := share{from: from, kind: shareNone, equal: true}
 			for _, p := range parties {
 				if stuck {
 					p.weight = 1
 				}
 				switch {
-				case !p.m.takesPart(from) || p.weight == 0:
+				case !takesPart(p) || p.weight == 0:
 				case p.self:
 					s.kind, s.mine = shareSlots, p.rival
 				default:

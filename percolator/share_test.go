@@ -67,19 +67,22 @@ func TestEachSlotHasAnOwner(t *testing.T) {
 		}
 		now := Timestamp(rapid.Uint64Range(0, 40).Draw(t, "now"))
 		q := rapid.SampledFrom(shareQueues).Draw(t, "observer")
-		runners, part := 0, 0
+		runners, part, soon := 0, 0, 0
 		for i := range list {
 			if _, ok := list[i].weightOf(q); ok {
 				runners++
 				if list[i].takesPart(now) {
 					part++
 				}
+				if now < list[i].record.From {
+					soon++
+				}
 			}
 		}
 		for range 20 {
 			owners := ownersOf(list, q, rapid.Uint32Range(0, format.Slots-1).Draw(t, "slot"), now)
 			switch {
-			case part > 0:
+			case part > 0, soon > 0:
 				require.Len(t, owners, 1)
 			default:
 				require.Len(t, owners, runners, "if nobody takes part, everybody may run everything")
@@ -190,6 +193,21 @@ func TestSharesOfATime(t *testing.T) {
 		times = append(times, now)
 	}
 	require.Equal(t, []Timestamp{5, 10, 20}, times)
+}
+
+// Where those before have gone, the ones that have just joined share at once what they
+// would share later.
+func TestSharesOfThoseToCome(t *testing.T) {
+	t.Parallel()
+	q := shareQueues[0]
+	list := []member{sharer("a", 10, 0, 16), sharer("b", 12, 0, 16), sharer("c", 0, 5, 16)}
+	for slot := range uint32(1000) {
+		require.Equal(t, []string{"c"}, ownersOf(list, q, slot, 4))
+		soon := ownersOf(list, q, slot, 5)
+		require.Len(t, soon, 1)
+		require.Equal(t, []string{"a"}, ownersOf(list, q, slot, 11), "once one has a share it has all until the other has one")
+		require.Equal(t, soon, ownersOf(list, q, slot, 12))
+	}
 }
 
 // The estimate of the oracle's time never goes back behind what was drawn.

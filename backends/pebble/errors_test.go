@@ -40,7 +40,7 @@ func TestSortError(t *testing.T) {
 			require.ErrorIs(t, got, c.want)
 			require.ErrorIs(t, got, c.err)
 			for _, other := range []error{rowstore.ErrCorrupt, rowstore.ErrFormat} {
-				require.Equal(t, other == c.want, errors.Is(got, other), "%v", other)
+				require.Equal(t, errors.Is(c.want, other), errors.Is(got, other), "%v", other)
 			}
 		})
 	}

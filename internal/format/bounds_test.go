@@ -137,16 +137,24 @@ func TestOwnCell(t *testing.T) {
 	t.Parallel()
 	for _, c := range []Cell{
 		ParkedCell("o", Cell{"t", "r", "c"}), NoticeCell(1),
-		{"t", "r", AckColumn("o", "c")}, {"t", "r", FailureColumn("o", "c")}, {"\x00\x00t", "r", AckColumn("o", "c")},
+		{"t", "r", AckColumn("o", "c")},
+		{"t", "r", FailureColumn("o", "c")},
+		{"\x00\x00t", "r", AckColumn("o", "c")},
 	} {
 		require.True(t, OwnCell(c), "%q", c)
 	}
 	for _, c := range []Cell{
 		{"t", "r", "c"},
-		{TableParked, "r", "other"}, {TableParked, "r", ColumnNotice}, {"t", "r", ColumnParked},
-		{TableNotices, "r", "other"}, {TableNotices, "r", ColumnParked}, {"t", "r", ColumnNotice},
-		{TableCatalog, RowCatalog, ColumnConfig}, {TableSessions, "s", ColumnLease},
-		{TableSessions, "r", AckColumn("o", "c")}, {TableParked, "r", AckColumn("o", "c")},
+		{TableParked, "r", "other"},
+		{TableParked, "r", ColumnNotice},
+		{"t", "r", ColumnParked},
+		{TableNotices, "r", "other"},
+		{TableNotices, "r", ColumnParked},
+		{"t", "r", ColumnNotice},
+		{TableCatalog, RowCatalog, ColumnConfig},
+		{TableSessions, "s", ColumnLease},
+		{TableSessions, "r", AckColumn("o", "c")},
+		{TableParked, "r", AckColumn("o", "c")},
 	} {
 		require.False(t, OwnCell(c), "%q", c)
 	}
