@@ -59,8 +59,8 @@ func TestPendingConcernsItsRowsAlone(t *testing.T) {
 	require.NoError(t, read("t", "c"))
 	require.NoError(t, read("t", "x"), "its group draws nothing")
 	require.NoError(t, read("u", "b"))
-	require.NoError(t, p.Range(gone, rowstore.ScanRange{Table: "u"}))
-	require.ErrorIs(t, p.Rows(gone, []rowstore.RowRead{{Table: "t", Row: "a"}, {Table: "t", Row: "d"}}), context.Canceled, "one of several rows is held")
+	require.NoError(t, p.Range(gone, rowstore.ScanRange{Table: "u", Selectors: locks}))
+	require.ErrorIs(t, p.Rows(gone, append(readOf("t", "a"), readOf("t", "d")...)), context.Canceled, "one of several rows is held")
 	require.NoError(t, scan("c", "d"))
 	require.NoError(t, scan("e", ""))
 	// A row may be held twice.
@@ -88,7 +88,7 @@ func TestPendingWaitsForEveryWriter(t *testing.T) {
 			var p kit.Pending
 			first, second := p.Hold(group(true, "b")), p.Hold(group(true, "a", "b"))
 			done := make(chan error, 1)
-			go func() { done <- p.Rows(t.Context(), []rowstore.RowRead{{Table: "t", Row: "b"}}) }()
+			go func() { done <- p.Rows(t.Context(), readOf("t", "b")) }()
 			synctest.Wait()
 			first()
 			synctest.Wait()
