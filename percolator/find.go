@@ -16,8 +16,11 @@ import (
 // a job for each observer that a cell waits for (queue.go).
 
 const (
-	// lookPage is how many notified rows are found before their functions start.
+	// lookPage is how many notified rows of this worker's own are found, about, before
+	// their functions start.
 	lookPage = 256
+	// mostPages bounds how much longer a page is for the rows of others in it.
+	mostPages = 16
 	// lookParts is the number of parts into which a table is cut, to begin scans at
 	// random places.
 	lookParts = 64
@@ -237,11 +240,11 @@ func (l *looker) part(ctx context.Context, from, to string) error {
 // which the scan continues, "" at the end of the part.
 func (l *looker) page(ctx context.Context, from, to string) (page []finding, last string, err error) {
 	w := l.w
-	n := 0
+	n, limit := 0, w.pageLimit(l.table)
 	known := w.db.known()
 	var cells []finding
 	w.lookBegins(l.table)
-	for row, err := range w.db.store.Scan(ctx, rowstore.ScanRange{Table: l.table, From: from, To: to, Selectors: w.notifyPicks(l.table), Limit: lookPage}) {
+	for row, err := range w.db.store.Scan(ctx, rowstore.ScanRange{Table: l.table, From: from, To: to, Selectors: w.notifyPicks(l.table), Limit: limit}) {
 		if err != nil {
 			return nil, "", fmt.Errorf("scanning the notifications of table %q: %w", l.table, err)
 		}
@@ -252,7 +255,7 @@ func (l *looker) page(ctx context.Context, from, to string) (page []finding, las
 			cells = append(cells, finding{cell: c, seen: w.rested.signature(c, known.observers(c.Table, c.Column), notified)})
 		}
 	}
-	if n < lookPage {
+	if n < limit {
 		last = ""
 	}
 	now, at := w.db.clock.Now(), w.now()
@@ -271,6 +274,21 @@ func (l *looker) page(ctx context.Context, from, to string) (page []finding, las
 		}
 	}
 	return page, last, nil
+}
+
+// pageLimit is how many rows of a table are read at once. Where workers share the table,
+// a page has as many more, so that about as many of them are this worker's own.
+func (w *Worker) pageLimit(table string) int {
+	pages := 1
+	if all := w.member.shares.Load(); all != nil {
+		now := w.now()
+		for _, q := range w.list {
+			if q.table == table {
+				pages = max(pages, len(all.at(q, now).other)+1)
+			}
+		}
+	}
+	return lookPage * min(pages, mostPages)
 }
 
 // lookBegins notes that a page of a table is being read, or the table is split. began is

@@ -104,13 +104,17 @@ func (w *Worker) belong(ctx context.Context) error {
 	}
 }
 
-// untilBeat returns how long it is until the next beat. It comes early if a share changes
+// untilBeat returns how long it is until the next beat. Those after the joining come
+// sooner, because others may have joined at the same time. A beat is early if a share changes
 // before, if the lease of the successor ends, or if the worker may by then have made no
 // progress for a lease. A successor that lives has renewed its lease long before that.
 func (w *Worker) untilBeat() time.Duration {
 	m := &w.member
 	wait := w.beatInterval()
 	early := func(d time.Duration) { wait = min(wait, max(d, time.Millisecond)) }
+	if w.now().Sub(m.joined) < w.config.MemberLease {
+		early(w.config.MemberLease / 16)
+	}
 	if next := m.shares.Load().next(w.now()); next > 0 {
 		early(next.Sub(w.now()))
 	}
@@ -415,10 +419,31 @@ func (w *Worker) announce(ctx context.Context, now Timestamp) error {
 	return nil
 }
 
+// dateJoins corrects the records of members that joined at the same time as others. One
+// that has not seen an older one says that its shares begin at once; it takes that back when
+// it looks again (yieldToEarlier), perhaps after its record was read here. Without this,
+// the older one would leave shares to it that it does not take yet.
+func dateJoins(all []member) {
+	var first Timestamp
+	var lease time.Duration
+	for i := range all {
+		if first == 0 || all[i].joined < first {
+			first = all[i].joined
+		}
+		lease = max(lease, all[i].record.Lease)
+	}
+	for i := range all {
+		if m := &all[i]; m.joined > first && m.record.From == m.joined {
+			m.record.From = m.joined.Add(handOver(lease))
+		}
+	}
+}
+
 // shareOut works out the shares from the list, and whose lease to watch.
 func (w *Worker) shareOut() {
 	m := &w.member
 	all := append(slices.Clone(m.list), member{id: m.id, joined: m.joined, record: m.record})
+	dateJoins(all)
 	s := newShares(w.list, all, m.id)
 	m.shares.Store(&s)
 	m.successor, m.ends = "", 0

@@ -12,7 +12,7 @@ import (
 const (
 	// lowWater is the number of waiting jobs of an observer at which the scanner
 	// continues.
-	lowWater = 32
+	lowWater = 128
 	// queueLength is how many jobs of an observer may wait: those of a page, and those
 	// that waited already when the page was read.
 	queueLength = lookPage + lowWater

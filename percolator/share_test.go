@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/oracle"
 )
 
 var shareQueues = []*queue{
@@ -207,6 +208,27 @@ func TestSharesOfThoseToCome(t *testing.T) {
 		require.Len(t, soon, 1)
 		require.Equal(t, []string{"a"}, ownersOf(list, q, slot, 11), "once one has a share it has all until the other has one")
 		require.Equal(t, soon, ownersOf(list, q, slot, 12))
+	}
+}
+
+// Of members that have joined at once, the first one has everything until the others have
+// seen it, although their records say at first that they begin at once.
+func TestSharesOfThoseWhoJoinedAtOnce(t *testing.T) {
+	t.Parallel()
+	at := oracle.FromTime(time.Unix(1000, 0))
+	lease := 3 * time.Second
+	join := func(id string, joined, from Timestamp) member {
+		m := sharer(id, from, 0, 16)
+		m.joined, m.record.Lease = joined, lease
+		return m
+	}
+	list := []member{join("b", at+1, at+1), join("a", at, at), join("c", at+2, at.Add(time.Minute))}
+	dateJoins(list)
+	require.Equal(t, []Timestamp{at.Add(handOver(lease)) + 1, at, at.Add(time.Minute)},
+		[]Timestamp{list[0].record.From, list[1].record.From, list[2].record.From})
+	for slot := range uint32(100) {
+		require.Equal(t, []string{"a"}, ownersOf(list, shareQueues[0], slot, at+5))
+		require.Len(t, ownersOf(list, shareQueues[0], slot, at.Add(lease)), 1)
 	}
 }
 
