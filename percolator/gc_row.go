@@ -103,6 +103,15 @@ func (g *gcRow) seen(column string) bool {
 		}
 		conds = append(conds, g.unchanged(own)...)
 	}
+	if g.row.Newest(rowstore.Write, column).TS <= g.safe {
+		// An acknowledgment goes with the delete that it is of. Left alone, it would stay for
+		// ever: so the delete waits for an acknowledgment that cannot go yet.
+		for _, ack := range g.kept(column, format.PrefixAck) {
+			if g.row.Newest(rowstore.Write, ack).TS > g.safe || g.row.Newest(rowstore.Lock, ack) != nil {
+				return false
+			}
+		}
+	}
 	g.m.conditions = append(g.m.conditions, conds...)
 	return true
 }

@@ -270,6 +270,35 @@ func TestCollectionOfAcknowledgments(t *testing.T) {
 	require.Equal(t, "back", s.values[len(s.values)-1])
 }
 
+// A collection whose safe point lies between a delete and its acknowledgment leaves both to
+// a later one: alone, the acknowledgment would stay for ever.
+func TestCollectionBetweenADeleteAndItsAcknowledgment(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.observed("t", "v", "o")
+	c := w.client()
+	var s saw
+	wk := watching(t, c, s.observer("o"))
+	set(t, c.DB, rowA, "1")
+	runs(t, wk, rowA)
+	require.NoError(t, c.Update(t.Context(), func(tx *Txn) error { return tx.Delete(rowA) }))
+	w.clock.advance(time.Minute)
+	runs(t, wk, rowA)
+	row := w.raw(rowA)
+	deleted, acked := row.Newest(rowstore.Write, "v").TS, row.Newest(rowstore.Write, format.AckColumn("o", "v")).TS
+	w.clock.advance(worldRetention - 30*time.Second)
+	_, err := w.collect(c, 0)
+	require.NoError(t, err)
+	safe, err := c.SafePoint(t.Context())
+	require.NoError(t, err)
+	require.True(t, deleted < safe && safe < acked, "%v, %v, %v", deleted, safe, acked)
+	w.clock.advance(2 * worldRetention)
+	_, err = w.collect(c, 0)
+	require.NoError(t, err)
+	row = w.raw(rowA)
+	require.Empty(t, row.Versions)
+}
+
 // A worker collects by itself, once for all workers.
 func TestWorkersCollect(t *testing.T) {
 	t.Parallel()
