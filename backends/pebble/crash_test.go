@@ -99,150 +99,151 @@ func (f *facts) tell(row int, n uint64) {
 	}
 }
 
+// outage is a store whose power will be cut, and what it has told until then.
+type outage struct {
+	s     *Store
+	mem   *vfs.MemFS
+	gate  sync.RWMutex // of the disk
+	told  facts
+	count atomic.Int64 // of facts
+	errs  chan error
+}
+
+// powerCut lets writers and readers work, cuts the power, and opens what the disk has
+// kept. It returns how many facts were told.
 func powerCut(t *testing.T, rng *rand.Rand) int {
-	mem := vfs.NewCrashableMem()
-	var gate sync.RWMutex
-	s := openFS(t, slowFS{mem, &gate})
-	var told facts
-	var count atomic.Int64
+	t.Helper()
+	o := &outage{mem: vfs.NewCrashableMem(), errs: make(chan error, 16)}
+	o.s = openFS(t, slowFS{o.mem, &o.gate})
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	seeds := [2]uint64{rng.Uint64(), rng.Uint64()}
-	errs := make(chan error, 16)
-	run := func(f func(rng *rand.Rand) error) {
+	for _, f := range []func(context.Context, *rand.Rand) error{o.write, o.write, o.write, o.write, o.scan, o.refuse} {
 		i := seeds[1]
 		seeds[1]++
 		wg.Go(func() {
 			rng := rand.New(rand.NewPCG(seeds[0], i))
 			for ctx.Err() == nil {
-				if err := f(rng); err != nil && ctx.Err() == nil {
-					errs <- err
+				if err := f(ctx, rng); err != nil && ctx.Err() == nil {
+					o.errs <- err
 					return
 				}
 			}
 		})
 	}
-	tell := func(row int, n uint64) {
-		told.tell(row, n)
-		count.Add(1)
-	}
-	row := func(i int) string { return fmt.Sprintf("row%d", i) }
-	for range 4 {
-		run(func(rng *rand.Rand) error { // writers, which also read what others wrote
-			i := rng.IntN(cutRows)
-			start, err := s.Oracle().Draw(ctx, 1)
-			if err != nil {
-				return err
-			}
-			n, err := s.newestOf(ctx, row(i))
-			if err != nil {
-				return err
-			}
-			tell(i, n)
-			out, err := s.Group(ctx, []rowstore.Group{{AssignTimestamp: true, Mutations: []rowstore.Mutation{put(row(i), start, number(n+1))}}})
-			if err != nil {
-				return err
-			}
-			if out[0].Err != nil {
-				return out[0].Err
-			}
-			if out[0].Applied {
-				tell(i, n+1)
-			} else {
-				tell(i, binary.BigEndian.Uint64(out[0].Outcome.Broke.Value))
-			}
-			return nil
-		})
-	}
-	run(func(*rand.Rand) error { // a scanner
-		for r, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Selectors: pickNewest()}) {
-			if err != nil {
-				return err
-			}
-			tell(int(r.Row[3]-'0'), binary.BigEndian.Uint64(r.Versions[0].Value))
-		}
-		return nil
-	})
-	run(func(rng *rand.Rand) error { // Apply with a condition that fails
-		i := rng.IntN(cutRows)
-		out, err := s.Apply(ctx, []rowstore.Mutation{{Table: "t", Row: row(i), Conditions: []rowstore.Condition{
-			rowstore.Absent(rowstore.Write, "c", 0),
-		}}}, rowstore.ApplyOptions{})
-		if err == nil && !out[0].Applied {
-			tell(i, binary.BigEndian.Uint64(out[0].Broke.Value))
-		}
-		return err
-	})
-
-	// Some rounds of holding the disk back, letting it go, and at last the cut, with
-	// the disk held back or not.
-	var crashed *vfs.MemFS
-	var before [cutRows]uint64
-	for rounds := 1 + rng.IntN(4); rounds > 0; rounds-- {
-		goal := count.Load() + int64(1+rng.IntN(300))
-		for count.Load() < goal && len(errs) == 0 {
-			gate.Lock()
-			for range rng.IntN(2000) {
-				// Time for the others to get ahead of the disk.
-				_ = s.stripes[0].mu.TryRLock() && func() bool { s.stripes[0].mu.RUnlock(); return true }()
-			}
-			if rounds == 1 && count.Load()+5 >= goal {
-				// What was told until now was told before the cut.
-				for i := range before {
-					before[i] = told[i].Load()
-				}
-				crashed = mem.CrashClone(vfs.CrashCloneCfg{})
-				gate.Unlock()
-				break
-			}
-			gate.Unlock()
-		}
-	}
-	if crashed == nil {
-		for i := range before {
-			before[i] = told[i].Load()
-		}
-		crashed = mem.CrashClone(vfs.CrashCloneCfg{})
-	}
+	crashed, before := o.cut(rng)
 	cancel()
 	wg.Wait()
-	require.NoError(t, s.Close())
+	require.NoError(t, o.s.Close())
 	select {
-	case err := <-errs:
+	case err := <-o.errs:
 		require.NoError(t, err)
 	default:
 	}
 
-	s = openFS(t, crashed)
+	s := openFS(t, crashed)
 	defer func() { require.NoError(t, s.Close()) }()
 	for i := range before {
-		n, err := s.newestOf(t.Context(), row(i))
+		n, err := s.newestOf(t.Context(), cutRow(i))
 		require.NoError(t, err)
 		require.GreaterOrEqual(t, n, before[i], "row %d was told to be at %d", i, before[i])
 	}
-	return int(count.Load())
+	return int(o.count.Load())
 }
 
-// TestUnsyncedIsNotShown holds the disk back for good: nothing that depends on it
-// may be answered, and contexts are honoured.
-func TestUnsyncedIsNotShown(t *testing.T) {
-	t.Parallel()
-	var gate sync.RWMutex
-	s := openFS(t, slowFS{vfs.NewCrashableMem(), &gate})
-	_, err := s.Oracle().Draw(t.Context(), 1) // makes a bound durable
-	require.NoError(t, err)
-	gate.Lock()
-	write := make(chan error, 1)
-	ctx, cancel := context.WithCancel(t.Context())
-	go func() {
-		_, err := s.Apply(ctx, []rowstore.Mutation{{Table: "t", Row: "r", Edits: []rowstore.Edit{
-			rowstore.Put(rowstore.Write, "c", 5, []byte("v")),
-		}}}, rowstore.ApplyOptions{})
-		write <- err
-	}()
-	require.Eventually(t, func() bool { return s.syncs.outstanding.Load() > 0 }, waitFor, tick)
+func cutRow(i int) string { return fmt.Sprintf("row%d", i) }
 
-	calls := map[string]func(ctx context.Context) error{
+func (o *outage) tell(row int, n uint64) {
+	o.told.tell(row, n)
+	o.count.Add(1)
+}
+
+// write counts a row up, and first reads what others wrote.
+func (o *outage) write(ctx context.Context, rng *rand.Rand) error {
+	i := rng.IntN(cutRows)
+	start, err := o.s.Oracle().Draw(ctx, 1)
+	if err != nil {
+		return err
+	}
+	n, err := o.s.newestOf(ctx, cutRow(i))
+	if err != nil {
+		return err
+	}
+	o.tell(i, n)
+	out, err := o.s.Group(ctx, []rowstore.Group{{AssignTimestamp: true, Mutations: []rowstore.Mutation{put(cutRow(i), start, number(n+1))}}})
+	if err != nil {
+		return err
+	}
+	if out[0].Err != nil {
+		return out[0].Err
+	}
+	if out[0].Applied {
+		o.tell(i, n+1)
+	} else {
+		o.tell(i, binary.BigEndian.Uint64(out[0].Outcome.Broke.Value))
+	}
+	return nil
+}
+
+// scan reads every row.
+func (o *outage) scan(ctx context.Context, _ *rand.Rand) error {
+	for r, err := range o.s.Scan(ctx, rowstore.ScanRange{Table: "t", Selectors: pickNewest()}) {
+		if err != nil {
+			return err
+		}
+		o.tell(int(r.Row[3]-'0'), binary.BigEndian.Uint64(r.Versions[0].Value))
+	}
+	return nil
+}
+
+// refuse applies a mutation with a condition that fails, which shows the newest write.
+func (o *outage) refuse(ctx context.Context, rng *rand.Rand) error {
+	i := rng.IntN(cutRows)
+	out, err := o.s.Apply(ctx, []rowstore.Mutation{{Table: "t", Row: cutRow(i), Conditions: []rowstore.Condition{
+		rowstore.Absent(rowstore.Write, "c", 0),
+	}}}, rowstore.ApplyOptions{})
+	if err == nil && !out[0].Applied {
+		o.tell(i, binary.BigEndian.Uint64(out[0].Broke.Value))
+	}
+	return err
+}
+
+// cut has some rounds of holding the disk back and letting it go. It cuts the power at
+// last, with the disk held back or not, and returns what the disk has kept and what was
+// told before.
+func (o *outage) cut(rng *rand.Rand) (crashed *vfs.MemFS, before [cutRows]uint64) {
+	crash := func() {
+		// What was told until now was told before the cut.
+		for i := range before {
+			before[i] = o.told[i].Load()
+		}
+		crashed = o.mem.CrashClone(vfs.CrashCloneCfg{})
+	}
+	for rounds := 1 + rng.IntN(4); rounds > 0; rounds-- {
+		goal := o.count.Load() + int64(1+rng.IntN(300))
+		for o.count.Load() < goal && len(o.errs) == 0 {
+			o.gate.Lock()
+			for range rng.IntN(2000) {
+				// Time for the others to get ahead of the disk.
+				_ = o.s.stripes[0].mu.TryRLock() && func() bool { o.s.stripes[0].mu.RUnlock(); return true }()
+			}
+			if rounds == 1 && o.count.Load()+5 >= goal {
+				crash()
+				o.gate.Unlock()
+				break
+			}
+			o.gate.Unlock()
+		}
+	}
+	if crashed == nil {
+		crash()
+	}
+	return crashed, before
+}
+
+// callsOfARow are calls of each kind that depend on what was written to the row r.
+func callsOfARow(s *Store) map[string]func(ctx context.Context) error {
+	return map[string]func(ctx context.Context) error{
 		"read": func(ctx context.Context) error {
 			_, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "r", Selectors: pickNewest()}})
 			return err
@@ -274,8 +275,29 @@ func TestUnsyncedIsNotShown(t *testing.T) {
 			return err
 		},
 	}
+}
+
+// TestUnsyncedIsNotShown holds the disk back for good: nothing that depends on it
+// may be answered, and contexts are honoured.
+func TestUnsyncedIsNotShown(t *testing.T) {
+	t.Parallel()
+	var gate sync.RWMutex
+	s := openFS(t, slowFS{vfs.NewCrashableMem(), &gate})
+	_, err := s.Oracle().Draw(t.Context(), 1) // makes a bound durable
+	require.NoError(t, err)
+	gate.Lock()
+	write := make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		_, err := s.Apply(ctx, []rowstore.Mutation{{Table: "t", Row: "r", Edits: []rowstore.Edit{
+			rowstore.Put(rowstore.Write, "c", 5, []byte("v")),
+		}}}, rowstore.ApplyOptions{})
+		write <- err
+	}()
+	require.Eventually(t, func() bool { return s.syncs.outstanding.Load() > 0 }, waitFor, tick)
+
 	results := map[string]chan error{}
-	for name, call := range calls {
+	for name, call := range callsOfARow(s) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- call(ctx) }()

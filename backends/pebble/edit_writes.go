@@ -33,18 +33,14 @@ func (n *newestWrite) add(ts rowstore.Timestamp, value []byte) {
 func (w *work) editWrites(b *engine.Batch, c *column, m *rowstore.Mutation, assigned rowstore.Timestamp) error {
 	h := &c.h
 	old, oldValue := h.writeTS, h.write
-	if c.writes == 1 {
-		e := &m.Edits[c.write]
-		if ts := timestampOf(e, assigned); e.Kind == rowstore.DoPut && ts > old {
-			// A commit: by far the most frequent edit of all.
-			if old != 0 {
-				if err := w.putHistory(b, m, c.name, old, oldValue); err != nil {
-					return err
-				}
+	if e := w.commit(c, m, assigned); e != nil {
+		if old != 0 {
+			if err := w.putHistory(b, m, c.name, old, oldValue); err != nil {
+				return err
 			}
-			h.writeTS, h.write, h.older = ts, e.Value, old
-			return nil
 		}
+		h.writeTS, h.write, h.older = timestampOf(e, assigned), e.Value, old
+		return nil
 	}
 	// The newest one afterwards is put by this mutation, or was the newest and
 	// stays, or is the newest of the history that stays.
@@ -100,6 +96,19 @@ func (w *work) editWrites(b *engine.Batch, c *column, m *rowstore.Mutation, assi
 		h.older = min(max(older, newest.below), newest.ts-1)
 	}
 	return nil
+}
+
+// commit returns the edit of a commit, by far the most frequent one of all: the column's
+// only edit of Write, which puts a newer write than all it has. It returns nil otherwise.
+func (w *work) commit(c *column, m *rowstore.Mutation, assigned rowstore.Timestamp) *rowstore.Edit {
+	if c.writes != 1 {
+		return nil
+	}
+	e := &m.Edits[c.write]
+	if e.Kind != rowstore.DoPut || timestampOf(e, assigned) <= c.h.writeTS {
+		return nil
+	}
+	return e
 }
 
 // deletes tells whether the mutation deletes the write of a column with a timestamp.

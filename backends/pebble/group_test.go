@@ -1,6 +1,7 @@
 package pebble
 
 import (
+	"context"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -25,85 +26,44 @@ func TestNoReaderMissesACommit(t *testing.T) {
 	}
 }
 
+// drawnHistory is what writers and readers of a few rows saw of each row.
+type drawnHistory struct {
+	s       *Store
+	mu      sync.Mutex
+	commits [drawnRows][]rowstore.Timestamp
+	reads   [drawnRows][]drawnRead
+	count   atomic.Int64
+}
+
+const drawnRows = 3
+
+// drawnRead is the newest commit that a reader at a timestamp saw, 0 for none.
+type drawnRead struct{ at, version rowstore.Timestamp }
+
 func missNothing(t *testing.T, s *Store) {
-	const rows, writers, readers = 3, 4, 4
-	ctx := t.Context()
-	type seen struct{ at, version rowstore.Timestamp }
-	var mu sync.Mutex
-	commits := make([][]rowstore.Timestamp, rows)
-	reads := make([][]seen, rows)
+	t.Helper()
+	const writers, readers = 4, 4
+	h := &drawnHistory{s: s}
 	var stop atomic.Bool
-	var count atomic.Int64
 	errs := make(chan error, writers+readers)
 	var wg sync.WaitGroup
-	row := func(i int) string { return "row" + strconv.Itoa(i) }
-	run := func(f func(rng *rand.Rand) error) {
-		wg.Go(func() {
-			rng := rand.New(rand.NewPCG(rand.Uint64(), 0))
-			for !stop.Load() {
-				if err := f(rng); err != nil {
-					errs <- err
-					return
-				}
-			}
-		})
-	}
-	for range writers {
-		run(func(rng *rand.Rand) error {
-			a := rng.IntN(rows)
-			b := (a + 1) % rows
-			out, err := s.Group(ctx, []rowstore.Group{{AssignTimestamp: true, Mutations: []rowstore.Mutation{put(row(a), 0, nil), put(row(b), 0, nil)}}})
-			if err != nil {
-				return err
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			commits[a] = append(commits[a], out[0].Commit)
-			commits[b] = append(commits[b], out[0].Commit)
-			count.Add(1)
-			return nil
-		})
-	}
-	for range readers {
-		run(func(rng *rand.Rand) error {
-			at, err := s.Oracle().Draw(ctx, 1)
-			if err != nil {
-				return err
-			}
-			picks := []rowstore.Selector{{Family: rowstore.Write, Column: "c", To: at, Limit: 1}}
-			var got []rowstore.Row
-			if rng.IntN(2) == 0 {
-				for r, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Selectors: picks, Reverse: rng.IntN(2) == 0}) {
-					if err != nil {
-						return err
+	run := func(n int, f func(ctx context.Context, rng *rand.Rand) error) {
+		for range n {
+			wg.Go(func() {
+				rng := rand.New(rand.NewPCG(rand.Uint64(), 0))
+				for !stop.Load() {
+					if err := f(t.Context(), rng); err != nil {
+						errs <- err
+						return
 					}
-					got = append(got, r)
 				}
-			} else {
-				got, err = s.Read(ctx, []rowstore.RowRead{
-					{Table: "t", Row: row(0), Selectors: picks}, {Table: "t", Row: row(1), Selectors: picks}, {Table: "t", Row: row(2), Selectors: picks},
-				})
-				if err != nil {
-					return err
-				}
-			}
-			var found [rows]rowstore.Timestamp
-			for _, r := range got {
-				if len(r.Versions) > 0 {
-					found[r.Row[3]-'0'] = r.Versions[0].TS
-				}
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			for i := range found {
-				reads[i] = append(reads[i], seen{at, found[i]})
-			}
-			count.Add(1)
-			return nil
-		})
+			})
+		}
 	}
+	run(writers, h.write)
+	run(readers, h.read)
 	const goal = 5000
-	require.Eventually(t, func() bool { return count.Load() > goal || len(errs) > 0 }, waitFor, tick)
+	require.Eventually(t, func() bool { return h.count.Load() > goal || len(errs) > 0 }, waitFor, tick)
 	stop.Store(true)
 	wg.Wait()
 	select {
@@ -111,16 +71,79 @@ func missNothing(t *testing.T, s *Store) {
 		require.NoError(t, err)
 	default:
 	}
-	for i := range rows {
-		slices.Sort(commits[i])
-		require.Equal(t, len(commits[i]), len(slices.Compact(slices.Clone(commits[i]))))
-		require.NotEmpty(t, reads[i])
-		for _, r := range reads[i] {
-			n, exact := slices.BinarySearch(commits[i], r.at)
+	h.judge(t)
+}
+
+func drawnRow(i int) string { return "row" + strconv.Itoa(i) }
+
+// write commits to two rows at a timestamp that the store assigns.
+func (h *drawnHistory) write(ctx context.Context, rng *rand.Rand) error {
+	a := rng.IntN(drawnRows)
+	b := (a + 1) % drawnRows
+	out, err := h.s.Group(ctx, []rowstore.Group{{AssignTimestamp: true, Mutations: []rowstore.Mutation{put(drawnRow(a), 0, nil), put(drawnRow(b), 0, nil)}}})
+	if err != nil {
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.commits[a] = append(h.commits[a], out[0].Commit)
+	h.commits[b] = append(h.commits[b], out[0].Commit)
+	h.count.Add(1)
+	return nil
+}
+
+// read draws a timestamp, and reads or scans every row at it.
+func (h *drawnHistory) read(ctx context.Context, rng *rand.Rand) error {
+	at, err := h.s.Oracle().Draw(ctx, 1)
+	if err != nil {
+		return err
+	}
+	picks := []rowstore.Selector{{Family: rowstore.Write, Column: "c", To: at, Limit: 1}}
+	var got []rowstore.Row
+	if rng.IntN(2) == 0 {
+		for r, err := range h.s.Scan(ctx, rowstore.ScanRange{Table: "t", Selectors: picks, Reverse: rng.IntN(2) == 0}) {
+			if err != nil {
+				return err
+			}
+			got = append(got, r)
+		}
+	} else {
+		var reads []rowstore.RowRead
+		for i := range drawnRows {
+			reads = append(reads, rowstore.RowRead{Table: "t", Row: drawnRow(i), Selectors: picks})
+		}
+		if got, err = h.s.Read(ctx, reads); err != nil {
+			return err
+		}
+	}
+	var found [drawnRows]rowstore.Timestamp
+	for _, r := range got {
+		if len(r.Versions) > 0 {
+			found[r.Row[3]-'0'] = r.Versions[0].TS
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for i := range found {
+		h.reads[i] = append(h.reads[i], drawnRead{at, found[i]})
+	}
+	h.count.Add(1)
+	return nil
+}
+
+// judge holds each read to the newest commit at or below its timestamp.
+func (h *drawnHistory) judge(t *testing.T) {
+	t.Helper()
+	for i, commits := range h.commits {
+		slices.Sort(commits)
+		require.Equal(t, len(commits), len(slices.Compact(slices.Clone(commits))))
+		require.NotEmpty(t, h.reads[i])
+		for _, r := range h.reads[i] {
+			n, exact := slices.BinarySearch(commits, r.at)
 			require.False(t, exact, "a timestamp was drawn twice")
 			want := rowstore.Timestamp(0)
 			if n > 0 {
-				want = commits[i][n-1]
+				want = commits[n-1]
 			}
 			require.Equal(t, want, r.version, "row %d at %d", i, r.at)
 		}

@@ -120,6 +120,43 @@ func TestOlderEngineFormat(t *testing.T) {
 	require.Equal(t, engineFormat, s.db.FormatMajorVersion())
 }
 
+// unusableStores makes stores that no Open can use, in directories of their names, and
+// returns their paths.
+func unusableStores(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	at := map[string]string{}
+	made := func(name string) string { // by Open
+		at[name] = filepath.Join(dir, name)
+		require.NoError(t, mustOpen(t, Options{Path: at[name]}).Close())
+		return at[name]
+	}
+	set := func(path string, opts *engine.Options, key, value []byte) {
+		opts.Logger = quiet{}
+		db, err := engine.Open(path, opts)
+		require.NoError(t, err)
+		require.NoError(t, db.Set(key, value, engine.Sync))
+		require.NoError(t, db.Close())
+	}
+	at["other"] = filepath.Join(dir, "other")
+	set(at["other"], &engine.Options{}, []byte("k"), []byte("v"))
+	set(made("newer"), &engine.Options{FormatMajorVersion: engineFormat}, keyFormat, binary.BigEndian.AppendUint64(nil, formatVersion+1))
+	set(made("bound"), &engine.Options{FormatMajorVersion: engineFormat}, keyBound, []byte("abc"))
+
+	found, err := filepath.Glob(filepath.Join(made("manifest"), "MANIFEST-*"))
+	require.NoError(t, err)
+	require.NotEmpty(t, found)
+	for _, f := range found {
+		require.NoError(t, os.WriteFile(f, []byte(strings.Repeat("garbage", 100)), 0o600))
+	}
+
+	future := made("future")
+	found, err = filepath.Glob(filepath.Join(future, "marker.format-version.*"))
+	require.NoError(t, err)
+	require.Len(t, found, 1)
+	require.NoError(t, os.Rename(found[0], filepath.Join(future, "marker.format-version.000100.999")))
+	return at
+}
+
 func TestOpenBadPaths(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -130,42 +167,7 @@ func TestOpenBadPaths(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(foreign, "letter.txt"), []byte("x"), 0o600))
 	empty := filepath.Join(dir, "empty")
 	require.NoError(t, os.Mkdir(empty, 0o700))
-
-	other := filepath.Join(dir, "other")
-	db, err := engine.Open(other, &engine.Options{Logger: quiet{}})
-	require.NoError(t, err)
-	require.NoError(t, db.Set([]byte("k"), []byte("v"), engine.Sync))
-	require.NoError(t, db.Close())
-
-	newer := filepath.Join(dir, "newer")
-	require.NoError(t, mustOpen(t, Options{Path: newer}).Close())
-	db, err = engine.Open(newer, &engine.Options{Logger: quiet{}, FormatMajorVersion: engineFormat})
-	require.NoError(t, err)
-	require.NoError(t, db.Set(keyFormat, binary.BigEndian.AppendUint64(nil, formatVersion+1), engine.Sync))
-	require.NoError(t, db.Close())
-
-	manifest := filepath.Join(dir, "manifest")
-	require.NoError(t, mustOpen(t, Options{Path: manifest}).Close())
-	found, err := filepath.Glob(filepath.Join(manifest, "MANIFEST-*"))
-	require.NoError(t, err)
-	require.NotEmpty(t, found)
-	for _, f := range found {
-		require.NoError(t, os.WriteFile(f, []byte(strings.Repeat("garbage", 100)), 0o600))
-	}
-
-	future := filepath.Join(dir, "future")
-	require.NoError(t, mustOpen(t, Options{Path: future}).Close())
-	found, err = filepath.Glob(filepath.Join(future, "marker.format-version.*"))
-	require.NoError(t, err)
-	require.Len(t, found, 1)
-	require.NoError(t, os.Rename(found[0], filepath.Join(future, "marker.format-version.000100.999")))
-
-	bound := filepath.Join(dir, "bound")
-	require.NoError(t, mustOpen(t, Options{Path: bound}).Close())
-	db, err = engine.Open(bound, &engine.Options{Logger: quiet{}, FormatMajorVersion: engineFormat})
-	require.NoError(t, err)
-	require.NoError(t, db.Set(keyBound, []byte("abc"), engine.Sync))
-	require.NoError(t, db.Close())
+	unusable := unusableStores(t, dir)
 
 	for _, c := range []struct {
 		name string
@@ -179,11 +181,11 @@ func TestOpenBadPaths(t *testing.T) {
 		{"must exist", Options{Path: filepath.Join(dir, "no"), MustExist: true}, fs.ErrNotExist, "there is no store"},
 		{"must exist in it", Options{Path: empty, MustExist: true}, fs.ErrNotExist, "there is no store"},
 		{"other files", Options{Path: foreign}, rowstore.ErrFormat, "letter.txt"},
-		{"another program's", Options{Path: other}, rowstore.ErrFormat, "another program"},
-		{"newer", Options{Path: newer}, rowstore.ErrFormat, "version 2"},
-		{"manifest", Options{Path: manifest}, rowstore.ErrCorrupt, ""},
-		{"a future engine's", Options{Path: future}, rowstore.ErrFormat, "999"},
-		{"bound", Options{Path: bound}, rowstore.ErrCorrupt, "bound"},
+		{"another program's", Options{Path: unusable["other"]}, rowstore.ErrFormat, "another program"},
+		{"newer", Options{Path: unusable["newer"]}, rowstore.ErrFormat, "version 2"},
+		{"manifest", Options{Path: unusable["manifest"]}, rowstore.ErrCorrupt, ""},
+		{"a future engine's", Options{Path: unusable["future"]}, rowstore.ErrFormat, "999"},
+		{"bound", Options{Path: unusable["bound"]}, rowstore.ErrCorrupt, "bound"},
 		{"memtable", Options{Path: empty, MemTableSize: 1}, rowstore.ErrInvalid, "memtable"},
 		{"cache", Options{CacheSize: -1}, rowstore.ErrInvalid, "size"},
 	} {

@@ -24,7 +24,6 @@ import (
 // newest moves between the head, its copy in memory and the history.
 func TestEditsAgainstMemory(t *testing.T) {
 	t.Parallel()
-	families := []rowstore.Family{rowstore.Write, rowstore.Write, rowstore.Write, rowstore.Mark, rowstore.Data, rowstore.Notify, rowstore.Lock}
 	rapid.Check(t, func(rt *rapid.T) {
 		fs := vfs.NewMem()
 		s := openFS(t, fs)
@@ -37,35 +36,7 @@ func TestEditsAgainstMemory(t *testing.T) {
 				require.NoError(rt, s.Close())
 				s = openFS(t, fs)
 			}
-			m := rowstore.Mutation{Table: "t", Row: names().Draw(rt, "row")[:1]}
-			for range rapid.IntRange(1, 6).Draw(rt, "edits") {
-				f := rapid.SampledFrom(families).Draw(rt, "family")
-				c := rapid.SampledFrom([]string{"a", "a\x00", "b"}).Draw(rt, "column")
-				a := rowstore.Timestamp(rapid.IntRange(1, 12).Draw(rt, "ts"))
-				b := a + rowstore.Timestamp(rapid.IntRange(-1, 12).Draw(rt, "length"))
-				e := rowstore.Put(f, c, a, []byte(strconv.Itoa(step)))
-				if f == rowstore.Data {
-					e.Value = []byte{byte(a)} // never overwritten with another value
-				}
-				switch k := rapid.IntRange(0, 5).Draw(rt, "kind"); {
-				case k == 0:
-					e = rowstore.Delete(f, c, a)
-				case k == 1:
-					e = rowstore.DeleteRange(f, c, a, b)
-				case k == 2 && f == rowstore.Write:
-					e = rowstore.DeleteRange(f, c, 0, b)
-				case f == rowstore.Lock:
-					// One version at a time: over the same timestamp, always 3.
-					e.TS = 3
-				}
-				m.Edits = append(m.Edits, e)
-				if rowstore.CheckBatch([]rowstore.Mutation{m}) != nil {
-					m.Edits = m.Edits[:len(m.Edits)-1] // touches the version of another edit
-				}
-			}
-			if rapid.Bool().Draw(rt, "condition") {
-				m.Conditions = []rowstore.Condition{rowstore.Absent(rowstore.Write, "a", rowstore.Timestamp(rapid.IntRange(0, 13).Draw(rt, "from")))}
-			}
+			m := drawEdits(rt, step)
 			got, err := s.Apply(ctx, []rowstore.Mutation{m}, rowstore.ApplyOptions{})
 			require.NoError(rt, err)
 			want, err := ref.Apply(ctx, []rowstore.Mutation{m}, rowstore.ApplyOptions{})
@@ -73,16 +44,7 @@ func TestEditsAgainstMemory(t *testing.T) {
 			require.Equal(rt, want[0].Applied, got[0].Applied)
 			require.Equal(rt, want[0].Broke.TS, got[0].Broke.TS)
 
-			var picks []rowstore.Selector
-			for range rapid.IntRange(1, 3).Draw(rt, "picks") {
-				from := rowstore.Timestamp(rapid.IntRange(0, 12).Draw(rt, "pick from"))
-				picks = append(picks, rowstore.Selector{
-					Family: rapid.SampledFrom(families).Draw(rt, "pick family"),
-					Column: rapid.SampledFrom([]string{"a", "a\x00", "b", rowstore.AllColumns}).Draw(rt, "pick column"),
-					From:   from, To: from + rowstore.Timestamp(rapid.IntRange(0, 20).Draw(rt, "pick length")),
-					Limit: rapid.IntRange(0, 3).Draw(rt, "limit"),
-				})
-			}
+			picks := drawSelectors(rt)
 			read := []rowstore.RowRead{{Table: "t", Row: m.Row, Selectors: picks}}
 			g, err := s.Read(ctx, read)
 			require.NoError(rt, err)
@@ -104,6 +66,58 @@ func TestEditsAgainstMemory(t *testing.T) {
 		}
 		require.Equal(rt, headKeys(rt, s), bucketsChecked(rt, s))
 	})
+}
+
+// editedFamilies are drawn from; most of what moves within a row is a Write.
+var editedFamilies = []rowstore.Family{rowstore.Write, rowstore.Write, rowstore.Write, rowstore.Mark, rowstore.Data, rowstore.Notify, rowstore.Lock}
+
+// drawEdits makes a mutation of a few columns, whose values tell the step.
+func drawEdits(rt *rapid.T, step int) rowstore.Mutation {
+	m := rowstore.Mutation{Table: "t", Row: names().Draw(rt, "row")[:1]}
+	for range rapid.IntRange(1, 6).Draw(rt, "edits") {
+		f := rapid.SampledFrom(editedFamilies).Draw(rt, "family")
+		c := rapid.SampledFrom([]string{"a", "a\x00", "b"}).Draw(rt, "column")
+		a := rowstore.Timestamp(rapid.IntRange(1, 12).Draw(rt, "ts"))
+		b := a + rowstore.Timestamp(rapid.IntRange(-1, 12).Draw(rt, "length"))
+		e := rowstore.Put(f, c, a, []byte(strconv.Itoa(step)))
+		if f == rowstore.Data {
+			e.Value = []byte{byte(a)} // never overwritten with another value
+		}
+		switch k := rapid.IntRange(0, 5).Draw(rt, "kind"); {
+		case k == 0:
+			e = rowstore.Delete(f, c, a)
+		case k == 1:
+			e = rowstore.DeleteRange(f, c, a, b)
+		case k == 2 && f == rowstore.Write:
+			e = rowstore.DeleteRange(f, c, 0, b)
+		case f == rowstore.Lock:
+			// One version at a time: over the same timestamp, always 3.
+			e.TS = 3
+		}
+		m.Edits = append(m.Edits, e)
+		if rowstore.CheckBatch([]rowstore.Mutation{m}) != nil {
+			m.Edits = m.Edits[:len(m.Edits)-1] // touches the version of another edit
+		}
+	}
+	if rapid.Bool().Draw(rt, "condition") {
+		m.Conditions = []rowstore.Condition{rowstore.Absent(rowstore.Write, "a", rowstore.Timestamp(rapid.IntRange(0, 13).Draw(rt, "from")))}
+	}
+	return m
+}
+
+// drawSelectors makes selectors of what drawEdits edits.
+func drawSelectors(rt *rapid.T) []rowstore.Selector {
+	var picks []rowstore.Selector
+	for range rapid.IntRange(1, 3).Draw(rt, "picks") {
+		from := rowstore.Timestamp(rapid.IntRange(0, 12).Draw(rt, "pick from"))
+		picks = append(picks, rowstore.Selector{
+			Family: rapid.SampledFrom(editedFamilies).Draw(rt, "pick family"),
+			Column: rapid.SampledFrom([]string{"a", "a\x00", "b", rowstore.AllColumns}).Draw(rt, "pick column"),
+			From:   from, To: from + rowstore.Timestamp(rapid.IntRange(0, 20).Draw(rt, "pick length")),
+			Limit: rapid.IntRange(0, 3).Draw(rt, "limit"),
+		})
+	}
+	return picks
 }
 
 // plain makes rows comparable: a nil value and an empty one are the same.

@@ -23,14 +23,6 @@ func TestWideDeepRow(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	name := func(i int) string { return fmt.Sprintf("column%05d", i) }
-	apply := func(row string, edits []rowstore.Edit) time.Duration {
-		t.Helper()
-		began := time.Now()
-		out, err := s.Apply(t.Context(), []rowstore.Mutation{{Table: "t", Row: row, Edits: edits}}, rowstore.ApplyOptions{})
-		require.NoError(t, err)
-		require.NoError(t, out[0].Err)
-		return time.Since(began)
-	}
 	width := map[string]int{"narrow": columns / share, "wide": columns}
 	for row, columns := range width {
 		for v := range versions {
@@ -39,51 +31,25 @@ func TestWideDeepRow(t *testing.T) {
 				for i := range edits {
 					edits[i] = rowstore.Put(rowstore.Write, name(c+i), rowstore.Timestamp(10+v), []byte("value"))
 				}
-				apply(row, edits)
+				applyEdits(t, s, row, edits)
 			}
 		}
 	}
-	read := func(row string, to rowstore.Timestamp) (n int, took time.Duration) {
-		t.Helper()
-		picks := []rowstore.Selector{
-			{Family: rowstore.Lock, To: oracle.Max, Limit: 1},
-			{Family: rowstore.Write, To: to, Limit: 1},
-		}
-		began := time.Now()
-		rows, err := s.Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: row, Selectors: picks}})
-		require.NoError(t, err)
-		scanned := 0
-		for r, err := range s.Scan(t.Context(), rowstore.ScanRange{Table: "t", From: row, To: row + "\x00", Selectors: picks}) {
-			require.NoError(t, err)
-			scanned += len(r.Versions)
-		}
-		took = time.Since(began)
-		require.Len(t, rows[0].Versions, scanned)
-		return scanned, took
-	}
-	// least is the shortest of a few, which a busy machine spoils least.
-	least := func(tries int, f func() time.Duration) time.Duration {
-		shortest := f()
-		for range tries - 1 {
-			shortest = min(shortest, f())
-		}
-		return shortest
-	}
 	compare := func(what string, tries int, f func(row string) time.Duration) {
 		t.Helper()
-		narrow := least(tries, func() time.Duration { return f("narrow") })
-		wide := least(tries, func() time.Duration { return f("wide") })
+		narrow := shortest(tries, func() time.Duration { return f("narrow") })
+		wide := shortest(tries, func() time.Duration { return f("wide") })
 		t.Logf("%s: %v of %d columns, %v of %d", what, narrow, width["narrow"], wide, width["wide"])
 		require.Less(t, wide, 5*share*narrow, what)
 	}
 	for to, has := range map[rowstore.Timestamp]int{oracle.Max: 1, 10 + versions/2: 1, 10: 1, 9: 0} {
 		for row, columns := range width {
-			n, _ := read(row, to)
+			n, _ := readAsOf(t, s, row, to)
 			require.Equal(t, has*columns, n)
 		}
 	}
 	compare("read", 5, func(row string) time.Duration {
-		_, took := read(row, 10+versions/2)
+		_, took := readAsOf(t, s, row, 10+versions/2)
 		return took
 	})
 	compare("collect", 1, func(row string) time.Duration {
@@ -93,16 +59,56 @@ func TestWideDeepRow(t *testing.T) {
 			for i := range edits {
 				edits[i] = rowstore.DeleteRange(rowstore.Write, name(c+i), 0, 8+versions)
 			}
-			apply(row, edits)
+			applyEdits(t, s, row, edits)
 		}
 		return time.Since(began)
 	})
 	for row, columns := range width {
-		n, _ := read(row, oracle.Max)
+		n, _ := readAsOf(t, s, row, oracle.Max)
 		require.Equal(t, columns, n)
-		n, _ = read(row, 8+versions)
+		n, _ = readAsOf(t, s, row, 8+versions)
 		require.Zero(t, n)
 	}
+}
+
+// applyEdits applies a mutation of a row, and tells how long it took.
+func applyEdits(t *testing.T, s *Store, row string, edits []rowstore.Edit) time.Duration {
+	t.Helper()
+	began := time.Now()
+	out, err := s.Apply(t.Context(), []rowstore.Mutation{{Table: "t", Row: row, Edits: edits}}, rowstore.ApplyOptions{})
+	require.NoError(t, err)
+	require.NoError(t, out[0].Err)
+	return time.Since(began)
+}
+
+// readAsOf reads and scans a row as of a timestamp, and tells how many columns have a
+// version then, and how long it took.
+func readAsOf(t *testing.T, s *Store, row string, to rowstore.Timestamp) (n int, took time.Duration) {
+	t.Helper()
+	picks := []rowstore.Selector{
+		{Family: rowstore.Lock, To: oracle.Max, Limit: 1},
+		{Family: rowstore.Write, To: to, Limit: 1},
+	}
+	began := time.Now()
+	rows, err := s.Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: row, Selectors: picks}})
+	require.NoError(t, err)
+	scanned := 0
+	for r, err := range s.Scan(t.Context(), rowstore.ScanRange{Table: "t", From: row, To: row + "\x00", Selectors: picks}) {
+		require.NoError(t, err)
+		scanned += len(r.Versions)
+	}
+	took = time.Since(began)
+	require.Len(t, rows[0].Versions, scanned)
+	return scanned, took
+}
+
+// shortest is the shortest of a few, which a busy machine spoils least.
+func shortest(tries int, f func() time.Duration) time.Duration {
+	took := f()
+	for range tries - 1 {
+		took = min(took, f())
+	}
+	return took
 }
 
 // TestSmallBesideLargeGroup: a group of very many rows holds them, and with them most of
