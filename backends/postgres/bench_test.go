@@ -199,18 +199,12 @@ func tryTransfer(s rowstore.Store, x, y string) error {
 	if err != nil {
 		return err
 	}
-	value := func(row *rowstore.Row, by uint64) []byte {
-		v := make([]byte, 18)
-		copy(v, row.Newest(rowstore.Write, "balance").Value)
-		binary.BigEndian.PutUint64(v, binary.BigEndian.Uint64(v)+by)
-		return v
-	}
 	for i := range rows {
 		if rows[i].Newest(rowstore.Lock, "balance") != nil {
 			return errBusy
 		}
 	}
-	vx, vy := value(&rows[0], ^uint64(0)), value(&rows[1], 1)
+	vx, vy := moved(&rows[0], ^uint64(0)), moved(&rows[1], 1)
 	lock := func(row string, v []byte) rowstore.Mutation {
 		return rowstore.Mutation{Table: "accounts", Row: row, Conditions: []rowstore.Condition{
 			rowstore.Absent(rowstore.Write, "balance", start),
@@ -225,10 +219,7 @@ func tryTransfer(s rowstore.Store, x, y string) error {
 	if !out[0].Applied || !out[1].Applied {
 		for i, row := range []string{x, y} {
 			if out[i].Applied {
-				if _, err := s.Apply(ctx, []rowstore.Mutation{{
-					Table: "accounts", Row: row, Conditions: []rowstore.Condition{rowstore.Present("balance", start)},
-					Edits: []rowstore.Edit{rowstore.Delete(rowstore.Lock, "balance", start)},
-				}}, rowstore.ApplyOptions{}); err != nil {
+				if err := unlock(ctx, s, row, start); err != nil {
 					return err
 				}
 			}
@@ -256,6 +247,23 @@ func tryTransfer(s rowstore.Store, x, y string) error {
 		return fmt.Errorf("the commit was refused: %+v", res[0])
 	}
 	return nil
+}
+
+// moved is the balance of a row, changed by an amount.
+func moved(row *rowstore.Row, by uint64) []byte {
+	v := make([]byte, 18)
+	copy(v, row.Newest(rowstore.Write, "balance").Value)
+	binary.BigEndian.PutUint64(v, binary.BigEndian.Uint64(v)+by)
+	return v
+}
+
+// unlock takes back the lock of a transfer that met another one.
+func unlock(ctx context.Context, s rowstore.Store, row string, start rowstore.Timestamp) error {
+	_, err := s.Apply(ctx, []rowstore.Mutation{{
+		Table: "accounts", Row: row, Conditions: []rowstore.Condition{rowstore.Present("balance", start)},
+		Edits: []rowstore.Edit{rowstore.Delete(rowstore.Lock, "balance", start)},
+	}}, rowstore.ApplyOptions{})
+	return err
 }
 
 func nativeTransfer(pool *pgxpool.Pool, r *rand.Rand) error {

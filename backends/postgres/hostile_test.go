@@ -139,6 +139,24 @@ func everyCall(ctx context.Context, t *testing.T, s rowstore.Store) {
 	for range 5 { // steps of the sequence, and the function
 		draw(ctx, t, s)
 	}
+	everyWrite(ctx, t, s)
+	everyRead(ctx, t, s)
+	f, _ := rowstore.Unwrap[rowstore.Deferrer](s)
+	require.NoError(t, f.Flush(ctx))
+	p, _ := rowstore.Unwrap[rowstore.Splitter](s)
+	_, err := p.Split(ctx, "t", 4)
+	require.NoError(t, err)
+	r, _ := rowstore.Unwrap[rowstore.Reporter](s)
+	_, err = r.Report(ctx)
+	require.NoError(t, err)
+	w, _ := rowstore.Unwrap[rowstore.Waker](s)
+	listening, stop := context.WithCancel(ctx)
+	require.ErrorIs(t, w.Listen(listening, func(string) { stop() }), context.Canceled)
+}
+
+// everyWrite makes edits of every kind, each with what it meets.
+func everyWrite(ctx context.Context, t *testing.T, s rowstore.Store) {
+	t.Helper()
 	long := make([]byte, 100)
 	var muts []rowstore.Mutation
 	for ts := rowstore.Timestamp(10); ts < 20; ts++ {
@@ -173,7 +191,11 @@ func everyCall(ctx context.Context, t *testing.T, s rowstore.Store) {
 	groups, err := g.Group(ctx, []rowstore.Group{{Mutations: []rowstore.Mutation{prewrite("g1", 40), prewrite("g2", 40)}}})
 	require.NoError(t, err)
 	require.True(t, groups[0].Applied)
+}
 
+// everyRead reads in every way what everyWrite wrote.
+func everyRead(ctx context.Context, t *testing.T, s rowstore.Store) {
+	t.Helper()
 	var all []rowstore.Selector
 	for _, f := range []rowstore.Family{rowstore.Lock, rowstore.Write, rowstore.Data, rowstore.Mark, rowstore.Notify} {
 		all = append(all, rowstore.Selector{Family: f, To: oracle.Max}, rowstore.Selector{Family: f, Column: "c", To: oracle.Max, Limit: 2})
@@ -201,15 +223,4 @@ func everyCall(ctx context.Context, t *testing.T, s rowstore.Store) {
 		require.NoError(t, err)
 		require.Equal(t, "t", table)
 	}
-	f, _ := rowstore.Unwrap[rowstore.Deferrer](s)
-	require.NoError(t, f.Flush(ctx))
-	p, _ := rowstore.Unwrap[rowstore.Splitter](s)
-	_, err = p.Split(ctx, "t", 4)
-	require.NoError(t, err)
-	r, _ := rowstore.Unwrap[rowstore.Reporter](s)
-	_, err = r.Report(ctx)
-	require.NoError(t, err)
-	w, _ := rowstore.Unwrap[rowstore.Waker](s)
-	listening, stop := context.WithCancel(ctx)
-	require.ErrorIs(t, w.Listen(listening, func(string) { stop() }), context.Canceled)
 }

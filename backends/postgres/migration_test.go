@@ -46,6 +46,44 @@ var (
 	schemaOf3 string
 )
 
+// dataOf1 is written by a program that knew version 1: ten rows with all that a row can have.
+const dataOf1 = `
+		INSERT INTO {{schema}}.cell (tab, key, col, lock_ts, lock_val, write_ts, write_val, mark_ts)
+		SELECT 't', ('r' || i)::bytea, 'c', nullif(i % 3, 0) * 100, CASE i % 3 WHEN 0 THEN NULL ELSE 'lock'::bytea END, 50 + i, ('w' || i)::bytea, nullif(i % 2, 0) * 7
+		FROM generate_series(0, 9) i;
+		INSERT INTO {{schema}}.old (tab, key, col, ts, val)
+		SELECT 't', ('r' || i)::bytea, 'c', 10 * j + i, CASE j WHEN 2 THEN NULL ELSE ('o' || i || j)::bytea END FROM generate_series(0, 9) i, generate_series(1, 3) j;
+		INSERT INTO {{schema}}.data VALUES ('t', 'r1', 'c', 5, 'long');
+		INSERT INTO {{schema}}.notify VALUES ('t', 'r2', 'c', 6, 'note');`
+
+// versionsOf1 are the versions of a row of dataOf1, newest first.
+func versionsOf1(i int) []rowstore.Version {
+	ts := rowstore.Timestamp(i) //nolint:gosec // small
+	version := func(f rowstore.Family, ts rowstore.Timestamp, value string) rowstore.Version {
+		v := rowstore.Version{Family: f, Column: "c", TS: ts}
+		if value != "" {
+			v.Value = []byte(value)
+		}
+		return v
+	}
+	var want []rowstore.Version
+	if i%3 != 0 {
+		want = append(want, version(rowstore.Lock, ts%3*100, "lock"))
+	}
+	want = append(want, version(rowstore.Write, 50+ts, fmt.Sprint("w", i)), version(rowstore.Write, 30+ts, fmt.Sprintf("o%d3", i)),
+		version(rowstore.Write, 20+ts, ""), version(rowstore.Write, 10+ts, fmt.Sprintf("o%d1", i)))
+	if i == 1 {
+		want = append(want, version(rowstore.Data, 5, "long"))
+	}
+	if i%2 != 0 {
+		want = append(want, version(rowstore.Mark, 7, ""))
+	}
+	if i == 2 {
+		want = append(want, version(rowstore.Notify, 6, "note"))
+	}
+	return want
+}
+
 // The data of a program that knew version 1 is all there after the migration, also
 // when several processes migrate at once, and whoever might use it may still.
 func TestMigrationFrom1(t *testing.T) {
@@ -60,14 +98,7 @@ func TestMigrationFrom1(t *testing.T) {
 	t.Cleanup(func() { sqlDo(t, direct, "DROP OWNED BY "+role+"; DROP ROLE "+role) })
 	sqlDo(t, direct, "CREATE ROLE "+role)
 	sqlDo(t, direct, n.expand("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {{schema}} TO "+role))
-	sqlDo(t, direct, n.expand(`
-		INSERT INTO {{schema}}.cell (tab, key, col, lock_ts, lock_val, write_ts, write_val, mark_ts)
-		SELECT 't', ('r' || i)::bytea, 'c', nullif(i % 3, 0) * 100, CASE i % 3 WHEN 0 THEN NULL ELSE 'lock'::bytea END, 50 + i, ('w' || i)::bytea, nullif(i % 2, 0) * 7
-		FROM generate_series(0, 9) i;
-		INSERT INTO {{schema}}.old (tab, key, col, ts, val)
-		SELECT 't', ('r' || i)::bytea, 'c', 10 * j + i, CASE j WHEN 2 THEN NULL ELSE ('o' || i || j)::bytea END FROM generate_series(0, 9) i, generate_series(1, 3) j;
-		INSERT INTO {{schema}}.data VALUES ('t', 'r1', 'c', 5, 'long');
-		INSERT INTO {{schema}}.notify VALUES ('t', 'r2', 'c', 6, 'note');`))
+	sqlDo(t, direct, n.expand(dataOf1))
 
 	var wg sync.WaitGroup
 	stores := make([]rowstore.Store, 4)
@@ -98,34 +129,12 @@ func TestMigrationFrom1(t *testing.T) {
 	for i := range 10 {
 		row := fmt.Sprint("r", i)
 		ts := rowstore.Timestamp(i) //nolint:gosec // small
-		version := func(f rowstore.Family, ts rowstore.Timestamp, value string) rowstore.Version {
-			v := rowstore.Version{Family: f, Column: "c", TS: ts}
-			if value != "" {
-				v.Value = []byte(value)
-			}
-			return v
-		}
-		var want []rowstore.Version
-		if i%3 != 0 {
-			want = append(want, version(rowstore.Lock, ts%3*100, "lock"))
-		}
-		want = append(want, version(rowstore.Write, 50+ts, fmt.Sprint("w", i)), version(rowstore.Write, 30+ts, fmt.Sprintf("o%d3", i)),
-			version(rowstore.Write, 20+ts, ""), version(rowstore.Write, 10+ts, fmt.Sprintf("o%d1", i)))
-		if i == 1 {
-			want = append(want, version(rowstore.Data, 5, "long"))
-		}
-		if i%2 != 0 {
-			want = append(want, version(rowstore.Mark, 7, ""))
-		}
-		if i == 2 {
-			want = append(want, version(rowstore.Notify, 6, "note"))
-		}
 		rows, err := s.Read(ctx, []rowstore.RowRead{
 			{Table: "t", Row: row, Selectors: all},
 			{Table: "t", Row: row, Selectors: []rowstore.Selector{{Family: rowstore.Write, Column: "c", To: 29 + ts, Limit: 1}}},
 		})
 		require.NoError(t, err)
-		require.Equal(t, want, rows[0].Versions)
+		require.Equal(t, versionsOf1(i), rows[0].Versions)
 		require.Equal(t, 20+ts, rows[1].Newest(rowstore.Write, "c").TS)
 	}
 

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"context"
 	"fmt"
 	"testing"
 
@@ -10,6 +11,27 @@ import (
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
+
+// writePasts writes 8 rows, with an older write for each length of the past, under one
+// that no timestamp reaches.
+func writePasts(ctx context.Context, t *testing.T, s rowstore.Store) {
+	t.Helper()
+	const future = oracle.Max - 5
+	for i := range 8 {
+		row := fmt.Sprint("row", i)
+		for j := range i + 1 {
+			at := rowstore.Timestamp(j + 1) //nolint:gosec // small
+			if j == i {
+				at = future
+			}
+			out, err := s.Apply(ctx, []rowstore.Mutation{{Table: "t", Row: row, Edits: []rowstore.Edit{
+				rowstore.Put(rowstore.Write, "c", at, make([]byte, 60)),
+			}}}, rowstore.ApplyOptions{})
+			require.NoError(t, err)
+			require.True(t, out[0].Applied)
+		}
+	}
+}
 
 // The timestamps that come with reads and with prewrites are in order with all
 // others, and what is read is of the timestamp, however new the row is.
@@ -24,22 +46,7 @@ func TestTimestampsThatComeAlong(t *testing.T) {
 			d, ok := rowstore.Unwrap[rowstore.SnapshotReader](s)
 			require.True(t, ok)
 			last := draw(ctx, t, s)
-			const future = oracle.Max - 5
-			// An older write for each length of the past, under one that no timestamp reaches.
-			for i := range 8 {
-				row := fmt.Sprint("row", i)
-				for j := range i + 1 {
-					at := rowstore.Timestamp(j + 1) //nolint:gosec // small
-					if j == i {
-						at = future
-					}
-					out, err := s.Apply(ctx, []rowstore.Mutation{{Table: "t", Row: row, Edits: []rowstore.Edit{
-						rowstore.Put(rowstore.Write, "c", at, make([]byte, 60)),
-					}}}, rowstore.ApplyOptions{})
-					require.NoError(t, err)
-					require.True(t, out[0].Applied)
-				}
-			}
+			writePasts(ctx, t, s)
 			for round := range 3 {
 				var asks []rowstore.SnapshotRead
 				for i := range 8 {

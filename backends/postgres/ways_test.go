@@ -247,7 +247,6 @@ func TestConditionsAfterALockWait(t *testing.T) {
 	ctx := testContext(t)
 	direct := testserver.Postgres(t)
 	schema := fresh(t, direct)
-	quoted := pgx.Identifier{schema}.Sanitize()
 	s := openTest(t, with(direct, "schema", schema, "coalesce", "off"))
 
 	lock := func(col string, ts rowstore.Timestamp) ([]rowstore.Condition, rowstore.Edit) {
@@ -255,35 +254,25 @@ func TestConditionsAfterALockWait(t *testing.T) {
 			rowstore.Absent(rowstore.Write, col, ts), rowstore.Absent(rowstore.Lock, col, 0), rowstore.Absent(rowstore.Mark, col, ts),
 		}, rowstore.Put(rowstore.Lock, col, ts, []byte("mine"))
 	}
-	type result struct {
-		applied bool
-		broke   rowstore.Version
-		err     error
-	}
-	for _, tc := range []struct {
-		name   string
-		change string // what the other session does to column b of the row
-		broke  rowstore.Version
-		run    func(row string) result
-	}{
-		{"OneColumn", "lock_ts = 9, lock_val = 'theirs'", rowstore.Version{Family: rowstore.Lock, Column: "b", TS: 9, Value: []byte("theirs")}, func(row string) result {
+	for _, tc := range []lateChange{
+		{"OneColumn", "lock_ts = 9, lock_val = 'theirs'", rowstore.Version{Family: rowstore.Lock, Column: "b", TS: 9, Value: []byte("theirs")}, func(row string) applyResult {
 			c, e := lock("b", 7)
 			out, err := s.Apply(ctx, []rowstore.Mutation{{Table: "t", Row: row, Conditions: c, Edits: []rowstore.Edit{e}}}, rowstore.ApplyOptions{})
 			if err != nil {
-				return result{err: err}
+				return applyResult{err: err}
 			}
-			return result{out[0].Applied, out[0].Broke, out[0].Err}
+			return applyResult{out[0].Applied, out[0].Broke, out[0].Err}
 		}},
-		{"TwoColumns", "mark_ts = 8", rowstore.Version{Family: rowstore.Mark, Column: "b", TS: 8}, func(row string) result {
+		{"TwoColumns", "mark_ts = 8", rowstore.Version{Family: rowstore.Mark, Column: "b", TS: 8}, func(row string) applyResult {
 			ca, ea := lock("a", 7)
 			cb, eb := lock("b", 7)
 			out, err := s.Apply(ctx, []rowstore.Mutation{{Table: "t", Row: row, Conditions: append(ca, cb...), Edits: []rowstore.Edit{ea, eb}}}, rowstore.ApplyOptions{})
 			if err != nil {
-				return result{err: err}
+				return applyResult{err: err}
 			}
-			return result{out[0].Applied, out[0].Broke, out[0].Err}
+			return applyResult{out[0].Applied, out[0].Broke, out[0].Err}
 		}},
-		{"Group", "write_ts = 8", rowstore.Version{Family: rowstore.Write, Column: "b", TS: 8, Value: []byte("old")}, func(row string) result {
+		{"Group", "write_ts = 8", rowstore.Version{Family: rowstore.Write, Column: "b", TS: 8, Value: []byte("old")}, func(row string) applyResult {
 			ca, ea := lock("a", 7)
 			cb, eb := lock("b", 7)
 			g, _ := rowstore.Unwrap[rowstore.Grouper](s)
@@ -292,44 +281,65 @@ func TestConditionsAfterALockWait(t *testing.T) {
 				{Table: "t", Row: row, Conditions: cb, Edits: []rowstore.Edit{eb}},
 			}}})
 			if err != nil {
-				return result{err: err}
+				return applyResult{err: err}
 			}
-			return result{out[0].Applied, out[0].Outcome.Broke, out[0].Err}
+			return applyResult{out[0].Applied, out[0].Outcome.Broke, out[0].Err}
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			row := "row " + tc.name
-			for _, r := range []string{row, row + "'"} {
-				for _, col := range []string{"a", "b"} {
-					_, err := s.Apply(ctx, []rowstore.Mutation{{Table: "t", Row: r, Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, col, 3, []byte("old"))}}}, rowstore.ApplyOptions{})
-					require.NoError(t, err)
-				}
-			}
-			conn, err := pgx.Connect(ctx, direct)
-			require.NoError(t, err)
-			defer func() { require.NoError(t, conn.Close(ctx)) }()
-			tx, err := conn.Begin(ctx)
-			require.NoError(t, err)
-			_, err = tx.Exec(ctx, "UPDATE "+quoted+".cell SET "+tc.change+" WHERE key = $1 AND col = 'b'", []byte(row))
-			require.NoError(t, err)
-			answer := make(chan result, 1)
-			go func() { answer <- tc.run(row) }()
-			waits := fmt.Sprintf("SELECT count(*) FROM pg_locks l WHERE NOT granted AND transactionid = (SELECT transactionid FROM pg_locks WHERE pid = %d AND locktype = 'transactionid')", conn.PgConn().PID())
-			require.Eventually(t, func() bool { return sqlDo(t, direct, waits) != "0" }, time.Minute, time.Millisecond)
-			require.NoError(t, tx.Commit(ctx))
-			r := <-answer
-			require.NoError(t, r.err)
-			require.False(t, r.applied)
-			require.Equal(t, tc.broke, r.broke)
-			rows, err := s.Read(ctx, []rowstore.RowRead{
-				{Table: "t", Row: row, Selectors: []rowstore.Selector{{Family: rowstore.Lock, From: 7, To: 7}}},
-				{Table: "t", Row: row + "'", Selectors: []rowstore.Selector{{Family: rowstore.Lock, From: 7, To: 7}}},
-			})
-			require.NoError(t, err)
-			require.Empty(t, rows[0].Versions, "nothing of a mutation that did not hold may be there")
-			require.Empty(t, rows[1].Versions)
+			tc.check(ctx, t, s, direct, schema)
 		})
 	}
+}
+
+// applyResult is the answer of a mutation, or of a group.
+type applyResult struct {
+	applied bool
+	broke   rowstore.Version
+	err     error
+}
+
+// lateChange is a change of a row while a call waits for its lock.
+type lateChange struct {
+	name   string
+	change string // what the other session does to column b of the row
+	broke  rowstore.Version
+	run    func(row string) applyResult
+}
+
+// check holds the row's lock, lets the call wait for it, and makes the change.
+func (tc lateChange) check(ctx context.Context, t *testing.T, s rowstore.Store, direct, schema string) {
+	t.Helper()
+	row := "row " + tc.name
+	for _, r := range []string{row, row + "'"} {
+		for _, col := range []string{"a", "b"} {
+			_, err := s.Apply(ctx, []rowstore.Mutation{{Table: "t", Row: r, Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, col, 3, []byte("old"))}}}, rowstore.ApplyOptions{})
+			require.NoError(t, err)
+		}
+	}
+	conn, err := pgx.Connect(ctx, direct)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, conn.Close(ctx)) }()
+	tx, err := conn.Begin(ctx)
+	require.NoError(t, err)
+	_, err = tx.Exec(ctx, "UPDATE "+pgx.Identifier{schema}.Sanitize()+".cell SET "+tc.change+" WHERE key = $1 AND col = 'b'", []byte(row))
+	require.NoError(t, err)
+	answer := make(chan applyResult, 1)
+	go func() { answer <- tc.run(row) }()
+	waits := fmt.Sprintf("SELECT count(*) FROM pg_locks l WHERE NOT granted AND transactionid = (SELECT transactionid FROM pg_locks WHERE pid = %d AND locktype = 'transactionid')", conn.PgConn().PID())
+	require.Eventually(t, func() bool { return sqlDo(t, direct, waits) != "0" }, time.Minute, time.Millisecond)
+	require.NoError(t, tx.Commit(ctx))
+	r := <-answer
+	require.NoError(t, r.err)
+	require.False(t, r.applied)
+	require.Equal(t, tc.broke, r.broke)
+	rows, err := s.Read(ctx, []rowstore.RowRead{
+		{Table: "t", Row: row, Selectors: []rowstore.Selector{{Family: rowstore.Lock, From: 7, To: 7}}},
+		{Table: "t", Row: row + "'", Selectors: []rowstore.Selector{{Family: rowstore.Lock, From: 7, To: 7}}},
+	})
+	require.NoError(t, err)
+	require.Empty(t, rows[0].Versions, "nothing of a mutation that did not hold may be there")
+	require.Empty(t, rows[1].Versions)
 }
 
 // Two handles move amounts between the cells of few rows, so that batches of one
@@ -343,51 +353,15 @@ func TestGroupsOfTwoHandles(t *testing.T) {
 		openTest(t, with(direct, "schema", schema)),
 		openTest(t, with(direct, "schema", schema, "coalesce", "off")),
 	}
-	const rows, workers, moves = 6, 8, 40
-	key := func(i int) string { return fmt.Sprintf("row%d", i) }
-	all := func(col string, ts rowstore.Timestamp, i int) rowstore.Mutation {
-		return rowstore.Mutation{
-			Table: "t", Row: key(i),
-			Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, "a", ts), rowstore.Absent(rowstore.Write, "b", ts)},
-			Edits:      []rowstore.Edit{rowstore.Put(rowstore.Write, "a", ts, []byte(col)), rowstore.Put(rowstore.Write, "b", ts, []byte(col))},
-		}
-	}
+	const workers = 8
 	var wg sync.WaitGroup
 	applied := make([][]rowstore.Timestamp, workers)
 	errs := make(chan error, workers)
 	for w := range workers {
 		wg.Go(func() {
-			s := handles[w%2]
-			g, _ := rowstore.Unwrap[rowstore.Grouper](s)
-			p, _ := rowstore.Unwrap[rowstore.OracleProvider](s)
-			for m := range moves {
-				ts, err := p.Oracle().Draw(ctx, 1)
-				if err != nil {
-					errs <- err
-					return
-				}
-				x, y, z := (w+m)%rows, (w*3+m*5+1)%rows, (m*7+2)%rows
-				muts := []rowstore.Mutation{all("v", ts, x)}
-				if y != x {
-					muts = append(muts, all("v", ts, y))
-				}
-				if z != x && z != y {
-					muts = append(muts, all("v", ts, z))
-				}
-				out, err := g.Group(ctx, []rowstore.Group{{Mutations: muts}})
-				if err == nil {
-					err = out[0].Err
-				}
-				if err != nil {
-					errs <- err
-					return
-				}
-				if out[0].Applied {
-					applied[w] = append(applied[w], ts)
-				} else if out[0].Outcome.Broke.TS < ts {
-					errs <- fmt.Errorf("broke on %+v, which %d does not forbid", out[0].Outcome.Broke, ts)
-					return
-				}
+			var err error
+			if applied[w], err = moveByGroups(ctx, handles[w%2], w); err != nil {
+				errs <- err
 			}
 		})
 	}
@@ -399,9 +373,9 @@ func TestGroupsOfTwoHandles(t *testing.T) {
 	}
 	// A group wrote all of its cells or none.
 	groups := map[rowstore.Timestamp]int{}
-	reads := make([]rowstore.RowRead, rows)
+	reads := make([]rowstore.RowRead, movedRows)
 	for i := range reads {
-		reads[i] = rowstore.RowRead{Table: "t", Row: key(i), Selectors: []rowstore.Selector{{Family: rowstore.Write, To: oracle.Max}}}
+		reads[i] = rowstore.RowRead{Table: "t", Row: movedRow(i), Selectors: []rowstore.Selector{{Family: rowstore.Write, To: oracle.Max}}}
 	}
 	got, err := handles[0].Read(ctx, reads)
 	require.NoError(t, err)
@@ -422,6 +396,53 @@ func TestGroupsOfTwoHandles(t *testing.T) {
 	}
 	require.Len(t, groups, n, "a group that was not applied left nothing")
 	require.Greater(t, n, workers, "too few groups were applied to mean anything")
+}
+
+const movedRows = 6
+
+func movedRow(i int) string { return fmt.Sprintf("row%d", i) }
+
+// writeBoth writes both columns of a row, unless there is a newer write.
+func writeBoth(ts rowstore.Timestamp, i int) rowstore.Mutation {
+	return rowstore.Mutation{
+		Table: "t", Row: movedRow(i),
+		Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, "a", ts), rowstore.Absent(rowstore.Write, "b", ts)},
+		Edits:      []rowstore.Edit{rowstore.Put(rowstore.Write, "a", ts, []byte("v")), rowstore.Put(rowstore.Write, "b", ts, []byte("v"))},
+	}
+}
+
+// moveByGroups makes the moves of one worker, each a group of up to three rows. It
+// returns the timestamps of those that were applied.
+func moveByGroups(ctx context.Context, s rowstore.Store, w int) (applied []rowstore.Timestamp, err error) {
+	g, _ := rowstore.Unwrap[rowstore.Grouper](s)
+	p, _ := rowstore.Unwrap[rowstore.OracleProvider](s)
+	for m := range 40 {
+		ts, err := p.Oracle().Draw(ctx, 1)
+		if err != nil {
+			return applied, err
+		}
+		x, y, z := (w+m)%movedRows, (w*3+m*5+1)%movedRows, (m*7+2)%movedRows
+		muts := []rowstore.Mutation{writeBoth(ts, x)}
+		if y != x {
+			muts = append(muts, writeBoth(ts, y))
+		}
+		if z != x && z != y {
+			muts = append(muts, writeBoth(ts, z))
+		}
+		out, err := g.Group(ctx, []rowstore.Group{{Mutations: muts}})
+		if err == nil {
+			err = out[0].Err
+		}
+		if err != nil {
+			return applied, err
+		}
+		if out[0].Applied {
+			applied = append(applied, ts)
+		} else if out[0].Outcome.Broke.TS < ts {
+			return applied, fmt.Errorf("broke on %+v, which %d does not forbid", out[0].Outcome.Broke, ts)
+		}
+	}
+	return applied, nil
 }
 
 // Updates of a cell by transactions stay on its page. It runs beside no other test:
