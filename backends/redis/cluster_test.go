@@ -95,15 +95,7 @@ func TestClusterMovesSlot(t *testing.T) {
 		require.NoError(t, err)
 		ids = append(ids, id)
 	}
-	from := -1
-	for i, c := range clients {
-		n, err := c.ClusterCountKeysInSlot(ctx, int(slot)).Result()
-		require.NoError(t, err)
-		if n > 0 {
-			from = i
-		}
-	}
-	require.GreaterOrEqual(t, from, 0)
+	from := ownerOfSlot(ctx, t, clients, slot)
 	to := (from + 1) % len(clients)
 
 	// Half of the keys are moved when the writers start.
@@ -150,4 +142,19 @@ func TestClusterMovesSlot(t *testing.T) {
 		require.NoError(t, err)
 		require.Len(t, rows[0].Versions, 2, "both writes are there")
 	}
+}
+
+// ownerOfSlot finds the node that holds the keys of a slot.
+func ownerOfSlot(ctx context.Context, t *testing.T, clients []*goredis.Client, slot int64) int {
+	t.Helper()
+	owner := -1
+	for i, c := range clients {
+		n, err := c.ClusterCountKeysInSlot(ctx, int(slot)).Result()
+		require.NoError(t, err)
+		if n > 0 {
+			owner = i
+		}
+	}
+	require.GreaterOrEqual(t, owner, 0)
+	return owner
 }

@@ -321,6 +321,8 @@ func TestFullDisk(t *testing.T) {
 	require.Equal(t, "now", newest(t, s, last))
 }
 
+// TestRefusals has servers and databases that Open does not take. It is long because it is
+// a list of them, each with what makes it so and what is said of it.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()

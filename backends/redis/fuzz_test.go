@@ -60,6 +60,46 @@ func checkRow(t *testing.T, picks []rowstore.Selector, vs []rowstore.Version, an
 
 // FuzzAnswer decodes the answers of the scripts that read, begin and scan.
 func FuzzAnswer(f *testing.F) {
+	addAnswers(f)
+	f.Fuzz(func(t *testing.T, how uint8, b []byte) {
+		s := string(b)
+		picks := fuzzReads[how%4]
+		reads := []rowstore.RowRead{{Table: "t", Row: "r", Selectors: picks}}
+		switch how / 4 % 3 {
+		case 0:
+			batch := readBatch{rows: []int{0}}
+			batch.call.answer = s
+			out := make([]rowstore.Row, 1)
+			var d decoder
+			if _, err := d.rows(reads, &batch, out); err == nil {
+				checkRow(t, picks, out[0].Versions, s)
+			}
+		case 1:
+			var few [8]beginField
+			fields, ok := beginFields(picks, few[:0])
+			if !ok {
+				return
+			}
+			rows, err := begun(s, []rowstore.SnapshotRead{{Reads: reads}}, 1, len(fields))
+			if err == nil && rows != nil {
+				require.Len(t, rows, 1)
+				checkRow(t, picks, rows[0].Rows[0].Versions, s)
+			}
+		case 2:
+			sc := &scanner{r: rowstore.ScanRange{Table: "t", Selectors: picks, Reverse: how >= 128}, plan: newPlan(picks)}
+			var c cursor
+			if _, err := sc.answer(&c, s); err == nil {
+				for _, row := range c.rows {
+					checkRow(t, picks, row.versions, s)
+				}
+			}
+		}
+	})
+}
+
+// addAnswers adds answers as the scripts give them, and some that are cut off.
+func addAnswers(f *testing.F) {
+	f.Helper()
 	var p packer
 	answer := func(write func()) []byte {
 		p.reset()
@@ -98,40 +138,6 @@ func FuzzAnswer(f *testing.F) {
 	f.Add(uint8(8), answer(func() { p.bool(false) }))
 	f.Add(uint8(0), []byte{0xdd, 0xff, 0xff, 0xff, 0xff})
 	f.Add(uint8(0), []byte{0x91, 0xdd, 0xff, 0xff, 0xff, 0xff, 0xa0})
-	f.Fuzz(func(t *testing.T, how uint8, b []byte) {
-		s := string(b)
-		picks := fuzzReads[how%4]
-		reads := []rowstore.RowRead{{Table: "t", Row: "r", Selectors: picks}}
-		switch how / 4 % 3 {
-		case 0:
-			batch := readBatch{rows: []int{0}}
-			batch.call.answer = s
-			out := make([]rowstore.Row, 1)
-			var d decoder
-			if _, err := d.rows(reads, &batch, out); err == nil {
-				checkRow(t, picks, out[0].Versions, s)
-			}
-		case 1:
-			var few [8]beginField
-			fields, ok := beginFields(picks, few[:0])
-			if !ok {
-				return
-			}
-			rows, err := begun(s, []rowstore.SnapshotRead{{Reads: reads}}, 1, len(fields))
-			if err == nil && rows != nil {
-				require.Len(t, rows, 1)
-				checkRow(t, picks, rows[0].Rows[0].Versions, s)
-			}
-		case 2:
-			sc := &scanner{r: rowstore.ScanRange{Table: "t", Selectors: picks, Reverse: how >= 128}, plan: newPlan(picks)}
-			var c cursor
-			if _, err := sc.answer(&c, s); err == nil {
-				for _, row := range c.rows {
-					checkRow(t, picks, row.versions, s)
-				}
-			}
-		}
-	})
 }
 
 // FuzzStored decodes the fields and members that lie in the database.

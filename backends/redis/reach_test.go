@@ -154,29 +154,7 @@ func TestSentinel(t *testing.T) {
 	two := testserver.NewRedis(t, nil)
 	require.NoError(t, admin(t, two.URL).Do(ctx, "REPLICAOF", one.Host, one.Port).Err())
 
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	addr := l.Addr().String()
-	_, port, err := net.SplitHostPort(addr)
-	require.NoError(t, err)
-	require.NoError(t, l.Close())
-	dir := t.TempDir()
-	conf := filepath.Join(dir, "sentinel.conf")
-	require.NoError(t, os.WriteFile(conf, fmt.Appendf(nil,
-		"port %s\nbind 127.0.0.1\ndir %s\nsentinel monitor main %s %d 1\nsentinel down-after-milliseconds main 1000\nsentinel failover-timeout main 5000\n",
-		port, dir, one.Host, one.Port), 0o600))
-	cmd := exec.Command(program, conf, "--sentinel") //nolint:gosec // the test's own arguments
-	require.NoError(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	sentinel := admin(t, "redis://"+addr)
-	require.Eventually(t, func() bool {
-		n, err := sentinel.Do(ctx, "SENTINEL", "REPLICAS", "main").Slice()
-		return err == nil && len(n) == 1
-	}, 60*time.Second, 10*time.Millisecond, "the sentinel knows the replica")
-
+	addr, sentinel := startSentinel(ctx, t, program, one)
 	url := with(t, "redis+sentinel://"+addr, "master", "main")
 	s := bare(t, url)
 	require.ErrorContains(t, openError(t, "redis://"+addr), "sentinel")
@@ -218,6 +196,34 @@ func TestSentinel(t *testing.T) {
 	require.Greater(t, draw(t, s), before)
 	require.Equal(t, "w", newest(t, over, "r"), "a store over the program's client follows too")
 	require.Equal(t, "w", newest(t, bare(t, two.URL+"?prefix="+s.opts.Prefix), "r"), "on the new primary")
+}
+
+// startSentinel starts a sentinel of a primary with one replica, which it knows at the end.
+func startSentinel(ctx context.Context, t *testing.T, program string, primary *testserver.Server) (addr string, sentinel *goredis.Client) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	addr = l.Addr().String()
+	_, port, err := net.SplitHostPort(addr)
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	dir := t.TempDir()
+	conf := filepath.Join(dir, "sentinel.conf")
+	require.NoError(t, os.WriteFile(conf, fmt.Appendf(nil,
+		"port %s\nbind 127.0.0.1\ndir %s\nsentinel monitor main %s %d 1\nsentinel down-after-milliseconds main 1000\nsentinel failover-timeout main 5000\n",
+		port, dir, primary.Host, primary.Port), 0o600))
+	cmd := exec.Command(program, conf, "--sentinel") //nolint:gosec // the test's own arguments
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	sentinel = admin(t, "redis://"+addr)
+	require.Eventually(t, func() bool {
+		n, err := sentinel.Do(ctx, "SENTINEL", "REPLICAS", "main").Slice()
+		return err == nil && len(n) == 1
+	}, 60*time.Second, 10*time.Millisecond, "the sentinel knows the replica")
+	return addr, sentinel
 }
 
 func TestParseURL(t *testing.T) {
