@@ -54,25 +54,6 @@ func cpu(clock int32) time.Duration {
 // is taken off.
 func BenchmarkTransferCPU(b *testing.B) {
 	const accounts = 1000
-	run := func(b *testing.B, m *metered, transfer func(i int) error) {
-		b.Helper()
-		for i := range 100 {
-			require.NoError(b, transfer(i))
-		}
-		runtime.GC()
-		process, served := cpu(unix.CLOCK_PROCESS_CPUTIME_ID), m.used.Load()
-		b.ResetTimer()
-		for i := range b.N {
-			if err := transfer(i); err != nil {
-				b.Fatal(err)
-			}
-		}
-		b.StopTimer()
-		used := cpu(unix.CLOCK_PROCESS_CPUTIME_ID) - process
-		mock := time.Duration(m.used.Load() - served)
-		b.ReportMetric(float64((used-mock).Microseconds())/float64(b.N), "client-cpu-µs/op")
-		b.ReportMetric(float64(mock.Microseconds())/float64(b.N), "mock-cpu-µs/op")
-	}
 	b.Run("percolate", func(b *testing.B) {
 		c := tikvtest.New(b, tikvtest.Options{Offline: true})
 		var m metered
@@ -87,7 +68,7 @@ func BenchmarkTransferCPU(b *testing.B) {
 		for i := range accounts {
 			require.NoError(b, put(ctx, db, cell(fmt.Sprintf("%04d", i)), 1<<40))
 		}
-		run(b, &m, func(i int) error {
+		measureCPU(b, &m, func(i int) error {
 			return db.Update(ctx, func(tx *percolator.Txn) error {
 				return transfer(ctx, tx, cell(fmt.Sprintf("%04d", i%accounts)), cell(fmt.Sprintf("%04d", (i+7)%accounts)))
 			})
@@ -110,7 +91,7 @@ func BenchmarkTransferCPU(b *testing.B) {
 				require.NoError(b, tx.Set(key(i), binary.BigEndian.AppendUint64(nil, 1<<40)))
 				require.NoError(b, tx.Commit(ctx))
 			}
-			run(b, &m, func(i int) error {
+			measureCPU(b, &m, func(i int) error {
 				tx, err := s.Begin()
 				if err != nil {
 					return err
@@ -131,4 +112,25 @@ func BenchmarkTransferCPU(b *testing.B) {
 			})
 		})
 	}
+}
+
+// measureCPU runs the transfers, and reports the CPU time of the client and of the mock.
+func measureCPU(b *testing.B, m *metered, transfer func(i int) error) {
+	b.Helper()
+	for i := range 100 {
+		require.NoError(b, transfer(i))
+	}
+	runtime.GC()
+	process, served := cpu(unix.CLOCK_PROCESS_CPUTIME_ID), m.used.Load()
+	b.ResetTimer()
+	for i := range b.N {
+		if err := transfer(i); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.StopTimer()
+	used := cpu(unix.CLOCK_PROCESS_CPUTIME_ID) - process
+	mock := time.Duration(m.used.Load() - served)
+	b.ReportMetric(float64((used-mock).Microseconds())/float64(b.N), "client-cpu-µs/op")
+	b.ReportMetric(float64(mock.Microseconds())/float64(b.N), "mock-cpu-µs/op")
 }

@@ -216,14 +216,7 @@ func crashRun(t *testing.T, data *fakeData, muts []rowstore.Mutation, n int, don
 		}
 	}
 	require.Equal(t, contents(t, model), got, "after a crash at call %d (done: %v)", n, done)
-	notified := func(s rowstore.Store) (rows []string) {
-		for r, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{{Family: rowstore.Notify, To: oracle.Max}}}) {
-			require.NoError(t, err)
-			rows = append(rows, r.Row)
-		}
-		return rows
-	}
-	require.Equal(t, notified(model), notified(after))
+	require.Equal(t, notified(t, model), notified(t, after))
 
 	wanted := pointedTo(t, after, two)
 	lost := beside(after, two) - wanted
@@ -234,4 +227,14 @@ func crashRun(t *testing.T, data *fakeData, muts []rowstore.Mutation, n int, don
 	require.Equal(t, wanted, beside(after, two))
 	require.Equal(t, got, contents(t, after), "a sweep changes nothing that can be seen")
 	return finished, garbage + lost
+}
+
+// notified lists the rows that have a notification.
+func notified(t *testing.T, s rowstore.Store) (rows []string) {
+	t.Helper()
+	for r, err := range s.Scan(t.Context(), rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{{Family: rowstore.Notify, To: oracle.Max}}}) {
+		require.NoError(t, err)
+		rows = append(rows, r.Row)
+	}
+	return rows
 }
