@@ -373,7 +373,7 @@ func TestValuesPassCorrectHistories(t *testing.T) {
 }
 
 // broken breaks a correct history in a way that both checkers must see. It returns
-// false if it found no place to.
+// false if it found no place to. It is long because it is a list of ways.
 func broken(rng *rand.Rand, h checker.History, how string) bool {
 	type place struct{ txn, op int }
 	var places []place

@@ -280,7 +280,7 @@ func (d *decoder) object() error {
 	return d.ops(place, l.kind == "invoke" || l.kind == "info")
 }
 
-// fields reads the fields of d.text.
+// fields reads the fields of d.text. It is long because it has a case for each of them.
 func (d *decoder) fields() (line, error) {
 	var l line
 	seen := false
@@ -413,22 +413,7 @@ func (d *decoder) op(mayBeUnknown bool) (op Op, known bool, key *keyUse, err err
 		case 2:
 			key, err = d.key()
 		case 3:
-			switch d.peek() {
-			case 'n':
-				null, err = true, d.word("null")
-			case '[':
-				if what != "r" {
-					return fmt.Errorf("%q of a list", what)
-				}
-				op.Kind = ReadList
-				err = d.each('[', ']', func() error {
-					v, err := d.int()
-					op.List = append(op.List, v)
-					return err
-				})
-			default:
-				op.Value, err = d.int()
-			}
+			null, err = d.operand(&op, what)
 		case 4:
 			if d.peek() != '"' {
 				return d.skip(0)
@@ -463,6 +448,27 @@ func (d *decoder) op(mayBeUnknown bool) (op Op, known bool, key *keyUse, err err
 	}
 	op.Absent = null
 	return op, !null || op.Kind == Write || !mayBeUnknown || absent, key, nil
+}
+
+// operand reads what an operation reads or writes. null says that this is null.
+func (d *decoder) operand(op *Op, what string) (null bool, err error) {
+	switch d.peek() {
+	case 'n':
+		return true, d.word("null")
+	case '[':
+		if what != "r" {
+			return false, fmt.Errorf("%q of a list", what)
+		}
+		op.Kind = ReadList
+		return false, d.each('[', ']', func() error {
+			v, err := d.int()
+			op.List = append(op.List, v)
+			return err
+		})
+	default:
+		op.Value, err = d.int()
+		return false, err
+	}
 }
 
 func (d *decoder) flags() (absent, locks bool, err error) {

@@ -98,34 +98,11 @@ func (c *valueChecker) listEdges(k int32, key string, trace []int64, writer []in
 			c.g.add(edge{from: from, to: to, kind: edgeWW, key: k, a: trace[i-1], b: trace[i]})
 		}
 	}
-	// Elements that were appended and that nobody saw come after those that were seen.
-	var unseen []edge
 	place := make(map[int64]int, n)
 	for i, v := range trace {
 		place[v] = i
 	}
-	writes := c.writes[c.writeOf[k]:c.writeOf[k+1]]
-	for i := range writes {
-		w := &writes[i]
-		if !c.counts(w.txn) {
-			continue
-		}
-		missing, ok := c.ownOrder(key, w, place)
-		if ok && missing < len(c.d.appended(w)) && (n == 0 || w.txn != writer[n-1]) {
-			unseen = append(unseen, edge{to: w.txn, kind: edgePass, key: k, b: c.d.appended(w)[missing]})
-		}
-	}
-	after := int32(-1)
-	if len(unseen) > 0 {
-		after = c.g.virtual()
-		for _, e := range unseen {
-			e.from = after
-			c.g.add(e)
-		}
-		if n > 0 && writer[n-1] >= 0 {
-			c.g.add(edge{from: writer[n-1], to: after, kind: edgeWW, key: k, a: trace[n-1]})
-		}
-	}
+	after := c.unseenEdges(k, key, trace, writer, place)
 	var updates [][]int32
 	group := map[int]int{}
 	for i := range reads {
@@ -163,6 +140,37 @@ func (c *valueChecker) listEdges(k int32, key string, trace []int64, writer []in
 		}
 	}
 	c.lostUpdates(key, updates)
+}
+
+// unseenEdges puts the elements of a list that were appended and that nobody saw after
+// those that were seen: after is a node between them, or -1 if there are none. place tells
+// where an element stands in trace.
+func (c *valueChecker) unseenEdges(k int32, key string, trace []int64, writer []int32, place map[int64]int) (after int32) {
+	n := len(trace)
+	var unseen []edge
+	writes := c.writes[c.writeOf[k]:c.writeOf[k+1]]
+	for i := range writes {
+		w := &writes[i]
+		if !c.counts(w.txn) {
+			continue
+		}
+		missing, ok := c.ownOrder(key, w, place)
+		if ok && missing < len(c.d.appended(w)) && (n == 0 || w.txn != writer[n-1]) {
+			unseen = append(unseen, edge{to: w.txn, kind: edgePass, key: k, b: c.d.appended(w)[missing]})
+		}
+	}
+	if len(unseen) == 0 {
+		return -1
+	}
+	after = c.g.virtual()
+	for _, e := range unseen {
+		e.from = after
+		c.g.add(e)
+	}
+	if n > 0 && writer[n-1] >= 0 {
+		c.g.add(edge{from: writer[n-1], to: after, kind: edgeWW, key: k, a: trace[n-1]})
+	}
+	return after
 }
 
 // future makes sure that a read of a list shows none of the elements that the
