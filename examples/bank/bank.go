@@ -149,26 +149,13 @@ func play(ctx context.Context, db *percolator.DB, cfg options) (*report, error) 
 	if r.seed == 0 {
 		r.seed = rand.Uint64() | 1
 	}
-	var (
-		transfers, declined, unknown atomic.Int64
-		audits                       atomic.Int64
-		begun                        atomic.Int64
-		over                         = make(chan struct{})
-		end                          = sync.OnceFunc(func() { close(over) })
-	)
+	var n counts
+	over := make(chan struct{})
+	end := sync.OnceFunc(func() { close(over) })
 	start := time.Now()
 	timer := time.AfterFunc(cfg.duration, end)
 	defer timer.Stop()
-	isOver := func() bool {
-		select {
-		case <-over:
-			return true
-		case <-ctx.Done():
-			return true
-		default:
-			return false
-		}
-	}
+	isOver := func() bool { return closed(over) || ctx.Err() != nil }
 	// The first failure ends the others. The end of the duration does not: a
 	// transfer that has begun is finished.
 	group, running := errgroup.WithContext(ctx)
@@ -176,20 +163,11 @@ func play(ctx context.Context, db *percolator.DB, cfg options) (*report, error) 
 		random := rand.New(rand.NewPCG(r.seed, uint64(worker)))
 		group.Go(func() error {
 			for !isOver() && running.Err() == nil {
-				if cfg.transfers > 0 && begun.Add(1) > cfg.transfers {
+				if cfg.transfers > 0 && n.begun.Add(1) > cfg.transfers {
 					return nil
 				}
-				moved, err := transfer(running, db, random, accounts)
-				switch {
-				case errors.Is(err, percolator.ErrUndetermined):
-					// The money moved or it did not; the audits do not care.
-					unknown.Add(1)
-				case err != nil:
+				if err := n.transfer(running, db, random, accounts); err != nil {
 					return err
-				case moved:
-					transfers.Add(1)
-				default:
-					declined.Add(1)
 				}
 			}
 			return nil
@@ -202,7 +180,7 @@ func play(ctx context.Context, db *percolator.DB, cfg options) (*report, error) 
 				end() // nothing that follows can be right
 				return err
 			}
-			audits.Add(1)
+			n.audits.Add(1)
 			if isOver() {
 				return nil
 			}
@@ -215,15 +193,46 @@ func play(ctx context.Context, db *percolator.DB, cfg options) (*report, error) 
 	if ctx.Err() == nil && err == nil {
 		// One more, of what all transfers of this process left.
 		if err = audit(ctx, db, accounts); err == nil {
-			audits.Add(1)
+			n.audits.Add(1)
 		}
 	}
 	if errors.Is(err, context.Canceled) && ctx.Err() != nil && !errors.Is(err, errWrongTotal) {
 		err = nil // the user ended the run; what was done is reported
 	}
-	r.transfers, r.declined, r.unknown, r.audits = transfers.Load(), declined.Load(), unknown.Load(), audits.Load()
+	r.transfers, r.declined, r.unknown, r.audits = n.transfers.Load(), n.declined.Load(), n.unknown.Load(), n.audits.Load()
 	r.stats, r.err = db.Stats(), err
 	return r, err
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// counts are what a run has done so far.
+type counts struct {
+	begun, transfers, declined, unknown, audits atomic.Int64
+}
+
+// transfer makes one transfer, and counts how it ended.
+func (n *counts) transfer(ctx context.Context, db *percolator.DB, random *rand.Rand, accounts int) error {
+	moved, err := transfer(ctx, db, random, accounts)
+	switch {
+	case errors.Is(err, percolator.ErrUndetermined):
+		// The money moved or it did not; the audits do not care.
+		n.unknown.Add(1)
+	case err != nil:
+		return err
+	case moved:
+		n.transfers.Add(1)
+	default:
+		n.declined.Add(1)
+	}
+	return nil
 }
 
 // transfer moves a random sum between two random accounts, unless the first has

@@ -188,25 +188,11 @@ func (s *settings) sources(ctx context.Context) ([]source.Source, error) {
 }
 
 func (s *settings) execute(ctx context.Context, stdout, stderr io.Writer) (err error) {
-	// All input is read and checked before the store is opened, so that bad input
-	// leaves nothing half-written.
-	began := time.Now()
-	sources, err := s.sources(ctx)
+	r := newReport(stderr)
+	sources, err := s.readInput(ctx, r, stderr)
 	if err != nil {
 		return err
 	}
-	r := newReport(stderr)
-	read := saying(stderr, "reading the pages")
-	defer read()
-	for _, src := range sources {
-		sum, err := src.Prepare(ctx)
-		if err != nil {
-			return err
-		}
-		r.input(sum)
-	}
-	read()
-	r.PrepareSeconds = seconds(began)
 
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	db, err := s.open(ctx, log)
@@ -268,6 +254,27 @@ func (s *settings) execute(ctx context.Context, stdout, stderr io.Writer) (err e
 		return fmt.Errorf("the check found %d differences", r.differences)
 	}
 	return nil
+}
+
+// readInput reads and checks all input, before the store is opened, so that bad input
+// leaves nothing half-written.
+func (s *settings) readInput(ctx context.Context, r *report, stderr io.Writer) ([]source.Source, error) {
+	began := time.Now()
+	sources, err := s.sources(ctx)
+	if err != nil {
+		return nil, err
+	}
+	read := saying(stderr, "reading the pages")
+	defer read()
+	for _, src := range sources {
+		sum, err := src.Prepare(ctx)
+		if err != nil {
+			return nil, err
+		}
+		r.input(sum)
+	}
+	r.PrepareSeconds = seconds(began)
+	return sources, nil
 }
 
 func (s *settings) open(ctx context.Context, log *slog.Logger) (*percolator.DB, error) {

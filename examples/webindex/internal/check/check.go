@@ -57,42 +57,15 @@ func Run(ctx context.Context, db *percolator.DB, maxDifferences int) (Report, er
 
 func run(ctx context.Context, tx *percolator.Txn, maxDifferences int) (Report, error) {
 	var r Report
-	pages := make(map[string]*page.Page)
-	hashes := make(map[string]string)
-	digest := sha256.New()
-	var odd []string
-	for row, err := range tx.Scan(ctx, percolator.Range{Table: "page", Columns: []string{"body", "hash", "source"}}) {
-		if err != nil {
-			return r, err
-		}
-		body, ok := row.Columns["body"]
-		if !ok {
-			odd = append(odd, fmt.Sprintf("table page, row %q has no body", row.Key))
-			continue
-		}
-		p, err := page.Parse(row.Key, body)
-		if err != nil {
-			return r, fmt.Errorf("page %s: %w", row.Key, err)
-		}
-		hash := fmt.Sprintf("%x", sha256.Sum256(body))
-		if string(row.Columns["hash"]) != hash {
-			odd = append(odd, fmt.Sprintf("table page, row %q: the hash stored is %s, that of the body %s", row.Key, row.Columns["hash"], hash))
-		}
-		member := percolator.Range{Table: "source", From: string(row.Columns["source"]) + "\x00" + row.Key, Limit: 1}
-		listed := false
-		for m, err := range tx.Scan(ctx, member) {
-			if err != nil {
-				return r, err
-			}
-			listed = m.Key == member.From
-		}
-		if !listed {
-			odd = append(odd, fmt.Sprintf("page %s is not among those of its source %q", row.Key, row.Columns["source"]))
-		}
-		pages[row.Key], hashes[row.Key] = p, hash
-		fmt.Fprintf(digest, "%s %s\n", row.Key, hash)
+	pages, hashes, odd, err := readPages(ctx, tx)
+	if err != nil {
+		return r, err
 	}
 	r.Pages = len(pages)
+	digest := sha256.New()
+	for _, u := range slices.Sorted(maps.Keys(hashes)) {
+		fmt.Fprintf(digest, "%s %s\n", u, hashes[u])
+	}
 	r.Digest = fmt.Sprintf("%x", digest.Sum(nil))
 
 	want := expect(pages, hashes)
@@ -133,6 +106,44 @@ func run(ctx context.Context, tx *percolator.Txn, maxDifferences int) (Report, e
 	return r, nil
 }
 
+// readPages reads every page and the hash of its body. odd says what is wrong with the rows
+// of pages themselves.
+func readPages(ctx context.Context, tx *percolator.Txn) (pages map[string]*page.Page, hashes map[string]string, odd []string, err error) {
+	pages = make(map[string]*page.Page)
+	hashes = make(map[string]string)
+	for row, err := range tx.Scan(ctx, percolator.Range{Table: "page", Columns: []string{"body", "hash", "source"}}) {
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		body, ok := row.Columns["body"]
+		if !ok {
+			odd = append(odd, fmt.Sprintf("table page, row %q has no body", row.Key))
+			continue
+		}
+		p, err := page.Parse(row.Key, body)
+		if err != nil {
+			return nil, nil, nil, fmt.Errorf("page %s: %w", row.Key, err)
+		}
+		hash := fmt.Sprintf("%x", sha256.Sum256(body))
+		if string(row.Columns["hash"]) != hash {
+			odd = append(odd, fmt.Sprintf("table page, row %q: the hash stored is %s, that of the body %s", row.Key, row.Columns["hash"], hash))
+		}
+		member := percolator.Range{Table: "source", From: string(row.Columns["source"]) + "\x00" + row.Key, Limit: 1}
+		listed := false
+		for m, err := range tx.Scan(ctx, member) {
+			if err != nil {
+				return nil, nil, nil, err
+			}
+			listed = m.Key == member.From
+		}
+		if !listed {
+			odd = append(odd, fmt.Sprintf("page %s is not among those of its source %q", row.Key, row.Columns["source"]))
+		}
+		pages[row.Key], hashes[row.Key] = p, hash
+	}
+	return pages, hashes, odd, nil
+}
+
 func short(s string) string {
 	if len(s) > 60 {
 		return fmt.Sprintf("%q... (%d bytes)", s[:60], len(s))
@@ -140,23 +151,39 @@ func short(s string) string {
 	return fmt.Sprintf("%q", s)
 }
 
-// expect works out every value that the tables must hold, from the pages alone.
-func expect(pages map[string]*page.Page, hashes map[string]string) map[key]string {
-	want := make(map[key]string)
+// values are what is stored in each cell.
+type values map[key]string
 
-	// Links, inverted: who links to a page, with which texts.
-	inverted := make(map[string]map[string][]string)
+// expect works out every value that the tables must hold, from the pages alone.
+func expect(pages map[string]*page.Page, hashes map[string]string) values {
+	want := make(values)
+	inverted := want.links(pages)
+	want.clusters(pages, hashes, inverted)
+	want.docs(pages, hashes)
+	return want
+}
+
+// inverted are the links: who links to a page, with which texts.
+type inverted map[string]map[string][]string
+
+// links adds the links, inverted, and returns them.
+func (want values) links(pages map[string]*page.Page) inverted {
+	links := make(inverted)
 	for source, p := range pages {
 		for _, l := range p.Links {
-			if inverted[l.Target] == nil {
-				inverted[l.Target] = make(map[string][]string)
+			if links[l.Target] == nil {
+				links[l.Target] = make(map[string][]string)
 			}
-			inverted[l.Target][source] = l.Anchors
+			links[l.Target][source] = l.Anchors
 			want[key{"link", l.Target + "\x00" + source, "anchor"}] = strings.Join(l.Anchors, "\t")
 		}
 	}
+	return links
+}
 
-	// Clusters of equal content, and the canonical page of each.
+// clusters adds the clusters of equal content, the canonical page of each with its
+// postings, and the number of those.
+func (want values) clusters(pages map[string]*page.Page, hashes map[string]string, inverted inverted) {
 	clusters := make(map[string][]string)
 	for u, hash := range hashes {
 		clusters[hash] = append(clusters[hash], u)
@@ -177,42 +204,47 @@ func expect(pages map[string]*page.Page, hashes map[string]string) map[key]strin
 		}
 		indexed[shard(canonical)]++
 
-		// The canonical page's postings: its own terms, and those of the links to all
-		// members.
-		type tally struct{ title, body, links int }
-		tallies := make(map[string]*tally)
-		at := func(term string) *tally {
-			if tallies[term] == nil {
-				tallies[term] = new(tally)
-			}
-			return tallies[term]
-		}
-		p := pages[canonical]
-		for term, n := range p.Terms {
-			at(term).title, at(term).body = n.Title, n.Body
-		}
-		for _, m := range members {
-			for _, anchors := range inverted[m] {
-				// One link counts once for a term, in however many of its texts it is.
-				for _, term := range slices.Compact(slices.Sorted(page.Terms(strings.Join(anchors, " ")))) {
-					at(term).links++
-				}
-			}
-		}
-		var record strings.Builder
-		for _, term := range slices.Sorted(maps.Keys(tallies)) {
-			n := tallies[term]
-			w := weight(n.title, n.body, n.links, p.Words)
-			want[key{"term", term + "\x00" + canonical, "w"}] = w
-			fmt.Fprintf(&record, "%s\t%s\n", term, w)
-		}
-		want[key{"doc", canonical, "indexed"}] = record.String()
+		want.postings(pages[canonical], canonical, members, inverted)
 	}
 	for s, n := range indexed {
 		want[key{"stat", s, "docs"}] = fmt.Sprint(n)
 	}
+}
 
-	// What is kept of every page.
+// postings adds those of a canonical page: its own terms, and those of the links to all
+// members of its cluster.
+func (want values) postings(p *page.Page, canonical string, members []string, inverted inverted) {
+	type tally struct{ title, body, links int }
+	tallies := make(map[string]*tally)
+	at := func(term string) *tally {
+		if tallies[term] == nil {
+			tallies[term] = new(tally)
+		}
+		return tallies[term]
+	}
+	for term, n := range p.Terms {
+		at(term).title, at(term).body = n.Title, n.Body
+	}
+	for _, m := range members {
+		for _, anchors := range inverted[m] {
+			// One link counts once for a term, in however many of its texts it is.
+			for _, term := range slices.Compact(slices.Sorted(page.Terms(strings.Join(anchors, " ")))) {
+				at(term).links++
+			}
+		}
+	}
+	var record strings.Builder
+	for _, term := range slices.Sorted(maps.Keys(tallies)) {
+		n := tallies[term]
+		w := weight(n.title, n.body, n.links, p.Words)
+		want[key{"term", term + "\x00" + canonical, "w"}] = w
+		fmt.Fprintf(&record, "%s\t%s\n", term, w)
+	}
+	want[key{"doc", canonical, "indexed"}] = record.String()
+}
+
+// docs adds what is kept of every page.
+func (want values) docs(pages map[string]*page.Page, hashes map[string]string) {
 	for u, p := range pages {
 		want[key{"doc", u, "hash"}] = hashes[u]
 		want[key{"doc", u, "done"}] = hashes[u]
@@ -229,7 +261,6 @@ func expect(pages map[string]*page.Page, hashes map[string]string) map[key]strin
 		want[key{"doc", u, "terms"}] = terms.String()
 		want[key{"doc", u, "links"}] = links.String()
 	}
-	return want
 }
 
 // weight is the weight of a term in a page as README.md defines it, in exact

@@ -214,45 +214,7 @@ func TestCheckFindsCorruption(t *testing.T) {
 		{"page", "hash"},
 		{"source", "in"},
 	} {
-		var cell percolator.Cell
-		var value []byte
-		require.NoError(t, db.View(t.Context(), func(tx *percolator.Txn) error {
-			for row, err := range tx.Scan(t.Context(), percolator.Range{Table: c.table, Columns: []string{c.column}, Limit: 5}) {
-				if err != nil {
-					return err
-				}
-				cell, value = percolator.Cell{Table: c.table, Row: row.Key, Column: c.column}, row.Columns[c.column]
-			}
-			return nil
-		}))
-		require.NotEmpty(t, cell.Row, "table %s has no column %s", c.table, c.column)
-		update := func(fn func(tx *percolator.Txn) error) {
-			t.Helper()
-			require.NoError(t, db.Update(t.Context(), fn))
-		}
-		found := func(what string) {
-			t.Helper()
-			r, err := check.Run(t.Context(), db, 10)
-			require.NoError(t, err)
-			require.False(t, r.OK(), "%s %v was not found", what, cell)
-			require.NotEmpty(t, r.Differences)
-		}
-		update(func(tx *percolator.Txn) error { return tx.Delete(cell) })
-		found("the deletion of")
-		if c.table != "source" { // only that it is there matters
-			update(func(tx *percolator.Txn) error { return tx.Set(cell, append(value, '1')) })
-			found("the change of")
-		}
-		update(func(tx *percolator.Txn) error { return tx.Set(cell, value) })
-		requireIndex(t, db, len(site.Pages))
-
-		if c.table != "page" && c.table != "source" {
-			extra := cell
-			extra.Row += "x"
-			update(func(tx *percolator.Txn) error { return tx.Set(extra, value) })
-			found("an extra row beside")
-			update(func(tx *percolator.Txn) error { return tx.Delete(extra) })
-		}
+		corrupt(t, db, c.table, c.column, len(site.Pages))
 	}
 
 	// A deleted posting is named.
@@ -271,4 +233,49 @@ func TestCheckFindsCorruption(t *testing.T) {
 	require.Equal(t, 1, r.Count)
 	require.Contains(t, r.Differences[0], strings.ReplaceAll(posting.Row, "\x00", " "))
 	require.Contains(t, r.Differences[0], "nothing is stored")
+}
+
+// corrupt deletes and changes a value of a column, and adds one, and makes sure that the
+// check reports each and is content afterwards.
+func corrupt(t *testing.T, db *percolator.DB, table, column string, pages int) {
+	t.Helper()
+	var cell percolator.Cell
+	var value []byte
+	require.NoError(t, db.View(t.Context(), func(tx *percolator.Txn) error {
+		for row, err := range tx.Scan(t.Context(), percolator.Range{Table: table, Columns: []string{column}, Limit: 5}) {
+			if err != nil {
+				return err
+			}
+			cell, value = percolator.Cell{Table: table, Row: row.Key, Column: column}, row.Columns[column]
+		}
+		return nil
+	}))
+	require.NotEmpty(t, cell.Row, "table %s has no column %s", table, column)
+	update := func(fn func(tx *percolator.Txn) error) {
+		t.Helper()
+		require.NoError(t, db.Update(t.Context(), fn))
+	}
+	found := func(what string) {
+		t.Helper()
+		r, err := check.Run(t.Context(), db, 10)
+		require.NoError(t, err)
+		require.False(t, r.OK(), "%s %v was not found", what, cell)
+		require.NotEmpty(t, r.Differences)
+	}
+	update(func(tx *percolator.Txn) error { return tx.Delete(cell) })
+	found("the deletion of")
+	if table != "source" { // only that it is there matters
+		update(func(tx *percolator.Txn) error { return tx.Set(cell, append(value, '1')) })
+		found("the change of")
+	}
+	update(func(tx *percolator.Txn) error { return tx.Set(cell, value) })
+	requireIndex(t, db, pages)
+
+	if table != "page" && table != "source" {
+		extra := cell
+		extra.Row += "x"
+		update(func(tx *percolator.Txn) error { return tx.Set(extra, value) })
+		found("an extra row beside")
+		update(func(tx *percolator.Txn) error { return tx.Delete(extra) })
+	}
 }

@@ -81,37 +81,7 @@ func (d *Dir) Complete() bool { return true }
 // Prepare implements Source.
 func (d *Dir) Prepare(ctx context.Context) (Summary, error) {
 	sum := Summary{Ignored: make(map[string]int)}
-	seen := make(map[string]string) // URL -> path
-	// The separator makes a root that is a symbolic link be followed.
-	err := filepath.WalkDir(d.root+string(filepath.Separator), func(path string, e fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return fmt.Errorf("directory %s: %w", d.root, err)
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case e.IsDir():
-			return nil
-		case !isHTML(e.Name()):
-			sum.Ignored["not an HTML file"]++
-			return nil
-		case !e.Type().IsRegular():
-			sum.Ignored["not a regular file"]++
-			return nil
-		}
-		u, err := page.Normalize(fileURL(path))
-		if err == nil {
-			if other, twice := seen[u]; twice {
-				err = fmt.Errorf("it has the same URL as %s", other)
-			}
-		}
-		if err != nil {
-			return d.bad(&sum, path, err)
-		}
-		seen[u] = path
-		d.files = append(d.files, dirFile{path: path, url: u})
-		return nil
-	})
-	if err != nil {
+	if err := d.walk(ctx, &sum); err != nil {
 		return Summary{}, err
 	}
 
@@ -154,6 +124,40 @@ func (d *Dir) Prepare(ctx context.Context) (Summary, error) {
 	}
 	sum.Pages = len(d.files)
 	return sum, nil
+}
+
+// walk lists the HTML files below the root.
+func (d *Dir) walk(ctx context.Context, sum *Summary) error {
+	seen := make(map[string]string) // URL -> path
+	// The separator makes a root that is a symbolic link be followed.
+	return filepath.WalkDir(d.root+string(filepath.Separator), func(path string, e fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return fmt.Errorf("directory %s: %w", d.root, err)
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case e.IsDir():
+			return nil
+		case !isHTML(e.Name()):
+			sum.Ignored["not an HTML file"]++
+			return nil
+		case !e.Type().IsRegular():
+			sum.Ignored["not a regular file"]++
+			return nil
+		}
+		u, err := page.Normalize(fileURL(path))
+		if err == nil {
+			if other, twice := seen[u]; twice {
+				err = fmt.Errorf("it has the same URL as %s", other)
+			}
+		}
+		if err != nil {
+			return d.bad(sum, path, err)
+		}
+		seen[u] = path
+		d.files = append(d.files, dirFile{path: path, url: u})
+		return nil
+	})
 }
 
 func (d *Dir) bad(sum *Summary, path string, err error) error {

@@ -56,20 +56,7 @@ func get(t testing.TB, h http.Handler, target string) (status int, body string) 
 
 func TestPages(t *testing.T) {
 	t.Parallel()
-	db, err := percolator.Open(t.Context(), "memory:", percolator.WithSettings(percolator.Settings{CatalogLease: time.Second}))
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, db.Close(context.WithoutCancel(t.Context()))) })
-	x, err := index.New(t.Context(), db)
-	require.NoError(t, err)
-	w := percolator.NewWorker(db, percolator.WorkerConfig{})
-	require.NoError(t, x.Observe(w))
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- w.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		require.NoError(t, <-done)
-	})
+	x, w := startIndex(t)
 	load := func(p pages) {
 		t.Helper()
 		var stats index.LoadStats
@@ -126,17 +113,43 @@ func TestPages(t *testing.T) {
 	require.Contains(t, body, "As it was at")
 	require.Contains(t, page("file:///c"), "removed")
 
-	for target, want := range map[string]int{
-		"/page": http.StatusBadRequest, "/page?url=x&at=y": http.StatusBadRequest, "/page?url=x&at=9223372036854775807": http.StatusBadRequest,
-		"/page?url=http://none.example/": http.StatusNotFound, "/other": http.StatusNotFound,
-	} {
-		status, _ = get(t, h, target)
-		require.Equal(t, want, status, target)
-	}
+	requireStatus(t, h)
 
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
 	rec := httptest.NewRecorder()
 	h.ServeHTTP(rec, httptest.NewRequestWithContext(ctx, http.MethodGet, "/?q=zebra", nil))
 	require.Empty(t, rec.Body.String(), "nobody waits for it")
+}
+
+// requireStatus asks for pages that there are not.
+func requireStatus(t *testing.T, h http.Handler) {
+	t.Helper()
+	for target, want := range map[string]int{
+		"/page": http.StatusBadRequest, "/page?url=x&at=y": http.StatusBadRequest, "/page?url=x&at=9223372036854775807": http.StatusBadRequest,
+		"/page?url=http://none.example/": http.StatusNotFound, "/other": http.StatusNotFound,
+	} {
+		status, _ := get(t, h, target)
+		require.Equal(t, want, status, target)
+	}
+}
+
+// startIndex starts a worker of a new index.
+func startIndex(t *testing.T) (*index.Index, *percolator.Worker) {
+	t.Helper()
+	db, err := percolator.Open(t.Context(), "memory:", percolator.WithSettings(percolator.Settings{CatalogLease: time.Second}))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, db.Close(context.WithoutCancel(t.Context()))) })
+	x, err := index.New(t.Context(), db)
+	require.NoError(t, err)
+	w := percolator.NewWorker(db, percolator.WorkerConfig{})
+	require.NoError(t, x.Observe(w))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		require.NoError(t, <-done)
+	})
+	return x, w
 }
