@@ -173,89 +173,30 @@ func oneWinnerOfALock(t testing.TB, e *env) {
 func viewsAreNotTorn(t testing.TB, e *env) {
 	h := e.harness(t)
 	const rows = 3
-	columns := []string{"a", "b", "c\x00", "d"}
-	edits := func(ts rowstore.Timestamp) []rowstore.Edit {
-		var all []rowstore.Edit
-		for _, c := range columns {
-			value := num(ts)
-			all = append(all, write(ver(rowstore.Write, c, ts, value)), write(ver(rowstore.Data, c, ts, value)), write(ver(rowstore.Notify, c, ts, value)))
-			if ts > 1 {
-				all = append(all, rowstore.DeleteRange(rowstore.Notify, c, 0, ts-1))
-			}
-			if ts > 3 {
-				all = append(all, rowstore.DeleteRange(rowstore.Write, c, 0, ts-3), rowstore.Delete(rowstore.Data, c, ts-3))
-			}
-		}
-		return all
-	}
-	check := func(r *rowstore.Row) error {
-		first := r.Newest(rowstore.Write, "a")
-		for _, c := range columns {
-			w, d, n := r.All(rowstore.Write, c), r.All(rowstore.Data, c), r.All(rowstore.Notify, c)
-			if len(w) == 0 || len(d) == 0 || len(n) != 1 || w[0].TS != first.TS || d[0].TS != first.TS || n[0].TS != first.TS ||
-				len(w) != len(r.All(rowstore.Write, "a")) || len(d) != len(w) {
-				return fmt.Errorf("row %q is torn: %v", r.Row, r.Versions)
-			}
-		}
-		return nil
-	}
 	for i := range rows {
-		h.put(key(i), edits(1)...)
+		h.put(key(i), wholeRow(1)...)
 	}
 	var stop atomic.Bool
 	var g, readers errgroup.Group
 	for i := range rows {
 		g.Go(func() error {
 			for ts := rowstore.Timestamp(2); !stop.Load(); ts++ {
-				if _, err := apply1(h, mut(key(i), nil, edits(ts)...)); err != nil {
+				if _, err := apply1(h, mut(key(i), nil, wholeRow(ts)...)); err != nil {
 					return err
 				}
 			}
 			return nil
 		})
 	}
-	picks := []rowstore.Selector{pick(rowstore.Write), pick(rowstore.Data), pick(rowstore.Notify)}
-	var onePick []rowstore.Selector // the same, a selector for each column
-	for _, p := range picks {
-		for _, c := range columns {
-			p.Column = c
-			onePick = append(onePick, p)
-		}
-	}
 	for w := range 3 {
 		readers.Go(func() error {
 			for i := range e.n(120, 40) {
-				if w == 2 {
-					scanned, err := collect(h.ctx, h.s, rowstore.ScanRange{Table: "t", Selectors: picks, Reverse: i%2 == 1})
-					if err != nil {
-						return err
-					}
-					if len(scanned) != rows {
-						return fmt.Errorf("a scan visited %d of %d rows", len(scanned), rows)
-					}
-					for j := range scanned {
-						if err := check(&scanned[j]); err != nil {
-							return err
-						}
-					}
-					continue
-				}
-				reads := make([]rowstore.RowRead, rows)
-				for j := range reads {
-					reads[j] = rowstore.RowRead{Table: "t", Row: key(j), Selectors: picks}
-					if w == 1 {
-						reads[j].Selectors = onePick
-					}
-				}
-				answers, err := h.s.Read(h.ctx, reads)
+				views, err := viewRows(h, rows, w, i%2 == 1)
 				if err != nil {
-					return fmt.Errorf("reading: %w", err)
+					return err
 				}
-				for j := range answers {
-					if answers[j].Err != nil {
-						return answers[j].Err
-					}
-					if err := check(&answers[j]); err != nil {
+				for j := range views {
+					if err := notTorn(&views[j]); err != nil {
 						return err
 					}
 				}
@@ -267,6 +208,74 @@ func viewsAreNotTorn(t testing.TB, e *env) {
 	stop.Store(true)
 	require.NoError(t, g.Wait())
 	require.NoError(t, err)
+}
+
+var wholeColumns = []string{"a", "b", "c\x00", "d"}
+
+// wholeRow changes every column of a row, in three families, with one timestamp.
+func wholeRow(ts rowstore.Timestamp) []rowstore.Edit {
+	var all []rowstore.Edit
+	for _, c := range wholeColumns {
+		value := num(ts)
+		all = append(all, write(ver(rowstore.Write, c, ts, value)), write(ver(rowstore.Data, c, ts, value)), write(ver(rowstore.Notify, c, ts, value)))
+		if ts > 1 {
+			all = append(all, rowstore.DeleteRange(rowstore.Notify, c, 0, ts-1))
+		}
+		if ts > 3 {
+			all = append(all, rowstore.DeleteRange(rowstore.Write, c, 0, ts-3), rowstore.Delete(rowstore.Data, c, ts-3))
+		}
+	}
+	return all
+}
+
+// notTorn makes sure that all columns and families of a row are of one wholeRow.
+func notTorn(r *rowstore.Row) error {
+	first := r.Newest(rowstore.Write, "a")
+	for _, c := range wholeColumns {
+		w, d, n := r.All(rowstore.Write, c), r.All(rowstore.Data, c), r.All(rowstore.Notify, c)
+		if len(w) == 0 || len(d) == 0 || len(n) != 1 || w[0].TS != first.TS || d[0].TS != first.TS || n[0].TS != first.TS ||
+			len(w) != len(r.All(rowstore.Write, "a")) || len(d) != len(w) {
+			return fmt.Errorf("row %q is torn: %v", r.Row, r.Versions)
+		}
+	}
+	return nil
+}
+
+// viewRows reads rows that wholeRow wrote: with a selector for all columns (how is 0),
+// with one for each column (1), or by a scan (2).
+func viewRows(h *harness, rows, how int, reverse bool) ([]rowstore.Row, error) {
+	picks := []rowstore.Selector{pick(rowstore.Write), pick(rowstore.Data), pick(rowstore.Notify)}
+	if how == 2 {
+		scanned, err := collect(h.ctx, h.s, rowstore.ScanRange{Table: "t", Selectors: picks, Reverse: reverse})
+		if err == nil && len(scanned) != rows {
+			err = fmt.Errorf("a scan visited %d of %d rows", len(scanned), rows)
+		}
+		return scanned, err
+	}
+	if how == 1 {
+		var onePick []rowstore.Selector
+		for _, p := range picks {
+			for _, c := range wholeColumns {
+				p.Column = c
+				onePick = append(onePick, p)
+			}
+		}
+		picks = onePick
+	}
+	reads := make([]rowstore.RowRead, rows)
+	for j := range reads {
+		reads[j] = rowstore.RowRead{Table: "t", Row: key(j), Selectors: picks}
+	}
+	answers, err := h.s.Read(h.ctx, reads)
+	if err != nil {
+		return nil, fmt.Errorf("reading: %w", err)
+	}
+	for j := range answers {
+		if answers[j].Err != nil {
+			return nil, answers[j].Err
+		}
+	}
+	return answers, nil
 }
 
 // acknowledgedIsVisible checks real time: what was acknowledged before a call

@@ -3,6 +3,7 @@ package conformance
 import (
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -211,24 +212,9 @@ func groupsUnderConcurrency(t testing.TB, e *env) {
 					muts = append(muts, mut(h.rows[i], when(rowstore.Absent(rowstore.Write, "c", next)), write(ver(rowstore.Write, "c", next, fmt.Sprintf("%d/%d", w, n)))))
 				}
 				runtime.Gosched() // between the look and the change, so that they collide
-				applied := false
-				if w%3 == 2 {
-					out, err := apply1(h.harness, muts[0])
-					if err != nil {
-						return err
-					}
-					applied = out.Applied
-				} else {
-					out, err := h.g.Group(h.ctx, []rowstore.Group{{Mutations: muts}})
-					if err != nil {
-						return fmt.Errorf("group: %w", err)
-					}
-					if out[0].Err != nil {
-						return out[0].Err
-					}
-					if applied = out[0].Applied; !applied && out[0].Outcome.Broke.TS == 0 {
-						return fmt.Errorf("a failed group names no version: %+v", out[0])
-					}
+				applied, err := applyTogether(h, muts)
+				if err != nil {
+					return err
 				}
 				if !applied {
 					refused.Add(1)
@@ -264,6 +250,25 @@ func groupsUnderConcurrency(t testing.TB, e *env) {
 		}
 	}
 	t.Logf("%d groups or mutations were refused", refused.Load())
+}
+
+// applyTogether applies one mutation by itself, and several as a group.
+func applyTogether(h *grouped, muts []rowstore.Mutation) (applied bool, err error) {
+	if len(muts) == 1 {
+		out, err := apply1(h.harness, muts[0])
+		return out.Applied, err
+	}
+	out, err := h.g.Group(h.ctx, []rowstore.Group{{Mutations: muts}})
+	if err != nil {
+		return false, fmt.Errorf("group: %w", err)
+	}
+	if out[0].Err != nil {
+		return false, out[0].Err
+	}
+	if !out[0].Applied && out[0].Outcome.Broke.TS == 0 {
+		return false, fmt.Errorf("a failed group names no version: %+v", out[0])
+	}
+	return out[0].Applied, nil
 }
 
 // drawn makes the edit that puts a version at the timestamp to be drawn.
@@ -419,14 +424,9 @@ func drawFailsOnConditions(t testing.TB, e *env) {
 func noReaderMissesADrawnWrite(t testing.TB, e *env) {
 	h := e.grouped(t, 3, true)
 	o := ability[rowstore.OracleProvider](t, h.s, "OracleProvider").Oracle()
-	type view struct {
-		row  int
-		at   rowstore.Timestamp
-		seen rowstore.Timestamp
-	}
 	rounds := e.n(200, 60)
 	const writers, readers = 3, 3
-	views := make([][]view, readers)
+	views := make([][]drawnView, readers)
 	var g errgroup.Group
 	for range writers {
 		g.Go(func() error {
@@ -453,55 +453,74 @@ func noReaderMissesADrawnWrite(t testing.TB, e *env) {
 				if err != nil {
 					return fmt.Errorf("drawing: %w", err)
 				}
-				p := rowstore.Selector{Family: rowstore.Write, Column: "c", To: at, Limit: 1}
-				if w == readers-1 {
-					scanned, err := collect(h.ctx, h.s, rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{p}})
-					if err != nil {
-						return err
-					}
-					saw := map[string]rowstore.Timestamp{}
-					for j := range scanned {
-						saw[scanned[j].Row] = scanned[j].Versions[0].TS
-					}
-					for j, r := range h.rows {
-						views[w] = append(views[w], view{j, at, saw[r]})
-					}
-					continue
-				}
-				row := i % len(h.rows)
-				r, err := read1(h.harness, h.rows[row], p)
+				seen, err := viewDrawn(h, at, i%len(h.rows), w == readers-1)
 				if err != nil {
 					return err
 				}
-				v := view{row: row, at: at}
-				if newest := r.Newest(rowstore.Write, "c"); newest != nil {
-					v.seen = newest.TS
-				}
-				views[w] = append(views[w], v)
+				views[w] = append(views[w], seen...)
 			}
 			return nil
 		})
 	}
 	require.NoError(t, g.Wait())
+	checkDrawnViews(t, h, slices.Concat(views...), writers*rounds)
+}
+
+// drawnView is what a reader at a timestamp saw of a row: the newest write, or 0.
+type drawnView struct {
+	row      int
+	at, seen rowstore.Timestamp
+}
+
+// viewDrawn reads one row at a timestamp, or scans all of them.
+func viewDrawn(h *grouped, at rowstore.Timestamp, row int, scan bool) ([]drawnView, error) {
+	p := rowstore.Selector{Family: rowstore.Write, Column: "c", To: at, Limit: 1}
+	if !scan {
+		r, err := read1(h.harness, h.rows[row], p)
+		if err != nil {
+			return nil, err
+		}
+		v := drawnView{row: row, at: at}
+		if newest := r.Newest(rowstore.Write, "c"); newest != nil {
+			v.seen = newest.TS
+		}
+		return []drawnView{v}, nil
+	}
+	scanned, err := collect(h.ctx, h.s, rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{p}})
+	if err != nil {
+		return nil, err
+	}
+	saw := map[string]rowstore.Timestamp{}
+	for j := range scanned {
+		saw[scanned[j].Row] = scanned[j].Versions[0].TS
+	}
+	var views []drawnView
+	for j, r := range h.rows {
+		views = append(views, drawnView{j, at, saw[r]})
+	}
+	return views, nil
+}
+
+// checkDrawnViews holds each view to the history of its row, which has so many writes.
+func checkDrawnViews(t testing.TB, h *grouped, views []drawnView, writes int) {
+	t.Helper()
 	checked := 0
 	for i, r := range h.rows {
 		history := h.all(r)
-		require.Len(t, history, writers*rounds)
-		for _, all := range views {
-			for _, v := range all {
-				if v.row != i {
-					continue
-				}
-				var want rowstore.Timestamp
-				for _, w := range history {
-					if w.TS <= v.at {
-						want = w.TS
-						break
-					}
-				}
-				require.Equal(t, want, v.seen, "a reader at %d of row %d", v.at, i)
-				checked++
+		require.Len(t, history, writes)
+		for _, v := range views {
+			if v.row != i {
+				continue
 			}
+			var want rowstore.Timestamp
+			for _, w := range history {
+				if w.TS <= v.at {
+					want = w.TS
+					break
+				}
+			}
+			require.Equal(t, want, v.seen, "a reader at %d of row %d", v.at, i)
+			checked++
 		}
 	}
 	require.Positive(t, checked)

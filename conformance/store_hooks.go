@@ -216,7 +216,6 @@ func brokenCallsTellTheTruth(t testing.TB, e *env) {
 	if k.Break == nil {
 		t.Skip("the store has no hook Break")
 	}
-	group := grouper(h.s)
 	type claim struct {
 		row, when string
 		certain   bool // certainly not
@@ -236,16 +235,11 @@ func brokenCallsTellTheTruth(t testing.TB, e *env) {
 			}
 			change := mut(row, when(rowstore.Absent(rowstore.Write, "c", 0)), write(ver(rowstore.Write, "c", 5, "x")))
 			ctx, cancel := context.WithTimeout(h.ctx, e.cfg.hang/4)
-			var out []rowstore.Outcome
-			var err error
-			if i%2 == 1 && group != nil && group.GroupKey("t", row) != "" {
-				var outs []rowstore.GroupOutcome
-				if outs, err = group.Group(ctx, []rowstore.Group{{Mutations: []rowstore.Mutation{change}}}); err == nil {
-					out = []rowstore.Outcome{{Applied: outs[0].Applied, Err: outs[0].Err}}
-				}
-			} else {
-				out, err = h.s.Apply(ctx, []rowstore.Mutation{change}, rowstore.ApplyOptions{})
+			var group rowstore.Grouper
+			if i%2 == 1 {
+				group = grouper(h.s)
 			}
+			out, err := applyAlone(ctx, h.s, group, change)
 			cancel()
 			mend()
 			c := claim{row: row, when: m.String()}
@@ -281,6 +275,18 @@ func brokenCallsTellTheTruth(t testing.TB, e *env) {
 		}
 	}
 	t.Logf("of %d broken changes happened: %v", len(claims), happened)
+}
+
+// applyAlone applies one mutation, as a group if there is a grouper that takes it.
+func applyAlone(ctx context.Context, s rowstore.Store, g rowstore.Grouper, m rowstore.Mutation) ([]rowstore.Outcome, error) {
+	if g == nil || g.GroupKey(m.Table, m.Row) == "" {
+		return s.Apply(ctx, []rowstore.Mutation{m}, rowstore.ApplyOptions{})
+	}
+	outs, err := g.Group(ctx, []rowstore.Group{{Mutations: []rowstore.Mutation{m}}})
+	if err != nil {
+		return nil, err
+	}
+	return []rowstore.Outcome{{Applied: outs[0].Applied, Err: outs[0].Err}}, nil
 }
 
 func outErr(out []rowstore.Outcome) error {
@@ -324,32 +330,7 @@ func hangingCallsEndWithTheirContext(t testing.TB, e *env) {
 		t.Skip("the store cannot be made to hang")
 	}
 	defer mend()
-	calls := map[string]func(ctx context.Context, i int) error{
-		"Apply": func(ctx context.Context, i int) error {
-			out, err := h.s.Apply(ctx, []rowstore.Mutation{mut(key(i), nil, write(ver(rowstore.Write, "c", 5, "x")))}, rowstore.ApplyOptions{})
-			return errors.Join(err, outErr(out))
-		},
-		"Read": func(ctx context.Context, _ int) error {
-			_, err := h.s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "row", Selectors: everything()}})
-			return err
-		},
-		"Scan": func(ctx context.Context, _ int) error {
-			_, err := collect(ctx, h.s, rowstore.ScanRange{Table: "t", Selectors: everything()})
-			return err
-		},
-	}
-	if o, ok := rowstore.Unwrap[rowstore.OracleProvider](h.s); ok {
-		calls["Draw"] = func(ctx context.Context, _ int) error {
-			_, err := o.Oracle().Draw(ctx, 1)
-			return err
-		}
-	}
-	if g := grouper(h.s); g != nil && g.GroupKey("t", key(0)) != "" {
-		calls["Group"] = func(ctx context.Context, i int) error {
-			_, err := g.Group(ctx, []rowstore.Group{{Mutations: []rowstore.Mutation{mut(key(i), nil, write(ver(rowstore.Write, "c", 6, "x")))}}})
-			return err
-		}
-	}
+	calls := callsOfEveryKind(h)
 	// First those that take all connections, turns and locks there are, then those that
 	// wait behind them.
 	const many = 40
@@ -393,4 +374,35 @@ func hangingCallsEndWithTheirContext(t testing.TB, e *env) {
 	require.Positive(t, waited, "no call waited: the hook does not do what it says")
 	mend()
 	h.recovered("the hang")
+}
+
+// callsOfEveryKind are calls that need the server, each to be made any number of times.
+func callsOfEveryKind(h *harness) map[string]func(ctx context.Context, i int) error {
+	calls := map[string]func(ctx context.Context, i int) error{
+		"Apply": func(ctx context.Context, i int) error {
+			out, err := h.s.Apply(ctx, []rowstore.Mutation{mut(key(i), nil, write(ver(rowstore.Write, "c", 5, "x")))}, rowstore.ApplyOptions{})
+			return errors.Join(err, outErr(out))
+		},
+		"Read": func(ctx context.Context, _ int) error {
+			_, err := h.s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "row", Selectors: everything()}})
+			return err
+		},
+		"Scan": func(ctx context.Context, _ int) error {
+			_, err := collect(ctx, h.s, rowstore.ScanRange{Table: "t", Selectors: everything()})
+			return err
+		},
+	}
+	if o, ok := rowstore.Unwrap[rowstore.OracleProvider](h.s); ok {
+		calls["Draw"] = func(ctx context.Context, _ int) error {
+			_, err := o.Oracle().Draw(ctx, 1)
+			return err
+		}
+	}
+	if g := grouper(h.s); g != nil && g.GroupKey("t", key(0)) != "" {
+		calls["Group"] = func(ctx context.Context, i int) error {
+			_, err := g.Group(ctx, []rowstore.Group{{Mutations: []rowstore.Mutation{mut(key(i), nil, write(ver(rowstore.Write, "c", 6, "x")))}}})
+			return err
+		}
+	}
+	return calls
 }

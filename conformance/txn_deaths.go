@@ -193,35 +193,15 @@ func deathAtEachStep(t testing.TB, e *env) {
 func dieAt(w *world, others, db *percolator.DB, c *client, name string, step int, after bool,
 	resolve func(w *world, db *percolator.DB, cells []percolator.Cell) ([]string, error),
 ) (died, committed bool, err error) {
-	cell := func(row, column string) percolator.Cell {
-		return percolator.Cell{Table: table, Row: name + row, Column: column}
-	}
-	// Two columns in a row, a delete, a long value, another table.
-	cells := []percolator.Cell{cell("a", "v"), cell("a", "w"), cell("b", "v"), cell("c", "v"), {Table: "u", Row: name, Column: "v"}}
-	before := []string{"old", "old", "old", "old", missing}
-	then := []string{"new", "new", missing, strings.Repeat("new", 200), "new"}
-	put := func(tx *percolator.Txn, to []string) error {
-		for i, c := range cells {
-			var err error
-			if to[i] == missing {
-				err = tx.Delete(c)
-			} else {
-				err = tx.Set(c, []byte(to[i]))
-			}
-			if err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	if err := others.Update(w.ctx, func(tx *percolator.Txn) error { return put(tx, before) }); err != nil {
+	cells, before, then := deathCells(name)
+	if err := others.Update(w.ctx, func(tx *percolator.Txn) error { return putAll(tx, cells, before) }); err != nil {
 		return false, false, err
 	}
 	tx, err := db.Begin(w.ctx)
 	if err != nil {
 		return false, false, err
 	}
-	if err := put(tx, then); err != nil {
+	if err := putAll(tx, cells, then); err != nil {
 		return false, false, err
 	}
 	c.dieAt(step, after)
@@ -270,6 +250,33 @@ func dieAt(w *world, others, db *percolator.DB, c *client, name string, step int
 	return died, committed, err
 }
 
+// deathCells are the cells of the transaction of dieAt, with their values before it and
+// after it: two columns in a row, a delete, a long value, another table.
+func deathCells(name string) (cells []percolator.Cell, before, then []string) {
+	cell := func(row, column string) percolator.Cell {
+		return percolator.Cell{Table: table, Row: name + row, Column: column}
+	}
+	return []percolator.Cell{cell("a", "v"), cell("a", "w"), cell("b", "v"), cell("c", "v"), {Table: "u", Row: name, Column: "v"}},
+		[]string{"old", "old", "old", "old", missing},
+		[]string{"new", "new", missing, strings.Repeat("new", 200), "new"}
+}
+
+// putAll sets each cell to its value, or deletes it if the value is missing.
+func putAll(tx *percolator.Txn, cells []percolator.Cell, to []string) error {
+	for i, c := range cells {
+		var err error
+		if to[i] == missing {
+			err = tx.Delete(c)
+		} else {
+			err = tx.Set(c, []byte(to[i]))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // deathUnderRaces has clients die at random calls while others work on the same
 // few cells: a chain of transfers whose sum must stay.
 func deathUnderRaces(t testing.TB, e *env) {
@@ -295,31 +302,9 @@ func deathUnderRaces(t testing.TB, e *env) {
 			}
 			g.Go(func() error {
 				for i, db := range mine {
-					c := clients[i]
-					left := int64(10 + rng.IntN(120))
-					after := rng.IntN(2) == 0
-					c.on(func(_ context.Context, cl *call) fate {
-						if cl.Kind == faultstore.CallScan || atomic.AddInt64(&left, -1) != 0 {
-							return goesThrough
-						}
-						if after {
-							return diesAfter
-						}
-						return diesBefore
-					})
-					ctx, cancel := c.living(w.ctx)
-					for ctx.Err() == nil {
-						err := transfer(ctx, db, fork(rng), cells)
-						if err != nil && !errors.Is(err, percolator.ErrConflict) && !c.died() && ctx.Err() == nil {
-							cancel()
-							return fmt.Errorf("a living client: %w", err)
-						}
+					if err := transferUntilDeath(w, db, clients[i], rng, cells); err != nil {
+						return err
 					}
-					cancel()
-					if w.ctx.Err() != nil {
-						return w.ctx.Err()
-					}
-					c.Settle()
 					deaths.Add(1)
 				}
 				return nil
@@ -346,6 +331,35 @@ func deathUnderRaces(t testing.TB, e *env) {
 		}
 		require.Empty(w, w.settled(main))
 	})
+}
+
+// transferUntilDeath lets a client transfer until it dies, at a random call.
+func transferUntilDeath(w *world, db *percolator.DB, c *client, rng *rand.Rand, cells []percolator.Cell) error {
+	left := int64(10 + rng.IntN(120))
+	after := rng.IntN(2) == 0
+	c.on(func(_ context.Context, cl *call) fate {
+		if cl.Kind == faultstore.CallScan || atomic.AddInt64(&left, -1) != 0 {
+			return goesThrough
+		}
+		if after {
+			return diesAfter
+		}
+		return diesBefore
+	})
+	ctx, cancel := c.living(w.ctx)
+	for ctx.Err() == nil {
+		err := transfer(ctx, db, fork(rng), cells)
+		if err != nil && !errors.Is(err, percolator.ErrConflict) && !c.died() && ctx.Err() == nil {
+			cancel()
+			return fmt.Errorf("a living client: %w", err)
+		}
+	}
+	cancel()
+	if w.ctx.Err() != nil {
+		return w.ctx.Err()
+	}
+	c.Settle()
+	return nil
 }
 
 // transfer moves something from an account to another.

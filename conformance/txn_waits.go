@@ -134,42 +134,11 @@ func readerWaitsForALivingCommit(t testing.TB, e *env) {
 		h := w.hold(c, tx)
 		// The commit timestamp is drawn: a snapshot that is taken now lies above it,
 		// and must have the new values, though no write is there yet.
-		type reader struct {
-			what string
-			got  chan []string
-		}
-		var readers []reader
-		read := func(what string, f func(tx *percolator.Txn) []string) {
+		readers := twoReaders(w)
+		for _, r := range readers {
 			rtx := w.begin(other)
-			r := reader{what, make(chan []string, 1)}
-			readers = append(readers, r)
-			go func() { r.got <- f(rtx) }()
+			go func() { r.got <- r.read(rtx) }()
 		}
-		get := func(tx *percolator.Txn, c percolator.Cell) string {
-			v, err := tx.Get(w.ctx, c)
-			if err != nil {
-				return err.Error()
-			}
-			return string(v)
-		}
-		read("Get", func(tx *percolator.Txn) []string { return []string{get(tx, one), get(tx, two)} })
-		read("GetMany", func(tx *percolator.Txn) []string {
-			m, err := tx.GetMany(w.ctx, two, one)
-			if err != nil {
-				return []string{err.Error()}
-			}
-			return []string{string(m[one]), string(m[two])}
-		})
-		read("Scan", func(tx *percolator.Txn) []string {
-			var all []string
-			for row, err := range tx.Scan(w.ctx, percolator.Range{Table: table}) {
-				if err != nil {
-					return []string{err.Error()}
-				}
-				all = append(all, string(row.Columns["v"]))
-			}
-			return all
-		})
 		// An older snapshot waits for nobody.
 		require.Equal(w, []string{"10", "20"}, []string{
 			w.value(w.begin(other, percolator.WithAsOfTimestamp(startOf(tx)-1)), one),
@@ -197,6 +166,44 @@ func readerWaitsForALivingCommit(t testing.TB, e *env) {
 		}
 		require.Zero(w, other.Stats().RolledBack)
 	})
+}
+
+// twoReader reads the cells one and two. What it got, or the text of an error, goes to got.
+type twoReader struct {
+	what string
+	read func(tx *percolator.Txn) []string
+	got  chan []string
+}
+
+// twoReaders are the ways to read two cells.
+func twoReaders(w *world) []twoReader {
+	get := func(tx *percolator.Txn, c percolator.Cell) string {
+		v, err := tx.Get(w.ctx, c)
+		if err != nil {
+			return err.Error()
+		}
+		return string(v)
+	}
+	return []twoReader{
+		{"Get", func(tx *percolator.Txn) []string { return []string{get(tx, one), get(tx, two)} }, make(chan []string, 1)},
+		{"GetMany", func(tx *percolator.Txn) []string {
+			m, err := tx.GetMany(w.ctx, two, one)
+			if err != nil {
+				return []string{err.Error()}
+			}
+			return []string{string(m[one]), string(m[two])}
+		}, make(chan []string, 1)},
+		{"Scan", func(tx *percolator.Txn) []string {
+			var all []string
+			for row, err := range tx.Scan(w.ctx, percolator.Range{Table: table}) {
+				if err != nil {
+					return []string{err.Error()}
+				}
+				all = append(all, string(row.Columns["v"]))
+			}
+			return all
+		}, make(chan []string, 1)},
+	}
 }
 
 func waitingEndsWithTheContext(t testing.TB, e *env) {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -42,7 +43,6 @@ func bank(t testing.TB, e *env, level percolator.Isolation) {
 			// Over tables, rows and columns.
 			cells[i] = percolator.Cell{Table: fmt.Sprint("bank", i%2), Row: fmt.Sprint("r", i%4), Column: fmt.Sprint("c", i)}
 		}
-		var opened percolator.Timestamp
 		require.NoError(w, dbs[0].Update(w.ctx, func(tx *percolator.Txn) error {
 			for _, c := range cells {
 				w.write(tx, c, fmt.Sprint(each))
@@ -76,21 +76,7 @@ func bank(t testing.TB, e *env, level percolator.Isolation) {
 			readers.Go(func() error {
 				for n := 0; n < 3 || !done.Load(); n++ {
 					db := dbs[i%len(dbs)]
-					total, err := 0, error(nil)
-					switch n % 3 {
-					case 0:
-						total, err = sum(w.ctx, db, cells, opt)
-					case 1:
-						total, err = sumByScan(w, db)
-					case 2:
-						// Somewhere between the opening and now.
-						now, nerr := db.Now(w.ctx)
-						if nerr != nil {
-							return fmt.Errorf("drawing: %w", nerr)
-						}
-						then := opened + percolator.Timestamp(rng.Uint64N(uint64(now-opened)))
-						total, err = sum(w.ctx, db, cells, percolator.WithAsOfTimestamp(then))
-					}
+					total, err := readTotal(w, db, rng, cells, opened, n%3, opt)
 					if err != nil {
 						return fmt.Errorf("reading all accounts: %w", err)
 					}
@@ -116,6 +102,24 @@ func bank(t testing.TB, e *env, level percolator.Isolation) {
 		}
 		require.Empty(w, w.locks())
 	})
+}
+
+// readTotal adds up all accounts: by reads (how is 0), by scans (1), or by reads in the
+// past (2), somewhere between the opening and now.
+func readTotal(w *world, db *percolator.DB, rng *rand.Rand, cells []percolator.Cell, opened percolator.Timestamp, how int, opt percolator.TxnOption) (int, error) {
+	switch how {
+	case 0:
+		return sum(w.ctx, db, cells, opt)
+	case 1:
+		return sumByScan(w, db)
+	default:
+		now, err := db.Now(w.ctx)
+		if err != nil {
+			return 0, fmt.Errorf("drawing: %w", err)
+		}
+		then := opened + percolator.Timestamp(rng.Uint64N(uint64(now-opened)))
+		return sum(w.ctx, db, cells, percolator.WithAsOfTimestamp(then))
+	}
 }
 
 func sumByScan(w *world, db *percolator.DB) (total int, err error) {
