@@ -268,7 +268,7 @@ func ExampleWithAsOfTimestamp() {
 }
 
 // Observers make a pipeline: a text is split into words, and each word's texts are
-// counted. A text that changes, changes the counts.
+// counted. A text that changes, changes the counts. This is long because it is a whole program.
 func ExampleWorker() {
 	ctx := context.Background()
 	db, err := percolator.Open(ctx, "memory:", settings())

@@ -1,6 +1,7 @@
 package percolator
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -150,25 +151,7 @@ func TestCollectionOfRandomHistories(t *testing.T) {
 		cells := []Cell{{"t", "a", "1"}, {"t", "a", "2"}, {"t", "b", "1"}, {"u", "a", "1"}}
 		for range 40 {
 			require.NoError(t, c.Update(ctx, func(tx *Txn) error {
-				for _, cell := range cells {
-					var err error
-					switch r.IntN(6) {
-					case 0:
-						err = tx.Delete(cell)
-					case 1:
-						err = tx.Set(cell, []byte(fmt.Sprint(r.IntN(1000))))
-					case 2:
-						err = tx.Set(cell, []byte(longText+fmt.Sprint(r.IntN(1000))))
-					case 3:
-						if _, err = tx.GetForUpdate(ctx, cell); errors.Is(err, ErrNotFound) {
-							err = nil
-						}
-					}
-					if err != nil {
-						return err
-					}
-				}
-				return nil
+				return changeSome(ctx, r, tx, cells)
 			}))
 			w.clock.advance(time.Duration(r.IntN(600)) * time.Second)
 		}
@@ -214,6 +197,29 @@ func TestCollectionOfRandomHistories(t *testing.T) {
 			require.Len(t, row.All(rowstore.Data, cell.Column), long)
 		}
 	}
+}
+
+// changeSome deletes, writes or locks some of the cells.
+func changeSome(ctx context.Context, r *rand.Rand, tx *Txn, cells []Cell) error {
+	for _, cell := range cells {
+		var err error
+		switch r.IntN(6) {
+		case 0:
+			err = tx.Delete(cell)
+		case 1:
+			err = tx.Set(cell, []byte(fmt.Sprint(r.IntN(1000))))
+		case 2:
+			err = tx.Set(cell, []byte(longText+fmt.Sprint(r.IntN(1000))))
+		case 3:
+			if _, err = tx.GetForUpdate(ctx, cell); errors.Is(err, ErrNotFound) {
+				err = nil
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Sessions of processes that died long ago go too, and those of the living stay.

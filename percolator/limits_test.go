@@ -335,27 +335,7 @@ func TestScanAgainstAModel(t *testing.T) {
 			From: rapid.OneOf(rapid.Just(""), name).Draw(rt, "from"), To: rapid.OneOf(rapid.Just(""), name).Draw(rt, "to"),
 			Columns: rapid.SliceOfN(column, 0, 2).Draw(rt, "columns"),
 		}
-		var want []string
-		for _, key := range slices.Sorted(maps.Keys(model)) {
-			if key < r.From || r.To != "" && key >= r.To {
-				continue
-			}
-			visible := map[string]string{}
-			for col, v := range model[key] {
-				if len(r.Columns) == 0 || slices.Contains(r.Columns, col) {
-					visible[col] = v
-				}
-			}
-			if len(visible) > 0 {
-				want = append(want, fmt.Sprintf("%q %q", key, visible))
-			}
-		}
-		if r.Reverse {
-			slices.Reverse(want)
-		}
-		if r.Limit > 0 && len(want) > r.Limit {
-			want = want[:r.Limit]
-		}
+		want := scanModel(model, r)
 		var got []string
 		for row, err := range tx.Scan(t.Context(), r) {
 			require.NoError(rt, err)
@@ -368,4 +348,30 @@ func TestScanAgainstAModel(t *testing.T) {
 		}
 		require.Equal(rt, want, got, "%+v", r)
 	})
+}
+
+// scanModel is what a scan of a model yields.
+func scanModel(model map[string]map[string]string, r Range) []string {
+	var want []string
+	for _, key := range slices.Sorted(maps.Keys(model)) {
+		if key < r.From || r.To != "" && key >= r.To {
+			continue
+		}
+		visible := map[string]string{}
+		for col, v := range model[key] {
+			if len(r.Columns) == 0 || slices.Contains(r.Columns, col) {
+				visible[col] = v
+			}
+		}
+		if len(visible) > 0 {
+			want = append(want, fmt.Sprintf("%q %q", key, visible))
+		}
+	}
+	if r.Reverse {
+		slices.Reverse(want)
+	}
+	if r.Limit > 0 && len(want) > r.Limit {
+		want = want[:r.Limit]
+	}
+	return want
 }

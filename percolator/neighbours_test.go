@@ -86,16 +86,7 @@ func TestSmallTransactionsBesideALargeOne(t *testing.T) {
 				defer stop()
 
 				before := s.served.Load()
-				large := async(func() error {
-					return db.Update(t.Context(), func(tx *Txn) error {
-						for i := range rows {
-							if err := tx.Set(row(fmt.Sprintf("large %05d", i)), []byte("x")); err != nil {
-								return err
-							}
-						}
-						return nil
-					}, WithMaxAttempts(1))
-				})
+				large := async(func() error { return writeLarge(t.Context(), db, rows) })
 				var worst [2]int64
 				var small atomic.Int64
 				var wg sync.WaitGroup
@@ -134,4 +125,16 @@ func TestSmallTransactionsBesideALargeOne(t *testing.T) {
 			})
 		})
 	}
+}
+
+// writeLarge writes so many rows in one transaction, at the first attempt.
+func writeLarge(ctx context.Context, db *DB, rows int) error {
+	return db.Update(ctx, func(tx *Txn) error {
+		for i := range rows {
+			if err := tx.Set(row(fmt.Sprintf("large %05d", i)), []byte("x")); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, WithMaxAttempts(1))
 }

@@ -175,27 +175,7 @@ func TestServerAwayForAMoment(t *testing.T) {
 						got, err := tx.GetMany(ctx, cells...)
 						require.NoError(t, err)
 						require.Len(t, got, rows)
-						for _, reverse := range []bool{false, true} {
-							for _, limit := range []int{0, 7} {
-								var keys []string
-								for r, err := range tx.Scan(ctx, Range{Table: "t", Reverse: reverse, Limit: limit}) {
-									require.NoError(t, err)
-									keys = append(keys, r.Key)
-								}
-								want := rows
-								if limit > 0 {
-									want = limit
-								}
-								require.Len(t, keys, want)
-								for i, key := range keys {
-									j := i
-									if reverse {
-										j = rows - 1 - i
-									}
-									require.Equal(t, cells[j].Row, key)
-								}
-							}
-						}
+						requireScans(t, tx, cells)
 						return nil
 					}))
 					time.Sleep(2 * time.Hour)
@@ -207,6 +187,32 @@ func TestServerAwayForAMoment(t *testing.T) {
 					require.NoError(t, db.Close(ctx))
 				})
 			})
+		}
+	}
+}
+
+// requireScans scans a table in both directions, whole and with a limit, and finds the cells.
+func requireScans(t *testing.T, tx *Txn, cells []Cell) {
+	t.Helper()
+	for _, reverse := range []bool{false, true} {
+		for _, limit := range []int{0, 7} {
+			var keys []string
+			for r, err := range tx.Scan(t.Context(), Range{Table: "t", Reverse: reverse, Limit: limit}) {
+				require.NoError(t, err)
+				keys = append(keys, r.Key)
+			}
+			want := len(cells)
+			if limit > 0 {
+				want = limit
+			}
+			require.Len(t, keys, want)
+			for i, key := range keys {
+				j := i
+				if reverse {
+					j = len(cells) - 1 - i
+				}
+				require.Equal(t, cells[j].Row, key)
+			}
 		}
 	}
 }

@@ -76,6 +76,7 @@ func (w *world) suspended(store rowstore.Store) *DB {
 
 // A process is suspended for a day, its clock with it, while another one collects.
 // Whatever it reads afterwards at a snapshot from before is right, or refused.
+// It is long because it has a list of reads, and each has its own answers that may come.
 func TestClockThatStoodStill(t *testing.T) {
 	t.Parallel()
 	updated, long, deleted, left, never := row("updated"), row("long"), row("deleted"), row("left"), row("never")

@@ -98,37 +98,43 @@ func BenchmarkCoalesce(b *testing.B) {
 			} {
 				b.Run(fmt.Sprintf("%s/goroutines=%d/%s", k.name, goroutines, in.name), func(b *testing.B) {
 					inner := &distant{Store: memstore.New(), latency: in.latency}
-					s := in.wrap(inner)
-					g, _ := rs.Unwrap[rs.Grouper](s)
-					ctx, cancel := context.WithCancel(context.Background())
-					defer cancel()
-					var left atomic.Int64
-					left.Store(int64(b.N))
-					b.ReportAllocs()
-					b.ResetTimer()
-					var wg sync.WaitGroup
-					for w := range goroutines {
-						rows := make([]string, 16)
-						for i := range rows {
-							rows[i] = fmt.Sprint(w, ".", i)
-						}
-						wg.Go(func() {
-							for i := 0; left.Add(-1) >= 0; i++ {
-								if err := k.run(ctx, s, g, rows[i%len(rows)]); err != nil {
-									b.Error(err)
-									return
-								}
-							}
-						})
-					}
-					wg.Wait()
-					b.StopTimer()
-					b.ReportMetric(float64(inner.rows.Load())/float64(inner.calls.Load()), "asks/call")
-					if err := s.Close(); err != nil {
-						b.Fatal(err)
-					}
+					benchOneRow(b, inner, in.wrap(inner), goroutines, k.run)
 				})
 			}
 		}
+	}
+}
+
+// benchOneRow measures calls of one row each on s, and how many rows came to each call of
+// inner, which is below it.
+func benchOneRow(b *testing.B, inner *distant, s rs.Store, goroutines int, run func(context.Context, rs.Store, rs.Grouper, string) error) {
+	b.Helper()
+	g, _ := rs.Unwrap[rs.Grouper](s)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	var left atomic.Int64
+	left.Store(int64(b.N))
+	b.ReportAllocs()
+	b.ResetTimer()
+	var wg sync.WaitGroup
+	for w := range goroutines {
+		rows := make([]string, 16)
+		for i := range rows {
+			rows[i] = fmt.Sprint(w, ".", i)
+		}
+		wg.Go(func() {
+			for i := 0; left.Add(-1) >= 0; i++ {
+				if err := run(ctx, s, g, rows[i%len(rows)]); err != nil {
+					b.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	b.StopTimer()
+	b.ReportMetric(float64(inner.rows.Load())/float64(inner.calls.Load()), "asks/call")
+	if err := s.Close(); err != nil {
+		b.Fatal(err)
 	}
 }

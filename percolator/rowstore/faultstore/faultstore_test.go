@@ -187,6 +187,8 @@ func TestFaultyRequestsThatArriveLateOrTwice(t *testing.T) {
 	})
 }
 
+// TestFaultyReads has the faults of every kind of call that reads. It is long because it is
+// a list of them.
 func TestFaultyReads(t *testing.T) {
 	t.Parallel()
 	f, m, s := scripted()

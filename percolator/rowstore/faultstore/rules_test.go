@@ -110,6 +110,11 @@ func TestRuleHooks(t *testing.T) {
 			require.False(t, written("dead"))
 		})
 	}
+}
+
+// Only a call that changes something can be sent again.
+func TestReadIsNotSentAgain(t *testing.T) {
+	t.Parallel()
 	f := faultstore.New(memstore.New(), faultstore.Options{})
 	held := f.Hold(faultstore.Rule{})
 	go func() { _, _ = f.Read(context.Background(), nil) }()

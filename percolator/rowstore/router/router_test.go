@@ -116,6 +116,8 @@ func twoStores(t *testing.T) (*router.Store, *storetest.Gate, *memstore.Store) {
 	}), g, m
 }
 
+// TestRouterFailuresStayWhereTheyAre has calls about two stores of which one fails. It is long
+// because each kind of call has a case, and what was written by one is read by the next.
 func TestRouterFailuresStayWhereTheyAre(t *testing.T) {
 	t.Parallel()
 	failure := errors.New("connection refused")
