@@ -138,18 +138,7 @@ func (w *world) enabled() (all []choice, ended bool) {
 	if ended {
 		return nil, true
 	}
-	calls := slices.DeleteFunc(slices.Clone(w.requests), func(r *request) bool {
-		return r.sleep || !slices.ContainsFunc(r.parts, func(p part) bool { return p.ready(w.now) })
-	})
-	slices.SortFunc(calls, func(a, b *request) int { return strings.Compare(a.label, b.label) })
-	if w.program.Serial {
-		first := map[*Client]bool{}
-		calls = slices.DeleteFunc(calls, func(r *request) bool {
-			waits := r.client != nil && first[r.client]
-			first[r.client] = true
-			return waits
-		})
-	}
+	calls := w.calls()
 	var faults []choice
 	for _, r := range calls {
 		client := -1
@@ -170,8 +159,45 @@ func (w *world) enabled() (all []choice, ended bool) {
 		}
 	}
 	working := slices.ContainsFunc(calls, func(r *request) bool { return r.client != nil })
+	faults = append(faults, w.deaths(calls)...)
+	if len(all) > 0 {
+		faults = append(faults, w.shared()...)
+	}
+	if w.left.Slow > 0 && working {
+		faults = append(faults, w.slow()...)
+		slices.SortFunc(faults, func(a, b choice) int { return strings.Compare(a.label, b.label) })
+	}
+	all = append(all, faults...)
+	if working {
+		return all, false
+	}
+	// Time passes when everybody waits for it.
+	all = append(all, w.passage()...)
+	return all, false
+}
+
+// calls lists the requests of which some part can arrive, by their labels. In a serial
+// program they are the first of each client.
+func (w *world) calls() []*request {
+	calls := slices.DeleteFunc(slices.Clone(w.requests), func(r *request) bool {
+		return r.sleep || !slices.ContainsFunc(r.parts, func(p part) bool { return p.ready(w.now) })
+	})
+	slices.SortFunc(calls, func(a, b *request) int { return strings.Compare(a.label, b.label) })
+	if w.program.Serial {
+		first := map[*Client]bool{}
+		calls = slices.DeleteFunc(calls, func(r *request) bool {
+			waits := r.client != nil && first[r.client]
+			first[r.client] = true
+			return waits
+		})
+	}
+	return calls
+}
+
+// deaths lists the deaths of clients that have calls under way: those never arrive. If they
+// do, that comes before.
+func (w *world) deaths(calls []*request) (faults []choice) {
 	if w.left.Die > 0 {
-		// When its calls under way never arrive; if they do, that comes before.
 		for _, c := range w.clients {
 			if slices.ContainsFunc(calls, func(r *request) bool { return r.client == c }) {
 				faults = append(faults, choice{label: c.Name + " dies", client: c.id, fault: true, do: func() {
@@ -182,14 +208,19 @@ func (w *world) enabled() (all []choice, ended bool) {
 			}
 		}
 	}
-	if w.left.Expire > 0 && len(all) > 0 {
+	return faults
+}
+
+// shared lists the faults that every client notices.
+func (w *world) shared() (faults []choice) {
+	if w.left.Expire > 0 {
 		faults = append(faults, choice{label: "every lease expires", client: -1, fault: true, all: true, do: func() {
 			w.left.Expire--
 			w.fired["expire"]++
 			w.advance(max(w.program.Stall, sessionLease+lockExpiry+time.Second))
 		}})
 	}
-	if w.left.Crash > 0 && len(all) > 0 {
+	if w.left.Crash > 0 {
 		for i := range w.stores {
 			label := "the store crashes"
 			if len(w.stores) > 1 {
@@ -202,24 +233,25 @@ func (w *world) enabled() (all []choice, ended bool) {
 			}})
 		}
 	}
-	if w.left.Slow > 0 && working {
-		// Whoever has something to do is slow, and somebody else's time is over.
-		for _, r := range w.requests {
-			if r.sleep {
-				faults = append(faults, choice{label: "meanwhile, time passes for " + r.label, client: -1, fault: true, all: true, do: func() {
-					w.left.Slow--
-					w.fired["slow"]++
-					w.pass(r, r.due)
-				}})
-			}
+	return faults
+}
+
+// slow lists the sleeps that can end while somebody else, who has something to do, is slow.
+func (w *world) slow() (faults []choice) {
+	for _, r := range w.requests {
+		if r.sleep {
+			faults = append(faults, choice{label: "meanwhile, time passes for " + r.label, client: -1, fault: true, all: true, do: func() {
+				w.left.Slow--
+				w.fired["slow"]++
+				w.pass(r, r.due)
+			}})
 		}
-		slices.SortFunc(faults, func(a, b choice) int { return strings.Compare(a.label, b.label) })
 	}
-	all = append(all, faults...)
-	if working {
-		return all, false
-	}
-	// Time passes when everybody waits for it.
+	return faults
+}
+
+// passage lets time pass until the first thing happens that only waits for it.
+func (w *world) passage() []choice {
 	var first *request
 	var soonest time.Time
 	for _, r := range w.requests {
@@ -229,9 +261,9 @@ func (w *world) enabled() (all []choice, ended bool) {
 		}
 	}
 	if first != nil {
-		all = append(all, choice{label: "time passes for " + first.label, client: -1, all: true, do: func() { w.pass(first, soonest) }})
+		return []choice{{label: "time passes for " + first.label, client: -1, all: true, do: func() { w.pass(first, soonest) }}}
 	}
-	return all, false
+	return nil
 }
 
 // pass lets time go on until a request's due, which ends it if it is a sleep.

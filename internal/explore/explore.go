@@ -153,15 +153,7 @@ func All(t *testing.T, p Program, limit int, seen Seen) (report Report, violatio
 				violation = &ViolationError{Program: p.Name, Script: w.script, Err: err}
 				return
 			}
-			for len(stack) > 0 {
-				f := &stack[len(stack)-1]
-				done := f.enabled[f.at]
-				f.sleep[done.label] = done
-				if f.at = f.next(f.at); f.at >= 0 {
-					break
-				}
-				stack = stack[:len(stack)-1]
-			}
+			stack = backtrack(stack)
 			if len(stack) == 0 {
 				report.Complete = report.Diverged == 0
 				return
@@ -173,6 +165,21 @@ func All(t *testing.T, p Program, limit int, seen Seen) (report Report, violatio
 	})
 	report.Elapsed = time.Since(began)
 	return report, violation
+}
+
+// backtrack goes on to the next choice that is to be explored, of the deepest decision that
+// has one left. It returns the decisions up to there, none at the end.
+func backtrack(stack []frame) []frame {
+	for len(stack) > 0 {
+		f := &stack[len(stack)-1]
+		done := f.enabled[f.at]
+		f.sleep[done.label] = done
+		if f.at = f.next(f.at); f.at >= 0 {
+			break
+		}
+		stack = stack[:len(stack)-1]
+	}
+	return stack
 }
 
 // next returns the index after at of a choice that is not asleep, or -1.

@@ -25,6 +25,8 @@ var (
 	onlyFlag   = flag.String("explore.only", "", "explore only programs whose names contain this")
 )
 
+// TestExplore explores every program. It is long because what a program was explored by
+// decides what is counted and said of it.
 func TestExplore(t *testing.T) {
 	seed := *seedFlag
 	if seed == 0 {

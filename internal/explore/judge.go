@@ -173,21 +173,27 @@ func (w *world) versions(audit *Client) (map[percolator.Cell][]version, error) {
 		slices.Reverse(vs)
 	}
 	if w.program.Collects {
-		for cell, vs := range w.history.written {
-			slices.SortFunc(vs, func(a, b writtenVersion) int { return cmp.Compare(a.at, b.at) })
-			for _, v := range vs {
-				if v.by == "" {
-					v.by = w.history.idOf(v.start)
-				}
-				if v.deleted {
-					all[cell] = append(all[cell], version{at: v.at, by: v.by})
-				} else {
-					all[cell] = append(all[cell], version{v.at, v.by, v.by})
-				}
+		w.history.addWritten(all)
+	}
+	return all, nil
+}
+
+// addWritten adds the versions that the clients wrote, of which the store may have
+// collected some.
+func (h *history) addWritten(all map[percolator.Cell][]version) {
+	for cell, vs := range h.written {
+		slices.SortFunc(vs, func(a, b writtenVersion) int { return cmp.Compare(a.at, b.at) })
+		for _, v := range vs {
+			if v.by == "" {
+				v.by = h.idOf(v.start)
+			}
+			if v.deleted {
+				all[cell] = append(all[cell], version{at: v.at, by: v.by})
+			} else {
+				all[cell] = append(all[cell], version{v.at, v.by, v.by})
 			}
 		}
 	}
-	return all, nil
 }
 
 // idOf names the transaction that has the start timestamp.

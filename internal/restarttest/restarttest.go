@@ -34,19 +34,8 @@ func Outlast(t *testing.T, db *percolator.DB, restarts ...func() error) {
 	for i := range callers {
 		wg.Go(func() {
 			for !stop.Load() {
-				err := db.Update(ctx, func(tx *percolator.Txn) error {
-					// A cell of its own, and one that it shares with its neighbour.
-					for _, c := range []percolator.Cell{cell(i), cell(callers + i/2)} {
-						n, err := number(ctx, tx, c)
-						if err != nil {
-							return err
-						}
-						if err := tx.Set(c, []byte(strconv.FormatInt(n+1, 10))); err != nil {
-							return err
-						}
-					}
-					return nil
-				})
+				// A cell of its own, and one that it shares with its neighbour.
+				err := count(ctx, db, cell(i), cell(callers+i/2))
 				if err != nil {
 					failed <- fmt.Errorf("caller %d: %w", i, err)
 					return
@@ -94,6 +83,22 @@ func Outlast(t *testing.T, db *percolator.DB, restarts ...func() error) {
 		}
 		return nil
 	}))
+}
+
+// count adds one to each of the cells, in one transaction.
+func count(ctx context.Context, db *percolator.DB, cells ...percolator.Cell) error {
+	return db.Update(ctx, func(tx *percolator.Txn) error {
+		for _, c := range cells {
+			n, err := number(ctx, tx, c)
+			if err != nil {
+				return err
+			}
+			if err := tx.Set(c, []byte(strconv.FormatInt(n+1, 10))); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 func number(ctx context.Context, tx *percolator.Txn, c percolator.Cell) (int64, error) {

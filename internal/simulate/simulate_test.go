@@ -82,18 +82,6 @@ func simulateDrain(t *testing.T, n int) drain {
 	mem := memstore.New()
 	d := drain{workers: n, changes: n * *changes}
 	var functions, calls atomic.Int64
-	observer := percolator.Observer{
-		Name: "copy", Table: "t", Column: "in",
-		Func: func(ctx context.Context, tx *percolator.Txn, c percolator.Cell) error {
-			functions.Add(1)
-			v, err := tx.Get(ctx, c)
-			if err != nil {
-				return err
-			}
-			time.Sleep(*function)
-			return tx.Set(percolator.Cell{Table: c.Table, Row: c.Row, Column: "out"}, v)
-		},
-	}
 	open := func(s rowstore.Store) *percolator.DB {
 		db, err := percolator.New(ctx, s, percolator.WithLogger(slog.New(slog.DiscardHandler)))
 		require.NoError(t, err)
@@ -101,34 +89,20 @@ func simulateDrain(t *testing.T, n int) drain {
 	}
 	run := func(db *percolator.DB) (w *percolator.Worker, stop func() error) {
 		w = percolator.NewWorker(db, percolator.WorkerConfig{Concurrency: *concurrency, GCInterval: -1})
-		require.NoError(t, w.Observe(observer))
+		require.NoError(t, w.Observe(copying(&functions)))
 		running, cancel := context.WithCancel(ctx)
 		ended := make(chan error, 1)
 		go func() { ended <- w.Run(running) }()
 		return w, func() error { cancel(); return <-ended }
 	}
 
-	slow := faultstore.Rule{
-		Times: -1,
-		Match: func(c *faultstore.Call) bool { return c.Kind != faultstore.CallListen },
-		Before: func(context.Context, *faultstore.Call) faultstore.Fault {
-			calls.Add(1)
-			time.Sleep(*latency)
-			return faultstore.Fault{}
-		},
-	}
 	var dbs []*percolator.DB
 	for range n {
 		client := faultstore.New(mem, faultstore.Options{KeepOpen: true, Seed: 1})
-		client.SetRules(slow)
+		client.SetRules(takesLatency(&calls))
 		dbs = append(dbs, open(client))
 	}
-	handled := func() (done int) {
-		for _, db := range dbs {
-			done += int(db.Stats().ObserverRuns)
-		}
-		return done
-	}
+	handled := func() int { return observerRuns(dbs) }
 	var stops []func() error
 	for _, db := range dbs {
 		_, stop := run(db)
@@ -139,19 +113,7 @@ func simulateDrain(t *testing.T, n int) drain {
 	time.Sleep(time.Minute)
 	source := open(mem)
 	began := time.Now()
-	const step = 200
-	for from := 0; from < d.changes; from += step {
-		require.NoError(t, source.Update(ctx, func(tx *percolator.Txn) error {
-			for i := from; i < min(from+step, d.changes); i++ {
-				// Rows in an order that has nothing to do with the time of the change.
-				row := fmt.Sprintf("%08x", uint32(i)*2654435761)
-				if err := tx.Set(percolator.Cell{Table: "t", Row: row, Column: "in"}, []byte("1")); err != nil {
-					return err
-				}
-			}
-			return nil
-		}))
-	}
+	makeBacklog(t, source, d.changes)
 	require.Zero(t, functions.Load())
 
 	calls.Store(0)
@@ -179,4 +141,59 @@ func simulateDrain(t *testing.T, n int) drain {
 	require.Equal(t, d.changes, handled(), "each change takes effect once")
 	require.NoError(t, source.Close(ctx))
 	return d
+}
+
+// observerRuns counts the runs of observers that took effect.
+func observerRuns(dbs []*percolator.DB) (runs int) {
+	for _, db := range dbs {
+		runs += int(db.Stats().ObserverRuns)
+	}
+	return runs
+}
+
+// copying is an observer that copies a value to another column, and counts its calls.
+func copying(calls *atomic.Int64) percolator.Observer {
+	return percolator.Observer{
+		Name: "copy", Table: "t", Column: "in",
+		Func: func(ctx context.Context, tx *percolator.Txn, c percolator.Cell) error {
+			calls.Add(1)
+			v, err := tx.Get(ctx, c)
+			if err != nil {
+				return err
+			}
+			time.Sleep(*function)
+			return tx.Set(percolator.Cell{Table: c.Table, Row: c.Row, Column: "out"}, v)
+		},
+	}
+}
+
+// takesLatency makes each call to the store take its time, and counts them.
+func takesLatency(calls *atomic.Int64) faultstore.Rule {
+	return faultstore.Rule{
+		Times: -1,
+		Match: func(c *faultstore.Call) bool { return c.Kind != faultstore.CallListen },
+		Before: func(context.Context, *faultstore.Call) faultstore.Fault {
+			calls.Add(1)
+			time.Sleep(*latency)
+			return faultstore.Fault{}
+		},
+	}
+}
+
+// makeBacklog writes so many changes.
+func makeBacklog(t *testing.T, source *percolator.DB, changes int) {
+	t.Helper()
+	const step = 200
+	for from := 0; from < changes; from += step {
+		require.NoError(t, source.Update(t.Context(), func(tx *percolator.Txn) error {
+			for i := from; i < min(from+step, changes); i++ {
+				// Rows in an order that has nothing to do with the time of the change.
+				row := fmt.Sprintf("%08x", uint32(i)*2654435761)
+				if err := tx.Set(percolator.Cell{Table: "t", Row: row, Column: "in"}, []byte("1")); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+	}
 }
