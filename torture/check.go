@@ -118,30 +118,38 @@ func (h *history) export() checker.History {
 			x.Process = p
 		}
 		for _, o := range t.Ops {
-			y := checker.Op{Key: o.Cell, Locks: o.Locks}
-			list := strings.HasPrefix(o.Cell, tableAppend)
-			switch {
-			case o.Kind == opRead && list:
-				y.Kind, y.List = checker.ReadList, elements(o.Value, number)
-			case o.Kind == opRead:
-				y.Kind, y.Absent = checker.Read, o.Value == nil
-			case o.Kind == opAppend:
-				y.Kind, y.Value = checker.Append, number(o.Element)
-			case o.Kind == opWrite:
-				y.Kind = checker.Write
-			case o.Kind == opDelete:
-				y.Kind, y.Absent = checker.Write, true
-			default:
-				continue // a notification changes nothing that anybody reads
+			if y, ok := exportOp(o, number); ok {
+				x.Ops = append(x.Ops, y)
 			}
-			if !list && o.Value != nil {
-				y.Value = number(*o.Value)
-			}
-			x.Ops = append(x.Ops, y)
 		}
 		out = append(out, x)
 	}
 	return out
+}
+
+// exportOp is an operation in the form of package checker. ok is false for one that changes
+// nothing that anybody reads.
+func exportOp(o op, number func(string) int64) (y checker.Op, ok bool) {
+	y = checker.Op{Key: o.Cell, Locks: o.Locks}
+	list := strings.HasPrefix(o.Cell, tableAppend)
+	switch {
+	case o.Kind == opRead && list:
+		y.Kind, y.List = checker.ReadList, elements(o.Value, number)
+	case o.Kind == opRead:
+		y.Kind, y.Absent = checker.Read, o.Value == nil
+	case o.Kind == opAppend:
+		y.Kind, y.Value = checker.Append, number(o.Element)
+	case o.Kind == opWrite:
+		y.Kind = checker.Write
+	case o.Kind == opDelete:
+		y.Kind, y.Absent = checker.Write, true
+	default:
+		return y, false // a notification
+	}
+	if !list && o.Value != nil {
+		y.Value = number(*o.Value)
+	}
+	return y, true
 }
 
 // elements returns the elements of a list as it is stored, nil for an absent list.

@@ -95,11 +95,30 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		return usageError{err}
 	}
 	c.Backend = backend(*name)
-	switch {
-	case flags.NArg() > 0:
+	if flags.NArg() > 0 {
 		return usage("what is %q? (arguments are given as flags; -help lists them)", flags.Arg(0))
+	}
+	if err := c.check(); err != nil {
+		return err
+	}
+	if *list {
+		printList(stdout)
+		return nil
+	}
+	if *rejudge != "" {
+		return judgeFile(*rejudge, stdout)
+	}
+	if err := c.complete(); err != nil {
+		return err
+	}
+	return runAndReport(ctx, c, *reportPath, stdout)
+}
+
+// check finds mistakes in single flags.
+func (c *config) check() error {
+	switch {
 	case !slices.Contains(backends(), c.Backend):
-		return usage("there is no backend %q: there are %v", *name, backends())
+		return usage("there is no backend %q: there are %v", c.Backend, backends())
 	case c.Duration <= 0:
 		return usage("-duration %v is not positive", c.Duration)
 	case c.Clients < 1 || c.Workers < 0 || c.Threads < 1:
@@ -109,13 +128,11 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	case !(c.Rate > 0) || c.MinRate < 0:
 		return usage("-rate %v must be positive and -min-rate %v not negative", c.Rate, c.MinRate)
 	}
-	if *list {
-		printList(stdout)
-		return nil
-	}
-	if *rejudge != "" {
-		return judgeFile(*rejudge, stdout)
-	}
+	return nil
+}
+
+// complete finds mistakes in workloads and faults, and sets what no flag says.
+func (c *config) complete() error {
 	chosen, err := chooseWorkloads(c.Workloads)
 	if err != nil {
 		return usageError{err}
@@ -135,6 +152,11 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	if c.Seed == 0 {
 		c.Seed = rand.Uint64()
 	}
+	return nil
+}
+
+// runAndReport runs, prints and saves the report, and keeps the logs of a run that failed.
+func runAndReport(ctx context.Context, c config, reportPath string, stdout io.Writer) (err error) {
 	temporary := c.Dir == ""
 	if temporary {
 		if c.Dir, err = os.MkdirTemp("", "percolator-torture-"); err != nil {
@@ -149,7 +171,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	}
 	rep.Passed = err == nil && (c.Lossy || len(rep.Violations) == 0)
 	rep.print(stdout)
-	for path := range strings.SplitSeq(*reportPath, ",") {
+	for path := range strings.SplitSeq(reportPath, ",") {
 		if path != "" {
 			err = errors.Join(err, rep.save(path))
 		}

@@ -209,34 +209,11 @@ func (s *servers) startCluster(ctx context.Context) error {
 	defer cancel()
 	var busPorts []int
 	for i := range 2 * clusterMasters {
-		p, err := s.net.add(fmt.Sprintf("node%d", i), "127.0.0.1:0")
+		bus, err := s.startNode(i)
 		if err != nil {
 			return err
 		}
-		_, port, err := net.SplitHostPort(p.Listen)
-		if err != nil {
-			return err
-		}
-		bus, err := freePort()
-		if err != nil {
-			return err
-		}
-		server, err := testserver.StartRedis(redisSettings(
-			"cluster-enabled", "yes", "cluster-config-file", "nodes.conf", "cluster-node-timeout", "2000",
-			"cluster-port", strconv.Itoa(bus), "cluster-announce-ip", "127.0.0.1", "cluster-announce-port", port,
-			"cluster-announce-bus-port", strconv.Itoa(bus), "cluster-replica-no-failover", "yes",
-			"cluster-require-full-coverage", "no", "repl-diskless-sync-delay", "0",
-		))
-		if err != nil {
-			return err
-		}
-		s.addRedis(server)
 		busPorts = append(busPorts, bus)
-		p.Stop()
-		p.Upstream = address(s.nodes[i])
-		if err := p.Start(); err != nil {
-			return err
-		}
 	}
 	const slots = 16384
 	for i, n := range s.nodes {
@@ -292,6 +269,38 @@ func (s *servers) startCluster(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// startNode starts a node of the cluster behind a proxy. It returns the port of its bus.
+func (s *servers) startNode(i int) (bus int, err error) {
+	p, err := s.net.add(fmt.Sprintf("node%d", i), "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	_, port, err := net.SplitHostPort(p.Listen)
+	if err != nil {
+		return 0, err
+	}
+	bus, err = freePort()
+	if err != nil {
+		return 0, err
+	}
+	server, err := testserver.StartRedis(redisSettings(
+		"cluster-enabled", "yes", "cluster-config-file", "nodes.conf", "cluster-node-timeout", "2000",
+		"cluster-port", strconv.Itoa(bus), "cluster-announce-ip", "127.0.0.1", "cluster-announce-port", port,
+		"cluster-announce-bus-port", strconv.Itoa(bus), "cluster-replica-no-failover", "yes",
+		"cluster-require-full-coverage", "no", "repl-diskless-sync-delay", "0",
+	))
+	if err != nil {
+		return 0, err
+	}
+	s.addRedis(server)
+	p.Stop()
+	p.Upstream = address(s.nodes[i])
+	if err := p.Start(); err != nil {
+		return 0, err
+	}
+	return bus, nil
 }
 
 // caughtUp returns nil when a node is a replica whose link to its master is up.
