@@ -6,11 +6,13 @@ import (
 	"time"
 
 	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/internal/hash"
 	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
 // Which changes are a worker's own. The rows of a table fall into slots
-// (format.Slot), and the members that run an observer share its slots out among
+// (rowstore.Slot), and the members that run an observer share its slots out among
 // themselves by weighted rendezvous hashing: each slot goes to the member whose hash with
 // it is the greatest. So members with the same list agree without a word, a member that
 // comes takes its part of the slots from all others, and one that goes leaves its part to
@@ -129,15 +131,15 @@ func (s shares) next(now Timestamp) (next Timestamp) {
 }
 
 // has tells whether a slot belongs to the share.
-func (s *share) has(slot uint32) bool {
+func (s *share) has(slot uint16) bool {
 	if s.kind != shareSlots {
 		return s.kind == shareAll
 	}
 	spread := (uint64(slot) + 1) * 0x9e3779b97f4a7c15 // far apart for neighbours
-	mine := format.Mix(s.mine.seed ^ spread)
+	mine := hash.Mix(s.mine.seed ^ spread)
 	for i := range s.other {
 		r := &s.other[i]
-		h := format.Mix(r.seed ^ spread)
+		h := hash.Mix(r.seed ^ spread)
 		switch {
 		case s.equal:
 			if h > mine || h == mine && r.seed > s.mine.seed {
@@ -164,7 +166,7 @@ func (w *Worker) owns(q *queue, c Cell, now Timestamp) bool {
 		return true
 	}
 	s := all.at(q, now)
-	return s.kind == shareAll || s.kind == shareSlots && s.has(format.Slot(c.Table, c.Row))
+	return s.kind == shareAll || s.kind == shareSlots && s.has(rowstore.Slot(c.Table, c.Row))
 }
 
 // oracleTime is a timestamp, and the local time at which it was drawn.
