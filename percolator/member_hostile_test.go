@@ -1,6 +1,7 @@
 package percolator
 
 import (
+	"context"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -151,5 +152,25 @@ func TestLeaseThatEndsFarAhead(t *testing.T) {
 		settle()
 		c.change(rows("r", 64)...)
 		c.handles(time.Second)
+	})
+}
+
+// A worker that joins need not wait for its time if those before it are all stuck, however long
+// their leases are.
+func TestJoinerBesideStuckWorkersBeginsAtOnce(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		hang := func(ctx context.Context, _ Cell) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		c.hire(WorkerConfig{Concurrency: 1, MemberLease: 2 * time.Minute}, hang, "o").start()
+		settle()
+		c.change(rows("r", 16)...)
+		time.Sleep(5 * time.Minute)
+		b := c.hire(WorkerConfig{}, nil, "o").start()
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		require.Len(t, c.left(), 1, "what hangs, and nothing else")
+		require.Equal(t, 15, b.count())
 	})
 }
