@@ -39,6 +39,7 @@ type membership struct {
 	ends       Timestamp     // of that lease, as read last; 0 if it was not
 	renewed    time.Time     // local, when that end was asked for first
 	watched    time.Duration // how long the lease lasts
+	judges     time.Time     // local, from which on it takes others for dead
 	announce   bool          // the generation is to be changed yet
 	outdated   bool          // the shares are older than the list or the record
 }
@@ -210,6 +211,17 @@ type sight struct {
 	ends       Timestamp // of that lease
 }
 
+// judgeAgain lets the others be for some beats if this worker could not beat for longer than
+// the shortest lease: the store may have stood still for them too. It does not do so all the
+// time, however slow the store is.
+func (w *Worker) judgeAgain(now Timestamp, asked time.Time) {
+	m, lease := &w.member, 2*w.beatInterval()
+	last := m.time.Load()
+	if last != nil && (asked.Sub(last.at) > lease || now.Sub(last.drawn) > lease) && asked.Sub(m.judges) > 3*lease {
+		m.judges = asked.Add(lease)
+	}
+}
+
 // lookAtMembers reads the generation, this worker's own row, and its successor's.
 func (w *Worker) lookAtMembers(ctx context.Context) (sight, error) {
 	m := &w.member
@@ -236,6 +248,7 @@ func (w *Worker) lookAtMembers(ctx context.Context) (sight, error) {
 		return s, err
 	}
 	s.now = at.start
+	w.judgeAgain(s.now, s.asked)
 	if v := rows[0].Newest(rowstore.Write, format.ColumnChange); v != nil {
 		s.generation = v.TS
 	}
@@ -248,6 +261,7 @@ func (w *Worker) lookAtMembers(ctx context.Context) (sight, error) {
 		if s.successor {
 			s.ends, s.successor = v.TS, !w.isSilent(v.TS, s.asked)
 		}
+		s.successor = s.successor || v != nil && s.asked.Before(m.judges)
 	}
 	return s, nil
 }
@@ -288,7 +302,7 @@ func (w *Worker) readMembers(ctx context.Context, now Timestamp, silent bool) er
 		if lease := row.Newest(rowstore.Write, format.ColumnLease); lease != nil {
 			other.ends = lease.TS
 		}
-		if other.ends < now || silent && other.id == m.successor && other.ends == m.ends {
+		if other.ends < now && !w.db.clock.Now().Before(m.judges) || silent && other.id == m.successor && other.ends == m.ends {
 			dead = append(dead, other)
 			continue
 		}
