@@ -77,12 +77,15 @@ func newShares(queues []*queue, list []member, self string) shares {
 		slices.Sort(times)
 		for _, from := range slices.Compact(times) {
 			takesPart := func(p party) bool { return p.m.takesPart(from) }
-			if !slices.ContainsFunc(parties, takesPart) {
-				// Those before have gone. The ones whose time has yet to come need not wait for it.
-				takesPart = func(p party) bool { return from < p.m.record.From }
+			waits := func(p party) bool { return from < p.m.record.From }
+			able := func(p party) bool { return p.weight > 0 && takesPart(p) }
+			gone := !slices.ContainsFunc(parties, takesPart)
+			if gone || !slices.ContainsFunc(parties, able) && slices.ContainsFunc(parties, func(p party) bool { return p.weight > 0 && waits(p) }) {
+				// Those before have gone, or are stuck. The ones whose time has yet to come need not wait for it.
+				takesPart = waits
 			}
 			// If all are stuck, they share as if none were.
-			stuck := !slices.ContainsFunc(parties, func(p party) bool { return takesPart(p) && p.weight > 0 })
+			stuck := !slices.ContainsFunc(parties, able)
 			s := share{from: from, kind: shareNone, equal: true}
 			for _, p := range parties {
 				if stuck {
