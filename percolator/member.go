@@ -37,6 +37,7 @@ type membership struct {
 	list       []member      // by id
 	successor  string        // whose lease it watches; "" without any
 	ends       Timestamp     // of that lease, as read last; 0 if it was not
+	doubt      Timestamp     // from which on the list is to be read again; 0 if it is not
 	announce   bool          // the generation is to be changed yet
 	outdated   bool          // the shares are older than the list or the record
 }
@@ -151,7 +152,8 @@ func (w *Worker) beat(ctx context.Context) error {
 		w.db.log.Warn("the other workers took this one for dead; it joins again")
 		m.id = ""
 	}
-	if m.id == "" || seen.generation == 0 || seen.generation != m.generation || !seen.successor {
+	doubt := m.doubt > 0 && m.doubt < seen.now
+	if m.id == "" || seen.generation == 0 || seen.generation != m.generation || !seen.successor || doubt {
 		if err := w.readMembers(ctx, seen.now); err != nil {
 			return fmt.Errorf("reading the members: %w", err)
 		}
@@ -254,9 +256,14 @@ func memberRead(row, column string) rowstore.RowRead {
 // readMembers reads the list of the other members, and removes those whose lease has
 // ended. A record that this program cannot read, of a newer one perhaps, counts for
 // nothing.
+//
+// A member that has not renewed its lease yet may have died before it announced itself.
+// Then others may not have read the list since, nor whoever would watch it. So those who
+// know it read the list again once that lease has ended.
 func (w *Worker) readMembers(ctx context.Context, now Timestamp) error {
 	m := &w.member
 	var list []member
+	var doubt Timestamp
 	for row, err := range w.db.store.Scan(ctx, rowstore.ScanRange{Table: format.TableMembers, Selectors: []rowstore.Selector{
 		{Family: rowstore.Lock, Column: format.ColumnMember, To: oracle.Max, Limit: 1},
 		{Family: rowstore.Write, Column: format.ColumnLease, To: oracle.Max, Limit: 1},
@@ -283,10 +290,13 @@ func (w *Worker) readMembers(ctx context.Context, now Timestamp) error {
 			w.db.log.Warn("a worker's record cannot be read; that worker and this one may begin the same runs", "err", err)
 			continue
 		}
+		if other.ends.Sub(other.joined) <= other.record.Lease {
+			doubt = max(doubt, other.ends)
+		}
 		list = append(list, other)
 	}
 	slices.SortFunc(list, func(a, b member) int { return strings.Compare(a.id, b.id) })
-	m.list = list
+	m.list, m.doubt = list, doubt
 	return nil
 }
 

@@ -199,3 +199,34 @@ func TestLeasesOfDifferentLength(t *testing.T) {
 		})
 	}
 }
+
+// A worker dies after it has joined and before it has told so. One of the others, which
+// reads the list just then, knows it, and the one that should watch it does not.
+func TestMemberThatOneAloneKnowsDies(t *testing.T) {
+	for i := range 6 {
+		t.Run(fmt.Sprint("known to ", i), func(t *testing.T) {
+			eachCrew(t, func(t *testing.T, c *crew) {
+				byID := map[string]*mate{}
+				for range 6 {
+					c.hire(WorkerConfig{Rescan: time.Hour}, nil, "o").startIn(byID, c)
+				}
+				settle()
+				one := byID[c.members()[i]]
+				slow := one.wire.AddRule(faultstore.Rule{Match: scansMembers, Fault: faultstore.Fault{Kind: faultstore.Delay, Delay: 1400 * time.Millisecond}})
+				c.hire(WorkerConfig{Rescan: time.Hour}, nil, "o").start() // is what they read the list for
+				for slow.Struck() == 0 {
+					time.Sleep(10 * time.Millisecond)
+				}
+				time.Sleep(700 * time.Millisecond)
+				dead := c.hire(WorkerConfig{}, nil, "o")
+				tells := dead.wire.AddRule(faultstore.Rule{Match: touches(true), Fault: die})
+				dead.start()
+				time.Sleep(6100 * time.Millisecond)
+				require.Equal(t, 1, tells.Struck())
+				c.change(rows("r", 64)...)
+				c.handles(time.Second)
+				require.Len(t, c.members(), 7)
+			})
+		})
+	}
+}
