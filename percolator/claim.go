@@ -62,10 +62,15 @@ func (w *Worker) claimRuns(ctx context.Context) error {
 	}
 }
 
-// loses tells whether the cell of a task goes to another worker within a time.
+// loses tells whether the cell of a task goes to another worker within a time. Mostly no
+// share changes within that, and then it costs next to nothing.
 func (w *Worker) loses(t *task, within time.Duration) bool {
 	now := w.now()
-	return w.owns(t.q, t.cell, now) && !w.owns(t.q, t.cell, min(now.Add(within), oracle.Max))
+	later := now.Add(within)
+	if all := w.member.shares.Load(); all == nil || all.at(t.q, now) == all.at(t.q, later) {
+		return false
+	}
+	return w.owns(t.q, t.cell, now) && !w.owns(t.q, t.cell, later)
 }
 
 // calling notes that a task's function is called now. If its cell goes to another worker

@@ -185,7 +185,7 @@ func (w *Worker) beat(ctx context.Context) error {
 	// A beat that failed before this point has left the rest of it to this one.
 	changed := m.outdated
 	if changed {
-		w.shareOut()
+		w.shareOut(seen.now)
 		m.outdated = false
 		leaveToken(w.claimSoon)
 	}
@@ -450,11 +450,11 @@ func dateJoins(all []member) {
 }
 
 // shareOut works out the shares from the list, and whose lease to watch.
-func (w *Worker) shareOut() {
+func (w *Worker) shareOut(now Timestamp) {
 	m := &w.member
 	all := append(slices.Clone(m.list), member{id: m.id, joined: m.joined, record: m.record})
 	dateJoins(all)
-	s := newShares(w.list, all, m.id)
+	s := newShares(w.list, all, m.id, now)
 	m.shares.Store(&s)
 	m.successor, m.ends = "", 0
 	if len(m.list) == 0 {
