@@ -88,7 +88,8 @@ func (w *Worker) belong(ctx context.Context) error {
 	for attempt := 0; ; {
 		wait := w.untilBeat()
 		if attempt > 0 {
-			wait = min(wait, w.config.Backoff.wait(attempt-1, w.db.rand))
+			// What that beat was early for has not been seen yet, and would hurry each attempt.
+			wait = min(w.beatInterval(), w.config.Backoff.wait(attempt-1, w.db.rand))
 		}
 		if err := w.db.clock.Sleep(ctx, wait); err != nil {
 			return err
@@ -142,7 +143,9 @@ func (w *Worker) beat(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("looking at the members: %w", err)
 	}
-	var before Timestamp // of the last beat; the time that this worker guesses has reached what this beat was set for
+	// What was to change after the last beat is asked for by that one's time: the guess at the
+	// present (now) may have reached it before the oracle has.
+	var before Timestamp
 	if t := m.time.Load(); t != nil {
 		before = t.drawn
 	}
@@ -166,7 +169,6 @@ func (w *Worker) beat(ctx context.Context) error {
 	works := w.works()
 	if m.id == "" {
 		if err = w.join(ctx, seen.now, works); err == nil {
-			m.outdated = true
 			err = w.yieldToEarlier(ctx, seen.now)
 		}
 	} else {

@@ -173,7 +173,9 @@ func TestSharesOfATime(t *testing.T) {
 	t.Parallel()
 	q := shareQueues[0]
 	list := []member{sharer("a", 0, 20, 16), sharer("b", 10, 0, 16), sharer("c", 0, 5, 0)}
-	kind := func(id string, now Timestamp) shareKind { return newShares(shareQueues[:1], list, id, 0).at(q, now).kind }
+	kind := func(id string, now Timestamp) shareKind {
+		return newShares(shareQueues[:1], list, id, 0).at(q, now).kind
+	}
 	for _, x := range []struct {
 		now  Timestamp
 		a, b shareKind
