@@ -325,12 +325,13 @@ func TestBeginningOfShares(t *testing.T) {
 		list []member
 		want Timestamp
 	}{
-		"alone":           {nil, now},
-		"with an earlier": {[]member{other(now-1, time.Second, 16)}, now.Add(2 * time.Second)},
-		"longer lease":    {[]member{other(now-1, 9*time.Second, 16)}, now.Add(6 * time.Second)},
-		"with a later":    {[]member{other(now+1, time.Second, 16)}, now},
-		"other observers": {[]member{other(now-1, time.Second, -1, 16)}, now},
-		"stuck":           {[]member{other(now-1, time.Second, 0)}, now.Add(2 * time.Second)},
+		"alone":            {nil, now},
+		"with an earlier":  {[]member{other(now-1, time.Second, 16)}, now.Add(2 * time.Second)},
+		"longer lease":     {[]member{other(now-1, 9*time.Second, 16)}, now.Add(6 * time.Second)},
+		"with a later":     {[]member{other(now+1, time.Second, 16)}, now},
+		"at the same time": {[]member{other(now, time.Second, 16)}, now},
+		"other observers":  {[]member{other(now-1, time.Second, -1, 16)}, now},
+		"stuck":            {[]member{other(now-1, time.Second, 0)}, now.Add(2 * time.Second)},
 	} {
 		wk.member.list = x.list
 		require.Equal(t, x.want, wk.begin(now), name)
@@ -368,4 +369,22 @@ func TestWhenTheNextBeatComes(t *testing.T) {
 		x.change(m)
 		require.Equal(t, x.want, wk.untilBeat(), name)
 	}
+}
+
+// A worker that reads the record of one that has not yet taken back that it begins at once
+// leaves nothing to it before its time.
+func TestShareOutDatesJoins(t *testing.T) {
+	t.Parallel()
+	wk := watching(t, newWorld(t).client(), Observer{Name: "a", Func: func(context.Context, *Txn, Cell) error { return nil }})
+	now := oracle.FromTime(time.Unix(1000, 0))
+	m := &wk.member
+	m.id, m.joined, m.record = "me", now, sharer("me", now, 0, 16).record
+	m.record.Lease = time.Second
+	later := sharer("x", now+1, 0, 16)
+	later.joined = now + 1
+	m.list = []member{later}
+	wk.shareOut(now + 2)
+	require.Equal(t, shareAll, m.shares.Load().at(wk.list[0], now+2).kind)
+	require.Equal(t, shareSlots, m.shares.Load().at(wk.list[0], now.Add(time.Second)).kind)
+	require.Equal(t, now+1, m.list[0].record.From, "the list stays as it was read")
 }
