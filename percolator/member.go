@@ -40,6 +40,7 @@ type membership struct {
 	renewed    time.Time     // local, when that end was asked for first
 	watched    time.Duration // how long the lease lasts
 	judges     time.Time     // local, from which on it takes others for dead
+	doubt      Timestamp     // from which on the list is to be read again; 0 if it is not
 	announce   bool          // the generation is to be changed yet
 	outdated   bool          // the shares are older than the list or the record
 }
@@ -90,7 +91,8 @@ func (w *Worker) belong(ctx context.Context) error {
 	for attempt := 0; ; {
 		wait := w.untilBeat()
 		if attempt > 0 {
-			wait = min(wait, w.config.Backoff.wait(attempt-1, w.db.rand))
+			// What that beat was early for has not been seen yet, and would hurry each attempt.
+			wait = min(w.beatInterval(), w.config.Backoff.wait(attempt-1, w.db.rand))
 		}
 		if err := w.db.clock.Sleep(ctx, wait); err != nil {
 			return err
@@ -147,7 +149,9 @@ func (w *Worker) beat(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("looking at the members: %w", err)
 	}
-	var before Timestamp // of the last beat; the time that this worker guesses has reached what this beat was set for
+	// What was to change after the last beat is asked for by that one's time: the guess at the
+	// present (now) may have reached it before the oracle has.
+	var before Timestamp
 	if t := m.time.Load(); t != nil {
 		before = t.drawn
 	}
@@ -159,7 +163,8 @@ func (w *Worker) beat(ctx context.Context) error {
 		w.db.log.Warn("the other workers took this one for dead; it joins again")
 		m.id = ""
 	}
-	if m.id == "" || seen.generation == 0 || seen.generation != m.generation || !seen.successor {
+	doubt := m.doubt > 0 && m.doubt < seen.now
+	if m.id == "" || seen.generation == 0 || seen.generation != m.generation || !seen.successor || doubt {
 		if err := w.readMembers(ctx, seen.now, !seen.successor); err != nil {
 			return fmt.Errorf("reading the members: %w", err)
 		}
@@ -172,7 +177,6 @@ func (w *Worker) beat(ctx context.Context) error {
 	works := w.works()
 	if m.id == "" {
 		if err = w.join(ctx, seen.now, works); err == nil {
-			m.outdated = true
 			err = w.yieldToEarlier(ctx, seen.now)
 		}
 	} else {
@@ -191,7 +195,7 @@ func (w *Worker) beat(ctx context.Context) error {
 	// A beat that failed before this point has left the rest of it to this one.
 	changed := m.outdated
 	if changed {
-		w.shareOut()
+		w.shareOut(seen.now)
 		m.outdated = false
 		leaveToken(w.claimSoon)
 	}
@@ -284,9 +288,14 @@ func memberRead(row, column string) rowstore.RowRead {
 // ended. A record that this program cannot read, of a newer one perhaps, counts for
 // nothing. With silent, the lease of the successor counts as ended if it was not renewed
 // since the last look.
+//
+// A member that has not renewed its lease yet may have died before it announced itself.
+// Then others may not have read the list since, nor whoever would watch it. So those who
+// know it read the list again once that lease has ended.
 func (w *Worker) readMembers(ctx context.Context, now Timestamp, silent bool) error {
 	m := &w.member
 	var list, dead []member
+	var doubt Timestamp
 	for row, err := range w.db.store.Scan(ctx, rowstore.ScanRange{Table: format.TableMembers, Selectors: []rowstore.Selector{
 		{Family: rowstore.Lock, Column: format.ColumnMember, To: oracle.Max, Limit: 1},
 		{Family: rowstore.Write, Column: format.ColumnLease, To: oracle.Max, Limit: 1},
@@ -315,6 +324,9 @@ func (w *Worker) readMembers(ctx context.Context, now Timestamp, silent bool) er
 			dead = append(dead, other)
 			continue
 		}
+		if other.ends.Sub(other.joined) <= other.record.Lease {
+			doubt = max(doubt, other.ends)
+		}
 		list = append(list, other)
 	}
 	// Many may have died at once. Those that are left must not miss their own beats by that.
@@ -325,7 +337,7 @@ func (w *Worker) readMembers(ctx context.Context, now Timestamp, silent bool) er
 		m.announce = true
 	}
 	slices.SortFunc(list, func(a, b member) int { return strings.Compare(a.id, b.id) })
-	m.list = list
+	m.list, m.doubt = list, doubt
 	return nil
 }
 
@@ -492,11 +504,11 @@ func dateJoins(all []member) {
 }
 
 // shareOut works out the shares from the list, and whose lease to watch.
-func (w *Worker) shareOut() {
+func (w *Worker) shareOut(now Timestamp) {
 	m := &w.member
 	all := append(slices.Clone(m.list), member{id: m.id, joined: m.joined, record: m.record})
 	dateJoins(all)
-	s := newShares(w.list, all, m.id)
+	s := newShares(w.list, all, m.id, now)
 	m.shares.Store(&s)
 	if len(m.list) == 0 {
 		m.successor, m.ends = "", 0

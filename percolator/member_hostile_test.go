@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/internal/hash"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
@@ -62,7 +63,7 @@ func TestManyDeadMembersHoldNobodyUp(t *testing.T) {
 				settle()
 				now := c.now()
 				for i := range 1000 {
-					c.put(fmt.Sprintf("%016x", format.Mix(uint64(i))), recordOf("o", 3*time.Second, 16), now, now-1)
+					c.put(fmt.Sprintf("%016x", hash.Mix(uint64(i))), recordOf("o", 3*time.Second, 16), now, now-1)
 				}
 				c.change(rows("r", 64)...)
 				if before == 0 {
@@ -92,7 +93,7 @@ func TestForeignMembersChangeNothing(t *testing.T) {
 		c.put("9", []byte{format.Version + 1, 1, 2, 3}, now, far)
 		c.put("f", []byte{format.Version + 1, 1, 2, 3}, now, 0)
 		for i := range 100 {
-			c.put(fmt.Sprintf("%016x", format.Mix(uint64(i))), recordOf("nobody", 3*time.Second, 16), now, far)
+			c.put(fmt.Sprintf("%016x", hash.Mix(uint64(i))), recordOf("nobody", 3*time.Second, 16), now, far)
 		}
 		var all []*mate
 		for range 3 {

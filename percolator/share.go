@@ -7,7 +7,6 @@ import (
 
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/internal/hash"
-	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -50,9 +49,9 @@ type rival struct {
 // earliest first. There is always one that holds.
 type shares map[*queue][]share
 
-// newShares works out the shares of a worker from the list of members. self is the
-// worker's own place in the list.
-func newShares(queues []*queue, list []member, self string) shares {
+// newShares works out the shares of a worker from the list of members, those that hold at
+// a time and later. self is the worker's own id, which is in the list.
+func newShares(queues []*queue, list []member, self string, now Timestamp) shares {
 	all := make(shares, len(queues))
 	type party struct {
 		rival
@@ -75,7 +74,11 @@ func newShares(queues []*queue, list []member, self string) shares {
 			parties = append(parties, party{rival{format.MemberSeed(m.id), float64(weight)}, m, m.id == self})
 		}
 		slices.Sort(times)
-		for _, from := range slices.Compact(times) {
+		times = slices.Compact(times)
+		for len(times) > 1 && times[1] <= now {
+			times = times[1:] // each member has such a time, and each share a list of members
+		}
+		for _, from := range times {
 			takesPart := func(p party) bool { return p.m.takesPart(from) }
 			waits := func(p party) bool { return from < p.m.record.From }
 			able := func(p party) bool { return p.weight > 0 && takesPart(p) }
@@ -140,6 +143,10 @@ func (s *share) has(slot uint16) bool {
 	}
 	spread := (uint64(slot) + 1) * 0x9e3779b97f4a7c15 // far apart for neighbours
 	mine := hash.Mix(s.mine.seed ^ spread)
+	far := math.Inf(1)
+	if !s.equal {
+		far = distance(mine, s.mine.weight)
+	}
 	for i := range s.other {
 		r := &s.other[i]
 		h := hash.Mix(r.seed ^ spread)
@@ -148,7 +155,7 @@ func (s *share) has(slot uint16) bool {
 			if h > mine || h == mine && r.seed > s.mine.seed {
 				return false
 			}
-		case distance(h, r.weight) < distance(mine, s.mine.weight):
+		case distance(h, r.weight) < far:
 			return false
 		}
 	}
@@ -185,5 +192,5 @@ func (w *Worker) now() Timestamp {
 	if t == nil {
 		return 0
 	}
-	return min(t.drawn.Add(max(w.db.clock.Now().Sub(t.at), 0)), oracle.Max)
+	return t.drawn.Add(max(w.db.clock.Now().Sub(t.at), 0))
 }

@@ -48,7 +48,7 @@ func ownersOf(list []member, q *queue, slot uint16, now Timestamp) (ids []string
 		if _, ok := list[i].weightOf(q); !ok {
 			continue
 		}
-		s := newShares(list[i].runs(), list, list[i].id).at(q, now)
+		s := newShares(list[i].runs(), list, list[i].id, 0).at(q, now)
 		if s.kind == shareAll || s.kind == shareSlots && s.has(slot) {
 			ids = append(ids, list[i].id)
 		}
@@ -97,7 +97,7 @@ func TestEachSlotHasAnOwner(t *testing.T) {
 func sharesOf(list []member, q *queue) (owners []int, count map[int]int) {
 	var all []*share
 	for i := range list {
-		all = append(all, newShares(list[i].runs(), list, list[i].id).at(q, 1))
+		all = append(all, newShares(list[i].runs(), list, list[i].id, 0).at(q, 1))
 	}
 	owners, count = make([]int, rowstore.Slots), map[int]int{}
 	for slot := range owners {
@@ -174,7 +174,9 @@ func TestSharesOfATime(t *testing.T) {
 	t.Parallel()
 	q := shareQueues[0]
 	list := []member{sharer("a", 0, 20, 16), sharer("b", 10, 0, 16), sharer("c", 0, 5, 0)}
-	kind := func(id string, now Timestamp) shareKind { return newShares(shareQueues[:1], list, id).at(q, now).kind }
+	kind := func(id string, now Timestamp) shareKind {
+		return newShares(shareQueues[:1], list, id, 0).at(q, now).kind
+	}
 	for _, x := range []struct {
 		now  Timestamp
 		a, b shareKind
@@ -189,12 +191,21 @@ func TestSharesOfATime(t *testing.T) {
 		require.Equal(t, x.a, kind("a", x.now), "at %d", x.now)
 		require.Equal(t, x.b, kind("b", x.now), "at %d", x.now)
 	}
-	s := newShares(shareQueues[:1], list, "a")
+	s := newShares(shareQueues[:1], list, "a", 0)
 	var times []Timestamp
 	for now := s.next(0); now > 0; now = s.next(now) {
 		times = append(times, now)
 	}
 	require.Equal(t, []Timestamp{5, 10, 20}, times)
+	for now := range Timestamp(30) {
+		later := newShares(shareQueues[:1], list, "a", now)
+		require.Equal(t, s.next(now), later.next(now), "at %d", now)
+		for at := now; at < 30; at++ {
+			require.Equal(t, s.at(q, at), later.at(q, at), "at %d, seen from %d", at, now)
+		}
+		require.Less(t, later[q][0].from, now+1)
+		require.True(t, len(later[q]) == 1 || later[q][1].from > now, "shares that are over are kept")
+	}
 }
 
 // Where those before have gone, the ones that have just joined share at once what they
