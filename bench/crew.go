@@ -21,6 +21,10 @@ import (
 // crewReport is how often a process of a crew says how much it has handled.
 const crewReport = 10 * time.Millisecond
 
+// crewMeets is how long processes that start together take until each knows its share, on
+// every side: a lease of ours.
+const crewMeets = 3 * time.Second
+
 // crewPatience is how long a crew may handle nothing while something waits.
 const crewPatience = time.Minute
 
@@ -43,9 +47,23 @@ type deeds struct {
 // tally counts what a member of a crew does, while it does it.
 type tally struct {
 	calls, done atomic.Int64
+	opened      chan struct{} // closed when functions may do their work
 
 	mu   sync.Mutex
 	took latencies
+}
+
+func newTally() *tally { return &tally{opened: make(chan struct{}), took: newLatencies()} }
+
+// called counts a call of the function, and holds it up until all may begin.
+func (t *tally) called(ctx context.Context) error {
+	t.calls.Add(1)
+	select {
+	case <-t.opened:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // finished notes a change whose result is committed and that was due at that time,
@@ -78,10 +96,11 @@ func newMember(how string) member {
 	return &observerMember{}
 }
 
-// doFleet is a child that handles changes: it works from the first line on its
-// standard input until the second one, and says again and again how many it handled.
+// doFleet is a child that handles changes. With the first line on its standard input
+// its worker starts, with the second one its functions begin to do their work, and with
+// the third one it ends. It says again and again how many changes it handled.
 func (t *childTask) doFleet(ctx context.Context, in *bufio.Reader, wait func() error) (err error) {
-	count := &tally{took: newLatencies()}
+	count := newTally()
 	m := newMember(t.How)
 	defer func() { err = errors.Join(err, m.close()) }()
 	if err := m.open(ctx, t, count); err != nil {
@@ -90,10 +109,16 @@ func (t *childTask) doFleet(ctx context.Context, in *bufio.Reader, wait func() e
 	if err := wait(); err != nil {
 		return err
 	}
-	cpu := processCPU()
 	if err := m.work(ctx); err != nil {
 		return err
 	}
+	var before deeds
+	if _, err := in.ReadString('\n'); err != nil {
+		return err
+	}
+	cpu := processCPU()
+	m.add(&before)
+	close(count.opened)
 	stop := say(&count.done, crewReport)
 	_, err = in.ReadString('\n')
 	stop()
@@ -102,6 +127,9 @@ func (t *childTask) doFleet(ctx context.Context, in *bufio.Reader, wait func() e
 	}
 	did := deeds{Calls: count.calls.Load(), CPU: processCPU() - cpu}
 	m.add(&did)
+	did.Conflicts -= before.Conflicts
+	did.Scans -= before.Scans
+	did.Found -= before.Found
 	count.mu.Lock()
 	did.Took, err = count.took.h.Encode(hdrhistogram.V2CompressedEncodingCookieBase)
 	count.mu.Unlock()
@@ -132,13 +160,27 @@ func startCrew(ctx context.Context, n int, t childTask) (*crew, error) {
 	return c, nil
 }
 
-// begin lets all members work.
-func (c *crew) begin() error {
+// meet starts the workers of all members, and gives them time to learn of each other: what is
+// measured is a membership that does not change.
+func (c *crew) meet(ctx context.Context) error {
 	for i, h := range c.members {
 		if err := h.tell(); err != nil {
 			return err
 		}
 		c.readers.Go(func() error { return c.read(i, h.out) })
+	}
+	if len(c.members) > 1 {
+		sleep(ctx, crewMeets)
+	}
+	return ctx.Err()
+}
+
+// begin lets the functions of all members do their work.
+func (c *crew) begin() error {
+	for _, h := range c.members {
+		if err := h.tell(); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -59,7 +59,7 @@ func (s *observerSource) open(ctx context.Context, size int, prepare bool) error
 	if prepare {
 		// The observer is made known by a worker that is stopped again.
 		m := &observerMember{}
-		err := m.open(ctx, &childTask{URL: s.url}, &tally{took: newLatencies()})
+		err := m.open(ctx, &childTask{URL: s.url}, newTally())
 		if err == nil {
 			err = m.work(ctx)
 		}
@@ -113,7 +113,9 @@ func (m *observerMember) open(ctx context.Context, t *childTask, count *tally) e
 	return m.ready(ctx, fleetTable, fleetResult, func(row string) { count.finished(dueOf(row)) }, fleetConcurrency, percolator.Observer{
 		Name: "fleet", Table: fleetTable, Column: fleetInput,
 		Func: func(ctx context.Context, tx *percolator.Txn, c percolator.Cell) error {
-			count.calls.Add(1)
+			if err := count.called(ctx); err != nil {
+				return err
+			}
 			b, err := tx.Get(ctx, c)
 			if err != nil {
 				return err
@@ -190,7 +192,9 @@ type riverMember struct {
 }
 
 func (m *riverMember) Work(ctx context.Context, job *river.Job[fleetJob]) error {
-	m.count.calls.Add(1)
+	if err := m.count.called(ctx); err != nil {
+		return err
+	}
 	sleep(ctx, m.takes)
 	err := riverJob(ctx, m.pool, job, func(tx pgx.Tx) error { return m.result(ctx, tx, job.Args.Row, job.Args.Data) })
 	if err == nil {
@@ -248,7 +252,9 @@ type asynqMember struct{ asynqSystem }
 func (m *asynqMember) open(_ context.Context, t *childTask, count *tally) error {
 	m.kind = asynqFleetKind
 	return m.asynqSystem.work(t.URL, fleetConcurrency, fleetConcurrency, func(ctx context.Context, id, due int64, data []byte) error {
-		count.calls.Add(1)
+		if err := count.called(ctx); err != nil {
+			return err
+		}
 		sleep(ctx, t.Takes)
 		if err := m.result(ctx, fleetRow(id, due), data); err != nil {
 			return err

@@ -26,7 +26,7 @@ var fleetProcesses = []int{1, 2, 4, 8}
 // fleetLoad is what a fleet has to handle.
 type fleetLoad struct {
 	// live says that changes come at a rate while they are handled. Otherwise they
-	// are all there when the processes begin.
+	// are all there when the functions begin to do their work.
 	live bool
 	// rate is changes for each second of the run: how many come, or how many are there.
 	rate float64
@@ -220,6 +220,9 @@ func (s *fleet) Run(ctx context.Context, cfg Config, d time.Duration, repeat int
 		return Sample{}, err
 	}
 	defer crew.kill()
+	if err := crew.meet(ctx); err != nil {
+		return Sample{}, err
+	}
 	from := s.last
 	s.last += want
 	if !s.load.live {
@@ -233,7 +236,6 @@ func (s *fleet) Run(ctx context.Context, cfg Config, d time.Duration, repeat int
 		return Sample{}, err
 	}
 	if s.load.live {
-		began = time.Now() // processes that have just begun take a moment, which is not asked for here
 		if err := pace(ctx, cfg.Goroutines, want, s.load.rate, func(n int64, due time.Time) error {
 			return s.source.change(ctx, from+n, due.UnixNano())
 		}); err != nil {

@@ -135,32 +135,50 @@ var brokenAbilities = []brokenStore{
 		}
 	}, []string{"DeferredSurvivesAFlush", "CrashChangesTheIncarnation"}},
 	{"nobody is woken", func(b *broken) {
-		b.listen = func(ctx context.Context, wake func(string)) error {
-			wake("")
+		b.listen = func(ctx context.Context, wake func(rowstore.Wake)) error {
+			wake(rowstore.Wake{})
 			<-ctx.Done()
 			return ctx.Err()
 		}
 	}, []string{"WakeAfterANotification", "WakeAfterAGroup"}},
 	{"Listen does not say that it listens", func(b *broken) {
-		b.listen = func(ctx context.Context, wake func(string)) error {
-			return b.Store.Listen(ctx, func(table string) {
-				if table != "" {
-					wake(table)
+		b.listen = func(ctx context.Context, wake func(rowstore.Wake)) error {
+			return b.Store.Listen(ctx, func(at rowstore.Wake) {
+				if at.Table != "" {
+					wake(at)
 				}
 			})
 		}
 	}, []string{"WakeOnListening"}},
 	{"it says that it listens before it does", func(b *broken) {
-		b.listen = func(ctx context.Context, wake func(string)) error {
-			wake("")
+		b.listen = func(ctx context.Context, wake func(rowstore.Wake)) error {
+			wake(rowstore.Wake{})
 			time.Sleep(5 * time.Millisecond)
-			return b.Store.Listen(ctx, func(table string) {
-				if table != "" {
-					wake(table)
+			return b.Store.Listen(ctx, func(at rowstore.Wake) {
+				if at.Table != "" {
+					wake(at)
 				}
 			})
 		}
 	}, []string{"NothingIsMissedOnceItListens"}},
+	{"wakes name other slots", func(b *broken) {
+		b.listen = func(ctx context.Context, wake func(rowstore.Wake)) error {
+			return b.Store.Listen(ctx, func(at rowstore.Wake) {
+				for i := range at.Slots {
+					at.Slots[i]++
+				}
+				wake(at)
+			})
+		}
+	}, []string{"WakeAfterANotification", "WakeAfterAGroup"}},
+	{"a wake names the slot of one row", func(b *broken) {
+		b.listen = func(ctx context.Context, wake func(rowstore.Wake)) error {
+			return b.Store.Listen(ctx, func(at rowstore.Wake) {
+				at.Slots = at.Slots[:min(1, len(at.Slots))]
+				wake(at)
+			})
+		}
+	}, []string{"WakeForEachRow"}},
 	{"a search for notifications walks over all rows", func(b *broken) {
 		b.scan = func(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
 			picks := s.Selectors

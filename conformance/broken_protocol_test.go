@@ -80,8 +80,8 @@ var brokenProtocols = []brokenStore{
 		})
 	}, []string{"Backfill", "WeakNotificationsOverlap"}},
 	{"an idle worker is not woken", func(b *broken) {
-		b.listen = func(ctx context.Context, wake func(string)) error {
-			wake("")
+		b.listen = func(ctx context.Context, wake func(rowstore.Wake)) error {
+			wake(rowstore.Wake{})
 			<-ctx.Done()
 			return ctx.Err()
 		}

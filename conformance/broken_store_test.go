@@ -19,7 +19,7 @@ type broken struct {
 	tables   func(ctx context.Context) iter.Seq2[string, error]
 	snapshot func(ctx context.Context, asks []rowstore.SnapshotRead) ([]rowstore.SnapshotRows, error)
 	group    func(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error)
-	listen   func(ctx context.Context, wake func(string)) error
+	listen   func(ctx context.Context, wake func(rowstore.Wake)) error
 	draw     func(ctx context.Context, n int) (oracle.Timestamp, error)
 	split    func(ctx context.Context, table string, n int) ([]string, error)
 	flush    func(ctx context.Context) error
@@ -77,7 +77,7 @@ func (b *broken) Group(ctx context.Context, groups []rowstore.Group) ([]rowstore
 	return b.Store.Group(ctx, groups)
 }
 
-func (b *broken) Listen(ctx context.Context, wake func(string)) error {
+func (b *broken) Listen(ctx context.Context, wake func(rowstore.Wake)) error {
 	if b.listen != nil {
 		return b.listen(ctx, wake)
 	}

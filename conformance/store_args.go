@@ -281,7 +281,7 @@ func methods(s rowstore.Store) map[string]func(ctx context.Context) error {
 		}
 	}
 	if w, ok := rowstore.Unwrap[rowstore.Waker](s); ok {
-		all["Listen"] = func(ctx context.Context) error { return w.Listen(ctx, func(string) {}) }
+		all["Listen"] = func(ctx context.Context) error { return w.Listen(ctx, func(rowstore.Wake) {}) }
 	}
 	return all
 }
@@ -476,7 +476,7 @@ func closeEndsListen(t testing.TB, e *env) {
 	listening := make(chan struct{}, 1)
 	ended := make(chan error, 1)
 	go func() {
-		ended <- w.Listen(h.ctx, func(string) {
+		ended <- w.Listen(h.ctx, func(rowstore.Wake) {
 			select {
 			case listening <- struct{}{}:
 			default:

@@ -62,10 +62,15 @@ func (w *Worker) claimRuns(ctx context.Context) error {
 	}
 }
 
-// loses tells whether the cell of a task goes to another worker within a time.
+// loses tells whether the cell of a task goes to another worker within a time. Mostly no
+// share changes within that, and then it costs next to nothing.
 func (w *Worker) loses(t *task, within time.Duration) bool {
 	now := w.now()
-	return w.owns(t.q, t.cell, now) && !w.owns(t.q, t.cell, min(now.Add(within), oracle.Max))
+	later := now.Add(within)
+	if all := w.member.shares.Load(); all == nil || all.at(t.q, now) == all.at(t.q, later) {
+		return false
+	}
+	return w.owns(t.q, t.cell, now) && !w.owns(t.q, t.cell, later)
 }
 
 // calling notes that a task's function is called now. If its cell goes to another worker
@@ -102,9 +107,8 @@ func (w *Worker) claim(ctx context.Context, tasks []*task) error {
 			muts = append(muts, rowstore.Mutation{Table: t.cell.Table, Row: t.cell.Row})
 		}
 		m := &muts[len(muts)-1] // a call may name a row once only
-		m.Edits = append(m.Edits,
-			rowstore.Put(rowstore.Notify, column, until, []byte(w.id)),
-			rowstore.DeleteRange(rowstore.Notify, column, 0, until-1))
+		// It takes the place of one that ends sooner.
+		m.Edits = append(m.Edits, rowstore.Put(rowstore.Mark, column, until, []byte(w.id)))
 	}
 	for part := range slices.Chunk(muts, claimPage) {
 		if _, err = w.db.store.Apply(ctx, part, rowstore.ApplyOptions{}); err != nil {
@@ -140,7 +144,7 @@ func (w *Worker) removeClaim(t *task) {
 	ctx, cancel := context.WithTimeout(w.db.ctx, w.db.backgroundTimeout())
 	defer cancel()
 	_, err := w.db.applyOne(ctx, rowstore.Mutation{Table: t.cell.Table, Row: t.cell.Row, Edits: []rowstore.Edit{
-		rowstore.DeleteRange(rowstore.Notify, format.ClaimColumn(t.o.Name, t.cell.Column), 0, oracle.Max),
+		rowstore.DeleteRange(rowstore.Mark, format.ClaimColumn(t.o.Name, t.cell.Column), 0, oracle.Max),
 	}})
 	if err != nil {
 		w.db.log.Debug("a claim was left to end by itself", "err", err)

@@ -17,7 +17,7 @@ import (
 func (c *crew) claims(observers ...string) (n int) {
 	c.t.Helper()
 	for _, o := range observers {
-		for _, err := range c.mem.Scan(c.t.Context(), rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{everything(rowstore.Notify, format.ClaimColumn(o, "v"))}}) {
+		for _, err := range c.mem.Scan(c.t.Context(), rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{everything(rowstore.Mark, format.ClaimColumn(o, "v"))}}) {
 			require.NoError(c.t, err)
 			n++
 		}
@@ -56,7 +56,32 @@ func TestLongRunsAreClaimed(t *testing.T) {
 	}
 }
 
-// The claims of a worker that was killed end.
+// Claims and their renewals wake nobody: each worker looks once in a while, as without them.
+func TestClaimsWakeNobody(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		var all []*mate
+		for range 4 {
+			all = append(all, c.hire(WorkerConfig{Rescan: 10 * time.Second}, sleeps(time.Minute), "o").start())
+			time.Sleep(130 * time.Millisecond)
+		}
+		settle()
+		c.change(rows("r", 40)...)
+		time.Sleep(5 * time.Second)
+		require.Equal(t, 40, c.claims("o"))
+		looks := func() (n uint64) {
+			for _, m := range all {
+				n += m.db.Stats().NotifyScans
+			}
+			return n
+		}
+		before := looks()
+		time.Sleep(40 * time.Second)
+		require.LessOrEqual(t, looks()-before, uint64(4*(4+1)))
+		require.Equal(t, 40, c.claims("o"))
+	})
+}
+
+// The claims of a worker that was killed end, and are collected.
 func TestClaimsOfTheDeadEnd(t *testing.T) {
 	eachCrew(t, func(t *testing.T, c *crew) {
 		a := c.hire(WorkerConfig{}, sleeps(time.Hour), "o").start()
@@ -69,6 +94,10 @@ func TestClaimsOfTheDeadEnd(t *testing.T) {
 		a.wire.CrashClient()
 		c.handles(6*time.Second + 100*time.Millisecond)
 		require.Equal(t, 16, b.count())
+		time.Sleep(2 * time.Hour)
+		_, err := c.source.CollectGarbage(t.Context(), GCOptions{})
+		require.NoError(t, err)
+		require.Zero(t, c.claims("o"))
 	})
 }
 

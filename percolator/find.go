@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"slices"
 	"time"
 
 	"github.com/percolate-go/percolate/percolator/oracle"
@@ -46,25 +47,39 @@ func (w *Worker) listen(ctx context.Context) error {
 	return w.retry(ctx, "listening for notifications", func() error { return waker.Listen(ctx, w.kick) })
 }
 
-// kick is told that a table, or with "" any, may hold new notifications.
-func (w *Worker) kick(table string) {
-	if table != "" && w.kicks[table] == nil {
+// kick is told where there may be new notifications.
+func (w *Worker) kick(at rowstore.Wake) {
+	if at.Table != "" && w.kicks[at.Table] == nil {
 		return // nothing here observes it
 	}
 	w.mu.Lock()
 	w.wakes++
-	// What was locked may have been committed just now.
+	// What was locked may have been committed just now, whoever owns it.
 	for t := range w.locked {
-		if table == "" || t == table {
+		if at.Table == "" || t == at.Table {
 			w.resumeLocked(t)
 		}
 	}
 	w.mu.Unlock()
-	if table != "" {
-		w.kickTable(table)
-		return
+	switch {
+	case at.Table == "":
+		w.kickAll()
+	case w.concerns(at):
+		w.kickTable(at.Table)
 	}
-	w.kickAll()
+}
+
+// concerns tells whether one of the rows may be this worker's own. If its shares change
+// later, it looks then.
+func (w *Worker) concerns(at rowstore.Wake) bool {
+	all := w.member.shares.Load()
+	if all == nil || len(at.Slots) == 0 {
+		return true
+	}
+	now := w.now()
+	return slices.ContainsFunc(w.list, func(q *queue) bool {
+		return q.table == at.Table && slices.ContainsFunc(at.Slots, all.at(q, now).has)
+	})
 }
 
 // kickTable leaves a token for a table's scanner, unless there is one.

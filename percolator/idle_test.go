@@ -47,7 +47,7 @@ func TestWaitIdleAmongOthersPushes(t *testing.T) {
 	var pushes atomic.Int64
 	push := func(rowstore.ScanRange) {
 		pushes.Add(1)
-		w.kick("another")
+		w.kick(rowstore.Wake{Table: "another"})
 	}
 	taps[0].onScan.Store(&push)
 	idle(t, w)

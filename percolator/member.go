@@ -37,6 +37,10 @@ type membership struct {
 	list       []member      // by id
 	successor  string        // whose lease it watches; "" without any
 	ends       Timestamp     // of that lease, as read last; 0 if it was not
+	renewed    time.Time     // local, when that end was asked for first
+	watched    time.Duration // how long the lease lasts
+	judges     time.Time     // local, from which on it takes others for dead
+	doubt      Timestamp     // from which on the list is to be read again; 0 if it is not
 	announce   bool          // the generation is to be changed yet
 	outdated   bool          // the shares are older than the list or the record
 }
@@ -80,14 +84,15 @@ func (w *Worker) beatInterval() time.Duration {
 }
 
 // handOver is how far ahead a change of the shares is dated.
-func handOver(lease time.Duration) time.Duration { return lease * 2 / 3 }
+func handOver(lease time.Duration) time.Duration { return lease / 3 * 2 }
 
 // belong keeps the worker a member until ctx ends.
 func (w *Worker) belong(ctx context.Context) error {
 	for attempt := 0; ; {
 		wait := w.untilBeat()
 		if attempt > 0 {
-			wait = min(wait, w.config.Backoff.wait(attempt-1, w.db.rand))
+			// What that beat was early for has not been seen yet, and would hurry each attempt.
+			wait = min(w.beatInterval(), w.config.Backoff.wait(attempt-1, w.db.rand))
 		}
 		if err := w.db.clock.Sleep(ctx, wait); err != nil {
 			return err
@@ -131,28 +136,36 @@ func (w *Worker) untilBeat() time.Duration {
 	return wait
 }
 
+// beatTimeout bounds a beat.
+func (w *Worker) beatTimeout() time.Duration { return max(w.config.MemberLease, time.Second) }
+
 // beat looks at what the other members do, and tells them of this one. It joins if the
 // worker is no member.
 func (w *Worker) beat(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, max(w.config.MemberLease, time.Second))
+	ctx, cancel := context.WithTimeout(ctx, w.beatTimeout())
 	defer cancel()
 	m := &w.member
 	seen, err := w.lookAtMembers(ctx)
 	if err != nil {
 		return fmt.Errorf("looking at the members: %w", err)
 	}
-	var before Timestamp // of the last beat; the time that this worker guesses has reached what this beat was set for
+	// What was to change after the last beat is asked for by that one's time: the guess at the
+	// present (now) may have reached it before the oracle has.
+	var before Timestamp
 	if t := m.time.Load(); t != nil {
 		before = t.drawn
 	}
 	m.time.Store(&oracleTime{seen.now, seen.asked})
-	m.ends = seen.ends
+	if m.ends != seen.ends {
+		m.ends, m.renewed = seen.ends, seen.asked
+	}
 	if m.id != "" && !seen.member {
 		w.db.log.Warn("the other workers took this one for dead; it joins again")
 		m.id = ""
 	}
-	if m.id == "" || seen.generation == 0 || seen.generation != m.generation || !seen.successor {
-		if err := w.readMembers(ctx, seen.now); err != nil {
+	doubt := m.doubt > 0 && m.doubt < seen.now
+	if m.id == "" || seen.generation == 0 || seen.generation != m.generation || !seen.successor || doubt {
+		if err := w.readMembers(ctx, seen.now, !seen.successor); err != nil {
 			return fmt.Errorf("reading the members: %w", err)
 		}
 		if !seen.successor && seen.generation == m.generation {
@@ -164,7 +177,6 @@ func (w *Worker) beat(ctx context.Context) error {
 	works := w.works()
 	if m.id == "" {
 		if err = w.join(ctx, seen.now, works); err == nil {
-			m.outdated = true
 			err = w.yieldToEarlier(ctx, seen.now)
 		}
 	} else {
@@ -183,7 +195,7 @@ func (w *Worker) beat(ctx context.Context) error {
 	// A beat that failed before this point has left the rest of it to this one.
 	changed := m.outdated
 	if changed {
-		w.shareOut()
+		w.shareOut(seen.now)
 		m.outdated = false
 		leaveToken(w.claimSoon)
 	}
@@ -201,6 +213,17 @@ type sight struct {
 	member     bool      // the worker's own record stands
 	successor  bool      // the lease of the successor lasts, or there is no successor
 	ends       Timestamp // of that lease
+}
+
+// judgeAgain lets the others be for some beats if this worker could not beat for longer than
+// the shortest lease: the store may have stood still for them too. It does not do so all the
+// time, however slow the store is.
+func (w *Worker) judgeAgain(now Timestamp, asked time.Time) {
+	m, lease := &w.member, 2*w.beatInterval()
+	last := m.time.Load()
+	if last != nil && (asked.Sub(last.at) > lease || now.Sub(last.drawn) > lease) && asked.Sub(m.judges) > 3*lease {
+		m.judges = asked.Add(lease)
+	}
 }
 
 // lookAtMembers reads the generation, this worker's own row, and its successor's.
@@ -229,6 +252,7 @@ func (w *Worker) lookAtMembers(ctx context.Context) (sight, error) {
 		return s, err
 	}
 	s.now = at.start
+	w.judgeAgain(s.now, s.asked)
 	if v := rows[0].Newest(rowstore.Write, format.ColumnChange); v != nil {
 		s.generation = v.TS
 	}
@@ -239,10 +263,19 @@ func (w *Worker) lookAtMembers(ctx context.Context) (sight, error) {
 		v := rows[2].Newest(rowstore.Write, format.ColumnLease)
 		s.successor = v != nil && v.TS >= s.now
 		if s.successor {
-			s.ends = v.TS
+			s.ends, s.successor = v.TS, !w.isSilent(v.TS, s.asked)
 		}
+		s.successor = s.successor || v != nil && s.asked.Before(m.judges)
 	}
 	return s, nil
+}
+
+// isSilent tells whether the successor has not renewed its lease for so long, by this
+// process's own clock, that the lease must have ended. The oracle does not say so while its
+// time stands still.
+func (w *Worker) isSilent(ends Timestamp, asked time.Time) bool {
+	m := &w.member
+	return ends == m.ends && m.ends > 0 && !m.renewed.IsZero() && asked.Sub(m.renewed) > 2*m.watched
 }
 
 func memberRead(row, column string) rowstore.RowRead {
@@ -253,10 +286,16 @@ func memberRead(row, column string) rowstore.RowRead {
 
 // readMembers reads the list of the other members, and removes those whose lease has
 // ended. A record that this program cannot read, of a newer one perhaps, counts for
-// nothing.
-func (w *Worker) readMembers(ctx context.Context, now Timestamp) error {
+// nothing. With silent, the lease of the successor counts as ended if it was not renewed
+// since the last look.
+//
+// A member that has not renewed its lease yet may have died before it announced itself.
+// Then others may not have read the list since, nor whoever would watch it. So those who
+// know it read the list again once that lease has ended.
+func (w *Worker) readMembers(ctx context.Context, now Timestamp, silent bool) error {
 	m := &w.member
-	var list []member
+	var list, dead []member
+	var doubt Timestamp
 	for row, err := range w.db.store.Scan(ctx, rowstore.ScanRange{Table: format.TableMembers, Selectors: []rowstore.Selector{
 		{Family: rowstore.Lock, Column: format.ColumnMember, To: oracle.Max, Limit: 1},
 		{Family: rowstore.Write, Column: format.ColumnLease, To: oracle.Max, Limit: 1},
@@ -272,34 +311,59 @@ func (w *Worker) readMembers(ctx context.Context, now Timestamp) error {
 		if lease := row.Newest(rowstore.Write, format.ColumnLease); lease != nil {
 			other.ends = lease.TS
 		}
-		if other.ends < now {
-			if err := w.removeMember(ctx, &other); err != nil {
-				return fmt.Errorf("removing one whose lease has ended: %w", err)
-			}
-			m.announce = true
+		if other.ends < now && !w.db.clock.Now().Before(m.judges) || silent && other.id == m.successor && other.ends == m.ends {
+			dead = append(dead, other)
 			continue
 		}
 		if other.record, err = format.DecodeMember(record.Value); err != nil {
-			w.db.log.Warn("a worker's record cannot be read; that worker and this one may begin the same runs", "err", err)
+			w.db.log.Warn("a worker's record cannot be read; that worker and this one may begin the same runs", "member", other.id, "err", err)
 			continue
+		}
+		if latest := now.Add(other.record.Lease).Add(2 * w.beatTimeout()); other.ends > latest {
+			// It was not taken by a worker. Nobody would miss it, nor the one that it should watch.
+			dead = append(dead, other)
+			continue
+		}
+		if other.ends.Sub(other.joined) <= other.record.Lease {
+			doubt = max(doubt, other.ends)
 		}
 		list = append(list, other)
 	}
+	// Many may have died at once. Those that are left must not miss their own beats by that.
+	for part := range slices.Chunk(dead, removePage) {
+		if err := w.removeMembers(ctx, part); err != nil {
+			return fmt.Errorf("removing those whose leases have ended: %w", err)
+		}
+		m.announce = true
+	}
 	slices.SortFunc(list, func(a, b member) int { return strings.Compare(a.id, b.id) })
-	m.list = list
+	m.list, m.doubt = list, doubt
 	return nil
 }
 
-// removeMember removes a member, unless it has renewed its lease.
-func (w *Worker) removeMember(ctx context.Context, m *member) error {
-	_, err := w.db.applyOne(ctx, rowstore.Mutation{
-		Table: format.TableMembers, Row: m.id,
-		Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, format.ColumnLease, m.ends+1)},
-		Edits: []rowstore.Edit{
-			rowstore.Delete(rowstore.Lock, format.ColumnMember, m.joined),
-			rowstore.DeleteRange(rowstore.Write, format.ColumnLease, 0, m.ends),
-		},
-	})
+// removePage is how many members are removed in one call.
+const removePage = 256
+
+// removeMembers removes members, except those that have renewed their leases.
+func (w *Worker) removeMembers(ctx context.Context, dead []member) error {
+	muts := make([]rowstore.Mutation, len(dead))
+	for i := range dead {
+		m := &dead[i]
+		muts[i] = rowstore.Mutation{
+			Table: format.TableMembers, Row: m.id,
+			Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, format.ColumnLease, m.ends+1)},
+			Edits: []rowstore.Edit{
+				rowstore.Delete(rowstore.Lock, format.ColumnMember, m.joined),
+				rowstore.DeleteRange(rowstore.Write, format.ColumnLease, 0, m.ends),
+			},
+		}
+	}
+	outs, err := w.db.store.Apply(ctx, muts, rowstore.ApplyOptions{})
+	for i := range outs {
+		if err == nil {
+			err = outs[i].Err
+		}
+	}
 	return err
 }
 
@@ -339,7 +403,7 @@ func (w *Worker) yieldToEarlier(ctx context.Context, now Timestamp) error {
 	if m.record.From > now {
 		return nil
 	}
-	if err := w.readMembers(ctx, now); err != nil {
+	if err := w.readMembers(ctx, now, false); err != nil {
 		return err
 	}
 	if from := w.begin(now); from > now {
@@ -440,18 +504,21 @@ func dateJoins(all []member) {
 }
 
 // shareOut works out the shares from the list, and whose lease to watch.
-func (w *Worker) shareOut() {
+func (w *Worker) shareOut(now Timestamp) {
 	m := &w.member
 	all := append(slices.Clone(m.list), member{id: m.id, joined: m.joined, record: m.record})
 	dateJoins(all)
-	s := newShares(w.list, all, m.id)
+	s := newShares(w.list, all, m.id, now)
 	m.shares.Store(&s)
-	m.successor, m.ends = "", 0
 	if len(m.list) == 0 {
+		m.successor, m.ends = "", 0
 		return
 	}
-	next := slices.IndexFunc(m.list, func(other member) bool { return other.id > m.id })
-	m.successor, m.ends = m.list[max(next, 0)].id, m.list[max(next, 0)].ends
+	next := &m.list[max(slices.IndexFunc(m.list, func(other member) bool { return other.id > m.id }), 0)]
+	if next.id != m.successor || next.ends != m.ends {
+		m.successor, m.ends, m.renewed = next.id, next.ends, w.db.clock.Now()
+	}
+	m.watched = max(next.record.Lease, shortestLease)
 }
 
 // retire tells the others that this worker begins nothing any more, although functions
@@ -482,7 +549,7 @@ func (w *Worker) leave(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := w.removeMember(ctx, &member{id: m.id, joined: m.joined, ends: oracle.Max - 1}); err != nil {
+	if err := w.removeMembers(ctx, []member{{id: m.id, joined: m.joined, ends: oracle.Max - 1}}); err != nil {
 		return err
 	}
 	return w.announce(ctx, now)

@@ -1,6 +1,7 @@
 package percolator
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -8,6 +9,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 )
 
@@ -198,4 +202,189 @@ func TestLeasesOfDifferentLength(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A worker dies after it has joined and before it has told so. One of the others, which
+// reads the list just then, knows it, and the one that should watch it does not.
+func TestMemberThatOneAloneKnowsDies(t *testing.T) {
+	for i := range 6 {
+		t.Run(fmt.Sprint("known to ", i), func(t *testing.T) {
+			eachCrew(t, func(t *testing.T, c *crew) {
+				byID := map[string]*mate{}
+				for range 6 {
+					c.hire(WorkerConfig{Rescan: time.Hour}, nil, "o").startIn(byID, c)
+				}
+				settle()
+				one := byID[c.members()[i]]
+				slow := one.wire.AddRule(faultstore.Rule{Match: scansMembers, Fault: faultstore.Fault{Kind: faultstore.Delay, Delay: 1400 * time.Millisecond}})
+				c.hire(WorkerConfig{Rescan: time.Hour}, nil, "o").start() // is what they read the list for
+				for slow.Struck() == 0 {
+					time.Sleep(10 * time.Millisecond)
+				}
+				time.Sleep(700 * time.Millisecond)
+				dead := c.hire(WorkerConfig{}, nil, "o")
+				tells := dead.wire.AddRule(faultstore.Rule{Match: touches(true), Fault: die})
+				dead.start()
+				time.Sleep(6100 * time.Millisecond)
+				require.Equal(t, 1, tells.Struck())
+				c.change(rows("r", 64)...)
+				c.handles(time.Second)
+				require.Len(t, c.members(), 7)
+			})
+		})
+	}
+}
+
+// A worker whose store is away tries again less and less often, also once the lease of the
+// one that it watches has ended.
+func TestBeatsWhileTheStoreIsAway(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		a := c.hire(WorkerConfig{}, nil, "o").start()
+		c.hire(WorkerConfig{}, nil, "o").start()
+		settle()
+		away := a.wire.AddRule(faultstore.Rule{Times: -1, Match: concernsMembers, Fault: refuse})
+		time.Sleep(time.Minute)
+		require.Greater(t, away.Struck(), 10)
+		require.Less(t, away.Struck(), 100)
+		away.Remove()
+		settle()
+		require.Len(t, c.members(), 2)
+	})
+}
+
+// Workers that know each other make two calls at each beat, and no others; they look at
+// their table no more often than they must.
+func TestCallsOfABeat(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		var all []*mate
+		for range 3 {
+			all = append(all, c.hire(WorkerConfig{Rescan: time.Hour}, nil, "o").start())
+		}
+		settle()
+		for _, m := range all {
+			seen := m.wire.AddRule(faultstore.Rule{Times: -1, Match: concernsMembers})
+			looks := m.db.Stats().NotifyScans
+			time.Sleep(30 * time.Second)
+			require.InDelta(t, 2*30/1.5, seen.Struck(), 3)
+			require.Equal(t, looks, m.db.Stats().NotifyScans)
+			seen.Remove()
+		}
+	})
+}
+
+// The generation may go back: that of the last one to say something was drawn before that
+// of another.
+func TestGenerationThatGoesBack(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		m := c.hire(WorkerConfig{}, nil, "o").start()
+		settle()
+		read := m.wire.AddRule(faultstore.Rule{Times: -1, Match: scansMembers})
+		require.NoError(t, c.hire(WorkerConfig{}, nil, "o").announce(t.Context(), 1))
+		time.Sleep(2 * time.Second)
+		require.Positive(t, read.Struck())
+	})
+}
+
+// Of workers that start at once one alone begins at once, by what the store has of them.
+func TestRecordsOfThoseWhoStartAtOnce(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		var all []*mate
+		for i := range 6 {
+			m := c.hire(WorkerConfig{}, nil, "o")
+			m.wire.AddRule(faultstore.Rule{Times: -1, Match: anyCall, Fault: faultstore.Fault{Kind: faultstore.Delay, Delay: time.Duration(i+1) * time.Millisecond}})
+			all = append(all, m)
+		}
+		for _, m := range all {
+			m.start()
+		}
+		settle()
+		first := 0
+		for r, err := range c.mem.Scan(t.Context(), rowstore.ScanRange{Table: format.TableMembers, Selectors: []rowstore.Selector{everything(rowstore.Lock, format.ColumnMember)}}) {
+			require.NoError(t, err)
+			record, err := format.DecodeMember(r.Versions[0].Value)
+			require.NoError(t, err)
+			if record.From == r.Versions[0].TS {
+				first++
+			}
+		}
+		require.Equal(t, 1, first)
+	})
+}
+
+// When the shares of a member begin that joins.
+func TestBeginningOfShares(t *testing.T) {
+	t.Parallel()
+	wk := watching(t, newWorld(t).client(), Observer{Name: "a", Func: func(context.Context, *Txn, Cell) error { return nil }})
+	now := oracle.FromTime(time.Unix(1000, 0))
+	other := func(joined Timestamp, lease time.Duration, weights ...int) member {
+		m := sharer("x", 0, 0, weights...)
+		m.joined, m.record.Lease = joined, lease
+		return m
+	}
+	for name, x := range map[string]struct {
+		list []member
+		want Timestamp
+	}{
+		"alone":            {nil, now},
+		"with an earlier":  {[]member{other(now-1, time.Second, 16)}, now.Add(2 * time.Second)},
+		"longer lease":     {[]member{other(now-1, 9*time.Second, 16)}, now.Add(6 * time.Second)},
+		"with a later":     {[]member{other(now+1, time.Second, 16)}, now},
+		"at the same time": {[]member{other(now, time.Second, 16)}, now},
+		"other observers":  {[]member{other(now-1, time.Second, -1, 16)}, now},
+		"stuck":            {[]member{other(now-1, time.Second, 0)}, now.Add(2 * time.Second)},
+	} {
+		wk.member.list = x.list
+		require.Equal(t, x.want, wk.begin(now), name)
+	}
+}
+
+// What makes a beat come before its time.
+func TestWhenTheNextBeatComes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	wk := watching(t, w.client(), Observer{Name: "a", Func: func(context.Context, *Txn, Cell) error { return nil }})
+	now := oracle.FromTime(w.clock.Now())
+	q := wk.list[0]
+	for name, x := range map[string]struct {
+		change func(m *membership)
+		want   time.Duration
+	}{
+		"nothing":                   {func(*membership) {}, 1500 * time.Millisecond},
+		"just joined":               {func(m *membership) { m.joined = now.Add(-2 * time.Second) }, 3 * time.Second / 16},
+		"a share begins":            {func(m *membership) { (*m.shares.Load())[q] = []share{{}, {from: now.Add(700 * time.Millisecond)}} }, 700 * time.Millisecond},
+		"the successor's lease":     {func(m *membership) { m.successor, m.ends = "s", now.Add(400*time.Millisecond) }, 401 * time.Millisecond},
+		"its lease was not read":    {func(m *membership) { m.successor = "s" }, 1500 * time.Millisecond},
+		"its lease has ended":       {func(m *membership) { m.successor, m.ends = "s", now.Add(-time.Second) }, time.Millisecond},
+		"a short lease":             {func(m *membership) { m.list = []member{{record: format.Member{Lease: time.Second}}} }, 500 * time.Millisecond},
+		"one that is too short":     {func(m *membership) { m.list = []member{{record: format.Member{Lease: time.Millisecond}}} }, shortestLease / 2},
+		"stuck soon":                {func(*membership) { wk.looking["t"] = w.clock.Now().Add(-2 * time.Second) }, time.Second},
+		"stuck, and others know it": {func(*membership) { wk.looking["t"], q.stuck = w.clock.Now().Add(-4*time.Second), true }, 1500 * time.Millisecond},
+	} {
+		m := &wk.member
+		m.joined, m.successor, m.ends, m.list = now.Add(-time.Hour), "", 0, nil
+		q.stuck = false
+		clear(wk.looking)
+		m.time.Store(&oracleTime{now, w.clock.Now()})
+		m.shares.Store(&shares{q: {{}}})
+		x.change(m)
+		require.Equal(t, x.want, wk.untilBeat(), name)
+	}
+}
+
+// A worker that reads the record of one that has not yet taken back that it begins at once
+// leaves nothing to it before its time.
+func TestShareOutDatesJoins(t *testing.T) {
+	t.Parallel()
+	wk := watching(t, newWorld(t).client(), Observer{Name: "a", Func: func(context.Context, *Txn, Cell) error { return nil }})
+	now := oracle.FromTime(time.Unix(1000, 0))
+	m := &wk.member
+	m.id, m.joined, m.record = "me", now, sharer("me", now, 0, 16).record
+	m.record.Lease = time.Second
+	later := sharer("x", now+1, 0, 16)
+	later.joined = now + 1
+	m.list = []member{later}
+	wk.shareOut(now + 2)
+	require.Equal(t, shareAll, m.shares.Load().at(wk.list[0], now+2).kind)
+	require.Equal(t, shareSlots, m.shares.Load().at(wk.list[0], now.Add(time.Second)).kind)
+	require.Equal(t, now+1, m.list[0].record.From, "the list stays as it was read")
 }

@@ -6,11 +6,12 @@ import (
 	"time"
 
 	"github.com/percolate-go/percolate/internal/format"
-	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/internal/hash"
+	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
 // Which changes are a worker's own. The rows of a table fall into slots
-// (format.Slot), and the members that run an observer share its slots out among
+// (rowstore.Slot), and the members that run an observer share its slots out among
 // themselves by weighted rendezvous hashing: each slot goes to the member whose hash with
 // it is the greatest. So members with the same list agree without a word, a member that
 // comes takes its part of the slots from all others, and one that goes leaves its part to
@@ -48,9 +49,9 @@ type rival struct {
 // earliest first. There is always one that holds.
 type shares map[*queue][]share
 
-// newShares works out the shares of a worker from the list of members. self is the
-// worker's own place in the list.
-func newShares(queues []*queue, list []member, self string) shares {
+// newShares works out the shares of a worker from the list of members, those that hold at
+// a time and later. self is the worker's own id, which is in the list.
+func newShares(queues []*queue, list []member, self string, now Timestamp) shares {
 	all := make(shares, len(queues))
 	type party struct {
 		rival
@@ -73,14 +74,21 @@ func newShares(queues []*queue, list []member, self string) shares {
 			parties = append(parties, party{rival{format.MemberSeed(m.id), float64(weight)}, m, m.id == self})
 		}
 		slices.Sort(times)
-		for _, from := range slices.Compact(times) {
+		times = slices.Compact(times)
+		for len(times) > 1 && times[1] <= now {
+			times = times[1:] // each member has such a time, and each share a list of members
+		}
+		for _, from := range times {
 			takesPart := func(p party) bool { return p.m.takesPart(from) }
-			if !slices.ContainsFunc(parties, takesPart) {
-				// Those before have gone. The ones whose time has yet to come need not wait for it.
-				takesPart = func(p party) bool { return from < p.m.record.From }
+			waits := func(p party) bool { return from < p.m.record.From }
+			able := func(p party) bool { return p.weight > 0 && takesPart(p) }
+			gone := !slices.ContainsFunc(parties, takesPart)
+			if gone || !slices.ContainsFunc(parties, able) && slices.ContainsFunc(parties, func(p party) bool { return p.weight > 0 && waits(p) }) {
+				// Those before have gone, or are stuck. The ones whose time has yet to come need not wait for it.
+				takesPart = waits
 			}
 			// If all are stuck, they share as if none were.
-			stuck := !slices.ContainsFunc(parties, func(p party) bool { return takesPart(p) && p.weight > 0 })
+			stuck := !slices.ContainsFunc(parties, able)
 			s := share{from: from, kind: shareNone, equal: true}
 			for _, p := range parties {
 				if stuck {
@@ -129,21 +137,25 @@ func (s shares) next(now Timestamp) (next Timestamp) {
 }
 
 // has tells whether a slot belongs to the share.
-func (s *share) has(slot uint32) bool {
+func (s *share) has(slot uint16) bool {
 	if s.kind != shareSlots {
 		return s.kind == shareAll
 	}
 	spread := (uint64(slot) + 1) * 0x9e3779b97f4a7c15 // far apart for neighbours
-	mine := format.Mix(s.mine.seed ^ spread)
+	mine := hash.Mix(s.mine.seed ^ spread)
+	far := math.Inf(1)
+	if !s.equal {
+		far = distance(mine, s.mine.weight)
+	}
 	for i := range s.other {
 		r := &s.other[i]
-		h := format.Mix(r.seed ^ spread)
+		h := hash.Mix(r.seed ^ spread)
 		switch {
 		case s.equal:
 			if h > mine || h == mine && r.seed > s.mine.seed {
 				return false
 			}
-		case distance(h, r.weight) < distance(mine, s.mine.weight):
+		case distance(h, r.weight) < far:
 			return false
 		}
 	}
@@ -164,7 +176,7 @@ func (w *Worker) owns(q *queue, c Cell, now Timestamp) bool {
 		return true
 	}
 	s := all.at(q, now)
-	return s.kind == shareAll || s.kind == shareSlots && s.has(format.Slot(c.Table, c.Row))
+	return s.kind == shareAll || s.kind == shareSlots && s.has(rowstore.Slot(c.Table, c.Row))
 }
 
 // oracleTime is a timestamp, and the local time at which it was drawn.
@@ -180,5 +192,5 @@ func (w *Worker) now() Timestamp {
 	if t == nil {
 		return 0
 	}
-	return min(t.drawn.Add(max(w.db.clock.Now().Sub(t.at), 0)), oracle.Max)
+	return t.drawn.Add(max(w.db.clock.Now().Sub(t.at), 0))
 }

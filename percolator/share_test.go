@@ -11,6 +11,7 @@ import (
 
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
 var shareQueues = []*queue{
@@ -42,12 +43,12 @@ func (m *member) runs() (queues []*queue) {
 }
 
 // ownersOf are the members that take a slot for theirs.
-func ownersOf(list []member, q *queue, slot uint32, now Timestamp) (ids []string) {
+func ownersOf(list []member, q *queue, slot uint16, now Timestamp) (ids []string) {
 	for i := range list {
 		if _, ok := list[i].weightOf(q); !ok {
 			continue
 		}
-		s := newShares(list[i].runs(), list, list[i].id).at(q, now)
+		s := newShares(list[i].runs(), list, list[i].id, 0).at(q, now)
 		if s.kind == shareAll || s.kind == shareSlots && s.has(slot) {
 			ids = append(ids, list[i].id)
 		}
@@ -81,7 +82,7 @@ func TestEachSlotHasAnOwner(t *testing.T) {
 			}
 		}
 		for range 20 {
-			owners := ownersOf(list, q, rapid.Uint32Range(0, format.Slots-1).Draw(t, "slot"), now)
+			owners := ownersOf(list, q, rapid.Uint16().Draw(t, "slot"), now)
 			switch {
 			case part > 0, soon > 0:
 				require.Len(t, owners, 1)
@@ -96,13 +97,13 @@ func TestEachSlotHasAnOwner(t *testing.T) {
 func sharesOf(list []member, q *queue) (owners []int, count map[int]int) {
 	var all []*share
 	for i := range list {
-		all = append(all, newShares(list[i].runs(), list, list[i].id).at(q, 1))
+		all = append(all, newShares(list[i].runs(), list, list[i].id, 0).at(q, 1))
 	}
-	owners, count = make([]int, format.Slots), map[int]int{}
+	owners, count = make([]int, rowstore.Slots), map[int]int{}
 	for slot := range owners {
 		owners[slot] = -1
 		for i, s := range all {
-			if s.kind == shareAll || s.kind == shareSlots && s.has(uint32(slot)) {
+			if s.kind == shareAll || s.kind == shareSlots && s.has(uint16(slot)) {
 				owners[slot] = i
 				count[i]++
 			}
@@ -128,7 +129,7 @@ func TestSharesAreInProportion(t *testing.T) {
 			}
 			_, count := sharesOf(list, shareQueues[0])
 			for i, weight := range weights {
-				want := float64(format.Slots) * float64(weight) / float64(sum)
+				want := float64(rowstore.Slots) * float64(weight) / float64(sum)
 				require.InDelta(t, want, count[i], 5*math.Sqrt(want)+1, "member %d", i)
 			}
 		})
@@ -161,7 +162,7 @@ func TestSharesMoveLittle(t *testing.T) {
 func TestSharesOfDifferentObservers(t *testing.T) {
 	t.Parallel()
 	list := []member{sharer("a", 0, 0, 16, -1), sharer("ab", 0, 0, 16, 16), sharer("b", 0, 0, -1, 16)}
-	for slot := range uint32(1000) {
+	for slot := range uint16(1000) {
 		require.Len(t, ownersOf(list, shareQueues[0], slot, 1), 1)
 		require.Len(t, ownersOf(list, shareQueues[1], slot, 1), 1)
 		require.Empty(t, ownersOf(list, shareQueues[2], slot, 1))
@@ -173,7 +174,9 @@ func TestSharesOfATime(t *testing.T) {
 	t.Parallel()
 	q := shareQueues[0]
 	list := []member{sharer("a", 0, 20, 16), sharer("b", 10, 0, 16), sharer("c", 0, 5, 0)}
-	kind := func(id string, now Timestamp) shareKind { return newShares(shareQueues[:1], list, id).at(q, now).kind }
+	kind := func(id string, now Timestamp) shareKind {
+		return newShares(shareQueues[:1], list, id, 0).at(q, now).kind
+	}
 	for _, x := range []struct {
 		now  Timestamp
 		a, b shareKind
@@ -188,12 +191,21 @@ func TestSharesOfATime(t *testing.T) {
 		require.Equal(t, x.a, kind("a", x.now), "at %d", x.now)
 		require.Equal(t, x.b, kind("b", x.now), "at %d", x.now)
 	}
-	s := newShares(shareQueues[:1], list, "a")
+	s := newShares(shareQueues[:1], list, "a", 0)
 	var times []Timestamp
 	for now := s.next(0); now > 0; now = s.next(now) {
 		times = append(times, now)
 	}
 	require.Equal(t, []Timestamp{5, 10, 20}, times)
+	for now := range Timestamp(30) {
+		later := newShares(shareQueues[:1], list, "a", now)
+		require.Equal(t, s.next(now), later.next(now), "at %d", now)
+		for at := now; at < 30; at++ {
+			require.Equal(t, s.at(q, at), later.at(q, at), "at %d, seen from %d", at, now)
+		}
+		require.Less(t, later[q][0].from, now+1)
+		require.True(t, len(later[q]) == 1 || later[q][1].from > now, "shares that are over are kept")
+	}
 }
 
 // Where those before have gone, the ones that have just joined share at once what they
@@ -202,7 +214,7 @@ func TestSharesOfThoseToCome(t *testing.T) {
 	t.Parallel()
 	q := shareQueues[0]
 	list := []member{sharer("a", 10, 0, 16), sharer("b", 12, 0, 16), sharer("c", 0, 5, 16)}
-	for slot := range uint32(1000) {
+	for slot := range uint16(1000) {
 		require.Equal(t, []string{"c"}, ownersOf(list, q, slot, 4))
 		soon := ownersOf(list, q, slot, 5)
 		require.Len(t, soon, 1)
@@ -226,7 +238,7 @@ func TestSharesOfThoseWhoJoinedAtOnce(t *testing.T) {
 	dateJoins(list)
 	require.Equal(t, []Timestamp{at.Add(handOver(lease)) + 1, at, at.Add(time.Minute)},
 		[]Timestamp{list[0].record.From, list[1].record.From, list[2].record.From})
-	for slot := range uint32(100) {
+	for slot := range uint16(100) {
 		require.Equal(t, []string{"a"}, ownersOf(list, shareQueues[0], slot, at+5))
 		require.Len(t, ownersOf(list, shareQueues[0], slot, at.Add(lease)), 1)
 	}

@@ -59,7 +59,7 @@ func (w *Worker) currentView(ctx context.Context, c Cell, o *Observer, s *snapsh
 func (w *Worker) view(ctx context.Context, c Cell, o *Observer, observers []string, s *snapshot) (v *cellView, blocked bool, err error) {
 	read := []rowstore.RowRead{viewRead(c, observers, s.at())}
 	if o != nil {
-		read[0].Selectors = append(read[0].Selectors, rowstore.Selector{Family: rowstore.Notify, Column: format.ClaimColumn(o.Name, c.Column), To: oracle.Max, Limit: 1})
+		read[0].Selectors = append(read[0].Selectors, rowstore.Selector{Family: rowstore.Mark, Column: format.ClaimColumn(o.Name, c.Column), To: oracle.Max, Limit: 1})
 	}
 	for {
 		rows, timely, err := w.db.readAt(ctx, read, s)
@@ -77,7 +77,7 @@ func (w *Worker) view(ctx context.Context, c Cell, o *Observer, observers []stri
 			return nil, false, fmt.Errorf("%v: %w", c.public(), err)
 		}
 		if o != nil {
-			if claim := row.Newest(rowstore.Notify, format.ClaimColumn(o.Name, c.Column)); claim != nil {
+			if claim := row.Newest(rowstore.Mark, format.ClaimColumn(o.Name, c.Column)); claim != nil {
 				v.claimed, v.claimedBy = claim.TS, string(claim.Value)
 			}
 		}

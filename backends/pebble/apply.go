@@ -109,7 +109,7 @@ func (s *Store) applyChunk(w *work, muts []rowstore.Mutation, outs []rowstore.Ou
 	s.gate.RUnlock()
 	w.written(c)
 	waits.add(c)
-	s.hub.Tell(w.wakes...)
+	s.hub.Tell(w.news.Take()...)
 	return true
 }
 

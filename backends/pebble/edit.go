@@ -28,9 +28,7 @@ func (w *work) edit(b *engine.Batch, mut int, m *rowstore.Mutation, assigned row
 	if err := w.writeHeads(b, mut, m, assigned); err != nil {
 		return err
 	}
-	if kit.Wakes(m) && !slices.Contains(w.wakes, m.Table) {
-		w.wakes = append(w.wakes, m.Table)
-	}
+	w.news.Applied(m)
 	return nil
 }
 

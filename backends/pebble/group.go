@@ -98,7 +98,7 @@ func (s *Store) group(ctx context.Context, w *work, g *rowstore.Group, out *rows
 	c := s.commit(batch)
 	w.written(c)
 	waits.add(c)
-	s.hub.Tell(w.wakes...)
+	s.hub.Tell(w.news.Take()...)
 	return true
 }
 

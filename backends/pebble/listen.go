@@ -2,11 +2,13 @@ package pebble
 
 import (
 	"context"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
 // Listen implements rowstore.Waker, within this process. When the store is
 // closed, it returns an error that matches rowstore.ErrClosed.
-func (s *Store) Listen(ctx context.Context, wake func(table string)) error {
+func (s *Store) Listen(ctx context.Context, wake func(rowstore.Wake)) error {
 	inner, end, err := s.life.Begin(ctx, "listen")
 	if err != nil {
 		return err

@@ -169,7 +169,7 @@ func TestSecondCloseWaitsForTheFirst(t *testing.T) {
 	require.NoError(t, err)
 	hold, inside := make(chan struct{}), make(chan struct{}, 1)
 	go func() {
-		_ = s.Listen(t.Context(), func(string) {
+		_ = s.Listen(t.Context(), func(rowstore.Wake) {
 			inside <- struct{}{}
 			<-hold
 		})

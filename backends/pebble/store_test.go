@@ -445,10 +445,10 @@ func TestListen(t *testing.T) {
 	t.Parallel()
 	s := mustOpen(t, Options{})
 	ctx, cancel := context.WithCancel(t.Context())
-	woken := make(chan string, 100)
+	woken := make(chan rowstore.Wake, 100)
 	ended := make(chan error, 1)
-	go func() { ended <- s.Listen(ctx, func(table string) { woken <- table }) }()
-	require.Empty(t, <-woken, "what happened before may have been missed")
+	go func() { ended <- s.Listen(ctx, func(w rowstore.Wake) { woken <- w }) }()
+	require.Zero(t, <-woken, "what happened before may have been missed")
 	apply := func(table string, edits ...rowstore.Edit) {
 		_, err := s.Apply(t.Context(), []rowstore.Mutation{{Table: table, Row: "r", Edits: edits}}, rowstore.ApplyOptions{})
 		require.NoError(t, err)
@@ -457,12 +457,12 @@ func TestListen(t *testing.T) {
 	apply("prewrite", rowstore.Put(rowstore.Lock, "c", 2, nil), rowstore.Put(rowstore.Notify, "c", 2, nil))
 	apply("cleared", rowstore.Delete(rowstore.Notify, "c", 2))
 	apply("commit", rowstore.Delete(rowstore.Lock, "c", 2), rowstore.Put(rowstore.Notify, "c", 3, nil))
-	require.Equal(t, "commit", <-woken)
+	require.Equal(t, rowstore.Wake{Table: "commit", Slots: []uint16{rowstore.Slot("commit", "r")}}, <-woken)
 	_, err := s.Group(t.Context(), []rowstore.Group{{AssignTimestamp: true, Mutations: []rowstore.Mutation{
 		{Table: "group", Row: "r", Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, "c", rowstore.AssignedTimestamp, nil)}},
 	}}})
 	require.NoError(t, err)
-	require.Equal(t, "group", <-woken)
+	require.Equal(t, rowstore.Wake{Table: "group", Slots: []uint16{rowstore.Slot("group", "r")}}, <-woken)
 	require.Empty(t, woken)
 	cancel()
 	require.ErrorIs(t, <-ended, context.Canceled)
@@ -477,7 +477,7 @@ func TestListenerThatDoesNotReturn(t *testing.T) {
 	var calls atomic.Int64
 	ended := make(chan error, 1)
 	go func() {
-		ended <- s.Listen(ctx, func(string) {
+		ended <- s.Listen(ctx, func(rowstore.Wake) {
 			if calls.Add(1) == 1 {
 				close(entered)
 				<-release
@@ -522,5 +522,5 @@ func TestCloseWithin(t *testing.T) {
 	require.ErrorIs(t, err, rowstore.ErrClosed)
 	_, err = s.Report(t.Context())
 	require.ErrorIs(t, err, rowstore.ErrClosed)
-	require.ErrorIs(t, s.Listen(t.Context(), func(string) {}), rowstore.ErrClosed)
+	require.ErrorIs(t, s.Listen(t.Context(), func(rowstore.Wake) {}), rowstore.ErrClosed)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
 // column is what a mutation reads and changes of one column's head.
@@ -37,7 +38,7 @@ type work struct {
 	stripes []uint32
 	r       rowReader
 	val     []byte
-	wakes   []string
+	news    kit.News
 	notes   []noteEdit // what the batch does to the notify space
 }
 
@@ -80,8 +81,7 @@ func (w *work) reset() {
 	w.muts = w.muts[:0]
 	clear(w.notes)
 	w.notes = w.notes[:0]
-	clear(w.wakes)
-	w.wakes = w.wakes[:0]
+	w.news.Take()
 	if w.index != nil {
 		w.index = nil
 	}

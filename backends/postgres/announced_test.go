@@ -56,7 +56,7 @@ func hears(ctx context.Context, t testing.TB, dsn, schema string) func(s rowstor
 				continue
 			}
 			require.NoError(t, err)
-			if told, _ := (&pusher{}).table(n.Payload); told == table {
+			if told, _ := (&pusher{}).parse(n.Payload); told.Table == table {
 				return
 			}
 		}
@@ -253,8 +253,8 @@ func TestNoRoomForNotifications(t *testing.T) {
 			require.True(t, out[0].Applied)
 			n, err := conn.WaitForNotification(ctx)
 			require.NoError(t, err)
-			table, _ := (&pusher{}).table(n.Payload)
-			require.Equal(t, "t", table)
+			told, _ := (&pusher{}).parse(n.Payload)
+			require.Equal(t, "t", told.Table)
 		})
 	}
 }

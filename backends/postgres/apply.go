@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
 // GroupKey implements rowstore.Grouper: any rows may share a group.
@@ -128,7 +128,7 @@ const (
 // of as many timestamps as there are tasks, if one fast statement did all of them, since
 // the timestamps can be drawn with it then, after it. Else it gets 0.
 func (s *plainStore) perform(ctx context.Context, tasks []task, deferred bool, drawn *oracle.Timestamp) (err error) {
-	defer func() { s.pusher.add(tablesToWake(tasks, err)) }()
+	defer func() { s.pusher.add(newsOf(tasks, err)) }()
 	var w work
 	checks, fast, general := w.sort(tasks)
 	var parts parts
@@ -219,29 +219,18 @@ func chunks(tasks []*task) [][]*task {
 	return all
 }
 
-// tablesToWake lists the tables whose listeners must be woken: those with new notifications
-// of tasks that were applied, or may have been.
-func tablesToWake(ts []task, err error) []string {
-	var tables []string
+// newsOf says what listeners must be woken for: rows with new notifications of tasks that
+// were applied, or may have been.
+func newsOf(ts []task, err error) []rowstore.Wake {
+	var news kit.News
 	for k := range ts {
 		t := &ts[k]
 		if !t.applied && !errors.Is(t.err, rowstore.ErrAmbiguous) && !errors.Is(err, rowstore.ErrAmbiguous) {
 			continue
 		}
 		for i := range t.muts {
-			m := &t.muts[i]
-			notify, lock := false, false
-			for j := range m.Edits {
-				e := &m.Edits[j]
-				if e.Kind == rowstore.DoPut {
-					notify = notify || e.Family == rowstore.Notify
-					lock = lock || e.Family == rowstore.Lock
-				}
-			}
-			if notify && !lock && !slices.Contains(tables, m.Table) {
-				tables = append(tables, m.Table)
-			}
+			news.Applied(&t.muts[i])
 		}
 	}
-	return tables
+	return news.Take()
 }

@@ -168,11 +168,11 @@ func TestPushStaysOutOfTheCommit(t *testing.T) {
 	dsn := with(server.URL, "schema", "push", "coalesce", "off")
 	s, other := openTest(t, dsn), openTest(t, dsn)
 	w, _ := rowstore.Unwrap[rowstore.Waker](other)
-	wakes := make(chan string, 100)
+	wakes := make(chan rowstore.Wake, 100)
 	listening, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
-	go func() { ended <- w.Listen(listening, func(table string) { wakes <- table }) }()
-	require.Equal(t, "", <-wakes)
+	go func() { ended <- w.Listen(listening, func(at rowstore.Wake) { wakes <- at }) }()
+	require.Zero(t, <-wakes)
 	setStandbys(ctx, t, server.URL, "nobody")
 	conn := connect(ctx, t, server.URL)
 	stuck := make(chan error, 1)
@@ -193,8 +193,8 @@ func TestPushStaysOutOfTheCommit(t *testing.T) {
 	setStandbys(ctx, t, server.URL, "")
 	require.NoError(t, <-stuck)
 	select {
-	case table := <-wakes:
-		require.Equal(t, "t", table)
+	case at := <-wakes:
+		require.Equal(t, "t", at.Table)
 	case <-ctx.Done():
 		t.Fatal("nobody was woken")
 	}
@@ -250,7 +250,7 @@ func TestListenAsksBeforeConnecting(t *testing.T) {
 		require.NoError(t, err)
 		w, _ := rowstore.Unwrap[rowstore.Waker](s)
 		listening, stop := context.WithCancel(ctx)
-		require.ErrorIs(t, w.Listen(listening, func(string) { stop() }), context.Canceled)
+		require.ErrorIs(t, w.Listen(listening, func(rowstore.Wake) { stop() }), context.Canceled)
 		stop()
 		require.NoError(t, s.Close())
 	}
@@ -354,7 +354,7 @@ func TestServerDown(t *testing.T) {
 	_, err = OpenURL(ctx, with(server.URL, "schema", "down"))
 	require.ErrorIs(t, err, rowstore.ErrUnavailable)
 	w, _ := rowstore.Unwrap[rowstore.Waker](s)
-	require.ErrorIs(t, w.Listen(ctx, func(string) {}), rowstore.ErrUnavailable)
+	require.ErrorIs(t, w.Listen(ctx, func(rowstore.Wake) {}), rowstore.ErrUnavailable)
 	ended, cancel := context.WithCancel(ctx)
 	cancel()
 	_, err = OpenURL(ended, with(server.URL, "schema", "down"))

@@ -151,7 +151,7 @@ func everyCall(ctx context.Context, t *testing.T, s rowstore.Store) {
 	require.NoError(t, err)
 	w, _ := rowstore.Unwrap[rowstore.Waker](s)
 	listening, stop := context.WithCancel(ctx)
-	require.ErrorIs(t, w.Listen(listening, func(string) { stop() }), context.Canceled)
+	require.ErrorIs(t, w.Listen(listening, func(rowstore.Wake) { stop() }), context.Canceled)
 }
 
 // everyWrite makes edits of every kind, each with what it meets.

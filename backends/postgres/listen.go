@@ -22,7 +22,7 @@ const (
 type wakingStore struct{ *plainStore }
 
 // Listen implements rowstore.Waker, on a connection of its own.
-func (s *wakingStore) Listen(ctx context.Context, wake func(table string)) error {
+func (s *wakingStore) Listen(ctx context.Context, wake func(rowstore.Wake)) error {
 	caller := ctx
 	ctx, done, err := s.gate.Begin(ctx, "listen")
 	if err != nil {
@@ -39,7 +39,7 @@ func (s *wakingStore) Listen(ctx context.Context, wake func(table string)) error
 	return s.gate.Fail("listen", err)
 }
 
-func (s *wakingStore) listenOn(ctx context.Context, wake func(table string)) error {
+func (s *wakingStore) listenOn(ctx context.Context, wake func(rowstore.Wake)) error {
 	cfg := s.listen.Copy()
 	arrived := make([]string, 0, 8)
 	cfg.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) {
@@ -72,7 +72,7 @@ func (s *wakingStore) listenOn(ctx context.Context, wake func(table string)) err
 	}
 	local, stop := s.pusher.listen(wake)
 	defer stop()
-	local.tell("")
+	local.tell(rowstore.Wake{})
 	for {
 		waiting, cancel := context.WithTimeout(ctx, pingEvery)
 		err := conn.PgConn().WaitForNotification(waiting)
@@ -90,8 +90,8 @@ func (s *wakingStore) listenOn(ctx context.Context, wake func(table string)) err
 			return err
 		}
 		for _, payload := range arrived {
-			if table, own := s.pusher.table(payload); !own {
-				local.tell(table)
+			if w, own := s.pusher.parse(payload); !own {
+				local.tell(w)
 			}
 		}
 		arrived = arrived[:0]

@@ -2,11 +2,15 @@ package postgres
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/hex"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
 // Notifications are announced by a statement of their own, after the batch that holds them
@@ -24,8 +28,6 @@ const (
 	pushAgain  = time.Second
 	// pushAtEnd bounds what Close waits for the last one.
 	pushAtEnd = time.Second
-	// pushTables is how many tables one announcement names. With more it means any table.
-	pushTables = 256
 )
 
 // pushSQL sends a NOTIFY for each payload, and waits for no flush.
@@ -45,7 +47,7 @@ type pusher struct {
 	cancel context.CancelFunc
 
 	mu        sync.Mutex
-	pending   map[string]bool
+	pending   kit.News
 	listeners map[*listener]bool
 	failed    atomic.Uint64 // announcements that failed, and were repeated
 }
@@ -53,39 +55,36 @@ type pusher struct {
 // listener is one call of Listen.
 type listener struct {
 	mu   sync.Mutex // held over each call of wake, which is one at a time
-	wake func(table string)
+	wake func(rowstore.Wake)
 	gone bool
 }
 
-func (l *listener) tell(table string) {
+func (l *listener) tell(w rowstore.Wake) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.gone {
-		l.wake(table)
+		l.wake(w)
 	}
 }
 
 func newPusher(s *plainStore, id string) *pusher {
 	p := &pusher{
 		s: s, id: id, ready: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{}),
-		pending: map[string]bool{}, listeners: map[*listener]bool{},
+		listeners: map[*listener]bool{},
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	go p.run()
 	return p
 }
 
-// add has tables announced. It returns at once.
-func (p *pusher) add(tables []string) {
-	if len(tables) == 0 {
+// add has wakes announced. It returns at once.
+func (p *pusher) add(wakes []rowstore.Wake) {
+	if len(wakes) == 0 {
 		return
 	}
 	p.mu.Lock()
-	for _, t := range tables {
-		p.pending[t] = true
-	}
-	if len(p.pending) > pushTables {
-		p.pending = map[string]bool{"": true}
+	for _, w := range wakes {
+		p.pending.Add(w)
 	}
 	p.mu.Unlock()
 	select {
@@ -94,21 +93,17 @@ func (p *pusher) add(tables []string) {
 	}
 }
 
-func (p *pusher) take() (tables []string, listeners []*listener) {
+func (p *pusher) take() (wakes []rowstore.Wake, listeners []*listener) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for t := range p.pending {
-		tables = append(tables, t)
-	}
-	clear(p.pending)
 	for l := range p.listeners {
 		listeners = append(listeners, l)
 	}
-	return tables, listeners
+	return p.pending.Take(), listeners
 }
 
 // listen registers wake. It is not called any more once stop has returned.
-func (p *pusher) listen(wake func(string)) (_ *listener, stop func()) {
+func (p *pusher) listen(wake func(rowstore.Wake)) (_ *listener, stop func()) {
 	l := &listener{wake: wake}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -153,35 +148,60 @@ func (p *pusher) run() {
 
 // push announces what is pending, and leaves it pending when it fails.
 func (p *pusher) push(ctx context.Context) error {
-	tables, listeners := p.take()
-	if len(tables) == 0 {
+	wakes, listeners := p.take()
+	if len(wakes) == 0 {
 		return nil
 	}
 	for _, l := range listeners {
-		for _, t := range tables {
-			l.tell(t)
+		for _, w := range wakes {
+			l.tell(w)
 		}
 	}
 	var payloads array
 	payloads.reset(oidText)
-	for _, t := range tables {
-		payloads.string(p.id + ":" + hex.EncodeToString([]byte(t)))
+	for _, w := range wakes {
+		payloads.string(p.payload(w))
 	}
 	err := p.s.run(ctx, p.s.q.push, [][]byte{payloads.param()}, false, nil, func(*fields) {})
 	if err != nil {
-		p.add(tables)
+		p.add(wakes)
 	}
 	return err
 }
 
-// table reads a payload: the table, or "" for any, and whether this store sent it.
-func (p *pusher) table(payload string) (table string, own bool) {
-	id, name, ok := strings.Cut(payload, ":")
-	decoded, err := hex.DecodeString(name)
-	if !ok || err != nil {
-		return "", false // another program's: it may mean any table
+// maxPayload is the longest payload that NOTIFY takes, in bytes.
+const maxPayload = 7999
+
+// payload says a wake in text: which store sends it, the table, and the slots if all of
+// them fit.
+func (p *pusher) payload(w rowstore.Wake) string {
+	short := p.id + ":" + hex.EncodeToString([]byte(w.Table)) + ":"
+	var slots []byte
+	for _, slot := range w.Slots {
+		slots = binary.BigEndian.AppendUint16(slots, slot)
 	}
-	return string(decoded), id == p.id
+	if long := short + hex.EncodeToString(slots); len(long) <= maxPayload {
+		return long
+	}
+	return short
+}
+
+// parse reads a payload: the wake, and whether this store sent it.
+func (p *pusher) parse(payload string) (w rowstore.Wake, own bool) {
+	parts := strings.Split(payload, ":")
+	if len(parts) != 3 {
+		return rowstore.Wake{}, false // another program's: it may mean anything
+	}
+	table, err := hex.DecodeString(parts[1])
+	slots, err2 := hex.DecodeString(parts[2])
+	if err != nil || err2 != nil || len(slots)%2 != 0 {
+		return rowstore.Wake{}, false
+	}
+	w.Table = string(table)
+	for ; len(slots) > 0; slots = slots[2:] {
+		w.Slots = append(w.Slots, binary.BigEndian.Uint16(slots))
+	}
+	return w, parts[0] == p.id
 }
 
 // stop announces what is pending, for a bounded time, and ends the goroutine.

@@ -169,7 +169,7 @@ func (e *writeEncoder) mutation(tag string, m *rowstore.Mutation) {
 	table := escapeTable(m.Table)
 	e.key(tag, table, m.Row)
 	if kit.Wakes(m) {
-		e.str(table)
+		e.str(wakeOf(table, rowstore.Slot(m.Table, m.Row)))
 	} else {
 		e.bool(false)
 	}

@@ -257,7 +257,7 @@ func TestNewCallsNoHooks(t *testing.T) {
 	_, err = s.Report(t.Context())
 	require.NoError(t, err)
 	listening, stop := context.WithCancel(t.Context())
-	require.ErrorIs(t, s.Listen(listening, func(string) { stop() }), context.Canceled)
+	require.ErrorIs(t, s.Listen(listening, func(rowstore.Wake) { stop() }), context.Canceled)
 	require.Empty(t, seen)
 }
 
@@ -310,7 +310,7 @@ func TestNewLeavesTheClientOpen(t *testing.T) {
 	listening, done := make(chan struct{}), make(chan error, 1)
 	var first atomic.Bool
 	go func() {
-		done <- s.Listen(ctx, func(string) {
+		done <- s.Listen(ctx, func(rowstore.Wake) {
 			if first.CompareAndSwap(false, true) {
 				close(listening)
 			}

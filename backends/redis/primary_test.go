@@ -72,7 +72,7 @@ func everyCall(ctx context.Context, s *direct) map[string]error {
 	_, errs["Split"] = s.Split(ctx, "t", 4)
 	short, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	errs["Listen"] = s.Listen(short, func(string) { cancel() })
+	errs["Listen"] = s.Listen(short, func(rowstore.Wake) { cancel() })
 	return errs
 }
 
@@ -97,7 +97,7 @@ func TestDemoted(t *testing.T) {
 			lost := make(chan error, 1)
 			go func() {
 				var once bool
-				lost <- s.Listen(ctx, func(string) {
+				lost <- s.Listen(ctx, func(rowstore.Wake) {
 					if !once {
 						once = true
 						close(listening)

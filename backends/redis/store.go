@@ -118,7 +118,7 @@ func (s *Store) Split(ctx context.Context, table string, n int) ([]string, error
 // Listen implements rowstore.Waker, by a subscription. It returns an error as soon as
 // the connection is lost, or does not answer for ten seconds: wake-ups may have been
 // missed then.
-func (s *Store) Listen(ctx context.Context, wake func(table string)) error {
+func (s *Store) Listen(ctx context.Context, wake func(rowstore.Wake)) error {
 	return s.direct.Listen(ctx, wake)
 }
 

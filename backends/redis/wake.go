@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
@@ -19,10 +21,31 @@ const (
 	maxSamples = 8192
 )
 
-// Listen calls wake for each table that the write script publishes. It returns an
+// wakeOf is what the write script has to publish for a row of an escaped table. The script
+// puts the slots of a table's rows together, and leaves them out if there are many.
+func wakeOf(table string, slot uint16) string { return fmt.Sprintf("%s/%04x", table, slot) }
+
+// parseWake reads a message. One that it does not understand may mean anything.
+func parseWake(message string) rowstore.Wake {
+	table, slots, ok := strings.Cut(message, "/")
+	if !ok || len(slots)%4 != 0 {
+		return rowstore.Wake{}
+	}
+	w := rowstore.Wake{Table: unescapeTable(table)}
+	for ; slots != ""; slots = slots[4:] {
+		slot, err := strconv.ParseUint(slots[:4], 16, 16)
+		if err != nil {
+			return rowstore.Wake{}
+		}
+		w.Slots = append(w.Slots, uint16(slot))
+	}
+	return w
+}
+
+// Listen calls wake for what the write script publishes. It returns an
 // error as soon as the connection is lost, or does not answer for ten seconds:
 // wake-ups may have been missed then.
-func (s *direct) Listen(ctx context.Context, wake func(table string)) error {
+func (s *direct) Listen(ctx context.Context, wake func(rowstore.Wake)) error {
 	if err := s.begin(ctx); err != nil {
 		return err
 	}
@@ -64,7 +87,7 @@ var errSilent = errors.New("the server does not answer any more")
 // listen passes messages on. Every listenQuiet it makes sure that the server is
 // there and a primary still: one that was demoted passes on what its primary
 // publishes, but a listener must hear of the change.
-func (s *direct) listen(ctx context.Context, sub *goredis.PubSub, wake func(table string)) error {
+func (s *direct) listen(ctx context.Context, sub *goredis.PubSub, wake func(rowstore.Wake)) error {
 	asked, heard := false, false
 	next := time.Now().Add(listenQuiet)
 	for {
@@ -95,10 +118,10 @@ func (s *direct) listen(ctx context.Context, sub *goredis.PubSub, wake func(tabl
 				if err := s.primary(ctx); err != nil {
 					return err
 				}
-				wake("")
+				wake(rowstore.Wake{})
 			}
 		case *goredis.Message:
-			wake(unescapeTable(m.Payload))
+			wake(parseWake(m.Payload))
 		}
 	}
 }

@@ -321,7 +321,7 @@ func (s *Store) Oracle() oracle.Oracle { return s.oracle }
 
 // Listen implements rowstore.Waker. One process has the database open, so its own hub knows
 // of every notification.
-func (s *Store) Listen(ctx context.Context, wake func(table string)) error {
+func (s *Store) Listen(ctx context.Context, wake func(rowstore.Wake)) error {
 	return s.gate.Call(ctx, "listen", func(ctx context.Context) error { return s.hub.Listen(ctx, wake) })
 }
 

@@ -6,6 +6,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/percolate-go/percolate/internal/hash"
 	"github.com/percolate-go/percolate/percolator/oracle"
 )
 
@@ -85,39 +86,5 @@ func DecodeMember(b []byte) (Member, error) {
 	return m, nil
 }
 
-// Slots is the number of slots into which the rows of a table fall.
-const Slots = 1 << 16
-
-// Slot is the slot of a row of a stored table, below Slots. Workers share the changes
-// out by slots, so every program that runs observers of the same data must compute the
-// same ones: the function never changes.
-func Slot(table, row string) uint32 {
-	h := Mix(hashString(hashString(fnvOffset, table)^0xff, row))
-	return uint32(h >> 48) //nolint:gosec // 16 bits
-}
-
-// The constants of FNV-1a with 64 bits.
-const (
-	fnvOffset = 14695981039346656037
-	fnvPrime  = 1099511628211
-)
-
-func hashString(h uint64, s string) uint64 {
-	for i := range len(s) {
-		h = (h ^ uint64(s[i])) * fnvPrime
-	}
-	return h
-}
-
-// Mix lets each bit of the result depend on all bits of x. It is the last step of
-// MurmurHash3 with 64 bits. It never changes, for the reason that Slot gives.
-func Mix(x uint64) uint64 {
-	x ^= x >> 33
-	x *= 0xff51afd7ed558ccd
-	x ^= x >> 33
-	x *= 0xc4ceb9fe1a85ec53
-	return x ^ x>>33
-}
-
 // MemberSeed is the number that stands for a member when slots are shared out.
-func MemberSeed(id string) uint64 { return Mix(hashString(fnvOffset, id)) }
+func MemberSeed(id string) uint64 { return hash.Mix(hash.String(hash.Start, id)) }

@@ -98,9 +98,10 @@ func FailureColumn(observer, column string) string {
 
 // ClaimColumn is the stored column of the claims of an observer's runs for a stored
 // column of the same row. A claim says that a run has been under way for some time, and
-// that other workers had better leave the cell alone. It is a Notify version at the
-// claim's end, whose value is the worker's id. Correctness never depends on it. The
-// name of the observer has at most MaxObserverName bytes.
+// that other workers had better leave the cell alone. It is a Mark version at the claim's
+// end, whose value is the worker's id: nothing is committed there, and unlike a Notify
+// version it wakes nobody. Correctness never depends on it. The name of the observer has
+// at most MaxObserverName bytes.
 func ClaimColumn(observer, column string) string {
 	return ownColumn(PrefixClaim, observer, column)
 }

@@ -437,20 +437,6 @@ type Splitter interface {
 	Split(ctx context.Context, table string, n int) ([]string, error)
 }
 
-// Waker is the optional push that notifications exist. Without it workers poll,
-// at an interval that adapts.
-type Waker interface {
-	// Listen calls wake with the name of a table each time that a mutation, by any
-	// client of the data, has put a Notify there without putting a Lock (a commit,
-	// not a prewrite). Several mutations may share a call, and a call may come without
-	// one. "" means any table. Listen calls wake("") once as soon as it listens. wake
-	// returns at once and is called from one goroutine at a time.
-	//
-	// Listen returns ctx.Err() when the context ended, and any other error when it
-	// lost the ability to listen; the caller calls again after a while.
-	Listen(ctx context.Context, wake func(table string)) error
-}
-
 // Limits are the most that a store takes; 0 means no limit of its own.
 type Limits struct {
 	// Table, Row, Column and Value are the greatest lengths, in bytes.

@@ -1,5 +1,6 @@
 -- The script applies groups of mutations of any kind.
-local wake, woken
+-- These are the slots to wake for, by table.
+local woken
 -- These are the columns of the whole batch, numbered by q: raw field, write (inverted
 -- timestamp and value), lock and mark (inverted timestamp, value apart). K is the
 -- number of older writes in the row's hash. HF and HV are one that will be added there.
@@ -393,10 +394,12 @@ while p <= na do
           if call('EXISTS', idx) == 0 then call('SREM', sub(key, 1, tag) .. 't', name) end
         end
         local w = A[hp + 1]
-        if w and w ~= wake then
-          wake = w
+        if w then
+          local name = sub(w, 1, -5)
           woken = woken or {}
-          woken[w] = true
+          local slots = woken[name] or {}
+          woken[name] = slots
+          if #slots <= 256 then slots[#slots + 1] = sub(w, -4) end
         end
       end
       no = no + 1
@@ -407,6 +410,9 @@ while p <= na do
 end
 if drew then oracleSave() end
 if woken then
-  for name in pairs(woken) do call('PUBLISH', channel, name) end
+  -- Without slots it means any row.
+  for name, slots in pairs(woken) do
+    call('PUBLISH', channel, #slots > 256 and name or name .. table.concat(slots))
+  end
 end
 return cmsgpack.pack(out)

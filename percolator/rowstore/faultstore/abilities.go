@@ -123,7 +123,7 @@ type faultyWaker struct {
 	f     *Store
 }
 
-func (w faultyWaker) Listen(ctx context.Context, wake func(table string)) error {
+func (w faultyWaker) Listen(ctx context.Context, wake func(rowstore.Wake)) error {
 	call := &Call{Kind: CallListen}
 	fault, err := w.f.begin(ctx, call)
 	if err != nil {

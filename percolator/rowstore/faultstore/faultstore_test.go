@@ -283,7 +283,7 @@ func TestFaultyAbilities(t *testing.T) {
 		}
 		s.on(faultstore.CallListen, faultstore.Fault{Kind: faultstore.Fail})
 		w, _ := rs.Unwrap[rs.Waker](f)
-		require.ErrorIs(t, w.Listen(t.Context(), func(string) {}), faultstore.ErrInjected)
+		require.ErrorIs(t, w.Listen(t.Context(), func(rs.Wake) {}), faultstore.ErrInjected)
 		// Then all is well.
 		after, err := p.Oracle().Draw(t.Context(), 1)
 		require.NoError(t, err)

@@ -23,7 +23,7 @@ func Wakes(m *rowstore.Mutation) bool {
 	return notifies
 }
 
-// Hub passes on that tables have notifications, to all who listen in this process: the
+// Hub passes on where there are notifications, to all who listen in this process: the
 // whole of a rowstore.Waker for a store of one process, and for another store the part
 // behind the server's messages. The zero Hub is ready, and must not be copied. All methods
 // may be called concurrently.
@@ -33,56 +33,66 @@ type Hub struct {
 	listeners map[*listener]struct{}
 }
 
-// listener is one call of Listen, with the tables that it was not told yet.
+// listener is one call of Listen, with what it was not told yet.
 type listener struct {
-	ready  chan struct{} // of capacity 1
-	tables map[string]struct{}
+	ready chan struct{} // of capacity 1
+	news  News
 }
 
-// Tell wakes all listeners for the tables; "" is any table. It never waits for a listener:
-// a table that a listener was not told yet is not told twice.
-func (h *Hub) Tell(tables ...string) {
-	if len(tables) == 0 || h.count.Load() == 0 {
+// Tell wakes all listeners, and keeps nothing of wakes. It never waits for a listener: what
+// a listener was not told yet goes together, and in bounded memory (see [News]).
+func (h *Hub) Tell(wakes ...rowstore.Wake) {
+	if len(wakes) == 0 || h.count.Load() == 0 {
 		return
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for l := range h.listeners {
-		for _, t := range tables {
-			l.tables[t] = struct{}{}
+		for _, w := range wakes {
+			l.news.Add(w)
 		}
 		select {
 		case l.ready <- struct{}{}:
-		default: // it was told, and will find these tables too
+		default: // it was told, and will find these too
 		}
 	}
 }
 
-// Applied tells the tables that an Apply has to wake: those of mutations that were applied
+// Applied tells what an Apply has to wake for: the rows of mutations that were applied
 // and that [Wakes] is true for. Call it once the changes can be seen.
 func (h *Hub) Applied(muts []rowstore.Mutation, outs []rowstore.Outcome) {
+	if h.count.Load() == 0 {
+		return
+	}
+	var news News
 	for i := range outs {
-		if outs[i].Applied && Wakes(&muts[i]) {
-			h.Tell(muts[i].Table)
+		if outs[i].Applied {
+			news.Applied(&muts[i])
 		}
 	}
+	h.Tell(news.Take()...)
 }
 
 // Committed is Applied for groups.
 func (h *Hub) Committed(groups []rowstore.Group, outs []rowstore.GroupOutcome) {
+	if h.count.Load() == 0 {
+		return
+	}
+	var news News
 	for i := range outs {
 		for j := range groups[i].Mutations {
-			if m := &groups[i].Mutations[j]; outs[i].Applied && Wakes(m) {
-				h.Tell(m.Table)
+			if outs[i].Applied {
+				news.Applied(&groups[i].Mutations[j])
 			}
 		}
 	}
+	h.Tell(news.Take()...)
 }
 
-// Listen calls wake("") at once, and then wake for every table that is told, until ctx
+// Listen calls wake with the zero Wake at once, and then with all that is told, until ctx
 // ends, whose error it returns. wake is called by this goroutine alone.
-func (h *Hub) Listen(ctx context.Context, wake func(table string)) error {
-	l := &listener{ready: make(chan struct{}, 1), tables: map[string]struct{}{}}
+func (h *Hub) Listen(ctx context.Context, wake func(rowstore.Wake)) error {
+	l := &listener{ready: make(chan struct{}, 1)}
 	h.mu.Lock()
 	if h.listeners == nil {
 		h.listeners = map[*listener]struct{}{}
@@ -97,7 +107,7 @@ func (h *Hub) Listen(ctx context.Context, wake func(table string)) error {
 		h.mu.Unlock()
 	}()
 	// What was told before this call may have been missed.
-	wake("")
+	wake(rowstore.Wake{})
 	for {
 		select {
 		case <-ctx.Done():
@@ -105,11 +115,10 @@ func (h *Hub) Listen(ctx context.Context, wake func(table string)) error {
 		case <-l.ready:
 		}
 		h.mu.Lock()
-		tables := l.tables
-		l.tables = make(map[string]struct{}, len(tables))
+		news := l.news.Take()
 		h.mu.Unlock()
-		for t := range tables {
-			wake(t)
+		for _, w := range news {
+			wake(w)
 		}
 	}
 }

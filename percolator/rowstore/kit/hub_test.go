@@ -2,6 +2,7 @@ package kit_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -10,32 +11,69 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
+func at(table string, slots ...uint16) rowstore.Wake { return rowstore.Wake{Table: table, Slots: slots} }
+
 func TestHub(t *testing.T) {
 	t.Parallel()
 	var h kit.Hub
-	h.Tell("nobody listens")
+	h.Tell(at("nobody listens"))
 	ctx, cancel := context.WithCancel(t.Context())
-	woken := make(chan string)
+	woken, goOn := make(chan rowstore.Wake), make(chan struct{})
 	ended := make(chan error, 1)
-	go func() { ended <- h.Listen(ctx, func(table string) { woken <- table }) }()
-	require.Empty(t, <-woken, "whoever begins to listen looks everywhere")
+	go func() {
+		ended <- h.Listen(ctx, func(w rowstore.Wake) {
+			woken <- w
+			<-goOn
+		})
+	}()
+	require.Zero(t, <-woken, "whoever begins to listen looks everywhere")
+	goOn <- struct{}{}
 	h.Tell()
-	h.Tell("a")
-	require.Equal(t, "a", <-woken)
-	// While the listener is busy, tables gather, each once.
-	h.Tell("b")
+	h.Tell(at("a"))
+	require.Equal(t, at("a"), <-woken)
+	// While the listener is busy, what it is told gathers.
+	h.Tell(at("b", 1))
+	for i := range uint16(3) {
+		h.Tell(at("c", i), at("d"))
+	}
+	var got []rowstore.Wake
 	for range 3 {
-		h.Tell("c", "d")
+		goOn <- struct{}{}
+		got = append(got, <-woken)
 	}
-	got := map[string]int{}
-	for len(got) < 3 {
-		got[<-woken]++
-	}
-	require.Equal(t, map[string]int{"b": 1, "c": 1, "d": 1}, got)
+	require.Equal(t, []rowstore.Wake{at("b", 1), at("c", 0, 1, 2), at("d")}, got)
 	cancel()
+	goOn <- struct{}{}
 	require.ErrorIs(t, <-ended, context.Canceled)
 	require.Zero(t, kit.Listeners(&h), "it is forgotten")
-	h.Tell("nobody listens any more")
+	h.Tell(at("nobody listens any more"))
+}
+
+// News forgets slots, and then tables, rather than grow.
+func TestNews(t *testing.T) {
+	t.Parallel()
+	var n kit.News
+	require.Empty(t, n.Take())
+	slots := []uint16{1, 2}
+	n.Add(at("a", slots...))
+	slots[0] = 9
+	n.Add(at("a", 2))
+	n.Add(at("b"))
+	n.Add(at("b", 3))
+	require.Equal(t, []rowstore.Wake{at("a", 1, 2, 2), at("b")}, n.Take(), "it keeps nothing of what it was given")
+	require.Empty(t, n.Take())
+	for i := range uint16(257) {
+		n.Add(at("many", i))
+		n.Add(at("few", i%3))
+	}
+	n.Add(at("more", make([]uint16, 257)...))
+	all := n.Take()
+	require.Equal(t, []rowstore.Wake{at("many"), at("few"), at("more")}, all, "any row")
+	for i := range 65 {
+		n.Add(at(fmt.Sprint(i), 1))
+	}
+	n.Add(at("one more", 1))
+	require.Equal(t, []rowstore.Wake{{}}, n.Take(), "any table")
 }
 
 func TestWakes(t *testing.T) {

@@ -154,18 +154,18 @@ func TestHubTellsWhatWasDone(t *testing.T) {
 	t.Parallel()
 	var h kit.Hub
 	ctx, cancel := context.WithCancel(t.Context())
-	woken := make(chan string)
+	woken := make(chan rowstore.Wake)
 	ended := make(chan error, 1)
-	go func() { ended <- h.Listen(ctx, func(table string) { woken <- table }) }()
-	require.Empty(t, <-woken)
+	go func() { ended <- h.Listen(ctx, func(w rowstore.Wake) { woken <- w }) }()
+	require.Zero(t, <-woken)
 	notify := func(table string) rowstore.Mutation {
 		return rowstore.Mutation{Table: table, Row: "r", Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, "c", 5, nil)}}
 	}
 	h.Applied([]rowstore.Mutation{notify("no"), notify("a")}, []rowstore.Outcome{{}, {Applied: true}})
-	require.Equal(t, "a", <-woken)
+	require.Equal(t, at("a", rowstore.Slot("a", "r")), <-woken)
 	h.Committed([]rowstore.Group{{Mutations: []rowstore.Mutation{notify("no")}}, {Mutations: []rowstore.Mutation{{Table: "no"}, notify("b")}}},
 		[]rowstore.GroupOutcome{{}, {Applied: true}})
-	require.Equal(t, "b", <-woken)
+	require.Equal(t, at("b", rowstore.Slot("b", "r")), <-woken)
 	h.Applied([]rowstore.Mutation{notify("no")}, nil)
 	cancel()
 	require.ErrorIs(t, <-ended, context.Canceled)

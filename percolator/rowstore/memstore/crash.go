@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
 // Flush implements Deferrer.
@@ -30,7 +32,7 @@ func (m *Store) Crash() {
 	m.undo = nil
 	m.newIncarnation()
 	// A notification whose removal was lost is there again.
-	m.hub.Tell("")
+	m.hub.Tell(rowstore.Wake{})
 }
 
 // Reopen returns a Store with the data of m, for tests: it does what a process does that

@@ -208,7 +208,7 @@ func (m *Store) GroupKey(table, row string) string { return "memory" }
 func (m *Store) AssignsTimestamps(key string) bool { return key == "memory" }
 
 // Listen implements Waker.
-func (m *Store) Listen(ctx context.Context, wake func(table string)) error {
+func (m *Store) Listen(ctx context.Context, wake func(rowstore.Wake)) error {
 	if err := m.enter(ctx, "listen"); err != nil {
 		return err
 	}
@@ -313,6 +313,6 @@ func (m *Store) edit(mut *rowstore.Mutation, assigned rowstore.Timestamp) {
 	m.undo = append(m.undo, undo{mut.Table, mut.Row, old})
 	m.set(mut.Table, mut.Row, kit.Edited(old, mut.Edits, assigned))
 	if kit.Wakes(mut) {
-		m.hub.Tell(mut.Table)
+		m.hub.Tell(rowstore.Wake{Table: mut.Table, Slots: []uint16{rowstore.Slot(mut.Table, mut.Row)}})
 	}
 }

@@ -165,15 +165,15 @@ type routedWaker struct {
 }
 
 // Listen listens to every store, until one of them fails.
-func (w routedWaker) Listen(ctx context.Context, wake func(table string)) error {
+func (w routedWaker) Listen(ctx context.Context, wake func(rowstore.Wake)) error {
 	var mu sync.Mutex // wake is called from one goroutine at a time
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	_ = onEach(inner, w.all, func(ctx context.Context, s storeAbility[rowstore.Waker]) error {
-		err := s.ability.Listen(ctx, func(table string) {
+		err := s.ability.Listen(ctx, func(at rowstore.Wake) {
 			mu.Lock()
 			defer mu.Unlock()
-			wake(table)
+			wake(at)
 		})
 		// The first that ends makes the others end. Listen returns its error.
 		cancel(s.to.wrap(err))

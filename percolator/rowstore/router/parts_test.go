@@ -20,7 +20,7 @@ type part struct {
 	urgent, flushed, crashed int
 	snapshots                int
 	broken                   error // of Scan and Tables
-	listen                   func(ctx context.Context, wake func(string)) error
+	listen                   func(ctx context.Context, wake func(rs.Wake)) error
 }
 
 func (p *part) Apply(ctx context.Context, muts []rs.Mutation, opts rs.ApplyOptions) ([]rs.Outcome, error) {
@@ -63,7 +63,7 @@ func (p *part) Report(context.Context) (rs.Report, error) {
 	return rs.Report{Backend: "part", Warnings: []string{"it forgets"}}, nil
 }
 
-func (p *part) Listen(ctx context.Context, wake func(string)) error {
+func (p *part) Listen(ctx context.Context, wake func(rs.Wake)) error {
 	if p.listen != nil {
 		return p.listen(ctx, wake)
 	}
@@ -134,9 +134,9 @@ func TestRouterWakesOneAtATime(t *testing.T) {
 	r, main, other := twoParts(t)
 	const times = 1000
 	for _, p := range []*part{main, other} {
-		p.listen = func(ctx context.Context, wake func(string)) error {
+		p.listen = func(ctx context.Context, wake func(rs.Wake)) error {
 			for range times {
-				wake("t")
+				wake(rs.Wake{Table: "t"})
 			}
 			<-ctx.Done()
 			return ctx.Err()
@@ -145,7 +145,7 @@ func TestRouterWakesOneAtATime(t *testing.T) {
 	why := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	woken := 0 // by one goroutine at a time, or the race detector says so
-	err := r.Abilities().Waker.Listen(ctx, func(string) {
+	err := r.Abilities().Waker.Listen(ctx, func(rs.Wake) {
 		if woken++; woken == 2*times {
 			cancel(why)
 		}

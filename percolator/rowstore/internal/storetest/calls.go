@@ -120,7 +120,7 @@ func Calls(ctx context.Context, s rs.Store) map[string]error {
 		_, errs["Split"] = p.Split(ctx, "t", 2)
 	}
 	if w, ok := rs.Unwrap[rs.Waker](s); ok {
-		errs["Listen"] = w.Listen(ctx, func(string) {})
+		errs["Listen"] = w.Listen(ctx, func(rs.Wake) {})
 	}
 	if r, ok := rs.Unwrap[rs.Reporter](s); ok {
 		_, errs["Report"] = r.Report(ctx)

@@ -1,0 +1,213 @@
+package percolator
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/internal/hash"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
+)
+
+// put stores a member that no process stands behind.
+func (c *crew) put(id string, record []byte, joined, ends Timestamp) {
+	c.t.Helper()
+	m := rowstore.Mutation{Table: format.TableMembers, Row: id, Edits: []rowstore.Edit{
+		rowstore.Put(rowstore.Lock, format.ColumnMember, joined, record),
+	}}
+	if ends > 0 {
+		m.Edits = append(m.Edits, rowstore.Put(rowstore.Write, format.ColumnLease, ends, format.TimestampOnly))
+	}
+	_, err := c.mem.Apply(c.t.Context(), []rowstore.Mutation{m}, rowstore.ApplyOptions{})
+	require.NoError(c.t, err)
+}
+
+// now draws a timestamp.
+func (c *crew) now() Timestamp {
+	c.t.Helper()
+	ts, err := c.source.Now(c.t.Context())
+	require.NoError(c.t, err)
+	return ts
+}
+
+// recordOf is the record of a member that runs an observer.
+func recordOf(observer string, lease time.Duration, weight int) []byte {
+	m := format.Member{From: 1, Lease: lease, Works: []format.MemberWork{{Observer: observer, Table: "t", Column: "v", Weight: weight}}}
+	return m.Encode()
+}
+
+// slow lets each call of a mate take some time.
+func (m *mate) slow(d time.Duration) *mate {
+	m.wire.AddRule(faultstore.Rule{Times: -1, Match: anyCall, Fault: faultstore.Fault{Kind: faultstore.Delay, Delay: d}})
+	return m
+}
+
+// A thousand workers have died at once. Those that come take their shares at once, and those
+// that were there are not taken for dead meanwhile.
+func TestManyDeadMembersHoldNobodyUp(t *testing.T) {
+	for _, before := range []int{0, 2} {
+		t.Run(fmt.Sprint(before, " there"), func(t *testing.T) {
+			eachCrew(t, func(t *testing.T, c *crew) {
+				var all []*mate
+				for range before {
+					all = append(all, c.hire(WorkerConfig{}, nil, "o").slow(10*time.Millisecond).start())
+				}
+				settle()
+				now := c.now()
+				for i := range 1000 {
+					c.put(fmt.Sprintf("%016x", hash.Mix(uint64(i))), recordOf("o", 3*time.Second, 16), now, now-1)
+				}
+				c.change(rows("r", 64)...)
+				if before == 0 {
+					time.Sleep(1100 * time.Millisecond) // the catalog's lease, for the new observer
+				}
+				for range 2 {
+					all = append(all, c.hire(WorkerConfig{}, nil, "o").slow(10*time.Millisecond).start())
+				}
+				c.handles(4 * time.Second)
+				settle()
+				require.Len(t, c.members(), before+2)
+				c.change(rows("s", 64)...)
+				c.handles(time.Second)
+				require.LessOrEqual(t, calls(all), 128+32, "nobody was taken for dead")
+			})
+		})
+	}
+}
+
+// Records that this program cannot read, and members of other observers, change nothing.
+func TestForeignMembersChangeNothing(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		now := c.now()
+		far := now.Add(100 * 365 * 24 * time.Hour)
+		c.put("0", []byte("garbage"), now, far)
+		c.put("5", nil, now, far)
+		c.put("9", []byte{format.Version + 1, 1, 2, 3}, now, far)
+		c.put("f", []byte{format.Version + 1, 1, 2, 3}, now, 0)
+		for i := range 100 {
+			c.put(fmt.Sprintf("%016x", hash.Mix(uint64(i))), recordOf("nobody", 3*time.Second, 16), now, far)
+		}
+		var all []*mate
+		for range 3 {
+			all = append(all, c.hire(WorkerConfig{}, nil, "o").start())
+		}
+		settle()
+		c.change(rows("r", 64)...)
+		c.handles(time.Second)
+		require.Equal(t, 64, calls(all))
+		for _, m := range all {
+			require.Positive(t, m.count())
+		}
+		all[0].kill()
+		c.change(rows("s", 64)...)
+		c.handles(6100 * time.Millisecond)
+	})
+}
+
+// The oracle's time stands still, as after somebody has set its clock back. A worker that was
+// killed is missed nevertheless.
+func TestKilledWorkerIsMissedWhileTheOracleStandsStill(t *testing.T) {
+	t.Parallel()
+	for _, first := range []bool{true, false} {
+		t.Run(fmt.Sprint("the first ", first), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var back atomic.Int64 // how far the clock was set back
+				c := &crew{t: t, mem: memstore.New(memstore.WithClock(func() time.Time { return time.Now().Add(-time.Duration(back.Load())) }))}
+				c.source = c.open(faultstore.New(c.mem, faultstore.Options{KeepOpen: true, Seed: 1}))
+				var all []*mate
+				for range 3 {
+					all = append(all, c.hire(WorkerConfig{Rescan: time.Hour}, nil, "o").start())
+				}
+				settle()
+				back.Store(int64(time.Hour))
+				time.Sleep(10 * time.Second)
+				synctest.Wait()
+				c.change(rows("r", 64)...)
+				c.handles(time.Second)
+				if first {
+					all[0].kill()
+				} else {
+					all[2].kill()
+				}
+				c.change(rows("s", 64)...)
+				c.handles(30 * time.Second)
+			})
+		})
+	}
+}
+
+// A lease that ends later than any that a worker takes is no lease.
+func TestLeaseThatEndsFarAhead(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		now := c.now()
+		c.put("5", recordOf("o", 3*time.Second, 16), now, now.Add(100*365*24*time.Hour))
+		c.hire(WorkerConfig{}, nil, "o").start()
+		settle()
+		c.change(rows("r", 64)...)
+		c.handles(time.Second)
+	})
+}
+
+// A worker that joins need not wait for its time if those before it are all stuck, however long
+// their leases are.
+func TestJoinerBesideStuckWorkersBeginsAtOnce(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		hang := func(ctx context.Context, _ Cell) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		c.hire(WorkerConfig{Concurrency: 1, MemberLease: 2 * time.Minute}, hang, "o").start()
+		settle()
+		c.change(rows("r", 16)...)
+		time.Sleep(5 * time.Minute)
+		b := c.hire(WorkerConfig{}, nil, "o").start()
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		require.Len(t, c.left(), 1, "what hangs, and nothing else")
+		require.Equal(t, 15, b.count())
+	})
+}
+
+// The store stands still for longer than all leases, and goes on. Nobody takes anybody for dead
+// because of that, and each change that waits runs once.
+func TestWorkersSurviveAnOutageOfTheStore(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		var all []*mate
+		for range 4 {
+			all = append(all, c.hire(WorkerConfig{}, sleeps(100*time.Millisecond), "o").start())
+		}
+		settle()
+		for range 2 {
+			before := calls(all)
+			over := time.Now().Add(8 * time.Second)
+			var rules []*faultstore.Added
+			for _, m := range all {
+				rules = append(rules, m.wire.AddRule(faultstore.Rule{Times: -1, Match: anyCall, Before: func(ctx context.Context, _ *call) faultstore.Fault {
+					_ = systemClock{}.Sleep(ctx, time.Until(over))
+					return faultstore.Fault{}
+				}}))
+			}
+			ids := c.members()
+			c.change(rows("r", 128)...)
+			time.Sleep(time.Until(over))
+			c.handles(3 * time.Second)
+			settle()
+			for _, r := range rules {
+				r.Remove()
+			}
+			require.Equal(t, ids, c.members())
+			require.Equal(t, before+128, calls(all))
+		}
+		all[0].kill()
+		c.change(rows("s", 64)...)
+		c.handles(6100 * time.Millisecond)
+	})
+}

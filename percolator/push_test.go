@@ -1,0 +1,76 @@
+package percolator
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// A push makes those workers look whose slots it names, or all if it names none.
+func TestPushConcernsOwners(t *testing.T) {
+	t.Parallel()
+	dbs, taps := clients(t, 2, false)
+	var calls atomic.Int64
+	workers := make([]*Worker, len(dbs))
+	for i, db := range dbs {
+		workers[i] = startWorker(t, db, WorkerConfig{}, counting("o", "v", &calls))
+	}
+	for _, w := range workers {
+		idle(t, w)
+	}
+	q := func(w *Worker) *queue { return w.list[0] }
+	require.Eventually(t, func() bool {
+		for _, w := range workers {
+			if all := w.member.shares.Load(); all == nil || all.at(q(w), w.now()).kind != shareSlots {
+				return false
+			}
+		}
+		return true
+	}, patience, time.Millisecond, "both have a part")
+	for i := range 100 {
+		row := fmt.Sprint(i)
+		at := rowstore.Wake{Table: "t", Slots: []uint16{rowstore.Slot("t", row)}}
+		require.NotEqual(t, workers[0].concerns(at), workers[1].concerns(at), "each row concerns one of them")
+		for _, w := range workers {
+			require.Equal(t, w.owns(q(w), Cell{"t", row, "v"}, w.now()), w.concerns(at))
+			require.True(t, w.concerns(rowstore.Wake{Table: "t"}))
+			require.False(t, w.concerns(rowstore.Wake{Table: "another", Slots: at.Slots}))
+		}
+	}
+	// What another worker owns makes nobody look, and everything is run.
+	before := [2]int64{taps[0].scans.Load(), taps[1].scans.Load()}
+	const changes = 50
+	for i := range changes {
+		require.NoError(t, dbs[i%2].Update(t.Context(), func(tx *Txn) error { return tx.Set(Cell{"t", fmt.Sprint(i), "v"}, nil) }))
+		require.Eventually(t, func() bool { return calls.Load() > int64(i) }, patience, time.Millisecond, "change %d is run", i)
+	}
+	scans := taps[0].scans.Load() - before[0] + taps[1].scans.Load() - before[1]
+	require.GreaterOrEqual(t, scans, int64(1))
+	t.Logf("%d scans for %d changes", scans, changes)
+	require.EqualValues(t, changes, calls.Load())
+}
+
+// A wake of a row that somebody else owns still ends the wait for a lock, which may be
+// anybody's.
+func TestPushOfOthersResumesWhatIsLocked(t *testing.T) {
+	t.Parallel()
+	dbs, _ := clients(t, 1, false)
+	w := NewWorker(dbs[0], WorkerConfig{})
+	require.NoError(t, w.Observe(Observer{Name: "o", Table: "t", Column: "v", Func: func(context.Context, *Txn, Cell) error { return nil }}))
+	w.member.shares.Store(&shares{w.list[0]: {{kind: shareNone}}})
+	w.pauseJob(&pausedJob{job: job{Cell{"t", "r", "v"}, w.list[0].o}, q: w.list[0], until: dbs[0].clock.Now().Add(time.Hour), locked: true})
+	w.stopping = true // nothing is to run
+	require.Len(t, w.locked["t"], 1)
+	w.kick(rowstore.Wake{Table: "t", Slots: []uint16{1}})
+	require.Empty(t, w.locked["t"], "it is no longer left alone")
+	require.Empty(t, w.kicks["t"], "it does not look")
+	require.EqualValues(t, 1, w.wakes, "WaitIdle knows that something moved")
+	w.kick(rowstore.Wake{Table: "t"})
+	require.Len(t, w.kicks["t"], 1)
+}
