@@ -146,13 +146,29 @@ func TestKilledWorkerIsMissedWhileTheOracleStandsStill(t *testing.T) {
 
 // A lease that ends later than any that a worker takes is no lease.
 func TestLeaseThatEndsFarAhead(t *testing.T) {
+	const century = 100 * 365 * 24 * time.Hour
+	for _, lasts := range []time.Duration{3 * time.Second, century} {
+		t.Run(fmt.Sprint("by its record ", lasts), func(t *testing.T) {
+			eachCrew(t, func(t *testing.T, c *crew) {
+				now := c.now()
+				c.put("5", recordOf("o", lasts, 16), now, now.Add(century))
+				c.hire(WorkerConfig{}, nil, "o").start()
+				settle()
+				c.change(rows("r", 64)...)
+				c.handles(time.Second)
+			})
+		})
+	}
+}
+
+// A worker whose lease was meant to last for hours and that died is missed in minutes.
+func TestLongLeaseOfTheDead(t *testing.T) {
 	eachCrew(t, func(t *testing.T, c *crew) {
-		now := c.now()
-		c.put("5", recordOf("o", 3*time.Second, 16), now, now.Add(100*365*24*time.Hour))
+		c.hire(WorkerConfig{MemberLease: 10_000 * time.Hour}, nil, "o").start().kill()
 		c.hire(WorkerConfig{}, nil, "o").start()
 		settle()
 		c.change(rows("r", 64)...)
-		c.handles(time.Second)
+		c.handles(2 * mostMemberLease)
 	})
 }
 

@@ -12,7 +12,8 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// WorkerConfig changes a Worker. The zero value works.
+// WorkerConfig changes a Worker. The zero value works: what is zero or negative is the
+// default, unless the field says otherwise, and what is out of bounds becomes the bound.
 type WorkerConfig struct {
 	// Concurrency is how many observer functions run at once. Default 16. Observers
 	// share it: the one with the fewest functions running starts its next one first.
@@ -27,18 +28,20 @@ type WorkerConfig struct {
 	Backoff Backoff
 	// Poll is the wait between two scans for notifications if the store has no push
 	// (rowstore.Waker). It is Min after a scan has found something. It doubles, up to
-	// Max, while scans find nothing or only what leads to nothing. Default 1 to 250 ms.
+	// Max, while scans find nothing or only what leads to nothing. Default 1 to 250 ms, at
+	// least 100 us.
 	Poll Backoff
 	// Rescan is the wait between two scans if the store has a push. These scans find
 	// what no push tells of, such as the notifications of a client that died before it
-	// could finish. Default 2 s.
+	// could finish. Default 2 s, at least 100 us.
 	Rescan time.Duration
 	// MemberLease is how long the other workers that run an observer leave this worker its
 	// share of the changes after its last sign of life, which it gives twice in that time.
 	// A worker that was killed is missed one and a half times as long at most; one that
 	// hangs, or has no place for another function, hands its share over after as long.
 	// It is also the time since the last progress of a sweep after which another worker
-	// takes the sweep over. Default 3 s.
+	// takes the sweep over. A worker that joins waits for two thirds of the longest lease
+	// of the others. Default 3 s, at least 10 ms, at most 5 min.
 	MemberLease time.Duration
 	// GCInterval is the wait between two garbage collections. All workers together
 	// collect once in that time, also workers that start after this one has ended.
@@ -49,6 +52,15 @@ type WorkerConfig struct {
 	StopTimeout time.Duration
 }
 
+const (
+	// leastWait bounds how often an idle worker may look.
+	leastWait = 100 * time.Microsecond
+	// Shorter leases would be over before they are renewed. Longer ones would leave the
+	// share of a worker that was killed to nobody for as long.
+	leastMemberLease = 10 * time.Millisecond
+	mostMemberLease  = 5 * time.Minute
+)
+
 func (c *WorkerConfig) setDefaults() {
 	if c.Concurrency <= 0 {
 		c.Concurrency = 16
@@ -58,12 +70,15 @@ func (c *WorkerConfig) setDefaults() {
 	}
 	c.Backoff.fill(Backoff{Min: 50 * time.Millisecond, Max: time.Minute})
 	c.Poll.fill(Backoff{Min: time.Millisecond, Max: 250 * time.Millisecond})
+	c.Poll.Min, c.Poll.Max = max(c.Poll.Min, leastWait), max(c.Poll.Max, leastWait)
 	if c.Rescan <= 0 {
 		c.Rescan = 2 * time.Second
 	}
+	c.Rescan = max(c.Rescan, leastWait)
 	if c.MemberLease <= 0 {
 		c.MemberLease = 3 * time.Second
 	}
+	c.MemberLease = min(max(c.MemberLease, leastMemberLease), mostMemberLease)
 	if c.StopTimeout <= 0 {
 		c.StopTimeout = 10 * time.Second
 	}

@@ -267,3 +267,27 @@ func TestStoppingWorkerLeavesItsQueue(t *testing.T) {
 	require.EqualValues(t, 1, dbs[0].Stats().ObserverRuns)
 	require.Empty(t, w.jobs)
 }
+
+// What would keep a worker busy for nothing, or its share from others for hours, is moved to
+// the nearest bound.
+func TestWorkerConfigBounds(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ given, want WorkerConfig }{
+		{
+			WorkerConfig{MemberLease: 1, Rescan: 1, Poll: Backoff{Min: 1, Max: 1}},
+			WorkerConfig{MemberLease: leastMemberLease, Rescan: leastWait, Poll: Backoff{Min: leastWait, Max: leastWait}},
+		},
+		{
+			WorkerConfig{MemberLease: -1, Rescan: -1, Poll: Backoff{Min: -1, Max: -1}},
+			WorkerConfig{MemberLease: 3 * time.Second, Rescan: 2 * time.Second, Poll: Backoff{Min: time.Millisecond, Max: 250 * time.Millisecond}},
+		},
+		{
+			WorkerConfig{MemberLease: 10_000 * time.Hour, Rescan: time.Hour, Poll: Backoff{Min: time.Minute, Max: time.Hour}},
+			WorkerConfig{MemberLease: mostMemberLease, Rescan: time.Hour, Poll: Backoff{Min: time.Minute, Max: time.Hour}},
+		},
+	} {
+		got := c.given
+		got.setDefaults()
+		require.Equal(t, c.want, WorkerConfig{MemberLease: got.MemberLease, Rescan: got.Rescan, Poll: got.Poll})
+	}
+}

@@ -11,7 +11,9 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
-func at(table string, slots ...uint16) rowstore.Wake { return rowstore.Wake{Table: table, Slots: slots} }
+func at(table string, slots ...uint16) rowstore.Wake {
+	return rowstore.Wake{Table: table, Slots: slots}
+}
 
 func TestHub(t *testing.T) {
 	t.Parallel()
