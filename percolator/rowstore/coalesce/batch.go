@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"time"
 
@@ -132,12 +131,9 @@ func (l *lane[Q, A]) sendPending() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for {
-		if len(l.pending) == 0 && !yielded && !l.closed {
-			// Callers that just got their answers are likely to ask again. Let them run
-			// first, so that their calls leave together.
-			l.mu.Unlock()
-			runtime.Gosched()
-			l.mu.Lock()
+		if !yielded && !l.closed && (len(l.pending) == 0 || len(l.pending[0].asks) < fewAsks) {
+			// Callers that just got their answers are likely to ask again.
+			l.yield()
 			yielded = true
 			continue
 		}

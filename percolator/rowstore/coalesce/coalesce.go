@@ -27,7 +27,8 @@ type Options struct {
 // New returns a Store that merges concurrent Read, Apply, Group and ReadSnapshot
 // calls, and draws of timestamps from the store's oracle, into few calls of s. No call
 // waits for time to pass: while no call of its kind is under way, it goes straight to s,
-// in its caller's goroutine. Calls that arrive meanwhile are merged into a batch. The
+// in its caller's goroutine, after goroutines that are ready to run have gone first, so that
+// what they ask leaves with it. Calls that arrive meanwhile are merged into a batch. The
 // batch leaves when the call under way returns. It leaves earlier if it is as large as
 // all that is under way and MaxInFlight allows it. So the batches grow with the load, and
 // an answer always comes from a request that left after the caller asked.

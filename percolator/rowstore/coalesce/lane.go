@@ -3,6 +3,7 @@ package coalesce
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"sync"
 	"time"
 
@@ -26,6 +27,10 @@ type lane[Q, A any] struct {
 	closed   bool
 	idle     chan struct{} // closed once closed and nothing is in flight
 
+	// These fields are of yield.
+	gosched func() // runtime.Gosched, but in tests
+	yields  yields
+
 	// These fields find calls that take too long; see startWatch.
 	flights  []flight
 	usual    time.Duration // of merged calls
@@ -35,7 +40,7 @@ type lane[Q, A any] struct {
 }
 
 func newLane[Q, A any](opts Options, kind laneKind[Q, A]) *lane[Q, A] {
-	l := &lane[Q, A]{laneKind: kind, maxBatch: opts.MaxBatch, maxInFlight: opts.MaxInFlight, idle: make(chan struct{})}
+	l := &lane[Q, A]{laneKind: kind, maxBatch: opts.MaxBatch, maxInFlight: opts.MaxInFlight, idle: make(chan struct{}), gosched: runtime.Gosched}
 	l.waiters.New = func() any { return &waiter[Q, A]{ready: make(chan struct{}, 1)} }
 	return l
 }
@@ -58,7 +63,15 @@ func (l *lane[Q, A]) do(ctx context.Context, asks []Q) ([]A, error) {
 		return nil, l.errClosed(ctx)
 	}
 	if l.maySendDirect(asks) {
-		return l.sendDirect(ctx, asks)
+		l.gather(len(asks))
+		if l.closed {
+			l.signalIdle()
+			l.mu.Unlock()
+			return nil, l.errClosed(ctx)
+		}
+		if l.maySendDirect(asks) {
+			return l.sendDirect(ctx, asks)
+		}
 	}
 	l.mu.Unlock()
 

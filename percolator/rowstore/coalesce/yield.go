@@ -1,0 +1,55 @@
+package coalesce
+
+import "time"
+
+// Before a call leaves, goroutines that are ready to run go first: what they ask leaves
+// together with it. That is no wait for time to pass. A caller that is alone goes on at
+// once. It matters most where many processes with a few callers each share a machine: of
+// the callers of a process that were answered together, each would else send a call of its
+// own.
+
+const (
+	// fewAsks is the size of a batch from which on it leaves without a yield. By then there
+	// is little to save, and the store has nothing to do meanwhile.
+	fewAsks = 16
+	// slowYield is how long a yield may take, at least. It takes longer if the program
+	// keeps its processors busy with something else, and then it does not pay.
+	slowYield = time.Millisecond
+	// mostSkipped bounds how many calls leave without a yield after one that was slow.
+	mostSkipped = 256
+)
+
+// yields is what yields have cost.
+type yields struct {
+	skip int // calls that are to leave without one
+	slow int // the last value of skip, 0 after a yield that was quick
+}
+
+// yield lets other goroutines run. l.mu is held, but not meanwhile.
+func (l *lane[Q, A]) yield() {
+	if l.yields.skip > 0 {
+		l.yields.skip--
+		return
+	}
+	l.mu.Unlock()
+	began := time.Now()
+	l.gosched()
+	took := time.Since(began)
+	l.mu.Lock()
+	if took <= max(slowYield, l.usual) {
+		l.yields = yields{}
+		return
+	}
+	slow := min(max(1, 2*l.yields.slow), mostSkipped)
+	l.yields = yields{skip: slow, slow: slow}
+}
+
+// gather yields for a call of so many asks that may go straight to the store. Meanwhile it
+// counts as under way, so that others wait to be sent together.
+func (l *lane[Q, A]) gather(asks int) {
+	l.inFlight++
+	l.flying += asks
+	l.yield()
+	l.inFlight--
+	l.flying -= asks
+}

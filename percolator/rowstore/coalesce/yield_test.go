@@ -1,0 +1,113 @@
+package coalesce
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/internal/arena"
+)
+
+// numbers is a lane of numbers that are answered by themselves. It keeps the sizes of the
+// calls that left.
+func numbers(opts Options) (l *lane[int, int], sizes func() []int) {
+	var mu sync.Mutex
+	var calls []int
+	l = newLane(opts, laneKind[int, int]{
+		name: "numbers",
+		send: func(_ context.Context, asks []int) ([]int, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			calls = append(calls, len(asks))
+			return append([]int(nil), asks...), nil
+		},
+		check: func([]int) error { return nil },
+		keep:  func(to []int, _ *arena.Arena, asks []int) []int { return append(to, asks...) },
+	})
+	return l, func() []int {
+		mu.Lock()
+		defer mu.Unlock()
+		return calls
+	}
+}
+
+// What asks while the first caller lets others go first leaves together with its call.
+func TestCallersThatAreReadyLeaveTogether(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l, sizes := numbers(Options{MaxBatch: 256, MaxInFlight: 1})
+		const callers = 10
+		var group sync.WaitGroup
+		ask := func(n int) {
+			group.Go(func() {
+				got, err := l.do(t.Context(), []int{n})
+				require.NoError(t, err)
+				require.Equal(t, []int{n}, got)
+			})
+		}
+		first := true
+		l.gosched = func() { // called by one goroutine after the other, under synctest.Wait
+			if first {
+				first = false
+				for n := range callers - 1 {
+					ask(n)
+				}
+				time.Sleep(time.Nanosecond) // until all of them wait
+			}
+		}
+		ask(callers)
+		group.Wait()
+		require.Equal(t, []int{callers}, sizes(), "one call")
+		l.stop()
+		l.wait()
+	})
+}
+
+// A lane that is closed while a caller yields ends, and so does the caller.
+func TestClosedDuringAYield(t *testing.T) {
+	t.Parallel()
+	l, sizes := numbers(Options{MaxBatch: 256, MaxInFlight: 1})
+	l.gosched = l.stop
+	_, err := l.do(t.Context(), []int{1})
+	require.ErrorIs(t, err, rowstore.ErrClosed)
+	l.wait()
+	require.Empty(t, sizes(), "nothing leaves after the end")
+}
+
+// Where yields take long, because the program is busy with something else, fewer and fewer
+// are made. One that is quick again ends that.
+func TestSlowYieldsAreRare(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l, sizes := numbers(Options{MaxBatch: 256, MaxInFlight: 1})
+		made, slow := 0, true
+		l.gosched = func() {
+			if made++; slow {
+				time.Sleep(2 * slowYield)
+			}
+		}
+		call := func(times int) (yields int) {
+			before := made
+			for range times {
+				_, err := l.do(t.Context(), []int{1})
+				require.NoError(t, err)
+			}
+			return made - before
+		}
+		require.Equal(t, 1, call(1))
+		require.Equal(t, 1, call(2), "the next one goes without")
+		call(1 << 12)
+		require.LessOrEqual(t, call(10*mostSkipped), 10)
+		slow = false
+		call(mostSkipped + 1)
+		require.Equal(t, 100, call(100))
+		require.NotEmpty(t, sizes())
+		l.stop()
+		l.wait()
+	})
+}
