@@ -32,7 +32,8 @@ func together(ctx context.Context) (*errgroup.Group, context.Context) {
 	return errgroup.WithContext(ctx)
 }
 
-// deeds is what one process of a crew did, or all together.
+// deeds is what one process of a crew did, or all together. CPU is that of the time in which
+// functions did their work; the rest also of the time before, in which what waits was found.
 type deeds struct {
 	Calls     int64 // of the function
 	Conflicts int64 // runs that ended in one
@@ -112,12 +113,10 @@ func (t *childTask) doFleet(ctx context.Context, in *bufio.Reader, wait func() e
 	if err := m.work(ctx); err != nil {
 		return err
 	}
-	var before deeds
 	if _, err := in.ReadString('\n'); err != nil {
 		return err
 	}
 	cpu := processCPU()
-	m.add(&before)
 	close(count.opened)
 	stop := say(&count.done, crewReport)
 	_, err = in.ReadString('\n')
@@ -127,9 +126,6 @@ func (t *childTask) doFleet(ctx context.Context, in *bufio.Reader, wait func() e
 	}
 	did := deeds{Calls: count.calls.Load(), CPU: processCPU() - cpu}
 	m.add(&did)
-	did.Conflicts -= before.Conflicts
-	did.Scans -= before.Scans
-	did.Found -= before.Found
 	count.mu.Lock()
 	did.Took, err = count.took.h.Encode(hdrhistogram.V2CompressedEncodingCookieBase)
 	count.mu.Unlock()

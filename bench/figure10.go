@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"strconv"
 	"strings"
@@ -210,60 +211,21 @@ func (s *workerOutage) Run(ctx context.Context, cfg Config, d time.Duration, _ i
 	d = max(outageFactor*d, shortestOutage)
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
-	var (
-		line    *timeline
-		lineMu  sync.Mutex
-		handled atomic.Int64
-		changed atomic.Int64
-		readers sync.WaitGroup
-		workers []*helper
-	)
-	defer func() {
-		for _, h := range workers {
-			h.kill()
-		}
-		readers.Wait()
-	}()
-	start := func(n int) error {
-		for range n {
-			h, err := startHelper(ctx, childTask{Kind: "worker", URL: s.url, Config: cfg, Depth: outageChainDepth})
-			if err != nil {
-				return err
-			}
-			workers = append(workers, h)
-			readers.Go(func() {
-				// A worker says how many it has handled, again and again.
-				before := int64(0)
-				for lines := bufio.NewScanner(h.out); lines.Scan(); {
-					n, err := strconv.ParseInt(strings.TrimSpace(lines.Text()), 10, 64)
-					if err != nil {
-						continue
-					}
-					handled.Add(n - before)
-					lineMu.Lock()
-					if line != nil {
-						line.add(n - before)
-					}
-					lineMu.Unlock()
-					before = n
-				}
-			})
-		}
-		return nil
-	}
+	workers := &outageWorkers{task: childTask{Kind: "worker", URL: s.url, Config: cfg, Depth: outageChainDepth}}
+	defer workers.close()
 	all := max(3, min(workerProcesses, cfg.Goroutines))
 	killed := all / 3
-	if err := start(all); err != nil {
+	if err := workers.start(ctx, all); err != nil {
 		return Sample{}, err
 	}
-	lineMu.Lock()
-	line = newTimeline()
-	lineMu.Unlock()
+	line := newTimeline()
+	workers.line.Store(line)
 	var makers sync.WaitGroup
+	var changed atomic.Int64
 	for range cfg.Goroutines {
 		makers.Go(func() {
 			for ctx.Err() == nil {
-				if changed.Load()-handled.Load() > reactiveBacklog {
+				if changed.Load()-workers.handled.Load() > reactiveBacklog {
 					sleep(ctx, time.Millisecond)
 					continue
 				}
@@ -280,12 +242,9 @@ func (s *workerOutage) Run(ctx context.Context, cfg Config, d time.Duration, _ i
 	var events []Event
 	sleep(ctx, d*2/5)
 	events = append(events, line.event(fmt.Sprintf("%d of %d killed", killed, all)))
-	for _, h := range workers[:killed] {
-		h.kill()
-	}
-	workers = workers[killed:]
+	workers.kill(killed)
 	sleep(ctx, d/5)
-	err := start(killed)
+	err := workers.start(ctx, killed)
 	events = append(events, line.event("back"))
 	sleep(ctx, d-time.Since(line.began))
 	elapsed := time.Since(line.began)
@@ -295,5 +254,57 @@ func (s *workerOutage) Run(ctx context.Context, cfg Config, d time.Duration, _ i
 	if err := errors.Join(err, cause); err != nil {
 		return Sample{}, err
 	}
-	return Sample{Ops: handled.Load(), Rate: float64(handled.Load()) / elapsed.Seconds(), Timeline: line.rates(elapsed), Events: events}, nil
+	handled := workers.handled.Load()
+	return Sample{Ops: handled, Rate: float64(handled) / elapsed.Seconds(), Timeline: line.rates(elapsed), Events: events}, nil
+}
+
+// outageWorkers are the processes that handle the changes.
+type outageWorkers struct {
+	task    childTask
+	running []*helper
+	readers sync.WaitGroup
+	handled atomic.Int64
+	line    atomic.Pointer[timeline] // nil before it is measured
+}
+
+// start starts n more.
+func (w *outageWorkers) start(ctx context.Context, n int) error {
+	for range n {
+		h, err := startHelper(ctx, w.task)
+		if err != nil {
+			return err
+		}
+		w.running = append(w.running, h)
+		w.readers.Go(func() { w.read(h.out) })
+	}
+	return nil
+}
+
+// read adds up what a worker says, again and again, of how many changes it has handled.
+func (w *outageWorkers) read(from io.Reader) {
+	before := int64(0)
+	for lines := bufio.NewScanner(from); lines.Scan(); {
+		n, err := strconv.ParseInt(strings.TrimSpace(lines.Text()), 10, 64)
+		if err != nil {
+			continue
+		}
+		w.handled.Add(n - before)
+		if line := w.line.Load(); line != nil {
+			line.add(n - before)
+		}
+		before = n
+	}
+}
+
+// kill kills the first n.
+func (w *outageWorkers) kill(n int) {
+	for _, h := range w.running[:n] {
+		h.kill()
+	}
+	w.running = w.running[n:]
+}
+
+func (w *outageWorkers) close() {
+	w.kill(len(w.running))
+	w.readers.Wait()
 }

@@ -63,7 +63,7 @@ func main() {
 // errMissed says that -check found a bar that was not reached.
 var errMissed = errors.New("not every bar was reached")
 
-func run(args []string, stdout, stderr io.Writer) (err error) {
+func run(args []string, stdout, stderr io.Writer) error {
 	var cfg Config
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
@@ -92,6 +92,50 @@ func run(args []string, stdout, stderr io.Writer) (err error) {
 	if flags.NArg() > 0 {
 		return fmt.Errorf("what is %q? (arguments are given as flags; -help lists them)", flags.Arg(0))
 	}
+	if *asJSON && *markdown {
+		return errors.New("-json and -markdown exclude each other")
+	}
+	if err := cfg.check(); err != nil {
+		return err
+	}
+	chosen, err := choose(*names)
+	if err != nil {
+		return err
+	}
+	if *list {
+		printList(stdout, chosen)
+		return nil
+	}
+
+	report, err := measureOrRead(cfg, chosen, peerFilter(*peers), *from, func(r Result) {
+		if !*asJSON && !*markdown {
+			r.print(stdout)
+		}
+	}, stderr)
+	if err != nil {
+		return err
+	}
+	if err := report.drawInto(*charts, *pages); err != nil {
+		return err
+	}
+	switch {
+	case *asJSON:
+		if err := report.printJSON(stdout); err != nil {
+			return err
+		}
+	case *markdown:
+		report.printMarkdown(stdout, base(*charts))
+	default:
+		report.printSummary(stdout)
+	}
+	if *check && !report.reached() {
+		return errMissed
+	}
+	return nil
+}
+
+// check refuses what no workload can be run with.
+func (cfg *Config) check() error {
 	switch {
 	case cfg.Goroutines < 0:
 		return fmt.Errorf("-goroutines %d is negative", cfg.Goroutines)
@@ -107,52 +151,33 @@ func run(args []string, stdout, stderr io.Writer) (err error) {
 		return fmt.Errorf("-warmup %v is negative", cfg.Warmup)
 	case cfg.Skew < 0:
 		return fmt.Errorf("-skew %g is negative", cfg.Skew)
-	case *asJSON && *markdown:
-		return errors.New("-json and -markdown exclude each other")
 	}
-	chosen, err := choose(*names)
-	if err != nil {
-		return err
-	}
-	if *list {
-		for _, w := range chosen {
-			fmt.Fprintf(stdout, "%-22s %s\n", w.Name, w.About)
-		}
-		return nil
-	}
+	return nil
+}
 
-	report, err := measureOrRead(cfg, chosen, peerFilter(*peers), *from, func(r Result) {
-		if !*asJSON && !*markdown {
-			r.print(stdout)
-		}
-	}, stderr)
-	if err != nil {
-		return err
+func printList(to io.Writer, chosen []Workload) {
+	for _, w := range chosen {
+		fmt.Fprintf(to, "%-22s %s\n", w.Name, w.About)
 	}
-	if *charts != "" {
-		if err := report.draw(*charts); err != nil {
+}
+
+func (r *Report) printJSON(to io.Writer) error {
+	e := json.NewEncoder(to)
+	e.SetIndent("", "  ")
+	return e.Encode(r)
+}
+
+// drawInto draws charts into one directory and writes pages into the other, if they are named.
+func (r *Report) drawInto(charts, pages string) error {
+	if charts != "" {
+		if err := r.draw(charts); err != nil {
 			return fmt.Errorf("drawing charts: %w", err)
 		}
 	}
-	if *pages != "" {
-		if err := report.writePages(*pages); err != nil {
+	if pages != "" {
+		if err := r.writePages(pages); err != nil {
 			return fmt.Errorf("writing pages: %w", err)
 		}
-	}
-	switch {
-	case *asJSON:
-		e := json.NewEncoder(stdout)
-		e.SetIndent("", "  ")
-		if err := e.Encode(report); err != nil {
-			return err
-		}
-	case *markdown:
-		report.printMarkdown(stdout, base(*charts))
-	default:
-		report.printSummary(stdout)
-	}
-	if *check && !report.reached() {
-		return errMissed
 	}
 	return nil
 }
