@@ -42,6 +42,7 @@ type membership struct {
 	doubt      Timestamp     // from which on the list is to be read again; 0 if it is not
 	announce   bool          // the generation is to be changed yet
 	outdated   bool          // the shares are older than the list or the record
+	looked     Timestamp     // of the last beat that had the worker look for what its shares took in
 }
 
 // member is a member as a worker knows it.
@@ -148,12 +149,6 @@ func (w *Worker) beat(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("looking at the members: %w", err)
 	}
-	// What was to change after the last beat is asked for by that one's time: the guess at the
-	// present (now) may have reached it before the oracle has.
-	var before Timestamp
-	if t := m.time.Load(); t != nil {
-		before = t.drawn
-	}
 	m.time.Store(&oracleTime{seen.now, seen.asked})
 	if m.ends != seen.ends {
 		m.ends, m.renewed = seen.ends, seen.asked
@@ -198,9 +193,12 @@ func (w *Worker) beat(ctx context.Context) error {
 		m.outdated = false
 		leaveToken(w.claimSoon)
 	}
-	if next := m.shares.Load().next(before); changed || next > 0 && next <= seen.now {
+	// What was to change since is asked for by the oracle's time: the guess at the present (now)
+	// may have reached it before the oracle has.
+	if next := m.shares.Load().next(m.looked); changed || next > 0 && next <= seen.now {
 		w.kickAll() // something may be this worker's own that was not before
 	}
+	m.looked = seen.now
 	return nil
 }
 

@@ -83,6 +83,29 @@ func TestJoinerLooksWhenItsShareBegins(t *testing.T) {
 	})
 }
 
+// A beat that fails after a share has begun leaves the look for it to the next one.
+func TestBeatThatFailsAsAShareBegins(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		config := WorkerConfig{Concurrency: 1, Rescan: time.Hour}
+		slow := sleeps(100 * time.Millisecond)
+		c.hire(config, slow, "o").start()
+		settle()
+		c.change(rows("r", 200)...)
+		time.Sleep(time.Second)
+		b := c.hire(config, slow, "o")
+		// Its renewals fail from before its share begins (after two seconds) to after it.
+		began := time.Now()
+		b.wire.AddRule(faultstore.Rule{Fault: refuse, Times: -1, Match: func(x *call) bool {
+			since := time.Since(began)
+			return since > 1500*time.Millisecond && since < 3*time.Second && touches(false)(x)
+		}})
+		b.start()
+		time.Sleep(6 * time.Second)
+		require.Positive(t, b.count(), "a worker with a share of the backlog does nothing")
+		c.handles(20 * time.Second)
+	})
+}
+
 // A worker whose last word was lost is missed by all others, though only one of them
 // watches it.
 func TestLeaverWhoseAnnouncementIsLost(t *testing.T) {

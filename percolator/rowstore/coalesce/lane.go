@@ -75,14 +75,12 @@ func (l *lane[Q, A]) do(ctx context.Context, asks []Q) ([]A, error) {
 	}
 	l.mu.Unlock()
 
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("coalesce: %s: %w", l.name, err)
-	}
-	if err := l.check(asks); err != nil {
-		return nil, fmt.Errorf("coalesce: %s: %w", l.name, err)
-	}
-	if len(asks) == 0 {
-		return nil, nil
+	if err := l.admit(ctx, asks); err != nil || len(asks) == 0 {
+		// Calls that came during the yield wait for this one, which does not leave.
+		l.mu.Lock()
+		l.dispatch()
+		l.mu.Unlock()
+		return nil, err
 	}
 	w := l.waiters.Get().(*waiter[Q, A])
 	l.mu.Lock()
@@ -110,6 +108,18 @@ func (l *lane[Q, A]) do(ctx context.Context, asks []Q) ([]A, error) {
 	*w = waiter[Q, A]{ready: w.ready}
 	l.waiters.Put(w)
 	return answers, err
+}
+
+// admit tells whether a call may wait in a batch: it is valid, and its context has not ended.
+func (l *lane[Q, A]) admit(ctx context.Context, asks []Q) error {
+	err := ctx.Err()
+	if err == nil {
+		err = l.check(asks)
+	}
+	if err != nil {
+		return fmt.Errorf("coalesce: %s: %w", l.name, err)
+	}
+	return nil
 }
 
 // sendAlone sends a call in its caller's goroutine, as it is. Such a call is larger than a

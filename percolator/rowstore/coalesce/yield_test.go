@@ -2,6 +2,8 @@ package coalesce
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -110,4 +112,60 @@ func TestSlowYieldsAreRare(t *testing.T) {
 		l.stop()
 		l.wait()
 	})
+}
+
+// A call that ends without being sent, though it yielded, must not leave those behind that
+// came meanwhile: nothing is under way that would send them, but for the timer that looks
+// for calls that hang.
+func TestCallsBehindAYieldLeaveWithoutIt(t *testing.T) {
+	t.Parallel()
+	bad := errors.New("a bad call")
+	for name, c := range map[string]struct {
+		asks []int
+		ends bool // the context of the call, during the yield
+		want error
+	}{
+		"context": {asks: []int{1}, ends: true, want: context.Canceled},
+		"refused": {asks: []int{-1}, want: bad},
+		"empty":   {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				l, sizes := numbers(Options{MaxBatch: 256, MaxInFlight: 1})
+				l.check = func(asks []int) error {
+					if slices.Contains(asks, -1) {
+						return bad
+					}
+					return nil
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				behind := make(chan error, 1)
+				first := true
+				l.gosched = func() {
+					if !first {
+						return
+					}
+					first = false
+					go func() {
+						_, err := l.do(t.Context(), []int{2})
+						behind <- err
+					}()
+					synctest.Wait() // until it waits in a batch
+					if c.ends {
+						cancel()
+					}
+				}
+				_, err := l.do(ctx, c.asks)
+				require.ErrorIs(t, err, c.want)
+				synctest.Wait()
+				require.Len(t, behind, 1, "it was answered")
+				require.NoError(t, <-behind)
+				require.Equal(t, []int{1}, sizes())
+				l.stop()
+				l.wait()
+			})
+		})
+	}
 }

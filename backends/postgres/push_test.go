@@ -1,0 +1,112 @@
+package postgres
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/internal/testserver"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// A payload says the wake or more, and never nothing.
+func TestPayloads(t *testing.T) {
+	t.Parallel()
+	p, other := &pusher{id: strings.Repeat("A", 26)}, &pusher{id: "B"}
+	for _, table := range []string{"t", "a:b", "a/b%", "\x00\xff", strings.Repeat("x", maxTable)} {
+		for _, n := range []int{0, 1, 256, 5000} {
+			said := rowstore.Wake{Table: table}
+			for i := range n {
+				said.Slots = append(said.Slots, uint16(i)) //nolint:gosec // small
+			}
+			payload := p.payload(said)
+			require.LessOrEqual(t, len(payload), maxPayload)
+			if n == 5000 {
+				said.Slots = nil // any row
+			}
+			got, own := other.parse(payload)
+			require.Equal(t, said, got)
+			require.False(t, own)
+			_, own = p.parse(payload)
+			require.True(t, own)
+		}
+	}
+	got, _ := other.parse(p.payload(rowstore.Wake{}))
+	require.Zero(t, got)
+	for _, s := range []string{"", "t", "A:74", "A:7:", "A:74:0", "A:74:00", "A:74:0001:", "A:xx:0001", "A:74:zzzz", "::"} {
+		got, own := other.parse(s)
+		require.Zero(t, got, "%q", s)
+		require.False(t, own)
+	}
+}
+
+// Another store hears of each row, whatever its table is called, and of what a stranger
+// announces.
+func TestAnnouncementsNameEachRow(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	direct := testserver.Postgres(t)
+	schema := fresh(t, direct)
+	s, listens := openTest(t, with(direct, "schema", schema)), openTest(t, with(direct, "schema", schema))
+	heard := make(chan rowstore.Wake, 10000)
+	waker, ok := rowstore.Unwrap[rowstore.Waker](listens)
+	require.True(t, ok)
+	go func() { _ = waker.Listen(ctx, func(w rowstore.Wake) { heard <- w }) }()
+	hear := func() rowstore.Wake {
+		select {
+		case w := <-heard:
+			return w
+		case <-ctx.Done():
+			require.FailNow(t, "nothing was announced")
+			return rowstore.Wake{}
+		}
+	}
+	require.Zero(t, hear())
+	apply := func(table string, rows int) map[uint16]bool {
+		var muts []rowstore.Mutation
+		slots := map[uint16]bool{}
+		for i := range rows {
+			m := rowstore.Mutation{Table: table, Row: fmt.Sprint("r/", rows, "/", i)}
+			for c := range 3 {
+				m.Edits = append(m.Edits, rowstore.Put(rowstore.Notify, fmt.Sprint("c", c), 5, nil))
+			}
+			muts = append(muts, m)
+			slots[rowstore.Slot(m.Table, m.Row)] = true
+		}
+		_, err := s.Apply(ctx, muts, rowstore.ApplyOptions{})
+		require.NoError(t, err)
+		return slots
+	}
+	for _, table := range []string{"t", "a:b", "/", "%2F", "\x00", "\xff\xfe", strings.Repeat("x", maxTable)} {
+		for _, rows := range []int{1, 256, 600} {
+			missing := apply(table, rows)
+			for len(missing) > 0 { // a call may be announced in parts
+				w := hear()
+				if w.Table != table {
+					continue // the rest of what came before
+				}
+				if len(w.Slots) == 0 {
+					require.Greater(t, rows, 256)
+					break
+				}
+				for _, slot := range w.Slots {
+					delete(missing, slot)
+				}
+			}
+		}
+	}
+	// A stranger's message makes everybody look.
+	conn := connect(ctx, t, direct)
+	for _, garbage := range []string{"t", "", "a:b", strings.Repeat("x", maxPayload)} {
+		_, err := conn.Exec(ctx, "SELECT pg_notify($1, $2)", newNames(schema).channel, garbage)
+		require.NoError(t, err)
+		for hear().Table != "" { // the rest of what came before
+			continue
+		}
+	}
+}
