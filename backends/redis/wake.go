@@ -25,6 +25,9 @@ const (
 // puts the slots of a table's rows together, and leaves them out if there are many.
 func wakeOf(table string, slot uint16) string { return fmt.Sprintf("%s/%04x", table, slot) }
 
+// wakeSlots is how many slots of a table the script names, at most.
+const wakeSlots = 256
+
 // parseWake reads a message. One that it does not understand may mean anything.
 func parseWake(message string) rowstore.Wake {
 	table, slots, ok := strings.Cut(message, "/")
@@ -32,6 +35,9 @@ func parseWake(message string) rowstore.Wake {
 		return rowstore.Wake{}
 	}
 	w := rowstore.Wake{Table: unescapeTable(table)}
+	if len(slots) > 4*wakeSlots {
+		slots = "" // it is not from the script
+	}
 	for ; slots != ""; slots = slots[4:] {
 		slot, err := strconv.ParseUint(slots[:4], 16, 16)
 		if err != nil {

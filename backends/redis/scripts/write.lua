@@ -71,7 +71,7 @@ while p <= na do
     quick(p, draw, nah, nal)
   else
     for m = 1, nm do
-      -- Head: row key, table to wake or false, number of cell
+      -- Head: row key, table and slot to wake for, or false, number of cell
       -- columns and of notification columns, and their fields.
       H[m], Q[m] = p, q
       local key, nw, nn = A[p], A[p + 2], A[p + 3]

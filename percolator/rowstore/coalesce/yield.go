@@ -22,7 +22,7 @@ const (
 // yields is what yields have cost.
 type yields struct {
 	skip int // calls that are to leave without one
-	slow int // the last value of skip, 0 after a yield that was quick
+	slow int // what skip was set to last, halved by each yield that was quick since
 }
 
 // yield lets other goroutines run. l.mu is held, but not meanwhile.
@@ -31,17 +31,28 @@ func (l *lane[Q, A]) yield() {
 		l.yields.skip--
 		return
 	}
+	before := l.waiting()
 	l.mu.Unlock()
 	began := time.Now()
 	l.gosched()
 	took := time.Since(began)
 	l.mu.Lock()
-	if took <= max(slowYield, l.usual) {
-		l.yields = yields{}
+	// A yield may take long and pay, where processes share processors: others then have
+	// joined, and it was short beside a call.
+	if joined := l.waiting() > before; took <= slowYield || joined && took <= l.usual/2 {
+		l.yields.slow /= 2
 		return
 	}
 	slow := min(max(1, 2*l.yields.slow), mostSkipped)
 	l.yields = yields{skip: slow, slow: slow}
+}
+
+// waiting counts the asks that wait to leave.
+func (l *lane[Q, A]) waiting() (n int) {
+	for _, b := range l.pending {
+		n += len(b.asks)
+	}
+	return n
 }
 
 // gather yields for a call of so many asks that may go straight to the store. Meanwhile it

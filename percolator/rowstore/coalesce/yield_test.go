@@ -108,6 +108,8 @@ func TestSlowYieldsAreRare(t *testing.T) {
 		slow = false
 		call(mostSkipped + 1)
 		require.Equal(t, 100, call(100))
+		slow = true
+		require.LessOrEqual(t, call(mostSkipped), 10)
 		require.NotEmpty(t, sizes())
 		l.stop()
 		l.wait()
