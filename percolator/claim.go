@@ -34,24 +34,7 @@ func (w *Worker) claimRuns(ctx context.Context) error {
 		if _, err := w.sleepOr(ctx, claimAfter, w.claimSoon); err != nil {
 			return err
 		}
-		var tasks []*task
-		now := w.db.clock.Now()
-		w.mu.Lock()
-		for _, t := range w.jobs {
-			if !t.running || t.calledAt.IsZero() || now.Sub(t.claimed) < w.claimLasts()/3 {
-				continue
-			}
-			if now.Sub(t.calledAt) >= claimAfter || w.stopping || w.loses(t, 2*claimAfter) {
-				t.claimed = now
-				tasks = append(tasks, t)
-			}
-		}
-		w.mu.Unlock()
-		// The order of a map is random, and the calls of a run must be repeatable.
-		slices.SortFunc(tasks, func(a, b *task) int {
-			return cmp.Or(strings.Compare(a.cell.Table, b.cell.Table), strings.Compare(a.cell.Row, b.cell.Row),
-				strings.Compare(a.cell.Column, b.cell.Column), strings.Compare(a.o.Name, b.o.Name))
-		})
+		tasks := w.toClaim()
 		if len(tasks) == 0 {
 			continue
 		}
@@ -59,6 +42,29 @@ func (w *Worker) claimRuns(ctx context.Context) error {
 			w.db.log.Debug("long runs could not be claimed", "err", err)
 		}
 	}
+}
+
+// toClaim lists the runs that are to be claimed now, and notes that they are.
+func (w *Worker) toClaim() []*task {
+	var tasks []*task
+	now := w.db.clock.Now()
+	w.mu.Lock()
+	for _, t := range w.jobs {
+		if !t.running || t.calledAt.IsZero() || now.Sub(t.claimed) < w.claimLasts()/3 {
+			continue
+		}
+		if now.Sub(t.calledAt) >= claimAfter || w.stopping || w.loses(t, 2*claimAfter) {
+			t.claimed = now
+			tasks = append(tasks, t)
+		}
+	}
+	w.mu.Unlock()
+	// The order of a map is random, and the calls of a run must be repeatable.
+	slices.SortFunc(tasks, func(a, b *task) int {
+		return cmp.Or(strings.Compare(a.cell.Table, b.cell.Table), strings.Compare(a.cell.Row, b.cell.Row),
+			strings.Compare(a.cell.Column, b.cell.Column), strings.Compare(a.o.Name, b.o.Name))
+	})
+	return tasks
 }
 
 // loses tells whether the cell of a task goes to another worker within a time. Mostly no
