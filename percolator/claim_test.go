@@ -181,6 +181,14 @@ func TestClaimsAreRemovedByTheirOwner(t *testing.T) {
 		require.Zero(t, c.claims("o"))
 
 		a = claim(lost, nil)
+		lost.wire.AddRule(faultstore.Rule{Match: op(faultstore.CallApply), Before: func(context.Context, *call) faultstore.Fault {
+			lost.dropClaim(a)
+			return faultstore.Fault{}
+		}})
+		claim(lost, a)
+		require.Zero(t, c.claims("o"), "the run has ended while it was claimed")
+
+		a = claim(lost, nil)
 		for range 20 {
 			time.Sleep(time.Second)
 			claim(lost, a)

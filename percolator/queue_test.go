@@ -1,6 +1,7 @@
 package percolator
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -234,5 +235,31 @@ func TestWhichRunsAreClaimed(t *testing.T) {
 		} else {
 			require.Equal(t, before, run.claimed, name)
 		}
+	}
+}
+
+// What dispatch drops and asks for.
+func TestDispatchOfForeignJobs(t *testing.T) {
+	t.Parallel()
+	for _, waits := range []int{lowWater + 1, lowWater + 2} {
+		wk, w := idleWorker(t)
+		q := wk.list[0]
+		for range waits {
+			require.True(t, wk.enqueue(&task{job: job{Cell{"t", fmt.Sprint(len(q.tasks)), "v"}, q.o}, q: q}))
+		}
+		q.left = true
+		now := w.clock.Now()
+		wk.member.time.Store(&oracleTime{oracle.FromTime(now), now})
+		wk.member.shares.Store(&shares{q: {{kind: shareNone}}})
+		wk.mu.Lock()
+		wk.dispatch()
+		wk.mu.Unlock()
+		wk.tasks.Wait()
+		require.Empty(t, wk.jobs)
+		require.Empty(t, q.tasks)
+		require.Zero(t, wk.running, "nothing of others was started")
+		require.False(t, q.left)
+		require.Len(t, wk.room["t"], 1)
+		require.Len(t, wk.kicks["t"], 1, "what was left is looked for")
 	}
 }
