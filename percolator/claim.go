@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/percolate-go/percolate/internal/format"
-	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -35,24 +34,7 @@ func (w *Worker) claimRuns(ctx context.Context) error {
 		if _, err := w.sleepOr(ctx, claimAfter, w.claimSoon); err != nil {
 			return err
 		}
-		var tasks []*task
-		now := w.db.clock.Now()
-		w.mu.Lock()
-		for _, t := range w.jobs {
-			if !t.running || t.calledAt.IsZero() || now.Sub(t.claimed) < w.claimLasts()/3 {
-				continue
-			}
-			if now.Sub(t.calledAt) >= claimAfter || w.stopping || w.loses(t, 2*claimAfter) {
-				t.claimed = now
-				tasks = append(tasks, t)
-			}
-		}
-		w.mu.Unlock()
-		// The order of a map is random, and the calls of a run must be repeatable.
-		slices.SortFunc(tasks, func(a, b *task) int {
-			return cmp.Or(strings.Compare(a.cell.Table, b.cell.Table), strings.Compare(a.cell.Row, b.cell.Row),
-				strings.Compare(a.cell.Column, b.cell.Column), strings.Compare(a.o.Name, b.o.Name))
-		})
+		tasks := w.toClaim()
 		if len(tasks) == 0 {
 			continue
 		}
@@ -60,6 +42,29 @@ func (w *Worker) claimRuns(ctx context.Context) error {
 			w.db.log.Debug("long runs could not be claimed", "err", err)
 		}
 	}
+}
+
+// toClaim lists the runs that are to be claimed now, and notes that they are.
+func (w *Worker) toClaim() []*task {
+	var tasks []*task
+	now := w.db.clock.Now()
+	w.mu.Lock()
+	for _, t := range w.jobs {
+		if !t.running || t.calledAt.IsZero() || now.Sub(t.claimed) < w.claimLasts()/3 {
+			continue
+		}
+		if now.Sub(t.calledAt) >= claimAfter || w.stopping || w.loses(t, 2*claimAfter) {
+			t.claimed = now
+			tasks = append(tasks, t)
+		}
+	}
+	w.mu.Unlock()
+	// The order of a map is random, and the calls of a run must be repeatable.
+	slices.SortFunc(tasks, func(a, b *task) int {
+		return cmp.Or(strings.Compare(a.cell.Table, b.cell.Table), strings.Compare(a.cell.Row, b.cell.Row),
+			strings.Compare(a.cell.Column, b.cell.Column), strings.Compare(a.o.Name, b.o.Name))
+	})
+	return tasks
 }
 
 // loses tells whether the cell of a task goes to another worker within a time. Mostly no
@@ -101,6 +106,8 @@ func (w *Worker) claim(ctx context.Context, tasks []*task) error {
 	}
 	until := now.Add(w.claimLasts())
 	var muts []rowstore.Mutation
+	w.mu.Lock()
+	tasks = slices.DeleteFunc(tasks, func(t *task) bool { return t.claimed.IsZero() }) // ended meanwhile
 	for _, t := range tasks {
 		column := format.ClaimColumn(t.o.Name, t.cell.Column)
 		if n := len(muts); n == 0 || muts[n-1].Table != t.cell.Table || muts[n-1].Row != t.cell.Row {
@@ -109,7 +116,10 @@ func (w *Worker) claim(ctx context.Context, tasks []*task) error {
 		m := &muts[len(muts)-1] // a call may name a row once only
 		// It takes the place of one that ends sooner.
 		m.Edits = append(m.Edits, rowstore.Put(rowstore.Mark, column, until, []byte(w.id)))
+		// A call that fails may leave the one before in its place, which counts until it ends.
+		t.claims = append(slices.DeleteFunc(t.claims, func(end Timestamp) bool { return end < now }), until)
 	}
+	w.mu.Unlock()
 	for part := range slices.Chunk(muts, claimPage) {
 		if _, err = w.db.store.Apply(ctx, part, rowstore.ApplyOptions{}); err != nil {
 			break
@@ -117,13 +127,13 @@ func (w *Worker) claim(ctx context.Context, tasks []*task) error {
 	}
 	// A run that ended meanwhile may have dropped its claim before this one was there.
 	w.mu.Lock()
-	ended := slices.DeleteFunc(tasks, func(t *task) bool { return !t.claimed.IsZero() })
+	ended := slices.DeleteFunc(tasks, func(t *task) bool { return slices.Contains(t.claims, until) })
 	w.mu.Unlock()
 	for _, t := range ended {
 		if ctx.Err() != nil {
 			break // they end by themselves
 		}
-		w.removeClaim(t)
+		w.removeClaims(t, until)
 	}
 	return err
 }
@@ -131,21 +141,24 @@ func (w *Worker) claim(ctx context.Context, tasks []*task) error {
 // dropClaim removes the claim on a task's cell, if it has one.
 func (w *Worker) dropClaim(t *task) {
 	w.mu.Lock()
-	claimed := !t.claimed.IsZero()
-	t.calledAt, t.claimed = time.Time{}, time.Time{}
+	ends := t.claims
+	t.calledAt, t.claimed, t.claims = time.Time{}, time.Time{}, nil
 	w.mu.Unlock()
-	if claimed {
-		w.removeClaim(t)
+	if len(ends) > 0 {
+		w.removeClaims(t, ends...)
 	}
 }
 
-// removeClaim removes the claim on a task's cell. What fails is left to end by itself.
-func (w *Worker) removeClaim(t *task) {
+// removeClaims removes claims on a task's cell. Another worker's claim stays: its run of the
+// same change may still go on. What fails is left to end by itself.
+func (w *Worker) removeClaims(t *task, ends ...Timestamp) {
 	ctx, cancel := context.WithTimeout(w.db.ctx, w.db.backgroundTimeout())
 	defer cancel()
-	_, err := w.db.applyOne(ctx, rowstore.Mutation{Table: t.cell.Table, Row: t.cell.Row, Edits: []rowstore.Edit{
-		rowstore.DeleteRange(rowstore.Mark, format.ClaimColumn(t.o.Name, t.cell.Column), 0, oracle.Max),
-	}})
+	m := rowstore.Mutation{Table: t.cell.Table, Row: t.cell.Row}
+	for _, end := range ends {
+		m.Edits = append(m.Edits, rowstore.Delete(rowstore.Mark, format.ClaimColumn(t.o.Name, t.cell.Column), end))
+	}
+	_, err := w.db.applyOne(ctx, m)
 	if err != nil {
 		w.db.log.Debug("a claim was left to end by itself", "err", err)
 	}

@@ -150,3 +150,51 @@ func TestStopWhileFunctionsRun(t *testing.T) {
 		require.Equal(t, 64, b.count())
 	})
 }
+
+// A run that ends removes its own claims, also those before one that failed, and leaves those
+// of another worker, whose run of the same change may go on.
+func TestClaimsAreRemovedByTheirOwner(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		lost, won := c.hire(WorkerConfig{}, nil, "o"), c.hire(WorkerConfig{MemberLease: time.Minute}, nil, "o")
+		claim := func(m *mate, x *task) *task {
+			if x == nil {
+				x = &task{job: job{Cell{"t", "r", "v"}.stored(), m.list[0].o}, claimed: time.Now()}
+			}
+			_ = m.claim(t.Context(), []*task{x})
+			return x
+		}
+		a, b := claim(lost, nil), claim(won, nil)
+		lost.dropClaim(a)
+		require.Equal(t, 1, c.claims("o"), "the one that goes on")
+		won.dropClaim(b)
+		require.Zero(t, c.claims("o"))
+		require.Empty(t, b.claims)
+
+		claim(won, b)
+		require.Zero(t, c.claims("o"), "a run that has ended is claimed")
+
+		a = claim(lost, nil)
+		lost.wire.AddRule(faultstore.Rule{Match: op(faultstore.CallApply), Fault: refuse})
+		claim(lost, a)
+		require.Equal(t, 1, c.claims("o"), "the first one")
+		lost.dropClaim(a)
+		require.Zero(t, c.claims("o"))
+
+		a = claim(lost, nil)
+		lost.wire.AddRule(faultstore.Rule{Match: op(faultstore.CallApply), Before: func(context.Context, *call) faultstore.Fault {
+			lost.dropClaim(a)
+			return faultstore.Fault{}
+		}})
+		claim(lost, a)
+		require.Zero(t, c.claims("o"), "the run has ended while it was claimed")
+
+		a = claim(lost, nil)
+		for range 20 {
+			time.Sleep(time.Second)
+			claim(lost, a)
+		}
+		require.Less(t, len(a.claims), 6, "those that have ended are forgotten")
+		lost.dropClaim(a)
+		require.Zero(t, c.claims("o"))
+	})
+}

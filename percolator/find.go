@@ -273,22 +273,36 @@ func (l *looker) page(ctx context.Context, from, to string) (page []finding, las
 	if n < limit {
 		last = ""
 	}
-	now, at := w.db.clock.Now(), w.now()
+	// There may be thousands of cells, with many rivals for each: nothing else waits for that.
+	cells = w.own(cells)
+	now := w.db.clock.Now()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.looking, l.table)
 	for _, f := range cells {
 		covered := w.rested.covers(f.cell, f.seen, now)
-		for _, q := range w.queuesOf(f.cell) {
-			if !q.in(covered) && w.owns(q, f.cell, at) && w.wanted(q, f.cell, f.seen) {
-				f.queues = append(f.queues, q)
-			}
-		}
+		f.queues = slices.DeleteFunc(f.queues, func(q *queue) bool { return q.in(covered) || !w.wanted(q, f.cell, f.seen) })
 		if len(f.queues) > 0 {
 			page = append(page, f)
 		}
 	}
 	return page, last, nil
+}
+
+// own keeps those cells that are this worker's own for some of its observers, and fills
+// these in.
+func (w *Worker) own(cells []finding) []finding {
+	all, at := w.member.shares.Load(), w.now()
+	for i := range cells {
+		f := &cells[i]
+		slot := rowstore.Slot(f.cell.Table, f.cell.Row)
+		for _, q := range w.queuesOf(f.cell) {
+			if all == nil || all.at(q, at).has(slot) {
+				f.queues = append(f.queues, q)
+			}
+		}
+	}
+	return slices.DeleteFunc(cells, func(f finding) bool { return len(f.queues) == 0 })
 }
 
 // pageLimit is how many rows of a table are read at once. Where workers share the table,

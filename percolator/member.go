@@ -384,7 +384,7 @@ func (w *Worker) leave(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := w.removeMembers(ctx, []member{{id: m.id, joined: m.joined, ends: oracle.Max - 1}}); err != nil {
+	if _, err := w.removeMembers(ctx, []member{{id: m.id, joined: m.joined, ends: oracle.Max - 1}}); err != nil {
 		return err
 	}
 	return w.announce(ctx, now)

@@ -227,3 +227,23 @@ func TestWorkersSurviveAnOutageOfTheStore(t *testing.T) {
 		c.handles(6100 * time.Millisecond)
 	})
 }
+
+// A member that renews its lease just before it is removed stays in the list.
+func TestMemberThatRenewsInTime(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		now := c.now()
+		record := recordOf("o", 3*time.Second, 16)
+		c.put("4", record, now, now-1)
+		c.put("5", record, now, now-1)
+		a := c.hire(WorkerConfig{}, nil, "o")
+		a.wire.AddRule(faultstore.Rule{Match: op(faultstore.CallApply), Before: func(context.Context, *call) faultstore.Fault {
+			c.put("5", record, now, now.Add(3*time.Second))
+			return faultstore.Fault{}
+		}})
+		require.NoError(t, a.readMembers(t.Context(), now, false))
+		require.Equal(t, []string{"5"}, c.members())
+		require.Len(t, a.member.list, 1)
+		require.Equal(t, "5", a.member.list[0].id)
+		require.Len(t, a.member.list[0].record.Works, 1)
+	})
+}

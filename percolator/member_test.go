@@ -134,7 +134,7 @@ func TestMemberDiesAtEachCall(t *testing.T) {
 	for _, fault := range []verdict{die, dieAfter} {
 		t.Run(fmt.Sprint(fault), func(t *testing.T) {
 			t.Parallel()
-			for n, died := 0, true; died; n++ {
+			for n, died := 0, true; died && !t.Failed(); n++ {
 				t.Run(fmt.Sprint("call ", n), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
 						c := newCrew(t)
@@ -167,7 +167,7 @@ func TestMemberFailsAtEachCall(t *testing.T) {
 	for _, fault := range []verdict{refuse, lose, loseReply, {Kind: faultstore.Late, Rows: 3}, {Kind: faultstore.Late, Rows: 60}} {
 		t.Run(fmt.Sprint(fault, fault.Rows), func(t *testing.T) {
 			t.Parallel()
-			for n, failed := 0, true; failed; n++ {
+			for n, failed := 0, true; failed && !t.Failed(); n++ {
 				t.Run(fmt.Sprint("call ", n), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
 						c := newCrew(t)

@@ -120,15 +120,16 @@ func (w *Worker) readMembers(ctx context.Context, now Timestamp, silent bool) er
 		if lease := row.Newest(rowstore.Write, format.ColumnLease); lease != nil {
 			other.ends = lease.TS
 		}
+		other.record, err = format.DecodeMember(record.Value)
+		other.record.Lease = min(other.record.Lease, mostMemberLease)
 		if other.ends < now && !w.db.clock.Now().Before(m.judges) || silent && other.id == m.successor && other.ends == m.ends {
 			dead = append(dead, other)
 			continue
 		}
-		if other.record, err = format.DecodeMember(record.Value); err != nil {
+		if err != nil {
 			w.db.log.Warn("a worker's record cannot be read; that worker and this one may begin the same runs", "member", other.id, "err", err)
 			continue
 		}
-		other.record.Lease = min(other.record.Lease, mostMemberLease)
 		if latest := now.Add(other.record.Lease).Add(2 * w.beatTimeout()); other.ends > latest {
 			// It was not taken by a worker. Nobody would miss it, nor the one that it should watch.
 			dead = append(dead, other)
@@ -141,9 +142,11 @@ func (w *Worker) readMembers(ctx context.Context, now Timestamp, silent bool) er
 	}
 	// Many may have died at once. Those that are left must not miss their own beats by that.
 	for part := range slices.Chunk(dead, removePage) {
-		if err := w.removeMembers(ctx, part); err != nil {
+		alive, err := w.removeMembers(ctx, part)
+		if err != nil {
 			return fmt.Errorf("removing those whose leases have ended: %w", err)
 		}
+		list = append(list, alive...) // until the next beat reads the list again
 		m.announce = true
 	}
 	slices.SortFunc(list, func(a, b member) int { return strings.Compare(a.id, b.id) })
@@ -154,8 +157,8 @@ func (w *Worker) readMembers(ctx context.Context, now Timestamp, silent bool) er
 // removePage is how many members are removed in one call.
 const removePage = 256
 
-// removeMembers removes members, except those that have renewed their leases.
-func (w *Worker) removeMembers(ctx context.Context, dead []member) error {
+// removeMembers removes members, except those that have renewed their leases: alive.
+func (w *Worker) removeMembers(ctx context.Context, dead []member) (alive []member, err error) {
 	muts := make([]rowstore.Mutation, len(dead))
 	for i := range dead {
 		m := &dead[i]
@@ -173,6 +176,9 @@ func (w *Worker) removeMembers(ctx context.Context, dead []member) error {
 		if err == nil {
 			err = outs[i].Err
 		}
+		if outs[i].Err == nil && !outs[i].Applied {
+			alive = append(alive, dead[i])
+		}
 	}
-	return err
+	return alive, err
 }

@@ -37,6 +37,8 @@ type task struct {
 	begunAt  time.Time // when it was started
 	calledAt time.Time // when its function was called, zero before
 	claimed  time.Time // when its cell was claimed last, zero without a claim
+
+	claims []Timestamp // the ends of its claims that may be in the store
 }
 
 // queue has the jobs of one observer that are to run.
