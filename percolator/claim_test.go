@@ -61,7 +61,7 @@ func TestClaimsWakeNobody(t *testing.T) {
 	eachCrew(t, func(t *testing.T, c *crew) {
 		var all []*mate
 		for range 4 {
-			all = append(all, c.hire(WorkerConfig{Rescan: 10 * time.Second}, sleeps(time.Minute), "o").start())
+			all = append(all, c.hire(WorkerConfig{Concurrency: 64, Rescan: 10 * time.Second}, sleeps(time.Minute), "o").start())
 			time.Sleep(130 * time.Millisecond)
 		}
 		settle()
