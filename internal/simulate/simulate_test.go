@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -24,7 +26,7 @@ import (
 )
 
 var (
-	workers     = flag.String("workers", "1,2,4", "numbers of workers, separated by commas")
+	workers     = []int{1, 2, 4}
 	changes     = flag.Int("changes", 100, "changes for each worker")
 	concurrency = flag.Int("concurrency", 16, "functions that each worker runs at once")
 	function    = flag.Duration("function", 0, "how long a function takes")
@@ -33,6 +35,34 @@ var (
 	lasts       = flag.Duration("lasts", 10*time.Second, "how long changes come")
 	latency     = flag.Duration("latency", time.Millisecond, "how long a call to the store takes")
 )
+
+func init() {
+	flag.Func("workers", "numbers of workers that handle a backlog, separated by commas (default 1,2,4)", func(text string) error {
+		workers = nil
+		for part := range strings.SplitSeq(text, ",") {
+			n, err := strconv.Atoi(part)
+			if err != nil || n < 1 {
+				return fmt.Errorf("%q is no number of workers", part)
+			}
+			workers = append(workers, n)
+		}
+		return nil
+	})
+}
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	for name, bad := range map[string]bool{
+		"changes": *changes < 1, "concurrency": *concurrency < 1, "function": *function < 0,
+		"rate": !(*rate > 0), "lasts": *lasts <= 0, "latency": *latency < 0,
+	} {
+		if bad {
+			fmt.Fprintf(os.Stderr, "simulate: -%s cannot be %s\n", name, flag.Lookup(name).Value)
+			os.Exit(2)
+		}
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // drain is what it took to handle a backlog.
 type drain struct {
@@ -55,10 +85,8 @@ func (d drain) each(n float64) float64 { return n / float64(d.changes) }
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	var all []drain
-	for text := range strings.SplitSeq(*workers, ",") {
-		n, err := strconv.Atoi(text)
-		require.NoError(t, err)
-		t.Run(text, func(t *testing.T) {
+	for _, n := range workers {
+		t.Run(strconv.Itoa(n), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { all = append(all, simulateDrain(t, n)) })
 		})
 	}
@@ -69,6 +97,10 @@ func TestDrain(t *testing.T) {
 		linear := all[0].rate() * float64(d.workers) / float64(all[0].workers)
 		_, _ = fmt.Fprintf(show, "%d\t%.0f\t%.2f\t%v\t%.2f\t%.2f\t%.2f\t%.1f\t\n", d.workers, d.rate(), d.rate()/linear, d.all,
 			d.each(float64(d.functions)), d.each(float64(d.conflicts)), d.each(float64(d.scans)), d.each(float64(d.calls)))
+		require.LessOrEqual(t, d.each(float64(d.functions)), 1.01, "functions for each change, %d workers", d.workers)
+		if d.workers <= 32 {
+			require.GreaterOrEqual(t, d.rate()/linear, 0.8, "of linear, %d workers", d.workers)
+		}
 	}
 	require.NoError(t, show.Flush())
 	t.Logf("a backlog of %d changes for each worker; a call to the store takes %v, a function %v; functions, conflicts, scans and calls for each change\n%s",
