@@ -110,10 +110,10 @@ func (w *Worker) find(ctx context.Context, table string) error {
 			return err
 		}
 		wait := w.untilNextLook(&pace, l.found)
-		if took := w.db.clock.Now().Sub(began) - l.waited; l.found == 0 && l.rows > lookPage && took >= longLook {
+		if took := w.db.clock.Now().Sub(began) - l.waited; l.found == 0 && took >= longLook {
 			// There are many notifications for other workers. Pushes must not make this
-			// worker scan them all the time. A look that took long over few rows met a store
-			// that stood still, and says nothing of the next one.
+			// worker scan them all the time. Or the store stood still: then the workers need a
+			// moment until they agree again who has what.
 			if err := w.db.clock.Sleep(ctx, min(took, wait)); err != nil {
 				return err
 			}
@@ -218,7 +218,6 @@ type looker struct {
 	w      *Worker
 	table  string
 	found  int           // jobs that were queued
-	rows   int           // that were read
 	met    []string      // row keys at page boundaries
 	waited time.Duration // for room
 }
@@ -272,7 +271,6 @@ func (l *looker) page(ctx context.Context, from, to string) (page []finding, las
 			cells = append(cells, finding{cell: c, seen: w.rested.signature(c, known.observers(c.Table, c.Column), notified)})
 		}
 	}
-	l.rows += n
 	if n < limit {
 		last = ""
 	}

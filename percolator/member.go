@@ -38,7 +38,6 @@ type membership struct {
 	ends       Timestamp     // of that lease, as read last; 0 if it was not
 	renewed    time.Time     // local, when that end was asked for first
 	watched    time.Duration // how long the lease lasts
-	judges     time.Time     // local, from which on it takes others for dead
 	doubt      Timestamp     // from which on the list is to be read again; 0 if it is not
 	announce   bool          // the generation is to be changed yet
 	outdated   bool          // the shares are older than the list or the record

@@ -192,42 +192,6 @@ func TestJoinerBesideStuckWorkersBeginsAtOnce(t *testing.T) {
 	})
 }
 
-// The store stands still for longer than all leases, and goes on. Nobody takes anybody for dead
-// because of that, and each change that waits runs once.
-func TestWorkersSurviveAnOutageOfTheStore(t *testing.T) {
-	eachCrew(t, func(t *testing.T, c *crew) {
-		var all []*mate
-		for range 4 {
-			all = append(all, c.hire(WorkerConfig{}, sleeps(100*time.Millisecond), "o").start())
-		}
-		settle()
-		for range 2 {
-			before := calls(all)
-			over := time.Now().Add(8 * time.Second)
-			var rules []*faultstore.Added
-			for _, m := range all {
-				rules = append(rules, m.wire.AddRule(faultstore.Rule{Times: -1, Match: anyCall, Before: func(ctx context.Context, _ *call) faultstore.Fault {
-					_ = systemClock{}.Sleep(ctx, time.Until(over))
-					return faultstore.Fault{}
-				}}))
-			}
-			ids := c.members()
-			c.change(rows("r", 128)...)
-			time.Sleep(time.Until(over))
-			c.handles(3 * time.Second)
-			settle()
-			for _, r := range rules {
-				r.Remove()
-			}
-			require.Equal(t, ids, c.members())
-			require.Equal(t, before+128, calls(all))
-		}
-		all[0].kill()
-		c.change(rows("s", 64)...)
-		c.handles(6100 * time.Millisecond)
-	})
-}
-
 // A member that renews its lease just before it is removed stays in the list.
 func TestMemberThatRenewsInTime(t *testing.T) {
 	eachCrew(t, func(t *testing.T, c *crew) {

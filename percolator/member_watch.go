@@ -24,17 +24,6 @@ type sight struct {
 	ends       Timestamp // of that lease
 }
 
-// judgeAgain lets the others be for some beats if this worker could not beat for longer than
-// the shortest lease: the store may have stood still for them too. It does not do so all the
-// time, however slow the store is.
-func (w *Worker) judgeAgain(now Timestamp, asked time.Time) {
-	m, lease := &w.member, 2*w.beatInterval()
-	last := m.time.Load()
-	if last != nil && (asked.Sub(last.at) > lease || now.Sub(last.drawn) > lease) && asked.Sub(m.judges) > 3*lease {
-		m.judges = asked.Add(lease)
-	}
-}
-
 // lookAtMembers reads the generation, this worker's own row, and its successor's.
 func (w *Worker) lookAtMembers(ctx context.Context) (sight, error) {
 	m := &w.member
@@ -61,7 +50,6 @@ func (w *Worker) lookAtMembers(ctx context.Context) (sight, error) {
 		return s, err
 	}
 	s.now = at.start
-	w.judgeAgain(s.now, s.asked)
 	if v := rows[0].Newest(rowstore.Write, format.ColumnChange); v != nil {
 		s.generation = v.TS
 	}
@@ -74,7 +62,6 @@ func (w *Worker) lookAtMembers(ctx context.Context) (sight, error) {
 		if s.successor {
 			s.ends, s.successor = v.TS, !w.isSilent(v.TS, s.asked)
 		}
-		s.successor = s.successor || v != nil && s.asked.Before(m.judges)
 	}
 	return s, nil
 }
@@ -122,7 +109,7 @@ func (w *Worker) readMembers(ctx context.Context, now Timestamp, silent bool) er
 		}
 		other.record, err = format.DecodeMember(record.Value)
 		other.record.Lease = min(other.record.Lease, mostMemberLease)
-		if other.ends < now && !w.db.clock.Now().Before(m.judges) || silent && other.id == m.successor && other.ends == m.ends {
+		if other.ends < now || silent && other.id == m.successor && other.ends == m.ends {
 			dead = append(dead, other)
 			continue
 		}

@@ -39,6 +39,7 @@ func TestEnded(t *testing.T) {
 		require.NoError(t, Ended(ctx))
 		time.Sleep(time.Minute)
 		require.ErrorIs(t, Ended(late{ctx}), context.DeadlineExceeded)
+		synctest.Wait() // until ctx has noticed, too
 		cancel()
 		require.ErrorIs(t, Ended(ctx), context.DeadlineExceeded)
 		ctx, cancel = context.WithCancel(t.Context())
