@@ -18,6 +18,8 @@ func TestParseWake(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, rowstore.Wake{Table: "a/b%", Slots: []uint16{0xabcd, 1}}, parseWake("a%2Fb%25/abcd0001"))
 	require.Equal(t, rowstore.Wake{Table: "t"}, parseWake("t/"), "any row of the table")
+	require.Len(t, parseWake("t/"+strings.Repeat("abcd", wakeSlots)).Slots, wakeSlots)
+	require.Equal(t, rowstore.Wake{Table: "t"}, parseWake("t/"+strings.Repeat("abcd", wakeSlots+1)), "longer than the script's: any row, and nothing to read")
 	for _, s := range []string{"", "t", "t/abc", "t/abcg", "t/+123", "t/0_12", "t/abcd/abcd", "t/abcd/123", "\x00", "%"} {
 		require.Zero(t, parseWake(s), "%q", s)
 	}

@@ -1,6 +1,10 @@
 package explore
 
-import "hash/maphash"
+import (
+	"hash/maphash"
+
+	"github.com/percolate-go/percolate/internal/hash"
+)
 
 // trace is what makes two schedules the same: that one comes from the other by
 // swapping neighbours which do not touch the same things. Its sum is equal for
@@ -36,7 +40,7 @@ var traceSeed = maphash.MakeSeed()
 func (t *trace) add(c *choice) {
 	label := maphash.String(traceSeed, c.label)
 	if c.all {
-		t.base = mix(t.sum ^ label)
+		t.base = hash.Mix(t.sum ^ label)
 		t.sum, t.events = t.base, t.events[:0]
 		return
 	}
@@ -47,16 +51,7 @@ func (t *trace) add(c *choice) {
 			before += t.events[i].hash
 		}
 	}
-	h := mix(mix(before) ^ label)
+	h := hash.Mix(hash.Mix(before) ^ label)
 	t.sum += h
 	t.events = append(t.events, tracedEvent{choice: *c, hash: h})
-}
-
-// mix is the finalizer of SplitMix64.
-func mix(x uint64) uint64 {
-	x ^= x >> 30
-	x *= 0xbf58476d1ce4e5b9
-	x ^= x >> 27
-	x *= 0x94d049bb133111eb
-	return x ^ x>>31
 }
