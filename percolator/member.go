@@ -31,6 +31,7 @@ type membership struct {
 	// Of the goroutine that beats.
 	id         string        // of its row; "" while it is no member
 	joined     Timestamp     // of its record
+	until      Timestamp     // the end of its own lease, as stored last
 	record     format.Member // as stored last
 	generation Timestamp     // as read before list; 0 if that must be read
 	list       []member      // by id
@@ -38,6 +39,7 @@ type membership struct {
 	ends       Timestamp     // of that lease, as read last; 0 if it was not
 	renewed    time.Time     // local, when that end was asked for first
 	watched    time.Duration // how long the lease lasts
+	judges     Timestamp     // until then no lease counts as ended; 0 if it was never cut off
 	doubt      Timestamp     // from which on the list is to be read again; 0 if it is not
 	announce   bool          // the generation is to be changed yet
 	outdated   bool          // the shares are older than the list or the record
@@ -123,7 +125,7 @@ func (w *Worker) untilBeat() time.Duration {
 		early(next.Sub(w.now()))
 	}
 	if m.successor != "" && m.ends > 0 {
-		early(m.ends.Sub(w.now()) + time.Millisecond)
+		early(max(m.ends, m.judges).Sub(w.now()) + time.Millisecond)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -267,7 +269,7 @@ func (w *Worker) join(ctx context.Context, now Timestamp, works []format.MemberW
 	if err != nil {
 		return fmt.Errorf("joining the members: %w", err)
 	}
-	m.id, m.joined, m.record, m.announce = id, now, record, true
+	m.id, m.joined, m.until, m.record, m.announce = id, now, now.Add(w.config.MemberLease), record, true
 	return nil
 }
 
@@ -293,6 +295,7 @@ func (w *Worker) renewMember(ctx context.Context, now Timestamp, works []format.
 	if err != nil {
 		return fmt.Errorf("renewing the member's lease: %w", err)
 	}
+	m.until = until
 	if again {
 		m.record, m.announce = record, true
 	}

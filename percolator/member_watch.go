@@ -50,6 +50,7 @@ func (w *Worker) lookAtMembers(ctx context.Context) (sight, error) {
 		return s, err
 	}
 	s.now = at.start
+	w.noteCutOff(s.now, s.asked)
 	if v := rows[0].Newest(rowstore.Write, format.ColumnChange); v != nil {
 		s.generation = v.TS
 	}
@@ -58,13 +59,41 @@ func (w *Worker) lookAtMembers(ctx context.Context) (sight, error) {
 	}
 	if len(rows) == 3 {
 		v := rows[2].Newest(rowstore.Write, format.ColumnLease)
-		s.successor = v != nil && v.TS >= s.now
+		s.successor = v != nil && !m.leaseEnded(v.TS, s.now)
 		if s.successor {
 			s.ends, s.successor = v.TS, !w.isSilent(v.TS, s.asked)
 		}
 	}
 	return s, nil
 }
+
+// noteCutOff notices that this worker's own lease has ended, because it could not reach the
+// store in time. The others could not either, perhaps: then all leases have ended, and what
+// this worker knows of its own looks tells of the store. So everybody gets time to renew, and
+// what is stuck counts from now on. This must not go on for ever where a store is slow:
+// after each such time this worker judges for as long, whatever happens.
+func (w *Worker) noteCutOff(now Timestamp, asked time.Time) {
+	m := &w.member
+	grace := 2 * max(w.config.MemberLease, w.beatTimeout())
+	for i := range m.list {
+		grace = max(grace, 2*m.list[i].record.Lease)
+	}
+	if m.id == "" || now <= m.until || m.judges > 0 && now.Sub(m.judges) < grace {
+		return
+	}
+	m.judges, m.renewed = now.Add(grace), asked
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for table := range w.looking {
+		w.looking[table] = asked
+	}
+	for _, q := range w.list {
+		q.moved = asked
+	}
+}
+
+// leaseEnded tells whether a lease that ends at ends counts as ended.
+func (m *membership) leaseEnded(ends, now Timestamp) bool { return ends < now && now >= m.judges }
 
 // isSilent tells whether the successor has not renewed its lease for so long, by this
 // process's own clock, that the lease must have ended. The oracle does not say so while its
@@ -109,7 +138,7 @@ func (w *Worker) readMembers(ctx context.Context, now Timestamp, silent bool) er
 		}
 		other.record, err = format.DecodeMember(record.Value)
 		other.record.Lease = min(other.record.Lease, mostMemberLease)
-		if other.ends < now || silent && other.id == m.successor && other.ends == m.ends {
+		if m.leaseEnded(other.ends, now) || silent && other.id == m.successor && other.ends == m.ends {
 			dead = append(dead, other)
 			continue
 		}
