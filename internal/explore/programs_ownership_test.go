@@ -65,7 +65,7 @@ func linkedAndChanged(ctx context.Context, c *Client) error {
 // that the workers can do what is left.
 func ownership() []program {
 	observed, ab, two, many := []percolator.Cell{a}, []percolator.Cell{a, b}, []string{"one", "two"}, rows(8)
-	const long, longer = 7 * time.Second, 16 * time.Second
+	const long, longer = 11 * time.Second, 16 * time.Second
 	name := ObserverName("v")
 	return []program{
 		{Program{Name: "two owners, one-phase, anything", Options: onePhase, Owned: true, Apart: true, Setup: changed(a), Clients: clients{glancer, glancer}, Observed: observed, Budget: Budget{Die: 1, Lose: 1, Late: 1, Twice: 1}}, sparse},
