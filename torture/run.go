@@ -25,6 +25,7 @@ type config struct {
 	Workloads string        `json:"workloads"`
 	Clients   int           `json:"clients"`
 	Workers   int           `json:"workers"`
+	Crew      int           `json:"crew"`
 	Threads   int           `json:"threads"`
 	Rate      float64       `json:"rate"`
 	MinRate   float64       `json:"min_rate"`
@@ -65,6 +66,7 @@ type slot struct {
 	// is closed when it has ended.
 	expected bool
 	status   error
+	borrowed bool // by a fault of the crew; of run.mu
 }
 
 func (r *run) say(format string, args ...any) {
@@ -263,6 +265,9 @@ func (r *run) execute(ctx context.Context) (err error) {
 	for l := range lanes {
 		wg.Go(func() { r.harm(timed, l, rand.New(rand.NewPCG(r.Seed, 100+uint64(l)))) })
 	}
+	for n := 1; n < r.Crew && !r.Backend.embedded(); n++ { // several of the crew come and go at once
+		wg.Go(func() { r.harm(timed, laneCrew, rand.New(rand.NewPCG(r.Seed, 200+uint64(n)))) }) //nolint:gosec // a small number
+	}
 	<-timed.Done()
 	wg.Wait()
 	if ctx.Err() != nil {
@@ -321,26 +326,34 @@ func (r *run) endAll() {
 // makeSlots says which processes there are. The owner of an embedded store does
 // everything.
 func (r *run) makeSlots() error {
-	add := func(name string, threads int, worker bool) error {
+	crew := r.Crew
+	if !has(r.chosen, relayName) {
+		crew = 0
+	}
+	add := func(name string, threads int, worker bool, crew int) error {
 		urls, err := r.servers.urlsFor(name)
 		if err != nil {
 			return err
 		}
 		r.slots = append(r.slots, &slot{name: name, config: childConfig{
 			Dir: r.dir, URLs: urls, Threads: threads, Worker: worker, Workloads: r.Workloads, Began: r.began,
+			Crew: crew, Stays: r.Backend.embedded(),
 			Pace: time.Duration(float64(time.Second) * float64(r.Clients*r.Threads) / r.Rate),
 		}})
 		return nil
 	}
 	if r.Backend.embedded() {
-		return add("owner", r.Clients*r.Threads, true)
+		return add("owner", r.Clients*r.Threads, true, crew)
 	}
 	var errs []error
 	for i := range r.Clients {
-		errs = append(errs, add(fmt.Sprintf("client%d", i), r.Threads, false))
+		errs = append(errs, add(fmt.Sprintf("client%d", i), r.Threads, false, 0))
 	}
 	for i := range r.Workers {
-		errs = append(errs, add(fmt.Sprintf("worker%d", i), 0, true))
+		errs = append(errs, add(fmt.Sprintf("worker%d", i), 0, true, 0))
+	}
+	for i := range crew {
+		errs = append(errs, add(fmt.Sprintf("crew%d", i), 0, false, 1))
 	}
 	return errors.Join(errs...)
 }
@@ -406,9 +419,9 @@ func (r *run) prepare(ctx context.Context) error {
 			return errors.Join(err, p.close(ctx))
 		}
 	}
-	known := observers(p.log, r.chosen)
+	known := allObservers(p.log, r.chosen)
 	if len(known) > 0 {
-		w, err := newWorker(p.db, p.log, r.chosen)
+		w, err := workerOf(p.db, workerConfig(), known)
 		if err != nil {
 			return err
 		}

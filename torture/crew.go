@@ -1,0 +1,226 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"github.com/percolate-go/percolate/internal/contexts"
+	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// The crew are workers that come and go all the time. Each runs some of the observers of
+// the relay, and tells others for a short time only that it lives. A worker is a process
+// of its own, which is ended, killed, or stands still for longer than its lease. In an
+// embedded store they are workers of the process that owns it.
+
+// Leases of the crew's workers. A pause lasts longer than any.
+const (
+	shortestCrewLease = 200 * time.Millisecond
+	longestCrewLease  = time.Second
+)
+
+// crewWorker makes a worker as it happens.
+func crewWorker(db *percolator.DB, log *journal, rng *rand.Rand) (*percolator.Worker, error) {
+	c := workerConfig()
+	c.Concurrency = 1 + rng.IntN(8)
+	c.MemberLease = shortestCrewLease + time.Duration(rng.Int64N(int64(longestCrewLease-shortestCrewLease)))
+	c.GCInterval = -1
+	c.StopTimeout = time.Duration(rng.Int64N(int64(3*time.Second))) + 1
+	sets := relaySets()
+	return workerOf(db, c, relayObservers(log, sets[rng.IntN(len(sets))], true))
+}
+
+// crew runs the n-th worker of the process. If the process stays, as the owner of an embedded
+// store does, its workers come and go; else one lasts as long as the process.
+func (p *process) crew(ctx context.Context, n int) error {
+	rng := rand.New(rand.NewPCG(p.Seed, 1000+uint64(n))) //nolint:gosec // a small number
+	for ctx.Err() == nil {
+		w, err := crewWorker(p.db, p.log, rng)
+		if err != nil {
+			return err
+		}
+		life, stop := context.WithCancel(ctx)
+		if p.Stays {
+			stop()
+			life, stop = context.WithTimeout(ctx, 200*time.Millisecond+time.Duration(rng.Int64N(int64(3*time.Second))))
+		}
+		err = w.Run(life)
+		stop()
+		if err != nil {
+			p.log.write(line{Kind: lineBad, Text: "a worker of the crew ended by itself: " + err.Error()})
+			return err
+		}
+		_ = contexts.Sleep(ctx, time.Duration(rng.Int64N(int64(time.Second)))) // the loop looks
+	}
+	return nil
+}
+
+func inCrew(s *slot) bool { return s.config.Crew > 0 && s.config.Threads == 0 }
+
+func notInCrew(s *slot) bool { return !inCrew(s) }
+
+// borrow takes a process of the crew that no other fault has at the moment.
+func (r *run) borrow(rng *rand.Rand) (s *slot, giveBack func(), err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var idle []*slot
+	for _, s := range r.slots {
+		if inCrew(s) && !s.borrowed {
+			idle = append(idle, s)
+		}
+	}
+	if len(idle) == 0 {
+		return nil, nil, errors.New("there is no such process")
+	}
+	s = idle[rng.IntN(len(idle))]
+	s.borrowed = true
+	return s, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		s.borrowed = false
+	}, nil
+}
+
+// ofCrew makes a fault of what is done to a process of the crew.
+func ofCrew(do func(ctx context.Context, r *run, s *slot, rng *rand.Rand) error) func(context.Context, *run, *rand.Rand) error {
+	return func(ctx context.Context, r *run, rng *rand.Rand) error {
+		s, giveBack, err := r.borrow(rng)
+		if err != nil {
+			return err
+		}
+		defer giveBack()
+		return do(ctx, r, s, rng)
+	}
+}
+
+func killCrew(ctx context.Context, r *run, s *slot, rng *rand.Rand) error {
+	if err := s.kill(); err != nil {
+		return err
+	}
+	whileIn(ctx, rng, 0, time.Second)
+	return r.launch(s)
+}
+
+func stopCrew(ctx context.Context, r *run, s *slot, rng *rand.Rand) error {
+	if err := r.end(s); err != nil {
+		return err
+	}
+	whileIn(ctx, rng, 0, time.Second)
+	return r.launch(s)
+}
+
+func pauseCrew(ctx context.Context, _ *run, s *slot, rng *rand.Rand) error {
+	if err := s.pause(); err != nil {
+		return err
+	}
+	whileIn(ctx, rng, longestCrewLease, 3*longestCrewLease)
+	return s.resume()
+}
+
+// visit lets a stranger write members that nobody stands behind.
+func visit(ctx context.Context, r *run, rng *rand.Rand) error {
+	if r.servers.backend.embedded() {
+		return r.slots[0].tell("stranger " + fmt.Sprint(rng.Uint64()))
+	}
+	store, err := openStore(ctx, r.servers.directURLs())
+	if err != nil {
+		return err
+	}
+	return errors.Join(putStrangers(ctx, store, rng.Uint64()), store.Close())
+}
+
+const (
+	// deadPrefix and strangePrefix begin the ids of a stranger's members: of the dead, and of
+	// others. Ids of workers are hexadecimal, so some come before all of them, and some after.
+	deadPrefix, strangePrefix = "dead-", "strange-"
+	manyDead                  = 1000
+	strangersAtOnce           = 250
+)
+
+// putStrangers writes members to the store that no worker stands behind: of which the record
+// cannot be read or is of a newer version, whose lease ends in a century, or ended before.
+// Then it changes the generation, so that every worker looks at them.
+func putStrangers(ctx context.Context, store rowstore.Store, seed uint64) error {
+	p, ok := rowstore.Unwrap[rowstore.OracleProvider](store)
+	if !ok {
+		return errors.New("the store has no oracle of its own")
+	}
+	now, err := p.Oracle().Draw(ctx, 1)
+	if err != nil {
+		return err
+	}
+	const century = 100 * 365 * 24 * time.Hour
+	var muts []rowstore.Mutation
+	put := func(id string, record []byte, ends oracle.Timestamp) {
+		muts = append(muts, rowstore.Mutation{Table: format.TableMembers, Row: id, Edits: []rowstore.Edit{
+			rowstore.Put(rowstore.Lock, format.ColumnMember, now, record),
+			rowstore.Put(rowstore.Write, format.ColumnLease, ends, format.TimestampOnly),
+		}})
+	}
+	runsAll := func(lease time.Duration) []byte {
+		m := format.Member{From: 1, Lease: lease}
+		for _, o := range relayObservers(nil, relaySets()[1], false) {
+			m.Works = append(m.Works, format.MemberWork{Observer: o.Name, Table: o.Table, Column: o.Column, Weight: 16})
+		}
+		return m.Encode()
+	}
+	newer := append([]byte{format.Version + 1}, runsAll(time.Second)[1:]...)
+	for i, first := range []string{"", "0", "8", "~"} {
+		id := func(kind string) string { return fmt.Sprintf("%s%s%s-%d-%d", first, strangePrefix, kind, seed, i) }
+		put(id("garbage"), []byte("garbage"), now.Add(century))
+		put(id("newer"), newer, now.Add(century))
+		put(id("century"), runsAll(century), now.Add(century))
+		put(id("short"), runsAll(time.Second), now.Add(century))
+	}
+	for i := range manyDead {
+		put(fmt.Sprintf("%x%s%d-%d", i%16, deadPrefix, seed, i), runsAll(time.Second), now-1)
+	}
+	for len(muts) > 0 {
+		n := min(strangersAtOnce, len(muts))
+		outs, err := store.Apply(ctx, muts[:n], rowstore.ApplyOptions{})
+		for i := range outs {
+			err = errors.Join(err, outs[i].Err)
+		}
+		if err != nil {
+			return fmt.Errorf("writing strange members: %w", err)
+		}
+		muts = muts[n:]
+	}
+	_, err = store.Apply(ctx, []rowstore.Mutation{{Table: format.TableMembers, Row: format.RowGeneration, Edits: []rowstore.Edit{
+		rowstore.DeleteRange(rowstore.Write, format.ColumnChange, 0, now-1),
+		rowstore.DeleteRange(rowstore.Write, format.ColumnChange, now+1, oracle.Max),
+		rowstore.Put(rowstore.Write, format.ColumnChange, now, format.TimestampOnly),
+	}}}, rowstore.ApplyOptions{})
+	return err
+}
+
+// deadMembers counts the stranger's dead that nobody has removed.
+func deadMembers(ctx context.Context, store rowstore.Store) (n int, err error) {
+	picks := []rowstore.Selector{{Family: rowstore.Lock, Column: format.ColumnMember, To: oracle.Max, Limit: 1}}
+	for row, err := range store.Scan(ctx, rowstore.ScanRange{Table: format.TableMembers, Selectors: picks}) {
+		if err != nil {
+			return n, err
+		}
+		if strings.Contains(row.Row, deadPrefix) {
+			n++
+		}
+	}
+	return n, nil
+}
+
+// obeyStranger is what a process does that was told to be the stranger.
+func (p *process) obeyStranger(ctx context.Context, seed uint64, logger *slog.Logger) {
+	ctx, cancel := context.WithTimeout(ctx, txnTimeout)
+	defer cancel()
+	if err := putStrangers(ctx, p.db.Store(), seed); err != nil {
+		logger.Warn("strange members", "err", err)
+	}
+}
