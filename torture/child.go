@@ -36,11 +36,12 @@ type childConfig struct {
 	Dir        string        `json:"dir"`  // of the logs
 	URLs       []string      `json:"urls"` // of the store, or of two: see openStore
 	Seed       uint64        `json:"seed"`
-	Threads    int           `json:"threads"` // that run transactions
-	Pace       time.Duration `json:"pace"`    // of each thread: the mean time from one transaction to the next
-	Worker     bool          `json:"worker"`  // runs observers
-	Crew       int           `json:"crew"`    // workers of the crew that it runs
-	Stays      bool          `json:"stays"`   // these come and go, and not the process
+	Threads    int           `json:"threads"`  // that run transactions
+	Pace       time.Duration `json:"pace"`     // of each thread: the mean time from one transaction to the next
+	Worker     bool          `json:"worker"`   // runs observers
+	Crew       int           `json:"crew"`     // workers of the crew that it runs
+	CrewSet    int           `json:"crew_set"` // of relaySets, the first of them
+	Stays      bool          `json:"stays"`    // these come and go, and not the process
 	Workloads  string        `json:"workloads"`
 	Began      int64         `json:"began"` // of the run
 	WrongClock time.Duration `json:"wrong_clock"`

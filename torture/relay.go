@@ -26,12 +26,12 @@ const (
 
 	tableBaton     = "baton"     // a row for each cell: head is changed by transactions, tail by carry
 	tableRelayRuns = "relayruns" // OBSERVER:ROW:START, what the run has seen
-	tableRelayed   = "relayed"   // OBSERVER:ROW, how many runs there were
+	tableRelayed   = "relayed"   // OBSERVER:ROW, how many runs there were, and what the last one has seen
 )
 
-// relaySets are the observers that one worker of the crew runs.
+// relaySets are the observers that one worker of the crew runs, the first one all of them.
 func relaySets() [][]string {
-	return [][]string{{carryName}, {carryName, noteName, receiveName}, {noteName, receiveName}}
+	return [][]string{{carryName, noteName, receiveName}, {carryName}, {noteName, receiveName}}
 }
 
 func batonCell(i int) string { return fmt.Sprintf("%s/cell%02d/head", tableBaton, i) }
@@ -59,8 +59,8 @@ func relayObservers(log *journal, names []string, naps bool) []percolator.Observ
 			Name: name, Table: tableBaton, Column: column, Timeout: txnTimeout, MaxAttempts: 1 << 20,
 			Func: func(ctx context.Context, tx *percolator.Txn, c percolator.Cell) error {
 				log.write(line{Kind: lineCall, Text: name})
-				if naps && rand.IntN(50) == 0 {
-					if err := contexts.Sleep(ctx, time.Second+time.Duration(rand.Int64N(int64(time.Second)))); err != nil {
+				if naps && rand.IntN(12) == 0 {
+					if err := contexts.Sleep(ctx, time.Second+time.Duration(rand.Int64N(int64(1500*time.Millisecond)))); err != nil {
 						return err
 					}
 				}
@@ -105,6 +105,9 @@ func (t *txn) relayed(observer, row, column string) (seen string, err error) {
 		return "", err
 	}
 	if err := t.put(tableRelayed, observer+":"+row, "runs", strconv.Itoa(n+1)); err != nil {
+		return "", err
+	}
+	if err := t.put(tableRelayed, observer+":"+row, "seen", *value); err != nil {
 		return "", err
 	}
 	return *value, t.put(tableRelayRuns, runRow(observer+":"+row, t.start()), "seen", *value)

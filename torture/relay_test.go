@@ -71,5 +71,5 @@ func TestRelaySets(t *testing.T) {
 	for _, names := range relaySets() {
 		require.Len(t, relayObservers(nil, names, true), len(names))
 	}
-	require.Len(t, allObservers(nil, workloads()), len(observers(nil, workloads()))+len(relaySets()[1]))
+	require.Len(t, allObservers(nil, workloads()), len(observers(nil, workloads()))+len(relaySets()[0]))
 }

@@ -276,7 +276,11 @@ func (r *run) execute(ctx context.Context) (err error) {
 	r.report.Lasted = time.Since(started)
 	r.say("the time is up; ending the processes")
 	r.heal()
-	r.endAll()
+	r.endAll(notInCrew)
+	if err := r.settleCrew(ctx); err != nil {
+		r.violation("%v", err)
+	}
+	r.endAll(inCrew)
 	final, err := r.finish(ctx)
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -310,10 +314,13 @@ func (r *run) choose() (err error) {
 	return os.MkdirAll(r.dir, 0o750)
 }
 
-// endAll ends every process, and notes those that do not end well.
-func (r *run) endAll() {
+// endAll ends processes, and notes those that do not end well.
+func (r *run) endAll(which func(*slot) bool) {
 	var ends sync.WaitGroup
 	for _, s := range r.slots {
+		if !which(s) {
+			continue
+		}
 		ends.Go(func() {
 			if err := r.end(s); err != nil {
 				r.violation("%v", err)
@@ -354,6 +361,7 @@ func (r *run) makeSlots() error {
 	}
 	for i := range crew {
 		errs = append(errs, add(fmt.Sprintf("crew%d", i), 0, false, 1))
+		r.slots[len(r.slots)-1].config.CrewSet = i
 	}
 	return errors.Join(errs...)
 }
