@@ -145,13 +145,21 @@ func (r *run) settleCrew(ctx context.Context) error {
 		return err
 	}
 	began := time.Now()
+	var left []string
 	err = eventually(ctx, func() error {
-		left, err := unseen(ctx, p.db)
+		_ = contexts.Sleep(ctx, 200*time.Millisecond) // it reads much; the call says whether time is up
+		now, err := unseen(ctx, p.db)
+		if err == nil {
+			left = now
+		}
 		if err == nil && len(left) > 0 {
-			err = fmt.Errorf("the crew, which nobody disturbed, has left %d changes alone for %v: %v", len(left), crewSettleTimeout, left)
+			err = errors.New("there is something left")
 		}
 		return err
 	})
+	if err != nil && len(left) > 0 {
+		err = fmt.Errorf("the crew, which nobody disturbed, has left %d changes alone for %v: %v", len(left), crewSettleTimeout, left)
+	}
 	if err == nil {
 		r.say("the crew has seen every change (%v)", time.Since(began).Round(time.Millisecond))
 	}
@@ -160,32 +168,32 @@ func (r *run) settleCrew(ctx context.Context) error {
 
 // unseen lists what observers of the relay have yet to see.
 func unseen(ctx context.Context, db *percolator.DB) (left []string, err error) {
-	columns := map[string]string{carryName: "head", noteName: "head", receiveName: "tail"}
-	var cells []percolator.Cell
-	pair := func(row, observer string) (there, seen percolator.Cell) {
-		return percolator.Cell{Table: tableBaton, Row: row, Column: columns[observer]},
-			percolator.Cell{Table: tableRelayed, Row: observer + ":" + row, Column: "seen"}
-	}
-	for i := range relayCells {
-		for observer := range columns {
-			there, seen := pair(cellOf(batonCell(i)).Row, observer)
-			cells = append(cells, there, seen)
-		}
-	}
-	slices.SortFunc(cells, func(a, b percolator.Cell) int { return strings.Compare(nameOf(a), nameOf(b)) })
-	cells = slices.Compact(cells) // two observers see the same one
 	err = db.View(ctx, func(tx *percolator.Txn) error {
 		left = nil
-		found, err := tx.GetMany(ctx, cells...)
+		t := &txn{Txn: tx, ctx: ctx}
+		last := map[string]string{} // what the last run saw, by observer and row
+		for row, err := range tx.Scan(ctx, percolator.Range{Table: tableRelayed}) {
+			if err != nil {
+				return err
+			}
+			of := row.Key[:max(strings.LastIndexByte(row.Key, ':'), 0)]
+			if last[of], err = unpad(row.Columns["seen"]); err != nil {
+				return err
+			}
+		}
 		for i := range relayCells {
 			row := cellOf(batonCell(i)).Row
-			for observer := range columns {
-				if there, seen := pair(row, observer); string(found[there]) != string(found[seen]) {
+			for observer, column := range map[string]string{carryName: "head", noteName: "head", receiveName: "tail"} {
+				value, err := t.quiet(tableBaton, row, column)
+				if err != nil {
+					return err
+				}
+				if value != nil && last[observer+":"+row] != *value {
 					left = append(left, observer+" of "+row)
 				}
 			}
 		}
-		return err
+		return nil
 	})
 	return left, err
 }

@@ -19,6 +19,9 @@ type final struct {
 	at    uint64
 }
 
+// finalProcess is the name of this process in the history of the end.
+const finalProcess = "final"
+
 const finishTimeout = 4 * time.Minute
 
 // finish lets observers finish, asks for the outcomes that nobody knew, reads
@@ -26,7 +29,7 @@ const finishTimeout = 4 * time.Minute
 func (r *run) finish(ctx context.Context) (*final, error) {
 	ctx, cancel := context.WithTimeout(ctx, finishTimeout)
 	defer cancel()
-	p, err := r.openDirect(ctx, "final")
+	p, err := r.openDirect(ctx, finalProcess)
 	if err != nil {
 		return nil, err
 	}

@@ -3,9 +3,9 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -24,9 +24,11 @@ const (
 
 	carryName, noteName, receiveName = "carry", "note", "receive"
 
-	tableBaton     = "baton"     // a row for each cell: head is changed by transactions, tail by carry
-	tableRelayRuns = "relayruns" // OBSERVER:ROW:START, what the run has seen
-	tableRelayed   = "relayed"   // OBSERVER:ROW, how many runs there were, and what the last one has seen
+	tableBaton = "baton" // a row for each cell: head is changed by transactions, tail by carry
+	// Each run leaves a row in both: OBSERVER:ROW:START, what it has seen. No two runs write
+	// the same cell there, so that nothing but the acknowledgments keeps them apart.
+	tableRelayRuns = "relayruns"
+	tableRelayed   = "relayed"
 )
 
 // relaySets are the observers that one worker of the crew runs, the first one all of them.
@@ -86,8 +88,8 @@ func relayObservers(log *journal, names []string, naps bool) []percolator.Observ
 	return all
 }
 
-// relayed records and counts a run of an observer for a row, and returns what it has seen.
-// What it reads and writes is judged at the end, by what is in the store.
+// relayed records a run of an observer for a row, and returns what it has seen. What it reads
+// and writes is judged at the end, by what is in the store.
 func (t *txn) relayed(observer, row, column string) (seen string, err error) {
 	value, err := t.quiet(tableBaton, row, column)
 	if err != nil {
@@ -96,21 +98,12 @@ func (t *txn) relayed(observer, row, column string) (seen string, err error) {
 	if value == nil {
 		return "", fmt.Errorf("%w: %s of %s is not there, and %s was called for it", errIntegrity, column, row, observer)
 	}
-	n := 0
-	count, err := t.quiet(tableRelayed, observer+":"+row, "runs")
-	if err == nil && count != nil {
-		n, err = numberOf(count)
+	for _, table := range []string{tableRelayRuns, tableRelayed} {
+		if err := t.put(table, runRow(observer+":"+row, t.start()), "seen", *value); err != nil {
+			return "", err
+		}
 	}
-	if err != nil {
-		return "", err
-	}
-	if err := t.put(tableRelayed, observer+":"+row, "runs", strconv.Itoa(n+1)); err != nil {
-		return "", err
-	}
-	if err := t.put(tableRelayed, observer+":"+row, "seen", *value); err != nil {
-		return "", err
-	}
-	return *value, t.put(tableRelayRuns, runRow(observer+":"+row, t.start()), "seen", *value)
+	return *value, nil
 }
 
 // relayRuns are the committed runs of an observer for each row, oldest first.
@@ -129,6 +122,12 @@ func relayRuns(f *final, observer string) map[string][]ledgerRun {
 // whole.
 func judgeRelay(h *history, f *final) (looked int, bad []string) {
 	changes := changesOf(h, tableBaton, opWrite)
+	one, other := runsIn(f, tableRelayRuns), runsIn(f, tableRelayed)
+	for _, row := range slices.Sorted(maps.Keys(union(one, other))) {
+		if !slices.Equal(one[row], other[row]) {
+			bad = append(bad, fmt.Sprintf("runs for %s are torn: %d have left a row in one table, and %d in the other", row, len(one[row]), len(other[row])))
+		}
+	}
 	carried, noted, received := relayRuns(f, carryName), relayRuns(f, noteName), relayRuns(f, receiveName)
 	for i := range relayCells {
 		c := cellOf(batonCell(i))
@@ -154,10 +153,10 @@ func judgeRelay(h *history, f *final) (looked int, bad []string) {
 					bad = append(bad, fmt.Sprintf("the run of %s for %s at %d saw %q, which nobody wrote", observer, c.Row, r.start, r.seen))
 				}
 			}
-			bad = append(bad, judgeRuns(f, observer, c.Row, head, rs)...)
+			bad = append(bad, judgeRuns(observer, c.Row, head, rs)...)
 		}
 		rs := received[c.Row]
-		bad = append(bad, judgeRuns(f, receiveName, c.Row, tail, rs)...)
+		bad = append(bad, judgeRuns(receiveName, c.Row, tail, rs)...)
 		if n := len(carried[c.Row]); n > 0 && (len(rs) == 0 || rs[len(rs)-1].seen != carried[c.Row][n-1].seen) {
 			bad = append(bad, fmt.Sprintf("%s has not seen what %s wrote of %s last, %q", receiveName, carryName, c.Row, carried[c.Row][n-1].seen))
 		}
@@ -176,18 +175,18 @@ func judgeRelay(h *history, f *final) (looked int, bad []string) {
 	return looked, bad
 }
 
+// union has the keys of both.
+func union(a, b map[string][]ledgerRun) map[string][]ledgerRun {
+	both := maps.Clone(a)
+	maps.Copy(both, b)
+	return both
+}
+
 // judgeRuns judges the runs of one observer for one row, of which now is the last value that
 // it was to see.
-func judgeRuns(f *final, observer, row, now string, rs []ledgerRun) (bad []string) {
-	counted, ok := f.cells[tableRelayed+"/"+observer+":"+row+"/runs"]
+func judgeRuns(observer, row, now string, rs []ledgerRun) (bad []string) {
 	if len(rs) == 0 {
-		if ok {
-			bad = append(bad, fmt.Sprintf("%q runs of %s for %s were counted, and none has left a row", counted, observer, row))
-		}
-		return bad
-	}
-	if counted != strconv.Itoa(len(rs)) {
-		bad = append(bad, fmt.Sprintf("%q runs of %s for %s were counted, and %d have left a row", counted, observer, row, len(rs)))
+		return nil
 	}
 	if last := rs[len(rs)-1]; last.seen != now {
 		bad = append(bad, fmt.Sprintf("the last run of %s for %s, at %d, saw %q, and %q is there", observer, row, last.start, last.seen, now))

@@ -15,16 +15,21 @@ func TestJudgeRelay(t *testing.T) {
 	set := func(v string) op { return op{Kind: opWrite, Cell: batonCell(0), Value: text(v)} }
 	a, b := txnOf(relayName, committed, 10, 20, set("a")), txnOf(relayName, committed, 30, 40, set("b"))
 	gone := txnOf(relayName, aborted, 30, 0, set("c"))
-	run := func(observer string, start int) string {
-		return tableRelayRuns + "/" + runRow(observer+":cell00", percolator.Timestamp(start)) + "/seen" //nolint:gosec // a small number
+	leave := func(cells map[string]string, observer string, start int, seen string) {
+		row := runRow(observer+":cell00", percolator.Timestamp(start)) //nolint:gosec // a small number
+		cells[tableRelayRuns+"/"+row+"/seen"], cells[tableRelayed+"/"+row+"/seen"] = seen, seen
 	}
-	count := func(observer string) string { return tableRelayed + "/" + observer + ":cell00/runs" }
-	good := map[string]string{
-		batonCell(0): "b", tableBaton + "/cell00/tail": "b",
-		run(carryName, 25): "a", run(carryName, 45): "b", count(carryName): "2",
-		run(noteName, 46): "b", count(noteName): "1",
-		run(receiveName, 28): "a", run(receiveName, 50): "b", count(receiveName): "2",
+	drop := func(cells map[string]string, observer string, start int) {
+		leave(cells, observer, start, "")
+		maps.DeleteFunc(cells, func(_, seen string) bool { return seen == "" })
 	}
+	tail := tableBaton + "/cell00/tail"
+	good := map[string]string{batonCell(0): "b", tail: "b"}
+	leave(good, carryName, 25, "a")
+	leave(good, carryName, 45, "b")
+	leave(good, noteName, 46, "b")
+	leave(good, receiveName, 28, "a")
+	leave(good, receiveName, 50, "b")
 	h := historyOf(a, b, gone)
 	n, bad := judgeRelay(h, &final{cells: good})
 	require.Equal(t, 2, n)
@@ -36,21 +41,26 @@ func TestJudgeRelay(t *testing.T) {
 		breakIt func(cells map[string]string)
 		want    string
 	}{
-		"a change that nobody noted": {func(c map[string]string) { delete(c, run(noteName, 46)); delete(c, count(noteName)) }, "no run of note has seen"},
+		"a change that nobody noted": {func(c map[string]string) { drop(c, noteName, 46) }, "no run of note has seen"},
 		"a change that nobody carried": {func(c map[string]string) {
-			delete(c, run(carryName, 45))
-			c[count(carryName)], c[tableBaton+"/cell00/tail"] = "1", "a"
+			drop(c, carryName, 45)
+			c[tail] = "a"
 		}, "no run of carry has seen"},
-		"what was carried is not received": {func(c map[string]string) { delete(c, run(receiveName, 50)); c[count(receiveName)] = "1" }, "has not seen what carry wrote"},
-		"two runs for one change":          {func(c map[string]string) { c[run(noteName, 47)], c[count(noteName)] = "b", "2" }, "took effect for the same change"},
-		"two runs of receive":              {func(c map[string]string) { c[run(receiveName, 51)], c[count(receiveName)] = "b", "3" }, "took effect for the same change"},
-		"a run without its count":          {func(c map[string]string) { c[count(noteName)] = "2" }, "were counted"},
-		"a count without its run":          {func(c map[string]string) { delete(c, run(noteName, 46)) }, "none has left a row"},
-		"a run without what it writes":     {func(c map[string]string) { c[tableBaton+"/cell00/tail"] = "a" }, "the last run of receive"},
-		"a run of what was rolled back":    {func(c map[string]string) { c[run(noteName, 41)], c[count(noteName)] = "c", "2" }, "which nobody wrote"},
+		"what was carried is not received": {func(c map[string]string) { drop(c, receiveName, 50) }, "has not seen what carry wrote"},
+		"two runs for one change":          {func(c map[string]string) { leave(c, noteName, 47, "b") }, "took effect for the same change"},
+		"two runs of receive":              {func(c map[string]string) { leave(c, receiveName, 51, "b") }, "took effect for the same change"},
+		"half of a run": {func(c map[string]string) {
+			delete(c, tableRelayed+"/"+runRow(noteName+":cell00", 46)+"/seen")
+		}, "torn"},
+		"the other half": {func(c map[string]string) {
+			c[tableRelayed+"/"+runRow(noteName+":cell00", 41)+"/seen"] = "b"
+		}, "torn"},
+		"a run without what it writes":  {func(c map[string]string) { c[tail] = "a" }, "the last run of receive"},
+		"a run of what was rolled back": {func(c map[string]string) { leave(c, noteName, 41, "c") }, "which nobody wrote"},
 		"received in another order": {func(c map[string]string) {
-			c[run(receiveName, 28)], c[run(receiveName, 50)] = "b", "a"
-			c[tableBaton+"/cell00/tail"] = "a"
+			leave(c, receiveName, 28, "b")
+			leave(c, receiveName, 50, "a")
+			c[tail] = "a"
 		}, "had not written after"},
 	} {
 		t.Run(name, func(t *testing.T) {
