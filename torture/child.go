@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -30,7 +31,8 @@ const childVariable = "PERCOLATOR_TORTURE_CHILD"
 
 // childConfig is the configuration of a process. The process ends when its standard
 // input ends, which also happens when the parent dies. A line "jump N" there makes its
-// oracle skip N milliseconds, and "stranger N" makes it write members as a stranger would.
+// oracle skip N milliseconds, "stranger N" makes it write members as a stranger would, and
+// "calm" ends the naps of the crew's functions.
 type childConfig struct {
 	Name       string        `json:"name"` // unique in the run
 	Dir        string        `json:"dir"`  // of the logs
@@ -163,6 +165,7 @@ type process struct {
 	log    *journal
 	chosen []workload
 	db     *percolator.DB
+	calm   atomic.Bool // the crew's functions take no time
 }
 
 func (p *process) run(ctx context.Context, commands <-chan string) error {
@@ -295,6 +298,10 @@ func (p *process) obey(ctx context.Context, command string, logger *slog.Logger)
 		if err != nil {
 			logger.Warn("command", "command", command, "err", err)
 		}
+		return
+	}
+	if command == commandCalm {
+		p.calm.Store(true)
 		return
 	}
 	if text, ok := strings.CutPrefix(command, "stranger "); ok {

@@ -29,13 +29,13 @@ const (
 )
 
 // crewWorker makes a worker of the observers.
-func crewWorker(db *percolator.DB, log *journal, names []string, rng *rand.Rand) (*percolator.Worker, error) {
+func crewWorker(db *percolator.DB, log *journal, names []string, naps func() bool, rng *rand.Rand) (*percolator.Worker, error) {
 	c := workerConfig()
 	c.Concurrency = 1 + rng.IntN(8)
 	c.MemberLease = shortestCrewLease + time.Duration(rng.Int64N(int64(longestCrewLease-shortestCrewLease)))
 	c.GCInterval = -1
 	c.StopTimeout = time.Duration(rng.Int64N(int64(3*time.Second))) + 1
-	return workerOf(db, c, relayObservers(log, names, true))
+	return workerOf(db, c, relayObservers(log, names, naps))
 }
 
 // crew runs the n-th worker of the process. If the process stays, as the owner of an embedded
@@ -44,7 +44,7 @@ func (p *process) crew(ctx context.Context, n int) error {
 	rng := rand.New(rand.NewPCG(p.Seed, 1000+uint64(n))) //nolint:gosec // a small number
 	sets := relaySets()
 	for ctx.Err() == nil {
-		w, err := crewWorker(p.db, p.log, sets[(p.CrewSet+n)%len(sets)], rng)
+		w, err := crewWorker(p.db, p.log, sets[(p.CrewSet+n)%len(sets)], func() bool { return !p.calm.Load() && rand.IntN(12) == 0 }, rng)
 		if err != nil {
 			return err
 		}
@@ -130,25 +130,76 @@ func pauseCrew(ctx context.Context, _ *run, s *slot, rng *rand.Rand) error {
 // everything: the locks of a killed process may stand for 24 leases of its session.
 const crewSettleTimeout = 90 * time.Second
 
-// settleCrew waits until the crew has seen every change, when no fault is left and nothing
-// changes any more. Workers that leave a change alone for good would otherwise go unnoticed,
-// because the last worker is a new one. An embedded store has one process only, so there
-// the crew ends with those that change cells.
+// settleCrew waits until the crew has seen every change, when no fault is left and nobody
+// changes anything any more. Workers that leave a change alone for good would otherwise go
+// unnoticed, because the last worker is a new one. So a few changes more come while a worker
+// stands still that has a part of them, and it never goes on.
+//
+// An embedded store has one process only, so there the crew ends with those that change
+// cells.
 func (r *run) settleCrew(ctx context.Context) error {
 	if r.Backend.embedded() || !slices.ContainsFunc(r.slots, inCrew) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, crewSettleTimeout)
 	defer cancel()
-	p, err := r.openDirect(ctx, "settle")
+	p, err := r.openDirect(ctx, settleProcess)
 	if err != nil {
 		return err
 	}
+	for _, s := range r.slots {
+		if inCrew(s) {
+			err = errors.Join(err, s.tell(commandCalm))
+		}
+	}
 	began := time.Now()
+	err = errors.Join(err, r.awaitCrew(ctx, p.db))
+	var lost *slot
+	if err == nil {
+		lost, err = r.loseOne(ctx, p)
+	}
+	if err == nil {
+		err = r.awaitCrew(ctx, p.db)
+	}
+	if err == nil {
+		r.say("the crew has seen every change (%v)", time.Since(began).Round(time.Millisecond))
+	}
+	if lost != nil {
+		err = errors.Join(err, r.launch(lost)) // the run ends every process
+	}
+	return errors.Join(err, p.close(context.WithoutCancel(ctx)))
+}
+
+// commandCalm tells a process of the crew that the end has come.
+const commandCalm = "calm"
+
+// settleProcess is the name of this process in the history of those changes.
+const settleProcess = "settle"
+
+// loseOne changes cells while a worker of the crew stands still, and kills it. It does
+// nothing if the others do not run every observer.
+func (r *run) loseOne(ctx context.Context, p *process) (lost *slot, err error) {
+	if r.Crew < len(relaySets()) {
+		return nil, nil
+	}
+	lost = r.slots[slices.IndexFunc(r.slots, inCrew)] // it runs all observers
+	if err := lost.pause(); err != nil {
+		return lost, err
+	}
+	s := p.newThread(0)
+	for range relayCells {
+		_ = stepRelay(ctx, s, 0) // the log has what became of it
+	}
+	_ = contexts.Sleep(ctx, longestCrewLease/4) // others see what is not theirs
+	return lost, lost.kill()
+}
+
+// awaitCrew waits until the crew has seen every change.
+func (r *run) awaitCrew(ctx context.Context, db *percolator.DB) error {
 	var left []string
-	err = eventually(ctx, func() error {
+	err := eventually(ctx, func() error {
 		_ = contexts.Sleep(ctx, 200*time.Millisecond) // it reads much; the call says whether time is up
-		now, err := unseen(ctx, p.db)
+		now, err := unseen(ctx, db)
 		if err == nil {
 			left = now
 		}
@@ -158,12 +209,9 @@ func (r *run) settleCrew(ctx context.Context) error {
 		return err
 	})
 	if err != nil && len(left) > 0 {
-		err = fmt.Errorf("the crew, which nobody disturbed, has left %d changes alone for %v: %v", len(left), crewSettleTimeout, left)
+		return fmt.Errorf("the crew, which nobody disturbed, has left %d changes alone for %v: %v", len(left), crewSettleTimeout, left)
 	}
-	if err == nil {
-		r.say("the crew has seen every change (%v)", time.Since(began).Round(time.Millisecond))
-	}
-	return errors.Join(err, p.close(context.WithoutCancel(ctx)))
+	return err
 }
 
 // unseen lists what observers of the relay have yet to see.
@@ -240,7 +288,7 @@ func putStrangers(ctx context.Context, store rowstore.Store, seed uint64) error 
 	}
 	runsAll := func(lease time.Duration) []byte {
 		m := format.Member{From: 1, Lease: lease}
-		for _, o := range relayObservers(nil, relaySets()[0], false) {
+		for _, o := range relayObservers(nil, relaySets()[0], nil) {
 			m.Works = append(m.Works, format.MemberWork{Observer: o.Name, Table: o.Table, Column: o.Column, Weight: 16})
 		}
 		return m.Encode()

@@ -445,7 +445,7 @@ func judgeWeb(f *final) (looked int, bad []string) {
 func silence(h *history) time.Duration {
 	var ends []int64
 	for _, t := range h.Txns {
-		if t.Outcome == committed && t.Commit != 0 && t.Ended != 0 && t.Process != finalProcess {
+		if t.Outcome == committed && t.Commit != 0 && t.Ended != 0 && t.Process != finalProcess && t.Process != settleProcess {
 			ends = append(ends, t.Ended)
 		}
 	}

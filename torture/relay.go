@@ -49,9 +49,9 @@ func stepRelay(ctx context.Context, s *thread, _ time.Duration) error {
 	})
 }
 
-// relayObservers returns those of the names. Each call of a function is logged. With
-// naps, a function sometimes takes longer than a run takes before it is claimed.
-func relayObservers(log *journal, names []string, naps bool) []percolator.Observer {
+// relayObservers returns those of the names. Each call of a function is logged. If naps says
+// so, it takes longer than a run takes before it is claimed. nil says never.
+func relayObservers(log *journal, names []string, naps func() bool) []percolator.Observer {
 	var all []percolator.Observer
 	add := func(name, column string, f func(t *txn, row string) error) {
 		if !slices.Contains(names, name) {
@@ -61,7 +61,7 @@ func relayObservers(log *journal, names []string, naps bool) []percolator.Observ
 			Name: name, Table: tableBaton, Column: column, Timeout: txnTimeout, MaxAttempts: 1 << 20,
 			Func: func(ctx context.Context, tx *percolator.Txn, c percolator.Cell) error {
 				log.write(line{Kind: lineCall, Text: name})
-				if naps && rand.IntN(12) == 0 {
+				if naps != nil && naps() {
 					if err := contexts.Sleep(ctx, time.Second+time.Duration(rand.Int64N(int64(1500*time.Millisecond)))); err != nil {
 						return err
 					}

@@ -79,7 +79,7 @@ func TestJudgeRelay(t *testing.T) {
 func TestRelaySets(t *testing.T) {
 	t.Parallel()
 	for _, names := range relaySets() {
-		require.Len(t, relayObservers(nil, names, true), len(names))
+		require.Len(t, relayObservers(nil, names, nil), len(names))
 	}
 	require.Len(t, allObservers(nil, workloads()), len(observers(nil, workloads()))+len(relaySets()[0]))
 }
