@@ -156,6 +156,7 @@ func (r *run) settleCrew(ctx context.Context) error {
 	err = errors.Join(err, r.awaitCrew(ctx, p.db))
 	var lost *slot
 	if err == nil {
+		r.say("the crew has seen every change but those of its last moment (%v)", time.Since(began).Round(time.Millisecond))
 		lost, err = r.loseOne(ctx, p)
 	}
 	if err == nil {
