@@ -24,7 +24,7 @@ import (
 
 // Leases of the crew's workers. A pause lasts longer than any.
 const (
-	shortestCrewLease = 200 * time.Millisecond
+	shortestCrewLease = 500 * time.Millisecond
 	longestCrewLease  = time.Second
 )
 
@@ -188,8 +188,19 @@ func (r *run) loseOne(ctx context.Context, p *process) (lost *slot, err error) {
 		return lost, err
 	}
 	s := p.newThread(0)
-	for range relayCells {
-		_ = stepRelay(ctx, s, 0) // the log has what became of it
+	// One transaction, because that worker has its part for no longer than its lease.
+	for range 3 {
+		err := s.do(ctx, relayName, mode{}, func(t *txn) error {
+			for i := range relayCells {
+				if err := t.set(batonCell(i), s.unique()); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err == nil {
+			break // else the log has what became of it
+		}
 	}
 	_ = contexts.Sleep(ctx, longestCrewLease/4) // others see what is not theirs
 	return lost, lost.kill()

@@ -121,7 +121,7 @@ func (r *run) harm(ctx context.Context, l lane, rng *rand.Rand) {
 	for {
 		gap := 500*time.Millisecond + time.Duration(rng.Int64N(int64(3*time.Second)))
 		if l == laneCrew {
-			gap /= 3
+			gap /= 2
 		}
 		if contexts.Sleep(ctx, gap) != nil {
 			return
