@@ -261,15 +261,7 @@ func (r *run) execute(ctx context.Context) (err error) {
 	timed, cancel := context.WithTimeout(ctx, r.Duration)
 	defer cancel()
 	started := time.Now()
-	var wg sync.WaitGroup
-	for l := range lanes {
-		wg.Go(func() { r.harm(timed, l, rand.New(rand.NewPCG(r.Seed, 100+uint64(l)))) })
-	}
-	if r.Crew > 1 && !r.Backend.embedded() { // two of the crew come and go at once
-		wg.Go(func() { r.harm(timed, laneCrew, rand.New(rand.NewPCG(r.Seed, 200))) })
-	}
-	<-timed.Done()
-	wg.Wait()
+	r.harmAll(timed)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -296,6 +288,19 @@ func (r *run) execute(ctx context.Context) (err error) {
 	r.say("judging %d transactions", len(h.Txns))
 	r.judge(h, final)
 	return nil
+}
+
+// harmAll fires faults of all lanes until the context ends.
+func (r *run) harmAll(ctx context.Context) {
+	var wg sync.WaitGroup
+	for l := range lanes {
+		wg.Go(func() { r.harm(ctx, l, rand.New(rand.NewPCG(r.Seed, 100+uint64(l)))) })
+	}
+	if r.Crew > 1 && !r.Backend.embedded() { // two of the crew come and go at once
+		wg.Go(func() { r.harm(ctx, laneCrew, rand.New(rand.NewPCG(r.Seed, 200))) })
+	}
+	<-ctx.Done()
+	wg.Wait()
 }
 
 // choose finds the workloads and the faults that the flags name, and makes the directory
