@@ -298,7 +298,7 @@ func (w *Worker) own(cells []finding) []finding {
 		f := &cells[i]
 		slot := rowstore.Slot(f.cell.Table, f.cell.Row)
 		for _, q := range w.queuesOf(f.cell) {
-			if all == nil || all.at(q, at).has(slot) {
+			if all == nil && w.owns(q, f.cell, at) || all != nil && all.at(q, at).has(slot) {
 				f.queues = append(f.queues, q)
 			}
 		}

@@ -89,6 +89,9 @@ func handOver(lease time.Duration) time.Duration { return lease / 3 * 2 }
 
 // belong keeps the worker a member until ctx ends.
 func (w *Worker) belong(ctx context.Context) error {
+	if w.db.opt.owns != nil {
+		return nil // somebody else says what is its own
+	}
 	for attempt := 0; ; {
 		wait := w.untilBeat()
 		if attempt > 0 {

@@ -236,7 +236,7 @@ func (w *Worker) work(parent context.Context) error {
 	if err := w.publish(ctx); err != nil {
 		return fmt.Errorf("percolator: publishing the observers: %w", err)
 	}
-	if len(w.list) > 0 {
+	if len(w.list) > 0 && w.db.opt.owns == nil {
 		if err := w.retry(ctx, "joining the workers", func() error { return w.beat(ctx) }); err != nil {
 			w.tellLeaving(w.leave)
 			return fmt.Errorf("percolator: joining the workers: %w", err)
