@@ -107,10 +107,13 @@ func (o *orders) follow(ctx context.Context, v *voice, input io.Reader, stderr i
 	go listen(input, questions, cancel) // until the input ends, which is the process's end at the latest
 	defer v.repeat(o.Every)()
 	s := settings{store: o.Store, config: o.Config, workers: o.Workers}
-	db, err := s.open(ctx, slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn})))
+	var level slog.LevelVar
+	level.Set(slog.LevelError) // what there is to say of the store, the parent has said
+	db, err := s.open(ctx, slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: &level})))
 	if err != nil {
 		return unlessTold(ctx, err)
 	}
+	level.Set(slog.LevelWarn)
 	defer func() {
 		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWithin/2)
 		defer cancel()

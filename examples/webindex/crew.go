@@ -40,6 +40,7 @@ type crew struct {
 	mu      sync.Mutex
 	all     []*process
 	changed chan struct{} // closed when something has changed
+	worked  time.Time     // when a process said last that it had called a function
 }
 
 // process is a worker process as its parent knows it. crew.mu guards it.
@@ -122,7 +123,13 @@ func (c *crew) follow(ctx context.Context, p *process) {
 			_, _ = fmt.Fprintf(c.screen, "process %d: %s", p.number, line) // something that was left in it
 			continue
 		}
-		c.change(func() { p.take(m, time.Now()) })
+		c.change(func() {
+			now := time.Now()
+			if m.Calls > p.last.Calls {
+				c.worked = now
+			}
+			p.take(m, now)
+		})
 	}
 	err := p.cmd.Wait()
 	c.change(func() {
@@ -265,6 +272,19 @@ type processReport struct {
 	State   processState `json:"state"`
 	Rate    float64      `json:"pages_per_second"`
 	figures
+}
+
+// totals returns what each process has done, with its rate from the beginning of the work to
+// the last call of a function.
+func (c *crew) totals(began time.Time) []processReport {
+	all := c.reports()
+	c.mu.Lock()
+	took := c.worked.Sub(began)
+	c.mu.Unlock()
+	for i := range all {
+		all[i].Rate = float64(all[i].Pages) / max(took.Seconds(), 0.001)
+	}
+	return all
 }
 
 // reports returns what each process has done, with its rate at the moment.

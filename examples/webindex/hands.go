@@ -40,7 +40,10 @@ func (s *settings) hire(ctx context.Context, db *percolator.DB, x *index.Index, 
 		h.crew, h.waitIdle = c, c.waitIdle
 		h.ready = func(ctx context.Context) error {
 			defer c.show(s.every, func() string { return "starting" })()
-			return c.ready(ctx)
+			if err := c.ready(ctx); err != nil {
+				return err
+			}
+			return x.WaitObserved(ctx) // so that this process's commits tell of themselves
 		}
 		h.progress = func(r *report) *progress { return c.progress(r, s.every) }
 		h.stop = func() error {

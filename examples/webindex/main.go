@@ -83,7 +83,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if s.needsStores() {
 		return runWithStores(ctx, args, stdout, stderr)
 	}
-	err = s.execute(ctx, stdout, stderr)
+	return s.run(ctx, stdout, stderr)
+}
+
+// run does what the command line asks for, and returns the exit status.
+func (s *settings) run(ctx context.Context, stdout, stderr io.Writer) int {
+	err := s.execute(ctx, stdout, stderr)
 	switch {
 	case err == nil:
 		return 0
@@ -310,6 +315,7 @@ func catalogLease(store string) time.Duration {
 // update loads the sources and waits until the index is up to date.
 func (s *settings) update(ctx context.Context, db *percolator.DB, x *index.Index, h *hands, sources []source.Source, r *report) error {
 	began := time.Now()
+	r.began = began
 	p := h.progress(r)
 	defer p.stop()
 	for _, src := range sources {

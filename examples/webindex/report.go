@@ -54,13 +54,15 @@ type report struct {
 	LatencyP99   float64 `json:"latency_p99_ms"`
 	LatencyMax   float64 `json:"latency_max_ms"`
 
-	// Processes are the worker processes of -processes, with their rates over all of the time.
+	// Processes are the worker processes of -processes, with their rates over the time in which
+	// they worked.
 	Processes []processReport `json:"processes,omitempty"`
 
 	// Check is "ok", a list of differences, or null without -check.
 	Check   any            `json:"check"`
 	Results []index.Result `json:"results,omitempty"`
 
+	began       time.Time // the loading
 	load        index.LoadStats
 	total       int // pages of the sources
 	differences int
@@ -141,11 +143,7 @@ func (r *report) finish(ctx context.Context, db *percolator.DB, x *index.Index, 
 	r.Transactions = st.OnePhase + st.Group + st.TwoPhase
 	r.Conflicts, r.ObserverRuns, r.ObserverFailures = st.Conflicts, st.ObserverRuns, st.ObserverFailures
 	if processes != nil {
-		r.Processes = processes.reports()
-		for i := range r.Processes {
-			p := &r.Processes[i]
-			p.Rate = float64(p.Pages) / max(r.Seconds, 0.001)
-		}
+		r.Processes = processes.totals(r.began)
 		sum := total(r.Processes)
 		r.Transactions += sum.Commits
 		r.Conflicts += sum.Conflicts

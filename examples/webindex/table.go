@@ -47,12 +47,12 @@ func total(all []processReport) (sum processReport) {
 	return sum
 }
 
-// waste is how many functions were called for each that took effect.
+// waste is how many functions ended for each that took effect.
 func (f *figures) waste() string {
 	if f.Runs == 0 {
 		return "-"
 	}
-	return fmt.Sprintf("%.2f", float64(f.Calls)/float64(f.Runs))
+	return fmt.Sprintf("%.2f", float64(f.Runs+f.Conflicts+f.Failures)/float64(f.Runs))
 }
 
 // statesText counts the processes by what they do: "7 running, 1 dead".
