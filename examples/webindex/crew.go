@@ -207,10 +207,11 @@ func (c *crew) wait(ctx context.Context, as func(*process) bool) error {
 			}
 		}
 		changed, last := c.changed, c.all[len(c.all)-1]
+		why := last.last.Why
 		c.mu.Unlock()
 		switch {
 		case dead == len(c.all):
-			return fmt.Errorf("all %d worker processes have ended (%d: %s); what is left to do stays in the store, and another run goes on", dead, last.number, last.last.Why)
+			return fmt.Errorf("all %d worker processes have ended (%d: %s); what is left to do stays in the store, and another run goes on", dead, last.number, why)
 		case done > 0 && yet == 0:
 			return nil
 		}

@@ -122,7 +122,7 @@ func killed(t testing.TB, pid int) {
 // One of three processes is killed in the middle of the work: the others do all of it.
 func TestKilledProcess(t *testing.T) {
 	t.Parallel()
-	const pages = 300
+	const pages = 150
 	config, dir := redisConfig(t), linked(t, "site", pages)
 	var at int
 	var victim int
@@ -161,7 +161,7 @@ func TestKilledProcess(t *testing.T) {
 	stdout, err = crewRun(t.Context(), t, stderr, "-config", config, "-dir", dir, "-processes", "2", "-check", "-query", "number7")
 	require.NoError(t, err, "%s", stderr)
 	require.Contains(t, stdout, "site 7")
-	require.Contains(t, stderr.String(), "300 unchanged")
+	require.Contains(t, stderr.String(), fmt.Sprint(pages, " unchanged"))
 	require.Regexp(t, `processes     2, beside this one: 2 running\n +process +pid +state .*\n +1 +\d+ +running +0 .*\n +2 +\d+ +running +0 .*\n +all `, stderr.String())
 }
 
@@ -194,7 +194,7 @@ func TestTwoParents(t *testing.T) {
 // If all processes have ended, the run says so and ends.
 func TestAllProcessesKilled(t *testing.T) {
 	t.Parallel()
-	config, dir := redisConfig(t), linked(t, "site", 300)
+	config, dir := redisConfig(t), linked(t, "site", 150)
 	stderr := &watched{}
 	stderr.line = working(func(_ int, pids []int) {
 		for _, pid := range pids {

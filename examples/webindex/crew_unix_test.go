@@ -28,7 +28,8 @@ func gone(pid int) bool {
 // all of them. What they leave is right, and another run finishes it.
 func TestProcessesEndWithTheirParent(t *testing.T) {
 	t.Parallel()
-	config, dir := redisConfig(t), linked(t, "site", 300)
+	const pages = 120
+	config, dir := redisConfig(t), linked(t, "site", pages)
 	self, err := os.Executable()
 	require.NoError(t, err)
 	for name, end := range map[string]func(parent int) error{
@@ -44,7 +45,6 @@ func TestProcessesEndWithTheirParent(t *testing.T) {
 		stderr.line = working(func(_ int, pids []int) { started <- pids })
 		cmd.Stdout, cmd.Stderr = io.Discard, stderr
 		require.NoError(t, cmd.Start())
-		// A child that outlives its parent would hold its standard error open, if it had it.
 		done := make(chan error, 1)
 		go func() { done <- cmd.Wait() }()
 		var pids []int
@@ -74,7 +74,7 @@ func TestProcessesEndWithTheirParent(t *testing.T) {
 			require.NotContains(t, stderr.String(), "has ended", name)
 		}
 		// The next one needs something to do.
-		for i := range 300 {
+		for i := range pages {
 			writeFiles(t, dir, map[string]string{fmt.Sprintf("%s%d.html", name, i): fmt.Sprintf("<title>%s</title>%d <a href=p%d.html>x</a>", name, i, i)})
 		}
 	}
@@ -82,5 +82,5 @@ func TestProcessesEndWithTheirParent(t *testing.T) {
 	stdout, err := crewRun(t.Context(), t, stderr, "-config", config, "-dir", dir, "-processes", "2", "-check")
 	require.NoError(t, err, "%s%s", stdout, stderr)
 	require.Contains(t, stdout, "check         ok")
-	require.Contains(t, stdout, "index         1200 pages")
+	require.Contains(t, stdout, fmt.Sprintf("index         %d pages", 4*pages))
 }
