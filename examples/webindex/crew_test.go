@@ -353,3 +353,17 @@ func TestRate(t *testing.T) {
 		require.LessOrEqual(t, len(p.samples), 5)
 	}
 }
+
+// However many processes there are, they run about as many functions at once, unless the
+// user says otherwise.
+func TestWorkersOfProcesses(t *testing.T) {
+	t.Parallel()
+	for processes, want := range map[int]int{1: 16, 2: 8, 8: 2, 16: 2, 64: 2} {
+		s, err := parseFlags([]string{"-store", "redis://127.0.0.1:1", "-processes", strconv.Itoa(processes)}, io.Discard)
+		require.NoError(t, err)
+		require.Equal(t, want, s.workers, "%d processes", processes)
+		s, err = parseFlags([]string{"-store", "redis://127.0.0.1:1", "-processes", strconv.Itoa(processes), "-workers", "5"}, io.Discard)
+		require.NoError(t, err)
+		require.Equal(t, 5, s.workers, "%d processes", processes)
+	}
+}

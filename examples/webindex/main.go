@@ -126,7 +126,7 @@ Without -dir and -warc the pages are the documentation of Go's standard library.
 	fs.BoolVar(&s.noLoad, "no-load", false, "load nothing: use what the store has")
 	fs.StringVar(&s.store, "store", "memory:", "`URL` of the store, for example pebble:PATH")
 	fs.StringVar(&s.config, "config", "", "`file` that describes the database (percolator.yaml), instead of -store")
-	fs.IntVar(&s.workers, "workers", 16, "observer functions that run at once; 0 leaves the work to other processes")
+	fs.IntVar(&s.workers, "workers", 16, "observer functions that run at once in each process that runs them; 0 leaves the work to others; with -processes the default is 16 in all together")
 	fs.IntVar(&s.processes, "processes", 1, "processes that run the observers; with 2 or more, this one starts as many, loads, and shows what they do (not with memory: and pebble:)")
 	fs.IntVar(&s.loaders, "loaders", 8, "pages that are loaded at once")
 	fs.StringVar(&s.query, "query", "", "print the pages that match these `words`")
@@ -153,10 +153,13 @@ Without -dir and -warc the pages are the documentation of Go's standard library.
 		}
 		s.warcs = append(s.warcs, rest...)
 	}
-	storeSet := false
-	fs.Visit(func(f *flag.Flag) { storeSet = storeSet || f.Name == "store" })
+	set := map[string]bool{}
+	fs.Visit(func(f *flag.Flag) { set[f.Name] = true })
+	if !set["workers"] && s.processes > 1 {
+		s.workers = max(2, s.workers/s.processes) // eight times as many would be too much for one machine
+	}
 	switch {
-	case s.config != "" && storeSet:
+	case s.config != "" && set["store"]:
 		return nil, errors.New("-config and -store exclude each other")
 	case s.workers < 0:
 		return nil, fmt.Errorf("-workers %d: it must be 0 or more", s.workers)
