@@ -158,21 +158,26 @@ Without -dir and -warc the pages are the documentation of Go's standard library.
 	if !set["workers"] && s.processes > 1 {
 		s.workers = max(2, s.workers/s.processes) // eight times as many would be too much for one machine
 	}
+	return s, s.checkFlags(set["store"])
+}
+
+// checkFlags looks at flags, and at what goes together.
+func (s *settings) checkFlags(storeSet bool) error {
 	switch {
-	case s.config != "" && set["store"]:
-		return nil, errors.New("-config and -store exclude each other")
+	case s.config != "" && storeSet:
+		return errors.New("-config and -store exclude each other")
 	case s.workers < 0:
-		return nil, fmt.Errorf("-workers %d: it must be 0 or more", s.workers)
+		return fmt.Errorf("-workers %d: it must be 0 or more", s.workers)
 	case s.loaders < 1:
-		return nil, fmt.Errorf("-loaders %d: it must be 1 or more", s.loaders)
+		return fmt.Errorf("-loaders %d: it must be 1 or more", s.loaders)
 	case s.limit < 1:
-		return nil, fmt.Errorf("-limit %d: it must be 1 or more", s.limit)
+		return fmt.Errorf("-limit %d: it must be 1 or more", s.limit)
 	case s.check && s.workers == 0:
-		return nil, errors.New("-check waits until all pages are indexed, so it needs -workers 1 or more")
+		return errors.New("-check waits until all pages are indexed, so it needs -workers 1 or more")
 	case s.noLoad && (s.dir != "" || len(s.warcs) > 0):
-		return nil, errors.New("-no-load goes with neither -dir nor -warc")
+		return errors.New("-no-load goes with neither -dir nor -warc")
 	}
-	return s, s.checkProcesses()
+	return s.checkProcesses()
 }
 
 func (s *settings) sources(ctx context.Context) ([]source.Source, error) {
