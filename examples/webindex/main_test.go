@@ -237,9 +237,11 @@ func TestWarcFiles(t *testing.T) {
 func TestBadInput(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	writeFiles(t, dir, map[string]string{"bad/x.html": "a\x00b", "bad/y.html": "fine", "file": "x",
+	writeFiles(t, dir, map[string]string{
+		"bad/x.html": "a\x00b", "bad/y.html": "fine", "file": "x",
 		"url.yaml":    "stores:\n  main: {url: 'redis://127.0.0.1:1'}\n  side: {url: 'memory:'}\nauthoritative: main\n",
-		"scheme.yaml": "stores:\n  main: {scheme: pebble, path: " + filepath.Join(dir, "idx") + "}\n"})
+		"scheme.yaml": "stores:\n  main: {scheme: pebble, path: " + filepath.Join(dir, "idx") + "}\n",
+	})
 	for name, c := range map[string]struct {
 		args []string
 		code int
