@@ -57,6 +57,13 @@ func TestProcessesEndWithTheirParent(t *testing.T) {
 		for _, pid := range pids {
 			require.False(t, gone(pid), name)
 		}
+		t.Cleanup(func() {
+			for _, pid := range pids {
+				if t.Failed() && !gone(pid) {
+					_ = syscall.Kill(pid, syscall.SIGKILL)
+				}
+			}
+		})
 		require.NoError(t, end(cmd.Process.Pid))
 		<-done
 		require.Eventually(t, func() bool {
