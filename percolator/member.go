@@ -213,7 +213,7 @@ func (w *Worker) works() []format.MemberWork {
 	defer w.mu.Unlock()
 	works := make([]format.MemberWork, len(w.list))
 	for i, q := range w.list {
-		works[i] = format.MemberWork{Observer: q.o.Name, Table: q.table, Column: q.column, Weight: w.config.Concurrency}
+		works[i] = format.MemberWork{Observer: q.o.Name, Table: q.table, Column: q.column, Weight: min(w.limit(q), format.MaxWeight)}
 		if q.stuck = w.isStuck(q, now); q.stuck {
 			works[i].Weight = 0
 		}

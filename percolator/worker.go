@@ -15,10 +15,11 @@ import (
 // WorkerConfig changes a Worker. The zero value works: what is zero or negative is the
 // default, unless the field says otherwise, and what is out of bounds becomes the bound.
 type WorkerConfig struct {
-	// Concurrency is how many observer functions run at once. Default 16. Observers
-	// share it: the one with the fewest functions running starts its next one first.
-	// From 4 on, a part (an eighth, at least one) is kept free for observers that have
-	// none running, so that slow functions do not take every place.
+	// Concurrency is how many functions run at once of all observers that set no
+	// Observer.Concurrency. Default 16. They share these places: the one with the fewest
+	// functions running starts its next one first. From 4 on, a part (an eighth, at least
+	// one) is kept free for those that have none running, so that slow functions do not take
+	// every place. An observer that sets its own has as many places apart from these.
 	Concurrency int
 	// MaxAttempts is the number of failures of one change after which its run is parked,
 	// for observers that do not set their own. Default 10.
@@ -151,7 +152,7 @@ func NewWorker(db *DB, config WorkerConfig) *Worker {
 // Observe adds an observer, before Run. Errors:
 //
 //   - ErrInvalid: the observer has no name, table, column or function, its name is too
-//     long, or the worker has one of that name already.
+//     long, its Concurrency is negative, or the worker has one of that name already.
 //   - ErrTooLarge: the name of the table or of the column is over the limits.
 //   - ErrWorkerRunning: Run was called already.
 func (w *Worker) Observe(o Observer) error {
@@ -162,6 +163,8 @@ func (w *Worker) Observe(o Observer) error {
 		return fmt.Errorf("percolator: Observe: %w: the observer's name %q... has %d bytes, the limit is %d", ErrInvalid, o.Name[:32], len(o.Name), format.MaxObserverName)
 	case o.Func == nil:
 		return fmt.Errorf("percolator: Observe: %w: observer %q has no function", ErrInvalid, o.Name)
+	case o.Concurrency < 0:
+		return fmt.Errorf("percolator: Observe: %w: observer %q has Concurrency %d; it must be 0 (the worker's) or more", ErrInvalid, o.Name, o.Concurrency)
 	}
 	c := Cell{Table: o.Table, Row: "-", Column: o.Column}
 	if err := w.db.checkCell(&c); err != nil {

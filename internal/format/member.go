@@ -30,6 +30,9 @@ type MemberWork struct {
 	Weight int
 }
 
+// MaxWeight is the greatest weight that a record can have.
+const MaxWeight = math.MaxInt32
+
 // Encode returns the stored bytes.
 func (m *Member) Encode() []byte {
 	b := []byte{Version}
@@ -74,7 +77,7 @@ func DecodeMember(b []byte) (Member, error) {
 			}
 		}
 		weight, used := binary.Uvarint(rest)
-		if used <= 0 || weight > math.MaxInt32 {
+		if used <= 0 || weight > MaxWeight {
 			return Member{}, fmt.Errorf("%w: member: bad weight", ErrCorrupt)
 		}
 		w.Weight, rest = int(weight), rest[used:]
