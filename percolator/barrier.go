@@ -231,12 +231,7 @@ func (w *Worker) counts() []format.WorkCount {
 	defer w.mu.Unlock()
 	all := make([]format.WorkCount, len(w.list))
 	for i, q := range w.list {
-		all[i] = format.WorkCount{Begun: q.begun, Running: uint32(q.running)} //nolint:gosec // not many
-		for _, open := range w.open {
-			if open.q == q {
-				all[i].Running++
-			}
-		}
+		all[i] = format.WorkCount{Begun: q.begun, Running: uint32(q.running + len(w.open))} //nolint:gosec // not many
 	}
 	return all
 }

@@ -40,18 +40,18 @@ func (w *Worker) WaitIdle(ctx context.Context) error {
 		return ctx.Err()
 	}
 	l := idleLook{w: w}
-	for attempt, asked := 0, 0; ; {
+	for {
 		if w.hasEnded() {
 			return w.endedError()
 		}
 		w.mu.Lock()
-		quiet := w.isQuiet()
+		busy := len(w.jobs) > 0
 		l.begun = w.begun()
 		changed := make(chan struct{})
 		w.idle[changed] = struct{}{}
 		w.mu.Unlock()
 		state := moving
-		if quiet {
+		if !busy {
 			var err error
 			if state, err = l.look(ctx); err != nil {
 				w.mu.Lock()
@@ -60,32 +60,17 @@ func (w *Worker) WaitIdle(ctx context.Context) error {
 				return err
 			}
 		}
-		wait := Backoff{Min: time.Millisecond, Max: 100 * time.Millisecond}.wait(attempt, w.db.rand)
-		switch {
-		case w.hasEnded():
-		case state == nothingLeft:
+		if state == nothingLeft && !w.hasEnded() {
 			return nil
-		case state == someLeft:
-			w.kickAll()
-			attempt++
-		case state == othersMove:
-			// The first answers are often new to this worker: what they say is compared with the next ones.
-			wait = 0
-			if asked > 0 {
-				wait = Backoff{Min: time.Millisecond, Max: mostAskWait}.wait(asked, w.db.rand)
-			}
-			asked++
-		default:
-			attempt = 0
 		}
-		if err := w.waitChange(ctx, changed, wait); err != nil {
+		if state == someLeft {
+			w.kickAll()
+		}
+		if err := w.waitChange(ctx, changed, l.wait(state)); err != nil {
 			return err
 		}
 	}
 }
-
-// mostAskWait is the longest wait before others are asked again.
-const mostAskWait = 500 * time.Millisecond
 
 // idleState is what a look of WaitIdle has found.
 type idleState int
@@ -102,10 +87,33 @@ type idleLook struct {
 	w     *Worker
 	begun uint64  // by this worker when the look began
 	base  *muster // of the other workers before the look; nil if that is yet to be read
+	tries int     // in a row that have found something left
+	asked int     // how often others were at work, or may have been
 }
 
-// isQuiet tells whether nothing is queued or runs. w.mu is held.
-func (w *Worker) isQuiet() bool { return len(w.jobs) == 0 && len(w.open) == 0 }
+// mostAskWait is the longest wait before others are asked again.
+const mostAskWait = 500 * time.Millisecond
+
+// wait returns how long it is until the next look.
+func (l *idleLook) wait(state idleState) time.Duration {
+	wait := Backoff{Min: time.Millisecond, Max: 100 * time.Millisecond}
+	switch state {
+	case someLeft:
+		l.tries++
+		return wait.wait(l.tries, l.w.db.rand)
+	case othersMove:
+		// The first answers are often the first ones that this worker gets at all. They are
+		// compared with the next ones.
+		if l.asked++; l.asked == 1 {
+			return 0
+		}
+		wait.Max = mostAskWait
+		return wait.wait(l.asked-1, l.w.db.rand)
+	default:
+		l.tries = 0
+		return wait.wait(0, l.w.db.rand)
+	}
+}
 
 // begun counts the functions that were called, of all observers. w.mu is held.
 func (w *Worker) begun() (n uint64) {
@@ -116,11 +124,11 @@ func (w *Worker) begun() (n uint64) {
 }
 
 // isStill tells whether this worker has begun nothing since the look began, and nothing is
-// under way.
+// queued or runs.
 func (l *idleLook) isStill() bool {
 	l.w.mu.Lock()
 	defer l.w.mu.Unlock()
-	return l.w.isQuiet() && l.w.begun() == l.begun
+	return len(l.w.jobs) == 0 && l.w.begun() == l.begun
 }
 
 // look scans for what is left while no worker runs anything: neither this one nor any
@@ -328,7 +336,7 @@ func (w *Worker) isLeft(ctx context.Context, c Cell, notified []rowstore.Version
 
 // signalIdle tells WaitIdle that nothing runs at the moment. w.mu is held.
 func (w *Worker) signalIdle() {
-	if !w.isQuiet() {
+	if len(w.jobs) > 0 {
 		return
 	}
 	for ch := range w.idle {

@@ -158,12 +158,14 @@ func (w *Worker) removeMembers(ctx context.Context, dead []member) (alive []memb
 		m := &dead[i]
 		muts[i] = rowstore.Mutation{
 			Table: format.TableMembers, Row: m.id,
-			Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, format.ColumnLease, m.ends+1)},
 			Edits: []rowstore.Edit{
 				rowstore.Delete(rowstore.Lock, format.ColumnMember, m.joined),
 				rowstore.DeleteRange(rowstore.Write, format.ColumnLease, 0, m.ends),
 				rowstore.DeleteRange(rowstore.Write, format.ColumnAnswer, 0, oracle.Max),
 			},
+		}
+		if m.ends < oracle.Max {
+			muts[i].Conditions = []rowstore.Condition{rowstore.Absent(rowstore.Write, format.ColumnLease, m.ends+1)}
 		}
 	}
 	outs, err := w.db.store.Apply(ctx, muts, rowstore.ApplyOptions{})

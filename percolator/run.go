@@ -56,7 +56,7 @@ func (w *Worker) runJob(t *task) {
 	for attempt := 0; ; attempt++ {
 		r := w.attempt(w.runCtx, t)
 		w.dropClaim(t)
-		w.noteOpen(t.q, r.err)
+		w.noteOpen(r.err)
 		if r.err != nil && w.runCtx.Err() == nil && !fatal(r.err) {
 			w.db.log.Warn("an observed cell could not be handled and will be tried again", "observer", t.o.Name, "cell", t.cell.public().String(), "err", r.err)
 		}

@@ -107,7 +107,6 @@ type Worker struct {
 	sooner    chan struct{}            // a token when a new pause ends before all others
 	claimSoon chan struct{}            // a token to look for runs that must be claimed
 	beatSoon  chan struct{}            // a token to look for a barrier of WaitIdle
-	unsure    chan struct{}            // a token to settle open commits
 	recheck   chan struct{}            // a token to look whether the observers are still registered
 	published Timestamp                // when its observers were in the catalog first
 
@@ -128,7 +127,7 @@ type Worker struct {
 	locked   map[string][]*pausedJob // of paused: those of a table that met a lock
 	// Of WaitIdle.
 	idle     map[chan struct{}]struct{} // closed when something ended
-	open     []openCommit               // of runs, with outcomes that are not known
+	open     []*UndeterminedError       // commits that runs have left open (open.go)
 	progress uint64                     // functions called, and cells that were cleared
 }
 
@@ -143,7 +142,7 @@ func NewWorker(db *DB, config WorkerConfig) *Worker {
 		ctx: db.ctx, runCtx: db.ctx,
 		kicks: map[string]chan struct{}{}, room: map[string]chan struct{}{},
 		sooner: make(chan struct{}, 1), claimSoon: make(chan struct{}, 1),
-		beatSoon: make(chan struct{}, 1), unsure: make(chan struct{}, 1), recheck: make(chan struct{}, 1),
+		beatSoon: make(chan struct{}, 1), recheck: make(chan struct{}, 1),
 		ready: make(chan struct{}), ended: make(chan struct{}),
 		jobs: map[job]*task{}, paused: map[job]*pausedJob{}, locked: map[string][]*pausedJob{},
 		idle:   map[chan struct{}]struct{}{},
@@ -262,7 +261,6 @@ func (w *Worker) work(parent context.Context) error {
 	if len(w.list) > 0 {
 		part(func() error { return w.belong(ctx) })
 		claims.Go(func() { _ = w.claimRuns(claimCtx) })
-		claims.Go(func() { _ = w.settleOpen(claimCtx) })
 	}
 	part(func() error { return w.listen(ctx) })
 	part(func() error { return w.endPauses(ctx) })
@@ -301,7 +299,7 @@ func (w *Worker) wind(stopRuns func()) {
 		beside.Go(func() { _ = w.belong(ctx) })
 	}
 	w.tasks.Wait()
-	settled := w.settleLast()
+	settled := w.settleOpen()
 	finish()
 	beside.Wait()
 	if settled {

@@ -96,7 +96,7 @@ type Answer struct {
 // WorkCount is how far a member is with an observer.
 type WorkCount struct {
 	Begun   uint64 // calls of the function since the process has started
-	Running uint32 // runs under way, and commits of runs whose outcome is not known
+	Running uint32 // runs under way, and commits that a worker has left open as it stopped
 }
 
 // Encode returns the stored bytes.
