@@ -30,6 +30,9 @@ type chase struct {
 
 var tablesOfChase = []string{"a", "b"}
 
+// seldom is a worker that looks when it is kicked.
+var seldom = WorkerConfig{Poll: Backoff{Min: time.Hour, Max: time.Hour}, Rescan: time.Hour}
+
 func newChase(t *testing.T, quiet, gated bool, moves int64) *chase {
 	t.Helper()
 	c := &chase{crew: newCrew(t), moves: moves, at: map[string]string{}}
@@ -37,12 +40,8 @@ func newChase(t *testing.T, quiet, gated bool, moves int64) *chase {
 	if gated {
 		c.gate = make(chan struct{})
 	}
-	seldom := WorkerConfig{Poll: Backoff{Min: time.Hour, Max: time.Hour}, Rescan: time.Hour}
 	for range 3 {
-		m := c.hire(seldom, nil)
-		for _, table := range tablesOfChase {
-			require.NoError(t, m.Observe(Observer{Name: "o" + table, Table: table, Column: "v", Func: c.move}))
-		}
+		m := c.mover(seldom, c.move)
 		if !quiet && c.asker == nil {
 			// It hears of nothing.
 			m.wire.AddRule(faultstore.Rule{Times: -1, Match: func(x *call) bool { return x.Kind == faultstore.CallListen }, Before: func(ctx context.Context, _ *call) faultstore.Fault {
@@ -67,6 +66,16 @@ func newChase(t *testing.T, quiet, gated bool, moves int64) *chase {
 		}
 	}
 	return c
+}
+
+// mover makes a worker whose observers do something with cells of both tables.
+func (c *chase) mover(config WorkerConfig, move func(context.Context, *Txn, Cell) error) *mate {
+	c.t.Helper()
+	m := c.hire(config, nil)
+	for _, table := range tablesOfChase {
+		require.NoError(c.t, m.Observe(Observer{Name: "o" + table, Table: table, Column: "v", Func: move}))
+	}
+	return m
 }
 
 // move is the function: it sets the cell in the other table.
@@ -118,7 +127,9 @@ func (c *chase) evade(move func(table string)) {
 // waits requires that WaitIdle does not return before the work has come to rest.
 func (c *chase) waits() {
 	c.t.Helper()
-	require.NoError(c.t, c.asker.WaitIdle(c.t.Context()))
+	ctx, cancel := context.WithTimeout(c.t.Context(), 30*time.Minute)
+	defer cancel()
+	require.NoError(c.t, c.asker.WaitIdle(ctx))
 	require.Equal(c.t, c.moves, c.done.Load(), "WaitIdle has returned while there was work")
 	for _, table := range tablesOfChase {
 		for r, err := range c.mem.Scan(c.t.Context(), rowstore.ScanRange{Table: table, Selectors: []rowstore.Selector{everything(rowstore.Notify, "v")}}) {
@@ -166,12 +177,21 @@ func TestWaitIdleWaitsForRunsOfOthers(t *testing.T) {
 // Runs of other workers begin and end between two answers, in which nothing runs, and what
 // they leave is where the looks have been.
 func TestWaitIdleWaitsForRunsBetweenAnswers(t *testing.T) {
-	for _, asked := range []bool{false, true} {
-		t.Run(fmt.Sprint("asked before ", asked), func(t *testing.T) {
+	for _, before := range []string{"nothing", "asked", "answers to what nobody asked"} {
+		t.Run(before, func(t *testing.T) {
 			eachCrew(t, func(t *testing.T, _ *crew) {
 				c := newChase(t, true, false, 20)
-				if asked {
+				switch before {
+				case "asked":
 					require.NoError(t, c.asker.WaitIdle(t.Context()))
+				case "answers to what nobody asked":
+					a := format.Answer{Works: make([]format.WorkCount, 2)}
+					for _, id := range c.members() {
+						_, err := c.mem.Apply(t.Context(), []rowstore.Mutation{{Table: format.TableMembers, Row: id, Edits: []rowstore.Edit{
+							rowstore.Put(rowstore.Write, format.ColumnAnswer, c.now().Add(time.Hour), a.Encode()),
+						}}}, rowstore.ApplyOptions{})
+						require.NoError(t, err)
+					}
 				}
 				c.begin()
 				c.evade(func(table string) {
@@ -182,6 +202,41 @@ func TestWaitIdleWaitsForRunsBetweenAnswers(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Workers join behind each look, move the work, and leave, so that no list shows them.
+func TestWaitIdleSeesThoseThatCameAndWent(t *testing.T) {
+	eachCrew(t, func(t *testing.T, _ *crew) {
+		c := &chase{crew: newCrew(t), moves: 6, at: map[string]string{"a": "r", "b": "r"}}
+		c.quiet = true
+		c.asker = c.mover(WorkerConfig{Concurrency: 1}, c.move)
+		c.asker.start()
+		settle()
+		// It finds nothing by itself, whatever its shares become.
+		c.asker.wire.AddRule(faultstore.Rule{
+			Times: -1,
+			Match: func(x *call) bool { return x.Kind == faultstore.CallScan && x.Range.Limit > 0 },
+			Before: func(ctx context.Context, _ *call) faultstore.Fault {
+				<-ctx.Done()
+				return faultstore.Fault{}
+			},
+		})
+		settle()
+		c.begin()
+		c.evade(func(from string) {
+			m := c.mover(WorkerConfig{Concurrency: 1 << 20, StopTimeout: time.Millisecond}, func(ctx context.Context, tx *Txn, cell Cell) error {
+				if cell.Table == from {
+					return c.move(ctx, tx, cell)
+				}
+				<-ctx.Done()
+				return ctx.Err()
+			})
+			m.start()
+			settle() // it has its shares
+			m.stop()
+		})
+		c.waits()
+	})
 }
 
 // A barrier is one version, however often and by how many it is put, and one that no oracle
