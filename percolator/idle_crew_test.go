@@ -224,6 +224,9 @@ func TestWaitIdleSeesThoseThatCameAndWent(t *testing.T) {
 		settle()
 		c.begin()
 		c.evade(func(from string) {
+			if c.done.Load() == c.moves {
+				return
+			}
 			m := c.mover(WorkerConfig{Concurrency: 1 << 20, StopTimeout: time.Millisecond}, func(ctx context.Context, tx *Txn, cell Cell) error {
 				if cell.Table == from {
 					return c.move(ctx, tx, cell)
