@@ -38,6 +38,7 @@ const (
 	settingsGo     = "percolator/settings.go"
 	sweepGo        = "percolator/sweep.go"
 	shareGo        = "percolator/share.go"
+	barrierGo      = "percolator/barrier.go"
 )
 
 func one(file, old, replacement string) []edit { return []edit{{file, old, replacement}} }
@@ -318,6 +319,17 @@ var mutants = []mutant{
 	{"claims-unread", "Observers: a run that takes long is not begun by others", "TestLongRunsAreClaimed", one(runGo,
 		"view.claimedBy != w.id && view.claimed > tx.start {\n",
 		"view.claimedBy == w.id && view.claimed > tx.start {\n")},
+	{"begun-uncounted", "Observers: WaitIdle, a run is counted before its function is called", "TestWaitIdleWaitsForRunsBetweenAnswers", one("percolator/claim.go",
+		"\tt.q.begun++\n", "")},
+	{"idle-by-one-answer", "Observers: WaitIdle, nothing has begun between two answers", "TestWaitIdleWaitsForRunsBetweenAnswers", one(barrierGo,
+		"a.at > 0 && !a.busy && b.at >= barrier && !b.busy && a.begun == b.begun",
+		"b.at >= barrier && !b.busy")},
+	{"silence-is-idle", "Observers: WaitIdle, a worker that does not answer is busy", "TestWaitIdleWaitsForRunsBetweenAnswers", []edit{
+		{barrierGo, "func(m mustered) bool { return m.at < barrier }", "func(m mustered) bool { return m.at == barrier+1 }"},
+		{barrierGo, "b.at >= barrier && !b.busy", "!b.busy"},
+	}},
+	{"joiners-unseen", "Observers: WaitIdle, a worker that came and went is seen by the generation", "TestWaitIdleSeesThoseThatCameAndWent", one("percolator/idle.go",
+		"if err == nil && generation != l.base.generation {", "if err == nil && generation == 1 {")},
 	{"functions-look-around", "stores: nothing outside the system's schema is looked up by a function", "./backends/postgres TestHostile", one("backends/postgres/schema.go",
 		"const functionPath = `SET search_path = pg_catalog, pg_temp`\n",
 		"const functionPath = `SET standard_conforming_strings = on`\n")},
