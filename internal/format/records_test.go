@@ -175,6 +175,14 @@ func TestDecodersRefuseGarbage(t *testing.T) {
 		_, err := DecodeMember([]byte(b))
 		require.ErrorIs(t, err, ErrCorrupt, "%q", b)
 	}
+	for _, b := range [][]byte{nil, {0, '{', '}'}, {1, '{'}, {1}} {
+		_, err := DecodeParked(b)
+		require.ErrorIs(t, err, ErrCorrupt)
+	}
+}
+
+func TestAnswersThatAreGarbage(t *testing.T) {
+	t.Parallel()
 	for _, b := range []string{
 		"", "\x00", "\x01", "\x01\x01", "\x01\x01\x05", "\x01\x02\x05\x00\x05", // cut off
 		"\x01\x01\x05\xff\xff\xff\xff\x7f",                     // more runs at once than there can be
@@ -184,10 +192,6 @@ func TestDecodersRefuseGarbage(t *testing.T) {
 	} {
 		_, err := DecodeAnswer([]byte(b))
 		require.ErrorIs(t, err, ErrCorrupt, "%q", b)
-	}
-	for _, b := range [][]byte{nil, {0, '{', '}'}, {1, '{'}, {1}} {
-		_, err := DecodeParked(b)
-		require.ErrorIs(t, err, ErrCorrupt)
 	}
 }
 
