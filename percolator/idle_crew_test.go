@@ -3,6 +3,7 @@ package percolator
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -378,4 +379,35 @@ func TestWaitIdleWaitsForThoseThatStop(t *testing.T) {
 		require.Zero(t, a.count())
 		require.Len(t, c.members(), 1)
 	})
+}
+
+// A worker that stops settles the commits that its runs have left open. If it cannot, its
+// lease ends by itself.
+func TestOpenCommitsAreSettled(t *testing.T) {
+	for _, away := range []bool{false, true} {
+		t.Run(fmt.Sprint("away ", away), func(t *testing.T) {
+			eachCrew(t, func(t *testing.T, c *crew) {
+				a := c.hire(WorkerConfig{}, nil, "o").start()
+				b := c.hire(WorkerConfig{}, nil, "o").start()
+				settle()
+				b.open = []*UndeterminedError{{Start: c.now(), Primary: Cell{"t", "r", "v"}}}
+				require.Equal(t, []format.WorkCount{{Running: 1}}, b.counts())
+				if away {
+					b.wire.AddRule(faultstore.Rule{Times: -1, Fault: refuse, Match: func(x *call) bool {
+						return slices.ContainsFunc(x.Reads, func(r rowstore.RowRead) bool { return r.Table == "t" })
+					}})
+				}
+				b.stop()
+				if away {
+					require.Len(t, c.members(), 2)
+				} else {
+					require.Len(t, c.members(), 1)
+				}
+				require.NoError(t, a.WaitIdle(t.Context()))
+				all, err := a.muster(t.Context())
+				require.NoError(t, err)
+				require.Empty(t, all.members)
+			})
+		})
+	}
 }
