@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -49,11 +50,13 @@ func (w *Worker) listen(ctx context.Context) error {
 
 // kick is told where there may be new notifications.
 func (w *Worker) kick(at rowstore.Wake) {
+	if at.Table == "" || at.Table == format.TableMembers {
+		leaveToken(w.beatSoon) // a notification there is a barrier
+	}
 	if at.Table != "" && w.kicks[at.Table] == nil {
 		return // nothing here observes it
 	}
 	w.mu.Lock()
-	w.wakes++
 	// What was locked may have been committed just now, whoever owns it.
 	for t := range w.locked {
 		if at.Table == "" || t == at.Table {

@@ -49,7 +49,8 @@ type queue struct {
 	index   int // among the worker's observers of the column
 	tasks   []*task
 	running int
-	left    bool // a scan found more than there was room for
+	begun   uint64 // calls of the function, counted before they begin
+	left    bool   // a scan found more than there was room for
 
 	moved time.Time     // when a job began or ended last
 	takes time.Duration // how long jobs take

@@ -107,6 +107,7 @@ type Worker struct {
 	room      map[string]chan struct{} // a token when a queue of the table has room again
 	sooner    chan struct{}            // a token when a new pause ends before all others
 	claimSoon chan struct{}            // a token to look for runs that must be claimed
+	beatSoon  chan struct{}            // a token to look for a barrier of WaitIdle
 	recheck   chan struct{}            // a token to look whether the observers are still registered
 	published Timestamp                // when its observers were in the catalog first
 
@@ -127,7 +128,7 @@ type Worker struct {
 	locked   map[string][]*pausedJob // of paused: those of a table that met a lock
 	// Of WaitIdle.
 	idle     map[chan struct{}]struct{} // closed when something ended
-	wakes    uint64                     // looks asked for, and runs that did something
+	open     []*UndeterminedError       // commits that runs have left open (open.go)
 	progress uint64                     // functions called, and cells that were cleared
 }
 
@@ -141,7 +142,8 @@ func NewWorker(db *DB, config WorkerConfig) *Worker {
 		id:  uniqueID(),
 		ctx: db.ctx, runCtx: db.ctx,
 		kicks: map[string]chan struct{}{}, room: map[string]chan struct{}{},
-		sooner: make(chan struct{}, 1), claimSoon: make(chan struct{}, 1), recheck: make(chan struct{}, 1),
+		sooner: make(chan struct{}, 1), claimSoon: make(chan struct{}, 1),
+		beatSoon: make(chan struct{}, 1), recheck: make(chan struct{}, 1),
 		ready: make(chan struct{}), ended: make(chan struct{}),
 		jobs: map[job]*task{}, paused: map[job]*pausedJob{}, locked: map[string][]*pausedJob{},
 		idle:   map[chan struct{}]struct{}{},
@@ -270,13 +272,23 @@ func (w *Worker) work(parent context.Context) error {
 		part(func() error { return w.collect(ctx) })
 	}
 	wg.Wait()
+	w.wind(stopRuns)
+	if err := context.Cause(ctx); parent.Err() == nil {
+		return err
+	}
+	return nil
+}
+
+// wind ends the functions that run, by stopRuns if they take longer than StopTimeout, and
+// leaves the members. Until then this worker is one of them, whom WaitIdle asks.
+func (w *Worker) wind(stopRuns func()) {
 	w.stopStarting()
-	var guard sync.WaitGroup
-	defer guard.Wait()
-	finished, finish := context.WithCancel(context.Background())
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	ctx, finish := context.WithCancel(context.Background())
 	defer finish()
-	guard.Go(func() {
-		if w.db.clock.Sleep(finished, w.config.StopTimeout) == nil {
+	beside.Go(func() {
+		if w.db.clock.Sleep(ctx, w.config.StopTimeout) == nil {
 			stopRuns()
 		}
 	})
@@ -285,14 +297,17 @@ func (w *Worker) work(parent context.Context) error {
 	w.mu.Unlock()
 	if busy {
 		leaveToken(w.claimSoon)
-		w.tellLeaving(w.retire)
+		w.member.leaving = true // the others take its shares over in a moment
+		w.tellLeaving(w.beat)
+		beside.Go(func() { _ = w.belong(ctx) })
 	}
 	w.tasks.Wait()
-	w.tellLeaving(w.leave)
-	if err := context.Cause(ctx); parent.Err() == nil {
-		return err
+	settled := w.settleOpen()
+	finish()
+	beside.Wait()
+	if settled {
+		w.tellLeaving(w.leave)
 	}
-	return nil
 }
 
 // retry runs f until it succeeds, the context ends, or the error is fatal: the DB is

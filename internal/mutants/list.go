@@ -41,6 +41,7 @@ const (
 	findGo         = "percolator/find.go"
 	queueGo        = "percolator/queue.go"
 	memberGo       = "percolator/member.go"
+	barrierGo      = "percolator/barrier.go"
 )
 
 func one(file, old, replacement string) []edit { return []edit{{file, old, replacement}} }
@@ -338,6 +339,17 @@ var mutants = []mutant{
 		"\tremoved := true\n\tfor j, name := range view.observers {\n\t\tremoved = removed && (j == i || !w.observes(name, view.cell) || view.covered(j))\n\t}\n")},
 	{"shares-by-column", "Observers: shares are of an observer, not of a column", "", one(memberGo,
 		"w.Observer == q.o.Name && w.Table == q.table", "w.Table == q.table")},
+	{"begun-uncounted", "Observers: WaitIdle, a run is counted before its function is called", "TestWaitIdleWaitsForRunsBetweenAnswers", one("percolator/claim.go",
+		"\tt.q.begun++\n", "")},
+	{"idle-by-one-answer", "Observers: WaitIdle, nothing has begun between two answers", "TestWaitIdleWaitsForRunsBetweenAnswers", one(barrierGo,
+		"a.at > 0 && !a.busy && b.at >= barrier && !b.busy && a.begun == b.begun",
+		"b.at >= barrier && !b.busy")},
+	{"silence-is-idle", "Observers: WaitIdle, a worker that does not answer is busy", "TestWaitIdleWaitsForRunsBetweenAnswers", []edit{
+		{barrierGo, "func(m mustered) bool { return m.at < barrier }", "func(m mustered) bool { return m.at == barrier+1 }"},
+		{barrierGo, "b.at >= barrier && !b.busy", "!b.busy"},
+	}},
+	{"joiners-unseen", "Observers: WaitIdle, a worker that came and went is seen by the generation", "TestWaitIdleSeesThoseThatCameAndWent", one("percolator/idle.go",
+		"if err == nil && generation != l.base.generation {", "if err == nil && generation == 1 {")},
 	{"functions-look-around", "stores: nothing outside the system's schema is looked up by a function", "./backends/postgres TestHostile", one("backends/postgres/schema.go",
 		"const functionPath = `SET search_path = pg_catalog, pg_temp`\n",
 		"const functionPath = `SET standard_conforming_strings = on`\n")},
