@@ -303,7 +303,8 @@ func (w *Worker) join(ctx context.Context, now Timestamp, works []format.MemberW
 }
 
 // renewMember moves the end of the lease, and with again stores the record anew. It
-// answers a barrier that this worker has not answered yet. It does nothing if the record does not stand any more; the next beat will see that.
+// answers a barrier that this worker has not answered yet. It does nothing if the record does
+// not stand any more; the next beat will see that.
 func (w *Worker) renewMember(ctx context.Context, now Timestamp, works []format.MemberWork, again bool) error {
 	m := &w.member
 	until := now.Add(w.config.MemberLease)
