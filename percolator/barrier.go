@@ -193,10 +193,7 @@ func (w *Worker) putBarrier(ctx context.Context) (Timestamp, error) {
 	m := rowstore.Mutation{
 		Table: format.TableMembers, Row: format.RowGeneration,
 		Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Notify, format.ColumnBarrier, barrier)},
-		Edits: []rowstore.Edit{
-			rowstore.DeleteRange(rowstore.Notify, format.ColumnBarrier, 0, barrier-1),
-			rowstore.Put(rowstore.Notify, format.ColumnBarrier, barrier, format.TimestampOnly),
-		},
+		Edits:      barrierEdits(barrier),
 	}
 	out, err := w.db.applyOne(ctx, m)
 	if err != nil || out.Applied {
@@ -211,6 +208,14 @@ func (w *Worker) putBarrier(ctx context.Context) (Timestamp, error) {
 	m.Edits = append(m.Edits, rowstore.DeleteRange(rowstore.Notify, format.ColumnBarrier, barrier+1, oracle.Max))
 	_, err = w.db.applyOne(ctx, m)
 	return barrier, err
+}
+
+// barrierEdits put a barrier into the row of the generation.
+func barrierEdits(at Timestamp) []rowstore.Edit {
+	return []rowstore.Edit{
+		rowstore.DeleteRange(rowstore.Notify, format.ColumnBarrier, 0, at-1),
+		rowstore.Put(rowstore.Notify, format.ColumnBarrier, at, format.TimestampOnly),
+	}
 }
 
 // answer returns the edits that answer the barrier, if there is one to answer. What the

@@ -411,3 +411,16 @@ func TestShareOutDatesJoins(t *testing.T) {
 	require.Equal(t, shareSlots, m.shares.Load().at(wk.list[0], now.Add(time.Second)).kind)
 	require.Equal(t, now+1, m.list[0].record.From, "the list stays as it was read")
 }
+
+// What a worker that stops leaves, the others take over at once.
+func TestLeaverIsMissedAtOnce(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		a := c.hire(WorkerConfig{}, nil, "o").start()
+		b := c.hire(WorkerConfig{}, nil, "o").start()
+		settle()
+		b.stop()
+		c.change(rows("r", 64)...)
+		c.handles(100 * time.Millisecond)
+		require.Equal(t, 64, a.count())
+	})
+}
