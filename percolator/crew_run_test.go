@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -337,4 +338,35 @@ func TestHangingLook(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A worker whose own places for an observer all hang hands over what waits for them, and
+// nothing else: another observer of the column goes on beside.
+func TestHangingOwnPlaces(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		var stuck, beside, helped atomic.Int64
+		observe := func(m *mate, name string, places int, work func(context.Context) error) {
+			require.NoError(t, m.Observe(Observer{Name: name, Table: "t", Column: "v", Concurrency: places, Func: func(ctx context.Context, _ *Txn, _ Cell) error {
+				return work(ctx)
+			}}))
+		}
+		m := c.hire(WorkerConfig{Concurrency: 1}, nil)
+		observe(m, "hangs", 2, func(ctx context.Context) error {
+			stuck.Add(1)
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		observe(m, "beside", 0, func(context.Context) error { beside.Add(1); return nil })
+		m.start()
+		settle()
+		c.change(rows("x", 30)...)
+		time.Sleep(time.Second)
+		require.Equal(t, []int64{2, 30}, []int64{stuck.Load(), beside.Load()})
+
+		other := c.hire(WorkerConfig{}, nil)
+		observe(other, "hangs", 1, func(context.Context) error { helped.Add(1); return nil })
+		other.start()
+		settle()
+		require.Equal(t, []int64{2, 28}, []int64{stuck.Load(), helped.Load()}, "the rows whose functions hang are claimed, and all others are done")
+	})
 }
