@@ -274,7 +274,6 @@ func (l *looker) page(ctx context.Context, from, to string) (page []finding, las
 	if n < limit {
 		last = ""
 	}
-	// There may be thousands of cells, with many rivals for each: nothing else waits for that.
 	cells = w.own(cells)
 	now := w.db.clock.Now()
 	w.mu.Lock()
@@ -314,7 +313,7 @@ func (w *Worker) pageLimit(table string) int {
 		now := w.now()
 		for _, q := range w.list {
 			if q.table == table {
-				pages = max(pages, len(all.at(q, now).other)+1)
+				pages = max(pages, all.at(q, now).of)
 			}
 		}
 	}
