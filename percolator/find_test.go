@@ -24,7 +24,7 @@ func dealt(t testing.TB, wk *Worker, rows *saw) []string {
 	rows.mu.Lock()
 	rows.values = nil
 	rows.mu.Unlock()
-	_, err := wk.look(t.Context(), "t")
+	_, err := wk.look(t.Context(), "t", nil)
 	require.NoError(t, err)
 	wk.tasks.Wait()
 	rows.mu.Lock()

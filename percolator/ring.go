@@ -2,6 +2,7 @@ package percolator
 
 import (
 	"cmp"
+	"math/bits"
 	"slices"
 
 	"github.com/percolate-go/percolate/internal/hash"
@@ -83,4 +84,74 @@ func (r *rings) slots(parties []party, mine int) *slotSet {
 	slots := ring(parties, mine)
 	r.known = append(r.known, knownRing{parties, slots})
 	return slots
+}
+
+// ranges lists the slots of a set.
+func (s *slotSet) ranges() (all []rowstore.SlotRange) {
+	for i, word := range s {
+		for word != 0 {
+			first := bits.TrailingZeros64(word)
+			n := bits.TrailingZeros64(^(word >> first))
+			word &^= (1<<n - 1) << first
+			all = appendSlots(all, uint16(i*64+first), uint16(i*64+first+n-1)) //nolint:gosec // there are 65,536
+		}
+	}
+	return all
+}
+
+// appendSlots adds a range that lies behind all others.
+func appendSlots(all []rowstore.SlotRange, first, last uint16) []rowstore.SlotRange {
+	if n := len(all); n > 0 && first > 0 && all[n-1].Last == first-1 {
+		all[n-1].Last = last
+		return all
+	}
+	return append(all, rowstore.SlotRange{First: first, Last: last})
+}
+
+// slotsFrom returns those ranges, or parts of them, that lie at a slot or behind it.
+func slotsFrom(all []rowstore.SlotRange, slot uint16) []rowstore.SlotRange {
+	for len(all) > 0 && all[0].Last < slot {
+		all = all[1:]
+	}
+	if len(all) > 0 && all[0].First < slot {
+		all = slices.Clone(all)
+		all[0].First = slot
+	}
+	return all
+}
+
+// slotsOf returns the slots in which this worker looks for notifications of a table: its own
+// for any of its observers there, of those given if there are any.
+func (w *Worker) slotsOf(table string, given []uint16) (ranges []rowstore.SlotRange) {
+	shares, now := w.member.shares.Load(), w.now()
+	var mine slotSet
+	all := shares == nil // it is no member, and owns everything
+	for _, q := range w.list {
+		if q.table != table || all {
+			continue
+		}
+		switch s := shares.at(q, now); s.kind {
+		case shareAll:
+			all = true
+		case shareSlots:
+			for i, word := range s.slots {
+				mine[i] |= word
+			}
+		case shareNone:
+		}
+	}
+	switch {
+	case len(given) > 0:
+		slices.Sort(given)
+		for _, slot := range slices.Compact(given) {
+			if all || mine.has(slot) {
+				ranges = appendSlots(ranges, slot, slot)
+			}
+		}
+	case all:
+		ranges = appendSlots(ranges, 0, rowstore.Slots-1)
+	default:
+		ranges = mine.ranges()
+	}
+	return ranges
 }
