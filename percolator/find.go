@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -50,11 +51,13 @@ func (w *Worker) listen(ctx context.Context) error {
 
 // kick is told where there may be new notifications.
 func (w *Worker) kick(at rowstore.Wake) {
+	if at.Table == "" || at.Table == format.TableMembers {
+		leaveToken(w.beatSoon) // a notification there is a barrier
+	}
 	if at.Table != "" && w.kicks[at.Table] == nil {
 		return // nothing here observes it
 	}
 	w.mu.Lock()
-	w.wakes++
 	// What was locked may have been committed just now, whoever owns it.
 	for t := range w.locked {
 		if at.Table == "" || t == at.Table {
@@ -366,7 +369,7 @@ func (w *Worker) own(cells []finding) []finding {
 		f := &cells[i]
 		slot := rowstore.Slot(f.cell.Table, f.cell.Row)
 		for _, q := range w.queuesOf(f.cell) {
-			if all == nil || all.at(q, at).has(slot) {
+			if all == nil && w.owns(q, f.cell, at) || all != nil && all.at(q, at).has(slot) {
 				f.queues = append(f.queues, q)
 			}
 		}

@@ -19,6 +19,7 @@ type sight struct {
 	asked      time.Time // local, before now was drawn
 	now        Timestamp
 	generation Timestamp
+	barrier    Timestamp // of a WaitIdle (barrier.go); 0 without one
 	member     bool      // the worker's own record stands
 	successor  bool      // the lease of the successor lasts, or there is no successor
 	ends       Timestamp // of that lease
@@ -29,6 +30,7 @@ func (w *Worker) lookAtMembers(ctx context.Context) (sight, error) {
 	m := &w.member
 	s := sight{asked: w.db.clock.Now(), successor: true}
 	reads := []rowstore.RowRead{memberRead(format.RowGeneration, format.ColumnChange)}
+	reads[0].Selectors = append(reads[0].Selectors, rowstore.Selector{Family: rowstore.Notify, Column: format.ColumnBarrier, To: oracle.Max, Limit: 1})
 	if m.id != "" {
 		reads = append(reads, rowstore.RowRead{Table: format.TableMembers, Row: m.id, Selectors: []rowstore.Selector{
 			{Family: rowstore.Lock, Column: format.ColumnMember, To: oracle.Max},
@@ -53,6 +55,9 @@ func (w *Worker) lookAtMembers(ctx context.Context) (sight, error) {
 	w.noteCutOff(s.now, s.asked)
 	if v := rows[0].Newest(rowstore.Write, format.ColumnChange); v != nil {
 		s.generation = v.TS
+	}
+	if v := rows[0].Newest(rowstore.Notify, format.ColumnBarrier); v != nil {
+		s.barrier = v.TS
 	}
 	if m.id != "" {
 		s.member = rows[1].At(rowstore.Lock, format.ColumnMember, m.joined) != nil
@@ -121,6 +126,7 @@ func (w *Worker) readMembers(ctx context.Context, now Timestamp, silent bool) er
 	m := &w.member
 	var list, dead []member
 	var doubt Timestamp
+	unreadable := false
 	for row, err := range w.db.store.Scan(ctx, rowstore.ScanRange{Table: format.TableMembers, Selectors: []rowstore.Selector{
 		{Family: rowstore.Lock, Column: format.ColumnMember, To: oracle.Max, Limit: 1},
 		{Family: rowstore.Write, Column: format.ColumnLease, To: oracle.Max, Limit: 1},
@@ -143,6 +149,7 @@ func (w *Worker) readMembers(ctx context.Context, now Timestamp, silent bool) er
 			continue
 		}
 		if err != nil {
+			unreadable = true
 			w.db.log.Warn("a worker's record cannot be read; that worker and this one may begin the same runs", "member", other.id, "err", err)
 			continue
 		}
@@ -166,7 +173,7 @@ func (w *Worker) readMembers(ctx context.Context, now Timestamp, silent bool) er
 		m.announce = true
 	}
 	slices.SortFunc(list, func(a, b member) int { return strings.Compare(a.id, b.id) })
-	m.list, m.doubt = list, doubt
+	m.list, m.doubt, m.unreadable = list, doubt, unreadable
 	return nil
 }
 
@@ -180,11 +187,14 @@ func (w *Worker) removeMembers(ctx context.Context, dead []member) (alive []memb
 		m := &dead[i]
 		muts[i] = rowstore.Mutation{
 			Table: format.TableMembers, Row: m.id,
-			Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, format.ColumnLease, m.ends+1)},
 			Edits: []rowstore.Edit{
 				rowstore.Delete(rowstore.Lock, format.ColumnMember, m.joined),
 				rowstore.DeleteRange(rowstore.Write, format.ColumnLease, 0, m.ends),
+				rowstore.DeleteRange(rowstore.Write, format.ColumnAnswer, 0, oracle.Max),
 			},
+		}
+		if m.ends < oracle.Max {
+			muts[i].Conditions = []rowstore.Condition{rowstore.Absent(rowstore.Write, format.ColumnLease, m.ends+1)}
 		}
 	}
 	outs, err := w.db.store.Apply(ctx, muts, rowstore.ApplyOptions{})

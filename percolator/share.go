@@ -152,6 +152,10 @@ func (s *share) has(slot uint16) bool {
 func (w *Worker) owns(q *queue, c Cell, now Timestamp) bool {
 	all := w.member.shares.Load()
 	if all == nil {
+		if ask := w.db.opt.owns; ask != nil {
+			c = c.public()
+			return ask(q.o.Name, c.Table, c.Row, c.Column)
+		}
 		return true
 	}
 	return all.at(q, now).has(rowstore.Slot(c.Table, c.Row))

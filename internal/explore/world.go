@@ -35,6 +35,7 @@ type world struct {
 	clients []*Client
 	history history
 	marks   map[string]percolator.Timestamp // see Client.Remember
+	owned   time.Time                       // until then nobody owns anything
 
 	mu       sync.Mutex
 	through  bool // calls are carried out at once: before and after the run
@@ -67,6 +68,9 @@ type Client struct {
 	ended  bool
 	takes  time.Duration // how long each part of a call is under way
 	stands time.Time     // where its clock stands, if it does
+
+	observers []string             // of its workers
+	bereft    map[string]time.Time // until when it owns nothing of an observer
 }
 
 // image is what Setup leaves, from which every run begins.
@@ -149,7 +153,7 @@ func run(t *testing.T, p *Program, img *image, choose chooser) (w *world, err er
 	if err != nil {
 		return w, err
 	}
-	w.left = p.Budget
+	w.left, w.owned = p.Budget, w.now.Add(p.Unowned)
 	w.history.records, w.history.runs = slices.Clone(img.records), slices.Clone(img.runs)
 	w.history.written, w.marks, w.history.events = map[percolator.Cell][]writtenVersion{}, img.marks, img.events
 	w.history.fates = maps.Clone(img.fates)
@@ -237,7 +241,7 @@ func (c *Client) start(body func(ctx context.Context, c *Client)) {
 
 // client makes a client. Its DB's own beginning is not explored.
 func (w *world) client(name string, id int, opts []percolator.Option) *Client {
-	c := &Client{w: w, id: id, Name: name}
+	c := &Client{w: w, id: id, Name: name, bereft: map[string]time.Time{}}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	if at := id - 1; at >= 0 && at < len(w.program.Takes) {
 		c.takes = w.program.Takes[at]
@@ -256,6 +260,9 @@ func (w *world) client(name string, id int, opts []percolator.Option) *Client {
 		percolator.WithClock(clock{c}), coretest.WithSeed(uint64(c.id) + 1), //nolint:gosec // a small number
 		percolator.WithLogger(slog.New(slog.DiscardHandler)),
 	}, opts...)
+	if w.program.Owned && id > 0 && id <= len(w.program.Clients) {
+		opts = append(opts, coretest.WithOwnership(c.owns))
+	}
 	gates := map[string]rowstore.Store{}
 	for i := range w.stores {
 		gates[w.stores[i].name] = &gate{c: c, inner: w.stores[i].Store}
