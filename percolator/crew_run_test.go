@@ -322,7 +322,9 @@ func TestHangingLook(t *testing.T) {
 	for _, kind := range []faultstore.CallKind{faultstore.CallScan, faultstore.CallSplit} {
 		t.Run(kind.String(), func(t *testing.T) {
 			eachCrew(t, func(t *testing.T, c *crew) {
-				a := c.hire(WorkerConfig{}, nil, "o").start()
+				a := c.hire(WorkerConfig{}, nil, "o")
+				a.slots = kind != faultstore.CallSplit // else it does not split the table
+				a.start()
 				c.hire(WorkerConfig{}, nil, "o").start()
 				settle()
 				hangs := a.wire.AddRule(faultstore.Rule{

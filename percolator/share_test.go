@@ -175,6 +175,43 @@ func TestRing(t *testing.T) {
 	require.Equal(t, []string{"a", "b", "a", "a", "b", "a", "b", "a", "a", "a", "a"}, some)
 }
 
+// The ranges of a set are its slots, as few as may be, and a scan that goes on from some slot
+// leaves out those before it.
+func TestRangesOfSlots(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		var set slotSet
+		for range rapid.IntRange(0, 5).Draw(t, "ranges") {
+			first := rapid.OneOf(rapid.Uint16(), rapid.SampledFrom([]uint16{0, 63, 64, 127, 65_472, 65_535})).Draw(t, "first")
+			for i := range rapid.IntRange(1, 200).Draw(t, "length") {
+				if slot := int(first) + i; slot < rowstore.Slots {
+					set.add(uint16(slot))
+				}
+			}
+		}
+		check := func(ranges []rowstore.SlotRange, from int) {
+			var again slotSet
+			for i, r := range ranges {
+				require.LessOrEqual(t, r.First, r.Last)
+				require.True(t, i == 0 || int(r.First) > int(ranges[i-1].Last)+1, "%v", ranges)
+				for slot := int(r.First); slot <= int(r.Last); slot++ {
+					again.add(uint16(slot))
+				}
+			}
+			for slot := range rowstore.Slots {
+				if want := slot >= from && set.has(uint16(slot)); want != again.has(uint16(slot)) {
+					t.Fatalf("slot %d: %v", slot, want)
+				}
+			}
+		}
+		ranges := set.ranges()
+		check(ranges, 0)
+		from := rapid.Uint16().Draw(t, "from")
+		check(slotsFrom(ranges, from), int(from))
+		check(ranges, 0)
+	})
+}
+
 // Members with different observers have the shares of each observer among those that run it.
 func TestSharesOfDifferentObservers(t *testing.T) {
 	t.Parallel()
