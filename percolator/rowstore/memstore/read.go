@@ -1,6 +1,7 @@
 package memstore
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"iter"
@@ -130,29 +131,26 @@ func (m *Store) nextOfSlots(s *rowstore.ScanRange, after string) (key string, ve
 	if after != "" {
 		from = slotKey(rowstore.Slot(s.Table, after), after+"\x00")
 	}
-	ranges := s.Slots
-	for looked := 0; looked < turn; {
+	for looked := 0; looked < turn; looked++ {
 		iter := table.bySlot.Iter()
 		if !iter.Seek(from) {
 			return "", nil, false
 		}
 		slot, row := splitSlotKey(iter.Key())
-		for len(ranges) > 0 && ranges[0].Last < slot {
-			ranges = ranges[1:]
-		}
-		if len(ranges) == 0 {
+		i, _ := slices.BinarySearchFunc(s.Slots, slot, func(r rowstore.SlotRange, slot uint16) int { return cmp.Compare(r.Last, slot) })
+		if i == len(s.Slots) {
 			return "", nil, false
 		}
-		if slot < ranges[0].First {
-			from = slotKey(ranges[0].First, "")
+		key = row
+		if first := s.Slots[i].First; slot < first {
+			from = slotKey(first, "")
 			continue
 		}
 		all, _ := table.rows.Get(row)
 		if versions = kit.Select(all, s.Selectors); len(versions) > 0 {
 			return row, versions, true
 		}
-		key, from = row, iter.Key()+"\x00"
-		looked++
+		from = iter.Key() + "\x00"
 	}
 	return key, nil, true
 }
