@@ -73,9 +73,10 @@ func (w *Worker) kick(at rowstore.Wake) {
 	}
 }
 
-// kickSlots is kickTable for the rows of some slots, or for all if at names none.
+// kickSlots is kickTable for the rows of some slots, or for all if at names none or the
+// store does not find rows by slots.
 func (w *Worker) kickSlots(at rowstore.Wake) {
-	if len(at.Slots) == 0 {
+	if len(at.Slots) == 0 || !w.slots {
 		w.kickTable(at.Table)
 		return
 	}
@@ -107,15 +108,17 @@ func (a *asked) addAll() {
 	a.all = true
 }
 
-// take returns what was asked for, and forgets it. Without slots it is all rows.
-func (a *asked) take() (slots []uint16) {
+// take returns what was asked for, and forgets it. Without slots it is all rows, if it is
+// any.
+func (a *asked) take() (slots []uint16, some bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	some = a.all || len(a.slots) > 0
 	if !a.all {
 		slots = a.slots
 	}
 	a.all, a.slots = false, nil
-	return slots
+	return slots, some
 }
 
 // concerns tells whether one of the rows may be this worker's own. If its shares change
@@ -173,14 +176,29 @@ func (w *Worker) find(ctx context.Context, table string) error {
 				return err
 			}
 		}
-		woken, err := w.sleepOr(ctx, allAgain.Sub(w.db.clock.Now()), w.kicks[table])
-		if err != nil {
+		if slots, err = w.untilAsked(ctx, table, allAgain); err != nil {
 			return err
 		}
-		slots = nil
-		if woken {
-			slots = w.asked[table].take()
+	}
+}
+
+// untilAsked waits until rows of a table are asked for, and returns their slots; without
+// any it is all rows. These are due at a time, whatever else is asked for: else pushes that
+// follow each other closely would keep a worker from what nobody pushes.
+func (w *Worker) untilAsked(ctx context.Context, table string, allAgain time.Time) ([]uint16, error) {
+	for {
+		woken, err := w.sleepOr(ctx, allAgain.Sub(w.db.clock.Now()), w.kicks[table])
+		if err != nil {
+			return nil, err
 		}
+		slots, some := w.asked[table].take()
+		switch {
+		case !woken || !w.db.clock.Now().Before(allAgain):
+			return nil, nil
+		case some:
+			return slots, nil
+		}
+		// The last look was for what this token tells of.
 	}
 }
 
@@ -224,8 +242,13 @@ func (w *Worker) look(ctx context.Context, table string, slots []uint16) (*looke
 	l := &looker{w: w, table: table}
 	if w.slots {
 		ranges := w.slotsOf(table, slots)
-		if len(ranges) == 0 {
+		if len(ranges) == 0 && !w.lookUnderWay(table) {
 			return l, nil
+		}
+		if len(ranges) == 0 {
+			// Looks have failed until others took over all that was this worker's own. It gets
+			// its share again when it sees that the store answers, by any scan.
+			ranges = []rowstore.SlotRange{{}}
 		}
 		w.db.count.notifyScans.Add(1)
 		err := l.walk(ctx, rowstore.ScanRange{Slots: ranges})
@@ -405,6 +428,13 @@ func (w *Worker) lookBegins(table string) (began bool) {
 		w.looking[table] = w.db.clock.Now()
 	}
 	return began
+}
+
+// lookUnderWay tells whether the last look at a table has not succeeded yet.
+func (w *Worker) lookUnderWay(table string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return !w.looking[table].IsZero()
 }
 
 // queue queues the findings.

@@ -142,8 +142,7 @@ func (w *Worker) slotsOf(table string, given []uint16) (ranges []rowstore.SlotRa
 	}
 	switch {
 	case len(given) > 0:
-		slices.Sort(given)
-		for _, slot := range slices.Compact(given) {
+		for _, slot := range slices.Compact(slices.Sorted(slices.Values(given))) {
 			if all || mine.has(slot) {
 				ranges = appendSlots(ranges, slot, slot)
 			}
