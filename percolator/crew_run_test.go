@@ -30,6 +30,7 @@ func TestEachChangeRunsOnce(t *testing.T) {
 				t.Run(fmt.Sprint(name, " ", takes, " ", concurrency), func(t *testing.T) {
 					eachCrew(t, func(t *testing.T, c *crew) {
 						var all []*mate
+						c.rows = concurrency == 1 && takes == 0
 						for range 4 {
 							all = append(all, c.hire(WorkerConfig{Concurrency: concurrency}, sleeps(takes), observers...).start())
 						}
@@ -53,7 +54,7 @@ func TestEachChangeRunsOnce(t *testing.T) {
 
 // The changes of a worker that was killed run elsewhere, without any other event.
 func TestKilledWorkersChangesRunElsewhere(t *testing.T) {
-	eachCrew(t, func(t *testing.T, c *crew) {
+	eachFinding(t, func(t *testing.T, c *crew) {
 		var all []*mate
 		for range 4 {
 			all = append(all, c.hire(WorkerConfig{Rescan: time.Hour}, nil, "o").start())
@@ -71,7 +72,7 @@ func TestKilledWorkersChangesRunElsewhere(t *testing.T) {
 // Two neighbours are killed at once, in the order of the ids, so that nobody who lives watches
 // the second one.
 func TestNeighboursAreKilled(t *testing.T) {
-	eachCrew(t, func(t *testing.T, c *crew) {
+	eachFinding(t, func(t *testing.T, c *crew) {
 		byID := map[string]*mate{}
 		for range 6 {
 			c.hire(WorkerConfig{Rescan: time.Hour}, nil, "o").startIn(byID, c)
@@ -108,7 +109,7 @@ func (m *mate) startIn(byID map[string]*mate, c *crew) {
 func TestHangingFunctions(t *testing.T) {
 	for _, concurrency := range []int{1, 4, 16} {
 		t.Run(fmt.Sprint(concurrency), func(t *testing.T) {
-			eachCrew(t, func(t *testing.T, c *crew) {
+			eachFinding(t, func(t *testing.T, c *crew) {
 				free := make(chan struct{})
 				hang := func(ctx context.Context, cell Cell) error {
 					if cell.Row[0] == 'h' {
@@ -323,7 +324,9 @@ func TestHangingLook(t *testing.T) {
 	for _, kind := range []faultstore.CallKind{faultstore.CallScan, faultstore.CallSplit} {
 		t.Run(kind.String(), func(t *testing.T) {
 			eachCrew(t, func(t *testing.T, c *crew) {
-				a := c.hire(WorkerConfig{}, nil, "o").start()
+				a := c.hire(WorkerConfig{}, nil, "o")
+				a.slots = kind != faultstore.CallSplit // else it does not split the table
+				a.start()
 				c.hire(WorkerConfig{}, nil, "o").start()
 				settle()
 				hangs := a.wire.AddRule(faultstore.Rule{

@@ -68,7 +68,7 @@ func TestJoinerWhoseAnnouncementFails(t *testing.T) {
 // A worker that joins looks for changes at the moment from which on it has a share, however
 // long it would wait for its next look.
 func TestJoinerLooksWhenItsShareBegins(t *testing.T) {
-	eachCrew(t, func(t *testing.T, c *crew) {
+	eachFinding(t, func(t *testing.T, c *crew) {
 		config := WorkerConfig{Concurrency: 1, Rescan: time.Hour}
 		slow := sleeps(100 * time.Millisecond)
 		a := c.hire(config, slow, "o").start()
@@ -85,7 +85,7 @@ func TestJoinerLooksWhenItsShareBegins(t *testing.T) {
 
 // A beat that fails after a share has begun leaves the look for it to the next one.
 func TestBeatThatFailsAsAShareBegins(t *testing.T) {
-	eachCrew(t, func(t *testing.T, c *crew) {
+	eachFinding(t, func(t *testing.T, c *crew) {
 		config := WorkerConfig{Concurrency: 1, Rescan: time.Hour}
 		slow := sleeps(100 * time.Millisecond)
 		c.hire(config, slow, "o").start()
