@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -49,6 +50,10 @@ func (w *Worker) listen(ctx context.Context) error {
 
 // kick is told where there may be new notifications.
 func (w *Worker) kick(at rowstore.Wake) {
+	if at.Table == format.TableCatalog {
+		leaveToken(w.recheck) // a new observer waits until everybody knows it
+		return
+	}
 	if at.Table != "" && w.kicks[at.Table] == nil {
 		return // nothing here observes it
 	}
