@@ -210,8 +210,12 @@ func (db *DB) release(ctx context.Context, observer string, c Cell) error {
 	if err != nil || dropped == 0 {
 		return err
 	}
-	// The observer may have been registered meanwhile, and its sweep may have seen the
-	// cell before the release was committed.
+	// An observer that was registered before the release was committed may have swept
+	// before it, too.
+	v, err := db.loadCatalog(ctx)
+	if err != nil || !slices.Contains(v.observers(c.Table, c.Column), observer) {
+		return err
+	}
 	err = db.Update(ctx, func(tx *Txn) error {
 		tx.weak = append(tx.weak, c)
 		return nil
