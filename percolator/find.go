@@ -50,9 +50,10 @@ func (w *Worker) listen(ctx context.Context) error {
 
 // kick is told where there may be new notifications.
 func (w *Worker) kick(at rowstore.Wake) {
-	if at.Table == format.TableCatalog {
-		leaveToken(w.recheck) // a new observer waits until everybody knows it
-		return
+	// A new observer waits until everybody knows it. Its push may have been missed before a
+	// wake that names no table.
+	if at.Table == format.TableCatalog || at.Table == "" {
+		leaveToken(w.recheck)
 	}
 	if at.Table != "" && w.kicks[at.Table] == nil {
 		return // nothing here observes it

@@ -291,7 +291,7 @@ func TestFirstObserverNeedsNoTime(t *testing.T) {
 func TestNewObserverAmongWorkers(t *testing.T) {
 	t.Parallel()
 	mem := memstore.New()
-	long := WithSettings(Settings{MaxTxnAge: time.Hour, Retention: 24 * time.Hour, CatalogLease: time.Hour})
+	long := WithSettings(Settings{MaxTxnAge: time.Hour, Retention: 24 * time.Hour, CatalogLease: 10 * time.Minute})
 	nothing := func(context.Context, *Txn, Cell) error { return nil }
 	for _, name := range []string{"one", "two", "three"} {
 		db := open(t, &tapped{Store: mem}, long)
