@@ -161,6 +161,7 @@ func observeRefuses(t testing.TB, e *env) {
 		{Name: "o", Table: "t", Func: f},
 		{Name: "o", Table: "t", Column: "c"},
 		{Name: strings.Repeat("x", 129), Table: "t", Column: "c", Func: f},
+		{Name: "o", Table: "t", Column: "c", Func: f, Concurrency: -1},
 	} {
 		require.ErrorIs(t, pw.Observe(o), percolator.ErrInvalid, "observer %d", i)
 	}

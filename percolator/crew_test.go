@@ -26,7 +26,8 @@ import (
 type crew struct {
 	t      testing.TB
 	mem    *memstore.Store
-	source *DB // that commits, and runs no observer
+	source *DB  // that commits, and runs no observer
+	quiet  bool // the store has no push for those who are hired
 }
 
 // eachCrew runs a test in a bubble.
@@ -69,7 +70,11 @@ type mate struct {
 // hire makes a worker that does not run yet. work is what the functions do, besides being counted.
 func (c *crew) hire(config WorkerConfig, work func(ctx context.Context, cell Cell) error, observers ...string) *mate {
 	c.t.Helper()
-	m := &mate{t: c.t, wire: faultstore.New(c.mem, faultstore.Options{KeepOpen: true, Seed: 1}), ended: make(chan struct{})}
+	m := &mate{t: c.t, ended: make(chan struct{})}
+	m.wire = faultstore.New(&tapped{Store: c.mem, quiet: c.quiet}, faultstore.Options{KeepOpen: true, Seed: 1})
+	if !c.quiet {
+		m.wire = faultstore.New(c.mem, faultstore.Options{KeepOpen: true, Seed: 1})
+	}
 	if config.GCInterval == 0 {
 		config.GCInterval = -1
 	}

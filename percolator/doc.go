@@ -68,7 +68,7 @@
 // after MaxAttempts; [DB.Parked] lists what is parked and [DB.Release] lets
 // it run again. [Txn.Notify] sets observers off without a write, so that many
 // transactions can ask for the same work and not conflict. [Worker.WaitIdle] waits
-// until there is nothing left to do.
+// until there is nothing left to do, for all workers of the same observers.
 //
 // A new observer also runs for the existing data. That begins when every process knows
 // of it: at once in a single process, some milliseconds later among workers that a push

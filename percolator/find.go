@@ -55,11 +55,13 @@ func (w *Worker) kick(at rowstore.Wake) {
 	if at.Table == format.TableCatalog || at.Table == "" {
 		leaveToken(w.recheck)
 	}
+	if at.Table == "" || at.Table == format.TableMembers {
+		leaveToken(w.beatSoon) // a notification there is a barrier
+	}
 	if at.Table != "" && w.kicks[at.Table] == nil {
 		return // nothing here observes it
 	}
 	w.mu.Lock()
-	w.wakes++
 	// What was locked may have been committed just now, whoever owns it.
 	for t := range w.locked {
 		if at.Table == "" || t == at.Table {
@@ -304,7 +306,7 @@ func (w *Worker) own(cells []finding) []finding {
 		f := &cells[i]
 		slot := rowstore.Slot(f.cell.Table, f.cell.Row)
 		for _, q := range w.queuesOf(f.cell) {
-			if all == nil || all.at(q, at).has(slot) {
+			if all == nil && w.owns(q, f.cell, at) || all != nil && all.at(q, at).has(slot) {
 				f.queues = append(f.queues, q)
 			}
 		}

@@ -2,6 +2,7 @@ package percolator
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -11,25 +12,26 @@ import (
 )
 
 // WaitIdle returns nil when no notification is left for the worker's observers, apart
-// from parked runs, and none can appear from work under way: functions that run in this
-// worker, and commits that were sent. It waits for Run to start, to publish the
-// observers and to sweep, also for an observer that somebody has registered again.
+// from parked runs, and none can appear from work under way: functions that run, in this
+// worker and in every other worker that runs one of the same observers, in this process or
+// another, and commits that were sent. It waits for Run to start, to publish the observers
+// and to sweep, also for an observer that somebody has registered again.
 //
-// Other workers that run the same observers, in this process or another, count as far
-// as their work can be seen. A notification that waits for them is left, and so is one
-// whose run has not committed yet. But a run that sets an observed cell moves work from
-// one place to another, and WaitIdle's scans take time. If the store has a push
-// (rowstore.Waker), a push between the first scan and the last makes WaitIdle scan
-// again. If it has none, two more scans must find nothing. So WaitIdle may miss work
-// that other workers move from place to place: if a push was lost or is late, or if the
-// work moves behind each of four scans in turn, which go in opposite directions. To
-// know for certain, call WaitIdle of every worker, again and again, until none has run
-// anything in between.
+// What was committed before the call is then done, with all that followed from it by these
+// observers. Observers that this worker does not run are not waited for. Neither are
+// clients that commit meanwhile.
+//
+// It asks the other workers, who are told by the store's push (rowstore.Waker), or look
+// twice in each of their leases (MemberLease). One that does not answer is waited for
+// until its lease ends. A worker that lost its lease while it lived, because it was
+// suspended or cut off, is not asked until it has joined again. The looks find what its
+// runs leave, and what one of them moves; they may miss what several of them, one after
+// the other, move to and fro in that time.
 //
 // It returns an error that matches ErrObserverRemoved when one of the observers was
 // removed. After Run has ended it returns Run's error, or one that matches ErrClosed if
 // that was nil, whatever is left. It returns the context's error when the context ends.
-// It may be called from anywhere but an observer's function.
+// It may be called from anywhere but an observer's function, and concurrently.
 func (w *Worker) WaitIdle(ctx context.Context) error {
 	select {
 	case <-w.ready:
@@ -37,56 +39,105 @@ func (w *Worker) WaitIdle(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	for attempt := 0; ; {
+	l := idleLook{w: w}
+	for {
 		if w.hasEnded() {
 			return w.endedError()
 		}
 		w.mu.Lock()
 		busy := len(w.jobs) > 0
-		since := w.wakes
+		l.begun = w.begun()
 		changed := make(chan struct{})
 		w.idle[changed] = struct{}{}
 		w.mu.Unlock()
 		state := moving
 		if !busy {
 			var err error
-			if state, err = w.lookIdle(ctx, since); err != nil {
+			if state, err = l.look(ctx); err != nil {
 				w.mu.Lock()
 				delete(w.idle, changed)
 				w.mu.Unlock()
 				return err
 			}
 		}
-		switch {
-		case w.hasEnded():
-		case state == nothingLeft:
+		if state == nothingLeft && !w.hasEnded() {
 			return nil
-		case state == someLeft:
-			w.kickAll()
-			attempt++
-		default:
-			attempt = 0
 		}
-		if err := w.waitChange(ctx, changed, attempt); err != nil {
+		if state == someLeft {
+			w.kickAll()
+		}
+		if err := w.waitChange(ctx, changed, l.wait(state)); err != nil {
 			return err
 		}
 	}
 }
 
-// idleState is what the scans of WaitIdle have found.
+// idleState is what a look of WaitIdle has found.
 type idleState int
 
 const (
 	nothingLeft idleState = iota
 	someLeft              // the worker must scan for it
 	moving                // something happened meanwhile
+	othersMove            // other workers may be at work
 )
 
-// lookIdle scans twice in a row, in opposite directions, or four times if the store has
-// no push. The scans must find nothing, and nothing may have happened from the start of
-// the first to the end of the last. Otherwise a run could move work from a place that
-// the scan has yet to reach to a place that it has passed.
-func (w *Worker) lookIdle(ctx context.Context, since uint64) (idleState, error) {
+// idleLook is a WaitIdle under way.
+type idleLook struct {
+	w     *Worker
+	begun uint64  // by this worker when the look began
+	base  *muster // of the other workers before the look; nil if that is yet to be read
+	tries int     // in a row that have found something left
+	asked int     // how often others were at work, or may have been
+}
+
+// mostAskWait is the longest wait before others are asked again.
+const mostAskWait = 500 * time.Millisecond
+
+// wait returns how long it is until the next look.
+func (l *idleLook) wait(state idleState) time.Duration {
+	wait := Backoff{Min: time.Millisecond, Max: 100 * time.Millisecond}
+	switch state {
+	case someLeft:
+		l.tries++
+		return wait.wait(l.tries, l.w.db.rand)
+	case othersMove:
+		// The first answers are often the first ones that this worker gets at all. They are
+		// compared with the next ones.
+		if l.asked++; l.asked == 1 {
+			return 0
+		}
+		wait.Max = mostAskWait
+		return wait.wait(l.asked-1, l.w.db.rand)
+	default:
+		l.tries = 0
+		return wait.wait(0, l.w.db.rand)
+	}
+}
+
+// begun counts the functions that were called, of all observers. w.mu is held.
+func (w *Worker) begun() (n uint64) {
+	for _, q := range w.list {
+		n += q.begun
+	}
+	return n
+}
+
+// isStill tells whether this worker has begun nothing since the look began, and nothing is
+// queued or runs.
+func (l *idleLook) isStill() bool {
+	l.w.mu.Lock()
+	defer l.w.mu.Unlock()
+	return len(l.w.jobs) == 0 && l.w.begun() == l.begun
+}
+
+// look scans for what is left while no worker runs anything: neither this one nor any
+// other that shares an observer, from before the scans until after them. So no run moves
+// work from a place that the scans have yet to reach to one that they have passed. What is
+// left to do that is a commit of a worker that died, or is taken for dead, once. There are
+// two scans in opposite directions for that.
+func (l *idleLook) look(ctx context.Context) (idleState, error) {
+	w := l.w
 	again := func(err error) (idleState, error) {
 		if ctx.Err() != nil {
 			return someLeft, ctx.Err()
@@ -96,30 +147,78 @@ func (w *Worker) lookIdle(ctx context.Context, since uint64) (idleState, error) 
 		}
 		return someLeft, nil
 	}
-	before := w.db.known()
-	looks := 2
-	if !w.pushed {
-		looks = 4
-	}
-	for i := range looks {
-		left, err := w.anyLeft(ctx, i%2 == 1)
-		if err != nil {
+	if l.base == nil {
+		if err := l.muster(ctx); err != nil {
 			return again(err)
 		}
-		w.mu.Lock()
-		quiet := len(w.jobs) == 0 && w.wakes == since
-		w.mu.Unlock()
+	}
+	before := w.db.known()
+	for _, reverse := range []bool{false, true} {
+		left, err := w.anyLeft(ctx, reverse)
 		switch {
-		case !quiet:
+		case err != nil:
+			return again(err)
+		case !l.isStill():
 			return moving, nil
 		case left:
 			return someLeft, nil
 		}
 	}
-	// The sweeps must have been done before the first look.
+	if state, err := l.checkCatalog(ctx, before); err != nil || state != nothingLeft {
+		if err == nil || errors.Is(err, ErrObserverRemoved) {
+			return state, err
+		}
+		return again(err)
+	}
+	rested, err := l.othersRest(ctx)
+	switch {
+	case err != nil:
+		return again(err)
+	case !l.isStill():
+		return moving, nil
+	case !rested:
+		return othersMove, nil
+	}
+	return nothingLeft, nil
+}
+
+// muster reads who the others are, if the last beat does not tell that there are none.
+func (l *idleLook) muster(ctx context.Context) (err error) {
+	if c := l.w.member.company.Load(); c != nil && c.alone && c.generation != 0 {
+		l.base = &muster{generation: c.generation}
+		return nil
+	}
+	l.base, err = l.w.muster(ctx)
+	return err
+}
+
+// othersRest tells, after the scans, whether no other worker has run anything since before
+// them. If there are none, the generation shows that none has come meanwhile.
+func (l *idleLook) othersRest(ctx context.Context) (bool, error) {
+	if len(l.base.members) == 0 {
+		_, generation, err := l.w.readGeneration(ctx)
+		if err == nil && generation != l.base.generation {
+			l.base, err = l.w.muster(ctx)
+			return false, err
+		}
+		return err == nil, err
+	}
+	later, barrier, err := l.w.ask(ctx)
+	if err != nil || later == nil {
+		return false, err
+	}
+	rested := l.base.restedUntil(later, barrier)
+	l.base = later
+	return rested, nil
+}
+
+// checkCatalog looks whether the sweeps of the worker's observers had been done before the
+// first scan.
+func (l *idleLook) checkCatalog(ctx context.Context, before *catalogView) (idleState, error) {
+	w := l.w
 	v, err := w.db.loadCatalog(ctx)
 	if err != nil {
-		return again(err)
+		return someLeft, err
 	}
 	if err := w.checkRegistered(v); err != nil {
 		leaveToken(w.recheck)
@@ -135,22 +234,17 @@ func (w *Worker) lookIdle(ctx context.Context, since uint64) (idleState, error) 
 			return moving, nil
 		}
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if len(w.jobs) > 0 || w.wakes != since {
-		return moving, nil
-	}
 	return nothingLeft, nil
 }
 
 // waitChange waits for the last job to end, or for a little while.
-func (w *Worker) waitChange(ctx context.Context, changed chan struct{}, attempt int) error {
+func (w *Worker) waitChange(ctx context.Context, changed chan struct{}, wait time.Duration) error {
 	sleep, cancel := context.WithCancel(ctx)
 	defer cancel()
 	slept := make(chan struct{})
 	go func() {
 		defer close(slept)
-		_ = w.db.clock.Sleep(sleep, Backoff{Min: time.Millisecond, Max: 100 * time.Millisecond}.wait(attempt, w.db.rand))
+		_ = w.db.clock.Sleep(sleep, wait)
 	}()
 	defer func() {
 		cancel()

@@ -25,12 +25,14 @@ import (
 
 // membership is a worker's part in this.
 type membership struct {
-	shares atomic.Pointer[shares]     // nil before the worker has joined
-	time   atomic.Pointer[oracleTime] // nil before the first beat
+	shares  atomic.Pointer[shares]     // nil before the worker has joined
+	time    atomic.Pointer[oracleTime] // nil before the first beat
+	company atomic.Pointer[company]    // for WaitIdle; nil before the first beat
 
 	// Of the goroutine that beats.
 	id         string        // of its row; "" while it is no member
 	joined     Timestamp     // of its record
+	until      Timestamp     // the end of its own lease, as stored last
 	record     format.Member // as stored last
 	generation Timestamp     // as read before list; 0 if that must be read
 	list       []member      // by id
@@ -38,10 +40,15 @@ type membership struct {
 	ends       Timestamp     // of that lease, as read last; 0 if it was not
 	renewed    time.Time     // local, when that end was asked for first
 	watched    time.Duration // how long the lease lasts
+	judges     Timestamp     // until then no lease counts as ended; 0 if it was never cut off
 	doubt      Timestamp     // from which on the list is to be read again; 0 if it is not
 	announce   bool          // the generation is to be changed yet
 	outdated   bool          // the shares are older than the list or the record
 	looked     Timestamp     // of the last beat that had the worker look for what its shares took in
+	unreadable bool          // there is a record that this program cannot read
+	barrier    Timestamp     // of a WaitIdle, as read last; 0 without one
+	answered   Timestamp     // the last one that was answered
+	leaving    bool          // the worker begins nothing any more, although functions of it still run
 }
 
 // member is a member as a worker knows it.
@@ -85,17 +92,21 @@ func (w *Worker) beatInterval() time.Duration {
 // handOver is how far ahead a change of the shares is dated.
 func handOver(lease time.Duration) time.Duration { return lease / 3 * 2 }
 
+// answerEvery is the least time between two beats that barriers ask for. The first comes
+// at once.
+const answerEvery = 10 * time.Millisecond
+
 // belong keeps the worker a member until ctx ends.
 func (w *Worker) belong(ctx context.Context) error {
+	if w.db.opt.owns != nil {
+		return nil // somebody else says what is its own
+	}
+	var last time.Time
 	for attempt := 0; ; {
-		wait := w.untilBeat()
-		if attempt > 0 {
-			// What that beat was early for has not been seen yet, and would hurry each attempt.
-			wait = min(w.beatInterval(), w.config.Backoff.wait(attempt-1, w.db.rand))
-		}
-		if err := w.db.clock.Sleep(ctx, wait); err != nil {
+		if err := w.waitForBeat(ctx, attempt, last); err != nil {
 			return err
 		}
+		last = w.db.clock.Now()
 		if err := w.beat(ctx); err == nil {
 			attempt = 0
 		} else {
@@ -106,6 +117,20 @@ func (w *Worker) belong(ctx context.Context) error {
 			attempt++
 		}
 	}
+}
+
+// waitForBeat waits for the time of the next beat, or until there is a barrier to answer.
+func (w *Worker) waitForBeat(ctx context.Context, attempt int, last time.Time) error {
+	wait := w.untilBeat()
+	if attempt > 0 {
+		// What that beat was early for has not been seen yet, and would hurry each attempt.
+		return w.db.clock.Sleep(ctx, min(w.beatInterval(), w.config.Backoff.wait(attempt-1, w.db.rand)))
+	}
+	asked, err := w.sleepOr(ctx, wait, w.beatSoon)
+	if soon := answerEvery - w.db.clock.Now().Sub(last); err == nil && asked && soon > 0 {
+		err = w.db.clock.Sleep(ctx, soon)
+	}
+	return err
 }
 
 // untilBeat returns how long it is until the next beat. Those after the joining come
@@ -123,7 +148,7 @@ func (w *Worker) untilBeat() time.Duration {
 		early(next.Sub(w.now()))
 	}
 	if m.successor != "" && m.ends > 0 {
-		early(m.ends.Sub(w.now()) + time.Millisecond)
+		early(max(m.ends, m.judges).Sub(w.now()) + time.Millisecond)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -157,6 +182,7 @@ func (w *Worker) beat(ctx context.Context) error {
 		m.id = ""
 	}
 	doubt := m.doubt > 0 && m.doubt < seen.now
+	m.barrier = seen.barrier
 	if m.id == "" || seen.generation == 0 || seen.generation != m.generation || !seen.successor || doubt {
 		if err := w.readMembers(ctx, seen.now, !seen.successor); err != nil {
 			return fmt.Errorf("reading the members: %w", err)
@@ -173,7 +199,7 @@ func (w *Worker) beat(ctx context.Context) error {
 			err = w.yieldToEarlier(ctx, seen.now)
 		}
 	} else {
-		again := !slices.Equal(works, m.record.Works)
+		again := !slices.Equal(works, m.record.Works) || m.leaving && m.record.Until == 0
 		m.outdated = m.outdated || again
 		err = w.renewMember(ctx, seen.now, works, again)
 	}
@@ -198,6 +224,7 @@ func (w *Worker) beat(ctx context.Context) error {
 		w.kickAll() // something may be this worker's own that was not before
 	}
 	m.looked = seen.now
+	w.keepCompany()
 	return nil
 }
 
@@ -208,7 +235,7 @@ func (w *Worker) works() []format.MemberWork {
 	defer w.mu.Unlock()
 	works := make([]format.MemberWork, len(w.list))
 	for i, q := range w.list {
-		works[i] = format.MemberWork{Observer: q.o.Name, Table: q.table, Column: q.column, Weight: w.config.Concurrency}
+		works[i] = format.MemberWork{Observer: q.o.Name, Table: q.table, Column: q.column, Weight: min(w.limit(q), format.MaxWeight)}
 		if q.stuck = w.isStuck(q, now); q.stuck {
 			works[i].Weight = 0
 		}
@@ -251,6 +278,9 @@ func (w *Worker) yieldToEarlier(ctx context.Context, now Timestamp) error {
 func (w *Worker) join(ctx context.Context, now Timestamp, works []format.MemberWork) error {
 	m := &w.member
 	record := format.Member{From: w.begin(now), Lease: w.config.MemberLease.Round(time.Microsecond), Works: works}
+	if m.leaving {
+		record.From, record.Until = now, now // it has no share
+	}
 	id := uniqueID()
 	out, err := w.db.applyOne(ctx, rowstore.Mutation{
 		Table: format.TableMembers, Row: id,
@@ -267,17 +297,22 @@ func (w *Worker) join(ctx context.Context, now Timestamp, works []format.MemberW
 	if err != nil {
 		return fmt.Errorf("joining the members: %w", err)
 	}
-	m.id, m.joined, m.record, m.announce = id, now, record, true
+	m.id, m.joined, m.until = id, now, now.Add(w.config.MemberLease)
+	m.record, m.announce, m.answered = record, true, 0
 	return nil
 }
 
-// renewMember moves the end of the lease, and with again stores the record anew. It does
-// nothing if the record does not stand any more; the next beat will see that.
+// renewMember moves the end of the lease, and with again stores the record anew. It
+// answers a barrier that this worker has not answered yet. It does nothing if the record does
+// not stand any more; the next beat will see that.
 func (w *Worker) renewMember(ctx context.Context, now Timestamp, works []format.MemberWork, again bool) error {
 	m := &w.member
 	until := now.Add(w.config.MemberLease)
 	record := m.record
 	record.Works = works
+	if m.leaving && record.Until == 0 {
+		record.Until = now.Add(handOver(record.Lease) / 2)
+	}
 	edits := []rowstore.Edit{
 		rowstore.Put(rowstore.Write, format.ColumnLease, until, format.TimestampOnly),
 		rowstore.DeleteRange(rowstore.Write, format.ColumnLease, 0, until-1),
@@ -285,6 +320,8 @@ func (w *Worker) renewMember(ctx context.Context, now Timestamp, works []format.
 	if again {
 		edits = append(edits, rowstore.Put(rowstore.Lock, format.ColumnMember, m.joined, record.Encode()))
 	}
+	barrier := m.barrier
+	edits = append(edits, w.answer()...)
 	_, err := w.db.applyUrgent(ctx, rowstore.Mutation{
 		Table: format.TableMembers, Row: m.id,
 		Conditions: []rowstore.Condition{rowstore.Present(format.ColumnMember, m.joined)},
@@ -293,6 +330,7 @@ func (w *Worker) renewMember(ctx context.Context, now Timestamp, works []format.
 	if err != nil {
 		return fmt.Errorf("renewing the member's lease: %w", err)
 	}
+	m.until, m.answered = until, barrier
 	if again {
 		m.record, m.announce = record, true
 	}
@@ -355,27 +393,6 @@ func (w *Worker) shareOut(now Timestamp) {
 	m.watched = max(next.record.Lease, shortestLease)
 }
 
-// retire tells the others that this worker begins nothing any more, although functions
-// of it still run: they take its shares over in a moment.
-func (w *Worker) retire(ctx context.Context) error {
-	m := &w.member
-	now, err := w.db.draw(ctx)
-	if err != nil {
-		return err
-	}
-	record := m.record
-	record.Until = now.Add(handOver(record.Lease) / 2)
-	_, err = w.db.applyOne(ctx, rowstore.Mutation{
-		Table: format.TableMembers, Row: m.id,
-		Conditions: []rowstore.Condition{rowstore.Present(format.ColumnMember, m.joined)},
-		Edits:      []rowstore.Edit{rowstore.Put(rowstore.Lock, format.ColumnMember, m.joined, record.Encode())},
-	})
-	if err != nil {
-		return err
-	}
-	return w.announce(ctx, now)
-}
-
 // leave ends the membership.
 func (w *Worker) leave(ctx context.Context) error {
 	m := &w.member
@@ -389,7 +406,7 @@ func (w *Worker) leave(ctx context.Context) error {
 	return w.announce(ctx, now)
 }
 
-// tellLeaving calls retire or leave. What fails is left to the end of the lease.
+// tellLeaving calls beat or leave, in a worker that leaves. What fails is left to the end of the lease.
 func (w *Worker) tellLeaving(tell func(context.Context) error) {
 	if w.member.id == "" {
 		return

@@ -192,6 +192,100 @@ func TestJoinerBesideStuckWorkersBeginsAtOnce(t *testing.T) {
 	})
 }
 
+// The store stands still for longer than all leases, and goes on. Nobody takes anybody for dead
+// or stuck because of that, and each change that waits runs once.
+func TestWorkersSurviveAnOutageOfTheStore(t *testing.T) {
+	for name, busy := range map[string]int{"idle": 0, "busy": 256} {
+		t.Run(name, func(t *testing.T) {
+			eachCrew(t, func(t *testing.T, c *crew) {
+				var all []*mate
+				for range 4 {
+					all = append(all, c.hire(WorkerConfig{}, sleeps(100*time.Millisecond), "o").start())
+				}
+				settle()
+				for range 2 {
+					before, ids, generation := calls(all), c.members(), c.generation()
+					c.change(rows("b", busy)...)
+					time.Sleep(50 * time.Millisecond) // the pools of the busy ones are full
+					back := c.standStill(all, 8*time.Second)
+					c.change(rows("r", 128)...)
+					back()
+					c.handles(5 * time.Second)
+					settle()
+					require.Equal(t, ids, c.members())
+					require.Equal(t, generation, c.generation(), "somebody has told the others something")
+					require.Equal(t, before+busy+128, calls(all))
+				}
+				all[0].kill()
+				c.change(rows("s", 64)...)
+				c.handles(6100 * time.Millisecond)
+			})
+		})
+	}
+}
+
+// One of those that an outage has cut off comes back later than the others, while they read
+// the list anew because another one leaves.
+func TestWorkerThatIsBackLastAfterAnOutage(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		var all []*mate
+		for range 4 {
+			all = append(all, c.hire(WorkerConfig{}, nil, "o").start())
+		}
+		settle()
+		before := c.members()
+		last := c.standStill(all[3:], 12*time.Second)
+		c.standStill(all[:3], 8*time.Second)()
+		all[0].stop()
+		last()
+		settle()
+		after := c.members()
+		require.Len(t, after, 3)
+		require.Subset(t, before, after)
+	})
+}
+
+// Where each beat takes longer than a lease, no worker ever renews its lease in time. One that
+// was killed is missed nevertheless.
+func TestKilledWorkerIsMissedWhereBeatsTakeLong(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		var all []*mate
+		for range 3 {
+			all = append(all, c.hire(WorkerConfig{MemberLease: 500 * time.Millisecond}, nil, "o").slow(200*time.Millisecond).start())
+		}
+		settle()
+		all[0].kill()
+		c.change(rows("s", 64)...)
+		c.handles(60 * time.Second)
+	})
+}
+
+// standStill lets no call of some mates begin for a time. back waits until that is over.
+func (c *crew) standStill(all []*mate, d time.Duration) (back func()) {
+	over := time.Now().Add(d)
+	var rules []*faultstore.Added
+	for _, m := range all {
+		rules = append(rules, m.wire.AddRule(faultstore.Rule{Times: -1, Match: anyCall, Before: func(ctx context.Context, _ *call) faultstore.Fault {
+			_ = systemClock{}.Sleep(ctx, time.Until(over))
+			return faultstore.Fault{}
+		}}))
+	}
+	return func() {
+		time.Sleep(time.Until(over))
+		for _, r := range rules {
+			r.Remove()
+		}
+	}
+}
+
+// generation is that of the members.
+func (c *crew) generation() Timestamp {
+	c.t.Helper()
+	rows, err := c.mem.Read(c.t.Context(), []rowstore.RowRead{memberRead(format.RowGeneration, format.ColumnChange)})
+	require.NoError(c.t, err)
+	return rows[0].Newest(rowstore.Write, format.ColumnChange).TS
+}
+
 // A member that renews its lease just before it is removed stays in the list.
 func TestMemberThatRenewsInTime(t *testing.T) {
 	eachCrew(t, func(t *testing.T, c *crew) {

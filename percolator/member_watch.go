@@ -19,6 +19,7 @@ type sight struct {
 	asked      time.Time // local, before now was drawn
 	now        Timestamp
 	generation Timestamp
+	barrier    Timestamp // of a WaitIdle (barrier.go); 0 without one
 	member     bool      // the worker's own record stands
 	successor  bool      // the lease of the successor lasts, or there is no successor
 	ends       Timestamp // of that lease
@@ -29,6 +30,7 @@ func (w *Worker) lookAtMembers(ctx context.Context) (sight, error) {
 	m := &w.member
 	s := sight{asked: w.db.clock.Now(), successor: true}
 	reads := []rowstore.RowRead{memberRead(format.RowGeneration, format.ColumnChange)}
+	reads[0].Selectors = append(reads[0].Selectors, rowstore.Selector{Family: rowstore.Notify, Column: format.ColumnBarrier, To: oracle.Max, Limit: 1})
 	if m.id != "" {
 		reads = append(reads, rowstore.RowRead{Table: format.TableMembers, Row: m.id, Selectors: []rowstore.Selector{
 			{Family: rowstore.Lock, Column: format.ColumnMember, To: oracle.Max},
@@ -50,21 +52,53 @@ func (w *Worker) lookAtMembers(ctx context.Context) (sight, error) {
 		return s, err
 	}
 	s.now = at.start
+	w.noteCutOff(s.now, s.asked)
 	if v := rows[0].Newest(rowstore.Write, format.ColumnChange); v != nil {
 		s.generation = v.TS
+	}
+	if v := rows[0].Newest(rowstore.Notify, format.ColumnBarrier); v != nil {
+		s.barrier = v.TS
 	}
 	if m.id != "" {
 		s.member = rows[1].At(rowstore.Lock, format.ColumnMember, m.joined) != nil
 	}
 	if len(rows) == 3 {
 		v := rows[2].Newest(rowstore.Write, format.ColumnLease)
-		s.successor = v != nil && v.TS >= s.now
+		s.successor = v != nil && !m.leaseEnded(v.TS, s.now)
 		if s.successor {
 			s.ends, s.successor = v.TS, !w.isSilent(v.TS, s.asked)
 		}
 	}
 	return s, nil
 }
+
+// noteCutOff notices that this worker's own lease has ended, because it could not reach the
+// store in time. The others could not either, perhaps: then all leases have ended, and what
+// this worker knows of its own looks tells of the store. So everybody gets time to renew, and
+// what is stuck counts from now on. This must not go on for ever where a store is slow:
+// after each such time this worker judges for as long, whatever happens.
+func (w *Worker) noteCutOff(now Timestamp, asked time.Time) {
+	m := &w.member
+	grace := 2 * max(w.config.MemberLease, w.beatTimeout())
+	for i := range m.list {
+		grace = max(grace, 2*m.list[i].record.Lease)
+	}
+	if m.id == "" || now <= m.until || m.judges > 0 && now.Sub(m.judges) < grace {
+		return
+	}
+	m.judges, m.renewed = now.Add(grace), asked
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for table := range w.looking {
+		w.looking[table] = asked
+	}
+	for _, q := range w.list {
+		q.moved = asked
+	}
+}
+
+// leaseEnded tells whether a lease that ends at ends counts as ended.
+func (m *membership) leaseEnded(ends, now Timestamp) bool { return ends < now && now >= m.judges }
 
 // isSilent tells whether the successor has not renewed its lease for so long, by this
 // process's own clock, that the lease must have ended. The oracle does not say so while its
@@ -92,6 +126,7 @@ func (w *Worker) readMembers(ctx context.Context, now Timestamp, silent bool) er
 	m := &w.member
 	var list, dead []member
 	var doubt Timestamp
+	unreadable := false
 	for row, err := range w.db.store.Scan(ctx, rowstore.ScanRange{Table: format.TableMembers, Selectors: []rowstore.Selector{
 		{Family: rowstore.Lock, Column: format.ColumnMember, To: oracle.Max, Limit: 1},
 		{Family: rowstore.Write, Column: format.ColumnLease, To: oracle.Max, Limit: 1},
@@ -109,11 +144,12 @@ func (w *Worker) readMembers(ctx context.Context, now Timestamp, silent bool) er
 		}
 		other.record, err = format.DecodeMember(record.Value)
 		other.record.Lease = min(other.record.Lease, mostMemberLease)
-		if other.ends < now || silent && other.id == m.successor && other.ends == m.ends {
+		if m.leaseEnded(other.ends, now) || silent && other.id == m.successor && other.ends == m.ends {
 			dead = append(dead, other)
 			continue
 		}
 		if err != nil {
+			unreadable = true
 			w.db.log.Warn("a worker's record cannot be read; that worker and this one may begin the same runs", "member", other.id, "err", err)
 			continue
 		}
@@ -137,7 +173,7 @@ func (w *Worker) readMembers(ctx context.Context, now Timestamp, silent bool) er
 		m.announce = true
 	}
 	slices.SortFunc(list, func(a, b member) int { return strings.Compare(a.id, b.id) })
-	m.list, m.doubt = list, doubt
+	m.list, m.doubt, m.unreadable = list, doubt, unreadable
 	return nil
 }
 
@@ -151,11 +187,14 @@ func (w *Worker) removeMembers(ctx context.Context, dead []member) (alive []memb
 		m := &dead[i]
 		muts[i] = rowstore.Mutation{
 			Table: format.TableMembers, Row: m.id,
-			Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, format.ColumnLease, m.ends+1)},
 			Edits: []rowstore.Edit{
 				rowstore.Delete(rowstore.Lock, format.ColumnMember, m.joined),
 				rowstore.DeleteRange(rowstore.Write, format.ColumnLease, 0, m.ends),
+				rowstore.DeleteRange(rowstore.Write, format.ColumnAnswer, 0, oracle.Max),
 			},
+		}
+		if m.ends < oracle.Max {
+			muts[i].Conditions = []rowstore.Condition{rowstore.Absent(rowstore.Write, format.ColumnLease, m.ends+1)}
 		}
 	}
 	outs, err := w.db.store.Apply(ctx, muts, rowstore.ApplyOptions{})

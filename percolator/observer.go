@@ -30,6 +30,17 @@ type Observer struct {
 	// store failed does not count either, if Func returns it, wrapped or not. If Func
 	// returns another error in its place, that one counts.
 	Func func(ctx context.Context, tx *Txn, c Cell) error
+	// Concurrency is how many runs of the observer a worker makes at once. 0 means that the
+	// observer shares the places of WorkerConfig.Concurrency with all others that say 0. A
+	// number above 0 gives it as many places of its own, in every worker that runs it: it
+	// takes no place of another observer, waits for none, and never has more runs than that.
+	// It may be more than WorkerConfig.Concurrency, which does not bound it: a worker runs at
+	// most WorkerConfig.Concurrency functions and the sum of the observers' own numbers. So
+	// give a slow observer a number, and it holds nobody up; give 1 to one whose runs may
+	// not overlap in a process. Runs in other workers do overlap. Workers share the changes
+	// of an observer out in proportion to the number that holds for it. A negative number is
+	// ErrInvalid (see Worker.Observe).
+	Concurrency int
 	// MaxAttempts is the number of failures of one change after which its run is parked.
 	// The count is kept in the store. The default is that of the WorkerConfig.
 	MaxAttempts int

@@ -26,12 +26,13 @@ func TestObserveRefuses(t *testing.T) {
 		"column's name is empty":  func(o *Observer) { o.Column = "" },
 		"table's name has 513":    func(o *Observer) { o.Table = strings.Repeat("x", 513) },
 		"column's name has 10000": func(o *Observer) { o.Column = strings.Repeat("x", 10000) },
+		`"o" has Concurrency -1;`: func(o *Observer) { o.Concurrency = -1 },
 	} {
 		o := good
 		change(&o)
 		err := w.Observe(o)
 		require.ErrorContains(t, err, name)
-		if strings.Contains(name, "has") {
+		if strings.Contains(name, "name has") {
 			require.ErrorIs(t, err, ErrTooLarge)
 		} else {
 			require.ErrorIs(t, err, ErrInvalid)

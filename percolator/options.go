@@ -7,6 +7,7 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/percolate-go/percolate/internal/coretest/hook"
 	"github.com/percolate-go/percolate/percolator/oracle"
 )
 
@@ -115,6 +116,7 @@ type options struct {
 	groups        bool
 	deferred      bool
 	meters        metric.MeterProvider
+	owns          hook.Owns // nil but in tests, see withOwnership
 }
 
 func defaultOptions() options {

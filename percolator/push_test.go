@@ -70,7 +70,6 @@ func TestPushOfOthersResumesWhatIsLocked(t *testing.T) {
 	w.kick(rowstore.Wake{Table: "t", Slots: []uint16{1}})
 	require.Empty(t, w.locked["t"], "it is no longer left alone")
 	require.Empty(t, w.kicks["t"], "it does not look")
-	require.EqualValues(t, 1, w.wakes, "WaitIdle knows that something moved")
 	w.kick(rowstore.Wake{Table: "t"})
 	require.Len(t, w.kicks["t"], 1)
 }

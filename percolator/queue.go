@@ -49,7 +49,8 @@ type queue struct {
 	index   int // among the worker's observers of the column
 	tasks   []*task
 	running int
-	left    bool // a scan found more than there was room for
+	begun   uint64 // calls of the function, counted before they begin
+	left    bool   // a scan found more than there was room for
 
 	moved time.Time     // when a job began or ended last
 	takes time.Duration // how long jobs take
@@ -130,49 +131,71 @@ func (w *Worker) dispatch() {
 	}
 }
 
-// nextQueue chooses the queue whose job is started next: the one whose observer has the
-// fewest functions running. Some slots are kept for observers that have none running,
-// so that slow functions never have all of them. w.mu is held.
+// nextQueue chooses the queue whose job is started next: of those that have a place, the
+// one whose observer has the fewest functions running. w.mu is held.
 func (w *Worker) nextQueue() *queue {
-	free := w.config.Concurrency - w.running
-	if free <= 0 || w.stopping || w.ctx.Err() != nil {
+	if w.stopping || w.ctx.Err() != nil {
 		return nil
 	}
-	idle := 0
+	free := w.freePlaces()
 	var best *queue
 	for i := range w.list {
 		q := w.list[(w.turn+i)%len(w.list)]
-		if q.running == 0 {
-			idle++
-		}
-		if len(q.tasks) > 0 && (best == nil || q.running < best.running) {
+		if len(q.tasks) > 0 && free.allow(q) && (best == nil || q.running < best.running) {
 			best = q
 		}
 	}
-	if best == nil || best.running > 0 && free <= min(idle, w.reserve()) {
-		return nil
+	if best != nil {
+		w.turn++
 	}
-	w.turn++
 	return best
 }
 
 // hasPlace tells whether a job of the queue could start now. w.mu is held.
-func (w *Worker) hasPlace(q *queue) bool {
-	free, idle := w.config.Concurrency-w.running, 0
-	for _, other := range w.list {
-		if other.running == 0 {
-			idle++
-		}
-	}
-	return free > 0 && (q.running == 0 || free > min(idle, w.reserve()))
+func (w *Worker) hasPlace(q *queue) bool { return w.freePlaces().allow(q) }
+
+// places are those that observers without a limit of their own share.
+type places struct {
+	free int
+	kept int // of these: for observers that have nothing running
 }
 
-// reserve is how many slots are kept free for observers that have nothing running.
-func (w *Worker) reserve() int {
-	if w.config.Concurrency < 4 {
-		return 0
+// freePlaces counts the places that observers share. From four on, some are kept for
+// observers that have nothing running, so that slow functions never have all of them. w.mu
+// is held.
+func (w *Worker) freePlaces() places {
+	p, idle := places{free: w.config.Concurrency}, 0
+	for _, q := range w.list {
+		if q.sharesPlaces() {
+			p.free -= q.running
+			if q.running == 0 {
+				idle++
+			}
+		}
 	}
-	return max(1, w.config.Concurrency/8)
+	if w.config.Concurrency >= 4 {
+		p.kept = min(idle, max(1, w.config.Concurrency/8))
+	}
+	return p
+}
+
+// allow tells whether a job of the queue could start.
+func (p places) allow(q *queue) bool {
+	if !q.sharesPlaces() {
+		return q.running < q.o.Concurrency
+	}
+	return p.free > 0 && (q.running == 0 || p.free > p.kept)
+}
+
+// sharesPlaces tells whether the observer has no places of its own.
+func (q *queue) sharesPlaces() bool { return q.o.Concurrency == 0 }
+
+// limit is how many functions of the observer the worker can run at once.
+func (w *Worker) limit(q *queue) int {
+	if q.sharesPlaces() {
+		return w.config.Concurrency
+	}
+	return q.o.Concurrency
 }
 
 // waitForRoom waits until an observer of the table has room for what a scan finds.

@@ -152,6 +152,17 @@ func TestStuckFrom(t *testing.T) {
 		"another one's moved before": {func(_ *Worker, q, o *queue, now time.Time) {
 			q.left, q.running, o.running, o.moved = true, 0, 1, now.Add(-time.Second)
 		}, 3 * time.Second},
+		"its own places are taken": {func(wk *Worker, q, _ *queue, _ time.Time) {
+			q.left, q.o.Concurrency, wk.config.Concurrency = true, 1, 16
+		}, 3 * time.Second},
+		"a place of its own is free": {func(_ *Worker, q, _ *queue, _ time.Time) { q.left, q.o.Concurrency = true, 2 }, never},
+		"others have no place for it": {func(_ *Worker, q, o *queue, _ time.Time) {
+			q.left, q.running, o.running, q.o.Concurrency = true, 0, 1, 1
+		}, never},
+		"one with its own is not waited for": {func(wk *Worker, q, o *queue, now time.Time) {
+			q.left, q.running, o.o.Concurrency, o.takes, o.moved = true, 0, 1, 4*time.Second, now.Add(time.Second)
+			wk.list[2].running = 1
+		}, 3 * time.Second},
 		"a look":                        {func(wk *Worker, _, _ *queue, now time.Time) { wk.looking["t"] = now }, 3 * time.Second},
 		"a look at another table":       {func(wk *Worker, _, _ *queue, now time.Time) { wk.looking["u"] = now }, never},
 		"a look that hangs for longer":  {func(wk *Worker, q, _ *queue, now time.Time) { q.left, wk.looking["t"] = true, now.Add(-time.Second) }, 2 * time.Second},

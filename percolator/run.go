@@ -56,6 +56,7 @@ func (w *Worker) runJob(t *task) {
 	for attempt := 0; ; attempt++ {
 		r := w.attempt(w.runCtx, t)
 		w.dropClaim(t)
+		w.noteOpen(r.err)
 		if r.err != nil && w.runCtx.Err() == nil && !fatal(r.err) {
 			w.db.log.Warn("an observed cell could not be handled and will be tried again", "observer", t.o.Name, "cell", t.cell.public().String(), "err", r.err)
 		}
@@ -293,10 +294,9 @@ func (w *Worker) queued(c Cell) bool {
 	return false
 }
 
-// noteWork records that something happened that WaitIdle must know of.
+// noteWork records that there was something to do.
 func (w *Worker) noteWork() {
 	w.mu.Lock()
-	w.wakes++
 	w.progress++
 	w.mu.Unlock()
 }

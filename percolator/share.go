@@ -173,6 +173,10 @@ func distance(hash uint64, weight float64) float64 {
 func (w *Worker) owns(q *queue, c Cell, now Timestamp) bool {
 	all := w.member.shares.Load()
 	if all == nil {
+		if ask := w.db.opt.owns; ask != nil {
+			c = c.public()
+			return ask(q.o.Name, c.Table, c.Row, c.Column)
+		}
 		return true
 	}
 	s := all.at(q, now)

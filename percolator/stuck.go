@@ -19,8 +19,11 @@ func (w *Worker) stuckFrom(q *queue) (from time.Time, ok bool) {
 	if waits := len(q.tasks) > 0 || q.left || q.stuck; waits && !w.hasPlace(q) {
 		moved, takes := q.moved, q.takes
 		if q.running == 0 {
-			// It is the next one to have a place, whichever function ends.
+			// It is the next one to have a place, whichever function on a shared place ends.
 			for _, other := range w.list {
+				if !other.sharesPlaces() {
+					continue
+				}
 				takes = max(takes, other.takes)
 				if other.moved.After(moved) {
 					moved = other.moved

@@ -10,6 +10,7 @@ func init() {
 	hook.Options.WithoutGroups = func() any { return withoutGroups() }
 	hook.Options.WithoutDeferred = func() any { return withoutDeferred() }
 	hook.Options.WithSeed = func(seed uint64) any { return withSeed(seed) }
+	hook.Options.WithOwnership = func(owns hook.Owns) any { return withOwnership(owns) }
 }
 
 // withoutOnePhase makes every transaction commit in two phases, even where the store
@@ -26,3 +27,8 @@ func withoutDeferred() Option { return func(o *options) { o.deferred = false } }
 // withSeed makes the DB's jitter and random choices repeatable. 0, the default, takes a
 // random seed.
 func withSeed(seed uint64) Option { return func(o *options) { o.seed = seed } }
+
+// withOwnership makes the DB's workers ask which changes are their own, each time that
+// it matters. They are no members, so no shares answer that. owns must not wait: it is
+// asked under the worker's lock.
+func withOwnership(owns hook.Owns) Option { return func(o *options) { o.owns = owns } }

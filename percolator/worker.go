@@ -15,10 +15,11 @@ import (
 // WorkerConfig changes a Worker. The zero value works: what is zero or negative is the
 // default, unless the field says otherwise, and what is out of bounds becomes the bound.
 type WorkerConfig struct {
-	// Concurrency is how many observer functions run at once. Default 16. Observers
-	// share it: the one with the fewest functions running starts its next one first.
-	// From 4 on, a part (an eighth, at least one) is kept free for observers that have
-	// none running, so that slow functions do not take every place.
+	// Concurrency is how many functions run at once of all observers that set no
+	// Observer.Concurrency. Default 16. They share these places: the one with the fewest
+	// functions running starts its next one first. From 4 on, a part (an eighth, at least
+	// one) is kept free for those that have none running, so that slow functions do not take
+	// every place. An observer that sets its own has as many places apart from these.
 	Concurrency int
 	// MaxAttempts is the number of failures of one change after which its run is parked,
 	// for observers that do not set their own. Default 10.
@@ -106,6 +107,7 @@ type Worker struct {
 	room      map[string]chan struct{} // a token when a queue of the table has room again
 	sooner    chan struct{}            // a token when a new pause ends before all others
 	claimSoon chan struct{}            // a token to look for runs that must be claimed
+	beatSoon  chan struct{}            // a token to look for a barrier of WaitIdle
 	recheck   chan struct{}            // a token to look whether the observers are still registered
 	published Timestamp                // when its observers were in the catalog first
 
@@ -126,7 +128,7 @@ type Worker struct {
 	locked   map[string][]*pausedJob // of paused: those of a table that met a lock
 	// Of WaitIdle.
 	idle     map[chan struct{}]struct{} // closed when something ended
-	wakes    uint64                     // looks asked for, and runs that did something
+	open     []*UndeterminedError       // commits that runs have left open (open.go)
 	progress uint64                     // functions called, and cells that were cleared
 }
 
@@ -140,7 +142,8 @@ func NewWorker(db *DB, config WorkerConfig) *Worker {
 		id:  uniqueID(),
 		ctx: db.ctx, runCtx: db.ctx,
 		kicks: map[string]chan struct{}{}, room: map[string]chan struct{}{},
-		sooner: make(chan struct{}, 1), claimSoon: make(chan struct{}, 1), recheck: make(chan struct{}, 1),
+		sooner: make(chan struct{}, 1), claimSoon: make(chan struct{}, 1),
+		beatSoon: make(chan struct{}, 1), recheck: make(chan struct{}, 1),
 		ready: make(chan struct{}), ended: make(chan struct{}),
 		jobs: map[job]*task{}, paused: map[job]*pausedJob{}, locked: map[string][]*pausedJob{},
 		idle:   map[chan struct{}]struct{}{},
@@ -151,7 +154,7 @@ func NewWorker(db *DB, config WorkerConfig) *Worker {
 // Observe adds an observer, before Run. Errors:
 //
 //   - ErrInvalid: the observer has no name, table, column or function, its name is too
-//     long, or the worker has one of that name already.
+//     long, its Concurrency is negative, or the worker has one of that name already.
 //   - ErrTooLarge: the name of the table or of the column is over the limits.
 //   - ErrWorkerRunning: Run was called already.
 func (w *Worker) Observe(o Observer) error {
@@ -162,6 +165,8 @@ func (w *Worker) Observe(o Observer) error {
 		return fmt.Errorf("percolator: Observe: %w: the observer's name %q... has %d bytes, the limit is %d", ErrInvalid, o.Name[:32], len(o.Name), format.MaxObserverName)
 	case o.Func == nil:
 		return fmt.Errorf("percolator: Observe: %w: observer %q has no function", ErrInvalid, o.Name)
+	case o.Concurrency < 0:
+		return fmt.Errorf("percolator: Observe: %w: observer %q has Concurrency %d; it must be 0 (the worker's) or more", ErrInvalid, o.Name, o.Concurrency)
 	}
 	c := Cell{Table: o.Table, Row: "-", Column: o.Column}
 	if err := w.db.checkCell(&c); err != nil {
@@ -236,7 +241,7 @@ func (w *Worker) work(parent context.Context) error {
 	if err := w.publish(ctx); err != nil {
 		return fmt.Errorf("percolator: publishing the observers: %w", err)
 	}
-	if len(w.list) > 0 {
+	if len(w.list) > 0 && w.db.opt.owns == nil {
 		if err := w.retry(ctx, "joining the workers", func() error { return w.beat(ctx) }); err != nil {
 			w.tellLeaving(w.leave)
 			return fmt.Errorf("percolator: joining the workers: %w", err)
@@ -267,13 +272,23 @@ func (w *Worker) work(parent context.Context) error {
 		part(func() error { return w.collect(ctx) })
 	}
 	wg.Wait()
+	w.wind(stopRuns)
+	if err := context.Cause(ctx); parent.Err() == nil {
+		return err
+	}
+	return nil
+}
+
+// wind ends the functions that run, by stopRuns if they take longer than StopTimeout, and
+// leaves the members. Until then this worker is one of them, whom WaitIdle asks.
+func (w *Worker) wind(stopRuns func()) {
 	w.stopStarting()
-	var guard sync.WaitGroup
-	defer guard.Wait()
-	finished, finish := context.WithCancel(context.Background())
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	ctx, finish := context.WithCancel(context.Background())
 	defer finish()
-	guard.Go(func() {
-		if w.db.clock.Sleep(finished, w.config.StopTimeout) == nil {
+	beside.Go(func() {
+		if w.db.clock.Sleep(ctx, w.config.StopTimeout) == nil {
 			stopRuns()
 		}
 	})
@@ -282,14 +297,17 @@ func (w *Worker) work(parent context.Context) error {
 	w.mu.Unlock()
 	if busy {
 		leaveToken(w.claimSoon)
-		w.tellLeaving(w.retire)
+		w.member.leaving = true // the others take its shares over in a moment
+		w.tellLeaving(w.beat)
+		beside.Go(func() { _ = w.belong(ctx) })
 	}
 	w.tasks.Wait()
-	w.tellLeaving(w.leave)
-	if err := context.Cause(ctx); parent.Err() == nil {
-		return err
+	settled := w.settleOpen()
+	finish()
+	beside.Wait()
+	if settled {
+		w.tellLeaving(w.leave)
 	}
-	return nil
 }
 
 // retry runs f until it succeeds, the context ends, or the error is fatal: the DB is

@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -30,15 +31,19 @@ const childVariable = "PERCOLATOR_TORTURE_CHILD"
 
 // childConfig is the configuration of a process. The process ends when its standard
 // input ends, which also happens when the parent dies. A line "jump N" there makes its
-// oracle skip N milliseconds.
+// oracle skip N milliseconds, "stranger N" makes it write members as a stranger would, and
+// "calm" ends the naps of the crew's functions.
 type childConfig struct {
 	Name       string        `json:"name"` // unique in the run
 	Dir        string        `json:"dir"`  // of the logs
 	URLs       []string      `json:"urls"` // of the store, or of two: see openStore
 	Seed       uint64        `json:"seed"`
-	Threads    int           `json:"threads"` // that run transactions
-	Pace       time.Duration `json:"pace"`    // of each thread: the mean time from one transaction to the next
-	Worker     bool          `json:"worker"`  // runs observers
+	Threads    int           `json:"threads"`  // that run transactions
+	Pace       time.Duration `json:"pace"`     // of each thread: the mean time from one transaction to the next
+	Worker     bool          `json:"worker"`   // runs observers
+	Crew       int           `json:"crew"`     // workers of the crew that it runs
+	CrewSet    int           `json:"crew_set"` // of relaySets, the first of them
+	Stays      bool          `json:"stays"`    // these come and go, and not the process
 	Workloads  string        `json:"workloads"`
 	Began      int64         `json:"began"` // of the run
 	WrongClock time.Duration `json:"wrong_clock"`
@@ -90,6 +95,7 @@ func openStore(ctx context.Context, urls []string) (rowstore.Store, error) {
 	for _, w := range workloads() {
 		elsewhere[half(w.name, 1)] = "second"
 	}
+	elsewhere[tableRelayRuns] = "second"
 	router, err := router.New(router.Config{
 		Stores: map[string]rowstore.Store{"first": first, "second": second},
 		Tables: elsewhere, Default: "first", Authoritative: "first",
@@ -159,6 +165,7 @@ type process struct {
 	log    *journal
 	chosen []workload
 	db     *percolator.DB
+	calm   atomic.Bool // the crew's functions take no time
 }
 
 func (p *process) run(ctx context.Context, commands <-chan string) error {
@@ -183,6 +190,10 @@ func (p *process) run(ctx context.Context, commands <-chan string) error {
 	if p.Worker {
 		work.Go(func() { workErr = p.work(ctx) })
 	}
+	crewErrs := make([]error, p.Crew)
+	for n := range p.Crew {
+		work.Go(func() { crewErrs[n] = p.crew(ctx, n) })
+	}
 	for g := range p.Threads {
 		work.Go(func() { p.thread(ctx, g) })
 	}
@@ -203,7 +214,7 @@ func (p *process) run(ctx context.Context, commands <-chan string) error {
 	err := p.db.Close(closing)
 	stats := p.db.Stats()
 	p.log.write(line{Kind: lineStats, Stats: &stats})
-	return errors.Join(workErr, err)
+	return errors.Join(append(crewErrs, workErr, err)...)
 }
 
 // closeTimeout bounds a process's Close, when no fault is left.
@@ -216,9 +227,9 @@ func workerConfig() percolator.WorkerConfig {
 	}
 }
 
-func newWorker(db *percolator.DB, log *journal, chosen []workload) (*percolator.Worker, error) {
-	w := percolator.NewWorker(db, workerConfig())
-	for _, o := range observers(log, chosen) {
+func workerOf(db *percolator.DB, c percolator.WorkerConfig, all []percolator.Observer) (*percolator.Worker, error) {
+	w := percolator.NewWorker(db, c)
+	for _, o := range all {
 		if err := w.Observe(o); err != nil {
 			return nil, err
 		}
@@ -227,7 +238,7 @@ func newWorker(db *percolator.DB, log *journal, chosen []workload) (*percolator.
 }
 
 func (p *process) work(ctx context.Context) error {
-	w, err := newWorker(p.db, p.log, p.chosen)
+	w, err := workerOf(p.db, workerConfig(), observers(p.log, p.chosen))
 	if err != nil {
 		return err
 	}
@@ -287,6 +298,15 @@ func (p *process) obey(ctx context.Context, command string, logger *slog.Logger)
 		if err != nil {
 			logger.Warn("command", "command", command, "err", err)
 		}
+		return
+	}
+	if command == commandCalm {
+		p.calm.Store(true)
+		return
+	}
+	if text, ok := strings.CutPrefix(command, "stranger "); ok {
+		seed, _ := strconv.ParseUint(text, 10, 64) // the parent wrote it
+		p.obeyStranger(ctx, seed, logger)
 		return
 	}
 	logger.Warn("unknown command", "command", command)

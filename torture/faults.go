@@ -32,6 +32,7 @@ const (
 	laneServers lane = iota
 	laneProcesses
 	laneCalls
+	laneCrew
 	lanes
 )
 
@@ -46,7 +47,7 @@ func faults() []fault {
 	return []fault{
 		{name: "kill-client", about: "kill -9 of a process that runs transactions", lane: laneProcesses, weight: 4, fire: killProcess(clients)},
 		{name: "kill-worker", about: "kill -9 of a process that runs observers", lane: laneProcesses, weight: 4, fire: killProcess(workers)},
-		{name: "kill-all", about: "kill -9 of the process that owns the store", lane: laneProcesses, weight: 4, on: []backend{backendPebble}, fire: killProcess(nil)},
+		{name: "kill-all", about: "kill -9 of the process that owns the store", lane: laneProcesses, weight: 4, on: []backend{backendPebble}, fire: killProcess(notInCrew)},
 		{name: "pause-process", about: "a process stands still, often for longer than its leases", lane: laneProcesses, weight: 3, on: every, fire: pauseProcess},
 		{name: "restart-process", about: "a process ends in order and another takes its place", lane: laneProcesses, weight: 1, on: every, fire: restartProcess},
 
@@ -69,6 +70,11 @@ func faults() []fault {
 		{name: "flush-scripts", about: "servers forget all scripts", lane: laneCalls, weight: 2, on: redises, fire: forgetScripts},
 		{name: "flush-statements", about: "sessions end, with their prepared statements", lane: laneCalls, weight: 2, on: postgreses, fire: forgetStatements},
 		{name: "oracle-jump", about: "the oracle skips seconds: leases end at once, and its time then stands still", lane: laneCalls, weight: 3, on: every, rest: 15 * time.Second, fire: jumpOracle},
+
+		{name: "crew-kill", about: "kill -9 of a worker of the crew, and another comes", lane: laneCrew, weight: 6, fire: ofCrew(killCrew)},
+		{name: "crew-stop", about: "a worker of the crew ends in order, and another comes", lane: laneCrew, weight: 6, fire: ofCrew(stopCrew)},
+		{name: "crew-pause", about: "a worker of the crew stands still for longer than its lease", lane: laneCrew, weight: 4, fire: ofCrew(pauseCrew)},
+		{name: "stranger", about: "somebody writes members that nobody stands behind", lane: laneCrew, weight: 2, on: every, rest: 8 * time.Second, fire: visit},
 	}
 }
 
@@ -114,6 +120,9 @@ func (r *run) harm(ctx context.Context, l lane, rng *rand.Rand) {
 	last := map[string]time.Time{}
 	for {
 		gap := 500*time.Millisecond + time.Duration(rng.Int64N(int64(3*time.Second)))
+		if l == laneCrew {
+			gap /= 2
+		}
 		if contexts.Sleep(ctx, gap) != nil {
 			return
 		}
@@ -156,7 +165,7 @@ func workers(s *slot) bool { return s.config.Worker && s.config.Threads == 0 }
 func (r *run) pick(rng *rand.Rand, which func(*slot) bool) (*slot, error) {
 	var fit []*slot
 	for _, s := range r.slots {
-		if which == nil || which(s) {
+		if which(s) {
 			fit = append(fit, s)
 		}
 	}
@@ -166,6 +175,8 @@ func (r *run) pick(rng *rand.Rand, which func(*slot) bool) (*slot, error) {
 	return fit[rng.IntN(len(fit))], nil
 }
 
+// killProcess is of processes that are not in the crew, like those below: that one comes and
+// goes in a lane of its own.
 func killProcess(which func(*slot) bool) func(context.Context, *run, *rand.Rand) error {
 	return func(ctx context.Context, r *run, rng *rand.Rand) error {
 		s, err := r.pick(rng, which)
@@ -181,7 +192,7 @@ func killProcess(which func(*slot) bool) func(context.Context, *run, *rand.Rand)
 }
 
 func pauseProcess(ctx context.Context, r *run, rng *rand.Rand) error {
-	s, err := r.pick(rng, nil)
+	s, err := r.pick(rng, notInCrew)
 	if err != nil {
 		return err
 	}
@@ -193,7 +204,7 @@ func pauseProcess(ctx context.Context, r *run, rng *rand.Rand) error {
 }
 
 func restartProcess(_ context.Context, r *run, rng *rand.Rand) error {
-	s, err := r.pick(rng, nil)
+	s, err := r.pick(rng, notInCrew)
 	if err != nil {
 		return err
 	}

@@ -19,6 +19,9 @@ type final struct {
 	at    uint64
 }
 
+// finalProcess is the name of this process in the history of the end.
+const finalProcess = "final"
+
 const finishTimeout = 4 * time.Minute
 
 // finish lets observers finish, asks for the outcomes that nobody knew, reads
@@ -26,7 +29,7 @@ const finishTimeout = 4 * time.Minute
 func (r *run) finish(ctx context.Context) (*final, error) {
 	ctx, cancel := context.WithTimeout(ctx, finishTimeout)
 	defer cancel()
-	p, err := r.openDirect(ctx, "final")
+	p, err := r.openDirect(ctx, finalProcess)
 	if err != nil {
 		return nil, err
 	}
@@ -37,7 +40,7 @@ func (r *run) finish(ctx context.Context) (*final, error) {
 // read lets the observers finish and reads everything. It counts the locks before, after
 // that, and after writers met those that were left.
 func (r *run) read(ctx context.Context, p *process) (*final, error) {
-	if len(observers(p.log, r.chosen)) > 0 {
+	if len(allObservers(p.log, r.chosen)) > 0 {
 		if err := r.finishObservers(ctx, p); err != nil {
 			return nil, err
 		}
@@ -70,7 +73,7 @@ func (r *run) read(ctx context.Context, p *process) (*final, error) {
 
 // finishObservers runs a worker until it has nothing to do, and notes what it parked.
 func (r *run) finishObservers(ctx context.Context, p *process) error {
-	w, err := newWorker(p.db, p.log, r.chosen)
+	w, err := workerOf(p.db, workerConfig(), allObservers(p.log, r.chosen))
 	if err != nil {
 		return err
 	}
@@ -80,6 +83,9 @@ func (r *run) finishObservers(ctx context.Context, p *process) error {
 	began := time.Now()
 	err = w.WaitIdle(ctx)
 	r.say("the observers have finished (%v)", time.Since(began).Round(time.Millisecond))
+	if err == nil && has(r.chosen, relayName) {
+		err = r.finishBesideStrangers(ctx, p, w)
+	}
 	stop()
 	if err := errors.Join(err, <-done); err != nil {
 		return fmt.Errorf("waiting for the observers: %w", err)
@@ -90,6 +96,42 @@ func (r *run) finishObservers(ctx context.Context, p *process) error {
 	}
 	for _, run := range parked {
 		r.violation("a run is parked: %+v", run)
+	}
+	return nil
+}
+
+// strangersTimeout is several leases of a worker.
+const strangersTimeout = 20 * time.Second
+
+// finishBesideStrangers lets a stranger write members while the last worker runs, then
+// changes cells, and makes sure that they hold the worker up for a few leases at most.
+func (r *run) finishBesideStrangers(ctx context.Context, p *process, w *percolator.Worker) error {
+	if err := putStrangers(ctx, p.db.Store(), r.Seed); err != nil {
+		return err
+	}
+	s := p.newThread(1)
+	for range relayCells {
+		_ = stepRelay(ctx, s, 0) // the log has what became of it
+	}
+	began := time.Now()
+	soon, cancel := context.WithTimeout(ctx, strangersTimeout)
+	defer cancel()
+	if err := w.WaitIdle(soon); err != nil {
+		if soon.Err() == nil || ctx.Err() != nil {
+			return err
+		}
+		r.violation("members that nobody stands behind have held up a worker for %v", strangersTimeout)
+	}
+	r.say("the observers have finished beside a stranger's members (%v)", time.Since(began).Round(time.Millisecond))
+	err := eventually(soon, func() error {
+		n, err := deadMembers(ctx, p.db.Store())
+		if err == nil && n > 0 {
+			err = fmt.Errorf("%d members whose leases have ended were not removed", n)
+		}
+		return err
+	})
+	if err != nil {
+		r.violation("%v", err)
 	}
 	return nil
 }

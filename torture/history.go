@@ -37,6 +37,7 @@ const (
 	lineStats   lineKind = "stats" // the counts of the process so far
 	lineBad     lineKind = "bad"   // something that no fault explains
 	lineOpen    lineKind = "open"  // the process has opened the database
+	lineCall    lineKind = "call"  // a function of the relay was called
 )
 
 // outcome is what a process knows of a transaction.
@@ -148,13 +149,14 @@ type history struct {
 	Settled map[outcome]int // undetermined ones of which DB.Outcome told the outcome
 	Bad     []string        // what no fault explains
 	Stats   percolator.Stats
-	Opened  int // times that a process opened the database
+	Opened  int            // times that a process opened the database
+	Calls   map[string]int // of the functions of the relay, by observer
 }
 
 const logSuffix = ".log.jsonl"
 
 func newHistory() *history {
-	return &history{Aborts: map[string]int{}, Settled: map[outcome]int{}}
+	return &history{Aborts: map[string]int{}, Settled: map[outcome]int{}, Calls: map[string]int{}}
 }
 
 // readHistory merges the logs of a directory.
@@ -234,6 +236,8 @@ func (h *history) readLog(process string, from io.Reader) error {
 			h.Bad = append(h.Bad, process+": "+l.Text)
 		case lineOpen:
 			h.Opened++
+		case lineCall:
+			h.Calls[l.Text]++
 		default:
 			return fmt.Errorf("line %d: unknown kind %q", n, l.Kind)
 		}

@@ -42,9 +42,7 @@ func (r *run) judge(h *history, f *final) {
 			r.violation("%s: %s", name, v)
 		}
 	}
-	has := func(name string) bool {
-		return slices.ContainsFunc(r.chosen, func(w workload) bool { return w.name == name })
-	}
+	has := func(name string) bool { return has(r.chosen, name) }
 	if has("bank") {
 		n, bad := judgeBank(h)
 		verdict("bank", "the accounts have the same total in every full read", n, bad)
@@ -64,6 +62,11 @@ func (r *run) judge(h *history, f *final) {
 	if has("webindex") && f != nil {
 		n, bad := judgeWeb(f)
 		verdict("web index", "index, links and ranks are those of the pages", n, bad)
+	}
+	if has(relayName) && f != nil {
+		n, bad := judgeRelay(h, f)
+		verdict("relay", "each change was run once by each of its observers, whoever ran it, and as a whole", n, bad)
+		rep.Waste = waste(h, f)
 	}
 	if err := r.check(h.export()); err != nil {
 		r.violation("the history cannot be judged: %v", err)
@@ -234,15 +237,19 @@ type ledgerRun struct {
 	seen  string
 }
 
-// ledgerRuns are the runs for each row of a table, oldest first.
-func ledgerRuns(f *final) map[string][]ledgerRun {
+// ledgerRuns are the runs for each row of the ledger's tables, oldest first.
+func ledgerRuns(f *final) map[string][]ledgerRun { return runsIn(f, tableRuns) }
+
+// runsIn are the runs for each row that have left theirs in a table, oldest first.
+func runsIn(f *final, table string) map[string][]ledgerRun {
 	runs := map[string][]ledgerRun{}
 	for name, seen := range f.cells {
 		c := cellOf(name)
-		if c.Table != tableRuns {
+		if c.Table != table {
 			continue
 		}
-		row, start, _ := strings.Cut(c.Row, ":")
+		at := strings.LastIndexByte(c.Row, ':')
+		row, start := c.Row[:max(at, 0)], c.Row[at+1:]
 		n, err := strconv.ParseUint(start, 10, 64)
 		if err != nil {
 			continue // no run of ours writes such a row, and the tally will show it
@@ -438,7 +445,7 @@ func judgeWeb(f *final) (looked int, bad []string) {
 func silence(h *history) time.Duration {
 	var ends []int64
 	for _, t := range h.Txns {
-		if t.Outcome == committed && t.Commit != 0 && t.Ended != 0 {
+		if t.Outcome == committed && t.Commit != 0 && t.Ended != 0 && t.Process != finalProcess && t.Process != settleProcess {
 			ends = append(ends, t.Ended)
 		}
 	}

@@ -79,6 +79,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	flags.StringVar(&c.Workloads, "workload", "all", "workloads, separated by commas")
 	flags.IntVar(&c.Clients, "clients", 3, "processes that run transactions")
 	flags.IntVar(&c.Workers, "workers", 2, "processes that run observers")
+	flags.IntVar(&c.Crew, "crew", 3, "workers of the relay, which come and go all the time")
 	flags.IntVar(&c.Threads, "threads", 6, "transactions that a client runs at once")
 	flags.Float64Var(&c.Rate, "rate", 600, "transactions a second that all clients try together")
 	flags.Float64Var(&c.MinRate, "min-rate", 5, "committed transactions a second below which the run proves nothing, and fails")
@@ -123,6 +124,8 @@ func (c *config) check() error {
 		return usage("-duration %v is not positive", c.Duration)
 	case c.Clients < 1 || c.Workers < 0 || c.Threads < 1:
 		return usage("-clients %d, -workers %d, -threads %d: there must be clients and threads", c.Clients, c.Workers, c.Threads)
+	case c.Crew < 0:
+		return usage("-crew %d is negative", c.Crew)
 	case c.Lossy && !c.Backend.lossy():
 		return usage("-lossy: %s loses nothing", c.Backend)
 	case !(c.Rate > 0) || c.MinRate < 0:
@@ -139,6 +142,9 @@ func (c *config) complete() error {
 	}
 	if len(observers(nil, chosen)) > 0 && c.Workers == 0 {
 		return usage("-workers 0: the workloads have observers")
+	}
+	if has(chosen, relayName) && c.Crew == 0 {
+		return usage("-crew 0: the workload %s needs one", relayName)
 	}
 	if _, _, err := chooseFaults(c.Faults, c.Backend, c.Lossy); err != nil {
 		return usageError{err}

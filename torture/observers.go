@@ -31,11 +31,21 @@ func runRow(row string, start percolator.Timestamp) string {
 // observerPrefix begins the workload of what an observer has read.
 const observerPrefix = "observer "
 
-// observers returns the observers that a worker process runs.
-func observers(log *journal, chosen []workload) []percolator.Observer {
-	has := func(name string) bool {
-		return slices.ContainsFunc(chosen, func(w workload) bool { return w.name == name })
+// allObservers returns the observers of the workloads.
+func allObservers(log *journal, chosen []workload) []percolator.Observer {
+	all := observers(log, chosen)
+	if has(chosen, relayName) {
+		all = append(all, relayObservers(log, relaySets()[0], nil)...)
 	}
+	return all
+}
+
+func has(chosen []workload, name string) bool {
+	return slices.ContainsFunc(chosen, func(w workload) bool { return w.name == name })
+}
+
+// observers returns the observers that a worker process runs: all but those of the crew.
+func observers(log *journal, chosen []workload) []percolator.Observer {
 	var all []percolator.Observer
 	add := func(name, table, column string, f func(t *txn, c percolator.Cell) error) {
 		all = append(all, percolator.Observer{
@@ -58,7 +68,7 @@ func observers(log *journal, chosen []workload) []percolator.Observer {
 			},
 		})
 	}
-	if has("ledger") {
+	if has(chosen, "ledger") {
 		add("audit", "ledger", "value", func(t *txn, c percolator.Cell) error {
 			value, err := t.get(nameOf(c))
 			if err != nil {
@@ -72,7 +82,7 @@ func observers(log *journal, chosen []workload) []percolator.Observer {
 		})
 		add("bell", "bell", "hint", func(t *txn, c percolator.Cell) error { return t.account(c.Row, "rung") })
 	}
-	if has("webindex") {
+	if has(chosen, "webindex") {
 		add("index", "page", "body", indexPage)
 		add("rank", tableRank, "hint", rankPage)
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -39,6 +40,10 @@ type report struct {
 	LocksPassed    int           `json:"locks_passed_by_final_read"`
 	LocksAfter     int           `json:"locks_after_final_read"`
 	LongestSilence time.Duration `json:"longest_silence_ns"`
+
+	// Waste has, for each observer of the relay, how often its function was called, and how
+	// many runs were committed. It is told, and not judged.
+	Waste map[string][2]int `json:"waste,omitempty"`
 
 	Checks     []check          `json:"checks"`
 	Stats      percolator.Stats `json:"stats"`
@@ -165,6 +170,16 @@ func counts(m map[string]int) string {
 	return strings.Join(parts, ", ")
 }
 
+// wasteText says how often functions were called for nothing.
+func wasteText(waste map[string][2]int) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(waste)) {
+		calls, runs := waste[name][0], waste[name][1]
+		parts = append(parts, fmt.Sprintf("%s %d for %d (%.3f)", name, calls, runs, float64(calls)/float64(max(runs, 1))))
+	}
+	return cmp.Or(strings.Join(parts, ", "), "none")
+}
+
 // rows are the lines of the report that are a name and a text.
 func (r *report) rows() [][2]string {
 	var faults []string
@@ -192,6 +207,7 @@ func (r *report) rows() [][2]string {
 			s.LocksMet, s.RolledForward, s.RolledBack, s.RolledBackSessionGone, s.RolledBackExpired)},
 		{"observers", fmt.Sprintf("%d runs, %d conflicts, %d failures, %d cleared; %d versions collected",
 			s.ObserverRuns, s.ObserverConflicts, s.ObserverFailures, s.ObserverCleared, s.GCVersions)},
+		{"calls for a run of the relay", wasteText(r.Waste)},
 		{"locks left", fmt.Sprintf("%d before the final read, %d that it passed over, %d after", r.LocksBefore, r.LocksPassed, r.LocksAfter)},
 		{"longest time without a commit", r.LongestSilence.Round(time.Millisecond).String()},
 	}

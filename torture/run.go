@@ -25,6 +25,7 @@ type config struct {
 	Workloads string        `json:"workloads"`
 	Clients   int           `json:"clients"`
 	Workers   int           `json:"workers"`
+	Crew      int           `json:"crew"`
 	Threads   int           `json:"threads"`
 	Rate      float64       `json:"rate"`
 	MinRate   float64       `json:"min_rate"`
@@ -65,6 +66,7 @@ type slot struct {
 	// is closed when it has ended.
 	expected bool
 	status   error
+	borrowed bool // by a fault of the crew; of run.mu
 }
 
 func (r *run) say(format string, args ...any) {
@@ -259,19 +261,18 @@ func (r *run) execute(ctx context.Context) (err error) {
 	timed, cancel := context.WithTimeout(ctx, r.Duration)
 	defer cancel()
 	started := time.Now()
-	var wg sync.WaitGroup
-	for l := range lanes {
-		wg.Go(func() { r.harm(timed, l, rand.New(rand.NewPCG(r.Seed, 100+uint64(l)))) })
-	}
-	<-timed.Done()
-	wg.Wait()
+	r.harmAll(timed)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	r.report.Lasted = time.Since(started)
 	r.say("the time is up; ending the processes")
 	r.heal()
-	r.endAll()
+	r.endAll(notInCrew)
+	if err := r.settleCrew(ctx); err != nil {
+		r.violation("%v", err)
+	}
+	r.endAll(inCrew)
 	final, err := r.finish(ctx)
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -287,6 +288,19 @@ func (r *run) execute(ctx context.Context) (err error) {
 	r.say("judging %d transactions", len(h.Txns))
 	r.judge(h, final)
 	return nil
+}
+
+// harmAll fires faults of all lanes until the context ends.
+func (r *run) harmAll(ctx context.Context) {
+	var wg sync.WaitGroup
+	for l := range lanes {
+		wg.Go(func() { r.harm(ctx, l, rand.New(rand.NewPCG(r.Seed, 100+uint64(l)))) })
+	}
+	if r.Crew > 1 && !r.Backend.embedded() { // two of the crew come and go at once
+		wg.Go(func() { r.harm(ctx, laneCrew, rand.New(rand.NewPCG(r.Seed, 200))) })
+	}
+	<-ctx.Done()
+	wg.Wait()
 }
 
 // choose finds the workloads and the faults that the flags name, and makes the directory
@@ -305,10 +319,13 @@ func (r *run) choose() (err error) {
 	return os.MkdirAll(r.dir, 0o750)
 }
 
-// endAll ends every process, and notes those that do not end well.
-func (r *run) endAll() {
+// endAll ends processes, and notes those that do not end well.
+func (r *run) endAll(which func(*slot) bool) {
 	var ends sync.WaitGroup
 	for _, s := range r.slots {
+		if !which(s) {
+			continue
+		}
 		ends.Go(func() {
 			if err := r.end(s); err != nil {
 				r.violation("%v", err)
@@ -321,26 +338,35 @@ func (r *run) endAll() {
 // makeSlots says which processes there are. The owner of an embedded store does
 // everything.
 func (r *run) makeSlots() error {
-	add := func(name string, threads int, worker bool) error {
+	crew := r.Crew
+	if !has(r.chosen, relayName) {
+		crew = 0
+	}
+	add := func(name string, threads int, worker bool, crew int) error {
 		urls, err := r.servers.urlsFor(name)
 		if err != nil {
 			return err
 		}
 		r.slots = append(r.slots, &slot{name: name, config: childConfig{
 			Dir: r.dir, URLs: urls, Threads: threads, Worker: worker, Workloads: r.Workloads, Began: r.began,
+			Crew: crew, Stays: r.Backend.embedded(),
 			Pace: time.Duration(float64(time.Second) * float64(r.Clients*r.Threads) / r.Rate),
 		}})
 		return nil
 	}
 	if r.Backend.embedded() {
-		return add("owner", r.Clients*r.Threads, true)
+		return add("owner", r.Clients*r.Threads, true, crew)
 	}
 	var errs []error
 	for i := range r.Clients {
-		errs = append(errs, add(fmt.Sprintf("client%d", i), r.Threads, false))
+		errs = append(errs, add(fmt.Sprintf("client%d", i), r.Threads, false, 0))
 	}
 	for i := range r.Workers {
-		errs = append(errs, add(fmt.Sprintf("worker%d", i), 0, true))
+		errs = append(errs, add(fmt.Sprintf("worker%d", i), 0, true, 0))
+	}
+	for i := range crew {
+		errs = append(errs, add(fmt.Sprintf("crew%d", i), 0, false, 1))
+		r.slots[len(r.slots)-1].config.CrewSet = i
 	}
 	return errors.Join(errs...)
 }
@@ -406,9 +432,9 @@ func (r *run) prepare(ctx context.Context) error {
 			return errors.Join(err, p.close(ctx))
 		}
 	}
-	known := observers(p.log, r.chosen)
+	known := allObservers(p.log, r.chosen)
 	if len(known) > 0 {
-		w, err := newWorker(p.db, p.log, r.chosen)
+		w, err := workerOf(p.db, workerConfig(), known)
 		if err != nil {
 			return err
 		}

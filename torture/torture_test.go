@@ -48,13 +48,18 @@ func TestRun(t *testing.T) {
 	require.NotZero(t, rep.Config.Seed)
 	require.Positive(t, rep.Committed)
 	require.Positive(t, rep.fired())
+	for name, n := range rep.Waste {
+		require.Positive(t, n[1], name)
+		require.GreaterOrEqual(t, n[0], n[1], name)
+	}
+	require.Len(t, rep.Waste, len(relaySets()[0]))
 	for _, w := range workloads() {
 		require.Positive(t, rep.Workloads[w.name], w.name)
 	}
 	for _, c := range rep.Checks {
 		require.Positive(t, c.Looked, c.Name)
 	}
-	require.Len(t, rep.Checks, 6+len(checkers()))
+	require.Len(t, rep.Checks, 7+len(checkers()))
 	require.NoError(t, rep.save(filepath.Join(dir, "report.md")))
 	b, err = os.ReadFile(filepath.Join(dir, "report.md"))
 	require.NoError(t, err)
@@ -79,7 +84,7 @@ func TestBadFlags(t *testing.T) {
 	for _, args := range []string{
 		"-backend mysql", "-duration 0s", "-workload nothing", "-faults nothing", "-backend pebble -faults kill-server",
 		"-backend redis-cluster -faults replace-master", "-backend postgres -lossy",
-		"-clients 0", "-workers 0 -backend redis", "-threads 0", "-rate 0", "-min-rate -1", "-no-such-flag", "what",
+		"-clients 0", "-workers 0 -backend redis", "-threads 0", "-crew -1", "-crew 0", "-rate 0", "-min-rate -1", "-no-such-flag", "what",
 	} {
 		err := execute(t.Context(), strings.Fields(args), io.Discard, io.Discard)
 		var wrong usageError
@@ -106,7 +111,7 @@ func TestFaultsFitTheirBackends(t *testing.T) {
 		}
 		return all
 	}
-	require.Equal(t, []string{"kill-all", "pause-process", "restart-process", "oracle-jump"}, names(backendPebble))
+	require.Equal(t, []string{"kill-all", "pause-process", "restart-process", "oracle-jump", "stranger"}, names(backendPebble))
 	require.Contains(t, names(backendRedis), "flush-scripts")
 	require.NotContains(t, names(backendRedis), "crash-backend")
 	require.Contains(t, names(backendCluster), "failover")

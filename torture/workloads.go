@@ -35,6 +35,7 @@ func workloads() []workload {
 		},
 		{name: "ledger", about: "changes that observers account for, with strong and weak notifications", weight: 3, step: stepLedger},
 		{name: "webindex", about: "pages that observers index and rank", weight: 1, step: stepWeb},
+		{name: relayName, about: "changes that a crew of workers, which come and go all the time, run and hand to each other", weight: 2, step: stepRelay},
 	}
 }
 

@@ -6,6 +6,7 @@
 //	go run ./examples/webindex -check                     # and recompute all of it
 //	go run ./examples/webindex -dir site -listen :8080    # a tree of HTML files
 //	go run ./examples/webindex -store pebble:idx -warc a.warc.gz b.warc.gz
+//	go run ./examples/webindex -store redis://localhost:6379 -processes 8
 //
 // README.md beside this file describes the tables and the observers.
 package main
@@ -30,6 +31,9 @@ import (
 )
 
 func main() {
+	if told := os.Getenv(childVariable); told != "" {
+		os.Exit(childMain(told))
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
@@ -46,11 +50,15 @@ type settings struct {
 	config  string
 	workers int
 	loaders int
-	query   string
-	limit   int
-	listen  string
-	check   bool
-	json    bool
+
+	processes int           // that run the observers; 1 is this one
+	every     time.Duration // how often a line tells of them
+
+	query  string
+	limit  int
+	listen string
+	check  bool
+	json   bool
 }
 
 const exitUsage = 2
@@ -75,7 +83,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if s.needsStores() {
 		return runWithStores(ctx, args, stdout, stderr)
 	}
-	err = s.execute(ctx, stdout, stderr)
+	return s.run(ctx, stdout, stderr)
+}
+
+// run does what the command line asks for, and returns the exit status.
+func (s *settings) run(ctx context.Context, stdout, stderr io.Writer) int {
+	err := s.execute(ctx, stdout, stderr)
 	switch {
 	case err == nil:
 		return 0
@@ -89,7 +102,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 }
 
 func parseFlags(args []string, stderr io.Writer) (*settings, error) {
-	s := &settings{}
+	s := &settings{every: 2 * time.Second}
 	fs := flag.NewFlagSet("webindex", flag.ContinueOnError)
 	fs.SetOutput(stderr)
 	fs.Usage = func() {
@@ -113,7 +126,8 @@ Without -dir and -warc the pages are the documentation of Go's standard library.
 	fs.BoolVar(&s.noLoad, "no-load", false, "load nothing: use what the store has")
 	fs.StringVar(&s.store, "store", "memory:", "`URL` of the store, for example pebble:PATH")
 	fs.StringVar(&s.config, "config", "", "`file` that describes the database (percolator.yaml), instead of -store")
-	fs.IntVar(&s.workers, "workers", 16, "observer functions that run at once; 0 leaves the work to other processes")
+	fs.IntVar(&s.workers, "workers", 16, "observer functions that run at once in each process that runs them; 0 leaves the work to others; with -processes the default is 16 in all together")
+	fs.IntVar(&s.processes, "processes", 1, "processes that run the observers; with 2 or more, this one starts as many, loads, and shows what they do (not with memory: and pebble:)")
 	fs.IntVar(&s.loaders, "loaders", 8, "pages that are loaded at once")
 	fs.StringVar(&s.query, "query", "", "print the pages that match these `words`")
 	fs.IntVar(&s.limit, "limit", 10, "results to print for -query")
@@ -139,23 +153,31 @@ Without -dir and -warc the pages are the documentation of Go's standard library.
 		}
 		s.warcs = append(s.warcs, rest...)
 	}
-	storeSet := false
-	fs.Visit(func(f *flag.Flag) { storeSet = storeSet || f.Name == "store" })
+	set := map[string]bool{}
+	fs.Visit(func(f *flag.Flag) { set[f.Name] = true })
+	if !set["workers"] && s.processes > 1 {
+		s.workers = max(2, s.workers/s.processes) // eight times as many would be too much for one machine
+	}
+	return s, s.checkFlags(set["store"])
+}
+
+// checkFlags looks at flags, and at what goes together.
+func (s *settings) checkFlags(storeSet bool) error {
 	switch {
 	case s.config != "" && storeSet:
-		return nil, errors.New("-config and -store exclude each other")
+		return errors.New("-config and -store exclude each other")
 	case s.workers < 0:
-		return nil, fmt.Errorf("-workers %d: it must be 0 or more", s.workers)
+		return fmt.Errorf("-workers %d: it must be 0 or more", s.workers)
 	case s.loaders < 1:
-		return nil, fmt.Errorf("-loaders %d: it must be 1 or more", s.loaders)
+		return fmt.Errorf("-loaders %d: it must be 1 or more", s.loaders)
 	case s.limit < 1:
-		return nil, fmt.Errorf("-limit %d: it must be 1 or more", s.limit)
+		return fmt.Errorf("-limit %d: it must be 1 or more", s.limit)
 	case s.check && s.workers == 0:
-		return nil, errors.New("-check waits until all pages are indexed, so it needs -workers 1 or more")
+		return errors.New("-check waits until all pages are indexed, so it needs -workers 1 or more")
 	case s.noLoad && (s.dir != "" || len(s.warcs) > 0):
-		return nil, errors.New("-no-load goes with neither -dir nor -warc")
+		return errors.New("-no-load goes with neither -dir nor -warc")
 	}
-	return s, nil
+	return s.checkProcesses()
 }
 
 func (s *settings) sources(ctx context.Context) ([]source.Source, error) {
@@ -188,13 +210,14 @@ func (s *settings) sources(ctx context.Context) ([]source.Source, error) {
 }
 
 func (s *settings) execute(ctx context.Context, stdout, stderr io.Writer) (err error) {
-	r := newReport(stderr)
+	screen := newScreen(stderr)
+	r := newReport(screen)
 	sources, err := s.readInput(ctx, r, stderr)
 	if err != nil {
 		return err
 	}
 
-	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	log := slog.New(slog.NewTextHandler(screen, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	db, err := s.open(ctx, log)
 	if err != nil {
 		return err
@@ -213,33 +236,28 @@ func (s *settings) execute(ctx context.Context, stdout, stderr io.Writer) (err e
 	}
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
-	w, stop, err := s.startWorker(ctx, db, x, fail)
+	h, err := s.hire(ctx, db, x, screen, fail)
 	if err != nil {
 		return err
 	}
 	defer func() {
-		if serr := stop(); serr != nil && err == nil {
+		if serr := h.stop(); serr != nil && err == nil {
 			err = serr
 		}
 	}()
 
-	if w != nil {
-		observed := saying(stderr, "waiting until every process knows of the observers")
-		err := x.WaitObserved(ctx)
-		observed()
-		if err != nil {
-			return err
-		}
+	if err := h.ready(ctx); err != nil {
+		return err
 	}
-	if err := s.update(ctx, db, x, w, sources, r); err != nil {
+	if err := s.update(ctx, db, x, h, sources, r); err != nil {
 		return err
 	}
 	if s.check {
-		if err := r.runCheck(ctx, db, w); err != nil {
+		if err := r.runCheck(ctx, db, stderr, h.waitIdle); err != nil {
 			return err
 		}
 	}
-	if err := r.finish(ctx, db, x); err != nil {
+	if err := r.finish(ctx, db, x, h.crew); err != nil {
 		return err
 	}
 	if err := s.print(ctx, x, r, stdout, stderr); err != nil {
@@ -302,38 +320,11 @@ func catalogLease(store string) time.Duration {
 	}
 }
 
-// startWorker runs the observers until stop is called. A worker that cannot go on
-// calls fail. w is nil with -workers 0.
-func (s *settings) startWorker(ctx context.Context, db *percolator.DB, x *index.Index, fail func(error)) (w *percolator.Worker, stop func() error, err error) {
-	if s.workers == 0 {
-		return nil, func() error { return nil }, nil
-	}
-	w = percolator.NewWorker(db, percolator.WorkerConfig{Concurrency: s.workers})
-	if err := x.Observe(w); err != nil {
-		return nil, nil, err
-	}
-	running, cancel := context.WithCancel(ctx)
-	done := make(chan error, 1)
-	go func() {
-		err := w.Run(running)
-		if err != nil {
-			fail(err)
-		}
-		done <- err
-	}()
-	return w, func() error {
-		cancel()
-		if err := <-done; err != nil {
-			return fmt.Errorf("the worker stopped: %w", err)
-		}
-		return nil
-	}, nil
-}
-
 // update loads the sources and waits until the index is up to date.
-func (s *settings) update(ctx context.Context, db *percolator.DB, x *index.Index, w *percolator.Worker, sources []source.Source, r *report) error {
+func (s *settings) update(ctx context.Context, db *percolator.DB, x *index.Index, h *hands, sources []source.Source, r *report) error {
 	began := time.Now()
-	p := startProgress(r, x)
+	r.began = began
+	p := h.progress(r)
 	defer p.stop()
 	for _, src := range sources {
 		if err := x.Load(ctx, src, s.loaders, &r.load); err != nil {
@@ -341,12 +332,12 @@ func (s *settings) update(ctx context.Context, db *percolator.DB, x *index.Index
 		}
 	}
 	r.LoadSeconds = seconds(began)
-	if w == nil {
+	if s.workers == 0 {
 		r.Seconds = seconds(began)
 		return nil
 	}
 	p.indexing()
-	if err := w.WaitIdle(ctx); err != nil {
+	if err := h.waitIdle(ctx); err != nil {
 		return fmt.Errorf("waiting for the observers: %w", err)
 	}
 	r.Seconds = seconds(began)

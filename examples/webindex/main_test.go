@@ -11,22 +11,48 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
+	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/internal/tikvtest"
 	"github.com/percolate-go/percolate/percolator"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m, tikvtest.Leaks()...) }
+// asProgram makes TestMain be the program, with the arguments that follow.
+const asProgram = "WEBINDEX_TEST_PROGRAM"
+
+func TestMain(m *testing.M) {
+	switch {
+	case os.Getenv(childVariable) != "":
+		main()
+	case os.Getenv(asProgram) != "":
+		program()
+	}
+	testserver.Main(m, tikvtest.Leaks()...)
+}
+
+// program is main, but says often what its processes do.
+func program() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	s, err := parseFlags(os.Args[1:], os.Stderr)
+	if err != nil {
+		panic(err)
+	}
+	s.every = oftenSaid
+	code := s.run(ctx, os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
 
 // command runs webindex as from a shell.
 func command(t testing.TB, args ...string) (code int, stdout, stderr string) {
@@ -211,7 +237,11 @@ func TestWarcFiles(t *testing.T) {
 func TestBadInput(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	writeFiles(t, dir, map[string]string{"bad/x.html": "a\x00b", "bad/y.html": "fine", "file": "x"})
+	writeFiles(t, dir, map[string]string{
+		"bad/x.html": "a\x00b", "bad/y.html": "fine", "file": "x",
+		"url.yaml":    "stores:\n  main: {url: 'redis://127.0.0.1:1'}\n  side: {url: 'memory:'}\nauthoritative: main\n",
+		"scheme.yaml": "stores:\n  main: {scheme: pebble, path: " + filepath.Join(dir, "idx") + "}\n",
+	})
 	for name, c := range map[string]struct {
 		args []string
 		code int
@@ -228,6 +258,16 @@ func TestBadInput(t *testing.T) {
 		"flag after file":     {[]string{"-warc", "a", "b", "-check"}, 2, []string{"-check", "put flags first"}},
 		"negative workers":    {[]string{"-workers", "-1"}, 2, []string{"-workers -1"}},
 		"no loaders":          {[]string{"-loaders", "0"}, 2, []string{"-loaders 0"}},
+		"no processes":        {[]string{"-processes", "0"}, 2, []string{"-processes 0", "1 or more"}},
+		"negative processes":  {[]string{"-processes", "-1"}, 2, []string{"-processes -1", "1 or more"}},
+		"too many processes":  {[]string{"-processes", "1000", "-store", "redis://127.0.0.1:1"}, 2, []string{"-processes 1000", "64 or less"}},
+		"not a number":        {[]string{"-processes", "many"}, 2, []string{"-processes"}},
+		"processes, memory":   {[]string{"-processes", "2"}, 2, []string{"memory: or pebble: belongs to one process", "redis://"}},
+		"processes, pebble":   {[]string{"-processes", "8", "-store", "pebble:" + filepath.Join(dir, "idx")}, 2, []string{"memory: or pebble: belongs to one process"}},
+		"processes, file":     {[]string{"-processes", "2", "-config", filepath.Join(dir, "url.yaml")}, 2, []string{"memory: or pebble: belongs to one process"}},
+		"processes, scheme":   {[]string{"-processes", "2", "-config", filepath.Join(dir, "scheme.yaml")}, 2, []string{"memory: or pebble: belongs to one process"}},
+		"processes, no file":  {[]string{"-processes", "2", "-config", filepath.Join(dir, "none.yaml")}, 2, []string{"none.yaml"}},
+		"idle processes":      {[]string{"-processes", "2", "-workers", "0", "-store", "redis://127.0.0.1:1"}, 2, []string{"-processes 2", "-workers 1 or more"}},
 		"no limit":            {[]string{"-limit", "0"}, 2, []string{"-limit 0"}},
 		"check, no workers":   {[]string{"-check", "-workers", "0"}, 2, []string{"-check"}},
 		"no-load with source": {[]string{"-no-load", "-dir", dir}, 2, []string{"-no-load"}},
@@ -244,6 +284,7 @@ func TestBadInput(t *testing.T) {
 			}
 		})
 	}
+	require.NoDirExists(t, filepath.Join(dir, "idx"))
 	code, _, stderr := command(t, "-dir", filepath.Join(dir, "bad"), "-skip-bad")
 	require.Zero(t, code)
 	require.Contains(t, stderr, "skipped: file "+filepath.Join(dir, "bad", "x.html"))

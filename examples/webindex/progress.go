@@ -61,11 +61,10 @@ type progress struct {
 
 func (p *progress) indexing() { p.phase.Store(1) }
 
-// startProgress shows a bar until stop is called, if r's standard error is a
-// terminal.
-func startProgress(r *report, x *index.Index) *progress {
+// startProgress shows a bar until stop is called, if stderr is a terminal.
+func startProgress(stderr io.Writer, r *report, x *index.Index) *progress {
 	p := &progress{stop: func() {}}
-	f, ok := terminal(r.stderr)
+	f, ok := terminal(stderr)
 	if !ok {
 		return p
 	}

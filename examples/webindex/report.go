@@ -54,10 +54,15 @@ type report struct {
 	LatencyP99   float64 `json:"latency_p99_ms"`
 	LatencyMax   float64 `json:"latency_max_ms"`
 
+	// Processes are the worker processes of -processes, with their rates over the time in which
+	// they worked.
+	Processes []processReport `json:"processes,omitempty"`
+
 	// Check is "ok", a list of differences, or null without -check.
 	Check   any            `json:"check"`
 	Results []index.Result `json:"results,omitempty"`
 
+	began       time.Time // the loading
 	load        index.LoadStats
 	total       int // pages of the sources
 	differences int
@@ -101,8 +106,8 @@ const (
 // runCheck compares the index with its pages. Another process may be loading
 // pages: where the pages were others than at the last look, differences may be
 // work that is under way, so it waits and looks again.
-func (r *report) runCheck(ctx context.Context, db *percolator.DB, w *percolator.Worker) error {
-	defer saying(r.stderr, "checking")()
+func (r *report) runCheck(ctx context.Context, db *percolator.DB, stderr io.Writer, waitIdle func(context.Context) error) error {
+	defer saying(stderr, "checking")()
 	began := time.Now()
 	last := ""
 	for n := 1; ; n++ {
@@ -119,7 +124,7 @@ func (r *report) runCheck(ctx context.Context, db *percolator.DB, w *percolator.
 			break
 		}
 		last = res.Digest
-		if err := w.WaitIdle(ctx); err != nil {
+		if err := waitIdle(ctx); err != nil {
 			return fmt.Errorf("waiting for the observers: %w", err)
 		}
 	}
@@ -129,13 +134,22 @@ func (r *report) runCheck(ctx context.Context, db *percolator.DB, w *percolator.
 
 func (r *report) checkOK() bool { return r.differences == 0 }
 
-// finish fills in the figures.
-func (r *report) finish(ctx context.Context, db *percolator.DB, x *index.Index) error {
+// finish fills in the figures. Those of the worker processes, if there are any, are in the
+// sums.
+func (r *report) finish(ctx context.Context, db *percolator.DB, x *index.Index, processes *crew) error {
 	r.Read, r.Added, r.Changed = r.load.Read.Load(), r.load.Added.Load(), r.load.Changed.Load()
 	r.Unchanged, r.Removed, r.Older = r.load.Unchanged.Load(), r.load.Removed.Load(), r.load.Older.Load()
 	st := db.Stats()
 	r.Transactions = st.OnePhase + st.Group + st.TwoPhase
 	r.Conflicts, r.ObserverRuns, r.ObserverFailures = st.Conflicts, st.ObserverRuns, st.ObserverFailures
+	if processes != nil {
+		r.Processes = processes.totals(r.began)
+		sum := total(r.Processes)
+		r.Transactions += sum.Commits
+		r.Conflicts += sum.Conflicts
+		r.ObserverRuns += sum.Runs
+		r.ObserverFailures += sum.Failures
+	}
 	l := x.Latency()
 	r.LatencyPages = l.Pages
 	r.LatencyP50, r.LatencyP90, r.LatencyP99, r.LatencyMax = milliseconds(l.P50), milliseconds(l.P90), milliseconds(l.P99), milliseconds(l.Max)
@@ -195,6 +209,12 @@ func (r *report) text(b *strings.Builder) {
 	line("time          %.2f s from the first page to the last posting (%.2f s reading input before)", r.Seconds, r.PrepareSeconds)
 	if r.LatencyPages > 0 {
 		line("latency       from a page's commit until it is searchable: median %.1f ms, p99 %.1f ms (%d pages)", r.LatencyP50, r.LatencyP99, r.LatencyPages)
+	}
+	if len(r.Processes) > 0 {
+		line("processes     %d, beside this one: %s", len(r.Processes), statesText(r.Processes))
+		for _, row := range processTable(r.Processes) {
+			line("  %s", row)
+		}
 	}
 	switch d := r.Check.(type) {
 	case string:

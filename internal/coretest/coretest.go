@@ -22,4 +22,12 @@ func WithoutDeferred() percolator.Option { return option(hook.Options.WithoutDef
 // random seed.
 func WithSeed(seed uint64) percolator.Option { return option(hook.Options.WithSeed(seed)) }
 
+// WithOwnership makes the DB's workers ask which changes are their own, each time that
+// it matters, in place of sharing them out with other workers. owns must not wait.
+func WithOwnership(owns func(observer string, c percolator.Cell) bool) percolator.Option {
+	return option(hook.Options.WithOwnership(func(observer, table, row, column string) bool {
+		return owns(observer, percolator.Cell{Table: table, Row: row, Column: column})
+	}))
+}
+
 func option(o any) percolator.Option { return o.(percolator.Option) }

@@ -160,6 +160,7 @@ func (w *world) enabled() (all []choice, ended bool) {
 	}
 	working := slices.ContainsFunc(calls, func(r *request) bool { return r.client != nil })
 	faults = append(faults, w.deaths(calls)...)
+	faults = append(faults, w.moves(calls)...)
 	if len(all) > 0 {
 		faults = append(faults, w.shared()...)
 	}

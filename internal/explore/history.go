@@ -58,6 +58,17 @@ type Program struct {
 	// Observers are the names of those that observe each column of Observed. Default:
 	// the one that ObserverName makes.
 	Observers []string
+	// Owned tells that workers ask the explorer which changes are their own, in place of
+	// sharing them out.
+	Owned bool
+	// Unowned is how long nobody owns anything, in a program that is Owned.
+	Unowned time.Duration
+	// Alone tells that no worker works when the run is over: those of the program must
+	// have seen every change. All changes are committed well before they end.
+	Alone bool
+	// Apart tells that each run of an observer writes a row of its own, so that runs
+	// exclude each other by their acknowledgments alone.
+	Apart bool
 	// Stall is how far the time moves when every lease expires. Default and least:
 	// as far as the session lease and the expiry of locks take.
 	Stall  time.Duration
@@ -97,6 +108,7 @@ type observation struct {
 	rec  *record
 	cell percolator.Cell
 	name string
+	mark percolator.Cell // that it writes: whether it was committed shows there
 }
 
 // answer is what DB.Outcome said.
@@ -342,11 +354,14 @@ func (c *Client) Observer(name, table, column string, do func(ctx context.Contex
 		if _, err := tx.Read(ctx, cell); err != nil {
 			return err
 		}
+		run := observation{r, cell, name, seenBy(name, cell)}
+		if c.w.program.Apart {
+			run.mark.Table, run.mark.Row = "runs", cell.Row+" "+r.id
+		}
 		c.w.history.mu.Lock()
-		c.w.history.runs = append(c.w.history.runs, observation{r, cell, name})
+		c.w.history.runs = append(c.w.history.runs, run)
 		c.w.history.mu.Unlock()
-		// What a run writes tells, in the end, whether it was committed.
-		if err := tx.Write(seenBy(name, cell)); err != nil {
+		if err := tx.Write(run.mark); err != nil {
 			return err
 		}
 		if do != nil {

@@ -40,7 +40,7 @@ func (w *world) judge() error {
 	w.requests = nil
 	w.through = true
 	audit := w.client("audit", 99, w.program.Options)
-	if len(w.program.Observed) > 0 {
+	if len(w.program.Observed) > 0 && !w.program.Alone {
 		w.through = false
 		w.clients = []*Client{audit}
 		var err error
@@ -378,9 +378,12 @@ type committedRun struct{ start, commit percolator.Timestamp }
 // runsOf lists the committed runs of an observer for a cell, by what they have written.
 func (w *world) runsOf(name string, cell percolator.Cell, versions map[percolator.Cell][]version) []committedRun {
 	var all []committedRun
-	for _, v := range versions[seenBy(name, cell)] {
-		for _, run := range w.history.runs {
-			if run.cell == cell && run.name == name && run.rec.id == v.value {
+	for _, run := range w.history.runs {
+		if run.cell != cell || run.name != name {
+			continue
+		}
+		for _, v := range versions[run.mark] {
+			if v.value == run.rec.id {
 				all = append(all, committedRun{run.rec.start, v.at})
 			}
 		}

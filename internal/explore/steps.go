@@ -208,6 +208,7 @@ func (w *world) timestamp() percolator.Timestamp {
 
 // run runs a worker with the observers for as long as do takes.
 func (c *Client) run(ctx context.Context, config percolator.WorkerConfig, observers []percolator.Observer, do func(context.Context, *percolator.Worker) error) error {
+	c.works(observers)
 	w := percolator.NewWorker(c.DB, config)
 	for _, o := range observers {
 		if err := w.Observe(o); err != nil {

@@ -35,6 +35,7 @@ type world struct {
 	clients []*Client
 	history history
 	marks   map[string]percolator.Timestamp // see Client.Remember
+	owned   time.Time                       // until then nobody owns anything
 
 	mu       sync.Mutex
 	through  bool // calls are carried out at once: before and after the run
@@ -68,6 +69,9 @@ type Client struct {
 	ended  bool
 	takes  time.Duration // how long each part of a call is under way
 	stands time.Time     // where its clock stands, if it does
+
+	observers []string             // of its workers
+	bereft    map[string]time.Time // until when it owns nothing of an observer
 }
 
 // image is what Setup leaves, from which every run begins.
@@ -150,7 +154,7 @@ func run(t *testing.T, p *Program, img *image, choose chooser) (w *world, err er
 	if err != nil {
 		return w, err
 	}
-	w.left = p.Budget
+	w.left, w.owned = p.Budget, w.now.Add(p.Unowned)
 	w.history.records, w.history.runs = slices.Clone(img.records), slices.Clone(img.runs)
 	w.history.written, w.marks, w.history.events = map[percolator.Cell][]writtenVersion{}, img.marks, img.events
 	w.history.fates = maps.Clone(img.fates)
@@ -238,7 +242,7 @@ func (c *Client) start(body func(ctx context.Context, c *Client)) {
 
 // client makes a client. Its DB's own beginning is not explored.
 func (w *world) client(name string, id int, opts []percolator.Option) *Client {
-	c := &Client{w: w, id: id, Name: name}
+	c := &Client{w: w, id: id, Name: name, bereft: map[string]time.Time{}}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	if at := id - 1; at >= 0 && at < len(w.program.Takes) {
 		c.takes = w.program.Takes[at]
@@ -249,6 +253,9 @@ func (w *world) client(name string, id int, opts []percolator.Option) *Client {
 	settings := w.program.Settings
 	if settings == (percolator.Settings{}) {
 		settings = patient
+	}
+	if w.program.Owned && id > 0 && id <= len(w.program.Clients) {
+		opts = append(opts, coretest.WithOwnership(c.owns))
 	}
 	c.opts = append([]percolator.Option{
 		percolator.WithSettings(settings), percolator.WithSessionLease(sessionLease), percolator.WithLockExpiry(lockExpiry),

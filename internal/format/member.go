@@ -30,6 +30,9 @@ type MemberWork struct {
 	Weight int
 }
 
+// MaxWeight is the greatest weight that a record can have.
+const MaxWeight = math.MaxInt32
+
 // Encode returns the stored bytes.
 func (m *Member) Encode() []byte {
 	b := []byte{Version}
@@ -74,7 +77,7 @@ func DecodeMember(b []byte) (Member, error) {
 			}
 		}
 		weight, used := binary.Uvarint(rest)
-		if used <= 0 || weight > math.MaxInt32 {
+		if used <= 0 || weight > MaxWeight {
 			return Member{}, fmt.Errorf("%w: member: bad weight", ErrCorrupt)
 		}
 		w.Weight, rest = int(weight), rest[used:]
@@ -84,6 +87,60 @@ func DecodeMember(b []byte) (Member, error) {
 		return Member{}, fmt.Errorf("%w: member: %d bytes too many", ErrCorrupt, len(rest))
 	}
 	return m, nil
+}
+
+// Answer is what a member says to a barrier (ColumnBarrier). It is a Write version of
+// ColumnAnswer in the member's row, at the timestamp of the barrier that the member had
+// read before it counted.
+type Answer struct {
+	Works []WorkCount // in the order of Member.Works
+}
+
+// WorkCount is how far a member is with an observer.
+type WorkCount struct {
+	Begun   uint64 // calls of the function since the process has started
+	Running uint32 // runs under way, and commits that a worker has left open as it stopped
+}
+
+// Encode returns the stored bytes.
+func (a *Answer) Encode() []byte {
+	b := binary.AppendUvarint([]byte{Version}, uint64(len(a.Works)))
+	for _, w := range a.Works {
+		b = binary.AppendUvarint(binary.AppendUvarint(b, w.Begun), uint64(w.Running))
+	}
+	return b
+}
+
+// DecodeAnswer undoes Answer.Encode. An error matches ErrCorrupt or rowstore.ErrFormat.
+func DecodeAnswer(b []byte) (Answer, error) {
+	var a Answer
+	if err := checkVersion(b, "answer"); err != nil {
+		return a, err
+	}
+	next := func() (n uint64, ok bool) {
+		n, used := binary.Uvarint(b)
+		if used > 0 {
+			b = b[used:]
+		}
+		return n, used > 0
+	}
+	b = b[1:]
+	n, ok := next()
+	if !ok || n > uint64(len(b))/2 {
+		return a, fmt.Errorf("%w: answer: bad number of observers", ErrCorrupt)
+	}
+	for range n {
+		begun, ok := next()
+		running, ok2 := next()
+		if !ok || !ok2 || running > math.MaxUint32 {
+			return Answer{}, fmt.Errorf("%w: answer: bad count", ErrCorrupt)
+		}
+		a.Works = append(a.Works, WorkCount{begun, uint32(running)})
+	}
+	if len(b) > 0 {
+		return Answer{}, fmt.Errorf("%w: answer: %d bytes too many", ErrCorrupt, len(b))
+	}
+	return a, nil
 }
 
 // MemberSeed is the number that stands for a member when slots are shared out.

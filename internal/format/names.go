@@ -40,6 +40,8 @@ const (
 	ColumnLease     = "lease"      // of a session or a member: TimestampOnly, at the lease's end
 	ColumnMember    = "member"     // of a member: a Member, see there
 	ColumnChange    = "change"     // of the generation: TimestampOnly, another one after each change of the members
+	ColumnBarrier   = "barrier"    // of the generation: a Notify version that asks the members for an Answer
+	ColumnAnswer    = "answer"     // of a member: an Answer, at the timestamp of the barrier
 	ColumnParked    = "run"        // of a parked run: a Parked
 	ColumnNotice    = "commit"     // of a notice: see NoticeCell
 )

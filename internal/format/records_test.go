@@ -80,6 +80,14 @@ func TestCodecsRoundTrip(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, m, gotM)
 
+		var answer Answer
+		for range rapid.IntRange(0, 3).Draw(t, "answers") {
+			answer.Works = append(answer.Works, WorkCount{rapid.Uint64().Draw(t, "begun"), rapid.Uint32().Draw(t, "running")})
+		}
+		gotAnswer, err := DecodeAnswer(answer.Encode())
+		require.NoError(t, err)
+		require.Equal(t, answer, gotAnswer)
+
 		c := Cell{anyName.Draw(t, "t"), anyName.Draw(t, "r"), anyName.Draw(t, "c")}
 		cause := string(anyBytes(MaxErrorText*2).Draw(t, "error"))
 		name := anyName.Draw(t, "observer")
@@ -173,6 +181,20 @@ func TestDecodersRefuseGarbage(t *testing.T) {
 	}
 }
 
+func TestAnswersThatAreGarbage(t *testing.T) {
+	t.Parallel()
+	for _, b := range []string{
+		"", "\x00", "\x01", "\x01\x01", "\x01\x01\x05", "\x01\x02\x05\x00\x05", // cut off
+		"\x01\x01\x05\xff\xff\xff\xff\x7f",                     // more runs at once than there can be
+		"\x01\x01\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f\x00", // a count that no program has
+		"\x01\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x00",     // more observers than bytes
+		"\x01\x00x", "\x01\x01\x05\x00x", // too long
+	} {
+		_, err := DecodeAnswer([]byte(b))
+		require.ErrorIs(t, err, ErrCorrupt, "%q", b)
+	}
+}
+
 // A record of a newer program is not taken for damage.
 func TestDecodersRefuseNewerVersions(t *testing.T) {
 	t.Parallel()
@@ -189,6 +211,7 @@ func TestDecodersRefuseNewerVersions(t *testing.T) {
 		"acknowledgment": func() error { _, err := DecodeAck(newer(EncodeAck(1))); return err },
 		"mark":           func() error { _, err := DecodeMark(newer(EncodeMark(1))); return err },
 		"member":         func() error { _, err := DecodeMember(newer((&Member{From: 5}).Encode())); return err },
+		"answer":         func() error { _, err := DecodeAnswer(newer((&Answer{}).Encode())); return err },
 		"parked record":  func() error { _, err := DecodeParked([]byte{Version + 1, '{', '}'}); return err },
 	} {
 		err := decode()
@@ -259,6 +282,11 @@ func FuzzDecodeFailure(f *testing.F) {
 func FuzzDecodeMember(f *testing.F) {
 	m := Member{From: 5, Until: 9, Lease: time.Second, Works: []MemberWork{{"o", "t", "c", 16}}}
 	fuzz(f, [][]byte{m.Encode(), nil}, DecodeMember, func(m Member) []byte { return m.Encode() })
+}
+
+func FuzzDecodeAnswer(f *testing.F) {
+	a := Answer{Works: []WorkCount{{1 << 40, 16}, {0, 0}}}
+	fuzz(f, [][]byte{a.Encode(), nil}, DecodeAnswer, func(a Answer) []byte { return a.Encode() })
 }
 
 func FuzzDecodeCatalog(f *testing.F) {

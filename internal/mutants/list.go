@@ -39,6 +39,10 @@ const (
 	sweepGo        = "percolator/sweep.go"
 	useGo          = "percolator/use.go"
 	shareGo        = "percolator/share.go"
+	findGo         = "percolator/find.go"
+	queueGo        = "percolator/queue.go"
+	memberGo       = "percolator/member.go"
+	barrierGo      = "percolator/barrier.go"
 )
 
 func one(file, old, replacement string) []edit { return []edit{{file, old, replacement}} }
@@ -341,6 +345,34 @@ var mutants = []mutant{
 	{"claims-unread", "Observers: a run that takes long is not begun by others", "TestLongRunsAreClaimed", one(runGo,
 		"view.claimedBy != w.id && view.claimed > tx.start {\n",
 		"view.claimedBy == w.id && view.claimed > tx.start {\n")},
+	{"unowned-forgotten", "Observers: a cell that is not a worker's own now may be so at the next look", "", one(findGo,
+		"\treturn slices.DeleteFunc(cells, func(f finding) bool { return len(f.queues) == 0 })\n",
+		"\tfor _, f := range cells {\n\t\tif len(f.queues) == 0 {\n\t\t\tw.mu.Lock()\n\t\t\tw.rested.cells[w.rested.key(f.cell)] = restedCell{f.seen, 1<<64 - 1, 1 << 62}\n\t\t\tw.mu.Unlock()\n\t\t}\n\t}\n\treturn slices.DeleteFunc(cells, func(f finding) bool { return len(f.queues) == 0 })\n")},
+	{"dropped-job-remains", "Observers: a job that was dropped because its cell went to another worker can be found again", "", one(queueGo,
+		"\t\tif !w.owns(q, t.cell, at) {\n\t\t\tdelete(w.jobs, t.job)\n",
+		"\t\tif !w.owns(q, t.cell, at) {\n")},
+	{"acknowledgments-overlap", "Observers: runs of one change exclude each other by their acknowledgments alone", "", one(commitGo,
+		"\treturn append(conds,\n\t\trowstore.Absent(rowstore.Write, column, start),\n",
+		"\tif _, _, _, own := format.SplitOwnColumn(column); own {\n\t\treturn append(conds, rowstore.Absent(rowstore.Lock, column, 0), rowstore.Absent(rowstore.Mark, column, start))\n\t}\n\treturn append(conds,\n\t\trowstore.Absent(rowstore.Write, column, start),\n")},
+	{"claims-for-ever", "Observers: claims end by themselves", "", one(runGo,
+		"view.claimedBy != w.id && view.claimed > tx.start {\n\t\t\treturn runResult{next: runWaiting, wait: view.claimed.Sub(tx.start)}\n",
+		"view.claimedBy != w.id {\n\t\t\treturn runResult{next: runWaiting, wait: max(view.claimed.Sub(tx.start), time.Second)}\n")},
+	{"cleared-for-own-observers", "Observers: a notification is removed after every observer has seen the change, also those of other workers", "", one(runGo,
+		"\tremoved := view.othersCovered(i)\n",
+		"\tremoved := true\n\tfor j, name := range view.observers {\n\t\tremoved = removed && (j == i || !w.observes(name, view.cell) || view.covered(j))\n\t}\n")},
+	{"shares-by-column", "Observers: shares are of an observer, not of a column", "", one(memberGo,
+		"w.Observer == q.o.Name && w.Table == q.table", "w.Table == q.table")},
+	{"begun-uncounted", "Observers: WaitIdle, a run is counted before its function is called", "TestWaitIdleWaitsForRunsBetweenAnswers", one("percolator/claim.go",
+		"\tt.q.begun++\n", "")},
+	{"idle-by-one-answer", "Observers: WaitIdle, nothing has begun between two answers", "TestWaitIdleWaitsForRunsBetweenAnswers", one(barrierGo,
+		"a.at > 0 && !a.busy && b.at >= barrier && !b.busy && a.begun == b.begun",
+		"b.at >= barrier && !b.busy")},
+	{"silence-is-idle", "Observers: WaitIdle, a worker that does not answer is busy", "TestWaitIdleWaitsForRunsBetweenAnswers", []edit{
+		{barrierGo, "func(m mustered) bool { return m.at < barrier }", "func(m mustered) bool { return m.at == barrier+1 }"},
+		{barrierGo, "b.at >= barrier && !b.busy", "!b.busy"},
+	}},
+	{"joiners-unseen", "Observers: WaitIdle, a worker that came and went is seen by the generation", "TestWaitIdleSeesThoseThatCameAndWent", one("percolator/idle.go",
+		"if err == nil && generation != l.base.generation {", "if err == nil && generation == 1 {")},
 	{"functions-look-around", "stores: nothing outside the system's schema is looked up by a function", "./backends/postgres TestHostile", one("backends/postgres/schema.go",
 		"const functionPath = `SET search_path = pg_catalog, pg_temp`\n",
 		"const functionPath = `SET standard_conforming_strings = on`\n")},

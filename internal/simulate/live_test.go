@@ -1,10 +1,14 @@
 package simulate
 
 import (
+	"errors"
 	"fmt"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 // size is small in a plain test run, and whole with -whole.
@@ -139,4 +143,50 @@ func TestIdle(t *testing.T) {
 		})
 	}
 	s.show(t, "workers with nothing to do")
+}
+
+// TestWaitIdle lets one worker wait until all are idle, who have nothing to do, and then until
+// they have handled what comes just before.
+func TestWaitIdle(t *testing.T) {
+	t.Parallel()
+	var s sheet
+	s.add("workers\tfirst ms\tsecond ms\tall at once ms\tafter changes ms\tcalls of each")
+	for _, n := range size([]int{1, 8, 100}, []int{1, 2, 8, 32, 100}) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, *function)
+			for range n {
+				w.start()
+			}
+			time.Sleep(time.Minute)
+			since := w.counts()
+			var took []time.Duration
+			idle := func(all ...*process) {
+				began := time.Now()
+				errs := make([]error, len(all))
+				var wg sync.WaitGroup
+				for i, p := range all {
+					wg.Go(func() { errs[i] = p.worker.WaitIdle(t.Context()) })
+				}
+				wg.Wait()
+				require.NoError(t, errors.Join(errs...))
+				took = append(took, time.Since(began))
+			}
+			one := w.processes[n/2]
+			idle(one)
+			idle(one)
+			calls := float64(w.counts().calls-since.calls) / float64(n)
+			idle(w.processes...)
+			for range 3 * n {
+				require.NoError(t, w.change())
+			}
+			idle(one)
+			require.Zero(t, w.unhandled(), "WaitIdle has returned while there was work")
+			w.close()
+			s.add("%d\t%s\t%s\t%s\t%s\t%.1f", n, ms(took[0]), ms(took[1]), ms(took[2]), ms(took[3]), calls)
+			for i, d := range took {
+				s.within(2*time.Second, fmt.Sprint("wait ", i), d)
+			}
+		})
+	}
+	s.show(t, "one worker waits until all are idle, twice; then all of them at once; then one after changes")
 }

@@ -54,6 +54,7 @@ type process struct {
 	*world
 	client  *faultstore.Store
 	db      *percolator.DB
+	worker  *percolator.Worker            // once it runs
 	calls   atomic.Int64                  // to the store
 	hung    atomic.Pointer[chan struct{}] // until when its functions hang
 	silent  atomic.Pointer[chan struct{}] // until when its calls hang
@@ -126,6 +127,7 @@ func (p *process) run(observers ...string) *process {
 	ctx, cancel := context.WithCancel(p.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- worker.Run(ctx) }()
+	p.worker = worker
 	p.stop = sync.OnceValue(func() error {
 		cancel()
 		err := <-ended

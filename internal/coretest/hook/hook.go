@@ -7,4 +7,8 @@ package hook
 var Options struct {
 	WithoutOnePhase, WithoutGroups, WithoutDeferred func() any
 	WithSeed                                        func(seed uint64) any
+	WithOwnership                                   func(owns Owns) any
 }
+
+// Owns tells whether a cell's changes are a worker's own for one of its observers.
+type Owns func(observer, table, row, column string) bool

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/percolate-go/percolate/percolator"
@@ -13,6 +14,8 @@ import (
 type Index struct {
 	db      *percolator.DB
 	latency latency
+	calls   atomic.Uint64 // of observers' functions
+	pages   atomic.Uint64 // of these: that found a page searchable
 }
 
 // ErrFormat says that a store holds an index of another version of this program.
@@ -50,6 +53,10 @@ func (x *Index) Searchable() int {
 	defer x.latency.mu.Unlock()
 	return len(x.latency.took)
 }
+
+// Calls returns how many functions of observers were called in this process, and how many
+// of these calls were the last one that a page needs. It is cheap.
+func (x *Index) Calls() (all, pages uint64) { return x.calls.Load(), x.pages.Load() }
 
 // Counts is how much the index holds.
 type Counts struct {

@@ -55,6 +55,11 @@ func (x *Index) observers() []percolator.Observer {
 // Observe registers the observers with a worker.
 func (x *Index) Observe(w *percolator.Worker) error {
 	for _, o := range x.observers() {
+		run := o.Func
+		o.Func = func(ctx context.Context, tx *percolator.Txn, c percolator.Cell) error {
+			x.calls.Add(1)
+			return run(ctx, tx, c)
+		}
 		if err := w.Observe(o); err != nil {
 			return fmt.Errorf("registering the observers: %w", err)
 		}
@@ -476,6 +481,7 @@ func (x *Index) searchable(ctx context.Context, tx *percolator.Txn, c percolator
 	if err != nil {
 		return err
 	}
+	x.pages.Add(1)
 	x.latency.searchable(c.Row, string(hash), time.Now())
 	return nil
 }
