@@ -95,6 +95,26 @@ func TestSweepWaitsForACommitByAnOlderCatalog(t *testing.T) {
 	})
 }
 
+// The sweep's snapshot is drawn after the records were read. A commit by an older catalog
+// may get its timestamp, and its process's record may move on, until they are read.
+func TestSweepIsLaterThanTheRecords(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w *world, opts ...Option) {
+		t1, c := w.client(append(opts, withoutDeferred())...), w.client()
+		p := c.hold(t, func(x *call) bool {
+			return x.Kind == faultstore.CallRead && x.Reads[0].Table == format.TableCatalog && x.Reads[0].Selectors[0].Family == rowstore.Mark
+		})
+		swept := w.sweeps(c)
+		p.wait()
+		set(t, t1.DB, rowA, "1")
+		require.Empty(t, w.notified(rowA), "the commit goes by the older catalog")
+		v := reads(t, t1)
+		require.Equal(t, v.revision, w.recordOf(t1).Revision)
+		p.release(pass)
+		require.NoError(t, w.finish(swept))
+		require.Len(t, w.notified(rowA), 1)
+	})
+}
+
 // A commit in one step whose fate is unknown holds up the sweep until its view ends: it
 // may arrive until then.
 func TestSweepWaitsForACommitOfUnknownFate(t *testing.T) {
@@ -195,6 +215,31 @@ func TestRecordsOfTheDeadAreCollected(t *testing.T) {
 	require.NoError(t, w.finish(w.sweeps(c)), "nobody goes by an older catalog")
 	set(t, t1.DB, rowA, "1") // it was not dead
 	require.Len(t, w.notified(rowA), 1)
+}
+
+// A record stays until every view is over that was read before it was condemned: a
+// process that does not read the catalog meanwhile may still commit by such a view.
+func TestCondemnedRecordStaysForALease(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w *world, opts ...Option) {
+		t1, c, gc := w.client(opts...), w.client(), w.client()
+		collected := async(func() error {
+			_, err := gc.CollectGarbage(context.Background(), GCOptions{})
+			return err
+		})
+		_, ended := w.clock.sleeps(t, worldLease, collected)
+		require.False(t, ended)
+		require.NotNil(t, w.recordOf(t1))
+		require.True(t, w.recordOf(t1).Condemned)
+		reads(t, gc) // of those that live, only t1 is not heard of
+		swept := w.sweeps(c)
+		w.waits(swept)
+		set(t, t1.DB, rowA, "1")
+		require.Empty(t, w.notified(rowA), "the commit goes by the older catalog")
+		w.pass(worldLease + time.Second)
+		require.NoError(t, w.finish(swept))
+		require.NoError(t, w.finish(collected))
+		require.Len(t, w.notified(rowA), 1)
+	})
 }
 
 // A damaged record may be of any revision.
