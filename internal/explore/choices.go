@@ -82,6 +82,15 @@ type part struct {
 // stallsFor is how long a call takes that stalls: longer than some clients live.
 const stallsFor = 3 * time.Second
 
+// stallUntil keeps the parts that have not arrived from arriving before due.
+func (r *request) stallUntil(due time.Time) {
+	for i := range r.parts {
+		if !r.parts[i].done {
+			r.parts[i].due = due
+		}
+	}
+}
+
 // ready tells that a part can arrive: it has not, and its time has come.
 func (p *part) ready(now time.Time) bool { return !p.done && !p.due.After(now) }
 
@@ -356,13 +365,7 @@ func (w *world) faults(list []choice, r *request, base choice) []choice {
 		}
 	}
 	add(r.label+" fails", "fail", &w.left.Fail, nil, func() { w.giveUp(r, errInjected, false) })
-	add(r.label+" takes its time", "stall", &w.left.Stall, nil, func() {
-		for i := range r.parts {
-			if p := &r.parts[i]; !p.done {
-				p.due = w.time().Add(stallsFor)
-			}
-		}
-	})
+	add(r.label+" takes its time", "stall", &w.left.Stall, nil, func() { r.stallUntil(w.time().Add(stallsFor)) })
 	if !r.write {
 		return list // the loss of a read's reply is no more than its failure
 	}
