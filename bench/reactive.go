@@ -372,6 +372,7 @@ func (s *commitWatch) Abilities() rowstore.Abilities {
 		Splitter:       rowstore.Pass[rowstore.Splitter],
 		Waker:          rowstore.Pass[rowstore.Waker],
 		Limiter:        rowstore.Pass[rowstore.Limiter],
+		SlotScanner:    rowstore.Pass[rowstore.SlotScanner],
 		Sharder:        rowstore.Hide[rowstore.Sharder],
 		Placer:         rowstore.Pass[rowstore.Placer],
 		Reporter:       rowstore.Hide[rowstore.Reporter],

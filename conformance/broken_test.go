@@ -21,7 +21,7 @@ type brokenStore struct {
 }
 
 // brokenStores are all of them.
-var brokenStores = slices.Concat(brokenCalls, brokenAbilities, brokenProtocols)
+var brokenStores = slices.Concat(brokenCalls, brokenAbilities, brokenSlots, brokenProtocols)
 
 // TestBrokenStores checks the suite: each of these faults is found by the tests
 // that are there to find it.

@@ -52,6 +52,8 @@ const (
 	Deferring Category = "Deferring"
 	// Splitting: the optional Splitter.
 	Splitting Category = "Splitting"
+	// Slots: the optional SlotScanner.
+	Slots Category = "Slots"
 	// Waking: the optional Waker.
 	Waking Category = "Waking"
 )
@@ -310,7 +312,7 @@ func key(n int) string { return fmt.Sprintf("row%06d", n) }
 func storeTests() []test {
 	return slices.Concat(
 		conditionTests(), editTests(), readTests(), scanTests(), nameTests(), sizeTests(), argumentTests(), contextTests(), closingTests(),
-		concurrencyTests(), groupTests(), oracleTests(), otherAbilityTests(), limitTests(), costTests(), hookTests(), randomTests())
+		concurrencyTests(), groupTests(), oracleTests(), otherAbilityTests(), slotTests(), limitTests(), costTests(), hookTests(), randomTests())
 }
 
 // transactionTests is the list of the second part.

@@ -178,12 +178,14 @@ func checkScanned(r rowstore.ScanRange, before []rowstore.Row, row rowstore.Row)
 		return fmt.Errorf("a scanned row carries an error of its own: %w", row.Err)
 	case row.Table != r.Table:
 		return fmt.Errorf("the scan of table %q yielded a row of table %q", r.Table, row.Table)
-	case row.Row < r.From || r.To != "" && row.Row >= r.To:
-		return fmt.Errorf("the scan of [%q, %q) yielded row %q", r.From, r.To, row.Row)
 	case len(row.Versions) == 0:
 		return fmt.Errorf("the scan yielded row %q, in which nothing matched", row.Row)
 	case r.Limit > 0 && len(before) >= r.Limit:
 		return fmt.Errorf("the scan with limit %d yielded more rows", r.Limit)
+	case len(r.Slots) > 0:
+		return checkScannedSlot(r, before, row)
+	case row.Row < r.From || r.To != "" && row.Row >= r.To:
+		return fmt.Errorf("the scan of [%q, %q) yielded row %q", r.From, r.To, row.Row)
 	}
 	if len(before) > 0 {
 		last := before[len(before)-1].Row
@@ -193,6 +195,21 @@ func checkScanned(r rowstore.ScanRange, before []rowstore.Row, row rowstore.Row)
 		if (row.Row < last) != r.Reverse {
 			return fmt.Errorf("the scan (reverse: %v) yielded row %q after row %q", r.Reverse, row.Row, last)
 		}
+	}
+	return ordered(row.Versions)
+}
+
+// checkScannedSlot is checkScanned for a scan of slots, in whose order the rows come.
+func checkScannedSlot(r rowstore.ScanRange, before []rowstore.Row, row rowstore.Row) error {
+	slot := rowstore.Slot(row.Table, row.Row)
+	if !slices.ContainsFunc(r.Slots, func(in rowstore.SlotRange) bool { return in.First <= slot && slot <= in.Last }) {
+		return fmt.Errorf("the scan of some slots yielded row %q of slot %d", row.Row, slot)
+	}
+	if slot == r.Slots[0].First && row.Row < r.From {
+		return fmt.Errorf("the scan of slots from row %q on yielded row %q", r.From, row.Row)
+	}
+	if n := len(before); n > 0 && compareBySlot(before[n-1], row) >= 0 {
+		return fmt.Errorf("the scan of slots yielded row %q after row %q", row.Row, before[n-1].Row)
 	}
 	return ordered(row.Versions)
 }

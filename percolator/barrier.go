@@ -27,7 +27,7 @@ type muster struct {
 	members    []mustered
 }
 
-// mustered is such a member. Its lease lasts.
+// mustered is such a member.
 type mustered struct {
 	id     string
 	joined Timestamp
@@ -81,10 +81,12 @@ func (w *Worker) muster(ctx context.Context) (*muster, error) {
 }
 
 // mustered reads a member's row. shares is false for one that shares no observer with this
-// worker, or whose lease has ended. A record of a newer program may name any observer.
+// worker. A lease that has ended does not make a member idle before the others have removed
+// it: after an outage of the store it may renew its lease yet. A record of a newer program may
+// name any observer; nobody watches its lease.
 func (w *Worker) mustered(row *rowstore.Row, now Timestamp) (m mustered, shares bool) {
 	record, lease := row.Newest(rowstore.Lock, format.ColumnMember), row.Newest(rowstore.Write, format.ColumnLease)
-	if record == nil || lease == nil || lease.TS < now {
+	if record == nil || lease == nil {
 		return m, false
 	}
 	m = mustered{id: row.Row, joined: record.TS, busy: true}
@@ -96,7 +98,7 @@ func (w *Worker) mustered(row *rowstore.Row, now Timestamp) (m mustered, shares 
 		return m, false // no worker has taken it
 	}
 	if err != nil {
-		return m, true
+		return m, lease.TS >= now
 	}
 	common := func(work *format.MemberWork) bool {
 		return slices.ContainsFunc(w.list, func(q *queue) bool {
@@ -161,7 +163,7 @@ const (
 )
 
 // ask puts a barrier and waits until every member has answered it, or one that was drawn later.
-// A member that does not is waited for until its lease ends. The result is nil if this
+// A member that does not is waited for until its lease has ended and it is removed. The result is nil if this
 // worker has ended.
 func (w *Worker) ask(ctx context.Context) (all *muster, barrier Timestamp, err error) {
 	if barrier, err = w.putBarrier(ctx); err != nil {
@@ -191,10 +193,7 @@ func (w *Worker) putBarrier(ctx context.Context) (Timestamp, error) {
 	m := rowstore.Mutation{
 		Table: format.TableMembers, Row: format.RowGeneration,
 		Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Notify, format.ColumnBarrier, barrier)},
-		Edits: []rowstore.Edit{
-			rowstore.DeleteRange(rowstore.Notify, format.ColumnBarrier, 0, barrier-1),
-			rowstore.Put(rowstore.Notify, format.ColumnBarrier, barrier, format.TimestampOnly),
-		},
+		Edits:      barrierEdits(barrier),
 	}
 	out, err := w.db.applyOne(ctx, m)
 	if err != nil || out.Applied {
@@ -209,6 +208,14 @@ func (w *Worker) putBarrier(ctx context.Context) (Timestamp, error) {
 	m.Edits = append(m.Edits, rowstore.DeleteRange(rowstore.Notify, format.ColumnBarrier, barrier+1, oracle.Max))
 	_, err = w.db.applyOne(ctx, m)
 	return barrier, err
+}
+
+// barrierEdits put a barrier into the row of the generation.
+func barrierEdits(at Timestamp) []rowstore.Edit {
+	return []rowstore.Edit{
+		rowstore.DeleteRange(rowstore.Notify, format.ColumnBarrier, 0, at-1),
+		rowstore.Put(rowstore.Notify, format.ColumnBarrier, at, format.TimestampOnly),
+	}
 }
 
 // answer returns the edits that answer the barrier, if there is one to answer. What the

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -29,6 +30,7 @@ func TestEachChangeRunsOnce(t *testing.T) {
 				t.Run(fmt.Sprint(name, " ", takes, " ", concurrency), func(t *testing.T) {
 					eachCrew(t, func(t *testing.T, c *crew) {
 						var all []*mate
+						c.rows = concurrency == 1 && takes == 0
 						for range 4 {
 							all = append(all, c.hire(WorkerConfig{Concurrency: concurrency}, sleeps(takes), observers...).start())
 						}
@@ -52,7 +54,7 @@ func TestEachChangeRunsOnce(t *testing.T) {
 
 // The changes of a worker that was killed run elsewhere, without any other event.
 func TestKilledWorkersChangesRunElsewhere(t *testing.T) {
-	eachCrew(t, func(t *testing.T, c *crew) {
+	eachFinding(t, func(t *testing.T, c *crew) {
 		var all []*mate
 		for range 4 {
 			all = append(all, c.hire(WorkerConfig{Rescan: time.Hour}, nil, "o").start())
@@ -70,7 +72,7 @@ func TestKilledWorkersChangesRunElsewhere(t *testing.T) {
 // Two neighbours are killed at once, in the order of the ids, so that nobody who lives watches
 // the second one.
 func TestNeighboursAreKilled(t *testing.T) {
-	eachCrew(t, func(t *testing.T, c *crew) {
+	eachFinding(t, func(t *testing.T, c *crew) {
 		byID := map[string]*mate{}
 		for range 6 {
 			c.hire(WorkerConfig{Rescan: time.Hour}, nil, "o").startIn(byID, c)
@@ -107,7 +109,7 @@ func (m *mate) startIn(byID map[string]*mate, c *crew) {
 func TestHangingFunctions(t *testing.T) {
 	for _, concurrency := range []int{1, 4, 16} {
 		t.Run(fmt.Sprint(concurrency), func(t *testing.T) {
-			eachCrew(t, func(t *testing.T, c *crew) {
+			eachFinding(t, func(t *testing.T, c *crew) {
 				free := make(chan struct{})
 				hang := func(ctx context.Context, cell Cell) error {
 					if cell.Row[0] == 'h' {
@@ -322,7 +324,9 @@ func TestHangingLook(t *testing.T) {
 	for _, kind := range []faultstore.CallKind{faultstore.CallScan, faultstore.CallSplit} {
 		t.Run(kind.String(), func(t *testing.T) {
 			eachCrew(t, func(t *testing.T, c *crew) {
-				a := c.hire(WorkerConfig{}, nil, "o").start()
+				a := c.hire(WorkerConfig{}, nil, "o")
+				a.slots = kind != faultstore.CallSplit // else it does not split the table
+				a.start()
 				c.hire(WorkerConfig{}, nil, "o").start()
 				settle()
 				hangs := a.wire.AddRule(faultstore.Rule{
@@ -337,4 +341,35 @@ func TestHangingLook(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A worker whose own places for an observer all hang hands over what waits for them, and
+// nothing else: another observer of the column goes on beside.
+func TestHangingOwnPlaces(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		var stuck, beside, helped atomic.Int64
+		observe := func(m *mate, name string, places int, work func(context.Context) error) {
+			require.NoError(t, m.Observe(Observer{Name: name, Table: "t", Column: "v", Concurrency: places, Func: func(ctx context.Context, _ *Txn, _ Cell) error {
+				return work(ctx)
+			}}))
+		}
+		m := c.hire(WorkerConfig{Concurrency: 1}, nil)
+		observe(m, "hangs", 2, func(ctx context.Context) error {
+			stuck.Add(1)
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		observe(m, "beside", 0, func(context.Context) error { beside.Add(1); return nil })
+		m.start()
+		settle()
+		c.change(rows("x", 30)...)
+		time.Sleep(time.Second)
+		require.Equal(t, []int64{2, 30}, []int64{stuck.Load(), beside.Load()})
+
+		other := c.hire(WorkerConfig{}, nil)
+		observe(other, "hangs", 1, func(context.Context) error { helped.Add(1); return nil })
+		other.start()
+		settle()
+		require.Equal(t, []int64{2, 28}, []int64{stuck.Load(), helped.Load()}, "the rows whose functions hang are claimed, and all others are done")
+	})
 }

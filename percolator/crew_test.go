@@ -28,6 +28,7 @@ type crew struct {
 	mem    *memstore.Store
 	source *DB  // that commits, and runs no observer
 	quiet  bool // the store has no push for those who are hired
+	rows   bool // those who are hired read all notifications in row order
 }
 
 // eachCrew runs a test in a bubble.
@@ -79,6 +80,7 @@ func (c *crew) hire(config WorkerConfig, work func(ctx context.Context, cell Cel
 		config.GCInterval = -1
 	}
 	m.Worker = NewWorker(c.open(m.wire), config)
+	m.slots = !c.rows
 	for _, name := range observers {
 		require.NoError(c.t, m.Observe(Observer{Name: name, Table: "t", Column: "v", Func: func(ctx context.Context, _ *Txn, cell Cell) error {
 			m.mu.Lock()

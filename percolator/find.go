@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/percolate-go/percolate/internal/format"
@@ -73,8 +74,56 @@ func (w *Worker) kick(at rowstore.Wake) {
 	case at.Table == "":
 		w.kickAll()
 	case w.concerns(at):
-		w.kickTable(at.Table)
+		w.kickSlots(at)
 	}
+}
+
+// kickSlots is kickTable for the rows of some slots, or for all if at names none or the
+// store does not find rows by slots.
+func (w *Worker) kickSlots(at rowstore.Wake) {
+	if len(at.Slots) == 0 || !w.slots {
+		w.kickTable(at.Table)
+		return
+	}
+	w.asked[at.Table].add(at.Slots)
+	leaveToken(w.kicks[at.Table])
+}
+
+// asked is which rows of a table are to be looked at.
+type asked struct {
+	mu    sync.Mutex
+	all   bool
+	slots []uint16
+}
+
+// mostAsked is how many slots are remembered. More of them mean all rows.
+const mostAsked = 1024
+
+func (a *asked) add(slots []uint16) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.all = a.all || len(a.slots)+len(slots) > mostAsked; !a.all {
+		a.slots = append(a.slots, slots...)
+	}
+}
+
+func (a *asked) addAll() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.all = true
+}
+
+// take returns what was asked for, and forgets it. Without slots it is all rows, if it is
+// any.
+func (a *asked) take() (slots []uint16, some bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	some = a.all || len(a.slots) > 0
+	if !a.all {
+		slots = a.slots
+	}
+	a.all, a.slots = false, nil
+	return slots, some
 }
 
 // concerns tells whether one of the rows may be this worker's own. If its shares change
@@ -93,6 +142,7 @@ func (w *Worker) concerns(at rowstore.Wake) bool {
 // kickTable leaves a token for a table's scanner, unless there is one.
 func (w *Worker) kickTable(table string) {
 	if ch := w.kicks[table]; ch != nil {
+		w.asked[table].addAll()
 		leaveToken(ch)
 	}
 }
@@ -107,28 +157,53 @@ func (w *Worker) kickAll() {
 // a queue has room again, and from time to time.
 func (w *Worker) find(ctx context.Context, table string) error {
 	var pace pace
+	var slots []uint16     // those to look at; all without any
+	var allAgain time.Time // when all are looked at again, at the latest
 	for {
 		began := w.db.clock.Now()
 		var l *looker
 		err := w.retry(ctx, "looking for notifications", func() (err error) {
-			l, err = w.look(ctx, table)
+			l, err = w.look(ctx, table, slots)
 			return err
 		})
 		if err != nil {
 			return err
 		}
-		wait := w.untilNextLook(&pace, l.found)
-		if took := w.db.clock.Now().Sub(began) - l.waited; l.found == 0 && took >= longLook {
+		now := w.db.clock.Now()
+		if len(slots) == 0 {
+			allAgain = now.Add(w.untilNextLook(&pace, l.found))
+		}
+		if took := now.Sub(began) - l.waited; l.found == 0 && took >= longLook {
 			// There are many notifications for other workers. Pushes must not make this
 			// worker scan them all the time. Or the store stood still: then the workers need a
 			// moment until they agree again who has what.
-			if err := w.db.clock.Sleep(ctx, min(took, wait)); err != nil {
+			if err := w.db.clock.Sleep(ctx, min(took, allAgain.Sub(now))); err != nil {
 				return err
 			}
 		}
-		if _, err := w.sleepOr(ctx, wait, w.kicks[table]); err != nil {
+		if slots, err = w.untilAsked(ctx, table, allAgain); err != nil {
 			return err
 		}
+	}
+}
+
+// untilAsked waits until rows of a table are asked for, and returns their slots; without
+// any it is all rows. These are due at a time, whatever else is asked for: else pushes that
+// follow each other closely would keep a worker from what nobody pushes.
+func (w *Worker) untilAsked(ctx context.Context, table string, allAgain time.Time) ([]uint16, error) {
+	for {
+		woken, err := w.sleepOr(ctx, allAgain.Sub(w.db.clock.Now()), w.kicks[table])
+		if err != nil {
+			return nil, err
+		}
+		slots, some := w.asked[table].take()
+		switch {
+		case !woken || !w.db.clock.Now().Before(allAgain):
+			return nil, nil
+		case some:
+			return slots, nil
+		}
+		// The last look was for what this token tells of.
 	}
 }
 
@@ -164,20 +239,36 @@ func (w *Worker) untilNextLook(p *pace, found int) time.Duration {
 	return wait
 }
 
-// look scans a table once and queues the runs for the notifications that it finds. If
-// there is much to find it begins at a random place, so that many workers do not all ask
-// the same part of the store at once (section 2.4 of the paper).
-func (w *Worker) look(ctx context.Context, table string) (*looker, error) {
+// look scans a table once and queues the runs for the notifications that it finds. Where
+// the store finds them by slots, it scans this worker's own, or those of the ones given. Else
+// it scans the whole table. If there is much to find it begins at a random place then, so that
+// many workers do not all ask the same part of the store at once (section 2.4 of the paper).
+func (w *Worker) look(ctx context.Context, table string, slots []uint16) (*looker, error) {
+	l := &looker{w: w, table: table}
+	if w.slots {
+		ranges := w.slotsOf(table, slots)
+		if len(ranges) == 0 && !w.lookUnderWay(table) {
+			return l, nil
+		}
+		if len(ranges) == 0 {
+			// Looks have failed until others took over all that was this worker's own. It gets
+			// its share again when it sees that the store answers, by any scan.
+			ranges = []rowstore.SlotRange{{}}
+		}
+		w.db.count.notifyScans.Add(1)
+		err := l.walk(ctx, rowstore.ScanRange{Slots: ranges})
+		w.db.count.notifyFound.Add(uint64(l.found)) //nolint:gosec // a count
+		return l, err
+	}
 	w.db.count.notifyScans.Add(1)
 	b := w.bounds(ctx, table)
 	begin := ""
 	if b.busy && len(b.keys) > 0 {
 		begin = b.keys[w.db.rand.int64N(int64(len(b.keys)))]
 	}
-	l := &looker{w: w, table: table}
-	err := l.part(ctx, begin, "")
+	err := l.walk(ctx, rowstore.ScanRange{From: begin})
 	if err == nil && begin != "" {
-		err = l.part(ctx, "", begin)
+		err = l.walk(ctx, rowstore.ScanRange{To: begin})
 	}
 	if err != nil {
 		return l, err
@@ -237,15 +328,16 @@ type finding struct {
 	queues []*queue
 }
 
-// part scans the rows in [from, to), page by page.
-func (l *looker) part(ctx context.Context, from, to string) error {
+// walk scans some rows of the table, page by page.
+func (l *looker) walk(ctx context.Context, rows rowstore.ScanRange) error {
+	rows.Table, rows.Selectors, rows.Limit = l.table, l.w.notifyPicks(l.table), l.w.pageLimit(l.table)
 	for {
 		began := l.w.db.clock.Now()
 		if err := l.w.waitForRoom(ctx, l.table); err != nil {
 			return err
 		}
 		l.waited += l.w.db.clock.Now().Sub(began)
-		page, last, err := l.page(ctx, from, to)
+		page, last, err := l.page(ctx, rows)
 		if err != nil {
 			return err
 		}
@@ -256,19 +348,19 @@ func (l *looker) part(ctx context.Context, from, to string) error {
 		if len(l.met) < lookParts {
 			l.met = append(l.met, last)
 		}
-		from = last + "\x00"
+		rows.From, rows.Slots = last+"\x00", slotsFrom(rows.Slots, rowstore.Slot(l.table, last))
 	}
 }
 
 // page finds notified cells that this worker does not handle yet. last is the row after
-// which the scan continues, "" at the end of the part.
-func (l *looker) page(ctx context.Context, from, to string) (page []finding, last string, err error) {
+// which the scan continues, "" at the end.
+func (l *looker) page(ctx context.Context, rows rowstore.ScanRange) (page []finding, last string, err error) {
 	w := l.w
-	n, limit := 0, w.pageLimit(l.table)
+	n := 0
 	known := w.db.known()
 	var cells []finding
 	w.lookBegins(l.table)
-	for row, err := range w.db.store.Scan(ctx, rowstore.ScanRange{Table: l.table, From: from, To: to, Selectors: w.notifyPicks(l.table), Limit: limit}) {
+	for row, err := range w.db.store.Scan(ctx, rows) {
 		if err != nil {
 			return nil, "", fmt.Errorf("scanning the notifications of table %q: %w", l.table, err)
 		}
@@ -279,10 +371,9 @@ func (l *looker) page(ctx context.Context, from, to string) (page []finding, las
 			cells = append(cells, finding{cell: c, seen: w.rested.signature(c, known.observers(c.Table, c.Column), notified)})
 		}
 	}
-	if n < limit {
+	if n < rows.Limit {
 		last = ""
 	}
-	// There may be thousands of cells, with many rivals for each: nothing else waits for that.
 	cells = w.own(cells)
 	now := w.db.clock.Now()
 	w.mu.Lock()
@@ -315,14 +406,18 @@ func (w *Worker) own(cells []finding) []finding {
 }
 
 // pageLimit is how many rows of a table are read at once. Where workers share the table,
-// a page has as many more, so that about as many of them are this worker's own.
+// a page has as many more, so that about as many of them are this worker's own, unless the
+// store finds just these.
 func (w *Worker) pageLimit(table string) int {
 	pages := 1
+	if w.slots {
+		return lookPage
+	}
 	if all := w.member.shares.Load(); all != nil {
 		now := w.now()
 		for _, q := range w.list {
 			if q.table == table {
-				pages = max(pages, len(all.at(q, now).other)+1)
+				pages = max(pages, all.at(q, now).of)
 			}
 		}
 	}
@@ -338,6 +433,13 @@ func (w *Worker) lookBegins(table string) (began bool) {
 		w.looking[table] = w.db.clock.Now()
 	}
 	return began
+}
+
+// lookUnderWay tells whether the last look at a table has not succeeded yet.
+func (w *Worker) lookUnderWay(table string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return !w.looking[table].IsZero()
 }
 
 // queue queues the findings.

@@ -24,7 +24,7 @@ func dealt(t testing.TB, wk *Worker, rows *saw) []string {
 	rows.mu.Lock()
 	rows.values = nil
 	rows.mu.Unlock()
-	_, err := wk.look(t.Context(), "t")
+	_, err := wk.look(t.Context(), "t", nil)
 	require.NoError(t, err)
 	wk.tasks.Wait()
 	rows.mu.Lock()
@@ -59,25 +59,91 @@ func notifyRows(t testing.TB, c *client, n int) (names []string) {
 	return names
 }
 
-// Looks begin at random places where there is much to find, and each goes round the
-// whole table.
+// A look goes round the whole table, whether the store finds rows by slots or not. Else looks
+// begin at random places where there is much to find.
 func TestLookGoesRoundTheTable(t *testing.T) {
+	t.Parallel()
+	for _, slots := range []bool{false, true} {
+		t.Run(fmt.Sprint("by slots ", slots), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.observed("t", "v", "o")
+			c := w.client()
+			var rows saw
+			wk := rowWorker(t, c, &rows)
+			require.True(t, wk.slots)
+			wk.slots = slots
+			starts := map[string]bool{}
+			for range 4 {
+				names := notifyRows(t, c, 2*lookPage+10)
+				scanned := len(c.wire.sent(op(faultstore.CallScan)))
+				require.Equal(t, names, dealt(t, wk, &rows), "each row once")
+				scans := c.wire.sent(op(faultstore.CallScan))[scanned:]
+				starts[scans[0].Range.From] = true
+				for _, s := range scans {
+					require.Equal(t, slots, len(s.Range.Slots) > 0)
+				}
+			}
+			if !slots {
+				require.Greater(t, len(starts), 1, "every look began at the same place")
+			}
+			require.EqualValues(t, 4*(2*lookPage+10), c.Stats().ObserverRuns)
+			require.Empty(t, w.versions(rowstore.Notify))
+		})
+	}
+}
+
+// A look at the slots that a push has named finds their rows and reads no others.
+func TestLookAtSlots(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.observed("t", "v", "o")
 	c := w.client()
 	var rows saw
 	wk := rowWorker(t, c, &rows)
-	starts := map[string]bool{}
-	for range 4 {
-		names := notifyRows(t, c, 2*lookPage+10)
-		scanned := len(c.wire.sent(op(faultstore.CallScan)))
-		require.Equal(t, names, dealt(t, wk, &rows), "each row once")
-		starts[c.wire.sent(op(faultstore.CallScan))[scanned].Range.From] = true
+	notifyRows(t, c, 100)
+	slot := rowstore.Slot("t", "0042")
+	l, err := wk.look(t.Context(), "t", []uint16{slot, slot + 1, slot})
+	require.NoError(t, err)
+	require.Equal(t, 1, l.found)
+	wk.tasks.Wait()
+	require.Equal(t, []string{"0042"}, rows.values)
+	require.Len(t, w.versions(rowstore.Notify), 99)
+	// Others' slots are theirs.
+	wk.member.shares.Store(&shares{wk.list[0]: {{kind: shareNone}}})
+	scanned := len(c.wire.sent(op(faultstore.CallScan)))
+	for _, slots := range [][]uint16{nil, {slot}} {
+		_, err = wk.look(t.Context(), "t", slots)
+		require.NoError(t, err)
 	}
-	require.Greater(t, len(starts), 1, "every look began at the same place")
-	require.EqualValues(t, 4*(2*lookPage+10), c.Stats().ObserverRuns)
-	require.Empty(t, w.versions(rowstore.Notify))
+	require.Len(t, c.wire.sent(op(faultstore.CallScan)), scanned)
+}
+
+// What is asked for is looked at, all rows if it was asked for once or is too much.
+func TestAsked(t *testing.T) {
+	t.Parallel()
+	var a asked
+	take := func(want bool) []uint16 {
+		slots, some := a.take()
+		require.Equal(t, want, some)
+		return slots
+	}
+	require.Empty(t, take(false))
+	a.add([]uint16{3, 1})
+	a.add([]uint16{2})
+	require.Equal(t, []uint16{3, 1, 2}, take(true))
+	require.Empty(t, take(false))
+	a.add([]uint16{1})
+	a.addAll()
+	a.add([]uint16{2})
+	require.Empty(t, take(true))
+	a.add(make([]uint16, mostAsked))
+	require.Len(t, take(true), mostAsked)
+	a.add(make([]uint16, mostAsked))
+	a.add([]uint16{1})
+	require.Empty(t, take(true))
+	a.add([]uint16{1})
+	require.Equal(t, []uint16{1}, take(true))
 }
 
 // Two workers over one large table at once: every change is run once, though each

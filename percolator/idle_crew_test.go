@@ -381,6 +381,28 @@ func TestWaitIdleWaitsForThoseThatStop(t *testing.T) {
 	})
 }
 
+// A worker that an outage has cut off for longer than its lease is waited for while it may
+// come back.
+func TestWaitIdleWaitsForThoseCutOff(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		a := c.hire(WorkerConfig{}, nil, "o").start()
+		b := c.hire(WorkerConfig{}, nil, "o").start()
+		settle()
+		late := c.standStill([]*mate{b}, 12*time.Second)
+		c.standStill([]*mate{a}, 8*time.Second)()
+		time.Sleep(100 * time.Millisecond)
+		all, err := a.muster(t.Context())
+		require.NoError(t, err)
+		require.Len(t, all.members, 1)
+		require.True(t, all.members[0].busy)
+		began := time.Now()
+		require.NoError(t, a.WaitIdle(t.Context()))
+		require.Greater(t, time.Since(began), 3500*time.Millisecond)
+		require.Less(t, time.Since(began), 6*time.Second)
+		late()
+	})
+}
+
 // A worker that stops settles the commits that its runs have left open. If it cannot, its
 // lease ends by itself.
 func TestOpenCommitsAreSettled(t *testing.T) {

@@ -340,12 +340,12 @@ func (w *Worker) renewMember(ctx context.Context, now Timestamp, works []format.
 // announce changes the generation, after what it tells of has been stored. The new one is
 // of this worker's own timestamp, and replaces a later one too: what counts is that it
 // differs.
-func (w *Worker) announce(ctx context.Context, now Timestamp) error {
-	_, err := w.db.applyOne(ctx, rowstore.Mutation{Table: format.TableMembers, Row: format.RowGeneration, Edits: []rowstore.Edit{
+func (w *Worker) announce(ctx context.Context, now Timestamp, more ...rowstore.Edit) error {
+	_, err := w.db.applyOne(ctx, rowstore.Mutation{Table: format.TableMembers, Row: format.RowGeneration, Edits: append(more,
 		rowstore.DeleteRange(rowstore.Write, format.ColumnChange, 0, now-1),
 		rowstore.DeleteRange(rowstore.Write, format.ColumnChange, now+1, oracle.Max),
 		rowstore.Put(rowstore.Write, format.ColumnChange, now, format.TimestampOnly),
-	}})
+	)})
 	if err != nil {
 		return fmt.Errorf("announcing a change of the members: %w", err)
 	}
@@ -403,10 +403,12 @@ func (w *Worker) leave(ctx context.Context) error {
 	if _, err := w.removeMembers(ctx, []member{{id: m.id, joined: m.joined, ends: oracle.Max - 1}}); err != nil {
 		return err
 	}
-	return w.announce(ctx, now)
+	// A barrier makes them look at once, and not at their next beats.
+	return w.announce(ctx, now, barrierEdits(now)...)
 }
 
-// tellLeaving calls beat or leave, in a worker that leaves. What fails is left to the end of the lease.
+// tellLeaving calls beat or leave, in a worker that leaves. What fails is left to the end of
+// the lease.
 func (w *Worker) tellLeaving(tell func(context.Context) error) {
 	if w.member.id == "" {
 		return

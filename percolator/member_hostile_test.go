@@ -85,7 +85,7 @@ func TestManyDeadMembersHoldNobodyUp(t *testing.T) {
 
 // Records that this program cannot read, and members of other observers, change nothing.
 func TestForeignMembersChangeNothing(t *testing.T) {
-	eachCrew(t, func(t *testing.T, c *crew) {
+	eachFinding(t, func(t *testing.T, c *crew) {
 		now := c.now()
 		far := now.Add(100 * 365 * 24 * time.Hour)
 		c.put("0", []byte("garbage"), now, far)

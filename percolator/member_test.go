@@ -68,7 +68,7 @@ func TestJoinerWhoseAnnouncementFails(t *testing.T) {
 // A worker that joins looks for changes at the moment from which on it has a share, however
 // long it would wait for its next look.
 func TestJoinerLooksWhenItsShareBegins(t *testing.T) {
-	eachCrew(t, func(t *testing.T, c *crew) {
+	eachFinding(t, func(t *testing.T, c *crew) {
 		config := WorkerConfig{Concurrency: 1, Rescan: time.Hour}
 		slow := sleeps(100 * time.Millisecond)
 		a := c.hire(config, slow, "o").start()
@@ -85,7 +85,7 @@ func TestJoinerLooksWhenItsShareBegins(t *testing.T) {
 
 // A beat that fails after a share has begun leaves the look for it to the next one.
 func TestBeatThatFailsAsAShareBegins(t *testing.T) {
-	eachCrew(t, func(t *testing.T, c *crew) {
+	eachFinding(t, func(t *testing.T, c *crew) {
 		config := WorkerConfig{Concurrency: 1, Rescan: time.Hour}
 		slow := sleeps(100 * time.Millisecond)
 		c.hire(config, slow, "o").start()
@@ -410,4 +410,17 @@ func TestShareOutDatesJoins(t *testing.T) {
 	require.Equal(t, shareAll, m.shares.Load().at(wk.list[0], now+2).kind)
 	require.Equal(t, shareSlots, m.shares.Load().at(wk.list[0], now.Add(time.Second)).kind)
 	require.Equal(t, now+1, m.list[0].record.From, "the list stays as it was read")
+}
+
+// What a worker that stops leaves, the others take over at once.
+func TestLeaverIsMissedAtOnce(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		a := c.hire(WorkerConfig{}, nil, "o").start()
+		b := c.hire(WorkerConfig{}, nil, "o").start()
+		settle()
+		b.stop()
+		c.change(rows("r", 64)...)
+		c.handles(100 * time.Millisecond)
+		require.Equal(t, 64, a.count())
+	})
 }

@@ -38,8 +38,9 @@ type Observer struct {
 	// most WorkerConfig.Concurrency functions and the sum of the observers' own numbers. So
 	// give a slow observer a number, and it holds nobody up; give 1 to one whose runs may
 	// not overlap in a process. Runs in other workers do overlap. Workers share the changes
-	// of an observer out in proportion to the number that holds for it. A negative number is
-	// ErrInvalid (see Worker.Observe).
+	// of an observer out in proportion to the number that holds for it, so one with an
+	// exaggerated number takes nearly all of them. A negative number is ErrInvalid (see
+	// Worker.Observe).
 	Concurrency int
 	// MaxAttempts is the number of failures of one change after which its run is parked.
 	// The count is kept in the store. The default is that of the WorkerConfig.

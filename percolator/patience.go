@@ -216,6 +216,7 @@ func (s *patientStore) treatment() rowstore.Treatment {
 		Splitter:       rowstore.Pass[rowstore.Splitter],
 		Waker:          rowstore.Pass[rowstore.Waker],
 		Limiter:        rowstore.Pass[rowstore.Limiter],
+		SlotScanner:    rowstore.Pass[rowstore.SlotScanner],
 		Sharder:        rowstore.Pass[rowstore.Sharder],
 		Placer:         rowstore.Pass[rowstore.Placer],
 		Reporter:       rowstore.Pass[rowstore.Reporter],

@@ -1,21 +1,21 @@
 package percolator
 
 import (
-	"math"
 	"slices"
 	"time"
 
 	"github.com/percolate-go/percolate/internal/format"
-	"github.com/percolate-go/percolate/internal/hash"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
 // Which changes are a worker's own. The rows of a table fall into slots
 // (rowstore.Slot), and the members that run an observer share its slots out among
-// themselves by weighted rendezvous hashing: each slot goes to the member whose hash with
-// it is the greatest. So members with the same list agree without a word, a member that
-// comes takes its part of the slots from all others, and one that goes leaves its part to
-// all others; no other slot moves.
+// themselves by a ring of hashes (consistent hashing): each member has points on the ring,
+// in proportion to its weight, and each slot goes to the member whose point is the next
+// one. So members with the same list agree without a word, a member that comes takes its
+// part of the slots from all others, and one that goes leaves its part to all others; no
+// other slot moves. And a share consists of few ranges of slots, which a store can be
+// asked for.
 //
 // Shares decide who works, never whether the work is right. Two owners of a slot cost
 // conflicts, and a slot without an owner costs a wait. Runs of one change exclude each
@@ -25,24 +25,24 @@ import (
 type share struct {
 	from  Timestamp
 	kind  shareKind
-	mine  rival
-	other []rival
-	equal bool // all weigh the same
+	slots *slotSet // of shareSlots
+	of    int      // members that share the slots
 }
 
 // shareKind tells shares apart that are no matter of slots.
 type shareKind int
 
 const (
-	shareSlots shareKind = iota // those slots that no other member wins
+	shareSlots shareKind = iota // those slots that the ring gives it
 	shareAll                    // no other member has a part
 	shareNone                   // this worker has no part, and somebody else has
 )
 
-// rival is a member that runs the observer.
-type rival struct {
+// party is a member that runs the observer.
+type party struct {
+	m      *member
 	seed   uint64
-	weight float64
+	weight int
 }
 
 // shares has the shares of a worker's observers, by the time from which on they hold, the
@@ -53,11 +53,7 @@ type shares map[*queue][]share
 // a time and later. self is the worker's own id, which is in the list.
 func newShares(queues []*queue, list []member, self string, now Timestamp) shares {
 	all := make(shares, len(queues))
-	type party struct {
-		rival
-		m    *member
-		self bool
-	}
+	var rings rings
 	for _, q := range queues {
 		var parties []party
 		times := []Timestamp{0}
@@ -71,47 +67,57 @@ func newShares(queues []*queue, list []member, self string, now Timestamp) share
 			if m.record.Until > 0 {
 				times = append(times, m.record.Until)
 			}
-			parties = append(parties, party{rival{format.MemberSeed(m.id), float64(weight)}, m, m.id == self})
+			parties = append(parties, party{m, format.MemberSeed(m.id), weight})
 		}
 		slices.Sort(times)
 		times = slices.Compact(times)
 		for len(times) > 1 && times[1] <= now {
-			times = times[1:] // each member has such a time, and each share a list of members
+			times = times[1:] // each member has such a time, and each share a set of slots
 		}
 		for _, from := range times {
-			takesPart := func(p party) bool { return p.m.takesPart(from) }
-			waits := func(p party) bool { return from < p.m.record.From }
-			able := func(p party) bool { return p.weight > 0 && takesPart(p) }
-			gone := !slices.ContainsFunc(parties, takesPart)
-			if gone || !slices.ContainsFunc(parties, able) && slices.ContainsFunc(parties, func(p party) bool { return p.weight > 0 && waits(p) }) {
-				// Those before have gone, or are stuck. The ones whose time has yet to come need not wait for it.
-				takesPart = waits
-			}
-			// If all are stuck, they share as if none were.
-			stuck := !slices.ContainsFunc(parties, able)
-			s := share{from: from, kind: shareNone, equal: true}
-			for _, p := range parties {
-				if stuck {
-					p.weight = 1
-				}
-				switch {
-				case !takesPart(p) || p.weight == 0:
-				case p.self:
-					s.kind, s.mine = shareSlots, p.rival
-				default:
-					s.other = append(s.other, p.rival)
-				}
-			}
-			if len(s.other) == 0 {
-				s.kind = shareAll // also if nobody has a part: then whoever finds a change runs it
-			}
-			for _, r := range s.other {
-				s.equal = s.equal && r.weight == s.mine.weight
-			}
-			all[q] = append(all[q], s)
+			all[q] = append(all[q], newShare(parties, self, from, &rings))
 		}
 	}
 	return all
+}
+
+// newShare works out the share of a worker from the members that run the observer, as it is
+// from some time on.
+func newShare(parties []party, self string, from Timestamp, rings *rings) share {
+	takesPart := func(p party) bool { return p.m.takesPart(from) }
+	waits := func(p party) bool { return from < p.m.record.From }
+	able := func(p party) bool { return p.weight > 0 && takesPart(p) }
+	gone := !slices.ContainsFunc(parties, takesPart)
+	if gone || !slices.ContainsFunc(parties, able) && slices.ContainsFunc(parties, func(p party) bool { return p.weight > 0 && waits(p) }) {
+		// Those before have gone, or are stuck. The ones whose time has yet to come need not wait for it.
+		takesPart = waits
+	}
+	// If all are stuck, they share as if none were.
+	stuck := !slices.ContainsFunc(parties, able)
+	var part []party
+	mine := -1
+	for _, p := range parties {
+		if stuck {
+			p.weight = 1
+		}
+		if !takesPart(p) || p.weight == 0 {
+			continue
+		}
+		if p.m.id == self {
+			mine = len(part)
+		}
+		part = append(part, p)
+	}
+	s := share{from: from, of: len(part)}
+	switch {
+	case len(part) == 0 || mine == 0 && len(part) == 1:
+		s.kind = shareAll // also if nobody has a part: then whoever finds a change runs it
+	case mine < 0:
+		s.kind = shareNone
+	default:
+		s.slots = rings.slots(part, mine)
+	}
+	return s
 }
 
 // at returns the share that holds for an observer at a time.
@@ -138,34 +144,7 @@ func (s shares) next(now Timestamp) (next Timestamp) {
 
 // has tells whether a slot belongs to the share.
 func (s *share) has(slot uint16) bool {
-	if s.kind != shareSlots {
-		return s.kind == shareAll
-	}
-	spread := (uint64(slot) + 1) * 0x9e3779b97f4a7c15 // far apart for neighbours
-	mine := hash.Mix(s.mine.seed ^ spread)
-	far := math.Inf(1)
-	if !s.equal {
-		far = distance(mine, s.mine.weight)
-	}
-	for i := range s.other {
-		r := &s.other[i]
-		h := hash.Mix(r.seed ^ spread)
-		switch {
-		case s.equal:
-			if h > mine || h == mine && r.seed > s.mine.seed {
-				return false
-			}
-		case distance(h, r.weight) < far:
-			return false
-		}
-	}
-	return true
-}
-
-// distance orders weighted rivals: the least wins. The chance to win is in proportion to
-// the weight (the logarithm method of weighted rendezvous hashing).
-func distance(hash uint64, weight float64) float64 {
-	return -math.Log((float64(hash>>11)+0.5)/(1<<53)) / weight
+	return s.kind == shareAll || s.kind == shareSlots && s.slots.has(slot)
 }
 
 // owns tells whether a cell's changes are this worker's own for an observer. A worker
@@ -179,8 +158,7 @@ func (w *Worker) owns(q *queue, c Cell, now Timestamp) bool {
 		}
 		return true
 	}
-	s := all.at(q, now)
-	return s.kind == shareAll || s.kind == shareSlots && s.has(rowstore.Slot(c.Table, c.Row))
+	return all.at(q, now).has(rowstore.Slot(c.Table, c.Row))
 }
 
 // oracleTime is a timestamp, and the local time at which it was drawn.

@@ -3,9 +3,11 @@ package percolator
 import (
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
@@ -32,25 +34,30 @@ func sharer(id string, from, until Timestamp, weights ...int) member {
 	return m
 }
 
-// runs lists the queues that a member has.
-func (m *member) runs() (queues []*queue) {
-	for _, q := range shareQueues {
-		if _, ok := m.weightOf(q); ok {
-			queues = append(queues, q)
-		}
-	}
-	return queues
+// owners are the shares that some members have at a time.
+type owners []struct {
+	id string
+	*share
 }
 
-// ownersOf are the members that take a slot for theirs.
-func ownersOf(list []member, q *queue, slot uint16, now Timestamp) (ids []string) {
+func ownersAt(list []member, q *queue, now Timestamp) (all owners) {
 	for i := range list {
-		if _, ok := list[i].weightOf(q); !ok {
-			continue
+		if _, ok := list[i].weightOf(q); ok {
+			s := newShares([]*queue{q}, list, list[i].id, 0).at(q, now)
+			all = append(all, struct {
+				id string
+				*share
+			}{list[i].id, s})
 		}
-		s := newShares(list[i].runs(), list, list[i].id, 0).at(q, now)
-		if s.kind == shareAll || s.kind == shareSlots && s.has(slot) {
-			ids = append(ids, list[i].id)
+	}
+	return all
+}
+
+// of are the members that take a slot for theirs.
+func (o owners) of(slot uint16) (ids []string) {
+	for _, s := range o {
+		if s.has(slot) {
+			ids = append(ids, s.id)
 		}
 	}
 	return ids
@@ -81,8 +88,9 @@ func TestEachSlotHasAnOwner(t *testing.T) {
 				}
 			}
 		}
+		at := ownersAt(list, q, now)
 		for range 20 {
-			owners := ownersOf(list, q, rapid.Uint16().Draw(t, "slot"), now)
+			owners := at.of(rapid.Uint16().Draw(t, "slot"))
 			switch {
 			case part > 0, soon > 0:
 				require.Len(t, owners, 1)
@@ -94,26 +102,21 @@ func TestEachSlotHasAnOwner(t *testing.T) {
 }
 
 // sharesOf counts the slots of each member.
-func sharesOf(list []member, q *queue) (owners []int, count map[int]int) {
-	var all []*share
-	for i := range list {
-		all = append(all, newShares(list[i].runs(), list, list[i].id, 0).at(q, 1))
-	}
-	owners, count = make([]int, rowstore.Slots), map[int]int{}
-	for slot := range owners {
-		owners[slot] = -1
-		for i, s := range all {
-			if s.kind == shareAll || s.kind == shareSlots && s.has(uint16(slot)) {
-				owners[slot] = i
-				count[i]++
-			}
-		}
+func sharesOf(t *testing.T, list []member, q *queue) (owners []string, count map[string]int) {
+	t.Helper()
+	all := ownersAt(list, q, 1)
+	count = map[string]int{}
+	for slot := range rowstore.Slots {
+		of := all.of(uint16(slot))
+		require.Len(t, of, 1)
+		owners = append(owners, of[0])
+		count[of[0]]++
 	}
 	return owners, count
 }
 
 // Members of equal weight have about the same number of slots, and others a number in
-// proportion to their weight.
+// proportion to their weight, as exactly as their number of points allows.
 func TestSharesAreInProportion(t *testing.T) {
 	t.Parallel()
 	for name, weights := range map[string][]int{
@@ -127,10 +130,11 @@ func TestSharesAreInProportion(t *testing.T) {
 				list = append(list, sharer(fmt.Sprint("member ", i), 0, 0, weight))
 				sum += weight
 			}
-			_, count := sharesOf(list, shareQueues[0])
+			_, count := sharesOf(t, list, shareQueues[0])
 			for i, weight := range weights {
 				want := float64(rowstore.Slots) * float64(weight) / float64(sum)
-				require.InDelta(t, want, count[i], 5*math.Sqrt(want)+1, "member %d", i)
+				points := math.Ceil(ringPoints * float64(weight) / float64(slices.Max(weights)))
+				require.InDelta(t, want, count[list[i].id], 4*want/math.Sqrt(max(points, 1))+1, "member %d", i)
 			}
 		})
 	}
@@ -145,27 +149,78 @@ func TestSharesMoveLittle(t *testing.T) {
 			list = append(list, sharer(fmt.Sprint("member ", i), 0, 0, 16))
 		}
 		list[8] = sharer("member 8", 0, 0, weight)
-		with, count := sharesOf(list, shareQueues[0])
-		without, _ := sharesOf(list[:8], shareQueues[0])
+		with, count := sharesOf(t, list, shareQueues[0])
+		without, _ := sharesOf(t, list[:8], shareQueues[0])
 		moved := 0
 		for slot := range with {
 			if with[slot] != without[slot] {
-				require.Equal(t, 8, with[slot], "slot %d moved between others", slot)
+				require.Equal(t, "member 8", with[slot], "slot %d moved between others", slot)
 				moved++
 			}
 		}
-		require.Equal(t, count[8], moved)
+		require.Equal(t, count["member 8"], moved)
 	}
+}
+
+// What members agree upon never changes: programs of several versions run beside each other.
+func TestRing(t *testing.T) {
+	t.Parallel()
+	list := []member{sharer("a", 0, 0, 16), sharer("b", 0, 0, 16), sharer("c", 0, 0, 4)}
+	owners, count := sharesOf(t, list, shareQueues[0])
+	require.Equal(t, map[string]int{"a": 27857, "b": 30029, "c": 7650}, count)
+	var some []string
+	for slot := 0; slot < len(owners); slot += 6553 {
+		some = append(some, owners[slot])
+	}
+	require.Equal(t, []string{"a", "b", "a", "a", "b", "a", "b", "a", "a", "a", "a"}, some)
+}
+
+// The ranges of a set are its slots, as few as may be, and a scan that goes on from some slot
+// leaves out those before it.
+func TestRangesOfSlots(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		var set slotSet
+		for range rapid.IntRange(0, 5).Draw(t, "ranges") {
+			first := rapid.OneOf(rapid.Uint16(), rapid.SampledFrom([]uint16{0, 63, 64, 127, 65_472, 65_535})).Draw(t, "first")
+			for i := range rapid.IntRange(1, 200).Draw(t, "length") {
+				if slot := int(first) + i; slot < rowstore.Slots {
+					set.add(uint16(slot))
+				}
+			}
+		}
+		check := func(ranges []rowstore.SlotRange, from int) {
+			var again slotSet
+			for i, r := range ranges {
+				require.LessOrEqual(t, r.First, r.Last)
+				require.True(t, i == 0 || int(r.First) > int(ranges[i-1].Last)+1, "%v", ranges)
+				for slot := int(r.First); slot <= int(r.Last); slot++ {
+					again.add(uint16(slot))
+				}
+			}
+			for slot := range rowstore.Slots {
+				if want := slot >= from && set.has(uint16(slot)); want != again.has(uint16(slot)) {
+					t.Fatalf("slot %d: %v", slot, want)
+				}
+			}
+		}
+		ranges := set.ranges()
+		check(ranges, 0)
+		from := rapid.Uint16().Draw(t, "from")
+		check(slotsFrom(ranges, from), int(from))
+		check(ranges, 0)
+	})
 }
 
 // Members with different observers have the shares of each observer among those that run it.
 func TestSharesOfDifferentObservers(t *testing.T) {
 	t.Parallel()
 	list := []member{sharer("a", 0, 0, 16, -1), sharer("ab", 0, 0, 16, 16), sharer("b", 0, 0, -1, 16)}
-	for slot := range uint16(1000) {
-		require.Len(t, ownersOf(list, shareQueues[0], slot, 1), 1)
-		require.Len(t, ownersOf(list, shareQueues[1], slot, 1), 1)
-		require.Empty(t, ownersOf(list, shareQueues[2], slot, 1))
+	for i, each := range []int{1, 1, 0} {
+		at := ownersAt(list, shareQueues[i], 1)
+		for slot := range uint16(1000) {
+			require.Len(t, at.of(slot), each)
+		}
 	}
 }
 
@@ -201,7 +256,7 @@ func TestSharesOfATime(t *testing.T) {
 		later := newShares(shareQueues[:1], list, "a", now)
 		require.Equal(t, s.next(now), later.next(now), "at %d", now)
 		for at := now; at < 30; at++ {
-			require.Equal(t, s.at(q, at), later.at(q, at), "at %d, seen from %d", at, now)
+			require.True(t, assert.ObjectsAreEqual(s.at(q, at), later.at(q, at)), "at %d, seen from %d", at, now)
 		}
 		require.Less(t, later[q][0].from, now+1)
 		require.True(t, len(later[q]) == 1 || later[q][1].from > now, "shares that are over are kept")
@@ -214,12 +269,13 @@ func TestSharesOfThoseToCome(t *testing.T) {
 	t.Parallel()
 	q := shareQueues[0]
 	list := []member{sharer("a", 10, 0, 16), sharer("b", 12, 0, 16), sharer("c", 0, 5, 16)}
+	at4, at5, at11, at12 := ownersAt(list, q, 4), ownersAt(list, q, 5), ownersAt(list, q, 11), ownersAt(list, q, 12)
 	for slot := range uint16(1000) {
-		require.Equal(t, []string{"c"}, ownersOf(list, q, slot, 4))
-		soon := ownersOf(list, q, slot, 5)
+		require.Equal(t, []string{"c"}, at4.of(slot))
+		soon := at5.of(slot)
 		require.Len(t, soon, 1)
-		require.Equal(t, []string{"a"}, ownersOf(list, q, slot, 11), "once one has a share it has all until the other has one")
-		require.Equal(t, soon, ownersOf(list, q, slot, 12))
+		require.Equal(t, []string{"a"}, at11.of(slot), "once one has a share it has all until the other has one")
+		require.Equal(t, soon, at12.of(slot))
 	}
 }
 
@@ -238,9 +294,10 @@ func TestSharesOfThoseWhoJoinedAtOnce(t *testing.T) {
 	dateJoins(list)
 	require.Equal(t, []Timestamp{at.Add(handOver(lease)) + 1, at, at.Add(time.Minute)},
 		[]Timestamp{list[0].record.From, list[1].record.From, list[2].record.From})
+	before, after := ownersAt(list, shareQueues[0], at+5), ownersAt(list, shareQueues[0], at.Add(lease))
 	for slot := range uint16(100) {
-		require.Equal(t, []string{"a"}, ownersOf(list, shareQueues[0], slot, at+5))
-		require.Len(t, ownersOf(list, shareQueues[0], slot, at.Add(lease)), 1)
+		require.Equal(t, []string{"a"}, before.of(slot))
+		require.Len(t, after.of(slot), 1)
 	}
 }
 

@@ -91,6 +91,7 @@ type Worker struct {
 	db     *DB
 	config WorkerConfig
 	pushed bool                // the store has a push
+	slots  bool                // the store finds notifications by slots
 	list   []*queue            // of each observer
 	queues map[Cell][]*queue   // the same by stored table and column; the row is ""
 	tables map[string][]string // the observed columns of each table, stored
@@ -104,6 +105,7 @@ type Worker struct {
 	ended  chan struct{}   // closed when Run has ended
 
 	kicks     map[string]chan struct{} // a token for a table to be scanned
+	asked     map[string]*asked        // what the tokens in kicks are for
 	room      map[string]chan struct{} // a token when a queue of the table has room again
 	sooner    chan struct{}            // a token when a new pause ends before all others
 	claimSoon chan struct{}            // a token to look for runs that must be claimed
@@ -136,8 +138,9 @@ type Worker struct {
 func NewWorker(db *DB, config WorkerConfig) *Worker {
 	config.setDefaults()
 	_, pushed := rowstore.Unwrap[rowstore.Waker](db.store)
+	_, slots := rowstore.Unwrap[rowstore.SlotScanner](db.store)
 	return &Worker{
-		db: db, config: config, pushed: pushed,
+		db: db, config: config, pushed: pushed, slots: slots,
 		queues: map[Cell][]*queue{}, tables: map[string][]string{},
 		id:  uniqueID(),
 		ctx: db.ctx, runCtx: db.ctx,
@@ -147,7 +150,7 @@ func NewWorker(db *DB, config WorkerConfig) *Worker {
 		ready: make(chan struct{}), ended: make(chan struct{}),
 		jobs: map[job]*task{}, paused: map[job]*pausedJob{}, locked: map[string][]*pausedJob{},
 		idle:   map[chan struct{}]struct{}{},
-		rested: newRested(), boundsOf: map[string]bounds{}, looking: map[string]time.Time{},
+		rested: newRested(), asked: map[string]*asked{}, boundsOf: map[string]bounds{}, looking: map[string]time.Time{},
 	}
 }
 
@@ -191,6 +194,7 @@ func (w *Worker) Observe(o Observer) error {
 		w.tables[c.Table] = append(w.tables[c.Table], c.Column)
 	}
 	w.kicks[c.Table] = make(chan struct{}, 1)
+	w.asked[c.Table] = &asked{}
 	w.room[c.Table] = make(chan struct{}, 1)
 	return nil
 }

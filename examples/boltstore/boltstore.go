@@ -114,9 +114,8 @@ type Store struct {
 // The store has one bucket. The kit lays out the rows in it, under keys that begin with r or
 // n; so there is room for two keys of our own.
 var (
-	bucket    = []byte("percolator")
-	formatKey = []byte("format")
-	boundKey  = []byte("bound")
+	bucket, formatKey, boundKey = []byte("percolator"), []byte("format"), []byte("bound")
+
 	layout    = kit.Layout{}
 	databases kit.Claims[*bbolt.DB] // those that have a store
 )
@@ -131,11 +130,14 @@ var limits = rowstore.Limits{Table: 1000, Row: 7000, Column: 8000, Value: 1 << 3
 // New opens the store in a database that the caller has open, and leaves open until the
 // store is closed. It has a bucket of its own in there. The errors are those of Open.
 //
-// New refuses a database that has a store open already, for two would hand out the same
-// timestamps, and one with NoSync, where a crash loses what was acknowledged. The error
+// New refuses nil, a database that has a store open already, for two would hand out the
+// same timestamps, and one with NoSync, where a crash loses what was acknowledged. The error
 // matches rowstore.ErrInvalid. While the program has a write transaction of its own, the
 // store's writes wait for it, whatever their contexts say.
 func New(ctx context.Context, db *bbolt.DB, _ Options) (*Store, error) {
+	if db == nil {
+		return nil, fmt.Errorf("bolt: %w: no database", rowstore.ErrInvalid)
+	}
 	leave, free := databases.Claim(db)
 	var bound uint64
 	err := db.Update(func(tx *bbolt.Tx) error {

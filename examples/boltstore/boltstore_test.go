@@ -169,6 +169,8 @@ func TestNewLeavesTheDatabaseOpen(t *testing.T) {
 // TestDatabasesRefused gives New databases in which a store would not keep what it promises.
 func TestDatabasesRefused(t *testing.T) {
 	t.Parallel()
+	_, err := New(t.Context(), nil, Options{})
+	require.ErrorIs(t, err, rowstore.ErrInvalid)
 	unsafe, err := bbolt.Open(filepath.Join(t.TempDir(), "unsafe"), 0o600, &bbolt.Options{NoSync: true})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, unsafe.Close()) }()

@@ -14,6 +14,7 @@ type Abilities struct {
 	OracleProvider OracleProvider
 	SnapshotReader SnapshotReader
 	Splitter       Splitter
+	SlotScanner    SlotScanner
 	Waker          Waker
 	Limiter        Limiter
 	Sharder        Sharder
@@ -41,6 +42,7 @@ func AbilitiesOf(s Store) Abilities {
 	own(s, &a.OracleProvider)
 	own(s, &a.SnapshotReader)
 	own(s, &a.Splitter)
+	own(s, &a.SlotScanner)
 	own(s, &a.Waker)
 	own(s, &a.Limiter)
 	own(s, &a.Sharder)
@@ -77,6 +79,7 @@ type Treatment struct {
 	OracleProvider func(OracleProvider) OracleProvider
 	SnapshotReader func(SnapshotReader) SnapshotReader
 	Splitter       func(Splitter) Splitter
+	SlotScanner    func(SlotScanner) SlotScanner
 	Waker          func(Waker) Waker
 	Limiter        func(Limiter) Limiter
 	Sharder        func(Sharder) Sharder
@@ -96,6 +99,7 @@ func (t Treatment) Of(s Store) Abilities {
 		OracleProvider: treat("OracleProvider", a.OracleProvider, t.OracleProvider),
 		SnapshotReader: treat("SnapshotReader", a.SnapshotReader, t.SnapshotReader),
 		Splitter:       treat("Splitter", a.Splitter, t.Splitter),
+		SlotScanner:    treat("SlotScanner", a.SlotScanner, t.SlotScanner),
 		Waker:          treat("Waker", a.Waker, t.Waker),
 		Limiter:        treat("Limiter", a.Limiter, t.Limiter),
 		Sharder:        treat("Sharder", a.Sharder, t.Sharder),

@@ -30,7 +30,7 @@ var wrappers = map[string]struct {
 	"coalesce": {func(_ testing.TB, s rs.Store) rs.Store { return coalesce.New(s, coalesce.Options{}) }, map[string]conformance.Treated{
 		"Grouper": conformance.Changed, "Deferrer": conformance.Passed, "OracleProvider": conformance.Changed,
 		"SnapshotReader": conformance.Changed, "Splitter": conformance.Passed, "Waker": conformance.Passed,
-		"Limiter": conformance.Passed, "Sharder": conformance.Passed, "Placer": conformance.Passed,
+		"SlotScanner": conformance.Passed, "Limiter": conformance.Passed, "Sharder": conformance.Passed, "Placer": conformance.Passed,
 		"Reporter": conformance.Changed, "Crasher": conformance.Passed,
 	}},
 	"router": {func(t testing.TB, s rs.Store) rs.Store {
@@ -40,7 +40,7 @@ var wrappers = map[string]struct {
 	}, map[string]conformance.Treated{
 		"Grouper": conformance.Changed, "Deferrer": conformance.Changed, "OracleProvider": conformance.Passed,
 		"SnapshotReader": conformance.Changed, "Splitter": conformance.Changed, "Waker": conformance.Changed,
-		"Limiter": conformance.Changed, "Sharder": conformance.Always, "Placer": conformance.Always,
+		"SlotScanner": conformance.Passed, "Limiter": conformance.Changed, "Sharder": conformance.Always, "Placer": conformance.Always,
 		"Reporter": conformance.Changed, "Crasher": conformance.Changed,
 	}},
 	"otelstore": {func(t testing.TB, s rs.Store) rs.Store {
@@ -50,13 +50,13 @@ var wrappers = map[string]struct {
 	}, map[string]conformance.Treated{
 		"Grouper": conformance.Changed, "Deferrer": conformance.Changed, "OracleProvider": conformance.Changed,
 		"SnapshotReader": conformance.Changed, "Splitter": conformance.Passed, "Waker": conformance.Passed,
-		"Limiter": conformance.Passed, "Sharder": conformance.Passed, "Placer": conformance.Passed,
+		"SlotScanner": conformance.Passed, "Limiter": conformance.Passed, "Sharder": conformance.Passed, "Placer": conformance.Passed,
 		"Reporter": conformance.Passed, "Crasher": conformance.Passed,
 	}},
 	"faultstore": {func(_ testing.TB, s rs.Store) rs.Store { return faultstore.New(s, faultstore.Options{}) }, map[string]conformance.Treated{
 		"Grouper": conformance.Changed, "Deferrer": conformance.Changed, "OracleProvider": conformance.Changed,
 		"SnapshotReader": conformance.Changed, "Splitter": conformance.Changed, "Waker": conformance.Changed,
-		"Limiter": conformance.Passed, "Sharder": conformance.Passed, "Placer": conformance.Passed,
+		"SlotScanner": conformance.Passed, "Limiter": conformance.Passed, "Sharder": conformance.Passed, "Placer": conformance.Passed,
 		"Reporter": conformance.Passed, "Crasher": conformance.Passed,
 	}},
 }
@@ -102,6 +102,7 @@ var passAll = rs.Treatment{
 	OracleProvider: rs.Pass[rs.OracleProvider],
 	SnapshotReader: rs.Pass[rs.SnapshotReader],
 	Splitter:       rs.Pass[rs.Splitter],
+	SlotScanner:    rs.Pass[rs.SlotScanner],
 	Waker:          rs.Pass[rs.Waker],
 	Limiter:        rs.Pass[rs.Limiter],
 	Sharder:        rs.Pass[rs.Sharder],
@@ -125,6 +126,7 @@ var has = map[string]func(rs.Store) bool{
 	"OracleProvider": finds[rs.OracleProvider],
 	"SnapshotReader": finds[rs.SnapshotReader],
 	"Splitter":       finds[rs.Splitter],
+	"SlotScanner":    finds[rs.SlotScanner],
 	"Waker":          finds[rs.Waker],
 	"Limiter":        finds[rs.Limiter],
 	"Sharder":        finds[rs.Sharder],

@@ -50,7 +50,29 @@ func CheckScan(s ScanRange) error {
 	if s.Limit < 0 {
 		return fmt.Errorf("%w: scan limit %d", ErrInvalid, s.Limit)
 	}
+	if len(s.Slots) > 0 {
+		if err := checkSlots(&s); err != nil {
+			return err
+		}
+	}
 	return checkSelectors(s.Selectors, false)
+}
+
+func checkSlots(s *ScanRange) error {
+	if s.To != "" || s.Reverse {
+		return fmt.Errorf("%w: a scan of slots has an end or is in reverse", ErrInvalid)
+	}
+	for i, r := range s.Slots {
+		if r.Last < r.First || i > 0 && r.First <= s.Slots[i-1].Last {
+			return fmt.Errorf("%w: slots %d to %d of a scan", ErrInvalid, r.First, r.Last)
+		}
+	}
+	for i := range s.Selectors {
+		if s.Selectors[i].Family != Notify {
+			return fmt.Errorf("%w: a scan of slots selects %v", ErrInvalid, s.Selectors[i].Family)
+		}
+	}
+	return nil
 }
 
 // CheckBatch is CheckReads for the mutations of an Apply.

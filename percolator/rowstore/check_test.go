@@ -37,6 +37,36 @@ func TestCheckReadsAndScans(t *testing.T) {
 	require.ErrorIs(t, rs.CheckScan(rs.ScanRange{Table: "t", Selectors: []rs.Selector{ok}, Limit: -1}), rs.ErrInvalid)
 }
 
+func TestCheckScansOfSlots(t *testing.T) {
+	t.Parallel()
+	const last = rs.Slots - 1
+	notify := rs.Selector{Family: rs.Notify, To: oracle.Max}
+	check := func(s rs.ScanRange, slots ...rs.SlotRange) error {
+		s.Table, s.Slots = "t", slots
+		if s.Selectors == nil {
+			s.Selectors = []rs.Selector{notify, notify}
+		}
+		return rs.CheckScan(s)
+	}
+	require.NoError(t, check(rs.ScanRange{}, rs.SlotRange{First: 0, Last: last}))
+	require.NoError(t, check(rs.ScanRange{From: "r", Limit: 5}, rs.SlotRange{First: 0, Last: 0}, rs.SlotRange{First: 1, Last: 5}, rs.SlotRange{First: 6, Last: 6}, rs.SlotRange{First: last, Last: last}))
+	require.NoError(t, check(rs.ScanRange{To: "r", Reverse: true, Selectors: []rs.Selector{{Family: rs.Write, To: 1}}}), "it is no scan of slots")
+	for name, err := range map[string]error{
+		"backwards":      check(rs.ScanRange{}, rs.SlotRange{First: 1, Last: 0}),
+		"descending":     check(rs.ScanRange{}, rs.SlotRange{First: 4, Last: 5}, rs.SlotRange{First: 1, Last: 2}),
+		"overlapping":    check(rs.ScanRange{}, rs.SlotRange{First: 1, Last: 4}, rs.SlotRange{First: 4, Last: 5}),
+		"twice":          check(rs.ScanRange{}, rs.SlotRange{First: last, Last: last}, rs.SlotRange{First: last, Last: last}),
+		"the third":      check(rs.ScanRange{}, rs.SlotRange{First: 1, Last: 1}, rs.SlotRange{First: 2, Last: 9}, rs.SlotRange{First: 8, Last: 10}),
+		"to":             check(rs.ScanRange{To: "r"}, rs.SlotRange{First: 1, Last: 1}),
+		"reverse":        check(rs.ScanRange{Reverse: true}, rs.SlotRange{First: 1, Last: 1}),
+		"another family": check(rs.ScanRange{Selectors: []rs.Selector{notify, {Family: rs.Write, To: 1}}}, rs.SlotRange{First: 1, Last: 1}),
+		"no selectors":   check(rs.ScanRange{Selectors: []rs.Selector{}}, rs.SlotRange{First: 1, Last: 1}),
+		"limit":          check(rs.ScanRange{Limit: -1}, rs.SlotRange{First: 1, Last: 1}),
+	} {
+		require.ErrorIs(t, err, rs.ErrInvalid, name)
+	}
+}
+
 func TestCheckSnapshotReads(t *testing.T) {
 	t.Parallel()
 	ok := rs.Selector{Family: rs.Write, To: oracle.Max}

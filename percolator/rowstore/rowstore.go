@@ -277,7 +277,15 @@ type ScanRange struct {
 	// Limit is the greatest number of rows that the caller will take, 0 for all. A
 	// store visits no more.
 	Limit int
+	// Slots asks for the rows in some slots ([Slot]) alone, ascending and apart. It is only for
+	// a [SlotScanner], and for Selectors of Notify alone. The rows then come in the order of
+	// their slots, and those of one slot in byte order. From is the first row of the slot
+	// Slots[0].First; To is "" and Reverse false. Empty means all rows, in byte order.
+	Slots []SlotRange
 }
+
+// SlotRange names the slots from First to Last, both included.
+type SlotRange struct{ First, Last uint16 }
 
 // Store is a row-transactional store: what a backend implements.
 type Store interface {
@@ -437,6 +445,15 @@ type Splitter interface {
 	Split(ctx context.Context, table string, n int) ([]string, error)
 }
 
+// SlotScanner marks a store that finds notified rows by their slots: a Scan with
+// [ScanRange.Slots] costs in proportion to the rows that it visits, plus a little for each
+// range, however many notifications lie in other slots. Without this ability each worker
+// reads the notifications of all.
+type SlotScanner interface {
+	// ScansSlots does nothing.
+	ScansSlots()
+}
+
 // Limits are the most that a store takes; 0 means no limit of its own.
 type Limits struct {
 	// Table, Row, Column and Value are the greatest lengths, in bytes.
@@ -473,6 +490,7 @@ const (
 	FeatureOracle    = "oracle"              // OracleProvider
 	FeatureSnapshots = "snapshot reads"      // SnapshotReader
 	FeatureSplit     = "split"               // Splitter
+	FeatureSlots     = "order by slot"       // SlotScanner
 	FeatureWake      = "wake"                // Waker
 )
 

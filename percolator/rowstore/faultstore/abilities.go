@@ -21,6 +21,7 @@ func (f *Store) treatment() rowstore.Treatment {
 		Splitter:       func(s rowstore.Splitter) rowstore.Splitter { return faultySplitter{s, f} },
 		Waker:          func(w rowstore.Waker) rowstore.Waker { return faultyWaker{w, f} },
 		Limiter:        rowstore.Pass[rowstore.Limiter],
+		SlotScanner:    rowstore.Pass[rowstore.SlotScanner],
 		Sharder:        rowstore.Pass[rowstore.Sharder],
 		Placer:         rowstore.Pass[rowstore.Placer],
 		Reporter:       rowstore.Pass[rowstore.Reporter],

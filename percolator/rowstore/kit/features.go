@@ -23,6 +23,8 @@ func Features(s rowstore.Store, reasons map[string]string) []rowstore.Feature {
 	add(rowstore.FeatureSnapshots, snapshots)
 	_, splits := rowstore.Unwrap[rowstore.Splitter](s)
 	add(rowstore.FeatureSplit, splits)
+	_, bySlots := rowstore.Unwrap[rowstore.SlotScanner](s)
+	add(rowstore.FeatureSlots, bySlots)
 	_, wakes := rowstore.Unwrap[rowstore.Waker](s)
 	add(rowstore.FeatureWake, wakes)
 	return features

@@ -49,7 +49,7 @@ func (m *Store) Reopen() (*Store, error) {
 	})
 	// Rows are never changed in place, but tables are.
 	m.tables.Scan(func(name string, t *tableRows) bool {
-		again.tables.Set(name, &tableRows{rows: *t.rows.Copy(), notified: *t.notified.Copy()})
+		again.tables.Set(name, &tableRows{rows: *t.rows.Copy(), notified: *t.notified.Copy(), bySlot: *t.bySlot.Copy()})
 		return true
 	})
 	return again, nil

@@ -49,6 +49,8 @@ type tableRows struct {
 	// notified has the keys of the rows that hold a Notify, so that a search for
 	// notifications skips all other rows.
 	notified btree.Map[string, struct{}]
+	// bySlot has the same keys in the order of their slots (slotKey).
+	bySlot btree.Map[string, struct{}]
 }
 
 type undo struct {
@@ -96,6 +98,7 @@ var (
 	_ rowstore.OracleProvider = (*Store)(nil)
 	_ rowstore.SnapshotReader = (*Store)(nil)
 	_ rowstore.Splitter       = (*Store)(nil)
+	_ rowstore.SlotScanner    = (*Store)(nil)
 	_ rowstore.Waker          = (*Store)(nil)
 	_ rowstore.Limiter        = (*Store)(nil)
 	_ rowstore.Reporter       = (*Store)(nil)
@@ -240,6 +243,7 @@ func (m *Store) Report(ctx context.Context) (rowstore.Report, error) {
 			{Name: rowstore.FeatureDeferred, Supported: true, Reason: "until Crash is called"},
 			{Name: rowstore.FeatureOracle, Supported: true},
 			{Name: rowstore.FeatureSplit, Supported: true},
+			{Name: rowstore.FeatureSlots, Supported: true},
 			{Name: rowstore.FeatureWake, Supported: true},
 			{Name: "durable", Reason: "the data is gone when the process ends"},
 		},
@@ -279,7 +283,7 @@ func (m *Store) set(table, row string, versions []rowstore.Version) {
 	}
 	if len(versions) == 0 {
 		t.rows.Delete(row)
-		t.notified.Delete(row)
+		t.notify(table, row, false)
 		if t.rows.Len() == 0 {
 			m.tables.Delete(table)
 		}
@@ -287,11 +291,27 @@ func (m *Store) set(table, row string, versions []rowstore.Version) {
 	}
 	t.rows.Set(row, versions)
 	// Notify is the greatest family, so its versions are the last.
-	if versions[len(versions)-1].Family == rowstore.Notify {
+	t.notify(table, row, versions[len(versions)-1].Family == rowstore.Notify)
+}
+
+// notify notes whether a row holds a Notify.
+func (t *tableRows) notify(table, row string, holds bool) {
+	if _, held := t.notified.Get(row); held == holds {
+		return
+	}
+	at := slotKey(rowstore.Slot(table, row), row)
+	if holds {
 		t.notified.Set(row, struct{}{})
+		t.bySlot.Set(at, struct{}{})
 	} else {
 		t.notified.Delete(row)
+		t.bySlot.Delete(at)
 	}
+}
+
+// slotKey orders rows by their slots.
+func slotKey(slot uint16, row string) string {
+	return string([]byte{byte(slot >> 8), byte(slot)}) + row
 }
 
 // judge tells whether every condition of a mutation holds.
@@ -316,3 +336,10 @@ func (m *Store) edit(mut *rowstore.Mutation, assigned rowstore.Timestamp) {
 		m.hub.Tell(rowstore.Wake{Table: mut.Table, Slots: []uint16{rowstore.Slot(mut.Table, mut.Row)}})
 	}
 }
+
+func splitSlotKey(key string) (slot uint16, row string) {
+	return uint16(key[0])<<8 | uint16(key[1]), key[2:]
+}
+
+// ScansSlots implements SlotScanner.
+func (m *Store) ScansSlots() {}

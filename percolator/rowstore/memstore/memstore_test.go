@@ -1,9 +1,11 @@
 package memstore_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -173,6 +175,45 @@ func TestMemoryNotifiedRowsFollowTheirVersions(t *testing.T) {
 	require.Equal(t, []string{"r"}, storetest.Scanned(t, m, r))
 	storetest.Put(t, m, "t", "r", rs.Delete(rs.Notify, "c", 7))
 	require.Empty(t, storetest.Scanned(t, m, r))
+}
+
+// A scan of slots leaps over more ranges, and passes over more rows that do not match, than
+// one turn has.
+func TestMemoryScansSlots(t *testing.T) {
+	t.Parallel()
+	m := memstore.New()
+	slots := map[uint16]bool{}
+	for i := range 3000 {
+		name := fmt.Sprintf("%04d", i)
+		storetest.Put(t, m, "t", name, rs.Put(rs.Notify, "other", 1, nil))
+		slots[rs.Slot("t", name)] = true
+	}
+	var want []string
+	for _, i := range []int{0, 7, 2999} {
+		name := fmt.Sprintf("%04d", i)
+		storetest.Put(t, m, "t", name, rs.Put(rs.Notify, "c", 5, nil))
+		want = append(want, name)
+	}
+	slices.SortFunc(want, func(a, b string) int { return cmp.Compare(rs.Slot("t", a), rs.Slot("t", b)) })
+	selectors := []rs.Selector{{Family: rs.Notify, Column: "c", To: oracle.Max}}
+	var each, holes []rs.SlotRange // each slot, and each without a row
+	for slot := range rs.Slots {
+		one := rs.SlotRange{First: uint16(slot), Last: uint16(slot)}
+		each = append(each, one)
+		if !slots[one.First] {
+			holes = append(holes, one)
+		}
+	}
+	require.Equal(t, want, storetest.Scanned(t, m, rs.ScanRange{Table: "t", Selectors: selectors, Slots: each}))
+	require.Equal(t, want, storetest.Scanned(t, m, rs.ScanRange{Table: "t", Selectors: selectors, Slots: []rs.SlotRange{{First: 0, Last: rs.Slots - 1}}}))
+	require.Equal(t, want[:2], storetest.Scanned(t, m, rs.ScanRange{Table: "t", Selectors: selectors, Slots: each, Limit: 2}))
+	require.Empty(t, storetest.Scanned(t, m, rs.ScanRange{Table: "t", Selectors: selectors, Slots: holes}))
+	require.Len(t, storetest.Scanned(t, m, rs.ScanRange{Table: "t", Selectors: []rs.Selector{{Family: rs.Notify, To: oracle.Max}}, Slots: each}), 3000)
+	require.NoError(t, m.Close())
+	again, err := m.Reopen()
+	require.NoError(t, err)
+	storetest.Put(t, again, "t", want[0], rs.Delete(rs.Notify, "c", 5))
+	require.Equal(t, want[1:], storetest.Scanned(t, again, rs.ScanRange{Table: "t", Selectors: selectors, Slots: each}))
 }
 
 func TestMemoryGroups(t *testing.T) {

@@ -1,6 +1,7 @@
 package memstore
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"iter"
@@ -45,7 +46,14 @@ func (m *Store) Scan(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowsto
 				yield(rowstore.Row{}, err)
 				return
 			}
-			key, versions, more := m.next(&s, at)
+			var key string
+			var versions []rowstore.Version
+			var more bool
+			if len(s.Slots) > 0 {
+				key, versions, more = m.nextOfSlots(&s, at)
+			} else {
+				key, versions, more = m.next(&s, at)
+			}
 			m.mu.Unlock()
 			if !more {
 				return
@@ -62,6 +70,9 @@ func (m *Store) Scan(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowsto
 	}
 }
 
+// turn is how many rows are looked at with the lock held.
+const turn = 1024
+
 // next finds the first row of s beyond the key after ("" is the start) that matches. It
 // stops after some rows, so that it neither holds the lock nor delays a cancelled scan for
 // long. Then it returns the last key that it looked at, no versions, and true.
@@ -70,7 +81,6 @@ func (m *Store) next(s *rowstore.ScanRange, after string) (key string, versions 
 	if !ok {
 		return "", nil, false
 	}
-	const turn = 1024
 	looked := 0
 	visit := func(row string) bool {
 		if s.Reverse {
@@ -109,6 +119,40 @@ func (m *Store) next(s *rowstore.ScanRange, after string) (key string, versions 
 		return "", nil, false
 	}
 	return key, versions, more
+}
+
+// nextOfSlots is next for the rows of some slots. It leaps from range to range.
+func (m *Store) nextOfSlots(s *rowstore.ScanRange, after string) (key string, versions []rowstore.Version, more bool) {
+	table, ok := m.tables.Get(s.Table)
+	if !ok {
+		return "", nil, false
+	}
+	from := slotKey(s.Slots[0].First, s.From)
+	if after != "" {
+		from = slotKey(rowstore.Slot(s.Table, after), after+"\x00")
+	}
+	for looked := 0; looked < turn; looked++ {
+		iter := table.bySlot.Iter()
+		if !iter.Seek(from) {
+			return "", nil, false
+		}
+		slot, row := splitSlotKey(iter.Key())
+		i, _ := slices.BinarySearchFunc(s.Slots, slot, func(r rowstore.SlotRange, slot uint16) int { return cmp.Compare(r.Last, slot) })
+		if i == len(s.Slots) {
+			return "", nil, false
+		}
+		key = row
+		if first := s.Slots[i].First; slot < first {
+			from = slotKey(first, "")
+			continue
+		}
+		all, _ := table.rows.Get(row)
+		if versions = kit.Select(all, s.Selectors); len(versions) > 0 {
+			return row, versions, true
+		}
+		from = iter.Key() + "\x00"
+	}
+	return key, nil, true
 }
 
 func walk[V any](keys *btree.Map[string, V], from string, reverse bool, visit func(string) bool) {

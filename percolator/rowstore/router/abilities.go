@@ -35,6 +35,9 @@ func (r *Store) compose() rowstore.Abilities {
 	if all := storesWith(r, func(a *rowstore.Abilities) rowstore.Splitter { return a.Splitter }); len(all) == len(r.routes) {
 		a.Splitter = routedSplitter{r}
 	}
+	if all := storesWith(r, func(a *rowstore.Abilities) rowstore.SlotScanner { return a.SlotScanner }); len(all) == len(r.routes) {
+		a.SlotScanner = all[0].ability
+	}
 	if all := storesWith(r, func(a *rowstore.Abilities) rowstore.Limiter { return a.Limiter }); len(all) > 0 {
 		a.Limiter = routedLimiter{all}
 	}

@@ -19,7 +19,7 @@ import (
 // crash, only if defers.
 func CompareWithMemory(t *testing.T, defers bool, wrap func(*memstore.Store) rs.Store) {
 	t.Helper()
-	applied, refused := 0, 0
+	applied, refused, visited := 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {
 		// Both draw the same timestamps.
 		clock := memstore.WithClock(func() time.Time { return time.UnixMilli(0) })
@@ -30,6 +30,7 @@ func CompareWithMemory(t *testing.T, defers bool, wrap func(*memstore.Store) rs.
 			"group":  c.group,
 			"read":   c.read,
 			"scan":   c.scan,
+			"slots":  c.slots,
 			"tables": c.tables,
 			"draw":   c.draw,
 			"split":  c.split,
@@ -38,18 +39,22 @@ func CompareWithMemory(t *testing.T, defers bool, wrap func(*memstore.Store) rs.
 		require.NoError(t, c.store.Close())
 		applied += c.applied
 		refused += c.refused
+		visited += c.visited
 	})
 	require.NotZero(t, applied)
 	require.NotZero(t, refused)
+	require.NotZero(t, visited, "no scan of slots visited a row")
 }
 
 // comparison makes each call on a store over inner and on a reference, and compares the
-// answers. It counts the mutations that were applied and refused.
+// answers. It counts the mutations that were applied and refused, and the rows of scans of
+// slots.
 type comparison struct {
 	store            rs.Store
 	inner, reference *memstore.Store
 	defers           bool
 	applied, refused int
+	visited          int // by scans of slots
 }
 
 // pair is the store and the reference, whose answers stand in this order.
@@ -144,6 +149,46 @@ func (c *comparison) scan(t *rapid.T) {
 		Limit:     rapid.IntRange(0, 3).Draw(t, "limit"),
 		Selectors: rapid.SliceOfN(rapid.Custom(drawPick), 1, 2).Draw(t, "selectors"),
 	}
+	c.scanned(t, r)
+}
+
+// slots scans drawn ranges of slots for notifications.
+func (c *comparison) slots(t *rapid.T) {
+	r := rs.ScanRange{
+		Table: tableNames.Draw(t, "table"),
+		From:  rapid.OneOf(rapid.Just(""), rowKeys).Draw(t, "from"),
+		Limit: rapid.IntRange(0, 3).Draw(t, "limit"),
+		Selectors: rapid.SliceOfN(rapid.Custom(func(t *rapid.T) rs.Selector {
+			p := drawPick(t)
+			p.Family = rs.Notify
+			return p
+		}), 1, 2).Draw(t, "selectors"),
+	}
+	// Of nine parts of all slots, some, as one range or several.
+	for part := range uint16(9) {
+		const length = rs.Slots / 9
+		switch next := (rs.SlotRange{First: part * length, Last: part*length + length - 1}); rapid.IntRange(0, 2).Draw(t, "part") {
+		case 0:
+		case 1:
+			r.Slots = append(r.Slots, next)
+		default:
+			if n := len(r.Slots); n > 0 && r.Slots[n-1].Last == next.First-1 {
+				r.Slots[n-1].Last = next.Last
+			} else {
+				r.Slots = append(r.Slots, next)
+			}
+		}
+	}
+	for _, s := range c.pair() {
+		if _, ok := rs.Unwrap[rs.SlotScanner](s); !ok || len(r.Slots) == 0 {
+			return
+		}
+	}
+	c.scanned(t, r)
+}
+
+// scanned makes a scan.
+func (c *comparison) scanned(t *rapid.T, r rs.ScanRange) {
 	var got [2][]rs.Row
 	for i, s := range c.pair() {
 		for row, err := range s.Scan(context.Background(), r) {
@@ -152,6 +197,9 @@ func (c *comparison) scan(t *rapid.T) {
 		}
 	}
 	require.Equal(t, got[1], got[0])
+	if len(r.Slots) > 0 {
+		c.visited += len(got[0])
+	}
 }
 
 // tables lists the tables.

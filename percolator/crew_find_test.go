@@ -1,0 +1,91 @@
+package percolator
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
+)
+
+// eachFinding is eachCrew for workers that find rows by slots, and for workers that read all
+// notifications, as they must over a store without [rowstore.SlotScanner].
+func eachFinding(t *testing.T, test func(t *testing.T, c *crew)) {
+	t.Helper()
+	t.Parallel()
+	for _, rows := range []bool{false, true} {
+		t.Run(fmt.Sprint("in row order ", rows), func(t *testing.T) {
+			eachCrew(t, func(t *testing.T, c *crew) {
+				c.rows = rows
+				test(t, c)
+			})
+		})
+	}
+}
+
+// scansOfT are the looks at table "t".
+func scansOfT(x *call) bool { return x.Kind == faultstore.CallScan && x.Range.Table == "t" }
+
+// Pushes of some slots, one behind the other, do not keep a worker from the rest of its rows.
+func TestPushesDoNotHoldUpTheRest(t *testing.T) {
+	eachFinding(t, func(t *testing.T, c *crew) {
+		c.quiet = true
+		m := c.hire(WorkerConfig{}, nil, "o").start()
+		settle()
+		m.wire.AddRule(faultstore.Rule{Match: scansOfT, Fault: faultstore.Fault{Kind: faultstore.Delay, Delay: 5 * time.Millisecond}, Times: -1})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			for (systemClock{}).Sleep(ctx, time.Millisecond) == nil {
+				m.kick(rowstore.Wake{Table: "t", Slots: []uint16{rowstore.Slot("t", "r") + 1}})
+			}
+		}()
+		defer func() {
+			cancel()
+			<-ended
+		}()
+		c.change("r")
+		c.handles(5 * time.Second)
+	})
+}
+
+// A worker whose looks fail leaves its share to others, and has it again once they do not.
+func TestFailingLook(t *testing.T) {
+	eachFinding(t, func(t *testing.T, c *crew) {
+		a := c.hire(WorkerConfig{}, nil, "o").start()
+		c.hire(WorkerConfig{}, nil, "o").start()
+		settle()
+		fails := a.wire.AddRule(faultstore.Rule{Match: scansOfT, Fault: faultstore.Fault{Kind: faultstore.Fail}, Times: -1})
+		c.change(rows("r", 64)...)
+		c.handles(6100 * time.Millisecond)
+		require.Positive(t, fails.Struck())
+		settle()
+		before := a.count()
+		c.change(rows("s", 64)...)
+		c.handles(time.Second)
+		require.Equal(t, before, a.count(), "it has no share")
+		a.wire.SetRules()
+		settle()
+		settle()
+		c.change(rows("t", 64)...)
+		c.handles(time.Second)
+		require.Greater(t, a.count(), before, "it has its share again")
+	})
+}
+
+// A look that was asked for once is made once, whatever was asked for while it began.
+func TestNothingAskedForIsNoLook(t *testing.T) {
+	eachFinding(t, func(t *testing.T, c *crew) {
+		m := c.hire(WorkerConfig{Rescan: time.Hour}, nil, "o").start()
+		settle()
+		scanned := m.db.count.notifyScans.Load()
+		leaveToken(m.kicks["t"]) // as a push leaves whose slots have been taken already
+		settle()
+		require.Equal(t, scanned, m.db.count.notifyScans.Load())
+	})
+}
