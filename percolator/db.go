@@ -42,7 +42,6 @@ type DB struct {
 	view         atomic.Pointer[catalogView]
 	catalogReads catalogReads
 	refreshing   atomic.Bool
-	uses         uses
 	session      session
 
 	// drain counts what Close waits for.
@@ -123,33 +122,27 @@ func New(ctx context.Context, store rowstore.Store, opts ...Option) (*DB, error)
 	db.setLimits()
 	db.ctx, db.cancel = context.WithCancel(context.Background())
 	db.session.init(db)
-	db.uses.init()
-	if err := db.open(ctx); err != nil {
-		db.removeUse(ctx)
-		db.cancel()
-		return nil, err
-	}
-	return db, nil
-}
-
-// open does what New does with the store.
-func (db *DB) open(ctx context.Context) error {
 	if err := db.initCatalog(ctx); err != nil {
-		return fmt.Errorf("percolator: opening the catalog: %w", err)
+		db.cancel()
+		return nil, fmt.Errorf("percolator: opening the catalog: %w", err)
 	}
-	if r, ok := rowstore.Unwrap[rowstore.Reporter](db.store); ok {
+	if r, ok := rowstore.Unwrap[rowstore.Reporter](store); ok {
 		report, err := r.Report(ctx)
 		if err != nil {
-			return fmt.Errorf("percolator: asking the store for its report: %w", err)
+			db.cancel()
+			return nil, fmt.Errorf("percolator: asking the store for its report: %w", err)
 		}
 		for _, w := range report.Warnings {
 			db.log.Warn(w, "backend", report.Backend)
 		}
 	}
-	if db.opt.meters != nil {
-		return db.registerMetrics(db.opt.meters)
+	if opt.meters != nil {
+		if err := db.registerMetrics(opt.meters); err != nil {
+			db.cancel()
+			return nil, err
+		}
 	}
-	return nil
+	return db, nil
 }
 
 func (db *DB) setLimits() {
@@ -218,7 +211,6 @@ func (db *DB) Close(ctx context.Context) error {
 	db.owned.Wait()
 	if ctx.Err() == nil {
 		db.session.end(ctx)
-		db.removeUse(ctx)
 	}
 	if err := db.store.Close(); err != nil {
 		errs = append(errs, fmt.Errorf("percolator: closing the store: %w", err))
