@@ -478,7 +478,8 @@ func slotsWhenTheContextEnds(t testing.TB, e *env) {
 		require.Equal(t, 20, n)
 	}
 	// A loop that stops leaves the store as it was.
-	for range h.s.Scan(h.ctx, s) {
+	for _, err := range h.s.Scan(h.ctx, s) {
+		require.NoError(t, err)
 		break
 	}
 	require.Equal(t, 20, h.scansSlots(s))
