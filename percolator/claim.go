@@ -78,8 +78,8 @@ func (w *Worker) loses(t *task, within time.Duration) bool {
 	return w.owns(t.q, t.cell, now) && !w.owns(t.q, t.cell, later)
 }
 
-// calling notes and counts that a task's function is called now. If its cell goes to another worker
-// in a moment, it is claimed before.
+// calling notes and counts that a task's function is called now. If its cell goes to
+// another worker in a moment, it is claimed before.
 func (w *Worker) calling(ctx context.Context, t *task) {
 	now := w.db.clock.Now()
 	claims := w.loses(t, claimAfter)

@@ -433,3 +433,22 @@ func TestOpenCommitsAreSettled(t *testing.T) {
 		})
 	}
 }
+
+// A record that cannot be read, with a lease that has ended, is waited for by nobody: nobody
+// watches its lease either.
+func TestUnreadableMemberWhoseLeaseEnded(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		a := c.hire(WorkerConfig{}, nil, "o").start()
+		settle()
+		now := c.now()
+		c.put("junk", []byte("junk"), now, now.Add(time.Second))
+		time.Sleep(500 * time.Millisecond)
+		all, err := a.muster(t.Context())
+		require.NoError(t, err)
+		require.Len(t, all.members, 1)
+		time.Sleep(time.Second)
+		all, err = a.muster(t.Context())
+		require.NoError(t, err)
+		require.Empty(t, all.members)
+	})
+}

@@ -79,7 +79,7 @@ func (w *Worker) lookAtMembers(ctx context.Context) (sight, error) {
 // after each such time this worker judges for as long, whatever happens.
 func (w *Worker) noteCutOff(now Timestamp, asked time.Time) {
 	m := &w.member
-	grace := 2 * max(w.config.MemberLease, w.beatTimeout())
+	grace := 2 * w.beatTimeout()
 	for i := range m.list {
 		grace = max(grace, 2*m.list[i].record.Lease)
 	}
