@@ -325,7 +325,7 @@ func TestHangingLook(t *testing.T) {
 		t.Run(kind.String(), func(t *testing.T) {
 			eachCrew(t, func(t *testing.T, c *crew) {
 				a := c.hire(WorkerConfig{}, nil, "o")
-				a.slots = kind != faultstore.CallSplit // else it does not split the table
+				a.db.slots = kind != faultstore.CallSplit // else it does not split the table
 				a.start()
 				c.hire(WorkerConfig{}, nil, "o").start()
 				settle()

@@ -80,7 +80,7 @@ func (c *crew) hire(config WorkerConfig, work func(ctx context.Context, cell Cel
 		config.GCInterval = -1
 	}
 	m.Worker = NewWorker(c.open(m.wire), config)
-	m.slots = !c.rows
+	m.db.slots = !c.rows
 	for _, name := range observers {
 		require.NoError(c.t, m.Observe(Observer{Name: name, Table: "t", Column: "v", Func: func(ctx context.Context, _ *Txn, cell Cell) error {
 			m.mu.Lock()

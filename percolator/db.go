@@ -30,6 +30,7 @@ type DB struct {
 	snapshotReader rowstore.SnapshotReader
 	placer         rowstore.Placer // nil: every table is in the authoritative store
 	defers         bool
+	slots          bool // the store finds notified rows by slots
 	opt            options
 	limits         Limits
 	step           rowstore.Limits // the store's own; Operations and Bytes bound one atomic step
@@ -99,6 +100,7 @@ func New(ctx context.Context, store rowstore.Store, opts ...Option) (*DB, error)
 	patient := &patientStore{Store: store, patience: opt.storePatience, clock: opt.clock, rand: db.rand}
 	patient.abilities = patient.treatment().Of(store)
 	store, db.store = patient, patient
+	_, db.slots = rowstore.Unwrap[rowstore.SlotScanner](store)
 	switch p, ok := rowstore.Unwrap[rowstore.OracleProvider](store); {
 	case opt.oracle != nil && opt.oracleName == "":
 		return nil, fmt.Errorf("percolator: New: %w: WithOracle needs a name for the oracle", ErrInvalid)

@@ -3,7 +3,6 @@ package percolator
 import (
 	"context"
 	"fmt"
-	"iter"
 	"slices"
 	"sync"
 	"time"
@@ -76,7 +75,7 @@ func (w *Worker) kick(at rowstore.Wake) {
 // kickSlots is kickTable for the rows of some slots, or for all if at names none or the
 // store does not find rows by slots.
 func (w *Worker) kickSlots(at rowstore.Wake) {
-	if len(at.Slots) == 0 || !w.slots {
+	if len(at.Slots) == 0 || !w.db.slots {
 		w.kickTable(at.Table)
 		return
 	}
@@ -240,7 +239,7 @@ func (w *Worker) untilNextLook(p *pace, found int) time.Duration {
 // many workers do not all ask the same part of the store at once (section 2.4 of the paper).
 func (w *Worker) look(ctx context.Context, table string, slots []uint16) (*looker, error) {
 	l := &looker{w: w, table: table}
-	if w.slots {
+	if w.db.slots {
 		ranges := w.slotsOf(table, slots)
 		if len(ranges) == 0 && !w.lookUnderWay(table) {
 			return l, nil
@@ -405,7 +404,7 @@ func (w *Worker) own(cells []finding) []finding {
 // store finds just these.
 func (w *Worker) pageLimit(table string) int {
 	pages := 1
-	if w.slots {
+	if w.db.slots {
 		return lookPage
 	}
 	if all := w.member.shares.Load(); all != nil {
@@ -450,23 +449,6 @@ func (l *looker) queue(page []finding) {
 		}
 	}
 	w.dispatch()
-}
-
-// notifiedColumns visits the columns of a row that have notifications, with those,
-// newest first.
-func notifiedColumns(row *rowstore.Row) iter.Seq2[string, []rowstore.Version] {
-	return func(yield func(string, []rowstore.Version) bool) {
-		for i := 0; i < len(row.Versions); {
-			n := i + 1
-			for n < len(row.Versions) && row.Versions[n].Column == row.Versions[i].Column && row.Versions[n].Family == row.Versions[i].Family {
-				n++
-			}
-			if row.Versions[i].Family == rowstore.Notify && !yield(row.Versions[i].Column, row.Versions[i:n]) {
-				return
-			}
-			i = n
-		}
-	}
 }
 
 func (w *Worker) notifyPicks(table string) []rowstore.Selector {

@@ -71,8 +71,8 @@ func TestLookGoesRoundTheTable(t *testing.T) {
 			c := w.client()
 			var rows saw
 			wk := rowWorker(t, c, &rows)
-			require.True(t, wk.slots)
-			wk.slots = slots
+			require.True(t, wk.db.slots)
+			wk.db.slots = slots
 			starts := map[string]bool{}
 			for range 4 {
 				names := notifyRows(t, c, 2*lookPage+10)

@@ -134,8 +134,9 @@ func (l *idleLook) isStill() bool {
 // look scans for what is left while no worker runs anything: neither this one nor any
 // other that shares an observer, from before the scans until after them. So no run moves
 // work from a place that the scans have yet to reach to one that they have passed. What is
-// left to do that is a commit of a worker that died, or is taken for dead, once. There are
-// two scans in opposite directions for that.
+// left to do that is a commit of a worker that died, or is taken for dead, once. Therefore
+// there are two scans: if it comes during the first, the second one finds where it moved the
+// work; if it comes later, the first one has found the work where it was.
 func (l *idleLook) look(ctx context.Context) (idleState, error) {
 	w := l.w
 	again := func(err error) (idleState, error) {
@@ -281,14 +282,14 @@ func (w *Worker) endedError() error {
 }
 
 // anyLeft tells whether a notification is left that one of the worker's observers
-// has to see.
+// has to see. reverse begins with the last table.
 func (w *Worker) anyLeft(ctx context.Context, reverse bool) (bool, error) {
 	tables := slices.Sorted(maps.Keys(w.tables))
 	if reverse {
 		slices.Reverse(tables)
 	}
 	for _, table := range tables {
-		for row, err := range w.db.store.Scan(ctx, rowstore.ScanRange{Table: table, Selectors: w.notifyPicks(table), Reverse: reverse}) {
+		for row, err := range w.db.notifiedRows(ctx, table, w.notifyPicks(table), 0) {
 			if err != nil {
 				return true, err
 			}

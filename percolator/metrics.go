@@ -43,7 +43,7 @@ func (db *DB) Backlog(ctx context.Context, limit int) (Backlog, error) {
 		columns[k.table] = append(columns[k.table], rowstore.Selector{Family: rowstore.Notify, Column: k.column, To: oracle.Max})
 	}
 	for table, picks := range columns {
-		for row, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: table, Selectors: picks}) {
+		for row, err := range db.notifiedRows(ctx, table, picks, 0) {
 			if err != nil {
 				return b, fmt.Errorf("percolator: measuring the backlog: %w", err)
 			}

@@ -121,7 +121,7 @@ func (db *DB) logLeft(ctx context.Context, v *catalogView, name string, removed 
 			continue // the other observers still need them
 		}
 		picks := []rowstore.Selector{{Family: rowstore.Notify, Column: column, To: oracle.Max, Limit: 1}}
-		for _, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: table, Selectors: picks, Limit: mostLeft}) {
+		for _, err := range db.notifiedRows(ctx, table, picks, mostLeft) {
 			if err != nil {
 				return // it is only for the log
 			}

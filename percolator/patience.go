@@ -174,6 +174,7 @@ func (s *patientStore) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2
 				left.To = last
 			default:
 				left.From = last + "\x00"
+				left.Slots = slotsFrom(left.Slots, rowstore.Slot(r.Table, last))
 			}
 		}
 	}

@@ -263,6 +263,38 @@ func TestServerStaysAway(t *testing.T) {
 	}
 }
 
+// A scan of slots that the store breaks off goes on behind the last row, in the order of the
+// slots: it visits each row once.
+func TestScanOfSlotsGoesOn(t *testing.T) {
+	t.Parallel()
+	n := 0
+	store := &away{Store: memstore.New(), refuse: func() bool { n++; return n%3 == 0 }}
+	patient := &patientStore{Store: store, patience: time.Minute, clock: systemClock{}, rand: newRandom(1)}
+	for i := range 50 {
+		_, err := store.Store.Apply(t.Context(), []rowstore.Mutation{{Table: "t", Row: fmt.Sprint("row", i), Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, "c", 1, nil)}}}, rowstore.ApplyOptions{})
+		require.NoError(t, err)
+	}
+	picks := []rowstore.Selector{{Family: rowstore.Notify, Column: "c", To: oracle.Max}}
+	for _, slots := range [][]rowstore.SlotRange{
+		{{Last: rowstore.Slots - 1}},
+		{{Last: 9_999}, {First: 20_000, Last: 20_001}, {First: 30_000, Last: rowstore.Slots - 1}},
+	} {
+		for _, limit := range []int{0, 7} {
+			r := rowstore.ScanRange{Table: "t", Selectors: picks, Slots: slots, Limit: limit}
+			rows := func(s rowstore.Store) (rows []string) {
+				for row, err := range s.Scan(t.Context(), r) {
+					require.NoError(t, err)
+					rows = append(rows, row.Row)
+				}
+				return rows
+			}
+			before := n
+			require.Equal(t, rows(store.Store), rows(patient))
+			require.Greater(t, n, before+4, "the store was away during the scan")
+		}
+	}
+}
+
 // A commit timestamp that came with one part of the prewrites is older than the parts
 // that were repeated, and counts for nothing.
 func TestDrawnTimestampOfARepeatedBatch(t *testing.T) {

@@ -23,7 +23,7 @@ func (db *DB) clearUnobserved(ctx context.Context, v *catalogView, table string,
 	}
 	cleared := 0
 	picks := []rowstore.Selector{{Family: rowstore.Notify, Column: rowstore.AllColumns, To: safe - 1, Limit: mostCleared}}
-	for row, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: table, Selectors: picks}) {
+	for row, err := range db.notifiedRows(ctx, table, picks, 0) {
 		for err == nil {
 			m := rowstore.Mutation{Table: table, Row: row.Row}
 			more := false

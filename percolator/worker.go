@@ -91,7 +91,6 @@ type Worker struct {
 	db     *DB
 	config WorkerConfig
 	pushed bool                // the store has a push
-	slots  bool                // the store finds notifications by slots
 	list   []*queue            // of each observer
 	queues map[Cell][]*queue   // the same by stored table and column; the row is ""
 	tables map[string][]string // the observed columns of each table, stored
@@ -138,9 +137,8 @@ type Worker struct {
 func NewWorker(db *DB, config WorkerConfig) *Worker {
 	config.setDefaults()
 	_, pushed := rowstore.Unwrap[rowstore.Waker](db.store)
-	_, slots := rowstore.Unwrap[rowstore.SlotScanner](db.store)
 	return &Worker{
-		db: db, config: config, pushed: pushed, slots: slots,
+		db: db, config: config, pushed: pushed,
 		queues: map[Cell][]*queue{}, tables: map[string][]string{},
 		id:  uniqueID(),
 		ctx: db.ctx, runCtx: db.ctx,
