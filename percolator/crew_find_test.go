@@ -54,6 +54,33 @@ func TestPushesDoNotHoldUpTheRest(t *testing.T) {
 	})
 }
 
+// A change is run while a walk through a backlog goes on, whose functions have all places but
+// those that are its turn, and so is the backlog while changes keep coming.
+func TestChangeDoesNotWaitForTheBacklog(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		const backlog = 8 * queueLength
+		work := func(ctx context.Context, _ Cell) error { return (systemClock{}).Sleep(ctx, 100*time.Millisecond) }
+		m := c.hire(WorkerConfig{Concurrency: 2}, work, "o").start()
+		settle()
+		c.change(rows("backlog", backlog)...)
+		require.Eventually(t, func() bool { // some of it was pushed
+			m.Worker.mu.Lock()
+			defer m.Worker.mu.Unlock()
+			q := m.list[0]
+			return len(q.fresh) == 0 && len(q.tasks) > 0
+		}, time.Hour, time.Second)
+		first := m.count()
+		for i := range 10 {
+			row := fmt.Sprint("fresh", i)
+			c.change(row)
+			time.Sleep(time.Second)
+			require.True(t, m.called("o/"+row), "change %d", i)
+		}
+		require.Greater(t, m.count(), first+15, "the backlog goes on")
+		require.Less(t, m.count(), backlog)
+	})
+}
+
 // A worker whose looks fail leaves its share to others, and has it again once they do not.
 func TestFailingLook(t *testing.T) {
 	eachFinding(t, func(t *testing.T, c *crew) {
@@ -78,13 +105,13 @@ func TestFailingLook(t *testing.T) {
 	})
 }
 
-// A look that was asked for once is made once, whatever was asked for while it began.
+// A push whose slots have been taken already, by the look before, leads to none.
 func TestNothingAskedForIsNoLook(t *testing.T) {
-	eachFinding(t, func(t *testing.T, c *crew) {
+	eachCrew(t, func(t *testing.T, c *crew) {
 		m := c.hire(WorkerConfig{Rescan: time.Hour}, nil, "o").start()
 		settle()
 		scanned := m.db.count.notifyScans.Load()
-		leaveToken(m.kicks["t"]) // as a push leaves whose slots have been taken already
+		leaveToken(m.asked["t"].some)
 		settle()
 		require.Equal(t, scanned, m.db.count.notifyScans.Load())
 	})

@@ -122,6 +122,13 @@ func (m *mate) kill() {
 	m.stop()
 }
 
+// called tells whether a function was called, by "observer/row".
+func (m *mate) called(what string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Contains(m.calls, what)
+}
+
 // count tells how many functions were called.
 func (m *mate) count() int {
 	m.mu.Lock()

@@ -13,9 +13,10 @@ import (
 )
 
 // How a worker finds notifications. The store's push, or the time, asks for a look at a
-// table (listen, find). A look scans the table once, a page at a time. It leaves to other
-// workers what is theirs (share.go), skips cells that it remembers (rested.go), and queues
-// a job for each observer that a cell waits for (queue.go).
+// table (listen, find), or at the rows that the push names (follow). A look scans these rows
+// once, a page at a time. It leaves to other workers what is theirs (share.go), skips cells
+// that it remembers (rested.go), and queues a job for each observer that a cell waits for
+// (queue.go).
 
 const (
 	// lookPage is how many notified rows of this worker's own are found, about, before
@@ -75,49 +76,40 @@ func (w *Worker) kick(at rowstore.Wake) {
 // kickSlots is kickTable for the rows of some slots, or for all if at names none or the
 // store does not find rows by slots.
 func (w *Worker) kickSlots(at rowstore.Wake) {
-	if len(at.Slots) == 0 || !w.db.slots {
+	if len(at.Slots) == 0 || !w.db.slots || !w.asked[at.Table].add(at.Slots) {
 		w.kickTable(at.Table)
-		return
 	}
-	w.asked[at.Table].add(at.Slots)
-	leaveToken(w.kicks[at.Table])
 }
 
-// asked is which rows of a table are to be looked at.
+// asked is which rows of a table pushes have told of.
 type asked struct {
+	some  chan struct{} // a token when there are any
 	mu    sync.Mutex
-	all   bool
 	slots []uint16
 }
 
 // mostAsked is how many slots are remembered. More of them mean all rows.
 const mostAsked = 1024
 
-func (a *asked) add(slots []uint16) {
+// add returns false if there are too many, and forgets them.
+func (a *asked) add(slots []uint16) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.all = a.all || len(a.slots)+len(slots) > mostAsked; !a.all {
-		a.slots = append(a.slots, slots...)
+	if len(a.slots)+len(slots) > mostAsked {
+		a.slots = nil
+		return false
 	}
+	a.slots = append(a.slots, slots...)
+	leaveToken(a.some)
+	return true
 }
 
-func (a *asked) addAll() {
+// take returns the slots that were asked for, and forgets them.
+func (a *asked) take() (slots []uint16) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.all = true
-}
-
-// take returns what was asked for, and forgets it. Without slots it is all rows, if it is
-// any.
-func (a *asked) take() (slots []uint16, some bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	some = a.all || len(a.slots) > 0
-	if !a.all {
-		slots = a.slots
-	}
-	a.all, a.slots = false, nil
-	return slots, some
+	slots, a.slots = a.slots, nil
+	return slots
 }
 
 // concerns tells whether one of the rows may be this worker's own. If its shares change
@@ -136,7 +128,6 @@ func (w *Worker) concerns(at rowstore.Wake) bool {
 // kickTable leaves a token for a table's scanner, unless there is one.
 func (w *Worker) kickTable(table string) {
 	if ch := w.kicks[table]; ch != nil {
-		w.asked[table].addAll()
 		leaveToken(ch)
 	}
 }
@@ -147,58 +138,63 @@ func (w *Worker) kickAll() {
 	}
 }
 
-// find scans for a table's notifications whenever there is reason to: after a push, when
-// a queue has room again, and from time to time.
+// find scans for a table's notifications whenever there is reason to: after a push that
+// follow does not look after, when a queue has room again, and from time to time, because a
+// push may get lost.
 func (w *Worker) find(ctx context.Context, table string) error {
 	var pace pace
-	var slots []uint16     // those to look at; all without any
-	var allAgain time.Time // when all are looked at again, at the latest
 	for {
-		began := w.db.clock.Now()
-		var l *looker
-		err := w.retry(ctx, "looking for notifications", func() (err error) {
-			l, err = w.look(ctx, table, slots)
-			return err
-		})
+		l, took, err := w.lookUntilDone(ctx, table, nil)
 		if err != nil {
 			return err
 		}
-		now := w.db.clock.Now()
-		if len(slots) == 0 {
-			allAgain = now.Add(w.untilNextLook(&pace, l.found))
-		}
-		if took := now.Sub(began) - l.waited; l.found == 0 && took >= longLook {
+		rest := w.untilNextLook(&pace, l.found)
+		if l.found == 0 && took >= longLook {
 			// There are many notifications for other workers. Pushes must not make this
 			// worker scan them all the time. Or the store stood still: then the workers need a
 			// moment until they agree again who has what.
-			if err := w.db.clock.Sleep(ctx, min(took, allAgain.Sub(now))); err != nil {
+			pause := min(took, rest)
+			if err := w.db.clock.Sleep(ctx, pause); err != nil {
 				return err
 			}
+			rest -= pause
 		}
-		if slots, err = w.untilAsked(ctx, table, allAgain); err != nil {
+		if _, err := w.sleepOr(ctx, rest, w.kicks[table]); err != nil {
 			return err
 		}
 	}
 }
 
-// untilAsked waits until rows of a table are asked for, and returns their slots; without
-// any it is all rows. These are due at a time, whatever else is asked for: else pushes that
-// follow each other closely would keep a worker from what nobody pushes.
-func (w *Worker) untilAsked(ctx context.Context, table string, allAgain time.Time) ([]uint16, error) {
+// follow looks at those rows of a table that pushes tell of. It does so beside find, whose
+// look may take long: a change must not wait behind a backlog. It is for stores that find
+// rows by slots.
+func (w *Worker) follow(ctx context.Context, table string) error {
 	for {
-		woken, err := w.sleepOr(ctx, allAgain.Sub(w.db.clock.Now()), w.kicks[table])
-		if err != nil {
-			return nil, err
+		select {
+		case <-w.asked[table].some:
+		case <-ctx.Done():
+			return ctx.Err()
 		}
-		slots, some := w.asked[table].take()
-		switch {
-		case !woken || !w.db.clock.Now().Before(allAgain):
-			return nil, nil
-		case some:
-			return slots, nil
+		if slots := w.asked[table].take(); len(slots) > 0 {
+			if _, _, err := w.lookUntilDone(ctx, table, slots); err != nil {
+				return err
+			}
 		}
-		// The last look was for what this token tells of.
 	}
+}
+
+// lookUntilDone is look, again and again until it succeeds. took is how long that was, without
+// the wait for room.
+func (w *Worker) lookUntilDone(ctx context.Context, table string, slots []uint16) (l *looker, took time.Duration, err error) {
+	began := w.db.clock.Now()
+	err = w.retry(ctx, "looking for notifications", func() (err error) {
+		l, err = w.look(ctx, table, slots)
+		return err
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+	return l, w.db.clock.Now().Sub(began) - l.waited, nil
 }
 
 // pace is what a table's looks have come to, which says how soon the next one follows.
@@ -238,10 +234,10 @@ func (w *Worker) untilNextLook(p *pace, found int) time.Duration {
 // it scans the whole table. If there is much to find it begins at a random place then, so that
 // many workers do not all ask the same part of the store at once (section 2.4 of the paper).
 func (w *Worker) look(ctx context.Context, table string, slots []uint16) (*looker, error) {
-	l := &looker{w: w, table: table}
+	l := &looker{w: w, table: table, fresh: len(slots) > 0}
 	if w.db.slots {
 		ranges := w.slotsOf(table, slots)
-		if len(ranges) == 0 && !w.lookUnderWay(table) {
+		if len(ranges) == 0 && (l.fresh || !w.lookUnderWay(table)) {
 			return l, nil
 		}
 		if len(ranges) == 0 {
@@ -310,6 +306,7 @@ func (w *Worker) bounds(ctx context.Context, table string) bounds {
 type looker struct {
 	w      *Worker
 	table  string
+	fresh  bool          // it is for what pushes told of
 	found  int           // jobs that were queued
 	met    []string      // row keys at page boundaries
 	waited time.Duration // for room
@@ -327,7 +324,7 @@ func (l *looker) walk(ctx context.Context, rows rowstore.ScanRange) error {
 	rows.Table, rows.Selectors, rows.Limit = l.table, l.w.notifyPicks(l.table), l.w.pageLimit(l.table)
 	for {
 		began := l.w.db.clock.Now()
-		if err := l.w.waitForRoom(ctx, l.table); err != nil {
+		if err := l.w.waitForRoom(ctx, l.table, l.fresh); err != nil {
 			return err
 		}
 		l.waited += l.w.db.clock.Now().Sub(began)
@@ -353,7 +350,9 @@ func (l *looker) page(ctx context.Context, rows rowstore.ScanRange) (page []find
 	n := 0
 	known := w.db.known()
 	var cells []finding
-	w.lookBegins(l.table)
+	if !l.fresh {
+		w.lookBegins(l.table)
+	}
 	for row, err := range w.db.store.Scan(ctx, rows) {
 		if err != nil {
 			return nil, "", fmt.Errorf("scanning the notifications of table %q: %w", l.table, err)
@@ -372,7 +371,9 @@ func (l *looker) page(ctx context.Context, rows rowstore.ScanRange) (page []find
 	now := w.db.clock.Now()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	delete(w.looking, l.table)
+	if !l.fresh {
+		delete(w.looking, l.table)
+	}
 	for _, f := range cells {
 		covered := w.rested.covers(f.cell, f.seen, now)
 		f.queues = slices.DeleteFunc(f.queues, func(q *queue) bool { return q.in(covered) || !w.wanted(q, f.cell, f.seen) })
@@ -443,7 +444,7 @@ func (l *looker) queue(page []finding) {
 	defer w.mu.Unlock()
 	for _, f := range page {
 		for _, q := range f.queues {
-			if w.found(q, f.cell, f.seen) {
+			if w.found(q, f.cell, f.seen, l.fresh) {
 				l.found++
 			}
 		}

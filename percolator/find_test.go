@@ -119,30 +119,26 @@ func TestLookAtSlots(t *testing.T) {
 	require.Len(t, c.wire.sent(op(faultstore.CallScan)), scanned)
 }
 
-// What is asked for is looked at, all rows if it was asked for once or is too much.
+// What pushes tell of is looked at, or everything if they tell of too much.
 func TestAsked(t *testing.T) {
 	t.Parallel()
-	var a asked
-	take := func(want bool) []uint16 {
-		slots, some := a.take()
-		require.Equal(t, want, some)
-		return slots
+	a := asked{some: make(chan struct{}, 1)}
+	take := func(token bool) []uint16 {
+		require.Equal(t, token, len(a.some) == 1)
+		if token {
+			<-a.some
+		}
+		return a.take()
 	}
 	require.Empty(t, take(false))
-	a.add([]uint16{3, 1})
-	a.add([]uint16{2})
+	require.True(t, a.add([]uint16{3, 1}))
+	require.True(t, a.add([]uint16{2}))
 	require.Equal(t, []uint16{3, 1, 2}, take(true))
 	require.Empty(t, take(false))
-	a.add([]uint16{1})
-	a.addAll()
-	a.add([]uint16{2})
+	require.True(t, a.add(make([]uint16, mostAsked)))
+	require.False(t, a.add([]uint16{1}))
 	require.Empty(t, take(true))
-	a.add(make([]uint16, mostAsked))
-	require.Len(t, take(true), mostAsked)
-	a.add(make([]uint16, mostAsked))
-	a.add([]uint16{1})
-	require.Empty(t, take(true))
-	a.add([]uint16{1})
+	require.True(t, a.add([]uint16{1}))
 	require.Equal(t, []uint16{1}, take(true))
 }
 

@@ -31,6 +31,7 @@ type task struct {
 	q       *queue
 	running bool
 	again   bool   // found again meanwhile, with other notifications
+	fresh   bool   // a push told of it
 	seen    uint64 // the signature of the notifications that were seen last
 	trouble int    // how often in a row the store failed
 
@@ -46,8 +47,10 @@ type queue struct {
 	o       *Observer
 	table   string // stored, like column
 	column  string
-	index   int // among the worker's observers of the column
-	tasks   []*task
+	index   int     // among the worker's observers of the column
+	tasks   []*task // those that a look at all rows has found
+	fresh   []*task // those that pushes told of
+	turned  bool    // the job that was started last was of fresh
 	running int
 	begun   uint64 // calls of the function, counted before they begin
 	left    bool   // a scan found more than there was room for
@@ -58,8 +61,8 @@ type queue struct {
 }
 
 // found queues a job that a scan has found. It does not if the job is queued or running
-// already, or if it is paused and nothing has changed.
-func (w *Worker) found(q *queue, c Cell, seen uint64) bool {
+// already, or if it is paused and nothing has changed. fresh tells that a push told of it.
+func (w *Worker) found(q *queue, c Cell, seen uint64, fresh bool) bool {
 	if !w.wanted(q, c, seen) {
 		return false
 	}
@@ -67,7 +70,7 @@ func (w *Worker) found(q *queue, c Cell, seen uint64) bool {
 	if p := w.paused[j]; p != nil {
 		w.dropPause(p)
 	}
-	return w.enqueue(&task{job: j, q: q, seen: seen})
+	return w.enqueue(&task{job: j, q: q, fresh: fresh, seen: seen})
 }
 
 // wanted reports whether a job that was found must be queued. w.mu is held.
@@ -89,14 +92,37 @@ func (w *Worker) enqueue(t *task) bool {
 	if w.stopping {
 		return false
 	}
-	if len(t.q.tasks) >= queueLength {
+	waiting := t.q.waiting(t.fresh)
+	if len(*waiting) >= queueLength {
 		t.q.left = true
 		return false
 	}
 	w.tasks.Add(1)
 	w.jobs[t.job] = t
-	t.q.tasks = append(t.q.tasks, t)
+	*waiting = append(*waiting, t)
 	return true
+}
+
+// waiting returns the jobs that a push told of, or the others.
+func (q *queue) waiting(fresh bool) *[]*task {
+	if fresh {
+		return &q.fresh
+	}
+	return &q.tasks
+}
+
+// waits counts the jobs that are to be started.
+func (q *queue) waits() int { return len(q.tasks) + len(q.fresh) }
+
+// next takes the job that is to be started next. Those that pushes told of and those of the
+// backlog take turns, so that neither waits for all of the others.
+func (q *queue) next() *task {
+	q.turned = len(q.fresh) > 0 && (!q.turned || len(q.tasks) == 0)
+	waiting := q.waiting(q.turned)
+	t := (*waiting)[0]
+	(*waiting)[0] = nil
+	*waiting = (*waiting)[1:]
+	return t
 }
 
 // dispatch starts jobs while there are slots for them. It drops those whose cells have
@@ -108,10 +134,9 @@ func (w *Worker) dispatch() {
 		if q == nil {
 			return
 		}
-		t := q.tasks[0]
-		q.tasks[0] = nil
-		if q.tasks = q.tasks[1:]; len(q.tasks) <= lowWater {
-			leaveToken(w.room[q.table])
+		t := q.next()
+		if len(*q.waiting(t.fresh)) <= lowWater {
+			leaveToken(w.roomOf(q.table, t.fresh))
 			if q.left {
 				q.left = false
 				w.kickTable(q.table)
@@ -141,7 +166,7 @@ func (w *Worker) nextQueue() *queue {
 	var best *queue
 	for i := range w.list {
 		q := w.list[(w.turn+i)%len(w.list)]
-		if len(q.tasks) > 0 && free.allow(q) && (best == nil || q.running < best.running) {
+		if q.waits() > 0 && free.allow(q) && (best == nil || q.running < best.running) {
 			best = q
 		}
 	}
@@ -198,20 +223,29 @@ func (w *Worker) limit(q *queue) int {
 	return q.o.Concurrency
 }
 
+// roomOf returns where a token is left when a queue of the table has room again, for what
+// pushes tell of or for the rest.
+func (w *Worker) roomOf(table string, fresh bool) chan struct{} {
+	if fresh {
+		return w.freshRoom[table]
+	}
+	return w.room[table]
+}
+
 // waitForRoom waits until an observer of the table has room for what a scan finds.
-func (w *Worker) waitForRoom(ctx context.Context, table string) error {
+func (w *Worker) waitForRoom(ctx context.Context, table string, fresh bool) error {
 	for {
 		w.mu.Lock()
 		room := false
 		for _, q := range w.list {
-			room = room || q.table == table && len(q.tasks) <= lowWater
+			room = room || q.table == table && len(*q.waiting(fresh)) <= lowWater
 		}
 		w.mu.Unlock()
 		if room {
 			return ctx.Err()
 		}
 		select {
-		case <-w.room[table]:
+		case <-w.roomOf(table, fresh):
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -224,11 +258,10 @@ func (w *Worker) stopStarting() {
 	defer w.mu.Unlock()
 	w.stopping = true
 	for _, q := range w.list {
-		for _, t := range q.tasks {
-			delete(w.jobs, t.job)
+		for q.waits() > 0 {
+			delete(w.jobs, q.next().job)
 			w.tasks.Done()
 		}
-		q.tasks = nil
 	}
 	w.signalIdle()
 }

@@ -57,22 +57,24 @@ func TestWhatIsWanted(t *testing.T) {
 			if x.paused != 0 {
 				wk.pauseJob(&pausedJob{job: j, q: q, until: w.clock.Now().Add(x.paused), seen: x.pausedBy})
 			}
-			before := 0
+			before, fresh := 0, len(name)%2 == 0
+			waiting := q.waiting(fresh)
 			if x.full {
 				before = queueLength
-				q.tasks = make([]*task, before)
+				*waiting = make([]*task, before)
 			}
 			wk.stopping = x.stopping
-			require.Equal(t, x.want, wk.found(q, cell, seen))
+			require.Equal(t, x.want, wk.found(q, cell, seen, fresh))
+			require.Empty(t, *q.waiting(!fresh))
 			require.Equal(t, x.pauseStays, wk.paused[j] != nil)
 			require.Equal(t, x.full && !x.pauseStays, q.left)
 			if x.want {
-				require.Len(t, q.tasks, 1)
-				require.EqualValues(t, seen, q.tasks[0].seen)
-				require.Same(t, q.tasks[0], wk.jobs[j])
+				require.Len(t, *waiting, 1)
+				require.EqualValues(t, seen, (*waiting)[0].seen)
+				require.Same(t, (*waiting)[0], wk.jobs[j])
 				return
 			}
-			require.Len(t, q.tasks, before)
+			require.Len(t, *waiting, before)
 			if x.task != nil {
 				require.Equal(t, x.again, x.task.again)
 				if x.task.running {
@@ -249,14 +251,40 @@ func TestWhichRunsAreClaimed(t *testing.T) {
 	}
 }
 
+// What pushes told of and what a walk has found take turns, and each goes on alone.
+func TestPushedJobsTakeTurns(t *testing.T) {
+	t.Parallel()
+	q := &queue{}
+	put := func(fresh bool, n int) {
+		for range n {
+			list := q.waiting(fresh)
+			*list = append(*list, &task{fresh: fresh, seen: uint64(q.waits())}) //nolint:gosec // a small number
+		}
+	}
+	take := func(n int) (order string) {
+		for range n {
+			order += map[bool]string{false: "w", true: "p"}[q.next().fresh]
+		}
+		return order
+	}
+	put(false, 2)
+	put(true, 4)
+	require.Equal(t, "pwpwpp", take(6))
+	require.Zero(t, q.waits())
+	put(false, 3)
+	require.Equal(t, "ww", take(2))
+	put(true, 1)
+	require.Equal(t, "pw", take(2))
+}
+
 // What dispatch drops and asks for.
 func TestDispatchOfForeignJobs(t *testing.T) {
 	t.Parallel()
-	for _, waits := range []int{lowWater + 1, lowWater + 2} {
+	for i, waits := range []int{lowWater + 1, lowWater + 2, lowWater + 1} {
 		wk, w := idleWorker(t)
-		q := wk.list[0]
+		q, fresh := wk.list[0], i == 2
 		for range waits {
-			require.True(t, wk.enqueue(&task{job: job{Cell{"t", fmt.Sprint(len(q.tasks)), "v"}, q.o}, q: q}))
+			require.True(t, wk.enqueue(&task{job: job{Cell{"t", fmt.Sprint(q.waits()), "v"}, q.o}, q: q, fresh: fresh}))
 		}
 		q.left = true
 		now := w.clock.Now()
@@ -267,10 +295,11 @@ func TestDispatchOfForeignJobs(t *testing.T) {
 		wk.mu.Unlock()
 		wk.tasks.Wait()
 		require.Empty(t, wk.jobs)
-		require.Empty(t, q.tasks)
+		require.Zero(t, q.waits())
 		require.Zero(t, wk.running, "nothing of others was started")
 		require.False(t, q.left)
-		require.Len(t, wk.room["t"], 1)
+		require.Len(t, wk.roomOf("t", fresh), 1)
+		require.Empty(t, wk.roomOf("t", !fresh))
 		require.Len(t, wk.kicks["t"], 1, "what was left is looked for")
 	}
 }

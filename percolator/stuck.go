@@ -16,7 +16,7 @@ func (w *Worker) isStuck(q *queue, now time.Time) bool {
 // a look at its table has been going on for a lease. w.mu is held.
 func (w *Worker) stuckFrom(q *queue) (from time.Time, ok bool) {
 	lease := w.config.MemberLease
-	if waits := len(q.tasks) > 0 || q.left || q.stuck; waits && !w.hasPlace(q) {
+	if waits := q.waits() > 0 || q.left || q.stuck; waits && !w.hasPlace(q) {
 		moved, takes := q.moved, q.takes
 		if q.running == 0 {
 			// It is the next one to have a place, whichever function on a shared place ends.

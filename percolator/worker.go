@@ -104,8 +104,9 @@ type Worker struct {
 	ended  chan struct{}   // closed when Run has ended
 
 	kicks     map[string]chan struct{} // a token for a table to be scanned
-	asked     map[string]*asked        // what the tokens in kicks are for
+	asked     map[string]*asked        // the rows of a table that pushes told of
 	room      map[string]chan struct{} // a token when a queue of the table has room again
+	freshRoom map[string]chan struct{} // the same for what pushes tell of
 	sooner    chan struct{}            // a token when a new pause ends before all others
 	claimSoon chan struct{}            // a token to look for runs that must be claimed
 	beatSoon  chan struct{}            // a token to look for a barrier of WaitIdle
@@ -142,7 +143,7 @@ func NewWorker(db *DB, config WorkerConfig) *Worker {
 		queues: map[Cell][]*queue{}, tables: map[string][]string{},
 		id:  uniqueID(),
 		ctx: db.ctx, runCtx: db.ctx,
-		kicks: map[string]chan struct{}{}, room: map[string]chan struct{}{},
+		kicks: map[string]chan struct{}{}, room: map[string]chan struct{}{}, freshRoom: map[string]chan struct{}{},
 		sooner: make(chan struct{}, 1), claimSoon: make(chan struct{}, 1),
 		beatSoon: make(chan struct{}, 1), recheck: make(chan struct{}, 1),
 		ready: make(chan struct{}), ended: make(chan struct{}),
@@ -192,8 +193,9 @@ func (w *Worker) Observe(o Observer) error {
 		w.tables[c.Table] = append(w.tables[c.Table], c.Column)
 	}
 	w.kicks[c.Table] = make(chan struct{}, 1)
-	w.asked[c.Table] = &asked{}
+	w.asked[c.Table] = &asked{some: make(chan struct{}, 1)}
 	w.room[c.Table] = make(chan struct{}, 1)
+	w.freshRoom[c.Table] = make(chan struct{}, 1)
 	return nil
 }
 
@@ -259,6 +261,7 @@ func (w *Worker) work(parent context.Context) error {
 	}
 	for table := range w.tables {
 		part(func() error { return w.find(ctx, table) })
+		part(func() error { return w.follow(ctx, table) })
 	}
 	claimCtx, stopClaims := context.WithCancel(runCtx)
 	defer claims.Wait()
