@@ -36,7 +36,8 @@ type columnName struct{ table, column string }
 // process that publishes something which others must know (a new observer, the safe
 // point) draws a timestamp once the publication can be read, and acts on it no sooner
 // than the longest lease above that timestamp. So anything missing from this view was
-// published above asOf, and no process acts on it before this view expires.
+// published above asOf, and no process acts on it before this view expires. A new
+// observer is acted on sooner if it is known that nobody goes by an older view (use.go).
 type catalogView struct {
 	catalog
 	// asOf was drawn before the catalog was read.
@@ -46,6 +47,7 @@ type catalogView struct {
 	safePoint Timestamp
 	sentAt    time.Time     // local, of asOf
 	lease     time.Duration // leaseAt(asOf)
+	awaited   bool          // a new observer may be waiting until everybody knows it
 	observed  map[columnName][]string
 }
 
@@ -133,39 +135,67 @@ func (r *catalogReads) join() (read *catalogRead, mine bool) {
 	return r.last, true
 }
 
-// readCatalog makes the read of loadCatalog; at most one runs at a time.
+// readCatalog makes the read of loadCatalog; at most one runs at a time. Before the view
+// is used, this process's record must stand (use.go).
 func (db *DB) readCatalog(ctx context.Context) (*catalogView, error) {
-	v := &catalogView{sentAt: db.clock.Now()}
-	var err error
-	if v.asOf, err = db.draw(ctx); err != nil {
+	sentAt := db.clock.Now()
+	asOf, err := db.draw(ctx)
+	if err != nil {
 		return nil, err
 	}
-	if before := db.known(); before != nil && v.asOf <= before.asOf {
-		return nil, fmt.Errorf("%w: it answered %v after %v", ErrOracleWentBack, v.asOf, before.asOf)
+	if before := db.known(); before != nil && asOf <= before.asOf {
+		return nil, fmt.Errorf("%w: it answered %v after %v", ErrOracleWentBack, asOf, before.asOf)
 	}
+	for attempt := 0; ; attempt++ {
+		v := &catalogView{sentAt: sentAt, asOf: asOf}
+		stands, err := db.readRevision(ctx, v)
+		if err != nil || v.revision == 0 {
+			return v, err
+		}
+		if stands {
+			if db.install(v) {
+				db.moveUse(ctx, v)
+			}
+			return v, nil
+		}
+		if err := db.storeUse(ctx, v); errors.Is(err, rowstore.ErrAmbiguous) {
+			err = db.clock.Sleep(ctx, db.opt.retryWait.wait(attempt, db.rand))
+			if err != nil {
+				return nil, fmt.Errorf("reading the catalog: %w", err)
+			}
+		} else if err != nil {
+			return nil, fmt.Errorf("reading the catalog: %w", err)
+		}
+	}
+}
+
+// readRevision reads the catalog's row. A revision of 0 means that there is no catalog
+// yet. stands tells whether v may be used.
+func (db *DB) readRevision(ctx context.Context, v *catalogView) (stands bool, err error) {
 	rows, err := db.store.Read(ctx, []rowstore.RowRead{{Table: format.TableCatalog, Row: format.RowCatalog, Selectors: []rowstore.Selector{
 		{Family: rowstore.Write, Column: format.ColumnConfig, To: oracle.Max, Limit: 1},
 		{Family: rowstore.Write, Column: format.ColumnSafePoint, To: oracle.Max, Limit: 1},
+		{Family: rowstore.Mark, Column: db.uses.id, To: oracle.Max, Limit: 1},
 	}}})
 	if err == nil {
 		err = rows[0].Err
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading the catalog: %w", err)
+		return false, fmt.Errorf("reading the catalog: %w", err)
 	}
 	config := rows[0].Newest(rowstore.Write, format.ColumnConfig)
 	if config == nil {
-		return v, nil
+		return false, nil
 	}
 	v.revision = config.TS
 	if v.catalog, err = decodeCatalog(config.Value); err != nil {
-		return nil, fmt.Errorf("reading the catalog: %w", err)
+		return false, fmt.Errorf("reading the catalog: %w", err)
 	}
 	if sp := rows[0].Newest(rowstore.Write, format.ColumnSafePoint); sp != nil {
 		v.safePoint = sp.TS
 	}
 	if err := db.checkOracle(ctx, v); err != nil {
-		return nil, err
+		return false, err
 	}
 	v.lease = v.leaseAt(v.asOf)
 	if len(v.Observers) > 0 {
@@ -173,15 +203,19 @@ func (db *DB) readCatalog(ctx context.Context) (*catalogView, error) {
 		for _, o := range v.Observers {
 			k := columnName{string(o.Table), string(o.Column)}
 			v.observed[k] = append(v.observed[k], string(o.Name))
+			v.awaited = v.awaited || o.Swept == 0
 		}
 	}
-	db.view.Store(v)
-	return v, nil
+	return db.uses.stands(&rows[0], v), nil
 }
 
-// checkOracle returns an error if the oracle hands out timestamps that are not above
-// those in the catalog. Such an oracle has lost its state, or belongs to other data.
+// checkOracle returns an error if the data was written with another oracle, or if the
+// oracle hands out timestamps that are not above those in the catalog. Such an oracle has
+// lost its state, or belongs to other data.
 func (db *DB) checkOracle(ctx context.Context, v *catalogView) error {
+	if v.Oracle != db.opt.oracleName {
+		return fmt.Errorf("%w: the data was written with the oracle %q, not %q; open it with that one, because timestamps of two oracles are in no order", ErrInvalid, oracleTitle(v.Oracle), oracleTitle(db.opt.oracleName))
+	}
 	stored := max(v.revision, v.safePoint)
 	if v.asOf > stored {
 		return nil
@@ -222,10 +256,16 @@ func (db *DB) changeCatalog(ctx context.Context, change func(v *catalogView) (bo
 			return nil, err
 		}
 		from := Timestamp(0)
-		edits := []rowstore.Edit{rowstore.Put(rowstore.Write, format.ColumnConfig, ts, value)}
+		edits := []rowstore.Edit{
+			rowstore.Put(rowstore.Write, format.ColumnConfig, ts, value),
+			// Stores with a push tell the workers, which then read the catalog.
+			rowstore.Put(rowstore.Notify, format.ColumnConfig, ts, format.StrongNotification),
+		}
 		if v.revision > 0 {
 			from = v.revision + 1
-			edits = append(edits, rowstore.DeleteRange(rowstore.Write, format.ColumnConfig, 0, v.revision))
+			edits = append(edits,
+				rowstore.DeleteRange(rowstore.Write, format.ColumnConfig, 0, v.revision),
+				rowstore.DeleteRange(rowstore.Notify, format.ColumnConfig, 0, v.revision))
 		}
 		out, err := db.applyOne(ctx, rowstore.Mutation{
 			Table: format.TableCatalog, Row: format.RowCatalog,
@@ -264,9 +304,6 @@ func (db *DB) initCatalog(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if v.Oracle != db.opt.oracleName {
-		return fmt.Errorf("%w: the data was written with the oracle %q, not %q; open it with that one, because timestamps of two oracles are in no order", ErrInvalid, oracleTitle(v.Oracle), oracleTitle(db.opt.oracleName))
-	}
 	if stored := v.at(v.asOf); asked != (Settings{}) && stored != wanted {
 		db.log.Warn("the stored settings hold; change them with Configure", "stored", stored, "asked", wanted)
 	}
@@ -298,8 +335,24 @@ func (db *DB) refreshSoon(v *catalogView) {
 	}
 }
 
-// catalogFor returns a view of the catalog that does not expire soon, for the prewrites
-// of a transaction that expects to commit at about now.
+// useFor returns a view of the catalog that does not expire soon, for the prewrites of a
+// transaction that expects to commit at about now. The caller ends the use (endUse).
+func (db *DB) useFor(ctx context.Context, now Timestamp) (*catalogView, error) {
+	v := db.beginUse()
+	db.refreshSoon(v)
+	if now.Sub(v.asOf) < v.lease*2/3 {
+		return v, nil
+	}
+	db.endUse(v, false)
+	if _, err := db.loadCatalog(ctx); err != nil {
+		return nil, err
+	}
+	return db.beginUse(), nil
+}
+
+// catalogFor returns a view of the catalog that this process goes by at some moment of
+// the call, and that does not expire soon: what it does not know is acted upon above all
+// timestamps that were drawn before the call.
 func (db *DB) catalogFor(ctx context.Context, now Timestamp) (*catalogView, error) {
 	v := db.known()
 	db.refreshSoon(v)

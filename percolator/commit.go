@@ -62,12 +62,16 @@ func (tx *Txn) Commit(ctx context.Context) error {
 func (tx *Txn) commitAnyWay(ctx context.Context) error {
 	db := tx.db
 	c, err := tx.newCommitter(ctx)
+	unknown := true // after a panic too
+	defer func() { c.endUse(unknown) }()
 	switch {
 	case err != nil:
+		unknown = false
 		return fmt.Errorf("percolator: committing: %w", err)
 	case c.primary < 0 && len(tx.weak) == 0:
 		// Reads of one snapshot are consistent; locks without a write change nothing.
 		db.count.readOnly.Add(1)
+		unknown = false
 		return nil
 	case c.primary < 0:
 		err = c.notifyOnly(ctx)
@@ -76,6 +80,7 @@ func (tx *Txn) commitAnyWay(ctx context.Context) error {
 	default:
 		err = c.twoPhase(ctx)
 	}
+	unknown = errors.Is(err, ErrUndetermined)
 	switch {
 	case err == nil:
 		tx.commit = c.commit
@@ -96,7 +101,8 @@ type committer struct {
 	began   time.Time
 	extra   map[rowName][]rowstore.Edit
 	view    *catalogView
-	writes  []write // sorted by row, then as they were set
+	used    *catalogView // whose use has yet to end, nil for none
+	writes  []write      // sorted by row, then as they were set
 	rows    []commitRow
 	primary int    // index into writes, -1 where every write is lock only
 	notify  []bool // for each write: whether its column is observed
@@ -143,16 +149,16 @@ func (tx *Txn) newCommitter(ctx context.Context) (*committer, error) {
 		return c, nil
 	}
 	if err := tx.begin(ctx); err != nil {
-		return nil, err
+		return c, err
 	}
 	c.start, c.began = tx.start, tx.began
-	view, err := db.catalogFor(ctx, db.estimate(tx.start, tx.began))
-	if err != nil {
-		return nil, err
+	var err error
+	if c.used, err = db.useFor(ctx, db.estimate(tx.start, tx.began)); err != nil {
+		return c, err
 	}
 	if c.primary < 0 {
 		if !tx.guarded() {
-			return c, c.beginBy(ctx, view)
+			return c, c.beginByNewest(ctx)
 		}
 		// Locks and reads that guard the notifications are prewritten and validated as
 		// for any write. That takes a primary, so the transaction gets one of its own.
@@ -167,19 +173,37 @@ func (tx *Txn) newCommitter(ctx context.Context) (*committer, error) {
 		c.primary = slices.IndexFunc(c.writes, func(w write) bool { return w.cell == primary })
 	}
 	c.notify = make([]bool, len(c.writes))
-	return c, c.beginBy(ctx, view)
+	return c, c.beginByNewest(ctx)
 }
 
-// beginBy is goBy with the view at hand. That view may be too old to know the observer
-// of a weak notification; then a new one is read.
-func (c *committer) beginBy(ctx context.Context, view *catalogView) error {
-	err := c.goBy(view)
+// beginByNewest is goBy with the view at hand. That view may be too old to know the
+// observer of a weak notification; then a new one is read.
+func (c *committer) beginByNewest(ctx context.Context) error {
+	err := c.goBy(c.used)
 	if errors.Is(err, ErrNotObserved) {
-		if view, err = c.db.loadCatalog(ctx); err == nil {
-			err = c.goBy(view)
-		}
+		err = c.goByNew(ctx)
 	}
 	return err
+}
+
+// goByNew is goBy with a view that is read now.
+func (c *committer) goByNew(ctx context.Context) error {
+	if _, err := c.db.loadCatalog(ctx); err != nil {
+		return err
+	}
+	c.endUse(false)
+	c.used = c.db.beginUse()
+	return c.goBy(c.used)
+}
+
+// endUse ends the use of the view that the commit goes by, if it has not ended yet: the
+// commit timestamp is drawn, or the commit takes no effect. unknown tells that a request
+// which goes by the view may still take effect.
+func (c *committer) endUse(unknown bool) {
+	if c.used != nil {
+		c.db.endUse(c.used, unknown)
+		c.used = nil
+	}
 }
 
 // goBy bases the commit on a view of the catalog. No write of the commit may be in the

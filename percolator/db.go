@@ -43,6 +43,7 @@ type DB struct {
 	view         atomic.Pointer[catalogView]
 	catalogReads catalogReads
 	refreshing   atomic.Bool
+	uses         uses
 	session      session
 
 	// drain counts what Close waits for.
@@ -124,27 +125,33 @@ func New(ctx context.Context, store rowstore.Store, opts ...Option) (*DB, error)
 	db.setLimits()
 	db.ctx, db.cancel = context.WithCancel(context.Background())
 	db.session.init(db)
-	if err := db.initCatalog(ctx); err != nil {
+	db.uses.init()
+	if err := db.open(ctx); err != nil {
+		db.removeUse(ctx)
 		db.cancel()
-		return nil, fmt.Errorf("percolator: opening the catalog: %w", err)
+		return nil, err
 	}
-	if r, ok := rowstore.Unwrap[rowstore.Reporter](store); ok {
+	return db, nil
+}
+
+// open does what New does with the store.
+func (db *DB) open(ctx context.Context) error {
+	if err := db.initCatalog(ctx); err != nil {
+		return fmt.Errorf("percolator: opening the catalog: %w", err)
+	}
+	if r, ok := rowstore.Unwrap[rowstore.Reporter](db.store); ok {
 		report, err := r.Report(ctx)
 		if err != nil {
-			db.cancel()
-			return nil, fmt.Errorf("percolator: asking the store for its report: %w", err)
+			return fmt.Errorf("percolator: asking the store for its report: %w", err)
 		}
 		for _, w := range report.Warnings {
 			db.log.Warn(w, "backend", report.Backend)
 		}
 	}
-	if opt.meters != nil {
-		if err := db.registerMetrics(opt.meters); err != nil {
-			db.cancel()
-			return nil, err
-		}
+	if db.opt.meters != nil {
+		return db.registerMetrics(db.opt.meters)
 	}
-	return db, nil
+	return nil
 }
 
 func (db *DB) setLimits() {
@@ -213,6 +220,7 @@ func (db *DB) Close(ctx context.Context) error {
 	db.owned.Wait()
 	if ctx.Err() == nil {
 		db.session.end(ctx)
+		db.removeUse(ctx)
 	}
 	if err := db.store.Close(); err != nil {
 		errs = append(errs, fmt.Errorf("percolator: closing the store: %w", err))

@@ -70,9 +70,10 @@
 // transactions can ask for the same work and not conflict. [Worker.WaitIdle] waits
 // until there is nothing left to do, for all workers of the same observers.
 //
-// A new observer also runs for the existing data. That begins one catalog lease after
-// it was registered (Settings.CatalogLease, 10 seconds), because until then a process
-// may not know of it.
+// A new observer also runs for the existing data. That begins when every process knows
+// of it: at once in a single process, some milliseconds later among workers that a push
+// wakes, and one catalog lease after it was registered at the latest
+// (Settings.CatalogLease, 10 seconds), where a process died or has nothing to do.
 //
 // # Operation
 //

@@ -51,6 +51,11 @@ func (w *Worker) listen(ctx context.Context) error {
 
 // kick is told where there may be new notifications.
 func (w *Worker) kick(at rowstore.Wake) {
+	// A new observer waits until everybody knows it. Its push may have been missed before a
+	// wake that names no table.
+	if at.Table == format.TableCatalog || at.Table == "" {
+		leaveToken(w.recheck)
+	}
 	if at.Table == "" || at.Table == format.TableMembers {
 		leaveToken(w.beatSoon) // a notification there is a barrier
 	}

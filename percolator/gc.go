@@ -72,7 +72,14 @@ func (db *DB) collectGarbage(ctx context.Context, keep time.Duration) (GCReport,
 		return report, err
 	}
 	report.SafePoint = safe
+	condemned, err := db.condemnUses(ctx)
+	if err != nil {
+		return report, err
+	}
 	if err := db.outlast(ctx); err != nil {
+		return report, err
+	}
+	if err := db.buryUses(ctx, condemned); err != nil {
 		return report, err
 	}
 	var tables []string

@@ -21,6 +21,7 @@ func (c *committer) notifyOnly(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	c.endUse(false)
 	if err := c.checkBound(ctx, ts); err != nil {
 		return err
 	}

@@ -85,11 +85,7 @@ func (c *committer) onePhase(ctx context.Context) error {
 			return nil
 		case out.TooLate:
 			// A new view is later than the timestamp that was refused.
-			view, err := c.db.loadCatalog(ctx)
-			if err == nil {
-				err = c.goBy(view)
-			}
-			if err != nil {
+			if err := c.goByNew(ctx); err != nil {
 				return err
 			}
 			if late || c.onePhaseKey() == "" {

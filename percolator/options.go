@@ -69,7 +69,8 @@ type Settings struct {
 	Retention time.Duration
 	// CatalogLease is how long a process may use what it knows about observers and the
 	// safe point. So a new observer waits that long before it sweeps the existing data,
-	// and a garbage collection before it removes anything. No request to the store may
+	// unless all processes say that they know of it, and a garbage collection before it
+	// removes anything. No request to the store may
 	// be applied later than this after it was sent. Default 10 s.
 	CatalogLease time.Duration
 }

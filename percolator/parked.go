@@ -180,7 +180,6 @@ func (db *DB) Release(ctx context.Context, runs ...ParkedRun) error {
 // observer that is not registered sees the cell in the sweep that follows its
 // registration.
 func (db *DB) release(ctx context.Context, observer string, c Cell) error {
-	var v *catalogView
 	dropped := Timestamp(0)
 	err := db.Update(ctx, func(tx *Txn) error {
 		dropped = 0
@@ -196,7 +195,8 @@ func (db *DB) release(ctx context.Context, observer string, c Cell) error {
 		if err := tx.forgetFailure(observer, c, &f); err != nil {
 			return err
 		}
-		if v, err = db.catalogFor(ctx, tx.start); err != nil {
+		v, err := db.catalogFor(ctx, tx.start)
+		if err != nil {
 			return err
 		}
 		if !slices.Contains(v.observers(c.Table, c.Column), observer) {
@@ -210,10 +210,10 @@ func (db *DB) release(ctx context.Context, observer string, c Cell) error {
 	if err != nil || dropped == 0 {
 		return err
 	}
-	// The sweep sees what was committed up to a lease after the registration. That is
-	// enough unless the commit took longer than that.
-	now, err := db.draw(ctx)
-	if err != nil || now <= v.asOf.Add(v.lease) {
+	// An observer that was registered before the release was committed may have swept
+	// before it, too.
+	v, err := db.loadCatalog(ctx)
+	if err != nil || !slices.Contains(v.observers(c.Table, c.Column), observer) {
 		return err
 	}
 	err = db.Update(ctx, func(tx *Txn) error {

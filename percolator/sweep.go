@@ -115,20 +115,10 @@ func (w *Worker) sweepNew(ctx context.Context) error {
 	if len(fresh) == 0 {
 		return nil
 	}
-	// This view was begun after the observers could be read, and the snapshot of the
-	// sweep lies the longest lease above it. So the sweep sees every commit that used an
-	// older view, and every commit that used a newer view knew the observers.
-	if v, err = w.db.loadCatalog(ctx); err != nil {
-		return err
-	}
-	_, lease := v.widest()
-	publication, at := v.asOf, v.asOf
-	for err == nil && at < publication.Add(lease)+1 {
-		if err = w.db.clock.Sleep(ctx, max(publication.Add(lease).Sub(at), time.Millisecond)); err == nil {
-			at, err = w.db.draw(ctx)
-		}
-	}
-	if err != nil {
+	// The snapshot of the sweep lies above every commit that used an older view, and every
+	// commit that used a newer view knew the observers.
+	at, err := w.db.outlastOlder(ctx, v.revision, func(v *catalogView) bool { return len(w.unswept(v)) == 0 })
+	if err != nil || at == 0 {
 		return err
 	}
 	for _, r := range fresh {

@@ -257,6 +257,7 @@ func (c *committer) prepare(ctx context.Context, deferred bool) (incarnation str
 			return "", err
 		}
 	}
+	c.endUse(false)
 	if err := c.checkBound(ctx, c.commit); err != nil {
 		return "", err
 	}

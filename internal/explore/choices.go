@@ -79,6 +79,18 @@ type part struct {
 	due     time.Time // it does not arrive before
 }
 
+// stallsFor is how long a call takes that stalls: longer than some clients live.
+const stallsFor = 3 * time.Second
+
+// stallUntil keeps the parts that have not arrived from arriving before due.
+func (r *request) stallUntil(due time.Time) {
+	for i := range r.parts {
+		if !r.parts[i].done {
+			r.parts[i].due = due
+		}
+	}
+}
+
 // ready tells that a part can arrive: it has not, and its time has come.
 func (p *part) ready(now time.Time) bool { return !p.done && !p.due.After(now) }
 
@@ -316,9 +328,13 @@ func (w *world) giveUp(r *request, err error, underWay bool) {
 		late := &request{label: "late: " + r.label, write: r.write}
 		for _, p := range r.parts {
 			if !p.done {
+				if w.left.Stall > 0 {
+					p.due = w.now.Add(stallsFor)
+				}
 				late.parts = append(late.parts, p)
 			}
 		}
+		w.left.Stall = max(w.left.Stall-1, 0)
 		w.requests = append(w.requests, late)
 	}
 	w.mu.Unlock()
@@ -349,6 +365,7 @@ func (w *world) faults(list []choice, r *request, base choice) []choice {
 		}
 	}
 	add(r.label+" fails", "fail", &w.left.Fail, nil, func() { w.giveUp(r, errInjected, false) })
+	add(r.label+" takes its time", "stall", &w.left.Stall, nil, func() { r.stallUntil(w.time().Add(stallsFor)) })
 	if !r.write {
 		return list // the loss of a read's reply is no more than its failure
 	}

@@ -38,6 +38,7 @@ type Budget struct {
 	Slow   int // times that somebody's wait ends while others have calls to make
 	Crash  int // crashes of a store, which lose deferred batches
 	Cancel int // callers whose context, made by Client.Impatient, ends at a call
+	Stall  int // calls that take much longer than others, and their clients live
 	Move   int // times that a worker owns no change of an observer for a while; see Program.Owned
 }
 

@@ -34,7 +34,7 @@ func (g *gate) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.R
 			name = rowLabel(rd.Table, "*") // names of sessions and members are random
 		}
 		names = append(names, name)
-		r.parts = append(r.parts, part{label: name, touches: []touch{{rd.Table, rd.Row, false}}, do: func() {
+		r.parts = append(r.parts, part{label: name, touches: readTouches(&rd), do: func() {
 			got, err := g.inner.Read(context.Background(), []rowstore.RowRead{rd})
 			if err != nil {
 				rows[i].Err = err
@@ -60,7 +60,7 @@ func (g *gate) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowstor
 			name = "renew " + rowLabel(m.Table, "*")
 		}
 		names = append(names, name)
-		r.parts = append(r.parts, part{label: name, touches: g.durable([]touch{{m.Table, m.Row, true}}, !opts.Deferred), do: func() {
+		r.parts = append(r.parts, part{label: name, touches: g.durable(changeTouches(&m), !opts.Deferred), do: func() {
 			got, err := g.inner.Apply(context.Background(), []rowstore.Mutation{m}, opts)
 			if err != nil {
 				outs[i].Err = err
@@ -114,6 +114,9 @@ func what(m *rowstore.Mutation) string {
 		if e.Kind == rowstore.DoPut {
 			puts[e.Family] = true
 		}
+	}
+	if changesUse(m) {
+		return "use "
 	}
 	present := slices.ContainsFunc(m.Conditions, func(c rowstore.Condition) bool { return c.Kind == rowstore.IfPresent })
 	switch {

@@ -61,6 +61,7 @@ type Client struct {
 	id   int
 	Name string
 	DB   *percolator.DB
+	opts []percolator.Option
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -253,30 +254,46 @@ func (w *world) client(name string, id int, opts []percolator.Option) *Client {
 	if settings == (percolator.Settings{}) {
 		settings = patient
 	}
-	opts = append([]percolator.Option{
+	if w.program.Owned && id > 0 && id <= len(w.program.Clients) {
+		opts = append(opts, coretest.WithOwnership(c.owns))
+	}
+	c.opts = append([]percolator.Option{
 		percolator.WithSettings(settings), percolator.WithSessionLease(sessionLease), percolator.WithLockExpiry(lockExpiry),
 		// A few looks at a lock for each lease are enough: those between change nothing.
 		percolator.WithLockWait(percolator.Backoff{Min: sessionLease / 4, Max: sessionLease / 4}),
 		percolator.WithClock(clock{c}), coretest.WithSeed(uint64(c.id) + 1), //nolint:gosec // a small number
 		percolator.WithLogger(slog.New(slog.DiscardHandler)),
 	}, opts...)
-	if w.program.Owned && id > 0 && id <= len(w.program.Clients) {
-		opts = append(opts, coretest.WithOwnership(c.owns))
+	var err error
+	if c.DB, err = c.open(c.ctx); err != nil {
+		panic(fmt.Sprintf("explore: opening over an empty store: %v", err))
 	}
+	return c
+}
+
+// open opens a DB over the client's own way to the stores.
+func (c *Client) open(ctx context.Context) (*percolator.DB, error) {
+	w := c.w
 	gates := map[string]rowstore.Store{}
 	for i := range w.stores {
 		gates[w.stores[i].name] = &gate{c: c, inner: w.stores[i].Store}
 	}
 	store, err := w.program.route(gates)
 	if err != nil {
-		panic(err)
+		return nil, err
 	}
-	db, err := percolator.New(c.ctx, store, opts...)
+	return percolator.New(ctx, store, c.opts...)
+}
+
+// Reopen ends the client's process and starts another one.
+func (c *Client) Reopen(ctx context.Context) error {
+	c.close()
+	db, err := c.open(ctx)
 	if err != nil {
-		panic(fmt.Sprintf("explore: opening over an empty store: %v", err))
+		return err
 	}
 	c.DB = db
-	return c
+	return nil
 }
 
 const (

@@ -7,7 +7,7 @@ import (
 
 // Catalog is what every process must agree on: JSON behind the version byte. An older
 // program that reads and writes the catalog drops fields that it does not know, so a new
-// field needs a new Version.
+// field needs a new CatalogVersion.
 type Catalog struct {
 	Oracle    string     `json:"oracle"` // "" is the store's own
 	Current   Settings   `json:"current"`
@@ -68,7 +68,7 @@ func (c *Catalog) Encode() ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encoding the catalog: %w", err)
 	}
-	return append([]byte{Version}, b...), nil
+	return append([]byte{CatalogVersion}, b...), nil
 }
 
 // DecodeCatalog undoes Catalog.Encode. An error matches ErrCorrupt or
@@ -78,7 +78,7 @@ func DecodeCatalog(b []byte) (Catalog, error) {
 	if len(b) < 1 {
 		return c, fmt.Errorf("%w: catalog: empty", ErrCorrupt)
 	}
-	if err := checkVersion(b, "catalog"); err != nil {
+	if err := checkVersionIs(CatalogVersion, b, "catalog"); err != nil {
 		return c, err
 	}
 	if err := json.Unmarshal(b[1:], &c); err != nil {

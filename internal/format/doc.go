@@ -21,8 +21,14 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// Version is the version of the records, and the first byte of each.
+// Version is the version of the records, and the first byte of each but the catalog.
 const Version = 1
+
+// CatalogVersion is the first byte of the catalog. It is greater than that of the other
+// records where a program of before may not run beside this one, although it would
+// understand each record: from 2 on every process has a Use. Every process reads the
+// catalog within each lease, and stops at a version that it does not know.
+const CatalogVersion = 2
 
 // ErrCorrupt says that stored bytes are no record of this version. It matches
 // rowstore.ErrCorrupt too, so that a user asks for one error whoever met the damage.
@@ -39,13 +45,17 @@ const mostVersion = 31
 
 // checkVersion looks at a record's first byte. The error matches rowstore.ErrFormat if a
 // newer program wrote the record, and ErrCorrupt if no program did.
-func checkVersion(b []byte, what string) error {
+func checkVersion(b []byte, what string) error { return checkVersionIs(Version, b, what) }
+
+func checkVersionIs(version byte, b []byte, what string) error {
 	switch {
 	case len(b) == 0:
 		return fmt.Errorf("%w: %s: empty", ErrCorrupt, what)
-	case b[0] > Version && b[0] <= mostVersion:
-		return fmt.Errorf("percolator: %w: %s: a newer version of this library wrote it (version %d, this one knows %d); upgrade this program", rowstore.ErrFormat, what, b[0], Version)
-	case b[0] != Version:
+	case b[0] > version && b[0] <= mostVersion:
+		return fmt.Errorf("percolator: %w: %s: a newer version of this library wrote it (version %d, this one knows %d); upgrade this program", rowstore.ErrFormat, what, b[0], version)
+	case b[0] > 0 && b[0] < version:
+		return fmt.Errorf("percolator: %w: %s: an older version of this library, which was never released, wrote it (version %d, this one knows %d)", rowstore.ErrFormat, what, b[0], version)
+	case b[0] != version:
 		return fmt.Errorf("%w: %s: format version %d", ErrCorrupt, what, b[0])
 	}
 	return nil

@@ -139,12 +139,12 @@ func TestDecodersRefuseGarbage(t *testing.T) {
 		require.ErrorIs(t, err, ErrCorrupt, name)
 	}
 	for name, text := range map[string]string{
-		"nothing": "", "version": "\x00{}", "no JSON": "\x01{", "no settings": "\x01{}",
-		"negative":        "\x01" + `{"current":{"max_txn_age_ms":-1,"retention_ms":5,"catalog_lease_ms":1}}`,
-		"overflow":        "\x01" + `{"current":{"max_txn_age_ms":9000000000000000000,"retention_ms":9000000000000000001,"catalog_lease_ms":1}}`,
-		"unsafe settings": "\x01" + `{"current":{"max_txn_age_ms":5,"retention_ms":6,"catalog_lease_ms":1}}`,
-		"nameless":        "\x01" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"observers":[{"table":"dA==","column":"dA=="}]}`,
-		"unsafe next":     "\x01" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"next":{}}`,
+		"nothing": "", "version": "\x00{}", "no JSON": "\x02{", "no settings": "\x02{}",
+		"negative":        "\x02" + `{"current":{"max_txn_age_ms":-1,"retention_ms":5,"catalog_lease_ms":1}}`,
+		"overflow":        "\x02" + `{"current":{"max_txn_age_ms":9000000000000000000,"retention_ms":9000000000000000001,"catalog_lease_ms":1}}`,
+		"unsafe settings": "\x02" + `{"current":{"max_txn_age_ms":5,"retention_ms":6,"catalog_lease_ms":1}}`,
+		"nameless":        "\x02" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"observers":[{"table":"dA==","column":"dA=="}]}`,
+		"unsafe next":     "\x02" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"next":{}}`,
 	} {
 		_, err := DecodeCatalog([]byte(text))
 		require.ErrorIs(t, err, ErrCorrupt, name)
@@ -205,7 +205,7 @@ func TestDecodersRefuseNewerVersions(t *testing.T) {
 	for name, decode := range map[string]func() error{
 		"lock":           func() error { _, err := DecodeLock(newer(l.Encode())); return err },
 		"write":          func() error { _, err := DecodeWrite(newer(w.Encode())); return err },
-		"catalog":        func() error { _, err := DecodeCatalog([]byte("\x02{}")); return err },
+		"catalog":        func() error { _, err := DecodeCatalog([]byte("\x03{}")); return err },
 		"failure":        func() error { _, err := DecodeFailure(newer(f.Encode())); return err },
 		"notification":   func() error { _, err := DecodeNotification(newer(WeakNotification)); return err },
 		"acknowledgment": func() error { _, err := DecodeAck(newer(EncodeAck(1))); return err },
@@ -219,6 +219,9 @@ func TestDecodersRefuseNewerVersions(t *testing.T) {
 		require.NotErrorIs(t, err, ErrCorrupt, name)
 		require.ErrorContains(t, err, "newer", name)
 	}
+	_, err := DecodeCatalog([]byte("\x01{}"))
+	require.ErrorIs(t, err, rowstore.ErrFormat)
+	require.ErrorContains(t, err, "older")
 }
 
 // fuzz checks a decoder: an error matches ErrCorrupt or rowstore.ErrFormat, and what it takes, it takes
@@ -292,7 +295,7 @@ func FuzzDecodeCatalog(f *testing.F) {
 	c := Catalog{Current: settings, Next: &next, NextFrom: 8, Observers: []Observer{{Name: []byte("n"), Table: []byte("t"), Column: []byte{0}}}}
 	b, err := c.Encode()
 	require.NoError(f, err)
-	fuzz(f, [][]byte{b, nil, []byte("\x01{}")}, DecodeCatalog, func(c Catalog) []byte {
+	fuzz(f, [][]byte{b, nil, []byte("\x02{}")}, DecodeCatalog, func(c Catalog) []byte {
 		b, err := c.Encode()
 		if err != nil {
 			panic(err)
@@ -348,7 +351,7 @@ func TestBytes(t *testing.T) {
 		"\x01\x01\xac\x02\x01\x05":                                string(failure.Encode()),
 		"\x01\xac\x02\x09\xc0\x84\x3d\x01\x01o\x01t\x02\x00c\x10": string((&Member{300, 9, time.Second, []MemberWork{{"o", "t", "\x00c", 16}}}).Encode()),
 		"\x01" + `{"observer":"bw==","table":"dA==","row":"/w==","column":"Yw==","change":300,"attempts":5,"error":"no","at":9}`: encoded(parked.Encode()),
-		"\x01" + `{"oracle":"tso","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500},` +
+		"\x02" + `{"oracle":"tso","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500},` +
 			`"next":{"max_txn_age_ms":2000,"retention_ms":7200000,"catalog_lease_ms":1000},"next_from":7,"past":[{"max_txn_age_ms":500,"until":6}],` +
 			`"observers":[{"name":"bw==","table":"dA==","column":"AABj","since":3,"swept":4}]}`: encoded(catalog.Encode()),
 	} {

@@ -37,6 +37,7 @@ const (
 	scanGo         = "percolator/scan.go"
 	settingsGo     = "percolator/settings.go"
 	sweepGo        = "percolator/sweep.go"
+	useGo          = "percolator/use.go"
 	shareGo        = "percolator/share.go"
 	findGo         = "percolator/find.go"
 	queueGo        = "percolator/queue.go"
@@ -220,9 +221,31 @@ var mutants = []mutant{
 	}},
 	{"f-after-the-catalog", "The catalog: f is drawn before the catalog is read (B4)", "TestRule", one(catalogGo,
 		"\tconfig := rows[0].Newest(rowstore.Write, format.ColumnConfig)\n",
-		"\tif v.asOf, err = db.draw(ctx); err != nil {\n\t\treturn nil, err\n\t}\n\tconfig := rows[0].Newest(rowstore.Write, format.ColumnConfig)\n")},
-	{"sweep-at-once", "Observers: the sweep is a lease above the publication (B4)", "TestScheduleB4", one(sweepGo,
-		"for err == nil && at < publication.Add(lease)+1 {", "for err == nil && at < publication {")},
+		"\tif v.asOf, err = db.draw(ctx); err != nil {\n\t\treturn false, err\n\t}\n\tconfig := rows[0].Newest(rowstore.Write, format.ColumnConfig)\n")},
+	{"sweep-at-once", "The catalog: a new observer waits while somebody goes by an older catalog, a lease at most (B4)", "TestScheduleB4|TestSweepWaits", one(useGo,
+		"\t\tif at, err = db.draw(ctx); err != nil || !older || at >= end {\n", "\t\tif at, err = db.draw(ctx); err != nil || !older || at > 0 {\n")},
+	{"records-unread", "The catalog: a publisher reads the records", "TestScheduleB4|TestSweepWaits", one(useGo,
+		"\t\tif use, err := format.DecodeUse(records[i].Value); err != nil || use.Revision < revision {\n", "\t\tif use, err := format.DecodeUse(records[i].Value); err != nil || use.Revision == 0 {\n")},
+	{"timestamp-before-the-records", "The catalog: the sweep's snapshot is drawn after the records were read", "TestSweepIsLater", one(useGo,
+		"\t\tif at, err = db.draw(ctx); err != nil || !older || at >= end {\n", "\t\tif at = v.asOf; !older || at >= end {\n")},
+	{"record-after-the-catalog", "The catalog: a process that stored its record reads the catalog again", "TestRecordIsStored", one(catalogGo,
+		"\t\t\treturn nil, fmt.Errorf(\"reading the catalog: %w\", err)\n\t\t}\n\t}\n}\n\n// readRevision",
+		"\t\t\treturn nil, fmt.Errorf(\"reading the catalog: %w\", err)\n\t\t}\n\t\tdb.install(v)\n\t\treturn v, nil\n\t}\n}\n\n// readRevision")},
+	{"condemned-record-stands", "The catalog: a view that was read with a condemned record is not used", "TestCondemned", one(useGo,
+		"return err == nil && !use.Condemned && use", "return err == nil && use")},
+	{"use-ends-early", "The catalog: a commit goes by its view until its timestamp is drawn", "TestSweepWaitsForACommit", one(commitGo,
+		"\tc.notify = make([]bool, len(c.writes))\n", "\tc.notify = make([]bool, len(c.writes))\n\tdefer c.endUse(false)\n")},
+	{"record-before-uses-end", "The catalog: the record moves on when no commit goes by an older view", "TestSweepWaitsForACommit", one(useGo,
+		"\tfor r := range u.open {\n\t\tleast = min(least, r)\n\t}\n", "")},
+	{"unknown-fate-is-none", "The catalog: a one-phase commit of unknown fate goes by its view until that ends", "TestSweepWaitsForACommit", one(commitGo,
+		"\tunknown = errors.Is(err, ErrUndetermined)\n", "\tunknown = false\n")},
+	{"close-removes-the-doubtful", "The catalog: a process leaves its record while a commit's fate is unknown", "TestSweepWaitsForACommit", one(useGo,
+		"u.newest > 0 && len(u.open) == 0 && len(u.doubtful) == 0\n", "u.newest > 0\n")},
+	{"records-buried-at-once", "The catalog: a condemned record is removed a lease later", "TestCondemnedRecordStays", one(gcGo,
+		"\tif err := db.outlast(ctx); err != nil {\n", "\tif err := db.buryUses(ctx, condemned); err != nil {\n\t\treturn report, err\n\t}\n\tif err := db.outlast(ctx); err != nil {\n")},
+	{"the-living-are-buried", "The catalog: a record that its process stored anew stays", "TestCondemned", one(useGo,
+		"\t\t\tConditions: []rowstore.Condition{rowstore.Absent(rowstore.Mark, r.column, r.at+1)},\n\t\t\tEdits:      []rowstore.Edit{rowstore.DeleteRange(rowstore.Mark, r.column, 0, r.at)},\n",
+		"\t\t\tEdits:      []rowstore.Edit{rowstore.DeleteRange(rowstore.Mark, r.column, 0, oracle.Max)},\n")},
 	{"sweep-looks-past-locks", "Observers: with the normal rules for locks (B4)", "TestScheduleB4", one(sweepGo,
 		"\t\t\terr = w.db.settle(ctx, &row, picks, at)\n", "\t\t\terr = ctx.Err()\n")},
 	{"sweep-for-the-unacknowledged-only", "Observers: whose newest write is newer than the acknowledgment (B4)", "TestScheduleB4", one(sweepGo,
