@@ -4,5 +4,8 @@
 local m, o = KEYS[1], KEYS[2]
 local s = call('GET', o)
 if s and #s == 55 then call('SET', o, '\255\255\255\255\255\255\2' .. s) end
-if call('HGET', m, 'format') == '1' then call('HSET', m, 'format', '2', 'spread', 'rows') end
+if call('HGET', m, 'format') == '1' then
+  call('HSETNX', m, 'spread', 'rows')
+  call('HSET', m, 'format', '2')
+end
 return '1'
