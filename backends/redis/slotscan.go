@@ -32,6 +32,9 @@ type slotScanner struct {
 	ahead   int // how many cursors that are apart are asked together
 }
 
+// ScansSlots says that Scan takes slots.
+func (s *direct) ScansSlots() {}
+
 func newSlotScanner(s *direct, r rowstore.ScanRange) *slotScanner {
 	sc := &slotScanner{s: s, r: r, plan: newPlan(r.Selectors), apart: s.bySlot || len(s.parts) == 1, ahead: 1}
 	all := packSlots(r.Slots)

@@ -240,6 +240,39 @@ func TestOneSlotHoldsAll(t *testing.T) {
 	}
 }
 
+// Some notified rows are too wide for a run of the script, or fill it, between others.
+func TestScanSlotsOfWideRows(t *testing.T) {
+	t.Parallel()
+	s := bare(t, with(t, testserver.Redis(t), "partitions", "3"))
+	const columns = maxSteps + 500
+	for i := range 40 {
+		m := rowstore.Mutation{Table: "t", Row: fmt.Sprint("r", i)}
+		switch i % 10 {
+		case 3, 4:
+			for c := range columns {
+				m.Edits = append(m.Edits, rowstore.Put(rowstore.Notify, fmt.Sprint("c", c), 5, nil))
+			}
+		case 5, 6, 7:
+			m.Edits = append(m.Edits, rowstore.Put(rowstore.Notify, "c", 5, make([]byte, maxAnswer/2)))
+		default:
+			m.Edits = append(m.Edits, rowstore.Put(rowstore.Notify, "c", 5, nil))
+		}
+		apply(t, s, m)
+	}
+	require.Equal(t, 40, findsAll(t, s, "t"))
+	wide := 0
+	for row, err := range s.Scan(t.Context(), rowstore.ScanRange{Table: "t", Slots: everySlot(), Selectors: ofNotify()}) {
+		require.NoError(t, err)
+		if len(row.Versions) == columns {
+			wide++
+		}
+	}
+	require.Equal(t, 8, wide)
+	for _, limit := range []int{1, 7, 39} {
+		require.Len(t, scanKeys(t, s, rowstore.ScanRange{Table: "t", Slots: everySlot(), Limit: limit}), limit)
+	}
+}
+
 // calls counts the scripts that a server ran.
 func calls(t testing.TB, c *goredis.Client) (n int) {
 	t.Helper()
