@@ -262,3 +262,71 @@ func BenchmarkBatch(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkNotify measures what notifications cost, and writes that draw no timestamp, in
+// calls of one row and of many. Each round notifies rows and then removes that.
+func BenchmarkNotify(b *testing.B) {
+	url := with(b, testserver.NewRedis(b, map[string]string{"appendonly": "no"}).URL)
+	st := bare(b, url)
+	plain := admin(b, url)
+	ctx := context.Background()
+	fill(b, st, plain)
+	for _, batch := range []int{1, 64} {
+		rows := make([]string, batch)
+		commit := func(edit rowstore.Edit) error {
+			start, err := st.Oracle().Draw(ctx, 1)
+			if err != nil {
+				return err
+			}
+			groups := make([]rowstore.Group, batch)
+			for i, row := range rows {
+				m := onePhase(row, start)
+				m.Edits = append(m.Edits, edit)
+				groups[i] = rowstore.Group{AssignTimestamp: true, Mutations: []rowstore.Mutation{m}}
+			}
+			_, err = st.Group(ctx, groups)
+			return err
+		}
+		change := func(edit rowstore.Edit) error {
+			muts := make([]rowstore.Mutation, batch)
+			for i, row := range rows {
+				muts[i] = rowstore.Mutation{Table: "accounts", Row: row, Edits: []rowstore.Edit{edit}}
+			}
+			_, err := st.Apply(ctx, muts, rowstore.ApplyOptions{})
+			return err
+		}
+		for _, bm := range []struct {
+			name string
+			f    func() error
+		}{
+			{"Commit", func() error {
+				if err := commit(rowstore.Put(rowstore.Notify, "balance", rowstore.AssignedTimestamp, nil)); err != nil {
+					return err
+				}
+				return commit(rowstore.DeleteRange(rowstore.Notify, "balance", 0, maxTS))
+			}},
+			{"Lock", func() error {
+				if err := change(rowstore.Put(rowstore.Lock, "balance", 1, []byte("0123456712345678"))); err != nil {
+					return err
+				}
+				return change(rowstore.Delete(rowstore.Lock, "balance", 1))
+			}},
+		} {
+			b.Run(fmt.Sprint(bm.name, "/", batch), func(b *testing.B) {
+				mine, theirs := ownCPU(b), serverCPU(ctx, b, plain)
+				for range b.N {
+					x := rand.IntN(benchRows)
+					for i := range rows {
+						rows[i] = "row" + strconv.Itoa((x+7919*i)%benchRows)
+					}
+					if err := bm.f(); err != nil {
+						b.Fatal(err)
+					}
+				}
+				n := float64(2 * b.N * batch)
+				b.ReportMetric(float64((ownCPU(b)-mine).Nanoseconds())/1e3/n, "client-us/row")
+				b.ReportMetric(float64((serverCPU(ctx, b, plain)-theirs).Nanoseconds())/1e3/n, "server-us/row")
+			})
+		}
+	}
+}

@@ -22,6 +22,9 @@ type direct struct {
 	channel string
 	// oneSlot: any rows may share a group, and the oracle is with them.
 	oneSlot bool
+	// bySlot: the slot of a row says its partition. It is so in stores that were not made
+	// in version 1.
+	bySlot bool
 	// lateAfter is how long after it was sent a request may still be applied.
 	lateAfter time.Duration
 	clocks    sync.Map // *goredis.Client to *serverClock
@@ -153,8 +156,6 @@ func checkNames(table, row string) error {
 	}
 	return nil
 }
-
-func (s *direct) partOf(table, row string) int { return partition(table, row, len(s.parts)) }
 
 // Oracle returns the store's own oracle; see storeOracle.
 func (s *direct) Oracle() oracle.Oracle { return storeOracle{s} }

@@ -28,6 +28,7 @@ type writeEncoder struct {
 	packer
 	expiry       int // where the time is that the request must not be applied after
 	cells, notes []column
+	slot         uint16 // of the row, if it has notes
 }
 
 // columnsOf collects the columns of a mutation: first the cells that it reads or
@@ -168,8 +169,11 @@ func (e *writeEncoder) mutation(tag string, m *rowstore.Mutation) {
 	cells, notes := e.cells, e.notes
 	table := escapeTable(m.Table)
 	e.key(tag, table, m.Row)
+	if len(notes) > 0 {
+		e.slot = rowstore.Slot(m.Table, m.Row)
+	}
 	if kit.Wakes(m) {
-		e.str(wakeOf(table, rowstore.Slot(m.Table, m.Row)))
+		e.str(wakeOf(table, e.slot))
 	} else {
 		e.bool(false)
 	}
@@ -313,7 +317,7 @@ func (e *writeEncoder) remove(m *rowstore.Mutation, ed *rowstore.Edit) {
 	}
 	e.number(ed.Family, ed.Column)
 	if ed.Family == rowstore.Notify {
-		e.str(noteMember(m.Row, ed.Column))
+		e.str(noteMember(e.slot, m.Row, ed.Column))
 	}
 	e.halves(inv(hi))
 	e.halves(inv(lo))
@@ -339,7 +343,7 @@ func (e *writeEncoder) put(m *rowstore.Mutation, ed *rowstore.Edit) {
 	default:
 		e.small(10)
 		e.number(ed.Family, ed.Column)
-		e.str(noteMember(m.Row, ed.Column))
+		e.str(noteMember(e.slot, m.Row, ed.Column))
 	}
 	if ed.TS == rowstore.AssignedTimestamp {
 		e.str("")

@@ -59,6 +59,12 @@ func (s *direct) decideOnAnswer(ctx context.Context, c *call) nextStep {
 		// that does not.
 		c.strict, c.source = true, false
 		return sendAgain
+	case strings.HasPrefix(text, "FORMAT "):
+		// The scripts look at the version before they write anything.
+		c.sent = false
+		c.err = fmt.Errorf("%w: the store with the prefix %q has format version %s now, this program writes version %d: use a program of that version",
+			rowstore.ErrFormat, s.opts.Prefix, strings.TrimPrefix(text, "FORMAT "), formatVersion)
+		return finished
 	case strings.HasPrefix(text, "CLUSTERDOWN"):
 		s.nodes.moved(ctx)
 	}

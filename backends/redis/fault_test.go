@@ -192,8 +192,8 @@ func setOracle(t testing.TB, c *goredis.Client, s *direct, f func(ms, bound int6
 	six := func(n int64) string {
 		return string([]byte{byte(n >> 40), byte(n >> 32), byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)})
 	}
-	ms, bound := f(num(v[:6]), num(v[9:15]))
-	require.NoError(t, c.Set(ctx, s.okey, six(ms)+v[6:9]+six(bound)+v[15:], 0).Err())
+	ms, bound := f(num(v[7:13]), num(v[16:22]))
+	require.NoError(t, c.Set(ctx, s.okey, v[:7]+six(ms)+v[13:16]+six(bound)+v[22:], 0).Err())
 }
 
 func TestPause(t *testing.T) {
@@ -349,10 +349,10 @@ func TestRefusals(t *testing.T) {
 		require.NoError(t, err)
 		require.Len(t, again.direct.parts, 3)
 		require.NoError(t, again.Close())
-		require.NoError(t, c.HSet(ctx, s.parts[0].tag+"m", "format", 2).Err())
+		require.NoError(t, c.HSet(ctx, s.parts[0].tag+"m", "format", 3).Err())
 		err = openError(t, url)
 		require.ErrorIs(t, err, rowstore.ErrFormat)
-		require.ErrorContains(t, err, "format version 2")
+		require.ErrorContains(t, err, "format version 3")
 		_, err = New(ctx, c, Options{Prefix: o.Prefix})
 		require.ErrorIs(t, err, rowstore.ErrFormat)
 		require.NoError(t, c.Ping(ctx).Err(), "a New that failed leaves the client open")
@@ -417,10 +417,10 @@ func TestLostRecord(t *testing.T) {
 		require.ErrorContains(t, err, "lost its record")
 		require.ErrorContains(t, err, "programs went on writing")
 		record := s.parts[0].tag + "m"
-		require.ErrorContains(t, err, "HSET "+record+" format 1 partitions N")
+		require.ErrorContains(t, err, "HSET "+record+" format 2 partitions N spread S")
 		require.NoError(t, s.Close())
 		if round == 0 {
-			require.NoError(t, c.HSet(ctx, record, "format", formatVersion, "partitions", 1).Err())
+			require.NoError(t, c.HSet(ctx, record, "format", formatVersion, "partitions", 1, "spread", spreadSlots).Err())
 			require.Equal(t, "since", newest(t, bare(t, url), "r"))
 			continue
 		}

@@ -93,6 +93,20 @@ func FuzzAnswer(f *testing.F) {
 					checkRow(t, picks, row.versions, s)
 				}
 			}
+			slots := &slotScanner{r: sc.r, plan: sc.plan}
+			cursors := []*slotCursor{{}, {}}
+			if wide, old, err := slots.pages(cursors, s); err == nil {
+				require.LessOrEqual(t, len(wide)+len(old), 2)
+				for _, c := range cursors {
+					for _, row := range c.rows {
+						checkRow(t, picks, row.versions, s)
+					}
+				}
+			}
+			size := 0
+			if _, _, err := notifiedKeys(s, func(row string) { size += len(row) }); err == nil {
+				require.LessOrEqual(t, size, len(s))
+			}
 		}
 	})
 }
@@ -136,6 +150,17 @@ func addAnswers(f *testing.F) {
 	f.Add(uint8(4), answer(func() { p.u32(1 << 30); p.u32(7); p.str(cellBytes()) }))
 	f.Add(uint8(8), answer(func() { p.str("next"); p.str("row"); list(0) }))
 	f.Add(uint8(8), answer(func() { p.bool(false) }))
+	f.Add(uint8(8), answer(func() {
+		p.str("[next")
+		p.small(1)
+		p.str("row")
+		list(0)
+		p.items--
+		p.bool(false)
+		p.small(0)
+	}))
+	f.Add(uint8(8), answer(func() { p.str("[next"); p.minusOne(); p.bool(false); p.small(0) }))
+	f.Add(uint8(8), answer(func() { p.str("(next"); p.str("row\x00\xff"); p.str("row2") }))
 	f.Add(uint8(0), []byte{0xdd, 0xff, 0xff, 0xff, 0xff})
 	f.Add(uint8(0), []byte{0x91, 0xdd, 0xff, 0xff, 0xff, 0xff, 0xa0})
 }

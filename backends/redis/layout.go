@@ -12,12 +12,16 @@ import (
 
 // How a store lies in Redis. With P the prefix and n the partition of a row:
 //
-//	{P:0}m                 hash: format version, number of partitions
+//	{P:0}m                 hash: format version, number of partitions, and what puts a
+//	                       row into its partition (spread)
 //	{P:0}o, {P:0}e         the oracle; see scripts/oracle_part.lua
+//	{P:n}l                 absent; a later format puts its version there, so that programs
+//	                       of this one write no more: see scripts/write_part.lua
 //	{P:n}t                 set of the tables that have rows in the partition
 //	{P:n}i:TABLE           sorted set: the row keys, all with score 0
-//	{P:n}n:TABLE           sorted set: a member for each row and column that has
-//	                       notifications: row (escaped), 00 01, column
+//	{P:n}s:TABLE           sorted set, all with score 0: a member for each row and column
+//	                       that has notifications: the row's slot (2 bytes, high byte
+//	                       first), row (escaped), 00 01, column
 //	{P:n}r:TABLE/ROW       hash: the row
 //	{P:n}h:TABLE/ROW       sorted set: the row's history
 //	{P:n}x                 never exists; see script.run
@@ -38,9 +42,15 @@ import (
 // sorts first.
 
 const (
-	// formatVersion is the version of this layout. It is stored, and a store with
-	// another one is refused.
-	formatVersion = 1
+	// formatVersion is the version of this layout. It is stored. A store of the version
+	// before is migrated (migrate.go), and one with another version is refused.
+	formatVersion = 2
+	formatBefore  = formatVersion - 1
+
+	// What puts a row into its partition, as the record says. Stores that were made in
+	// version 1 keep the hash that they have: to move rows is to write everything anew.
+	spreadRows  = "rows"
+	spreadSlots = "slots"
 
 	maxTable  = 1 << 12
 	maxRow    = 1 << 16
@@ -55,11 +65,29 @@ const (
 // inv is how a timestamp travels and is stored.
 func inv(ts rowstore.Timestamp) uint64 { return ^uint64(ts) }
 
-// partition tells where a row lies.
-func partition(table, row string, partitions int) int {
-	if partitions == 1 {
+// partOf tells where a row lies.
+func (s *direct) partOf(table, row string) int {
+	switch {
+	case len(s.parts) == 1:
 		return 0
+	case s.bySlot:
+		return slotPartition(rowstore.Slot(table, row), len(s.parts))
 	}
+	return rowPartition(table, row, len(s.parts))
+}
+
+// slotPartition tells where the rows of a slot lie. Neighbours lie together, so that a scan
+// of slots asks one partition after the other, and a scan of one slot asks one.
+func slotPartition(slot uint16, partitions int) int { return int(slot) * partitions >> 16 }
+
+// slotsOf is the slots of a partition; see slotPartition.
+func slotsOf(part, partitions int) rowstore.SlotRange {
+	first := func(p int) int { return (p<<16 + partitions - 1) / partitions }
+	return rowstore.SlotRange{First: uint16(first(part)), Last: uint16(first(part+1) - 1)}
+}
+
+// rowPartition tells where a row of a store lies that was made in version 1.
+func rowPartition(table, row string, partitions int) int {
 	h := crc32.Update(crc32.ChecksumIEEE([]byte(table)), crc32.IEEETable, zeroByte)
 	return int(crc32.Update(h, crc32.IEEETable, []byte(row)) % uint32(partitions))
 }
@@ -81,8 +109,8 @@ func unescapeTable(t string) string {
 	return strings.NewReplacer("%25", "%", "%2F", "/").Replace(t)
 }
 
-// escapeRow makes a row's key the beginning of a member of a notification index:
-// in the order of the rows, whatever follows the terminator 00 01.
+// escapeRow makes a row's key a part of a member of the notification index: in the order of
+// the rows, whatever follows the terminator 00 01.
 func escapeRow(row string) string {
 	if strings.IndexByte(row, 0) < 0 {
 		return row
@@ -90,9 +118,19 @@ func escapeRow(row string) string {
 	return strings.ReplaceAll(row, "\x00", "\x00\xff")
 }
 
-// noteMember is the member of a notification index.
-func noteMember(row, column string) string {
-	return escapeRow(row) + "\x00\x01" + column
+func unescapeRow(row string) string {
+	if strings.IndexByte(row, 0) < 0 {
+		return row
+	}
+	return strings.ReplaceAll(row, "\x00\xff", "\x00")
+}
+
+// slotBytes is the beginning of all members of a slot.
+func slotBytes(slot uint16) string { return string([]byte{byte(slot >> 8), byte(slot)}) }
+
+// noteMember is the member of the notification index.
+func noteMember(slot uint16, row, column string) string {
+	return slotBytes(slot) + escapeRow(row) + "\x00\x01" + column
 }
 
 // decimals is the number of digits of n.

@@ -76,6 +76,14 @@ func TestConformance(t *testing.T) {
 			return openURL(t, with(t, testserver.Redis(t), "partitions", "5", "coalesce", "off"))
 		}, conformance.Scale(0.2))
 	})
+	t.Run("PartitionsByRow", func(t *testing.T) {
+		t.Parallel()
+		conformance.RunStore(t, func(t testing.TB) rowstore.Store {
+			url := with(t, testserver.Redis(t), "partitions", "5", "coalesce", "off")
+			byRows(t, bare(t, url), url)
+			return openURL(t, url)
+		}, conformance.Scale(0.1))
+	})
 	t.Run("Cluster", func(t *testing.T) {
 		t.Parallel()
 		// On a loaded machine a server of the Cluster may be silent for seconds.

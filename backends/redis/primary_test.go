@@ -173,7 +173,11 @@ func TestOracleAfterDemotion(t *testing.T) {
 	setOracle(t, first, s, func(ms, bound int64) (int64, int64) { return ms + 3_600_000, bound + 3_600_000 })
 	follow(t, second, one)
 	last := draw(t, s)
-	n, err := first.Do(context.Background(), "WAIT", 1, 30_000).Int()
+	// WAIT is about what its own connection wrote, and the draw came over another one.
+	conn := first.Conn()
+	defer func() { require.NoError(t, conn.Close()) }()
+	require.NoError(t, conn.Set(context.Background(), s.parts[0].tag+"after", "", 0).Err())
+	n, err := conn.Do(context.Background(), "WAIT", 1, 30_000).Int()
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
 	promote(t, second)

@@ -22,32 +22,52 @@ func (s *direct) claim(ctx context.Context) error {
 			wanted = clusterPartitions
 		}
 	}
-	format, partitions, err := s.record(ctx, wanted)
+	r, err := s.record(ctx, wanted)
 	if err != nil {
 		return err
 	}
-	if format != formatVersion {
+	if r.format != formatVersion && r.format != formatBefore {
 		return fmt.Errorf("%w: the store with the prefix %q has format version %d, this program writes version %d: use a program of that version, or another prefix",
-			rowstore.ErrFormat, o.Prefix, format, formatVersion)
+			rowstore.ErrFormat, o.Prefix, r.format, formatVersion)
 	}
-	if o.Partitions != 0 && o.Partitions != partitions {
+	if o.Partitions != 0 && o.Partitions != r.partitions {
 		return fmt.Errorf("the store with the prefix %q has %d partitions and not %d: the number is fixed when the store is made; leave the parameter out",
-			o.Prefix, partitions, o.Partitions)
+			o.Prefix, r.partitions, o.Partitions)
 	}
-	if partitions < 1 || partitions > maxPartitions {
-		return fmt.Errorf("%w: the record of the store with the prefix %q says %d partitions", rowstore.ErrCorrupt, o.Prefix, partitions)
+	if r.partitions < 1 || r.partitions > maxPartitions {
+		return fmt.Errorf("%w: the record of the store with the prefix %q says %d partitions", rowstore.ErrCorrupt, o.Prefix, r.partitions)
 	}
-	s.parts = newParts(o.Prefix, partitions)
+	if r.format == formatVersion && r.spread != spreadRows && r.spread != spreadSlots {
+		return fmt.Errorf("%w: the record of the store with the prefix %q says %q for what puts rows into partitions (spread): it must be %s or %s",
+			rowstore.ErrCorrupt, o.Prefix, r.spread, spreadSlots, spreadRows)
+	}
+	s.parts = newParts(o.Prefix, r.partitions)
+	s.bySlot = r.spread == spreadSlots
 	if n, ok := s.nodes.(*cluster); ok {
 		n.use(s.parts)
 	}
-	s.oneSlot = o.Mode != Cluster || partitions == 1
-	return s.probe(ctx)
+	s.oneSlot = o.Mode != Cluster || r.partitions == 1
+	if r.format == formatBefore || r.oldOracle {
+		if err := s.raise(ctx); err != nil {
+			return fmt.Errorf("raising the store with the prefix %q to format version %d: %w", o.Prefix, formatVersion, err)
+		}
+	}
+	if err := s.probe(ctx); err != nil {
+		return err
+	}
+	return s.moveAll(ctx)
+}
+
+// record is what a store says of itself.
+type record struct {
+	format, partitions int
+	spread             string // what puts rows into partitions; "" in version 1
+	oldOracle          bool   // the oracle is of version 1
 }
 
 // record runs the opening script, which makes the store's record if there is none. It may
 // run twice: it changes nothing the second time.
-func (s *direct) record(ctx context.Context, wanted int) (format, partitions int, err error) {
+func (s *direct) record(ctx context.Context, wanted int) (r record, err error) {
 	var fields []string
 	err = s.query(ctx, func(ctx context.Context) error {
 		c, err := s.nodes.of(ctx, 0)
@@ -61,28 +81,29 @@ func (s *direct) record(ctx context.Context, wanted int) (format, partitions int
 	})
 	if err != nil {
 		if goredis.HasErrorPrefix(err, "FOREIGN ") {
-			return 0, 0, fmt.Errorf("%w: the prefix %q is in use by something else: %s", rowstore.ErrFormat, s.opts.Prefix, strings.TrimPrefix(err.Error(), "FOREIGN "))
+			return r, fmt.Errorf("%w: the prefix %q is in use by something else: %s", rowstore.ErrFormat, s.opts.Prefix, strings.TrimPrefix(err.Error(), "FOREIGN "))
 		}
 		if goredis.HasErrorPrefix(err, "LOST ") {
 			tag := s.parts[0].tag
-			return 0, 0, fmt.Errorf("%w: the store with the prefix %q has lost its record %sm, and still has %s: the server lost data while programs went on writing "+
+			return r, fmt.Errorf("%w: the store with the prefix %q has lost its record %sm, and still has %s: the server lost data while programs went on writing "+
 				"(a restart without persistence, FLUSHALL, a failover), so what is there is only what was written since. Stop the programs that use the store; then restore a backup, "+
-				"or delete every key that begins with {%s: to start anew, or keep what is there with HSET %sm format %d partitions N, where N is the number it had "+
-				"(the README of backends/redis, After a loss)",
-				rowstore.ErrCorrupt, s.opts.Prefix, tag, strings.TrimPrefix(err.Error(), "LOST "), s.opts.Prefix, tag, formatVersion)
+				"or delete every key that begins with {%s: to start anew, or keep what is there with HSET %sm format %d partitions N spread S, where N is the number it had, "+
+				"and S is %s, or %s if a program of format version 1 made the store (the README of backends/redis, After a loss)",
+				rowstore.ErrCorrupt, s.opts.Prefix, tag, strings.TrimPrefix(err.Error(), "LOST "), s.opts.Prefix, tag, formatVersion, spreadSlots, spreadRows)
 		}
-		return 0, 0, err
+		return r, err
 	}
-	if len(fields) == 2 {
-		format, err = strconv.Atoi(fields[0])
+	if len(fields) == 4 {
+		r.spread, r.oldOracle = fields[2], fields[3] != ""
+		r.format, err = strconv.Atoi(fields[0])
 		if err == nil {
-			partitions, err = strconv.Atoi(fields[1])
+			r.partitions, err = strconv.Atoi(fields[1])
 		}
 	}
-	if len(fields) != 2 || err != nil {
-		return 0, 0, fmt.Errorf("%w: the prefix %q is in use by something else: the record %sm is not a store's", rowstore.ErrFormat, s.opts.Prefix, s.parts[0].tag)
+	if len(fields) != 4 || err != nil {
+		return r, fmt.Errorf("%w: the prefix %q is in use by something else: the record %sm is not a store's", rowstore.ErrFormat, s.opts.Prefix, s.parts[0].tag)
 	}
-	return format, partitions, nil
+	return r, nil
 }
 
 // probeTable is a table that exists only while a store is being opened. No table
@@ -135,11 +156,15 @@ func (s *direct) probe(ctx context.Context) error {
 			}
 		}
 	}
-	for _, err := range s.Scan(ctx, rowstore.ScanRange{Table: probeTable, Selectors: []rowstore.Selector{
-		{Family: rowstore.Notify, To: 9}, {Family: rowstore.Data, To: 9},
-	}}) {
-		if err != nil {
-			return err
+	for _, r := range []rowstore.ScanRange{
+		{Selectors: []rowstore.Selector{{Family: rowstore.Notify, To: 9}, {Family: rowstore.Data, To: 9}}},
+		{Selectors: []rowstore.Selector{{Family: rowstore.Notify, To: 9}}, Slots: []rowstore.SlotRange{{Last: rowstore.Slots - 1}}},
+	} {
+		r.Table = probeTable
+		for _, err := range s.Scan(ctx, r) {
+			if err != nil {
+				return err
+			}
 		}
 	}
 	_, err := s.tables(ctx)

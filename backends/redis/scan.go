@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"slices"
 
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -32,15 +33,14 @@ type scanned struct {
 type scanner struct {
 	s       *direct
 	r       rowstore.ScanRange
-	notes   bool
 	plan    plan
 	want    [8]bool
 	cursors []*cursor
 }
 
-// Scan visits the rows of a range in order: a page from each partition at a time,
-// merged. A scan for notifications alone reads the index of notifications, and costs
-// nothing for rows that have none.
+// Scan visits the rows of a range in order: a page from each partition at a time, merged. A
+// scan for notifications alone reads the index of notifications: slotScanner has that of
+// slots, and scanNotified the other one.
 func (s *direct) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
 	return func(yield func(rowstore.Row, error) bool) {
 		if err := s.scan(ctx, r, func(row rowstore.Row) bool { return yield(row, nil) }); err != nil {
@@ -65,9 +65,15 @@ func (s *direct) scan(ctx context.Context, r rowstore.ScanRange, yield func(rows
 	if r.To != "" && r.From >= r.To {
 		return nil
 	}
-	sc := &scanner{s: s, r: r, notes: true, plan: newPlan(r.Selectors)}
+	notified := !slices.ContainsFunc(r.Selectors, func(p rowstore.Selector) bool { return p.Family != rowstore.Notify })
+	switch {
+	case len(r.Slots) > 0:
+		return newSlotScanner(s, r).scan(ctx, yield)
+	case notified:
+		return s.scanNotified(ctx, r, yield)
+	}
+	sc := &scanner{s: s, r: r, plan: newPlan(r.Selectors)}
 	for _, p := range r.Selectors {
-		sc.notes = sc.notes && p.Family == rowstore.Notify
 		for flags := range 8 {
 			switch p.Family {
 			case rowstore.Lock:
@@ -84,15 +90,11 @@ func (s *direct) scan(ctx context.Context, r rowstore.ScanRange, yield func(rows
 	}
 	for i := range s.parts {
 		c := &cursor{part: i, lo: "-", hi: "+", page: scanFirstPage}
-		from, to := r.From, r.To
-		if sc.notes {
-			from, to = escapeRow(from), escapeRow(to)
+		if r.From != "" {
+			c.lo = "[" + r.From
 		}
-		if from != "" {
-			c.lo = "[" + from
-		}
-		if to != "" {
-			c.hi = "(" + to
+		if r.To != "" {
+			c.hi = "(" + r.To
 		}
 		sc.cursors = append(sc.cursors, c)
 	}
@@ -156,7 +158,7 @@ func (sc *scanner) fill(ctx context.Context, rest int) error {
 			}
 			wide, err := sc.answer(c, calls[i].answer)
 			if err == nil && wide != "" {
-				err = sc.wide(ctx, c, wide)
+				c.rows, err = sc.s.appendWide(ctx, &sc.r, wide, c.rows)
 			}
 			if err != nil {
 				return err
@@ -178,11 +180,7 @@ func (sc *scanner) call(c *cursor, rest, together int) *call {
 	tag, table := sc.s.parts[c.part].tag, escapeTable(sc.r.Table)
 	var p packer
 	p.reset()
-	index := "i:"
-	if sc.notes {
-		index = "n:"
-	}
-	p.str(tag + index + table)
+	p.str(tag + "i:" + table)
 	p.str(c.lo)
 	p.str(c.hi)
 	p.bool(sc.r.Reverse)
@@ -191,7 +189,6 @@ func (sc *scanner) call(c *cursor, rest, together int) *call {
 	steps, bytes := share(together)
 	p.u32(bytes)
 	p.str(tag + "r:" + table + "/")
-	p.bool(sc.notes)
 	for flags := 1; flags < 8; flags++ {
 		p.bool(sc.want[flags])
 	}
@@ -217,32 +214,42 @@ func (sc *scanner) answer(c *cursor, answer string) (wide string, err error) {
 	default:
 		c.lo = bound
 	}
+	c.rows, wide, err = readPage(&u, (n-1)/2, &sc.plan, sc.r.Selectors, c.rows)
+	if err == nil {
+		err = u.done()
+	}
+	return wide, err
+}
+
+// readPage reads n rows of an answer, and appends those in which something was picked. If the
+// last row was too wide for the page, it returns that row's key.
+func readPage(u *unpacker, n int, pl *plan, picks []rowstore.Selector, to []scanned) (rows []scanned, wide string, err error) {
 	var d decoder
-	for range (n - 1) / 2 {
+	for range n {
 		row, ok := u.string()
 		if !ok || wide != "" {
-			return "", errAnswer
+			return to, "", errAnswer
 		}
 		if u.tooMuch() {
 			wide = row
 			continue
 		}
 		d.vs = d.vs[:0]
-		if err := d.general(&u, &sc.plan); err != nil {
-			return "", err
+		if err := d.general(u, pl); err != nil {
+			return to, "", err
 		}
-		if vs := d.pick(sc.r.Selectors); len(vs) > 0 {
-			c.rows = append(c.rows, scanned{row, vs})
+		if vs := d.pick(picks); len(vs) > 0 {
+			to = append(to, scanned{row, vs})
 		}
 	}
-	return wide, u.done()
+	return to, wide, nil
 }
 
-// wide reads a row in pieces.
-func (sc *scanner) wide(ctx context.Context, c *cursor, row string) error {
-	vs, err := sc.s.readWide(ctx, &rowstore.RowRead{Table: sc.r.Table, Row: row, Selectors: sc.r.Selectors})
+// appendWide reads a row in pieces.
+func (s *direct) appendWide(ctx context.Context, r *rowstore.ScanRange, row string, to []scanned) ([]scanned, error) {
+	vs, err := s.readWide(ctx, &rowstore.RowRead{Table: r.Table, Row: row, Selectors: r.Selectors})
 	if err == nil && len(vs) > 0 {
-		c.rows = append(c.rows, scanned{row, vs})
+		to = append(to, scanned{row, vs})
 	}
-	return err
+	return to, err
 }

@@ -32,8 +32,18 @@ var (
 	tablesLua string
 	//go:embed scripts/split.lua
 	splitLua string
+	//go:embed scripts/slots.lua
+	slotsLua string
+	//go:embed scripts/notified.lua
+	notifiedLua string
 	//go:embed scripts/open.lua
 	openLua string
+	//go:embed scripts/raise.lua
+	raiseLua string
+	//go:embed scripts/moves.lua
+	movesLua string
+	//go:embed scripts/move.lua
+	moveLua string
 )
 
 // locals makes the functions that every script needs local to it: a lookup of a
@@ -111,4 +121,12 @@ var (
 	splitScript  = newReader(splitLua)
 	roleScript   = newReader("return '1'")
 	openScript   = newScript("", primaryOnly, openLua)
+
+	slotsScript    = newReader(readPart, slotsLua)
+	notifiedScript = newReader(notifiedLua)
+	// These change where the store keeps something, and not what it holds. Anybody may run them
+	// any number of times.
+	raiseScript = newScript("", primaryOnly, raiseLua)
+	moveScript  = newScript("allow-oom", primaryOnly, moveLua)
+	movesScript = newReader(movesLua)
 )

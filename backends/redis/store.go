@@ -13,8 +13,8 @@ import (
 // the same time, as package coalesce does, unless Options.NoCoalesce says otherwise.
 //
 // It is a [rowstore.Grouper], a [rowstore.SnapshotReader], an [rowstore.OracleProvider], a
-// [rowstore.Splitter], a [rowstore.Waker], a [rowstore.Limiter], a [rowstore.Sharder]
-// and a [rowstore.Reporter]. All methods may be called concurrently.
+// [rowstore.Splitter], a [rowstore.SlotScanner], a [rowstore.Waker], a [rowstore.Limiter], a
+// [rowstore.Sharder] and a [rowstore.Reporter]. All methods may be called concurrently.
 type Store struct {
 	direct *direct
 	// The calls that may be merged; the others go to direct.
@@ -31,6 +31,7 @@ var (
 	_ rowstore.SnapshotReader = (*Store)(nil)
 	_ rowstore.OracleProvider = (*Store)(nil)
 	_ rowstore.Splitter       = (*Store)(nil)
+	_ rowstore.SlotScanner    = (*Store)(nil)
 	_ rowstore.Waker          = (*Store)(nil)
 	_ rowstore.Limiter        = (*Store)(nil)
 	_ rowstore.Sharder        = (*Store)(nil)
@@ -71,8 +72,10 @@ func (s *Store) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowsto
 }
 
 // Scan implements rowstore.Store: a page from each partition at a time, merged. A scan
-// for notifications alone reads the index of notifications, and costs nothing for rows
-// that have none.
+// of slots reads the index of notifications, and costs nothing for other slots nor for rows
+// that have none. A scan for notifications alone without slots goes through all
+// notifications of the table, because their index has the order of the slots; it costs
+// nothing for rows that have none either.
 func (s *Store) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
 	return s.calls.Scan(ctx, r)
 }
@@ -114,6 +117,9 @@ func (s *Store) Oracle() oracle.Oracle { return s.oracle.Oracle() }
 func (s *Store) Split(ctx context.Context, table string, n int) ([]string, error) {
 	return s.direct.Split(ctx, table, n)
 }
+
+// ScansSlots implements rowstore.SlotScanner.
+func (s *Store) ScansSlots() {}
 
 // Listen implements rowstore.Waker, by a subscription. It returns an error as soon as
 // the connection is lost, or does not answer for ten seconds: wake-ups may have been

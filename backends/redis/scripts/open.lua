@@ -1,5 +1,6 @@
 -- The script makes the store's own record. If there is one, it answers that record: format,
--- partitions.
+-- partitions, and what puts rows into them. The fourth field is 1 if the oracle is of
+-- version 1.
 local m, p, format, partitions = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 local kind = call('TYPE', m).ok
 if kind == 'none' then
@@ -10,17 +11,18 @@ if kind == 'none' then
     if k ~= 'none' and k ~= want then
       return redis.error_reply('FOREIGN the key ' .. KEYS[i + 1] .. ' is a ' .. k .. ', not what a store keeps there')
     end
-    if k == 'string' and call('STRLEN', KEYS[i + 1]) ~= 55 then
+    local length = k == 'string' and call('STRLEN', KEYS[i + 1])
+    if length and length ~= 55 and length ~= 62 then
       return redis.error_reply('FOREIGN the key ' .. KEYS[i + 1] .. ' exists but not ' .. m .. ', which every store has')
     end
     if k ~= 'none' then rest = KEYS[i + 1] end
   end
   if rest then return redis.error_reply('LOST ' .. rest) end
-  call('HSET', m, 'format', format, 'partitions', partitions)
+  call('HSET', m, 'format', format, 'partitions', partitions, 'spread', 'slots')
 elseif kind ~= 'hash' then
   return redis.error_reply('FOREIGN the key ' .. m .. ' is a ' .. kind .. ', not what a store keeps there')
 end
-local got = call('HMGET', m, 'format', 'partitions')
+local got = call('HMGET', m, 'format', 'partitions', 'spread')
 if not got[1] or not got[2] then
   return redis.error_reply('FOREIGN the hash ' .. m .. ' lacks the fields of a store')
 end
@@ -28,4 +30,6 @@ kind = call('TYPE', KEYS[2]).ok
 if kind ~= 'none' and kind ~= 'string' then
   return redis.error_reply('FOREIGN the key ' .. KEYS[2] .. ' is a ' .. kind .. ', not what a store keeps there')
 end
+got[3] = got[3] or ''
+got[4] = call('STRLEN', KEYS[2]) == 55 and '1' or ''
 return got

@@ -1,4 +1,7 @@
--- The oracle's state is a string of four parts. The first 6 bytes are milliseconds and the
+-- The oracle's state is a string of six parts. The first 6 bytes are 255, and the next one
+-- is the version of the format: programs of version 1 expect milliseconds in the first 6,
+-- and refuse as many, before they write anything. Programs of this version refuse another
+-- version. The next 6 bytes are milliseconds and the
 -- next 3 a counter: together they are the next timestamp to hand out. The next 6 bytes are
 -- the bound, in milliseconds. Every timestamp that was handed out lies below it. The rest
 -- is the run id of the server that wrote the state. The bound is written at least 3 s
@@ -18,8 +21,13 @@ local function oracleLoad(key, now)
   local got = call('MGET', key, sub(key, 1, -2) .. 'e')
   local s, e = got[1], got[2]
   if s then
-    if #s < 16 then return redis.error_reply('ERR percolator: the value of the oracle key is not an oracle') end
-    ms, ctr, bound = su('>I6I3I6', s)
+    local mark, level
+    if #s >= 23 then mark, level, ms, ctr, bound = su('>I6BI6I3I6', s) end
+    if mark ~= 281474976710655 then
+      if #s == 55 then return redis.error_reply('FORMAT 1') end
+      return redis.error_reply('ERR percolator: the value of the oracle key is not an oracle')
+    end
+    if level ~= 2 then return redis.error_reply('FORMAT ' .. level) end
   end
   local lost = false
   if e and sub(e, 1, 40) == repl then
@@ -29,7 +37,7 @@ local function oracleLoad(key, now)
     oracleRun = string.match(call('INFO', 'server'), 'run_id:(%x+)')
     oracleRepl = repl
   end
-  if s and (lost or sub(s, 16) ~= oracleRun) and bound > ms then
+  if s and (lost or sub(s, 23) ~= oracleRun) and bound > ms then
     ms = bound
     ctr = 0
   end
@@ -49,5 +57,5 @@ end
 local function oracleSave()
   if bound - ms < 3000 then bound = ms + 6000 end
   if oracleRepl then call('SET', sub(oracleKey, 1, -2) .. 'e', oracleRepl .. oracleRun) end
-  call('SET', oracleKey, sp('>I6I3I6', ms, ctr, bound) .. oracleRun)
+  call('SET', oracleKey, sp('>I6BI6I3I6', 281474976710655, 2, ms, ctr, bound) .. oracleRun)
 end

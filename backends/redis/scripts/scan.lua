@@ -1,16 +1,16 @@
 -- The script reads one page of a scan of one partition. ARGV[1] holds: index key, lower and
 -- upper bound, reverse, most rows to answer, most rows to look at, most bytes to answer,
--- prefix of the row keys, whether the index is that of notifications, want[1..8], the
+-- prefix of the row keys, want[1..8], the
 -- steps that this run may take, and a general read. It answers the bound to go on from
 -- (false at the end), and then row, view, row, view. If a row alone is too much, its view
 -- is 1.
 local A = cmsgpack.unpack(ARGV[1])
-local idx, lo, hi, reverse, most, look, prefix, notes = A[1], A[2], A[3], A[4], A[5], A[6], A[8], A[9]
-maxSteps, maxBytes = A[18], A[7]
+local idx, lo, hi, reverse, most, look, prefix = A[1], A[2], A[3], A[4], A[5], A[6], A[8]
+maxSteps, maxBytes = A[17], A[7]
 local want = {}
-for i = 1, 8 do want[i] = A[9 + i] end
+for i = 1, 8 do want[i] = A[8 + i] end
 local out, n, rows, seen = {false}, 1, 0, 0
-local stop, lastrow = false, nil
+local stop = false
 while not stop do
   local chunk = look - seen
   if chunk > 128 then chunk = 128 end
@@ -23,36 +23,25 @@ while not stop do
   end
   local got = #keys
   for i = 1, got do
-    local row, member = keys[i], keys[i]
-    local bound
-    if notes then
-      local e = sub(member, 1, find(member, '\0\1', 1, true) - 1)
-      row = e
-      if find(e, '\0', 1, true) then row = string.gsub(e, '%z\255', '\0') end
-      if reverse then bound = '(' .. e .. '\0\1' else bound = '(' .. e .. '\0\2' end
-    else
-      bound = '(' .. member
-    end
+    local row = keys[i]
+    local bound = '(' .. row
     seen = seen + 1
-    if row ~= lastrow then
-      lastrow = row
-      local v, found = view(prefix .. row, A, 19, want)
-      if v == nil then
-        if seen > 1 then
-          -- The next page begins with this row.
-          if reverse then out[1] = hi else out[1] = lo end
-          stop = true
-          break
-        end
-        v, found, spent = 1, true, maxSteps + 1
+    local v, found = view(prefix .. row, A, 18, want)
+    if v == nil then
+      if seen > 1 then
+        -- The next page begins with this row.
+        if reverse then out[1] = hi else out[1] = lo end
+        stop = true
+        break
       end
-      if found then
-        out[n + 1] = row
-        out[n + 2] = v
-        n = n + 2
-        rows = rows + 1
-        size = size + #row
-      end
+      v, found, spent = 1, true, maxSteps + 1
+    end
+    if found then
+      out[n + 1] = row
+      out[n + 2] = v
+      n = n + 2
+      rows = rows + 1
+      size = size + #row
     end
     if reverse then hi = bound else lo = bound end
     if rows == most or seen >= look or size >= maxBytes or spent > maxSteps then

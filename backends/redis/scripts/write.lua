@@ -327,7 +327,7 @@ while p <= na do
             if ts then keep[#keep + 1] = ts .. sp('>I4', #val) .. val end
             local new = table.concat(keep)
             local tag = find(key, '}', 1, true)
-            local idx = sub(key, 1, tag) .. 'n' .. sub(key, tag + 2, find(key, '/', tag, true) - 1)
+            local idx = sub(key, 1, tag) .. 's' .. sub(key, tag + 2, find(key, '/', tag, true) - 1)
             if new == '' then
               if old then
                 call('HDEL', key, f)

@@ -15,6 +15,10 @@ local drew = false
 if okey then
   local err = oracleLoad(okey, now)
   if err then return err end
+else
+  -- A later format leaves its version here. The oracle holds it too.
+  local level = call('GET', sub(KEYS[1], 1, -2) .. 'l')
+  if level and level ~= '2' then return redis.error_reply('FORMAT ' .. level) end
 end
 local out, no = {0, now}, 2
 

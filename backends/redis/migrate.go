@@ -1,0 +1,109 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// Version 1 of the layout had the notified rows in the order of their keys, in sorted sets
+// {P:n}n:TABLE, and an oracle whose value did not say its version. To migrate a store is
+//
+//  1. raise.lua: in one step, the oracle says version 2, and then the record does. From
+//     then on Open of a program of version 1 is refused, and so is each draw of one that is open,
+//     before anything is written. So it begins and commits nothing more.
+//  2. move.lua: in steps of bounded size, the members of the old index go to the new one.
+//
+// Open does both, but nothing has to wait for the second: each page of a scan for notifications
+// looks whether its partition has an old index, and moves that first. So a migration
+// that was interrupted goes on by itself, and any number of programs may move members at
+// once. Another case matters too: a program of version 1 that drew a timestamp before the first step
+// may finish that transaction after it, and write into an old index. The next scan finds
+// what it wrote.
+
+// maxMoved is how many members are moved in one run of a script.
+const maxMoved = 512
+
+// raise is step 1. It may run any number of times.
+func (s *direct) raise(ctx context.Context) error {
+	return s.query(ctx, func(ctx context.Context) error {
+		c, err := s.nodes.of(ctx, 0)
+		if err != nil {
+			return err
+		}
+		return c.Eval(ctx, raiseScript.source, []string{s.parts[0].tag + "m", s.okey}).Err()
+	})
+}
+
+// moveAll is step 2 for the whole store.
+func (s *direct) moveAll(ctx context.Context) error {
+	calls := make([]*call, len(s.parts))
+	for i := range calls {
+		calls[i] = &call{part: i, script: movesScript}
+	}
+	if err := s.runAll(ctx, calls); err != nil {
+		return err
+	}
+	for i, c := range calls {
+		u := unpacker{s: c.answer}
+		var tables []string
+		for range u.list() {
+			table, _ := u.string()
+			tables = append(tables, table)
+		}
+		if err := u.done(); err != nil {
+			return err
+		}
+		for _, table := range tables {
+			if err := s.move(ctx, i, unescapeTable(table)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// move is step 2 for a table in one partition.
+func (s *direct) move(ctx context.Context, part int, table string) error {
+	tag, name := s.parts[part].tag, escapeTable(table)
+	var members []string
+	for {
+		var p packer
+		p.reset()
+		p.str(tag + "n:" + name)
+		p.str(tag + "s:" + name)
+		p.str(tag + "r:" + name + "/")
+		p.u32(maxMoved)
+		p.u32(maxAnswer)
+		for _, m := range members {
+			row, column, ok := strings.Cut(m, "\x00\x01")
+			if !ok || row == "" || column == "" {
+				return fmt.Errorf("%w: the member %q of the index %sn:%s is not a store's", rowstore.ErrCorrupt, m, tag, name)
+			}
+			row = unescapeRow(row)
+			p.str(m)
+			p.str(noteMember(rowstore.Slot(table, row), row, column))
+			p.str(row)
+			p.field('N', column)
+		}
+		c := &call{part: part, script: moveScript}
+		c.arg.b = p.bytes()
+		if err := s.runAll(ctx, []*call{c}); err != nil {
+			return fmt.Errorf("moving the notifications of table %q: %w", table, err)
+		}
+		u := unpacker{s: c.answer}
+		members = members[:0]
+		for range u.list() {
+			m, _ := u.string()
+			members = append(members, m)
+		}
+		if err := u.done(); err != nil {
+			return err
+		}
+		if len(members) == 0 {
+			return nil
+		}
+	}
+}

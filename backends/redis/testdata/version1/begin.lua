@@ -1,0 +1,78 @@
+#!lua
+local call, su, sp = redis.call, struct.unpack, struct.pack
+local byte, sub, find, char, floor = string.byte, string.sub, string.find, string.char, math.floor
+-- The oracle's state is a string of four parts. The first 6 bytes are milliseconds and the
+-- next 3 a counter: together they are the next timestamp to hand out. The next 6 bytes are
+-- the bound, in milliseconds. Every timestamp that was handed out lies below it. The rest
+-- is the run id of the server that wrote the state. The bound is written at least 3 s
+-- before it is reached, so that it survives the loss of the last seconds of writes. A
+-- second key, whose name ends in e, holds the server's replication id and its run id. The
+-- replication id changes whenever the server starts or becomes a primary. A server that
+-- finds another id in either key may have lost writes, and starts at the bound.
+local oracleKey, oracleRun, oracleRepl
+local ms, ctr, bound = 0, 0, 0
+local function oracleLoad(key, now)
+  oracleKey = key
+  local info = call('INFO', 'replication')
+  if not find(info, 'role:master', 1, true) then
+    return redis.error_reply('READONLY percolator: the server is a replica')
+  end
+  local repl = string.match(info, 'master_replid:(%x+)')
+  local got = call('MGET', key, sub(key, 1, -2) .. 'e')
+  local s, e = got[1], got[2]
+  if s then
+    if #s < 16 then return redis.error_reply('ERR percolator: the value of the oracle key is not an oracle') end
+    ms, ctr, bound = su('>I6I3I6', s)
+  end
+  local lost = false
+  if e and sub(e, 1, 40) == repl then
+    oracleRun = sub(e, 41)
+  else
+    lost = e
+    oracleRun = string.match(call('INFO', 'server'), 'run_id:(%x+)')
+    oracleRepl = repl
+  end
+  if s and (lost or sub(s, 16) ~= oracleRun) and bound > ms then
+    ms = bound
+    ctr = 0
+  end
+  if now > ms then
+    ms = now
+    ctr = 0
+  end
+  if ms >= 35184372088830 then return redis.error_reply('ERR percolator: the oracle has no timestamps left') end
+end
+local function oracleTake(n)
+  ctr = ctr + n
+  if ctr >= 262144 then
+    ms = ms + floor(ctr / 262144)
+    ctr = ctr % 262144
+  end
+end
+local function oracleSave()
+  if bound - ms < 3000 then bound = ms + 6000 end
+  if oracleRepl then call('SET', sub(oracleKey, 1, -2) .. 'e', oracleRepl .. oracleRun) end
+  call('SET', oracleKey, sp('>I6I3I6', ms, ctr, bound) .. oracleRun)
+end
+-- The script draws ARGV[1][1] timestamps, and then reads fields: key, field, and so on.
+-- All that it finds in a row was drawn before. So the newest write of a field is what a
+-- read at any of these timestamps finds. It answers the milliseconds and the counter of
+-- the first timestamp, and then the fields. If they have more than ARGV[1][2] bytes, it
+-- answers no fields.
+local A = cmsgpack.unpack(ARGV[1])
+local t = call('TIME')
+local err = oracleLoad(KEYS[1], t[1] * 1000 + floor(t[2] / 1000))
+if err then return err end
+local out, n, left = {ms, ctr}, 2, A[2]
+oracleTake(A[1])
+oracleSave()
+for p = 3, #A, 2 do
+  local v = call('HGET', A[p], A[p + 1])
+  n = n + 1
+  out[n] = v
+  if v then
+    left = left - #v
+    if left < 0 then return cmsgpack.pack({out[1], out[2]}) end
+  end
+end
+return cmsgpack.pack(out)
