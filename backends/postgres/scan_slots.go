@@ -270,7 +270,7 @@ func (s *plainStore) readKeys(ctx context.Context, r rowstore.ScanRange, keys []
 
 // walk finds the keys of those notified rows from lo up to hi that come first.
 func (n *notifiedScan) walk(ctx context.Context, r rowstore.ScanRange, lo, hi string) error {
-	most := mostKeys
+	most := cmp.Or(n.s.mostKeys, mostKeys)
 	if r.Limit > 0 {
 		most = min(most, r.Limit)
 	}

@@ -82,14 +82,10 @@ func TestSlotPages(t *testing.T) {
 			lines = append(lines, slotted{slot, note{"t", key, fmt.Sprint("c", rng.IntN(3), ts), int64(ts + 1), []byte("v")}})
 		}
 	}
-	// A row that is wider than a page, in lines, and one that is in bytes.
-	for ts := range maxSlotLook + 500 {
+	for ts := range 500 {
 		lines = append(lines, slotted{7, note{"t", "wide", "c", int64(ts + 1), nil}})
 	}
-	for ts := range 5 {
-		lines = append(lines, slotted{8, note{"t", "heavy", "c", int64(ts + 1), make([]byte, pageBytes/2)}})
-	}
-	want[7], want[8] = append(want[7], "wide"), append(want[8], "heavy")
+	want[7] = append(want[7], "wide")
 	lines = append(lines, slotted{7, note{"s", "other", "c", 1, nil}}, slotted{7, note{"u", "other", "c", 1, nil}})
 	putSlotted(ctx, t, direct, schema, lines)
 	of := map[string]int{}
@@ -103,7 +99,7 @@ func TestSlotPages(t *testing.T) {
 		{{First: 8, Last: 1000}},
 		{{First: 9, Last: 999}},
 	} {
-		for _, from := range []string{"", "\x00", "\x00\x00", "m", "wide", "wide\x00", "\xff", afterAll} {
+		for _, from := range []string{"", "\x00", "m", "wide", "wide\x00", afterAll} {
 			var expect []string
 			for slot := range rowstore.Slots {
 				if !slices.ContainsFunc(slots, func(r rowstore.SlotRange) bool { return int(r.First) <= slot && slot <= int(r.Last) }) {
@@ -127,7 +123,7 @@ func TestSlotPages(t *testing.T) {
 				}
 				require.Equal(t, expect, got, "%s, slots %v from %q", what, slots, from)
 			}
-			for _, lines := range []int{1, 2, 3, 10, 97, 4000} {
+			for _, lines := range []int{1, 3, 97} {
 				rows, _, err := statements(ctx, s.plain, r, lines)
 				require.NoError(t, err)
 				check(rows, fmt.Sprint("in pages of ", lines))
@@ -144,7 +140,42 @@ func TestSlotPages(t *testing.T) {
 			}
 		}
 	}
-	require.Equal(t, []rowstore.SlotRange{{First: 8, Last: 1000}}, []rowstore.SlotRange{{First: 8, Last: 1000}})
+}
+
+// Pages are bounded in bytes, and have a row at least: also one of more lines, or of more bytes, than a page has.
+func TestWideRowsInSlots(t *testing.T) {
+	t.Parallel()
+	ctx := testContext(t)
+	direct := testserver.Postgres(t)
+	schema := fresh(t, direct)
+	s := openTest(t, with(direct, "schema", schema, "coalesce", "off"))
+	var lines []slotted
+	for ts := range maxSlotLook + 500 {
+		lines = append(lines, slotted{7, note{"t", "wide", "c", int64(ts + 1), nil}})
+	}
+	for i := range 8 {
+		lines = append(lines, slotted{8, note{"t", fmt.Sprint("heavy", i%2), "c", int64(i + 1), make([]byte, pageBytes/2)}})
+	}
+	lines = append(lines, slotted{6, note{"t", "before", "c", 1, nil}}, slotted{9, note{"t", "after", "c", 1, nil}})
+	putSlotted(ctx, t, direct, schema, lines)
+	r := rowstore.ScanRange{Table: "t", Slots: []rowstore.SlotRange{{First: 6, Last: 7}, {First: 8, Last: 9}}, Selectors: notifyPick("c", 0)}
+	rows, n, err := statements(ctx, s.plain, r, maxSlotLook)
+	require.NoError(t, err)
+	require.Greater(t, n, 4)
+	want := map[string]int{"before": 1, "wide": maxSlotLook + 500, "heavy0": 4, "heavy1": 4, "after": 1}
+	for _, row := range rows {
+		require.Len(t, row.Versions, want[row.Row], "row %q", row.Row)
+	}
+	require.Len(t, rows, len(want))
+	r.Selectors = notifyPick("c", 3)
+	r.Limit = 3
+	seen := 0
+	for row, err := range s.Scan(ctx, r) {
+		require.NoError(t, err)
+		require.Len(t, row.Versions, min(3, want[row.Row]), "row %q", row.Row)
+		seen++
+	}
+	require.Equal(t, 3, seen)
 }
 
 // A statement of a scan of slots looks at a bounded number of lines, whether they match or not, and at none in other
@@ -156,17 +187,12 @@ func TestSlotScanLooksAtBoundedLines(t *testing.T) {
 	s := openTest(t, with(server.URL, "schema", "bounds", "coalesce", "off", "pool_max_conns", "1"))
 	const lines = 200_000
 	sqlDo(t, server.URL, fmt.Sprintf(`INSERT INTO bounds.notify (tab, key, col, ts, slot)
-		SELECT 't', ('r' || lpad(i::text, 8, '0'))::bytea, CASE WHEN i IN (1, %d, %[1]d) THEN 'd' ELSE 'c' END::bytea, 5, i %% 1000 * 64 FROM generate_series(1, %[1]d) i; ANALYZE bounds.notify`, lines))
+		SELECT 't', ('r' || lpad(i::text, 8, '0'))::bytea, CASE WHEN i IN (1, 100001, %d) THEN 'd' ELSE 'c' END::bytea, 5, i %% 1000 * 64 FROM generate_series(1, %[1]d) i; ANALYZE bounds.notify`, lines))
 	var odd []rowstore.SlotRange // between the slots that hold something
 	for slot := 1; slot < rowstore.Slots; slot += 64 {
 		odd = append(odd, rowstore.SlotRange{First: uint16(slot), Last: uint16(slot + 62)}) //nolint:gosec // a slot
 	}
 	all := []rowstore.SlotRange{{First: 0, Last: rowstore.Slots - 1}}
-	read := func() (n int) {
-		_, err := fmt.Sscan(sqlDo(t, server.URL, "SELECT idx_tup_read + 0 FROM pg_stat_user_indexes WHERE schemaname = 'bounds' AND indexrelname = 'notify_pkey'"), &n)
-		require.NoError(t, err)
-		return n
-	}
 	for name, c := range map[string]struct {
 		r          rowstore.ScanRange
 		statements int
@@ -174,7 +200,7 @@ func TestSlotScanLooksAtBoundedLines(t *testing.T) {
 	}{
 		"nothing in them": {rowstore.ScanRange{Slots: odd}, 1, 0},
 		"one slot":        {rowstore.ScanRange{Slots: []rowstore.SlotRange{{First: 640, Last: 640}}}, 1, 200},
-		"few of many":     {rowstore.ScanRange{Slots: all, Selectors: notifyPick("d", 0)}, lines/maxSlotLook + 2, 2},
+		"few of many":     {rowstore.ScanRange{Slots: all, Selectors: notifyPick("d", 0)}, lines/maxSlotLook + 2, 3},
 	} {
 		c.r.Table = "t"
 		if c.r.Selectors == nil {
@@ -183,15 +209,30 @@ func TestSlotScanLooksAtBoundedLines(t *testing.T) {
 		rows, n, err := statements(ctx, s.plain, c.r, maxSlotLook)
 		require.NoError(t, err, name)
 		require.LessOrEqual(t, n, c.statements, name)
-		if name == "few of many" {
-			require.Len(t, rows, 3)
-			require.GreaterOrEqual(t, n, lines/maxSlotLook)
-		} else {
-			require.Len(t, rows, c.rows, name)
-		}
+		require.Len(t, rows, c.rows, name)
+		require.GreaterOrEqual(t, n, c.statements-2, name)
+	}
+	// The server counts the lines that it reads. A scan of what is not there reads none, and one of a slot its own.
+	read := func() (n int) {
+		var last int
+		require.Eventually(t, func() bool {
+			_, err := fmt.Sscan(sqlDo(t, server.URL, "SELECT idx_tup_read + 0 FROM pg_stat_user_indexes WHERE schemaname = 'bounds' AND indexrelname = 'notify_pkey'"), &n)
+			require.NoError(t, err)
+			same := n == last
+			last = n
+			return same
+		}, testWait, testSettle)
+		return n
 	}
 	require.NoError(t, s.Close())
-	_ = read
+	before := read()
+	own := openTest(t, with(server.URL, "schema", "bounds", "coalesce", "off", "pool_max_conns", "1"))
+	_, _, err := statements(ctx, own.plain, rowstore.ScanRange{Table: "t", Slots: odd, Selectors: notifyPick("c", 0)}, maxSlotLook)
+	require.NoError(t, err)
+	_, _, err = statements(ctx, own.plain, rowstore.ScanRange{Table: "t", Slots: []rowstore.SlotRange{{First: 640, Last: 640}}, Selectors: notifyPick("c", 0)}, maxSlotLook)
+	require.NoError(t, err)
+	require.NoError(t, own.Close())
+	require.Less(t, read()-before, 1000, "lines of the index that were read")
 }
 
 // Scans in the order of rows find every notification, however many there are, with those of other families and
@@ -201,7 +242,8 @@ func TestRowOrderOfNotifications(t *testing.T) {
 	ctx := testContext(t)
 	server := testserver.NewPostgres(t, map[string]string{"max_wal_size": "4GB"})
 	s := openTest(t, with(server.URL, "schema", "order", "coalesce", "off"))
-	const rows = mostKeys + mostKeys/4
+	s.plain.mostKeys = 1000
+	const rows = 12_500
 	var lines []slotted
 	var keys []string
 	for i := range rows {
@@ -216,7 +258,7 @@ func TestRowOrderOfNotifications(t *testing.T) {
 		FROM generate_series(0, %d) i`, rows/10-1))
 	for _, c := range []rowstore.ScanRange{
 		{}, {Reverse: true}, {From: keys[10], To: keys[rows-10]}, {From: keys[10], To: keys[rows-10] + "\x00", Reverse: true},
-		{Limit: 1}, {Limit: 3, Reverse: true}, {Limit: 5000, From: keys[70_000]}, {From: keys[5], To: keys[5]}, {From: "s"},
+		{Limit: 1}, {Limit: 3, Reverse: true}, {Limit: 5000, From: keys[7_000]}, {From: keys[5], To: keys[5]}, {From: "s"},
 	} {
 		for _, mixed := range []bool{false, true} {
 			r := c

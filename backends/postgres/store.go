@@ -148,6 +148,7 @@ type plainStore struct {
 	pusher               *pusher
 	deaf                 bool          // the server's warnings do not arrive: see OnNotice
 	unconfirmed          atomic.Uint64 // commits that the server did not wait for to the end
+	mostKeys             int           // that a scan in the order of rows holds; only tests set it
 
 	gate *kit.Gate // every call goes through it
 }
