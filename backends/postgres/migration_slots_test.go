@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -229,11 +230,56 @@ func TestProgramOf4StillRuns(t *testing.T) {
 	}
 	require.NoError(t, exec(ctx, holder, "ROLLBACK"))
 	err := <-waited
-	require.NotEmpty(t, sqlState(err), "%v", err)
+	require.Equal(t, "42P10", sqlState(err), "the key that it names is another one now: %v", err)
 	require.Equal(t, before, sqlDo(t, direct, content), "nothing was written")
+	require.NoError(t, exec(ctx, late, n.expand("SELECT * FROM {{schema}}.draw(1, 1000, 1000)")), "timestamps are drawn as before")
 	rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "r", Selectors: []rowstore.Selector{{Family: rowstore.Lock, To: oracle.Max}}}})
 	require.NoError(t, err)
 	require.NotNil(t, rows[0].Newest(rowstore.Lock, "c"))
+}
+
+// Programs of version 4 notify rows while another one migrates. What they were told is done is found.
+func TestMigrationFrom4UnderWay(t *testing.T) {
+	t.Parallel()
+	ctx := testContext(t)
+	direct := testserver.Postgres(t)
+	schema := fresh(t, direct)
+	var notes []note
+	for i := range fillPage + 10 {
+		notes = append(notes, note{"t", fmt.Sprintf("old%d", i), "c", 5, nil})
+	}
+	n := storeOf4(ctx, t, direct, schema, notes)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var calls atomic.Int64
+	states := map[string]int{}
+	for w := range 3 {
+		conn := connect(ctx, t, direct)
+		wg.Go(func() {
+			for i := 0; ; i++ {
+				key := fmt.Sprintf("r%d-%d", w, i%50)
+				err := exec(ctx, conn, n.expand(fmt.Sprintf(`SELECT * FROM {{schema}}.apply_general(true, '{t}', '{%s}', '{c}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{1}', '{1}', '{1}', '{5}', '{%d}', '{0}', '{NULL}')`, key, i+1)))
+				mu.Lock()
+				if err == nil {
+					notes = append(notes, note{"t", key, "c", int64(i + 1), nil})
+				} else {
+					states[sqlState(err)]++
+				}
+				mu.Unlock()
+				if err != nil {
+					return
+				}
+				calls.Add(1)
+			}
+		})
+	}
+	require.Eventually(t, func() bool { return calls.Load() > 100 }, testWait, testTick)
+	s := openTest(t, with(direct, "schema", schema))
+	wg.Wait()
+	for state := range states {
+		require.Contains(t, []string{undefinedFunction, "42P10", "23502"}, state, "no function, no such key, no slot")
+	}
+	requireNotes(ctx, t, s, notes)
 }
 
 // A program of today learns from every call that a newer one has made the functions otherwise, and writes nothing.
