@@ -122,7 +122,7 @@ func TestHostileNames(t *testing.T) {
 			for version, sql := range map[int]string{1: schemaOf1, 2: schemaOf2, 3: schemaOf3, 4: schemaOf4} {
 				n := newNames(fmt.Sprint(schema, version))
 				sqlDo(t, there, "SET search_path = pg_catalog; CREATE SCHEMA "+n.schema+";"+n.expand(sql)+
-					n.expand("INSERT INTO {{schema}}.notify (tab, key, col, ts) VALUES ('t', 'a', 'c', 1)"))
+					n.expand("INSERT INTO {{schema}}.notify (tab, key, col, ts) VALUES ('t', 'b', 'c', 1)"))
 				old := openTest(t, with(there, append([]string{"schema", fmt.Sprint(schema, version)}, params...)...))
 				everyCall(ctx, t, old)
 			}

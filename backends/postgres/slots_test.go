@@ -124,6 +124,9 @@ func TestSlotPages(t *testing.T) {
 				require.Equal(t, expect, got, "%s, slots %v from %q", what, slots, from)
 			}
 			for _, lines := range []int{1, 3, 97} {
+				if lines == 1 && from != "" && from != "m" {
+					continue // it takes long
+				}
 				rows, _, err := statements(ctx, s.plain, r, lines)
 				require.NoError(t, err)
 				check(rows, fmt.Sprint("in pages of ", lines))
@@ -243,7 +246,7 @@ func TestRowOrderOfNotifications(t *testing.T) {
 	server := testserver.NewPostgres(t, map[string]string{"max_wal_size": "4GB"})
 	s := openTest(t, with(server.URL, "schema", "order", "coalesce", "off"))
 	s.plain.mostKeys = 1000
-	const rows = 12_500
+	const rows = 4_000
 	var lines []slotted
 	var keys []string
 	for i := range rows {
@@ -258,7 +261,7 @@ func TestRowOrderOfNotifications(t *testing.T) {
 		FROM generate_series(0, %d) i`, rows/10-1))
 	for _, c := range []rowstore.ScanRange{
 		{}, {Reverse: true}, {From: keys[10], To: keys[rows-10]}, {From: keys[10], To: keys[rows-10] + "\x00", Reverse: true},
-		{Limit: 1}, {Limit: 3, Reverse: true}, {Limit: 5000, From: keys[7_000]}, {From: keys[5], To: keys[5]}, {From: "s"},
+		{Limit: 1}, {Limit: 3, Reverse: true}, {Limit: 1200, From: keys[2_500]}, {From: keys[5], To: keys[5]}, {From: "s"},
 	} {
 		for _, mixed := range []bool{false, true} {
 			r := c
