@@ -44,6 +44,14 @@ func notesOf4(r *rand.Rand) (notes []note) {
 	for i := range fillPage + 100 {
 		notes = append(notes, note{"t", "wide", "c", int64(i + 1), nil})
 	}
+	random := func(n int) string { // it cannot be compressed to fit into an index
+		b := make([]byte, n)
+		for i := range b {
+			b[i] = byte(r.UintN(256))
+		}
+		return string(b)
+	}
+	notes = append(notes, note{random(maxTable), random(maxRow), random(maxColumn), int64(oracle.Max), nil})
 	return notes
 }
 

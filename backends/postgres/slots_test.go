@@ -59,22 +59,13 @@ func statements(ctx context.Context, s *plainStore, r rowstore.ScanRange, lines 
 	}
 }
 
-// Pages of every length, which end within slots and within rows, make the same scan.
-func TestSlotPages(t *testing.T) {
-	t.Parallel()
-	ctx := testContext(t)
-	direct := testserver.Postgres(t)
-	schema := fresh(t, direct)
-	s := openTest(t, with(direct, "schema", schema, "coalesce", "off"))
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	rng := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // a test
-	var lines []slotted
+// linesOfSlots are notifications of table t and some beside it, and the rows of t by slot.
+func linesOfSlots(rng *rand.Rand) (lines []slotted, want map[int][]string) {
 	keys := []string{"\x00", "\x00\x00", "\x00\xff", "\xff", "\xff\x00", strings.Repeat("\xff", maxRow), strings.Repeat("\xff", maxRow-1), "'\\"}
 	for i := range 120 {
 		keys = append(keys, fmt.Sprintf("%c%d%c", byte(rng.UintN(256)), i, byte(rng.UintN(256))))
 	}
-	want := map[int][]string{}
+	want = map[int][]string{}
 	for i, key := range keys {
 		slot := []int{0, 7, 7, 7, 8, 1000, rowstore.Slots - 1}[i%7]
 		want[slot] = append(want[slot], key)
@@ -87,6 +78,20 @@ func TestSlotPages(t *testing.T) {
 	}
 	want[7] = append(want[7], "wide")
 	lines = append(lines, slotted{7, note{"s", "other", "c", 1, nil}}, slotted{7, note{"u", "other", "c", 1, nil}})
+	return lines, want
+}
+
+// Pages of every length, which end within slots and within rows, make the same scan.
+func TestSlotPages(t *testing.T) {
+	t.Parallel()
+	ctx := testContext(t)
+	direct := testserver.Postgres(t)
+	schema := fresh(t, direct)
+	s := openTest(t, with(direct, "schema", schema, "coalesce", "off"))
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // a test
+	lines, want := linesOfSlots(rng)
 	putSlotted(ctx, t, direct, schema, lines)
 	of := map[string]int{}
 	for _, l := range lines {
