@@ -86,12 +86,9 @@ func BenchmarkSlotScan(b *testing.B) {
 		require.NoError(b, err)
 		sqlDo(b, benchURL(b), "VACUUM ANALYZE bench.notify")
 	}
-	var thousand, empty []rowstore.SlotRange
+	var thousand []rowstore.SlotRange
 	for i := range uint16(1000) {
 		thousand = append(thousand, rowstore.SlotRange{First: i * 65, Last: i*65 + 3})
-	}
-	for i := range uint16(1000) {
-		empty = append(empty, rowstore.SlotRange{First: i * 65, Last: i*65 + 3})
 	}
 	notify := []rowstore.Selector{{Family: rowstore.Notify, Column: "c", To: oracle.Max, Limit: 16}}
 	for name, r := range map[string]rowstore.ScanRange{
@@ -99,8 +96,8 @@ func BenchmarkSlotScan(b *testing.B) {
 		"slots/ranges=1000":   {Table: "notified", Slots: thousand, Limit: 256},
 		"slots/one":           {Table: "notified", Slots: thousand[500:501]},
 		"slots/all-ranges":    {Table: "notified", Slots: thousand},
-		"slots/noTable":       {Table: "nothing", Slots: empty, Limit: 256},
-		"slots/otherColumn":   {Table: "notified", Slots: thousand[:10], Selectors: []rowstore.Selector{{Family: rowstore.Notify, Column: "d", To: oracle.Max}}},
+		"slots/no-table":      {Table: "nothing", Slots: thousand, Limit: 256},
+		"slots/other-column":  {Table: "notified", Slots: thousand[:10], Selectors: []rowstore.Selector{{Family: rowstore.Notify, Column: "d", To: oracle.Max}}},
 		"rows/first=256":      {Table: "notified", Limit: 256},
 		"rows/last=256":       {Table: "notified", Limit: 256, Reverse: true},
 		"rows/all":            {Table: "notified"},
