@@ -310,6 +310,7 @@ func (w *work) anyParams(a *arrays, p [][]byte, order []int32) [][]byte {
 func (w *work) sideParams(a *arrays, p [][]byte, mask int) [][]byte {
 	g, kind, tab, key, col, ts, val := a.list(oidInt4), a.list(oidInt2), a.list(oidBytea), a.list(oidBytea),
 		a.list(oidBytea), a.list(oidInt8), a.list(oidBytea)
+	slot := a.list(oidInt4)
 	for i := range w.sides {
 		o := &w.sides[i]
 		mask |= int(o.kind)
@@ -320,6 +321,15 @@ func (w *work) sideParams(a *arrays, p [][]byte, mask int) [][]byte {
 		col.string(o.col)
 		ts.int8(uint64(o.ts))
 		val.bytes(o.val)
+		if o.kind == putNotify || o.kind == deleteNotify {
+			slot.int4(int(rowstore.Slot(o.tab, o.key)))
+		} else {
+			slot.none()
+		}
 	}
-	return append(p, int4Param(mask), g.orNull(), kind.orNull(), tab.orNull(), key.orNull(), col.orNull(), ts.orNull(), val.orNull())
+	slots := slot.orNull()
+	if mask&(putNotify|deleteNotify) == 0 {
+		slots = nil
+	}
+	return append(p, int4Param(mask), g.orNull(), kind.orNull(), tab.orNull(), key.orNull(), col.orNull(), ts.orNull(), val.orNull(), slots)
 }

@@ -85,11 +85,12 @@ func (w *generalWork) add(m *rowstore.Mutation, col string) {
 // params makes the parameters of apply_general: the cells, the conditions and the edits.
 func (w *generalWork) params(a *arrays, deferred bool) [][]byte {
 	a.used = 0
-	tab, key, col := a.list(oidBytea), a.list(oidBytea), a.list(oidBytea)
+	tab, key, col, slot := a.list(oidBytea), a.list(oidBytea), a.list(oidBytea), a.list(oidInt4)
 	for _, n := range w.cells {
 		tab.string(n.tab)
 		key.string(n.key)
 		col.string(n.col)
+		slot.int4(int(rowstore.Slot(n.tab, n.key)))
 	}
 	cg, cm, cn, ccell := a.list(oidInt4), a.list(oidInt4), a.list(oidInt4), a.list(oidInt4)
 	ckind, cfam, cts, cis := a.list(oidInt2), a.list(oidInt2), a.list(oidInt8), a.list(oidText)
@@ -123,7 +124,7 @@ func (w *generalWork) params(a *arrays, deferred bool) [][]byte {
 	}
 	a.params = append(a.params[:0], boolParam(deferred), tab.param(), key.param(), col.param(),
 		cg.param(), cm.param(), cn.param(), ccell.param(), ckind.param(), cfam.param(), cts.param(), cis.param(),
-		eg.param(), ecell.param(), ekind.param(), efam.param(), ets.param(), eto.param(), eval.param())
+		eg.param(), ecell.param(), ekind.param(), efam.param(), ets.param(), eto.param(), eval.param(), slot.param())
 	return a.params
 }
 

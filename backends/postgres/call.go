@@ -22,10 +22,10 @@ type query struct {
 
 // queries are the statements of one schema.
 type queries struct {
-	apply                                           []query // by shape
-	general, point, picks, check, scan, draw, flush query
-	step                                            query // a draw on a connection that knows the bound
-	tables, sample, push                            query
+	apply                                                  []query // by shape
+	general, point, picks, check, scan, slots, draw, flush query
+	step                                                   query // a draw on a connection that knows the bound
+	tables, sample, push                                   query
 }
 
 func newQueries(n names) queries {
@@ -44,12 +44,13 @@ func newQueries(n names) queries {
 		return statement(sql + ")")
 	}
 	q := queries{
-		general: call("apply_general", 19),
+		general: call("apply_general", 20),
 		point:   call("read_point", 4),
-		picks:   call("read_any", 9),
-		check: statement(`SELECT * FROM {{schema}}.read_any($1, $2, $3, $4, $5, $6, $7, $8, $9)
+		picks:   call("read_any", 10),
+		check: statement(`SELECT * FROM {{schema}}.read_any($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
 			UNION ALL SELECT -1, 0::smallint, NULL, NULL, pg_catalog.convert_to({{schema}}.incarnation_id(), 'UTF8')`),
-		scan:  call("scan_page", 14),
+		scan:  call("scan_page", 15),
+		slots: call("scan_slots", 12),
 		draw:  call("draw", 3),
 		step:  statement(stepSQL),
 		flush: statement("SELECT 1 FROM (SELECT {{schema}}.flush()) f"),
@@ -60,7 +61,7 @@ func newQueries(n names) queries {
 	}
 	q.sample.formats = []int16{1, 0}
 	for _, s := range shapes {
-		q.apply = append(q.apply, call("apply_"+s.name, 17+len(s.cols)))
+		q.apply = append(q.apply, call("apply_"+s.name, 18+len(s.cols)))
 	}
 	return q
 }

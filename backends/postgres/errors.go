@@ -29,6 +29,10 @@ var errReadOnly = errors.New("the server takes no writes (default_transaction_re
 // own waits ignore that setting, so a whole table is locked.
 var errLocked = errors.New("a table is locked, and the session's lock_timeout ended the wait")
 
+// errOtherVersion says that the schema's functions are not those that this program calls, since a program of another
+// version has migrated the schema meanwhile. The call did nothing.
+var errOtherVersion = errors.New("the schema is not of the version that this program has opened: use the program that migrated it, or a newer one")
+
 // errUnconfirmed says that this server has a commit, and that it stopped waiting for its
 // standbys before they had it.
 var errUnconfirmed = errors.New("committed on this server, and perhaps not on its standby: the server stopped waiting for it")
@@ -87,6 +91,10 @@ func cancelled(ctx context.Context, err error) error {
 // refused says what an error means that did not end the connection.
 func refused(err error, pg *pgconn.PgError) error {
 	switch pg.Code {
+	case undefinedFunction:
+		if pg.Where == "" { // not inside a function
+			return fmt.Errorf("%w: %w: %w", rowstore.ErrFormat, errOtherVersion, err)
+		}
 	case onStandby:
 		return fmt.Errorf("%w: %w: %w", rowstore.ErrUnavailable, errStandby, err)
 	case readOnly:

@@ -119,9 +119,10 @@ func TestHostileNames(t *testing.T) {
 			everyCall(ctx, t, s)
 			announced(s, "t")
 			// An older schema is migrated there too.
-			for version, sql := range map[int]string{1: schemaOf1, 2: schemaOf2, 3: schemaOf3} {
+			for version, sql := range map[int]string{1: schemaOf1, 2: schemaOf2, 3: schemaOf3, 4: schemaOf4} {
 				n := newNames(fmt.Sprint(schema, version))
-				sqlDo(t, there, "SET search_path = pg_catalog; CREATE SCHEMA "+n.schema+";"+n.expand(sql))
+				sqlDo(t, there, "SET search_path = pg_catalog; CREATE SCHEMA "+n.schema+";"+n.expand(sql)+
+					n.expand("INSERT INTO {{schema}}.notify (tab, key, col, ts) VALUES ('t', 'b', 'c', 1)"))
 				old := openTest(t, with(there, append([]string{"schema", fmt.Sprint(schema, version)}, params...)...))
 				everyCall(ctx, t, old)
 			}
@@ -218,6 +219,20 @@ func everyRead(ctx context.Context, t *testing.T, s rowstore.Store) {
 			n++
 		}
 		require.Equal(t, 5, n)
+	}
+	notify := []rowstore.Selector{{Family: rowstore.Notify, To: oracle.Max}}
+	for i, r := range []rowstore.ScanRange{
+		{Slots: []rowstore.SlotRange{{First: 0, Last: rowstore.Slots - 1}}},
+		{Slots: []rowstore.SlotRange{{First: 0, Last: 9}, {First: 10, Last: rowstore.Slots - 1}}, From: "\x00", Limit: 2},
+		{}, {Reverse: true},
+	} {
+		r.Table, r.Selectors = "t", notify
+		n := 0
+		for _, err := range s.Scan(ctx, r) {
+			require.NoError(t, err)
+			n++
+		}
+		require.Equal(t, 2, n, "scan %d", i)
 	}
 	for table, err := range s.Tables(ctx) {
 		require.NoError(t, err)

@@ -124,10 +124,18 @@ func TestPlansDoNotDependOnStatistics(t *testing.T) {
 			require.NoError(t, err)
 		}
 	}
+	for _, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Slots: []rowstore.SlotRange{{First: 0, Last: 9}, {First: 20, Last: rowstore.Slots - 1}}, Selectors: all[2:]}) {
+		require.NoError(t, err)
+	}
 	mu.Lock()
 	defer mu.Unlock()
-	seen := 0
+	seen, bySlots := 0, 0
 	for _, plan := range plans {
+		if strings.Contains(plan, "p_first[v_at:]") {
+			bySlots++
+			require.Contains(t, plan, "Index Scan using notify_pkey")
+			require.Regexp(t, `Index Cond: .*tab = .*slot <= .*ROW\(slot, key\) >= `, plan)
+		}
 		if strings.Contains(plan, "LIMIT p_look") {
 			require.NotContains(t, plan, "Sort Key", "a page would look at all of its lines")
 		}
@@ -146,6 +154,7 @@ func TestPlansDoNotDependOnStatistics(t *testing.T) {
 			}
 		}
 	}
+	require.Positive(t, bySlots)
 	require.Greater(t, seen, 5, "too few plans were seen: %q", plans)
 }
 

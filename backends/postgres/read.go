@@ -256,16 +256,26 @@ func (s *plainStore) readPicks(ctx context.Context, q query, reads []rowstore.Ro
 	key.reset(oidBytea)
 	var pl pickLists
 	pl.reset(a.a[3:])
+	slot := &a.a[8]
+	slot.reset(oidInt4)
 	for _, i := range which {
 		for j := range reads[i].Selectors {
 			num.int4(i)
 			tab.string(reads[i].Table)
 			key.string(reads[i].Row)
 			pl.add(&reads[i].Selectors[j])
+			if reads[i].Selectors[j].Family == rowstore.Notify {
+				slot.int4(int(rowstore.Slot(reads[i].Table, reads[i].Row)))
+			} else {
+				slot.none()
+			}
 		}
 	}
 	params := append(a.params[:0], int4Param(pl.mask), num.param(), tab.param(), key.param())
-	params = append(pl.params(params), pl.lim.param())
+	params = append(pl.params(params), pl.lim.param(), nil)
+	if pl.mask&(1<<rowstore.Notify) != 0 {
+		params[len(params)-1] = slot.param()
+	}
 	a.params = params
 	begin := func() {
 		for _, i := range which {

@@ -76,14 +76,15 @@ func (s *plainStore) Report(ctx context.Context) (rowstore.Report, error) {
 		{Name: rowstore.FeatureDeferred, Supported: true, Reason: "synchronous_commit is set for each transaction"},
 		{Name: rowstore.FeatureOracle, Supported: true, Reason: "a sequence below a durable bound"},
 		{Name: rowstore.FeatureSplit, Supported: true, Reason: "by a sample of the table's pages"},
+		{Name: rowstore.FeatureSlots, Supported: true, Reason: "the key of the table of notifications begins with the slot"},
 		{Name: rowstore.FeatureWake, Supported: s.listen != nil},
 		{Name: "prepared statements", Supported: !s.unprepared.Load()},
 	}}
 	if s.listen == nil {
-		r.Features[5].Reason = "the connection goes through a pooler; give a direct one with the parameter listen"
+		r.Features[6].Reason = "the connection goes through a pooler; give a direct one with the parameter listen"
 	}
 	if s.unprepared.Load() {
-		r.Features[6].Reason = "the connection goes through a pooler, or default_query_exec_mode turns them off"
+		r.Features[7].Reason = "the connection goes through a pooler, or default_query_exec_mode turns them off"
 	}
 	for i, w := range []string{
 		1: "fsync is off: a crash of the operating system can destroy the database.",

@@ -23,8 +23,8 @@ const (
 // afterAll is greater than every key of a row.
 var afterAll = strings.Repeat("\xff", maxRow+1)
 
-// Scan implements rowstore.Store. It reads page after page, each by a statement of
-// its own that begins after the last key of the one before.
+// Scan implements rowstore.Store. It reads page after page, each by statements of
+// its own that begin after the last key of the one before.
 func (s *plainStore) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
 	return func(yield func(rowstore.Row, error) bool) {
 		if err := ctx.Err(); err != nil {
@@ -35,47 +35,70 @@ func (s *plainStore) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[r
 			yield(rowstore.Row{}, fmt.Errorf("postgres: scan: %w", err))
 			return
 		}
-		// The caller may change its slice within the loop.
-		r.Selectors = slices.Clone(r.Selectors)
+		if len(r.Table) > maxTable {
+			return // no such table can be there
+		}
+		// The caller may change its slices within the loop.
+		r.Selectors, r.Slots = slices.Clone(r.Selectors), slices.Clone(r.Slots)
+		if len(r.Slots) > 0 {
+			s.scanSlots(ctx, r, yield)
+			return
+		}
 		lo, hi := r.From, r.To
 		if hi == "" || len(hi) > maxRow && hi > afterAll {
 			hi = afterAll
 		}
-		left := r.Limit
-		size, look := firstPage, firstLook
-		for lo < hi && len(r.Table) <= maxTable {
-			if left > 0 {
-				size = min(size, max(left, 8))
+		page := s.page
+		if slices.ContainsFunc(r.Selectors, func(p rowstore.Selector) bool { return p.Family == rowstore.Notify }) {
+			page = newNotifiedScan(s, r).page
+		}
+		s.scanRows(ctx, r, lo, hi, page, yield)
+	}
+}
+
+// pageOf reads the next page of the rows from lo up to hi: about size rows, by looking at no more than look lines.
+type pageOf func(ctx context.Context, r rowstore.ScanRange, lo, hi string, size, look int) (scanned, error)
+
+func (s *plainStore) scanRows(ctx context.Context, r rowstore.ScanRange, lo, hi string, read pageOf, yield func(rowstore.Row, error) bool) {
+	left := r.Limit
+	size, look := firstPage, firstLook
+	for lo < hi {
+		if left > 0 {
+			size = min(size, max(left, 8))
+		}
+		page, err := read(ctx, r, lo, hi, size, look)
+		if err != nil {
+			yield(rowstore.Row{}, err)
+			return
+		}
+		if !yieldRows(page.rows, &left, yield) || page.end {
+			return
+		}
+		from := &lo
+		if r.Reverse {
+			from = &hi
+		}
+		if look = firstLook; *from == page.next {
+			look = page.look * 2 // the first row is wider
+		}
+		*from = page.next
+		size = min(maxPage, size*2)
+	}
+}
+
+// yieldRows yields rows, and tells whether more are wanted: left is how many, 0 for all.
+func yieldRows(rows []rowstore.Row, left *int, yield func(rowstore.Row, error) bool) bool {
+	for i := range rows {
+		if !yield(rows[i], nil) {
+			return false
+		}
+		if *left > 0 {
+			if *left--; *left == 0 {
+				return false
 			}
-			page, err := s.page(ctx, r, lo, hi, size, look)
-			if err != nil {
-				yield(rowstore.Row{}, err)
-				return
-			}
-			for i := range page.rows {
-				if !yield(page.rows[i], nil) {
-					return
-				}
-				if left > 0 {
-					if left--; left == 0 {
-						return
-					}
-				}
-			}
-			if page.end {
-				return
-			}
-			from := &lo
-			if r.Reverse {
-				from = &hi
-			}
-			if look = firstLook; *from == page.next {
-				look = page.look * 2 // the first row is wider
-			}
-			*from = page.next
-			size = min(maxPage, size*2)
 		}
 	}
+	return true
 }
 
 // scanned is a page: those of the rows looked at in which something still matched
@@ -87,7 +110,31 @@ type scanned struct {
 	look int
 }
 
+// page is a pageOf for rows of which no notifications are asked for.
 func (s *plainStore) page(ctx context.Context, r rowstore.ScanRange, lo, hi string, size, look int) (scanned, error) {
+	p, err := s.readPage(ctx, r, lo, hi, size, look, true)
+	if err != nil {
+		return scanned{}, err
+	}
+	for i := range p.rows {
+		selectPicks(&p.rows[i], r.Selectors)
+	}
+	p.rows = slices.DeleteFunc(p.rows, func(row rowstore.Row) bool { return len(row.Versions) == 0 })
+	sortRows(p.rows, r.Reverse)
+	return p, nil
+}
+
+func sortRows(rows []rowstore.Row, reverse bool) {
+	slices.SortFunc(rows, func(a, b rowstore.Row) int {
+		if reverse {
+			a, b = b, a
+		}
+		return strings.Compare(a.Row, b.Row)
+	})
+}
+
+// readPage calls scan_page, without read for the keys of the rows alone. The rows come in any order.
+func (s *plainStore) readPage(ctx context.Context, r rowstore.ScanRange, lo, hi string, size, look int, read bool) (scanned, error) {
 	ctx, done, err := s.gate.Begin(ctx, "scan")
 	if err != nil {
 		return scanned{}, err
@@ -104,18 +151,21 @@ func (s *plainStore) page(ctx context.Context, r rowstore.ScanRange, lo, hi stri
 	}
 	params := [][]byte{
 		[]byte(r.Table), notNull(lo), []byte(hi), boolParam(r.Reverse), int8Param(uint64(size)), int8Param(uint64(look)), //nolint:gosec // above 0
-		int8Param(pageBytes), boolParam(deep), int4Param(pl.mask),
+		int8Param(pageBytes), boolParam(deep), boolParam(read), int4Param(pl.mask),
 	}
 	params = append(pl.params(params), pl.lim.param())
 	var p scanned
 	byKey := map[string]int{}
+	first := true
 	begin := func() {
 		p = scanned{end: true, look: look}
+		first = true
 		clear(byKey)
 	}
 	err = s.run(ctx, s.q.scan, params, false, begin, func(f *fields) {
-		if f.int2(1) == 0 {
+		if first {
 			p.next, p.end = string(f.values[0]), f.values[0] == nil
+			first = false
 			return
 		}
 		i, ok := byKey[string(f.values[0])]
@@ -125,21 +175,13 @@ func (s *plainStore) page(ctx context.Context, r rowstore.ScanRange, lo, hi stri
 			byKey[key] = i
 			p.rows = append(p.rows, rowstore.Row{Table: r.Table, Row: key})
 		}
-		p.rows[i].Versions = appendVersions(p.rows[i].Versions, f, 1)
+		if read {
+			p.rows[i].Versions = appendVersions(p.rows[i].Versions, f, 1)
+		}
 	})
 	if err != nil {
 		return scanned{}, s.gate.Fail("scan", err)
 	}
-	for i := range p.rows {
-		selectPicks(&p.rows[i], r.Selectors)
-	}
-	p.rows = slices.DeleteFunc(p.rows, func(row rowstore.Row) bool { return len(row.Versions) == 0 })
-	slices.SortFunc(p.rows, func(a, b rowstore.Row) int {
-		if r.Reverse {
-			a, b = b, a
-		}
-		return strings.Compare(a.Row, b.Row)
-	})
 	return p, nil
 }
 

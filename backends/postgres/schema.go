@@ -15,7 +15,7 @@ import (
 
 // schemaVersion is the newest version of the schema that this package knows, and
 // the one that it works with.
-const schemaVersion = 4
+const schemaVersion = 5
 
 // minServer is the oldest server version that will do, as server_version_num has it.
 const minServer = 140000
@@ -117,18 +117,9 @@ func (n names) creation() string {
 	return n.expand(schemaTables) + n.functions() + n.expand("INSERT INTO {{schema}}.meta (version) VALUES ("+strconv.Itoa(schemaVersion)+");")
 }
 
-// migration returns the SQL that brings an older version to the newest: what its
-// tables need, and the functions, which hold no state, anew.
-func (n names) migration(from int) string {
-	var sql string
-	for _, tables := range []string{1: schemaFrom1, 2: "", 3: ""}[from:] {
-		sql += n.expand(tables, "{{old_entry}}", entry("ts", "val"))
-	}
-	return sql + n.expand(dropFunctions) + n.functions() + n.expand("UPDATE {{schema}}.meta SET version = "+strconv.Itoa(schemaVersion)+";")
-}
-
-// dropFunctions removes the functions of whatever version. A program of that version that still
-// runs gets errors from now on where they are made with other parameters.
+// dropFunctions removes the functions of whatever version, which hold no state. A program of that version that
+// still runs gets errors from now on where they are made with other parameters (errOtherVersion). So a version
+// that an older program must not write to has other parameters in every function that writes.
 const dropFunctions = `DO $do$ DECLARE f regprocedure; BEGIN
 	FOR f IN SELECT p.oid FROM pg_catalog.pg_proc p WHERE p.pronamespace = E'{{schema_literal}}'::regnamespace LOOP
 		EXECUTE 'DROP FUNCTION ' || f;
@@ -143,7 +134,7 @@ func (n names) functions() string {
 		"{{entry_of_params}}", entry("p_ts", "p_val"),
 		"{{scan_cell}}", scanKeys("cell", cellMatches, cellSize),
 		"{{scan_data}}", scanKeys("data", sideMatches(3), sideSize),
-		"{{scan_notify}}", scanKeys("notify", sideMatches(5), sideSize)))
+		"{{slot_matches}}", sideMatches(5), "{{slot_size}}", sideSize))
 	for _, s := range shapes {
 		sql.WriteString(n.expand(schemaApply, s.pairs()...))
 	}
@@ -212,6 +203,7 @@ func scanKeys(table, matches, size string) string {
 const (
 	undefinedTable     = "42P01"
 	undefinedColumn    = "42703"
+	undefinedFunction  = "42883"
 	duplicateTable     = "42P07"
 	invalidSchema      = "3F000"
 	noPrivilege        = "42501"
@@ -274,26 +266,32 @@ func migrate(ctx context.Context, conn *pgx.Conn, schema string, n names) error 
 	if err := exec(ctx, conn, "ROLLBACK TO SAVEPOINT version"); err != nil {
 		return err
 	}
-	migration := ""
 	if version > 0 {
-		migration = n.migration(version)
-	} else {
-		migration = n.creation()
-		// Not IF NOT EXISTS, which asks for the right to make schemas even when it has
-		// nothing to make.
-		sql := "DO $do$ BEGIN IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = " + literal(schema) +
-			") THEN CREATE SCHEMA " + n.schema + "; END IF; END $do$"
-		if err := exec(ctx, conn, sql); err != nil {
-			return fmt.Errorf("creating the schema %q: %w", schema, err)
+		if err := n.migration(ctx, conn, version); err != nil {
+			return fmt.Errorf("migrating the schema %q from version %d to version %d: %w", schema, version, schemaVersion, err)
 		}
-	}
-	if err := exec(ctx, conn, migration); err != nil {
-		if version == 0 && sqlState(err) == duplicateTable {
-			return fmt.Errorf("%w: the schema %q has tables that are not a store's: use another schema (%w)", rowstore.ErrFormat, schema, err)
-		}
-		return fmt.Errorf("migrating the schema %q from version %d to version %d: %w", schema, version, schemaVersion, err)
+	} else if err := create(ctx, conn, schema, n); err != nil {
+		return err
 	}
 	return tx.Commit(ctx)
+}
+
+// create makes the schema where there is none.
+func create(ctx context.Context, conn *pgx.Conn, schema string, n names) error {
+	// Not IF NOT EXISTS, which asks for the right to make schemas even when it has
+	// nothing to make.
+	sql := "DO $do$ BEGIN IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = " + literal(schema) +
+		") THEN CREATE SCHEMA " + n.schema + "; END IF; END $do$"
+	if err := exec(ctx, conn, sql); err != nil {
+		return fmt.Errorf("creating the schema %q: %w", schema, err)
+	}
+	if err := exec(ctx, conn, n.creation()); err != nil {
+		if sqlState(err) == duplicateTable {
+			return fmt.Errorf("%w: the schema %q has tables that are not a store's: use another schema (%w)", rowstore.ErrFormat, schema, err)
+		}
+		return fmt.Errorf("making the tables of the schema %q: %w", schema, err)
+	}
+	return nil
 }
 
 // storedVersion reads the version of the schema, 0 when there is none.

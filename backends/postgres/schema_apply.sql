@@ -8,7 +8,8 @@
 -- judged once before anything is touched. Writes that are the newest no longer go to
 -- cell.past, and in bundles to the table past; see there. p_ig and p_is require an incarnation of
 -- groups. The lists p_s... are the changes of families Data and Notify, and p_smask
--- has the bits of the kinds in them, and 16 where writes are removed.
+-- has the bits of the kinds in them, and 16 where writes are removed. p_sslot has the slots of
+-- rows whose notifications change, and may be null where none do.
 --
 -- The conditions are judged on the snapshot and again, after a wait for a lock, on
 -- the row version that is updated, which is why all of them are on that row. When
@@ -19,7 +20,8 @@
 -- out why.
 CREATE FUNCTION {{schema}}.apply_{{name}}(p_deferred boolean, p_mode integer, p_ig integer[], p_is text[],
 	p_g integer[], p_tab bytea[], p_key bytea[], p_col bytea[], {{params}}, p_clean boolean,
-	p_smask integer, p_sg integer[], p_sk smallint[], p_stab bytea[], p_skey bytea[], p_scol bytea[], p_sts bigint[], p_sval bytea[])
+	p_smask integer, p_sg integer[], p_sk smallint[], p_stab bytea[], p_skey bytea[], p_scol bytea[], p_sts bigint[], p_sval bytea[],
+	p_sslot integer[])
 RETURNS TABLE (i integer, inc text, lock_ts bigint, lock_val bytea, write_ts bigint, write_val bytea, mark_ts bigint, mark_val bytea)
 LANGUAGE plpgsql {{settings}} AS $body$
 #variable_conflict use_column
@@ -105,17 +107,17 @@ BEGIN
 				AND d.tab = ANY (ARRAY[s.tab]) AND d.key = s.key AND d.col = s.col AND d.ts = s.ts;
 		END IF;
 		IF (p_smask & 4) <> 0 THEN
-			INSERT INTO {{schema}}.notify AS d (tab, key, col, ts, val)
-			SELECT s.tab, s.key, s.col, s.ts, s.val
-			FROM unnest(p_sg, p_sk, p_stab, p_skey, p_scol, p_sts, p_sval) s(g, k, tab, key, col, ts, val)
+			INSERT INTO {{schema}}.notify AS d (tab, key, col, ts, val, slot)
+			SELECT s.tab, s.key, s.col, s.ts, s.val, s.slot
+			FROM unnest(p_sg, p_sk, p_stab, p_skey, p_scol, p_sts, p_sval, p_sslot) s(g, k, tab, key, col, ts, val, slot)
 			WHERE s.k = 4 AND (v_not IS NULL OR s.g <> ALL (v_not))
-			ON CONFLICT (tab, key, col, ts) DO UPDATE SET val = excluded.val;
+			ON CONFLICT (tab, slot, key, col, ts) DO UPDATE SET val = excluded.val;
 		END IF;
 		IF (p_smask & 8) <> 0 THEN
 			DELETE FROM {{schema}}.notify d
-			USING unnest(p_sg, p_sk, p_stab, p_skey, p_scol, p_sts) s(g, k, tab, key, col, ts)
+			USING unnest(p_sg, p_sk, p_stab, p_skey, p_scol, p_sts, p_sslot) s(g, k, tab, key, col, ts, slot)
 			WHERE s.k = 8 AND (v_not IS NULL OR s.g <> ALL (v_not))
-				AND d.tab = ANY (ARRAY[s.tab]) AND d.key = s.key AND d.col = s.col AND d.ts = s.ts;
+				AND d.tab = ANY (ARRAY[s.tab]) AND d.slot = s.slot AND d.key = s.key AND d.col = s.col AND d.ts = s.ts;
 		END IF;
 	END IF;
 	IF v_done IS NULL AND NOT p_deferred THEN

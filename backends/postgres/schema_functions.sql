@@ -1,4 +1,4 @@
--- The functions of version 4 of the schema. {{schema}} stands for the quoted name of
+-- The functions of version 5 of the schema. {{schema}} stands for the quoted name of
 -- the schema, {{schema_literal}} for that name within an E'' literal, {{clock_lock}} for the number of the advisory lock that guards the
 -- clock. Each function sets the search path ({{path}}, and {{settings}} too), so that
 -- every name in it means what is in pg_catalog or in this schema, whoever calls it with
@@ -222,9 +222,10 @@ $body$;
 -- simpler: the caller selects again. Bundles of older writes come as they are, as
 -- family {{bundle}}. p_mask has a bit for each family, so that
 -- branches without picks cost nothing; a null p_col means all columns, a null
--- p_lim no limit. It is one statement, because a row is answered from one view.
+-- p_lim no limit. p_slot has the slots of the rows whose notifications are picked, and may be
+-- null where none are. It is one statement, because a row is answered from one view.
 CREATE FUNCTION {{schema}}.read_any(p_mask integer, p_i integer[], p_tab bytea[], p_key bytea[], p_fam smallint[],
-	p_col bytea[], p_from bigint[], p_to bigint[], p_lim bigint[])
+	p_col bytea[], p_from bigint[], p_to bigint[], p_lim bigint[], p_slot integer[])
 RETURNS TABLE (i integer, fam smallint, col bytea, ts bigint, val bytea)
 LANGUAGE plpgsql {{settings}} AS $body$
 #variable_conflict use_column
@@ -234,7 +235,7 @@ BEGIN
 	END IF;
 	RETURN QUERY
 	WITH u AS MATERIALIZED (
-		SELECT * FROM unnest(p_i, p_tab, p_key, p_fam, p_col, p_from, p_to, p_lim) AS u(i, tab, key, fam, col, lo, hi, lim)
+		SELECT * FROM unnest(p_i, p_tab, p_key, p_fam, p_col, p_from, p_to, p_lim, p_slot) AS u(i, tab, key, fam, col, lo, hi, lim, slot)
 	), cells AS MATERIALIZED (
 		SELECT u.i, u.fam, u.tab, u.key, u.lo, u.hi, u.lim, c.col, c.lock_ts, c.lock_val, c.write_ts, c.write_val, c.mark_ts, c.mark_val, c.past_lo, c.past
 		FROM u CROSS JOIN LATERAL (
@@ -283,13 +284,13 @@ BEGIN
 	UNION ALL
 	SELECT u.i, u.fam, u.col, n.ts, n.val FROM u CROSS JOIN LATERAL (
 		SELECT n.ts, n.val FROM {{schema}}.notify n
-		WHERE n.tab = u.tab AND n.key = u.key AND n.col = u.col AND n.ts BETWEEN u.lo AND u.hi
+		WHERE n.tab = u.tab AND n.slot = u.slot AND n.key = u.key AND n.col = u.col AND n.ts BETWEEN u.lo AND u.hi
 		ORDER BY n.ts DESC LIMIT u.lim
 	) n WHERE (p_mask & 32) <> 0 AND u.fam = 5 AND u.col IS NOT NULL
 	UNION ALL
 	SELECT u.i, u.fam, n.col, n.ts, n.val FROM u CROSS JOIN LATERAL (
 		SELECT n.col, n.ts, n.val, row_number() OVER (PARTITION BY n.col ORDER BY n.ts DESC) AS n FROM {{schema}}.notify n
-		WHERE n.tab = u.tab AND n.key = u.key AND n.ts BETWEEN u.lo AND u.hi
+		WHERE n.tab = u.tab AND n.slot = u.slot AND n.key = u.key AND n.ts BETWEEN u.lo AND u.hi
 	) n WHERE (p_mask & 32) <> 0 AND u.fam = 5 AND u.col IS NULL AND (u.lim IS NULL OR n.n <= u.lim);
 END
 $body$;
@@ -302,9 +303,12 @@ $body$;
 -- left to the next page, and the caller looks further where that one makes no headway.
 --
 -- Of older writes it looks at the ends of bundles only, and the caller selects again. p_deep says that all older
--- writes are asked for, so that they count in p_bytes.
+-- writes are asked for, so that they count in p_bytes. Without p_read it answers the keys alone, one in each line.
+--
+-- It passes over notifications, which are in another order. Whoever asks for them too finds their rows with
+-- scan_slots, asks here for the keys of the others, and reads all of them.
 CREATE FUNCTION {{schema}}.scan_page(p_tab bytea, p_lo bytea, p_hi bytea, p_reverse boolean, p_n bigint, p_look bigint, p_bytes bigint,
-	p_deep boolean, p_mask integer, p_fam smallint[], p_col bytea[], p_from bigint[], p_to bigint[], p_lim bigint[])
+	p_deep boolean, p_read boolean, p_mask integer, p_fam smallint[], p_col bytea[], p_from bigint[], p_to bigint[], p_lim bigint[])
 RETURNS TABLE (key bytea, fam smallint, col bytea, ts bigint, val bytea)
 LANGUAGE plpgsql {{settings}} SET enable_sort = off SET enable_hashagg = off AS $body$
 #variable_conflict use_column
@@ -337,9 +341,6 @@ BEGIN
 	IF (p_mask & 8) <> 0 THEN
 		{{scan_data}}
 	END IF;
-	IF (p_mask & 32) <> 0 THEN
-		{{scan_notify}}
-	END IF;
 	IF (p_mask & (p_mask - 1)) <> 0 THEN
 		-- Those up to where all of the tables were looked at.
 		IF p_reverse THEN
@@ -364,13 +365,62 @@ BEGIN
 	IF coalesce(cardinality(v_keys), 0) = 0 THEN
 		RETURN;
 	END IF;
+	IF NOT p_read THEN
+		RETURN QUERY SELECT k, 0::smallint, NULL::bytea, NULL::bigint, NULL::bytea FROM unnest(v_keys) k;
+		RETURN;
+	END IF;
 	SELECT array_agg(k.i ORDER BY k.i, p.n), array_agg(p_tab), array_agg(k.key ORDER BY k.i, p.n), array_agg(p.fam ORDER BY k.i, p.n),
 		array_agg(p.col ORDER BY k.i, p.n), array_agg(p.lo ORDER BY k.i, p.n), array_agg(p.hi ORDER BY k.i, p.n), array_agg(p.lim ORDER BY k.i, p.n)
 	INTO v_i, v_tab, v_key, v_fam, v_col, v_from, v_to, v_lim
 	FROM unnest(v_keys) WITH ORDINALITY AS k(key, i)
 	CROSS JOIN unnest(p_fam, p_col, p_from, p_to, p_lim) WITH ORDINALITY AS p(fam, col, lo, hi, lim, n);
 	RETURN QUERY SELECT v_keys[r.i], r.fam, r.col, r.ts, r.val
-		FROM {{schema}}.read_any(p_mask, v_i, v_tab, v_key, v_fam, v_col, v_from, v_to, v_lim) r;
+		FROM {{schema}}.read_any(p_mask, v_i, v_tab, v_key, v_fam, v_col, v_from, v_to, v_lim, NULL) r;
+END
+$body$;
+
+-- scan_slots answers the notifications that match in ranges of slots, in the order of slots and rows: those of the rows
+-- from p_lo up to p_hi, and in the first slot of the first range, from p_key on. It looks at p_look lines at
+-- most, and takes lines only until they have about p_bytes. The line at which it stopped has stop, and comes
+-- without a timestamp where it does not match; none has stop where there is nothing more. The lines of its row may
+-- go on after it, so the caller begins again with that row, and looks further where that row alone fills a page.
+--
+-- The order of the ranges is that of the lines: a nested loop takes one range after the other, and stops with
+-- the last line that it may look at. So nothing is sorted, which would look at the lines of every range.
+CREATE FUNCTION {{schema}}.scan_slots(p_tab bytea, p_first integer[], p_last integer[], p_key bytea, p_lo bytea, p_hi bytea, p_look bigint, p_bytes bigint,
+	p_fam smallint[], p_col bytea[], p_from bigint[], p_to bigint[])
+RETURNS TABLE (slot integer, key bytea, col bytea, ts bigint, val bytea, stop boolean)
+LANGUAGE plpgsql {{settings}} SET enable_sort = off SET enable_hashagg = off AS $body$
+#variable_conflict use_column
+DECLARE
+	v_slot integer;
+	v_at   integer;
+BEGIN
+	IF pg_is_in_recovery() THEN
+		PERFORM {{schema}}.guard();
+	END IF;
+	-- The ranges before the first notification hold none, and often it is the only one or lies behind them all.
+	SELECT n.slot INTO v_slot FROM {{schema}}.notify n
+	WHERE n.tab = p_tab AND (n.slot, n.key) >= (p_first[1], p_key) ORDER BY n.slot, n.key LIMIT 1;
+	v_at := width_bucket(v_slot - 1, p_last) + 1;
+	IF v_at IS NULL OR v_at > cardinality(p_last) THEN
+		RETURN;
+	END IF;
+	RETURN QUERY
+	SELECT g.slot, g.key, CASE WHEN g.m THEN g.col END, CASE WHEN g.m THEN g.ts END, CASE WHEN g.m THEN g.val END, g.n = p_look OR g.bytes >= p_bytes
+	FROM (
+		SELECT x.*, row_number() OVER (ROWS UNBOUNDED PRECEDING) AS n,
+			sum(CASE WHEN x.m THEN x.size ELSE 0 END) OVER (ROWS UNBOUNDED PRECEDING) AS bytes
+		FROM (
+			SELECT c.slot, c.key, c.col, c.ts, c.val, c.key >= p_lo AND c.key < p_hi AND {{slot_matches}} AS m, {{slot_size}} AS size
+			FROM unnest(p_first[v_at:], p_last[v_at:]) WITH ORDINALITY AS r(lo, hi, i)
+			CROSS JOIN LATERAL (
+				SELECT n.* FROM {{schema}}.notify n
+				WHERE n.tab = p_tab AND n.slot <= r.hi AND (n.slot, n.key) >= (r.lo, CASE WHEN v_at = 1 AND r.i = 1 THEN p_key ELSE '' END)
+				ORDER BY n.slot, n.key, n.col, n.ts LIMIT p_look
+			) c LIMIT p_look
+		) x
+	) g WHERE CASE WHEN g.m THEN g.bytes - g.size < p_bytes ELSE g.n = p_look AND g.bytes < p_bytes END;
 END
 $body$;
 

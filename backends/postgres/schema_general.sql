@@ -3,7 +3,7 @@
 -- and only then judges and changes. Each statement sees what was committed before
 -- it began, and whoever else changes those rows waits for a lock held here.
 --
--- p_tab, p_key, p_col are the cells, in order. Conditions (p_c...) and edits
+-- p_tab, p_key, p_col are the cells, in order, and p_slot the slots of their rows. Conditions (p_c...) and edits
 -- (p_e...) name their group and their cell by its place in that list; the kinds and
 -- families are the numbers of package rowstore. p_cm and p_cn are the mutation in
 -- the group and the condition in the mutation, to be reported.
@@ -12,7 +12,8 @@
 -- not hold: the mutation, the condition, and the version that broke it.
 CREATE FUNCTION {{schema}}.apply_general(p_deferred boolean, p_tab bytea[], p_key bytea[], p_col bytea[],
 	p_cg integer[], p_cm integer[], p_cn integer[], p_ccell integer[], p_ckind smallint[], p_cfam smallint[], p_cts bigint[], p_cis text[],
-	p_eg integer[], p_ecell integer[], p_ekind smallint[], p_efam smallint[], p_ets bigint[], p_eto bigint[], p_eval bytea[])
+	p_eg integer[], p_ecell integer[], p_ekind smallint[], p_efam smallint[], p_ets bigint[], p_eto bigint[], p_eval bytea[],
+	p_slot integer[])
 RETURNS TABLE (g integer, inc text, m integer, n integer, ts bigint, val bytea)
 LANGUAGE plpgsql {{settings}} AS $body$
 #variable_conflict use_variable
@@ -56,7 +57,7 @@ BEGIN
 			v_fail := r.is_ <> v_inc;
 		ELSIF r.fam = 5 THEN
 			SELECT d.ts, d.val INTO v_ts, v_val FROM {{schema}}.notify d
-			WHERE d.tab = p_tab[r.cell] AND d.key = p_key[r.cell] AND d.col = p_col[r.cell] AND d.ts >= r.ts
+			WHERE d.tab = p_tab[r.cell] AND d.slot = p_slot[r.cell] AND d.key = p_key[r.cell] AND d.col = p_col[r.cell] AND d.ts >= r.ts
 			ORDER BY d.ts DESC LIMIT 1;
 			v_fail := FOUND;
 		ELSE
@@ -159,11 +160,11 @@ BEGIN
 			END IF;
 		ELSE
 			IF r.kind = 1 THEN
-				INSERT INTO {{schema}}.notify AS o (tab, key, col, ts, val) VALUES (v_tab, v_key, v_col, r.ts, r.val)
+				INSERT INTO {{schema}}.notify AS o (tab, key, col, ts, val, slot) VALUES (v_tab, v_key, v_col, r.ts, r.val, p_slot[r.cell])
 				ON CONFLICT ON CONSTRAINT notify_pkey DO UPDATE SET val = excluded.val;
 			ELSE
 				DELETE FROM {{schema}}.notify o
-				WHERE o.tab = v_tab AND o.key = v_key AND o.col = v_col AND o.ts BETWEEN r.ts AND v_hi;
+				WHERE o.tab = v_tab AND o.slot = p_slot[r.cell] AND o.key = v_key AND o.col = v_col AND o.ts BETWEEN r.ts AND v_hi;
 			END IF;
 		END IF;
 	END LOOP;

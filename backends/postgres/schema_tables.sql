@@ -1,5 +1,4 @@
--- The tables of version 4 of the schema, which are those of versions 2 and 3. {{schema}} stands for the quoted name of
--- the schema.
+-- The tables of version 5 of the schema. {{schema}} stands for the quoted name of the schema.
 
 CREATE TABLE {{schema}}.meta (
 	one     boolean PRIMARY KEY DEFAULT true CHECK (one),
@@ -55,13 +54,17 @@ CREATE TABLE {{schema}}.data (
 	PRIMARY KEY (tab, key, col, ts)
 );
 
+-- slot is what rowstore.Slot says of tab and key, and the client names it with every change: SQL cannot
+-- compute it. It comes before the row in the key, so that a worker finds the rows in its own slots. There
+-- is no index in the order of rows, since a commit would have to write that one too.
 CREATE TABLE {{schema}}.notify (
-	tab bytea NOT NULL,
-	key bytea NOT NULL,
-	col bytea NOT NULL,
-	ts  bigint NOT NULL,
-	val bytea,
-	PRIMARY KEY (tab, key, col, ts)
+	tab  bytea NOT NULL,
+	key  bytea NOT NULL,
+	col  bytea NOT NULL,
+	ts   bigint NOT NULL,
+	val  bytea,
+	slot integer NOT NULL,
+	PRIMARY KEY (tab, slot, key, col, ts)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
 
 -- Emptied by the recovery from a crash and by the promotion of a standby, never by

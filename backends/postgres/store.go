@@ -19,8 +19,8 @@ import (
 // Options.NoCoalesce says otherwise.
 //
 // It is a [rowstore.Grouper], a [rowstore.SnapshotReader], a [rowstore.Deferrer], an
-// [rowstore.OracleProvider], a [rowstore.Splitter], a [rowstore.Limiter] and a
-// [rowstore.Reporter]. If it can reach the server directly for LISTEN (see Options.Listen),
+// [rowstore.OracleProvider], a [rowstore.Splitter], a [rowstore.SlotScanner], a
+// [rowstore.Limiter] and a [rowstore.Reporter]. If it can reach the server directly for LISTEN (see Options.Listen),
 // it has a [rowstore.Waker] too, which rowstore.Unwrap finds. All methods may be called
 // concurrently.
 type Store struct {
@@ -106,6 +106,10 @@ func (s *Store) Split(ctx context.Context, table string, n int) ([]string, error
 	return s.plain.Split(ctx, table, n)
 }
 
+// ScansSlots implements rowstore.SlotScanner: the key of the table of notifications begins with
+// table and slot.
+func (s *Store) ScansSlots() {}
+
 // Limits implements rowstore.Limiter.
 func (s *Store) Limits() rowstore.Limits { return s.plain.Limits() }
 
@@ -144,6 +148,7 @@ type plainStore struct {
 	pusher               *pusher
 	deaf                 bool          // the server's warnings do not arrive: see OnNotice
 	unconfirmed          atomic.Uint64 // commits that the server did not wait for to the end
+	mostKeys             int           // that a scan in the order of rows holds; only tests set it
 
 	gate *kit.Gate // every call goes through it
 }
@@ -158,6 +163,9 @@ func (s *plainStore) Close() error {
 		return nil
 	})
 }
+
+// ScansSlots implements rowstore.SlotScanner.
+func (s *plainStore) ScansSlots() {}
 
 // Limits implements rowstore.Limiter.
 func (s *plainStore) Limits() rowstore.Limits {
@@ -175,6 +183,7 @@ var (
 	_ rowstore.Deferrer       = (*Store)(nil)
 	_ rowstore.OracleProvider = (*Store)(nil)
 	_ rowstore.Splitter       = (*Store)(nil)
+	_ rowstore.SlotScanner    = (*Store)(nil)
 	_ rowstore.Limiter        = (*Store)(nil)
 	_ rowstore.Reporter       = (*Store)(nil)
 	_ rowstore.Waker          = (*wakingStore)(nil)
