@@ -157,7 +157,7 @@ func TestMigrationIsCutShort(t *testing.T) {
 	want := toVersion1(t, s.db, 2*moveKeys)
 	require.NoError(t, s.Close())
 	halfway := 0
-	for run := range 40 {
+	for run := range 10 {
 		disk := mem.CrashClone(vfs.CrashCloneCfg{})
 		for crash := range 3 {
 			var kept *vfs.MemFS

@@ -161,7 +161,7 @@ func TestRowOrderInParts(t *testing.T) {
 		for i := range 150 {
 			rows = append(rows, fmt.Sprintf("%s%06d", long, i*37%150))
 		}
-		for i := range 3 * aheadRows {
+		for i := range 2*aheadRows + 1000 {
 			rows = append(rows, fmt.Sprintf("s%06d", i))
 		}
 		notify(t, s, "t", rows, notification(5))
@@ -280,7 +280,7 @@ func TestSlotsWhileOthersComeAndGo(t *testing.T) {
 		t.Logf("seed %d", seed)
 		stay := rowsOfSlot("t", 5, 20)
 		others := append(rowsOfSlot("t", 6, 20), rowsOfSlot("t", 5, 40)[20:]...)
-		for i := range 2000 {
+		for i := range 600 {
 			others = append(others, benchKey(i))
 		}
 		notify(t, s, "t", stay, notification(5))
@@ -306,7 +306,7 @@ func TestSlotsWhileOthersComeAndGo(t *testing.T) {
 				}
 			}
 		}()
-		for i := range 60 {
+		for i := range 24 {
 			<-changed
 			sr := rowstore.ScanRange{Table: "t", Selectors: pickNotify(), Slots: []rowstore.SlotRange{{First: 0, Last: 5}, {First: 6, Last: rowstore.Slots - 1}}}
 			if i%2 == 1 {
