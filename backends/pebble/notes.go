@@ -92,9 +92,9 @@ func (n *notes) delete(x note) {
 const (
 	// pageNotes is the least number of notifications after which a page ends.
 	pageNotes = 1024
-	// pageLeaps is how often a page of a scan of slots searches for its next range. It
-	// holds commits up meanwhile.
-	pageLeaps = 256
+	// pageLeaps is how often a page searches the copy, for a range of slots or a row. Each
+	// search takes some microseconds in a large copy, and holds commits up.
+	pageLeaps = 64
 )
 
 // notePage collects the notifications of whole rows for a page of a scan.

@@ -191,6 +191,7 @@ func openIn(ctx context.Context, db *engine.DB, opts Options, h home) (*Store, e
 		seed:      maphash.MakeSeed(),
 		perStripe: cacheBuckets(opts.CacheSize),
 		life:      kit.NewGate("pebble"),
+		aheadRows: aheadRows,
 	}
 	bound, err := s.readMeta(ctx, opts.MustExist && s.borrows)
 	if err != nil {

@@ -17,14 +17,14 @@ import (
 
 // The notify space is in the order of slots. A scan in the order of rows looks ahead: it
 // walks over all notifications of the table, and keeps the names of the rows that come next.
-// So it takes one such walk for thousands of notified rows, and one alone where there are
-// fewer. What a row holds is read when the row's page is.
+// So it takes one such walk for each aheadRows notified rows, which mostly is one alone. What
+// a row holds is read when the row's page is.
 
-// aheadRows and aheadBytes are how many names a scan keeps at least, if there are as many: at
-// most twice as many rows, or bytes.
+// aheadRows and aheadBytes bound the names that a scan keeps. It has up to twice as many in
+// hand while it walks.
 const (
-	aheadRows  = 16 << 10
-	aheadBytes = 1 << 20
+	aheadRows  = 64 << 10
+	aheadBytes = 4 << 20
 )
 
 // ahead is what a scan knows of the notified rows that come next.
@@ -41,8 +41,9 @@ func (p *scan) lookAhead(ctx context.Context) error {
 	if len(p.ahead.prefixes) > 0 || p.ahead.all {
 		return nil
 	}
-	c := chooser{reverse: p.reverse, rowAt: p.rowAt(), lower: string(p.lower[len(p.tableForm):]), upper: string(p.upper[len(p.tableForm):])}
-	// upper is "" where the scan ends with the table: then p.upper is as long as the table's form.
+	c := chooser{most: p.s.aheadRows, reverse: p.reverse, rowAt: p.rowAt(), lower: string(p.lower[len(p.tableForm):]), upper: string(p.upper[len(p.tableForm):])}
+	// Where the scan ends with the table, p.upper is as long as the table's form.
+	//
 	// For the gate see view.
 	p.s.gate.Lock()
 	all := p.s.notes.clone()
@@ -59,6 +60,7 @@ func (p *scan) lookAhead(ctx context.Context) error {
 
 // chooser finds the rows that come first in an order among many, in bounded memory.
 type chooser struct {
+	most         int // rows that are kept
 	reverse      bool
 	rowAt        int
 	lower, upper string // the forms of rows from one, included, to another; "" for no bound
@@ -77,13 +79,13 @@ func (c *chooser) add(prefix string) {
 		return // the cut itself was chosen, and comes once
 	}
 	c.chosen = append(c.chosen, prefix)
-	if c.size += len(prefix); len(c.chosen) < 2*aheadRows && c.size < 2*aheadBytes {
+	if c.size += len(prefix); len(c.chosen) < 2*c.most && c.size < 2*aheadBytes {
 		return
 	}
 	c.sort()
 	c.size = 0
 	for i, prefix := range c.chosen {
-		if i > 0 && (i == aheadRows || c.size+len(prefix) > aheadBytes) {
+		if i > 0 && (i == c.most || c.size+len(prefix) > aheadBytes) {
 			c.cut = c.chosen[i-1][c.rowAt:]
 			clear(c.chosen[i:])
 			c.chosen = c.chosen[:i]
@@ -171,7 +173,7 @@ func (p *scan) notified(ctx context.Context, limit int) (rows []rowstore.Row, mo
 	if err := p.lookAhead(ctx); err != nil {
 		return nil, false, err
 	}
-	next := p.ahead.prefixes[:min(len(p.ahead.prefixes), limit)]
+	next := p.ahead.prefixes[:min(len(p.ahead.prefixes), limit, pageLeaps)]
 	if len(next) == 0 {
 		p.done = true
 		return nil, false, ctx.Err()

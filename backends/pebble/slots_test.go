@@ -155,19 +155,21 @@ func TestLeapsOverRanges(t *testing.T) {
 func TestRowOrderInParts(t *testing.T) {
 	t.Parallel()
 	withAndWithoutCopy(t, func(t *testing.T, s *Store) {
+		const most = 1000
+		s.aheadRows = most
 		// Of the long names fewer are kept than of the short ones.
 		long := strings.Repeat("l", maxName-20)
 		var rows []string
-		for i := range 150 {
-			rows = append(rows, fmt.Sprintf("%s%06d", long, i*37%150))
+		for i := range 600 {
+			rows = append(rows, fmt.Sprintf("%s%06d", long, i*37%600))
 		}
-		for i := range 2*aheadRows + 1000 {
+		for i := range 7*most {
 			rows = append(rows, fmt.Sprintf("s%06d", i))
 		}
 		notify(t, s, "t", rows, notification(5))
 		var written []string
 		for i := range 100 {
-			written = append(written, fmt.Sprintf("s%06dw", i*400))
+			written = append(written, fmt.Sprintf("s%06dw", i*61))
 		}
 		notify(t, s, "t", written, rowstore.Put(rowstore.Write, "c", 5, nil))
 		notify(t, s, "t", rows[len(rows)-100:], rowstore.Put(rowstore.Write, "c", 5, nil))
@@ -195,10 +197,10 @@ func TestRowOrderInParts(t *testing.T) {
 				}
 			}
 			part := sr
-			part.From, part.To, part.Limit = rows[100]+"\x00", rows[30_000], 20_000
-			want = rows[101:20_101]
+			part.From, part.To, part.Limit = rows[100]+"\x00", rows[6000], 4000
+			want = rows[101:4101]
 			if reverse {
-				want = slices.Clone(rows[10_000:30_000])
+				want = slices.Clone(rows[2000:6000])
 				slices.Reverse(want)
 			}
 			require.Equal(t, want, rowsOf(t, s, part), "reverse %v", reverse)

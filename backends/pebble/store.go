@@ -46,6 +46,8 @@ type Store struct {
 	hub    kit.Hub // of those who listen for notifications
 	notes  notes
 
+	aheadRows int // how many names of notified rows a scan keeps
+
 	failure atomic.Pointer[error]
 }
 
