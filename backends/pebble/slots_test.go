@@ -163,7 +163,7 @@ func TestRowOrderInParts(t *testing.T) {
 		for i := range 600 {
 			rows = append(rows, fmt.Sprintf("%s%06d", long, i*37%600))
 		}
-		for i := range 7*most {
+		for i := range 7 * most {
 			rows = append(rows, fmt.Sprintf("s%06d", i))
 		}
 		notify(t, s, "t", rows, notification(5))
