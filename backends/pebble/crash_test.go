@@ -60,7 +60,7 @@ func (f slowFile) SyncTo(n int64) (bool, error) {
 func openFS(t testing.TB, fs vfs.FS) *Store {
 	t.Helper()
 	require.NoError(t, fs.MkdirAll("db", 0o755))
-	s, err := open(Options{CacheSize: 1 << 20, MemTableSize: minMemTable}, "db", fs, nil, func() {})
+	s, err := open(t.Context(), Options{CacheSize: 1 << 20, MemTableSize: minMemTable}, "db", fs, nil, func() {})
 	require.NoError(t, err)
 	return s
 }

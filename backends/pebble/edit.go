@@ -142,7 +142,7 @@ func (w *work) editVersion(b *engine.Batch, m *rowstore.Mutation, e *rowstore.Ed
 	}
 	w.val = kit.AppendTimestamp(appendColumn(w.val[:0], space, m.Table, m.Row, e.Column), ts)
 	if space == spaceNotify {
-		n := noteEdit{note: note{key: string(w.val[1:])}}
+		n := noteEdit{note: note{key: string(w.val[len(bySlot):])}}
 		switch {
 		case e.Kind == rowstore.DoPut:
 			n.value = string(e.Value)
@@ -151,7 +151,7 @@ func (w *work) editVersion(b *engine.Batch, m *rowstore.Mutation, e *rowstore.Ed
 		case ts <= e.To:
 			// The keys of newer versions come first.
 			n.upTo = n.key
-			n.key = string(kit.AppendTimestamp(w.val[:len(w.val)-kit.TimestampLen], e.To)[1:])
+			n.key = string(kit.AppendTimestamp(w.val[:len(w.val)-kit.TimestampLen], e.To)[len(bySlot):])
 		}
 		if e.Kind == rowstore.DoPut || n.upTo != "" {
 			w.notes = append(w.notes, n)

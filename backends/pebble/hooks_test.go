@@ -25,8 +25,8 @@ func hooks(t testing.TB) conformance.Hooked {
 	s := openFS(t, slowFS{mem, &gate})
 	return conformance.Hooked{
 		Store: s,
-		Reopen: func(context.Context) (rowstore.Store, error) {
-			again, err := open(Options{CacheSize: 1 << 20, MemTableSize: minMemTable}, "db", slowFS{mem, &gate}, nil, func() {})
+		Reopen: func(ctx context.Context) (rowstore.Store, error) {
+			again, err := open(ctx, Options{CacheSize: 1 << 20, MemTableSize: minMemTable}, "db", slowFS{mem, &gate}, nil, func() {})
 			if err != nil {
 				return nil, err
 			}

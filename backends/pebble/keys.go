@@ -15,12 +15,13 @@ import (
 //	head     table row column             the column's lock, mark and newest write
 //	history  table row column timestamp   the older writes
 //	data     table row column timestamp   family Data
-//	notify   table row column timestamp   family Notify
+//	notify   table slot row column timestamp   family Notify
 //	sample   level table row              a few of the rows, for Split
 //
 // A read at a recent timestamp, and every condition, needs the head alone, which
 // is one Get however long the history. Scans of current data pass over no history,
-// and scans for notifications over nothing else.
+// and scans for notifications over nothing else. Notifications are in the order of their
+// rows' slots (rowstore.Slot), high byte first, because workers share them out by slots.
 //
 // Names and timestamps have the forms of package kit, in which the order of keys is
 // that of the names, newer versions first, and no name's form is a prefix of
@@ -43,10 +44,25 @@ const (
 	// an escape. So a prefix that ends with a name, with its last byte changed to
 	// afterName, is the upper bound of all keys with that prefix.
 	afterName = 0x02
+	// endLen is the length of the end of a name.
+	endLen = 2
 )
+
+// bySlot is what the keys of the notify space begin with. Behind the space's byte stands the
+// form of an empty name, where version 1 of the layout had a table's name, which is never
+// empty. So a store of version 1 can have its keys moved one by one (migrate.go).
+var bySlot = []byte{spaceNotify, escape, endOfName}
+
+// slotLen is the length of a slot in a key.
+const slotLen = 2
 
 // appendRow appends the prefix of a row's keys in a space.
 func appendRow(dst []byte, space byte, table, row string) []byte {
+	if space == spaceNotify {
+		dst = kit.AppendName(append(dst, bySlot...), table)
+		dst = binary.BigEndian.AppendUint16(dst, rowstore.Slot(table, row))
+		return kit.AppendName(dst, row)
+	}
 	dst = append(dst, space)
 	dst = kit.AppendName(dst, table)
 	return kit.AppendName(dst, row)
@@ -79,29 +95,47 @@ func sameName(raw []byte, name string) bool {
 	}
 }
 
-// rowPrefix returns the part of a key, in any space of rows, that names the space,
-// the table and the row.
-func rowPrefix(key []byte) ([]byte, error) {
-	if len(key) > 0 {
-		if _, rest, err := kit.CutRaw(key[1:]); err == nil {
-			if _, rest, err = kit.CutRaw(rest); err == nil {
-				return key[:len(key)-len(rest)], nil
+// splitKey splits a key of any space of rows: the forms of the table's and the row's name,
+// the slot if the space has one, and what is behind them.
+func splitKey(key []byte) (table, slot, row, rest []byte, err error) {
+	body, slots := key, 0
+	if bytes.HasPrefix(key, bySlot) {
+		body, slots = key[len(bySlot):], slotLen
+	} else if len(key) > 0 && key[0] != spaceNotify {
+		body = key[1:]
+	}
+	if len(body) < len(key) {
+		if table, rest, err = kit.CutRaw(body); err == nil && len(rest) >= slots {
+			slot = rest[:slots]
+			if row, rest, err = kit.CutRaw(rest[slots:]); err == nil {
+				return table, slot, row, rest, nil
 			}
 		}
 	}
-	return nil, corruptKey(key)
+	return nil, nil, nil, nil, corruptKey(key)
+}
+
+// rowPrefix returns the part of a key, in any space of rows, that names the space,
+// the table and the row.
+func rowPrefix(key []byte) ([]byte, error) {
+	_, _, _, rest, err := splitKey(key)
+	if err != nil {
+		return nil, err
+	}
+	return key[:len(key)-len(rest)], nil
 }
 
 // splitRow returns the names in a row's prefix.
 func splitRow(prefix []byte) (table, row string, err error) {
-	if len(prefix) > 0 {
-		if t, rest, err := kit.CutRaw(prefix[1:]); err == nil {
-			if r, rest, err := kit.CutRaw(rest); err == nil && len(rest) == 0 && len(t) > 0 && len(r) > 0 {
-				return kit.NameOf(t), kit.NameOf(r), nil
-			}
-		}
+	t, slot, r, rest, err := splitKey(prefix)
+	if err != nil || len(rest) > 0 || len(t) == 0 || len(r) == 0 {
+		return "", "", corruptKey(prefix)
 	}
-	return "", "", corruptKey(prefix)
+	table, row = kit.NameOf(t), kit.NameOf(r)
+	if len(slot) > 0 && binary.BigEndian.Uint16(slot) != rowstore.Slot(table, row) {
+		return "", "", corruptKey(prefix)
+	}
+	return table, row, nil
 }
 
 // splitVersion reads what follows the row's prefix in a key of history, data and

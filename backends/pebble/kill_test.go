@@ -79,6 +79,7 @@ func write(ctx context.Context, s *Store, w int, rng *rand.Rand, out *sync.Mutex
 			put(account(from), start, number(a-1)),
 			put(account(to), start, number(b+1)),
 		}}
+		g.Mutations[0].Edits = append(g.Mutations[0].Edits, rowstore.Put(rowstore.Notify, "c", rowstore.AssignedTimestamp, nil))
 		res, err := s.Group(ctx, []rowstore.Group{g})
 		if err != nil || res[0].Err != nil {
 			return fmt.Errorf("%w, %w", err, res[0].Err)
@@ -207,6 +208,13 @@ func checkSurvived(t *testing.T, s *Store, acked []map[uint64]uint64, kills int)
 		})
 		require.NoError(t, err)
 		require.Equal(t, got[0].Versions, got[1].Versions, "a group is there all or not at all")
+		slot := rowstore.Slot("t", own(w, 0))
+		notified := scanAll(t, s, rowstore.ScanRange{Table: "t", Slots: []rowstore.SlotRange{{First: slot, Last: slot}}, Selectors: pickNotify()})
+		require.Len(t, notified, min(len(got[0].Versions), 1))
+		if len(notified) > 0 {
+			require.Equal(t, own(w, 0), notified[0].Row)
+			require.Len(t, notified[0].Versions, len(got[0].Versions), "each commit has its notification")
+		}
 		stored := map[uint64]uint64{}
 		for i, v := range got[0].Versions {
 			require.Less(t, v.TS, next, "the oracle went back")

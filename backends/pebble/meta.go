@@ -14,8 +14,8 @@ import (
 )
 
 // formatVersion is the version of the layout of keys and values that this code
-// writes. A store with another one is refused.
-const formatVersion = 1
+// writes. A store of version 1 is migrated (migrate.go), and one of another is refused.
+const formatVersion = 2
 
 var (
 	keyFormat = []byte{spaceMeta, 'f', 'o', 'r', 'm', 'a', 't'}
@@ -23,22 +23,26 @@ var (
 )
 
 // readMeta checks the format, or writes it into a new store, and returns the
-// oracle's durable bound.
-func (s *Store) readMeta(mustExist bool) (oracle.Timestamp, error) {
+// oracle's durable bound. It migrates a store of an older format.
+func (s *Store) readMeta(ctx context.Context, mustExist bool) (oracle.Timestamp, error) {
 	v, ok, err := getMeta(s.db, keyFormat)
 	switch {
 	case err != nil:
 		return 0, err
 	case !ok:
 		return 0, s.writeFormat(mustExist)
-	case v != formatVersion:
-		return 0, fmt.Errorf("%w: it has version %d and this program knows %d", rowstore.ErrFormat, v, formatVersion)
+	case v == 0 || v > formatVersion:
+		return 0, errVersion(v)
 	}
-	v, _, err = getMeta(s.db, keyBound)
-	if err == nil && oracle.Timestamp(v) > oracle.Max {
-		err = fmt.Errorf("%w: the stored bound of the timestamps is %d", rowstore.ErrCorrupt, v)
+	bound, _, err := getMeta(s.db, keyBound)
+	if err == nil && oracle.Timestamp(bound) > oracle.Max {
+		err = fmt.Errorf("%w: the stored bound of the timestamps is %d", rowstore.ErrCorrupt, bound)
 	}
-	return oracle.Timestamp(v), err
+	if err == nil {
+		// A store that is refused is left as it is, so this comes last.
+		err = s.migrate(ctx, v)
+	}
+	return oracle.Timestamp(bound), err
 }
 
 // writeFormat makes a new store, unless its keys hold something else.
@@ -64,11 +68,7 @@ func (s *Store) writeFormat(mustExist bool) error {
 	case mustExist:
 		return fmt.Errorf("there is no store in the database: %w", fs.ErrNotExist)
 	}
-	o := engine.NoSync
-	if s.durable {
-		o = engine.Sync
-	}
-	return s.db.Set(keyFormat, binary.BigEndian.AppendUint64(nil, formatVersion), o)
+	return s.db.Set(keyFormat, binary.BigEndian.AppendUint64(nil, formatVersion), s.synced())
 }
 
 // getMeta reads the number under a key of the meta space.

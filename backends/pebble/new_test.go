@@ -133,7 +133,7 @@ func TestNewRefuses(t *testing.T) {
 		{"memtable", database(t, nil), Options{MemTableSize: minMemTable}, rowstore.ErrInvalid, "Options.MemTableSize"},
 		{"cache", database(t, nil), Options{CacheSize: -1}, rowstore.ErrInvalid, "size"},
 		{"taken", taken, Options{}, rowstore.ErrFormat, "keys of another kind"},
-		{"newer", newer, Options{}, rowstore.ErrFormat, "version 2"},
+		{"newer", newer, Options{}, rowstore.ErrFormat, "version 3"},
 		{"bound", bound, Options{}, rowstore.ErrCorrupt, "bound"},
 	} {
 		// Twice: a failed New must not keep the database.

@@ -2,20 +2,22 @@ package pebble
 
 import (
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/google/btree"
 
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
 // maxNotes is the memory that notifications may take, in bytes, about.
 const maxNotes = 128 << 20
 
-// notes is a copy of the notify space in memory. Notifications come and go, and
-// until the engine has compacted it the space holds a tombstone for each that is
-// gone: a scan of it would pay for all that there ever were. There is one process,
-// so the copy is exact; it is made when the store is opened.
+// notes is a copy of the notify space in memory, in its order: by table, slot and row.
+// Notifications come and go, and until the engine has compacted it the space holds a
+// tombstone for each that is gone: a scan of it would pay for all that there ever were.
+// There is one process, so the copy is exact; it is made when the store is opened.
 //
 // Past maxNotes it is dropped until the next Open, and scans walk the space itself.
 type notes struct {
@@ -24,7 +26,7 @@ type notes struct {
 	size, limit int
 }
 
-// note is one notification: its key without the space, and its value.
+// note is one notification: its key behind bySlot, and its value.
 type note struct{ key, value string }
 
 func (n note) size() int { return len(n.key) + len(n.value) + 64 }
@@ -87,61 +89,161 @@ func (n *notes) delete(x note) {
 	}
 }
 
-// pageNotes is the least number of notifications after which a page ends.
-const pageNotes = 1024
+const (
+	// pageNotes is the least number of notifications after which a page ends.
+	pageNotes = 1024
+	// pageLeaps is how often a page searches the copy, for a range of slots or a row. Each
+	// search takes some microseconds in a large copy, and holds commits up.
+	pageLeaps = 64
+)
 
-// page returns the notifications of whole rows in [lower, upper), in order or from
-// the end, of up to limit rows; more tells that there are others. ok is false when
-// the copy was dropped.
-func (n *notes) page(lower, upper string, reverse bool, limit int) (page []note, more, ok bool) {
+// notePage collects the notifications of whole rows for a page of a scan.
+type notePage struct {
+	notes       []note
+	rows, limit int
+	size        int    // bytes of values
+	last        string // the prefix of the last row
+}
+
+// begins tells whether x is of another row than the last notification.
+func (p *notePage) begins(x note) bool {
+	return p.last == "" || !strings.HasPrefix(x.key, p.last)
+}
+
+func (p *notePage) add(x note) {
+	if p.begins(x) {
+		p.rows++
+		p.last = x.row()
+	}
+	p.notes = append(p.notes, x)
+	p.size += len(x.value)
+}
+
+// full tells whether the page takes no further row.
+func (p *notePage) full() bool {
+	return p.rows == p.limit || len(p.notes) >= pageNotes || p.size >= pageBytes
+}
+
+// slots adds to a page what the next slots of a scan hold, and moves the scan beyond it. It
+// returns false when the copy was dropped.
+func (n *notes) slots(c *slotCursor, page *notePage) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.all == nil {
-		return nil, false, false
+		return false
 	}
-	rows, last := 0, ""
-	visit := func(x note) bool {
-		if last == "" || len(x.key) < len(last) || x.key[:len(last)] != last {
-			if rows == limit || len(page) >= pageNotes {
-				more = true
-				return false
+	end := note{key: string(c.end)}
+	for leaps := 0; leaps < pageLeaps && !c.done; leaps++ {
+		ended := true
+		n.all.AscendRange(note{key: string(c.from)}, end, func(x note) bool {
+			if page.begins(x) {
+				ended = !page.full() && c.at(slotAt(x.key, len(c.table)))
 			}
-			rows++
-			last = x.row()
-		}
-		page = append(page, x)
-		return true
-	}
-	if reverse {
-		n.all.DescendLessOrEqual(note{key: upper}, func(x note) bool {
-			if x.key == upper {
-				return true
+			if ended {
+				page.add(x)
 			}
-			return x.key >= lower && visit(x)
+			return ended
 		})
-		slices.Reverse(page)
-	} else {
-		n.all.AscendRange(note{key: lower}, note{key: upper}, visit)
+		switch {
+		case ended:
+			c.done = true
+		case page.full():
+			c.beyond(page.last)
+			return true
+		}
 	}
-	return page, more, true
+	return true
 }
 
-// row returns the prefix of the note's row, without the space. Keys were checked
-// when they came in.
-func (n note) row() string {
-	names := 0
-	for i := 0; i+1 < len(n.key); i++ {
-		if n.key[i] != escape {
-			continue
+// rows adds to a page what the first of some rows hold, which are given by their prefixes,
+// and returns how many it looked at. ok is false when the copy was dropped.
+func (n *notes) rows(prefixes []string, page *notePage) (looked int, ok bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.all == nil {
+		return 0, false
+	}
+	for _, p := range prefixes {
+		if page.full() {
+			break
 		}
-		i++
-		if n.key[i] == endOfName {
-			if names++; names == 2 {
-				return n.key[:i+1]
+		looked++
+		n.all.AscendGreaterOrEqual(note{key: p}, func(x note) bool {
+			if !strings.HasPrefix(x.key, p) {
+				return false
 			}
+			page.add(x)
+			return true
+		})
+	}
+	return looked, true
+}
+
+// clone returns the notifications as they are now, nil when the copy was dropped.
+func (n *notes) clone() *btree.BTreeG[note] {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.all == nil {
+		return nil
+	}
+	return n.all.Clone()
+}
+
+// tableNotes is what a page of a scan knows of the notifications of its table, in the state
+// that the page is of.
+type tableNotes struct {
+	known bool                // else any row may have some
+	all   *btree.BTreeG[note] // nil if the table has none
+	key   []byte
+}
+
+// ofTable returns the notifications of a table as they are now.
+func (n *notes) ofTable(table []byte) *tableNotes {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	t := &tableNotes{known: n.all != nil}
+	if t.known {
+		n.all.AscendRange(note{key: string(table)}, note{key: string(after(slices.Clone(table)))}, func(note) bool {
+			t.all = n.all.Clone()
+			return false
+		})
+	}
+	return t
+}
+
+// has tells whether a row may have notifications.
+func (t *tableNotes) has(table, row string) (found bool) {
+	if !t.known || t.all == nil {
+		return !t.known
+	}
+	t.key = appendRow(t.key[:0], spaceNotify, table, row)
+	prefix := string(t.key[len(bySlot):])
+	t.all.AscendGreaterOrEqual(note{key: prefix}, func(x note) bool {
+		found = strings.HasPrefix(x.key, prefix)
+		return false
+	})
+	return found
+}
+
+// row returns the prefix of the note's row, without bySlot. Keys were checked when they came
+// in.
+func (n note) row() string {
+	return n.key[:nameEnd(n.key, nameEnd(n.key, 0)+slotLen)]
+}
+
+// nameEnd returns where the form of a name ends that begins at key[at].
+func nameEnd(key string, at int) int {
+	for {
+		at += strings.IndexByte(key[at:], escape) + 2
+		if key[at-1] == endOfName {
+			return at
 		}
 	}
-	return n.key
+}
+
+// slotAt reads the slot at key[at:].
+func slotAt(key string, at int) uint16 {
+	return uint16(key[at])<<8 | uint16(key[at+1])
 }
 
 // pick selects from the notes of one row what a pick of Notify does.
@@ -180,7 +282,7 @@ func (s *Store) loadNotes() (err error) {
 			err = e
 		}
 	}()
-	it.SetBounds([]byte{spaceNotify}, []byte{spaceNotify + 1})
+	it.SetBounds(bySlot, kit.PrefixEnd(bySlot))
 	for ok := it.First(); ok && n.all != nil; ok = it.Next() {
 		p, err := rowPrefix(it.Key())
 		if err != nil {
@@ -196,7 +298,7 @@ func (s *Store) loadNotes() (err error) {
 		if err != nil {
 			return err
 		}
-		n.put(note{string(it.Key()[1:]), string(v)})
+		n.put(note{string(it.Key()[len(bySlot):]), string(v)})
 	}
 	return it.Error()
 }

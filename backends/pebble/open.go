@@ -39,7 +39,8 @@ func OpenURL(ctx context.Context, url string) (*Store, error) {
 }
 
 // Open opens the store in the directory opts.Path, or a new one in memory. ctx
-// covers the opening alone; recovery after a crash is not interrupted by it.
+// covers the opening alone; recovery after a crash is not interrupted by it. A store of an
+// older version is migrated. If that is cut short, the next Open goes on with it.
 //
 // It returns an error that matches
 //   - ErrInUse if the path is open already, here or in another process;
@@ -59,13 +60,13 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 		return nil, err
 	}
 	if opts.Path == "" {
-		return open(opts, "", vfs.NewMem(), nil, func() {})
+		return open(ctx, opts, "", vfs.NewMem(), nil, func() {})
 	}
 	dir, lock, release, err := claim(opts.Path, opts.MustExist)
 	if err != nil {
 		return nil, fmt.Errorf("pebble: open %q: %w", opts.Path, err)
 	}
-	s, err := open(opts, dir, vfs.Default, lock, release)
+	s, err := open(ctx, opts, dir, vfs.Default, lock, release)
 	if err != nil {
 		release()
 		return nil, fmt.Errorf("pebble: open %q: %w", opts.Path, err)
@@ -103,7 +104,7 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 //   - rowstore.ErrCorrupt if what the store holds is damaged;
 //   - fs.ErrNotExist if the database has no store and opts.MustExist is set.
 //
-// ctx covers the opening alone.
+// ctx covers the opening alone. A store of an older version is migrated as by Open.
 func New(ctx context.Context, db *engine.DB, opts Options) (*Store, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -119,7 +120,7 @@ func New(ctx context.Context, db *engine.DB, opts Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pebble: open a store in a database: %w", err)
 	}
-	s, err := openIn(db, opts, home{name: "the store in the program's database", durable: true, borrows: true, release: release})
+	s, err := openIn(ctx, db, opts, home{name: "the store in the program's database", durable: true, borrows: true, release: release})
 	if err != nil {
 		release()
 		return nil, fmt.Errorf("pebble: open a store in a database: %w", err)
@@ -129,7 +130,7 @@ func New(ctx context.Context, db *engine.DB, opts Options) (*Store, error) {
 
 // open opens the database in a directory, "" in memory, and the store in it. It needs
 // complete options. release is not called if it fails.
-func open(opts Options, dir string, fsys vfs.FS, lock *engine.Lock, release func()) (*Store, error) {
+func open(ctx context.Context, opts Options, dir string, fsys vfs.FS, lock *engine.Lock, release func()) (*Store, error) {
 	cache := engine.NewCache(opts.CacheSize)
 	defer cache.Unref()
 	eo := engineOptions(opts, dir)
@@ -145,7 +146,7 @@ func open(opts Options, dir string, fsys vfs.FS, lock *engine.Lock, release func
 	if dir != "" {
 		h.name, h.durable = fmt.Sprintf("%q", dir), true
 	}
-	s, err := openIn(db, opts, h)
+	s, err := openIn(ctx, db, opts, h)
 	if err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
@@ -183,15 +184,16 @@ func engineOptions(opts Options, dir string) *engine.Options {
 }
 
 // openIn opens the store in a database. It leaves the database open if it fails.
-func openIn(db *engine.DB, opts Options, h home) (*Store, error) {
+func openIn(ctx context.Context, db *engine.DB, opts Options, h home) (*Store, error) {
 	s := &Store{
 		db:        db,
 		home:      h,
 		seed:      maphash.MakeSeed(),
 		perStripe: cacheBuckets(opts.CacheSize),
 		life:      kit.NewGate("pebble"),
+		aheadRows: aheadRows,
 	}
-	bound, err := s.readMeta(opts.MustExist && s.borrows)
+	bound, err := s.readMeta(ctx, opts.MustExist && s.borrows)
 	if err != nil {
 		return nil, err
 	}

@@ -35,6 +35,7 @@ func (s *Store) Report(ctx context.Context) (rowstore.Report, error) {
 			{Name: rowstore.FeatureDeferred, Reason: "a client of an embedded store dies with it, and a commit is one flush already"},
 			{Name: rowstore.FeatureOracle, Supported: true, Reason: "in this process, below a durable bound"},
 			{Name: rowstore.FeatureSplit, Supported: true, Reason: "from a sample of the rows"},
+			{Name: rowstore.FeatureSlots, Supported: true, Reason: "the order of the notifications"},
 			{Name: rowstore.FeatureWake, Supported: true, Reason: "in this process"},
 			{Name: "durable", Supported: s.durable, Reason: "each commit is in the log on disk before it is answered"},
 		},

@@ -27,11 +27,15 @@ const (
 )
 
 // view opens an iterator that sees every write below any timestamp drawn before
-// the call, and a commit (or nil) that is done when all that it sees is durable.
-func (s *Store) view(o *engine.IterOptions) (*engine.Iterator, *commit, error) {
+// the call, and a commit (or nil) that is done when all that it sees is durable. also, if
+// it is not nil, is called at a moment when nothing changes.
+func (s *Store) view(also func()) (*engine.Iterator, *commit, error) {
 	s.gate.Lock()
 	defer s.gate.Unlock()
-	it, err := s.db.NewIter(o)
+	if also != nil {
+		also()
+	}
+	it, err := s.db.NewIter(nil)
 	if err != nil || s.syncs == nil {
 		return it, nil, err
 	}
@@ -87,8 +91,11 @@ type scan struct {
 	spaces []byte
 	// columns are those that picks name, in order; nil if a pick of heads names all.
 	columns      []string
-	lower, upper []byte // prefixes of rows without their space
+	lower, upper []byte // prefixes of rows without their space and slot
 	done         bool
+	tableForm    []byte
+	ahead        ahead       // used if a pick can match Notify
+	slots        *slotCursor // of a scan of slots, which uses none of lower, upper and ahead
 }
 
 func newScan(s *Store, sr rowstore.ScanRange) *scan {
@@ -119,7 +126,12 @@ func newScan(s *Store, sr rowstore.ScanRange) *scan {
 	if all {
 		p.columns = nil
 	}
-	p.lower = kit.AppendName(nil, sr.Table)
+	p.tableForm = kit.AppendName(nil, sr.Table)
+	if len(sr.Slots) > 0 {
+		p.slots, p.done = newSlotCursor(&sr), len(p.picks) == 0
+		return p
+	}
+	p.lower = slices.Clone(p.tableForm)
 	p.upper = after(slices.Clone(p.lower))
 	if sr.From != "" {
 		p.lower = kit.AppendName(p.lower, sr.From)

@@ -23,11 +23,6 @@ type source struct {
 // page reads the next rows, at most limit if that is not 0. more tells whether
 // there may be others.
 func (p *scan) page(ctx context.Context, limit int) (rows []rowstore.Row, more bool, err error) {
-	if len(p.spaces) == 1 && p.spaces[0] == spaceNotify {
-		if rows, more, ok, err := p.notified(ctx, limit); ok || err != nil {
-			return rows, more, err
-		}
-	}
 	if err := p.s.enter(ctx, "scan"); err != nil {
 		return nil, false, err
 	}
@@ -38,11 +33,32 @@ func (p *scan) page(ctx context.Context, limit int) (rows []rowstore.Row, more b
 	if limit == 0 || limit > pageRows {
 		limit = pageRows
 	}
-	point, durable, err := p.s.view(nil)
+	switch {
+	case p.slots != nil:
+		return p.slotPage(ctx, limit)
+	case len(p.spaces) == 1 && p.spaces[0] == spaceNotify:
+		return p.notified(ctx, limit)
+	}
+	return p.merged(ctx, limit)
+}
+
+// merged is page for picks of several spaces, or of one in which the rows are in order.
+func (p *scan) merged(ctx context.Context, limit int) (rows []rowstore.Row, more bool, err error) {
+	w := walk{p: p, sources: make([]source, 0, 2), notify: slices.Contains(p.spaces, spaceNotify)}
+	if w.notify {
+		if err := p.lookAhead(ctx); err != nil {
+			return nil, false, err
+		}
+	}
+	point, durable, err := p.s.view(func() {
+		if w.notify {
+			w.notes = p.s.notes.ofTable(p.tableForm)
+		}
+	})
 	if err != nil {
 		return nil, false, err
 	}
-	w := walk{p: p, r: &rowReader{s: p.s, it: point, keep: true}, sources: make([]source, 0, 3)}
+	w.r = &rowReader{s: p.s, it: point, keep: true}
 	err = w.open(point)
 	if err == nil {
 		err = w.read(ctx, limit)
@@ -62,16 +78,22 @@ func (p *scan) page(ctx context.Context, limit int) (rows []rowstore.Row, more b
 type walk struct {
 	p       *scan
 	r       *rowReader
-	sources []source
+	sources []source    // of each space but notify
+	notify  bool        // a pick can match Notify
+	notes   *tableNotes // which rows have notifications
 	rows    []rowstore.Row
-	steps   int // keys passed over
-	size    int // bytes of what was found, about
+	row     []byte // the next notified row
+	steps   int    // keys passed over
+	size    int    // bytes of what was found, about
 }
 
 // open puts a source in front of the page in each space, all in the view of point.
 func (w *walk) open(point *engine.Iterator) error {
 	p := w.p
 	for _, space := range p.spaces {
+		if space == spaceNotify {
+			continue
+		}
 		it, err := point.Clone(engine.CloneOptions{IterOptions: &engine.IterOptions{
 			LowerBound: append([]byte{space}, p.lower...),
 			UpperBound: append([]byte{space}, p.upper...),
@@ -105,9 +127,9 @@ func (w *walk) close() error {
 func (w *walk) read(ctx context.Context, limit int) error {
 	p := w.p
 	for {
-		row := p.next(w.sources)
+		row := w.next()
 		if row == nil {
-			p.done = true
+			p.done = !w.notify || p.ahead.all
 			break
 		}
 		if w.steps >= pageSteps || w.size >= pageBytes || len(w.rows) == limit {
@@ -137,7 +159,8 @@ func (w *walk) readRow(prefix []byte) error {
 		return err
 	}
 	for i := range p.picks {
-		if k := &p.picks[i]; !headFamily(k.Family) && standsAt(w.sources, familySpace(k.Family), prefix) {
+		k := &p.picks[i]
+		if k.Family == rowstore.Notify && w.notes.has(table, row) || k.Family == rowstore.Data && standsAt(w.sources, spaceData, prefix) {
 			if err := w.r.versions(table, row, k); err != nil {
 				return err
 			}
@@ -154,30 +177,49 @@ func (w *walk) readRow(prefix []byte) error {
 		}
 		w.steps += n
 	}
-	// The next page, if this is the last row of this one, begins beyond it.
+	if next := p.ahead.prefixes; len(next) > 0 && bytes.Equal(w.aheadRow(), prefix) {
+		p.ahead.prefixes = next[1:]
+	}
+	p.move(prefix)
+	w.found(table, row)
+	return nil
+}
+
+// move lets the next page, if this is the last row of this one, begin beyond the row.
+func (p *scan) move(prefix []byte) {
 	if p.reverse {
 		p.upper = append(p.upper[:0], prefix...)
 	} else {
 		p.lower = after(append(p.lower[:0], prefix...))
 	}
-	if vs := w.r.take(); len(vs) > 0 {
-		w.rows = append(w.rows, rowstore.Row{Table: table, Row: row, Versions: vs})
-		for i := range vs {
-			w.size += len(vs[i].Value) + 64
+}
+
+// visit adds what the picks select from the notifications of a row, given as its prefix in
+// the notify space.
+func (w *walk) visit(prefix []byte) error {
+	table, row, err := splitRow(prefix)
+	if err != nil {
+		return err
+	}
+	for i := range w.p.picks {
+		if err := w.r.versions(table, row, &w.p.picks[i]); err != nil {
+			return err
 		}
 	}
+	w.found(table, row)
 	return nil
 }
 
-// familySpace is the space that a family's versions are in, or begin in.
-func familySpace(f rowstore.Family) byte {
-	switch f {
-	case rowstore.Data:
-		return spaceData
-	case rowstore.Notify:
-		return spaceNotify
+// found adds the row with what the reader has collected of it, if that is anything.
+func (w *walk) found(table, row string) {
+	vs := w.r.take()
+	if len(vs) == 0 {
+		return
 	}
-	return spaceHead
+	w.rows = append(w.rows, rowstore.Row{Table: table, Row: row, Versions: vs})
+	for i := range vs {
+		w.size += len(vs[i].Value) + 64
+	}
 }
 
 // standsAt tells whether the source of a space stands at a row.
@@ -204,23 +246,43 @@ func (src *source) name() error {
 	return nil
 }
 
-// next returns the row that comes next among the sources, or nil.
-func (p *scan) next(sources []source) []byte {
+// next returns the row that comes next among the sources and the notified rows, nil if the
+// page ends here.
+func (w *walk) next() []byte {
 	var best []byte
-	for i := range sources {
-		src := &sources[i]
-		if !src.ok {
-			continue
-		}
-		if best == nil {
-			best = src.row
-			continue
-		}
-		if c := bytes.Compare(src.row, best); c < 0 != p.reverse && c != 0 {
-			best = src.row
+	for i := range w.sources {
+		if src := &w.sources[i]; src.ok {
+			best = w.p.first(best, src.row)
 		}
 	}
+	if !w.notify {
+		return best
+	}
+	if len(w.p.ahead.prefixes) > 0 {
+		return w.p.first(best, w.aheadRow())
+	}
+	if !w.p.ahead.all {
+		return nil // it is not known which notified row comes next
+	}
 	return best
+}
+
+// first returns that of two rows which a scan visits first. a may be nil.
+func (p *scan) first(a, b []byte) []byte {
+	if a == nil {
+		return b
+	}
+	if c := bytes.Compare(b, a); c < 0 != p.reverse && c != 0 {
+		return b
+	}
+	return a
+}
+
+// aheadRow returns the next notified row that is known, as a prefix of the sources.
+func (w *walk) aheadRow() []byte {
+	p := w.p
+	w.row = append(append(w.row[:0], p.tableForm...), p.ahead.prefixes[0][p.rowAt():]...)
+	return w.row
 }
 
 // pass moves a source beyond the row where it stands. From heads it collects what

@@ -17,7 +17,7 @@ import (
 
 // Store is a row-transactional store in this process, on disk or in memory. It
 // implements rowstore.Store, Grouper (with Draw), OracleProvider, Splitter,
-// Waker, Limiter and Reporter. It is no Deferrer: a client of an embedded store
+// SlotScanner, Waker, Limiter and Reporter. It is no Deferrer: a client of an embedded store
 // dies with it, and a commit is one Group and so one flush already.
 //
 // All methods may be called concurrently. They honour their context while they wait
@@ -46,6 +46,8 @@ type Store struct {
 	hub    kit.Hub // of those who listen for notifications
 	notes  notes
 
+	aheadRows int // how many names of notified rows a scan keeps
+
 	failure atomic.Pointer[error]
 }
 
@@ -62,6 +64,7 @@ var (
 	_ rowstore.Grouper        = (*Store)(nil)
 	_ rowstore.OracleProvider = (*Store)(nil)
 	_ rowstore.Splitter       = (*Store)(nil)
+	_ rowstore.SlotScanner    = (*Store)(nil)
 	_ rowstore.Waker          = (*Store)(nil)
 	_ rowstore.Limiter        = (*Store)(nil)
 	_ rowstore.Reporter       = (*Store)(nil)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -57,6 +58,11 @@ func TestEditsAgainstMemory(t *testing.T) {
 				sr.Selectors = []rowstore.Selector{{Family: rowstore.Notify, To: oracle.Max}, {Family: rowstore.Notify, Column: "b", To: 5, Limit: 1}}
 				require.Equal(rt, plain(scanAll(rt, ref, sr)), plain(scanAll(rt, s, sr)), "reverse %v", reverse)
 			}
+			sr := rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{{Family: rowstore.Notify, To: oracle.Max}}, Slots: drawSlots(rt), Limit: rapid.IntRange(0, 3).Draw(rt, "rows")}
+			if rapid.Bool().Draw(rt, "from a row") {
+				sr.From = names().Draw(rt, "from")
+			}
+			require.Equal(rt, plain(scanAll(rt, ref, sr)), plain(scanAll(rt, s, sr)), "%+v", sr)
 			if rapid.IntRange(0, 30).Draw(rt, "many notifications") == 0 {
 				s.notes.limit = 0 // the next one is one too many
 			}
@@ -118,6 +124,24 @@ func drawSelectors(rt *rapid.T) []rowstore.Selector {
 		})
 	}
 	return picks
+}
+
+// drawSlots makes ranges of slots, of which some begin or end at slots of rows.
+func drawSlots(rt *rapid.T) []rowstore.SlotRange {
+	ends := map[int]bool{0: rapid.Bool().Draw(rt, "first"), rowstore.Slots - 1: rapid.Bool().Draw(rt, "last")}
+	for range rapid.IntRange(1, 6).Draw(rt, "ends") {
+		ends[int(rowstore.Slot("t", names().Draw(rt, "row of a slot")[:1]))] = true
+	}
+	var ranges []rowstore.SlotRange
+	next := 0
+	for _, end := range slices.Sorted(maps.Keys(ends)) {
+		first := max(next, end-rapid.SampledFrom([]int{0, 0, 1, 10_000}).Draw(rt, "length"))
+		if ends[end] && first <= end {
+			ranges = append(ranges, rowstore.SlotRange{First: uint16(first), Last: uint16(end)}) //nolint:gosec // slots
+			next = end + 1
+		}
+	}
+	return ranges
 }
 
 // plain makes rows comparable: a nil value and an empty one are the same.
@@ -187,9 +211,9 @@ func allBuckets(s *Store) (all []*bucket) {
 func engineNotes(t require.TestingT, s *Store) (all []note) {
 	it, err := s.db.NewIter(nil)
 	require.NoError(t, err)
-	it.SetBounds([]byte{spaceNotify}, []byte{spaceNotify + 1})
+	it.SetBounds([]byte{spaceNotify}, []byte{spaceNotify + 1}) // all of it, so that no key has another form
 	for ok := it.First(); ok; ok = it.Next() {
-		all = append(all, note{string(it.Key()[1:]), string(it.Value())})
+		all = append(all, note{string(it.Key()[len(bySlot):]), string(it.Value())})
 	}
 	require.NoError(t, it.Close())
 	return all

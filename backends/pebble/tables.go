@@ -97,13 +97,17 @@ type tableCursor struct {
 
 // seek sets heads[i] to the first table at or after from.
 func (c *tableCursor) seek(i int, from []byte) error {
-	lower := append([]byte{tableSpaces[i]}, from...)
-	c.it.SetBounds(lower, []byte{tableSpaces[i] + 1})
+	space := []byte{tableSpaces[i]}
+	upper := []byte{tableSpaces[i] + 1}
+	if tableSpaces[i] == spaceNotify {
+		space = bySlot
+	}
+	c.it.SetBounds(append(slices.Clone(space), from...), upper)
 	c.heads[i] = nil
 	if !c.it.First() {
 		return c.it.Error()
 	}
-	name, _, err := kit.CutRaw(c.it.Key()[1:])
+	name, _, err := kit.CutRaw(c.it.Key()[len(space):])
 	if err != nil || len(name) == 0 {
 		return corruptKey(c.it.Key())
 	}

@@ -12,7 +12,6 @@ package boltstore
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"iter"
@@ -56,8 +55,7 @@ func ParseURL(url string) (Options, error) {
 		return Options{}, fmt.Errorf("bolt: %w: the URL is not bolt:PATH", rowstore.ErrInvalid)
 	}
 	params := kit.ParseParams(query)
-	opts := Options{Path: path, LockTimeout: params.Duration("lock_timeout", 0)}
-	return opts, params.Err()
+	return Options{Path: path, LockTimeout: params.Duration("lock_timeout", 0)}, params.Err()
 }
 
 // OpenURL is Open with the options of a URL; see ParseURL.
@@ -99,8 +97,8 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 }
 
 // Store is a row-transactional store in a bbolt database. Besides the methods of
-// rowstore.Store it is a Grouper, an OracleProvider, a Waker, a Limiter and a Reporter. Make
-// it with [Open], [OpenURL] or [New]. All methods may be called concurrently.
+// rowstore.Store it is a Grouper, an OracleProvider, a SlotScanner, a Waker, a Limiter and a
+// Reporter. Make it with [Open], [OpenURL] or [New]. All methods may be called concurrently.
 type Store struct {
 	db      *bbolt.DB
 	release func() error // gives db up, and closes it if Open opened it
@@ -112,7 +110,7 @@ type Store struct {
 }
 
 // The store has one bucket. The kit lays out the rows in it, under keys that begin with r or
-// n; so there is room for two keys of our own.
+// s (or n, in version 1); so there is room for two keys of our own.
 var (
 	bucket, formatKey, boundKey = []byte("percolator"), []byte("format"), []byte("bound")
 
@@ -120,8 +118,9 @@ var (
 	databases kit.Claims[*bbolt.DB] // those that have a store
 )
 
-// format is stored in the database, so that a later version of this package can tell.
-const format = "1"
+// format is stored in the database, so that a later version of this package can tell. In
+// version 1 the notified rows were not in the order of slots.
+const format = "2"
 
 // limits keep every key below bbolt.MaxKeySize, 32 KiB, even if each byte of each name is a
 // zero, which takes two bytes in a key.
@@ -139,41 +138,43 @@ func New(ctx context.Context, db *bbolt.DB, _ Options) (*Store, error) {
 		return nil, fmt.Errorf("bolt: %w: no database", rowstore.ErrInvalid)
 	}
 	leave, free := databases.Claim(db)
-	var bound uint64
+	var bound oracle.Timestamp
 	err := db.Update(func(tx *bbolt.Tx) error {
 		b, err := tx.CreateBucketIfNotExists(bucket)
 		if err != nil {
 			return err
 		}
-		stored, last := b.Get(formatKey), b.Get(boundKey)
-		switch {
+		switch stored := b.Get(formatKey); {
 		case !free:
 			return fmt.Errorf("%w: the database has a store open", rowstore.ErrInvalid)
 		case db.NoSync:
 			return fmt.Errorf("%w: the database has NoSync set: a crash would lose commits", rowstore.ErrInvalid)
-		case stored == nil:
-			return b.Put(formatKey, []byte(format))
-		case string(stored) != format:
-			return fmt.Errorf("%w: it is version %q, and this program knows %s", rowstore.ErrFormat, stored, format)
-		case len(last) == 8:
-			bound = binary.BigEndian.Uint64(last)
-		case last != nil:
-			return fmt.Errorf("%w: the bound of the timestamps is %q", rowstore.ErrCorrupt, last)
+		case stored != nil && string(stored) != "1" && string(stored) != format:
+			return fmt.Errorf("%w: it is version %q, and this program knows 1 and %s", rowstore.ErrFormat, stored, format)
 		}
-		return ctx.Err()
+		if bound, err = kit.DecodeBound(b.Get(boundKey)); err != nil {
+			return err
+		}
+		// A program of version 1 must not open the database any more once keys have moved.
+		return errors.Join(ctx.Err(), b.Put(formatKey, []byte(format)))
 	})
+	if err == nil {
+		err = layout.Upgrade(ctx, func(move func(t kit.Txn) error) error {
+			return db.Update(func(tx *bbolt.Tx) error { return move(show(tx)) })
+		})
+	}
 	if err != nil {
 		return nil, fmt.Errorf("bolt: open %q: %w", db.Path(), errors.Join(err, leave()))
 	}
 	s := &Store{db: db, release: leave, gate: kit.NewGate("bolt"), turn: kit.NewTurn()}
-	s.oracle = kit.NewBoundedOracle(kit.BoundedConfig{Bound: oracle.Timestamp(bound), Persist: s.persist})
+	s.oracle = kit.NewBoundedOracle(kit.BoundedConfig{Bound: bound, Persist: s.persist})
 	return s, nil
 }
 
 // persist stores the bound of the oracle.
 func (s *Store) persist(_ context.Context, bound oracle.Timestamp) error {
 	return s.db.Update(func(tx *bbolt.Tx) error {
-		return tx.Bucket(bucket).Put(boundKey, binary.BigEndian.AppendUint64(nil, uint64(bound)))
+		return tx.Bucket(bucket).Put(boundKey, kit.EncodeBound(bound))
 	})
 }
 
@@ -303,6 +304,9 @@ func (s *Store) Scan(ctx context.Context, whole rowstore.ScanRange) iter.Seq2[ro
 		return rows, rest, err
 	})
 }
+
+// ScansSlots implements rowstore.SlotScanner: a page of such a scan is one of the kit's, as any.
+func (s *Store) ScansSlots() {}
 
 // Tables implements rowstore.Store.
 func (s *Store) Tables(ctx context.Context) iter.Seq2[string, error] {

@@ -2,10 +2,12 @@ package boltstore
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,6 +18,7 @@ import (
 	"github.com/percolate-go/percolate/conformance"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -124,7 +127,7 @@ func TestOpenRefuses(t *testing.T) {
 	require.ErrorIs(t, err, rowstore.ErrFormat)
 
 	for want, damage := range map[error]func(*bbolt.Bucket) error{
-		rowstore.ErrFormat:  func(b *bbolt.Bucket) error { return b.Put(formatKey, []byte("2")) },
+		rowstore.ErrFormat:  func(b *bbolt.Bucket) error { return b.Put(formatKey, []byte("3")) },
 		rowstore.ErrCorrupt: func(b *bbolt.Bucket) error { return b.Put(boundKey, []byte("x")) },
 	} {
 		path := filepath.Join(t.TempDir(), "db")
@@ -217,4 +220,66 @@ func TestWritesHonourTheirContexts(t *testing.T) {
 	require.NotErrorIs(t, err, rowstore.ErrAmbiguous)
 	release()
 	require.NoError(t, s.Close())
+}
+
+// TestUpgrade opens a store that a program of version 1 has left, also one whose upgrade was
+// cut short.
+func TestUpgrade(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "db")
+	s := open(t, path)
+	const rows = 3000
+	var muts []rowstore.Mutation
+	for i := range rows {
+		muts = append(muts, rowstore.Mutation{Table: "t", Row: fmt.Sprint(i), Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, "c", 5, nil)}})
+	}
+	_, err := s.Apply(t.Context(), muts, rowstore.ApplyOptions{})
+	require.NoError(t, err)
+	require.NoError(t, s.db.Update(func(tx *bbolt.Tx) error {
+		b := tx.Bucket(bucket)
+		for i := range rows {
+			slot := binary.BigEndian.AppendUint16([]byte("st\x00\x01"), rowstore.Slot("t", fmt.Sprint(i)))
+			require.NoError(t, b.Delete(kit.AppendName(slot, fmt.Sprint(i))))
+			require.NoError(t, b.Put(kit.AppendName([]byte("nt\x00\x01"), fmt.Sprint(i)), nil))
+		}
+		return b.Put(formatKey, []byte("1"))
+	}))
+	require.NoError(t, s.Close())
+	for asks := int64(2); ; asks++ {
+		db, err := bbolt.Open(path, 0o600, nil)
+		require.NoError(t, err)
+		ctx := &endsAfter{Context: t.Context()}
+		ctx.asks.Store(asks)
+		s, err := New(ctx, db, Options{})
+		if err != nil {
+			require.ErrorIs(t, err, context.Canceled)
+			require.NoError(t, db.Close())
+			continue
+		}
+		require.Greater(t, asks, int64(3), "it was cut short")
+		for _, slots := range [][]rowstore.SlotRange{nil, {{Last: rowstore.Slots - 1}}} {
+			n := 0
+			for _, err := range s.Scan(t.Context(), rowstore.ScanRange{Table: "t", Slots: slots, Selectors: []rowstore.Selector{{Family: rowstore.Notify, To: 5}}}) {
+				require.NoError(t, err)
+				n++
+			}
+			require.Equal(t, rows, n)
+		}
+		require.NoError(t, s.Close())
+		require.NoError(t, db.Close())
+		return
+	}
+}
+
+// endsAfter is a context that has ended once it was asked so many times.
+type endsAfter struct {
+	context.Context
+	asks atomic.Int64
+}
+
+func (c *endsAfter) Err() error {
+	if c.asks.Add(-1) < 0 {
+		return context.Canceled
+	}
+	return nil
 }

@@ -54,8 +54,9 @@ type Layout struct {
 }
 
 const (
-	spaceRows   = 'r'
-	spaceNotify = 'n'
+	spaceRows  = 'r'
+	spaceSlots = 's'
+	spaceOld   = 'n' // the index of notified rows in version 1
 )
 
 // KeyLen returns the greatest length of a key for names of the given lengths: a backend
@@ -263,7 +264,7 @@ func (l Layout) Edit(t Txn, m *rowstore.Mutation, assigned rowstore.Timestamp) e
 	if err != nil {
 		return err
 	}
-	index := l.row(spaceNotify, m.Table, m.Row)
+	index := l.notified(m.Table, m.Row)
 	if some == nil {
 		return t.Delete(index)
 	}
@@ -349,73 +350,6 @@ func (l Layout) deleteRange(t Txn, column []byte, from, to rowstore.Timestamp) e
 		}
 	}
 	return err
-}
-
-// pageBytes bounds the values of one page.
-const pageBytes = 1 << 20
-
-// Page reads the next rows of a scan, and looks at most at look rows (at least 1), and at no
-// more once it has about a mebibyte of values. rest is what is left of the scan, nil if
-// that is nothing; see [Pages].
-func (l Layout) Page(r Reader, s rowstore.ScanRange, look int) (rows []rowstore.Row, rest *rowstore.ScanRange, err error) {
-	space := byte(spaceNotify)
-	for i := range s.Selectors {
-		if s.Selectors[i].Family != rowstore.Notify {
-			space = spaceRows
-		}
-	}
-	table := l.table(space, s.Table)
-	lower, upper := table, PrefixEnd(table)
-	if s.From != "" {
-		lower = l.row(space, s.Table, s.From)
-	}
-	if s.To != "" {
-		upper = l.row(space, s.Table, s.To)
-	}
-	size := 0
-	for ; look > 0 && size < pageBytes; look-- {
-		var key []byte
-		visit := func(k, _ []byte) bool {
-			key = bytes.Clone(k)
-			return false
-		}
-		if bytes.Compare(lower, upper) < 0 {
-			if s.Reverse {
-				err = r.Descend(lower, upper, visit)
-			} else {
-				err = r.Ascend(lower, upper, visit)
-			}
-		}
-		if err != nil || key == nil {
-			return rows, nil, err
-		}
-		name, _, err := CutName(key[len(table):])
-		if err != nil {
-			return nil, nil, err
-		}
-		if prefix := AppendName(slices.Clip(table), name); s.Reverse {
-			s.To, upper = name, prefix
-		} else {
-			s.From, lower = name+"\x00", PrefixEnd(prefix)
-		}
-		versions, err := l.Read(r, s.Table, name, s.Selectors)
-		if err != nil {
-			return nil, nil, err
-		}
-		if len(versions) == 0 {
-			continue
-		}
-		rows = append(rows, rowstore.Row{Table: s.Table, Row: name, Versions: versions})
-		if s.Limit > 0 {
-			if s.Limit--; s.Limit == 0 {
-				return rows, nil, nil
-			}
-		}
-		for i := range versions {
-			size += len(versions[i].Value)
-		}
-	}
-	return rows, &s, nil
 }
 
 // Tables lists the tables that hold anything, in byte order.

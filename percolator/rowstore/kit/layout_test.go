@@ -2,6 +2,7 @@ package kit_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -105,6 +106,36 @@ func (r random) picks() []rowstore.Selector {
 	return picks
 }
 
+// notifyPicks are picks of Notify alone.
+func (r random) notifyPicks() []rowstore.Selector {
+	picks := r.picks()
+	for i := range picks {
+		picks[i].Family = rowstore.Notify
+	}
+	return picks
+}
+
+// slots makes ranges that begin and end at slots of rows, or cover all.
+func (r random) slots() (ranges []rowstore.SlotRange) {
+	var ends []uint16
+	for range 1 + r.IntN(6) {
+		ends = append(ends, rowstore.Slot(r.name(), r.name()))
+	}
+	slices.Sort(ends)
+	ends = slices.Compact(ends)
+	for i := 0; i < len(ends); i++ {
+		first := ends[i]
+		if i+1 < len(ends) && r.IntN(2) == 0 {
+			i++
+		}
+		ranges = append(ranges, rowstore.SlotRange{First: first, Last: ends[i]})
+	}
+	if r.IntN(4) == 0 {
+		ranges = []rowstore.SlotRange{{Last: rowstore.Slots - 1}}
+	}
+	return ranges
+}
+
 // mutation makes one that breaks no rule.
 func (r random) mutation() rowstore.Mutation {
 	for {
@@ -178,6 +209,18 @@ func TestLayoutAndSliceAgree(t *testing.T) {
 				s.From, s.To = r.name(), r.name()
 			}
 			require.Equal(t, scanned(rows, s), scan(t, l, db, s, 1+r.IntN(4)), "%v", s)
+			s = rowstore.ScanRange{Table: r.name(), Reverse: r.IntN(2) == 0, Selectors: r.notifyPicks(), Limit: r.IntN(3)}
+			if r.IntN(2) == 0 {
+				s.From, s.To = r.name(), r.name()
+			}
+			require.Equal(t, scanned(rows, s), scan(t, l, db, s, 1+r.IntN(4)), "%v", s)
+			s = rowstore.ScanRange{Table: r.name(), Slots: r.slots(), Selectors: r.notifyPicks(), Limit: r.IntN(3)}
+			if r.IntN(2) == 0 {
+				s.From = r.name()
+			}
+			asked := slices.Clone(s.Slots)
+			require.Equal(t, scanned(rows, s), scan(t, l, db, s, 1+r.IntN(4)), "%v", s)
+			require.Equal(t, asked, s.Slots, "what the caller passed stays as it is")
 			var tables []string
 			for _, name := range few {
 				if slices.ContainsFunc(few, func(row string) bool { return len(rows[[2]string{name, row}]) > 0 }) {
@@ -212,6 +255,15 @@ func scanned(rows map[[2]string][]rowstore.Version, s rowstore.ScanRange) []rows
 	if s.Reverse {
 		slices.Reverse(keys)
 	}
+	if len(s.Slots) > 0 {
+		slices.SortStableFunc(keys, func(a, b string) int { return cmp.Compare(rowstore.Slot(s.Table, a), rowstore.Slot(s.Table, b)) })
+		keys = slices.DeleteFunc(keys, func(row string) bool {
+			slot := rowstore.Slot(s.Table, row)
+			return slot == s.Slots[0].First && row < s.From ||
+				!slices.ContainsFunc(s.Slots, func(r rowstore.SlotRange) bool { return r.First <= slot && slot <= r.Last })
+		})
+		s.From = ""
+	}
 	for _, row := range keys {
 		if row < s.From || s.To != "" && row >= s.To || s.Limit > 0 && len(all) == s.Limit {
 			continue
@@ -244,6 +296,22 @@ func TestLayoutPassesLittle(t *testing.T) {
 		return db.steps
 	}
 	require.Less(t, cost(1, rowstore.Selector{Family: rowstore.Notify, To: oracle.Max}), 20)
+	notified := rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{{Family: rowstore.Notify, To: oracle.Max}}}
+	slot := rowstore.Slot("t", fmt.Sprintf("%03d", rows/2))
+	for i := range 1000 {
+		m := rowstore.Mutation{Table: "t", Row: fmt.Sprint("other", i), Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, "c", 5, nil)}}
+		if rowstore.Slot("t", m.Row) != slot {
+			require.NoError(t, l.Edit(db, &m, 0))
+		}
+	}
+	notified.Slots = []rowstore.SlotRange{{First: slot, Last: slot}}
+	db.steps = 0
+	require.Len(t, scan(t, l, db, notified, 10), 1)
+	require.Less(t, db.steps, 20, "the rows of other slots cost nothing")
+	for i := range 1000 {
+		m := rowstore.Mutation{Table: "t", Row: fmt.Sprint("other", i), Edits: []rowstore.Edit{rowstore.Delete(rowstore.Notify, "c", 5)}}
+		require.NoError(t, l.Edit(db, &m, 0))
+	}
 	newest := rowstore.Selector{Family: rowstore.Write, To: oracle.Max, Limit: 1}
 	require.Less(t, cost(rows, newest), 30*rows)
 	newest.To = 10
@@ -327,6 +395,11 @@ func TestLayoutErrors(t *testing.T) {
 		_, errs["read"] = l.Read(db, "t", "r", all[1:])
 		_, _, errs["page"] = l.Page(db, rowstore.ScanRange{Table: "t", Selectors: all}, 10)
 		_, _, errs["reverse page"] = l.Page(db, rowstore.ScanRange{Table: "t", Selectors: all, Reverse: true}, 10)
+		notify := rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{{Family: rowstore.Notify, To: oracle.Max}}}
+		_, _, errs["notified"] = l.Page(db, notify, 10)
+		notify.Slots = []rowstore.SlotRange{{Last: rowstore.Slots - 1}}
+		_, _, errs["slots"] = l.Page(db, notify, 10)
+		errs["upgrade"] = l.Upgrade(t.Context(), func(move func(kit.Txn) error) error { return move(db) })
 		_, errs["tables"] = l.Tables(db)
 		return errs
 	}
@@ -336,6 +409,8 @@ func TestLayoutErrors(t *testing.T) {
 	// A key that is not one of the layout's.
 	bad := &keyValues{}
 	bad.keys.Set(string(append(kit.AppendName(kit.AppendName([]byte("r"), "t"), "r"), "\x02c\x00\x01abc"...)), nil)
+	bad.keys.Set("nt\x00\x01r\x00\x01more", nil)
+	bad.keys.Set("st\x00\x01\xff", nil)
 	for name, err := range calls(bad) {
 		if name != "edit" && name != "tables" && name != "judge" && name != "read" {
 			require.ErrorIs(t, err, rowstore.ErrCorrupt, name)
@@ -345,6 +420,8 @@ func TestLayoutErrors(t *testing.T) {
 	longer := &keyValues{}
 	column := kit.AppendName(append(kit.AppendName(kit.AppendName([]byte("r"), "t"), "r"), byte(rowstore.Write)), "c")
 	longer.keys.Set(string(append(kit.AppendTimestamp(column, 5), "more"...)), nil)
+	longer.keys.Set("nt\x00\x01r", nil)
+	longer.keys.Set("st\x00\x01\x00\x00r\x00\x01more", nil)
 	for name, err := range calls(longer) {
 		if name != "edit" && name != "tables" {
 			require.ErrorIs(t, err, rowstore.ErrCorrupt, name)
@@ -410,4 +487,51 @@ func TestPagesStops(t *testing.T) {
 		require.NoError(t, err)
 		break
 	}
+}
+
+// TestLayoutUpgrade gives the index of version 1 its new form, in steps of which each may fail.
+func TestLayoutUpgrade(t *testing.T) {
+	t.Parallel()
+	db, l := &keyValues{}, kit.Layout{Prefix: "p"}
+	const rows = 2500
+	all := rowstore.ScanRange{Table: "t\x00", Selectors: []rowstore.Selector{{Family: rowstore.Notify, To: oracle.Max}}}
+	for i := range rows {
+		m := rowstore.Mutation{Table: all.Table, Row: fmt.Sprint(i, "\x00"), Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, "c", 5, nil)}}
+		require.NoError(t, l.Edit(db, &m, 0))
+	}
+	want := db.keys.Keys()
+	old := &keyValues{}
+	for _, key := range want {
+		if key[1] == 's' {
+			table, rest, err := kit.CutName([]byte(key[2:]))
+			require.NoError(t, err)
+			key = string(kit.AppendName([]byte("pn"), table)) + string(rest[2:])
+		}
+		old.keys.Set(key, nil)
+	}
+	old.keys.Set("pm", nil) // somebody else's
+	old.keys.Set("po", nil)
+	require.Empty(t, scan(t, l, old, all, rows))
+	steps := 0
+	broken := errors.New("broken")
+	update := func(move func(kit.Txn) error) error {
+		if steps++; steps%2 == 0 {
+			return broken
+		}
+		before := old.keys.Len()
+		err := move(old)
+		require.Equal(t, before, old.keys.Len())
+		return err
+	}
+	for l.Upgrade(t.Context(), update) != nil {
+		require.Less(t, steps, 20)
+	}
+	require.Greater(t, steps, 4, "it takes several transactions")
+	old.keys.Delete("pm")
+	old.keys.Delete("po")
+	require.Equal(t, want, old.keys.Keys())
+	require.Len(t, scan(t, l, old, all, 100), rows)
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, l.Upgrade(gone, update), context.Canceled)
 }

@@ -2,12 +2,14 @@ package kit
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
 // DefaultWindow is how far ahead of need a BoundedOracle oracle makes its bound durable, if
@@ -264,4 +266,24 @@ func (b *BoundedOracle) Close(ctx context.Context) error {
 		return fmt.Errorf("oracle: lower the bound to %v: %w", last, err)
 	}
 	return nil
+}
+
+// EncodeBound is the form in which a backend may store a bound: a number of 8 bytes, high byte
+// first.
+func EncodeBound(bound oracle.Timestamp) []byte {
+	return binary.BigEndian.AppendUint64(nil, uint64(bound))
+}
+
+// DecodeBound reads what EncodeBound returned; nil is 0, as in a new store. The error matches
+// rowstore.ErrCorrupt.
+func DecodeBound(stored []byte) (oracle.Timestamp, error) {
+	if stored == nil {
+		return 0, nil
+	}
+	if len(stored) == 8 {
+		if bound := oracle.Timestamp(binary.BigEndian.Uint64(stored)); bound <= oracle.Max {
+			return bound, nil
+		}
+	}
+	return 0, fmt.Errorf("%w: the bound of the timestamps is %q", rowstore.ErrCorrupt, stored)
 }

@@ -17,6 +17,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
@@ -490,4 +491,20 @@ func many(b *testing.B, o oracle.Oracle, n int) {
 	}
 	wg.Wait()
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "timestamps/s")
+}
+
+func TestBoundsComeBack(t *testing.T) {
+	t.Parallel()
+	for _, bound := range []oracle.Timestamp{0, 1, 1 << 40, oracle.Max} {
+		got, err := kit.DecodeBound(kit.EncodeBound(bound))
+		require.NoError(t, err)
+		require.Equal(t, bound, got)
+	}
+	got, err := kit.DecodeBound(nil)
+	require.NoError(t, err)
+	require.Zero(t, got)
+	for _, bad := range [][]byte{{}, {1}, make([]byte, 9), kit.EncodeBound(oracle.Max + 1)} {
+		_, err := kit.DecodeBound(bad)
+		require.ErrorIs(t, err, rowstore.ErrCorrupt)
+	}
 }

@@ -2,6 +2,7 @@ package kit
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -92,7 +93,15 @@ func (p *Pending) Range(ctx context.Context, s rowstore.ScanRange) error {
 	}
 	return p.wait(ctx, func(h *hold) bool {
 		for r := range h.rows {
-			if r.table == s.Table && r.row >= s.From && (s.To == "" || r.row < s.To) {
+			if r.table != s.Table {
+				continue
+			}
+			if len(s.Slots) > 0 {
+				slot := rowstore.Slot(r.table, r.row)
+				if slices.ContainsFunc(s.Slots, func(in rowstore.SlotRange) bool { return in.First <= slot && slot <= in.Last }) {
+					return true
+				}
+			} else if r.row >= s.From && (s.To == "" || r.row < s.To) {
 				return true
 			}
 		}

@@ -56,6 +56,13 @@ func TestPendingConcernsItsRowsAlone(t *testing.T) {
 	require.ErrorIs(t, scan("", ""), context.Canceled)
 	require.ErrorIs(t, scan("c", "e"), context.Canceled)
 	require.ErrorIs(t, scan("b", "c"), context.Canceled)
+	slots := func(from string, first, last uint16) error {
+		return p.Range(gone, rowstore.ScanRange{Table: "t", From: from, Slots: []rowstore.SlotRange{{First: first, Last: last}}, Selectors: []rowstore.Selector{{Family: rowstore.Notify, To: 10}}})
+	}
+	b, d := rowstore.Slot("t", "b"), rowstore.Slot("t", "d")
+	require.ErrorIs(t, slots("", b, b), context.Canceled)
+	require.ErrorIs(t, slots("x", min(b, d), max(b, d)), context.Canceled, "the first row is of the first slot alone")
+	require.NoError(t, slots("", min(b, d)+1, max(b, d)-1))
 	require.NoError(t, read("t", "c"))
 	require.NoError(t, read("t", "x"), "its group draws nothing")
 	require.NoError(t, read("u", "b"))
