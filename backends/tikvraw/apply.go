@@ -20,7 +20,7 @@ func (s *Store) Apply(ctx context.Context, muts []rowstore.Mutation, _ rowstore.
 	if err := s.checkMutations(muts); err != nil {
 		return nil, fmt.Errorf("tikvraw: apply: %w", err)
 	}
-	ctx, end, err := s.gate.Begin(ctx, "apply")
+	ctx, end, err := s.begin(ctx, "apply")
 	if err != nil {
 		return nil, err
 	}

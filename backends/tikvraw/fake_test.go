@@ -240,7 +240,7 @@ func (t fakeFuture) Wait() (physical, logical int64, err error) {
 
 // small makes every bound of a row's parts small, so that ordinary tests cross them.
 func small(o Options) Options {
-	o.sizes.head, o.sizes.chunk = 400, 600
+	o.sizes.head, o.sizes.chunk, o.sizes.names = 400, 600, 200
 	return o
 }
 

@@ -16,6 +16,8 @@ type sizes struct {
 	chunk int
 	// entry is the greatest size of a key and its value together.
 	entry int
+	// names is how much of the memory the names take that a scan gathers; see nameWalk.
+	names int
 }
 
 // Small heads make every swap cheaper, since it carries the head twice, and keep a page of

@@ -255,13 +255,8 @@ func (c *change) finish(ctx context.Context) error {
 			}
 		}
 	}
-	switch has := c.head.hasNotify(); {
-	case has && c.head.index == 0:
-		c.head.index = newID()
-		c.before = append(c.before, pair{c.old.keys.index(c.old.key, c.head.index), []byte{formatVersion}})
-	case !has && c.head.index != 0:
-		c.after = append(c.after, garbage{key: c.old.keys.index(c.old.key, c.head.index)})
-		c.head.index = 0
+	if err := c.mark(); err != nil {
+		return err
 	}
 	c.head.tag = newID()
 	c.raw = c.head.encode()
@@ -276,6 +271,30 @@ func (c *change) finish(ctx context.Context) error {
 	}
 	if n := len(c.old.key) + len(c.raw); n > c.sizes.entry {
 		return fmt.Errorf("%w: the row's newest versions take %d bytes, and one key of TiKV holds %d (Options.MaxEntry): use several rows", rowstore.ErrTooLarge, n, c.sizes.entry)
+	}
+	return nil
+}
+
+// mark gives the row a marker with its first notification, and drops it with the last.
+func (c *change) mark() error {
+	has := c.head.hasNotify()
+	if has == (c.head.index != 0) {
+		return nil
+	}
+	id := c.head.index
+	if has {
+		id = newID()
+	}
+	key, err := c.old.keys.index(c.old.key, id)
+	if err != nil {
+		return err
+	}
+	if has {
+		c.head.index = id
+		c.before = append(c.before, pair{key, []byte{valueVersion}})
+	} else {
+		c.head.index = 0
+		c.after = append(c.after, garbage{key: key})
 	}
 	return nil
 }
