@@ -247,6 +247,7 @@ func small(o Options) Options {
 // openFake opens a store over f. It is not closed here.
 func openFake(t testing.TB, f *fakeRaw, o Options) *Store {
 	t.Helper()
+	o = o.counted()
 	require.NoError(t, o.complete())
 	s := newStore(f, o)
 	s.drawFrom = f

@@ -16,6 +16,8 @@ const (
 	passed = 256
 	// ahead is how many ranges of slots are read at once, where requests go to one each.
 	ahead = 16
+	// rounds is how often a page of a scan asks for more, if what has come names few rows.
+	rounds = 8
 	// nameBytes is about how much of the memory the names take that a scan in the order of
 	// rows gathers.
 	nameBytes = 4 << 20
@@ -36,6 +38,8 @@ type slotWalk struct {
 	at      uint16               // the slot of from
 	started bool
 	size    int // of a request that reads over markers of other slots
+	found   findings
+	read    []stretch // what requests brought and was not taken yet
 	// keys and over are how many markers the latest requests met, and over how many slots:
 	// so many may lie in the next ones.
 	keys, over float64
@@ -65,7 +69,9 @@ type stretch struct {
 	first    uint16 // the slot of from
 	ranges   int
 	limit    int
-	page     []pair
+	page     []pair // what came and was not taken yet
+	came     int
+	full     bool   // there may be more in these ranges
 }
 
 func (w *slotWalk) next(ctx context.Context, limit int) ([]*named, bool, error) {
@@ -75,30 +81,53 @@ func (w *slotWalk) next(ctx context.Context, limit int) ([]*named, bool, error) 
 		}
 		w.started = true
 	}
-	plan := w.plan(limit)
-	errs := make([]error, len(plan))
-	parallel(len(plan), func(i int) {
-		p := &plan[i]
-		p.page, errs[i] = w.s.raw.scan(ctx, p.from, p.to, p.limit, true)
-	})
-	for _, err := range errs {
-		if err != nil {
+	// Where few rows come with a request, their heads are read together.
+	for range rounds {
+		if len(w.slots) == 0 || 2*len(w.found.rows) > limit {
+			break
+		}
+		if err := w.step(ctx, limit); err != nil {
 			return nil, false, err
 		}
 	}
-	var found findings
-	w.keys, w.over = w.keys/2, w.over/2
-	for i := range plan {
-		done, err := w.take(&plan[i], &found, limit)
-		if err != nil {
-			return nil, false, err
-		}
-		if !done {
-			break // what the others brought is asked for again
-		}
-	}
+	found := w.found
+	w.found = findings{}
 	err := w.s.readNotified(ctx, &found)
 	return found.rows, len(w.slots) > 0, err
+}
+
+// step takes what was read, until it has limit rows, and reads more if nothing is left. After
+// an error of a request it has not moved.
+func (w *slotWalk) step(ctx context.Context, limit int) error {
+	if len(w.read) == 0 {
+		plan := w.plan(limit)
+		errs := make([]error, len(plan))
+		parallel(len(plan), func(i int) {
+			p := &plan[i]
+			p.page, errs[i] = w.s.raw.scan(ctx, p.from, p.to, p.limit, true)
+			p.came, p.full = len(p.page), len(p.page) == p.limit
+		})
+		for _, err := range errs {
+			if err != nil {
+				return err
+			}
+		}
+		w.read = plan
+		w.keys, w.over = w.keys/2, w.over/2
+	}
+	for len(w.read) > 0 {
+		p := &w.read[0]
+		all, err := w.take(p, limit)
+		switch {
+		case err != nil || !all:
+			return err
+		case p.full:
+			w.read = nil // what lies behind the rest of these ranges is asked for again
+		default:
+			w.read = w.read[1:]
+		}
+	}
+	return nil
 }
 
 // plan says what to ask for next. Ranges between which few markers are expected share a
@@ -131,10 +160,9 @@ func (w *slotWalk) plan(limit int) (plan []stretch) {
 	return plan
 }
 
-// take adds the rows of a stretch to those found, up to limit, and moves on. It is done if
-// nothing is left of the stretch.
-func (w *slotWalk) take(p *stretch, found *findings, limit int) (done bool, err error) {
-	end := w.slots[p.ranges-1].Last
+// take adds the rows of a stretch to those found, up to limit, and moves on over all that
+// came.
+func (w *slotWalk) take(p *stretch, limit int) (all bool, err error) {
 	for i, kv := range p.page {
 		m, err := w.s.keys.parseIndex(kv.key)
 		if err != nil {
@@ -142,39 +170,34 @@ func (w *slotWalk) take(p *stretch, found *findings, limit int) (done bool, err 
 		}
 		at, mine := slices.BinarySearchFunc(w.slots[:p.ranges], m.slot, compareSlot)
 		if mine && m.row != w.last {
-			if len(found.rows) == limit {
-				w.note(p, m.slot, i)
-				w.goTo(at)
-				w.from, w.at = kv.key, m.slot
+			if len(w.found.rows) >= limit {
+				p.page = p.page[i:]
 				return false, nil
 			}
 			w.last = m.row
-			found.add(w.s, w.r, &m)
+			w.found.add(w.s, w.r, &m)
 		}
 		if mine {
-			found.mark(kv.key, m.id)
+			w.found.mark(kv.key, m.id)
 		}
-		if i == len(p.page)-1 && len(p.page) == p.limit {
-			if p.ranges > 1 {
-				w.size = min(2*w.size, sweepPage)
-			}
-			w.note(p, m.slot, len(p.page))
-			w.goTo(at)
-			if mine {
-				w.from, w.at = append(bytes.Clone(kv.key), 0), m.slot
-			}
-			return false, nil
+		if i < len(p.page)-1 || !p.full {
+			continue
 		}
+		w.keys += float64(p.came)
+		w.over += float64(int(m.slot) - int(p.first) + 1)
+		if p.ranges > 1 {
+			w.size = min(2*w.size, sweepPage)
+		}
+		w.goTo(at)
+		if mine {
+			w.from, w.at = append(bytes.Clone(kv.key), 0), m.slot
+		}
+		return true, nil
 	}
-	w.note(p, end, len(p.page))
+	w.keys += float64(p.came)
+	w.over += float64(int(w.slots[p.ranges-1].Last) - int(p.first) + 1)
 	w.goTo(p.ranges)
 	return true, nil
-}
-
-// note remembers how many markers lay in the slots of a stretch up to one.
-func (w *slotWalk) note(p *stretch, to uint16, keys int) {
-	w.keys += float64(keys)
-	w.over += float64(int(to) - int(p.first) + 1)
 }
 
 // compareSlot tells whether a range lies before a slot, holds it or lies behind it.
