@@ -37,7 +37,7 @@ type slotWalk struct {
 	from    []byte               // where the first of them goes on
 	at      uint16               // the slot of from
 	started bool
-	size    int // of a request that reads over markers of other slots
+	size    int // of a request
 	found   findings
 	read    []stretch // what requests brought and was not taken yet
 	// keys and over are how many markers the latest requests met, and over how many slots:
@@ -71,7 +71,7 @@ type stretch struct {
 	limit    int
 	page     []pair // what came and was not taken yet
 	came     int
-	full     bool   // there may be more in these ranges
+	full     bool // there may be more in these ranges
 }
 
 func (w *slotWalk) next(ctx context.Context, limit int) ([]*named, bool, error) {
@@ -149,10 +149,11 @@ func (w *slotWalk) plan(limit int) (plan []stretch) {
 			p.first = w.slots[i].First
 			p.from = w.s.keys.slot(w.r.Table, p.first, 0)
 		}
-		if p.ranges > 1 {
-			// A low limit is for a server that cannot send more.
-			p.limit = max(limit, min(w.size, 64*limit))
+		more := min(w.size, 64*limit) // a low limit is for a server that cannot send more
+		if p.ranges == 1 && w.r.Limit > 0 {
+			more = min(more, 2*w.r.Limit)
 		}
+		p.limit = max(limit, more)
 		plan = append(plan, p)
 		expected += density * float64(int(last)-int(p.first)+1)
 		i = j
@@ -185,9 +186,7 @@ func (w *slotWalk) take(p *stretch, limit int) (all bool, err error) {
 		}
 		w.keys += float64(p.came)
 		w.over += float64(int(m.slot) - int(p.first) + 1)
-		if p.ranges > 1 {
-			w.size = min(2*w.size, sweepPage)
-		}
+		w.size = min(2*w.size, sweepPage)
 		w.goTo(at)
 		if mine {
 			w.from, w.at = append(bytes.Clone(kv.key), 0), m.slot

@@ -75,7 +75,7 @@ func TestSlotRequests(t *testing.T) {
 		0:    {{1000, 1, 1}, {1000, 65, 1}},
 		100:  {{1000, 1, 1}},
 		5000: {{1000, 1, 8}}, // reads over what is between
-		100_000: {
+		50_000: {
 			{1, 65, 10},
 			{10, 1, 11},
 			{1000, 1, 200},  // ranges of few rows, far apart
