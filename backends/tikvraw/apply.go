@@ -99,6 +99,7 @@ func (s *Store) plan(ctx context.Context, key, raw []byte, m *rowstore.Mutation)
 	if err != nil {
 		return out, nil, err
 	}
+	r.table, r.name = m.Table, m.Row
 	failed, broke, err := r.firstBroken(ctx, m.Conditions)
 	if err != nil {
 		return out, nil, err

@@ -172,7 +172,7 @@ func TestInterruptedMigration(t *testing.T) {
 		finished := false
 		for _, done := range []bool{false, true} {
 			data := format1(t)
-			crowd(data, 2*sweepPage+10)
+			crowd(data, sweepPage+10)
 			want := marks(t, data, spaceOldIndex)
 			f := data.client()
 			var left atomic.Int64
@@ -214,7 +214,7 @@ func TestInterruptedMigration(t *testing.T) {
 		}
 	}
 	t.Logf("died %d times, %d of them with some markers moved and others not", died, partly)
-	require.Greater(t, partly, 6)
+	require.Greater(t, partly, 3)
 }
 
 // Several processes open a store of format 1 at once.

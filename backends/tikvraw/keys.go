@@ -101,15 +101,7 @@ func (k keyspace) row(space byte, table, row string) []byte {
 	return kit.AppendName(kit.AppendName(append(append(key, k.base...), space), table), row)
 }
 
-// index returns the key of a row's notification marker; head is the row's head key.
-func (k keyspace) index(head []byte, id uint64) ([]byte, error) {
-	table, row, _, err := k.parse(spaceHead, head)
-	if err != nil {
-		return nil, err
-	}
-	return k.marker(table, row, id), nil
-}
-
+// marker returns the key of a row's notification marker.
 func (k keyspace) marker(table, row string, id uint64) []byte {
 	key := k.slot(table, rowstore.Slot(table, row), len(row)+2+idLen)
 	key = kit.AppendName(key, row)

@@ -255,9 +255,7 @@ func (c *change) finish(ctx context.Context) error {
 			}
 		}
 	}
-	if err := c.mark(); err != nil {
-		return err
-	}
+	c.mark()
 	c.head.tag = newID()
 	c.raw = c.head.encode()
 	if len(c.raw) > c.sizes.head {
@@ -276,25 +274,14 @@ func (c *change) finish(ctx context.Context) error {
 }
 
 // mark gives the row a marker with its first notification, and drops it with the last.
-func (c *change) mark() error {
-	has := c.head.hasNotify()
-	if has == (c.head.index != 0) {
-		return nil
-	}
-	id := c.head.index
-	if has {
-		id = newID()
-	}
-	key, err := c.old.keys.index(c.old.key, id)
-	if err != nil {
-		return err
-	}
-	if has {
-		c.head.index = id
-		c.before = append(c.before, pair{key, []byte{valueVersion}})
-	} else {
+func (c *change) mark() {
+	marker := func(id uint64) []byte { return c.old.keys.marker(c.old.table, c.old.name, id) }
+	switch has := c.head.hasNotify(); {
+	case has && c.head.index == 0:
+		c.head.index = newID()
+		c.before = append(c.before, pair{marker(c.head.index), []byte{valueVersion}})
+	case !has && c.head.index != 0:
+		c.after = append(c.after, garbage{key: marker(c.head.index)})
 		c.head.index = 0
-		c.after = append(c.after, garbage{key: key})
 	}
-	return nil
 }

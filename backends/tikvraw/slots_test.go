@@ -143,10 +143,10 @@ func TestSlotsAtRandom(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
-	for _, rows := range []int{3, 300, 6000} {
+	for _, rows := range []int{3, 300, 3000} {
 		s, f := fakeStore(t, Options{SweepEvery: -1})
 		in := fill(s, f, rows)
-		for range 60 {
+		for range 40 {
 			var slots []rowstore.SlotRange
 			most := 1 + rng.IntN(1<<(1+rng.IntN(12)))
 			for at := rng.IntN(most); at < rowstore.Slots; at += 1 + rng.IntN(most) {
@@ -179,8 +179,8 @@ func TestSlotsAtRandom(t *testing.T) {
 func TestNamesInOrder(t *testing.T) {
 	t.Parallel()
 	s, f := fakeStore(t, Options{SweepEvery: -1})
-	s.sizes.names = 40 * 1000
-	const rows = 20_000
+	s.sizes.names = 40 * 400
+	const rows = 8000
 	fill(s, f, rows)
 	f.counted()
 	got := scanned(t, s, rowstore.ScanRange{})
@@ -192,7 +192,7 @@ func TestNamesInOrder(t *testing.T) {
 	reversed := scanned(t, s, rowstore.ScanRange{Reverse: true})
 	slices.Reverse(reversed)
 	require.Equal(t, got, reversed)
-	require.Equal(t, got[500:15_000], scanned(t, s, rowstore.ScanRange{From: got[500], To: got[15_000]}))
+	require.Equal(t, got[500:6000], scanned(t, s, rowstore.ScanRange{From: got[500], To: got[6000]}))
 	require.Equal(t, got[500:1700], scanned(t, s, rowstore.ScanRange{From: got[500], Limit: 1200}))
 	back := scanned(t, s, rowstore.ScanRange{To: got[1700], Limit: 1200, Reverse: true})
 	slices.Reverse(back)
