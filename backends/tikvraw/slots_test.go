@@ -1,11 +1,14 @@
 package tikvraw
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -235,4 +238,47 @@ func TestSlotsOfOddNames(t *testing.T) {
 	}
 	s.clean.idle()
 	require.Zero(t, beside(s, f))
+}
+
+// shortRaw is of a server that sends few keys in one message.
+type shortRaw struct {
+	*fakeRaw
+	refused int
+}
+
+func (f *shortRaw) scan(ctx context.Context, from, to []byte, limit int, keysOnly bool) ([]pair, error) {
+	if limit > 64 {
+		f.refused++
+		return nil, errors.New("rpc error: code = ResourceExhausted desc = Sent message larger than max")
+	}
+	return f.fakeRaw.scan(ctx, from, to, limit, keysOnly)
+}
+
+// Keys so long that a thousand of them are more than a server sends.
+func TestKeysTooLong(t *testing.T) {
+	t.Parallel()
+	data := format1(t)
+	crowd(data, 300)
+	f := &shortRaw{fakeRaw: data.client()}
+	o := Options{SweepEvery: -1, formatEvery: time.Hour}
+	require.NoError(t, o.complete())
+	s := newStore(f, o)
+	defer func() { require.NoError(t, s.Close()) }()
+	require.NoError(t, s.open(t.Context()))
+	require.Positive(t, f.refused)
+	require.Empty(t, marks(t, data, spaceOldIndex))
+	checkMigrated(t, s)
+	for _, slots := range [][]rowstore.SlotRange{nil, allSlots().Slots, every(1000, 64), every(1, 1)} {
+		f.refused = 0
+		n := 0
+		for _, err := range s.Scan(t.Context(), rowstore.ScanRange{Table: "crowd", Selectors: notifyPick, Slots: slots}) {
+			require.NoError(t, err)
+			n++
+		}
+		require.Positive(t, f.refused)
+		require.True(t, n == 300 || len(slots) > 0 && n < 300)
+	}
+	done, err := s.Sweep(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 1, done.Removed)
 }
