@@ -469,6 +469,18 @@ func TestNewerFormat(t *testing.T) {
 	require.ErrorIs(t, err, rowstore.ErrClosed)
 }
 
+// Nothing is written to a store that somebody removes.
+func TestRemovedStore(t *testing.T) {
+	t.Parallel()
+	s, f := fakeStore(t, Options{SweepEvery: -1, formatEvery: time.Millisecond})
+	put(t, s, "a", note(5))
+	require.NoError(t, f.delete(t.Context(), s.keys.space(spaceRecord)))
+	require.Eventually(t, func() bool { return s.outdated.Load() != nil }, time.Minute, time.Millisecond)
+	_, err := s.Apply(t.Context(), []rowstore.Mutation{{Table: "t", Row: "b", Edits: []rowstore.Edit{note(5)}}}, rowstore.ApplyOptions{})
+	require.ErrorIs(t, err, rowstore.ErrFormat)
+	require.ErrorContains(t, err, "is gone")
+}
+
 // A marker that lies in another slot than its row is not one of the store's.
 func TestForeignMarker(t *testing.T) {
 	t.Parallel()

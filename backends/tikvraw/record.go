@@ -138,6 +138,9 @@ func (s *Store) checkRecord(raw []byte) (record, error) {
 // parseRecord decodes a record of a format that this program knows.
 func (s *Store) parseRecord(raw []byte) (record, error) {
 	var rec record
+	if raw == nil {
+		return rec, fmt.Errorf("%w: the store's record (key %q) is gone: somebody removed it", rowstore.ErrFormat, s.keys.space(spaceRecord))
+	}
 	d := json.NewDecoder(bytes.NewReader(raw))
 	if err := d.Decode(&rec); err != nil || rec.What != recordWhat {
 		return rec, foreign(s.keys.space(spaceRecord))
