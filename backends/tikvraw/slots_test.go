@@ -140,6 +140,29 @@ func TestCrowdedSlot(t *testing.T) {
 	require.Equal(t, []string{"crowd"}, scanned(t, s, rowstore.ScanRange{From: "a", To: "d"}))
 }
 
+// One of several ranges that are read at once holds more than a request brings: what the
+// requests behind it brought does not come before the rest of it.
+func TestCrowdedRange(t *testing.T) {
+	t.Parallel()
+	s, f := fakeStore(t, Options{SweepEvery: -1})
+	in := fill(s, f, 20_000)
+	slot := rowstore.Slot("t", "crowd")
+	for id := range uint64(3000) {
+		f.store(s.keys.marker("t", "crowd", 1+id), []byte{valueVersion})
+	}
+	var slots []rowstore.SlotRange
+	for first := int(slot) % 3000; first+20 < rowstore.Slots; first += 3000 {
+		slots = append(slots, rowstore.SlotRange{First: uint16(first), Last: uint16(first + 20)}) //nolint:gosec // slots
+	}
+	want := ofSlots(in, slots)
+	require.Greater(t, len(want), 50)
+	f.counted()
+	require.Equal(t, want, scanned(t, s, rowstore.ScanRange{Slots: slots}))
+	calls := f.counted()
+	t.Logf("%d ranges: %v", len(slots), calls)
+	require.Less(t, calls["scan"], 3*len(slots))
+}
+
 // Random ranges, limits and beginnings over every density, against what is there.
 func TestSlotsAtRandom(t *testing.T) {
 	t.Parallel()
