@@ -20,7 +20,7 @@ func (s *Store) Apply(ctx context.Context, muts []rowstore.Mutation, _ rowstore.
 	if err := s.checkMutations(muts); err != nil {
 		return nil, fmt.Errorf("tikvraw: apply: %w", err)
 	}
-	ctx, end, err := s.gate.Begin(ctx, "apply")
+	ctx, end, err := s.begin(ctx, "apply")
 	if err != nil {
 		return nil, err
 	}
@@ -99,6 +99,7 @@ func (s *Store) plan(ctx context.Context, key, raw []byte, m *rowstore.Mutation)
 	if err != nil {
 		return out, nil, err
 	}
+	r.table, r.name = m.Table, m.Row
 	failed, broke, err := r.firstBroken(ctx, m.Conditions)
 	if err != nil {
 		return out, nil, err

@@ -38,6 +38,7 @@ type cleaner struct {
 // marker is the marker of a row's notifications that the row's head does not know.
 type marker struct {
 	key, head []byte
+	id        uint64
 }
 
 const (
@@ -60,7 +61,7 @@ func (c *cleaner) add(keys ...garbage) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed || len(c.waiting)+len(keys) > queueMax {
+	if c.closed || len(c.waiting)+len(keys) > queueMax || c.s.outdated.Load() != nil {
 		return
 	}
 	c.waiting = append(c.waiting, keys...)
@@ -75,7 +76,7 @@ func (c *cleaner) met(m marker) {
 	defer c.mu.Unlock()
 	first, ok := c.seen[string(m.key)]
 	switch {
-	case c.closed:
+	case c.closed || c.s.outdated.Load() != nil:
 	case !ok:
 		if len(c.seen) >= seenMax {
 			clear(c.seen)
@@ -115,7 +116,7 @@ func (c *cleaner) run() {
 			}
 		}
 		for _, m := range stale {
-			_, _ = c.s.reclaim(c.ctx, m.head, []sideKey{{key: m.key, id: markerID(m.key)}})
+			_, _ = c.s.reclaim(c.ctx, m.head, []sideKey{{key: m.key, id: m.id}})
 		}
 	}
 }
@@ -182,12 +183,8 @@ func (c *cleaner) idle() {
 // sideKey is a key that a row's head should point to.
 type sideKey struct {
 	key  []byte
-	id   uint64
-	kind byte // 0 for a notification marker
-}
-
-func markerID(key []byte) uint64 {
-	return binary.BigEndian.Uint64(key[len(key)-idLen:])
+	id   uint64 // of a notification marker, its markerID
+	kind byte   // 0 for a notification marker
 }
 
 // reclaim removes those of a row's keys that its head does not point to, and returns
@@ -229,9 +226,12 @@ func (s *Store) reclaim(ctx context.Context, head []byte, keys []sideKey) (int, 
 	return len(dead), s.raw.batchDelete(ctx, dead)
 }
 
+// knows tells whether a notification marker is the row's, by the id in its key.
+func (r *row) knows(id uint64) bool { return r.index != 0 && markerID(r.index) == id }
+
 // unknown returns the keys that the head does not point to.
 func (r *row) unknown(ctx context.Context, keys []sideKey) ([][]byte, error) {
-	known := map[uint64]bool{r.index: true}
+	known := map[uint64]bool{}
 	values := func(entries []entry) {
 		for _, e := range entries {
 			known[e.value.id] = true
@@ -244,6 +244,12 @@ func (r *row) unknown(ctx context.Context, keys []sideKey) ([][]byte, error) {
 	var dead [][]byte
 	loaded := false
 	for _, k := range keys {
+		if k.kind == 0 {
+			if !r.knows(k.id) {
+				dead = append(dead, k.key)
+			}
+			continue
+		}
 		if !known[k.id] && k.kind == kindValue && !loaded {
 			loaded = true
 			for _, c := range r.head.chunks {
@@ -310,12 +316,12 @@ func (s *Store) sweep(ctx context.Context, rest int) (SweepResult, error) {
 }
 
 func (s *Store) sweepSome(ctx context.Context, space byte, from, to []byte, done *SweepResult) (next []byte, more bool, err error) {
-	ctx, end, err := s.gate.Begin(ctx, "sweep")
+	ctx, end, err := s.begin(ctx, "sweep")
 	if err != nil {
 		return nil, false, err
 	}
 	defer end()
-	page, err := s.raw.scan(ctx, from, to, sweepPage, true)
+	page, more, err := s.keysFrom(ctx, from, to)
 	if err != nil || len(page) == 0 {
 		return nil, false, err
 	}
@@ -327,8 +333,9 @@ func (s *Store) sweepSome(ctx context.Context, space byte, from, to []byte, done
 		if space == spaceSide {
 			head, k.id, k.kind, err = s.keys.parseSide(p.key)
 		} else {
-			_, _, k.id, err = s.keys.parseIndex(p.key)
-			head = s.keys.sibling(p.key[:max(len(p.key)-idLen, 0)], spaceHead)
+			var m marked
+			m, err = s.keys.parseIndex(p.key)
+			head, k.id = s.keys.row(spaceHead, m.table, m.row), m.id
 		}
 		if err != nil {
 			return nil, false, err
@@ -358,7 +365,7 @@ func (s *Store) sweepSome(ctx context.Context, space byte, from, to []byte, done
 		}
 	}
 	last := page[len(page)-1].key
-	return append(bytes.Clone(last), 0), len(page) == sweepPage, nil
+	return append(bytes.Clone(last), 0), more, nil
 }
 
 // sweepSometimes runs a sweep whenever the last one of anybody is older than

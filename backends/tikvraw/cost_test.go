@@ -129,16 +129,75 @@ func TestFindingNotifications(t *testing.T) {
 		}
 		apply(t, s, m)
 	}
-	n.Take()
-	found := 0
-	for _, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{{Family: rowstore.Notify, To: 1 << 62}}}) {
-		require.NoError(t, err)
-		found++
+	// Half of the slots, in a thousand ranges, is what one of two workers has.
+	half := make([]rowstore.SlotRange, 1024)
+	for i := range half {
+		half[i] = rowstore.SlotRange{First: uint16(64 * i), Last: uint16(64*i + 31)} //nolint:gosec // slots
 	}
-	require.Equal(t, notified, found)
-	got := n.Take()
-	t.Logf("%d notifications: %s", notified, got)
-	require.LessOrEqual(t, got.Total(), notified/10, "at most 0.1 requests for each: %s", got)
+	for _, slots := range [][]rowstore.SlotRange{nil, {{First: 0, Last: rowstore.Slots - 1}}, half} {
+		n.Take()
+		found := 0
+		for _, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Slots: slots, Selectors: []rowstore.Selector{{Family: rowstore.Notify, To: 1 << 62}}}) {
+			require.NoError(t, err)
+			found++
+		}
+		if len(slots) < len(half) {
+			require.Equal(t, notified, found)
+		}
+		require.Greater(t, found, notified/4)
+		got := n.Take()
+		t.Logf("%d notifications in %d ranges: %s", found, len(slots), got)
+		require.LessOrEqual(t, got.Total(), found/10, "at most 0.1 requests for each: %s", got)
+	}
+	n.Take()
+	for _, err := range s.Scan(ctx, rowstore.ScanRange{Table: "none", Slots: half, Selectors: []rowstore.Selector{{Family: rowstore.Notify, To: 1 << 62}}}) {
+		require.NoError(t, err)
+	}
+	require.Equal(t, 1, n.Take().Total(), "a thousand ranges that hold nothing")
+}
+
+// TestMarkersInRegions has the markers of a table in many regions, cut where slots and rows
+// are, and in the middle of a slot.
+func TestMarkersInRegions(t *testing.T) {
+	t.Parallel()
+	c := tikvtest.New(t, tikvtest.Options{Offline: true})
+	var n tikvtest.Counter
+	s := open(t, c, tikvraw.Options{Prefix: "shop", SweepEvery: -1}, &n)
+	const rows = 300
+	slot := map[string]uint16{}
+	for i := range rows {
+		row := fmt.Sprintf("r%05d", i)
+		slot[row] = rowstore.Slot("t", row)
+		apply(t, s, rowstore.Mutation{Table: "t", Row: row, Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, "c", 7, nil)}})
+	}
+	markers, _ := c.Keys([]byte("shop\x00m"), []byte("shop\x00n"))
+	require.Len(t, markers, rows)
+	for i := 0; i < rows; i += 20 {
+		c.Split(markers[i][:len(markers[i])-i%9])
+	}
+	for _, width := range []int{rowstore.Slots, 4096, 300} {
+		var slots []rowstore.SlotRange
+		for first := 0; first < rowstore.Slots; first += 2 * width {
+			slots = append(slots, rowstore.SlotRange{First: uint16(first), Last: uint16(min(first+width, rowstore.Slots) - 1)}) //nolint:gosec // slots
+		}
+		want := map[string]bool{}
+		for row, in := range slot {
+			if int(in)%(2*width) < width {
+				want[row] = true
+			}
+		}
+		n.Take()
+		last := -1
+		for r, err := range s.Scan(t.Context(), rowstore.ScanRange{Table: "t", Slots: slots, Selectors: []rowstore.Selector{{Family: rowstore.Notify, To: 1 << 62}}}) {
+			require.NoError(t, err)
+			require.True(t, want[r.Row])
+			require.GreaterOrEqual(t, int(slot[r.Row]), last)
+			last = int(slot[r.Row])
+			delete(want, r.Row)
+		}
+		require.Empty(t, want)
+		t.Logf("%d ranges: %s", len(slots), n.Take())
+	}
 }
 
 // TestWorkersScans counts the scans of a worker that has work: what it reads and writes

@@ -217,6 +217,7 @@ func crashRun(t *testing.T, data *fakeData, muts []rowstore.Mutation, n int, don
 	}
 	require.Equal(t, contents(t, model), got, "after a crash at call %d (done: %v)", n, done)
 	require.Equal(t, notified(t, model), notified(t, after))
+	require.ElementsMatch(t, notified(t, model), scanned(t, after, allSlots()))
 
 	wanted := pointedTo(t, after, two)
 	lost := beside(after, two) - wanted

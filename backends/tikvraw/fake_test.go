@@ -240,13 +240,14 @@ func (t fakeFuture) Wait() (physical, logical int64, err error) {
 
 // small makes every bound of a row's parts small, so that ordinary tests cross them.
 func small(o Options) Options {
-	o.sizes.head, o.sizes.chunk = 400, 600
+	o.sizes.head, o.sizes.chunk, o.sizes.names = 400, 600, 200
 	return o
 }
 
 // openFake opens a store over f. It is not closed here.
 func openFake(t testing.TB, f *fakeRaw, o Options) *Store {
 	t.Helper()
+	o = o.counted()
 	require.NoError(t, o.complete())
 	s := newStore(f, o)
 	s.drawFrom = f

@@ -11,9 +11,9 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// formatVersion is the version of the layout of keys and values. It is in the
-// store's record, and the first byte of each head and chunk.
-const formatVersion = 1
+// valueVersion is the first byte of each head and chunk. Format 2 has left them as they
+// were in format 1.
+const valueVersion = 1
 
 // head is a row: what its conditions ask for, its newest versions, and where the
 // others are.
@@ -121,7 +121,7 @@ func (h *head) hasNotify() bool {
 func (h *head) encode() []byte {
 	columns := h.columns()
 	dst := make([]byte, 0, 64+len(columns)*16+len(h.entries)*40+len(h.chunks)*32)
-	dst = append(dst, formatVersion)
+	dst = append(dst, valueVersion)
 	dst = binary.BigEndian.AppendUint64(dst, h.tag)
 	dst = binary.BigEndian.AppendUint64(dst, h.index)
 	dst = binary.AppendUvarint(dst, uint64(len(columns)))
@@ -234,7 +234,7 @@ func (e *entry) length() int {
 
 // encodeChunk encodes versions of one column, at least one.
 func encodeChunk(entries []entry) []byte {
-	dst := binary.AppendUvarint([]byte{formatVersion}, uint64(len(entries)))
+	dst := binary.AppendUvarint([]byte{valueVersion}, uint64(len(entries)))
 	return appendEntries(dst, entries)
 }
 
@@ -323,9 +323,9 @@ func (d *decoder) check(ok bool, what string) {
 }
 
 func (d *decoder) version() {
-	if v := d.byte(); d.err == nil && v != formatVersion {
-		d.err = fmt.Errorf("%w: the value does not begin with format version %d, but with %d: another version of the program wrote it, or another application",
-			rowstore.ErrFormat, formatVersion, v)
+	if v := d.byte(); d.err == nil && v != valueVersion {
+		d.err = fmt.Errorf("%w: the value does not begin with version %d, but with %d: another version of the program wrote it, or another application",
+			rowstore.ErrFormat, valueVersion, v)
 		d.rest = nil
 	}
 }

@@ -2,6 +2,7 @@ package tikvraw
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"slices"
 	"strings"
@@ -112,7 +113,7 @@ func TestHeadsThatAreNone(t *testing.T) {
 		_, err := decodeHead(bad)
 		require.ErrorIs(t, err, rowstore.ErrCorrupt, name)
 	}
-	for _, bad := range [][]byte{append([]byte{formatVersion + 1}, raw[1:]...), []byte(`{"cart": [1, 2, 3]}`)} {
+	for _, bad := range [][]byte{append([]byte{valueVersion + 1}, raw[1:]...), []byte(`{"cart": [1, 2, 3]}`)} {
 		_, err := decodeHead(bad)
 		require.ErrorIs(t, err, rowstore.ErrFormat, "another version, and somebody's")
 	}
@@ -177,9 +178,16 @@ func TestKeysSortAsNamesDo(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, []string{t1, r1}, []string{table, row})
 		require.Empty(t, rest)
-		_, _, id, err := k.parseIndex(k.index(a, 77))
-		require.NoError(t, err)
-		require.Equal(t, uint64(77), id)
+		for _, id := range []uint64{77, 1<<63 | 77, 1<<56 - 1} {
+			key := k.marker(t1, r1, id)
+			m, err := k.parseIndex(key)
+			require.NoError(t, err)
+			require.Equal(t, marked{t1, r1, rowstore.Slot(t1, r1), markerID(id)}, m)
+			old := binary.BigEndian.AppendUint64(k.sibling(a, spaceOldIndex), id)
+			moved, err := k.fromOld(old)
+			require.NoError(t, err)
+			require.Equal(t, key, moved)
+		}
 		head, id, kind, err := k.parseSide(k.side(a, 78, kindChunk))
 		require.NoError(t, err)
 		require.Equal(t, a, head)
@@ -193,6 +201,8 @@ func FuzzParseKey(f *testing.F) {
 	k := newKeyspace("p")
 	f.Add(k.row(spaceHead, "t", "r"))
 	f.Add(k.side(k.row(spaceHead, "t\x00", "r"), 1, kindValue))
+	f.Add(k.marker("t\x00", "r\x00", 1))
+	f.Add(append(k.row(spaceOldIndex, "t\x00", "r"), "12345678"...))
 	f.Fuzz(func(t *testing.T, key []byte) {
 		if table, row, rest, err := k.parse(spaceHead, key); err == nil {
 			require.Equal(t, key, append(k.row(spaceHead, table, row), rest...))
@@ -202,8 +212,13 @@ func FuzzParseKey(f *testing.F) {
 		if head, id, kind, err := k.parseSide(key); err == nil {
 			require.Equal(t, key, k.side(head, id, kind))
 		}
-		if table, row, id, err := k.parseIndex(key); err == nil {
-			require.Equal(t, key, k.index(k.row(spaceHead, table, row), id))
+		if m, err := k.parseIndex(key); err == nil {
+			require.Equal(t, key, k.marker(m.table, m.row, m.id))
+		} else {
+			require.ErrorIs(t, err, rowstore.ErrFormat)
+		}
+		if _, err := k.fromOld(key); err != nil {
+			require.ErrorIs(t, err, rowstore.ErrFormat)
 		}
 		_ = cutBoundary(key)
 	})
@@ -221,6 +236,7 @@ func TestLimitsKeepKeysShort(t *testing.T) {
 			key := k.side(k.row(spaceHead, strings.Repeat("\x00", l.Table), strings.Repeat("\x00", l.Row)), 1, kindValue)
 			require.LessOrEqual(t, len(key)+4, most)
 			require.Greater(t, len(key)+4, most-8, "no more is given away than must be")
+			require.LessOrEqual(t, len(k.marker(strings.Repeat("\x00", l.Table), strings.Repeat("\x00", l.Row), 1)), len(key))
 			require.Greater(t, l.Table, 50)
 			require.Greater(t, l.Row, 200)
 		}

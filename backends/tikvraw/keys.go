@@ -16,13 +16,16 @@ import (
 //
 //	prefix 0x00 space table row [id]
 //
-// for the others. The prefix holds no zero byte, so no store's keys lie among those
-// of another. Table and row are escaped: a zero byte is written as 00 ff, and each
-// ends with 00 01. So keys sort as tables and then rows do, whatever bytes they hold.
+// for the others, and in the index there is the row's slot between table and row. The
+// prefix holds no zero byte, so no store's keys lie among those of another. Table and row
+// are escaped: a zero byte is written as 00 ff, and each ends with 00 01. So keys sort as
+// tables and then rows do, whatever bytes they hold.
 const (
-	// spaceIndex holds an empty marker for each row with notifications. The id is
-	// named in the row's head.
-	spaceIndex = 'n'
+	// spaceIndex holds an empty marker for each row with notifications. Its id is named in
+	// the row's head. The slot, two bytes, makes a range of slots a range of keys.
+	spaceIndex = 'm'
+	// spaceOldIndex is where format 1 has its markers, without slots.
+	spaceOldIndex = 'n'
 	// spaceOracle is the key of the oracle, where the store keeps its own.
 	spaceOracle = 'o'
 	// spaceHead holds the heads of rows.
@@ -42,7 +45,13 @@ const (
 	kindChunk = 'k' // versions of one column
 )
 
-const idLen = 8
+const (
+	idLen   = 8
+	slotLen = 2
+	// markerLen is how many bytes of its id a marker's key ends with, the low ones. So it is
+	// no longer than a side key of the same row, and names have the limits of format 1.
+	markerLen = idLen - 1
+)
 
 // How names are escaped; see kit.AppendName.
 const (
@@ -92,11 +101,31 @@ func (k keyspace) row(space byte, table, row string) []byte {
 	return kit.AppendName(kit.AppendName(append(append(key, k.base...), space), table), row)
 }
 
-// index returns the key of a notification marker; head is the row's head key.
-func (k keyspace) index(head []byte, id uint64) []byte {
-	key := k.sibling(head, spaceIndex)
-	return binary.BigEndian.AppendUint64(key, id)
+// marker returns the key of a row's notification marker.
+func (k keyspace) marker(table, row string, id uint64) []byte {
+	key := k.slot(table, rowstore.Slot(table, row), len(row)+2+idLen)
+	key = kit.AppendName(key, row)
+	return binary.BigEndian.AppendUint64(key, id<<8)[:len(key)+markerLen]
 }
+
+// slot returns what the markers of a table's slot begin with, with room for more.
+func (k keyspace) slot(table string, slot uint16, room int) []byte {
+	key := make([]byte, 0, len(k.base)+1+len(table)+2+slotLen+room)
+	key = kit.AppendName(append(append(key, k.base...), spaceIndex), table)
+	return binary.BigEndian.AppendUint16(key, slot)
+}
+
+// afterSlot returns the first key behind the markers of a table's slot.
+func (k keyspace) afterSlot(table string, slot uint16) []byte {
+	if slot == rowstore.Slots-1 {
+		return k.afterTable(spaceIndex, table)
+	}
+	return k.slot(table, slot+1, 0)
+}
+
+// markerID is the part of a marker's id that its key names. The other byte makes no
+// difference: an id is random, and never used again.
+func markerID(id uint64) uint64 { return id & (1<<(8*markerLen) - 1) }
 
 // side returns the key of a value or a chunk.
 func (k keyspace) side(head []byte, id uint64, kind byte) []byte {
@@ -127,16 +156,39 @@ func (k keyspace) parse(space byte, key []byte) (table, row string, rest []byte,
 	return table, row, rest, nil
 }
 
+// marked is what the key of a notification marker says.
+type marked struct {
+	table, row string
+	slot       uint16
+	id         uint64 // markerID of the marker's id
+}
+
 // parseIndex takes apart a key of the space of notification markers.
-func (k keyspace) parseIndex(key []byte) (table, row string, id uint64, err error) {
-	table, row, rest, err := k.parse(spaceIndex, key)
-	if err == nil && len(rest) != idLen {
-		err = foreign(key)
+func (k keyspace) parseIndex(key []byte) (m marked, err error) {
+	if len(key) <= len(k.base) || string(key[:len(k.base)]) != string(k.base) || key[len(k.base)] != spaceIndex {
+		return marked{}, foreign(key)
 	}
-	if err != nil {
-		return "", "", 0, err
+	table, rest, err := kit.CutName(key[len(k.base)+1:])
+	if err != nil || table == "" || len(rest) < slotLen {
+		return marked{}, foreign(key)
 	}
-	return table, row, binary.BigEndian.Uint64(rest), nil
+	slot := binary.BigEndian.Uint16(rest)
+	row, rest, err := kit.CutName(rest[slotLen:])
+	if err != nil || row == "" || len(rest) != markerLen || slot != rowstore.Slot(table, row) {
+		return marked{}, foreign(key)
+	}
+	var id [idLen]byte
+	copy(id[idLen-markerLen:], rest)
+	return marked{table: table, row: row, slot: slot, id: binary.BigEndian.Uint64(id[:])}, nil
+}
+
+// fromOld returns where a marker of format 1 lies now.
+func (k keyspace) fromOld(key []byte) ([]byte, error) {
+	table, row, rest, err := k.parse(spaceOldIndex, key)
+	if err != nil || len(rest) != idLen {
+		return nil, foreign(key)
+	}
+	return k.marker(table, row, binary.BigEndian.Uint64(rest)), nil
 }
 
 // parseSide returns the row's head key, and id and kind, of a side key.

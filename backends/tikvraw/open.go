@@ -1,9 +1,7 @@
 package tikvraw
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -46,9 +44,13 @@ func OpenURL(ctx context.Context, url string) (*Store, error) {
 //
 // Open refuses, with an error that says what to change and before anything is written:
 // PD servers of which none answers, or that refuse the certificate; a cluster without
-// TiKV servers or of another API version; a store of another format version or with
+// TiKV servers or of another API version; a store of a newer format version or with
 // another oracle; and, with the key in the message, keys under the prefix that are not
 // a store's.
+//
+// Open migrates a store of format version 1. That takes three requests for each thousand rows
+// with notifications. If it is interrupted, the next Open goes on with it, and nothing is
+// lost; several may do it at once. Programs of version 1 cannot open the store from then on.
 //
 // ctx bounds Open alone; without a deadline it takes 30 seconds at most. When it ends,
 // the error matches its own. A cluster that does not answer gives an error that matches
@@ -367,100 +369,6 @@ func (s *Store) open(ctx context.Context) error {
 	if s.opts.SweepEvery > 0 {
 		s.running.Go(func() { s.sweepSometimes(s.background) })
 	}
+	s.running.Go(func() { s.watchFormat(s.background) })
 	return nil
-}
-
-// record is the value of the store's record, in JSON.
-type record struct {
-	// What is always "percolate row store", so that nobody takes another
-	// application's JSON for a record.
-	What   string `json:"what"`
-	Format int    `json:"format"`
-	Oracle Oracle `json:"oracle"`
-}
-
-const recordWhat = "percolate row store"
-
-// claim makes the store's record or compares it with the options, and looks for keys
-// that are not the store's.
-func (s *Store) claim(ctx context.Context) error {
-	key := s.keys.space(spaceRecord)
-	raw, err := s.raw.get(ctx, key)
-	if err != nil {
-		return err
-	}
-	if raw == nil {
-		others, err := s.raw.scan(ctx, s.keys.base, s.keys.end(), 1, true)
-		if err != nil {
-			return err
-		}
-		// Another process may have made the store between the two.
-		if raw, err = s.raw.get(ctx, key); err != nil {
-			return err
-		}
-		if raw == nil && len(others) > 0 {
-			return foreign(others[0].key)
-		}
-	}
-	if raw == nil {
-		mine := record{What: recordWhat, Format: formatVersion, Oracle: s.opts.Oracle}
-		if mine.Oracle == "" {
-			mine.Oracle = OraclePD
-		}
-		made, err := json.Marshal(mine)
-		if err != nil {
-			return err
-		}
-		met, swapped, err := s.raw.cas(ctx, key, nil, made)
-		if errors.Is(err, rowstore.ErrAmbiguous) {
-			// Whether it was written or not, the record that is there counts.
-			met, err = s.raw.get(ctx, key)
-		}
-		if err != nil {
-			return err
-		}
-		if raw = met; swapped {
-			raw = made
-		}
-	}
-	var rec record
-	d := json.NewDecoder(bytes.NewReader(raw))
-	if err := d.Decode(&rec); err != nil || rec.What != recordWhat {
-		return foreign(key)
-	}
-	if rec.Format != formatVersion {
-		return fmt.Errorf("%w: the store has format version %d, and this program writes version %d: use a program of that version, or another prefix",
-			rowstore.ErrFormat, rec.Format, formatVersion)
-	}
-	if rec.Oracle != OraclePD && rec.Oracle != OracleStore {
-		return fmt.Errorf("%w: the store has the oracle %q, which this program does not know: use a newer program", rowstore.ErrFormat, rec.Oracle)
-	}
-	if s.opts.Oracle != "" && s.opts.Oracle != rec.Oracle {
-		return fmt.Errorf("%w: the store takes its timestamps from the oracle %q and not from %q, which is fixed when it is made: leave out the parameter oracle (Options.Oracle)",
-			rowstore.ErrInvalid, rec.Oracle, s.opts.Oracle)
-	}
-	s.oracleKind = rec.Oracle
-	return s.checkGaps(ctx)
-}
-
-// checkGaps looks for keys outside the store's spaces. Those within are checked when
-// they are met.
-func (s *Store) checkGaps(ctx context.Context) error {
-	after := func(space byte) []byte { return append(s.keys.space(space), 0) }
-	gaps := [][2][]byte{
-		{s.keys.base, s.keys.space(spaceIndex)},
-		{after(spaceOracle), s.keys.space(spaceHead)},
-		{s.keys.space(spaceSide + 1), s.keys.space(spaceRecord)},
-		{after(spaceRecord), s.keys.space(spaceSweep)},
-		{after(spaceSweep), s.keys.end()},
-	}
-	errs := make([]error, len(gaps))
-	parallel(len(gaps), func(i int) {
-		found, err := s.raw.scan(ctx, gaps[i][0], gaps[i][1], 1, true)
-		if err == nil && len(found) > 0 {
-			err = foreign(found[0].key)
-		}
-		errs[i] = err
-	})
-	return errors.Join(errs...)
 }

@@ -92,8 +92,10 @@ type Options struct {
 
 	clock      func() time.Time // of the store's oracle and the sweeps
 	staleAfter time.Duration    // when a marker without a notification is no longer taken for one of a swap under way
-	sizes      sizes
-	rpc        tikv.Client // in place of connections to the TiKV servers
+	// formatEvery is how often the format is looked at; see watchFormat.
+	formatEvery time.Duration
+	sizes       sizes
+	rpc         tikv.Client // in place of connections to the TiKV servers
 }
 
 const (
@@ -167,10 +169,14 @@ func (o *Options) complete() error {
 	if o.staleAfter == 0 {
 		o.staleAfter = time.Minute
 	}
+	if o.formatEvery == 0 {
+		o.formatEvery = formatEvery
+	}
 	if o.sizes == (sizes{}) {
 		o.sizes = sizes{head: headSize, chunk: chunkSize}
 	}
 	o.sizes.entry = o.MaxEntry
+	def(&o.sizes.names, nameBytes)
 	return o.checkTLS()
 }
 

@@ -17,7 +17,7 @@ func TestParseURL(t *testing.T) {
 		"&request_timeout=2s&patience=3s&cache_size=1048576&max_key=8192&max_entry=1000000&sweep=1h")
 	require.NoError(t, err)
 	require.Equal(t, []string{"pd1:1234", "pd2:2379", "[::1]:99", "[::2]:2379"}, o.PDAddrs)
-	o.PDAddrs, o.clock, o.staleAfter, o.sizes = nil, nil, 0, sizes{}
+	o.PDAddrs, o.clock, o.staleAfter, o.formatEvery, o.sizes = nil, nil, 0, 0, sizes{}
 	require.Equal(t, Options{
 		Prefix: "shop", API: V2, Keyspace: "main", Oracle: OracleStore, RequestTimeout: 2 * time.Second, Patience: 3 * time.Second,
 		CacheSize: 1 << 20, MaxKey: 8 << 10, MaxEntry: 1_000_000, SweepEvery: time.Hour,

@@ -140,21 +140,36 @@ func scanOptions(keysOnly bool) []rawkv.RawOption {
 func (c *client) scan(ctx context.Context, from, to []byte, limit int, keysOnly bool) ([]pair, error) {
 	k, inner := newCall(ctx, c.patience, c.timeout)
 	defer k.end()
-	keys, values, err := c.kv.Scan(inner, from, to, limit, scanOptions(keysOnly)...)
-	if err = k.refused(err); err != nil {
-		return nil, k.explain(err)
+	var out []pair
+	for {
+		keys, values, err := c.kv.Scan(inner, from, to, limit-len(out), scanOptions(keysOnly)...)
+		if err = k.refused(err); err != nil {
+			return nil, k.explain(err)
+		}
+		all := len(keys) < limit-len(out)
+		// What was dropped counted in the limit, and more may follow.
+		if out = append(out, pairs(keys, values, keysOnly, 1)...); all || len(out) >= limit {
+			return out, nil
+		}
+		from = append(bytes.Clone(out[len(out)-1].key), 0)
 	}
-	return pairs(keys, values, keysOnly, 1), nil
 }
 
 func (c *client) reverseScan(ctx context.Context, from, to []byte, limit int, keysOnly bool) ([]pair, error) {
 	k, inner := newCall(ctx, c.patience, c.timeout)
 	defer k.end()
-	keys, values, err := c.kv.ReverseScan(inner, to, from, limit, scanOptions(keysOnly)...)
-	if err = k.refused(err); err != nil {
-		return nil, k.explain(err)
+	var out []pair
+	for {
+		keys, values, err := c.kv.ReverseScan(inner, to, from, limit-len(out), scanOptions(keysOnly)...)
+		if err = k.refused(err); err != nil {
+			return nil, k.explain(err)
+		}
+		all := len(keys) < limit-len(out)
+		if out = append(out, pairs(keys, values, keysOnly, -1)...); all || len(out) >= limit {
+			return out, nil
+		}
+		to = out[len(out)-1].key
 	}
-	return pairs(keys, values, keysOnly, -1), nil
 }
 
 // pairs drops keys that are out of order: a region that was merged while the scan

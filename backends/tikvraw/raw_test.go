@@ -3,6 +3,7 @@ package tikvraw
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -169,6 +170,61 @@ func TestPairsInOrder(t *testing.T) {
 	require.Len(t, got, 3)
 	require.Equal(t, "d", string(got[2].key))
 	require.Len(t, pairs(keys, nil, true, -1), 1)
+}
+
+// overlapping answers the first request of a scan with keys beyond its region too.
+type overlapping struct{ tikv.Client }
+
+func (c overlapping) SendRequest(ctx context.Context, addr string, req *tikvrpc.Request, timeout time.Duration) (*tikvrpc.Response, error) {
+	resp, err := c.Client.SendRequest(ctx, addr, req, timeout)
+	if err != nil || req.Type != tikvrpc.CmdRawScan {
+		return resp, err
+	}
+	var more string
+	switch scan := req.RawScan(); {
+	case !scan.Reverse && string(scan.StartKey) == "a":
+		more = "mn"
+	case scan.Reverse && string(scan.StartKey) == "z":
+		more = "b"
+	}
+	kvs := &resp.Resp.(*kvrpcpb.RawScanResponse).Kvs
+	for _, key := range more[:min(len(more), int(req.RawScan().Limit)-len(*kvs))] {
+		*kvs = append(*kvs, &kvrpcpb.KvPair{Key: []byte(string(key)), Value: []byte("v")})
+	}
+	return resp, nil
+}
+
+// What is left out because it came twice is no end of a scan.
+func TestScanOverRegionsThatOverlap(t *testing.T) {
+	t.Parallel()
+	c := tikvtest.New(t, tikvtest.Options{Offline: true})
+	c.Split([]byte("m"))
+	pdc, rpc := c.Clients(t)
+	r := newClient(pdc, overlapping{rpc}, defaultPatience, time.Second)
+	defer func() { require.NoError(t, r.close()) }()
+	const all = "abmnop"
+	for _, key := range all {
+		require.NoError(t, r.put(t.Context(), []byte(string(key)), []byte("v")))
+	}
+	for limit := 1; limit <= len(all)+1; limit++ {
+		for _, keysOnly := range []bool{false, true} {
+			got, err := r.scan(t.Context(), []byte("a"), []byte("z"), limit, keysOnly)
+			require.NoError(t, err)
+			back, err := r.reverseScan(t.Context(), []byte("a"), []byte("z"), limit, keysOnly)
+			require.NoError(t, err)
+			n := min(limit, len(all))
+			require.Equal(t, all[:n], keysOf(got))
+			slices.Reverse(back)
+			require.Equal(t, all[len(all)-n:], keysOf(back))
+		}
+	}
+}
+
+func keysOf(pairs []pair) (keys string) {
+	for _, p := range pairs {
+		keys += string(p.key)
+	}
+	return keys
 }
 
 func TestExplain(t *testing.T) {

@@ -33,7 +33,7 @@ func (s *Store) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.
 	if err := rowstore.CheckReads(reads); err != nil {
 		return nil, fmt.Errorf("tikvraw: read: %w", err)
 	}
-	ctx, end, err := s.gate.Begin(ctx, "read")
+	ctx, end, err := s.begin(ctx, "read")
 	if err != nil {
 		return nil, err
 	}

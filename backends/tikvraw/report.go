@@ -99,6 +99,7 @@ func (s *Store) Report(ctx context.Context) (rowstore.Report, error) {
 			{Name: rowstore.FeatureOracle, Supported: true, Reason: "PD's timestamp oracle"},
 			{Name: rowstore.FeatureDeferred, Reason: "every change is replicated before it is answered"},
 			{Name: rowstore.FeatureSplit, Supported: true, Reason: "by region"},
+			{Name: rowstore.FeatureSlots, Supported: true, Reason: "the markers of notified rows"},
 			{Name: rowstore.FeatureWake, Reason: "TiKV has no push in raw mode: workers poll"},
 		},
 	}

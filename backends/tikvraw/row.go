@@ -16,6 +16,8 @@ type sizes struct {
 	chunk int
 	// entry is the greatest size of a key and its value together.
 	entry int
+	// names is how much of the memory the names take that a scan gathers; see nameWalk.
+	names int
 }
 
 // Small heads make every swap cheaper, since it carries the head twice, and keep a page of
@@ -32,9 +34,11 @@ var errMoved = errors.New("the row was changed meanwhile")
 // row is a head as it was at one moment, and the chunks of it that were loaded.
 type row struct {
 	*head
-	key    []byte // of the head
-	raw    []byte // the head's bytes, nil if it is absent
-	chunks map[uint64][]entry
+	key []byte // of the head
+	raw []byte // the head's bytes, nil if it is absent
+	// table and name are the row's, if it is to be changed.
+	table, name string
+	chunks      map[uint64][]entry
 	// fetch gets side keys of this row, or errMoved.
 	fetch func(ctx context.Context, keys [][]byte) ([][]byte, error)
 	keys  keyspace

@@ -255,14 +255,7 @@ func (c *change) finish(ctx context.Context) error {
 			}
 		}
 	}
-	switch has := c.head.hasNotify(); {
-	case has && c.head.index == 0:
-		c.head.index = newID()
-		c.before = append(c.before, pair{c.old.keys.index(c.old.key, c.head.index), []byte{formatVersion}})
-	case !has && c.head.index != 0:
-		c.after = append(c.after, garbage{key: c.old.keys.index(c.old.key, c.head.index)})
-		c.head.index = 0
-	}
+	c.mark()
 	c.head.tag = newID()
 	c.raw = c.head.encode()
 	if len(c.raw) > c.sizes.head {
@@ -278,4 +271,17 @@ func (c *change) finish(ctx context.Context) error {
 		return fmt.Errorf("%w: the row's newest versions take %d bytes, and one key of TiKV holds %d (Options.MaxEntry): use several rows", rowstore.ErrTooLarge, n, c.sizes.entry)
 	}
 	return nil
+}
+
+// mark gives the row a marker with its first notification, and drops it with the last.
+func (c *change) mark() {
+	marker := func(id uint64) []byte { return c.old.keys.marker(c.old.table, c.old.name, id) }
+	switch has := c.head.hasNotify(); {
+	case has && c.head.index == 0:
+		c.head.index = newID()
+		c.before = append(c.before, pair{marker(c.head.index), []byte{valueVersion}})
+	case !has && c.head.index != 0:
+		c.after = append(c.after, garbage{key: marker(c.head.index)})
+		c.head.index = 0
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"slices"
 
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -19,8 +20,8 @@ const (
 )
 
 // Scan implements rowstore.Store. It reads the heads of a range in pages, across
-// regions. A scan that picks only Notify reads the markers of the range instead, and
-// the heads of the rows that have one.
+// regions. A scan that picks only Notify reads markers instead, and the heads of the rows
+// that have one; see slotWalk and nameWalk.
 func (s *Store) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
 	return func(yield func(rowstore.Row, error) bool) {
 		if err := rowstore.CheckScan(r); err != nil {
@@ -29,7 +30,7 @@ func (s *Store) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowsto
 		}
 		p := newPager(s, r)
 		visited := 0
-		for !p.done() {
+		for p.more {
 			asks, err := p.next(ctx, visited)
 			if err != nil {
 				yield(rowstore.Row{}, err)
@@ -70,46 +71,43 @@ type named struct {
 	name string
 }
 
+// walk finds the rows of a scan in their order.
+type walk interface {
+	// next returns the heads of the next rows, limit of them at the most, and whether there
+	// may be more. It makes a few requests, and may return no rows although there are more.
+	// After an error that isTooMuch knows it can be called again, with a lower limit.
+	next(ctx context.Context, limit int) (rows []*named, more bool, err error)
+}
+
 // pager reads the rows of a scan.
 type pager struct {
-	s        *Store
-	r        rowstore.ScanRange
-	space    byte
-	from, to []byte // what is left
-	size     int    // of the next page
-	more     bool
-	last     string // the row visited last, by a scan over markers
+	s    *Store
+	r    rowstore.ScanRange
+	walk walk
+	size int // of the next page
+	more bool
 }
 
 func newPager(s *Store, r rowstore.ScanRange) *pager {
-	p := &pager{s: s, r: r, space: spaceIndex, size: pageFirst, more: true}
-	for _, pick := range r.Selectors {
-		if pick.Family != rowstore.Notify {
-			p.space = spaceHead
-		}
-	}
-	// Names that are too long, and so name no row, bound ranges as well as others.
-	p.from = s.keys.table(p.space, r.Table)
-	if r.From != "" {
-		p.from = s.keys.row(p.space, r.Table, r.From)
-	}
-	p.to = s.keys.afterTable(p.space, r.Table)
-	if r.To != "" {
-		p.to = s.keys.row(p.space, r.Table, r.To)
+	p := &pager{s: s, r: r, size: pageFirst, more: len(r.Table) <= s.limits.Table}
+	switch {
+	case slices.ContainsFunc(r.Selectors, func(pick rowstore.Selector) bool { return pick.Family != rowstore.Notify }):
+		p.walk = newHeadWalk(s, &p.r)
+	case len(r.Slots) > 0:
+		p.walk = newSlotWalk(s, &p.r)
+	default:
+		p.walk = newNameWalk(s, &p.r)
 	}
 	if r.Limit > 0 {
 		p.size = min(p.size, r.Limit)
 	}
-	p.more = len(r.Table) <= s.limits.Table
 	return p
 }
-
-func (p *pager) done() bool { return !p.more || bytes.Compare(p.from, p.to) >= 0 }
 
 // next reads a page and returns its rows in which something matches, without long
 // values.
 func (p *pager) next(ctx context.Context, visited int) ([]*named, error) {
-	ctx, end, err := p.s.gate.Begin(ctx, "scan")
+	ctx, end, err := p.s.begin(ctx, "scan")
 	if err != nil {
 		return nil, err
 	}
@@ -118,33 +116,18 @@ func (p *pager) next(ctx context.Context, visited int) ([]*named, error) {
 		p.size = max(min(p.size, 2*(p.r.Limit-visited)), 1)
 	}
 	limit := p.size
-	page, err := p.page(ctx, limit)
+	rows, more, err := p.walk.next(ctx, limit)
 	for limit > 1 && isTooMuch(err) {
 		// Rows that are much wider than those before them.
 		limit = max(limit/16, 1)
-		page, err = p.page(ctx, limit)
+		rows, more, err = p.walk.next(ctx, limit)
 	}
 	if err != nil {
 		return nil, p.s.gate.Fail("scan", err)
 	}
-	p.more = len(page) == limit
-	if len(page) == 0 {
+	p.more = more
+	if len(rows) == 0 {
 		return nil, nil
-	}
-	if last := page[len(page)-1].key; p.r.Reverse {
-		p.to = bytes.Clone(last)
-	} else {
-		p.from = append(bytes.Clone(last), 0)
-	}
-	p.size = min(2*limit, pageRows)
-	var rows []*named
-	if p.space == spaceHead {
-		rows, err = p.heads(page)
-	} else {
-		rows, err = p.marked(ctx, page)
-	}
-	if err != nil {
-		return nil, p.s.gate.Fail("scan", err)
 	}
 	size := 0
 	asks := make([]*ask, len(rows))
@@ -152,8 +135,9 @@ func (p *pager) next(ctx context.Context, visited int) ([]*named, error) {
 		asks[i] = &n.ask
 		size += len(n.raw)
 	}
+	p.size = min(2*limit, pageRows)
 	if size > 0 {
-		p.size = max(min(p.size, int(int64(pageBytes)*int64(limit)/int64(size))), 1)
+		p.size = max(min(p.size, int(int64(pageBytes)*int64(len(rows))/int64(size))), 1)
 	}
 	if err := p.s.selectAll(ctx, asks); err != nil {
 		return nil, p.s.gate.Fail("scan", err)
@@ -167,74 +151,59 @@ func (p *pager) next(ctx context.Context, visited int) ([]*named, error) {
 	return matched, nil
 }
 
-func (p *pager) page(ctx context.Context, limit int) ([]pair, error) {
-	keysOnly := p.space == spaceIndex
-	if p.r.Reverse {
-		return p.s.raw.reverseScan(ctx, p.from, p.to, limit, keysOnly)
-	}
-	return p.s.raw.scan(ctx, p.from, p.to, limit, keysOnly)
+// headWalk goes over the heads of a range of rows.
+type headWalk struct {
+	s        *Store
+	r        *rowstore.ScanRange
+	from, to []byte // what is left
 }
 
-// heads makes rows of a page of heads.
-func (p *pager) heads(page []pair) ([]*named, error) {
+func newHeadWalk(s *Store, r *rowstore.ScanRange) *headWalk {
+	// Names that are too long, and so name no row, bound ranges as well as others.
+	w := &headWalk{s: s, r: r, from: s.keys.table(spaceHead, r.Table), to: s.keys.afterTable(spaceHead, r.Table)}
+	if r.From != "" {
+		w.from = s.keys.row(spaceHead, r.Table, r.From)
+	}
+	if r.To != "" {
+		w.to = s.keys.row(spaceHead, r.Table, r.To)
+	}
+	return w
+}
+
+func (w *headWalk) next(ctx context.Context, limit int) ([]*named, bool, error) {
+	if bytes.Compare(w.from, w.to) >= 0 {
+		return nil, false, nil
+	}
+	scan := w.s.raw.scan
+	if w.r.Reverse {
+		scan = w.s.raw.reverseScan
+	}
+	page, err := scan(ctx, w.from, w.to, limit, false)
+	if err != nil || len(page) == 0 {
+		return nil, false, err
+	}
 	rows := make([]*named, len(page))
 	for i, kv := range page {
-		_, name, rest, err := p.s.keys.parse(spaceHead, kv.key)
+		_, name, rest, err := w.s.keys.parse(spaceHead, kv.key)
 		if err == nil && len(rest) > 0 {
 			err = foreign(kv.key)
 		}
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
-		rows[i] = &named{ask{key: kv.key, raw: kv.value, picks: p.r.Selectors}, name}
+		rows[i] = &named{ask{key: kv.key, raw: kv.value, picks: w.r.Selectors}, name}
 	}
-	return rows, nil
-}
-
-// marked reads the heads of the rows that a page of markers names. A row has one
-// marker, and a moment ago or after a crash it may have had others.
-func (p *pager) marked(ctx context.Context, page []pair) ([]*named, error) {
-	var rows []*named
-	var markers [][]marker
-	for _, kv := range page {
-		_, name, _, err := p.s.keys.parseIndex(kv.key)
-		if err != nil {
-			return nil, err
-		}
-		head := p.s.keys.sibling(kv.key[:len(kv.key)-idLen], spaceHead)
-		if name != p.last {
-			rows = append(rows, &named{ask{key: head, picks: p.r.Selectors}, name})
-			markers = append(markers, nil)
-			p.last = name
-		}
-		if n := len(markers); n > 0 {
-			markers[n-1] = append(markers[n-1], marker{kv.key, head})
-		}
+	if last := page[len(page)-1].key; w.r.Reverse {
+		w.to = bytes.Clone(last)
+	} else {
+		w.from = append(bytes.Clone(last), 0)
 	}
-	asks := make([]*ask, len(rows))
-	for i, n := range rows {
-		asks[i] = &n.ask
-	}
-	if err := p.s.readHeads(ctx, asks, true); err != nil {
-		return nil, err
-	}
-	for i, a := range asks {
-		h, err := p.s.decodeRow(a.key, a.raw)
-		if err != nil {
-			return nil, err
-		}
-		for _, m := range markers[i] {
-			if markerID(m.key) != h.index {
-				p.s.clean.met(m)
-			}
-		}
-	}
-	return rows, nil
+	return rows, len(page) == limit, nil
 }
 
 // fill gets the long values of rows.
 func (p *pager) fill(ctx context.Context, rows []*named) error {
-	ctx, end, err := p.s.gate.Begin(ctx, "scan")
+	ctx, end, err := p.s.begin(ctx, "scan")
 	if err != nil {
 		return err
 	}
@@ -269,7 +238,7 @@ func (s *Store) Tables(ctx context.Context) iter.Seq2[string, error] {
 }
 
 func (s *Store) tableFrom(ctx context.Context, from, to []byte) (string, bool, error) {
-	ctx, end, err := s.gate.Begin(ctx, "tables")
+	ctx, end, err := s.begin(ctx, "tables")
 	if err != nil {
 		return "", false, err
 	}
@@ -295,7 +264,7 @@ func (s *Store) Split(ctx context.Context, table string, n int) ([]string, error
 	if table == "" || n < 1 {
 		return nil, fmt.Errorf("tikvraw: split of table %q into %d parts: %w", table, n, rowstore.ErrInvalid)
 	}
-	ctx, end, err := s.gate.Begin(ctx, "split")
+	ctx, end, err := s.begin(ctx, "split")
 	if err != nil {
 		return nil, err
 	}

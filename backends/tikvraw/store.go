@@ -11,8 +11,8 @@ import (
 )
 
 // Store is a row-transactional store in TiKV. Besides the methods of rowstore.Store
-// it is an OracleProvider, a Splitter, a Limiter, a Sharder and a Reporter. Make it with [Open]
-// or [New]. All methods may be called concurrently.
+// it is an OracleProvider, a Splitter, a SlotScanner, a Limiter, a Sharder and a Reporter. Make
+// it with [Open] or [New]. All methods may be called concurrently.
 type Store struct {
 	raw    raw
 	keys   keyspace
@@ -25,6 +25,11 @@ type Store struct {
 	cache    *cache
 	turns    *turns
 	clean    *cleaner
+
+	// movedAt is the record's Moved. outdated is the error of every call once the store has
+	// a format that this program does not know.
+	movedAt  int64
+	outdated atomic.Pointer[error]
 
 	oracle      oracle.Oracle
 	oracleKind  Oracle
