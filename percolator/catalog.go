@@ -188,7 +188,8 @@ func (db *DB) readRevision(ctx context.Context, v *catalogView) (stands bool, er
 		return false, nil
 	}
 	v.revision = config.TS
-	if v.catalog, err = decodeCatalog(config.Value); err != nil {
+	value, older := format.RaiseCatalog(config.Value)
+	if v.catalog, err = decodeCatalog(value); err != nil {
 		return false, fmt.Errorf("reading the catalog: %w", err)
 	}
 	if sp := rows[0].Newest(rowstore.Write, format.ColumnSafePoint); sp != nil {
@@ -196,6 +197,9 @@ func (db *DB) readRevision(ctx context.Context, v *catalogView) (stands bool, er
 	}
 	if err := db.checkOracle(ctx, v); err != nil {
 		return false, err
+	}
+	if older {
+		return false, db.raiseCatalog(ctx, v.revision, value)
 	}
 	v.lease = v.leaseAt(v.asOf)
 	if len(v.Observers) > 0 {
@@ -207,6 +211,36 @@ func (db *DB) readRevision(ctx context.Context, v *catalogView) (stands bool, er
 		}
 	}
 	return db.uses.stands(&rows[0], v), nil
+}
+
+// raiseCatalog stores a catalog of version 1 as one of this version. Programs of version 1
+// refuse it when they read it next, and commit nothing once the view that they go by is over,
+// a lease later. Until then they count as a process that has died: whoever publishes an
+// observer waits for the lease, because they have no records (use.go).
+func (db *DB) raiseCatalog(ctx context.Context, revision Timestamp, value []byte) error {
+	ts, err := db.draw(ctx)
+	if err != nil {
+		return err
+	}
+	out, err := db.applyOne(ctx, rowstore.Mutation{
+		Table: format.TableCatalog, Row: format.RowCatalog,
+		Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, format.ColumnConfig, revision+1)},
+		Edits: []rowstore.Edit{
+			rowstore.Put(rowstore.Write, format.ColumnConfig, ts, value),
+			rowstore.DeleteRange(rowstore.Write, format.ColumnConfig, 0, revision),
+			rowstore.Put(rowstore.Mark, format.UseOfVersion1, ts, format.Use{Revision: revision, Condemned: true}.Encode()),
+		},
+	})
+	if errors.Is(err, rowstore.ErrAmbiguous) {
+		return nil // the caller reads what has become of it
+	}
+	if err != nil {
+		return fmt.Errorf("raising the catalog to version %d: %w", format.CatalogVersion, err)
+	}
+	if out.Applied {
+		db.log.Info("the catalog was raised to a newer version; programs of the older one commit nothing more", "version", format.CatalogVersion)
+	}
+	return nil
 }
 
 // checkOracle returns an error if the data was written with another oracle, or if the

@@ -2,6 +2,7 @@ package percolator
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -346,5 +347,68 @@ func TestNewObserverAmongWorkers(t *testing.T) {
 		case <-time.After(patience):
 			require.FailNow(t, "the observer waits for a lease", name)
 		}
+	}
+}
+
+// lower makes the catalog one of version 1, which knows no records.
+func (w *world) lower() {
+	w.t.Helper()
+	at := rowstore.RowRead{Table: format.TableCatalog, Row: format.RowCatalog, Selectors: []rowstore.Selector{
+		everything(rowstore.Write, format.ColumnConfig), everything(rowstore.Mark, rowstore.AllColumns),
+	}}
+	rows, err := w.mem.Read(w.t.Context(), []rowstore.RowRead{at})
+	require.NoError(w.t, err)
+	m := rowstore.Mutation{Table: at.Table, Row: at.Row}
+	for _, v := range rows[0].Versions {
+		if v.Family == rowstore.Write {
+			m.Edits = append(m.Edits, rowstore.Put(v.Family, v.Column, v.TS, append([]byte{1}, v.Value[1:]...)))
+		} else {
+			m.Edits = append(m.Edits, rowstore.Delete(v.Family, v.Column, v.TS))
+		}
+	}
+	require.Greater(w.t, len(m.Edits), 1)
+	_, err = w.mem.Apply(w.t.Context(), []rowstore.Mutation{m}, rowstore.ApplyOptions{})
+	require.NoError(w.t, err)
+}
+
+// A catalog of version 1 is raised when it is met, whatever becomes of the reply. What a
+// program of version 1 commits by its view, which names no observer, is found by a sweep: it
+// waits for a lease. Later ones do not.
+func TestCatalogOfVersion1IsRaised(t *testing.T) {
+	t.Parallel()
+	for name, fate := range map[string]*verdict{"raised": nil, "reply lost": &loseReply, "request lost": &lose} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			old := w.client() // its record goes: it is as one of version 1
+			w.lower()
+			wi := newWire(w.mem)
+			changes := func(c *call) bool {
+				return slices.ContainsFunc(c.Mutations(), func(m rowstore.Mutation) bool { return m.Table == format.TableCatalog })
+			}
+			if fate != nil {
+				wi.verdict(changes, *fate)
+			}
+			c := w.clientOver(wi)
+			require.NotEmpty(t, wi.sent(changes))
+			rows, err := w.mem.Read(t.Context(), []rowstore.RowRead{{Table: format.TableCatalog, Row: format.RowCatalog, Selectors: []rowstore.Selector{
+				everything(rowstore.Write, format.ColumnConfig), everything(rowstore.Mark, format.UseOfVersion1),
+			}}})
+			require.NoError(t, err)
+			require.Len(t, rows[0].Versions, 2)
+			require.EqualValues(t, format.CatalogVersion, rows[0].Newest(rowstore.Write, format.ColumnConfig).Value[0])
+
+			swept := w.sweeps(c)
+			w.waits(swept)
+			set(t, old.DB, rowA, "1")
+			require.Empty(t, w.notified(rowA), "the commit goes by the older catalog")
+			w.pass(worldLease + time.Second)
+			require.NoError(t, w.finish(swept))
+			require.Len(t, w.notified(rowA), 1)
+
+			_, err = w.collect(c, 0)
+			require.NoError(t, err)
+			require.NoError(t, w.finish(w.sweeps(w.client())), "nobody is of version 1 any more")
+		})
 	}
 }

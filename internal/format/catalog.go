@@ -71,6 +71,22 @@ func (c *Catalog) Encode() ([]byte, error) {
 	return append([]byte{CatalogVersion}, b...), nil
 }
 
+// RaiseCatalog returns what a stored catalog becomes in this version, and whether it was of an
+// older one. What it does not know it returns as it is, for DecodeCatalog to refuse.
+//
+// Version 1 has the same fields. Programs of it have no Use, so who raises a catalog puts
+// UseOfVersion1 beside it, condemned.
+func RaiseCatalog(b []byte) (raised []byte, older bool) {
+	if len(b) == 0 || b[0] != 1 {
+		return b, false
+	}
+	return append([]byte{CatalogVersion}, b[1:]...), true
+}
+
+// UseOfVersion1 is the column of a Use that stands for all programs that may still go by a
+// catalog of version 1.
+const UseOfVersion1 = "version 1"
+
 // DecodeCatalog undoes Catalog.Encode. An error matches ErrCorrupt or
 // rowstore.ErrFormat.
 func DecodeCatalog(b []byte) (Catalog, error) {

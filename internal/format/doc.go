@@ -54,7 +54,7 @@ func checkVersionIs(version byte, b []byte, what string) error {
 	case b[0] > version && b[0] <= mostVersion:
 		return fmt.Errorf("percolator: %w: %s: a newer version of this library wrote it (version %d, this one knows %d); upgrade this program", rowstore.ErrFormat, what, b[0], version)
 	case b[0] > 0 && b[0] < version:
-		return fmt.Errorf("percolator: %w: %s: an older version of this library, which was never released, wrote it (version %d, this one knows %d)", rowstore.ErrFormat, what, b[0], version)
+		return fmt.Errorf("percolator: %w: %s: an older version of this library wrote it (version %d, this one knows %d)", rowstore.ErrFormat, what, b[0], version)
 	case b[0] != version:
 		return fmt.Errorf("%w: %s: format version %d", ErrCorrupt, what, b[0])
 	}

@@ -222,6 +222,18 @@ func TestDecodersRefuseNewerVersions(t *testing.T) {
 	_, err := DecodeCatalog([]byte("\x01{}"))
 	require.ErrorIs(t, err, rowstore.ErrFormat)
 	require.ErrorContains(t, err, "older")
+
+	c := Catalog{Current: Settings{MaxTxnAgeMs: 1, RetentionMs: 10, CatalogLeaseMs: 2}}
+	b, err := c.Encode()
+	require.NoError(t, err)
+	raised, older := RaiseCatalog(append([]byte{1}, b[1:]...))
+	require.True(t, older)
+	require.Equal(t, b, raised)
+	for _, other := range [][]byte{nil, {}, b, []byte("\x03{}"), {0}} {
+		raised, older = RaiseCatalog(other)
+		require.False(t, older)
+		require.Equal(t, other, raised)
+	}
 }
 
 // fuzz checks a decoder: an error matches ErrCorrupt or rowstore.ErrFormat, and what it takes, it takes
