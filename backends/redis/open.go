@@ -27,21 +27,23 @@ func OpenURL(ctx context.Context, url string) (*Store, error) {
 }
 
 // Open opens a store over connections of its own, and makes it if there is none under
-// the prefix. ctx bounds Open alone.
+// the prefix. It migrates a store of the format version before, which programs of that
+// version cannot use any more then; if it fails meanwhile, the next Open goes on. ctx bounds Open
+// alone.
 //
 // Open refuses, with an error that says what to change and before anything is
 // written: servers that it cannot reach or that refuse the password; servers older
 // than 7.0; a Cluster addressed as one server and one server addressed as a
 // Cluster; a sentinel or a replica addressed as the server; a maxmemory-policy
-// other than noeviction; a user who lacks a permission; a store of another format
-// version or number of partitions; keys under the prefix that are not a store's;
+// other than noeviction; a user who lacks a permission; a store of a later format
+// version or another number of partitions; keys under the prefix that are not a store's;
 // and a store that has lost its record. Every server is checked again when a
 // connection to it is made, so one that takes over later is checked too. The report of
 // the store, which percolator.New logs, warns about persistence settings and replicas
 // that can lose acknowledged writes.
 //
 // Its errors match rowstore.ErrInvalid for bad options, rowstore.ErrUnavailable for a
-// server that is away, rowstore.ErrFormat for a store of another format version and for
+// server that is away, rowstore.ErrFormat for a store of a later format version and for
 // keys that are not a store's, and rowstore.ErrCorrupt for a store that has lost its
 // record.
 func Open(ctx context.Context, o Options) (*Store, error) {

@@ -245,7 +245,7 @@ func TestScanSlotsOfWideRows(t *testing.T) {
 	t.Parallel()
 	s := bare(t, with(t, testserver.Redis(t), "partitions", "3"))
 	const columns = maxSteps + 500
-	for i := range 40 {
+	for i := range 20 {
 		m := rowstore.Mutation{Table: "t", Row: fmt.Sprint("r", i)}
 		switch i % 10 {
 		case 3, 4:
@@ -259,7 +259,7 @@ func TestScanSlotsOfWideRows(t *testing.T) {
 		}
 		apply(t, s, m)
 	}
-	require.Equal(t, 40, findsAll(t, s, "t"))
+	require.Equal(t, 20, findsAll(t, s, "t"))
 	wide := 0
 	for row, err := range s.Scan(t.Context(), rowstore.ScanRange{Table: "t", Slots: everySlot(), Selectors: ofNotify()}) {
 		require.NoError(t, err)
@@ -267,8 +267,8 @@ func TestScanSlotsOfWideRows(t *testing.T) {
 			wide++
 		}
 	}
-	require.Equal(t, 8, wide)
-	for _, limit := range []int{1, 7, 39} {
+	require.Equal(t, 4, wide)
+	for _, limit := range []int{1, 7, 19} {
 		require.Len(t, scanKeys(t, s, rowstore.ScanRange{Table: "t", Slots: everySlot(), Limit: limit}), limit)
 	}
 }

@@ -31,7 +31,7 @@ local function walk(idx, prefix, lo, page)
   while true do
     if chunk > page - here + 3 then chunk = page - here + 3 end
     local members = call('ZRANGEBYLEX', idx, lo, '+', 'LIMIT', 0, chunk)
-    local got, leap = #members, false
+    local got, leap = #members, nil
     for k = 1, got do
       local member = members[k]
       local h, l = byte(member, 1, 2)
@@ -50,7 +50,7 @@ local function walk(idx, prefix, lo, page)
           stop = true
           return lo, here
         end
-        leap = true
+        leap = k
         break
       end
       -- The slot may end in a zero byte, which is none of the row's.
@@ -86,7 +86,8 @@ local function walk(idx, prefix, lo, page)
       if here == page then return lo, here end
     end
     if leap then
-      chunk = 4
+      -- Where one range held nothing, the next one may hold nothing either.
+      chunk = leap == 1 and 1 or 4
     elseif got < chunk then
       return false, here
     elseif chunk < 128 then
