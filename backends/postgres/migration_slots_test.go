@@ -141,6 +141,32 @@ func TestMigrationFrom4(t *testing.T) {
 	require.Empty(t, rows[0].Versions)
 }
 
+// Behind a pooler, and with settings of the session that keep the planner from what is right, all notifications get their slots too.
+func TestMigrationFrom4AnySession(t *testing.T) {
+	t.Parallel()
+	ctx := testContext(t)
+	direct := testserver.Postgres(t)
+	bouncer := testserver.NewPgBouncer(t, testserver.SharedPostgres(t), testserver.PgBouncerOptions{}).URL
+	var notes []note
+	for i := range fillPage + fillPage/2 {
+		notes = append(notes, note{"t", fmt.Sprintf("r%d", i), "c", 5, nil})
+	}
+	open := map[string]func(schema string) (*Store, error){
+		"pooler": func(schema string) (*Store, error) { return OpenURL(ctx, with(bouncer, "schema", schema)) },
+		"session": func(schema string) (*Store, error) {
+			return New(ctx, strangePool(t, direct, ""), Options{Schema: schema})
+		},
+	}
+	for name, open := range open {
+		schema := fresh(t, direct)
+		storeOf4(ctx, t, direct, schema, notes)
+		s, err := open(schema)
+		require.NoError(t, err, name)
+		requireNotes(ctx, t, s, notes)
+		require.NoError(t, s.Close())
+	}
+}
+
 // A migration whose server process dies at any step leaves the store of version 4 as it was, and the next Open makes
 // all of it.
 func TestMigrationFrom4Interrupted(t *testing.T) {
