@@ -154,10 +154,10 @@ func TestMigrationIsCutShort(t *testing.T) {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	mem := vfs.NewCrashableMem()
 	s := openFS(t, mem)
-	want := toVersion1(t, s.db, 2*moveKeys)
+	want := toVersion1(t, s.db, moveKeys+500)
 	require.NoError(t, s.Close())
 	halfway := 0
-	for run := range 10 {
+	for run := range 6 {
 		disk := mem.CrashClone(vfs.CrashCloneCfg{})
 		for crash := range 3 {
 			var kept *vfs.MemFS

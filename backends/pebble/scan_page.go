@@ -179,6 +179,7 @@ func (w *walk) readRow(prefix []byte) error {
 	}
 	if next := p.ahead.prefixes; len(next) > 0 && bytes.Equal(w.aheadRow(), prefix) {
 		p.ahead.prefixes = next[1:]
+		w.steps += farSteps // a search for its notifications, which may be gone
 	}
 	p.move(prefix)
 	w.found(table, row)
