@@ -217,7 +217,6 @@ func crashRun(t *testing.T, data *fakeData, muts []rowstore.Mutation, n int, don
 	}
 	require.Equal(t, contents(t, model), got, "after a crash at call %d (done: %v)", n, done)
 	require.Equal(t, notified(t, model), notified(t, after))
-	require.ElementsMatch(t, notified(t, model), scanned(t, after, allSlots()))
 
 	wanted := pointedTo(t, after, two)
 	lost := beside(after, two) - wanted
@@ -230,12 +229,15 @@ func crashRun(t *testing.T, data *fakeData, muts []rowstore.Mutation, n int, don
 	return finished, garbage + lost
 }
 
-// notified lists the rows that have a notification.
+// notified lists the rows that have a notification, in their order. By slots they are the same.
 func notified(t *testing.T, s rowstore.Store) (rows []string) {
 	t.Helper()
 	for r, err := range s.Scan(t.Context(), rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{{Family: rowstore.Notify, To: oracle.Max}}}) {
 		require.NoError(t, err)
 		rows = append(rows, r.Row)
+	}
+	if s, ok := s.(*Store); ok {
+		require.ElementsMatch(t, rows, scanned(t, s, allSlots()))
 	}
 	return rows
 }
