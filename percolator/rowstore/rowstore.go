@@ -449,6 +449,11 @@ type Splitter interface {
 // [ScanRange.Slots] costs in proportion to the rows that it visits, plus a little for each
 // range, however many notifications lie in other slots. Without this ability each worker
 // reads the notifications of all.
+//
+// Such a store may have no other order of notifications. Then a Scan of Notify alone without
+// Slots, which is in the order of rows, may read all of the table's, again and again, and may
+// choose its rows further ahead than Scan says, up to some mebibytes of their names. The core
+// makes none over such a store.
 type SlotScanner interface {
 	// ScansSlots does nothing.
 	ScansSlots()
