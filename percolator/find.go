@@ -31,6 +31,10 @@ const (
 	boundsAge = time.Minute
 	// longLook is how long a scan takes that is not repeated at once for each push.
 	longLook = 10 * time.Millisecond
+	// vainLooks is how many times as long as a look in vain the worker rests after it, but
+	// longestRest at most.
+	vainLooks   = 9
+	longestRest = time.Minute
 )
 
 // bounds are row keys at which a scan may begin.
@@ -162,12 +166,22 @@ func (w *Worker) find(ctx context.Context, table string) error {
 			if err := w.db.clock.Sleep(ctx, pause); err != nil {
 				return err
 			}
-			rest -= pause
+			rest = w.restAfter(took, rest) - pause
 		}
 		if _, err := w.sleepOr(ctx, rest, w.kicks[table]); err != nil {
 			return err
 		}
 	}
+}
+
+// restAfter returns how long a look that found nothing rests, instead of the usual time, if it
+// took long: a million cells that wait for somebody else must not keep the store busy. Where
+// follow looks after pushes, only what a push that got lost told of comes later by that.
+func (w *Worker) restAfter(took, usual time.Duration) time.Duration {
+	if !w.pushed || !w.db.slots {
+		return usual
+	}
+	return max(usual, min(vainLooks*took, longestRest))
 }
 
 // follow looks at those rows of a table that pushes tell of. It does so beside find, whose

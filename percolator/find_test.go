@@ -119,6 +119,26 @@ func TestLookAtSlots(t *testing.T) {
 	require.Len(t, c.wire.sent(op(faultstore.CallScan)), scanned)
 }
 
+// A look in vain that took long rests for longer, where pushes are followed beside it.
+func TestRestAfterALookInVain(t *testing.T) {
+	t.Parallel()
+	const usual = 5 * time.Second
+	for _, x := range []struct {
+		pushed, slots bool
+		took, want    time.Duration
+	}{
+		{true, true, 100 * time.Millisecond, usual},
+		{true, true, time.Second, 9 * time.Second},
+		{true, true, time.Hour, time.Minute},
+		{true, false, time.Second, usual},
+		{false, true, time.Second, usual},
+	} {
+		wk, _ := idleWorker(t)
+		wk.pushed, wk.db.slots = x.pushed, x.slots
+		require.Equal(t, x.want, wk.restAfter(x.took, usual))
+	}
+}
+
 // What pushes tell of is looked at, or everything if they tell of too much.
 func TestAsked(t *testing.T) {
 	t.Parallel()

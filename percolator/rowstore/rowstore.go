@@ -86,7 +86,7 @@ const (
 	Mark Family = 4
 	// Notify holds hints that an observer should run. Few rows have any. A Scan
 	// that selects only Notify costs in proportion to the notifications in its
-	// range, never to the rows. A column may have several.
+	// range, or at worst in its table, never to the rows. A column may have several.
 	Notify Family = 5
 )
 
