@@ -34,7 +34,7 @@ type WorkerConfig struct {
 	Poll Backoff
 	// Rescan is the wait between two scans if the store has a push. These scans find
 	// what no push tells of, such as the notifications of a client that died before it
-	// could finish. Default 2 s, at least 100 us.
+	// could finish. Default 2.5 s, at least 100 us.
 	Rescan time.Duration
 	// MemberLease is how long the other workers that run an observer leave this worker its
 	// share of the changes after its last sign of life, which it gives twice in that time.
@@ -73,7 +73,7 @@ func (c *WorkerConfig) setDefaults() {
 	c.Poll.fill(Backoff{Min: time.Millisecond, Max: 250 * time.Millisecond})
 	c.Poll.Min, c.Poll.Max = max(c.Poll.Min, leastWait), max(c.Poll.Max, leastWait)
 	if c.Rescan <= 0 {
-		c.Rescan = 2 * time.Second
+		c.Rescan = 2500 * time.Millisecond
 	}
 	c.Rescan = max(c.Rescan, leastWait)
 	if c.MemberLease <= 0 {
