@@ -6,6 +6,7 @@ import (
 	"iter"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/oracle"
@@ -25,7 +26,7 @@ func rowLabel(table, row string) string {
 
 // Read implements rowstore.Store: each row is read by itself.
 func (g *gate) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
-	rows := make([]rowstore.Row, len(reads))
+	rows := answers[rowstore.Row]{list: make([]rowstore.Row, len(reads))}
 	r := &request{}
 	var names []string
 	for i, rd := range reads {
@@ -37,20 +38,39 @@ func (g *gate) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.R
 		r.parts = append(r.parts, part{label: name, touches: readTouches(&rd), do: func() {
 			got, err := g.inner.Read(context.Background(), []rowstore.RowRead{rd})
 			if err != nil {
-				rows[i].Err = err
-				return
+				got = []rowstore.Row{{Err: err}}
 			}
-			rows[i] = got[0]
+			rows.set(i, got[0])
 		}})
 	}
 	slices.Sort(names)
 	r.label = "read " + strings.Join(names, " ")
-	return rows, g.c.call(ctx, r)
+	err := g.c.call(ctx, r)
+	return rows.all(), err
+}
+
+// answers are those of the parts of a call. A part may be done again, or late, when the client
+// goes on with what it has got.
+type answers[A any] struct {
+	mu   sync.Mutex
+	list []A
+}
+
+func (a *answers[A]) set(i int, answer A) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.list[i] = answer
+}
+
+func (a *answers[A]) all() []A {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Clone(a.list)
 }
 
 // Apply implements rowstore.Store: each row is changed by itself.
 func (g *gate) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
-	outs := make([]rowstore.Outcome, len(muts))
+	done := answers[rowstore.Outcome]{list: make([]rowstore.Outcome, len(muts))}
 	r := &request{write: true}
 	var names []string
 	for i := range muts {
@@ -63,10 +83,9 @@ func (g *gate) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowstor
 		r.parts = append(r.parts, part{label: name, touches: g.durable(changeTouches(&m), !opts.Deferred), do: func() {
 			got, err := g.inner.Apply(context.Background(), []rowstore.Mutation{m}, opts)
 			if err != nil {
-				outs[i].Err = err
-				return
+				got = []rowstore.Outcome{{Err: err}}
 			}
-			outs[i] = got[0]
+			done.set(i, got[0])
 			if got[0].Applied {
 				g.c.w.history.noteWrites(&m, 0)
 			}
@@ -74,7 +93,9 @@ func (g *gate) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowstor
 	}
 	slices.Sort(names)
 	r.label = strings.Join(names, " ")
-	if err := g.c.call(ctx, r); err != nil {
+	err := g.c.call(ctx, r)
+	outs := done.all()
+	if err != nil {
 		return outs, err
 	}
 	refused := slices.ContainsFunc(outs, func(o rowstore.Outcome) bool { return !o.Applied })
@@ -138,7 +159,7 @@ func what(m *rowstore.Mutation) string {
 
 // Group implements rowstore.Grouper.
 func (g *gate) Group(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
-	outs := make([]rowstore.GroupOutcome, len(groups))
+	done := answers[rowstore.GroupOutcome]{list: make([]rowstore.GroupOutcome, len(groups))}
 	r := &request{write: true}
 	var names []string
 	for i := range groups {
@@ -161,10 +182,9 @@ func (g *gate) Group(ctx context.Context, groups []rowstore.Group) ([]rowstore.G
 		r.parts = append(r.parts, part{label: name, touches: g.durable(touches, true), do: func() {
 			got, err := g.inner.Group(context.Background(), []rowstore.Group{gr})
 			if err != nil {
-				outs[i].Err = err
-				return
+				got = []rowstore.GroupOutcome{{Err: err}}
 			}
-			outs[i] = got[0]
+			done.set(i, got[0])
 			for j := range gr.Mutations {
 				if got[0].Applied {
 					g.c.w.history.noteWrites(&gr.Mutations[j], got[0].Commit)
@@ -174,7 +194,8 @@ func (g *gate) Group(ctx context.Context, groups []rowstore.Group) ([]rowstore.G
 	}
 	slices.Sort(names)
 	r.label = strings.Join(names, " ")
-	return outs, g.c.call(ctx, r)
+	err := g.c.call(ctx, r)
+	return done.all(), err
 }
 
 // GroupKey implements rowstore.Grouper.
