@@ -427,7 +427,7 @@ func TestOracleIsFixed(t *testing.T) {
 	o := Options{Oracle: OraclePD}
 	require.NoError(t, o.complete())
 	s := newStore(data.client(), o)
-	require.ErrorIs(t, s.open(context.Background()), rowstore.ErrInvalid)
+	require.ErrorIs(t, s.open(context.Background(), context.Background()), rowstore.ErrInvalid)
 	require.NoError(t, s.Close())
 }
 
