@@ -393,17 +393,32 @@ RETURNS TABLE (slot integer, key bytea, col bytea, ts bigint, val bytea, stop bo
 LANGUAGE plpgsql {{settings}} SET enable_sort = off SET enable_hashagg = off AS $body$
 #variable_conflict use_column
 DECLARE
-	v_slot integer;
-	v_at   integer;
+	v_slot  integer := p_first[1];
+	v_at    integer;
+	v_found integer;
+	v_width integer := 64;
+	v_began timestamptz := clock_timestamp();
 BEGIN
 	IF pg_is_in_recovery() THEN
 		PERFORM {{schema}}.guard();
 	END IF;
-	-- The ranges before the first notification hold none, and often it is the only one or lies behind them all.
-	SELECT n.slot INTO v_slot FROM {{schema}}.notify n
-	WHERE n.tab = p_tab AND (n.slot, n.key) >= (p_first[1], p_key) ORDER BY n.slot, n.key LIMIT 1;
+	-- The ranges before the first notification hold none, and often it is the only one or lies behind them all. But
+	-- the index keeps what is left of notifications that are gone until a vacuum, in all slots, and to pass all of that
+	-- may take much longer than to pass what is in these ranges. So the search for the first one is given up soon.
+	LOOP
+		SELECT n.slot INTO v_found FROM {{schema}}.notify n
+		WHERE n.tab = p_tab AND n.slot <= least(v_slot + v_width - 1, p_last[cardinality(p_last)]) AND (n.slot, n.key) >= (v_slot, CASE WHEN v_slot = p_first[1] THEN p_key ELSE '' END)
+		ORDER BY n.slot, n.key LIMIT 1;
+		IF FOUND THEN
+			v_slot := v_found;
+			EXIT;
+		END IF;
+		v_slot := v_slot + v_width;
+		v_width := v_width * 2;
+		EXIT WHEN v_slot > p_last[cardinality(p_last)] OR clock_timestamp() > v_began + interval '2 milliseconds';
+	END LOOP;
 	v_at := width_bucket(v_slot - 1, p_last) + 1;
-	IF v_at IS NULL OR v_at > cardinality(p_last) THEN
+	IF v_at > cardinality(p_last) THEN
 		RETURN;
 	END IF;
 	RETURN QUERY

@@ -243,6 +243,53 @@ func TestSlotScanLooksAtBoundedLines(t *testing.T) {
 	require.Less(t, read()-before, 1000, "lines of the index that were read")
 }
 
+// What is left of notifications that are gone stays in the index while an old transaction is open. A scan of slots
+// passes that of its own slots, and not all there is.
+func TestSlotScanPassesLittleOfWhatIsGone(t *testing.T) {
+	t.Parallel()
+	ctx := testContext(t)
+	server := testserver.NewPostgres(t, map[string]string{"max_wal_size": "4GB", "autovacuum": "off"})
+	s := openTest(t, with(server.URL, "schema", "gone", "coalesce", "off", "pool_max_conns", "1"))
+	const lines = 200_000
+	old := connect(ctx, t, server.URL)
+	_, err := old.Exec(ctx, "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM gone.meta")
+	require.NoError(t, err)
+	sqlDo(t, server.URL, fmt.Sprintf(`INSERT INTO gone.notify (tab, key, col, ts, slot)
+		SELECT 't', ('r' || i)::bytea, 'c', 5, i %% 1000 * 64 FROM generate_series(1, %d) i; ANALYZE gone.notify`, lines))
+	sqlDo(t, server.URL, `DELETE FROM gone.notify WHERE key <> 'r999'`)
+	require.NoError(t, s.Close())
+	// The server counts the lines that it passes, and tells when a session has ended.
+	passed := func() (n int) {
+		last := -1
+		require.Eventually(t, func() bool {
+			_, err := fmt.Sscan(sqlDo(t, server.URL, "SELECT idx_tup_read + 0 FROM pg_stat_user_indexes WHERE schemaname = 'gone' AND indexrelname = 'notify_pkey'"), &n)
+			require.NoError(t, err)
+			same := n == last
+			last = n
+			return same
+		}, testWait, testSettle)
+		return n
+	}
+	for _, c := range []struct {
+		slots      []rowstore.SlotRange
+		rows, most int
+	}{
+		{[]rowstore.SlotRange{{First: 0, Last: 63}, {First: 999 * 64, Last: rowstore.Slots - 1}}, 1, lines / 4},
+		{[]rowstore.SlotRange{{First: 0, Last: 63}, {First: 999*64 + 1, Last: rowstore.Slots - 1}}, 0, lines / 4},
+		{[]rowstore.SlotRange{{First: 640, Last: 640}}, 0, 1000},
+	} {
+		before := passed()
+		s := openTest(t, with(server.URL, "schema", "gone", "coalesce", "off", "pool_max_conns", "1"))
+		rows, _, err := statements(ctx, s.plain, rowstore.ScanRange{Table: "t", Slots: c.slots, Selectors: notifyPick("c", 0)}, maxSlotLook)
+		require.NoError(t, err)
+		require.Len(t, rows, c.rows)
+		require.NoError(t, s.Close())
+		n := passed() - before
+		require.Less(t, n, c.most)
+		require.GreaterOrEqual(t, n, 200, "what is gone in its own slots counts")
+	}
+}
+
 // Scans in the order of rows find every notification, however many there are, with those of other families and
 // without, forwards and backwards.
 func TestRowOrderOfNotifications(t *testing.T) {

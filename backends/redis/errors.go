@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -62,8 +63,12 @@ func (s *direct) decideOnAnswer(ctx context.Context, c *call) nextStep {
 	case strings.HasPrefix(text, "FORMAT "):
 		// The scripts look at the version before they write anything.
 		c.sent = false
-		c.err = fmt.Errorf("%w: the store with the prefix %q has format version %s now, this program writes version %d: use a program of that version",
-			rowstore.ErrFormat, s.opts.Prefix, strings.TrimPrefix(text, "FORMAT "), formatVersion)
+		version, remedy := strings.TrimPrefix(text, "FORMAT "), "use a program of that version"
+		if version == strconv.Itoa(formatBefore) {
+			remedy = "a failover or a backup has undone the migration; open the store anew, which migrates it again"
+		}
+		c.err = fmt.Errorf("%w: the store with the prefix %q has format version %s now, this program writes version %d: %s",
+			rowstore.ErrFormat, s.opts.Prefix, version, formatVersion, remedy)
 		return finished
 	case strings.HasPrefix(text, "CLUSTERDOWN"):
 		s.nodes.moved(ctx)

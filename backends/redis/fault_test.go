@@ -472,6 +472,32 @@ func TestPasswordsAndPermissions(t *testing.T) {
 	}, 30*time.Second, time.Millisecond)
 }
 
+// A user who lacks a command cannot use a store of version 2, and so does not make one of a store
+// that others use.
+func TestMigrateWithoutPermission(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	srv := testserver.NewRedis(t, nil)
+	c := admin(t, srv.URL)
+	for _, command := range []string{"set", "mget", "hset", "hsetnx", "zadd", "zrem", "zrange", "zrangebylex", "hexists", "publish", "time", "info", "smembers"} {
+		t.Run(command, func(t *testing.T) {
+			url := with(t, srv.URL)
+			prefix := version1(t, c, url)
+			o, err := ParseURL(url)
+			require.NoError(t, err)
+			require.NoError(t, c.Do(ctx, "ACL", "SETUSER", "no"+command, "reset", "on", ">"+secret, "~*", "&*", "+@all", "-"+command).Err())
+			require.ErrorContains(t, openError(t, "redis://no"+command+":"+secret+"@"+o.Addrs[0]+"/?prefix="+prefix), "ermission")
+
+			tag := "{" + prefix + ":0}"
+			require.Equal(t, "1", c.HGet(ctx, tag+"m", "format").Val())
+			require.Len(t, oldIndexes(t, c, prefix), 9)
+			_, err = c.Eval(ctx, drawOf1, []string{tag + "o", tag + "t", tag + "x"}, 1).Result()
+			require.NoError(t, err, "the program of version 1 goes on")
+			require.Equal(t, 3*21, findsAll(t, bare(t, url), tablesOf1...), "and somebody else may migrate the store")
+		})
+	}
+}
+
 // TestUpdatesOutlastARestart restarts the server under a program, in order and not: none
 // of its Updates fails.
 func TestUpdatesOutlastARestart(t *testing.T) {

@@ -515,6 +515,7 @@ func TestEarlierVersionUnderAnOpenStore(t *testing.T) {
 	_, err = s.Oracle().Draw(ctx, 1)
 	require.ErrorIs(t, err, rowstore.ErrFormat)
 	require.ErrorContains(t, err, "format version 1")
+	require.ErrorContains(t, err, "open the store anew")
 	again := bare(t, url)
 	require.Equal(t, 3*21, findsAll(t, again, tablesOf1...))
 	draw(t, s)

@@ -48,6 +48,11 @@ func (s *direct) claim(ctx context.Context) error {
 	}
 	s.oneSlot = o.Mode != Cluster || r.partitions == 1
 	if r.format == formatBefore || r.oldOracle {
+		// What follows shuts out the programs of version 1. A user who could not go on from
+		// there would leave the store to nobody.
+		if err := s.probeRows(ctx); err != nil {
+			return err
+		}
 		if err := s.raise(ctx); err != nil {
 			return fmt.Errorf("raising the store with the prefix %q to format version %d: %w", o.Prefix, formatVersion, err)
 		}
@@ -117,6 +122,12 @@ func (s *direct) probe(ctx context.Context) error {
 	if _, err := s.Oracle().Draw(ctx, 1); err != nil {
 		return err
 	}
+	return s.probeRows(ctx)
+}
+
+// probeRows is probe without the oracle. It works in a store of version 1 as well: rows are
+// the same there, and nobody looks for its own ones.
+func (s *direct) probeRows(ctx context.Context) error {
 	row := probeRow()
 	var on, off []rowstore.Mutation
 	seen := make([]bool, len(s.parts))

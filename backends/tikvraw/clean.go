@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -31,8 +32,9 @@ type cleaner struct {
 	running bool
 	closed  bool
 	// seen has the notification markers that scans met without a notification, and
-	// when that was first.
-	seen map[string]time.Time
+	// when that was first. It was cleared of old ones last at forgot.
+	seen   map[string]time.Time
+	forgot time.Time
 }
 
 // marker is the marker of a row's notifications that the row's head does not know.
@@ -75,18 +77,32 @@ func (c *cleaner) met(m marker) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	first, ok := c.seen[string(m.key)]
+	now := c.s.opts.clock()
 	switch {
 	case c.closed || c.s.outdated.Load() != nil:
 	case !ok:
-		if len(c.seen) >= seenMax {
-			clear(c.seen)
+		// If it is full, the marker has its turn when others are gone. To forget those instead
+		// would mean that of many markers none is ever met again.
+		if len(c.seen) < seenMax || c.forget(now) {
+			c.seen[string(m.key)] = now
 		}
-		c.seen[string(m.key)] = c.s.opts.clock()
-	case c.s.opts.clock().Sub(first) >= c.s.opts.staleAfter && len(c.stale) < queueMax:
+	case now.Sub(first) >= c.s.opts.staleAfter && len(c.stale) < queueMax:
 		delete(c.seen, string(m.key))
 		c.stale = append(c.stale, m)
 		c.start()
 	}
+}
+
+// forget makes room for markers that scans meet: it drops those that no scan has met again for
+// long, because their swap came or somebody else has removed them. It tells whether there is room.
+func (c *cleaner) forget(now time.Time) bool {
+	if now.Sub(c.forgot) >= c.s.opts.staleAfter || now.Before(c.forgot) {
+		c.forgot = now
+		maps.DeleteFunc(c.seen, func(_ string, first time.Time) bool {
+			return now.Sub(first) >= 10*c.s.opts.staleAfter || now.Before(first)
+		})
+	}
+	return len(c.seen) < seenMax
 }
 
 // start runs the goroutine, with the lock held.

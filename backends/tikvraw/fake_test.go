@@ -251,7 +251,7 @@ func openFake(t testing.TB, f *fakeRaw, o Options) *Store {
 	require.NoError(t, o.complete())
 	s := newStore(f, o)
 	s.drawFrom = f
-	require.NoError(t, s.open(context.Background()))
+	require.NoError(t, s.open(context.Background(), context.Background()))
 	return s
 }
 

@@ -164,6 +164,34 @@ func crowd(data *fakeData, n int) {
 	}
 }
 
+// A migration may take longer than Open has for everything else.
+func TestLongMigration(t *testing.T) {
+	t.Parallel()
+	data := format1(t)
+	crowd(data, 2*sweepPage)
+	want := marks(t, data, spaceOldIndex)
+	f := data.client()
+	soon, over := context.WithCancel(t.Context())
+	f.before = func(call string, _ []byte) error {
+		if call == "batchPut" {
+			over()
+		}
+		return nil
+	}
+	o := Options{SweepEvery: -1}.counted()
+	require.NoError(t, o.complete())
+	s := newStore(f, o)
+	defer func() { require.NoError(t, s.Close()) }()
+	s.drawFrom = f
+	require.NoError(t, s.open(t.Context(), soon))
+	require.Error(t, soon.Err())
+	require.Empty(t, marks(t, data, spaceOldIndex))
+	require.Equal(t, want, marks(t, data, spaceIndex))
+
+	err := s.open(t.Context(), soon)
+	require.ErrorIs(t, err, context.Canceled, "the rest ends with its time")
+}
+
 // A migration dies at each of its calls, the call done or not, and the next Open goes on.
 func TestInterruptedMigration(t *testing.T) {
 	t.Parallel()
@@ -192,7 +220,7 @@ func TestInterruptedMigration(t *testing.T) {
 			o := Options{SweepEvery: -1, formatEvery: time.Hour}
 			require.NoError(t, o.complete())
 			s := newStore(f, o)
-			err := s.open(t.Context())
+			err := s.open(t.Context(), t.Context())
 			require.NoError(t, s.Close())
 			if err == nil {
 				finished = true
@@ -237,7 +265,7 @@ func TestMigrationsAtOnce(t *testing.T) {
 				return err
 			}
 			stores[i] = newStore(f, o)
-			return stores[i].open(context.Background())
+			return stores[i].open(context.Background(), context.Background())
 		})
 	}
 	require.NoError(t, g.Wait())
@@ -462,7 +490,7 @@ func TestNewerFormat(t *testing.T) {
 	o := Options{SweepEvery: -1}
 	require.NoError(t, o.complete())
 	other := newStore(data.client(), o)
-	says(other.open(ctx))
+	says(other.open(ctx, ctx))
 	require.NoError(t, other.Close())
 	require.NoError(t, s.Close())
 	_, err = s.Split(ctx, "t", 3)

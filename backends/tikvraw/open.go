@@ -26,7 +26,7 @@ import (
 
 func init() { rowstore.Register(OpenURL, "tikv") }
 
-// openTimeout bounds Open where its context has no deadline.
+// openTimeout bounds Open, but for a migration: that takes as long as there is something to move.
 const openTimeout = 30 * time.Second
 
 // OpenURL opens the store that a URL names; [ParseURL] has the grammar. Errors are
@@ -52,7 +52,7 @@ func OpenURL(ctx context.Context, url string) (*Store, error) {
 // with notifications. If it is interrupted, the next Open goes on with it, and nothing is
 // lost; several may do it at once. Programs of version 1 cannot open the store from then on.
 //
-// ctx bounds Open alone; without a deadline it takes 30 seconds at most. When it ends,
+// ctx bounds Open alone. But for a migration, Open takes 30 seconds at most. When ctx ends,
 // the error matches its own. A cluster that does not answer gives an error that matches
 // rowstore.ErrUnavailable. A failed Open leaves nothing behind.
 //
@@ -66,14 +66,14 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if len(o.PDAddrs) == 0 {
 		return nil, invalid("Options.PDAddrs is empty: name a PD server, or give New a client of PD")
 	}
-	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	soon, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	divertLog()
-	pdc, err := reachPD(ctx, &o)
+	pdc, err := reachPD(soon, &o)
 	if err != nil {
-		return nil, fmt.Errorf("tikvraw: opening %s: %w", strings.Join(o.PDAddrs, ","), explain(ctx, err))
+		return nil, fmt.Errorf("tikvraw: opening %s: %w", strings.Join(o.PDAddrs, ","), explain(soon, err))
 	}
-	return openOver(ctx, pdc, o)
+	return openOver(ctx, soon, pdc, o)
 }
 
 // New opens a store over a client of PD that the program has and goes on to own: Close
@@ -112,10 +112,10 @@ func New(ctx context.Context, pdc pd.Client, o Options) (*Store, error) {
 	if err := checkTLS(pdc, &o); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	soon, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	divertLog()
-	return openOver(ctx, lentPD{pdc}, o)
+	return openOver(ctx, soon, lentPD{pdc}, o)
 }
 
 // checkTLS compares the way in which a client reaches PD with the options for TiKV.
@@ -152,12 +152,13 @@ func reachPD(ctx context.Context, o *Options) (pd.Client, error) {
 	return pdc, nil
 }
 
-// openOver opens a store over a client of PD, which the store closes, also when this fails.
-func openOver(ctx context.Context, pdc pd.Client, o Options) (*Store, error) {
-	codec, err := withCodec(ctx, pdc, &o)
+// openOver opens a store over a client of PD, which the store closes, also when this fails. All
+// but a migration ends with soon, which ends with ctx.
+func openOver(ctx, soon context.Context, pdc pd.Client, o Options) (*Store, error) {
+	codec, err := withCodec(soon, pdc, &o)
 	if err != nil {
 		pdc.Close()
-		return nil, fmt.Errorf("tikvraw: opening the store with the prefix %q: %w", o.Prefix, explain(ctx, err))
+		return nil, fmt.Errorf("tikvraw: opening the store with the prefix %q: %w", o.Prefix, explain(soon, err))
 	}
 	rpc := o.rpc
 	if rpc == nil {
@@ -168,11 +169,8 @@ func openOver(ctx context.Context, pdc pd.Client, o Options) (*Store, error) {
 	s := newStore(newClient(codec, rpc, o.Patience, o.RequestTimeout), o)
 	s.about = func(ctx context.Context) (cluster, error) { return askCluster(ctx, codec) }
 	s.drawFrom = codec
-	if err := s.open(ctx); err != nil {
+	if err := s.open(ctx, soon); err != nil {
 		_ = s.Close()
-		if ended := contexts.Ended(ctx); ended != nil {
-			err = endedBy(ended, err)
-		}
 		return nil, fmt.Errorf("tikvraw: opening the store with the prefix %q: %w", o.Prefix, err)
 	}
 	return s, nil
@@ -346,18 +344,19 @@ func newStore(r raw, o Options) *Store {
 	return s
 }
 
-// open checks the cluster and claims the prefix.
-func (s *Store) open(ctx context.Context) error {
-	if s.about != nil {
-		c, err := s.about(ctx)
-		if err != nil {
-			return err
-		}
-		if err := c.check(); err != nil {
-			return err
-		}
+// open checks the cluster, claims the prefix, and migrates the store; for soon see openOver.
+func (s *Store) open(ctx, soon context.Context) error {
+	in := soon
+	err := s.reach(soon)
+	if err == nil {
+		in = ctx
+		// Whoever raised the record may have died before it had moved all.
+		err = s.moveMarkers(ctx, s.keys.space(spaceOldIndex), s.keys.space(spaceOldIndex+1))
 	}
-	if err := s.claim(ctx); err != nil {
+	if err != nil {
+		if ended := contexts.Ended(in); ended != nil {
+			err = endedBy(ended, err)
+		}
 		return err
 	}
 	if s.oracleKind == OracleStore {
@@ -371,4 +370,18 @@ func (s *Store) open(ctx context.Context) error {
 	}
 	s.running.Go(func() { s.watchFormat(s.background) })
 	return nil
+}
+
+// reach checks the cluster and claims the prefix.
+func (s *Store) reach(ctx context.Context) error {
+	if s.about != nil {
+		c, err := s.about(ctx)
+		if err != nil {
+			return err
+		}
+		if err := c.check(); err != nil {
+			return err
+		}
+	}
+	return s.claim(ctx)
 }

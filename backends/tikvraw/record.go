@@ -42,7 +42,7 @@ type record struct {
 const recordWhat = "percolate row store"
 
 // claim makes the store's record or compares it with the options, looks for keys that are
-// not the store's, and migrates a store of format 1.
+// not the store's, and raises the record of a store of format 1. The markers are moved then.
 func (s *Store) claim(ctx context.Context) error {
 	for {
 		raw, err := s.raw.get(ctx, s.keys.space(spaceRecord))
@@ -63,7 +63,7 @@ func (s *Store) claim(ctx context.Context) error {
 		}
 		if rec.Format == formatVersion {
 			s.oracleKind, s.movedAt = rec.Oracle, rec.Moved
-			break
+			return nil
 		}
 		// The record first: from now on no program of format 1 opens the store, so that all
 		// markers of that format are there to be moved, but for those of processes that have
@@ -78,8 +78,6 @@ func (s *Store) claim(ctx context.Context) error {
 			return err
 		}
 	}
-	// Whoever raised the record may have died before it had moved all.
-	return s.moveMarkers(ctx, s.keys.space(spaceOldIndex), s.keys.space(spaceOldIndex+1))
 }
 
 // found makes the record of a new store, and returns the one that is there then.

@@ -287,7 +287,7 @@ func TestKeysTooLong(t *testing.T) {
 	require.NoError(t, o.complete())
 	s := newStore(f, o)
 	defer func() { require.NoError(t, s.Close()) }()
-	require.NoError(t, s.open(t.Context()))
+	require.NoError(t, s.open(t.Context(), t.Context()))
 	require.Positive(t, f.refused)
 	require.Empty(t, marks(t, data, spaceOldIndex))
 	checkMigrated(t, s)

@@ -349,6 +349,27 @@ func TestStaleMarkers(t *testing.T) {
 	require.Equal(t, []string{"a", "both"}, look())
 }
 
+// More stale markers than the memory for them holds go too, one part after the other: an outage
+// can leave tens of thousands, and each scan reads a head for each of them.
+func TestManyStaleMarkers(t *testing.T) {
+	t.Parallel()
+	var later atomic.Int64
+	o := Options{SweepEvery: -1}
+	o.clock = func() time.Time { return time.Now().Add(time.Duration(later.Load())) }
+	s, f := fakeStore(t, o)
+	put(t, s, "notified", note(5))
+	for i := range 2*seenMax + seenMax/2 {
+		key := s.keys.marker("t", fmt.Sprint("row ", i), newID())
+		require.NoError(t, f.put(context.Background(), key, []byte{valueVersion}))
+	}
+	for range 4 {
+		require.Equal(t, []string{"notified"}, scanned(t, s, allSlots()))
+		s.clean.idle()
+		later.Add(int64(61 * time.Second))
+	}
+	require.Equal(t, 1, beside(s, f))
+}
+
 // Keys that the store did not write are named and left as they are.
 func TestForeignHead(t *testing.T) {
 	t.Parallel()
@@ -406,7 +427,7 @@ func TestOracleIsFixed(t *testing.T) {
 	o := Options{Oracle: OraclePD}
 	require.NoError(t, o.complete())
 	s := newStore(data.client(), o)
-	require.ErrorIs(t, s.open(context.Background()), rowstore.ErrInvalid)
+	require.ErrorIs(t, s.open(context.Background(), context.Background()), rowstore.ErrInvalid)
 	require.NoError(t, s.Close())
 }
 
