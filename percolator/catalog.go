@@ -159,7 +159,7 @@ func (db *DB) readCatalog(ctx context.Context) (*catalogView, error) {
 		}
 		if stands {
 			if db.install(v) {
-				db.moveUse(ctx, v)
+				db.moveUse(ctx)
 			}
 			return v, nil
 		}

@@ -36,6 +36,7 @@ type uses struct {
 	doubtful map[Timestamp]Timestamp // the same for those of unknown fate: when their views end
 	stored   Timestamp               // the revision that the record names, or an older one; 0 for none
 	newest   Timestamp               // the greatest timestamp of a version of the record, sent or seen
+	moving   bool                    // somebody is at moveUse
 }
 
 func (u *uses) init() {
@@ -65,8 +66,10 @@ func (db *DB) endUse(v *catalogView, doubtful bool) {
 	}
 	due := u.due(db.known())
 	u.mu.Unlock()
-	if due {
-		db.background(func(ctx context.Context) { db.moveUse(ctx, db.known()) })
+	if due && !db.background(db.moveUse) {
+		u.mu.Lock()
+		u.moving = false
+		u.mu.Unlock()
 	}
 }
 
@@ -84,8 +87,15 @@ func (u *uses) oldest(v *catalogView) Timestamp {
 }
 
 // due tells whether somebody may be waiting for the record, and it may name a later
-// revision.
-func (u *uses) due(v *catalogView) bool { return v.awaited && u.oldest(v) > u.stored }
+// revision. The caller must then call moveUse. One is enough: each commit that ends while the
+// store takes its time would send the same again. u.mu is held.
+func (u *uses) due(v *catalogView) bool {
+	if u.moving || !v.awaited || u.oldest(v) <= u.stored {
+		return false
+	}
+	u.moving = true
+	return true
+}
 
 // install makes v the view that new commits go by.
 func (db *DB) install(v *catalogView) (due bool) {
@@ -149,13 +159,21 @@ func (db *DB) storeUse(ctx context.Context, v *catalogView) error {
 	return nil
 }
 
-// moveUse stores the record so that others need not wait for this process. If that
-// fails, they wait longer.
-func (db *DB) moveUse(ctx context.Context, v *catalogView) {
+// moveUse stores the record so that others need not wait for this process, until it is not due
+// any more. If that fails, they wait longer.
+func (db *DB) moveUse(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, db.backgroundTimeout())
 	defer cancel()
-	if err := db.storeUse(ctx, v); err != nil {
-		db.log.Debug("others wait for this process until its view of the catalog ends", "err", err)
+	u := &db.uses
+	for more := true; more; {
+		err := db.storeUse(ctx, db.known())
+		if err != nil {
+			db.log.Debug("others wait for this process until its view of the catalog ends", "err", err)
+		}
+		u.mu.Lock()
+		u.moving = false
+		more = err == nil && u.due(db.known())
+		u.mu.Unlock()
 	}
 }
 

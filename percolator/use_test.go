@@ -298,6 +298,32 @@ func TestCallsForTheCatalog(t *testing.T) {
 	require.Nil(t, w.recordOf(c))
 }
 
+// While the store takes its time with a record, commits that end do not send more of them.
+func TestRecordMovesOnceAtATime(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	t1, c := w.client(), w.client()
+	swept := w.sweeps(c)
+	records := func(x *call) bool { return x.Kind == faultstore.CallApply && x.Muts[0].Table == format.TableCatalog }
+	before := len(t1.wire.sent(records))
+	free := make(chan struct{})
+	t1.wire.AddRule(faultstore.Rule{Match: records, Times: -1, Before: func(context.Context, *call) verdict {
+		<-free
+		return pass
+	}})
+	done := async(func() error { _, err := t1.loadCatalog(context.Background()); return err })
+	require.Eventually(t, func() bool { return len(t1.wire.sent(records)) > before }, patience, time.Millisecond)
+	for range 20 {
+		set(t, t1.DB, rowA, "1")
+	}
+	w.waits(swept)
+	close(free)
+	require.NoError(t, w.finish(done))
+	w.ends(swept)
+	require.NoError(t, t1.Close(t.Context())) // waits for what goes on in the background
+	require.Len(t, t1.wire.sent(records)[before:], 2, "one record, and its removal")
+}
+
 // Opening data with another oracle writes nothing.
 func TestRefusedOpenLeavesNoRecord(t *testing.T) {
 	t.Parallel()
