@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -239,6 +240,7 @@ func (db *DB) condemnUses(ctx context.Context) ([]condemned, error) {
 		return nil, err
 	}
 	var all []condemned
+	var edits []rowstore.Edit
 	for i := range records {
 		r := &records[i]
 		use, err := format.DecodeUse(r.Value)
@@ -252,32 +254,36 @@ func (db *DB) condemnUses(ctx context.Context) ([]condemned, error) {
 			use.Revision = 1 // a record that nobody can read is as old as can be
 		}
 		use.Condemned = true
-		out, err := db.applyOne(ctx, rowstore.Mutation{
-			Table: format.TableCatalog, Row: format.RowCatalog,
-			Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Mark, r.Column, r.TS+1)},
-			Edits:      []rowstore.Edit{rowstore.Put(rowstore.Mark, r.Column, at, use.Encode())},
-		})
-		if err != nil {
-			return all, fmt.Errorf("condemning the record of a process: %w", err)
-		}
-		if out.Applied {
-			all = append(all, condemned{r.Column, at})
-		}
+		// One that its process has stored since at stays: it is later. One from before is replaced by
+		// an older revision, which makes others wait longer, and its process stores it anew.
+		edits = append(edits, rowstore.Put(rowstore.Mark, r.Column, at, use.Encode()))
+		all = append(all, condemned{r.Column, at})
+	}
+	if err := db.editUses(ctx, edits); err != nil {
+		return nil, fmt.Errorf("condemning the records of processes: %w", err)
 	}
 	return all, nil
 }
 
 // buryUses removes records that are still condemned. The caller has waited until the
-// views are over that were read before condemnUses returned.
+// views are over that were read before condemnUses returned. What a process has stored since is
+// later than the range that is removed.
 func (db *DB) buryUses(ctx context.Context, all []condemned) error {
-	for _, r := range all {
-		_, err := db.applyOne(ctx, rowstore.Mutation{
-			Table: format.TableCatalog, Row: format.RowCatalog,
-			Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Mark, r.column, r.at+1)},
-			Edits:      []rowstore.Edit{rowstore.DeleteRange(rowstore.Mark, r.column, 0, r.at)},
-		})
-		if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
-			return fmt.Errorf("removing the record of a process that has ended: %w", err)
+	edits := make([]rowstore.Edit, len(all))
+	for i, r := range all {
+		edits[i] = rowstore.DeleteRange(rowstore.Mark, r.column, 0, r.at)
+	}
+	if err := db.editUses(ctx, edits); err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
+		return fmt.Errorf("removing the records of processes that have ended: %w", err)
+	}
+	return nil
+}
+
+// editUses edits records of other processes, many in a call: thousands may have died.
+func (db *DB) editUses(ctx context.Context, edits []rowstore.Edit) error {
+	for part := range slices.Chunk(edits, db.rowOperations()) {
+		if _, err := db.applyOne(ctx, rowstore.Mutation{Table: format.TableCatalog, Row: format.RowCatalog, Edits: part}); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -218,6 +218,29 @@ func TestRecordsOfTheDeadAreCollected(t *testing.T) {
 	require.Len(t, w.notified(rowA), 1)
 }
 
+// Thousands that died are forgotten in a few calls.
+func TestManyRecordsOfTheDead(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	ts, err := c.Now(t.Context())
+	require.NoError(t, err)
+	m := rowstore.Mutation{Table: format.TableCatalog, Row: format.RowCatalog}
+	for range 3000 {
+		m.Edits = append(m.Edits, rowstore.Put(rowstore.Mark, uniqueID(), ts, format.Use{Revision: c.known().revision}.Encode()))
+	}
+	_, err = w.mem.Apply(t.Context(), []rowstore.Mutation{m}, rowstore.ApplyOptions{})
+	require.NoError(t, err)
+	changes := func(x *call) bool { return x.Kind == faultstore.CallApply && x.Muts[0].Table == format.TableCatalog }
+	before := len(c.wire.sent(changes))
+	_, err = w.collect(c, 0)
+	require.NoError(t, err)
+	require.LessOrEqual(t, len(c.wire.sent(changes))-before, 4)
+	records, err := c.readUses(t.Context())
+	require.NoError(t, err)
+	require.Len(t, records, 1)
+}
+
 // A record stays until every view is over that was read before it was condemned: a
 // process that does not read the catalog meanwhile may still commit by such a view.
 func TestCondemnedRecordStaysForALease(t *testing.T) {
