@@ -149,12 +149,17 @@ func (db *DB) readCatalog(ctx context.Context) (*catalogView, error) {
 	for attempt := 0; ; attempt++ {
 		v := &catalogView{sentAt: sentAt, asOf: asOf}
 		stands, err := db.readRevision(ctx, v)
-		if err != nil || v.revision == 0 {
+		if err != nil || v.revision == 0 && db.known() == nil {
 			return v, err
+		}
+		if v.revision == 0 {
+			// Nothing may go by a catalog without settings: one that is changed could not be read
+			// any more, and a collection would keep nothing.
+			return nil, fmt.Errorf("reading the catalog: %w: it is gone, the store has lost what it held", ErrCorrupt)
 		}
 		if stands {
 			if db.install(v) {
-				db.moveUse(ctx, v)
+				db.moveUse(ctx)
 			}
 			return v, nil
 		}

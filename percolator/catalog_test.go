@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
@@ -168,6 +169,38 @@ func TestOpenCorruptCatalog(t *testing.T) {
 		require.ErrorIs(t, err, is)
 		require.ErrorContains(t, err, "catalog")
 	}
+}
+
+// A process that lives goes by no catalog that its store has lost. A change would store one
+// without settings, which nobody could read any more, and a collection would keep nothing.
+func TestCatalogThatIsGone(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	set(t, c.DB, rowA, "1")
+	set(t, c.DB, rowA, "2")
+	_, err := w.mem.Apply(t.Context(), []rowstore.Mutation{{Table: format.TableCatalog, Row: format.RowCatalog, Edits: []rowstore.Edit{
+		rowstore.DeleteRange(rowstore.Write, format.ColumnConfig, 0, oracle.Max),
+	}}}, rowstore.ApplyOptions{})
+	require.NoError(t, err)
+	versions := w.versions(rowstore.Write)
+	collected := async(func() error {
+		_, err := c.CollectGarbage(context.Background(), GCOptions{})
+		return err
+	})
+	require.ErrorIs(t, w.finish(collected), ErrCorrupt)
+	require.Equal(t, versions, w.versions(rowstore.Write))
+	_, err = c.changeCatalog(t.Context(), func(v *catalogView) (bool, error) {
+		v.Observers = append(v.Observers, format.Observer{Name: []byte("o"), Table: []byte("t"), Column: []byte("v"), Since: v.asOf})
+		return true, nil
+	})
+	require.ErrorIs(t, err, ErrCorrupt)
+	require.ErrorContains(t, err, "gone")
+	// Whoever opens it begins anew.
+	again := w.client()
+	reads(t, again)
+	reads(t, c)
+	set(t, c.DB, rowA, "3")
 }
 
 // Stored values that can not be decoded are errors that name the place, and never

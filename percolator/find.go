@@ -50,7 +50,13 @@ func (w *Worker) listen(ctx context.Context) error {
 	if !ok {
 		return nil
 	}
-	return w.retry(ctx, "listening for notifications", func() error { return waker.Listen(ctx, w.kick) })
+	return w.retry(ctx, "listening for notifications", func() error {
+		defer w.listens.Store(false)
+		return waker.Listen(ctx, func(at rowstore.Wake) {
+			w.listens.Store(true) // the first one comes as soon as it listens
+			w.kick(at)
+		})
+	})
 }
 
 // kick is told where there may be new notifications.
@@ -176,9 +182,10 @@ func (w *Worker) find(ctx context.Context, table string) error {
 
 // restAfter returns how long a look that found nothing rests, instead of the usual time, if it
 // took long: a million cells that wait for somebody else must not keep the store busy. Where
-// follow looks after pushes, only what a push that got lost told of comes later by that.
+// follow looks after pushes, only that comes later by it which no push tells of: because it got
+// lost, or because the client died before it could finish.
 func (w *Worker) restAfter(took, usual time.Duration) time.Duration {
-	if !w.pushed || !w.db.slots {
+	if !w.listens.Load() || !w.db.slots {
 		return usual
 	}
 	return max(usual, min(vainLooks*took, longestRest))

@@ -119,13 +119,14 @@ func TestLookAtSlots(t *testing.T) {
 	require.Len(t, c.wire.sent(op(faultstore.CallScan)), scanned)
 }
 
-// A look in vain that took long rests for longer, where pushes are followed beside it.
+// A look in vain that took long rests for longer, where pushes are followed beside it. The
+// push of a store may be refused for ever, and then nothing is followed.
 func TestRestAfterALookInVain(t *testing.T) {
 	t.Parallel()
 	const usual = 5 * time.Second
 	for _, x := range []struct {
-		pushed, slots bool
-		took, want    time.Duration
+		listens, slots bool
+		took, want     time.Duration
 	}{
 		{true, true, 100 * time.Millisecond, usual},
 		{true, true, time.Second, 9 * time.Second},
@@ -134,9 +135,22 @@ func TestRestAfterALookInVain(t *testing.T) {
 		{false, true, time.Second, usual},
 	} {
 		wk, _ := idleWorker(t)
-		wk.pushed, wk.db.slots = x.pushed, x.slots
+		wk.listens.Store(x.listens)
+		wk.db.slots = x.slots
 		require.Equal(t, x.want, wk.restAfter(x.took, usual))
 	}
+}
+
+// A worker knows whether the store's push works.
+func TestListens(t *testing.T) {
+	t.Parallel()
+	wk, _ := idleWorker(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := async(func() error { return wk.listen(ctx) })
+	require.Eventually(t, wk.listens.Load, patience, time.Millisecond)
+	cancel()
+	require.ErrorIs(t, result(t, done), context.Canceled)
+	require.False(t, wk.listens.Load())
 }
 
 // What pushes tell of is looked at, or everything if they tell of too much.

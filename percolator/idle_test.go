@@ -15,7 +15,10 @@ import (
 
 func TestWaitIdleAndRunEndWithTheirContexts(t *testing.T) {
 	t.Parallel()
-	db := open(t, memstore.New(), WithSettings(Settings{CatalogLease: time.Hour})) // a sweep that never comes
+	// A process that does nothing goes by the catalog without the observer: the sweep never comes.
+	mem, lease := memstore.New(), WithSettings(Settings{CatalogLease: time.Hour})
+	open(t, unclosedMemory{mem}, lease)
+	db := open(t, unclosedMemory{mem}, lease)
 	w := NewWorker(db, WorkerConfig{})
 	require.NoError(t, w.Observe(Observer{Name: "o", Table: "t", Column: "v", Func: nothing}))
 	ctx, cancel := context.WithCancel(t.Context())

@@ -137,10 +137,12 @@ func (w *Worker) dispatch() {
 		t := q.next()
 		if len(*q.waiting(t.fresh)) <= lowWater {
 			leaveToken(w.roomOf(q.table, t.fresh))
-			if q.left {
-				q.left = false
-				w.kickTable(q.table)
-			}
+		}
+		// The look that finds what was left is one at all rows. It needs room for them, or it would
+		// be repeated for each job that a push tells of.
+		if q.left && len(q.tasks) <= lowWater {
+			q.left = false
+			w.kickTable(q.table)
 		}
 		if !w.owns(q, t.cell, at) {
 			delete(w.jobs, t.job)

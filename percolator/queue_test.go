@@ -277,6 +277,39 @@ func TestPushedJobsTakeTurns(t *testing.T) {
 	require.Equal(t, "pw", take(2))
 }
 
+// What had no room is looked for once there is room. A look goes through all rows, so the jobs
+// that pushes tell of, of which each has room at once, do not ask for it again and again.
+func TestLookForWhatWasLeft(t *testing.T) {
+	t.Parallel()
+	for _, x := range []struct {
+		tasks, fresh int // that wait
+		want         bool
+	}{
+		{lowWater + 1, 1, false},
+		{lowWater, 1, true},
+		{lowWater + 1, 0, true},
+		{lowWater + 2, 0, false},
+		{0, lowWater + 100, true},
+	} {
+		wk, _ := idleWorker(t)
+		q := wk.list[0]
+		q.o.Concurrency = 1 // one of them is started
+		for i := range x.tasks + x.fresh {
+			fresh := i >= x.tasks
+			require.True(t, wk.enqueue(&task{job: job{Cell{"t", fmt.Sprint(i), "v"}, q.o}, q: q, fresh: fresh}))
+		}
+		q.left = true
+		wk.mu.Lock()
+		q.running = 0
+		wk.dispatch()
+		left, kicks := q.left, len(wk.kicks["t"])
+		wk.mu.Unlock()
+		require.Equal(t, !x.want, left, "%+v", x)
+		require.Equal(t, x.want, kicks == 1, "%+v", x)
+		wk.tasks.Wait()
+	}
+}
+
 // What dispatch drops and asks for.
 func TestDispatchOfForeignJobs(t *testing.T) {
 	t.Parallel()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -36,6 +37,7 @@ type uses struct {
 	doubtful map[Timestamp]Timestamp // the same for those of unknown fate: when their views end
 	stored   Timestamp               // the revision that the record names, or an older one; 0 for none
 	newest   Timestamp               // the greatest timestamp of a version of the record, sent or seen
+	moving   bool                    // somebody is at moveUse
 }
 
 func (u *uses) init() {
@@ -65,8 +67,10 @@ func (db *DB) endUse(v *catalogView, doubtful bool) {
 	}
 	due := u.due(db.known())
 	u.mu.Unlock()
-	if due {
-		db.background(func(ctx context.Context) { db.moveUse(ctx, db.known()) })
+	if due && !db.background(db.moveUse) {
+		u.mu.Lock()
+		u.moving = false
+		u.mu.Unlock()
 	}
 }
 
@@ -84,8 +88,15 @@ func (u *uses) oldest(v *catalogView) Timestamp {
 }
 
 // due tells whether somebody may be waiting for the record, and it may name a later
-// revision.
-func (u *uses) due(v *catalogView) bool { return v.awaited && u.oldest(v) > u.stored }
+// revision. The caller must then call moveUse. One is enough: each commit that ends while the
+// store takes its time would send the same again. u.mu is held.
+func (u *uses) due(v *catalogView) bool {
+	if u.moving || !v.awaited || u.oldest(v) <= u.stored {
+		return false
+	}
+	u.moving = true
+	return true
+}
 
 // install makes v the view that new commits go by.
 func (db *DB) install(v *catalogView) (due bool) {
@@ -149,13 +160,21 @@ func (db *DB) storeUse(ctx context.Context, v *catalogView) error {
 	return nil
 }
 
-// moveUse stores the record so that others need not wait for this process. If that
-// fails, they wait longer.
-func (db *DB) moveUse(ctx context.Context, v *catalogView) {
+// moveUse stores the record so that others need not wait for this process, until it is not due
+// any more. If that fails, they wait longer.
+func (db *DB) moveUse(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, db.backgroundTimeout())
 	defer cancel()
-	if err := db.storeUse(ctx, v); err != nil {
-		db.log.Debug("others wait for this process until its view of the catalog ends", "err", err)
+	u := &db.uses
+	for more := true; more; {
+		err := db.storeUse(ctx, db.known())
+		if err != nil {
+			db.log.Debug("others wait for this process until its view of the catalog ends", "err", err)
+		}
+		u.mu.Lock()
+		u.moving = false
+		more = err == nil && u.due(db.known())
+		u.mu.Unlock()
 	}
 }
 
@@ -221,6 +240,7 @@ func (db *DB) condemnUses(ctx context.Context) ([]condemned, error) {
 		return nil, err
 	}
 	var all []condemned
+	var edits []rowstore.Edit
 	for i := range records {
 		r := &records[i]
 		use, err := format.DecodeUse(r.Value)
@@ -234,32 +254,36 @@ func (db *DB) condemnUses(ctx context.Context) ([]condemned, error) {
 			use.Revision = 1 // a record that nobody can read is as old as can be
 		}
 		use.Condemned = true
-		out, err := db.applyOne(ctx, rowstore.Mutation{
-			Table: format.TableCatalog, Row: format.RowCatalog,
-			Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Mark, r.Column, r.TS+1)},
-			Edits:      []rowstore.Edit{rowstore.Put(rowstore.Mark, r.Column, at, use.Encode())},
-		})
-		if err != nil {
-			return all, fmt.Errorf("condemning the record of a process: %w", err)
-		}
-		if out.Applied {
-			all = append(all, condemned{r.Column, at})
-		}
+		// One that its process has stored since at stays: it is later. One from before is replaced by
+		// an older revision, which makes others wait longer, and its process stores it anew.
+		edits = append(edits, rowstore.Put(rowstore.Mark, r.Column, at, use.Encode()))
+		all = append(all, condemned{r.Column, at})
+	}
+	if err := db.editUses(ctx, edits); err != nil {
+		return nil, fmt.Errorf("condemning the records of processes: %w", err)
 	}
 	return all, nil
 }
 
 // buryUses removes records that are still condemned. The caller has waited until the
-// views are over that were read before condemnUses returned.
+// views are over that were read before condemnUses returned. What a process has stored since is
+// later than the range that is removed.
 func (db *DB) buryUses(ctx context.Context, all []condemned) error {
-	for _, r := range all {
-		_, err := db.applyOne(ctx, rowstore.Mutation{
-			Table: format.TableCatalog, Row: format.RowCatalog,
-			Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Mark, r.column, r.at+1)},
-			Edits:      []rowstore.Edit{rowstore.DeleteRange(rowstore.Mark, r.column, 0, r.at)},
-		})
-		if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
-			return fmt.Errorf("removing the record of a process that has ended: %w", err)
+	edits := make([]rowstore.Edit, len(all))
+	for i, r := range all {
+		edits[i] = rowstore.DeleteRange(rowstore.Mark, r.column, 0, r.at)
+	}
+	if err := db.editUses(ctx, edits); err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
+		return fmt.Errorf("removing the records of processes that have ended: %w", err)
+	}
+	return nil
+}
+
+// editUses edits records of other processes, many in a call: thousands may have died.
+func (db *DB) editUses(ctx context.Context, edits []rowstore.Edit) error {
+	for part := range slices.Chunk(edits, db.rowOperations()) {
+		if _, err := db.applyOne(ctx, rowstore.Mutation{Table: format.TableCatalog, Row: format.RowCatalog, Edits: part}); err != nil {
+			return err
 		}
 	}
 	return nil

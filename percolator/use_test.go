@@ -218,6 +218,29 @@ func TestRecordsOfTheDeadAreCollected(t *testing.T) {
 	require.Len(t, w.notified(rowA), 1)
 }
 
+// Thousands that died are forgotten in a few calls.
+func TestManyRecordsOfTheDead(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	ts, err := c.Now(t.Context())
+	require.NoError(t, err)
+	m := rowstore.Mutation{Table: format.TableCatalog, Row: format.RowCatalog}
+	for range 3000 {
+		m.Edits = append(m.Edits, rowstore.Put(rowstore.Mark, uniqueID(), ts, format.Use{Revision: c.known().revision}.Encode()))
+	}
+	_, err = w.mem.Apply(t.Context(), []rowstore.Mutation{m}, rowstore.ApplyOptions{})
+	require.NoError(t, err)
+	changes := func(x *call) bool { return x.Kind == faultstore.CallApply && x.Muts[0].Table == format.TableCatalog }
+	before := len(c.wire.sent(changes))
+	_, err = w.collect(c, 0)
+	require.NoError(t, err)
+	require.LessOrEqual(t, len(c.wire.sent(changes))-before, 4)
+	records, err := c.readUses(t.Context())
+	require.NoError(t, err)
+	require.Len(t, records, 1)
+}
+
 // A record stays until every view is over that was read before it was condemned: a
 // process that does not read the catalog meanwhile may still commit by such a view.
 func TestCondemnedRecordStaysForALease(t *testing.T) {
@@ -296,6 +319,32 @@ func TestCallsForTheCatalog(t *testing.T) {
 	require.Equal(t, []faultstore.CallKind{draw, read}, counted(c, func() { reads(t, c) }), "nobody waits for a change that is known")
 	require.Equal(t, []faultstore.CallKind{apply}, counted(c, func() { require.NoError(t, c.Close(t.Context())) }))
 	require.Nil(t, w.recordOf(c))
+}
+
+// While the store takes its time with a record, commits that end do not send more of them.
+func TestRecordMovesOnceAtATime(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	t1, c := w.client(), w.client()
+	swept := w.sweeps(c)
+	records := func(x *call) bool { return x.Kind == faultstore.CallApply && x.Muts[0].Table == format.TableCatalog }
+	before := len(t1.wire.sent(records))
+	free := make(chan struct{})
+	t1.wire.AddRule(faultstore.Rule{Match: records, Times: -1, Before: func(context.Context, *call) verdict {
+		<-free
+		return pass
+	}})
+	done := async(func() error { _, err := t1.loadCatalog(context.Background()); return err })
+	require.Eventually(t, func() bool { return len(t1.wire.sent(records)) > before }, patience, time.Millisecond)
+	for range 20 {
+		set(t, t1.DB, rowA, "1")
+	}
+	w.waits(swept)
+	close(free)
+	require.NoError(t, w.finish(done))
+	w.ends(swept)
+	require.NoError(t, t1.Close(t.Context())) // waits for what goes on in the background
+	require.Len(t, t1.wire.sent(records)[before:], 2, "one record, and its removal")
 }
 
 // Opening data with another oracle writes nothing.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/percolate-go/percolate/internal/format"
@@ -34,7 +35,9 @@ type WorkerConfig struct {
 	Poll Backoff
 	// Rescan is the wait between two scans if the store has a push. These scans find
 	// what no push tells of, such as the notifications of a client that died before it
-	// could finish. Default 2.5 s, at least 100 us.
+	// could finish. Default 2.5 s, at least 100 us. Where the store finds rows by slots
+	// (rowstore.SlotScanner), a scan that took long and found nothing for this worker is
+	// followed by a longer wait: nine times as long as it took, a minute at most.
 	Rescan time.Duration
 	// MemberLease is how long the other workers that run an observer leave this worker its
 	// share of the changes after its last sign of life, which it gives twice in that time.
@@ -111,6 +114,7 @@ type Worker struct {
 	claimSoon chan struct{}            // a token to look for runs that must be claimed
 	beatSoon  chan struct{}            // a token to look for a barrier of WaitIdle
 	recheck   chan struct{}            // a token to look whether the observers are still registered
+	listens   atomic.Bool              // the push works now: it may be refused, or its connection lost
 	published Timestamp                // when its observers were in the catalog first
 
 	mu      sync.Mutex

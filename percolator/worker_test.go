@@ -279,7 +279,7 @@ func TestWorkerConfigBounds(t *testing.T) {
 		},
 		{
 			WorkerConfig{MemberLease: -1, Rescan: -1, Poll: Backoff{Min: -1, Max: -1}},
-			WorkerConfig{MemberLease: 3 * time.Second, Rescan: 2 * time.Second, Poll: Backoff{Min: time.Millisecond, Max: 250 * time.Millisecond}},
+			WorkerConfig{MemberLease: 3 * time.Second, Rescan: 2500 * time.Millisecond, Poll: Backoff{Min: time.Millisecond, Max: 250 * time.Millisecond}},
 		},
 		{
 			WorkerConfig{MemberLease: 10_000 * time.Hour, Rescan: time.Hour, Poll: Backoff{Min: time.Minute, Max: time.Hour}},

@@ -35,14 +35,17 @@ func readTouches(rd *rowstore.RowRead) []touch {
 }
 
 // changeTouches is what changing a row touches.
-func changeTouches(m *rowstore.Mutation) []touch {
+func changeTouches(m *rowstore.Mutation) (touches []touch) {
 	if !changesUse(m) {
 		return []touch{{m.Table, m.Row, true}}
 	}
-	return []touch{{m.Table, useOf(m.Edits[0].Column), true}}
+	for _, e := range m.Edits {
+		touches = append(touches, touch{m.Table, useOf(e.Column), true})
+	}
+	return touches
 }
 
-// changesUse tells whether a mutation changes nothing but the record of a process.
+// changesUse tells whether a mutation changes nothing but records of processes.
 func changesUse(m *rowstore.Mutation) bool {
-	return m.Table == format.TableCatalog && len(m.Edits) == 1 && m.Edits[0].Family == rowstore.Mark
+	return m.Table == format.TableCatalog && len(m.Edits) > 0 && !slices.ContainsFunc(m.Edits, func(e rowstore.Edit) bool { return e.Family != rowstore.Mark })
 }
