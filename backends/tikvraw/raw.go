@@ -78,7 +78,7 @@ func newClient(pdc pd.Client, rpc tikv.Client, patience, timeout time.Duration) 
 	// NewClientWithOpts would dial PD with no context, for up to 100 seconds, and it takes
 	// no client that watches the attempts of a swap. The probe does.
 	probe := rawkv.ClientProbe{Client: &rawkv.Client{}}
-	regions := tikv.NewRegionCache(pdc)
+	regions := tikv.NewRegionCache(withBorders(pdc))
 	probe.SetPDClient(pdc)
 	probe.SetRegionCache(regions)
 	probe.SetRPCClient(&watched{Client: rpc, timeout: timeout})
@@ -87,6 +87,36 @@ func newClient(pdc pd.Client, rpc tikv.Client, patience, timeout time.Duration) 
 
 func (c *client) close() error {
 	return c.kv.Close()
+}
+
+// bordering makes sure that the region before a key is the one that ends at it. A scan in
+// reverse asks PD first whose key it is, and if a region begins there, which one is before
+// that. If the two are merged in between, client-go takes the one before both, and the scan
+// leaves out what lies from there to the key.
+type bordering struct{ pd.Client }
+
+// withBorders puts bordering under the codec, if pdc has one: client-go knows it by its type.
+func withBorders(pdc pd.Client) pd.Client {
+	if codec, ok := pdc.(*tikv.CodecPDClient); ok {
+		under := *codec
+		under.Client = bordering{under.Client}
+		return &under
+	}
+	return bordering{pdc}
+}
+
+func (b bordering) GetPrevRegion(ctx context.Context, key []byte, opts ...pd.GetRegionOption) (*pd.Region, error) {
+	for {
+		before, err := b.Client.GetPrevRegion(ctx, key, opts...)
+		if err != nil || before == nil || before.Meta == nil || bytes.Compare(before.Meta.EndKey, key) >= 0 {
+			return before, err
+		}
+		merged, err := b.Client.GetRegion(ctx, key, opts...)
+		if err != nil || merged == nil || merged.Meta == nil || bytes.Compare(merged.Meta.StartKey, key) < 0 {
+			return merged, err
+		}
+		// It was split at the key again.
+	}
 }
 
 func (c *client) get(ctx context.Context, key []byte) ([]byte, error) {

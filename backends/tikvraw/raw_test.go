@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/tikv/client-go/v2/tikv"
 	"github.com/tikv/client-go/v2/tikvrpc"
+	pd "github.com/tikv/pd/client"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -280,5 +281,71 @@ func TestEachAttemptHasItsOwnRequest(t *testing.T) {
 				require.EqualValues(t, i+1, kept.RegionId)
 			}
 		})
+	}
+}
+
+// merging merges two regions just before PD is asked what is before the second one.
+type merging struct {
+	pd.Client
+	cluster *tikvtest.Cluster
+	at      []byte // a key of the first one
+	merged  bool
+}
+
+func (m *merging) PD(next pd.Client) pd.Client {
+	m.Client = next
+	return m
+}
+
+func (m *merging) Stores(next tikv.Client) tikv.Client { return next }
+
+func (m *merging) GetPrevRegion(ctx context.Context, key []byte, opts ...pd.GetRegionOption) (*pd.Region, error) {
+	if !m.merged {
+		m.merged = true
+		m.cluster.Merge(m.at)
+	}
+	return m.Client.GetPrevRegion(ctx, key, opts...)
+}
+
+// storedIn is the key under which a cluster keeps a client's key.
+func storedIn(api kvrpcpb.APIVersion, key string) []byte {
+	if api == kvrpcpb.APIVersion_V2 {
+		return []byte("r\x00\x00\x00" + key)
+	}
+	return []byte(key)
+}
+
+// A scan in reverse that goes on at the border of two regions which are merged meanwhile leaves
+// nothing out.
+func TestReverseScanOverAMerge(t *testing.T) {
+	t.Parallel()
+	for _, api := range []kvrpcpb.APIVersion{kvrpcpb.APIVersion_V1, kvrpcpb.APIVersion_V2} {
+		c := tikvtest.New(t, tikvtest.Options{Offline: true, API: api})
+		for _, border := range []string{"c", "m"} {
+			c.Split(storedIn(api, border))
+		}
+		between := &merging{cluster: c, at: storedIn(api, "d")}
+		open := func() *client {
+			pdc, rpc := c.Clients(t, between)
+			return newClient(pdc, rpc, defaultPatience, time.Second)
+		}
+		r := open()
+		for _, key := range "adn" {
+			require.NoError(t, r.put(t.Context(), []byte(string(key)), []byte("v")))
+		}
+		require.NoError(t, r.close())
+
+		// This one knows no regions yet.
+		between.merged = false
+		r = open()
+		got, err := r.reverseScan(t.Context(), []byte("a"), []byte("z"), 10, false)
+		require.NoError(t, err)
+		require.True(t, between.merged)
+		var keys string
+		for _, p := range got {
+			keys += string(p.key)
+		}
+		require.Equal(t, "nda", keys, "%v", api)
+		require.NoError(t, r.close())
 	}
 }
