@@ -224,7 +224,8 @@ func everyRead(ctx context.Context, t *testing.T, s rowstore.Store) {
 	for i, r := range []rowstore.ScanRange{
 		{Slots: []rowstore.SlotRange{{First: 0, Last: rowstore.Slots - 1}}},
 		{Slots: []rowstore.SlotRange{{First: 0, Last: 9}, {First: 10, Last: rowstore.Slots - 1}}, From: "\x00", Limit: 2},
-		{}, {Reverse: true},
+		{},
+		{Reverse: true},
 	} {
 		r.Table, r.Selectors = "t", notify
 		n := 0

@@ -312,8 +312,15 @@ func TestRowOrderOfNotifications(t *testing.T) {
 	sqlDo(t, server.URL, fmt.Sprintf(`INSERT INTO "order".cell (tab, key, col, write_ts) SELECT 't', ('r' || lpad((i * 10)::text, 6, '0') || CASE WHEN i %% 2 = 0 THEN 'x' ELSE '' END)::bytea, 'c', 5
 		FROM generate_series(0, %d) i`, rows/10-1))
 	for _, c := range []rowstore.ScanRange{
-		{}, {Reverse: true}, {From: keys[10], To: keys[rows-10]}, {From: keys[10], To: keys[rows-10] + "\x00", Reverse: true},
-		{Limit: 1}, {Limit: 3, Reverse: true}, {Limit: 1200, From: keys[2_500]}, {From: keys[5], To: keys[5]}, {From: "s"},
+		{},
+		{Reverse: true},
+		{From: keys[10], To: keys[rows-10]},
+		{From: keys[10], To: keys[rows-10] + "\x00", Reverse: true},
+		{Limit: 1},
+		{Limit: 3, Reverse: true},
+		{Limit: 1200, From: keys[2_500]},
+		{From: keys[5], To: keys[5]},
+		{From: "s"},
 	} {
 		for _, mixed := range []bool{false, true} {
 			r := c

@@ -230,8 +230,10 @@ func TestSlotsOfOddNames(t *testing.T) {
 	t.Parallel()
 	s, f := fakeStore(t, Options{SweepEvery: -1})
 	limits := s.Limits()
-	rows := []string{"\x00", "\x00\x00", "\x00\x01", "\x00\xff", "\xff", "\xff\xff", "a\x00", "a\x00\x01", "a",
-		strings.Repeat("\x00", limits.Row), strings.Repeat("\xff", limits.Row), strings.Repeat("x", limits.Row)}
+	rows := []string{
+		"\x00", "\x00\x00", "\x00\x01", "\x00\xff", "\xff", "\xff\xff", "a\x00", "a\x00\x01", "a",
+		strings.Repeat("\x00", limits.Row), strings.Repeat("\xff", limits.Row), strings.Repeat("x", limits.Row),
+	}
 	for i, ends := 0, 0; ends < 4; i++ {
 		row := fmt.Sprintf("\x00\xff%d", i)
 		if slot := rowstore.Slot("t", row); slot == 0 || slot == rowstore.Slots-1 {

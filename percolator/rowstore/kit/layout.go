@@ -71,12 +71,12 @@ func (l Layout) space(space byte) []byte {
 
 func (l Layout) table(space byte, table string) []byte { return AppendName(l.space(space), table) }
 
-func (l Layout) row(space byte, table, row string) []byte {
-	return AppendName(l.table(space, table), row)
+func (l Layout) row(table, row string) []byte {
+	return AppendName(l.table(spaceRows, table), row)
 }
 
 func (l Layout) column(table, row string, family rowstore.Family, column string) []byte {
-	return AppendName(append(l.row(spaceRows, table, row), byte(family)), column)
+	return AppendName(append(l.row(table, row), byte(family)), column)
 }
 
 // first returns the first key of a range.
@@ -158,7 +158,7 @@ const passes = 16
 
 // readFamily answers a pick of all columns.
 func (l Layout) readFamily(r Reader, table, row string, p *rowstore.Selector, out []rowstore.Version) ([]rowstore.Version, error) {
-	family := append(l.row(spaceRows, table, row), byte(p.Family))
+	family := append(l.row(table, row), byte(p.Family))
 	end := PrefixEnd(family)
 	var raw []byte // the form of the column that is being read
 	var name string
@@ -259,7 +259,7 @@ func (l Layout) Edit(t Txn, m *rowstore.Mutation, assigned rowstore.Timestamp) e
 	if !notify {
 		return nil
 	}
-	family := append(l.row(spaceRows, m.Table, m.Row), byte(rowstore.Notify))
+	family := append(l.row(m.Table, m.Row), byte(rowstore.Notify))
 	some, err := first(t, family, PrefixEnd(family))
 	if err != nil {
 		return err

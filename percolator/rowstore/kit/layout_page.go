@@ -64,10 +64,10 @@ func (l Layout) nextRow(r Reader, s *rowstore.ScanRange) (name string, more bool
 	table := l.table(spaceRows, s.Table)
 	lower, upper := table, PrefixEnd(table)
 	if s.From != "" {
-		lower = l.row(spaceRows, s.Table, s.From)
+		lower = l.row(s.Table, s.From)
 	}
 	if s.To != "" {
-		upper = l.row(spaceRows, s.Table, s.To)
+		upper = l.row(s.Table, s.To)
 	}
 	if bytes.Compare(lower, upper) >= 0 {
 		return "", false, nil
