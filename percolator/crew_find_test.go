@@ -81,6 +81,26 @@ func TestChangeDoesNotWaitForTheBacklog(t *testing.T) {
 	})
 }
 
+// What waits in the share of a worker that was killed does not wait for all of the backlog of
+// the one that takes the share over.
+func TestGainedChangesDoNotWaitForTheBacklog(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		b := c.hire(WorkerConfig{Concurrency: 1}, sleeps(100*time.Millisecond), "o").start()
+		a := c.hire(WorkerConfig{Concurrency: 1}, nil, "o").start()
+		settle()
+		c.change(rows("backlog", 6000)...) // b has about half of it, for five minutes
+		time.Sleep(20 * time.Second)
+		a.kill()
+		late := rows("late", 64)
+		c.change(late...)
+		time.Sleep(2 * time.Minute) // twice what may be in its queues before
+		for _, row := range late {
+			require.True(t, b.called("o/"+row), "%s waits for the backlog", row)
+		}
+		require.Greater(t, len(c.left()), 1000)
+	})
+}
+
 // A worker whose looks fail leaves its share to others, and has it again once they do not.
 func TestFailingLook(t *testing.T) {
 	eachFinding(t, func(t *testing.T, c *crew) {

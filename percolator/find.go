@@ -96,11 +96,12 @@ func (w *Worker) kickSlots(at rowstore.Wake) {
 	}
 }
 
-// asked is which rows of a table pushes have told of.
+// asked is which rows of a table are to be looked at before all others.
 type asked struct {
-	some  chan struct{} // a token when there are any
-	mu    sync.Mutex
-	slots []uint16
+	some   chan struct{} // a token when there are slots
+	mu     sync.Mutex
+	slots  []uint16 // that pushes have told of
+	gained *slotSet // that have come to be this worker's own; nil without any
 }
 
 // mostAsked is how many slots are remembered. More of them mean all rows.
@@ -125,6 +126,60 @@ func (a *asked) take() (slots []uint16) {
 	defer a.mu.Unlock()
 	slots, a.slots = a.slots, nil
 	return slots
+}
+
+// gain adds slots that have come to be this worker's own.
+func (a *asked) gain(slots *slotSet) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.gained == nil {
+		a.gained = &slotSet{}
+	}
+	for i, word := range slots {
+		a.gained[i] |= word
+	}
+}
+
+// hasGained tells whether there are such slots.
+func (a *asked) hasGained() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.gained != nil
+}
+
+// takeGained returns them, and forgets them.
+func (a *asked) takeGained() (slots *slotSet) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	slots, a.gained = a.gained, nil
+	return slots
+}
+
+// noteGained notes what this worker's shares have taken in since it noted that last. Nobody may
+// have looked at it for long, and a walk under way does not know it.
+func (w *Worker) noteGained() {
+	m := &w.member
+	if !w.db.slots {
+		return
+	}
+	for table := range w.tables {
+		own, old := w.ownSlots(table), m.owned[table]
+		if m.owned == nil {
+			m.owned = map[string]*slotSet{}
+		}
+		m.owned[table] = &own
+		if old == nil {
+			continue // the first walk is not under way yet
+		}
+		gained, some := slotSet{}, false
+		for i, word := range own {
+			gained[i] = word &^ old[i]
+			some = some || gained[i] != 0
+		}
+		if some {
+			w.asked[table].gain(&gained)
+		}
+	}
 }
 
 // concerns tells whether one of the rows may be this worker's own. If its shares change
@@ -333,6 +388,7 @@ type looker struct {
 	w      *Worker
 	table  string
 	fresh  bool          // it is for what pushes told of
+	gained *slotSet      // what walkGained is at; nil otherwise
 	found  int           // jobs that were queued
 	met    []string      // row keys at page boundaries
 	waited time.Duration // for room
@@ -345,7 +401,30 @@ type finding struct {
 	queues []*queue
 }
 
-// walk scans some rows of the table, page by page.
+// walkGained scans what has come to be this worker's own, until there is no more of it.
+func (l *looker) walkGained(ctx context.Context) error {
+	a := l.w.asked[l.table]
+	for a.hasGained() {
+		l.gained = a.takeGained()
+		own := l.w.ownSlots(l.table)
+		for i := range own {
+			own[i] &= l.gained[i]
+		}
+		var err error
+		if ranges := own.ranges(); len(ranges) > 0 {
+			err = l.walk(ctx, rowstore.ScanRange{Slots: ranges})
+		}
+		if err != nil {
+			a.gain(l.gained)
+			return err
+		}
+		l.gained = nil
+	}
+	return nil
+}
+
+// walk scans some rows of the table, page by page. A walk through a backlog may take hours. What
+// the worker gains meanwhile comes before the rest of it.
 func (l *looker) walk(ctx context.Context, rows rowstore.ScanRange) error {
 	rows.Table, rows.Selectors, rows.Limit = l.table, l.w.notifyPicks(l.table), l.w.pageLimit(l.table)
 	for {
@@ -354,6 +433,16 @@ func (l *looker) walk(ctx context.Context, rows rowstore.ScanRange) error {
 			return err
 		}
 		l.waited += l.w.db.clock.Now().Sub(began)
+		if a := l.w.asked[l.table]; !l.fresh && len(rows.Slots) > 0 && a.hasGained() {
+			if l.gained != nil {
+				a.gain(l.gained) // walkGained begins again, with more
+				return nil
+			}
+			if err := l.walkGained(ctx); err != nil {
+				return err
+			}
+			continue
+		}
 		page, last, err := l.page(ctx, rows)
 		if err != nil {
 			return err

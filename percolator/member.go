@@ -49,6 +49,8 @@ type membership struct {
 	barrier    Timestamp     // of a WaitIdle, as read last; 0 without one
 	answered   Timestamp     // the last one that was answered
 	leaving    bool          // the worker begins nothing any more, although functions of it still run
+
+	owned map[string]*slotSet // of each table: what was its own when noteGained looked last
 }
 
 // member is a member as a worker knows it.
@@ -221,7 +223,8 @@ func (w *Worker) beat(ctx context.Context) error {
 	// What was to change since is asked for by the oracle's time: the guess at the present (now)
 	// may have reached it before the oracle has.
 	if next := m.shares.Load().next(m.looked); changed || next > 0 && next <= seen.now {
-		w.kickAll() // something may be this worker's own that was not before
+		w.noteGained() // something may be this worker's own that was not before
+		w.kickAll()
 	}
 	m.looked = seen.now
 	w.keepCompany()

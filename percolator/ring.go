@@ -123,8 +123,21 @@ func slotsFrom(all []rowstore.SlotRange, slot uint16) []rowstore.SlotRange {
 // slotsOf returns the slots in which this worker looks for notifications of a table: its own
 // for any of its observers there, of those given if there are any.
 func (w *Worker) slotsOf(table string, given []uint16) (ranges []rowstore.SlotRange) {
+	mine := w.ownSlots(table)
+	if len(given) == 0 {
+		return mine.ranges()
+	}
+	for _, slot := range slices.Compact(slices.Sorted(slices.Values(given))) {
+		if mine.has(slot) {
+			ranges = appendSlots(ranges, slot, slot)
+		}
+	}
+	return ranges
+}
+
+// ownSlots returns the slots of a table that are this worker's own for any of its observers there.
+func (w *Worker) ownSlots(table string) (mine slotSet) {
 	shares, now := w.member.shares.Load(), w.now()
-	var mine slotSet
 	all := shares == nil // it is no member, and owns everything
 	for _, q := range w.list {
 		if q.table != table || all {
@@ -140,17 +153,10 @@ func (w *Worker) slotsOf(table string, given []uint16) (ranges []rowstore.SlotRa
 		case shareNone:
 		}
 	}
-	switch {
-	case len(given) > 0:
-		for _, slot := range slices.Compact(slices.Sorted(slices.Values(given))) {
-			if all || mine.has(slot) {
-				ranges = appendSlots(ranges, slot, slot)
-			}
+	if all {
+		for i := range mine {
+			mine[i] = 1<<64 - 1
 		}
-	case all:
-		ranges = appendSlots(ranges, 0, rowstore.Slots-1)
-	default:
-		ranges = mine.ranges()
 	}
-	return ranges
+	return mine
 }
