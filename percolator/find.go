@@ -35,6 +35,11 @@ const (
 	// longestRest at most.
 	vainLooks   = 9
 	longestRest = time.Minute
+	// manyRows is how many rows a look visits that takes long because of them.
+	manyRows = 4096
+	// agreeAfter is about how long workers take to agree who has what, when the store has
+	// stood still.
+	agreeAfter = time.Second
 )
 
 // bounds are row keys at which a scan may begin.
@@ -224,10 +229,16 @@ func (w *Worker) find(ctx context.Context, table string) error {
 			// worker scan them all the time. Or the store stood still: then the workers need a
 			// moment until they agree again who has what.
 			pause := min(took, rest)
+			if w.db.slots {
+				pause = min(pause, agreeAfter)
+			}
 			if err := w.db.clock.Sleep(ctx, pause); err != nil {
 				return err
 			}
-			rest = w.restAfter(took, rest) - pause
+			if l.visited >= manyRows { // else it was the store that took long
+				rest = w.restAfter(took, rest)
+			}
+			rest -= pause
 		}
 		if _, err := w.sleepOr(ctx, rest, w.kicks[table]); err != nil {
 			return err
@@ -385,13 +396,14 @@ func (w *Worker) bounds(ctx context.Context, table string) bounds {
 
 // looker is one scan under way.
 type looker struct {
-	w      *Worker
-	table  string
-	fresh  bool          // it is for what pushes told of
-	gained *slotSet      // what walkGained is at; nil otherwise
-	found  int           // jobs that were queued
-	met    []string      // row keys at page boundaries
-	waited time.Duration // for room
+	w       *Worker
+	table   string
+	fresh   bool          // it is for what pushes told of
+	gained  *slotSet      // what walkGained is at; nil otherwise
+	visited int           // rows
+	found   int           // jobs that were queued
+	met     []string      // row keys at page boundaries
+	waited  time.Duration // for room
 }
 
 // finding is a notified cell with something to do for this worker, as far as it knows.
@@ -479,6 +491,7 @@ func (l *looker) page(ctx context.Context, rows rowstore.ScanRange) (page []find
 			cells = append(cells, finding{cell: c, seen: w.rested.signature(c, known.observers(c.Table, c.Column), notified)})
 		}
 	}
+	l.visited += n
 	if n < rows.Limit {
 		last = ""
 	}
