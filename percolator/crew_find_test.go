@@ -58,21 +58,23 @@ func TestPushesDoNotHoldUpTheRest(t *testing.T) {
 // those that are its turn, and so is the backlog while changes keep coming.
 func TestChangeDoesNotWaitForTheBacklog(t *testing.T) {
 	eachCrew(t, func(t *testing.T, c *crew) {
-		const backlog = 8 * queueLength
+		const backlog = 4 * queueLength
+		c.quiet = true // no push tells of the backlog
 		work := func(ctx context.Context, _ Cell) error { return (systemClock{}).Sleep(ctx, 100*time.Millisecond) }
 		m := c.hire(WorkerConfig{Concurrency: 2}, work, "o").start()
 		settle()
 		c.change(rows("backlog", backlog)...)
-		require.Eventually(t, func() bool { // some of it was pushed
+		m.kick(rowstore.Wake{Table: "t"})
+		require.Eventually(t, func() bool {
 			m.Worker.mu.Lock()
 			defer m.Worker.mu.Unlock()
-			q := m.list[0]
-			return len(q.fresh) == 0 && len(q.tasks) > 0
-		}, time.Hour, time.Second)
+			return len(m.list[0].tasks) > lowWater
+		}, time.Minute, time.Millisecond)
 		first := m.count()
 		for i := range 10 {
 			row := fmt.Sprint("fresh", i)
 			c.change(row)
+			m.kick(rowstore.Wake{Table: "t", Slots: []uint16{rowstore.Slot("t", row)}})
 			time.Sleep(time.Second)
 			require.True(t, m.called("o/"+row), "change %d", i)
 		}
