@@ -19,12 +19,14 @@ type gauge struct {
 	mem    *memstore.Store
 	limits rowstore.Limits
 	slow   func(muts []rowstore.Mutation) time.Duration
-	meet   bool // a full piece waits a while for another one under way, until some have met
+	work   func(muts []rowstore.Mutation) // what the server does for a call
+	meet   bool                           // a bulk call waits a while for another one under way, until some have met
 
 	mu                                      sync.Mutex
 	underWay, most, calls                   int
-	rows, bytes, operations, group, urgents int // the greatest of a call
-	read                                    int // rows, the most of a call
+	rows, bytes, operations, group, urgents int   // the greatest of a call
+	read                                    int   // rows, the most of a call
+	bulk                                    []int // rows of each call of a large piece of work
 }
 
 func (g *gauge) size(m *rowstore.Mutation) (operations, bytes int) {
@@ -70,6 +72,9 @@ func (g *gauge) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowsto
 	if opts.Urgent {
 		g.urgents++
 	}
+	if opts.Bulk {
+		g.bulk = append(g.bulk, len(muts))
+	}
 	err := g.judge(muts, false)
 	g.mu.Unlock()
 	defer func() {
@@ -80,13 +85,16 @@ func (g *gauge) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowsto
 	if err != nil {
 		return nil, err
 	}
-	if g.meet && len(muts) == pieceRows {
+	if g.meet && opts.Bulk {
 		g.awaitAnother()
 	}
 	if g.slow != nil {
 		if err := (systemClock{}).Sleep(ctx, g.slow(muts)); err != nil {
 			return nil, err
 		}
+	}
+	if g.work != nil {
+		g.work(muts)
 	}
 	return g.Store.Apply(ctx, muts, opts)
 }

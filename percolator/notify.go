@@ -74,7 +74,7 @@ func (c *committer) putAll(ctx context.Context, muts []rowstore.Mutation) error 
 	for attempt := 0; len(items) > 0; attempt++ {
 		var again []int
 		var lost error
-		err := c.db.send(ctx, cut(items, row, bytes), func(i int) rowstore.Mutation { return muts[i] }, rowstore.ApplyOptions{}, func(p *piece) error {
+		err := c.db.send(ctx, newCutter(items, row, bytes), func(i int) rowstore.Mutation { return muts[i] }, rowstore.ApplyOptions{}, func(p *piece) error {
 			for i, item := range p.items {
 				err := p.err
 				if err == nil {

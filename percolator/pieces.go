@@ -9,11 +9,17 @@ import (
 )
 
 // A commit sends its mutations in pieces. A large call would hold up the other calls of
-// the process, and of the server. A few pieces are under way at a time.
+// the process, and of the server.
 const (
-	pieceRows    = 256
-	pieceBytes   = 1 << 20
-	piecesAtOnce = 4
+	pieceRows  = 256
+	pieceBytes = 1 << 20
+	// What is more than one piece goes apart from all other calls (rowstore.ApplyOptions.Bulk),
+	// and in smaller pieces where a store needs long for them: a piece should keep the server
+	// busy for pieceTakes at most. So a small transaction beside a large one waits for
+	// little more than it would alone. While one piece is under way the next one is made.
+	pieceTakes   = time.Millisecond
+	fewestRows   = 16
+	piecesAtOnce = 2
 	// partOperations bounds the mutation of one row. A wider row is changed in parts,
 	// which is as good, since each cell has a lock of its own.
 	partOperations = 4096
@@ -123,57 +129,100 @@ type piece struct {
 	took  time.Duration
 }
 
-// cut divides mutations, numbered by items, into pieces, each of which names a row once.
-func cut(items []int, row func(int) rowName, bytes func(int) int) [][]int {
-	var pieces [][]int
-	var names map[rowName]struct{} // of the piece, once there are many
-	if len(items) > indexFrom {
-		names = make(map[rowName]struct{}, min(len(items), pieceRows))
-	}
-	named := func(piece []int, name rowName) bool {
-		if names == nil {
-			return slices.ContainsFunc(piece, func(i int) bool { return row(i) == name })
-		}
-		_, named := names[name]
-		return named
-	}
-	for from := 0; from < len(items); {
-		to, size := from, 0
-		for ; to < len(items) && to-from < pieceRows; to++ {
-			name, b := row(items[to]), bytes(items[to])
-			if to > from && size+b > pieceBytes || named(items[from:to], name) {
-				break
-			}
-			if size += b; names != nil {
-				names[name] = struct{}{}
-			}
-		}
-		pieces = append(pieces, items[from:to])
-		from = to
-		clear(names)
-	}
-	return pieces
+// cutter divides mutations, numbered by items, into pieces, each of which names a row once.
+type cutter struct {
+	items []int // that are left
+	row   func(item int) rowName
+	bytes func(item int) int
+	names map[rowName]struct{} // of the piece that is cut, where there are many items
 }
 
-// send applies pieces, a few at a time, and gives each to done with its answer, in the
-// caller's goroutine. After an error of done no more pieces are sent. Those under way
+func newCutter(items []int, row func(int) rowName, bytes func(int) int) *cutter {
+	c := &cutter{items: items, row: row, bytes: bytes}
+	if len(items) > indexFrom {
+		c.names = make(map[rowName]struct{}, min(len(items), pieceRows))
+	}
+	return c
+}
+
+// next cuts off a piece of so many rows at most, and of one at least.
+func (c *cutter) next(rows int) (piece []int) {
+	piece = c.items[:c.length(rows)]
+	c.items = c.items[len(piece):]
+	return piece
+}
+
+// one tells whether all that is left is one piece.
+func (c *cutter) one() bool { return c.length(pieceRows) == len(c.items) }
+
+func (c *cutter) length(rows int) int {
+	clear(c.names)
+	to, size := 0, 0
+	for ; to < len(c.items) && to < rows; to++ {
+		name, b := c.row(c.items[to]), c.bytes(c.items[to])
+		if to > 0 && size+b > pieceBytes || c.named(c.items[:to], name) {
+			break
+		}
+		if size += b; c.names != nil {
+			c.names[name] = struct{}{}
+		}
+	}
+	return to
+}
+
+func (c *cutter) named(piece []int, name rowName) bool {
+	if c.names == nil {
+		return slices.ContainsFunc(piece, func(i int) bool { return c.row(i) == name })
+	}
+	_, named := c.names[name]
+	return named
+}
+
+// pieceSize finds out how many rows a piece may have.
+type pieceSize struct {
+	rows int
+	// quickest is the least time that a piece took: how long a call takes that gives the
+	// server little to do.
+	quickest time.Duration
+}
+
+// took is told how long a piece took.
+func (s *pieceSize) took(p *piece) {
+	if s.quickest == 0 || p.took < s.quickest {
+		s.quickest = p.took
+	}
+	switch full := len(p.items) >= s.rows; {
+	case p.took > s.quickest+pieceTakes:
+		s.rows = max(fewestRows, s.rows*3/4)
+	case full && p.took < s.quickest+pieceTakes/2:
+		s.rows = min(pieceRows, s.rows+max(1, s.rows/8))
+	}
+}
+
+// send applies the mutations of items, in pieces. It gives each piece to done with its answer,
+// in the caller's goroutine. After an error of done no more pieces are sent. Those under way
 // are still waited for and given to done, and the first error is returned.
-func (db *DB) send(ctx context.Context, pieces [][]int, build func(item int) rowstore.Mutation, opts rowstore.ApplyOptions, done func(p *piece) error) error {
+func (db *DB) send(ctx context.Context, items *cutter, build func(item int) rowstore.Mutation, opts rowstore.ApplyOptions, done func(p *piece) error) error {
 	answers := make(chan *piece, piecesAtOnce)
 	apply := func(p *piece) {
 		asked := db.clock.Now()
 		p.outs, p.err = db.store.Apply(ctx, p.muts, opts)
 		p.took = db.clock.Now().Sub(asked)
 	}
+	size := pieceSize{rows: pieceRows}
+	if !items.one() {
+		opts.Bulk, size.rows = true, 2*fewestRows
+	}
 	var first error
-	for next, underWay := 0, 0; underWay > 0 || next < len(pieces) && first == nil; {
+	for underWay := 0; underWay > 0 || len(items.items) > 0 && first == nil; {
 		var p *piece
-		if first == nil && next < len(pieces) && underWay < piecesAtOnce {
-			p = &piece{items: pieces[next], muts: make([]rowstore.Mutation, len(pieces[next]))}
+		if first == nil && len(items.items) > 0 && underWay < piecesAtOnce {
+			p = &piece{items: items.next(size.rows)}
+			p.muts = make([]rowstore.Mutation, len(p.items))
 			for i, item := range p.items {
 				p.muts[i] = build(item)
 			}
-			if next++; len(pieces) > 1 {
+			if opts.Bulk {
 				underWay++
 				go func() {
 					apply(p)
@@ -185,6 +234,7 @@ func (db *DB) send(ctx context.Context, pieces [][]int, build func(item int) row
 		} else {
 			p = <-answers
 			underWay--
+			size.took(p)
 		}
 		if err := done(p); err != nil && first == nil {
 			first = err

@@ -245,9 +245,10 @@ func TestDrawnWithTheLastPieceOnly(t *testing.T) {
 	require.NoError(t, tx.Commit(t.Context()))
 	require.NotZero(t, between)
 	calls := c.wire.sent(prewrites)
-	require.Len(t, calls, 3)
-	for _, x := range calls {
+	require.Greater(t, len(calls), 3)
+	for i, x := range calls {
 		require.False(t, x.Opts.AssignTimestamp)
+		require.Equal(t, i > 0, x.Opts.Bulk, "all but that of the primary")
 	}
 	require.Greater(t, tx.CommitTimestamp(), between)
 	primary := calls[0].Mutations()[0]
@@ -256,7 +257,53 @@ func TestDrawnWithTheLastPieceOnly(t *testing.T) {
 	require.Equal(t, Cell(l.Primary), Cell{primary.Table, primary.Row, primary.Conditions[0].Column}, "the primary is the first of the first piece")
 	small := writes(t, c, "1", rowA, rowB)
 	require.NoError(t, small.Commit(t.Context()))
-	require.True(t, c.wire.sent(prewrites)[3].Opts.AssignTimestamp)
+	require.True(t, c.wire.sent(prewrites)[len(calls)].Opts.AssignTimestamp)
+	require.False(t, c.wire.sent(prewrites)[len(calls)].Opts.Bulk)
+}
+
+// A piece is as large as the store gets done in a moment, and never so small that the calls
+// themselves are what costs.
+func TestPiecesKeepTheStoreBusyForAMoment(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		call, row       time.Duration
+		atLeast, atMost int // rows, once the size has settled
+	}{
+		"quick rows":          {0, time.Microsecond, pieceRows, pieceRows},
+		"slow rows":           {0, 25 * time.Microsecond, 20, 40},
+		"slow calls":          {20 * time.Millisecond, time.Microsecond, pieceRows, pieceRows},
+		"slow calls and rows": {20 * time.Millisecond, 25 * time.Microsecond, 20, 80},
+		"very slow rows":      {0, time.Millisecond, fewestRows, fewestRows + 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				g := newGauge(rowstore.Limits{})
+				// The server does one call after the other.
+				busy := make(chan struct{}, 1)
+				g.slow = func(muts []rowstore.Mutation) time.Duration { return test.call }
+				g.work = func(muts []rowstore.Mutation) {
+					busy <- struct{}{}
+					time.Sleep(time.Duration(len(muts)) * test.row)
+					<-busy
+				}
+				db, _, end := bubble(t, g)
+				defer end()
+				cells := sample(40*pieceRows, 0, 0)
+				require.NoError(t, setAll(t.Context(), db, cells))
+				require.NoError(t, db.drained(t.Context()))
+				require.Greater(t, len(g.bulk), 2*40)
+				prewrites := 0
+				for n := 0; n < len(cells)*3/4; prewrites++ {
+					n += g.bulk[prewrites]
+				}
+				for _, rows := range g.bulk[prewrites-3 : prewrites] {
+					require.GreaterOrEqual(t, rows, test.atLeast, "%v", g.bulk[:prewrites])
+					require.LessOrEqual(t, rows, test.atMost, "%v", g.bulk[:prewrites])
+				}
+			})
+		})
+	}
 }
 
 // bubble opens a DB over g and another over the store itself, in a bubble of fake time.

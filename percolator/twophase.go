@@ -83,14 +83,14 @@ func (c *committer) prewrite(ctx context.Context, session string, deferred bool)
 		if len(which) == 0 {
 			return nil
 		}
-		pieces := cut(which, c.nameOf, c.bytesOf)
-		if len(pieces) > 1 && !c.rows[c.primaryRow].locked {
-			pieces = pieces[:1]
-		}
+		pieces := newCutter(which, c.nameOf, c.bytesOf)
 		// If one call sends all that is left and locks every row, nothing else is under
 		// way and nothing is sent again. So a timestamp that is drawn after it may be the
 		// commit timestamp.
-		last := len(pieces) == 1 && len(pieces[0]) == len(which)
+		last := pieces.one()
+		if !last && !c.rows[c.primaryRow].locked {
+			pieces.items = pieces.next(fewestRows)
+		}
 		wait, err := c.prewritePieces(ctx, pieces, session, rowstore.ApplyOptions{Deferred: deferred, AssignTimestamp: last && c.db.opt.oracle == nil})
 		if err != nil {
 			return err
@@ -109,7 +109,7 @@ func (c *committer) bytesOf(row int) int { return c.rows[row].bytes }
 
 // prewritePieces sends prewrites. wait tells that some should be sent again a little
 // later.
-func (c *committer) prewritePieces(ctx context.Context, pieces [][]int, session string, opts rowstore.ApplyOptions) (wait bool, err error) {
+func (c *committer) prewritePieces(ctx context.Context, pieces *cutter, session string, opts rowstore.ApplyOptions) (wait bool, err error) {
 	build := func(row int) rowstore.Mutation {
 		c.rows[row].sent = true
 		lasts := c.db.session.lasts(c.db.opt.lockExpiry)
@@ -453,7 +453,7 @@ func (c *committer) applyRows(ctx context.Context, rows []commitRow, deferred bo
 		for i := range items {
 			items[i] = i
 		}
-		pieces := cut(items, func(i int) rowName { return c.writes[rows[i].from].cell.rowName() }, func(i int) int { return rows[i].bytes })
+		pieces := newCutter(items, func(i int) rowName { return c.writes[rows[i].from].cell.rowName() }, func(i int) int { return rows[i].bytes })
 		var firsts, seconds []commitRow // halves; apart, so that a piece has many rows
 		err := c.db.send(ctx, pieces, func(i int) rowstore.Mutation { return build(rows[i]) }, rowstore.ApplyOptions{Deferred: deferred}, func(p *piece) error {
 			if p.err != nil {

@@ -243,6 +243,10 @@ type ApplyOptions struct {
 	// a lock. If it is late, other clients take its owner for dead. A wrapper never queues
 	// it behind batches that are not urgent. A store without a queue ignores Urgent.
 	Urgent bool
+	// Bulk marks one of many batches of a large piece of work, such as a transaction of
+	// a million cells. The caller sends few at a time. A wrapper never merges it with other
+	// batches, and lets none wait for it. A store without a queue ignores Bulk.
+	Bulk bool
 }
 
 // Outcome says what became of a mutation.

@@ -44,6 +44,8 @@ type Options struct {
 //     when all parts are; the failure of a part is the Err of its rows. Such an Apply
 //     draws no timestamps. Such a ReadSnapshot draws first and then reads.
 //   - Urgent applies are merged with urgent ones only, and never wait for others.
+//   - Bulk applies are merged with none. They leave at once, do not count in MaxInFlight, and
+//     nothing waits for them.
 //   - Deferred and undeferred applies are never in one batch over a [rowstore.Deferrer], so a
 //     deferred one does not wait for a flush that it did not ask for.
 //   - A batch that holds a mebibyte of values takes no more calls.
@@ -72,11 +74,15 @@ func New(s rowstore.Store, opts Options) rowstore.Store {
 	}
 	c.reads = newLanes(opts, c.readKind())
 	for i := range c.applies {
-		with := rowstore.ApplyOptions{Deferred: i&laneDeferred != 0, AssignTimestamp: i&laneTimestamp != 0, Urgent: i&laneUrgent != 0}
+		with := rowstore.ApplyOptions{Deferred: i&laneDeferred != 0, AssignTimestamp: i&laneTimestamp != 0, Urgent: i&laneUrgent != 0, Bulk: i&laneBulk != 0}
+		merged := opts
+		if with.Bulk {
+			merged.MaxBatch = 0 // every call is too large for it
+		}
 		if with.Deferred && beneath.Deferrer == nil {
 			c.applies[i] = c.applies[i&^laneDeferred]
 		} else {
-			c.applies[i] = newLanes(opts, c.applyKind(with))
+			c.applies[i] = newLanes(merged, c.applyKind(with))
 		}
 	}
 	c.abilities = c.treatment().Of(s)
@@ -88,6 +94,7 @@ const (
 	laneDeferred = 1 << iota
 	laneTimestamp
 	laneUrgent
+	laneBulk
 	applyLanes
 )
 
@@ -123,6 +130,9 @@ func (c *coalescer) Apply(ctx context.Context, muts []rowstore.Mutation, opts ro
 	}
 	if opts.Urgent {
 		i |= laneUrgent
+	}
+	if opts.Bulk {
+		i |= laneBulk
 	}
 	return c.applies[i].do(ctx, muts)
 }

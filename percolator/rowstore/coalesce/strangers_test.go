@@ -353,6 +353,35 @@ func TestCoalesceLetsUrgentAppliesPass(t *testing.T) {
 	})
 }
 
+// Bulk applies leave apart from all others, and from each other.
+func TestCoalesceLetsNobodyWaitForBulk(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g := storetest.NewGate(memstore.New())
+		s := coalesce.New(g, coalesce.Options{MaxInFlight: 1})
+		bulk := storetest.AskApplyWith(rs.ApplyOptions{Bulk: true})
+		storetest.Start(t.Context(), s, bulk, "a", "b")
+		first := g.Next(t)
+		require.True(t, first.Opts.Bulk)
+		storetest.Start(t.Context(), s, storetest.Askers["Apply"], "small")
+		small := g.Next(t)
+		require.Equal(t, []string{"small"}, small.RowNames(), "it does not wait for what is bulk")
+		require.False(t, small.Opts.Bulk)
+		storetest.Start(t.Context(), s, storetest.Askers["Apply"], "waits")
+		g.None(t)
+		storetest.Start(t.Context(), s, bulk, "c")
+		second := g.Next(t)
+		require.Equal(t, []string{"c"}, second.RowNames(), "it merges with none")
+		small.Finish()
+		waits := g.Next(t)
+		require.Equal(t, []string{"waits"}, waits.RowNames())
+		waits.Finish()
+		first.Finish()
+		second.Finish()
+		require.NoError(t, s.Close())
+	})
+}
+
 func TestCoalesceKeepsToEachCallersDeadline(t *testing.T) {
 	eachKind(t, coalesce.Options{MaxInFlight: 1}, func(t *testing.T, ask storetest.Asker, g *storetest.Gate, s rs.Store) {
 		soon, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)

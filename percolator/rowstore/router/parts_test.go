@@ -17,15 +17,15 @@ import (
 // part is a store in memory that notes what reaches it.
 type part struct {
 	*memstore.Store
-	urgent, flushed, crashed int
+	marked, flushed, crashed int
 	snapshots                int
 	broken                   error // of Scan and Tables
 	listen                   func(ctx context.Context, wake func(rs.Wake)) error
 }
 
 func (p *part) Apply(ctx context.Context, muts []rs.Mutation, opts rs.ApplyOptions) ([]rs.Outcome, error) {
-	if opts.Urgent {
-		p.urgent++
+	if opts.Urgent && opts.Bulk {
+		p.marked++
 	}
 	return p.Store.Apply(ctx, muts, opts)
 }
@@ -90,9 +90,9 @@ func TestRouterReachesEveryStore(t *testing.T) {
 	require.Equal(t, []string{"main: it forgets", "other: it forgets"}, report.Warnings)
 
 	// Options reach the stores, and errors say whose they are.
-	_, err = r.Apply(t.Context(), []rs.Mutation{{Table: "t", Row: "r"}, {Table: "o", Row: "r"}}, rs.ApplyOptions{Urgent: true})
+	_, err = r.Apply(t.Context(), []rs.Mutation{{Table: "t", Row: "r"}, {Table: "o", Row: "r"}}, rs.ApplyOptions{Urgent: true, Bulk: true})
 	require.NoError(t, err)
-	require.Equal(t, []int{1, 1}, []int{main.urgent, other.urgent})
+	require.Equal(t, []int{1, 1}, []int{main.marked, other.marked})
 	other.broken = errors.New("broken")
 	for name, err := range map[string]error{
 		"flush":  a.Deferrer.Flush(t.Context()),

@@ -227,6 +227,7 @@ func (r *Store) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowsto
 				Deferred:        opts.Deferred && to == r.authoritative,
 				AssignTimestamp: opts.AssignTimestamp && to == r.authoritative && len(muts) == whole,
 				Urgent:          opts.Urgent,
+				Bulk:            opts.Bulk,
 			})
 		},
 		failed: func(_ *rowstore.Mutation, err error) rowstore.Outcome { return rowstore.Outcome{Err: err} },
