@@ -146,6 +146,8 @@ type Sample struct {
 	Timeline []float64 `json:"timeline,omitempty"`
 	// Events are what happened meanwhile, for the same workloads.
 	Events []Event `json:"events,omitempty"`
+	// Large is what a large transaction took that was committed meanwhile.
+	Large *Large `json:"large,omitempty"`
 }
 
 // Work is what the processes of a fleet did for each change.
