@@ -35,7 +35,8 @@ func (i Isolation) String() string {
 }
 
 // Limits bound a transaction. A zero field takes its default. The limits of the store
-// apply as well.
+// apply as well. A transaction keeps what it writes in memory until it has ended, about 500
+// bytes for each cell beside names and values.
 type Limits struct {
 	Table  int // bytes of a table's name; default 512
 	Row    int // bytes of a row's key; default 2048
