@@ -132,6 +132,7 @@ func (tx *Txn) newCommitter(ctx context.Context) (*committer, error) {
 	db := tx.db
 	// Work that continues in the background after Commit has returned must not touch tx.
 	c := &committer{tx: tx, db: db, extra: tx.extra, writes: tx.writes.list, primary: -1}
+	tx.writes.index = nil // nothing asks for the writes of a transaction that commits
 	primary := Cell{}
 	for i := range c.writes {
 		w := &c.writes[i]
