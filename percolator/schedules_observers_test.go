@@ -85,6 +85,41 @@ func TestScheduleB1_ClearRemovesWhatItSaw(t *testing.T) {
 	require.Equal(t, []string{"0", "1"}, s.values)
 }
 
+// B1. Guards: a roll forward moves the notification up to the commit. A worker whose snapshot lies between start and
+// commit, and whose view comes after the roll forward, sees nothing new, and removes what lies below its snapshot.
+func TestScheduleB1_RolledForwardBehindTheSnapshot(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.observed("t", "v", "o")
+	var s saw
+	c, t1, other := w.client(), w.client(withoutGroups()), w.client()
+	c.snapshotReader = nil // a view is a draw and then a read
+	wk := watching(t, c, s.observer("o"))
+	set(t, t1.DB, rowA, "0")
+	runs(t, wk, rowA)
+	require.Empty(t, w.notified(rowA))
+
+	primary := Cell{"t", "c", "other"}
+	t1.wire.verdict(secondaries(primary), die)
+	p := t1.hold(t, commitPoint(primary))
+	tx := writes(t, t1, "1", primary, rowA)
+	require.NotZero(t, startOf(tx))
+	view := c.hold(t, op(faultstore.CallRead))
+	looked := async(func() error { return wk.attempt(t.Context(), &task{job: job{rowA, wk.list[0].o}, q: wk.list[0]}).err })
+	view.wait()
+	done := commit(t1, tx)
+	p.wait()
+	p.release(pass)
+	require.NoError(t, w.finish(done))
+	require.Equal(t, "1", value(t, other, rowA), "somebody rolls it forward")
+	require.Equal(t, []Timestamp{tx.CommitTimestamp()}, w.notified(rowA))
+	view.release(pass)
+	require.NoError(t, result(t, looked))
+	require.Equal(t, []Timestamp{tx.CommitTimestamp()}, w.notified(rowA))
+	runs(t, wk, rowA)
+	require.Equal(t, []string{"0", "1"}, s.values)
+}
+
 // B2. Guards: the hints go only once every observer of the column that the catalog
 // has is covered, also those that the worker does not know.
 func TestScheduleB2_TwoObserversShareANotification(t *testing.T) {

@@ -143,7 +143,7 @@ var mutants = []mutant{
 	{"secondary-before-primary", "A transaction: the primary goes first (C5)", "TestScheduleC5", one(resolveGo,
 		"\t\tdecided, err := db.rollBackPrimary(ctx, start, Cell(l.Primary), state.lock)\n\t\tif err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {\n\t\t\treturn false, fmt",
 		"\t\tif cell != Cell(l.Primary) {\n\t\t\treturn true, db.rollBack(ctx, cell, start, l)\n\t\t}\n\t\tdecided, err := db.rollBackPrimary(ctx, start, Cell(l.Primary), state.lock)\n\t\tif err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {\n\t\t\treturn false, fmt")},
-	{"roll-forward-drops-the-notification", "A transaction: the roll forward replaces Notify@start by Notify@commit", "TestScheduleB", one(resolveGo,
+	{"roll-forward-drops-the-notification", "A transaction: the roll forward replaces Notify@start by Notify@commit", "TestScheduleB1", one(resolveGo,
 		"commitEdits(nil, cell.Column, start, commit, l.Kind, l.Value, l.Long, l.Notify)", "commitEdits(nil, cell.Column, start, commit, l.Kind, l.Value, l.Long, false)")},
 	{"roll-back-keeps-the-notification", "A transaction: roll back deletes Notify@start (C19)", "TestScheduleC19", one(resolveGo,
 		"\tif notify {\n\t\tedits = append(edits, rowstore.Delete(rowstore.Notify, column, start))\n\t}\n", "\t_ = notify\n")},
