@@ -369,3 +369,21 @@ func TestScheduleA7_LateHeartbeat(t *testing.T) {
 		}
 	})
 }
+
+// Guards: the range of writes that conflict begins with the timestamp after the start.
+func TestScheduleA3_CommitJustAfterTheStart(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w *world, opts ...Option) {
+		first, second := w.client(opts...), w.client(opts...)
+		set(t, first.DB, rowB, "makes its session")
+		earlier := writes(t, first, "earlier", rowA)
+		require.NotZero(t, startOf(earlier))
+		tx := writes(t, second, "later", rowA)
+		start := startOf(tx)
+		// Nothing is drawn between the start and the commit, whose prewrites carry the draw.
+		require.NoError(t, earlier.Commit(t.Context()))
+		require.Equal(t, start+1, earlier.CommitTimestamp())
+		require.ErrorIs(t, tx.Commit(t.Context()), ErrConflict)
+		require.Equal(t, "earlier", value(t, first, rowA))
+		w.noLocks()
+	})
+}
