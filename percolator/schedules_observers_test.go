@@ -188,6 +188,28 @@ func TestScheduleB3_WeakHintIsAReasonToRun(t *testing.T) {
 	})
 }
 
+// B3. Guards: the hint is there when the transaction is committed, even if its client dies at once.
+func TestScheduleB3_WeakHintOutlivesItsClient(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w *world, opts ...Option) {
+		w.observed("t", "v", "o")
+		var s saw
+		t1, c := w.client(opts...), w.client()
+		wk := watching(t, c, s.observer("o"))
+		other := Cell{"t", "b", "data"}
+		p := t1.hold(t, commitPoint(other))
+		tx := writes(t, t1, "1", other)
+		require.NoError(t, tx.Notify(rowA))
+		done := commit(t1, tx)
+		p.wait()
+		p.release(dieAfter)
+		require.Error(t, w.finish(done))
+		require.Equal(t, "1", value(t, c, other))
+		require.Len(t, w.notified(rowA), 1)
+		runs(t, wk, rowA)
+		require.Equal(t, []string{"none"}, s.values)
+	})
+}
+
 // B3. Guards: the hint stands at the commit timestamp, drawn after the prewrites and
 // put before the commit point: a run that starts earlier does not use it up.
 func TestScheduleB3_WeakHintComesNeitherEarlyNorLate(t *testing.T) {
