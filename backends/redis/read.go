@@ -150,6 +150,10 @@ type beginField struct {
 	column string
 }
 
+// beginAtOnce is how many fields of a row the begin script reads with one command. It counts
+// what they hold only behind it.
+const beginAtOnce = 8
+
 // beginFields appends the fields that a read needs. It returns false if the begin script
 // cannot answer the read: it knows locks, marks, notifications, and the newest write at
 // the assigned timestamp.
@@ -195,11 +199,16 @@ func (s *direct) ReadSnapshot(ctx context.Context, asks []rowstore.SnapshotRead)
 				continue
 			}
 			table, tag := escapeTable(r.Table), s.parts[s.partOf(r.Table, r.Row)].tag
-			for _, f := range wanted {
-				b.enc.key(tag, table, r.Row)
-				b.enc.field(f.kind, f.column)
-			}
 			fields += len(wanted)
+			for len(wanted) > 0 {
+				n := min(len(wanted), beginAtOnce)
+				b.enc.key(tag, table, r.Row)
+				b.enc.small(n)
+				for _, f := range wanted[:n] {
+					b.enc.field(f.kind, f.column)
+				}
+				wanted = wanted[n:]
+			}
 		}
 		rows += len(asks[i].Reads)
 	}
