@@ -28,6 +28,10 @@ type Options struct {
 	// at least two of the three kinds. It sets the answers of a kind or its error. A kind whose
 	// calls change nothing must not share the failure of one that does. For a store that names
 	// several shards it must be nil, because it is asked about all rows at once.
+	//
+	// The context of a call that several callers share, of one kind or more, is then never
+	// cancelled. It has their latest deadline, if each has one. The callers return when their
+	// own contexts end, and the store bounds the call by itself, and ends it when it is closed.
 	Together func(ctx context.Context, t *Together)
 }
 

@@ -147,6 +147,7 @@ func (t *together) send(ctx context.Context, asks []ask) ([]answer, error) {
 		t.alone(ctx, &asks[0], &answers[0])
 		return answers, nil
 	}
+	ctx = uncancelled{ctx}
 	all := t.calls.Get().(*Together)
 	for i := range asks {
 		a := &asks[i]
@@ -174,6 +175,14 @@ func (t *together) send(ctx context.Context, asks []ask) ([]answer, error) {
 	t.calls.Put(all)
 	return answers, nil
 }
+
+// uncancelled is the context of a shared call. Its callers give up by themselves, so nobody
+// waits for the call to heed the end of a context, and a store needs no goroutine to watch
+// one. It has the deadline still.
+type uncancelled struct{ context.Context }
+
+func (uncancelled) Done() <-chan struct{} { return nil }
+func (uncancelled) Err() error            { return nil }
 
 // checkCounts turns answers whose number is wrong into an error.
 func (t *Together) checkCounts() {
