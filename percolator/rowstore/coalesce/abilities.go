@@ -18,11 +18,11 @@ func (c *coalescer) Abilities() rowstore.Abilities { return c.abilities }
 func (c *coalescer) treatment() rowstore.Treatment {
 	return rowstore.Treatment{
 		Grouper: func(g rowstore.Grouper) rowstore.Grouper {
+			c.groups = newLanes(c.opts, c.groupKind(g))
 			if c.together != nil {
 				c.together.grouper = g
-				return togetherGrouper{g, c.together}
+				return togetherGrouper{g, c.together, c.groups}
 			}
-			c.groups = newLanes(c.opts, c.groupKind(g))
 			return coalescedGrouper{g, c.groups}
 		},
 		OracleProvider: func(p rowstore.OracleProvider) rowstore.OracleProvider {

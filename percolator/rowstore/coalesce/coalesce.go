@@ -23,7 +23,8 @@ type Options struct {
 	// one that hangs does not keep others waiting. Default (0 or less) 2.
 	MaxInFlight int
 	// Together, if not nil, answers groups, snapshot reads and draws in one call of the store.
-	// Then they are merged with each other, and count in MaxInFlight as one kind. A second call
+	// Then they are merged with each other, and count in MaxInFlight as one kind, but for
+	// groups with more than 32 KiB of values, which stay a kind of their own. A second call
 	// leaves beside another one only if at least 16 callers share it. It is called with
 	// at least two of the three kinds. It sets the answers of a kind or its error. A kind whose
 	// calls change nothing must not share the failure of one that does. For a store that names
@@ -119,7 +120,7 @@ type coalescer struct {
 	groups        *lanes[rowstore.Group, rowstore.GroupOutcome]           // nil without a Grouper
 	draws         *lane[int, rowstore.Timestamp]                          // nil without an OracleProvider
 	snapshotReads *lanes[rowstore.SnapshotRead, rowstore.SnapshotRows]    // nil without a SnapshotReader
-	together      *together                                               // of groups, draws and snapshot reads, which have no lanes of their own then; nil without Options.Together
+	together      *together                                               // of groups, draws and snapshot reads: then groups is for large ones, and draws and snapshotReads are nil; nil without Options.Together
 	close         sync.Once
 }
 

@@ -258,14 +258,35 @@ func (t *together) nothing(ctx context.Context) error {
 	return nil
 }
 
+// mostTogether is how many bytes of values the groups of a caller have, at most, that share a
+// call with begins and draws. Those would wait while the values are sent.
+const mostTogether = 32 << 10
+
+func isLarge(groups []rowstore.Group) bool {
+	bytes := 0
+	for i := range groups {
+		for j := range groups[i].Mutations {
+			edits := groups[i].Mutations[j].Edits
+			for k := range edits {
+				bytes += len(edits[k].Value)
+			}
+		}
+	}
+	return bytes > mostTogether
+}
+
 type togetherGrouper struct {
 	rowstore.Grouper
-	t *together
+	t     *together
+	large *lanes[rowstore.Group, rowstore.GroupOutcome]
 }
 
 func (g togetherGrouper) Group(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
 	if len(groups) == 0 {
 		return nil, g.t.nothing(ctx)
+	}
+	if isLarge(groups) {
+		return g.large.do(ctx, groups)
 	}
 	a, err := g.t.ask(ctx, ask{groups: groups})
 	return a.outcomes, err

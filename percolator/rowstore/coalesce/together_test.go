@@ -162,6 +162,33 @@ func TestTogetherSendsFewCallsAtATime(t *testing.T) {
 	})
 }
 
+// A begin does not wait while a large group is sent, and does not share its call.
+func TestTogetherLeavesLargeGroupsOut(t *testing.T) {
+	t.Parallel()
+	sharing(t, coalesce.Options{}, func(t *testing.T, g shared, s rs.Store, first *storetest.GateCall) {
+		large := storetest.Mutations("large")
+		large[0].Edits = append(large[0].Edits, rs.Put(rs.Data, "c", 1, make([]byte, 1<<20)))
+		done := make(chan error, 1)
+		go func() {
+			grouper, _ := rs.Unwrap[rs.Grouper](s)
+			_, err := grouper.Group(t.Context(), []rs.Group{{Mutations: large}})
+			done <- err
+		}()
+		synctest.Wait()
+		l := g.Next(t)
+		require.Equal(t, []string{"large"}, l.RowNames())
+		begin := storetest.Start(t.Context(), s, askBegin, "a")
+		first.OK()
+		synctest.Wait()
+		g.Next(t).OK()
+		synctest.Wait()
+		require.True(t, begin.Done)
+		require.Empty(t, done)
+		l.OK()
+		require.NoError(t, <-done)
+	})
+}
+
 // What went wrong with one kind is no failure of another, and a bad call none of others.
 func TestTogetherKeepsFailuresApart(t *testing.T) {
 	t.Parallel()
