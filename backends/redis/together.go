@@ -20,6 +20,14 @@ type mixed struct {
 	draws, rows, fields int
 }
 
+// mergesKinds is together, or nil if rows lie on several servers.
+func (s *direct) mergesKinds() func(ctx context.Context, t *coalesce.Together) {
+	if !s.oneSlot {
+		return nil
+	}
+	return s.together
+}
+
 // together answers groups, begins and draws by one run of a script. If they are too much for
 // one, or of a kind that the script does not know, each kind is a call of its own. It is
 // only for stores in which any rows may share a run.

@@ -343,3 +343,28 @@ func TestTogetherWithoutMemory(t *testing.T) {
 	require.NoError(t, c.ConfigSet(t.Context(), "maxmemory", "0").Err())
 	require.Empty(t, newest(t, s, "r"))
 }
+
+// A Cluster's store of one partition shares runs too.
+func TestTogetherInACluster(t *testing.T) {
+	t.Parallel()
+	cl := testserver.NewRedisCluster(t, nil)
+	s := bare(t, with(t, cl.URL, "partitions", "1"))
+	for _, row := range []string{"a", "b"} {
+		both := coalesce.Together{Groups: []rowstore.Group{onePut(row, "1")}, Begins: []rowstore.SnapshotRead{beginOf(row, "c")}, Draws: []int{2}}
+		s.together(t.Context(), &both)
+		require.NoError(t, both.GroupErr)
+		require.NoError(t, both.BeginErr)
+		require.NoError(t, both.DrawErr)
+		requireRisen(t, &both)
+		require.Len(t, both.Begun[0].Rows[0].Versions, 1)
+	}
+	require.Nil(t, coalesceOf(t, with(t, cl.URL, "partitions", "2")), "rows of several servers share no run")
+}
+
+// coalesceOf is what a store merges kinds by.
+func coalesceOf(t *testing.T, url string) func(context.Context, *coalesce.Together) {
+	t.Helper()
+	s, ok := openURL(t, url).(*Store)
+	require.True(t, ok)
+	return s.direct.mergesKinds()
+}
