@@ -210,57 +210,77 @@ func watch(ctx context.Context, c *goredis.Client, x, y string) error {
 	}
 }
 
-// BenchmarkBatch measures single calls with many rows, one after the other: what a
-// row costs without the cost of a call.
+// BenchmarkBatch measures single calls of one transfer and of many, one after the other: what a
+// row costs without the cost of a call, and what a run of a script costs the server.
 func BenchmarkBatch(b *testing.B) {
 	url := with(b, testserver.NewRedis(b, map[string]string{"appendonly": "no"}).URL)
 	st := bare(b, url)
 	plain := admin(b, url)
 	ctx := context.Background()
 	fill(b, st, plain)
-	const batch = 64
-	pick := func() []string {
-		rows := make([]string, 0, batch)
-		for x := rand.IntN(benchRows); len(rows) < batch; x = (x + 7919) % benchRows {
-			rows = append(rows, "row"+strconv.Itoa(x))
-		}
-		return rows
-	}
 	for _, bm := range []struct {
 		name string
 		f    func(start rowstore.Timestamp, rows []string) error
 	}{
+		{"Begin", func(_ rowstore.Timestamp, rows []string) error {
+			asks := make([]rowstore.SnapshotRead, 0, len(rows)/2)
+			for i := 0; i < len(rows); i += 2 {
+				asks = append(asks, rowstore.SnapshotRead{Reads: reads(rowstore.AssignedTimestamp, rows[i:i+2])})
+			}
+			_, err := st.ReadSnapshot(ctx, asks)
+			return err
+		}},
 		{"Read", func(start rowstore.Timestamp, rows []string) error {
 			_, err := st.Read(ctx, reads(start, rows))
 			return err
 		}},
 		{"OnePhase", func(start rowstore.Timestamp, rows []string) error {
-			groups := make([]rowstore.Group, 0, batch/2)
-			for i := 0; i < batch; i += 2 {
+			groups := make([]rowstore.Group, 0, len(rows)/2)
+			for i := 0; i < len(rows); i += 2 {
 				groups = append(groups, rowstore.Group{AssignTimestamp: true, Mutations: []rowstore.Mutation{onePhase(rows[i], start), onePhase(rows[i+1], start)}})
 			}
 			_, err := st.Group(ctx, groups)
 			return err
 		}},
-		{"Draw", func(rowstore.Timestamp, []string) error {
-			_, err := st.Oracle().Draw(ctx, batch)
+		{"Draw", func(_ rowstore.Timestamp, rows []string) error {
+			_, err := st.Oracle().Draw(ctx, len(rows))
 			return err
 		}},
 	} {
-		b.Run(bm.name, func(b *testing.B) {
-			start, err := st.Oracle().Draw(ctx, 1)
-			require.NoError(b, err)
-			mine, theirs := ownCPU(b), serverCPU(ctx, b, plain)
-			for range b.N {
-				if err := bm.f(start, pick()); err != nil {
-					b.Fatal(err)
+		for _, batch := range []int{2, 64} {
+			b.Run(fmt.Sprint(bm.name, "/", batch), func(b *testing.B) {
+				start, err := st.Oracle().Draw(ctx, 1)
+				require.NoError(b, err)
+				mine, theirs, scripts := ownCPU(b), serverCPU(ctx, b, plain), scriptTime(ctx, b, plain)
+				rows := make([]string, batch)
+				for range b.N {
+					x := rand.IntN(benchRows)
+					for i := range rows {
+						rows[i] = "row" + strconv.Itoa((x+7919*i)%benchRows)
+					}
+					if err := bm.f(start, rows); err != nil {
+						b.Fatal(err)
+					}
 				}
-			}
-			n := float64(b.N * batch)
-			b.ReportMetric(float64((ownCPU(b)-mine).Nanoseconds())/1e3/n, "client-us/row")
-			b.ReportMetric(float64((serverCPU(ctx, b, plain)-theirs).Nanoseconds())/1e3/n, "server-us/row")
-		})
+				n := float64(b.N * batch)
+				b.ReportMetric(float64((ownCPU(b)-mine).Nanoseconds())/1e3/n, "client-us/row")
+				b.ReportMetric(float64((serverCPU(ctx, b, plain)-theirs).Nanoseconds())/1e3/n, "server-us/row")
+				b.ReportMetric(float64((scriptTime(ctx, b, plain)-scripts).Nanoseconds())/1e3/float64(b.N), "script-us/call")
+			})
+		}
 	}
+}
+
+// scriptTime is what the server has spent in scripts.
+func scriptTime(ctx context.Context, b *testing.B, c *goredis.Client) time.Duration {
+	text, err := c.Info(ctx, "commandstats").Result()
+	require.NoError(b, err)
+	_, rest, _ := strings.Cut(text, "cmdstat_evalsha:")
+	_, rest, _ = strings.Cut(rest, "usec=")
+	rest, _, _ = strings.Cut(rest, ",")
+	us, err := strconv.ParseInt(rest, 10, 64)
+	require.NoError(b, err)
+	return time.Duration(us) * time.Microsecond
 }
 
 // BenchmarkNotify measures what notifications cost, and writes that draw no timestamp, in

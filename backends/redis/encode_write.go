@@ -173,7 +173,7 @@ func (e *writeEncoder) mutation(tag string, m *rowstore.Mutation) {
 		e.slot = rowstore.Slot(m.Table, m.Row)
 	}
 	if kit.Wakes(m) {
-		e.str(wakeOf(table, e.slot))
+		e.wake(table, e.slot)
 	} else {
 		e.bool(false)
 	}
@@ -317,7 +317,7 @@ func (e *writeEncoder) remove(m *rowstore.Mutation, ed *rowstore.Edit) {
 	}
 	e.number(ed.Family, ed.Column)
 	if ed.Family == rowstore.Notify {
-		e.str(noteMember(e.slot, m.Row, ed.Column))
+		e.member(e.slot, m.Row, ed.Column)
 	}
 	e.halves(inv(hi))
 	e.halves(inv(lo))
@@ -343,7 +343,7 @@ func (e *writeEncoder) put(m *rowstore.Mutation, ed *rowstore.Edit) {
 	default:
 		e.small(10)
 		e.number(ed.Family, ed.Column)
-		e.str(noteMember(e.slot, m.Row, ed.Column))
+		e.member(e.slot, m.Row, ed.Column)
 	}
 	if ed.TS == rowstore.AssignedTimestamp {
 		e.str("")

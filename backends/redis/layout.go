@@ -128,9 +128,14 @@ func unescapeRow(row string) string {
 // slotBytes is the beginning of all members of a slot.
 func slotBytes(slot uint16) string { return string([]byte{byte(slot >> 8), byte(slot)}) }
 
-// noteMember is the member of the notification index.
-func noteMember(slot uint16, row, column string) string {
-	return slotBytes(slot) + escapeRow(row) + "\x00\x01" + column
+// member writes the member of the notification index.
+func (p *packer) member(slot uint16, row, column string) {
+	row = escapeRow(row)
+	p.strHead(2 + len(row) + 2 + len(column))
+	p.b = append(p.b, byte(slot>>8), byte(slot))
+	p.b = append(p.b, row...)
+	p.b = append(p.b, 0, 1)
+	p.b = append(p.b, column...)
 }
 
 // decimals is the number of digits of n.

@@ -84,7 +84,7 @@ func (s *direct) move(ctx context.Context, part int, table string) error {
 			}
 			row = unescapeRow(row)
 			p.str(m)
-			p.str(noteMember(rowstore.Slot(table, row), row, column))
+			p.member(rowstore.Slot(table, row), row, column)
 			p.str(row)
 			p.field('N', column)
 		}

@@ -254,7 +254,7 @@ func writeAs1(ctx context.Context, c *goredis.Client, s *direct, draws bool, tab
 	b := e.bytes()
 	for i := range edits {
 		var was, is packer
-		is.str(noteMember(rowstore.Slot(table, row), row, edits[i].Column))
+		is.member(rowstore.Slot(table, row), row, edits[i].Column)
 		was.str(escapeRow(row) + "\x00\x01" + edits[i].Column)
 		b = bytes.ReplaceAll(b, is.b, was.b)
 	}

@@ -387,3 +387,44 @@ func TestNewWithAClientThatIsClosedTooSoon(t *testing.T) {
 	require.ErrorIs(t, err, rowstore.ErrClosed)
 	require.NoError(t, s.Close())
 }
+
+// A transaction that begins with several cells of a row names the row once for eight of them,
+// and gets each.
+func TestBeginNamesARowOnce(t *testing.T) {
+	t.Parallel()
+	var silent atomic.Bool
+	var marked atomic.Int64
+	c := program(t, &goredis.Options{Addr: hostOf(t, testserver.Redis(t)), Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return deaf{conn, &silent, &marked}, nil
+	}})
+	s := openNew(t, c, Options{NoCoalesce: true})
+	for columns := 1; columns <= 2*beginAtOnce+1; columns++ {
+		m := rowstore.Mutation{Table: "t", Row: mark}
+		read := rowstore.RowRead{Table: "t", Row: mark}
+		for i := range columns {
+			name := fmt.Sprintf("c%02d", i)
+			if i%3 != 2 {
+				m.Edits = append(m.Edits, rowstore.Put(rowstore.Write, name, rowstore.Timestamp(columns), []byte(name)))
+			}
+			read.Selectors = append(read.Selectors, rowstore.Selector{Family: rowstore.Write, Column: name, To: rowstore.AssignedTimestamp, Limit: 1})
+		}
+		apply(t, s, m)
+		ask := []rowstore.SnapshotRead{{Reads: []rowstore.RowRead{read, {Table: "t", Row: "absent", Selectors: read.Selectors}}}}
+		_, err := s.ReadSnapshot(t.Context(), ask)
+		require.NoError(t, err, "the script is there")
+		marked.Store(0)
+		got, err := s.ReadSnapshot(t.Context(), ask)
+		require.NoError(t, err)
+		require.EqualValues(t, (columns+beginAtOnce-1)/beginAtOnce, marked.Load(), "%d columns", columns)
+		require.Len(t, got[0].Rows[0].Versions, len(m.Edits))
+		for i, v := range got[0].Rows[0].Versions {
+			require.Equal(t, m.Edits[i].Column, v.Column)
+			require.Equal(t, v.Column, string(v.Value))
+		}
+		require.Empty(t, got[0].Rows[1].Versions)
+	}
+}

@@ -150,6 +150,10 @@ type beginField struct {
 	column string
 }
 
+// beginAtOnce is how many fields of a row the begin script reads with one command. It counts
+// what they hold only behind it.
+const beginAtOnce = 8
+
 // beginFields appends the fields that a read needs. It returns false if the begin script
 // cannot answer the read: it knows locks, marks, notifications, and the newest write at
 // the assigned timestamp.
@@ -182,26 +186,9 @@ func (s *direct) ReadSnapshot(ctx context.Context, asks []rowstore.SnapshotRead)
 	b.enc.reset()
 	b.enc.u32(uint32(len(asks)))
 	b.enc.u32(maxAnswer)
-	var few [8]beginField
-	rows, fields, plain := 0, 0, s.oneSlot
-	for i := range asks {
-		for j := range asks[i].Reads {
-			r := &asks[i].Reads[j]
-			if err := checkNames(r.Table, r.Row); err != nil {
-				return nil, err
-			}
-			wanted, ok := beginFields(r.Selectors, few[:0])
-			if plain = plain && ok; !plain {
-				continue
-			}
-			table, tag := escapeTable(r.Table), s.parts[s.partOf(r.Table, r.Row)].tag
-			for _, f := range wanted {
-				b.enc.key(tag, table, r.Row)
-				b.enc.field(f.kind, f.column)
-			}
-			fields += len(wanted)
-		}
-		rows += len(asks[i].Reads)
+	rows, fields, plain, err := s.packBegins(&b.enc, asks)
+	if err != nil {
+		return nil, err
 	}
 	if !plain || fields > 2*maxRowsPerCall || len(b.enc.b) > maxBytesPerCall || len(asks) == 0 {
 		readBatches.Put(b)
@@ -224,6 +211,38 @@ func (s *direct) ReadSnapshot(ctx context.Context, asks []rowstore.SnapshotRead)
 	return answers, err
 }
 
+// packBegins writes the fields that the begin script reads for asks. It returns how many rows
+// and fields they are. If the script cannot answer them all, plain is false.
+func (s *direct) packBegins(enc *packer, asks []rowstore.SnapshotRead) (rows, fields int, plain bool, err error) {
+	var few [8]beginField
+	plain = s.oneSlot
+	for i := range asks {
+		for j := range asks[i].Reads {
+			r := &asks[i].Reads[j]
+			if err := checkNames(r.Table, r.Row); err != nil {
+				return 0, 0, false, err
+			}
+			wanted, ok := beginFields(r.Selectors, few[:0])
+			if plain = plain && ok; !plain {
+				continue
+			}
+			table, tag := escapeTable(r.Table), s.parts[s.partOf(r.Table, r.Row)].tag
+			fields += len(wanted)
+			for len(wanted) > 0 {
+				n := min(len(wanted), beginAtOnce)
+				enc.key(tag, table, r.Row)
+				enc.small(n)
+				for _, f := range wanted[:n] {
+					enc.field(f.kind, f.column)
+				}
+				wanted = wanted[n:]
+			}
+		}
+		rows += len(asks[i].Reads)
+	}
+	return rows, fields, plain, nil
+}
+
 // begun reads the answer of the begin script. It returns nil without an error if the
 // script left the fields out, because they were too much for one run.
 func begun(answer string, asks []rowstore.SnapshotRead, rows, fields int) ([]rowstore.SnapshotRows, error) {
@@ -239,7 +258,19 @@ func begun(answer string, asks []rowstore.SnapshotRead, rows, fields int) ([]row
 		}
 		return nil, nil
 	}
-	first := oracle.Timestamp(ms)<<oracle.LogicalBits + oracle.Timestamp(ctr)
+	answers, err := beginRows(&u, oracle.Timestamp(ms)<<oracle.LogicalBits+oracle.Timestamp(ctr), asks, rows)
+	if err == nil {
+		err = u.done()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("redis: begin: %w", err)
+	}
+	return answers, nil
+}
+
+// beginRows reads the fields that begins were answered, the first of which has the timestamp
+// first.
+func beginRows(u *unpacker, first oracle.Timestamp, asks []rowstore.SnapshotRead, rows int) ([]rowstore.SnapshotRows, error) {
 	var d decoder
 	var few [8]beginField
 	answers := make([]rowstore.SnapshotRows, len(asks))
@@ -264,16 +295,13 @@ func begun(answer string, asks []rowstore.SnapshotRead, rows, fields int) ([]row
 					d.vs, err = parseCell(d.vs, f.column, v)
 				}
 				if err != nil {
-					return nil, fmt.Errorf("redis: begin: row %q of table %q: %w", r.Row, r.Table, err)
+					return nil, fmt.Errorf("row %q of table %q: %w", r.Row, r.Table, err)
 				}
 			}
 			answers[i].Rows[j] = rowstore.Row{Table: r.Table, Row: r.Row, Versions: d.pick(r.Selectors)}
 		}
 	}
-	if err := u.done(); err != nil {
-		return nil, fmt.Errorf("redis: begin: %w", err)
-	}
-	return answers, nil
+	return answers, u.err
 }
 
 // decoder turns answers into rows. Its memory is reused.

@@ -18,6 +18,10 @@ var (
 	writeLua string
 	//go:embed scripts/quick.lua
 	quickLua string
+	//go:embed scripts/begin_part.lua
+	beginPart string
+	//go:embed scripts/wake_part.lua
+	wakePart string
 	//go:embed scripts/draw.lua
 	drawLua string
 	//go:embed scripts/begin.lua
@@ -58,6 +62,9 @@ const primaryOnly = `if not find(call('INFO', 'replication'), 'role:master', 1, 
   return redis.error_reply('READONLY percolator: the server is a replica')
 end
 `
+
+// answerOut ends the scripts that write.
+const answerOut = "return cmsgpack.pack(out)\n"
 
 // script is a Lua script and its name in the server's cache. The flags decide
 // when the server refuses it as a whole: without allow-oom when it is out of
@@ -104,12 +111,12 @@ func newReader(parts ...string) *script {
 }
 
 var (
-	writeScript = newWriter("", oraclePart, writePart, writeLua)
+	writeScript = newWriter("", oraclePart, writePart, writeLua, beginPart, wakePart, answerOut)
 	// quickScript is writeScript for batches of nothing but quick groups; see
 	// writeEncoder.quick.
-	quickScript = newWriter("", oraclePart, writePart, quickLua)
+	quickScript = newWriter("", oraclePart, writePart, quickLua, beginPart, answerOut)
 	// freeScript is writeScript for mutations that only free memory.
-	freeScript = newWriter("allow-oom", oraclePart, writePart, writeLua)
+	freeScript = newWriter("allow-oom", oraclePart, writePart, writeLua, beginPart, wakePart, answerOut)
 	// The oracle asks for the role with its own call of INFO.
 	drawScript = newScript("", oraclePart, drawLua)
 	// beginScript changes the oracle alone, which anybody may do any number of times.

@@ -42,7 +42,7 @@ var (
 func newStore(d *direct) *Store {
 	s := &Store{direct: d, calls: d, groups: d, begins: d, oracle: d, report: d}
 	if !d.opts.NoCoalesce {
-		s.calls = coalesce.New(d, coalesce.Options{})
+		s.calls = coalesce.New(d, coalesce.Options{Together: d.mergesKinds()})
 		s.groups = ability[rowstore.Grouper](s.calls)
 		s.begins = ability[rowstore.SnapshotReader](s.calls)
 		s.oracle = ability[rowstore.OracleProvider](s.calls)

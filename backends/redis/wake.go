@@ -21,9 +21,15 @@ const (
 	maxSamples = 8192
 )
 
-// wakeOf is what the write script has to publish for a row of an escaped table. The script
-// puts the slots of a table's rows together, and leaves them out if there are many.
-func wakeOf(table string, slot uint16) string { return fmt.Sprintf("%s/%04x", table, slot) }
+// wake writes what the write script has to publish for a row of an escaped table: the table,
+// a slash, and the slot as four hexadecimal digits. The script puts the slots of a table's
+// rows together, and leaves them out if there are many.
+func (p *packer) wake(table string, slot uint16) {
+	const digits = "0123456789abcdef"
+	p.strHead(len(table) + 5)
+	p.b = append(p.b, table...)
+	p.b = append(p.b, '/', digits[slot>>12], digits[slot>>8&15], digits[slot>>4&15], digits[slot&15])
+}
 
 // wakeSlots is how many slots of a table the script names, at most.
 const wakeSlots = 256

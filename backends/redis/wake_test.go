@@ -93,3 +93,17 @@ func TestWakesNameEachRow(t *testing.T) {
 	require.Equal(t, slots(muts), hear().Slots)
 	require.Empty(t, heard)
 }
+
+// What a mutation with notifications is sent as takes no memory besides the encoder's own.
+func TestEncodingNotificationsTakesNoMemory(t *testing.T) {
+	m := rowstore.Mutation{Table: "t", Row: "r", Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Lock, "c", 0)}, Edits: []rowstore.Edit{
+		rowstore.Put(rowstore.Notify, "c", 5, nil), rowstore.DeleteRange(rowstore.Notify, "d", 1, 4),
+	}}
+	var e writeEncoder
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		e.begin("", "channel")
+		end := e.group(1, false, 0)
+		e.mutation("{t:0}", &m)
+		e.endGroup(end)
+	}))
+}

@@ -58,16 +58,8 @@ func (s *direct) Group(ctx context.Context, groups []rowstore.Group) ([]rowstore
 	if err := kit.CheckGroup(s, s.Limits(), groups); err != nil {
 		return nil, fmt.Errorf("redis: %w", err)
 	}
-	out := make([]rowstore.GroupOutcome, len(groups))
-	w := writes{
-		n: len(groups),
-		group: func(i int) ([]rowstore.Mutation, bool, rowstore.Timestamp) {
-			return groups[i].Mutations, groups[i].AssignTimestamp, groups[i].NotAfter
-		},
-		done: func(i int, o *rowstore.GroupOutcome) { out[i] = *o },
-		fail: func(i int, err error) { out[i] = rowstore.GroupOutcome{Err: err} },
-	}
-	if err := s.write(ctx, &w, writeScript); err != nil {
+	w, out := groupWrites(groups)
+	if err := s.write(ctx, w, writeScript); err != nil {
 		return nil, fmt.Errorf("redis: group: %w", err)
 	}
 	return out, nil
@@ -143,16 +135,7 @@ func (s *direct) pack(w *writes, sc *script) ([]*batch, error) {
 			}
 			return s.parts[at].tag
 		}
-		if !draw || !b.enc.quick(tag, muts, notAfter) {
-			b.quick = false
-			end := b.enc.group(len(muts), draw, notAfter)
-			for j := range muts {
-				b.enc.mutation(tag(&muts[j]), &muts[j])
-			}
-			b.enc.endGroup(end)
-		}
-		b.groups = append(b.groups, i)
-		b.rows += len(muts)
+		b.add(i, tag, muts, draw, notAfter)
 		if len(b.enc.b) > maxCallBytes {
 			return nil, fmt.Errorf("%w: a group takes %d bytes, the limit is %d", rowstore.ErrTooLarge, len(b.enc.b), maxCallBytes)
 		}
@@ -164,6 +147,20 @@ func (s *direct) pack(w *writes, sc *script) ([]*batch, error) {
 		}
 	}
 	return all, nil
+}
+
+// add encodes a group into a batch.
+func (b *batch) add(i int, tag func(m *rowstore.Mutation) string, muts []rowstore.Mutation, draw bool, notAfter rowstore.Timestamp) {
+	if !draw || !b.enc.quick(tag, muts, notAfter) {
+		b.quick = false
+		end := b.enc.group(len(muts), draw, notAfter)
+		for j := range muts {
+			b.enc.mutation(tag(&muts[j]), &muts[j])
+		}
+		b.enc.endGroup(end)
+	}
+	b.groups = append(b.groups, i)
+	b.rows += len(muts)
 }
 
 func (s *direct) send(ctx context.Context, batches []*batch) {
@@ -285,7 +282,16 @@ func (s *direct) outcomes(w *writes, b *batch) error {
 	if n != len(b.groups)+2 {
 		return fmt.Errorf("%w: %w", rowstore.ErrAmbiguous, errAnswer)
 	}
-	for _, i := range b.groups {
+	s.groupOutcomes(&u, w, b.groups)
+	if err := u.done(); err != nil {
+		return fmt.Errorf("%w: %w", rowstore.ErrAmbiguous, err)
+	}
+	return nil
+}
+
+// groupOutcomes reads the outcomes of groups. If they cannot be read, u has the error.
+func (s *direct) groupOutcomes(u *unpacker, w *writes, groups []int) {
+	for _, i := range groups {
 		var o rowstore.GroupOutcome
 		it := u.next()
 		switch it.kind {
@@ -341,8 +347,4 @@ func (s *direct) outcomes(w *writes, b *batch) error {
 		}
 		w.done(i, &o)
 	}
-	if err := u.done(); err != nil {
-		return fmt.Errorf("%w: %w", rowstore.ErrAmbiguous, err)
-	}
-	return nil
 }

@@ -1,4 +1,5 @@
--- The script draws ARGV[1][1] timestamps, and then reads fields: key, field, and so on.
+-- The script draws ARGV[1][1] timestamps, and then reads fields: key, how many fields of it,
+-- and these, and so on.
 -- All that it finds in a row was drawn before. So the newest write of a field is what a
 -- read at any of these timestamps finds. It answers the milliseconds and the counter of
 -- the first timestamp, and then the fields. If they have more than ARGV[1][2] bytes, it
@@ -10,13 +11,24 @@ if err then return err end
 local out, n, left = {ms, ctr}, 2, A[2]
 oracleTake(A[1])
 oracleSave()
-for p = 3, #A, 2 do
-  local v = call('HGET', A[p], A[p + 1])
-  n = n + 1
-  out[n] = v
-  if v then
-    left = left - #v
-    if left < 0 then return cmsgpack.pack({out[1], out[2]}) end
+local p, na = 3, #A
+while p <= na do
+  local k = A[p + 1]
+  if k == 1 then
+    local v = call('HGET', A[p], A[p + 2])
+    n = n + 1
+    out[n] = v
+    if v then left = left - #v end
+  else
+    local vs = call('HMGET', A[p], unpack(A, p + 2, p + 1 + k))
+    for i = 1, k do
+      local v = vs[i]
+      n = n + 1
+      out[n] = v
+      if v then left = left - #v end
+    end
   end
+  if left < 0 then return cmsgpack.pack({out[1], out[2]}) end
+  p = p + 2 + k
 end
 return cmsgpack.pack(out)

@@ -1,9 +1,7 @@
 -- The script applies groups that are all of the quick kind. It lacks what the other groups
 -- need, so a run costs half as much.
 local p, na = 4, #A
-while p <= na do
+while p <= na and A[p] do
   quick(p + 5, A[p + 2], A[p + 3], A[p + 4])
   p = A[p]
 end
-if drew then oracleSave() end
-return cmsgpack.pack(out)

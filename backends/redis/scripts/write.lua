@@ -62,7 +62,7 @@ local function spill(key, f, i, fp, nw)
 end
 
 local p, na = 4, #A
-while p <= na do
+while p <= na and A[p] do
   local gend, nm, draw = A[p], A[p + 1], A[p + 2]
   local nah, nal = A[p + 3], A[p + 4]
   p = p + 5
@@ -408,11 +408,3 @@ while p <= na do
   end
   p = gend
 end
-if drew then oracleSave() end
-if woken then
-  -- Without slots it means any row.
-  for name, slots in pairs(woken) do
-    call('PUBLISH', channel, #slots > 256 and name or name .. table.concat(slots))
-  end
-end
-return cmsgpack.pack(out)

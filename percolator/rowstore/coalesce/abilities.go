@@ -19,13 +19,25 @@ func (c *coalescer) treatment() rowstore.Treatment {
 	return rowstore.Treatment{
 		Grouper: func(g rowstore.Grouper) rowstore.Grouper {
 			c.groups = newLanes(c.opts, c.groupKind(g))
+			if c.together != nil {
+				c.together.grouper = g
+				return togetherGrouper{g, c.together, c.groups}
+			}
 			return coalescedGrouper{g, c.groups}
 		},
 		OracleProvider: func(p rowstore.OracleProvider) rowstore.OracleProvider {
+			if c.together != nil {
+				c.together.oracle = p.Oracle()
+				return coalescedOracle{c.together.draw}
+			}
 			c.draws = newLane(c.opts, drawKind(p.Oracle()))
-			return coalescedOracle{c.draws}
+			return coalescedOracle{c.draw}
 		},
 		SnapshotReader: func(r rowstore.SnapshotReader) rowstore.SnapshotReader {
+			if c.together != nil {
+				c.together.reader = r
+				return togetherReader{c.together}
+			}
 			c.snapshotReads = newLanes(c.opts, c.snapshotReadKind(r))
 			return coalescedSnapshotReader{c}
 		},
@@ -57,7 +69,7 @@ func (d coalescedSnapshotReader) ReadSnapshot(ctx context.Context, asks []rowsto
 	if c.sharder != nil && c.draws != nil && rowstore.CheckSnapshotReads(asks) == nil {
 		for i := range asks {
 			if _, one := c.snapshotReads.shard(&asks[i]); !one {
-				return kit.TimestampThenRead(ctx, coalescedOracle{c.draws}, c, asks)
+				return kit.TimestampThenRead(ctx, coalescedOracle{c.draw}, c, asks)
 			}
 		}
 	}
@@ -66,17 +78,25 @@ func (d coalescedSnapshotReader) ReadSnapshot(ctx context.Context, asks []rowsto
 
 // coalescedOracle is both the ability and the oracle.
 type coalescedOracle struct {
-	draws *lane[int, rowstore.Timestamp]
+	draw func(ctx context.Context, n int) (rowstore.Timestamp, error)
 }
 
 func (o coalescedOracle) Oracle() oracle.Oracle { return o }
 
 func (o coalescedOracle) Draw(ctx context.Context, n int) (rowstore.Timestamp, error) {
-	first, err := o.draws.do(ctx, []int{n})
+	first, err := o.draw(ctx, n)
 	if err != nil {
 		if errors.Is(err, rowstore.ErrClosed) && !errors.Is(err, oracle.ErrClosed) {
 			err = fmt.Errorf("%w: %w", oracle.ErrClosed, err)
 		}
+		return 0, err
+	}
+	return first, nil
+}
+
+func (c *coalescer) draw(ctx context.Context, n int) (rowstore.Timestamp, error) {
+	first, err := c.draws.do(ctx, []int{n})
+	if err != nil {
 		return 0, err
 	}
 	return first[0], nil

@@ -30,6 +30,7 @@ type waiter[Q, A any] struct {
 	ctx       context.Context
 	batch     *batch[Q, A]
 	off, n    int  // its part of batch.asks
+	writes    bool // its request may change something once it left
 	abandoned bool // the caller gave up after it left; guarded by the lane's mutex
 	answers   []A
 	err       error
@@ -69,7 +70,7 @@ func (l *lane[Q, A]) enqueue(ctx context.Context, w *waiter[Q, A], asks []Q) {
 		}
 		l.pending = append(l.pending, b)
 	}
-	w.ctx, w.batch, w.off, w.n = ctx, b, len(b.asks), len(asks)
+	w.ctx, w.batch, w.off, w.n, w.writes = ctx, b, len(b.asks), len(asks), l.mayChange(asks)
 	b.asks = l.keep(b.asks, &b.arena, asks)
 	b.rows += rows
 	b.names.add(hashes)
@@ -95,7 +96,7 @@ func (l *lane[Q, A]) giveUp(w *waiter[Q, A]) error {
 		if b.staying == 0 && b.cancel != nil {
 			b.cancel()
 		}
-		if l.writes {
+		if w.writes {
 			return fmt.Errorf("coalesce: %s: %w: %w", l.name, rowstore.ErrAmbiguous, err)
 		}
 		return fmt.Errorf("coalesce: %s: %w", l.name, err)
@@ -200,22 +201,37 @@ func (l *lane[Q, A]) ask(ctx context.Context, asks []Q) ([]A, error) {
 	answers, err := l.send(ctx, asks)
 	if err == nil && len(answers) != len(asks) {
 		err = fmt.Errorf("coalesce: %s: the store gave %d answers for %d rows", l.name, len(answers), len(asks))
-		if l.writes {
+		if l.mayChange(asks) {
 			err = fmt.Errorf("%w: %w", rowstore.ErrAmbiguous, err)
 		}
 	}
-	if err != nil && ctx.Err() != nil {
+	if ctx.Err() != nil {
 		l.mu.Lock()
 		closed := l.closed
 		l.mu.Unlock()
-		if closed && !errors.Is(err, rowstore.ErrClosed) {
-			err = fmt.Errorf("%w: %w", rowstore.ErrClosed, err)
+		if closed {
+			l.explainClosed(answers, &err)
 		}
 	}
 	if err != nil {
 		return nil, err
 	}
 	return answers, nil
+}
+
+// explainClosed makes the errors of a call that Close cancelled say so.
+func (l *lane[Q, A]) explainClosed(answers []A, err *error) {
+	explain := func(err *error) {
+		if *err != nil && !errors.Is(*err, rowstore.ErrClosed) {
+			*err = fmt.Errorf("%w: %w", rowstore.ErrClosed, *err)
+		}
+	}
+	explain(err)
+	if l.errOf != nil {
+		for i := range answers {
+			explain(l.errOf(&answers[i]))
+		}
+	}
 }
 
 // context makes the context of a merged call, with the lane locked.

@@ -22,6 +22,18 @@ type Options struct {
 	// longest. A call that takes far longer than usual does not count any more, so that
 	// one that hangs does not keep others waiting. Default (0 or less) 2.
 	MaxInFlight int
+	// Together, if not nil, answers groups, snapshot reads and draws in one call of the store.
+	// Then they are merged with each other, and count in MaxInFlight as one kind, but for
+	// groups with more than 32 KiB of values, which stay a kind of their own. A second call
+	// leaves beside another one only if at least 16 callers share it. It is called with
+	// at least two of the three kinds. It sets the answers of a kind or its error. A kind whose
+	// calls change nothing must not share the failure of one that does. For a store that names
+	// several shards it must be nil, because it is asked about all rows at once.
+	//
+	// The context of a call that several callers share, of one kind or more, is then never
+	// cancelled. It has their latest deadline, if each has one. The callers return when their
+	// own contexts end, and the store bounds the call by itself, and ends it when it is closed.
+	Together func(ctx context.Context, t *Together)
 }
 
 // New returns a Store that merges concurrent Read, Apply, Group and ReadSnapshot
@@ -56,6 +68,9 @@ type Options struct {
 // the context's error. The merged call goes on until its last caller gave up. Its context
 // has the values of the context of the caller that came first, and the latest deadline.
 //
+// Groups, snapshot reads and draws are kinds of their own unless Options.Together says
+// otherwise.
+//
 // The Store is a [rowstore.Decorator] and has the optional abilities of s. Close closes s.
 // Calls that have not left end with ErrClosed, and the contexts of merged calls end. Close
 // returns when no call is under way. No goroutine runs while no call is under way.
@@ -67,6 +82,9 @@ func New(s rowstore.Store, opts Options) rowstore.Store {
 		opts.MaxInFlight = 2
 	}
 	c := &coalescer{inner: s, opts: opts}
+	if opts.Together != nil {
+		c.together = newTogether(c)
+	}
 	beneath := rowstore.AbilitiesOf(s)
 	c.sharder = beneath.Sharder
 	if beneath.Limiter != nil {
@@ -109,6 +127,7 @@ type coalescer struct {
 	groups        *lanes[rowstore.Group, rowstore.GroupOutcome]           // nil without a Grouper
 	draws         *lane[int, rowstore.Timestamp]                          // nil without an OracleProvider
 	snapshotReads *lanes[rowstore.SnapshotRead, rowstore.SnapshotRows]    // nil without a SnapshotReader
+	together      *together                                               // of groups, draws and snapshot reads: then groups is for large ones, and draws and snapshotReads are nil; nil without Options.Together
 	close         sync.Once
 }
 
@@ -189,6 +208,9 @@ func (c *coalescer) all() []closer {
 	}
 	if c.snapshotReads != nil {
 		all = append(all, c.snapshotReads)
+	}
+	if c.together != nil {
+		all = append(all, c.together)
 	}
 	return all
 }

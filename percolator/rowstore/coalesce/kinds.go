@@ -33,7 +33,7 @@ var rowSeed = maphash.MakeSeed()
 func (c *coalescer) applyKind(opts rowstore.ApplyOptions) laneKind[rowstore.Mutation, rowstore.Outcome] {
 	kind := laneKind[rowstore.Mutation, rowstore.Outcome]{
 		name:   "apply",
-		writes: true,
+		writes: always[rowstore.Mutation],
 		// A moment ago the batch was of one shard, but Shard may answer differently now.
 		whole: opts.AssignTimestamp,
 		send: func(ctx context.Context, muts []rowstore.Mutation) ([]rowstore.Outcome, error) {
@@ -58,7 +58,7 @@ func (c *coalescer) applyKind(opts rowstore.ApplyOptions) laneKind[rowstore.Muta
 func (c *coalescer) groupKind(g rowstore.Grouper) laneKind[rowstore.Group, rowstore.GroupOutcome] {
 	kind := laneKind[rowstore.Group, rowstore.GroupOutcome]{
 		name:   "group",
-		writes: true,
+		writes: always[rowstore.Group],
 		send:   g.Group,
 		check: func(groups []rowstore.Group) error {
 			if err := rowstore.CheckGroups(g, groups); err != nil {

@@ -146,7 +146,7 @@ func (l *lane[Q, A]) sendAlone(ctx context.Context, asks []Q) ([]A, error) {
 // many callers share large batches. Large batches cost both sides less than many small
 // ones.
 func (l *lane[Q, A]) maySend(asks int) bool {
-	return l.inFlight == 0 || l.inFlight < l.maxInFlight && asks >= min(l.flying, l.maxBatch/2)
+	return l.inFlight == 0 || l.inFlight < l.maxInFlight && asks >= max(l.least, min(l.flying, l.maxBatch/2))
 }
 
 // maySendDirect tells whether a call may go straight to the store.

@@ -14,11 +14,15 @@ import (
 // laneKind holds what differs between reads, applies and groups. A call has many asks of
 // type Q, and each gets an answer of type A.
 type laneKind[Q, A any] struct {
-	name   string
-	writes bool // a request that left may have changed something; an error then says so
+	name string
+	// writes tells whether a request of these asks that left may have changed something; an
+	// error then says so. It is nil if no request does.
+	writes func(asks []Q) bool
 	whole  bool // an answer depends on the whole call, which must not be cut
-	send   func(context.Context, []Q) ([]A, error)
-	check  func([]Q) error
+	// least is how many asks a call has, at least, that leaves beside others.
+	least int
+	send  func(context.Context, []Q) ([]A, error)
+	check func([]Q) error
 	// keep appends copies that share nothing with the caller. The caller may give up and
 	// change its slices while the merged call is under way.
 	keep func(to []Q, a *arena.Arena, asks []Q) []Q
@@ -32,7 +36,15 @@ type laneKind[Q, A any] struct {
 	shard func(q *Q) (string, bool)
 	// failed is the answer to an ask whose call failed.
 	failed func(q *Q, err error) A
+	// errOf is where an answer has its error. It is nil if answers of the lane have none that
+	// closing the lane can cause.
+	errOf func(a *A) *error
 }
+
+// always is the writes of a kind whose requests all may change something.
+func always[Q any]([]Q) bool { return true }
+
+func (k *laneKind[Q, A]) mayChange(asks []Q) bool { return k.writes != nil && k.writes(asks) }
 
 func (k *laneKind[Q, A]) count(asks []Q) int {
 	if k.size != nil {

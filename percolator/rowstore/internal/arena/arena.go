@@ -7,6 +7,8 @@ import "github.com/percolate-go/percolate/percolator/rowstore"
 // Arena holds what copied asks refer to. Its slices stay valid when it grows and moves.
 type Arena struct {
 	reads     []rowstore.RowRead
+	begins    []rowstore.SnapshotRead
+	groups    []rowstore.Group
 	selectors []rowstore.Selector
 	muts      []rowstore.Mutation
 	conds     []rowstore.Condition
@@ -18,6 +20,8 @@ type Arena struct {
 // unusually large batch needed.
 func (a *Arena) Reset() {
 	a.reads = emptied(a.reads)
+	a.begins = emptied(a.begins)
+	a.groups = emptied(a.groups)
 	a.selectors = emptied(a.selectors)
 	a.muts = emptied(a.muts)
 	a.conds = emptied(a.conds)
@@ -94,4 +98,18 @@ func KeepGroups(to []rowstore.Group, a *Arena, groups []rowstore.Group) []rowsto
 		to = append(to, g)
 	}
 	return to
+}
+
+// SnapshotReads is a copy of asks that lies in the arena.
+func (a *Arena) SnapshotReads(asks []rowstore.SnapshotRead) []rowstore.SnapshotRead {
+	from := len(a.begins)
+	a.begins = KeepSnapshotReads(a.begins, a, asks)
+	return a.begins[from:len(a.begins):len(a.begins)]
+}
+
+// Groups is a copy of groups that lies in the arena.
+func (a *Arena) Groups(groups []rowstore.Group) []rowstore.Group {
+	from := len(a.groups)
+	a.groups = KeepGroups(a.groups, a, groups)
+	return a.groups[from:len(a.groups):len(a.groups)]
 }
