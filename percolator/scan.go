@@ -254,7 +254,7 @@ func (s *scan) emit(ctx context.Context, chunk []pending, yield func(Row, error)
 	if err != nil {
 		return true, err
 	}
-	if err := s.tx.db.checkSnapshot(ctx, s.tx.start); err != nil {
+	if err := s.tx.db.checkSnapshot(ctx, s.tx.start, s.table); err != nil {
 		return true, err
 	}
 	for i := range chunk {
