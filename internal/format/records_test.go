@@ -138,34 +138,6 @@ func TestDecodersRefuseGarbage(t *testing.T) {
 		_, err := DecodeWrite(b)
 		require.ErrorIs(t, err, ErrCorrupt, name)
 	}
-	byTable := func(tables string) string {
-		return "\x03" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1,"tables":[` + tables + `]},"by_table":true}`
-	}
-	_, err := DecodeCatalog([]byte(byTable(`{"table":"dA==","max_txn_age_ms":4,"retention_ms":50}`)))
-	require.NoError(t, err)
-	for name, text := range map[string]string{
-		"nothing": "", "version": "\x00{}", "no JSON": "\x01{", "nameless": "\x01" + `{"tables":[{}]}`,
-		"twice": "\x01" + `{"tables":[{"table":"dA=="},{"table":"dA=="}]}`, "no time": "\x01" + `{"tables":[{"table":"dA==","safepoint":18446744073709551615}]}`,
-	} {
-		_, err := DecodeTableSafePoints([]byte(text))
-		require.ErrorIs(t, err, ErrCorrupt, name)
-	}
-	for name, text := range map[string]string{
-		"nothing": "", "version": "\x00{}", "no JSON": "\x02{", "no settings": "\x02{}",
-		"negative":        "\x02" + `{"current":{"max_txn_age_ms":-1,"retention_ms":5,"catalog_lease_ms":1}}`,
-		"overflow":        "\x02" + `{"current":{"max_txn_age_ms":9000000000000000000,"retention_ms":9000000000000000001,"catalog_lease_ms":1}}`,
-		"unsafe settings": "\x02" + `{"current":{"max_txn_age_ms":5,"retention_ms":6,"catalog_lease_ms":1}}`,
-		"nameless":        "\x02" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"observers":[{"table":"dA==","column":"dA=="}]}`,
-		"unsafe next":     "\x02" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"next":{}}`,
-		"too many tables": byTable(strings.TrimSuffix(strings.Repeat(`{"table":"dA=="},`, MaxTables+1), ",")),
-		"nameless table":  byTable(`{"retention_ms":50}`), "own table": byTable(`{"table":"AGE="}`), "table twice": byTable(`{"table":"dA=="},{"table":"dA=="}`),
-		"longer retention": byTable(`{"table":"dA==","retention_ms":61}`), "longer age": byTable(`{"table":"dA==","max_txn_age_ms":6}`),
-		"unsafe table": byTable(`{"table":"dA==","retention_ms":6}`), "negative table": byTable(`{"table":"dA==","max_txn_age_ms":-1}`),
-		"tables in version 2": "\x02" + byTable(`{"table":"dA=="}`)[1:], "version 3 for nothing": "\x03" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1}}`,
-	} {
-		_, err := DecodeCatalog([]byte(text))
-		require.ErrorIs(t, err, ErrCorrupt, name)
-	}
 	for _, b := range [][]byte{nil, {1}, {1, 2, 0, 0, 0}, {0, 0, 0, 0, 0}, {1, 0, 0, 0}, {1, 0, 0, 0, 0, 0}, {1, 0, 0x80}} {
 		_, err := DecodeFailure(b)
 		require.ErrorIs(t, err, ErrCorrupt)
@@ -195,6 +167,38 @@ func TestDecodersRefuseGarbage(t *testing.T) {
 	for _, b := range [][]byte{nil, {0, '{', '}'}, {1, '{'}, {1}} {
 		_, err := DecodeParked(b)
 		require.ErrorIs(t, err, ErrCorrupt)
+	}
+}
+
+func TestCatalogsThatAreGarbage(t *testing.T) {
+	t.Parallel()
+	byTable := func(tables string) string {
+		return "\x03" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1,"tables":[` + tables + `]},"by_table":true}`
+	}
+	_, err := DecodeCatalog([]byte(byTable(`{"table":"dA==","max_txn_age_ms":4,"retention_ms":50}`)))
+	require.NoError(t, err)
+	for name, text := range map[string]string{
+		"nothing": "", "version": "\x00{}", "no JSON": "\x01{", "nameless": "\x01" + `{"tables":[{}]}`,
+		"twice": "\x01" + `{"tables":[{"table":"dA=="},{"table":"dA=="}]}`, "no time": "\x01" + `{"tables":[{"table":"dA==","safepoint":18446744073709551615}]}`,
+	} {
+		_, err := DecodeTableSafePoints([]byte(text))
+		require.ErrorIs(t, err, ErrCorrupt, name)
+	}
+	for name, text := range map[string]string{
+		"nothing": "", "version": "\x00{}", "no JSON": "\x02{", "no settings": "\x02{}",
+		"negative":        "\x02" + `{"current":{"max_txn_age_ms":-1,"retention_ms":5,"catalog_lease_ms":1}}`,
+		"overflow":        "\x02" + `{"current":{"max_txn_age_ms":9000000000000000000,"retention_ms":9000000000000000001,"catalog_lease_ms":1}}`,
+		"unsafe settings": "\x02" + `{"current":{"max_txn_age_ms":5,"retention_ms":6,"catalog_lease_ms":1}}`,
+		"nameless":        "\x02" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"observers":[{"table":"dA==","column":"dA=="}]}`,
+		"unsafe next":     "\x02" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"next":{}}`,
+		"too many tables": byTable(strings.TrimSuffix(strings.Repeat(`{"table":"dA=="},`, MaxTables+1), ",")),
+		"nameless table":  byTable(`{"retention_ms":50}`), "own table": byTable(`{"table":"AGE="}`), "table twice": byTable(`{"table":"dA=="},{"table":"dA=="}`),
+		"longer retention": byTable(`{"table":"dA==","retention_ms":61}`), "longer age": byTable(`{"table":"dA==","max_txn_age_ms":6}`),
+		"unsafe table": byTable(`{"table":"dA==","retention_ms":6}`), "negative table": byTable(`{"table":"dA==","max_txn_age_ms":-1}`),
+		"tables in version 2": "\x02" + byTable(`{"table":"dA=="}`)[1:], "version 3 for nothing": "\x03" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1}}`,
+	} {
+		_, err := DecodeCatalog([]byte(text))
+		require.ErrorIs(t, err, ErrCorrupt, name)
 	}
 }
 
