@@ -320,7 +320,7 @@ var mutants = []mutant{
 		"\tif err := p.resolve(ctx, tables); err != nil {\n", "\tif err := p.resolve(ctx, tables[:0]); err != nil {\n")},
 	{"safe-point-of-a-table-goes-back", "Retention by table: the safe point of a table outlives its settings", "TestScheduleT_SafePointOutlives", one(tablesGo,
 		"\t\t\treturn p.SafePoint <= v.safePoint && v.Current.Own(name) == nil", "\t\t\treturn v.Current.Own(name) == nil")},
-	{"tables-in-version-2", "Retention by table: programs that know nothing of it stop", "TestTableSettingsRaise", one(settingsGo,
+	{"tables-in-the-old-version", "Retention by table: programs that know nothing of it stop", "TestTableSettingsRaise", one(settingsGo,
 		"\t\tv.ByTable = v.ByTable || len(next.Tables) > 0\n", "\t\tv.ByTable = len(next.Tables) > 0\n")},
 
 	// Timestamps.
@@ -341,8 +341,8 @@ var mutants = []mutant{
 		"\t\tif format.OwnCell(format.Cell(own)) {\n",
 		"\t\tif format.OwnCell(format.Cell(own)) && own.Table == \"\" {\n")},
 	{"notification-without-guards", "A transaction: a transaction that only notifies is bound by its locks and its validation", "TestGuardedNotif", one(commitGo,
-		"\t\tif !tx.guarded() {\n",
-		"\t\tif !tx.guarded() || tx.start > 0 {\n")},
+		"\tcase tx.guarded():\n",
+		"\tcase tx.guarded() && tx.start == 0:\n")},
 	{"safe-point-by-the-local-clock", "Garbage collection: that a safe point is fresh is known by the oracle alone", "TestClockThatStoodStill|TestSuspended|ByAClockThatStoodStill", one(catalogGo,
 		"\tif !v.holds(now) {\n\t\tvar err error\n",
 		"\tif db.clock.Now().Sub(v.sentAt) >= v.lease {\n\t\tvar err error\n")},
