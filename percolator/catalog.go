@@ -44,11 +44,15 @@ type catalogView struct {
 	asOf Timestamp
 	// revision is the timestamp of the config version that was read.
 	revision  Timestamp
-	safePoint Timestamp
-	sentAt    time.Time     // local, of asOf
-	lease     time.Duration // leaseAt(asOf)
-	awaited   bool          // a new observer may be waiting until everybody knows it
-	observed  map[columnName][]string
+	safePoint Timestamp // of tables that have none of their own, and the least of any
+	// points are those of tables that have one of their own, by stored names; pointsAt is their
+	// version.
+	points   map[string]format.TableSafePoint
+	pointsAt Timestamp
+	sentAt   time.Time     // local, of asOf
+	lease    time.Duration // leaseAt(asOf)
+	awaited  bool          // a new observer may be waiting until everybody knows it
+	observed map[columnName][]string
 }
 
 // observers lists the observers of a stored column.
@@ -180,6 +184,7 @@ func (db *DB) readRevision(ctx context.Context, v *catalogView) (stands bool, er
 	rows, err := db.store.Read(ctx, []rowstore.RowRead{{Table: format.TableCatalog, Row: format.RowCatalog, Selectors: []rowstore.Selector{
 		{Family: rowstore.Write, Column: format.ColumnConfig, To: oracle.Max, Limit: 1},
 		{Family: rowstore.Write, Column: format.ColumnSafePoint, To: oracle.Max, Limit: 1},
+		{Family: rowstore.Write, Column: format.ColumnOfTables, To: oracle.Max, Limit: 1},
 		{Family: rowstore.Mark, Column: db.uses.id, To: oracle.Max, Limit: 1},
 	}}})
 	if err == nil {
@@ -200,6 +205,9 @@ func (db *DB) readRevision(ctx context.Context, v *catalogView) (stands bool, er
 	if sp := rows[0].Newest(rowstore.Write, format.ColumnSafePoint); sp != nil {
 		v.safePoint = sp.TS
 	}
+	if err := v.readPoints(rows[0].Newest(rowstore.Write, format.ColumnOfTables)); err != nil {
+		return false, fmt.Errorf("reading the catalog: %w", err)
+	}
 	if err := db.checkOracle(ctx, v); err != nil {
 		return false, err
 	}
@@ -218,7 +226,7 @@ func (db *DB) readRevision(ctx context.Context, v *catalogView) (stands bool, er
 	return db.uses.stands(&rows[0], v), nil
 }
 
-// raiseCatalog stores a catalog of version 1 as one of this version. Programs of version 1
+// raiseCatalog stores a catalog of version 1 as one of version 2. Programs of version 1
 // refuse it when they read it next, and commit nothing once the view that they go by is over,
 // a lease later. Until then they count as a process that has died: whoever publishes an
 // observer waits for the lease, because they have no records (use.go).
@@ -240,10 +248,10 @@ func (db *DB) raiseCatalog(ctx context.Context, revision Timestamp, value []byte
 		return nil // the caller reads what has become of it
 	}
 	if err != nil {
-		return fmt.Errorf("raising the catalog to version %d: %w", format.CatalogVersion, err)
+		return fmt.Errorf("raising the catalog to version %d: %w", format.PlainCatalogVersion, err)
 	}
 	if out.Applied {
-		db.log.Info("the catalog was raised to a newer version; programs of the older one commit nothing more", "version", format.CatalogVersion)
+		db.log.Info("the catalog was raised to a newer version; programs of the older one commit nothing more", "version", format.PlainCatalogVersion)
 	}
 	return nil
 }
@@ -255,7 +263,7 @@ func (db *DB) checkOracle(ctx context.Context, v *catalogView) error {
 	if v.Oracle != db.opt.oracleName {
 		return fmt.Errorf("%w: the data was written with the oracle %q, not %q; open it with that one, because timestamps of two oracles are in no order", ErrInvalid, oracleTitle(v.Oracle), oracleTitle(db.opt.oracleName))
 	}
-	stored := max(v.revision, v.safePoint)
+	stored := max(v.revision, v.safePoint, v.pointsAt)
 	if v.asOf > stored {
 		return nil
 	}
@@ -337,7 +345,7 @@ func (db *DB) initCatalog(ctx context.Context) error {
 		if v.revision > 0 {
 			return false, nil
 		}
-		v.catalog = catalog{Oracle: db.opt.oracleName, Current: storeSettings(wanted)}
+		v.catalog = catalog{Oracle: db.opt.oracleName, Current: storeSettings(wanted, nil)}
 		return true, nil
 	})
 	if err != nil {
@@ -414,38 +422,39 @@ func (db *DB) catalogFor(ctx context.Context, now Timestamp) (*catalogView, erro
 // it: the clock may have stood still, with its machine, for a day.
 
 // checkFound returns an error that matches ErrSnapshotTooOld when s is known to lie below
-// the safe point. It is enough for an answer in which nothing is missing.
-func (db *DB) checkFound(s Timestamp) error {
+// the safe point of one of the tables that were read. It is enough for an answer in which nothing is
+// missing.
+func (db *DB) checkFound(s Timestamp, tables ...string) error {
 	v := db.known()
 	db.refreshSoon(v)
-	return v.checkSnapshot(s)
+	return v.checkSnapshot(s, tables...)
 }
 
 // checkSnapshot returns an error that matches ErrSnapshotTooOld when something that a
-// read at s did not find may have been collected. It must be called after the reply
-// that it judges.
-func (db *DB) checkSnapshot(ctx context.Context, s Timestamp) error {
-	if err := db.checkFound(s); err != nil {
+// read of the tables at s did not find may have been collected. It must be called after the
+// reply that it judges.
+func (db *DB) checkSnapshot(ctx context.Context, s Timestamp, tables ...string) error {
+	if err := db.checkFound(s, tables...); err != nil {
 		return err
 	}
 	now, err := db.draw(ctx)
 	if err != nil {
 		return err
 	}
-	return db.checkSnapshotAt(ctx, s, now)
+	return db.checkSnapshotAt(ctx, s, now, tables...)
 }
 
 // checkAnswer is checkFound for a complete answer: nothing is missing in it, or it is
 // known to be older than any removal. For any other answer it is checkSnapshot.
-func (db *DB) checkAnswer(ctx context.Context, s Timestamp, complete bool) error {
+func (db *DB) checkAnswer(ctx context.Context, s Timestamp, complete bool, tables ...string) error {
 	if complete {
-		return db.checkFound(s)
+		return db.checkFound(s, tables...)
 	}
-	return db.checkSnapshot(ctx, s)
+	return db.checkSnapshot(ctx, s, tables...)
 }
 
 // checkSnapshotAt is checkSnapshot with a timestamp that was drawn after the reply.
-func (db *DB) checkSnapshotAt(ctx context.Context, s, now Timestamp) error {
+func (db *DB) checkSnapshotAt(ctx context.Context, s, now Timestamp, tables ...string) error {
 	v := db.known()
 	if !v.holds(now) {
 		var err error
@@ -453,19 +462,41 @@ func (db *DB) checkSnapshotAt(ctx context.Context, s, now Timestamp) error {
 			return err
 		}
 	}
-	return v.checkSnapshot(s)
+	return v.checkSnapshot(s, tables...)
 }
 
-func (v *catalogView) checkSnapshot(s Timestamp) error {
+func (v *catalogView) checkSnapshot(s Timestamp, tables ...string) error {
 	if s < v.safePoint {
 		return &SnapshotTooOldError{Snapshot: s, SafePoint: v.safePoint}
+	}
+	for _, t := range tables {
+		if safe := v.safePointOf(t); s < safe {
+			return &SnapshotTooOldError{Snapshot: s, SafePoint: safe, Table: Cell{Table: t}.public().Table}
+		}
+	}
+	return nil
+}
+
+// readPoints decodes the safe points of tables, where there are any.
+func (v *catalogView) readPoints(stored *rowstore.Version) error {
+	if stored == nil {
+		return nil
+	}
+	points, err := format.DecodeTableSafePoints(stored.Value)
+	if err != nil {
+		return err
+	}
+	v.pointsAt, v.points = stored.TS, make(map[string]format.TableSafePoint, len(points.Tables))
+	for _, p := range points.Tables {
+		v.points[string(p.Name)] = p
 	}
 	return nil
 }
 
 // SafePoint returns the timestamp below which history is being removed. A read at an
 // older snapshot (see WithAsOf) may fail with ErrSnapshotTooOld. Each garbage collection
-// moves the safe point on; it is 0 before the first.
+// moves the safe point on; it is 0 before the first. That of a table with a shorter retention may lie
+// later: see TableSafePoint.
 func (db *DB) SafePoint(ctx context.Context) (Timestamp, error) {
 	if err := db.enter(); err != nil {
 		return 0, err

@@ -133,7 +133,6 @@ func (tx *Txn) newCommitter(ctx context.Context) (*committer, error) {
 	// Work that continues in the background after Commit has returned must not touch tx.
 	c := &committer{tx: tx, db: db, extra: tx.extra, writes: tx.writes.list, primary: -1}
 	tx.writes.index = nil // nothing asks for the writes of a transaction that commits
-	primary := Cell{}
 	for i := range c.writes {
 		w := &c.writes[i]
 		// A lock-only cell is never the primary: it would leave no record of the commit.
@@ -143,7 +142,7 @@ func (tx *Txn) newCommitter(ctx context.Context) (*committer, error) {
 			continue
 		}
 		if c.primary < 0 || (db.placer != nil && !db.placer.Authoritative(c.writes[c.primary].cell.Table) && db.placer.Authoritative(w.cell.Table)) {
-			c.primary, primary = i, w.cell
+			c.primary = i
 		}
 	}
 	if c.primary < 0 && len(tx.weak) == 0 {
@@ -157,24 +156,34 @@ func (tx *Txn) newCommitter(ctx context.Context) (*committer, error) {
 	if c.used, err = db.useFor(ctx, db.estimate(tx.start, tx.began)); err != nil {
 		return c, err
 	}
-	if c.primary < 0 {
-		if !tx.guarded() {
-			return c, c.beginByNewest(ctx)
-		}
+	switch {
+	case c.primary >= 0:
+		c.choosePrimary()
+		c.sortWrites(c.primaryCell())
+	case tx.guarded():
 		// Locks and reads that guard the notifications are prewritten and validated as
-		// for any write. That takes a primary, so the transaction gets one of its own.
-		primary = Cell(format.NoticeCell(c.start))
-		c.writes = append(slices.Clip(c.writes), write{cell: primary, kind: format.KindDelete})
-		c.primary = len(c.writes) - 1
+		// for any write. That takes a primary.
+		c.ownPrimary()
 	}
+	return c, c.beginByNewest(ctx)
+}
+
+// ownPrimary adds a primary that is no cell of the user's.
+func (c *committer) ownPrimary() {
+	primary := Cell(format.NoticeCell(c.start))
+	c.writes = append(slices.Clip(c.writes), write{cell: primary, kind: format.KindDelete})
+	c.sortWrites(primary)
+}
+
+// sortWrites puts the writes of a row together.
+func (c *committer) sortWrites(primary Cell) {
 	if len(c.writes) > 1 {
 		slices.SortStableFunc(c.writes, func(a, b write) int {
 			return cmp.Or(cmp.Compare(a.cell.Table, b.cell.Table), cmp.Compare(a.cell.Row, b.cell.Row))
 		})
-		c.primary = slices.IndexFunc(c.writes, func(w write) bool { return w.cell == primary })
 	}
+	c.primary = slices.IndexFunc(c.writes, func(w write) bool { return w.cell == primary })
 	c.notify = make([]bool, len(c.writes))
-	return c, c.beginByNewest(ctx)
 }
 
 // beginByNewest is goBy with the view at hand. That view may be too old to know the
@@ -258,24 +267,31 @@ func (c *committer) checkBound(ctx context.Context, ts Timestamp) error {
 		if err := c.checkWeak(); err != nil {
 			return err
 		}
+		if !c.primaryOutlives() {
+			return c.conflict(c.primaryCell(), 0, "the settings of its tables were changed meanwhile")
+		}
 	}
 	return c.checkAge(ts)
 }
 
 // checkAge returns the error of a transaction that is too old to commit at ts. Either
-// it is older than MaxTxnAge, or it began below the safe point, where versions that
-// conflict with it may have been collected.
+// it is older than MaxTxnAge, or it began below the safe point of one of its tables, where
+// versions that conflict with it may have been collected.
 func (c *committer) checkAge(ts Timestamp) error {
-	if ts <= c.view.lastCommit(c.start) && c.start >= c.view.safePoint {
+	if ts <= c.lastCommit() && c.aboveSafePoints() {
 		return nil
 	}
-	return &TxnTooOldError{Start: c.start, Now: ts, MaxTxnAge: min(c.view.lastCommit(c.start).Sub(c.start), c.view.at(ts).MaxTxnAge)}
+	return c.tooOld(ts)
+}
+
+func (c *committer) tooOld(ts Timestamp) error {
+	return &TxnTooOldError{Start: c.start, Now: ts, MaxTxnAge: min(c.lastCommit().Sub(c.start), c.view.at(ts).MaxTxnAge)}
 }
 
 // bound is the greatest commit timestamp that this commit may have without reading the
 // catalog again.
 func (c *committer) bound() Timestamp {
-	return min(c.view.until(), c.view.lastCommit(c.start))
+	return min(c.view.until(), c.lastCommit())
 }
 
 // find returns the index of the write of a cell, or -1.
@@ -360,7 +376,10 @@ func (c *committer) askUntilAnswered(ctx context.Context, ask func() (txnState, 
 
 func (c *committer) conflict(cell Cell, with Timestamp, reason string) error {
 	if cell.Table == format.TableNotices {
-		cell = c.tx.weak[0] // a cell that the caller knows
+		// A cell that the caller knows. Writes are in the order of their tables, and this one is the first.
+		if cell = c.writes[len(c.writes)-1].cell; len(c.tx.weak) > 0 {
+			cell = c.tx.weak[0]
+		}
 	}
 	return &ConflictError{Cell: cell.public(), With: with, Reason: reason}
 }

@@ -126,9 +126,14 @@ func (e *UndeterminedError) Unwrap() error { return e.Cause }
 // matches ErrSnapshotTooOld.
 type SnapshotTooOldError struct {
 	Snapshot, SafePoint Timestamp
+	// Table is the table whose safe point that is, if it has one of its own.
+	Table string
 }
 
 func (e *SnapshotTooOldError) Error() string {
+	if e.Table != "" {
+		return fmt.Sprintf("%v: snapshot %v, safe point of table %q %v", ErrSnapshotTooOld, e.Snapshot, e.Table, e.SafePoint)
+	}
 	return fmt.Sprintf("%v: snapshot %v, safe point %v", ErrSnapshotTooOld, e.Snapshot, e.SafePoint)
 }
 

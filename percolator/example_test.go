@@ -467,3 +467,21 @@ func ExampleDB_Release() {
 	// 1 NL "Netherlands"
 	// 2 XK "Kosovo"
 }
+
+// A table that is used as a queue keeps little history: what was deleted from it is removed after a
+// minute or so, and not after a day.
+func ExampleDB_ConfigureTable() {
+	ctx := context.Background()
+	db, err := percolator.Open(ctx, "memory:", settings())
+	try(err)
+	defer func() { try(db.Close(ctx)) }()
+	err = db.ConfigureTable(ctx, "jobs", percolator.TableSettings{MaxTxnAge: 30 * time.Second, Retention: time.Minute})
+	try(err)
+	fmt.Println(len(db.TableSettings()), "now: it takes effect two catalog leases later")
+
+	err = db.ConfigureTable(ctx, "archive", percolator.TableSettings{Retention: 48 * time.Hour})
+	fmt.Println(errors.Is(err, percolator.ErrInvalid))
+	// Output:
+	// 0 now: it takes effect two catalog leases later
+	// true
+}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/percolate-go/percolate/internal/format"
@@ -16,17 +18,22 @@ import (
 
 // GCReport says what a garbage collection did.
 type GCReport struct {
-	SafePoint     Timestamp // history below it is gone
-	LocksResolved int       // left by transactions older than the safe point
-	Rows          int       // that had something to remove
-	Versions      int       // removed: committed versions, marks, long values
+	// SafePoint is that of the tables that have none of their own: history below it is gone.
+	SafePoint     Timestamp
+	LocksResolved int // left by transactions older than the safe point
+	Rows          int // that had something to remove
+	Versions      int // removed: committed versions, marks, long values
 }
 
 // GCOptions changes one garbage collection. The zero value works.
 type GCOptions struct {
 	// Keep is how long before now the safe point lies. Default 0: the retention of the
-	// settings. At least MaxTxnAge plus a catalog lease is always kept.
+	// settings, of each table its own. At least MaxTxnAge plus a catalog lease is always kept.
 	Keep time.Duration
+	// Within collects in some tables only: those whose Retention was set by ConfigureTable
+	// and is at most this. It looks at no other table. So it may come as often as these tables need
+	// it. Default 0: all tables.
+	Within time.Duration
 }
 
 // CollectGarbage removes the history that nobody can read any more: versions that were
@@ -37,17 +44,17 @@ type GCOptions struct {
 // histories of any size are removed in pieces.
 //
 // It may be called at any time and by any number of processes at once; an interrupted
-// collection leaves nothing wrong. Errors: ErrInvalid for a negative Keep, ErrClosed,
+// collection leaves nothing wrong. Errors: ErrInvalid for a negative Keep or Within, ErrClosed,
 // those of the context and of the store. The report says what was done before an error.
 func (db *DB) CollectGarbage(ctx context.Context, opts GCOptions) (GCReport, error) {
-	if opts.Keep < 0 {
-		return GCReport{}, fmt.Errorf("percolator: CollectGarbage: %w: GCOptions.Keep is %v; it may not be negative", ErrInvalid, opts.Keep)
+	if opts.Keep < 0 || opts.Within < 0 {
+		return GCReport{}, fmt.Errorf("percolator: CollectGarbage: %w: GCOptions.Keep is %v and Within is %v; they may not be negative", ErrInvalid, opts.Keep, opts.Within)
 	}
 	if err := db.enter(); err != nil {
 		return GCReport{}, err
 	}
 	defer db.leave()
-	report, err := db.collectGarbage(ctx, opts.Keep)
+	report, err := db.collectGarbage(ctx, opts)
 	if err != nil {
 		return report, fmt.Errorf("percolator: collecting garbage: %w", err)
 	}
@@ -56,78 +63,204 @@ func (db *DB) CollectGarbage(ctx context.Context, opts GCOptions) (GCReport, err
 	return report, nil
 }
 
-func (db *DB) collectGarbage(ctx context.Context, keep time.Duration) (GCReport, error) {
+// gcPass is one collection.
+type gcPass struct {
+	db     *DB
+	within time.Duration // of GCOptions
+	// view was read after the safe points were published. The settings that it shows decide:
+	// whoever commits by an older view is bound by those, or began below the clean points.
+	view   *catalogView
+	own    map[string]Timestamp // below what is removed from tables whose retention is their own
+	rest   Timestamp            // the same for all other tables, 0 to leave them alone
+	cleans Timestamp            // all locks from before are resolved, in every table
+	report *GCReport
+}
+
+// safe is the timestamp below which a table is collected.
+func (p *gcPass) safe(table string) Timestamp {
+	if own, ok := p.own[table]; ok {
+		return own
+	}
+	return p.rest
+}
+
+func (db *DB) collectGarbage(ctx context.Context, opts GCOptions) (GCReport, error) {
 	var report GCReport
-	v, err := db.loadCatalog(ctx)
-	if err != nil {
+	p := &gcPass{db: db, within: opts.Within, report: &report}
+	if err := p.publish(ctx, opts.Keep); err != nil {
 		return report, err
 	}
-	age, lease := v.widest()
-	if keep == 0 {
-		keep = v.at(v.asOf).Retention
+	report.SafePoint = p.view.safePoint
+	if p.within > 0 && len(p.own) == 0 {
+		return report, nil
 	}
-	keep = max(keep, age+lease)
-	safe, err := db.publishSafePoint(ctx, v.asOf.Add(-keep))
-	if err != nil {
-		return report, err
-	}
-	report.SafePoint = safe
-	condemned, err := db.condemnUses(ctx)
-	if err != nil {
-		return report, err
+	var dead []condemned
+	var err error
+	if p.within == 0 {
+		if dead, err = db.condemnUses(ctx); err != nil {
+			return report, err
+		}
 	}
 	if err := db.outlast(ctx); err != nil {
 		return report, err
 	}
-	if err := db.buryUses(ctx, condemned); err != nil {
+	if err := db.buryUses(ctx, dead); err != nil {
 		return report, err
 	}
-	var tables []string
-	for t, err := range db.store.Tables(ctx) {
-		if err != nil {
-			return report, fmt.Errorf("listing the tables: %w", err)
-		}
-		tables = append(tables, t)
+	tables, err := p.tables(ctx)
+	if err != nil {
+		return report, err
 	}
-	// A Write must not go while a lock still depends on it: the lock would be
-	// rolled back, and its transaction torn.
-	for _, t := range tables {
-		if t == format.TableMembers {
-			continue // what stands there as a Lock is no transaction's
-		}
-		n, err := db.resolveBelow(ctx, t, safe)
-		report.LocksResolved += n
-		if err != nil {
-			return report, fmt.Errorf("resolving old locks in table %q: %w", t, err)
-		}
-	}
-	if d, ok := rowstore.Unwrap[rowstore.Deferrer](db.store); ok {
-		// Otherwise a crash could undo a roll forward after the record that it came from
-		// is gone.
-		if err := d.Flush(ctx); err != nil {
-			return report, fmt.Errorf("flushing: %w", err)
-		}
+	if err := p.resolve(ctx, tables); err != nil {
+		return report, err
 	}
 	for _, t := range tables {
-		switch t {
-		case format.TableCatalog, format.TableMembers:
-		case format.TableSessions, format.TableSweeps:
-			err = db.removeLeases(ctx, t, safe, &report)
-		default:
-			if err = db.clearUnobserved(ctx, v, t, safe); err == nil {
-				err = db.removeVersions(ctx, t, safe, &report)
-			}
-		}
-		if err != nil {
+		if err := p.remove(ctx, t); err != nil {
 			return report, fmt.Errorf("removing from table %q: %w", t, err)
 		}
 	}
 	return report, nil
 }
 
-// publishSafePoint stores the safe point, unless a greater one is there, and returns
-// the one in force.
-func (db *DB) publishSafePoint(ctx context.Context, safe Timestamp) (Timestamp, error) {
+// publish stores the safe points, and decides by what can be read then which tables are
+// collected.
+func (p *gcPass) publish(ctx context.Context, keep time.Duration) error {
+	v, err := p.db.loadCatalog(ctx)
+	if err != nil {
+		return err
+	}
+	points := map[string]Timestamp{}
+	for t, retention := range v.shortTables(p.within) {
+		if p.mayCollect(v, t) {
+			age, lease := v.widestIn(t)
+			if keep != 0 {
+				retention = keep
+			}
+			points[t] = v.asOf.Add(-max(retention, age+lease))
+		}
+	}
+	if len(points) > 0 {
+		if err := p.db.publishPoints(ctx, points); err != nil {
+			return err
+		}
+	}
+	safe := Timestamp(0)
+	if p.within == 0 {
+		age, lease := v.widest()
+		if keep == 0 {
+			keep = v.at(v.asOf).Retention
+		}
+		keep = max(keep, age+lease)
+		safe = v.asOf.Add(-keep)
+	}
+	if p.view, err = p.db.publishSafePoint(ctx, safe); err != nil {
+		return err
+	}
+	if p.within == 0 {
+		p.rest = p.view.safePoint
+	}
+	p.own = map[string]Timestamp{}
+	for t := range p.view.shortTables(p.within) {
+		if p.mayCollect(p.view, t) {
+			p.own[t] = p.view.safePointOf(t)
+			if !p.view.clean(t) {
+				p.cleans = max(p.cleans, p.view.stored(p.view.asOf).Of(t).Since)
+			}
+		}
+	}
+	return nil
+}
+
+// mayCollect tells whether a table may be collected by its own retention: all locks from before that
+// was shortened are resolved, or this collection resolves them.
+func (p *gcPass) mayCollect(v *catalogView, table string) bool {
+	return v.clean(table) || p.within == 0 && v.cleanIn(table) <= 0
+}
+
+// tables lists the tables that the collection looks at. A lock whose primary lies in a table
+// that is collected alone lies in one whose retention is no longer.
+func (p *gcPass) tables(ctx context.Context) ([]string, error) {
+	if p.within > 0 {
+		return slices.Sorted(maps.Keys(p.view.shortTables(p.within))), nil
+	}
+	var tables []string
+	for t, err := range p.db.store.Tables(ctx) {
+		if err != nil {
+			return nil, fmt.Errorf("listing the tables: %w", err)
+		}
+		tables = append(tables, t)
+	}
+	return tables, nil
+}
+
+// resolve resolves the locks that the records depend on which are about to be removed. A Write
+// must not go while a lock still depends on it: the lock would be rolled back, and its transaction
+// torn.
+func (p *gcPass) resolve(ctx context.Context, tables []string) error {
+	for _, t := range tables {
+		if t == format.TableMembers {
+			continue // what stands there as a Lock is no transaction's
+		}
+		n, err := p.resolveBelow(ctx, t)
+		p.report.LocksResolved += n
+		if err != nil {
+			return fmt.Errorf("resolving old locks in table %q: %w", t, err)
+		}
+	}
+	if d, ok := rowstore.Unwrap[rowstore.Deferrer](p.db.store); ok {
+		// Otherwise a crash could undo a roll forward after the record that it came from
+		// is gone.
+		if err := d.Flush(ctx); err != nil {
+			return fmt.Errorf("flushing: %w", err)
+		}
+	}
+	if p.cleans == 0 {
+		return nil
+	}
+	_, err := p.db.changePoints(ctx, func(_ *catalogView, points map[string]format.TableSafePoint) (changed bool) {
+		for t := range p.own {
+			if point := points[t]; point.Clean < p.cleans {
+				point.Name, point.Clean = []byte(t), p.cleans
+				points[t], changed = point, true
+			}
+		}
+		return changed
+	})
+	return err
+}
+
+// remove removes what is garbage in a table.
+func (p *gcPass) remove(ctx context.Context, table string) error {
+	safe := p.safe(table)
+	switch table {
+	case format.TableCatalog, format.TableMembers:
+		return nil
+	case format.TableSessions, format.TableSweeps:
+		return p.db.removeLeases(ctx, table, safe, p.report)
+	}
+	if err := p.db.clearUnobserved(ctx, p.view, table, safe); err != nil {
+		return err
+	}
+	return p.db.removeVersions(ctx, table, safe, p.report)
+}
+
+// publishPoints raises the safe points of tables.
+func (db *DB) publishPoints(ctx context.Context, raised map[string]Timestamp) error {
+	_, err := db.changePoints(ctx, func(v *catalogView, points map[string]format.TableSafePoint) (changed bool) {
+		for t, safe := range raised {
+			if point := points[t]; safe > v.safePointOf(t) {
+				point.Name, point.SafePoint = []byte(t), safe
+				points[t], changed = point, true
+			}
+		}
+		return changed
+	})
+	return err
+}
+
+// publishSafePoint stores the safe point, unless a greater one is there, and returns a
+// view that was read afterwards.
+func (db *DB) publishSafePoint(ctx context.Context, safe Timestamp) (*catalogView, error) {
 	if safe > 0 {
 		_, err := db.applyOne(ctx, rowstore.Mutation{
 			Table: format.TableCatalog, Row: format.RowCatalog,
@@ -138,14 +271,10 @@ func (db *DB) publishSafePoint(ctx context.Context, safe Timestamp) (Timestamp, 
 			},
 		})
 		if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
-			return 0, fmt.Errorf("publishing the safe point: %w", err)
+			return nil, fmt.Errorf("publishing the safe point: %w", err)
 		}
 	}
-	v, err := db.loadCatalog(ctx)
-	if err != nil {
-		return 0, err
-	}
-	return v.safePoint, nil
+	return db.loadCatalog(ctx)
 }
 
 // outlast waits, by the oracle's time, until no process uses a view of the catalog that
@@ -167,41 +296,61 @@ func (db *DB) outlast(ctx context.Context) error {
 	return nil
 }
 
-// resolveBelow resolves every lock of a table whose start is below the safe point,
-// whether its owner lives or not: it is older than MaxTxnAge and cannot commit.
-func (db *DB) resolveBelow(ctx context.Context, table string, safe Timestamp) (resolved int, err error) {
-	if safe == 0 {
+// resolveBelow resolves every lock of a table that may depend on a record which is about to be
+// removed, or that began below the safe point of its own table, whether its owner lives or not: it is
+// older than MaxTxnAge and cannot commit.
+func (p *gcPass) resolveBelow(ctx context.Context, table string) (resolved int, err error) {
+	db := p.db
+	below := max(p.rest, p.cleans, slices.Max(append(slices.Collect(maps.Values(p.own)), 0)))
+	if below == 0 {
 		return 0, nil
 	}
-	picks := []rowstore.Selector{{Family: rowstore.Lock, Column: rowstore.AllColumns, To: safe - 1, Limit: 1}}
+	picks := []rowstore.Selector{{Family: rowstore.Lock, Column: rowstore.AllColumns, To: below - 1, Limit: 1}}
 	for row, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: table, Selectors: picks}) {
 		if err != nil {
 			return resolved, err
 		}
 		// After a lost reply the lock may still be there, so the row is read again until
 		// its locks are gone.
-		for attempt := 0; len(row.Versions) > 0; attempt++ {
-			for i := range row.Versions {
-				v := &row.Versions[i]
-				l, err := format.DecodeLock(v.Value)
+		for attempt := 0; ; attempt++ {
+			n, err := p.resolveRow(ctx, &row)
+			resolved += n
+			if err != nil || n == 0 {
 				if err != nil {
-					return resolved, fmt.Errorf("row %q, column %q: %w", row.Row, v.Column, err)
-				}
-				if _, err := db.resolveLock(ctx, Cell{table, row.Row, v.Column}, v.TS, &l, overrideLiveOwner); err != nil {
 					return resolved, err
 				}
-				resolved++
+				break
+			}
+			if attempt > 0 {
+				if err := db.clock.Sleep(ctx, db.opt.lockWait.wait(attempt-1, db.rand)); err != nil {
+					return resolved, err
+				}
 			}
 			rows, err := db.readRows(ctx, []rowstore.RowRead{{Table: table, Row: row.Row, Selectors: picks}})
 			if err != nil {
 				return resolved, err
 			}
-			if row = rows[0]; len(row.Versions) > 0 {
-				if err := db.clock.Sleep(ctx, db.opt.lockWait.wait(attempt, db.rand)); err != nil {
-					return resolved, err
-				}
-			}
+			row = rows[0]
 		}
+	}
+	return resolved, nil
+}
+
+// resolveRow resolves those locks of a row that must go.
+func (p *gcPass) resolveRow(ctx context.Context, row *rowstore.Row) (resolved int, err error) {
+	for i := range row.Versions {
+		v := &row.Versions[i]
+		l, err := format.DecodeLock(v.Value)
+		if err != nil {
+			return resolved, fmt.Errorf("row %q, column %q: %w", row.Row, v.Column, err)
+		}
+		if v.TS >= max(p.safe(row.Table), p.safe(l.Primary.Table), p.cleans) {
+			continue
+		}
+		if _, err := p.db.resolveLock(ctx, Cell{row.Table, row.Row, v.Column}, v.TS, &l, overrideLiveOwner); err != nil {
+			return resolved, err
+		}
+		resolved++
 	}
 	return resolved, nil
 }

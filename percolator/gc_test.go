@@ -322,3 +322,32 @@ func TestWorkersCollect(t *testing.T) {
 	}, patience, time.Millisecond)
 	require.Positive(t, db.Stats().GCRuns)
 }
+
+// A worker collects the tables with a retention of their own by that, and leaves the others alone.
+func TestWorkersCollectShortTables(t *testing.T) {
+	t.Parallel()
+	settings := Settings{MaxTxnAge: time.Second, Retention: time.Hour, CatalogLease: 50 * time.Millisecond}
+	db := open(t, memstore.New(), WithSettings(settings))
+	startWorker(t, db, WorkerConfig{})
+	startWorker(t, db, WorkerConfig{})
+	require.NoError(t, db.ConfigureTable(t.Context(), "queue", TableSettings{MaxTxnAge: 100 * time.Millisecond, Retention: 300 * time.Millisecond}))
+	for i := range 5 {
+		set(t, db, rowA, strings.Repeat("x", 300+i))
+		set(t, db, queueA, strings.Repeat("x", 300+i))
+	}
+	versions := func(c Cell) int {
+		rows, err := db.Store().Read(t.Context(), []rowstore.RowRead{{Table: c.Table, Row: c.Row, Selectors: []rowstore.Selector{everything(rowstore.Write, "v"), everything(rowstore.Data, "v")}}})
+		require.NoError(t, err)
+		return len(rows[0].Versions)
+	}
+	require.Eventually(t, func() bool { return versions(queueA) == 2 }, patience, time.Millisecond)
+	require.Equal(t, 10, versions(rowA))
+	// And again, without one of all tables.
+	safe, err := db.SafePoint(t.Context())
+	require.NoError(t, err)
+	set(t, db, queueA, strings.Repeat("y", 300))
+	require.Eventually(t, func() bool { return versions(queueA) == 2 }, patience, time.Millisecond)
+	same, err := db.SafePoint(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, safe, same)
+}

@@ -2,6 +2,7 @@ package percolator
 
 import (
 	"context"
+	"math"
 	"time"
 )
 
@@ -29,7 +30,7 @@ func (w *Worker) collect(ctx context.Context) error {
 			// Workers must not start at the same moment: the first one's collection spares
 			// the others theirs.
 			jitter := time.Duration(w.db.rand.int64N(int64(w.db.known().lease) + 1))
-			if err := w.db.clock.Sleep(ctx, max(due, pause)+jitter); err != nil {
+			if err := w.restUntilUnclean(ctx, max(due, pause)+jitter); err != nil {
 				return err
 			}
 			waited, pause = true, 0
@@ -50,13 +51,102 @@ func (w *Worker) collect(ctx context.Context) error {
 // due. A collection leaves a safe point that is at least the retention older than the
 // collection.
 func (w *Worker) collectionDue(v *catalogView) time.Duration {
+	if w.uncleanFor(v) <= 0 {
+		return 0
+	}
 	retention := v.at(v.asOf).Retention
 	return retention + w.gcInterval(retention) - v.asOf.Sub(v.safePoint)
 }
 
-func (w *Worker) gcInterval(retention time.Duration) time.Duration {
-	if w.config.GCInterval != 0 {
-		return w.config.GCInterval
+// uncleanFor returns in how long a collection of all tables is due because the retention of a table was
+// shortened.
+func (w *Worker) uncleanFor(v *catalogView) time.Duration {
+	soonest := time.Duration(math.MaxInt64)
+	for t := range v.shortTables(0) {
+		if !v.clean(t) {
+			soonest = min(soonest, v.cleanIn(t))
+		}
 	}
-	return min(retention/10, time.Hour)
+	return soonest
+}
+
+// restUntilUnclean sleeps for d, or until a retention was shortened so that a collection is due.
+func (w *Worker) restUntilUnclean(ctx context.Context, d time.Duration) error {
+	for d > 0 {
+		v := w.db.known()
+		if w.uncleanFor(v) <= 0 {
+			return nil
+		}
+		step := min(d, v.lease) // within which the worker reads the catalog anyway
+		if err := w.db.clock.Sleep(ctx, step); err != nil {
+			return err
+		}
+		d -= step
+	}
+	return nil
+}
+
+// collectShort collects the tables whose retention is shorter than the database's, as often as
+// they need it, beside the collections of all tables, which may take long.
+func (w *Worker) collectShort(ctx context.Context) error {
+	pause := time.Duration(0)
+	for {
+		v := w.db.known()
+		within, due := w.nextShort(v, v.asOf.Add(w.db.clock.Now().Sub(v.sentAt)))
+		if within == 0 {
+			due = v.lease
+		}
+		// As in collect, workers do not start at the same moment.
+		jitter := time.Duration(w.db.rand.int64N(int64(v.lease) + 1))
+		if err := w.db.clock.Sleep(ctx, max(min(due, v.lease), pause)+jitter); err != nil {
+			return err
+		}
+		if pause = 0; within == 0 || due > v.lease {
+			continue
+		}
+		err := w.retry(ctx, "collecting garbage", func() error {
+			v, err := w.db.loadCatalog(ctx)
+			if err != nil {
+				return err
+			}
+			if within, due = w.nextShort(v, v.asOf); within == 0 || due > 0 {
+				return nil
+			}
+			_, err = w.db.CollectGarbage(ctx, GCOptions{Within: within})
+			pause = w.gcInterval(within) / 2
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// nextShort returns which of these collections is the next, as in GCOptions.Within, and how long it
+// is from now until then, 0 or less if it is due. One of a longer retention is also one of the shorter
+// ones. within is 0 if there is none.
+func (w *Worker) nextShort(v *catalogView, now Timestamp) (within, due time.Duration) {
+	for t, retention := range v.shortTables(0) {
+		if !v.clean(t) {
+			continue
+		}
+		own := retention + w.gcInterval(retention) - now.Sub(v.safePointOf(t))
+		switch {
+		case within == 0, own > 0 && own < due, own <= 0 && (due > 0 || retention > within):
+			within, due = retention, own
+		}
+	}
+	return within, due
+}
+
+// gcInterval is how often tables of a retention are collected.
+func (w *Worker) gcInterval(retention time.Duration) time.Duration {
+	switch configured := w.config.GCInterval; {
+	case configured == 0:
+		return min(retention/10, time.Hour)
+	case retention >= w.db.Settings().Retention:
+		return configured
+	default:
+		return min(retention/10, configured)
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/percolate-go/percolate/internal/coretest/hook"
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/oracle"
 )
 
@@ -66,7 +67,8 @@ type Settings struct {
 	// was in force counts. Default 1 h.
 	MaxTxnAge time.Duration
 	// Retention is the least time for which history is kept: snapshots that old can be
-	// read. Default 24 h. It must be greater than MaxTxnAge + CatalogLease.
+	// read. Default 24 h. It must be greater than MaxTxnAge + CatalogLease. A table may have a
+	// shorter one, see DB.ConfigureTable.
 	Retention time.Duration
 	// CatalogLease is how long a process may use what it knows about observers and the
 	// safe point. So a new observer waits that long before it sweeps the existing data,
@@ -88,11 +90,25 @@ func (s *Settings) setDefaults() {
 	}
 }
 
+// representable returns an error for what no store of settings can hold.
+func (s Settings) representable() error {
+	const most = time.Duration(format.MostMs) * time.Millisecond
+	for _, d := range []time.Duration{s.MaxTxnAge, s.Retention, s.CatalogLease} {
+		if d < 0 || d > most {
+			return fmt.Errorf("%w: Settings: MaxTxnAge %v, Retention %v and CatalogLease %v may not be negative or longer than %v", ErrInvalid, s.MaxTxnAge, s.Retention, s.CatalogLease, most)
+		}
+	}
+	return nil
+}
+
 func (s Settings) check() error {
+	if err := s.representable(); err != nil {
+		return err
+	}
 	if s.MaxTxnAge < time.Millisecond || s.Retention < time.Millisecond || s.CatalogLease < time.Millisecond {
 		return fmt.Errorf("%w: Settings: MaxTxnAge %v, Retention %v and CatalogLease %v must each be at least 1 ms", ErrInvalid, s.MaxTxnAge, s.Retention, s.CatalogLease)
 	}
-	if s.MaxTxnAge+s.CatalogLease >= s.Retention {
+	if s.MaxTxnAge.Milliseconds()+s.CatalogLease.Milliseconds() >= s.Retention.Milliseconds() {
 		return fmt.Errorf("%w: Settings: MaxTxnAge %v + CatalogLease %v must be less than Retention %v", ErrInvalid, s.MaxTxnAge, s.CatalogLease, s.Retention)
 	}
 	return nil

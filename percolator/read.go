@@ -36,7 +36,7 @@ func (db *DB) getCell(ctx context.Context, c Cell, s *snapshot) (value []byte, f
 		if err != nil {
 			return nil, false, err
 		}
-		if err := db.checkAnswer(ctx, at, values[0] != nil); err != nil {
+		if err := db.checkAnswer(ctx, at, values[0] != nil, c.Table); err != nil {
 			return nil, false, err
 		}
 		if values[0] == nil {
@@ -44,7 +44,7 @@ func (db *DB) getCell(ctx context.Context, c Cell, s *snapshot) (value []byte, f
 		}
 		return values[0], true, nil
 	}
-	if err := db.checkAnswer(ctx, at, timely || rows[0].Newest(rowstore.Write, c.Column) != nil); err != nil {
+	if err := db.checkAnswer(ctx, at, timely || rows[0].Newest(rowstore.Write, c.Column) != nil, c.Table); err != nil {
 		return nil, false, err
 	}
 	if !found {
@@ -104,7 +104,8 @@ func (db *DB) getPage(ctx context.Context, cells []Cell, s *snapshot) ([][]byte,
 		return nil, err
 	}
 	missing = missing || slices.ContainsFunc(longs, func(v []byte) bool { return v == nil })
-	if err := db.checkAnswer(ctx, s.start, !missing); err != nil {
+	var few [4]string
+	if err := db.checkAnswer(ctx, s.start, !missing, tablesOf(few[:0], reads)...); err != nil {
 		return nil, err
 	}
 	for i, l := range long {
@@ -114,6 +115,16 @@ func (db *DB) getPage(ctx context.Context, cells []Cell, s *snapshot) ([][]byte,
 		values[longAt[i]] = longs[i]
 	}
 	return values, nil
+}
+
+// tablesOf appends the tables that are read. A table may come more than once.
+func tablesOf(tables []string, reads []rowstore.RowRead) []string {
+	for i := range reads {
+		if i == 0 || reads[i].Table != reads[i-1].Table {
+			tables = append(tables, reads[i].Table)
+		}
+	}
+	return tables
 }
 
 // cellReads makes one read of each row. where tells for each cell the index of its

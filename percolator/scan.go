@@ -47,8 +47,16 @@ func PrefixEnd(prefix string) string {
 }
 
 // scanChunk is how many rows are looked at together: long values are fetched, and
-// the safe point is checked, once for a chunk.
+// the safe point is checked, once for a chunk. Rows without a value do not count.
 const scanChunk = 128
+
+// scanSpare is how many rows more than it needs a scan with a Limit asks the store for, because some
+// may have no value. Each time that it needs more than that it asks for twice as many, up to
+// scanSpareMost: so a scan over many deleted rows takes few calls.
+const (
+	scanSpare     = 8
+	scanSpareMost = 8192
+)
 
 // Scan visits the rows of r that have a value at the transaction's snapshot, in the
 // byte order of their keys, or in reverse. It includes the transaction's own writes as
@@ -168,11 +176,11 @@ type pending struct {
 // run visits the rows. stopped means that the caller has had enough.
 func (s *scan) run(ctx context.Context, yield func(Row, error) bool) (stopped bool, err error) {
 	from, to := s.r.From, s.r.To
-	for {
+	for spare := scanSpare; ; spare = min(2*spare, scanSpareMost) {
 		limit := 0
 		if s.r.Limit > 0 {
 			// Rows without a value at the snapshot are visited too, so ask for some more.
-			limit = s.r.Limit - s.yielded + len(s.own) + 8
+			limit = s.r.Limit - s.yielded + len(s.own) + spare
 		}
 		chunk := make([]pending, 0, scanChunk)
 		seen, end := 0, ""
@@ -187,6 +195,17 @@ func (s *scan) run(ctx context.Context, yield func(Row, error) bool) (stopped bo
 			p, err := s.collect(&row)
 			if err != nil {
 				return false, err
+			}
+			if p.empty() {
+				// Nothing is handed out. Whether something was collected here is checked
+				// with the next chunk, before the caller learns that there is nothing; this costs nothing.
+				if seen%scanChunk == 0 {
+					err = s.tx.db.checkFound(s.tx.start, s.table)
+				}
+				if err != nil {
+					return false, err
+				}
+				continue
 			}
 			if chunk = append(chunk, p); len(chunk) == scanChunk {
 				if more, err := s.emit(ctx, chunk, yield); err != nil || !more {
@@ -236,6 +255,9 @@ func (s *scan) collect(row *rowstore.Row) (pending, error) {
 	return p, nil
 }
 
+// empty tells that the row has no value at the snapshot.
+func (p *pending) empty() bool { return len(p.values) == 0 && len(p.long) == 0 }
+
 func (p *pending) set(column string, value []byte) {
 	if p.values == nil {
 		p.values = make(map[string][]byte)
@@ -254,7 +276,7 @@ func (s *scan) emit(ctx context.Context, chunk []pending, yield func(Row, error)
 	if err != nil {
 		return true, err
 	}
-	if err := s.tx.db.checkSnapshot(ctx, s.tx.start); err != nil {
+	if err := s.tx.db.checkSnapshot(ctx, s.tx.start, s.table); err != nil {
 		return true, err
 	}
 	for i := range chunk {

@@ -3,6 +3,7 @@ package percolator
 import (
 	"fmt"
 	"iter"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -184,4 +185,48 @@ func TestAScanIsOneRange(t *testing.T) {
 	c.wire.AddRule(faultstore.Rule{Match: op(faultstore.CallScan), Fault: refuse})
 	require.ErrorIs(t, scanError(tx.Scan(t.Context(), Range{Table: "t"})), faultstore.ErrInjected)
 	require.Len(t, tx.ranges, 3, "a scan that failed at once told nothing")
+}
+
+// A scan with a Limit over many deleted rows asks the store seldom, in both directions, and
+// finds its own rows among them.
+func TestScanOverDeletedRowsTakesFewCalls(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	const deleted = 3000
+	for from := 0; from < deleted; from += 500 {
+		for _, change := range []func(tx *Txn, c Cell) error{
+			func(tx *Txn, c Cell) error { return tx.Set(c, []byte("1")) },
+			func(tx *Txn, c Cell) error { return tx.Delete(c) },
+		} {
+			require.NoError(t, c.Update(t.Context(), func(tx *Txn) error {
+				for i := range 500 {
+					if err := change(tx, row(fmt.Sprintf("m%05d", from+i))); err != nil {
+						return err
+					}
+				}
+				return nil
+			}))
+		}
+	}
+	for _, name := range []string{"a", "z1", "z2"} {
+		set(t, c.DB, row(name), "1")
+	}
+	for _, reverse := range []bool{false, true} {
+		tx := begin(t, c)
+		require.NoError(t, tx.Set(row("m01000"), []byte("own")))
+		scans, draws := len(c.wire.sent(op(faultstore.CallScan))), len(c.wire.sent(op(faultstore.CallDraw)))
+		var found []string
+		for r, err := range tx.Scan(t.Context(), Range{Table: "t", Limit: 4, Reverse: reverse}) {
+			require.NoError(t, err)
+			found = append(found, r.Key)
+		}
+		want := []string{"a", "m01000", "z1", "z2"}
+		if reverse {
+			slices.Reverse(want)
+		}
+		require.Equal(t, want, found)
+		require.LessOrEqual(t, len(c.wire.sent(op(faultstore.CallScan)))-scans, 10)
+		require.LessOrEqual(t, len(c.wire.sent(op(faultstore.CallDraw)))-draws, 10)
+	}
 }

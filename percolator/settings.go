@@ -9,8 +9,9 @@ import (
 	"github.com/percolate-go/percolate/internal/format"
 )
 
-func storeSettings(s Settings) format.Settings {
-	return format.Settings{MaxTxnAgeMs: s.MaxTxnAge.Milliseconds(), RetentionMs: s.Retention.Milliseconds(), CatalogLeaseMs: s.CatalogLease.Milliseconds()}
+// storeSettings returns the stored form of s, with tables.
+func storeSettings(s Settings, tables []format.Table) format.Settings {
+	return format.Settings{Tables: tables, MaxTxnAgeMs: s.MaxTxnAge.Milliseconds(), RetentionMs: s.Retention.Milliseconds(), CatalogLeaseMs: s.CatalogLease.Milliseconds()}
 }
 
 func settingsOf(s format.Settings) Settings {
@@ -38,13 +39,8 @@ func (c *catalog) inForce(ts Timestamp) bool {
 	return c.Next != nil && c.NextFrom != 0 && ts >= c.NextFrom
 }
 
-// at returns the settings in force at ts.
-func (c *catalog) at(ts Timestamp) Settings {
-	if c.inForce(ts) {
-		return settingsOf(*c.Next)
-	}
-	return settingsOf(c.Current)
-}
+// at returns the settings of the database in force at ts.
+func (c *catalog) at(ts Timestamp) Settings { return settingsOf(*c.stored(ts)) }
 
 // leaseAt returns how long a view that was begun at f may be used.
 func (c *catalog) leaseAt(f Timestamp) time.Duration {
@@ -113,8 +109,8 @@ func (db *DB) Settings() Settings {
 // published, so that no process can still use the old settings then. A transaction is
 // bound by the least MaxTxnAge that was in force at any time since it began.
 //
-// It returns an error that matches ErrInvalid when the settings do not fit together,
-// and while another change has yet to take effect; call it again afterwards. Asking for
+// It returns an error that matches ErrInvalid when the settings do not fit together, or not with
+// those that tables have of their own (ConfigureTable), and while another change has yet to take effect; call it again afterwards. Asking for
 // that same change again is no error. After any other error the change may or may not
 // take effect, or it may be published and wait until another call gives it its time;
 // call Configure again.
@@ -123,35 +119,51 @@ func (db *DB) Configure(ctx context.Context, s Settings) error {
 		return err
 	}
 	defer db.leave()
-	if err := db.announce(ctx, s); err != nil {
-		return fmt.Errorf("percolator: Configure: %w", err)
+	// What is asked for is checked before it is rounded.
+	if err := s.representable(); err != nil {
+		return called("Configure", err)
 	}
-	if err := db.date(ctx); err != nil {
+	err := db.changeSettings(ctx, func(now format.Settings) format.Settings {
+		return storeSettings(fill(s, settingsOf(now)), now.Tables)
+	})
+	if err != nil {
 		return fmt.Errorf("percolator: Configure: %w", err)
 	}
 	return nil
 }
 
+// changeSettings changes the stored settings to what change makes of those in force, which it may
+// not edit. The new ones are not in force yet when it returns.
+func (db *DB) changeSettings(ctx context.Context, change func(now format.Settings) format.Settings) error {
+	if err := db.announce(ctx, change); err != nil {
+		return err
+	}
+	return db.date(ctx)
+}
+
 // announce publishes a change of the settings, without its time.
-func (db *DB) announce(ctx context.Context, s Settings) error {
+func (db *DB) announce(ctx context.Context, change func(now format.Settings) format.Settings) error {
 	_, err := db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
-		next := fill(s, v.at(v.asOf))
-		if err := next.check(); err != nil {
+		next := change(*v.stored(v.asOf))
+		if err := settingsOf(next).check(); err != nil {
 			return false, err
 		}
-		stored := storeSettings(next)
+		if err := checkTables(&next); err != nil {
+			return false, err
+		}
 		switch {
 		case v.inForce(v.asOf):
 			v.makeCurrent(v.asOf)
-		case v.Next != nil && *v.Next == stored:
+		case v.Next != nil && v.Next.Same(&next):
 			return false, nil
 		case v.Next != nil && v.NextFrom != 0:
 			return false, fmt.Errorf("%w: another change of the settings takes effect at %v; wait until then", ErrInvalid, v.NextFrom)
 		}
-		if v.Next == nil && v.Current == stored {
+		if v.Next == nil && v.Current.Same(&next) {
 			return false, nil
 		}
-		v.Next = &stored
+		v.Next = &next
+		v.ByTable = v.ByTable || len(next.Tables) > 0
 		return true, nil
 	})
 	return err
@@ -169,6 +181,7 @@ func (db *DB) date(ctx context.Context) error {
 			return false, err
 		}
 		v.NextFrom = now.Add(2*settingsOf(v.Current).CatalogLease) + 1
+		v.Next = dateTables(&v.Current, v.Next, v.NextFrom)
 		return true, nil
 	})
 	return err

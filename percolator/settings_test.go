@@ -58,7 +58,7 @@ func TestNoCommitBelowTheSafePoint(t *testing.T) {
 		above := writes(t, t1, "above", rowB)
 		got, err := c.publishSafePoint(t.Context(), safe)
 		require.NoError(t, err)
-		require.Equal(t, safe, got)
+		require.Equal(t, safe, got.safePoint)
 		_, err = t1.loadCatalog(t.Context()) // which a lease would do in time
 		require.NoError(t, err)
 		require.ErrorIs(t, below.Commit(t.Context()), ErrTxnTooOld)

@@ -230,7 +230,7 @@ func (w *Worker) sweep(ctx context.Context, r format.Observer, at Timestamp, lea
 		}
 		ts, err := w.db.draw(ctx)
 		if err == nil {
-			err = w.db.checkSnapshotAt(ctx, at, ts)
+			err = w.db.checkSnapshotAt(ctx, at, ts, table)
 		}
 		if err != nil {
 			return err

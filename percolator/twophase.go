@@ -18,6 +18,9 @@ import (
 
 // twoPhase is the general commit.
 func (c *committer) twoPhase(ctx context.Context) error {
+	if err := c.lastingPrimary(); err != nil {
+		return err
+	}
 	session, err := c.db.session.get(ctx)
 	if err != nil {
 		return err
@@ -263,6 +266,9 @@ func (c *committer) prepare(ctx context.Context, deferred bool) (incarnation str
 	}
 	if c.tx.opt.isolation == Serializable {
 		if err := c.validate(ctx); err != nil {
+			return "", err
+		}
+		if err := c.checkReads(ctx); err != nil {
 			return "", err
 		}
 	}

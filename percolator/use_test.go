@@ -445,7 +445,7 @@ func TestCatalogOfVersion1IsRaised(t *testing.T) {
 			}}})
 			require.NoError(t, err)
 			require.Len(t, rows[0].Versions, 2)
-			require.EqualValues(t, format.CatalogVersion, rows[0].Newest(rowstore.Write, format.ColumnConfig).Value[0])
+			require.EqualValues(t, format.PlainCatalogVersion, rows[0].Newest(rowstore.Write, format.ColumnConfig).Value[0])
 
 			swept := w.sweeps(c)
 			w.waits(swept)

@@ -81,7 +81,7 @@ func (w *Worker) view(ctx context.Context, c Cell, o *Observer, observers []stri
 				v.claimed, v.claimedBy = claim.TS, string(claim.Value)
 			}
 		}
-		err = w.db.checkAnswer(ctx, s.start, timely || row.Newest(rowstore.Write, c.Column) != nil)
+		err = w.db.checkAnswer(ctx, s.start, timely || row.Newest(rowstore.Write, c.Column) != nil, c.Table)
 		if err != nil {
 			return nil, false, err
 		}

@@ -49,7 +49,8 @@ type WorkerConfig struct {
 	MemberLease time.Duration
 	// GCInterval is the wait between two garbage collections. All workers together
 	// collect once in that time, also workers that start after this one has ended.
-	// Default a tenth of the retention, at most 1 h; negative for none.
+	// Default a tenth of the retention, at most 1 h; negative for none. Tables with a shorter
+	// retention of their own are collected once in a tenth of that, if it is less.
 	GCInterval time.Duration
 	// StopTimeout is how long functions that are running when Run's context ends may
 	// go on before their own contexts end. Default 10 s.
@@ -279,6 +280,7 @@ func (w *Worker) work(parent context.Context) error {
 	part(func() error { return w.attend(ctx) })
 	if w.config.GCInterval >= 0 {
 		part(func() error { return w.collect(ctx) })
+		part(func() error { return w.collectShort(ctx) })
 	}
 	wg.Wait()
 	w.wind(stopRuns)

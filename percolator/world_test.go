@@ -179,9 +179,14 @@ func (w *world) raw(c Cell) rowstore.Row {
 // collect collects garbage, whose wait it lets pass.
 func (w *world) collect(c *client, keep time.Duration) (GCReport, error) {
 	w.t.Helper()
+	return w.collectBy(c, GCOptions{Keep: keep})
+}
+
+func (w *world) collectBy(c *client, opts GCOptions) (GCReport, error) {
+	w.t.Helper()
 	var report GCReport
 	done := async(func() (err error) {
-		report, err = c.CollectGarbage(w.t.Context(), GCOptions{Keep: keep})
+		report, err = c.CollectGarbage(w.t.Context(), opts)
 		return err
 	})
 	if err, ended := w.clock.sleeps(w.t, worldLease, done); ended {

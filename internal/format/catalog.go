@@ -1,19 +1,26 @@
 package format
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"slices"
+
+	"github.com/percolate-go/percolate/percolator/oracle"
 )
 
 // Catalog is what every process must agree on: JSON behind the version byte. An older
 // program that reads and writes the catalog drops fields that it does not know, so a new
 // field needs a new CatalogVersion.
 type Catalog struct {
-	Oracle    string     `json:"oracle"` // "" is the store's own
-	Current   Settings   `json:"current"`
-	Next      *Settings  `json:"next,omitempty"`
-	NextFrom  Timestamp  `json:"next_from,omitempty"` // when Next takes effect; 0: not known yet
-	Past      []PastAge  `json:"past,omitempty"`      // the oldest first, each less than the next and Current's
+	Oracle   string    `json:"oracle"` // "" is the store's own
+	Current  Settings  `json:"current"`
+	Next     *Settings `json:"next,omitempty"`
+	NextFrom Timestamp `json:"next_from,omitempty"` // when Next takes effect; 0: not known yet
+	Past     []PastAge `json:"past,omitempty"`      // the oldest first, each less than the next and Current's
+	// ByTable tells that tables have, or once had, settings of their own. Then some may have a safe
+	// point of their own, which programs of version 2 do not know: so the catalog is of version 3.
+	ByTable   bool       `json:"by_table,omitempty"`
 	Observers []Observer `json:"observers,omitempty"`
 }
 
@@ -22,17 +29,83 @@ type Settings struct {
 	MaxTxnAgeMs    int64 `json:"max_txn_age_ms"`
 	RetentionMs    int64 `json:"retention_ms"`
 	CatalogLeaseMs int64 `json:"catalog_lease_ms"`
+	// Tables are those with settings of their own, in the order of their names.
+	Tables []Table `json:"tables,omitempty"`
+}
+
+// MostMs is the longest duration that settings may have, in milliseconds. It keeps them within a
+// Duration.
+const MostMs = int64(1) << 43
+
+// MaxTables is how many tables may have settings of their own: the catalog holds them all,
+// and every process reads it again and again.
+const MaxTables = 256
+
+// Table is a table with settings of its own, in milliseconds. 0 means that of the database. None is
+// longer than that of the database.
+type Table struct {
+	Name        []byte `json:"table"` // stored name
+	MaxTxnAgeMs int64  `json:"max_txn_age_ms,omitempty"`
+	RetentionMs int64  `json:"retention_ms,omitempty"`
+	// Since is when this table's retention was last made shorter in proportion to another table's:
+	// commits from before may have chosen their primaries otherwise. 0 until the change has a time.
+	Since Timestamp `json:"since,omitempty"`
+}
+
+// Of returns the settings of a table, by its stored name, with what it takes from the database.
+func (s *Settings) Of(table string) Table {
+	t := Table{MaxTxnAgeMs: s.MaxTxnAgeMs, RetentionMs: s.RetentionMs}
+	own := s.Own(table)
+	if own == nil {
+		return t
+	}
+	if t.Since = own.Since; own.MaxTxnAgeMs != 0 {
+		t.MaxTxnAgeMs = own.MaxTxnAgeMs
+	}
+	if own.RetentionMs != 0 {
+		t.RetentionMs = own.RetentionMs
+	}
+	return t
+}
+
+// Own returns the entry of a table, or nil.
+func (s *Settings) Own(table string) *Table {
+	i, ok := slices.BinarySearchFunc(s.Tables, table, func(t Table, name string) int { return cmp.Compare(string(t.Name), name) })
+	if !ok {
+		return nil
+	}
+	return &s.Tables[i]
+}
+
+// Same tells whether two settings say the same. Times of changes do not count.
+func (s *Settings) Same(o *Settings) bool {
+	return s.MaxTxnAgeMs == o.MaxTxnAgeMs && s.RetentionMs == o.RetentionMs && s.CatalogLeaseMs == o.CatalogLeaseMs &&
+		slices.EqualFunc(s.Tables, o.Tables, func(a, b Table) bool {
+			return string(a.Name) == string(b.Name) && a.MaxTxnAgeMs == b.MaxTxnAgeMs && a.RetentionMs == b.RetentionMs
+		})
 }
 
 // check finds what is never stored.
-func (s Settings) check() error {
-	const most = int64(1) << 43 // keeps milliseconds within a Duration
-	if s.MaxTxnAgeMs > most || s.RetentionMs > most || s.CatalogLeaseMs > most {
+func (s *Settings) check() error {
+	if s.MaxTxnAgeMs > MostMs || s.RetentionMs > MostMs || s.CatalogLeaseMs > MostMs {
 		return fmt.Errorf("%w: catalog: settings out of range", ErrCorrupt)
 	}
 	if s.MaxTxnAgeMs < 1 || s.RetentionMs < 1 || s.CatalogLeaseMs < 1 || s.MaxTxnAgeMs+s.CatalogLeaseMs >= s.RetentionMs {
 		return fmt.Errorf("%w: catalog: MaxTxnAge of %d ms, retention of %d ms and catalog lease of %d ms do not fit together",
 			ErrCorrupt, s.MaxTxnAgeMs, s.RetentionMs, s.CatalogLeaseMs)
+	}
+	if len(s.Tables) > MaxTables {
+		return fmt.Errorf("%w: catalog: %d tables have settings", ErrCorrupt, len(s.Tables))
+	}
+	for i := range s.Tables {
+		name := string(s.Tables[i].Name)
+		if name == "" || Reserved(name) || i > 0 && string(s.Tables[i-1].Name) >= name {
+			return fmt.Errorf("%w: catalog: bad table", ErrCorrupt)
+		}
+		own := s.Of(name)
+		if own.MaxTxnAgeMs < 1 || own.RetentionMs < 1 || own.MaxTxnAgeMs > s.MaxTxnAgeMs || own.RetentionMs > s.RetentionMs || own.MaxTxnAgeMs+s.CatalogLeaseMs >= own.RetentionMs {
+			return fmt.Errorf("%w: catalog: MaxTxnAge of %d ms and retention of %d ms of a table do not fit", ErrCorrupt, own.MaxTxnAgeMs, own.RetentionMs)
+		}
 	}
 	return nil
 }
@@ -68,11 +141,14 @@ func (c *Catalog) Encode() ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encoding the catalog: %w", err)
 	}
-	return append([]byte{CatalogVersion}, b...), nil
+	if c.ByTable {
+		return append([]byte{CatalogVersion}, b...), nil
+	}
+	return append([]byte{PlainCatalogVersion}, b...), nil
 }
 
-// RaiseCatalog returns what a stored catalog becomes in this version, and whether it was of an
-// older one. What it does not know it returns as it is, for DecodeCatalog to refuse.
+// RaiseCatalog returns what a stored catalog of version 1 becomes, and whether it was of that one.
+// What it does not know it returns as it is, for DecodeCatalog to refuse.
 //
 // Version 1 has the same fields. Programs of it have no Use, so who raises a catalog puts
 // UseOfVersion1 beside it, condemned.
@@ -80,7 +156,7 @@ func RaiseCatalog(b []byte) (raised []byte, older bool) {
 	if len(b) == 0 || b[0] != 1 {
 		return b, false
 	}
-	return append([]byte{CatalogVersion}, b[1:]...), true
+	return append([]byte{PlainCatalogVersion}, b[1:]...), true
 }
 
 // UseOfVersion1 is the column of a Use that stands for all programs that may still go by a
@@ -94,8 +170,10 @@ func DecodeCatalog(b []byte) (Catalog, error) {
 	if len(b) < 1 {
 		return c, fmt.Errorf("%w: catalog: empty", ErrCorrupt)
 	}
-	if err := checkVersionIs(CatalogVersion, b, "catalog"); err != nil {
-		return c, err
+	if b[0] != PlainCatalogVersion {
+		if err := checkVersionIs(CatalogVersion, b, "catalog"); err != nil {
+			return c, err
+		}
 	}
 	if err := json.Unmarshal(b[1:], &c); err != nil {
 		return c, fmt.Errorf("%w: catalog: %w", ErrCorrupt, err)
@@ -108,6 +186,9 @@ func DecodeCatalog(b []byte) (Catalog, error) {
 			return c, err
 		}
 	}
+	if c.ByTable != (b[0] == CatalogVersion) || !c.ByTable && (len(c.Current.Tables) > 0 || c.Next != nil && len(c.Next.Tables) > 0) {
+		return c, fmt.Errorf("%w: catalog: version %d does not fit its tables", ErrCorrupt, b[0])
+	}
 	for _, p := range c.Past {
 		if p.MaxTxnAgeMs < 1 || p.MaxTxnAgeMs > c.Current.MaxTxnAgeMs {
 			return c, fmt.Errorf("%w: catalog: bad past settings", ErrCorrupt)
@@ -119,4 +200,47 @@ func DecodeCatalog(b []byte) (Catalog, error) {
 		}
 	}
 	return c, nil
+}
+
+// TableSafePoints are the safe points of tables with a retention of their own: JSON behind the
+// version byte, beside the catalog.
+type TableSafePoints struct {
+	Tables []TableSafePoint `json:"tables"` // in the order of their names
+}
+
+// TableSafePoint says how far a table is collected.
+type TableSafePoint struct {
+	Name      []byte    `json:"table"` // stored name
+	SafePoint Timestamp `json:"safepoint,omitempty"`
+	// Clean says that every lock is resolved that a transaction from before it may have left in
+	// any table. It counts if it is not less than the table's Since.
+	Clean Timestamp `json:"clean,omitempty"`
+}
+
+// Encode returns the stored bytes.
+func (p *TableSafePoints) Encode() ([]byte, error) {
+	b, err := json.Marshal(p)
+	if err != nil {
+		return nil, fmt.Errorf("encoding the safe points of tables: %w", err)
+	}
+	return append([]byte{Version}, b...), nil
+}
+
+// DecodeTableSafePoints undoes TableSafePoints.Encode. An error matches ErrCorrupt or
+// rowstore.ErrFormat.
+func DecodeTableSafePoints(b []byte) (TableSafePoints, error) {
+	var p TableSafePoints
+	if err := checkVersion(b, "safe points of tables"); err != nil {
+		return p, err
+	}
+	if err := json.Unmarshal(b[1:], &p); err != nil {
+		return p, fmt.Errorf("%w: safe points of tables: %w", ErrCorrupt, err)
+	}
+	for i := range p.Tables {
+		t := &p.Tables[i]
+		if len(t.Name) == 0 || t.SafePoint > oracle.Max || t.Clean > oracle.Max || i > 0 && string(p.Tables[i-1].Name) >= string(t.Name) {
+			return p, fmt.Errorf("%w: safe points of tables: bad table", ErrCorrupt)
+		}
+	}
+	return p, nil
 }

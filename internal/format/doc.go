@@ -26,9 +26,16 @@ const Version = 1
 
 // CatalogVersion is the first byte of the catalog. It is greater than that of the other
 // records where a program of before may not run beside this one, although it would
-// understand each record: from 2 on every process has a Use. Every process reads the
-// catalog within each lease, and stops at a version that it does not know.
-const CatalogVersion = 2
+// understand each record. Every process reads the catalog within each lease, and stops at a
+// version that it does not know.
+//
+// From 2 on every process has a Use. Version 3 is for data in which tables have settings of
+// their own; a catalog without them is stored as version 2, so that programs of 2 and 3 may run
+// beside each other until somebody gives a table settings.
+const (
+	CatalogVersion      = 3
+	PlainCatalogVersion = 2 // of a catalog in which no table has settings
+)
 
 // ErrCorrupt says that stored bytes are no record of this version. It matches
 // rowstore.ErrCorrupt too, so that a user asks for one error whoever met the damage.

@@ -138,17 +138,6 @@ func TestDecodersRefuseGarbage(t *testing.T) {
 		_, err := DecodeWrite(b)
 		require.ErrorIs(t, err, ErrCorrupt, name)
 	}
-	for name, text := range map[string]string{
-		"nothing": "", "version": "\x00{}", "no JSON": "\x02{", "no settings": "\x02{}",
-		"negative":        "\x02" + `{"current":{"max_txn_age_ms":-1,"retention_ms":5,"catalog_lease_ms":1}}`,
-		"overflow":        "\x02" + `{"current":{"max_txn_age_ms":9000000000000000000,"retention_ms":9000000000000000001,"catalog_lease_ms":1}}`,
-		"unsafe settings": "\x02" + `{"current":{"max_txn_age_ms":5,"retention_ms":6,"catalog_lease_ms":1}}`,
-		"nameless":        "\x02" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"observers":[{"table":"dA==","column":"dA=="}]}`,
-		"unsafe next":     "\x02" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"next":{}}`,
-	} {
-		_, err := DecodeCatalog([]byte(text))
-		require.ErrorIs(t, err, ErrCorrupt, name)
-	}
 	for _, b := range [][]byte{nil, {1}, {1, 2, 0, 0, 0}, {0, 0, 0, 0, 0}, {1, 0, 0, 0}, {1, 0, 0, 0, 0, 0}, {1, 0, 0x80}} {
 		_, err := DecodeFailure(b)
 		require.ErrorIs(t, err, ErrCorrupt)
@@ -181,6 +170,38 @@ func TestDecodersRefuseGarbage(t *testing.T) {
 	}
 }
 
+func TestCatalogsThatAreGarbage(t *testing.T) {
+	t.Parallel()
+	byTable := func(tables string) string {
+		return "\x03" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1,"tables":[` + tables + `]},"by_table":true}`
+	}
+	_, err := DecodeCatalog([]byte(byTable(`{"table":"dA==","max_txn_age_ms":4,"retention_ms":50}`)))
+	require.NoError(t, err)
+	for name, text := range map[string]string{
+		"nothing": "", "version": "\x00{}", "no JSON": "\x01{", "nameless": "\x01" + `{"tables":[{}]}`,
+		"twice": "\x01" + `{"tables":[{"table":"dA=="},{"table":"dA=="}]}`, "no time": "\x01" + `{"tables":[{"table":"dA==","safepoint":18446744073709551615}]}`,
+	} {
+		_, err := DecodeTableSafePoints([]byte(text))
+		require.ErrorIs(t, err, ErrCorrupt, name)
+	}
+	for name, text := range map[string]string{
+		"nothing": "", "version": "\x00{}", "no JSON": "\x02{", "no settings": "\x02{}",
+		"negative":        "\x02" + `{"current":{"max_txn_age_ms":-1,"retention_ms":5,"catalog_lease_ms":1}}`,
+		"overflow":        "\x02" + `{"current":{"max_txn_age_ms":9000000000000000000,"retention_ms":9000000000000000001,"catalog_lease_ms":1}}`,
+		"unsafe settings": "\x02" + `{"current":{"max_txn_age_ms":5,"retention_ms":6,"catalog_lease_ms":1}}`,
+		"nameless":        "\x02" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"observers":[{"table":"dA==","column":"dA=="}]}`,
+		"unsafe next":     "\x02" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"next":{}}`,
+		"too many tables": byTable(strings.TrimSuffix(strings.Repeat(`{"table":"dA=="},`, MaxTables+1), ",")),
+		"nameless table":  byTable(`{"retention_ms":50}`), "own table": byTable(`{"table":"AGE="}`), "table twice": byTable(`{"table":"dA=="},{"table":"dA=="}`),
+		"longer retention": byTable(`{"table":"dA==","retention_ms":61}`), "longer age": byTable(`{"table":"dA==","max_txn_age_ms":6}`),
+		"unsafe table": byTable(`{"table":"dA==","retention_ms":6}`), "negative table": byTable(`{"table":"dA==","max_txn_age_ms":-1}`),
+		"tables in version 2": "\x02" + byTable(`{"table":"dA=="}`)[1:], "version 3 for nothing": "\x03" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1}}`,
+	} {
+		_, err := DecodeCatalog([]byte(text))
+		require.ErrorIs(t, err, ErrCorrupt, name)
+	}
+}
+
 func TestAnswersThatAreGarbage(t *testing.T) {
 	t.Parallel()
 	for _, b := range []string{
@@ -205,7 +226,7 @@ func TestDecodersRefuseNewerVersions(t *testing.T) {
 	for name, decode := range map[string]func() error{
 		"lock":           func() error { _, err := DecodeLock(newer(l.Encode())); return err },
 		"write":          func() error { _, err := DecodeWrite(newer(w.Encode())); return err },
-		"catalog":        func() error { _, err := DecodeCatalog([]byte("\x03{}")); return err },
+		"catalog":        func() error { _, err := DecodeCatalog([]byte("\x04{}")); return err },
 		"failure":        func() error { _, err := DecodeFailure(newer(f.Encode())); return err },
 		"notification":   func() error { _, err := DecodeNotification(newer(WeakNotification)); return err },
 		"acknowledgment": func() error { _, err := DecodeAck(newer(EncodeAck(1))); return err },
@@ -307,8 +328,24 @@ func FuzzDecodeCatalog(f *testing.F) {
 	c := Catalog{Current: settings, Next: &next, NextFrom: 8, Observers: []Observer{{Name: []byte("n"), Table: []byte("t"), Column: []byte{0}}}}
 	b, err := c.Encode()
 	require.NoError(f, err)
-	fuzz(f, [][]byte{b, nil, []byte("\x02{}")}, DecodeCatalog, func(c Catalog) []byte {
+	c.ByTable, c.Current.Tables = true, []Table{{Name: []byte("t"), RetentionMs: 5000, MaxTxnAgeMs: 10}}
+	byTable, err := c.Encode()
+	require.NoError(f, err)
+	fuzz(f, [][]byte{b, byTable, nil, []byte("\x02{}")}, DecodeCatalog, func(c Catalog) []byte {
 		b, err := c.Encode()
+		if err != nil {
+			panic(err)
+		}
+		return b
+	})
+}
+
+func FuzzDecodeTableSafePoints(f *testing.F) {
+	p := TableSafePoints{[]TableSafePoint{{[]byte("t"), 3, 4}}}
+	b, err := p.Encode()
+	require.NoError(f, err)
+	fuzz(f, [][]byte{b, nil, []byte("\x01{}")}, DecodeTableSafePoints, func(p TableSafePoints) []byte {
+		b, err := p.Encode()
 		if err != nil {
 			panic(err)
 		}
@@ -339,11 +376,13 @@ func TestBytes(t *testing.T) {
 	longWrite := Write{Kind: KindPut, Long: true, Start: 2}
 	failure := Failure{Change: 300, Attempts: 5, Parked: true, NotBefore: 1}
 	parked := NewParked("o", Cell{"t", "\xff", "c"}, failure, errors.New("no\xff"), 9)
-	next := Settings{2000, 7200000, 1000}
+	next := Settings{MaxTxnAgeMs: 2000, RetentionMs: 7200000, CatalogLeaseMs: 1000}
 	catalog := Catalog{
-		Oracle: "tso", Current: Settings{1000, 3600000, 500}, Next: &next, NextFrom: 7, Past: []PastAge{{500, 6}},
+		Oracle: "tso", Current: Settings{MaxTxnAgeMs: 1000, RetentionMs: 3600000, CatalogLeaseMs: 500}, Next: &next, NextFrom: 7, Past: []PastAge{{500, 6}},
 		Observers: []Observer{{Name: []byte("o"), Table: []byte("t"), Column: []byte("\x00\x00c"), Since: 3, Swept: 4}},
 	}
+	byTable := Catalog{Current: Settings{MaxTxnAgeMs: 1000, RetentionMs: 3600000, CatalogLeaseMs: 500, Tables: []Table{{[]byte("q"), 100, 60000, 5}, {Name: []byte("\x00\x00r"), RetentionMs: 7}}}, ByTable: true}
+	points := TableSafePoints{[]TableSafePoint{{[]byte("q"), 9, 5}}}
 	encoded := func(b []byte, err error) string {
 		require.NoError(t, err)
 		return string(b)
@@ -366,6 +405,9 @@ func TestBytes(t *testing.T) {
 		"\x02" + `{"oracle":"tso","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500},` +
 			`"next":{"max_txn_age_ms":2000,"retention_ms":7200000,"catalog_lease_ms":1000},"next_from":7,"past":[{"max_txn_age_ms":500,"until":6}],` +
 			`"observers":[{"name":"bw==","table":"dA==","column":"AABj","since":3,"swept":4}]}`: encoded(catalog.Encode()),
+		"\x03" + `{"oracle":"","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500,` +
+			`"tables":[{"table":"cQ==","max_txn_age_ms":100,"retention_ms":60000,"since":5},{"table":"AABy","retention_ms":7}]},"by_table":true}`: encoded(byTable.Encode()),
+		"\x01" + `{"tables":[{"table":"cQ==","safepoint":9,"clean":5}]}`: encoded(points.Encode()),
 	} {
 		require.Equal(t, want, got)
 	}

@@ -36,6 +36,7 @@ const (
 	dbGo           = "percolator/db.go"
 	scanGo         = "percolator/scan.go"
 	settingsGo     = "percolator/settings.go"
+	tablesGo       = "percolator/tables.go"
 	sweepGo        = "percolator/sweep.go"
 	useGo          = "percolator/use.go"
 	shareGo        = "percolator/share.go"
@@ -110,8 +111,8 @@ var mutants = []mutant{
 	{"complete-by-the-first-read", "Garbage collection: not committed is proved by what the last read of a status shows", "TestStatusIsNotCollected", one(resolveGo,
 		"\t\tcomplete = complete && still\n", "\t\t_ = still\n")},
 	{"too-old-commits", "The catalog: a commit timestamp more than MaxTxnAge after the start aborts", "TestTooOld", []edit{
-		{commitGo, "\treturn min(c.view.until(), c.view.lastCommit(c.start))\n", "\treturn c.view.until()\n"},
-		{commitGo, "\tif ts <= c.view.lastCommit(c.start) && c.start >= c.view.safePoint {\n", "\tif c.start >= c.view.safePoint {\n"},
+		{commitGo, "\treturn min(c.view.until(), c.lastCommit())\n", "\treturn c.view.until()\n"},
+		{commitGo, "\tif ts <= c.lastCommit() && c.aboveSafePoints() {\n", "\tif c.aboveSafePoints() {\n"},
 	}},
 
 	// A transaction: status and locks left behind.
@@ -252,7 +253,7 @@ var mutants = []mutant{
 
 	// Garbage collection, and the catalog.
 	{"garbage-before-locks", "Garbage collection: resolve every lock below the safe point first (A2)", "TestScheduleA2", one(gcGo,
-		"\t\tn, err := db.resolveBelow(ctx, t, safe)\n", "\t\tn, err := db.resolveBelow(ctx, t, 0)\n")},
+		"\t\tn, err := p.resolveBelow(ctx, t)\n", "\t\tn, err := (&gcPass{db: p.db}).resolveBelow(ctx, t)\n")},
 	{"collection-respects-the-living", "Garbage collection: whether its owner lives or not (A2)", "TestScheduleA2", one(gcGo,
 		"v.TS, &l, overrideLiveOwner)", "v.TS, &l, respectLiveOwner)")},
 	{"no-flush-before-removal", "Garbage collection: Flush every store that defers (A2)", "TestScheduleA2", one(gcGo,
@@ -260,7 +261,7 @@ var mutants = []mutant{
 	{"no-lease-before-removal", "Garbage collection: wait one lease (C2)", "TestScheduleC2", one(gcGo,
 		"\tfor now := v.asOf; now.Sub(v.asOf) < lease; {\n", "\tfor now := v.asOf; now.Sub(v.asOf) < lease/1000; {\n")},
 	{"safe-point-too-near", "Garbage collection: at least MaxTxnAge + catalog lease behind now (C7)", "TestScheduleC7", one(gcGo,
-		"\tkeep = max(keep, age+lease)\n", "\tkeep = max(keep, age*0+lease*0)\n")},
+		"\t\tkeep = max(keep, age+lease)\n", "\t\tkeep = max(keep, age*0+lease*0)\n")},
 	{"newest-version-removed", "Garbage collection: versions below the newest one at or below the safe point", "TestCollection", one(gcRowGo,
 		"\t\t} else {\n\t\t\tdrop = drop[1:]\n\t\t}\n", "\t\t}\n")},
 	{"collection-off-by-one", "Garbage collection: the newest one at or below the safe point", "TestCollection|TestRule", one(gcRowGo,
@@ -282,7 +283,45 @@ var mutants = []mutant{
 	{"view-dated-by-its-reply", "The catalog: a view of the catalog is measured from before it was read (C2)", "TestScheduleC2|TestStopped|TestRule", one(catalogGo,
 		"\tv.lease = v.leaseAt(v.asOf)\n", "\tv.lease = v.leaseAt(v.asOf)\n\tif v.asOf, err = db.draw(ctx); err != nil {\n\t\treturn nil, err\n\t}\n")},
 	{"fate-below-the-safe-point", "Garbage collection: not committed is proved only above the safe point (A5)", "TestScheduleA5", one(resolveGo,
-		"\t\tif !state.complete || role != primaryCell {\n\t\t\tif err := db.checkSnapshot(ctx, start); err != nil {\n", "\t\tif start == 0 {\n\t\t\tif err := db.checkSnapshot(ctx, start); err != nil {\n")},
+		"\t\tif !state.complete || role != primaryCell {\n\t\t\tif err := db.checkSnapshot(ctx, start, cell.Table); err != nil {\n", "\t\tif start == 0 {\n\t\t\tif err := db.checkSnapshot(ctx, start, cell.Table); err != nil {\n")},
+
+	// Retention by table.
+	{"primary-in-a-short-table", "Retention by table: the primary lies in the table that is kept for longest", "TestScheduleT_", []edit{
+		{commitGo, "\t\tc.choosePrimary()\n", ""},
+		{twoPhaseGo, "\tif err := c.lastingPrimary(); err != nil {\n", "\tif err := error(nil); err != nil {\n"},
+		{commitGo, "\t\tif !c.primaryOutlives() {\n", "\t\tif false {\n"},
+	}},
+	{"locked-tables-forgotten", "Retention by table: what is only locked counts too, and a transaction may get a primary of its own", "TestScheduleT_", one(tablesGo,
+		"\tif c.primaryOutlives() {\n\t\treturn nil\n", "\tif c.primaryOutlives() || c.start > 0 {\n\t\treturn nil\n")},
+	{"primary-by-older-settings", "Retention by table: no commit by settings by which another table is kept for longer", "TestScheduleT_SettingsChanged", one(commitGo,
+		"\t\tif !c.primaryOutlives() {\n", "\t\tif false {\n")},
+	{"safe-point-of-a-table-ignored", "Retention by table: whoever reads a table goes by its safe point", "TestScheduleT_", one(catalogGo,
+		"\tfor _, t := range tables {\n\t\tif safe := v.safePointOf(t); s < safe {\n", "\tfor _, t := range tables {\n\t\tif safe := v.safePointOf(t); s < safe && s == 0 {\n")},
+	{"commit-below-the-safe-point-of-a-table", "Retention by table: no commit whose start is below the safe point of one of its tables", "TestScheduleT_|TestNoCommitBelowTheSafePoint", one(tablesGo,
+		"\t\tif c.start < c.view.safePointOf(t) {\n\t\t\treturn false\n\t\t}\n\t}\n\tfor t := range c.readTables() {\n",
+		"\t\tif c.start < c.view.safePointOf(t) && c.start == 0 {\n\t\t\treturn false\n\t\t}\n\t}\n\tfor t := range c.readTables() {\n")},
+	{"validated-below-the-safe-point-of-a-table", "Retention by table: nor whose start is below the safe point of a table that it validates", "TestScheduleT_|TestNoCommitBelowTheSafePoint", one(tablesGo,
+		"\tfor t := range c.readTables() {\n\t\tif c.start < c.view.safePointOf(t) {\n",
+		"\tfor t := range c.readTables() {\n\t\tif c.start < c.view.safePointOf(t) && c.start == 0 {\n")},
+	{"validation-below-the-safe-point", "Retention by table: a Serializable transaction looks at the safe points after its validation", "TestScheduleT_Validation", one(twoPhaseGo,
+		"\t\tif err := c.checkReads(ctx); err != nil {\n", "\t\tif err := error(nil); err != nil {\n")},
+	{"age-of-a-table-ignored", "Retention by table: the least MaxTxnAge of the tables counts", "TestScheduleT_AgeByTable", one(tablesGo,
+		"\t\t\tlast = min(last, c.view.lastCommitIn(c.start, t))\n", "\t\t\tlast = min(last, max(last, c.view.lastCommitIn(c.start, t)))\n")},
+	{"collected-alone-at-once", "Retention by table: what older settings have left is resolved first", "TestScheduleT_LockFromBefore", one(tablesGo,
+		"\treturn v.points[table].Clean >= v.stored(v.asOf).Of(table).Since\n", "\treturn v.points[table].Clean >= 0\n")},
+	{"resolved-too-early", "Retention by table: what older settings have left is resolved when its transactions have ended", "TestScheduleT_LockFromBefore", one(tablesGo,
+		"\treturn v.stored(v.asOf).Of(table).Since.Add(age + lease).Sub(v.asOf)\n", "\treturn v.stored(v.asOf).Of(table).Since.Add(0 * (age + lease)).Sub(v.asOf)\n")},
+	{"left-by-older-settings", "Retention by table: what older settings have left is resolved in all tables", "TestScheduleT_LockFromBefore", []edit{
+		{gcGo, "\t\tif v.TS >= max(p.safe(row.Table), p.safe(l.Primary.Table), p.cleans) {\n", "\t\tif v.TS >= p.safe(row.Table) {\n"},
+	}},
+	{"short-again-unnoticed", "Retention by table: a table is unclean after each time that its retention was shortened", "TestScheduleT_LockFromBefore", one(tablesGo,
+		"\tif kept < from.Of(table).RetentionMs || to.RetentionMs > from.RetentionMs {\n\t\treturn true\n", "\tif to.RetentionMs > from.RetentionMs {\n\t\treturn true\n")},
+	{"locks-of-short-tables-left", "Retention by table: locks in tables that are kept no longer are resolved before", "TestScheduleT_", one(gcGo,
+		"\tif err := p.resolve(ctx, tables); err != nil {\n", "\tif err := p.resolve(ctx, tables[:0]); err != nil {\n")},
+	{"safe-point-of-a-table-goes-back", "Retention by table: the safe point of a table outlives its settings", "TestScheduleT_SafePointOutlives", one(tablesGo,
+		"\t\t\treturn p.SafePoint <= v.safePoint && v.Current.Own(name) == nil", "\t\t\treturn v.Current.Own(name) == nil")},
+	{"tables-in-the-old-version", "Retention by table: programs that know nothing of it stop", "TestTableSettingsRaise", one(settingsGo,
+		"\t\tv.ByTable = v.ByTable || len(next.Tables) > 0\n", "\t\tv.ByTable = len(next.Tables) > 0\n")},
 
 	// Timestamps.
 	{"snapshot-of-the-future", "Timestamps: an AsOf above what was handed out is refused (C1)", "TestScheduleC1|TestAsOf", one(dbGo,
@@ -302,14 +341,14 @@ var mutants = []mutant{
 		"\t\tif format.OwnCell(format.Cell(own)) {\n",
 		"\t\tif format.OwnCell(format.Cell(own)) && own.Table == \"\" {\n")},
 	{"notification-without-guards", "A transaction: a transaction that only notifies is bound by its locks and its validation", "TestGuardedNotif", one(commitGo,
-		"\t\tif !tx.guarded() {\n",
-		"\t\tif !tx.guarded() || tx.start > 0 {\n")},
+		"\tcase tx.guarded():\n",
+		"\tcase tx.guarded() && tx.start == 0:\n")},
 	{"safe-point-by-the-local-clock", "Garbage collection: that a safe point is fresh is known by the oracle alone", "TestClockThatStoodStill|TestSuspended|ByAClockThatStoodStill", one(catalogGo,
 		"\tif !v.holds(now) {\n\t\tvar err error\n",
 		"\tif db.clock.Now().Sub(v.sentAt) >= v.lease {\n\t\tvar err error\n")},
 	{"missing-is-no-reason-to-ask", "Garbage collection: what a read did not find may have been collected", "TestClockThatStoodStill|TestSuspended|TestScheduleC2", one(catalogGo,
-		"\tif complete {\n\t\treturn db.checkFound(s)\n\t}\n",
-		"\tif complete || s > 0 {\n\t\treturn db.checkFound(s)\n\t}\n")},
+		"\tif complete {\n\t\treturn db.checkFound(s, tables...)\n\t}\n",
+		"\tif complete || s > 0 {\n\t\treturn db.checkFound(s, tables...)\n\t}\n")},
 	{"raised-age-binds-nobody", "The catalog: the least MaxTxnAge that held since the start binds", "TestLeastAgeBinds|TestLongerAge", one(settingsGo,
 		"\tif c.inForce(start) {\n\t\treturn start.Add(settingsOf(*c.Next).MaxTxnAge)\n\t}\n",
 		"\tif c.Next != nil {\n\t\treturn start.Add(settingsOf(*c.Next).MaxTxnAge)\n\t}\n")},
@@ -317,8 +356,8 @@ var mutants = []mutant{
 		"\tfor _, p := range c.Past {\n\t\tif start < p.Until {\n",
 		"\tfor _, p := range c.Past {\n\t\tif start == p.Until {\n")},
 	{"commit-below-the-safe-point", "The catalog: no commit whose start is below the safe point", "TestNoCommitBelowTheSafePoint", one(commitGo,
-		"\tif ts <= c.view.lastCommit(c.start) && c.start >= c.view.safePoint {\n",
-		"\tif ts <= c.view.lastCommit(c.start) {\n")},
+		"\tif ts <= c.lastCommit() && c.aboveSafePoints() {\n",
+		"\tif ts <= c.lastCommit() {\n")},
 	{"change-dated-too-early", "The catalog: settings change when nobody goes by the old lease any more", "TestShorterLease|TestConfigure", one(settingsGo,
 		"\t\tv.NextFrom = now.Add(2*settingsOf(v.Current).CatalogLease) + 1\n",
 		"\t\tv.NextFrom = now + 1\n")},
