@@ -20,12 +20,12 @@ const childVariable = "PERCOLATOR_BENCH_CHILD"
 
 // childTask is what a child does.
 type childTask struct {
-	Kind   string // transfer, worker, fleet
+	Kind   string // transfer, worker, fleet, waiting
 	URL    string
 	Config Config
 	Repeat int
 	Depth  int           // worker: of the chain
-	How    string        // fleet: the system
+	How    string        // fleet: the system; waiting: the way
 	Takes  time.Duration // fleet: how long the function sleeps
 }
 
@@ -89,6 +89,8 @@ func (t *childTask) do(ctx context.Context) error {
 		return errors.Join(err, s.close())
 	case "fleet":
 		return t.doFleet(ctx, in, wait)
+	case "waiting":
+		return t.doWaiting(ctx, in, wait)
 	}
 	return fmt.Errorf("no task %q", t.Kind)
 }

@@ -79,6 +79,9 @@ func TestCrewThatHandlesNothing(t *testing.T) {
 func TestBarsOfWorkers(t *testing.T) {
 	t.Parallel()
 	for _, w := range workersWorkloads() {
+		if strings.HasPrefix(w.Name, "workers-waiting") {
+			continue // TestBarsOfWaiting
+		}
 		t.Run(w.Name, func(t *testing.T) {
 			t.Parallel()
 			peer := "asynq"
@@ -131,4 +134,35 @@ func TestBarsOfWorkers(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestBarsOfWaiting judges figures that are good, and then each of them made bad.
+func TestBarsOfWaiting(t *testing.T) {
+	t.Parallel()
+	w := waitingWorkload("redis", 100)
+	for name, x := range map[string]struct {
+		change func(s *Summary)
+		missed int
+	}{
+		"good":   {func(*Summary) {}, 0},
+		"p99":    {func(s *Summary) { s.P99 = 3 }, 1},
+		"memory": {func(s *Summary) { s.Waiting.Memory = 100 }, 1},
+		"reads":  {func(s *Summary) { s.Waiting.HandoverReads = 50 }, 1},
+		"all":    {func(s *Summary) { s.P99, s.Waiting = 3, &Waiting{Cells: 1, Memory: 100, HandoverReads: 1} }, 3},
+	} {
+		all := make([]Summary, 4)
+		for i := range all {
+			all[i] = Summary{Side: "a side", Sample: Sample{P99: 1, Waiting: &Waiting{Cells: 100, Memory: 30}}}
+		}
+		x.change(&all[2])
+		missed := 0
+		for _, b := range w.Bars(all) {
+			if !b.Reached {
+				missed++
+			}
+		}
+		require.Equal(t, x.missed, missed, name)
+		require.Len(t, w.Notes(Config{}, all), 4)
+	}
+	require.Empty(t, w.Notes(Config{}, make([]Summary, 1)), "nothing is known of it")
 }

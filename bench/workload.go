@@ -141,6 +141,8 @@ type Sample struct {
 	// Work is what was done for each operation, where observers in other processes
 	// did it.
 	Work *Work `json:"work,omitempty"`
+	// Waiting is what cells that wait cost, in the workloads that are about them.
+	Waiting *Waiting `json:"waiting,omitempty"`
 	// Timeline are operations per second over time, in steps of timelineStep, for
 	// workloads that show it.
 	Timeline []float64 `json:"timeline,omitempty"`
@@ -439,6 +441,7 @@ func (s *Summary) summarize() {
 	s.Bytes = median(func(x Sample) float64 { return x.Bytes })
 	s.Trips = median(func(x Sample) float64 { return x.Trips })
 	s.Allocs = median(func(x Sample) float64 { return x.Allocs })
+	s.Waiting = s.Samples[0].Waiting // these workloads take one repeat
 	if s.Samples[0].Work != nil {
 		s.Work = &Work{
 			Calls:     median(func(x Sample) float64 { return x.Work.Calls }),

@@ -28,6 +28,7 @@ type Stats struct {
 	ObserverFailures  uint64 // errors and panics of observer functions
 	ObserverCleared   uint64 // notifications cleared with nothing to do
 	ObserverParked    uint64 // runs parked after MaxAttempts
+	ObserverViews     uint64 // cells that were read to see what is to be done
 	NotifyScans       uint64 // scans for notifications
 	NotifyFound       uint64 // cells with notifications found by them
 
@@ -45,7 +46,7 @@ type counters struct {
 	sessionGone, expired                atomic.Uint64
 	observerRuns, observerConflicts     atomic.Uint64
 	observerFailures, observerCleared   atomic.Uint64
-	observerParked                      atomic.Uint64
+	observerParked, observerViews       atomic.Uint64
 	notifyScans, notifyFound            atomic.Uint64
 	gcRuns, gcVersions                  atomic.Uint64
 }
@@ -63,8 +64,8 @@ func (db *DB) Stats() Stats {
 		RolledBackSessionGone: c.sessionGone.Load(), RolledBackExpired: c.expired.Load(),
 		ObserverRuns: c.observerRuns.Load(), ObserverConflicts: c.observerConflicts.Load(),
 		ObserverFailures: c.observerFailures.Load(), ObserverCleared: c.observerCleared.Load(),
-		ObserverParked: c.observerParked.Load(),
-		NotifyScans:    c.notifyScans.Load(), NotifyFound: c.notifyFound.Load(),
+		ObserverParked: c.observerParked.Load(), ObserverViews: c.observerViews.Load(),
+		NotifyScans: c.notifyScans.Load(), NotifyFound: c.notifyFound.Load(),
 		GCRuns: c.gcRuns.Load(), GCVersions: c.gcVersions.Load(),
 	}
 }

@@ -62,6 +62,7 @@ func (w *Worker) view(ctx context.Context, c Cell, o *Observer, observers []stri
 		read[0].Selectors = append(read[0].Selectors, rowstore.Selector{Family: rowstore.Mark, Column: format.ClaimColumn(o.Name, c.Column), To: oracle.Max, Limit: 1})
 	}
 	for {
+		w.db.count.observerViews.Add(1)
 		rows, timely, err := w.db.readAt(ctx, read, s)
 		if err != nil {
 			return nil, false, fmt.Errorf("looking at %v: %w", c.public(), err)
