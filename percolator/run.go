@@ -141,7 +141,9 @@ func (w *Worker) attempt(ctx context.Context, t *task) runResult {
 		return runResult{next: runLocked}
 	}
 	w.mu.Lock()
-	t.seen = w.signature(view)
+	// A notification above the snapshot is not among them: the look that finds it must have the
+	// job run again.
+	t.seen = w.rested.signature(view.cell, view.observers, view.seen)
 	w.mu.Unlock()
 	switch i := slices.Index(view.observers, t.o.Name); {
 	case i < 0:

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
@@ -131,4 +132,30 @@ func TestWeakNotifications(t *testing.T) {
 			require.Zero(t, db.Stats().ObserverFailures)
 		})
 	}
+}
+
+// A commit that comes between the snapshot of a run and its view is a reason to run again, for
+// the look that finds it.
+func TestChangeBetweenSnapshotAndView(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.observed("t", "v", "o")
+	c, other := w.client(), w.client()
+	c.snapshotReader = nil
+	var s saw
+	wk := watching(t, c, s.observer("o"))
+	set(t, c.DB, rowA, "1")
+	q := wk.list[0]
+	run := &task{job: job{rowA, q.o}, q: q, running: true}
+	wk.jobs[run.job] = run
+	view := c.hold(t, op(faultstore.CallRead))
+	attempt := async(func() error { return wk.attempt(t.Context(), run).err })
+	view.wait()
+	require.NoError(t, other.Update(t.Context(), func(tx *Txn) error { return tx.Notify(rowA) }))
+	view.release(verdict{})
+	require.NoError(t, result(t, attempt))
+	require.False(t, run.again)
+	_, err := wk.look(t.Context(), "t", nil)
+	require.NoError(t, err)
+	require.True(t, run.again)
 }
