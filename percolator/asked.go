@@ -11,8 +11,7 @@ import (
 type asked struct {
 	some   chan struct{} // a token when there are slots
 	mu     sync.Mutex
-	slots  []uint16 // that pushes have told of, each once
-	has    *slotSet // the same; nil before the first
+	slots  []uint16 // that pushes have told of
 	gained *slotSet // that have come to be this worker's own; nil without any
 }
 
@@ -23,36 +22,19 @@ const mostAsked = 1024
 func (a *asked) add(slots []uint16) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.has == nil {
-		a.has = &slotSet{}
+	if len(a.slots)+len(slots) > mostAsked {
+		a.slots = nil
+		return false
 	}
-	for _, slot := range slots {
-		switch {
-		case a.has.has(slot):
-		case len(a.slots) == mostAsked:
-			a.clear()
-			return false
-		default:
-			a.has.add(slot)
-			a.slots = append(a.slots, slot)
-		}
-	}
+	a.slots = append(a.slots, slots...)
 	leaveToken(a.some)
 	return true
 }
 
 // take returns the slots that were asked for, and forgets them.
-func (a *asked) take() []uint16 {
+func (a *asked) take() (slots []uint16) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.clear()
-}
-
-// clear forgets the slots, and returns them. a.mu is held.
-func (a *asked) clear() (slots []uint16) {
-	for _, slot := range a.slots {
-		a.has.remove(slot)
-	}
 	slots, a.slots = a.slots, nil
 	return slots
 }
@@ -84,10 +66,11 @@ func (a *asked) takeGained() (slots *slotSet) {
 	return slots
 }
 
-// kickSlots is kickTable for those rows of some slots that may be this worker's own, or for all
-// if at names none or the store does not find rows by slots.
+// kickSlots is kickTable for the rows of some slots, or for all if at names none or the
+// store does not find rows by slots. Other workers' slots count, too: of many changes at once
+// few are to be looked at before a backlog (TestGainedChangesDoNotWaitForTheBacklog).
 func (w *Worker) kickSlots(at rowstore.Wake) {
-	if len(at.Slots) == 0 || !w.db.slots || !w.asked[at.Table].add(w.concerned(at)) {
+	if len(at.Slots) == 0 || !w.db.slots || !w.asked[at.Table].add(at.Slots) {
 		w.kickTable(at.Table)
 	}
 }
@@ -95,21 +78,12 @@ func (w *Worker) kickSlots(at rowstore.Wake) {
 // concerns tells whether one of the rows may be this worker's own. If its shares change
 // later, it looks then.
 func (w *Worker) concerns(at rowstore.Wake) bool {
-	return len(at.Slots) == 0 || len(w.concerned(at)) > 0
-}
-
-// concerned lists those of the slots that may be this worker's own.
-func (w *Worker) concerned(at rowstore.Wake) []uint16 {
 	all := w.member.shares.Load()
-	if all == nil {
-		return at.Slots
+	if all == nil || len(at.Slots) == 0 {
+		return true
 	}
 	now := w.now()
-	var own []uint16
-	for _, slot := range at.Slots {
-		if slices.ContainsFunc(w.list, func(q *queue) bool { return q.table == at.Table && all.at(q, now).has(slot) }) {
-			own = append(own, slot)
-		}
-	}
-	return own
+	return slices.ContainsFunc(w.list, func(q *queue) bool {
+		return q.table == at.Table && slices.ContainsFunc(at.Slots, all.at(q, now).has)
+	})
 }
