@@ -97,7 +97,7 @@ func workersWorkloads() []Workload {
 			})
 		}
 	}
-	return append(all, waitingWorkload("redis", 1_000_000), waitingWorkload("postgres", 100_000))
+	return append(all, waitingWorkload("redis", 100_000), waitingWorkload("postgres", 20_000))
 }
 
 // ours is the series of the sides that are percolator's own.

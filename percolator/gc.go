@@ -217,7 +217,7 @@ func (p *gcPass) resolve(ctx context.Context, tables []string) error {
 	if p.cleans == 0 {
 		return nil
 	}
-	_, err := p.db.changePoints(ctx, func(_ *catalogView, points map[string]format.TableSafePoint) (changed bool) {
+	err := p.db.changePoints(ctx, func(_ *catalogView, points map[string]format.TableSafePoint) (changed bool) {
 		for t := range p.own {
 			if point := points[t]; point.Clean < p.cleans {
 				point.Name, point.Clean = []byte(t), p.cleans
@@ -246,7 +246,7 @@ func (p *gcPass) remove(ctx context.Context, table string) error {
 
 // publishPoints raises the safe points of tables.
 func (db *DB) publishPoints(ctx context.Context, raised map[string]Timestamp) error {
-	_, err := db.changePoints(ctx, func(v *catalogView, points map[string]format.TableSafePoint) (changed bool) {
+	err := db.changePoints(ctx, func(v *catalogView, points map[string]format.TableSafePoint) (changed bool) {
 		for t, safe := range raised {
 			if point := points[t]; safe > v.safePointOf(t) {
 				point.Name, point.SafePoint = []byte(t), safe

@@ -392,19 +392,19 @@ func (c *committer) checkReads(ctx context.Context) error {
 }
 
 // changePoints lets change edit the safe points of tables and stores them. change returns false
-// to leave them as they are. The returned view was read after they were stored.
-func (db *DB) changePoints(ctx context.Context, change func(v *catalogView, points map[string]format.TableSafePoint) bool) (*catalogView, error) {
+// to leave them as they are. This process goes by them when it returns.
+func (db *DB) changePoints(ctx context.Context, change func(v *catalogView, points map[string]format.TableSafePoint) bool) error {
 	for attempt := 0; ; attempt++ {
 		v, err := db.loadCatalog(ctx)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		points := maps.Clone(v.points)
 		if points == nil {
 			points = map[string]format.TableSafePoint{}
 		}
 		if !change(v, points) {
-			return v, nil
+			return nil
 		}
 		// What says no more than the common safe point, of a table without settings, goes.
 		maps.DeleteFunc(points, func(name string, p format.TableSafePoint) bool {
@@ -416,11 +416,11 @@ func (db *DB) changePoints(ctx context.Context, change func(v *catalogView, poin
 		}
 		value, err := stored.Encode()
 		if err != nil {
-			return nil, err
+			return err
 		}
 		ts, err := db.draw(ctx)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		m := rowstore.Mutation{
 			Table: format.TableCatalog, Row: format.RowCatalog,
@@ -432,13 +432,14 @@ func (db *DB) changePoints(ctx context.Context, change func(v *catalogView, poin
 		}
 		out, err := db.applyOne(ctx, m)
 		if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
-			return nil, fmt.Errorf("publishing the safe points of tables: %w", err)
+			return fmt.Errorf("publishing the safe points of tables: %w", err)
 		}
 		if err == nil && out.Applied {
-			return db.loadCatalog(ctx)
+			_, err := db.loadCatalog(ctx)
+			return err
 		}
 		if err := db.clock.Sleep(ctx, db.opt.retryWait.wait(attempt, db.rand)); err != nil {
-			return nil, fmt.Errorf("publishing the safe points of tables: %w", err)
+			return fmt.Errorf("publishing the safe points of tables: %w", err)
 		}
 	}
 }
