@@ -1,0 +1,163 @@
+package percolatetest
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/percolate-go/percolate/internal/coretest"
+	"github.com/percolate-go/percolate/percolator"
+)
+
+// choice is one thing that can happen next.
+type choice struct {
+	label string
+	actor *actor // nil for a run that begins
+	who   string
+	kind  kind
+	rows  []string // of a commit: those that it writes or looks at
+	do    func()
+}
+
+type kind int
+
+const (
+	beginning  kind = iota // a snapshot is taken
+	committing             // a commit goes through or is refused
+	fault
+)
+
+// independent tells that two choices lead to the same state in either order. Between two
+// commits somebody may look, so always (Program.Always is there) makes their order matter.
+func (c *choice) independent(o *choice, always bool) bool {
+	switch {
+	case c.who == o.who || c.kind != o.kind || c.kind == fault:
+		return false
+	case c.kind == beginning:
+		return true
+	}
+	return !always && !slices.ContainsFunc(c.rows, func(row string) bool { return slices.Contains(o.rows, row) })
+}
+
+// choices lists what can happen next: first what the actor of the last choice does next, then
+// the others, then faults.
+func (w *world) choices(ctx context.Context) (all []choice) {
+	var faults []choice
+	for _, a := range w.actors {
+		a.mu.Lock()
+		s := a.stop
+		a.mu.Unlock()
+		if s == nil {
+			continue
+		}
+		add := func(label string, k kind, v verdict, left *int) {
+			c := choice{label: a.name + ": " + label, actor: a, who: a.name, kind: k, rows: rowsOf(s), do: func() {
+				if left != nil {
+					*left--
+				}
+				a.release(v)
+			}}
+			if k == fault {
+				faults = append(faults, c)
+			} else {
+				all = append(all, c)
+			}
+		}
+		if s.muts == nil {
+			add("snapshot", beginning, goesOn, nil)
+			continue
+		}
+		add("commit", committing, goesOn, nil)
+		if !s.onePhase {
+			continue
+		}
+		if i, _ := firstCondition(s.muts); i >= 0 && w.budget.Conflicts > 0 {
+			add("commit meets a conflict", fault, conflict, &w.budget.Conflicts)
+		}
+		if startOf(s.muts) != 0 && w.budget.Undetermined > 0 {
+			add("commit is undetermined and took effect", fault, lostAfter, &w.budget.Undetermined)
+			add("commit is undetermined and took no effect", fault, lostBefore, &w.budget.Undetermined)
+		}
+		if w.budget.Deaths > 0 {
+			add("dies after its commit", fault, diesAfter, &w.budget.Deaths)
+			add("dies before its commit", fault, dies, &w.budget.Deaths)
+		}
+	}
+	all = append(all, w.beginnings(ctx)...)
+	if i := slices.IndexFunc(all, func(c choice) bool { return c.actor != nil && c.actor == w.last }); i > 0 {
+		c := all[i]
+		all = slices.Insert(slices.Delete(all, i, i+1), 0, c)
+	}
+	return append(all, faults...)
+}
+
+// beginnings lists the runs that can begin.
+func (w *world) beginnings(ctx context.Context) (all []choice) {
+	for _, r := range w.left {
+		same, ofObserver := 0, 0
+		for _, a := range w.actors {
+			if a.run != nil && a.run.Observer == r.Observer {
+				ofObserver++
+				if a.run.Cell == r.Cell {
+					same++
+				}
+			}
+		}
+		i := slices.IndexFunc(w.p.Observers, func(o percolator.Observer) bool { return o.Name == r.Observer })
+		most := w.p.Workers
+		if w.p.Observers[i].Concurrency == 1 && ofObserver >= w.p.Workers || same >= most {
+			continue
+		}
+		name := fmt.Sprintf("observer %s on %v", r.Observer, r.Cell)
+		if same > 0 {
+			name += fmt.Sprintf(", worker %d", same+1)
+		}
+		who := name
+		if w.p.Observers[i].Concurrency == 1 {
+			who = r.Observer // one that begins may keep another from it
+		}
+		all = append(all, choice{label: name + ": snapshot", who: who, kind: beginning, do: func() { w.begin(ctx, name, r) }})
+	}
+	slices.SortFunc(all, func(a, b choice) int { return strings.Compare(a.label, b.label) })
+	return all
+}
+
+// begin starts a run.
+func (w *world) begin(ctx context.Context, name string, r coretest.Run) {
+	a := w.actor(name)
+	a.run = &r
+	w.last = a
+	ctx = context.WithValue(ctx, actorKey{}, a)
+	w.start(a, func() error {
+		// Its outcome shows in what is left for the observer.
+		wait, err := coretest.Attempt(ctx, w.runner, r)
+		if err != nil {
+			w.note("the worker will try again: %v", firstLine(err))
+		}
+		time.Sleep(wait)
+		if a.failure == nil || w.p.AllowParked {
+			return nil
+		}
+		left, err := coretest.Left(ctx, w.looker)
+		if err == nil && !slices.Contains(left, r) {
+			err = fmt.Errorf("it was parked after its last attempt: %w", a.failure)
+		}
+		return err
+	})
+}
+
+// rowsOf names the rows that a commit has to do with.
+func rowsOf(s *stop) []string {
+	rows := make([]string, len(s.muts))
+	for i := range s.muts {
+		rows[i] = s.muts[i].Table + "\x00\x00" + s.muts[i].Row
+	}
+	return rows
+}
+
+func firstLine(err error) string {
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return line
+}
