@@ -17,7 +17,8 @@ type choice struct {
 	actor *actor // nil for a run that begins
 	who   string
 	kind  kind
-	rows  []string // of a commit: those that it writes or looks at
+	rows  []string // of a commit in one phase: those that it writes or looks at
+	all   bool     // of a commit in two phases, which may look at any row
 	do    func()
 }
 
@@ -38,7 +39,7 @@ func (c *choice) independent(o *choice, always bool) bool {
 	case c.kind == beginning:
 		return true
 	}
-	return !always && !slices.ContainsFunc(c.rows, func(row string) bool { return slices.Contains(o.rows, row) })
+	return !always && !c.all && !o.all && !slices.ContainsFunc(c.rows, func(row string) bool { return slices.Contains(o.rows, row) })
 }
 
 // choices lists what can happen next: first what the actor of the last choice does next, then
@@ -53,7 +54,7 @@ func (w *world) choices(ctx context.Context) (all []choice) {
 			continue
 		}
 		add := func(label string, k kind, v verdict, left *int) {
-			c := choice{label: a.name + ": " + label, actor: a, who: a.name, kind: k, rows: rowsOf(s), do: func() {
+			c := choice{label: a.name + ": " + label, actor: a, who: a.name, kind: k, rows: rowsOf(s), all: !s.onePhase, do: func() {
 				if left != nil {
 					*left--
 				}
@@ -94,34 +95,36 @@ func (w *world) choices(ctx context.Context) (all []choice) {
 }
 
 // beginnings lists the runs that can begin.
-func (w *world) beginnings(ctx context.Context) (all []choice) {
+func (w *world) beginnings(ctx context.Context) (list []choice) {
 	for _, r := range w.left {
-		same, ofObserver := 0, 0
+		o := &w.p.Observers[slices.IndexFunc(w.p.Observers, func(o percolator.Observer) bool { return o.Name == r.Observer })]
+		running := map[string]bool{}
+		same, all := 0, 0 // runs under way: of the same cell, of the observer
 		for _, a := range w.actors {
-			if a.run != nil && a.run.Observer == r.Observer {
-				ofObserver++
-				if a.run.Cell == r.Cell {
-					same++
-				}
+			if a.run == nil || a.run.Observer != r.Observer {
+				continue
+			}
+			running[a.name] = true
+			if all++; a.run.Cell == r.Cell {
+				same++
 			}
 		}
-		i := slices.IndexFunc(w.p.Observers, func(o percolator.Observer) bool { return o.Name == r.Observer })
-		most := w.p.Workers
-		if w.p.Observers[i].Concurrency == 1 && ofObserver >= w.p.Workers || same >= most {
+		if same >= w.p.Workers || o.Concurrency == 1 && all >= w.p.Workers {
 			continue
 		}
+		// The worker with the lowest number that does not run it.
 		name := fmt.Sprintf("observer %s on %v", r.Observer, r.Cell)
-		if same > 0 {
-			name += fmt.Sprintf(", worker %d", same+1)
+		for first, n := name, 2; running[name]; n++ {
+			name = fmt.Sprintf("%s, worker %d", first, n)
 		}
 		who := name
-		if w.p.Observers[i].Concurrency == 1 {
+		if o.Concurrency == 1 {
 			who = r.Observer // one that begins may keep another from it
 		}
-		all = append(all, choice{label: name + ": snapshot", who: who, kind: beginning, do: func() { w.begin(ctx, name, r) }})
+		list = append(list, choice{label: name + ": snapshot", who: who, kind: beginning, do: func() { w.begin(ctx, name, r) }})
 	}
-	slices.SortFunc(all, func(a, b choice) int { return strings.Compare(a.label, b.label) })
-	return all
+	slices.SortFunc(list, func(a, b choice) int { return strings.Compare(a.label, b.label) })
+	return list
 }
 
 // begin starts a run.
@@ -136,7 +139,9 @@ func (w *world) begin(ctx context.Context, name string, r coretest.Run) {
 		if err != nil {
 			w.note("the worker will try again: %v", firstLine(err))
 		}
-		time.Sleep(wait)
+		if a.failure != nil || wait > 0 {
+			time.Sleep(wait + afterFailure)
+		}
 		if a.failure == nil || w.p.AllowParked {
 			return nil
 		}

@@ -94,7 +94,7 @@ func requireViolation(t *testing.T, p Program, says string) *Violation {
 	r := explore(t, p)
 	require.NotNil(t, r.Violation, r)
 	t.Logf("%v\n%v", r, r.Violation)
-	require.ErrorContains(t, r.Violation, says)
+	require.ErrorContains(t, r.Violation.Err, says)
 	require.True(t, r.Violation.Deterministic)
 	_, err := replay(t, p, r.Violation.Schedule)
 	require.ErrorContains(t, err, says)

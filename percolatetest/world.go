@@ -144,7 +144,7 @@ func (w *world) take(enabled []choice, i int) {
 // open opens a process's DB.
 func (w *world) open(ctx context.Context, store rowstore.Store, seed uint64) (*percolator.DB, error) {
 	all := append([]percolator.Option{percolator.WithLogger(slog.New(slog.DiscardHandler))}, w.p.Options...)
-	all = append(all, percolator.WithSettings(settings), percolator.WithRetryWait(percolator.Backoff{Min: time.Millisecond, Max: time.Millisecond}),
+	all = append(all, percolator.WithSettings(settings), percolator.WithRetryWait(backoff),
 		coretest.WithSeed(seed))
 	if g, ok := store.(*gate); ok {
 		all = append(all, coretest.WithBegin(g.begins))
@@ -193,13 +193,19 @@ func (w *world) prepare(ctx context.Context) (err error) {
 		if err != nil {
 			return fmt.Errorf("after Setup: %w", err)
 		}
-		time.Sleep(wait)
+		time.Sleep(wait + afterFailure)
 	}
 }
 
+// backoff is the wait of observers after a failure, and afterFailure certainly longer.
+var (
+	backoff      = percolator.Backoff{Min: time.Millisecond, Max: time.Millisecond}
+	afterFailure = 2 * backoff.Max
+)
+
 // worker makes a worker of the program's observers, whose functions go through around.
 func (w *world) worker(db *percolator.DB, around func(o percolator.Observer) percolator.Observer) (*percolator.Worker, error) {
-	worker := percolator.NewWorker(db, percolator.WorkerConfig{MaxAttempts: mostAttempts, Backoff: percolator.Backoff{Min: time.Millisecond, Max: time.Millisecond}})
+	worker := percolator.NewWorker(db, percolator.WorkerConfig{MaxAttempts: mostAttempts, Backoff: backoff})
 	for _, o := range w.p.Observers {
 		if around != nil && o.Func != nil {
 			o = around(o)
@@ -383,6 +389,8 @@ func (w *world) start(a *actor, body func() error) {
 				a.err = panicked(a.name, r)
 			case !done:
 				a.err = fmt.Errorf("%s ended its goroutine: runtime.Goexit, or a method such as FailNow of a test", a.name)
+			case err != nil && a.run != nil:
+				a.err = fmt.Errorf("%s: %w", a.name, err)
 			case err != nil && !errors.Is(err, percolator.ErrConflict) && !errors.Is(err, percolator.ErrUndetermined):
 				a.err = fmt.Errorf("%s returned an error: %w", a.name, err)
 			case err != nil:
