@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -83,6 +84,7 @@ func increments(body func(percolator.Cell) func(context.Context, *percolator.DB)
 // requireComplete asks for a program that is right in all its schedules.
 func requireComplete(t *testing.T, p Program) Report {
 	t.Helper()
+	p.Time = time.Hour // a slow machine is no reason to fail
 	r := Explore(t, p)
 	require.True(t, r.Complete, r)
 	return r

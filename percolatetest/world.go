@@ -126,7 +126,8 @@ func (w *world) keepNotes() {
 	w.notesMu.Lock()
 	defer w.notesMu.Unlock()
 	if n := len(w.taken); n > 0 {
-		w.taken[n-1].notes = append(w.taken[n-1].notes, w.notes...)
+		// A worker has read a cell before its observer reads it.
+		w.taken[n-1].notes = append(w.taken[n-1].notes, slices.Compact(w.notes)...)
 	}
 	w.notes = nil
 }
