@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"strconv"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -200,4 +201,14 @@ func TestLimits(t *testing.T) {
 	p.Schedules, p.Random = 1, -1
 	p.Finally = nil
 	require.False(t, Explore(t, p).Complete)
+}
+
+func TestExploreInABubble(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		v := explore(t, increments(increment, 2)).Violation
+		require.NotNil(t, v)
+		require.ErrorIs(t, v, errProgram)
+		require.ErrorContains(t, v, "must not be called in one")
+	})
 }

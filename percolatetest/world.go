@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -63,13 +64,19 @@ type chooser func(enabled []choice) (int, error)
 // schedule runs p once. It returns what was chosen, and the first violation.
 func schedule(t *testing.T, p *Program, verbose bool, choose chooser) (steps []taken, err error) {
 	w := &world{p: p, budget: p.Faults, verbose: verbose}
+	begun := false
 	defer func() {
-		if r := recover(); r != nil {
+		switch r := recover(); {
+		case r == nil:
+		case !begun:
+			steps, err = nil, fmt.Errorf("%w: Explore and Replay need a bubble of their own, so they must not be called in one, nor in a cleanup: %v", errProgram, r)
+		default:
 			// The bubble found goroutines that can never go on.
 			steps, err = w.taken, errors.Join(err, fmt.Errorf("a function has left a goroutine behind that never ends: %v", r))
 		}
 	}()
 	synctest.Test(t, func(t *testing.T) {
+		begun = true
 		err = w.run(context.WithoutCancel(t.Context()), choose)
 	})
 	return w.taken, err
@@ -496,6 +503,12 @@ func call(name string, f func() error) (err error) {
 	return nil
 }
 
+// panicked makes an error of a panic, with the stack from where it began.
 func panicked(name string, r any) error {
-	return fmt.Errorf("%s panicked: %v\n%s", name, r, debug.Stack())
+	stack := string(debug.Stack())
+	if _, rest, found := strings.Cut(stack, "\npanic("); found {
+		_, stack, _ = strings.Cut(rest, "\n\t") // the line of the call of panic
+		_, stack, _ = strings.Cut(stack, "\n")
+	}
+	return fmt.Errorf("%s panicked: %v\n%s", name, r, stack)
 }
