@@ -111,7 +111,7 @@ func explore(t *testing.T, p Program) (r Report) {
 	began := time.Now()
 	p, err := p.withDefaults()
 	if err != nil {
-		r.Violation = &Violation{Err: err, Deterministic: true}
+		r.Violation = &ViolationError{Err: err, Deterministic: true}
 		return r
 	}
 	r.Seed = p.Seed

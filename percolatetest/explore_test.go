@@ -90,8 +90,9 @@ func requireComplete(t *testing.T, p Program) Report {
 	return r
 }
 
-// requireViolation asks for a violation whose schedule, replayed, comes to it again.
-func requireViolation(t *testing.T, p Program, says string) *Violation {
+// requireViolation asks for a violation whose schedule has some lines and, replayed, comes to
+// the same again.
+func requireViolation(t *testing.T, p Program, says string, lines ...string) {
 	t.Helper()
 	r := explore(t, p)
 	require.NotNil(t, r.Violation, r)
@@ -100,7 +101,9 @@ func requireViolation(t *testing.T, p Program, says string) *Violation {
 	require.True(t, r.Violation.Deterministic)
 	_, err := replay(t, p, r.Violation.Schedule)
 	require.ErrorContains(t, err, says)
-	return r.Violation
+	for _, line := range lines {
+		require.Contains(t, r.Violation.Schedule, line)
+	}
 }
 
 func TestLostUpdate(t *testing.T) {

@@ -1,9 +1,11 @@
 package percolatetest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -44,9 +46,7 @@ func onCall(isolation percolator.Isolation) Program {
 
 func TestWriteSkew(t *testing.T) {
 	t.Parallel()
-	v := requireViolation(t, onCall(percolator.SnapshotIsolation), "Always: nobody is on call")
-	require.Contains(t, v.Schedule, `# reads t/a/"on call" = "1"`)
-	require.Contains(t, v.Schedule, `# writes t/b/"on call" = "0"`)
+	requireViolation(t, onCall(percolator.SnapshotIsolation), "Always: nobody is on call", `# reads t/a/"on call" = "1"`, `# writes t/b/"on call" = "0"`)
 }
 
 func TestNoWriteSkewIfSerializable(t *testing.T) {
@@ -116,8 +116,7 @@ func TestDoubleEffect(t *testing.T) {
 		Finally: holds(c, 1),
 		Faults:  Faults{Undetermined: 1},
 	}
-	v := requireViolation(t, p, "t/counter/n is 2 instead of 1")
-	require.Contains(t, v.Schedule, "shop: commit is undetermined and took effect\n")
+	requireViolation(t, p, "t/counter/n is 2 instead of 1", "shop: commit is undetermined and took effect\n")
 
 	p.Clients[0].Run = func(ctx context.Context, db *percolator.DB) error {
 		err := increment(c)(ctx, db)
@@ -162,8 +161,7 @@ func TestDeath(t *testing.T) {
 	}
 	requireComplete(t, p)
 	p.Faults.Deaths = 1
-	v := requireViolation(t, p, "the sum is -1")
-	require.Contains(t, v.Schedule, "dies")
+	requireViolation(t, p, "the sum is -1", "dies")
 
 	p.Clients[0].Run = func(ctx context.Context, db *percolator.DB) error {
 		return db.Update(ctx, func(tx *percolator.Txn) error { return errors.Join(add(ctx, tx, from, -1), add(ctx, tx, to, 1)) })
@@ -194,4 +192,50 @@ func TestConflictRunsTheFunctionAgain(t *testing.T) {
 	requireComplete(t, p)
 	p.Faults.Conflicts = 1
 	requireViolation(t, p, "2 mails were sent")
+}
+
+// TestLocksHinderWriteSkew guards what a transaction only reads, and shows locks in a schedule.
+func TestLocksHinderWriteSkew(t *testing.T) {
+	t.Parallel()
+	a, b := cell("a", "n"), cell("b", "n")
+	move := func(read, write percolator.Cell) func(ctx context.Context, db *percolator.DB) error {
+		return func(ctx context.Context, db *percolator.DB) error {
+			return db.Update(ctx, func(tx *percolator.Txn) error {
+				if _, err := tx.GetForUpdate(ctx, read); !errors.Is(err, percolator.ErrNotFound) {
+					return err
+				}
+				return set(tx, write, 1)
+			})
+		}
+	}
+	p := Program{
+		Clients: []Client{{Name: "a", Run: move(a, b)}, {Name: "b", Run: move(b, a)}},
+		Finally: func(ctx context.Context, tx *percolator.Txn) error {
+			x, xerr := number(ctx, tx, a)
+			y, yerr := number(ctx, tx, b)
+			if err := errors.Join(xerr, yerr); err != nil || x+y == 1 {
+				return err
+			}
+			return fmt.Errorf("%d writes", x+y)
+		},
+	}
+	requireComplete(t, p)
+	p.Finally = func(context.Context, *percolator.Txn) error { return errors.New("look at it") }
+	requireViolation(t, p, "look at it", "# locks t/a/n", `# writes t/b/n = "1"`)
+}
+
+// TestLongValues shows the beginning of a value that does not lie in its write.
+func TestLongValues(t *testing.T) {
+	t.Parallel()
+	c := cell("a", "n")
+	p := Program{
+		Clients: []Client{{Name: "a", Run: func(ctx context.Context, db *percolator.DB) error {
+			return db.Update(ctx, func(tx *percolator.Txn) error { return tx.Set(c, bytes.Repeat([]byte("x"), 1000)) })
+		}}},
+		Finally: func(ctx context.Context, tx *percolator.Txn) error {
+			value, err := tx.Get(ctx, c)
+			return errors.Join(err, fmt.Errorf("%d bytes", len(value)))
+		},
+	}
+	requireViolation(t, p, "1000 bytes", `= "`+strings.Repeat("x", mostShown)+`"... (1000 bytes)`)
 }

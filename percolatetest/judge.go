@@ -20,24 +20,24 @@ func (e *nondeterministicError) Error() string {
 
 // judge makes a violation of a schedule that failed. It runs the schedule again, to see whether
 // it fails each time, and to write down what happens in it.
-func judge(t *testing.T, p *Program, steps []taken, err error) *Violation {
+func judge(t *testing.T, p *Program, steps []taken, err error) *ViolationError {
 	var differs *nondeterministicError
 	if errors.As(err, &differs) {
-		return &Violation{Err: err, Schedule: write(steps)}
+		return &ViolationError{Err: err, Schedule: write(steps)}
 	}
 	if len(steps) == 0 {
-		return &Violation{Err: err, Deterministic: true}
+		return &ViolationError{Err: err, Deterministic: true}
 	}
 	again, aerr := schedule(t, p, true, following(labels(steps), true))
 	if d := difference(steps, again, aerr, false); d != nil {
-		return &Violation{Err: fmt.Errorf("%w (the first time it ended with: %w)", d, err), Schedule: write(steps)}
+		return &ViolationError{Err: fmt.Errorf("%w (the first time it ended with: %w)", d, err), Schedule: write(steps)}
 	}
 	third, terr := schedule(t, p, true, following(labels(steps), true))
 	if d := difference(again, third, terr, true); d != nil {
-		return &Violation{Err: fmt.Errorf("%w (the first time it ended with: %w)", d, err), Schedule: write(steps)}
+		return &ViolationError{Err: fmt.Errorf("%w (the first time it ended with: %w)", d, err), Schedule: write(steps)}
 	}
 	short, serr := shorten(t, p, again, aerr)
-	return &Violation{Err: serr, Schedule: write(short), Deterministic: true}
+	return &ViolationError{Err: serr, Schedule: write(short), Deterministic: true}
 }
 
 // difference says where a second run of the same schedule, which ended with err, differs from

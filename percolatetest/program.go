@@ -102,7 +102,7 @@ type Report struct {
 	// Elapsed is the real time that it took.
 	Elapsed time.Duration
 	// Violation is nil if none was found.
-	Violation *Violation
+	Violation *ViolationError
 }
 
 func (r Report) String() string {
@@ -113,8 +113,8 @@ func (r Report) String() string {
 		r.Schedules, r.Random, r.Seed, r.Steps, r.Elapsed.Round(time.Millisecond))
 }
 
-// Violation is a schedule that a program fails.
-type Violation struct {
+// ViolationError is a schedule that a program fails.
+type ViolationError struct {
 	// Err says what is wrong at its end.
 	Err error
 	// Schedule has a line for each choice, and after it, behind a "#", what came of it.
@@ -124,7 +124,7 @@ type Violation struct {
 	Deterministic bool
 }
 
-func (v *Violation) Error() string {
+func (v *ViolationError) Error() string {
 	if v.Schedule == "" {
 		return v.Err.Error()
 	}
@@ -132,7 +132,7 @@ func (v *Violation) Error() string {
 }
 
 // Unwrap returns Err.
-func (v *Violation) Unwrap() error { return v.Err }
+func (v *ViolationError) Unwrap() error { return v.Err }
 
 // errProgram is a Program that cannot be run.
 var errProgram = errors.New("percolatetest: the program is invalid")
@@ -161,8 +161,13 @@ func (p Program) withDefaults() (Program, error) {
 		what string
 		n    int
 	}{
-		{"Workers", p.Workers}, {"Schedules", p.Schedules}, {"Steps", p.Steps}, {"Faults.Conflicts", p.Faults.Conflicts},
-		{"Faults.Undetermined", p.Faults.Undetermined}, {"Faults.Deaths", p.Faults.Deaths}, {"Time", int(p.Time)},
+		{"Workers", p.Workers},
+		{"Schedules", p.Schedules},
+		{"Steps", p.Steps},
+		{"Faults.Conflicts", p.Faults.Conflicts},
+		{"Faults.Undetermined", p.Faults.Undetermined},
+		{"Faults.Deaths", p.Faults.Deaths},
+		{"Time", int(p.Time)},
 	} {
 		if n.n < 0 {
 			return p, invalid("%s is negative", n.what)
