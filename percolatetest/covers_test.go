@@ -2,6 +2,7 @@ package percolatetest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -149,6 +150,58 @@ func TestCoversTransactionsWithinEachOther(t *testing.T) {
 	require.Equal(t, []string{"0 0", "1 0", "1 1"}, outcomes(t, p, &result))
 }
 
+// TestCoversConflicts has two clients that do not try again: each of them may be the one that is
+// refused. They write the same row, or different ones of a table that both have scanned.
+func TestCoversConflicts(t *testing.T) {
+	t.Parallel()
+	result := ""
+	client := func(name, row string, scans bool) Client {
+		return Client{Name: name, Run: func(ctx context.Context, db *percolator.DB) error {
+			tx, err := db.Begin(ctx)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = tx.Rollback(ctx) }()
+			if scans {
+				for _, err := range tx.Scan(ctx, percolator.Range{Table: "t"}) {
+					return err // there is a row already
+				}
+			}
+			if err := set(tx, cell(row, "in"), 1); err != nil {
+				return err
+			}
+			if err = tx.Commit(ctx); errors.Is(err, percolator.ErrConflict) {
+				result = name
+			}
+			return err
+		}}
+	}
+	refused := []string{"", "a", "b"}
+	require.Equal(t, refused, outcomes(t, Program{Clients: []Client{client("a", "row", false), client("b", "row", false)}}, &result))
+	require.Equal(t, refused, outcomes(t, Program{
+		Clients: []Client{client("a", "one", true), client("b", "other", true)},
+		Options: []percolator.Option{percolator.WithDefaultIsolation(percolator.Serializable)},
+	}, &result))
+}
+
+// TestAlwaysSeesEveryState has clients that write different rows: the order of their commits
+// makes no schedule of its own, and yet both states in between are seen.
+func TestAlwaysSeesEveryState(t *testing.T) {
+	t.Parallel()
+	seen := map[string]bool{}
+	p := Program{
+		Clients: []Client{put(cell("a", "in"), 1), put(cell("b", "in"), 1)},
+		Always: func(ctx context.Context, tx *percolator.Txn) error {
+			a, aerr := number(ctx, tx, cell("a", "in"))
+			b, berr := number(ctx, tx, cell("b", "in"))
+			seen[fmt.Sprint(a, b)] = true
+			return errors.Join(aerr, berr)
+		},
+	}
+	requireComplete(t, p)
+	require.Equal(t, []string{"0 0", "0 1", "1 0", "1 1"}, slices.Sorted(maps.Keys(seen)))
+}
+
 // TestRandomSchedulesReplay runs schedules at random, and each again by its text.
 func TestRandomSchedulesReplay(t *testing.T) {
 	t.Parallel()
@@ -179,4 +232,26 @@ func TestRandomSchedulesReplay(t *testing.T) {
 		}
 	}
 	require.Len(t, kinds, 5, "every fault happened in some schedule")
+}
+
+// TestCoversDeathsAroundACommit has a client with an effect after its transaction: one that
+// dies does nothing after its last step.
+func TestCoversDeathsAroundACommit(t *testing.T) {
+	t.Parallel()
+	result := ""
+	c := cell("a", "in")
+	p := Program{
+		Clients: []Client{{Name: "shop", Run: func(ctx context.Context, db *percolator.DB) error {
+			err := increment(c)(ctx, db)
+			result += "mail "
+			return err
+		}}},
+		Finally: func(ctx context.Context, tx *percolator.Txn) error {
+			n, err := number(ctx, tx, c)
+			result += fmt.Sprint(n)
+			return err
+		},
+		Faults: Faults{Deaths: 1, Undetermined: 1},
+	}
+	require.Equal(t, []string{"0", "1", "mail 0", "mail 1"}, outcomes(t, p, &result))
 }

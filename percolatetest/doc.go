@@ -28,8 +28,8 @@
 //
 // The report says "complete" if there are no other schedules. Two schedules count as one if they
 // differ only in the order of steps that cannot matter to each other: two snapshots, or two
-// commits of different rows with nobody looking in between. (A Program with Always looks after
-// each commit.) Otherwise the report says "bounded", with the number of schedules.
+// commits of different rows with nobody looking in between. Otherwise the report says "bounded",
+// with the number of schedules.
 //
 // # What is not explored
 //

@@ -163,7 +163,7 @@ func (r *Report) inOrder(t *testing.T, p *Program, began time.Time) ([]taken, er
 			}
 			f := frame{enabled: forget(enabled), sleep: map[string]choice{}}
 			if depth > 0 {
-				f.inherit(&stack[depth-1], p.Always != nil)
+				f.inherit(&stack[depth-1])
 			}
 			if f.at = f.next(-1); f.at < 0 {
 				return 0, errPruned
@@ -193,10 +193,10 @@ func (r *Report) inOrder(t *testing.T, p *Program, began time.Time) ([]taken, er
 
 // inherit takes over what is asleep in the decision before, if it does not depend on what was
 // decided there.
-func (f *frame) inherit(parent *frame, always bool) {
+func (f *frame) inherit(parent *frame) {
 	done := &parent.enabled[parent.at]
 	for label, z := range parent.sleep {
-		if z.independent(done, always) {
+		if z.independent(done) {
 			f.sleep[label] = z
 		}
 	}
