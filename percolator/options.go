@@ -1,6 +1,7 @@
 package percolator
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"time"
@@ -133,7 +134,8 @@ type options struct {
 	groups        bool
 	deferred      bool
 	meters        metric.MeterProvider
-	owns          hook.Owns // nil but in tests, see withOwnership
+	owns          hook.Owns                 // nil but in tests, see withOwnership
+	begins        func(ctx context.Context) // nil but in tests, see withBegin
 }
 
 func defaultOptions() options {

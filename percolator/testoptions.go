@@ -1,9 +1,17 @@
 package percolator
 
-import "github.com/percolate-go/percolate/internal/coretest/hook"
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
 
-// The options that only tests and measurements need. Package internal/coretest has them
-// for other packages of this repository.
+	"github.com/percolate-go/percolate/internal/coretest/hook"
+)
+
+// The options that only tests and measurements need, and steps of a worker that does not
+// run. Package internal/coretest has them for other packages of this repository.
 
 func init() {
 	hook.Options.WithoutOnePhase = func() any { return withoutOnePhase() }
@@ -11,6 +19,12 @@ func init() {
 	hook.Options.WithoutDeferred = func() any { return withoutDeferred() }
 	hook.Options.WithSeed = func(seed uint64) any { return withSeed(seed) }
 	hook.Options.WithOwnership = func(owns hook.Owns) any { return withOwnership(owns) }
+	hook.Options.WithBegin = func(begins func(ctx context.Context)) any { return withBegin(begins) }
+	hook.Workers.Publish = func(ctx context.Context, w any) error { return w.(*Worker).publish(ctx) }
+	hook.Workers.Left = func(ctx context.Context, w any) ([]hook.Run, error) { return w.(*Worker).left(ctx) }
+	hook.Workers.Attempt = func(ctx context.Context, w any, r hook.Run) (time.Duration, error) {
+		return w.(*Worker).attemptOnce(ctx, r)
+	}
 }
 
 // withoutOnePhase makes every transaction commit in two phases, even where the store
@@ -32,3 +46,66 @@ func withSeed(seed uint64) Option { return func(o *options) { o.seed = seed } }
 // it matters. They are no members, so no shares answer that. owns must not wait: it is
 // asked under the worker's lock.
 func withOwnership(owns hook.Owns) Option { return func(o *options) { o.owns = owns } }
+
+// withBegin makes each transaction call begins just before it draws its start timestamp by
+// itself. One whose first read draws the timestamp does not call it.
+func withBegin(begins func(ctx context.Context)) Option {
+	return func(o *options) { o.begins = begins }
+}
+
+// left lists what the worker's observers have yet to see, without parked runs, and clears the
+// notifications that every observer has seen. A cell that is locked is an error.
+func (w *Worker) left(ctx context.Context) (runs []hook.Run, err error) {
+	for _, table := range slices.Sorted(maps.Keys(w.tables)) {
+		for row, err := range w.db.notifiedRows(ctx, table, w.notifyPicks(table), 0) {
+			if err != nil {
+				return nil, err
+			}
+			for column := range notifiedColumns(&row) {
+				if runs, err = w.leftOf(ctx, Cell{table, row.Row, column}, runs); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	return runs, nil
+}
+
+// leftOf adds to runs those of one cell.
+func (w *Worker) leftOf(ctx context.Context, c Cell, runs []hook.Run) ([]hook.Run, error) {
+	at, err := w.db.draw(ctx)
+	if err != nil {
+		return nil, err
+	}
+	view, blocked, err := w.currentView(ctx, c, nil, &snapshot{set: true, start: at})
+	switch {
+	case err != nil:
+		return nil, err
+	case blocked:
+		return nil, fmt.Errorf("percolator: %v is locked", c.public())
+	case view.othersCovered(-1):
+		return runs, w.clearNotifications(ctx, view).err
+	}
+	for i, name := range view.observers {
+		if w.observes(name, c) && !view.covered(i) {
+			public := c.public()
+			runs = append(runs, hook.Run{Observer: name, Table: public.Table, Row: public.Row, Column: public.Column})
+		}
+	}
+	return runs, nil
+}
+
+// attemptOnce makes one attempt at a run, as the worker would if it ran. A positive wait says
+// that the run's next attempt must not come before.
+func (w *Worker) attemptOnce(ctx context.Context, r hook.Run) (wait time.Duration, err error) {
+	c := Cell{Table: r.Table, Row: r.Row, Column: r.Column}.stored()
+	for _, q := range w.queuesOf(c) {
+		if q.o.Name == r.Observer {
+			t := &task{job: job{cell: c, o: q.o}, q: q}
+			result := w.attempt(ctx, t)
+			w.dropClaim(t)
+			return result.wait, result.err
+		}
+	}
+	return 0, fmt.Errorf("percolator: %w: the worker has no observer %q of %v", ErrInvalid, r.Observer, c.public())
+}

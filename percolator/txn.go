@@ -63,6 +63,9 @@ func (tx *Txn) begin(ctx context.Context) error {
 	if tx.set {
 		return nil
 	}
+	if f := tx.db.opt.begins; f != nil {
+		f(ctx)
+	}
 	began := tx.db.clock.Now()
 	ts, err := tx.db.draw(ctx)
 	if err != nil {

@@ -3,15 +3,16 @@ package howto
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	_ "github.com/percolate-go/percolate/backends/pebble"
 	"github.com/percolate-go/percolate/internal/testserver"
+	"github.com/percolate-go/percolate/percolatetest"
 	"github.com/percolate-go/percolate/percolator"
 )
 
@@ -53,18 +54,60 @@ func countWords(ctx context.Context, tx *percolator.Txn, changed percolator.Cell
 	return setNumber(tx, words(changed.Row), len(strings.Fields(string(note))))
 }
 
-// openTest gives a test a database in memory.
-func openTest(t *testing.T) *percolator.DB {
-	t.Helper()
-	db, err := percolator.Open(t.Context(), "memory:", percolator.WithSettings(percolator.Settings{
-		CatalogLease: 50 * time.Millisecond, // how long a new observer waits; the default is 10 s
+func TestWordsAreCounted(t *testing.T) {
+	t.Parallel()
+	ctx, db := t.Context(), percolatetest.Open(t)
+	require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error {
+		return tx.Set(text("1"), []byte("to be or not to be"))
 	}))
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, db.Close(context.WithoutCancel(t.Context()))) })
-	return db
+
+	// Everything that follows from the note is done afterwards.
+	percolatetest.RunUntilIdle(t, db, percolator.Observer{Name: "count", Table: "note", Column: "text", Func: countWords})
+
+	require.NoError(t, db.View(ctx, func(tx *percolator.Txn) error {
+		n, err := number(ctx, tx, words("1"))
+		require.Equal(t, 6, n)
+		return err
+	}))
 }
 
-// startWorker runs observers until the test ends.
+// appendWord appends a word to a note.
+func appendWord(ctx context.Context, db *percolator.DB) error {
+	return db.Update(ctx, func(tx *percolator.Txn) error {
+		note, err := tx.Get(ctx, text("1"))
+		if err != nil && !errors.Is(err, percolator.ErrNotFound) {
+			return err
+		}
+		return tx.Set(text("1"), append(note, "word "...))
+	})
+}
+
+// edits are two clients that append to the same note, beside the observer that counts its words.
+var edits = percolatetest.Program{
+	Clients:   []percolatetest.Client{{Name: "ann", Run: appendWord}, {Name: "bob", Run: appendWord}},
+	Observers: []percolator.Observer{{Name: "count", Table: "note", Column: "text", Func: countWords}},
+	Finally: func(ctx context.Context, tx *percolator.Txn) error {
+		n, err := number(ctx, tx, words("1"))
+		if err == nil && n != 2 {
+			err = fmt.Errorf("%d words were counted", n)
+		}
+		return err
+	},
+	Faults: percolatetest.Faults{Conflicts: 1},
+}
+
+func TestEdits(t *testing.T) {
+	t.Parallel()
+	percolatetest.Explore(t, edits)
+}
+
+// openTest gives a test of another page a database in memory.
+func openTest(t *testing.T) *percolator.DB {
+	t.Helper()
+	return percolatetest.Open(t)
+}
+
+// startWorker runs observers until the test ends, for tests of other pages.
 func startWorker(t *testing.T, db *percolator.DB, observers ...percolator.Observer) *percolator.Worker {
 	t.Helper()
 	w := percolator.NewWorker(db, percolator.WorkerConfig{})
@@ -78,26 +121,9 @@ func startWorker(t *testing.T, db *percolator.DB, observers ...percolator.Observ
 	return w
 }
 
-func TestWordsAreCounted(t *testing.T) {
-	t.Parallel()
-	ctx, db := t.Context(), openTest(t)
-	w := startWorker(t, db, percolator.Observer{Name: "count", Table: "note", Column: "text", Func: countWords})
-
-	require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error {
-		return tx.Set(text("1"), []byte("to be or not to be"))
-	}))
-	require.NoError(t, w.WaitIdle(ctx)) // everything that follows from the note is done
-
-	require.NoError(t, db.View(ctx, func(tx *percolator.Txn) error {
-		n, err := number(ctx, tx, words("1"))
-		require.Equal(t, 6, n)
-		return err
-	}))
-}
-
 func TestFunctionWithoutAWorker(t *testing.T) {
 	t.Parallel()
-	ctx, db := t.Context(), openTest(t)
+	ctx, db := t.Context(), percolatetest.Open(t)
 	require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error {
 		if err := tx.Set(text("1"), []byte("not now")); err != nil {
 			return err
@@ -113,7 +139,7 @@ func TestFunctionWithoutAWorker(t *testing.T) {
 
 func TestConflict(t *testing.T) {
 	t.Parallel()
-	ctx, db := t.Context(), openTest(t)
+	ctx, db := t.Context(), percolatetest.Open(t)
 	first, err := db.Begin(ctx)
 	require.NoError(t, err)
 	second, err := db.Begin(ctx)

@@ -3,6 +3,9 @@
 package coretest
 
 import (
+	"context"
+	"time"
+
 	"github.com/percolate-go/percolate/internal/coretest/hook"
 	"github.com/percolate-go/percolate/percolator"
 )
@@ -28,6 +31,39 @@ func WithOwnership(owns func(observer string, c percolator.Cell) bool) percolato
 	return option(hook.Options.WithOwnership(func(observer, table, row, column string) bool {
 		return owns(observer, percolator.Cell{Table: table, Row: row, Column: column})
 	}))
+}
+
+// WithBegin makes each transaction call begins just before it draws its start timestamp by
+// itself. One whose first read draws the timestamp does not call it.
+func WithBegin(begins func(ctx context.Context)) percolator.Option {
+	return option(hook.Options.WithBegin(begins))
+}
+
+// Run names an observer and a cell that it has yet to see.
+type Run struct {
+	Observer string
+	Cell     percolator.Cell
+}
+
+// Publish puts the observers of a worker that does not run into the catalog, where nobody has
+// written a cell of theirs before: it sweeps nothing.
+func Publish(ctx context.Context, w *percolator.Worker) error { return hook.Workers.Publish(ctx, w) }
+
+// Left lists what the observers of a worker have yet to see, without parked runs, and clears the
+// notifications that every observer has seen. A cell that is locked is an error.
+func Left(ctx context.Context, w *percolator.Worker) ([]Run, error) {
+	left, err := hook.Workers.Left(ctx, w)
+	runs := make([]Run, len(left))
+	for i, l := range left {
+		runs[i] = Run{Observer: l.Observer, Cell: percolator.Cell{Table: l.Table, Row: l.Row, Column: l.Column}}
+	}
+	return runs, err
+}
+
+// Attempt makes one attempt at a run, as a worker does that runs. A positive wait says that the
+// next attempt must not come before.
+func Attempt(ctx context.Context, w *percolator.Worker, r Run) (wait time.Duration, err error) {
+	return hook.Workers.Attempt(ctx, w, hook.Run{Observer: r.Observer, Table: r.Cell.Table, Row: r.Cell.Row, Column: r.Cell.Column})
 }
 
 func option(o any) percolator.Option { return o.(percolator.Option) }

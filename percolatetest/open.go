@@ -1,0 +1,87 @@
+package percolatetest
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
+)
+
+// Open returns a database in this process's memory, which is empty and closed when the test
+// ends. Nobody waits for its leases: the catalog's lease is 10 ms. Its log is the test's. An
+// option in opts counts more than what Open sets itself.
+//
+// Open works in a bubble of package testing/synctest, with the bubble's t. The database then
+// takes its time from the bubble.
+func Open(t testing.TB, opts ...percolator.Option) *percolator.DB {
+	t.Helper()
+	all := append([]percolator.Option{
+		percolator.WithSettings(percolator.Settings{CatalogLease: 10 * time.Millisecond}),
+		percolator.WithLogger(slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))),
+	}, opts...)
+	// The cleanup comes after the end of t.Context.
+	ctx := context.WithoutCancel(t.Context())
+	store := memstore.New()
+	db, err := percolator.New(ctx, store, all...)
+	if err != nil {
+		_ = store.Close()
+		t.Fatalf("percolatetest: opening a database in memory: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := db.Close(ctx); err != nil {
+			t.Errorf("percolatetest: closing the database: %v", err)
+		}
+	})
+	return db
+}
+
+// RunUntilIdle runs observers over db until nothing is left for them to do, and stops them. The
+// first call for an observer also lets it see the data that is there already.
+//
+// A run that fails is repeated after some milliseconds. The test fails if a run was parked,
+// that is, if it failed as often as its observer's MaxAttempts allows, by default three times.
+// It also fails if it ends, by its own deadline, before the observers are idle.
+func RunUntilIdle(t testing.TB, db *percolator.DB, observers ...percolator.Observer) {
+	t.Helper()
+	if db == nil {
+		t.Fatal("percolatetest: RunUntilIdle: the database is nil")
+	}
+	w := percolator.NewWorker(db, percolator.WorkerConfig{
+		MaxAttempts: mostAttempts, Backoff: percolator.Backoff{Min: time.Millisecond, Max: 8 * time.Millisecond},
+		MemberLease: 100 * time.Millisecond, GCInterval: -1,
+	})
+	names := map[string]bool{}
+	for _, o := range observers {
+		names[o.Name] = true
+		if err := w.Observe(o); err != nil {
+			t.Fatalf("percolatetest: %v", err)
+		}
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(ctx) }()
+	err := w.WaitIdle(ctx)
+	stop()
+	if rerr := <-ended; rerr != nil {
+		err = rerr
+	}
+	if err != nil {
+		t.Fatalf("percolatetest: running observers until they are idle: %v", err)
+	}
+	parked, err := db.Parked(t.Context())
+	if err != nil {
+		t.Fatalf("percolatetest: looking for parked runs: %v", err)
+	}
+	for _, p := range parked {
+		if names[p.Observer] {
+			t.Errorf("percolatetest: a run of observer %q on %v was parked after %d attempts: %s", p.Observer, p.Cell, p.Attempts, p.Error)
+		}
+	}
+}
+
+// mostAttempts is the default of Observer.MaxAttempts here. Who tests wants to see a failure
+// soon.
+const mostAttempts = 3

@@ -1,0 +1,514 @@
+package percolatetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/percolate-go/percolate/internal/coretest"
+	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
+)
+
+// world is one schedule under way, in a bubble of its own.
+type world struct {
+	p       *Program
+	store   *memstore.Store
+	db      *percolator.DB     // past the gates: for Setup and the checks
+	looker  *percolator.Worker // of db: tells what is left for the observers
+	runner  *percolator.Worker // behind a gate: makes the runs
+	dbs     []*percolator.DB
+	actors  []*actor
+	left    []coretest.Run
+	budget  Faults
+	last    *actor // the one that the last choice let go on
+	changed bool   // something was committed since left was looked up
+
+	verbose bool
+	notesMu sync.Mutex
+	notes   []string // since the last choice
+	taken   []taken
+}
+
+// taken is a choice that was made, among which, and what came of it.
+type taken struct {
+	label   string
+	enabled []string
+	notes   []string
+}
+
+// errPruned ends a schedule that would come to the same as another.
+var errPruned = errors.New("pruned")
+
+// patience is how long, by the bubble's clock, an actor may wait for a time to come. Who waits
+// longer waits for another actor.
+const patience = 10 * time.Minute
+
+// settings are those of all processes: nothing ends by them while the clock goes on.
+var settings = percolator.Settings{MaxTxnAge: 1000 * time.Hour, Retention: 4000 * time.Hour, CatalogLease: 1000 * time.Hour}
+
+// chooser says which of the choices is taken, or the error to end the schedule with.
+type chooser func(enabled []choice) (int, error)
+
+// schedule runs p once. It returns what was chosen, and the first violation.
+func schedule(t *testing.T, p *Program, verbose bool, choose chooser) (steps []taken, err error) {
+	w := &world{p: p, budget: p.Faults, verbose: verbose}
+	begun := false
+	defer func() {
+		switch r := recover(); {
+		case r == nil:
+		case !begun:
+			steps, err = nil, fmt.Errorf("%w: Explore and Replay need a bubble of their own, so they must not be called in one, nor in a cleanup: %v", errProgram, r)
+		default:
+			// The bubble found goroutines that can never go on.
+			steps, err = w.taken, errors.Join(err, fmt.Errorf("a function has left a goroutine behind that never ends: %v", r))
+		}
+	}()
+	synctest.Test(t, func(t *testing.T) {
+		begun = true
+		err = w.run(context.WithoutCancel(t.Context()), choose)
+	})
+	return w.taken, err
+}
+
+// run carries out the schedule.
+func (w *world) run(ctx context.Context, choose chooser) (err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	w.store = memstore.New()
+	defer func() { _ = w.store.Close() }()
+	defer func() { err = errors.Join(err, w.end(cancel)) }()
+	if err := w.prepare(ctx); err != nil {
+		return err
+	}
+	for i, c := range w.p.Clients {
+		g := &gate{shared: shared{w.store}, w: w}
+		db, err := w.open(ctx, g, uint64(i)+3) //nolint:gosec // a small number
+		if err != nil {
+			return err
+		}
+		a := w.actor(c.Name)
+		g.client = a
+		w.start(a, func() error { return c.Run(ctx, db) })
+	}
+	for {
+		w.settle()
+		w.keepNotes()
+		if err := w.violated(); err != nil {
+			return err
+		}
+		if w.changed {
+			if err := w.look(ctx); err != nil {
+				return err
+			}
+		}
+		enabled := w.choices(ctx)
+		if len(enabled) == 0 {
+			return w.finish(ctx)
+		}
+		if len(w.taken) == w.p.Steps {
+			return fmt.Errorf("the program does not end within %d steps (Program.Steps); does a client poll, or an observer run because of itself?", w.p.Steps)
+		}
+		i, err := choose(enabled)
+		if err != nil {
+			return err
+		}
+		w.take(enabled, i)
+	}
+}
+
+// keepNotes files what came of the last choice.
+func (w *world) keepNotes() {
+	w.notesMu.Lock()
+	defer w.notesMu.Unlock()
+	if n := len(w.taken); n > 0 {
+		// A worker has read a cell before its observer reads it.
+		w.taken[n-1].notes = append(w.taken[n-1].notes, slices.Compact(w.notes)...)
+	}
+	w.notes = nil
+}
+
+// take lets a choice happen, until its actor stops again.
+func (w *world) take(enabled []choice, i int) {
+	step := taken{label: enabled[i].label, enabled: make([]string, len(enabled))}
+	for j := range enabled {
+		step.enabled[j] = enabled[j].label
+	}
+	w.taken, w.last = append(w.taken, step), enabled[i].actor
+	enabled[i].do()
+}
+
+// open opens a process's DB.
+func (w *world) open(ctx context.Context, store rowstore.Store, seed uint64) (*percolator.DB, error) {
+	all := append([]percolator.Option{percolator.WithLogger(slog.New(slog.DiscardHandler))}, w.p.Options...)
+	all = append(all, percolator.WithSettings(settings), percolator.WithRetryWait(backoff),
+		coretest.WithSeed(seed))
+	if g, ok := store.(*gate); ok {
+		all = append(all, coretest.WithBegin(g.begins))
+	}
+	db, err := percolator.New(ctx, store, all...)
+	if err != nil {
+		return nil, fmt.Errorf("%w: opening a database: %w", errProgram, err)
+	}
+	w.dbs = append(w.dbs, db)
+	return db, nil
+}
+
+// prepare opens the processes of the checks and of the observers, and runs Setup.
+func (w *world) prepare(ctx context.Context) (err error) {
+	if w.db, err = w.open(ctx, shared{w.store}, 1); err != nil {
+		return err
+	}
+	if w.looker, err = w.worker(w.db, nil); err != nil {
+		return err
+	}
+	if len(w.p.Observers) > 0 {
+		if err := coretest.Publish(ctx, w.looker); err != nil {
+			return fmt.Errorf("publishing the observers: %w", err)
+		}
+		db, err := w.open(ctx, &gate{shared: shared{w.store}, w: w}, 2)
+		if err != nil {
+			return err
+		}
+		if w.runner, err = w.worker(db, watch); err != nil {
+			return err
+		}
+	}
+	if w.p.Setup != nil {
+		if err := call("Setup", func() error { return w.p.Setup(ctx, w.db) }); err != nil {
+			return err
+		}
+	}
+	for n := 0; ; n++ {
+		if err := w.look(ctx); err != nil || len(w.left) == 0 {
+			return err
+		}
+		if n == w.p.Steps {
+			return fmt.Errorf("after Setup the observers do not come to rest within %d runs (Program.Steps)", w.p.Steps)
+		}
+		wait, err := coretest.Attempt(ctx, w.looker, w.left[0])
+		if err != nil {
+			return fmt.Errorf("after Setup: %w", err)
+		}
+		time.Sleep(wait + afterFailure)
+	}
+}
+
+// backoff is the wait of observers after a failure, and afterFailure certainly longer.
+var (
+	backoff      = percolator.Backoff{Min: time.Millisecond, Max: time.Millisecond}
+	afterFailure = 2 * backoff.Max
+)
+
+// worker makes a worker of the program's observers, whose functions go through around.
+func (w *world) worker(db *percolator.DB, around func(o percolator.Observer) percolator.Observer) (*percolator.Worker, error) {
+	worker := percolator.NewWorker(db, percolator.WorkerConfig{MaxAttempts: mostAttempts, Backoff: backoff})
+	for _, o := range w.p.Observers {
+		if around != nil && o.Func != nil {
+			o = around(o)
+		}
+		o.Timeout = 0
+		if err := worker.Observe(o); err != nil {
+			return nil, fmt.Errorf("%w: %w", errProgram, err)
+		}
+	}
+	return worker, nil
+}
+
+// watch tells a run's actor how the observer's function ended.
+func watch(o percolator.Observer) percolator.Observer {
+	f := o.Func
+	o.Func = func(ctx context.Context, tx *percolator.Txn, c percolator.Cell) (err error) {
+		a, _ := ctx.Value(actorKey{}).(*actor)
+		defer func() {
+			if r := recover(); r != nil {
+				err = panicked("observer "+o.Name, r)
+			}
+			if err != nil && !errors.Is(err, percolator.ErrConflict) {
+				a.failure = err
+				a.w.note("fails: %v", firstLine(err))
+			}
+		}()
+		return f(ctx, tx, c)
+	}
+	return o
+}
+
+// look finds out what is left for the observers, and checks Always.
+func (w *world) look(ctx context.Context) (err error) {
+	w.changed = false
+	if w.left, err = coretest.Left(ctx, w.looker); err != nil {
+		return fmt.Errorf("looking for notifications: %w", err)
+	}
+	return w.check(ctx, "Always", w.p.Always)
+}
+
+// check runs a check on a snapshot of now.
+func (w *world) check(ctx context.Context, name string, f func(ctx context.Context, tx *percolator.Txn) error) error {
+	if f == nil {
+		return nil
+	}
+	return call(name, func() error {
+		return w.db.View(ctx, func(tx *percolator.Txn) error { return f(ctx, tx) })
+	})
+}
+
+// finish judges a schedule in which nothing is left to choose.
+func (w *world) finish(ctx context.Context) error {
+	for _, a := range w.actors {
+		if !a.over() {
+			return fmt.Errorf("%s blocks for ever: it waits for something that is no transaction, and nobody else can go on", a.name)
+		}
+	}
+	return w.check(ctx, "Finally", w.p.Finally)
+}
+
+// violated returns what is wrong with an actor, and forgets runs that have ended.
+func (w *world) violated() error {
+	for _, a := range w.actors {
+		a.mu.Lock()
+		err, ended := a.err, a.ended
+		a.mu.Unlock()
+		if err != nil {
+			return err
+		}
+		if ended && a.run != nil {
+			w.changed = true // what is left for the observers may be less or more
+		}
+	}
+	w.actors = slices.DeleteFunc(w.actors, func(a *actor) bool { return a.run != nil && a.over() })
+	return nil
+}
+
+// settle waits until each actor has stopped, has ended, or waits for another one. Time goes on
+// meanwhile if an actor waits for that.
+func (w *world) settle() {
+	synctest.Wait()
+	for d := time.Millisecond; d < patience; d *= 2 {
+		if !slices.ContainsFunc(w.actors, func(a *actor) bool { return a.moves() }) {
+			return
+		}
+		time.Sleep(d)
+		synctest.Wait()
+	}
+	for _, a := range w.actors {
+		a.mu.Lock()
+		a.waits = !a.ended && a.stop == nil
+		a.mu.Unlock()
+	}
+}
+
+// end ends the actors that have not come to their own end, and closes the processes.
+func (w *world) end(cancel context.CancelFunc) error {
+	for _, a := range w.actors {
+		a.release(dies)
+	}
+	cancel()
+	w.settle()
+	for _, a := range w.actors {
+		a.release(dies)
+	}
+	w.settle()
+	var err error
+	for _, a := range w.actors {
+		if !a.over() {
+			err = errors.Join(err, fmt.Errorf("%s does not end, though its context has ended", a.name))
+		}
+	}
+	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
+	defer stop()
+	for _, db := range w.dbs {
+		_ = db.Close(ctx) // what is left of it is forgotten with the store
+	}
+	return err
+}
+
+// actor is a client, or a run of an observer: what goes on between choices.
+type actor struct {
+	w     *world
+	name  string
+	run   *coretest.Run // nil for a client
+	dying atomic.Bool   // it only ends
+	blind atomic.Bool   // its next read fails
+
+	// Of a run, for its own goroutine.
+	failure error // of the observer's function
+
+	mu      sync.Mutex
+	stop    *stop // where it has stopped
+	waits   bool  // for another actor
+	ended   bool
+	err     error
+	commits map[percolator.Timestamp]bool // transactions whose commit was let through
+}
+
+// stop is where an actor waits to be let go on.
+type stop struct {
+	muts     []rowstore.Mutation // of a commit; nil for a snapshot
+	onePhase bool
+	verdict  chan verdict
+}
+
+// verdict is what becomes of a stop.
+type verdict int
+
+const (
+	goesOn     verdict = iota
+	conflict           // the commit is refused
+	lostBefore         // the commit takes no effect, and nobody tells
+	lostAfter          // the commit takes effect, and nobody tells
+	diesAfter          // the commit takes effect, and the process dies
+	dies               // the process dies
+)
+
+// errGoroutines is a program that Explore cannot put in an order.
+var errGoroutines = errors.New("two transactions of it stop at once: it must not use goroutines of its own")
+
+func (w *world) actor(name string) *actor {
+	a := &actor{w: w, name: name, commits: map[percolator.Timestamp]bool{}}
+	w.actors = append(w.actors, a)
+	return a
+}
+
+// start runs an actor.
+func (w *world) start(a *actor, body func() error) {
+	go func() {
+		done := false
+		var err error
+		defer func() {
+			r := recover()
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			a.ended = true
+			switch {
+			case a.dying.Load():
+			case r != nil:
+				a.err = panicked(a.name, r)
+			case !done:
+				a.err = fmt.Errorf("%s ended its goroutine: runtime.Goexit, or a method such as FailNow of a test", a.name)
+			case err != nil && a.run != nil:
+				a.err = fmt.Errorf("%s: %w", a.name, err)
+			case err != nil && !errors.Is(err, percolator.ErrConflict) && !errors.Is(err, percolator.ErrUndetermined):
+				a.err = fmt.Errorf("%s returned an error: %w", a.name, err)
+			case err != nil:
+				w.note("%s ends: %v", a.name, firstLine(err))
+			}
+		}()
+		err = body()
+		done = true
+	}()
+}
+
+// moves tells that an actor may yet come to a stop by itself.
+func (a *actor) moves() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return !a.ended && a.stop == nil && !a.waits
+}
+
+func (a *actor) over() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.ended
+}
+
+// release lets an actor go on, if it has stopped.
+func (a *actor) release(v verdict) {
+	if v == dies || v == diesAfter {
+		a.dying.Store(true)
+	}
+	a.mu.Lock()
+	s := a.stop
+	a.stop = nil
+	a.mu.Unlock()
+	if s != nil {
+		s.verdict <- v
+	}
+}
+
+// snapshot stops where a transaction takes its snapshot.
+func (a *actor) snapshot() {
+	if a.run == nil {
+		a.halt(&stop{})
+	} // a run begins with its snapshot, and a transaction that records a failure is no choice
+}
+
+// commit stops where a transaction commits. Its later steps pass.
+func (a *actor) commit(muts []rowstore.Mutation, onePhase bool) verdict {
+	if a.failure != nil {
+		return goesOn
+	}
+	if start := startOf(muts); start != 0 {
+		a.mu.Lock()
+		again := a.commits[start]
+		a.commits[start] = true
+		a.mu.Unlock()
+		if again {
+			return goesOn
+		}
+	}
+	return a.halt(&stop{muts: muts, onePhase: onePhase})
+}
+
+// halt waits for the schedule. A process that dies here ends its goroutine: nothing that comes
+// after this call in its program happens, but deferred functions.
+func (a *actor) halt(s *stop) verdict {
+	s.verdict = make(chan verdict, 1)
+	a.mu.Lock()
+	if a.stop != nil {
+		a.err = fmt.Errorf("%s: %w", a.name, errGoroutines)
+		a.mu.Unlock()
+		runtime.Goexit()
+	}
+	if a.dying.Load() {
+		a.mu.Unlock()
+		runtime.Goexit()
+	}
+	a.stop, a.waits = s, false
+	a.mu.Unlock()
+	v := <-s.verdict
+	if v == dies {
+		runtime.Goexit()
+	}
+	if s.muts != nil {
+		if v != conflict && v != lostBefore {
+			a.w.noteWrites(s.muts)
+		}
+		a.w.changed = true
+	}
+	return v
+}
+
+// call calls a function of the program's on the schedule's own goroutine.
+func call(name string, f func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = panicked(name, r)
+		}
+	}()
+	if err := f(); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
+// panicked makes an error of a panic, with the stack from where it began.
+func panicked(name string, r any) error {
+	stack := string(debug.Stack())
+	if _, rest, found := strings.Cut(stack, "\npanic("); found {
+		_, stack, _ = strings.Cut(rest, "\n\t") // the line of the call of panic
+		_, stack, _ = strings.Cut(stack, "\n")
+	}
+	return fmt.Errorf("%s panicked: %v\n%s", name, r, stack)
+}
