@@ -112,7 +112,7 @@ func (s *plainStore) stepAndRead(ctx context.Context, n int, reads []rowstore.Ro
 	pg := c.Conn().PgConn()
 	d := s.drawOn(pg, n, false)
 	var statements [2]*pgconn.StatementDescription
-	for i, q := range []query{d.q, s.q.point} {
+	for i, q := range []query{d.q, s.q.point.on(pg)} {
 		if statements[i], err = c.Conn().Prepare(ctx, q.name, q.sql); err != nil {
 			return 0, nil //nolint:nilerr // one after the other it will work, or fail with the reason
 		}

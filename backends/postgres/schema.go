@@ -15,7 +15,7 @@ import (
 
 // schemaVersion is the newest version of the schema that this package knows, and
 // the one that it works with.
-const schemaVersion = 5
+const schemaVersion = 6
 
 // minServer is the oldest server version that will do, as server_version_num has it.
 const minServer = 140000
@@ -25,6 +25,8 @@ var (
 	schemaTables string
 	//go:embed schema_functions.sql
 	schemaFunctions string
+	//go:embed schema_reads.sql
+	schemaReads string
 	//go:embed schema_apply.sql
 	schemaApply string
 	//go:embed schema_general.sql
@@ -135,10 +137,16 @@ func (n names) functions() string {
 		"{{scan_cell}}", scanKeys("cell", cellMatches, cellSize),
 		"{{scan_data}}", scanKeys("data", sideMatches(3), sideSize),
 		"{{slot_matches}}", sideMatches(5), "{{slot_size}}", sideSize))
-	for _, s := range shapes {
-		sql.WriteString(n.expand(schemaApply, s.pairs()...))
+	for _, set := range [][]string{
+		{"{{set}}", "", "{{session}}", ""},
+		{"{{set}}", readySuffix, "{{session}}", sessionIsReady, "{{settings}}", ""},
+	} {
+		sql.WriteString(n.expand(schemaReads, set...))
+		for _, s := range shapes {
+			sql.WriteString(n.expand(schemaApply, append(s.pairs(), set...)...))
+		}
+		sql.WriteString(n.expand(schemaGeneral, set...))
 	}
-	sql.WriteString(n.expand(schemaGeneral))
 	return sql.String()
 }
 
@@ -223,6 +231,7 @@ const (
 	notReadCommitted   = "PC001" // raised by this package's functions
 	partialGroup       = "PC002" // likewise
 	onStandby          = "PC003" // likewise
+	sessionChanged     = "PC004" // likewise
 )
 
 // migrate brings the schema to schemaVersion, and makes it where there is none.
