@@ -23,10 +23,10 @@ type query struct {
 
 // queries are the statements of one schema.
 type queries struct {
-	apply                                                  []query // by shape
-	general, point, picks, check, scan, slots, draw, flush query
-	step                                                   query // a draw on a connection that knows the bound
-	tables, sample, push                                   query
+	apply                                                         []query // by shape
+	general, point, drawn, picks, check, scan, slots, draw, flush query
+	step                                                          query // a draw on a connection that knows the bound
+	tables, sample, push                                          query
 }
 
 func newQueries(n names) queries {
@@ -58,6 +58,7 @@ func newQueries(n names) queries {
 	q := queries{
 		general: either("apply_general", 20),
 		point:   either("read_point", 4),
+		drawn:   either("snapshot_point", 8),
 		picks:   either("read_any", 10),
 		check:   check,
 		scan:    call("scan_page", 15),

@@ -141,7 +141,7 @@ func (n names) functions() string {
 		{"{{set}}", "", "{{session}}", ""},
 		{"{{set}}", readySuffix, "{{session}}", sessionIsReady, "{{settings}}", ""},
 	} {
-		sql.WriteString(n.expand(schemaReads, set...))
+		sql.WriteString(n.expand(schemaReads, append(set, "{{points}}", pointSQL, "{{step}}", stepFrom("p_lag", "v_bound"))...))
 		for _, s := range shapes {
 			sql.WriteString(n.expand(schemaApply, append(s.pairs(), set...)...))
 		}
@@ -149,6 +149,21 @@ func (n names) functions() string {
 	}
 	return sql.String()
 }
+
+// pointSQL is the SQL of a read of single columns, at the timestamps p_ts.
+const pointSQL = `SELECT u.i::integer, c.lock_ts, c.lock_val, c.mark_ts, c.mark_val, c.write_ts, c.write_val,
+		CASE WHEN c.write_ts > u.ts THEN
+			CASE WHEN c.past_lo <= u.ts THEN c.past
+			ELSE (
+				SELECT o.vals FROM {{schema}}.past o
+				WHERE o.tab = u.tab AND o.key = u.key AND o.col = u.col AND o.lo <= u.ts
+				ORDER BY o.lo DESC LIMIT 1
+			) END
+		END
+	FROM unnest(p_tab, p_key, p_col, p_ts) WITH ORDINALITY AS u(tab, key, col, ts, i)
+	CROSS JOIN LATERAL (
+		SELECT * FROM {{schema}}.cell c WHERE c.tab = u.tab AND c.key = u.key AND c.col = u.col OFFSET 0
+	) c;`
 
 // entry is the SQL of one write as it stands in a bundle.
 func entry(ts, val string) string {

@@ -17,19 +17,50 @@ BEGIN
 		PERFORM {{schema}}.guard();
 	END IF;
 	RETURN QUERY
-	SELECT u.i::integer, c.lock_ts, c.lock_val, c.mark_ts, c.mark_val, c.write_ts, c.write_val,
-		CASE WHEN c.write_ts > u.ts THEN
-			CASE WHEN c.past_lo <= u.ts THEN c.past
-			ELSE (
-				SELECT o.vals FROM {{schema}}.past o
-				WHERE o.tab = u.tab AND o.key = u.key AND o.col = u.col AND o.lo <= u.ts
-				ORDER BY o.lo DESC LIMIT 1
-			) END
-		END
-	FROM unnest(p_tab, p_key, p_col, p_ts) WITH ORDINALITY AS u(tab, key, col, ts, i)
-	CROSS JOIN LATERAL (
-		SELECT * FROM {{schema}}.cell c WHERE c.tab = u.tab AND c.key = u.key AND c.col = u.col OFFSET 0
-	) c;
+	{{points}}
+END
+$body$;
+
+-- snapshot_point draws as many timestamps as one step of the clock has, and then does what read_point does. A null in p_ts
+-- stands for the timestamp of the ask with the number in p_ask, which is so much above the first one. The
+-- first line has i = 0, and in write_ts the first of the timestamps; that is null, and there is no other line, where the
+-- function draw has to be called first. p_bound is the durable bound of the oracle, if the caller knows it; in lock_ts it gets
+-- the one that was used. A caller that knows none may come near it, and does not know it, so it is refused there.
+--
+-- Each statement of a function that is volatile has a snapshot of its own. So the read sees what was committed when
+-- the timestamps were drawn.
+CREATE FUNCTION {{schema}}.snapshot_point{{set}}(p_lag bigint, p_ahead bigint, p_bound bigint, p_ask bigint[],
+	p_tab bytea[], p_key bytea[], p_col bytea[], p_ts bigint[])
+RETURNS TABLE (i integer, lock_ts bigint, lock_val bytea, mark_ts bigint, mark_val bytea,
+	write_ts bigint, write_val bytea, past bytea)
+LANGUAGE plpgsql {{settings}} AS $body$
+#variable_conflict use_column
+DECLARE
+	v_bound bigint;
+	v_last  bigint;
+	v_first bigint;
+BEGIN
+	{{session}}
+	IF current_setting('transaction_isolation') <> 'read committed' OR pg_is_in_recovery() THEN
+		PERFORM {{schema}}.guard();
+	END IF;
+	PERFORM set_config('synchronous_commit', 'off', true);
+	{{wait}}
+	v_bound := coalesce(p_bound, (SELECT o.bound FROM {{schema}}.oracle o JOIN {{schema}}.incarnation n ON n.id = o.incarnation));
+	v_last := {{step}};
+	IF v_last <= v_bound - (CASE WHEN p_bound IS NULL THEN p_ahead / 4 ELSE 0 END) THEN
+		v_first := v_last - 4095;
+	END IF;
+	i := 0;
+	lock_ts := v_bound;
+	write_ts := v_first;
+	RETURN NEXT;
+	IF v_first IS NULL THEN
+		RETURN;
+	END IF;
+	p_ts := ARRAY(SELECT coalesce(t.ts, v_first + t.ask) FROM unnest(p_ts, p_ask) t(ts, ask));
+	RETURN QUERY
+	{{points}}
 END
 $body$;
 
