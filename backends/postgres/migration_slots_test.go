@@ -326,7 +326,7 @@ func TestSchemaMovesOn(t *testing.T) {
 		n := newNames(schema)
 		s := openTest(t, with(direct, "schema", schema, "coalesce", "off", "default_query_exec_mode", mode))
 		everyCall(ctx, t, s)
-		sqlDo(t, direct, n.expand(dropFunctions+"UPDATE {{schema}}.meta SET version = 6"))
+		sqlDo(t, direct, n.expand(dropFunctions+fmt.Sprint("UPDATE {{schema}}.meta SET version = ", schemaVersion+1)))
 		content := n.expand("SELECT (SELECT string_agg(c::text, ';') FROM {{schema}}.cell c) || '|' || (SELECT string_agg(n::text, ';') FROM {{schema}}.notify n)")
 		before := sqlDo(t, direct, content)
 		for name, m := range map[string]rowstore.Mutation{
