@@ -18,20 +18,21 @@ import (
 type query struct {
 	sql, name string
 	formats   []int16 // of its parameters
+	ready     *query  // for sessions that have the settings of functions; may be nil
 }
 
 // queries are the statements of one schema.
 type queries struct {
-	apply                                                  []query // by shape
-	general, point, picks, check, scan, slots, draw, flush query
-	step                                                   query // a draw on a connection that knows the bound
-	tables, sample, push                                   query
+	apply                                                         []query // by shape
+	general, point, drawn, picks, check, scan, slots, draw, flush query
+	step                                                          query // a draw on a connection that knows the bound
+	tables, sample, push                                          query
 }
 
 func newQueries(n names) queries {
 	statement := func(sql string) query {
 		sql = n.expand(sql)
-		return query{sql, "percolator_" + strconv.FormatUint(hash("statement", sql), 36), binary1}
+		return query{sql: sql, name: "percolator_" + strconv.FormatUint(hash("statement", sql), 36), formats: binary1}
 	}
 	call := func(function string, params int) query {
 		sql := "SELECT * FROM {{schema}}." + function + "("
@@ -43,17 +44,28 @@ func newQueries(n names) queries {
 		}
 		return statement(sql + ")")
 	}
+	either := func(function string, params int) query {
+		q, ready := call(function, params), call(function+readySuffix, params)
+		q.ready = &ready
+		return q
+	}
+	checks := func(set string) query {
+		return statement("SELECT * FROM {{schema}}.read_any" + set + `($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+			UNION ALL SELECT -1, 0::smallint, NULL, NULL, pg_catalog.convert_to({{schema}}.incarnation_id(), 'UTF8')`)
+	}
+	check, ready := checks(""), checks(readySuffix)
+	check.ready = &ready
 	q := queries{
-		general: call("apply_general", 20),
-		point:   call("read_point", 4),
-		picks:   call("read_any", 10),
-		check: statement(`SELECT * FROM {{schema}}.read_any($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
-			UNION ALL SELECT -1, 0::smallint, NULL, NULL, pg_catalog.convert_to({{schema}}.incarnation_id(), 'UTF8')`),
-		scan:  call("scan_page", 15),
-		slots: call("scan_slots", 12),
-		draw:  call("draw", 3),
-		step:  statement(stepSQL),
-		flush: statement("SELECT 1 FROM (SELECT {{schema}}.flush()) f"),
+		general: either("apply_general", 20),
+		point:   either("read_point", 4),
+		drawn:   either("snapshot_point", 8),
+		picks:   either("read_any", 10),
+		check:   check,
+		scan:    call("scan_page", 15),
+		slots:   call("scan_slots", 12),
+		draw:    call("draw", 3),
+		step:    statement(stepSQL),
+		flush:   statement("SELECT 1 FROM (SELECT {{schema}}.flush()) f"),
 		// A subquery that calls a volatile function is evaluated, so a standby does not answer.
 		tables: statement("SELECT {{schema}}.next_table($1) FROM (SELECT {{schema}}.guard()) g"),
 		sample: call("sample_keys", 2),
@@ -61,7 +73,7 @@ func newQueries(n names) queries {
 	}
 	q.sample.formats = []int16{1, 0}
 	for _, s := range shapes {
-		q.apply = append(q.apply, call("apply_"+s.name, 18+len(s.cols)))
+		q.apply = append(q.apply, either("apply_"+s.name, 18+len(s.cols)))
 	}
 	return q
 }
@@ -156,7 +168,7 @@ func (s *plainStore) adapt(err error, write bool) bool {
 	case notReadCommitted:
 		s.explicit.Store(true)
 		return true
-	case serialization, deadlock:
+	case serialization, deadlock, sessionChanged:
 		return true
 	}
 	return !write && severe(pg)
@@ -182,6 +194,9 @@ func (s *plainStore) try(ctx context.Context, choose func(*pgconn.PgConn) (query
 	defer c.Release()
 	_ = warned(c.Conn().PgConn()) // of something before
 	err = s.tryOn(ctx, c.Conn(), choose, write, line, drawn)
+	if sqlState(err) == sessionChanged {
+		distrust(c.Conn().PgConn())
+	}
 	if err == nil && warned(c.Conn().PgConn()) {
 		return errUnconfirmed
 	}
@@ -208,6 +223,7 @@ func (s *plainStore) tryOn(ctx context.Context, c *pgx.Conn, choose func(*pgconn
 ) error {
 	pg := c.PgConn()
 	q, params := choose(pg)
+	q = q.on(pg)
 	var sd *pgconn.StatementDescription
 	if !s.unprepared.Load() {
 		// Nothing is executed by this, so its errors are certain.

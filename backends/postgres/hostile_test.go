@@ -119,18 +119,45 @@ func TestHostileNames(t *testing.T) {
 			everyCall(ctx, t, s)
 			announced(s, "t")
 			// An older schema is migrated there too.
-			for version, sql := range map[int]string{1: schemaOf1, 2: schemaOf2, 3: schemaOf3, 4: schemaOf4} {
+			for version, sql := range map[int]string{1: schemaOf1, 2: schemaOf2, 3: schemaOf3, 4: schemaOf4, 5: schemaOf5} {
 				n := newNames(fmt.Sprint(schema, version))
 				sqlDo(t, there, "SET search_path = pg_catalog; CREATE SCHEMA "+n.schema+";"+n.expand(sql)+
-					n.expand("INSERT INTO {{schema}}.notify (tab, key, col, ts) VALUES ('t', 'b', 'c', 1)"))
+					n.expand(noteOf(version)))
 				old := openTest(t, with(there, append([]string{"schema", fmt.Sprint(schema, version)}, params...)...))
 				everyCall(ctx, t, old)
 			}
-			// No function relies on the caller's path.
+			// No function relies on the caller's path. Those of ready sessions refuse one that is another.
+			refuseStrangers(ctx, t, there, schema)
 			loose := sqlDo(t, there, "SET search_path = pg_catalog; SELECT string_agg(proname, ' ') FROM pg_proc WHERE pronamespace = "+
-				literal(newNames(schema).schema)+"::regnamespace AND 'search_path=pg_catalog, pg_temp' <> ALL (coalesce(proconfig, '{}'))")
+				literal(newNames(schema).schema)+"::regnamespace AND proname NOT LIKE '%"+readySuffix+"' AND 'search_path=pg_catalog, pg_temp' <> ALL (coalesce(proconfig, '{}'))")
 			require.Empty(t, loose)
 		})
+	}
+}
+
+// noteOf puts a notification into a schema of a version.
+func noteOf(version int) string {
+	if version < 5 {
+		return "INSERT INTO {{schema}}.notify (tab, key, col, ts) VALUES ('t', 'b', 'c', 1)"
+	}
+	return fmt.Sprintf("INSERT INTO {{schema}}.notify (tab, key, col, ts, slot) VALUES ('t', 'b', 'c', 1, %d)", rowstore.Slot("t", "b"))
+}
+
+// refuseStrangers calls each function for ready sessions under hostile search paths. It looks no name up, not those of its
+// variables' types either, before it has refused.
+func refuseStrangers(ctx context.Context, t *testing.T, dsn, schema string) {
+	t.Helper()
+	calls := sqlDo(t, dsn, "SET search_path = pg_catalog; SELECT string_agg(format('SELECT * FROM %s.%I(%s)', p.pronamespace::regnamespace, p.proname, "+
+		"(SELECT string_agg('NULL::pg_catalog.' || typname, ', ' ORDER BY i) FROM unnest(p.proargtypes::oid[]) WITH ORDINALITY a(o, i) JOIN pg_type y ON y.oid = o)), E'\n') "+
+		"FROM pg_proc p WHERE p.pronamespace = "+literal(newNames(schema).schema)+"::regnamespace AND p.proname LIKE '%"+readySuffix+"'")
+	all := strings.Split(calls, "\n")
+	require.Len(t, all, len(shapes)+4)
+	for _, path := range []string{"public, pg_catalog", "pg_catalog", "pg_catalog, pg_temp, public", "''"} {
+		for _, call := range all {
+			c := connect(ctx, t, dsn)
+			_, err := c.PgConn().Exec(ctx, "SET search_path = "+path+";"+call).ReadAll()
+			require.Equal(t, sessionChanged, sqlState(err), "%s: %v", call, err)
+		}
 	}
 }
 

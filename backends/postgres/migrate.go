@@ -36,6 +36,19 @@ const (
 // migration brings the tables and functions of an older version to the newest, within a transaction.
 func (n names) migration(ctx context.Context, conn *pgx.Conn, from int) error {
 	sql := ""
+	if from < 5 {
+		if err := n.migrateTo5(ctx, conn, from); err != nil {
+			return err
+		}
+		sql = n.expand(slotKey)
+	}
+	sql += n.expand(dropFunctions) + n.functions() + n.expand("UPDATE {{schema}}.meta SET version = "+strconv.Itoa(schemaVersion)+";")
+	return exec(ctx, conn, sql)
+}
+
+// migrateTo5 brings the tables to version 5, but for the key of the table notify.
+func (n names) migrateTo5(ctx context.Context, conn *pgx.Conn, from int) error {
+	sql := ""
 	if from == 1 {
 		sql = n.expand(schemaFrom1, "{{old_entry}}", entry("ts", "val"))
 	}
@@ -45,8 +58,7 @@ func (n names) migration(ctx context.Context, conn *pgx.Conn, from int) error {
 	if err := n.fillSlots(ctx, conn); err != nil {
 		return fmt.Errorf("filling in the slots of notifications: %w", err)
 	}
-	sql = n.expand(slotKey) + n.expand(dropFunctions) + n.functions() + n.expand("UPDATE {{schema}}.meta SET version = "+strconv.Itoa(schemaVersion)+";")
-	return exec(ctx, conn, sql)
+	return nil
 }
 
 // fillSlots gives every line of the table notify the slot of its row, page by page.

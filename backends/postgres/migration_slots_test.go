@@ -129,7 +129,7 @@ func TestMigrationFrom4(t *testing.T) {
 	requireNotes(ctx, t, s, notes)
 	openTest(t, with(direct, "schema", made))
 	require.Equal(t, schemaLayout(t, direct, made), schemaLayout(t, direct, schema))
-	require.Equal(t, "5", sqlDo(t, direct, n.expand("SELECT version FROM {{schema}}.meta")))
+	require.Equal(t, fmt.Sprint(schemaVersion), sqlDo(t, direct, n.expand("SELECT version FROM {{schema}}.meta")))
 	require.Equal(t, "t", sqlDo(t, direct, n.expand("SET search_path TO {{schema}}; SELECT has_table_privilege('"+role+"', 'notify', 'INSERT')")))
 	requireOtherCalls(t, direct, n, schemaOf4)
 	// What the migration made is found by the changes of a program of today.
@@ -326,7 +326,7 @@ func TestSchemaMovesOn(t *testing.T) {
 		n := newNames(schema)
 		s := openTest(t, with(direct, "schema", schema, "coalesce", "off", "default_query_exec_mode", mode))
 		everyCall(ctx, t, s)
-		sqlDo(t, direct, n.expand(dropFunctions+"UPDATE {{schema}}.meta SET version = 6"))
+		sqlDo(t, direct, n.expand(dropFunctions+fmt.Sprint("UPDATE {{schema}}.meta SET version = ", schemaVersion+1)))
 		content := n.expand("SELECT (SELECT string_agg(c::text, ';') FROM {{schema}}.cell c) || '|' || (SELECT string_agg(n::text, ';') FROM {{schema}}.notify n)")
 		before := sqlDo(t, direct, content)
 		for name, m := range map[string]rowstore.Mutation{

@@ -47,6 +47,8 @@ var (
 	schemaOf3 string
 	//go:embed testdata/schema_4.sql
 	schemaOf4 string
+	//go:embed testdata/schema_5.sql
+	schemaOf5 string
 )
 
 // dataOf1 is written by a program that knew version 1: ten rows with all that a row can have.
@@ -259,4 +261,26 @@ func TestOtherSchemas(t *testing.T) {
 		require.ErrorIs(t, err, want, what)
 		require.Equal(t, layout, schemaLayout(t, direct, schema), "nothing was changed")
 	}
+}
+
+// The tables of version 5 are those of today, and what a program of that version left is all there.
+func TestMigrationFrom5(t *testing.T) {
+	t.Parallel()
+	ctx := testContext(t)
+	direct := testserver.Postgres(t)
+	schema, made := fresh(t, direct), fresh(t, direct)
+	n := newNames(schema)
+	sqlDo(t, direct, "CREATE SCHEMA "+n.schema+";"+n.expand(schemaOf5))
+	sqlDo(t, direct, n.expand("INSERT INTO {{schema}}.cell (tab, key, col, write_ts, write_val) VALUES ('t', 'a', 'c', 7, 'v'); "+noteOf(5)))
+	s := openTest(t, with(direct, "schema", schema))
+	openTest(t, with(direct, "schema", made))
+	require.Equal(t, schemaLayout(t, direct, made), schemaLayout(t, direct, schema))
+	require.Equal(t, fmt.Sprint(schemaVersion), sqlDo(t, direct, n.expand("SELECT version FROM {{schema}}.meta")))
+	rows, err := s.Read(ctx, []rowstore.RowRead{
+		{Table: "t", Row: "a", Selectors: []rowstore.Selector{{Family: rowstore.Write, Column: "c", To: oracle.Max, Limit: 1}}},
+		{Table: "t", Row: "b", Selectors: []rowstore.Selector{{Family: rowstore.Notify, Column: "c", To: oracle.Max}}},
+	})
+	require.NoError(t, err)
+	require.Equal(t, []rowstore.Version{{Family: rowstore.Write, Column: "c", TS: 7, Value: []byte("v")}}, rows[0].Versions)
+	require.Equal(t, []rowstore.Version{{Family: rowstore.Notify, Column: "c", TS: 1}}, rows[1].Versions)
 }

@@ -63,6 +63,7 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("postgres: Options.URL: %w", err)
 	}
+	cfg.AfterConnect = makeReady
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("postgres: Options.URL: %w", errUnreadable)

@@ -29,15 +29,20 @@ const (
 // Only a connection that has used the function draw may use this. That function looked at
 // the incarnation, which stays the same as long as the connection lives: a crash ends all
 // connections.
-const stepSQL = `SELECT CASE
-	WHEN pg_catalog.pg_is_in_recovery() OR pg_catalog.set_config('synchronous_commit', 'off', true) IS NULL
-		OR pg_catalog.set_config('lock_timeout', '0', true) IS NULL THEN NULL
-	WHEN (pg_catalog.pg_sequence_last_value(` + clockSQL + `) OPERATOR(pg_catalog.+) $1::bigint) OPERATOR(pg_catalog.>=) ` + nowSQL + ` THEN
+var stepSQL = `SELECT CASE WHEN pg_catalog.pg_is_in_recovery() OR pg_catalog.set_config('synchronous_commit', 'off', true) IS NULL
+	OR pg_catalog.set_config('lock_timeout', '0', true) IS NULL THEN NULL ELSE ` + stepFrom("$1::bigint", "$2::bigint") + ` END`
+
+// stepFrom is the SQL of a step, of a sequence that may be behind the clock by lag, below a bound. The
+// shared lock, which lasts until the transaction ends, keeps the sequence from being set forward meanwhile.
+func stepFrom(lag, bound string) string {
+	return `CASE
+	WHEN (pg_catalog.pg_sequence_last_value(` + clockSQL + `) OPERATOR(pg_catalog.+) ` + lag + `) OPERATOR(pg_catalog.>=) ` + nowSQL + ` THEN
 		CASE WHEN pg_catalog.pg_advisory_xact_lock_shared(` + clockLockSQL + `) IS NOT NULL THEN pg_catalog.nextval(` + clockSQL + `) END
 	WHEN pg_catalog.pg_try_advisory_xact_lock(` + clockLockSQL + `) THEN
-		CASE WHEN (` + forwardSQL + ` OPERATOR(pg_catalog.+) 8192::bigint) OPERATOR(pg_catalog.<=) $2::bigint THEN
+		CASE WHEN (` + forwardSQL + ` OPERATOR(pg_catalog.+) 8192::bigint) OPERATOR(pg_catalog.<=) ` + bound + ` THEN
 			pg_catalog.setval(` + clockSQL + `, ` + forwardSQL + ` OPERATOR(pg_catalog.+) 4096::bigint) END
 	END`
+}
 
 // Every name is written with its schema, since the connection's search path is not ours to trust.
 const (
@@ -94,17 +99,31 @@ type statedDraw struct {
 	first func(f *fields) oracle.Timestamp
 }
 
+// boundOn returns the bound that a connection knows, or 0.
+func (s *plainStore) boundOn(c *pgconn.PgConn) uint64 {
+	bound, _ := c.CustomData()[s.names.clockKey].(uint64)
+	return bound
+}
+
+// stepped takes note of the last timestamp of a step, 0 for one that could not be made: the connection knew the bound
+// knew, or 0, and the step used bound. Near the bound, the connection forgets it, and so its next draw looks whether
+// it was raised, or raises it.
+func (s *plainStore) stepped(c *pgconn.PgConn, knew, bound, last uint64) {
+	switch {
+	case last == 0 || last+ahead/4 > bound:
+		delete(c.CustomData(), s.names.clockKey)
+	case knew == 0 && !s.pooler: // where a connection is one to a process of the server
+		c.CustomData()[s.names.clockKey] = bound
+	}
+}
+
 // drawOn says how a connection draws n timestamps: by a step, which draws at most step of
 // them, or by the function draw. whole asks for the function.
 func (s *plainStore) drawOn(c *pgconn.PgConn, n int, whole bool) statedDraw {
-	key := s.names.clockKey
-	if bound, _ := c.CustomData()[key].(uint64); bound != 0 && !whole {
+	if bound := s.boundOn(c); bound != 0 && !whole {
 		return statedDraw{s.q.step, [][]byte{int8Param(maxLag), int8Param(bound)}, func(f *fields) oracle.Timestamp {
 			last := f.int8(0)
-			if last+ahead/4 > bound || last == 0 {
-				// The next draw looks whether the bound was raised, or raises it.
-				delete(c.CustomData(), key)
-			}
+			s.stepped(c, bound, bound, last)
 			if last == 0 || last > bound {
 				return 0
 			}
@@ -114,7 +133,7 @@ func (s *plainStore) drawOn(c *pgconn.PgConn, n int, whole bool) statedDraw {
 	params := [][]byte{int8Param(uint64(n)), int8Param(maxLag), int8Param(ahead)} //nolint:gosec // above 0
 	return statedDraw{s.q.draw, params, func(f *fields) oracle.Timestamp {
 		if !s.pooler { // where a connection is one to a process of the server
-			c.CustomData()[key] = f.int8(1)
+			c.CustomData()[s.names.clockKey] = f.int8(1)
 		}
 		return oracle.Timestamp(f.int8(0))
 	}}

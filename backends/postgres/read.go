@@ -95,7 +95,7 @@ type unit struct {
 func (s *plainStore) readPoints(ctx context.Context, reads []rowstore.RowRead, which []int, rows []rowstore.Row) error {
 	a := arrayPool.Get().(*arrays)
 	defer arrayPool.Put(a)
-	p := newPoints(a, reads, which, rows)
+	p := newPoints(a, reads, which, rows, nil)
 	if err := s.run(ctx, s.q.point, a.params, false, p.begin, p.line); err != nil {
 		return err
 	}
@@ -103,19 +103,21 @@ func (s *plainStore) readPoints(ctx context.Context, reads []rowstore.RowRead, w
 	return nil
 }
 
-// points are reads for the function read_point. Timestamps to be drawn are read as
-// the greatest one.
+// points are reads for the function read_point, or, with asks, for snapshot_point.
 type points struct {
 	reads []rowstore.RowRead
 	which []int
 	rows  []rowstore.Row
 	units []unit
+	asks  []int            // of each read, the number of the ask whose timestamp it is at; or nil
+	first oracle.Timestamp // what the first ask has drawn, or 0
 }
 
 // newPoints puts the parameters into a.
-func newPoints(a *arrays, reads []rowstore.RowRead, which []int, rows []rowstore.Row) *points {
-	w := &points{reads: reads, which: which, rows: rows, units: make([]unit, 0, len(which))}
-	tab, key, col, ts := &a.a[0], &a.a[1], &a.a[2], &a.a[3]
+func newPoints(a *arrays, reads []rowstore.RowRead, which []int, rows []rowstore.Row, asks []int) *points {
+	w := &points{reads: reads, which: which, rows: rows, units: make([]unit, 0, len(which)), asks: asks}
+	tab, key, col, ts, ask := &a.a[0], &a.a[1], &a.a[2], &a.a[3], &a.a[4]
+	ask.reset(oidInt8)
 	tab.reset(oidBytea)
 	key.reset(oidBytea)
 	col.reset(oidBytea)
@@ -127,24 +129,36 @@ func newPoints(a *arrays, reads []rowstore.RowRead, which []int, rows []rowstore
 			if slices.ContainsFunc(r.Selectors[:j], func(q rowstore.Selector) bool { return q.Column == p.Column }) {
 				continue
 			}
-			at := oracle.Max
+			at, drawn := oracle.Max, false
 			for k := j; k < len(r.Selectors); k++ {
 				if r.Selectors[k].Family == rowstore.Write && r.Selectors[k].Column == p.Column {
-					at = min(r.Selectors[k].To, oracle.Max)
+					at, drawn = min(r.Selectors[k].To, oracle.Max), r.Selectors[k].To == rowstore.AssignedTimestamp
 				}
 			}
 			w.units = append(w.units, unit{i, p.Column})
 			tab.string(r.Table)
 			key.string(r.Row)
 			col.string(p.Column)
-			ts.int8(uint64(at))
+			if drawn {
+				ts.none()
+			} else {
+				ts.int8(uint64(at))
+			}
+			if asks != nil {
+				ask.int8(uint64(asks[i])) //nolint:gosec // a place in a list
+			}
 		}
 	}
-	a.params = append(a.params[:0], tab.param(), key.param(), col.param(), ts.param())
+	a.params = a.params[:0]
+	if asks != nil {
+		a.params = append(a.params, int8Param(maxLag), int8Param(ahead), nil, ask.param())
+	}
+	a.params = append(a.params, tab.param(), key.param(), col.param(), ts.param())
 	return w
 }
 
 func (w *points) begin() {
+	w.first = 0
 	for _, i := range w.which {
 		w.rows[i].Versions = nil
 	}
@@ -152,6 +166,10 @@ func (w *points) begin() {
 
 func (w *points) line(f *fields) {
 	n := f.int4(0)
+	if n == 0 && w.asks != nil {
+		w.first = oracle.Timestamp(f.int8(5))
+		return
+	}
 	if n < 1 || n > len(w.units) {
 		f.bad(0)
 		return
@@ -166,6 +184,10 @@ func (w *points) line(f *fields) {
 		if p.Column != u.col {
 			continue
 		}
+		to := p.To
+		if to == rowstore.AssignedTimestamp {
+			to = w.first + oracle.Timestamp(w.asks[u.read]) //nolint:gosec // few
+		}
 		var at, val int
 		switch p.Family {
 		case rowstore.Lock:
@@ -174,7 +196,7 @@ func (w *points) line(f *fields) {
 			at, val = 3, 4
 		default:
 			if f.values[7] != nil {
-				if v, ok := newestUpTo(f, 7, p.To); ok && v.TS >= p.From {
+				if v, ok := newestUpTo(f, 7, to); ok && v.TS >= p.From {
 					v.Column = u.col
 					row.Versions = append(row.Versions, v)
 				}
@@ -183,7 +205,7 @@ func (w *points) line(f *fields) {
 			at, val = 5, 6
 		}
 		v := rowstore.Version{Family: p.Family, Column: u.col, TS: rowstore.Timestamp(f.int8(at))}
-		if v.TS == 0 || v.TS < p.From || v.TS > p.To {
+		if v.TS == 0 || v.TS < p.From || v.TS > to {
 			continue
 		}
 		v.Value = f.bytes(val)

@@ -15,7 +15,7 @@ import (
 
 // schemaVersion is the newest version of the schema that this package knows, and
 // the one that it works with.
-const schemaVersion = 5
+const schemaVersion = 6
 
 // minServer is the oldest server version that will do, as server_version_num has it.
 const minServer = 140000
@@ -25,6 +25,8 @@ var (
 	schemaTables string
 	//go:embed schema_functions.sql
 	schemaFunctions string
+	//go:embed schema_reads.sql
+	schemaReads string
 	//go:embed schema_apply.sql
 	schemaApply string
 	//go:embed schema_general.sql
@@ -135,12 +137,33 @@ func (n names) functions() string {
 		"{{scan_cell}}", scanKeys("cell", cellMatches, cellSize),
 		"{{scan_data}}", scanKeys("data", sideMatches(3), sideSize),
 		"{{slot_matches}}", sideMatches(5), "{{slot_size}}", sideSize))
-	for _, s := range shapes {
-		sql.WriteString(n.expand(schemaApply, s.pairs()...))
+	for _, set := range [][]string{
+		{"{{set}}", "", "{{session}}", ""},
+		{"{{set}}", readySuffix, "{{session}}", sessionIsReady, "{{settings}}", ""},
+	} {
+		sql.WriteString(n.expand(schemaReads, append(set, "{{points}}", pointSQL, "{{step}}", stepFrom("p_lag", "v_bound"))...))
+		for _, s := range shapes {
+			sql.WriteString(n.expand(schemaApply, append(s.pairs(), set...)...))
+		}
+		sql.WriteString(n.expand(schemaGeneral, set...))
 	}
-	sql.WriteString(n.expand(schemaGeneral))
 	return sql.String()
 }
+
+// pointSQL is the SQL of a read of single columns, at the timestamps p_ts.
+const pointSQL = `SELECT u.i::integer, c.lock_ts, c.lock_val, c.mark_ts, c.mark_val, c.write_ts, c.write_val,
+		CASE WHEN c.write_ts > u.ts THEN
+			CASE WHEN c.past_lo <= u.ts THEN c.past
+			ELSE (
+				SELECT o.vals FROM {{schema}}.past o
+				WHERE o.tab = u.tab AND o.key = u.key AND o.col = u.col AND o.lo <= u.ts
+				ORDER BY o.lo DESC LIMIT 1
+			) END
+		END
+	FROM unnest(p_tab, p_key, p_col, p_ts) WITH ORDINALITY AS u(tab, key, col, ts, i)
+	CROSS JOIN LATERAL (
+		SELECT * FROM {{schema}}.cell c WHERE c.tab = u.tab AND c.key = u.key AND c.col = u.col OFFSET 0
+	) c;`
 
 // entry is the SQL of one write as it stands in a bundle.
 func entry(ts, val string) string {
@@ -223,6 +246,7 @@ const (
 	notReadCommitted   = "PC001" // raised by this package's functions
 	partialGroup       = "PC002" // likewise
 	onStandby          = "PC003" // likewise
+	sessionChanged     = "PC004" // likewise
 )
 
 // migrate brings the schema to schemaVersion, and makes it where there is none.

@@ -18,7 +18,7 @@
 -- The first line has i = 0 and the incarnation. Then follows the state of each
 -- cell, by its place in the lists, whose group was not applied: the caller works
 -- out why.
-CREATE FUNCTION {{schema}}.apply_{{name}}(p_deferred boolean, p_mode integer, p_ig integer[], p_is text[],
+CREATE FUNCTION {{schema}}.apply_{{name}}{{set}}(p_deferred boolean, p_mode integer, p_ig integer[], p_is text[],
 	p_g integer[], p_tab bytea[], p_key bytea[], p_col bytea[], {{params}}, p_clean boolean,
 	p_smask integer, p_sg integer[], p_sk smallint[], p_stab bytea[], p_skey bytea[], p_scol bytea[], p_sts bigint[], p_sval bytea[],
 	p_sslot integer[])
@@ -26,9 +26,9 @@ RETURNS TABLE (i integer, inc text, lock_ts bigint, lock_val bytea, write_ts big
 LANGUAGE plpgsql {{settings}} AS $body$
 #variable_conflict use_column
 DECLARE
-	v_inc  text;
-	v_sync text := current_setting('synchronous_commit');
-	v_n    integer := coalesce(cardinality(p_g), 0);
+	v_inc  pg_catalog.text;
+	v_sync pg_catalog.text;
+	v_n    integer;
 	v_bad  integer[];
 	v_done integer[];
 	v_new  integer[];
@@ -36,10 +36,13 @@ DECLARE
 	v_not  integer[];
 	v_ins  bigint;
 BEGIN
+	{{session}}
 	-- What the functions guard and durability do, without calling them each time.
 	IF current_setting('transaction_isolation') <> 'read committed' OR pg_is_in_recovery() THEN
 		PERFORM {{schema}}.guard();
 	END IF;
+	v_n := coalesce(cardinality(p_g), 0);
+	v_sync := current_setting('synchronous_commit');
 	IF p_deferred THEN
 		IF v_sync <> 'off' THEN
 			v_sync := set_config('synchronous_commit', 'off', true);

@@ -10,7 +10,7 @@
 --
 -- The first line has g = -1 and the incarnation; then follow the groups that did
 -- not hold: the mutation, the condition, and the version that broke it.
-CREATE FUNCTION {{schema}}.apply_general(p_deferred boolean, p_tab bytea[], p_key bytea[], p_col bytea[],
+CREATE FUNCTION {{schema}}.apply_general{{set}}(p_deferred boolean, p_tab bytea[], p_key bytea[], p_col bytea[],
 	p_cg integer[], p_cm integer[], p_cn integer[], p_ccell integer[], p_ckind smallint[], p_cfam smallint[], p_cts bigint[], p_cis text[],
 	p_eg integer[], p_ecell integer[], p_ekind smallint[], p_efam smallint[], p_ets bigint[], p_eto bigint[], p_eval bytea[],
 	p_slot integer[])
@@ -18,20 +18,23 @@ RETURNS TABLE (g integer, inc text, m integer, n integer, ts bigint, val bytea)
 LANGUAGE plpgsql {{settings}} AS $body$
 #variable_conflict use_variable
 DECLARE
-	v_inc  text;
+	v_inc  pg_catalog.text;
 	v_cell {{schema}}.cell;
 	v_skip integer;
-	v_not  integer[] := '{}';
-	v_any  boolean := false;
+	v_not  integer[];
+	v_any  boolean;
 	v_ts   bigint;
-	v_val  bytea;
+	v_val  pg_catalog.bytea;
 	v_fail boolean;
-	v_tab  bytea;
-	v_key  bytea;
-	v_col  bytea;
+	v_tab  pg_catalog.bytea;
+	v_key  pg_catalog.bytea;
+	v_col  pg_catalog.bytea;
 	v_hi   bigint;
-	r      record;
+	r      pg_catalog.record;
 BEGIN
+	{{session}}
+	v_not := '{}';
+	v_any := false;
 	PERFORM {{schema}}.guard();
 	PERFORM {{schema}}.durability(p_deferred);
 	{{wait}}

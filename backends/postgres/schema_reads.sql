@@ -1,0 +1,143 @@
+-- The functions that most calls are, and those of schema_apply.sql and schema_general.sql, are made twice: once
+-- with clauses that set what they need for the time of a call, for any session; and once without, named ..._ready,
+-- since the clauses cost more than a short call itself. Those are for sessions that have the settings already, and
+-- refuse others at their beginning. Before that has been looked at, such a function may run in any session: so everything up to there
+-- is written with its schema, the types of variables and operators too, and a variable has no default there.
+
+-- read_point reads single columns: lock, mark, newest write, and where that is
+-- above p_ts, the bundle with the newest that is not.
+CREATE FUNCTION {{schema}}.read_point{{set}}(p_tab bytea[], p_key bytea[], p_col bytea[], p_ts bigint[])
+RETURNS TABLE (i integer, lock_ts bigint, lock_val bytea, mark_ts bigint, mark_val bytea,
+	write_ts bigint, write_val bytea, past bytea)
+LANGUAGE plpgsql {{settings}} AS $body$
+#variable_conflict use_column
+BEGIN
+	{{session}}
+	IF pg_is_in_recovery() THEN
+		PERFORM {{schema}}.guard();
+	END IF;
+	RETURN QUERY
+	{{points}}
+END
+$body$;
+
+-- snapshot_point draws as many timestamps as one step of the clock has, and then does what read_point does. A null in p_ts
+-- stands for the timestamp of the ask with the number in p_ask, which is so much above the first one. The
+-- first line has i = 0, and in write_ts the first of the timestamps; that is null, and there is no other line, where the
+-- function draw has to be called first. p_bound is the durable bound of the oracle, if the caller knows it; in lock_ts it gets
+-- the one that was used. A caller that knows none may come near it, and does not know it, so it is refused there.
+--
+-- Each statement of a function that is volatile has a snapshot of its own. So the read sees what was committed when
+-- the timestamps were drawn.
+CREATE FUNCTION {{schema}}.snapshot_point{{set}}(p_lag bigint, p_ahead bigint, p_bound bigint, p_ask bigint[],
+	p_tab bytea[], p_key bytea[], p_col bytea[], p_ts bigint[])
+RETURNS TABLE (i integer, lock_ts bigint, lock_val bytea, mark_ts bigint, mark_val bytea,
+	write_ts bigint, write_val bytea, past bytea)
+LANGUAGE plpgsql {{settings}} AS $body$
+#variable_conflict use_column
+DECLARE
+	v_bound bigint;
+	v_last  bigint;
+	v_first bigint;
+BEGIN
+	{{session}}
+	IF current_setting('transaction_isolation') <> 'read committed' OR pg_is_in_recovery() THEN
+		PERFORM {{schema}}.guard();
+	END IF;
+	PERFORM set_config('synchronous_commit', 'off', true);
+	{{wait}}
+	v_bound := coalesce(p_bound, (SELECT o.bound FROM {{schema}}.oracle o JOIN {{schema}}.incarnation n ON n.id = o.incarnation));
+	v_last := {{step}};
+	IF v_last <= v_bound - (CASE WHEN p_bound IS NULL THEN p_ahead / 4 ELSE 0 END) THEN
+		v_first := v_last - 4095;
+	END IF;
+	i := 0;
+	lock_ts := v_bound;
+	write_ts := v_first;
+	RETURN NEXT;
+	IF v_first IS NULL THEN
+		RETURN;
+	END IF;
+	p_ts := ARRAY(SELECT coalesce(t.ts, v_first + t.ask) FROM unnest(p_ts, p_ask) t(ts, ask));
+	RETURN QUERY
+	{{points}}
+END
+$body$;
+
+-- read_any answers any picks, with more versions than asked for where that is
+-- simpler: the caller selects again. Bundles of older writes come as they are, as
+-- family {{bundle}}. p_mask has a bit for each family, so that
+-- branches without picks cost nothing; a null p_col means all columns, a null
+-- p_lim no limit. p_slot has the slots of the rows whose notifications are picked, and may be
+-- null where none are. It is one statement, because a row is answered from one view.
+CREATE FUNCTION {{schema}}.read_any{{set}}(p_mask integer, p_i integer[], p_tab bytea[], p_key bytea[], p_fam smallint[],
+	p_col bytea[], p_from bigint[], p_to bigint[], p_lim bigint[], p_slot integer[])
+RETURNS TABLE (i integer, fam smallint, col bytea, ts bigint, val bytea)
+LANGUAGE plpgsql {{settings}} AS $body$
+#variable_conflict use_column
+BEGIN
+	{{session}}
+	IF pg_is_in_recovery() THEN
+		PERFORM {{schema}}.guard();
+	END IF;
+	RETURN QUERY
+	WITH u AS MATERIALIZED (
+		SELECT * FROM unnest(p_i, p_tab, p_key, p_fam, p_col, p_from, p_to, p_lim, p_slot) AS u(i, tab, key, fam, col, lo, hi, lim, slot)
+	), cells AS MATERIALIZED (
+		SELECT u.i, u.fam, u.tab, u.key, u.lo, u.hi, u.lim, c.col, c.lock_ts, c.lock_val, c.write_ts, c.write_val, c.mark_ts, c.mark_val, c.past_lo, c.past
+		FROM u CROSS JOIN LATERAL (
+			SELECT * FROM {{schema}}.cell c WHERE c.tab = u.tab AND c.key = u.key AND c.col = u.col OFFSET 0
+		) c
+		WHERE (p_mask & 22) <> 0 AND u.fam IN (1, 2, 4) AND u.col IS NOT NULL
+		UNION ALL
+		SELECT u.i, u.fam, u.tab, u.key, u.lo, u.hi, u.lim, c.col, c.lock_ts, c.lock_val, c.write_ts, c.write_val, c.mark_ts, c.mark_val, c.past_lo, c.past
+		FROM u CROSS JOIN LATERAL (
+			SELECT * FROM {{schema}}.cell c WHERE c.tab = u.tab AND c.key = u.key OFFSET 0
+		) c
+		WHERE (p_mask & 22) <> 0 AND u.fam IN (1, 2, 4) AND u.col IS NULL
+	)
+	SELECT c.i, c.fam, c.col, c.lock_ts, c.lock_val FROM cells c WHERE c.fam = 1 AND c.lock_ts BETWEEN c.lo AND c.hi
+	UNION ALL
+	SELECT c.i, c.fam, c.col, c.mark_ts, c.mark_val FROM cells c WHERE c.fam = 4 AND c.mark_ts BETWEEN c.lo AND c.hi
+	UNION ALL
+	SELECT c.i, c.fam, c.col, c.write_ts, c.write_val FROM cells c WHERE c.fam = 2 AND c.write_ts BETWEEN c.lo AND c.hi
+	UNION ALL
+	SELECT c.i, {{bundle}}::smallint, c.col, c.past_lo, c.past FROM cells c
+	WHERE c.fam = 2 AND c.write_ts > c.lo AND NOT (c.lim IS NOT DISTINCT FROM 1 AND c.write_ts <= c.hi) AND c.past_lo <= c.hi
+	UNION ALL
+	SELECT c.i, {{bundle}}::smallint, c.col, o.lo, o.vals FROM cells c CROSS JOIN LATERAL (
+		-- The bundle that may hold the lower end of the range: none before it is looked at.
+		SELECT CASE WHEN c.lo > 0 THEN (
+			SELECT o.lo FROM {{schema}}.past o
+			WHERE o.tab = c.tab AND o.key = c.key AND o.col = c.col AND o.lo <= c.lo ORDER BY o.lo DESC LIMIT 1
+		) END AS lo OFFSET 0
+	) l CROSS JOIN LATERAL (
+		SELECT o.lo, o.vals FROM {{schema}}.past o
+		WHERE c.write_ts > c.lo AND NOT (c.lim IS NOT DISTINCT FROM 1 AND (c.write_ts <= c.hi OR coalesce(c.past_lo <= c.hi, false)))
+			AND o.tab = c.tab AND o.key = c.key AND o.col = c.col AND o.lo <= c.hi AND o.lo >= coalesce(l.lo, 0) AND o.hi >= c.lo
+		ORDER BY o.lo DESC LIMIT c.lim
+	) o WHERE c.fam = 2
+	UNION ALL
+	SELECT u.i, u.fam, u.col, d.ts, d.val FROM u CROSS JOIN LATERAL (
+		SELECT d.ts, d.val FROM {{schema}}.data d
+		WHERE d.tab = u.tab AND d.key = u.key AND d.col = u.col AND d.ts BETWEEN u.lo AND u.hi
+		ORDER BY d.ts DESC LIMIT u.lim
+	) d WHERE (p_mask & 8) <> 0 AND u.fam = 3 AND u.col IS NOT NULL
+	UNION ALL
+	SELECT u.i, u.fam, d.col, d.ts, d.val FROM u CROSS JOIN LATERAL (
+		SELECT d.col, d.ts, d.val, row_number() OVER (PARTITION BY d.col ORDER BY d.ts DESC) AS n FROM {{schema}}.data d
+		WHERE d.tab = u.tab AND d.key = u.key AND d.ts BETWEEN u.lo AND u.hi
+	) d WHERE (p_mask & 8) <> 0 AND u.fam = 3 AND u.col IS NULL AND (u.lim IS NULL OR d.n <= u.lim)
+	UNION ALL
+	SELECT u.i, u.fam, u.col, n.ts, n.val FROM u CROSS JOIN LATERAL (
+		SELECT n.ts, n.val FROM {{schema}}.notify n
+		WHERE n.tab = u.tab AND n.slot = u.slot AND n.key = u.key AND n.col = u.col AND n.ts BETWEEN u.lo AND u.hi
+		ORDER BY n.ts DESC LIMIT u.lim
+	) n WHERE (p_mask & 32) <> 0 AND u.fam = 5 AND u.col IS NOT NULL
+	UNION ALL
+	SELECT u.i, u.fam, n.col, n.ts, n.val FROM u CROSS JOIN LATERAL (
+		SELECT n.col, n.ts, n.val, row_number() OVER (PARTITION BY n.col ORDER BY n.ts DESC) AS n FROM {{schema}}.notify n
+		WHERE n.tab = u.tab AND n.slot = u.slot AND n.key = u.key AND n.ts BETWEEN u.lo AND u.hi
+	) n WHERE (p_mask & 32) <> 0 AND u.fam = 5 AND u.col IS NULL AND (u.lim IS NULL OR n.n <= u.lim);
+END
+$body$;
