@@ -297,6 +297,32 @@ func TestScheduleC2_CollectionWaitsALease(t *testing.T) {
 	require.Len(t, row.All(rowstore.Write, "v"), 1)
 }
 
+// hasty is a local clock that is four times as fast as the oracle's.
+type hasty struct{ *fakeClock }
+
+func (c hasty) Sleep(ctx context.Context, d time.Duration) error {
+	c.advance(d/4 + time.Microsecond)
+	return ctx.Err()
+}
+
+// C2. Guards: the lease that a collection waits is one of the oracle's time.
+func TestScheduleC2_CollectionWaitsByTheOracle(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	set(t, c.DB, rowA, "1")
+	set(t, c.DB, rowA, "2")
+	w.clock.advance(2 * worldAge)
+	collector, err := New(t.Context(), w.mem, WithClock(hasty{w.clock}), withSeed(1))
+	require.NoError(t, err)
+	before := w.clock.Now()
+	report, err := collector.CollectGarbage(t.Context(), GCOptions{Keep: 1})
+	require.NoError(t, err)
+	require.Positive(t, report.Versions)
+	require.GreaterOrEqual(t, w.clock.Now().Sub(before), worldLease)
+	require.NoError(t, collector.Close(t.Context()))
+}
+
 // C7. Guards: also a collection at once keeps what a living transaction may need.
 func TestScheduleC7_CollectAtOnce(t *testing.T) {
 	t.Parallel()
