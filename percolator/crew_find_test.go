@@ -90,12 +90,12 @@ func TestGainedChangesDoNotWaitForTheBacklog(t *testing.T) {
 		b := c.hire(WorkerConfig{Concurrency: 1}, sleeps(100*time.Millisecond), "o").start()
 		a := c.hire(WorkerConfig{Concurrency: 1}, nil, "o").start()
 		settle()
-		c.change(rows("backlog", 6000)...) // b has about half of it, for five minutes
+		c.change(rows("backlog", 12000)...) // b has about half of it, for ten minutes
 		time.Sleep(20 * time.Second)
 		a.kill()
 		late := rows("late", 64)
 		c.change(late...)
-		time.Sleep(2 * time.Minute) // twice what may be in its queues before
+		time.Sleep(4 * time.Minute) // four times what may be in its queues before
 		for _, row := range late {
 			require.True(t, b.called("o/"+row), "%s waits for the backlog", row)
 		}
