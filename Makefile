@@ -10,7 +10,7 @@ PATIENTLY := $(CURDIR)/scripts/patiently
 MODULES := . bench torture
 
 # How long a package's tests may take, under the race detector on a busy machine.
-TEST_TIMEOUT ?= 20m
+TEST_TIMEOUT ?= 40m
 # Tests of one package at a time: many of them wait, for a lease to end or for a server.
 TEST_PARALLEL ?= 6
 TEST_FLAGS ?=
