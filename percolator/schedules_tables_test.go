@@ -244,6 +244,40 @@ func TestScheduleT_ValidationOvertakenByACollection(t *testing.T) {
 	}
 }
 
+// Guards: a table that was just shortened is collected by its new retention only later; until then
+// its locks do not keep a collection from other short tables, however long these are kept.
+func TestScheduleT_ValidationInATableBesideAnUncleanOne(t *testing.T) {
+	eachWorld2(t, func(t *testing.T, w *world, opts ...Option) {
+		c, t1 := w.client(), w.client(append(opts, WithLockExpiry(10*time.Hour), WithSessionLease(10*time.Hour))...)
+		longer := TableSettings{MaxTxnAge: shortAge, Retention: 5 * shortRetention}
+		w.configuredTable(c, "queue", longer)
+		w.cleaned(c)
+		w.configuredTable(c, "t", short)
+		v, err := c.loadCatalog(t.Context())
+		require.NoError(t, err)
+		require.False(t, v.clean("t"))
+		set(t, c.DB, queueA, "1")
+		tx := begin(t, t1, WithIsolation(Serializable))
+		_, err = tx.Get(t.Context(), queueA)
+		require.NoError(t, err)
+		require.NoError(t, tx.Set(rowA, []byte("1")))
+		require.NoError(t, c.Update(t.Context(), func(tx *Txn) error { return tx.Delete(queueA) }))
+		p := t1.hold(t, func(x *call) bool {
+			return len(t1.wire.sent(prewrites)) > 0 && x.Kind == faultstore.CallRead && x.Reads[0].Table == "queue"
+		})
+		done := commit(t1, tx)
+		p.wait()
+		w.clock.advance(2 * longer.Retention)
+		_, err = w.collectBy(c, GCOptions{Within: longer.Retention})
+		require.NoError(t, err)
+		row := w.raw(queueA)
+		require.Empty(t, row.Versions, "the delete was to be collected")
+		p.release(pass)
+		require.ErrorIs(t, w.finish(done), ErrTxnTooOld)
+		require.Equal(t, "none", value(t, c, rowA))
+	})
+}
+
 // Guards: what transactions by older settings have left is resolved in all tables before a table
 // is collected alone.
 func TestScheduleT_LockFromBeforeTheRetentionWasShortened(t *testing.T) {

@@ -370,14 +370,16 @@ func (c *committer) lastingPrimary() error {
 
 // checkReads finds out whether anything may have been collected that the validation of a
 // Serializable transaction should have found. The transaction's locks keep a collection from
-// it only in tables that are kept for at least as long as the primary's.
+// it only in the primary's own table and in tables without a retention of their own. A table with
+// one may be collected while the primary's is left alone, even if the primary's is kept for less: its
+// retention may have been shortened a moment ago.
 func (c *committer) checkReads(ctx context.Context) error {
 	if !c.view.byTable() {
 		return nil
 	}
 	var shorter []string
 	for t := range c.readTables() {
-		if !c.view.outlives(t, c.primaryCell().Table) {
+		if t != c.primaryCell().Table && !c.view.outlives(t, format.TableNotices) {
 			shorter = append(shorter, t)
 		}
 	}
