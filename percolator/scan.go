@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"math"
 	"slices"
 
 	"github.com/percolate-go/percolate/internal/format"
@@ -178,9 +179,9 @@ func (s *scan) run(ctx context.Context, yield func(Row, error) bool) (stopped bo
 	from, to := s.r.From, s.r.To
 	for spare := scanSpare; ; spare = min(2*spare, scanSpareMost) {
 		limit := 0
-		if s.r.Limit > 0 {
+		if left, more := s.r.Limit-s.yielded, len(s.own)+spare; s.r.Limit > 0 && left <= math.MaxInt-more {
 			// Rows without a value at the snapshot are visited too, so ask for some more.
-			limit = s.r.Limit - s.yielded + len(s.own) + spare
+			limit = left + more
 		}
 		chunk := make([]pending, 0, scanChunk)
 		seen, end := 0, ""
@@ -207,7 +208,7 @@ func (s *scan) run(ctx context.Context, yield func(Row, error) bool) (stopped bo
 				}
 				continue
 			}
-			if chunk = append(chunk, p); len(chunk) == scanChunk {
+			if chunk = append(chunk, p); len(chunk) >= s.wanted() {
 				if more, err := s.emit(ctx, chunk, yield); err != nil || !more {
 					return !more, err
 				}
@@ -230,6 +231,16 @@ func (s *scan) run(ctx context.Context, yield func(Row, error) bool) (stopped bo
 			from = end + "\x00"
 		}
 	}
+}
+
+// wanted is how many rows of the store are looked at together now: no more than may be handed out,
+// because each may have long values, and a lock to wait for. The transaction's own deletes take
+// some away.
+func (s *scan) wanted() int {
+	if s.r.Limit == 0 {
+		return scanChunk
+	}
+	return min(scanChunk, min(scanChunk, s.r.Limit-s.yielded)+len(s.own))
 }
 
 // collect takes the visible values from a settled row.

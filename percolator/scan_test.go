@@ -3,11 +3,13 @@ package percolator
 import (
 	"fmt"
 	"iter"
+	"math"
 	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 )
 
@@ -229,4 +231,74 @@ func TestScanOverDeletedRowsTakesFewCalls(t *testing.T) {
 		require.LessOrEqual(t, len(c.wire.sent(op(faultstore.CallScan)))-scans, 10)
 		require.LessOrEqual(t, len(c.wire.sent(op(faultstore.CallDraw)))-draws, 10)
 	}
+}
+
+// A scan with a Limit fetches no more long values than it hands out, also behind deleted rows.
+func TestLimitedScanFetchesWhatItHandsOut(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	const deleted, live = 600, 200
+	require.NoError(t, c.Update(t.Context(), func(tx *Txn) error {
+		for i := range deleted + live {
+			if err := tx.Set(row(fmt.Sprintf("%05d", i)), []byte(longText)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	require.NoError(t, c.drained(t.Context()))
+	require.NoError(t, c.Update(t.Context(), func(tx *Txn) error {
+		for i := range deleted {
+			if err := tx.Delete(row(fmt.Sprintf("%05d", i))); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	require.NoError(t, c.drained(t.Context()))
+	for _, reverse := range []bool{false, true} {
+		for _, own := range []int{0, 2} {
+			tx := begin(t, c)
+			want := row(fmt.Sprintf("%05d", deleted+own)).Row
+			for i := range own {
+				require.NoError(t, tx.Delete(row(fmt.Sprintf("%05d", deleted+i))))
+			}
+			if reverse {
+				want = row(fmt.Sprintf("%05d", deleted+live-1)).Row
+			}
+			before := len(c.wire.sent(op(faultstore.CallRead)))
+			for r, err := range tx.Scan(t.Context(), Range{Table: "t", Limit: 1, Reverse: reverse}) {
+				require.NoError(t, err)
+				require.Equal(t, want, r.Key)
+			}
+			fetched := 0
+			for _, x := range c.wire.sent(op(faultstore.CallRead))[before:] {
+				for _, r := range x.Reads {
+					if r.Table == "t" && r.Selectors[0].Family == rowstore.Data {
+						fetched++
+					}
+				}
+			}
+			require.Equal(t, 1+own, fetched)
+		}
+	}
+}
+
+// A Limit may be as great as an int can be.
+func TestScanWithTheGreatestLimit(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	for _, r := range []Cell{rowA, rowB, rowC} {
+		set(t, c.DB, r, "1")
+	}
+	tx := begin(t, c)
+	require.NoError(t, tx.Set(row("d"), []byte("own")))
+	var found []string
+	for r, err := range tx.Scan(t.Context(), Range{Table: "t", Limit: math.MaxInt}) {
+		require.NoError(t, err)
+		found = append(found, r.Key)
+	}
+	require.Equal(t, []string{"a", "b", "c", "d"}, found)
 }
