@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -350,4 +351,32 @@ func TestWorkersCollectShortTables(t *testing.T) {
 	same, err := db.SafePoint(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, safe, same)
+}
+
+// One worker cleans a table whose retention was shortened, not each of them: that takes a collection
+// of all tables.
+func TestOneWorkerCleansAShortenedTable(t *testing.T) {
+	t.Parallel()
+	settings := Settings{MaxTxnAge: time.Second, Retention: time.Hour, CatalogLease: 500 * time.Millisecond}
+	mem := memstore.New()
+	var whole atomic.Int32
+	var db *DB
+	for range 8 {
+		db = open(t, faultstore.New(mem, faultstore.Options{KeepOpen: true, Watch: func(c *call) {
+			if c.Kind == faultstore.CallScan && c.Range.Table == "t" && c.Range.Selectors[0].Family == rowstore.Lock {
+				whole.Add(1)
+			}
+		}}), WithSettings(settings))
+		startWorker(t, db, WorkerConfig{})
+	}
+	set(t, db, rowA, "1")
+	require.NoError(t, db.ConfigureTable(t.Context(), "queue", TableSettings{MaxTxnAge: 100 * time.Millisecond, Retention: time.Minute}))
+	require.Eventually(t, func() bool {
+		v, err := db.loadCatalog(t.Context())
+		return err == nil && len(v.shortTables(0)) > 0 && v.clean("queue")
+	}, patience, time.Millisecond)
+	time.Sleep(2 * settings.CatalogLease)
+	n := whole.Load() // a collection scans a table twice
+	t.Log("scans", n)
+	require.LessOrEqual(t, n, int32(2*3))
 }

@@ -30,7 +30,10 @@ func (w *Worker) collect(ctx context.Context) error {
 			// Workers must not start at the same moment: the first one's collection spares
 			// the others theirs.
 			jitter := time.Duration(w.db.rand.int64N(int64(w.db.known().lease) + 1))
-			if err := w.restUntilUnclean(ctx, max(due, pause)+jitter); err != nil {
+			if err := w.restUntilUnclean(ctx, max(due, pause)); err != nil {
+				return err
+			}
+			if err := w.db.clock.Sleep(ctx, jitter); err != nil {
 				return err
 			}
 			waited, pause = true, 0
@@ -59,13 +62,19 @@ func (w *Worker) collectionDue(v *catalogView) time.Duration {
 }
 
 // uncleanFor returns in how long a collection of all tables is due because the retention of a table was
-// shortened.
+// shortened. If one has begun since then, it is left to that one for as long as between two others.
 func (w *Worker) uncleanFor(v *catalogView) time.Duration {
 	soonest := time.Duration(math.MaxInt64)
-	for t := range v.shortTables(0) {
-		if !v.clean(t) {
-			soonest = min(soonest, v.cleanIn(t))
+	for t, retention := range v.shortTables(0) {
+		if v.clean(t) {
+			continue
 		}
+		due := v.cleanIn(t)
+		// It has published the table's safe point first.
+		if began := v.asOf.Sub(v.safePointOf(t).Add(retention)); began >= 0 && began <= -due {
+			due = w.gcInterval(v.at(v.asOf).Retention) - began
+		}
+		soonest = min(soonest, due)
 	}
 	return soonest
 }
