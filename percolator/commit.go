@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -281,11 +282,22 @@ func (c *committer) checkAge(ts Timestamp) error {
 	if ts <= c.lastCommit() && c.aboveSafePoints() {
 		return nil
 	}
-	return c.tooOld(ts)
+	var below error
+	if ts <= c.lastCommit() {
+		below = c.view.checkSnapshot(c.start, slices.AppendSeq(slices.Collect(c.writtenTables()), maps.Keys(c.readTables()))...)
+	}
+	return c.tooOld(ts, below)
 }
 
-func (c *committer) tooOld(ts Timestamp) error {
-	return &TxnTooOldError{Start: c.start, Now: ts, MaxTxnAge: min(c.lastCommit().Sub(c.start), c.view.at(ts).MaxTxnAge)}
+// tooOld is the error of a transaction that is too old to commit at ts. below is the error of its
+// snapshot, if that is why.
+func (c *committer) tooOld(ts Timestamp, below error) error {
+	e := &TxnTooOldError{Start: c.start, Now: ts, MaxTxnAge: min(c.lastCommit().Sub(c.start), c.view.at(ts).MaxTxnAge)}
+	var snapshot *SnapshotTooOldError
+	if errors.As(below, &snapshot) {
+		e.SafePoint, e.Table = snapshot.SafePoint, snapshot.Table
+	}
+	return e
 }
 
 // bound is the greatest commit timestamp that this commit may have without reading the

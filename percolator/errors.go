@@ -51,8 +51,8 @@ var (
 	// transaction had no effect and may be run again from a new snapshot, which is
 	// what Update does.
 	ErrConflict = errors.New("percolator: conflict")
-	// ErrTxnTooOld: more than MaxTxnAge has passed since the transaction began. It
-	// had no effect.
+	// ErrTxnTooOld: more than MaxTxnAge has passed since the transaction began, or it
+	// began below the safe point of a table; see TxnTooOldError. It had no effect.
 	ErrTxnTooOld = errors.New("percolator: the transaction is too old to commit")
 	// ErrUndetermined: the context ended, or too much time passed, before it could
 	// be found out whether the transaction was committed; see UndeterminedError.
@@ -145,9 +145,17 @@ func (e *SnapshotTooOldError) Is(target error) bool { return target == ErrSnapsh
 type TxnTooOldError struct {
 	Start, Now Timestamp
 	MaxTxnAge  time.Duration
+	// SafePoint is not 0 if the transaction was young enough, and began below the safe point: what
+	// conflicts with it may have been removed. Table is as in SnapshotTooOldError.
+	SafePoint Timestamp
+	Table     string
 }
 
 func (e *TxnTooOldError) Error() string {
+	if e.SafePoint != 0 {
+		below := SnapshotTooOldError{Snapshot: e.Start, SafePoint: e.SafePoint, Table: e.Table}
+		return fmt.Sprintf("%v: %v", ErrTxnTooOld, &below)
+	}
 	return fmt.Sprintf("%v: it began at %v, %v ago; MaxTxnAge is %v", ErrTxnTooOld, e.Start, e.Now.Sub(e.Start), e.MaxTxnAge)
 }
 

@@ -237,7 +237,9 @@ func TestScheduleT_ValidationOvertakenByACollection(t *testing.T) {
 				row := w.raw(queueA)
 				require.Empty(t, row.Versions, "the delete was to be collected")
 				p.release(pass)
-				require.ErrorIs(t, w.finish(done), ErrTxnTooOld)
+				err = w.finish(done)
+				require.ErrorIs(t, err, ErrTxnTooOld)
+				require.ErrorContains(t, err, `safe point of table "queue"`)
 				require.Equal(t, "none", value(t, c, rowA))
 			})
 		}
@@ -614,8 +616,15 @@ func TestScheduleT_NoCommitBelowTheSafePointOfATable(t *testing.T) {
 		require.NoError(t, c.publishPoints(t.Context(), map[string]Timestamp{"queue": safe}))
 		_, err = t1.loadCatalog(t.Context()) // which a lease would do in time
 		require.NoError(t, err)
-		require.ErrorIs(t, written.Commit(t.Context()), ErrTxnTooOld)
-		require.ErrorIs(t, validated.Commit(t.Context()), ErrTxnTooOld)
+		for _, tx := range []*Txn{written, validated} {
+			err := tx.Commit(t.Context())
+			require.ErrorIs(t, err, ErrTxnTooOld)
+			require.ErrorContains(t, err, `safe point of table "queue"`, "not that it took longer than MaxTxnAge")
+			var tooOld *TxnTooOldError
+			require.ErrorAs(t, err, &tooOld)
+			require.Equal(t, safe, tooOld.SafePoint)
+			require.Equal(t, "queue", tooOld.Table)
+		}
 		require.NoError(t, elsewhere.Commit(t.Context()))
 		require.Equal(t, "0 none none below", value(t, c, queueA)+" "+value(t, c, rowA)+" "+value(t, c, rowB)+" "+value(t, c, rowC))
 	})

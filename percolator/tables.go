@@ -388,7 +388,7 @@ func (c *committer) checkReads(ctx context.Context) error {
 	}
 	err := c.db.checkSnapshot(ctx, c.start, shorter...)
 	if errors.Is(err, ErrSnapshotTooOld) {
-		return c.tooOld(c.commit)
+		return c.tooOld(c.commit, err)
 	}
 	return err
 }
