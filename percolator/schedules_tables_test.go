@@ -280,6 +280,34 @@ func TestScheduleT_ValidationInATableBesideAnUncleanOne(t *testing.T) {
 	})
 }
 
+// Guards: a collection of a short table resolves the locks that depend on its records, also in a table
+// that is not collected by its own retention yet.
+func TestScheduleT_LockInAnUncleanTable(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c, t1 := w.client(), w.client(withoutGroups())
+	longer := TableSettings{MaxTxnAge: shortAge, Retention: 5 * shortRetention}
+	w.configuredTable(c, "queue", longer)
+	w.cleaned(c)
+	w.configuredTable(c, "t", short)
+	t1.diesAfterCommitPoint()
+	tx := writes(t, t1, "1", rowA, queueA)
+	require.NoError(t, tx.Commit(t.Context()))
+	require.NoError(t, t1.drained(t.Context()))
+	row := w.raw(rowA)
+	require.NotEmpty(t, row.All(rowstore.Lock, "v"), "the primary lies in the table that is kept for longer")
+	w.clock.advance(2 * worldExpiry)
+	set(t, c.DB, queueA, "2")
+	w.clock.advance(2 * longer.Retention)
+	report, err := w.collectBy(c, GCOptions{Within: longer.Retention})
+	require.NoError(t, err)
+	require.Equal(t, 1, report.LocksResolved)
+	require.False(t, c.view.Load().clean("t"))
+	row = w.raw(queueA)
+	require.Len(t, row.All(rowstore.Write, "v"), 1, "T1's record was to be collected")
+	require.Equal(t, "2 1", value(t, c, queueA)+" "+value(t, c, rowA))
+}
+
 // Guards: what transactions by older settings have left is resolved in all tables before a table
 // is collected alone.
 func TestScheduleT_LockFromBeforeTheRetentionWasShortened(t *testing.T) {
