@@ -657,3 +657,34 @@ func TestScheduleT_NoCommitBelowTheSafePointOfATable(t *testing.T) {
 		require.Equal(t, "0 none none below", value(t, c, queueA)+" "+value(t, c, rowA)+" "+value(t, c, rowB)+" "+value(t, c, rowC))
 	})
 }
+
+// Two processes change settings at the same moment: who is told that a change was made has made it.
+func TestScheduleT_TwoChangesOfTheSettings(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c, other := w.client(), w.client()
+	changes := func(x *call) bool {
+		return edits(x, func(m *rowstore.Mutation, e *rowstore.Edit) bool {
+			return m.Table == format.TableCatalog && e.Column == format.ColumnConfig
+		})
+	}
+	before := len(c.wire.sent(changes))
+	// Between the announcement of the change and its time.
+	p := c.hold(t, func(x *call) bool { return x.Kind == faultstore.CallDraw && len(c.wire.sent(changes)) > before })
+	first := async(func() error { return c.ConfigureTable(context.Background(), "queue", short) })
+	p.wait()
+	err2 := other.ConfigureTable(t.Context(), "other", short)
+	p.release(pass)
+	err1 := w.finish(first)
+	w.pass(2*worldLease + time.Second)
+	settings := w.client().TableSettings()
+	for table, err := range map[string]error{"queue": err1, "other": err2} {
+		if err == nil {
+			require.Contains(t, settings, table)
+		} else {
+			require.ErrorIs(t, err, ErrInvalid)
+			require.ErrorContains(t, err, "another change")
+		}
+	}
+	require.NotEmpty(t, settings)
+}

@@ -135,16 +135,22 @@ func (db *DB) Configure(ctx context.Context, s Settings) error {
 // changeSettings changes the stored settings to what change makes of those in force, which it may
 // not edit. The new ones are not in force yet when it returns.
 func (db *DB) changeSettings(ctx context.Context, change func(now format.Settings) format.Settings) error {
-	if err := db.announce(ctx, change); err != nil {
-		return err
+	for {
+		announced, err := db.announce(ctx, change)
+		if err != nil {
+			return err
+		}
+		// A change without a time may be replaced by another process.
+		if stands, err := db.date(ctx, announced); err != nil || stands {
+			return err
+		}
 	}
-	return db.date(ctx)
 }
 
 // announce publishes a change of the settings, without its time.
-func (db *DB) announce(ctx context.Context, change func(now format.Settings) format.Settings) error {
-	_, err := db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
-		next := change(*v.stored(v.asOf))
+func (db *DB) announce(ctx context.Context, change func(now format.Settings) format.Settings) (next format.Settings, err error) {
+	_, err = db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
+		next = change(*v.stored(v.asOf))
 		if err := settingsOf(next).check(); err != nil {
 			return false, err
 		}
@@ -162,17 +168,22 @@ func (db *DB) announce(ctx context.Context, change func(now format.Settings) for
 		if v.Next == nil && v.Current.Same(&next) {
 			return false, nil
 		}
-		v.Next = &next
+		to := next
+		v.Next = &to
 		v.ByTable = v.ByTable || len(next.Tables) > 0
 		return true, nil
 	})
-	return err
+	return next, err
 }
 
-// date gives an announced change its time.
-func (db *DB) date(ctx context.Context) error {
-	_, err := db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
-		if v.Next == nil || v.NextFrom != 0 {
+// date gives an announced change its time. stands is false if the catalog has another change in its place.
+func (db *DB) date(ctx context.Context, announced format.Settings) (stands bool, err error) {
+	_, err = db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
+		to := &v.Current
+		if v.Next != nil {
+			to = v.Next
+		}
+		if stands = to.Same(&announced); !stands || v.Next == nil || v.NextFrom != 0 {
 			return false, nil
 		}
 		// Drawn after the announcement was seen: a view without it was begun before.
@@ -184,7 +195,7 @@ func (db *DB) date(ctx context.Context) error {
 		v.Next = dateTables(&v.Current, v.Next, v.NextFrom)
 		return true, nil
 	})
-	return err
+	return stands, err
 }
 
 func fill(s, from Settings) Settings {
