@@ -54,8 +54,9 @@
 //     network do not count as waiting: the schedule stands still until they let the client go on,
 //     at worst until the time of the test is over.
 //   - A loop that polls has schedules without an end. It is an error after Program.Steps.
-//   - A panic of a client, of Setup or of a check is an error, with its schedule. A panic of an
-//     observer's function is a failure of the run, as in a Worker: the run is repeated, and
+//   - A panic of a client, of Setup or of a check is an error, with its schedule. So is a method
+//     of a test that ends the goroutine, such as FailNow, in an observer's function too. A panic of
+//     an observer's function is a failure of the run, as in a Worker: the run is repeated, and
 //     parked at last.
 //   - A process that dies runs deferred functions and nothing else.
 package percolatetest

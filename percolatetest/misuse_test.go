@@ -81,6 +81,20 @@ func TestFailingPrograms(t *testing.T) {
 			return ctx.Err()
 		}}, put(c, 1)}},
 		"Always panicked: oh": {Clients: []Client{put(c, 1)}, Always: func(context.Context, *percolator.Txn) error { panic("oh") }},
+		"Setup ended its goroutine": {Clients: []Client{put(c, 1)}, Setup: func(context.Context, *percolator.DB) error {
+			runtime.Goexit()
+			return nil
+		}},
+		"Always ended its goroutine": {Clients: []Client{put(c, 1)}, Always: func(ctx context.Context, tx *percolator.Txn) error {
+			if holds(c, 1)(ctx, tx) == nil {
+				runtime.Goexit()
+			}
+			return nil
+		}},
+		"Finally ended its goroutine": {Clients: []Client{put(c, 1)}, Finally: func(context.Context, *percolator.Txn) error {
+			runtime.Goexit()
+			return nil
+		}},
 		"do not come to rest": {
 			Steps: 20, Setup: func(ctx context.Context, db *percolator.DB) error { return put(c, 1).Run(ctx, db) },
 			Observers: []percolator.Observer{{Name: "self", Table: "t", Column: "in", Func: func(_ context.Context, tx *percolator.Txn, c percolator.Cell) error {

@@ -396,7 +396,7 @@ func (w *world) start(a *actor, body func() error) {
 			case r != nil:
 				a.err = panicked(a.name, r)
 			case !done:
-				a.err = fmt.Errorf("%s ended its goroutine: runtime.Goexit, or a method such as FailNow of a test", a.name)
+				a.err = exited(a.name)
 			case err != nil && a.run != nil:
 				a.err = fmt.Errorf("%s: %w", a.name, err)
 			case err != nil && !errors.Is(err, percolator.ErrConflict) && !errors.Is(err, percolator.ErrUndetermined):
@@ -490,17 +490,32 @@ func (a *actor) halt(s *stop) verdict {
 	return v
 }
 
-// call calls a function of the program's on the schedule's own goroutine.
+// call calls a function of the program's. It has a goroutine of its own, which a method such as
+// FailNow may end: the schedule goes on and tells what happened.
 func call(name string, f func() error) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = panicked(name, r)
+	over := make(chan struct{})
+	go func() {
+		done := false
+		defer close(over)
+		defer func() {
+			if r := recover(); r != nil {
+				err = panicked(name, r)
+			} else if !done {
+				err = exited(name)
+			}
+		}()
+		if err = f(); err != nil {
+			err = fmt.Errorf("%s: %w", name, err)
 		}
+		done = true
 	}()
-	if err := f(); err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	return nil
+	<-over
+	return err
+}
+
+// exited makes an error of a function that ended its goroutine.
+func exited(name string) error {
+	return fmt.Errorf("%s ended its goroutine: runtime.Goexit, or a method such as FailNow of a test", name)
 }
 
 // panicked makes an error of a panic, with the stack from where it began.
