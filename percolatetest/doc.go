@@ -48,7 +48,8 @@
 //
 //   - A client's transactions come from one goroutine. Two that stop at once are an error.
 //   - The time is that of a bubble of package testing/synctest. It begins in the year 2000 and
-//     stands still until somebody sleeps; a sleep costs nothing.
+//     stands still until somebody sleeps; a sleep costs nothing. Who sleeps for longer than ten
+//     minutes may sleep until all others have ended, and for longer than a day, for ever.
 //   - A client may wait for another one, for example by a channel that Setup made. If all of them
 //     wait, that is an error. A channel that was made before Explore, a mutex and a call of the
 //     network do not count as waiting: the schedule stands still until they let the client go on,

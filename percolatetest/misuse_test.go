@@ -140,6 +140,36 @@ func TestSleepsCostNothing(t *testing.T) {
 	requireComplete(t, p)
 }
 
+// TestSleepsAreNoWaits has clients that sleep for long, or after they waited for another client: nobody takes
+// them for blocked, and they meet the others in every order.
+func TestSleepsAreNoWaits(t *testing.T) {
+	t.Parallel()
+	in := cell("a", "in")
+	var first chan struct{}
+	p := Program{
+		Setup: func(context.Context, *percolator.DB) error { first = make(chan struct{}); return nil },
+		Clients: []Client{{Name: "first", Run: func(ctx context.Context, db *percolator.DB) error {
+			if err := increment(in)(ctx, db); err != nil {
+				return err
+			}
+			close(first)
+			return increment(in)(ctx, db)
+		}}, {Name: "second", Run: func(ctx context.Context, db *percolator.DB) error {
+			<-first
+			time.Sleep(time.Second)
+			return increment(in)(ctx, db)
+		}}},
+		Finally: holds(in, 3),
+	}
+	require.Greater(t, requireComplete(t, p).Schedules, 2)
+
+	p = Program{Clients: []Client{{Name: "slow", Run: func(ctx context.Context, db *percolator.DB) error {
+		time.Sleep(12 * time.Hour)
+		return increment(in)(ctx, db)
+	}}, put(cell("b", "in"), 1)}, Finally: holds(in, 1)}
+	requireComplete(t, p)
+}
+
 // TestNotDeterministic has programs that do something else each time.
 func TestNotDeterministic(t *testing.T) {
 	t.Parallel()

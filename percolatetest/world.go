@@ -52,8 +52,12 @@ type taken struct {
 var errPruned = errors.New("pruned")
 
 // patience is how long, by the bubble's clock, an actor may wait for a time to come. Who waits
-// longer waits for another actor.
-const patience = 10 * time.Minute
+// longer waits for another actor, or sleeps until nobody else has anything to do: lastPatience is
+// how long it may then wait.
+const (
+	patience     = 10 * time.Minute
+	lastPatience = 24 * time.Hour
+)
 
 // settings are those of all processes: nothing ends by them while the clock goes on.
 var settings = percolator.Settings{MaxTxnAge: 1000 * time.Hour, Retention: 4000 * time.Hour, CatalogLease: 1000 * time.Hour}
@@ -115,6 +119,9 @@ func (w *world) run(ctx context.Context, choose chooser) (err error) {
 		}
 		enabled := w.choices(ctx)
 		if len(enabled) == 0 {
+			if w.wakes() {
+				continue
+			}
 			return w.finish(ctx)
 		}
 		if len(w.taken) == w.p.Steps {
@@ -146,6 +153,11 @@ func (w *world) take(enabled []choice, i int) {
 		step.enabled[j] = enabled[j].label
 	}
 	w.taken, w.last = append(w.taken, step), enabled[i].actor
+	for _, a := range w.actors {
+		a.mu.Lock()
+		a.waits = false // what happens now may let it go on
+		a.mu.Unlock()
+	}
 	enabled[i].do()
 }
 
@@ -307,6 +319,23 @@ func (w *world) settle() {
 		a.waits = !a.ended && a.stop == nil
 		a.mu.Unlock()
 	}
+}
+
+// wakes tells that an actor was asleep, where nothing is left to choose, and has gone on.
+func (w *world) wakes() bool {
+	waiting := slices.DeleteFunc(slices.Clone(w.actors), (*actor).over)
+	for d := patience; len(waiting) > 0 && d < lastPatience; d *= 2 {
+		time.Sleep(d)
+		synctest.Wait()
+		if slices.ContainsFunc(waiting, func(a *actor) bool {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			return a.ended || a.stop != nil
+		}) {
+			return true
+		}
+	}
+	return false
 }
 
 // end ends the actors that have not come to their own end, and closes the processes.
