@@ -3,7 +3,9 @@ package percolatetest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
+	"slices"
 	"strconv"
 	"testing"
 	"testing/synctest"
@@ -167,6 +169,29 @@ func TestSleepsAreNoWaits(t *testing.T) {
 		time.Sleep(12 * time.Hour)
 		return increment(in)(ctx, db)
 	}}, put(cell("b", "in"), 1)}, Finally: holds(in, 1)}
+	requireComplete(t, p)
+}
+
+// TestClientsBeginInOrder has clients that do something before their first transactions.
+func TestClientsBeginInOrder(t *testing.T) {
+	t.Parallel()
+	var began []string
+	client := func(name string) Client {
+		return Client{Name: name, Run: func(ctx context.Context, db *percolator.DB) error {
+			began = append(began, name) // without a lock: two clients are never under way at once
+			return increment(cell(name, "in"))(ctx, db)
+		}}
+	}
+	p := Program{
+		Setup:   func(context.Context, *percolator.DB) error { began = nil; return nil },
+		Clients: []Client{client("one"), client("two"), client("three")},
+		Finally: func(context.Context, *percolator.Txn) error {
+			if !slices.Equal(began, []string{"one", "two", "three"}) {
+				return fmt.Errorf("they began as %q", began)
+			}
+			return nil
+		},
+	}
 	requireComplete(t, p)
 }
 

@@ -19,7 +19,7 @@ type Program struct {
 	// Setup makes the data that the clients find. What it changes is given to the observers
 	// before the clients begin, without a choice.
 	Setup func(ctx context.Context, db *percolator.DB) error
-	// Clients run beside each other.
+	// Clients run beside each other. They begin in this order, each up to its first transaction.
 	Clients []Client
 	// Observers run whenever a client, or another observer, has changed a cell of theirs.
 	// Concurrency 1 means that runs of the observer never overlap; every other value means

@@ -105,6 +105,7 @@ func (w *world) run(ctx context.Context, choose chooser) (err error) {
 		a := w.actor(c.Name)
 		g.client = a
 		w.start(a, func() error { return c.Run(ctx, db) })
+		w.settle() // one client is under way at a time
 	}
 	for {
 		w.settle()
