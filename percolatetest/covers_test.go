@@ -255,3 +255,55 @@ func TestCoversDeathsAroundACommit(t *testing.T) {
 	}
 	require.Equal(t, []string{"0", "1", "mail 0", "mail 1"}, outcomes(t, p, &result))
 }
+
+// TestEveryOrder has programs for which the order of steps matters that the database does not tell
+// apart.
+func TestEveryOrder(t *testing.T) {
+	t.Parallel()
+	a, b := cell("a", "in"), cell("b", "in")
+	var told chan string
+	tells := func(name string) Client {
+		return Client{Name: name, Run: func(ctx context.Context, db *percolator.DB) error {
+			defer func() { told <- name }()
+			return db.View(ctx, func(tx *percolator.Txn) error { return holds(a, 0)(ctx, tx) })
+		}}
+	}
+	p := Program{
+		Setup:   func(context.Context, *percolator.DB) error { told = make(chan string, 2); return nil },
+		Clients: []Client{tells("one"), tells("two")},
+		Finally: func(context.Context, *percolator.Txn) error {
+			if first := <-told; first == "two" {
+				return errors.New("two was first")
+			}
+			return nil
+		},
+	}
+	requireComplete(t, p) // it does not see the channel
+	p.EveryOrder = true
+	requireViolation(t, p, "two was first")
+
+	var at [2]percolator.Timestamp
+	copies := func(name string, from, to percolator.Cell, at *percolator.Timestamp) Client {
+		return Client{Name: name, Run: func(ctx context.Context, db *percolator.DB) error {
+			return db.Update(ctx, func(tx *percolator.Txn) error {
+				n, err := number(ctx, tx, from)
+				if err != nil {
+					return err
+				}
+				return set(tx, to, n+1)
+			}, percolator.WithCommitTimestamp(at))
+		}}
+	}
+	p = Program{
+		Clients: []Client{copies("one", a, b, &at[0]), copies("two", b, a, &at[1])},
+		Finally: func(ctx context.Context, tx *percolator.Txn) error {
+			if holds(a, 1)(ctx, tx) == nil && holds(b, 1)(ctx, tx) == nil && at[0] < at[1] {
+				return errors.New("one committed first")
+			}
+			return nil
+		},
+	}
+	requireComplete(t, p)
+	p.EveryOrder = true
+	requireViolation(t, p, "one committed first")
+}

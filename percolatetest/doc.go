@@ -28,8 +28,9 @@
 //
 // The report says "complete" if there are no other schedules. Two schedules count as one if they
 // differ only in the order of steps that cannot matter to each other: two snapshots, or two
-// commits of different rows with nobody looking in between. Otherwise the report says "bounded",
-// with the number of schedules.
+// commits of different rows with nobody looking in between. Explore does not see who looks past
+// the database, or as of a timestamp: Program.EveryOrder is for such programs. Otherwise the report
+// says "bounded", with the number of schedules.
 //
 // # What is not explored
 //

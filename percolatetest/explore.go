@@ -162,7 +162,7 @@ func (r *Report) inOrder(t *testing.T, p *Program, began time.Time) ([]taken, er
 				return f.at, nil
 			}
 			f := frame{enabled: forget(enabled), sleep: map[string]choice{}}
-			if depth > 0 {
+			if depth > 0 && !p.EveryOrder {
 				f.inherit(&stack[depth-1])
 			}
 			if f.at = f.next(-1); f.at < 0 {

@@ -36,6 +36,11 @@ type Program struct {
 	// Finally must return nil when every client has ended and nothing is left for the
 	// observers.
 	Finally func(ctx context.Context, tx *percolator.Txn) error
+	// EveryOrder means that the order of any two steps may matter. Without it Explore takes one
+	// order of two snapshots, and of two commits of different rows. That is not enough if clients
+	// tell each other something beside the database, if timestamps are compared, or if somebody
+	// reads as of a timestamp. There are far more schedules then.
+	EveryOrder bool
 	// AllowParked means that an observer may give up on a cell. Without it a run that fails
 	// MaxAttempts times is a violation.
 	AllowParked bool
