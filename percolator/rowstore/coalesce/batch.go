@@ -140,7 +140,7 @@ func (l *lane[Q, A]) sendPending() {
 		}
 		// This goroutine's own place must not count against it.
 		l.inFlight--
-		if len(l.pending) == 0 || !l.maySend(len(l.pending[0].asks)) {
+		if !l.maySendFirst() {
 			l.signalIdle()
 			return
 		}

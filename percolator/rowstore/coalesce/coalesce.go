@@ -25,10 +25,11 @@ type Options struct {
 	// Together, if not nil, answers groups, snapshot reads and draws in one call of the store.
 	// Then they are merged with each other, and count in MaxInFlight as one kind, but for
 	// groups with more than 32 KiB of values, which stay a kind of their own. A second call
-	// leaves beside another one only if at least 16 callers share it. It is called with
-	// at least two of the three kinds. It sets the answers of a kind or its error. A kind whose
-	// calls change nothing must not share the failure of one that does. For a store that names
-	// several shards it must be nil, because it is asked about all rows at once.
+	// leaves beside another one only if at least 16 callers share it, or wait and are too many
+	// for one call. It is called with at least two of the three kinds. It sets the answers of a
+	// kind or its error. A kind whose calls change nothing must not share the failure of one that
+	// does. For a store that names several shards it must be nil, because it is asked about all
+	// rows at once.
 	//
 	// The context of a call that several callers share, of one kind or more, is then never
 	// cancelled. It has their latest deadline, if each has one. The callers return when their

@@ -152,9 +152,18 @@ func (l *lane[Q, A]) maySend(asks int) bool {
 // maySendDirect tells whether a call may go straight to the store.
 func (l *lane[Q, A]) maySendDirect(asks []Q) bool { return len(l.pending) == 0 && l.maySend(len(asks)) }
 
+// maySendFirst tells whether the first waiting batch may be sent now. If others wait behind it,
+// all that wait count as those that share a call: they would, but for MaxBatch.
+func (l *lane[Q, A]) maySendFirst() bool {
+	if len(l.pending) == 0 {
+		return false
+	}
+	return l.maySend(len(l.pending[0].asks)) || l.least > 0 && len(l.pending) > 1 && l.inFlight < l.maxInFlight && l.maySend(l.waiting())
+}
+
 // dispatch starts a goroutine that sends the first waiting batch, if that may leave.
 func (l *lane[Q, A]) dispatch() {
-	if len(l.pending) > 0 && l.maySend(len(l.pending[0].asks)) {
+	if l.maySendFirst() {
 		l.inFlight++
 		go l.sendPending()
 	}

@@ -26,8 +26,9 @@ type Together struct {
 	DrawErr  error
 }
 
-// leastBeside is how many callers share a call that leaves beside another one, at least. The
-// callers of a small process then share one call at a time, and those of a large one two.
+// leastBeside is how many callers share a call that leaves beside another one, at least, or would
+// share it if it were not full. The callers of a small process then share one call at a time, and
+// those of a large one two.
 const leastBeside = 16
 
 // ask is a call of one of the kinds that share a lane.

@@ -162,6 +162,31 @@ func TestTogetherSendsFewCallsAtATime(t *testing.T) {
 	})
 }
 
+// Many callers share two calls too if none of these can have so many of them.
+func TestTogetherSendsFullCallsBesideOthers(t *testing.T) {
+	t.Parallel()
+	sharing(t, coalesce.Options{MaxBatch: 8}, func(t *testing.T, g shared, s rs.Store, first *storetest.GateCall) {
+		group := func(i int) {
+			storetest.Start(t.Context(), s, storetest.AskGroup, fmt.Sprint(i, "a"), fmt.Sprint(i, "b"))
+		}
+		for i := range 15 {
+			group(i)
+			g.None(t)
+		}
+		group(15)
+		second := g.Next(t)
+		require.Len(t, second.RowNames(), 8, "of four callers")
+		g.None(t)
+		second.OK()
+		g.None(t) // twelve wait, which are few
+		first.OK()
+		for range 3 {
+			synctest.Wait()
+			g.Next(t).OK()
+		}
+	})
+}
+
 // A begin does not wait while a large group is sent, and does not share its call.
 func TestTogetherLeavesLargeGroupsOut(t *testing.T) {
 	t.Parallel()
