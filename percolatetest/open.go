@@ -2,6 +2,7 @@ package percolatetest
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"testing"
 	"time"
@@ -43,7 +44,8 @@ func Open(t testing.TB, opts ...percolator.Option) *percolator.DB {
 //
 // A run that fails is repeated after some milliseconds. The test fails if a run was parked,
 // that is, if it failed as often as its observer's MaxAttempts allows, by default three times.
-// It also fails if it ends, by its own deadline, before the observers are idle.
+// It also fails if the observers are not idle shortly before the test's deadline; a test in a bubble
+// has none.
 func RunUntilIdle(t testing.TB, db *percolator.DB, observers ...percolator.Observer) {
 	t.Helper()
 	if db == nil {
@@ -61,9 +63,16 @@ func RunUntilIdle(t testing.TB, db *percolator.DB, observers ...percolator.Obser
 		}
 	}
 	ctx, stop := context.WithCancel(t.Context())
+	if at, ok := deadline(t); ok {
+		stop()
+		ctx, stop = context.WithDeadlineCause(t.Context(), at, errNotIdle)
+	}
 	ended := make(chan error, 1)
 	go func() { ended <- w.Run(ctx) }()
 	err := w.WaitIdle(ctx)
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
 	stop()
 	if rerr := <-ended; rerr != nil {
 		err = rerr
@@ -80,6 +89,23 @@ func RunUntilIdle(t testing.TB, db *percolator.DB, observers ...percolator.Obser
 			t.Errorf("percolatetest: a run of observer %q on %v was parked after %d attempts: %s", p.Observer, p.Cell, p.Attempts, p.Error)
 		}
 	}
+}
+
+var errNotIdle = errors.New("the test has little time left; does an observer run because of itself?")
+
+// deadline is a little before that of a test, to tell why it failed.
+func deadline(t testing.TB) (at time.Time, ok bool) {
+	d, has := t.(interface{ Deadline() (time.Time, bool) })
+	if !has {
+		return at, false
+	}
+	defer func() {
+		if recover() != nil {
+			ok = false // a bubble's
+		}
+	}()
+	at, ok = d.Deadline()
+	return at.Add(-time.Until(at) / 20), ok
 }
 
 // mostAttempts is the default of Observer.MaxAttempts here. Who tests wants to see a failure

@@ -107,6 +107,28 @@ func TestRunUntilIdleTellsOfFailures(t *testing.T) {
 	require.Contains(t, failure(t, func(t testing.TB) { Open(t, percolator.WithOracle("", noOracle{})) }), "WithOracle needs a name")
 }
 
+// ending is a recorder with a deadline.
+type ending struct {
+	*recorder
+	at time.Time
+}
+
+func (e ending) Deadline() (time.Time, bool) { return e.at, true }
+
+func TestRunUntilIdleTellsOfObserversThatNeverEnd(t *testing.T) {
+	t.Parallel()
+	db := Open(t)
+	require.NoError(t, put(cell("a", "in"), 1).Run(t.Context(), db))
+	said := failure(t, func(t testing.TB) {
+		RunUntilIdle(ending{t.(*recorder), time.Now().Add(time.Second)}, db, percolator.Observer{
+			Name: "self", Table: "t", Column: "in", Func: func(_ context.Context, tx *percolator.Txn, c percolator.Cell) error {
+				return set(tx, c, 1)
+			},
+		})
+	})
+	require.Contains(t, said, "does an observer run because of itself?")
+}
+
 type noOracle struct{}
 
 func (noOracle) Draw(context.Context, int) (percolator.Timestamp, error) {
