@@ -34,6 +34,9 @@ type Options struct {
 	// The context of a call that several callers share, of one kind or more, is then never
 	// cancelled. It has their latest deadline, if each has one. The callers return when their
 	// own contexts end, and the store bounds the call by itself, and ends it when it is closed.
+	// context.WithTimeout does not bound it: a context that is made from one with an earlier
+	// deadline leaves it to that one to end. A deadline of a connection does, or a timeout over
+	// context.WithoutCancel.
 	Together func(ctx context.Context, t *Together)
 }
 
