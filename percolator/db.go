@@ -79,14 +79,17 @@ func Open(ctx context.Context, url string, opts ...Option) (*DB, error) {
 // New makes a DB over a store. Several DBs, in any number of processes, may work
 // over the same data. Close closes the store; when New fails the store stays open.
 //
-// A store without an oracle of its own needs WithOracle (ErrInvalid). Warnings
-// that the store reports are logged.
+// A store without an oracle of its own needs WithOracle (ErrInvalid). A nil store or option is
+// ErrInvalid too. Warnings that the store reports are logged.
 func New(ctx context.Context, store rowstore.Store, opts ...Option) (*DB, error) {
 	if store == nil {
 		return nil, fmt.Errorf("percolator: New: %w: the store is nil", ErrInvalid)
 	}
 	opt := defaultOptions()
 	for _, o := range opts {
+		if o == nil {
+			return nil, fmt.Errorf("percolator: New: %w: an option is nil", ErrInvalid)
+		}
 		o(&opt)
 	}
 	db := &DB{given: store, opt: opt, clock: opt.clock, log: opt.log}
@@ -313,6 +316,9 @@ func (db *DB) newTxn(ctx context.Context, readOnly bool, opts []TxnOption) (*Txn
 	tx := &Txn{db: db, readOnly: readOnly}
 	tx.opt.isolation = db.opt.isolation
 	for _, o := range opts {
+		if o == nil {
+			return nil, fmt.Errorf("percolator: beginning a transaction: %w: an option is nil", ErrInvalid)
+		}
 		o(&tx.opt)
 	}
 	if err := db.enter(); err != nil {

@@ -479,3 +479,15 @@ func TestOutcome(t *testing.T) {
 type unclosed struct{ *wire }
 
 func (unclosed) Close() error { return nil }
+
+func TestNilOptions(t *testing.T) {
+	t.Parallel()
+	_, err := New(t.Context(), memstore.New(), nil)
+	require.ErrorIs(t, err, ErrInvalid)
+	db := open(t, memstore.New())
+	_, err = db.Begin(t.Context(), nil)
+	require.ErrorIs(t, err, ErrInvalid)
+	nothing := func(*Txn) error { return nil }
+	require.ErrorIs(t, db.Update(t.Context(), nothing, nil), ErrInvalid)
+	require.ErrorIs(t, db.View(t.Context(), nothing, nil), ErrInvalid)
+}
