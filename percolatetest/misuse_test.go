@@ -37,7 +37,7 @@ func TestInvalidPrograms(t *testing.T) {
 	}
 }
 
-// TestFailingPrograms has programs that fail, each with a clear error.
+// TestFailingPrograms has programs that fail, each with a clear error. It is long because it is a list.
 func TestFailingPrograms(t *testing.T) {
 	t.Parallel()
 	c := cell("a", "in")

@@ -1,0 +1,113 @@
+package percolator
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// Bad settings of a table are refused before anything is written.
+func TestConfigureTableRefuses(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	wrote := func() int { return len(c.wire.sent(func(x *call) bool { return len(x.Mutations()) > 0 })) }
+	before := wrote()
+	for name, bad := range map[string]struct {
+		table string
+		s     TableSettings
+		err   error
+	}{
+		"no name":              {"", short, ErrInvalid},
+		"too long a name":      {string(make([]byte, 4000)), short, ErrTooLarge},
+		"negative retention":   {"q", TableSettings{Retention: -time.Hour}, ErrInvalid},
+		"negative age":         {"q", TableSettings{MaxTxnAge: -1, Retention: time.Hour}, ErrInvalid},
+		"less than it can be":  {"q", TableSettings{MaxTxnAge: time.Microsecond, Retention: time.Hour}, ErrInvalid},
+		"age of the database":  {"q", TableSettings{Retention: time.Minute}, ErrInvalid},
+		"retention of its age": {"q", TableSettings{MaxTxnAge: time.Minute, Retention: time.Minute}, ErrInvalid},
+		"within the lease":     {"q", TableSettings{MaxTxnAge: time.Minute, Retention: time.Minute + worldLease}, ErrInvalid},
+		"longer age":           {"q", TableSettings{MaxTxnAge: 2 * time.Hour}, ErrInvalid},
+		"longer retention":     {"q", TableSettings{Retention: 25 * time.Hour}, ErrInvalid},
+		"not representable":    {"q", TableSettings{Retention: 1<<63 - 1}, ErrInvalid},
+	} {
+		err := c.ConfigureTable(t.Context(), bad.table, bad.s)
+		require.ErrorIs(t, err, bad.err, name)
+		require.ErrorContains(t, err, "ConfigureTable", name)
+	}
+	_, err := c.TableSafePoint(t.Context(), "")
+	require.ErrorIs(t, err, ErrInvalid)
+	_, err = c.CollectGarbage(t.Context(), GCOptions{Within: -1})
+	require.ErrorIs(t, err, ErrInvalid)
+	for _, s := range []Settings{{Retention: 1<<63 - 1}, {MaxTxnAge: -1}, {MaxTxnAge: 1<<63 - 1, Retention: 1<<63 - 1}} {
+		require.ErrorIs(t, c.Configure(t.Context(), s), ErrInvalid)
+	}
+	require.Equal(t, before, wrote())
+	require.Empty(t, c.TableSettings())
+
+	// Odd names are names. What does not fit together with the database is refused there too.
+	odd := "\x00catalog\xff"
+	w.configuredTable(c, odd, short)
+	require.Equal(t, map[string]TableSettings{odd: short}, c.TableSettings())
+	require.NoError(t, c.ConfigureTable(t.Context(), odd, short), "it is so already")
+	require.ErrorIs(t, c.Configure(t.Context(), Settings{CatalogLease: shortAge}), ErrInvalid)
+	require.ErrorIs(t, c.Configure(t.Context(), Settings{MaxTxnAge: time.Second}), ErrInvalid)
+	require.NoError(t, c.Configure(t.Context(), Settings{MaxTxnAge: 2 * time.Hour}))
+	err = c.ConfigureTable(t.Context(), "q", short)
+	require.ErrorIs(t, err, ErrInvalid)
+	require.ErrorContains(t, err, "another change")
+}
+
+// Every process knows the settings of a table, and a program of the version before stops at them.
+func TestTableSettingsRaiseTheCatalog(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	stored := func() []byte {
+		rows, err := w.mem.Read(t.Context(), []rowstore.RowRead{{Table: format.TableCatalog, Row: format.RowCatalog, Selectors: []rowstore.Selector{everything(rowstore.Write, format.ColumnConfig)}}})
+		require.NoError(t, err)
+		return rows[0].Newest(rowstore.Write, format.ColumnConfig).Value
+	}
+	require.EqualValues(t, format.PlainCatalogVersion, stored()[0])
+	w.configured(c, Settings{Retention: worldRetention + time.Hour})
+	require.EqualValues(t, format.PlainCatalogVersion, stored()[0], "programs of the version before know this")
+	require.NoError(t, c.ConfigureTable(t.Context(), "queue", TableSettings{MaxTxnAge: shortAge}))
+	require.EqualValues(t, format.CatalogVersion, stored()[0], "before it takes effect")
+	w.pass(2*worldLease + time.Second)
+	require.Equal(t, map[string]TableSettings{"queue": {MaxTxnAge: shortAge, Retention: worldRetention + time.Hour}}, w.client().TableSettings())
+	w.configuredTable(c, "queue", TableSettings{})
+	require.EqualValues(t, format.CatalogVersion, stored()[0], "safe points of tables may be left, which that version does not know")
+
+	// This program is as that one, when it meets a version after its own.
+	later := stored()
+	later[0]++
+	now, err := c.Now(t.Context())
+	require.NoError(t, err)
+	old := w.client()
+	tx := writes(t, old, "1", rowA)
+	_, err = w.mem.Apply(t.Context(), []rowstore.Mutation{{Table: format.TableCatalog, Row: format.RowCatalog, Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, format.ColumnConfig, now, later)}}}, rowstore.ApplyOptions{})
+	require.NoError(t, err)
+	w.clock.advance(worldLease)
+	require.ErrorIs(t, tx.Commit(t.Context()), ErrFormat)
+	_, err = begin(t, old).Get(t.Context(), rowA)
+	require.True(t, err == nil || errors.Is(err, ErrNotFound) || errors.Is(err, ErrFormat), "%v", err)
+}
+
+// What the library keeps beside the safe points cannot be read: nothing is guessed.
+func TestDamagedSafePointsOfTables(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	now, err := c.Now(t.Context())
+	require.NoError(t, err)
+	for value, want := range map[string]error{"\x01{": ErrCorrupt, "\x02{}": ErrFormat} {
+		_, err = w.mem.Apply(t.Context(), []rowstore.Mutation{{Table: format.TableCatalog, Row: format.RowCatalog, Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, format.ColumnOfTables, now, []byte(value))}}}, rowstore.ApplyOptions{})
+		require.NoError(t, err)
+		_, err = c.TableSafePoint(t.Context(), "t")
+		require.ErrorIs(t, err, want)
+	}
+}
