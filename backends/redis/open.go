@@ -1,11 +1,15 @@
 package redis
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"strings"
+	"syscall"
+	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
@@ -132,8 +136,40 @@ func (s *direct) explainConnect(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() == nil && tls && (isTimeout(err) || errors.Is(err, context.DeadlineExceeded)):
 		return fmt.Errorf("the tls handshake got no answer; perhaps the server does not speak TLS there: %w", err)
-	case !tls && errors.Is(err, io.EOF):
+	case !tls && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)):
+		for _, a := range s.opts.Addrs {
+			if said := refusal(ctx, a); said != "" {
+				return fmt.Errorf("%s said: %s: %w", a, said, err)
+			}
+		}
 		return fmt.Errorf("the server hung up; perhaps it wants TLS (rediss://): %w", err)
 	}
 	return err
+}
+
+// refusal returns the first sentence of what a server says to a connection that it ends at
+// once: in protected mode, or with as many clients as it takes. go-redis reads that as the answer
+// to its greeting, and goes on as with an old server. It is empty if the server says nothing.
+func refusal(ctx context.Context, addr string) string {
+	network := "tcp"
+	if strings.HasPrefix(addr, "/") {
+		network = "unix"
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	conn, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = conn.Close() }()
+	if until, ok := ctx.Deadline(); ok {
+		_ = conn.SetDeadline(until)
+	}
+	line, _ := bufio.NewReader(io.LimitReader(conn, 1024)).ReadString('\n')
+	said, isError := strings.CutPrefix(line, "-")
+	if !isError {
+		return ""
+	}
+	said, _, _ = strings.Cut(said, ". ")
+	return strings.TrimSpace(said)
 }

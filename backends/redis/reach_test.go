@@ -126,6 +126,29 @@ func TestTLS(t *testing.T) {
 	require.Error(t, openError(t, strings.Replace(base, "rediss:", "redis:", 1)), "without TLS")
 }
 
+// A server in protected mode says so to each connection and ends it, which go-redis does
+// not report. The user has to see it.
+func TestRefusalIsShown(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = c.Write([]byte("-DENIED Redis is running in protected mode. In this mode one may not connect.\r\n"))
+			_ = c.Close()
+		}
+	}()
+	err = openError(t, "redis://"+l.Addr().String())
+	require.ErrorContains(t, err, "said: DENIED Redis is running in protected mode:")
+	require.NotContains(t, err.Error(), "TLS")
+	require.ErrorIs(t, err, rowstore.ErrUnavailable)
+}
+
 func TestUnixSocket(t *testing.T) {
 	t.Parallel()
 	o, err := ParseURL(with(t, testserver.Redis(t)))
