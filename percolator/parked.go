@@ -109,10 +109,7 @@ func (db *DB) parkedSnapshot(ctx context.Context) (*snapshot, error) {
 func (db *DB) parkedCells(ctx context.Context, at *snapshot) iter.Seq2[Cell, error] {
 	return func(yield func(Cell, error) bool) {
 		picks := snapshotPicks(nil, format.ColumnParked, at.start)
-		for row, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: format.TableParked, Selectors: picks}) {
-			if err == nil {
-				err = db.settle(ctx, &row, picks, at.start)
-			}
+		for row, err := range db.scanSettled(ctx, rowstore.ScanRange{Table: format.TableParked, Selectors: picks}, at.start, nil) {
 			found := false
 			if err == nil {
 				_, found, err = committed(&row, format.ColumnParked)

@@ -244,14 +244,11 @@ func (db *DB) readSettled(ctx context.Context, reads []rowstore.RowRead, s *snap
 	if err != nil {
 		return nil, false, err
 	}
-	for i := range rows {
-		again, err := db.settleRow(ctx, &rows[i], reads[i].Selectors, s.start)
-		if err != nil {
-			return nil, false, err
-		}
-		timely = timely && !again
+	again, err := db.settleRows(ctx, rows, func(i int) []rowstore.Selector { return reads[i].Selectors }, s.start)
+	if err != nil {
+		return nil, false, err
 	}
-	return rows, timely, nil
+	return rows, timely && !again, nil
 }
 
 // readAt is readRows at a snapshot; a first read draws the snapshot's timestamp in the
@@ -286,61 +283,6 @@ func (db *DB) readAt(ctx context.Context, reads []rowstore.RowRead, s *snapshot)
 		}
 	}
 	return rows, !answers[0].Apart, nil
-}
-
-// settle makes sure that a row shows no put or delete lock at or below the
-// snapshot, reading it again as a whole after each resolution.
-func (db *DB) settle(ctx context.Context, row *rowstore.Row, picks []rowstore.Selector, at Timestamp) error {
-	_, err := db.settleRow(ctx, row, picks, at)
-	return err
-}
-
-// settleRow is settle, and tells whether the row was read again.
-func (db *DB) settleRow(ctx context.Context, row *rowstore.Row, picks []rowstore.Selector, at Timestamp) (again bool, err error) {
-	for attempt := 0; ; attempt++ {
-		blocked, waited, err := db.resolveRow(ctx, row, at)
-		if err != nil || !blocked {
-			return attempt > 0, err
-		}
-		if waited {
-			if err := db.clock.Sleep(ctx, db.opt.lockWait.wait(attempt, db.rand)); err != nil {
-				return true, fmt.Errorf("waiting for a lock in row %q of table %q: %w", row.Row, row.Table, err)
-			}
-		}
-		rows, err := db.readRows(ctx, []rowstore.RowRead{{Table: row.Table, Row: row.Row, Selectors: picks}})
-		if err != nil {
-			return true, err
-		}
-		*row = rows[0]
-	}
-}
-
-// resolveRow resolves the put and delete locks of a row at or below at. blocked
-// tells that there was one; waited that the transaction of one lives.
-func (db *DB) resolveRow(ctx context.Context, row *rowstore.Row, at Timestamp) (blocked, waited bool, err error) {
-	for i := range row.Versions {
-		v := &row.Versions[i]
-		if v.Family != rowstore.Lock {
-			break // locks come first
-		}
-		if v.TS > at {
-			continue
-		}
-		l, err := format.DecodeLock(v.Value)
-		if err != nil {
-			return false, false, fmt.Errorf("table %q, row %q, column %q: %w", row.Table, row.Row, v.Column, err)
-		}
-		if l.Kind == format.KindLock {
-			continue
-		}
-		blocked = true
-		settled, err := db.resolveLock(ctx, Cell{row.Table, row.Row, v.Column}, v.TS, &l, respectLiveOwner)
-		if err != nil {
-			return true, false, err
-		}
-		waited = waited || !settled
-	}
-	return blocked, waited, nil
 }
 
 // everything is a pick of all versions of a family, for the library's own rows.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/oracle"
@@ -160,38 +159,50 @@ const (
 
 // resolveLock handles another transaction's lock on cell. It rolls the cell forward or
 // back when the transaction is decided, and decides it when its owner is dead. settled
-// is false when the owner lives, and nothing was done.
+// is false when the owner lives, and nothing was done. Whoever calls it reads the row again.
 func (db *DB) resolveLock(ctx context.Context, cell Cell, start Timestamp, l *format.Lock, mode ownerRule) (settled bool, err error) {
-	db.count.locksMet.Add(1)
+	row := rowstore.Row{Table: cell.Table, Row: cell.Row}
+	waited, err := db.resolveLocks(ctx, []rowstore.Row{row}, []metLock{{column: cell.Column, start: start, lock: *l}}, mode)
+	return !waited, err
+}
+
+// fate is what becomes of a transaction whose lock was met.
+type fate struct {
+	alive     bool      // it is undecided, and its owner lives
+	committed Timestamp // if not 0; if it is 0 and alive is false it is rolled back, for good
+	// primaryGone says that the primary's lock was removed when the transaction was decided.
+	primaryGone bool
+}
+
+// settleTxn finds out what becomes of the transaction that a lock belongs to. If its owner
+// is dead it is rolled back.
+func (db *DB) settleTxn(ctx context.Context, start Timestamp, l *format.Lock, mode ownerRule) (fate, error) {
 	for attempt := 0; ; attempt++ {
 		state, alive, err := db.inspect(ctx, start, l, mode)
 		switch {
 		case err != nil:
-			return false, fmt.Errorf("resolving a lock on %v: %w", cell.public(), err)
+			return fate{}, err
 		case state.committed != 0:
-			return true, db.rollForward(ctx, cell, start, state.committed, l)
+			return fate{committed: state.committed}, nil
 		case state.aborted:
-			return true, db.rollBack(ctx, cell, start, l)
+			return fate{}, nil
 		case alive:
-			return false, nil
+			return fate{alive: true}, nil
 		}
 		// Undecided and dead. The primary goes first, whichever cell was met: once
 		// a secondary is gone, a commit of the primary would be torn.
 		decided, err := db.rollBackPrimary(ctx, start, Cell(l.Primary), state.lock)
 		if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
-			return false, fmt.Errorf("rolling back transaction %d: %w", uint64(start), err)
+			return fate{}, fmt.Errorf("rolling back transaction %d: %w", uint64(start), err)
 		}
 		if decided {
-			if cell == Cell(l.Primary) {
-				return true, nil
-			}
-			return true, db.rollBack(ctx, cell, start, l)
+			return fate{primaryGone: true}, nil
 		}
 		if err == nil {
 			continue // somebody was faster: what they did can be seen now
 		}
 		if err := db.clock.Sleep(ctx, db.opt.lockWait.wait(attempt, db.rand)); err != nil {
-			return false, fmt.Errorf("resolving a lock on %v: %w", cell.public(), err)
+			return fate{}, err
 		}
 	}
 }
@@ -297,39 +308,38 @@ func commitEdits(edits []rowstore.Edit, column string, start, commit Timestamp, 
 	return edits
 }
 
-// rollForward finishes a cell of a committed transaction. It is fine if the lock is
-// gone already: somebody else did it.
-func (db *DB) rollForward(ctx context.Context, cell Cell, start, commit Timestamp, l *format.Lock) error {
-	out, err := db.applyOne(ctx, rowstore.Mutation{
-		Table: cell.Table, Row: cell.Row,
-		Conditions: []rowstore.Condition{rowstore.Present(cell.Column, start)},
-		Edits:      commitEdits(nil, cell.Column, start, commit, l.Kind, l.Value, l.Long, l.Notify),
-	})
-	return db.afterResolution(err, out.Applied, &db.count.rolledForward, "forward", cell)
-}
+// operationsOfLock is how many conditions and edits resolving a lock takes at most.
+const operationsOfLock = 5
 
-// rollBack removes the lock on a cell of a transaction that will never be committed.
-func (db *DB) rollBack(ctx context.Context, cell Cell, start Timestamp, l *format.Lock) error {
-	edits := rollBackEdits(nil, cell.Column, start, l.Long, l.Notify)
+// resolved counts the locks that a mutation resolves.
+type resolved struct{ forward, back uint64 }
+
+// resolve appends to a mutation of the cell's row what finishes the cell of a decided transaction: the
+// roll forward of a committed one; for any other the removal of the lock. The mutation does nothing if a
+// lock is gone already: somebody else did it.
+func (f fate) resolve(m *rowstore.Mutation, n *resolved, cell Cell, start Timestamp, l *format.Lock) {
+	m.Conditions = append(m.Conditions, rowstore.Present(cell.Column, start))
+	if f.committed != 0 {
+		m.Edits = commitEdits(m.Edits, cell.Column, start, f.committed, l.Kind, l.Value, l.Long, l.Notify)
+		n.forward++
+		return
+	}
+	m.Edits = rollBackEdits(m.Edits, cell.Column, start, l.Long, l.Notify)
 	if cell == Cell(l.Primary) {
-		edits = append(edits, rowstore.Put(rowstore.Mark, cell.Column, start, nil))
+		m.Edits = append(m.Edits, rowstore.Put(rowstore.Mark, cell.Column, start, nil))
 	}
-	out, err := db.applyOne(ctx, rowstore.Mutation{
-		Table: cell.Table, Row: cell.Row,
-		Conditions: []rowstore.Condition{rowstore.Present(cell.Column, start)},
-		Edits:      edits,
-	})
-	return db.afterResolution(err, out.Applied, &db.count.rolledBack, "back", cell)
+	n.back++
 }
 
-// afterResolution handles the answer to a roll forward or roll back. Its caller reads
-// the row again, so a lost reply or a lock that is gone is fine.
-func (db *DB) afterResolution(err error, applied bool, count *atomic.Uint64, way string, cell Cell) error {
+// afterResolution handles the answer to a mutation of resolve. The rows are read again, so
+// a lost reply or a lock that is gone is fine.
+func (db *DB) afterResolution(err error, applied bool, n resolved) error {
 	if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
-		return fmt.Errorf("rolling %s %v: %w", way, cell.public(), err)
+		return err
 	}
-	if applied {
-		count.Add(1)
+	if err == nil && applied {
+		db.count.rolledForward.Add(n.forward)
+		db.count.rolledBack.Add(n.back)
 	}
 	return nil
 }

@@ -185,14 +185,13 @@ func (s *scan) run(ctx context.Context, yield func(Row, error) bool) (stopped bo
 		}
 		chunk := make([]pending, 0, scanChunk)
 		seen, end := 0, ""
-		for row, err := range s.tx.db.store.Scan(ctx, rowstore.ScanRange{Table: s.table, From: from, To: to, Reverse: s.r.Reverse, Selectors: s.picks, Limit: limit}) {
+		ahead := func() int { return s.wanted() - len(chunk) }
+		r := rowstore.ScanRange{Table: s.table, From: from, To: to, Reverse: s.r.Reverse, Selectors: s.picks, Limit: limit}
+		for row, err := range s.tx.db.scanSettled(ctx, r, s.tx.start, ahead) {
 			if err != nil {
 				return false, err
 			}
 			seen, end = seen+1, row.Row
-			if err := s.tx.db.settle(ctx, &row, s.picks, s.tx.start); err != nil {
-				return false, err
-			}
 			p, err := s.collect(&row)
 			if err != nil {
 				return false, err

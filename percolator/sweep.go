@@ -246,12 +246,9 @@ func (w *Worker) sweep(ctx context.Context, r format.Observer, at Timestamp, lea
 		rows = rows[:0]
 		return err
 	}
-	for row, err := range w.db.store.Scan(ctx, rowstore.ScanRange{Table: table, Selectors: picks}) {
+	for row, err := range w.db.scanSettled(ctx, rowstore.ScanRange{Table: table, Selectors: picks}, at, nil) {
 		if err == nil {
 			err = lease.renew(ctx)
-		}
-		if err == nil {
-			err = w.db.settle(ctx, &row, picks, at)
 		}
 		if err != nil {
 			return err

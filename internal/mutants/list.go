@@ -25,8 +25,8 @@ const (
 	twoPhaseGo     = "percolator/twophase.go"
 	serializableGo = "percolator/serializable.go"
 	rollbackGo     = "percolator/rollback.go"
-	readGo         = "percolator/read.go"
 	resolveGo      = "percolator/resolve.go"
+	settleGo       = "percolator/settle.go"
 	gcGo           = "percolator/gc.go"
 	gcRemoveGo     = "percolator/gc_remove.go"
 	gcRowGo        = "percolator/gc_row.go"
@@ -142,15 +142,21 @@ var mutants = []mutant{
 	{"no-fence-after-own-abort", "A transaction: after an abort with a prewrite of the primary in flight, fence it (C20)", "TestScheduleC20", one(rollbackGo,
 		"\tif out.Applied {\n\t\treturn true, nil\n\t}\n\tstate, err := c.db.decide(", "\tif out.Applied || c.start > 0 {\n\t\treturn true, nil\n\t}\n\tstate, err := c.db.decide(")},
 	{"secondary-before-primary", "A transaction: the primary goes first (C5)", "TestScheduleC5", one(resolveGo,
-		"\t\tdecided, err := db.rollBackPrimary(ctx, start, Cell(l.Primary), state.lock)\n\t\tif err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {\n\t\t\treturn false, fmt",
-		"\t\tif cell != Cell(l.Primary) {\n\t\t\treturn true, db.rollBack(ctx, cell, start, l)\n\t\t}\n\t\tdecided, err := db.rollBackPrimary(ctx, start, Cell(l.Primary), state.lock)\n\t\tif err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {\n\t\t\treturn false, fmt")},
+		"\t\tdecided, err := db.rollBackPrimary(ctx, start, Cell(l.Primary), state.lock)\n\t\tif err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {\n\t\t\treturn fate{}, fmt",
+		"\t\tif start > 0 {\n\t\t\treturn fate{}, nil\n\t\t}\n\t\tdecided, err := db.rollBackPrimary(ctx, start, Cell(l.Primary), state.lock)\n\t\tif err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {\n\t\t\treturn fate{}, fmt")},
+	{"resolved-without-a-condition", "A transaction: a roll forward or back happens under Present Lock", "TestRollForwardAfterACollection", one(resolveGo,
+		"\tm.Conditions = append(m.Conditions, rowstore.Present(cell.Column, start))\n\tif f.committed != 0 {\n", "\tif f.committed != 0 {\n")},
+	{"fate-of-the-first-lock", "A transaction: each lock is resolved by the status of its own transaction", "TestLocksOfTheLivingAndTheDead|TestLocksOfTwo", one(settleGo,
+		"\t\ttxn := txnName{m.start, m.lock.Primary}\n", "\t\ttxn := txnName{}\n")},
+	{"settled-rows-are-not-read-again", "A transaction: a row that showed a lock is read again", "TestLocksOf|TestScheduleC5|TestScheduleC6", one(settleGo,
+		"\t\trows[r] = read[i]\n\t\tif met, err = locksBelow(met, r, &rows[r], at); err != nil {\n", "\t\tif met, err = locksBelow(met, r, &read[i], at); err != nil {\n")},
 	{"roll-forward-drops-the-notification", "A transaction: the roll forward replaces Notify@start by Notify@commit", "TestScheduleB1", one(resolveGo,
-		"commitEdits(nil, cell.Column, start, commit, l.Kind, l.Value, l.Long, l.Notify)", "commitEdits(nil, cell.Column, start, commit, l.Kind, l.Value, l.Long, false)")},
+		"commitEdits(m.Edits, cell.Column, start, f.committed, l.Kind, l.Value, l.Long, l.Notify)", "commitEdits(m.Edits, cell.Column, start, f.committed, l.Kind, l.Value, l.Long, false)")},
 	{"roll-back-keeps-the-notification", "A transaction: roll back deletes Notify@start (C19)", "TestScheduleC19", one(resolveGo,
 		"\tif notify {\n\t\tedits = append(edits, rowstore.Delete(rowstore.Notify, column, start))\n\t}\n", "\t_ = notify\n")},
 	{"wait-before-status", "A transaction: whoever meets a lock asks for the status before waiting (C15)", "TestScheduleC15", []edit{
 		{resolveGo, "\tif err != nil || !state.undecided() || mode == overrideLiveOwner {\n", "\tif err != nil || mode == overrideLiveOwner {\n"},
-		{resolveGo, "\t\tcase state.committed != 0:\n\t\t\treturn true, db.rollForward(", "\t\tcase alive:\n\t\t\treturn false, nil\n\t\tcase state.committed != 0:\n\t\t\treturn true, db.rollForward("},
+		{resolveGo, "\t\tcase state.committed != 0:\n\t\t\treturn fate{committed", "\t\tcase alive:\n\t\t\treturn fate{alive: true}, nil\n\t\tcase state.committed != 0:\n\t\t\treturn fate{committed"},
 	}},
 	{"session-is-ignored", "A transaction: alive means: its session is valid", "TestDeadClient", one(resolveGo,
 		"case !sessionValid(&rows[1], now):", "case false && !sessionValid(&rows[1], now):")},
@@ -160,9 +166,9 @@ var mutants = []mutant{
 		"\tdefault:\n\t\treturn state, true, nil\n", "\tdefault:\n\t\treturn state, false, nil\n")},
 	{"the-older-waits-too", "A transaction: an older one that meets a younger one's lock aborts (C17)", "TestScheduleC17", one(commitGo,
 		"\tif broke.TS > c.start {\n", "\tif broke.TS > c.start && c.start == 0 {\n")},
-	{"read-under-a-lock", "A transaction: a read meets Lock[0,S]", "TestScheduleC15|TestBank", one(readGo,
+	{"read-under-a-lock", "A transaction: a read meets Lock[0,S]", "TestScheduleC15|TestBank", one(settleGo,
 		"\t\tif v.TS > at {\n\t\t\tcontinue\n\t\t}\n", "\t\tif v.TS > 0 {\n\t\t\tcontinue\n\t\t}\n")},
-	{"lock-only-blocks-readers", "A transaction: a lock-only lock is passed over", "TestScheduleA6", one(readGo,
+	{"lock-only-blocks-readers", "A transaction: a lock-only lock is passed over", "TestScheduleA6", one(settleGo,
 		"\t\tif l.Kind == format.KindLock {\n", "\t\tif false && l.Kind == format.KindLock {\n")},
 
 	// A transaction: write skew and limits.
@@ -247,7 +253,7 @@ var mutants = []mutant{
 	{"the-living-are-buried", "The catalog: a record that its process stored anew stays", "TestCondemned", one(useGo,
 		"rowstore.DeleteRange(rowstore.Mark, r.column, 0, r.at)\n", "rowstore.DeleteRange(rowstore.Mark, r.column, 0, oracle.Max)\n")},
 	{"sweep-looks-past-locks", "Observers: with the normal rules for locks (B4)", "TestScheduleB4", one(sweepGo,
-		"\t\t\terr = w.db.settle(ctx, &row, picks, at)\n", "\t\t\terr = ctx.Err()\n")},
+		"range w.db.scanSettled(ctx, rowstore.ScanRange{Table: table, Selectors: picks}, at, nil) {", "range w.db.store.Scan(ctx, rowstore.ScanRange{Table: table, Selectors: picks}) {")},
 	{"sweep-for-the-unacknowledged-only", "Observers: whose newest write is newer than the acknowledgment (B4)", "TestScheduleB4", one(sweepGo,
 		"\t\tif newest.TS <= acked {\n", "\t\tif newest.TS <= acked || acked > 0 {\n")},
 

@@ -1,0 +1,210 @@
+package percolator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+
+	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// Rows without locks in the way. A read at a snapshot may use a row only as one view shows it in
+// which no put or delete lock stands at or below the snapshot. The locks in the way of several rows are resolved
+// together, since a large transaction that died has left thousands. resolve.go decides what becomes of a transaction.
+
+// settleMost is how many rows are settled together.
+const settleMost = 128
+
+// metLock is a lock in the way of a read.
+type metLock struct {
+	row    int // index of its row among those that are settled
+	column string
+	start  Timestamp
+	lock   format.Lock
+}
+
+// scanSettled is Store.Scan with rows that show no put or delete lock at or below at. As many rows as ahead
+// tells, and at most settleMost, are read before the first of them is handed out; nil stands for
+// settleMost.
+func (db *DB) scanSettled(ctx context.Context, r rowstore.ScanRange, at Timestamp, ahead func() int) iter.Seq2[rowstore.Row, error] {
+	return func(yield func(rowstore.Row, error) bool) {
+		most := settleMost
+		var rows []rowstore.Row
+		flush := func() (more bool) {
+			if _, err := db.settleRows(ctx, rows, func(int) []rowstore.Selector { return r.Selectors }, at); err != nil {
+				yield(rowstore.Row{}, err)
+				return false
+			}
+			for i := range rows {
+				if !yield(rows[i], nil) {
+					return false
+				}
+			}
+			clear(rows)
+			rows = rows[:0]
+			return true
+		}
+		for row, err := range db.store.Scan(ctx, r) {
+			if err != nil {
+				yield(rowstore.Row{}, err)
+				return
+			}
+			if ahead != nil && len(rows) == 0 {
+				most = min(settleMost, ahead())
+			}
+			if rows = append(rows, row); len(rows) >= most && !flush() {
+				return
+			}
+		}
+		flush()
+	}
+}
+
+// settleRows makes sure that rows show no put or delete lock at or below the snapshot,
+// and reads those rows again as a whole that showed one. It waits for transactions that
+// live. picks tells what of a row is read. again tells whether any row was read again.
+func (db *DB) settleRows(ctx context.Context, rows []rowstore.Row, picks func(i int) []rowstore.Selector, at Timestamp) (again bool, err error) {
+	for from := 0; from < len(rows); from += settleMost {
+		part := rows[from:min(from+settleMost, len(rows))]
+		read, err := db.settlePart(ctx, part, func(i int) []rowstore.Selector { return picks(from + i) }, at)
+		again = again || read
+		if err != nil {
+			return again, err
+		}
+	}
+	return again, nil
+}
+
+// settlePart is settleRows for at most settleMost rows.
+func (db *DB) settlePart(ctx context.Context, rows []rowstore.Row, picks func(i int) []rowstore.Selector, at Timestamp) (again bool, err error) {
+	var met []metLock
+	for i := range rows {
+		if met, err = locksBelow(met, i, &rows[i], at); err != nil {
+			return false, err
+		}
+	}
+	for attempt := 0; len(met) > 0; attempt++ {
+		waited, err := db.resolveLocks(ctx, rows, met, respectLiveOwner)
+		if err != nil {
+			return attempt > 0, err
+		}
+		if waited {
+			if err := db.clock.Sleep(ctx, db.opt.lockWait.wait(attempt, db.rand)); err != nil {
+				row := &rows[met[0].row]
+				return true, fmt.Errorf("waiting for a lock in row %q of table %q: %w", row.Row, row.Table, err)
+			}
+		}
+		if met, err = db.readUnsettled(ctx, rows, met, picks, at); err != nil {
+			return true, err
+		}
+		again = true
+	}
+	return again, nil
+}
+
+// readUnsettled reads the rows again in which locks were met, and returns the locks that are in the way now.
+func (db *DB) readUnsettled(ctx context.Context, rows []rowstore.Row, met []metLock, picks func(i int) []rowstore.Selector, at Timestamp) ([]metLock, error) {
+	var reads []rowstore.RowRead
+	var where []int
+	for i := range met {
+		if r := met[i].row; i == 0 || r != met[i-1].row {
+			reads = append(reads, rowstore.RowRead{Table: rows[r].Table, Row: rows[r].Row, Selectors: picks(r)})
+			where = append(where, r)
+		}
+	}
+	read, err := db.readRows(ctx, reads)
+	if err != nil {
+		return nil, err
+	}
+	met = met[:0]
+	for i, r := range where {
+		rows[r] = read[i]
+		if met, err = locksBelow(met, r, &rows[r], at); err != nil {
+			return nil, err
+		}
+	}
+	return met, nil
+}
+
+// locksBelow appends the put and delete locks of a row at or below at.
+func locksBelow(met []metLock, index int, row *rowstore.Row, at Timestamp) ([]metLock, error) {
+	for i := range row.Versions {
+		v := &row.Versions[i]
+		if v.Family != rowstore.Lock {
+			break // locks come first
+		}
+		if v.TS > at {
+			continue
+		}
+		l, err := format.DecodeLock(v.Value)
+		if err != nil {
+			return nil, fmt.Errorf("table %q, row %q, column %q: %w", row.Table, row.Row, v.Column, err)
+		}
+		if l.Kind == format.KindLock {
+			continue
+		}
+		met = append(met, metLock{row: index, column: v.Column, start: v.TS, lock: l})
+	}
+	return met, nil
+}
+
+// resolveLocks is resolveLock for several locks, those of a row one after another. What became of a transaction is asked once.
+// A lock may be left: one of a living transaction, as waited tells, one whose row has changed, or one of very many
+// in a row. The caller reads the rows again.
+func (db *DB) resolveLocks(ctx context.Context, rows []rowstore.Row, met []metLock, mode ownerRule) (waited bool, err error) {
+	db.count.locksMet.Add(uint64(len(met)))
+	type txnName struct {
+		start   Timestamp
+		primary format.Cell
+	}
+	fates := map[txnName]fate{}
+	most := db.rowOperations() / operationsOfLock
+	var muts []rowstore.Mutation
+	var counts []resolved
+	last := -1 // the row of the last mutation
+	for i := range met {
+		m := &met[i]
+		row := &rows[m.row]
+		cell := Cell{row.Table, row.Row, m.column}
+		txn := txnName{m.start, m.lock.Primary}
+		f, known := fates[txn]
+		if !known {
+			if f, err = db.settleTxn(ctx, m.start, &m.lock, mode); err != nil {
+				return false, fmt.Errorf("resolving a lock on %v: %w", cell.public(), err)
+			}
+			fates[txn] = f
+		}
+		switch {
+		case f.alive:
+			waited = true
+			continue
+		case f.primaryGone && cell == Cell(m.lock.Primary):
+			continue
+		case last != m.row:
+			last = m.row
+			muts = append(muts, rowstore.Mutation{Table: row.Table, Row: row.Row})
+			counts = append(counts, resolved{})
+		case len(muts[len(muts)-1].Conditions) >= max(1, most):
+			continue
+		}
+		f.resolve(&muts[len(muts)-1], &counts[len(counts)-1], cell, m.start, &m.lock)
+	}
+	if len(muts) == 0 {
+		return waited, nil
+	}
+	outs, err := db.store.Apply(ctx, muts, rowstore.ApplyOptions{})
+	if err != nil {
+		if errors.Is(err, rowstore.ErrAmbiguous) {
+			return waited, nil
+		}
+		return waited, fmt.Errorf("resolving locks in table %q: %w", muts[0].Table, err)
+	}
+	for i := range outs {
+		if err := db.afterResolution(outs[i].Err, outs[i].Applied, counts[i]); err != nil {
+			return waited, fmt.Errorf("resolving locks in row %q of table %q: %w", muts[i].Row, muts[i].Table, err)
+		}
+	}
+	return waited, nil
+}
