@@ -244,12 +244,17 @@ func (c *collection) row(ctx context.Context, row *rowstore.Row) error {
 	var columns []string
 	for i := range row.Versions {
 		c := row.Versions[i].Column
+		if i > 0 && c == row.Versions[i-1].Column {
+			continue
+		}
 		if _, of, ok := format.SplitSeenColumn(c); ok {
+			if g.keptIn == nil {
+				g.keptIn = map[string][]string{}
+			}
+			g.keptIn[of] = append(g.keptIn[of], c)
 			c = of
 		}
-		if !slices.Contains(columns[max(0, len(columns)-1):], c) {
-			columns = append(columns, c)
-		}
+		columns = append(columns, c)
 	}
 	slices.Sort(columns)
 	columns = slices.Compact(columns)

@@ -12,13 +12,14 @@ import (
 
 // gcRow is what a scan shows of a row.
 type gcRow struct {
-	row   *rowstore.Row
-	table string
-	safe  Timestamp
-	view  *catalogView             // names the observers of old values
-	deep  map[string][]seenVersion // those of deep columns that the scan did not show
-	m     removal
-	gone  map[string]bool // columns of acknowledgments that are removed as a whole
+	row    *rowstore.Row
+	table  string
+	safe   Timestamp
+	view   *catalogView             // names the observers of old values
+	deep   map[string][]seenVersion // those of deep columns that the scan did not show
+	keptIn map[string][]string      // the columns that keep versions of a column
+	m      removal
+	gone   map[string]bool // columns of acknowledgments that are removed as a whole
 }
 
 // column removes from one column: the versions below the newest one at or below the
@@ -51,7 +52,7 @@ func (g *gcRow) column(column string) error {
 			return err
 		}
 	}
-	for _, own := range g.keptFor(column) {
+	for _, own := range g.keptIn[column] {
 		for _, v := range g.row.All(rowstore.Write, own) {
 			w, err := format.DecodeWrite(v.Value)
 			if err != nil {
@@ -72,27 +73,33 @@ func (g *gcRow) column(column string) error {
 			drop = drop[1:]
 		}
 	}
-	seen := append(lastSeen(acks, column, oracle.Max, writes), g.deep[column]...)
-	if err := g.dropSeen(column, acks, seen); err != nil {
+	if err := g.drop(column, acks, drop); err != nil {
 		return err
-	}
-	if len(drop) > 0 {
-		seen = slices.DeleteFunc(seen, func(s seenVersion) bool { return s.version.TS > drop[0].TS || g.gone[s.column] })
-		if err := g.m.keep(seen, false); err != nil {
-			return err
-		}
-		// One range, since nothing can be written at or below the safe point.
-		g.m.edits = append(g.m.edits, rowstore.DeleteRange(rowstore.Write, column, 0, drop[0].TS))
-		g.m.versions += len(drop)
-		for i := range drop {
-			if !keeps(seen, &drop[i]) {
-				g.m.dataOf(column, &drop[i])
-			}
-		}
 	}
 	if marks := g.row.All(rowstore.Mark, column); len(marks) > 0 {
 		g.m.edits = append(g.m.edits, rowstore.DeleteRange(rowstore.Mark, column, 0, g.safe-1))
 		g.m.versions += len(marks)
+	}
+	return nil
+}
+
+// drop removes versions of a column, and keeps what observers of old values saw last.
+func (g *gcRow) drop(column string, acks []acknowledgment, drop []rowstore.Version) error {
+	seen := append(lastSeen(acks, column, oracle.Max, g.row.All(rowstore.Write, column)), g.deep[column]...)
+	if err := g.dropSeen(column, acks, seen); err != nil || len(drop) == 0 {
+		return err
+	}
+	seen = slices.DeleteFunc(seen, func(s seenVersion) bool { return s.version.TS > drop[0].TS || g.gone[s.column] })
+	if err := g.m.keep(seen, false); err != nil {
+		return err
+	}
+	// One range, since nothing can be written at or below the safe point.
+	g.m.edits = append(g.m.edits, rowstore.DeleteRange(rowstore.Write, column, 0, drop[0].TS))
+	g.m.versions += len(drop)
+	for i := range drop {
+		if !keeps(seen, &drop[i]) {
+			g.m.dataOf(column, &drop[i])
+		}
 	}
 	return nil
 }

@@ -100,7 +100,7 @@ func (g *gcRow) dropSeen(column string, acks []acknowledgment, seen []seenVersio
 			needed[wv.Start] = true
 		}
 	}
-	for _, s := range g.keptFor(column) {
+	for _, s := range g.keptIn[column] {
 		versions := g.row.All(rowstore.Write, s)
 		below := g.neededFrom(s, versions, acks, seen)
 		n := slices.IndexFunc(versions, func(v rowstore.Version) bool { return v.TS < below })
@@ -155,19 +155,4 @@ func (g *gcRow) neededFrom(keptIn string, versions []rowstore.Version, acks []ac
 	}
 	g.m.conditions = append(g.m.conditions, g.unchanged(ack)...)
 	return all
-}
-
-// keptFor lists the columns that keep versions of a column.
-func (g *gcRow) keptFor(column string) []string {
-	var own []string
-	for i := range g.row.Versions {
-		v := &g.row.Versions[i]
-		if v.Family != rowstore.Write || len(own) > 0 && own[len(own)-1] == v.Column {
-			continue
-		}
-		if _, of, ok := format.SplitSeenColumn(v.Column); ok && of == column {
-			own = append(own, v.Column)
-		}
-	}
-	return own
 }
