@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -99,100 +98,7 @@ func remove(t testing.TB, db *DB, c Cell) {
 	require.NoError(t, db.Update(t.Context(), func(tx *Txn) error { return tx.Delete(c) }))
 }
 
-// What an observer of old values is told, with values of both kinds.
-func TestOldAndNewValues(t *testing.T) {
-	eachWorld(t, func(t *testing.T, w *world, opts ...Option) {
-		for i, size := range []int{1, 400} {
-			v := func(s string) string { return strings.Repeat(s, size) }
-			rowA, rowB := row(fmt.Sprint("a", i)), row(fmt.Sprint("b", i))
-			c := w.client(opts...)
-			o := newTold(t, c, fmt.Sprint("o", i), "t")
-			last := func() Change { return o.changes[len(o.changes)-1] }
-			is := func(old, now string) {
-				t.Helper()
-				require.True(t, o.run(rowA))
-				require.Equal(t, old, shown(last().Old, last().OldFound))
-				require.Equal(t, now, shown(last().New, last().NewFound))
-				require.False(t, o.run(rowA), "it has seen that")
-			}
-			set(t, c.DB, rowA, v("a"))
-			is("none", v("a"))
-			require.True(t, last().First)
-			require.Equal(t, 1, last().Attempt)
-			row := w.raw(rowA)
-			require.Equal(t, row.Newest(rowstore.Write, "v").TS, last().Commit)
-			set(t, c.DB, rowA, v("b"))
-			is(v("a"), v("b"))
-			// Several changes come as one.
-			for _, s := range []string{"c", "d", "e"} {
-				set(t, c.DB, rowA, v(s))
-			}
-			is(v("b"), v("e"))
-			set(t, c.DB, rowA, v("f"))
-			set(t, c.DB, rowA, v("e"))
-			is(v("e"), v("e"))
-			remove(t, c.DB, rowA)
-			is(v("e"), "none")
-			require.False(t, last().First)
-			remove(t, c.DB, rowA)
-			is("none", "none")
-			set(t, c.DB, rowA, "")
-			is("none", "")
-			require.NotNil(t, last().New)
-			require.NoError(t, c.Update(t.Context(), func(tx *Txn) error { return tx.Notify(rowA) }))
-			is("", "")
-			require.NotNil(t, last().Old)
-			// A cell that nobody ever wrote.
-			require.NoError(t, c.Update(t.Context(), func(tx *Txn) error { return tx.Notify(rowB) }))
-			require.True(t, o.run(rowB))
-			require.True(t, last().First)
-			require.Zero(t, last().Commit)
-			require.False(t, last().NewFound)
-			require.NoError(t, c.Update(t.Context(), func(tx *Txn) error { return tx.Notify(rowB) }))
-			require.True(t, o.run(rowB))
-			require.False(t, last().First)
-		}
-	})
-}
-
-// A run that failed has seen nothing, and the next one counts as another attempt for the change.
-func TestOldValueAfterAFailure(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	c := w.client()
-	o := newTold(t, c, "o", "t")
-	set(t, c.DB, rowA, "1")
-	require.True(t, o.run(rowA))
-	o.fail = errTest
-	set(t, c.DB, rowA, "2")
-	require.True(t, o.run(rowA))
-	w.clock.advance(time.Minute)
-	o.fail = nil
-	require.True(t, o.run(rowA))
-	require.Equal(t, []int{1, 1, 2}, attemptsOf(o.changes))
-	// A parked run counts as seen for finding, and its change is part of the next one.
-	o.fail = errTest
-	set(t, c.DB, rowA, "3")
-	require.True(t, o.run(rowA))
-	w.clock.advance(time.Minute)
-	require.True(t, o.run(rowA))
-	require.EqualValues(t, 1, c.Stats().ObserverParked)
-	require.False(t, o.run(rowA))
-	o.fail = nil
-	set(t, c.DB, rowA, "4")
-	require.True(t, o.run(rowA))
-	require.Equal(t, "4", o.seen[rowA])
-}
-
-func attemptsOf(changes []Change) []int {
-	var n []int
-	for _, ch := range changes {
-		n = append(n, ch.Attempt)
-	}
-	return n
-}
-
-// collections of what lies between the last thing that an observer saw and the present: none of
+// Collections of what lies between the last thing that an observer saw and the present: none of
 // them takes what it saw, however deep it lies, nor makes a read of the past wrong.
 func TestScheduleO_CollectionKeepsWhatWasSeen(t *testing.T) {
 	t.Parallel()
