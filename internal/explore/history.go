@@ -137,8 +137,7 @@ type history struct {
 	events  int // transactions begun and commits returned
 	answers []answer
 	quiets  []quiet
-	told    map[string]string // what the runs of observers of old values saw, by their records' ids
-	lies    []error           // old values that were wrong
+	lies    []error // old values that were wrong
 	// fates has the commit timestamp of each start timestamp that was committed
 	// anywhere, also in what the library keeps by transactions of its own.
 	fates map[percolator.Timestamp]percolator.Timestamp
@@ -409,11 +408,8 @@ func (c *Client) judgeChange(ctx context.Context, tx *percolator.Txn, ch *percol
 	h := &c.w.history
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.told == nil {
-		h.told = map[string]string{}
-	}
-	h.told[run.rec.id] = say(ch.New, ch.NewFound)
-	saw, known := h.told[string(before)]
+	c.w.told[run.rec.id] = say(ch.New, ch.NewFound)
+	saw, known := c.w.told[string(before)]
 	switch {
 	case ch.First && ch.OldFound:
 		h.lies = append(h.lies, fmt.Errorf("the first change of %v has an old value, %q", ch.Cell, ch.Old))

@@ -450,7 +450,7 @@ var mutants = []mutant{
 	{"old-delete-not-kept", "Old values: where a delete was seen last, nothing older is left", "TestScheduleO_|AtRandom", one(gcSeenGo,
 		"\t\tif s := slices.IndexFunc(seen, func(s seenVersion) bool { return s.observer == observer }); s >= 0 {\n", "\t\tif s := slices.IndexFunc(seen, func(s seenVersion) bool { return s.observer == \"\" }); s >= 0 {\n")},
 	{"kept-for-the-gone-removed-by-age-alone", "Old values: a late collection leaves what a newer registration needs", "TestScheduleO_OldCollection", one(gcSeenGo,
-		"\tif err != nil || acked >= g.safe || ", "\tif err != nil || ")},
+		"\tif err != nil || acked >= g.safe || ", "\tif err != nil || acked == 0 || ")},
 	{"acknowledgments-outlast-the-observer", "Old values: RemoveObserver ends acknowledgments", "TestScheduleO_RemovedAndBack|TestScheduleB4", one(viewGo,
 		"\tif err != nil || acked < since {\n", "\tif err != nil || acked < min(since, 0) {\n")},
 	{"run-of-a-removed-observer-commits", "Old values: a run commits only if its registration still is the observer's", "TestScheduleO_RunOfARemoved", one(commitGo,
