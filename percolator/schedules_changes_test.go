@@ -249,6 +249,37 @@ func TestScheduleO_CollectionMeetsARun(t *testing.T) {
 	}
 }
 
+// A removal arrives after the observer has seen a delete, and that delete was collected with what was kept
+// from before it. It must not keep again what was seen before the delete.
+func TestScheduleO_LateCollectionAfterADelete(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c, slow := w.client(), w.client()
+	o := newTold(t, c, "o", "t")
+	set(t, c.DB, rowA, "1")
+	require.True(t, o.run(rowA))
+	set(t, c.DB, rowA, "2")
+	set(t, c.DB, rowA, "3")
+	w.clock.advance(2 * worldAge)
+	p := slow.hold(t, removals(rowA))
+	done := async(func() error { _, err := slow.CollectGarbage(t.Context(), GCOptions{Keep: 1}); return err })
+	_, ended := w.clock.sleeps(t, worldLease, done)
+	require.False(t, ended)
+	w.pass(worldLease)
+	p.wait()
+	remove(t, c.DB, rowA)
+	require.True(t, o.run(rowA))
+	set(t, c.DB, rowA, "4")
+	w.clock.advance(2 * worldAge)
+	_, err := w.collect(c, 1)
+	require.NoError(t, err)
+	row := w.raw(rowA)
+	require.Len(t, row.All(rowstore.Write, "v"), 1, "the delete was to be collected")
+	p.release(pass)
+	require.NoError(t, w.finish(done))
+	require.True(t, o.run(rowA))
+}
+
 // The second page of a deep column is lost on the way, and the removal goes on: what that page
 // was to keep is kept all the same.
 func TestScheduleO_ALostPageLosesNothing(t *testing.T) {

@@ -443,6 +443,8 @@ var mutants = []mutant{
 	{"old-value-kept-by-its-page-alone", "Old values: each removal keeps what those before it were to keep", "TestScheduleO_ALostPage", append(one(gcRemoveGo,
 		"\t\tseen = append(seen, seenIn[i]...)\n", "\t\tseen = seenIn[i]\n"), one(gcRowGo,
 		"g.row.All(rowstore.Write, column)), g.deep[column]...)\n", "g.row.All(rowstore.Write, column)))\n")...)},
+	{"old-value-kept-too-late", "Old values: the condition is that the acknowledgment is still the newest", "TestScheduleO_LateCollection", one(gcSeenGo,
+		"rowstore.Absent(rowstore.Write, s.column, s.ackedAt+1))\n", "rowstore.Absent(rowstore.Lock, s.keptIn, 0))\n")},
 	{"long-old-value-removed", "Old values: a long value stays while it is kept", "TestScheduleO_CollectionKeeps|AtRandom", one(gcRowGo,
 		"\t\tif !keeps(seen, &drop[i]) {\n", "\t\tif len(seen) >= 0 {\n")},
 	{"long-old-value-taken-for-an-orphan", "Old values: a long value belongs to what is kept", "TestScheduleO_CollectionKeeps|AtRandom", one(gcRowGo,
@@ -464,7 +466,7 @@ var mutants = []mutant{
 	{"own-cell-set-for-ever", "Old values: an observer that sets its own cell to what it has only locks it", "TestObserverSetsItsOwn", one(runGo,
 		"\t\terr = w.lockUnchanged(ctx, tx, view)\n", "\t\terr = ctx.Err()\n")},
 	{"retry-after-counts-as-a-failure", "Observers: RetryAfter is no failure", "TestRetryAfter", one(failureGo,
-		"\t\treturn w.postpone(ctx, o, view, after)\n", "\t\treturn w.countFailure(ctx, o, view, cause)\n")},
+		"\t\treturn w.postpone(ctx, o, view, after)\n", "\t\t_ = after\n\t\treturn w.countFailure(ctx, o, view, cause)\n")},
 	{"park-attempts-again", "Observers: Park makes no further attempt", "TestPark", one(failureGo,
 		" || asksToPark(cause)\n", "\n")},
 }
