@@ -66,9 +66,9 @@ func lastSeen(acks []acknowledgment, column string, above Timestamp, versions []
 }
 
 // keep keeps versions, which the removal takes from their column, for those who saw them last. Nothing
-// is kept of a delete, and then nothing older may be left (clear). The condition is that an observer has
+// is kept of a delete, and then nothing older may be left (deletes). The condition is that an observer has
 // acknowledged nothing else: then it has seen a version that is not removed yet.
-func (r *removal) keep(seen []seenVersion, clear bool) error {
+func (r *removal) keep(seen []seenVersion, deletes bool) error {
 	for _, s := range seen {
 		w, err := format.DecodeWrite(s.version.Value)
 		if err != nil {
@@ -78,7 +78,7 @@ func (r *removal) keep(seen []seenVersion, clear bool) error {
 		switch {
 		case w.Kind == format.KindPut:
 			r.edits = append(r.edits, rowstore.Put(rowstore.Write, s.keptIn, s.version.TS, s.version.Value))
-		case clear:
+		case deletes:
 			r.edits = append(r.edits, rowstore.DeleteRange(rowstore.Write, s.keptIn, 0, s.version.TS))
 		}
 	}
