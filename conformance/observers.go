@@ -51,6 +51,7 @@ func observerTests() []test {
 		{"ObserveRefuses", Observing, observeRefuses},
 		{"WorkerRunsOnce", Observing, workerRunsOnce},
 		{"CollectionKeepsUnseenDeletes", Observing, collectionKeepsUnseenDeletes},
+		{"CollectionKeepsOldValues", Observing, collectionKeepsOldValues},
 	}
 }
 

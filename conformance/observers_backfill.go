@@ -75,7 +75,7 @@ func observerThatComesBack(t testing.TB, e *env) {
 		require.Equal(w, []string{"1", "2", "1", "2", "3"}, w.now(loader, col("r1", "b"), col("r2", "b"), col("r3", "b"), col("r4", "b"), col("r5", "b")))
 		l := w.ledger(loader, "copy")
 		delete(l, "x="+missing) // a hint from before it was removed
-		require.Equal(w, map[string]string{"r1=1": "I", "r2=1": "I", "r3=1": "I", "r2=2": "I", "r4=2": "I", "r5=3": "I"}, l, "only what changed meanwhile is seen again")
+		require.Equal(w, map[string]string{"r1=1": "II", "r2=1": "I", "r3=1": "II", "r2=2": "I", "r4=2": "I", "r5=3": "I"}, l, "it begins anew, with what is there")
 	})
 }
 

@@ -99,8 +99,12 @@ func TestFailingPrograms(t *testing.T) {
 		}},
 		"do not come to rest": {
 			Steps: 20, Setup: func(ctx context.Context, db *percolator.DB) error { return put(c, 1).Run(ctx, db) },
-			Observers: []percolator.Observer{{Name: "self", Table: "t", Column: "in", Func: func(_ context.Context, tx *percolator.Txn, c percolator.Cell) error {
-				return set(tx, c, 1)
+			Observers: []percolator.Observer{{Name: "self", Table: "t", Column: "in", Func: func(ctx context.Context, tx *percolator.Txn, c percolator.Cell) error {
+				n, err := number(ctx, tx, c)
+				if err != nil {
+					return err
+				}
+				return set(tx, c, n+1)
 			}}},
 		},
 	} {

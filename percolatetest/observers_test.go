@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -184,4 +185,50 @@ func TestWeakNotifications(t *testing.T) {
 	requireComplete(t, p)
 	p.Finally = holds(total, 1)
 	requireViolation(t, p, "t/total/n is 2 instead of 1", "# notifies t/a/in")
+}
+
+// TestOldValues keeps a total by what changed: exactly in every order, and also if runs die. One that
+// takes nothing away is found out.
+func TestOldValues(t *testing.T) {
+	t.Parallel()
+	sum := func(name string, takeAway bool) percolator.Observer {
+		return percolator.Observer{Name: name, Table: "t", Column: "in", OnChange: func(ctx context.Context, tx *percolator.Txn, ch percolator.Change) error {
+			total, err := number(ctx, tx, cell("all", "total"))
+			if err != nil {
+				return err
+			}
+			number := func(value []byte) int {
+				n, _ := strconv.Atoi(string(value))
+				return n
+			}
+			total += number(ch.New)
+			if takeAway {
+				total -= number(ch.Old)
+			}
+			return tx.Set(cell("all", "total"), strconv.AppendInt(nil, int64(total), 10))
+		}}
+	}
+	again := put(cell("a", "in"), 2)
+	again.Name = "put a again"
+	p := Program{
+		Setup: func(ctx context.Context, db *percolator.DB) error {
+			return put(cell("a", "in"), 5).Run(ctx, db)
+		},
+		Clients:   []Client{put(cell("a", "in"), 1), again},
+		Observers: []percolator.Observer{sum("sum", true)},
+		Finally: func(ctx context.Context, tx *percolator.Txn) error {
+			total, err := number(ctx, tx, cell("all", "total"))
+			if err != nil {
+				return err
+			}
+			a, err := number(ctx, tx, cell("a", "in"))
+			if err == nil && total != a {
+				err = fmt.Errorf("the total is %d, and the cell has %d", total, a)
+			}
+			return err
+		},
+	}
+	requireComplete(t, p)
+	p.Observers[0] = sum("sum", false)
+	requireViolation(t, p, "the total is")
 }

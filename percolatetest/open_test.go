@@ -121,8 +121,12 @@ func TestRunUntilIdleTellsOfObserversThatNeverEnd(t *testing.T) {
 	require.NoError(t, put(cell("a", "in"), 1).Run(t.Context(), db))
 	said := failure(t, func(t testing.TB) {
 		RunUntilIdle(ending{t.(*recorder), time.Now().Add(time.Second)}, db, percolator.Observer{
-			Name: "self", Table: "t", Column: "in", Func: func(_ context.Context, tx *percolator.Txn, c percolator.Cell) error {
-				return set(tx, c, 1)
+			Name: "self", Table: "t", Column: "in", Func: func(ctx context.Context, tx *percolator.Txn, c percolator.Cell) error {
+				n, err := number(ctx, tx, c)
+				if err != nil {
+					return err
+				}
+				return set(tx, c, n+1)
 			},
 		})
 	})

@@ -228,7 +228,7 @@ var (
 func (w *world) worker(db *percolator.DB, around func(o percolator.Observer) percolator.Observer) (*percolator.Worker, error) {
 	worker := percolator.NewWorker(db, percolator.WorkerConfig{MaxAttempts: mostAttempts, Backoff: backoff})
 	for _, o := range w.p.Observers {
-		if around != nil && o.Func != nil {
+		if around != nil && (o.Func != nil || o.OnChange != nil) {
 			o = around(o)
 		}
 		o.Timeout = 0
@@ -241,8 +241,7 @@ func (w *world) worker(db *percolator.DB, around func(o percolator.Observer) per
 
 // watch tells a run's actor how the observer's function ended.
 func watch(o percolator.Observer) percolator.Observer {
-	f := o.Func
-	o.Func = func(ctx context.Context, tx *percolator.Txn, c percolator.Cell) (err error) {
+	watched := func(ctx context.Context, run func() error) (err error) {
 		a, _ := ctx.Value(actorKey{}).(*actor)
 		defer func() {
 			if r := recover(); r != nil {
@@ -253,7 +252,17 @@ func watch(o percolator.Observer) percolator.Observer {
 				a.w.note("fails: %v", firstLine(err))
 			}
 		}()
-		return f(ctx, tx, c)
+		return run()
+	}
+	if f := o.Func; f != nil {
+		o.Func = func(ctx context.Context, tx *percolator.Txn, c percolator.Cell) error {
+			return watched(ctx, func() error { return f(ctx, tx, c) })
+		}
+	}
+	if f := o.OnChange; f != nil {
+		o.OnChange = func(ctx context.Context, tx *percolator.Txn, change percolator.Change) error {
+			return watched(ctx, func() error { return f(ctx, tx, change) })
+		}
 	}
 	return o
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -36,6 +37,57 @@ func BenchmarkReadWrite(b *testing.B) {
 		})
 		if err != nil {
 			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkRuns is a run of an observer for each of 1,000 changes that have been seen before: of a function that
+// reads nothing, of one that reads the cell, and of one that is told the old value and the new one.
+func BenchmarkRuns(b *testing.B) {
+	kinds := []struct {
+		name string
+		o    percolator.Observer
+	}{
+		{"Func", percolator.Observer{Func: func(context.Context, *percolator.Txn, percolator.Cell) error { return nil }}},
+		{"FuncAndGet", percolator.Observer{Func: func(ctx context.Context, tx *percolator.Txn, c percolator.Cell) error {
+			_, err := tx.Get(ctx, c)
+			return err
+		}}},
+		{"OnChange", percolator.Observer{OnChange: func(context.Context, *percolator.Txn, percolator.Change) error { return nil }}},
+	}
+	for _, url := range []string{"memory:", "pebble:"} {
+		for _, kind := range kinds {
+			b.Run(url+kind.name, func(b *testing.B) {
+				ctx := context.Background()
+				where := url
+				if url == "pebble:" {
+					where += "//" + b.TempDir()
+				}
+				db, err := percolator.Open(ctx, where, percolator.WithSettings(percolator.Settings{CatalogLease: 50 * time.Millisecond}))
+				require.NoError(b, err)
+				defer func() { require.NoError(b, db.Close(ctx)) }()
+				w := percolator.NewWorker(db, percolator.WorkerConfig{Concurrency: 4})
+				o := kind.o
+				o.Name, o.Table, o.Column = "bench", "bench", "value"
+				require.NoError(b, w.Observe(o))
+				defer run(ctx, w)()
+				change := func(i int) {
+					require.NoError(b, db.Update(ctx, func(tx *percolator.Txn) error {
+						for n := range 1000 {
+							if err := tx.Set(percolator.Cell{Table: "bench", Row: fmt.Sprintf("row%06d", n), Column: "value"}, fmt.Append(nil, i)); err != nil {
+								return err
+							}
+						}
+						return nil
+					}))
+				}
+				change(-1)
+				require.NoError(b, w.WaitIdle(ctx))
+				for i := 0; b.Loop(); i++ {
+					change(i)
+					require.NoError(b, w.WaitIdle(ctx))
+				}
+			})
 		}
 	}
 }

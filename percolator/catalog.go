@@ -52,15 +52,41 @@ type catalogView struct {
 	sentAt   time.Time     // local, of asOf
 	lease    time.Duration // leaseAt(asOf)
 	awaited  bool          // a new observer may be waiting until everybody knows it
-	observed map[columnName][]string
+	observed map[columnName]registrations
+}
+
+// registrations are those of the observers of a column, one at each index.
+type registrations struct {
+	names []string
+	// since are the times of the registrations. What an observer acknowledged before does not
+	// count: RemoveObserver ends acknowledgments.
+	since []Timestamp
+	old   []bool // the observer wants old values
+}
+
+func (r *registrations) same(o *registrations) bool {
+	return slices.Equal(r.names, o.names) && slices.Equal(r.since, o.since)
 }
 
 // observers lists the observers of a stored column.
 func (v *catalogView) observers(table, column string) []string {
+	return v.registrations(table, column).names
+}
+
+// registrations lists the registrations of the observers of a stored column.
+func (v *catalogView) registrations(table, column string) registrations {
 	if len(v.observed) == 0 {
-		return nil
+		return registrations{}
 	}
 	return v.observed[columnName{table, column}]
+}
+
+// sinceOf is since when an observer is registered, 0 if it is not.
+func (r *registrations) sinceOf(observer string) Timestamp {
+	if i := slices.Index(r.names, observer); i >= 0 {
+		return r.since[i]
+	}
+	return 0
 }
 
 // holds reports whether the view could still be used when ts was drawn: no process had
@@ -216,10 +242,12 @@ func (db *DB) readRevision(ctx context.Context, v *catalogView) (stands bool, er
 	}
 	v.lease = v.leaseAt(v.asOf)
 	if len(v.Observers) > 0 {
-		v.observed = make(map[columnName][]string, len(v.Observers))
+		v.observed = make(map[columnName]registrations, len(v.Observers))
 		for _, o := range v.Observers {
 			k := columnName{string(o.Table), string(o.Column)}
-			v.observed[k] = append(v.observed[k], string(o.Name))
+			r := v.observed[k]
+			r.names, r.since, r.old = append(r.names, string(o.Name)), append(r.since, o.Since), append(r.old, o.OldValues)
+			v.observed[k] = r
 			v.awaited = v.awaited || o.Swept == 0
 		}
 	}

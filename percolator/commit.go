@@ -237,14 +237,28 @@ func (c *committer) observed(i int) bool {
 	return w.kind != format.KindLock && len(c.view.observers(w.cell.Table, w.cell.Column)) > 0
 }
 
-// checkWeak returns an error for a weak notification that no observer would ever see.
+// checkRun returns a conflict for the run of an observer that was removed since it began, also if it
+// was registered again: what the run goes by is no longer acknowledged.
+func (c *committer) checkRun() error {
+	r := c.tx.run
+	if r == nil {
+		return nil
+	}
+	if now := c.view.registrations(r.cell.Table, r.cell.Column); slices.Contains(now.names, r.observer) && now.sinceOf(r.observer) == r.since {
+		return nil
+	}
+	return c.conflict(r.cell, 0, fmt.Sprintf("the observer %q was removed meanwhile", r.observer))
+}
+
+// checkWeak returns an error for what the view of the catalog rules out: a weak notification that no
+// observer would ever see, and a run of an observer that was removed.
 func (c *committer) checkWeak() error {
 	for _, cell := range c.tx.weak {
 		if len(c.view.observers(cell.Table, cell.Column)) == 0 {
 			return fmt.Errorf("%w: %v", ErrNotObserved, cell.public())
 		}
 	}
-	return nil
+	return c.checkRun()
 }
 
 // checkBound returns the error of a commit at ts. The caller drew ts after every step

@@ -276,27 +276,22 @@ func ExampleWorker() {
 	defer func() { try(db.Close(ctx)) }()
 
 	w := percolator.NewWorker(db, percolator.WorkerConfig{})
-	// The first observer runs for each text, and writes a row for each word. What it
-	// wrote last time is in the row too, so that it can take back what is gone.
+	// The first observer runs for each text, and writes a row for each word. It is told what it saw
+	// last, so that it can take back what is gone.
 	try(w.Observe(percolator.Observer{
 		Name: "split", Table: "texts", Column: "text",
-		Func: func(ctx context.Context, tx *percolator.Txn, c percolator.Cell) error {
-			known := percolator.Cell{Table: c.Table, Row: c.Row, Column: "words"}
-			got, err := tx.GetMany(ctx, c, known)
-			if err != nil {
-				return err
-			}
-			for _, word := range strings.Fields(string(got[known])) {
-				if err := tx.Delete(percolator.Cell{Table: "words", Row: word + "/" + c.Row, Column: "in"}); err != nil {
+		OnChange: func(_ context.Context, tx *percolator.Txn, ch percolator.Change) error {
+			for _, word := range strings.Fields(string(ch.Old)) {
+				if err := tx.Delete(percolator.Cell{Table: "words", Row: word + "/" + ch.Cell.Row, Column: "in"}); err != nil {
 					return err
 				}
 			}
-			for _, word := range strings.Fields(string(got[c])) {
-				if err := tx.Set(percolator.Cell{Table: "words", Row: word + "/" + c.Row, Column: "in"}, nil); err != nil {
+			for _, word := range strings.Fields(string(ch.New)) {
+				if err := tx.Set(percolator.Cell{Table: "words", Row: word + "/" + ch.Cell.Row, Column: "in"}, nil); err != nil {
 					return err
 				}
 			}
-			return tx.Set(known, got[c])
+			return nil
 		},
 	}))
 	// The second runs for each of those, also when one is deleted.
@@ -343,6 +338,49 @@ func ExampleWorker() {
 	// Output:
 	// be:1 not:2 now:1 or:1 to:1
 	// be:1 not:1 now:1 or:0 quick:1 to:0
+}
+
+// An observer of old values keeps a total: it adds what is new, and takes away what it added before.
+func ExampleChange() {
+	ctx := context.Background()
+	db, err := percolator.Open(ctx, "memory:", settings())
+	try(err)
+	defer func() { try(db.Close(ctx)) }()
+
+	total := percolator.Cell{Table: "sums", Row: "orders", Column: "amount"}
+	w := percolator.NewWorker(db, percolator.WorkerConfig{})
+	try(w.Observe(percolator.Observer{
+		Name: "add up", Table: "orders", Column: "amount",
+		OnChange: func(ctx context.Context, tx *percolator.Txn, ch percolator.Change) error {
+			sum, err := number(ctx, tx, total)
+			if err != nil {
+				return err
+			}
+			// A cell without a value counts 0.
+			is, _ := strconv.Atoi(string(ch.New))
+			was, _ := strconv.Atoi(string(ch.Old))
+			return setNumber(tx, total, sum+is-was)
+		},
+	}))
+	defer run(ctx, w)()
+
+	for _, amounts := range [][]int{{5}, {7, 10}, {3}} {
+		for i, n := range amounts {
+			try(db.Update(ctx, func(tx *percolator.Txn) error {
+				return setNumber(tx, percolator.Cell{Table: "orders", Row: strconv.Itoa(i), Column: "amount"}, n)
+			}))
+		}
+		try(w.WaitIdle(ctx))
+		try(db.View(ctx, func(tx *percolator.Txn) error {
+			sum, err := number(ctx, tx, total)
+			fmt.Println(sum)
+			return err
+		}))
+	}
+	// Output:
+	// 5
+	// 17
+	// 13
 }
 
 // A weak notification runs an observer without a write to its cell, so that many

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/percolate-go/percolate/internal/format"
 )
@@ -18,6 +19,13 @@ func (w *Worker) failed(ctx context.Context, o *Observer, view *cellView, cause 
 	switch {
 	case ctx.Err() != nil:
 		return runResult{next: runAbandoned} // the worker stops: that is nobody's failure
+	case asksToPark(cause):
+		return w.countFailure(ctx, o, view, cause)
+	}
+	if after, ok := asksToRetry(cause); ok {
+		return w.postpone(ctx, o, view, after)
+	}
+	switch {
 	case errors.Is(cause, ErrConflict):
 		w.db.count.observerConflicts.Add(1)
 		return runResult{next: runConflict}
@@ -33,7 +41,7 @@ func (w *Worker) countFailure(ctx context.Context, o *Observer, view *cellView, 
 	c := view.cell
 	var record format.Failure
 	err := w.db.Update(ctx, func(tx *Txn) (err error) {
-		record, err = w.recordFailure(ctx, tx, o, c, view.change, cause)
+		record, err = w.recordFailure(ctx, tx, o, view, cause)
 		return err
 	})
 	if err != nil {
@@ -47,6 +55,26 @@ func (w *Worker) countFailure(ctx context.Context, o *Observer, view *cellView, 
 	}
 	return runResult{next: runAgain} // the next look sees the backoff, or that the change is covered
 }
+
+// postpone stores that a run is to be repeated after a while, which is no failure.
+func (w *Worker) postpone(ctx context.Context, o *Observer, view *cellView, after time.Duration) runResult {
+	if after <= 0 {
+		return runResult{next: runWaiting, wait: leastPause}
+	}
+	err := w.db.Update(ctx, func(tx *Txn) error {
+		_, err := w.putRecord(ctx, tx, o, view, func(f *format.Failure) {
+			f.NotBefore = tx.start.Add(after)
+		})
+		return err
+	})
+	if err != nil {
+		return trouble(fmt.Errorf("recording when observer %q is called again for %v: %w", o.Name, view.cell.public(), err))
+	}
+	return runResult{next: runAgain} // the next look sees how long to wait
+}
+
+// leastPause is the pause of a run that is to be repeated at once: other jobs come in between.
+const leastPause = time.Millisecond
 
 // panicError is a panic of an observer's function.
 type panicError struct {
@@ -74,8 +102,29 @@ func storesFault(err error) bool {
 
 // recordFailure writes the failure record of one more failed attempt. The record is
 // zero when somebody else's run has covered the change.
-func (w *Worker) recordFailure(ctx context.Context, tx *Txn, o *Observer, c Cell, change Timestamp, cause error) (format.Failure, error) {
+func (w *Worker) recordFailure(ctx context.Context, tx *Txn, o *Observer, view *cellView, cause error) (format.Failure, error) {
+	c := view.cell
+	f, err := w.putRecord(ctx, tx, o, view, func(f *format.Failure) {
+		f.Attempts++
+		f.Parked = f.Attempts >= o.MaxAttempts || asksToPark(cause)
+		f.NotBefore = tx.start.Add(w.config.Backoff.wait(f.Attempts-1, tx.db.rand))
+	})
+	if err != nil || !f.Parked {
+		return f, err
+	}
+	p := format.NewParked(o.Name, format.Cell(c), f, cause, tx.start)
+	b, err := p.Encode()
+	if err != nil {
+		return format.Failure{}, err
+	}
+	return f, tx.put(parkedIndex(o.Name, c), format.KindPut, b)
+}
+
+// putRecord writes the failure record of a change, as edit leaves it. edit gets the record of the
+// change so far. The result is zero, and nothing is written, when somebody else's run has covered the change.
+func (w *Worker) putRecord(ctx context.Context, tx *Txn, o *Observer, view *cellView, edit func(f *format.Failure)) (format.Failure, error) {
 	none := format.Failure{}
+	c, change, since := view.cell, view.change, view.sinceOf(o.Name)
 	ack := Cell{c.Table, c.Row, format.AckColumn(o.Name, c.Column)}
 	at := Cell{c.Table, c.Row, format.FailureColumn(o.Name, c.Column)}
 	stored, err := tx.db.getCells(ctx, []Cell{ack, at}, &tx.snapshot)
@@ -84,7 +133,7 @@ func (w *Worker) recordFailure(ctx context.Context, tx *Txn, o *Observer, c Cell
 	}
 	if b := stored[0]; b != nil {
 		acked, err := format.DecodeAck(b)
-		if err != nil || acked >= change {
+		if err != nil || acked >= change && acked >= since {
 			return none, err
 		}
 	}
@@ -97,24 +146,15 @@ func (w *Worker) recordFailure(ctx context.Context, tx *Txn, o *Observer, c Cell
 	if old.Change > change || old.Parked && old.Change == change {
 		return none, nil
 	}
-	f := format.Failure{Change: change, Attempts: 1}
+	f := format.Failure{Change: change}
 	if old.Change == change {
-		f.Attempts = old.Attempts + 1
+		f = old
 	}
-	f.Parked = f.Attempts >= o.MaxAttempts
-	f.NotBefore = tx.start.Add(w.config.Backoff.wait(f.Attempts-1, tx.db.rand))
+	edit(&f)
 	if err := tx.put(at, format.KindPut, f.Encode()); err != nil {
 		return none, err
 	}
-	switch {
-	case f.Parked:
-		p := format.NewParked(o.Name, format.Cell(c), f, cause, tx.start)
-		b, err := p.Encode()
-		if err != nil {
-			return none, err
-		}
-		return f, tx.put(parkedIndex(o.Name, c), format.KindPut, b)
-	case old.Parked:
+	if old.Parked && !f.Parked {
 		// A later change failed, so the parked run of the earlier one is dropped.
 		return f, tx.put(parkedIndex(o.Name, c), format.KindDelete, nil)
 	}

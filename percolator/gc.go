@@ -241,7 +241,7 @@ func (p *gcPass) remove(ctx context.Context, table string) error {
 	if err := p.db.clearUnobserved(ctx, p.view, table, safe); err != nil {
 		return err
 	}
-	return p.db.removeVersions(ctx, table, safe, p.report)
+	return p.db.removeVersions(ctx, p.view, table, safe, p.report)
 }
 
 // publishPoints raises the safe points of tables.

@@ -32,6 +32,7 @@ const (
 // them up to some timestamp. Reads depend on that order: see checkFound.
 type collection struct {
 	db     *DB
+	view   *catalogView // names the observers of old values
 	table  string
 	safe   Timestamp
 	page   int // gcPage, or less where the store takes less
@@ -43,16 +44,18 @@ type collection struct {
 
 	rows []rowstore.Row // rows that wait until their deep columns are done
 	deep []deepColumn
+	seen map[string]map[string][]seenVersion // of deep columns, by row and column
 }
 
 // deepColumn has more versions than a scan shows.
 type deepColumn struct {
 	row, column string
 	to          Timestamp // the newest of those that the scan did not show
+	acks        []acknowledgment
 }
 
 // removeVersions removes what is garbage in a table.
-func (db *DB) removeVersions(ctx context.Context, table string, safe Timestamp, report *GCReport) error {
+func (db *DB) removeVersions(ctx context.Context, view *catalogView, table string, safe Timestamp, report *GCReport) error {
 	if safe == 0 {
 		return nil
 	}
@@ -65,7 +68,7 @@ func (db *DB) removeVersions(ctx context.Context, table string, safe Timestamp, 
 		all(rowstore.Data, 0, safe-1, 2), // few: they are long
 		all(rowstore.Mark, 0, safe-1, 1), all(rowstore.Notify, 0, oracle.Max, 1),
 	}
-	c := &collection{db: db, table: table, safe: safe, page: gcPage, report: report}
+	c := &collection{db: db, view: view, table: table, safe: safe, page: gcPage, report: report}
 	if l, ok := rowstore.Unwrap[rowstore.Limiter](db.store); ok {
 		// A version may take two edits, and its column a few more.
 		if n := l.Limits().Operations; n > 0 {
@@ -76,11 +79,14 @@ func (db *DB) removeVersions(ctx context.Context, table string, safe Timestamp, 
 		if err != nil {
 			return err
 		}
-		if c.findDeep(&row) {
+		deep, err := c.findDeep(&row)
+		switch {
+		case err != nil:
+		case deep:
 			if c.rows = append(c.rows, row); len(c.deep) >= gcDeep {
 				err = c.removeDeep(ctx)
 			}
-		} else {
+		default:
 			err = c.row(ctx, &row)
 		}
 		if err != nil {
@@ -94,8 +100,8 @@ func (db *DB) removeVersions(ctx context.Context, table string, safe Timestamp, 
 }
 
 // findDeep notes the deep columns of a row.
-func (c *collection) findDeep(row *rowstore.Row) bool {
-	found, n := false, 0
+func (c *collection) findDeep(row *rowstore.Row) (found bool, err error) {
+	n := 0
 	for i := range row.Versions {
 		v := &row.Versions[i]
 		if i == 0 || v.Family != row.Versions[i-1].Family || v.Column != row.Versions[i-1].Column {
@@ -105,11 +111,15 @@ func (c *collection) findDeep(row *rowstore.Row) bool {
 			continue
 		}
 		if n++; n == gcShallow && v.TS > 1 {
-			c.deep = append(c.deep, deepColumn{row.Row, v.Column, v.TS - 1})
+			acks, err := c.view.acknowledgments(row, c.table, v.Column)
+			if err != nil {
+				return false, fmt.Errorf("row %q, column %q: %w", row.Row, v.Column, err)
+			}
+			c.deep = append(c.deep, deepColumn{row.Row, v.Column, v.TS - 1, acks})
 			found = true
 		}
 	}
-	return found
+	return found, nil
 }
 
 // removeDeep removes those versions of deep columns that the scan did not show, and
@@ -125,12 +135,7 @@ func (c *collection) removeDeep(ctx context.Context) error {
 			return err
 		}
 		for i := range rows {
-			if len(rows[i].Versions) < c.page {
-				err = c.add(ctx, rows[i].Row, c.pageOf(deep[i], rows[i].Versions))
-			} else {
-				err = c.removePages(ctx, deep[i], rows[i].Versions)
-			}
-			if err != nil {
+			if err := c.removePages(ctx, deep[i], rows[i].Versions); err != nil {
 				return err
 			}
 		}
@@ -145,7 +150,7 @@ func (c *collection) removeDeep(ctx context.Context) error {
 		}
 	}
 	clear(c.rows)
-	c.rows, c.deep = c.rows[:0], c.deep[:0]
+	c.rows, c.deep, c.seen = c.rows[:0], c.deep[:0], nil
 	return nil
 }
 
@@ -158,27 +163,47 @@ func (c *collection) readDeep(d deepColumn, to Timestamp) rowstore.RowRead {
 // removePages removes a column's versions page by page. Pages are read newest first and
 // removed oldest first.
 func (c *collection) removePages(ctx context.Context, d deepColumn, newest []rowstore.Version) error {
-	pages := []removal{c.pageOf(d, newest)}
-	for to := newest[len(newest)-1].TS; to > 1; {
-		rows, err := c.db.readRows(ctx, []rowstore.RowRead{c.readDeep(d, to-1)})
+	above := d.to + 1
+	var pages []removal
+	var seenIn [][]seenVersion
+	for versions := newest; len(versions) > 0; {
+		seen := lastSeen(d.acks, d.column, above, versions)
+		pages, seenIn = append(pages, c.pageOf(d, versions, seen)), append(seenIn, seen)
+		if above = versions[len(versions)-1].TS; len(versions) < c.page || above <= 1 {
+			break
+		}
+		rows, err := c.db.readRows(ctx, []rowstore.RowRead{c.readDeep(d, above-1)})
 		if err != nil {
 			return err
 		}
-		versions := rows[0].Versions
-		if len(versions) == 0 {
-			break
-		}
-		pages = append(pages, c.pageOf(d, versions))
-		to = versions[len(versions)-1].TS
+		versions = rows[0].Versions
 	}
-	for _, p := range slices.Backward(pages) {
+	var seen []seenVersion
+	for i, p := range slices.Backward(pages) {
 		// One page in each call, because the order counts.
-		if err := c.flush(ctx); err != nil {
-			return err
+		if len(pages) > 1 {
+			if err := c.flush(ctx); err != nil {
+				return err
+			}
+		}
+		// Each page removes what is left of the older ones. So it also keeps what they keep: it may
+		// be unknown what has become of them.
+		seen = append(seen, seenIn[i]...)
+		if err := p.keep(seen, true); err != nil {
+			return fmt.Errorf("row %q, column %q: %w", d.row, d.column, err)
 		}
 		if err := c.add(ctx, d.row, p); err != nil {
 			return err
 		}
+	}
+	if len(seen) > 0 {
+		if c.seen == nil {
+			c.seen = map[string]map[string][]seenVersion{}
+		}
+		if c.seen[d.row] == nil {
+			c.seen[d.row] = map[string][]seenVersion{}
+		}
+		c.seen[d.row][d.column] = seen
 	}
 	return nil
 }
@@ -191,15 +216,15 @@ type removal struct {
 }
 
 // pageOf makes the removal of a deep column's versions up to the newest of those given.
-// By the time it is applied, the given versions must be the only ones left up to there.
-func (c *collection) pageOf(d deepColumn, versions []rowstore.Version) removal {
-	if len(versions) == 0 {
-		return removal{}
-	}
+// By the time it is applied, the given versions must be the only ones left up to there. The long
+// values of those that observers saw last stay.
+func (c *collection) pageOf(d deepColumn, versions []rowstore.Version, seen []seenVersion) removal {
 	r := removal{versions: len(versions)}
 	r.edits = append(r.edits, rowstore.DeleteRange(rowstore.Write, d.column, 0, versions[0].TS))
 	for i := range versions {
-		r.dataOf(d.column, &versions[i])
+		if !keeps(seen, &versions[i]) {
+			r.dataOf(d.column, &versions[i])
+		}
 	}
 	return r
 }
@@ -215,12 +240,21 @@ func (r *removal) dataOf(column string, v *rowstore.Version) {
 // row removes what the scan showed to be garbage in a row, in mutations of one or
 // several columns.
 func (c *collection) row(ctx context.Context, row *rowstore.Row) error {
-	g := &gcRow{row: row, safe: c.safe}
+	g := &gcRow{row: row, table: c.table, safe: c.safe, view: c.view, deep: c.seen[row.Row]}
 	var columns []string
 	for i := range row.Versions {
-		if c := row.Versions[i].Column; !slices.Contains(columns[max(0, len(columns)-1):], c) {
-			columns = append(columns, c)
+		c := row.Versions[i].Column
+		if i > 0 && c == row.Versions[i-1].Column {
+			continue
 		}
+		if _, of, ok := format.SplitSeenColumn(c); ok {
+			if g.keptIn == nil {
+				g.keptIn = map[string][]string{}
+			}
+			g.keptIn[of] = append(g.keptIn[of], c)
+			c = of
+		}
+		columns = append(columns, c)
 	}
 	slices.Sort(columns)
 	columns = slices.Compact(columns)

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -11,19 +12,31 @@ import (
 
 // gcRow is what a scan shows of a row.
 type gcRow struct {
-	row  *rowstore.Row
-	safe Timestamp
-	m    removal
-	gone map[string]bool // columns of acknowledgments that are removed as a whole
+	row    *rowstore.Row
+	table  string
+	safe   Timestamp
+	view   *catalogView             // names the observers of old values
+	deep   map[string][]seenVersion // those of deep columns that the scan did not show
+	keptIn map[string][]string      // the columns that keep versions of a column
+	m      removal
+	gone   map[string]bool // columns of acknowledgments that are removed as a whole
 }
 
 // column removes from one column: the versions below the newest one at or below the
 // safe point, with their data; that newest one too, if it is a delete that no observer
-// still has to see; marks below the safe point; and data that belongs to no version.
+// still has to see; marks below the safe point; and data that belongs to no version. What an
+// observer of old values saw last is kept elsewhere (gc_seen.go).
 func (g *gcRow) column(column string) error {
+	if _, _, ok := format.SplitSeenColumn(column); ok {
+		return nil // goes with the column that it is of
+	}
 	writes := g.row.All(rowstore.Write, column)
 	if g.gone[column] {
 		writes = nil
+	}
+	acks, err := g.view.acknowledgments(g.row, g.table, column)
+	if err != nil {
+		return err
 	}
 	n := 0
 	for n < len(writes) && writes[n].TS > g.safe {
@@ -39,6 +52,15 @@ func (g *gcRow) column(column string) error {
 			return err
 		}
 	}
+	for _, own := range g.keptIn[column] {
+		for _, v := range g.row.All(rowstore.Write, own) {
+			w, err := format.DecodeWrite(v.Value)
+			if err != nil {
+				return err
+			}
+			known[w.Start] = true
+		}
+	}
 	g.orphans(column, len(keep), drop, known)
 	if len(drop) > 0 {
 		newest, err := format.DecodeWrite(drop[0].Value)
@@ -51,17 +73,33 @@ func (g *gcRow) column(column string) error {
 			drop = drop[1:]
 		}
 	}
-	if len(drop) > 0 {
-		// One range, since nothing can be written at or below the safe point.
-		g.m.edits = append(g.m.edits, rowstore.DeleteRange(rowstore.Write, column, 0, drop[0].TS))
-		g.m.versions += len(drop)
-		for i := range drop {
-			g.m.dataOf(column, &drop[i])
-		}
+	if err := g.drop(column, acks, drop); err != nil {
+		return err
 	}
 	if marks := g.row.All(rowstore.Mark, column); len(marks) > 0 {
 		g.m.edits = append(g.m.edits, rowstore.DeleteRange(rowstore.Mark, column, 0, g.safe-1))
 		g.m.versions += len(marks)
+	}
+	return nil
+}
+
+// drop removes versions of a column, and keeps what observers of old values saw last.
+func (g *gcRow) drop(column string, acks []acknowledgment, drop []rowstore.Version) error {
+	seen := append(lastSeen(acks, column, oracle.Max, g.row.All(rowstore.Write, column)), g.deep[column]...)
+	if err := g.dropSeen(column, acks, seen); err != nil || len(drop) == 0 {
+		return err
+	}
+	seen = slices.DeleteFunc(seen, func(s seenVersion) bool { return s.version.TS > drop[0].TS || g.gone[s.column] })
+	if err := g.m.keep(seen, false); err != nil {
+		return err
+	}
+	// One range, since nothing can be written at or below the safe point.
+	g.m.edits = append(g.m.edits, rowstore.DeleteRange(rowstore.Write, column, 0, drop[0].TS))
+	g.m.versions += len(drop)
+	for i := range drop {
+		if !keeps(seen, &drop[i]) {
+			g.m.dataOf(column, &drop[i])
+		}
 	}
 	return nil
 }

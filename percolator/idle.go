@@ -321,7 +321,7 @@ func (w *Worker) isLeft(ctx context.Context, c Cell, notified []rowstore.Version
 	if err != nil || blocked {
 		return true, err
 	}
-	for i, name := range view.observers {
+	for i, name := range view.names {
 		if w.observes(name, c) && !view.covered(i) {
 			return true, nil
 		}

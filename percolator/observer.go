@@ -28,8 +28,15 @@ type Observer struct {
 	// parked after MaxAttempts failures of one change. An error that matches ErrConflict
 	// does not count: the call is repeated at once. An error of tx which says that the
 	// store failed does not count either, if Func returns it, wrapped or not. If Func
-	// returns another error in its place, that one counts.
+	// returns another error in its place, that one counts. RetryAfter and Park make errors that
+	// ask for something else. If Func sets the cell to the value that it has, the run only
+	// locks the cell, so that Func is not called again for that.
 	Func func(ctx context.Context, tx *Txn, c Cell) error
+	// OnChange is called in place of Func, with what the observer has not seen yet of the
+	// cell: the value that it saw last, and the newest. All that is said of Func holds for it. Exactly
+	// one of the two is set. An observer that is registered with one of them cannot go on with
+	// the other: see Worker.Run.
+	OnChange func(ctx context.Context, tx *Txn, change Change) error
 	// Concurrency is how many runs of the observer a worker makes at once. 0 means that the
 	// observer shares the places of WorkerConfig.Concurrency with all others that say 0. A
 	// number above 0 gives it as many places of its own, in every worker that runs it: it
@@ -49,6 +56,14 @@ type Observer struct {
 	Timeout time.Duration
 	// Isolation of the transaction. Default SnapshotIsolation.
 	Isolation Isolation
+}
+
+// run calls the observer's function.
+func (o *Observer) run(ctx context.Context, tx *Txn, change *Change) error {
+	if o.OnChange != nil {
+		return o.OnChange(ctx, tx, *change)
+	}
+	return o.Func(ctx, tx, change.Cell)
 }
 
 // ObserverInfo describes an observer that is registered in the catalog.
@@ -78,9 +93,11 @@ func (db *DB) Observers(ctx context.Context) ([]ObserverInfo, error) {
 
 // RemoveObserver removes every observer of that name from the catalog. One catalog
 // lease later at the latest, its columns are no longer notified on its behalf. Workers
-// that run it stop, with an error that matches ErrObserverRemoved. Its acknowledgments
-// stay: if it is registered again, it runs for what changed meanwhile. Its parked runs
-// stay too, for Parked and Release. Garbage collection removes notifications that no
+// that run it stop, with an error that matches ErrObserverRemoved, and no run of it takes effect any
+// more. Its acknowledgments end: if it is registered again, it begins anew, and runs for every cell of
+// its column. Register it again no sooner than one catalog lease later: until then workers that do not know
+// of the removal may go on with the old registration. Its parked runs
+// stay, for Parked and Release. Garbage collection removes notifications that no
 // other observer of the column waits for, and with them those of Txn.Notify that the
 // removed observer has not seen. What it leaves behind is logged. It is no error if
 // there is no observer of that name.

@@ -86,7 +86,7 @@ func (w *Worker) skipUntilChanged(view *cellView) {
 		return
 	}
 	var covered uint64
-	for i, name := range view.observers {
+	for i, name := range view.names {
 		if view.ackLocked[i] {
 			return // its run is decided soon
 		}
@@ -116,7 +116,7 @@ func (w *Worker) skipUntilChanged(view *cellView) {
 
 // signature is the signature that a scan computes, of what a view showed.
 func (w *Worker) signature(view *cellView) uint64 {
-	return w.rested.signature(view.cell, view.observers, view.notified)
+	return w.rested.signature(view.cell, view.names, view.notified)
 }
 
 // bit stands for the queue's observer, among those of its column. There is none for the

@@ -45,7 +45,7 @@ func TestCellsThatAreRemembered(t *testing.T) {
 	} {
 		c := row(fmt.Sprint(i))
 		v := &cellView{
-			cell: c, observers: []string{"o", "p", "foreign"}, acks: test.acks[:], ackLocked: make([]bool, 3),
+			cell: c, registrations: registrations{names: []string{"o", "p", "foreign"}}, acks: test.acks[:], ackLocked: make([]bool, 3),
 			failures: make([]format.Failure, 3), change: change, notified: notified(test.notified),
 		}
 		if test.change != nil {
@@ -57,10 +57,10 @@ func TestCellsThatAreRemembered(t *testing.T) {
 		require.Equal(t, test.covered, wk.rested.covers(c, seen, now), "case %d", i)
 		require.Zero(t, wk.rested.covers(c, seen, now.Add(restedAge)), "it is looked at again some time")
 		for what, other := range map[string]*cellView{
-			"a newer notification":   {cell: c, observers: v.observers, notified: append([]rowstore.Version{{TS: newest + 1}}, v.notified...)},
-			"another observer":       {cell: c, observers: v.observers[:2], notified: v.notified},
-			"another cell":           {cell: row("x"), observers: v.observers, notified: v.notified},
-			"one of these, and less": {cell: c, observers: v.observers, notified: v.notified[1:]},
+			"a newer notification":   {cell: c, registrations: registrations{names: v.names}, notified: append([]rowstore.Version{{TS: newest + 1}}, v.notified...)},
+			"another observer":       {cell: c, registrations: registrations{names: v.names[:2]}, notified: v.notified},
+			"another cell":           {cell: row("x"), registrations: registrations{names: v.names}, notified: v.notified},
+			"one of these, and less": {cell: c, registrations: registrations{names: v.names}, notified: v.notified[1:]},
 		} {
 			require.Zero(t, wk.rested.covers(other.cell, wk.signature(other), now), "%d: %s", i, what)
 		}
@@ -76,7 +76,7 @@ func TestRememberedCellsAreBounded(t *testing.T) {
 	for i := range uint64(mostRested) {
 		wk.rested.cells[i] = restedCell{until: w.clock.Now().Add(time.Hour).UnixNano()}
 	}
-	v := &cellView{cell: row("r"), observers: []string{"o", "foreign"}, acks: []Timestamp{2, 0}, ackLocked: make([]bool, 2), failures: make([]format.Failure, 2), change: 1}
+	v := &cellView{cell: row("r"), registrations: registrations{names: []string{"o", "foreign"}}, acks: []Timestamp{2, 0}, ackLocked: make([]bool, 2), failures: make([]format.Failure, 2), change: 1}
 	wk.skipUntilChanged(v)
 	require.LessOrEqual(t, len(wk.rested.cells), mostRested)
 	require.NotZero(t, wk.rested.covers(v.cell, wk.signature(v), w.clock.Now()))

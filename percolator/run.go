@@ -143,12 +143,15 @@ func (w *Worker) attempt(ctx context.Context, t *task) runResult {
 	w.mu.Lock()
 	// A notification above the snapshot is not among them: the look that finds it must have the
 	// job run again.
-	t.seen = w.rested.signature(view.cell, view.observers, view.seen)
+	t.seen = w.rested.signature(view.cell, view.names, view.seen)
 	w.mu.Unlock()
-	switch i := slices.Index(view.observers, t.o.Name); {
+	switch i := slices.Index(view.names, t.o.Name); {
 	case i < 0:
 		leaveToken(w.recheck) // the observer was removed
 	case view.change != 0 && !view.covered(i):
+		if tx.start < view.since[i] {
+			return runResult{next: runAgain} // its acknowledgment would not count
+		}
 		if next := view.nextAttempt(i); next > tx.start {
 			return runResult{next: runWaiting, wait: next.Sub(tx.start)}
 		}
@@ -181,7 +184,18 @@ func (w *Worker) clearNotifications(ctx context.Context, view *cellView) runResu
 // acknowledgment and the removal of the notifications.
 func (w *Worker) run(ctx context.Context, tx *Txn, o *Observer, i int, view *cellView) runResult {
 	tx.opt.isolation = o.Isolation
-	err := w.call(ctx, tx, o, view.cell)
+	tx.run = &runOf{observer: o.Name, cell: view.cell, since: view.since[i]}
+	change := &Change{Cell: view.cell.public()}
+	if o.OnChange != nil {
+		var err error
+		if change, err = w.change(ctx, tx, i, view); err != nil {
+			return w.failed(ctx, o, view, &readError{err})
+		}
+	}
+	err := w.call(ctx, tx, o, change)
+	if err == nil {
+		err = w.lockUnchanged(ctx, tx, view)
+	}
 	if err == nil {
 		err = tx.acknowledge(i, view)
 	}
@@ -211,7 +225,7 @@ func (w *Worker) run(ctx context.Context, tx *Txn, o *Observer, i int, view *cel
 }
 
 // call calls an observer's function. A panic becomes an error.
-func (w *Worker) call(ctx context.Context, tx *Txn, o *Observer, c Cell) (err error) {
+func (w *Worker) call(ctx context.Context, tx *Txn, o *Observer, change *Change) (err error) {
 	w.mu.Lock()
 	w.progress++
 	w.mu.Unlock()
@@ -225,7 +239,7 @@ func (w *Worker) call(ctx context.Context, tx *Txn, o *Observer, c Cell) (err er
 			err = &panicError{value: p, stack: debug.Stack()}
 		}
 	}()
-	if err := o.Func(ctx, tx, c.public()); err != nil {
+	if err := o.run(ctx, tx, change); err != nil {
 		return err
 	}
 	if tx.done {
@@ -237,7 +251,7 @@ func (w *Worker) call(ctx context.Context, tx *Txn, o *Observer, c Cell) (err er
 // acknowledge writes that observer i of a view has seen the cell's newest change, and
 // removes its failure record.
 func (tx *Txn) acknowledge(i int, view *cellView) error {
-	c, observer := view.cell, view.observers[i]
+	c, observer := view.cell, view.names[i]
 	if err := tx.put(Cell{c.Table, c.Row, format.AckColumn(observer, c.Column)}, format.KindPut, format.EncodeAck(tx.start)); err != nil {
 		return err
 	}

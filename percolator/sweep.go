@@ -18,9 +18,14 @@ func (w *Worker) publish(ctx context.Context) error {
 		v, err := w.db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
 			changed := false
 			for _, q := range w.list {
-				if w.record(v, q) == nil {
-					v.Observers = append(v.Observers, format.Observer{Name: []byte(q.o.Name), Table: []byte(q.table), Column: []byte(q.column), Since: v.asOf})
+				old := q.o.OnChange != nil
+				switch r := w.record(v, q); {
+				case r == nil:
+					v.Observers = append(v.Observers, format.Observer{Name: []byte(q.o.Name), Table: []byte(q.table), Column: []byte(q.column), Since: v.asOf, OldValues: old})
+					v.Changes = v.Changes || old
 					changed = true
+				case r.OldValues != old:
+					return false, otherKind(q)
 				}
 			}
 			return changed, nil
@@ -30,6 +35,18 @@ func (w *Worker) publish(ctx context.Context) error {
 		}
 		return err
 	})
+}
+
+// otherKind is the error of an observer that is registered with Func and has OnChange here, or the
+// other way round. What it acknowledged as the one means nothing to the other.
+func otherKind(q *queue) error {
+	here, there := "OnChange", "Func"
+	if q.o.Func != nil {
+		here, there = there, here
+	}
+	c := Cell{Table: q.table, Column: q.column}.public()
+	return fmt.Errorf("%w: the observer %q of table %q, column %q has %s here and is registered with %s: remove it first (DB.RemoveObserver), or use another name",
+		ErrInvalid, q.o.Name, c.Table, c.Column, here, there)
 }
 
 // record finds the registration of a queue's observer, nil without one.
@@ -78,14 +95,19 @@ func (w *Worker) attend(ctx context.Context) error {
 }
 
 // checkRegistered returns an error that matches ErrObserverRemoved when an observer of
-// this worker is not in the catalog any more. An observer that another worker has
+// this worker is not in the catalog any more, and ErrInvalid if it is there with a function of the
+// other kind. An observer that another worker has
 // registered again meanwhile goes on: the new registration has a sweep of its own.
 func (w *Worker) checkRegistered(v *catalogView) error {
 	if v.asOf < w.published {
 		return nil
 	}
 	for _, q := range w.list {
-		if w.record(v, q) == nil {
+		r := w.record(v, q)
+		if r != nil && r.OldValues != (q.o.OnChange != nil) {
+			return otherKind(q)
+		}
+		if r == nil {
 			c := Cell{Table: q.table, Column: q.column}.public()
 			return fmt.Errorf("%w: %q of table %q, column %q", ErrObserverRemoved, q.o.Name, c.Table, c.Column)
 		}
@@ -257,11 +279,7 @@ func (w *Worker) sweep(ctx context.Context, r format.Observer, at Timestamp, lea
 		if newest == nil {
 			continue
 		}
-		acked := Timestamp(0)
-		wv, found, err := committed(&row, ack)
-		if err == nil && found {
-			acked, err = format.DecodeAck(wv.Value)
-		}
+		acked, err := acknowledged(&row, ack, r.Since)
 		if err != nil {
 			return err
 		}

@@ -86,7 +86,7 @@ func (w *Worker) leftOf(ctx context.Context, c Cell, runs []hook.Run) ([]hook.Ru
 	case view.othersCovered(-1):
 		return runs, w.clearNotifications(ctx, view).err
 	}
-	for i, name := range view.observers {
+	for i, name := range view.names {
 		if w.observes(name, c) && !view.covered(i) {
 			public := c.public()
 			runs = append(runs, hook.Run{Observer: name, Table: public.Table, Row: public.Row, Column: public.Column})

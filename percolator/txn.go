@@ -34,11 +34,20 @@ type Txn struct {
 	// extra are edits that go with the commit of a row that the transaction writes,
 	// in the same mutation: a run's removal of the notifications that it saw.
 	extra map[rowName][]rowstore.Edit
+	// run is what the transaction is the run of, nil for none.
+	run *runOf
 
 	// storeFailed means that a read of the transaction failed. If an observer's function
 	// went on all the same and its commit fails, that counts as a failure of the
 	// function.
 	storeFailed bool
+}
+
+// runOf names the run of an observer.
+type runOf struct {
+	observer string
+	cell     Cell      // stored
+	since    Timestamp // of the registration that the run goes by
 }
 
 // snapshot is what a transaction reads.

@@ -3,7 +3,6 @@ package percolator
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/oracle"
@@ -12,13 +11,15 @@ import (
 
 // cellView is what one atomic view shows of an observed cell.
 type cellView struct {
-	cell      Cell // stored
-	at        Timestamp
-	observers []string // registered for the column
-	acks      []Timestamp
+	cell Cell // stored
+	at   Timestamp
+	registrations
+	acks      []Timestamp // of each registration: what it has seen, 0 for nothing yet
+	ackedAt   []Timestamp // when that was committed
 	ackLocked []bool
 	failures  []format.Failure
 	change    Timestamp          // the newest change at or below at
+	writes    []rowstore.Version // the newest at or below at: one, or two for an observer of old values
 	notified  []rowstore.Version // all notifications, newest first
 	seen      []rowstore.Version // those at or below at
 	later     bool               // there are notifications above at
@@ -32,7 +33,7 @@ type cellView struct {
 // change up to there. A snapshot that is drawn with the view is not known before the
 // view. Then the view counts if the catalog still names the same observers afterwards.
 func (w *Worker) currentView(ctx context.Context, c Cell, o *Observer, s *snapshot) (v *cellView, blocked bool, err error) {
-	names := w.db.known().observers(c.Table, c.Column)
+	known := w.db.known().registrations(c.Table, c.Column)
 	for {
 		fresh := s.set
 		if fresh {
@@ -40,14 +41,17 @@ func (w *Worker) currentView(ctx context.Context, c Cell, o *Observer, s *snapsh
 			if err != nil {
 				return nil, false, err
 			}
-			names = catalog.observers(c.Table, c.Column)
+			known = catalog.registrations(c.Table, c.Column)
 		}
-		if v, blocked, err = w.view(ctx, c, o, names, s); err != nil || blocked || fresh {
+		if v, blocked, err = w.view(ctx, c, o, known, s); err != nil || blocked || fresh {
 			return v, blocked, err
 		}
 		catalog, err := w.db.catalogFor(ctx, s.start)
-		if err != nil || slices.Equal(names, catalog.observers(c.Table, c.Column)) {
-			return v, false, err
+		if err != nil {
+			return nil, false, err
+		}
+		if now := catalog.registrations(c.Table, c.Column); known.same(&now) {
+			return v, false, nil
 		}
 	}
 }
@@ -56,9 +60,12 @@ func (w *Worker) currentView(ctx context.Context, c Cell, o *Observer, s *snapsh
 // atomic view. That view has no put or delete lock at or below the snapshot, neither on
 // the cell nor on the columns that the observer o keeps beside it. A nil o stands for
 // all observers of this worker. blocked means that the owner of such a lock lives.
-func (w *Worker) view(ctx context.Context, c Cell, o *Observer, observers []string, s *snapshot) (v *cellView, blocked bool, err error) {
-	read := []rowstore.RowRead{viewRead(c, observers, s.at())}
+func (w *Worker) view(ctx context.Context, c Cell, o *Observer, known registrations, s *snapshot) (v *cellView, blocked bool, err error) {
+	read := []rowstore.RowRead{viewRead(c, known.names, s.at())}
 	if o != nil {
+		if o.OnChange != nil {
+			read[0].Selectors[viewWrites].Limit = 2
+		}
 		read[0].Selectors = append(read[0].Selectors, rowstore.Selector{Family: rowstore.Mark, Column: format.ClaimColumn(o.Name, c.Column), To: oracle.Max, Limit: 1})
 	}
 	for {
@@ -74,7 +81,7 @@ func (w *Worker) view(ctx context.Context, c Cell, o *Observer, observers []stri
 		case resolved:
 			continue
 		}
-		if v, err = parseView(row, c, observers, s.start); err != nil {
+		if v, err = parseView(row, c, known, s.start); err != nil {
 			return nil, false, fmt.Errorf("%v: %w", c.public(), err)
 		}
 		if o != nil {
@@ -130,6 +137,9 @@ func (w *Worker) keeps(column string, c Cell, o *Observer) bool {
 	return w.observes(observer, c)
 }
 
+// viewWrites is the index of the selector of the cell's writes among those of viewRead.
+const viewWrites = 1
+
 func viewRead(c Cell, observers []string, at Timestamp) rowstore.RowRead {
 	picks := make([]rowstore.Selector, 0, 3+4*len(observers))
 	picks = snapshotPicks(picks, c.Column, at)
@@ -141,13 +151,14 @@ func viewRead(c Cell, observers []string, at Timestamp) rowstore.RowRead {
 	return rowstore.RowRead{Table: c.Table, Row: c.Row, Selectors: picks}
 }
 
-func parseView(row *rowstore.Row, c Cell, observers []string, at Timestamp) (*cellView, error) {
+func parseView(row *rowstore.Row, c Cell, known registrations, at Timestamp) (*cellView, error) {
 	v := &cellView{
-		cell: c, at: at, observers: observers,
-		acks: make([]Timestamp, len(observers)), ackLocked: make([]bool, len(observers)), failures: make([]format.Failure, len(observers)),
+		cell: c, at: at, registrations: known,
+		acks: make([]Timestamp, len(known.names)), ackedAt: make([]Timestamp, len(known.names)),
+		ackLocked: make([]bool, len(known.names)), failures: make([]format.Failure, len(known.names)),
 	}
-	if w := row.Newest(rowstore.Write, c.Column); w != nil {
-		v.change = w.TS
+	if v.writes = row.All(rowstore.Write, c.Column); len(v.writes) > 0 {
+		v.change = v.writes[0].TS
 	}
 	v.notified = row.All(rowstore.Notify, c.Column)
 	for _, n := range v.notified {
@@ -164,17 +175,17 @@ func parseView(row *rowstore.Row, c Cell, observers []string, at Timestamp) (*ce
 			v.change = max(v.change, n.TS)
 		}
 	}
-	for i, o := range observers {
+	for i, o := range known.names {
 		col := format.AckColumn(o, c.Column)
 		v.ackLocked[i] = row.Newest(rowstore.Lock, col) != nil
-		w, found, err := committed(row, col)
-		if err == nil && found {
-			v.acks[i], err = format.DecodeAck(w.Value)
-		}
-		if err != nil {
+		var err error
+		if v.acks[i], err = acknowledged(row, col, known.since[i]); err != nil {
 			return nil, err
 		}
-		w, found, err = committed(row, format.FailureColumn(o, c.Column))
+		if acked := row.Newest(rowstore.Write, col); acked != nil {
+			v.ackedAt[i] = acked.TS
+		}
+		w, found, err := committed(row, format.FailureColumn(o, c.Column))
 		switch {
 		case err != nil:
 			return nil, err
@@ -185,6 +196,20 @@ func parseView(row *rowstore.Row, c Cell, observers []string, at Timestamp) (*ce
 		}
 	}
 	return v, nil
+}
+
+// acknowledged returns the acknowledgment in a stored column, of a row that shows it, by an observer
+// that is registered since a moment. It is 0 if there is none from since then.
+func acknowledged(row *rowstore.Row, column string, since Timestamp) (Timestamp, error) {
+	w, found, err := committed(row, column)
+	if err != nil || !found {
+		return 0, err
+	}
+	acked, err := format.DecodeAck(w.Value)
+	if err != nil || acked < since {
+		return 0, err
+	}
+	return acked, nil
 }
 
 // covered tells whether observer i has nothing to do for the newest change: it has
@@ -216,7 +241,7 @@ func (v *cellView) nextAttempt(i int) Timestamp {
 
 // othersCovered tells whether every observer but i is covered.
 func (v *cellView) othersCovered(i int) bool {
-	for j := range v.observers {
+	for j := range v.names {
 		if j != i && !v.covered(j) {
 			return false
 		}

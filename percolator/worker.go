@@ -160,7 +160,7 @@ func NewWorker(db *DB, config WorkerConfig) *Worker {
 
 // Observe adds an observer, before Run. Errors:
 //
-//   - ErrInvalid: the observer has no name, table, column or function, its name is too
+//   - ErrInvalid: the observer has no name, table or column, not exactly one of Func and OnChange, its name is too
 //     long, its Concurrency is negative, or the worker has one of that name already.
 //   - ErrTooLarge: the name of the table or of the column is over the limits.
 //   - ErrWorkerRunning: Run was called already.
@@ -170,8 +170,10 @@ func (w *Worker) Observe(o Observer) error {
 		return fmt.Errorf("percolator: Observe: %w: an observer of table %q, column %q has no name", ErrInvalid, o.Table, o.Column)
 	case len(o.Name) > format.MaxObserverName:
 		return fmt.Errorf("percolator: Observe: %w: the observer's name %q... has %d bytes, the limit is %d", ErrInvalid, o.Name[:32], len(o.Name), format.MaxObserverName)
-	case o.Func == nil:
-		return fmt.Errorf("percolator: Observe: %w: observer %q has no function", ErrInvalid, o.Name)
+	case o.Func == nil && o.OnChange == nil:
+		return fmt.Errorf("percolator: Observe: %w: observer %q has no function: set Func or OnChange", ErrInvalid, o.Name)
+	case o.Func != nil && o.OnChange != nil:
+		return fmt.Errorf("percolator: Observe: %w: observer %q has Func and OnChange; set one of them", ErrInvalid, o.Name)
 	case o.Concurrency < 0:
 		return fmt.Errorf("percolator: Observe: %w: observer %q has Concurrency %d; it must be 0 (the worker's) or more", ErrInvalid, o.Name, o.Concurrency)
 	}
@@ -214,7 +216,9 @@ func (w *Worker) queuesOf(c Cell) []*queue {
 // for the functions that are running (see StopTimeout), and returns nil. Any other
 // result means that it could not go on. For example, the error matches ErrClosed when
 // the DB was closed under it, or ErrObserverRemoved when somebody removed one of its
-// observers; that is noticed one catalog lease later at the latest. Failures of the
+// observers; that is noticed one catalog lease later at the latest. It matches ErrInvalid if an
+// observer is registered with Func and this worker has it with OnChange, or the other way round:
+// remove it first, or use another name. Failures of the
 // store that may pass are logged and retried. A worker runs once: a second Run returns
 // ErrWorkerRunning.
 func (w *Worker) Run(ctx context.Context) error {

@@ -34,6 +34,10 @@ type Program struct {
 	// a worker does beside its runs then multiplies nothing. The parts of one batch
 	// come in any order all the same.
 	Serial bool
+	// Removes tells that observers are removed, or seen deletes collected, so that a cell may be seen first twice.
+	Removes bool
+	// OldValues makes the observers ones of old values, which check what they are told.
+	OldValues bool
 	// Weak tells that weak notifications may lead to runs without a change.
 	Weak bool
 	// Collects tells that garbage is collected, so that the store itself does not
@@ -133,6 +137,7 @@ type history struct {
 	events  int // transactions begun and commits returned
 	answers []answer
 	quiets  []quiet
+	lies    []error // old values that were wrong
 	// fates has the commit timestamp of each start timestamp that was committed
 	// anywhere, also in what the library keeps by transactions of its own.
 	fates map[percolator.Timestamp]percolator.Timestamp
@@ -347,7 +352,23 @@ func (tx *Txn) Hint(cell percolator.Cell) error {
 
 // Observer returns an observer that records its runs; do may write more.
 func (c *Client) Observer(name, table, column string, do func(ctx context.Context, tx *Txn, cell percolator.Cell) error) percolator.Observer {
-	return percolator.Observer{Name: name, Table: table, Column: column, Func: func(ctx context.Context, inner *percolator.Txn, cell percolator.Cell) error {
+	o := percolator.Observer{Name: name, Table: table, Column: column}
+	run := c.observing(name, do)
+	if c.w.program.OldValues {
+		o.OnChange = func(ctx context.Context, tx *percolator.Txn, ch percolator.Change) error {
+			return run(ctx, tx, ch.Cell, &ch)
+		}
+	} else {
+		o.Func = func(ctx context.Context, tx *percolator.Txn, cell percolator.Cell) error {
+			return run(ctx, tx, cell, nil)
+		}
+	}
+	return o
+}
+
+// observing is the function of an observer. ch is nil unless it is one of old values.
+func (c *Client) observing(name string, do func(ctx context.Context, tx *Txn, cell percolator.Cell) error) func(context.Context, *percolator.Txn, percolator.Cell, *percolator.Change) error {
+	return func(ctx context.Context, inner *percolator.Txn, cell percolator.Cell, ch *percolator.Change) error {
 		r := c.newRecord()
 		r.start = startOf(ctx, inner)
 		tx := &Txn{inner, c, r}
@@ -361,6 +382,11 @@ func (c *Client) Observer(name, table, column string, do func(ctx context.Contex
 		c.w.history.mu.Lock()
 		c.w.history.runs = append(c.w.history.runs, run)
 		c.w.history.mu.Unlock()
+		if ch != nil {
+			if err := c.judgeChange(ctx, inner, ch, run); err != nil {
+				return err
+			}
+		}
 		if err := tx.Write(run.mark); err != nil {
 			return err
 		}
@@ -368,7 +394,31 @@ func (c *Client) Observer(name, table, column string, do func(ctx context.Contex
 			return do(ctx, tx, cell)
 		}
 		return nil
-	}}
+	}
+}
+
+// judgeChange notes what a run is told, and whether that is what the run before it for the cell saw, which
+// left its id in a cell with its acknowledgment.
+func (c *Client) judgeChange(ctx context.Context, tx *percolator.Txn, ch *percolator.Change, run observation) error {
+	before, err := tx.Get(ctx, run.mark)
+	if err != nil && !errors.Is(err, percolator.ErrNotFound) {
+		return err
+	}
+	say := func(value []byte, found bool) string { return fmt.Sprintf("%v %s", found, value) }
+	h := &c.w.history
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	c.w.told[run.rec.id] = say(ch.New, ch.NewFound)
+	saw, known := c.w.told[string(before)]
+	switch {
+	case ch.First && ch.OldFound:
+		h.lies = append(h.lies, fmt.Errorf("the first change of %v has an old value, %q", ch.Cell, ch.Old))
+	case !ch.First && (!known || saw != say(ch.Old, ch.OldFound)):
+		h.lies = append(h.lies, fmt.Errorf("a run for %v was told that it saw %q last, and it saw %q", ch.Cell, say(ch.Old, ch.OldFound), saw))
+	case ch.First && known && !c.w.program.Removes:
+		h.lies = append(h.lies, fmt.Errorf("a run for %v was told that it was the first", ch.Cell))
+	}
+	return nil
 }
 
 // Snapshot is Update at a snapshot of the past, for reads alone.

@@ -79,6 +79,9 @@ func (w *world) judge() error {
 	if err := w.history.checkAnswers(); err != nil {
 		return err
 	}
+	if len(w.history.lies) > 0 {
+		return w.history.lies[0]
+	}
 	if err := w.checkObserved(versions); err != nil {
 		return err
 	}
@@ -361,7 +364,7 @@ func (w *world) checkObserved(versions map[percolator.Cell][]version) error {
 	for _, cell := range w.program.Observed {
 		for _, name := range w.program.names(cell.Column) {
 			runs := w.runsOf(name, cell, versions)
-			if err := w.history.checkRuns(name, cell, versions[cell], runs, w.program.Weak); err != nil {
+			if err := w.history.checkRuns(name, cell, versions[cell], runs, w.program.Weak || w.program.Removes); err != nil {
 				return err
 			}
 			if err := w.checkQuiet(name, cell, versions[cell], runs); err != nil {

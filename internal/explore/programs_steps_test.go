@@ -369,7 +369,7 @@ func steps() []program {
 		program{Program{Name: "two observers in two processes, 2PC and a writer", Options: plain2PC, Setup: observedBy(two, a), Clients: clients{glancing("one", 1500*time.Millisecond), glancing("two", 2500*time.Millisecond), writer(a)}, Observed: observed, Observers: two, Budget: Budget{Die: 1, Expire: 1}}, sparse},
 		program{Program{Name: "two observers in two processes, many cells", Options: onePhase, Setup: observedBy(two, many...), Clients: clients{worksLater("one"), accompanies("two")}, Observed: many, Observers: two}, seldom},
 
-		program{Program{Name: "an observer that leaves and comes back, writer", Options: onePhase, Settings: brief, Setup: changed(a), Clients: clients{leaves, writer(a)}, Observed: observed, Budget: Budget{Die: 1, Slow: 1}}, sparse},
-		program{Program{Name: "an observer that leaves and comes back, worker", Options: onePhase, Settings: brief, Setup: changed(a), Clients: clients{leaves, attendant}, Observed: observed, Idle: true, Budget: die}, sparse},
+		program{Program{Name: "an observer that leaves and comes back, writer", Removes: true, Options: onePhase, Settings: brief, Setup: changed(a), Clients: clients{leaves, writer(a)}, Observed: observed, Budget: Budget{Die: 1, Slow: 1}}, sparse},
+		program{Program{Name: "an observer that leaves and comes back, worker", Removes: true, Options: onePhase, Settings: brief, Setup: changed(a), Clients: clients{leaves, attendant}, Observed: observed, Idle: true, Budget: die}, sparse},
 	)
 }

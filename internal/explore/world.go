@@ -35,6 +35,7 @@ type world struct {
 	clients []*Client
 	history history
 	marks   map[string]percolator.Timestamp // see Client.Remember
+	told    map[string]string               // what runs of observers of old values saw, by their records' ids; under history.mu
 	owned   time.Time                       // until then nobody owns anything
 
 	mu       sync.Mutex
@@ -82,12 +83,13 @@ type image struct {
 	runs    []observation
 	written map[percolator.Cell][]writtenVersion
 	marks   map[string]percolator.Timestamp
+	told    map[string]string
 	fates   map[percolator.Timestamp]percolator.Timestamp
 	events  int
 }
 
 func newWorld(t *testing.T, p *Program, now time.Time) (*world, error) {
-	w := &world{t: t, program: p, through: true, counts: map[string]int{}, fired: map[string]int{}, now: now, marks: map[string]percolator.Timestamp{}}
+	w := &world{t: t, program: p, through: true, counts: map[string]int{}, fired: map[string]int{}, now: now, marks: map[string]percolator.Timestamp{}, told: map[string]string{}}
 	return w, w.openStores()
 }
 
@@ -114,7 +116,7 @@ func prepare(t *testing.T, p *Program) (*image, error) {
 		return nil, fmt.Errorf("setting up: %w", err)
 	}
 	// The oracle of a run begins at its clock, above what was handed out here.
-	img := &image{now: w.now.Add(time.Second), rows: map[string][]rowstore.Mutation{}, records: w.history.records, runs: w.history.runs, written: w.history.written, marks: w.marks, fates: w.history.fates, events: w.history.events}
+	img := &image{now: w.now.Add(time.Second), rows: map[string][]rowstore.Mutation{}, records: w.history.records, runs: w.history.runs, written: w.history.written, marks: w.marks, told: w.told, fates: w.history.fates, events: w.history.events}
 	for i := range w.stores {
 		img.rows[w.stores[i].name], err = contents(w.stores[i].Store)
 		if err != nil {
@@ -157,6 +159,7 @@ func run(t *testing.T, p *Program, img *image, choose chooser) (w *world, err er
 	w.left, w.owned = p.Budget, w.now.Add(p.Unowned)
 	w.history.records, w.history.runs = slices.Clone(img.records), slices.Clone(img.runs)
 	w.history.written, w.marks, w.history.events = map[percolator.Cell][]writtenVersion{}, img.marks, img.events
+	w.told = maps.Clone(img.told)
 	w.history.fates = maps.Clone(img.fates)
 	for cell, vs := range img.written {
 		w.history.written[cell] = slices.Clone(vs)

@@ -20,7 +20,9 @@ type Catalog struct {
 	Past     []PastAge `json:"past,omitempty"`      // the oldest first, each less than the next and Current's
 	// ByTable tells that tables have, or once had, settings of their own. Then some may have a safe
 	// point of their own, which programs of version 2 do not know: so the catalog is of version 3.
-	ByTable   bool       `json:"by_table,omitempty"`
+	ByTable bool `json:"by_table,omitempty"`
+	// Changes tells that some observer has, or once had, OldValues: so the catalog is of version 4.
+	Changes   bool       `json:"changes,omitempty"`
 	Observers []Observer `json:"observers,omitempty"`
 }
 
@@ -128,6 +130,8 @@ type Observer struct {
 	Since Timestamp `json:"since,omitempty"`
 	// Swept is the snapshot of the sweep, 0 while it is not done.
 	Swept Timestamp `json:"swept,omitempty"`
+	// OldValues says that the observer is told what it saw last. Then a collection keeps that.
+	OldValues bool `json:"old_values,omitempty"`
 }
 
 // Is tells whether it is the registration of an observer for a stored column.
@@ -141,10 +145,18 @@ func (c *Catalog) Encode() ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encoding the catalog: %w", err)
 	}
-	if c.ByTable {
-		return append([]byte{CatalogVersion}, b...), nil
+	return append([]byte{c.version()}, b...), nil
+}
+
+// version is the least that a program must know to go by the catalog.
+func (c *Catalog) version() byte {
+	switch {
+	case c.Changes:
+		return CatalogVersion
+	case c.ByTable:
+		return TablesVersion
 	}
-	return append([]byte{PlainCatalogVersion}, b...), nil
+	return PlainCatalogVersion
 }
 
 // RaiseCatalog returns what a stored catalog of version 1 becomes, and whether it was of that one.
@@ -170,7 +182,7 @@ func DecodeCatalog(b []byte) (Catalog, error) {
 	if len(b) < 1 {
 		return c, fmt.Errorf("%w: catalog: empty", ErrCorrupt)
 	}
-	if b[0] != PlainCatalogVersion {
+	if b[0] != PlainCatalogVersion && b[0] != TablesVersion {
 		if err := checkVersionIs(CatalogVersion, b, "catalog"); err != nil {
 			return c, err
 		}
@@ -186,8 +198,8 @@ func DecodeCatalog(b []byte) (Catalog, error) {
 			return c, err
 		}
 	}
-	if c.ByTable != (b[0] == CatalogVersion) || !c.ByTable && (len(c.Current.Tables) > 0 || c.Next != nil && len(c.Next.Tables) > 0) {
-		return c, fmt.Errorf("%w: catalog: version %d does not fit its tables", ErrCorrupt, b[0])
+	if c.version() != b[0] || !c.ByTable && (len(c.Current.Tables) > 0 || c.Next != nil && len(c.Next.Tables) > 0) {
+		return c, fmt.Errorf("%w: catalog: version %d does not fit its content", ErrCorrupt, b[0])
 	}
 	for _, p := range c.Past {
 		if p.MaxTxnAgeMs < 1 || p.MaxTxnAgeMs > c.Current.MaxTxnAgeMs {
@@ -197,6 +209,9 @@ func DecodeCatalog(b []byte) (Catalog, error) {
 	for _, o := range c.Observers {
 		if len(o.Name) == 0 || len(o.Name) > MaxObserverName || len(o.Table) == 0 || len(o.Column) == 0 {
 			return c, fmt.Errorf("%w: catalog: bad observer", ErrCorrupt)
+		}
+		if o.OldValues && !c.Changes {
+			return c, fmt.Errorf("%w: catalog: version %d does not fit its observers", ErrCorrupt, b[0])
 		}
 	}
 	return c, nil

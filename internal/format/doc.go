@@ -30,11 +30,13 @@ const Version = 1
 // version that it does not know.
 //
 // From 2 on every process has a Use. Version 3 is for data in which tables have settings of
-// their own; a catalog without them is stored as version 2, so that programs of 2 and 3 may run
-// beside each other until somebody gives a table settings.
+// their own, and version 4 for data with an observer of old values: a collection must keep those. A
+// catalog is stored as the least version that will do, so that programs of two versions may run
+// beside each other until somebody uses what the older one does not know.
 const (
-	CatalogVersion      = 3
-	PlainCatalogVersion = 2 // of a catalog in which no table has settings
+	CatalogVersion      = 4
+	TablesVersion       = 3 // of a catalog in which tables have settings, and no observer wants old values
+	PlainCatalogVersion = 2 // of a catalog with neither
 )
 
 // ErrCorrupt says that stored bytes are no record of this version. It matches

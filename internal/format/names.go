@@ -52,6 +52,7 @@ const (
 	PrefixAck     = "\x00a" // an acknowledgment
 	PrefixFailure = "\x00p" // a Failure
 	PrefixClaim   = "\x00c" // a claim
+	PrefixSeen    = "\x00o" // what an observer saw last, if the column itself has it no more
 )
 
 const (
@@ -109,6 +110,14 @@ func ClaimColumn(observer, column string) string {
 	return ownColumn(PrefixClaim, observer, column)
 }
 
+// SeenColumn is the stored column that keeps what an observer saw last of a stored column of the
+// same row, once a collection removes it from there. It holds Write versions as they were there, at
+// the same timestamps; their long values stay where they are, in Data of the column itself. No
+// transaction writes it. The name of the observer has at most MaxObserverName bytes.
+func SeenColumn(observer, column string) string {
+	return ownColumn(PrefixSeen, observer, column)
+}
+
 // ownColumn puts a length in front of the observer's name, which keeps different pairs
 // of names apart.
 func ownColumn(prefix, observer, column string) string {
@@ -123,7 +132,24 @@ func ownColumn(prefix, observer, column string) string {
 // SplitOwnColumn takes a column made by AckColumn or FailureColumn apart. The prefix is
 // PrefixAck or PrefixFailure, and ok is false for any other column.
 func SplitOwnColumn(stored string) (prefix, observer, column string, ok bool) {
-	if len(stored) < 4 || (stored[:2] != PrefixAck && stored[:2] != PrefixFailure) {
+	prefix, observer, column, ok = splitColumn(stored)
+	if prefix != PrefixAck && prefix != PrefixFailure {
+		return "", "", "", false
+	}
+	return prefix, observer, column, ok
+}
+
+// SplitSeenColumn takes a column made by SeenColumn apart. ok is false for any other column.
+func SplitSeenColumn(stored string) (observer, column string, ok bool) {
+	prefix, observer, column, ok := splitColumn(stored)
+	if prefix != PrefixSeen {
+		return "", "", false
+	}
+	return observer, column, ok
+}
+
+func splitColumn(stored string) (prefix, observer, column string, ok bool) {
+	if len(stored) < 4 || !Reserved(stored) {
 		return "", "", "", false
 	}
 	n := int(binary.BigEndian.Uint16([]byte(stored[2:4])))

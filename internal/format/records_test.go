@@ -226,7 +226,7 @@ func TestDecodersRefuseNewerVersions(t *testing.T) {
 	for name, decode := range map[string]func() error{
 		"lock":           func() error { _, err := DecodeLock(newer(l.Encode())); return err },
 		"write":          func() error { _, err := DecodeWrite(newer(w.Encode())); return err },
-		"catalog":        func() error { _, err := DecodeCatalog([]byte("\x04{}")); return err },
+		"catalog":        func() error { _, err := DecodeCatalog([]byte("\x05{}")); return err },
 		"failure":        func() error { _, err := DecodeFailure(newer(f.Encode())); return err },
 		"notification":   func() error { _, err := DecodeNotification(newer(WeakNotification)); return err },
 		"acknowledgment": func() error { _, err := DecodeAck(newer(EncodeAck(1))); return err },

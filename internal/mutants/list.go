@@ -30,6 +30,9 @@ const (
 	gcGo           = "percolator/gc.go"
 	gcRemoveGo     = "percolator/gc_remove.go"
 	gcRowGo        = "percolator/gc_row.go"
+	gcSeenGo       = "percolator/gc_seen.go"
+	changeGo       = "percolator/change.go"
+	failureGo      = "percolator/failure.go"
 	runGo          = "percolator/run.go"
 	viewGo         = "percolator/view.go"
 	catalogGo      = "percolator/catalog.go"
@@ -397,7 +400,7 @@ var mutants = []mutant{
 		"\treturn slices.DeleteFunc(cells, func(f finding) bool { return len(f.queues) == 0 })\n",
 		"\tfor _, f := range cells {\n\t\tif len(f.queues) == 0 {\n\t\t\tw.mu.Lock()\n\t\t\tw.rested.cells[w.rested.key(f.cell)] = restedCell{f.seen, 1<<64 - 1, 1 << 62}\n\t\t\tw.mu.Unlock()\n\t\t}\n\t}\n\treturn slices.DeleteFunc(cells, func(f finding) bool { return len(f.queues) == 0 })\n")},
 	{"later-notification-known", "Observers: a run knows no notification above its snapshot", "TestChangeBetweenSnapshotAndView", one(runGo,
-		"w.rested.signature(view.cell, view.observers, view.seen)\n",
+		"w.rested.signature(view.cell, view.names, view.seen)\n",
 		"w.signature(view)\n")},
 	{"dropped-job-remains", "Observers: a job that was dropped because its cell went to another worker can be found again", "", one(queueGo,
 		"\t\tif !w.owns(q, t.cell, at) {\n\t\t\tdelete(w.jobs, t.job)\n",
@@ -410,7 +413,7 @@ var mutants = []mutant{
 		"view.claimedBy != w.id {\n\t\t\treturn runResult{next: runWaiting, wait: max(view.claimed.Sub(tx.start), time.Second)}\n")},
 	{"cleared-for-own-observers", "Observers: a notification is removed after every observer has seen the change, also those of other workers", "", one(runGo,
 		"\tremoved := view.othersCovered(i)\n",
-		"\tremoved := true\n\tfor j, name := range view.observers {\n\t\tremoved = removed && (j == i || !w.observes(name, view.cell) || view.covered(j))\n\t}\n")},
+		"\tremoved := true\n\tfor j, name := range view.names {\n\t\tremoved = removed && (j == i || !w.observes(name, view.cell) || view.covered(j))\n\t}\n")},
 	{"shares-by-column", "Observers: shares are of an observer, not of a column", "", one(memberGo,
 		"w.Observer == q.o.Name && w.Table == q.table", "w.Table == q.table")},
 	{"begun-uncounted", "Observers: WaitIdle, a run is counted before its function is called", "TestWaitIdleWaitsForRunsBetweenAnswers", one("percolator/claim.go",
@@ -437,4 +440,39 @@ var mutants = []mutant{
 		{"backends/redis/info.go", "\treturn in.check(&s.opts)\n}\n\n// askMasters", "\treturn nil\n}\n\n// askMasters"},
 		{"backends/redis/info.go", "\t\t\t\treturn in.check(&s.opts)\n", "\t\t\t\treturn nil\n"},
 	}},
+	// Old values.
+	{"old-value-not-kept", "Old values: what was seen last is kept when its column loses it", "TestScheduleO_|AtRandom", one(gcRowGo,
+		"\tif err := g.m.keep(seen, false); err != nil {\n", "\tif err := g.m.keep(nil, false); err != nil {\n")},
+	{"old-value-of-a-deep-column-not-kept", "Old values: also that which lies deep", "TestScheduleO_", append(one(gcRemoveGo,
+		"\t\tseen = append(seen, seenIn[i]...)\n", "\t\tseen = seenIn[i][:0]\n"), one(gcRowGo,
+		"g.row.All(rowstore.Write, column)), g.deep[column]...)\n", "g.row.All(rowstore.Write, column)))\n")...)},
+	{"old-value-kept-by-its-page-alone", "Old values: each removal keeps what those before it were to keep", "TestScheduleO_ALostPage", append(one(gcRemoveGo,
+		"\t\tseen = append(seen, seenIn[i]...)\n", "\t\tseen = seenIn[i]\n"), one(gcRowGo,
+		"g.row.All(rowstore.Write, column)), g.deep[column]...)\n", "g.row.All(rowstore.Write, column)))\n")...)},
+	{"old-value-kept-too-late", "Old values: the condition is that the acknowledgment is still the newest", "TestScheduleO_LateCollection", one(gcSeenGo,
+		"rowstore.Absent(rowstore.Write, s.column, s.ackedAt+1))\n", "rowstore.Absent(rowstore.Lock, s.keptIn, 0))\n")},
+	{"long-old-value-removed", "Old values: a long value stays while it is kept", "TestScheduleO_CollectionKeeps|AtRandom", one(gcRowGo,
+		"\t\tif !keeps(seen, &drop[i]) {\n", "\t\tif len(seen) >= 0 {\n")},
+	{"long-old-value-taken-for-an-orphan", "Old values: a long value belongs to what is kept", "TestScheduleO_CollectionKeeps|AtRandom", one(gcRowGo,
+		"\t\t\tknown[w.Start] = true\n\t\t}\n\t}\n\tg.orphans", "\t\t\tknown[w.Start] = known[w.Start]\n\t\t}\n\t}\n\tg.orphans")},
+	{"old-delete-not-kept", "Old values: where a delete was seen last, nothing older is left", "TestScheduleO_|AtRandom", one(gcSeenGo,
+		"\t\tif s := slices.IndexFunc(seen, func(s seenVersion) bool { return s.observer == observer }); s >= 0 {\n", "\t\tif s := slices.IndexFunc(seen, func(s seenVersion) bool { return s.observer == \"\" }); s >= 0 {\n")},
+	{"kept-for-the-gone-removed-by-age-alone", "Old values: a late collection leaves what a newer registration needs", "TestScheduleO_OldCollection", one(gcSeenGo,
+		"\tif err != nil || acked >= g.safe || ", "\tif err != nil || acked == 0 || ")},
+	{"acknowledgments-outlast-the-observer", "Old values: RemoveObserver ends acknowledgments", "TestScheduleO_RemovedAndBack|TestScheduleB4", one(viewGo,
+		"\tif err != nil || acked < since {\n", "\tif err != nil || acked < min(since, 0) {\n")},
+	{"run-of-a-removed-observer-commits", "Old values: a run commits only if its registration still is the observer's", "TestScheduleO_RunOfARemoved", one(commitGo,
+		"\treturn c.checkRun()\n", "\treturn nil\n")},
+	{"run-below-its-registration", "Old values: no run begins below its registration", "TestScheduleO_RunBelow", one(runGo,
+		"\t\tif tx.start < view.since[i] {\n", "\t\tif tx.start < min(view.since[i], 0) {\n")},
+	{"old-value-of-an-older-acknowledgment", "Old values: a look that finds another acknowledgment begins anew", "TestScheduleO_AnotherRun", one(changeGo,
+		"; now == nil || now.TS != view.ackedAt[i] {\n", "; now == nil {\n")},
+	{"coalesced-changes-lose-the-old-value", "Old values: of coalesced changes the old value is looked for", "TestOldAndNew|AtRandom", one(changeGo,
+		"\t\tif view.writes[j].TS <= acked {\n", "\t\tif view.writes[j].TS <= acked || j == 1 {\n")},
+	{"own-cell-set-for-ever", "Old values: an observer that sets its own cell to what it has only locks it", "TestObserverSetsItsOwn", one(runGo,
+		"\t\terr = w.lockUnchanged(ctx, tx, view)\n", "\t\terr = ctx.Err()\n")},
+	{"retry-after-counts-as-a-failure", "Observers: RetryAfter is no failure", "TestRetryAfter", one(failureGo,
+		"\t\treturn w.postpone(ctx, o, view, after)\n", "\t\t_ = after\n\t\treturn w.countFailure(ctx, o, view, cause)\n")},
+	{"park-attempts-again", "Observers: Park makes no further attempt", "TestPark", one(failureGo,
+		" || asksToPark(cause)\n", "\n")},
 }
