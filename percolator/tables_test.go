@@ -76,15 +76,15 @@ func TestTableSettingsRaiseTheCatalog(t *testing.T) {
 	w.configured(c, Settings{Retention: worldRetention + time.Hour})
 	require.EqualValues(t, format.PlainCatalogVersion, stored()[0], "programs of the version before know this")
 	require.NoError(t, c.ConfigureTable(t.Context(), "queue", TableSettings{MaxTxnAge: shortAge}))
-	require.EqualValues(t, format.CatalogVersion, stored()[0], "before it takes effect")
+	require.EqualValues(t, format.TablesCatalogVersion, stored()[0], "before it takes effect")
 	w.pass(2*worldLease + time.Second)
 	require.Equal(t, map[string]TableSettings{"queue": {MaxTxnAge: shortAge, Retention: worldRetention + time.Hour}}, w.client().TableSettings())
 	w.configuredTable(c, "queue", TableSettings{})
-	require.EqualValues(t, format.CatalogVersion, stored()[0], "safe points of tables may be left, which that version does not know")
+	require.EqualValues(t, format.TablesCatalogVersion, stored()[0], "safe points of tables may be left, which that version does not know")
 
 	// This program is as that one, when it meets a version after its own.
 	later := stored()
-	later[0]++
+	later[0] = format.CatalogVersion + 1
 	now, err := c.Now(t.Context())
 	require.NoError(t, err)
 	old := w.client()

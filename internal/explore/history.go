@@ -133,6 +133,8 @@ type history struct {
 	events  int // transactions begun and commits returned
 	answers []answer
 	quiets  []quiet
+	// complaints are what clients have seen that may not be.
+	complaints []error
 	// fates has the commit timestamp of each start timestamp that was committed
 	// anywhere, also in what the library keeps by transactions of its own.
 	fates map[percolator.Timestamp]percolator.Timestamp

@@ -20,8 +20,11 @@ type Catalog struct {
 	Past     []PastAge `json:"past,omitempty"`      // the oldest first, each less than the next and Current's
 	// ByTable tells that tables have, or once had, settings of their own. Then some may have a safe
 	// point of their own, which programs of version 2 do not know: so the catalog is of version 3.
-	ByTable   bool       `json:"by_table,omitempty"`
-	Observers []Observer `json:"observers,omitempty"`
+	ByTable bool `json:"by_table,omitempty"`
+	// Controlled tells that a hold was placed or an observer paused once. Programs of version 3 know
+	// neither, so the catalog is of version 4.
+	Controlled bool       `json:"controlled,omitempty"`
+	Observers  []Observer `json:"observers,omitempty"`
 }
 
 // Settings are those of the database, in milliseconds.
@@ -128,6 +131,8 @@ type Observer struct {
 	Since Timestamp `json:"since,omitempty"`
 	// Swept is the snapshot of the sweep, 0 while it is not done.
 	Swept Timestamp `json:"swept,omitempty"`
+	// Paused tells that no worker runs it until it is resumed.
+	Paused bool `json:"paused,omitempty"`
 }
 
 // Is tells whether it is the registration of an observer for a stored column.
@@ -141,10 +146,18 @@ func (c *Catalog) Encode() ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encoding the catalog: %w", err)
 	}
-	if c.ByTable {
-		return append([]byte{CatalogVersion}, b...), nil
+	return append([]byte{c.version()}, b...), nil
+}
+
+// version is the least version that has all that the catalog says.
+func (c *Catalog) version() byte {
+	switch {
+	case c.Controlled:
+		return CatalogVersion
+	case c.ByTable:
+		return TablesCatalogVersion
 	}
-	return append([]byte{PlainCatalogVersion}, b...), nil
+	return PlainCatalogVersion
 }
 
 // RaiseCatalog returns what a stored catalog of version 1 becomes, and whether it was of that one.
@@ -170,7 +183,7 @@ func DecodeCatalog(b []byte) (Catalog, error) {
 	if len(b) < 1 {
 		return c, fmt.Errorf("%w: catalog: empty", ErrCorrupt)
 	}
-	if b[0] != PlainCatalogVersion {
+	if b[0] != PlainCatalogVersion && b[0] != TablesCatalogVersion {
 		if err := checkVersionIs(CatalogVersion, b, "catalog"); err != nil {
 			return c, err
 		}
@@ -186,8 +199,8 @@ func DecodeCatalog(b []byte) (Catalog, error) {
 			return c, err
 		}
 	}
-	if c.ByTable != (b[0] == CatalogVersion) || !c.ByTable && (len(c.Current.Tables) > 0 || c.Next != nil && len(c.Next.Tables) > 0) {
-		return c, fmt.Errorf("%w: catalog: version %d does not fit its tables", ErrCorrupt, b[0])
+	if c.version() != b[0] || !c.ByTable && (len(c.Current.Tables) > 0 || c.Next != nil && len(c.Next.Tables) > 0) {
+		return c, fmt.Errorf("%w: catalog: version %d does not fit what it says", ErrCorrupt, b[0])
 	}
 	for _, p := range c.Past {
 		if p.MaxTxnAgeMs < 1 || p.MaxTxnAgeMs > c.Current.MaxTxnAgeMs {
@@ -195,6 +208,9 @@ func DecodeCatalog(b []byte) (Catalog, error) {
 		}
 	}
 	for _, o := range c.Observers {
+		if o.Paused && !c.Controlled {
+			return c, fmt.Errorf("%w: catalog: version %d does not fit what it says", ErrCorrupt, b[0])
+		}
 		if len(o.Name) == 0 || len(o.Name) > MaxObserverName || len(o.Table) == 0 || len(o.Column) == 0 {
 			return c, fmt.Errorf("%w: catalog: bad observer", ErrCorrupt)
 		}

@@ -30,11 +30,13 @@ const Version = 1
 // version that it does not know.
 //
 // From 2 on every process has a Use. Version 3 is for data in which tables have settings of
-// their own; a catalog without them is stored as version 2, so that programs of 2 and 3 may run
-// beside each other until somebody gives a table settings.
+// their own, and version 4 for data with holds or paused observers. A catalog is stored as the
+// least of them that will do, so that programs of different versions may run beside each other
+// until somebody uses what the older ones do not know.
 const (
-	CatalogVersion      = 3
-	PlainCatalogVersion = 2 // of a catalog in which no table has settings
+	CatalogVersion       = 4
+	TablesCatalogVersion = 3 // of a catalog in which tables have settings
+	PlainCatalogVersion  = 2 // of a catalog with none of that
 )
 
 // ErrCorrupt says that stored bytes are no record of this version. It matches
