@@ -46,6 +46,7 @@ const (
 	barrierGo      = "percolator/barrier.go"
 	holdGo         = "percolator/hold.go"
 	historyGo      = "percolator/history.go"
+	observedGo     = "percolator/observed.go"
 )
 
 func one(file, old, replacement string) []edit { return []edit{{file, old, replacement}} }
@@ -381,6 +382,12 @@ var mutants = []mutant{
 		"h.from <= safe {\n", "h.from <= safe && h.from == 0 {\n")},
 	{"history-goes-on-below-the-safe-point", "Garbage collection: of what lies at or below the safe point the newest is kept, with its data", "TestCollectionWithinAHistory|TestHistoryBelow", one(historyGo,
 		"h.last != 0 && h.last <= safe {\n", "h.last != 0 && h.last <= safe && h.from != 0 {\n")},
+	{"weak-changes-not-waited-for", "Observers: a weak notification is a change, for WaitObserved too", "TestWaitObserved", one(observedGo,
+		"\t\t\tchange = max(change, n.TS)\n", "\t\t\tchange = max(change, 0)\n")},
+	{"waits-by-any-acknowledgment", "Observers: a change is covered by an acknowledgment at or above it, for WaitObserved too", "TestWaitObserved", one(observedGo,
+		"\tcase change <= ack:\n", "\tcase change <= ack || ack > 0:\n")},
+	{"waits-past-the-safe-point", "Garbage collection: what WaitObserved did not find may have been collected", "TestWaitObservedBelow", one(observedGo,
+		"\t\tif w.at < safe {\n", "\t\tif w.at < safe && ack > 0 {\n")},
 	{"commit-below-the-safe-point", "The catalog: no commit whose start is below the safe point", "TestNoCommitBelowTheSafePoint", one(commitGo,
 		"\tif ts <= c.lastCommit() && c.aboveSafePoints() {\n",
 		"\tif ts <= c.lastCommit() {\n")},
