@@ -36,7 +36,8 @@ func (e *ParkedError) Is(target error) bool { return target == ErrParked }
 // at may be 0 for the present; a later one is ErrSnapshotInFuture. One below the safe point means the safe point.
 // The observer must be registered for the column of each cell, by any process, or the error matches
 // ErrNotObserved; so it does when it is removed meanwhile. If a run that is waited for is parked, the error
-// matches ErrParked and is a ParkedError. WaitObserved does
+// matches ErrParked and is a ParkedError; if the observer is paused and something is left, it matches
+// ErrObserverPaused. WaitObserved does
 // not know whether any worker runs the observer: bound it by ctx. Without cells it only looks whether
 // the observer's name can be one.
 //
