@@ -124,6 +124,11 @@ func (w *observedWait) look(ctx context.Context, first bool) error {
 		left = append(left, uncovered...)
 	}
 	w.left = left
+	for _, c := range left {
+		if v.paused(w.observer, c) {
+			return fmt.Errorf("%w, and has yet to see %v", ErrObserverPaused, c.public())
+		}
+	}
 	return nil
 }
 
