@@ -107,3 +107,63 @@ func ExampleDB_WaitObserved() {
 	}))
 	// Output: 40
 }
+
+// An observer is paused while its code is looked at; what changes meanwhile waits.
+func ExampleDB_PauseObserver() {
+	ctx := context.Background()
+	db, err := percolator.Open(ctx, "memory:", settings(), quiet())
+	try(err)
+	defer func() { try(db.Close(ctx)) }()
+	w := percolator.NewWorker(db, percolator.WorkerConfig{})
+	try(w.Observe(percolator.Observer{
+		Name: "mail", Table: "orders", Column: "state",
+		Func: func(context.Context, *percolator.Txn, percolator.Cell) error { return nil },
+	}))
+	defer run(ctx, w)()
+	try(w.WaitIdle(ctx))
+
+	try(db.PauseObserver(ctx, "mail"))
+	order := percolator.Cell{Table: "orders", Row: "1", Column: "state"}
+	at, err := db.UpdateAt(ctx, func(tx *percolator.Txn) error { return tx.Set(order, []byte("paid")) })
+	try(err)
+	observers, err := db.Observers(ctx)
+	try(err)
+	fmt.Println(observers[0].Name, "is paused:", observers[0].Paused)
+
+	try(db.ResumeObserver(ctx, "mail"))
+	try(db.WaitObserved(ctx, at, "mail", order))
+	fmt.Println("it has seen the change")
+	// Output:
+	// mail is paused: true
+	// it has seen the change
+}
+
+// What every observer of a worker needs is written once: here how long runs take, and a report of those that fail.
+func ExampleWorker_Use() {
+	ctx := context.Background()
+	db, err := percolator.Open(ctx, "memory:", settings(), quiet())
+	try(err)
+	defer func() { try(db.Close(ctx)) }()
+	w := percolator.NewWorker(db, percolator.WorkerConfig{MaxAttempts: 1})
+	try(w.Use(func(ctx context.Context, run percolator.Run, _ *percolator.Txn, next func(context.Context) error) error {
+		began := time.Now()
+		err := next(ctx)
+		fmt.Println(run.Observer, "took long:", time.Since(began) > time.Hour)
+		return err
+	}))
+	try(w.OnError(func(_ context.Context, e percolator.RunError) {
+		fmt.Printf("attempt %d for %v failed, parked %v: %v\n", e.Attempt, e.Cell, e.Parked, e.Err)
+	}))
+	try(w.Observe(percolator.Observer{
+		Name: "mail", Table: "orders", Column: "state",
+		Func: func(context.Context, *percolator.Txn, percolator.Cell) error { return errors.New("no mail server") },
+	}))
+	defer run(ctx, w)()
+	try(db.Update(ctx, func(tx *percolator.Txn) error {
+		return tx.Set(percolator.Cell{Table: "orders", Row: "1", Column: "state"}, []byte("paid"))
+	}))
+	try(w.WaitIdle(ctx))
+	// Output:
+	// mail took long: false
+	// attempt 1 for orders/1/state failed, parked true: no mail server
+}

@@ -47,6 +47,7 @@ const (
 	holdGo         = "percolator/hold.go"
 	historyGo      = "percolator/history.go"
 	observedGo     = "percolator/observed.go"
+	pausingGo      = "percolator/pausing.go"
 )
 
 func one(file, old, replacement string) []edit { return []edit{{file, old, replacement}} }
@@ -388,6 +389,10 @@ var mutants = []mutant{
 		"\tcase change <= ack:\n", "\tcase change <= ack || ack > 0:\n")},
 	{"waits-past-the-safe-point", "Garbage collection: what WaitObserved did not find may have been collected", "TestWaitObservedBelow", one(observedGo,
 		"\t\tif w.at < safe {\n", "\t\tif w.at < safe && ack > 0 {\n")},
+	{"paused-observer-runs", "Observers: one that is paused does not run", "TestPauseBetweenAttempts|TestPauseObserver", one(pausingGo,
+		"\tif t.q.paused {\n\t\treturn runResult{next: runDone}, true\n\t}\n", "")},
+	{"resumed-observer-not-looked-for", "Observers: what waits for one that is resumed is looked for", "TestPauseBetweenAttempts|TestPauseObserver", one(pausingGo,
+		"\t\tif q.paused = r.Paused; q.paused {\n", "\t\tif q.paused = q.paused || r.Paused; q.paused {\n")},
 	{"commit-below-the-safe-point", "The catalog: no commit whose start is below the safe point", "TestNoCommitBelowTheSafePoint", one(commitGo,
 		"\tif ts <= c.lastCommit() && c.aboveSafePoints() {\n",
 		"\tif ts <= c.lastCommit() {\n")},
