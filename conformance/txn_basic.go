@@ -23,6 +23,7 @@ func txnTests() []test {
 		{"TxnScans", Transactions, txnScans},
 		{"SnapshotsStay", Transactions, snapshotsStay},
 		{"AsOf", Transactions, asOf},
+		{"History", Transactions, histories},
 		{"ReadersSeeWhatWasCommitted", Transactions, readersSeeWhatWasCommitted},
 		{"RowsAndTablesTogether", Transactions, rowsAndTablesTogether},
 		{"OddCells", Transactions, oddCells},

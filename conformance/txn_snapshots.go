@@ -109,3 +109,54 @@ func readersSeeWhatWasCommitted(t testing.TB, e *env) {
 		}
 	})
 }
+
+// histories are the versions of a cell with their commit timestamps, also those that a
+// scan shows, and those that a hold keeps from a collection.
+func histories(t testing.TB, e *env) {
+	e.eachWay(t, func(w *world) {
+		db := w.db()
+		var want []percolator.CellVersion
+		for i := range 20 {
+			v := percolator.CellVersion{Value: []byte(fmt.Sprint(i)), Deleted: i%6 == 5}
+			if i%4 == 3 {
+				v.Value = []byte(strings.Repeat("long", 1000) + fmt.Sprint(i))
+			}
+			at, err := db.UpdateAt(w.ctx, func(tx *percolator.Txn) error {
+				if v.Deleted {
+					return tx.Delete(one)
+				}
+				return tx.Set(one, v.Value)
+			})
+			require.NoError(w, err)
+			if v.Commit = at; v.Deleted {
+				v.Value = nil
+			}
+			want = append([]percolator.CellVersion{v}, want...)
+		}
+		read := func(from, to percolator.Timestamp) (got []percolator.CellVersion) {
+			for v, err := range w.db().History(w.ctx, one, from, to) {
+				require.NoError(w, err)
+				got = append(got, v)
+			}
+			return got
+		}
+		require.Equal(w, want, read(0, 0))
+		require.Equal(w, want[3:12], read(want[11].Commit, want[3].Commit))
+		tx := w.begin(db)
+		for row, err := range tx.Scan(w.ctx, percolator.Range{Table: one.Table, Timestamps: true}) {
+			require.NoError(w, err)
+			require.Equal(w, want[0].Commit, row.Timestamps[one.Column])
+		}
+		hold, err := db.Hold(w.ctx, "reader", want[9].Commit, time.Hour)
+		require.NoError(w, err)
+		require.NoError(w, hold.Renew(w.ctx, time.Hour))
+		_, err = w.db().Hold(w.ctx, "reader", 0, time.Hour)
+		require.ErrorIs(w, err, percolator.ErrInvalid)
+		infos, err := w.db().Holds(w.ctx)
+		require.NoError(w, err)
+		require.Len(w, infos, 1)
+		require.Equal(w, want[9].Commit, infos[0].At)
+		require.NoError(w, hold.Release(w.ctx))
+		require.ErrorIs(w, hold.Renew(w.ctx, time.Hour), percolator.ErrHoldEnded)
+	})
+}

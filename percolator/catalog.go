@@ -49,6 +49,8 @@ type catalogView struct {
 	// version.
 	points   map[string]format.TableSafePoint
 	pointsAt Timestamp
+	allHolds []format.Hold // also those that have ended; holdsAt is their version
+	holdsAt  Timestamp
 	sentAt   time.Time     // local, of asOf
 	lease    time.Duration // leaseAt(asOf)
 	awaited  bool          // a new observer may be waiting until everybody knows it
@@ -211,6 +213,7 @@ func (db *DB) readRevision(ctx context.Context, v *catalogView) (stands bool, er
 		{Family: rowstore.Write, Column: format.ColumnConfig, To: oracle.Max, Limit: 1},
 		{Family: rowstore.Write, Column: format.ColumnSafePoint, To: oracle.Max, Limit: 1},
 		{Family: rowstore.Write, Column: format.ColumnOfTables, To: oracle.Max, Limit: 1},
+		{Family: rowstore.Write, Column: format.ColumnHolds, To: oracle.Max, Limit: 1},
 		{Family: rowstore.Mark, Column: db.uses.id, To: oracle.Max, Limit: 1},
 	}}})
 	if err == nil {
@@ -232,6 +235,9 @@ func (db *DB) readRevision(ctx context.Context, v *catalogView) (stands bool, er
 		v.safePoint = sp.TS
 	}
 	if err := v.readPoints(rows[0].Newest(rowstore.Write, format.ColumnOfTables)); err != nil {
+		return false, fmt.Errorf("reading the catalog: %w", err)
+	}
+	if err := v.readHolds(rows[0].Newest(rowstore.Write, format.ColumnHolds)); err != nil {
 		return false, fmt.Errorf("reading the catalog: %w", err)
 	}
 	if err := db.checkOracle(ctx, v); err != nil {
@@ -291,7 +297,7 @@ func (db *DB) checkOracle(ctx context.Context, v *catalogView) error {
 	if v.Oracle != db.opt.oracleName {
 		return fmt.Errorf("%w: the data was written with the oracle %q, not %q; open it with that one, because timestamps of two oracles are in no order", ErrInvalid, oracleTitle(v.Oracle), oracleTitle(db.opt.oracleName))
 	}
-	stored := max(v.revision, v.safePoint, v.pointsAt)
+	stored := max(v.revision, v.safePoint, v.pointsAt, v.holdsAt)
 	if v.asOf > stored {
 		return nil
 	}

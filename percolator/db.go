@@ -387,6 +387,31 @@ func (db *DB) Update(ctx context.Context, fn func(tx *Txn) error, opts ...TxnOpt
 	}
 }
 
+// UpdateAt is Update, and returns the timestamp at which what fn did can be read: a snapshot at it
+// or later (WithAsOfTimestamp) has all that fn has written and read. That is the commit timestamp. If fn wrote
+// nothing and notified nothing, there is no commit, and it is the timestamp of the snapshot that fn
+// has read. So it is 0 only with an error. It fits WaitObserved, also where fn found that its work was
+// done before. A nil fn is ErrInvalid; other errors are those of Update.
+func (db *DB) UpdateAt(ctx context.Context, fn func(tx *Txn) error, opts ...TxnOption) (Timestamp, error) {
+	if fn == nil {
+		return 0, fmt.Errorf("percolator: UpdateAt: %w: the function is nil", ErrInvalid)
+	}
+	var last *Txn
+	err := db.Update(ctx, func(tx *Txn) error {
+		last = tx
+		return fn(tx)
+	}, opts...)
+	switch {
+	case err != nil:
+		return 0, err
+	case last.commit != 0:
+		return last.commit, nil
+	case last.set:
+		return last.start, nil
+	}
+	return db.Now(ctx)
+}
+
 // turnPatience is how long a transaction waits for its turn at a hot cell. The
 // transaction whose turn it is may itself be waiting for this one, if the user's
 // function waits for others.

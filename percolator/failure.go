@@ -47,6 +47,7 @@ func (w *Worker) countFailure(ctx context.Context, o *Observer, view *cellView, 
 	if err != nil {
 		return trouble(fmt.Errorf("recording a failure of observer %q for %v: %w", o.Name, c.public(), errors.Join(err, cause)))
 	}
+	w.tellError(ctx, o, c, record.Attempts, record.Parked, cause)
 	if record.Parked {
 		w.db.count.observerParked.Add(1)
 		w.db.log.Error("a run was parked after its last attempt", "observer", o.Name, "cell", c.public().String(), "attempts", record.Attempts, "err", cause)

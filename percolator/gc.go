@@ -153,7 +153,7 @@ func (p *gcPass) publish(ctx context.Context, keep time.Duration) error {
 		keep = max(keep, age+lease)
 		safe = v.asOf.Add(-keep)
 	}
-	if p.view, err = p.db.publishSafePoint(ctx, safe); err != nil {
+	if p.view, err = p.db.publishSafePoint(ctx, v, safe); err != nil {
 		return err
 	}
 	if p.within == 0 {
@@ -248,6 +248,7 @@ func (p *gcPass) remove(ctx context.Context, table string) error {
 func (db *DB) publishPoints(ctx context.Context, raised map[string]Timestamp) error {
 	err := db.changePoints(ctx, func(v *catalogView, points map[string]format.TableSafePoint) (changed bool) {
 		for t, safe := range raised {
+			safe = v.held(safe)
 			if point := points[t]; safe > v.safePointOf(t) {
 				point.Name, point.SafePoint = []byte(t), safe
 				points[t], changed = point, true
@@ -258,13 +259,17 @@ func (db *DB) publishPoints(ctx context.Context, raised map[string]Timestamp) er
 	return err
 }
 
-// publishSafePoint stores the safe point, unless a greater one is there, and returns a
-// view that was read afterwards.
-func (db *DB) publishSafePoint(ctx context.Context, safe Timestamp) (*catalogView, error) {
-	if safe > 0 {
-		_, err := db.applyOne(ctx, rowstore.Mutation{
+// publishSafePoint stores the safe point, or as much of it as the holds allow, unless a greater one
+// is there. It returns a view that was read afterwards.
+func (db *DB) publishSafePoint(ctx context.Context, v *catalogView, wanted Timestamp) (*catalogView, error) {
+	for attempt := 0; ; attempt++ {
+		safe := v.held(wanted)
+		if safe <= v.safePoint {
+			return db.loadCatalog(ctx)
+		}
+		out, err := db.applyOne(ctx, rowstore.Mutation{
 			Table: format.TableCatalog, Row: format.RowCatalog,
-			Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, format.ColumnSafePoint, safe)},
+			Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, format.ColumnSafePoint, safe), v.sameHolds()},
 			Edits: []rowstore.Edit{
 				rowstore.Put(rowstore.Write, format.ColumnSafePoint, safe, format.TimestampOnly),
 				rowstore.DeleteRange(rowstore.Write, format.ColumnSafePoint, 0, safe-1),
@@ -273,8 +278,15 @@ func (db *DB) publishSafePoint(ctx context.Context, safe Timestamp) (*catalogVie
 		if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
 			return nil, fmt.Errorf("publishing the safe point: %w", err)
 		}
+		next, lerr := db.loadCatalog(ctx)
+		if lerr != nil || err != nil || out.Applied || next.holdsAt == v.holdsAt {
+			return next, lerr
+		}
+		v = next // the holds were changed meanwhile
+		if err := db.clock.Sleep(ctx, db.opt.retryWait.wait(attempt, db.rand)); err != nil {
+			return nil, fmt.Errorf("publishing the safe point: %w", err)
+		}
 	}
-	return db.loadCatalog(ctx)
 }
 
 // outlast waits, by the oracle's time, until no process uses a view of the catalog that

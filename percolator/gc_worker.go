@@ -57,6 +57,9 @@ func (w *Worker) collectionDue(v *catalogView) time.Duration {
 	if w.uncleanFor(v) <= 0 {
 		return 0
 	}
+	if v.keptByHold(v.safePoint) {
+		return w.gcInterval(v.at(v.asOf).Retention)
+	}
 	retention := v.at(v.asOf).Retention
 	return retention + w.gcInterval(retention) - v.asOf.Sub(v.safePoint)
 }
@@ -136,7 +139,7 @@ func (w *Worker) collectShort(ctx context.Context) error {
 // ones. within is 0 if there is none.
 func (w *Worker) nextShort(v *catalogView, now Timestamp) (within, due time.Duration) {
 	for t, retention := range v.shortTables(0) {
-		if !v.clean(t) {
+		if !v.clean(t) || v.keptByHold(v.safePointOf(t)) {
 			continue
 		}
 		own := retention + w.gcInterval(retention) - now.Sub(v.safePointOf(t))

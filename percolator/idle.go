@@ -12,7 +12,7 @@ import (
 )
 
 // WaitIdle returns nil when no notification is left for the worker's observers, apart
-// from parked runs, and none can appear from work under way: functions that run, in this
+// from parked runs and those of paused observers, and none can appear from work under way: functions that run, in this
 // worker and in every other worker that runs one of the same observers, in this process or
 // another, and commits that were sent. It waits for Run to start, to publish the observers
 // and to sweep, also for an observer that somebody has registered again.
@@ -322,7 +322,7 @@ func (w *Worker) isLeft(ctx context.Context, c Cell, notified []rowstore.Version
 		return true, err
 	}
 	for i, name := range view.names {
-		if w.observes(name, c) && !view.covered(i) {
+		if w.observes(name, c) && !view.covered(i) && !w.isPaused(name, c) {
 			return true, nil
 		}
 	}

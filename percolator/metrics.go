@@ -138,6 +138,7 @@ var statCounters = []struct {
 	{"observer.failures", "Errors and panics of observers.", func(s *Stats) uint64 { return s.ObserverFailures }},
 	{"observer.cleared", "Notifications cleared with nothing to do.", func(s *Stats) uint64 { return s.ObserverCleared }},
 	{"observer.parked", "Runs that were parked.", func(s *Stats) uint64 { return s.ObserverParked }},
+	{"observer.broken", "Times that a worker left an observer alone, because nearly all its runs failed.", func(s *Stats) uint64 { return s.ObserverBroken }},
 	{"observer.views", "Observed cells that were read to see what is to be done.", func(s *Stats) uint64 { return s.ObserverViews }},
 	{"notify.scans", "Looks for notifications.", func(s *Stats) uint64 { return s.NotifyScans }},
 	{"notify.found", "Notified cells found.", func(s *Stats) uint64 { return s.NotifyFound }},

@@ -71,6 +71,8 @@ type ObserverInfo struct {
 	Name, Table, Column string
 	// Swept says that the data from before its registration has been scanned for it.
 	Swept bool
+	// Paused says that no worker runs it, see DB.PauseObserver.
+	Paused bool
 }
 
 // Observers lists the observers that are registered, by any process.
@@ -86,7 +88,7 @@ func (db *DB) Observers(ctx context.Context) ([]ObserverInfo, error) {
 	infos := make([]ObserverInfo, len(v.Observers))
 	for i, o := range v.Observers {
 		c := Cell{Table: string(o.Table), Column: string(o.Column)}.public()
-		infos[i] = ObserverInfo{Name: string(o.Name), Table: c.Table, Column: c.Column, Swept: o.Swept != 0}
+		infos[i] = ObserverInfo{Name: string(o.Name), Table: c.Table, Column: c.Column, Swept: o.Swept != 0, Paused: o.Paused}
 	}
 	return infos, nil
 }

@@ -54,6 +54,8 @@ type queue struct {
 	running int
 	begun   uint64 // calls of the function, counted before they begin
 	left    bool   // a scan found more than there was room for
+	paused  bool   // by the catalog
+	breaker breaker
 
 	moved time.Time     // when a job began or ended last
 	takes time.Duration // how long jobs take
@@ -75,6 +77,9 @@ func (w *Worker) found(q *queue, c Cell, seen uint64, fresh bool) bool {
 
 // wanted reports whether a job that was found must be queued. w.mu is held.
 func (w *Worker) wanted(q *queue, c Cell, seen uint64) bool {
+	if q.paused {
+		return false
+	}
 	j := job{c, q.o}
 	if t := w.jobs[j]; t != nil {
 		if t.running && t.seen != seen {
@@ -89,7 +94,7 @@ func (w *Worker) wanted(q *queue, c Cell, seen uint64) bool {
 
 // enqueue adds a task to its queue, if there is room. w.mu is held.
 func (w *Worker) enqueue(t *task) bool {
-	if w.stopping {
+	if w.stopping || t.q.paused {
 		return false
 	}
 	waiting := t.q.waiting(t.fresh)

@@ -225,7 +225,7 @@ func TestParkedRunsAreReadInPages(t *testing.T) {
 	t.Parallel()
 	dbs, taps := clients(t, 1, false)
 	db, tap := dbs[0], taps[0]
-	w := startWorker(t, db, WorkerConfig{MaxAttempts: 1}, Observer{Name: "o", Table: "t", Column: "v", Func: func(context.Context, *Txn, Cell) error {
+	w := startWorker(t, db, WorkerConfig{MaxAttempts: 1, BreakAt: -1}, Observer{Name: "o", Table: "t", Column: "v", Func: func(context.Context, *Txn, Cell) error {
 		return errors.New("on purpose")
 	}})
 	idle(t, w)

@@ -128,6 +128,9 @@ func (w *Worker) endJob(t *task, last nextStep, wait time.Duration) bool {
 // attempt looks at a job's cell once and does what there is to do: at most one run of
 // the observer, or the removal of the cell's notifications.
 func (w *Worker) attempt(ctx context.Context, t *task) runResult {
+	if r, held := w.held(t); held {
+		return r
+	}
 	tx, err := w.db.newTxn(ctx, false, nil)
 	if err != nil {
 		return trouble(err)
@@ -211,6 +214,7 @@ func (w *Worker) run(ctx context.Context, tx *Txn, o *Observer, i int, view *cel
 		return w.notCommitted(ctx, tx, o, view, err)
 	}
 	w.db.count.observerRuns.Add(1)
+	w.succeeded(o, view.cell)
 	w.noteWork()
 	for _, table := range tables {
 		w.kickTable(table)
@@ -239,7 +243,7 @@ func (w *Worker) call(ctx context.Context, tx *Txn, o *Observer, change *Change)
 			err = &panicError{value: p, stack: debug.Stack()}
 		}
 	}()
-	if err := o.run(ctx, tx, change); err != nil {
+	if err := w.callWithin(ctx, tx, o, change); err != nil {
 		return err
 	}
 	if tx.done {

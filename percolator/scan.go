@@ -26,6 +26,8 @@ type Range struct {
 	Limit int
 	// Reverse visits the rows from the end of the range to its start.
 	Reverse bool
+	// Timestamps asks for the commit timestamps too: see Row.Timestamps.
+	Timestamps bool
 }
 
 // Row is one row of a scan: its key, and the values of its columns. The map and
@@ -33,6 +35,9 @@ type Range struct {
 type Row struct {
 	Key     string
 	Columns map[string][]byte
+	// Timestamps are the commit timestamps of the values, by column, if Range.Timestamps asked for
+	// them; else it is nil. What the transaction itself has set is not among them.
+	Timestamps map[string]Timestamp
 }
 
 // PrefixEnd returns the To of a Range that holds exactly the rows whose keys begin
@@ -170,7 +175,8 @@ func (s *scan) compare(a, b string) int {
 // pending is a row between the store and the caller.
 type pending struct {
 	key    string
-	values map[string][]byte // by stored column
+	values map[string][]byte    // by stored column
+	times  map[string]Timestamp // the same, of what is not the transaction's own
 	long   []longValue
 }
 
@@ -256,10 +262,14 @@ func (s *scan) collect(row *rowstore.Row) (pending, error) {
 		}
 		switch {
 		case w.Kind == format.KindDelete:
+			continue
 		case w.Long:
 			p.long = append(p.long, longValue{Cell{row.Table, row.Row, v.Column}, w.Start})
 		default:
 			p.set(v.Column, notNil(w.Value))
+		}
+		if s.r.Timestamps {
+			p.stamp(v.Column, v.TS)
 		}
 	}
 	return p, nil
@@ -273,6 +283,13 @@ func (p *pending) set(column string, value []byte) {
 		p.values = make(map[string][]byte)
 	}
 	p.values[column] = value
+}
+
+func (p *pending) stamp(column string, commit Timestamp) {
+	if p.times == nil {
+		p.times = make(map[string]Timestamp)
+	}
+	p.times[column] = commit
 }
 
 // emit yields a chunk of settled rows, merged with the transaction's own. more is
@@ -327,6 +344,7 @@ func (s *scan) emitOwn(before func(key string) bool, yield func(Row, error) bool
 
 func (s *scan) overlay(p *pending, own []write) {
 	for i := range own {
+		delete(p.times, own[i].cell.Column)
 		if own[i].kind == format.KindDelete {
 			delete(p.values, own[i].cell.Column)
 		} else {
@@ -343,6 +361,13 @@ func (s *scan) yield(p *pending, yield func(Row, error) bool) (more bool, err er
 	for col, v := range p.values {
 		name, _ := format.Unescape(col)
 		row.Columns[name] = v
+	}
+	if s.r.Timestamps {
+		row.Timestamps = make(map[string]Timestamp, len(p.times))
+		for col, at := range p.times {
+			name, _ := format.Unescape(col)
+			row.Timestamps[name] = at
+		}
 	}
 	s.yielded++
 	// The caller may commit before it asks for the next row, or never ask.

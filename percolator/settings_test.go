@@ -56,7 +56,7 @@ func TestNoCommitBelowTheSafePoint(t *testing.T) {
 		safe, err := c.draw(t.Context())
 		require.NoError(t, err)
 		above := writes(t, t1, "above", rowB)
-		got, err := c.publishSafePoint(t.Context(), safe)
+		got, err := c.publishSafePoint(t.Context(), c.known(), safe)
 		require.NoError(t, err)
 		require.Equal(t, safe, got.safePoint)
 		_, err = t1.loadCatalog(t.Context()) // which a lease would do in time

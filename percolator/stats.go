@@ -28,6 +28,7 @@ type Stats struct {
 	ObserverFailures  uint64 // errors and panics of observer functions
 	ObserverCleared   uint64 // notifications cleared with nothing to do
 	ObserverParked    uint64 // runs parked after MaxAttempts
+	ObserverBroken    uint64 // times that a worker left an observer alone because nearly all its runs failed
 	ObserverViews     uint64 // cells that were read to see what is to be done
 	NotifyScans       uint64 // scans for notifications
 	NotifyFound       uint64 // cells with notifications found by them
@@ -47,6 +48,7 @@ type counters struct {
 	observerRuns, observerConflicts     atomic.Uint64
 	observerFailures, observerCleared   atomic.Uint64
 	observerParked, observerViews       atomic.Uint64
+	observerBroken                      atomic.Uint64
 	notifyScans, notifyFound            atomic.Uint64
 	gcRuns, gcVersions                  atomic.Uint64
 }
@@ -65,7 +67,8 @@ func (db *DB) Stats() Stats {
 		ObserverRuns: c.observerRuns.Load(), ObserverConflicts: c.observerConflicts.Load(),
 		ObserverFailures: c.observerFailures.Load(), ObserverCleared: c.observerCleared.Load(),
 		ObserverParked: c.observerParked.Load(), ObserverViews: c.observerViews.Load(),
-		NotifyScans: c.notifyScans.Load(), NotifyFound: c.notifyFound.Load(),
+		ObserverBroken: c.observerBroken.Load(),
+		NotifyScans:    c.notifyScans.Load(), NotifyFound: c.notifyFound.Load(),
 		GCRuns: c.gcRuns.Load(), GCVersions: c.gcVersions.Load(),
 	}
 }

@@ -77,6 +77,7 @@ func (w *Worker) attend(ctx context.Context) error {
 			w.db.log.Error("the worker stops, because an observer of its was removed; run the worker anew to register it again", "err", err)
 			return err
 		}
+		w.notePaused(v)
 		if len(w.unswept(v)) > 0 {
 			if err := w.retry(ctx, "sweeping for new observers", func() error { return w.sweepNew(ctx) }); err != nil {
 				return err

@@ -426,7 +426,7 @@ func (db *DB) changePoints(ctx context.Context, change func(v *catalogView, poin
 		}
 		m := rowstore.Mutation{
 			Table: format.TableCatalog, Row: format.RowCatalog,
-			Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, format.ColumnOfTables, v.pointsAt+1)},
+			Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, format.ColumnOfTables, v.pointsAt+1), v.sameHolds()},
 			Edits:      []rowstore.Edit{rowstore.Put(rowstore.Write, format.ColumnOfTables, ts, value)},
 		}
 		if v.pointsAt > 0 {

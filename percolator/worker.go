@@ -25,6 +25,11 @@ type WorkerConfig struct {
 	// MaxAttempts is the number of failures of one change after which its run is parked,
 	// for observers that do not set their own. Default 10.
 	MaxAttempts int
+	// BreakAt is how many changes of an observer must have failed in a worker, with hardly any success
+	// between them (19 of 20 runs failed), before the worker takes it that all would fail: it leaves the observer's changes alone then,
+	// says so in the log as an error, counts it in Stats.ObserverBroken, and lets one run through from time to time: after 1 s first, 1 min at
+	// most. It goes on when one succeeds. So what is broken for a while does not park every change. Default 64; negative for never.
+	BreakAt int
 	// Backoff is the wait before a failed function is called again for the same
 	// change. A newer change is attempted at once. Default 50 ms to 1 min.
 	Backoff Backoff
@@ -72,6 +77,9 @@ func (c *WorkerConfig) setDefaults() {
 	}
 	if c.MaxAttempts <= 0 {
 		c.MaxAttempts = 10
+	}
+	if c.BreakAt == 0 {
+		c.BreakAt = defaultBreakAt
 	}
 	c.Backoff.fill(Backoff{Min: 50 * time.Millisecond, Max: time.Minute})
 	c.Poll.fill(Backoff{Min: time.Millisecond, Max: 250 * time.Millisecond})
@@ -137,6 +145,9 @@ type Worker struct {
 	idle     map[chan struct{}]struct{} // closed when something ended
 	open     []*UndeterminedError       // commits that runs have left open (open.go)
 	progress uint64                     // functions called, and cells that were cleared
+	// Set before Run (middleware.go).
+	middleware []Middleware
+	onError    []func(ctx context.Context, e RunError)
 }
 
 // NewWorker makes a worker of db. It does nothing before Run.
@@ -194,7 +205,7 @@ func (w *Worker) Observe(o Observer) error {
 	}
 	c = c.stored()
 	k := Cell{Table: c.Table, Column: c.Column}
-	q := &queue{o: &o, table: c.Table, column: c.Column, index: len(w.queues[k])}
+	q := &queue{o: &o, table: c.Table, column: c.Column, index: len(w.queues[k]), breaker: breaker{at: w.config.BreakAt}}
 	w.queues[k], w.list = append(w.queues[k], q), append(w.list, q)
 	if !slices.Contains(w.tables[c.Table], c.Column) {
 		w.tables[c.Table] = append(w.tables[c.Table], c.Column)

@@ -138,6 +138,8 @@ type history struct {
 	answers []answer
 	quiets  []quiet
 	lies    []error // old values that were wrong
+	// complaints are what clients have seen that may not be.
+	complaints []error
 	// fates has the commit timestamp of each start timestamp that was committed
 	// anywhere, also in what the library keeps by transactions of its own.
 	fates map[percolator.Timestamp]percolator.Timestamp

@@ -88,6 +88,9 @@ func (w *world) judge() error {
 	if err := w.checkProgress(); err != nil {
 		return err
 	}
+	if err := errors.Join(w.history.complaints...); err != nil {
+		return err
+	}
 	if w.program.Check != nil {
 		return w.program.Check(audit.ctx, audit)
 	}

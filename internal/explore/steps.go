@@ -109,6 +109,14 @@ func (c *Client) AskAbout(ctx context.Context, err error) error {
 	return c.Ask(ctx, open.Start, open.Primary)
 }
 
+// Complain says that the client has seen what may not be. The judge fails the run.
+func (c *Client) Complain(err error) {
+	h := &c.w.history
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.complaints = append(h.complaints, fmt.Errorf("%s: %w", c.Name, err))
+}
+
 // Started returns the start timestamps of transactions that other clients have begun
 // and made known by them (see Txn.Announce), oldest first.
 func (c *Client) Started(ctx context.Context) ([]percolator.Timestamp, error) {

@@ -22,8 +22,11 @@ type Catalog struct {
 	// point of their own, which programs of version 2 do not know: so the catalog is of version 3.
 	ByTable bool `json:"by_table,omitempty"`
 	// Changes tells that some observer has, or once had, OldValues: so the catalog is of version 4.
-	Changes   bool       `json:"changes,omitempty"`
-	Observers []Observer `json:"observers,omitempty"`
+	Changes bool `json:"changes,omitempty"`
+	// Controlled tells that a hold was placed or an observer paused once. Programs of version 3 know
+	// neither, so the catalog is of version 4.
+	Controlled bool       `json:"controlled,omitempty"`
+	Observers  []Observer `json:"observers,omitempty"`
 }
 
 // Settings are those of the database, in milliseconds.
@@ -132,6 +135,8 @@ type Observer struct {
 	Swept Timestamp `json:"swept,omitempty"`
 	// OldValues says that the observer is told what it saw last. Then a collection keeps that.
 	OldValues bool `json:"old_values,omitempty"`
+	// Paused tells that no worker runs it until it is resumed.
+	Paused bool `json:"paused,omitempty"`
 }
 
 // Is tells whether it is the registration of an observer for a stored column.
@@ -151,7 +156,7 @@ func (c *Catalog) Encode() ([]byte, error) {
 // version is the least that a program must know to go by the catalog.
 func (c *Catalog) version() byte {
 	switch {
-	case c.Changes:
+	case c.Changes, c.Controlled:
 		return CatalogVersion
 	case c.ByTable:
 		return TablesVersion
@@ -207,6 +212,9 @@ func DecodeCatalog(b []byte) (Catalog, error) {
 		}
 	}
 	for _, o := range c.Observers {
+		if o.Paused && !c.Controlled {
+			return c, fmt.Errorf("%w: catalog: version %d does not fit what it says", ErrCorrupt, b[0])
+		}
 		if len(o.Name) == 0 || len(o.Name) > MaxObserverName || len(o.Table) == 0 || len(o.Column) == 0 {
 			return c, fmt.Errorf("%w: catalog: bad observer", ErrCorrupt)
 		}

@@ -30,13 +30,14 @@ const Version = 1
 // version that it does not know.
 //
 // From 2 on every process has a Use. Version 3 is for data in which tables have settings of
-// their own, and version 4 for data with an observer of old values: a collection must keep those. A
-// catalog is stored as the least version that will do, so that programs of two versions may run
-// beside each other until somebody uses what the older one does not know.
+// their own, and version 4 for data with an observer of old values, which a collection must keep, and
+// for data with holds or paused observers. A catalog is stored as the least version that will do, so
+// that programs of different versions may run beside each other until somebody uses what the older
+// ones do not know.
 const (
 	CatalogVersion      = 4
-	TablesVersion       = 3 // of a catalog in which tables have settings, and no observer wants old values
-	PlainCatalogVersion = 2 // of a catalog with neither
+	TablesVersion       = 3 // of a catalog in which tables have settings, and that needs no more
+	PlainCatalogVersion = 2 // of a catalog with none of that
 )
 
 // ErrCorrupt says that stored bytes are no record of this version. It matches

@@ -38,6 +38,7 @@ const (
 	ColumnConfig    = "config"     // of the catalog: a Catalog
 	ColumnSafePoint = "safepoint"  // of the catalog: TimestampOnly, at the safe point
 	ColumnOfTables  = "safepoints" // of the catalog: a TableSafePoints
+	ColumnHolds     = "holds"      // of the catalog: a Holds
 	ColumnLease     = "lease"      // of a session or a member: TimestampOnly, at the lease's end
 	ColumnMember    = "member"     // of a member: a Member, see there
 	ColumnChange    = "change"     // of the generation: TimestampOnly, another one after each change of the members

@@ -184,6 +184,15 @@ func TestCatalogsThatAreGarbage(t *testing.T) {
 		_, err := DecodeTableSafePoints([]byte(text))
 		require.ErrorIs(t, err, ErrCorrupt, name)
 	}
+	hold := `{"name":"aA==","at":1,"until":2}`
+	for name, text := range map[string]string{
+		"nothing": "", "version": "\x00{}", "no JSON": "\x01{", "nameless": "\x01" + `{"holds":[{"at":1}]}`, "of nothing": "\x01" + `{"holds":[{"name":"aA=="}]}`,
+		"twice": "\x01" + `{"holds":[` + hold + `,` + hold + `]}`, "no time": "\x01" + `{"holds":[{"name":"aA==","at":1,"until":18446744073709551615}]}`,
+		"long name": "\x01" + `{"holds":[{"name":"` + strings.Repeat("AAAA", 43) + `","at":1}]}`, "too many": "\x01" + `{"holds":[` + strings.TrimSuffix(strings.Repeat(hold+",", MaxHolds+1), ",") + `]}`,
+	} {
+		_, err := DecodeHolds([]byte(text))
+		require.ErrorIs(t, err, ErrCorrupt, name)
+	}
 	for name, text := range map[string]string{
 		"nothing": "", "version": "\x00{}", "no JSON": "\x02{", "no settings": "\x02{}",
 		"negative":        "\x02" + `{"current":{"max_txn_age_ms":-1,"retention_ms":5,"catalog_lease_ms":1}}`,
@@ -195,7 +204,9 @@ func TestCatalogsThatAreGarbage(t *testing.T) {
 		"nameless table":  byTable(`{"retention_ms":50}`), "own table": byTable(`{"table":"AGE="}`), "table twice": byTable(`{"table":"dA=="},{"table":"dA=="}`),
 		"longer retention": byTable(`{"table":"dA==","retention_ms":61}`), "longer age": byTable(`{"table":"dA==","max_txn_age_ms":6}`),
 		"unsafe table": byTable(`{"table":"dA==","retention_ms":6}`), "negative table": byTable(`{"table":"dA==","max_txn_age_ms":-1}`),
-		"tables in version 2": "\x02" + byTable(`{"table":"dA=="}`)[1:], "version 3 for nothing": "\x03" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1}}`,
+		"tables in version 2": "\x02" + byTable(`{"table":"dA=="}`)[1:], "version 4 for nothing": "\x04" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1}}`,
+		"paused in version 2":   "\x02" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"observers":[{"name":"bw==","table":"dA==","column":"dA==","paused":true}]}`,
+		"version 3 for nothing": "\x03" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1}}`,
 	} {
 		_, err := DecodeCatalog([]byte(text))
 		require.ErrorIs(t, err, ErrCorrupt, name)
@@ -227,6 +238,7 @@ func TestDecodersRefuseNewerVersions(t *testing.T) {
 		"lock":           func() error { _, err := DecodeLock(newer(l.Encode())); return err },
 		"write":          func() error { _, err := DecodeWrite(newer(w.Encode())); return err },
 		"catalog":        func() error { _, err := DecodeCatalog([]byte("\x05{}")); return err },
+		"holds":          func() error { _, err := DecodeHolds([]byte{Version + 1, '{', '}'}); return err },
 		"failure":        func() error { _, err := DecodeFailure(newer(f.Encode())); return err },
 		"notification":   func() error { _, err := DecodeNotification(newer(WeakNotification)); return err },
 		"acknowledgment": func() error { _, err := DecodeAck(newer(EncodeAck(1))); return err },
@@ -340,6 +352,19 @@ func FuzzDecodeCatalog(f *testing.F) {
 	})
 }
 
+func FuzzDecodeHolds(f *testing.F) {
+	h := Holds{[]Hold{{[]byte("h"), 3, 9, 4}}}
+	b, err := h.Encode()
+	require.NoError(f, err)
+	fuzz(f, [][]byte{b, nil, []byte("\x01{}")}, DecodeHolds, func(h Holds) []byte {
+		b, err := h.Encode()
+		if err != nil {
+			panic(err)
+		}
+		return b
+	})
+}
+
 func FuzzDecodeTableSafePoints(f *testing.F) {
 	p := TableSafePoints{[]TableSafePoint{{[]byte("t"), 3, 4}}}
 	b, err := p.Encode()
@@ -383,6 +408,8 @@ func TestBytes(t *testing.T) {
 	}
 	byTable := Catalog{Current: Settings{MaxTxnAgeMs: 1000, RetentionMs: 3600000, CatalogLeaseMs: 500, Tables: []Table{{[]byte("q"), 100, 60000, 5}, {Name: []byte("\x00\x00r"), RetentionMs: 7}}}, ByTable: true}
 	points := TableSafePoints{[]TableSafePoint{{[]byte("q"), 9, 5}}}
+	controlled := Catalog{Current: Settings{MaxTxnAgeMs: 1000, RetentionMs: 3600000, CatalogLeaseMs: 500}, Controlled: true, Observers: []Observer{{Name: []byte("o"), Table: []byte("t"), Column: []byte("c"), Paused: true}}}
+	held := Holds{[]Hold{{[]byte("h\xff"), 3, 9, 4}}}
 	encoded := func(b []byte, err error) string {
 		require.NoError(t, err)
 		return string(b)
@@ -407,7 +434,9 @@ func TestBytes(t *testing.T) {
 			`"observers":[{"name":"bw==","table":"dA==","column":"AABj","since":3,"swept":4}]}`: encoded(catalog.Encode()),
 		"\x03" + `{"oracle":"","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500,` +
 			`"tables":[{"table":"cQ==","max_txn_age_ms":100,"retention_ms":60000,"since":5},{"table":"AABy","retention_ms":7}]},"by_table":true}`: encoded(byTable.Encode()),
-		"\x01" + `{"tables":[{"table":"cQ==","safepoint":9,"clean":5}]}`: encoded(points.Encode()),
+		"\x04" + `{"oracle":"","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500},"controlled":true,"observers":[{"name":"bw==","table":"dA==","column":"Yw==","paused":true}]}`: encoded(controlled.Encode()),
+		"\x01" + `{"holds":[{"name":"aP8=","at":3,"until":9,"placed":4}]}`: encoded(held.Encode()),
+		"\x01" + `{"tables":[{"table":"cQ==","safepoint":9,"clean":5}]}`:   encoded(points.Encode()),
 	} {
 		require.Equal(t, want, got)
 	}

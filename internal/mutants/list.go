@@ -47,6 +47,10 @@ const (
 	queueGo        = "percolator/queue.go"
 	memberGo       = "percolator/member.go"
 	barrierGo      = "percolator/barrier.go"
+	holdGo         = "percolator/hold.go"
+	historyGo      = "percolator/history.go"
+	observedGo     = "percolator/observed.go"
+	pausingGo      = "percolator/pausing.go"
 )
 
 func one(file, old, replacement string) []edit { return []edit{{file, old, replacement}} }
@@ -368,6 +372,36 @@ var mutants = []mutant{
 	{"past-age-forgotten", "The catalog: the least MaxTxnAge that held since the start binds, through several changes", "TestLeastAgeBinds|TestLongerAge", one(settingsGo,
 		"\tfor _, p := range c.Past {\n\t\tif start < p.Until {\n",
 		"\tfor _, p := range c.Past {\n\t\tif start == p.Until {\n")},
+	{"hold-ignored", "Garbage collection: holds: no safe point moves above a hold that stands", "TestHoldKeeps", one(holdGo,
+		"h.Until > v.asOf {\n\t\t\tsafe = min(safe, h.At)\n", "h.Until > v.asOf && safe == 0 {\n\t\t\tsafe = min(safe, h.At)\n")},
+	{"hold-ignored-by-short-tables", "Garbage collection: holds: nor does that of a table", "TestHoldKeeps", one(gcGo,
+		"\t\t\tsafe = v.held(safe)\n", "")},
+	{"hold-placed-within-a-publication", "Garbage collection: holds: a safe point is published only with the holds that it was chosen by", "TestHoldWithinAPublication", one(gcGo,
+		"safe), v.sameHolds()},\n", "safe)},\n")},
+	{"hold-placed-within-a-publication-of-tables", "Garbage collection: holds: so are those of tables", "TestHoldWithinAPublication", one(tablesGo,
+		", v.pointsAt+1), v.sameHolds()},\n", ", v.pointsAt+1)},\n")},
+	{"publication-within-a-hold", "Garbage collection: holds: a hold is placed only if no safe point lies above it", "TestPublicationWithinAHold", one(holdGo,
+		"\t\t\t\trowstore.Absent(rowstore.Write, format.ColumnSafePoint, min(above+1, oracle.Max)),\n", "\t\t\t\trowstore.Absent(rowstore.Write, format.ColumnSafePoint, oracle.Max),\n")},
+	{"publication-of-tables-within-a-hold", "Garbage collection: holds: nor that of a table", "TestPublicationWithinAHold", one(holdGo,
+		"\t\t\t\trowstore.Absent(rowstore.Write, format.ColumnOfTables, v.pointsAt+1))\n", "\t\t\t\trowstore.Absent(rowstore.Write, format.ColumnOfTables, oracle.Max))\n")},
+	{"renewal-after-a-publication", "Garbage collection: holds: a renewal is stored only if no safe point lies above it", "TestRenewalAfter", one(holdGo,
+		"h.db.changeHolds(ctx, h.at, func", "h.db.changeHolds(ctx, 0, func")},
+	{"history-ignores-locks", "A transaction: a read resolves locks at or below its snapshot, that of a history too", "TestHistoryMeetsLocks", one(historyGo,
+		"Column: h.cell.Column, To: h.to, Limit: 1}", "Column: h.cell.Column, To: 1, Limit: 1}")},
+	{"history-below-the-safe-point", "Garbage collection: what is missing below the safe point may have been collected, in a history too", "TestHistoryBelow|TestCollectionWithinAHistory", one(historyGo,
+		"h.from <= safe {\n", "h.from <= safe && h.from == 0 {\n")},
+	{"history-goes-on-below-the-safe-point", "Garbage collection: of what lies at or below the safe point the newest is kept, with its data", "TestCollectionWithinAHistory|TestHistoryBelow", one(historyGo,
+		"h.last != 0 && h.last <= safe {\n", "h.last != 0 && h.last <= safe && h.from != 0 {\n")},
+	{"weak-changes-not-waited-for", "Observers: a weak notification is a change, for WaitObserved too", "TestWaitObserved", one(observedGo,
+		"\t\t\tchange = max(change, n.TS)\n", "\t\t\tchange = max(change, 0)\n")},
+	{"waits-by-any-acknowledgment", "Observers: a change is covered by an acknowledgment at or above it, for WaitObserved too", "TestWaitObserved", one(observedGo,
+		"\tcase change <= ack:\n", "\tcase change <= ack || ack > 0:\n")},
+	{"waits-past-the-safe-point", "Garbage collection: what WaitObserved did not find may have been collected", "TestWaitObservedBelow", one(observedGo,
+		"\t\tif w.at < safe {\n", "\t\tif w.at < safe && ack > 0 {\n")},
+	{"paused-observer-runs", "Observers: one that is paused does not run", "TestPauseBetweenAttempts|TestPauseObserver", one(pausingGo,
+		"\tif t.q.paused {\n\t\treturn runResult{next: runDone}, true\n\t}\n", "")},
+	{"resumed-observer-not-looked-for", "Observers: what waits for one that is resumed is looked for", "TestPauseBetweenAttempts|TestPauseObserver", one(pausingGo,
+		"\t\tif q.paused = r.Paused; q.paused {\n", "\t\tif q.paused = q.paused || r.Paused; q.paused {\n")},
 	{"commit-below-the-safe-point", "The catalog: no commit whose start is below the safe point", "TestNoCommitBelowTheSafePoint", one(commitGo,
 		"\tif ts <= c.lastCommit() && c.aboveSafePoints() {\n",
 		"\tif ts <= c.lastCommit() {\n")},

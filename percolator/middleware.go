@@ -1,0 +1,92 @@
+package percolator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// Run names a call of an observer's function.
+type Run struct {
+	Observer string
+	Cell     Cell // that changed
+}
+
+// Middleware is called in place of an observer's function, with what that would get, and calls next to
+// go on: the next Middleware, or the function itself. It may do something before and after, change the
+// context, write by tx, return another error, or not call next. What it returns counts as the result of the
+// function, so a Middleware that returns nil without calling next acknowledges the change. It must call next once at most, and must not end tx.
+type Middleware func(ctx context.Context, run Run, tx *Txn, next func(ctx context.Context) error) error
+
+// Use puts Middleware around the functions of all the worker's observers, before Run: the first one given, also by an
+// earlier call, is the outermost. It is for what all observers need: traces, times, logs, values in the context.
+// A panic passes through the Middleware before it is counted as a failure. Each may be called concurrently. Errors: ErrInvalid for a
+// nil Middleware, ErrWorkerRunning after Run.
+func (w *Worker) Use(middleware ...Middleware) error {
+	for _, m := range middleware {
+		if m == nil {
+			return fmt.Errorf("percolator: Use: %w: the Middleware is nil", ErrInvalid)
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.started {
+		return fmt.Errorf("%w: give it Middleware before Run", ErrWorkerRunning)
+	}
+	w.middleware = append(w.middleware, middleware...)
+	return nil
+}
+
+// RunError describes a run that failed, for Worker.OnError.
+type RunError struct {
+	Run
+	Attempt int  // failures of this change so far, this one included
+	Parked  bool // there is no further attempt
+	// Err is what the function returned, or why its transaction was refused.
+	Err error
+	// Panic is what the function panicked with, and Stack where; nil if it did not.
+	Panic any
+	Stack []byte
+}
+
+// OnError has f called after each failure that counts as one (see Observer.Func), once it is recorded:
+// to report it somewhere. Not called are conflicts, and errors of the store that are tried again. Each f is called, in the order of the calls of OnError,
+// by the goroutine of the run, so a slow one holds up the observer; calls may overlap. A panic of f ends the program, like any other. ctx ends with
+// the worker, and with StopTimeout. Errors: ErrInvalid for a nil f, ErrWorkerRunning after Run.
+func (w *Worker) OnError(f func(ctx context.Context, e RunError)) error {
+	if f == nil {
+		return fmt.Errorf("percolator: OnError: %w: the function is nil", ErrInvalid)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.started {
+		return fmt.Errorf("%w: give it OnError before Run", ErrWorkerRunning)
+	}
+	w.onError = append(w.onError, f)
+	return nil
+}
+
+// callWithin calls an observer's function within the worker's Middleware.
+func (w *Worker) callWithin(ctx context.Context, tx *Txn, o *Observer, change *Change) error {
+	next := func(ctx context.Context) error { return o.run(ctx, tx, change) }
+	for i := len(w.middleware) - 1; i >= 0; i-- {
+		m, inner := w.middleware[i], next
+		next = func(ctx context.Context) error { return m(ctx, Run{o.Name, change.Cell}, tx, inner) }
+	}
+	return next(ctx)
+}
+
+// tellError tells what wants to know of it that a run has failed.
+func (w *Worker) tellError(ctx context.Context, o *Observer, c Cell, attempt int, parked bool, cause error) {
+	if !asksToPark(cause) {
+		w.failedOnce(o, c, cause) // what parks its runs on purpose is not broken
+	}
+	e := RunError{Run: Run{o.Name, c.public()}, Attempt: attempt, Parked: parked, Err: cause}
+	var p *panicError
+	if errors.As(cause, &p) {
+		e.Panic, e.Stack = p.value, p.stack
+	}
+	for _, f := range w.onError {
+		f(ctx, e)
+	}
+}

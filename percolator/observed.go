@@ -1,0 +1,239 @@
+package percolator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// ErrParked: what is waited for does not come, because the run that would do it is parked; see
+// ParkedError.
+var ErrParked = errors.New("percolator: the run is parked")
+
+// ParkedError names the parked run. It matches ErrParked.
+type ParkedError struct {
+	Run ParkedRun // DB.Release takes it
+}
+
+func (e *ParkedError) Error() string {
+	return fmt.Sprintf("%v: of observer %q for %v, after %d attempts: %s", ErrParked, e.Run.Observer, e.Run.Cell, e.Run.Attempts, e.Run.Error)
+}
+
+// Is makes errors.Is(err, ErrParked) hold.
+func (e *ParkedError) Is(target error) bool { return target == ErrParked }
+
+// WaitObserved returns nil once the observer has acknowledged every change of the cells that was
+// committed at or below at: whoever reads from then on sees what its runs for them have written. So a
+// program that has written a cell, and got at from UpdateAt, knows when a total that an observer keeps
+// is up to date. It is about this one observer: what others do with its writes is waited for by another call.
+//
+// at may be 0 for the present; a later one is ErrSnapshotInFuture. One below the safe point means the safe point.
+// The observer must be registered for the column of each cell, by any process, or the error matches
+// ErrNotObserved; so it does when it is removed meanwhile. If a run that is waited for is parked, the error
+// matches ErrParked and is a ParkedError; if the observer is paused and something is left, it matches
+// ErrObserverPaused. WaitObserved does
+// not know whether any worker runs the observer: bound it by ctx. Without cells it only looks whether
+// the observer's name can be one.
+//
+// It looks again and again, after 1 ms first and 100 ms at most, with one read for up to 256 cells
+// that it still waits for. Other errors: ErrInvalid and ErrTooLarge for bad names, ErrClosed, those of
+// the context and of the store. It may be called concurrently, and anywhere but in a function of the observer that it waits for.
+func (db *DB) WaitObserved(ctx context.Context, at Timestamp, observer string, cells ...Cell) error {
+	if observer == "" || len(observer) > format.MaxObserverName {
+		return fmt.Errorf("percolator: WaitObserved: %w: no observer can have the name %q", ErrInvalid, observer)
+	}
+	w := &observedWait{db: db, at: at, observer: observer}
+	named := make(map[Cell]struct{}, len(cells))
+	for i := range cells {
+		if err := db.checkCell(&cells[i]); err != nil {
+			return called("WaitObserved", err)
+		}
+		c := cells[i].stored()
+		if _, twice := named[c]; !twice {
+			named[c] = struct{}{}
+			w.left = append(w.left, c)
+		}
+	}
+	pause := Backoff{Min: time.Millisecond, Max: 100 * time.Millisecond}
+	for attempt := 0; ; attempt++ {
+		if err := w.look(ctx, attempt == 0); err != nil {
+			return fmt.Errorf("percolator: waiting for the observer %q: %w", observer, err)
+		}
+		if len(w.left) == 0 {
+			return nil
+		}
+		if err := db.clock.Sleep(ctx, pause.wait(attempt, db.rand)); err != nil {
+			return fmt.Errorf("percolator: waiting for the observer %q and %d cells: %w", observer, len(w.left), err)
+		}
+	}
+}
+
+// observedWait is a WaitObserved under way.
+type observedWait struct {
+	db       *DB
+	at       Timestamp
+	observer string
+	left     []Cell // stored: what is still waited for
+}
+
+// observedPage is how many cells are looked at in one call.
+const observedPage = 256
+
+// look takes the cells from w.left that are covered.
+func (w *observedWait) look(ctx context.Context, first bool) error {
+	if err := w.db.enter(); err != nil {
+		return err
+	}
+	defer w.db.leave()
+	now, err := w.db.draw(ctx)
+	if err != nil {
+		return err
+	}
+	var v *catalogView
+	if first {
+		if w.at == 0 {
+			w.at = now
+		}
+		if w.at > now {
+			return fmt.Errorf("%w: it was asked for at %v, and the oracle is at %v", ErrSnapshotInFuture, w.at, now)
+		}
+		v, err = w.db.loadCatalog(ctx)
+	} else {
+		v, err = w.db.catalogFor(ctx, now)
+	}
+	if err != nil {
+		return err
+	}
+	for _, c := range w.left {
+		if !slices.Contains(v.observers(c.Table, c.Column), w.observer) {
+			return fmt.Errorf("%w: %q does not observe %v", ErrNotObserved, w.observer, c.public())
+		}
+	}
+	var left []Cell
+	for page := range slices.Chunk(w.left, observedPage) {
+		uncovered, err := w.uncovered(ctx, page)
+		if err != nil {
+			return err
+		}
+		left = append(left, uncovered...)
+	}
+	w.left = left
+	for _, c := range left {
+		if v.paused(w.observer, c) {
+			return fmt.Errorf("%w, and has yet to see %v", ErrObserverPaused, c.public())
+		}
+	}
+	return nil
+}
+
+// uncovered returns those cells of a page that have a change at or below w.at which the
+// observer has not acknowledged.
+func (w *observedWait) uncovered(ctx context.Context, page []Cell) (left []Cell, err error) {
+	var reads []rowstore.RowRead
+	index := map[rowName]int{}
+	for _, c := range page {
+		i, known := index[c.rowName()]
+		if !known {
+			i = len(reads)
+			index[c.rowName()] = i
+			reads = append(reads, rowstore.RowRead{Table: c.Table, Row: c.Row})
+		}
+		reads[i].Selectors = append(snapshotPicks(reads[i].Selectors, c.Column, w.at),
+			rowstore.Selector{Family: rowstore.Notify, Column: c.Column, To: w.at},
+			rowstore.Selector{Family: rowstore.Write, Column: format.AckColumn(w.observer, c.Column), To: oracle.Max, Limit: 1},
+			rowstore.Selector{Family: rowstore.Write, Column: format.FailureColumn(w.observer, c.Column), To: oracle.Max, Limit: 1})
+	}
+	rows, _, err := w.db.readSettled(ctx, reads, &snapshot{set: true, start: w.at})
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range page {
+		covered, err := w.covered(ctx, &rows[index[c.rowName()]], c)
+		if err != nil {
+			return nil, fmt.Errorf("%v: %w", c.public(), err)
+		}
+		if !covered {
+			left = append(left, c)
+		}
+	}
+	return left, nil
+}
+
+// covered tells whether the observer has acknowledged what a settled row shows of the cell. An
+// acknowledgment is committed together with what the run has written, and has the timestamp of the
+// snapshot that the run has read.
+func (w *observedWait) covered(ctx context.Context, row *rowstore.Row, c Cell) (bool, error) {
+	ack, failure, err := w.records(row, c)
+	if err != nil || ack >= w.at {
+		return err == nil, err
+	}
+	change := Timestamp(0)
+	if newest := row.Newest(rowstore.Write, c.Column); newest != nil {
+		change = newest.TS
+	} else {
+		// A version may have been collected. Then the one at the safe point shows what there was.
+		safe, err := w.db.safePointAfter(ctx, c.Table)
+		if err != nil {
+			return false, err
+		}
+		if w.at < safe {
+			w.at = safe
+			return false, nil
+		}
+	}
+	for _, n := range row.All(rowstore.Notify, c.Column) {
+		k, err := format.DecodeNotification(n.Value)
+		if err != nil {
+			return false, err
+		}
+		if k == format.NotifyWeak {
+			change = max(change, n.TS)
+		}
+	}
+	switch {
+	case change <= ack:
+		return true, nil
+	case failure.Parked && failure.Change >= change:
+		return false, w.parked(ctx, c)
+	}
+	return false, nil
+}
+
+// records decodes what the observer keeps beside the cell.
+func (w *observedWait) records(row *rowstore.Row, c Cell) (ack Timestamp, failure format.Failure, err error) {
+	v, found, err := committed(row, format.AckColumn(w.observer, c.Column))
+	if err == nil && found {
+		ack, err = format.DecodeAck(v.Value)
+	}
+	if err != nil {
+		return 0, failure, err
+	}
+	v, found, err = committed(row, format.FailureColumn(w.observer, c.Column))
+	if err == nil && found {
+		failure, err = format.DecodeFailure(v.Value)
+	}
+	return ack, failure, err
+}
+
+// parked returns a ParkedError, or nil if the run has been released meanwhile.
+func (w *observedWait) parked(ctx context.Context, c Cell) error {
+	at, err := w.db.parkedSnapshot(ctx)
+	if err != nil {
+		return err
+	}
+	value, found, err := w.db.getCell(ctx, parkedIndex(w.observer, c), at)
+	if err != nil || !found {
+		return err
+	}
+	p, err := format.DecodeParked(value)
+	if err != nil {
+		return err
+	}
+	return &ParkedError{parkedRun(&p)}
+}
