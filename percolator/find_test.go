@@ -169,9 +169,16 @@ func TestAsked(t *testing.T) {
 	require.True(t, a.add([]uint16{2}))
 	require.Equal(t, []uint16{3, 1, 2}, take(true))
 	require.Empty(t, take(false))
-	require.True(t, a.add(make([]uint16, mostAsked)))
-	require.False(t, a.add([]uint16{1}))
+	var most []uint16
+	for slot := range uint16(mostAsked) {
+		most = append(most, slot)
+	}
+	require.True(t, a.add(most))
+	require.True(t, a.add(most), "these are asked for already")
+	require.False(t, a.add([]uint16{mostAsked}))
 	require.Empty(t, take(true))
+	require.True(t, a.add([]uint16{3, 3}))
+	require.Equal(t, []uint16{3}, take(true))
 	require.True(t, a.add([]uint16{1}))
 	require.Equal(t, []uint16{1}, take(true))
 }
