@@ -143,10 +143,10 @@ func (w *Worker) find(ctx context.Context, table string) error {
 			return err
 		}
 		rest := w.untilNextLook(&pace, l.found)
-		if l.found == 0 && took >= longLook {
-			// There are many notifications for other workers. Pushes must not make this
-			// worker scan them all the time. Or the store stood still: then the workers need a
-			// moment until they agree again who has what.
+		if l.mostWaits() && took >= longLook {
+			// There are many notifications that wait. Pushes must not make this worker scan them
+			// all the time. Or the store stood still: then the workers need a moment until they
+			// agree again who has what.
 			pause := min(took, rest)
 			if w.db.slots {
 				pause = min(pause, agreeAfter)
@@ -165,7 +165,12 @@ func (w *Worker) find(ctx context.Context, table string) error {
 	}
 }
 
-// restAfter returns how long a look that found nothing rests, instead of the usual time, if it
+// mostWaits tells whether the look has found nothing, or next to nothing beside what waits.
+func (l *looker) mostWaits() bool {
+	return l.found == 0 || l.visited >= manyRows && l.found < l.visited/16
+}
+
+// restAfter returns how long such a look rests, instead of the usual time, if it
 // took long: a million cells that wait for somebody else must not keep the store busy. Where
 // follow looks after pushes, only that comes later by it which no push tells of: because it got
 // lost, or because the client died before it could finish.
@@ -379,6 +384,9 @@ func (l *looker) walk(ctx context.Context, rows rowstore.ScanRange) error {
 		if err != nil {
 			l.queue(page) // what was found before
 			return l.detour(ctx, rows, err)
+		}
+		if page, err = l.sortOut(ctx, page); err != nil {
+			return err
 		}
 		l.queue(page)
 		if last == "" {

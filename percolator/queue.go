@@ -54,6 +54,7 @@ type queue struct {
 	running int
 	begun   uint64 // calls of the function, counted before they begin
 	left    bool   // a scan found more than there was room for
+	vain    vain   // of what scans of all rows find lately
 
 	moved time.Time     // when a job began or ended last
 	takes time.Duration // how long jobs take
