@@ -141,6 +141,24 @@ func TestRestAfterALookInVain(t *testing.T) {
 	}
 }
 
+// A look counts as one in vain if it found next to nothing beside very many cells that wait.
+func TestLookFindsMostlyWhatWaits(t *testing.T) {
+	t.Parallel()
+	for _, x := range []struct {
+		visited, found int
+		want           bool
+	}{
+		{0, 0, true},
+		{manyRows, 0, true},
+		{manyRows - 1, 1, false},
+		{manyRows, 1, true},
+		{manyRows, manyRows / 16, false},
+		{16 * manyRows, manyRows - 1, true},
+	} {
+		require.Equal(t, x.want, (&looker{visited: x.visited, found: x.found}).mostWaits(), "%+v", x)
+	}
+}
+
 // A worker knows whether the store's push works.
 func TestListens(t *testing.T) {
 	t.Parallel()
