@@ -3,6 +3,7 @@ package percolator
 import (
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -14,6 +15,11 @@ type asked struct {
 	slots  []uint16 // that pushes have told of, each once
 	has    *slotSet // the same; nil before the first
 	gained *slotSet // that have come to be this worker's own; nil without any
+
+	// told are the slots of other workers that pushes have told of since a time, and in about
+	// as long before it; nil without any.
+	told, before *slotSet
+	since        time.Time
 }
 
 // mostAsked is how many slots are remembered. More of them mean all rows.
@@ -57,6 +63,44 @@ func (a *asked) clear() (slots []uint16) {
 	return slots
 }
 
+// tell notes slots of other workers that a push has told of. They are remembered for lasts at
+// least, and twice as long at most.
+func (a *asked) tell(slots []uint16, now time.Time, lasts time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if age := now.Sub(a.since); a.told == nil || age >= lasts {
+		if a.before = a.told; age >= 2*lasts {
+			a.before = nil
+		}
+		a.told, a.since = &slotSet{}, now
+	}
+	for _, slot := range slots {
+		a.told.add(slot)
+	}
+}
+
+// toldOf lists those of some slots that a push has told of lately.
+func (a *asked) toldOf(slots *slotSet, now time.Time, lasts time.Duration) (all []uint16) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.told == nil || now.Sub(a.since) >= 2*lasts {
+		return nil
+	}
+	told := *a.told
+	for i := range told {
+		if a.before != nil {
+			told[i] |= a.before[i]
+		}
+		told[i] &= slots[i]
+	}
+	for _, r := range told.ranges() {
+		for slot := int(r.First); slot <= int(r.Last); slot++ {
+			all = append(all, uint16(slot)) //nolint:gosec // a slot
+		}
+	}
+	return all
+}
+
 // gain adds slots that have come to be this worker's own.
 func (a *asked) gain(slots *slotSet) {
 	a.mu.Lock()
@@ -87,18 +131,31 @@ func (a *asked) takeGained() (slots *slotSet) {
 // kickSlots is kickTable for those rows of some slots that may be this worker's own, or for all
 // if at names none or the store does not find rows by slots.
 func (w *Worker) kickSlots(at rowstore.Wake) {
-	if len(at.Slots) == 0 || !w.db.slots || !w.asked[at.Table].add(w.concerned(at)) {
+	own := w.concerned(at)
+	switch {
+	case len(at.Slots) == 0 || !w.db.slots && len(own) > 0:
 		w.kickTable(at.Table)
+	case w.db.slots:
+		if len(own) < len(at.Slots) {
+			w.asked[at.Table].tell(at.Slots, w.db.clock.Now(), w.toldFor())
+		}
+		w.askFor(at.Table, own)
 	}
 }
 
-// concerns tells whether one of the rows may be this worker's own. If its shares change
-// later, it looks then.
-func (w *Worker) concerns(at rowstore.Wake) bool {
-	return len(at.Slots) == 0 || len(w.concerned(at)) > 0
+// askFor asks for a look at some slots of a table.
+func (w *Worker) askFor(table string, slots []uint16) {
+	if len(slots) > 0 && !w.asked[table].add(slots) {
+		w.kickTable(table)
+	}
 }
 
-// concerned lists those of the slots that may be this worker's own.
+// toldFor is about how long after a push its slots may still come to be this worker's own without
+// anybody having looked at them: their owner was killed, or has left.
+func (w *Worker) toldFor() time.Duration { return 2 * w.config.MemberLease }
+
+// concerned lists those of the slots that may be this worker's own. If its shares change later, it
+// looks then.
 func (w *Worker) concerned(at rowstore.Wake) []uint16 {
 	all := w.member.shares.Load()
 	if all == nil {

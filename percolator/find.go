@@ -84,10 +84,9 @@ func (w *Worker) kick(at rowstore.Wake) {
 		}
 	}
 	w.mu.Unlock()
-	switch {
-	case at.Table == "":
+	if at.Table == "" {
 		w.kickAll()
-	case w.concerns(at):
+	} else {
 		w.kickSlots(at)
 	}
 }
@@ -115,6 +114,8 @@ func (w *Worker) noteGained() {
 		}
 		if some {
 			w.asked[table].gain(&gained)
+			// What pushes have told of in vain need not wait until all that was gained is looked at.
+			w.askFor(table, w.asked[table].toldOf(&gained, w.db.clock.Now(), w.toldFor()))
 		}
 	}
 }

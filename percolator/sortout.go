@@ -38,7 +38,7 @@ func (q *queue) noteVain(nothing bool) {
 // them, if there are mostly such. It decides nothing else: the job for a cell that stays looks at
 // it anew.
 func (l *looker) sortOut(ctx context.Context, page []finding) ([]finding, error) {
-	if l.fresh || !l.w.mostlyVain(page) {
+	if !l.w.mostlyVain(page) {
 		return page, nil
 	}
 	for part := range slices.Chunk(page, sortedAtOnce) {
