@@ -21,6 +21,11 @@ func (l *looker) detour(ctx context.Context, rows rowstore.ScanRange, failed err
 	first, second := halves(rows.Slots)
 	if len(second) == 0 {
 		l.damaged++
+		if !l.fresh {
+			l.w.mu.Lock()
+			delete(l.w.looking, l.table) // this part of the look has ended, too
+			l.w.mu.Unlock()
+		}
 		l.w.db.log.Error("notifications cannot be read, so no observer runs for the rows of their slot from the damaged one on", "table", l.table, "slot", first[0].First, "err", failed)
 		return nil
 	}

@@ -1,10 +1,12 @@
 package percolator
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"iter"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -76,6 +78,25 @@ func TestDamagedRowHidesNoOthers(t *testing.T) {
 	store.mu.Unlock()
 	dealt(t, wk, &rows)
 	require.Empty(t, w.versions(rowstore.Notify))
+}
+
+// The worker does not count as stuck because the last row of a look is damaged.
+func TestDamagedRowAtTheEnd(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.observed("t", "v", "o")
+	store := &damagedStore{Store: w.mem, rows: map[string]bool{}}
+	c := w.clientOver(newWireTo(store, w.mem))
+	var rows saw
+	wk := rowWorker(t, c, &rows)
+	names := notifyRows(t, c, 10)
+	last := slices.MaxFunc(names, func(a, b string) int { return cmp.Compare(rowstore.Slot("t", a), rowstore.Slot("t", b)) })
+	store.rows[last] = true
+	require.Len(t, dealt(t, wk, &rows), len(names)-1)
+	require.False(t, wk.lookUnderWay("t"))
+	_, err := wk.look(t.Context(), "t", []uint16{rowstore.Slot("t", last)})
+	require.NoError(t, err)
+	require.False(t, wk.lookUnderWay("t"))
 }
 
 // sharesSlot tells whether a row lies in the slot of one of others.

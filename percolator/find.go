@@ -92,14 +92,19 @@ func (w *Worker) kick(at rowstore.Wake) {
 }
 
 // noteGained notes what this worker's shares have taken in since it noted that last. Nobody may
-// have looked at it for long, and a walk under way does not know it.
+// have looked at it for long, and a walk under way does not know it. What they have lost is no
+// longer remembered.
 func (w *Worker) noteGained() {
 	m := &w.member
 	if !w.db.slots {
 		return
 	}
+	var kept slotSet
 	for table := range w.tables {
 		own, old := w.ownSlots(table), m.owned[table]
+		for i, word := range own {
+			kept[i] |= word
+		}
 		if m.owned == nil {
 			m.owned = map[string]*slotSet{}
 		}
@@ -118,6 +123,9 @@ func (w *Worker) noteGained() {
 			w.askFor(table, w.asked[table].toldOf(&gained, w.db.clock.Now(), w.toldFor()))
 		}
 	}
+	w.mu.Lock()
+	w.rested.keep(&kept)
+	w.mu.Unlock()
 }
 
 // kickTable leaves a token for a table's scanner, unless there is one.

@@ -51,7 +51,8 @@ func (w *Worker) pauseJob(p *pausedJob) {
 		}
 		return
 	}
-	p.cell.Row = strings.Clone(p.cell.Row) // it may be a part of all that a scan has read
+	// The names of a cell that was found may be parts of all that a scan has read.
+	p.cell = Cell{p.q.table, strings.Clone(p.cell.Row), p.q.column}
 	w.paused[p.job] = p
 	if p.locked {
 		w.locked[p.cell.Table] = append(w.locked[p.cell.Table], p)

@@ -119,6 +119,16 @@ func (r *rested) put(c Cell, seen uint64, quiet restedBits, until, now time.Time
 	}
 }
 
+// keep forgets all cells outside some slots: in those others have no room.
+func (r *rested) keep(slots *slotSet) {
+	for i := range r.cells {
+		if !slots.has(uint16(i)) { //nolint:gosec // a slot
+			r.n -= len(r.cells[i])
+			r.cells[i] = nil
+		}
+	}
+}
+
 // covers returns the observers that have nothing to do for a cell with that signature now.
 // w.mu is held.
 func (r *rested) covers(c Cell, seen uint64, now time.Time) restedBits {

@@ -98,6 +98,32 @@ func TestRememberedCellsAreBounded(t *testing.T) {
 	require.Greater(t, wk.rested.age(1<<63), 2*restedAge)
 }
 
+// What lies in slots that a worker has lost takes no room.
+func TestRememberedCellsOfLostSlots(t *testing.T) {
+	t.Parallel()
+	wk, w := idleWorker(t)
+	give := func(kind shareKind, slots *slotSet) {
+		all := shares{}
+		for _, q := range wk.list {
+			all[q] = []share{{kind: kind, slots: slots}}
+		}
+		wk.member.shares.Store(&all)
+		wk.noteGained()
+	}
+	give(shareAll, nil)
+	now := w.clock.Now()
+	kept, lost := row("a"), row("b")
+	for i, c := range []Cell{kept, lost, lost} {
+		wk.rested.put(c, uint64(i), 1, now.Add(time.Hour), now)
+	}
+	var own slotSet
+	own.add(rowstore.Slot("t", kept.Row))
+	give(shareSlots, &own)
+	require.Equal(t, 1, wk.rested.n)
+	require.NotZero(t, wk.rested.covers(kept, 0, now))
+	require.Zero(t, wk.rested.covers(lost, 1, now))
+}
+
 // What waits is known beside what is covered, until the first of them ends; and what is covered
 // later takes the place of both.
 func TestWaitingIsRememberedBesideCovered(t *testing.T) {

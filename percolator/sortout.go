@@ -21,6 +21,9 @@ const (
 	// sortedAtOnce is how many cells are read in one call. A store that does one call after the
 	// other must not keep others waiting for long.
 	sortedAtOnce = 64
+	// sortedTogether is how many cells a page has at least for that: a job for each of fewer costs
+	// as little, and what is due among them does not wait for one more call.
+	sortedTogether = 8
 	// mostlyVain is above one half: a function that fails is due once, and then waits.
 	mostlyVain = 0.75
 )
@@ -38,7 +41,7 @@ func (q *queue) noteVain(nothing bool) {
 // them, if there are mostly such. It decides nothing else: the job for a cell that stays looks at
 // it anew.
 func (l *looker) sortOut(ctx context.Context, page []finding) ([]finding, error) {
-	if !l.w.mostlyVain(page) {
+	if len(page) < sortedTogether || !l.w.mostlyVain(page) {
 		return page, nil
 	}
 	for part := range slices.Chunk(page, sortedAtOnce) {
@@ -53,7 +56,9 @@ func (l *looker) sortOut(ctx context.Context, page []finding) ([]finding, error)
 // queues.
 func (l *looker) sortOutPart(ctx context.Context, page []finding) error {
 	w := l.w
-	began := w.lookBegins(l.table) // else the last look has failed, and is still the same one
+	// What follow does says nothing about find. And if the last look of find has failed, it is still
+	// the same one.
+	began := !l.fresh && w.lookBegins(l.table)
 	known := w.db.known()
 	s := snapshot{}
 	if w.db.snapshotReader == nil {
@@ -116,7 +121,7 @@ func (w *Worker) mostlyVain(page []finding) bool {
 // change above the snapshot, or an answer in which something may be missing.
 func (w *Worker) clearView(row *rowstore.Row, c Cell, observers []string, at Timestamp, timely bool) *cellView {
 	locked := slices.ContainsFunc(row.Versions, func(v rowstore.Version) bool { return v.Family == rowstore.Lock })
-	if row.Err != nil || locked || !timely && row.Newest(rowstore.Write, c.Column) == nil || w.db.checkFound(at) != nil {
+	if row.Err != nil || locked || !timely && row.Newest(rowstore.Write, c.Column) == nil || w.db.checkFound(at, c.Table) != nil {
 		return nil
 	}
 	view, err := parseView(row, c, observers, at)
@@ -144,8 +149,8 @@ func (w *Worker) sortOutCell(f *finding, view *cellView) {
 		q.noteVain(!due)
 		if next := view.nextAttempt(i); !due && !view.covered(i) {
 			j := job{f.cell, q.o}
-			if w.jobs[j] != nil {
-				return true // it was queued meanwhile
+			if !w.wanted(q, f.cell, seen) {
+				return true // it was queued or paused meanwhile
 			}
 			if p := w.paused[j]; p != nil {
 				w.dropPause(p)

@@ -9,6 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 )
 
 // kindOfWaiting is why a cell of observer "o" has nothing to do yet.
@@ -93,6 +95,60 @@ func TestWaitingCellsAreSortedOut(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A change that comes while cells are sorted out, between their snapshot and the read, is run at
+// once. What follow sorts out does not count as a look of find.
+func TestChangeWhileSortingOut(t *testing.T) {
+	t.Parallel()
+	for _, fresh := range []bool{false, true} {
+		t.Run(fmt.Sprint("after a push ", fresh), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.observed("t", "v", "o", "foreign")
+			c, other := w.client(), w.client()
+			c.snapshotReader = nil
+			const n = 2 * sortedTogether
+			fillWaiting(t, other, n, waitsForAttempt, time.Hour)
+			var rows saw
+			wk := rowWorker(t, c, &rows)
+			wk.list[0].vain = 1
+			var slots []uint16
+			for i := range n {
+				if fresh {
+					slots = append(slots, rowstore.Slot("t", fmt.Sprintf("%07d", i)))
+				}
+			}
+			read := c.hold(t, op(faultstore.CallRead))
+			looked := async(func() error {
+				_, err := wk.look(t.Context(), "t", slots)
+				return err
+			})
+			require.Len(t, read.wait().Reads, n, "they are read together")
+			require.Equal(t, !fresh, wk.lookUnderWay("t"))
+			require.NoError(t, other.Update(t.Context(), func(tx *Txn) error { return tx.Notify(row("0000007")) }))
+			read.release(verdict{})
+			require.NoError(t, result(t, looked))
+			wk.tasks.Wait()
+			require.Equal(t, []string{"0000007"}, rows.values)
+			require.False(t, wk.lookUnderWay("t"))
+		})
+	}
+}
+
+// Few cells are not sorted out: the run of one that is due need not wait for that.
+func TestFewCellsAreNotSortedOut(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.observed("t", "v", "o", "foreign")
+	c := w.client()
+	fillWaiting(t, w.client(), sortedTogether-1, waitsForAttempt, time.Hour)
+	wk := rowWorker(t, c, &saw{})
+	wk.list[0].vain = 1
+	l, err := wk.look(t.Context(), "t", nil)
+	require.NoError(t, err)
+	require.Equal(t, sortedTogether-1, l.found)
+	wk.tasks.Wait()
 }
 
 // A worker's memory of cells that wait is bounded, and small for each of them. It runs alone,
