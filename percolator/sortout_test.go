@@ -136,6 +136,25 @@ func TestChangeWhileSortingOut(t *testing.T) {
 	}
 }
 
+// A cell that a dead client has locked is not sorted out: whoever runs it finishes the transaction.
+func TestLockedCellsAreNotSortedOut(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.observed("t", "v", "o", "foreign")
+	c, other := w.client(), w.client(withoutGroups())
+	const n = 2 * sortedTogether
+	fillWaiting(t, c, n, waitsForAttempt, time.Hour)
+	tx := writes(t, other, "2", row("0000000"), row("0000007"))
+	other.diesAfterCommitPoint()
+	_ = w.finish(commit(other, tx))
+	w.takeForDead(other)
+	var rows saw
+	wk := rowWorker(t, c, &rows)
+	wk.list[0].vain = 1
+	require.Equal(t, []string{"0000000", "0000007"}, dealt(t, wk, &rows))
+	w.noLocks()
+}
+
 // Few cells are not sorted out: the run of one that is due need not wait for that.
 func TestFewCellsAreNotSortedOut(t *testing.T) {
 	t.Parallel()
