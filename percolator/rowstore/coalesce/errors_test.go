@@ -76,6 +76,27 @@ func TestCoalesceErrors(t *testing.T) {
 		require.ErrorIs(t, replies[1].Err, rs.ErrTooLarge)
 		require.Equal(t, []string{"c"}, replies[2].Names)
 		requireGoneAreNotAsked(t, ask, g, s)
+		// What one call reads is damaged. It fails alone, unless something may have been changed.
+		call, replies = batch()
+		call.Fail(rs.ErrCorrupt)
+		for _, want := range [][]string{{"a"}, {"b1", "b2"}, {"c"}} {
+			if g.Writes(ask) {
+				break
+			}
+			synctest.Wait()
+			call = g.Next(t)
+			require.Equal(t, want, call.RowNames())
+			if want[0] == "b1" {
+				call.Fail(rs.ErrCorrupt)
+			} else {
+				call.OK()
+			}
+		}
+		synctest.Wait()
+		require.ErrorIs(t, replies[1].Err, rs.ErrCorrupt)
+		for _, i := range []int{0, 2} {
+			require.Equal(t, g.Writes(ask), errors.Is(replies[i].Err, rs.ErrCorrupt))
+		}
 	})
 }
 
