@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/percolate-go/percolate/internal/format"
@@ -85,90 +84,27 @@ func (w *Worker) kick(at rowstore.Wake) {
 		}
 	}
 	w.mu.Unlock()
-	switch {
-	case at.Table == "":
+	if at.Table == "" {
 		w.kickAll()
-	case w.concerns(at):
+	} else {
 		w.kickSlots(at)
 	}
 }
 
-// kickSlots is kickTable for the rows of some slots, or for all if at names none or the
-// store does not find rows by slots.
-func (w *Worker) kickSlots(at rowstore.Wake) {
-	if len(at.Slots) == 0 || !w.db.slots || !w.asked[at.Table].add(at.Slots) {
-		w.kickTable(at.Table)
-	}
-}
-
-// asked is which rows of a table are to be looked at before all others.
-type asked struct {
-	some   chan struct{} // a token when there are slots
-	mu     sync.Mutex
-	slots  []uint16 // that pushes have told of
-	gained *slotSet // that have come to be this worker's own; nil without any
-}
-
-// mostAsked is how many slots are remembered. More of them mean all rows.
-const mostAsked = 1024
-
-// add returns false if there are too many, and forgets them.
-func (a *asked) add(slots []uint16) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if len(a.slots)+len(slots) > mostAsked {
-		a.slots = nil
-		return false
-	}
-	a.slots = append(a.slots, slots...)
-	leaveToken(a.some)
-	return true
-}
-
-// take returns the slots that were asked for, and forgets them.
-func (a *asked) take() (slots []uint16) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	slots, a.slots = a.slots, nil
-	return slots
-}
-
-// gain adds slots that have come to be this worker's own.
-func (a *asked) gain(slots *slotSet) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.gained == nil {
-		a.gained = &slotSet{}
-	}
-	for i, word := range slots {
-		a.gained[i] |= word
-	}
-}
-
-// hasGained tells whether there are such slots.
-func (a *asked) hasGained() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.gained != nil
-}
-
-// takeGained returns them, and forgets them.
-func (a *asked) takeGained() (slots *slotSet) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	slots, a.gained = a.gained, nil
-	return slots
-}
-
 // noteGained notes what this worker's shares have taken in since it noted that last. Nobody may
-// have looked at it for long, and a walk under way does not know it.
+// have looked at it for long, and a walk under way does not know it. What they have lost is no
+// longer remembered.
 func (w *Worker) noteGained() {
 	m := &w.member
 	if !w.db.slots {
 		return
 	}
+	var kept slotSet
 	for table := range w.tables {
 		own, old := w.ownSlots(table), m.owned[table]
+		for i, word := range own {
+			kept[i] |= word
+		}
 		if m.owned == nil {
 			m.owned = map[string]*slotSet{}
 		}
@@ -183,21 +119,13 @@ func (w *Worker) noteGained() {
 		}
 		if some {
 			w.asked[table].gain(&gained)
+			// What pushes have told of in vain need not wait until all that was gained is looked at.
+			w.askFor(table, w.asked[table].toldOf(&gained, w.db.clock.Now(), w.toldFor()))
 		}
 	}
-}
-
-// concerns tells whether one of the rows may be this worker's own. If its shares change
-// later, it looks then.
-func (w *Worker) concerns(at rowstore.Wake) bool {
-	all := w.member.shares.Load()
-	if all == nil || len(at.Slots) == 0 {
-		return true
-	}
-	now := w.now()
-	return slices.ContainsFunc(w.list, func(q *queue) bool {
-		return q.table == at.Table && slices.ContainsFunc(at.Slots, all.at(q, now).has)
-	})
+	w.mu.Lock()
+	w.rested.keep(&kept)
+	w.mu.Unlock()
 }
 
 // kickTable leaves a token for a table's scanner, unless there is one.
@@ -224,10 +152,10 @@ func (w *Worker) find(ctx context.Context, table string) error {
 			return err
 		}
 		rest := w.untilNextLook(&pace, l.found)
-		if l.found == 0 && took >= longLook {
-			// There are many notifications for other workers. Pushes must not make this
-			// worker scan them all the time. Or the store stood still: then the workers need a
-			// moment until they agree again who has what.
+		if l.mostWaits() && took >= longLook {
+			// There are many notifications that wait. Pushes must not make this worker scan them
+			// all the time. Or the store stood still: then the workers need a moment until they
+			// agree again who has what.
 			pause := min(took, rest)
 			if w.db.slots {
 				pause = min(pause, agreeAfter)
@@ -246,7 +174,12 @@ func (w *Worker) find(ctx context.Context, table string) error {
 	}
 }
 
-// restAfter returns how long a look that found nothing rests, instead of the usual time, if it
+// mostWaits tells whether the look has found nothing, or next to nothing beside what waits.
+func (l *looker) mostWaits() bool {
+	return l.found == 0 || l.visited >= manyRows && l.found < l.visited/16
+}
+
+// restAfter returns how long such a look rests, instead of the usual time, if it
 // took long: a million cells that wait for somebody else must not keep the store busy. Where
 // follow looks after pushes, only that comes later by it which no push tells of: because it got
 // lost, or because the client died before it could finish.
@@ -404,6 +337,7 @@ type looker struct {
 	found   int           // jobs that were queued
 	met     []string      // row keys at page boundaries
 	waited  time.Duration // for room
+	damaged int           // slots that were left out
 }
 
 // finding is a notified cell with something to do for this worker, as far as it knows.
@@ -457,6 +391,10 @@ func (l *looker) walk(ctx context.Context, rows rowstore.ScanRange) error {
 		}
 		page, last, err := l.page(ctx, rows)
 		if err != nil {
+			l.queue(page) // what was found before
+			return l.detour(ctx, rows, err)
+		}
+		if page, err = l.sortOut(ctx, page); err != nil {
 			return err
 		}
 		l.queue(page)
@@ -470,19 +408,21 @@ func (l *looker) walk(ctx context.Context, rows rowstore.ScanRange) error {
 	}
 }
 
-// page finds notified cells that this worker does not handle yet. last is the row after
-// which the scan continues, "" at the end.
+// page finds notified cells that this worker does not handle yet, and after a failure those that
+// were read before. last is the row after which the scan continues, "" at the end.
 func (l *looker) page(ctx context.Context, rows rowstore.ScanRange) (page []finding, last string, err error) {
 	w := l.w
 	n := 0
 	known := w.db.known()
 	var cells []finding
+	var failed error
 	if !l.fresh {
 		w.lookBegins(l.table)
 	}
 	for row, err := range w.db.store.Scan(ctx, rows) {
 		if err != nil {
-			return nil, "", fmt.Errorf("scanning the notifications of table %q: %w", l.table, err)
+			failed = fmt.Errorf("scanning the notifications of table %q: %w", l.table, err)
+			break
 		}
 		n++
 		last = row.Row
@@ -499,7 +439,7 @@ func (l *looker) page(ctx context.Context, rows rowstore.ScanRange) (page []find
 	now := w.db.clock.Now()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !l.fresh {
+	if !l.fresh && failed == nil {
 		delete(w.looking, l.table)
 	}
 	for _, f := range cells {
@@ -509,7 +449,7 @@ func (l *looker) page(ctx context.Context, rows rowstore.ScanRange) (page []find
 			page = append(page, f)
 		}
 	}
-	return page, last, nil
+	return page, last, failed
 }
 
 // own keeps those cells that are this worker's own for some of its observers, and fills

@@ -141,6 +141,24 @@ func TestRestAfterALookInVain(t *testing.T) {
 	}
 }
 
+// A look counts as one in vain if it found next to nothing beside very many cells that wait.
+func TestLookFindsMostlyWhatWaits(t *testing.T) {
+	t.Parallel()
+	for _, x := range []struct {
+		visited, found int
+		want           bool
+	}{
+		{0, 0, true},
+		{manyRows, 0, true},
+		{manyRows - 1, 1, false},
+		{manyRows, 1, true},
+		{manyRows, manyRows / 16, false},
+		{16 * manyRows, manyRows - 1, true},
+	} {
+		require.Equal(t, x.want, (&looker{visited: x.visited, found: x.found}).mostWaits(), "%+v", x)
+	}
+}
+
 // A worker knows whether the store's push works.
 func TestListens(t *testing.T) {
 	t.Parallel()
@@ -169,9 +187,16 @@ func TestAsked(t *testing.T) {
 	require.True(t, a.add([]uint16{2}))
 	require.Equal(t, []uint16{3, 1, 2}, take(true))
 	require.Empty(t, take(false))
-	require.True(t, a.add(make([]uint16, mostAsked)))
-	require.False(t, a.add([]uint16{1}))
+	var most []uint16
+	for slot := range uint16(mostAsked) {
+		most = append(most, slot)
+	}
+	require.True(t, a.add(most))
+	require.True(t, a.add(most), "these are asked for already")
+	require.False(t, a.add([]uint16{mostAsked}))
 	require.Empty(t, take(true))
+	require.True(t, a.add([]uint16{3, 3}))
+	require.Equal(t, []uint16{3}, take(true))
 	require.True(t, a.add([]uint16{1}))
 	require.Equal(t, []uint16{1}, take(true))
 }

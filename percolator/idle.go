@@ -310,7 +310,7 @@ func (w *Worker) isLeft(ctx context.Context, c Cell, notified []rowstore.Version
 	w.mu.Lock()
 	covered := w.rested.covers(c, seen, w.db.clock.Now())
 	w.mu.Unlock()
-	if !slices.ContainsFunc(w.queuesOf(c), func(q *queue) bool { return !q.in(covered) }) {
+	if covered&waits == 0 && !slices.ContainsFunc(w.queuesOf(c), func(q *queue) bool { return !q.in(covered) }) {
 		return false, nil
 	}
 	at, err := w.db.draw(ctx)

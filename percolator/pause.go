@@ -3,12 +3,14 @@ package percolator
 import (
 	"container/heap"
 	"context"
+	"strings"
 	"time"
 )
 
-// mostPaused bounds how many paused jobs are remembered. A job over the bound is found
-// by the next scan, and its run sees in the store that it must wait.
-const mostPaused = 1 << 16
+// mostPaused bounds how many paused jobs are remembered, at some 300 bytes each. A job over the
+// bound is found by a later scan. If it waits for its next attempt, scans before that pass over it
+// (rested.go).
+const mostPaused = 1 << 15
 
 // pausedJob is a job that is left alone for a while.
 type pausedJob struct {
@@ -18,6 +20,7 @@ type pausedJob struct {
 	seen    uint64 // the notifications that it is left alone for
 	trouble int
 	locked  bool // for somebody's lock
+	waits   bool // for its next attempt
 }
 
 // pauseHeap has the pause that ends first at the top. Some pauses in it may have
@@ -39,9 +42,17 @@ func (h *pauseHeap) Pop() any {
 
 // pauseJob pauses a job. w.mu is held.
 func (w *Worker) pauseJob(p *pausedJob) {
-	if len(w.paused) >= mostPaused || w.stopping {
+	if w.stopping {
 		return
 	}
+	if len(w.paused) >= mostPaused {
+		if bit := p.q.bit(); p.waits && bit != 0 {
+			w.rested.put(p.cell, p.seen, bit|waits, p.until, w.db.clock.Now())
+		}
+		return
+	}
+	// The names of a cell that was found may be parts of all that a scan has read.
+	p.cell = Cell{p.q.table, strings.Clone(p.cell.Row), p.q.column}
 	w.paused[p.job] = p
 	if p.locked {
 		w.locked[p.cell.Table] = append(w.locked[p.cell.Table], p)

@@ -16,10 +16,13 @@ const (
 	// What is more than one piece goes apart from all other calls (rowstore.ApplyOptions.Bulk),
 	// and in smaller pieces where a store needs long for them: a piece should keep the server
 	// busy for pieceTakes at most. So a small transaction beside a large one waits for
-	// little more than it would alone. While one piece is under way the next one is made.
-	pieceTakes   = time.Millisecond
+	// little more than it would alone. One piece follows the other: two would keep the server busy
+	// without a gap, and this process beside it. Only where even a call with little to do takes as
+	// long as remoteCall, most of it on the way, two are under way.
+	pieceTakes   = 500 * time.Microsecond
 	fewestRows   = 16
 	piecesAtOnce = 2
+	remoteCall   = 2 * time.Millisecond
 	// partOperations bounds the mutation of one row. A wider row is changed in parts,
 	// which is as good, since each cell has a lock of its own.
 	partOperations = 4096
@@ -186,6 +189,14 @@ type pieceSize struct {
 	quickest time.Duration
 }
 
+// atOnce is how many pieces may be under way.
+func (s *pieceSize) atOnce() int {
+	if s.quickest < remoteCall {
+		return 1
+	}
+	return piecesAtOnce
+}
+
 // took is told how long a piece took.
 func (s *pieceSize) took(p *piece) {
 	if s.quickest == 0 || p.took < s.quickest {
@@ -211,12 +222,12 @@ func (db *DB) send(ctx context.Context, items *cutter, build func(item int) rows
 	}
 	size := pieceSize{rows: pieceRows}
 	if !items.one() {
-		opts.Bulk, size.rows = true, 2*fewestRows
+		opts.Bulk, size.rows = true, fewestRows
 	}
 	var first error
 	for underWay := 0; underWay > 0 || len(items.items) > 0 && first == nil; {
 		var p *piece
-		if first == nil && len(items.items) > 0 && underWay < piecesAtOnce {
+		if first == nil && len(items.items) > 0 && underWay < size.atOnce() {
 			p = &piece{items: items.next(size.rows)}
 			p.muts = make([]rowstore.Mutation, len(p.items))
 			for i, item := range p.items {

@@ -36,11 +36,10 @@ func TestPushConcernsOwners(t *testing.T) {
 	for i := range 100 {
 		row := fmt.Sprint(i)
 		at := rowstore.Wake{Table: "t", Slots: []uint16{rowstore.Slot("t", row)}}
-		require.NotEqual(t, workers[0].concerns(at), workers[1].concerns(at), "each row concerns one of them")
+		require.NotEqual(t, workers[0].concerned(at), workers[1].concerned(at), "each row concerns one of them")
 		for _, w := range workers {
-			require.Equal(t, w.owns(q(w), Cell{"t", row, "v"}, w.now()), w.concerns(at))
-			require.True(t, w.concerns(rowstore.Wake{Table: "t"}))
-			require.False(t, w.concerns(rowstore.Wake{Table: "another", Slots: at.Slots}))
+			require.Equal(t, w.owns(q(w), Cell{"t", row, "v"}, w.now()), len(w.concerned(at)) == 1)
+			require.Empty(t, w.concerned(rowstore.Wake{Table: "another", Slots: at.Slots}))
 		}
 	}
 	// What another worker owns makes nobody look, and everything is run.
@@ -72,4 +71,41 @@ func TestPushOfOthersResumesWhatIsLocked(t *testing.T) {
 	require.Empty(t, w.kicks["t"], "it does not look")
 	w.kick(rowstore.Wake{Table: "t"})
 	require.Len(t, w.kicks["t"], 1)
+}
+
+// What a push told of while it was another worker's is looked at as soon as it comes to be this
+// worker's own, before all else that does.
+func TestPushesBeforeAHandover(t *testing.T) {
+	t.Parallel()
+	wk, w := idleWorker(t)
+	give := func(kind shareKind) {
+		all := shares{}
+		for _, q := range wk.list {
+			all[q] = []share{{kind: kind}}
+		}
+		wk.member.shares.Store(&all)
+		wk.noteGained()
+	}
+	a := wk.asked["t"]
+	tell := func(slots ...uint16) { wk.kick(rowstore.Wake{Table: "t", Slots: slots}) }
+	for range 3 {
+		give(shareNone)
+		a.takeGained()
+		tell(9, 5)
+		require.Empty(t, a.take(), "it is another worker's")
+		w.clock.advance(wk.toldFor() - 1)
+		tell(70)
+		w.clock.advance(1)
+		tell(70, 71)
+		give(shareAll)
+		require.Equal(t, []uint16{5, 9, 70, 71}, a.take())
+		require.NotNil(t, a.takeGained())
+		tell(4)
+		require.Equal(t, []uint16{4}, a.take())
+		give(shareNone)
+		w.clock.advance(2 * wk.toldFor())
+		give(shareAll)
+		require.Empty(t, a.take())
+		require.Empty(t, wk.kicks["t"])
+	}
 }

@@ -56,6 +56,7 @@ type queue struct {
 	left    bool   // a scan found more than there was room for
 	paused  bool   // by the catalog
 	breaker breaker
+	vain    vain // of what scans of all rows find lately
 
 	moved time.Time     // when a job began or ended last
 	takes time.Duration // how long jobs take

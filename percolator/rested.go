@@ -11,39 +11,44 @@ import (
 const (
 	// seenVersions is how many notifications of a cell a scan reads.
 	seenVersions = 8
-	// mostRested bounds how many cells are remembered, at about 50 bytes each.
-	mostRested = 1 << 19
-	// restedAge is how long a cell is remembered at most. Then a scan finds again a cell
-	// that every observer has covered, but that nobody has cleared because a worker
-	// died.
+	// mostRested bounds how many cells are remembered, at 16 bytes each and a little more.
+	mostRested = 1 << 20
+	// restedAge is how long a cell is remembered at most while there are few. Then a scan
+	// finds again a cell that every observer has covered, but that nobody has cleared because
+	// a worker died.
 	restedAge = 5 * time.Minute
+	// forgottenCells is how many cells are forgotten in a second at most, about: each is read
+	// again. So of very many each is remembered for longer.
+	forgottenCells = 500
+	// restedTick is the unit of the times until which cells are remembered.
+	restedTick = time.Second / 16
 )
 
-// rested remembers cells whose notifications wait for the observers of other workers,
-// so that a scan passes over them without reading them. An entry holds only while
-// nothing has changed: the cell is known by a hash of its name, and its notifications
-// and registered observers by another hash.
+// rested remembers cells that have nothing for this worker to do for a while, so that a scan
+// passes over them without reading them: their notifications wait for the observers of
+// other workers, or for another attempt. An entry holds only while nothing has changed: it
+// knows the cell with its notifications and registered observers by a hash.
 type rested struct {
-	name, state maphash.Seed
-	cells       map[uint64]restedCell
+	state maphash.Seed
+	since time.Time
+	cells [][]restedCell // by their slots; nil before the first one
+	n     int
 }
 
+// restedCell is small, because there may be a million.
 type restedCell struct {
-	seen    uint64 // the signature
-	covered uint64 // a bit for each observer of this worker that has nothing to do
-	until   int64
+	seen  uint64     // the signature
+	until uint32     // in ticks since rested.since
+	quiet restedBits // which of this worker's observers have nothing to do
 }
 
-func newRested() rested {
-	return rested{maphash.MakeSeed(), maphash.MakeSeed(), map[uint64]restedCell{}}
-}
+// restedBits has a bit for each observer of this worker, among those of the column, and waits.
+type restedBits uint32
 
-func (r *rested) key(c Cell) uint64 {
-	var h maphash.Hash
-	h.SetSeed(r.name)
-	writeCell(&h, c)
-	return h.Sum64()
-}
+// waits says that some of the observers have yet to see the change, but not now.
+const waits restedBits = 1 << 31
+
+func newRested() rested { return rested{state: maphash.MakeSeed()} }
 
 func writeCell(h *maphash.Hash, c Cell) {
 	for _, s := range []string{c.Table, c.Row, c.Column} {
@@ -72,6 +77,82 @@ func (r *rested) signature(c Cell, observers []string, notified []rowstore.Versi
 	return h.Sum64() | 1
 }
 
+// ticks is a time as entries have it.
+func (r *rested) ticks(t time.Time) uint32 {
+	return uint32(min(max(t.Sub(r.since)/restedTick, 0), 1<<32-1)) //nolint:gosec // within bounds
+}
+
+// put remembers a cell until a time. What waits is added to what is known of the same
+// notifications already; what is covered takes its place, because it is known of all observers.
+// If there is no room left it takes the place of a cell that would be forgotten sooner. w.mu is
+// held.
+func (r *rested) put(c Cell, seen uint64, quiet restedBits, until, now time.Time) {
+	if r.cells == nil {
+		r.cells, r.since = make([][]restedCell, rowstore.Slots), now
+	}
+	slot := &r.cells[rowstore.Slot(c.Table, c.Row)]
+	at := r.ticks(now)
+	fresh := restedCell{seen, r.ticks(until), quiet}
+	var oldest *restedCell
+	for i := range *slot {
+		have := &(*slot)[i]
+		if have.seen == seen {
+			if quiet&waits != 0 && have.until > at {
+				fresh.quiet, fresh.until = fresh.quiet|have.quiet, min(fresh.until, have.until)
+			}
+			*have = fresh
+			return
+		}
+		if oldest == nil || have.until < oldest.until {
+			oldest = have
+		}
+	}
+	switch {
+	case oldest != nil && (oldest.until <= at || r.n >= mostRested):
+		*oldest = fresh
+	case r.n < mostRested:
+		if len(*slot) == cap(*slot) { // append would double it
+			*slot = append(make([]restedCell, 0, len(*slot)+2+len(*slot)/8), *slot...)
+		}
+		*slot = append(*slot, fresh)
+		r.n++
+	}
+}
+
+// keep forgets all cells outside some slots: in those others have no room.
+func (r *rested) keep(slots *slotSet) {
+	for i := range r.cells {
+		if !slots.has(uint16(i)) { //nolint:gosec // a slot
+			r.n -= len(r.cells[i])
+			r.cells[i] = nil
+		}
+	}
+}
+
+// covers returns the observers that have nothing to do for a cell with that signature now.
+// w.mu is held.
+func (r *rested) covers(c Cell, seen uint64, now time.Time) restedBits {
+	if r.cells == nil {
+		return 0
+	}
+	for _, have := range r.cells[rowstore.Slot(c.Table, c.Row)] {
+		if have.seen == seen {
+			if r.ticks(now) < have.until {
+				return have.quiet
+			}
+			break
+		}
+	}
+	return 0
+}
+
+// age is how long a cell with that signature is remembered. The ages differ, so that not all are
+// forgotten at once.
+func (r *rested) age(seen uint64) time.Duration {
+	most := max(restedAge, time.Duration(r.n)*(time.Second/forgottenCells))
+	return most/2 + time.Duration(seen%uint64(most/2)) //nolint:gosec // not negative
+}
+
 // skipUntilChanged remembers which of this worker's observers have nothing to do for a cell that
 // waits for others. What a scan reads must show whether that still holds. It does if
 // the scan reads every notification. Otherwise a weak notification may come late, below
@@ -85,7 +166,7 @@ func (w *Worker) skipUntilChanged(view *cellView) {
 	if view.later {
 		return
 	}
-	var covered uint64
+	var covered restedBits
 	for i, name := range view.names {
 		if view.ackLocked[i] {
 			return // its run is decided soon
@@ -99,19 +180,11 @@ func (w *Worker) skipUntilChanged(view *cellView) {
 	if covered == 0 {
 		return
 	}
-	r := &w.rested
+	seen := w.signature(view)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if len(r.cells) >= mostRested {
-		for k := range r.cells {
-			delete(r.cells, k)
-			break
-		}
-	}
-	seen := w.signature(view)
-	// The ages differ, so that not all are forgotten at once.
-	age := restedAge/2 + time.Duration(seen%uint64(restedAge/2))
-	r.cells[r.key(view.cell)] = restedCell{seen, covered, w.db.clock.Now().Add(age).UnixNano()}
+	now := w.db.clock.Now()
+	w.rested.put(view.cell, seen, covered, now.Add(w.rested.age(seen)), now)
 }
 
 // signature is the signature that a scan computes, of what a view showed.
@@ -120,18 +193,8 @@ func (w *Worker) signature(view *cellView) uint64 {
 }
 
 // bit stands for the queue's observer, among those of its column. There is none for the
-// 65th: its cells are not remembered.
-func (q *queue) bit() uint64 { return 1 << q.index }
+// 32nd: its cells are not remembered.
+func (q *queue) bit() restedBits { return 1 << q.index &^ waits }
 
 // in tells whether a set has the queue's bit.
-func (q *queue) in(set uint64) bool { return set&q.bit() != 0 }
-
-// covers returns the observers that have nothing to do for a cell with that signature,
-// a bit for each. w.mu is held.
-func (r *rested) covers(c Cell, seen uint64, now time.Time) uint64 {
-	have, ok := r.cells[r.key(c)]
-	if !ok || have.seen != seen || now.UnixNano() >= have.until {
-		return 0
-	}
-	return have.covered
-}
+func (q *queue) in(set restedBits) bool { return set&q.bit() != 0 }

@@ -30,7 +30,7 @@ func TestCellsThatAreRemembered(t *testing.T) {
 		notified int
 		acks     [3]Timestamp
 		change   func(v *cellView)
-		covered  uint64
+		covered  restedBits
 	}{
 		{1, [3]Timestamp{change, change, 0}, nil, 3},
 		{1, [3]Timestamp{change, change - 1, 0}, nil, 1},
@@ -73,11 +73,75 @@ func TestRememberedCellsAreBounded(t *testing.T) {
 	w := newWorld(t)
 	w.observed("t", "v", "o", "foreign")
 	wk := watching(t, w.client(), Observer{Name: "o", Func: nothing})
-	for i := range uint64(mostRested) {
-		wk.rested.cells[i] = restedCell{until: w.clock.Now().Add(time.Hour).UnixNano()}
-	}
 	v := &cellView{cell: row("r"), registrations: registrations{names: []string{"o", "foreign"}}, acks: []Timestamp{2, 0}, ackLocked: make([]bool, 2), failures: make([]format.Failure, 2), change: 1}
+	now := w.clock.Now()
+	wk.rested.put(v.cell, 1, 1, now.Add(time.Minute), now)
+	wk.rested.put(v.cell, 2, 1, now.Add(time.Hour), now)
+	wk.rested.n = mostRested
 	wk.skipUntilChanged(v)
-	require.LessOrEqual(t, len(wk.rested.cells), mostRested)
-	require.NotZero(t, wk.rested.covers(v.cell, wk.signature(v), w.clock.Now()))
+	require.Equal(t, mostRested, wk.rested.n)
+	require.NotZero(t, wk.rested.covers(v.cell, wk.signature(v), now))
+	require.Zero(t, wk.rested.covers(v.cell, 1, now), "it would have been forgotten first")
+	require.NotZero(t, wk.rested.covers(v.cell, 2, now))
+	wk.rested.put(row("another"), 3, 1, now.Add(time.Hour), now)
+	require.Equal(t, mostRested, wk.rested.n)
+	require.Zero(t, wk.rested.covers(row("another"), 3, now), "there is none in its slot in whose place it could go")
+	// What is over makes room for others of its slot.
+	wk.rested.n = 2
+	now = now.Add(2 * time.Hour)
+	wk.rested.put(v.cell, 4, 1, now.Add(time.Hour), now)
+	require.Equal(t, 2, wk.rested.n)
+	require.NotZero(t, wk.rested.covers(v.cell, 4, now))
+	// Of very many, each is remembered for longer.
+	require.Less(t, wk.rested.age(1<<63), restedAge)
+	wk.rested.n = mostRested
+	require.Greater(t, wk.rested.age(1<<63), 2*restedAge)
+}
+
+// What lies in slots that a worker has lost takes no room.
+func TestRememberedCellsOfLostSlots(t *testing.T) {
+	t.Parallel()
+	wk, w := idleWorker(t)
+	give := func(kind shareKind, slots *slotSet) {
+		all := shares{}
+		for _, q := range wk.list {
+			all[q] = []share{{kind: kind, slots: slots}}
+		}
+		wk.member.shares.Store(&all)
+		wk.noteGained()
+	}
+	give(shareAll, nil)
+	now := w.clock.Now()
+	kept, lost := row("a"), row("b")
+	for i, c := range []Cell{kept, lost, lost} {
+		wk.rested.put(c, uint64(i), 1, now.Add(time.Hour), now)
+	}
+	var own slotSet
+	own.add(rowstore.Slot("t", kept.Row))
+	give(shareSlots, &own)
+	require.Equal(t, 1, wk.rested.n)
+	require.NotZero(t, wk.rested.covers(kept, 0, now))
+	require.Zero(t, wk.rested.covers(lost, 1, now))
+}
+
+// What waits is known beside what is covered, until the first of them ends; and what is covered
+// later takes the place of both.
+func TestWaitingIsRememberedBesideCovered(t *testing.T) {
+	t.Parallel()
+	r, c, now := newRested(), row("r"), time.Unix(1e9, 0)
+	for _, first := range []restedBits{1, 2 | waits} {
+		seen := uint64(first)
+		r.put(c, seen, first, now.Add(time.Hour), now)
+		r.put(c, seen, 4|waits, now.Add(2*time.Hour), now)
+		require.Equal(t, first|4|waits, r.covers(c, seen, now))
+		require.Zero(t, r.covers(c, seen, now.Add(time.Hour)))
+		require.Zero(t, r.covers(c, seen+100, now))
+		require.Zero(t, r.covers(row("s"), seen, now))
+		r.put(c, seen, 3, now.Add(2*time.Hour), now)
+		require.Equal(t, restedBits(3), r.covers(c, seen, now.Add(time.Hour)))
+		r.put(c, seen, 4|waits, now.Add(4*time.Hour), now.Add(3*time.Hour))
+		require.Equal(t, 4|waits, r.covers(c, seen, now.Add(3*time.Hour)), "what was known before is over")
+	}
+	require.Zero(t, (&queue{index: 31}).bit())
+	require.Zero(t, (&queue{index: 40}).bit())
 }

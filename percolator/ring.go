@@ -14,6 +14,7 @@ type slotSet [rowstore.Slots / 64]uint64
 
 func (s *slotSet) has(slot uint16) bool { return s[slot/64]>>(slot%64)&1 == 1 }
 func (s *slotSet) add(slot uint16)      { s[slot/64] |= 1 << (slot % 64) }
+func (s *slotSet) remove(slot uint16)   { s[slot/64] &^= 1 << (slot % 64) }
 
 // ringPoints is the number of points of the member that weighs most. The parts of members
 // of equal weight then differ by a twentieth, about: one part in the root of it. More points

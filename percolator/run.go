@@ -118,7 +118,7 @@ func (w *Worker) endJob(t *task, last nextStep, wait time.Duration) bool {
 	t.q.running--
 	w.running--
 	if wait > 0 {
-		w.pauseJob(&pausedJob{job: t.job, q: t.q, until: w.db.clock.Now().Add(wait), seen: t.seen, trouble: t.trouble, locked: last == runLocked})
+		w.pauseJob(&pausedJob{job: t.job, q: t.q, until: w.db.clock.Now().Add(wait), seen: t.seen, trouble: t.trouble, locked: last == runLocked, waits: last == runWaiting})
 	}
 	w.dispatch()
 	w.signalIdle()
@@ -143,12 +143,16 @@ func (w *Worker) attempt(ctx context.Context, t *task) runResult {
 	case blocked:
 		return runResult{next: runLocked}
 	}
+	i := slices.Index(view.names, t.o.Name)
 	w.mu.Lock()
 	// A notification above the snapshot is not among them: the look that finds it must have the
 	// job run again.
 	t.seen = w.rested.signature(view.cell, view.names, view.seen)
+	if !t.fresh {
+		t.q.noteVain(i >= 0 && !view.due(i))
+	}
 	w.mu.Unlock()
-	switch i := slices.Index(view.names, t.o.Name); {
+	switch {
 	case i < 0:
 		leaveToken(w.recheck) // the observer was removed
 	case view.change != 0 && !view.covered(i):

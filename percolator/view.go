@@ -239,6 +239,11 @@ func (v *cellView) nextAttempt(i int) Timestamp {
 	return 0
 }
 
+// due tells whether observer i is to be called now, if nobody has claimed the run.
+func (v *cellView) due(i int) bool {
+	return v.change != 0 && !v.covered(i) && v.nextAttempt(i) <= v.at
+}
+
 // othersCovered tells whether every observer but i is covered.
 func (v *cellView) othersCovered(i int) bool {
 	for j := range v.names {

@@ -163,6 +163,13 @@ func (w *wire) sent(match matcher) []*call {
 	return found
 }
 
+// forget forgets the calls so far, which keep what they answered.
+func (w *wire) forget() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.calls = nil
+}
+
 // record keeps a call, and notes those that are wrong whatever the schedule: a mark, a roll
 // back or a commit point that is deferred (A1), and a prewrite of a transaction whose
 // commit was sent (C6).

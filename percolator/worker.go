@@ -31,7 +31,9 @@ type WorkerConfig struct {
 	// most. It goes on when one succeeds. So what is broken for a while does not park every change. Default 64; negative for never.
 	BreakAt int
 	// Backoff is the wait before a failed function is called again for the same
-	// change. A newer change is attempted at once. Default 50 ms to 1 min.
+	// change. A newer change is attempted at once. Default 50 ms to 1 min. If more than
+	// 32,768 changes wait, those over it are attempted after the scan that follows the
+	// wait, which may be a minute late.
 	Backoff Backoff
 	// Poll is the wait between two scans for notifications if the store has no push
 	// (rowstore.Waker). It is Min after a scan has found something. It doubles, up to
@@ -41,8 +43,9 @@ type WorkerConfig struct {
 	// Rescan is the wait between two scans if the store has a push. These scans find
 	// what no push tells of, such as the notifications of a client that died before it
 	// could finish. Default 2.5 s, at least 100 us. Where the store finds rows by slots
-	// (rowstore.SlotScanner), a scan that took long and found nothing for this worker is
-	// followed by a longer wait: nine times as long as it took, a minute at most.
+	// (rowstore.SlotScanner), a scan that took long and found nothing for this worker, or
+	// next to nothing beside what waits, is followed by a longer wait: nine times as long as
+	// it took, a minute at most.
 	Rescan time.Duration
 	// MemberLease is how long the other workers that run an observer leave this worker its
 	// share of the changes after its last sign of life, which it gives twice in that time.

@@ -171,9 +171,8 @@ func (l *lane[Q, A]) sendPending() {
 // sendBatch sends a batch and hands out the answers.
 func (l *lane[Q, A]) sendBatch(ctx context.Context, b *batch[Q, A]) {
 	answers, err := l.ask(ctx, b.asks)
-	refused := errors.Is(err, rowstore.ErrInvalid) || errors.Is(err, rowstore.ErrTooLarge)
-	if refused && len(b.waiters) > 1 && !errors.Is(err, rowstore.ErrAmbiguous) {
-		// One of the calls was bad and nothing was done. Ask for each call alone.
+	if len(b.waiters) > 1 && isOfOne(err, l.mayChange(b.asks)) {
+		// Ask for each call alone.
 		for _, w := range b.waiters {
 			l.mu.Lock()
 			gone := w.abandoned
@@ -195,6 +194,16 @@ func (l *lane[Q, A]) sendBatch(ctx context.Context, b *batch[Q, A]) {
 	if b.cancel != nil {
 		b.cancel()
 	}
+}
+
+// isOfOne tells whether the failure of a merged call comes from one of its calls, and nothing was
+// done: a call was bad, or what was to be read for it is damaged. A call that may change something
+// may have done so before it met what is damaged.
+func isOfOne(err error, writes bool) bool {
+	if errors.Is(err, rowstore.ErrAmbiguous) {
+		return false
+	}
+	return errors.Is(err, rowstore.ErrInvalid) || errors.Is(err, rowstore.ErrTooLarge) || !writes && errors.Is(err, rowstore.ErrCorrupt)
 }
 
 func (l *lane[Q, A]) ask(ctx context.Context, asks []Q) ([]A, error) {

@@ -50,8 +50,9 @@ type Options struct {
 // an answer always comes from a request that left after the caller asked.
 //
 // To each caller it looks as if its call had been made alone: bad arguments fail alone,
-// and so do the rows that have an Err. An error of a whole merged call goes to all of its
-// callers. A batch names a row once. Merged calls that change the same row leave one after
+// and so do the rows that have an Err. If a merged call that changes nothing fails with
+// ErrCorrupt, each of its calls is made alone, so that a damaged row fails those alone that read
+// it. Any other error of a whole merged call goes to all of its callers. A batch names a row once. Merged calls that change the same row leave one after
 // the other, in the order in which they came.
 //
 // Strangers do not wait for each other:

@@ -76,7 +76,34 @@ func TestCoalesceErrors(t *testing.T) {
 		require.ErrorIs(t, replies[1].Err, rs.ErrTooLarge)
 		require.Equal(t, []string{"c"}, replies[2].Names)
 		requireGoneAreNotAsked(t, ask, g, s)
+		call, replies = batch()
+		requireDamagedFailsAlone(t, g, call, replies, g.Writes(ask))
 	})
+}
+
+// requireDamagedFailsAlone has what one call of a batch reads be damaged. That call fails alone,
+// unless something may have been changed.
+func requireDamagedFailsAlone(t *testing.T, g *storetest.Gate, call *storetest.GateCall, replies []*storetest.Reply, writes bool) {
+	t.Helper()
+	call.Fail(rs.ErrCorrupt)
+	for _, want := range [][]string{{"a"}, {"b1", "b2"}, {"c"}} {
+		if writes {
+			break
+		}
+		synctest.Wait()
+		call = g.Next(t)
+		require.Equal(t, want, call.RowNames())
+		if want[0] == "b1" {
+			call.Fail(rs.ErrCorrupt)
+		} else {
+			call.OK()
+		}
+	}
+	synctest.Wait()
+	require.ErrorIs(t, replies[1].Err, rs.ErrCorrupt)
+	for _, i := range []int{0, 2} {
+		require.Equal(t, writes, errors.Is(replies[i].Err, rs.ErrCorrupt))
+	}
 }
 
 // requireGoneAreNotAsked has a call that is too much for the store. When each is asked for by

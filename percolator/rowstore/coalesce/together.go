@@ -2,7 +2,6 @@ package coalesce
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 
@@ -198,8 +197,8 @@ func (t *Together) checkCounts() {
 	}
 }
 
-// handOut gives each ask its part of the answers of its kind. If the kind was refused because
-// one of several is bad, nothing of it was done, and each is asked for alone.
+// handOut gives each ask its part of the answers of its kind. If the kind failed because of one of
+// several, and nothing of it was done, each is asked for alone.
 func (t *together) handOut(ctx context.Context, all *Together, asks []ask, answers []answer) {
 	groups, begins, draws := 0, 0, 0
 	for i := range asks {
@@ -224,8 +223,7 @@ func (t *together) handOut(ctx context.Context, all *Together, asks []ask, answe
 				to.first = all.Firsts[draws-1]
 			}
 		}
-		refused := errors.Is(err, rowstore.ErrInvalid) || errors.Is(err, rowstore.ErrTooLarge)
-		if refused && !one && !errors.Is(err, rowstore.ErrAmbiguous) {
+		if !one && isOfOne(err, len(a.groups) > 0) {
 			t.alone(ctx, a, to)
 		} else {
 			to.err = err

@@ -254,6 +254,46 @@ func TestTogetherKeepsFailuresApart(t *testing.T) {
 	})
 }
 
+// A row that is damaged fails the begin that reads it, and no begin that shares its call, of one kind
+// or of several. Groups may have changed something, so they are not sent again.
+func TestDamagedRowFailsItsBeginAlone(t *testing.T) {
+	t.Parallel()
+	for _, kinds := range []bool{false, true} {
+		sharing(t, coalesce.Options{}, func(t *testing.T, g shared, s rs.Store, first *storetest.GateCall) {
+			var group *storetest.Reply
+			if kinds {
+				group = storetest.Start(t.Context(), s, storetest.AskGroup, "group")
+			}
+			bad := storetest.Start(t.Context(), s, askBegin, "bad")
+			good := storetest.Start(t.Context(), s, askBegin, "good")
+			first.OK()
+			damaged := fmt.Errorf("row bad: %w", rs.ErrCorrupt)
+			if kinds {
+				c := g.next(t)
+				c.GroupErr, c.BeginErr = damaged, damaged
+				close(c.answered)
+			} else {
+				synctest.Wait()
+				g.Next(t).Fail(damaged)
+			}
+			synctest.Wait()
+			alone := g.Next(t)
+			require.Equal(t, []string{"bad"}, alone.RowNames())
+			alone.Fail(damaged)
+			synctest.Wait()
+			alone = g.Next(t)
+			require.Equal(t, []string{"good"}, alone.RowNames())
+			alone.OK()
+			synctest.Wait()
+			require.ErrorIs(t, bad.Err, rs.ErrCorrupt)
+			require.NoError(t, good.Err)
+			if kinds {
+				require.ErrorIs(t, group.Err, rs.ErrCorrupt)
+			}
+		})
+	}
+}
+
 // A caller that gives up a group may have changed something, and one that gives up a begin has
 // not. A bad call is refused before it joins others.
 func TestTogetherGivesUp(t *testing.T) {

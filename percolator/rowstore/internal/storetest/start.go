@@ -32,13 +32,16 @@ func (s Sharded) ReadSnapshot(ctx context.Context, asks []rs.SnapshotRead) ([]rs
 		reads = append(reads, a.Reads...)
 	}
 	a := s.Pass(&GateCall{Ctx: ctx, Reads: reads, Timestamps: len(asks)})
+	if a.Err != nil {
+		return nil, a.Err
+	}
 	var answers []rs.SnapshotRows
 	for _, ask := range asks {
 		n := len(ask.Reads)
 		answers = append(answers, rs.SnapshotRows{TS: 1, Rows: a.Rows[:n]})
 		a.Rows = a.Rows[n:]
 	}
-	return answers, a.Err
+	return answers, nil
 }
 
 // Shard implements Sharder.
