@@ -48,6 +48,15 @@ const (
 // flush, and the wait for standbys. Where these hang, readers end, and do not hold all connections.
 const patience = `PERFORM set_config('lock_timeout', '10s', true);`
 
+// inFlightSQL tells whether a transaction with a number is in flight anywhere on the server. One that draws has
+// its number before it draws. xmin of a snapshot is the least number in flight, or where there is none the one after the last that
+// ended. Its age is 0 if the server has given out no number from there on. So reads pay for locks only while somebody writes.
+//
+// age asks for the newest number once in a transaction, so nothing may call it before the draw. Where the draw
+// itself has given the transaction a number, age goes by that one. It is above the number of everybody who has drawn
+// before, because the server gives it while it holds the sequence.
+const inFlightSQL = `age(pg_snapshot_xmin(pg_current_snapshot())::xid) <> 0`
+
 // Each fills in something of the functions.
 const (
 	// ownSQL takes the locks of a transaction that draws: its name, before any other lock, so that a transaction
@@ -72,13 +81,15 @@ const (
 		END IF;`
 	// settleSQL makes sure of what settleTry and the others say. The locks of the rows are kept until the transaction ends; where
 	// some are waited for, they are few. Those of transactions are let go at once.
-	settleSQL = `IF p_settle = 1 THEN
-		SELECT array_agg(l) INTO v_busy FROM unnest(p_lock) l WHERE NOT pg_try_advisory_xact_lock_shared(l);
-	ELSIF p_settle = 2 THEN
-		` + patience + `
-		PERFORM pg_advisory_xact_lock_shared(l) FROM unnest(p_lock) l;
-	END IF;
-	` + barrierSQL
+	settleSQL = `IF p_settle > 0 AND ` + inFlightSQL + ` THEN
+		IF p_settle = 1 THEN
+			SELECT array_agg(l) INTO v_busy FROM unnest(p_lock) l WHERE NOT pg_try_advisory_xact_lock_shared(l);
+		ELSIF p_settle = 2 THEN
+			` + patience + `
+			PERFORM pg_advisory_xact_lock_shared(l) FROM unnest(p_lock) l;
+		END IF;
+		` + barrierSQL + `
+	END IF;`
 	// barrierSQL waits for the transactions in flight: those that the snapshot lists, and those that began since, or at least
 	// too late for the list. It stands in a transaction that has no number itself.
 	barrierSQL = `IF p_settle = 3 THEN

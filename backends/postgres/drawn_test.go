@@ -117,6 +117,8 @@ func overtaken(ctx context.Context, t *testing.T, direct string, change func(sql
 	require.NoError(t, err)
 	require.True(t, out[0].Applied)
 
+	draw(ctx, t, writer) // so that no other transaction ends after this one has begun
+
 	// The group waits for the cell, with its timestamp drawn.
 	holder, watcher := connect(ctx, t, direct), connect(ctx, t, direct)
 	require.NoError(t, exec(ctx, holder, n.expand("BEGIN; SELECT 1 FROM {{schema}}.cell FOR UPDATE")))
@@ -206,6 +208,8 @@ func TestReadersThatDoNotWait(t *testing.T) {
 			return replaceAll(t, try, "NULL;", "WHERE v_busy IS NULL OR u.lock <> ALL (v_busy);", "WHERE pg_advisory_xact_lock_shared(u.lock) IS NOT NULL;",
 				"WHERE v_busy IS NULL OR u.lock <> ALL (v_busy)\n", "WHERE pg_advisory_xact_lock_shared(u.lock) IS NOT NULL\n")
 		}, nil, []string{"Point", "Picks", "Check"}},
+		"NobodyInFlight": {func(t *testing.T) func(string) string { return replaceAll(t, inFlightSQL, "false") }, nil,
+			[]string{"Point", "Picks", "Snapshot", "Check", "ManyRows"}},
 		"NoBarrier": {func(t *testing.T) func(string) string {
 			return replaceAll(t, "IF p_settle = 3 THEN", "IF p_settle = 4 THEN")
 		}, nil, []string{"Scan", "Slots", "ManyRows"}},
@@ -235,6 +239,11 @@ func TestBarrierKnowsTheNewest(t *testing.T) {
 	xipAlone := replaceAll(t, "|| ARRAY(SELECT generate_series(v_xmax, v_xmax + age(pg_snapshot_xmax(v_snap)::xid) - 1))", "")
 	require.True(t, overtaken(ctx, t, server.URL, xipAlone, nil, oracle.Max, waysToRead["Scan"]))
 	require.False(t, overtaken(ctx, t, server.URL, nil, nil, oracle.Max, waysToRead["Scan"]))
+	noneListed := replaceAll(t, inFlightSQL, "pg_snapshot_xmin(pg_current_snapshot()) <> pg_snapshot_xmax(pg_current_snapshot())")
+	for _, way := range []string{"Point", "Picks", "ManyRows"} {
+		require.True(t, overtaken(ctx, t, server.URL, noneListed, nil, oracle.Max, waysToRead[way]), way)
+		require.False(t, overtaken(ctx, t, server.URL, nil, nil, oracle.Max, waysToRead[way]), way)
+	}
 }
 
 // drawnView is what somebody saw of a row at a timestamp: its newest write, 0 for none.

@@ -292,3 +292,26 @@ func TestMigrationOfFunctionsAlone(t *testing.T) {
 		})
 	}
 }
+
+// A call of version 6 that is under way, and has not drawn yet when the migration ends, does not read: a commit in one phase
+// may have drawn before it.
+func TestMigrationFrom6MeetsACall(t *testing.T) {
+	t.Parallel()
+	ctx := testContext(t)
+	direct := testserver.Postgres(t)
+	schema := fresh(t, direct)
+	n := newNames(schema)
+	sqlDo(t, direct, "CREATE SCHEMA "+n.schema+";"+n.expand(schemaOf6))
+	sqlDo(t, direct, n.expand("INSERT INTO {{schema}}.cell (tab, key, col, write_ts, write_val) VALUES ('t', 'a', 'c', 7, 'v')"))
+	call := n.expand(`SELECT * FROM {{schema}}.snapshot_point(9e18::bigint, 0, 9e18::bigint, '{0}', '{t}', '{a}', '{c}', '{NULL}')`)
+	running, holder, watcher := connect(ctx, t, with(direct, "application_name", n.channel)), connect(ctx, t, direct), connect(ctx, t, direct)
+	require.NoError(t, exec(ctx, running, "SELECT nextval("+n.expand(clockSQL)+"); "+call), "it has planned the function of version 6")
+	require.NoError(t, exec(ctx, holder, n.expand("SELECT pg_advisory_lock("+clockLockSQL+")")))
+	called := make(chan error, 1)
+	go func() { called <- exec(ctx, running, call) }()
+	waitsForLock(ctx, t, watcher, n.channel, called)
+	migrating := connect(ctx, t, direct)
+	require.NoError(t, migrate(ctx, migrating, schema, n))
+	require.NoError(t, exec(ctx, holder, n.expand("SELECT pg_advisory_unlock("+clockLockSQL+")")))
+	require.Equal(t, undefinedColumn, sqlState(<-called))
+}

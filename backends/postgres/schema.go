@@ -161,7 +161,7 @@ func (n names) functions() string {
 // pointSQL is the SQL of a read of single columns, at the timestamps p_ts.
 const pointSQL = `SELECT u.i::integer, c.lock_ts, c.lock_val, c.mark_ts, c.mark_val, c.write_ts, c.write_val,
 		CASE WHEN c.write_ts > u.ts THEN
-			CASE WHEN c.past_lo <= u.ts THEN c.past
+			CASE WHEN c.past_oldest <= u.ts THEN c.past
 			ELSE (
 				SELECT o.vals FROM {{schema}}.past o
 				WHERE o.tab = u.tab AND o.key = u.key AND o.col = u.col AND o.lo <= u.ts
@@ -189,7 +189,7 @@ const cellMatches = `EXISTS (SELECT FROM unnest(p_fam, p_col, p_from, p_to) AS p
 	WHERE (p.col IS NULL OR p.col = c.col) AND CASE p.fam
 		WHEN 1 THEN c.lock_ts BETWEEN p.lo AND p.hi
 		WHEN 4 THEN c.mark_ts BETWEEN p.lo AND p.hi
-		WHEN 2 THEN c.write_ts >= p.lo AND p.lo <= p.hi AND (c.write_ts <= p.hi OR c.past_lo <= p.hi OR
+		WHEN 2 THEN c.write_ts >= p.lo AND p.lo <= p.hi AND (c.write_ts <= p.hi OR c.past_oldest <= p.hi OR
 			(SELECT o.hi FROM {{schema}}.past o WHERE o.tab = c.tab AND o.key = c.key AND o.col = c.col AND o.lo <= p.hi
 				ORDER BY o.lo DESC LIMIT 1) >= p.lo)
 		ELSE false END OFFSET 0)`

@@ -138,9 +138,9 @@ BEGIN
 				-- All older writes in one place.
 				IF length(v_cell.past) < {{past_limit}} THEN
 					INSERT INTO {{schema}}.past (tab, key, col, lo, hi, vals)
-					VALUES (v_tab, v_key, v_col, v_cell.past_lo, v_cell.write_ts - 1, v_cell.past);
+					VALUES (v_tab, v_key, v_col, v_cell.past_oldest, v_cell.write_ts - 1, v_cell.past);
 				END IF;
-				UPDATE {{schema}}.cell c SET past_lo = NULL, past = NULL WHERE c.tab = v_tab AND c.key = v_key AND c.col = v_col;
+				UPDATE {{schema}}.cell c SET past_oldest = NULL, past = NULL WHERE c.tab = v_tab AND c.key = v_key AND c.col = v_col;
 			END IF;
 			IF r.kind = 1 THEN
 				IF v_cell.write_ts > r.ts THEN

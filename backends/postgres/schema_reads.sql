@@ -103,13 +103,13 @@ BEGIN
 		SELECT * FROM unnest(p_i, p_tab, p_key, p_fam, p_col, p_from, p_to, p_lim, p_slot, p_lock) AS u(i, tab, key, fam, col, lo, hi, lim, slot, lock)
 		WHERE v_busy IS NULL OR u.lock <> ALL (v_busy)
 	), cells AS MATERIALIZED (
-		SELECT u.i, u.fam, u.tab, u.key, u.lo, u.hi, u.lim, c.col, c.lock_ts, c.lock_val, c.write_ts, c.write_val, c.mark_ts, c.mark_val, c.past_lo, c.past
+		SELECT u.i, u.fam, u.tab, u.key, u.lo, u.hi, u.lim, c.col, c.lock_ts, c.lock_val, c.write_ts, c.write_val, c.mark_ts, c.mark_val, c.past_oldest, c.past
 		FROM u CROSS JOIN LATERAL (
 			SELECT * FROM {{schema}}.cell c WHERE c.tab = u.tab AND c.key = u.key AND c.col = u.col OFFSET 0
 		) c
 		WHERE (p_mask & 22) <> 0 AND u.fam IN (1, 2, 4) AND u.col IS NOT NULL
 		UNION ALL
-		SELECT u.i, u.fam, u.tab, u.key, u.lo, u.hi, u.lim, c.col, c.lock_ts, c.lock_val, c.write_ts, c.write_val, c.mark_ts, c.mark_val, c.past_lo, c.past
+		SELECT u.i, u.fam, u.tab, u.key, u.lo, u.hi, u.lim, c.col, c.lock_ts, c.lock_val, c.write_ts, c.write_val, c.mark_ts, c.mark_val, c.past_oldest, c.past
 		FROM u CROSS JOIN LATERAL (
 			SELECT * FROM {{schema}}.cell c WHERE c.tab = u.tab AND c.key = u.key OFFSET 0
 		) c
@@ -121,8 +121,8 @@ BEGIN
 	UNION ALL
 	SELECT c.i, c.fam, c.col, c.write_ts, c.write_val FROM cells c WHERE c.fam = 2 AND c.write_ts BETWEEN c.lo AND c.hi
 	UNION ALL
-	SELECT c.i, {{bundle}}::smallint, c.col, c.past_lo, c.past FROM cells c
-	WHERE c.fam = 2 AND c.write_ts > c.lo AND NOT (c.lim IS NOT DISTINCT FROM 1 AND c.write_ts <= c.hi) AND c.past_lo <= c.hi
+	SELECT c.i, {{bundle}}::smallint, c.col, c.past_oldest, c.past FROM cells c
+	WHERE c.fam = 2 AND c.write_ts > c.lo AND NOT (c.lim IS NOT DISTINCT FROM 1 AND c.write_ts <= c.hi) AND c.past_oldest <= c.hi
 	UNION ALL
 	SELECT c.i, {{bundle}}::smallint, c.col, o.lo, o.vals FROM cells c CROSS JOIN LATERAL (
 		-- The bundle that may hold the lower end of the range: none before it is looked at.
@@ -132,7 +132,7 @@ BEGIN
 		) END AS lo OFFSET 0
 	) l CROSS JOIN LATERAL (
 		SELECT o.lo, o.vals FROM {{schema}}.past o
-		WHERE c.write_ts > c.lo AND NOT (c.lim IS NOT DISTINCT FROM 1 AND (c.write_ts <= c.hi OR coalesce(c.past_lo <= c.hi, false)))
+		WHERE c.write_ts > c.lo AND NOT (c.lim IS NOT DISTINCT FROM 1 AND (c.write_ts <= c.hi OR coalesce(c.past_oldest <= c.hi, false)))
 			AND o.tab = c.tab AND o.key = c.key AND o.col = c.col AND o.lo <= c.hi AND o.lo >= coalesce(l.lo, 0) AND o.hi >= c.lo
 		ORDER BY o.lo DESC LIMIT c.lim
 	) o WHERE c.fam = 2

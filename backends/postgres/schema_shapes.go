@@ -173,7 +173,7 @@ func (s shape) update(list string) string {
 	if s.write != "" {
 		more, spilled := s.aging()
 		set += more
-		spill = `, u.tab, u.key, u.col, u.` + s.write + ` - 1 AS hi, c.past_lo AS lo, CASE WHEN ` + spilled + ` THEN c.past END AS vals`
+		spill = `, u.tab, u.key, u.col, u.` + s.write + ` - 1 AS hi, c.past_oldest AS lo, CASE WHEN ` + spilled + ` THEN c.past END AS vals`
 		from = `, spill AS (
 			INSERT INTO {{schema}}.past (tab, key, col, lo, hi, vals)
 			SELECT up.tab, up.key, up.col, up.lo, up.hi, up.vals FROM up WHERE up.vals IS NOT NULL
@@ -196,16 +196,16 @@ func (s shape) aging() (set, spilled string) {
 		may = s.may + " AND " + may
 		spilled = s.may + " AND " + spilled
 	}
-	lowest := "CASE WHEN " + may + " THEN CASE WHEN length(c.past) < {{past_limit}} THEN c.past_lo ELSE c.write_ts END"
+	lowest := "CASE WHEN " + may + " THEN CASE WHEN length(c.past) < {{past_limit}} THEN c.past_oldest ELSE c.write_ts END"
 	past := "CASE WHEN " + may + " THEN " + entry("c.write_ts", "c.write_val") +
 		" || CASE WHEN length(c.past) < {{past_limit}} THEN c.past ELSE '' END"
 	if s.ranges {
-		const whole = ` WHEN c.past_lo <= u.rh THEN CASE WHEN length(c.past) < {{past_limit}} THEN `
+		const whole = ` WHEN c.past_oldest <= u.rh THEN CASE WHEN length(c.past) < {{past_limit}} THEN `
 		const without = `{{schema}}.past_without(c.past, u.rl, u.rh)`
 		lowest += whole + "{{schema}}.past_lowest(" + without + ") END"
 		past += whole + without + " END"
 	}
-	return ", past_lo = " + lowest + " ELSE c.past_lo END, past = " + past + " ELSE c.past END", spilled
+	return ", past_oldest = " + lowest + " ELSE c.past_oldest END, past = " + past + " ELSE c.past END", spilled
 }
 
 // insert is the SQL that makes the cells that are not there.
