@@ -66,8 +66,7 @@ const (
 	// undone, and neither a variable nor the sequence goes back.
 	ownSQL = patience + `
 		PERFORM pg_advisory_xact_lock('{{transactions}}'::bigint | (pg_current_xact_id()::text::bigint & 4294967295));
-		PERFORM CASE WHEN u.own THEN pg_advisory_xact_lock(u.l) IS NULL ELSE pg_advisory_xact_lock_shared(u.l) IS NULL END
-			FROM unnest(p_lock, p_own) AS u(l, own);
+		` + ownRowsSQL + `
 		PERFORM set_config('lock_timeout', '0', true);
 		v_bound := coalesce(p_bound, (SELECT o.bound FROM {{schema}}.oracle o JOIN {{schema}}.incarnation y ON y.id = o.incarnation));
 		BEGIN
@@ -79,6 +78,8 @@ const (
 		IF v_last <= v_bound - (CASE WHEN p_bound IS NULL THEN p_ahead / 4 ELSE 0 END) THEN
 			v_first := v_last - 4095;
 		END IF;`
+	ownRowsSQL = `PERFORM CASE WHEN u.own THEN pg_advisory_xact_lock(u.l) IS NULL ELSE pg_advisory_xact_lock_shared(u.l) IS NULL END
+			FROM unnest(p_lock, p_own) AS u(l, own);`
 	// settleSQL makes sure of what settleTry and the others say. The locks of the rows are kept until the transaction ends; where
 	// some are waited for, they are few. Those of transactions are let go at once.
 	settleSQL = `IF p_settle > 0 AND ` + inFlightSQL + ` THEN

@@ -201,6 +201,9 @@ func TestReadersThatDoNotWait(t *testing.T) {
 		ways   []string
 	}{
 		"NoLocks": {func(t *testing.T) func(string) string { return replaceAll(t, try, "NULL;") }, nil, []string{"Point", "Picks", "Snapshot", "Check"}},
+		"DrawBeforeLocks": {func(t *testing.T) func(string) string {
+			return replaceAll(t, ownRowsSQL, "NULL;", "\n\t\tIF v_last <= v_bound - (", "PERFORM 1 FROM {{schema}}.cell FOR UPDATE; "+ownRowsSQL+" IF v_last <= v_bound - (")
+		}, nil, []string{"Point", "Picks", "Snapshot", "Check"}},
 		"NoLocksOfTheWriter": {func(t *testing.T) func(string) string {
 			return replaceAll(t, "CASE WHEN u.own THEN pg_advisory_xact_lock(u.l) IS NULL ELSE", "CASE WHEN false THEN false ELSE")
 		}, nil, []string{"Point", "Picks", "Snapshot", "Check"}},
@@ -243,6 +246,55 @@ func TestBarrierKnowsTheNewest(t *testing.T) {
 	for _, way := range []string{"Point", "Picks", "ManyRows"} {
 		require.True(t, overtaken(ctx, t, server.URL, noneListed, nil, oracle.Max, waysToRead[way]), way)
 		require.False(t, overtaken(ctx, t, server.URL, nil, nil, oracle.Max, waysToRead[way]), way)
+	}
+}
+
+// A row that a group only judges stays as it was judged up to the group's timestamp: the group waits for one that has drawn before
+// and has still to write that row. Without the shared lock it does not.
+func TestJudgedRowsWaitForDraws(t *testing.T) {
+	t.Parallel()
+	direct := testserver.Postgres(t)
+	const judged = "ELSE pg_advisory_xact_lock_shared(u.l) IS NULL END"
+	for name, change := range map[string]func(string) string{"Whole": nil, "NoLockOfJudgedRows": replaceAll(t, judged, "ELSE false END")} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx := testContext(t)
+			schema := fresh(t, direct)
+			n := newNames(schema)
+			s := openTest(t, with(direct, "schema", schema, "coalesce", "off", "application_name", n.channel))
+			if change != nil {
+				sqlDo(t, direct, "SET search_path = pg_catalog, pg_temp;"+n.expand(dropFunctions+change(n.functions())))
+			}
+			judge := openTest(t, with(direct, "schema", schema, "coalesce", "off", "application_name", n.channel+"j"))
+			_, err := s.Apply(ctx, []rowstore.Mutation{put("a", 5), put("x", 5), put("y", 5)}, rowstore.ApplyOptions{})
+			require.NoError(t, err)
+			holder, watcher := connect(ctx, t, direct), connect(ctx, t, direct)
+			require.NoError(t, exec(ctx, holder, n.expand("BEGIN; SELECT 1 FROM {{schema}}.cell WHERE key = 'a' FOR UPDATE")))
+			// It has drawn, waits for the row a, and writes x after that.
+			wrote := make(chan error, 1)
+			go func() { wrote <- writeDrawn(ctx, s, "a", "x") }()
+			waitsForLock(ctx, t, watcher, n.channel, wrote)
+			var out rowstore.GroupOutcome
+			done := make(chan error, 1)
+			go func() {
+				outs, err := judge.Group(ctx, []rowstore.Group{{AssignTimestamp: true, Mutations: []rowstore.Mutation{
+					{Table: "t", Row: "y", Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "c", rowstore.AssignedTimestamp, []byte("v"))}},
+					{Table: "t", Row: "x", Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, "c", 6)}},
+				}}})
+				if err == nil {
+					out = outs[0]
+				}
+				done <- err
+			}()
+			waitsForLock(ctx, t, watcher, n.channel+"j", done)
+			require.NoError(t, exec(ctx, holder, "ROLLBACK"))
+			require.NoError(t, <-wrote)
+			require.NoError(t, <-done)
+			rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "x", Selectors: []rowstore.Selector{{Family: rowstore.Write, Column: "c", To: oracle.Max, Limit: 1}}}})
+			require.NoError(t, err)
+			unseen := out.Applied && newest(&rows[0], rowstore.Write) < out.Commit
+			require.Equal(t, change != nil, unseen, "%+v", out)
+		})
 	}
 }
 
