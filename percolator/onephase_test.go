@@ -39,6 +39,6 @@ func TestOnePhaseRefused(t *testing.T) {
 	}
 	require.NoError(t, db.drained(t.Context()))
 	require.EqualValues(t, 1, db.Stats().OnePhase)
-	require.EqualValues(t, 1, db.Stats().TwoPhase)
+	require.EqualValues(t, 1, db.Stats().Group+db.Stats().TwoPhase)
 	require.Zero(t, locksLeft(t, g.mem))
 }

@@ -211,8 +211,7 @@ func TestReadersThatDoNotWait(t *testing.T) {
 			return replaceAll(t, try, "NULL;", "WHERE v_busy IS NULL OR u.lock <> ALL (v_busy);", "WHERE pg_advisory_xact_lock_shared(u.lock) IS NOT NULL;",
 				"WHERE v_busy IS NULL OR u.lock <> ALL (v_busy)\n", "WHERE pg_advisory_xact_lock_shared(u.lock) IS NOT NULL\n")
 		}, nil, []string{"Point", "Picks", "Check"}},
-		"NobodyInFlight": {func(t *testing.T) func(string) string { return replaceAll(t, inFlightSQL, "false") }, nil,
-			[]string{"Point", "Picks", "Snapshot", "Check", "ManyRows"}},
+		"NobodyInFlight": {func(t *testing.T) func(string) string { return replaceAll(t, inFlightSQL, "false") }, nil, []string{"Point", "Picks", "Snapshot", "Check", "ManyRows"}},
 		"NoBarrier": {func(t *testing.T) func(string) string {
 			return replaceAll(t, "IF p_settle = 3 THEN", "IF p_settle = 4 THEN")
 		}, nil, []string{"Scan", "Slots", "ManyRows"}},
