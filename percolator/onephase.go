@@ -60,6 +60,10 @@ func (c *committer) onePhase(ctx context.Context) error {
 			c.db.count.onePhase.Add(1)
 			return nil
 		}
+		if errors.Is(err, rowstore.ErrTooLarge) && !errors.Is(err, rowstore.ErrAmbiguous) {
+			// The store draws no timestamp for so large a group, or not now. It did nothing.
+			return c.twoPhase(ctx)
+		}
 		if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
 			return err
 		}

@@ -13,9 +13,9 @@ import (
 // GroupKey implements rowstore.Grouper: any rows may share a group.
 func (s *plainStore) GroupKey(table, row string) string { return "postgres" }
 
-// AssignsTimestamps implements rowstore.Grouper: no. Other transactions can draw a later
-// timestamp before the rows of this one are visible, so a reader could miss them.
-func (s *plainStore) AssignsTimestamps(key string) bool { return false }
+// AssignsTimestamps implements rowstore.Grouper: yes. Whoever reads the rows of a group, and may have drawn a later
+// timestamp, waits until they are visible; see drawn_sql.go.
+func (s *plainStore) AssignsTimestamps(key string) bool { return key == "postgres" }
 
 // task is a group of mutations, or a single one, and what became of it.
 type task struct {
@@ -23,7 +23,12 @@ type task struct {
 	cells [2]int // its part of the work's cells
 	sides [2]int // its part of the work's sides
 
-	done    bool // applied, failed and out are known
+	draws    bool // a timestamp, not after notAfter
+	notAfter rowstore.Timestamp
+	commit   rowstore.Timestamp // what it has drawn
+	late     bool               // that was later
+
+	done    bool // applied, late, failed and out are known
 	applied bool
 	failed  int // the mutation to which out belongs
 	out     rowstore.Outcome
@@ -94,7 +99,7 @@ func (s *plainStore) Group(ctx context.Context, groups []rowstore.Group) ([]rows
 	}
 	tasks := make([]task, len(groups))
 	for i := range groups {
-		tasks[i].muts = groups[i].Mutations
+		tasks[i].muts, tasks[i].draws, tasks[i].notAfter = groups[i].Mutations, groups[i].AssignTimestamp, groups[i].NotAfter
 	}
 	if err := s.perform(ctx, tasks, false, nil); err != nil {
 		return nil, s.gate.Fail("group", err)
@@ -106,7 +111,9 @@ func (s *plainStore) Group(ctx context.Context, groups []rowstore.Group) ([]rows
 		case t.err != nil:
 			outs[i] = rowstore.GroupOutcome{Err: s.gate.Fail("group", t.err)}
 		case t.applied:
-			outs[i] = rowstore.GroupOutcome{Applied: true, Incarnation: t.inc}
+			outs[i] = rowstore.GroupOutcome{Applied: true, Commit: t.commit, Incarnation: t.inc}
+		case t.late:
+			outs[i] = rowstore.GroupOutcome{TooLate: true, Incarnation: t.inc}
 		default:
 			t.out.Incarnation = t.inc
 			outs[i] = rowstore.GroupOutcome{Failed: t.failed, Outcome: t.out, Incarnation: t.inc}
@@ -138,7 +145,7 @@ func (s *plainStore) perform(ctx context.Context, tasks []task, deferred bool, d
 		if len(fast) < len(tasks) {
 			drawn = nil
 		}
-		parts.do(fast, func(ts []*task) error { return s.fast(ctx, &w, ts, deferred, drawn) })
+		parts.do(fast, func(ts []*task) error { return s.fast(ctx, &w, ts, deferred, drawn, nil) })
 	} else {
 		for _, ts := range chunks(fast) {
 			parts.do(ts, func(ts []*task) error {
@@ -146,7 +153,7 @@ func (s *plainStore) perform(ctx context.Context, tasks []task, deferred bool, d
 				for _, t := range ts {
 					w.compile(t)
 				}
-				return s.fast(ctx, &w, ts, deferred, nil)
+				return s.fast(ctx, &w, ts, deferred, nil, nil)
 			})
 		}
 	}
@@ -160,7 +167,10 @@ func (s *plainStore) perform(ctx context.Context, tasks []task, deferred bool, d
 		}
 	}
 	for _, ts := range chunks(general) {
-		parts.do(ts, func(ts []*task) error { return s.general(ctx, ts, deferred) })
+		parts.do(ts, func(ts []*task) error { return s.general(ctx, ts, deferred, nil) })
+	}
+	for _, ts := range s.drawers(tasks) {
+		parts.do(ts, func(ts []*task) error { return s.drawn(ctx, ts) })
 	}
 	if parts.run == 1 && parts.failed == 1 {
 		return parts.last

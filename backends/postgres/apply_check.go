@@ -29,7 +29,10 @@ func (s *plainStore) check(ctx context.Context, ts []*task, deferred bool) error
 	}
 	rows := make([]rowstore.Row, len(ts))
 	inc := ""
-	if err := s.readPicks(ctx, s.q.check, reads, which, rows, &inc); err != nil {
+	err := s.settled(reads, which, func(which []int, settle int) ([]int, error) {
+		return s.readPicks(ctx, s.q.check, reads, which, rows, &inc, settle)
+	})
+	if err != nil {
 		return err
 	}
 	if !deferred {

@@ -62,15 +62,25 @@ func (w *work) sorted() []int32 {
 }
 
 // fast runs compiled tasks in one statement. Tasks that lost a race are not done
-// when it returns nil, and certainly did not happen. drawn is as in runOn.
-func (s *plainStore) fast(ctx context.Context, w *work, ts []*task, deferred bool, drawn *oracle.Timestamp) error {
-	order, shape, mode := w.sorted(), shapeOf(w.cells), w.modeOf(ts)
+// when it returns nil, and certainly did not happen. drawn is as in runOn. d, which may be nil, says
+// how the tasks draw their own timestamps.
+func (s *plainStore) fast(ctx context.Context, w *work, ts []*task, deferred bool, drawn *oracle.Timestamp, d *drawing) error {
+	order, shape, mode := w.sorted(), shapeOf(w.cells, d != nil), w.modeOf(ts)
+	if d != nil && len(ts) == 1 {
+		mode = min(mode, modeHeld) // nobody else pays for its failure
+	}
 	a := arrayPool.Get().(*arrays)
 	defer arrayPool.Put(a)
 	for {
-		answer := fastAnswer{work: w, order: order, lost: make(map[int]state)}
-		params := w.params(a, shape, order, deferred, mode)
-		choose := func(*pgconn.PgConn) (query, [][]byte) { return s.q.apply[shape], params }
+		answer := fastAnswer{s: s, work: w, order: order, lost: make(map[int]state)}
+		params := w.params(a, shape, order, deferred, mode, d)
+		choose := func(c *pgconn.PgConn) (query, [][]byte) {
+			if answer.on = nil; d != nil {
+				answer.on, answer.knew = c, s.boundOn(c)
+				d.bound(params, answer.knew)
+			}
+			return s.q.apply[shape], params
+		}
 		err := s.runOn(ctx, choose, true, answer.begin, answer.line, drawn)
 		if sqlState(err) == partialGroup && !errors.Is(err, rowstore.ErrAmbiguous) {
 			if mode == modeHeld {
@@ -88,9 +98,15 @@ func (s *plainStore) fast(ctx context.Context, w *work, ts []*task, deferred boo
 		if answer.inc == "" {
 			return noFirstLine()
 		}
-		for _, t := range ts {
+		if d != nil && answer.first == 0 {
+			if _, err := s.draw(ctx, 1, true); err != nil {
+				return err
+			}
+			continue
+		}
+		for g, t := range ts {
 			t.inc = answer.inc
-			t.settle(w, answer.lost)
+			t.settle(w, answer.lost, d != nil && !t.drew(answer.first, g))
 		}
 		return nil
 	}
@@ -104,21 +120,30 @@ func noFirstLine() error {
 // fastAnswer reads the answer to a fast statement: the incarnation and the cells that
 // were not changed.
 type fastAnswer struct {
+	s     *plainStore
 	work  *work
 	order []int32
 	inc   string
 	lost  map[int]state // by the cell's place in the work
+
+	on    *pgconn.PgConn // for tasks that draw: the connection, and the bound that it knew
+	knew  uint64
+	first rowstore.Timestamp // what the first task has drawn, or 0
 }
 
 func (a *fastAnswer) begin() {
 	clear(a.lost)
-	a.inc = ""
+	a.inc, a.first = "", 0
 }
 
 func (a *fastAnswer) line(f *fields) {
 	i := f.int4(0)
 	if i == 0 {
 		a.inc = string(f.values[1])
+		if a.on != nil {
+			a.first = rowstore.Timestamp(f.int8(2))
+			a.s.stepped(a.on, a.knew, f.int8(4), a.first)
+		}
 		return
 	}
 	if i < 1 || i > len(a.order) {
@@ -136,9 +161,10 @@ func (a *fastAnswer) line(f *fields) {
 	a.lost[c] = state{version(rowstore.Lock, 2), version(rowstore.Write, 4), version(rowstore.Mark, 6)}
 }
 
-// settle finds out what became of a task from the cells that were not changed.
-func (t *task) settle(w *work, lost map[int]state) {
-	if t.allApplied(lost) {
+// settle finds out what became of a task from the cells that were not changed. late says that its timestamp
+// is too late, so that none was.
+func (t *task) settle(w *work, lost map[int]state, late bool) {
+	if !late && t.allApplied(lost) {
 		t.done, t.applied = true, true
 		return
 	}
@@ -169,6 +195,7 @@ func (t *task) settle(w *work, lost map[int]state) {
 			}
 		}
 	}
+	t.done, t.late = late, late
 }
 
 // allApplied tells whether a task was applied: its incarnation is the server's, and all of its
@@ -217,7 +244,7 @@ func (st *state) satisfies(c *rowstore.Condition) (rowstore.Version, bool) {
 }
 
 // params makes the parameters of a fast statement.
-func (w *work) params(a *arrays, shape int, order []int32, deferred bool, mode int) [][]byte {
+func (w *work) params(a *arrays, shape int, order []int32, deferred bool, mode int, d *drawing) [][]byte {
 	a.used = 0
 	ig, is := a.list(oidInt4), a.list(oidText)
 	for i, g := range w.incG {
@@ -244,10 +271,17 @@ func (w *work) params(a *arrays, shape int, order []int32, deferred bool, mode i
 		p = w.prewriteParams(a, p, order)
 	case shapeCommit:
 		p = w.commitParams(a, p, order)
+	case shapeOne:
+		p = w.oneParams(a, p, order)
 	default:
 		p = w.anyParams(a, p, order)
 	}
-	p = append(p, boolParam(clean))
+	if shapes[shape].empties {
+		p = append(p, boolParam(clean))
+	}
+	if len(shapes[shape].draws) > 0 {
+		p = d.params(a, p)
+	}
 	a.params = w.sideParams(a, p, mask)
 	return a.params
 }
@@ -267,6 +301,17 @@ func (w *work) commitParams(a *arrays, p [][]byte, order []int32) [][]byte {
 	for _, i := range order {
 		o := &w.cells[i]
 		lt.int8(uint64(o.lt))
+		wt.int8(uint64(o.wt))
+		wv.bytes(o.wv)
+	}
+	return append(p, lt.param(), wt.param(), wv.param())
+}
+
+func (w *work) oneParams(a *arrays, p [][]byte, order []int32) [][]byte {
+	lt, wt, wv := a.list(oidInt8), a.list(oidInt8), a.list(oidBytea)
+	for _, i := range order {
+		o := &w.cells[i]
+		lt.int8(uint64(o.wf))
 		wt.int8(uint64(o.wt))
 		wv.bytes(o.wv)
 	}

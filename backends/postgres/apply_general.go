@@ -18,6 +18,7 @@ type generalWork struct {
 	cells []cellName       // in the order of keys
 	place map[cellName]int // in cells, from 1
 	inc   string
+	first rowstore.Timestamp      // what the first task has drawn, or 0
 	broke map[int]brokenCondition // by the task's place
 }
 
@@ -28,20 +29,31 @@ type brokenCondition struct {
 }
 
 // general runs tasks of any kind in one transaction.
-func (s *plainStore) general(ctx context.Context, ts []*task, deferred bool) error {
+func (s *plainStore) general(ctx context.Context, ts []*task, deferred bool, d *drawing) error {
 	w := newGeneralWork(ts)
 	a := arrayPool.Get().(*arrays)
 	defer arrayPool.Put(a)
-	if err := s.run(ctx, s.q.general, w.params(a, deferred), true, w.begin, w.line); err != nil {
-		return err
-	}
-	if w.inc == "" {
-		return noFirstLine()
+	for {
+		params := d.params(a, w.params(a, deferred))
+		if err := s.run(ctx, s.q.general, params, true, w.begin, w.line); err != nil {
+			return err
+		}
+		if w.inc == "" {
+			return noFirstLine()
+		}
+		if d == nil || w.first != 0 {
+			break
+		}
+		if _, err := s.draw(ctx, 1, true); err != nil {
+			return err
+		}
 	}
 	for g, t := range ts {
 		t.done, t.inc = true, w.inc
 		if r, ok := w.broke[g]; ok {
 			t.failed, t.out = r.mut, r.out
+		} else if d != nil && !t.drew(w.first, g) {
+			t.late = true
 		} else {
 			t.applied = true
 		}
@@ -129,7 +141,7 @@ func (w *generalWork) params(a *arrays, deferred bool) [][]byte {
 }
 
 func (w *generalWork) begin() {
-	w.inc = ""
+	w.inc, w.first = "", 0
 	clear(w.broke)
 }
 
@@ -137,7 +149,7 @@ func (w *generalWork) begin() {
 func (w *generalWork) line(f *fields) {
 	g := f.int4(0)
 	if g == -1 {
-		w.inc = string(f.values[1])
+		w.inc, w.first = string(f.values[1]), rowstore.Timestamp(f.int8(4))
 		return
 	}
 	i, j := f.int4(2), f.int4(3)

@@ -20,7 +20,7 @@ func pages(ctx context.Context, s *plainStore, r rowstore.ScanRange) (rows []str
 	}
 	look := firstLook
 	for {
-		page, err := s.page(ctx, r, lo, hi, maxPage, look)
+		page, err := s.page(ctx, scanAsk{r, new(bool)}, lo, hi, maxPage, look)
 		if err != nil {
 			return nil, 0, 0, err
 		}

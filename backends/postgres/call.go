@@ -50,19 +50,19 @@ func newQueries(n names) queries {
 		return q
 	}
 	checks := func(set string) query {
-		return statement("SELECT * FROM {{schema}}.read_any" + set + `($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+		return statement("SELECT * FROM {{schema}}.read_any" + set + `($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
 			UNION ALL SELECT -1, 0::smallint, NULL, NULL, pg_catalog.convert_to({{schema}}.incarnation_id(), 'UTF8')`)
 	}
 	check, ready := checks(""), checks(readySuffix)
 	check.ready = &ready
 	q := queries{
-		general: either("apply_general", 20),
-		point:   either("read_point", 4),
-		drawn:   either("snapshot_point", 8),
-		picks:   either("read_any", 10),
+		general: either("apply_general", 26),
+		point:   either("read_point", 6),
+		drawn:   either("snapshot_point", 10),
+		picks:   either("read_any", 12),
 		check:   check,
-		scan:    call("scan_page", 15),
-		slots:   call("scan_slots", 12),
+		scan:    call("scan_page", 16),
+		slots:   call("scan_slots", 13),
 		draw:    call("draw", 3),
 		step:    statement(stepSQL),
 		flush:   statement("SELECT 1 FROM (SELECT {{schema}}.flush()) f"),
@@ -73,7 +73,7 @@ func newQueries(n names) queries {
 	}
 	q.sample.formats = []int16{1, 0}
 	for _, s := range shapes {
-		q.apply = append(q.apply, either("apply_"+s.name, 18+len(s.cols)))
+		q.apply = append(q.apply, either("apply_"+s.name, s.params()))
 	}
 	return q
 }

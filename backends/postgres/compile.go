@@ -78,6 +78,7 @@ func (w *work) sort(tasks []task) (checks, fast, general []*task) {
 	for i := range tasks {
 		t := &tasks[i]
 		switch {
+		case t.draws:
 		case len(t.muts) == 1 && len(t.muts[0].Edits) == 0:
 			checks = append(checks, t)
 		case w.compile(t):
@@ -246,10 +247,21 @@ const (
 	shapePrewrite = iota
 	shapeCommit
 	shapeAny
+	shapeOne
 )
 
-// shapeOf returns the index in shapes of the function that does the cells.
-func shapeOf(cells []cellOp) int {
+// shapeOf returns the index in shapes of the function that does the cells of groups that draw, or of others.
+func shapeOf(cells []cellOp, draws bool) int {
+	if draws {
+		for i := range cells {
+			o := &cells[i]
+			if o.lk != lockAbsent || o.lc != 0 || o.le != lockKeep || o.wf == none || o.mf != o.wf || o.wt == none || o.mt != none ||
+				o.rh != none || o.xh != none {
+				return shapeAny
+			}
+		}
+		return shapeOne
+	}
 	prewrite, commit := true, true
 	for i := range cells {
 		o := &cells[i]

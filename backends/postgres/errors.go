@@ -25,9 +25,9 @@ var errStandby = errors.New("the server is a standby")
 // errReadOnly says that the server or the role takes no writes at present.
 var errReadOnly = errors.New("the server takes no writes (default_transaction_read_only, or a fail-over)")
 
-// errLocked says that a lock was not to be had within the lock_timeout of the session. The store's
-// own waits ignore that setting, so a whole table is locked.
-var errLocked = errors.New("a table is locked, and the session's lock_timeout ended the wait")
+// errLocked says that a lock was not to be had within the lock_timeout of the session, which counts where a whole
+// table is locked, or within that of this package, where transactions wait for one that commits.
+var errLocked = errors.New("a table is locked, or a transaction that commits does not end, and a lock_timeout ended the wait")
 
 // errOtherVersion says that the schema's functions are not those that this program calls, since a program of another
 // version has migrated the schema meanwhile. The call did nothing.

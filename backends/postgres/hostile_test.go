@@ -119,7 +119,7 @@ func TestHostileNames(t *testing.T) {
 			everyCall(ctx, t, s)
 			announced(s, "t")
 			// An older schema is migrated there too.
-			for version, sql := range map[int]string{1: schemaOf1, 2: schemaOf2, 3: schemaOf3, 4: schemaOf4, 5: schemaOf5} {
+			for version, sql := range map[int]string{1: schemaOf1, 2: schemaOf2, 3: schemaOf3, 4: schemaOf4, 5: schemaOf5, 6: schemaOf6} {
 				n := newNames(fmt.Sprint(schema, version))
 				sqlDo(t, there, "SET search_path = pg_catalog; CREATE SCHEMA "+n.schema+";"+n.expand(sql)+
 					n.expand(noteOf(version)))

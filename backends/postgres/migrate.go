@@ -24,6 +24,11 @@ const (
 	DROP CONSTRAINT notify_pkey, ADD CONSTRAINT notify_pkey PRIMARY KEY (tab, slot, key, col, ts);`
 )
 
+// From version 6 to 7: a column gets another name. A call of version 6 that draws and reads takes no lock of rows. One that is under
+// way when this one ends could draw after a commit in one phase and miss it. But it can read only by a plan with the old
+// name, and the server makes that anew once the table has changed.
+const pastColumn = `ALTER TABLE {{schema}}.cell RENAME COLUMN past_lo TO past_oldest;`
+
 // The pages go by the key of version 4.
 const (
 	fillSettings = `SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off;
@@ -36,8 +41,16 @@ const (
 // migration brings the tables and functions of an older version to the newest, within a transaction.
 func (n names) migration(ctx context.Context, conn *pgx.Conn, from int) error {
 	sql := ""
+	if from == 1 {
+		sql = n.expand(schemaFrom1, "{{old_entry}}", entry("ts", "val"))
+	}
+	// The table that calls under way lock first is locked first here too.
+	if err := exec(ctx, conn, sql+n.expand(pastColumn)); err != nil {
+		return err
+	}
+	sql = ""
 	if from < 5 {
-		if err := n.migrateTo5(ctx, conn, from); err != nil {
+		if err := n.migrateTo5(ctx, conn); err != nil {
 			return err
 		}
 		sql = n.expand(slotKey)
@@ -47,12 +60,8 @@ func (n names) migration(ctx context.Context, conn *pgx.Conn, from int) error {
 }
 
 // migrateTo5 brings the tables to version 5, but for the key of the table notify.
-func (n names) migrateTo5(ctx context.Context, conn *pgx.Conn, from int) error {
-	sql := ""
-	if from == 1 {
-		sql = n.expand(schemaFrom1, "{{old_entry}}", entry("ts", "val"))
-	}
-	if err := exec(ctx, conn, sql+n.expand(slotColumn)); err != nil {
+func (n names) migrateTo5(ctx context.Context, conn *pgx.Conn) error {
+	if err := exec(ctx, conn, n.expand(slotColumn)); err != nil {
 		return err
 	}
 	if err := n.fillSlots(ctx, conn); err != nil {

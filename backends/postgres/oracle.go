@@ -105,10 +105,14 @@ func (s *plainStore) boundOn(c *pgconn.PgConn) uint64 {
 	return bound
 }
 
-// stepped takes note of the last timestamp of a step, 0 for one that could not be made: the connection knew the bound
+// stepped takes note of the first timestamp of a step, 0 for one that could not be made: the connection knew the bound
 // knew, or 0, and the step used bound. Near the bound, the connection forgets it, and so its next draw looks whether
 // it was raised, or raises it.
-func (s *plainStore) stepped(c *pgconn.PgConn, knew, bound, last uint64) {
+func (s *plainStore) stepped(c *pgconn.PgConn, knew, bound uint64, first oracle.Timestamp) {
+	last := uint64(first)
+	if first != 0 {
+		last += step - 1
+	}
 	switch {
 	case last == 0 || last+ahead/4 > bound:
 		delete(c.CustomData(), s.names.clockKey)
@@ -122,12 +126,15 @@ func (s *plainStore) stepped(c *pgconn.PgConn, knew, bound, last uint64) {
 func (s *plainStore) drawOn(c *pgconn.PgConn, n int, whole bool) statedDraw {
 	if bound := s.boundOn(c); bound != 0 && !whole {
 		return statedDraw{s.q.step, [][]byte{int8Param(maxLag), int8Param(bound)}, func(f *fields) oracle.Timestamp {
-			last := f.int8(0)
-			s.stepped(c, bound, bound, last)
-			if last == 0 || last > bound {
+			first := oracle.Timestamp(0)
+			if last := f.int8(0); last != 0 {
+				first = oracle.Timestamp(last - step + 1)
+			}
+			s.stepped(c, bound, bound, first)
+			if uint64(first)+step-1 > bound {
 				return 0
 			}
-			return oracle.Timestamp(last - step + 1)
+			return first
 		}}
 	}
 	params := [][]byte{int8Param(uint64(n)), int8Param(maxLag), int8Param(ahead)} //nolint:gosec // above 0

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -51,11 +52,42 @@ func (s *plainStore) read(ctx context.Context, reads []rowstore.RowRead) ([]rows
 		}
 	}
 	if len(others) > 0 {
-		if err := s.readPicks(ctx, s.q.picks, reads, others, rows, nil); err != nil {
+		err := s.settled(reads, others, func(which []int, settle int) ([]int, error) {
+			return s.readPicks(ctx, s.q.picks, reads, which, rows, nil, settle)
+		})
+		if err != nil {
 			return nil, err
 		}
 	}
 	return rows, nil
+}
+
+// settled reads those reads that which names, by read, which tells those whose rows were busy. They are read again
+// alone: so the others are not waited for with locks of theirs held.
+func (s *plainStore) settled(reads []rowstore.RowRead, which []int, read func(which []int, settle int) ([]int, error)) error {
+	settle := settleTry
+	if len(which) > maxReadRows {
+		settle = settleBarrier
+	}
+	for len(which) > 0 {
+		busy, err := read(which, settle)
+		switch {
+		case sqlState(err) == outOfMemory && settle != settleBarrier:
+			settle = settleBarrier
+			continue
+		case err != nil:
+			return err
+		}
+		which, settle = s.inOrder(reads, busy), settleWait
+	}
+	return nil
+}
+
+// inOrder brings reads into the order of their rows' locks, each once.
+func (s *plainStore) inOrder(reads []rowstore.RowRead, which []int) []int {
+	lock := func(i int) int64 { return s.names.rowLock(reads[i].Table, reads[i].Row) }
+	slices.SortFunc(which, func(a, b int) int { return cmp.Or(cmp.Compare(lock(a), lock(b)), cmp.Compare(a, b)) })
+	return slices.Compact(which)
 }
 
 func tooLong(table, row string) bool { return len(table) > maxTable || len(row) > maxRow }
@@ -95,12 +127,14 @@ type unit struct {
 func (s *plainStore) readPoints(ctx context.Context, reads []rowstore.RowRead, which []int, rows []rowstore.Row) error {
 	a := arrayPool.Get().(*arrays)
 	defer arrayPool.Put(a)
-	p := newPoints(a, reads, which, rows, nil)
-	if err := s.run(ctx, s.q.point, a.params, false, p.begin, p.line); err != nil {
-		return err
-	}
-	p.end()
-	return nil
+	return s.settled(reads, which, func(which []int, settle int) ([]int, error) {
+		p := s.newPoints(a, reads, which, rows, nil, settle)
+		if err := s.run(ctx, s.q.point, a.params, false, p.begin, p.line); err != nil {
+			return nil, err
+		}
+		p.end()
+		return p.busy, nil
+	})
 }
 
 // points are reads for the function read_point, or, with asks, for snapshot_point.
@@ -111,12 +145,14 @@ type points struct {
 	units []unit
 	asks  []int            // of each read, the number of the ask whose timestamp it is at; or nil
 	first oracle.Timestamp // what the first ask has drawn, or 0
+	busy  []int            // reads of rows that were busy
 }
 
 // newPoints puts the parameters into a.
-func newPoints(a *arrays, reads []rowstore.RowRead, which []int, rows []rowstore.Row, asks []int) *points {
+func (s *plainStore) newPoints(a *arrays, reads []rowstore.RowRead, which []int, rows []rowstore.Row, asks []int, settle int) *points {
 	w := &points{reads: reads, which: which, rows: rows, units: make([]unit, 0, len(which)), asks: asks}
-	tab, key, col, ts, ask := &a.a[0], &a.a[1], &a.a[2], &a.a[3], &a.a[4]
+	tab, key, col, ts, ask, lock := &a.a[0], &a.a[1], &a.a[2], &a.a[3], &a.a[4], &a.a[5]
+	lock.reset(oidInt8)
 	ask.reset(oidInt8)
 	tab.reset(oidBytea)
 	key.reset(oidBytea)
@@ -147,18 +183,21 @@ func newPoints(a *arrays, reads []rowstore.RowRead, which []int, rows []rowstore
 			if asks != nil {
 				ask.int8(uint64(asks[i])) //nolint:gosec // a place in a list
 			}
+			if settle == settleTry || settle == settleWait {
+				lock.int8(uint64(s.names.rowLock(r.Table, r.Row))) //nolint:gosec // as it is
+			}
 		}
 	}
 	a.params = a.params[:0]
 	if asks != nil {
 		a.params = append(a.params, int8Param(maxLag), int8Param(ahead), nil, ask.param())
 	}
-	a.params = append(a.params, tab.param(), key.param(), col.param(), ts.param())
+	a.params = append(a.params, int4Param(settle), lock.orNull(), tab.param(), key.param(), col.param(), ts.param())
 	return w
 }
 
 func (w *points) begin() {
-	w.first = 0
+	w.first, w.busy = 0, nil
 	for _, i := range w.which {
 		w.rows[i].Versions = nil
 	}
@@ -168,6 +207,10 @@ func (w *points) line(f *fields) {
 	n := f.int4(0)
 	if n == 0 && w.asks != nil {
 		w.first = oracle.Timestamp(f.int8(5))
+		return
+	}
+	if n < 0 && -n <= len(w.units) {
+		w.busy = append(w.busy, w.units[-n-1].read)
 		return
 	}
 	if n < 1 || n > len(w.units) {
@@ -268,8 +311,10 @@ func tidy(r *rowstore.Row) {
 }
 
 // readPicks answers those of reads that which names, with the query picks, or with
-// the query check, which tells the incarnation too.
-func (s *plainStore) readPicks(ctx context.Context, q query, reads []rowstore.RowRead, which []int, rows []rowstore.Row, inc *string) error {
+// the query check, which tells the incarnation too. It returns those whose rows were busy.
+func (s *plainStore) readPicks(ctx context.Context, q query, reads []rowstore.RowRead, which []int, rows []rowstore.Row, inc *string,
+	settle int,
+) (busy []int, err error) {
 	a := arrayPool.Get().(*arrays)
 	defer arrayPool.Put(a)
 	num, tab, key := &a.a[0], &a.a[1], &a.a[2]
@@ -278,14 +323,18 @@ func (s *plainStore) readPicks(ctx context.Context, q query, reads []rowstore.Ro
 	key.reset(oidBytea)
 	var pl pickLists
 	pl.reset(a.a[3:])
-	slot := &a.a[8]
+	slot, lock := &a.a[8], &a.a[9]
 	slot.reset(oidInt4)
+	lock.reset(oidInt8)
 	for _, i := range which {
 		for j := range reads[i].Selectors {
 			num.int4(i)
 			tab.string(reads[i].Table)
 			key.string(reads[i].Row)
 			pl.add(&reads[i].Selectors[j])
+			if settle == settleTry || settle == settleWait {
+				lock.int8(uint64(s.names.rowLock(reads[i].Table, reads[i].Row))) //nolint:gosec // as it is
+			}
 			if reads[i].Selectors[j].Family == rowstore.Notify {
 				slot.int4(int(rowstore.Slot(reads[i].Table, reads[i].Row)))
 			} else {
@@ -293,21 +342,26 @@ func (s *plainStore) readPicks(ctx context.Context, q query, reads []rowstore.Ro
 			}
 		}
 	}
-	params := append(a.params[:0], int4Param(pl.mask), num.param(), tab.param(), key.param())
+	params := append(a.params[:0], int4Param(settle), lock.orNull(), int4Param(pl.mask), num.param(), tab.param(), key.param())
 	params = append(pl.params(params), pl.lim.param(), nil)
 	if pl.mask&(1<<rowstore.Notify) != 0 {
 		params[len(params)-1] = slot.param()
 	}
 	a.params = params
 	begin := func() {
+		busy = nil
 		for _, i := range which {
 			rows[i].Versions = nil
 		}
 	}
-	err := s.run(ctx, q, params, false, begin, func(f *fields) {
+	err = s.run(ctx, q, params, false, begin, func(f *fields) {
 		i := f.int4(0)
 		if i == -1 && inc != nil {
 			*inc = string(f.values[4])
+			return
+		}
+		if i < -1 && -2-i < len(rows) {
+			busy = append(busy, -2-i)
 			return
 		}
 		if i < 0 || i >= len(rows) {
@@ -317,12 +371,12 @@ func (s *plainStore) readPicks(ctx context.Context, q query, reads []rowstore.Ro
 		rows[i].Versions = appendVersions(rows[i].Versions, f, 1)
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, i := range which {
 		selectPicks(&rows[i], reads[i].Selectors)
 	}
-	return nil
+	return busy, nil
 }
 
 // appendVersions reads family, column, timestamp and value, from a column of a line

@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -41,21 +42,16 @@ func (s *plainStore) readSnapshot(ctx context.Context, asks []rowstore.SnapshotR
 		reads = append(reads, asks[i].Reads...)
 	}
 	rows := make([]rowstore.Row, len(reads))
-	first, err := s.drawAndRead(ctx, reads, of, rows)
+	first, busy, err := s.drawAndRead(ctx, reads, of, rows)
 	if err != nil {
 		return nil, err
 	}
-	apart := first == 0
-	if apart {
+	if first == 0 {
 		if first, err = (serverOracle{s}).Draw(ctx, len(asks)); err != nil {
 			return nil, err
 		}
-		reads = reads[:0]
-		for i := range asks {
-			reads = append(reads, asks[i].At(first+oracle.Timestamp(i))...) //nolint:gosec // few
-		}
-		if rows, err = s.read(ctx, reads); err != nil {
-			return nil, err
+		for i := range reads {
+			busy = append(busy, i) // all of them
 		}
 	}
 	answers := make([]rowstore.SnapshotRows, len(asks))
@@ -63,16 +59,37 @@ func (s *plainStore) readSnapshot(ctx context.Context, asks []rowstore.SnapshotR
 	for i := range asks {
 		from := n
 		n += len(asks[i].Reads)
-		answers[i] = rowstore.SnapshotRows{TS: first + oracle.Timestamp(i), Rows: rows[from:n:n], Apart: apart} //nolint:gosec // few
+		answers[i] = rowstore.SnapshotRows{TS: first + oracle.Timestamp(i), Rows: rows[from:n:n]} //nolint:gosec // few
+	}
+	if len(busy) == 0 {
+		return answers, nil
+	}
+	// These are read now that the timestamps are known.
+	at := make([]rowstore.RowRead, 0, len(reads))
+	for i := range asks {
+		at = append(at, asks[i].At(answers[i].TS)...)
+	}
+	again := make([]rowstore.RowRead, len(busy))
+	for k, i := range busy {
+		again[k] = at[i]
+	}
+	seen, err := s.read(ctx, again)
+	if err != nil {
+		return nil, err
+	}
+	for k, i := range busy {
+		rows[i] = seen[k]
+		answers[of[i]].Apart = true
 	}
 	return answers, nil
 }
 
 // drawAndRead draws a timestamp for each ask, and answers reads, each at that of its ask. It
-// returns the first of the timestamps, or 0 where the two cannot be done together.
-func (s *plainStore) drawAndRead(ctx context.Context, reads []rowstore.RowRead, of []int, rows []rowstore.Row) (oracle.Timestamp, error) {
-	if of[len(of)-1] >= step {
-		return 0, nil
+// returns the first of the timestamps, or 0 where the two cannot be done together, and the reads of busy rows, which are
+// not answered.
+func (s *plainStore) drawAndRead(ctx context.Context, reads []rowstore.RowRead, of []int, rows []rowstore.Row) (oracle.Timestamp, []int, error) {
+	if of[len(of)-1] >= step || len(reads) > maxReadRows {
+		return 0, nil, nil
 	}
 	which := make([]int, 0, len(reads))
 	for i := range reads {
@@ -82,12 +99,12 @@ func (s *plainStore) drawAndRead(ctx context.Context, reads []rowstore.RowRead, 
 		case isPoint(reads[i].Selectors):
 			which = append(which, i)
 		default:
-			return 0, nil
+			return 0, nil, nil
 		}
 	}
 	a := arrayPool.Get().(*arrays)
 	defer arrayPool.Put(a)
-	p := newPoints(a, reads, which, rows, of)
+	p := s.newPoints(a, reads, which, rows, of, settleTry)
 	var on *pgconn.PgConn
 	var bound uint64
 	choose := func(c *pgconn.PgConn) (query, [][]byte) {
@@ -100,18 +117,17 @@ func (s *plainStore) drawAndRead(ctx context.Context, reads []rowstore.RowRead, 
 	line := func(f *fields) {
 		p.line(f)
 		if f.int4(0) == 0 {
-			last := uint64(p.first)
-			if last != 0 {
-				last += step - 1
-			}
-			s.stepped(on, bound, f.int8(1), last)
+			s.stepped(on, bound, f.int8(1), p.first)
 		}
 	}
 	if err := s.runOn(ctx, choose, false, p.begin, line, nil); err != nil {
-		return 0, err
+		if sqlState(err) == outOfMemory {
+			return 0, nil, nil // there is no room for so many locks
+		}
+		return 0, nil, err
 	}
 	p.end()
-	return p.first, nil
+	return p.first, slices.Compact(p.busy), nil
 }
 
 var _ rowstore.SnapshotReader = (*plainStore)(nil)

@@ -72,7 +72,7 @@ func (s *plainStore) Report(ctx context.Context) (rowstore.Report, error) {
 	row := results[0].Rows[0]
 	r := rowstore.Report{Backend: "postgres", Version: string(row[0]), Features: []rowstore.Feature{
 		{Name: rowstore.FeatureGroups, Supported: true, Reason: "all rows of a transaction commit together"},
-		{Name: rowstore.FeatureOnePhase, Reason: "a timestamp drawn in a transaction is known before its rows are"},
+		{Name: rowstore.FeatureOnePhase, Supported: true, Reason: "advisory locks make readers of its rows wait; up to 512 rows"},
 		{Name: rowstore.FeatureDeferred, Supported: true, Reason: "synchronous_commit is set for each transaction"},
 		{Name: rowstore.FeatureOracle, Supported: true, Reason: "a sequence below a durable bound"},
 		{Name: rowstore.FeatureSplit, Supported: true, Reason: "by a sample of the table's pages"},

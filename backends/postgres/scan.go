@@ -41,25 +41,42 @@ func (s *plainStore) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[r
 		// The caller may change its slices within the loop.
 		r.Selectors, r.Slots = slices.Clone(r.Selectors), slices.Clone(r.Slots)
 		if len(r.Slots) > 0 {
-			s.scanSlots(ctx, r, yield)
+			s.scanSlots(ctx, scanAsk{ScanRange: r, settled: new(bool)}, yield)
 			return
 		}
 		lo, hi := r.From, r.To
 		if hi == "" || len(hi) > maxRow && hi > afterAll {
 			hi = afterAll
 		}
+		asked := scanAsk{ScanRange: r, settled: new(bool)}
 		page := s.page
 		if slices.ContainsFunc(r.Selectors, func(p rowstore.Selector) bool { return p.Family == rowstore.Notify }) {
-			page = newNotifiedScan(s, r).page
+			page = newNotifiedScan(s, asked).page
 		}
-		s.scanRows(ctx, r, lo, hi, page, yield)
+		s.scanRows(ctx, asked, lo, hi, page, yield)
 	}
 }
 
-// pageOf reads the next page of the rows from lo up to hi: about size rows, by looking at no more than look lines.
-type pageOf func(ctx context.Context, r rowstore.ScanRange, lo, hi string, size, look int) (scanned, error)
+// scanAsk is what a scan asks for. Its first statement waits for the transactions in flight that have drawn
+// timestamps, since it does not know their rows. Then settled is true: no later one can have a timestamp below
+// one that was drawn before the scan began.
+type scanAsk struct {
+	rowstore.ScanRange
+	settled *bool
+}
 
-func (s *plainStore) scanRows(ctx context.Context, r rowstore.ScanRange, lo, hi string, read pageOf, yield func(rowstore.Row, error) bool) {
+// settle is the parameter p_settle of a statement of the scan.
+func (r *scanAsk) settle() []byte {
+	if *r.settled {
+		return int4Param(settleNot)
+	}
+	return int4Param(settleBarrier)
+}
+
+// pageOf reads the next page of the rows from lo up to hi: about size rows, by looking at no more than look lines.
+type pageOf func(ctx context.Context, r scanAsk, lo, hi string, size, look int) (scanned, error)
+
+func (s *plainStore) scanRows(ctx context.Context, r scanAsk, lo, hi string, read pageOf, yield func(rowstore.Row, error) bool) {
 	left := r.Limit
 	size, look := firstPage, firstLook
 	for lo < hi {
@@ -111,7 +128,7 @@ type scanned struct {
 }
 
 // page is a pageOf for rows of which no notifications are asked for.
-func (s *plainStore) page(ctx context.Context, r rowstore.ScanRange, lo, hi string, size, look int) (scanned, error) {
+func (s *plainStore) page(ctx context.Context, r scanAsk, lo, hi string, size, look int) (scanned, error) {
 	p, err := s.readPage(ctx, r, lo, hi, size, look, true)
 	if err != nil {
 		return scanned{}, err
@@ -134,7 +151,7 @@ func sortRows(rows []rowstore.Row, reverse bool) {
 }
 
 // readPage calls scan_page, without read for the keys of the rows alone. The rows come in any order.
-func (s *plainStore) readPage(ctx context.Context, r rowstore.ScanRange, lo, hi string, size, look int, read bool) (scanned, error) {
+func (s *plainStore) readPage(ctx context.Context, r scanAsk, lo, hi string, size, look int, read bool) (scanned, error) {
 	ctx, done, err := s.gate.Begin(ctx, "scan")
 	if err != nil {
 		return scanned{}, err
@@ -150,7 +167,7 @@ func (s *plainStore) readPage(ctx context.Context, r rowstore.ScanRange, lo, hi 
 		deep = deep || r.Selectors[i].Family == rowstore.Write && r.Selectors[i].Limit != 1
 	}
 	params := [][]byte{
-		[]byte(r.Table), notNull(lo), []byte(hi), boolParam(r.Reverse), int8Param(uint64(size)), int8Param(uint64(look)), //nolint:gosec // above 0
+		r.settle(), []byte(r.Table), notNull(lo), []byte(hi), boolParam(r.Reverse), int8Param(uint64(size)), int8Param(uint64(look)), //nolint:gosec // above 0
 		int8Param(pageBytes), boolParam(deep), boolParam(read), int4Param(pl.mask),
 	}
 	params = append(pl.params(params), pl.lim.param())
@@ -182,6 +199,7 @@ func (s *plainStore) readPage(ctx context.Context, r rowstore.ScanRange, lo, hi 
 	if err != nil {
 		return scanned{}, s.gate.Fail("scan", err)
 	}
+	*r.settled = true
 	return p, nil
 }
 

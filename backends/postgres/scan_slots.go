@@ -17,7 +17,7 @@ const maxSlotLook = 2048
 const lineSize = 64
 
 // scanSlots is Scan for the rows in some slots.
-func (s *plainStore) scanSlots(ctx context.Context, r rowstore.ScanRange, yield func(rowstore.Row, error) bool) {
+func (s *plainStore) scanSlots(ctx context.Context, r scanAsk, yield func(rowstore.Row, error) bool) {
 	left, wider := r.Limit, 0
 	look := slotAsk{r: r, hi: afterAll}
 	size := firstPage
@@ -41,8 +41,8 @@ func (s *plainStore) scanSlots(ctx context.Context, r rowstore.ScanRange, yield 
 
 // slotAsk is what a call of scan_slots asks for.
 type slotAsk struct {
-	r            rowstore.ScanRange // Slots, and From in the first one
-	lo, hi       string             // of the rows, in whatever slot
+	r            scanAsk // Slots, and From in the first one
+	lo, hi       string  // of the rows, in whatever slot
 	lines, bytes int
 }
 
@@ -92,6 +92,7 @@ func (s *plainStore) slotPage(ctx context.Context, ask slotAsk) (slotPage, error
 	if err = cmp.Or(err, disorder); err != nil {
 		return slotPage{}, s.gate.Fail("scan", err)
 	}
+	*ask.r.settled = true
 	if n := len(p.rows); !p.end && n > 0 && p.rows[n-1].Row == p.row {
 		p.rows = p.rows[:n-1] // more of it may follow
 	}
@@ -142,7 +143,7 @@ func (a *slotAsk) params(to *arrays) [][]byte {
 	for i := range a.r.Selectors {
 		pl.add(&a.r.Selectors[i])
 	}
-	to.params = append(to.params[:0], []byte(a.r.Table), first.param(), last.param(), notNull(a.r.From), notNull(a.lo), notNull(a.hi),
+	to.params = append(to.params[:0], a.r.settle(), []byte(a.r.Table), first.param(), last.param(), notNull(a.r.From), notNull(a.lo), notNull(a.hi),
 		int8Param(uint64(a.lines)), int8Param(uint64(a.bytes))) //nolint:gosec // above 0
 	to.params = pl.params(to.params)
 	return to.params
@@ -172,13 +173,13 @@ type notifiedKey struct {
 	size int
 }
 
-func newNotifiedScan(s *plainStore, r rowstore.ScanRange) *notifiedScan {
+func newNotifiedScan(s *plainStore, r scanAsk) *notifiedScan {
 	others := slices.DeleteFunc(slices.Clone(r.Selectors), func(p rowstore.Selector) bool { return p.Family == rowstore.Notify })
 	return &notifiedScan{s: s, others: others}
 }
 
 // page is a pageOf.
-func (n *notifiedScan) page(ctx context.Context, r rowstore.ScanRange, lo, hi string, size, look int) (scanned, error) {
+func (n *notifiedScan) page(ctx context.Context, r scanAsk, lo, hi string, size, look int) (scanned, error) {
 	if !n.walked {
 		if err := n.walk(ctx, r, lo, hi); err != nil {
 			return scanned{}, err
@@ -245,7 +246,7 @@ func (n *notifiedScan) take(others []string, next string, size int, reverse bool
 }
 
 // readKeys reads rows, each from one view.
-func (s *plainStore) readKeys(ctx context.Context, r rowstore.ScanRange, keys []string) ([]rowstore.Row, error) {
+func (s *plainStore) readKeys(ctx context.Context, r scanAsk, keys []string) ([]rowstore.Row, error) {
 	if len(keys) == 0 {
 		return nil, nil
 	}
@@ -260,7 +261,7 @@ func (s *plainStore) readKeys(ctx context.Context, r rowstore.ScanRange, keys []
 		rows[i] = rowstore.Row{Table: r.Table, Row: key}
 		which[i] = i
 	}
-	if err := s.readPicks(ctx, s.q.picks, reads, which, rows, nil); err != nil {
+	if _, err := s.readPicks(ctx, s.q.picks, reads, which, rows, nil, settleNot); err != nil {
 		return nil, s.gate.Fail("scan", err)
 	}
 	rows = slices.DeleteFunc(rows, func(row rowstore.Row) bool { return len(row.Versions) == 0 })
@@ -269,7 +270,7 @@ func (s *plainStore) readKeys(ctx context.Context, r rowstore.ScanRange, keys []
 }
 
 // walk finds the keys of those notified rows from lo up to hi that come first.
-func (n *notifiedScan) walk(ctx context.Context, r rowstore.ScanRange, lo, hi string) error {
+func (n *notifiedScan) walk(ctx context.Context, r scanAsk, lo, hi string) error {
 	most := cmp.Or(n.s.mostKeys, mostKeys)
 	if r.Limit > 0 {
 		most = min(most, r.Limit)

@@ -15,7 +15,7 @@ import (
 
 // schemaVersion is the newest version of the schema that this package knows, and
 // the one that it works with.
-const schemaVersion = 6
+const schemaVersion = 7
 
 // minServer is the oldest server version that will do, as server_version_num has it.
 const minServer = 140000
@@ -78,6 +78,8 @@ type names struct {
 	// clockKey names the bound that a connection knows, among its custom data.
 	clockKey string
 	migrate  int64 // the advisory lock of migrations
+	rows     int64 // the class of the advisory locks of rows, in the upper half
+	xacts    int64 // that of transactions
 }
 
 func newNames(schema string) names {
@@ -90,6 +92,8 @@ func newNames(schema string) names {
 		migrate: int64(hash("migrate", schema)), //nolint:gosec // any number will do
 
 		clockKey: "percolator clock " + schema,
+		rows:     lockClass("rows", schema),
+		xacts:    lockClass("transactions", schema),
 	}
 }
 
@@ -109,7 +113,7 @@ func (n names) expand(sql string, pairs ...string) string {
 	}
 	return strings.NewReplacer(
 		"{{schema}}", n.schema, "{{schema_literal}}", n.literal, "{{channel}}", n.channel,
-		"{{clock_lock}}", strconv.FormatInt(n.clock, 10), "{{settings}}", functionSettings, "{{path}}", functionPath, "{{give_way}}", giveWay, "{{wait}}", waitForLocks,
+		"{{clock_lock}}", strconv.FormatInt(n.clock, 10), "{{transactions}}", strconv.FormatInt(n.xacts, 10), "{{settings}}", functionSettings, "{{path}}", functionPath, "{{give_way}}", giveWay, "{{wait}}", waitForLocks,
 		"{{past_limit}}", strconv.Itoa(pastLimit), "{{bundle}}", strconv.Itoa(bundleFamily),
 	).Replace(sql)
 }
@@ -134,6 +138,7 @@ func (n names) functions() string {
 	var sql strings.Builder
 	sql.WriteString(n.expand(schemaFunctions,
 		"{{entry_of_params}}", entry("p_ts", "p_val"),
+		"{{barrier}}", barrierSQL, "{{barrier_vars}}", barrierVars,
 		"{{scan_cell}}", scanKeys("cell", cellMatches, cellSize),
 		"{{scan_data}}", scanKeys("data", sideMatches(3), sideSize),
 		"{{slot_matches}}", sideMatches(5), "{{slot_size}}", sideSize))
@@ -141,9 +146,12 @@ func (n names) functions() string {
 		{"{{set}}", "", "{{session}}", ""},
 		{"{{set}}", readySuffix, "{{session}}", sessionIsReady, "{{settings}}", ""},
 	} {
-		sql.WriteString(n.expand(schemaReads, append(set, "{{points}}", pointSQL, "{{step}}", stepFrom("p_lag", "v_bound"))...))
+		step := stepFrom("p_lag", "v_bound")
+		set = append(set, "{{step}}", step, "{{own}}", strings.ReplaceAll(ownSQL, "{{step}}", step), "{{settle}}", settleSQL,
+			"{{own_params}}", ownParams, "{{own_vars}}", ownVars, "{{settle_vars}}", "v_busy  bigint[];\n\t"+barrierVars, "{{points}}", pointSQL)
+		sql.WriteString(n.expand(schemaReads, set...))
 		for _, s := range shapes {
-			sql.WriteString(n.expand(schemaApply, append(s.pairs(), set...)...))
+			sql.WriteString(n.expand(strings.NewReplacer(s.pairs()...).Replace(schemaApply), set...))
 		}
 		sql.WriteString(n.expand(schemaGeneral, set...))
 	}
@@ -153,17 +161,22 @@ func (n names) functions() string {
 // pointSQL is the SQL of a read of single columns, at the timestamps p_ts.
 const pointSQL = `SELECT u.i::integer, c.lock_ts, c.lock_val, c.mark_ts, c.mark_val, c.write_ts, c.write_val,
 		CASE WHEN c.write_ts > u.ts THEN
-			CASE WHEN c.past_lo <= u.ts THEN c.past
+			CASE WHEN c.past_oldest <= u.ts THEN c.past
 			ELSE (
 				SELECT o.vals FROM {{schema}}.past o
 				WHERE o.tab = u.tab AND o.key = u.key AND o.col = u.col AND o.lo <= u.ts
 				ORDER BY o.lo DESC LIMIT 1
 			) END
 		END
-	FROM unnest(p_tab, p_key, p_col, p_ts) WITH ORDINALITY AS u(tab, key, col, ts, i)
+	FROM unnest(p_tab, p_key, p_col, p_ts, p_lock) WITH ORDINALITY AS u(tab, key, col, ts, lock, i)
 	CROSS JOIN LATERAL (
 		SELECT * FROM {{schema}}.cell c WHERE c.tab = u.tab AND c.key = u.key AND c.col = u.col OFFSET 0
-	) c;`
+	) c
+	WHERE v_busy IS NULL OR u.lock <> ALL (v_busy);
+	IF v_busy IS NOT NULL THEN
+		RETURN QUERY SELECT -u.i::integer, NULL::bigint, NULL::bytea, NULL::bigint, NULL::bytea, NULL::bigint, NULL::bytea, NULL::bytea
+		FROM unnest(p_lock) WITH ORDINALITY AS u(lock, i) WHERE u.lock = ANY (v_busy);
+	END IF;`
 
 // entry is the SQL of one write as it stands in a bundle.
 func entry(ts, val string) string {
@@ -176,7 +189,7 @@ const cellMatches = `EXISTS (SELECT FROM unnest(p_fam, p_col, p_from, p_to) AS p
 	WHERE (p.col IS NULL OR p.col = c.col) AND CASE p.fam
 		WHEN 1 THEN c.lock_ts BETWEEN p.lo AND p.hi
 		WHEN 4 THEN c.mark_ts BETWEEN p.lo AND p.hi
-		WHEN 2 THEN c.write_ts >= p.lo AND p.lo <= p.hi AND (c.write_ts <= p.hi OR c.past_lo <= p.hi OR
+		WHEN 2 THEN c.write_ts >= p.lo AND p.lo <= p.hi AND (c.write_ts <= p.hi OR c.past_oldest <= p.hi OR
 			(SELECT o.hi FROM {{schema}}.past o WHERE o.tab = c.tab AND o.key = c.key AND o.col = c.col AND o.lo <= p.hi
 				ORDER BY o.lo DESC LIMIT 1) >= p.lo)
 		ELSE false END OFFSET 0)`
@@ -238,6 +251,7 @@ const (
 	uniqueViolation    = "23505"
 	lockNotAvailable   = "55P03"
 	queryCanceled      = "57014"
+	outOfMemory        = "53200"
 	tooManyConnections = "53300"
 	plainWarning       = "01000"
 	adminShutdown      = "57P01"

@@ -9,7 +9,13 @@
 -- cell.past, and in bundles to the table past; see there. p_ig and p_is require an incarnation of
 -- groups. The lists p_s... are the changes of families Data and Notify, and p_smask
 -- has the bits of the kinds in them, and 16 where writes are removed. p_sslot has the slots of
--- rows whose notifications change, and may be null where none do.
+-- rows whose notifications change, and may be null where none do. p_clean says that cells may be left empty.
+--
+-- With p_lock, which has the locks of all rows in ascending order, the groups draw their timestamps: see
+-- drawn_sql.go. p_own says which of them are exclusive. A timestamp below 0 stands for that of its
+-- group, which is so much above the first one as the group's number says. p_late has the greatest timestamp that
+-- each group may have, null for any. The first line has the first of the timestamps in lock_ts, and in write_ts the bound
+-- that was used. Where lock_ts is null, nothing was done, and the function draw has to be called first.
 --
 -- The conditions are judged on the snapshot and again, after a wait for a lock, on
 -- the row version that is updated, which is why all of them are on that row. When
@@ -19,7 +25,7 @@
 -- cell, by its place in the lists, whose group was not applied: the caller works
 -- out why.
 CREATE FUNCTION {{schema}}.apply_{{name}}{{set}}(p_deferred boolean, p_mode integer, p_ig integer[], p_is text[],
-	p_g integer[], p_tab bytea[], p_key bytea[], p_col bytea[], {{params}}, p_clean boolean,
+	p_g integer[], p_tab bytea[], p_key bytea[], p_col bytea[], {{params}}, {{more_params}}
 	p_smask integer, p_sg integer[], p_sk smallint[], p_stab bytea[], p_skey bytea[], p_scol bytea[], p_sts bigint[], p_sval bytea[],
 	p_sslot integer[])
 RETURNS TABLE (i integer, inc text, lock_ts bigint, lock_val bytea, write_ts bigint, write_val bytea, mark_ts bigint, mark_val bytea)
@@ -35,6 +41,7 @@ DECLARE
 	v_rest integer[];
 	v_not  integer[];
 	v_ins  bigint;
+	{{draw_vars}}
 BEGIN
 	{{session}}
 	-- What the functions guard and durability do, without calling them each time.
@@ -63,6 +70,7 @@ BEGIN
 	IF p_ig IS NOT NULL THEN
 		SELECT array_agg(x.g) INTO v_bad FROM unnest(p_ig, p_is) x(g, s) WHERE x.s <> v_inc;
 	END IF;
+	{{draw}}
 	IF v_n > 0 THEN
 		IF p_mode = 2 THEN
 			SELECT array_agg(u.g) || v_bad INTO v_bad
@@ -85,12 +93,7 @@ BEGIN
 				END IF;
 			END IF;
 		END IF;
-		IF p_clean AND cardinality(v_done) > 0 THEN
-			-- Of the cells that were changed here, and so are held.
-			DELETE FROM {{schema}}.cell c USING unnest(p_tab, p_key, p_col) WITH ORDINALITY AS u(tab, key, col, i)
-			WHERE u.i = ANY (v_done) AND c.tab = ANY (ARRAY[u.tab]) AND c.key = u.key AND c.col = u.col
-				AND c.lock_ts IS NULL AND c.write_ts IS NULL AND c.mark_ts IS NULL;
-		END IF;
+		{{clean}}
 	END IF;
 	{{ranges}}
 	IF (p_smask & 15) <> 0 THEN
@@ -130,6 +133,7 @@ BEGIN
 	END IF;
 	i := 0;
 	inc := v_inc;
+	{{tell}}
 	RETURN NEXT;
 	IF v_rest IS NOT NULL THEN
 		RETURN QUERY SELECT r, NULL::text, c.lock_ts, c.lock_val, c.write_ts, c.write_val, c.mark_ts, c.mark_val

@@ -1,4 +1,4 @@
--- The functions of version 6 of the schema. {{schema}} stands for the quoted name of
+-- The functions of version 7 of the schema. {{schema}} stands for the quoted name of
 -- the schema, {{schema_literal}} for that name within an E'' literal, {{clock_lock}} for the number of the advisory lock that guards the
 -- clock. Each function sets the search path ({{path}}, and {{settings}} too), or refuses any other (session.go), so that
 -- every name in it means what is in pg_catalog or in this schema, whoever calls it with
@@ -202,7 +202,7 @@ $body$;
 --
 -- It passes over notifications, which are in another order. Whoever asks for them too finds their rows with
 -- scan_slots, asks here for the keys of the others, and reads all of them.
-CREATE FUNCTION {{schema}}.scan_page(p_tab bytea, p_lo bytea, p_hi bytea, p_reverse boolean, p_n bigint, p_look bigint, p_bytes bigint,
+CREATE FUNCTION {{schema}}.scan_page(p_settle integer, p_tab bytea, p_lo bytea, p_hi bytea, p_reverse boolean, p_n bigint, p_look bigint, p_bytes bigint,
 	p_deep boolean, p_read boolean, p_mask integer, p_fam smallint[], p_col bytea[], p_from bigint[], p_to bigint[], p_lim bigint[])
 RETURNS TABLE (key bytea, fam smallint, col bytea, ts bigint, val bytea)
 LANGUAGE plpgsql {{settings}} SET enable_sort = off SET enable_hashagg = off AS $body$
@@ -226,10 +226,12 @@ DECLARE
 	v_from  bigint[];
 	v_to    bigint[];
 	v_lim   bigint[];
+	{{barrier_vars}}
 BEGIN
-	IF pg_is_in_recovery() THEN
+	IF current_setting('transaction_isolation') <> 'read committed' OR pg_is_in_recovery() THEN
 		PERFORM {{schema}}.guard();
 	END IF;
+	{{barrier}}
 	IF (p_mask & 22) <> 0 THEN
 		{{scan_cell}}
 	END IF;
@@ -270,7 +272,7 @@ BEGIN
 	FROM unnest(v_keys) WITH ORDINALITY AS k(key, i)
 	CROSS JOIN unnest(p_fam, p_col, p_from, p_to, p_lim) WITH ORDINALITY AS p(fam, col, lo, hi, lim, n);
 	RETURN QUERY SELECT v_keys[r.i], r.fam, r.col, r.ts, r.val
-		FROM {{schema}}.read_any(p_mask, v_i, v_tab, v_key, v_fam, v_col, v_from, v_to, v_lim, NULL) r;
+		FROM {{schema}}.read_any(0, NULL, p_mask, v_i, v_tab, v_key, v_fam, v_col, v_from, v_to, v_lim, NULL) r;
 END
 $body$;
 
@@ -282,7 +284,7 @@ $body$;
 --
 -- The order of the ranges is that of the lines: a nested loop takes one range after the other, and stops with
 -- the last line that it may look at. So nothing is sorted, which would look at the lines of every range.
-CREATE FUNCTION {{schema}}.scan_slots(p_tab bytea, p_first integer[], p_last integer[], p_key bytea, p_lo bytea, p_hi bytea, p_look bigint, p_bytes bigint,
+CREATE FUNCTION {{schema}}.scan_slots(p_settle integer, p_tab bytea, p_first integer[], p_last integer[], p_key bytea, p_lo bytea, p_hi bytea, p_look bigint, p_bytes bigint,
 	p_fam smallint[], p_col bytea[], p_from bigint[], p_to bigint[])
 RETURNS TABLE (slot integer, key bytea, col bytea, ts bigint, val bytea, stop boolean)
 LANGUAGE plpgsql {{settings}} SET enable_sort = off SET enable_hashagg = off AS $body$
@@ -292,11 +294,14 @@ DECLARE
 	v_at    integer;
 	v_found integer;
 	v_width integer := 64;
-	v_began timestamptz := clock_timestamp();
+	v_began timestamptz;
+	{{barrier_vars}}
 BEGIN
-	IF pg_is_in_recovery() THEN
+	IF current_setting('transaction_isolation') <> 'read committed' OR pg_is_in_recovery() THEN
 		PERFORM {{schema}}.guard();
 	END IF;
+	{{barrier}}
+	v_began := clock_timestamp();
 	-- The ranges before the first notification hold none, and often it is the only one or lies behind them all. But
 	-- the index keeps what is left of notifications that are gone until a vacuum, in all slots, and to pass all of that
 	-- may take much longer than to pass what is in these ranges. So the search for the first one is given up soon.

@@ -6,14 +6,14 @@
 -- p_tab, p_key, p_col are the cells, in order, and p_slot the slots of their rows. Conditions (p_c...) and edits
 -- (p_e...) name their group and their cell by its place in that list; the kinds and
 -- families are the numbers of package rowstore. p_cm and p_cn are the mutation in
--- the group and the condition in the mutation, to be reported.
+-- the group and the condition in the mutation, to be reported. The last parameters are as in schema_apply.sql.
 --
--- The first line has g = -1 and the incarnation; then follow the groups that did
+-- The first line has g = -1, the incarnation, and in ts the first of the timestamps that were drawn; then follow the groups that did
 -- not hold: the mutation, the condition, and the version that broke it.
 CREATE FUNCTION {{schema}}.apply_general{{set}}(p_deferred boolean, p_tab bytea[], p_key bytea[], p_col bytea[],
 	p_cg integer[], p_cm integer[], p_cn integer[], p_ccell integer[], p_ckind smallint[], p_cfam smallint[], p_cts bigint[], p_cis text[],
 	p_eg integer[], p_ecell integer[], p_ekind smallint[], p_efam smallint[], p_ets bigint[], p_eto bigint[], p_eval bytea[],
-	p_slot integer[])
+	p_slot integer[], {{own_params}})
 RETURNS TABLE (g integer, inc text, m integer, n integer, ts bigint, val bytea)
 LANGUAGE plpgsql {{settings}} AS $body$
 #variable_conflict use_variable
@@ -31,6 +31,7 @@ DECLARE
 	v_col  pg_catalog.bytea;
 	v_hi   bigint;
 	r      pg_catalog.record;
+	{{own_vars}}
 BEGIN
 	{{session}}
 	v_not := '{}';
@@ -39,6 +40,16 @@ BEGIN
 	PERFORM {{schema}}.durability(p_deferred);
 	{{wait}}
 	v_inc := {{schema}}.incarnation_id();
+	IF p_lock IS NOT NULL THEN
+		{{own}}
+		IF v_first IS NULL THEN
+			g := -1;
+			inc := v_inc;
+			RETURN NEXT;
+			RETURN;
+		END IF;
+		p_ets := ARRAY(SELECT CASE WHEN u.t < 0 THEN v_first + u.g ELSE u.t END FROM unnest(p_ets, p_eg) u(t, g));
+	END IF;
 	FOR r IN SELECT u.tab, u.key, u.col FROM unnest(p_tab, p_key, p_col) WITH ORDINALITY AS u(tab, key, col, ord) ORDER BY u.ord LOOP
 		LOOP
 			PERFORM 1 FROM {{schema}}.cell c WHERE c.tab = r.tab AND c.key = r.key AND c.col = r.col FOR UPDATE;
@@ -49,6 +60,7 @@ BEGIN
 	END LOOP;
 	g := -1;
 	inc := v_inc;
+	ts := v_first;
 	RETURN NEXT;
 	inc := NULL;
 
@@ -97,6 +109,7 @@ BEGIN
 		END IF;
 	END LOOP;
 
+	v_not := v_not || ARRAY(SELECT u.g::integer - 1 FROM unnest(p_late) WITH ORDINALITY u(late, g) WHERE u.late < v_first + u.g - 1);
 	FOR r IN SELECT * FROM unnest(p_eg, p_ecell, p_ekind, p_efam, p_ets, p_eto, p_eval) AS u(g, cell, kind, fam, ts, hi, val) LOOP
 		CONTINUE WHEN r.g = ANY (v_not);
 		v_any := true;
@@ -125,9 +138,9 @@ BEGIN
 				-- All older writes in one place.
 				IF length(v_cell.past) < {{past_limit}} THEN
 					INSERT INTO {{schema}}.past (tab, key, col, lo, hi, vals)
-					VALUES (v_tab, v_key, v_col, v_cell.past_lo, v_cell.write_ts - 1, v_cell.past);
+					VALUES (v_tab, v_key, v_col, v_cell.past_oldest, v_cell.write_ts - 1, v_cell.past);
 				END IF;
-				UPDATE {{schema}}.cell c SET past_lo = NULL, past = NULL WHERE c.tab = v_tab AND c.key = v_key AND c.col = v_col;
+				UPDATE {{schema}}.cell c SET past_oldest = NULL, past = NULL WHERE c.tab = v_tab AND c.key = v_key AND c.col = v_col;
 			END IF;
 			IF r.kind = 1 THEN
 				IF v_cell.write_ts > r.ts THEN

@@ -6,16 +6,25 @@
 
 -- read_point reads single columns: lock, mark, newest write, and where that is
 -- above p_ts, the bundle with the newest that is not.
-CREATE FUNCTION {{schema}}.read_point{{set}}(p_tab bytea[], p_key bytea[], p_col bytea[], p_ts bigint[])
+--
+-- A reader must not miss a write whose timestamp is below one that was drawn before the call; see drawn_sql.go. So
+-- it first takes the lock of each row, which are in p_lock, or waits for transactions: p_settle says how. A row that is
+-- busy is not read, and a line with i below 0 says so. Then the statement that reads has a snapshot
+-- of its own, newer than all locks, as it is in a function that is volatile, in a transaction that is read committed.
+-- So no function that reads may ever be declared stable.
+CREATE FUNCTION {{schema}}.read_point{{set}}(p_settle integer, p_lock bigint[], p_tab bytea[], p_key bytea[], p_col bytea[], p_ts bigint[])
 RETURNS TABLE (i integer, lock_ts bigint, lock_val bytea, mark_ts bigint, mark_val bytea,
 	write_ts bigint, write_val bytea, past bytea)
 LANGUAGE plpgsql {{settings}} AS $body$
 #variable_conflict use_column
+DECLARE
+	{{settle_vars}}
 BEGIN
 	{{session}}
-	IF pg_is_in_recovery() THEN
+	IF current_setting('transaction_isolation') <> 'read committed' OR pg_is_in_recovery() THEN
 		PERFORM {{schema}}.guard();
 	END IF;
+	{{settle}}
 	RETURN QUERY
 	{{points}}
 END
@@ -30,7 +39,7 @@ $body$;
 -- Each statement of a function that is volatile has a snapshot of its own. So the read sees what was committed when
 -- the timestamps were drawn.
 CREATE FUNCTION {{schema}}.snapshot_point{{set}}(p_lag bigint, p_ahead bigint, p_bound bigint, p_ask bigint[],
-	p_tab bytea[], p_key bytea[], p_col bytea[], p_ts bigint[])
+	p_settle integer, p_lock bigint[], p_tab bytea[], p_key bytea[], p_col bytea[], p_ts bigint[])
 RETURNS TABLE (i integer, lock_ts bigint, lock_val bytea, mark_ts bigint, mark_val bytea,
 	write_ts bigint, write_val bytea, past bytea)
 LANGUAGE plpgsql {{settings}} AS $body$
@@ -39,6 +48,7 @@ DECLARE
 	v_bound bigint;
 	v_last  bigint;
 	v_first bigint;
+	{{settle_vars}}
 BEGIN
 	{{session}}
 	IF current_setting('transaction_isolation') <> 'read committed' OR pg_is_in_recovery() THEN
@@ -59,6 +69,7 @@ BEGIN
 		RETURN;
 	END IF;
 	p_ts := ARRAY(SELECT coalesce(t.ts, v_first + t.ask) FROM unnest(p_ts, p_ask) t(ts, ask));
+	{{settle}}
 	RETURN QUERY
 	{{points}}
 END
@@ -69,28 +80,36 @@ $body$;
 -- family {{bundle}}. p_mask has a bit for each family, so that
 -- branches without picks cost nothing; a null p_col means all columns, a null
 -- p_lim no limit. p_slot has the slots of the rows whose notifications are picked, and may be
--- null where none are. It is one statement, because a row is answered from one view.
-CREATE FUNCTION {{schema}}.read_any{{set}}(p_mask integer, p_i integer[], p_tab bytea[], p_key bytea[], p_fam smallint[],
+-- null where none are. It is one statement, because a row is answered from one view. p_settle and p_lock are as in
+-- read_point; a row that is busy has a line with i = -2 minus its number.
+CREATE FUNCTION {{schema}}.read_any{{set}}(p_settle integer, p_lock bigint[], p_mask integer, p_i integer[], p_tab bytea[], p_key bytea[], p_fam smallint[],
 	p_col bytea[], p_from bigint[], p_to bigint[], p_lim bigint[], p_slot integer[])
 RETURNS TABLE (i integer, fam smallint, col bytea, ts bigint, val bytea)
 LANGUAGE plpgsql {{settings}} AS $body$
 #variable_conflict use_column
+DECLARE
+	{{settle_vars}}
 BEGIN
 	{{session}}
-	IF pg_is_in_recovery() THEN
+	IF current_setting('transaction_isolation') <> 'read committed' OR pg_is_in_recovery() THEN
 		PERFORM {{schema}}.guard();
+	END IF;
+	{{settle}}
+	IF v_busy IS NOT NULL THEN
+		RETURN QUERY SELECT -2 - u.i, NULL::smallint, NULL::bytea, NULL::bigint, NULL::bytea FROM unnest(p_i, p_lock) AS u(i, lock) WHERE u.lock = ANY (v_busy);
 	END IF;
 	RETURN QUERY
 	WITH u AS MATERIALIZED (
-		SELECT * FROM unnest(p_i, p_tab, p_key, p_fam, p_col, p_from, p_to, p_lim, p_slot) AS u(i, tab, key, fam, col, lo, hi, lim, slot)
+		SELECT * FROM unnest(p_i, p_tab, p_key, p_fam, p_col, p_from, p_to, p_lim, p_slot, p_lock) AS u(i, tab, key, fam, col, lo, hi, lim, slot, lock)
+		WHERE v_busy IS NULL OR u.lock <> ALL (v_busy)
 	), cells AS MATERIALIZED (
-		SELECT u.i, u.fam, u.tab, u.key, u.lo, u.hi, u.lim, c.col, c.lock_ts, c.lock_val, c.write_ts, c.write_val, c.mark_ts, c.mark_val, c.past_lo, c.past
+		SELECT u.i, u.fam, u.tab, u.key, u.lo, u.hi, u.lim, c.col, c.lock_ts, c.lock_val, c.write_ts, c.write_val, c.mark_ts, c.mark_val, c.past_oldest, c.past
 		FROM u CROSS JOIN LATERAL (
 			SELECT * FROM {{schema}}.cell c WHERE c.tab = u.tab AND c.key = u.key AND c.col = u.col OFFSET 0
 		) c
 		WHERE (p_mask & 22) <> 0 AND u.fam IN (1, 2, 4) AND u.col IS NOT NULL
 		UNION ALL
-		SELECT u.i, u.fam, u.tab, u.key, u.lo, u.hi, u.lim, c.col, c.lock_ts, c.lock_val, c.write_ts, c.write_val, c.mark_ts, c.mark_val, c.past_lo, c.past
+		SELECT u.i, u.fam, u.tab, u.key, u.lo, u.hi, u.lim, c.col, c.lock_ts, c.lock_val, c.write_ts, c.write_val, c.mark_ts, c.mark_val, c.past_oldest, c.past
 		FROM u CROSS JOIN LATERAL (
 			SELECT * FROM {{schema}}.cell c WHERE c.tab = u.tab AND c.key = u.key OFFSET 0
 		) c
@@ -102,8 +121,8 @@ BEGIN
 	UNION ALL
 	SELECT c.i, c.fam, c.col, c.write_ts, c.write_val FROM cells c WHERE c.fam = 2 AND c.write_ts BETWEEN c.lo AND c.hi
 	UNION ALL
-	SELECT c.i, {{bundle}}::smallint, c.col, c.past_lo, c.past FROM cells c
-	WHERE c.fam = 2 AND c.write_ts > c.lo AND NOT (c.lim IS NOT DISTINCT FROM 1 AND c.write_ts <= c.hi) AND c.past_lo <= c.hi
+	SELECT c.i, {{bundle}}::smallint, c.col, c.past_oldest, c.past FROM cells c
+	WHERE c.fam = 2 AND c.write_ts > c.lo AND NOT (c.lim IS NOT DISTINCT FROM 1 AND c.write_ts <= c.hi) AND c.past_oldest <= c.hi
 	UNION ALL
 	SELECT c.i, {{bundle}}::smallint, c.col, o.lo, o.vals FROM cells c CROSS JOIN LATERAL (
 		-- The bundle that may hold the lower end of the range: none before it is looked at.
@@ -113,7 +132,7 @@ BEGIN
 		) END AS lo OFFSET 0
 	) l CROSS JOIN LATERAL (
 		SELECT o.lo, o.vals FROM {{schema}}.past o
-		WHERE c.write_ts > c.lo AND NOT (c.lim IS NOT DISTINCT FROM 1 AND (c.write_ts <= c.hi OR coalesce(c.past_lo <= c.hi, false)))
+		WHERE c.write_ts > c.lo AND NOT (c.lim IS NOT DISTINCT FROM 1 AND (c.write_ts <= c.hi OR coalesce(c.past_oldest <= c.hi, false)))
 			AND o.tab = c.tab AND o.key = c.key AND o.col = c.col AND o.lo <= c.hi AND o.lo >= coalesce(l.lo, 0) AND o.hi >= c.lo
 		ORDER BY o.lo DESC LIMIT c.lim
 	) o WHERE c.fam = 2

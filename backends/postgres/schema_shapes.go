@@ -13,6 +13,10 @@ type shape struct {
 	// shape has none: the write that was the newest becomes an older one. may is its
 	// condition where not every cell of the shape has one.
 	write, may string
+	// draws: the groups may draw their timestamps, which stand in place of those below 0 in these lists.
+	draws []string
+	// empties: cells may be left empty, and are removed then.
+	empties bool
 	// ranges: the columns rl and rh are a range of writes to remove.
 	ranges bool
 	// makes tells whether a cell that is not there is made, "" for never, with these
@@ -20,8 +24,8 @@ type shape struct {
 	makes, values string
 }
 
-// shapes lists the compiled shapes. The first two are what transactions consist
-// of; the third does whatever is judged on the cell alone.
+// shapes lists the compiled shapes. The first two are what transactions in two phases consist
+// of; the third does whatever is judged on the cell alone; the last is what those in one phase consist of.
 var shapes = []shape{
 	{
 		name:   "prewrite",
@@ -58,11 +62,24 @@ var shapes = []shape{
 			mark_ts = CASE WHEN c.mark_ts BETWEEN u.xl AND u.xh THEN NULL ELSE greatest(c.mark_ts, u.mt) END,
 			mark_val = CASE WHEN c.mark_ts BETWEEN u.xl AND u.xh THEN NULL
 				WHEN u.mt >= c.mark_ts OR (u.mt IS NOT NULL AND c.mark_ts IS NULL) THEN u.mv ELSE c.mark_val END`,
+		write:   "wt",
+		may:     "u.wt IS NOT NULL",
+		draws:   []string{"wt", "mt"},
+		empties: true,
+		ranges:  true,
+		makes:   `u.le = 1 OR u.wt IS NOT NULL OR u.mt IS NOT NULL`,
+		values:  `CASE u.le WHEN 1 THEN u.lt END, CASE u.le WHEN 1 THEN u.lv END, u.wt, u.wv, u.mt, u.mv`,
+	},
+	{
+		name: "one",
+		cols: []string{"lt bigint", "wt bigint", "wv bytea"},
+		cond: `c.lock_ts IS NULL AND (c.write_ts IS NULL OR c.write_ts < u.lt) AND (c.mark_ts IS NULL OR c.mark_ts < u.lt)
+			AND (c.write_ts IS NULL OR c.write_ts < u.wt)`,
+		set:    `write_ts = u.wt, write_val = u.wv`,
 		write:  "wt",
-		may:    "u.wt IS NOT NULL",
-		ranges: true,
-		makes:  `u.le = 1 OR u.wt IS NOT NULL OR u.mt IS NOT NULL`,
-		values: `CASE u.le WHEN 1 THEN u.lt END, CASE u.le WHEN 1 THEN u.lv END, u.wt, u.wv, u.mt, u.mv`,
+		draws:  []string{"wt"},
+		makes:  `true`,
+		values: `NULL, NULL, u.wt, u.wv, NULL, NULL`,
 	},
 }
 
@@ -73,6 +90,18 @@ const (
 	joinKey = `c.tab = ANY (ARRAY[u.tab]) AND c.key = u.key AND c.col = u.col`
 	notBad  = `(v_bad IS NULL OR u.g <> ALL (v_bad))`
 )
+
+// params is the number of parameters of a shape's function.
+func (s shape) params() int {
+	n := 17 + len(s.cols)
+	if s.empties {
+		n++
+	}
+	if len(s.draws) > 0 {
+		n += strings.Count(ownParams, ",") + 1
+	}
+	return n
+}
 
 // pairs returns what a shape fills into schema_apply.sql.
 func (s shape) pairs() []string {
@@ -85,7 +114,16 @@ func (s shape) pairs() []string {
 	}
 	list := `unnest(p_g, p_tab, p_key, p_col, ` + strings.Join(args, ", ") + `) WITH ORDINALITY AS u(g, tab, key, col, ` +
 		strings.Join(cols, ", ") + `, i)`
+	more, vars, draw, clean, tell := "", "", "", "", ""
+	if s.empties {
+		more, clean = "p_clean boolean, ", cleanSQL
+	}
+	if len(s.draws) > 0 {
+		more += "{{own_params}}, "
+		vars, draw, tell = "{{own_vars}}", s.draw(), "lock_ts := v_first;\n\twrite_ts := v_bound;"
+	}
 	return []string{
+		"{{more_params}}", more, "{{draw_vars}}", vars, "{{draw}}", draw, "{{clean}}", clean, "{{tell}}", tell,
 		"{{name}}", s.name,
 		"{{params}}", strings.Join(params, ", "),
 		"{{args}}", strings.Join(args, ", "),
@@ -97,6 +135,37 @@ func (s shape) pairs() []string {
 	}
 }
 
+// cleanSQL removes those cells that were left empty, of the cells that were changed here, and so are held.
+const cleanSQL = `IF p_clean AND cardinality(v_done) > 0 THEN
+			DELETE FROM {{schema}}.cell c USING unnest(p_tab, p_key, p_col) WITH ORDINALITY AS u(tab, key, col, i)
+			WHERE u.i = ANY (v_done) AND c.tab = ANY (ARRAY[u.tab]) AND c.key = u.key AND c.col = u.col
+				AND c.lock_ts IS NULL AND c.write_ts IS NULL AND c.mark_ts IS NULL;
+		END IF;`
+
+// draw is the SQL that draws the timestamps of groups and puts them where they belong. Groups whose timestamp is
+// too late are done as those that did not hold.
+func (s shape) draw() string {
+	var set strings.Builder
+	for _, list := range s.draws {
+		set.WriteString("p_" + list + " := ARRAY(SELECT CASE WHEN u.t < 0 THEN v_first + u.g ELSE u.t END FROM unnest(p_" + list + ", p_g) u(t, g));\n\t\t")
+	}
+	return `IF p_lock IS NOT NULL THEN
+		{{own}}
+		IF v_first IS NULL THEN
+			i := 0;
+			inc := v_inc;
+			RETURN NEXT;
+			RETURN;
+		END IF;
+		` + set.String() + `IF (p_smask & 5) <> 0 THEN
+			p_sts := ARRAY(SELECT CASE WHEN u.t < 0 THEN v_first + u.g ELSE u.t END FROM unnest(p_sts, p_sg) u(t, g));
+		END IF;
+		IF p_late IS NOT NULL THEN
+			v_bad := v_bad || ARRAY(SELECT u.g::integer - 1 FROM unnest(p_late) WITH ORDINALITY u(late, g) WHERE u.late < v_first + u.g - 1);
+		END IF;
+	END IF;`
+}
+
 // update is the SQL that changes the cells that are there. list is what a shape is given, as
 // a table u.
 func (s shape) update(list string) string {
@@ -104,7 +173,7 @@ func (s shape) update(list string) string {
 	if s.write != "" {
 		more, spilled := s.aging()
 		set += more
-		spill = `, u.tab, u.key, u.col, u.` + s.write + ` - 1 AS hi, c.past_lo AS lo, CASE WHEN ` + spilled + ` THEN c.past END AS vals`
+		spill = `, u.tab, u.key, u.col, u.` + s.write + ` - 1 AS hi, c.past_oldest AS lo, CASE WHEN ` + spilled + ` THEN c.past END AS vals`
 		from = `, spill AS (
 			INSERT INTO {{schema}}.past (tab, key, col, lo, hi, vals)
 			SELECT up.tab, up.key, up.col, up.lo, up.hi, up.vals FROM up WHERE up.vals IS NOT NULL
@@ -127,16 +196,16 @@ func (s shape) aging() (set, spilled string) {
 		may = s.may + " AND " + may
 		spilled = s.may + " AND " + spilled
 	}
-	lowest := "CASE WHEN " + may + " THEN CASE WHEN length(c.past) < {{past_limit}} THEN c.past_lo ELSE c.write_ts END"
+	lowest := "CASE WHEN " + may + " THEN CASE WHEN length(c.past) < {{past_limit}} THEN c.past_oldest ELSE c.write_ts END"
 	past := "CASE WHEN " + may + " THEN " + entry("c.write_ts", "c.write_val") +
 		" || CASE WHEN length(c.past) < {{past_limit}} THEN c.past ELSE '' END"
 	if s.ranges {
-		const whole = ` WHEN c.past_lo <= u.rh THEN CASE WHEN length(c.past) < {{past_limit}} THEN `
+		const whole = ` WHEN c.past_oldest <= u.rh THEN CASE WHEN length(c.past) < {{past_limit}} THEN `
 		const without = `{{schema}}.past_without(c.past, u.rl, u.rh)`
 		lowest += whole + "{{schema}}.past_lowest(" + without + ") END"
 		past += whole + without + " END"
 	}
-	return ", past_lo = " + lowest + " ELSE c.past_lo END, past = " + past + " ELSE c.past END", spilled
+	return ", past_oldest = " + lowest + " ELSE c.past_oldest END, past = " + past + " ELSE c.past END", spilled
 }
 
 // insert is the SQL that makes the cells that are not there.

@@ -1,4 +1,4 @@
--- The tables of versions 5 and 6 of the schema. {{schema}} stands for the quoted name of the schema.
+-- The tables of version 7 of the schema. {{schema}} stands for the quoted name of the schema.
 
 CREATE TABLE {{schema}}.meta (
 	one     boolean PRIMARY KEY DEFAULT true CHECK (one),
@@ -11,7 +11,7 @@ CREATE TABLE {{schema}}.meta (
 -- of a mutation under way.
 --
 -- past holds the newest of the older writes, newest first, each as timestamp (8
--- bytes), length (4) and value; past_lo is the oldest timestamp in it. A commit puts
+-- bytes), length (4) and value; past_oldest is the oldest timestamp in it. A commit puts
 -- the write that it replaces in front of it. Once that makes it as long as
 -- {{past_limit}} bytes it goes into the table past, all of it, in the same statement;
 -- the next commit begins it anew. So a past of that length is in both places, and a
@@ -26,7 +26,7 @@ CREATE TABLE {{schema}}.cell (
 	lock_val  bytea,
 	write_val bytea,
 	mark_val  bytea,
-	past_lo   bigint,
+	past_oldest   bigint,
 	past      bytea,
 	PRIMARY KEY (tab, key, col)
 ) WITH (fillfactor = 60, autovacuum_vacuum_scale_factor = 0.1, autovacuum_analyze_scale_factor = 0.1);

@@ -42,7 +42,7 @@ func notifyPick(column string, limit int) []rowstore.Selector {
 
 // statements counts the statements of a scan of slots.
 func statements(ctx context.Context, s *plainStore, r rowstore.ScanRange, lines int) (rows []rowstore.Row, n int, err error) {
-	ask, wider := slotAsk{r: r, hi: afterAll}, 0
+	ask, wider := slotAsk{r: scanAsk{r, new(bool)}, hi: afterAll}, 0
 	ask.r.Slots = slices.Clone(r.Slots)
 	for {
 		ask.lines, ask.bytes = lines<<wider, pageBytes<<wider

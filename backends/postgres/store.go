@@ -82,7 +82,7 @@ func (s *Store) Close() error { return s.outer.Close() }
 // GroupKey implements rowstore.Grouper: any rows may share a group.
 func (s *Store) GroupKey(table, row string) string { return s.grouper.GroupKey(table, row) }
 
-// AssignsTimestamps implements rowstore.Grouper: groups draw no timestamps here.
+// AssignsTimestamps implements rowstore.Grouper: groups of up to 512 rows draw timestamps.
 func (s *Store) AssignsTimestamps(key string) bool { return s.grouper.AssignsTimestamps(key) }
 
 // Group implements rowstore.Grouper.

@@ -12,6 +12,7 @@ import (
 
 // Object identifiers of the types of elements.
 const (
+	oidBool  = 16
 	oidBytea = 17
 	oidInt8  = 20
 	oidInt2  = 21
@@ -72,6 +73,12 @@ func (a *array) int8(v uint64) {
 func (a *array) int4(v int) {
 	a.buf = binary.BigEndian.AppendUint32(a.buf, 4)
 	a.buf = binary.BigEndian.AppendUint32(a.buf, uint32(v)) //nolint:gosec // a place in a list
+	a.n++
+}
+
+func (a *array) bool(v bool) {
+	a.buf = binary.BigEndian.AppendUint32(a.buf, 1)
+	a.buf = append(a.buf, boolParam(v)...)
 	a.n++
 }
 

@@ -22,6 +22,7 @@ type mutant struct {
 const (
 	commitGo       = "percolator/commit.go"
 	onePhaseGo     = "percolator/onephase.go"
+	drawnSQLGo     = "backends/postgres/drawn_sql.go"
 	twoPhaseGo     = "percolator/twophase.go"
 	serializableGo = "percolator/serializable.go"
 	rollbackGo     = "percolator/rollback.go"
@@ -485,6 +486,27 @@ var mutants = []mutant{
 	}},
 	{"joiners-unseen", "Observers: WaitIdle, a worker that came and went is seen by the generation", "TestWaitIdleSeesThoseThatCameAndWent", one("percolator/idle.go",
 		"if err == nil && generation != l.base.generation {", "if err == nil && generation == 1 {")},
+	{"refused-draw-fails", "A transaction: a store that draws no timestamp for a group has the transaction commit in two phases", "TestOnePhaseRefused", one(onePhaseGo,
+		"\t\tif errors.Is(err, rowstore.ErrTooLarge) && !errors.Is(err, rowstore.ErrAmbiguous) {\n",
+		"\t\tif errors.Is(err, rowstore.ErrTooLarge) && errors.Is(err, rowstore.ErrAmbiguous) {\n")},
+	{"in-flight-unseen", "stores: Postgres, readers take locks while anybody writes", "./backends/postgres TestReadersWaitForDraws", one(drawnSQLGo,
+		"pg_current_snapshot())::xid) <> 0`\n",
+		"pg_current_snapshot())::xid) < 0`\n")},
+	{"in-flight-by-the-list", "stores: Postgres, the newest transactions are in no snapshot's list", "./backends/postgres TestBarrierKnowsTheNewest", one(drawnSQLGo,
+		"\t\t\t|| ARRAY(SELECT generate_series(v_xmax, v_xmax + age(pg_snapshot_xmax(v_snap)::xid) - 1));\n",
+		"\t\t\t;\n")},
+	{"draw-holds-the-oracle", "stores: Postgres, the oracle's lock does not last until the commit", "./backends/postgres TestDrawsWhileAGroupWaits", one(drawnSQLGo,
+		"\t\t\tv_last := {{step}};\n\t\t\tRAISE SQLSTATE 'PC006';\n",
+		"\t\t\tv_last := {{step}};\n")},
+	{"session-bounds-draws", "stores: Postgres, a session's lock_timeout ends no wait for a commit", "./backends/postgres TestLockTimeoutOfDraws", one(drawnSQLGo,
+		"'lock_timeout', '10s', true",
+		"'lock_timeout', '5ms', true")},
+	{"judged-rows-unlocked", "stores: Postgres, rows that a group judges are locked too", "./backends/postgres TestJudgedRowsWaitForDraws", one("backends/postgres/apply_drawn.go",
+		"\t\tto = append(to, rowLock{n.rowLock(m.Table, m.Row), len(m.Edits) > 0})\n",
+		"\t\tif len(m.Edits) > 0 {\n\t\t\tto = append(to, rowLock{n.rowLock(m.Table, m.Row), true})\n\t\t}\n")},
+	{"no-room-for-locks-fails", "stores: Postgres, a full table of locks has transactions commit in two phases", "./backends/postgres TestLockTableFull", one("backends/postgres/apply_drawn.go",
+		"\tif sqlState(err) == outOfMemory {\n",
+		"\tif sqlState(err) == tooManyConnections {\n")},
 	{"functions-look-around", "stores: nothing outside the system's schema is looked up by a function", "./backends/postgres TestHostile", one("backends/postgres/schema.go",
 		"const functionPath = `SET search_path = pg_catalog, pg_temp`\n",
 		"const functionPath = `SET standard_conforming_strings = on`\n")},

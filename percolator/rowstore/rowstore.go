@@ -348,8 +348,9 @@ type Group struct {
 	// Mutations are of different rows, whose GroupKeys are equal and not "".
 	Mutations []Mutation
 	// AssignTimestamp asks for a timestamp of the store's own oracle, drawn inside the
-	// step: after every condition was found to hold, with all of the group's rows held.
-	// It replaces [AssignedTimestamp] in the edits.
+	// step, with all of the group's rows held: what the conditions are judged by holds at the timestamp.
+	// It replaces [AssignedTimestamp] in the edits. A store may refuse such a group by an error
+	// that matches ErrTooLarge, though it is within the Limits; the caller then commits in two phases.
 	AssignTimestamp bool
 	// NotAfter bounds the timestamp of a group with AssignTimestamp: if the timestamp is
 	// greater, nothing happens and the outcome says TooLate. 0 means no bound.
