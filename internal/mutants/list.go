@@ -397,6 +397,8 @@ var mutants = []mutant{
 		"\t\t\tchange = max(change, n.TS)\n", "\t\t\tchange = max(change, 0)\n")},
 	{"waits-by-any-acknowledgment", "Observers: a change is covered by an acknowledgment at or above it, for WaitObserved too", "TestWaitObserved", one(observedGo,
 		"\tcase change <= ack:\n", "\tcase change <= ack || ack > 0:\n")},
+	{"waits-by-ended-acknowledgments", "Old values: acknowledgments end with the registration, for WaitObserved too", "TestScheduleK_WaitObserved", one(observedGo,
+		"c, known.sinceOf(w.observer))\n", "c, 0*known.sinceOf(w.observer))\n")},
 	{"waits-past-the-safe-point", "Garbage collection: what WaitObserved did not find may have been collected", "TestWaitObservedBelow", one(observedGo,
 		"\t\tif w.at < safe {\n", "\t\tif w.at < safe && ack > 0 {\n")},
 	{"paused-observer-runs", "Observers: one that is paused does not run", "TestPauseBetweenAttempts|TestPauseObserver", one(pausingGo,
