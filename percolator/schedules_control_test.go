@@ -1,6 +1,7 @@
 package percolator
 
 import (
+	"context"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -31,4 +32,18 @@ func TestScheduleK_WaitObservedForAnObserverThatIsBack(t *testing.T) {
 	done := waiting(t, c, 0, "o", rowA)
 	require.True(t, o.run(rowA))
 	require.NoError(t, w.finish(done))
+}
+
+// A worker that starts while its observer is paused knows it before it begins to look for changes.
+func TestScheduleK_WorkerStartsWithinAPause(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.observed("t", "v", "o")
+	c := w.client()
+	require.NoError(t, c.PauseObserver(t.Context(), "o"))
+	worker := watching(t, w.client(), Observer{Name: "o", Func: func(context.Context, *Txn, Cell) error { return nil }})
+	set(t, c.DB, rowA, "1")
+	require.NoError(t, worker.publish(t.Context()))
+	rests(t, worker, rowA)
+	require.Zero(t, worker.db.Stats().ObserverRuns)
 }

@@ -32,6 +32,7 @@ func (w *Worker) publish(ctx context.Context) error {
 		})
 		if err == nil {
 			w.published = v.asOf
+			w.notePaused(v) // before it looks for changes
 		}
 		return err
 	})

@@ -403,6 +403,8 @@ var mutants = []mutant{
 		"\t\tif w.at < safe {\n", "\t\tif w.at < safe && ack > 0 {\n")},
 	{"paused-observer-runs", "Observers: one that is paused does not run", "TestPauseBetweenAttempts|TestPauseObserver", one(pausingGo,
 		"\tif t.q.paused {\n\t\treturn runResult{next: runDone}, true\n\t}\n", "")},
+	{"paused-observer-runs-at-first", "Observers: one that is paused does not run in a worker that starts", "TestScheduleK_WorkerStarts", one(sweepGo,
+		"\t\t\tw.notePaused(v) // before it looks for changes\n", "")},
 	{"resumed-observer-not-looked-for", "Observers: what waits for one that is resumed is looked for", "TestPauseBetweenAttempts|TestPauseObserver", one(pausingGo,
 		"\t\tif q.paused = r.Paused; q.paused {\n", "\t\tif q.paused = q.paused || r.Paused; q.paused {\n")},
 	{"commit-below-the-safe-point", "The catalog: no commit whose start is below the safe point", "TestNoCommitBelowTheSafePoint", one(commitGo,
