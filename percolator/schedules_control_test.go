@@ -2,9 +2,12 @@ package percolator
 
 import (
 	"context"
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
 // Schedules in which holds, pauses, waits, failures, and observers that are removed and come back meet.
@@ -46,4 +49,44 @@ func TestScheduleK_WorkerStartsWithinAPause(t *testing.T) {
 	require.NoError(t, worker.publish(t.Context()))
 	rests(t, worker, rowA)
 	require.Zero(t, worker.db.Stats().ObserverRuns)
+}
+
+// A new observer is paused while its worker sweeps for it, which may take hours: the worker knows of it, and of
+// its end, as soon as at any other time.
+func TestScheduleK_PauseWithinASweep(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	const rows = 4 * sweepBatch
+	for i := range rows {
+		set(t, c.DB, row(fmt.Sprintf("r%06d", i)), "1")
+	}
+	o := newTold(t, c, "o", "t")
+	require.NoError(t, c.RemoveObserver(t.Context(), "o"))
+	w.pass(worldLease)
+	require.NoError(t, o.w.publish(t.Context()))
+	v, err := c.loadCatalog(t.Context())
+	require.NoError(t, err)
+	at, err := c.draw(t.Context())
+	require.NoError(t, err)
+	other := w.client()
+	puts := func(x *call) bool { return edits(x, puts(rowstore.Notify)) }
+	p := c.hold(t, puts)
+	done := async(func() error { return o.w.sweepOne(t.Context(), o.w.unswept(v)[0], at) })
+	p.wait()
+	for _, paused := range []bool{true, false} {
+		require.NoError(t, other.setPaused(t.Context(), "changing", "o", paused))
+		next := c.hold(t, puts)
+		w.pass(worldLease)
+		p.release(pass)
+		p = next
+		p.wait()
+		require.Equal(t, paused, o.w.isPaused("o", rowA))
+	}
+	// It also knows that the observer was removed, and does not go on for nobody.
+	require.NoError(t, other.RemoveObserver(t.Context(), "o"))
+	w.pass(worldLease)
+	p.release(pass)
+	require.ErrorIs(t, w.finish(done), ErrObserverRemoved)
+	require.Len(t, c.wire.sent(puts), 3)
 }

@@ -405,6 +405,8 @@ var mutants = []mutant{
 		"\tif t.q.paused {\n\t\treturn runResult{next: runDone}, true\n\t}\n", "")},
 	{"paused-observer-runs-at-first", "Observers: one that is paused does not run in a worker that starts", "TestScheduleK_WorkerStarts", one(sweepGo,
 		"\t\t\tw.notePaused(v) // before it looks for changes\n", "")},
+	{"paused-observer-runs-during-a-sweep", "Observers: a worker that sweeps knows of pauses", "TestScheduleK_PauseWithin", one(sweepGo,
+		"\tw.notePaused(v)\n\treturn w.checkRegistered(v)\n", "\treturn w.checkRegistered(v)\n")},
 	{"resumed-observer-not-looked-for", "Observers: what waits for one that is resumed is looked for", "TestPauseBetweenAttempts|TestPauseObserver", one(pausingGo,
 		"\t\tif q.paused = r.Paused; q.paused {\n", "\t\tif q.paused = q.paused || r.Paused; q.paused {\n")},
 	{"commit-below-the-safe-point", "The catalog: no commit whose start is below the safe point", "TestNoCommitBelowTheSafePoint", one(commitGo,
@@ -420,7 +422,7 @@ var mutants = []mutant{
 		"\t\t\tif !c.notify[i] && c.observed(i) {\n",
 		"\t\t\tif false && c.observed(i) {\n")},
 	{"sweep-not-taken-over", "Observers: a sweep is taken over from a worker that died, also by one that runs for long", "TestSweepIsTakenOver", []edit{
-		{sweepGo, "\t\tif len(w.unswept(v)) > 0 {\n\t\t\tif err := w.retry(", "\t\tif len(w.unswept(v)) > 0 && !w.isReady() {\n\t\t\tif err := w.retry("},
+		{sweepGo, "\t\tif len(w.unswept(v)) > 0 {\n\t\t\terr := w.retry(", "\t\tif len(w.unswept(v)) > 0 && !w.isReady() {\n\t\t\terr := w.retry("},
 		{sweepGo, "// checkRegistered returns", "func (w *Worker) isReady() bool {\n\tselect {\n\tcase <-w.ready:\n\t\treturn true\n\tdefault:\n\t\treturn false\n\t}\n}\n\n// checkRegistered returns"},
 	}},
 	{"removed-observer-untold", "Observers: a worker whose observer was removed is told", "TestRemovedObserverEndsItsWorker", one(sweepGo,
