@@ -99,9 +99,15 @@ func (w *Worker) notePaused(v *catalogView) {
 	}
 }
 
-// resume queues the jobs of a queue that were left alone for a while, and looks for others.
+// resume queues the jobs of a queue that were left alone for a while, and looks for others. A job
+// that is running may be about to leave its cell alone: it looks again, since a look passes over it.
 // w.mu is held.
 func (w *Worker) resume(q *queue) {
+	for _, t := range w.jobs {
+		if t.q == q && t.running {
+			t.again = true
+		}
+	}
 	for _, p := range w.paused {
 		if p.q == q {
 			w.endPause(p)

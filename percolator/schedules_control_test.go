@@ -90,3 +90,27 @@ func TestScheduleK_PauseWithinASweep(t *testing.T) {
 	require.ErrorIs(t, w.finish(done), ErrObserverRemoved)
 	require.Len(t, c.wire.sent(puts), 3)
 }
+
+// An observer is resumed after a job of its has found it paused, and before that job has ended: the
+// job looks again, because nobody else looks at a cell that has one.
+func TestScheduleK_ResumedWhileAJobEnds(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.observed("t", "v", "o")
+	c := w.client()
+	worker := watching(t, c, Observer{Name: "o", Func: func(context.Context, *Txn, Cell) error { return nil }})
+	set(t, c.DB, rowA, "1")
+	require.NoError(t, c.PauseObserver(t.Context(), "o"))
+	worker.notePaused(c.known())
+	q := worker.list[0]
+	task := &task{job: job{rowA, q.o}, q: q, running: true}
+	worker.jobs[task.job] = task
+	q.running, worker.running = 1, 1
+	r := worker.attempt(t.Context(), task)
+	require.Equal(t, runDone, r.next)
+	require.NoError(t, c.ResumeObserver(t.Context(), "o"))
+	worker.notePaused(c.known())
+	require.False(t, worker.endJob(task, r.next, worker.pauseAfter(task, r)), "the change is left to a look that may come a minute later")
+	require.Equal(t, runDone, worker.attempt(t.Context(), task).next)
+	require.EqualValues(t, 1, c.Stats().ObserverRuns)
+}
