@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -113,4 +114,32 @@ func TestScheduleK_ResumedWhileAJobEnds(t *testing.T) {
 	require.False(t, worker.endJob(task, r.next, worker.pauseAfter(task, r)), "the change is left to a look that may come a minute later")
 	require.Equal(t, runDone, worker.attempt(t.Context(), task).next)
 	require.EqualValues(t, 1, c.Stats().ObserverRuns)
+}
+
+// A run fails, or asks to be parked or repeated, while another worker's run for the same change takes
+// effect: nothing is recorded, so nobody is told of a failure, and it does not count against the observer.
+func TestScheduleK_FailureThatIsNotRecorded(t *testing.T) {
+	t.Parallel()
+	for name, cause := range map[string]error{"fails": errTest, "parks": Park(errTest), "retries": RetryAfter(time.Minute)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.observed("t", "v", "o")
+			c, c2 := w.client(), w.client()
+			other := watching(t, c2, Observer{Name: "o", Func: func(context.Context, *Txn, Cell) error { return nil }})
+			worker := watching(t, c, Observer{Name: "o", Func: func(context.Context, *Txn, Cell) error {
+				runs(t, other, rowA)
+				return cause
+			}})
+			require.NoError(t, worker.OnError(func(_ context.Context, e RunError) { t.Errorf("told of %+v", e) }))
+			set(t, c.DB, rowA, "1")
+			require.Equal(t, runAgain, look(t, worker, rowA))
+			require.Empty(t, worker.list[0].breaker.failed)
+			require.Zero(t, c.Stats().ObserverFailures)
+			parked, err := c.Parked(t.Context())
+			require.NoError(t, err)
+			require.Empty(t, parked)
+			rests(t, worker, rowA)
+		})
+	}
 }

@@ -409,6 +409,8 @@ var mutants = []mutant{
 		"\tw.notePaused(v)\n\treturn w.checkRegistered(v)\n", "\treturn w.checkRegistered(v)\n")},
 	{"resumed-while-a-job-ends", "Observers: a job that found its observer paused looks again after the resumption", "TestScheduleK_ResumedWhile", one(pausingGo,
 		"\t\tif t.q == q && t.running {\n", "\t\tif t.q != q && t.running {\n")},
+	{"failure-told-but-not-recorded", "Observers: a failure counts once it is recorded", "TestScheduleK_Failure", one(failureGo,
+		"\tif record.Change == 0 {\n", "\tif record.Change == 0 && c.Row == \"\" {\n")},
 	{"resumed-observer-not-looked-for", "Observers: what waits for one that is resumed is looked for", "TestPauseBetweenAttempts|TestPauseObserver", one(pausingGo,
 		"\t\tif q.paused = r.Paused; q.paused {\n", "\t\tif q.paused = q.paused || r.Paused; q.paused {\n")},
 	{"commit-below-the-safe-point", "The catalog: no commit whose start is below the safe point", "TestNoCommitBelowTheSafePoint", one(commitGo,
