@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 )
 
 // Schedules in which holds, pauses, waits, failures, and observers that are removed and come back meet.
@@ -142,4 +143,32 @@ func TestScheduleK_FailureThatIsNotRecorded(t *testing.T) {
 			rests(t, worker, rowA)
 		})
 	}
+}
+
+// A store that answers nothing certain to the removal of locks is not asked again at once.
+func TestScheduleK_AmbiguousResolutions(t *testing.T) {
+	eachWorld2(t, func(t *testing.T, w *world, opts ...Option) {
+		dead, c := w.client(opts...), w.client(WithLockWait(Backoff{Min: time.Minute, Max: time.Minute}))
+		dead.wire.verdict(commitPoint(rowA), die)
+		_ = writes(t, dead, "dead", rowA, rowB).Commit(t.Context())
+		require.NoError(t, dead.drained(t.Context()))
+		require.Len(t, w.versions(rowstore.Lock), 2)
+		w.pass(worldSession + time.Second)
+		// The primary is rolled back; what is left is its other row.
+		require.Equal(t, "none", value(t, c, rowA))
+		tries := func(x *call) bool { return x.Kind == faultstore.CallApply && on(rowB)(x) }
+		c.wire.AddRule(faultstore.Rule{Match: tries, Fault: lose, Times: -1})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		done := async(func() error {
+			return c.View(ctx, func(tx *Txn) error { _, err := tx.Get(ctx, rowB); return err })
+		})
+		_, ended := w.clock.sleeps(t, time.Minute, done)
+		require.False(t, ended)
+		cancel()
+		require.ErrorIs(t, w.finish(done), context.Canceled)
+		require.Len(t, c.wire.sent(tries), 1)
+		c.wire.SetRules()
+		require.Equal(t, "none", value(t, c, rowB))
+	})
 }

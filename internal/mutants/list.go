@@ -411,6 +411,8 @@ var mutants = []mutant{
 		"\t\tif t.q == q && t.running {\n", "\t\tif t.q != q && t.running {\n")},
 	{"failure-told-but-not-recorded", "Observers: a failure counts once it is recorded", "TestScheduleK_Failure", one(failureGo,
 		"\tif record.Change == 0 {\n", "\tif record.Change == 0 && c.Row == \"\" {\n")},
+	{"lost-resolution-asked-at-once", "A transaction: after a lost reply a reader waits before it resolves a lock again", "TestScheduleK_Ambiguous", one(settleGo,
+		"\t\t\treturn true, nil\n", "\t\t\treturn wait, nil\n")},
 	{"resumed-observer-not-looked-for", "Observers: what waits for one that is resumed is looked for", "TestPauseBetweenAttempts|TestPauseObserver", one(pausingGo,
 		"\t\tif q.paused = r.Paused; q.paused {\n", "\t\tif q.paused = q.paused || r.Paused; q.paused {\n")},
 	{"commit-below-the-safe-point", "The catalog: no commit whose start is below the safe point", "TestNoCommitBelowTheSafePoint", one(commitGo,
