@@ -24,7 +24,8 @@ type breaker struct {
 	at     int               // how many changes must have failed; 0 or less for never
 	failed map[Cell]struct{} // stored: cells whose runs failed lately, at most `at` of them
 	open   bool
-	probes int // failures of runs that were let through
+	trying bool // a run was let through, and nothing is known of it yet
+	probes int  // failures of runs that were let through
 	next   time.Time
 }
 
@@ -37,7 +38,7 @@ func (b *breaker) wait(now time.Time) time.Duration {
 	if now.Before(b.next) {
 		return b.next.Sub(now)
 	}
-	b.next = now.Add(b.pause())
+	b.trying, b.next = true, now.Add(b.pause())
 	return 0
 }
 
@@ -60,15 +61,19 @@ func (b *breaker) good(c Cell) (closes bool) {
 		delete(b.failed, other)
 	}
 	closes = b.open
-	b.open, b.probes = false, 0
+	b.open, b.trying, b.probes = false, false, 0
 	return closes
 }
 
 // bad notes a failure. Several of one cell count once. opens tells that this one was too much.
 func (b *breaker) bad(c Cell, now time.Time) (opens bool) {
 	if b.open {
-		b.probes++
-		b.next = now.Add(b.pause())
+		// Many runs may have been under way when it opened. They do not make the waits longer.
+		if b.trying {
+			b.trying = false
+			b.probes++
+			b.next = now.Add(b.pause())
+		}
 		return false
 	}
 	if b.at <= 0 {

@@ -52,6 +52,7 @@ const (
 	historyGo      = "percolator/history.go"
 	observedGo     = "percolator/observed.go"
 	pausingGo      = "percolator/pausing.go"
+	breakerGo      = "percolator/breaker.go"
 )
 
 func one(file, old, replacement string) []edit { return []edit{{file, old, replacement}} }
@@ -413,6 +414,8 @@ var mutants = []mutant{
 		"\tif record.Change == 0 {\n", "\tif record.Change == 0 && c.Row == \"\" {\n")},
 	{"lost-resolution-asked-at-once", "A transaction: after a lost reply a reader waits before it resolves a lock again", "TestScheduleK_Ambiguous", one(settleGo,
 		"\t\t\treturn true, nil\n", "\t\t\treturn wait, nil\n")},
+	{"late-failures-make-a-breaker-wait", "Observers: runs that were under way when a breaker opened do not make its waits longer", "TestBreaker", one(breakerGo,
+		"\t\tif b.trying {\n", "\t\tif b.trying || b.probes == 0 {\n")},
 	{"resumed-observer-not-looked-for", "Observers: what waits for one that is resumed is looked for", "TestPauseBetweenAttempts|TestPauseObserver", one(pausingGo,
 		"\t\tif q.paused = r.Paused; q.paused {\n", "\t\tif q.paused = q.paused || r.Paused; q.paused {\n")},
 	{"commit-below-the-safe-point", "The catalog: no commit whose start is below the safe point", "TestNoCommitBelowTheSafePoint", one(commitGo,
