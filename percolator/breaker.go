@@ -32,14 +32,19 @@ type breaker struct {
 // wait returns how long the next run waits; 0 lets it through. While the breaker is open, it lets
 // one through, and the others wait for what comes of it.
 func (b *breaker) wait(now time.Time) time.Duration {
+	wait := b.left(now)
+	if b.open && wait == 0 {
+		b.trying, b.next = true, now.Add(b.pause())
+	}
+	return wait
+}
+
+// left is wait for a job that may have nothing to run: it is not taken for the run that is let through.
+func (b *breaker) left(now time.Time) time.Duration {
 	if !b.open {
 		return 0
 	}
-	if now.Before(b.next) {
-		return b.next.Sub(now)
-	}
-	b.trying, b.next = true, now.Add(b.pause())
-	return 0
+	return max(0, b.next.Sub(now))
 }
 
 func (b *breaker) pause() time.Duration {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 )
 
 // Observers that are paused: by somebody, for all workers (here), or by a worker, for itself,
@@ -125,10 +126,18 @@ func (w *Worker) held(t *task) (r runResult, held bool) {
 	if t.q.paused {
 		return runResult{next: runDone}, true
 	}
-	if wait := t.q.breaker.wait(w.db.clock.Now()); wait > 0 {
+	if wait := t.q.breaker.left(w.db.clock.Now()); wait > 0 {
 		return runResult{next: runWaiting, wait: wait}, true
 	}
 	return runResult{}, false
+}
+
+// letThrough returns how long a run that is due is left alone because the worker itself has paused the
+// observer. 0 lets it through.
+func (w *Worker) letThrough(t *task) time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return t.q.breaker.wait(w.db.clock.Now())
 }
 
 // isPaused tells whether one of this worker's observers, of a stored cell's column, is paused.

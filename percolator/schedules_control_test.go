@@ -172,3 +172,25 @@ func TestScheduleK_AmbiguousResolutions(t *testing.T) {
 		require.Equal(t, "none", value(t, c, rowB))
 	})
 }
+
+// An open breaker lets one run through: a job that finds nothing to run, or must wait, does not use it up.
+func TestScheduleK_BreakerLetsARunThrough(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.observed("t", "v", "o")
+	c := w.client()
+	var cause error
+	worker := watching(t, c, Observer{Name: "o", Func: func(context.Context, *Txn, Cell) error { return cause }})
+	set(t, c.DB, rowA, "1")
+	runs(t, worker, rowA)
+	cause = errTest
+	set(t, c.DB, rowB, "1")
+	look(t, worker, rowB)
+	cause = nil
+	set(t, c.DB, rowC, "1")
+	worker.list[0].breaker = breaker{at: 1, open: true, next: w.clock.Now()}
+	rests(t, worker, rowA)
+	require.Equal(t, runWaiting, look(t, worker, rowB), "for its next attempt")
+	runs(t, worker, rowC)
+	require.False(t, worker.list[0].breaker.open)
+}

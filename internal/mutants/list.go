@@ -416,6 +416,8 @@ var mutants = []mutant{
 		"\t\t\treturn true, nil\n", "\t\t\treturn wait, nil\n")},
 	{"late-failures-make-a-breaker-wait", "Observers: runs that were under way when a breaker opened do not make its waits longer", "TestBreaker", one(breakerGo,
 		"\t\tif b.trying {\n", "\t\tif b.trying || b.probes == 0 {\n")},
+	{"a-look-uses-up-the-run-of-a-breaker", "Observers: an open breaker counts the runs that it lets through, not the looks", "TestScheduleK_Breaker", one(pausingGo,
+		"t.q.breaker.left(w.db.clock.Now())", "t.q.breaker.wait(w.db.clock.Now())")},
 	{"resumed-observer-not-looked-for", "Observers: what waits for one that is resumed is looked for", "TestPauseBetweenAttempts|TestPauseObserver", one(pausingGo,
 		"\t\tif q.paused = r.Paused; q.paused {\n", "\t\tif q.paused = q.paused || r.Paused; q.paused {\n")},
 	{"commit-below-the-safe-point", "The catalog: no commit whose start is below the safe point", "TestNoCommitBelowTheSafePoint", one(commitGo,
