@@ -35,7 +35,8 @@ const (
 // cell had at the safe point (see SafePoint, TableSafePoint and Hold), if it had one. If from is
 // given and lies at or below the safe point, the versions that are missing cannot be told from
 // those that never were: the error matches ErrSnapshotTooOld. It may come after some versions, because a
-// collection may come in between; those are right.
+// collection may come in between; those are right. The same error says that to lies below the safe point
+// and nothing from then is left.
 //
 // At most one error is yielded, as the last step. Like a read at the snapshot of to, History waits for
 // the lock of a transaction that may be committing at or below to, and resolves one that a dead process
@@ -118,6 +119,10 @@ func (h *history) next(ctx context.Context) ([]CellVersion, error) {
 			return nil, missingData(h.cell, missing[i])
 		}
 		h.last = versions[i].Commit
+	}
+	if h.done && h.last == 0 && h.to < safe {
+		// What the cell had at to may be gone.
+		return nil, &SnapshotTooOldError{Snapshot: h.to, SafePoint: safe, Table: h.db.ownSafePoint(h.cell.Table, safe)}
 	}
 	return versions, nil
 }

@@ -159,6 +159,15 @@ func TestHistoryBelowTheSafePoint(t *testing.T) {
 		require.Empty(t, got)
 		_, err = histories(t, other, rowB, deleted[0].Commit, 0)
 		require.ErrorIs(t, err, ErrSnapshotTooOld)
+		// Nor can it be told from a cell that had nothing, if only that time is asked for.
+		for _, cell := range []Cell{rowA, rowB} {
+			got, err = histories(t, other, cell, 0, old[1].Commit)
+			require.ErrorIs(t, err, ErrSnapshotTooOld)
+			require.Empty(t, got)
+		}
+		got, err = histories(t, other, rowA, 0, report.SafePoint-1)
+		require.NoError(t, err)
+		require.Equal(t, old[:1], got, "what is found is right")
 	})
 }
 

@@ -122,13 +122,21 @@ func (db *DB) hold(ctx context.Context, name string, at Timestamp, ttl time.Dura
 }
 
 // At returns the timestamp that the hold keeps. Give it to WithAsOfTimestamp.
-func (h *Hold) At() Timestamp { return h.at }
+func (h *Hold) At() Timestamp {
+	if h == nil {
+		return 0
+	}
+	return h.at
+}
 
 // Renew makes the hold end ttl from now on, by the oracle's time, which may be sooner than before. It
 // returns an error that matches ErrHoldEnded if the hold does not stand any more, because its time was over or somebody
 // has released it. Then history from its timestamp on may be gone; DB.Hold with the same name and
 // timestamp finds out. Other errors: ErrInvalid for a ttl that DB.Hold would not take, ErrClosed, those of the context and of the store.
 func (h *Hold) Renew(ctx context.Context, ttl time.Duration) error {
+	if h == nil || h.db == nil {
+		return errNoHold
+	}
 	if err := checkTTL(ttl); err != nil {
 		return called("Hold.Renew", err)
 	}
@@ -153,7 +161,14 @@ func (h *Hold) Renew(ctx context.Context, ttl time.Duration) error {
 
 // Release ends the hold. It is no error if it has ended already. After another error it may stand until
 // its time is over.
-func (h *Hold) Release(ctx context.Context) error { return h.db.releaseHold(ctx, h.name, h.at) }
+func (h *Hold) Release(ctx context.Context) error {
+	if h == nil || h.db == nil {
+		return errNoHold
+	}
+	return h.db.releaseHold(ctx, h.name, h.at)
+}
+
+var errNoHold = fmt.Errorf("percolator: Hold: %w: it was not made by DB.Hold", ErrInvalid)
 
 // ReleaseHold ends the hold of that name, whoever has placed it. It is no error if there is none.
 func (db *DB) ReleaseHold(ctx context.Context, name string) error {

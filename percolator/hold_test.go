@@ -250,6 +250,14 @@ func TestHoldsAreListed(t *testing.T) {
 
 func TestHoldRefuses(t *testing.T) {
 	t.Parallel()
+	t.Run("no hold", func(t *testing.T) {
+		t.Parallel()
+		for _, h := range []*Hold{nil, {}} {
+			require.ErrorIs(t, h.Renew(t.Context(), time.Hour), ErrInvalid)
+			require.ErrorIs(t, h.Release(t.Context()), ErrInvalid)
+			require.Zero(t, h.At())
+		}
+	})
 	w := newWorld(t)
 	ctx := t.Context()
 	c := w.client()
