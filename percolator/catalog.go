@@ -45,6 +45,8 @@ type catalogView struct {
 	// revision is the timestamp of the config version that was read.
 	revision  Timestamp
 	safePoint Timestamp // of tables that have none of their own, and the least of any
+	// resolved and swept are ColumnResolved and ColumnSwept; see there.
+	resolved, swept Timestamp
 	// points are those of tables that have one of their own, by stored names; pointsAt is their
 	// version.
 	points   map[string]format.TableSafePoint
@@ -165,6 +167,7 @@ func (db *DB) readCatalog(ctx context.Context) (*catalogView, error) {
 			if db.install(v) {
 				db.moveUse(ctx)
 			}
+			db.hintSoon()
 			return v, nil
 		}
 		if err := db.storeUse(ctx, v); errors.Is(err, rowstore.ErrAmbiguous) {
@@ -185,6 +188,8 @@ func (db *DB) readRevision(ctx context.Context, v *catalogView) (stands bool, er
 		{Family: rowstore.Write, Column: format.ColumnConfig, To: oracle.Max, Limit: 1},
 		{Family: rowstore.Write, Column: format.ColumnSafePoint, To: oracle.Max, Limit: 1},
 		{Family: rowstore.Write, Column: format.ColumnOfTables, To: oracle.Max, Limit: 1},
+		{Family: rowstore.Write, Column: format.ColumnResolved, To: oracle.Max, Limit: 1},
+		{Family: rowstore.Write, Column: format.ColumnSwept, To: oracle.Max, Limit: 1},
 		{Family: rowstore.Mark, Column: db.uses.id, To: oracle.Max, Limit: 1},
 	}}})
 	if err == nil {
@@ -202,8 +207,10 @@ func (db *DB) readRevision(ctx context.Context, v *catalogView) (stands bool, er
 	if v.catalog, err = decodeCatalog(value); err != nil {
 		return false, fmt.Errorf("reading the catalog: %w", err)
 	}
-	if sp := rows[0].Newest(rowstore.Write, format.ColumnSafePoint); sp != nil {
-		v.safePoint = sp.TS
+	for column, point := range map[string]*Timestamp{format.ColumnSafePoint: &v.safePoint, format.ColumnResolved: &v.resolved, format.ColumnSwept: &v.swept} {
+		if stored := rows[0].Newest(rowstore.Write, column); stored != nil {
+			*point = stored.TS
+		}
 	}
 	if err := v.readPoints(rows[0].Newest(rowstore.Write, format.ColumnOfTables)); err != nil {
 		return false, fmt.Errorf("reading the catalog: %w", err)
@@ -211,8 +218,8 @@ func (db *DB) readRevision(ctx context.Context, v *catalogView) (stands bool, er
 	if err := db.checkOracle(ctx, v); err != nil {
 		return false, err
 	}
-	if older {
-		return false, db.raiseCatalog(ctx, v.revision, value)
+	if older > 0 {
+		return false, db.raiseCatalog(ctx, v.revision, value, older)
 	}
 	v.lease = v.leaseAt(v.asOf)
 	if len(v.Observers) > 0 {
@@ -226,32 +233,35 @@ func (db *DB) readRevision(ctx context.Context, v *catalogView) (stands bool, er
 	return db.uses.stands(&rows[0], v), nil
 }
 
-// raiseCatalog stores a catalog of version 1 as one of version 2. Programs of version 1
+// raiseCatalog stores a catalog of an older version as one of this version. Programs of the older one
 // refuse it when they read it next, and commit nothing once the view that they go by is over,
-// a lease later. Until then they count as a process that has died: whoever publishes an
+// a lease later. Until then those of version 1 count as a process that has died: whoever publishes an
 // observer waits for the lease, because they have no records (use.go).
-func (db *DB) raiseCatalog(ctx context.Context, revision Timestamp, value []byte) error {
+func (db *DB) raiseCatalog(ctx context.Context, revision Timestamp, value []byte, from byte) error {
 	ts, err := db.draw(ctx)
 	if err != nil {
 		return err
 	}
+	edits := []rowstore.Edit{
+		rowstore.Put(rowstore.Write, format.ColumnConfig, ts, value),
+		rowstore.DeleteRange(rowstore.Write, format.ColumnConfig, 0, revision),
+	}
+	if from == 1 {
+		edits = append(edits, rowstore.Put(rowstore.Mark, format.UseOfVersion1, ts, format.Use{Revision: revision, Condemned: true}.Encode()))
+	}
 	out, err := db.applyOne(ctx, rowstore.Mutation{
 		Table: format.TableCatalog, Row: format.RowCatalog,
 		Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, format.ColumnConfig, revision+1)},
-		Edits: []rowstore.Edit{
-			rowstore.Put(rowstore.Write, format.ColumnConfig, ts, value),
-			rowstore.DeleteRange(rowstore.Write, format.ColumnConfig, 0, revision),
-			rowstore.Put(rowstore.Mark, format.UseOfVersion1, ts, format.Use{Revision: revision, Condemned: true}.Encode()),
-		},
+		Edits:      edits,
 	})
 	if errors.Is(err, rowstore.ErrAmbiguous) {
 		return nil // the caller reads what has become of it
 	}
 	if err != nil {
-		return fmt.Errorf("raising the catalog to version %d: %w", format.PlainCatalogVersion, err)
+		return fmt.Errorf("raising the catalog to version %d: %w", format.CatalogVersion, err)
 	}
 	if out.Applied {
-		db.log.Info("the catalog was raised to a newer version; programs of the older one commit nothing more", "version", format.PlainCatalogVersion)
+		db.log.Info("the catalog was raised to a newer version; programs of the older one commit nothing more", "version", format.CatalogVersion)
 	}
 	return nil
 }
@@ -313,6 +323,10 @@ func (db *DB) changeCatalog(ctx context.Context, change func(v *catalogView) (bo
 			edits = append(edits,
 				rowstore.DeleteRange(rowstore.Write, format.ColumnConfig, 0, v.revision),
 				rowstore.DeleteRange(rowstore.Notify, format.ColumnConfig, 0, v.revision))
+		} else {
+			// Of what was there before there was any data, nothing is left.
+			edits = append(edits, rowstore.Put(rowstore.Write, format.ColumnResolved, ts, format.TimestampOnly),
+				rowstore.Put(rowstore.Write, format.ColumnSwept, ts, format.TimestampOnly))
 		}
 		out, err := db.applyOne(ctx, rowstore.Mutation{
 			Table: format.TableCatalog, Row: format.RowCatalog,
@@ -345,7 +359,7 @@ func (db *DB) initCatalog(ctx context.Context) error {
 		if v.revision > 0 {
 			return false, nil
 		}
-		v.catalog = catalog{Oracle: db.opt.oracleName, Current: storeSettings(wanted, nil)}
+		v.catalog = catalog{Oracle: db.opt.oracleName, Current: storeSettings(wanted, nil), HintsFrom: v.asOf}
 		return true, nil
 	})
 	if err != nil {

@@ -248,6 +248,7 @@ func (db *DB) rollBackPrimary(ctx context.Context, start Timestamp, primary Cell
 	if err != nil {
 		return false, err
 	}
+	db.hint(primary, start) // the mark
 	if out.Applied && lock != nil {
 		db.count.rolledBack.Add(1)
 	}
@@ -305,6 +306,7 @@ func (db *DB) rollForward(ctx context.Context, cell Cell, start, commit Timestam
 		Conditions: []rowstore.Condition{rowstore.Present(cell.Column, start)},
 		Edits:      commitEdits(nil, cell.Column, start, commit, l.Kind, l.Value, l.Long, l.Notify),
 	})
+	db.hint(cell, commit)
 	return db.afterResolution(err, out.Applied, &db.count.rolledForward, "forward", cell)
 }
 
@@ -313,6 +315,7 @@ func (db *DB) rollBack(ctx context.Context, cell Cell, start Timestamp, l *forma
 	edits := rollBackEdits(nil, cell.Column, start, l.Long, l.Notify)
 	if cell == Cell(l.Primary) {
 		edits = append(edits, rowstore.Put(rowstore.Mark, cell.Column, start, nil))
+		db.hint(cell, start)
 	}
 	out, err := db.applyOne(ctx, rowstore.Mutation{
 		Table: cell.Table, Row: cell.Row,

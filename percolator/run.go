@@ -238,7 +238,11 @@ func (w *Worker) call(ctx context.Context, tx *Txn, o *Observer, c Cell) (err er
 // removes its failure record.
 func (tx *Txn) acknowledge(i int, view *cellView) error {
 	c, observer := view.cell, view.observers[i]
-	if err := tx.put(Cell{c.Table, c.Row, format.AckColumn(observer, c.Column)}, format.KindPut, format.EncodeAck(tx.start)); err != nil {
+	ack := Cell{c.Table, c.Row, format.AckColumn(observer, c.Column)}
+	if view.acks[i] == 0 && !view.ackLocked[i] {
+		tx.noteAbsent(ack)
+	}
+	if err := tx.put(ack, format.KindPut, format.EncodeAck(tx.start)); err != nil {
 		return err
 	}
 	if f := &view.failures[i]; f.Change != 0 {

@@ -86,7 +86,7 @@ func errorOf[T any](_ T, err error) error { return err }
 func TestBoundsOfTheCatalog(t *testing.T) {
 	t.Parallel()
 	decode := func(current, rest string) error {
-		_, err := DecodeCatalog([]byte("\x02" + `{"current":` + current + rest + "}"))
+		_, err := DecodeCatalog([]byte("\x04" + `{"current":` + current + rest + "}"))
 		return err
 	}
 	settings := func(age, retention, lease int64) string {

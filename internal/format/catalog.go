@@ -18,9 +18,9 @@ type Catalog struct {
 	Next     *Settings `json:"next,omitempty"`
 	NextFrom Timestamp `json:"next_from,omitempty"` // when Next takes effect; 0: not known yet
 	Past     []PastAge `json:"past,omitempty"`      // the oldest first, each less than the next and Current's
-	// ByTable tells that tables have, or once had, settings of their own. Then some may have a safe
-	// point of their own, which programs of version 2 do not know: so the catalog is of version 3.
-	ByTable   bool       `json:"by_table,omitempty"`
+	// HintsFrom is a timestamp above which every commit is of a program that hints its garbage, and
+	// whose session says what it has resolved. 0 means that it is not known yet.
+	HintsFrom Timestamp  `json:"hints_from,omitempty"`
 	Observers []Observer `json:"observers,omitempty"`
 }
 
@@ -141,22 +141,20 @@ func (c *Catalog) Encode() ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encoding the catalog: %w", err)
 	}
-	if c.ByTable {
-		return append([]byte{CatalogVersion}, b...), nil
-	}
-	return append([]byte{PlainCatalogVersion}, b...), nil
+	return append([]byte{CatalogVersion}, b...), nil
 }
 
-// RaiseCatalog returns what a stored catalog of version 1 becomes, and whether it was of that one.
-// What it does not know it returns as it is, for DecodeCatalog to refuse.
+// RaiseCatalog returns what a stored catalog of an older version becomes, and of which version it
+// was, 0 if it is of none that can be raised. What it does not know it returns as it is, for
+// DecodeCatalog to refuse.
 //
-// Version 1 has the same fields. Programs of it have no Use, so who raises a catalog puts
-// UseOfVersion1 beside it, condemned.
-func RaiseCatalog(b []byte) (raised []byte, older bool) {
-	if len(b) == 0 || b[0] != 1 {
-		return b, false
+// The versions before have the same fields, or fewer. Programs of version 1 have no Use, so who raises a
+// catalog of theirs puts UseOfVersion1 beside it, condemned.
+func RaiseCatalog(b []byte) (raised []byte, from byte) {
+	if len(b) == 0 || b[0] == 0 || b[0] >= CatalogVersion {
+		return b, 0
 	}
-	return append([]byte{PlainCatalogVersion}, b[1:]...), true
+	return append([]byte{CatalogVersion}, b[1:]...), b[0]
 }
 
 // UseOfVersion1 is the column of a Use that stands for all programs that may still go by a
@@ -170,10 +168,8 @@ func DecodeCatalog(b []byte) (Catalog, error) {
 	if len(b) < 1 {
 		return c, fmt.Errorf("%w: catalog: empty", ErrCorrupt)
 	}
-	if b[0] != PlainCatalogVersion {
-		if err := checkVersionIs(CatalogVersion, b, "catalog"); err != nil {
-			return c, err
-		}
+	if err := checkVersionIs(CatalogVersion, b, "catalog"); err != nil {
+		return c, err
 	}
 	if err := json.Unmarshal(b[1:], &c); err != nil {
 		return c, fmt.Errorf("%w: catalog: %w", ErrCorrupt, err)
@@ -186,8 +182,8 @@ func DecodeCatalog(b []byte) (Catalog, error) {
 			return c, err
 		}
 	}
-	if c.ByTable != (b[0] == CatalogVersion) || !c.ByTable && (len(c.Current.Tables) > 0 || c.Next != nil && len(c.Next.Tables) > 0) {
-		return c, fmt.Errorf("%w: catalog: version %d does not fit its tables", ErrCorrupt, b[0])
+	if c.HintsFrom > oracle.Max {
+		return c, fmt.Errorf("%w: catalog: hints from %d", ErrCorrupt, uint64(c.HintsFrom))
 	}
 	for _, p := range c.Past {
 		if p.MaxTxnAgeMs < 1 || p.MaxTxnAgeMs > c.Current.MaxTxnAgeMs {

@@ -29,13 +29,10 @@ const Version = 1
 // understand each record. Every process reads the catalog within each lease, and stops at a
 // version that it does not know.
 //
-// From 2 on every process has a Use. Version 3 is for data in which tables have settings of
-// their own; a catalog without them is stored as version 2, so that programs of 2 and 3 may run
-// beside each other until somebody gives a table settings.
-const (
-	CatalogVersion      = 3
-	PlainCatalogVersion = 2 // of a catalog in which no table has settings
-)
+// From 2 on every process has a Use, and from 3 on tables may have settings of their own. From 4
+// on processes hint the rows in which they leave garbage, and their sessions say which locks
+// they have resolved: a collection relies on both.
+const CatalogVersion = 4
 
 // ErrCorrupt says that stored bytes are no record of this version. It matches
 // rowstore.ErrCorrupt too, so that a user asks for one error whoever met the damage.
@@ -68,6 +65,6 @@ func checkVersionIs(version byte, b []byte, what string) error {
 	return nil
 }
 
-// TimestampOnly is the value of a record whose timestamp says everything: the lease of a
-// session and the safe point. It must not be changed.
+// TimestampOnly is the value of a record whose timestamp says everything, as that of the safe
+// point. It must not be changed.
 var TimestampOnly = []byte{Version}

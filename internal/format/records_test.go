@@ -173,7 +173,7 @@ func TestDecodersRefuseGarbage(t *testing.T) {
 func TestCatalogsThatAreGarbage(t *testing.T) {
 	t.Parallel()
 	byTable := func(tables string) string {
-		return "\x03" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1,"tables":[` + tables + `]},"by_table":true}`
+		return "\x04" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1,"tables":[` + tables + `]}}`
 	}
 	_, err := DecodeCatalog([]byte(byTable(`{"table":"dA==","max_txn_age_ms":4,"retention_ms":50}`)))
 	require.NoError(t, err)
@@ -185,17 +185,17 @@ func TestCatalogsThatAreGarbage(t *testing.T) {
 		require.ErrorIs(t, err, ErrCorrupt, name)
 	}
 	for name, text := range map[string]string{
-		"nothing": "", "version": "\x00{}", "no JSON": "\x02{", "no settings": "\x02{}",
-		"negative":        "\x02" + `{"current":{"max_txn_age_ms":-1,"retention_ms":5,"catalog_lease_ms":1}}`,
-		"overflow":        "\x02" + `{"current":{"max_txn_age_ms":9000000000000000000,"retention_ms":9000000000000000001,"catalog_lease_ms":1}}`,
-		"unsafe settings": "\x02" + `{"current":{"max_txn_age_ms":5,"retention_ms":6,"catalog_lease_ms":1}}`,
-		"nameless":        "\x02" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"observers":[{"table":"dA==","column":"dA=="}]}`,
-		"unsafe next":     "\x02" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"next":{}}`,
+		"nothing": "", "version": "\x00{}", "no JSON": "\x04{", "no settings": "\x04{}",
+		"negative":        "\x04" + `{"current":{"max_txn_age_ms":-1,"retention_ms":5,"catalog_lease_ms":1}}`,
+		"overflow":        "\x04" + `{"current":{"max_txn_age_ms":9000000000000000000,"retention_ms":9000000000000000001,"catalog_lease_ms":1}}`,
+		"unsafe settings": "\x04" + `{"current":{"max_txn_age_ms":5,"retention_ms":6,"catalog_lease_ms":1}}`,
+		"nameless":        "\x04" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"observers":[{"table":"dA==","column":"dA=="}]}`,
+		"unsafe next":     "\x04" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"next":{}}`,
 		"too many tables": byTable(strings.TrimSuffix(strings.Repeat(`{"table":"dA=="},`, MaxTables+1), ",")),
 		"nameless table":  byTable(`{"retention_ms":50}`), "own table": byTable(`{"table":"AGE="}`), "table twice": byTable(`{"table":"dA=="},{"table":"dA=="}`),
 		"longer retention": byTable(`{"table":"dA==","retention_ms":61}`), "longer age": byTable(`{"table":"dA==","max_txn_age_ms":6}`),
 		"unsafe table": byTable(`{"table":"dA==","retention_ms":6}`), "negative table": byTable(`{"table":"dA==","max_txn_age_ms":-1}`),
-		"tables in version 2": "\x02" + byTable(`{"table":"dA=="}`)[1:], "version 3 for nothing": "\x03" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1}}`,
+		"hints from nowhere": "\x04" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"hints_from":18446744073709551615}`,
 	} {
 		_, err := DecodeCatalog([]byte(text))
 		require.ErrorIs(t, err, ErrCorrupt, name)
@@ -226,7 +226,7 @@ func TestDecodersRefuseNewerVersions(t *testing.T) {
 	for name, decode := range map[string]func() error{
 		"lock":           func() error { _, err := DecodeLock(newer(l.Encode())); return err },
 		"write":          func() error { _, err := DecodeWrite(newer(w.Encode())); return err },
-		"catalog":        func() error { _, err := DecodeCatalog([]byte("\x04{}")); return err },
+		"catalog":        func() error { _, err := DecodeCatalog([]byte("\x05{}")); return err },
 		"failure":        func() error { _, err := DecodeFailure(newer(f.Encode())); return err },
 		"notification":   func() error { _, err := DecodeNotification(newer(WeakNotification)); return err },
 		"acknowledgment": func() error { _, err := DecodeAck(newer(EncodeAck(1))); return err },
@@ -247,12 +247,14 @@ func TestDecodersRefuseNewerVersions(t *testing.T) {
 	c := Catalog{Current: Settings{MaxTxnAgeMs: 1, RetentionMs: 10, CatalogLeaseMs: 2}}
 	b, err := c.Encode()
 	require.NoError(t, err)
-	raised, older := RaiseCatalog(append([]byte{1}, b[1:]...))
-	require.True(t, older)
-	require.Equal(t, b, raised)
-	for _, other := range [][]byte{nil, {}, b, []byte("\x03{}"), {0}} {
-		raised, older = RaiseCatalog(other)
-		require.False(t, older)
+	for from := byte(1); from < CatalogVersion; from++ {
+		raised, was := RaiseCatalog(append([]byte{from}, b[1:]...))
+		require.Equal(t, from, was)
+		require.Equal(t, b, raised)
+	}
+	for _, other := range [][]byte{nil, {}, b, []byte("\x05{}"), {0}} {
+		raised, was := RaiseCatalog(other)
+		require.Zero(t, was)
 		require.Equal(t, other, raised)
 	}
 }
@@ -328,10 +330,10 @@ func FuzzDecodeCatalog(f *testing.F) {
 	c := Catalog{Current: settings, Next: &next, NextFrom: 8, Observers: []Observer{{Name: []byte("n"), Table: []byte("t"), Column: []byte{0}}}}
 	b, err := c.Encode()
 	require.NoError(f, err)
-	c.ByTable, c.Current.Tables = true, []Table{{Name: []byte("t"), RetentionMs: 5000, MaxTxnAgeMs: 10}}
+	c.HintsFrom, c.Current.Tables = 9, []Table{{Name: []byte("t"), RetentionMs: 5000, MaxTxnAgeMs: 10}}
 	byTable, err := c.Encode()
 	require.NoError(f, err)
-	fuzz(f, [][]byte{b, byTable, nil, []byte("\x02{}")}, DecodeCatalog, func(c Catalog) []byte {
+	fuzz(f, [][]byte{b, byTable, nil, []byte("\x04{}")}, DecodeCatalog, func(c Catalog) []byte {
 		b, err := c.Encode()
 		if err != nil {
 			panic(err)
@@ -381,7 +383,7 @@ func TestBytes(t *testing.T) {
 		Oracle: "tso", Current: Settings{MaxTxnAgeMs: 1000, RetentionMs: 3600000, CatalogLeaseMs: 500}, Next: &next, NextFrom: 7, Past: []PastAge{{500, 6}},
 		Observers: []Observer{{Name: []byte("o"), Table: []byte("t"), Column: []byte("\x00\x00c"), Since: 3, Swept: 4}},
 	}
-	byTable := Catalog{Current: Settings{MaxTxnAgeMs: 1000, RetentionMs: 3600000, CatalogLeaseMs: 500, Tables: []Table{{[]byte("q"), 100, 60000, 5}, {Name: []byte("\x00\x00r"), RetentionMs: 7}}}, ByTable: true}
+	byTable := Catalog{Current: Settings{MaxTxnAgeMs: 1000, RetentionMs: 3600000, CatalogLeaseMs: 500, Tables: []Table{{[]byte("q"), 100, 60000, 5}, {Name: []byte("\x00\x00r"), RetentionMs: 7}}}, HintsFrom: 6}
 	points := TableSafePoints{[]TableSafePoint{{[]byte("q"), 9, 5}}}
 	encoded := func(b []byte, err error) string {
 		require.NoError(t, err)
@@ -402,12 +404,14 @@ func TestBytes(t *testing.T) {
 		"\x01\x01\xac\x02\x01\x05":                                string(failure.Encode()),
 		"\x01\xac\x02\x09\xc0\x84\x3d\x01\x01o\x01t\x02\x00c\x10": string((&Member{300, 9, time.Second, []MemberWork{{"o", "t", "\x00c", 16}}}).Encode()),
 		"\x01" + `{"observer":"bw==","table":"dA==","row":"/w==","column":"Yw==","change":300,"attempts":5,"error":"no","at":9}`: encoded(parked.Encode()),
-		"\x02" + `{"oracle":"tso","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500},` +
+		"\x04" + `{"oracle":"tso","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500},` +
 			`"next":{"max_txn_age_ms":2000,"retention_ms":7200000,"catalog_lease_ms":1000},"next_from":7,"past":[{"max_txn_age_ms":500,"until":6}],` +
 			`"observers":[{"name":"bw==","table":"dA==","column":"AABj","since":3,"swept":4}]}`: encoded(catalog.Encode()),
-		"\x03" + `{"oracle":"","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500,` +
-			`"tables":[{"table":"cQ==","max_txn_age_ms":100,"retention_ms":60000,"since":5},{"table":"AABy","retention_ms":7}]},"by_table":true}`: encoded(byTable.Encode()),
+		"\x04" + `{"oracle":"","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500,` +
+			`"tables":[{"table":"cQ==","max_txn_age_ms":100,"retention_ms":60000,"since":5},{"table":"AABy","retention_ms":7}]},"hints_from":6}`: encoded(byTable.Encode()),
 		"\x01" + `{"tables":[{"table":"cQ==","safepoint":9,"clean":5}]}`: encoded(points.Encode()),
+		"\x01\x00\x00\x00\x00\x00\x00\x01\x02 session":                   string(Session{0x0102}.Encode()) + " session",
+		"\x01\x01a\x00\x02\x00b":                                         string((&Hint{[]string{"a", "", "\x00b"}}).Encode()),
 	} {
 		require.Equal(t, want, got)
 	}
