@@ -45,6 +45,8 @@ type catalogView struct {
 	// revision is the timestamp of the config version that was read.
 	revision  Timestamp
 	safePoint Timestamp // of tables that have none of their own, and the least of any
+	// resolved and swept are ColumnResolved and ColumnSwept; see there.
+	resolved, swept Timestamp
 	// points are those of tables that have one of their own, by stored names; pointsAt is their
 	// version.
 	points   map[string]format.TableSafePoint
@@ -193,6 +195,7 @@ func (db *DB) readCatalog(ctx context.Context) (*catalogView, error) {
 			if db.install(v) {
 				db.moveUse(ctx)
 			}
+			db.hintSoon()
 			return v, nil
 		}
 		if err := db.storeUse(ctx, v); errors.Is(err, rowstore.ErrAmbiguous) {
@@ -214,6 +217,8 @@ func (db *DB) readRevision(ctx context.Context, v *catalogView) (stands bool, er
 		{Family: rowstore.Write, Column: format.ColumnSafePoint, To: oracle.Max, Limit: 1},
 		{Family: rowstore.Write, Column: format.ColumnOfTables, To: oracle.Max, Limit: 1},
 		{Family: rowstore.Write, Column: format.ColumnHolds, To: oracle.Max, Limit: 1},
+		{Family: rowstore.Write, Column: format.ColumnResolved, To: oracle.Max, Limit: 1},
+		{Family: rowstore.Write, Column: format.ColumnSwept, To: oracle.Max, Limit: 1},
 		{Family: rowstore.Mark, Column: db.uses.id, To: oracle.Max, Limit: 1},
 	}}})
 	if err == nil {
@@ -231,8 +236,10 @@ func (db *DB) readRevision(ctx context.Context, v *catalogView) (stands bool, er
 	if v.catalog, err = decodeCatalog(value); err != nil {
 		return false, fmt.Errorf("reading the catalog: %w", err)
 	}
-	if sp := rows[0].Newest(rowstore.Write, format.ColumnSafePoint); sp != nil {
-		v.safePoint = sp.TS
+	for column, point := range map[string]*Timestamp{format.ColumnSafePoint: &v.safePoint, format.ColumnResolved: &v.resolved, format.ColumnSwept: &v.swept} {
+		if stored := rows[0].Newest(rowstore.Write, column); stored != nil {
+			*point = stored.TS
+		}
 	}
 	if err := v.readPoints(rows[0].Newest(rowstore.Write, format.ColumnOfTables)); err != nil {
 		return false, fmt.Errorf("reading the catalog: %w", err)
@@ -347,6 +354,10 @@ func (db *DB) changeCatalog(ctx context.Context, change func(v *catalogView) (bo
 			edits = append(edits,
 				rowstore.DeleteRange(rowstore.Write, format.ColumnConfig, 0, v.revision),
 				rowstore.DeleteRange(rowstore.Notify, format.ColumnConfig, 0, v.revision))
+		} else {
+			// Of what was there before there was any data, nothing is left.
+			edits = append(edits, rowstore.Put(rowstore.Write, format.ColumnResolved, ts, format.TimestampOnly),
+				rowstore.Put(rowstore.Write, format.ColumnSwept, ts, format.TimestampOnly))
 		}
 		out, err := db.applyOne(ctx, rowstore.Mutation{
 			Table: format.TableCatalog, Row: format.RowCatalog,
@@ -379,7 +390,7 @@ func (db *DB) initCatalog(ctx context.Context) error {
 		if v.revision > 0 {
 			return false, nil
 		}
-		v.catalog = catalog{Oracle: db.opt.oracleName, Current: storeSettings(wanted, nil)}
+		v.catalog = catalog{Oracle: db.opt.oracleName, Current: storeSettings(wanted, nil), Hinted: true, HintsFrom: v.asOf}
 		return true, nil
 	})
 	if err != nil {

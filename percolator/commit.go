@@ -85,6 +85,7 @@ func (tx *Txn) commitAnyWay(ctx context.Context) error {
 	switch {
 	case err == nil:
 		tx.commit = c.commit
+		c.hintWrites(c.commit)
 		return nil
 	case errors.Is(err, ErrConflict):
 		db.count.conflicts.Add(1)

@@ -45,6 +45,7 @@ type DB struct {
 	refreshing   atomic.Bool
 	uses         uses
 	session      session
+	hints        hints
 
 	// drain counts what Close waits for.
 	drain struct {
@@ -128,7 +129,8 @@ func New(ctx context.Context, store rowstore.Store, opts ...Option) (*DB, error)
 	db.setLimits()
 	db.ctx, db.cancel = context.WithCancel(context.Background())
 	db.session.init(db)
-	db.uses.init()
+	db.hints.id, db.hints.lost = uniqueID(), &db.count.gcHintsLost
+	db.uses.init(&db.opt)
 	if err := db.open(ctx); err != nil {
 		db.removeUse(ctx)
 		db.cancel()
@@ -217,6 +219,9 @@ func (db *DB) Close(ctx context.Context) error {
 	case <-db.drain.idle:
 	case <-ctx.Done():
 		errs = append(errs, fmt.Errorf("percolator: closing before everything was drained: %w", ctx.Err()))
+	}
+	if ctx.Err() == nil && !db.opt.noHints {
+		db.storeLastHints(ctx)
 	}
 	db.session.settle(ctx)
 	db.cancel()

@@ -144,4 +144,7 @@ var statCounters = []struct {
 	{"notify.found", "Notified cells found.", func(s *Stats) uint64 { return s.NotifyFound }},
 	{"gc.runs", "Garbage collections.", func(s *Stats) uint64 { return s.GCRuns }},
 	{"gc.versions", "Versions removed.", func(s *Stats) uint64 { return s.GCVersions }},
+	{"gc.read", "Rows that collections have looked at.", func(s *Stats) uint64 { return s.GCRead }},
+	{"gc.searches", "Collections that looked for locks in all rows.", func(s *Stats) uint64 { return s.GCSearches }},
+	{"gc.hints_lost", "Hints of garbage that were lost.", func(s *Stats) uint64 { return s.GCHintsLost }},
 }

@@ -136,6 +136,7 @@ type options struct {
 	meters        metric.MeterProvider
 	owns          hook.Owns                 // nil but in tests, see withOwnership
 	begins        func(ctx context.Context) // nil but in tests, see withBegin
+	noHints       bool                      // in tests alone, see withoutHints
 }
 
 func defaultOptions() options {

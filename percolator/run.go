@@ -260,7 +260,11 @@ func (w *Worker) call(ctx context.Context, tx *Txn, o *Observer, change *Change)
 // removes its failure record.
 func (tx *Txn) acknowledge(i int, view *cellView) error {
 	c, observer := view.cell, view.names[i]
-	if err := tx.put(Cell{c.Table, c.Row, format.AckColumn(observer, c.Column)}, format.KindPut, format.EncodeAck(tx.start)); err != nil {
+	ack := Cell{c.Table, c.Row, format.AckColumn(observer, c.Column)}
+	if view.ackedAt[i] == 0 && !view.ackLocked[i] {
+		tx.noteAbsent(ack)
+	}
+	if err := tx.put(ack, format.KindPut, format.EncodeAck(tx.start)); err != nil {
 		return err
 	}
 	if f := &view.failures[i]; f.Change != 0 {

@@ -316,7 +316,7 @@ func TestScheduleC2_CollectionWaitsByTheOracle(t *testing.T) {
 	collector, err := New(t.Context(), w.mem, WithClock(hasty{w.clock}), withSeed(1))
 	require.NoError(t, err)
 	before := w.clock.Now()
-	report, err := collector.CollectGarbage(t.Context(), GCOptions{Keep: 1})
+	report, err := collector.CollectGarbage(t.Context(), GCOptions{Keep: 1, Full: true})
 	require.NoError(t, err)
 	require.Positive(t, report.Versions)
 	require.GreaterOrEqual(t, w.clock.Now().Sub(before), worldLease)

@@ -35,6 +35,11 @@ type Stats struct {
 
 	GCRuns     uint64 // collections finished
 	GCVersions uint64 // versions removed by them
+	GCRead     uint64 // rows that they have looked at, also those under way
+	GCSearches uint64 // collections that looked for locks in all rows
+	// Hints of garbage that were lost because the store did not take them, or for lack of room. What
+	// they named is collected with the next collection that looks at every row.
+	GCHintsLost uint64
 }
 
 // counters are the running counts behind Stats.
@@ -51,6 +56,7 @@ type counters struct {
 	observerBroken                      atomic.Uint64
 	notifyScans, notifyFound            atomic.Uint64
 	gcRuns, gcVersions                  atomic.Uint64
+	gcRead, gcSearches, gcHintsLost     atomic.Uint64
 }
 
 // Stats returns the counts so far. It may be called at any time, also after
@@ -70,5 +76,6 @@ func (db *DB) Stats() Stats {
 		ObserverBroken: c.observerBroken.Load(),
 		NotifyScans:    c.notifyScans.Load(), NotifyFound: c.notifyFound.Load(),
 		GCRuns: c.gcRuns.Load(), GCVersions: c.gcVersions.Load(),
+		GCRead: c.gcRead.Load(), GCSearches: c.gcSearches.Load(), GCHintsLost: c.gcHintsLost.Load(),
 	}
 }

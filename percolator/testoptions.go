@@ -17,6 +17,7 @@ func init() {
 	hook.Options.WithoutOnePhase = func() any { return withoutOnePhase() }
 	hook.Options.WithoutGroups = func() any { return withoutGroups() }
 	hook.Options.WithoutDeferred = func() any { return withoutDeferred() }
+	hook.Options.WithoutHints = func() any { return withoutHints() }
 	hook.Options.WithSeed = func(seed uint64) any { return withSeed(seed) }
 	hook.Options.WithOwnership = func(owns hook.Owns) any { return withOwnership(owns) }
 	hook.Options.WithBegin = func(begins func(ctx context.Context)) any { return withBegin(begins) }
@@ -37,6 +38,9 @@ func withoutGroups() Option { return func(o *options) { o.onePhase, o.groups = f
 
 // withoutDeferred makes every batch durable before the next step.
 func withoutDeferred() Option { return func(o *options) { o.deferred = false } }
+
+// withoutHints leaves the garbage of this DB to collections that look at every row.
+func withoutHints() Option { return func(o *options) { o.noHints = true } }
 
 // withSeed makes the DB's jitter and random choices repeatable. 0, the default, takes a
 // random seed.

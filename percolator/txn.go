@@ -3,6 +3,7 @@ package percolator
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/percolate-go/percolate/internal/format"
@@ -41,6 +42,8 @@ type Txn struct {
 	// went on all the same and its commit fails, that counts as a failure of the
 	// function.
 	storeFailed bool
+	// absent are cells of which reads found no value, the first mostAbsent of them.
+	absent []Cell
 }
 
 // runOf names the run of an observer.
@@ -49,6 +52,8 @@ type runOf struct {
 	cell     Cell      // stored
 	since    Timestamp // of the registration that the run goes by
 }
+
+const mostAbsent = 16
 
 // snapshot is what a transaction reads.
 type snapshot struct {
@@ -89,6 +94,7 @@ type write struct {
 	cell  Cell // stored names
 	kind  format.Kind
 	value []byte
+	first bool // the cell has no version, so a put replaces nothing
 }
 
 func (w *write) long() bool { return w.kind == format.KindPut && len(w.value) > format.ShortValue }
@@ -190,6 +196,7 @@ func (tx *Txn) Get(ctx context.Context, c Cell) ([]byte, error) {
 	}
 	tx.noteRead(sc)
 	if !found {
+		tx.noteAbsent(sc)
 		return nil, notFound(c)
 	}
 	return value, nil
@@ -231,6 +238,8 @@ func (tx *Txn) GetMany(ctx context.Context, cells ...Cell) (map[Cell][]byte, err
 		tx.noteRead(sc)
 		if values[i] != nil {
 			got[sc.public()] = values[i]
+		} else {
+			tx.noteAbsent(sc)
 		}
 	}
 	return got, nil
@@ -285,13 +294,14 @@ func (tx *Txn) put(sc Cell, k format.Kind, value []byte) error {
 		if err := tx.grow(1, len(sc.Table)+len(sc.Row)+len(sc.Column)+len(value)); err != nil {
 			return err
 		}
-		tx.writes.add(write{cell: sc, kind: k, value: append([]byte(nil), value...)})
+		tx.writes.add(write{cell: sc, kind: k, value: append([]byte(nil), value...), first: slices.Contains(tx.absent, sc)})
 		return nil
 	}
 	if err := tx.grow(0, len(value)-len(w.value)); err != nil {
 		return err
 	}
 	w.kind, w.value = k, append([]byte(nil), value...)
+	w.first = w.first || slices.Contains(tx.absent, sc)
 	return nil
 }
 
@@ -364,6 +374,12 @@ func (tx *Txn) noteRead(sc Cell) {
 		tx.reads = make(map[Cell]struct{})
 	}
 	tx.reads[sc] = struct{}{}
+}
+
+func (tx *Txn) noteAbsent(sc Cell) {
+	if !tx.readOnly && len(tx.absent) < mostAbsent {
+		tx.absent = append(tx.absent, sc)
+	}
 }
 
 func (tx *Txn) usable(ctx context.Context) error {

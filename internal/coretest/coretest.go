@@ -21,6 +21,9 @@ func WithoutGroups() percolator.Option { return option(hook.Options.WithoutGroup
 // WithoutDeferred makes every batch durable before the next step.
 func WithoutDeferred() percolator.Option { return option(hook.Options.WithoutDeferred()) }
 
+// WithoutHints leaves the garbage of the DB to collections that look at every row.
+func WithoutHints() percolator.Option { return option(hook.Options.WithoutHints()) }
+
 // WithSeed makes the DB's jitter and random choices repeatable. 0, the default, takes a
 // random seed.
 func WithSeed(seed uint64) percolator.Option { return option(hook.Options.WithSeed(seed)) }

@@ -20,6 +20,11 @@ type gate struct {
 	inner *memstore.Store
 }
 
+// named tells whether the rows of a table have random names.
+func named(table string) bool {
+	return table == format.TableSessions || table == format.TableMembers || table == format.TableHints
+}
+
 func rowLabel(table, row string) string {
 	return strings.ReplaceAll(table, "\x00", "^") + "/" + row
 }
@@ -31,8 +36,8 @@ func (g *gate) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.R
 	var names []string
 	for i, rd := range reads {
 		name := rowLabel(rd.Table, rd.Row)
-		if rd.Table == format.TableSessions || rd.Table == format.TableMembers {
-			name = rowLabel(rd.Table, "*") // names of sessions and members are random
+		if named(rd.Table) {
+			name = rowLabel(rd.Table, "*") // which are random
 		}
 		names = append(names, name)
 		r.parts = append(r.parts, part{label: name, touches: readTouches(&rd), do: func() {
@@ -76,7 +81,7 @@ func (g *gate) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowstor
 	for i := range muts {
 		m := clone(muts[i])
 		name := what(&m) + rowLabel(m.Table, m.Row)
-		if m.Table == format.TableSessions || m.Table == format.TableMembers {
+		if named(m.Table) {
 			name = "renew " + rowLabel(m.Table, "*")
 		}
 		names = append(names, name)

@@ -260,6 +260,9 @@ func (w *world) client(name string, id int, opts []percolator.Option) *Client {
 	if w.program.Owned && id > 0 && id <= len(w.program.Clients) {
 		opts = append(opts, coretest.WithOwnership(c.owns))
 	}
+	if !w.program.Collects {
+		opts = append(opts, coretest.WithoutHints()) // nobody reads them
+	}
 	c.opts = append([]percolator.Option{
 		percolator.WithSettings(settings), percolator.WithSessionLease(sessionLease), percolator.WithLockExpiry(lockExpiry),
 		// A few looks at a lock for each lease are enough: those between change nothing.

@@ -25,8 +25,14 @@ type Catalog struct {
 	Changes bool `json:"changes,omitempty"`
 	// Controlled tells that a hold was placed or an observer paused once. Programs of version 3 know
 	// neither, so the catalog is of version 4.
-	Controlled bool       `json:"controlled,omitempty"`
-	Observers  []Observer `json:"observers,omitempty"`
+	Controlled bool `json:"controlled,omitempty"`
+	// Hinted tells that every process hints its garbage, and that its session says what it has resolved. Programs of
+	// version 4 do neither, so the catalog is of version 5.
+	Hinted bool `json:"hinted,omitempty"`
+	// HintsFrom is a timestamp above which every commit is of a program that goes by Hinted. 0 means
+	// that it is not known yet.
+	HintsFrom Timestamp  `json:"hints_from,omitempty"`
+	Observers []Observer `json:"observers,omitempty"`
 }
 
 // Settings are those of the database, in milliseconds.
@@ -156,8 +162,10 @@ func (c *Catalog) Encode() ([]byte, error) {
 // version is the least that a program must know to go by the catalog.
 func (c *Catalog) version() byte {
 	switch {
-	case c.Changes, c.Controlled:
+	case c.Hinted:
 		return CatalogVersion
+	case c.Changes, c.Controlled:
+		return ControlledVersion
 	case c.ByTable:
 		return TablesVersion
 	}
@@ -187,7 +195,7 @@ func DecodeCatalog(b []byte) (Catalog, error) {
 	if len(b) < 1 {
 		return c, fmt.Errorf("%w: catalog: empty", ErrCorrupt)
 	}
-	if b[0] != PlainCatalogVersion && b[0] != TablesVersion {
+	if b[0] < PlainCatalogVersion || b[0] > CatalogVersion {
 		if err := checkVersionIs(CatalogVersion, b, "catalog"); err != nil {
 			return c, err
 		}
@@ -205,6 +213,9 @@ func DecodeCatalog(b []byte) (Catalog, error) {
 	}
 	if c.version() != b[0] || !c.ByTable && (len(c.Current.Tables) > 0 || c.Next != nil && len(c.Next.Tables) > 0) {
 		return c, fmt.Errorf("%w: catalog: version %d does not fit its content", ErrCorrupt, b[0])
+	}
+	if c.HintsFrom > oracle.Max || c.HintsFrom != 0 && !c.Hinted {
+		return c, fmt.Errorf("%w: catalog: hints from %d", ErrCorrupt, uint64(c.HintsFrom))
 	}
 	for _, p := range c.Past {
 		if p.MaxTxnAgeMs < 1 || p.MaxTxnAgeMs > c.Current.MaxTxnAgeMs {

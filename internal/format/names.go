@@ -28,6 +28,7 @@ const (
 	TableSweeps   = "\x00sweeps"
 	TableParked   = "\x00parked"
 	TableNotices  = "\x00notices"
+	TableHints    = "\x00hints" // see Hint
 )
 
 // Rows and columns of these tables. The lease of a sweep has the worker's id as its
@@ -39,7 +40,10 @@ const (
 	ColumnSafePoint = "safepoint"  // of the catalog: TimestampOnly, at the safe point
 	ColumnOfTables  = "safepoints" // of the catalog: a TableSafePoints
 	ColumnHolds     = "holds"      // of the catalog: a Holds
-	ColumnLease     = "lease"      // of a session or a member: TimestampOnly, at the lease's end
+	ColumnResolved  = "resolved"   // of the catalog: TimestampOnly; all locks from below it are resolved, in every table
+	ColumnSwept     = "swept"      // of the catalog: TimestampOnly, at the safe point of the last collection that read every row
+	ColumnHint      = "rows"       // of a hint: a Hint
+	ColumnLease     = "lease"      // of a session: a Session, at the lease's end; of a member: TimestampOnly
 	ColumnMember    = "member"     // of a member: a Member, see there
 	ColumnChange    = "change"     // of the generation: TimestampOnly, another one after each change of the members
 	ColumnBarrier   = "barrier"    // of the generation: a Notify version that asks the members for an Answer

@@ -52,6 +52,10 @@ const (
 	historyGo      = "percolator/history.go"
 	observedGo     = "percolator/observed.go"
 	pausingGo      = "percolator/pausing.go"
+	sessionGo      = "percolator/session.go"
+	unresolvedGo   = "percolator/unresolved.go"
+	hintsGo        = "percolator/hints.go"
+	gcHintsGo      = "percolator/gc_hints.go"
 )
 
 func one(file, old, replacement string) []edit { return []edit{{file, old, replacement}} }
@@ -226,7 +230,7 @@ var mutants = []mutant{
 	{"acknowledgment-is-late", "Observers: its value is the start timestamp of the run (B6)", "TestScheduleB6", one(runGo,
 		"format.EncodeAck(tx.start)", "format.EncodeAck(tx.start.Add(time.Hour))")},
 	{"runs-acknowledge-nothing", "Observers: at most one run commits for a change", "TestAcknowledgmentsConflict|TestTwoWorkers", one(runGo,
-		"\tif err := tx.put(Cell{c.Table, c.Row, format.AckColumn(observer, c.Column)}, format.KindPut, format.EncodeAck(tx.start)); err != nil {\n",
+		"\tif err := tx.put(ack, format.KindPut, format.EncodeAck(tx.start)); err != nil {\n",
 		"\tif err := tx.put(Cell{c.Table, c.Row, format.AckColumn(observer, c.Column)}, format.KindLock, nil); err != nil {\n")},
 	{"unknown-observers-cleared", "Observers: workers leave alone notifications of observers that they do not have (C21)", "TestScheduleC21", one(runGo,
 		"\tif len(view.seen) == 0 || !view.othersCovered(-1) {\n", "\tif len(view.seen) == 0 {\n")},
@@ -269,21 +273,21 @@ var mutants = []mutant{
 	{"garbage-before-locks", "Garbage collection: resolve every lock below the safe point first (A2)", "TestScheduleA2", one(gcGo,
 		"\t\tn, err := p.resolveBelow(ctx, t)\n", "\t\tn, err := (&gcPass{db: p.db}).resolveBelow(ctx, t)\n")},
 	{"collection-respects-the-living", "Garbage collection: whether its owner lives or not (A2)", "TestScheduleA2", one(gcGo,
-		"v.TS, &l, overrideLiveOwner)", "v.TS, &l, respectLiveOwner)")},
+		"rows, met, overrideLiveOwner)", "rows, met, respectLiveOwner)")},
 	{"no-flush-before-removal", "Garbage collection: Flush every store that defers (A2)", "TestScheduleA2", one(gcGo,
-		"\t\tif err := d.Flush(ctx); err != nil {\n", "\t\tif err := error(nil); d == nil {\n")},
+		"\tif err := p.db.flush(ctx); err != nil {\n", "\tif err := error(nil); err != nil {\n")},
 	{"no-lease-before-removal", "Garbage collection: wait one lease (C2)", "TestScheduleC2", one(gcGo,
 		"\tfor now := v.asOf; now.Sub(v.asOf) < lease; {\n", "\tfor now := v.asOf; now.Sub(v.asOf) < lease/1000; {\n")},
 	{"safe-point-too-near", "Garbage collection: at least MaxTxnAge + catalog lease behind now (C7)", "TestScheduleC7", one(gcGo,
 		"\t\tkeep = max(keep, age+lease)\n", "\t\tkeep = max(keep, age*0+lease*0)\n")},
 	{"newest-version-removed", "Garbage collection: versions below the newest one at or below the safe point", "TestCollection", one(gcRowGo,
-		"\t\t} else {\n\t\t\tdrop = drop[1:]\n\t\t}\n", "\t\t}\n")},
+		"\t\t\tdrop = drop[1:]\n", "")},
 	{"collection-off-by-one", "Garbage collection: the newest one at or below the safe point", "TestCollection|TestRule", one(gcRowGo,
 		"\tfor n < len(writes) && writes[n].TS > g.safe {\n", "\tfor n < len(writes) && writes[n].TS > g.safe+1 {\n")},
 	{"unseen-deletes-removed", "Garbage collection: a delete only under Absent Notify and with no parked record (B5)", "TestScheduleB5", one(gcRowGo,
 		"newest.Kind == format.KindDelete && g.seen(column)", "newest.Kind == format.KindDelete")},
 	{"data-under-a-lock-removed", "Garbage collection: orphan Data under AbsentAt Lock@start (C8)", "TestScheduleC8", one(gcRowGo,
-		"known[d.TS] || g.row.At(rowstore.Lock, column, d.TS) != nil {", "known[d.TS] {")},
+		"\t\tif g.row.At(rowstore.Lock, column, d.TS) != nil {\n", "\t\tif false {\n")},
 	{"data-of-a-late-lock-removed", "Garbage collection: orphan Data under AbsentAt Lock@start (C8)", "TestScheduleC8", one(gcRowGo,
 		"\t\tg.m.conditions = append(g.m.conditions, rowstore.AbsentAt(column, d.TS))\n", "")},
 	{"marks-removed-early", "Garbage collection: marks below the safe point", "TestCollection|TestRule", []edit{
@@ -298,6 +302,43 @@ var mutants = []mutant{
 		"\tv.lease = v.leaseAt(v.asOf)\n", "\tv.lease = v.leaseAt(v.asOf)\n\tif v.asOf, err = db.draw(ctx); err != nil {\n\t\treturn nil, err\n\t}\n")},
 	{"fate-below-the-safe-point", "Garbage collection: not committed is proved only above the safe point (A5)", "TestScheduleA5", one(resolveGo,
 		"\t\tif !state.complete || role != primaryCell {\n\t\t\tif err := db.checkSnapshot(ctx, start, cell.Table); err != nil {\n", "\t\tif start == 0 {\n\t\t\tif err := db.checkSnapshot(ctx, start, cell.Table); err != nil {\n")},
+
+	// Garbage collection: what sessions say of their locks.
+	{"sessions-not-asked", "Garbage collection: locks are searched unless every session has resolved its own", "TestScheduleA2|TestScheduleL", one(gcGo,
+		"\t\tif s.Resolved < below {\n", "\t\tif s.Resolved < below && below == 0 {\n")},
+	{"older-programs-trusted", "Garbage collection: sessions count once programs that say nothing have ended, and their locks were searched", "TestFirstCollectionAfterAnUpgrade", one(gcGo,
+		"\tif v := p.view; v.HintsFrom == 0 || v.resolved < v.HintsFrom {\n", "\tif v := p.view; v == nil {\n")},
+	{"session-says-too-much", "Garbage collection: a transaction counts until its locks are gone", "TestScheduleA2|TestScheduleL", one(unresolvedGo,
+		"\tfor start := range u.open {\n\t\tnow = min(now, start)\n\t}\n", "")},
+	{"given-up-is-forgotten", "Garbage collection: locks that were given up count until they were searched", "TestScheduleL_GivenUp", one(unresolvedGo,
+		"\tif u.any(resolved) && u.leftFrom != 0 {\n", "\tif u.any(resolved) && resolved == 0 {\n")},
+	{"given-up-is-clean", "Garbage collection: locks that were given up count", "TestScheduleL_GivenUp", one(twoPhaseGo,
+		"\t\tdefer func() { c.db.session.finish(c.start, clean, deferred) }()\n", "\t\tdefer func() { c.db.session.finish(c.start, clean || true, deferred) }()\n")},
+	{"session-ends-with-locks", "Garbage collection: a session with locks outlives its process", "TestScheduleL_GivenUp", one(sessionGo,
+		"\tif left {\n", "\tif left && ctx == nil {\n")},
+	{"not-taken-back", "Garbage collection: what the session says is right before the first prewrite", "TestScheduleL", one(unresolvedGo,
+		"{ return start >= max(u.says, u.doubt) }", "{ return true }")},
+	{"said-before-it-is-durable", "Garbage collection: nothing is said of what a crash can undo", "TestScheduleL_Deferred", one(unresolvedGo,
+		"\tif !deferred {\n", "\tif !deferred || ctx != nil {\n")},
+	{"commit-without-a-session", "Garbage collection: no commit above the end of its session's lease", "TestScheduleL_SessionIsGone", one(twoPhaseGo,
+		"\tif err := c.db.session.reaches(ctx, c.commit); err != nil {\n", "\tif err := error(nil); err != nil {\n")},
+
+	// Garbage collection: hints.
+	{"replaced-is-not-hinted", "Garbage collection: what replaces or deletes is hinted", "TestWhatIsHinted", one(hintsGo,
+		"if w := &writes[i]; !w.first || w.kind != format.KindPut {", "if w := &writes[i]; w.kind != format.KindPut {")},
+	{"hint-of-an-open-span-removed", "Garbage collection: a hint is removed if its span is over", "TestHintOfASpan", one(gcHintsGo,
+		"\t\tif v.TS <= safe {\n", "\t\tif v.TS <= safe || safe > 0 {\n")},
+	{"hint-removed-first", "Garbage collection: a hint is removed after its rows were looked at", "TestWhatIsKept", one(gcHintsGo,
+		"\t\tif err := p.lookAt(ctx, c, slices.Sorted(maps.Keys(rows))); err != nil {\n\t\t\treturn err\n\t\t}\n\t\tclear(rows)\n\t\terr := p.dropHints(ctx, done)\n",
+		"\t\tif err := p.dropHints(ctx, done); err != nil {\n\t\t\treturn err\n\t\t}\n\t\terr := p.lookAt(ctx, c, slices.Sorted(maps.Keys(rows)))\n\t\tclear(rows)\n")},
+	{"kept-is-not-hinted", "Garbage collection: what is kept for now is hinted anew", "TestWhatIsKept", one(gcRowGo,
+		"\t\t\tg.later = g.later || newest.Kind == format.KindDelete\n", "")},
+	{"changed-row-is-not-hinted", "Garbage collection: a row that changed meanwhile is hinted anew", "TestRowThatChanged", one(gcRemoveGo,
+		"\t\t} else {\n\t\t\tc.later = append(c.later, c.muts[i].Row)\n", "\t\t} else {\n")},
+	{"older-programs-hint", "Garbage collection: all rows once, after programs that hint nothing", "TestFirstCollectionAfterAnUpgrade", one(gcHintsGo,
+		"\tif p.all || v.HintsFrom == 0 || v.swept < v.HintsFrom {\n", "\tif p.all {\n")},
+	{"lost-hints-for-ever", "Garbage collection: all rows once in ten retentions", "TestLostHints", one(gcHintsGo,
+		">= gcFullAfter*v.at(v.asOf).Retention\n", ">= 100*gcFullAfter*v.at(v.asOf).Retention\n")},
 
 	// Retention by table.
 	{"primary-in-a-short-table", "Retention by table: the primary lies in the table that is kept for longest", "TestScheduleT_", []edit{
@@ -326,7 +367,7 @@ var mutants = []mutant{
 	{"resolved-too-early", "Retention by table: what older settings have left is resolved when its transactions have ended", "TestScheduleT_LockFromBefore", one(tablesGo,
 		"\treturn v.stored(v.asOf).Of(table).Since.Add(age + lease).Sub(v.asOf)\n", "\treturn v.stored(v.asOf).Of(table).Since.Add(0 * (age + lease)).Sub(v.asOf)\n")},
 	{"left-by-older-settings", "Retention by table: what older settings have left is resolved in all tables", "TestScheduleT_LockFromBefore", []edit{
-		{gcGo, "\t\tif v.TS >= max(p.safe(row.Table), p.safe(l.Primary.Table), p.cleans) {\n", "\t\tif v.TS >= p.safe(row.Table) {\n"},
+		{gcGo, "\t\t\tif v.TS < max(p.safe(row.Table), p.safe(l.Primary.Table), p.cleans) {\n", "\t\t\tif v.TS < p.safe(row.Table) {\n"},
 	}},
 	{"lock-in-an-unclean-table-left", "Retention by table: a lock goes if it began below the safe point of its primary's table", "TestScheduleT_LockInAn", one(gcGo,
 		"max(p.safe(row.Table), p.safe(l.Primary.Table), p.cleans)", "max(p.safe(row.Table), p.cleans)")},
@@ -338,8 +379,6 @@ var mutants = []mutant{
 		"\tif err := p.resolve(ctx, tables); err != nil {\n", "\tif err := p.resolve(ctx, tables[:0]); err != nil {\n")},
 	{"safe-point-of-a-table-goes-back", "Retention by table: the safe point of a table outlives its settings", "TestScheduleT_SafePointOutlives", one(tablesGo,
 		"\t\t\treturn p.SafePoint <= v.safePoint && v.Current.Own(name) == nil", "\t\t\treturn v.Current.Own(name) == nil")},
-	{"tables-in-the-old-version", "Retention by table: programs that know nothing of it stop", "TestTableSettingsRaise", one(settingsGo,
-		"\t\tv.ByTable = v.ByTable || len(next.Tables) > 0\n", "\t\tv.ByTable = len(next.Tables) > 0\n")},
 
 	// Timestamps.
 	{"snapshot-of-the-future", "Timestamps: an AsOf above what was handed out is refused (C1)", "TestScheduleC1|TestAsOf", one(dbGo,

@@ -11,6 +11,7 @@ import (
 // initialized. They are of type any because percolator imports this package.
 var Options struct {
 	WithoutOnePhase, WithoutGroups, WithoutDeferred func() any
+	WithoutHints                                    func() any
 	WithSeed                                        func(seed uint64) any
 	WithOwnership                                   func(owns Owns) any
 	WithBegin                                       func(begins func(ctx context.Context)) any
