@@ -182,6 +182,7 @@ func (m *waitingMember) open(ctx context.Context, url, how string) error {
 	}
 	m.worker = percolator.NewWorker(m.db, percolator.WorkerConfig{
 		Concurrency: fleetConcurrency, GCInterval: -1, Backoff: percolator.Backoff{Min: 6 * time.Hour, Max: 6 * time.Hour},
+		BreakAt: -1, // all cells are to fail and wait
 	})
 	for _, o := range m.observers(how) {
 		if err := m.worker.Observe(o); err != nil {

@@ -137,8 +137,7 @@ type history struct {
 	events  int // transactions begun and commits returned
 	answers []answer
 	quiets  []quiet
-	lies    []error // old values that were wrong
-	// complaints are what clients have seen that may not be.
+	// complaints are what clients and observers have seen that may not be.
 	complaints []error
 	// fates has the commit timestamp of each start timestamp that was committed
 	// anywhere, also in what the library keeps by transactions of its own.
@@ -414,11 +413,11 @@ func (c *Client) judgeChange(ctx context.Context, tx *percolator.Txn, ch *percol
 	saw, known := c.w.told[string(before)]
 	switch {
 	case ch.First && ch.OldFound:
-		h.lies = append(h.lies, fmt.Errorf("the first change of %v has an old value, %q", ch.Cell, ch.Old))
+		h.complaints = append(h.complaints, fmt.Errorf("the first change of %v has an old value, %q", ch.Cell, ch.Old))
 	case !ch.First && (!known || saw != say(ch.Old, ch.OldFound)):
-		h.lies = append(h.lies, fmt.Errorf("a run for %v was told that it saw %q last, and it saw %q", ch.Cell, say(ch.Old, ch.OldFound), saw))
+		h.complaints = append(h.complaints, fmt.Errorf("a run for %v was told that it saw %q last, and it saw %q", ch.Cell, say(ch.Old, ch.OldFound), saw))
 	case ch.First && known && !c.w.program.Removes:
-		h.lies = append(h.lies, fmt.Errorf("a run for %v was told that it was the first", ch.Cell))
+		h.complaints = append(h.complaints, fmt.Errorf("a run for %v was told that it was the first", ch.Cell))
 	}
 	return nil
 }
