@@ -276,6 +276,12 @@ func (p *gcPass) sessionsResolved(ctx context.Context) (bool, error) {
 		return false, nil
 	}
 	below := p.below()
+	if p.view.resolved >= below {
+		return true, nil
+	}
+	if err := p.db.session.saysAtLeast(ctx, below); err != nil {
+		return false, err
+	}
 	picks := []rowstore.Selector{{Family: rowstore.Write, Column: format.ColumnLease, To: oracle.Max, Limit: 1}}
 	for row, err := range p.db.store.Scan(ctx, rowstore.ScanRange{Table: format.TableSessions, Selectors: picks}) {
 		if err != nil {

@@ -319,3 +319,49 @@ func TestRowWithoutReplyIsHintedAnew(t *testing.T) {
 	w.clock.advance(worldRetention + 2*time.Hour)
 	require.Equal(t, 1, w.hintedCollect(gc).Versions)
 }
+
+// A catalog is raised by the first collection that finds no older program at work. Until then nothing is hinted, because an
+// older program would fail at it, and collections look at every row.
+func TestCatalogIsRaisedWhenNoOlderProgramIsLeft(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	old, c := w.client(withoutHints()), w.client()
+	w.lowerTo(format.ControlledVersion)
+	stored := func() byte {
+		rows, err := w.mem.Read(t.Context(), []rowstore.RowRead{{Table: format.TableCatalog, Row: format.RowCatalog, Selectors: []rowstore.Selector{everything(rowstore.Write, format.ColumnConfig)}}})
+		require.NoError(t, err)
+		return rows[0].Newest(rowstore.Write, format.ColumnConfig).Value[0]
+	}
+	_, err := c.loadCatalog(t.Context())
+	require.NoError(t, err)
+	for range 3 {
+		set(t, c.DB, rowA, "1")
+		set(t, old.DB, rowB, "1")
+		require.NoError(t, c.drained(t.Context()))
+		require.NoError(t, c.storeHints(t.Context()))
+		w.clock.advance(worldRetention / 2)
+		var report GCReport
+		done := async(func() (err error) { report, err = c.CollectGarbage(t.Context(), GCOptions{}); return err })
+		_, ended := w.clock.sleeps(t, worldLease, done)
+		require.False(t, ended)
+		_, err := old.loadCatalog(t.Context()) // it lives
+		require.NoError(t, err)
+		w.pass(worldLease)
+		require.NoError(t, w.finish(done))
+		require.True(t, report.Full)
+		require.True(t, report.LocksSearched)
+		require.EqualValues(t, format.ControlledVersion, stored())
+		require.Empty(t, w.storedHints("t"))
+	}
+	require.NoError(t, old.Close(t.Context()))
+	w.without(old)
+	before := mustNow(t, c)
+	report, err := w.collectBy(c, GCOptions{})
+	require.NoError(t, err)
+	require.True(t, report.Full)
+	require.EqualValues(t, format.CatalogVersion, stored())
+	require.GreaterOrEqual(t, c.known().HintsFrom, before.Add(2*worldLease), "the collection waits for a lease, and then what older programs commit may last another")
+	set(t, c.DB, rowA, "2")
+	w.stored(c)
+	require.NotEmpty(t, w.storedHints("t"))
+}

@@ -100,12 +100,31 @@ func (u *unresolved) below(now, resolved Timestamp) Timestamp {
 	return now
 }
 
+// lag is how far what a renewal says lies below the present. A transaction that prewrites later than this after it began
+// costs a renewal. On the other hand, a collection whose safe point is above what is said reads all rows for locks:
+// so with the time between two renewals the lag must stay below what every collection keeps.
+func (s *session) lag() time.Duration {
+	age, lease := s.db.known().widest()
+	return min(s.db.opt.sessionLease, (age+lease)/8)
+}
+
+// saysAtLeast renews the session if it says less than a collection of this process needs to know.
+func (s *session) saysAtLeast(ctx context.Context, below Timestamp) error {
+	s.mu.Lock()
+	needed := s.running && s.unresolved.says < below
+	s.mu.Unlock()
+	if !needed {
+		return nil
+	}
+	return s.renew(ctx)
+}
+
 // say makes the next renewal.
 func (s *session) say(ctx context.Context, now Timestamp, lease time.Duration) saying {
 	s.mu.Lock()
 	u := &s.unresolved
 	v := saying{id: s.id, ends: max(now.Add(lease), u.sent+1)}
-	v.resolved = u.below(now.Add(-s.db.opt.sessionLease), s.db.known().resolved)
+	v.resolved = u.below(now.Add(-s.lag()), s.db.known().resolved)
 	u.sent, u.doubt = v.ends, max(u.doubt, v.resolved)
 	deferred := u.deferred
 	u.deferred = false
