@@ -279,7 +279,10 @@ func TestScheduleC2_CollectionWaitsALease(t *testing.T) {
 	set(t, c.DB, rowA, "2")
 	w.clock.advance(2 * worldAge)
 	require.Equal(t, "2", value(t, r, rowA)) // r knows the safe point of now
-	done := async(func() error { _, err := c.CollectGarbage(context.Background(), GCOptions{Keep: 1, Full: true}); return err })
+	done := async(func() error {
+		_, err := c.CollectGarbage(context.Background(), GCOptions{Keep: 1, Full: true})
+		return err
+	})
 	_, ended := w.clock.sleeps(t, worldLease, done)
 	require.False(t, ended)
 	w.clock.advance(worldLease - time.Millisecond)
