@@ -170,6 +170,7 @@ func (db *DB) announce(ctx context.Context, change func(now format.Settings) for
 		}
 		to := next
 		v.Next = &to
+		v.ByTable = v.ByTable || len(next.Tables) > 0
 		return true, nil
 	})
 	return next, err

@@ -39,6 +39,12 @@ func writesAndCollects(ctx context.Context, c *Client) {
 	waitsAndCollects(ctx, c)
 }
 
+// replacesThenCollects overwrites a, and collects the record of whoever wrote it before.
+func replacesThenCollects(ctx context.Context, c *Client) {
+	_ = write(ctx, c, a)
+	waitsAndCollects(ctx, c)
+}
+
 // garbage are programs of collections by hints, and by what sessions say of their locks.
 func garbage() []program {
 	hinted := func(name string, budget Budget, options []percolator.Option, all ...func(context.Context, *Client)) program {
@@ -51,8 +57,10 @@ func garbage() []program {
 		hinted("two collectors of which one dies", Budget{Die: 1}, onePhase, collector, collector),
 		hinted("two collectors, lost replies", Budget{Lose: 2}, onePhase, collector, collector),
 		hinted("two collectors of which one dies, and a writer that ends", Budget{Slow: 1}, plain2PC, waitsAndCollects, collector, writer(a, b)),
-		said("dead writer and two collectors of which one dies", Budget{Die: 2}, writer(a, b), overwriteAndCollect, collector),
-		said("collectors that write", Budget{Die: 1, Lose: 1}, writesAndCollects, overwriteAndCollect, writer(b, a)),
+		said("dead writer and a collector", Budget{Die: 1}, writer(a, b), replacesThenCollects),
+		said("stalled writer and a collector", Budget{Stall: 1}, writer(a, b), replacesThenCollects),
+		said("dead writer and two collectors of which one dies", Budget{Die: 2}, writer(a, b), replacesThenCollects, waitsAndCollects),
+		said("collectors that write", Budget{Die: 1, Lose: 1}, writesAndCollects, replacesThenCollects, writer(b, a)),
 		said("slow writer, late renewal, and two collectors", Budget{Slow: 2, Late: 1}, longReader(3*time.Second), writesAndCollects, waitsAndCollects),
 	}
 }
