@@ -39,7 +39,8 @@ type TableSettings struct {
 //
 // The change takes effect two catalog leases after it was published, as one of Configure does.
 // The first collection by a shorter retention comes another MaxTxnAge of the database later, when all
-// transactions have ended that began before.
+// transactions have ended that began before. From the first call on, programs of versions that do
+// not know of it get ErrFormat, also those that have the data open.
 //
 // It returns an error that matches ErrInvalid if the settings do not fit together or do not fit
 // those of the database, if more than 256 tables have settings of their own, and while another change

@@ -21,8 +21,10 @@ import (
 //   - A session that may have left a lock is not removed before a collection has looked at all locks
 //     from before its lease's end; and no transaction commits above that end.
 //
-// A transaction that a collection does not find noted, because it is noted later, sends its first prewrite after
-// that. So its commit timestamp comes after the catalog lease that the collection has waited, and
+// Observers of old values rely on it, too: see "Old values" in docs/architecture.md.
+//
+// A transaction that a collection does not find noted, because it is noted later, sends its first prewrite
+// after that. So its commit timestamp comes after the catalog lease that the collection has waited, and
 // the commit is refused: it began below the safe point.
 //
 // See "Garbage collection" in docs/architecture.md.

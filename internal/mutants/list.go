@@ -61,7 +61,7 @@ const (
 func one(file, old, replacement string) []edit { return []edit{{file, old, replacement}} }
 
 // mutants break one rule each.
-var mutants = []mutant{
+var mutants = append([]mutant{
 	// A transaction: prewrite.
 	{"prewrite-ignores-writes", "A transaction: prewrite under Absent Write from start", "TestScheduleC3|TestBank", one(commitGo,
 		"\t\trowstore.Absent(rowstore.Write, column, start),\n\t\trowstore.Absent(rowstore.Lock, column, 0),\n",
@@ -302,57 +302,6 @@ var mutants = []mutant{
 		"\tv.lease = v.leaseAt(v.asOf)\n", "\tv.lease = v.leaseAt(v.asOf)\n\tif v.asOf, err = db.draw(ctx); err != nil {\n\t\treturn nil, err\n\t}\n")},
 	{"fate-below-the-safe-point", "Garbage collection: not committed is proved only above the safe point (A5)", "TestScheduleA5", one(resolveGo,
 		"\t\tif !state.complete || role != primaryCell {\n\t\t\tif err := db.checkSnapshot(ctx, start, cell.Table); err != nil {\n", "\t\tif start == 0 {\n\t\t\tif err := db.checkSnapshot(ctx, start, cell.Table); err != nil {\n")},
-
-	// Garbage collection: what sessions say of their locks.
-	{"sessions-not-asked", "Garbage collection: locks are searched unless every session has resolved its own", "TestScheduleA2|TestScheduleL", one(gcGo,
-		"\t\tif s.Resolved < below {\n", "\t\tif s.Resolved < below && below == 0 {\n")},
-	{"older-programs-trusted", "Garbage collection: sessions count once programs that say nothing have ended, and their locks were searched", "TestFirstCollectionAfterAnUpgrade", one(gcGo,
-		"\tif v := p.view; v.HintsFrom == 0 || v.resolved < v.HintsFrom {\n", "\tif v := p.view; v == nil {\n")},
-	{"session-says-too-much", "Garbage collection: a transaction counts until its locks are gone", "TestScheduleA2|TestScheduleL", one(unresolvedGo,
-		"\tfor start := range u.open {\n\t\tnow = min(now, start)\n\t}\n", "")},
-	{"given-up-is-forgotten", "Garbage collection: locks that were given up count until they were searched", "TestScheduleL_GivenUp", one(unresolvedGo,
-		"\tif u.any(resolved) && u.leftFrom != 0 {\n", "\tif u.any(resolved) && resolved == 0 {\n")},
-	{"given-up-is-clean", "Garbage collection: locks that were given up count", "TestScheduleL_GivenUp", one(twoPhaseGo,
-		"\t\tdefer func() { c.db.session.finish(c.start, clean, deferred) }()\n", "\t\tdefer func() { c.db.session.finish(c.start, clean || true, deferred) }()\n")},
-	{"session-ends-with-locks", "Garbage collection: a session with locks outlives its process", "TestScheduleL_GivenUp", one(sessionGo,
-		"\tif left {\n", "\tif left && ctx == nil {\n")},
-	{"not-taken-back", "Garbage collection: what the session says is right before the first prewrite", "TestScheduleL", one(unresolvedGo,
-		"{ return start >= max(u.says, u.doubt) }", "{ return true }")},
-	{"renewal-under-way-ignored", "Garbage collection: also what it may come to say", "TestScheduleL", one(unresolvedGo,
-		"{ return start >= max(u.says, u.doubt) }", "{ return start >= u.says }")},
-	{"renewal-for-others", "Garbage collection: a renewal begun for others may say too much", "TestScheduleL", one(sessionGo,
-		"\t\t\t\tif wait.err == nil && covers {\n", "\t\t\t\tif wait.err == nil && (covers || true) {\n")},
-	{"late-reply-counts", "Garbage collection: the reply to an older renewal says nothing", "TestScheduleL", one(unresolvedGo,
-		"\tif v.ends > u.ends {\n", "\tif v.ends > 0 {\n")},
-	{"late-renewal-lies-above", "Garbage collection: a renewal ends later than any before it", "TestScheduleL", one(unresolvedGo,
-		"ends: max(now.Add(lease), u.sent+1)}", "ends: now.Add(lease)}")},
-	{"raised-beside-older-programs", "Garbage collection: a catalog is raised when no older program is left", "TestCatalogIsRaised", one(gcHintsGo,
-		"if older, err := db.olderPrograms(ctx); err != nil || older {\n", "if older, err := db.olderPrograms(ctx); err != nil || older && err != nil {\n")},
-	{"hinted-beside-older-programs", "Garbage collection: older programs fail at hints, so there are none beside them", "TestCatalogIsRaised", one(hintsGo,
-		"\tif db.opt.noHints || !v.Hinted {\n", "\tif db.opt.noHints {\n")},
-	{"dated-with-the-raise", "Garbage collection: a lease after a view that shows the raised catalog", "TestCatalogIsRaised", one(gcHintsGo,
-		"v.HintsFrom = v.asOf.Add(lease)\n", "v.HintsFrom = v.asOf.Add(0 * lease)\n")},
-	{"said-before-it-is-durable", "Garbage collection: nothing is said of what a crash can undo", "TestScheduleL_Deferred", one(unresolvedGo,
-		"\tif !deferred {\n", "\tif !deferred || ctx != nil {\n")},
-	{"commit-without-a-session", "Garbage collection: no commit above the end of its session's lease", "TestScheduleL_SessionIsGone", one(twoPhaseGo,
-		"\tif err := c.db.session.reaches(ctx, c.commit); err != nil {\n", "\tif err := error(nil); err != nil {\n")},
-
-	// Garbage collection: hints.
-	{"replaced-is-not-hinted", "Garbage collection: what replaces or deletes is hinted", "TestWhatIsHinted", one(hintsGo,
-		"if w := &writes[i]; !w.first || w.kind != format.KindPut {", "if w := &writes[i]; w.kind != format.KindPut {")},
-	{"hint-of-an-open-span-removed", "Garbage collection: a hint is removed if its span is over", "TestHintOfASpan", one(gcHintsGo,
-		"\t\tif v.TS <= safe {\n", "\t\tif v.TS <= safe || safe > 0 {\n")},
-	{"hint-removed-first", "Garbage collection: a hint is removed after its rows were looked at", "TestWhatIsKept", one(gcHintsGo,
-		"\t\tif err := p.lookAt(ctx, c, slices.Sorted(maps.Keys(rows))); err != nil {\n\t\t\treturn err\n\t\t}\n\t\tclear(rows)\n\t\terr := p.dropHints(ctx, done)\n",
-		"\t\tif err := p.dropHints(ctx, done); err != nil {\n\t\t\treturn err\n\t\t}\n\t\terr := p.lookAt(ctx, c, slices.Sorted(maps.Keys(rows)))\n\t\tclear(rows)\n")},
-	{"kept-is-not-hinted", "Garbage collection: what is kept for now is hinted anew", "TestWhatIsKept", one(gcRowGo,
-		"\t\t\tg.later = g.later || newest.Kind == format.KindDelete\n", "")},
-	{"changed-row-is-not-hinted", "Garbage collection: a row that changed meanwhile is hinted anew", "TestRowThatChanged", one(gcRemoveGo,
-		"\t\t} else {\n\t\t\tc.later = append(c.later, c.muts[i].Row)\n", "\t\t} else {\n")},
-	{"older-programs-hint", "Garbage collection: all rows once, after programs that hint nothing", "TestFirstCollectionAfterAnUpgrade", one(gcHintsGo,
-		"\tif p.all || v.HintsFrom == 0 || v.swept < v.HintsFrom {\n", "\tif p.all {\n")},
-	{"lost-hints-for-ever", "Garbage collection: all rows once in ten retentions", "TestLostHints", one(gcHintsGo,
-		">= gcFullAfter*v.at(v.asOf).Retention\n", ">= 100*gcFullAfter*v.at(v.asOf).Retention\n")},
 
 	// Retention by table.
 	{"primary-in-a-short-table", "Retention by table: the primary lies in the table that is kept for longest", "TestScheduleT_", []edit{
@@ -608,4 +557,4 @@ var mutants = []mutant{
 		"\t\treturn w.postpone(ctx, o, view, after)\n", "\t\t_ = after\n\t\treturn w.countFailure(ctx, o, view, cause)\n")},
 	{"park-attempts-again", "Observers: Park makes no further attempt", "TestPark", one(failureGo,
 		" || asksToPark(cause)\n", "\n")},
-}
+}, garbageMutants...)
