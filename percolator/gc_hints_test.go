@@ -365,3 +365,29 @@ func TestCatalogIsRaisedWhenNoOlderProgramIsLeft(t *testing.T) {
 	w.stored(c)
 	require.NotEmpty(t, w.storedHints("t"))
 }
+
+// What is kept for an observer of old values goes with a collection by hints once the observer has seen
+// something newer: the commit of its acknowledgment hints the row.
+func TestKeptOldValueIsHintedByItsAcknowledgment(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c, gc := w.client(), w.client()
+	o := newTold(t, c, "o", "t")
+	set(t, c.DB, rowA, "a")
+	require.True(t, o.run(rowA))
+	set(t, c.DB, rowA, "b")
+	set(t, c.DB, rowA, "c")
+	w.stored(c)
+	w.clock.advance(worldRetention + 2*time.Hour)
+	w.hintedCollect(gc)
+	kept := func() []rowstore.Version {
+		row := w.raw(rowA)
+		return row.All(rowstore.Write, format.SeenColumn("o", "v"))
+	}
+	require.Len(t, kept(), 1)
+	require.True(t, o.run(rowA))
+	w.stored(c)
+	w.clock.advance(worldRetention + 2*time.Hour)
+	w.hintedCollect(gc)
+	require.Empty(t, kept())
+}
