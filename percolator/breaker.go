@@ -24,21 +24,27 @@ type breaker struct {
 	at     int               // how many changes must have failed; 0 or less for never
 	failed map[Cell]struct{} // stored: cells whose runs failed lately, at most `at` of them
 	open   bool
-	probes int // failures of runs that were let through
+	trying bool // a run was let through, and nothing is known of it yet
+	probes int  // failures of runs that were let through
 	next   time.Time
 }
 
 // wait returns how long the next run waits; 0 lets it through. While the breaker is open, it lets
 // one through, and the others wait for what comes of it.
 func (b *breaker) wait(now time.Time) time.Duration {
+	wait := b.left(now)
+	if b.open && wait == 0 {
+		b.trying, b.next = true, now.Add(b.pause())
+	}
+	return wait
+}
+
+// left is wait for a job that may have nothing to run: it is not taken for the run that is let through.
+func (b *breaker) left(now time.Time) time.Duration {
 	if !b.open {
 		return 0
 	}
-	if now.Before(b.next) {
-		return b.next.Sub(now)
-	}
-	b.next = now.Add(b.pause())
-	return 0
+	return max(0, b.next.Sub(now))
 }
 
 func (b *breaker) pause() time.Duration {
@@ -60,15 +66,19 @@ func (b *breaker) good(c Cell) (closes bool) {
 		delete(b.failed, other)
 	}
 	closes = b.open
-	b.open, b.probes = false, 0
+	b.open, b.trying, b.probes = false, false, 0
 	return closes
 }
 
 // bad notes a failure. Several of one cell count once. opens tells that this one was too much.
 func (b *breaker) bad(c Cell, now time.Time) (opens bool) {
 	if b.open {
-		b.probes++
-		b.next = now.Add(b.pause())
+		// Many runs may have been under way when it opened. They do not make the waits longer.
+		if b.trying {
+			b.trying = false
+			b.probes++
+			b.next = now.Add(b.pause())
+		}
 		return false
 	}
 	if b.at <= 0 {

@@ -30,6 +30,10 @@ func TestBreaker(t *testing.T) {
 	require.Zero(t, b.wait(now))
 	require.True(t, b.bad(row("9"), now))
 
+	// Runs that had begun by then say nothing about whether the cause is mended.
+	for i := range 15 {
+		require.False(t, b.bad(row(fmt.Sprint("late", i)), now))
+	}
 	// One run is let through after a second, and one after each longer wait.
 	for _, wait := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
 		require.Equal(t, wait*time.Second, b.wait(now))

@@ -37,7 +37,6 @@ func (w *Worker) failed(ctx context.Context, o *Observer, view *cellView, cause 
 
 // countFailure counts a failed attempt in the store. The last attempt parks the run.
 func (w *Worker) countFailure(ctx context.Context, o *Observer, view *cellView, cause error) runResult {
-	w.db.count.observerFailures.Add(1)
 	c := view.cell
 	var record format.Failure
 	err := w.db.Update(ctx, func(tx *Txn) (err error) {
@@ -47,6 +46,10 @@ func (w *Worker) countFailure(ctx context.Context, o *Observer, view *cellView, 
 	if err != nil {
 		return trouble(fmt.Errorf("recording a failure of observer %q for %v: %w", o.Name, c.public(), errors.Join(err, cause)))
 	}
+	if record.Change == 0 {
+		return runResult{next: runAgain} // another run has covered the change, or was parked for it
+	}
+	w.db.count.observerFailures.Add(1)
 	w.tellError(ctx, o, c, record.Attempts, record.Parked, cause)
 	if record.Parked {
 		w.db.count.observerParked.Add(1)

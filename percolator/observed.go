@@ -117,7 +117,7 @@ func (w *observedWait) look(ctx context.Context, first bool) error {
 	}
 	var left []Cell
 	for page := range slices.Chunk(w.left, observedPage) {
-		uncovered, err := w.uncovered(ctx, page)
+		uncovered, err := w.uncovered(ctx, v, page)
 		if err != nil {
 			return err
 		}
@@ -134,7 +134,7 @@ func (w *observedWait) look(ctx context.Context, first bool) error {
 
 // uncovered returns those cells of a page that have a change at or below w.at which the
 // observer has not acknowledged.
-func (w *observedWait) uncovered(ctx context.Context, page []Cell) (left []Cell, err error) {
+func (w *observedWait) uncovered(ctx context.Context, v *catalogView, page []Cell) (left []Cell, err error) {
 	var reads []rowstore.RowRead
 	index := map[rowName]int{}
 	for _, c := range page {
@@ -154,7 +154,8 @@ func (w *observedWait) uncovered(ctx context.Context, page []Cell) (left []Cell,
 		return nil, err
 	}
 	for _, c := range page {
-		covered, err := w.covered(ctx, &rows[index[c.rowName()]], c)
+		known := v.registrations(c.Table, c.Column)
+		covered, err := w.covered(ctx, &rows[index[c.rowName()]], c, known.sinceOf(w.observer))
 		if err != nil {
 			return nil, fmt.Errorf("%v: %w", c.public(), err)
 		}
@@ -167,9 +168,9 @@ func (w *observedWait) uncovered(ctx context.Context, page []Cell) (left []Cell,
 
 // covered tells whether the observer has acknowledged what a settled row shows of the cell. An
 // acknowledgment is committed together with what the run has written, and has the timestamp of the
-// snapshot that the run has read.
-func (w *observedWait) covered(ctx context.Context, row *rowstore.Row, c Cell) (bool, error) {
-	ack, failure, err := w.records(row, c)
+// snapshot that the run has read. Those from before the observer's registration do not count.
+func (w *observedWait) covered(ctx context.Context, row *rowstore.Row, c Cell, since Timestamp) (bool, error) {
+	ack, failure, err := w.records(row, c, since)
 	if err != nil || ack >= w.at {
 		return err == nil, err
 	}
@@ -206,15 +207,11 @@ func (w *observedWait) covered(ctx context.Context, row *rowstore.Row, c Cell) (
 }
 
 // records decodes what the observer keeps beside the cell.
-func (w *observedWait) records(row *rowstore.Row, c Cell) (ack Timestamp, failure format.Failure, err error) {
-	v, found, err := committed(row, format.AckColumn(w.observer, c.Column))
-	if err == nil && found {
-		ack, err = format.DecodeAck(v.Value)
-	}
-	if err != nil {
+func (w *observedWait) records(row *rowstore.Row, c Cell, since Timestamp) (ack Timestamp, failure format.Failure, err error) {
+	if ack, err = acknowledged(row, format.AckColumn(w.observer, c.Column), since); err != nil {
 		return 0, failure, err
 	}
-	v, found, err = committed(row, format.FailureColumn(w.observer, c.Column))
+	v, found, err := committed(row, format.FailureColumn(w.observer, c.Column))
 	if err == nil && found {
 		failure, err = format.DecodeFailure(v.Value)
 	}

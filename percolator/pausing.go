@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 )
 
 // Observers that are paused: by somebody, for all workers (here), or by a worker, for itself,
@@ -99,9 +100,15 @@ func (w *Worker) notePaused(v *catalogView) {
 	}
 }
 
-// resume queues the jobs of a queue that were left alone for a while, and looks for others.
+// resume queues the jobs of a queue that were left alone for a while, and looks for others. A job
+// that is running may be about to leave its cell alone: it looks again, since a look passes over it.
 // w.mu is held.
 func (w *Worker) resume(q *queue) {
+	for _, t := range w.jobs {
+		if t.q == q && t.running {
+			t.again = true
+		}
+	}
 	for _, p := range w.paused {
 		if p.q == q {
 			w.endPause(p)
@@ -119,10 +126,18 @@ func (w *Worker) held(t *task) (r runResult, held bool) {
 	if t.q.paused {
 		return runResult{next: runDone}, true
 	}
-	if wait := t.q.breaker.wait(w.db.clock.Now()); wait > 0 {
+	if wait := t.q.breaker.left(w.db.clock.Now()); wait > 0 {
 		return runResult{next: runWaiting, wait: wait}, true
 	}
 	return runResult{}, false
+}
+
+// letThrough returns how long a run that is due is left alone because the worker itself has paused the
+// observer. 0 lets it through.
+func (w *Worker) letThrough(t *task) time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return t.q.breaker.wait(w.db.clock.Now())
 }
 
 // isPaused tells whether one of this worker's observers, of a stored cell's column, is paused.

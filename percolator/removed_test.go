@@ -133,15 +133,16 @@ func TestSweepLease(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, held)
 	began := time.Now()
-	require.NoError(t, w.sweepNew(t.Context())) // it finds the lease and waits for its end
+	for sweeps := 0; ; sweeps++ {
+		v, err := dbs[0].loadCatalog(t.Context())
+		require.NoError(t, err)
+		if len(w.unswept(v)) == 0 {
+			require.Greater(t, sweeps, 1)
+			break
+		}
+		require.NoError(t, w.sweepNew(t.Context())) // it finds the lease, and waits a while for its end
+	}
 	require.GreaterOrEqual(t, time.Since(began), 100*time.Millisecond)
-	v, err := dbs[0].loadCatalog(t.Context())
-	require.NoError(t, err)
-	require.Len(t, w.unswept(v), 1)
-	require.NoError(t, w.sweepNew(t.Context()))
-	v, err = dbs[0].loadCatalog(t.Context())
-	require.NoError(t, err)
-	require.Empty(t, w.unswept(v))
 }
 
 // The end of a sweep counts for the registration that it was made for, and for no later

@@ -159,11 +159,11 @@ const (
 
 // resolveLock handles another transaction's lock on cell. It rolls the cell forward or
 // back when the transaction is decided, and decides it when its owner is dead. settled
-// is false when the owner lives, and nothing was done. Whoever calls it reads the row again.
+// is false when the owner lives, and nothing was done, or when a reply was lost. Whoever calls it reads the row again.
 func (db *DB) resolveLock(ctx context.Context, cell Cell, start Timestamp, l *format.Lock, mode ownerRule) (settled bool, err error) {
 	row := rowstore.Row{Table: cell.Table, Row: cell.Row}
-	waited, err := db.resolveLocks(ctx, []rowstore.Row{row}, []metLock{{column: cell.Column, start: start, lock: *l}}, mode)
-	return !waited, err
+	wait, err := db.resolveLocks(ctx, []rowstore.Row{row}, []metLock{{column: cell.Column, start: start, lock: *l}}, mode)
+	return !wait, err
 }
 
 // fate is what becomes of a transaction whose lock was met.
@@ -330,19 +330,6 @@ func (f fate) resolve(m *rowstore.Mutation, n *resolved, cell Cell, start Timest
 		m.Edits = append(m.Edits, rowstore.Put(rowstore.Mark, cell.Column, start, nil))
 	}
 	n.back++
-}
-
-// afterResolution handles the answer to a mutation of resolve. The rows are read again, so
-// a lost reply or a lock that is gone is fine.
-func (db *DB) afterResolution(err error, applied bool, n resolved) error {
-	if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
-		return err
-	}
-	if err == nil && applied {
-		db.count.rolledForward.Add(n.forward)
-		db.count.rolledBack.Add(n.back)
-	}
-	return nil
 }
 
 // OutcomeStatus is what became of a transaction.

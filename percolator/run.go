@@ -165,6 +165,9 @@ func (w *Worker) attempt(ctx context.Context, t *task) runResult {
 		if view.claimedBy != "" && view.claimedBy != w.id && view.claimed > tx.start {
 			return runResult{next: runWaiting, wait: view.claimed.Sub(tx.start)}
 		}
+		if wait := w.letThrough(t); wait > 0 {
+			return runResult{next: runWaiting, wait: wait}
+		}
 		w.calling(ctx, t)
 		return w.run(ctx, tx, t.o, i, view)
 	}

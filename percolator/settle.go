@@ -86,11 +86,11 @@ func (db *DB) settlePart(ctx context.Context, rows []rowstore.Row, picks func(i 
 		}
 	}
 	for attempt := 0; len(met) > 0; attempt++ {
-		waited, err := db.resolveLocks(ctx, rows, met, respectLiveOwner)
+		wait, err := db.resolveLocks(ctx, rows, met, respectLiveOwner)
 		if err != nil {
 			return attempt > 0, err
 		}
-		if waited {
+		if wait {
 			if err := db.clock.Sleep(ctx, db.opt.lockWait.wait(attempt, db.rand)); err != nil {
 				row := &rows[met[0].row]
 				return true, fmt.Errorf("waiting for a lock in row %q of table %q: %w", row.Row, row.Table, err)
@@ -151,9 +151,10 @@ func locksBelow(met []metLock, index int, row *rowstore.Row, at Timestamp) ([]me
 }
 
 // resolveLocks is resolveLock for several locks, those of a row one after another. What became of a transaction is asked once.
-// A lock may be left: one of a living transaction, as waited tells, one whose row has changed, or one of very many
-// in a row. The caller reads the rows again.
-func (db *DB) resolveLocks(ctx context.Context, rows []rowstore.Row, met []metLock, mode ownerRule) (waited bool, err error) {
+// A lock may be left: one of a living transaction, one whose row has changed, or one of very many
+// in a row. The caller reads the rows again, after a while if wait says so: because of a living transaction, or
+// of a lost reply, which a store that is in trouble may give again and again.
+func (db *DB) resolveLocks(ctx context.Context, rows []rowstore.Row, met []metLock, mode ownerRule) (wait bool, err error) {
 	db.count.locksMet.Add(uint64(len(met)))
 	type txnName struct {
 		start   Timestamp
@@ -178,7 +179,7 @@ func (db *DB) resolveLocks(ctx context.Context, rows []rowstore.Row, met []metLo
 		}
 		switch {
 		case f.alive:
-			waited = true
+			wait = true
 			continue
 		case f.primaryGone && cell == Cell(m.lock.Primary):
 			continue
@@ -198,19 +199,25 @@ func (db *DB) resolveLocks(ctx context.Context, rows []rowstore.Row, met []metLo
 		}
 	}
 	if len(muts) == 0 {
-		return waited, nil
+		return wait, nil
 	}
 	outs, err := db.store.Apply(ctx, muts, rowstore.ApplyOptions{})
 	if err != nil {
 		if errors.Is(err, rowstore.ErrAmbiguous) {
-			return waited, nil
+			return true, nil
 		}
-		return waited, fmt.Errorf("resolving locks in table %q: %w", muts[0].Table, err)
+		return wait, fmt.Errorf("resolving locks in table %q: %w", muts[0].Table, err)
 	}
 	for i := range outs {
-		if err := db.afterResolution(outs[i].Err, outs[i].Applied, counts[i]); err != nil {
-			return waited, fmt.Errorf("resolving locks in row %q of table %q: %w", muts[i].Row, muts[i].Table, err)
+		switch {
+		case errors.Is(outs[i].Err, rowstore.ErrAmbiguous):
+			wait = true
+		case outs[i].Err != nil:
+			return wait, fmt.Errorf("resolving locks in row %q of table %q: %w", muts[i].Row, muts[i].Table, outs[i].Err)
+		case outs[i].Applied: // else a lock is gone: somebody else did it
+			db.count.rolledForward.Add(counts[i].forward)
+			db.count.rolledBack.Add(counts[i].back)
 		}
 	}
-	return waited, nil
+	return wait, nil
 }

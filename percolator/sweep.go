@@ -32,6 +32,7 @@ func (w *Worker) publish(ctx context.Context) error {
 		})
 		if err == nil {
 			w.published = v.asOf
+			w.notePaused(v) // before it looks for changes
 		}
 		return err
 	})
@@ -79,7 +80,14 @@ func (w *Worker) attend(ctx context.Context) error {
 		}
 		w.notePaused(v)
 		if len(w.unswept(v)) > 0 {
-			if err := w.retry(ctx, "sweeping for new observers", func() error { return w.sweepNew(ctx) }); err != nil {
+			err := w.retry(ctx, "sweeping for new observers", func() error {
+				err := w.sweepNew(ctx)
+				if errors.Is(err, ErrObserverRemoved) {
+					return nil // the catalog tells which
+				}
+				return err
+			})
+			if err != nil {
 				return err
 			}
 			continue
@@ -157,7 +165,7 @@ func (w *Worker) sweepOne(ctx context.Context, r format.Observer, at Timestamp) 
 	lease := &sweepLease{w: w, row: format.SweepLeaseRow(&r)}
 	if held, err := lease.take(ctx); err != nil || held > 0 {
 		if err == nil {
-			err = w.db.clock.Sleep(ctx, held)
+			_, err = w.sleepOr(ctx, min(held, w.db.known().lease), w.recheck)
 		}
 		return err
 	}
@@ -184,6 +192,7 @@ type sweepLease struct {
 	w     *Worker
 	row   string
 	taken time.Time
+	noted time.Time // when the worker looked at its registrations last
 }
 
 // take takes the lease, or tells how long another worker has it.
@@ -231,11 +240,34 @@ func (l *sweepLease) release(ctx context.Context) {
 // renew takes the lease again when a part of it has passed. It does not matter if
 // another worker has taken it meanwhile: both sweep.
 func (l *sweepLease) renew(ctx context.Context) error {
+	if err := l.note(ctx); err != nil {
+		return err
+	}
 	if l.w.db.clock.Now().Sub(l.taken) < l.w.config.MemberLease/3 {
 		return nil
 	}
 	_, err := l.take(ctx)
 	return err
+}
+
+// note does what attend cannot do during a sweep, which may take hours: it looks whether the worker's
+// observers are still registered, and which are paused.
+func (l *sweepLease) note(ctx context.Context) error {
+	w := l.w
+	select {
+	case <-w.recheck:
+	default:
+		if w.db.clock.Now().Sub(l.noted) < w.db.known().lease/2 {
+			return nil
+		}
+	}
+	l.noted = w.db.clock.Now()
+	v, err := w.db.loadCatalog(ctx)
+	if err != nil {
+		return ctx.Err() // no reason to begin the sweep again
+	}
+	w.notePaused(v)
+	return w.checkRegistered(v)
 }
 
 const sweepBatch = 256

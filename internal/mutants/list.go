@@ -56,6 +56,7 @@ const (
 	unresolvedGo   = "percolator/unresolved.go"
 	hintsGo        = "percolator/hints.go"
 	gcHintsGo      = "percolator/gc_hints.go"
+	breakerGo      = "percolator/breaker.go"
 )
 
 func one(file, old, replacement string) []edit { return []edit{{file, old, replacement}} }
@@ -399,10 +400,26 @@ var mutants = append([]mutant{
 		"\t\t\tchange = max(change, n.TS)\n", "\t\t\tchange = max(change, 0)\n")},
 	{"waits-by-any-acknowledgment", "Observers: a change is covered by an acknowledgment at or above it, for WaitObserved too", "TestWaitObserved", one(observedGo,
 		"\tcase change <= ack:\n", "\tcase change <= ack || ack > 0:\n")},
+	{"waits-by-ended-acknowledgments", "Old values: acknowledgments end with the registration, for WaitObserved too", "TestScheduleK_WaitObserved", one(observedGo,
+		"c, known.sinceOf(w.observer))\n", "c, 0*known.sinceOf(w.observer))\n")},
 	{"waits-past-the-safe-point", "Garbage collection: what WaitObserved did not find may have been collected", "TestWaitObservedBelow", one(observedGo,
 		"\t\tif w.at < safe {\n", "\t\tif w.at < safe && ack > 0 {\n")},
 	{"paused-observer-runs", "Observers: one that is paused does not run", "TestPauseBetweenAttempts|TestPauseObserver", one(pausingGo,
 		"\tif t.q.paused {\n\t\treturn runResult{next: runDone}, true\n\t}\n", "")},
+	{"paused-observer-runs-at-first", "Observers: one that is paused does not run in a worker that starts", "TestScheduleK_WorkerStarts", one(sweepGo,
+		"\t\t\tw.notePaused(v) // before it looks for changes\n", "")},
+	{"paused-observer-runs-during-a-sweep", "Observers: a worker that sweeps knows of pauses", "TestScheduleK_PauseWithin", one(sweepGo,
+		"\tw.notePaused(v)\n\treturn w.checkRegistered(v)\n", "\treturn w.checkRegistered(v)\n")},
+	{"resumed-while-a-job-ends", "Observers: a job that found its observer paused looks again after the resumption", "TestScheduleK_ResumedWhile", one(pausingGo,
+		"\t\tif t.q == q && t.running {\n", "\t\tif t.q != q && t.running {\n")},
+	{"failure-told-but-not-recorded", "Observers: a failure counts once it is recorded", "TestScheduleK_Failure", one(failureGo,
+		"\tif record.Change == 0 {\n", "\tif record.Change == 0 && c.Row == \"\" {\n")},
+	{"lost-resolution-asked-at-once", "A transaction: after a lost reply a reader waits before it resolves a lock again", "TestScheduleK_Ambiguous", one(settleGo,
+		"\t\t\treturn true, nil\n", "\t\t\treturn wait, nil\n")},
+	{"late-failures-make-a-breaker-wait", "Observers: runs that were under way when a breaker opened do not make its waits longer", "TestBreaker", one(breakerGo,
+		"\t\tif b.trying {\n", "\t\tif b.trying || b.probes == 0 {\n")},
+	{"a-look-uses-up-the-run-of-a-breaker", "Observers: an open breaker counts the runs that it lets through, not the looks", "TestScheduleK_Breaker", one(pausingGo,
+		"t.q.breaker.left(w.db.clock.Now())", "t.q.breaker.wait(w.db.clock.Now())")},
 	{"resumed-observer-not-looked-for", "Observers: what waits for one that is resumed is looked for", "TestPauseBetweenAttempts|TestPauseObserver", one(pausingGo,
 		"\t\tif q.paused = r.Paused; q.paused {\n", "\t\tif q.paused = q.paused || r.Paused; q.paused {\n")},
 	{"commit-below-the-safe-point", "The catalog: no commit whose start is below the safe point", "TestNoCommitBelowTheSafePoint", one(commitGo,
@@ -418,7 +435,7 @@ var mutants = append([]mutant{
 		"\t\t\tif !c.notify[i] && c.observed(i) {\n",
 		"\t\t\tif false && c.observed(i) {\n")},
 	{"sweep-not-taken-over", "Observers: a sweep is taken over from a worker that died, also by one that runs for long", "TestSweepIsTakenOver", []edit{
-		{sweepGo, "\t\tif len(w.unswept(v)) > 0 {\n\t\t\tif err := w.retry(", "\t\tif len(w.unswept(v)) > 0 && !w.isReady() {\n\t\t\tif err := w.retry("},
+		{sweepGo, "\t\tif len(w.unswept(v)) > 0 {\n\t\t\terr := w.retry(", "\t\tif len(w.unswept(v)) > 0 && !w.isReady() {\n\t\t\terr := w.retry("},
 		{sweepGo, "// checkRegistered returns", "func (w *Worker) isReady() bool {\n\tselect {\n\tcase <-w.ready:\n\t\treturn true\n\tdefault:\n\t\treturn false\n\t}\n}\n\n// checkRegistered returns"},
 	}},
 	{"removed-observer-untold", "Observers: a worker whose observer was removed is told", "TestRemovedObserverEndsItsWorker", one(sweepGo,
