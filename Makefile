@@ -51,7 +51,7 @@ ifeq ($(RERUNS),0)
 TEST = $(GO) test $(TEST_RUN) ./...
 else
 TEST = $(RERUNNER) --format standard-quiet --rerun-fails=$(RERUNS) --rerun-fails-abort-on-data-race \
-	--rerun-fails-report $(UNSTEADY)-$$module --packages ./... -- $(TEST_RUN)
+	--rerun-fails-report $(UNSTEADY)-$$module --jsonfile $(CACHE)/tests-$$module.json --packages ./... -- $(TEST_RUN)
 TEST_NEEDS := $(RERUNNER)
 endif
 

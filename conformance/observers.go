@@ -52,6 +52,7 @@ func observerTests() []test {
 		{"WorkerRunsOnce", Observing, workerRunsOnce},
 		{"CollectionKeepsUnseenDeletes", Observing, collectionKeepsUnseenDeletes},
 		{"CollectionKeepsOldValues", Observing, collectionKeepsOldValues},
+		{"TimersRunWhenDue", Observing, timersRunWhenDue},
 	}
 }
 

@@ -28,6 +28,7 @@ const (
 	beginning  kind = iota // a snapshot is taken
 	committing             // a commit goes through or is refused
 	fault
+	passing // the time of a timer comes
 )
 
 // independent tells that two choices lead to the same state in either order. The states in
@@ -35,7 +36,7 @@ const (
 // Always sees each of them.
 func (c *choice) independent(o *choice) bool {
 	switch {
-	case c.who == o.who || c.kind != o.kind || c.kind == fault:
+	case c.who == o.who || c.kind != o.kind || c.kind == fault || c.kind == passing:
 		return false
 	case c.kind == beginning:
 		return true
@@ -88,6 +89,9 @@ func (w *world) choices(ctx context.Context) (all []choice) {
 		}
 	}
 	all = append(all, w.beginnings(ctx)...)
+	if !w.timer.due.IsZero() && w.fired < w.p.Timers {
+		all = append(all, choice{label: fmt.Sprintf("clock: the timer of %v is due", w.timer.cell), who: "clock", kind: passing, do: w.fire})
+	}
 	if i := slices.IndexFunc(all, func(c choice) bool { return c.actor != nil && c.actor == w.last }); i > 0 {
 		c := all[i]
 		all = slices.Insert(slices.Delete(all, i, i+1), 0, c)
@@ -152,6 +156,13 @@ func (w *world) begin(ctx context.Context, name string, r coretest.Run) {
 		}
 		return err
 	})
+}
+
+// fire lets the time pass until the next timer is due.
+func (w *world) fire() {
+	w.fired++
+	w.last, w.changed = nil, true
+	time.Sleep(time.Until(w.timer.due))
 }
 
 // rowsOf names the rows that a commit has to do with.

@@ -24,7 +24,7 @@
 // first read, or at the commit if it reads nothing. Between its steps a client does everything
 // without a stop. A run of an observer takes its snapshot when it begins. Faults are further
 // steps, if the Program allows some: a commit that meets a conflict, one that ends in
-// ErrUndetermined, and the death of a process.
+// ErrUndetermined, and the death of a process. Where a timer waits, it is a step that its time comes.
 //
 // The report says "complete" if there are no other schedules. Two schedules count as one if they
 // differ only in the order of steps that cannot matter to each other: two snapshots, or two

@@ -51,6 +51,10 @@ type Program struct {
 	// oracle and the waits to be its own.
 	Options []percolator.Option
 
+	// Timers is how often, in a schedule, the clock moves on to the time at which the next timer of an observed cell is due
+	// (percolator.Txn.NotifyAt). Each time is a choice beside the others, so a timer may be due before, between and after all other steps.
+	// Timers after that are never due. Default 10.
+	Timers int
 	// Schedules is how many schedules are taken in order, depth first. Default 20,000.
 	Schedules int
 	// Random is how many schedules are taken at random if those in order were not all.
@@ -169,6 +173,7 @@ func (p Program) withDefaults() (Program, error) {
 		{"Workers", p.Workers},
 		{"Schedules", p.Schedules},
 		{"Steps", p.Steps},
+		{"Timers", p.Timers},
 		{"Faults.Conflicts", p.Faults.Conflicts},
 		{"Faults.Undetermined", p.Faults.Undetermined},
 		{"Faults.Deaths", p.Faults.Deaths},
@@ -183,6 +188,7 @@ func (p Program) withDefaults() (Program, error) {
 	orDefault(&p.Random, 1_000)
 	orDefault(&p.Time, 20*time.Second)
 	orDefault(&p.Steps, 1_000)
+	orDefault(&p.Timers, 10)
 	return p, nil
 }
 

@@ -31,6 +31,8 @@ type world struct {
 	dbs     []*percolator.DB
 	actors  []*actor
 	left    []coretest.Run
+	timer   timer
+	fired   int // how often the clock has moved to a timer
 	budget  Faults
 	last    *actor // the one that the last choice let go on
 	changed bool   // something was committed since left was looked up
@@ -39,6 +41,12 @@ type world struct {
 	notesMu sync.Mutex
 	notes   []string // since the last choice
 	taken   []taken
+}
+
+// timer is the next one to be due; without one, due is zero.
+type timer struct {
+	cell percolator.Cell
+	due  time.Time
 }
 
 // taken is a choice that was made, among which, and what came of it.
@@ -113,7 +121,8 @@ func (w *world) run(ctx context.Context, choose chooser) (err error) {
 		if err := w.violated(); err != nil {
 			return err
 		}
-		if w.changed {
+		// The time may have passed because somebody sleeps.
+		if due := w.timer.due; w.changed || !due.IsZero() && !time.Now().Before(due) {
 			if err := w.look(ctx); err != nil {
 				return err
 			}
@@ -189,6 +198,9 @@ func (w *world) prepare(ctx context.Context) (err error) {
 	if len(w.p.Observers) > 0 {
 		if err := coretest.Publish(ctx, w.looker); err != nil {
 			return fmt.Errorf("publishing the observers: %w", err)
+		}
+		if err := coretest.KnowTimers(ctx, w.looker); err != nil {
+			return fmt.Errorf("preparing for timers: %w", err)
 		}
 		db, err := w.open(ctx, &gate{shared: shared{w.store}, w: w}, 2)
 		if err != nil {
@@ -272,6 +284,9 @@ func (w *world) look(ctx context.Context) (err error) {
 	w.changed = false
 	if w.left, err = coretest.Left(ctx, w.looker); err != nil {
 		return fmt.Errorf("looking for notifications: %w", err)
+	}
+	if w.timer.cell, w.timer.due, err = coretest.NextTimer(ctx, w.looker); err != nil {
+		return fmt.Errorf("looking for timers: %w", err)
 	}
 	return w.check(ctx, "Always", w.p.Always)
 }

@@ -14,11 +14,21 @@ import (
 
 // BenchmarkReadWrite is a transaction on an idle store that reads one cell and
 // writes it.
-func BenchmarkReadWrite(b *testing.B) {
+func BenchmarkReadWrite(b *testing.B) { benchReadWrite(b, func(*percolator.DB) {}) }
+
+// BenchmarkReadWriteGuarded is the same where a row was deleted as a whole before: two conditions more.
+func BenchmarkReadWriteGuarded(b *testing.B) {
+	benchReadWrite(b, func(db *percolator.DB) {
+		require.NoError(b, db.Update(context.Background(), func(tx *percolator.Txn) error { return tx.DeleteRow(context.Background(), "bench", "gone") }))
+	})
+}
+
+func benchReadWrite(b *testing.B, before func(db *percolator.DB)) {
 	ctx := context.Background()
-	db, err := percolator.Open(ctx, "memory:")
+	db, err := percolator.Open(ctx, "memory:", percolator.WithSettings(percolator.Settings{CatalogLease: time.Second}))
 	require.NoError(b, err)
 	defer func() { require.NoError(b, db.Close(ctx)) }()
+	before(db)
 	cells := make([]percolator.Cell, 10_000)
 	for i := range cells {
 		cells[i] = percolator.Cell{Table: "bench", Row: fmt.Sprintf("row%06d", i), Column: "value"}

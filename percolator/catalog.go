@@ -45,6 +45,8 @@ type catalogView struct {
 	// revision is the timestamp of the config version that was read.
 	revision  Timestamp
 	safePoint Timestamp // of tables that have none of their own, and the least of any
+	// resolved and swept are ColumnResolved and ColumnSwept; see there.
+	resolved, swept Timestamp
 	// points are those of tables that have one of their own, by stored names; pointsAt is their
 	// version.
 	points   map[string]format.TableSafePoint
@@ -53,7 +55,7 @@ type catalogView struct {
 	holdsAt  Timestamp
 	sentAt   time.Time     // local, of asOf
 	lease    time.Duration // leaseAt(asOf)
-	awaited  bool          // a new observer may be waiting until everybody knows it
+	awaited  bool          // a new observer, or an index, may be waiting until everybody knows it
 	observed map[columnName]registrations
 }
 
@@ -64,10 +66,12 @@ type registrations struct {
 	// count: RemoveObserver ends acknowledgments.
 	since []Timestamp
 	old   []bool // the observer wants old values
+	// timers tells that cells may have timers.
+	timers bool
 }
 
 func (r *registrations) same(o *registrations) bool {
-	return slices.Equal(r.names, o.names) && slices.Equal(r.since, o.since)
+	return slices.Equal(r.names, o.names) && slices.Equal(r.since, o.since) && r.timers == o.timers
 }
 
 // observers lists the observers of a stored column.
@@ -193,6 +197,7 @@ func (db *DB) readCatalog(ctx context.Context) (*catalogView, error) {
 			if db.install(v) {
 				db.moveUse(ctx)
 			}
+			db.hintSoon()
 			return v, nil
 		}
 		if err := db.storeUse(ctx, v); errors.Is(err, rowstore.ErrAmbiguous) {
@@ -214,6 +219,8 @@ func (db *DB) readRevision(ctx context.Context, v *catalogView) (stands bool, er
 		{Family: rowstore.Write, Column: format.ColumnSafePoint, To: oracle.Max, Limit: 1},
 		{Family: rowstore.Write, Column: format.ColumnOfTables, To: oracle.Max, Limit: 1},
 		{Family: rowstore.Write, Column: format.ColumnHolds, To: oracle.Max, Limit: 1},
+		{Family: rowstore.Write, Column: format.ColumnResolved, To: oracle.Max, Limit: 1},
+		{Family: rowstore.Write, Column: format.ColumnSwept, To: oracle.Max, Limit: 1},
 		{Family: rowstore.Mark, Column: db.uses.id, To: oracle.Max, Limit: 1},
 	}}})
 	if err == nil {
@@ -231,8 +238,10 @@ func (db *DB) readRevision(ctx context.Context, v *catalogView) (stands bool, er
 	if v.catalog, err = decodeCatalog(value); err != nil {
 		return false, fmt.Errorf("reading the catalog: %w", err)
 	}
-	if sp := rows[0].Newest(rowstore.Write, format.ColumnSafePoint); sp != nil {
-		v.safePoint = sp.TS
+	for column, point := range map[string]*Timestamp{format.ColumnSafePoint: &v.safePoint, format.ColumnResolved: &v.resolved, format.ColumnSwept: &v.swept} {
+		if stored := rows[0].Newest(rowstore.Write, column); stored != nil {
+			*point = stored.TS
+		}
 	}
 	if err := v.readPoints(rows[0].Newest(rowstore.Write, format.ColumnOfTables)); err != nil {
 		return false, fmt.Errorf("reading the catalog: %w", err)
@@ -243,16 +252,21 @@ func (db *DB) readRevision(ctx context.Context, v *catalogView) (stands bool, er
 	if err := db.checkOracle(ctx, v); err != nil {
 		return false, err
 	}
+	if older && db.opt.existing && db.known() == nil {
+		return false, fmt.Errorf("reading the catalog: %w: it is of version 1, which is raised only if the database is opened without WithExisting", ErrFormat)
+	}
 	if older {
 		return false, db.raiseCatalog(ctx, v.revision, value)
 	}
 	v.lease = v.leaseAt(v.asOf)
+	v.awaited = v.awaitsIndexes()
 	if len(v.Observers) > 0 {
 		v.observed = make(map[columnName]registrations, len(v.Observers))
 		for _, o := range v.Observers {
 			k := columnName{string(o.Table), string(o.Column)}
 			r := v.observed[k]
 			r.names, r.since, r.old = append(r.names, string(o.Name)), append(r.since, o.Since), append(r.old, o.OldValues)
+			r.timers = v.Timers
 			v.observed[k] = r
 			v.awaited = v.awaited || o.Swept == 0
 		}
@@ -321,6 +335,7 @@ func (db *DB) changeCatalog(ctx context.Context, change func(v *catalogView) (bo
 		}
 		next := *v
 		next.Observers = slices.Clone(v.Observers)
+		next.Indexes = slices.Clone(v.Indexes)
 		write, err := change(&next)
 		if err != nil {
 			return nil, err
@@ -347,6 +362,10 @@ func (db *DB) changeCatalog(ctx context.Context, change func(v *catalogView) (bo
 			edits = append(edits,
 				rowstore.DeleteRange(rowstore.Write, format.ColumnConfig, 0, v.revision),
 				rowstore.DeleteRange(rowstore.Notify, format.ColumnConfig, 0, v.revision))
+		} else {
+			// Of what was there before there was any data, nothing is left.
+			edits = append(edits, rowstore.Put(rowstore.Write, format.ColumnResolved, ts, format.TimestampOnly),
+				rowstore.Put(rowstore.Write, format.ColumnSwept, ts, format.TimestampOnly))
 		}
 		out, err := db.applyOne(ctx, rowstore.Mutation{
 			Table: format.TableCatalog, Row: format.RowCatalog,
@@ -376,10 +395,13 @@ func (db *DB) initCatalog(ctx context.Context) error {
 		return err
 	}
 	v, err := db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
-		if v.revision > 0 {
+		switch {
+		case v.revision > 0:
 			return false, nil
+		case db.opt.existing:
+			return false, fmt.Errorf("%w: the store is there, and no program has made a database in it", ErrNoStore)
 		}
-		v.catalog = catalog{Oracle: db.opt.oracleName, Current: storeSettings(wanted, nil)}
+		v.catalog = catalog{Oracle: db.opt.oracleName, Current: storeSettings(wanted, nil), Hinted: true, HintsFrom: v.asOf}
 		return true, nil
 	})
 	if err != nil {

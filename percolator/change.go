@@ -34,6 +34,9 @@ type Change struct {
 	First bool
 	// Commit is the commit timestamp of the newest write of the cell, 0 if it has none.
 	Commit Timestamp
+	// Due is when a timer of the cell was due, in whole milliseconds and UTC, if one is among what the observer has not
+	// seen (Txn.NotifyAt). Otherwise it is the zero Time.
+	Due time.Time
 	// Attempt counts the calls for this change from 1 on: it is one more than the failures
 	// that are on record. Conflicts are not counted.
 	Attempt int

@@ -289,6 +289,7 @@ func TestCatalogOfOldValues(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	c := w.client()
+	w.lowerTo(format.PlainCatalogVersion)
 	version := func() byte {
 		rows, err := w.mem.Read(t.Context(), []rowstore.RowRead{{Table: format.TableCatalog, Row: format.RowCatalog, Selectors: []rowstore.Selector{everything(rowstore.Write, format.ColumnConfig)}}})
 		require.NoError(t, err)
@@ -297,7 +298,7 @@ func TestCatalogOfOldValues(t *testing.T) {
 	require.NoError(t, watching(t, c, Observer{Name: "f", Func: nothing}).publish(t.Context()))
 	require.EqualValues(t, format.PlainCatalogVersion, version())
 	newTold(t, c, "o", "t")
-	require.EqualValues(t, format.CatalogVersion, version())
+	require.EqualValues(t, format.ControlledVersion, version())
 	require.NoError(t, c.RemoveObserver(t.Context(), "o"))
-	require.EqualValues(t, format.CatalogVersion, version())
+	require.EqualValues(t, format.ControlledVersion, version())
 }

@@ -117,6 +117,7 @@ func (w *Worker) claim(ctx context.Context, tasks []*task) error {
 		m := &muts[len(muts)-1] // a call may name a row once only
 		// It takes the place of one that ends sooner.
 		m.Edits = append(m.Edits, rowstore.Put(rowstore.Mark, column, until, []byte(w.id)))
+		w.db.hint(t.cell, until)
 		// A call that fails may leave the one before in its place, which counts until it ends.
 		t.claims = append(slices.DeleteFunc(t.claims, func(end Timestamp) bool { return end < now }), until)
 	}

@@ -29,6 +29,8 @@ import (
 //   - an error that matches ErrUndetermined: the context ended, or far too much time
 //     passed, before Commit found out whether the transaction took effect. DB.OutcomeOf
 //     may find out later.
+//   - an error that matches ErrIndexed: a column has an index that this process does not keep; or an error of
+//     an index's upkeep. Certainly nothing was written.
 //   - any other error: certainly nothing was written.
 //
 // After any error some notifications of Txn.Notify may stand nevertheless. They cost one
@@ -39,11 +41,11 @@ import (
 // or read under Serializable; otherwise it takes part in none. When Commit has returned
 // nil, every transaction that begins afterwards, in any process, sees the writes. Work
 // that is left then (secondaries) continues in the background; DB.Close waits for it.
-func (tx *Txn) Commit(ctx context.Context) error {
+func (tx *Txn) Commit(ctx context.Context) (err error) {
 	if tx.done {
 		return ErrTxnDone
 	}
-	defer tx.finish()
+	defer func() { tx.finish(err) }()
 	db := tx.db
 	if err := db.enter(); err != nil {
 		return err
@@ -52,7 +54,7 @@ func (tx *Txn) Commit(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("percolator: committing: %w", err)
 	}
-	err := tx.commitAnyWay(ctx)
+	err = tx.commitAnyWay(ctx)
 	if err == nil && tx.opt.committedAt != nil {
 		*tx.opt.committedAt = tx.commit
 	}
@@ -62,6 +64,9 @@ func (tx *Txn) Commit(ctx context.Context) error {
 // commitAnyWay commits in the quickest way that is possible for the transaction.
 func (tx *Txn) commitAnyWay(ctx context.Context) error {
 	db := tx.db
+	if err := tx.keepIndexes(ctx); err != nil {
+		return fmt.Errorf("percolator: committing: %w", err)
+	}
 	c, err := tx.newCommitter(ctx)
 	unknown := true // after a panic too
 	defer func() { c.endUse(unknown) }()
@@ -85,11 +90,16 @@ func (tx *Txn) commitAnyWay(ctx context.Context) error {
 	switch {
 	case err == nil:
 		tx.commit = c.commit
+		c.hintWrites(c.commit)
 		return nil
 	case errors.Is(err, ErrConflict):
 		db.count.conflicts.Add(1)
-	case errors.Is(err, ErrUndetermined):
+	case unknown:
 		db.count.undetermined.Add(1)
+		if c.primary >= 0 {
+			// It commits no later, if it does. What may still be under way sets c.commit.
+			c.hintWrites(c.bound())
+		}
 	}
 	return fmt.Errorf("percolator: committing: %w", err)
 }
@@ -107,6 +117,8 @@ type committer struct {
 	rows    []commitRow
 	primary int    // index into writes, -1 where every write is lock only
 	notify  []bool // for each write: whether its column is observed
+	notices []notice
+	hints   []rowstore.Mutation // of timers
 	commit  Timestamp
 
 	primaryRow    int  // index into rows: the one with the primary, whose commit decides
@@ -190,6 +202,12 @@ func (c *committer) sortWrites(primary Cell) {
 // beginByNewest is goBy with the view at hand. That view may be too old to know the
 // observer of a weak notification; then a new one is read.
 func (c *committer) beginByNewest(ctx context.Context) error {
+	if c.setsTimers() && c.used.TimersFrom == 0 {
+		if err := c.db.raiseToTimers(ctx); err != nil {
+			return err
+		}
+		return c.goByNew(ctx)
+	}
 	err := c.goBy(c.used)
 	if errors.Is(err, ErrNotObserved) {
 		err = c.goByNew(ctx)
@@ -227,8 +245,14 @@ func (c *committer) goBy(view *catalogView) error {
 	for i := range c.notify {
 		c.notify[i] = c.observed(i)
 	}
+	if err := c.checkWeak(); err != nil {
+		return err
+	}
+	if err := c.placeNotices(); err != nil {
+		return err
+	}
 	c.splitRows()
-	return c.checkWeak()
+	return nil
 }
 
 // observed tells whether an observer must be told of a write.
@@ -250,13 +274,21 @@ func (c *committer) checkRun() error {
 	return c.conflict(r.cell, 0, fmt.Sprintf("the observer %q was removed meanwhile", r.observer))
 }
 
-// checkWeak returns an error for what the view of the catalog rules out: a weak notification that no
-// observer would ever see, and a run of an observer that was removed.
+// checkWeak returns an error for what the view of the catalog rules out: a weak notification or a timer that no
+// observer would ever see, indexes that were not kept, and a run of an observer that was removed.
 func (c *committer) checkWeak() error {
 	for _, cell := range c.tx.weak {
 		if len(c.view.observers(cell.Table, cell.Column)) == 0 {
 			return fmt.Errorf("%w: %v", ErrNotObserved, cell.public())
 		}
+	}
+	for cell := range c.timed() {
+		if len(c.view.observers(cell.Table, cell.Column)) == 0 {
+			return fmt.Errorf("%w: %v", ErrNotObserved, cell.public())
+		}
+	}
+	if err := c.checkIndexes(); err != nil {
+		return err
 	}
 	return c.checkRun()
 }
@@ -272,6 +304,9 @@ func (c *committer) checkBound(ctx context.Context, ts Timestamp) error {
 		view, err := c.db.loadCatalog(ctx)
 		if err != nil {
 			return err
+		}
+		if i := c.guardsAny(); i >= 0 && view.RowDeletes && !c.view.RowDeletes {
+			return c.conflict(c.writes[i].cell, 0, "its prewrites do not look for deletions of rows, which began meanwhile")
 		}
 		c.view = view
 		for i := range c.notify {
@@ -406,6 +441,15 @@ func (c *committer) conflict(cell Cell, with Timestamp, reason string) error {
 		if cell = c.writes[len(c.writes)-1].cell; len(c.tx.weak) > 0 {
 			cell = c.tx.weak[0]
 		}
+	}
+	if cell.Column == format.ColumnWholeRow && !format.Reserved(cell.Table) {
+		reason = "another transaction deletes or deleted the row"
+		if i := slices.IndexFunc(c.writes, func(w write) bool { return w.cell.rowName() == cell.rowName() && ofUser(w.cell.Column) }); i >= 0 {
+			cell = c.writes[i].cell
+		}
+	}
+	if column, ok := format.SplitTimerColumn(cell.Column); ok {
+		cell.Column = column
 	}
 	return &ConflictError{Cell: cell.public(), With: with, Reason: reason}
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -45,6 +46,8 @@ type DB struct {
 	refreshing   atomic.Bool
 	uses         uses
 	session      session
+	hints        hints
+	upkeeps      upkeeps
 
 	// drain counts what Close waits for.
 	drain struct {
@@ -55,9 +58,11 @@ type DB struct {
 	}
 	closed  chan struct{}       // closed when Close has ended
 	metrics metric.Registration // nil without WithMetrics
-	ctx     context.Context     // of everything in the background
-	cancel  context.CancelFunc
-	owned   sync.WaitGroup // goroutines that last until Close
+	// lateness is of the runs for timers; nil without WithMetrics.
+	lateness metric.Float64Histogram
+	ctx      context.Context // of everything in the background
+	cancel   context.CancelFunc
+	owned    sync.WaitGroup // goroutines that last until Close
 }
 
 // Open opens the store that url names and a DB over it. The backend must have been
@@ -128,7 +133,8 @@ func New(ctx context.Context, store rowstore.Store, opts ...Option) (*DB, error)
 	db.setLimits()
 	db.ctx, db.cancel = context.WithCancel(context.Background())
 	db.session.init(db)
-	db.uses.init()
+	db.hints.id, db.hints.lost, db.hints.seed = db.uniqueID(), &db.count.gcHintsLost, maphash.MakeSeed()
+	db.uses.init(db)
 	if err := db.open(ctx); err != nil {
 		db.removeUse(ctx)
 		db.cancel()
@@ -217,6 +223,9 @@ func (db *DB) Close(ctx context.Context) error {
 	case <-db.drain.idle:
 	case <-ctx.Done():
 		errs = append(errs, fmt.Errorf("percolator: closing before everything was drained: %w", ctx.Err()))
+	}
+	if ctx.Err() == nil && !db.opt.noHints {
+		db.storeLastHints(ctx)
 	}
 	db.session.settle(ctx)
 	db.cancel()
@@ -344,8 +353,11 @@ func (db *DB) newTxn(ctx context.Context, readOnly bool, opts []TxnOption) (*Txn
 
 // View runs fn with a read-only transaction and returns fn's error. The snapshot is
 // taken at a moment between the call of View and the end of the transaction's first
-// read.
+// read. A nil fn is ErrInvalid.
 func (db *DB) View(ctx context.Context, fn func(tx *Txn) error, opts ...TxnOption) error {
+	if fn == nil {
+		return noFunction("View")
+	}
 	tx, err := db.newTxn(ctx, true, opts)
 	if err != nil {
 		return err
@@ -368,8 +380,11 @@ func (db *DB) View(ctx context.Context, fn func(tx *Txn) error, opts ...TxnOptio
 //
 // So fn may run more than once: it must have no effect but through its transaction. If
 // fn returns an error, the transaction is rolled back and Update returns that error as
-// it is. The exception is an error that matches ErrConflict: it makes fn run again.
+// it is. The exception is an error that matches ErrConflict: it makes fn run again. A nil fn is ErrInvalid.
 func (db *DB) Update(ctx context.Context, fn func(tx *Txn) error, opts ...TxnOption) error {
+	if fn == nil {
+		return noFunction("Update")
+	}
 	var turn turn
 	defer turn.end()
 	for attempt := 0; ; attempt++ {
@@ -387,6 +402,11 @@ func (db *DB) Update(ctx context.Context, fn func(tx *Txn) error, opts ...TxnOpt
 	}
 }
 
+// noFunction is the error of a call without a function.
+func noFunction(call string) error {
+	return fmt.Errorf("percolator: %s: %w: the function is nil", call, ErrInvalid)
+}
+
 // UpdateAt is Update, and returns the timestamp at which what fn did can be read: a snapshot at it
 // or later (WithAsOfTimestamp) has all that fn has written and read. That is the commit timestamp. If fn wrote
 // nothing and notified nothing, there is no commit, and it is the timestamp of the snapshot that fn
@@ -394,7 +414,7 @@ func (db *DB) Update(ctx context.Context, fn func(tx *Txn) error, opts ...TxnOpt
 // done before. A nil fn is ErrInvalid; other errors are those of Update.
 func (db *DB) UpdateAt(ctx context.Context, fn func(tx *Txn) error, opts ...TxnOption) (Timestamp, error) {
 	if fn == nil {
-		return 0, fmt.Errorf("percolator: UpdateAt: %w: the function is nil", ErrInvalid)
+		return 0, noFunction("UpdateAt")
 	}
 	var last *Txn
 	err := db.Update(ctx, func(tx *Txn) error {

@@ -42,3 +42,14 @@ func TestStatsCountViews(t *testing.T) {
 	require.EqualValues(t, 4, db.Stats().ReadOnly)
 	require.EqualValues(t, 4, db.Stats().Transactions)
 }
+
+// A call without a function is an error, and not a panic.
+func TestNoFunction(t *testing.T) {
+	t.Parallel()
+	db := open(t, memstore.New())
+	require.ErrorIs(t, db.Update(t.Context(), nil), ErrInvalid)
+	require.ErrorIs(t, db.View(t.Context(), nil), ErrInvalid)
+	_, err := db.UpdateAt(t.Context(), nil)
+	require.ErrorIs(t, err, ErrInvalid)
+	require.ErrorContains(t, err, "UpdateAt")
+}

@@ -39,6 +39,9 @@ var (
 	// ErrFormat: a newer version of this library wrote the data, or a part of it, or
 	// data of another kind is there. Nothing was changed. Upgrade this program.
 	ErrFormat = rowstore.ErrFormat
+	// ErrNoStore: there is no database, or no store, where one was to be opened as it is; see
+	// WithExisting. Nothing was made.
+	ErrNoStore = rowstore.ErrNoStore
 )
 
 // errDBClosed is ErrClosed of a DB.

@@ -19,6 +19,9 @@ func (w *Worker) failed(ctx context.Context, o *Observer, view *cellView, cause 
 	switch {
 	case ctx.Err() != nil:
 		return runResult{next: runAbandoned} // the worker stops: that is nobody's failure
+	case o.periodic != nil && errors.As(cause, new(*asideError)):
+		w.standAside(o, cause)
+		return runResult{next: runWaiting, wait: asideWait}
 	case asksToPark(cause):
 		return w.countFailure(ctx, o, view, cause)
 	}
@@ -121,6 +124,11 @@ func (w *Worker) recordFailure(ctx context.Context, tx *Txn, o *Observer, view *
 	if err != nil {
 		return format.Failure{}, err
 	}
+	if o.periodic != nil {
+		if err := o.periodic.giveUp(ctx, tx, view.sinceOf(o.Name)); err != nil {
+			return format.Failure{}, err
+		}
+	}
 	return f, tx.put(parkedIndex(o.Name, c), format.KindPut, b)
 }
 
@@ -135,22 +143,22 @@ func (w *Worker) putRecord(ctx context.Context, tx *Txn, o *Observer, view *cell
 	if err != nil {
 		return none, err
 	}
-	if b := stored[0]; b != nil {
-		acked, err := format.DecodeAck(b)
-		if err != nil || acked >= change && acked >= since {
-			return none, err
-		}
-	}
 	old := none
 	if b := stored[1]; b != nil {
 		if old, err = format.DecodeFailure(b); err != nil {
 			return none, err
 		}
 	}
+	if b := stored[0]; b != nil {
+		acked, err := format.DecodeAck(b)
+		if err != nil || acked >= change && acked >= since && !old.Replay {
+			return none, err
+		}
+	}
 	if old.Change > change || old.Parked && old.Change == change {
 		return none, nil
 	}
-	f := format.Failure{Change: change}
+	f := format.Failure{Change: change, Replay: old.Replay && !old.Parked}
 	if old.Change == change {
 		f = old
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -20,9 +21,13 @@ import (
 type GCReport struct {
 	// SafePoint is that of the tables that have none of their own: history below it is gone.
 	SafePoint     Timestamp
-	LocksResolved int // left by transactions older than the safe point
-	Rows          int // that had something to remove
-	Versions      int // removed: committed versions, marks, long values
+	LocksResolved int  // left by transactions older than the safe point
+	LocksSearched bool // all rows were read for such locks, because a session may have left some
+	Full          bool // all rows were read for garbage, and not only those that hints name
+	Hints         int  // removed, since what they named was looked at
+	Read          int  // rows that were looked at
+	Rows          int  // that had something to remove
+	Versions      int  // removed: committed versions, marks, long values
 }
 
 // GCOptions changes one garbage collection. The zero value works.
@@ -34,6 +39,10 @@ type GCOptions struct {
 	// and is at most this. It looks at no other table. So it may come as often as these tables need
 	// it. Default 0: all tables.
 	Within time.Duration
+	// Full looks at every row. Otherwise a collection looks at those rows in which processes noted
+	// that they left garbage, and at every row once in ten retentions, because such a note is lost if a
+	// process is killed before it has stored it. Default false.
+	Full bool
 }
 
 // CollectGarbage removes the history that nobody can read any more: versions that were
@@ -42,6 +51,10 @@ type GCOptions struct {
 // waits one catalog lease, by the oracle's time; so it takes at least that long. From then on a read at a
 // snapshot below the safe point is right, or it fails with ErrSnapshotTooOld. Rows and
 // histories of any size are removed in pieces.
+//
+// It costs in proportion to the garbage: it reads the rows that were changed. It reads all rows for locks if a
+// process was killed that may have left some, and all rows for garbage as GCOptions.Full says. What other processes
+// changed a few seconds ago may wait for the next collection.
 //
 // It may be called at any time and by any number of processes at once; an interrupted
 // collection leaves nothing wrong. Errors: ErrInvalid for a negative Keep or Within, ErrClosed,
@@ -67,6 +80,7 @@ func (db *DB) CollectGarbage(ctx context.Context, opts GCOptions) (GCReport, err
 type gcPass struct {
 	db     *DB
 	within time.Duration // of GCOptions
+	all    bool          // GCOptions.Full
 	// view was read after the safe points were published. The settings that it shows decide:
 	// whoever commits by an older view is bound by those, or began below the clean points.
 	view   *catalogView
@@ -86,7 +100,10 @@ func (p *gcPass) safe(table string) Timestamp {
 
 func (db *DB) collectGarbage(ctx context.Context, opts GCOptions) (GCReport, error) {
 	var report GCReport
-	p := &gcPass{db: db, within: opts.Within, report: &report}
+	p := &gcPass{db: db, within: opts.Within, all: opts.Full, report: &report}
+	if err := db.storeHints(ctx); err != nil {
+		return report, err
+	}
 	if err := p.publish(ctx, opts.Keep); err != nil {
 		return report, err
 	}
@@ -107,6 +124,9 @@ func (db *DB) collectGarbage(ctx context.Context, opts GCOptions) (GCReport, err
 	if err := db.buryUses(ctx, dead); err != nil {
 		return report, err
 	}
+	if err := db.raiseToHints(ctx, p.view); err != nil {
+		return report, err
+	}
 	tables, err := p.tables(ctx)
 	if err != nil {
 		return report, err
@@ -114,10 +134,14 @@ func (db *DB) collectGarbage(ctx context.Context, opts GCOptions) (GCReport, err
 	if err := p.resolve(ctx, tables); err != nil {
 		return report, err
 	}
+	report.Full = p.full()
 	for _, t := range tables {
 		if err := p.remove(ctx, t); err != nil {
 			return report, fmt.Errorf("removing from table %q: %w", t, err)
 		}
+	}
+	if report.Full && p.within == 0 {
+		return report, p.swept(ctx)
 	}
 	return report, nil
 }
@@ -193,31 +217,28 @@ func (p *gcPass) tables(ctx context.Context) ([]string, error) {
 	return tables, nil
 }
 
-// resolve resolves the locks that the records depend on which are about to be removed. A Write
+// resolve makes sure that no lock is left that the records depend on which are about to be removed. A Write
 // must not go while a lock still depends on it: the lock would be rolled back, and its transaction
-// torn.
+// torn. Where the sessions do not say so, all locks are looked for and resolved.
 func (p *gcPass) resolve(ctx context.Context, tables []string) error {
-	for _, t := range tables {
-		if t == format.TableMembers {
-			continue // what stands there as a Lock is no transaction's
-		}
-		n, err := p.resolveBelow(ctx, t)
-		p.report.LocksResolved += n
-		if err != nil {
-			return fmt.Errorf("resolving old locks in table %q: %w", t, err)
+	resolved, err := p.sessionsResolved(ctx)
+	if err != nil {
+		return err
+	}
+	if !resolved {
+		if err := p.search(ctx, tables); err != nil {
+			return err
 		}
 	}
-	if d, ok := rowstore.Unwrap[rowstore.Deferrer](p.db.store); ok {
-		// Otherwise a crash could undo a roll forward after the record that it came from
-		// is gone.
-		if err := d.Flush(ctx); err != nil {
-			return fmt.Errorf("flushing: %w", err)
+	if p.within == 0 {
+		if err := p.db.raisePoint(ctx, format.ColumnResolved, max(p.rest, p.cleans)); err != nil {
+			return err
 		}
 	}
 	if p.cleans == 0 {
 		return nil
 	}
-	err := p.db.changePoints(ctx, func(_ *catalogView, points map[string]format.TableSafePoint) (changed bool) {
+	return p.db.changePoints(ctx, func(_ *catalogView, points map[string]format.TableSafePoint) (changed bool) {
 		for t := range p.own {
 			if point := points[t]; point.Clean < p.cleans {
 				point.Name, point.Clean = []byte(t), p.cleans
@@ -226,14 +247,81 @@ func (p *gcPass) resolve(ctx context.Context, tables []string) error {
 		}
 		return changed
 	})
-	return err
+}
+
+// search looks for the locks that must go, in some tables, and resolves them.
+func (p *gcPass) search(ctx context.Context, tables []string) error {
+	p.report.LocksSearched = true
+	p.db.count.gcSearches.Add(1)
+	for {
+		before, err := p.db.incarnation(ctx)
+		if err != nil {
+			return err
+		}
+		for _, t := range tables {
+			if t == format.TableMembers {
+				continue // what stands there as a Lock is no transaction's
+			}
+			n, err := p.resolveBelow(ctx, t)
+			p.report.LocksResolved += n
+			if err != nil {
+				return fmt.Errorf("resolving old locks in table %q: %w", t, err)
+			}
+		}
+		// Otherwise a crash could undo a roll forward after the record that it came from
+		// is gone.
+		if err := p.db.flush(ctx); err != nil {
+			return fmt.Errorf("flushing: %w", err)
+		}
+		after, err := p.db.incarnation(ctx)
+		if err != nil || after == before {
+			return err
+		}
+		// The store has crashed, and locks may be back where none was met.
+	}
+}
+
+// below is the timestamp below which all locks must be resolved in the tables that are collected.
+func (p *gcPass) below() Timestamp {
+	return max(p.rest, p.cleans, slices.Max(append(slices.Collect(maps.Values(p.own)), 0)))
+}
+
+// sessionsResolved tells whether every session says that it has left no lock that must be resolved
+// (unresolved.go). It must be called when the catalog lease is over that the collection waits for.
+func (p *gcPass) sessionsResolved(ctx context.Context) (bool, error) {
+	// Programs that said nothing have left no session, if they ended well.
+	if v := p.view; v.HintsFrom == 0 || v.resolved < v.HintsFrom {
+		return false, nil
+	}
+	below := p.below()
+	if err := p.db.session.saysAtLeast(ctx, below); err != nil {
+		return false, err
+	}
+	resolved := true
+	picks := []rowstore.Selector{{Family: rowstore.Write, Column: format.ColumnLease, To: oracle.Max, Limit: 1}}
+	for row, err := range p.db.store.Scan(ctx, rowstore.ScanRange{Table: format.TableSessions, Selectors: picks}) {
+		if err != nil {
+			return false, fmt.Errorf("reading the sessions: %w", err)
+		}
+		s, err := format.DecodeSession(row.Newest(rowstore.Write, format.ColumnLease).Value)
+		if err != nil {
+			return false, fmt.Errorf("the session %q: %w", row.Row, err)
+		}
+		if s.Resolved < below {
+			resolved = false
+		}
+	}
+	return resolved, nil
 }
 
 // remove removes what is garbage in a table.
 func (p *gcPass) remove(ctx context.Context, table string) error {
 	safe := p.safe(table)
+	if _, timers := format.TimedTable(table); timers {
+		return nil // the rows go when they are due
+	}
 	switch table {
-	case format.TableCatalog, format.TableMembers:
+	case format.TableCatalog, format.TableMembers, format.TableHints:
 		return nil
 	case format.TableSessions, format.TableSweeps:
 		return p.db.removeLeases(ctx, table, safe, p.report)
@@ -241,12 +329,19 @@ func (p *gcPass) remove(ctx context.Context, table string) error {
 	if err := p.db.clearUnobserved(ctx, p.view, table, safe); err != nil {
 		return err
 	}
-	return p.db.removeVersions(ctx, p.view, table, safe, p.report)
+	switch {
+	case safe == 0:
+		return nil
+	case p.report.Full:
+		return p.removeVersions(ctx, table, safe)
+	default:
+		return p.removeHinted(ctx, table, safe)
+	}
 }
 
 // publishPoints raises the safe points of tables.
 func (db *DB) publishPoints(ctx context.Context, raised map[string]Timestamp) error {
-	err := db.changePoints(ctx, func(v *catalogView, points map[string]format.TableSafePoint) (changed bool) {
+	return db.changePoints(ctx, func(v *catalogView, points map[string]format.TableSafePoint) (changed bool) {
 		for t, safe := range raised {
 			safe = v.held(safe)
 			if point := points[t]; safe > v.safePointOf(t) {
@@ -256,7 +351,6 @@ func (db *DB) publishPoints(ctx context.Context, raised map[string]Timestamp) er
 		}
 		return changed
 	})
-	return err
 }
 
 // publishSafePoint stores the safe point, or as much of it as the holds allow, unless a greater one
@@ -313,56 +407,76 @@ func (db *DB) outlast(ctx context.Context) error {
 // older than MaxTxnAge and cannot commit.
 func (p *gcPass) resolveBelow(ctx context.Context, table string) (resolved int, err error) {
 	db := p.db
-	below := max(p.rest, p.cleans, slices.Max(append(slices.Collect(maps.Values(p.own)), 0)))
+	below := p.below()
 	if below == 0 {
 		return 0, nil
 	}
 	picks := []rowstore.Selector{{Family: rowstore.Lock, Column: rowstore.AllColumns, To: below - 1, Limit: 1}}
+	var rows []rowstore.Row
 	for row, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: table, Selectors: picks}) {
 		if err != nil {
 			return resolved, err
 		}
-		// After a lost reply the lock may still be there, so the row is read again until
-		// its locks are gone.
-		for attempt := 0; ; attempt++ {
-			n, err := p.resolveRow(ctx, &row)
-			resolved += n
-			if err != nil || n == 0 {
-				if err != nil {
-					return resolved, err
-				}
-				break
-			}
-			if attempt > 0 {
-				if err := db.clock.Sleep(ctx, db.opt.lockWait.wait(attempt-1, db.rand)); err != nil {
-					return resolved, err
-				}
-			}
-			rows, err := db.readRows(ctx, []rowstore.RowRead{{Table: table, Row: row.Row, Selectors: picks}})
-			if err != nil {
+		if rows = append(rows, row); len(rows) < settleMost {
+			continue
+		}
+		n, err := p.resolveRows(ctx, rows, picks)
+		if resolved += n; err != nil {
+			return resolved, err
+		}
+		rows = rows[:0]
+	}
+	n, err := p.resolveRows(ctx, rows, picks)
+	return resolved + n, err
+}
+
+// resolveRows resolves those locks of some rows that must go. After a lost reply a lock may still be there,
+// so the rows are read again until none is left.
+func (p *gcPass) resolveRows(ctx context.Context, rows []rowstore.Row, picks []rowstore.Selector) (resolved int, err error) {
+	met, err := p.locksToResolve(rows)
+	if err != nil {
+		return 0, err
+	}
+	for attempt := 0; len(met) > 0; attempt++ {
+		if attempt > 0 {
+			if err := p.db.clock.Sleep(ctx, p.db.opt.lockWait.wait(attempt-1, p.db.rand)); err != nil {
 				return resolved, err
 			}
-			row = rows[0]
 		}
+		if _, err := p.db.resolveLocks(ctx, rows, met, overrideLiveOwner); err != nil {
+			return resolved, err
+		}
+		before := len(met)
+		reads := make([]rowstore.RowRead, len(rows))
+		for i := range rows {
+			reads[i] = rowstore.RowRead{Table: rows[i].Table, Row: rows[i].Row, Selectors: picks}
+		}
+		if rows, err = p.db.readRows(ctx, reads); err != nil {
+			return resolved, err
+		}
+		if met, err = p.locksToResolve(rows); err != nil {
+			return resolved, err
+		}
+		resolved += max(0, before-len(met))
 	}
 	return resolved, nil
 }
 
-// resolveRow resolves those locks of a row that must go.
-func (p *gcPass) resolveRow(ctx context.Context, row *rowstore.Row) (resolved int, err error) {
-	for i := range row.Versions {
-		v := &row.Versions[i]
-		l, err := format.DecodeLock(v.Value)
-		if err != nil {
-			return resolved, fmt.Errorf("row %q, column %q: %w", row.Row, v.Column, err)
+// locksToResolve lists those locks of some rows that must go.
+func (p *gcPass) locksToResolve(rows []rowstore.Row) ([]metLock, error) {
+	var met []metLock
+	for i := range rows {
+		row := &rows[i]
+		for j := range row.Versions {
+			v := &row.Versions[j]
+			l, err := format.DecodeLock(v.Value)
+			if err != nil {
+				return nil, fmt.Errorf("row %q, column %q: %w", row.Row, v.Column, err)
+			}
+			if v.TS < max(p.safe(row.Table), p.safe(l.Primary.Table), p.cleans) {
+				met = append(met, metLock{row: i, column: v.Column, start: v.TS, lock: l})
+			}
 		}
-		if v.TS >= max(p.safe(row.Table), p.safe(l.Primary.Table), p.cleans) {
-			continue
-		}
-		if _, err := p.db.resolveLock(ctx, Cell{row.Table, row.Row, v.Column}, v.TS, &l, overrideLiveOwner); err != nil {
-			return resolved, err
-		}
-		resolved++
 	}
-	return resolved, nil
+	return met, nil
 }

@@ -132,16 +132,18 @@ func TestCollectionIsBounded(t *testing.T) {
 			w := newWorld(t)
 			m := &measured{Store: w.mem, limits: rowstore.Limits{Operations: test.operations}}
 			db := open(t, m, WithClock(w.clock))
+			hinted := len(name)%2 == 1 // the rest is for a collection of all rows
 			want := map[Cell]string{}
 			for i := range test.columns {
 				cell := Cell{"t", "row", fmt.Sprintf("column %03d", i)}
 				want[cell] = w.history(cell, test.versions, test.long)
+				db.hint(cell, db.known().asOf)
 			}
 			w.clock.advance(25 * time.Hour)
 			m.reset()
 			var report GCReport
 			done := async(func() (err error) {
-				report, err = db.CollectGarbage(context.Background(), GCOptions{})
+				report, err = db.CollectGarbage(context.Background(), GCOptions{Full: !hinted})
 				return err
 			})
 			require.Eventually(t, func() bool {
@@ -159,6 +161,7 @@ func TestCollectionIsBounded(t *testing.T) {
 				each = 2
 			}
 			require.Equal(t, test.columns*(test.versions-1)*each, report.Versions)
+			require.Equal(t, !hinted, report.Full)
 			for cell, v := range want {
 				require.Equal(t, v, get(t, db, cell))
 				row := w.raw(cell)

@@ -38,9 +38,13 @@ type collection struct {
 	page   int // gcPage, or less where the store takes less
 	report *GCReport
 
+	picks []rowstore.Selector // what it reads of a row
+
 	muts   []rowstore.Mutation
 	counts []int
 	edits  int
+
+	later []string // rows that are to be hinted anew
 
 	rows []rowstore.Row // rows that wait until their deep columns are done
 	deep []deepColumn
@@ -54,49 +58,84 @@ type deepColumn struct {
 	acks        []acknowledgment
 }
 
-// removeVersions removes what is garbage in a table.
-func (db *DB) removeVersions(ctx context.Context, view *catalogView, table string, safe Timestamp, report *GCReport) error {
-	if safe == 0 {
-		return nil
-	}
+// collection makes the collection of a table.
+func (p *gcPass) collection(table string, safe Timestamp) *collection {
 	all := func(f rowstore.Family, from, to Timestamp, limit int) rowstore.Selector {
 		return rowstore.Selector{Family: f, Column: rowstore.AllColumns, From: from, To: to, Limit: limit}
 	}
-	picks := []rowstore.Selector{
+	c := &collection{db: p.db, view: p.view, table: table, safe: safe, page: gcPage, report: p.report}
+	c.picks = []rowstore.Selector{
 		all(rowstore.Lock, 0, oracle.Max, 1),
 		all(rowstore.Write, safe+1, oracle.Max, gcShallow), all(rowstore.Write, 0, safe, gcShallow),
 		all(rowstore.Data, 0, safe-1, 2), // few: they are long
 		all(rowstore.Mark, 0, safe-1, 1), all(rowstore.Notify, 0, oracle.Max, 1),
 	}
-	c := &collection{db: db, view: view, table: table, safe: safe, page: gcPage, report: report}
-	if l, ok := rowstore.Unwrap[rowstore.Limiter](db.store); ok {
+	if l, ok := rowstore.Unwrap[rowstore.Limiter](p.db.store); ok {
 		// A version may take two edits, and its column a few more.
 		if n := l.Limits().Operations; n > 0 {
 			c.page = max(1, min(c.page, n/2-8))
 		}
 	}
-	for row, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: table, Selectors: picks}) {
-		if err != nil {
-			return err
-		}
-		deep, err := c.findDeep(&row)
-		switch {
-		case err != nil:
-		case deep:
-			if c.rows = append(c.rows, row); len(c.deep) >= gcDeep {
-				err = c.removeDeep(ctx)
-			}
-		default:
-			err = c.row(ctx, &row)
+	return c
+}
+
+// removeVersions removes what is garbage in a table.
+func (p *gcPass) removeVersions(ctx context.Context, table string, safe Timestamp) error {
+	c := p.collection(table, safe)
+	for row, err := range p.db.store.Scan(ctx, rowstore.ScanRange{Table: table, Selectors: c.picks}) {
+		if err == nil {
+			err = c.look(ctx, &row)
 		}
 		if err != nil {
 			return err
 		}
 	}
+	return c.end(ctx)
+}
+
+// look removes what is garbage in a row, now or later.
+func (c *collection) look(ctx context.Context, row *rowstore.Row) error {
+	c.report.Read++
+	c.db.count.gcRead.Add(1)
+	deep, err := c.findDeep(row)
+	if err != nil {
+		return err
+	}
+	if !deep {
+		return c.row(ctx, row)
+	}
+	if c.rows = append(c.rows, *row); len(c.deep) >= gcDeep {
+		return c.removeDeep(ctx)
+	}
+	return nil
+}
+
+// end finishes the rows that were looked at.
+func (c *collection) end(ctx context.Context) error {
 	if err := c.removeDeep(ctx); err != nil {
 		return err
 	}
-	return c.flush(ctx)
+	if err := c.flush(ctx); err != nil {
+		return err
+	}
+	return c.hintAnew(ctx)
+}
+
+// hintAnew hints the rows that wait for a later collection. A row that waits now has waited for its whole
+// retention, so another one is soon enough.
+func (c *collection) hintAnew(ctx context.Context) error {
+	v := c.db.known()
+	if len(c.later) == 0 || c.db.opt.noHints || !v.Hinted {
+		c.later = nil
+		return nil
+	}
+	slices.Sort(c.later)
+	h := &c.db.hints
+	h.mu.Lock()
+	muts := h.put(nil, v.hintSpanOf(c.table, v.asOf), slices.Compact(c.later))
+	h.mu.Unlock()
+	c.later = nil
+	return c.db.putHints(ctx, muts)
 }
 
 // findDeep notes the deep columns of a row.
@@ -272,6 +311,9 @@ func (c *collection) row(ctx context.Context, row *rowstore.Row) error {
 			g.m = removal{}
 		}
 	}
+	if g.later {
+		c.later = append(c.later, row.Row)
+	}
 	return c.add(ctx, row.Row, g.m)
 }
 
@@ -309,6 +351,11 @@ func (c *collection) flush(ctx context.Context) error {
 	if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
 		return err
 	}
+	if len(outs) == 0 { // nobody knows what was removed
+		for i := range c.muts {
+			c.later = append(c.later, c.muts[i].Row)
+		}
+	}
 	for i := range outs {
 		// A row that changed meanwhile waits for the next collection.
 		if outs[i].Err != nil && !errors.Is(outs[i].Err, rowstore.ErrAmbiguous) {
@@ -317,9 +364,14 @@ func (c *collection) flush(ctx context.Context) error {
 		if outs[i].Applied {
 			c.report.Rows++
 			c.report.Versions += c.counts[i]
+		} else {
+			c.later = append(c.later, c.muts[i].Row)
 		}
 	}
 	c.muts, c.counts, c.edits = nil, c.counts[:0], 0
+	if len(c.later) >= hintsAtOnce {
+		return c.hintAnew(ctx)
+	}
 	return nil
 }
 

@@ -20,6 +20,9 @@ type gcRow struct {
 	keptIn map[string][]string      // the columns that keep versions of a column
 	m      removal
 	gone   map[string]bool // columns of acknowledgments that are removed as a whole
+	// later tells that something is kept which may be garbage for a later collection, though nobody
+	// changes the row again.
+	later bool
 }
 
 // column removes from one column: the versions below the newest one at or below the
@@ -70,6 +73,7 @@ func (g *gcRow) column(column string) error {
 		if newest.Kind == format.KindDelete && g.seen(column) {
 			g.forget(column)
 		} else {
+			g.later = g.later || newest.Kind == format.KindDelete
 			drop = drop[1:]
 		}
 	}
@@ -110,15 +114,21 @@ func (g *gcRow) drop(column string, acks []acknowledgment, drop []rowstore.Versi
 // and the column waits for a later collection. Data below the oldest version that was
 // shown belongs to a deep column and is already gone.
 func (g *gcRow) orphans(column string, above int, below []rowstore.Version, known map[Timestamp]bool) {
+	data := g.row.All(rowstore.Data, column)
 	if above == gcShallow {
+		g.later = g.later || len(data) > 0
 		return
 	}
 	oldest := Timestamp(0)
 	if len(below) == gcShallow {
 		oldest = below[len(below)-1].TS
 	}
-	for _, d := range g.row.All(rowstore.Data, column) {
-		if d.TS < oldest || known[d.TS] || g.row.At(rowstore.Lock, column, d.TS) != nil {
+	for _, d := range data {
+		if d.TS < oldest || known[d.TS] {
+			continue
+		}
+		g.later = true // there may be more below, and a lock may be rolled back
+		if g.row.At(rowstore.Lock, column, d.TS) != nil {
 			continue
 		}
 		// A late prewrite may put its lock back; then the data is not garbage.

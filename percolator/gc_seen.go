@@ -151,6 +151,7 @@ func (g *gcRow) neededFrom(keptIn string, versions []rowstore.Version, acks []ac
 	// it has acknowledged since lies above the safe point.
 	acked, err := acknowledged(g.row, ack, 0)
 	if err != nil || acked >= g.safe || g.row.Newest(rowstore.Lock, ack) != nil {
+		g.later = true
 		return 0
 	}
 	g.m.conditions = append(g.m.conditions, g.unchanged(ack)...)

@@ -265,51 +265,73 @@ func (v *catalogView) tablesWithPoints() []string {
 // changeHolds lets change edit the holds that stand, and stores them. change returns false to leave them as they
 // are. Unless above is 0, they are stored only if no safe point lies above it: ErrSnapshotTooOld.
 func (db *DB) changeHolds(ctx context.Context, above Timestamp, change func(v *catalogView, holds *[]format.Hold) (bool, error)) error {
-	for attempt := 0; ; attempt++ {
-		v, err := db.loadCatalog(ctx)
-		if err != nil {
-			return err
-		}
+	_, err := db.replaceInCatalog(ctx, func(v *catalogView) (*replacement, error) {
 		stored := format.Holds{Holds: v.standing()}
 		if write, err := change(v, &stored.Holds); err != nil || !write {
-			return err
+			return nil, err
 		}
 		if above != 0 {
 			if err := v.checkSnapshot(above, v.tablesWithPoints()...); err != nil {
-				return err
+				return nil, err
 			}
 		}
 		value, err := stored.Encode()
 		if err != nil {
-			return err
+			return nil, err
 		}
-		ts, err := db.draw(ctx)
-		if err != nil {
-			return err
-		}
-		m := rowstore.Mutation{
-			Table: format.TableCatalog, Row: format.RowCatalog,
-			Conditions: []rowstore.Condition{v.sameHolds()},
-			Edits:      []rowstore.Edit{rowstore.Put(rowstore.Write, format.ColumnHolds, ts, value)},
-		}
+		r := &replacement{column: format.ColumnHolds, at: v.holdsAt, value: value, conditions: []rowstore.Condition{v.sameHolds()}}
 		if above != 0 {
-			m.Conditions = append(m.Conditions,
+			r.conditions = append(r.conditions,
 				rowstore.Absent(rowstore.Write, format.ColumnSafePoint, min(above+1, oracle.Max)),
 				rowstore.Absent(rowstore.Write, format.ColumnOfTables, v.pointsAt+1))
 		}
-		if v.holdsAt > 0 {
-			m.Edits = append(m.Edits, rowstore.DeleteRange(rowstore.Write, format.ColumnHolds, 0, v.holdsAt))
+		return r, nil
+	})
+	return err
+}
+
+// replacement is a value for a column of the catalog's row, which holds one version.
+type replacement struct {
+	column     string
+	at         Timestamp // of the version that is there, 0 for none
+	value      []byte
+	conditions []rowstore.Condition // that what the value was made from is still so
+}
+
+// replaceInCatalog stores what build makes of a view of the catalog, and again of a newer view until its conditions hold. It
+// returns false, and stores nothing, if build returns nil.
+func (db *DB) replaceInCatalog(ctx context.Context, build func(v *catalogView) (*replacement, error)) (stored bool, err error) {
+	for attempt := 0; ; attempt++ {
+		v, err := db.loadCatalog(ctx)
+		if err != nil {
+			return false, err
+		}
+		r, err := build(v)
+		if err != nil || r == nil {
+			return false, err
+		}
+		ts, err := db.draw(ctx)
+		if err != nil {
+			return false, err
+		}
+		m := rowstore.Mutation{
+			Table: format.TableCatalog, Row: format.RowCatalog,
+			Conditions: r.conditions,
+			Edits:      []rowstore.Edit{rowstore.Put(rowstore.Write, r.column, ts, r.value)},
+		}
+		if r.at > 0 {
+			m.Edits = append(m.Edits, rowstore.DeleteRange(rowstore.Write, r.column, 0, r.at))
 		}
 		out, err := db.applyOne(ctx, m)
 		// After a lost reply the next round finds out, and may do it again.
 		if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
-			return err
+			return false, err
 		}
 		if err == nil && out.Applied {
-			return nil
+			return true, nil
 		}
 		if err := db.clock.Sleep(ctx, db.opt.retryWait.wait(attempt, db.rand)); err != nil {
-			return err
+			return false, err
 		}
 	}
 }

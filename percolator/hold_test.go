@@ -301,6 +301,7 @@ func TestHoldsRaiseTheCatalog(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	c := w.client()
+	w.lowerTo(format.PlainCatalogVersion)
 	stored := func() byte {
 		rows, err := w.mem.Read(t.Context(), []rowstore.RowRead{{Table: format.TableCatalog, Row: format.RowCatalog, Selectors: []rowstore.Selector{everything(rowstore.Write, format.ColumnConfig)}}})
 		require.NoError(t, err)
@@ -308,11 +309,11 @@ func TestHoldsRaiseTheCatalog(t *testing.T) {
 	}
 	require.EqualValues(t, format.PlainCatalogVersion, stored())
 	h := held(t, c, "b", time.Hour)
-	require.EqualValues(t, format.CatalogVersion, stored())
+	require.EqualValues(t, format.ControlledVersion, stored())
 	require.NoError(t, h.Release(t.Context()))
-	require.EqualValues(t, format.CatalogVersion, stored())
+	require.EqualValues(t, format.ControlledVersion, stored())
 	require.NoError(t, c.ConfigureTable(t.Context(), "queue", short))
-	require.EqualValues(t, format.CatalogVersion, stored())
+	require.EqualValues(t, format.ControlledVersion, stored())
 }
 
 // Calls of a hold that fail, get lost, or lose their replies: what the caller was told holds.

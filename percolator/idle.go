@@ -289,6 +289,10 @@ func (w *Worker) anyLeft(ctx context.Context, reverse bool) (bool, error) {
 		slices.Reverse(tables)
 	}
 	for _, table := range tables {
+		// What is found there moves to the notifications, before it goes from there.
+		if due, err := w.db.timersDue(ctx, table); err != nil || due {
+			return true, err
+		}
 		for row, err := range w.db.notifiedRows(ctx, table, w.notifyPicks(table), 0) {
 			if err != nil {
 				return true, err
@@ -328,7 +332,7 @@ func (w *Worker) isLeft(ctx context.Context, c Cell, notified []rowstore.Version
 	}
 	// If every observer is covered, the notifications still have to be cleared.
 	// Otherwise they wait for observers of other workers.
-	if view.later || len(view.seen) > 0 && view.othersCovered(-1) {
+	if view.later || len(view.seen) > 0 && !view.waits() && view.othersCovered(-1) {
 		return true, nil
 	}
 	w.skipUntilChanged(view)

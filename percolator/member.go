@@ -225,6 +225,7 @@ func (w *Worker) beat(ctx context.Context) error {
 	if next := m.shares.Load().next(m.looked); changed || next > 0 && next <= seen.now {
 		w.noteGained() // something may be this worker's own that was not before
 		w.kickAll()
+		w.kickTimers()
 	}
 	m.looked = seen.now
 	w.keepCompany()
@@ -239,7 +240,7 @@ func (w *Worker) works() []format.MemberWork {
 	works := make([]format.MemberWork, len(w.list))
 	for i, q := range w.list {
 		works[i] = format.MemberWork{Observer: q.o.Name, Table: q.table, Column: q.column, Weight: min(w.limit(q), format.MaxWeight)}
-		if q.stuck = w.isStuck(q, now); q.stuck {
+		if q.stuck = w.isStuck(q, now); q.stuck || q.aside {
 			works[i].Weight = 0
 		}
 	}
@@ -284,7 +285,7 @@ func (w *Worker) join(ctx context.Context, now Timestamp, works []format.MemberW
 	if m.leaving {
 		record.From, record.Until = now, now // it has no share
 	}
-	id := uniqueID()
+	id := w.db.uniqueID()
 	out, err := w.db.applyOne(ctx, rowstore.Mutation{
 		Table: format.TableMembers, Row: id,
 		Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Lock, format.ColumnMember, 0)},

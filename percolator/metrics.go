@@ -91,6 +91,13 @@ func (db *DB) registerMetrics(meters metric.MeterProvider) error {
 	errs = append(errs, err)
 	parked, err := meter.Int64ObservableGauge("percolator.parked", metric.WithDescription("Runs of observers that are parked."))
 	errs = append(errs, err)
+	pending, err := meter.Int64ObservableGauge("percolator.timers.pending", metric.WithDescription("Timers that were set more than 30 s ahead, at most 1,000."))
+	errs = append(errs, err)
+	overdue, err := meter.Float64ObservableGauge("percolator.timers.overdue", metric.WithUnit("s"), metric.WithDescription("How long the oldest of them has been due and nobody has told of it."))
+	errs = append(errs, err)
+	db.lateness, err = meter.Float64Histogram("percolator.timers.lateness", metric.WithUnit("s"), metric.WithDescription("From when a timer was due to the beginning of the first run for it."),
+		metric.WithExplicitBucketBoundaries(.001, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 3600))
+	errs = append(errs, err)
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("percolator: registering metrics: %w", err)
 	}
@@ -106,8 +113,14 @@ func (db *DB) registerMetrics(meters metric.MeterProvider) error {
 		o.ObserveInt64(backlog, int64(b.Cells))
 		o.ObserveFloat64(oldest, b.Oldest.Seconds())
 		o.ObserveInt64(parked, int64(b.Parked))
+		timers, err := db.TimerBacklog(ctx, timersMetric)
+		if err != nil {
+			return err
+		}
+		o.ObserveInt64(pending, int64(timers.Pending))
+		o.ObserveFloat64(overdue, timers.Late.Seconds())
 		return nil
-	}, append(all, backlog, oldest, parked)...)
+	}, append(all, backlog, oldest, parked, pending, overdue)...)
 	if err != nil {
 		return fmt.Errorf("percolator: registering metrics: %w", err)
 	}
@@ -142,6 +155,11 @@ var statCounters = []struct {
 	{"observer.views", "Observed cells that were read to see what is to be done.", func(s *Stats) uint64 { return s.ObserverViews }},
 	{"notify.scans", "Looks for notifications.", func(s *Stats) uint64 { return s.NotifyScans }},
 	{"notify.found", "Notified cells found.", func(s *Stats) uint64 { return s.NotifyFound }},
+	{"timers.fired", "Timers of the index that were due, and whose cells were notified.", func(s *Stats) uint64 { return s.TimersFired }},
+	{"timers.dropped", "Timers that were removed because nobody observes their columns.", func(s *Stats) uint64 { return s.TimersDropped }},
 	{"gc.runs", "Garbage collections.", func(s *Stats) uint64 { return s.GCRuns }},
 	{"gc.versions", "Versions removed.", func(s *Stats) uint64 { return s.GCVersions }},
+	{"gc.read", "Rows that collections have looked at.", func(s *Stats) uint64 { return s.GCRead }},
+	{"gc.searches", "Collections that looked for locks in all rows.", func(s *Stats) uint64 { return s.GCSearches }},
+	{"gc.hints_lost", "Hints of garbage that were lost.", func(s *Stats) uint64 { return s.GCHintsLost }},
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -35,32 +34,38 @@ func (c *committer) notifyOnly(ctx context.Context) error {
 	return nil
 }
 
-// putWeak puts the weak notifications at the commit timestamp, except those of the row
+// notice is a notification that goes beside the writes of a commit, at its timestamp.
+type notice struct {
+	cell  Cell // stored
+	value []byte
+}
+
+// putWeak puts the weak notifications, and what tells of timers, at the commit timestamp, except those of the row
 // except, which go with the commit point. A put is repeated after a lost reply: putting
 // it twice costs one run at most.
 func (c *committer) putWeak(ctx context.Context, ts Timestamp, except rowName) error {
 	var cells []int
-	for i := range c.tx.weak {
-		if c.tx.weak[i].rowName() != except {
+	for i := range c.notices {
+		if c.notices[i].cell.rowName() != except {
 			cells = append(cells, i)
 		}
 	}
-	row := func(i int) rowName { return c.tx.weak[i].rowName() }
+	row := func(i int) rowName { return c.notices[i].cell.rowName() }
 	slices.SortStableFunc(cells, func(a, b int) int {
 		return cmp.Or(cmp.Compare(row(a).table, row(b).table), cmp.Compare(row(a).row, row(b).row))
 	})
 	most := min(64, c.db.rowOperations()) // of one row, in one mutation
 	var muts []rowstore.Mutation
 	for _, i := range cells {
-		cell := &c.tx.weak[i]
+		cell := &c.notices[i].cell
 		n := len(muts)
 		if n == 0 || muts[n-1].Table != cell.Table || muts[n-1].Row != cell.Row || len(muts[n-1].Edits) == most {
 			muts = append(muts, rowstore.Mutation{Table: cell.Table, Row: cell.Row})
 			n++
 		}
-		muts[n-1].Edits = append(muts[n-1].Edits, rowstore.Put(rowstore.Notify, cell.Column, ts, format.WeakNotification))
+		muts[n-1].Edits = append(muts[n-1].Edits, rowstore.Put(rowstore.Notify, cell.Column, ts, c.notices[i].value))
 	}
-	return c.putAll(ctx, muts)
+	return c.putAll(ctx, append(muts, c.hints...))
 }
 
 // putAll applies mutations that may be applied twice, in pieces, until each has been.

@@ -29,7 +29,7 @@ func (e *ParkedError) Error() string {
 func (e *ParkedError) Is(target error) bool { return target == ErrParked }
 
 // WaitObserved returns nil once the observer has acknowledged every change of the cells that was
-// committed at or below at: whoever reads from then on sees what its runs for them have written. So a
+// committed at or below at, and every timer that was due then: whoever reads from then on sees what its runs for them have written. So a
 // program that has written a cell, and got at from UpdateAt, knows when a total that an observer keeps
 // is up to date. It is about this one observer: what others do with its writes is waited for by another call.
 //
@@ -148,6 +148,9 @@ func (w *observedWait) uncovered(ctx context.Context, v *catalogView, page []Cel
 			rowstore.Selector{Family: rowstore.Notify, Column: c.Column, To: w.at},
 			rowstore.Selector{Family: rowstore.Write, Column: format.AckColumn(w.observer, c.Column), To: oracle.Max, Limit: 1},
 			rowstore.Selector{Family: rowstore.Write, Column: format.FailureColumn(w.observer, c.Column), To: oracle.Max, Limit: 1})
+		if v.Timers {
+			reads[i].Selectors = snapshotPicks(reads[i].Selectors, format.TimerColumn(c.Column), w.at)
+		}
 	}
 	rows, _, err := w.db.readSettled(ctx, reads, &snapshot{set: true, start: w.at})
 	if err != nil {
@@ -196,6 +199,13 @@ func (w *observedWait) covered(ctx context.Context, row *rowstore.Row, c Cell, s
 		if k == format.NotifyWeak {
 			change = max(change, n.TS)
 		}
+	}
+	timer, err := timerIn(row, c)
+	if err != nil {
+		return false, err
+	}
+	if timer.set && timer.at <= w.at {
+		change = max(change, timer.at)
 	}
 	switch {
 	case change <= ack:

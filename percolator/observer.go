@@ -56,6 +56,8 @@ type Observer struct {
 	Timeout time.Duration
 	// Isolation of the transaction. Default SnapshotIsolation.
 	Isolation Isolation
+
+	periodic *periodic // whose observer it is, if any
 }
 
 // run calls the observer's function.
@@ -101,7 +103,8 @@ func (db *DB) Observers(ctx context.Context) ([]ObserverInfo, error) {
 // of the removal may go on with the old registration. Its parked runs
 // stay, for Parked and Release. Garbage collection removes notifications that no
 // other observer of the column waits for, and with them those of Txn.Notify that the
-// removed observer has not seen. What it leaves behind is logged. It is no error if
+// removed observer has not seen. The timers of columns that nobody else observes are dropped in the
+// background, and counted in the log and in Stats. What it leaves behind is logged. It is no error if
 // there is no observer of that name.
 func (db *DB) RemoveObserver(ctx context.Context, name string) error {
 	if err := db.enter(); err != nil {
@@ -131,21 +134,45 @@ func (db *DB) RemoveObserver(ctx context.Context, name string) error {
 // mostLeft bounds what is counted for a line of the log.
 const mostLeft = 10_000
 
-// logLeft says what a removed observer leaves behind.
+// logLeft drops the timers that a removed observer leaves behind, and says what else it leaves.
 func (db *DB) logLeft(ctx context.Context, v *catalogView, name string, removed []format.Observer) {
-	cells, parked := 0, 0
+	cells, parked, timers := 0, 0, 0
 	for _, r := range removed {
 		table, column := string(r.Table), string(r.Column)
+		if table == PeriodicTable {
+			if err := db.dropPeriodic(ctx, name, r.Since); err != nil {
+				db.log.Warn("what a removed periodic has kept is left", "periodic", name, "err", err)
+				return
+			}
+		}
 		if len(v.observers(table, column)) > 0 {
 			continue // the other observers still need them
 		}
+		if v.Timers {
+			n, err := db.dropTimersOf(ctx, table, column)
+			if timers += n; err != nil {
+				db.log.Warn("timers of a removed observer are left", "observer", name, "dropped", timers, "err", err)
+				return
+			}
+		}
+		var notified []Cell
 		picks := []rowstore.Selector{{Family: rowstore.Notify, Column: column, To: oracle.Max, Limit: 1}}
-		for _, err := range db.notifiedRows(ctx, table, picks, mostLeft) {
+		for row, err := range db.notifiedRows(ctx, table, picks, mostLeft) {
 			if err != nil {
 				return // it is only for the log
 			}
 			cells++
+			notified = append(notified, Cell{table, row.Row, column})
 		}
+		if v.Timers {
+			n, err := db.dropTimers(ctx, notified)
+			if timers += n; err != nil {
+				return
+			}
+		}
+	}
+	if timers > 0 {
+		db.log.Warn("timers of a removed observer were dropped", "observer", name, "timers", timers)
 	}
 	for p, err := range db.parkedRuns(ctx) {
 		if err != nil {

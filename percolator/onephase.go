@@ -16,7 +16,7 @@ import (
 // all-or-none step of the store that also draws the commit timestamp.
 func (c *committer) onePhaseKey() string {
 	db := c.db
-	if db.grouper == nil || !db.opt.onePhase || db.opt.oracle != nil || len(c.tx.ranges) > 0 {
+	if db.grouper == nil || !db.opt.onePhase || db.opt.oracle != nil || len(c.tx.gone) > 0 || len(c.tx.ranges) > 0 {
 		return ""
 	}
 	if !c.fitsGroup(c.beside() + 2*len(c.tx.reads)) {
@@ -32,8 +32,13 @@ func (c *committer) onePhaseKey() string {
 			return ""
 		}
 	}
-	for i := range c.tx.weak {
-		if db.grouper.GroupKey(c.tx.weak[i].Table, c.tx.weak[i].Row) != key {
+	for i := range c.notices {
+		if cell := &c.notices[i].cell; db.grouper.GroupKey(cell.Table, cell.Row) != key {
+			return ""
+		}
+	}
+	for i := range c.hints {
+		if db.grouper.GroupKey(c.hints[i].Table, c.hints[i].Row) != key {
 			return ""
 		}
 	}
@@ -150,15 +155,21 @@ func (c *committer) onePhaseGroup() rowstore.Group {
 				m.Edits = append(m.Edits, rowstore.Put(rowstore.Notify, col, rowstore.AssignedTimestamp, format.StrongNotification))
 			}
 		}
+		m.Conditions = c.guardRow(m.Conditions, r.from, r.to)
 		m.Edits = append(m.Edits, c.extra[first.rowName()]...)
 		muts.list = append(muts.list, m)
 	}
-	for _, cell := range c.tx.weak {
-		if i := c.find(cell); i >= 0 && c.notify[i] {
+	for i := range c.notices {
+		n := &c.notices[i]
+		if i := c.find(n.cell); i >= 0 && c.notify[i] {
 			continue // the strong one at the same timestamp is enough
 		}
-		m := muts.of(cell.Table, cell.Row)
-		m.Edits = append(m.Edits, rowstore.Put(rowstore.Notify, cell.Column, rowstore.AssignedTimestamp, format.WeakNotification))
+		m := muts.of(n.cell.Table, n.cell.Row)
+		m.Edits = append(m.Edits, rowstore.Put(rowstore.Notify, n.cell.Column, rowstore.AssignedTimestamp, n.value))
+	}
+	for _, hint := range c.hints {
+		m := muts.of(hint.Table, hint.Row)
+		m.Edits = append(m.Edits, hint.Edits...)
 	}
 	for cell := range c.tx.reads {
 		if c.find(cell) >= 0 {

@@ -122,6 +122,7 @@ type options struct {
 	clock        Clock
 	seed         uint64
 	settings     Settings
+	existing     bool
 	limits       Limits
 	isolation    Isolation
 	sessionLease time.Duration
@@ -136,6 +137,8 @@ type options struct {
 	meters        metric.MeterProvider
 	owns          hook.Owns                 // nil but in tests, see withOwnership
 	begins        func(ctx context.Context) // nil but in tests, see withBegin
+	noHints       bool                      // in tests alone, see withoutHints
+	ids           func() string             // nil but in tests, see withIDs
 }
 
 func defaultOptions() options {
@@ -187,6 +190,13 @@ func WithClock(c Clock) Option {
 // WithSettings sets what the first Open stores. A field of 0 takes its default. If the
 // data has settings already, those stay in force, and a difference is logged.
 func WithSettings(s Settings) Option { return func(o *options) { o.settings = s } }
+
+// WithExisting makes Open and New take a database as it is: where there is none they fail with
+// ErrNoStore, and with ErrFormat where an older program has left one that they would
+// raise to a newer format, and change nothing. A store makes and migrates itself when it is opened, so Open and
+// whoever opens a store for New say asis=true in its URL besides. The default makes, and
+// raises, what is needed.
+func WithExisting() Option { return func(o *options) { o.existing = true } }
 
 // WithLimits bounds names, values and transactions of this process.
 func WithLimits(l Limits) Option { return func(o *options) { o.limits = l } }
@@ -255,6 +265,7 @@ type txnOptions struct {
 	asOfSet     bool
 	maxAttempts int
 	committedAt *Timestamp
+	upkeepOf    *IndexInfo
 }
 
 // TxnOption changes one transaction.

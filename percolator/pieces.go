@@ -71,7 +71,10 @@ func (c *committer) splitRows() {
 		bytes = min(bytes, l)
 	}
 	c.rows, c.split, c.operationsAll, c.bytesAll = make([]commitRow, 0, len(c.writes)), false, 0, 0
-	ops := 0
+	ops, guards := 0, 0
+	if c.view.RowDeletes {
+		guards = rowGuards
+	}
 	for i := range c.writes {
 		o, b := c.operations(i), c.cellBytes(i)
 		c.operationsAll, c.bytesAll = c.operationsAll+o, c.bytesAll+b
@@ -84,7 +87,8 @@ func (c *committer) splitRows() {
 		} else {
 			c.split = c.split || same
 			c.rows = append(c.rows, commitRow{from: i, to: i + 1, bytes: b + len(c.writes[i].cell.Table) + len(c.writes[i].cell.Row)})
-			ops = o
+			ops = o + guards
+			c.operationsAll += guards
 		}
 		if i == c.primary {
 			c.primaryRow = len(c.rows) - 1
@@ -105,7 +109,7 @@ func (c *committer) fitsGroup(n int) bool {
 
 // beside is the number of edits other than those of the writes.
 func (c *committer) beside() int {
-	n := len(c.tx.weak)
+	n := len(c.notices) + len(c.hints)
 	for _, extra := range c.extra {
 		n += len(extra)
 	}

@@ -171,7 +171,7 @@ func TestOldLeasesGoInPieces(t *testing.T) {
 func TestModestTransactionsGoInOneGroup(t *testing.T) {
 	t.Parallel()
 	g := newGauge(rowstore.Limits{})
-	db := open(t, g)
+	db := open(t, g, withoutHints()) // which are stored in the background
 	cells := sample(1500, 0, 10)
 	require.NoError(t, setAll(t.Context(), db, cells))
 	checkAll(t, db, cells)

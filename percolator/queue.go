@@ -55,6 +55,7 @@ type queue struct {
 	begun   uint64 // calls of the function, counted before they begin
 	left    bool   // a scan found more than there was room for
 	paused  bool   // by the catalog
+	aside   bool   // it is a periodic whose schedule does not count
 	breaker breaker
 	vain    vain // of what scans of all rows find lately
 

@@ -259,6 +259,7 @@ func (db *DB) rollBackPrimary(ctx context.Context, start Timestamp, primary Cell
 	if err != nil {
 		return false, err
 	}
+	db.hint(primary, start) // the mark
 	if out.Applied && lock != nil {
 		db.count.rolledBack.Add(1)
 	}

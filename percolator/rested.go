@@ -163,7 +163,7 @@ func (w *Worker) skipUntilChanged(view *cellView) {
 	if len(view.notified) >= seenVersions {
 		floor = view.notified[seenVersions-1].TS
 	}
-	if view.later {
+	if view.later || view.waits() {
 		return
 	}
 	var covered restedBits

@@ -45,7 +45,7 @@ func TestCellsThatAreRemembered(t *testing.T) {
 	} {
 		c := row(fmt.Sprint(i))
 		v := &cellView{
-			cell: c, registrations: registrations{names: []string{"o", "p", "foreign"}}, acks: test.acks[:], ackLocked: make([]bool, 3),
+			cell: c, registrations: registrations{names: []string{"o", "p", "foreign"}}, acks: test.acks[:], ackLocked: make([]bool, 3), failureLocked: make([]bool, 3),
 			failures: make([]format.Failure, 3), change: change, notified: notified(test.notified),
 		}
 		if test.change != nil {
@@ -73,7 +73,7 @@ func TestRememberedCellsAreBounded(t *testing.T) {
 	w := newWorld(t)
 	w.observed("t", "v", "o", "foreign")
 	wk := watching(t, w.client(), Observer{Name: "o", Func: nothing})
-	v := &cellView{cell: row("r"), registrations: registrations{names: []string{"o", "foreign"}}, acks: []Timestamp{2, 0}, ackLocked: make([]bool, 2), failures: make([]format.Failure, 2), change: 1}
+	v := &cellView{cell: row("r"), registrations: registrations{names: []string{"o", "foreign"}}, acks: []Timestamp{2, 0}, ackLocked: make([]bool, 2), failureLocked: make([]bool, 2), failures: make([]format.Failure, 2), change: 1}
 	now := w.clock.Now()
 	wk.rested.put(v.cell, 1, 1, now.Add(time.Minute), now)
 	wk.rested.put(v.cell, 2, 1, now.Add(time.Hour), now)

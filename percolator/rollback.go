@@ -17,13 +17,11 @@ import (
 // taking effect.
 func (c *committer) abort(ctx context.Context) {
 	tried := make(chan struct{})
-	timeout := c.enough(c.db.cleanUpTimeout())
-	if !c.db.background(func(bg context.Context) {
-		bg, cancel := context.WithTimeout(bg, timeout)
-		defer cancel()
+	c.db.hint(c.primaryCell(), c.start) // the mark
+	if !c.resolveLater(c.db.cleanUpTimeout(), false, func(bg context.Context) bool {
 		err := c.rollBackAll(bg)
 		close(tried)
-		c.retryCleanUp(bg, err, c.rollBackAll)
+		return c.retryCleanUp(bg, err, c.rollBackAll)
 	}) {
 		return
 	}
@@ -86,15 +84,16 @@ func (c *committer) rollBackMutation(r commitRow) rowstore.Mutation {
 }
 
 // retryCleanUp repeats a clean-up that failed with err until it succeeds or the context ends.
-// After that, transactions that meet the locks resolve them.
-func (c *committer) retryCleanUp(ctx context.Context, err error, cleanUp func(context.Context) error) {
+// After that, transactions that meet the locks resolve them, and it returns false.
+func (c *committer) retryCleanUp(ctx context.Context, err error, cleanUp func(context.Context) error) (done bool) {
 	for attempt := 0; err != nil && !errors.Is(err, ErrClosed); attempt++ {
 		// Below the safe point this transaction's outcome can no longer be read. Readers
 		// that meet its locks roll them back, as the collection does.
 		if errors.Is(err, ErrSnapshotTooOld) || c.db.clock.Sleep(ctx, c.db.opt.retryWait.wait(attempt, c.db.rand)) != nil {
 			c.db.log.Debug("locks were left for others to resolve", "start", uint64(c.start), "err", err)
-			return
+			return false
 		}
 		err = cleanUp(ctx)
 	}
+	return err == nil
 }

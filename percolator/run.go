@@ -175,26 +175,37 @@ func (w *Worker) attempt(ctx context.Context, t *task) runResult {
 }
 
 // clearNotifications removes the cell's notifications if every observer has seen its
-// newest change. Otherwise they wait for other observers, of this worker or of others.
+// newest change. Otherwise they wait for other observers, of this worker or of others. If
+// they tell of a timer that is due later, the job waits for it.
 func (w *Worker) clearNotifications(ctx context.Context, view *cellView) runResult {
+	done := runResult{next: runDone}
+	if view.waits() {
+		done = runResult{next: runWaiting, wait: max(view.timer.at.Sub(view.at), leastPause)}
+	}
 	if len(view.seen) == 0 || !view.othersCovered(-1) {
 		w.skipUntilChanged(view)
-		return runResult{next: runDone}
+		return done
 	}
-	c := view.cell
-	if _, err := w.db.applyOne(ctx, rowstore.Mutation{Table: c.Table, Row: c.Row, Edits: view.removal()}); err != nil {
+	if err := w.dropSeenTimer(ctx, view); err != nil {
+		return trouble(err)
+	}
+	c, edits := view.cell, view.removal()
+	if len(edits) == 0 {
+		return done
+	}
+	if _, err := w.db.applyOne(ctx, rowstore.Mutation{Table: c.Table, Row: c.Row, Edits: edits}); err != nil {
 		return trouble(fmt.Errorf("clearing the notifications of %v: %w", c.public(), err))
 	}
 	w.db.count.observerCleared.Add(1)
 	w.noteWork()
-	return runResult{next: runDone}
+	return done
 }
 
 // run calls observer i of the view, o, and commits the function's writes with the
 // acknowledgment and the removal of the notifications.
 func (w *Worker) run(ctx context.Context, tx *Txn, o *Observer, i int, view *cellView) runResult {
 	tx.opt.isolation = o.Isolation
-	tx.run = &runOf{observer: o.Name, cell: view.cell, since: view.since[i]}
+	tx.run = &runOf{observer: o.Name, cell: view.cell, since: view.since[i], begun: view.failures[i].Change == view.change}
 	change := &Change{Cell: view.cell.public()}
 	if o.OnChange != nil {
 		var err error
@@ -202,12 +213,18 @@ func (w *Worker) run(ctx context.Context, tx *Txn, o *Observer, i int, view *cel
 			return w.failed(ctx, o, view, &readError{err})
 		}
 	}
+	if change.Due = view.firedFor(i); !change.Due.IsZero() {
+		w.noteLateness(ctx, tx, view)
+	}
 	err := w.call(ctx, tx, o, change)
 	if err == nil {
 		err = w.lockUnchanged(ctx, tx, view)
 	}
 	if err == nil {
 		err = tx.acknowledge(i, view)
+	}
+	if err == nil {
+		err = tx.consumeTimer(i, view)
 	}
 	if err != nil {
 		return w.failed(ctx, o, view, err)
@@ -263,7 +280,11 @@ func (w *Worker) call(ctx context.Context, tx *Txn, o *Observer, change *Change)
 // removes its failure record.
 func (tx *Txn) acknowledge(i int, view *cellView) error {
 	c, observer := view.cell, view.names[i]
-	if err := tx.put(Cell{c.Table, c.Row, format.AckColumn(observer, c.Column)}, format.KindPut, format.EncodeAck(tx.start)); err != nil {
+	ack := Cell{c.Table, c.Row, format.AckColumn(observer, c.Column)}
+	if view.ackedAt[i] == 0 && !view.ackLocked[i] {
+		tx.noteAbsent(ack)
+	}
+	if err := tx.put(ack, format.KindPut, format.EncodeAck(tx.start)); err != nil {
 		return err
 	}
 	if f := &view.failures[i]; f.Change != 0 {
@@ -300,7 +321,11 @@ func (w *Worker) changes(tx *Txn) []string {
 		}
 	}
 	for i := range tx.writes.list {
-		note(tx.writes.list[i].cell)
+		c := tx.writes.list[i].cell
+		if column, ok := format.SplitTimerColumn(c.Column); ok {
+			c.Column = column
+		}
+		note(c)
 	}
 	for _, c := range tx.weak {
 		note(c)

@@ -91,21 +91,26 @@ func (tx *Txn) checkScan(ctx context.Context, r *Range) error {
 	if err := tx.usable(ctx); err != nil {
 		return err
 	}
+	return tx.db.checkRange("Scan", r)
+}
+
+// checkRange returns the error of a range that no table can have, for the call that was given it.
+func (db *DB) checkRange(call string, r *Range) error {
 	if r.Table == "" {
-		return fmt.Errorf("percolator: Scan: %w: the table's name is empty", ErrInvalid)
+		return fmt.Errorf("percolator: %s: %w: the table's name is empty", call, ErrInvalid)
 	}
 	if r.Limit < 0 {
-		return fmt.Errorf("percolator: Scan: %w: Range.Limit is %d; it may not be negative", ErrInvalid, r.Limit)
+		return fmt.Errorf("percolator: %s: %w: Range.Limit is %d; it may not be negative", call, ErrInvalid, r.Limit)
 	}
-	if len(r.Table) > tx.db.limits.Table {
-		return called("Scan", tx.db.nameTooLarge(&Cell{Table: r.Table}))
+	if len(r.Table) > db.limits.Table {
+		return called(call, db.nameTooLarge(&Cell{Table: r.Table}))
 	}
 	for _, col := range r.Columns {
 		if col == "" {
-			return fmt.Errorf("percolator: Scan: %w: one of Range.Columns is empty", ErrInvalid)
+			return fmt.Errorf("percolator: %s: %w: one of Range.Columns is empty", call, ErrInvalid)
 		}
-		if len(col) > tx.db.limits.Column {
-			return called("Scan", tx.db.nameTooLarge(&Cell{Column: col}))
+		if len(col) > db.limits.Column {
+			return called(call, db.nameTooLarge(&Cell{Column: col}))
 		}
 	}
 	return nil

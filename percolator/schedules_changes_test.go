@@ -204,7 +204,7 @@ func TestScheduleO_CollectionMeetsARun(t *testing.T) {
 					set(t, c.DB, rowA, v("c"))
 					w.clock.advance(2 * worldAge)
 					p := slow.hold(t, removals(rowA))
-					done := async(func() error { _, err := slow.CollectGarbage(t.Context(), GCOptions{Keep: 1}); return err })
+					done := async(func() error { _, err := slow.CollectGarbage(t.Context(), GCOptions{Keep: 1, Full: true}); return err })
 					_, ended := w.clock.sleeps(t, worldLease, done)
 					require.False(t, ended)
 					w.pass(worldLease)
@@ -262,7 +262,7 @@ func TestScheduleO_LateCollectionAfterADelete(t *testing.T) {
 	set(t, c.DB, rowA, "3")
 	w.clock.advance(2 * worldAge)
 	p := slow.hold(t, removals(rowA))
-	done := async(func() error { _, err := slow.CollectGarbage(t.Context(), GCOptions{Keep: 1}); return err })
+	done := async(func() error { _, err := slow.CollectGarbage(t.Context(), GCOptions{Keep: 1, Full: true}); return err })
 	_, ended := w.clock.sleeps(t, worldLease, done)
 	require.False(t, ended)
 	w.pass(worldLease)
@@ -363,7 +363,7 @@ func TestScheduleO_OldCollectionMeetsAnObserverThatIsBack(t *testing.T) {
 	p := slow.hold(t, func(x *call) bool {
 		return x.Kind == faultstore.CallScan && x.Range.Table == "t" && x.Range.Selectors[0].Family == rowstore.Lock && len(x.Range.Selectors) > 1
 	})
-	done := async(func() error { _, err := slow.CollectGarbage(t.Context(), GCOptions{Keep: 1}); return err })
+	done := async(func() error { _, err := slow.CollectGarbage(t.Context(), GCOptions{Keep: 1, Full: true}); return err })
 	_, ended := w.clock.sleeps(t, worldLease, done)
 	require.False(t, ended)
 	w.pass(worldLease)

@@ -134,8 +134,10 @@ func TestScheduleA2_DeferredSecondaryIsFlushedBeforeRemoval(t *testing.T) {
 		if err := t1.drained(context.Background()); err != nil {
 			t.Error(err)
 		}
-		// Just before whatever the collection removes first.
-		c.wire.AddRule(faultstore.Rule{Match: op(faultstore.CallApply), Before: func(context.Context, *call) verdict {
+		// Just before whatever the collection changes next.
+		c.wire.AddRule(faultstore.Rule{Match: func(x *call) bool {
+			return x.Kind == faultstore.CallApply && edits(x, func(_ *rowstore.Mutation, e *rowstore.Edit) bool { return e.Column == format.ColumnResolved })
+		}, Before: func(context.Context, *call) verdict {
 			crashes++
 			w.mem.Crash()
 			return pass
@@ -147,6 +149,37 @@ func TestScheduleA2_DeferredSecondaryIsFlushedBeforeRemoval(t *testing.T) {
 	require.Zero(t, report.LocksResolved, "the lock was to be gone when the collection came by")
 	require.Positive(t, report.Versions)
 	require.Equal(t, 1, crashes)
+	require.Equal(t, "1", value(t, c, rowB))
+}
+
+// A2. Guards: a collection searches again if the store has crashed since it began to: a lock that was gone
+// may be back.
+func TestScheduleA2_CrashDuringTheSearch(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	t1, t2, c := w.client(withoutGroups()), w.client(), w.client()
+	p := t1.hold(t, secondaries(rowA))
+	require.NoError(t, writes(t, t1, "1", rowA, rowB).Commit(t.Context()))
+	p.wait()
+	set(t, t2.DB, rowA, "2")
+	w.clock.advance(2 * worldAge)
+	c.wire.AddRule(faultstore.Rule{Match: func(x *call) bool { return x.Kind == faultstore.CallScan && x.Range.Table == "t" }, Before: func(context.Context, *call) verdict {
+		p.release(pass)
+		if err := t1.drained(context.Background()); err != nil {
+			t.Error(err)
+		}
+		return pass
+	}})
+	crashes := c.wire.AddRule(faultstore.Rule{Match: op(faultstore.CallFlush), Before: func(context.Context, *call) verdict {
+		w.mem.Crash()
+		return pass
+	}})
+	report, err := w.collect(c, 1)
+	require.NoError(t, err)
+	require.Equal(t, 1, crashes.Struck())
+	require.Equal(t, 1, report.LocksResolved, "the lock was to be back")
+	row := w.raw(rowA)
+	require.Len(t, row.All(rowstore.Write, "v"), 1, "T1's record was to be collected")
 	require.Equal(t, "1", value(t, c, rowB))
 }
 
@@ -279,7 +312,10 @@ func TestScheduleC2_CollectionWaitsALease(t *testing.T) {
 	set(t, c.DB, rowA, "2")
 	w.clock.advance(2 * worldAge)
 	require.Equal(t, "2", value(t, r, rowA)) // r knows the safe point of now
-	done := async(func() error { _, err := c.CollectGarbage(context.Background(), GCOptions{Keep: 1}); return err })
+	done := async(func() error {
+		_, err := c.CollectGarbage(context.Background(), GCOptions{Keep: 1, Full: true})
+		return err
+	})
 	_, ended := w.clock.sleeps(t, worldLease, done)
 	require.False(t, ended)
 	w.clock.advance(worldLease - time.Millisecond)
@@ -316,7 +352,7 @@ func TestScheduleC2_CollectionWaitsByTheOracle(t *testing.T) {
 	collector, err := New(t.Context(), w.mem, WithClock(hasty{w.clock}), withSeed(1))
 	require.NoError(t, err)
 	before := w.clock.Now()
-	report, err := collector.CollectGarbage(t.Context(), GCOptions{Keep: 1})
+	report, err := collector.CollectGarbage(t.Context(), GCOptions{Keep: 1, Full: true})
 	require.NoError(t, err)
 	require.Positive(t, report.Versions)
 	require.GreaterOrEqual(t, w.clock.Now().Sub(before), worldLease)

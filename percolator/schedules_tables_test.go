@@ -422,6 +422,7 @@ func collectorKilledAt(t *testing.T, at int, opts GCOptions) (killed bool) {
 	require.NoError(t, t1.drained(t.Context()))
 	w.clock.advance(2 * worldExpiry)
 	set(t, c.DB, queueA, "2")
+	w.stored(c)
 	w.clock.advance(2 * worldRetention)
 	n := 0
 	other.wire.AddRule(faultstore.Rule{Match: anyCall, Skip: at, Before: func(context.Context, *call) verdict {

@@ -42,6 +42,11 @@ func (c *committer) validateCells(ctx context.Context) error {
 		}
 		reads[i].Selectors = validationPicks(reads[i].Selectors, cell.Column, c.start, c.commit)
 	}
+	return c.validateRows(ctx, reads, func(string) bool { return true })
+}
+
+// validateRows checks rows that are read with validationPicks, in the columns that count.
+func (c *committer) validateRows(ctx context.Context, reads []rowstore.RowRead, counts func(column string) bool) error {
 	for attempt := 0; len(reads) > 0; attempt++ {
 		var again []rowstore.RowRead
 		for some := range slices.Chunk(reads, pieceRows) {
@@ -50,7 +55,7 @@ func (c *committer) validateCells(ctx context.Context) error {
 				return fmt.Errorf("validating: %w", err)
 			}
 			for i := range rows {
-				blocked, err := c.validateRow(ctx, &rows[i], func(string) bool { return true })
+				blocked, err := c.validateRow(ctx, &rows[i], counts)
 				if err != nil {
 					return err
 				}
@@ -114,7 +119,7 @@ func (c *committer) validateRow(ctx context.Context, row *rowstore.Row, counts f
 		}
 		cell := Cell{row.Table, row.Row, v.Column}
 		if v.Family == rowstore.Write {
-			return false, c.conflict(cell, v.TS, "another transaction wrote what this serializable one read")
+			return false, c.conflict(cell, v.TS, "another transaction wrote what this one read or deletes")
 		}
 		if v.TS == c.start {
 			continue // our own

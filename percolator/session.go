@@ -39,6 +39,8 @@ type session struct {
 	slow, slowBefore time.Duration
 	slowSince        time.Time
 	most             time.Duration // from maxSlowLeases, except in tests that move the time in jumps
+
+	unresolved unresolved
 }
 
 // opening is a renewal that others wait for.
@@ -82,13 +84,13 @@ func (s *session) lasts(d time.Duration) time.Duration {
 	return max(d, min(slowFactor*max(s.slow, s.slowBefore), s.most))
 }
 
-// get returns the session's id. Its lease lasts for a while yet, or was renewed just
-// now, however long that took. The first call starts the session, so that processes
-// which only read, or commit in one phase, have none.
-func (s *session) get(ctx context.Context) (string, error) {
+// get returns the session's id, for a transaction that begin has noted. Its lease lasts for a while
+// yet, or was renewed just now, however long that took. The first call starts the session, so that
+// processes which only read, or commit in one phase, have none.
+func (s *session) get(ctx context.Context, start Timestamp) (string, error) {
 	for {
 		s.mu.Lock()
-		if s.id != "" && s.db.clock.Now().Before(s.valid) {
+		if s.id != "" && s.db.clock.Now().Before(s.valid) && s.unresolved.covers(start) {
 			id := s.id
 			s.mu.Unlock()
 			return id, nil
@@ -98,7 +100,10 @@ func (s *session) get(ctx context.Context) (string, error) {
 			s.mu.Unlock()
 			select {
 			case <-wait.done:
-				if wait.err == nil {
+				s.mu.Lock()
+				covers := s.unresolved.covers(start)
+				s.mu.Unlock()
+				if wait.err == nil && covers {
 					return id, nil
 				}
 				continue
@@ -106,28 +111,33 @@ func (s *session) get(ctx context.Context) (string, error) {
 				return "", fmt.Errorf("opening a session: %w", ctx.Err())
 			}
 		}
-		o := &opening{done: make(chan struct{})}
-		s.opening = o
-		if s.id == "" {
-			s.id = uniqueID()
-		}
-		id := s.id
-		s.mu.Unlock()
-		err := s.renew(ctx)
-		s.mu.Lock()
-		s.opening, o.err = nil, err
-		close(o.done)
-		if err == nil && !s.running {
-			s.running = true
-			s.db.owned.Add(1)
-			go s.keep()
-		}
-		s.mu.Unlock()
-		return id, err
+		return s.open(ctx)
 	}
 }
 
-// renew moves the end of the lease.
+// open renews the session for others too. It unlocks s.mu, which is held.
+func (s *session) open(ctx context.Context) (id string, err error) {
+	o := &opening{done: make(chan struct{})}
+	s.opening = o
+	if s.id == "" {
+		s.id = s.db.uniqueID()
+	}
+	id = s.id
+	s.mu.Unlock()
+	err = s.renew(ctx)
+	s.mu.Lock()
+	s.opening, o.err = nil, err
+	close(o.done)
+	if err == nil && !s.running {
+		s.running = true
+		s.db.owned.Add(1)
+		go s.keep()
+	}
+	s.mu.Unlock()
+	return id, err
+}
+
+// renew moves the end of the lease, and says what the session has resolved.
 func (s *session) renew(ctx context.Context) error {
 	lease := s.lasts(s.db.opt.sessionLease)
 	asked := s.db.clock.Now()
@@ -139,20 +149,17 @@ func (s *session) renew(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("renewing the session: %w", err)
 	}
-	until := now.Add(lease)
-	s.mu.Lock()
-	id := s.id
-	s.mu.Unlock()
+	says := s.say(now, lease)
 	for attempt := 0; ; attempt++ {
-		_, err = s.db.applyUrgent(ctx, rowstore.Mutation{
-			Table: format.TableSessions, Row: id,
-			Edits: []rowstore.Edit{
-				rowstore.Put(rowstore.Write, format.ColumnLease, until, format.TimestampOnly),
-				rowstore.DeleteRange(rowstore.Write, format.ColumnLease, 0, until-1),
-			},
-		})
-		if err == nil {
+		var out rowstore.Outcome
+		out, err = s.db.applyUrgent(ctx, says.mutation())
+		if err == nil && out.Applied {
 			break
+		}
+		if err == nil {
+			s.lost(says.volatile)
+			says = s.say(now, lease)
+			continue
 		}
 		// A renewal that is done twice does no harm, so it is simply repeated after a
 		// lost reply.
@@ -161,6 +168,7 @@ func (s *session) renew(ctx context.Context) error {
 		}
 	}
 	s.mu.Lock()
+	s.unresolved.said(says)
 	// The other half of the lease is left for the commit that relies on it.
 	s.valid = asked.Add(lease / 2)
 	s.mu.Unlock()
@@ -217,21 +225,47 @@ func (s *session) settle(ctx context.Context) {
 	}
 }
 
-// end removes the session, so that locks left behind, if any, wait for nothing.
+// end removes the session, so that locks left behind, if any, wait for nothing. If some are left that
+// may depend on a record, the session stays, to tell collections of them.
 func (s *session) end(ctx context.Context) {
 	s.mu.Lock()
-	id, running := s.id, s.running
+	running := s.running
 	s.mu.Unlock()
 	if !running {
 		return
 	}
-	_, err := s.db.applyOne(ctx, rowstore.Mutation{
-		Table: format.TableSessions, Row: id,
-		Edits: []rowstore.Edit{rowstore.DeleteRange(rowstore.Write, format.ColumnLease, 0, oracle.Max)},
-	})
-	if err != nil {
-		s.db.log.Warn("the session could not be removed; its lease ends by itself", "err", err)
+	for {
+		m, relies, err := s.last(ctx)
+		var out rowstore.Outcome
+		if err == nil {
+			out, err = s.db.applyOne(ctx, m)
+		}
+		if err != nil {
+			s.db.log.Warn("the session could not be removed; its lease ends by itself", "err", err)
+		}
+		if err != nil || out.Applied {
+			return
+		}
+		s.lost(relies)
 	}
+}
+
+// last makes the mutation that ends the session, and tells what it relies on.
+func (s *session) last(ctx context.Context) (m rowstore.Mutation, relies volatile, err error) {
+	s.mu.Lock()
+	id, relies := s.id, s.unresolved.volatile
+	left := s.unresolved.any(s.db.known().resolved)
+	s.mu.Unlock()
+	if left {
+		now, err := s.db.draw(ctx)
+		says := s.say(now, 0)
+		return says.mutation(), says.volatile, err
+	}
+	return rowstore.Mutation{
+		Table: format.TableSessions, Row: id,
+		Conditions: relies.conditions(),
+		Edits:      []rowstore.Edit{rowstore.DeleteRange(rowstore.Write, format.ColumnLease, 0, oracle.Max)},
+	}, relies, nil
 }
 
 // applyUrgent is applyOne for a mutation that keeps a lease.
@@ -261,7 +295,10 @@ func sessionValid(row *rowstore.Row, now Timestamp) bool {
 
 // uniqueID names a session or a worker. A seed that two processes share must not
 // make it the same for both.
-func uniqueID() string {
+func (db *DB) uniqueID() string {
+	if db.opt.ids != nil {
+		return db.opt.ids()
+	}
 	var b [12]byte
 	_, _ = rand.Read(b[:]) // never fails, by its documentation
 	return hex.EncodeToString(b[:])

@@ -72,7 +72,7 @@ func (l *looker) sortOutPart(ctx context.Context, page []finding) error {
 	reads := make([]rowstore.RowRead, len(page))
 	for i := range page {
 		c := page[i].cell
-		reads[i] = viewRead(c, known.observers(c.Table, c.Column), s.at())
+		reads[i] = viewRead(c, known.registrations(c.Table, c.Column), s.at())
 	}
 	w.db.count.observerViews.Add(uint64(len(reads)))
 	rows, timely, err := w.db.readAt(ctx, reads, &s)
@@ -117,7 +117,7 @@ func (w *Worker) mostlyVain(page []finding) bool {
 	return n > 0 && sum/n > mostlyVain
 }
 
-// clearView is the view of a row that leaves nothing open; nil if something is: a lock, a
+// clearView is the view of a row that leaves nothing open; nil if something is: a lock, a timer, a
 // change above the snapshot, or an answer in which something may be missing.
 func (w *Worker) clearView(row *rowstore.Row, c Cell, observers registrations, at Timestamp, timely bool) *cellView {
 	locked := slices.ContainsFunc(row.Versions, func(v rowstore.Version) bool { return v.Family == rowstore.Lock })
@@ -125,7 +125,7 @@ func (w *Worker) clearView(row *rowstore.Row, c Cell, observers registrations, a
 		return nil
 	}
 	view, err := parseView(row, c, observers, at)
-	if err != nil || view.later || view.change == 0 {
+	if err != nil || view.later || view.change == 0 || view.timer.set {
 		return nil
 	}
 	return view

@@ -33,8 +33,16 @@ type Stats struct {
 	NotifyScans       uint64 // scans for notifications
 	NotifyFound       uint64 // cells with notifications found by them
 
+	TimersFired   uint64 // timers of the index that were due, and whose cells were notified
+	TimersDropped uint64 // timers that were removed because nobody observes their columns
+
 	GCRuns     uint64 // collections finished
 	GCVersions uint64 // versions removed by them
+	GCRead     uint64 // rows that they have looked at, also those under way
+	GCSearches uint64 // collections that looked for locks in all rows
+	// Hints of garbage that were lost because the store did not take them, or for lack of room. What
+	// they named is collected with the next collection that looks at every row.
+	GCHintsLost uint64
 }
 
 // counters are the running counts behind Stats.
@@ -50,7 +58,9 @@ type counters struct {
 	observerParked, observerViews       atomic.Uint64
 	observerBroken                      atomic.Uint64
 	notifyScans, notifyFound            atomic.Uint64
+	timersFired, timersDropped          atomic.Uint64
 	gcRuns, gcVersions                  atomic.Uint64
+	gcRead, gcSearches, gcHintsLost     atomic.Uint64
 }
 
 // Stats returns the counts so far. It may be called at any time, also after
@@ -69,6 +79,8 @@ func (db *DB) Stats() Stats {
 		ObserverParked: c.observerParked.Load(), ObserverViews: c.observerViews.Load(),
 		ObserverBroken: c.observerBroken.Load(),
 		NotifyScans:    c.notifyScans.Load(), NotifyFound: c.notifyFound.Load(),
+		TimersFired: c.timersFired.Load(), TimersDropped: c.timersDropped.Load(),
 		GCRuns: c.gcRuns.Load(), GCVersions: c.gcVersions.Load(),
+		GCRead: c.gcRead.Load(), GCSearches: c.gcSearches.Load(), GCHintsLost: c.gcHintsLost.Load(),
 	}
 }

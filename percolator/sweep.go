@@ -79,6 +79,7 @@ func (w *Worker) attend(ctx context.Context) error {
 			return err
 		}
 		w.notePaused(v)
+		w.noteTimers(v)
 		if len(w.unswept(v)) > 0 {
 			err := w.retry(ctx, "sweeping for new observers", func() error {
 				err := w.sweepNew(ctx)
@@ -267,17 +268,22 @@ func (l *sweepLease) note(ctx context.Context) error {
 		return ctx.Err() // no reason to begin the sweep again
 	}
 	w.notePaused(v)
+	w.noteTimers(v)
 	return w.checkRegistered(v)
 }
 
 const sweepBatch = 256
 
 // sweep puts a notification on every cell of an observer's column whose newest
-// write at the snapshot is newer than the acknowledgment.
+// write at the snapshot is newer than the acknowledgment, or that has a timer: what told of
+// it may be gone, if nobody observed the column for a while.
 func (w *Worker) sweep(ctx context.Context, r format.Observer, at Timestamp, lease *sweepLease) error {
 	table, column := string(r.Table), string(r.Column)
 	ack := format.AckColumn(string(r.Name), column)
 	picks := snapshotPicks(snapshotPicks(nil, column, at), ack, at)
+	if w.db.known().Timers {
+		picks = snapshotPicks(picks, format.TimerColumn(column), at)
+	}
 	var rows []string
 	flush := func() error {
 		if len(rows) == 0 {
@@ -309,14 +315,15 @@ func (w *Worker) sweep(ctx context.Context, r format.Observer, at Timestamp, lea
 			return err
 		}
 		newest := row.Newest(rowstore.Write, column)
-		if newest == nil {
-			continue
-		}
 		acked, err := acknowledged(&row, ack, r.Since)
 		if err != nil {
 			return err
 		}
-		if newest.TS <= acked {
+		timer, err := timerIn(&row, Cell{table, row.Row, column})
+		if err != nil {
+			return err
+		}
+		if (newest == nil || newest.TS <= acked) && !timer.set {
 			continue
 		}
 		if rows = append(rows, row.Row); len(rows) == sweepBatch {

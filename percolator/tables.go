@@ -396,52 +396,33 @@ func (c *committer) checkReads(ctx context.Context) error {
 // changePoints lets change edit the safe points of tables and stores them. change returns false
 // to leave them as they are. This process goes by them when it returns.
 func (db *DB) changePoints(ctx context.Context, change func(v *catalogView, points map[string]format.TableSafePoint) bool) error {
-	for attempt := 0; ; attempt++ {
-		v, err := db.loadCatalog(ctx)
-		if err != nil {
-			return err
-		}
+	stored, err := db.replaceInCatalog(ctx, func(v *catalogView) (*replacement, error) {
 		points := maps.Clone(v.points)
 		if points == nil {
 			points = map[string]format.TableSafePoint{}
 		}
 		if !change(v, points) {
-			return nil
+			return nil, nil //nolint:nilnil // there is nothing to store
 		}
 		// What says no more than the common safe point, of a table without settings, goes.
 		maps.DeleteFunc(points, func(name string, p format.TableSafePoint) bool {
 			return p.SafePoint <= v.safePoint && v.Current.Own(name) == nil && (v.Next == nil || v.Next.Own(name) == nil)
 		})
-		var stored format.TableSafePoints
+		var all format.TableSafePoints
 		for _, name := range slices.Sorted(maps.Keys(points)) {
-			stored.Tables = append(stored.Tables, points[name])
+			all.Tables = append(all.Tables, points[name])
 		}
-		value, err := stored.Encode()
-		if err != nil {
-			return err
-		}
-		ts, err := db.draw(ctx)
-		if err != nil {
-			return err
-		}
-		m := rowstore.Mutation{
-			Table: format.TableCatalog, Row: format.RowCatalog,
-			Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, format.ColumnOfTables, v.pointsAt+1), v.sameHolds()},
-			Edits:      []rowstore.Edit{rowstore.Put(rowstore.Write, format.ColumnOfTables, ts, value)},
-		}
-		if v.pointsAt > 0 {
-			m.Edits = append(m.Edits, rowstore.DeleteRange(rowstore.Write, format.ColumnOfTables, 0, v.pointsAt))
-		}
-		out, err := db.applyOne(ctx, m)
-		if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
-			return fmt.Errorf("publishing the safe points of tables: %w", err)
-		}
-		if err == nil && out.Applied {
-			_, err := db.loadCatalog(ctx)
-			return err
-		}
-		if err := db.clock.Sleep(ctx, db.opt.retryWait.wait(attempt, db.rand)); err != nil {
-			return fmt.Errorf("publishing the safe points of tables: %w", err)
-		}
+		value, err := all.Encode()
+		return &replacement{
+			column: format.ColumnOfTables, at: v.pointsAt, value: value,
+			conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, format.ColumnOfTables, v.pointsAt+1), v.sameHolds()},
+		}, err
+	})
+	if err == nil && stored {
+		_, err = db.loadCatalog(ctx)
 	}
+	if err != nil {
+		return fmt.Errorf("publishing the safe points of tables: %w", err)
+	}
+	return nil
 }

@@ -72,7 +72,7 @@ func TestTableSettingsRaiseTheCatalog(t *testing.T) {
 		require.NoError(t, err)
 		return rows[0].Newest(rowstore.Write, format.ColumnConfig).Value
 	}
-	require.EqualValues(t, format.PlainCatalogVersion, stored()[0])
+	w.lowerTo(format.PlainCatalogVersion)
 	w.configured(c, Settings{Retention: worldRetention + time.Hour})
 	require.EqualValues(t, format.PlainCatalogVersion, stored()[0], "programs of the version before know this")
 	require.NoError(t, c.ConfigureTable(t.Context(), "queue", TableSettings{MaxTxnAge: shortAge}))

@@ -2,12 +2,15 @@ package percolator
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"time"
 
 	"github.com/percolate-go/percolate/internal/coretest/hook"
+	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
 // The options that only tests and measurements need, and steps of a worker that does not
@@ -17,6 +20,8 @@ func init() {
 	hook.Options.WithoutOnePhase = func() any { return withoutOnePhase() }
 	hook.Options.WithoutGroups = func() any { return withoutGroups() }
 	hook.Options.WithoutDeferred = func() any { return withoutDeferred() }
+	hook.Options.WithoutHints = func() any { return withoutHints() }
+	hook.Options.WithIDs = func(ids func() string) any { return withIDs(ids) }
 	hook.Options.WithSeed = func(seed uint64) any { return withSeed(seed) }
 	hook.Options.WithOwnership = func(owns hook.Owns) any { return withOwnership(owns) }
 	hook.Options.WithBegin = func(begins func(ctx context.Context)) any { return withBegin(begins) }
@@ -25,6 +30,8 @@ func init() {
 	hook.Workers.Attempt = func(ctx context.Context, w any, r hook.Run) (time.Duration, error) {
 		return w.(*Worker).attemptOnce(ctx, r)
 	}
+	hook.Workers.Timers = func(ctx context.Context, w any) error { return w.(*Worker).knowTimers(ctx) }
+	hook.Workers.Timer = func(ctx context.Context, w any) (hook.Run, time.Time, error) { return w.(*Worker).nextTimer(ctx) }
 }
 
 // withoutOnePhase makes every transaction commit in two phases, even where the store
@@ -37,6 +44,13 @@ func withoutGroups() Option { return func(o *options) { o.onePhase, o.groups = f
 
 // withoutDeferred makes every batch durable before the next step.
 func withoutDeferred() Option { return func(o *options) { o.deferred = false } }
+
+// withoutHints leaves the garbage of this DB to collections that look at every row.
+func withoutHints() Option { return func(o *options) { o.noHints = true } }
+
+// withIDs names the sessions, workers and members of the DB, and its records. No two may have the same name, over
+// all DBs.
+func withIDs(ids func() string) Option { return func(o *options) { o.ids = ids } }
 
 // withSeed makes the DB's jitter and random choices repeatable. 0, the default, takes a
 // random seed.
@@ -56,6 +70,9 @@ func withBegin(begins func(ctx context.Context)) Option {
 // left lists what the worker's observers have yet to see, without parked runs, and clears the
 // notifications that every observer has seen. A cell that is locked is an error.
 func (w *Worker) left(ctx context.Context) (runs []hook.Run, err error) {
+	if err := w.fireDue(ctx); err != nil {
+		return nil, err
+	}
 	for _, table := range slices.Sorted(maps.Keys(w.tables)) {
 		for row, err := range w.db.notifiedRows(ctx, table, w.notifyPicks(table), 0) {
 			if err != nil {
@@ -69,6 +86,70 @@ func (w *Worker) left(ctx context.Context) (runs []hook.Run, err error) {
 		}
 	}
 	return runs, nil
+}
+
+// fireDue tells of the timers of the index that are due now, whoever owns them.
+func (w *Worker) fireDue(ctx context.Context) error {
+	v, err := w.db.loadCatalog(ctx)
+	if err != nil || v.TimersFrom == 0 || v.asOf < v.TimersFrom {
+		return err
+	}
+	for s := range w.shards {
+		for from := format.TimersBegin(s.n); from != ""; {
+			var page []dueTimer
+			if page, from, err = w.db.timersIn(ctx, s, from, v.asOf); err != nil {
+				return err
+			}
+			if len(page) == 0 {
+				continue
+			}
+			if failed, err := w.tell(ctx, s.table, page); err != nil || failed != nil {
+				return errors.Join(failed, err)
+			}
+		}
+	}
+	return nil
+}
+
+// knowTimers has timers work at once. Nobody but the worker's DB may go by a catalog.
+func (w *Worker) knowTimers(ctx context.Context) error {
+	_, err := w.db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
+		changed := !v.Timers
+		v.Timers, v.TimersFrom = true, v.asOf
+		return changed, nil
+	})
+	return err
+}
+
+// nextTimer returns the timer that is due next, after now, of the columns that the worker observes. The time is zero without one.
+func (w *Worker) nextTimer(ctx context.Context) (next hook.Run, due time.Time, err error) {
+	now, err := w.db.draw(ctx)
+	if err != nil {
+		return next, due, err
+	}
+	for _, table := range slices.Sorted(maps.Keys(w.tables)) {
+		var picks []rowstore.Selector
+		for _, column := range w.tables[table] {
+			picks = snapshotPicks(picks, format.TimerColumn(column), now)
+		}
+		for row, err := range w.db.scanSettled(ctx, rowstore.ScanRange{Table: table, Selectors: picks}, now, nil) {
+			if err != nil {
+				return next, due, err
+			}
+			for _, column := range w.tables[table] {
+				c := Cell{table, row.Row, column}
+				timer, err := timerIn(&row, c)
+				if err != nil {
+					return next, due, err
+				}
+				if at := timer.due.Time(); timer.set && timer.due > now && (due.IsZero() || at.Before(due)) {
+					c, due = c.public(), at
+					next = hook.Run{Table: c.Table, Row: c.Row, Column: c.Column}
+				}
+			}
+		}
+	}
+	return next, due, nil
 }
 
 // leftOf adds to runs those of one cell.

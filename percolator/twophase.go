@@ -21,7 +21,17 @@ func (c *committer) twoPhase(ctx context.Context) error {
 	if err := c.lastingPrimary(); err != nil {
 		return err
 	}
-	session, err := c.db.session.get(ctx)
+	clean := false // after a panic
+	c.db.session.begin(c.start)
+	defer func() { c.db.session.finish(c.start, clean, "") }()
+	err := c.twoPhases(ctx)
+	clean = true // what goes on in the background is noted by itself
+	return err
+}
+
+// twoPhases is twoPhase for a transaction that the session has noted.
+func (c *committer) twoPhases(ctx context.Context) error {
+	session, err := c.db.session.get(ctx, c.start)
 	if err != nil {
 		return err
 	}
@@ -171,6 +181,7 @@ func (c *committer) prewriteMutation(r commitRow, session string, expiry Timesta
 			m.Edits = append(m.Edits, rowstore.Put(rowstore.Notify, w.cell.Column, c.start, format.StrongNotification))
 		}
 	}
+	m.Conditions = c.guardRow(m.Conditions, r.from, r.to)
 	return m
 }
 
@@ -264,6 +275,9 @@ func (c *committer) prepare(ctx context.Context, deferred bool) (incarnation str
 	if err := c.checkBound(ctx, c.commit); err != nil {
 		return "", err
 	}
+	if err := c.validateGone(ctx); err != nil {
+		return "", err
+	}
 	if c.tx.opt.isolation == Serializable {
 		if err := c.validate(ctx); err != nil {
 			return "", err
@@ -293,9 +307,9 @@ func (c *committer) commitPoint(ctx context.Context, incarnation string, deferre
 		first.Conditions = append(first.Conditions, rowstore.SameIncarnation(incarnation))
 	}
 	if with := c.weakWithPrimary(); with != (rowName{}) {
-		for _, cell := range c.tx.weak {
-			if i := c.find(cell); cell.rowName() == with && (i < 0 || !c.notify[i]) {
-				first.Edits = append(first.Edits, rowstore.Put(rowstore.Notify, cell.Column, c.commit, format.WeakNotification))
+		for _, n := range c.notices {
+			if i := c.find(n.cell); n.cell.rowName() == with && (i < 0 || !c.notify[i]) {
+				first.Edits = append(first.Edits, rowstore.Put(rowstore.Notify, n.cell.Column, c.commit, n.value))
 			}
 		}
 	}
@@ -407,21 +421,43 @@ func (c *committer) commitEditsOf(edits []rowstore.Edit, i int) []rowstore.Edit 
 // finishLater decides the transaction in the background when the caller could not
 // wait, so that its locks hold up nobody longer than need be.
 func (c *committer) finishLater(rest []commitRow, deferred bool) {
-	timeout := c.enough(c.db.cleanUpTimeout())
-	c.db.background(func(ctx context.Context) {
-		ctx, cancel := context.WithTimeout(ctx, timeout)
-		defer cancel()
+	c.resolveLater(c.db.cleanUpTimeout(), deferred, func(ctx context.Context) bool {
 		state, err := c.settleOutcome(ctx)
 		switch {
 		case err != nil:
 			c.db.log.Debug("the locks of an undetermined transaction were left for others to resolve", "start", uint64(c.start), "err", err)
+			return false
 		case state.committed != 0:
 			c.commit = state.committed
-			c.commitSecondaries(ctx, rest, deferred)
+			c.hintWrites(c.commit)
+			return c.commitSecondaries(ctx, rest, deferred)
 		default:
-			c.retryCleanUp(ctx, c.rollBackAll(ctx), c.rollBackAll)
+			return c.retryCleanUp(ctx, c.rollBackAll(ctx), c.rollBackAll)
 		}
 	})
+}
+
+// resolveLater works in the background at the locks that the transaction has left, for as long as such work for a
+// small transaction may take. deferred tells that a crash of the store may undo the work, clean that no lock is left any
+// more. It returns false if the DB is closing.
+func (c *committer) resolveLater(takes time.Duration, deferred bool, work func(ctx context.Context) (clean bool)) bool {
+	timeout := c.enough(takes)
+	incarnation := ""
+	if deferred {
+		incarnation = c.rows[c.primaryRow].incarnation // as all have it
+	}
+	c.db.session.begin(c.start)
+	begun := c.db.background(func(ctx context.Context) {
+		clean := false
+		defer func() { c.db.session.finish(c.start, clean, incarnation) }()
+		ctx, cancel := context.WithTimeout(ctx, timeout)
+		defer cancel()
+		clean = work(ctx)
+	})
+	if !begun {
+		c.db.session.finish(c.start, false, "")
+	}
+	return begun
 }
 
 // committed does what follows the commit point.
@@ -432,21 +468,18 @@ func (c *committer) committed(rest []commitRow, grouped, deferred bool) error {
 	}
 	c.db.count.twoPhase.Add(1)
 	if len(rest) > 0 {
-		timeout := c.enough(c.db.backgroundTimeout())
-		c.db.background(func(ctx context.Context) {
-			ctx, cancel := context.WithTimeout(ctx, timeout)
-			defer cancel()
-			c.commitSecondaries(ctx, rest, deferred)
+		c.resolveLater(c.db.backgroundTimeout(), deferred, func(ctx context.Context) bool {
+			return c.commitSecondaries(ctx, rest, deferred)
 		})
 	}
 	return nil
 }
 
 // commitSecondaries commits the rows other than the primary's. What fails for good is
-// left to the transactions that meet the locks.
-func (c *committer) commitSecondaries(ctx context.Context, rest []commitRow, deferred bool) {
+// left to the transactions that meet the locks; then it returns false.
+func (c *committer) commitSecondaries(ctx context.Context, rest []commitRow, deferred bool) bool {
 	commit := func(ctx context.Context) error { return c.applyRows(ctx, rest, deferred, c.commitMutation) }
-	c.retryCleanUp(ctx, commit(ctx), commit)
+	return c.retryCleanUp(ctx, commit(ctx), commit)
 }
 
 // applyRows applies a mutation for each row, in pieces. If a row's mutation does not

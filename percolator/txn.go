@@ -3,6 +3,7 @@ package percolator
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/percolate-go/percolate/internal/format"
@@ -27,6 +28,11 @@ type Txn struct {
 	weak   []Cell // stored names, each once
 	// weakSet has the same cells as weak.
 	weakSet map[Cell]struct{}
+	// told are cells, by stored names, that get a notification which is no change by itself: what it tells of is among the
+	// writes.
+	told []Cell
+	// gone are the rows that the transaction deletes as a whole.
+	gone []rowName
 	// What Serializable validates. Stored names.
 	reads  map[Cell]struct{}
 	ranges []readRange
@@ -37,10 +43,24 @@ type Txn struct {
 	// run is what the transaction is the run of, nil for none.
 	run *runOf
 
+	kept    []keptIndex // see upkeep.go
+	keeping bool        // an Upkeep is being called
+	// hasEntries tells that one may have written something.
+	hasEntries bool
+	puts       int // how often the transaction wrote, without upkeeps
+	// When the indexes were kept last: after how many writes, and by which revision of the catalog, 0 for never.
+	keptPuts int
+	keptBy   Timestamp
+	old      map[Cell]oldValue // of indexed cells, by stored names, at the snapshot
+
+	onEnd []func(err error) // see OnEnd
+
 	// storeFailed means that a read of the transaction failed. If an observer's function
 	// went on all the same and its commit fails, that counts as a failure of the
 	// function.
 	storeFailed bool
+	// absent are cells of which reads found no value, the first mostAbsent of them.
+	absent []Cell
 }
 
 // runOf names the run of an observer.
@@ -48,7 +68,10 @@ type runOf struct {
 	observer string
 	cell     Cell      // stored
 	since    Timestamp // of the registration that the run goes by
+	begun    bool      // a run for the change is on record, which failed or is to be repeated
 }
+
+const mostAbsent = 16
 
 // snapshot is what a transaction reads.
 type snapshot struct {
@@ -89,6 +112,8 @@ type write struct {
 	cell  Cell // stored names
 	kind  format.Kind
 	value []byte
+	first bool // the cell has no version, so a put replaces nothing
+	entry bool // an Upkeep has written it
 }
 
 func (w *write) long() bool { return w.kind == format.KindPut && len(w.value) > format.ShortValue }
@@ -189,7 +214,9 @@ func (tx *Txn) Get(ctx context.Context, c Cell) ([]byte, error) {
 		return nil, fmt.Errorf("percolator: reading %v: %w", c, &readError{err})
 	}
 	tx.noteRead(sc)
+	tx.noteSeen(sc, value, found)
 	if !found {
+		tx.noteAbsent(sc)
 		return nil, notFound(c)
 	}
 	return value, nil
@@ -229,8 +256,11 @@ func (tx *Txn) GetMany(ctx context.Context, cells ...Cell) (map[Cell][]byte, err
 	}
 	for i, sc := range missing {
 		tx.noteRead(sc)
+		tx.noteSeen(sc, values[i], values[i] != nil)
 		if values[i] != nil {
 			got[sc.public()] = values[i]
+		} else {
+			tx.noteAbsent(sc)
 		}
 	}
 	return got, nil
@@ -252,13 +282,14 @@ func (tx *Txn) GetForUpdate(ctx context.Context, c Cell) ([]byte, error) {
 		if err := tx.grow(1, len(c.Table)+len(c.Row)+len(c.Column)); err != nil {
 			return nil, err
 		}
-		tx.writes.add(write{cell: sc, kind: format.KindLock})
+		tx.writes.add(write{cell: sc, kind: format.KindLock, entry: tx.keeping})
 	}
 	return tx.Get(ctx, c)
 }
 
 // Set makes value the value of c, at Commit. The value is copied; nil sets an empty
-// value. Errors: ErrInvalid, ErrTooLarge, ErrReadOnly, ErrTxnDone.
+// value. Errors: ErrInvalid, ErrTooLarge, ErrReadOnly, ErrTxnDone; ErrIndexed, here or from Commit, if the column
+// has an index that this process does not keep, or the table has the entries of one.
 func (tx *Txn) Set(c Cell, value []byte) error {
 	if err := tx.writable(&c, "Set"); err != nil {
 		return err
@@ -266,32 +297,44 @@ func (tx *Txn) Set(c Cell, value []byte) error {
 	if len(value) > tx.db.limits.Value {
 		return fmt.Errorf("percolator: Set: %w: the value of %v has %d bytes, the limit is %d", ErrTooLarge, c, len(value), tx.db.limits.Value)
 	}
-	return tx.put(c.stored(), format.KindPut, value)
+	sc := c.stored()
+	if err := tx.checkIndexed(sc); err != nil {
+		return err
+	}
+	return tx.put(sc, format.KindPut, value)
 }
 
 // Delete removes the value of c, at Commit. It is no error if c has no value; the
 // transaction conflicts with other writers of c all the same. Errors: ErrInvalid,
-// ErrTooLarge, ErrReadOnly, ErrTxnDone.
+// ErrTooLarge, ErrReadOnly, ErrTxnDone, ErrIndexed as for Set.
 func (tx *Txn) Delete(c Cell) error {
 	if err := tx.writable(&c, "Delete"); err != nil {
 		return err
 	}
-	return tx.put(c.stored(), format.KindDelete, nil)
+	sc := c.stored()
+	if err := tx.checkIndexed(sc); err != nil {
+		return err
+	}
+	return tx.put(sc, format.KindDelete, nil)
 }
 
 func (tx *Txn) put(sc Cell, k format.Kind, value []byte) error {
+	if !tx.keeping {
+		tx.puts++
+	}
 	w := tx.writes.find(sc)
 	if w == nil {
 		if err := tx.grow(1, len(sc.Table)+len(sc.Row)+len(sc.Column)+len(value)); err != nil {
 			return err
 		}
-		tx.writes.add(write{cell: sc, kind: k, value: append([]byte(nil), value...)})
+		tx.writes.add(write{cell: sc, kind: k, value: append([]byte(nil), value...), first: slices.Contains(tx.absent, sc), entry: tx.keeping})
 		return nil
 	}
 	if err := tx.grow(0, len(value)-len(w.value)); err != nil {
 		return err
 	}
 	w.kind, w.value = k, append([]byte(nil), value...)
+	w.first = w.first || slices.Contains(tx.absent, sc)
 	return nil
 }
 
@@ -329,13 +372,38 @@ func (tx *Txn) Notify(c Cell) error {
 // Rollback ends the transaction without effect. It returns nil, also after Commit
 // or another Rollback, so that "defer tx.Rollback(ctx)" is safe.
 func (tx *Txn) Rollback(context.Context) error {
-	tx.finish()
+	tx.finish(nil)
 	return nil
 }
 
-func (tx *Txn) finish() {
+// OnEnd has f called once, when the transaction ends: by Commit just before it returns, with the
+// error that it returns, or by Rollback, with nil. So CommitTimestamp tells after a nil whether the transaction
+// took effect. It is for what a package keeps beside a transaction in memory, such as a name that no other
+// transaction may use meanwhile. Several functions are called in the order of the calls of OnEnd, by the goroutine that ends the
+// transaction. They must be quick, and have nothing to read or write: every method but StartTimestamp and
+// CommitTimestamp returns ErrTxnDone. Update, View and a Worker end each of their transactions. A transaction that
+// nobody ends calls nothing. Errors: ErrInvalid for a nil f, ErrTxnDone.
+func (tx *Txn) OnEnd(f func(err error)) error {
+	switch {
+	case f == nil:
+		return fmt.Errorf("percolator: OnEnd: %w: the function is nil", ErrInvalid)
+	case tx.done:
+		return ErrTxnDone
+	}
+	tx.onEnd = append(tx.onEnd, f)
+	return nil
+}
+
+// finish ends the transaction; err is that of its commit. Further calls do nothing.
+func (tx *Txn) finish(err error) {
 	tx.done = true
-	tx.writes, tx.weak, tx.weakSet, tx.reads, tx.ranges, tx.extra = writeSet{}, nil, nil, nil, nil, nil
+	tx.writes, tx.weak, tx.weakSet, tx.told, tx.gone = writeSet{}, nil, nil, nil, nil
+	tx.reads, tx.ranges, tx.extra, tx.old = nil, nil, nil, nil
+	ended := tx.onEnd
+	tx.onEnd = nil
+	for _, f := range ended {
+		f(err)
+	}
 }
 
 // guarded tells whether the transaction must conflict with others though it writes
@@ -346,7 +414,7 @@ func (tx *Txn) guarded() bool {
 
 func (tx *Txn) grow(cells, bytes int) error {
 	l := &tx.db.limits
-	if n := len(tx.writes.list) + len(tx.weak) + cells; n > l.Cells {
+	if n := len(tx.writes.list) + len(tx.weak) + len(tx.told) + cells; n > l.Cells {
 		return fmt.Errorf("percolator: %w: the transaction writes, locks or notifies more than %d cells (Limits.Cells); split it", ErrTooLarge, l.Cells)
 	}
 	if tx.writes.bytes+bytes > l.Bytes {
@@ -364,6 +432,12 @@ func (tx *Txn) noteRead(sc Cell) {
 		tx.reads = make(map[Cell]struct{})
 	}
 	tx.reads[sc] = struct{}{}
+}
+
+func (tx *Txn) noteAbsent(sc Cell) {
+	if !tx.readOnly && len(tx.absent) < mostAbsent {
+		tx.absent = append(tx.absent, sc)
+	}
 }
 
 func (tx *Txn) usable(ctx context.Context) error {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -40,8 +41,12 @@ type uses struct {
 	moving   bool                    // somebody is at moveUse
 }
 
-func (u *uses) init() {
-	u.id, u.open, u.doubtful = uniqueID(), map[Timestamp]int{}, map[Timestamp]Timestamp{}
+func (u *uses) init(db *DB) {
+	u.id = db.uniqueID() // as programs of before
+	if !db.opt.noHints {
+		u.id = format.UsePrefix + u.id
+	}
+	u.open, u.doubtful = map[Timestamp]int{}, map[Timestamp]Timestamp{}
 }
 
 // beginUse returns the newest view of the catalog, for a commit that ends its use.
@@ -220,6 +225,12 @@ func (db *DB) usedBefore(ctx context.Context, revision Timestamp) (bool, error) 
 		}
 	}
 	return false, nil
+}
+
+// olderPrograms tells whether a process is at work whose program knows no catalog of version 5.
+func (db *DB) olderPrograms(ctx context.Context) (bool, error) {
+	records, err := db.readUses(ctx)
+	return slices.ContainsFunc(records, func(r rowstore.Version) bool { return !strings.HasPrefix(r.Column, format.UsePrefix) }), err
 }
 
 // condemned is a record that is removed unless its process stores it anew.

@@ -17,14 +17,17 @@ type cellView struct {
 	acks      []Timestamp // of each registration: what it has seen, 0 for nothing yet
 	ackedAt   []Timestamp // when that was committed
 	ackLocked []bool
-	failures  []format.Failure
-	change    Timestamp          // the newest change at or below at
-	writes    []rowstore.Version // the newest at or below at: one, or two for an observer of old values
-	notified  []rowstore.Version // all notifications, newest first
-	seen      []rowstore.Version // those at or below at
-	later     bool               // there are notifications above at
-	claimed   Timestamp          // until when another run of the job's observer is claimed
-	claimedBy string             // by which worker
+	// failureLocked tells that a request for a replay may be under way.
+	failureLocked []bool
+	failures      []format.Failure
+	change        Timestamp          // the newest change at or below at
+	writes        []rowstore.Version // the newest at or below at: one, or two for an observer of old values
+	notified      []rowstore.Version // all notifications, newest first
+	seen          []rowstore.Version // those at or below at
+	timer         timerView
+	later         bool      // there are notifications above at
+	claimed       Timestamp // until when another run of the job's observer is claimed
+	claimedBy     string    // by which worker
 }
 
 // currentView is view for the observers that the catalog has at the snapshot. The
@@ -61,7 +64,7 @@ func (w *Worker) currentView(ctx context.Context, c Cell, o *Observer, s *snapsh
 // the cell nor on the columns that the observer o keeps beside it. A nil o stands for
 // all observers of this worker. blocked means that the owner of such a lock lives.
 func (w *Worker) view(ctx context.Context, c Cell, o *Observer, known registrations, s *snapshot) (v *cellView, blocked bool, err error) {
-	read := []rowstore.RowRead{viewRead(c, known.names, s.at())}
+	read := []rowstore.RowRead{viewRead(c, known, s.at())}
 	if o != nil {
 		if o.OnChange != nil {
 			read[0].Selectors[viewWrites].Limit = 2
@@ -124,9 +127,12 @@ func (w *Worker) resolveLocks(ctx context.Context, row *rowstore.Row, c Cell, o 
 	return resolved, false, nil
 }
 
-// keeps reports whether the observer o keeps a stored column for the cell. A nil o
+// keeps reports whether the observer o keeps a stored column for the cell, or it is the cell's timer. A nil o
 // stands for any observer of this worker.
 func (w *Worker) keeps(column string, c Cell, o *Observer) bool {
+	if column == format.TimerColumn(c.Column) {
+		return true
+	}
 	_, observer, of, ok := format.SplitOwnColumn(column)
 	switch {
 	case !ok || of != c.Column:
@@ -140,11 +146,14 @@ func (w *Worker) keeps(column string, c Cell, o *Observer) bool {
 // viewWrites is the index of the selector of the cell's writes among those of viewRead.
 const viewWrites = 1
 
-func viewRead(c Cell, observers []string, at Timestamp) rowstore.RowRead {
-	picks := make([]rowstore.Selector, 0, 3+4*len(observers))
+func viewRead(c Cell, known registrations, at Timestamp) rowstore.RowRead {
+	picks := make([]rowstore.Selector, 0, 5+4*len(known.names))
 	picks = snapshotPicks(picks, c.Column, at)
 	picks = append(picks, everything(rowstore.Notify, c.Column))
-	for _, o := range observers {
+	if known.timers {
+		picks = snapshotPicks(picks, format.TimerColumn(c.Column), at)
+	}
+	for _, o := range known.names {
 		picks = snapshotPicks(picks, format.AckColumn(o, c.Column), at)
 		picks = snapshotPicks(picks, format.FailureColumn(o, c.Column), at)
 	}
@@ -155,7 +164,7 @@ func parseView(row *rowstore.Row, c Cell, known registrations, at Timestamp) (*c
 	v := &cellView{
 		cell: c, at: at, registrations: known,
 		acks: make([]Timestamp, len(known.names)), ackedAt: make([]Timestamp, len(known.names)),
-		ackLocked: make([]bool, len(known.names)), failures: make([]format.Failure, len(known.names)),
+		ackLocked: make([]bool, len(known.names)), failureLocked: make([]bool, len(known.names)), failures: make([]format.Failure, len(known.names)),
 	}
 	if v.writes = row.All(rowstore.Write, c.Column); len(v.writes) > 0 {
 		v.change = v.writes[0].TS
@@ -175,17 +184,25 @@ func parseView(row *rowstore.Row, c Cell, known registrations, at Timestamp) (*c
 			v.change = max(v.change, n.TS)
 		}
 	}
+	var err error
+	if v.timer, err = timerIn(row, c); err != nil {
+		return nil, err
+	}
+	if v.timer.set && v.timer.at <= at {
+		v.change = max(v.change, v.timer.at)
+	}
 	for i, o := range known.names {
 		col := format.AckColumn(o, c.Column)
 		v.ackLocked[i] = row.Newest(rowstore.Lock, col) != nil
-		var err error
 		if v.acks[i], err = acknowledged(row, col, known.since[i]); err != nil {
 			return nil, err
 		}
 		if acked := row.Newest(rowstore.Write, col); acked != nil {
 			v.ackedAt[i] = acked.TS
 		}
-		w, found, err := committed(row, format.FailureColumn(o, c.Column))
+		col = format.FailureColumn(o, c.Column)
+		v.failureLocked[i] = row.Newest(rowstore.Lock, col) != nil
+		w, found, err := committed(row, col)
 		switch {
 		case err != nil:
 			return nil, err
@@ -213,13 +230,21 @@ func acknowledged(row *rowstore.Row, column string, since Timestamp) (Timestamp,
 }
 
 // covered tells whether observer i has nothing to do for the newest change: it has
-// acknowledged it, or its run for it is parked. A locked acknowledgment may still
-// be rolled back, and does not count.
+// acknowledged it, or its run for it is parked, and nobody has asked for one more run. A locked acknowledgment may still
+// be rolled back, and does not count; nor does anything while such a request may be under way.
 func (v *cellView) covered(i int) bool {
 	if v.ackLocked[i] {
 		return false
 	}
+	if v.failureLocked[i] || v.replayed(i) {
+		return false
+	}
 	return v.change <= v.coveredTo(i)
+}
+
+// replayed tells whether observer i is to run once more, whatever it has acknowledged.
+func (v *cellView) replayed(i int) bool {
+	return v.failures[i].Replay && !v.failures[i].Parked && v.change != 0
 }
 
 // coveredTo is the newest change that observer i has nothing to do for.
@@ -256,10 +281,14 @@ func (v *cellView) othersCovered(i int) bool {
 
 // removal deletes exactly the notifications that the view showed at or below its
 // snapshot. One that was put there later belongs to a change that the view did not
-// show.
+// show. If a timer waits of which nothing else tells, the newest one stays.
 func (v *cellView) removal() []rowstore.Edit {
-	edits := make([]rowstore.Edit, len(v.seen))
-	for i, n := range v.seen {
+	seen := v.seen
+	if v.waits() && len(seen) > 0 {
+		seen = seen[1:]
+	}
+	edits := make([]rowstore.Edit, len(seen))
+	for i, n := range seen {
 		edits[i] = rowstore.Delete(rowstore.Notify, v.cell.Column, n.TS)
 	}
 	return edits

@@ -118,16 +118,18 @@ type Worker struct {
 	ready  chan struct{}   // closed when published and swept
 	ended  chan struct{}   // closed when Run has ended
 
-	kicks     map[string]chan struct{} // a token for a table to be scanned
-	asked     map[string]*asked        // the rows of a table that pushes told of
-	room      map[string]chan struct{} // a token when a queue of the table has room again
-	freshRoom map[string]chan struct{} // the same for what pushes tell of
-	sooner    chan struct{}            // a token when a new pause ends before all others
-	claimSoon chan struct{}            // a token to look for runs that must be claimed
-	beatSoon  chan struct{}            // a token to look for a barrier of WaitIdle
-	recheck   chan struct{}            // a token to look whether the observers are still registered
-	listens   atomic.Bool              // the push works now: it may be refused, or its connection lost
-	published Timestamp                // when its observers were in the catalog first
+	kicks     map[string]chan struct{}     // a token for a table to be scanned
+	asked     map[string]*asked            // the rows of a table that pushes told of
+	room      map[string]chan struct{}     // a token when a queue of the table has room again
+	freshRoom map[string]chan struct{}     // the same for what pushes tell of
+	sooner    chan struct{}                // a token when a new pause ends before all others
+	claimSoon chan struct{}                // a token to look for runs that must be claimed
+	beatSoon  chan struct{}                // a token to look for a barrier of WaitIdle
+	recheck   chan struct{}                // a token to look whether the observers are still registered
+	timed     chan struct{}                // closed when timers may be due
+	shards    map[timerShard]chan struct{} // a token to look who has a shard of timers
+	listens   atomic.Bool                  // the push works now: it may be refused, or its connection lost
+	published Timestamp                    // when its observers were in the catalog first
 
 	mu      sync.Mutex
 	started bool
@@ -160,11 +162,12 @@ func NewWorker(db *DB, config WorkerConfig) *Worker {
 	return &Worker{
 		db: db, config: config, pushed: pushed,
 		queues: map[Cell][]*queue{}, tables: map[string][]string{},
-		id:  uniqueID(),
+		id:  db.uniqueID(),
 		ctx: db.ctx, runCtx: db.ctx,
 		kicks: map[string]chan struct{}{}, room: map[string]chan struct{}{}, freshRoom: map[string]chan struct{}{},
 		sooner: make(chan struct{}, 1), claimSoon: make(chan struct{}, 1),
 		beatSoon: make(chan struct{}, 1), recheck: make(chan struct{}, 1),
+		timed: make(chan struct{}), shards: map[timerShard]chan struct{}{},
 		ready: make(chan struct{}), ended: make(chan struct{}),
 		jobs: map[job]*task{}, paused: map[job]*pausedJob{}, locked: map[string][]*pausedJob{},
 		idle:   map[chan struct{}]struct{}{},
@@ -217,6 +220,9 @@ func (w *Worker) Observe(o Observer) error {
 	w.asked[c.Table] = &asked{some: make(chan struct{}, 1)}
 	w.room[c.Table] = make(chan struct{}, 1)
 	w.freshRoom[c.Table] = make(chan struct{}, 1)
+	for n := range byte(format.TimerShards) {
+		w.shards[timerShard{c.Table, n}] = make(chan struct{}, 1)
+	}
 	return nil
 }
 
@@ -232,7 +238,8 @@ func (w *Worker) queuesOf(c Cell) []*queue {
 // the DB was closed under it, or ErrObserverRemoved when somebody removed one of its
 // observers; that is noticed one catalog lease later at the latest. It matches ErrInvalid if an
 // observer is registered with Func and this worker has it with OnChange, or the other way round:
-// remove it first, or use another name. Failures of the
+// remove it first, or use another name. It also does if another schedule of the same Version is stored for one
+// of its periodics (see Periodic.Version). Failures of the
 // store that may pass are logged and retried. A worker runs once: a second Run returns
 // ErrWorkerRunning.
 func (w *Worker) Run(ctx context.Context) error {
@@ -268,6 +275,9 @@ func (w *Worker) work(parent context.Context) error {
 	if err := w.publish(ctx); err != nil {
 		return fmt.Errorf("percolator: publishing the observers: %w", err)
 	}
+	if err := w.startPeriodics(ctx); err != nil {
+		return fmt.Errorf("percolator: %w", err)
+	}
 	if len(w.list) > 0 && w.db.opt.owns == nil {
 		if err := w.retry(ctx, "joining the workers", func() error { return w.beat(ctx) }); err != nil {
 			w.tellLeaving(w.leave)
@@ -285,6 +295,9 @@ func (w *Worker) work(parent context.Context) error {
 	for table := range w.tables {
 		part(func() error { return w.find(ctx, table) })
 		part(func() error { return w.follow(ctx, table) })
+	}
+	for s := range w.shards {
+		part(func() error { return w.fire(ctx, s) })
 	}
 	claimCtx, stopClaims := context.WithCancel(runCtx)
 	defer claims.Wait()

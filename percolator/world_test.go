@@ -179,7 +179,7 @@ func (w *world) raw(c Cell) rowstore.Row {
 // collect collects garbage, whose wait it lets pass.
 func (w *world) collect(c *client, keep time.Duration) (GCReport, error) {
 	w.t.Helper()
-	return w.collectBy(c, GCOptions{Keep: keep})
+	return w.collectBy(c, GCOptions{Keep: keep, Full: true})
 }
 
 func (w *world) collectBy(c *client, opts GCOptions) (GCReport, error) {

@@ -23,6 +23,13 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	if url := os.Getenv(ticksVariable); url != "" {
+		if err := ticksMain(url); err != nil {
+			fmt.Fprintln(os.Stderr, "torture: ticks:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	testserver.Main(m)
 }
 

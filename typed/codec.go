@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"strconv"
 
 	"google.golang.org/protobuf/proto"
@@ -103,7 +104,7 @@ type JSON[T any] struct {
 
 // Encode returns the error of json.Marshal.
 func (JSON[T]) Encode(_ context.Context, _ percolator.Cell, value T) ([]byte, error) {
-	return json.Marshal(value)
+	return json.Marshal(&value) // by its pointer, since methods of pointers are called to read it
 }
 
 // Decode returns an error that matches ErrDecode for bytes that are not exactly one JSON value for T.
@@ -127,17 +128,25 @@ func (j JSON[T]) Decode(_ context.Context, _ percolator.Cell, stored []byte) (va
 // added are kept when a value is read and written back.
 type Proto[T proto.Message] struct{}
 
-// Encode returns the error of proto.Marshal.
+// Encode returns the error of proto.Marshal, and one that matches percolator.ErrInvalid for a nil message: it would be
+// stored as an empty one.
 func (Proto[T]) Encode(_ context.Context, _ percolator.Cell, value T) ([]byte, error) {
+	if any(value) == nil || !value.ProtoReflect().IsValid() {
+		return nil, fmt.Errorf("typed: Proto: %w: the message is nil", percolator.ErrInvalid)
+	}
 	return proto.MarshalOptions{Deterministic: true}.Marshal(value)
 }
 
-// Decode returns an error that matches ErrDecode for bytes that are no message.
+// Decode returns an error that matches ErrDecode for bytes that are no message, and percolator.ErrInvalid for a T that is
+// no pointer to a generated type.
 func (Proto[T]) Decode(_ context.Context, _ percolator.Cell, stored []byte) (T, error) {
-	var none T
-	value, ok := none.ProtoReflect().Type().New().Interface().(T)
+	var none, value T
+	ok := any(none) != nil // an interface has no type to make a message of
+	if ok {
+		value, ok = none.ProtoReflect().Type().New().Interface().(T)
+	}
 	if !ok {
-		return none, fmt.Errorf("typed: %T is no generated message", none)
+		return none, fmt.Errorf("typed: Proto: %w: %v is no generated message", percolator.ErrInvalid, reflect.TypeFor[T]())
 	}
 	if err := proto.Unmarshal(stored, value); err != nil {
 		return none, undecodable(err)

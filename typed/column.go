@@ -43,7 +43,8 @@ func (c Column[T]) get(ctx context.Context, row string, get func(context.Context
 	return c.decode(ctx, row, b)
 }
 
-// GetMany reads the values of several rows in one call. Rows without a value are not in the result.
+// GetMany reads the values of several rows in one call. Rows without a value are not in the result. If some
+// values cannot be decoded, the result has all others, and the error is that of each of them.
 func (c Column[T]) GetMany(ctx context.Context, tx *percolator.Txn, rows ...string) (map[string]T, error) {
 	if err := c.check(); err != nil {
 		return nil, err
@@ -57,12 +58,16 @@ func (c Column[T]) GetMany(ctx context.Context, tx *percolator.Txn, rows ...stri
 		return nil, err
 	}
 	values := make(map[string]T, len(stored))
+	var bad []error
 	for cell, b := range stored {
-		if values[cell.Row], err = c.decode(ctx, cell.Row, b); err != nil {
-			return nil, err
+		v, err := c.decode(ctx, cell.Row, b)
+		if err != nil {
+			bad = append(bad, err)
+			continue
 		}
+		values[cell.Row] = v
 	}
-	return values, nil
+	return values, errors.Join(bad...)
 }
 
 // Set writes the value of a row. If the codec is one with versions, Set reads the row first, and
@@ -109,7 +114,8 @@ type Row[T any] struct {
 }
 
 // Scan visits the rows of a range that have a value in the column, as Txn.Scan does. The range's Table
-// and Columns must be empty. The scan ends at the first value that cannot be decoded, with an error.
+// and Columns must be empty. A value that cannot be decoded gives an error that matches ErrDecode or ErrKeyGone, or is another one of the
+// codec, with the row's key. A loop that goes on after it gets the rows behind it: those of customers whose keys were not destroyed, say.
 func (c Column[T]) Scan(ctx context.Context, tx *percolator.Txn, r percolator.Range) iter.Seq2[Row[T], error] {
 	return func(yield func(Row[T], error) bool) {
 		err := c.check()
@@ -122,15 +128,13 @@ func (c Column[T]) Scan(ctx context.Context, tx *percolator.Txn, r percolator.Ra
 		}
 		r.Table, r.Columns = c.Table, []string{c.Name}
 		for row, err := range tx.Scan(ctx, r) {
-			out := Row[T]{Key: row.Key}
-			if err == nil {
-				out.Value, err = c.decode(ctx, row.Key, row.Columns[c.Name])
-			}
 			if err != nil {
 				yield(Row[T]{}, err)
 				return
 			}
-			if !yield(out, nil) {
+			out := Row[T]{Key: row.Key}
+			out.Value, err = c.decode(ctx, row.Key, row.Columns[c.Name])
+			if !yield(out, err) {
 				return
 			}
 		}
@@ -158,6 +162,9 @@ type Change[T any] struct {
 	Row string
 	// Old is what the observer saw last, and New the newest value. Without a value they are zero values of T.
 	Old, New T
+	// OldGone and NewGone tell that there was a value whose key was destroyed (ErrKeyGone). It counts as none: it is not
+	// found, and the run does not fail, now and for ever.
+	OldGone, NewGone bool
 	// The rest is as in percolator.Change.
 	OldFound, NewFound, First bool
 	Commit                    percolator.Timestamp
@@ -165,23 +172,21 @@ type Change[T any] struct {
 }
 
 // Observer makes an observer of the column, to be given to Worker.Observe; set its other fields as you need. A run for a value of
-// a version that the program does not know is parked; other values that cannot be decoded count as failures of the run.
+// a version that the program does not know is parked. A value whose key was destroyed counts as none: see Change. Other values that
+// cannot be decoded count as failures of the run.
 func (c Column[T]) Observer(name string, f func(ctx context.Context, tx *percolator.Txn, change Change[T]) error) percolator.Observer {
 	o := percolator.Observer{Name: name, Table: c.Table, Column: c.Name}
 	if f == nil {
 		return o // Observe refuses an observer without a function
 	}
 	o.OnChange = func(ctx context.Context, tx *percolator.Txn, stored percolator.Change) error {
-		change := Change[T]{
-			Row: stored.Cell.Row, OldFound: stored.OldFound, NewFound: stored.NewFound, First: stored.First,
-			Commit: stored.Commit, Attempt: stored.Attempt,
-		}
+		change := Change[T]{Row: stored.Cell.Row, First: stored.First, Commit: stored.Commit, Attempt: stored.Attempt}
 		err := c.check()
 		if err == nil && stored.OldFound {
-			change.Old, err = c.decode(ctx, change.Row, stored.Old)
+			change.Old, change.OldFound, change.OldGone, err = c.changed(ctx, change.Row, stored.Old)
 		}
 		if err == nil && stored.NewFound {
-			change.New, err = c.decode(ctx, change.Row, stored.New)
+			change.New, change.NewFound, change.NewGone, err = c.changed(ctx, change.Row, stored.New)
 		}
 		switch {
 		case errors.Is(err, ErrVersion):
@@ -192,4 +197,13 @@ func (c Column[T]) Observer(name string, f func(ctx context.Context, tx *percola
 		return f(ctx, tx, change)
 	}
 	return o
+}
+
+// changed decodes a value of a change, unless its key was destroyed.
+func (c Column[T]) changed(ctx context.Context, row string, stored []byte) (value T, found, gone bool, err error) {
+	value, err = c.decode(ctx, row, stored)
+	if errors.Is(err, ErrKeyGone) {
+		return value, false, true, nil
+	}
+	return value, err == nil, false, err
 }

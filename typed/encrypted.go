@@ -45,9 +45,29 @@ const (
 // Versioned tells whether the codec within is.
 func (e Encrypted[T]) Versioned() bool { return versioned(e.Codec) }
 
+func (e Encrypted[T]) check() error {
+	if e.Codec == nil || e.Keys == nil {
+		return fmt.Errorf("typed: Encrypted: %w: it has no Codec or no Keys", percolator.ErrInvalid)
+	}
+	return nil
+}
+
+// unshown is an error of the codec about what was decrypted. Errors go into logs and into parked runs, which are
+// stored in the clear, and the words of a codec may hold a part of the value.
+type unshown struct{ err error }
+
+func (unshown) Error() string {
+	return "typed: what was decrypted is refused by the codec, whose words are not shown, since they may hold a part of it"
+}
+
+func (u unshown) Unwrap() error { return u.err }
+
 // Encode returns the errors of the codec and of Keys, and one that matches percolator.ErrInvalid
-// for a key or a name of a wrong length.
+// for a key or a name of a wrong length, and without a Codec or Keys.
 func (e Encrypted[T]) Encode(ctx context.Context, cell percolator.Cell, value T) ([]byte, error) {
+	if err := e.check(); err != nil {
+		return nil, err
+	}
 	plain, err := e.Codec.Encode(ctx, cell, value)
 	if err != nil {
 		return nil, err
@@ -73,16 +93,20 @@ func (e Encrypted[T]) Encode(ctx context.Context, cell percolator.Cell, value T)
 }
 
 // Decode returns the errors of the codec and of Keys, and one that matches ErrDecode for a value that is not encrypted, is damaged, or
-// belongs to another cell.
+// belongs to another cell. The text of the codec's errors is left out, since it may hold a part of the value; errors.Is and
+// errors.As find them.
 func (e Encrypted[T]) Decode(ctx context.Context, cell percolator.Cell, stored []byte) (T, error) {
 	var none T
+	if err := e.check(); err != nil {
+		return none, err
+	}
 	if len(stored) < 2 || len(stored) < 2+int(stored[1]) {
 		return none, undecodable(errors.New("too short to be encrypted"))
 	}
 	if stored[0] != encryptedFormat {
 		return none, undecodable(fmt.Errorf("not encrypted, or in a format %d that is not known", stored[0]))
 	}
-	name, rest := string(stored[2:2+stored[1]]), stored[2+int(stored[1]):]
+	name, rest := string(stored[2:2+int(stored[1])]), stored[2+int(stored[1]):]
 	key, err := e.Keys.Key(ctx, cell, name)
 	if err != nil {
 		return none, fmt.Errorf("typed: finding the key %q: %w", name, err)
@@ -98,7 +122,11 @@ func (e Encrypted[T]) Decode(ctx context.Context, cell percolator.Cell, stored [
 	if err != nil {
 		return none, undecodable(err)
 	}
-	return e.Codec.Decode(ctx, cell, plain)
+	value, err := e.Codec.Decode(ctx, cell, plain)
+	if err != nil && !errors.Is(err, ErrVersion) {
+		err = unshown{err}
+	}
+	return value, err
 }
 
 func newCipher(key []byte) (cipher.AEAD, error) {

@@ -3,6 +3,7 @@ package typed
 import (
 	"bytes"
 	"context"
+	"encoding"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -29,8 +30,8 @@ import (
 //	}
 //
 // Texts and bytes are stored as they are, numbers and truth values as Go writes them, times as RFC 3339 with nanoseconds, and everything
-// else as JSON. A field with omitzero has no cell while it is the zero value of its type. Columns that the struct does not name are
-// left alone.
+// else as JSON: an embedded struct too, in one column, and types that have JSON of their own both ways. A field with omitzero has no cell while it is the zero value of its type. Columns
+// that the struct does not name are left alone. The zero Table is of no use: its methods return percolator.ErrInvalid.
 type Table[T any] struct {
 	name   string
 	fields []field
@@ -46,8 +47,9 @@ type field struct {
 const tag = "percolator"
 
 // NewTable makes a Table of a name. Errors match percolator.ErrInvalid: T is no struct or has no field to store, two fields have
-// one column, a tag has another option than omitzero or is on a field that is not exported, or the type of a field cannot be stored as JSON
-// (a channel, say).
+// one column, a tag has another option than omitzero or is on a field that is not exported, T embeds a struct that is not exported (its fields
+// would be lost), or the type of a field cannot be stored as JSON: a channel, an interface with methods, a struct
+// without exported fields or JSON of its own, say.
 func NewTable[T any](name string) (*Table[T], error) {
 	bad := func(format string, args ...any) (*Table[T], error) {
 		return nil, fmt.Errorf("typed: NewTable: %w: "+format, append([]any{percolator.ErrInvalid}, args...)...)
@@ -65,8 +67,10 @@ func NewTable[T any](name string) (*Table[T], error) {
 		value, tagged := f.Tag.Lookup(tag)
 		column, options, _ := strings.Cut(value, ",")
 		switch {
-		case value == "-" || !f.IsExported() && !tagged:
+		case value == "-" || !f.IsExported() && !tagged && !(f.Anonymous && showsFields(f.Type)):
 			continue
+		case !f.IsExported() && f.Anonymous:
+			return bad("%v embeds %v, which is not exported, so that its fields would not be stored: name the field and export it, or tag it with \"-\"", t, f.Type)
 		case !f.IsExported():
 			return bad("field %s of %v has a tag and is not exported", f.Name, t)
 		case options != "" && options != "omitzero":
@@ -88,12 +92,25 @@ func NewTable[T any](name string) (*Table[T], error) {
 	return table, nil
 }
 
-// storable tells whether a type can be stored, as far as the type alone tells.
+// storable tells whether a type can be stored, as far as the type alone tells, so that nothing is lost silently, and nothing is written that
+// cannot be read.
 func storable(t reflect.Type) bool {
 	for range 8 { // types may contain themselves
+		if ownJSON(t) || ownText(t) {
+			return true
+		}
 		switch t.Kind() { //nolint:exhaustive // all others can
 		case reflect.Chan, reflect.Func, reflect.UnsafePointer, reflect.Complex64, reflect.Complex128, reflect.Uintptr:
 			return false
+		case reflect.Interface:
+			return t.NumMethod() == 0
+		case reflect.Struct:
+			return t.NumField() == 0 || showsFields(t)
+		case reflect.Map:
+			if k := t.Key(); k.Kind() != reflect.String && !(reflect.Int <= k.Kind() && k.Kind() <= reflect.Uint64) && !ownText(k) {
+				return false
+			}
+			t = t.Elem()
 		case reflect.Pointer, reflect.Slice, reflect.Array:
 			t = t.Elem()
 		default:
@@ -103,8 +120,27 @@ func storable(t reflect.Type) bool {
 	return true
 }
 
+// showsFields tells whether a type is a struct, or a pointer to one, with exported fields.
+func showsFields(t reflect.Type) bool {
+	if t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	return t.Kind() == reflect.Struct && slices.ContainsFunc(reflect.VisibleFields(t), reflect.StructField.IsExported)
+}
+
+// check returns an error for a Table that NewTable has not made.
+func (t *Table[T]) check() error {
+	if t == nil || len(t.fields) == 0 {
+		return fmt.Errorf("typed: %w: the Table was not made by NewTable", percolator.ErrInvalid)
+	}
+	return nil
+}
+
 // Columns lists the columns, in the order of the fields.
 func (t *Table[T]) Columns() []string {
+	if t == nil {
+		return nil
+	}
 	columns := make([]string, len(t.fields))
 	for i, f := range t.fields {
 		columns[i] = f.column
@@ -124,6 +160,9 @@ func (t *Table[T]) cells(row string) []percolator.Cell {
 // percolator.ErrNotFound; if a cell cannot be decoded, ErrDecode.
 func (t *Table[T]) Get(ctx context.Context, tx *percolator.Txn, row string) (T, error) {
 	var none T
+	if err := t.check(); err != nil {
+		return none, err
+	}
 	stored, err := tx.GetMany(ctx, t.cells(row)...)
 	if err != nil {
 		return none, err
@@ -140,6 +179,9 @@ func (t *Table[T]) Get(ctx context.Context, tx *percolator.Txn, row string) (T, 
 
 // Set writes all fields of a row, whatever is there: those with omitzero that are zero are deleted.
 func (t *Table[T]) Set(tx *percolator.Txn, row string, value T) error {
+	if err := t.check(); err != nil {
+		return err
+	}
 	encoded, err := t.encode(row, value)
 	if err != nil {
 		return err
@@ -149,8 +191,12 @@ func (t *Table[T]) Set(tx *percolator.Txn, row string, value T) error {
 
 // Update reads a row, lets f change it, and writes those fields alone that f has changed. A row that is not there is
 // zero; found tells f whether it is. An error of f is returned as it is, and nothing is written. Others that change the same fields at
-// the same time conflict. Those that change other fields do not, whatever f went by; use percolator.Serializable where that matters.
+// the same time conflict. Those that change other fields do not, whatever f went by; use percolator.Serializable where that matters. A
+// nil f is percolator.ErrInvalid.
 func (t *Table[T]) Update(ctx context.Context, tx *percolator.Txn, row string, f func(value *T, found bool) error) error {
+	if f == nil {
+		return fmt.Errorf("typed: Update: %w: the function is nil", percolator.ErrInvalid)
+	}
 	value, err := t.Get(ctx, tx, row)
 	found := err == nil
 	if err != nil && !errors.Is(err, percolator.ErrNotFound) {
@@ -175,6 +221,9 @@ func (t *Table[T]) Update(ctx context.Context, tx *percolator.Txn, row string, f
 
 // Delete removes the cells of all fields. Other columns of the row stay.
 func (t *Table[T]) Delete(tx *percolator.Txn, row string) error {
+	if err := t.check(); err != nil {
+		return err
+	}
 	for _, cell := range t.cells(row) {
 		if err := tx.Delete(cell); err != nil {
 			return err
@@ -184,24 +233,27 @@ func (t *Table[T]) Delete(tx *percolator.Txn, row string) error {
 }
 
 // Scan visits the rows of a range that have a cell in one of the fields, as Txn.Scan does. The range's Table and Columns must be
-// empty. The scan ends at the first row that cannot be decoded, with an error.
+// empty. A row that cannot be decoded gives an error that matches ErrDecode, with the row's key. A loop that goes on after it gets the
+// rows behind it.
 func (t *Table[T]) Scan(ctx context.Context, tx *percolator.Txn, r percolator.Range) iter.Seq2[Row[T], error] {
 	return func(yield func(Row[T], error) bool) {
+		if err := t.check(); err != nil {
+			yield(Row[T]{}, err)
+			return
+		}
 		if r.Table != "" || len(r.Columns) > 0 {
 			yield(Row[T]{}, fmt.Errorf("typed: Scan: %w: the range names a table or columns, which the Table does", percolator.ErrInvalid))
 			return
 		}
 		r.Table, r.Columns = t.name, t.Columns()
 		for row, err := range tx.Scan(ctx, r) {
-			out := Row[T]{Key: row.Key}
-			if err == nil {
-				out.Value, err = t.decode(row.Key, row.Columns)
-			}
 			if err != nil {
 				yield(Row[T]{}, err)
 				return
 			}
-			if !yield(out, nil) {
+			out := Row[T]{Key: row.Key}
+			out.Value, err = t.decode(row.Key, row.Columns)
+			if !yield(out, err) {
 				return
 			}
 		}
@@ -267,20 +319,29 @@ func ownJSON(t reflect.Type) bool {
 	return p.Implements(reflect.TypeFor[json.Marshaler]()) && p.Implements(reflect.TypeFor[json.Unmarshaler]())
 }
 
+// ownText tells whether a type has a text of its own, both ways, which encoding/json takes.
+func ownText(t reflect.Type) bool {
+	p := reflect.PointerTo(t)
+	return p.Implements(reflect.TypeFor[encoding.TextMarshaler]()) && p.Implements(reflect.TypeFor[encoding.TextUnmarshaler]())
+}
+
+// plainBytes tells whether a type is that of bytes, perhaps by another name.
+func plainBytes(t reflect.Type) bool {
+	return t.Kind() == reflect.Slice && t.Elem() == reflect.TypeFor[byte]()
+}
+
 func encodeField(v reflect.Value) ([]byte, error) {
-	switch value := v.Interface().(type) {
-	case []byte:
-		return append([]byte{}, value...), nil
-	case time.Time:
+	if value, ok := v.Interface().(time.Time); ok {
 		if y := value.UTC().Year(); y < 0 || y > 9999 {
 			return nil, fmt.Errorf("%w: the year %d; it must be from 0 to 9999", percolator.ErrInvalid, y)
 		}
 		return value.UTC().AppendFormat([]byte{}, time.RFC3339Nano), nil
 	}
 	if ownJSON(v.Type()) {
-		p := reflect.New(v.Type())
-		p.Elem().Set(v)
-		return json.Marshal(p.Interface())
+		return pointedJSON(v)
+	}
+	if plainBytes(v.Type()) {
+		return append([]byte{}, v.Bytes()...), nil
 	}
 	switch v.Kind() { //nolint:exhaustive // all others are JSON
 	case reflect.String:
@@ -294,21 +355,29 @@ func encodeField(v reflect.Value) ([]byte, error) {
 	case reflect.Float32, reflect.Float64:
 		return strconv.AppendFloat(nil, v.Float(), 'g', -1, v.Type().Bits()), nil
 	}
-	return json.Marshal(v.Interface())
+	return pointedJSON(v)
+}
+
+// pointedJSON writes a value as JSON by a pointer to it. Else methods of pointers would not be called, which are called to
+// read it again.
+func pointedJSON(v reflect.Value) ([]byte, error) {
+	p := reflect.New(v.Type())
+	p.Elem().Set(v)
+	return json.Marshal(p.Interface())
 }
 
 func decodeField(v reflect.Value, stored []byte) error {
-	switch target := v.Addr().Interface().(type) {
-	case *[]byte:
-		*target = append([]byte{}, stored...)
-		return nil
-	case *time.Time:
+	if target, ok := v.Addr().Interface().(*time.Time); ok {
 		var err error
 		*target, err = time.Parse(time.RFC3339Nano, string(stored))
 		return err
 	}
 	if ownJSON(v.Type()) {
 		return json.Unmarshal(stored, v.Addr().Interface())
+	}
+	if plainBytes(v.Type()) {
+		v.SetBytes(append([]byte{}, stored...))
+		return nil
 	}
 	s := string(stored)
 	switch v.Kind() { //nolint:exhaustive // all others are JSON

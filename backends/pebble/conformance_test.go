@@ -15,11 +15,10 @@ func TestConformanceMemory(t *testing.T) {
 		s, err := Open(t.Context(), Options{MemTableSize: minMemTable})
 		require.NoError(t, err)
 		return s
-	})
+	}, conformance.Without(conformance.Sizes, "TestConformanceDisk has them"))
 }
 
-// The whole suite runs in memory, and half as much of it on disk, where only the waits
-// for the log are added.
+// Half as much runs on disk, where only the waits for the log are added.
 func TestConformanceDisk(t *testing.T) {
 	t.Parallel()
 	conformance.Run(t, func(t testing.TB) rowstore.Store {

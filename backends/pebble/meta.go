@@ -23,16 +23,23 @@ var (
 )
 
 // readMeta checks the format, or writes it into a new store, and returns the
-// oracle's durable bound. It migrates a store of an older format.
-func (s *Store) readMeta(ctx context.Context, mustExist bool) (oracle.Timestamp, error) {
+// oracle's durable bound. It migrates a store of an older format. With asIs it does
+// neither.
+func (s *Store) readMeta(ctx context.Context, mustExist, asIs bool) (oracle.Timestamp, error) {
 	v, ok, err := getMeta(s.db, keyFormat)
 	switch {
 	case err != nil:
 		return 0, err
 	case !ok:
-		return 0, s.writeFormat(mustExist)
+		err := s.writeFormat(mustExist || asIs)
+		if asIs && errors.Is(err, fs.ErrNotExist) {
+			err = rowstore.ErrNoStore
+		}
+		return 0, err
 	case v == 0 || v > formatVersion:
 		return 0, errVersion(v)
+	case asIs && v != formatVersion:
+		return 0, fmt.Errorf("%w: the store has format version %d, and this program migrates it to version %d only if it is opened without asis", rowstore.ErrFormat, v, formatVersion)
 	}
 	bound, _, err := getMeta(s.db, keyBound)
 	if err == nil && oracle.Timestamp(bound) > oracle.Max {

@@ -88,6 +88,8 @@ func TestMigrateFromVersion1(t *testing.T) {
 	want := toVersion1(t, s.db, 3*moveKeys)
 	require.NoError(t, s.Close())
 
+	_, err = Open(t.Context(), Options{Path: dir, AsIs: true})
+	require.ErrorIs(t, err, rowstore.ErrFormat)
 	s = mustOpen(t, Options{Path: dir, MustExist: true})
 	checkMigrated(t, s, want)
 	require.Equal(t, "v", readCell(t, s, "r"))

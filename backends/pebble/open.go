@@ -48,6 +48,7 @@ func OpenURL(ctx context.Context, url string) (*Store, error) {
 //     version that this program does not know;
 //   - rowstore.ErrCorrupt if what it holds is damaged;
 //   - rowstore.ErrInvalid for bad options;
+//   - rowstore.ErrNoStore if there is no store and opts.AsIs is set;
 //   - the errors of the file system (fs.ErrNotExist for a missing parent,
 //     fs.ErrPermission).
 //
@@ -60,9 +61,22 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 		return nil, err
 	}
 	if opts.Path == "" {
+		if opts.AsIs {
+			return nil, fmt.Errorf("pebble: open memory: %w: a store in memory begins empty", rowstore.ErrNoStore)
+		}
 		return open(ctx, opts, "", vfs.NewMem(), nil, func() {})
 	}
-	dir, lock, release, err := claim(opts.Path, opts.MustExist)
+	if opts.AsIs {
+		// The claim would leave a file in an empty directory.
+		entries, err := os.ReadDir(opts.Path)
+		if errors.Is(err, fs.ErrNotExist) || err == nil && len(entries) == 0 {
+			return nil, fmt.Errorf("pebble: open %q: %w", opts.Path, rowstore.ErrNoStore)
+		}
+	}
+	dir, lock, release, err := claim(opts.Path, opts.MustExist || opts.AsIs)
+	if opts.AsIs && errors.Is(err, fs.ErrNotExist) {
+		err = rowstore.ErrNoStore
+	}
 	if err != nil {
 		return nil, fmt.Errorf("pebble: open %q: %w", opts.Path, err)
 	}
@@ -102,7 +116,8 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 //   - rowstore.ErrFormat if keys of the store's range hold something else, or a store of a
 //     version that this program does not know;
 //   - rowstore.ErrCorrupt if what the store holds is damaged;
-//   - fs.ErrNotExist if the database has no store and opts.MustExist is set.
+//   - fs.ErrNotExist if the database has no store and opts.MustExist is set;
+//   - rowstore.ErrNoStore if it has none and opts.AsIs is set.
 //
 // ctx covers the opening alone. A store of an older version is migrated as by Open.
 func New(ctx context.Context, db *engine.DB, opts Options) (*Store, error) {
@@ -193,7 +208,7 @@ func openIn(ctx context.Context, db *engine.DB, opts Options, h home) (*Store, e
 		life:      kit.NewGate("pebble"),
 		aheadRows: aheadRows,
 	}
-	bound, err := s.readMeta(ctx, opts.MustExist && s.borrows)
+	bound, err := s.readMeta(ctx, opts.MustExist && s.borrows, opts.AsIs)
 	if err != nil {
 		return nil, err
 	}

@@ -28,6 +28,11 @@ type Options struct {
 	MemTableSize int64
 	// MustExist makes Open and New fail where there is no store yet.
 	MustExist bool
+	// AsIs takes a store as it is: Open and New make none, which is an error that matches
+	// rowstore.ErrNoStore, and migrate none, so that one of an older version gives an error that
+	// matches rowstore.ErrFormat. It is for programs that only look. The engine's own
+	// files change as with any opening.
+	AsIs bool
 	// Clock is the wall clock of the store's oracle. Default time.Now.
 	Clock func() time.Time
 	// Window is how far ahead the oracle makes its timestamps' bound durable; see
@@ -74,6 +79,7 @@ func (o *Options) complete(inMemory bool) error {
 //	cache       Options.CacheSize: bytes, or a number with KB, MB or GB
 //	memtable    Options.MemTableSize, the same
 //	mustexist   Options.MustExist: true or false
+//	asis        Options.AsIs: true or false
 //
 // An error matches rowstore.ErrInvalid and names the URL and what is wrong with it.
 func ParseURL(raw string) (Options, error) {
@@ -100,6 +106,7 @@ func ParseURL(raw string) (Options, error) {
 	opts.CacheSize = p.Size("cache", 0)
 	opts.MemTableSize = p.Size("memtable", 0)
 	opts.MustExist = p.Bool("mustexist", false)
+	opts.AsIs = p.Bool("asis", false)
 	if err := p.Err(); err != nil {
 		return Options{}, fmt.Errorf("pebble: URL %q: %w", raw, err)
 	}

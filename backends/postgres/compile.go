@@ -221,13 +221,10 @@ func (c *cellsOf) edit(e *rowstore.Edit) bool {
 	return true
 }
 
-// side adds an edit of family Data or Notify, which have tables of their own.
+// side adds an edit of family Data or Notify, which have tables of their own. It does not make the mutation hold the cell of its
+// column: what the mutation is judged by is held, and all that it does can be seen from one moment on. The cell need not even be
+// there, as with a column that is notified and never written; a statement that had to hold it would fail.
 func (c *cellsOf) side(e *rowstore.Edit, put bool) {
-	// Where a mutation has several parts it holds the cell of every column that it
-	// names, so that it is judged and done at one moment.
-	if len(c.m.Edits)+len(c.m.Conditions) > 1 {
-		c.cell(e.Column)
-	}
 	o := sideOp{g: c.tasks, tab: c.m.Table, key: c.m.Row, col: e.Column, ts: e.TS, val: e.Value}
 	switch {
 	case e.Family == rowstore.Data && put:

@@ -33,6 +33,9 @@ const (
 	maxOwnRows = 512
 	// maxReadRows is the most rows that a call reads with a lock of each. One of more waits for transactions.
 	maxReadRows = 256
+	// fewReads is how many columns a call may read with the oracle's lock held. What it answers fits into the
+	// buffers of a connection, since the core puts only short values beside a write. So it ends soon, whatever its client does.
+	fewReads = 8
 )
 
 // How a call makes sure that what it reads holds every write with a timestamp below those that were
@@ -61,44 +64,63 @@ const inFlightSQL = `age(pg_snapshot_xmin(pg_current_snapshot())::xid) <> 0`
 const (
 	// ownSQL takes the locks of a transaction that draws: its name, before any other lock, so that a transaction
 	// which waits for its name holds nothing; then its rows, those that it writes for itself and those that it judges alone
-	// shared. Then it makes a step of the sequence. The step has the oracle's lock, which must not
-	// last until the flush: every draw would wait for it. What is taken within a block is let go when the block is
-	// undone, and neither a variable nor the sequence goes back.
+	// shared. Then it makes a step of the sequence.
 	ownSQL = patience + `
 		PERFORM pg_advisory_xact_lock('{{transactions}}'::bigint | (pg_current_xact_id()::text::bigint & 4294967295));
 		` + ownRowsSQL + `
 		PERFORM set_config('lock_timeout', '0', true);
 		v_bound := coalesce(p_bound, (SELECT o.bound FROM {{schema}}.oracle o JOIN {{schema}}.incarnation y ON y.id = o.incarnation));
-		BEGIN
+		` + stepAloneSQL + `
+		IF v_last <= v_bound - (CASE WHEN p_bound IS NULL THEN p_ahead / 4 ELSE 0 END) THEN
+			v_first := v_last - 4095;
+		END IF;`
+	// stepAloneSQL makes a step of the sequence. The step has the oracle's lock, which must not last until the
+	// transaction ends: every draw would wait for its flush, or for a client that takes a large answer slowly. What is taken
+	// within a block is let go when the block is undone, and neither a variable nor the sequence goes back.
+	stepAloneSQL = `BEGIN
 			v_last := {{step}};
 			RAISE SQLSTATE 'PC006';
 		EXCEPTION WHEN SQLSTATE 'PC006' THEN
 			NULL;
-		END;
-		IF v_last <= v_bound - (CASE WHEN p_bound IS NULL THEN p_ahead / 4 ELSE 0 END) THEN
-			v_first := v_last - 4095;
-		END IF;`
+		END;`
 	ownRowsSQL = `PERFORM CASE WHEN u.own THEN pg_advisory_xact_lock(u.l) IS NULL ELSE pg_advisory_xact_lock_shared(u.l) IS NULL END
 			FROM unnest(p_lock, p_own) AS u(l, own);`
-	// settleSQL makes sure of what settleTry and the others say. The locks of the rows are kept until the transaction ends; where
-	// some are waited for, they are few. Those of transactions are let go at once.
+	// settleSQL makes sure of what settleTry and the others say. No lock lasts longer than this: that it was to be had says
+	// enough, and a client that takes a large answer slowly must not hold up those who commit. A lock
+	// that nothing waits for is one of the session, let go in the same expression, where no statement can be cancelled; a block would
+	// cost more. Waiting for a lock of the session may leave it behind when it is cancelled, so those are of the transaction,
+	// within a block.
 	settleSQL = `IF p_settle > 0 AND ` + inFlightSQL + ` THEN
 		IF p_settle = 1 THEN
-			SELECT array_agg(l) INTO v_busy FROM unnest(p_lock) l WHERE NOT pg_try_advisory_xact_lock_shared(l);
+			` + trySQL + `
 		ELSIF p_settle = 2 THEN
 			` + patience + `
-			PERFORM pg_advisory_xact_lock_shared(l) FROM unnest(p_lock) l;
+			BEGIN
+				PERFORM pg_advisory_xact_lock_shared(l) FROM unnest(p_lock) l;
+				RAISE SQLSTATE 'PC006';
+			EXCEPTION WHEN SQLSTATE 'PC006' THEN
+				NULL;
+			END;
 		END IF;
 		` + barrierSQL + `
 	END IF;`
+	trySQL = `SELECT array_agg(l) INTO v_busy FROM unnest(p_lock) l
+				WHERE NOT CASE WHEN pg_try_advisory_lock_shared(l) THEN pg_advisory_unlock_shared(l) ELSE false END;`
 	// barrierSQL waits for the transactions in flight: those that the snapshot lists, and those that began since, or at least
-	// too late for the list. It stands in a transaction that has no number itself.
+	// too late for the list. It stands in a transaction that has no number itself. Savepoints have numbers too, and a stranger may have
+	// a million of them. Then it asks for the names that are taken: who draws has taken his name before.
 	barrierSQL = `IF p_settle = 3 THEN
 		` + patience + `
 		v_snap := pg_current_snapshot();
 		v_xmax := pg_snapshot_xmax(v_snap)::text::bigint;
-		v_ids := ARRAY(SELECT x::text::bigint FROM pg_snapshot_xip(v_snap) x)
-			|| ARRAY(SELECT generate_series(v_xmax, v_xmax + age(pg_snapshot_xmax(v_snap)::xid) - 1));
+		IF age(pg_snapshot_xmax(v_snap)::xid) < 4096 THEN
+			v_ids := ARRAY(SELECT x::text::bigint FROM pg_snapshot_xip(v_snap) x)
+				|| ARRAY(SELECT generate_series(v_xmax, v_xmax + age(pg_snapshot_xmax(v_snap)::xid) - 1));
+		ELSE
+			v_ids := ARRAY(SELECT l.objid::bigint FROM pg_locks l WHERE l.locktype = 'advisory' AND l.objsubid = 1
+				AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+				AND l.classid = '{{transactions_class}}'::oid AND l.mode = 'ExclusiveLock' AND l.granted);
+		END IF;
 		FOR v_part IN 1 .. cardinality(v_ids) BY 64 LOOP
 			BEGIN
 				PERFORM pg_advisory_xact_lock_shared('{{transactions}}'::bigint | (x & 4294967295)) FROM unnest(v_ids[v_part:v_part + 63]) x;

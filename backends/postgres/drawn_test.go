@@ -182,7 +182,7 @@ func replaceAll(t *testing.T, pairs ...string) func(string) string {
 // What makes readers wait is needed, each part of it: without it, the same test finds a reader that misses a write.
 func TestReadersThatDoNotWait(t *testing.T) {
 	t.Parallel()
-	const try = "SELECT array_agg(l) INTO v_busy FROM unnest(p_lock) l WHERE NOT pg_try_advisory_xact_lock_shared(l);"
+	const try = trySQL
 	stable := func(sql string) string {
 		for _, f := range []string{"read_point", "read_any", "scan_page", "scan_slots"} {
 			for _, set := range []string{"", readySuffix} {
@@ -245,6 +245,26 @@ func TestBarrierKnowsTheNewest(t *testing.T) {
 	for _, way := range []string{"Point", "Picks", "ManyRows"} {
 		require.True(t, overtaken(ctx, t, server.URL, noneListed, nil, oracle.Max, waysToRead[way]), way)
 		require.False(t, overtaken(ctx, t, server.URL, nil, nil, oracle.Max, waysToRead[way]), way)
+	}
+}
+
+// A stranger with thousands of savepoints, each of which has a number, makes a scan look for the names of those that have drawn, and not
+// for all of the numbers.
+func TestBarrierAmongSavepoints(t *testing.T) {
+	t.Parallel()
+	server := testserver.NewPostgres(t, map[string]string{"autovacuum": "off"})
+	ctx := testContext(t)
+	scan := func(ctx context.Context, s *Store, at rowstore.Timestamp) (ts, seen rowstore.Timestamp, err error) {
+		err = exec(ctx, connect(ctx, t, server.URL), `BEGIN; CREATE TEMP TABLE saved (i integer);
+			DO $do$ BEGIN FOR i IN 1 .. 5000 LOOP BEGIN INSERT INTO saved VALUES (i); EXCEPTION WHEN division_by_zero THEN NULL; END; END LOOP; END $do$`)
+		if err != nil {
+			return 0, 0, err
+		}
+		return scanAt(ctx, s, at)
+	}
+	require.False(t, overtaken(ctx, t, server.URL, nil, nil, oracle.Max, scan))
+	for _, broken := range []string{"l.granted", "l.objsubid = 1", "l.mode = 'ExclusiveLock'"} {
+		require.True(t, overtaken(ctx, t, server.URL, replaceAll(t, broken, "NOT "+broken), nil, oracle.Max, scan), broken)
 	}
 }
 

@@ -24,14 +24,15 @@ const (
 	DROP CONSTRAINT notify_pkey, ADD CONSTRAINT notify_pkey PRIMARY KEY (tab, slot, key, col, ts);`
 )
 
-// From version 6 to 7: a column gets another name. A call of version 6 that draws and reads takes no lock of rows. One that is under
+// From version 6 to 7 (from 7 to 8 only the functions are made anew): a column gets another name. A call of version 6 that draws and reads takes no lock of rows. One that is under
 // way when this one ends could draw after a commit in one phase and miss it. But it can read only by a plan with the old
 // name, and the server makes that anew once the table has changed.
 const pastColumn = `ALTER TABLE {{schema}}.cell RENAME COLUMN past_lo TO past_oldest;`
 
-// The pages go by the key of version 4.
+// The pages go by the key of version 4. The settings say all that matters to the plan, since the session may say anything.
 const (
-	fillSettings = `SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off;
+	fillSettings = `SET LOCAL enable_indexscan = on; SET LOCAL enable_indexonlyscan = on; SET LOCAL enable_nestloop = on;
+		SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off;
 		SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL jit = off`
 	unfilledSQL = `SELECT n.tab, n.key FROM {{schema}}.notify n WHERE (n.tab, n.key) > ($1::bytea, $2::bytea) ORDER BY n.tab, n.key LIMIT `
 	fillSQL     = `UPDATE {{schema}}.notify n SET slot = u.slot FROM unnest($1::bytea[], $2::bytea[], $3::integer[]) AS u(tab, key, slot)
@@ -44,9 +45,11 @@ func (n names) migration(ctx context.Context, conn *pgx.Conn, from int) error {
 	if from == 1 {
 		sql = n.expand(schemaFrom1, "{{old_entry}}", entry("ts", "val"))
 	}
-	// The table that calls under way lock first is locked first here too.
-	if err := exec(ctx, conn, sql+n.expand(pastColumn)); err != nil {
-		return err
+	if from < 7 {
+		// The table that calls under way lock first is locked first here too.
+		if err := exec(ctx, conn, sql+n.expand(pastColumn)); err != nil {
+			return err
+		}
 	}
 	sql = ""
 	if from < 5 {

@@ -106,6 +106,8 @@ func TestMigrationFrom1(t *testing.T) {
 	sqlDo(t, direct, "CREATE ROLE "+role)
 	sqlDo(t, direct, n.expand("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {{schema}} TO "+role))
 	sqlDo(t, direct, n.expand(dataOf1))
+	_, err := OpenURL(ctx, with(direct, "schema", schema, "asis", "true"))
+	require.ErrorIs(t, err, rowstore.ErrFormat)
 
 	var wg sync.WaitGroup
 	stores := make([]rowstore.Store, 4)
@@ -311,7 +313,7 @@ func TestMigrationFrom6MeetsACall(t *testing.T) {
 	go func() { called <- exec(ctx, running, call) }()
 	waitsForLock(ctx, t, watcher, n.channel, called)
 	migrating := connect(ctx, t, direct)
-	require.NoError(t, migrate(ctx, migrating, schema, n))
+	require.NoError(t, migrate(ctx, migrating, schema, n, false))
 	require.NoError(t, exec(ctx, holder, n.expand("SELECT pg_advisory_unlock("+clockLockSQL+")")))
 	require.Equal(t, undefinedColumn, sqlState(<-called))
 }

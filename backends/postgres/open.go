@@ -48,7 +48,8 @@ func OpenURL(ctx context.Context, url string) (*Store, error) {
 // or a standby, a missing permission. What may pass by itself matches
 // rowstore.ErrUnavailable. Options that will not do match rowstore.ErrInvalid. A schema of
 // a version that this program does not know, or with tables that are not a
-// store's, matches rowstore.ErrFormat, and a damaged one rowstore.ErrCorrupt. No error shows
+// store's, matches rowstore.ErrFormat, and a damaged one rowstore.ErrCorrupt. With Options.AsIs
+// a missing schema matches rowstore.ErrNoStore. No error shows
 // more of the URL than host and port, but for the words of the server to a user whom
 // it let in. ctx bounds the opening only.
 func Open(ctx context.Context, opts Options) (*Store, error) {
@@ -187,7 +188,7 @@ func open(ctx context.Context, pool *pgxpool.Pool, opts Options, modeGiven, owne
 		return nil, fmt.Errorf("%w: the server waits for synchronous standbys (synchronous_standby_names), and the pool drops the warning "+
 			"by which it says that it stopped waiting: set OnNotice of the pool's ConnConfig to postgres.OnNotice", rowstore.ErrInvalid)
 	}
-	if err := migrate(ctx, c.Conn(), schema, s.names); err != nil {
+	if err := migrate(ctx, c.Conn(), schema, s.names, opts.AsIs); err != nil {
 		var pg *pgconn.PgError
 		if errors.As(err, &pg) {
 			err = refused(err, pg)

@@ -44,6 +44,10 @@ type Options struct {
 	Coalesce *coalesce.Options
 	// NoCoalesce gives a store that does not merge concurrent calls.
 	NoCoalesce bool
+	// AsIs takes a store as it is: the schema is neither made, which is an error that matches
+	// rowstore.ErrNoStore, nor migrated, so that one of an older version gives an error that matches
+	// rowstore.ErrFormat. It is for programs that only look. Default false.
+	AsIs bool
 }
 
 // ParseURL reads options from a URL, postgres://user:password@host:port/database or
@@ -53,6 +57,7 @@ type Options struct {
 //	schema=NAME      the schema that holds everything; default "percolator"
 //	listen=URL       a direct connection for LISTEN; see Options.Listen
 //	coalesce=off     concurrent calls are not merged
+//	asis=true        the schema is neither made nor migrated; see Options.AsIs
 //	max_batch=N      see coalesce.Options; default there
 //	max_in_flight=N  likewise; default 1
 //
@@ -186,7 +191,7 @@ func splitURL(url string) (address, Options, error) {
 }
 
 // ownParameters are those of a URL that are not the driver's.
-var ownParameters = []string{"schema", "listen", "coalesce", "max_batch", "max_in_flight"}
+var ownParameters = []string{"schema", "listen", "coalesce", "max_batch", "max_in_flight", "asis"}
 
 // take reads this package's own parameters and removes them from values.
 func (o *Options) take(values map[string]string) error {
@@ -202,6 +207,13 @@ func (o *Options) take(values map[string]string) error {
 		o.NoCoalesce = true
 	default:
 		return fmt.Errorf("%w: coalesce is neither on nor off", rowstore.ErrInvalid)
+	}
+	switch own["asis"] {
+	case "", "false":
+	case "true":
+		o.AsIs = true
+	default:
+		return fmt.Errorf("%w: asis is neither true nor false", rowstore.ErrInvalid)
 	}
 	co := coalesce.Options{}
 	for name, to := range map[string]*int{"max_batch": &co.MaxBatch, "max_in_flight": &co.MaxInFlight} {

@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"errors"
+	"strconv"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -11,7 +12,7 @@ import (
 
 const (
 	// maxLag is how far the oracle's sequence may be behind the server's clock. A draw
-	// that finds it further behind sets it forward.
+	// that finds it further behind sets it forward, if nobody else is drawing just then.
 	maxLag = 20 << oracle.LogicalBits
 	// ahead is how far above a timestamp the durable bound is set. The bound is raised
 	// when half of that is used up. So a standby that lags by less than the other half
@@ -32,15 +33,27 @@ const (
 var stepSQL = `SELECT CASE WHEN pg_catalog.pg_is_in_recovery() OR pg_catalog.set_config('synchronous_commit', 'off', true) IS NULL
 	OR pg_catalog.set_config('lock_timeout', '0', true) IS NULL THEN NULL ELSE ` + stepFrom("$1::bigint", "$2::bigint") + ` END`
 
+// mostLags is how many times lag the sequence may be behind the clock while others draw.
+const mostLags = 10
+
 // stepFrom is the SQL of a step, of a sequence that may be behind the clock by lag, below a bound. The
 // shared lock, which lasts until the transaction ends, keeps the sequence from being set forward meanwhile.
+//
+// Where many draw, several find at the same moment that the sequence is behind. One of them sets it forward, or nobody can
+// because somebody else draws just then. The others take a step of what there is: to have them call the function draw, which waits
+// for everybody, would have a commit do everything twice, and whoever draws next wait too. Only a sequence that is far
+// behind makes them do that, so it cannot stay behind.
 func stepFrom(lag, bound string) string {
+	behind := func(lag string) string {
+		return `(pg_catalog.pg_sequence_last_value(` + clockSQL + `) OPERATOR(pg_catalog.+) ` + lag + `) OPERATOR(pg_catalog.>=) ` + nowSQL
+	}
+	const next = `CASE WHEN pg_catalog.pg_advisory_xact_lock_shared(` + clockLockSQL + `) IS NOT NULL THEN pg_catalog.nextval(` + clockSQL + `) END`
 	return `CASE
-	WHEN (pg_catalog.pg_sequence_last_value(` + clockSQL + `) OPERATOR(pg_catalog.+) ` + lag + `) OPERATOR(pg_catalog.>=) ` + nowSQL + ` THEN
-		CASE WHEN pg_catalog.pg_advisory_xact_lock_shared(` + clockLockSQL + `) IS NOT NULL THEN pg_catalog.nextval(` + clockSQL + `) END
+	WHEN ` + behind(lag) + ` THEN ` + next + `
 	WHEN pg_catalog.pg_try_advisory_xact_lock(` + clockLockSQL + `) THEN
 		CASE WHEN (` + forwardSQL + ` OPERATOR(pg_catalog.+) 8192::bigint) OPERATOR(pg_catalog.<=) ` + bound + ` THEN
 			pg_catalog.setval(` + clockSQL + `, ` + forwardSQL + ` OPERATOR(pg_catalog.+) 4096::bigint) END
+	WHEN ` + behind(`(`+lag+` OPERATOR(pg_catalog.*) `+strconv.Itoa(mostLags)+`::bigint)`) + ` THEN ` + next + `
 	END`
 }
 

@@ -59,7 +59,7 @@ func TestConformanceOwnPool(t *testing.T) {
 				require.NoError(t, err)
 				t.Cleanup(func() { require.NoError(t, s.Close()) })
 				return s
-			}, conformance.Scale(0.02))
+			}, conformance.Scale(0.02), conformance.Without(conformance.Sizes, sizesElsewhere))
 		})
 	}
 }

@@ -15,7 +15,7 @@ import (
 
 // schemaVersion is the newest version of the schema that this package knows, and
 // the one that it works with.
-const schemaVersion = 7
+const schemaVersion = 8
 
 // minServer is the oldest server version that will do, as server_version_num has it.
 const minServer = 140000
@@ -113,8 +113,8 @@ func (n names) expand(sql string, pairs ...string) string {
 	}
 	return strings.NewReplacer(
 		"{{schema}}", n.schema, "{{schema_literal}}", n.literal, "{{channel}}", n.channel,
-		"{{clock_lock}}", strconv.FormatInt(n.clock, 10), "{{transactions}}", strconv.FormatInt(n.xacts, 10), "{{settings}}", functionSettings, "{{path}}", functionPath, "{{give_way}}", giveWay, "{{wait}}", waitForLocks,
-		"{{past_limit}}", strconv.Itoa(pastLimit), "{{bundle}}", strconv.Itoa(bundleFamily),
+		"{{clock_lock}}", strconv.FormatInt(n.clock, 10), "{{transactions}}", strconv.FormatInt(n.xacts, 10), "{{transactions_class}}", strconv.FormatUint(uint64(n.xacts)>>32, 10), "{{settings}}", functionSettings, "{{path}}", functionPath, "{{give_way}}", giveWay, "{{wait}}", waitForLocks,
+		"{{past_limit}}", strconv.Itoa(pastLimit), "{{bundle}}", strconv.Itoa(bundleFamily), "{{few}}", strconv.Itoa(fewReads),
 	).Replace(sql)
 }
 
@@ -147,7 +147,7 @@ func (n names) functions() string {
 		{"{{set}}", readySuffix, "{{session}}", sessionIsReady, "{{settings}}", ""},
 	} {
 		step := stepFrom("p_lag", "v_bound")
-		set = append(set, "{{step}}", step, "{{own}}", strings.ReplaceAll(ownSQL, "{{step}}", step), "{{settle}}", settleSQL,
+		set = append(set, "{{step}}", step, "{{step_alone}}", strings.ReplaceAll(stepAloneSQL, "{{step}}", step), "{{own}}", strings.ReplaceAll(ownSQL, "{{step}}", step), "{{settle}}", settleSQL,
 			"{{own_params}}", ownParams, "{{own_vars}}", ownVars, "{{settle_vars}}", "v_busy  bigint[];\n\t"+barrierVars, "{{points}}", pointSQL)
 		sql.WriteString(n.expand(schemaReads, set...))
 		for _, s := range shapes {
@@ -264,8 +264,9 @@ const (
 )
 
 // migrate brings the schema to schemaVersion, and makes it where there is none.
-// Several processes may do so at once: one does the work, the others wait for it.
-func migrate(ctx context.Context, conn *pgx.Conn, schema string, n names) error {
+// Several processes may do so at once: one does the work, the others wait for it. With asIs
+// it does neither.
+func migrate(ctx context.Context, conn *pgx.Conn, schema string, n names, asIs bool) error {
 	version, err := storedVersion(ctx, conn, n)
 	if err != nil {
 		return err
@@ -273,8 +274,13 @@ func migrate(ctx context.Context, conn *pgx.Conn, schema string, n names) error 
 	if version == schemaVersion {
 		return nil
 	}
-	if version > schemaVersion {
+	switch {
+	case version > schemaVersion:
 		return newerSchema(schema, version)
+	case asIs && version == 0:
+		return fmt.Errorf("%w in the schema %q", rowstore.ErrNoStore, schema)
+	case asIs:
+		return fmt.Errorf("%w: the schema %q has version %d, and this program migrates it to version %d only if it is opened without asis", rowstore.ErrFormat, schema, version, schemaVersion)
 	}
 	// The administrator's default of the isolation counts for nothing here either.
 	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})

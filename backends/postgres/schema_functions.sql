@@ -1,4 +1,4 @@
--- The functions of version 7 of the schema. {{schema}} stands for the quoted name of
+-- The functions of version 8 of the schema. {{schema}} stands for the quoted name of
 -- the schema, {{schema_literal}} for that name within an E'' literal, {{clock_lock}} for the number of the advisory lock that guards the
 -- clock. Each function sets the search path ({{path}}, and {{settings}} too), or refuses any other (session.go), so that
 -- every name in it means what is in pg_catalog or in this schema, whoever calls it with

@@ -8,9 +8,9 @@
 -- above p_ts, the bundle with the newest that is not.
 --
 -- A reader must not miss a write whose timestamp is below one that was drawn before the call; see drawn_sql.go. So
--- it first takes the lock of each row, which are in p_lock, or waits for transactions: p_settle says how. A row that is
+-- it first takes the lock of each row, which are in p_lock, and lets it go, or waits for transactions: p_settle says how. A row that is
 -- busy is not read, and a line with i below 0 says so. Then the statement that reads has a snapshot
--- of its own, newer than all locks, as it is in a function that is volatile, in a transaction that is read committed.
+-- of its own, newer than the time when it had all locks, as it is in a function that is volatile, in a transaction that is read committed.
 -- So no function that reads may ever be declared stable.
 CREATE FUNCTION {{schema}}.read_point{{set}}(p_settle integer, p_lock bigint[], p_tab bytea[], p_key bytea[], p_col bytea[], p_ts bigint[])
 RETURNS TABLE (i integer, lock_ts bigint, lock_val bytea, mark_ts bigint, mark_val bytea,
@@ -57,7 +57,12 @@ BEGIN
 	PERFORM set_config('synchronous_commit', 'off', true);
 	{{wait}}
 	v_bound := coalesce(p_bound, (SELECT o.bound FROM {{schema}}.oracle o JOIN {{schema}}.incarnation n ON n.id = o.incarnation));
-	v_last := {{step}};
+	-- The step has the oracle's lock. To let it go before the read costs more than a small read has it held.
+	IF cardinality(p_lock) > {{few}} THEN
+		{{step_alone}}
+	ELSE
+		v_last := {{step}};
+	END IF;
 	IF v_last <= v_bound - (CASE WHEN p_bound IS NULL THEN p_ahead / 4 ELSE 0 END) THEN
 		v_first := v_last - 4095;
 	END IF;

@@ -1,4 +1,4 @@
--- The tables of version 7 of the schema. {{schema}} stands for the quoted name of the schema.
+-- The tables of version 8 of the schema. {{schema}} stands for the quoted name of the schema.
 
 CREATE TABLE {{schema}}.meta (
 	one     boolean PRIMARY KEY DEFAULT true CHECK (one),

@@ -30,10 +30,8 @@ func testContext(t testing.TB) context.Context {
 // of one transaction are not there in the next.
 func TestConformancePgBouncer(t *testing.T) {
 	t.Parallel()
-	direct := testserver.Postgres(t)
+	_, schemas := recycled(t)
 	bouncer := testserver.NewPgBouncer(t, testserver.SharedPostgres(t), testserver.PgBouncerOptions{}).URL
-	schemas := &recycler{direct: direct}
-	t.Cleanup(func() { schemas.drop(t) })
 	conformance.Run(t, func(t testing.TB) rowstore.Store {
 		return openTest(t, with(bouncer, "schema", schemas.schema(t)))
 	}, conformance.Scale(0.05))
@@ -107,11 +105,11 @@ func TestWakerBehindPooler(t *testing.T) {
 // The administrator's defaults decide nothing.
 func TestConformanceDefaults(t *testing.T) {
 	t.Parallel()
-	direct := testserver.Postgres(t)
+	direct, schemas := recycled(t)
 	conformance.RunStore(t, func(t testing.TB) rowstore.Store {
-		return openTest(t, with(direct, "schema", fresh(t, direct), "default_transaction_isolation", "serializable",
+		return openTest(t, with(direct, "schema", schemas.schema(t), "default_transaction_isolation", "serializable",
 			"synchronous_commit", "off"))
-	}, conformance.Scale(0.05))
+	}, conformance.Scale(0.05), conformance.Without(conformance.Sizes, sizesElsewhere))
 }
 
 // The defaults of a role may change between two connections.

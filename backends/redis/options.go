@@ -61,6 +61,12 @@ type Options struct {
 	// WriteTimeout bounds both.
 	DialTimeout, ReadTimeout, WriteTimeout time.Duration
 
+	// AsIs takes a store as it is: none is made, which is an error that matches
+	// rowstore.ErrNoStore, and none is migrated, so that one of the format version before gives an error that
+	// matches rowstore.ErrFormat. What the user may do is not tried out, because that writes.
+	// It is for programs that only look. Default false.
+	AsIs bool
+
 	// NoCoalesce turns off the merging of calls that are made at the same time: each
 	// call is a request of its own.
 	NoCoalesce bool

@@ -47,6 +47,13 @@ func (s *direct) claim(ctx context.Context) error {
 		n.use(s.parts)
 	}
 	s.oneSlot = o.Mode != Cluster || r.partitions == 1
+	if o.AsIs {
+		if r.format == formatBefore || r.oldOracle {
+			return fmt.Errorf("%w: the store with the prefix %q has format version %d, and this program migrates it to version %d only if it is opened without asis",
+				rowstore.ErrFormat, o.Prefix, r.format, formatVersion)
+		}
+		return nil
+	}
 	if r.format == formatBefore || r.oldOracle {
 		// What follows shuts out the programs of version 1. A user who could not go on from
 		// there would leave the store to nobody.
@@ -70,10 +77,14 @@ type record struct {
 	oldOracle          bool   // the oracle is of version 1
 }
 
-// record runs the opening script, which makes the store's record if there is none. It may
+// record runs the opening script, which makes the store's record if there is none, unless the options say AsIs. It may
 // run twice: it changes nothing the second time.
 func (s *direct) record(ctx context.Context, wanted int) (r record, err error) {
 	var fields []string
+	asIs := ""
+	if s.opts.AsIs {
+		asIs = "asis"
+	}
 	err = s.query(ctx, func(ctx context.Context) error {
 		c, err := s.nodes.of(ctx, 0)
 		if err != nil {
@@ -81,10 +92,13 @@ func (s *direct) record(ctx context.Context, wanted int) (r record, err error) {
 		}
 		tag := s.parts[0].tag
 		keys := []string{tag + "m", s.okey, s.parts[0].tables}
-		fields, err = c.Eval(ctx, openScript.source, keys, formatVersion, wanted).StringSlice()
+		fields, err = c.Eval(ctx, openScript.source, keys, formatVersion, wanted, asIs).StringSlice()
 		return err
 	})
 	if err != nil {
+		if goredis.HasErrorPrefix(err, "NONE ") {
+			return r, fmt.Errorf("%w with the prefix %q", rowstore.ErrNoStore, s.opts.Prefix)
+		}
 		if goredis.HasErrorPrefix(err, "FOREIGN ") {
 			return r, fmt.Errorf("%w: the prefix %q is in use by something else: %s", rowstore.ErrFormat, s.opts.Prefix, strings.TrimPrefix(err.Error(), "FOREIGN "))
 		}

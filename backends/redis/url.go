@@ -175,6 +175,7 @@ func (o *Options) parameters(query, path string, secure bool) (addrs []string, e
 	o.ReadTimeout = p.Duration("read_timeout", 0)
 	o.WriteTimeout = p.Duration("write_timeout", 0)
 	o.NoCoalesce = p.OneOf("coalesce", "on", "on", "off") == "off"
+	o.AsIs = p.Bool("asis", false)
 	ca, cert, key := p.String("tls_ca", ""), p.String("tls_cert", ""), p.String("tls_key", "")
 	serverName := p.String("tls_server_name", "")
 	addrs = p.Strings("addr")

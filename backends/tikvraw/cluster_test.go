@@ -40,6 +40,9 @@ func open(t testing.TB, c *tikvtest.Cluster, o tikvraw.Options, layers ...tikvte
 // unbalanced is why the suite's test of Split is left out over a mock.
 const unbalanced = "a real cluster cuts regions by size; here they are cut where the last write was. See TestSplit"
 
+// sizesElsewhere is why only one run of the suite over a mock has tests of sizes.
+const sizesElsewhere = "the run over the mock cluster itself has them"
+
 // TestSplit has regions of like sizes.
 func TestSplit(t *testing.T) {
 	t.Parallel()
@@ -152,7 +155,7 @@ func TestConformance(t *testing.T) {
 		c.Churn(t, 50, 10*time.Millisecond)
 		conformance.RunStore(t, func(t testing.TB) rowstore.Store {
 			return open(t, c, tikvraw.Options{Patience: patience, RequestTimeout: slowest, API: tikvraw.V2, Oracle: tikvraw.OracleStore})
-		}, conformance.Scale(0.1), conformance.Without(conformance.Splitting, unbalanced))
+		}, conformance.Scale(0.1), conformance.Without(conformance.Splitting, unbalanced), conformance.Without(conformance.Sizes, sizesElsewhere))
 	})
 	t.Run("MockOverGRPC", func(t *testing.T) {
 		t.Parallel()
@@ -164,7 +167,7 @@ func TestConformance(t *testing.T) {
 			require.NoError(t, err)
 			t.Cleanup(func() { require.NoError(t, s.Close()) })
 			return s
-		}, conformance.Scale(0.1), conformance.Without(conformance.Splitting, unbalanced))
+		}, conformance.Scale(0.1), conformance.Without(conformance.Splitting, unbalanced), conformance.Without(conformance.Sizes, sizesElsewhere))
 	})
 	t.Run("Real", func(t *testing.T) {
 		t.Parallel()

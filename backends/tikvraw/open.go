@@ -351,7 +351,7 @@ func (s *Store) open(ctx, soon context.Context) error {
 	if err == nil {
 		in = ctx
 		// Whoever raised the record may have died before it had moved all.
-		err = s.moveMarkers(ctx, s.keys.space(spaceOldIndex), s.keys.space(spaceOldIndex+1))
+		err = s.moveAll(ctx)
 	}
 	if err != nil {
 		if ended := contexts.Ended(in); ended != nil {
@@ -365,7 +365,7 @@ func (s *Store) open(ctx, soon context.Context) error {
 	} else {
 		s.oracle = &pdOracle{s: s, pd: s.drawFrom}
 	}
-	if s.opts.SweepEvery > 0 {
+	if s.opts.SweepEvery > 0 && !s.opts.AsIs {
 		s.running.Go(func() { s.sweepSometimes(s.background) })
 	}
 	s.running.Go(func() { s.watchFormat(s.background) })

@@ -86,6 +86,10 @@ type Options struct {
 	// the store open; see [Store.Sweep]. At least a minute; less than 0 for never.
 	// Default 24 h.
 	SweepEvery time.Duration
+	// AsIs takes a store as it is: none is made, which is an error that matches rowstore.ErrNoStore, and
+	// none is migrated, so that one of format version 1 gives an error that matches
+	// rowstore.ErrFormat. Nor does the store look for garbage. It is for programs that only look. Default false.
+	AsIs bool
 	// CA, Cert and Key are PEM files, for TLS: the certificates to trust, and the
 	// client's certificate and key. TiKV's client wants all three or none.
 	CA, Cert, Key string
@@ -232,6 +236,7 @@ func (o *Options) tlsConfig() (*tls.Config, error) {
 //	cache_size         bytes
 //	max_key, max_entry bytes
 //	sweep              such as 24h, or off
+//	asis               true or false
 //	tls_ca, tls_cert, tls_key
 //	                   PEM files: certificates to trust, the client's own, its key
 //
@@ -308,6 +313,8 @@ func (o *Options) parameter(key, v string) error {
 		positive(&o.MaxKey)
 	case "max_entry":
 		positive(&o.MaxEntry)
+	case "asis":
+		o.AsIs, err = strconv.ParseBool(v)
 	case "sweep":
 		if v == "off" {
 			o.SweepEvery = -1

@@ -39,7 +39,8 @@ func TestConformanceOwnPD(t *testing.T) {
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, s.Close()) })
 		return s
-	}, conformance.Scale(0.05), conformance.Without(conformance.Splitting, unbalanced))
+	}, conformance.Scale(0.05), conformance.Without(conformance.Splitting, unbalanced),
+		conformance.Without(conformance.Sizes, sizesElsewhere))
 }
 
 // The client of PD that a transactional client has will do, though that client's codec

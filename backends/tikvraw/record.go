@@ -65,6 +65,9 @@ func (s *Store) claim(ctx context.Context) error {
 			s.oracleKind, s.movedAt = rec.Oracle, rec.Moved
 			return nil
 		}
+		if s.opts.AsIs {
+			return fmt.Errorf("%w: the store has format version %d, and this program migrates it to version %d only if it is opened without asis", rowstore.ErrFormat, rec.Format, formatVersion)
+		}
 		// The record first: from now on no program of format 1 opens the store, so that all
 		// markers of that format are there to be moved, but for those of processes that have
 		// it open.
@@ -94,6 +97,9 @@ func (s *Store) found(ctx context.Context) ([]byte, error) {
 	}
 	if len(others) > 0 {
 		return nil, foreign(others[0].key)
+	}
+	if s.opts.AsIs {
+		return nil, fmt.Errorf("%w under the prefix %q", rowstore.ErrNoStore, s.opts.Prefix)
 	}
 	mine := record{What: recordWhat, Format: formatVersion, Oracle: s.opts.Oracle}
 	if mine.Oracle == "" {
@@ -203,6 +209,14 @@ func (s *Store) moveMarkers(ctx context.Context, from, to []byte) error {
 	}
 }
 
+// moveAll is moveMarkers for the whole store, unless it is to be left as it is.
+func (s *Store) moveAll(ctx context.Context) error {
+	if s.opts.AsIs {
+		return nil
+	}
+	return s.moveMarkers(ctx, s.keys.space(spaceOldIndex), s.keys.space(spaceOldIndex+1))
+}
+
 // keysFrom returns a page of keys. more says that there may be others behind them.
 func (s *Store) keysFrom(ctx context.Context, from, to []byte) (page []pair, more bool, err error) {
 	limit := sweepPage
@@ -238,7 +252,7 @@ func (s *Store) watchFormat(ctx context.Context) {
 			return
 		}
 		if s.movedAt != 0 {
-			_ = s.moveMarkers(ctx, s.keys.space(spaceOldIndex), s.keys.space(spaceOldIndex+1)) // else the next time
+			_ = s.moveAll(ctx) // else the next time
 		}
 	}
 }

@@ -12,23 +12,12 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// deleteCustomer deletes every cell of the customer's rows in a table. Rows are named
+// deleteCustomer deletes the customer's rows in a table, in parts. Rows are named
 // CUSTOMER/... there.
 func deleteCustomer(ctx context.Context, db *percolator.DB, table, customer string) error {
-	return db.Update(ctx, func(tx *percolator.Txn) error {
-		prefix := customer + "/"
-		for row, err := range tx.Scan(ctx, percolator.Range{Table: table, From: prefix, To: percolator.PrefixEnd(prefix)}) {
-			if err != nil {
-				return err
-			}
-			for column := range row.Columns {
-				if err := tx.Delete(percolator.Cell{Table: table, Row: row.Key, Column: column}); err != nil {
-					return err
-				}
-			}
-		}
-		return nil
-	})
+	prefix := customer + "/"
+	_, err := db.DeleteRange(ctx, percolator.Range{Table: table, From: prefix, To: percolator.PrefixEnd(prefix)})
+	return err
 }
 
 // forget removes the history of all that was deleted before now, and returns once it is
@@ -40,7 +29,7 @@ func forget(ctx context.Context, db *percolator.DB) error {
 	}
 	for {
 		// 1 ns asks for as little history as is allowed.
-		report, err := db.CollectGarbage(ctx, percolator.GCOptions{Keep: time.Nanosecond})
+		report, err := db.CollectGarbage(ctx, percolator.GCOptions{Keep: time.Nanosecond, Full: true})
 		if err != nil || report.SafePoint > deleted {
 			return err
 		}

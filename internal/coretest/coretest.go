@@ -21,6 +21,13 @@ func WithoutGroups() percolator.Option { return option(hook.Options.WithoutGroup
 // WithoutDeferred makes every batch durable before the next step.
 func WithoutDeferred() percolator.Option { return option(hook.Options.WithoutDeferred()) }
 
+// WithoutHints leaves the garbage of the DB to collections that look at every row.
+func WithoutHints() percolator.Option { return option(hook.Options.WithoutHints()) }
+
+// WithIDs names the sessions, workers and members of the DB, and its records. No two may have the same name, over
+// all DBs.
+func WithIDs(ids func() string) percolator.Option { return option(hook.Options.WithIDs(ids)) }
+
 // WithSeed makes the DB's jitter and random choices repeatable. 0, the default, takes a
 // random seed.
 func WithSeed(seed uint64) percolator.Option { return option(hook.Options.WithSeed(seed)) }
@@ -64,6 +71,16 @@ func Left(ctx context.Context, w *percolator.Worker) ([]Run, error) {
 // next attempt must not come before.
 func Attempt(ctx context.Context, w *percolator.Worker, r Run) (wait time.Duration, err error) {
 	return hook.Workers.Attempt(ctx, w, hook.Run{Observer: r.Observer, Table: r.Cell.Table, Row: r.Cell.Row, Column: r.Cell.Column})
+}
+
+// KnowTimers has timers work at once, where the worker's DB is the only one that has the data open.
+func KnowTimers(ctx context.Context, w *percolator.Worker) error { return hook.Workers.Timers(ctx, w) }
+
+// NextTimer returns the timer of a column that the worker observes which is the next to be due, and when. The time is zero if
+// there is none. A cell that is locked is an error.
+func NextTimer(ctx context.Context, w *percolator.Worker) (c percolator.Cell, due time.Time, err error) {
+	r, due, err := hook.Workers.Timer(ctx, w)
+	return percolator.Cell{Table: r.Table, Row: r.Row, Column: r.Column}, due, err
 }
 
 func option(o any) percolator.Option { return o.(percolator.Option) }

@@ -77,6 +77,10 @@ type part struct {
 	do      func()
 	done    bool
 	due     time.Time // it does not arrive before
+	// may tells, where it is not nil, whether the part can be carried out: what it waits for has happened.
+	may func() bool
+	// abandon is called, where it is not nil, if the part will never arrive.
+	abandon func()
 }
 
 // stallsFor is how long a call takes that stalls: longer than some clients live.
@@ -91,8 +95,19 @@ func (r *request) stallUntil(due time.Time) {
 	}
 }
 
-// ready tells that a part can arrive: it has not, and its time has come.
-func (p *part) ready(now time.Time) bool { return !p.done && !p.due.After(now) }
+// ready tells that a part can arrive: it has not, its time has come, and nothing is in its way.
+func (p *part) ready(now time.Time) bool {
+	return !p.done && !p.due.After(now) && (p.may == nil || p.may())
+}
+
+// abandon tells the parts that have not arrived that they never will.
+func (r *request) abandon() {
+	for i := range r.parts {
+		if p := &r.parts[i]; !p.done && p.abandon != nil {
+			p.abandon()
+		}
+	}
+}
 
 // next returns when the next thing happens that only waits for time to pass: the end
 // of a sleep, or the arrival of the first part that is not ready. ok is false for a
@@ -336,6 +351,8 @@ func (w *world) giveUp(r *request, err error, underWay bool) {
 		}
 		w.left.Stall = max(w.left.Stall-1, 0)
 		w.requests = append(w.requests, late)
+	} else {
+		r.abandon()
 	}
 	w.mu.Unlock()
 	r.done <- err

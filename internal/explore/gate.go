@@ -20,6 +20,11 @@ type gate struct {
 	inner *memstore.Store
 }
 
+// named tells whether the names of a table's rows tell nobody anything: those of sessions, members and hints.
+func named(table string) bool {
+	return table == format.TableSessions || table == format.TableMembers || table == format.TableHints
+}
+
 func rowLabel(table, row string) string {
 	return strings.ReplaceAll(table, "\x00", "^") + "/" + row
 }
@@ -31,11 +36,11 @@ func (g *gate) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.R
 	var names []string
 	for i, rd := range reads {
 		name := rowLabel(rd.Table, rd.Row)
-		if rd.Table == format.TableSessions || rd.Table == format.TableMembers {
-			name = rowLabel(rd.Table, "*") // names of sessions and members are random
+		if named(rd.Table) {
+			name = rowLabel(rd.Table, "*")
 		}
 		names = append(names, name)
-		r.parts = append(r.parts, part{label: name, touches: readTouches(&rd), do: func() {
+		r.parts = append(r.parts, part{label: name, touches: readTouches(&rd), may: g.mayRead(rd.Table, rd.Row), do: func() {
 			got, err := g.inner.Read(context.Background(), []rowstore.RowRead{rd})
 			if err != nil {
 				got = []rowstore.Row{{Err: err}}
@@ -76,7 +81,7 @@ func (g *gate) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowstor
 	for i := range muts {
 		m := clone(muts[i])
 		name := what(&m) + rowLabel(m.Table, m.Row)
-		if m.Table == format.TableSessions || m.Table == format.TableMembers {
+		if named(m.Table) {
 			name = "renew " + rowLabel(m.Table, "*")
 		}
 		names = append(names, name)
@@ -179,17 +184,24 @@ func (g *gate) Group(ctx context.Context, groups []rowstore.Group) ([]rowstore.G
 		slices.Sort(rows)
 		name := "group " + strings.Join(rows, " ")
 		names = append(names, name)
+		tell := func(got rowstore.GroupOutcome) {
+			done.set(i, got)
+			for j := range gr.Mutations {
+				if got.Applied {
+					g.c.w.history.noteWrites(&gr.Mutations[j], got.Commit)
+				}
+			}
+		}
+		if gr.AssignTimestamp && g.c.w.program.Drawn {
+			r.parts = append(r.parts, g.drawnParts(gr, name, touches, tell)...)
+			continue
+		}
 		r.parts = append(r.parts, part{label: name, touches: g.durable(touches, true), do: func() {
 			got, err := g.inner.Group(context.Background(), []rowstore.Group{gr})
 			if err != nil {
 				got = []rowstore.GroupOutcome{{Err: err}}
 			}
-			done.set(i, got[0])
-			for j := range gr.Mutations {
-				if got[0].Applied {
-					g.c.w.history.noteWrites(&gr.Mutations[j], got[0].Commit)
-				}
-			}
+			tell(got[0])
 		}})
 	}
 	slices.Sort(names)
@@ -213,7 +225,11 @@ func (g *gate) Scan(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstor
 			var err error
 			found := false
 			s.Limit = 1
-			r := &request{label: "scan " + rowLabel(s.Table, s.From)}
+			name := rowLabel(s.Table, s.From)
+			if named(s.Table) {
+				name = rowLabel(s.Table, "*")
+			}
+			r := &request{label: "scan " + name}
 			r.parts = []part{{touches: []touch{{table: s.Table}}, do: func() {
 				row, err, found = rowstore.Row{}, nil, false
 				for row, err = range g.inner.Scan(context.Background(), s) {
@@ -221,6 +237,11 @@ func (g *gate) Scan(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstor
 					break
 				}
 			}}}
+			if g.c.w.program.Drawn {
+				note, may := g.behindThose(s.Table)
+				r.parts[0].may = may
+				r.parts = append([]part{note}, r.parts...)
+			}
 			if cerr := g.c.call(ctx, r); cerr != nil {
 				err = cerr
 			}

@@ -30,6 +30,11 @@ type Program struct {
 	// Observed are the cells whose changes must all have been seen by an observer
 	// made with Client.Observer, when the run is over and one more worker has worked.
 	Observed []percolator.Cell
+	// Drawn has the stores draw the timestamp of a group before its writes become visible (drawn.go). It goes with
+	// no Twice and no Crash in the Budget: a connection carries no call twice, and a crash would have to end locks.
+	Drawn bool
+	// careless is a program with Drawn whose readers wait for nobody, as the explorer must find out.
+	careless bool
 	// Serial takes calls that one client has under way at once in one order only: what
 	// a worker does beside its runs then multiplies nothing. The parts of one batch
 	// come in any order all the same.
@@ -40,6 +45,8 @@ type Program struct {
 	OldValues bool
 	// Weak tells that weak notifications may lead to runs without a change.
 	Weak bool
+	// Settle is how long after the clients the last worker begins: every timer is due by then.
+	Settle time.Duration
 	// Collects tells that garbage is collected, so that the store itself does not
 	// hold the history that is judged. It goes with no Crash in the Budget.
 	Collects bool
@@ -93,7 +100,9 @@ type record struct {
 	writes       []percolator.Cell
 	decided      int               // place in the same order as began and ended: when Commit was called
 	erased       []percolator.Cell // deleted
+	dropped      []percolator.Cell // rows that were deleted as a whole, by wholeRow
 	hinted       []percolator.Cell // notified weakly
+	timers       []timerSet
 	outcome      outcome
 	announced    bool // its start is known to others
 	began, ended int  // places in the order in which transactions began and Commit returned
@@ -175,7 +184,9 @@ func (h *history) noteWrites(m *rowstore.Mutation, drawn percolator.Timestamp) {
 			h.written = map[percolator.Cell][]writtenVersion{}
 		}
 		cell := percolator.Cell{Table: m.Table, Row: m.Row, Column: e.Column}
-		h.written[cell] = append(h.written[cell], v)
+		if !slices.Contains(h.written[cell], v) { // after a crash it may be put again
+			h.written[cell] = append(h.written[cell], v)
+		}
 		h.mu.Unlock()
 	}
 }

@@ -51,7 +51,9 @@ func (w *world) judge() error {
 					observers = append(observers, c.Observer(name, o.Table, o.Column, nil))
 				}
 			}
-			err = c.Work(ctx, observers...)
+			if err = c.Sleep(ctx, w.program.Settle); err == nil {
+				err = c.Work(ctx, observers...)
+			}
 		})
 		if serr := w.schedule(func([]choice) (int, error) { return 0, nil }); serr != nil {
 			audit.die()
@@ -242,10 +244,10 @@ func newestAreThere(audit *Client, versions map[percolator.Cell][]version) error
 // check judges the transactions by their timestamps: snapshot isolation is a sort
 // and a sweep.
 func (h *history) check(versions map[percolator.Cell][]version) error {
+	effective := map[*record]percolator.Timestamp{}
 	for _, r := range h.records {
 		// Where did its writes go?
-		var at percolator.Timestamp
-		landed := 0
+		at, landed := percolator.Timestamp(0), 0
 		for cell, vs := range versions {
 			for _, v := range vs {
 				if v.by != r.id {
@@ -300,6 +302,7 @@ func (h *history) check(versions map[percolator.Cell][]version) error {
 		if landed == 0 {
 			continue
 		}
+		effective[r] = at
 		for _, cell := range kept {
 			for _, v := range versions[cell] {
 				if v.at > r.start && v.at < at {
@@ -308,7 +311,7 @@ func (h *history) check(versions map[percolator.Cell][]version) error {
 			}
 		}
 	}
-	return nil
+	return h.checkDropped(effective)
 }
 
 func compareCells(a, b percolator.Cell) int {
@@ -405,7 +408,7 @@ func (h *history) checkRuns(name string, cell percolator.Cell, changes []version
 				n++
 			}
 		}
-		if n == 0 && !weak {
+		if n == 0 && !weak && !h.timerOf(cell, from, r) {
 			return fmt.Errorf("run %d of %d of %q for %v, at %d, was committed and had nothing to see", i+1, len(runs), name, cell, uint64(r.start))
 		}
 		from = r.start
@@ -414,6 +417,9 @@ func (h *history) checkRuns(name string, cell percolator.Cell, changes []version
 		if r.outcome == committed && r.commit > from && slices.Contains(r.hinted, cell) {
 			return fmt.Errorf("the weak notification of %v by %s at %d led to no committed run of %q", cell, r.id, uint64(r.commit), name)
 		}
+	}
+	if err := h.checkLastTimer(name, cell, from); err != nil {
+		return err
 	}
 	for _, v := range changes {
 		if v.at > from {

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -42,6 +43,7 @@ type world struct {
 	through  bool // calls are carried out at once: before and after the run
 	now      time.Time
 	requests []*request // waiting
+	drawn    []*drawn   // that hold locks
 	counts   map[string]int
 
 	left   Budget
@@ -70,6 +72,7 @@ type Client struct {
 	ended  bool
 	takes  time.Duration // how long each part of a call is under way
 	stands time.Time     // where its clock stands, if it does
+	ids    atomic.Int64  // of its sessions and the like: random ones would make two runs of a script differ
 
 	observers []string             // of its workers
 	bereft    map[string]time.Time // until when it owns nothing of an observer
@@ -260,10 +263,14 @@ func (w *world) client(name string, id int, opts []percolator.Option) *Client {
 	if w.program.Owned && id > 0 && id <= len(w.program.Clients) {
 		opts = append(opts, coretest.WithOwnership(c.owns))
 	}
+	if !w.program.Collects {
+		opts = append(opts, coretest.WithoutHints()) // nobody reads them
+	}
 	c.opts = append([]percolator.Option{
 		percolator.WithSettings(settings), percolator.WithSessionLease(sessionLease), percolator.WithLockExpiry(lockExpiry),
 		// A few looks at a lock for each lease are enough: those between change nothing.
 		percolator.WithLockWait(percolator.Backoff{Min: sessionLease / 4, Max: sessionLease / 4}),
+		coretest.WithIDs(func() string { return fmt.Sprintf("%s.%d", c.Name, c.ids.Add(1)) }),
 		percolator.WithClock(clock{c}), coretest.WithSeed(uint64(c.id) + 1), //nolint:gosec // a small number
 		percolator.WithLogger(slog.New(slog.DiscardHandler)),
 	}, opts...)
@@ -325,6 +332,7 @@ func (c *Client) die() {
 	var mine []*request
 	w.requests = slices.DeleteFunc(w.requests, func(r *request) bool {
 		if r.client == c {
+			r.abandon()
 			mine = append(mine, r)
 			return true
 		}

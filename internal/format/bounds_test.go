@@ -139,6 +139,8 @@ func TestOwnCell(t *testing.T) {
 		ParkedCell("o", Cell{"t", "r", "c"}), NoticeCell(1),
 		{"t", "r", AckColumn("o", "c")},
 		{"t", "r", FailureColumn("o", "c")},
+		{"t", "r", ColumnWholeRow},
+		{TableReplays, "r", ColumnReplay},
 		{"\x00\x00t", "r", AckColumn("o", "c")},
 	} {
 		require.True(t, OwnCell(c), "%q", c)

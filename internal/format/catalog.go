@@ -25,8 +25,34 @@ type Catalog struct {
 	Changes bool `json:"changes,omitempty"`
 	// Controlled tells that a hold was placed or an observer paused once. Programs of version 3 know
 	// neither, so the catalog is of version 4.
-	Controlled bool       `json:"controlled,omitempty"`
-	Observers  []Observer `json:"observers,omitempty"`
+	Controlled bool `json:"controlled,omitempty"`
+	// Hinted tells that every process hints its garbage, and that its session says what it has resolved. Programs of
+	// version 4 do neither, so the catalog is of version 5.
+	Hinted bool `json:"hinted,omitempty"`
+	// HintsFrom is a timestamp above which every commit is of a program that goes by Hinted. 0 means
+	// that it is not known yet.
+	HintsFrom Timestamp `json:"hints_from,omitempty"`
+	// Timers tells that a transaction has set a timer, or was about to. Programs of version 5 would clear what tells
+	// of one, so the catalog is of version 6.
+	Timers bool `json:"timers,omitempty"`
+	// TimersFrom is a timestamp from which on nobody goes by a catalog without Timers. 0 means that it is not known yet.
+	TimersFrom Timestamp `json:"timers_from,omitempty"`
+	// Indexed tells that an index was defined once. Programs of version 6 would write its column without upkeep,
+	// so the catalog is of version 7.
+	Indexed bool `json:"indexed,omitempty"`
+	// Replays tells that an observer was replayed, or was about to be. Programs of version 6 cannot read the requests
+	// and may clear what tells of them, so the catalog is of version 7.
+	Replays bool `json:"replays,omitempty"`
+	// ReplaysFrom is a timestamp from which on nobody goes by a catalog without Replays. 0 means that it is not known yet.
+	ReplaysFrom Timestamp `json:"replays_from,omitempty"`
+	// RowDeletes tells that a transaction has deleted a row as a whole, or was about to. From then on every writer
+	// looks for that, which those of version 6 do not: so the catalog is of version 7.
+	RowDeletes bool `json:"row_deletes,omitempty"`
+	// RowDeletesFrom is a timestamp from which on nobody goes by a catalog without RowDeletes. 0 means that it is not
+	// known yet.
+	RowDeletesFrom Timestamp  `json:"row_deletes_from,omitempty"`
+	Observers      []Observer `json:"observers,omitempty"`
+	Indexes        []Index    `json:"indexes,omitempty"`
 }
 
 // Settings are those of the database, in milliseconds.
@@ -156,8 +182,14 @@ func (c *Catalog) Encode() ([]byte, error) {
 // version is the least that a program must know to go by the catalog.
 func (c *Catalog) version() byte {
 	switch {
-	case c.Changes, c.Controlled:
+	case c.Indexed, c.Replays, c.RowDeletes:
 		return CatalogVersion
+	case c.Timers:
+		return TimersVersion
+	case c.Hinted:
+		return HintedVersion
+	case c.Changes, c.Controlled:
+		return ControlledVersion
 	case c.ByTable:
 		return TablesVersion
 	}
@@ -187,7 +219,7 @@ func DecodeCatalog(b []byte) (Catalog, error) {
 	if len(b) < 1 {
 		return c, fmt.Errorf("%w: catalog: empty", ErrCorrupt)
 	}
-	if b[0] != PlainCatalogVersion && b[0] != TablesVersion {
+	if b[0] < PlainCatalogVersion || b[0] > CatalogVersion {
 		if err := checkVersionIs(CatalogVersion, b, "catalog"); err != nil {
 			return c, err
 		}
@@ -206,6 +238,15 @@ func DecodeCatalog(b []byte) (Catalog, error) {
 	if c.version() != b[0] || !c.ByTable && (len(c.Current.Tables) > 0 || c.Next != nil && len(c.Next.Tables) > 0) {
 		return c, fmt.Errorf("%w: catalog: version %d does not fit its content", ErrCorrupt, b[0])
 	}
+	if c.HintsFrom > oracle.Max || c.HintsFrom != 0 && !c.Hinted {
+		return c, fmt.Errorf("%w: catalog: hints from %d", ErrCorrupt, uint64(c.HintsFrom))
+	}
+	if c.TimersFrom > oracle.Max || c.TimersFrom != 0 && !c.Timers {
+		return c, fmt.Errorf("%w: catalog: timers from %d", ErrCorrupt, uint64(c.TimersFrom))
+	}
+	if max(c.ReplaysFrom, c.RowDeletesFrom) > oracle.Max || c.ReplaysFrom != 0 && !c.Replays || c.RowDeletesFrom != 0 && !c.RowDeletes {
+		return c, fmt.Errorf("%w: catalog: replays from %d, deleted rows from %d", ErrCorrupt, uint64(c.ReplaysFrom), uint64(c.RowDeletesFrom))
+	}
 	for _, p := range c.Past {
 		if p.MaxTxnAgeMs < 1 || p.MaxTxnAgeMs > c.Current.MaxTxnAgeMs {
 			return c, fmt.Errorf("%w: catalog: bad past settings", ErrCorrupt)
@@ -222,7 +263,7 @@ func DecodeCatalog(b []byte) (Catalog, error) {
 			return c, fmt.Errorf("%w: catalog: version %d does not fit its observers", ErrCorrupt, b[0])
 		}
 	}
-	return c, nil
+	return c, c.checkIndexes()
 }
 
 // TableSafePoints are the safe points of tables with a retention of their own: JSON behind the

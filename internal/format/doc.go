@@ -31,11 +31,18 @@ const Version = 1
 //
 // From 2 on every process has a Use. Version 3 is for data in which tables have settings of
 // their own, and version 4 for data with an observer of old values, which a collection must keep, and
-// for data with holds or paused observers. A catalog is stored as the least version that will do, so
-// that programs of different versions may run beside each other until somebody uses what the older
-// ones do not know.
+// for data with holds or paused observers. Version 5 is for data whose processes hint the rows in which they leave
+// garbage, and whose sessions say which locks they have resolved: a collection relies on both. A catalog is stored as
+// the least version that will do, so that programs of different versions may run beside each other until somebody
+// uses what the older ones do not know. Version 5 comes when no older program runs any more. Version 6 is for data in
+// which a timer was set: older programs would clear the notification that tells of it. Version 7 is for data with an
+// index, whose column older programs would write without keeping it; or in which an observer was replayed, whose requests
+// older programs cannot read, or a row deleted as a whole, which the writers of older programs do not look for.
 const (
-	CatalogVersion      = 4
+	CatalogVersion      = 7
+	TimersVersion       = 6 // of a catalog with timers, and without indexes, replays and deleted rows
+	HintedVersion       = 5 // of a catalog whose processes hint their garbage, and without timers
+	ControlledVersion   = 4 // of a catalog with observers of old values, holds or paused observers, and without hints
 	TablesVersion       = 3 // of a catalog in which tables have settings, and that needs no more
 	PlainCatalogVersion = 2 // of a catalog with none of that
 )
@@ -71,6 +78,6 @@ func checkVersionIs(version byte, b []byte, what string) error {
 	return nil
 }
 
-// TimestampOnly is the value of a record whose timestamp says everything: the lease of a
-// session and the safe point. It must not be changed.
+// TimestampOnly is the value of a record whose timestamp says everything, as that of the safe
+// point. It must not be changed.
 var TimestampOnly = []byte{Version}

@@ -28,6 +28,8 @@ const (
 	TableSweeps   = "\x00sweeps"
 	TableParked   = "\x00parked"
 	TableNotices  = "\x00notices"
+	TableHints    = "\x00hints"   // see Hint
+	TableReplays  = "\x00replays" // see Replay
 )
 
 // Rows and columns of these tables. The lease of a sweep has the worker's id as its
@@ -39,13 +41,17 @@ const (
 	ColumnSafePoint = "safepoint"  // of the catalog: TimestampOnly, at the safe point
 	ColumnOfTables  = "safepoints" // of the catalog: a TableSafePoints
 	ColumnHolds     = "holds"      // of the catalog: a Holds
-	ColumnLease     = "lease"      // of a session or a member: TimestampOnly, at the lease's end
+	ColumnResolved  = "resolved"   // of the catalog: TimestampOnly; all locks from below it are resolved, in every table
+	ColumnSwept     = "swept"      // of the catalog: TimestampOnly, at the safe point of the last collection that read every row
+	ColumnHint      = "rows"       // of a hint: a Hint
+	ColumnLease     = "lease"      // of a session: a Session, at the lease's end; of a member: TimestampOnly
 	ColumnMember    = "member"     // of a member: a Member, see there
 	ColumnChange    = "change"     // of the generation: TimestampOnly, another one after each change of the members
 	ColumnBarrier   = "barrier"    // of the generation: a Notify version that asks the members for an Answer
 	ColumnAnswer    = "answer"     // of a member: an Answer, at the timestamp of the barrier
 	ColumnParked    = "run"        // of a parked run: a Parked
 	ColumnNotice    = "commit"     // of a notice: see NoticeCell
+	ColumnReplay    = "replay"     // of a replay: a Replay
 )
 
 // Prefixes of the library's own columns in rows of users.
@@ -55,6 +61,10 @@ const (
 	PrefixClaim   = "\x00c" // a claim
 	PrefixSeen    = "\x00o" // what an observer saw last, if the column itself has it no more
 )
+
+// ColumnWholeRow is the column of a user's row that stands for the row as a whole: a transaction that deletes the row
+// locks it. It never has a value.
+const ColumnWholeRow = "\x00d"
 
 const (
 	// MaxObserverName is the longest name of an observer, in bytes.
@@ -163,13 +173,24 @@ func splitColumn(stored string) (prefix, observer, column string, ok bool) {
 // Transactional tells whether transactions write to a table: a user's, or one of the
 // library's own.
 func Transactional(table string) bool {
-	return !Reserved(table) || table == TableParked || table == TableNotices
+	return !Reserved(table) || table == TableParked || table == TableNotices || table == TableReplays
 }
 
 // OwnCell tells whether a cell is one of the library's own that transactions write.
 func OwnCell(c Cell) bool {
+	switch c.Table {
+	case TableParked:
+		return c.Column == ColumnParked
+	case TableNotices:
+		return c.Column == ColumnNotice
+	case TableReplays:
+		return c.Column == ColumnReplay
+	}
 	_, _, _, own := SplitOwnColumn(c.Column)
-	return c.Table == TableParked && c.Column == ColumnParked || c.Table == TableNotices && c.Column == ColumnNotice || own && !Reserved(c.Table)
+	if _, timer := SplitTimerColumn(c.Column); timer || c.Column == ColumnWholeRow {
+		own = true
+	}
+	return own && !Reserved(c.Table)
 }
 
 // NoticeCell is the primary of a transaction that writes nothing, but notifies and has

@@ -230,13 +230,25 @@ type Failure struct {
 	Attempts  int
 	Parked    bool
 	NotBefore Timestamp // of the next attempt
+	// Replay asks for a run whatever the observer has acknowledged: DB.Replay. It goes with the record, which the
+	// run that takes effect removes. A parked run has had its attempts. Programs that know only catalogs of version
+	// 6 take such a record for damaged.
+	Replay bool
 }
+
+const (
+	failureParked = 1
+	failureReplay = 2
+)
 
 // Encode returns the stored bytes.
 func (f *Failure) Encode() []byte {
 	b := []byte{Version, 0}
 	if f.Parked {
-		b[1] = 1
+		b[1] |= failureParked
+	}
+	if f.Replay {
+		b[1] |= failureReplay
 	}
 	b = binary.AppendUvarint(b, uint64(f.Change))
 	b = binary.AppendUvarint(b, uint64(f.NotBefore))
@@ -250,10 +262,10 @@ func DecodeFailure(b []byte) (Failure, error) {
 	if err := checkVersion(b, "failure record"); err != nil {
 		return f, err
 	}
-	if len(b) < 2 || b[1] > 1 {
+	if len(b) < 2 || b[1] > failureParked|failureReplay {
 		return f, fmt.Errorf("%w: failure record: bad head", ErrCorrupt)
 	}
-	f.Parked = b[1] == 1
+	f.Parked, f.Replay = b[1]&failureParked != 0, b[1]&failureReplay != 0
 	rest := b[2:]
 	var n [3]uint64
 	for i := range n {

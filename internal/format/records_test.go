@@ -67,7 +67,7 @@ func TestCodecsRoundTrip(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, ts, gotA)
 
-		f := Failure{anyTS.Draw(t, "change"), rapid.IntRange(0, math.MaxInt32).Draw(t, "attempts"), rapid.Bool().Draw(t, "parked"), anyTS.Draw(t, "until")}
+		f := Failure{anyTS.Draw(t, "change"), rapid.IntRange(0, math.MaxInt32).Draw(t, "attempts"), rapid.Bool().Draw(t, "parked"), anyTS.Draw(t, "until"), rapid.Bool().Draw(t, "replay")}
 		gotF, err := DecodeFailure(f.Encode())
 		require.NoError(t, err)
 		require.Equal(t, f, gotF)
@@ -138,7 +138,7 @@ func TestDecodersRefuseGarbage(t *testing.T) {
 		_, err := DecodeWrite(b)
 		require.ErrorIs(t, err, ErrCorrupt, name)
 	}
-	for _, b := range [][]byte{nil, {1}, {1, 2, 0, 0, 0}, {0, 0, 0, 0, 0}, {1, 0, 0, 0}, {1, 0, 0, 0, 0, 0}, {1, 0, 0x80}} {
+	for _, b := range [][]byte{nil, {1}, {1, 4, 0, 0, 0}, {0, 0, 0, 0, 0}, {1, 0, 0, 0}, {1, 0, 0, 0, 0, 0}, {1, 0, 0x80}} {
 		_, err := DecodeFailure(b)
 		require.ErrorIs(t, err, ErrCorrupt)
 	}
@@ -206,6 +206,10 @@ func TestCatalogsThatAreGarbage(t *testing.T) {
 		"unsafe table": byTable(`{"table":"dA==","retention_ms":6}`), "negative table": byTable(`{"table":"dA==","max_txn_age_ms":-1}`),
 		"tables in version 2": "\x02" + byTable(`{"table":"dA=="}`)[1:], "version 4 for nothing": "\x04" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1}}`,
 		"paused in version 2":   "\x02" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"observers":[{"name":"bw==","table":"dA==","column":"dA==","paused":true}]}`,
+		"version 5 for nothing": "\x05" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1}}`,
+		"hints in version 4":    "\x04" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"controlled":true,"hinted":true}`,
+		"hints from nowhere":    "\x05" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"hinted":true,"hints_from":18446744073709551615}`,
+		"dated before hinted":   "\x04" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"controlled":true,"hints_from":5}`,
 		"version 3 for nothing": "\x03" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1}}`,
 	} {
 		_, err := DecodeCatalog([]byte(text))
@@ -237,7 +241,7 @@ func TestDecodersRefuseNewerVersions(t *testing.T) {
 	for name, decode := range map[string]func() error{
 		"lock":           func() error { _, err := DecodeLock(newer(l.Encode())); return err },
 		"write":          func() error { _, err := DecodeWrite(newer(w.Encode())); return err },
-		"catalog":        func() error { _, err := DecodeCatalog([]byte("\x05{}")); return err },
+		"catalog":        func() error { _, err := DecodeCatalog([]byte("\x08{}")); return err },
 		"holds":          func() error { _, err := DecodeHolds([]byte{Version + 1, '{', '}'}); return err },
 		"failure":        func() error { _, err := DecodeFailure(newer(f.Encode())); return err },
 		"notification":   func() error { _, err := DecodeNotification(newer(WeakNotification)); return err },
@@ -409,6 +413,10 @@ func TestBytes(t *testing.T) {
 	byTable := Catalog{Current: Settings{MaxTxnAgeMs: 1000, RetentionMs: 3600000, CatalogLeaseMs: 500, Tables: []Table{{[]byte("q"), 100, 60000, 5}, {Name: []byte("\x00\x00r"), RetentionMs: 7}}}, ByTable: true}
 	points := TableSafePoints{[]TableSafePoint{{[]byte("q"), 9, 5}}}
 	controlled := Catalog{Current: Settings{MaxTxnAgeMs: 1000, RetentionMs: 3600000, CatalogLeaseMs: 500}, Controlled: true, Observers: []Observer{{Name: []byte("o"), Table: []byte("t"), Column: []byte("c"), Paused: true}}}
+	hinted := Catalog{Current: Settings{MaxTxnAgeMs: 1000, RetentionMs: 3600000, CatalogLeaseMs: 500}, Hinted: true, HintsFrom: 6}
+	replayed := Catalog{Current: hinted.Current, Hinted: true, Replays: true, ReplaysFrom: 6, RowDeletes: true, RowDeletesFrom: 7}
+	again := Failure{Change: 300, Attempts: 5, NotBefore: 1, Replay: true}
+	replay := Replay{Observer: []byte("o"), Table: []byte("t"), Column: []byte("\x00\x00c"), From: []byte("a"), ID: 9, Next: []byte("b\x00"), Cells: 3}
 	held := Holds{[]Hold{{[]byte("h\xff"), 3, 9, 4}}}
 	encoded := func(b []byte, err error) string {
 		require.NoError(t, err)
@@ -435,9 +443,27 @@ func TestBytes(t *testing.T) {
 		"\x03" + `{"oracle":"","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500,` +
 			`"tables":[{"table":"cQ==","max_txn_age_ms":100,"retention_ms":60000,"since":5},{"table":"AABy","retention_ms":7}]},"by_table":true}`: encoded(byTable.Encode()),
 		"\x04" + `{"oracle":"","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500},"controlled":true,"observers":[{"name":"bw==","table":"dA==","column":"Yw==","paused":true}]}`: encoded(controlled.Encode()),
+		"\x05" + `{"oracle":"","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500},"hinted":true,"hints_from":6}`:                                                                 encoded(hinted.Encode()),
+		"\x07" + `{"oracle":"","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500},"hinted":true,"replays":true,"replays_from":6,"row_deletes":true,"row_deletes_from":7}`:        encoded(replayed.Encode()),
+		"\x01\x02\xac\x02\x01\x05": string(again.Encode()),
+		"\x01" + `{"observer":"bw==","table":"dA==","column":"AABj","from":"YQ==","id":9,"next":"YgA=","cells":3}`: encoded(replay.Encode()),
+		"\x01\x00\x00\x00\x00\x00\x00\x01\x02 session":                                                             string(Session{0x0102}.Encode()) + " session",
+		"\x01\x01a\x00\x02\x00b": string((&Hint{[]string{"a", "", "\x00b"}}).Encode()),
 		"\x01" + `{"holds":[{"name":"aP8=","at":3,"until":9,"placed":4}]}`: encoded(held.Encode()),
 		"\x01" + `{"tables":[{"table":"cQ==","safepoint":9,"clean":5}]}`:   encoded(points.Encode()),
 	} {
 		require.Equal(t, want, got)
 	}
+}
+
+func FuzzDecodePeriodic(f *testing.F) {
+	encode := func(p Periodic) []byte {
+		b, err := p.Encode()
+		if err != nil {
+			panic(err)
+		}
+		return b
+	}
+	p := Periodic{Since: 5, Version: 1, Schedule: []byte("every minute"), Next: 7}
+	fuzz(f, [][]byte{encode(p), nil, []byte("\x01{\"next\":1,\"schedule\":\"\"}")}, DecodePeriodic, encode)
 }

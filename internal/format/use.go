@@ -20,6 +20,10 @@ type Use struct {
 	Condemned bool
 }
 
+// UsePrefix begins the column of a Use whose program knows catalogs of version 5. Those of older programs
+// have no prefix.
+const UsePrefix = "5-"
+
 const useLength = 2 + 8
 
 // Encode returns the stored bytes.

@@ -1,5 +1,7 @@
 package main
 
+import "slices"
+
 // edit replaces a piece of a file that must be there exactly once.
 type edit struct {
 	file     string
@@ -35,6 +37,7 @@ const (
 	changeGo       = "percolator/change.go"
 	failureGo      = "percolator/failure.go"
 	runGo          = "percolator/run.go"
+	notifyGo       = "percolator/notify.go"
 	viewGo         = "percolator/view.go"
 	catalogGo      = "percolator/catalog.go"
 	dbGo           = "percolator/db.go"
@@ -52,13 +55,17 @@ const (
 	historyGo      = "percolator/history.go"
 	observedGo     = "percolator/observed.go"
 	pausingGo      = "percolator/pausing.go"
+	sessionGo      = "percolator/session.go"
+	unresolvedGo   = "percolator/unresolved.go"
+	hintsGo        = "percolator/hints.go"
+	gcHintsGo      = "percolator/gc_hints.go"
 	breakerGo      = "percolator/breaker.go"
 )
 
 func one(file, old, replacement string) []edit { return []edit{{file, old, replacement}} }
 
 // mutants break one rule each.
-var mutants = []mutant{
+var mutants = append([]mutant{
 	// A transaction: prewrite.
 	{"prewrite-ignores-writes", "A transaction: prewrite under Absent Write from start", "TestScheduleC3|TestBank", one(commitGo,
 		"\t\trowstore.Absent(rowstore.Write, column, start),\n\t\trowstore.Absent(rowstore.Lock, column, 0),\n",
@@ -227,7 +234,7 @@ var mutants = []mutant{
 	{"acknowledgment-is-late", "Observers: its value is the start timestamp of the run (B6)", "TestScheduleB6", one(runGo,
 		"format.EncodeAck(tx.start)", "format.EncodeAck(tx.start.Add(time.Hour))")},
 	{"runs-acknowledge-nothing", "Observers: at most one run commits for a change", "TestAcknowledgmentsConflict|TestTwoWorkers", one(runGo,
-		"\tif err := tx.put(Cell{c.Table, c.Row, format.AckColumn(observer, c.Column)}, format.KindPut, format.EncodeAck(tx.start)); err != nil {\n",
+		"\tif err := tx.put(ack, format.KindPut, format.EncodeAck(tx.start)); err != nil {\n",
 		"\tif err := tx.put(Cell{c.Table, c.Row, format.AckColumn(observer, c.Column)}, format.KindLock, nil); err != nil {\n")},
 	{"unknown-observers-cleared", "Observers: workers leave alone notifications of observers that they do not have (C21)", "TestScheduleC21", one(runGo,
 		"\tif len(view.seen) == 0 || !view.othersCovered(-1) {\n", "\tif len(view.seen) == 0 {\n")},
@@ -264,27 +271,27 @@ var mutants = []mutant{
 	{"sweep-looks-past-locks", "Observers: with the normal rules for locks (B4)", "TestScheduleB4", one(sweepGo,
 		"range w.db.scanSettled(ctx, rowstore.ScanRange{Table: table, Selectors: picks}, at, nil) {", "range w.db.store.Scan(ctx, rowstore.ScanRange{Table: table, Selectors: picks}) {")},
 	{"sweep-for-the-unacknowledged-only", "Observers: whose newest write is newer than the acknowledgment (B4)", "TestScheduleB4", one(sweepGo,
-		"\t\tif newest.TS <= acked {\n", "\t\tif newest.TS <= acked || acked > 0 {\n")},
+		"(newest == nil || newest.TS <= acked) && !timer.set {", "(newest == nil || newest.TS <= acked || acked > 0) && !timer.set {")},
 
 	// Garbage collection, and the catalog.
 	{"garbage-before-locks", "Garbage collection: resolve every lock below the safe point first (A2)", "TestScheduleA2", one(gcGo,
 		"\t\tn, err := p.resolveBelow(ctx, t)\n", "\t\tn, err := (&gcPass{db: p.db}).resolveBelow(ctx, t)\n")},
 	{"collection-respects-the-living", "Garbage collection: whether its owner lives or not (A2)", "TestScheduleA2", one(gcGo,
-		"v.TS, &l, overrideLiveOwner)", "v.TS, &l, respectLiveOwner)")},
+		"rows, met, overrideLiveOwner)", "rows, met, respectLiveOwner)")},
 	{"no-flush-before-removal", "Garbage collection: Flush every store that defers (A2)", "TestScheduleA2", one(gcGo,
-		"\t\tif err := d.Flush(ctx); err != nil {\n", "\t\tif err := error(nil); d == nil {\n")},
+		"\t\tif err := p.db.flush(ctx); err != nil {\n", "\t\tif err := error(nil); err != nil {\n")},
 	{"no-lease-before-removal", "Garbage collection: wait one lease (C2)", "TestScheduleC2", one(gcGo,
 		"\tfor now := v.asOf; now.Sub(v.asOf) < lease; {\n", "\tfor now := v.asOf; now.Sub(v.asOf) < lease/1000; {\n")},
 	{"safe-point-too-near", "Garbage collection: at least MaxTxnAge + catalog lease behind now (C7)", "TestScheduleC7", one(gcGo,
 		"\t\tkeep = max(keep, age+lease)\n", "\t\tkeep = max(keep, age*0+lease*0)\n")},
 	{"newest-version-removed", "Garbage collection: versions below the newest one at or below the safe point", "TestCollection", one(gcRowGo,
-		"\t\t} else {\n\t\t\tdrop = drop[1:]\n\t\t}\n", "\t\t}\n")},
+		"\t\t\tdrop = drop[1:]\n", "")},
 	{"collection-off-by-one", "Garbage collection: the newest one at or below the safe point", "TestCollection|TestRule", one(gcRowGo,
 		"\tfor n < len(writes) && writes[n].TS > g.safe {\n", "\tfor n < len(writes) && writes[n].TS > g.safe+1 {\n")},
 	{"unseen-deletes-removed", "Garbage collection: a delete only under Absent Notify and with no parked record (B5)", "TestScheduleB5", one(gcRowGo,
 		"newest.Kind == format.KindDelete && g.seen(column)", "newest.Kind == format.KindDelete")},
 	{"data-under-a-lock-removed", "Garbage collection: orphan Data under AbsentAt Lock@start (C8)", "TestScheduleC8", one(gcRowGo,
-		"known[d.TS] || g.row.At(rowstore.Lock, column, d.TS) != nil {", "known[d.TS] {")},
+		"\t\tif g.row.At(rowstore.Lock, column, d.TS) != nil {\n", "\t\tif false {\n")},
 	{"data-of-a-late-lock-removed", "Garbage collection: orphan Data under AbsentAt Lock@start (C8)", "TestScheduleC8", one(gcRowGo,
 		"\t\tg.m.conditions = append(g.m.conditions, rowstore.AbsentAt(column, d.TS))\n", "")},
 	{"marks-removed-early", "Garbage collection: marks below the safe point", "TestCollection|TestRule", []edit{
@@ -327,7 +334,7 @@ var mutants = []mutant{
 	{"resolved-too-early", "Retention by table: what older settings have left is resolved when its transactions have ended", "TestScheduleT_LockFromBefore", one(tablesGo,
 		"\treturn v.stored(v.asOf).Of(table).Since.Add(age + lease).Sub(v.asOf)\n", "\treturn v.stored(v.asOf).Of(table).Since.Add(0 * (age + lease)).Sub(v.asOf)\n")},
 	{"left-by-older-settings", "Retention by table: what older settings have left is resolved in all tables", "TestScheduleT_LockFromBefore", []edit{
-		{gcGo, "\t\tif v.TS >= max(p.safe(row.Table), p.safe(l.Primary.Table), p.cleans) {\n", "\t\tif v.TS >= p.safe(row.Table) {\n"},
+		{gcGo, "\t\t\tif v.TS < max(p.safe(row.Table), p.safe(l.Primary.Table), p.cleans) {\n", "\t\t\tif v.TS < p.safe(row.Table) {\n"},
 	}},
 	{"lock-in-an-unclean-table-left", "Retention by table: a lock goes if it began below the safe point of its primary's table", "TestScheduleT_LockInAn", one(gcGo,
 		"max(p.safe(row.Table), p.safe(l.Primary.Table), p.cleans)", "max(p.safe(row.Table), p.cleans)")},
@@ -339,8 +346,6 @@ var mutants = []mutant{
 		"\tif err := p.resolve(ctx, tables); err != nil {\n", "\tif err := p.resolve(ctx, tables[:0]); err != nil {\n")},
 	{"safe-point-of-a-table-goes-back", "Retention by table: the safe point of a table outlives its settings", "TestScheduleT_SafePointOutlives", one(tablesGo,
 		"\t\t\treturn p.SafePoint <= v.safePoint && v.Current.Own(name) == nil", "\t\t\treturn v.Current.Own(name) == nil")},
-	{"tables-in-the-old-version", "Retention by table: programs that know nothing of it stop", "TestTableSettingsRaise", one(settingsGo,
-		"\t\tv.ByTable = v.ByTable || len(next.Tables) > 0\n", "\t\tv.ByTable = len(next.Tables) > 0\n")},
 
 	// Timestamps.
 	{"snapshot-of-the-future", "Timestamps: an AsOf above what was handed out is refused (C1)", "TestScheduleC1|TestAsOf", one(dbGo,
@@ -407,7 +412,7 @@ var mutants = []mutant{
 	{"paused-observer-runs-at-first", "Observers: one that is paused does not run in a worker that starts", "TestScheduleK_WorkerStarts", one(sweepGo,
 		"\t\t\tw.notePaused(v) // before it looks for changes\n", "")},
 	{"paused-observer-runs-during-a-sweep", "Observers: a worker that sweeps knows of pauses", "TestScheduleK_PauseWithin", one(sweepGo,
-		"\tw.notePaused(v)\n\treturn w.checkRegistered(v)\n", "\treturn w.checkRegistered(v)\n")},
+		"\tw.notePaused(v)\n\tw.noteTimers(v)\n\treturn w.checkRegistered(v)\n", "\treturn w.checkRegistered(v)\n")},
 	{"resumed-while-a-job-ends", "Observers: a job that found its observer paused looks again after the resumption", "TestScheduleK_ResumedWhile", one(pausingGo,
 		"\t\tif t.q == q && t.running {\n", "\t\tif t.q != q && t.running {\n")},
 	{"failure-told-but-not-recorded", "Observers: a failure counts once it is recorded", "TestScheduleK_Failure", one(failureGo,
@@ -464,7 +469,7 @@ var mutants = []mutant{
 		"row.Err != nil || locked || ",
 		"row.Err != nil || locked && at == 0 || ")},
 	{"later-sorted-out", "Observers: a change above the snapshot is not sorted out", "TestChangeWhileSortingOut", one("percolator/sortout.go",
-		"err != nil || view.later || view.change == 0 {\n",
+		"err != nil || view.later || view.change == 0 || view.timer.set {\n",
 		"err != nil || view.change == 0 {\n")},
 	{"damaged-row-hides", "Observers: a row that cannot be read hides no others", "TestDamagedRowHidesNoOthers", one("percolator/detour.go",
 		"\tif len(second) == 0 {\n",
@@ -510,8 +515,14 @@ var mutants = []mutant{
 		"pg_current_snapshot())::xid) <> 0`\n",
 		"pg_current_snapshot())::xid) < 0`\n")},
 	{"in-flight-by-the-list", "stores: Postgres, the newest transactions are in no snapshot's list", "./backends/postgres TestBarrierKnowsTheNewest", one(drawnSQLGo,
-		"\t\t\t|| ARRAY(SELECT generate_series(v_xmax, v_xmax + age(pg_snapshot_xmax(v_snap)::xid) - 1));\n",
-		"\t\t\t;\n")},
+		"\t\t\t\t|| ARRAY(SELECT generate_series(v_xmax, v_xmax + age(pg_snapshot_xmax(v_snap)::xid) - 1));\n",
+		"\t\t\t\t;\n")},
+	{"readers-keep-locks", "stores: Postgres, no lock of a reader lasts until its answer was taken", "./backends/postgres TestSuspendedReader", one(drawnSQLGo,
+		"CASE WHEN pg_try_advisory_lock_shared(l) THEN pg_advisory_unlock_shared(l) ELSE false END",
+		"pg_try_advisory_xact_lock_shared(l)")},
+	{"large-reads-hold-the-oracle", "stores: Postgres, a large read does not hold the oracle's lock", "./backends/postgres TestSuspendedReader", one("backends/postgres/schema_reads.sql",
+		"IF cardinality(p_lock) > {{few}} THEN",
+		"IF cardinality(p_lock) > 100 * {{few}} THEN")},
 	{"draw-holds-the-oracle", "stores: Postgres, the oracle's lock does not last until the commit", "./backends/postgres TestDrawsWhileAGroupWaits", one(drawnSQLGo,
 		"\t\t\tv_last := {{step}};\n\t\t\tRAISE SQLSTATE 'PC006';\n",
 		"\t\t\tv_last := {{step}};\n")},
@@ -572,4 +583,4 @@ var mutants = []mutant{
 		"\t\treturn w.postpone(ctx, o, view, after)\n", "\t\t_ = after\n\t\treturn w.countFailure(ctx, o, view, cause)\n")},
 	{"park-attempts-again", "Observers: Park makes no further attempt", "TestPark", one(failureGo,
 		" || asksToPark(cause)\n", "\n")},
-}
+}, slices.Concat(garbageMutants, timerMutants, periodicMutants, controlMutants, adminMutants)...)

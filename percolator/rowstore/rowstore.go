@@ -231,8 +231,8 @@ type Mutation struct {
 // ApplyOptions belong to a batch.
 type ApplyOptions struct {
 	// Deferred allows a store that is a Deferrer to make the batch durable later: no
-	// later than the next undeferred Apply, Group or Flush. Every other store ignores
-	// it.
+	// later than the next Flush, or the next undeferred Apply or Group that changes anything. Every other
+	// store ignores it.
 	Deferred bool
 	// AssignTimestamp asks a store for timestamps of its own oracle, one for each
 	// mutation. They are drawn after the whole batch was applied and can be seen by every
@@ -548,6 +548,9 @@ var (
 	// taking over. Nothing was done and nothing will be. The caller may repeat the call;
 	// a store does not wait for the server itself. It never comes with ErrAmbiguous.
 	ErrUnavailable = errors.New("rowstore: server unavailable")
+	// ErrNoStore says that there is no store where one was to be opened as it is: by a URL with
+	// asis=true. Nothing was made.
+	ErrNoStore = errors.New("there is no store")
 	// ErrClosed says that the store was closed.
 	ErrClosed = errors.New("closed")
 )

@@ -1,4 +1,4 @@
--- The script makes the store's own record. If there is one, it answers that record: format,
+-- The script makes the store's own record, unless the store is to be opened as it is. If there is one, it answers that record: format,
 -- partitions, and what puts rows into them. The fourth field is 1 if the oracle is of
 -- version 1.
 local m, p, format, partitions = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
@@ -18,6 +18,7 @@ if kind == 'none' then
     if k ~= 'none' then rest = KEYS[i + 1] end
   end
   if rest then return redis.error_reply('LOST ' .. rest) end
+  if ARGV[3] == 'asis' then return redis.error_reply('NONE the store is to be opened as it is') end
   call('HSET', m, 'format', format, 'partitions', partitions, 'spread', 'slots')
 elseif kind ~= 'hash' then
   return redis.error_reply('FOREIGN the key ' .. m .. ' is a ' .. kind .. ', not what a store keeps there')

@@ -12,8 +12,8 @@ import (
 // observe tells w what to do when a note changes, and when a word does.
 func observe(w *percolator.Worker) error {
 	return errors.Join(
-		w.Observe(percolator.Observer{Name: "split", Table: "note", Column: "text", Func: split}),
-		w.Observe(percolator.Observer{Name: "count", Table: "word", Column: "in", Func: count, Isolation: percolator.Serializable}),
+		w.Observe(percolator.Observer{Name: "split", Table: "note", Column: "text", OnChange: split}),
+		w.Observe(percolator.Observer{Name: "count", Table: "word", Column: "in", OnChange: count}),
 	)
 }
 
@@ -22,37 +22,45 @@ func in(word, id string) percolator.Cell {
 	return percolator.Cell{Table: "word", Row: word + "/" + id, Column: "in"}
 }
 
-// split runs for each note that changed. It writes a row for each of its words, and
-// deletes those of the words that the note had before.
-func split(ctx context.Context, tx *percolator.Txn, changed percolator.Cell) error {
-	before := percolator.Cell{Table: "note", Row: changed.Row, Column: "split"}
-	cells, err := tx.GetMany(ctx, changed, before)
-	if err != nil {
-		return err
-	}
-	for _, word := range strings.Fields(string(cells[before])) {
-		if err := tx.Delete(in(word, changed.Row)); err != nil {
+// split runs for each note that changed. It deletes the rows of the words that the note
+// had, and writes a row for each of those that it has now.
+func split(_ context.Context, tx *percolator.Txn, note percolator.Change) error {
+	for _, word := range strings.Fields(string(note.Old)) {
+		if err := tx.Delete(in(word, note.Cell.Row)); err != nil {
 			return err
 		}
 	}
-	for _, word := range strings.Fields(string(cells[changed])) {
-		if err := tx.Set(in(word, changed.Row), nil); err != nil {
+	for _, word := range strings.Fields(string(note.New)) {
+		if err := tx.Set(in(word, note.Cell.Row), nil); err != nil {
 			return err
 		}
 	}
-	return tx.Set(before, cells[changed])
+	return nil
 }
 
-// count runs for each row that split wrote or deleted. It counts the notes that have
-// the word.
-func count(ctx context.Context, tx *percolator.Txn, changed percolator.Cell) error {
-	word, _, _ := strings.Cut(changed.Row, "/")
+// count runs for each row that split wrote or deleted. It keeps the number of notes that
+// have the word.
+func count(ctx context.Context, tx *percolator.Txn, row percolator.Change) error {
+	if row.OldFound == row.NewFound {
+		return nil // the note had the word, and has it still
+	}
+	word, _, _ := strings.Cut(row.Cell.Row, "/")
+	number := percolator.Cell{Table: "count", Row: word, Column: "notes"}
 	notes := 0
-	for _, err := range tx.Scan(ctx, percolator.Range{Table: "word", From: word + "/", To: percolator.PrefixEnd(word + "/")}) {
-		if err != nil {
+	value, err := tx.Get(ctx, number)
+	switch {
+	case errors.Is(err, percolator.ErrNotFound):
+	case err != nil:
+		return err
+	default:
+		if notes, err = strconv.Atoi(string(value)); err != nil {
 			return err
 		}
-		notes++
 	}
-	return tx.Set(percolator.Cell{Table: "count", Row: word, Column: "notes"}, []byte(strconv.Itoa(notes)))
+	if row.NewFound {
+		notes++
+	} else {
+		notes--
+	}
+	return tx.Set(number, []byte(strconv.Itoa(notes)))
 }

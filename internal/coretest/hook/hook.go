@@ -11,6 +11,8 @@ import (
 // initialized. They are of type any because percolator imports this package.
 var Options struct {
 	WithoutOnePhase, WithoutGroups, WithoutDeferred func() any
+	WithoutHints                                    func() any
+	WithIDs                                         func(ids func() string) any
 	WithSeed                                        func(seed uint64) any
 	WithOwnership                                   func(owns Owns) any
 	WithBegin                                       func(begins func(ctx context.Context)) any
@@ -27,4 +29,6 @@ var Workers struct {
 	Publish func(ctx context.Context, worker any) error
 	Left    func(ctx context.Context, worker any) ([]Run, error)
 	Attempt func(ctx context.Context, worker any, r Run) (wait time.Duration, err error)
+	Timers  func(ctx context.Context, worker any) error
+	Timer   func(ctx context.Context, worker any) (next Run, due time.Time, err error)
 }

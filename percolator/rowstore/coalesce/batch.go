@@ -135,6 +135,9 @@ func (l *lane[Q, A]) sendPending() {
 		if !yielded && !l.closed && (len(l.pending) == 0 || len(l.pending[0].asks) < fewAsks) {
 			// Callers that just got their answers are likely to ask again.
 			l.yield()
+			if n := l.waiting(); n > 0 && n < fewAsks {
+				l.hold()
+			}
 			yielded = true
 			continue
 		}

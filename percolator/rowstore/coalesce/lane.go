@@ -31,6 +31,12 @@ type lane[Q, A any] struct {
 	gosched func() // runtime.Gosched, but in tests
 	yields  yields
 
+	// These fields are of hold.
+	ahead  lands // calls of another kind, which those of this one wait for; nil for none
+	holds  yields
+	held   bool          // what waits has waited for them already
+	landed chan struct{} // closed when the next call returns; nil if nobody waits for it
+
 	// These fields find calls that take too long; see startWatch.
 	flights  []flight
 	usual    time.Duration // of merged calls

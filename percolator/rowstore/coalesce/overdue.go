@@ -29,6 +29,10 @@ func (l *lane[Q, A]) departed(asks int) int {
 
 // arrived notes that a call returned.
 func (l *lane[Q, A]) arrived(at int) {
+	if l.landed != nil {
+		close(l.landed)
+		l.landed = nil
+	}
 	f := &l.flights[at]
 	if f.overdue {
 		l.apart--

@@ -19,10 +19,10 @@ const (
 	mostSkipped = 256
 )
 
-// yields is what yields have cost.
+// yields is what yields have cost, or holds.
 type yields struct {
 	skip int // calls that are to leave without one
-	slow int // what skip was set to last, halved by each yield that was quick since
+	slow int // what skip was set to last, halved by each that has paid since
 }
 
 // yield lets other goroutines run. l.mu is held, but not meanwhile.
@@ -39,12 +39,18 @@ func (l *lane[Q, A]) yield() {
 	l.mu.Lock()
 	// A yield may take long and pay, where processes share processors: others then have
 	// joined, and it was short beside a call.
-	if joined := l.waiting() > before; took <= slowYield || joined && took <= l.usual/2 {
-		l.yields.slow /= 2
+	joined := l.waiting() > before
+	l.yields.note(took <= slowYield || joined && took <= l.usual/2)
+}
+
+// note counts one that has paid, or has not.
+func (y *yields) note(paid bool) {
+	if paid {
+		y.slow /= 2
 		return
 	}
-	slow := min(max(1, 2*l.yields.slow), mostSkipped)
-	l.yields = yields{skip: slow, slow: slow}
+	slow := min(max(1, 2*y.slow), mostSkipped)
+	*y = yields{skip: slow, slow: slow}
 }
 
 // waiting counts the asks that wait to leave.
@@ -61,6 +67,10 @@ func (l *lane[Q, A]) gather(asks int) {
 	l.inFlight++
 	l.flying += asks
 	l.yield()
+	if asks+l.waiting() < fewAsks {
+		l.hold()
+		l.held = len(l.pending) > 0
+	}
 	l.inFlight--
 	l.flying -= asks
 }

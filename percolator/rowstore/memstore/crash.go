@@ -21,7 +21,7 @@ func (m *Store) Flush(ctx context.Context) error {
 }
 
 // Crash implements Crasher. It does what a crash of a database server does: every change
-// of an Apply with Deferred since the last undeferred Apply, Group or Flush is lost, and
+// of an Apply with Deferred since the last undeferred change or Flush is lost, and
 // the incarnation changes. The rest survives, and timestamps do not go back.
 func (m *Store) Crash() {
 	m.mu.Lock()

@@ -132,14 +132,14 @@ func (m *Store) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowsto
 		return nil, err
 	}
 	defer m.mu.Unlock()
-	outcomes := make([]rowstore.Outcome, len(muts))
+	outcomes, before := make([]rowstore.Outcome, len(muts)), len(m.undo)
 	for i := range muts {
 		outcomes[i] = m.judge(&muts[i])
 		if outcomes[i].Applied {
 			m.edit(&muts[i], 0)
 		}
 	}
-	if !opts.Deferred {
+	if !opts.Deferred && len(m.undo) > before {
 		m.undo = nil
 	}
 	if opts.AssignTimestamp && m.applyTimestamps {
@@ -168,11 +168,13 @@ func (m *Store) Group(ctx context.Context, groups []rowstore.Group) ([]rowstore.
 		return nil, err
 	}
 	defer m.mu.Unlock()
-	outcomes := make([]rowstore.GroupOutcome, len(groups))
+	outcomes, before := make([]rowstore.GroupOutcome, len(groups)), len(m.undo)
 	for i := range groups {
 		outcomes[i] = m.group(&groups[i])
 	}
-	m.undo = nil
+	if len(m.undo) > before {
+		m.undo = nil
+	}
 	return outcomes, nil
 }
 

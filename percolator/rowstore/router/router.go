@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/internal/parts"
 )
@@ -151,8 +152,12 @@ var (
 	_ rowstore.Sharder   = (*Store)(nil)
 )
 
-// route finds the store of a table by its stored name.
+// route finds the store of a table by its stored name. What the library keeps for one table, an index of
+// its timers, is in the store of that table.
 func (r *Store) route(table string) *route {
+	if timed, ok := format.TimedTable(table); ok {
+		table = timed
+	}
 	if table != "" && table[0] == 0 {
 		if len(table) == 1 || table[1] != 0 {
 			return r.authoritative

@@ -1,0 +1,43 @@
+package main
+
+const (
+	replayGo    = "percolator/replay.go"
+	deleteRowGo = "percolator/deleterow.go"
+)
+
+// controlMutants are those of replays and of rows that are deleted as a whole.
+var controlMutants = []mutant{
+	{"request-does-not-count", "Replays: while a request stands the observer is not covered", "TestScheduleR_RunsOnceMore", one(viewGo,
+		"\treturn v.failures[i].Replay && !v.failures[i].Parked && v.change != 0\n", "\treturn v.failures[i].Replay && !v.failures[i].Parked && v.change == 0\n")},
+	{"request-under-way-is-cleared", "Replays: a request that is under way counts", "TestScheduleR_OtherObserverMeetsTheRequest", one(viewGo,
+		"\tif v.failureLocked[i] || v.replayed(i) {\n", "\tif v.replayed(i) {\n")},
+	{"earlier-run-counts", "Replays: each run begins after its request", "TestScheduleR_RunUnderWay", one(replayGo,
+		"\tif f.Parked {\n\t\tif err := tx.put(parkedIndex", "\tif f.Replay {\n\t\treturn nil\n\t}\n\tif f.Parked {\n\t\tif err := tx.put(parkedIndex")},
+	{"failed-request-is-forgotten", "Replays: a failure keeps the request", "TestScheduleR_Failures", one(failureGo,
+		"acked >= change && acked >= since && !old.Replay {", "acked >= change && acked >= since {")},
+	{"nothing-tells-of-a-request", "Replays: a notification stands for each request", "TestScheduleR_RunsOnceMore", one(replayGo,
+		"\ttx.told = append(tx.told, c)\n", "")},
+	{"request-tells-everybody", "Replays: other observers of the column do not run", "TestScheduleR_RunsOnceMore", one(timerGo,
+		"\tfor _, cell := range c.tx.told {\n\t\tc.notices = append(c.notices, notice{cell, format.StrongNotification})\n", "\tfor _, cell := range c.tx.told {\n\t\tc.notices = append(c.notices, notice{cell, format.WeakNotification})\n")},
+	{"replay-skips-what-others-asked", "Replays: a call waits for what others have asked for", "TestScheduleR_DeathAtEachStep", one(replayGo,
+		"\tif !bytes.Equal(begun, r.record.Next) {\n", "\tif len(begun) < 0 {\n")},
+	{"replay-before-everybody-knows", "Replays: nothing is asked before every process knows of replays", "TestScheduleR_FirstOfAll", one(replayGo,
+		"err == nil && now > from {\n", "err == nil && now > 0 {\n")},
+
+	{"writer-ignores-the-whole-row", "Deleted rows: a writer looks for a lock of the row", "TestScheduleW_Overlap", one(deleteRowGo,
+		"\t\t\t\trowstore.Absent(rowstore.Lock, format.ColumnWholeRow, 0),\n", "")},
+	{"writer-ignores-the-mark", "Deleted rows: a writer looks for a deletion since its start", "TestScheduleW_UnseenColumn", one(deleteRowGo,
+		"\t\t\t\trowstore.Absent(rowstore.Lock, format.ColumnWholeRow, 0),\n\t\t\t\trowstore.Absent(rowstore.Mark, format.ColumnWholeRow, c.start))\n", "\t\t\t\trowstore.Absent(rowstore.Lock, format.ColumnWholeRow, 0))\n")},
+	{"deletion-looks-once", "Deleted rows: a deletion looks at the row after its prewrites", "TestScheduleW_UnseenColumn", one(twoPhaseGo,
+		"\tif err := c.validateGone(ctx); err != nil {\n\t\treturn \"\", err\n\t}\n", "")},
+	{"deletion-looks-up-to-its-commit", "Deleted rows: a lock that was there counts whenever it commits", "TestScheduleW_Overlap", one(deleteRowGo,
+		"c.start, oracle.Max)", "c.start, min(c.commit, oracle.Max))")},
+	{"timers-are-not-looked-for", "Deleted rows: timers count", "TestScheduleW_UnseenColumn", one(deleteRowGo,
+		"\treturn timer || !format.Reserved(column)\n", "\treturn !timer && !format.Reserved(column)\n")},
+	{"unaware-writer-commits", "Deleted rows: a commit by a view without deletions ends with a conflict above it", "TestScheduleW_ViewEnds", one(commitGo,
+		"i >= 0 && view.RowDeletes && !c.view.RowDeletes {\n", "i > len(c.writes) && view.RowDeletes && !c.view.RowDeletes {\n")},
+	{"deletion-began-too-early", "Deleted rows: a deletion begins above the moment from which on everybody knows", "TestScheduleW_FirstOfAll", one(deleteRowGo,
+		"\tif tx.start <= from {\n\t\treturn &ConflictError", "\tif tx.start <= 0*from {\n\t\treturn &ConflictError")},
+	{"deletion-in-one-phase", "Deleted rows: deletions take two phases", "TestScheduleW_UnseenColumn", one(onePhaseGo,
+		"len(c.tx.gone) > 0 || ", "")},
+}

@@ -1,0 +1,57 @@
+package main
+
+const (
+	upkeepGo   = "percolator/upkeep.go"
+	indexGo    = "percolator/index.go"
+	recipeGo   = "recipes/index/index.go"
+	lookupGo   = "recipes/index/lookup.go"
+	buildGo    = "recipes/index/build.go"
+	walkGo     = "recipes/index/walk.go"
+	oldWriters = "TestScheduleI_WriterWithAnOldView"
+)
+
+// indexesMutants break the indexes of the core, and package recipes/index.
+var indexesMutants = []mutant{
+	{"index-is-not-kept-by-all", "Indexes: a commit has kept every index of its view", oldWriters + "|TestScheduleI_UnknowingWriter", one(upkeepGo,
+		"case err != nil || slices.Contains(c.tx.kept, keptAs(x)):", "case err != nil || len(c.tx.kept) >= 0 || slices.Contains(c.tx.kept, keptAs(x)):")},
+	{"unknown-index-is-a-conflict", "Indexes: a process that cannot keep an index is refused", oldWriters, one(upkeepGo,
+		"case c.db.upkeeps.of(x) == nil:\n", "case false:\n")},
+	{"index-is-not-looked-at-again", "Indexes: a commit whose view is over looks again", oldWriters, one("percolator/commit.go",
+		"\tif err := c.checkIndexes(); err != nil {\n", "\tif err := c.checkIndexes(); err != nil && c.commit == 0 {\n")},
+	{"definition-does-not-count", "Indexes: another definition is another index", "TestScheduleI_UnknowingWriter", one(indexGo,
+		"if own == nil || !own.stored().Same(x) {", "if own == nil {")},
+	{"dropped-index-is-kept", "Indexes: what was kept is in the view", "TestScheduleI_KeeperWithAnOldView", one(upkeepGo,
+		"if x := v.index(k.name); x == nil || x.Since != k.since || x.State == format.IndexDropping {", "if x := v.index(k.name); x != nil && x.Since != k.since {")},
+	{"state-is-not-awaited", "Indexes: a state is left when everybody knows it", oldWriters, one(indexGo,
+		"\tif info.State != IndexReadable {\n", "\tif info.State == IndexDropping {\n")},
+	{"old-view-is-read-by", "Indexes: a reader's view holds at its snapshot", "TestScheduleI_ReaderWithAnOldView", one(upkeepGo,
+		"\tif !v.holds(tx.start) {\n", "\tif v == nil {\n")},
+	{"early-snapshot-reads", "Indexes: a snapshot from before cannot read", "TestScheduleI_ReaderWithAnOldView", one(upkeepGo,
+		"info.State == IndexReadable && tx.start < info.At", "info.State == IndexReadable && tx.start == 0")},
+	{"entries-are-not-taken-back", "Indexes: an upkeep that is called again begins anew", "TestScheduleI_IndexReadWithinTheTransaction", one(upkeepGo,
+		"\t\tif w.entry {\n", "\t\tif w.entry && w.first {\n")},
+	{"late-builder-writes", "Indexes: a builder commits while the state is the same", "TestScheduleI_LateBuilder", one(upkeepGo,
+		"own != nil && !own.stands(v)", "own != nil && own.Name == \"\"")},
+	{"entries-are-anybodys", "Indexes: only upkeeps write entries", "TestScheduleI_UnknowingWriter", []edit{
+		{upkeepGo, "x != nil && !w.entry {", "x != nil && false {"},
+		{upkeepGo, "x != nil && tx.opt.upkeepOf == nil && err == nil {", "x != nil && false {"},
+	}},
+	{"unique-takes-what-is-taken", "Recipes: index, a unique value belongs to one row", "./recipes/index TestUniqueWithinATransaction", one(recipeGo,
+		"len(rows) > 1 {\n\t\treturn &NotUnique", "len(rows) > 1 && h == nil {\n\t\treturn &NotUnique")},
+	{"lost-value-is-not-written", "Recipes: index, who loses a unique value conflicts with a builder", "./recipes/index TestBuildOfDuplicates", one(recipeGo,
+		"\t\tif len(rows) == 0 {\n\t\t\treturn tx.Delete(c)\n\t\t}\n\t\treturn tx.Set(c, []byte(rows[0]))\n", "\t\treturn tx.Delete(c)\n")},
+	{"old-entry-stays", "Recipes: index, a value that is gone has no entry", "./recipes/index TestEveryInterleaving$", one(recipeGo,
+		"\t\tfor _, v := range d.removed {\n\t\t\tif err := tx.Delete", "\t\tfor _, v := range d.removed[:0] {\n\t\t\tif err := tx.Delete")},
+	{"values-begin-alike", "Recipes: index, the entries of a value are its own", "./recipes/index TestLookups", []edit{
+		{recipeGo, "func begin(value keys.Key) string { return cut(string(value), mostValue) + \"\\x00\" }", "func begin(value keys.Key) string { return string(value[:min(len(value), 100)]) }"},
+		{lookupGo, "ix.entry(value, e.row).Row != e.at", "e.at == \"\""},
+	}},
+	{"build-is-not-checked", "Recipes: index, a build ends after a round without a difference", "./recipes/index TestUnsteadyValues", one(buildGo,
+		"\t\tcase !p.Differs:\n", "\t\tcase true:\n")},
+	{"stale-entries-stay", "Recipes: index, an entry has a row", "./recipes/index TestRepair", one(walkGo,
+		"\t\tr.Stale++\n", "\t\tif r.Stale++; true {\n\t\t\tcontinue\n\t\t}\n")},
+	{"duplicates-are-missing", "Recipes: index, a build finds duplicates", "./recipes/index TestBuildOfDuplicates", one(walkGo,
+		"\t\t\tif taken {\n", "\t\t\tif taken && rows == 0 {\n")},
+}
+
+func init() { mutants = append(mutants, indexesMutants...) }

@@ -1,0 +1,59 @@
+package main
+
+const (
+	combineGo  = "recipes/combine/combine.go"
+	slotsGo    = "recipes/combine/slots.go"
+	onceGo     = "recipes/once/once.go"
+	exporterGo = "recipes/export/exporter.go"
+	exportGo   = "recipes/export/claim.go"
+)
+
+// recipesMutants break the packages under recipes.
+var recipesMutants = []mutant{
+	{"slots-are-shared", "Recipes: combine, two open transactions have different slots", "./recipes/combine TestAddsDoNotConflict", one(slotsGo,
+		"\treturn slot, false\n", "\treturn 1, false\n")},
+	{"slots-are-used-once", "Recipes: combine, a slot is used again when its transaction has ended", "./recipes/combine TestAddsDoNotConflict", one(slotsGo,
+		"if !errors.Is(err, percolator.ErrUndetermined) {", "if errors.Is(err, percolator.ErrUndetermined) {")},
+	{"combined-parts-are-lost", "Recipes: combine, what is removed is in the base", "./recipes/combine TestCombine", one(combineGo,
+		"\t\t\tsum, first = v, false\n", "\t\t\tif first {\n\t\t\t\tsum, first = v, false\n\t\t\t}\n")},
+	{"base-is-not-read", "Recipes: combine, the base is merged with what it was", "./recipes/combine TestPendingIsBounded", one(combineGo,
+		"\t\t\tfirst = false\n\t\t}\n\t\tfor _, p := range idle {\n", "\t\t}\n\t\tfor _, p := range idle {\n")},
+	{"fresh-cells-are-combined", "Recipes: combine, only idle cells are combined", "./recipes/combine TestCombine", one(combineGo,
+		"start.Sub(at) >= c.idleAfter {", "start.Sub(at) >= 0 {")},
+	{"idle-cell-is-written", "Recipes: combine, an adder whose cell is idle takes the other one", "./recipes/combine TestAdderAvoidsWhoCombines", one(combineGo,
+		"if absent >= 0 && (youngest == 0 || start.Sub(youngest) >= c.freshFor) {", "if absent >= 0 && youngest == 0 {")},
+	{"left-batch-is-certain", "Recipes: combine, a caller that leaves a batch does not know its outcome", "./recipes/combine TestCallsShareATransaction", one("recipes/combine/now.go",
+		"\treturn fmt.Errorf(\"%w: %w\", percolator.ErrUndetermined, cause)\n", "\treturn fmt.Errorf(\"left: %w\", cause)\n")},
+	{"ended-answer-counts", "Recipes: once, an answer counts until it ends", "./recipes/once TestAnswerEnds", one(onceGo,
+		"\tcase r.until <= now: //", "\tcase r.until <= now-now: //")},
+	{"lost-claim-finishes", "Recipes: once, only the claim of the key finishes", "./recipes/once TestClaim", one("recipes/once/claim.go",
+		"(r.state != stateClaimed || r.epoch != c.epoch)", "r.state != stateClaimed")},
+	{"claimed-key-is-done", "Recipes: once, a claimed key is not done by others", "./recipes/once TestClaim", one(onceGo,
+		"\tcase r.until <= now: //", "\tcase r.until <= now, r.state == stateClaimed: //")},
+	{"lost-claim-notes", "Recipes: export, an exporter that lost its claim notes nothing", "./recipes/export TestSuspendedExporter", one(exportGo,
+		"\t\tif c.epoch != t.claim.epoch {\n", "\t\tif c.epoch == 0 {\n")},
+	{"epoch-stays", "Recipes: export, every claim has a greater epoch", "./recipes/export TestSuspendedExporter", one(exportGo,
+		"\t\tc.epoch, c.until = now, now.Add(e.lease())\n", "\t\tc.epoch, c.until = 1, now.Add(e.lease())\n")},
+	{"held-key-is-claimed", "Recipes: export, a key is claimed by one at a time", "./recipes/export TestClaimedKeyWaits", one(exportGo,
+		"\t\tif c.until > now {\n", "\t\tif c.until == 1 {\n")},
+	{"lost-claim-acknowledges", "Recipes: export, a run without its claim is not acknowledged", "./recipes/export TestSuspendedExporter", one(exporterGo,
+		"\t\theld = false\n\t\treturn percolator.RetryAfter(claimedPause)\n", "\t\theld = false\n\t\treturn nil\n")},
+	{"sent-in-order-of-starts", "Recipes: export, items are sent in the order of commits", "./recipes/export TestOrderOfCommits", one(exporterGo,
+		"\t\t\treturn compare(a.Commit, b.Commit)\n", "\t\t\treturn compare(a.start, b.start)\n")},
+	{"page-sent-as-a-whole", "Recipes: export, an item waits for rows that may come before it", "./recipes/export TestOrderOfCommits", one(exporterGo,
+		"s.Commit > min(last, t.at)", "s.Commit > t.at")},
+	{"note-without-claim", "Recipes: export, a note conflicts with the claim of a successor", "./recipes/export TestNoteBetweenSnapshotAndClaim", one(exportGo,
+		"\t\treturn tx.Set(e.cell(rowOf(t.key), claimColumn), c.encode())\n", "\t\treturn nil\n")},
+	{"redirection-takes-items", "Recipes: export, an answer to a GET says nothing of what was to be posted", "./recipes/export TestHTTP", one("recipes/export/sink.go",
+		"response.Request.Method != http.MethodPost", "response.Request.Method == \"\"")},
+	{"notification-holds-a-cell", "stores: Postgres, an edit of a notification needs no cell of its column", "./backends/postgres TestNotificationsHoldNoCell", one("backends/postgres/compile.go",
+		"\to := sideOp{g: c.tasks,", "\tc.cell(e.Column)\n\to := sideOp{g: c.tasks,")},
+	{"callers-take-turns", "Recipes: combine, a batch waits for the callers of the last one", "./recipes/combine TestCallersDoNotTakeTurns", one("recipes/combine/now.go",
+		"if b.calls < 2 ||", "if b.calls > 0 ||")},
+	{"step-waits-for-others", "stores: Postgres, a step of a sequence that is behind waits for nobody who draws", "./backends/postgres TestStepWhileOthersDraw", one("backends/postgres/oracle.go",
+		"const mostLags = 10", "const mostLags = 1")},
+	{"nothing-is-claimed", "Recipes: export, a run that finds no items claims nothing", "./recipes/export TestRunWithoutItems", one(exportGo,
+		"err != nil || len(items) == 0", "err != nil")},
+}
+
+func init() { mutants = append(mutants, recipesMutants...) }

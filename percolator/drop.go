@@ -1,0 +1,93 @@
+package percolator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// DropParked gives parked runs up: the observer counts as having seen the change, without a run for it. So
+// what the run would have done is lost, as is the difference for an observer of old values: its next
+// [Change] begins at what it has not seen here. A timer that the run was for is consumed. Other
+// observers of the column are left as they are.
+//
+// It is no error if a run is no longer parked, or if the cell has changed since: then the
+// observer runs for the newer change, or has done so. Of an observer that was removed only the record goes.
+//
+// The runs are dropped one after the other. After an error, those before the one that the error
+// names are dropped. Errors: ErrInvalid or ErrTooLarge for a run that no program can have parked, ErrClosed,
+// those of the context and of the store, and those of Update. It may be called concurrently.
+func (db *DB) DropParked(ctx context.Context, runs ...ParkedRun) error {
+	for i := range runs {
+		r := &runs[i]
+		if err := db.checkCell(&r.Cell); err != nil {
+			return called("DropParked", err)
+		}
+		if n := len(r.Observer); n == 0 || n > format.MaxObserverName {
+			return fmt.Errorf("percolator: DropParked: %w: no observer can have the name %q", ErrInvalid, r.Observer)
+		}
+		c := r.Cell.stored()
+		for again := true; again; {
+			err := db.Update(ctx, func(tx *Txn) (err error) {
+				again, err = db.dropParked(ctx, tx, r.Observer, c)
+				return err
+			})
+			if err == nil && again {
+				err = db.clock.Sleep(ctx, lockedPause)
+			}
+			if err != nil {
+				return fmt.Errorf("percolator: dropping a parked run of observer %q for %v: %w", r.Observer, r.Cell, err)
+			}
+		}
+	}
+	return nil
+}
+
+// dropParked acknowledges the change that a run is parked for, as a run that took effect would. The
+// acknowledgment holds the transaction's start, so it may stand only for a change that is the newest one: a
+// later change of the cell would count as seen. again means that a lock stood in the way.
+func (db *DB) dropParked(ctx context.Context, tx *Txn, observer string, c Cell) (again bool, err error) {
+	if err := tx.begin(ctx); err != nil {
+		return false, err
+	}
+	w := &Worker{db: db}
+	view, blocked, err := w.currentView(ctx, c, &Observer{Name: observer}, &tx.snapshot)
+	if err != nil || blocked {
+		return blocked, err
+	}
+	i := slices.Index(view.names, observer)
+	if i < 0 {
+		return false, db.forgetParked(ctx, tx, observer, c)
+	}
+	if f := &view.failures[i]; !f.Parked || view.change > f.Change || tx.start < view.since[i] {
+		return false, nil
+	}
+	if view.ackLocked[i] {
+		return true, nil
+	}
+	tx.run = &runOf{observer: observer, cell: c, since: view.since[i]}
+	if err := errors.Join(tx.acknowledge(i, view), tx.consumeTimer(i, view)); err != nil {
+		return false, err
+	}
+	if view.othersCovered(i) {
+		tx.extra = map[rowName][]rowstore.Edit{c.rowName(): view.removal()}
+	}
+	return false, nil
+}
+
+// forgetParked removes the record of a parked run whose observer is not registered.
+func (db *DB) forgetParked(ctx context.Context, tx *Txn, observer string, c Cell) error {
+	b, found, err := db.getCell(ctx, Cell{c.Table, c.Row, format.FailureColumn(observer, c.Column)}, &tx.snapshot)
+	if err != nil || !found {
+		return err
+	}
+	f, err := format.DecodeFailure(b)
+	if err != nil || !f.Parked {
+		return err
+	}
+	return tx.forgetFailure(observer, c, &f)
+}

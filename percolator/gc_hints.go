@@ -1,0 +1,191 @@
+package percolator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// A collection by hints: it looks at the rows that hints name (hints.go), and at no others. The rules:
+//
+//   - A hint is removed only if its span of time is over at the safe point, and only after what it names
+//     was looked at.
+//   - A row in which something is kept that will be garbage later without another commit is hinted anew,
+//     before its hint is removed.
+//   - A collection looks at every row instead if it is asked to, if some commits may have been hinted by nobody, and
+//     once in gcFullAfter retentions, for hints that were lost.
+
+const (
+	gcFullAfter = 10
+	gcHinted    = 4096    // rows that are looked at before their hints are removed
+	gcBytes     = 1 << 20 // values of such rows that are read at once, about
+)
+
+// full tells whether a collection looks at every row.
+func (p *gcPass) full() bool {
+	v := p.view
+	if p.all || v.HintsFrom == 0 || v.swept < v.HintsFrom {
+		return true
+	}
+	return p.within == 0 && p.rest.Sub(v.swept) >= gcFullAfter*v.at(v.asOf).Retention
+}
+
+// raiseToHints makes a catalog one of version 5 once no older program is at work, and notes from when on every
+// commit is hinted and every session says what it has resolved. The next collections rely on it. Who goes by a view from
+// before the catalog was raised commits no later than a lease after one that shows it raised.
+func (db *DB) raiseToHints(ctx context.Context, v *catalogView) error {
+	if v.HintsFrom != 0 {
+		return nil
+	}
+	if !v.Hinted {
+		if older, err := db.olderPrograms(ctx); err != nil || older {
+			return err
+		}
+		_, err := db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
+			changed := !v.Hinted
+			v.Hinted = true
+			return changed, nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	_, err := db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
+		if v.HintsFrom != 0 || !v.Hinted {
+			return false, nil
+		}
+		_, lease := v.widest()
+		v.HintsFrom = v.asOf.Add(lease)
+		return true, nil
+	})
+	return err
+}
+
+// removeHinted removes what is garbage in the rows of a table that hints name.
+func (p *gcPass) removeHinted(ctx context.Context, table string, safe Timestamp) error {
+	c := p.collection(table, safe)
+	rows := map[string]struct{}{}
+	var done []rowstore.Mutation
+	handle := func() error {
+		if err := p.lookAt(ctx, c, slices.Sorted(maps.Keys(rows))); err != nil {
+			return err
+		}
+		clear(rows)
+		err := p.dropHints(ctx, done)
+		done = nil
+		return err
+	}
+	// What a collection of all rows has passed needs no hint.
+	since := p.view.swept.Add(-hintSpanMost)
+	from, to := format.HintsOf(table, since, safe)
+	picks := []rowstore.Selector{{Family: rowstore.Write, Column: format.ColumnHint, To: oracle.Max, Limit: 1}}
+	for row, err := range p.db.store.Scan(ctx, rowstore.ScanRange{Table: format.TableHints, From: from, To: to, Selectors: picks}) {
+		if err != nil {
+			return fmt.Errorf("reading the hints: %w", err)
+		}
+		v := row.Newest(rowstore.Write, format.ColumnHint)
+		h, err := format.DecodeHint(v.Value)
+		if err != nil {
+			return fmt.Errorf("the hint %q: %w", row.Row, err)
+		}
+		for _, name := range h.Rows {
+			rows[name] = struct{}{}
+		}
+		if v.TS <= safe {
+			done = append(done, dropHint(row.Row, v.TS))
+		}
+		if len(rows) >= gcHinted || len(done) >= gcHinted {
+			if err := handle(); err != nil {
+				return err
+			}
+		}
+	}
+	return handle()
+}
+
+// lookAt removes what is garbage in some rows. It reads few of them at once where they are large.
+func (p *gcPass) lookAt(ctx context.Context, c *collection, names []string) error {
+	for n := 1; len(names) > 0; {
+		n = min(n, len(names))
+		reads := make([]rowstore.RowRead, n)
+		for i, name := range names[:n] {
+			reads[i] = rowstore.RowRead{Table: c.table, Row: name, Selectors: c.picks}
+		}
+		rows, err := p.db.readRows(ctx, reads)
+		if err != nil {
+			return err
+		}
+		bytes := 1
+		for i := range rows {
+			for j := range rows[i].Versions {
+				bytes += len(rows[i].Versions[j].Value)
+			}
+			if err := c.look(ctx, &rows[i]); err != nil {
+				return err
+			}
+		}
+		names = names[n:]
+		n = max(1, min(4*n, gcRows, n*gcBytes/bytes))
+	}
+	return c.end(ctx)
+}
+
+func dropHint(row string, ts Timestamp) rowstore.Mutation {
+	return rowstore.Mutation{Table: format.TableHints, Row: row, Edits: []rowstore.Edit{rowstore.Delete(rowstore.Write, format.ColumnHint, ts)}}
+}
+
+// dropHints removes hints whose rows were looked at.
+func (p *gcPass) dropHints(ctx context.Context, muts []rowstore.Mutation) error {
+	for some := range slices.Chunk(muts, gcRows) {
+		_, err := p.db.store.Apply(ctx, some, rowstore.ApplyOptions{})
+		if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
+			return fmt.Errorf("removing hints: %w", err)
+		}
+		p.report.Hints += len(some)
+	}
+	return nil
+}
+
+// swept notes that every row of every table was looked at, and removes the hints that have become
+// needless.
+func (p *gcPass) swept(ctx context.Context) error {
+	picks := []rowstore.Selector{{Family: rowstore.Write, Column: format.ColumnHint, To: p.rest, Limit: 1}}
+	var done []rowstore.Mutation
+	for row, err := range p.db.store.Scan(ctx, rowstore.ScanRange{Table: format.TableHints, Selectors: picks}) {
+		if err != nil {
+			return fmt.Errorf("reading the hints: %w", err)
+		}
+		if done = append(done, dropHint(row.Row, row.Versions[0].TS)); len(done) == gcHinted {
+			if err := p.dropHints(ctx, done); err != nil {
+				return err
+			}
+			done = nil
+		}
+	}
+	if err := p.dropHints(ctx, done); err != nil {
+		return err
+	}
+	return p.db.raisePoint(ctx, format.ColumnSwept, p.rest)
+}
+
+// raisePoint stores a timestamp beside the catalog, unless a greater one is there.
+func (db *DB) raisePoint(ctx context.Context, column string, ts Timestamp) error {
+	_, err := db.applyOne(ctx, rowstore.Mutation{
+		Table: format.TableCatalog, Row: format.RowCatalog,
+		Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, column, ts)},
+		Edits: []rowstore.Edit{
+			rowstore.Put(rowstore.Write, column, ts, format.TimestampOnly),
+			rowstore.DeleteRange(rowstore.Write, column, 0, ts-1),
+		},
+	})
+	if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
+		return fmt.Errorf("storing how far the collection is: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,507 @@
+package percolator
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// A replay asks for one more run of an observer for each cell of a range. A request is a flag of the observer's
+// failure record beside the cell, which every view of a run reads anyway, and a notification at the commit of the
+// request, which by itself is no change. The run that takes effect removes the record, as it always does. So a request
+// cannot get lost: a run that has not seen it leaves it, and one that has seen an older one conflicts with whoever asks
+// again. How far a replay has got is a cell that is written together with the requests. See "Replays" in
+// docs/architecture.md.
+
+const (
+	replayPage   = 128            // rows that are asked for in one transaction
+	replayWindow = 4 * replayPage // cells that may wait for their runs before more is asked for
+	// replayPatience is how far ahead the next attempt of a run may be for a replay to wait for it.
+	replayPatience = time.Minute
+)
+
+// ReplayReport says what a replay has come to.
+type ReplayReport struct {
+	// Cells is how many cells the observer was asked to run for, also by earlier calls with which this one went on, as far
+	// as this call knows: of two calls at once, one may end before it learns of the other's last page.
+	Cells int64
+	// Parked is how many of the runs that this call has waited for were parked, and Waiting how many it did not wait
+	// for, because their next attempt is more than a minute away: they are called for then.
+	Parked, Waiting int
+	// Resumed tells that the call went on with a replay of an earlier call, or beside another one.
+	Resumed bool
+}
+
+// ReplayInfo describes a replay that has begun and not ended. Nobody need be at work on it.
+type ReplayInfo struct {
+	Observer string
+	Range    Range     // with one column
+	Began    Timestamp // when its first call began
+	Next     string    // the first row for which the observer was not asked yet
+	Cells    int64     // for which it was asked
+}
+
+// Replay runs an observer again for every cell of a range that it has seen before, and returns when those runs have
+// taken effect, or are parked. Other observers of the column do not run for it. It is for an observer whose function was
+// wrong, or whose results were lost: the function must set what it derives to what is right now. One that adds to a
+// total adds nothing, because an observer of old values (OnChange) is told the same value as Old and New. To build
+// such a total anew, run an observer with another name into another table: see docs/howto/replaying.md.
+//
+// r names a table and rows of it. Columns may name some of those that the observer observes in that table; none means all of them.
+// Limit, Reverse and Timestamps must be zero, or the error matches ErrInvalid. The observer runs for each cell in the range that
+// has a value, and for those whose deletion has not been collected yet. A change that it has yet to see is part of the
+// same run, which then is told that change. Each run begins after the call has asked for it, so it reads what was committed before the call. What is written to the
+// range meanwhile runs as ever. A parked run is released, and attempts are counted anew. If a run fails it is attempted again and parked
+// as for a change; ReplayReport counts those.
+//
+// The runs are made by the workers that run the observer, as for changes. At most 512 cells wait for them at a time, so
+// changes that come meanwhile do not wait behind the whole range. Replay does not know whether any worker runs the
+// observer: bound it by ctx.
+//
+// A replay may be broken off at any time: by ctx, by an error, by the death of the process. How far it has got is stored,
+// and the next call with the same observer and range goes on there, in any process, as the report says. Two calls at
+// once share the work. What was asked for runs, also if nobody calls again. CancelReplay forgets how far it has got.
+//
+// Errors: ErrNotObserved if the observer is not registered for a column of the range, also if it is removed meanwhile;
+// ErrObserverPaused if it is paused, or comes to be: call again when it is resumed; ErrInvalid and ErrTooLarge for bad names;
+// ErrUndetermined, ErrClosed, those of the context and of the store. It may be called concurrently, but not in a function of the observer.
+//
+// From the first replay on, programs of versions that do not know of replays get ErrFormat, also those that have the
+// data open. The first one waits until every process knows of it, one catalog lease.
+func (db *DB) Replay(ctx context.Context, observer string, r Range) (ReplayReport, error) {
+	var report ReplayReport
+	columns, err := db.replayColumns(ctx, "Replay", observer, &r)
+	if err == nil {
+		_, err = db.awaitFeature(ctx, replays)
+	}
+	if err != nil {
+		return report, fmt.Errorf("percolator: replaying the observer %q: %w", observer, err)
+	}
+	for _, column := range columns {
+		rp := &replay{db: db, record: replayOf(observer, &r, column), report: &report}
+		if err := rp.run(ctx); err != nil {
+			return report, fmt.Errorf("percolator: replaying the observer %q: %w", observer, err)
+		}
+	}
+	return report, nil
+}
+
+// CancelReplay forgets a replay of the same observer and range that has not ended, so that the next one begins anew. A
+// call of Replay that is at work on it asks for nothing more and returns as at its end. What was asked for runs. It is no error if there is none.
+// Errors are those of Replay, but a paused observer is none.
+func (db *DB) CancelReplay(ctx context.Context, observer string, r Range) error {
+	columns, err := db.replayColumns(ctx, "CancelReplay", observer, &r)
+	if err == nil && db.known().Replays {
+		err = db.Update(ctx, func(tx *Txn) error {
+			for _, column := range columns {
+				record := replayOf(observer, &r, column)
+				if err := tx.dropIfThere(ctx, Cell(record.Cell())); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("percolator: cancelling a replay of the observer %q: %w", observer, err)
+	}
+	return nil
+}
+
+// dropIfThere deletes a stored cell that has a value.
+func (tx *Txn) dropIfThere(ctx context.Context, sc Cell) error {
+	_, found, err := tx.db.getCell(ctx, sc, &tx.snapshot)
+	if err != nil || !found {
+		return err
+	}
+	return tx.put(sc, format.KindDelete, nil)
+}
+
+// Replays lists the replays that have begun and not ended, at one snapshot, in no particular order. Errors: ErrClosed, those of the context and
+// of the store.
+func (db *DB) Replays(ctx context.Context) ([]ReplayInfo, error) {
+	if err := db.enter(); err != nil {
+		return nil, err
+	}
+	defer db.leave()
+	at, err := db.draw(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var infos []ReplayInfo
+	picks := snapshotPicks(nil, format.ColumnReplay, at)
+	for row, err := range db.scanSettled(ctx, rowstore.ScanRange{Table: format.TableReplays, Selectors: picks}, at, nil) {
+		if err != nil {
+			return nil, fmt.Errorf("percolator: listing replays: %w", err)
+		}
+		c := Cell{format.TableReplays, row.Row, format.ColumnReplay}
+		value, found, err := db.getCell(ctx, c, &snapshot{set: true, start: at})
+		if err != nil {
+			return nil, fmt.Errorf("percolator: listing replays: %w", err)
+		}
+		if !found {
+			continue
+		}
+		p, err := format.DecodeReplay(value)
+		if err != nil {
+			return nil, fmt.Errorf("percolator: listing replays: %w", err)
+		}
+		names := Cell{Table: string(p.Table), Column: string(p.Column)}.public()
+		infos = append(infos, ReplayInfo{
+			Observer: string(p.Observer), Began: p.ID, Next: string(p.Next), Cells: p.Cells,
+			Range: Range{Table: names.Table, Columns: []string{names.Column}, From: string(p.From), To: string(p.To)},
+		})
+	}
+	return infos, nil
+}
+
+// replayColumns checks what Replay is asked for, and lists the columns by their stored names.
+func (db *DB) replayColumns(ctx context.Context, call, observer string, r *Range) ([]string, error) {
+	if observer == "" || len(observer) > format.MaxObserverName {
+		return nil, fmt.Errorf("%w: no observer can have this name", ErrInvalid)
+	}
+	if r.Limit != 0 || r.Reverse || r.Timestamps {
+		return nil, fmt.Errorf("%w: Range.Limit, Reverse and Timestamps are not for a replay", ErrInvalid)
+	}
+	if err := db.checkRange(call, r); err != nil {
+		return nil, err
+	}
+	if err := db.enter(); err != nil {
+		return nil, err
+	}
+	defer db.leave()
+	v, err := db.loadCatalog(ctx)
+	if err != nil {
+		return nil, err
+	}
+	table := format.Escape(r.Table)
+	var columns []string
+	for _, c := range r.Columns {
+		if stored := format.Escape(c); !slices.Contains(columns, stored) {
+			columns = append(columns, stored)
+		}
+	}
+	if len(columns) == 0 {
+		for i := range v.Observers {
+			if o := &v.Observers[i]; string(o.Name) == observer && string(o.Table) == table {
+				columns = append(columns, string(o.Column))
+			}
+		}
+	}
+	if len(columns) == 0 {
+		return nil, fmt.Errorf("%w: it does not observe table %q", ErrNotObserved, r.Table)
+	}
+	for _, column := range columns {
+		if !slices.Contains(v.observers(table, column), observer) {
+			return nil, notObservedBy(observer, Cell{Table: table, Column: column})
+		}
+	}
+	return columns, nil
+}
+
+func notObservedBy(observer string, c Cell) error {
+	c = c.public()
+	return fmt.Errorf("%w: %q does not observe column %q of table %q", ErrNotObserved, observer, c.Column, c.Table)
+}
+
+func replayOf(observer string, r *Range, column string) format.Replay {
+	return format.Replay{
+		Observer: []byte(observer), Table: []byte(format.Escape(r.Table)), Column: []byte(column),
+		From: []byte(r.From), To: []byte(r.To), Next: []byte(r.From),
+	}
+}
+
+// replay is the replay of a column under way.
+type replay struct {
+	db     *DB
+	record format.Replay
+	report *ReplayReport
+	left   []Cell // stored: the failure records of those that are waited for
+}
+
+func (r *replay) run(ctx context.Context) error {
+	for over := false; !over; {
+		if err := r.wait(ctx, replayWindow-replayPage); err != nil {
+			return err
+		}
+		var err error
+		if over, err = r.ask(ctx); err != nil {
+			return err
+		}
+	}
+	return r.wait(ctx, 0)
+}
+
+// ask asks for the runs of a page of rows, in one transaction with the note of how far the replay has got. over tells
+// that there are no more, or that the replay was ended by somebody else.
+func (r *replay) ask(ctx context.Context) (over bool, err error) {
+	var now format.Replay
+	var asked []Cell
+	var begun []byte // where the page begins
+	err = r.db.Update(ctx, func(tx *Txn) error {
+		over, asked, now, begun = false, nil, r.record, r.record.To
+		if err := tx.begin(ctx); err != nil {
+			return err
+		}
+		if err := r.check(ctx, tx.start); err != nil {
+			return err
+		}
+		value, found, err := r.db.getCell(ctx, Cell(now.Cell()), &tx.snapshot)
+		if err == nil && found {
+			now, err = format.DecodeReplay(value)
+		}
+		switch {
+		case err != nil:
+			return err
+		case r.record.ID != 0 && now.ID != r.record.ID, r.record.ID != 0 && !found:
+			over, now = true, r.record
+			return nil
+		case !found:
+			now.ID = tx.start
+		}
+		begun = now.Next
+		var more bool
+		if asked, more, err = r.askPage(ctx, tx, &now); err != nil {
+			return err
+		}
+		switch over = !more; {
+		case over && found:
+			return tx.put(Cell(now.Cell()), format.KindDelete, nil)
+		case over:
+			return nil
+		}
+		b, err := now.Encode()
+		if err != nil {
+			return err
+		}
+		return tx.put(Cell(now.Cell()), format.KindPut, b)
+	})
+	if err != nil {
+		return false, err
+	}
+	if !bytes.Equal(begun, r.record.Next) {
+		r.report.Resumed = true
+		if err := r.findAsked(ctx, string(begun)); err != nil {
+			return false, err
+		}
+	}
+	r.left = append(r.left, asked...)
+	r.report.Cells += now.Cells - r.record.Cells
+	r.record = now
+	return over, nil
+}
+
+// askPage asks for the runs of the rows from now.Next on, and notes that in now. It returns their failure records.
+func (r *replay) askPage(ctx context.Context, tx *Txn, now *format.Replay) (asked []Cell, more bool, err error) {
+	observer, column := string(now.Observer), string(now.Column)
+	failure := format.FailureColumn(observer, column)
+	rows := 0
+	scan := rowstore.ScanRange{
+		Table: string(now.Table), From: string(now.Next), To: string(now.To), Limit: replayPage,
+		Selectors: snapshotPicks(snapshotPicks(nil, column, tx.start), failure, tx.start),
+	}
+	for row, err := range r.db.scanSettled(ctx, scan, tx.start, nil) {
+		if err != nil {
+			return nil, false, err
+		}
+		rows++
+		now.Next = []byte(row.Row + "\x00")
+		newest := row.Newest(rowstore.Write, column)
+		if newest == nil {
+			continue
+		}
+		c := Cell{row.Table, row.Row, column}
+		if err := tx.askAgain(observer, c, newest.TS, &row); err != nil {
+			return nil, false, fmt.Errorf("%v: %w", c.public(), err)
+		}
+		now.Cells++
+		c.Column = failure
+		asked = append(asked, c)
+	}
+	return asked, rows == replayPage, r.db.checkSnapshot(ctx, tx.start, string(now.Table))
+}
+
+// askAgain asks for one more run of an observer for a stored cell, of which a settled row shows the failure record. It writes even
+// if there is such a request: a run that has begun since does not see what was committed after it.
+func (tx *Txn) askAgain(observer string, c Cell, newest Timestamp, row *rowstore.Row) error {
+	at := Cell{c.Table, c.Row, format.FailureColumn(observer, c.Column)}
+	w, found, err := committed(row, at.Column)
+	if err != nil {
+		return err
+	}
+	f := format.Failure{}
+	if found {
+		if f, err = format.DecodeFailure(w.Value); err != nil {
+			return err
+		}
+	}
+	if f.Parked {
+		if err := tx.put(parkedIndex(observer, c), format.KindDelete, nil); err != nil {
+			return err
+		}
+	}
+	f = format.Failure{Change: newest, Replay: true}
+	if err := tx.grow(1, 0); err != nil {
+		return err
+	}
+	tx.told = append(tx.told, c)
+	return tx.put(at, format.KindPut, f.Encode())
+}
+
+// findAsked adds what others have asked for, in rows from where this call has got to, to what is waited for.
+func (r *replay) findAsked(ctx context.Context, to string) error {
+	if err := r.db.enter(); err != nil {
+		return err
+	}
+	defer r.db.leave()
+	at, err := r.db.draw(ctx)
+	if err != nil {
+		return err
+	}
+	failure := format.FailureColumn(string(r.record.Observer), string(r.record.Column))
+	scan := rowstore.ScanRange{Table: string(r.record.Table), From: string(r.record.Next), To: to, Selectors: snapshotPicks(nil, failure, at)}
+	for row, err := range r.db.scanSettled(ctx, scan, at, nil) {
+		if err != nil {
+			return err
+		}
+		r.left = append(r.left, Cell{row.Table, row.Row, failure})
+	}
+	return nil // the records are looked at again
+}
+
+// check returns an error if nobody will run for the requests. now was just drawn.
+func (r *replay) check(ctx context.Context, now Timestamp) error {
+	v, err := r.db.catalogFor(ctx, now)
+	if err != nil {
+		return err
+	}
+	observer, c := string(r.record.Observer), Cell{Table: string(r.record.Table), Column: string(r.record.Column)}
+	if !slices.Contains(v.observers(c.Table, c.Column), observer) {
+		return notObservedBy(observer, c)
+	}
+	if v.paused(observer, c) {
+		return ErrObserverPaused
+	}
+	return nil
+}
+
+// wait returns when at most so many of the requests are left.
+func (r *replay) wait(ctx context.Context, most int) error {
+	pause := Backoff{Min: time.Millisecond, Max: 100 * time.Millisecond}
+	for attempt := 0; len(r.left) > most; attempt++ {
+		if err := r.look(ctx); err != nil {
+			return err
+		}
+		if len(r.left) <= most {
+			return nil
+		}
+		if err := r.db.clock.Sleep(ctx, pause.wait(attempt, r.db.rand)); err != nil {
+			return fmt.Errorf("waiting for the runs of %d cells: %w", len(r.left), err)
+		}
+	}
+	return nil
+}
+
+// look takes the requests from r.left for which a run has taken effect, or that nobody need wait for.
+func (r *replay) look(ctx context.Context) error {
+	if err := r.db.enter(); err != nil {
+		return err
+	}
+	defer r.db.leave()
+	at, err := r.db.draw(ctx)
+	if err != nil {
+		return err
+	}
+	if err := r.check(ctx, at); err != nil {
+		return err
+	}
+	var left []Cell
+	for page := range slices.Chunk(r.left, observedPage) {
+		values, err := r.db.getCells(ctx, page, &snapshot{set: true, start: at})
+		if err != nil {
+			return err
+		}
+		for i, value := range values {
+			if value == nil {
+				continue
+			}
+			f, err := format.DecodeFailure(value)
+			switch {
+			case err != nil:
+				return err
+			case !f.Replay:
+			case f.Parked:
+				r.report.Parked++
+			case f.NotBefore > at.Add(replayPatience):
+				r.report.Waiting++
+			default:
+				left = append(left, page[i])
+			}
+		}
+	}
+	r.left = left
+	return nil
+}
+
+// feature is something that a catalog allows from a timestamp on, from which nobody goes by a view that does not know of it.
+type feature struct {
+	what string
+	of   func(v *catalogView) (on *bool, from *Timestamp)
+}
+
+var replays = feature{"replays", func(v *catalogView) (*bool, *Timestamp) { return &v.Replays, &v.ReplaysFrom }}
+
+// raiseTo makes the catalog one that has a feature, and returns from when on nobody goes by one without it.
+func (db *DB) raiseTo(ctx context.Context, f feature) (Timestamp, error) {
+	known := *db.known()
+	if _, from := f.of(&known); *from != 0 {
+		return *from, nil // it stays so
+	}
+	_, err := db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
+		on, _ := f.of(v)
+		changed := !*on
+		*on = true
+		return changed, nil
+	})
+	var when Timestamp
+	if err == nil {
+		_, err = db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
+			_, from := f.of(v)
+			if when = *from; when != 0 {
+				return false, nil
+			}
+			_, lease := v.widest()
+			when = v.asOf.Add(lease)
+			*from = when
+			return true, nil
+		})
+	}
+	if err != nil {
+		return 0, fmt.Errorf("raising the catalog for %s: %w", f.what, err)
+	}
+	return when, nil
+}
+
+// awaitFeature is raiseTo, and waits until that moment has passed.
+func (db *DB) awaitFeature(ctx context.Context, f feature) (Timestamp, error) {
+	if err := db.enter(); err != nil {
+		return 0, err
+	}
+	defer db.leave()
+	from, err := db.raiseTo(ctx, f)
+	for err == nil {
+		var now Timestamp
+		if now, err = db.draw(ctx); err == nil && now > from {
+			return from, nil
+		}
+		if err == nil {
+			err = db.clock.Sleep(ctx, max(from.Sub(now), 0)+time.Millisecond)
+		}
+	}
+	return 0, err
+}

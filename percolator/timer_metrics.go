@@ -1,0 +1,85 @@
+package percolator
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/oracle"
+)
+
+// TimerBacklog says which timers wait: those that were set more than 30 s ahead. One that is due sooner waits as a notification (see Backlog).
+type TimerBacklog struct {
+	Pending int // counted up to the limit that was asked for. One that was replaced or cancelled counts until it would have been due
+	// Late is for how long the oldest of them has been due without anybody having told of it, 0 if none is due.
+	Late time.Duration
+}
+
+// TimerBacklog counts the timers of all observed columns, up to limit of them (0 means all). Each timer that it counts costs a row
+// that is read, and each observed table four scans. A negative limit is ErrInvalid; other errors are ErrClosed, those of the context
+// and of the store. It may be called concurrently.
+func (db *DB) TimerBacklog(ctx context.Context, limit int) (b TimerBacklog, err error) {
+	if limit < 0 {
+		return b, fmt.Errorf("percolator: TimerBacklog: %w: the limit is %d; it may not be negative", ErrInvalid, limit)
+	}
+	if err := db.enter(); err != nil {
+		return b, err
+	}
+	defer db.leave()
+	v, err := db.loadCatalog(ctx)
+	if err != nil {
+		return b, fmt.Errorf("percolator: counting timers: %w", err)
+	}
+	if !v.Timers {
+		return b, nil
+	}
+	tables := map[string]bool{}
+	for k := range v.observed {
+		tables[k.table] = true
+	}
+	for _, table := range slices.Sorted(maps.Keys(tables)) {
+		for n := range byte(format.TimerShards) {
+			if err := db.addTimers(ctx, timerShard{table, n}, v.asOf, limit, &b); err != nil {
+				return b, fmt.Errorf("percolator: counting timers: %w", err)
+			}
+		}
+	}
+	return b, nil
+}
+
+// addTimers adds those of a shard. The first one of each shard is looked at even if the limit is reached.
+func (db *DB) addTimers(ctx context.Context, s timerShard, now Timestamp, limit int, b *TimerBacklog) error {
+	for from := format.TimersBegin(s.n); from != ""; {
+		most := firePage
+		if limit > 0 {
+			most = max(1, min(firePage, limit-b.Pending))
+		}
+		page, next, err := db.timersPage(ctx, s, from, oracle.Max, most)
+		if err != nil {
+			return err
+		}
+		if len(page) > 0 && from == format.TimersBegin(s.n) {
+			b.Late = max(b.Late, now.Sub(page[0].due))
+		}
+		b.Pending += len(page)
+		if limit > 0 && b.Pending >= limit {
+			b.Pending = limit
+			return nil
+		}
+		from = next
+	}
+	return nil
+}
+
+// timersMetric bounds what one reading of the timers' gauges costs.
+const timersMetric = 1_000
+
+// noteLateness measures how late the first run for a timer begins.
+func (w *Worker) noteLateness(ctx context.Context, tx *Txn, view *cellView) {
+	if h := w.db.lateness; h != nil && !tx.run.begun {
+		h.Record(ctx, tx.start.Sub(view.timer.at).Seconds())
+	}
+}
