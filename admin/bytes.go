@@ -1,0 +1,174 @@
+package admin
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/oracle"
+)
+
+// Bytes are a name or a value: any bytes. As text, and so in JSON, they have a form that can be typed, which
+// [ParseBytes] takes back: what can be printed stands for itself, a percent sign and every other byte is %XX, a
+// space at either end is %20, and % alone is no bytes at all.
+type Bytes string
+
+// String returns the form that can be typed.
+func (b Bytes) String() string {
+	if b == "" {
+		return "%"
+	}
+	s := string(b)
+	var out strings.Builder
+	for i := 0; i < len(s); {
+		r, n := utf8.DecodeRuneInString(s[i:])
+		edge := r == ' ' && (i == 0 || i+n == len(s))
+		if r == '%' || edge || r == utf8.RuneError && n == 1 || !unicode.IsPrint(r) {
+			for _, c := range []byte(s[i : i+n]) {
+				fmt.Fprintf(&out, "%%%02X", c)
+			}
+		} else {
+			out.WriteString(s[i : i+n])
+		}
+		i += n
+	}
+	return out.String()
+}
+
+// MarshalText returns the form that can be typed.
+func (b Bytes) MarshalText() ([]byte, error) { return []byte(b.String()), nil }
+
+// UnmarshalText is [ParseBytes].
+func (b *Bytes) UnmarshalText(text []byte) error {
+	s, err := ParseBytes(string(text))
+	if err == nil {
+		*b = Bytes(s)
+	}
+	return err
+}
+
+// ParseBytes takes the typed form of bytes back. What needs no escape may be escaped all the same, and
+// bytes that cannot be printed may stand for themselves. A % that two hexadecimal digits do not follow is
+// an error that matches percolator.ErrInvalid, unless it is all of the text.
+func ParseBytes(text string) (string, error) {
+	if text == "%" {
+		return "", nil
+	}
+	var out strings.Builder
+	for rest := text; ; {
+		before, after, found := strings.Cut(rest, "%")
+		out.WriteString(before)
+		if !found {
+			return out.String(), nil
+		}
+		if len(after) < 2 {
+			return "", badEscape(text)
+		}
+		c, err := strconv.ParseUint(after[:2], 16, 8)
+		if err != nil {
+			return "", badEscape(text)
+		}
+		out.WriteByte(byte(c))
+		rest = after[2:]
+	}
+}
+
+func badEscape(text string) error {
+	return fmt.Errorf("admin: %w: in %q two hexadecimal digits must follow each %%; a percent sign is %%25", percolator.ErrInvalid, text)
+}
+
+// Stamp is a timestamp. As text, and so in JSON, it is a decimal number in a string, because it has more digits than
+// most readers of JSON keep.
+type Stamp percolator.Timestamp
+
+// String returns the decimal number.
+func (s Stamp) String() string { return strconv.FormatUint(uint64(s), 10) }
+
+// Time is the wall time of the timestamp, by the oracle, and the zero Time for 0.
+func (s Stamp) Time() time.Time {
+	if s == 0 {
+		return time.Time{}
+	}
+	return percolator.Timestamp(s).Time().UTC()
+}
+
+// MarshalText returns the decimal number.
+func (s Stamp) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText takes the decimal number back.
+func (s *Stamp) UnmarshalText(text []byte) error {
+	n, err := strconv.ParseUint(string(text), 10, 64)
+	if err != nil || n > uint64(oracle.Max) {
+		return fmt.Errorf("admin: %w: %q is no timestamp", percolator.ErrInvalid, text)
+	}
+	*s = Stamp(n)
+	return nil
+}
+
+// Span is a duration. As text, and so in JSON, it is written like 1m30s.
+type Span time.Duration
+
+// String writes the duration, rounded to what people read.
+func (s Span) String() string {
+	d := time.Duration(s)
+	if d.Abs() >= 10*time.Second {
+		d = d.Round(time.Second)
+	}
+	switch a := d.Abs(); {
+	case a >= 48*time.Hour:
+		return fmt.Sprintf("%d days", int(d.Round(24*time.Hour)/(24*time.Hour)))
+	case a >= time.Hour:
+		return trimZero(d.Round(time.Minute).String(), "0s")
+	case a >= 10*time.Second:
+		return d.String()
+	case a >= time.Second:
+		return d.Round(100 * time.Millisecond).String()
+	}
+	return d.Round(time.Millisecond).String()
+}
+
+// trimZero takes the last, empty part of a duration's text off.
+func trimZero(s, part string) string {
+	s = strings.TrimSuffix(s, part)
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
+
+// MarshalText writes the duration exactly.
+func (s Span) MarshalText() ([]byte, error) { return []byte(time.Duration(s).String()), nil }
+
+// UnmarshalText takes what MarshalText has written back.
+func (s *Span) UnmarshalText(text []byte) error {
+	d, err := time.ParseDuration(string(text))
+	if err != nil {
+		return fmt.Errorf("admin: %w: %q is no duration", percolator.ErrInvalid, text)
+	}
+	*s = Span(d)
+	return nil
+}
+
+// Cell names a cell in forms that can be typed.
+type Cell struct {
+	Table  Bytes `json:"table"`
+	Row    Bytes `json:"row"`
+	Column Bytes `json:"column"`
+}
+
+// CellOf returns the cell with its names as Bytes.
+func CellOf(c percolator.Cell) Cell { return Cell{Bytes(c.Table), Bytes(c.Row), Bytes(c.Column)} }
+
+// Name returns the cell as package percolator takes it.
+func (c Cell) Name() percolator.Cell {
+	return percolator.Cell{Table: string(c.Table), Row: string(c.Row), Column: string(c.Column)}
+}
+
+// String writes the parts in the forms that can be typed, with blanks between them, as the command takes them.
+func (c Cell) String() string {
+	return c.Table.String() + " " + c.Row.String() + " " + c.Column.String()
+}

@@ -1,0 +1,372 @@
+package admin
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// Value is a cell at a snapshot.
+type Value struct {
+	Cell
+	// Found tells whether the cell has a value, which may be empty.
+	Found  bool  `json:"found"`
+	Value  Bytes `json:"value,omitzero"`
+	Commit Stamp `json:"commit,omitzero"` // when it was written, or deleted
+	// Pending is a transaction that is not decided, and that may yet commit at or below the snapshot, and change this
+	// answer. A DB would wait for it, or roll it back.
+	Pending *Txn `json:"pending,omitempty"`
+}
+
+// Get reads a cell at a snapshot, 0 for the present. It waits for nothing: see Value.Pending. An
+// older snapshot than the safe point of the table is ErrSnapshotTooOld, and one that lies ahead of the oracle
+// ErrSnapshotInFuture.
+func (r *Reader) Get(ctx context.Context, c percolator.Cell, at percolator.Timestamp) (Value, error) {
+	cell, err := stored(c)
+	if err != nil {
+		return Value{}, called("Get", err)
+	}
+	now, at, err := r.snapshot(ctx, at)
+	if err != nil {
+		return Value{}, called("Get", err)
+	}
+	rows, err := r.rows(ctx, []rowstore.RowRead{{Table: cell.Table, Row: cell.Row, Selectors: []rowstore.Selector{
+		newest(rowstore.Lock, cell.Column, at), newest(rowstore.Write, cell.Column, at),
+	}}})
+	if err != nil {
+		return Value{}, called("Get", err)
+	}
+	values, err := r.values(ctx, rows, at, now)
+	if err == nil {
+		err = r.collected(ctx, at, cell.Table)
+	}
+	if err != nil {
+		return Value{}, called("Get", fmt.Errorf("reading %v: %w", c, err))
+	}
+	for _, v := range values {
+		return v, nil
+	}
+	return Value{Cell: CellOf(c)}, nil
+}
+
+// snapshot draws a timestamp, and checks the one that a caller asked for, 0 for the present.
+func (r *Reader) snapshot(ctx context.Context, at percolator.Timestamp) (now, snapshot percolator.Timestamp, err error) {
+	c, err := r.load(ctx)
+	switch {
+	case err != nil:
+		return 0, 0, err
+	case at == 0:
+		return c.now, c.now, nil
+	case at > c.now:
+		return 0, 0, fmt.Errorf("%w: it was asked for at %v, and the oracle is at %v", percolator.ErrSnapshotInFuture, at, c.now)
+	}
+	return c.now, at, nil
+}
+
+// collected returns an error if what was read at a snapshot, before the call, may have been collected.
+func (r *Reader) collected(ctx context.Context, at percolator.Timestamp, table string) error {
+	c, err := r.load(ctx)
+	if err != nil {
+		return err
+	}
+	if safe := c.safePoint(table); at < safe {
+		e := &percolator.SnapshotTooOldError{Snapshot: at, SafePoint: safe}
+		if safe > c.safe {
+			e.Table = string(public(table))
+		}
+		return e
+	}
+	return nil
+}
+
+// values decodes the cells of rows that were read with a lock and a write for each column, in their
+// order. The library's own columns are left out.
+func (r *Reader) values(ctx context.Context, rows []rowstore.Row, at, now percolator.Timestamp) ([]Value, error) {
+	var values []Value
+	var long []longValue
+	for i := range rows {
+		row := &rows[i]
+		for _, column := range columnsOf(row) {
+			if format.Reserved(column) {
+				continue
+			}
+			v, at, err := r.value(ctx, row, column, at, now)
+			if err != nil {
+				return nil, fmt.Errorf("%v: %w", v.Cell, err)
+			}
+			if v.Commit == 0 && v.Pending == nil {
+				continue
+			}
+			if at != 0 {
+				long = append(long, longValue{len(values), format.Cell{Table: row.Table, Row: row.Row, Column: column}, at})
+			}
+			values = append(values, v)
+		}
+	}
+	missing, err := r.fill(ctx, values, long)
+	for _, start := range missing {
+		if err == nil {
+			// It was collected, if the caller finds that out; else something is damaged.
+			if err = r.collected(ctx, at, rows[0].Table); err == nil {
+				err = fmt.Errorf("%w: the long value of transaction %d is not there", percolator.ErrCorrupt, uint64(start))
+			}
+		}
+	}
+	return values, err
+}
+
+// longValue is a value that lies apart, of the transaction that began at start.
+type longValue struct {
+	index int
+	cell  format.Cell
+	start percolator.Timestamp
+}
+
+const longPage = 64
+
+// fill reads the long values. missing has the transactions of those that are not there, by their indexes.
+func (r *Reader) fill(ctx context.Context, values []Value, long []longValue) (missing map[int]percolator.Timestamp, err error) {
+	missing = map[int]percolator.Timestamp{}
+	for page := range slices.Chunk(long, longPage) {
+		var reads []rowstore.RowRead
+		for _, l := range page {
+			reads = append(reads, rowstore.RowRead{Table: l.cell.Table, Row: l.cell.Row, Selectors: []rowstore.Selector{{Family: rowstore.Data, Column: l.cell.Column, From: l.start, To: l.start, Limit: 1}}})
+		}
+		rows, err := r.rows(ctx, reads)
+		if err != nil {
+			return nil, err
+		}
+		for i, l := range page {
+			if v := rows[i].At(rowstore.Data, l.cell.Column, l.start); v != nil {
+				values[l.index].Value = Bytes(v.Value)
+			} else {
+				missing[l.index] = l.start
+			}
+		}
+	}
+	return missing, nil
+}
+
+// columnsOf lists the columns of a row, each once.
+func columnsOf(row *rowstore.Row) []string {
+	var columns []string
+	for i := range row.Versions {
+		columns = append(columns, row.Versions[i].Column)
+	}
+	slices.Sort(columns)
+	return slices.Compact(columns)
+}
+
+// value decodes one column of a row. If the value lies apart, long is the start of its transaction.
+func (r *Reader) value(ctx context.Context, row *rowstore.Row, column string, at, now percolator.Timestamp) (v Value, long percolator.Timestamp, err error) {
+	v = Value{Cell: publicCell(format.Cell{Table: row.Table, Row: row.Row, Column: column})}
+	if w := row.Newest(rowstore.Write, column); w != nil {
+		decoded, err := format.DecodeWrite(w.Value)
+		if err != nil {
+			return v, 0, err
+		}
+		v.Found, v.Commit, v.Value = decoded.Kind == format.KindPut, Stamp(w.TS), Bytes(decoded.Value)
+		if decoded.Long {
+			long = decoded.Start
+		}
+	}
+	l := row.Newest(rowstore.Lock, column)
+	if l == nil {
+		return v, long, nil
+	}
+	lock, err := format.DecodeLock(l.Value)
+	if err != nil || lock.Kind == format.KindLock {
+		return v, long, err
+	}
+	t, err := r.txn(ctx, l.TS, format.Cell{}, &lock, now)
+	switch {
+	case err != nil:
+		return v, 0, err
+	case t.State == Committed && percolator.Timestamp(t.Commit) <= at && t.Commit > v.Commit:
+		v.Found, v.Commit, v.Value, long = lock.Kind == format.KindPut, t.Commit, Bytes(lock.Value), 0
+		if lock.Long {
+			long = l.TS
+		}
+	case t.State == Committing, t.State == Abandoned:
+		t.Lines = t.words(now)
+		v.Pending = &t
+	}
+	return v, long, nil
+}
+
+// Rows is a page of a scan.
+type Rows struct {
+	At     Stamp   `json:"at"`
+	Values []Value `json:"values"` // by row, and by column within a row
+	Rows   int     `json:"rows"`   // with values
+	// More tells that the page is not the end of the range: Next is where the next one begins.
+	More bool  `json:"more,omitempty"`
+	Next Bytes `json:"next,omitzero"`
+}
+
+// Scan reads a page of a range at a snapshot, 0 for the present: up to rng.Limit rows, 100 for 0. It looks at ten times
+// as many rows at most, and a page that ends so has fewer. rng.Reverse is ErrInvalid. It waits for nothing, as
+// Get; its errors are those of Get.
+func (r *Reader) Scan(ctx context.Context, rng percolator.Range, at percolator.Timestamp) (Rows, error) {
+	limit, err := limited("Scan", rng.Limit, 100)
+	switch {
+	case err != nil:
+	case rng.Table == "":
+		err = fmt.Errorf("%w: the table's name is empty", percolator.ErrInvalid)
+	case rng.Reverse:
+		err = fmt.Errorf("%w: a Reader scans forward only", percolator.ErrInvalid)
+	}
+	if err != nil {
+		return Rows{}, called("Scan", err)
+	}
+	now, at, err := r.snapshot(ctx, at)
+	if err != nil {
+		return Rows{}, called("Scan", err)
+	}
+	table := format.Escape(rng.Table)
+	scan := rowstore.ScanRange{Table: table, From: rng.From, To: rng.To, Limit: 10 * limit}
+	if len(rng.Columns) == 0 {
+		scan.Selectors = []rowstore.Selector{newest(rowstore.Lock, rowstore.AllColumns, at), newest(rowstore.Write, rowstore.AllColumns, at)}
+	}
+	for _, c := range rng.Columns {
+		scan.Selectors = append(scan.Selectors, newest(rowstore.Lock, format.Escape(c), at), newest(rowstore.Write, format.Escape(c), at))
+	}
+	page := Rows{At: Stamp(at)}
+	looked, last := 0, ""
+	for row, err := range r.store.Scan(ctx, scan) {
+		if err != nil {
+			return Rows{}, called("Scan", fmt.Errorf("scanning %q: %w", rng.Table, err))
+		}
+		if page.Rows == limit {
+			page.More = true
+			break
+		}
+		looked, last = looked+1, row.Row
+		values, err := r.values(ctx, []rowstore.Row{row}, at, now)
+		if err != nil {
+			return Rows{}, called("Scan", fmt.Errorf("scanning %q: row %q: %w", rng.Table, row.Row, err))
+		}
+		values = slices.DeleteFunc(values, func(v Value) bool { return !v.Found && v.Pending == nil })
+		if page.Values = append(page.Values, values...); len(values) > 0 {
+			page.Rows++
+		}
+	}
+	page.More = page.More || looked == scan.Limit
+	if page.More {
+		page.Next = Bytes(last + "\x00")
+	}
+	if err := r.collected(ctx, at, table); err != nil {
+		return Rows{}, called("Scan", fmt.Errorf("scanning %q: %w", rng.Table, err))
+	}
+	return page, nil
+}
+
+// Version is a committed version of a cell.
+type Version struct {
+	Commit  Stamp `json:"commit"`
+	Start   Stamp `json:"start"` // of the transaction that wrote it
+	Deleted bool  `json:"deleted,omitempty"`
+	Value   Bytes `json:"value,omitzero"`
+}
+
+// History is a page of the versions of a cell.
+type History struct {
+	Cell
+	Versions []Version `json:"versions"` // the newest first
+	// SafePoint is the table's: what was overwritten below it is gone, or may go at any time.
+	SafePoint Stamp `json:"safe_point,omitzero"`
+	// More tells that there are older versions: Next is the To for them.
+	More bool  `json:"more,omitempty"`
+	Next Stamp `json:"next,omitzero"`
+	// Pending is a transaction that is not decided and has the cell locked.
+	Pending *Txn `json:"pending,omitempty"`
+}
+
+// History reads versions of a cell, from the newest at or below to (0 for the present) down: at most limit of them, 100
+// for 0. Below the table's safe point it shows the newest version only. Errors are those of Get.
+func (r *Reader) History(ctx context.Context, c percolator.Cell, to percolator.Timestamp, limit int) (History, error) {
+	h, err := r.history(ctx, c, to, limit)
+	if err != nil {
+		return History{}, called("History", fmt.Errorf("reading the history of %v: %w", c, err))
+	}
+	return h, nil
+}
+
+func (r *Reader) history(ctx context.Context, c percolator.Cell, to percolator.Timestamp, limit int) (History, error) {
+	cell, err := stored(c)
+	if err != nil {
+		return History{}, err
+	}
+	if limit, err = limited("History", limit, 100); err != nil {
+		return History{}, err
+	}
+	now, to, err := r.snapshot(ctx, to)
+	if err != nil {
+		return History{}, err
+	}
+	rows, err := r.rows(ctx, []rowstore.RowRead{{Table: cell.Table, Row: cell.Row, Selectors: []rowstore.Selector{
+		newest(rowstore.Lock, cell.Column, to), {Family: rowstore.Write, Column: cell.Column, To: to, Limit: limit + 1},
+	}}})
+	if err != nil {
+		return History{}, err
+	}
+	h := History{Cell: CellOf(c)}
+	pending, _, err := r.value(ctx, &rows[0], cell.Column, to, now)
+	if err != nil {
+		return h, err
+	}
+	h.Pending = pending.Pending
+	values, long, err := h.decode(&rows[0], format.Cell(cell), limit)
+	if err != nil {
+		return h, err
+	}
+	missing, err := r.fill(ctx, values, long)
+	if err != nil {
+		return h, err
+	}
+	after, err := r.load(ctx)
+	if err != nil {
+		return h, err
+	}
+	safe := after.safePoint(cell.Table)
+	if to < safe {
+		return h, &percolator.SnapshotTooOldError{Snapshot: to, SafePoint: safe}
+	}
+	h.SafePoint = Stamp(safe)
+	for i := range h.Versions {
+		// What is missing below the safe point was collected, and what it was overwritten by shows that.
+		if start, gone := missing[i]; gone {
+			return h, fmt.Errorf("%w: the long value of transaction %d is not there", percolator.ErrCorrupt, uint64(start))
+		}
+		h.Versions[i].Value = values[i].Value
+		if h.Versions[i].Commit <= h.SafePoint {
+			h.Versions, h.More, h.Next = h.Versions[:i+1], false, 0
+			break
+		}
+	}
+	return h, nil
+}
+
+// decode takes the versions of a row. The values are in order, and long says which of them lie apart.
+func (h *History) decode(row *rowstore.Row, c format.Cell, limit int) (values []Value, long []longValue, err error) {
+	for _, v := range row.All(rowstore.Write, c.Column) {
+		if len(h.Versions) == limit {
+			h.More, h.Next = true, Stamp(v.TS)
+			break
+		}
+		w, err := format.DecodeWrite(v.Value)
+		if err != nil {
+			return nil, nil, fmt.Errorf("the version at %d: %w", uint64(v.TS), err)
+		}
+		if w.Long {
+			long = append(long, longValue{len(values), c, w.Start})
+		}
+		values = append(values, Value{Value: Bytes(w.Value)})
+		h.Versions = append(h.Versions, Version{Commit: Stamp(v.TS), Start: Stamp(w.Start), Deleted: w.Kind == format.KindDelete})
+	}
+	return values, long, nil
+}

@@ -1,0 +1,307 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/percolate-go/percolate/admin"
+	"github.com/percolate-go/percolate/config"
+	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// opener opens the store that the command works on. asIs asks for one that is there already, as it is.
+type opener func(ctx context.Context, asIs bool) (rowstore.Store, error)
+
+// app is one run of the command.
+type app struct {
+	stdin    io.Reader
+	out, err io.Writer
+	opened   opener
+
+	store, config string
+	json          bool
+	timeout       time.Duration
+
+	ran      bool // the arguments would do
+	writeErr error
+}
+
+const rootHelp = `Percolator looks into a database of the Go library percolate, and mends it.
+
+Which database: --store URL, or --config FILE as package config reads it, or the environment variables
+PERCOLATOR_STORE and PERCOLATOR_CONFIG. A password is best left to these, because others can see the arguments of a
+process. It is never printed. A database has to be there: the command makes none.
+
+Commands that only look write nothing, resolve no lock and wait for none. Those that change something say so. A Pebble
+store can be open in one process only, so the command cannot look while a program has it.
+
+Names and values are typed, and shown, in a form that stands for any bytes: %XX is a byte, %25 a percent sign, and %
+alone is nothing at all. What begins with a dash goes behind --.
+
+A snapshot (--at) is a timestamp as the command shows it, a time such as 2026-01-31T12:00:00Z, or how long ago: 10m.
+
+With --json the answer is JSON, with names and values in the same form, timestamps as strings, durations like 1m30s.
+An error is JSON too, on the standard error: {"error": "...", "status": 3}.`
+
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Use: "percolator", Short: "Look into a percolator database and mend it", Long: rootHelp,
+		SilenceErrors: true, SilenceUsage: true, Version: version(),
+	}
+	f := root.PersistentFlags()
+	f.StringVar(&a.store, "store", "", "URL of the store (default $PERCOLATOR_STORE)")
+	f.StringVar(&a.config, "config", "", "file that says where the stores are (default $PERCOLATOR_CONFIG)")
+	f.BoolVar(&a.json, "json", false, "answer in JSON")
+	f.DurationVar(&a.timeout, "timeout", 30*time.Second, "give up after this; 0 for never")
+	cells := &cobra.Group{ID: "cells", Title: "Cells:"}
+	work := &cobra.Group{ID: "observers", Title: "Observers and their work:"}
+	waits := &cobra.Group{ID: "waits", Title: "Locks and processes:"}
+	keep := &cobra.Group{ID: "keep", Title: "The whole database:"}
+	root.AddGroup(cells, work, waits, keep)
+	add := func(g *cobra.Group, commands ...*cobra.Command) {
+		for _, c := range commands {
+			c.GroupID = g.ID
+		}
+		root.AddCommand(commands...)
+	}
+	add(cells, a.tablesCommand(), a.getCommand(), a.scanCommand(), a.historyCommand(), a.setCommand(), a.deleteCommand())
+	add(work, a.observersCommand(), a.backlogCommand(), a.parkedCommand(), a.timersCommand())
+	add(waits, a.whyCommand(), a.locksCommand(), a.txnCommand(), a.sessionsCommand(), a.membersCommand(), a.holdsCommand())
+	add(keep, a.overviewCommand(), a.gcCommand(), a.retentionCommand(), a.sizesCommand())
+	root.AddCommand(&cobra.Command{Use: "exit", Short: "The exit statuses", Long: exitHelp})
+	return root
+}
+
+// openStore opens the store that the flags or the environment name.
+func (a *app) openStore(ctx context.Context, asIs bool) (rowstore.Store, []percolator.Option, error) {
+	if a.opened != nil {
+		s, err := a.opened(ctx, asIs)
+		return s, nil, err
+	}
+	f, err := a.file()
+	if err != nil {
+		return nil, nil, err
+	}
+	if asIs {
+		for name, s := range f.Stores {
+			s.Parameters = withAsIs(s)
+			f.Stores[name] = s
+		}
+	}
+	s, err := f.OpenStore(ctx)
+	return s, f.Options(), err
+}
+
+// withAsIs returns the parameters of a store, with the one that lets it make nothing.
+func withAsIs(s config.Store) map[string]string {
+	all := map[string]string{}
+	for k, v := range s.Parameters {
+		all[k] = v
+	}
+	if _, query, _ := strings.Cut(s.URL, "?"); !strings.Contains("&"+query, "&asis=") {
+		all["asis"] = "true"
+	}
+	return all
+}
+
+// file says where the stores are.
+func (a *app) file() (*config.File, error) {
+	url, path := a.store, a.config
+	if url == "" && path == "" {
+		url, path = os.Getenv("PERCOLATOR_STORE"), os.Getenv("PERCOLATOR_CONFIG")
+	}
+	switch {
+	case url != "" && path != "":
+		return nil, usage("both a store and a configuration are named: keep --store or --config")
+	case url != "":
+		return &config.File{Stores: map[string]config.Store{"store": {URL: url}}}, nil
+	case path != "":
+		return config.Load(path)
+	}
+	return nil, usage("no store is named: give --store URL or --config FILE, or set PERCOLATOR_STORE or PERCOLATOR_CONFIG")
+}
+
+// within bounds a command by --timeout.
+func (a *app) within(ctx context.Context) (context.Context, context.CancelFunc) {
+	if a.timeout <= 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, a.timeout)
+}
+
+// look makes the function of a command that only looks: f asks, and text shows the answer to people.
+func look[T any](a *app, f func(ctx context.Context, r *admin.Reader, args []string) (T, error), text func(w *page, v T)) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		a.ran = true
+		ctx, cancel := a.within(cmd.Context())
+		defer cancel()
+		store, _, err := a.openStore(ctx, true)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = store.Close() }()
+		r, err := admin.New(store)
+		if err != nil {
+			return err
+		}
+		v, err := f(ctx, r, args)
+		if err != nil {
+			return err
+		}
+		return show(a, v, text)
+	}
+}
+
+// done is what a command that changes something says afterwards.
+type done struct {
+	Done string `json:"done"`
+}
+
+// change makes the function of a command that changes something.
+func change[T any](a *app, f func(ctx context.Context, db *percolator.DB, args []string) (T, error), text func(w *page, v T)) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		a.ran = true
+		ctx, cancel := a.within(cmd.Context())
+		defer cancel()
+		db, err := a.openDB(ctx)
+		if err != nil {
+			return err
+		}
+		v, err := f(ctx, db, args)
+		// What is left to do in the background may take a moment of its own.
+		closing, end := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer end()
+		if cerr := db.Close(closing); err == nil && cerr != nil {
+			err = cerr
+		}
+		if err != nil {
+			return err
+		}
+		return show(a, v, text)
+	}
+}
+
+// openDB opens a database that is there, for changes. The store is opened as it is first, so that none is made or migrated:
+// and then as programs open it, because that finds out what the user may do.
+func (a *app) openDB(ctx context.Context) (*percolator.DB, error) {
+	store, _, err := a.openStore(ctx, true)
+	if err != nil {
+		return nil, err
+	}
+	if err := store.Close(); err != nil {
+		return nil, err
+	}
+	store, opts, err := a.openStore(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	log := slog.New(slog.NewTextHandler(a.err, &slog.HandlerOptions{Level: slog.LevelError}))
+	db, err := percolator.New(ctx, store, append(opts, percolator.WithExisting(), percolator.WithLogger(log))...)
+	if err != nil {
+		return nil, errors.Join(err, store.Close())
+	}
+	return db, nil
+}
+
+// show writes an answer, for people or as JSON.
+func show[T any](a *app, v T, text func(w *page, v T)) error {
+	if a.json {
+		e := json.NewEncoder(a.out)
+		e.SetIndent("", "  ")
+		e.SetEscapeHTML(false)
+		if err := e.Encode(v); err != nil {
+			return fmt.Errorf("writing the answer: %w", err)
+		}
+		return nil
+	}
+	w := &page{w: tabwriter.NewWriter(a.out, 0, 8, 2, ' ', 0)}
+	text(w, v)
+	if err := w.w.Flush(); err != nil {
+		return fmt.Errorf("writing the answer: %w", err)
+	}
+	return nil
+}
+
+// page writes lines, and rows of cells in columns.
+type page struct{ w *tabwriter.Writer }
+
+func (p *page) line(format string, args ...any) { _, _ = fmt.Fprintf(p.w, format+"\n", args...) }
+
+// row writes cells in columns. The last one is as long as it likes.
+func (p *page) row(cells ...any) {
+	for i, c := range cells {
+		if i > 0 {
+			_, _ = io.WriteString(p.w, "\t")
+		}
+		_, _ = fmt.Fprint(p.w, c)
+	}
+	_, _ = io.WriteString(p.w, "\n")
+}
+
+func said(w *page, d done) { w.line("%s", d.Done) }
+
+// cellOf reads the typed names of a cell.
+func cellOf(args []string) (percolator.Cell, error) {
+	var c percolator.Cell
+	for i, to := range []*string{&c.Table, &c.Row, &c.Column} {
+		s, err := admin.ParseBytes(args[i])
+		if err != nil {
+			return c, usageError{err}
+		}
+		*to = s
+	}
+	return c, nil
+}
+
+// typed reads the typed form of one name.
+func typed(arg string) (string, error) {
+	s, err := admin.ParseBytes(arg)
+	if err != nil {
+		return "", usageError{err}
+	}
+	return s, nil
+}
+
+// snapshot reads a point in time: a timestamp, a time, or how long before now. "" is the present, as 0.
+func snapshot(ctx context.Context, r *admin.Reader, at string) (percolator.Timestamp, error) {
+	if at == "" {
+		return 0, nil
+	}
+	if n, err := strconv.ParseUint(at, 10, 63); err == nil {
+		return percolator.Timestamp(n), nil
+	}
+	if t, err := time.Parse(time.RFC3339Nano, at); err == nil {
+		return oracleTime(t), nil
+	}
+	d, err := time.ParseDuration(at)
+	if err != nil || d < 0 {
+		return 0, usage("--at %q is neither a timestamp, nor a time like 2026-01-31T12:00:00Z, nor how long ago, like 10m", at)
+	}
+	o, err := r.Overview(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return percolator.Timestamp(o.Now).Add(-d), nil
+}
+
+// exactly takes n arguments, with names for the message.
+func exactly(names ...string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		if len(args) != len(names) {
+			return fmt.Errorf("%d arguments are needed, %s, and %d are given", len(names), strings.Join(names, " "), len(args))
+		}
+		return nil
+	}
+}

@@ -1,0 +1,115 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/percolate-go/percolate/backends/pebble"
+	"github.com/percolate-go/percolate/config"
+	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// The exit statuses.
+const (
+	exitOK          = 0
+	exitError       = 1
+	exitUsage       = 2
+	exitNotFound    = 3
+	exitUnavailable = 4
+	exitNoStore     = 5
+	exitFormat      = 6
+	exitCorrupt     = 7
+	exitSnapshot    = 8
+	exitConflict    = 9
+	exitInterrupted = 130
+)
+
+// exitHelp is the help of the exit statuses.
+const exitHelp = `The exit status tells errors apart:
+
+  0    done
+  1    an error that is none of those below
+  2    the arguments will not do: nothing was done
+  3    what was named is not there: a cell without a value, a table, an observer, a hold, a parked run
+  4    the store cannot be reached, or another process has it (Pebble), or the time was over (--timeout)
+  5    there is no store, or no database in it; none was made
+  6    another version of the library wrote the data, or it is another application's; nothing was changed
+  7    stored data is damaged
+  8    the snapshot that was asked for is too old, or lies ahead
+  9    another transaction was first, or it is not known what became of the change
+  130  interrupted
+`
+
+// errNotFound: what was named is not there.
+var errNotFound = errors.New("not found")
+
+// usageError says that the arguments will not do.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+func usage(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+// statusOf is the exit status of an error.
+func statusOf(ctx context.Context, err error) int {
+	is := func(targets ...error) bool {
+		for _, t := range targets {
+			if errors.Is(err, t) {
+				return true
+			}
+		}
+		return false
+	}
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.Is(context.Cause(ctx), context.Canceled):
+		return exitInterrupted
+	case errors.As(err, &usageError{}), is(config.ErrInvalid):
+		return exitUsage
+	case is(percolator.ErrNoStore):
+		return exitNoStore
+	case is(percolator.ErrFormat):
+		return exitFormat
+	case is(percolator.ErrCorrupt, percolator.ErrOracleWentBack):
+		return exitCorrupt
+	case is(percolator.ErrSnapshotTooOld, percolator.ErrSnapshotInFuture):
+		return exitSnapshot
+	case is(percolator.ErrConflict, percolator.ErrUndetermined, percolator.ErrTraceLost, rowstore.ErrAmbiguous):
+		return exitConflict
+	case is(errNotFound, percolator.ErrNotFound, percolator.ErrNotObserved):
+		return exitNotFound
+	case is(rowstore.ErrUnavailable, pebble.ErrInUse, context.DeadlineExceeded, os.ErrDeadlineExceeded):
+		return exitUnavailable
+	case is(percolator.ErrInvalid, percolator.ErrTooLarge):
+		return exitUsage
+	}
+	return exitError
+}
+
+// exit shows an error and returns the exit status.
+func (a *app) exit(ctx context.Context, err error) int {
+	if err == nil {
+		return exitOK
+	}
+	if !a.ran { // the library of flags and commands has refused the arguments
+		err = usageError{err}
+	}
+	status := statusOf(ctx, err)
+	if a.json {
+		_ = json.NewEncoder(a.err).Encode(struct {
+			Error  string `json:"error"`
+			Status int    `json:"status"`
+		}{err.Error(), status})
+		return status
+	}
+	_, _ = fmt.Fprintln(a.err, "percolator:", err)
+	if !a.ran {
+		_, _ = fmt.Fprintln(a.err, "percolator help has the commands; each has --help")
+	}
+	return status
+}

@@ -1,0 +1,305 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/percolate-go/percolate/admin"
+	"github.com/percolate-go/percolate/percolator"
+)
+
+// listed makes a command that shows something when it is called without a subcommand, and list as one of them.
+func listed(parent, what *cobra.Command, others ...*cobra.Command) *cobra.Command {
+	parent.RunE, parent.Args = what.RunE, exactly()
+	parent.Flags().AddFlagSet(what.Flags())
+	parent.AddCommand(what)
+	parent.AddCommand(others...)
+	return parent
+}
+
+func (a *app) observersCommand() *cobra.Command {
+	limit := 10_000
+	show := &cobra.Command{
+		Use: "list", Short: "List the observers with their backlog", Args: exactly(),
+		RunE: look(a, func(ctx context.Context, r *admin.Reader, _ []string) (list[admin.Observer], error) {
+			o, err := r.Observers(ctx, limit)
+			return list[admin.Observer]{Items: o}, err
+		}, func(w *page, l list[admin.Observer]) {
+			w.row("OBSERVER", "TABLE", "COLUMN", "STATE", "WAITING", "OLDEST", "PARKED", "WORKERS", "PLACES")
+			for _, o := range l.Items {
+				w.row(o.Name, o.Table, o.Column, stateOf(o), count(o.Notified, o.AtLeast), oldest(o), count(o.Parked, o.ParkedAtLeast), o.Workers, o.Places)
+			}
+		}),
+		Long: "Lists the registered observers. WAITING counts the cells of its column with notifications: those that this observer has yet\n" +
+			"to see, that another observer of the column has, and that commits under way have. A + means: at least.",
+	}
+	show.Flags().IntVar(&limit, "limit", limit, "count up to this many cells in each table")
+	named := func(use, short, long string, f func(ctx context.Context, db *percolator.DB, name string) error, became string) *cobra.Command {
+		return &cobra.Command{
+			Use: use + " OBSERVER", Short: short, Long: long, Args: exactly("OBSERVER"),
+			RunE: change(a, func(ctx context.Context, db *percolator.DB, args []string) (done, error) {
+				name, err := typed(args[0])
+				if err != nil {
+					return done{}, err
+				}
+				r, err := admin.Of(db)
+				if err == nil {
+					err = haveObserver(ctx, r, name)
+				}
+				if err == nil {
+					err = f(ctx, db, name)
+				}
+				return done{fmt.Sprintf("the observer %v is %s", admin.Bytes(name), became)}, err
+			}, said),
+		}
+	}
+	return listed(&cobra.Command{Use: "observers", Short: "Observers: list, pause, resume, remove"}, show,
+		named("pause", "Stop the runs of an observer", "Stops the runs of an observer in all workers, until it is resumed. Changes wait. Runs that have begun go on.",
+			func(ctx context.Context, db *percolator.DB, name string) error { return db.PauseObserver(ctx, name) }, "paused"),
+		named("resume", "End the pause of an observer", "Ends the pause of an observer. What waits is run.",
+			func(ctx context.Context, db *percolator.DB, name string) error { return db.ResumeObserver(ctx, name) }, "resumed"),
+		named("remove", "Take an observer out of the catalog",
+			"Takes an observer out of the catalog, and ends what it has acknowledged: if it is registered again, it runs for every cell. Workers\n"+
+				"that run it stop. Its parked runs stay. There is no way back.",
+			func(ctx context.Context, db *percolator.DB, name string) error { return db.RemoveObserver(ctx, name) }, "removed"),
+	)
+}
+
+func stateOf(o admin.Observer) string {
+	switch {
+	case o.Paused:
+		return "paused"
+	case !o.Swept:
+		return "sweeping"
+	case o.Workers == 0:
+		return "no worker"
+	}
+	return "running"
+}
+
+func count(n int, atLeast bool) string {
+	if atLeast {
+		return fmt.Sprintf("%d+", n)
+	}
+	return fmt.Sprint(n)
+}
+
+func oldest(o admin.Observer) string {
+	if o.Notified == 0 {
+		return "-"
+	}
+	return o.Oldest.String()
+}
+
+func (a *app) backlogCommand() *cobra.Command {
+	limit := 100
+	c := &cobra.Command{
+		Use: "backlog TABLE [COLUMN]", Short: "List cells that wait for observers", Args: cobra.RangeArgs(1, 2),
+		Long: "Lists cells of a table's observed columns that have notifications. percolator why says what each waits for, and percolator\n" +
+			"observers counts them by observer.",
+		RunE: look(a, func(ctx context.Context, r *admin.Reader, args []string) (list[admin.Notified], error) {
+			names := []string{"", ""}
+			for i, arg := range args {
+				s, err := typed(arg)
+				if err != nil {
+					return list[admin.Notified]{}, err
+				}
+				names[i] = s
+			}
+			if err := haveTable(ctx, r, names[0]); err != nil {
+				return list[admin.Notified]{}, err
+			}
+			cells, more, err := r.Backlog(ctx, names[0], names[1], limit)
+			return list[admin.Notified]{cells, more}, err
+		}, func(w *page, l list[admin.Notified]) {
+			w.row("ROW", "COLUMN", "WAITS", "NOTIFICATIONS")
+			for _, n := range l.Items {
+				w.row(n.Row, n.Column, n.Oldest, n.Count)
+			}
+			rest(w, l.More)
+		}),
+	}
+	c.Flags().IntVar(&limit, "limit", limit, "how many at most")
+	return c
+}
+
+func (a *app) parkedCommand() *cobra.Command {
+	var observer string
+	limit := 100
+	show := &cobra.Command{
+		Use: "list", Short: "List the parked runs", Args: exactly(),
+		RunE: look(a, func(ctx context.Context, r *admin.Reader, _ []string) (list[admin.Parked], error) {
+			name, err := a.observerFlag(observer)
+			if err != nil {
+				return list[admin.Parked]{}, err
+			}
+			runs, more, err := r.Parked(ctx, name, limit)
+			if err == nil && len(runs) == 0 && name != "" {
+				err = haveObserver(ctx, r, name)
+			}
+			return list[admin.Parked]{runs, more}, err
+		}, func(w *page, l list[admin.Parked]) {
+			w.row("OBSERVER", "TABLE", "ROW", "COLUMN", "ATTEMPTS", "PARKED", "ERROR")
+			for _, p := range l.Items {
+				w.row(p.Observer, p.Table, p.Row, p.Column, p.Attempts, ago(p.Age), short(p.Error))
+			}
+			rest(w, l.More)
+		}),
+		Long: "Lists the runs that have failed for good, of all observers or of one. percolator parked show has the whole error.",
+	}
+	show.Flags().StringVar(&observer, "observer", "", "of this observer alone")
+	show.Flags().IntVar(&limit, "limit", limit, "how many at most")
+	one := &cobra.Command{
+		Use: "show OBSERVER TABLE ROW COLUMN", Short: "Show a parked run with its whole error", Args: exactly("OBSERVER", "TABLE", "ROW", "COLUMN"),
+		RunE: look(a, func(ctx context.Context, r *admin.Reader, args []string) (admin.Parked, error) {
+			runs, err := a.parkedRuns(ctx, r, args, "", false)
+			if err != nil {
+				return admin.Parked{}, err
+			}
+			return runs[0], nil
+		}, func(w *page, p admin.Parked) {
+			w.line("observer %v was parked for %v", p.Observer, p.Cell)
+			w.line("%v, at %s, after %d failures for the change at %v (%s)", ago(p.Age), p.At.Format("2006-01-02 15:04:05 UTC"), p.Attempts, p.Change, when(p.Change))
+			w.line("%s", p.Error)
+		}),
+	}
+	return listed(&cobra.Command{Use: "parked", Short: "Parked runs: list, show, release, drop"}, show, one,
+		a.parkedChange("release", "Let parked runs be attempted again", "Lets parked runs be attempted again, with a fresh count of attempts: one, or all (--all), or all of an observer.", "released",
+			(*percolator.DB).Release),
+		a.parkedChange("drop", "Give parked runs up", "Gives parked runs up: the observer counts as having seen the change, and what its run would have done is lost.", "dropped",
+			(*percolator.DB).DropParked))
+}
+
+// observerFlag reads the typed name of an observer, "" for none.
+func (a *app) observerFlag(name string) (string, error) {
+	if name == "" {
+		return "", nil
+	}
+	return typed(name)
+}
+
+// short is the beginning of an error, on one line.
+func short(s string) string {
+	b := admin.Bytes(s).String()
+	if r := []rune(b); len(r) > 80 {
+		return string(r[:80]) + "..."
+	}
+	return b
+}
+
+// parkedChange makes a command that does something with parked runs.
+func (a *app) parkedChange(use, short, long, became string, f func(*percolator.DB, context.Context, ...percolator.ParkedRun) error) *cobra.Command {
+	var all bool
+	var observer string
+	c := &cobra.Command{
+		Use: use + " {OBSERVER TABLE ROW COLUMN | --observer OBSERVER | --all}", Short: short, Long: long,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if !all && observer == "" {
+				return exactly("OBSERVER", "TABLE", "ROW", "COLUMN")(cmd, args)
+			}
+			return exactly()(cmd, args)
+		},
+		RunE: change(a, func(ctx context.Context, db *percolator.DB, args []string) (done, error) {
+			r, err := admin.Of(db)
+			if err != nil {
+				return done{}, err
+			}
+			n := 0
+			for {
+				runs, err := a.parkedRuns(ctx, r, args, observer, n > 0)
+				if err != nil {
+					return done{}, err
+				}
+				before := n
+				for i := range runs {
+					if err := f(db, ctx, runs[i].Run()); err != nil {
+						return done{}, fmt.Errorf("%w (%d were %s before)", err, n, became)
+					}
+					n++
+				}
+				if n == before || len(args) > 0 || n-before < parkedPage {
+					return done{fmt.Sprintf("%d parked runs were %s", n, became)}, nil
+				}
+			}
+		}, said),
+	}
+	c.Flags().BoolVar(&all, "all", false, "all parked runs")
+	c.Flags().StringVar(&observer, "observer", "", "all parked runs of this observer")
+	return c
+}
+
+const parkedPage = 1000
+
+// parkedRuns finds the parked runs that the arguments name: one, or a page of those of an observer, or of all. With
+// none it returns an error, unless there were some before.
+func (a *app) parkedRuns(ctx context.Context, r *admin.Reader, args []string, observer string, before bool) ([]admin.Parked, error) {
+	limit := parkedPage
+	var cell percolator.Cell
+	if len(args) > 0 {
+		var err error
+		if cell, err = cellOf(args[1:]); err != nil {
+			return nil, err
+		}
+		observer, limit = args[0], 1_000
+	}
+	name, err := a.observerFlag(observer)
+	if err != nil {
+		return nil, err
+	}
+	runs, more, err := r.Parked(ctx, name, limit)
+	if err != nil {
+		return nil, err
+	}
+	if len(args) > 0 {
+		found := slices.DeleteFunc(slices.Clone(runs), func(p admin.Parked) bool { return p.Name() != cell })
+		if len(found) == 0 && more {
+			// Too many to find it so: whether it is parked, whoever releases or drops it finds out.
+			return []admin.Parked{{Observer: admin.Bytes(name), Cell: admin.CellOf(cell)}}, nil
+		}
+		runs = found
+	}
+	if len(runs) > 0 || before {
+		return runs, nil
+	}
+	if name != "" {
+		if err := haveObserver(ctx, r, name); err != nil {
+			return nil, err
+		}
+	}
+	return nil, fmt.Errorf("%w: there is no such parked run", errNotFound)
+}
+
+func (a *app) timersCommand() *cobra.Command {
+	limit := 100
+	c := &cobra.Command{
+		Use: "timers TABLE", Short: "List the timers of a table", Args: exactly("TABLE"),
+		Long: "Lists the timers of a table in the order of their due times. One that was set for the next half minute is not in the list:\n" +
+			"percolator why shows the timer of a cell.",
+		RunE: look(a, func(ctx context.Context, r *admin.Reader, args []string) (list[admin.Timer], error) {
+			table, err := typed(args[0])
+			if err == nil {
+				err = haveTable(ctx, r, table)
+			}
+			if err != nil {
+				return list[admin.Timer]{}, err
+			}
+			t, more, err := r.Timers(ctx, table, limit)
+			return list[admin.Timer]{t, more}, err
+		}, func(w *page, l list[admin.Timer]) {
+			w.row("ROW", "COLUMN", "DUE", "IN", "NOTES")
+			for _, t := range l.Items {
+				note := ""
+				if t.Stale {
+					note = "cancelled, or set anew"
+				}
+				w.row(t.Row, t.Column, t.Due.Format("2006-01-02 15:04:05 UTC"), t.In, note)
+			}
+			rest(w, l.More)
+		}),
+	}
+	c.Flags().IntVar(&limit, "limit", limit, "how many at most")
+	return c
+}
