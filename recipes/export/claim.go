@@ -1,0 +1,141 @@
+package export
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/percolate-go/percolate/keys"
+	"github.com/percolate-go/percolate/percolator"
+)
+
+// The transactions of an exporter: it claims a key, notes what was sent, and leaves the key. Each of them writes the claim cell, so two exporters
+// of a key conflict, and the one whose claim is not there any more notes nothing.
+
+func parseKey(row string) (string, error) {
+	r := keys.Read(row)
+	key := r.Text()
+	if err := r.End(); err != nil {
+		return "", fmt.Errorf("%w: %q: %w", errDamaged, row, err)
+	}
+	return key, nil
+}
+
+// lease is how long a claim lasts.
+func (e *exporter) lease() time.Duration { return leaseTimeouts * e.opt.Timeout }
+
+// take claims a key, and reads the first items. If somebody else has the key, it returns how long to wait. If there are no items it
+// claims nothing and returns nil: what was committed when it looked has been sent and noted, whoever did that.
+//
+// The items are those of the snapshot below the claim. Nobody has noted any of them since, because a note writes the claim
+// cell too, and so conflicts with this transaction.
+func (e *exporter) take(ctx context.Context, key string) (t *turn, wait time.Duration, err error) {
+	begun := time.Now()
+	err = e.db.Update(ctx, func(tx *percolator.Txn) error {
+		t, wait = nil, 0
+		c, now, err := e.readClaim(ctx, tx, key)
+		if err != nil {
+			return err
+		}
+		if c.until > now {
+			wait = min(max(c.until.Sub(now), time.Millisecond), claimedPause)
+			return nil
+		}
+		items, err := e.read(ctx, tx, key, e.page)
+		if err != nil || len(items) == 0 {
+			return err
+		}
+		// Who claims the key later begins after this has committed, so its epoch is greater.
+		c.epoch, c.until = now, now.Add(e.lease())
+		t = &turn{key: key, claim: c, at: now, first: items, ended: begun.Add(e.lease())}
+		return tx.Set(e.cell(rowOf(key), claimColumn), c.encode())
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+	return t, wait, nil
+}
+
+// change edits the key's claim, if it is still that of the turn, within a transaction that may do more.
+func (e *exporter) change(ctx context.Context, t *turn, f func(tx *percolator.Txn, c *claim, now percolator.Timestamp) error) error {
+	begun := time.Now()
+	var changed claim
+	err := e.db.Update(ctx, func(tx *percolator.Txn) error {
+		c, now, err := e.readClaim(ctx, tx, t.key)
+		if err != nil {
+			return err
+		}
+		if c.epoch != t.claim.epoch {
+			return errLost
+		}
+		c.until = now.Add(e.lease())
+		if err := f(tx, &c, now); err != nil {
+			return err
+		}
+		changed = c
+		return tx.Set(e.cell(rowOf(t.key), claimColumn), c.encode())
+	})
+	if err == nil {
+		t.claim, t.ended = changed, begun.Add(e.lease())
+	}
+	return err
+}
+
+func (e *exporter) remove(tx *percolator.Txn, items []stored) error {
+	for i := range items {
+		if err := tx.Delete(percolator.Cell{Table: e.table, Row: items[i].row, Column: itemColumn}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// note removes what was sent. It renews the claim or, if the turn is over, ends it.
+func (e *exporter) note(ctx context.Context, t *turn, sent []stored, over bool) error {
+	err := e.change(ctx, t, func(tx *percolator.Txn, c *claim, now percolator.Timestamp) error {
+		if over {
+			c.until = now
+		}
+		return e.remove(tx, sent)
+	})
+	t.left = over && err == nil
+	return err
+}
+
+// noteFailure removes what was sent, and counts an attempt of the item that was not. dead tells that the item was set aside, because these were
+// its attempts.
+func (e *exporter) noteFailure(ctx context.Context, t *turn, sent []stored, item *stored, cause error) (dead bool, err error) {
+	err = e.change(ctx, t, func(tx *percolator.Txn, c *claim, _ percolator.Timestamp) error {
+		dead = false
+		if err := e.remove(tx, sent); err != nil {
+			return err
+		}
+		if index := uint32(item.Index); c.start != item.start || c.index != index { //nolint:gosec // a transaction has fewer cells
+			c.start, c.index, c.attempts = item.start, index, 0
+		}
+		c.attempts++
+		if !e.opt.Skip || int(c.attempts) < e.opt.MaxAttempts {
+			return nil
+		}
+		c.start, c.index, c.attempts = 0, 0, 0
+		dead = true
+		if err := e.remove(tx, []stored{*item}); err != nil {
+			return err
+		}
+		return tx.Set(percolator.Cell{Table: e.table, Row: item.row, Column: deadColumn}, encodeDead(item.Payload, cause))
+	})
+	return dead, err
+}
+
+// leavePatience bounds the end of a turn whose context may have ended.
+const leavePatience = 5 * time.Second
+
+// leave ends the claim, so that nobody waits for its end. It need not succeed.
+func (e *exporter) leave(ctx context.Context, t *turn) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leavePatience)
+	defer cancel()
+	_ = e.change(ctx, t, func(_ *percolator.Txn, c *claim, now percolator.Timestamp) error {
+		c.until = now
+		return nil
+	})
+}

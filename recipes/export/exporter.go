@@ -1,0 +1,277 @@
+package export
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/percolate-go/percolate/percolator"
+)
+
+// Options of an exporter. A zero field takes its default; a negative one is percolator.ErrInvalid.
+type Options struct {
+	// Batch is how many items of a key a call of the sink gets at most. Default 256.
+	Batch int
+	// Timeout bounds a call of the sink through its context. Default 10 s.
+	Timeout time.Duration
+	// MaxAttempts is how often an item is tried. Then its run is parked or, with Skip, the item is set aside. Default 10.
+	MaxAttempts int
+	// Skip sets an item aside after its attempts, as a dead letter, and goes on with the next one. Without it the item blocks its
+	// key.
+	Skip bool
+	// Concurrency is how many keys a worker sends at once, in places of their own (percolator.Observer.Concurrency). 0 shares the worker's places.
+	Concurrency int
+}
+
+const (
+	// Rows that are read together, and how many there may be if no item among them can be sent yet.
+	page     = 1024
+	mostPage = 1 << 20
+	// A claim lasts for some calls of the sink. It is renewed with each batch.
+	leaseTimeouts = 3
+	// While somebody else has claimed a key, a run looks this often.
+	claimedPause = time.Second
+	// After a failure of the store a run waits so long.
+	storePause = time.Second
+)
+
+// Observer makes the observer that sends the items of the outbox. Its name is that of its observer: it stays the same from one version of the
+// program to the next, and an outbox has one. Give it to the Worker of any number of processes. A nil sink, and Options out of range, are
+// percolator.ErrInvalid.
+func (o *Outbox) Observer(name string, sink Sink, opt Options) (percolator.Observer, error) {
+	if sink == nil {
+		return percolator.Observer{}, fmt.Errorf("export: Observer: %w: the sink is nil", percolator.ErrInvalid)
+	}
+	if opt.Batch < 0 || opt.Timeout < 0 || opt.MaxAttempts < 0 || opt.Concurrency < 0 {
+		return percolator.Observer{}, fmt.Errorf("export: Observer: %w: an option is negative: %+v", percolator.ErrInvalid, opt)
+	}
+	if opt.Batch == 0 {
+		opt.Batch = 256
+	}
+	if opt.Timeout == 0 {
+		opt.Timeout = 10 * time.Second
+	}
+	if opt.MaxAttempts == 0 {
+		opt.MaxAttempts = 10
+	}
+	e := &exporter{Outbox: o, sink: sink, opt: opt, page: page}
+	return percolator.Observer{
+		Name: name, Table: o.table, Column: dueColumn, Concurrency: opt.Concurrency, MaxAttempts: opt.MaxAttempts,
+		Func: func(ctx context.Context, _ *percolator.Txn, c percolator.Cell) error { return e.export(ctx, c.Row) },
+	}, nil
+}
+
+// exporter sends the items of an outbox.
+type exporter struct {
+	*Outbox
+	sink Sink
+	opt  Options
+	page int
+}
+
+// turn is one claim of a key.
+type turn struct {
+	key   string
+	claim claim
+	at    percolator.Timestamp // the snapshot below the claim: what it sends was committed at or below it
+	first []stored             // the first page of items at that snapshot, until they are sent
+	ended time.Time            // by the local clock, until when the claim lasts at least
+	left  bool                 // the claim was ended together with the last note
+}
+
+// errLost says that the claim is somebody else's.
+var errLost = errors.New("the claim was lost")
+
+// export is a run for a key. It sends what was committed when it claimed the key, which is all that the run is to acknowledge.
+func (e *exporter) export(ctx context.Context, row string) error {
+	key, err := parseKey(row)
+	if err != nil {
+		return percolator.Park(err)
+	}
+	t, wait, err := e.take(ctx, key)
+	switch {
+	case err != nil:
+		return e.failed("claiming", key, err)
+	case wait > 0:
+		return percolator.RetryAfter(wait)
+	case t == nil:
+		return nil // a run before this one has sent everything
+	}
+	held := true
+	defer func() {
+		if held && !t.left { // after a failure, and a panic of the sink
+			e.leave(ctx, t)
+		}
+	}()
+	err = e.sendAll(ctx, t)
+	switch {
+	case errors.Is(err, errLost), errors.Is(err, ErrSuperseded):
+		// Whoever has it sends the rest. But if that one dies, nobody else knows of it: so this run is not acknowledged.
+		held = false
+		return percolator.RetryAfter(claimedPause)
+	case err != nil && e.opt.Skip && errors.As(err, new(*sinkError)):
+		return percolator.RetryAfter(backoff(t.claim.attempts))
+	case err != nil:
+		return e.failed("sending the items of", t.key, err)
+	}
+	return nil
+}
+
+// failed is the error of a run. Only what the sink says, and damaged data, count as a failure of it. The store may get well.
+func (e *exporter) failed(what, key string, err error) error {
+	err = fmt.Errorf("export: %s key %q of table %q: %w", what, key, e.table, err)
+	if errors.As(err, new(*sinkError)) || errors.Is(err, percolator.ErrCorrupt) || errors.Is(err, percolator.ErrConflict) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", percolator.RetryAfter(storePause), err)
+}
+
+// backoff is the pause after some failures of one item.
+func backoff(attempts uint32) time.Duration {
+	return min(100*time.Millisecond<<min(attempts, 16), 5*time.Minute)
+}
+
+// sendAll sends all items that were committed at the snapshot below the claim.
+func (e *exporter) sendAll(ctx context.Context, t *turn) error {
+	size := e.page
+	found := t.first
+	for t.first = nil; ; found = nil {
+		if found == nil {
+			var err error
+			if found, err = e.reread(ctx, t, size); err != nil {
+				return err
+			}
+		}
+		items, complete := sendable(t, found, size)
+		switch {
+		case len(items) == 0 && complete:
+			return nil
+		case len(items) == 0 && size >= mostPage:
+			return fmt.Errorf("more than %d transactions were open at the same time", mostPage)
+		case len(items) == 0:
+			size *= 4
+			continue
+		}
+		for len(items) > 0 {
+			batch := items[:min(len(items), e.opt.Batch)]
+			n, err := e.sendSome(ctx, t, batch, complete && len(batch) == len(items))
+			items = items[n:]
+			if err != nil {
+				return err
+			}
+		}
+		if complete {
+			return nil
+		}
+	}
+}
+
+// read returns a page of items of a key at the snapshot of tx, in the order of their starts.
+func (e *exporter) read(ctx context.Context, tx *percolator.Txn, key string, size int) (items []stored, err error) {
+	r := rowOf(key).Range(e.table)
+	r.Columns, r.Limit, r.Timestamps = []string{itemColumn}, size, true
+	for row, err := range tx.Scan(ctx, r) {
+		if err != nil {
+			return nil, err
+		}
+		item, err := parse(row, itemColumn)
+		if err != nil {
+			return nil, err
+		}
+		if item.Commit == 0 {
+			return nil, fmt.Errorf("the row %q has no commit timestamp", row.Key)
+		}
+		items = append(items, item)
+	}
+	return items, nil
+}
+
+// reread returns a page of what is left. Its snapshot lies above the claim, so all that the turn is to send is there, but for what was sent.
+func (e *exporter) reread(ctx context.Context, t *turn, size int) (items []stored, err error) {
+	err = e.db.View(ctx, func(tx *percolator.Txn) error {
+		items, err = e.read(ctx, tx, t.key, size)
+		return err
+	})
+	return items, err
+}
+
+// sendable returns those of a page, in the order of their commits, that no other unsent item comes before. complete tells that these are all that
+// the turn has yet to send.
+func sendable(t *turn, items []stored, size int) (some []stored, complete bool) {
+	// Rows come in the order of starts. Whatever lies behind the last one has a later start, and so a later commit.
+	last := percolator.Timestamp(math.MaxUint64 >> 1)
+	if len(items) == size {
+		last = items[len(items)-1].start
+	}
+	complete = last >= t.at
+	items = slices.DeleteFunc(items, func(s stored) bool { return s.Commit > min(last, t.at) })
+	slices.SortFunc(items, func(a, b stored) int {
+		switch {
+		case a.Commit != b.Commit:
+			return compare(a.Commit, b.Commit)
+		default:
+			return compare(a.Index, b.Index)
+		}
+	})
+	for i := range items {
+		items[i].Epoch = uint64(t.claim.epoch)
+	}
+	return items, complete
+}
+
+func compare[T ~int | ~uint64](a, b T) int {
+	switch {
+	case a < b:
+		return -1
+	case a > b:
+		return 1
+	}
+	return 0
+}
+
+// sinkError is a failure of the sink.
+type sinkError struct{ err error }
+
+func (e *sinkError) Error() string { return e.err.Error() }
+func (e *sinkError) Unwrap() error { return e.err }
+
+// sendSome calls the sink once, and notes what it has taken. If these are the last items, and all were taken, it leaves the key with that.
+func (e *exporter) sendSome(ctx context.Context, t *turn, items []stored, last bool) (taken int, err error) {
+	if time.Until(t.ended) < e.opt.Timeout {
+		if err := e.note(ctx, t, nil, false); err != nil { // renews the claim
+			return 0, err
+		}
+	}
+	given := make([]Item, len(items))
+	for i := range items {
+		given[i] = items[i].Item
+	}
+	within, cancel := context.WithTimeout(ctx, e.opt.Timeout)
+	defer cancel()
+	sent, err := e.sink.Send(within, t.key, given)
+	if sent < 0 || sent > len(items) {
+		return 0, &sinkError{fmt.Errorf("the sink says that it has taken %d of %d items: %w", sent, len(items), err)}
+	}
+	if err == nil && sent == 0 {
+		err = errors.New("the sink has taken nothing, without an error")
+	}
+	switch {
+	case errors.Is(err, ErrSuperseded):
+		return 0, err
+	case ctx.Err() != nil:
+		return 0, ctx.Err() // the worker stops; what was taken may come again
+	case err == nil, sent == len(items): // whatever the error is about
+		return sent, e.note(ctx, t, items[:sent], last && sent == len(items))
+	}
+	dead, nerr := e.noteFailure(ctx, t, items[:sent], &items[sent], err)
+	switch {
+	case nerr != nil:
+		return 0, nerr
+	case dead:
+		return sent + 1, nil
+	}
+	return sent, &sinkError{err}
+}

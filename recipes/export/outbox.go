@@ -1,0 +1,251 @@
+package export
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"iter"
+	"sync"
+
+	"github.com/percolate-go/percolate/keys"
+	"github.com/percolate-go/percolate/percolator"
+)
+
+// Item is what a Sink gets.
+type Item struct {
+	Key string
+	// Epoch is that of the exporter that sends the item. It is greater than that of every exporter which claimed the key before.
+	Epoch uint64
+	// Commit is the commit timestamp of the transaction that put the item, and Index counts the items of the transaction from 0 on, of all
+	// keys. Together they name the item, and items of a key rise by them.
+	Commit percolator.Timestamp
+	Index  int
+	// Payload is what was put. The slice belongs to the sink.
+	Payload []byte
+}
+
+// Outbox holds items that are to be sent. All its methods may be called concurrently.
+type Outbox struct {
+	db    *percolator.DB
+	table string
+
+	mu   sync.Mutex
+	next map[*percolator.Txn]int // indexes of open transactions
+}
+
+// New makes an Outbox for a table that nothing else uses. It neither reads nor writes. A nil db and an empty table are percolator.ErrInvalid.
+func New(db *percolator.DB, table string) (*Outbox, error) {
+	switch {
+	case db == nil:
+		return nil, fmt.Errorf("export: New: %w: the database is nil", percolator.ErrInvalid)
+	case table == "":
+		return nil, fmt.Errorf("export: New: %w: the table's name is empty", percolator.ErrInvalid)
+	}
+	return &Outbox{db: db, table: table, next: make(map[*percolator.Txn]int)}, nil
+}
+
+// Columns: of the row of a key, and of the rows of its items.
+const (
+	dueColumn   = "due"   // notified, never written
+	claimColumn = "claim" // who sends
+	itemColumn  = "item"  // the payload
+	deadColumn  = "dead"  // a dead letter
+)
+
+func rowOf(key string) keys.Key { return keys.Key("").Text(key) }
+
+func (o *Outbox) cell(row keys.Key, column string) percolator.Cell {
+	return percolator.Cell{Table: o.table, Row: string(row), Column: column}
+}
+
+// Put puts an item into the outbox, as a part of tx: it is sent if tx commits. Items of one key are sent in the order of their commits. The
+// payload is copied; it may be empty. Errors: those of Set and of Notify (percolator.ErrNotObserved, also from tx's commit, if no
+// observer of the outbox was ever run), of StartTimestamp, percolator.ErrReadOnly in a View. After an error tx should be
+// rolled back.
+func (o *Outbox) Put(ctx context.Context, tx *percolator.Txn, key string, payload []byte) error {
+	if err := o.put(ctx, tx, key, payload); err != nil {
+		return fmt.Errorf("export: putting an item of key %q into table %q: %w", key, o.table, err)
+	}
+	return nil
+}
+
+func (o *Outbox) put(ctx context.Context, tx *percolator.Txn, key string, payload []byte) error {
+	start, err := tx.StartTimestamp(ctx)
+	if err != nil {
+		return err
+	}
+	index, err := o.index(tx)
+	if err != nil {
+		return err
+	}
+	if err := tx.Set(o.cell(itemRow(key, start, index), itemColumn), payload); err != nil {
+		return err
+	}
+	return tx.Notify(o.cell(rowOf(key), dueColumn))
+}
+
+func itemRow(key string, start percolator.Timestamp, index int) keys.Key {
+	return rowOf(key).Uint(uint64(start)).Int(int64(index))
+}
+
+// index numbers the items of a transaction.
+func (o *Outbox) index(tx *percolator.Txn) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	n, begun := o.next[tx]
+	if !begun {
+		err := tx.OnEnd(func(error) {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			delete(o.next, tx)
+		})
+		if err != nil {
+			return 0, err
+		}
+	}
+	o.next[tx] = n + 1
+	return n, nil
+}
+
+// stored is an item as it lies in the table.
+type stored struct {
+	row   string
+	start percolator.Timestamp
+	Item
+}
+
+// errDamaged is matched by the errors of rows that are no items.
+var errDamaged = fmt.Errorf("export: %w: the row is no item", percolator.ErrCorrupt)
+
+// parse reads a row of an item.
+func parse(row percolator.Row, column string) (stored, error) {
+	r := keys.Read(row.Key)
+	s := stored{row: row.Key, Item: Item{Key: r.Text(), Payload: row.Columns[column], Commit: row.Timestamps[column]}}
+	s.start = percolator.Timestamp(r.Uint())
+	s.Index = int(r.Int())
+	if err := r.End(); err != nil {
+		return stored{}, fmt.Errorf("%w: %q: %w", errDamaged, row.Key, err)
+	}
+	return s, nil
+}
+
+// claim is what the claim cell of a key says.
+type claim struct {
+	epoch percolator.Timestamp
+	until percolator.Timestamp // nobody has claimed the key from then on
+	// The item at which the last exporter failed, and how often that was tried.
+	start    percolator.Timestamp
+	index    uint32
+	attempts uint32
+}
+
+const (
+	claimFormat = 1
+	claimBytes  = 33
+)
+
+func (c *claim) encode() []byte {
+	b := append(make([]byte, 0, claimBytes), claimFormat)
+	b = binary.BigEndian.AppendUint64(b, uint64(c.epoch))
+	b = binary.BigEndian.AppendUint64(b, uint64(c.until))
+	b = binary.BigEndian.AppendUint64(b, uint64(c.start))
+	b = binary.BigEndian.AppendUint32(b, c.index)
+	return binary.BigEndian.AppendUint32(b, c.attempts)
+}
+
+// readClaim returns the claim of a key at the snapshot of tx, and the time of the snapshot.
+func (o *Outbox) readClaim(ctx context.Context, tx *percolator.Txn, key string) (c claim, now percolator.Timestamp, err error) {
+	cell := o.cell(rowOf(key), claimColumn)
+	b, err := tx.Get(ctx, cell)
+	found := !errors.Is(err, percolator.ErrNotFound)
+	if found && err != nil {
+		return claim{}, 0, err
+	}
+	if now, err = tx.StartTimestamp(ctx); err != nil || !found {
+		return claim{}, now, err
+	}
+	if len(b) != claimBytes || b[0] != claimFormat {
+		return claim{}, 0, fmt.Errorf("export: %w: %v is no claim that this program knows", percolator.ErrCorrupt, cell)
+	}
+	return claim{
+		epoch:    percolator.Timestamp(binary.BigEndian.Uint64(b[1:])),
+		until:    percolator.Timestamp(binary.BigEndian.Uint64(b[9:])),
+		start:    percolator.Timestamp(binary.BigEndian.Uint64(b[17:])),
+		index:    binary.BigEndian.Uint32(b[25:]),
+		attempts: binary.BigEndian.Uint32(b[29:]),
+	}, now, nil
+}
+
+// DeadLetter is an item that was set aside.
+type DeadLetter struct {
+	Item         // without an Epoch; Commit is that of the transaction that set it aside
+	Error string // of the last attempt
+
+	start percolator.Timestamp
+}
+
+// A dead letter is stored as the length of the error, the error, and the payload.
+func encodeDead(payload []byte, cause error) []byte {
+	text := cause.Error()
+	text = text[:min(len(text), 1024)]
+	b := binary.AppendUvarint(make([]byte, 0, len(text)+len(payload)+4), uint64(len(text)))
+	return append(append(b, text...), payload...)
+}
+
+// Dead visits the dead letters of all keys. At most one error is yielded, at the end: those of Scan, and percolator.ErrCorrupt for a row that
+// is no dead letter.
+func (o *Outbox) Dead(ctx context.Context, tx *percolator.Txn) iter.Seq2[DeadLetter, error] {
+	return func(yield func(DeadLetter, error) bool) {
+		for row, err := range tx.Scan(ctx, percolator.Range{Table: o.table, Columns: []string{deadColumn}, Timestamps: true}) {
+			var d DeadLetter
+			if err == nil {
+				d, err = parseDead(row)
+			}
+			if err != nil {
+				yield(DeadLetter{}, fmt.Errorf("export: listing dead letters of table %q: %w", o.table, err))
+				return
+			}
+			if !yield(d, nil) {
+				return
+			}
+		}
+	}
+}
+
+func parseDead(row percolator.Row) (DeadLetter, error) {
+	s, err := parse(row, deadColumn)
+	if err != nil {
+		return DeadLetter{}, err
+	}
+	n, size := binary.Uvarint(s.Payload)
+	if size <= 0 || n > uint64(len(s.Payload)-size) {
+		return DeadLetter{}, fmt.Errorf("%w: %q", errDamaged, row.Key)
+	}
+	rest := s.Payload[size:]
+	d := DeadLetter{Item: s.Item, Error: string(rest[:n]), start: s.start}
+	d.Payload = rest[n:]
+	return d, nil
+}
+
+// Resend puts a dead letter into the outbox again, as a part of tx: it is sent behind the items of its key. Errors: those of Put; percolator.ErrNotFound if
+// it is no dead letter any more.
+func (o *Outbox) Resend(ctx context.Context, tx *percolator.Txn, d DeadLetter) error {
+	if err := o.Drop(ctx, tx, d); err != nil {
+		return err
+	}
+	return o.Put(ctx, tx, d.Key, d.Payload)
+}
+
+// Drop removes a dead letter, as a part of tx. Errors: those of Get and Delete; percolator.ErrNotFound if it is no dead letter any more.
+func (o *Outbox) Drop(ctx context.Context, tx *percolator.Txn, d DeadLetter) error {
+	cell := o.cell(itemRow(d.Key, d.start, d.Index), deadColumn)
+	_, err := tx.Get(ctx, cell)
+	if err == nil {
+		err = tx.Delete(cell)
+	}
+	if err != nil {
+		return fmt.Errorf("export: removing a dead letter of key %q from table %q: %w", d.Key, o.table, err)
+	}
+	return nil
+}

@@ -1,0 +1,303 @@
+package index
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/percolate-go/percolate/percolator"
+)
+
+// Pace bounds what Build, Check, Repair and Drop take. The zero value goes as quickly as it can.
+type Pace struct {
+	// Rows is how many rows one transaction looks at, at most. Default 256. Fewer are taken while transactions meet conflicts.
+	Rows int
+	// Pause is how long to wait after each transaction. Default 0.
+	Pause time.Duration
+}
+
+const (
+	defaultRows = 256
+	mostRows    = 10_000
+	mostRounds  = 8
+)
+
+func (p Pace) check() (Pace, error) {
+	if p.Rows == 0 {
+		p.Rows = defaultRows
+	}
+	if p.Rows < 0 || p.Rows > mostRows || p.Pause < 0 {
+		return p, fmt.Errorf("%w: Pace.Rows is %d and Pace.Pause is %v; they must be from 0 to %d, and not negative", percolator.ErrInvalid, p.Rows, p.Pause, mostRows)
+	}
+	return p, nil
+}
+
+// wait is the pause after a transaction.
+func (p Pace) wait(ctx context.Context) error {
+	if p.Pause == 0 {
+		return ctx.Err()
+	}
+	timer := time.NewTimer(p.Pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Build makes the index readable: it defines the index if nobody has, waits until every process knows of it, adds the entries of the data that is there,
+// and compares all entries with all data until nothing differs. Meanwhile everybody may write. An index that is readable is left as it is, and the Report is empty.
+//
+// Build may be ended at any time and called again, in any process: it goes on where it was. Several at once share the work badly, and do no harm. The Report is of the last comparison, and of what this call did of it.
+//
+// Errors: ErrNotUnique, which names values that several rows have, so that the index stays unreadable: change these rows and call Build again; ErrMismatch;
+// percolator.ErrInvalid for a bad Pace, and if the index is defined otherwise; percolator.ErrIndexChanged if it is being dropped; those of DB.DefineIndex, DB.MoveIndex and Update.
+// A value or row that makes the key of an entry too long for the store is percolator.ErrTooLarge.
+func (ix *Index[T]) Build(ctx context.Context, pace Pace) (Report, error) {
+	pace, err := pace.check()
+	if err != nil {
+		return Report{}, fmt.Errorf("index: Build: %w", err)
+	}
+	info, err := ix.db.DefineIndex(ctx, ix.upkeep)
+	if err == nil && info.State == percolator.IndexMaintained {
+		info, err = ix.db.MoveIndex(ctx, info, percolator.IndexBuilding)
+	}
+	switch {
+	case err != nil:
+		return Report{}, fmt.Errorf("index: building %q: %w", ix.name, err)
+	case info.State == percolator.IndexReadable:
+		return Report{}, nil
+	case info.State != percolator.IndexBuilding:
+		return Report{}, fmt.Errorf("index: building %q: %w: it is %v", ix.name, percolator.ErrIndexChanged, info.State)
+	}
+	r, err := ix.build(ctx, info, pace)
+	if err != nil {
+		return r, fmt.Errorf("index: building %q: %w", ix.name, err)
+	}
+	return r, nil
+}
+
+// progress is what a build has come to. It is stored in the transactions that bring it on.
+type progress struct {
+	Since percolator.Timestamp `json:"since"` // of the index
+	At    percolator.Timestamp `json:"at"`    // of its state
+	Round int                  `json:"round"`
+	position
+	// Differs tells that something differed in this round.
+	Differs bool `json:"differs"`
+}
+
+// build goes over everything until a whole round has found nothing that differs.
+func (ix *Index[T]) build(ctx context.Context, info percolator.IndexInfo, pace Pace) (Report, error) {
+	var all Report
+	for rows := pace.Rows; ; {
+		p, r, fresh, err := ix.buildStep(ctx, info, rows)
+		switch {
+		case errors.Is(err, percolator.ErrConflict):
+			rows = max(rows/2, 1)
+			continue
+		case err != nil:
+			return all, err
+		}
+		if fresh {
+			all = Report{}
+		}
+		all.add(&r)
+		rows = min(rows*2, pace.Rows)
+		switch {
+		case p.Part < partsEnd:
+		case !p.Differs:
+			_, err := ix.db.MoveIndex(ctx, info, percolator.IndexReadable)
+			return all, err
+		case all.Duplicated > 0 && all.Missing+all.Stale == 0:
+			return all, &all.Duplicates[0]
+		case p.Round+1 >= mostRounds:
+			return all, fmt.Errorf("%w: %d missing, %d stale, in round %d", ErrMismatch, all.Missing, all.Stale, p.Round+1)
+		}
+		if err := pace.wait(ctx); err != nil {
+			return all, err
+		}
+	}
+}
+
+// buildStep takes the build a step on from where it is stored to be. fresh tells that a round begins.
+func (ix *Index[T]) buildStep(ctx context.Context, info percolator.IndexInfo, rows int) (p progress, r Report, fresh bool, err error) {
+	cell := percolator.Cell{Table: ix.opt.Entries, Row: rowProgress, Column: columnProgress}
+	err = ix.db.Update(ctx, func(tx *percolator.Txn) error {
+		p = progress{}
+		stored, err := tx.Get(ctx, cell)
+		switch {
+		case errors.Is(err, percolator.ErrNotFound):
+		case err != nil:
+			return err
+		case json.Unmarshal(stored, &p) != nil || p.Since != info.Since || p.At != info.At || p.Part < 0:
+			p = progress{} // of another build, or damaged
+		}
+		p.Since, p.At = info.Since, info.At
+		if p.Part >= partsEnd { // of a round that has ended
+			p.Round, p.position, p.Differs = p.Round+1, position{}, false
+			if p.Round >= mostRounds {
+				p.Round = 0
+			}
+		}
+		fresh = p.position == position{}
+		if p.position, r, err = ix.step(ctx, tx, p.position, rows, true); err != nil {
+			return err
+		}
+		p.Differs = p.Differs || !r.Matches()
+		encoded, err := json.Marshal(p)
+		if err != nil {
+			return err
+		}
+		return tx.Set(cell, encoded)
+	}, percolator.WithIndexUpkeep(info), percolator.WithMaxAttempts(1))
+	return p, r, fresh, err
+}
+
+// Check compares all entries with all data, and changes nothing. Each part is compared at a snapshot of its own, so what is written meanwhile does
+// not differ. Errors: ErrNotReadable if the index is not defined, or otherwise, or not every process keeps it yet;
+// percolator.ErrInvalid for a bad Pace; those of View.
+func (ix *Index[T]) Check(ctx context.Context, pace Pace) (Report, error) {
+	return ix.compare(ctx, "checking", pace, false)
+}
+
+// Repair is Check, and makes the entries fit the data. Duplicates of a unique value stay. A lookup before it ends may miss what is
+// missing. Other errors are those of Update; percolator.ErrIndexChanged if the state of the index changes meanwhile.
+func (ix *Index[T]) Repair(ctx context.Context, pace Pace) (Report, error) {
+	return ix.compare(ctx, "repairing", pace, true)
+}
+
+func (ix *Index[T]) compare(ctx context.Context, what string, pace Pace, mend bool) (Report, error) {
+	var all Report
+	pace, err := pace.check()
+	if err != nil {
+		return all, fmt.Errorf("index: %s %q: %w", what, ix.name, err)
+	}
+	info, err := infoOf(ctx, ix.db, ix.name)
+	if err == nil {
+		err = ix.own(info)
+	}
+	if err == nil && info.State != percolator.IndexBuilding && info.State != percolator.IndexReadable {
+		err = fmt.Errorf("%w: it is %v", ErrNotReadable, info.State)
+	}
+	if err != nil {
+		return all, fmt.Errorf("index: %s %q: %w", what, ix.name, err)
+	}
+	at, rows := position{}, pace.Rows
+	for at.Part < partsEnd {
+		var next position
+		var r Report
+		step := func(tx *percolator.Txn) (err error) {
+			next, r, err = ix.step(ctx, tx, at, rows, mend)
+			return err
+		}
+		if mend {
+			err = ix.db.Update(ctx, step, percolator.WithIndexUpkeep(info), percolator.WithMaxAttempts(1))
+		} else {
+			err = ix.db.View(ctx, step)
+		}
+		switch {
+		case errors.Is(err, percolator.ErrConflict):
+			rows = max(rows/2, 1)
+			continue
+		case err == nil:
+			at, rows = next, min(rows*2, pace.Rows)
+			all.add(&r)
+			err = pace.wait(ctx)
+		}
+		if err != nil {
+			return all, fmt.Errorf("index: %s %q: %w", what, ix.name, err)
+		}
+	}
+	return all, nil
+}
+
+// infoOf returns what the catalog says of an index; one that is not there is percolator.IndexAbsent.
+func infoOf(ctx context.Context, db *percolator.DB, name string) (percolator.IndexInfo, error) {
+	all, err := db.Indexes(ctx)
+	for _, info := range all {
+		if info.Name == name {
+			return info, nil
+		}
+	}
+	return percolator.IndexInfo{}, err
+}
+
+// Drop removes an index with all its entries, by its name, whatever its definition. Programs need not keep it for that. It may be ended at any
+// time and called again, in any process. From then on Build returns an error until it has ended. An index that is not
+// there is no error. Errors: percolator.ErrInvalid for a nil db and for a bad Pace; those of DB.MoveIndex and Update.
+func Drop(ctx context.Context, db *percolator.DB, name string, pace Pace) error {
+	pace, err := pace.check()
+	if err == nil && db == nil {
+		err = fmt.Errorf("%w: the database is nil", percolator.ErrInvalid)
+	}
+	if err == nil {
+		err = drop(ctx, db, name, pace)
+	}
+	if err != nil {
+		return fmt.Errorf("index: dropping %q: %w", name, err)
+	}
+	return nil
+}
+
+func drop(ctx context.Context, db *percolator.DB, name string, pace Pace) error {
+	var next percolator.IndexState
+	for {
+		info, err := infoOf(ctx, db, name)
+		if err != nil {
+			return err
+		}
+		switch info.State {
+		case percolator.IndexAbsent:
+			return nil
+		case percolator.IndexReadable:
+			next = percolator.IndexBuilding // nobody reads it any more
+		case percolator.IndexDropping:
+			return dropEntries(ctx, db, info, pace)
+		default:
+			next = percolator.IndexDropping
+		}
+		if _, err := db.MoveIndex(ctx, info, next); err != nil && !errors.Is(err, percolator.ErrIndexChanged) {
+			return err
+		}
+	}
+}
+
+// dropEntries removes the entries of an index that is being dropped, and then the index. Until every process knows that it is, some write
+// entries: so it waits for that first.
+func dropEntries(ctx context.Context, db *percolator.DB, info percolator.IndexInfo, pace Pace) error {
+	if err := db.AwaitIndex(ctx, info); err != nil {
+		return err
+	}
+	for rows, left := pace.Rows, true; left; {
+		seen := 0
+		err := db.Update(ctx, func(tx *percolator.Txn) error {
+			seen = 0
+			for row, err := range tx.Scan(ctx, percolator.Range{Table: info.Entries, Limit: rows}) {
+				if err != nil {
+					return err
+				}
+				seen++
+				for column := range row.Columns {
+					if err := tx.Delete(percolator.Cell{Table: info.Entries, Row: row.Key, Column: column}); err != nil {
+						return err
+					}
+				}
+			}
+			return nil
+		}, percolator.WithIndexUpkeep(info))
+		if err == nil {
+			left = seen == rows
+			err = pace.wait(ctx)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	_, err := db.MoveIndex(ctx, info, percolator.IndexAbsent)
+	return err
+}

@@ -1,0 +1,193 @@
+package index
+
+import (
+	"context"
+	"slices"
+
+	"github.com/percolate-go/percolate/keys"
+	"github.com/percolate-go/percolate/percolator"
+)
+
+// Report says what a walk over the data and the entries has found.
+type Report struct {
+	// Rows and Entries are how many were looked at.
+	Rows, Entries int
+	// Missing entries are those that a row should have, and Stale ones those that no row has.
+	Missing, Stale int
+	// Duplicates are values of an Options.Unique that several rows have, the first 100, and Duplicated is how many were found.
+	Duplicates []NotUniqueError
+	Duplicated int
+	// Damaged is how many rows could not be decoded. They have no entries. FirstDamaged is the error of the first one.
+	Damaged      int
+	FirstDamaged error
+}
+
+// Matches tells whether the entries are those of the data: none is missing, stale or duplicated. Rows that cannot be decoded do not count.
+func (r *Report) Matches() bool { return r.Missing == 0 && r.Stale == 0 && r.Duplicated == 0 }
+
+const mostDuplicates = 100
+
+// add adds what another part of a walk has found.
+func (r *Report) add(o *Report) {
+	r.Rows += o.Rows
+	r.Entries += o.Entries
+	r.Missing += o.Missing
+	r.Stale += o.Stale
+	r.Duplicated += o.Duplicated
+	r.Damaged += o.Damaged
+	r.Duplicates = append(r.Duplicates, o.Duplicates[:min(len(o.Duplicates), mostDuplicates-len(r.Duplicates))]...)
+	if r.FirstDamaged == nil {
+		r.FirstDamaged = o.FirstDamaged
+	}
+}
+
+// Parts of a walk.
+const (
+	partRows    = iota // from the rows to their entries
+	partEntries        // from the entries to their rows
+	partsEnd
+)
+
+// position is where a walk goes on.
+type position struct {
+	Part int    `json:"part"`
+	From string `json:"from"`
+}
+
+// step looks at some rows or entries, in one transaction, and returns where to go on.
+func (ix *Index[T]) step(ctx context.Context, tx *percolator.Txn, at position, rows int, mend bool) (next position, r Report, err error) {
+	walk := ix.walkRows
+	if at.Part == partEntries {
+		walk = ix.walkEntries
+	}
+	last, seen, err := walk(ctx, tx, at.From, rows, mend, &r)
+	switch {
+	case err != nil:
+		return at, Report{}, err
+	case seen < rows:
+		return position{Part: at.Part + 1}, r, nil
+	}
+	return position{Part: at.Part, From: last + "\x00"}, r, nil
+}
+
+// wanted is an entry that a row should have.
+type wanted struct {
+	cell  percolator.Cell
+	value keys.Key
+	row   string
+}
+
+// walkRows compares the entries of some rows from one on with what they should be. With mend, missing ones are added.
+func (ix *Index[T]) walkRows(ctx context.Context, tx *percolator.Txn, from string, rows int, mend bool, r *Report) (last string, seen int, err error) {
+	var want []wanted
+	var cells []percolator.Cell
+	for row, err := range tx.Scan(ctx, percolator.Range{Table: ix.of.Table, From: from, Columns: []string{ix.of.Name}, Limit: rows}) {
+		if err != nil {
+			return "", 0, err
+		}
+		last, seen = row.Key, seen+1
+		values, err := ix.valuesOf(ctx, row.Key, row.Columns[ix.of.Name])
+		if err != nil {
+			if r.Damaged++; r.FirstDamaged == nil {
+				r.FirstDamaged = err
+			}
+			continue
+		}
+		for _, v := range values {
+			c := ix.entry(v, row.Key)
+			want, cells = append(want, wanted{c, v, row.Key}), append(cells, c)
+		}
+	}
+	r.Rows = seen
+	got, err := tx.GetMany(ctx, cells...)
+	if err != nil {
+		return "", 0, err
+	}
+	has := make(map[percolator.Cell]string, len(got))
+	for c, b := range got {
+		has[c] = string(b)
+	}
+	for _, w := range want {
+		holder, found := has[w.cell]
+		if found && holder == w.row {
+			continue
+		}
+		if found && ix.opt.Unique {
+			taken, err := ix.hasValue(ctx, tx, holder, w.value)
+			if err != nil {
+				return "", 0, err
+			}
+			if taken {
+				r.Duplicated++
+				if len(r.Duplicates) < mostDuplicates {
+					r.Duplicates = append(r.Duplicates, NotUniqueError{Index: ix.name, Value: w.value, Row: holder, Other: w.row})
+				}
+				continue
+			}
+		}
+		r.Missing++
+		has[w.cell] = w.row // a second row of this step with the value is a duplicate
+		if mend {
+			if err := tx.Set(w.cell, []byte(w.row)); err != nil {
+				return "", 0, err
+			}
+		}
+	}
+	return last, seen, nil
+}
+
+// hasValue tells whether a row has a value.
+func (ix *Index[T]) hasValue(ctx context.Context, tx *percolator.Txn, row string, value keys.Key) (bool, error) {
+	c := ix.of.Cell(row)
+	if row == "" {
+		return false, nil // no row has this key: the entry is damaged
+	}
+	got, err := tx.GetMany(ctx, c)
+	if err != nil {
+		return false, err
+	}
+	stored, found := got[c]
+	if !found {
+		return false, nil
+	}
+	values, _ := ix.valuesOf(ctx, row, stored) // one that cannot be decoded has none
+	_, has := slices.BinarySearch(values, value)
+	return has, nil
+}
+
+// walkEntries looks whether the rows of some entries from one on have their values. With mend, the others are removed.
+func (ix *Index[T]) walkEntries(ctx context.Context, tx *percolator.Txn, from string, rows int, mend bool, r *Report) (last string, seen int, err error) {
+	var entries []found
+	var cells []percolator.Cell
+	for row, err := range tx.Scan(ctx, percolator.Range{Table: ix.opt.Entries, From: from, Columns: []string{column}, Limit: rows}) {
+		if err != nil {
+			return "", 0, err
+		}
+		last, seen = row.Key, seen+1
+		e := found{string(row.Columns[column]), row.Key}
+		entries = append(entries, e)
+		if c := ix.of.Cell(e.row); e.row != "" && len(e.row) <= ix.db.Limits().Row {
+			cells = append(cells, c)
+		}
+	}
+	r.Entries = seen
+	got, err := tx.GetMany(ctx, cells...)
+	if err != nil {
+		return "", 0, err
+	}
+	for _, e := range entries {
+		if stored, exists := got[ix.of.Cell(e.row)]; exists {
+			values, _ := ix.valuesOf(ctx, e.row, stored)
+			if slices.ContainsFunc(values, func(v keys.Key) bool { return ix.entry(v, e.row).Row == e.at }) {
+				continue
+			}
+		}
+		r.Stale++
+		if mend {
+			if err := tx.Delete(percolator.Cell{Table: ix.opt.Entries, Row: e.at, Column: column}); err != nil {
+				return "", 0, err
+			}
+		}
+	}
+	return last, seen, nil
+}

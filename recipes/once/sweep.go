@@ -1,0 +1,94 @@
+package once
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/percolate-go/percolate/percolator"
+)
+
+// lookSometimes removes what has ended in a random place of the table, for some of the calls. A failure is no fault of the caller's: what
+// is left is removed by another call.
+func (k *Keys[T]) lookSometimes(ctx context.Context, now percolator.Timestamp) {
+	if n := mix(uint64(now)); n%k.lookEvery == 0 {
+		_, _, _ = k.sweepFrom(ctx, string(place(mix(n))), lookAt)
+	}
+}
+
+// Sweep removes all keys that have ended by now, some at a time, and returns how many. It goes through the whole table. What was removed
+// when an error ended it stays removed. Two that sweep at the same time may each leave some to the other. Errors: those of Update; of a record that
+// is damaged, which is left as it is, when all others are done.
+func (k *Keys[T]) Sweep(ctx context.Context) (removed int, err error) {
+	var damaged error
+	for from := ""; ; {
+		n, next, err := k.sweepFrom(ctx, from, lookAt)
+		removed += n
+		var d *damagedError
+		if errors.As(err, &d) {
+			damaged, err = d, nil
+		}
+		if err != nil {
+			return removed, fmt.Errorf("once: sweeping table %q: %w", k.table, err)
+		}
+		if next == "" {
+			break
+		}
+		from = next
+	}
+	if damaged != nil {
+		return removed, fmt.Errorf("once: sweeping table %q: %w", k.table, damaged)
+	}
+	return removed, nil
+}
+
+// damagedError is a record that cannot be read, among others that were swept.
+type damagedError struct {
+	cell percolator.Cell
+	err  error
+}
+
+func (e *damagedError) Error() string { return fmt.Sprintf("%v: %v", e.cell, e.err) }
+func (e *damagedError) Unwrap() error { return e.err }
+
+// sweepFrom looks at some rows from one on, and removes what has ended. next is where to go on, "" at the end of the table.
+func (k *Keys[T]) sweepFrom(ctx context.Context, from string, rows int) (removed int, next string, err error) {
+	var damaged error
+	err = k.db.Update(ctx, func(tx *percolator.Txn) error {
+		removed, next, damaged = 0, "", nil
+		seen := 0
+		for row, err := range tx.Scan(ctx, percolator.Range{Table: k.table, From: from, Columns: []string{column}, Limit: rows}) {
+			if err != nil {
+				return err
+			}
+			if seen++; seen == rows {
+				next = row.Key + "\x00"
+			}
+			now, err := tx.StartTimestamp(ctx) // the scan has drawn it
+			if err != nil {
+				return err
+			}
+			cell := percolator.Cell{Table: k.table, Row: row.Key, Column: column}
+			r, err := parse(row.Columns[column])
+			if err != nil {
+				damaged = &damagedError{cell, err}
+				continue
+			}
+			if r.until > now {
+				continue
+			}
+			if err := tx.Delete(cell); err != nil {
+				return err
+			}
+			removed++
+		}
+		return nil
+	}, percolator.WithMaxAttempts(1))
+	if errors.Is(err, percolator.ErrConflict) {
+		return 0, next, nil // one of the keys is used again, or somebody else sweeps
+	}
+	if err != nil {
+		return 0, next, err
+	}
+	return removed, next, damaged
+}
