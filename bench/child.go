@@ -20,13 +20,14 @@ const childVariable = "PERCOLATOR_BENCH_CHILD"
 
 // childTask is what a child does.
 type childTask struct {
-	Kind   string // transfer, worker, fleet, waiting
+	Kind   string // transfer, worker, fleet, waiting, counters
 	URL    string
 	Config Config
 	Repeat int
 	Depth  int           // worker: of the chain
-	How    string        // fleet: the system; waiting: the way
+	How    string        // transfer, fleet: the system; waiting, counters: the way
 	Takes  time.Duration // fleet: how long the function sleeps
+	From   int64         // fleet: the number of the first change that counts
 }
 
 // reportEvery is how often a worker says how much it has handled.
@@ -62,28 +63,26 @@ func (t *childTask) do(ctx context.Context) error {
 	}
 	switch t.Kind {
 	case "transfer":
-		s := &transfer{rows: t.Config.Rows, size: t.Config.ValueSize}
-		if err := s.open(ctx, t.URL); err != nil {
+		s, err := joiners[t.How](ctx, t.URL, t.Config)
+		if err != nil {
 			return err
 		}
-		if err := wait(); err != nil {
-			return errors.Join(err, s.Close())
+		// Programs run for days: how long it takes to make connections, and their plans, is not what is measured.
+		if warm := t.Config; warm.Warmup > 0 {
+			warm.skewed = newSkew(warm.Skew)
+			if _, err := loop(ctx, s, warm, warm.Warmup, t.Repeat); err != nil {
+				return errors.Join(err, s.Close())
+			}
 		}
-		t.Config.skewed = newSkew(t.Config.Skew)
-		cpu := processCPU()
-		sample, err := loop(ctx, s, t.Config, t.Config.Duration, t.Repeat)
-		if err == nil {
-			sample.CPU = float64((processCPU() - cpu).Nanoseconds()) / 1e3 / float64(sample.Ops)
-			err = json.NewEncoder(os.Stdout).Encode(sample)
-		}
-		return errors.Join(err, s.Close())
+		return t.loopAndTell(ctx, s, wait)
 	case "worker":
-		var handled atomic.Int64
+		handled := newProgress()
 		s := &observerChain{url: t.URL}
-		err := s.start(ctx, t.Depth, t.Config.ValueSize, func(int64) { handled.Add(1) })
+		err := s.start(ctx, t.Depth, t.Config.ValueSize, func(int64) { handled.add(1) })
 		if err == nil {
+			fmt.Println("ready") // before anything else
 			stop := say(&handled, reportEvery)
-			err = wait() // it works until it is told to end
+			_, err = in.ReadString('\n') // it works until it is told to end
 			stop()
 		}
 		return errors.Join(err, s.close())
@@ -91,12 +90,47 @@ func (t *childTask) do(ctx context.Context) error {
 		return t.doFleet(ctx, in, wait)
 	case "waiting":
 		return t.doWaiting(ctx, in, wait)
+	case "counters":
+		return t.doCounters(ctx, wait)
 	}
 	return fmt.Errorf("no task %q", t.Kind)
 }
 
-// say prints a number again and again, until the function that it returns is called.
-func say(n *atomic.Int64, every time.Duration) (stop func()) {
+// loopAndTell calls a side that is open, and says what came of it.
+func (t *childTask) loopAndTell(ctx context.Context, s Side, wait func() error) error {
+	t.Config.skewed = newSkew(t.Config.Skew)
+	if err := wait(); err != nil {
+		return errors.Join(err, s.Close())
+	}
+	cpu := processCPU()
+	sample, err := loop(ctx, s, t.Config, t.Config.Duration, t.Repeat)
+	if err == nil {
+		sample.CPU = float64((processCPU() - cpu).Nanoseconds()) / 1e3 / float64(sample.Ops)
+		err = json.NewEncoder(os.Stdout).Encode(sample)
+	}
+	return errors.Join(err, s.Close())
+}
+
+// progress is a number that grows. Whoever follows it is woken only if it grew.
+type progress struct {
+	n    *atomic.Int64
+	grew chan struct{}
+}
+
+func newProgress() progress { return progress{n: new(atomic.Int64), grew: make(chan struct{}, 1)} }
+
+func (p *progress) add(n int64) {
+	p.n.Add(n)
+	select {
+	case p.grew <- struct{}{}:
+	default:
+	}
+}
+
+// say prints how far something is, each time that it grew but not more often than that, until
+// the function that it returns is called. A process that does nothing says nothing: what it
+// costs is measured.
+func say(p *progress, every time.Duration) (stop func()) {
 	stopped := make(chan struct{})
 	var saying sync.WaitGroup
 	saying.Go(func() {
@@ -104,15 +138,20 @@ func say(n *atomic.Int64, every time.Duration) (stop func()) {
 			select {
 			case <-stopped:
 				return
+			case <-p.grew:
+				fmt.Println(p.n.Load())
+			}
+			select {
+			case <-stopped:
+				return
 			case <-time.After(every):
-				fmt.Println(n.Load())
 			}
 		}
 	})
-	return func() {
+	return sync.OnceFunc(func() {
 		close(stopped)
 		saying.Wait()
-	}
+	})
 }
 
 // helper is a child process.
@@ -166,73 +205,4 @@ func (h *helper) wait() error { return h.cmd.Wait() }
 func (h *helper) kill() {
 	_ = h.cmd.Process.Kill()
 	_ = h.cmd.Wait() // it says that it was killed
-}
-
-// processes is transfers by several processes.
-type processes struct {
-	url    string
-	n      int
-	filled *shared
-}
-
-func (s *processes) Name() string                      { return fmt.Sprintf("%d processes", s.n) }
-func (s *processes) Peer() string                      { return "" }
-func (s *processes) ServerURL() string                 { return s.url }
-func (s *processes) Op(context.Context, *Caller) error { panic("it is a Runner") }
-func (s *processes) Close() error                      { return nil }
-
-func (s *processes) Prepare(ctx context.Context, cfg Config) error {
-	if s.filled.prepared {
-		return nil
-	}
-	s.filled.prepared = true
-	t := &transfer{url: s.url}
-	return errors.Join(t.Prepare(ctx, cfg), t.Close())
-}
-
-// Run implements Runner.
-func (s *processes) Run(ctx context.Context, cfg Config, d time.Duration, repeat int) (Sample, error) {
-	var children []*helper
-	defer func() {
-		for _, h := range children {
-			h.kill()
-		}
-	}()
-	for i := range s.n {
-		c := cfg
-		c.Duration = d
-		c.Goroutines = max(1, cfg.Goroutines/s.n)
-		c.Seed += uint64(i) << 20
-		h, err := startHelper(ctx, childTask{Kind: "transfer", URL: s.url, Config: c, Repeat: repeat})
-		if err != nil {
-			return Sample{}, err
-		}
-		children = append(children, h)
-	}
-	var wg sync.WaitGroup
-	samples, errs := make([]Sample, s.n), make([]error, s.n)
-	for i, h := range children {
-		wg.Go(func() {
-			if errs[i] = h.tell(); errs[i] == nil {
-				errs[i] = json.NewDecoder(h.out).Decode(&samples[i])
-			}
-		})
-	}
-	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
-		return Sample{}, err
-	}
-	var sum Sample
-	for _, x := range samples {
-		sum.Ops += x.Ops
-		sum.Rate += x.Rate
-		sum.Conflicts += x.Conflicts
-		sum.CPU += x.CPU * float64(x.Ops)
-		// Quantiles cannot be added up; the processes do the same work, so their mean
-		// is near.
-		sum.P50 += x.P50 / float64(s.n)
-		sum.P99 += x.P99 / float64(s.n)
-	}
-	sum.CPU /= float64(max(1, sum.Ops))
-	return sum, nil
 }

@@ -33,9 +33,10 @@ func together(ctx context.Context) (*errgroup.Group, context.Context) {
 }
 
 // deeds is what one process of a crew did, or all together. CPU is that of the time in which
-// functions did their work; the rest also of the time before, in which what waits was found.
+// functions did their work on the changes that are counted; Conflicts, Scans and Found are also of the time before, in which it
+// warmed up and what waits was found.
 type deeds struct {
-	Calls     int64 // of the function
+	Calls     int64 // of the function, for changes that are counted
 	Conflicts int64 // runs that ended in one
 	Scans     int64
 	Found     int64 // cells, by the scans
@@ -47,17 +48,25 @@ type deeds struct {
 
 // tally counts what a member of a crew does, while it does it.
 type tally struct {
-	calls, done atomic.Int64
-	opened      chan struct{} // closed when functions may do their work
+	calls  atomic.Int64
+	done   progress
+	from   int64         // changes with lower numbers only warm the member up
+	opened chan struct{} // closed when functions may do their work
 
 	mu   sync.Mutex
 	took latencies
 }
 
-func newTally() *tally { return &tally{opened: make(chan struct{}), took: newLatencies()} }
+// newTally counts changes from that number on.
+func newTally(from int64) *tally {
+	return &tally{from: from, done: newProgress(), opened: make(chan struct{}), took: newLatencies()}
+}
 
-// called counts a call of the function, and holds it up until all may begin.
-func (t *tally) called(ctx context.Context) error {
+// called counts a call of the function for a row, and holds it up until all may begin.
+func (t *tally) called(ctx context.Context, row string) error {
+	if id, _ := ofRow(row); id < t.from {
+		return nil
+	}
 	t.calls.Add(1)
 	select {
 	case <-t.opened:
@@ -67,14 +76,15 @@ func (t *tally) called(ctx context.Context) error {
 	}
 }
 
-// finished notes a change whose result is committed and that was due at that time,
-// in Unix nanoseconds.
-func (t *tally) finished(due int64) {
-	took := time.Duration(time.Now().UnixNano() - due)
-	t.mu.Lock()
-	t.took.record(took)
-	t.mu.Unlock()
-	t.done.Add(1)
+// finished notes a change of a row whose result is committed.
+func (t *tally) finished(row string) {
+	if id, due := ofRow(row); id >= t.from {
+		took := time.Duration(time.Now().UnixNano() - due)
+		t.mu.Lock()
+		t.took.record(took)
+		t.mu.Unlock()
+	}
+	t.done.add(1)
 }
 
 // member is the part of one process.
@@ -98,10 +108,11 @@ func newMember(how string) member {
 }
 
 // doFleet is a child that handles changes. With the first line on its standard input
-// its worker starts, with the second one its functions begin to do their work, and with
-// the third one it ends. It says again and again how many changes it handled.
+// its worker starts, with the second one its functions begin to do their work on the changes
+// that are counted, and with the third one it ends. It says how many changes it handled, those
+// that warm it up included.
 func (t *childTask) doFleet(ctx context.Context, in *bufio.Reader, wait func() error) (err error) {
-	count := newTally()
+	count := newTally(t.From)
 	m := newMember(t.How)
 	defer func() { err = errors.Join(err, m.close()) }()
 	if err := m.open(ctx, t, count); err != nil {
@@ -113,17 +124,17 @@ func (t *childTask) doFleet(ctx context.Context, in *bufio.Reader, wait func() e
 	if err := m.work(ctx); err != nil {
 		return err
 	}
+	stop := say(&count.done, crewReport)
+	defer stop()
 	if _, err := in.ReadString('\n'); err != nil {
 		return err
 	}
 	cpu := processCPU()
 	close(count.opened)
-	stop := say(&count.done, crewReport)
-	_, err = in.ReadString('\n')
-	stop()
-	if err != nil {
+	if _, err := in.ReadString('\n'); err != nil {
 		return err
 	}
+	stop()
 	did := deeds{Calls: count.calls.Load(), CPU: processCPU() - cpu}
 	m.add(&did)
 	count.mu.Lock()

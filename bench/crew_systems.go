@@ -28,13 +28,21 @@ const (
 // fleetRow names a row by its number and by the time at which its change was due.
 func fleetRow(id, due int64) string { return fmt.Sprintf("%s-%012d-%d", session, id, due) }
 
-// dueOf is the time in the name of a row.
-func dueOf(row string) int64 {
-	due, err := strconv.ParseInt(row[strings.LastIndexByte(row, '-')+1:], 10, 64)
-	if err != nil {
-		return 0
+// ofRow is the number and the time in the name of a row.
+func ofRow(row string) (id, due int64) {
+	parts := strings.Split(row, "-")
+	if len(parts) < 3 {
+		return 0, 0
 	}
-	return due
+	id, err := strconv.ParseInt(parts[len(parts)-2], 10, 64)
+	if err != nil {
+		return 0, 0
+	}
+	due, err = strconv.ParseInt(parts[len(parts)-1], 10, 64)
+	if err != nil {
+		return 0, 0
+	}
+	return id, due
 }
 
 // fillBy calls do for parts of n changes, in their order, from a few goroutines.
@@ -59,7 +67,7 @@ func (s *observerSource) open(ctx context.Context, size int, prepare bool) error
 	if prepare {
 		// The observer is made known by a worker that is stopped again.
 		m := &observerMember{}
-		err := m.open(ctx, &childTask{URL: s.url}, newTally())
+		err := m.open(ctx, &childTask{URL: s.url}, newTally(0))
 		if err == nil {
 			err = m.work(ctx)
 		}
@@ -110,10 +118,10 @@ type observerMember struct{ observerChain }
 
 func (m *observerMember) open(ctx context.Context, t *childTask, count *tally) error {
 	m.url = t.URL
-	return m.ready(ctx, fleetTable, fleetResult, func(row string) { count.finished(dueOf(row)) }, fleetConcurrency, percolator.Observer{
+	return m.ready(ctx, fleetTable, fleetResult, count.finished, fleetConcurrency, percolator.Observer{
 		Name: "fleet", Table: fleetTable, Column: fleetInput,
 		Func: func(ctx context.Context, tx *percolator.Txn, c percolator.Cell) error {
-			if err := count.called(ctx); err != nil {
+			if err := count.called(ctx, c.Row); err != nil {
 				return err
 			}
 			b, err := tx.Get(ctx, c)
@@ -192,13 +200,13 @@ type riverMember struct {
 }
 
 func (m *riverMember) Work(ctx context.Context, job *river.Job[fleetJob]) error {
-	if err := m.count.called(ctx); err != nil {
+	if err := m.count.called(ctx, job.Args.Row); err != nil {
 		return err
 	}
 	sleep(ctx, m.takes)
 	err := riverJob(ctx, m.pool, job, func(tx pgx.Tx) error { return m.result(ctx, tx, job.Args.Row, job.Args.Data) })
 	if err == nil {
-		m.count.finished(dueOf(job.Args.Row))
+		m.count.finished(job.Args.Row)
 	}
 	return err
 }
@@ -252,14 +260,14 @@ type asynqMember struct{ asynqSystem }
 func (m *asynqMember) open(_ context.Context, t *childTask, count *tally) error {
 	m.kind = asynqFleetKind
 	return m.asynqSystem.work(t.URL, fleetConcurrency, fleetConcurrency, func(ctx context.Context, id, due int64, data []byte) error {
-		if err := count.called(ctx); err != nil {
+		if err := count.called(ctx, fleetRow(id, due)); err != nil {
 			return err
 		}
 		sleep(ctx, t.Takes)
 		if err := m.result(ctx, fleetRow(id, due), data); err != nil {
 			return err
 		}
-		count.finished(due)
+		count.finished(fleetRow(id, due))
 		return nil
 	})
 }

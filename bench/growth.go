@@ -22,10 +22,10 @@ func growthWorkloads() []Workload {
 	for _, kind := range []string{"pebble", "postgres", "redis"} {
 		all = append(all, rowsWorkload(kind), versionsWorkload(kind), callersWorkload(kind), valuesWorkload(kind), findWorkload(kind, true), findWorkload(kind, false))
 		if kind != "pebble" { // which one process opens at a time
-			all = append(all, contentionWorkload(kind), processesWorkload(kind))
+			all = append(all, contentionWorkload(kind))
 		}
 	}
-	return all
+	return append(all, processesWorkload("postgres", byRepeatableRead, 1.3), processesWorkload("redis", byWatch, 1.15))
 }
 
 // space is a place of its own in a store of a kind: where -store says, if it is of
@@ -412,31 +412,4 @@ func (s *nativeUpdate) Name() string { return "UPDATE" }
 func (s *nativeUpdate) Op(ctx context.Context, w *Caller) error {
 	_, err := s.db.Exec(ctx, "UPDATE "+s.table()+" SET value = $2 WHERE key = $1", rowName(w.row(s.rows)), value(w.Rand.Int64N(1000), s.size))
 	return err
-}
-
-// processesWorkload is transfers by more and more processes, each with its share
-// of the callers.
-func processesWorkload(kind string) Workload {
-	return Workload{
-		Name: kind + "-processes", Group: "growth", About: "transfers on " + kind + " by 64 callers in more and more processes",
-		Goroutines: 64, Rows: 100_000, XAxis: "processes", Chart: rateChart,
-		Sides: func(cfg Config) ([]Side, error) {
-			u, err := space(cfg, kind, "processes")
-			if err != nil {
-				return nil, err
-			}
-			if kind == "postgres" {
-				u = with(u, "connect_timeout", "60") // they start together
-			}
-			var sides []Side
-			filled := &shared{}
-			for _, n := range []int{1, 2, 4, 8} {
-				if n > cfg.Goroutines {
-					break
-				}
-				sides = append(sides, point("percolator on "+kind, float64(n), fmt.Sprintf("%d processes", n), &processes{url: u, n: n, filled: filled}))
-			}
-			return sides, nil
-		},
-	}
 }

@@ -18,7 +18,8 @@ var pages = []struct{ group, title, about string }{
 	{"postgres", "Postgres", "Transactions on Postgres beside plain pgx, and observers beside River."},
 	{"paper", "The paper's figures", "What the paper measured, measured here: documents that arrive, scaling, failures, and the index by observers against a batch job."},
 	{"workers", "Workers", "Observers in one process and in several: a backlog, a steady rate, and functions that take long."},
-	{"size", "Size", "Large transactions, and what small ones feel of them."},
+	{"size", "Size", "Large transactions, and what small ones feel of them; what a garbage collection costs; a table that is filled and emptied all the time."},
+	{"recipes", "Recipes", "Values that everybody adds to, and an outbox, beside what one would do by hand."},
 	{"growth", "Growth", "More callers, rows, values, versions and processes."},
 }
 

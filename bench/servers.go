@@ -272,7 +272,8 @@ func rowsAndSize(cfg Config, atMost, sized int) (rows, size int) {
 	return rows, size
 }
 
-func (s *redisPeer) Prepare(ctx context.Context, cfg Config) error {
+// connect makes the client.
+func (s *redisPeer) connect(cfg Config) error {
 	s.rows, s.size = rowsAndSize(cfg, s.atMost, s.sized)
 	u, err := url.Parse(s.url)
 	if err != nil {
@@ -285,6 +286,13 @@ func (s *redisPeer) Prepare(ctx context.Context, cfg Config) error {
 	}
 	o.PoolSize = max(cfg.Goroutines, 10)
 	s.client = redis.NewClient(o)
+	return nil
+}
+
+func (s *redisPeer) Prepare(ctx context.Context, cfg Config) error {
+	if err := s.connect(cfg); err != nil {
+		return err
+	}
 	for from := 0; from < s.rows; from += fillBatch {
 		_, err := s.client.Pipelined(ctx, func(p redis.Pipeliner) error {
 			for i := from; i < min(s.rows, from+fillBatch); i++ {

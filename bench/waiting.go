@@ -170,12 +170,12 @@ func (m *waitingMember) observers(how string) []percolator.Observer {
 // open makes a worker that keeps what failed waiting for long.
 func (m *waitingMember) open(ctx context.Context, url, how string) error {
 	m.url = url
-	m.count, m.stuck = newTally(), newTally()
+	m.count, m.stuck = newTally(0), newTally(0)
 	store, err := rowstore.Open(ctx, url)
 	if err != nil {
 		return err
 	}
-	watching := &commitWatch{Store: store, table: waitingTable, column: waitingResult, committed: func(row string) { m.count.finished(dueOf(row)) }}
+	watching := &commitWatch{Store: store, table: waitingTable, column: waitingResult, committed: m.count.finished}
 	m.db, err = percolator.New(ctx, watching, percolator.WithSettings(percolator.Settings{CatalogLease: time.Second}), percolator.WithLogger(riverLog()))
 	if err != nil {
 		return errors.Join(err, store.Close())
@@ -199,7 +199,7 @@ func (m *waitingMember) state(port int) (s waitingState, err error) {
 	var mem runtime.MemStats
 	runtime.ReadMemStats(&mem)
 	s = waitingState{
-		Stuck: m.stuck.calls.Load(), Done: m.count.done.Load(), Found: int64(stats.NotifyFound), Reads: int64(stats.ObserverViews),
+		Stuck: m.stuck.calls.Load(), Done: m.count.done.n.Load(), Found: int64(stats.NotifyFound), Reads: int64(stats.ObserverViews),
 		Calls: int64(ownTraffic(port).since(traffic{}).sent), CPU: processCPU(),
 		Memory: residentMiB(), Heap: float64(mem.HeapInuse) / (1 << 20),
 	}

@@ -143,6 +143,8 @@ type Sample struct {
 	Work *Work `json:"work,omitempty"`
 	// Waiting is what cells that wait cost, in the workloads that are about them.
 	Waiting *Waiting `json:"waiting,omitempty"`
+	// Reading is what reads of a counter cost beside the additions.
+	Reading *Reading `json:"reading,omitempty"`
 	// Timeline are operations per second over time, in steps of timelineStep, for
 	// workloads that show it.
 	Timeline []float64 `json:"timeline,omitempty"`
