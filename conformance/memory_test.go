@@ -16,7 +16,6 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/coalesce"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
-	"github.com/percolate-go/percolate/percolator/rowstore/router"
 )
 
 func TestMain(m *testing.M) {
@@ -37,26 +36,14 @@ func TestMain(m *testing.M) {
 
 func TestMemory(t *testing.T) {
 	t.Parallel()
-	conformance.Run(t, func(testing.TB) rowstore.Store { return memstore.New() }, conformance.Patience(40*time.Second))
+	conformance.Run(t, func(testing.TB) rowstore.Store { return memstore.New() }, conformance.Patience(40*time.Second), conformance.Scale(0.5))
 }
 
+// The other parts run in package coalesce.
 func TestCoalescedMemory(t *testing.T) {
 	t.Parallel()
-	conformance.Run(t, func(testing.TB) rowstore.Store {
+	conformance.RunObservers(t, func(testing.TB) rowstore.Store {
 		return coalesce.New(memstore.New(), coalesce.Options{MaxBatch: 8, MaxInFlight: 1})
-	}, conformance.Patience(40*time.Second), conformance.Scale(0.15))
-}
-
-// TestRoutedMemories spreads the tables that the tests use over two stores.
-func TestRoutedMemories(t *testing.T) {
-	t.Parallel()
-	conformance.Run(t, func(t testing.TB) rowstore.Store {
-		r, err := router.New(router.Config{
-			Stores: map[string]rowstore.Store{"main": memstore.New(), "other": memstore.New()},
-			Tables: map[string]string{"u": "other", "t1": "other", "bank1": "other", "ledger*": "other", "items": "other", "primary": "other", "a*": "other"}, Authoritative: "main",
-		})
-		require.NoError(t, err)
-		return r
 	}, conformance.Patience(40*time.Second), conformance.Scale(0.15))
 }
 
@@ -111,14 +98,16 @@ func BenchmarkMemory(b *testing.B) {
 
 func TestMemoryWithHooks(t *testing.T) {
 	t.Parallel()
-	conformance.Run(t, func(testing.TB) rowstore.Store { return memstore.New() },
+	conformance.RunHooks(t, func(testing.TB) rowstore.Store { return memstore.New() },
 		conformance.WithHooks(conformance.MemoryHooks), conformance.Patience(40*time.Second))
 }
 
 // TestMemoryLikeEtcd runs over a store that takes few operations in one step.
 func TestMemoryLikeEtcd(t *testing.T) {
 	t.Parallel()
-	conformance.Run(t, func(testing.TB) rowstore.Store {
+	open := func(testing.TB) rowstore.Store {
 		return memstore.New(memstore.WithLimits(rowstore.Limits{Operations: 128, Bytes: 3 << 19}))
-	}, conformance.Patience(40*time.Second), conformance.Scale(0.15))
+	}
+	conformance.RunStore(t, open, conformance.Patience(40*time.Second), conformance.Scale(0.15))
+	conformance.RunTransactions(t, open, conformance.Patience(40*time.Second), conformance.Scale(0.15))
 }

@@ -15,7 +15,7 @@ import (
 func backfill(t testing.TB, e *env) {
 	e.eachWay(t, func(w *world) {
 		db, loader := w.observed(), w.db()
-		n := e.n(600, 300)
+		n := e.n(600, 200)
 		require.NoError(w, loader.Update(w.ctx, func(tx *percolator.Txn) error {
 			for i := range n {
 				w.write(tx, col(key(i), "a"), fmt.Sprint(i))

@@ -267,7 +267,7 @@ func workersThatDie(t testing.TB, e *env) {
 		mortal := quickWorker
 		mortal.StopTimeout = 100 * time.Millisecond
 		var clock patientClock
-		for i := range e.n(8, 4) {
+		for i := range e.n(8, 2) {
 			db, c := w.client(append(shortLease(), percolator.WithClock(&clock))...)
 			c.Outlive()
 			left := int64(20 + rng.IntN(150))

@@ -15,7 +15,7 @@ func TestConformanceMemory(t *testing.T) {
 		s, err := Open(t.Context(), Options{MemTableSize: minMemTable})
 		require.NoError(t, err)
 		return s
-	}, conformance.Without(conformance.Sizes, "TestConformanceDisk has them"))
+	}, conformance.Scale(0.4), conformance.Without(conformance.Sizes, "TestConformanceDisk has them"))
 }
 
 // Half as much runs on disk, where only the waits for the log are added.
@@ -25,5 +25,5 @@ func TestConformanceDisk(t *testing.T) {
 		s, err := Open(t.Context(), Options{Path: t.TempDir(), MemTableSize: minMemTable})
 		require.NoError(t, err)
 		return s
-	}, conformance.Scale(0.5))
+	}, conformance.Scale(0.2))
 }

@@ -38,10 +38,10 @@ func mustNew(t testing.TB, db *engine.DB, opts Options) *Store {
 }
 
 // The database has the engine's default options, and keys of the program on both sides of
-// the store's.
+// the store's. What stands over the store cannot see that: TestConformanceMemory has it.
 func TestConformanceNew(t *testing.T) {
 	t.Parallel()
-	conformance.Run(t, func(t testing.TB) rowstore.Store {
+	conformance.RunStore(t, func(t testing.TB) rowstore.Store {
 		db := database(t, nil)
 		for _, k := range []string{"", "\x00", "\x07", "a", "\xff"} {
 			require.NoError(t, db.Set([]byte(k), []byte("the program's"), engine.NoSync))

@@ -27,14 +27,15 @@ func testContext(t testing.TB) context.Context {
 }
 
 // Behind PgBouncer in transaction mode sessions are shared, and prepared statements
-// of one transaction are not there in the next.
+// of one transaction are not there in the next. Observers only lack pushes there, as over
+// a store that offers none.
 func TestConformancePgBouncer(t *testing.T) {
 	t.Parallel()
 	_, schemas := recycled(t)
 	bouncer := testserver.NewPgBouncer(t, testserver.SharedPostgres(t), testserver.PgBouncerOptions{}).URL
-	conformance.Run(t, func(t testing.TB) rowstore.Store {
-		return openTest(t, with(bouncer, "schema", schemas.schema(t)))
-	}, conformance.Scale(0.05))
+	open := func(t testing.TB) rowstore.Store { return openTest(t, with(bouncer, "schema", schemas.schema(t))) }
+	conformance.RunStore(t, open, conformance.Scale(0.05))
+	conformance.RunTransactions(t, open, conformance.Scale(0.05))
 }
 
 // Every mode that pgx knows works, with and without a pooler.

@@ -60,7 +60,7 @@ func TestConformanceNew(t *testing.T) {
 		c := program(t, &goredis.Options{Addr: hostOf(t, testserver.Redis(t))})
 		require.Equal(t, 3, c.Options().MaxRetries)
 		require.Equal(t, 3, c.Options().Protocol)
-		conformance.Run(t, func(t testing.TB) rowstore.Store { return openNew(t, c, Options{}) }, conformance.Scale(0.1))
+		conformance.RunStore(t, func(t testing.TB) rowstore.Store { return openNew(t, c, Options{}) }, conformance.Scale(0.1))
 	})
 	t.Run("ClusterClient", func(t *testing.T) {
 		t.Parallel()

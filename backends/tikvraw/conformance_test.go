@@ -7,7 +7,7 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// The store alone, over keys in memory: its own contract, and then everything with
+// The store alone, over keys in memory: its own contract, and then transactions too, with
 // rows whose parts move out early, so that every test meets chunks.
 func TestConformanceFake(t *testing.T) {
 	t.Parallel()
@@ -19,8 +19,10 @@ func TestConformanceFake(t *testing.T) {
 	})
 	t.Run("SmallParts", func(t *testing.T) {
 		t.Parallel()
-		conformance.Run(t, func(t testing.TB) rowstore.Store {
+		open := func(t testing.TB) rowstore.Store {
 			return openFake(t, newFakeData().client(), small(Options{Oracle: OracleStore}))
-		}, conformance.Scale(0.1))
+		}
+		conformance.RunStore(t, open, conformance.Scale(0.1))
+		conformance.RunTransactions(t, open, conformance.Scale(0.1))
 	})
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
-const conformanceScale = 0.3
+const conformanceScale = 0.15
 
 func TestConformanceOfCoalesce(t *testing.T) {
 	t.Parallel()

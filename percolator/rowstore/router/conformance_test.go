@@ -9,7 +9,7 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore/router"
 )
 
-const conformanceScale = 0.3
+const conformanceScale = 0.15
 
 // The suite names its tables itself, so every second letter decides.
 func TestConformanceOfRouter(t *testing.T) {
@@ -25,5 +25,5 @@ func TestConformanceOfRouter(t *testing.T) {
 	}
 	conformance.RunStore(t, open, conformance.Scale(conformanceScale))
 	conformance.RunTransactions(t, open, conformance.Scale(conformanceScale))
-	conformance.RunObservers(t, open)
+	conformance.RunObservers(t, open, conformance.Scale(conformanceScale))
 }
