@@ -218,7 +218,7 @@ func TestBigAnswers(t *testing.T) {
 	ctx := context.Background()
 	srv := testserver.NewRedis(t, map[string]string{"appendonly": "no"})
 	s := bare(t, with(t, srv.URL))
-	const rows = 200
+	const rows = 60
 	value := strings.Repeat("x", 1<<20)
 	var reads []rowstore.RowRead
 	for i := range rows {
