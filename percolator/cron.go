@@ -148,8 +148,8 @@ type cron struct {
 
 func (c *cron) String() string { return "cron " + c.text + " in " + c.loc.String() }
 
-// cronYears is how far ahead a line is looked for: 29 February may be eight years away.
-const cronYears = 9
+// cronYears is how far ahead a line is looked for: a 29 February that is a Sunday may be 40 years away.
+const cronYears = 41
 
 // Next implements Schedule.
 func (c *cron) Next(after time.Time) time.Time {

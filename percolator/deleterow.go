@@ -70,7 +70,7 @@ func (tx *Txn) DeleteRow(ctx context.Context, table, row string) error {
 // mayDeleteRows returns nil once the transaction has begun above the moment from which on every writer knows of deleted rows.
 func (tx *Txn) mayDeleteRows(ctx context.Context) error {
 	from := tx.db.known().RowDeletesFrom
-	if from == 0 || tx.set && tx.start <= from {
+	if from == 0 {
 		var err error
 		if from, err = tx.db.awaitFeature(ctx, rowDeletes); err != nil {
 			return called("DeleteRow", err)
@@ -79,10 +79,14 @@ func (tx *Txn) mayDeleteRows(ctx context.Context) error {
 	if err := tx.begin(ctx); err != nil {
 		return err
 	}
-	if tx.start <= from {
-		return &ConflictError{With: from, Reason: "it has begun before every process knew of deleted rows"}
+	if tx.start > from {
+		return nil
 	}
-	return nil
+	// Whoever tries again has to begin above that moment, or would try in vain.
+	if _, err := tx.db.awaitFeature(ctx, rowDeletes); err != nil {
+		return called("DeleteRow", err)
+	}
+	return &ConflictError{With: from, Reason: "it has begun before every process knew of deleted rows"}
 }
 
 // deleteSeen deletes what a settled row shows, and what the transaction has set in it, and locks the whole row. It returns the
@@ -256,7 +260,7 @@ func (tx *Txn) deletePart(ctx context.Context, r *Range) (done DeleteReport, err
 		if err != nil {
 			return done, err
 		}
-		if len(live) > 0 && (done.Rows == int64(r.Limit) || done.Rows > 0 && done.Cells+int64(len(live)) > deleteCells) {
+		if len(live) > 0 && (done.Rows == int64(r.Limit) || done.Rows > 0 && !tx.hasRoom(live)) {
 			done.Next = row.Row
 			return done, tx.db.checkSnapshot(ctx, tx.start, s.table)
 		}
@@ -284,6 +288,15 @@ func (tx *Txn) deletePart(ctx context.Context, r *Range) (done DeleteReport, err
 		done.Next = ""
 	}
 	return done, tx.db.checkSnapshot(ctx, tx.start, s.table)
+}
+
+// hasRoom tells whether a part of a range may have the cells of one more row.
+func (tx *Txn) hasRoom(cells []Cell) bool {
+	bytes := tx.writes.bytes
+	for _, c := range append(cells, Cell{cells[0].Table, cells[0].Row, format.ColumnWholeRow}) {
+		bytes += len(c.Table) + len(c.Row) + len(c.Column)
+	}
+	return len(tx.writes.list)+len(cells) < min(deleteCells, tx.db.limits.Cells) && bytes <= tx.db.limits.Bytes
 }
 
 func tooWide(err error, row string) error {

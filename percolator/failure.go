@@ -155,7 +155,7 @@ func (w *Worker) putRecord(ctx context.Context, tx *Txn, o *Observer, view *cell
 			return none, err
 		}
 	}
-	if old.Change > change || old.Parked && old.Change == change {
+	if old.Parked && old.Change >= change || old.Change > change && !view.outdated(o.Name, old.Change) {
 		return none, nil
 	}
 	f := format.Failure{Change: change, Replay: old.Replay && !old.Parked}

@@ -263,7 +263,7 @@ func (db *DB) dropUnobserved(ctx context.Context, timers []dueTimer) error {
 // dropTimers removes the timers of cells that nobody observes, and counts them. A timer that was set by somebody who knew an
 // observer stays: the catalog is read after the snapshot was drawn, so it names that observer.
 func (db *DB) dropTimers(ctx context.Context, cells []Cell) (dropped int, err error) {
-	for part := range slices.Chunk(cells, firePage) {
+	for part := range slices.Chunk(cells, min(firePage, db.limits.Cells)) {
 		n := 0
 		err := db.Update(ctx, func(tx *Txn) error {
 			n = 0

@@ -290,11 +290,13 @@ func (w *Worker) startPeriodic(ctx context.Context, q *queue) error {
 		case !found:
 			return p.begin(tx, r.Since, now)
 		case p.same(&s):
-			if p.Version <= s.Version {
-				return nil
+			// Without a timer nothing would come any more: a run was parked for which there was no next tick, and dropped.
+			_, timed, err := tx.db.getCell(ctx, timerOf(p.cell().stored()), &tx.snapshot)
+			if err != nil || timed && p.Version <= s.Version {
+				return err
 			}
-			s.Version = p.Version
-			return p.store(tx, &s, false)
+			s.Version = max(s.Version, p.Version)
+			return p.store(tx, &s, !timed)
 		case p.Version == s.Version:
 			return fmt.Errorf("%w: the periodic has the schedule %q here, and %q is stored, both of Version %d: raise the Version of the one that is to count",
 				ErrInvalid, p.text, s.Schedule, p.Version)
@@ -330,9 +332,12 @@ func (p *periodic) replace(tx *Txn, s *format.Periodic, now time.Time) error {
 		s.Next = next
 	}
 	s.Version, s.Schedule = p.Version, []byte(p.text)
-	// Whoever has the other schedule sees at once that it does not count any more.
-	if err := tx.Notify(p.cell()); err != nil {
-		return err
+	// Whoever has the other schedule sees at once that it does not count any more. A parked run would be taken for released: then
+	// they see it at the next tick.
+	if s.Parked == 0 {
+		if err := tx.Notify(p.cell()); err != nil {
+			return err
+		}
 	}
 	return p.store(tx, s, true)
 }

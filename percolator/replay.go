@@ -21,6 +21,7 @@ import (
 const (
 	replayPage   = 128            // rows that are asked for in one transaction
 	replayWindow = 4 * replayPage // cells that may wait for their runs before more is asked for
+	replayCells  = 3              // that a request writes and notifies, at most
 	// replayPatience is how far ahead the next attempt of a run may be for a replay to wait for it.
 	replayPatience = time.Minute
 )
@@ -300,9 +301,9 @@ func (r *replay) ask(ctx context.Context) (over bool, err error) {
 func (r *replay) askPage(ctx context.Context, tx *Txn, now *format.Replay) (asked []Cell, more bool, err error) {
 	observer, column := string(now.Observer), string(now.Column)
 	failure := format.FailureColumn(observer, column)
-	rows := 0
+	rows, page := 0, max(1, min(replayPage, (r.db.limits.Cells-1)/replayCells))
 	scan := rowstore.ScanRange{
-		Table: string(now.Table), From: string(now.Next), To: string(now.To), Limit: replayPage,
+		Table: string(now.Table), From: string(now.Next), To: string(now.To), Limit: page,
 		Selectors: snapshotPicks(snapshotPicks(nil, column, tx.start), failure, tx.start),
 	}
 	for row, err := range r.db.scanSettled(ctx, scan, tx.start, nil) {
@@ -323,7 +324,7 @@ func (r *replay) askPage(ctx context.Context, tx *Txn, now *format.Replay) (aske
 		c.Column = failure
 		asked = append(asked, c)
 	}
-	return asked, rows == replayPage, r.db.checkSnapshot(ctx, tx.start, string(now.Table))
+	return asked, rows == page, r.db.checkSnapshot(ctx, tx.start, string(now.Table))
 }
 
 // askAgain asks for one more run of an observer for a stored cell, of which a settled row shows the failure record. It writes even
@@ -351,6 +352,26 @@ func (tx *Txn) askAgain(observer string, c Cell, newest Timestamp, row *rowstore
 	}
 	tx.told = append(tx.told, c)
 	return tx.put(at, format.KindPut, f.Encode())
+}
+
+// dropRequest removes a request for a cell that has nothing any more: its deletion was collected between the look and the commit of the
+// transaction that asks. Whatever is written later has a run of its own.
+func (w *Worker) dropRequest(ctx context.Context, o *Observer, view *cellView) runResult {
+	at := Cell{view.cell.Table, view.cell.Row, format.FailureColumn(o.Name, view.cell.Column)}
+	err := w.db.Update(ctx, func(tx *Txn) error {
+		value, found, err := w.db.getCell(ctx, at, &tx.snapshot)
+		if err != nil || !found {
+			return err
+		}
+		if f, err := format.DecodeFailure(value); err != nil || !f.Replay || f.Parked {
+			return err
+		}
+		return tx.put(at, format.KindDelete, nil)
+	})
+	if err != nil {
+		return trouble(fmt.Errorf("removing the request for a run of observer %q for %v: %w", o.Name, view.cell.public(), err))
+	}
+	return runResult{next: runAgain}
 }
 
 // findAsked adds what others have asked for, in rows from where this call has got to, to what is waited for.

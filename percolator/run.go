@@ -170,6 +170,8 @@ func (w *Worker) attempt(ctx context.Context, t *task) runResult {
 		}
 		w.calling(ctx, t)
 		return w.run(ctx, tx, t.o, i, view)
+	case view.change == 0 && view.replayed(i):
+		return w.dropRequest(ctx, t.o, view)
 	}
 	return w.clearNotifications(ctx, view)
 }

@@ -441,3 +441,49 @@ func TestRowsAreNotGuardedForNothing(t *testing.T) {
 		require.Equal(t, rowGuards, conditions(w.aware(opts...)))
 	})
 }
+
+// Whoever begins while others do not know of deletions yet waits for that, and does not use up its attempts.
+func TestScheduleW_SecondOfAll(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w *world, opts ...Option) {
+		first, c := w.client(opts...), w.client(opts...)
+		set(t, first.DB, rowA, "1")
+		from, err := first.raiseTo(t.Context(), rowDeletes)
+		require.NoError(t, err)
+		_, err = c.loadCatalog(t.Context())
+		require.NoError(t, err)
+		calls := 0
+		done := async(func() error {
+			return c.Update(t.Context(), func(tx *Txn) error {
+				calls++
+				return tx.DeleteRow(t.Context(), "t", "a")
+			}, WithMaxAttempts(2))
+		})
+		_, ended := w.clock.sleeps(t, from.Sub(mustNow(t, first))+time.Millisecond, done)
+		require.False(t, ended, "it does not wait until everybody knows")
+		w.pass(worldLease + time.Millisecond)
+		require.NoError(t, w.finish(done))
+		require.Equal(t, 2, calls)
+		require.Equal(t, "none", value(t, c, rowA))
+	})
+}
+
+// A part of a range is no larger than a transaction may be.
+func TestDeleteRangeWithinLimits(t *testing.T) {
+	t.Parallel()
+	for name, limits := range map[string]Limits{"cells": {Cells: 7}, "bytes": {Bytes: 30}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.rowDeletes()
+			c, small := w.client(), w.client(WithLimits(limits))
+			for _, r := range []string{"a", "b", "c", "d"} {
+				for _, column := range []string{"v", "w"} {
+					set(t, c.DB, Cell{"t", r, column}, "1")
+				}
+			}
+			report, err := small.DeleteRange(t.Context(), Range{Table: "t"})
+			require.NoError(t, err)
+			require.Equal(t, DeleteReport{Rows: 4, Cells: 8}, report)
+		})
+	}
+}

@@ -350,3 +350,47 @@ func TestIndexesThatCannotBe(t *testing.T) {
 	}
 	require.False(t, errors.Is(ErrIndexed, ErrConflict))
 }
+
+// An upkeep has locked a cell that the transaction writes, or locks, afterwards. What the upkeep did is taken back, and what the transaction did is not.
+func TestScheduleI_UpkeepHasLockedTheCell(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w *world, opts ...Option) {
+		ctx := t.Context()
+		c, _ := indexed(t, w, opts...)
+		set(t, c.DB, rowB, "0")
+		set(t, c.DB, Cell{"u", "a", "v"}, "0")
+		locks := byValue()
+		keep := locks.Keep
+		locks.Keep = func(ctx context.Context, tx *Txn, changes []RowChange) error {
+			for _, cell := range []Cell{{"u", "a", "v"}, {"u", "b", "v"}} {
+				if _, err := tx.GetForUpdate(ctx, cell); err != nil && !errors.Is(err, ErrNotFound) {
+					return err
+				}
+			}
+			return keep(ctx, tx, changes)
+		}
+		require.NoError(t, c.KeepIndex(locks))
+		tx := begin(t, c)
+		require.NoError(t, tx.Set(rowA, []byte("1")))
+		_, err := tx.Index(ctx, "by value")
+		require.NoError(t, err)
+		require.NoError(t, tx.Set(Cell{"u", "a", "v"}, []byte("1")))
+		_, err = tx.GetForUpdate(ctx, Cell{"u", "b", "v"})
+		require.ErrorIs(t, err, ErrNotFound)
+		require.NoError(t, c.KeepIndex(byValue())) // it locks nothing any more
+		set(t, c.DB, Cell{"u", "b", "v"}, "2")
+		require.ErrorIs(t, tx.Commit(ctx), ErrConflict, "the lock is lost")
+
+		require.NoError(t, c.KeepIndex(locks))
+		require.NoError(t, c.Update(ctx, func(tx *Txn) error {
+			if err := tx.Set(rowA, []byte("1")); err != nil {
+				return err
+			}
+			if _, err := tx.Index(ctx, "by value"); err != nil {
+				return err
+			}
+			return tx.Set(Cell{"u", "a", "v"}, []byte("1"))
+		}))
+		require.Equal(t, "1", value(t, c, Cell{"u", "a", "v"}), "the write is lost")
+		require.Equal(t, "a", value(t, c, entryOf("1")))
+	})
+}

@@ -285,14 +285,16 @@ func (w *Worker) dropSeenTimer(ctx context.Context, view *cellView) error {
 		return nil
 	}
 	err := w.db.Update(ctx, func(tx *Txn) error {
-		b, found, err := w.db.getCell(ctx, timerOf(view.cell), &tx.snapshot)
-		if err != nil || !found {
+		timer := timerOf(view.cell)
+		read := []rowstore.RowRead{{Table: timer.Table, Row: timer.Row, Selectors: snapshotPicks(nil, timer.Column, tx.snapshot.at())}}
+		rows, _, err := w.db.readSettled(ctx, read, &tx.snapshot)
+		if err != nil {
 			return err
 		}
-		if t, err := format.DecodeTimer(b); err != nil || t.Due != view.timer.due {
-			return err // it was set anew
+		if now, err := timerIn(&rows[0], view.cell); err != nil || !now.set || now.at != view.timer.at {
+			return err // it was set anew, perhaps for the same time
 		}
-		return tx.put(timerOf(view.cell), format.KindDelete, nil)
+		return tx.put(timer, format.KindDelete, nil)
 	})
 	if err != nil {
 		return fmt.Errorf("removing the timer of %v: %w", view.cell.public(), err)

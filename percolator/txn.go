@@ -278,11 +278,14 @@ func (tx *Txn) GetForUpdate(ctx context.Context, c Cell) ([]byte, error) {
 		return nil, fmt.Errorf("%w: GetForUpdate of %v", ErrReadOnly, c)
 	}
 	sc := c.stored()
-	if tx.writes.find(sc) == nil {
+	switch w := tx.writes.find(sc); {
+	case w == nil:
 		if err := tx.grow(1, len(c.Table)+len(c.Row)+len(c.Column)); err != nil {
 			return nil, err
 		}
 		tx.writes.add(write{cell: sc, kind: format.KindLock, entry: tx.keeping})
+	case w.kind == format.KindLock:
+		w.entry = w.entry && tx.keeping // no longer an upkeep's own
 	}
 	return tx.Get(ctx, c)
 }
@@ -333,7 +336,7 @@ func (tx *Txn) put(sc Cell, k format.Kind, value []byte) error {
 	if err := tx.grow(0, len(value)-len(w.value)); err != nil {
 		return err
 	}
-	w.kind, w.value = k, append([]byte(nil), value...)
+	w.kind, w.value, w.entry = k, append([]byte(nil), value...), w.entry && tx.keeping
 	w.first = w.first || slices.Contains(tx.absent, sc)
 	return nil
 }

@@ -3,6 +3,7 @@ package percolator
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/oracle"
@@ -244,7 +245,7 @@ func (v *cellView) covered(i int) bool {
 
 // replayed tells whether observer i is to run once more, whatever it has acknowledged.
 func (v *cellView) replayed(i int) bool {
-	return v.failures[i].Replay && !v.failures[i].Parked && v.change != 0
+	return v.failures[i].Replay && !v.failures[i].Parked
 }
 
 // coveredTo is the newest change that observer i has nothing to do for.
@@ -262,6 +263,13 @@ func (v *cellView) nextAttempt(i int) Timestamp {
 		return f.NotBefore
 	}
 	return 0
+}
+
+// outdated tells whether the failure record of an observer is for a change that is not there any more: a timer that was due, and
+// was cancelled or replaced since. A record that the view does not show may be for a newer change.
+func (v *cellView) outdated(observer string, change Timestamp) bool {
+	i := slices.Index(v.names, observer)
+	return i >= 0 && v.failures[i].Change == change && change > v.change
 }
 
 // due tells whether observer i is to be called now, if nobody has claimed the run.

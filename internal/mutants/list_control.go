@@ -8,7 +8,9 @@ const (
 // controlMutants are those of replays and of rows that are deleted as a whole.
 var controlMutants = []mutant{
 	{"request-does-not-count", "Replays: while a request stands the observer is not covered", "TestScheduleR_RunsOnceMore", one(viewGo,
-		"\treturn v.failures[i].Replay && !v.failures[i].Parked && v.change != 0\n", "\treturn v.failures[i].Replay && !v.failures[i].Parked && v.change == 0\n")},
+		"\treturn v.failures[i].Replay && !v.failures[i].Parked\n", "\treturn v.failures[i].Replay && !v.failures[i].Parked && v.change == 0\n")},
+	{"request-for-nothing-is-cleared", "Replays: a request for a cell that was collected is removed", "TestScheduleR_DeletionCollectedMeanwhile", one(viewGo,
+		"\treturn v.failures[i].Replay && !v.failures[i].Parked\n", "\treturn v.failures[i].Replay && !v.failures[i].Parked && v.change != 0\n")},
 	{"request-under-way-is-cleared", "Replays: a request that is under way counts", "TestScheduleR_OtherObserverMeetsTheRequest", one(viewGo,
 		"\tif v.failureLocked[i] || v.replayed(i) {\n", "\tif v.replayed(i) {\n")},
 	{"earlier-run-counts", "Replays: each run begins after its request", "TestScheduleR_RunUnderWay", one(replayGo,
@@ -37,7 +39,9 @@ var controlMutants = []mutant{
 	{"unaware-writer-commits", "Deleted rows: a commit by a view without deletions ends with a conflict above it", "TestScheduleW_ViewEnds", one(commitGo,
 		"i >= 0 && view.RowDeletes && !c.view.RowDeletes {\n", "i > len(c.writes) && view.RowDeletes && !c.view.RowDeletes {\n")},
 	{"deletion-began-too-early", "Deleted rows: a deletion begins above the moment from which on everybody knows", "TestScheduleW_FirstOfAll", one(deleteRowGo,
-		"\tif tx.start <= from {\n\t\treturn &ConflictError", "\tif tx.start <= 0*from {\n\t\treturn &ConflictError")},
+		"\tif tx.start > from {\n\t\treturn nil\n", "\tif tx.start > 0*from {\n\t\treturn nil\n")},
+	{"deletion-does-not-wait", "Deleted rows: who begins too early waits before the next attempt", "TestScheduleW_SecondOfAll", one(deleteRowGo,
+		"\tif _, err := tx.db.awaitFeature(ctx, rowDeletes); err != nil {\n\t\treturn called(\"DeleteRow\", err)\n\t}\n", "")},
 	{"deletion-in-one-phase", "Deleted rows: deletions take two phases", "TestScheduleW_UnseenColumn", one(onePhaseGo,
 		"len(c.tx.gone) > 0 || ", "")},
 }

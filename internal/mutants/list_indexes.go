@@ -30,6 +30,8 @@ var indexesMutants = []mutant{
 		"info.State == IndexReadable && tx.start < info.At", "info.State == IndexReadable && tx.start == 0")},
 	{"entries-are-not-taken-back", "Indexes: an upkeep that is called again begins anew", "TestScheduleI_IndexReadWithinTheTransaction", one(upkeepGo,
 		"\t\tif w.entry {\n", "\t\tif w.entry && w.first {\n")},
+	{"write-counts-as-the-upkeeps", "Indexes: what a transaction writes itself is not taken back", "TestScheduleI_UpkeepHasLockedTheCell", one("percolator/txn.go",
+		"append([]byte(nil), value...), w.entry && tx.keeping\n", "append([]byte(nil), value...), w.entry\n")},
 	{"late-builder-writes", "Indexes: a builder commits while the state is the same", "TestScheduleI_LateBuilder", one(upkeepGo,
 		"own != nil && !own.stands(v)", "own != nil && own.Name == \"\"")},
 	{"entries-are-anybodys", "Indexes: only upkeeps write entries", "TestScheduleI_UnknowingWriter", []edit{

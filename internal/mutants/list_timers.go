@@ -39,6 +39,10 @@ var timerMutants = []mutant{
 		"\t\t\tv, err := db.loadCatalog(ctx)\n", "\t\t\tv, err := db.known(), error(nil)\n")},
 	{"sweep-without-timers", "Timers: the sweep shows a new observer what has a timer", "TestScheduleT_NotificationWasCleared", one(sweepGo,
 		"(newest == nil || newest.TS <= acked) && !timer.set {", "newest == nil || newest.TS <= acked {")},
+	{"timer-set-anew-is-removed", "Timers: what was set anew for the same time is another timer", "TestScheduleT_SetAnewForTheSameTime", one(timerGo,
+		"!now.set || now.at != view.timer.at {", "!now.set || now.due != view.timer.due {")},
+	{"failure-for-a-cancelled-timer", "Timers: a failure counts also after one for a timer that was cancelled", "TestScheduleT_CancelledAfterAFailure", one(failureGo,
+		" || old.Change > change && !view.outdated(o.Name, old.Change) {", " || old.Change > change {")},
 	{"seen-timer-stays", "Timers: what every observer has seen is removed", "TestScheduleT_RemovedBetweenTwoRuns", one(runGo,
 		"\tif err := w.dropSeenTimer(ctx, view); err != nil {\n\t\treturn trouble(err)\n\t}\n", "")},
 }
