@@ -582,7 +582,7 @@ func TestReplayWithinLimits(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.replays()
-	c := w.client(WithLimits(Limits{Cells: 7}))
+	c := w.client(WithLimits(Limits{Cells: 5}))
 	o := newTold(t, c, "o", "t")
 	for _, cell := range []Cell{rowA, rowB, rowC} {
 		set(t, c.DB, cell, "1")
