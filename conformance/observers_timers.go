@@ -41,7 +41,7 @@ func ringer() percolator.Observer {
 }
 
 // timersRunWhenDue sets timers, replaces some and cancels others, first while timers are new to the data, which
-// are then all in the index, and then again. Each runs once, and not before it is due.
+// are then all in the index, and then again. Each runs once, and not before it is due. It is long because it is one story.
 func timersRunWhenDue(t testing.TB, e *env) {
 	e.eachWay(t, func(w *world) {
 		db, loader := w.observed(), w.db()

@@ -35,7 +35,7 @@ var rowDeletes = feature{"deleted rows", func(v *catalogView) (*bool, *Timestamp
 //
 // Errors: ErrInvalid and ErrTooLarge for bad names; ErrTooLarge too if the row has more columns than a transaction may write
 // (Limits.Cells): then DB.DeleteRange with Columns deletes it in parts; ErrReadOnly, ErrTxnDone, ErrSnapshotTooOld, ErrClosed, those of
-// the context and of the store. ErrConflict comes once, from the first DeleteRow of all if the transaction has begun before; Update runs its function again.
+// the context and of the store. ErrConflict comes once, from a transaction that has begun before every process knew of deleted rows; Update runs its function again.
 //
 // From the first one on, programs of versions that do not know of deleted rows get ErrFormat, also those that have the
 // data open. It waits until every process knows of it, one catalog lease. From then on each row that a

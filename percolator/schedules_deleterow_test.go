@@ -451,6 +451,8 @@ func TestScheduleW_SecondOfAll(t *testing.T) {
 		require.NoError(t, err)
 		_, err = c.loadCatalog(t.Context())
 		require.NoError(t, err)
+		c.snapshotReader, _ = rowstore.Unwrap[rowstore.SnapshotReader](w.mem) // Update draws with its first read
+		require.NotNil(t, c.snapshotReader)
 		calls := 0
 		done := async(func() error {
 			return c.Update(t.Context(), func(tx *Txn) error {
