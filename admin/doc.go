@@ -10,7 +10,7 @@
 //
 // # Looking never writes
 //
-// A [Reader] calls nothing of a store but Read, Scan and Tables, and draws timestamps. So it resolves no lock,
+// A [Reader] calls nothing of a store but Read, Scan, Tables and Report, and draws timestamps. So it resolves no lock,
 // fences no transaction and opens no session, and the database is the same after it has looked. [percolator.DB] reads
 // in another way: a Get rolls a dead transaction back, and DB.Outcome fences. A Reader waits for no
 // lock either: where a transaction that is not decided stands in the way of an answer, the answer says so.
