@@ -303,7 +303,9 @@ func (p *patient) parkRuns(rows ...string) {
 	for _, r := range rows {
 		p.set(r)
 	}
-	p.observed(func(context.Context, *percolator.Txn, percolator.Cell) error { return percolator.Park(errors.New("broken")) })
+	p.observed(func(context.Context, *percolator.Txn, percolator.Cell) error {
+		return percolator.Park(errors.New("broken"))
+	})
 }
 
 // TestDoctorFindsEachMistake plants one mistake after the other in databases that are right otherwise.

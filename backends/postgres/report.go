@@ -94,6 +94,10 @@ func (s *plainStore) ownWarnings(c *pgconn.PgConn) []string {
 		all = append(all, "The connection to the server is plain text, and goes to another machine: "+
 			"sslmode=prefer falls back to that silently. Set sslmode=verify-full.")
 	}
+	if s.listen == nil {
+		all = append(all, "The connection goes through a pooler, and no direct one is known: notifications do not arrive, so workers poll. "+
+			"Give a direct connection with the parameter listen.")
+	}
 	if s.deaf {
 		all = append(all, "The server's warnings do not arrive. If it commits and stops waiting for a synchronous standby, the store "+
 			"does not hear of it. Set OnNotice of the pool's ConnConfig to postgres.OnNotice.")

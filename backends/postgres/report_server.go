@@ -27,8 +27,8 @@ const aboutSQL = `SELECT current_setting('server_version') AS server_version, cu
 	current_setting('default_transaction_read_only') AS read_only,
 	current_setting('max_connections')::integer - current_setting('superuser_reserved_connections')::integer AS max_connections,
 	(SELECT sum(numbackends) FROM pg_stat_database) AS connections,
-	(SELECT nullif(rolconnlimit, -1) FROM pg_roles WHERE rolname = current_user) AS role_limit,
-	(SELECT nullif(datconnlimit, -1) FROM pg_database WHERE datname = current_database()) AS database_limit,
+	(SELECT nullif(rolconnlimit, -1) FROM pg_roles WHERE rolname = current_user AND NOT rolsuper) AS role_limit,
+	(SELECT nullif(datconnlimit, -1) FROM pg_database, pg_roles WHERE datname = current_database() AND rolname = current_user AND NOT rolsuper) AS database_limit,
 	(SELECT extract(epoch FROM now() - min(xact_start)) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend') AS oldest_transaction,
 	(SELECT count(*) FROM pg_replication_slots WHERE NOT active) AS idle_slots,
 	(SELECT string_agg(c.relname, ', ' ORDER BY c.relname) FROM pg_class c WHERE c.relnamespace = E'{{schema_literal}}'::regnamespace
@@ -135,4 +135,3 @@ func (s serverSays) connections(pool int) []string {
 	}
 	return nil
 }
-
