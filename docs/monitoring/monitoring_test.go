@@ -3,7 +3,6 @@ package monitoring
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"os"
 	"regexp"
 	"slices"
@@ -26,7 +25,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// series are the labels of what Prometheus makes of each metric, and names are the metrics themselves.
+// exported is what an exporter makes of the metrics: series have labels, and names are the metrics themselves.
 type exported struct {
 	series map[string][]string
 	names  map[string]bool
@@ -45,7 +44,7 @@ func collect(t *testing.T) exported {
 	defer func() { require.NoError(t, db.Close(context.WithoutCancel(ctx))) }()
 	w := percolator.NewWorker(db, percolator.WorkerConfig{})
 	timers := make(chan struct{}, 1)
-	require.NoError(t, w.Observe(percolator.Observer{Name: "o", Table: "t", Column: "c", OnChange: func(_ context.Context, _ *percolator.Txn, c *percolator.Change) error {
+	require.NoError(t, w.Observe(percolator.Observer{Name: "o", Table: "t", Column: "c", OnChange: func(_ context.Context, _ *percolator.Txn, c percolator.Change) error {
 		if !c.Due.IsZero() {
 			select {
 			case timers <- struct{}{}:
@@ -138,7 +137,7 @@ func keys(s attribute.Set) (all []string) {
 	return all
 }
 
-// serieses are names of metrics with what is demanded of their labels.
+// What an expression names: series with what is demanded of their labels, and labels to group by.
 var (
 	serieses  = regexp.MustCompile(`(percolator_[a-z_]+)(?:\{([^}]*)\})?`)
 	demands   = regexp.MustCompile(`([a-z_]+)\s*(?:=~|!~|!=|=)`)
@@ -269,7 +268,7 @@ func checkDocument(t *testing.T, all *exported) {
 			if strings.HasPrefix(name, ".") {
 				name = last[:strings.LastIndex(last, ".")] + name
 			}
-			require.True(t, all.names[name], errors.New("docs/operations.md names a metric that is not there: "+name))
+			require.True(t, all.names[name], "docs/operations.md names a metric that is not there: %s", name)
 			last = name
 			n++
 		}
