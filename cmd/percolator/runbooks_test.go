@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -48,11 +49,11 @@ type ward struct {
 	url   string
 }
 
-// kept goes on to be used when a program closes it.
-type kept struct{ *memstore.Store }
+// unclosed goes on to be used when a program closes it.
+type unclosed struct{ *memstore.Store }
 
-func (kept) Close() error             { return nil }
-func (k kept) Unwrap() rowstore.Store { return k.Store }
+func (unclosed) Close() error             { return nil }
+func (k unclosed) Unwrap() rowstore.Store { return k.Store }
 
 func newWard(t *testing.T) *ward {
 	w := &ward{T: t}
@@ -71,7 +72,7 @@ func (w *ward) open() *percolator.DB {
 		require.NoError(w, err)
 		return db
 	}
-	db, err := percolator.New(w.Context(), kept{w.store}, opts...)
+	db, err := percolator.New(w.Context(), unclosed{w.store}, opts...)
 	require.NoError(w, err)
 	return db
 }
@@ -86,7 +87,7 @@ func (w *ward) with(f func(db *percolator.DB)) {
 // work runs a worker with an observer until nothing is left.
 func (w *ward) work(db *percolator.DB, o percolator.Observer) {
 	w.Helper()
-	worker := percolator.NewWorker(db, percolator.WorkerConfig{})
+	worker := percolator.NewWorker(db, percolator.WorkerConfig{BreakAt: -1})
 	require.NoError(w, worker.Observe(o))
 	running, stop := context.WithCancel(w.Context())
 	ended := make(chan error, 1)
@@ -125,7 +126,7 @@ func (w *ward) step(lines []string) {
 func (w *ward) ask(args, finds []string) {
 	w.Helper()
 	var out, errs strings.Builder
-	opened := opener(func(context.Context, bool) (rowstore.Store, error) { return kept{w.store}, nil })
+	opened := opener(func(context.Context, bool) (rowstore.Store, error) { return unclosed{w.store}, nil })
 	if w.redis != nil {
 		opened, args = nil, append([]string{"--store", w.url}, args...)
 	}
@@ -171,8 +172,9 @@ var runbooks = map[string]struct {
 				w.set(db, cell("page", fmt.Sprint(i), "body"))
 			}
 			broken := links
-			broken.BreakAt = -1
-			broken.Func = func(context.Context, *percolator.Txn, percolator.Cell) error { return percolator.Park(errors.New("the service is gone")) }
+			broken.Func = func(context.Context, *percolator.Txn, percolator.Cell) error {
+				return percolator.Park(errors.New("the service is gone"))
+			}
 			w.work(db, broken)
 		})
 	}, between: map[int]func(w *ward){3: func(w *ward) { w.with(func(db *percolator.DB) { w.work(db, links) }) }}},
@@ -257,7 +259,13 @@ func TestDoctorOfRedis(t *testing.T) {
 	all := sections(t)
 	used, err := w.redis.InfoMap(ctx, "memory").Result()
 	require.NoError(t, err)
-	config("maxmemory", used["Memory"]["used_memory"])
+	most, err := strconv.Atoi(used["Memory"]["used_memory"])
+	require.NoError(t, err)
+	config("maxmemory", strconv.Itoa(most+most/20))
+	a := ask(t, srv.URL, "doctor")
+	require.Equal(t, exitFindings, a.status)
+	require.Contains(t, a.out, "(maxmemory) are in use")
+	config("maxmemory", strconv.Itoa(most/2))
 	require.Len(t, all["The server is full"], 4)
 	for _, block := range all["The server is full"] {
 		w.step(block)
@@ -321,7 +329,7 @@ func postgresDo(t *testing.T, url, sql string) {
 func TestDoctorRefuses(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, exitUsage, ask(t, "nope:", "doctor").status)
-	require.Equal(t, exitUsage, ask(t, "memory:", "doctor", "--rows", "-1").status)
+	require.Equal(t, exitUsage, ask(t, someLinks(t), "doctor", "--rows", "-1").status)
 	require.Equal(t, exitNoStore, ask(t, "pebble:"+t.TempDir()+"/none", "doctor").status)
 	a := ask(t, "redis://u:geheim@127.0.0.1:1", "doctor", "--json")
 	require.Equal(t, exitFindings, a.status)
