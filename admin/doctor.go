@@ -48,7 +48,8 @@ type Diagnosis struct {
 // DoctorOptions bound what is still right. The zero value has defaults that suit most databases. Negative values
 // are ErrInvalid.
 type DoctorOptions struct {
-	// MaxSkew is how far the oracle's time may be from this machine's clock, beside the time of the call. Default 2 s.
+	// MaxSkew is how far the oracle's time may be from this machine's clock, beside the time of the call. Default 10 s: some oracles
+	// are up to 5 s ahead after a crash or a failover of the server, and stand still until then.
 	MaxSkew time.Duration
 	// Waiting is for how long a change may wait for an observer that no worker runs, a timer may be overdue, and a dead process's
 	// lock may stand. Default 1 min.
@@ -72,7 +73,7 @@ func (o *DoctorOptions) fill() error {
 		to   *time.Duration
 		def  time.Duration
 	}{
-		{"MaxSkew", &o.MaxSkew, 2 * time.Second}, {"Waiting", &o.Waiting, time.Minute},
+		{"MaxSkew", &o.MaxSkew, 10 * time.Second}, {"Waiting", &o.Waiting, time.Minute},
 		{"Behind", &o.Behind, 15 * time.Minute}, {"Forgotten", &o.Forgotten, 24 * time.Hour},
 	} {
 		if *d.to < 0 {
@@ -242,7 +243,7 @@ func (d *doctor) clocks(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if moved := second.Sub(first); moved < elapsed/2 {
+	if moved := second.Sub(first); moved < elapsed/2 && (ahead < 0 || ahead > d.o.MaxSkew) {
 		d.wrong("clock-stands", "see the clock of the server: it was set back, perhaps; docs/runbooks.md says what to do meanwhile",
 			"the oracle's time stands still: it has moved by %v in %v, so leases and locks of dead processes do not end, and no timer fires", Span(moved), Span(elapsed))
 	}

@@ -48,7 +48,7 @@ func (a *app) doctorCommand() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.DurationVar(&o.MaxSkew, "max-skew", 0, "how far the oracle's time may be from this machine's clock (default 2s)")
+	f.DurationVar(&o.MaxSkew, "max-skew", 0, "how far the oracle's time may be from this machine's clock (default 10s)")
 	f.DurationVar(&o.Waiting, "waiting", 0, "how long a change may wait without a worker, a timer be overdue, a dead lock stand (default 1m)")
 	f.DurationVar(&o.Behind, "behind", 0, "how long a change may wait for workers (default 15m)")
 	f.DurationVar(&o.Forgotten, "forgotten", 0, "how long a change may wait for a paused observer (default 24h)")
