@@ -73,8 +73,10 @@ func (o *DoctorOptions) fill() error {
 		to   *time.Duration
 		def  time.Duration
 	}{
-		{"MaxSkew", &o.MaxSkew, 10 * time.Second}, {"Waiting", &o.Waiting, time.Minute},
-		{"Behind", &o.Behind, 15 * time.Minute}, {"Forgotten", &o.Forgotten, 24 * time.Hour},
+		{"MaxSkew", &o.MaxSkew, 10 * time.Second},
+		{"Waiting", &o.Waiting, time.Minute},
+		{"Behind", &o.Behind, 15 * time.Minute},
+		{"Forgotten", &o.Forgotten, 24 * time.Hour},
 	} {
 		if *d.to < 0 {
 			return fmt.Errorf("%w: %s is %v; it may not be negative", percolator.ErrInvalid, d.name, *d.to)
@@ -103,6 +105,7 @@ type doctor struct {
 func (d *doctor) wrong(code, change, what string, args ...any) {
 	d.add(Wrong, code, change, what, args)
 }
+
 func (d *doctor) risky(code, change, what string, args ...any) {
 	d.add(Risky, code, change, what, args)
 }
@@ -127,9 +130,18 @@ func (r *Reader) Doctor(ctx context.Context, o DoctorOptions) (Diagnosis, error)
 		at   string
 		look func(context.Context) error
 	}{
-		{"the store's settings", d.store}, {"the catalog", d.catalog}, {"the clocks", d.clocks}, {"the round trips", d.roundTrips},
-		{"the settings", d.settings}, {"the processes", d.processes}, {"the workers", d.workers}, {"the locks", d.locks}, {"the holds", d.holds},
-		{"the collection", d.collection}, {"the observers", d.observers}, {"the timers", d.timers},
+		{"the store's settings", d.store},
+		{"the catalog", d.catalog},
+		{"the clocks", d.clocks},
+		{"the round trips", d.roundTrips},
+		{"the settings", d.settings},
+		{"the processes", d.processes},
+		{"the workers", d.workers},
+		{"the locks", d.locks},
+		{"the holds", d.holds},
+		{"the collection", d.collection},
+		{"the observers", d.observers},
+		{"the timers", d.timers},
 	}
 	for _, l := range looks {
 		err := l.look(ctx)

@@ -121,7 +121,8 @@ func (s serverSays) warnings() []string {
 // connections are warnings about a pool that may want more connections than it gets.
 func (s serverSays) connections(pool int) []string {
 	for _, l := range []struct{ column, what string }{
-		{"max_connections", "the server (max_connections, without those reserved)"}, {"role_limit", "the role (ALTER ROLE ... CONNECTION LIMIT)"},
+		{"max_connections", "the server (max_connections, without those reserved)"},
+		{"role_limit", "the role (ALTER ROLE ... CONNECTION LIMIT)"},
 		{"database_limit", "the database (ALTER DATABASE ... CONNECTION LIMIT)"},
 	} {
 		limit := s.number(l.column)

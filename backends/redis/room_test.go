@@ -37,3 +37,10 @@ func TestServerWarnings(t *testing.T) {
 		require.Contains(t, all[0], c.words)
 	}
 }
+
+// TestOldServerIsRefused shows what the doctor tells of a server that is too old.
+func TestOldServerIsRefused(t *testing.T) {
+	t.Parallel()
+	in := serverInfo{version: "6.2.14", product: "Redis 6.2.14", mode: "standalone", role: "master"}
+	require.ErrorContains(t, in.check(&Options{}), "the server is Redis 6.2.14; at least Redis 7.0")
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	neturl "net/url"
 	"os"
 	"regexp"
 	"strconv"
@@ -309,11 +310,25 @@ func TestDoctorOfPostgres(t *testing.T) {
 		require.NotContains(t, a.out+a.err, "secret")
 		sql(c.right)
 	}
+	pooler := testserver.NewPgBouncer(t, srv, testserver.PgBouncerOptions{})
+	a = ask(t, pooler.URL, "doctor")
+	require.Equal(t, exitFindings, a.status, a.err)
+	require.Contains(t, a.out, "Give a direct connection with the parameter listen")
+	a = ask(t, pooler.URL+separator(pooler.URL)+"listen="+neturl.QueryEscape(srv.URL), "doctor")
+	require.Equal(t, exitOK, a.status, a.out+a.err)
 	a = ask(t, as, "doctor", "--load", "--commits", "20")
 	require.Equal(t, exitOK, a.status, a.out+a.err)
 	require.Contains(t, a.out, "20 commits of 4 clients")
 	a = ask(t, as, "tables")
 	require.NotContains(t, a.out, "percolator.doctor")
+}
+
+// separator is what stands before another parameter of a URL.
+func separator(url string) string {
+	if strings.Contains(url, "?") {
+		return "&"
+	}
+	return "?"
 }
 
 func postgresDo(t *testing.T, url, sql string) {
