@@ -19,6 +19,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/everystore"
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -314,21 +315,13 @@ func TestDoctorOfPostgres(t *testing.T) {
 	a = ask(t, pooler.URL, "doctor")
 	require.Equal(t, exitFindings, a.status, a.err)
 	require.Contains(t, a.out, "Give a direct connection with the parameter listen")
-	a = ask(t, pooler.URL+separator(pooler.URL)+"listen="+neturl.QueryEscape(srv.URL), "doctor")
+	a = ask(t, everystore.With(pooler.URL, "listen="+neturl.QueryEscape(srv.URL)), "doctor")
 	require.Equal(t, exitOK, a.status, a.out+a.err)
 	a = ask(t, as, "doctor", "--load", "--commits", "20")
 	require.Equal(t, exitOK, a.status, a.out+a.err)
 	require.Contains(t, a.out, "20 commits of 4 clients")
 	a = ask(t, as, "tables")
 	require.NotContains(t, a.out, "percolator.doctor")
-}
-
-// separator is what stands before another parameter of a URL.
-func separator(url string) string {
-	if strings.Contains(url, "?") {
-		return "&"
-	}
-	return "?"
 }
 
 func postgresDo(t *testing.T, url, sql string) {
