@@ -56,6 +56,7 @@ func collect(t *testing.T) exported {
 	running, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- w.Run(running) }()
+	require.NoError(t, w.WaitIdle(ctx)) // the observer is registered
 	cell := percolator.Cell{Table: "t", Row: "r", Column: "c"}
 	require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error { return tx.NotifyAfter(ctx, cell, 10*time.Millisecond) }))
 	select {
