@@ -44,6 +44,8 @@ type catalog struct {
 	points               map[string]format.TableSafePoint
 	holds                []format.Hold
 	processes, condemned int
+	old                  int                             // processes whose programs know no catalog of version 5
+	lagging              []percolator.Timestamp          // the revisions that processes go by and that are not the newest
 	observed             map[[2]string][]format.Observer // by stored table and column
 	current              format.Settings                 // in force at now
 }
@@ -97,9 +99,7 @@ func parseCatalog(row *rowstore.Row, now percolator.Timestamp) (*catalog, error)
 		switch {
 		case v.Family == rowstore.Mark:
 			if use, err := format.DecodeUse(v.Value); err == nil && v.Column != format.UseOfVersion1 {
-				if c.processes++; use.Condemned {
-					c.condemned++
-				}
+				c.uses(v.Column, use)
 			}
 		case v.Column == format.ColumnSafePoint:
 			c.safe = v.TS
@@ -124,6 +124,19 @@ func parseCatalog(row *rowstore.Row, now percolator.Timestamp) (*catalog, error)
 		}
 	}
 	return c, nil
+}
+
+// uses takes what one process says of the catalog that it goes by.
+func (c *catalog) uses(column string, use format.Use) {
+	if c.processes++; use.Condemned {
+		c.condemned++
+	}
+	if !strings.HasPrefix(column, format.UsePrefix) {
+		c.old++
+	}
+	if use.Revision < c.revision {
+		c.lagging = append(c.lagging, use.Revision)
+	}
 }
 
 // safePoint is that of a stored table.

@@ -8,12 +8,16 @@
 //		fmt.Println(line)
 //	}
 //
+// [Reader.Doctor] looks at all of that, at the store's settings and at the clocks, and says what is wrong or risky, and what to
+// change.
+//
 // # Looking never writes
 //
-// A [Reader] calls nothing of a store but Read, Scan and Tables, and draws timestamps. So it resolves no lock,
+// A [Reader] calls nothing of a store but Read, Scan, Tables and Report, and draws timestamps. So it resolves no lock,
 // fences no transaction and opens no session, and the database is the same after it has looked. [percolator.DB] reads
 // in another way: a Get rolls a dead transaction back, and DB.Outcome fences. A Reader waits for no
-// lock either: where a transaction that is not decided stands in the way of an answer, the answer says so.
+// lock either: where a transaction that is not decided stands in the way of an answer, the answer says so. [MeasureLoad] is no
+// method of it: it commits, in a table of its own, and removes what it wrote.
 //
 // # Bounded
 //

@@ -54,6 +54,8 @@ type Member struct {
 	Joined Stamp  `json:"joined"`
 	Ends   Stamp  `json:"ends"` // when its lease ends unless it is renewed
 	Left   Span   `json:"left"`
+	// Lease is for how long the worker renews its lease each time.
+	Lease Span `json:"lease,omitzero"`
 	// Leaving tells that the worker stops, and keeps its share until then.
 	Leaving Stamp  `json:"leaving,omitzero"`
 	Works   []Work `json:"works"`
@@ -138,7 +140,7 @@ func memberOf(row *rowstore.Row, record *rowstore.Version, now percolator.Timest
 	if err != nil {
 		return Member{}, err
 	}
-	m := Member{ID: row.Row, Joined: Stamp(record.TS), Leaving: Stamp(said.Until)}
+	m := Member{ID: row.Row, Joined: Stamp(record.TS), Leaving: Stamp(said.Until), Lease: Span(said.Lease)}
 	if v := row.Newest(rowstore.Write, format.ColumnLease); v != nil {
 		m.Ends, m.Alive, m.Left = Stamp(v.TS), v.TS >= now, since(v.TS, now)
 	}

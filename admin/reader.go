@@ -20,6 +20,9 @@ type Reader struct {
 	store source
 	now   func(ctx context.Context) (percolator.Timestamp, error)
 	slots bool // the store finds notifications by slots
+	// report asks the store to describe itself. It is nil where the store cannot.
+	report    func(ctx context.Context) (rowstore.Report, error)
+	ownOracle bool // timestamps come from the store's oracle, whatever the catalog says
 }
 
 // source is what a Reader may do with a store.
@@ -40,13 +43,15 @@ func New(store rowstore.Store) (*Reader, error) {
 		return nil, fmt.Errorf("admin: New: %w: the store has no oracle of its own; use Of", percolator.ErrInvalid)
 	}
 	o := p.Oracle()
-	return over(store, func(ctx context.Context) (percolator.Timestamp, error) {
+	r := over(store, func(ctx context.Context) (percolator.Timestamp, error) {
 		ts, err := o.Draw(ctx, 1)
 		if err != nil {
 			return 0, fmt.Errorf("drawing a timestamp: %w", err)
 		}
 		return ts, nil
-	}), nil
+	})
+	r.ownOracle = true
+	return r, nil
 }
 
 // Of makes a Reader of the database that db has open, whose oracle it uses. A nil db is ErrInvalid.
@@ -59,7 +64,11 @@ func Of(db *percolator.DB) (*Reader, error) {
 
 func over(store rowstore.Store, now func(context.Context) (percolator.Timestamp, error)) *Reader {
 	_, slots := rowstore.Unwrap[rowstore.SlotScanner](store)
-	return &Reader{store: store, now: now, slots: slots}
+	r := &Reader{store: store, now: now, slots: slots}
+	if about, ok := rowstore.Unwrap[rowstore.Reporter](store); ok {
+		r.report = about.Report
+	}
+	return r
 }
 
 // mostRows bounds what any call looks at, whatever its arguments say.

@@ -60,6 +60,8 @@ type DB struct {
 	metrics metric.Registration // nil without WithMetrics
 	// lateness is of the runs for timers; nil without WithMetrics.
 	lateness metric.Float64Histogram
+	// runTimes are of the runs of observers; nil without WithMetrics.
+	runTimes metric.Float64Histogram
 	ctx      context.Context // of everything in the background
 	cancel   context.CancelFunc
 	owned    sync.WaitGroup // goroutines that last until Close

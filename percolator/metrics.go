@@ -33,25 +33,44 @@ func (db *DB) Backlog(ctx context.Context, limit int) (Backlog, error) {
 		return b, err
 	}
 	defer db.leave()
+	b, _, err := db.measureBacklog(ctx, limit)
+	return b, err
+}
+
+// observerBacklog is what waits for one observer: the notifications of its column.
+type observerBacklog struct {
+	observer string
+	columnName
+	cells  int
+	oldest time.Duration
+}
+
+// measureBacklog is Backlog, and tells of each observer besides.
+func (db *DB) measureBacklog(ctx context.Context, limit int) (b Backlog, each []observerBacklog, err error) {
 	v, err := db.loadCatalog(ctx)
 	if err != nil {
-		return b, fmt.Errorf("percolator: measuring the backlog: %w", err)
+		return b, nil, fmt.Errorf("percolator: measuring the backlog: %w", err)
 	}
 	oldest := v.asOf
+	found := map[columnName]*observerBacklog{}
 	columns := map[string][]rowstore.Selector{}
 	for k := range v.observed {
 		columns[k.table] = append(columns[k.table], rowstore.Selector{Family: rowstore.Notify, Column: k.column, To: oracle.Max})
+		found[k] = &observerBacklog{columnName: k}
 	}
 	for table, picks := range columns {
 		for row, err := range db.notifiedRows(ctx, table, picks, 0) {
 			if err != nil {
-				return b, fmt.Errorf("percolator: measuring the backlog: %w", err)
+				return b, nil, fmt.Errorf("percolator: measuring the backlog: %w", err)
 			}
-			for range notifiedColumns(&row) {
+			for column, versions := range notifiedColumns(&row) {
 				b.Cells++
-			}
-			for i := range row.Versions {
-				oldest = min(oldest, row.Versions[i].TS)
+				w := found[columnName{table, column}]
+				w.cells++
+				for i := range versions {
+					oldest = min(oldest, versions[i].TS)
+					w.oldest = max(w.oldest, v.asOf.Sub(versions[i].TS))
+				}
 			}
 			if limit > 0 && b.Cells >= limit {
 				break
@@ -62,9 +81,16 @@ func (db *DB) Backlog(ctx context.Context, limit int) (Backlog, error) {
 		b.Oldest = v.asOf.Sub(oldest)
 	}
 	if b.Parked, err = db.countParked(ctx); err != nil {
-		return b, fmt.Errorf("percolator: counting the parked runs: %w", err)
+		return b, nil, fmt.Errorf("percolator: counting the parked runs: %w", err)
 	}
-	return b, nil
+	for k, names := range v.observed {
+		for _, name := range names.names {
+			w := *found[k]
+			w.observer = name
+			each = append(each, w)
+		}
+	}
+	return b, each, nil
 }
 
 // backlogMetric bounds what one reading of the backlog's gauges costs.
@@ -91,6 +117,8 @@ func (db *DB) registerMetrics(meters metric.MeterProvider) error {
 	errs = append(errs, err)
 	parked, err := meter.Int64ObservableGauge("percolator.parked", metric.WithDescription("Runs of observers that are parked."))
 	errs = append(errs, err)
+	observers, err := db.observerInstruments(meter)
+	errs = append(errs, err)
 	pending, err := meter.Int64ObservableGauge("percolator.timers.pending", metric.WithDescription("Timers that were set more than 30 s ahead, at most 1,000."))
 	errs = append(errs, err)
 	overdue, err := meter.Float64ObservableGauge("percolator.timers.overdue", metric.WithUnit("s"), metric.WithDescription("How long the oldest of them has been due and nobody has told of it."))
@@ -106,10 +134,15 @@ func (db *DB) registerMetrics(meters metric.MeterProvider) error {
 		for _, c := range counters {
 			o.ObserveInt64(c.instrument, int64(c.value(&s))) //nolint:gosec // counts
 		}
-		b, err := db.Backlog(ctx, backlogMetric)
+		if err := db.enter(); err != nil {
+			return err
+		}
+		b, each, err := db.measureBacklog(ctx, backlogMetric)
+		db.leave()
 		if err != nil {
 			return err
 		}
+		observers.observe(o, each)
 		o.ObserveInt64(backlog, int64(b.Cells))
 		o.ObserveFloat64(oldest, b.Oldest.Seconds())
 		o.ObserveInt64(parked, int64(b.Parked))
@@ -120,7 +153,7 @@ func (db *DB) registerMetrics(meters metric.MeterProvider) error {
 		o.ObserveInt64(pending, int64(timers.Pending))
 		o.ObserveFloat64(overdue, timers.Late.Seconds())
 		return nil
-	}, append(all, backlog, oldest, parked, pending, overdue)...)
+	}, append(all, backlog, oldest, parked, observers.cells, observers.oldest, pending, overdue)...)
 	if err != nil {
 		return fmt.Errorf("percolator: registering metrics: %w", err)
 	}

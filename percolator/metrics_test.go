@@ -27,6 +27,23 @@ func collect(t *testing.T, reader *sdkmetric.ManualReader) map[string]metricdata
 	return all
 }
 
+// checkObserverMetrics checks what is measured for each observer: one run was good, one failed, and a cell waits.
+func checkObserverMetrics(t *testing.T, all map[string]metricdata.Aggregation) {
+	t.Helper()
+	results := map[string]uint64{}
+	for _, p := range all["percolator.observer.duration"].(metricdata.Histogram[float64]).DataPoints {
+		result, _ := p.Attributes.Value("result")
+		results[result.AsString()] += p.Count
+		name, _ := p.Attributes.Value("observer")
+		require.Equal(t, "o", name.AsString())
+	}
+	require.Equal(t, map[string]uint64{"ok": 1, "failed": 1}, results)
+	waiting := all["percolator.observer.backlog"].(metricdata.Gauge[int64]).DataPoints
+	require.Len(t, waiting, 1)
+	require.EqualValues(t, 1, waiting[0].Value)
+	require.Len(t, all["percolator.observer.backlog.oldest"].(metricdata.Gauge[float64]).DataPoints, 1)
+}
+
 func TestMetrics(t *testing.T) {
 	t.Parallel()
 	reader := sdkmetric.NewManualReader()
@@ -70,6 +87,7 @@ func TestMetrics(t *testing.T) {
 	require.EqualValues(t, 1, value(all["percolator.observer.parked"]))
 	require.EqualValues(t, 1, value(all["percolator.backlog"]))
 	require.EqualValues(t, 1, value(all["percolator.parked"]))
+	checkObserverMetrics(t, all)
 	calls := map[string]uint64{}
 	for _, p := range all["percolator.store.duration"].(metricdata.Histogram[float64]).DataPoints {
 		call, _ := p.Attributes.Value("call")

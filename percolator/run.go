@@ -169,7 +169,7 @@ func (w *Worker) attempt(ctx context.Context, t *task) runResult {
 			return runResult{next: runWaiting, wait: wait}
 		}
 		w.calling(ctx, t)
-		return w.run(ctx, tx, t.o, i, view)
+		return w.timedRun(ctx, tx, t.o, i, view)
 	case view.change == 0 && view.replayed(i):
 		return w.dropRequest(ctx, t.o, view)
 	}

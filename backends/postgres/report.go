@@ -3,7 +3,6 @@ package postgres
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"net"
 
@@ -60,17 +59,11 @@ func (s *plainStore) Report(ctx context.Context) (rowstore.Report, error) {
 		return rowstore.Report{}, s.gate.Fail("report", connecting(ctx, err))
 	}
 	defer c.Release()
-	results, err := c.Conn().PgConn().Exec(ctx, `SELECT pg_catalog.current_setting('server_version'), pg_catalog.current_setting('fsync'),
-		pg_catalog.current_setting('full_page_writes'), pg_catalog.current_setting('autovacuum'),
-		pg_catalog.current_setting('synchronous_standby_names'), (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_replication)`).ReadAll()
+	server, err := askServer(ctx, c.Conn().PgConn(), s.names)
 	if err != nil {
 		return rowstore.Report{}, s.gate.Fail("report", err)
 	}
-	if len(results) != 1 || len(results[0].Rows) != 1 || len(results[0].Rows[0]) != 6 {
-		return rowstore.Report{}, s.gate.Fail("report", errors.New("the server did not answer with one row of six settings"))
-	}
-	row := results[0].Rows[0]
-	r := rowstore.Report{Backend: "postgres", Version: string(row[0]), Features: []rowstore.Feature{
+	r := rowstore.Report{Backend: "postgres", Version: server["server_version"], Features: []rowstore.Feature{
 		{Name: rowstore.FeatureGroups, Supported: true, Reason: "all rows of a transaction commit together"},
 		{Name: rowstore.FeatureOnePhase, Supported: true, Reason: "advisory locks make readers of its rows wait; up to 512 rows"},
 		{Name: rowstore.FeatureDeferred, Supported: true, Reason: "synchronous_commit is set for each transaction"},
@@ -86,18 +79,9 @@ func (s *plainStore) Report(ctx context.Context) (rowstore.Report, error) {
 	if s.unprepared.Load() {
 		r.Features[7].Reason = "the connection goes through a pooler, or default_query_exec_mode turns them off"
 	}
-	for i, w := range []string{
-		1: "fsync is off: a crash of the operating system can destroy the database.",
-		2: "full_page_writes is off: a crash of the operating system can destroy pages.",
-		3: "autovacuum is off: the tables grow without end unless something else vacuums them.",
-	} {
-		if w != "" && string(row[i]) == "off" {
-			r.Warnings = append(r.Warnings, w)
-		}
-	}
-	if string(row[5]) != "0" && len(row[4]) == 0 {
-		r.Warnings = append(r.Warnings, "The server has standbys and waits for none of them (synchronous_standby_names is empty): "+
-			"a failover can lose transactions that were committed.")
+	r.Warnings = server.warnings()
+	if !s.pooler {
+		r.Warnings = append(r.Warnings, server.connections(int(s.pool.Config().MaxConns))...)
 	}
 	r.Warnings = append(r.Warnings, s.ownWarnings(c.Conn().PgConn())...)
 	return r, nil
@@ -109,6 +93,10 @@ func (s *plainStore) ownWarnings(c *pgconn.PgConn) []string {
 	if _, safe := c.Conn().(*tls.Conn); !safe && !isLocal(c.Conn().RemoteAddr()) {
 		all = append(all, "The connection to the server is plain text, and goes to another machine: "+
 			"sslmode=prefer falls back to that silently. Set sslmode=verify-full.")
+	}
+	if s.listen == nil {
+		all = append(all, "The connection goes through a pooler, and no direct one is known: notifications do not arrive, so workers poll. "+
+			"Give a direct connection with the parameter listen.")
 	}
 	if s.deaf {
 		all = append(all, "The server's warnings do not arrive. If it commits and stops waiting for a synchronous standby, the store "+

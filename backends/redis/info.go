@@ -28,6 +28,10 @@ type serverInfo struct {
 	save     string // save, "" for never
 	saveOK   bool   // save is known
 	replicas int
+	// clients are connected, of clientsMost that may be, with 0 for unknown. So are the bytes in use, and those that may be.
+	clients, clientsMost int
+	used, usedMost       int64
+	writing              string // "" if the server persists what it should, otherwise what went wrong
 	// noFsyncOnRewrite is no-appendfsync-on-rewrite.
 	noFsyncOnRewrite bool
 	// replicaReadOnly: as a replica the server would refuse writes. False where the
@@ -70,6 +74,7 @@ func askInfo(ctx context.Context, c goredis.Cmdable) (serverInfo, error) {
 	}
 	in.aof = f["aof_enabled"] == "1"
 	in.replicas, _ = strconv.Atoi(f["connected_slaves"])
+	in.takeRoom(f)
 	get := func(name string) (string, bool) {
 		m, err := config[name].Result()
 		v, ok := m[name]
@@ -168,9 +173,9 @@ func (in *serverInfo) warnings() []string {
 	var w []string
 	switch {
 	case !in.aof && in.saveOK && in.save == "":
-		w = append(w, "persistence is off: a restart of the server loses everything, and an oracle that starts again relies on the server's clock alone")
+		w = append(w, "persistence is off: a restart of the server loses everything, and an oracle that starts again relies on the server's clock alone; set appendonly to yes")
 	case !in.aof:
-		w = append(w, "the append-only file is off: a crash of the server loses everything since the last snapshot, and may tear transactions that span several stores")
+		w = append(w, "the append-only file is off: a crash of the server loses everything since the last snapshot, and may tear transactions that span several stores; set appendonly to yes")
 	case in.fsync == "everysec":
 		w = append(w, "appendfsync is everysec: a crash of the server loses what was not yet written to the file, a crash of the machine about the last second, and more where the disk is slow; use always where acknowledged writes matter")
 	case in.fsync == "no":
@@ -178,12 +183,12 @@ func (in *serverInfo) warnings() []string {
 	case in.fsync == "always" && in.noFsyncOnRewrite:
 		w = append(w, "no-appendfsync-on-rewrite is yes: while the append-only file is rewritten, appendfsync always does not hold, and a crash of the machine loses acknowledged writes; set it to no")
 	case in.fsync == "":
-		w = append(w, "the user may not ask for appendfsync, so nobody knows what a crash can lose")
+		w = append(w, "the user may not ask for appendfsync, so nobody knows what a crash can lose; allow it CONFIG GET")
 	}
 	if in.replicas > 0 {
-		w = append(w, "the server has replicas, which lag behind it: a failover loses the acknowledged writes that had not reached the new primary")
+		w = append(w, "the server has replicas, which lag behind it: a failover loses the acknowledged writes that had not reached the new primary; WAIT and min-replicas-to-write make that rarer, and do not exclude it")
 	}
-	return w
+	return append(w, in.shortages()...)
 }
 
 // summary joins what several servers say of themselves. A warning that not all of

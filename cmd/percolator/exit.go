@@ -25,6 +25,7 @@ const (
 	exitCorrupt     = 7
 	exitSnapshot    = 8
 	exitConflict    = 9
+	exitFindings    = 10
 	exitInterrupted = 130
 )
 
@@ -41,6 +42,7 @@ const exitHelp = `The exit status tells errors apart:
   7    stored data is damaged
   8    the snapshot that was asked for is too old, or lies ahead
   9    another transaction was first, or it is not known what became of the change
+  10   doctor has found something
   130  interrupted
 `
 
@@ -69,6 +71,8 @@ func statusOf(ctx context.Context, err error) int {
 		return exitOK
 	case errors.Is(context.Cause(ctx), context.Canceled):
 		return exitInterrupted
+	case is(errFindings):
+		return exitFindings
 	case errors.As(err, &usageError{}), is(config.ErrInvalid):
 		return exitUsage
 	case is(percolator.ErrNoStore):
@@ -100,6 +104,9 @@ func (a *app) exit(ctx context.Context, err error) int {
 		err = usageError{err}
 	}
 	status := statusOf(ctx, err)
+	if status == exitFindings { // the answer says it all
+		return status
+	}
 	if a.json {
 		_ = json.NewEncoder(a.err).Encode(struct {
 			Error  string `json:"error"`

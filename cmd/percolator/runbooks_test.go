@@ -1,0 +1,346 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	neturl "net/url"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	goredis "github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/internal/everystore"
+	"github.com/percolate-go/percolate/internal/testserver"
+	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
+)
+
+// sections are the steps of each runbook, a block each.
+func sections(t *testing.T) map[string][][]string {
+	t.Helper()
+	b, err := os.ReadFile("../../docs/runbooks.md")
+	require.NoError(t, err)
+	all := map[string][][]string{}
+	for _, s := range regexp.MustCompile(`(?m)^## `).Split(string(b), -1)[1:] {
+		title, text, _ := strings.Cut(s, "\n")
+		all[title] = nil
+		for _, m := range regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(text, -1) {
+			all[title] = append(all[title], strings.Split(strings.TrimSpace(m[1]), "\n"))
+		}
+	}
+	return all
+}
+
+// ward is a database that gets sick, and that runbooks mend.
+type ward struct {
+	*testing.T
+	store *memstore.Store
+	ahead atomic.Int64
+	redis *goredis.Client // nil for one in memory
+	url   string
+}
+
+// unclosed goes on to be used when a program closes it.
+type unclosed struct{ *memstore.Store }
+
+func (unclosed) Close() error             { return nil }
+func (k unclosed) Unwrap() rowstore.Store { return k.Store }
+
+func newWard(t *testing.T) *ward {
+	w := &ward{T: t}
+	w.store = memstore.New(memstore.WithClock(func() time.Time { return time.Now().Add(time.Duration(w.ahead.Load())) }))
+	return w
+}
+
+func (w *ward) open() *percolator.DB {
+	w.Helper()
+	opts := []percolator.Option{
+		percolator.WithLogger(slog.New(slog.NewTextHandler(io.Discard, nil))),
+		percolator.WithSettings(percolator.Settings{CatalogLease: 50 * time.Millisecond, MaxTxnAge: 10 * time.Minute}),
+	}
+	if w.redis != nil {
+		db, err := percolator.Open(w.Context(), w.url, opts...)
+		require.NoError(w, err)
+		return db
+	}
+	db, err := percolator.New(w.Context(), unclosed{w.store}, opts...)
+	require.NoError(w, err)
+	return db
+}
+
+func (w *ward) with(f func(db *percolator.DB)) {
+	w.Helper()
+	db := w.open()
+	f(db)
+	require.NoError(w, db.Close(context.WithoutCancel(w.Context())))
+}
+
+// work runs a worker with an observer until nothing is left.
+func (w *ward) work(db *percolator.DB, o percolator.Observer) {
+	w.Helper()
+	worker := percolator.NewWorker(db, percolator.WorkerConfig{BreakAt: -1})
+	require.NoError(w, worker.Observe(o))
+	running, stop := context.WithCancel(w.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- worker.Run(running) }()
+	require.NoError(w, worker.WaitIdle(w.Context()))
+	stop()
+	require.NoError(w, <-ended)
+}
+
+func (w *ward) set(db *percolator.DB, c percolator.Cell) {
+	w.Helper()
+	require.NoError(w, db.Update(w.Context(), func(tx *percolator.Txn) error { return tx.Set(c, []byte("new")) }))
+}
+
+// step runs the lines of a block, and says what they answered.
+func (w *ward) step(lines []string) {
+	w.Helper()
+	for _, line := range lines {
+		command, finds, _ := strings.Cut(line, "# finds ")
+		words := strings.Fields(command)
+		switch words[0] {
+		case "percolator":
+			w.ask(words[1:], strings.Fields(finds))
+		case "redis-cli":
+			var args []any
+			for _, word := range words[1:] {
+				args = append(args, word)
+			}
+			require.NoError(w, w.redis.Do(w.Context(), args...).Err(), line)
+		default:
+			require.Fail(w, "a command that the test cannot run", line)
+		}
+	}
+}
+
+func (w *ward) ask(args, finds []string) {
+	w.Helper()
+	var out, errs strings.Builder
+	opened := opener(func(context.Context, bool) (rowstore.Store, error) { return unclosed{w.store}, nil })
+	if w.redis != nil {
+		opened, args = nil, append([]string{"--store", w.url}, args...)
+	}
+	status := run(w.Context(), args, strings.NewReader(""), &out, &errs, opened)
+	said := fmt.Sprintf("percolator %s: %d\n%s%s", strings.Join(args, " "), status, out.String(), errs.String())
+	w.Log(said)
+	want := exitOK
+	if len(finds) > 0 && finds[0] != "nothing" {
+		want = exitFindings
+	}
+	require.Equal(w, want, status, said)
+	for _, code := range finds {
+		if code == "nothing" {
+			code = "nothing was found"
+		} else {
+			code = "(" + code + ")"
+		}
+		require.Contains(w, out.String(), code)
+	}
+}
+
+var (
+	ship  = percolator.Observer{Name: "ship", Table: "order", Column: "state", Func: func(context.Context, *percolator.Txn, percolator.Cell) error { return nil }}
+	links = percolator.Observer{Name: "links", Table: "page", Column: "body", Func: ship.Func}
+)
+
+// runbooks are how each section's database gets sick, and what people do between its steps.
+var runbooks = map[string]struct {
+	plant   func(w *ward)
+	between map[int]func(w *ward) // before the block of that number
+}{
+	"A backlog grows": {plant: func(w *ward) {
+		w.ahead.Store(int64(-5 * time.Minute))
+		w.with(func(db *percolator.DB) {
+			w.work(db, ship)
+			w.set(db, cell("order", "17", "state"))
+		})
+		w.ahead.Store(0)
+	}, between: map[int]func(w *ward){2: func(w *ward) { w.with(func(db *percolator.DB) { w.work(db, ship) }) }}},
+	"A flood of parked runs": {plant: func(w *ward) {
+		w.with(func(db *percolator.DB) {
+			for i := range 100 {
+				w.set(db, cell("page", fmt.Sprint(i), "body"))
+			}
+			broken := links
+			broken.Func = func(context.Context, *percolator.Txn, percolator.Cell) error {
+				return percolator.Park(errors.New("the service is gone"))
+			}
+			w.work(db, broken)
+		})
+	}, between: map[int]func(w *ward){3: func(w *ward) { w.with(func(db *percolator.DB) { w.work(db, links) }) }}},
+	"A clock that jumped or stands still": {plant: func(w *ward) {
+		w.with(func(db *percolator.DB) { w.set(db, cell("order", "17", "state")) })
+		w.ahead.Store(int64(time.Hour))
+		_, err := w.store.Oracle().Draw(w.Context(), 1)
+		require.NoError(w, err)
+		w.ahead.Store(0)
+	}},
+	"Garbage is not collected": {plant: func(w *ward) {
+		w.ahead.Store(int64(-50 * time.Hour))
+		w.with(func(db *percolator.DB) {
+			w.set(db, cell("order", "17", "state"))
+			_, err := db.Hold(w.Context(), "backup", 0, 96*time.Hour)
+			require.NoError(w, err)
+		})
+		w.ahead.Store(0)
+	}},
+	"A rolling upgrade": {plant: healthy},
+	"A restore":         {plant: healthy},
+}
+
+func healthy(w *ward) {
+	w.with(func(db *percolator.DB) {
+		w.work(db, ship)
+		w.set(db, cell("order", "17", "state"))
+		w.work(db, ship)
+	})
+}
+
+// TestRunbooks runs the commands of each runbook, in their order.
+func TestRunbooks(t *testing.T) {
+	t.Parallel()
+	all := sections(t)
+	for title, r := range runbooks {
+		t.Run(title, func(t *testing.T) {
+			t.Parallel()
+			require.NotEmpty(t, all[title])
+			w := newWard(t)
+			r.plant(w)
+			for i, block := range all[title] {
+				if r.between[i] != nil {
+					r.between[i](w)
+				}
+				w.step(block)
+			}
+		})
+	}
+	for title, blocks := range all {
+		_, here := runbooks[title]
+		require.True(t, here || len(blocks) == 0 || title == "The server is full" || title == "A failover", "nothing runs the section %q", title)
+	}
+}
+
+// TestDoctorOfRedis plants mistakes in a server of its own, and then runs the runbooks that are about servers.
+func TestDoctorOfRedis(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	srv := testserver.NewRedis(t, map[string]string{"appendfsync": "always"})
+	o, err := goredis.ParseURL(srv.URL)
+	require.NoError(t, err)
+	w := &ward{T: t, url: srv.URL, redis: goredis.NewClient(o)}
+	t.Cleanup(func() { require.NoError(t, w.redis.Close()) })
+	w.with(func(db *percolator.DB) { w.set(db, cell("order", "17", "state")) })
+	w.ask([]string{"doctor"}, []string{"nothing"})
+	config := func(name, value string) { require.NoError(t, w.redis.ConfigSet(ctx, name, value).Err()) }
+	for _, c := range []struct{ name, wrong, right, code, words string }{
+		{"appendfsync", "no", "always", "store", "appendfsync is no"},
+		{"appendonly", "no", "yes", "store", "set appendonly to yes"},
+		{"maxclients", "40", "10000", "store", "maxclients is 40"},
+		{"maxmemory-policy", "allkeys-lru", "noeviction", "cannot-look", "set it to noeviction"},
+	} {
+		config(c.name, c.wrong)
+		a := ask(t, srv.URL, "doctor")
+		require.Equal(t, exitFindings, a.status, a.err)
+		require.Contains(t, a.out, c.words)
+		require.Contains(t, a.out, "("+c.code+")")
+		config(c.name, c.right)
+	}
+	w.ask([]string{"doctor"}, []string{"nothing"})
+	all := sections(t)
+	used, err := w.redis.InfoMap(ctx, "memory").Result()
+	require.NoError(t, err)
+	most, err := strconv.Atoi(used["Memory"]["used_memory"])
+	require.NoError(t, err)
+	config("maxmemory", strconv.Itoa(most+most/20))
+	a := ask(t, srv.URL, "doctor")
+	require.Equal(t, exitFindings, a.status)
+	require.Contains(t, a.out, "(maxmemory) are in use")
+	config("maxmemory", strconv.Itoa(most/2))
+	require.Len(t, all["The server is full"], 4)
+	for _, block := range all["The server is full"] {
+		w.step(block)
+	}
+	require.NoError(t, w.redis.Do(ctx, "REPLICAOF", "127.0.0.1", "1").Err())
+	require.Len(t, all["A failover"], 3)
+	for _, block := range all["A failover"] {
+		w.step(block)
+	}
+}
+
+// TestDoctorOfPostgres plants mistakes in a database, and in what its role may do.
+func TestDoctorOfPostgres(t *testing.T) {
+	t.Parallel()
+	srv := testserver.NewPostgres(t, map[string]string{"fsync": "on"})
+	db, err := percolator.Open(t.Context(), srv.URL)
+	require.NoError(t, err)
+	require.NoError(t, db.Close(t.Context()))
+	sql := func(text string) { postgresDo(t, srv.URL, text) }
+	sql(`CREATE ROLE clerk LOGIN PASSWORD 'secret'; GRANT USAGE ON SCHEMA percolator TO clerk;
+		GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA percolator TO clerk; GRANT SELECT, USAGE, UPDATE ON ALL SEQUENCES IN SCHEMA percolator TO clerk`)
+	as := strings.Replace(srv.URL, "postgres:"+testserver.PostgresPassword+"@", "clerk:secret@", 1)
+	a := ask(t, as, "doctor")
+	require.Equal(t, exitOK, a.status, a.out+a.err)
+	for _, c := range []struct{ wrong, right, code, words string }{
+		{"ALTER ROLE clerk SET statement_timeout = 200", "ALTER ROLE clerk RESET statement_timeout", "store", "statement_timeout is 200 ms"},
+		{"ALTER ROLE clerk SET lock_timeout = 10", "ALTER ROLE clerk RESET lock_timeout", "store", "lock_timeout is 10 ms"},
+		{"ALTER ROLE clerk SET idle_in_transaction_session_timeout = 10", "ALTER ROLE clerk RESET idle_in_transaction_session_timeout", "store", "loses its session"},
+		{"ALTER ROLE clerk SET idle_session_timeout = '30s'", "ALTER ROLE clerk RESET idle_session_timeout", "store", "woken late"},
+		{"ALTER ROLE clerk CONNECTION LIMIT 5", "ALTER ROLE clerk CONNECTION LIMIT -1", "store", "may open 16 connections, and the role"},
+		{"REVOKE INSERT ON percolator.cell FROM clerk", "GRANT INSERT ON percolator.cell TO clerk", "store", "(cell)"},
+		{"REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA percolator FROM PUBLIC", "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA percolator TO PUBLIC", "cannot-look", "GRANT EXECUTE ON ALL FUNCTIONS"},
+		{"REVOKE SELECT ON percolator.meta FROM clerk", "GRANT SELECT ON percolator.meta TO clerk", "cannot-look", "permission denied"},
+		{"UPDATE percolator.meta SET version = version - 1", "UPDATE percolator.meta SET version = version + 1", "format", "open the store once with a program of the newest version"},
+	} {
+		sql(c.wrong)
+		a := ask(t, as, "doctor")
+		require.Equal(t, exitFindings, a.status, "%s: %s%s", c.wrong, a.out, a.err)
+		require.Contains(t, a.out, c.words)
+		require.Contains(t, a.out, "("+c.code+")")
+		require.NotContains(t, a.out+a.err, "secret")
+		sql(c.right)
+	}
+	pooler := testserver.NewPgBouncer(t, srv, testserver.PgBouncerOptions{})
+	a = ask(t, pooler.URL, "doctor")
+	require.Equal(t, exitFindings, a.status, a.err)
+	require.Contains(t, a.out, "Give a direct connection with the parameter listen")
+	a = ask(t, everystore.With(pooler.URL, "listen="+neturl.QueryEscape(srv.URL)), "doctor")
+	require.Equal(t, exitOK, a.status, a.out+a.err)
+	a = ask(t, as, "doctor", "--load", "--commits", "20")
+	require.Equal(t, exitOK, a.status, a.out+a.err)
+	require.Contains(t, a.out, "20 commits of 4 clients")
+	a = ask(t, as, "tables")
+	require.NotContains(t, a.out, "percolator.doctor")
+}
+
+func postgresDo(t *testing.T, url, sql string) {
+	t.Helper()
+	c, err := pgx.Connect(t.Context(), url)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, c.Close(t.Context())) }()
+	_, err = c.PgConn().Exec(t.Context(), sql).ReadAll()
+	require.NoError(t, err, sql)
+}
+
+// TestDoctorRefuses shows what stays an error.
+func TestDoctorRefuses(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, exitUsage, ask(t, "nope:", "doctor").status)
+	require.Equal(t, exitUsage, ask(t, someLinks(t), "doctor", "--rows", "-1").status)
+	require.Equal(t, exitNoStore, ask(t, "pebble:"+t.TempDir()+"/none", "doctor").status)
+	a := ask(t, "redis://u:geheim@127.0.0.1:1", "doctor", "--json")
+	require.Equal(t, exitFindings, a.status)
+	require.Contains(t, a.out, `"code": "unavailable"`)
+	require.NotContains(t, a.out, "geheim")
+}
