@@ -356,7 +356,9 @@ func (w *writer) changed(ctx context.Context) ([]percolator.Timestamp, error) {
 	}
 	var gone []percolator.Timestamp
 	for _, o := range w.catalog.Observers {
-		if !slices.ContainsFunc(c.Observers, func(n format.Observer) bool { return n.Since == o.Since && n.Is(string(o.Name), string(o.Table), string(o.Column)) }) {
+		if !slices.ContainsFunc(c.Observers, func(n format.Observer) bool {
+			return n.Since == o.Since && n.Is(string(o.Name), string(o.Table), string(o.Column))
+		}) {
 			gone = append(gone, o.Since)
 		}
 	}

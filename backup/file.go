@@ -96,7 +96,7 @@ func newReader(r io.Reader) (*reader, error) {
 	if err != nil {
 		return nil, fmt.Errorf("backup: preparing to decompress: %w", err)
 	}
-	return &reader{r: bufio.NewReaderSize(r, 1<<20), zstd: d}, nil
+	return &reader{r: bufio.NewReaderSize(r, 1<<16), zstd: d}, nil
 }
 
 func (r *reader) close() { r.zstd.Close() }
