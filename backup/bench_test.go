@@ -29,10 +29,11 @@ func BenchmarkPebble(b *testing.B) {
 			return nil
 		}))
 	}
-	path := ""
+	dir, path, n := b.TempDir(), "", 0
 	b.Run("backup", func(b *testing.B) {
 		for b.Loop() {
-			path = filepath.Join(b.TempDir(), "backup")
+			n++
+			path = filepath.Join(dir, fmt.Sprint(n))
 			r, err := Write(b.Context(), db, path, Options{})
 			require.NoError(b, err)
 			require.EqualValues(b, cells, r.Cells)
