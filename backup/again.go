@@ -34,7 +34,7 @@ func (k *keeper) lookAgain(ctx context.Context, rows []keptRow, which []int) err
 				if read[i].Err != nil {
 					return fmt.Errorf("reading row %q of table %q again: %w", read[i].Row, read[i].Table, read[i].Err)
 				}
-				if err := k.answer(&rows[n], &read[i]); err != nil {
+				if err := k.answer(ctx, &rows[n], &read[i]); err != nil {
 					return fmt.Errorf("row %q of table %q: %w", read[i].Row, read[i].Table, err)
 				}
 				if len(rows[n].asks) > 0 {
@@ -67,7 +67,7 @@ func (k *keeper) readAgain(r *keptRow) rowstore.RowRead {
 	return read
 }
 
-func (k *keeper) answer(r *keptRow, read *rowstore.Row) error {
+func (k *keeper) answer(ctx context.Context, r *keptRow, read *rowstore.Row) error {
 	asks := r.asks
 	r.asks = nil
 	for _, a := range asks {
@@ -82,7 +82,7 @@ func (k *keeper) answer(r *keptRow, read *rowstore.Row) error {
 		case a.unexplained:
 			err = k.weak(r, read, a)
 		default:
-			err = k.seen(r, read, a)
+			err = k.seen(ctx, r, read, a)
 		}
 		if err != nil {
 			return fmt.Errorf("column %q: %w", a.column, err)
@@ -92,14 +92,14 @@ func (k *keeper) answer(r *keptRow, read *rowstore.Row) error {
 }
 
 // seen keeps what an observer of old values saw last, where a collection with the snapshot as its safe point would have put it.
-func (k *keeper) seen(r *keptRow, read *rowstore.Row, a ask) error {
+func (k *keeper) seen(ctx context.Context, r *keptRow, read *rowstore.Row, a ask) error {
 	keptIn := format.SeenColumn(a.seenBy, a.column)
 	old := newestTo(read, a.column, a.acked)
 	if v := newestTo(read, keptIn, a.acked); v != nil && (old == nil || v.TS > old.TS) {
 		old = v
 	}
 	if old == nil {
-		return nil
+		return k.lost(ctx, r, a)
 	}
 	w, err := format.DecodeWrite(old.Value)
 	if err != nil || w.Kind != format.KindPut {
@@ -115,6 +115,25 @@ func (k *keeper) seen(r *keptRow, read *rowstore.Row, a ask) error {
 		r.asks = append(r.asks, ask{column: a.column, long: w.Start})
 	}
 	return nil
+}
+
+// lost finds out whether what an observer saw last may be gone. A collection keeps that for the newest acknowledgment alone. So it is
+// gone if, while the backup ran, a run took effect for a change that had waited for longer than history is kept, and the row was
+// collected afterwards.
+func (k *keeper) lost(ctx context.Context, r *keptRow, a ask) error {
+	if !k.since(r.row, format.AckColumn(a.seenBy, a.column)) {
+		return nil
+	}
+	table, _ := format.Unescape(r.row.Table)
+	safe, err := k.db.TableSafePoint(ctx, table)
+	if err != nil {
+		return err
+	}
+	if safe <= a.acked {
+		return nil
+	}
+	return fmt.Errorf("%w: what observer %q saw last was collected, because it had not seen a change for longer than history is kept, and ran for it now; begin the backup anew",
+		ErrLapsed, a.seenBy)
 }
 
 // newestTo returns the newest write of a column at or below a timestamp.

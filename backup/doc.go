@@ -50,6 +50,10 @@
 // An observer that is removed while a backup runs is in it, and looks for what it has not seen once more after a restore: its notifications
 // may have been cleared without a trace.
 //
+// Of what observers of old values saw last, a collection keeps what the newest acknowledgment is of, hold or not. If an observer had not seen a
+// change for longer than history is kept, runs for it while the backup does, and the row is collected before the backup comes to it, what it saw last before is gone. Then Write
+// fails with an error that matches [ErrLapsed]; a new backup will do.
+//
 // # The file
 //
 // The file begins with a magic and a version, and consists of compressed blocks. Each has a checksum that goes on from the one before, so
