@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -105,3 +107,50 @@ func TestLocksOfTheDead(t *testing.T) {
 		return nil
 	}))
 }
+
+// TestRunsAfterTheSnapshot lets a worker do all that was outstanding at the snapshot before the backup reads it: at once, or when half of it is
+// read. What is restored has yet to do it.
+func TestRunsAfterTheSnapshot(t *testing.T) {
+	t.Parallel()
+	for _, part := range []int{0, 2} {
+		t.Run(strconv.Itoa(part), func(t *testing.T) {
+			t.Parallel()
+			s := openShop(t, "memory:")
+			defer s.close(t)
+			outstanding := s.fill(t, time.Now().Add(time.Second))
+			path := filepath.Join(t.TempDir(), "backup")
+			r, err := Write(t.Context(), s.db, path, Options{blockBytes: small})
+			require.NoError(t, err)
+			file, err := os.ReadFile(path)
+			require.NoError(t, err)
+			require.NoError(t, os.Remove(path))
+			at := ends(t, file)
+			cut := at[0]
+			if part > 0 {
+				cut = at[len(at)/part]
+			}
+			require.NoError(t, os.WriteFile(path+Incomplete, file[:cut], 0o600))
+			_, err = s.db.Hold(t.Context(), holdName(r.ID), r.Snapshot, time.Minute)
+			require.NoError(t, err)
+
+			var runs []string
+			s.work(t, func() bool {
+				runs = append(runs, s.took()...)
+				return slices.Contains(runs, "count b9")
+			})
+			require.Len(t, runs, len(outstanding)+1)
+			s.update(t, func(tx *percolator.Txn) error {
+				return errors.Join(tx.Set(amountOf("b1"), amount(9)), tx.Set(amountOf("b2"), amount(9)), tx.Set(amountOf("a00"), amount(9)), tx.Set(amountOf("new"), amount(9)))
+			})
+			s.work(t, nil)
+			require.Len(t, s.took(), 4)
+			again, err := Write(t.Context(), s.db, path, Options{blockBytes: small})
+			require.NoError(t, err)
+			require.True(t, again.Resumed)
+			restored(t, "memory:", path).finish(t, outstanding)
+		})
+	}
+}
+
+// amountOf is the amount of an order.
+func amountOf(row string) percolator.Cell { return at("orders", row, "amount") }
