@@ -167,7 +167,7 @@ func (w *writer) run(ctx context.Context) (Result, error) {
 	if err := w.begin(ctx); err != nil {
 		return fail(err)
 	}
-	defer w.out.zstd.Close()
+	defer func() { _ = w.out.zstd.Close() }()
 	if w.ended {
 		return w.result(), w.release(ctx)
 	}
@@ -228,7 +228,7 @@ func (w *writer) begin(ctx context.Context) error {
 		err = w.beginAnew(ctx)
 	}
 	if err != nil {
-		w.out.zstd.Close() //nolint:errcheck,gosec // it has written nothing
+		_ = w.out.zstd.Close()
 		return err
 	}
 	if w.catalog, err = format.DecodeCatalog(w.head.Catalog); err != nil {

@@ -110,7 +110,8 @@ func TestOracleBehind(t *testing.T) {
 	store := memstore.New()
 	_, err := Restore(t.Context(), store, path, RestoreOptions{OracleName: "slow", Oracle: slowOracle{store.Oracle(), time.Hour}})
 	require.ErrorIs(t, err, ErrOracleBehind)
-	for table := range store.Tables(t.Context()) {
+	for table, err := range store.Tables(t.Context()) {
+		require.NoError(t, err)
 		t.Fatalf("table %q was written", table)
 	}
 	_, err = Restore(t.Context(), store, path, RestoreOptions{OracleName: "slow", Oracle: slowOracle{store.Oracle(), time.Since(r.Snapshot.Time()) + 300*time.Millisecond}})

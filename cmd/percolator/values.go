@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"strings"
 
@@ -119,7 +118,7 @@ func (a *app) importCommand() *cobra.Command {
 			return err
 		}
 		return change(a, func(ctx context.Context, db *percolator.DB, args []string) (exported, error) {
-			var in io.Reader = a.stdin
+			in := a.stdin
 			if args[0] != "-" {
 				file, err := os.Open(args[0])
 				if err != nil {
