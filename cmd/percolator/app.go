@@ -42,7 +42,7 @@ const rootHelp = `Percolator looks into a database of the Go library percolate, 
 
 Which database: --store URL, or --config FILE as package config reads it, or the environment variables
 PERCOLATOR_STORE and PERCOLATOR_CONFIG. A password is best left to these, because others can see the arguments of a
-process. It is never printed. A database has to be there: the command makes none.
+process. It is never printed. A database has to be there: only restore makes one.
 
 Commands that only look write nothing, resolve no lock and wait for none. Those that change something say so. A Pebble
 store can be open in one process only, so the command cannot look while a program has it.
@@ -69,7 +69,8 @@ func (a *app) root() *cobra.Command {
 	work := &cobra.Group{ID: "observers", Title: "Observers and their work:"}
 	waits := &cobra.Group{ID: "waits", Title: "Locks and processes:"}
 	keep := &cobra.Group{ID: "keep", Title: "The whole database:"}
-	root.AddGroup(cells, work, waits, keep)
+	files := &cobra.Group{ID: "files", Title: "To and from files:"}
+	root.AddGroup(cells, work, waits, keep, files)
 	add := func(g *cobra.Group, commands ...*cobra.Command) {
 		for _, c := range commands {
 			c.GroupID = g.ID
@@ -80,6 +81,7 @@ func (a *app) root() *cobra.Command {
 	add(work, a.observersCommand(), a.backlogCommand(), a.parkedCommand(), a.timersCommand())
 	add(waits, a.whyCommand(), a.locksCommand(), a.txnCommand(), a.sessionsCommand(), a.membersCommand(), a.holdsCommand())
 	add(keep, a.doctorCommand(), a.overviewCommand(), a.gcCommand(), a.retentionCommand(), a.sizesCommand())
+	add(files, a.backupCommand(), a.restoreCommand(), a.exportCommand(), a.importCommand())
 	root.AddCommand(&cobra.Command{Use: "exit", Short: "The exit statuses", Long: exitHelp})
 	return root
 }

@@ -3,17 +3,22 @@ package howto
 import (
 	"bytes"
 	"context"
+	"errors"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	_ "github.com/percolate-go/percolate/backends/pebble"
 	_ "github.com/percolate-go/percolate/backends/postgres"
+	"github.com/percolate-go/percolate/backup"
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
 func open(t *testing.T, url string) *percolator.DB {
@@ -36,6 +41,37 @@ func get(t *testing.T, db *percolator.DB, id string) string {
 		return err
 	}))
 	return string(note)
+}
+
+func copyShop(ctx context.Context, db *percolator.DB, file, url string) error {
+	if _, err := backup.Write(ctx, db, file, backup.Options{}); err != nil {
+		return err
+	}
+	store, err := rowstore.Open(ctx, url)
+	if err != nil {
+		return err
+	}
+	_, err = backup.Restore(ctx, store, file, backup.RestoreOptions{})
+	return errors.Join(err, store.Close())
+}
+
+// TestCopyToAnotherBackend takes a Pebble store to Postgres, while it is open.
+func TestCopyToAnotherBackend(t *testing.T) {
+	t.Parallel()
+	address := testserver.Postgres(t)
+	into := address + "?schema=copied"
+	if strings.Contains(address, "?") {
+		into = address + "&schema=copied"
+	}
+	db := open(t, "pebble:"+filepath.Join(t.TempDir(), "shop"))
+	put(t, db, "1", "before")
+	require.NoError(t, copyShop(t.Context(), db, filepath.Join(t.TempDir(), "shop.backup"), into))
+	put(t, db, "1", "after")
+	require.NoError(t, db.Close(t.Context()))
+	db = open(t, into)
+	require.Equal(t, "before", get(t, db, "1"))
+	put(t, db, "1", "written again")
+	require.NoError(t, db.Close(t.Context()))
 }
 
 // TestCopyOfAClosedStore is the backup of pebble: a copy of the directory, while nobody has

@@ -219,6 +219,9 @@ func DecodeCatalog(b []byte) (Catalog, error) {
 	if len(b) < 1 {
 		return c, fmt.Errorf("%w: catalog: empty", ErrCorrupt)
 	}
+	if IsRestoring(b) {
+		return c, errRestoring(b)
+	}
 	if b[0] < PlainCatalogVersion || b[0] > CatalogVersion {
 		if err := checkVersionIs(CatalogVersion, b, "catalog"); err != nil {
 			return c, err

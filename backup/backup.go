@@ -1,0 +1,386 @@
+package backup
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/percolate-go/percolate/internal/coreaccess"
+	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// Incomplete is what the name of a file has at its end until the backup in it is complete.
+const Incomplete = ".incomplete"
+
+// DefaultHold is how long the history of a backup that was cut off is kept, unless Options say otherwise.
+const DefaultHold = time.Hour
+
+// Options of Write. The zero value works.
+type Options struct {
+	// Progress is told how far the backup is, about four times a second and at its end, by one goroutine at a time. Nil
+	// tells nobody. It must not block.
+	Progress func(Progress)
+	// Hold is for how long history is kept after a backup was cut off, so for how long it can be resumed. The hold is
+	// renewed three times as often. At least a second; 0 means DefaultHold.
+	Hold time.Duration
+	// blockBytes is about how long a block is, before it is compressed; 0 means a mebibyte. disk opens the file.
+	blockBytes int
+	disk       func(path string) (diskFile, error)
+}
+
+// Progress says how far a backup or a restore is.
+type Progress struct {
+	Rows, Cells int64 // so far; a cell is a value, an acknowledgment and the like
+	Bytes       int64 // of the file so far
+	// Done is the part that is done, from 0 to 1, as far as it is known.
+	Done  float64
+	Ended bool
+}
+
+// Result is what a backup or a restore has done.
+type Result struct {
+	ID          string
+	Snapshot    percolator.Timestamp
+	Rows, Cells int64
+	Bytes       int64 // of the whole file
+	Resumed     bool  // it went on where an earlier one was cut off
+}
+
+// diskFile is what is asked of a file.
+type diskFile interface {
+	Read(b []byte) (int, error)
+	Write(b []byte) (int, error)
+	Seek(offset int64, whence int) (int64, error)
+	Truncate(size int64) error
+	Sync() error
+	Close() error
+}
+
+func openDisk(path string) (diskFile, error) {
+	return os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600) //nolint:gosec // the caller names the file
+}
+
+// Write backs a database up into the file path, at one snapshot, which is the time when the backup began. Transactions and
+// workers go on meanwhile; history is kept for the backup by a hold of the name "backup " and the backup's ID, which is released at the end.
+//
+// Until it is complete the file is named path with Incomplete behind it. If Write is cut off, or fails, call it again with the same
+// database and path: it goes on where it was, at the snapshot that it began with, as long as the hold stands. After that it
+// returns an error that matches ErrLapsed.
+//
+// Other errors: ErrExists if the file path is there; ErrDamaged if an incomplete file is not as it was written;
+// percolator.ErrInvalid for bad options; those of the file, as of a full disk; those of the database and of ctx.
+// One Write of a file may run at a time; of a database, any number.
+func Write(ctx context.Context, db *percolator.DB, path string, opts Options) (Result, error) {
+	if db == nil || path == "" {
+		return Result{}, invalid("Write needs a database and a path")
+	}
+	if opts.Hold == 0 {
+		opts.Hold = DefaultHold
+	}
+	if opts.Hold < time.Second || opts.blockBytes < 0 {
+		return Result{}, invalid("Hold is %v; it must be at least a second", opts.Hold)
+	}
+	if opts.blockBytes == 0 {
+		opts.blockBytes = 1 << 20
+	}
+	if opts.disk == nil {
+		opts.disk = openDisk
+	}
+	switch _, err := os.Lstat(path); {
+	case err == nil:
+		return Result{}, fmt.Errorf("%w: %s", ErrExists, path)
+	case !errors.Is(err, fs.ErrNotExist):
+		return Result{}, fmt.Errorf("backup: looking for the file: %w", err)
+	}
+	f, err := opts.disk(path + Incomplete)
+	if err != nil {
+		return Result{}, fmt.Errorf("backup: opening the file: %w", err)
+	}
+	w := &writer{db: db, opts: opts, file: f, path: path}
+	r, err := w.run(ctx)
+	if cerr := f.Close(); err == nil && cerr != nil {
+		err = fmt.Errorf("backup: closing the file: %w", cerr)
+	}
+	if err != nil {
+		return r, err
+	}
+	return r, w.complete()
+}
+
+// complete gives the file its name.
+func (w *writer) complete() error {
+	// A link fails if the name is taken, a rename would replace what has it.
+	if err := os.Link(w.path+Incomplete, w.path); err == nil {
+		err = os.Remove(w.path + Incomplete)
+		if err != nil {
+			return fmt.Errorf("backup: removing the name of the incomplete file: %w", err)
+		}
+	} else if errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("%w: %s; the backup is complete in %s", ErrExists, w.path, w.path+Incomplete)
+	} else if err := os.Rename(w.path+Incomplete, w.path); err != nil {
+		return fmt.Errorf("backup: naming the file: %w", err)
+	}
+	d, err := os.Open(filepath.Dir(w.path))
+	if err != nil {
+		return nil //nolint:nilerr // the name is there; what a folder that cannot be read needs is up to the system
+	}
+	defer func() { _ = d.Close() }()
+	_ = d.Sync() // not every file system has it
+	return nil
+}
+
+// writer is a Write under way.
+type writer struct {
+	db   *percolator.DB
+	opts Options
+	file diskFile
+	path string
+
+	head    Head
+	catalog format.Catalog
+	hold    *percolator.Hold
+	keeper  *keeper
+	out     *frames
+	resume  blockHead // where to go on: phase 0 for the beginning
+	after   string    // in resume.table, the last row that is in the file
+	grace   percolator.Timestamp
+	rows    int64
+	cells   int64
+	tables  []string
+	tell    teller
+	resumed bool
+	ended   bool // the file is complete already
+}
+
+func (w *writer) run(ctx context.Context) (Result, error) {
+	fail := func(err error) (Result, error) { return w.result(), err }
+	if err := w.begin(ctx); err != nil {
+		return fail(err)
+	}
+	defer func() { _ = w.out.zstd.Close() }()
+	if w.ended {
+		return w.result(), w.release(ctx)
+	}
+	holding, stop := w.renew(ctx)
+	defer stop()
+	err := w.write(holding)
+	if cause := context.Cause(holding); err != nil && cause != nil && ctx.Err() == nil {
+		err = cause
+	}
+	if err != nil {
+		// What has been written is worth keeping: the next call goes on from there.
+		_ = w.file.Sync()
+		return fail(err)
+	}
+	stop()
+	if err := w.release(ctx); err != nil {
+		return fail(err)
+	}
+	w.tell.end(w.rows, w.cells, w.out.at)
+	return w.result(), nil
+}
+
+// release releases the hold, although the caller may have been told to stop.
+func (w *writer) release(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	if err := w.hold.Release(ctx); err != nil {
+		return fmt.Errorf("backup: the backup is complete, but its hold %q was not released, and ends by itself: %w", holdName(w.head.ID), err)
+	}
+	return nil
+}
+
+func (w *writer) result() Result {
+	r := Result{ID: w.head.ID, Snapshot: w.head.Snapshot, Rows: w.rows, Cells: w.cells, Resumed: w.resumed}
+	if w.out != nil {
+		r.Bytes = w.out.at
+	}
+	return r
+}
+
+func holdName(id string) string { return "backup " + id }
+
+// begin places the hold and writes the head, or finds out where an earlier call was cut off.
+func (w *writer) begin(ctx context.Context) error {
+	w.tell.to = w.opts.Progress
+	var err error
+	if w.out, err = newFrames(w.file); err != nil {
+		return err
+	}
+	size, err := w.file.Seek(0, 2)
+	if err != nil {
+		return fmt.Errorf("backup: looking at the file: %w", err)
+	}
+	if size > 0 {
+		err = w.findResume(ctx)
+	}
+	if err == nil && w.head.ID == "" {
+		err = w.beginAnew(ctx)
+	}
+	if err != nil {
+		_ = w.out.zstd.Close()
+		return err
+	}
+	if w.catalog, err = format.DecodeCatalog(w.head.Catalog); err != nil {
+		return fmt.Errorf("backup: %w", err)
+	}
+	w.keeper = newKeeper(w.db, w.head.Snapshot, &w.catalog)
+	return nil
+}
+
+func (w *writer) beginAnew(ctx context.Context) error {
+	if err := w.rewind(0, sum{}); err != nil {
+		return err
+	}
+	if err := w.snapshot(ctx); err != nil {
+		return err
+	}
+	if err := w.out.begin(w.head); err != nil {
+		return w.cannotWrite(err)
+	}
+	return nil
+}
+
+// rewind makes the file end at a frame.
+func (w *writer) rewind(at int64, last sum) error {
+	if err := w.file.Truncate(at); err != nil {
+		return fmt.Errorf("backup: cutting the incomplete file: %w", err)
+	}
+	if _, err := w.file.Seek(at, 0); err != nil {
+		return fmt.Errorf("backup: going to the end of the incomplete file: %w", err)
+	}
+	w.out.at, w.out.last = at, last
+	return nil
+}
+
+// cannotWrite says what to do after an error of the file.
+func (w *writer) cannotWrite(err error) error {
+	return fmt.Errorf("backup: writing the file: %w; what is done so far is in %s: when there is room, back up again to the same path, and it goes on from there",
+		err, w.path+Incomplete)
+}
+
+// snapshot places a hold at the present, and finds the catalog as it was then.
+func (w *writer) snapshot(ctx context.Context) error {
+	var id [8]byte
+	_, _ = rand.Read(id[:]) // never fails, by its documentation
+	w.head.ID = hex.EncodeToString(id[:])
+	for {
+		before, err := readCatalog(ctx, w.db)
+		if err != nil {
+			return err
+		}
+		if w.hold, err = w.db.Hold(ctx, holdName(w.head.ID), 0, w.opts.Hold); err != nil {
+			return fmt.Errorf("backup: %w", err)
+		}
+		after, err := readCatalog(ctx, w.db)
+		if err == nil && before.TS == after.TS && after.TS < w.hold.At() {
+			c, err := format.DecodeCatalog(after.Value)
+			w.head.Snapshot, w.head.Catalog, w.head.Revision, w.head.Oracle = w.hold.At(), after.Value, after.TS, c.Oracle
+			if err != nil {
+				err = errors.Join(fmt.Errorf("backup: %w", err), w.release(ctx))
+			}
+			return err
+		}
+		// The catalog was changed at about the time of the snapshot.
+		if err := errors.Join(err, w.release(ctx)); err != nil {
+			return err
+		}
+	}
+}
+
+// readCatalog returns the newest version of the catalog.
+func readCatalog(ctx context.Context, db *percolator.DB) (*rowstore.Version, error) {
+	rows, err := coreaccess.Stored.Store(db).Read(ctx, []rowstore.RowRead{{Table: format.TableCatalog, Row: format.RowCatalog, Selectors: []rowstore.Selector{
+		{Family: rowstore.Write, Column: format.ColumnConfig, To: oracle.Max, Limit: 1},
+	}}})
+	if err == nil {
+		err = rows[0].Err
+	}
+	if err != nil {
+		return nil, fmt.Errorf("backup: reading the catalog: %w", err)
+	}
+	v := rows[0].Newest(rowstore.Write, format.ColumnConfig)
+	if v == nil {
+		return nil, fmt.Errorf("backup: reading the catalog: %w: it is gone", percolator.ErrCorrupt)
+	}
+	v.Value, _ = format.RaiseCatalog(v.Value)
+	return v, nil
+}
+
+// renew renews the hold until stop is called. The context that it returns ends when the hold does.
+func (w *writer) renew(ctx context.Context) (holding context.Context, stop func()) {
+	holding, cancel := context.WithCancelCause(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		every := time.NewTicker(w.opts.Hold / 3)
+		defer every.Stop()
+		for {
+			select {
+			case <-holding.Done():
+				return
+			case <-every.C:
+			}
+			// After another error the next renewal may come in time.
+			if err := w.hold.Renew(holding, w.opts.Hold); errors.Is(err, percolator.ErrHoldEnded) {
+				cancel(fmt.Errorf("%w: %w", ErrLapsed, err))
+				return
+			}
+		}
+	}()
+	return holding, func() {
+		cancel(nil)
+		<-done
+	}
+}
+
+// changed lists the observers of the snapshot that are not registered any more.
+func (w *writer) changed(ctx context.Context) ([]percolator.Timestamp, error) {
+	now, err := readCatalog(ctx, w.db)
+	if err != nil {
+		return nil, err
+	}
+	c, err := format.DecodeCatalog(now.Value)
+	if err != nil {
+		return nil, fmt.Errorf("backup: %w", err)
+	}
+	var gone []percolator.Timestamp
+	for _, o := range w.catalog.Observers {
+		if !slices.ContainsFunc(c.Observers, func(n format.Observer) bool {
+			return n.Since == o.Since && n.Is(string(o.Name), string(o.Table), string(o.Column))
+		}) {
+			gone = append(gone, o.Since)
+		}
+	}
+	return gone, nil
+}
+
+// teller tells of progress, but not all the time.
+type teller struct {
+	to   func(Progress)
+	last time.Time
+}
+
+func (t *teller) progress(rows, cells, bytes int64, done float64) {
+	if t.to == nil || time.Since(t.last) < 250*time.Millisecond {
+		return
+	}
+	t.last = time.Now()
+	t.to(Progress{Rows: rows, Cells: cells, Bytes: bytes, Done: min(max(done, 0), 1)})
+}
+
+func (t *teller) end(rows, cells, bytes int64) {
+	if t.to != nil {
+		t.to(Progress{Rows: rows, Cells: cells, Bytes: bytes, Done: 1, Ended: true})
+	}
+}

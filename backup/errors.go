@@ -1,0 +1,39 @@
+package backup
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/percolate-go/percolate/percolator"
+)
+
+// Errors of this package, matched with errors.Is.
+var (
+	// ErrNotEmpty: the store holds something already. Nothing was written. It matches percolator.ErrInvalid.
+	ErrNotEmpty error = is{"backup: the store is not empty", percolator.ErrInvalid}
+	// ErrExists: the file is there already. Nothing was written. It matches percolator.ErrInvalid.
+	ErrExists error = is{"backup: the file is there already", percolator.ErrInvalid}
+	// ErrDamaged: the bytes of the file are not those that were written. It matches percolator.ErrCorrupt.
+	ErrDamaged error = is{"backup: the file is damaged", percolator.ErrCorrupt}
+	// ErrIncomplete: the file ends too early: it was truncated, or the backup was cut off. It matches percolator.ErrCorrupt.
+	ErrIncomplete error = is{"backup: the file is not complete", percolator.ErrCorrupt}
+	// ErrLapsed: a backup that was cut off cannot be resumed, because its hold is over, another
+	// database has it, or what an observer of old values saw last was collected meanwhile. Remove
+	// the incomplete file and begin anew. It matches percolator.ErrSnapshotTooOld.
+	ErrLapsed error = is{"backup: the backup that was cut off cannot be resumed", percolator.ErrSnapshotTooOld}
+	// ErrOracleBehind: the oracle of the store is so far behind the backup that Restore does not wait for it.
+	ErrOracleBehind = errors.New("backup: the oracle of the store is behind the backup")
+)
+
+// is is an error that matches another one too.
+type is struct {
+	text string
+	of   error
+}
+
+func (e is) Error() string        { return e.text }
+func (e is) Is(target error) bool { return target == e.of }
+
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("backup: %w: %s", percolator.ErrInvalid, fmt.Sprintf(format, args...))
+}

@@ -1,0 +1,142 @@
+package backup
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/percolate-go/percolate/percolator"
+)
+
+// ImportOptions of Import. The zero value works.
+type ImportOptions struct {
+	Format Format // empty means JSONLines
+	// After is how many lines are left out: those that an earlier Import has written. It returned the number.
+	After int64
+	// Batch is how many cells a transaction writes, at most; 0 means 500.
+	Batch int
+	// Progress is told of cells, four times a second and at the end. Nil tells nobody.
+	Progress func(Progress)
+}
+
+// batchValues is how many bytes of values a transaction of Import writes, about.
+const batchValues = 1 << 20
+
+// Import writes the cells that Export has written, or that are in the same form: in new transactions, a batch of lines in each, in their order. So they get
+// new timestamps, and observers run. What the cells hold is replaced. Lines that are empty are left out.
+//
+// It returns the number of the last line whose batch was committed, also with an error. Give it as After to go on from there: a
+// line that is written twice gets the same value again. If the outcome of a batch is not known, that batch does not count.
+//
+// A line that will not do gives an error that matches percolator.ErrInvalid or percolator.ErrTooLarge and names the line; nothing of its batch is written. A column with an
+// index that this program does not keep gives percolator.ErrIndexed. Other errors: those of the database, of in and of ctx.
+func Import(ctx context.Context, db *percolator.DB, in io.Reader, opts ImportOptions) (line int64, err error) {
+	if db == nil || in == nil {
+		return opts.After, invalid("Import needs a database and a reader")
+	}
+	if opts.Format == "" {
+		opts.Format = JSONLines
+	}
+	if err := opts.Format.check(); err != nil {
+		return opts.After, err
+	}
+	if opts.Batch == 0 {
+		opts.Batch = 500
+	}
+	if opts.Batch < 0 || opts.After < 0 {
+		return max(opts.After, 0), invalid("Batch and After are not negative")
+	}
+	m := &importer{db: db, opts: opts, line: opts.After, tell: teller{to: opts.Progress}, named: map[percolator.Cell]int{}}
+	s := &source{r: bufio.NewReaderSize(in, 1<<16), f: opts.Format}
+	for {
+		c, v, n, err := s.next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if n <= opts.After && err == nil {
+			continue
+		}
+		if err != nil {
+			if n <= opts.After && errors.Is(err, percolator.ErrInvalid) {
+				continue
+			}
+			return m.line, fmt.Errorf("backup: line %d: %w", n, err)
+		}
+		if err := m.add(ctx, written{c, v, n}); err != nil {
+			return m.line, err
+		}
+	}
+	if err := m.flush(ctx); err != nil {
+		return m.line, err
+	}
+	m.line = max(m.line, s.lines)
+	m.tell.end(0, m.cells, 0)
+	return m.line, nil
+}
+
+// written is a line that is to be written.
+type written struct {
+	cell  percolator.Cell
+	value []byte
+	line  int64
+}
+
+// importer is an Import under way.
+type importer struct {
+	db    *percolator.DB
+	opts  ImportOptions
+	tell  teller
+	batch []written
+	named map[percolator.Cell]int
+	bytes int
+	line  int64 // the last one that was committed
+	cells int64
+}
+
+func (m *importer) add(ctx context.Context, w written) error {
+	if _, twice := m.named[w.cell]; twice || len(m.batch) >= m.opts.Batch || m.bytes > batchValues {
+		if err := m.flush(ctx); err != nil {
+			return err
+		}
+	}
+	m.named[w.cell] = len(m.batch)
+	m.batch = append(m.batch, w)
+	m.bytes += len(w.value)
+	return nil
+}
+
+// flush commits the batch.
+func (m *importer) flush(ctx context.Context) error {
+	if len(m.batch) == 0 {
+		return nil
+	}
+	first, last := m.batch[0].line, m.batch[len(m.batch)-1].line
+	err := m.db.Update(ctx, func(tx *percolator.Txn) error {
+		for _, w := range m.batch {
+			if err := tx.Set(w.cell, w.value); err != nil {
+				return fmt.Errorf("line %d: %w", w.line, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("backup: importing lines %d to %d, of which nothing is written: %w", first, last, m.doubt(err))
+	}
+	m.line = last
+	m.cells += int64(len(m.batch))
+	m.batch, m.bytes = slices.Delete(m.batch, 0, len(m.batch)), 0
+	clear(m.named)
+	m.tell.progress(0, m.cells, 0, 0)
+	return nil
+}
+
+// doubt says so if it is not known whether the batch was committed.
+func (m *importer) doubt(err error) error {
+	if errors.Is(err, percolator.ErrUndetermined) {
+		return fmt.Errorf("or all of it: %w", err)
+	}
+	return err
+}

@@ -1,0 +1,137 @@
+package backup
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/internal/everystore"
+	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
+)
+
+var errCut = errors.New("the restore is cut off here")
+
+// cutStore fails calls that write from some call on, before or after it does what they ask.
+type cutStore struct {
+	rowstore.Store
+	left  int
+	after bool
+}
+
+func (s *cutStore) Oracle() oracle.Oracle {
+	p, _ := rowstore.Unwrap[rowstore.OracleProvider](s.Store)
+	return p.Oracle()
+}
+
+func (s *cutStore) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+	if s.left--; s.left >= 0 {
+		return s.Store.Apply(ctx, muts, opts)
+	}
+	if s.after && s.left == -1 {
+		_, err := s.Store.Apply(ctx, muts, opts)
+		return nil, errors.Join(errCut, err)
+	}
+	return nil, errCut
+}
+
+// TestRestoreIsCutOff cuts a restore off at every call that writes. The store is no database then; the same backup goes on, and
+// another one is refused.
+func TestRestoreIsCutOff(t *testing.T) {
+	t.Parallel()
+	s, path, _, _ := filled(t)
+	want := contents(t, path)
+	other := backedUp(t, s.db, Options{})
+	for cut := 0; ; cut++ {
+		store := memstore.New()
+		_, err := Restore(t.Context(), &cutStore{Store: store, left: cut, after: cut%2 == 0}, path, RestoreOptions{})
+		if err == nil {
+			require.Greater(t, cut, 10)
+			require.NoError(t, store.Close())
+			return
+		}
+		require.ErrorIs(t, err, errCut)
+		if _, err := percolator.New(t.Context(), store); err == nil {
+			t.Fatalf("cut at call %d: half of a restore was taken for a database", cut)
+		} else if cut > 0 {
+			require.ErrorIs(t, err, percolator.ErrFormat)
+			require.ErrorContains(t, err, "has not ended")
+			_, err = Restore(t.Context(), store, other, RestoreOptions{})
+			require.ErrorIs(t, err, ErrNotEmpty)
+			require.ErrorContains(t, err, "another backup")
+		}
+		r, err := Restore(t.Context(), store, path, RestoreOptions{})
+		require.NoError(t, err)
+		require.True(t, r.Resumed)
+		db := everystore.Over(t, store)
+		require.Equal(t, want, contents(t, backedUp(t, db, Options{})))
+		require.NoError(t, db.Close(t.Context()))
+	}
+}
+
+// TestRestoreIntoData: nothing is written where anything is.
+func TestRestoreIntoData(t *testing.T) {
+	t.Parallel()
+	s, path, _, _ := filled(t)
+	_, err := Restore(t.Context(), s.db.Store(), path, RestoreOptions{})
+	require.ErrorIs(t, err, ErrNotEmpty)
+	require.ErrorIs(t, err, percolator.ErrInvalid)
+	store := memstore.New()
+	defer func() { _ = store.Close() }()
+	_, err = store.Apply(t.Context(), []rowstore.Mutation{{Table: "t", Row: "r", Edits: []rowstore.Edit{rowstore.Put(rowstore.Mark, "c", 5, nil)}}}, rowstore.ApplyOptions{})
+	require.NoError(t, err)
+	_, err = Restore(t.Context(), store, path, RestoreOptions{})
+	require.ErrorIs(t, err, ErrNotEmpty)
+}
+
+// slowOracle is behind, and takes no large steps.
+type slowOracle struct {
+	oracle.Oracle
+	behind time.Duration
+}
+
+func (o slowOracle) Draw(ctx context.Context, n int) (oracle.Timestamp, error) {
+	if n > 1000 {
+		return 0, rowstore.ErrTooLarge
+	}
+	ts, err := o.Oracle.Draw(ctx, n)
+	return ts.Add(-o.behind), err
+}
+
+// TestOracleBehind restores with an oracle that is behind the backup: for a moment, for long, and one that can be moved on.
+func TestOracleBehind(t *testing.T) {
+	t.Parallel()
+	_, path, _, r := filled(t)
+	store := memstore.New()
+	_, err := Restore(t.Context(), store, path, RestoreOptions{OracleName: "slow", Oracle: slowOracle{store.Oracle(), time.Hour}})
+	require.ErrorIs(t, err, ErrOracleBehind)
+	for table, err := range store.Tables(t.Context()) {
+		require.NoError(t, err)
+		t.Fatalf("table %q was written", table)
+	}
+	_, err = Restore(t.Context(), store, path, RestoreOptions{OracleName: "slow", Oracle: slowOracle{store.Oracle(), time.Since(r.Snapshot.Time()) + 300*time.Millisecond}})
+	require.NoError(t, err)
+	require.NoError(t, store.Close())
+
+	// The oracle of a store in this process takes a large step.
+	past := memstore.New(memstore.WithClock(func() time.Time { return time.Now().Add(-24 * time.Hour) }))
+	_, err = Restore(t.Context(), past, path, RestoreOptions{})
+	require.NoError(t, err)
+	now, err := past.Oracle().Draw(t.Context(), 1)
+	require.NoError(t, err)
+	require.Greater(t, now, r.Snapshot)
+	db := everystore.Over(t, past)
+	_, err = db.Now(t.Context())
+	require.NoError(t, err)
+	// What is older than the backup cannot be asked for.
+	err = db.View(t.Context(), func(tx *percolator.Txn) error {
+		_, err := tx.Get(t.Context(), at("orders", "a00", "state"))
+		return err
+	}, percolator.WithAsOfTimestamp(r.Snapshot-1))
+	require.ErrorIs(t, err, percolator.ErrSnapshotTooOld)
+}

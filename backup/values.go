@@ -1,0 +1,252 @@
+package backup
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/csv"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/percolate-go/percolate/admin"
+	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator"
+)
+
+// Format is how values are written.
+type Format string
+
+// The formats. A line of JSONLines is an object with the members table, row, column and value. CSV has these four fields, and a first
+// line that names them. Names and values are in the form of admin.Bytes, so both hold any bytes.
+const (
+	JSONLines Format = "jsonl"
+	CSV       Format = "csv"
+)
+
+// fields are the names of the fields.
+var fields = []string{"table", "row", "column", "value"}
+
+// value is a line.
+type value struct {
+	Table  *admin.Bytes `json:"table"`
+	Row    *admin.Bytes `json:"row"`
+	Column *admin.Bytes `json:"column"`
+	Value  *admin.Bytes `json:"value"`
+}
+
+func (f Format) check() error {
+	if f != JSONLines && f != CSV {
+		return invalid("the format is %q; it is %s or %s", string(f), JSONLines, CSV)
+	}
+	return nil
+}
+
+// ExportOptions of Export. The zero value exports everything, as JSON lines.
+type ExportOptions struct {
+	Format Format // empty means JSONLines
+	// Tables are those that are exported, in this order. None means all.
+	Tables []string
+	// Progress is told of cells, four times a second and at the end. Nil tells nobody.
+	Progress func(Progress)
+}
+
+// Export writes the values of cells to w, a cell in each line, as they are at one snapshot: values alone, without history, timestamps, timers, or
+// what observers have done. It returns the number of cells, also of those that were written before an error. A snapshot lasts as long as the retention.
+//
+// Errors: percolator.ErrInvalid for a bad format; percolator.ErrSnapshotTooOld if it took longer than the retention; those of the database, of w and of ctx.
+func Export(ctx context.Context, db *percolator.DB, w io.Writer, opts ExportOptions) (cells int64, err error) {
+	if db == nil || w == nil {
+		return 0, invalid("Export needs a database and a writer")
+	}
+	if opts.Format == "" {
+		opts.Format = JSONLines
+	}
+	if err := opts.Format.check(); err != nil {
+		return 0, err
+	}
+	tables := opts.Tables
+	if len(tables) == 0 {
+		if tables, err = userTables(ctx, db); err != nil {
+			return 0, err
+		}
+	}
+	out := newLines(w, opts.Format)
+	tell := teller{to: opts.Progress}
+	err = exportTables(ctx, db, tables, func(c percolator.Cell, v []byte, done float64) error {
+		if err := out.write(c, v); err != nil {
+			return fmt.Errorf("backup: writing the export: %w", err)
+		}
+		cells++
+		tell.progress(0, cells, 0, done)
+		return nil
+	})
+	if ferr := out.flush(); err == nil && ferr != nil {
+		err = fmt.Errorf("backup: writing the export: %w", ferr)
+	}
+	if err == nil {
+		tell.end(0, cells, 0)
+	}
+	return cells, err
+}
+
+// exportTables visits all cells of some tables at one snapshot, those of a row by their columns.
+func exportTables(ctx context.Context, db *percolator.DB, tables []string, each func(c percolator.Cell, v []byte, done float64) error) error {
+	tx, err := db.Begin(ctx)
+	if err != nil {
+		return fmt.Errorf("backup: %w", err)
+	}
+	defer func() { _ = tx.Rollback(ctx) }()
+	for i, t := range tables {
+		for row, err := range tx.Scan(ctx, percolator.Range{Table: t}) {
+			if err != nil {
+				return fmt.Errorf("backup: reading table %q: %w", t, err)
+			}
+			for _, column := range slices.Sorted(maps.Keys(row.Columns)) {
+				if err := each(percolator.Cell{Table: t, Row: row.Key, Column: column}, row.Columns[column], float64(i)/float64(len(tables))); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func userTables(ctx context.Context, db *percolator.DB) (tables []string, err error) {
+	for stored, err := range db.Store().Tables(ctx) {
+		if err != nil {
+			return nil, fmt.Errorf("backup: listing the tables: %w", err)
+		}
+		if name, ok := format.Unescape(stored); ok {
+			tables = append(tables, name)
+		}
+	}
+	slices.Sort(tables)
+	return tables, nil
+}
+
+// lines writes values.
+type lines struct {
+	w   *bufio.Writer
+	csv *csv.Writer
+	j   *json.Encoder
+	err error
+}
+
+func newLines(w io.Writer, f Format) *lines {
+	l := &lines{w: bufio.NewWriterSize(w, 1<<16)}
+	if f == CSV {
+		l.csv = csv.NewWriter(l.w)
+		l.err = l.csv.Write(fields)
+		return l
+	}
+	l.j = json.NewEncoder(l.w)
+	l.j.SetEscapeHTML(false)
+	return l
+}
+
+func (l *lines) write(c percolator.Cell, v []byte) error {
+	if l.err != nil {
+		return l.err
+	}
+	n, val := admin.CellOf(c), admin.Bytes(v)
+	if l.csv != nil {
+		return l.csv.Write([]string{n.Table.String(), n.Row.String(), n.Column.String(), val.String()})
+	}
+	return l.j.Encode(value{&n.Table, &n.Row, &n.Column, &val})
+}
+
+func (l *lines) flush() error {
+	if l.csv != nil {
+		if l.csv.Flush(); l.csv.Error() != nil {
+			return l.csv.Error()
+		}
+	}
+	return l.w.Flush()
+}
+
+// source reads lines of values.
+type source struct {
+	r     *bufio.Reader
+	f     Format
+	lines int64 // that were read
+}
+
+// mostLine bounds a line, in bytes.
+const mostLine = 64 << 20
+
+// next returns the next cell, or io.EOF, and its number, from 1 on. Empty lines count and are left out. The form of CSV has no
+// line ends inside quotes, since what cannot be printed is escaped.
+func (s *source) next() (c percolator.Cell, v []byte, line int64, err error) {
+	for {
+		text, err := s.line()
+		if err != nil {
+			return c, nil, s.lines, err
+		}
+		if len(bytes.TrimSpace(text)) == 0 || s.f == CSV && s.lines == 1 && string(text) == strings.Join(fields, ",") {
+			continue
+		}
+		parse := parseJSON
+		if s.f == CSV {
+			parse = parseCSV
+		}
+		c, v, err = parse(text)
+		return c, v, s.lines, err
+	}
+}
+
+// line returns the next line without its end.
+func (s *source) line() ([]byte, error) {
+	var all []byte
+	for {
+		part, err := s.r.ReadSlice('\n')
+		all = append(all, part...)
+		switch {
+		case errors.Is(err, bufio.ErrBufferFull) && len(all) <= mostLine:
+			continue
+		case errors.Is(err, bufio.ErrBufferFull):
+			s.lines++
+			return nil, invalid("it has more than %d bytes", mostLine)
+		case err != nil && (!errors.Is(err, io.EOF) || len(all) == 0):
+			return nil, err
+		}
+		s.lines++
+		return bytes.TrimSuffix(bytes.TrimSuffix(all, []byte("\n")), []byte("\r")), nil
+	}
+}
+
+func parseJSON(text []byte) (c percolator.Cell, v []byte, err error) {
+	var x value
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&x); err != nil {
+		return c, nil, invalid("it is no JSON object of a cell: %v", err)
+	}
+	if d.More() {
+		return c, nil, invalid("something follows the JSON object")
+	}
+	if x.Table == nil || x.Row == nil || x.Column == nil || x.Value == nil {
+		return c, nil, invalid("it lacks one of %s", strings.Join(fields, ", "))
+	}
+	return percolator.Cell{Table: string(*x.Table), Row: string(*x.Row), Column: string(*x.Column)}, []byte(*x.Value), nil
+}
+
+func parseCSV(text []byte) (c percolator.Cell, v []byte, err error) {
+	r := csv.NewReader(bytes.NewReader(text))
+	r.FieldsPerRecord = len(fields)
+	got, err := r.Read()
+	if err != nil {
+		return c, nil, invalid("it is no line of CSV with %d fields: %v", len(fields), err)
+	}
+	for i, to := range []*string{&c.Table, &c.Row, &c.Column} {
+		if *to, err = admin.ParseBytes(got[i]); err != nil {
+			return c, nil, err
+		}
+	}
+	s, err := admin.ParseBytes(got[3])
+	return c, []byte(s), err
+}

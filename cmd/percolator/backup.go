@@ -1,0 +1,150 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/percolate-go/percolate/admin"
+	"github.com/percolate-go/percolate/backup"
+	"github.com/percolate-go/percolate/percolator"
+)
+
+// backedUp is what backup and restore say at their end.
+type backedUp struct {
+	ID       string      `json:"id"`
+	File     string      `json:"file"`
+	Snapshot admin.Stamp `json:"snapshot"`
+	Rows     int64       `json:"rows"`
+	Cells    int64       `json:"cells"`
+	Bytes    int64       `json:"bytes"`
+	Resumed  bool        `json:"resumed,omitempty"`
+	did      string
+}
+
+func backedUpOf(did, file string, r backup.Result) backedUp {
+	return backedUp{r.ID, file, admin.Stamp(r.Snapshot), r.Rows, r.Cells, r.Bytes, r.Resumed, did}
+}
+
+func (b backedUp) text(w *page) {
+	from := ""
+	if b.Resumed {
+		from = ", from where it was cut off"
+	}
+	w.line("%s %s%s: %d cells of %d rows, %d bytes, as of %s", b.File, b.did, from, b.Cells, b.Rows, b.Bytes, when(b.Snapshot))
+}
+
+func (a *app) backupCommand() *cobra.Command {
+	var hold time.Duration
+	c := &cobra.Command{
+		Use: "backup FILE", Short: "Back the database up into a file", Args: exactly("FILE"),
+		Long: "Backs up everything as of one moment, while programs go on. Until it is complete, the file is named FILE" + backup.Incomplete + ". If it is cut\n" +
+			"off, the same command goes on, for as long as --hold says. History is kept meanwhile; holds shows it.",
+		Example: "  percolator backup shop-monday.backup\n  percolator restore --check shop-monday.backup",
+	}
+	c.Flags().DurationVar(&hold, "hold", backup.DefaultHold, "for how long a backup that was cut off can go on")
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		a.unbounded(cmd)
+		return change(a, func(ctx context.Context, db *percolator.DB, args []string) (backedUp, error) {
+			bar := a.bar("backed up")
+			r, err := backup.Write(ctx, db, args[0], backup.Options{Hold: hold, Progress: bar.show})
+			bar.end()
+			return backedUpOf("is complete", args[0], r), err
+		}, func(w *page, b backedUp) { b.text(w) })(cmd, args)
+	}
+	return c
+}
+
+func (a *app) restoreCommand() *cobra.Command {
+	var check bool
+	c := &cobra.Command{
+		Use: "restore FILE", Short: "Restore a backup into an empty store", Args: exactly("FILE"),
+		Long: "Restores a backup into a store that holds nothing, which this command makes where the store's own options let it. The whole file is\n" +
+			"checked first. If the restore is cut off, the same command goes on. No program may have the store open meanwhile.",
+	}
+	c.Flags().BoolVar(&check, "check", false, "check the file alone, without a store")
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		a.ran = true
+		a.unbounded(cmd)
+		ctx, cancel := a.within(cmd.Context())
+		defer cancel()
+		bar := a.bar("checked")
+		if check {
+			i, err := backup.Verify(ctx, args[0], bar.show)
+			bar.end()
+			if err != nil {
+				return err
+			}
+			return show(a, backedUp{i.ID, args[0], admin.Stamp(i.Snapshot), i.Rows, i.Cells, i.Bytes, false, "is whole"}, func(w *page, b backedUp) { b.text(w) })
+		}
+		store, _, err := a.openStore(ctx, false)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = store.Close() }()
+		bar.did = "restored"
+		r, err := backup.Restore(ctx, store, args[0], backup.RestoreOptions{Progress: bar.show})
+		bar.end()
+		if err != nil {
+			return err
+		}
+		return show(a, backedUpOf("is restored", args[0], r), func(w *page, b backedUp) { b.text(w) })
+	}
+	return c
+}
+
+// unbounded takes the bound off a command that may take hours, unless the user has set one.
+func (a *app) unbounded(cmd *cobra.Command) {
+	if !cmd.Flags().Changed("timeout") {
+		a.timeout = 0
+	}
+}
+
+// bar shows progress on the standard error: a bar on a terminal, else a line from time to time.
+type bar struct {
+	w        io.Writer
+	terminal bool
+	quiet    bool
+	did      string
+	last     time.Time
+	drawn    bool
+}
+
+// lineEvery is how often a line is written where there is no terminal.
+const lineEvery = 10 * time.Second
+
+func (a *app) bar(did string) *bar {
+	b := &bar{w: a.err, did: did, quiet: a.json, last: time.Now()}
+	if f, ok := a.err.(*os.File); ok {
+		b.terminal = term.IsTerminal(int(f.Fd()))
+	}
+	return b
+}
+
+const barWidth = 30
+
+func (b *bar) show(p backup.Progress) {
+	switch {
+	case b.quiet:
+	case b.terminal:
+		full := int(p.Done * barWidth)
+		_, _ = fmt.Fprintf(b.w, "\r[%s%s] %3.0f%%  %d cells %s  ", strings.Repeat("=", full), strings.Repeat(" ", barWidth-full), 100*p.Done, p.Cells, b.did)
+		b.drawn = true
+	case time.Since(b.last) >= lineEvery:
+		b.last = time.Now()
+		_, _ = fmt.Fprintf(b.w, "%d cells %s, about %.0f%%\n", p.Cells, b.did, 100*p.Done)
+	}
+}
+
+// end goes to the line below the bar.
+func (b *bar) end() {
+	if b.drawn {
+		_, _ = fmt.Fprintln(b.w)
+	}
+}
