@@ -57,6 +57,15 @@ type Observer struct {
 	// Isolation of the transaction. Default SnapshotIsolation.
 	Isolation Isolation
 
+	// Prefetch names columns of the row of the cell which a run reads nearly always, at most 64; the observed column may be
+	// one of them. They come with the look at the cell that comes before each run, so that Get, GetMany and GetForUpdate of them cost no call
+	// (see Txn.Prefetch, also for values above 255 bytes, which cost one call for all). A look that finds nothing to do has read
+	// them for nothing. Empty, the default, reads nothing ahead.
+	Prefetch []string
+
+	prefetch []string // stored names, each once
+	column   string   // the observed one, stored
+
 	periodic *periodic // whose observer it is, if any
 }
 

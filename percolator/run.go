@@ -206,6 +206,7 @@ func (w *Worker) clearNotifications(ctx context.Context, view *cellView) runResu
 func (w *Worker) run(ctx context.Context, tx *Txn, o *Observer, i int, view *cellView) runResult {
 	tx.opt.isolation = o.Isolation
 	tx.run = &runOf{observer: o.Name, cell: view.cell, since: view.since[i], begun: view.failures[i].Change == view.change}
+	tx.prefetched(o, view)
 	change := &Change{Cell: view.cell.public()}
 	if o.OnChange != nil {
 		var err error

@@ -198,6 +198,9 @@ func (w *Worker) Observe(o Observer) error {
 	if err := w.db.checkCell(&c); err != nil {
 		return fmt.Errorf("percolator: Observe: observer %q: %w", o.Name, err)
 	}
+	if err := w.setPrefetch(&o); err != nil {
+		return err
+	}
 	if o.MaxAttempts <= 0 {
 		o.MaxAttempts = w.config.MaxAttempts
 	}
