@@ -61,9 +61,13 @@ type Txn struct {
 	storeFailed bool
 	// absent are cells of which reads found no value, the first mostAbsent of them.
 	absent []Cell
-	ahead  *readAhead // what Prefetch asks for, nil for nothing
+	trace  *traced // its span, nil for none
+	// tracesItself tells that the end of the transaction ends the span.
+	tracesItself bool
+	ahead        *readAhead // what Prefetch asks for, nil for nothing
 	// hasRead tells that Get or GetMany has read from the store.
-	hasRead bool
+	hasRead    bool
+	committing bool // Commit was called
 }
 
 // runOf names the run of an observer.
@@ -399,6 +403,9 @@ func (tx *Txn) OnEnd(f func(err error)) error {
 
 // finish ends the transaction; err is that of its commit. Further calls do nothing.
 func (tx *Txn) finish(err error) {
+	if tx.tracesItself && !tx.done {
+		tx.trace.end(err, tx.committing)
+	}
 	tx.done = true
 	tx.writes, tx.weak, tx.weakSet, tx.told, tx.gone = writeSet{}, nil, nil, nil, nil
 	tx.reads, tx.ranges, tx.extra, tx.old, tx.ahead = nil, nil, nil, nil, nil
