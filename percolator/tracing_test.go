@@ -18,7 +18,7 @@ func spans(r *tracetest.SpanRecorder) (all []string) {
 	for _, s := range r.Ended() {
 		text := s.Name()
 		for _, a := range s.Attributes() {
-			text += fmt.Sprintf(" %s=%s", a.Key, a.Value.Emit())
+			text += fmt.Sprintf(" %s=%s", a.Key, a.Value.String())
 		}
 		all = append(all, text)
 	}
