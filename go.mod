@@ -30,6 +30,7 @@ require (
 	golang.org/x/net v0.62.0
 	golang.org/x/sync v0.24.0
 	golang.org/x/term v0.47.0
+	golang.org/x/time v0.14.0
 	google.golang.org/grpc v1.67.0
 	pgregory.net/rapid v1.3.0
 )

@@ -45,6 +45,7 @@ func (tx *Txn) Commit(ctx context.Context) (err error) {
 	if tx.done {
 		return ErrTxnDone
 	}
+	tx.committing = true
 	defer func() { tx.finish(err) }()
 	db := tx.db
 	if err := db.enter(); err != nil {
@@ -80,7 +81,9 @@ func (tx *Txn) commitAnyWay(ctx context.Context) error {
 		unknown = false
 		return nil
 	case c.primary < 0:
-		err = c.notifyOnly(ctx)
+		if err = c.notifyOnly(ctx); err == nil {
+			tx.trace.goes("notifications")
+		}
 	case c.onePhaseKey() != "":
 		err = c.onePhase(ctx)
 	default:

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/oracle"
@@ -26,6 +27,7 @@ type DB struct {
 	given   rowstore.Store
 	oracle  oracle.Oracle
 	grouper rowstore.Grouper // nil without one
+	tracer  trace.Tracer     // nil for none
 	// snapshotReader draws the start timestamp together with the first read; nil where the
 	// two are separate calls.
 	snapshotReader rowstore.SnapshotReader
@@ -158,6 +160,9 @@ func (db *DB) open(ctx context.Context) error {
 		for _, w := range report.Warnings {
 			db.log.Warn(w, "backend", report.Backend)
 		}
+	}
+	if db.opt.traces != nil {
+		db.tracer = db.opt.traces.Tracer(tracerName)
 	}
 	if db.opt.meters != nil {
 		return db.registerMetrics(db.opt.meters)
@@ -318,6 +323,8 @@ func (db *DB) Begin(ctx context.Context, opts ...TxnOption) (*Txn, error) {
 	if err != nil {
 		return nil, err
 	}
+	_, tx.trace = db.trace(ctx, "percolator.begin")
+	tx.tracesItself = true
 	return tx, nil
 }
 
@@ -356,10 +363,12 @@ func (db *DB) newTxn(ctx context.Context, readOnly bool, opts []TxnOption) (*Txn
 // View runs fn with a read-only transaction and returns fn's error. The snapshot is
 // taken at a moment between the call of View and the end of the transaction's first
 // read. A nil fn is ErrInvalid.
-func (db *DB) View(ctx context.Context, fn func(tx *Txn) error, opts ...TxnOption) error {
+func (db *DB) View(ctx context.Context, fn func(tx *Txn) error, opts ...TxnOption) (err error) {
 	if fn == nil {
 		return noFunction("View")
 	}
+	ctx, t := db.trace(ctx, "percolator.view")
+	defer func() { t.end(err, true) }()
 	tx, err := db.newTxn(ctx, true, opts)
 	if err != nil {
 		return err
@@ -383,14 +392,16 @@ func (db *DB) View(ctx context.Context, fn func(tx *Txn) error, opts ...TxnOptio
 // So fn may run more than once: it must have no effect but through its transaction. If
 // fn returns an error, the transaction is rolled back and Update returns that error as
 // it is. The exception is an error that matches ErrConflict: it makes fn run again. A nil fn is ErrInvalid.
-func (db *DB) Update(ctx context.Context, fn func(tx *Txn) error, opts ...TxnOption) error {
+func (db *DB) Update(ctx context.Context, fn func(tx *Txn) error, opts ...TxnOption) (err error) {
 	if fn == nil {
 		return noFunction("Update")
 	}
+	ctx, t := db.trace(ctx, "percolator.update")
+	defer func() { t.end(err, true) }()
 	var turn turn
 	defer turn.end()
 	for attempt := 0; ; attempt++ {
-		most, err := db.updateOnce(ctx, fn, opts)
+		most, err := db.updateOnce(ctx, t, fn, opts)
 		if err == nil || !errors.Is(err, ErrConflict) {
 			return err
 		}
@@ -458,12 +469,14 @@ func (db *DB) beforeRetry(ctx context.Context, t *turn, attempt int, cause error
 
 const defaultMaxAttempts = 64
 
-func (db *DB) updateOnce(ctx context.Context, fn func(tx *Txn) error, opts []TxnOption) (maxAttempts int, err error) {
+func (db *DB) updateOnce(ctx context.Context, t *traced, fn func(tx *Txn) error, opts []TxnOption) (maxAttempts int, err error) {
 	tx, err := db.newTxn(ctx, false, opts)
 	if err != nil {
 		return 0, err
 	}
 	defer func() { _ = tx.Rollback(ctx) }() // nothing after Commit; here for a panic of fn too
+	tx.trace = t
+	t.tries()
 	if maxAttempts = tx.opt.maxAttempts; maxAttempts <= 0 {
 		maxAttempts = defaultMaxAttempts
 	}

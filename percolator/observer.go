@@ -57,6 +57,24 @@ type Observer struct {
 	// Isolation of the transaction. Default SnapshotIsolation.
 	Isolation Isolation
 
+	// Prefetch names columns of the row of the cell which a run reads nearly always, at most 64; the observed column may be
+	// one of them. They come with the look at the cell that comes before each run, so that Get, GetMany and GetForUpdate of them cost no call
+	// (see Txn.Prefetch, also for values above 255 bytes, which cost one call for all). A look that finds nothing to do has read
+	// them for nothing. Empty, the default, reads nothing ahead.
+	Prefetch []string
+
+	// Rate is how many runs in a second all processes make of the observer together; a fraction is fine, and 0, the default, is no limit. Every call of the
+	// function counts, also one that fails or conflicts. Changes wait meanwhile, and several of one cell become one run. Each worker makes its
+	// part of them, as its concurrency is a part of that of all workers of the observer, so that a limit costs no call. A worker may catch up with a tenth of a
+	// second's runs, and with one run at least: over any time of d seconds that is at most Rate * (d + 0.1) runs in all, and one more for each worker.
+	// For as long as workers come or go, and one of them has yet to learn of it, its old part is counted too: a lease of the members
+	// (WorkerConfig.MemberLease) at most. All workers of the observer must have the same Rate: each one goes by its own. A Rate that is negative or no
+	// number is ErrInvalid.
+	Rate float64
+
+	prefetch []string // stored names, each once
+	column   string   // the observed one, stored
+
 	periodic *periodic // whose observer it is, if any
 }
 

@@ -63,6 +63,7 @@ func (c *committer) onePhase(ctx context.Context) error {
 		if err == nil && out.Applied {
 			c.commit = out.Commit
 			c.db.count.onePhase.Add(1)
+			c.tx.trace.goes("one phase")
 			return nil
 		}
 		if errors.Is(err, rowstore.ErrTooLarge) && !errors.Is(err, rowstore.ErrAmbiguous) {
@@ -91,6 +92,7 @@ func (c *committer) onePhase(ctx context.Context) error {
 		case state.committed != 0:
 			c.commit = state.committed
 			c.db.count.onePhase.Add(1)
+			c.tx.trace.goes("one phase")
 			return nil
 		case out.TooLate:
 			// A new view is later than the timestamp that was refused.
@@ -192,6 +194,7 @@ func (c *committer) concludeOnePhase(ctx context.Context, cause error) error {
 	case state.committed != 0:
 		c.commit = state.committed
 		c.db.count.onePhase.Add(1)
+		c.tx.trace.goes("one phase")
 		return nil
 	}
 	return c.lost(cause)

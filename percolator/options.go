@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/percolate-go/percolate/internal/coretest/hook"
 	"github.com/percolate-go/percolate/internal/format"
@@ -135,6 +136,7 @@ type options struct {
 	groups        bool
 	deferred      bool
 	meters        metric.MeterProvider
+	traces        trace.TracerProvider
 	owns          hook.Owns                 // nil but in tests, see withOwnership
 	begins        func(ctx context.Context) // nil but in tests, see withBegin
 	noHints       bool                      // in tests alone, see withoutHints

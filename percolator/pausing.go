@@ -126,18 +126,32 @@ func (w *Worker) held(t *task) (r runResult, held bool) {
 	if t.q.paused {
 		return runResult{next: runDone}, true
 	}
-	if wait := t.q.breaker.left(w.db.clock.Now()); wait > 0 {
+	now := w.db.clock.Now()
+	if wait := t.q.breaker.left(now); wait > 0 {
+		return runResult{next: runWaiting, wait: wait}, true
+	}
+	if wait := t.q.pacer.wait(w.partOf(t.q), now); wait > 0 {
 		return runResult{next: runWaiting, wait: wait}, true
 	}
 	return runResult{}, false
 }
 
 // letThrough returns how long a run that is due is left alone because the worker itself has paused the
-// observer. 0 lets it through.
+// observer, or because of the observer's rate. 0 lets it through.
 func (w *Worker) letThrough(t *task) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return t.q.breaker.wait(w.db.clock.Now())
+	now := w.db.clock.Now()
+	if wait := t.q.pacer.wait(w.partOf(t.q), now); wait > 0 {
+		return wait
+	}
+	if wait := t.q.breaker.wait(now); wait > 0 {
+		return wait
+	}
+	if !t.q.pacer.take(now) {
+		return leastPause
+	}
+	return 0
 }
 
 // isPaused tells whether one of this worker's observers, of a stored cell's column, is paused.

@@ -57,6 +57,7 @@ type queue struct {
 	paused  bool   // by the catalog
 	aside   bool   // it is a periodic whose schedule does not count
 	breaker breaker
+	pacer   pacer
 	vain    vain // of what scans of all rows find lately
 
 	moved time.Time     // when a job began or ended last

@@ -82,6 +82,11 @@ func (db *DB) getPage(ctx context.Context, cells []Cell, s *snapshot) ([][]byte,
 	if err != nil {
 		return nil, err
 	}
+	return db.answer(ctx, cells, reads, rows, where, timely, s)
+}
+
+// answer returns the values of cells from settled rows, with calls for long ones. where and timely are as in cellReads and readAt.
+func (db *DB) answer(ctx context.Context, cells []Cell, reads []rowstore.RowRead, rows []rowstore.Row, where []int, timely bool, s *snapshot) ([][]byte, error) {
 	missing := false
 	values := make([][]byte, len(cells))
 	var long []longValue

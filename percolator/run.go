@@ -205,9 +205,19 @@ func (w *Worker) clearNotifications(ctx context.Context, view *cellView) runResu
 
 // run calls observer i of the view, o, and commits the function's writes with the
 // acknowledgment and the removal of the notifications.
-func (w *Worker) run(ctx context.Context, tx *Txn, o *Observer, i int, view *cellView) runResult {
+func (w *Worker) run(ctx context.Context, tx *Txn, o *Observer, i int, view *cellView) (r runResult) {
+	ctx, t := w.db.traceRun(ctx, o)
+	tx.trace = t
+	defer func() { t.endRun(r) }()
+	if f := &view.failures[i]; t != nil {
+		t.attempts = 1
+		if f.Change == view.change {
+			t.attempts += f.Attempts
+		}
+	}
 	tx.opt.isolation = o.Isolation
 	tx.run = &runOf{observer: o.Name, cell: view.cell, since: view.since[i], begun: view.failures[i].Change == view.change}
+	tx.prefetched(o, view)
 	change := &Change{Cell: view.cell.public()}
 	if o.OnChange != nil {
 		var err error

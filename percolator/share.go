@@ -27,6 +27,7 @@ type share struct {
 	kind  shareKind
 	slots *slotSet // of shareSlots
 	of    int      // members that share the slots
+	part  float64  // of the weights of those
 }
 
 // shareKind tells shares apart that are no matter of slots.
@@ -95,7 +96,7 @@ func newShare(parties []party, self string, from Timestamp, rings *rings) share 
 	// If all are stuck, they share as if none were.
 	stuck := !slices.ContainsFunc(parties, able)
 	var part []party
-	mine := -1
+	mine, all := -1, 0
 	for _, p := range parties {
 		if stuck {
 			p.weight = 1
@@ -107,8 +108,15 @@ func newShare(parties []party, self string, from Timestamp, rings *rings) share 
 			mine = len(part)
 		}
 		part = append(part, p)
+		all += p.weight
 	}
 	s := share{from: from, of: len(part)}
+	switch {
+	case len(part) == 0:
+		s.part = 1
+	case mine >= 0:
+		s.part = float64(part[mine].weight) / float64(all)
+	}
 	switch {
 	case len(part) == 0 || mine == 0 && len(part) == 1:
 		s.kind = shareAll // also if nobody has a part: then whoever finds a change runs it

@@ -464,9 +464,11 @@ func (c *committer) resolveLater(takes time.Duration, deferred bool, work func(c
 func (c *committer) committed(rest []commitRow, grouped, deferred bool) error {
 	if grouped {
 		c.db.count.group.Add(1)
+		c.tx.trace.goes("group")
 		return nil
 	}
 	c.db.count.twoPhase.Add(1)
+	c.tx.trace.goes("two phases")
 	if len(rest) > 0 {
 		c.resolveLater(c.db.backgroundTimeout(), deferred, func(ctx context.Context) bool {
 			return c.commitSecondaries(ctx, rest, deferred)

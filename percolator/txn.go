@@ -61,6 +61,13 @@ type Txn struct {
 	storeFailed bool
 	// absent are cells of which reads found no value, the first mostAbsent of them.
 	absent []Cell
+	trace  *traced // its span, nil for none
+	// tracesItself tells that the end of the transaction ends the span.
+	tracesItself bool
+	ahead        *readAhead // what Prefetch asks for, nil for nothing
+	// hasRead tells that Get or GetMany has read from the store.
+	hasRead    bool
+	committing bool // Commit was called
 }
 
 // runOf names the run of an observer.
@@ -208,7 +215,7 @@ func (tx *Txn) Get(ctx context.Context, c Cell) ([]byte, error) {
 		}
 		return append(make([]byte, 0, len(w.value)), w.value...), nil
 	}
-	value, found, err := tx.db.getCell(ctx, sc, &tx.snapshot)
+	value, found, err := tx.readCell(ctx, sc)
 	if err != nil {
 		tx.storeFailed = true
 		return nil, fmt.Errorf("percolator: reading %v: %w", c, &readError{err})
@@ -249,7 +256,7 @@ func (tx *Txn) GetMany(ctx context.Context, cells ...Cell) (map[Cell][]byte, err
 	if len(missing) == 0 {
 		return got, nil
 	}
-	values, err := tx.db.getCells(ctx, missing, &tx.snapshot)
+	values, err := tx.readCells(ctx, missing)
 	if err != nil {
 		tx.storeFailed = true
 		return nil, fmt.Errorf("percolator: reading %d cells: %w", len(missing), &readError{err})
@@ -399,9 +406,12 @@ func (tx *Txn) OnEnd(f func(err error)) error {
 
 // finish ends the transaction; err is that of its commit. Further calls do nothing.
 func (tx *Txn) finish(err error) {
+	if tx.tracesItself && !tx.done {
+		tx.trace.end(err, tx.committing)
+	}
 	tx.done = true
 	tx.writes, tx.weak, tx.weakSet, tx.told, tx.gone = writeSet{}, nil, nil, nil, nil
-	tx.reads, tx.ranges, tx.extra, tx.old = nil, nil, nil, nil
+	tx.reads, tx.ranges, tx.extra, tx.old, tx.ahead = nil, nil, nil, nil, nil
 	ended := tx.onEnd
 	tx.onEnd = nil
 	for _, f := range ended {

@@ -26,9 +26,11 @@ type cellView struct {
 	notified      []rowstore.Version // all notifications, newest first
 	seen          []rowstore.Version // those at or below at
 	timer         timerView
-	later         bool      // there are notifications above at
-	claimed       Timestamp // until when another run of the job's observer is claimed
-	claimedBy     string    // by which worker
+	later         bool          // there are notifications above at
+	claimed       Timestamp     // until when another run of the job's observer is claimed
+	claimedBy     string        // by which worker
+	row           *rowstore.Row // for an observer that prefetches
+	timely        bool          // as in readAt
 }
 
 // currentView is view for the observers that the catalog has at the snapshot. The
@@ -70,6 +72,7 @@ func (w *Worker) view(ctx context.Context, c Cell, o *Observer, known registrati
 		if o.OnChange != nil {
 			read[0].Selectors[viewWrites].Limit = 2
 		}
+		read[0].Selectors = o.prefetchPicks(read[0].Selectors, s.at())
 		read[0].Selectors = append(read[0].Selectors, rowstore.Selector{Family: rowstore.Mark, Column: format.ClaimColumn(o.Name, c.Column), To: oracle.Max, Limit: 1})
 	}
 	for {
@@ -89,6 +92,9 @@ func (w *Worker) view(ctx context.Context, c Cell, o *Observer, known registrati
 			return nil, false, fmt.Errorf("%v: %w", c.public(), err)
 		}
 		if o != nil {
+			if len(o.prefetch) > 0 {
+				v.row, v.timely = row, timely
+			}
 			if claim := row.Newest(rowstore.Mark, format.ClaimColumn(o.Name, c.Column)); claim != nil {
 				v.claimed, v.claimedBy = claim.TS, string(claim.Value)
 			}

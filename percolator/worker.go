@@ -1,6 +1,7 @@
 package percolator
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -198,6 +199,9 @@ func (w *Worker) Observe(o Observer) error {
 	if err := w.db.checkCell(&c); err != nil {
 		return fmt.Errorf("percolator: Observe: observer %q: %w", o.Name, err)
 	}
+	if err := cmp.Or(checkRate(&o), w.setPrefetch(&o)); err != nil {
+		return err
+	}
 	if o.MaxAttempts <= 0 {
 		o.MaxAttempts = w.config.MaxAttempts
 	}
@@ -211,7 +215,7 @@ func (w *Worker) Observe(o Observer) error {
 	}
 	c = c.stored()
 	k := Cell{Table: c.Table, Column: c.Column}
-	q := &queue{o: &o, table: c.Table, column: c.Column, index: len(w.queues[k]), breaker: breaker{at: w.config.BreakAt}}
+	q := &queue{o: &o, table: c.Table, column: c.Column, index: len(w.queues[k]), breaker: breaker{at: w.config.BreakAt}, pacer: pacer{most: o.Rate}}
 	w.queues[k], w.list = append(w.queues[k], q), append(w.list, q)
 	if !slices.Contains(w.tables[c.Table], c.Column) {
 		w.tables[c.Table] = append(w.tables[c.Table], c.Column)
