@@ -69,7 +69,7 @@ func (w *Worker) view(ctx context.Context, c Cell, o *Observer, known registrati
 		if o.OnChange != nil {
 			read[0].Selectors[viewWrites].Limit = 2
 		}
-		read[0].Selectors = append(read[0].Selectors, rowstore.Selector{Family: rowstore.Mark, Column: format.ClaimColumn(o.Name, c.Column), To: oracle.Max, Limit: 1})
+		read[0].Selectors = append(read[0].Selectors, rowstore.Selector{Family: rowstore.Mark, Column: format.ClaimColumn(o.id, c.Column), To: oracle.Max, Limit: 1})
 	}
 	for {
 		w.db.count.observerViews.Add(1)
@@ -88,7 +88,7 @@ func (w *Worker) view(ctx context.Context, c Cell, o *Observer, known registrati
 			return nil, false, fmt.Errorf("%v: %w", c.public(), err)
 		}
 		if o != nil {
-			if claim := row.Newest(rowstore.Mark, format.ClaimColumn(o.Name, c.Column)); claim != nil {
+			if claim := row.Newest(rowstore.Mark, format.ClaimColumn(o.id, c.Column)); claim != nil {
 				v.claimed, v.claimedBy = claim.TS, string(claim.Value)
 			}
 		}
@@ -138,7 +138,7 @@ func (w *Worker) keeps(column string, c Cell, o *Observer) bool {
 	case !ok || of != c.Column:
 		return false
 	case o != nil:
-		return observer == o.Name
+		return observer == o.id
 	}
 	return w.observes(observer, c)
 }
