@@ -266,11 +266,22 @@ func (c *catalog) standing() []Hold {
 	return holds
 }
 
-// names returns the names that observers have, each once.
+// registered finds an observer of a stored column by the name under which its records are stored. It is nil if there is none.
+func (c *catalog) registered(id, table, column string) *format.Observer {
+	for i := range c.Observers {
+		if o := &c.Observers[i]; o.Is(id, table, column) {
+			return o
+		}
+	}
+	return nil
+}
+
+// names returns the names that observers have, or had, each once.
 func (c *catalog) names() []string {
 	var names []string
 	for _, o := range c.Observers {
-		names = append(names, string(o.Name))
+		names = append(names, o.Title())
+		names = append(names, o.Others()...)
 	}
 	slices.SortFunc(names, strings.Compare)
 	return slices.Compact(names)

@@ -16,11 +16,13 @@ import (
 
 // Observer is a registered observer, with what waits.
 type Observer struct {
-	Name   Bytes `json:"name"`
-	Table  Bytes `json:"table"`
-	Column Bytes `json:"column"`
-	Since  Stamp `json:"since"`
-	Paused bool  `json:"paused,omitempty"`
+	Name Bytes `json:"name"`
+	// Aliases are the names that it had before (percolator.DB.RenameObserver), the oldest first.
+	Aliases []Bytes `json:"aliases,omitempty"`
+	Table   Bytes   `json:"table"`
+	Column  Bytes   `json:"column"`
+	Since   Stamp   `json:"since"`
+	Paused  bool    `json:"paused,omitempty"`
 	// Swept tells that the data from before its registration was shown to it.
 	Swept bool `json:"swept"`
 	// OldValues tells that it gets changes with old values (percolator.Observer.OnChange).
@@ -66,7 +68,7 @@ func (r *Reader) Observers(ctx context.Context, limit int) ([]Observer, error) {
 	for _, o := range c.Observers {
 		w := waiting[[2]string{string(o.Table), string(o.Column)}]
 		x := Observer{
-			Name: Bytes(o.Name), Table: public(string(o.Table)), Column: public(string(o.Column)), Since: Stamp(o.Since),
+			Name: Bytes(o.Title()), Aliases: asBytes(o.Others()), Table: public(string(o.Table)), Column: public(string(o.Column)), Since: Stamp(o.Since),
 			Paused: o.Paused, Swept: o.Swept != 0, OldValues: o.OldValues, Notified: w.cells, AtLeast: w.atLeast, ParkedAtLeast: moreParked,
 		}
 		if w.cells > 0 {
@@ -91,6 +93,13 @@ func (r *Reader) Observers(ctx context.Context, limit int) ([]Observer, error) {
 		return strings.Compare(string(a.Name+"\x00"+a.Table+"\x00"+a.Column), string(b.Name+"\x00"+b.Table+"\x00"+b.Column))
 	})
 	return list, nil
+}
+
+func asBytes(names []string) (b []Bytes) {
+	for _, name := range names {
+		b = append(b, Bytes(name))
+	}
+	return b
 }
 
 // waiting is what waits in an observed column.
@@ -207,7 +216,7 @@ func (p *Parked) Run() percolator.ParkedRun {
 }
 
 // Parked lists parked runs, also those of observers that were removed: up to limit of them, 100 for 0. observer
-// narrows them to one, "" means all. more tells that there may be others. It looks at 100 times as many parked runs at most.
+// narrows them to one, by any of its names, "" means all. more tells that there may be others. It looks at 100 times as many parked runs at most.
 func (r *Reader) Parked(ctx context.Context, observer string, limit int) (runs []Parked, more bool, err error) {
 	limit, err = limited("Parked", limit, 100)
 	if err != nil {
@@ -235,9 +244,14 @@ func (r *Reader) parked(ctx context.Context, c *catalog, observer, from string, 
 		if err != nil {
 			return err
 		}
-		if observer == "" || string(p.Observer) == observer {
+		title := string(p.Observer)
+		o := c.registered(title, string(p.Table), string(p.Column))
+		if o != nil {
+			title = o.Title()
+		}
+		if observer == "" || title == observer || o != nil && o.Has(observer) {
 			runs = append(runs, Parked{
-				Observer: Bytes(p.Observer), Cell: publicCell(p.Cell()), Change: Stamp(p.Change), Attempts: p.Attempts,
+				Observer: Bytes(title), Cell: publicCell(p.Cell()), Change: Stamp(p.Change), Attempts: p.Attempts,
 				At: p.At.Time().UTC(), Age: since(c.now, p.At), Error: p.Error,
 			})
 		}

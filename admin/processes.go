@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"github.com/percolate-go/percolate/internal/format"
-	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -109,7 +108,7 @@ func (r *Reader) members(ctx context.Context, c *catalog, limit int) (members []
 			more = true
 			break
 		}
-		m, err := memberOf(&row, record, c.now)
+		m, err := memberOf(&row, record, c)
 		if err != nil {
 			return nil, false, fmt.Errorf("the member %q: %w", row.Row, err)
 		}
@@ -135,14 +134,14 @@ func (r *Reader) members(ctx context.Context, c *catalog, limit int) (members []
 	return members, more, nil
 }
 
-func memberOf(row *rowstore.Row, record *rowstore.Version, now percolator.Timestamp) (Member, error) {
+func memberOf(row *rowstore.Row, record *rowstore.Version, c *catalog) (Member, error) {
 	said, err := format.DecodeMember(record.Value)
 	if err != nil {
 		return Member{}, err
 	}
 	m := Member{ID: row.Row, Joined: Stamp(record.TS), Leaving: Stamp(said.Until), Lease: Span(said.Lease)}
 	if v := row.Newest(rowstore.Write, format.ColumnLease); v != nil {
-		m.Ends, m.Alive, m.Left = Stamp(v.TS), v.TS >= now, since(v.TS, now)
+		m.Ends, m.Alive, m.Left = Stamp(v.TS), v.TS >= c.now, since(v.TS, c.now)
 	}
 	var counts []format.WorkCount
 	if v := row.Newest(rowstore.Write, format.ColumnAnswer); v != nil {
@@ -151,7 +150,11 @@ func memberOf(row *rowstore.Row, record *rowstore.Version, now percolator.Timest
 		}
 	}
 	for i, w := range said.Works {
-		work := Work{Observer: Bytes(w.Observer), Table: public(w.Table), Column: public(w.Column), Weight: w.Weight, Begun: -1, Running: -1}
+		title := w.Observer
+		if o := c.registered(title, w.Table, w.Column); o != nil {
+			title = o.Title()
+		}
+		work := Work{Observer: Bytes(title), Table: public(w.Table), Column: public(w.Column), Weight: w.Weight, Begun: -1, Running: -1}
 		if len(counts) == len(said.Works) {
 			work.Begun, work.Running = int64(counts[i].Begun), int64(counts[i].Running) //nolint:gosec // a count of calls
 		}

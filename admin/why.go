@@ -198,7 +198,7 @@ func (r *Reader) change(ctx context.Context, w *Wait, row *rowstore.Row, c forma
 // observer says what one observer has to do.
 func (w *Wait) observer(row *rowstore.Row, c format.Cell, o *format.Observer, change percolator.Timestamp, cat *catalog, members []Member) (of WaitOf, line string, err error) {
 	name := string(o.Name)
-	of = WaitOf{Observer: Bytes(name), What: WaitsForNothing}
+	of = WaitOf{Observer: Bytes(o.Title()), What: WaitsForNothing}
 	var failure format.Failure
 	var acked percolator.Timestamp
 	if v := row.Newest(rowstore.Write, format.AckColumn(name, c.Column)); v != nil {
@@ -224,7 +224,7 @@ func (w *Wait) observer(row *rowstore.Row, c format.Cell, o *format.Observer, ch
 	})
 	claim := row.Newest(rowstore.Mark, format.ClaimColumn(name, c.Column))
 	alive := slices.ContainsFunc(members, func(m Member) bool {
-		return m.Alive && slices.ContainsFunc(m.Works, func(x Work) bool { return string(x.Observer) == name && x.Table == w.Table && x.Column == w.Column })
+		return m.Alive && slices.ContainsFunc(m.Works, func(x Work) bool { return x.Observer == of.Observer && x.Table == w.Table && x.Column == w.Column })
 	})
 	switch {
 	case change == 0:

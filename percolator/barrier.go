@@ -102,7 +102,7 @@ func (w *Worker) mustered(row *rowstore.Row, now Timestamp) (m mustered, shares 
 	}
 	common := func(work *format.MemberWork) bool {
 		return slices.ContainsFunc(w.list, func(q *queue) bool {
-			return q.o.Name == work.Observer && q.table == work.Table && q.column == work.Column
+			return q.o.id == work.Observer && q.table == work.Table && q.column == work.Column
 		})
 	}
 	var answer format.Answer

@@ -110,7 +110,7 @@ func (w *Worker) claim(ctx context.Context, tasks []*task) error {
 	w.mu.Lock()
 	tasks = slices.DeleteFunc(tasks, func(t *task) bool { return t.claimed.IsZero() }) // ended meanwhile
 	for _, t := range tasks {
-		column := format.ClaimColumn(t.o.Name, t.cell.Column)
+		column := format.ClaimColumn(t.o.id, t.cell.Column)
 		if n := len(muts); n == 0 || muts[n-1].Table != t.cell.Table || muts[n-1].Row != t.cell.Row {
 			muts = append(muts, rowstore.Mutation{Table: t.cell.Table, Row: t.cell.Row})
 		}
@@ -158,7 +158,7 @@ func (w *Worker) removeClaims(t *task, ends ...Timestamp) {
 	defer cancel()
 	m := rowstore.Mutation{Table: t.cell.Table, Row: t.cell.Row}
 	for _, end := range ends {
-		m.Edits = append(m.Edits, rowstore.Delete(rowstore.Mark, format.ClaimColumn(t.o.Name, t.cell.Column), end))
+		m.Edits = append(m.Edits, rowstore.Delete(rowstore.Mark, format.ClaimColumn(t.o.id, t.cell.Column), end))
 	}
 	_, err := w.db.applyOne(ctx, m)
 	if err != nil {

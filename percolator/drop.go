@@ -50,18 +50,23 @@ func (db *DB) DropParked(ctx context.Context, runs ...ParkedRun) error {
 // dropParked acknowledges the change that a run is parked for, as a run that took effect would. The
 // acknowledgment holds the transaction's start, so it may stand only for a change that is the newest one: a
 // later change of the cell would count as seen. again means that a lock stood in the way.
-func (db *DB) dropParked(ctx context.Context, tx *Txn, observer string, c Cell) (again bool, err error) {
+func (db *DB) dropParked(ctx context.Context, tx *Txn, name string, c Cell) (again bool, err error) {
 	if err := tx.begin(ctx); err != nil {
 		return false, err
 	}
-	w := &Worker{db: db}
-	view, blocked, err := w.currentView(ctx, c, &Observer{Name: observer}, &tx.snapshot)
+	known, err := db.catalogFor(ctx, tx.start)
+	if err != nil {
+		return false, err
+	}
+	w, observer := &Worker{db: db}, known.idOf(name, c.Table, c.Column)
+	view, blocked, err := w.currentView(ctx, c, &Observer{id: observer}, &tx.snapshot)
 	if err != nil || blocked {
 		return blocked, err
 	}
 	i := slices.Index(view.names, observer)
-	if i < 0 {
-		return false, db.forgetParked(ctx, tx, observer, c)
+	if i < 0 || !view.failures[i].Parked && name != observer {
+		_, err := tx.forgetParked(ctx, known, name, c) // of an observer that was removed
+		return false, err
 	}
 	if f := &view.failures[i]; !f.Parked || view.change > f.Change || tx.start < view.since[i] {
 		return false, nil
@@ -77,17 +82,4 @@ func (db *DB) dropParked(ctx context.Context, tx *Txn, observer string, c Cell) 
 		tx.extra = map[rowName][]rowstore.Edit{c.rowName(): view.removal()}
 	}
 	return false, nil
-}
-
-// forgetParked removes the record of a parked run whose observer is not registered.
-func (db *DB) forgetParked(ctx context.Context, tx *Txn, observer string, c Cell) error {
-	b, found, err := db.getCell(ctx, Cell{c.Table, c.Row, format.FailureColumn(observer, c.Column)}, &tx.snapshot)
-	if err != nil || !found {
-		return err
-	}
-	f, err := format.DecodeFailure(b)
-	if err != nil || !f.Parked {
-		return err
-	}
-	return tx.forgetFailure(observer, c, &f)
 }

@@ -138,6 +138,43 @@ func ExampleDB_PauseObserver() {
 	// it has seen the change
 }
 
+// An observer is renamed before the first program with the new name starts. A program with the old name goes on beside it.
+func ExampleDB_RenameObserver() {
+	ctx := context.Background()
+	db, err := percolator.Open(ctx, "memory:", settings(), quiet())
+	try(err)
+	defer func() { try(db.Close(ctx)) }()
+	start := func(name string) (stop func()) {
+		w := percolator.NewWorker(db, percolator.WorkerConfig{})
+		try(w.Observe(percolator.Observer{
+			Name: name, Table: "orders", Column: "state",
+			Func: func(context.Context, *percolator.Txn, percolator.Cell) error {
+				fmt.Println("a mail is sent")
+				return nil
+			},
+		}))
+		stop = run(ctx, w)
+		try(w.WaitIdle(ctx))
+		return stop
+	}
+	defer start("mail")()
+	order := percolator.Cell{Table: "orders", Row: "1", Column: "state"}
+	try(db.Update(ctx, func(tx *percolator.Txn) error { return tx.Set(order, []byte("paid")) }))
+	try(db.WaitObserved(ctx, 0, "mail", order))
+
+	try(db.RenameObserver(ctx, "mail", "send mail"))
+	defer start("send mail")()
+	try(db.WaitObserved(ctx, 0, "send mail", order))
+	observers, err := db.Observers(ctx)
+	try(err)
+	for _, o := range observers {
+		fmt.Printf("%q, before %q\n", o.Name, o.Aliases)
+	}
+	// Output:
+	// a mail is sent
+	// "send mail", before ["mail"]
+}
+
 // What every observer of a worker needs is written once: here how long runs take, and a report of those that fail.
 func ExampleWorker_Use() {
 	ctx := context.Background()

@@ -119,26 +119,26 @@ func (w *Worker) recordFailure(ctx context.Context, tx *Txn, o *Observer, view *
 	if err != nil || !f.Parked {
 		return f, err
 	}
-	p := format.NewParked(o.Name, format.Cell(c), f, cause, tx.start)
+	p := format.NewParked(o.id, format.Cell(c), f, cause, tx.start)
 	b, err := p.Encode()
 	if err != nil {
 		return format.Failure{}, err
 	}
 	if o.periodic != nil {
-		if err := o.periodic.giveUp(ctx, tx, view.sinceOf(o.Name)); err != nil {
+		if err := o.periodic.giveUp(ctx, tx, view.sinceOf(o.id)); err != nil {
 			return format.Failure{}, err
 		}
 	}
-	return f, tx.put(parkedIndex(o.Name, c), format.KindPut, b)
+	return f, tx.put(parkedIndex(o.id, c), format.KindPut, b)
 }
 
 // putRecord writes the failure record of a change, as edit leaves it. edit gets the record of the
 // change so far. The result is zero, and nothing is written, when somebody else's run has covered the change.
 func (w *Worker) putRecord(ctx context.Context, tx *Txn, o *Observer, view *cellView, edit func(f *format.Failure)) (format.Failure, error) {
 	none := format.Failure{}
-	c, change, since := view.cell, view.change, view.sinceOf(o.Name)
-	ack := Cell{c.Table, c.Row, format.AckColumn(o.Name, c.Column)}
-	at := Cell{c.Table, c.Row, format.FailureColumn(o.Name, c.Column)}
+	c, change, since := view.cell, view.change, view.sinceOf(o.id)
+	ack := Cell{c.Table, c.Row, format.AckColumn(o.id, c.Column)}
+	at := Cell{c.Table, c.Row, format.FailureColumn(o.id, c.Column)}
 	stored, err := tx.db.getCells(ctx, []Cell{ack, at}, &tx.snapshot)
 	if err != nil {
 		return none, err
@@ -155,7 +155,7 @@ func (w *Worker) putRecord(ctx context.Context, tx *Txn, o *Observer, view *cell
 			return none, err
 		}
 	}
-	if old.Parked && old.Change >= change || old.Change > change && !view.outdated(o.Name, old.Change) {
+	if old.Parked && old.Change >= change || old.Change > change && !view.outdated(o.id, old.Change) {
 		return none, nil
 	}
 	f := format.Failure{Change: change, Replay: old.Replay && !old.Parked}
@@ -168,7 +168,7 @@ func (w *Worker) putRecord(ctx context.Context, tx *Txn, o *Observer, view *cell
 	}
 	if old.Parked && !f.Parked {
 		// A later change failed, so the parked run of the earlier one is dropped.
-		return f, tx.put(parkedIndex(o.Name, c), format.KindDelete, nil)
+		return f, tx.put(parkedIndex(o.id, c), format.KindDelete, nil)
 	}
 	return f, nil
 }

@@ -70,7 +70,7 @@ func (m *member) takesPart(at Timestamp) bool {
 // not run it.
 func (m *member) weightOf(q *queue) (weight int, ok bool) {
 	for i := range m.record.Works {
-		if w := &m.record.Works[i]; w.Observer == q.o.Name && w.Table == q.table && w.Column == q.column {
+		if w := &m.record.Works[i]; w.Observer == q.o.id && w.Table == q.table && w.Column == q.column {
 			return w.Weight, true
 		}
 	}
@@ -239,7 +239,7 @@ func (w *Worker) works() []format.MemberWork {
 	defer w.mu.Unlock()
 	works := make([]format.MemberWork, len(w.list))
 	for i, q := range w.list {
-		works[i] = format.MemberWork{Observer: q.o.Name, Table: q.table, Column: q.column, Weight: min(w.limit(q), format.MaxWeight)}
+		works[i] = format.MemberWork{Observer: q.o.id, Table: q.table, Column: q.column, Weight: min(w.limit(q), format.MaxWeight)}
 		if q.stuck = w.isStuck(q, now); q.stuck || q.aside {
 			works[i].Weight = 0
 		}

@@ -111,7 +111,7 @@ func (w *observedWait) look(ctx context.Context, first bool) error {
 		return err
 	}
 	for _, c := range w.left {
-		if !slices.Contains(v.observers(c.Table, c.Column), w.observer) {
+		if v.named(w.observer, c.Table, c.Column) == nil {
 			return fmt.Errorf("%w: %q does not observe %v", ErrNotObserved, w.observer, c.public())
 		}
 	}
@@ -125,7 +125,7 @@ func (w *observedWait) look(ctx context.Context, first bool) error {
 	}
 	w.left = left
 	for _, c := range left {
-		if v.paused(w.observer, c) {
+		if v.paused(v.idOf(w.observer, c.Table, c.Column), c) {
 			return fmt.Errorf("%w, and has yet to see %v", ErrObserverPaused, c.public())
 		}
 	}
@@ -138,6 +138,7 @@ func (w *observedWait) uncovered(ctx context.Context, v *catalogView, page []Cel
 	var reads []rowstore.RowRead
 	index := map[rowName]int{}
 	for _, c := range page {
+		id := v.idOf(w.observer, c.Table, c.Column)
 		i, known := index[c.rowName()]
 		if !known {
 			i = len(reads)
@@ -146,8 +147,8 @@ func (w *observedWait) uncovered(ctx context.Context, v *catalogView, page []Cel
 		}
 		reads[i].Selectors = append(snapshotPicks(reads[i].Selectors, c.Column, w.at),
 			rowstore.Selector{Family: rowstore.Notify, Column: c.Column, To: w.at},
-			rowstore.Selector{Family: rowstore.Write, Column: format.AckColumn(w.observer, c.Column), To: oracle.Max, Limit: 1},
-			rowstore.Selector{Family: rowstore.Write, Column: format.FailureColumn(w.observer, c.Column), To: oracle.Max, Limit: 1})
+			rowstore.Selector{Family: rowstore.Write, Column: format.AckColumn(id, c.Column), To: oracle.Max, Limit: 1},
+			rowstore.Selector{Family: rowstore.Write, Column: format.FailureColumn(id, c.Column), To: oracle.Max, Limit: 1})
 		if v.Timers {
 			reads[i].Selectors = snapshotPicks(reads[i].Selectors, format.TimerColumn(c.Column), w.at)
 		}
@@ -157,8 +158,7 @@ func (w *observedWait) uncovered(ctx context.Context, v *catalogView, page []Cel
 		return nil, err
 	}
 	for _, c := range page {
-		known := v.registrations(c.Table, c.Column)
-		covered, err := w.covered(ctx, &rows[index[c.rowName()]], c, known.sinceOf(w.observer))
+		covered, err := w.covered(ctx, v, &rows[index[c.rowName()]], c)
 		if err != nil {
 			return nil, fmt.Errorf("%v: %w", c.public(), err)
 		}
@@ -172,8 +172,8 @@ func (w *observedWait) uncovered(ctx context.Context, v *catalogView, page []Cel
 // covered tells whether the observer has acknowledged what a settled row shows of the cell. An
 // acknowledgment is committed together with what the run has written, and has the timestamp of the
 // snapshot that the run has read. Those from before the observer's registration do not count.
-func (w *observedWait) covered(ctx context.Context, row *rowstore.Row, c Cell, since Timestamp) (bool, error) {
-	ack, failure, err := w.records(row, c, since)
+func (w *observedWait) covered(ctx context.Context, v *catalogView, row *rowstore.Row, c Cell) (bool, error) {
+	ack, failure, err := w.records(v, row, c)
 	if err != nil || ack >= w.at {
 		return err == nil, err
 	}
@@ -211,30 +211,31 @@ func (w *observedWait) covered(ctx context.Context, row *rowstore.Row, c Cell, s
 	case change <= ack:
 		return true, nil
 	case failure.Parked && failure.Change >= change:
-		return false, w.parked(ctx, c)
+		return false, w.parked(ctx, v, c)
 	}
 	return false, nil
 }
 
 // records decodes what the observer keeps beside the cell.
-func (w *observedWait) records(row *rowstore.Row, c Cell, since Timestamp) (ack Timestamp, failure format.Failure, err error) {
-	if ack, err = acknowledged(row, format.AckColumn(w.observer, c.Column), since); err != nil {
+func (w *observedWait) records(v *catalogView, row *rowstore.Row, c Cell) (ack Timestamp, failure format.Failure, err error) {
+	known, id := v.registrations(c.Table, c.Column), v.idOf(w.observer, c.Table, c.Column)
+	if ack, err = acknowledged(row, format.AckColumn(id, c.Column), known.sinceOf(id)); err != nil {
 		return 0, failure, err
 	}
-	v, found, err := committed(row, format.FailureColumn(w.observer, c.Column))
+	record, found, err := committed(row, format.FailureColumn(id, c.Column))
 	if err == nil && found {
-		failure, err = format.DecodeFailure(v.Value)
+		failure, err = format.DecodeFailure(record.Value)
 	}
 	return ack, failure, err
 }
 
 // parked returns a ParkedError, or nil if the run has been released meanwhile.
-func (w *observedWait) parked(ctx context.Context, c Cell) error {
+func (w *observedWait) parked(ctx context.Context, v *catalogView, c Cell) error {
 	at, err := w.db.parkedSnapshot(ctx)
 	if err != nil {
 		return err
 	}
-	value, found, err := w.db.getCell(ctx, parkedIndex(w.observer, c), at)
+	value, found, err := w.db.getCell(ctx, parkedIndex(v.idOf(w.observer, c.Table, c.Column), c), at)
 	if err != nil || !found {
 		return err
 	}
@@ -242,5 +243,5 @@ func (w *observedWait) parked(ctx context.Context, c Cell) error {
 	if err != nil {
 		return err
 	}
-	return &ParkedError{parkedRun(&p)}
+	return &ParkedError{v.titled(parkedRun(&p))}
 }

@@ -15,7 +15,7 @@ import (
 type Observer struct {
 	// Name identifies the observer: its acknowledgments are stored under it. At most 128
 	// bytes, not empty. It stays the same from one version of the program to the next,
-	// and is unique among the observers of a column.
+	// and is unique among the observers of a column. DB.RenameObserver gives it another one.
 	Name string
 	// Table and Column say what is observed, in every row.
 	Table, Column string
@@ -76,6 +76,8 @@ type Observer struct {
 	column   string   // the observed one, stored
 
 	periodic *periodic // whose observer it is, if any
+	// id is the name under which its records are stored: that of its first registration, see RenameObserver.
+	id string
 }
 
 // run calls the observer's function.
@@ -89,6 +91,8 @@ func (o *Observer) run(ctx context.Context, tx *Txn, change *Change) error {
 // ObserverInfo describes an observer that is registered in the catalog.
 type ObserverInfo struct {
 	Name, Table, Column string
+	// Aliases are the other names that it has, see DB.RenameObserver.
+	Aliases []string
 	// Swept says that the data from before its registration has been scanned for it.
 	Swept bool
 	// Paused says that no worker runs it, see DB.PauseObserver.
@@ -108,12 +112,12 @@ func (db *DB) Observers(ctx context.Context) ([]ObserverInfo, error) {
 	infos := make([]ObserverInfo, len(v.Observers))
 	for i, o := range v.Observers {
 		c := Cell{Table: string(o.Table), Column: string(o.Column)}.public()
-		infos[i] = ObserverInfo{Name: string(o.Name), Table: c.Table, Column: c.Column, Swept: o.Swept != 0, Paused: o.Paused}
+		infos[i] = ObserverInfo{Name: o.Title(), Aliases: o.Others(), Table: c.Table, Column: c.Column, Swept: o.Swept != 0, Paused: o.Paused}
 	}
 	return infos, nil
 }
 
-// RemoveObserver removes every observer of that name from the catalog. One catalog
+// RemoveObserver removes every observer of that name from the catalog, with all names that it has had. One catalog
 // lease later at the latest, its columns are no longer notified on its behalf. Workers
 // that run it stop, with an error that matches ErrObserverRemoved, and no run of it takes effect any
 // more. Its acknowledgments end: if it is registered again, it begins anew, and runs for every cell of
@@ -133,10 +137,11 @@ func (db *DB) RemoveObserver(ctx context.Context, name string) error {
 	v, err := db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
 		removed = removed[:0]
 		v.Observers = slices.DeleteFunc(v.Observers, func(o format.Observer) bool {
-			if string(o.Name) == name {
+			has := o.Has(name)
+			if has {
 				removed = append(removed, o)
 			}
-			return string(o.Name) == name
+			return has
 		})
 		return len(removed) > 0, nil
 	})
@@ -158,7 +163,7 @@ func (db *DB) logLeft(ctx context.Context, v *catalogView, name string, removed 
 	for _, r := range removed {
 		table, column := string(r.Table), string(r.Column)
 		if table == PeriodicTable {
-			if err := db.dropPeriodic(ctx, name, r.Since); err != nil {
+			if err := db.dropPeriodic(ctx, string(r.Name), r.Since); err != nil {
 				db.log.Warn("what a removed periodic has kept is left", "periodic", name, "err", err)
 				return
 			}
@@ -196,7 +201,7 @@ func (db *DB) logLeft(ctx context.Context, v *catalogView, name string, removed 
 		if err != nil {
 			return
 		}
-		if p.Observer == name {
+		if slices.ContainsFunc(removed, func(r format.Observer) bool { return string(r.Name) == p.Observer }) {
 			parked++
 		}
 		if parked == mostLeft {

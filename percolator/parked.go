@@ -35,12 +35,16 @@ func (db *DB) Parked(ctx context.Context) ([]ParkedRun, error) {
 		return nil, err
 	}
 	defer db.leave()
+	v, err := db.loadCatalog(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("percolator: listing parked runs: %w", err)
+	}
 	var runs []ParkedRun
 	for p, err := range db.parkedRuns(ctx) {
 		if err != nil {
 			return nil, fmt.Errorf("percolator: listing parked runs: %w", err)
 		}
-		runs = append(runs, p)
+		runs = append(runs, v.titled(p))
 	}
 	return runs, nil
 }
@@ -48,7 +52,14 @@ func (db *DB) Parked(ctx context.Context) ([]ParkedRun, error) {
 // parkedPage is how many parked runs are read at once.
 const parkedPage = 256
 
-// parkedRuns visits the parked runs at one snapshot, a page at a time.
+// titled is a parked run, whose observer is given by its id, with what the observer is called.
+func (v *catalogView) titled(p ParkedRun) ParkedRun {
+	c := p.Cell.stored()
+	p.Observer = v.titleOf(p.Observer, c.Table, c.Column)
+	return p
+}
+
+// parkedRuns visits the parked runs at one snapshot, a page at a time, with the ids of their observers.
 func (db *DB) parkedRuns(ctx context.Context) iter.Seq2[ParkedRun, error] {
 	return func(yield func(ParkedRun, error) bool) {
 		at, err := db.parkedSnapshot(ctx)
@@ -176,41 +187,36 @@ func (db *DB) Release(ctx context.Context, runs ...ParkedRun) error {
 // release removes a parked run, and notifies its cell if the observer is registered. An
 // observer that is not registered sees the cell in the sweep that follows its
 // registration.
-func (db *DB) release(ctx context.Context, observer string, c Cell) error {
-	dropped := Timestamp(0)
+func (db *DB) release(ctx context.Context, name string, c Cell) error {
+	var id string // of what was dropped
 	err := db.Update(ctx, func(tx *Txn) error {
-		dropped = 0
-		at := Cell{c.Table, c.Row, format.FailureColumn(observer, c.Column)}
-		b, found, err := db.getCell(ctx, at, &tx.snapshot)
-		if err != nil || !found {
-			return err
-		}
-		f, err := format.DecodeFailure(b)
-		if err != nil || !f.Parked {
-			return err
-		}
-		if err := tx.forgetFailure(observer, c, &f); err != nil {
+		id = ""
+		if err := tx.begin(ctx); err != nil {
 			return err
 		}
 		v, err := db.catalogFor(ctx, tx.start)
 		if err != nil {
 			return err
 		}
-		if !slices.Contains(v.observers(c.Table, c.Column), observer) {
-			dropped = tx.start
+		observer, err := tx.forgetParked(ctx, v, name, c)
+		switch {
+		case err != nil || observer == "":
+			return err
+		case !slices.Contains(v.observers(c.Table, c.Column), observer):
+			id = observer
 			return nil
 		}
 		// The notification is weak, because the parked run may have been for a weak one.
 		tx.weak = append(tx.weak, c)
 		return nil
 	})
-	if err != nil || dropped == 0 {
+	if err != nil || id == "" {
 		return err
 	}
 	// An observer that was registered before the release was committed may have swept
 	// before it, too.
 	v, err := db.loadCatalog(ctx)
-	if err != nil || !slices.Contains(v.observers(c.Table, c.Column), observer) {
+	if err != nil || !slices.Contains(v.observers(c.Table, c.Column), id) {
 		return err
 	}
 	err = db.Update(ctx, func(tx *Txn) error {
@@ -221,4 +227,26 @@ func (db *DB) release(ctx context.Context, observer string, c Cell) error {
 		return nil
 	}
 	return err
+}
+
+// forgetParked removes the records of the parked run of an observer that has a name, by the view v, or of one that had it when it
+// was removed. It returns the id of the observer, "" if no run of it is parked.
+func (tx *Txn) forgetParked(ctx context.Context, v *catalogView, name string, c Cell) (id string, err error) {
+	for _, id := range slices.Compact([]string{v.idOf(name, c.Table, c.Column), name}) {
+		b, found, err := tx.db.getCell(ctx, Cell{c.Table, c.Row, format.FailureColumn(id, c.Column)}, &tx.snapshot)
+		if err != nil {
+			return "", err
+		}
+		if !found {
+			continue
+		}
+		f, err := format.DecodeFailure(b)
+		if err != nil {
+			return "", err
+		}
+		if f.Parked {
+			return id, tx.forgetFailure(id, c, &f)
+		}
+	}
+	return "", nil
 }

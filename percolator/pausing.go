@@ -45,7 +45,7 @@ func (db *DB) setPaused(ctx context.Context, what, name string, paused bool) err
 	_, err := db.changeCatalog(ctx, func(v *catalogView) (changed bool, err error) {
 		found := false
 		for i := range v.Observers {
-			if o := &v.Observers[i]; string(o.Name) == name {
+			if o := &v.Observers[i]; o.Has(name) {
 				found = true
 				changed = changed || o.Paused != paused
 				o.Paused = paused
@@ -155,11 +155,11 @@ func (w *Worker) letThrough(t *task) time.Duration {
 }
 
 // isPaused tells whether one of this worker's observers, of a stored cell's column, is paused.
-func (w *Worker) isPaused(name string, c Cell) bool {
+func (w *Worker) isPaused(id string, c Cell) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, q := range w.queuesOf(c) {
-		if q.o.Name == name {
+		if q.o.id == id {
 			return q.paused
 		}
 	}

@@ -84,7 +84,7 @@ func (db *DB) Replay(ctx context.Context, observer string, r Range) (ReplayRepor
 		return report, fmt.Errorf("percolator: replaying the observer %q: %w", observer, err)
 	}
 	for _, column := range columns {
-		rp := &replay{db: db, record: replayOf(observer, &r, column), report: &report}
+		rp := &replay{db: db, record: db.replayOf(observer, &r, column), report: &report}
 		if err := rp.run(ctx); err != nil {
 			return report, fmt.Errorf("percolator: replaying the observer %q: %w", observer, err)
 		}
@@ -100,7 +100,7 @@ func (db *DB) CancelReplay(ctx context.Context, observer string, r Range) error 
 	if err == nil && db.known().Replays {
 		err = db.Update(ctx, func(tx *Txn) error {
 			for _, column := range columns {
-				record := replayOf(observer, &r, column)
+				record := db.replayOf(observer, &r, column)
 				if err := tx.dropIfThere(ctx, Cell(record.Cell())); err != nil {
 					return err
 				}
@@ -130,6 +130,10 @@ func (db *DB) Replays(ctx context.Context) ([]ReplayInfo, error) {
 		return nil, err
 	}
 	defer db.leave()
+	v, err := db.loadCatalog(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("percolator: listing replays: %w", err)
+	}
 	at, err := db.draw(ctx)
 	if err != nil {
 		return nil, err
@@ -154,7 +158,7 @@ func (db *DB) Replays(ctx context.Context) ([]ReplayInfo, error) {
 		}
 		names := Cell{Table: string(p.Table), Column: string(p.Column)}.public()
 		infos = append(infos, ReplayInfo{
-			Observer: string(p.Observer), Began: p.ID, Next: string(p.Next), Cells: p.Cells,
+			Observer: v.titleOf(string(p.Observer), string(p.Table), string(p.Column)), Began: p.ID, Next: string(p.Next), Cells: p.Cells,
 			Range: Range{Table: names.Table, Columns: []string{names.Column}, From: string(p.From), To: string(p.To)},
 		})
 	}
@@ -189,7 +193,7 @@ func (db *DB) replayColumns(ctx context.Context, call, observer string, r *Range
 	}
 	if len(columns) == 0 {
 		for i := range v.Observers {
-			if o := &v.Observers[i]; string(o.Name) == observer && string(o.Table) == table {
+			if o := &v.Observers[i]; o.Has(observer) && string(o.Table) == table {
 				columns = append(columns, string(o.Column))
 			}
 		}
@@ -198,7 +202,7 @@ func (db *DB) replayColumns(ctx context.Context, call, observer string, r *Range
 		return nil, fmt.Errorf("%w: it does not observe table %q", ErrNotObserved, r.Table)
 	}
 	for _, column := range columns {
-		if !slices.Contains(v.observers(table, column), observer) {
+		if v.named(observer, table, column) == nil {
 			return nil, notObservedBy(observer, Cell{Table: table, Column: column})
 		}
 	}
@@ -210,9 +214,11 @@ func notObservedBy(observer string, c Cell) error {
 	return fmt.Errorf("%w: %q does not observe column %q of table %q", ErrNotObserved, observer, c.Column, c.Table)
 }
 
-func replayOf(observer string, r *Range, column string) format.Replay {
+// replayOf is the record of a replay of an observer that the known view of the catalog has, under any of its names.
+func (db *DB) replayOf(observer string, r *Range, column string) format.Replay {
+	table := format.Escape(r.Table)
 	return format.Replay{
-		Observer: []byte(observer), Table: []byte(format.Escape(r.Table)), Column: []byte(column),
+		Observer: []byte(db.known().idOf(observer, table, column)), Table: []byte(table), Column: []byte(column),
 		From: []byte(r.From), To: []byte(r.To), Next: []byte(r.From),
 	}
 }
@@ -357,7 +363,7 @@ func (tx *Txn) askAgain(observer string, c Cell, newest Timestamp, row *rowstore
 // dropRequest removes a request for a cell that has nothing any more: its deletion was collected between the look and the commit of the
 // transaction that asks. Whatever is written later has a run of its own.
 func (w *Worker) dropRequest(ctx context.Context, o *Observer, view *cellView) runResult {
-	at := Cell{view.cell.Table, view.cell.Row, format.FailureColumn(o.Name, view.cell.Column)}
+	at := Cell{view.cell.Table, view.cell.Row, format.FailureColumn(o.id, view.cell.Column)}
 	err := w.db.Update(ctx, func(tx *Txn) error {
 		value, found, err := w.db.getCell(ctx, at, &tx.snapshot)
 		if err != nil || !found {

@@ -172,7 +172,7 @@ func (w *Worker) skipUntilChanged(view *cellView) {
 			return // its run is decided soon
 		}
 		for _, q := range w.queuesOf(view.cell) {
-			if q.o.Name == name && view.covered(i) && view.coveredTo(i) >= floor {
+			if q.o.id == name && view.covered(i) && view.coveredTo(i) >= floor {
 				covered |= q.bit()
 			}
 		}

@@ -143,7 +143,7 @@ func (w *Worker) attempt(ctx context.Context, t *task) runResult {
 	case blocked:
 		return runResult{next: runLocked}
 	}
-	i := slices.Index(view.names, t.o.Name)
+	i := slices.Index(view.names, t.o.id)
 	w.mu.Lock()
 	// A notification above the snapshot is not among them: the look that finds it must have the
 	// job run again.
@@ -216,7 +216,7 @@ func (w *Worker) run(ctx context.Context, tx *Txn, o *Observer, i int, view *cel
 		}
 	}
 	tx.opt.isolation = o.Isolation
-	tx.run = &runOf{observer: o.Name, cell: view.cell, since: view.since[i], begun: view.failures[i].Change == view.change}
+	tx.run = &runOf{observer: o.id, cell: view.cell, since: view.since[i], begun: view.failures[i].Change == view.change}
 	tx.prefetched(o, view)
 	change := &Change{Cell: view.cell.public()}
 	if o.OnChange != nil {

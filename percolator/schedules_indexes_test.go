@@ -303,7 +303,7 @@ func TestIndexesAreOfVersion7(t *testing.T) {
 	require.EqualValues(t, format.HintedVersion, stored())
 	info, err := c.DefineIndex(t.Context(), byValue())
 	require.NoError(t, err)
-	require.EqualValues(t, format.CatalogVersion, stored())
+	require.EqualValues(t, format.IndexesVersion, stored())
 	all, err := c.Indexes(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, []IndexInfo{info}, all)
@@ -311,7 +311,7 @@ func TestIndexesAreOfVersion7(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, info, again)
 	w.move(c, info, IndexDropping, IndexAbsent)
-	require.EqualValues(t, format.CatalogVersion, stored())
+	require.EqualValues(t, format.IndexesVersion, stored())
 }
 
 func TestIndexesThatCannotBe(t *testing.T) {

@@ -332,7 +332,7 @@ func TestScheduleB4_SweepWaitsForLocks(t *testing.T) {
 			require.Equal(t, []string{"1", "1"}, s.values)
 			infos, err := c.Observers(t.Context())
 			require.NoError(t, err)
-			require.Equal(t, []ObserverInfo{{"o", "t", "v", true, false}}, infos)
+			require.Equal(t, []ObserverInfo{{Name: "o", Table: "t", Column: "v", Swept: true}}, infos)
 		})
 	}
 }

@@ -31,7 +31,7 @@ func asks(c *client, observer string) error {
 	if _, err := c.loadCatalog(context.Background()); err != nil {
 		return err
 	}
-	r := &replay{db: c.DB, record: replayOf(observer, &Range{Table: "t"}, "v"), report: &ReplayReport{}}
+	r := &replay{db: c.DB, record: c.replayOf(observer, &Range{Table: "t"}, "v"), report: &ReplayReport{}}
 	_, err := r.ask(context.Background())
 	return err
 }

@@ -17,9 +17,9 @@ import (
 )
 
 var shareQueues = []*queue{
-	{o: &Observer{Name: "a"}, table: "t", column: "v"},
-	{o: &Observer{Name: "b"}, table: "t", column: "v"},
-	{o: &Observer{Name: "c"}, table: "u", column: "v"},
+	{o: &Observer{id: "a"}, table: "t", column: "v"},
+	{o: &Observer{id: "b"}, table: "t", column: "v"},
+	{o: &Observer{id: "c"}, table: "u", column: "v"},
 }
 
 // sharer is a member that runs some of shareQueues, with the weights given; a negative one
@@ -28,7 +28,7 @@ func sharer(id string, from, until Timestamp, weights ...int) member {
 	m := member{id: id, record: format.Member{From: from, Until: until}}
 	for i, weight := range weights {
 		if q := shareQueues[i]; weight >= 0 {
-			m.record.Works = append(m.record.Works, format.MemberWork{Observer: q.o.Name, Table: q.table, Column: q.column, Weight: weight})
+			m.record.Works = append(m.record.Works, format.MemberWork{Observer: q.o.id, Table: q.table, Column: q.column, Weight: weight})
 		}
 	}
 	return m

@@ -141,7 +141,7 @@ func (w *Worker) sortOutCell(f *finding, view *cellView) {
 	defer w.mu.Unlock()
 	seen := w.signature(view)
 	f.queues = slices.DeleteFunc(f.queues, func(q *queue) bool {
-		i := slices.Index(view.names, q.o.Name)
+		i := slices.Index(view.names, q.o.id)
 		if i < 0 {
 			return false
 		}

@@ -19,7 +19,9 @@ func (w *Worker) publish(ctx context.Context) error {
 			changed := false
 			for _, q := range w.list {
 				old := q.o.OnChange != nil
-				switch r := w.record(v, q); {
+				switch r, err := w.registration(v, q); {
+				case err != nil:
+					return false, err
 				case r == nil:
 					v.Observers = append(v.Observers, format.Observer{Name: []byte(q.o.Name), Table: []byte(q.table), Column: []byte(q.column), Since: v.asOf, OldValues: old})
 					v.Changes = v.Changes || old
@@ -32,6 +34,7 @@ func (w *Worker) publish(ctx context.Context) error {
 		})
 		if err == nil {
 			w.published = v.asOf
+			w.noteIDs(v)
 			w.notePaused(v) // before it looks for changes
 		}
 		return err
@@ -50,11 +53,12 @@ func otherKind(q *queue) error {
 		ErrInvalid, q.o.Name, c.Table, c.Column, here, there)
 }
 
-// record finds the registration of a queue's observer, nil without one.
+// record finds the registration of a queue's observer, nil without one. It does not go by the name alone, which another
+// observer may have taken meanwhile.
 func (w *Worker) record(v *catalogView, q *queue) *format.Observer {
 	for i := range v.Observers {
-		if v.Observers[i].Is(q.o.Name, q.table, q.column) {
-			return &v.Observers[i]
+		if r := &v.Observers[i]; r.Is(q.o.id, q.table, q.column) && r.Has(q.o.Name) {
+			return r
 		}
 	}
 	return nil

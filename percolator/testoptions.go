@@ -181,7 +181,7 @@ func (w *Worker) leftOf(ctx context.Context, c Cell, runs []hook.Run) ([]hook.Ru
 func (w *Worker) attemptOnce(ctx context.Context, r hook.Run) (wait time.Duration, err error) {
 	c := Cell{Table: r.Table, Row: r.Row, Column: r.Column}.stored()
 	for _, q := range w.queuesOf(c) {
-		if q.o.Name == r.Observer {
+		if q.o.id == r.Observer {
 			t := &task{job: job{cell: c, o: q.o}, q: q}
 			result := w.attempt(ctx, t)
 			w.dropClaim(t)

@@ -73,7 +73,7 @@ func (w *Worker) view(ctx context.Context, c Cell, o *Observer, known registrati
 			read[0].Selectors[viewWrites].Limit = 2
 		}
 		read[0].Selectors = o.prefetchPicks(read[0].Selectors, s.at())
-		read[0].Selectors = append(read[0].Selectors, rowstore.Selector{Family: rowstore.Mark, Column: format.ClaimColumn(o.Name, c.Column), To: oracle.Max, Limit: 1})
+		read[0].Selectors = append(read[0].Selectors, rowstore.Selector{Family: rowstore.Mark, Column: format.ClaimColumn(o.id, c.Column), To: oracle.Max, Limit: 1})
 	}
 	for {
 		w.db.count.observerViews.Add(1)
@@ -95,7 +95,7 @@ func (w *Worker) view(ctx context.Context, c Cell, o *Observer, known registrati
 			if len(o.prefetch) > 0 {
 				v.row, v.timely = row, timely
 			}
-			if claim := row.Newest(rowstore.Mark, format.ClaimColumn(o.Name, c.Column)); claim != nil {
+			if claim := row.Newest(rowstore.Mark, format.ClaimColumn(o.id, c.Column)); claim != nil {
 				v.claimed, v.claimedBy = claim.TS, string(claim.Value)
 			}
 		}
@@ -145,7 +145,7 @@ func (w *Worker) keeps(column string, c Cell, o *Observer) bool {
 	case !ok || of != c.Column:
 		return false
 	case o != nil:
-		return observer == o.Name
+		return observer == o.id
 	}
 	return w.observes(observer, c)
 }

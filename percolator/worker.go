@@ -214,6 +214,7 @@ func (w *Worker) Observe(o Observer) error {
 		return fmt.Errorf("percolator: Observe: %w: the worker has an observer %q already", ErrInvalid, o.Name)
 	}
 	c = c.stored()
+	o.id = o.Name // publish finds out whether it was renamed
 	k := Cell{Table: c.Table, Column: c.Column}
 	q := &queue{o: &o, table: c.Table, column: c.Column, index: len(w.queues[k]), breaker: breaker{at: w.config.BreakAt}, pacer: pacer{most: o.Rate}}
 	w.queues[k], w.list = append(w.queues[k], q), append(w.list, q)
@@ -242,7 +243,7 @@ func (w *Worker) queuesOf(c Cell) []*queue {
 // the DB was closed under it, or ErrObserverRemoved when somebody removed one of its
 // observers; that is noticed one catalog lease later at the latest. It matches ErrInvalid if an
 // observer is registered with Func and this worker has it with OnChange, or the other way round:
-// remove it first, or use another name. It also does if another schedule of the same Version is stored for one
+// remove it first, or use another name. So it does if two of its observers are one, of which one name is an alias (see DB.RenameObserver), and if another schedule of the same Version is stored for one
 // of its periodics (see Periodic.Version). Failures of the
 // store that may pass are logged and retried. A worker runs once: a second Run returns
 // ErrWorkerRunning.
@@ -409,6 +410,6 @@ func (w *Worker) sleepOr(ctx context.Context, d time.Duration, ch <-chan struct{
 }
 
 // observes tells whether an observer of a stored cell is this worker's.
-func (w *Worker) observes(name string, c Cell) bool {
-	return slices.ContainsFunc(w.queuesOf(c), func(q *queue) bool { return q.o.Name == name })
+func (w *Worker) observes(id string, c Cell) bool {
+	return slices.ContainsFunc(w.queuesOf(c), func(q *queue) bool { return q.o.id == id })
 }

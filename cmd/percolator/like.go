@@ -79,7 +79,7 @@ func haveTable(ctx context.Context, r *admin.Reader, name string) error {
 	return missing("table", name, known)
 }
 
-// haveObserver returns an error unless an observer of that name is registered.
+// haveObserver returns an error unless an observer is registered that has the name, or had it.
 func haveObserver(ctx context.Context, r *admin.Reader, name string) error {
 	observers, err := r.Observers(ctx, 1)
 	if err != nil {
@@ -87,8 +87,10 @@ func haveObserver(ctx context.Context, r *admin.Reader, name string) error {
 	}
 	var known []string
 	for _, o := range observers {
-		if !slices.Contains(known, string(o.Name)) {
-			known = append(known, string(o.Name))
+		for _, n := range append(o.Aliases, o.Name) {
+			if !slices.Contains(known, string(n)) {
+				known = append(known, string(n))
+			}
 		}
 	}
 	if slices.Contains(known, name) {

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -188,6 +190,50 @@ func TestBadArguments(t *testing.T) {
 	a := ask(t, url, "observers", "pause", "lnks")
 	require.Equal(t, exitNotFound, a.status)
 	require.Contains(t, a.err, "none at all")
+	a = ask(t, url, "observers", "rename", "lnks", "links")
+	require.Equal(t, exitNotFound, a.status)
+}
+
+func TestRenameObserver(t *testing.T) {
+	t.Parallel()
+	url := someLinks(t)
+	db, err := percolator.Open(t.Context(), url)
+	require.NoError(t, err)
+	w := percolator.NewWorker(db, percolator.WorkerConfig{MaxAttempts: 1})
+	require.NoError(t, w.Observe(percolator.Observer{Name: "old", Table: "links", Column: "to", Func: func(context.Context, *percolator.Txn, percolator.Cell) error {
+		return percolator.Park(errors.New("on purpose"))
+	}}))
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(ctx) }()
+	require.NoError(t, w.WaitIdle(t.Context()))
+	stop()
+	require.NoError(t, <-ended)
+	require.NoError(t, db.Close(t.Context()))
+
+	require.Equal(t, exitNotFound, ask(t, url, "observers", "rename", "odl", "new").status)
+	require.Equal(t, exitUsage, ask(t, url, "observers", "rename", "old").status)
+	require.Equal(t, answer{out: "the observer old is called new\n"}, ask(t, url, "observers", "rename", "old", "new"))
+	var listed struct {
+		Items []struct {
+			Name    string
+			Aliases []string
+			Parked  int
+		}
+	}
+	require.NoError(t, json.Unmarshal([]byte(ask(t, url, "observers", "--json").out), &listed))
+	require.Len(t, listed.Items, 1)
+	require.Equal(t, "new", listed.Items[0].Name)
+	require.Equal(t, []string{"old"}, listed.Items[0].Aliases)
+	require.Equal(t, 5, listed.Items[0].Parked)
+	for _, name := range []string{"old", "new"} {
+		require.Equal(t, 5, strings.Count(ask(t, url, "parked", "--observer", name).out, "new "), name)
+	}
+	require.Contains(t, ask(t, url, "why", "links", "a", "to").out, "observer new is parked")
+	require.Equal(t, answer{out: "1 parked runs were dropped\n"}, ask(t, url, "parked", "drop", "old", "links", "a", "to"))
+	require.Equal(t, answer{out: "4 parked runs were released\n"}, ask(t, url, "parked", "release", "--observer", "new"))
+	require.Equal(t, exitOK, ask(t, url, "observers", "pause", "old").status)
+	require.Equal(t, exitOK, ask(t, url, "observers", "remove", "old").status)
 }
 
 // TestNoSecrets lets the command fail in ways that could show a password.

@@ -56,16 +56,43 @@ func (a *app) observersCommand() *cobra.Command {
 			}, said),
 		}
 	}
-	return listed(&cobra.Command{Use: "observers", Short: "Observers: list, pause, resume, remove"}, show,
+	return listed(&cobra.Command{Use: "observers", Short: "Observers: list, pause, resume, rename, remove"}, show,
 		named("pause", "Stop the runs of an observer", "Stops the runs of an observer in all workers, until it is resumed. Changes wait. Runs that have begun go on.",
 			func(ctx context.Context, db *percolator.DB, name string) error { return db.PauseObserver(ctx, name) }, "paused"),
 		named("resume", "End the pause of an observer", "Ends the pause of an observer. What waits is run.",
 			func(ctx context.Context, db *percolator.DB, name string) error { return db.ResumeObserver(ctx, name) }, "resumed"),
+		a.renameCommand(),
 		named("remove", "Take an observer out of the catalog",
 			"Takes an observer out of the catalog, and ends what it has acknowledged: if it is registered again, it runs for every cell. Workers\n"+
 				"that run it stop. Its parked runs stay. There is no way back.",
 			func(ctx context.Context, db *percolator.DB, name string) error { return db.RemoveObserver(ctx, name) }, "removed"),
 	)
+}
+
+func (a *app) renameCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "rename OBSERVER NAME", Short: "Give an observer another name", Args: exactly("OBSERVER", "NAME"),
+		Long: "Gives an observer another name. Programs that go on with the old one run the same observer. Rename it before the first program\n" +
+			"with the new name starts.",
+		RunE: change(a, func(ctx context.Context, db *percolator.DB, args []string) (done, error) {
+			old, err := typed(args[0])
+			if err != nil {
+				return done{}, err
+			}
+			name, err := typed(args[1])
+			if err != nil {
+				return done{}, err
+			}
+			r, err := admin.Of(db)
+			if err == nil {
+				err = haveObserver(ctx, r, old)
+			}
+			if err == nil {
+				err = db.RenameObserver(ctx, old, name)
+			}
+			return done{fmt.Sprintf("the observer %v is called %v", admin.Bytes(old), admin.Bytes(name))}, err
+		}, said),
+	}
 }
 
 func stateOf(o admin.Observer) string {

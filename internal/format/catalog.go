@@ -50,9 +50,12 @@ type Catalog struct {
 	RowDeletes bool `json:"row_deletes,omitempty"`
 	// RowDeletesFrom is a timestamp from which on nobody goes by a catalog without RowDeletes. 0 means that it is not
 	// known yet.
-	RowDeletesFrom Timestamp  `json:"row_deletes_from,omitempty"`
-	Observers      []Observer `json:"observers,omitempty"`
-	Indexes        []Index    `json:"indexes,omitempty"`
+	RowDeletesFrom Timestamp `json:"row_deletes_from,omitempty"`
+	// Renamed tells that an observer was renamed once. Programs of version 7 would register it once more under its new
+	// name, so the catalog is of version 8.
+	Renamed   bool       `json:"renamed,omitempty"`
+	Observers []Observer `json:"observers,omitempty"`
+	Indexes   []Index    `json:"indexes,omitempty"`
 }
 
 // Settings are those of the database, in milliseconds.
@@ -151,6 +154,7 @@ type PastAge struct {
 // Observer is one registered observer. Table and Column are stored names. The names are
 // byte slices, because a JSON string cannot hold arbitrary bytes.
 type Observer struct {
+	// Name is the name of its first registration, under which its records are stored. It never changes.
 	Name   []byte `json:"name"`
 	Table  []byte `json:"table"`
 	Column []byte `json:"column"`
@@ -163,6 +167,64 @@ type Observer struct {
 	OldValues bool `json:"old_values,omitempty"`
 	// Paused tells that no worker runs it until it is resumed.
 	Paused bool `json:"paused,omitempty"`
+	// Called is what it is called now, empty for Name. Aliases are names that it had in between.
+	Called  []byte   `json:"called,omitempty"`
+	Aliases [][]byte `json:"aliases,omitempty"`
+}
+
+// MaxAliases is how many names an observer may have besides the one that it is called by.
+const MaxAliases = 16
+
+// Title is what the observer is called.
+func (r *Observer) Title() string {
+	if len(r.Called) > 0 {
+		return string(r.Called)
+	}
+	return string(r.Name)
+}
+
+// Others are its other names, the oldest first.
+func (r *Observer) Others() []string {
+	var others []string
+	if len(r.Called) > 0 {
+		others = append(others, string(r.Name))
+	}
+	for _, a := range r.Aliases {
+		others = append(others, string(a))
+	}
+	return others
+}
+
+// Has tells whether the observer has a name, now or from before.
+func (r *Observer) Has(name string) bool {
+	return r.Title() == name || slices.Contains(r.Others(), name)
+}
+
+// Rename has the observer called by a name, and keeps the others.
+func (r *Observer) Rename(name string) {
+	var aliases [][]byte
+	for _, other := range append(r.Others(), r.Title()) {
+		if other != name && other != string(r.Name) {
+			aliases = append(aliases, []byte(other))
+		}
+	}
+	r.Called, r.Aliases = nil, aliases
+	if name != string(r.Name) {
+		r.Called = []byte(name)
+	}
+}
+
+// checkNames finds what is never stored.
+func (r *Observer) checkNames() error {
+	for _, name := range append(r.Others(), r.Title()) {
+		if name == "" || len(name) > MaxObserverName {
+			return fmt.Errorf("%w: catalog: an observer has a name of %d bytes", ErrCorrupt, len(name))
+		}
+	}
+	if len(r.Others()) > MaxAliases {
+		return fmt.Errorf("%w: catalog: an observer has %d names", ErrCorrupt, 1+len(r.Others()))
+	}
+	return nil
 }
 
 // Is tells whether it is the registration of an observer for a stored column.
@@ -182,8 +244,10 @@ func (c *Catalog) Encode() ([]byte, error) {
 // version is the least that a program must know to go by the catalog.
 func (c *Catalog) version() byte {
 	switch {
-	case c.Indexed, c.Replays, c.RowDeletes:
+	case c.Renamed:
 		return CatalogVersion
+	case c.Indexed, c.Replays, c.RowDeletes:
+		return IndexesVersion
 	case c.Timers:
 		return TimersVersion
 	case c.Hinted:
@@ -264,6 +328,12 @@ func DecodeCatalog(b []byte) (Catalog, error) {
 		}
 		if o.OldValues && !c.Changes {
 			return c, fmt.Errorf("%w: catalog: version %d does not fit its observers", ErrCorrupt, b[0])
+		}
+		if !c.Renamed && len(o.Called)+len(o.Aliases) > 0 {
+			return c, fmt.Errorf("%w: catalog: version %d does not fit the names of its observers", ErrCorrupt, b[0])
+		}
+		if err := o.checkNames(); err != nil {
+			return c, err
 		}
 	}
 	return c, c.checkIndexes()

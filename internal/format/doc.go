@@ -37,9 +37,11 @@ const Version = 1
 // uses what the older ones do not know. Version 5 comes when no older program runs any more. Version 6 is for data in
 // which a timer was set: older programs would clear the notification that tells of it. Version 7 is for data with an
 // index, whose column older programs would write without keeping it; or in which an observer was replayed, whose requests
-// older programs cannot read, or a row deleted as a whole, which the writers of older programs do not look for.
+// older programs cannot read, or a row deleted as a whole, which the writers of older programs do not look for. Version 8
+// is for data with an observer that was renamed, which older programs would register once more.
 const (
-	CatalogVersion      = 7
+	CatalogVersion      = 8
+	IndexesVersion      = 7 // of a catalog with indexes, replays or deleted rows, and without renamed observers
 	TimersVersion       = 6 // of a catalog with timers, and without indexes, replays and deleted rows
 	HintedVersion       = 5 // of a catalog whose processes hint their garbage, and without timers
 	ControlledVersion   = 4 // of a catalog with observers of old values, holds or paused observers, and without hints

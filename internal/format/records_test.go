@@ -241,7 +241,7 @@ func TestDecodersRefuseNewerVersions(t *testing.T) {
 	for name, decode := range map[string]func() error{
 		"lock":           func() error { _, err := DecodeLock(newer(l.Encode())); return err },
 		"write":          func() error { _, err := DecodeWrite(newer(w.Encode())); return err },
-		"catalog":        func() error { _, err := DecodeCatalog([]byte("\x08{}")); return err },
+		"catalog":        func() error { _, err := DecodeCatalog([]byte{CatalogVersion + 1, '{', '}'}); return err },
 		"holds":          func() error { _, err := DecodeHolds([]byte{Version + 1, '{', '}'}); return err },
 		"failure":        func() error { _, err := DecodeFailure(newer(f.Encode())); return err },
 		"notification":   func() error { _, err := DecodeNotification(newer(WeakNotification)); return err },
@@ -415,6 +415,7 @@ func TestBytes(t *testing.T) {
 	controlled := Catalog{Current: Settings{MaxTxnAgeMs: 1000, RetentionMs: 3600000, CatalogLeaseMs: 500}, Controlled: true, Observers: []Observer{{Name: []byte("o"), Table: []byte("t"), Column: []byte("c"), Paused: true}}}
 	hinted := Catalog{Current: Settings{MaxTxnAgeMs: 1000, RetentionMs: 3600000, CatalogLeaseMs: 500}, Hinted: true, HintsFrom: 6}
 	replayed := Catalog{Current: hinted.Current, Hinted: true, Replays: true, ReplaysFrom: 6, RowDeletes: true, RowDeletesFrom: 7}
+	renamed := Catalog{Current: hinted.Current, Renamed: true, Observers: []Observer{{Name: []byte("o"), Table: []byte("t"), Column: []byte("c"), Called: []byte("n"), Aliases: [][]byte{[]byte("m")}}}}
 	again := Failure{Change: 300, Attempts: 5, NotBefore: 1, Replay: true}
 	replay := Replay{Observer: []byte("o"), Table: []byte("t"), Column: []byte("\x00\x00c"), From: []byte("a"), ID: 9, Next: []byte("b\x00"), Cells: 3}
 	held := Holds{[]Hold{{[]byte("h\xff"), 3, 9, 4}}}
@@ -445,6 +446,7 @@ func TestBytes(t *testing.T) {
 		"\x04" + `{"oracle":"","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500},"controlled":true,"observers":[{"name":"bw==","table":"dA==","column":"Yw==","paused":true}]}`: encoded(controlled.Encode()),
 		"\x05" + `{"oracle":"","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500},"hinted":true,"hints_from":6}`:                                                                 encoded(hinted.Encode()),
 		"\x07" + `{"oracle":"","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500},"hinted":true,"replays":true,"replays_from":6,"row_deletes":true,"row_deletes_from":7}`:        encoded(replayed.Encode()),
+		"\x08" + `{"oracle":"","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500},"renamed":true,"observers":[{"name":"bw==","table":"dA==","column":"Yw==","called":"bg==","aliases":["bQ=="]}]}`: encoded(renamed.Encode()),
 		"\x01\x02\xac\x02\x01\x05": string(again.Encode()),
 		"\x01" + `{"observer":"bw==","table":"dA==","column":"AABj","from":"YQ==","id":9,"next":"YgA=","cells":3}`: encoded(replay.Encode()),
 		"\x01\x00\x00\x00\x00\x00\x00\x01\x02 session":                                                             string(Session{0x0102}.Encode()) + " session",

@@ -3,6 +3,7 @@ package main
 const (
 	replayGo    = "percolator/replay.go"
 	deleteRowGo = "percolator/deleterow.go"
+	renameGo    = "percolator/rename.go"
 )
 
 // controlMutants are those of replays and of rows that are deleted as a whole.
@@ -42,6 +43,20 @@ var controlMutants = []mutant{
 		"\tif tx.start > from {\n\t\treturn nil\n", "\tif tx.start > 0*from {\n\t\treturn nil\n")},
 	{"deletion-does-not-wait", "Deleted rows: who begins too early waits before the next attempt", "TestScheduleW_SecondOfAll", one(deleteRowGo,
 		"\tif _, err := tx.db.awaitFeature(ctx, rowDeletes); err != nil {\n\t\treturn called(\"DeleteRow\", err)\n\t}\n", "")},
+	{"alias-is-another-observer", "Renamed observers: a worker looks up its observers by any name", "TestScheduleN_TwoWorkers", one(renameGo,
+		"string(o.Column) == column && o.Has(name) {\n", "string(o.Column) == column && o.Title() == name {\n")},
+	{"records-under-the-new-name", "Renamed observers: what an observer keeps is stored under its id", "TestScheduleN_RunUnderWay", one(renameGo,
+		"\t\tq.o.id = v.idOf(q.o.Name, q.table, q.column)\n", "\t\tq.o.id = v.titleOf(v.idOf(q.o.Name, q.table, q.column), q.table, q.column)\n")},
+	{"both-names-in-a-worker", "Renamed observers: a worker has one name of each observer", "TestScheduleN_BothNames", one(renameGo,
+		"if r != nil && other != q && ", "if r != nil && other != q && q == nil && ")},
+	{"rename-takes-a-name", "Renamed observers: a name is of one observer", "TestRenameObserverRefuses", one(renameGo,
+		"case !o.Has(old) && o.Has(name):\n", "case !o.Has(old) && o.Title() == name:\n")},
+	{"rename-is-not-told", "Renamed observers: programs that do not know of renames stop", "TestScheduleN_OldNameAgainAndBack", one(renameGo,
+		"\tv.Renamed = v.Renamed || changed\n", "")},
+	{"removed-observer-under-a-new-id", "Renamed observers: a worker goes on with a registration of its id and its name alone", "TestScheduleN_Removed", one("percolator/sweep.go",
+		"r.Is(q.o.id, q.table, q.column) && r.Has(q.o.Name) {\n", "r.Is(q.o.id, q.table, q.column) {\n")},
+	{"parked-of-a-removed-name", "Renamed observers: what a removed observer has left goes by its id", "TestScheduleN_Parked", one("percolator/parked.go",
+		"slices.Compact([]string{v.idOf(name, c.Table, c.Column), name})", "[]string{v.idOf(name, c.Table, c.Column)}")},
 	{"deletion-in-one-phase", "Deleted rows: deletions take two phases", "TestScheduleW_UnseenColumn", one(onePhaseGo,
 		"len(c.tx.gone) > 0 || ", "")},
 }
