@@ -136,7 +136,7 @@ func openDB(ctx context.Context, o options) (db *percolator.DB, remove func() er
 
 // open runs the shop and serves its API until ctx ends.
 func (s *shop) open(ctx context.Context, o options, t *telemetry, listener net.Listener, stdout io.Writer) error {
-	mux, box := s.handler(), &mailbox{}
+	mux, box := s.handler(), newMailbox()
 	mux.Handle("GET /metrics", t)
 	mux.HandleFunc("GET /mailbox", box.list)
 	mux.HandleFunc("POST /mailbox", box.receive)
