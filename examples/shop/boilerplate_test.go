@@ -25,7 +25,7 @@ const library = "github.com/percolate-go/percolate/"
 
 // Names of packages that lines about orders may use. A package that is missing may not be used at all, and "*" is every name.
 var allowedToOrders = map[string][]string{
-	"context": {"Context"}, "errors": {"*"}, "fmt": {"*"}, "time": {"Time", "Duration", "Hour"},
+	"context": {"Context"}, "errors": {"*"}, "fmt": {"*"}, "time": {"Time", "Duration", "Hour", "Second"},
 	library + "keys":            {"Key"},
 	library + "typed":           {"Column", "JSON", "Number", "Encrypted", "Change"},
 	library + "percolator":      {"DB", "Txn", "Cell", "Observer", "ErrNotFound"},
@@ -37,7 +37,7 @@ var allowedToOrders = map[string][]string{
 
 // Names that the frame may use besides.
 var allowedToFrame = map[string][]string{
-	"context": {"Background", "WithTimeout", "WithoutCancel"}, "time": {"Millisecond", "Second", "Minute"},
+	"context": {"Background", "WithTimeout", "WithoutCancel"}, "time": {"Millisecond", "Minute"},
 	"bytes": {"*"}, "cmp": {"*"}, "crypto/sha256": {"*"}, "encoding/json": {"*"}, "flag": {"*"}, "io": {"*"}, "log/slog": {"*"}, "net": {"*"},
 	"net/http": {"*"}, "os": {"*"}, "os/signal": {"*"}, "regexp": {"*"}, "strconv": {"*"}, "strings": {"*"}, "syscall": {"*"},
 	"go.opentelemetry.io/otel": {"*"}, "go.opentelemetry.io/otel/attribute": {"*"}, "go.opentelemetry.io/otel/codes": {"*"},

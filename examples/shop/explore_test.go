@@ -30,7 +30,8 @@ type world struct {
 	program percolatetest.Program
 }
 
-// explored makes a program with a number of pieces of tea in stock. Without mail nothing is sent, and without timers no order lapses.
+// explored makes a program with a number of pieces of tea in stock. Without mail nothing is sent, and without timers no order lapses or
+// comes into the totals.
 func explored(pieces int64, mail, timers bool, begin func(ctx context.Context, tx *percolator.Txn, s *shop) error) *world {
 	w := &world{}
 	w.program.Setup = func(ctx context.Context, db *percolator.DB) (err error) {
@@ -68,6 +69,11 @@ func explored(pieces int64, mail, timers bool, begin func(ctx context.Context, t
 			}
 			return all[2].Func(ctx, tx, c)
 		}},
+	}
+	if timers {
+		w.program.Observers = append(w.program.Observers, orders.Observer("add up", func(ctx context.Context, tx *percolator.Txn, c typed.Change[Order]) error {
+			return w.shop.addUp(ctx, tx, c)
+		}))
 	}
 	w.program.Timers = 1
 	w.program.Time = 4 * time.Second

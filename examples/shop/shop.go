@@ -39,7 +39,8 @@ func newShop(db *percolator.DB, unpaidFor time.Duration) (*shop, error) {
 
 // observers are what runs when something has changed.
 func (s *shop) observers(mail export.Sink) ([]percolator.Observer, error) {
-	send, err := s.outbox.Observer("send mail", s.postman(mail), export.Options{Concurrency: 8})
+	// The letters of a process that was killed wait for three times the Timeout.
+	send, err := s.outbox.Observer("send mail", s.postman(mail), export.Options{Concurrency: 8, Timeout: 2 * time.Second})
 	return []percolator.Observer{
 		orders.Observer("add up", s.addUp),
 		{Name: "cancel unpaid", Table: "order", Column: "unpaid", Func: s.lapse},
