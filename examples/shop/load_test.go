@@ -1,0 +1,338 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/percolate-go/percolate/internal/everystore"
+	"github.com/percolate-go/percolate/internal/testserver"
+)
+
+// load are buyers who place orders, and what must come of them.
+type load struct {
+	target func(attempt int) string // where to send a request
+	seed   uint64
+
+	mu     sync.Mutex
+	states map[string]Status // of orders, in the end
+	orders map[string]Order
+	done   atomic.Int64 // orders that a buyer is through with
+	again  atomic.Int64 // requests that were sent again
+}
+
+const (
+	buyers    = 4
+	purchases = 15 // of each buyer
+	delivered = 60 // pieces of each product: too few, perhaps
+)
+
+// persist sends a request until somebody answers it.
+func (l *load) persist(ctx context.Context, method, path, key, body string) (status int, answer []byte, err error) {
+	for attempt := range 1000 {
+		status, answer, err = send(ctx, method, l.target(attempt)+path, key, body)
+		if err == nil && status < 500 {
+			return status, answer, nil
+		}
+		l.again.Add(1)
+		select {
+		case <-ctx.Done():
+			return 0, nil, fmt.Errorf("%s %s: %w: %d %s", method, path, errors.Join(ctx.Err(), err), status, answer)
+		case <-time.After(20 * time.Millisecond): // the process is being started
+		}
+	}
+	return 0, nil, fmt.Errorf("%s %s: nobody answers: %d %s: %w", method, path, status, answer, err)
+}
+
+// ask is persist, and decodes the answer of a request that must succeed, or meet a conflict.
+func (l *load) ask(ctx context.Context, method, path, key, body string, into any) (ok bool, err error) {
+	status, answer, err := l.persist(ctx, method, path, key, body)
+	switch {
+	case err != nil:
+		return false, err
+	case status == http.StatusConflict:
+		return false, nil
+	case status > 299:
+		return false, fmt.Errorf("%s %s %s: %d %s", method, path, body, status, answer)
+	case into == nil:
+		return true, nil
+	}
+	return true, json.Unmarshal(answer, into)
+}
+
+var onSale = []string{"coffee", "milk", "tea"}
+
+// open makes the products and the customers.
+func (l *load) open(ctx context.Context) (customers []string, err error) {
+	for i, product := range onSale {
+		if _, err := l.ask(ctx, "PUT", "/products/"+product, "", fmt.Sprintf(`{"name": %q, "price": %d}`, product, 100+i), nil); err != nil {
+			return nil, err
+		}
+		if _, err := l.ask(ctx, "POST", "/products/"+product+"/deliveries", "delivery of "+product, fmt.Sprintf(`{"quantity": %d}`, delivered), nil); err != nil {
+			return nil, err
+		}
+	}
+	for i := range buyers {
+		var c Customer
+		if _, err := l.ask(ctx, "POST", "/customers", fmt.Sprint("customer ", i), fmt.Sprintf(`{"name": "x", "mail": "%d@example.org"}`, i), &c); err != nil {
+			return nil, err
+		}
+		customers = append(customers, c.ID)
+	}
+	return customers, nil
+}
+
+// buy places the orders of one buyer. Some are paid, some cancelled, and some forgotten.
+func (l *load) buy(ctx context.Context, buyer int, customer string) error {
+	random := rand.New(rand.NewPCG(l.seed, uint64(buyer)))
+	for i := range purchases {
+		first, second := random.IntN(3), 1+random.IntN(2)
+		body := fmt.Sprintf(`{"customer": %q, "lines": [{"product": %q, "quantity": %d}, {"product": %q, "quantity": %d}]}`, customer,
+			onSale[first], 1+random.IntN(3), onSale[(first+second)%3], 1+random.IntN(2))
+		var o Order
+		key := fmt.Sprintf("%d/%d/", buyer, i)
+		ok, err := l.ask(ctx, "POST", "/orders", key+"order", body, &o)
+		if err != nil {
+			return err
+		}
+		fate := Cancelled
+		switch what := random.IntN(4); {
+		case !ok: // out of stock
+		case what < 2:
+			// If the buyer is late, the order is cancelled.
+			paid, err := l.ask(ctx, "POST", "/orders/"+o.ID+"/payment", key+"payment", fmt.Sprintf(`{"amount": %d}`, o.Total), nil)
+			if err != nil {
+				return err
+			}
+			if paid {
+				fate = Paid
+			}
+		case what == 2:
+			if _, err := l.ask(ctx, "POST", "/orders/"+o.ID+"/cancellation", key+"cancellation", "", nil); err != nil {
+				return err
+			}
+		}
+		if ok {
+			l.mu.Lock()
+			l.states[o.ID], l.orders[o.ID] = fate, o
+			l.mu.Unlock()
+		}
+		l.done.Add(1)
+	}
+	return nil
+}
+
+// run lets all buyers buy, and compares the books with what they were told.
+func (l *load) run(ctx context.Context, t *testing.T, box *mailbox) {
+	t.Helper()
+	l.states, l.orders = map[string]Status{}, map[string]Order{}
+	customers, err := l.open(ctx)
+	require.NoError(t, err)
+	var group errgroup.Group
+	for i, customer := range customers {
+		group.Go(func() error { return l.buy(ctx, i, customer) })
+	}
+	require.NoError(t, group.Wait())
+	want, stock, sales := Totals{}, map[string]int64{}, map[string]int64{}
+	for id, state := range l.states {
+		if state == Paid {
+			want.Orders++
+			want.Revenue += l.orders[id].Total
+			for _, line := range l.orders[id].Lines {
+				sales[line.Product] += line.Quantity
+			}
+		}
+	}
+	for _, product := range onSale {
+		stock[product] = delivered - sales[product]
+	}
+	t.Logf("%d orders, %+v; %d requests were sent again (seed %d)", len(l.states), want, l.again.Load(), l.seed)
+	require.Greater(t, len(l.states), buyers*purchases/3)
+	require.Positive(t, want.Orders)
+	require.Less(t, int(want.Orders), len(l.states))
+
+	// What was forgotten is cancelled, and everything adds up.
+	read := func(path string, into any) {
+		_, err := l.ask(ctx, "GET", path, "", "", into)
+		require.NoError(t, err)
+	}
+	require.Eventually(t, func() bool {
+		var totals Totals
+		var open []Order
+		read("/totals", &totals)
+		read("/orders?status=placed", &open)
+		return totals == want && len(open) == 0 && len(box.all()) >= 2*len(l.states)
+	}, 40*time.Second, 20*time.Millisecond)
+	for product, n := range stock {
+		var o Offer
+		read("/products/"+product, &o)
+		require.Equal(t, n, o.Left, product)
+	}
+	var best []Seller
+	read("/bestsellers", &best)
+	for i, b := range best {
+		require.Equal(t, sales[b.Product], b.Sold, b.Product)
+		require.True(t, i == 0 || best[i-1].Sold >= b.Sold, "%+v", best)
+	}
+	found := 0
+	for _, customer := range customers {
+		var theirs []Order
+		read("/customers/"+customer+"/orders?limit=100", &theirs)
+		for _, o := range theirs {
+			require.Equal(t, l.states[o.ID], o.Status)
+			found++
+		}
+	}
+	require.Equal(t, len(l.states), found)
+	l.mailed(t, box)
+}
+
+// mailed compares the letters with the orders.
+func (l *load) mailed(t *testing.T, box *mailbox) {
+	t.Helper()
+	got := map[string][]Status{}
+	for _, letter := range box.all() {
+		require.Contains(t, letter.To, "@example.org")
+		got[letter.News.Order] = append(got[letter.News.Order], letter.News.Status)
+	}
+	require.Len(t, got, len(l.states))
+	for id, state := range l.states {
+		require.Equal(t, []Status{Placed, state}, got[id], id)
+	}
+}
+
+func TestLoadInOneProcess(t *testing.T) {
+	t.Parallel()
+	r := start(t, time.Second)
+	l := &load{seed: rand.Uint64(), target: func(int) string { return r.url }}
+	l.run(t.Context(), t, r.box)
+	r.idle()
+	l.mailed(t, r.box)
+}
+
+// child is a process of the shop.
+type child struct {
+	cmd    *exec.Cmd
+	url    string
+	output *bytes.Buffer
+	ended  chan error
+}
+
+var openLine = regexp.MustCompile(`^the shop is open: (http://\S+),`)
+
+// startChild starts a process of the shop and waits until it is open. If it does not open, it has no url.
+func startChild(t *testing.T, args ...string) *child {
+	t.Helper()
+	c := &child{cmd: exec.Command(os.Args[0], args...), output: &bytes.Buffer{}, ended: make(chan error, 1)}
+	c.cmd.Env = append(os.Environ(), asProgram+"=1")
+	c.cmd.Stderr = c.output
+	out, err := c.cmd.StdoutPipe()
+	if err == nil {
+		err = c.cmd.Start()
+	}
+	if err != nil {
+		t.Errorf("starting the shop: %v", err)
+		return c
+	}
+	opened := make(chan string, 1)
+	go func() {
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			if m := openLine.FindStringSubmatch(lines.Text()); m != nil {
+				opened <- m[1]
+			}
+		}
+		close(opened)
+		c.ended <- c.cmd.Wait()
+	}()
+	t.Cleanup(func() { _ = c.cmd.Process.Kill() }) // it has ended, unless the test failed
+	if c.url = <-opened; c.url == "" {
+		t.Errorf("the process has ended: %v", c.output)
+	}
+	return c
+}
+
+func (c *child) stop(t *testing.T) {
+	t.Helper()
+	require.NotEmpty(t, c.url)
+	require.NoError(t, c.cmd.Process.Signal(os.Interrupt))
+	require.NoError(t, <-c.ended, "%s", c.output)
+}
+
+// TestKilledUnderLoad kills a process by kill -9 while buyers buy, and starts another one.
+func TestKilledUnderLoad(t *testing.T) {
+	t.Parallel()
+	for name, store := range map[string]struct {
+		url       func(t *testing.T) string
+		processes int
+	}{
+		"redis": {func(t *testing.T) string {
+			return everystore.With(testserver.Redis(t), fmt.Sprint("prefix=shop", time.Now().UnixNano()))
+		}, 2},
+		"postgres": {func(t *testing.T) string {
+			return everystore.With(testserver.Postgres(t), fmt.Sprint("schema=shop", time.Now().UnixNano()))
+		}, 2},
+		"pebble": {func(t *testing.T) string { return "pebble:" + filepath.Join(t.TempDir(), "data") }, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			box := newMailbox()
+			post := httptest.NewServer(http.HandlerFunc(box.receive))
+			t.Cleanup(post.Close)
+			file := filepath.Join(t.TempDir(), "percolator.yaml")
+			content := fmt.Sprintf("stores: {main: {url: '%s'}}\nsettings: {catalog_lease: 1s}\nsession_lease: 1s\n", store.url(t))
+			require.NoError(t, os.WriteFile(file, []byte(content), 0o600))
+			args := []string{"-config", file, "-listen", "127.0.0.1:0", "-mail", post.URL, "-unpaid", "2s"}
+			require.Positive(t, store.processes)
+			children, urls := make([]*child, store.processes), make([]atomic.Pointer[string], store.processes)
+			for i := range children {
+				children[i] = startChild(t, args...)
+				urls[i].Store(&children[i].url)
+			}
+			var turn atomic.Int64
+			l := &load{seed: rand.Uint64(), target: func(int) string { return *urls[int(turn.Add(1))%len(urls)].Load() }}
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			defer cancel()
+			killed, restarted, victim := make(chan int64, 1), make(chan struct{}), children[0]
+			go func() { // it ends with the buyers, or the test
+				defer close(restarted)
+				for l.done.Load() < buyers*purchases/4 && ctx.Err() == nil {
+					time.Sleep(time.Millisecond)
+				}
+				killed <- l.done.Load()
+				_ = victim.cmd.Process.Kill()
+				<-victim.ended
+				if children[0] = startChild(t, args...); children[0].url != "" {
+					urls[0].Store(&children[0].url)
+				}
+			}()
+			l.run(ctx, t, box)
+			require.Less(t, <-killed, int64(buyers*purchases*3/4), "it was killed too late")
+			<-restarted
+			require.Positive(t, l.again.Load(), "nobody missed it")
+			for _, c := range children {
+				c.stop(t)
+				require.NotContains(t, strings.ToLower(c.output.String()), "panic")
+			}
+			l.mailed(t, box)
+			t.Logf("%d letters came again and were not taken", box.again)
+		})
+	}
+}
