@@ -212,6 +212,7 @@ func TestAPI(t *testing.T) {
 }
 
 // TestBadRequests sends what the shop must refuse, and looks that nothing has changed.
+// It is long because it is a list.
 func TestBadRequests(t *testing.T) {
 	t.Parallel()
 	r := start(t, time.Hour)

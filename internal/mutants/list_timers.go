@@ -42,7 +42,7 @@ var timerMutants = []mutant{
 	{"timer-set-anew-is-removed", "Timers: what was set anew for the same time is another timer", "TestScheduleT_SetAnewForTheSameTime", one(timerGo,
 		"!now.set || now.at != view.timer.at {", "!now.set || now.due != view.timer.due {")},
 	{"failure-for-a-cancelled-timer", "Timers: a failure counts also after one for a timer that was cancelled", "TestScheduleT_CancelledAfterAFailure", one(failureGo,
-		" || old.Change > change && !view.outdated(o.Name, old.Change) {", " || old.Change > change {")},
+		" || old.Change > change && !view.outdated(o.id, old.Change) {", " || old.Change > change {")},
 	{"seen-timer-stays", "Timers: what every observer has seen is removed", "TestScheduleT_RemovedBetweenTwoRuns", one(runGo,
 		"\tif err := w.dropSeenTimer(ctx, view); err != nil {\n\t\treturn trouble(err)\n\t}\n", "")},
 }
