@@ -38,7 +38,8 @@ const Version = 1
 // which a timer was set: older programs would clear the notification that tells of it. Version 7 is for data with an
 // index, whose column older programs would write without keeping it; or in which an observer was replayed, whose requests
 // older programs cannot read, or a row deleted as a whole, which the writers of older programs do not look for. Version 8
-// is for data with an observer that was renamed, which older programs would register once more.
+// is for data with an observer that was renamed, which older programs would register once more, or with an erased
+// range, whose safe point they do not know.
 const (
 	CatalogVersion      = 8
 	IndexesVersion      = 7 // of a catalog with indexes, replays or deleted rows, and without renamed observers

@@ -443,9 +443,9 @@ func TestBytes(t *testing.T) {
 			`"observers":[{"name":"bw==","table":"dA==","column":"AABj","since":3,"swept":4}]}`: encoded(catalog.Encode()),
 		"\x03" + `{"oracle":"","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500,` +
 			`"tables":[{"table":"cQ==","max_txn_age_ms":100,"retention_ms":60000,"since":5},{"table":"AABy","retention_ms":7}]},"by_table":true}`: encoded(byTable.Encode()),
-		"\x04" + `{"oracle":"","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500},"controlled":true,"observers":[{"name":"bw==","table":"dA==","column":"Yw==","paused":true}]}`: encoded(controlled.Encode()),
-		"\x05" + `{"oracle":"","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500},"hinted":true,"hints_from":6}`:                                                                 encoded(hinted.Encode()),
-		"\x07" + `{"oracle":"","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500},"hinted":true,"replays":true,"replays_from":6,"row_deletes":true,"row_deletes_from":7}`:        encoded(replayed.Encode()),
+		"\x04" + `{"oracle":"","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500},"controlled":true,"observers":[{"name":"bw==","table":"dA==","column":"Yw==","paused":true}]}`:                   encoded(controlled.Encode()),
+		"\x05" + `{"oracle":"","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500},"hinted":true,"hints_from":6}`:                                                                                   encoded(hinted.Encode()),
+		"\x07" + `{"oracle":"","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500},"hinted":true,"replays":true,"replays_from":6,"row_deletes":true,"row_deletes_from":7}`:                          encoded(replayed.Encode()),
 		"\x08" + `{"oracle":"","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500},"renamed":true,"observers":[{"name":"bw==","table":"dA==","column":"Yw==","called":"bg==","aliases":["bQ=="]}]}`: encoded(renamed.Encode()),
 		"\x01\x02\xac\x02\x01\x05": string(again.Encode()),
 		"\x01" + `{"observer":"bw==","table":"dA==","column":"AABj","from":"YQ==","id":9,"next":"YgA=","cells":3}`: encoded(replay.Encode()),
