@@ -348,7 +348,7 @@ func quickly() percolator.Option {
 	return percolator.WithSettings(percolator.Settings{MaxTxnAge: quickAge, Retention: time.Hour, CatalogLease: 50 * time.Millisecond})
 }
 
-const quickAge = 1500 * time.Millisecond
+const quickAge = 3 * time.Second
 
 // collectOld waits until everything so far is old enough to be collected, and collects.
 func (w *world) collectOld(db *percolator.DB) percolator.GCReport {
@@ -478,7 +478,7 @@ func collectionUnderLoad(t testing.TB, e *env) {
 	e.eachWay(t, func(w *world) {
 		rng := seeded(w)
 		const accounts, each = 6, 100
-		main := w.db(append(shortLease(), percolator.WithSettings(percolator.Settings{MaxTxnAge: 2 * time.Second, Retention: time.Hour, CatalogLease: 30 * time.Millisecond}))...)
+		main := w.db(append(shortLease(), percolator.WithSettings(percolator.Settings{MaxTxnAge: 4 * time.Second, Retention: time.Hour, CatalogLease: 30 * time.Millisecond}))...)
 		cells := make([]percolator.Cell, accounts)
 		for i := range cells {
 			cells[i] = at(fmt.Sprint("account", i))

@@ -26,7 +26,7 @@ const strangeSettings = `
 	SET search_path = nowhere; SET row_security = off; SET default_tablespace = ''; SET check_function_bodies = on;
 	SET lock_timeout = '1ms'; SET statement_timeout = '1min'; SET synchronous_commit = off; SET client_min_messages = error;
 	SET default_transaction_isolation = 'serializable'; SET default_transaction_deferrable = on;
-	SET jit = on; SET jit_above_cost = 0;  SET plan_cache_mode = force_custom_plan; SET from_collapse_limit = 1; SET join_collapse_limit = 1;
+	SET plan_cache_mode = force_custom_plan; SET from_collapse_limit = 1; SET join_collapse_limit = 1;
 	SET enable_indexscan = off; SET enable_indexonlyscan = off; SET enable_bitmapscan = off; SET enable_nestloop = off; SET enable_sort = off;
 	SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0; SET min_parallel_table_scan_size = 0; SET cursor_tuple_fraction = 0;
 	SET plpgsql.extra_errors = 'all'; SET plpgsql.extra_warnings = 'all';`

@@ -57,19 +57,21 @@ func TestConformanceNew(t *testing.T) {
 	t.Parallel()
 	t.Run("Client", func(t *testing.T) {
 		t.Parallel()
-		c := program(t, &goredis.Options{Addr: hostOf(t, testserver.Redis(t))})
+		c := program(t, &goredis.Options{Addr: hostOf(t, testserver.Redis(t)), ReadTimeout: 9 * time.Second})
 		require.Equal(t, 3, c.Options().MaxRetries)
 		require.Equal(t, 3, c.Options().Protocol)
-		conformance.RunStore(t, func(t testing.TB) rowstore.Store { return openNew(t, c, Options{}) }, conformance.Scale(0.1))
+		conformance.RunStore(t, func(t testing.TB) rowstore.Store { return openNew(t, c, Options{}) },
+			conformance.Scale(0.1), conformance.Without(conformance.Sizes, sizesElsewhere))
 	})
 	t.Run("ClusterClient", func(t *testing.T) {
 		t.Parallel()
 		server := testserver.NewRedisCluster(t, map[string]string{"cluster-node-timeout": "15000"})
 		c := goredis.NewClusterClient(&goredis.ClusterOptions{
-			Addrs: []string{hostOf(t, strings.Split(server.URL, ",")[0])}, MaxRetries: 3, RouteRandomly: true,
+			Addrs: []string{hostOf(t, strings.Split(server.URL, ",")[0])}, MaxRetries: 3, RouteRandomly: true, ReadTimeout: 9 * time.Second,
 		})
 		t.Cleanup(func() { require.NoError(t, c.Close()) })
-		conformance.RunStore(t, func(t testing.TB) rowstore.Store { return openNew(t, c, Options{}) }, conformance.Scale(0.1))
+		conformance.RunStore(t, func(t testing.TB) rowstore.Store { return openNew(t, c, Options{}) },
+			conformance.Scale(0.1), conformance.Without(conformance.Sizes, sizesElsewhere))
 	})
 }
 
