@@ -138,7 +138,7 @@ func memberOf(row *rowstore.Row, record *rowstore.Version, now percolator.Timest
 	if err != nil {
 		return Member{}, err
 	}
-	m := Member{ID: row.Row, Joined: Stamp(record.TS), Leaving: Stamp(said.Until)}
+	m := Member{Works: []Work{}, ID: row.Row, Joined: Stamp(record.TS), Leaving: Stamp(said.Until)}
 	if v := row.Newest(rowstore.Write, format.ColumnLease); v != nil {
 		m.Ends, m.Alive, m.Left = Stamp(v.TS), v.TS >= now, since(v.TS, now)
 	}
