@@ -44,8 +44,14 @@ func TestTerminalIsSafe(t *testing.T) {
 	t.Parallel()
 	url := parkedRuns(t, "bad\x1b]0;title\x07 \x9b31m \u009b2J \u202e \xff\t\nsecond line")
 	for _, args := range [][]string{
-		{"parked"}, {"parked", "show", "one", "page", "home", "body"}, {"why", "page", "home", "body"}, {"observers"},
-		{"get", "\x1b]0;x\x07", "r", "c"}, {"--\x1b[2J"}, {"\x1b[2J"}, {"scan", "page", "--prefix", "%\x1b[2J"},
+		{"parked"},
+		{"parked", "show", "one", "page", "home", "body"},
+		{"why", "page", "home", "body"},
+		{"observers"},
+		{"get", "\x1b]0;x\x07", "r", "c"},
+		{"--\x1b[2J"},
+		{"\x1b[2J"},
+		{"scan", "page", "--prefix", "%\x1b[2J"},
 	} {
 		a := ask(t, url, args...)
 		for _, r := range a.out + a.err {
@@ -61,8 +67,13 @@ func TestEmptyObserverIsNobody(t *testing.T) {
 	t.Parallel()
 	url := parkedRuns(t, "no")
 	for _, args := range [][]string{
-		{"parked", "drop", "", "page", "home", "body"}, {"parked", "drop", "%", "page", "home", "body"}, {"parked", "drop", "--observer", "%"},
-		{"parked", "release", "--observer", ""}, {"parked", "--observer", "%"}, {"parked", "--observer", ""}, {"parked", "drop", "--all", "--observer", ""},
+		{"parked", "drop", "", "page", "home", "body"},
+		{"parked", "drop", "%", "page", "home", "body"},
+		{"parked", "drop", "--observer", "%"},
+		{"parked", "release", "--observer", ""},
+		{"parked", "--observer", "%"},
+		{"parked", "--observer", ""},
+		{"parked", "drop", "--all", "--observer", ""},
 	} {
 		a := ask(t, url, args...)
 		require.Equal(t, exitUsage, a.status, "%q: %s%s", args, a.out, a.err)
@@ -145,7 +156,13 @@ func TestListsAreLists(t *testing.T) {
 	t.Parallel()
 	url := someLinks(t)
 	for _, args := range [][]string{
-		{"observers"}, {"parked"}, {"timers", "links"}, {"locks", "links"}, {"sessions"}, {"members"}, {"holds"},
+		{"observers"},
+		{"parked"},
+		{"timers", "links"},
+		{"locks", "links"},
+		{"sessions"},
+		{"members"},
+		{"holds"},
 		{"scan", "links", "--prefix", "nothing"},
 	} {
 		a := ask(t, url, append(args, "--json")...)
