@@ -12,7 +12,7 @@ MODULES := . bench torture
 # How long a package's tests may take, under the race detector on a busy machine.
 TEST_TIMEOUT ?= 40m
 # Tests of one package at a time: many of them wait, for a lease to end or for a server.
-TEST_PARALLEL ?= 6
+TEST_PARALLEL ?= 4
 TEST_FLAGS ?=
 # How often tests that failed are run again, each by its name, and the files in which
 # those are listed; .ci/run sets it. A data race, a panic or a leak is never run again.

@@ -39,6 +39,22 @@ func (b Bytes) String() string {
 	return out.String()
 }
 
+// Word returns the form that can be typed as one word of a shell: in quotes where a shell would not take it as it is, and without a
+// dash in front, which would begin a flag.
+func (b Bytes) Word() string {
+	s := strings.ReplaceAll(b.String(), "'", "%27")
+	if strings.HasPrefix(s, "-") {
+		s = "%2D" + s[1:]
+	}
+	for _, r := range s {
+		plain := r >= utf8.RuneSelf || 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9'
+		if !plain && !strings.ContainsRune("%+,-./:@_", r) {
+			return "'" + s + "'"
+		}
+	}
+	return s
+}
+
 // MarshalText returns the form that can be typed.
 func (b Bytes) MarshalText() ([]byte, error) { return []byte(b.String()), nil }
 
@@ -168,7 +184,7 @@ func (c Cell) Name() percolator.Cell {
 	return percolator.Cell{Table: string(c.Table), Row: string(c.Row), Column: string(c.Column)}
 }
 
-// String writes the parts in the forms that can be typed, with blanks between them, as the command takes them.
+// String writes the parts as words of a shell, with blanks between them, as the command takes them.
 func (c Cell) String() string {
-	return c.Table.String() + " " + c.Row.String() + " " + c.Column.String()
+	return c.Table.Word() + " " + c.Row.Word() + " " + c.Column.Word()
 }

@@ -235,7 +235,7 @@ func (r *Reader) Scan(ctx context.Context, rng percolator.Range, at percolator.T
 	for _, c := range rng.Columns {
 		scan.Selectors = append(scan.Selectors, newest(rowstore.Lock, format.Escape(c), at), newest(rowstore.Write, format.Escape(c), at))
 	}
-	page := Rows{At: Stamp(at)}
+	page := Rows{At: Stamp(at), Values: []Value{}}
 	looked, last := 0, ""
 	for row, err := range r.store.Scan(ctx, scan) {
 		if err != nil {
@@ -314,7 +314,7 @@ func (r *Reader) history(ctx context.Context, c percolator.Cell, to percolator.T
 	if err != nil {
 		return History{}, err
 	}
-	h := History{Cell: CellOf(c)}
+	h := History{Cell: CellOf(c), Versions: []Version{}}
 	pending, _, err := r.value(ctx, &rows[0], cell.Column, to, now)
 	if err != nil {
 		return h, err

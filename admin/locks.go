@@ -57,6 +57,7 @@ func (r *Reader) locks(ctx context.Context, rng percolator.Range, rows int) (fou
 		return found, err
 	}
 	// The newest writes too: they make the scan stop at each row, so that it is bounded.
+	found.Locks = []Lock{}
 	scan := rowstore.ScanRange{Table: format.Escape(rng.Table), From: rng.From, To: rng.To, Limit: rows, Selectors: []rowstore.Selector{
 		newest(rowstore.Lock, rowstore.AllColumns, atMost), newest(rowstore.Write, rowstore.AllColumns, atMost),
 	}}
@@ -66,7 +67,7 @@ func (r *Reader) locks(ctx context.Context, rng percolator.Range, rows int) (fou
 		if err != nil {
 			return found, err
 		}
-		if len(found.Locks) >= limit || found.Looked&63 == 0 && time.Since(began) > pageTime {
+		if len(found.Locks) >= limit || found.Looked > 0 && found.Looked&63 == 0 && time.Since(began) > pageTime {
 			found.More = true
 			break
 		}

@@ -139,7 +139,7 @@ func memberOf(row *rowstore.Row, record *rowstore.Version, c *catalog) (Member, 
 	if err != nil {
 		return Member{}, err
 	}
-	m := Member{ID: row.Row, Joined: Stamp(record.TS), Leaving: Stamp(said.Until), Lease: Span(said.Lease)}
+	m := Member{Works: []Work{}, ID: row.Row, Joined: Stamp(record.TS), Leaving: Stamp(said.Until), Lease: Span(said.Lease)}
 	if v := row.Newest(rowstore.Write, format.ColumnLease); v != nil {
 		m.Ends, m.Alive, m.Left = Stamp(v.TS), v.TS >= c.now, since(v.TS, c.now)
 	}

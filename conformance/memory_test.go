@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 
 func TestMemory(t *testing.T) {
 	t.Parallel()
-	conformance.Run(t, func(testing.TB) rowstore.Store { return memstore.New() }, conformance.Patience(40*time.Second), conformance.Scale(0.5))
+	conformance.Run(t, func(testing.TB) rowstore.Store { return memstore.New() }, conformance.Patience(2*time.Minute), conformance.Scale(0.5))
 }
 
 // The other parts run in package coalesce.
@@ -44,7 +44,7 @@ func TestCoalescedMemory(t *testing.T) {
 	t.Parallel()
 	conformance.RunObservers(t, func(testing.TB) rowstore.Store {
 		return coalesce.New(memstore.New(), coalesce.Options{MaxBatch: 8, MaxInFlight: 1})
-	}, conformance.Patience(40*time.Second), conformance.Scale(0.15))
+	}, conformance.Patience(2*time.Minute), conformance.Scale(0.15))
 }
 
 // plain hides every optional ability of a store.
@@ -89,7 +89,7 @@ func TestPlainStore(t *testing.T) {
 	oracle := memstore.New()
 	t.Cleanup(func() { require.NoError(t, oracle.Close()) })
 	conformance.Run(t, func(testing.TB) rowstore.Store { return plain{memstore.New()} },
-		conformance.Patience(40*time.Second), conformance.Scale(0.15), conformance.DBOptions(percolator.WithOracle("memory", oracle.Oracle())))
+		conformance.Patience(2*time.Minute), conformance.Scale(0.15), conformance.DBOptions(percolator.WithOracle("memory", oracle.Oracle())))
 }
 
 func BenchmarkMemory(b *testing.B) {
@@ -99,7 +99,7 @@ func BenchmarkMemory(b *testing.B) {
 func TestMemoryWithHooks(t *testing.T) {
 	t.Parallel()
 	conformance.RunHooks(t, func(testing.TB) rowstore.Store { return memstore.New() },
-		conformance.WithHooks(conformance.MemoryHooks), conformance.Patience(40*time.Second))
+		conformance.WithHooks(conformance.MemoryHooks), conformance.Patience(2*time.Minute))
 }
 
 // TestMemoryLikeEtcd runs over a store that takes few operations in one step.
@@ -108,6 +108,6 @@ func TestMemoryLikeEtcd(t *testing.T) {
 	open := func(testing.TB) rowstore.Store {
 		return memstore.New(memstore.WithLimits(rowstore.Limits{Operations: 128, Bytes: 3 << 19}))
 	}
-	conformance.RunStore(t, open, conformance.Patience(40*time.Second), conformance.Scale(0.15))
-	conformance.RunTransactions(t, open, conformance.Patience(40*time.Second), conformance.Scale(0.15))
+	conformance.RunStore(t, open, conformance.Patience(2*time.Minute), conformance.Scale(0.15))
+	conformance.RunTransactions(t, open, conformance.Patience(2*time.Minute), conformance.Scale(0.15))
 }

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -239,7 +241,9 @@ func show[T any](a *app, v T, text func(w *page, v T)) error {
 // page writes lines, and rows of cells in columns.
 type page struct{ w *tabwriter.Writer }
 
-func (p *page) line(format string, args ...any) { _, _ = fmt.Fprintf(p.w, format+"\n", args...) }
+func (p *page) line(format string, args ...any) {
+	_, _ = io.WriteString(p.w, harmless(fmt.Sprintf(format, args...))+"\n")
+}
 
 // row writes cells in columns. The last one is as long as it likes.
 func (p *page) row(cells ...any) {
@@ -247,9 +251,29 @@ func (p *page) row(cells ...any) {
 		if i > 0 {
 			_, _ = io.WriteString(p.w, "\t")
 		}
-		_, _ = fmt.Fprint(p.w, c)
+		_, _ = io.WriteString(p.w, strings.ReplaceAll(harmless(fmt.Sprint(c)), "\n", "%0A"))
 	}
 	_, _ = io.WriteString(p.w, "\n")
+}
+
+// harmless writes what a terminal would obey, in errors of other programs, say, as Bytes do. Lines stay lines.
+func harmless(s string) string {
+	var out strings.Builder
+	for i := 0; i < len(s); {
+		r, n := utf8.DecodeRuneInString(s[i:])
+		switch {
+		case r == '\t':
+			out.WriteString("    ")
+		case r == '\n' || r == ' ' || unicode.IsPrint(r) && (r != utf8.RuneError || n > 1):
+			out.WriteString(s[i : i+n])
+		default:
+			for _, c := range []byte(s[i : i+n]) {
+				fmt.Fprintf(&out, "%%%02X", c)
+			}
+		}
+		i += n
+	}
+	return out.String()
 }
 
 func said(w *page, d done) { w.line("%s", d.Done) }
@@ -267,6 +291,20 @@ func cellOf(args []string) (percolator.Cell, error) {
 	return c, nil
 }
 
+// nameFlag is a flag with a typed name. An empty one is refused: a script whose variable is not set does not mean everything.
+type nameFlag string
+
+func (f *nameFlag) String() string { return string(*f) }
+func (f *nameFlag) Type() string   { return "string" }
+func (f *nameFlag) Set(arg string) error {
+	s, err := admin.ParseBytes(arg)
+	if err == nil && s == "" {
+		err = errors.New("it is empty")
+	}
+	*f = nameFlag(s)
+	return err
+}
+
 // typed reads the typed form of one name.
 func typed(arg string) (string, error) {
 	s, err := admin.ParseBytes(arg)
@@ -282,10 +320,14 @@ func snapshot(ctx context.Context, r *admin.Reader, at string) (percolator.Times
 		return 0, nil
 	}
 	if n, err := strconv.ParseUint(at, 10, 63); err == nil {
+		if n == 0 {
+			return 0, usage("--at 0 is before every transaction")
+		}
 		return percolator.Timestamp(n), nil
 	}
+	// A time from before all timestamps is the first of them: 0 would be the present.
 	if t, err := time.Parse(time.RFC3339Nano, at); err == nil {
-		return oracleTime(t), nil
+		return max(oracleTime(t), 1), nil
 	}
 	d, err := time.ParseDuration(at)
 	if err != nil || d < 0 {
@@ -295,7 +337,7 @@ func snapshot(ctx context.Context, r *admin.Reader, at string) (percolator.Times
 	if err != nil {
 		return 0, err
 	}
-	return percolator.Timestamp(o.Now).Add(-d), nil
+	return max(percolator.Timestamp(o.Now).Add(-d), 1), nil
 }
 
 // exactly takes n arguments, with names for the message.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +18,15 @@ type list[T any] struct {
 	Items []T `json:"items"`
 	// More tells that there are others.
 	More bool `json:"more,omitempty"`
+}
+
+// MarshalJSON writes an empty list as one.
+func (l list[T]) MarshalJSON() ([]byte, error) {
+	type plain list[T]
+	if l.Items == nil {
+		l.Items = []T{}
+	}
+	return json.Marshal(plain(l))
 }
 
 // rest says that a list is not whole.
@@ -204,7 +214,7 @@ func (a *app) scanCommand() *cobra.Command {
 				w.row(v.Row, v.Column, written, value)
 			}
 			if p.More {
-				w.line("... and more: --at %v --from %q", p.At, p.Next.String())
+				w.line("... and more: --at %v --from %s", p.At, p.Next.Word())
 			}
 		}),
 	}

@@ -114,7 +114,7 @@ func (a *app) exit(ctx context.Context, err error) int {
 		}{err.Error(), status})
 		return status
 	}
-	_, _ = fmt.Fprintln(a.err, "percolator:", err)
+	_, _ = fmt.Fprintln(a.err, "percolator:", harmless(err.Error()))
 	if !a.ran {
 		_, _ = fmt.Fprintln(a.err, "percolator help has the commands; each has --help")
 	}

@@ -119,7 +119,7 @@ func (a *app) retentionCommand() *cobra.Command {
 			}
 		}),
 	}
-	var table string
+	var table nameFlag
 	var s percolator.Settings
 	set := &cobra.Command{
 		Use: "set", Short: "Change for how long history is kept", Args: exactly(),
@@ -136,15 +136,11 @@ func (a *app) retentionCommand() *cobra.Command {
 			if s.CatalogLease != 0 {
 				return done{}, usage("--catalog-lease is of the whole database, not of a table")
 			}
-			name, err := typed(table)
-			if err != nil {
-				return done{}, err
-			}
-			return done{fmt.Sprintf("the settings of table %v change two catalog leases from now", admin.Bytes(name))},
-				db.ConfigureTable(ctx, name, percolator.TableSettings{MaxTxnAge: s.MaxTxnAge, Retention: s.Retention})
+			return done{fmt.Sprintf("the settings of table %v change two catalog leases from now", admin.Bytes(table))},
+				db.ConfigureTable(ctx, string(table), percolator.TableSettings{MaxTxnAge: s.MaxTxnAge, Retention: s.Retention})
 		}, said),
 	}
-	set.Flags().StringVar(&table, "table", "", "of this table alone")
+	set.Flags().Var(&table, "table", "of this table alone")
 	for name, to := range map[string]*time.Duration{"retention": &s.Retention, "max-txn-age": &s.MaxTxnAge, "catalog-lease": &s.CatalogLease} {
 		set.Flags().DurationVar(to, name, 0, "see percolator.Settings")
 	}

@@ -108,7 +108,7 @@ func TestCells(t *testing.T) {
 
 	a = ask(t, url, "scan", "links", "--limit", "2")
 	require.Contains(t, a.out, "value of %00%FF%25")
-	require.Contains(t, a.out, `--from "b%00"`)
+	require.Contains(t, a.out, `--from b%00`)
 	a = ask(t, url, "scan", "links", "--from", "b%00")
 	require.NotContains(t, a.out, "value of b\n")
 	require.Contains(t, a.out, "value of c d\n")

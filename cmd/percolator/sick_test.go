@@ -56,7 +56,7 @@ func makeSick(t *testing.T, url string) percolator.Timestamp {
 		t.Helper()
 		require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error { return tx.Set(c, []byte(value)) }))
 	}
-	w := percolator.NewWorker(db, percolator.WorkerConfig{})
+	w := percolator.NewWorker(db, percolator.WorkerConfig{GCInterval: -1})
 	fine := func(context.Context, *percolator.Txn, percolator.Cell) error { return nil }
 	require.NoError(t, w.Observe(percolator.Observer{Name: "links", Table: "page", Column: "body", Func: func(context.Context, *percolator.Txn, percolator.Cell) error {
 		return percolator.Park(errors.New("the page has no end tag"))

@@ -66,7 +66,7 @@ func (a *app) locksCommand() *cobra.Command {
 			}
 			w.line("%d locks in %d rows", len(l.Locks), l.Looked)
 			if l.More {
-				w.line("... and there are more rows: --from %q", l.Next.String())
+				w.line("... and there are more rows: --from %s", l.Next.Word())
 			}
 		}),
 	}

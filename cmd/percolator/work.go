@@ -154,18 +154,14 @@ func (a *app) backlogCommand() *cobra.Command {
 }
 
 func (a *app) parkedCommand() *cobra.Command {
-	var observer string
+	var observer nameFlag
 	limit := 100
 	show := &cobra.Command{
 		Use: "list", Short: "List the parked runs", Args: exactly(),
 		RunE: look(a, func(ctx context.Context, r *admin.Reader, _ []string) (list[admin.Parked], error) {
-			name, err := a.observerFlag(observer)
-			if err != nil {
-				return list[admin.Parked]{}, err
-			}
-			runs, more, err := r.Parked(ctx, name, limit)
-			if err == nil && len(runs) == 0 && name != "" {
-				err = haveObserver(ctx, r, name)
+			runs, more, err := r.Parked(ctx, string(observer), limit)
+			if err == nil && len(runs) == 0 && observer != "" {
+				err = haveObserver(ctx, r, string(observer))
 			}
 			return list[admin.Parked]{runs, more}, err
 		}, func(w *page, l list[admin.Parked]) {
@@ -177,7 +173,7 @@ func (a *app) parkedCommand() *cobra.Command {
 		}),
 		Long: "Lists the runs that have failed for good, of all observers or of one. percolator parked show has the whole error.",
 	}
-	show.Flags().StringVar(&observer, "observer", "", "of this observer alone")
+	show.Flags().Var(&observer, "observer", "of this observer alone")
 	show.Flags().IntVar(&limit, "limit", limit, "how many at most")
 	one := &cobra.Command{
 		Use: "show OBSERVER TABLE ROW COLUMN", Short: "Show a parked run with its whole error", Args: exactly("OBSERVER", "TABLE", "ROW", "COLUMN"),
@@ -200,14 +196,6 @@ func (a *app) parkedCommand() *cobra.Command {
 			(*percolator.DB).DropParked))
 }
 
-// observerFlag reads the typed name of an observer, "" for none.
-func (a *app) observerFlag(name string) (string, error) {
-	if name == "" {
-		return "", nil
-	}
-	return typed(name)
-}
-
 // short is the beginning of an error, on one line.
 func short(s string) string {
 	b := admin.Bytes(s).String()
@@ -220,7 +208,7 @@ func short(s string) string {
 // parkedChange makes a command that does something with parked runs.
 func (a *app) parkedChange(use, short, long, became string, f func(*percolator.DB, context.Context, ...percolator.ParkedRun) error) *cobra.Command {
 	var all bool
-	var observer string
+	var observer nameFlag
 	c := &cobra.Command{
 		Use: use + " {OBSERVER TABLE ROW COLUMN | --observer OBSERVER | --all}", Short: short, Long: long,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -236,7 +224,7 @@ func (a *app) parkedChange(use, short, long, became string, f func(*percolator.D
 			}
 			n := 0
 			for {
-				runs, err := a.parkedRuns(ctx, r, args, observer, n > 0)
+				runs, err := a.parkedRuns(ctx, r, args, string(observer), n > 0)
 				if err != nil {
 					return done{}, err
 				}
@@ -254,7 +242,7 @@ func (a *app) parkedChange(use, short, long, became string, f func(*percolator.D
 		}, said),
 	}
 	c.Flags().BoolVar(&all, "all", false, "all parked runs")
-	c.Flags().StringVar(&observer, "observer", "", "all parked runs of this observer")
+	c.Flags().Var(&observer, "observer", "all parked runs of this observer")
 	return c
 }
 
@@ -262,21 +250,21 @@ const parkedPage = 1000
 
 // parkedRuns finds the parked runs that the arguments name: one, or a page of those of an observer, or of all. With
 // none it returns an error, unless there were some before.
-func (a *app) parkedRuns(ctx context.Context, r *admin.Reader, args []string, observer string, before bool) ([]admin.Parked, error) {
-	limit := parkedPage
+func (a *app) parkedRuns(ctx context.Context, r *admin.Reader, args []string, name string, before bool) ([]admin.Parked, error) {
 	var cell percolator.Cell
 	if len(args) > 0 {
 		var err error
+		if name, err = typed(args[0]); err != nil {
+			return nil, err
+		}
+		if name == "" { // which would mean all observers below
+			return nil, usage("the observer's name is empty")
+		}
 		if cell, err = cellOf(args[1:]); err != nil {
 			return nil, err
 		}
-		observer, limit = args[0], 1_000
 	}
-	name, err := a.observerFlag(observer)
-	if err != nil {
-		return nil, err
-	}
-	runs, more, err := r.Parked(ctx, name, limit)
+	runs, more, err := r.Parked(ctx, name, parkedPage)
 	if err != nil {
 		return nil, err
 	}

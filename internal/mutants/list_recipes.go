@@ -54,6 +54,14 @@ var recipesMutants = []mutant{
 		"const mostLags = 10", "const mostLags = 1")},
 	{"nothing-is-claimed", "Recipes: export, a run that finds no items claims nothing", "./recipes/export TestRunWithoutItems", one(exportGo,
 		"err != nil || len(items) == 0", "err != nil")},
+	{"outboxes-count-apart", "Recipes: export, no two items of a transaction have one row", "./recipes/export TestTwoOutboxesOfOneTable", one("recipes/export/outbox.go",
+		"\tindex, err := indexes.of(tx, o.table)\n", "\tindex, err := (&counters{next: map[counter]int{}}).of(tx, o.table)\n")},
+	{"refused-epoch-is-a-successor", "Recipes: export, a run whose epoch is refused without a successor fails", "./recipes/export TestSinkThatIsAlwaysSuperseded", one(exporterGo,
+		"\t\treturn 0, errAhead\n", "\t\treturn 0, errLost\n")},
+	{"late-claim-is-swept", "Recipes: once, a claim that nobody else took can be finished late", "./recipes/once TestLateFinishKeepsItsClaim", one("recipes/once/sweep.go",
+		"\t\t\t\tends = ends.Add(k.keep)\n", "\t\t\t\tends = ends.Add(0)\n")},
+	{"own-key-is-swept", "Recipes: once, a call that tidies up does not conflict with itself", "./recipes/once TestCallSparesItsOwnKey", one("recipes/once/sweep.go",
+		"ends > now || row.Key == spared", "ends > now")},
 }
 
 func init() { mutants = append(mutants, recipesMutants...) }

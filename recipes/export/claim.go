@@ -122,7 +122,7 @@ func (e *exporter) noteFailure(ctx context.Context, t *turn, sent []stored, item
 		if err := e.remove(tx, []stored{*item}); err != nil {
 			return err
 		}
-		return tx.Set(percolator.Cell{Table: e.table, Row: item.row, Column: deadColumn}, encodeDead(item.Payload, cause))
+		return e.bury(tx, item, cause)
 	})
 	return dead, err
 }

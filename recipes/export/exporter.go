@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime/debug"
 	"slices"
 	"time"
 
@@ -102,13 +103,13 @@ func (e *exporter) export(ctx context.Context, row string) error {
 	}
 	held := true
 	defer func() {
-		if held && !t.left { // after a failure, and a panic of the sink
+		if held && !t.left {
 			e.leave(ctx, t)
 		}
 	}()
 	err = e.sendAll(ctx, t)
 	switch {
-	case errors.Is(err, errLost), errors.Is(err, ErrSuperseded):
+	case errors.Is(err, errLost):
 		// Whoever has it sends the rest. But if that one dies, nobody else knows of it: so this run is not acknowledged.
 		held = false
 		return percolator.RetryAfter(claimedPause)
@@ -120,10 +121,14 @@ func (e *exporter) export(ctx context.Context, row string) error {
 	return nil
 }
 
+// errAhead says that the sink refuses the newest epoch. That is for people to look at: another attempt has an epoch that is higher by
+// seconds, and perhaps years are missing, after a restore, say.
+var errAhead = errors.New("the sink says that another exporter has claimed the key, but none has: it has seen a higher epoch than any of this database, or does not mean that")
+
 // failed is the error of a run. Only what the sink says, and damaged data, count as a failure of it. The store may get well.
 func (e *exporter) failed(what, key string, err error) error {
 	err = fmt.Errorf("export: %s key %q of table %q: %w", what, key, e.table, err)
-	if errors.As(err, new(*sinkError)) || errors.Is(err, percolator.ErrCorrupt) || errors.Is(err, percolator.ErrConflict) {
+	if errors.As(err, new(*sinkError)) || errors.Is(err, errAhead) || errors.Is(err, percolator.ErrCorrupt) || errors.Is(err, percolator.ErrConflict) {
 		return err
 	}
 	return fmt.Errorf("%w: %w", percolator.RetryAfter(storePause), err)
@@ -238,6 +243,16 @@ type sinkError struct{ err error }
 func (e *sinkError) Error() string { return e.err.Error() }
 func (e *sinkError) Unwrap() error { return e.err }
 
+// call calls the sink. A panic is a failure of the item like another one.
+func (e *exporter) call(ctx context.Context, key string, items []Item) (sent int, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			sent, err = 0, fmt.Errorf("the sink panicked: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return e.sink.Send(ctx, key, items)
+}
+
 // sendSome calls the sink once, and notes what it has taken. If these are the last items, and all were taken, it leaves the key with that.
 func (e *exporter) sendSome(ctx context.Context, t *turn, items []stored, last bool) (taken int, err error) {
 	if time.Until(t.ended) < e.opt.Timeout {
@@ -251,7 +266,7 @@ func (e *exporter) sendSome(ctx context.Context, t *turn, items []stored, last b
 	}
 	within, cancel := context.WithTimeout(ctx, e.opt.Timeout)
 	defer cancel()
-	sent, err := e.sink.Send(within, t.key, given)
+	sent, err := e.call(within, t.key, given)
 	if sent < 0 || sent > len(items) {
 		return 0, &sinkError{fmt.Errorf("the sink says that it has taken %d of %d items: %w", sent, len(items), err)}
 	}
@@ -260,7 +275,11 @@ func (e *exporter) sendSome(ctx context.Context, t *turn, items []stored, last b
 	}
 	switch {
 	case errors.Is(err, ErrSuperseded):
-		return 0, err
+		// Whoever has a higher epoch wrote the claim before it sent anything.
+		if nerr := e.note(ctx, t, nil, false); nerr != nil {
+			return 0, nerr
+		}
+		return 0, errAhead
 	case ctx.Err() != nil:
 		return 0, ctx.Err() // the worker stops; what was taken may come again
 	case err == nil, sent == len(items): // whatever the error is about

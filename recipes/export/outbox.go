@@ -29,9 +29,6 @@ type Item struct {
 type Outbox struct {
 	db    *percolator.DB
 	table string
-
-	mu   sync.Mutex
-	next map[*percolator.Txn]int // indexes of open transactions
 }
 
 // New makes an Outbox for a table that nothing else uses. It neither reads nor writes. A nil db and an empty table are percolator.ErrInvalid.
@@ -42,7 +39,7 @@ func New(db *percolator.DB, table string) (*Outbox, error) {
 	case table == "":
 		return nil, fmt.Errorf("export: New: %w: the table's name is empty", percolator.ErrInvalid)
 	}
-	return &Outbox{db: db, table: table, next: make(map[*percolator.Txn]int)}, nil
+	return &Outbox{db: db, table: table}, nil
 }
 
 // Columns: of the row of a key, and of the rows of its items.
@@ -50,7 +47,8 @@ const (
 	dueColumn   = "due"   // notified, never written
 	claimColumn = "claim" // who sends
 	itemColumn  = "item"  // the payload
-	deadColumn  = "dead"  // a dead letter
+	deadColumn  = "dead"  // the payload of a dead letter
+	errorColumn = "error" // why it is one; apart, so that a payload of any size finds room
 )
 
 func rowOf(key string) keys.Key { return keys.Key("").Text(key) }
@@ -75,7 +73,7 @@ func (o *Outbox) put(ctx context.Context, tx *percolator.Txn, key string, payloa
 	if err != nil {
 		return err
 	}
-	index, err := o.index(tx)
+	index, err := indexes.of(tx, o.table)
 	if err != nil {
 		return err
 	}
@@ -89,22 +87,36 @@ func itemRow(key string, start percolator.Timestamp, index int) keys.Key {
 	return rowOf(key).Uint(uint64(start)).Int(int64(index))
 }
 
-// index numbers the items of a transaction.
-func (o *Outbox) index(tx *percolator.Txn) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	n, begun := o.next[tx]
+// indexes number the items of open transactions. They are those of the program: two Outbox of one table would give two items of a transaction
+// the same row.
+var indexes = counters{next: map[counter]int{}}
+
+type counter struct {
+	tx    *percolator.Txn
+	table string
+}
+
+type counters struct {
+	mu   sync.Mutex
+	next map[counter]int
+}
+
+func (c *counters) of(tx *percolator.Txn, table string) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	k := counter{tx, table}
+	n, begun := c.next[k]
 	if !begun {
 		err := tx.OnEnd(func(error) {
-			o.mu.Lock()
-			defer o.mu.Unlock()
-			delete(o.next, tx)
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			delete(c.next, k)
 		})
 		if err != nil {
 			return 0, err
 		}
 	}
-	o.next[tx] = n + 1
+	c.next[k] = n + 1
 	return n, nil
 }
 
@@ -185,19 +197,24 @@ type DeadLetter struct {
 	start percolator.Timestamp
 }
 
-// A dead letter is stored as the length of the error, the error, and the payload.
-func encodeDead(payload []byte, cause error) []byte {
+// mostError bounds the error that is kept with a dead letter.
+const mostError = 1024
+
+// bury stores an item as a dead letter, as a part of tx.
+func (o *Outbox) bury(tx *percolator.Txn, item *stored, cause error) error {
 	text := cause.Error()
-	text = text[:min(len(text), 1024)]
-	b := binary.AppendUvarint(make([]byte, 0, len(text)+len(payload)+4), uint64(len(text)))
-	return append(append(b, text...), payload...)
+	err := tx.Set(percolator.Cell{Table: o.table, Row: item.row, Column: errorColumn}, []byte(text[:min(len(text), mostError)]))
+	if err != nil {
+		return err
+	}
+	return tx.Set(percolator.Cell{Table: o.table, Row: item.row, Column: deadColumn}, item.Payload)
 }
 
 // Dead visits the dead letters of all keys. At most one error is yielded, at the end: those of Scan, and percolator.ErrCorrupt for a row that
 // is no dead letter.
 func (o *Outbox) Dead(ctx context.Context, tx *percolator.Txn) iter.Seq2[DeadLetter, error] {
 	return func(yield func(DeadLetter, error) bool) {
-		for row, err := range tx.Scan(ctx, percolator.Range{Table: o.table, Columns: []string{deadColumn}, Timestamps: true}) {
+		for row, err := range tx.Scan(ctx, percolator.Range{Table: o.table, Columns: []string{deadColumn, errorColumn}, Timestamps: true}) {
 			var d DeadLetter
 			if err == nil {
 				d, err = parseDead(row)
@@ -218,14 +235,10 @@ func parseDead(row percolator.Row) (DeadLetter, error) {
 	if err != nil {
 		return DeadLetter{}, err
 	}
-	n, size := binary.Uvarint(s.Payload)
-	if size <= 0 || n > uint64(len(s.Payload)-size) {
-		return DeadLetter{}, fmt.Errorf("%w: %q", errDamaged, row.Key)
+	if _, found := row.Columns[deadColumn]; !found {
+		return DeadLetter{}, fmt.Errorf("%w: %q has no payload", errDamaged, row.Key)
 	}
-	rest := s.Payload[size:]
-	d := DeadLetter{Item: s.Item, Error: string(rest[:n]), start: s.start}
-	d.Payload = rest[n:]
-	return d, nil
+	return DeadLetter{Item: s.Item, Error: string(row.Columns[errorColumn]), start: s.start}, nil
 }
 
 // Resend puts a dead letter into the outbox again, as a part of tx: it is sent behind the items of its key. Errors: those of Put; percolator.ErrNotFound if
@@ -239,10 +252,10 @@ func (o *Outbox) Resend(ctx context.Context, tx *percolator.Txn, d DeadLetter) e
 
 // Drop removes a dead letter, as a part of tx. Errors: those of Get and Delete; percolator.ErrNotFound if it is no dead letter any more.
 func (o *Outbox) Drop(ctx context.Context, tx *percolator.Txn, d DeadLetter) error {
-	cell := o.cell(itemRow(d.Key, d.start, d.Index), deadColumn)
-	_, err := tx.Get(ctx, cell)
+	row := itemRow(d.Key, d.start, d.Index)
+	_, err := tx.Get(ctx, o.cell(row, deadColumn))
 	if err == nil {
-		err = tx.Delete(cell)
+		err = errors.Join(tx.Delete(o.cell(row, deadColumn)), tx.Delete(o.cell(row, errorColumn)))
 	}
 	if err != nil {
 		return fmt.Errorf("export: removing a dead letter of key %q from table %q: %w", d.Key, o.table, err)

@@ -8,19 +8,22 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 
 	"github.com/percolate-go/percolate/percolator"
 )
 
 // ErrSuperseded is for sinks: they return an error that matches it for items of a lower epoch than they have seen for the key. The exporter then
-// leaves the key to its successor, which is no failure of the item.
+// leaves the key to its successor, which is no failure of the item. If it finds that there is no successor, the run fails, and is parked after its
+// attempts, also with Options.Skip.
 var ErrSuperseded = errors.New("export: another exporter has claimed the key")
 
 // Sink takes items.
 type Sink interface {
 	// Send takes items of one key, in their order, and returns how many of them it has taken, from the first one on. Those are removed from the
 	// outbox, whatever the error. If fewer were taken than given and err is nil, the rest is sent at once, in another call; none and nil is
-	// a failure. ctx ends after Options.Timeout. Send is called concurrently, for different keys.
+	// a failure, and so is a panic. ctx ends after Options.Timeout. Send is called concurrently, for different keys. Errors are stored, in parked runs
+	// and dead letters, so they should hold no secrets.
 	Send(ctx context.Context, key string, items []Item) (sent int, err error)
 }
 
@@ -83,6 +86,9 @@ func (h HTTP) Send(ctx context.Context, key string, items []Item) (sent int, err
 	}
 	response, err := client.Do(request)
 	if err != nil {
+		if of := (*url.Error)(nil); errors.As(err, &of) {
+			err = of.Err // without the URL, which may hold a token
+		}
 		return 0, fmt.Errorf("export: HTTP: %w", err)
 	}
 	defer response.Body.Close()

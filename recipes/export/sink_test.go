@@ -162,10 +162,12 @@ func TestInvalid(t *testing.T) {
 	require.Zero(t, left(t, o))
 	db, o = opened(t)
 	require.ErrorIs(t, db.View(ctx, func(tx *percolator.Txn) error { return o.Put(ctx, tx, "k", nil) }), percolator.ErrReadOnly)
+	var ended *percolator.Txn
 	require.ErrorIs(t, db.Update(ctx, func(tx *percolator.Txn) error {
+		ended = tx
 		return o.Put(ctx, tx, strings.Repeat("k", 4096), nil)
 	}), percolator.ErrTooLarge)
-	require.Empty(t, o.next)
+	requireForgotten(t, ended)
 }
 
 // TestDamage has a claim and a row that nobody has written so. The run is parked, and nothing is removed.

@@ -10,7 +10,7 @@ import (
 )
 
 // ErrClaimLost is matched by the errors of a Claim that is not the key's any more: it ended, and then somebody else claimed the key or made
-// the answer, or the claim was removed as one that has ended (Keys.Sweep).
+// the answer, or it ended Options.Keep ago and was removed.
 var ErrClaimLost = errors.New("once: the claim was lost")
 
 // Claim is the right to act for a key until its lease ends. Its methods may be called concurrently.
@@ -56,7 +56,7 @@ func (k *Keys[T]) Claim(ctx context.Context, key string, lease time.Duration) (c
 			return k.failed("claiming", key, err)
 		}
 		claim = &Claim[T]{keys: k, key: key, epoch: now}
-		k.lookSometimes(ctx, now)
+		k.lookSometimes(ctx, now, key)
 		return nil
 	})
 	if err != nil {

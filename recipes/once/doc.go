@@ -19,6 +19,7 @@
 // the process dies in between, another one may claim the key when the lease has ended. It cannot know how far the first one came. So an effect outside may happen
 // twice; if it must not, give [Claim.Epoch] to the other side. Epochs of a key rise, and who has seen one must refuse lower ones: a process that
 // was suspended may act after its successor. What Finish writes never happens twice.
+// A claim that has ended stays for Options.Keep, so a process that was late can finish, if nobody else has claimed the key.
 //
 // # How long an answer is kept
 //

@@ -153,7 +153,7 @@ func (k *Keys[T]) store(ctx context.Context, tx *percolator.Txn, key string, ans
 	if err := k.write(tx, key, record{state: stateDone, epoch: epoch, until: now.Add(k.keep), answer: encoded}); err != nil {
 		return k.failed("storing the answer of", key, err)
 	}
-	k.lookSometimes(ctx, now)
+	k.lookSometimes(ctx, now, key)
 	return nil
 }
 

@@ -9,20 +9,21 @@ import (
 )
 
 // lookSometimes removes what has ended in a random place of the table, for some of the calls. A failure is no fault of the caller's: what
-// is left is removed by another call.
-func (k *Keys[T]) lookSometimes(ctx context.Context, now percolator.Timestamp) {
+// is left is removed by another call. The key that the caller writes is left alone, since its transaction would conflict.
+func (k *Keys[T]) lookSometimes(ctx context.Context, now percolator.Timestamp, written string) {
 	if n := mix(uint64(now)); n%k.lookEvery == 0 {
-		_, _, _ = k.sweepFrom(ctx, string(place(mix(n))), lookAt)
+		_, _, _ = k.sweepFrom(ctx, string(place(mix(n))), lookAt, k.cell(written).Row)
 	}
 }
 
-// Sweep removes all keys that have ended by now, some at a time, and returns how many. It goes through the whole table. What was removed
+// Sweep removes all keys that have ended by now, some at a time, and returns how many. A claim that ended without an answer is kept for
+// Options.Keep after that, so that a process which was late may finish. Sweep goes through the whole table. What was removed
 // when an error ended it stays removed. Two that sweep at the same time may each leave some to the other. Errors: those of Update; of a record that
 // is damaged, which is left as it is, when all others are done.
 func (k *Keys[T]) Sweep(ctx context.Context) (removed int, err error) {
 	var damaged error
 	for from := ""; ; {
-		n, next, err := k.sweepFrom(ctx, from, lookAt)
+		n, next, err := k.sweepFrom(ctx, from, lookAt, "")
 		removed += n
 		var d *damagedError
 		if errors.As(err, &d) {
@@ -51,8 +52,8 @@ type damagedError struct {
 func (e *damagedError) Error() string { return fmt.Sprintf("%v: %v", e.cell, e.err) }
 func (e *damagedError) Unwrap() error { return e.err }
 
-// sweepFrom looks at some rows from one on, and removes what has ended. next is where to go on, "" at the end of the table.
-func (k *Keys[T]) sweepFrom(ctx context.Context, from string, rows int) (removed int, next string, err error) {
+// sweepFrom looks at some rows from one on, and removes what has ended, but for the row spared. next is where to go on, "" at the end of the table.
+func (k *Keys[T]) sweepFrom(ctx context.Context, from string, rows int, spared string) (removed int, next string, err error) {
 	var damaged error
 	err = k.db.Update(ctx, func(tx *percolator.Txn) error {
 		removed, next, damaged = 0, "", nil
@@ -74,7 +75,11 @@ func (k *Keys[T]) sweepFrom(ctx context.Context, from string, rows int) (removed
 				damaged = &damagedError{cell, err}
 				continue
 			}
-			if r.until > now {
+			ends := r.until
+			if r.state == stateClaimed {
+				ends = ends.Add(k.keep)
+			}
+			if ends > now || row.Key == spared {
 				continue
 			}
 			if err := tx.Delete(cell); err != nil {

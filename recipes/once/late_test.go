@@ -1,0 +1,66 @@
+package once
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/percolatetest"
+	"github.com/percolate-go/percolate/percolator"
+)
+
+// TestLateFinishKeepsItsClaim has a process that acts for longer than its lease, while others use the table. Nobody else has claimed the key, so it
+// finishes: the next call gets the answer, and does not act again.
+func TestLateFinishKeepsItsClaim(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, db := t.Context(), percolatetest.Open(t)
+		k := numbers(t, db)
+		k.lookEvery = 1
+		c, _, err := k.Claim(ctx, "a", time.Minute)
+		require.NoError(t, err)
+		time.Sleep(2 * time.Minute)
+		_, _, err = k.Do(ctx, "b", count)
+		require.NoError(t, err)
+		_, err = k.Sweep(ctx)
+		require.NoError(t, err)
+		require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error { return c.Finish(ctx, tx, 7) }))
+		answer, first, err := k.Do(ctx, "a", count)
+		require.NoError(t, err)
+		require.False(t, first)
+		require.Equal(t, 7, answer)
+
+		// A claim that nobody ends goes, in the end.
+		_, _, err = k.Claim(ctx, "c", time.Minute)
+		require.NoError(t, err)
+		time.Sleep(k.keep + 2*time.Minute)
+		n, err := k.Sweep(ctx)
+		require.NoError(t, err)
+		require.Equal(t, 3, n)
+	})
+}
+
+// TestCallSparesItsOwnKey has a key whose answer has ended, and a call that looks for what has ended. It needs one attempt.
+func TestCallSparesItsOwnKey(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, db := t.Context(), percolatetest.Open(t)
+		k := numbers(t, db)
+		k.lookEvery = 1
+		for n := range 40 { // a look begins in a random place, and so misses the only row about each second time
+			attempts := 0
+			err := db.Update(ctx, func(tx *percolator.Txn) error {
+				attempts++
+				_, first, err := k.Within(ctx, tx, "a", count)
+				require.True(t, first)
+				return err
+			})
+			require.NoError(t, err)
+			require.Equal(t, 1, attempts)
+			require.Equal(t, n+1, counted(t, db))
+			time.Sleep(2 * k.keep)
+		}
+	})
+}
