@@ -49,9 +49,6 @@ func explored(pieces int64, mail, timers bool, begin func(ctx context.Context, t
 		})
 	}
 	w.program.Observers = []percolator.Observer{
-		orders.Observer("add up", func(ctx context.Context, tx *percolator.Txn, c typed.Change[Order]) error {
-			return w.shop.addUp(ctx, tx, c)
-		}),
 		{Name: "cancel unpaid", Table: "order", Column: "unpaid", Func: func(ctx context.Context, tx *percolator.Txn, c percolator.Cell) error {
 			if !timers {
 				return nil
@@ -76,7 +73,7 @@ func explored(pieces int64, mail, timers bool, begin func(ctx context.Context, t
 		}))
 	}
 	w.program.Timers = 1
-	w.program.Time = 4 * time.Second
+	w.program.Time = 3 * time.Second
 	return w
 }
 
