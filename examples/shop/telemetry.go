@@ -149,7 +149,7 @@ func labels(set attribute.Set) string {
 	}
 	var all []string
 	for _, a := range set.ToSlice() {
-		all = append(all, fmt.Sprintf("%s=%q", strings.ReplaceAll(string(a.Key), ".", "_"), a.Value.Emit()))
+		all = append(all, fmt.Sprintf("%s=%q", strings.ReplaceAll(string(a.Key), ".", "_"), a.Value.String()))
 	}
 	return "{" + strings.Join(all, ",") + "}"
 }
