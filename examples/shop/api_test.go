@@ -244,14 +244,21 @@ func TestBadRequests(t *testing.T) {
 	// The first line could be had, and the second cannot.
 	r.refused(409, "out_of_stock", "POST", "/orders", fmt.Sprintf(`{"customer": %q, "lines": [{"product": "tea", "quantity": 1}, {"product": "milk", "quantity": 1}]}`, ann))
 	r.refused(413, "too_large", "POST", "/orders", `{"customer": "`+strings.Repeat("x", maxBody)+`"}`)
+	r.refusedElsewhere(ann, paid.ID, dropped.ID)
+	require.Equal(t, before, r.everything(), "something was done")
+}
+
+// refusedElsewhere sends bad requests that place no order: about an order that is paid and one that is cancelled, and others.
+func (r *running) refusedElsewhere(ann, paid, dropped string) {
+	r.t.Helper()
 	for path, body := range map[string]string{"/payment": `{"amount": 200}`, "/shipment": "", "/cancellation": ""} {
 		r.refused(404, "not_found", "POST", "/orders/17"+path, body)
 		r.refused(404, "not_found", "POST", "/orders/"+strings.Repeat("7", 5000)+path, body)
-		r.refused(409, map[string]string{"/payment": "not_payable", "/shipment": "not_paid", "/cancellation": "not_cancellable"}[path], "POST", "/orders/"+dropped.ID+path, body)
+		r.refused(409, map[string]string{"/payment": "not_payable", "/shipment": "not_paid", "/cancellation": "not_cancellable"}[path], "POST", "/orders/"+dropped+path, body)
 	}
-	r.refused(409, "not_payable", "POST", "/orders/"+paid.ID+"/payment", `{"amount": 200}`)
+	r.refused(409, "not_payable", "POST", "/orders/"+paid+"/payment", `{"amount": 200}`)
 	for _, amount := range []string{"0", "-200"} {
-		r.refused(400, "bad_amount", "POST", "/orders/"+paid.ID+"/payment", `{"amount": `+amount+`}`)
+		r.refused(400, "bad_amount", "POST", "/orders/"+paid+"/payment", `{"amount": `+amount+`}`)
 	}
 	for _, quantity := range []string{"0", "-1", "1000000001"} {
 		r.refused(400, "bad_quantity", "POST", "/products/tea/deliveries", `{"quantity": `+quantity+`}`)
@@ -271,28 +278,38 @@ func TestBadRequests(t *testing.T) {
 		r.refused(400, code, "GET", path, "")
 	}
 	r.refused(404, "not_found", "PATCH", "/orders", "")
-	// Keys.
+}
+
+// TestKeys has requests without a key, and with a key that was used.
+func TestKeys(t *testing.T) {
+	t.Parallel()
+	r := start(t, time.Hour)
+	ann := r.stocked("tea", 10)
+	before := r.everything()
+	line := func(quantity int) string {
+		return fmt.Sprintf(`{"customer": %q, "lines": [{"product": "tea", "quantity": %d}]}`, ann, quantity)
+	}
 	for _, key := range []string{"", strings.Repeat("k", maxKey+1)} {
-		status, answer, err := send(t.Context(), "POST", r.url+"/orders", key, line(`"tea"`, `1`))
+		status, answer, err := send(t.Context(), "POST", r.url+"/orders", key, line(1))
 		require.NoError(t, err)
 		require.Equal(t, 400, status)
 		require.Contains(t, string(answer), "no_key")
 	}
 	require.Equal(t, before, r.everything(), "something was done")
 
-	status, first, err := send(t.Context(), "POST", r.url+"/orders", "mine", line(`"tea"`, `1`))
+	status, first, err := send(t.Context(), "POST", r.url+"/orders", "mine", line(1))
 	require.NoError(t, err)
 	require.Equal(t, 201, status, "%s", first)
 	r.idle()
 	after := r.everything()
 	require.NotEqual(t, before, after, "the comparison sees nothing")
-	for path, body := range map[string]string{"/orders": line(`"tea"`, `2`), "/products/tea/deliveries": `{"quantity": 1}`} {
+	for path, body := range map[string]string{"/orders": line(2), "/products/tea/deliveries": `{"quantity": 1}`} {
 		status, answer, err := send(t.Context(), "POST", r.url+path, "mine", body)
 		require.NoError(t, err)
 		require.Equal(t, 422, status, "%s", answer)
 		require.Contains(t, string(answer), "key_reused")
 	}
-	status, again, err := send(t.Context(), "POST", r.url+"/orders", "mine", line(`"tea"`, `1`))
+	status, again, err := send(t.Context(), "POST", r.url+"/orders", "mine", line(1))
 	require.NoError(t, err)
 	require.Equal(t, 201, status)
 	require.JSONEq(t, string(first), string(again))
