@@ -83,7 +83,7 @@ func send(ctx context.Context, method, url, key, body string) (status int, answe
 	if key != "" {
 		q.Header.Set("Idempotency-Key", key)
 	}
-	a, err := http.DefaultClient.Do(q)
+	a, err := (&http.Client{Timeout: 20 * time.Second}).Do(q)
 	if err != nil {
 		return 0, nil, err
 	}

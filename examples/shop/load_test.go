@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/percolate-go/percolate/config"
 	"github.com/percolate-go/percolate/internal/everystore"
 	"github.com/percolate-go/percolate/internal/testserver"
 )
@@ -41,8 +42,8 @@ type load struct {
 
 const (
 	buyers    = 4
-	purchases = 15 // of each buyer
-	delivered = 60 // pieces of each product: too few, perhaps
+	purchases = 10 // of each buyer
+	delivered = 40 // pieces of each product: too few, perhaps
 )
 
 // persist sends a request until somebody answers it.
@@ -174,13 +175,17 @@ func (l *load) run(ctx context.Context, t *testing.T, box *mailbox) {
 		_, err := l.ask(ctx, "GET", path, "", "", into)
 		require.NoError(t, err)
 	}
-	require.Eventually(t, func() bool {
+	for began := time.Now(); ; time.Sleep(20 * time.Millisecond) {
 		var totals Totals
 		var open []Order
 		read("/totals", &totals)
 		read("/orders?status=placed", &open)
-		return totals == want && len(open) == 0 && len(box.all()) >= 2*len(l.states)
-	}, 2*time.Minute, 20*time.Millisecond)
+		letters := len(box.all())
+		if totals == want && len(open) == 0 && letters >= 2*len(l.states) {
+			break
+		}
+		require.Less(t, time.Since(began), 30*time.Second, "the totals are %+v, %d letters were sent, and %d orders are open: %+v", totals, letters, len(open), open)
+	}
 	for product, n := range stock {
 		var o Offer
 		read("/products/"+product, &o)
@@ -297,9 +302,9 @@ func TestKilledUnderLoad(t *testing.T) {
 			post := httptest.NewServer(http.HandlerFunc(box.receive))
 			t.Cleanup(post.Close)
 			file := filepath.Join(t.TempDir(), "percolator.yaml")
-			content := fmt.Sprintf("stores: {main: {url: '%s'}}\nsettings: {catalog_lease: 1s}\nsession_lease: 1s\n", store.url(t))
+			content := fmt.Sprintf("stores: {main: {url: '%s'}}\nsettings: {catalog_lease: 2s}\nsession_lease: 2s\n", store.url(t))
 			require.NoError(t, os.WriteFile(file, []byte(content), 0o600))
-			args := []string{"-config", file, "-listen", "127.0.0.1:0", "-mail", post.URL, "-unpaid", "2s"}
+			args := []string{"-config", file, "-listen", "127.0.0.1:0", "-mail", post.URL, "-unpaid", "4s"}
 			require.Positive(t, store.processes)
 			children, urls := make([]*child, store.processes), make([]atomic.Pointer[string], store.processes)
 			for i := range children {
@@ -323,6 +328,7 @@ func TestKilledUnderLoad(t *testing.T) {
 					urls[0].Store(&children[0].url)
 				}
 			}()
+			t.Cleanup(func() { explain(t, file, children) })
 			l.run(ctx, t, box)
 			require.Less(t, <-killed, int64(buyers*purchases*3/4), "it was killed too late")
 			<-restarted
@@ -334,5 +340,29 @@ func TestKilledUnderLoad(t *testing.T) {
 			l.mailed(t, box)
 			t.Logf("%d letters came again and were not taken", box.again)
 		})
+	}
+}
+
+// explain says what may be the reason of a failure: what the processes have logged, and what waits.
+func explain(t *testing.T, file string, children []*child) {
+	if !t.Failed() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
+	defer cancel()
+	db, err := config.Open(ctx, file)
+	if err != nil {
+		t.Log(err)
+		return
+	}
+	backlog, err := db.Backlog(ctx, 0)
+	t.Logf("%+v %v", backlog, err)
+	parked, err := db.Parked(ctx)
+	t.Logf("%+v %v", parked, err)
+	timers, err := db.TimerBacklog(ctx, 0)
+	t.Logf("%+v %v; closed: %v", timers, err, db.Close(ctx))
+	for _, c := range children {
+		_ = c.cmd.Process.Kill()
+		t.Logf("%s: %v: %s", c.url, <-c.ended, c.output)
 	}
 }
