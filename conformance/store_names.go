@@ -239,7 +239,7 @@ func namesOverTheLimit(t testing.TB, e *env) {
 	}
 	affordable := 32 << 20
 	if e.cfg.scale < 0.15 {
-		affordable = 4 << 20 // a run over a variant of a store that another run has tried
+		affordable = 8 << 20 // a run over a variant of a store that another run has tried
 	}
 	if l.Value > 0 && l.Value <= affordable {
 		for _, f := range []rowstore.Family{rowstore.Data, rowstore.Write, rowstore.Lock} {
