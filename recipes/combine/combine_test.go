@@ -394,3 +394,26 @@ func TestSlotOfUnknownOutcome(t *testing.T) {
 		require.Equal(t, errors.Is(outcome, percolator.ErrUndetermined), slot == 0, "%v", outcome)
 	}
 }
+
+// TestYoungerCellIsWritten: the older one of two may be combined at this moment.
+func TestYoungerCellIsWritten(t *testing.T) {
+	t.Parallel()
+	c, err := New(new(percolator.DB), "count", typed.Number[int]{}, Sum[int])
+	require.NoError(t, err)
+	cells := [len(slotColumns)]percolator.Cell{{Row: "1", Column: "a"}, {Row: "1", Column: "b"}}
+	for younger := range cells {
+		stored := map[percolator.Cell][]byte{}
+		for i, cell := range cells {
+			at := percolator.Timestamp(10)
+			if i == younger {
+				at = 20
+			}
+			stored[cell], err = c.encode(t.Context(), cell, at, 1)
+			require.NoError(t, err)
+		}
+		cell, made, err := c.choose(cells, stored, percolator.Timestamp(30).Add(idleAfter))
+		require.NoError(t, err)
+		require.False(t, made)
+		require.Equal(t, cells[younger], cell)
+	}
+}
