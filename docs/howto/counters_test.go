@@ -68,20 +68,26 @@ func TestVisitsInEveryOrder(t *testing.T) {
 			return visit(ctx, db, visits, name, "/")
 		}}
 	}
+	var counted *combine.Combiner[int64]
 	percolatetest.Explore(t, percolatetest.Program{
+		Setup: func(_ context.Context, db *percolator.DB) (err error) {
+			counted, err = combine.New(db, "visits", typed.Number[int64]{}, combine.Sum[int64])
+			return err
+		},
 		Clients: []percolatetest.Client{client("ann"), client("bob")},
 		Finally: func(ctx context.Context, tx *percolator.Txn) error {
-			visits := 0
+			visitors := int64(0)
 			for _, err := range tx.Scan(ctx, percolator.Range{Table: "visitor"}) {
 				if err != nil {
 					return err
 				}
-				visits++
+				visitors++
 			}
-			if visits != 2 {
-				return fmt.Errorf("%d visits", visits)
+			n, err := counted.Get(ctx, tx, "/")
+			if err == nil && (n != 2 || visitors != 2) {
+				err = fmt.Errorf("%d visits of %d visitors", n, visitors)
 			}
-			return nil
+			return err
 		},
 	})
 }

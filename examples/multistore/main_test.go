@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/everystore"
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/internal/tikvtest"
 )
@@ -30,8 +31,8 @@ func TestKilledAtRandom(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	err := run(t.Context(), []string{
-		"-ledger", withParameter(testserver.Postgres(t), "schema=multistore"),
-		"-wallet", withParameter(testserver.Redis(t), "prefix=multistore"),
+		"-ledger", everystore.With(testserver.Postgres(t), "schema=multistore"),
+		"-wallet", everystore.With(testserver.Redis(t), "prefix=multistore"),
 		"-accounts", "10", "-movers", "2", "-duration", "8s", "-kill-every", "500ms",
 	}, &out, os.Stderr)
 	t.Log(out.String())
@@ -47,20 +48,13 @@ func TestKilledAtRandomOverTiKV(t *testing.T) {
 	c.Churn(t, 200, 10*time.Millisecond)
 	var out bytes.Buffer
 	err := run(t.Context(), []string{
-		"-ledger", withParameter(c.URL(), "prefix=multistore"),
-		"-wallet", withParameter(testserver.Redis(t), "prefix=multistore-tikv"),
+		"-ledger", everystore.With(c.URL(), "prefix=multistore"),
+		"-wallet", everystore.With(testserver.Redis(t), "prefix=multistore-tikv"),
 		"-accounts", "10", "-movers", "2", "-duration", "8s", "-kill-every", "1s",
 	}, &out, io.Discard)
 	t.Log(out.String())
 	require.NoError(t, err)
 	require.Contains(t, out.String(), "right")
-}
-
-func withParameter(url, parameter string) string {
-	if strings.Contains(url, "?") {
-		return url + "&" + parameter
-	}
-	return url + "?" + parameter
 }
 
 func TestBadFlags(t *testing.T) {

@@ -364,6 +364,33 @@ func TestErasing(t *testing.T) {
 	require.NotContains(t, r.everything(), "example.org")
 }
 
+// TestErasedWhileOrdering has an order and an erasing of its customer at the same time: whichever commits first, the other one sees it.
+func TestErasedWhileOrdering(t *testing.T) {
+	t.Parallel()
+	r := start(t, time.Hour)
+	ann, bob := r.stocked("tea", 10), r.stocked("milk", 10)
+	attempts := 0
+	err := r.db.Update(t.Context(), func(tx *percolator.Txn) error {
+		_, err := r.place(t.Context(), tx, ann, []Wanted{{Product: "tea", Quantity: 1}})
+		if attempts++; attempts == 1 {
+			r.ask(204, "DELETE", "/customers/"+ann, "", nil)
+		}
+		return err
+	})
+	require.True(t, isRefusal(err), "%v", err)
+
+	var o Order
+	require.NoError(t, r.db.Update(t.Context(), func(tx *percolator.Txn) error {
+		err := r.erase(t.Context(), tx, bob)
+		if o.ID == "" {
+			o = r.ordered(bob, "milk", 1)
+		}
+		return err
+	}))
+	r.ask(200, "GET", "/orders/"+o.ID, "", &o)
+	require.Equal(t, Cancelled, o.Status)
+}
+
 // TestUnpaidOrdersLapse waits for the timer.
 func TestUnpaidOrdersLapse(t *testing.T) {
 	t.Parallel()

@@ -39,8 +39,9 @@ func newShop(db *percolator.DB, unpaidFor time.Duration) (*shop, error) {
 
 // observers are what runs when something has changed.
 func (s *shop) observers(mail export.Sink) ([]percolator.Observer, error) {
-	// The letters of a process that was killed wait for three times the Timeout.
-	send, err := s.outbox.Observer("send mail", s.postman(mail), export.Options{Concurrency: 8, Timeout: 2 * time.Second})
+	// The letters of a process that was killed wait for three times the Timeout. Attempts come a minute apart at most: the mailbox may be
+	// away for hours before somebody must release its letters.
+	send, err := s.outbox.Observer("send mail", s.postman(mail), export.Options{Concurrency: 8, Timeout: 2 * time.Second, MaxAttempts: 1000})
 	return []percolator.Observer{
 		orders.Observer("add up", s.addUp),
 		{Name: "cancel unpaid", Table: "order", Column: "unpaid", Func: s.lapse},

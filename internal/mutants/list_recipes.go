@@ -39,7 +39,7 @@ var recipesMutants = []mutant{
 	{"lost-claim-acknowledges", "Recipes: export, a run without its claim is not acknowledged", "./recipes/export TestSuspendedExporter", one(exporterGo,
 		"\t\theld = false\n\t\treturn percolator.RetryAfter(claimedPause)\n", "\t\theld = false\n\t\treturn nil\n")},
 	{"sent-in-order-of-starts", "Recipes: export, items are sent in the order of commits", "./recipes/export TestOrderOfCommits", one(exporterGo,
-		"\t\t\treturn compare(a.Commit, b.Commit)\n", "\t\t\treturn compare(a.start, b.start)\n")},
+		"cmp.Compare(a.Commit, b.Commit)", "cmp.Compare(a.start, b.start)")},
 	{"page-sent-as-a-whole", "Recipes: export, an item waits for rows that may come before it", "./recipes/export TestOrderOfCommits", one(exporterGo,
 		"s.Commit > min(last, t.at)", "s.Commit > t.at")},
 	{"note-without-claim", "Recipes: export, a note conflicts with the claim of a successor", "./recipes/export TestNoteBetweenSnapshotAndClaim", one(exportGo,

@@ -382,3 +382,38 @@ func TestDamagedPart(t *testing.T) {
 		require.Equal(t, 2+i, get(t, c, "n"))
 	}
 }
+
+// TestSlotOfUnknownOutcome: locks may lie on the cells of a transaction whose outcome is not known, so nobody else gets its slot.
+func TestSlotOfUnknownOutcome(t *testing.T) {
+	t.Parallel()
+	var s slots
+	for _, outcome := range []error{nil, percolator.ErrConflict, fmt.Errorf("committing: %w", percolator.ErrUndetermined)} {
+		s.giveBack(new(percolator.Txn), 7, outcome)
+		slot, held := s.take(new(percolator.Txn))
+		require.False(t, held)
+		require.Equal(t, errors.Is(outcome, percolator.ErrUndetermined), slot == 0, "%v", outcome)
+	}
+}
+
+// TestYoungerCellIsWritten: the older one of two may be combined at this moment.
+func TestYoungerCellIsWritten(t *testing.T) {
+	t.Parallel()
+	c, err := New(new(percolator.DB), "count", typed.Number[int]{}, Sum[int])
+	require.NoError(t, err)
+	cells := [len(slotColumns)]percolator.Cell{{Row: "1", Column: "a"}, {Row: "1", Column: "b"}}
+	for younger := range cells {
+		stored := map[percolator.Cell][]byte{}
+		for i, cell := range cells {
+			at := percolator.Timestamp(10)
+			if i == younger {
+				at = 20
+			}
+			stored[cell], err = c.encode(t.Context(), cell, at, 1)
+			require.NoError(t, err)
+		}
+		cell, made, err := c.choose(cells, stored, percolator.Timestamp(30).Add(idleAfter))
+		require.NoError(t, err)
+		require.False(t, made)
+		require.Equal(t, cells[younger], cell)
+	}
+}

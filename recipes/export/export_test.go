@@ -300,6 +300,29 @@ func TestSuspendedExporter(t *testing.T) {
 	require.Less(t, late[0].Epoch, sink.epochs["k"])
 }
 
+// TestLateExporterSendsNothing has an exporter that stands still between its claim and its first call of the sink, for longer than the claim lasts.
+func TestLateExporterSendsNothing(t *testing.T) {
+	t.Parallel()
+	_, o := opened(t)
+	put(t, o, "k", "1")
+	exporting := func(sink Sink, timeout time.Duration) *exporter {
+		return &exporter{Outbox: o, sink: sink, opt: Options{Batch: 1, Timeout: timeout, MaxAttempts: 1}, page: page}
+	}
+	late := exporting(SinkFunc(func(context.Context, string, []Item) (int, error) {
+		t.Error("the late exporter has called the sink")
+		return 0, ErrSuperseded
+	}), time.Millisecond)
+	turn, _, err := late.take(t.Context(), "k")
+	require.NoError(t, err)
+	require.NotNil(t, turn)
+	sink := &recorder{}
+	require.Eventually(t, func() bool {
+		return exporting(sink, time.Minute).export(t.Context(), string(rowOf("k"))) == nil
+	}, 20*time.Second, time.Millisecond)
+	require.Equal(t, []string{"1"}, sink.payloads("k"))
+	require.ErrorIs(t, late.sendAll(t.Context(), turn), errLost)
+}
+
 // TestClaimedKeyWaits has a key that somebody else has claimed.
 func TestClaimedKeyWaits(t *testing.T) {
 	t.Parallel()

@@ -1,6 +1,7 @@
 package export
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -214,27 +215,12 @@ func sendable(t *turn, items []stored, size int) (some []stored, complete bool) 
 	complete = last >= t.at
 	items = slices.DeleteFunc(items, func(s stored) bool { return s.Commit > min(last, t.at) })
 	slices.SortFunc(items, func(a, b stored) int {
-		switch {
-		case a.Commit != b.Commit:
-			return compare(a.Commit, b.Commit)
-		default:
-			return compare(a.Index, b.Index)
-		}
+		return cmp.Or(cmp.Compare(a.Commit, b.Commit), cmp.Compare(a.Index, b.Index))
 	})
 	for i := range items {
 		items[i].Epoch = uint64(t.claim.epoch)
 	}
 	return items, complete
-}
-
-func compare[T ~int | ~uint64](a, b T) int {
-	switch {
-	case a < b:
-		return -1
-	case a > b:
-		return 1
-	}
-	return 0
 }
 
 // sinkError is a failure of the sink.

@@ -221,10 +221,9 @@ func (ix *Index[T]) delta(ctx context.Context, c *percolator.RowChange) (delta, 
 
 // holder is what becomes of the entry of a value.
 type holder struct {
-	value           keys.Key
-	adds            []string // rows of the transaction that get the value
-	removes, keeps  []string // rows that lose it, and that go on to have it
-	removedOrAdding bool
+	value          keys.Key
+	adds           []string // rows of the transaction that get the value
+	removes, keeps []string // rows that lose it, and that go on to have it
 }
 
 // keepUnique is keep for an index in which each value belongs to one row. It writes the entry of every value that it looks at: so of
@@ -246,18 +245,18 @@ func (ix *Index[T]) keepUnique(ctx context.Context, tx *percolator.Txn, all []de
 		d := &all[i]
 		for _, v := range d.removed {
 			h := of(v)
-			h.removes, h.removedOrAdding = append(h.removes, d.row), true
+			h.removes = append(h.removes, d.row)
 		}
 		for _, v := range d.added {
 			h := of(v)
-			h.adds, h.removedOrAdding = append(h.adds, d.row), true
+			h.adds = append(h.adds, d.row)
 		}
 		for _, v := range d.same {
 			h := of(v)
 			h.keeps = append(h.keeps, d.row)
 		}
 	}
-	cells = slices.DeleteFunc(cells, func(c percolator.Cell) bool { return !holders[c].removedOrAdding })
+	cells = slices.DeleteFunc(cells, func(c percolator.Cell) bool { return len(holders[c].adds)+len(holders[c].removes) == 0 })
 	if len(cells) == 0 {
 		return nil
 	}
