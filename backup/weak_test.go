@@ -1,0 +1,138 @@
+package backup
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/internal/coretest"
+	"github.com/percolate-go/percolate/percolator"
+)
+
+// jobs is an observer that does with each row what the test has it do.
+type jobs struct {
+	db     *percolator.DB
+	worker *percolator.Worker
+	fails  map[string]error // by row
+}
+
+func (j *jobs) observe(t *testing.T) {
+	t.Helper()
+	wait := percolator.Backoff{Min: time.Millisecond, Max: time.Millisecond}
+	j.worker = percolator.NewWorker(j.db, percolator.WorkerConfig{GCInterval: -1, Backoff: wait})
+	require.NoError(t, j.worker.Observe(percolator.Observer{Name: "job", Table: "jobs", Column: "c", Func: func(_ context.Context, tx *percolator.Txn, c percolator.Cell) error {
+		if err := j.fails[c.Row]; err != nil {
+			return err
+		}
+		return tx.Set(at("done", c.Row, "c"), []byte("x"))
+	}}))
+}
+
+// left lists the rows that the observer has yet to see.
+func (j *jobs) left(t *testing.T) []string {
+	t.Helper()
+	left, err := coretest.Left(t.Context(), j.worker)
+	require.NoError(t, err)
+	var rows []string
+	for _, l := range left {
+		rows = append(rows, l.Cell.Row)
+	}
+	slices.Sort(rows)
+	return rows
+}
+
+// attempt makes one attempt at each run that is left.
+func (j *jobs) attempt(t *testing.T) {
+	t.Helper()
+	left, err := coretest.Left(t.Context(), j.worker)
+	require.NoError(t, err)
+	for _, l := range left {
+		_, err := coretest.Attempt(t.Context(), j.worker, l)
+		require.NoError(t, err)
+	}
+	_, err = coretest.Left(t.Context(), j.worker) // clears what all have seen
+	require.NoError(t, err)
+}
+
+func job(row string) percolator.Cell { return at("jobs", row, "c") }
+
+// parked lists the parked runs by their rows.
+func (j *jobs) parked(t *testing.T) map[string]percolator.ParkedRun {
+	t.Helper()
+	runs, err := j.db.Parked(t.Context())
+	require.NoError(t, err)
+	all := map[string]percolator.ParkedRun{}
+	for _, r := range runs {
+		all[r.Cell.Row] = r
+	}
+	return all
+}
+
+// TestWeakNotificationsAfterTheSnapshot lets every weak notification of before the snapshot be dealt with between the snapshot and the first
+// look at notifications, where nothing but what the runs leave behind tells of them. What was asked for after the snapshot is
+// not outstanding in it.
+func TestWeakNotificationsAfterTheSnapshot(t *testing.T) {
+	t.Parallel()
+	s := openShop(t, "memory:")
+	defer s.close(t)
+	j := &jobs{db: s.db, fails: map[string]error{"again": percolator.Park(errBad), "released": percolator.Park(errBad)}}
+	j.observe(t)
+	require.NoError(t, coretest.Publish(t.Context(), j.worker))
+	s.update(t, func(tx *percolator.Txn) error {
+		for _, row := range []string{"again", "done", "failed", "parked", "released", "replayed", "succeeds"} {
+			if err := tx.Set(job(row), []byte("1")); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	j.attempt(t)
+	require.Len(t, j.parked(t), 2)
+	_, err := j.db.Replay(t.Context(), "job", percolator.Range{Table: "jobs", From: "x"}) // raises the catalog
+	require.NoError(t, err)
+	outstanding := []string{"again", "failed", "parked", "succeeds"}
+	s.update(t, func(tx *percolator.Txn) error {
+		for _, row := range outstanding {
+			if err := tx.Notify(job(row)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	j.fails = map[string]error{"failed": errBad}
+	left, err := coretest.Left(t.Context(), j.worker)
+	require.NoError(t, err)
+	for _, l := range left {
+		if l.Cell.Row == "failed" {
+			_, err := coretest.Attempt(t.Context(), j.worker, l)
+			require.NoError(t, err)
+		}
+	}
+	require.Equal(t, outstanding, j.left(t))
+
+	path := s.cutOff(t, 0)
+	j.fails = map[string]error{"parked": percolator.Park(errBad)}
+	require.NoError(t, j.db.Release(t.Context(), j.parked(t)["released"]))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second/2)
+	_, err = j.db.Replay(ctx, "job", percolator.Range{Table: "jobs", From: "replayed", To: "replayed\x00"})
+	cancel()
+	require.ErrorIs(t, err, context.DeadlineExceeded) // nobody runs the worker
+	time.Sleep(2 * time.Millisecond)                  // the wait of what has failed
+	j.attempt(t)
+	require.Empty(t, j.left(t))
+	require.Len(t, j.parked(t), 1)
+
+	again, err := Write(t.Context(), s.db, path, Options{})
+	require.NoError(t, err)
+	require.True(t, again.Resumed)
+	restored := &jobs{db: restored(t, "memory:", path).db}
+	restored.observe(t)
+	require.Equal(t, outstanding, restored.left(t))
+	require.Len(t, restored.parked(t), 2)
+	restored.attempt(t)
+	require.Empty(t, restored.left(t))
+	require.Len(t, restored.parked(t), 1, "the run of a later notification forgets what was parked before")
+}
