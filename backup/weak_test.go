@@ -19,11 +19,11 @@ type jobs struct {
 	fails  map[string]error // by row
 }
 
-func (j *jobs) observe(t *testing.T) {
+func (j *jobs) observe(t *testing.T, name string) {
 	t.Helper()
 	wait := percolator.Backoff{Min: time.Millisecond, Max: time.Millisecond}
 	j.worker = percolator.NewWorker(j.db, percolator.WorkerConfig{GCInterval: -1, Backoff: wait})
-	require.NoError(t, j.worker.Observe(percolator.Observer{Name: "job", Table: "jobs", Column: "c", Func: func(_ context.Context, tx *percolator.Txn, c percolator.Cell) error {
+	require.NoError(t, j.worker.Observe(percolator.Observer{Name: name, Table: "jobs", Column: "c", Func: func(_ context.Context, tx *percolator.Txn, c percolator.Cell) error {
 		if err := j.fails[c.Row]; err != nil {
 			return err
 		}
@@ -79,7 +79,7 @@ func TestWeakNotificationsAfterTheSnapshot(t *testing.T) {
 	s := openShop(t, "memory:")
 	defer s.close(t)
 	j := &jobs{db: s.db, fails: map[string]error{"again": percolator.Park(errBad), "released": percolator.Park(errBad)}}
-	j.observe(t)
+	j.observe(t, "job")
 	require.NoError(t, coretest.Publish(t.Context(), j.worker))
 	s.update(t, func(tx *percolator.Txn) error {
 		for _, row := range []string{"again", "done", "failed", "parked", "released", "replayed", "succeeds"} {
@@ -129,10 +129,63 @@ func TestWeakNotificationsAfterTheSnapshot(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, again.Resumed)
 	restored := &jobs{db: restored(t, "memory:", path).db}
-	restored.observe(t)
+	restored.observe(t, "job")
 	require.Equal(t, outstanding, restored.left(t))
 	require.Len(t, restored.parked(t), 2)
 	restored.attempt(t)
 	require.Empty(t, restored.left(t))
 	require.Len(t, restored.parked(t), 1, "the run of a later notification forgets what was parked before")
+}
+
+// TestRenamedObserver backs up an observer that was renamed before the snapshot, and is renamed again after it. Under either
+// name of before the snapshot it goes on where it was.
+func TestRenamedObserver(t *testing.T) {
+	t.Parallel()
+	s := openShop(t, "memory:")
+	defer s.close(t)
+	j := &jobs{db: s.db}
+	j.observe(t, "job")
+	require.NoError(t, coretest.Publish(t.Context(), j.worker))
+	write := func(rows ...string) {
+		s.update(t, func(tx *percolator.Txn) error {
+			for _, row := range rows {
+				if err := tx.Set(job(row), []byte("1")); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	write("changed", "done", "notified", "parked")
+	j.attempt(t)
+	require.NoError(t, s.db.RenameObserver(t.Context(), "job", "work"))
+	write("parked")
+	j.fails = map[string]error{"parked": percolator.Park(errBad)}
+	j.attempt(t)
+	write("changed")
+	s.update(t, func(tx *percolator.Txn) error { return tx.Notify(job("notified")) })
+
+	path := s.cutOff(t, 0)
+	require.NoError(t, s.db.RenameObserver(t.Context(), "work", "toil"))
+	j.attempt(t)
+	require.Empty(t, j.left(t))
+	_, err := Write(t.Context(), s.db, path, Options{})
+	require.NoError(t, err)
+
+	whole, err := check(t.Context(), path, func(Progress) {})
+	require.NoError(t, err)
+	require.Empty(t, whole.end.Resweep, "it would look at every row once more")
+	for _, name := range []string{"job", "work"} {
+		restored := &jobs{db: restored(t, "memory:", path).db}
+		infos, err := restored.db.Observers(t.Context())
+		require.NoError(t, err)
+		require.Len(t, infos, 1)
+		require.Equal(t, []string{"work", "job"}, append([]string{infos[0].Name}, infos[0].Aliases...))
+		restored.observe(t, name)
+		require.NoError(t, coretest.Publish(t.Context(), restored.worker))
+		require.Equal(t, []string{"changed", "notified"}, restored.left(t))
+		require.Equal(t, "work", restored.parked(t)["parked"].Observer)
+		restored.attempt(t)
+		require.Empty(t, restored.left(t))
+	}
 }
