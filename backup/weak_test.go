@@ -27,7 +27,7 @@ func (j *jobs) observe(t *testing.T, name string) {
 		if err := j.fails[c.Row]; err != nil {
 			return err
 		}
-		return tx.Set(at("done", c.Row, "c"), []byte("x"))
+		return tx.Set(at("done", name+" "+c.Row, "c"), []byte("x"))
 	}}))
 }
 
@@ -188,4 +188,52 @@ func TestRenamedObserver(t *testing.T) {
 		restored.attempt(t)
 		require.Empty(t, restored.left(t))
 	}
+}
+
+// TestRemovedObserver removes an observer while a backup runs. Then nobody keeps a notification for it. It is in the backup, so
+// it looks at every row after the restore, and runs for what it had not seen.
+func TestRemovedObserver(t *testing.T) {
+	t.Parallel()
+	s := openShop(t, "memory:")
+	defer s.close(t)
+	run := func(db *percolator.DB) {
+		for _, name := range []string{"job", "other"} {
+			j := &jobs{db: db}
+			j.observe(t, name)
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- j.worker.Run(ctx) }()
+			require.NoError(t, j.worker.WaitIdle(t.Context()))
+			cancel()
+			require.NoError(t, <-ended)
+		}
+	}
+	swept := func(db *percolator.DB) map[string]bool {
+		infos, err := db.Observers(t.Context())
+		require.NoError(t, err)
+		all := map[string]bool{}
+		for _, o := range infos {
+			all[o.Name] = o.Swept
+		}
+		return all
+	}
+	run(s.db)
+	require.Equal(t, map[string]bool{"job": true, "other": true}, swept(s.db))
+	s.update(t, func(tx *percolator.Txn) error { return tx.Set(job("late"), []byte("1")) })
+
+	path := s.cutOff(t, 0)
+	require.NoError(t, s.db.RemoveObserver(t.Context(), "job"))
+	j := &jobs{db: s.db}
+	j.observe(t, "other")
+	j.attempt(t)
+	_, err := Write(t.Context(), s.db, path, Options{})
+	require.NoError(t, err)
+
+	db := restored(t, "memory:", path).db
+	require.Equal(t, map[string]bool{"job": false, "other": true}, swept(db))
+	run(db)
+	require.NoError(t, db.View(t.Context(), func(tx *percolator.Txn) error {
+		_, err := tx.Get(t.Context(), at("done", "job late", "c"))
+		return err
+	}))
 }
