@@ -54,10 +54,9 @@ func (k *keeper) readAgain(r *keptRow) rowstore.RowRead {
 		case a.long != 0:
 			read.Selectors = append(read.Selectors, rowstore.Selector{Family: rowstore.Data, Column: a.column, From: a.long, To: a.long})
 		case a.unexplained:
-			until := max(k.grace, k.at+1)
-			read.Selectors = append(read.Selectors,
-				rowstore.Selector{Family: rowstore.Write, Column: format.AckColumn(a.seenBy, a.column), From: k.at + 1, To: until},
-				rowstore.Selector{Family: rowstore.Write, Column: a.column, From: k.at + 1, To: until})
+			for _, column := range []string{a.column, format.AckColumn(a.seenBy, a.column), format.FailureColumn(a.seenBy, a.column)} {
+				read.Selectors = append(read.Selectors, rowstore.Selector{Family: rowstore.Write, Column: column, From: k.at + 1, To: k.grace})
+			}
 		default:
 			read.Selectors = append(read.Selectors,
 				rowstore.Selector{Family: rowstore.Write, Column: a.column, To: a.acked, Limit: 1},
@@ -146,26 +145,13 @@ func newestTo(row *rowstore.Row, column string, to percolator.Timestamp) *rowsto
 	return nil
 }
 
-// weak notifies a cell that a run of after the snapshot has acknowledged, although nothing shows what the run was for: then it was
-// a weak notification, which leaves nothing behind. Whether that came before the snapshot or after it is not
+// weak notifies a cell for which there was a run after the snapshot, although nothing shows what the run was for: then it was
+// for a weak notification, which leaves nothing behind. Whether that came before the snapshot or after it is not
 // known. Notifications were looked at before the rows, so this is a question only for runs of about that time.
 func (k *keeper) weak(r *keptRow, read *rowstore.Row, a ask) error {
-	acks := read.All(rowstore.Write, format.AckColumn(a.seenBy, a.column))
-	if len(acks) == 0 || k.at+1 > k.grace {
-		return nil
-	}
-	first, err := format.DecodeWrite(acks[len(acks)-1].Value)
-	if err != nil {
+	seen, err := k.unexplained(read, a)
+	if err != nil || seen == 0 {
 		return err
-	}
-	acked := percolator.Timestamp(0)
-	if first.Kind == format.KindPut {
-		if acked, err = format.DecodeAck(first.Value); err != nil {
-			return err
-		}
-	}
-	if slices.ContainsFunc(read.All(rowstore.Write, a.column), func(v rowstore.Version) bool { return v.TS > k.at && v.TS <= acked }) {
-		return nil // it was for a change of after the snapshot
 	}
 	_, timer, err := k.committed(r.row, format.TimerColumn(a.column))
 	if err != nil {
@@ -173,10 +159,53 @@ func (k *keeper) weak(r *keptRow, read *rowstore.Row, a ask) error {
 	}
 	if timer != nil && timer.Kind == format.KindPut {
 		t, err := format.DecodeTimer(timer.Value)
-		if err != nil || t.Due <= acked {
+		if err != nil || t.Due <= seen {
 			return err // it was for the timer, which is kept
 		}
 	}
-	r.notify(a.column, k.at, format.WeakNotification)
+	// If the run had failed before, its attempts and its wait go on.
+	r.notify(a.column, min(seen, k.at), format.WeakNotification)
 	return nil
+}
+
+// unexplained returns up to where the first run of after the snapshot has seen the cell, or 0 if it was for something of after the
+// snapshot, or if there was none.
+func (k *keeper) unexplained(read *rowstore.Row, a ask) (seen percolator.Timestamp, err error) {
+	var asked []percolator.Timestamp // releases, requests of replays, changes
+	for _, v := range read.All(rowstore.Write, format.FailureColumn(a.seenBy, a.column)) {
+		w, err := format.DecodeWrite(v.Value)
+		if err != nil {
+			return 0, err
+		}
+		f := format.Failure{}
+		if w.Kind == format.KindPut {
+			if f, err = format.DecodeFailure(w.Value); err != nil {
+				return 0, err
+			}
+		}
+		switch {
+		case f.Change > a.acked && f.Change <= k.at:
+			return f.Change, nil // a run failed for it
+		case w.Kind != format.KindPut, f.Replay:
+			asked = append(asked, v.TS)
+		}
+	}
+	acks := read.All(rowstore.Write, format.AckColumn(a.seenBy, a.column))
+	if len(acks) == 0 {
+		return 0, nil
+	}
+	w, err := format.DecodeWrite(acks[len(acks)-1].Value)
+	if err != nil || w.Kind != format.KindPut {
+		return 0, err
+	}
+	if seen, err = format.DecodeAck(w.Value); err != nil {
+		return 0, err
+	}
+	for _, v := range read.All(rowstore.Write, a.column) {
+		asked = append(asked, v.TS)
+	}
+	if slices.ContainsFunc(asked, func(ts percolator.Timestamp) bool { return ts <= seen }) {
+		return 0, nil
+	}
+	return seen, nil
 }

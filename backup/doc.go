@@ -31,7 +31,8 @@
 //     acknowledgment shows that, and the notification is made anew from the change that it was for. A weak notification ([percolator.Txn.Notify])
 //     leaves nothing behind when it is cleared. So these are looked at before the rows and after them. If a run of about the
 //     time of the snapshot has left no trace of what it was for, the cell is notified again. So a cell that was notified within a catalog lease of the snapshot may be
-//     run for once too often, never too seldom.
+//     run for once too often. It is run for too seldom only if a run within that lease was for the weak notification together with something that
+//     was asked for after the snapshot, such as a change: which of these it was for cannot be told.
 //   - The index of timers: a row for each timer. One of a timer that is gone would lead nowhere.
 //   - The safe point, which becomes the snapshot: there is no history before it. Reads below it fail with percolator.ErrSnapshotTooOld.
 //   - The mark that all rows were read by a collection: there is none, so the first collection reads them all, and finds what no hint tells of.

@@ -118,21 +118,7 @@ func TestRunsAfterTheSnapshot(t *testing.T) {
 			s := openShop(t, "memory:")
 			defer s.close(t)
 			outstanding := s.fill(t, time.Now().Add(time.Second))
-			path := filepath.Join(t.TempDir(), "backup")
-			r, err := Write(t.Context(), s.db, path, Options{blockBytes: small})
-			require.NoError(t, err)
-			file, err := os.ReadFile(path)
-			require.NoError(t, err)
-			require.NoError(t, os.Remove(path))
-			at := ends(t, file)
-			cut := at[0]
-			if part > 0 {
-				cut = at[len(at)/part]
-			}
-			require.NoError(t, os.WriteFile(path+Incomplete, file[:cut], 0o600))
-			_, err = s.db.Hold(t.Context(), holdName(r.ID), r.Snapshot, time.Minute)
-			require.NoError(t, err)
-
+			path := s.cutOff(t, part)
 			var runs []string
 			s.work(t, func() bool {
 				runs = append(runs, s.took()...)
@@ -150,6 +136,26 @@ func TestRunsAfterTheSnapshot(t *testing.T) {
 			restored(t, "memory:", path).finish(t, outstanding)
 		})
 	}
+}
+
+// cutOff makes a backup that was cut off before its first look at notifications, or, if part is not 0, after that part of it.
+func (s *shop) cutOff(t *testing.T, part int) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "backup")
+	r, err := Write(t.Context(), s.db, path, Options{blockBytes: small})
+	require.NoError(t, err)
+	file, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.NoError(t, os.Remove(path))
+	at := ends(t, file)
+	cut := at[0]
+	if part > 0 {
+		cut = at[len(at)/part]
+	}
+	require.NoError(t, os.WriteFile(path+Incomplete, file[:cut], 0o600))
+	_, err = s.db.Hold(t.Context(), holdName(r.ID), r.Snapshot, time.Minute)
+	require.NoError(t, err)
+	return path
 }
 
 // amountOf is the amount of an order.

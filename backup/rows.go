@@ -67,10 +67,10 @@ type ask struct {
 	column string
 	// long is the start timestamp whose value is asked for; 0 if not.
 	long percolator.Timestamp
-	// seenBy is an observer that has acknowledged acked, and of which what it saw last is asked for.
+	// seenBy is an observer that has nothing to do for changes up to acked, and of which what it saw last is asked for.
 	seenBy string
 	acked  percolator.Timestamp
-	// unexplained asks whether an acknowledgment tells of a weak notification.
+	// unexplained asks instead whether what it has written since the snapshot tells of a weak notification.
 	unexplained bool
 }
 
@@ -257,8 +257,8 @@ func (k *keeper) waiting(r *keptRow, column string) error {
 			r.notify(column, k.at, format.StrongNotification)
 		case change > covered:
 			r.notify(column, change, format.StrongNotification)
-		case s.moved && !s.failed:
-			r.asks = append(r.asks, ask{column: column, seenBy: o.name, acked: s.acked, unexplained: true})
+		default:
+			r.asks = append(r.asks, ask{column: column, seenBy: o.name, acked: covered, unexplained: true})
 		}
 	}
 	return nil

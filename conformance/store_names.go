@@ -28,6 +28,7 @@ func nameTests() []test {
 func sizeTests() []test {
 	return []test{
 		{"LargeValues", Sizes, largeValues},
+		{"ValuesOverTheLimit", Sizes, valuesOverTheLimit},
 		{"ValuesOfManySizes", Sizes, valuesOfManySizes},
 		{"ManyColumns", Sizes, manyColumns},
 		{"ManyVersions", Sizes, manyVersions},
@@ -206,50 +207,58 @@ func longNames(t testing.TB, e *env) {
 }
 
 func namesOverTheLimit(t testing.TB, e *env) {
-	h := e.harness(t)
-	l := ability[rowstore.Limiter](t, h.s, "Limiter").Limits()
-	if l == (rowstore.Limits{}) {
-		t.Skip("the store reports no limits")
-	}
-	refuse := func(what string, m rowstore.Mutation) {
-		t.Helper()
-		good := mut("good", nil, write(ver(rowstore.Write, "c", 5, "x")))
-		for _, batch := range [][]rowstore.Mutation{{m}, {good, m}, {m, good}} {
-			_, err := h.s.Apply(h.ctx, batch, rowstore.ApplyOptions{})
-			require.ErrorIs(t, err, rowstore.ErrTooLarge, "a mutation with a %s over the limit", what)
-			require.NotErrorIs(t, err, rowstore.ErrAmbiguous)
-		}
-		require.Empty(t, h.all("good"), "nothing is written then")
-	}
+	h, l := limited(t, e)
 	x := func(n int) string { return strings.Repeat("x", n) }
 	w := func(column, value string) []rowstore.Edit {
 		return []rowstore.Edit{write(ver(rowstore.Write, column, 5, value))}
 	}
 	if l.Table > 0 {
-		refuse("table", rowstore.Mutation{Table: x(l.Table + 1), Row: "r", Edits: w("c", "v")})
+		h.refuse("table", rowstore.Mutation{Table: x(l.Table + 1), Row: "r", Edits: w("c", "v")})
 	}
 	if l.Row > 0 {
-		refuse("row", mut(x(l.Row+1), nil, w("c", "v")...))
+		h.refuse("row", mut(x(l.Row+1), nil, w("c", "v")...))
 	}
 	if l.Column > 0 {
-		refuse("column", mut("r", nil, w(x(l.Column+1), "v")...))
+		h.refuse("column", mut("r", nil, w(x(l.Column+1), "v")...))
 		for _, f := range families {
-			refuse("column", mut("r", nil, write(ver(f, x(l.Column+1), 5, "v"))))
+			h.refuse("column", mut("r", nil, write(ver(f, x(l.Column+1), 5, "v"))))
 		}
 	}
-	affordable := 32 << 20
-	if e.cfg.scale < 0.15 {
-		affordable = 8 << 20 // a run over a variant of a store that another run has tried
+}
+
+func valuesOverTheLimit(t testing.TB, e *env) {
+	h, l := limited(t, e)
+	const affordable = 32 << 20
+	if l.Value == 0 || l.Value > affordable {
+		t.Skipf("values up to the limit of %d bytes are not tried: more than %d", l.Value, affordable)
 	}
-	if l.Value > 0 && l.Value <= affordable {
-		for _, f := range []rowstore.Family{rowstore.Data, rowstore.Write, rowstore.Lock} {
-			refuse("value", mut("r", nil, rowstore.Put(f, "c", 5, make([]byte, l.Value+1))))
-		}
-		h.put("r", rowstore.Put(rowstore.Data, "c", 5, make([]byte, l.Value)))
-		require.Len(t, h.all("r")[0].Value, l.Value, "a value of exactly the limit")
-	} else {
-		t.Logf("values up to the limit of %d bytes are not tried: more than %d", l.Value, affordable)
+	for _, f := range []rowstore.Family{rowstore.Data, rowstore.Write, rowstore.Lock} {
+		h.refuse("value", mut("r", nil, rowstore.Put(f, "c", 5, make([]byte, l.Value+1))))
 	}
+	h.put("r", rowstore.Put(rowstore.Data, "c", 5, make([]byte, l.Value)))
+	require.Len(t, h.all("r")[0].Value, l.Value, "a value of exactly the limit")
+}
+
+// limited skips the test if the store has no limits.
+func limited(t testing.TB, e *env) (*harness, rowstore.Limits) {
+	h := e.harness(t)
+	l := ability[rowstore.Limiter](t, h.s, "Limiter").Limits()
+	if l == (rowstore.Limits{}) {
+		t.Skip("the store reports no limits")
+	}
+	return h, l
+}
+
+// refuse asserts that a mutation is too large, alone and beside another one, and that nothing is written then.
+func (h *harness) refuse(what string, m rowstore.Mutation) {
+	h.Helper()
+	good := mut("good", nil, write(ver(rowstore.Write, "c", 5, "x")))
+	for _, batch := range [][]rowstore.Mutation{{m}, {good, m}, {m, good}} {
+		_, err := h.s.Apply(h.ctx, batch, rowstore.ApplyOptions{})
+		require.ErrorIs(h, err, rowstore.ErrTooLarge, "a mutation with a %s over the limit", what)
+		require.NotErrorIs(h, err, rowstore.ErrAmbiguous)
+	}
+	require.Empty(h, h.all("good"), "nothing is written then")
 }
 
 func scanIsInByteOrder(t testing.TB, e *env) {
