@@ -304,6 +304,33 @@ func TestHintsAreBounded(t *testing.T) {
 	require.Len(t, w.storedHints("t"), 3*hintRows+1)
 }
 
+// A process that changes more rows than it remembers loses none of those that wait to be stored.
+func TestWhatWaitsIsNotForgotten(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	now := mustNow(t, c)
+	hint := func(from, n int) (waiting int) {
+		for i := range n {
+			c.hint(row(fmt.Sprint(from+i)), now)
+			c.hint(Cell{"other", fmt.Sprint(from + i), "v"}, now)
+		}
+		_, rows := c.hints.take()
+		for _, names := range rows {
+			waiting += len(names)
+		}
+		return waiting
+	}
+	const most = mostHints / 4 // in each call, in both tables together half of what is remembered
+	for i := range 4 {
+		require.Equal(t, 2*most, hint(i*(most+10), most))
+		require.Equal(t, 20, hint(i*(most+10)+most, 10))
+	}
+	require.Zero(t, c.Stats().GCHintsLost)
+	require.LessOrEqual(t, c.hints.rows, mostHints)
+	require.Equal(t, 2*most, hint(0, most), "what is stored and forgotten is stored again")
+}
+
 // A row whose removal had no reply is hinted anew: it may not have arrived.
 func TestRowWithoutReplyIsHintedAnew(t *testing.T) {
 	t.Parallel()
