@@ -93,6 +93,54 @@ func TestWhatIsHinted(t *testing.T) {
 	})
 }
 
+// Hints are stored after a while, and what is left of them when the DB closes.
+func TestHintsAreStoredByThemselves(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	set(t, c.DB, rowA, "1")
+	require.NoError(t, c.drained(t.Context()))
+	require.Empty(t, w.storedHints("t"))
+	w.clock.advance(hintsAfter)
+	set(t, c.DB, rowB, "1")
+	require.NoError(t, c.drained(t.Context()))
+	require.Equal(t, map[string]int{"a": 1, "b": 1}, w.storedHints("t"))
+	set(t, c.DB, rowC, "1")
+	require.NoError(t, c.Close(t.Context()))
+	w.without(c)
+	require.Equal(t, map[string]int{"a": 1, "b": 1, "c": 1}, w.storedHints("t"))
+}
+
+// Who rolls back a transaction hints the mark on its primary, its own one or that of a dead process. Who rolls a lock forward hints
+// what it replaces.
+func TestResolvedLocksAreHinted(t *testing.T) {
+	eachWorld2(t, func(t *testing.T, w *world, opts ...Option) {
+		c, other := w.client(opts...), w.client()
+		tx := writes(t, c, "1", rowA, rowB)
+		set(t, other.DB, rowA, "2")
+		require.ErrorIs(t, tx.Commit(t.Context()), ErrConflict)
+		w.stored(c)
+		require.Equal(t, map[string]int{"a": 1}, w.storedHints("t"), "its own")
+
+		w = newWorld(t)
+		dead, c := w.client(opts...), w.client()
+		dead.wire.verdict(commitPoint(rowA), die)
+		_ = writes(t, dead, "dead", rowA, rowB).Commit(t.Context())
+		require.NoError(t, dead.drained(t.Context()))
+		w.pass(worldSession + time.Second)
+		require.Equal(t, "none", value(t, c, rowB))
+		w.stored(c)
+		require.Equal(t, map[string]int{"a": 1}, w.storedHints("t"), "of a dead process")
+
+		w = newWorld(t)
+		committedPrimary(t, w, false, false)
+		c = w.client()
+		require.Equal(t, "1", value(t, c, rowB))
+		w.stored(c)
+		require.Equal(t, map[string]int{"b": 1}, w.storedHints("t"), "rolled forward")
+	})
+}
+
 // A collection by hints reads the rows that were changed, removes what is garbage in them, and their hints
 // with it. A table in which nothing changed costs nothing.
 func TestCollectionByHints(t *testing.T) {
