@@ -93,6 +93,54 @@ func TestWhatIsHinted(t *testing.T) {
 	})
 }
 
+// Hints are stored after a while, and what is left of them when the DB closes.
+func TestHintsAreStoredByThemselves(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	set(t, c.DB, rowA, "1")
+	require.NoError(t, c.drained(t.Context()))
+	require.Empty(t, w.storedHints("t"))
+	w.clock.advance(hintsAfter)
+	set(t, c.DB, rowB, "1")
+	require.NoError(t, c.drained(t.Context()))
+	require.Equal(t, map[string]int{"a": 1, "b": 1}, w.storedHints("t"))
+	set(t, c.DB, rowC, "1")
+	require.NoError(t, c.Close(t.Context()))
+	w.without(c)
+	require.Equal(t, map[string]int{"a": 1, "b": 1, "c": 1}, w.storedHints("t"))
+}
+
+// Who rolls back a transaction hints the mark on its primary, its own one or that of a dead process. Who rolls a lock forward hints
+// what it replaces.
+func TestResolvedLocksAreHinted(t *testing.T) {
+	eachWorld2(t, func(t *testing.T, w *world, opts ...Option) {
+		c, other := w.client(opts...), w.client()
+		tx := writes(t, c, "1", rowA, rowB)
+		set(t, other.DB, rowA, "2")
+		require.ErrorIs(t, tx.Commit(t.Context()), ErrConflict)
+		w.stored(c)
+		require.Equal(t, map[string]int{"a": 1}, w.storedHints("t"), "its own")
+
+		w = newWorld(t)
+		dead, c := w.client(opts...), w.client()
+		dead.wire.verdict(commitPoint(rowA), die)
+		_ = writes(t, dead, "dead", rowA, rowB).Commit(t.Context())
+		require.NoError(t, dead.drained(t.Context()))
+		w.pass(worldSession + time.Second)
+		require.Equal(t, "none", value(t, c, rowB))
+		w.stored(c)
+		require.Equal(t, map[string]int{"a": 1}, w.storedHints("t"), "of a dead process")
+
+		w = newWorld(t)
+		committedPrimary(t, w, false, false)
+		c = w.client()
+		require.Equal(t, "1", value(t, c, rowB))
+		w.stored(c)
+		require.Equal(t, map[string]int{"b": 1}, w.storedHints("t"), "rolled forward")
+	})
+}
+
 // A collection by hints reads the rows that were changed, removes what is garbage in them, and their hints
 // with it. A table in which nothing changed costs nothing.
 func TestCollectionByHints(t *testing.T) {
@@ -302,6 +350,33 @@ func TestHintsAreBounded(t *testing.T) {
 	c.hints.back(rows, w.clock.Now())
 	w.stored(c)
 	require.Len(t, w.storedHints("t"), 3*hintRows+1)
+}
+
+// A process that changes more rows than it remembers loses none of those that wait to be stored.
+func TestWhatWaitsIsNotForgotten(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	now := mustNow(t, c)
+	hint := func(from, n int) (waiting int) {
+		for i := range n {
+			c.hint(row(fmt.Sprint(from+i)), now)
+			c.hint(Cell{"other", fmt.Sprint(from + i), "v"}, now)
+		}
+		_, rows := c.hints.take()
+		for _, names := range rows {
+			waiting += len(names)
+		}
+		return waiting
+	}
+	const most = mostHints / 4 // in each call, in both tables together half of what is remembered
+	for i := range 4 {
+		require.Equal(t, 2*most, hint(i*(most+10), most))
+		require.Equal(t, 20, hint(i*(most+10)+most, 10))
+	}
+	require.Zero(t, c.Stats().GCHintsLost)
+	require.LessOrEqual(t, c.hints.rows, mostHints)
+	require.Equal(t, 2*most, hint(0, most), "what is stored and forgotten is stored again")
 }
 
 // A row whose removal had no reply is hinted anew: it may not have arrived.

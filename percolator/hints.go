@@ -35,8 +35,8 @@ const (
 	// One record has at most this many rows, and bytes of their names unless there is only one.
 	hintRows  = 1024
 	hintBytes = 16 << 10
-	// mostHints is how many rows a process remembers. Beyond it, what waits to be stored is lost, and what
-	// is stored may be stored again.
+	// mostHints is how many rows a process remembers. Beyond it, what is stored may be stored again. If more than
+	// half of it waits to be stored, the store does not take it, and it is lost.
 	mostHints = 1 << 16
 )
 
@@ -52,9 +52,7 @@ type hints struct {
 	storing bool
 	lost    *atomic.Uint64
 	seed    maphash.Seed
-	// last is the span that a row was added to last, and lastRows its rows.
-	last     hintSpan
-	lastRows *hinted
+	last    *hinted // the rows of the span that one was added to last, nil for none
 }
 
 // hintSpan is a span of time of a table. It begins at from, and ends before to.
@@ -66,6 +64,7 @@ type hintSpan struct {
 // hinted are the rows of a span. They are known by hashes, which are small, and quick to find. If two rows have one
 // hash, the second counts as lost, which leaves garbage for a while.
 type hinted struct {
+	span    hintSpan
 	rows    map[uint64]struct{}
 	waiting []string
 }
@@ -88,7 +87,7 @@ func (h *hints) add(v *catalogView, table, row string, at Timestamp, now time.Ti
 		return
 	}
 	if h.rows >= mostHints {
-		h.forgetAll()
+		h.makeRoom()
 		in = h.in(v, span, at)
 	}
 	in.rows[hash] = struct{}{}
@@ -101,20 +100,20 @@ func (h *hints) add(v *catalogView, table, row string, at Timestamp, now time.Ti
 
 // in returns the rows of a span. h.mu is held.
 func (h *hints) in(v *catalogView, span hintSpan, at Timestamp) *hinted {
-	if h.lastRows != nil && h.last == span {
-		return h.lastRows
+	if h.last != nil && h.last.span == span {
+		return h.last
 	}
 	in := h.spans[span]
-	span.table = strings.Clone(span.table)
 	if in == nil {
 		if h.spans == nil {
 			h.spans = map[hintSpan]*hinted{}
 		}
 		h.forget(v, at)
-		in = &hinted{rows: map[uint64]struct{}{}}
+		span.table = strings.Clone(span.table)
+		in = &hinted{span: span, rows: map[uint64]struct{}{}}
 		h.spans[span] = in
 	}
-	h.last, h.lastRows = span, in
+	h.last = in
 	return in
 }
 
@@ -124,18 +123,38 @@ func (h *hints) forget(v *catalogView, now Timestamp) {
 		if s.to < min(now, v.asOf) && len(in.waiting) == 0 {
 			h.rows -= len(in.rows)
 			delete(h.spans, s)
-			if h.lastRows == in {
-				h.lastRows = nil
+			if h.last == in {
+				h.last = nil
 			}
 		}
 	}
 }
 
-// forgetAll makes room. What is not stored is lost. h.mu is held.
+// makeRoom forgets what is stored. If much waits, the store does not take it: then that is lost. h.mu is held.
+func (h *hints) makeRoom() {
+	if h.waiting > mostHints/2 {
+		h.forgetAll()
+		return
+	}
+	h.rows, h.last = 0, nil
+	for s, in := range h.spans {
+		if len(in.waiting) == 0 {
+			delete(h.spans, s)
+			continue
+		}
+		clear(in.rows)
+		for _, row := range in.waiting {
+			in.rows[maphash.String(h.seed, row)] = struct{}{}
+		}
+		h.rows += len(in.rows)
+	}
+}
+
+// forgetAll forgets what waits too. h.mu is held.
 func (h *hints) forgetAll() {
 	h.lost.Add(uint64(h.waiting)) //nolint:gosec // a count
 	clear(h.spans)
-	h.rows, h.waiting, h.lastRows = 0, 0, nil
+	h.rows, h.waiting, h.last = 0, 0, nil
 }
 
 // due tells whether hints should be stored now. The caller must then do so.

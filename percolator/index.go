@@ -344,10 +344,15 @@ func (v *catalogView) index(name string) *format.Index {
 	return nil
 }
 
-// indexesOf visits the indexes of a stored column that writers keep.
-func (v *catalogView) indexesOf(table, column string, yield func(x *format.Index)) {
+// keptFor tells whether writers of a stored cell keep an index.
+func keptFor(x *format.Index, sc Cell) bool {
+	return x.State != format.IndexDropping && string(x.Table) == sc.Table && string(x.Column) == sc.Column
+}
+
+// indexesOf visits the indexes that writers of a stored cell keep.
+func (v *catalogView) indexesOf(sc Cell, yield func(x *format.Index)) {
 	for i := range v.Indexes {
-		if x := &v.Indexes[i]; x.State != format.IndexDropping && string(x.Table) == table && string(x.Column) == column {
+		if x := &v.Indexes[i]; keptFor(x, sc) {
 			yield(x)
 		}
 	}

@@ -180,20 +180,23 @@ func TestPrefetchAndSerializable(t *testing.T) {
 	}
 }
 
-// What was collected since it was read ahead is too old, as if it was read now.
+// What another process has collected since it was read ahead is too old, as if it was read now.
 func TestPrefetchIsJudgedWhenItIsRead(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	c := w.client()
-	setWide(t, c, "a", 2, func(int) string { return "old" })
-	tx := begin(t, c)
-	require.NoError(t, tx.Prefetch("t", "a", "c1", "none"))
-	mustGet(t, tx, wide("a", 0))
-	w.clock.advance(worldRetention + worldAge)
-	_, err := w.collect(c, worldRetention)
-	require.NoError(t, err)
-	_, err = tx.Get(t.Context(), Cell{"t", "a", "none"})
-	require.ErrorIs(t, err, ErrSnapshotTooOld)
+	for _, column := range []string{"none", "c1"} {
+		w := newWorld(t)
+		c, other := w.client(), w.client()
+		setWide(t, other, "a", 2, func(i int) string { return strings.Repeat("old", 1+400*i) })
+		tx := begin(t, c)
+		require.NoError(t, tx.Prefetch("t", "a", column))
+		mustGet(t, tx, wide("a", 0))
+		set(t, other.DB, wide("a", 1), "new")
+		w.clock.advance(worldRetention + worldAge)
+		_, err := w.collect(other, worldRetention)
+		require.NoError(t, err)
+		_, err = tx.Get(t.Context(), Cell{"t", "a", column})
+		require.ErrorIs(t, err, ErrSnapshotTooOld, "%s was read ahead", column)
+	}
 }
 
 func TestObserverPrefetch(t *testing.T) {

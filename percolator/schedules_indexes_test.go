@@ -241,6 +241,37 @@ func TestScheduleI_LateBuilder(t *testing.T) {
 	})
 }
 
+// An index that has left a state and is back in it is not what somebody knew of it.
+func TestScheduleI_SameStateAgain(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c, info := indexed(t, w)
+	late := w.client()
+	before := w.move(c, info, IndexBuilding)
+	tx := begin(t, late, WithIndexUpkeep(before))
+	require.NoError(t, tx.Set(entryOf("1"), []byte("a")))
+	w.move(c, before, IndexReadable, IndexBuilding)
+	w.pass(worldLease)
+	require.ErrorIs(t, tx.Commit(t.Context()), ErrIndexChanged)
+	require.ErrorIs(t, w.sleepOut(async(func() error { _, err := late.MoveIndex(context.Background(), before, IndexReadable); return err })), ErrIndexChanged)
+}
+
+// Who writes the entries of an index by itself writes those of no other one.
+func TestUpkeepOfAnotherIndex(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c, _ := indexed(t, w)
+	other := byValue()
+	other.Name, other.Column, other.Entries = "other", "w", "j"
+	info, err := c.DefineIndex(t.Context(), other)
+	require.NoError(t, err)
+	for table, want := range map[string]error{"i": ErrIndexed, "j": nil} {
+		tx := begin(t, c, WithIndexUpkeep(info))
+		require.NoError(t, tx.Set(Cell{table, "1", "row"}, []byte("a")))
+		require.ErrorIs(t, tx.Commit(t.Context()), want, table)
+	}
+}
+
 // What a transaction writes after it has read the index is kept too, and what was kept before is taken back.
 func TestScheduleI_IndexReadWithinTheTransaction(t *testing.T) {
 	eachWorld(t, func(t *testing.T, w *world, opts ...Option) {

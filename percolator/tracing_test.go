@@ -76,6 +76,25 @@ func TestTracing(t *testing.T) {
 	require.Len(t, r.Started(), len(r.Ended()), "every span has ended")
 }
 
+// A run that conflicts, and is made again, is no failure of the function.
+func TestTracingOfARunThatConflicts(t *testing.T) {
+	t.Parallel()
+	r := tracetest.NewSpanRecorder()
+	w := newWorld(t)
+	w.observed("t", "v", "o")
+	c, other := w.client(WithTracing(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(r)))), w.client()
+	set(t, other.DB, rowA, "1")
+	result := Cell{"u", "r", "v"}
+	wk := watching(t, c, Observer{Name: "o", Func: func(_ context.Context, tx *Txn, _ Cell) error {
+		set(t, other.DB, result, "theirs")
+		return tx.Set(result, []byte("ours"))
+	}})
+	require.Equal(t, runConflict, look(t, wk, rowA))
+	require.Equal(t, []string{
+		"percolator.run percolator.observer=o percolator.table=t percolator.column=v percolator.outcome=conflict percolator.attempts=1",
+	}, spans(r))
+}
+
 // BenchmarkUntraced measures what transactions cost without spans, and with a provider that records none.
 func BenchmarkUntraced(b *testing.B) {
 	for name, opts := range map[string][]Option{"off": nil, "not sampled": {WithTracing(sdktrace.NewTracerProvider(sdktrace.WithSampler(sdktrace.NeverSample())))}} {

@@ -429,7 +429,6 @@ func (c *committer) finishLater(rest []commitRow, deferred bool) {
 			return false
 		case state.committed != 0:
 			c.commit = state.committed
-			c.hintWrites(c.commit)
 			return c.commitSecondaries(ctx, rest, deferred)
 		default:
 			return c.retryCleanUp(ctx, c.rollBackAll(ctx), c.rollBackAll)

@@ -108,7 +108,7 @@ func (tx *Txn) keepBy(ctx context.Context, v *catalogView) error {
 		x := &v.Indexes[i]
 		var its []RowChange
 		for j := range cells {
-			if x.State != format.IndexDropping && string(x.Table) == cells[j].Table && string(x.Column) == cells[j].Column {
+			if keptFor(x, cells[j]) {
 				its = append(its, changes[j])
 			}
 		}
@@ -201,11 +201,8 @@ func (tx *Txn) noteSeen(sc Cell, value []byte, found bool) {
 }
 
 // indexed tells whether writers keep an index of a stored cell's column.
-func (v *catalogView) indexed(sc Cell) (yes bool) {
-	if len(v.Indexes) > 0 {
-		v.indexesOf(sc.Table, sc.Column, func(*format.Index) { yes = true })
-	}
-	return yes
+func (v *catalogView) indexed(sc Cell) bool {
+	return slices.ContainsFunc(v.Indexes, func(x format.Index) bool { return keptFor(&x, sc) })
 }
 
 // checkIndexed returns the error of a write, by what this process knows of indexes if that is recent enough. Otherwise Commit
@@ -215,7 +212,7 @@ func (tx *Txn) checkIndexed(sc Cell) (err error) {
 	if len(v.Indexes) == 0 || tx.keeping || !tx.set || !v.holds(tx.start) {
 		return nil
 	}
-	v.indexesOf(sc.Table, sc.Column, func(x *format.Index) {
+	v.indexesOf(sc, func(x *format.Index) {
 		if tx.db.upkeeps.of(x) == nil && err == nil {
 			err = fmt.Errorf("percolator: %w", tx.db.notKept(x, sc))
 		}
@@ -277,7 +274,7 @@ func (c *committer) checkKept(w *write) (err error) {
 	if w.kind == format.KindLock {
 		return nil
 	}
-	c.view.indexesOf(w.cell.Table, w.cell.Column, func(x *format.Index) {
+	c.view.indexesOf(w.cell, func(x *format.Index) {
 		switch {
 		case err != nil || slices.Contains(c.tx.kept, keptAs(x)):
 		case c.db.upkeeps.of(x) == nil:

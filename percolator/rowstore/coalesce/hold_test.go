@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/percolator/rowstore/internal/arena"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 // lasting is a lane of numbers whose calls take a time. calls counts them.
@@ -27,6 +28,17 @@ func lasting(takes time.Duration) (l *lane[int, int], calls *atomic.Int64) {
 		keep:  func(to []int, _ *arena.Arena, asks []int) []int { return append(to, asks...) },
 	})
 	return l, calls
+}
+
+// Groups wait for the reads that draw, where a store has both.
+func TestCommitsAreHeldForBegins(t *testing.T) {
+	t.Parallel()
+	s := New(memstore.New(), Options{})
+	defer func() { require.NoError(t, s.Close()) }()
+	c, ok := s.(*coalescer)
+	require.True(t, ok)
+	require.NotNil(t, c.groups.only.ahead)
+	require.Same(t, c.snapshotReads.only, c.groups.only.ahead)
 }
 
 const (
@@ -116,6 +128,7 @@ func TestCommitsDoNotWaitForABeginThatHangs(t *testing.T) {
 		begins, _ := lasting(time.Hour)
 		commits, _ := lasting(commitTakes)
 		commits.ahead = begins
+		begins.usual = time.Hour // also where they often take long
 		var hanging sync.WaitGroup
 		hanging.Go(func() { _, _ = begins.do(t.Context(), []int{0}) })
 		synctest.Wait()
