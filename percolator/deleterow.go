@@ -23,8 +23,6 @@ import (
 // The second one is part of mutations that are sent anyway, and only in databases in which a row was ever
 // deleted so. See "Deleted rows" in docs/architecture.md.
 
-var rowDeletes = feature{"deleted rows", func(v *catalogView) (*bool, *Timestamp) { return &v.RowDeletes, &v.RowDeletesFrom }}
-
 // DeleteRow deletes a row at Commit: the values of all its columns, those that the transaction itself has set so far
 // too, and the timers of its cells. What is set afterwards in the same transaction stays. It is no error if the row has
 // nothing. Observers of the columns that had a value run, as after Delete.

@@ -183,29 +183,6 @@ func hintOfTimer(cell Cell, due, start Timestamp, n int) rowstore.Mutation {
 	}
 }
 
-// raiseToTimers makes a catalog one of version 6, and notes from when on nobody goes by one without timers.
-func (db *DB) raiseToTimers(ctx context.Context) error {
-	_, err := db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
-		changed := !v.Timers
-		v.Timers = true
-		return changed, nil
-	})
-	if err == nil {
-		_, err = db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
-			if v.TimersFrom != 0 {
-				return false, nil
-			}
-			_, lease := v.widest()
-			v.TimersFrom = v.asOf.Add(lease)
-			return true, nil
-		})
-	}
-	if err != nil {
-		return fmt.Errorf("raising the catalog for timers: %w", err)
-	}
-	return nil
-}
-
 // timerView is the timer that a view shows.
 type timerView struct {
 	set     bool
