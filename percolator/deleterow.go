@@ -125,10 +125,9 @@ func (tx *Txn) deleteSeen(row *rowstore.Row) (cells int, err error) {
 	if tx.writes.find(whole) != nil {
 		return cells, nil
 	}
-	if err := tx.grow(1, len(whole.Table)+len(whole.Row)+len(whole.Column)); err != nil {
+	if err := tx.lock(whole); err != nil {
 		return cells, err
 	}
-	tx.writes.add(write{cell: whole, kind: format.KindLock})
 	tx.gone = append(tx.gone, name)
 	return cells, nil
 }

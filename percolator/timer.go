@@ -236,21 +236,18 @@ func (v *cellView) othersSaw(i int) bool {
 // consumeTimer makes the run of observer i of a view conflict with whoever sets or cancels the timer that it is
 // for. The last observer removes the timer. A function that has set or cancelled it itself has decided.
 func (tx *Txn) consumeTimer(i int, view *cellView) error {
+	if !view.fired() {
+		return nil
+	}
 	timer := timerOf(view.cell)
-	if own := tx.writes.find(timer); !view.fired() || own != nil && own.kind != format.KindLock {
+	if own := tx.writes.find(timer); own != nil && own.kind != format.KindLock {
 		return nil
 	}
 	switch {
 	case view.othersSaw(i):
 		return tx.put(timer, format.KindDelete, nil)
-	case view.acks[i] >= view.timer.at:
-		return nil
-	}
-	if tx.writes.find(timer) == nil {
-		if err := tx.grow(1, len(timer.Table)+len(timer.Row)+len(timer.Column)); err != nil {
-			return err
-		}
-		tx.writes.add(write{cell: timer, kind: format.KindLock})
+	case view.acks[i] < view.timer.at:
+		return tx.lock(timer)
 	}
 	return nil
 }
