@@ -29,9 +29,9 @@ var controlMutants = []mutant{
 		"err == nil && now > from {\n", "err == nil && now > 0 {\n")},
 
 	{"writer-ignores-the-whole-row", "Deleted rows: a writer looks for a lock of the row", "TestScheduleW_Overlap", one(deleteRowGo,
-		"\t\t\t\trowstore.Absent(rowstore.Lock, format.ColumnWholeRow, 0),\n", "")},
+		"\t\trowstore.Absent(rowstore.Lock, format.ColumnWholeRow, 0),\n", "")},
 	{"writer-ignores-the-mark", "Deleted rows: a writer looks for a deletion since its start", "TestScheduleW_UnseenColumn", one(deleteRowGo,
-		"\t\t\t\trowstore.Absent(rowstore.Lock, format.ColumnWholeRow, 0),\n\t\t\t\trowstore.Absent(rowstore.Mark, format.ColumnWholeRow, c.start))\n", "\t\t\t\trowstore.Absent(rowstore.Lock, format.ColumnWholeRow, 0))\n")},
+		"\t\trowstore.Absent(rowstore.Lock, format.ColumnWholeRow, 0),\n\t\trowstore.Absent(rowstore.Mark, format.ColumnWholeRow, c.start))\n", "\t\trowstore.Absent(rowstore.Lock, format.ColumnWholeRow, 0))\n")},
 	{"deletion-looks-once", "Deleted rows: a deletion looks at the row after its prewrites", "TestScheduleW_UnseenColumn", one(twoPhaseGo,
 		"\tif err := c.validateGone(ctx); err != nil {\n\t\treturn \"\", err\n\t}\n", "")},
 	{"deletion-looks-up-to-its-commit", "Deleted rows: a lock that was there counts whenever it commits", "TestScheduleW_Overlap", one(deleteRowGo,
