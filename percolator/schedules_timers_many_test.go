@@ -58,6 +58,9 @@ func TestScheduleT_ToldOnce(t *testing.T) {
 		c := w.client(opts...)
 		a, other := newAlarm(t, c, "o"), newAlarm(t, w.client(opts...), "p")
 		due := w.timer(c, rowA, ahead)
+		if ahead < nearTimer {
+			require.Equal(t, runWaiting, look(t, a.w, rowA), "the worker knows when it is due, and needs no scan to find it")
+		}
 		w.pass(ahead)
 		fires(t, a.w)
 		runs(t, a.w, rowA)
