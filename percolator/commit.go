@@ -206,7 +206,7 @@ func (c *committer) sortWrites(primary Cell) {
 // observer of a weak notification; then a new one is read.
 func (c *committer) beginByNewest(ctx context.Context) error {
 	if c.setsTimers() && c.used.TimersFrom == 0 {
-		if err := c.db.raiseToTimers(ctx); err != nil {
+		if _, err := c.db.raiseTo(ctx, timers); err != nil {
 			return err
 		}
 		return c.goByNew(ctx)

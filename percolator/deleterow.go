@@ -23,8 +23,6 @@ import (
 // The second one is part of mutations that are sent anyway, and only in databases in which a row was ever
 // deleted so. See "Deleted rows" in docs/architecture.md.
 
-var rowDeletes = feature{"deleted rows", func(v *catalogView) (*bool, *Timestamp) { return &v.RowDeletes, &v.RowDeletesFrom }}
-
 // DeleteRow deletes a row at Commit: the values of all its columns, those that the transaction itself has set so far
 // too, and the timers of its cells. What is set afterwards in the same transaction stays. It is no error if the row has
 // nothing. Observers of the columns that had a value run, as after Delete.
@@ -61,7 +59,11 @@ func (tx *Txn) DeleteRow(ctx context.Context, table, row string) error {
 		tx.storeFailed = true
 		return fmt.Errorf("percolator: reading row %q of table %q: %w", row, table, &readError{err})
 	}
-	if _, err = tx.deleteSeen(&rows[0]); err != nil {
+	live, err := liveCells(&rows[0], ofUser)
+	if err == nil {
+		err = tx.deleteRow(name, live)
+	}
+	if err != nil {
 		return called("DeleteRow", err)
 	}
 	return nil
@@ -89,50 +91,34 @@ func (tx *Txn) mayDeleteRows(ctx context.Context) error {
 	return &ConflictError{With: from, Reason: "it has begun before every process knew of deleted rows"}
 }
 
-// deleteSeen deletes what a settled row shows, and what the transaction has set in it, and locks the whole row. It returns the
-// number of cells with a value.
-func (tx *Txn) deleteSeen(row *rowstore.Row) (cells int, err error) {
-	name := rowName{row.Table, row.Row}
-	own := make([]Cell, 0, 4)
+// deleteRow deletes the cells of a row that have a value, and what the transaction has set in it, and locks the whole row.
+func (tx *Txn) deleteRow(name rowName, live []Cell) error {
 	for i := range tx.writes.list {
 		if w := &tx.writes.list[i]; w.kind == format.KindPut && w.cell.rowName() == name && ofUser(w.cell.Column) {
-			own = append(own, w.cell)
+			live = append(live, w.cell)
 		}
 	}
-	for i := range row.Versions {
-		v := &row.Versions[i]
-		if v.Family != rowstore.Write || !ofUser(v.Column) {
-			continue
-		}
-		w, err := format.DecodeWrite(v.Value)
-		if err != nil {
-			return cells, fmt.Errorf("row %q, column %q at %d: %w", row.Row, v.Column, uint64(v.TS), err)
-		}
-		if w.Kind != format.KindPut {
-			continue
-		}
-		if !format.Reserved(v.Column) {
-			cells++
-		}
-		if err := tx.put(Cell{row.Table, row.Row, v.Column}, format.KindDelete, nil); err != nil {
-			return cells, err
-		}
+	if err := tx.deleteCells(live); err != nil {
+		return err
 	}
-	for _, c := range own {
-		if err := tx.put(c, format.KindDelete, nil); err != nil {
-			return cells, err
-		}
-	}
-	whole := Cell{row.Table, row.Row, format.ColumnWholeRow}
+	whole := Cell{name.table, name.row, format.ColumnWholeRow}
 	if tx.writes.find(whole) != nil {
-		return cells, nil
+		return nil
 	}
-	if err := tx.grow(1, len(whole.Table)+len(whole.Row)+len(whole.Column)); err != nil {
-		return cells, err
+	if err := tx.lock(whole); err != nil {
+		return err
 	}
-	tx.writes.add(write{cell: whole, kind: format.KindLock})
 	tx.gone = append(tx.gone, name)
-	return cells, nil
+	return nil
+}
+
+func (tx *Txn) deleteCells(cells []Cell) error {
+	for _, c := range cells {
+		if err := tx.put(c, format.KindDelete, nil); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // ofUser tells whether a stored column is a user's, or a timer.
@@ -144,28 +130,34 @@ func ofUser(column string) bool {
 // rowGuards is how many conditions guardRow appends.
 const rowGuards = 2
 
-// guarded tells whether a write is one that conflicts with a deletion of its row.
-func (c *committer) guarded(i int) bool {
-	cell := &c.writes[i].cell
-	return ofUser(cell.Column) && !format.Reserved(cell.Table) && !slices.Contains(c.tx.gone, cell.rowName())
+// guarded returns the index of one of writes[from:to], which are of one row, that a deletion of the row conflicts with, -1 if there is none.
+func (c *committer) guarded(from, to int) int {
+	first := &c.writes[from].cell
+	if format.Reserved(first.Table) || slices.Contains(c.tx.gone, first.rowName()) {
+		return -1
+	}
+	for i := from; i < to; i++ {
+		if ofUser(c.writes[i].cell.Column) {
+			return i
+		}
+	}
+	return -1
 }
 
 // guardRow appends the conditions that nobody deletes the row of writes[from:to], or has deleted it since the start.
 func (c *committer) guardRow(conds []rowstore.Condition, from, to int) []rowstore.Condition {
-	for i := from; i < to && c.view.RowDeletes; i++ {
-		if c.guarded(i) {
-			return append(conds,
-				rowstore.Absent(rowstore.Lock, format.ColumnWholeRow, 0),
-				rowstore.Absent(rowstore.Mark, format.ColumnWholeRow, c.start))
-		}
+	if !c.view.RowDeletes || c.guarded(from, to) < 0 {
+		return conds
 	}
-	return conds
+	return append(conds,
+		rowstore.Absent(rowstore.Lock, format.ColumnWholeRow, 0),
+		rowstore.Absent(rowstore.Mark, format.ColumnWholeRow, c.start))
 }
 
-// guardsAny returns the index of a write that a deletion of its row conflicts with, -1 if there is none.
+// guardsAny is guarded for all rows.
 func (c *committer) guardsAny() int {
-	for i := range c.writes {
-		if c.guarded(i) {
+	for _, r := range c.rows {
+		if i := c.guarded(r.from, r.to); i >= 0 {
 			return i
 		}
 	}
@@ -249,6 +241,10 @@ func (tx *Txn) deletePart(ctx context.Context, r *Range) (done DeleteReport, err
 		return done, err
 	}
 	s := newScan(tx, *r)
+	wants := s.wants
+	if whole {
+		wants = ofUser // with timers
+	}
 	scan := rowstore.ScanRange{Table: s.table, From: r.From, To: r.To, Selectors: s.picks, Limit: scanSpareMost}
 	seen := 0
 	for row, err := range tx.db.scanSettled(ctx, scan, tx.start, nil) {
@@ -256,7 +252,7 @@ func (tx *Txn) deletePart(ctx context.Context, r *Range) (done DeleteReport, err
 			return done, &readError{err}
 		}
 		seen++
-		live, err := s.live(&row, whole)
+		live, err := liveCells(&row, wants)
 		if err != nil {
 			return done, err
 		}
@@ -265,24 +261,23 @@ func (tx *Txn) deletePart(ctx context.Context, r *Range) (done DeleteReport, err
 			return done, tx.db.checkSnapshot(ctx, tx.start, s.table)
 		}
 		done.Next = row.Row + "\x00"
-		if len(live) == 0 {
+		switch {
+		case len(live) == 0:
 			continue
+		case whole:
+			err = tx.deleteRow(rowName{row.Table, row.Row}, live)
+		default:
+			err = tx.deleteCells(live)
+		}
+		if err != nil {
+			return done, tooWide(err, row.Row)
 		}
 		done.Rows++
-		if whole {
-			n, err := tx.deleteSeen(&row)
-			if err != nil {
-				return done, tooWide(err, row.Row)
-			}
-			done.Cells += int64(n)
-			continue
-		}
 		for _, c := range live {
-			if err := tx.put(c, format.KindDelete, nil); err != nil {
-				return done, tooWide(err, row.Row)
+			if !format.Reserved(c.Column) {
+				done.Cells++
 			}
 		}
-		done.Cells += int64(len(live))
 	}
 	if seen < scanSpareMost {
 		done.Next = ""
@@ -306,11 +301,11 @@ func tooWide(err error, row string) error {
 	return err
 }
 
-// live lists the cells of a settled row that have a value and that the scan wants, with timers if it is for whole rows.
-func (s *scan) live(row *rowstore.Row, timers bool) (cells []Cell, err error) {
+// liveCells lists the cells of a settled row, of the columns that are wanted, that have a value.
+func liveCells(row *rowstore.Row, wants func(column string) bool) (cells []Cell, err error) {
 	for i := range row.Versions {
 		v := &row.Versions[i]
-		if v.Family != rowstore.Write || !s.wants(v.Column) && !(timers && ofUser(v.Column)) {
+		if v.Family != rowstore.Write || !wants(v.Column) {
 			continue
 		}
 		w, err := format.DecodeWrite(v.Value)

@@ -2,12 +2,10 @@ package percolator
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/percolate-go/percolate/internal/format"
-	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
 // DropParked gives parked runs up: the observer counts as having seen the change, without a run for it. So
@@ -75,11 +73,6 @@ func (db *DB) dropParked(ctx context.Context, tx *Txn, name string, c Cell) (aga
 		return true, nil
 	}
 	tx.run = &runOf{observer: observer, cell: c, since: view.since[i]}
-	if err := errors.Join(tx.acknowledge(i, view), tx.consumeTimer(i, view)); err != nil {
-		return false, err
-	}
-	if view.othersCovered(i) {
-		tx.extra = map[rowName][]rowstore.Edit{c.rowName(): view.removal()}
-	}
-	return false, nil
+	_, err = tx.cover(i, view)
+	return false, err
 }

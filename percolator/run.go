@@ -232,18 +232,12 @@ func (w *Worker) run(ctx context.Context, tx *Txn, o *Observer, i int, view *cel
 	if err == nil {
 		err = w.lockUnchanged(ctx, tx, view)
 	}
+	removed := false
 	if err == nil {
-		err = tx.acknowledge(i, view)
-	}
-	if err == nil {
-		err = tx.consumeTimer(i, view)
+		removed, err = tx.cover(i, view)
 	}
 	if err != nil {
 		return w.failed(ctx, o, view, err)
-	}
-	removed := view.othersCovered(i)
-	if removed {
-		tx.extra = map[rowName][]rowstore.Edit{view.cell.rowName(): view.removal()}
 	}
 	tables := w.changes(tx)
 	if err := tx.Commit(ctx); err != nil {
@@ -286,6 +280,21 @@ func (w *Worker) call(ctx context.Context, tx *Txn, o *Observer, change *Change)
 		return errors.New("percolator: the observer's function ended its transaction")
 	}
 	return nil
+}
+
+// cover makes the transaction one after which observer i has seen what the view shows: it acknowledges that and consumes the timer.
+// If no other observer has yet to see it, the notifications are removed.
+func (tx *Txn) cover(i int, view *cellView) (removed bool, err error) {
+	if err := tx.acknowledge(i, view); err != nil {
+		return false, err
+	}
+	if err := tx.consumeTimer(i, view); err != nil {
+		return false, err
+	}
+	if removed = view.othersCovered(i); removed {
+		tx.extra = map[rowName][]rowstore.Edit{view.cell.rowName(): view.removal()}
+	}
+	return removed, nil
 }
 
 // acknowledge writes that observer i of a view has seen the cell's newest change, and

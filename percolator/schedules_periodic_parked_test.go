@@ -59,3 +59,13 @@ func TestSchedulePeriodic_GoesOnWithoutATimer(t *testing.T) {
 		w.once(w.tick(0))
 	})
 }
+
+// A removal that is done late leaves what belongs to a later registration.
+func TestSchedulePeriodic_RegisteredBeforeTheRemovalIsDone(t *testing.T) {
+	eachTicked(t, func(t *testing.T, w *world, opts ...Option) {
+		k := newTicker(t, w, Periodic{}, opts...)
+		want := k.state(t)
+		require.NoError(t, w.client().dropPeriodic(t.Context(), "p", want.Since-1))
+		require.Equal(t, want, k.state(t))
+	})
+}

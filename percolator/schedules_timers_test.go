@@ -44,7 +44,8 @@ func eachTimer(t *testing.T, test func(t *testing.T, w *world, ahead time.Durati
 func (w *world) timers() {
 	w.t.Helper()
 	c := w.client()
-	require.NoError(w.t, c.raiseToTimers(w.t.Context()))
+	_, err := c.raiseTo(w.t.Context(), timers)
+	require.NoError(w.t, err)
 	w.pass(worldLease)
 }
 

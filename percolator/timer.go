@@ -183,29 +183,6 @@ func hintOfTimer(cell Cell, due, start Timestamp, n int) rowstore.Mutation {
 	}
 }
 
-// raiseToTimers makes a catalog one of version 6, and notes from when on nobody goes by one without timers.
-func (db *DB) raiseToTimers(ctx context.Context) error {
-	_, err := db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
-		changed := !v.Timers
-		v.Timers = true
-		return changed, nil
-	})
-	if err == nil {
-		_, err = db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
-			if v.TimersFrom != 0 {
-				return false, nil
-			}
-			_, lease := v.widest()
-			v.TimersFrom = v.asOf.Add(lease)
-			return true, nil
-		})
-	}
-	if err != nil {
-		return fmt.Errorf("raising the catalog for timers: %w", err)
-	}
-	return nil
-}
-
 // timerView is the timer that a view shows.
 type timerView struct {
 	set     bool
@@ -259,21 +236,18 @@ func (v *cellView) othersSaw(i int) bool {
 // consumeTimer makes the run of observer i of a view conflict with whoever sets or cancels the timer that it is
 // for. The last observer removes the timer. A function that has set or cancelled it itself has decided.
 func (tx *Txn) consumeTimer(i int, view *cellView) error {
+	if !view.fired() {
+		return nil
+	}
 	timer := timerOf(view.cell)
-	if own := tx.writes.find(timer); !view.fired() || own != nil && own.kind != format.KindLock {
+	if own := tx.writes.find(timer); own != nil && own.kind != format.KindLock {
 		return nil
 	}
 	switch {
 	case view.othersSaw(i):
 		return tx.put(timer, format.KindDelete, nil)
-	case view.acks[i] >= view.timer.at:
-		return nil
-	}
-	if tx.writes.find(timer) == nil {
-		if err := tx.grow(1, len(timer.Table)+len(timer.Row)+len(timer.Column)); err != nil {
-			return err
-		}
-		tx.writes.add(write{cell: timer, kind: format.KindLock})
+	case view.acks[i] < view.timer.at:
+		return tx.lock(timer)
 	}
 	return nil
 }

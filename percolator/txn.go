@@ -285,16 +285,24 @@ func (tx *Txn) GetForUpdate(ctx context.Context, c Cell) ([]byte, error) {
 		return nil, fmt.Errorf("%w: GetForUpdate of %v", ErrReadOnly, c)
 	}
 	sc := c.stored()
+	if err := tx.lock(sc); err != nil {
+		return nil, err
+	}
+	return tx.Get(ctx, c)
+}
+
+// lock locks a stored cell at Commit, unless the transaction writes it.
+func (tx *Txn) lock(sc Cell) error {
 	switch w := tx.writes.find(sc); {
 	case w == nil:
-		if err := tx.grow(1, len(c.Table)+len(c.Row)+len(c.Column)); err != nil {
-			return nil, err
+		if err := tx.grow(1, len(sc.Table)+len(sc.Row)+len(sc.Column)); err != nil {
+			return err
 		}
 		tx.writes.add(write{cell: sc, kind: format.KindLock, entry: tx.keeping})
 	case w.kind == format.KindLock:
 		w.entry = w.entry && tx.keeping // no longer an upkeep's own
 	}
-	return tx.Get(ctx, c)
+	return nil
 }
 
 // Set makes value the value of c, at Commit. The value is copied; nil sets an empty

@@ -493,8 +493,9 @@ var mutants = append([]mutant{
 		"view.claimedBy != w.id && view.claimed > tx.start {\n\t\t\treturn runResult{next: runWaiting, wait: view.claimed.Sub(tx.start)}\n",
 		"view.claimedBy != w.id {\n\t\t\treturn runResult{next: runWaiting, wait: max(view.claimed.Sub(tx.start), time.Second)}\n")},
 	{"cleared-for-own-observers", "Observers: a notification is removed after every observer has seen the change, also those of other workers", "", one(runGo,
-		"\tremoved := view.othersCovered(i)\n",
-		"\tremoved := true\n\tfor j, name := range view.names {\n\t\tremoved = removed && (j == i || !w.observes(name, view.cell) || view.covered(j))\n\t}\n")},
+		"\t\tremoved, err = tx.cover(i, view)\n",
+		"\t\t_, err = tx.cover(i, view)\n\t\tremoved = true\n\t\tfor j, name := range view.names {\n\t\t\tremoved = removed && (j == i || !w.observes(name, view.cell) || view.covered(j))\n\t\t}\n"+
+			"\t\tif removed {\n\t\t\ttx.extra = map[rowName][]rowstore.Edit{view.cell.rowName(): view.removal()}\n\t\t}\n")},
 	{"shares-by-column", "Observers: shares are of an observer, not of a column", "", one(memberGo,
 		"w.Observer == q.o.id && w.Table == q.table", "w.Table == q.table")},
 	{"begun-uncounted", "Observers: WaitIdle, a run is counted before its function is called", "TestWaitIdleWaitsForRunsBetweenAnswers", one("percolator/claim.go",

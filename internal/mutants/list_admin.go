@@ -11,7 +11,7 @@ var adminMutants = []mutant{
 	{"drop-swallows-a-newer-change", "Looking: dropping one leaves a newer change of the cell to be seen", "TestDropParkedLeavesANewerChange", one(dropGo,
 		" || view.change > f.Change || ", " || ")},
 	{"drop-leaves-the-timer", "Looking: dropping one consumes the timer that it was for", "TestDropParkedOfATimer", one(dropGo,
-		"errors.Join(tx.acknowledge(i, view), tx.consumeTimer(i, view))", "errors.Join(tx.acknowledge(i, view))")},
+		"\t_, err = tx.cover(i, view)\n", "\tview.timer = timerView{}\n\t_, err = tx.cover(i, view)\n")},
 	{"existing-is-made", "Looking: WithExisting makes no database", "TestExisting", one(catalogGo,
 		"\t\tcase db.opt.existing:\n", "\t\tcase db.opt.existing && v.revision > 0:\n")},
 }

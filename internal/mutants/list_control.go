@@ -1,6 +1,7 @@
 package main
 
 const (
+	featureGo   = "percolator/feature.go"
 	replayGo    = "percolator/replay.go"
 	deleteRowGo = "percolator/deleterow.go"
 	renameGo    = "percolator/rename.go"
@@ -24,13 +25,13 @@ var controlMutants = []mutant{
 		"\tfor _, cell := range c.tx.told {\n\t\tc.notices = append(c.notices, notice{cell, format.StrongNotification})\n", "\tfor _, cell := range c.tx.told {\n\t\tc.notices = append(c.notices, notice{cell, format.WeakNotification})\n")},
 	{"replay-skips-what-others-asked", "Replays: a call waits for what others have asked for", "TestScheduleR_DeathAtEachStep", one(replayGo,
 		"\tif !bytes.Equal(begun, r.record.Next) {\n", "\tif len(begun) < 0 {\n")},
-	{"replay-before-everybody-knows", "Replays: nothing is asked before every process knows of replays", "TestScheduleR_FirstOfAll", one(replayGo,
+	{"replay-before-everybody-knows", "Replays: nothing is asked before every process knows of replays", "TestScheduleR_FirstOfAll", one(featureGo,
 		"err == nil && now > from {\n", "err == nil && now > 0 {\n")},
 
 	{"writer-ignores-the-whole-row", "Deleted rows: a writer looks for a lock of the row", "TestScheduleW_Overlap", one(deleteRowGo,
-		"\t\t\t\trowstore.Absent(rowstore.Lock, format.ColumnWholeRow, 0),\n", "")},
+		"\t\trowstore.Absent(rowstore.Lock, format.ColumnWholeRow, 0),\n", "")},
 	{"writer-ignores-the-mark", "Deleted rows: a writer looks for a deletion since its start", "TestScheduleW_UnseenColumn", one(deleteRowGo,
-		"\t\t\t\trowstore.Absent(rowstore.Lock, format.ColumnWholeRow, 0),\n\t\t\t\trowstore.Absent(rowstore.Mark, format.ColumnWholeRow, c.start))\n", "\t\t\t\trowstore.Absent(rowstore.Lock, format.ColumnWholeRow, 0))\n")},
+		"\t\trowstore.Absent(rowstore.Lock, format.ColumnWholeRow, 0),\n\t\trowstore.Absent(rowstore.Mark, format.ColumnWholeRow, c.start))\n", "\t\trowstore.Absent(rowstore.Lock, format.ColumnWholeRow, 0))\n")},
 	{"deletion-looks-once", "Deleted rows: a deletion looks at the row after its prewrites", "TestScheduleW_UnseenColumn", one(twoPhaseGo,
 		"\tif err := c.validateGone(ctx); err != nil {\n\t\treturn \"\", err\n\t}\n", "")},
 	{"deletion-looks-up-to-its-commit", "Deleted rows: a lock that was there counts whenever it commits", "TestScheduleW_Overlap", one(deleteRowGo,
