@@ -106,7 +106,8 @@ func scheme(url string) string {
 const (
 	benchTable  = "bench"
 	benchColumn = "v"
-	fillBatch   = 500 // rows written by one transaction while a side is prepared
+	fillBatch   = 500 // rows written at once while a side is prepared
+	fillTxn     = 100 // rows that a transaction writes: with 500, a busy machine takes longer than the MaxTxnAge of gc-*
 	fillers     = 4   // such transactions at a time
 )
 
@@ -141,10 +142,10 @@ func fill(ctx context.Context, db *percolator.DB, rows, size int) error {
 func fillCells(ctx context.Context, db *percolator.DB, n int, what func(i int) (percolator.Cell, []byte)) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(fillers)
-	for from := 0; from < n; from += fillBatch {
+	for from := 0; from < n; from += fillTxn {
 		g.Go(func() error {
 			err := db.Update(ctx, func(tx *percolator.Txn) error {
-				for i := from; i < min(n, from+fillBatch); i++ {
+				for i := from; i < min(n, from+fillTxn); i++ {
 					if err := tx.Set(what(i)); err != nil {
 						return err
 					}

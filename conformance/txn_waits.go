@@ -239,15 +239,17 @@ func waitingEndsWithTheContext(t testing.TB, e *env) {
 
 // longCommitIsKeptAlive holds a commit for longer than its leases: heartbeats keep
 // its locks from being taken for a dead one's. A machine that stalls makes them late;
-// then the test is done again, with longer leases.
+// then the test is done again, with longer leases. Whoever looks at the store's time need
+// not stall when the heartbeats do, so the shorter leases prove nothing.
 func longCommitIsKeptAlive(t testing.TB, e *env) {
+	const longest = 3200 * time.Millisecond
 	e.eachLockingWay(t, func(w *world) {
 		for expiry := 400 * time.Millisecond; ; expiry *= 2 {
 			stalled, err := holdLong(w, expiry, fmt.Sprint("held for ", expiry))
 			if err == nil {
 				return
 			}
-			if !stalled {
+			if !stalled && expiry >= longest {
 				require.NoError(w, err, "a living client's commit is not rolled back")
 			}
 		}

@@ -132,5 +132,12 @@ func readReports(paths []string) ([]string, error) {
 		}
 	}
 	slices.Sort(all)
-	return slices.Compact(all), nil
+	return leaves(slices.Compact(all)), nil
+}
+
+// leaves leaves out the tests of which a part is listed too: they failed because it did.
+func leaves(sorted []string) []string {
+	return slices.DeleteFunc(slices.Clone(sorted), func(name string) bool {
+		return slices.ContainsFunc(sorted, func(other string) bool { return strings.HasPrefix(other, name+"/") })
+	})
 }

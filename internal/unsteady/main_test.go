@@ -43,6 +43,7 @@ func TestUnsteadyTooOften(t *testing.T) {
 		"always failed":            {"", "example.org/m/pkg.TestB: 3 runs, 3 failures\n", ""},
 		"a leak, beside its tests": {"", "example.org/m/pkg.TestMain: 0 runs, 0 failures\n", ""},
 		"many at once":             {"", six, "6 tests were unsteady"},
+		"six, of which four are":   {"", strings.ReplaceAll(strings.ReplaceAll(six, "TestE:", "TestA/part/of:"), "TestF:", "TestA/part:"), ""},
 		"no day":                   {"soon example.org/m/pkg.TestA", "", "soon"},
 		"strange report":           {"", "DATA RACE\n", "not a line of a report"},
 	} {
