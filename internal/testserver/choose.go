@@ -68,8 +68,9 @@ func startOrClose(d driver) error {
 
 // target is what a PgBouncer needs to know of the server behind it.
 type target struct {
-	url                                  *url.URL
-	host, port, user, password, database string
+	url                        *url.URL
+	host, port, user, database string
+	secret                     string // what PgBouncer keeps to check and to send the password
 }
 
 func parsePostgres(s *Server) (target, error) {
@@ -78,7 +79,10 @@ func parsePostgres(s *Server) (target, error) {
 		return target{}, errors.New("the URL of the server behind is not a URL") // err would show its password
 	}
 	password, _ := u.User.Password()
-	t := target{url: u, host: u.Hostname(), port: u.Port(), user: u.User.Username(), password: password, database: strings.TrimPrefix(u.Path, "/")}
+	t := target{url: u, host: u.Hostname(), port: u.Port(), user: u.User.Username(), secret: password, database: strings.TrimPrefix(u.Path, "/")}
+	if s.driver != nil && password == PostgresPassword {
+		t.secret = postgresSecret // PgBouncer can send on only what both keep the same
+	}
 	if t.port == "" {
 		t.port = "5432"
 	}

@@ -2,6 +2,9 @@ package testserver
 
 import (
 	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
 	"fmt"
 	"maps"
 	"net"
@@ -20,6 +23,26 @@ import (
 // that this package starts. They ask for it (scram-sha-256), so that tests of
 // wrong passwords mean something.
 const PostgresPassword = "percolator-test"
+
+// postgresSecret is what the servers keep of PostgresPassword, for scram-sha-256. It tells
+// clients to hash the password once. The usual 4096 times cost a client under the race detector
+// more than all else that it does to connect, and tests connect thousands of times.
+var postgresSecret = secretHashedOnce(PostgresPassword)
+
+// secretHashedOnce returns what Postgres and PgBouncer store of a password. The salt is always
+// the same: these passwords protect nothing.
+func secretHashedOnce(password string) string {
+	sign := func(key []byte, message string) []byte {
+		m := hmac.New(sha256.New, key)
+		m.Write([]byte(message))
+		return m.Sum(nil)
+	}
+	const salt = "percolator tests"
+	salted := sign([]byte(password), salt+"\x00\x00\x00\x01") // PBKDF2 of one round and one block
+	stored := sha256.Sum256(sign(salted, "Client Key"))
+	encode := base64.StdEncoding.EncodeToString
+	return fmt.Sprintf("SCRAM-SHA-256$1:%s$%s:%s", encode([]byte(salt)), encode(stored[:]), encode(sign(salted, "Server Key")))
+}
 
 var sharedPostgres shared
 
@@ -87,7 +110,7 @@ func containerPostgres(settings map[string]string) func() (*Server, error) {
 			args := postgresArgs(ports[0], "127.0.0.1", boxDir+"/data", boxDir, settings)
 			d := &box{
 				image: image, user: "postgres", tree: true, ending: "SIGINT",
-				env:     map[string]string{"PERCOLATOR_PASSWORD": PostgresPassword},
+				env:     map[string]string{"PERCOLATOR_PASSWORD": postgresSecret},
 				command: append([]string{"/bin/sh", "-c", postgresScript, "sh"}, args...),
 				ready:   func(ctx context.Context) error { return pingPostgres(ctx, ports[0]) },
 			}
@@ -150,7 +173,7 @@ func postgresURL(port int) string {
 
 func initPostgres(initdb, dir string, account *syscall.Credential) error {
 	secret := filepath.Join(dir, "password")
-	if err := writeFor(account, secret, PostgresPassword+"\n"); err != nil {
+	if err := writeFor(account, secret, postgresSecret+"\n"); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
@@ -238,6 +261,19 @@ func SharedPostgres(t testing.TB) *Server {
 	return sharedPostgres.server
 }
 
+// IsSharedPostgres tells whether a URL is that of the server which Postgres has started for this
+// package: no test stops it, so connections to it may be kept.
+func IsSharedPostgres(url string) bool {
+	packageServers.Lock()
+	defer packageServers.Unlock()
+	for _, s := range packageServers.all {
+		if s.URL == url {
+			return true
+		}
+	}
+	return false
+}
+
 // pgBouncerFiles are the configuration and the list of users of a PgBouncer whose
 // files lie in dir.
 func pgBouncerFiles(t target, o PgBouncerOptions, port int, dir string) (ini, users string) {
@@ -256,7 +292,7 @@ func pgBouncerFiles(t target, o PgBouncerOptions, port int, dir string) (ini, us
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		fmt.Fprintf(&b, "%s = %s\n", name, all[name])
 	}
-	return b.String(), fmt.Sprintf("%q %q\n", t.user, t.password)
+	return b.String(), fmt.Sprintf("%q %q\n", t.user, t.secret)
 }
 
 const pgBouncerScript = `
