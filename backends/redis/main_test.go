@@ -86,16 +86,32 @@ func TestConformance(t *testing.T) {
 			url := with(t, testserver.Redis(t), "partitions", "5", "coalesce", "off")
 			byRows(t, bare(t, url), url)
 			return openURL(t, url)
-		}, conformance.Scale(0.1), conformance.Without(conformance.Sizes, sizesElsewhere))
+		}, without("Partitions has them, and they do not see where a row lies", conformance.Sizes, conformance.Arguments,
+			conformance.Contexts, conformance.Closing, conformance.Oracles)...)
 	})
 	t.Run("Cluster", func(t *testing.T) {
 		t.Parallel()
 		// On a loaded machine a server of the Cluster may be silent for seconds.
 		url := testserver.NewRedisCluster(t, map[string]string{"cluster-node-timeout": "15000"}).URL
-		conformance.Run(t, func(t testing.TB) rowstore.Store {
-			return openURL(t, with(t, url))
-		}, conformance.Scale(0.1))
+		open := func(t testing.TB) rowstore.Store { return openURL(t, with(t, url)) }
+		t.Run("Store", func(t *testing.T) { conformance.RunStore(t, open, conformance.Scale(0.1)) })
+		// Transactions see a store only through its calls. Those of many clients at once are what
+		// several servers could answer otherwise than one.
+		t.Run("Transactions", func(t *testing.T) {
+			conformance.RunTransactions(t, open, without("the store's part has each call, and Standalone the rest", conformance.Transactions,
+				conformance.Anomalies, conformance.DeadClients, conformance.LostReplies, conformance.Collection)...)
+		})
+		t.Run("Observers", func(t *testing.T) { conformance.RunObservers(t, open, conformance.Scale(0.1)) })
 	})
+}
+
+// without leaves out categories, at a scale of 0.1.
+func without(reason string, categories ...conformance.Category) []conformance.Option {
+	opts := []conformance.Option{conformance.Scale(0.1)}
+	for _, c := range categories {
+		opts = append(opts, conformance.Without(c, reason))
+	}
+	return opts
 }
 
 const maxTS = oracle.Max

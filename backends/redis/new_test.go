@@ -71,7 +71,8 @@ func TestConformanceNew(t *testing.T) {
 		})
 		t.Cleanup(func() { require.NoError(t, c.Close()) })
 		conformance.RunStore(t, func(t testing.TB) rowstore.Store { return openNew(t, c, Options{}) },
-			conformance.Scale(0.1), conformance.Without(conformance.Sizes, sizesElsewhere))
+			without("Client has them, and Cluster of TestConformance", conformance.Sizes, conformance.Conditions, conformance.Edits,
+				conformance.Names, conformance.Arguments)...)
 	})
 }
 
