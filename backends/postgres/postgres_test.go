@@ -36,12 +36,40 @@ func openTest(t testing.TB, dsn string) *Store {
 // sizesElsewhere is why only some runs of the suite have tests of sizes.
 const sizesElsewhere = "TestConformance, TestConformanceUncoalesced and TestConformancePgBouncer have them"
 
+// TestConformance lets each store of the store's part have a pool of its own. The other parts cannot tell.
 func TestConformance(t *testing.T) {
 	t.Parallel()
 	direct, schemas := recycled(t)
-	conformance.Run(t, func(t testing.TB) rowstore.Store {
-		return openTest(t, with(direct, "schema", schemas.schema(t)))
-	}, conformance.Scale(0.1))
+	t.Run("Store", func(t *testing.T) {
+		conformance.RunStore(t, func(t testing.TB) rowstore.Store {
+			return openTest(t, with(direct, "schema", schemas.schema(t)))
+		}, conformance.Scale(0.1))
+	})
+	open := pooled(t, schemas, Options{})
+	t.Run("Transactions", func(t *testing.T) { conformance.RunTransactions(t, open, conformance.Scale(0.1)) })
+	t.Run("Observers", func(t *testing.T) { conformance.RunObservers(t, open, conformance.Scale(0.1)) })
+}
+
+// pooled opens stores as OpenURL does, but over pools that outlive them: their connections go on to the next test,
+// with what they have planned.
+func pooled(t testing.TB, schemas *recycler, opts Options) conformance.Open {
+	t.Helper()
+	a, _, err := splitURL(schemas.direct)
+	require.NoError(t, err)
+	return func(t testing.TB) rowstore.Store {
+		pool, schema := schemas.pool(t, func() *pgxpool.Config {
+			cfg, err := poolConfig(a)
+			require.NoError(t, err)
+			cfg.AfterConnect = makeReady
+			cfg.MaxConns = 8 // of each schema, until all tests are over
+			return cfg
+		})
+		opts := opts
+		opts.Schema = schema
+		s, err := open(context.Background(), pool, opts, false, false)
+		require.NoError(t, err)
+		return s
+	}
 }
 
 // without leaves out categories of the suite.
@@ -53,22 +81,8 @@ func without(scale float64, reason string, categories ...conformance.Category) [
 	return opts
 }
 
-// TestConformanceUncoalesced opens its stores over pools that outlive them: their connections go on to the next
-// test, with what they have planned. Closing a pool of its own is tested by TestConformance.
 func TestConformanceUncoalesced(t *testing.T) {
 	t.Parallel()
-	direct, schemas := recycled(t)
-	a, _, err := splitURL(direct)
-	require.NoError(t, err)
-	conformance.RunStore(t, func(t testing.TB) rowstore.Store {
-		pool, schema := schemas.pool(t, func() *pgxpool.Config {
-			cfg, err := poolConfig(a)
-			require.NoError(t, err)
-			cfg.AfterConnect = makeReady
-			return cfg
-		})
-		s, err := open(context.Background(), pool, Options{Schema: schema, NoCoalesce: true}, false, false)
-		require.NoError(t, err)
-		return s
-	}, conformance.Scale(0.1))
+	_, schemas := recycled(t)
+	conformance.RunStore(t, pooled(t, schemas, Options{NoCoalesce: true}), conformance.Scale(0.1))
 }
