@@ -118,7 +118,7 @@ func TestSmallBesideLargeGroup(t *testing.T) {
 	s, err := Open(t.Context(), Options{Path: t.TempDir()})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
-	const rows = 40_000
+	const rows = 10_000
 	large := rowstore.Group{AssignTimestamp: true}
 	for i := range rows {
 		large.Mutations = append(large.Mutations, rowstore.Mutation{
