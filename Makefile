@@ -46,7 +46,8 @@ TORTURE_FLAGS ?=
 help: ## List these commands
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-TEST_RUN = -race -parallel $(TEST_PARALLEL) -timeout $(TEST_TIMEOUT) $(TEST_FLAGS)
+# No vet: make lint has its checks, and it would read every dependency once more.
+TEST_RUN = -race -vet=off -parallel $(TEST_PARALLEL) -timeout $(TEST_TIMEOUT) $(TEST_FLAGS)
 ifeq ($(RERUNS),0)
 TEST = $(GO) test $(TEST_RUN) ./...
 else
@@ -55,14 +56,18 @@ TEST = $(RERUNNER) --format standard-quiet --rerun-fails=$(RERUNS) --rerun-fails
 TEST_NEEDS := $(RERUNNER)
 endif
 
+# Programs that tests build have the race detector too: it looks at them as well, and their
+# dependencies need not be compiled a second time. "go list -export" compiles as "go build"
+# does, and links nothing.
 .PHONY: test
 test: $(TEST_NEEDS) ## Run every test with the race detector; gets the servers that tests need
 	@echo "servers for the tests: containers, programs of this machine, or those that the environment names"
 	@servers=$$(scripts/test-servers) || exit 1; export PERCOLATOR_TEST_SERVERS=$$servers; \
 	export PERCOLATOR_TEST_REPORT=$(CACHE)/ran; mkdir -p $(CACHE)/ran; rm -f $(UNSTEADY)-*; status=0; \
+	GOFLAGS="$$($(GO) env GOFLAGS) -race"; export GOFLAGS; \
 	for module in $(MODULES); do \
-		echo "go build -race ./... ($$module): the first time it fetches modules, and compiles for minutes"; \
-		(cd $$module && $(PATIENTLY) "compiling" $(GO) build -race -o /dev/null ./...) || status=1; \
+		echo "go list -race -export ./... ($$module): the first time it fetches modules, and compiles for minutes"; \
+		(cd $$module && $(PATIENTLY) "compiling" $(GO) list -race -export ./... >/dev/null) || status=1; \
 		echo "go test -race ./... ($$module): a line for each package when it ends; some take minutes"; \
 		(cd $$module && $(TEST)) || status=1; \
 	done; \

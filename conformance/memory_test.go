@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 
 func TestMemory(t *testing.T) {
 	t.Parallel()
-	conformance.Run(t, func(testing.TB) rowstore.Store { return memstore.New() }, conformance.Patience(2*time.Minute), conformance.Scale(0.5))
+	conformance.Run(t, func(testing.TB) rowstore.Store { return memstore.New() }, conformance.Patience(2*time.Minute), conformance.Scale(0.25))
 }
 
 // The other parts run in package coalesce.

@@ -190,7 +190,7 @@ func viewsAreNotTorn(t testing.TB, e *env) {
 	}
 	for w := range 3 {
 		readers.Go(func() error {
-			for i := range e.n(120, 40) {
+			for i := range e.n(120, 20) {
 				views, err := viewRows(h, rows, w, i%2 == 1)
 				if err != nil {
 					return err

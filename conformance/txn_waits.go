@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/contexts"
 	"github.com/percolate-go/percolate/percolator"
 )
 
@@ -281,7 +282,7 @@ func holdLong(w *world, expiry time.Duration, v string) (stalled bool, err error
 		require.NoError(w, err)
 		stalled = stalled || now.Sub(last) > expiry/4
 		last = now
-		pause(w.ctx)
+		_ = contexts.Sleep(w.ctx, expiry/40)
 	}
 	err = w.finish(h)
 	if readErr := <-got; err == nil {

@@ -472,27 +472,37 @@ func collectionResolvesLocks(t testing.TB, e *env) {
 	})
 }
 
-// collectionUnderLoad collects all the time while a bank works, with clients that
-// die. Whatever is read in the present is right.
+// collectionUnderLoad collects again and again while a bank works. Whatever is read in the
+// present is right. The bank has a history by then, and nobody works while it grows old.
 func collectionUnderLoad(t testing.TB, e *env) {
 	e.eachWay(t, func(w *world) {
 		rng := seeded(w)
-		const accounts, each = 6, 100
-		main := w.db(append(shortLease(), percolator.WithSettings(percolator.Settings{MaxTxnAge: 4 * time.Second, Retention: time.Hour, CatalogLease: 30 * time.Millisecond}))...)
+		const accounts, each, age, collections = 6, 100, 4 * time.Second, 10
+		main := w.db(append(shortLease(), percolator.WithSettings(percolator.Settings{MaxTxnAge: age, Retention: time.Hour, CatalogLease: 30 * time.Millisecond}))...)
 		cells := make([]percolator.Cell, accounts)
 		for i := range cells {
 			cells[i] = at(fmt.Sprint("account", i))
 			w.set(main, cells[i], fmt.Sprint(each))
 		}
 		dbs := []*percolator.DB{w.db(shortLease()...), w.db(shortLease()...)}
+		work := func(db *percolator.DB, rng *rand.Rand) error {
+			if err := transfer(w.ctx, db, rng, cells); err != nil && !errors.Is(err, percolator.ErrConflict) && !errors.Is(err, percolator.ErrTxnTooOld) {
+				return fmt.Errorf("transfer: %w", err)
+			}
+			return nil
+		}
+		for i := range 20 {
+			require.NoError(w, work(dbs[i%len(dbs)], rng))
+		}
+		w.pass(main, age+100*time.Millisecond)
 		var done atomic.Bool
 		var g errgroup.Group
 		for _, db := range dbs {
 			rng := fork(rng)
 			g.Go(func() error {
 				for !done.Load() {
-					if err := transfer(w.ctx, db, rng, cells); err != nil && !errors.Is(err, percolator.ErrConflict) && !errors.Is(err, percolator.ErrTxnTooOld) {
-						return fmt.Errorf("transfer: %w", err)
+					if err := work(db, rng); err != nil {
+						return err
 					}
 				}
 				return nil
@@ -500,7 +510,7 @@ func collectionUnderLoad(t testing.TB, e *env) {
 		}
 		removed, reads := 0, 0
 		var failure error
-		for i := 0; (i < 3 || removed == 0) && failure == nil; i++ {
+		for i := 0; (i < collections || removed == 0) && failure == nil; i++ {
 			report, err := main.CollectGarbage(w.ctx, percolator.GCOptions{Keep: time.Millisecond})
 			if failure = err; err != nil {
 				break

@@ -323,15 +323,16 @@ func (w *world) locks() []string {
 	return locked
 }
 
-// until asks again and again until cond holds. Each turn makes calls to the store,
-// or waits for the oracle's time to pass; nothing is measured.
+// until asks again and again until cond holds. Each turn makes calls to the store, so the
+// turns become rarer: most wait for a lease to end. Nothing is measured.
 func (w *world) until(what string, cond func() bool) {
 	w.Helper()
-	for !cond() {
+	const longest = 20 * time.Millisecond
+	for wait := time.Millisecond; !cond(); wait = min(wait*3/2, longest) {
 		if w.ctx.Err() != nil {
 			w.Fatalf("waited in vain for %s", what)
 		}
-		pause(w.ctx)
+		_ = contexts.Sleep(w.ctx, wait)
 	}
 }
 
@@ -343,11 +344,14 @@ func (w *world) pass(db *percolator.DB, d time.Duration) {
 	w.Helper()
 	from, err := db.Now(w.ctx)
 	require.NoError(w, err)
-	w.until("time to pass", func() bool {
-		ts, err := db.Now(w.ctx)
+	for now := from; now <= from.Add(d); {
+		if w.ctx.Err() != nil {
+			w.Fatalf("waited in vain for %v to pass", d)
+		}
+		_ = contexts.Sleep(w.ctx, max(d-now.Sub(from), time.Millisecond))
+		now, err = db.Now(w.ctx)
 		require.NoError(w, err)
-		return ts > from.Add(d)
-	})
+	}
 }
 
 // startOf is the start timestamp of a transaction, 0 if it cannot be drawn.

@@ -3,7 +3,6 @@ package percolator
 import (
 	"context"
 	"fmt"
-	"runtime"
 	"sync"
 	"time"
 
@@ -109,7 +108,7 @@ func (g *gauge) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.
 // awaitAnother returns when two calls have been under way at once, or, for a call that is
 // sent alone, after a moment.
 func (g *gauge) awaitAnother() {
-	for until := time.Now().Add(200 * time.Millisecond); time.Now().Before(until); runtime.Gosched() {
+	for until := time.Now().Add(200 * time.Millisecond); time.Now().Before(until); time.Sleep(100 * time.Microsecond) {
 		g.mu.Lock()
 		met := g.most > 1
 		g.mu.Unlock()

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"math/bits"
 	"slices"
+	"sync"
 
 	"github.com/percolate-go/percolate/internal/hash"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -30,38 +31,70 @@ func (p *party) points(most int) int {
 // it has.
 func (p *party) point(i int) uint64 { return hash.Mix(p.seed ^ (uint64(i)+1)*0x9e3779b97f4a7c15) } //nolint:gosec // not negative
 
+// firstPoint is the first point in a slot.
+type firstPoint struct {
+	at    uint64
+	party int
+}
+
+// firstPoints are used again, since each has a megabyte and every change of the members
+// takes some.
+var firstPoints = sync.Pool{New: func() any { return new([rowstore.Slots]firstPoint) }}
+
 // ring gives the slots of one of some parties. The ring is as long as a hash, and a slot
 // lies where the hashes begin whose first bits are its number. The first point from there
 // on has it.
 func ring(parties []party, mine int) *slotSet {
 	most := slices.MaxFunc(parties, func(a, b party) int { return cmp.Compare(a.weight, b.weight) }).weight
-	type first struct {
-		at    uint64
-		party int // from 1 on; 0 if no point lies between the slot and the next one
-	}
-	firsts := make([]first, rowstore.Slots)
+	firsts := firstPoints.Get().(*[rowstore.Slots]firstPoint)
+	defer firstPoints.Put(firsts)
+	var taken slotSet // those in which a point lies; for others firsts has what somebody left
 	for i := range parties {
 		p := &parties[i]
 		for k := range p.points(most) {
 			at := p.point(k)
-			f := &firsts[at>>48]
-			if f.party == 0 || at < f.at || at == f.at && p.seed < parties[f.party-1].seed {
-				*f = first{at, i + 1}
+			slot := uint16(at >> 48) //nolint:gosec // 16 bits
+			f := &firsts[slot]
+			if !taken.has(slot) || at < f.at || at == f.at && p.seed < parties[f.party].seed {
+				taken.add(slot)
+				*f = firstPoint{at, i}
 			}
 		}
 	}
-	// Behind the last point comes the first one again.
-	owner := firsts[slices.IndexFunc(firsts, func(f first) bool { return f.party > 0 })].party
 	var slots slotSet
-	for slot := len(firsts) - 1; slot >= 0; slot-- {
-		if p := firsts[slot].party; p > 0 {
-			owner = p
-		}
-		if owner == mine+1 {
-			slots.add(uint16(slot)) //nolint:gosec // there are 65,536
+	first, from := -1, 0 // the party of the first point, and the slot behind the last one so far
+	for i, word := range taken {
+		for ; word != 0; word &= word - 1 {
+			slot := i*64 + bits.TrailingZeros64(word)
+			owner := firsts[slot].party
+			if first < 0 {
+				first = owner
+			}
+			if owner == mine {
+				slots.addAll(from, slot)
+			}
+			from = slot + 1
 		}
 	}
+	// Behind the last point comes the first one again.
+	if first == mine && from < rowstore.Slots {
+		slots.addAll(from, rowstore.Slots-1)
+	}
 	return &slots
+}
+
+// addAll adds the slots from one to another, both included.
+func (s *slotSet) addAll(from, to int) {
+	for i := from / 64; i <= to/64; i++ {
+		word := ^uint64(0)
+		if i == from/64 {
+			word &= ^uint64(0) << (from % 64)
+		}
+		if i == to/64 {
+			word &= ^uint64(0) >> (63 - to%64)
+		}
+		s[i] |= word
+	}
 }
 
 // rings remembers what has been worked out: most observers of a worker are run by the same

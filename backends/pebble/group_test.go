@@ -62,7 +62,7 @@ func missNothing(t *testing.T, s *Store) {
 	}
 	run(writers, h.write)
 	run(readers, h.read)
-	const goal = 5000
+	const goal = 2000
 	require.Eventually(t, func() bool { return h.count.Load() > goal || len(errs) > 0 }, waitFor, tick)
 	stop.Store(true)
 	wg.Wait()

@@ -16,7 +16,7 @@ import (
 func TestConformanceHooks(t *testing.T) {
 	t.Parallel()
 	open := func(t testing.TB) rowstore.Store { return openFS(t, vfs.NewMem()) }
-	conformance.RunHooks(t, open, conformance.WithHooks(hooks))
+	conformance.RunHooks(t, open, conformance.WithHooks(hooks), conformance.Scale(0.3))
 }
 
 func hooks(t testing.TB) conformance.Hooked {

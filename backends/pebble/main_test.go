@@ -12,5 +12,6 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(childVariable); dir != "" {
 		os.Exit(child(dir))
 	}
+	moveKeys = 512 // so that few keys take several batches
 	goleak.VerifyTestMain(m)
 }

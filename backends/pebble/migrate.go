@@ -28,11 +28,11 @@ import (
 // keyMoving is there while notifications may have keys of version 1.
 var keyMoving = []byte{spaceMeta, 'm', 'o', 'v', 'i', 'n', 'g'}
 
-// moveKeys and moveBytes are the size of a batch of the migration, about.
-const (
-	moveKeys  = 4096
-	moveBytes = 1 << 20
-)
+// moveKeys is how many keys a batch of the migration moves at most. Tests have smaller batches.
+var moveKeys = 4096
+
+// moveBytes is the size of a batch of the migration, about.
+const moveBytes = 1 << 20
 
 // migrate brings a store of version from to formatVersion, if it is not there yet.
 func (s *Store) migrate(ctx context.Context, from uint64) error {

@@ -156,7 +156,7 @@ func TestMigrationIsCutShort(t *testing.T) {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	mem := vfs.NewCrashableMem()
 	s := openFS(t, mem)
-	want := toVersion1(t, s.db, moveKeys+500)
+	want := toVersion1(t, s.db, 6*moveKeys+50)
 	require.NoError(t, s.Close())
 	halfway := 0
 	for run := range 6 {

@@ -155,7 +155,7 @@ func TestLeapsOverRanges(t *testing.T) {
 func TestRowOrderInParts(t *testing.T) {
 	t.Parallel()
 	withAndWithoutCopy(t, func(t *testing.T, s *Store) {
-		const most = 1000
+		const most = 300
 		s.aheadRows = most
 		// Of the long names fewer are kept than of the short ones.
 		long := strings.Repeat("l", maxName-20)
@@ -169,7 +169,7 @@ func TestRowOrderInParts(t *testing.T) {
 		notify(t, s, "t", rows, notification(5))
 		var written []string
 		for i := range 100 {
-			written = append(written, fmt.Sprintf("s%06dw", i*61))
+			written = append(written, fmt.Sprintf("s%06dw", i*21))
 		}
 		notify(t, s, "t", written, rowstore.Put(rowstore.Write, "c", 5, nil))
 		notify(t, s, "t", rows[len(rows)-100:], rowstore.Put(rowstore.Write, "c", 5, nil))
@@ -197,10 +197,10 @@ func TestRowOrderInParts(t *testing.T) {
 				}
 			}
 			part := sr
-			part.From, part.To, part.Limit = rows[100]+"\x00", rows[6000], 4000
-			want = rows[101:4101]
+			part.From, part.To, part.Limit = rows[100]+"\x00", rows[2400], 1300
+			want = rows[101:1401]
 			if reverse {
-				want = slices.Clone(rows[2000:6000])
+				want = slices.Clone(rows[1100:2400])
 				slices.Reverse(want)
 			}
 			require.Equal(t, want, rowsOf(t, s, part), "reverse %v", reverse)
@@ -308,7 +308,7 @@ func TestSlotsWhileOthersComeAndGo(t *testing.T) {
 				}
 			}
 		}()
-		for i := range 24 {
+		for i := range 12 {
 			<-changed
 			sr := rowstore.ScanRange{Table: "t", Selectors: pickNotify(), Slots: []rowstore.SlotRange{{First: 0, Last: 5}, {First: 6, Last: rowstore.Slots - 1}}}
 			if i%2 == 1 {

@@ -18,7 +18,7 @@ import (
 // times as much, where the square of something would be a hundred times.
 func TestWideDeepRow(t *testing.T) {
 	t.Parallel()
-	const columns, versions, at, share = 10_000, 8, 100, 10
+	const columns, versions, at, share = 5_000, 8, 100, 10
 	s, err := Open(t.Context(), Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
@@ -48,7 +48,7 @@ func TestWideDeepRow(t *testing.T) {
 			require.Equal(t, has*columns, n)
 		}
 	}
-	compare("read", 5, func(row string) time.Duration {
+	compare("read", 3, func(row string) time.Duration {
 		_, took := readAsOf(t, s, row, 10+versions/2)
 		return took
 	})
@@ -118,7 +118,7 @@ func TestSmallBesideLargeGroup(t *testing.T) {
 	s, err := Open(t.Context(), Options{Path: t.TempDir()})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
-	const rows = 40_000
+	const rows = 10_000
 	large := rowstore.Group{AssignTimestamp: true}
 	for i := range rows {
 		large.Mutations = append(large.Mutations, rowstore.Mutation{

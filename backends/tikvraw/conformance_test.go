@@ -15,7 +15,7 @@ func TestConformanceFake(t *testing.T) {
 		t.Parallel()
 		conformance.RunStore(t, func(t testing.TB) rowstore.Store {
 			return openFake(t, newFakeData().client(), Options{})
-		}, conformance.Scale(0.2))
+		}, conformance.Scale(0.1))
 	})
 	t.Run("SmallParts", func(t *testing.T) {
 		t.Parallel()

@@ -29,18 +29,24 @@ func ownPD(t testing.TB, c *tikvtest.Cluster, security pd.SecurityOption) pd.Cli
 	return pdc
 }
 
-// A store over the program's client of PD, which goes on after each store was closed.
+// A store over the program's client of PD, which goes on after each store was closed. The
+// client finds regions and draws timestamps; what stores answer has nothing to do with it.
 func TestConformanceOwnPD(t *testing.T) {
 	t.Parallel()
 	c := tikvtest.New(t, tikvtest.Options{})
 	pdc := ownPD(t, c, pd.SecurityOption{})
+	options := []conformance.Option{conformance.Scale(0.05), conformance.Without(conformance.Splitting, unbalanced)}
+	for _, c := range []conformance.Category{
+		conformance.Conditions, conformance.Edits, conformance.Reads, conformance.Arguments, conformance.Sizes, conformance.Slots, conformance.Random,
+	} {
+		options = append(options, conformance.Without(c, "the run over the mock cluster over gRPC, or the one over the cluster itself, has them"))
+	}
 	conformance.RunStore(t, func(t testing.TB) rowstore.Store {
 		s, err := tikvraw.New(t.Context(), pdc, tikvraw.Options{Prefix: prefix(), Patience: 30 * time.Second, RequestTimeout: 9 * time.Second})
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, s.Close()) })
 		return s
-	}, conformance.Scale(0.05), conformance.Without(conformance.Splitting, unbalanced),
-		conformance.Without(conformance.Sizes, sizesElsewhere))
+	}, options...)
 }
 
 // The client of PD that a transactional client has will do, though that client's codec

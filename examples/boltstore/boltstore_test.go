@@ -30,11 +30,12 @@ func open(t testing.TB, path string) *Store {
 	return s
 }
 
+// Each change waits for the disk, so the suite repeats what it repeats as seldom as it may.
 func TestConformance(t *testing.T) {
 	t.Parallel()
 	conformance.Run(t, func(t testing.TB) rowstore.Store {
 		return open(t, filepath.Join(t.TempDir(), "db"))
-	}, conformance.WithHooks(hooks))
+	}, conformance.WithHooks(hooks), conformance.Scale(0.1))
 }
 
 // hooks opens a store that the suite may close, crash and open again.

@@ -17,9 +17,9 @@ import (
 )
 
 var (
-	limitFlag  = flag.Int("explore.limit", 40, "schedules of each bounded program explored systematically, 0 for all")
+	limitFlag  = flag.Int("explore.limit", usualLimit, "schedules of each bounded program explored systematically, 0 for all")
 	wholeFlag  = flag.Int("explore.whole", -1, "schedules, at most, of each program of two clients and at most one crash, which is to be explored to its end: 0 for all, -1 for the limit of the bounded ones")
-	randomFlag = flag.Int("explore.random", 15, "schedules of each bounded program explored at random")
+	randomFlag = flag.Int("explore.random", usualRandom, "schedules of each bounded program explored at random")
 	seedFlag   = flag.Uint64("explore.seed", 0, "seed of the random ones; 0 for a fresh one")
 	leastFlag  = flag.Int("explore.least", 0, "fail if fewer distinct schedules were explored in all")
 	onlyFlag   = flag.String("explore.only", "", "explore only programs whose names contain this")

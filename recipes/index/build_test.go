@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/percolate-go/percolate/internal/contexts"
 	"github.com/percolate-go/percolate/internal/everystore"
 	"github.com/percolate-go/percolate/keys"
 	"github.com/percolate-go/percolate/percolatetest"
@@ -56,6 +57,7 @@ func TestBuiltWhileWritten(t *testing.T) {
 						return err
 					}
 					writes.Add(1)
+					_ = contexts.Sleep(writing, time.Millisecond) // a build waits for leases, too
 				}
 				return nil
 			})

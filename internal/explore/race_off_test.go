@@ -1,0 +1,8 @@
+//go:build !race
+
+package explore
+
+const (
+	usualLimit  = 40
+	usualRandom = 15
+)
