@@ -51,7 +51,7 @@ func TestBounded(t *testing.T) {
 	t.Parallel()
 	db, mem := open(t)
 	store := &counted{watched: mem}
-	crowd(t, db, mem)
+	crowd(t, db, mem, 20_000)
 	over, err := percolator.New(t.Context(), store)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, over.Close(context.Background())) })
@@ -72,10 +72,9 @@ func TestBounded(t *testing.T) {
 	require.Contains(t, ask(t, h, http.MethodGet, "/observers", nil).Body.String(), ">500&#43;<")
 }
 
-// crowd fills a database that an observer was registered in.
-func crowd(t *testing.T, db *percolator.DB, store rowstore.Store) {
+// crowd registers an observer, and fills the database: each row is locked and has a notification, a timer, a parked run and a process.
+func crowd(t testing.TB, db *percolator.DB, store rowstore.Store, rows int) {
 	t.Helper()
-	const rows = 20_000
 	ctx := t.Context()
 	w := percolator.NewWorker(db, percolator.WorkerConfig{GCInterval: -1})
 	require.NoError(t, w.Observe(percolator.Observer{Name: "o", Table: "t", Column: "c", Func: func(context.Context, *percolator.Txn, percolator.Cell) error { return errors.New("no") }}))

@@ -30,7 +30,7 @@ func link(t *testing.T, c percolator.Cell) string {
 }
 
 // ask asks a page without a server, by its name of localhost.
-func ask(t *testing.T, h *ui.Handler, method, target string, form url.Values) *httptest.ResponseRecorder {
+func ask(t testing.TB, h *ui.Handler, method, target string, form url.Values) *httptest.ResponseRecorder {
 	t.Helper()
 	r := httptest.NewRequestWithContext(t.Context(), method, target, strings.NewReader(form.Encode()))
 	r.Host = "localhost:8080"

@@ -50,8 +50,14 @@ var functions = template.FuncMap{
 
 // menu has the address, the view and the text of each link at the top.
 var menu = [][3]string{
-	{"./", "", "overview"}, {"observers", "observers", "observers"}, {"parked", "parked", "parked"}, {"tables", "tables", "tables"},
-	{"locks", "locks", "locks"}, {"cell", "cell", "cell"}, {"processes", "processes", "processes"}, {"replays", "replays", "replays"},
+	{"./", "", "overview"},
+	{"observers", "observers", "observers"},
+	{"parked", "parked", "parked"},
+	{"tables", "tables", "tables"},
+	{"locks", "locks", "locks"},
+	{"cell", "cell", "cell"},
+	{"processes", "processes", "processes"},
+	{"replays", "replays", "replays"},
 }
 
 // How much of something is shown.

@@ -83,7 +83,7 @@ func (f *uiFlags) check() (string, error) {
 	case f.tokenFile == "":
 		return rand.Text(), nil
 	}
-	b, err := os.ReadFile(f.tokenFile)
+	b, err := os.ReadFile(f.tokenFile) //nolint:gosec // the user names the file
 	if err != nil {
 		return "", usage("the token cannot be read: %w", err)
 	}
