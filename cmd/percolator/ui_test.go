@@ -4,16 +4,25 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
+	"html"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/cookiejar"
 	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/internal/everystore"
+	"github.com/percolate-go/percolate/percolator"
 )
 
 // serving is percolator ui while it runs.
@@ -135,4 +144,55 @@ func TestUIRefuses(t *testing.T) {
 		require.NotContains(t, a.err, "short")
 	}
 	require.Equal(t, exitNoStore, ask(t, "pebble:"+filepath.Join(t.TempDir(), "data"), "ui").status)
+}
+
+// TestUIPages goes through the waiting cells and the timers of each backend, page by page. Each must come once.
+func TestUIPages(t *testing.T) {
+	t.Parallel()
+	everystore.URLs(t, func(t *testing.T, store string) {
+		const cells = 120
+		ctx := t.Context()
+		db, err := percolator.Open(ctx, store, percolator.WithLogger(slog.New(slog.DiscardHandler)))
+		require.NoError(t, err)
+		w := percolator.NewWorker(db, percolator.WorkerConfig{GCInterval: -1})
+		require.NoError(t, w.Observe(percolator.Observer{Name: "o", Table: "t", Column: "c", Func: func(context.Context, *percolator.Txn, percolator.Cell) error { return nil }}))
+		running, stop := context.WithCancel(ctx)
+		ended := make(chan error, 1)
+		go func() { ended <- w.Run(running) }()
+		require.NoError(t, w.WaitIdle(ctx))
+		stop()
+		require.NoError(t, <-ended)
+		require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error {
+			for i := range cells {
+				c := cell("t", fmt.Sprintf("row%03d", i), "c")
+				if err := errors.Join(tx.Set(c, nil), tx.NotifyAfter(ctx, c, time.Hour+time.Duration(i%7)*time.Minute)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+		require.NoError(t, db.Close(ctx))
+
+		s := startUI(t, store)
+		status, _ := s.ask(t, "login", url.Values{"token": {s.Token}})
+		require.Equal(t, http.StatusOK, status)
+		more := regexp.MustCompile(`href="([^"]*)">more<`)
+		for _, view := range []string{"backlog?table=t", "timers?table=t"} {
+			seen := map[string]int{}
+			for next := view; next != ""; {
+				status, body := s.ask(t, next, nil)
+				require.Equal(t, http.StatusOK, status, body)
+				for _, row := range regexp.MustCompile(`<code>(row\d+)</code>`).FindAllStringSubmatch(body, -1) {
+					seen[row[1]]++
+					require.Equal(t, 1, seen[row[1]], "%s of %s", row[1], next)
+				}
+				next = ""
+				if m := more.FindStringSubmatch(body); m != nil {
+					next = html.UnescapeString(m[1])
+				}
+			}
+			require.Len(t, seen, cells, view)
+		}
+		s.end(t)
+	})
 }
