@@ -7,7 +7,7 @@ RERUNNER := $(CACHE)/bin/gotestsum
 # Says how long a command has been at it.
 PATIENTLY := $(CURDIR)/scripts/patiently
 # Every module but tools/, which holds no code of ours.
-MODULES := . bench torture
+MODULES := . bench torture browser
 
 # How long a package's tests may take, under the race detector on a busy machine.
 TEST_TIMEOUT ?= 40m
@@ -60,9 +60,10 @@ endif
 # dependencies need not be compiled a second time. "go list -export" compiles as "go build"
 # does, and links nothing.
 .PHONY: test
-test: $(TEST_NEEDS) ## Run every test with the race detector; gets the servers that tests need
+test: $(TEST_NEEDS) ## Run every test with the race detector; gets the servers and the browser that tests need
 	@echo "servers for the tests: containers, programs of this machine, or those that the environment names"
 	@servers=$$(scripts/test-servers) || exit 1; export PERCOLATOR_TEST_SERVERS=$$servers; \
+	browser=$$(scripts/test-browser) || exit 1; export PERCOLATOR_TEST_BROWSER=$$browser; \
 	export PERCOLATOR_TEST_REPORT=$(CACHE)/ran; mkdir -p $(CACHE)/ran; rm -f $(UNSTEADY)-*; status=0; \
 	GOFLAGS="$$($(GO) env GOFLAGS) -race"; export GOFLAGS; \
 	for module in $(MODULES); do \
@@ -133,6 +134,11 @@ torture: ## Kill servers and processes under load, and judge what they saw (BACK
 .PHONY: images
 images: ## Build the container images of the test servers from Debian's packages (as root)
 	@scripts/images
+
+.PHONY: screenshots
+screenshots: ## Take the pictures of the page for the documents
+	@browser=$$(scripts/test-browser) || exit 1; export PERCOLATOR_TEST_BROWSER=$$browser; \
+	cd browser && $(GO) test -count=1 . -screenshots $(CURDIR)/docs/page
 
 .PHONY: tidy
 tidy: ## Tidy the go.mod of every module

@@ -289,14 +289,24 @@ type History struct {
 // History reads versions of a cell, from the newest at or below to (0 for the present) down: at most limit of them, 100
 // for 0. Below the table's safe point it shows the newest version only. Errors are those of Get.
 func (r *Reader) History(ctx context.Context, c percolator.Cell, to percolator.Timestamp, limit int) (History, error) {
-	h, err := r.history(ctx, c, to, limit)
+	return r.versions(ctx, c, to, limit, true)
+}
+
+// Versions is [Reader.History] without the values: it reads none that lies apart, so it costs the same however long they are, and leaves
+// Version.Value empty.
+func (r *Reader) Versions(ctx context.Context, c percolator.Cell, to percolator.Timestamp, limit int) (History, error) {
+	return r.versions(ctx, c, to, limit, false)
+}
+
+func (r *Reader) versions(ctx context.Context, c percolator.Cell, to percolator.Timestamp, limit int, read bool) (History, error) {
+	h, err := r.history(ctx, c, to, limit, read)
 	if err != nil {
 		return History{}, called("History", fmt.Errorf("reading the history of %v: %w", c, err))
 	}
 	return h, nil
 }
 
-func (r *Reader) history(ctx context.Context, c percolator.Cell, to percolator.Timestamp, limit int) (History, error) {
+func (r *Reader) history(ctx context.Context, c percolator.Cell, to percolator.Timestamp, limit int, read bool) (History, error) {
 	cell, err := stored(c)
 	if err != nil {
 		return History{}, err
@@ -323,6 +333,9 @@ func (r *Reader) history(ctx context.Context, c percolator.Cell, to percolator.T
 	values, long, err := h.decode(&rows[0], format.Cell(cell), limit)
 	if err != nil {
 		return h, err
+	}
+	if !read {
+		values, long = make([]Value, len(values)), nil
 	}
 	missing, err := r.fill(ctx, values, long)
 	if err != nil {

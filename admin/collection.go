@@ -29,7 +29,7 @@ type Collection struct {
 	// Hinted tells that collections go by the hints of processes, and need not look at every row.
 	Hinted bool `json:"hinted"`
 	// Hints is how many hints wait, each of up to 1,024 rows, and Due how many of these are at or below the safe point that
-	// a collection would publish now. AtLeast tells that they were counted up to 10,000.
+	// a collection would publish now. AtLeast tells that they were counted up to a limit.
 	Hints   int  `json:"hints"`
 	Due     int  `json:"due"`
 	AtLeast bool `json:"at_least,omitempty"`
@@ -39,10 +39,12 @@ type Collection struct {
 	Lines []string `json:"lines,omitempty"`
 }
 
-const mostHints = 10_000
-
-// Collection says how far garbage collection is.
-func (r *Reader) Collection(ctx context.Context) (Collection, error) {
+// Collection says how far garbage collection is. It counts up to limit hints, 10,000 for 0.
+func (r *Reader) Collection(ctx context.Context, limit int) (Collection, error) {
+	limit, err := limited("hints", limit, 10_000)
+	if err != nil {
+		return Collection{}, called("Collection", err)
+	}
 	c, err := r.load(ctx)
 	if err != nil {
 		return Collection{}, called("Collection", err)
@@ -68,7 +70,7 @@ func (r *Reader) Collection(ctx context.Context) (Collection, error) {
 		})
 	}
 	target := c.now.Add(-time.Duration(g.Retention))
-	scan := rowstore.ScanRange{Table: format.TableHints, Limit: mostHints, Selectors: []rowstore.Selector{newest(rowstore.Write, format.ColumnHint, atMost)}}
+	scan := rowstore.ScanRange{Table: format.TableHints, Limit: limit, Selectors: []rowstore.Selector{newest(rowstore.Write, format.ColumnHint, atMost)}}
 	for row, err := range r.store.Scan(ctx, scan) {
 		if err != nil {
 			return Collection{}, called("Collection", fmt.Errorf("counting the hints: %w", err))
@@ -77,7 +79,7 @@ func (r *Reader) Collection(ctx context.Context) (Collection, error) {
 			g.Due++
 		}
 	}
-	g.AtLeast = g.Hints == mostHints
+	g.AtLeast = g.Hints == limit
 	g.Lines = g.words()
 	return g, nil
 }

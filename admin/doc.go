@@ -22,8 +22,8 @@
 // # Bounded
 //
 // Each call looks at a bounded number of rows, which its arguments say, and most need one to three round trips.
-// So a page may ask for everything each second, over any number of rows. A list that is not whole has More set, and a
-// count that is not exact has AtLeast set. No call is repeated if a server is away: an error that
+// So a page may ask for everything each second, over any number of rows. A list that is not whole has More set, or
+// returns where its next page begins, and a count that is not exact has AtLeast set. No call is repeated if a server is away: an error that
 // matches [rowstore.ErrUnavailable] is returned at once.
 //
 // # Bytes

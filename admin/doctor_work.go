@@ -36,7 +36,7 @@ func (d *doctor) workers(ctx context.Context) error {
 	if d.cat == nil {
 		return nil
 	}
-	members, _, err := d.r.members(ctx, d.cat, 1000)
+	members, _, err := d.r.members(ctx, d.cat, "", 1000)
 	if err != nil {
 		return err
 	}
@@ -153,7 +153,7 @@ func (d *doctor) collection(ctx context.Context) error {
 	if d.cat == nil {
 		return nil
 	}
-	g, err := d.r.Collection(ctx)
+	g, err := d.r.Collection(ctx, 0)
 	if err != nil {
 		return err
 	}
@@ -181,7 +181,7 @@ func (d *doctor) collection(ctx context.Context) error {
 // oldestHint looks at the hints as Collection does.
 func (d *doctor) oldestHint(ctx context.Context) (percolator.Timestamp, error) {
 	oldest := d.cat.now
-	scan := rowstore.ScanRange{Table: format.TableHints, Limit: mostHints, Selectors: []rowstore.Selector{newest(rowstore.Write, format.ColumnHint, atMost)}}
+	scan := rowstore.ScanRange{Table: format.TableHints, Limit: 10_000, Selectors: []rowstore.Selector{newest(rowstore.Write, format.ColumnHint, atMost)}}
 	for row, err := range d.r.store.Scan(ctx, scan) {
 		if err != nil {
 			return 0, fmt.Errorf("looking for the oldest hint: %w", err)
@@ -239,7 +239,7 @@ func (d *doctor) timers(ctx context.Context) error {
 	}
 	slices.Sort(tables)
 	for _, table := range slices.Compact(tables) {
-		timers, _, err := d.r.timers(ctx, d.cat, table, 1)
+		timers, _, err := d.r.timers(ctx, d.cat, table, "", 1)
 		if err != nil {
 			return fmt.Errorf("table %v: %w", public(table), err)
 		}

@@ -1,13 +1,11 @@
 package admin
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"iter"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator"
@@ -56,11 +54,11 @@ func (r *Reader) Observers(ctx context.Context, limit int) ([]Observer, error) {
 	if err != nil {
 		return nil, called("Observers", err)
 	}
-	runs, moreParked, err := r.parked(ctx, c, "", "", limit)
+	runs, moreParked, err := r.parked(ctx, c, parkedAsk{limit: limit, rows: 4 * limit})
 	if err != nil {
 		return nil, called("Observers", err)
 	}
-	members, _, err := r.members(ctx, c, 1000)
+	members, _, err := r.members(ctx, c, "", 1000)
 	if err != nil {
 		return nil, called("Observers", err)
 	}
@@ -69,7 +67,7 @@ func (r *Reader) Observers(ctx context.Context, limit int) ([]Observer, error) {
 		w := waiting[[2]string{string(o.Table), string(o.Column)}]
 		x := Observer{
 			Name: Bytes(o.Title()), Aliases: asBytes(o.Others()), Table: public(string(o.Table)), Column: public(string(o.Column)), Since: Stamp(o.Since),
-			Paused: o.Paused, Swept: o.Swept != 0, OldValues: o.OldValues, Notified: w.cells, AtLeast: w.atLeast, ParkedAtLeast: moreParked,
+			Paused: o.Paused, Swept: o.Swept != 0, OldValues: o.OldValues, Notified: w.cells, AtLeast: w.atLeast, ParkedAtLeast: moreParked != "",
 		}
 		if w.cells > 0 {
 			x.Oldest = since(c.now, w.oldest)
@@ -119,7 +117,7 @@ func (r *Reader) notified(ctx context.Context, c *catalog, limit int) (map[[2]st
 	}
 	for table, selectors := range picks {
 		rows := 0
-		for row, err := range r.scanNotified(ctx, table, selectors, limit) {
+		for row, err := range r.scanNotified(ctx, table, selectors, "", limit) {
 			if err != nil {
 				return nil, fmt.Errorf("counting the notifications of %q: %w", public(table), err)
 			}
@@ -141,10 +139,18 @@ func (r *Reader) notified(ctx context.Context, c *catalog, limit int) (map[[2]st
 	return found, nil
 }
 
-func (r *Reader) scanNotified(ctx context.Context, table string, picks []rowstore.Selector, limit int) iter.Seq2[rowstore.Row, error] {
+// scanNotified visits the rows of a stored table with notifications that come after the row after, in the store's order of them. ""
+// is the beginning.
+func (r *Reader) scanNotified(ctx context.Context, table string, picks []rowstore.Selector, after string, limit int) iter.Seq2[rowstore.Row, error] {
 	s := rowstore.ScanRange{Table: table, Selectors: picks, Limit: limit}
+	if after != "" {
+		s.From = after + "\x00"
+	}
 	if r.slots {
 		s.Slots = []rowstore.SlotRange{{Last: rowstore.Slots - 1}}
+		if after != "" {
+			s.Slots[0].First = rowstore.Slot(table, after)
+		}
 	}
 	return r.store.Scan(ctx, s)
 }
@@ -157,18 +163,19 @@ type Notified struct {
 }
 
 // Backlog lists cells of a table's observed columns that have notifications, in no order of time: up to limit of them, 100
-// for 0. column narrows it to one, "" means all. more tells that there are others. Why says what each of them waits for.
-func (r *Reader) Backlog(ctx context.Context, table, col string, limit int) (cells []Notified, more bool, err error) {
+// for 0, and all of a row. column narrows it to one, "" means all. from is the next of the page before, "" for the first; an empty next
+// is the end. Why says what each of them waits for.
+func (r *Reader) Backlog(ctx context.Context, table, col string, from Bytes, limit int) (cells []Notified, next Bytes, err error) {
 	limit, err = limited("Backlog", limit, 100)
 	if err == nil && table == "" {
 		err = fmt.Errorf("%w: the table's name is empty", percolator.ErrInvalid)
 	}
 	if err != nil {
-		return nil, false, called("Backlog", err)
+		return nil, "", called("Backlog", err)
 	}
 	c, err := r.load(ctx)
 	if err != nil {
-		return nil, false, called("Backlog", err)
+		return nil, "", called("Backlog", err)
 	}
 	var picks []rowstore.Selector
 	for k := range c.observed {
@@ -177,221 +184,25 @@ func (r *Reader) Backlog(ctx context.Context, table, col string, limit int) (cel
 		}
 	}
 	if len(picks) == 0 {
-		return nil, false, called("Backlog", fmt.Errorf("%w: table %q", percolator.ErrNotObserved, table))
+		return nil, "", called("Backlog", fmt.Errorf("%w: table %q", percolator.ErrNotObserved, table))
 	}
-	for row, err := range r.scanNotified(ctx, format.Escape(table), picks, limit+1) {
+	for row, err := range r.scanNotified(ctx, format.Escape(table), picks, string(from), limit+1) {
 		if err != nil {
-			return nil, false, called("Backlog", err)
+			return nil, "", called("Backlog", err)
 		}
+		if len(cells) >= limit {
+			return cells, next, nil
+		}
+		next = Bytes(row.Row)
 		for i := 0; i < len(row.Versions); {
 			n := i + 1
 			for n < len(row.Versions) && row.Versions[n].Column == row.Versions[i].Column {
 				n++
-			}
-			if len(cells) == limit {
-				return cells, true, nil
 			}
 			v := &row.Versions[i]
 			cells = append(cells, Notified{publicCell(format.Cell{Table: row.Table, Row: row.Row, Column: v.Column}), since(c.now, row.Versions[n-1].TS), n - i})
 			i = n
 		}
 	}
-	return cells, false, nil
-}
-
-// Parked is a parked run.
-type Parked struct {
-	Observer Bytes `json:"observer"`
-	Cell
-	Change   Stamp     `json:"change"`
-	Attempts int       `json:"attempts"`
-	At       time.Time `json:"at"`
-	Age      Span      `json:"age"`
-	Error    string    `json:"error"`
-}
-
-// Run is the parked run as DB.Release and DB.DropParked take it.
-func (p *Parked) Run() percolator.ParkedRun {
-	return percolator.ParkedRun{Observer: string(p.Observer), Cell: p.Name(), Change: percolator.Timestamp(p.Change), Attempts: p.Attempts, Error: p.Error, At: p.At}
-}
-
-// Parked lists parked runs, also those of observers that were removed: up to limit of them, 100 for 0. observer
-// narrows them to one, by any of its names, "" means all. more tells that there may be others. It looks at 100 times as many parked runs at most.
-func (r *Reader) Parked(ctx context.Context, observer string, limit int) (runs []Parked, more bool, err error) {
-	limit, err = limited("Parked", limit, 100)
-	if err != nil {
-		return nil, false, called("Parked", err)
-	}
-	c, err := r.load(ctx)
-	if err == nil {
-		runs, more, err = r.parked(ctx, c, observer, "", limit)
-	}
-	if err != nil {
-		return nil, false, called("Parked", err)
-	}
-	return runs, more, nil
-}
-
-func (r *Reader) parked(ctx context.Context, c *catalog, observer, from string, limit int) (runs []Parked, more bool, err error) {
-	scan := rowstore.ScanRange{Table: format.TableParked, From: from, Limit: 100 * limit, Selectors: []rowstore.Selector{
-		newest(rowstore.Lock, format.ColumnParked, c.now), newest(rowstore.Write, format.ColumnParked, c.now),
-	}}
-	looked := 0
-	var long []longValue
-	var values []Value
-	add := func(b []byte) error {
-		p, err := format.DecodeParked(b)
-		if err != nil {
-			return err
-		}
-		title := string(p.Observer)
-		o := c.registered(title, string(p.Table), string(p.Column))
-		if o != nil {
-			title = o.Title()
-		}
-		if observer == "" || title == observer || o != nil && o.Has(observer) {
-			runs = append(runs, Parked{
-				Observer: Bytes(title), Cell: publicCell(p.Cell()), Change: Stamp(p.Change), Attempts: p.Attempts,
-				At: p.At.Time().UTC(), Age: since(c.now, p.At), Error: p.Error,
-			})
-		}
-		return nil
-	}
-	flush := func() error {
-		_, err := r.fill(ctx, values, long)
-		for i := range values {
-			if err == nil && values[i].Value != "" { // else it was collected, so it is parked no more
-				err = add([]byte(values[i].Value))
-			}
-		}
-		values, long = nil, nil
-		return err
-	}
-	for row, err := range r.store.Scan(ctx, scan) {
-		if err != nil {
-			return nil, false, fmt.Errorf("listing the parked runs: %w", err)
-		}
-		if looked++; len(runs)+len(values) > limit {
-			break
-		}
-		v, apart, err := r.value(ctx, &row, format.ColumnParked, c.now, c.now)
-		switch {
-		case err != nil:
-		case !v.Found:
-			continue
-		case apart != 0:
-			long = append(long, longValue{len(values), format.Cell{Table: row.Table, Row: row.Row, Column: format.ColumnParked}, apart})
-			fallthrough
-		default:
-			if values = append(values, v); len(values) >= longPage {
-				err = flush()
-			}
-		}
-		if err != nil {
-			return nil, false, fmt.Errorf("listing the parked runs: %w", err)
-		}
-	}
-	if err := flush(); err != nil {
-		return nil, false, fmt.Errorf("listing the parked runs: %w", err)
-	}
-	if len(runs) > limit {
-		return runs[:limit], true, nil
-	}
-	return runs, looked == 100*limit, nil
-}
-
-// Timer is a timer that waits, by what the index of its table says.
-type Timer struct {
-	Cell
-	Due time.Time `json:"due"`
-	In  Span      `json:"in"` // until then; less than 0 if it is due already
-	// Stale tells that the index names a timer that the cell does not have any more, or has for another time. The
-	// worker that finds it due drops it.
-	Stale bool `json:"stale,omitempty"`
-}
-
-// Timers lists the timers of a table, in the order of their due times: up to limit of them, 100 for 0. more
-// tells that there are others. One that was set for the next half minute is in no index, and is not listed: Why shows it.
-func (r *Reader) Timers(ctx context.Context, table string, limit int) (timers []Timer, more bool, err error) {
-	limit, err = limited("Timers", limit, 100)
-	if err == nil && table == "" {
-		err = fmt.Errorf("%w: the table's name is empty", percolator.ErrInvalid)
-	}
-	if err != nil {
-		return nil, false, called("Timers", err)
-	}
-	c, err := r.load(ctx)
-	if err == nil {
-		timers, more, err = r.timers(ctx, c, format.Escape(table), limit)
-	}
-	if err != nil {
-		return nil, false, called("Timers", fmt.Errorf("table %q: %w", table, err))
-	}
-	return timers, more, nil
-}
-
-func (r *Reader) timers(ctx context.Context, c *catalog, table string, limit int) (timers []Timer, more bool, err error) {
-	if !c.Catalog.Timers {
-		return nil, false, nil
-	}
-	type hint struct {
-		due  percolator.Timestamp
-		cell format.Cell
-	}
-	var hints []hint
-	for shard := range byte(format.TimerShards) {
-		scan := rowstore.ScanRange{
-			Table: format.TimersTable(table), From: format.TimersBegin(shard), To: format.TimersBegin(shard + 1), Limit: limit + 1,
-			Selectors: []rowstore.Selector{newest(rowstore.Write, format.ColumnTimer, atMost)},
-		}
-		for row, err := range r.store.Scan(ctx, scan) {
-			if err != nil {
-				return nil, false, err
-			}
-			due, err := format.TimerDue(row.Row)
-			if err != nil {
-				return nil, false, err
-			}
-			h, err := format.DecodeTimerHint(row.Versions[0].Value)
-			if err != nil {
-				return nil, false, err
-			}
-			hints = append(hints, hint{due, format.Cell{Table: table, Row: h.Row, Column: h.Column}})
-		}
-	}
-	slices.SortStableFunc(hints, func(a, b hint) int { return cmp.Compare(a.due, b.due) })
-	if more = len(hints) > limit; more {
-		hints = hints[:limit]
-	}
-	for page := range slices.Chunk(hints, 256) {
-		var reads []rowstore.RowRead
-		for _, h := range page {
-			col := format.TimerColumn(h.cell.Column)
-			reads = append(reads, rowstore.RowRead{Table: table, Row: h.cell.Row, Selectors: []rowstore.Selector{newest(rowstore.Lock, col, atMost), newest(rowstore.Write, col, atMost)}})
-		}
-		rows, err := r.rows(ctx, reads)
-		if err != nil {
-			return nil, false, err
-		}
-		for i, h := range page {
-			t := Timer{Cell: publicCell(h.cell), Due: h.due.Time().UTC(), In: since(h.due, c.now)}
-			set, due, err := r.timerOf(ctx, &rows[i], h.cell, c.now)
-			if err != nil {
-				return nil, false, err
-			}
-			t.Stale = !set || due != h.due
-			timers = append(timers, t)
-		}
-	}
-	return timers, more, nil
-}
-
-// timerOf decodes the timer of a stored cell, in a row that was read with the lock and the newest write of its column.
-func (r *Reader) timerOf(ctx context.Context, row *rowstore.Row, c format.Cell, now percolator.Timestamp) (set bool, due percolator.Timestamp, err error) {
-	v, _, err := r.value(ctx, row, format.TimerColumn(c.Column), now, now)
-	if err != nil || !v.Found {
-		return false, 0, err
-	}
-	t, err := format.DecodeTimer([]byte(v.Value))
-	return err == nil, t.Due, err
+	return cells, "", nil
 }

@@ -19,31 +19,32 @@ type Session struct {
 	Resolved Stamp `json:"resolved,omitzero"`
 }
 
-// Sessions lists the sessions, up to limit of them, 1,000 for 0. more tells that there are others.
-func (r *Reader) Sessions(ctx context.Context, limit int) (sessions []Session, more bool, err error) {
+// Sessions lists the sessions, up to limit of them, 1,000 for 0. from is the next of the page before, "" for the first; an empty next is
+// the end.
+func (r *Reader) Sessions(ctx context.Context, from Bytes, limit int) (sessions []Session, next Bytes, err error) {
 	if limit, err = limited("Sessions", limit, 1000); err != nil {
-		return nil, false, called("Sessions", err)
+		return nil, "", called("Sessions", err)
 	}
 	c, err := r.load(ctx)
 	if err != nil {
-		return nil, false, called("Sessions", err)
+		return nil, "", called("Sessions", err)
 	}
-	scan := rowstore.ScanRange{Table: format.TableSessions, Limit: limit + 1, Selectors: []rowstore.Selector{newest(rowstore.Write, format.ColumnLease, atMost)}}
+	scan := rowstore.ScanRange{Table: format.TableSessions, From: string(from), Limit: limit + 1, Selectors: []rowstore.Selector{newest(rowstore.Write, format.ColumnLease, atMost)}}
 	for row, err := range r.store.Scan(ctx, scan) {
 		if err != nil {
-			return nil, false, called("Sessions", err)
+			return nil, "", called("Sessions", err)
 		}
 		if len(sessions) == limit {
-			return sessions, true, nil
+			return sessions, Bytes(row.Row), nil
 		}
 		v := row.Newest(rowstore.Write, format.ColumnLease)
 		said, err := format.DecodeSession(v.Value)
 		if err != nil {
-			return nil, false, called("Sessions", fmt.Errorf("session %q: %w", row.Row, err))
+			return nil, "", called("Sessions", fmt.Errorf("session %q: %w", row.Row, err))
 		}
 		sessions = append(sessions, Session{ID: row.Row, Alive: v.TS >= c.now, Ends: Stamp(v.TS), Left: since(v.TS, c.now), Resolved: Stamp(said.Resolved)})
 	}
-	return sessions, false, nil
+	return sessions, "", nil
 }
 
 // Member is a worker that runs, as other workers know it.
@@ -76,41 +77,41 @@ type Work struct {
 	Running int64 `json:"running"`
 }
 
-// Members lists the workers, up to limit of them, 1,000 for 0. more tells that there are others, and then shares are
-// among those that are listed.
-func (r *Reader) Members(ctx context.Context, limit int) (members []Member, more bool, err error) {
+// Members lists the workers, up to limit of them, 1,000 for 0. from is the next of the page before, "" for the first; an empty next is the
+// end. Shares are among the members of the page.
+func (r *Reader) Members(ctx context.Context, from Bytes, limit int) (members []Member, next Bytes, err error) {
 	if limit, err = limited("Members", limit, 1000); err != nil {
-		return nil, false, called("Members", err)
+		return nil, "", called("Members", err)
 	}
 	c, err := r.load(ctx)
 	if err == nil {
-		members, more, err = r.members(ctx, c, limit)
+		members, next, err = r.members(ctx, c, string(from), limit)
 	}
 	if err != nil {
-		return nil, false, called("Members", err)
+		return nil, "", called("Members", err)
 	}
-	return members, more, nil
+	return members, next, nil
 }
 
-func (r *Reader) members(ctx context.Context, c *catalog, limit int) (members []Member, more bool, err error) {
-	scan := rowstore.ScanRange{Table: format.TableMembers, Limit: limit + 2, Selectors: []rowstore.Selector{
+func (r *Reader) members(ctx context.Context, c *catalog, from string, limit int) (members []Member, next Bytes, err error) {
+	scan := rowstore.ScanRange{Table: format.TableMembers, From: from, Limit: limit + 2, Selectors: []rowstore.Selector{
 		newest(rowstore.Lock, format.ColumnMember, atMost), newest(rowstore.Write, format.ColumnLease, atMost), newest(rowstore.Write, format.ColumnAnswer, atMost),
 	}}
 	for row, err := range r.store.Scan(ctx, scan) {
 		if err != nil {
-			return nil, false, fmt.Errorf("listing the members: %w", err)
+			return nil, "", fmt.Errorf("listing the members: %w", err)
 		}
 		record := row.Newest(rowstore.Lock, format.ColumnMember)
 		if row.Row == format.RowGeneration || record == nil {
 			continue
 		}
 		if len(members) == limit {
-			more = true
+			next = Bytes(row.Row)
 			break
 		}
 		m, err := memberOf(&row, record, c)
 		if err != nil {
-			return nil, false, fmt.Errorf("the member %q: %w", row.Row, err)
+			return nil, "", fmt.Errorf("the member %q: %w", row.Row, err)
 		}
 		members = append(members, m)
 	}
@@ -131,7 +132,7 @@ func (r *Reader) members(ctx context.Context, c *catalog, limit int) (members []
 			}
 		}
 	}
-	return members, more, nil
+	return members, next, nil
 }
 
 func memberOf(row *rowstore.Row, record *rowstore.Version, c *catalog) (Member, error) {

@@ -23,7 +23,7 @@ func TestWorkersOfARenamedObserver(t *testing.T) {
 	require.NoError(t, w.WaitIdle(t.Context()))
 	require.NoError(t, db.RenameObserver(t.Context(), "old", "new"))
 
-	members, _, err := r.Members(t.Context(), 0)
+	members, _, err := r.Members(t.Context(), "", 0)
 	require.NoError(t, err)
 	require.Len(t, members, 1)
 	require.Equal(t, admin.Bytes("new"), members[0].Works[0].Observer)

@@ -84,7 +84,7 @@ func (r *Reader) why(ctx context.Context, user percolator.Cell) (Wait, error) {
 	row := &rows[0]
 	var members []Member
 	if len(observers) > 0 {
-		if members, _, err = r.members(ctx, cat, 1000); err != nil {
+		if members, _, err = r.members(ctx, cat, "", 1000); err != nil {
 			return w, err
 		}
 	}

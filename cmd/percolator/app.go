@@ -82,7 +82,7 @@ func (a *app) root() *cobra.Command {
 	add(cells, a.tablesCommand(), a.getCommand(), a.scanCommand(), a.historyCommand(), a.setCommand(), a.deleteCommand())
 	add(work, a.observersCommand(), a.backlogCommand(), a.parkedCommand(), a.timersCommand())
 	add(waits, a.whyCommand(), a.locksCommand(), a.txnCommand(), a.sessionsCommand(), a.membersCommand(), a.holdsCommand())
-	add(keep, a.doctorCommand(), a.overviewCommand(), a.gcCommand(), a.retentionCommand(), a.sizesCommand())
+	add(keep, a.doctorCommand(), a.uiCommand(), a.overviewCommand(), a.gcCommand(), a.retentionCommand(), a.sizesCommand())
 	add(files, a.backupCommand(), a.restoreCommand(), a.exportCommand(), a.importCommand())
 	root.AddCommand(&cobra.Command{Use: "exit", Short: "The exit statuses", Long: exitHelp})
 	return root

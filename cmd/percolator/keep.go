@@ -48,7 +48,7 @@ func (a *app) gcCommand() *cobra.Command {
 	status := &cobra.Command{
 		Use: "status", Short: "Show how far garbage collection is", Args: exactly(),
 		RunE: look(a, func(ctx context.Context, r *admin.Reader, _ []string) (admin.Collection, error) {
-			return r.Collection(ctx)
+			return r.Collection(ctx, 0)
 		}, func(w *page, g admin.Collection) {
 			lines(w, g.Lines)
 			for _, t := range g.Tables {

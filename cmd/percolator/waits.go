@@ -137,8 +137,8 @@ func (a *app) sessionsCommand() *cobra.Command {
 		Long: "Lists the sessions: processes that have committed in two phases. One whose lease is over is dead, or cut off; its locks may be\n" +
 			"rolled back by anybody, and garbage collection removes the session.",
 		RunE: look(a, func(ctx context.Context, r *admin.Reader, _ []string) (list[admin.Session], error) {
-			s, more, err := r.Sessions(ctx, limit)
-			return list[admin.Session]{s, more}, err
+			s, next, err := r.Sessions(ctx, "", limit)
+			return list[admin.Session]{s, next != ""}, err
 		}, func(w *page, l list[admin.Session]) {
 			w.row("PROCESS", "STATE", "LEASE")
 			for _, s := range l.Items {
@@ -162,8 +162,8 @@ func (a *app) membersCommand() *cobra.Command {
 		Long: "Lists the workers that run, with the observers that each runs, and about the share of their changes. PLACES 0 means that the worker\n" +
 			"is stuck with this observer, and others take its changes over.",
 		RunE: look(a, func(ctx context.Context, r *admin.Reader, _ []string) (list[admin.Member], error) {
-			m, more, err := r.Members(ctx, limit)
-			return list[admin.Member]{m, more}, err
+			m, next, err := r.Members(ctx, "", limit)
+			return list[admin.Member]{m, next != ""}, err
 		}, func(w *page, l list[admin.Member]) {
 			w.row("WORKER", "STATE", "JOINED", "OBSERVER", "TABLE", "COLUMN", "PLACES", "SHARE")
 			for _, m := range l.Items {

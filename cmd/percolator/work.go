@@ -139,8 +139,8 @@ func (a *app) backlogCommand() *cobra.Command {
 			if err := haveTable(ctx, r, names[0]); err != nil {
 				return list[admin.Notified]{}, err
 			}
-			cells, more, err := r.Backlog(ctx, names[0], names[1], limit)
-			return list[admin.Notified]{cells, more}, err
+			cells, next, err := r.Backlog(ctx, names[0], names[1], "", limit)
+			return list[admin.Notified]{cells, next != ""}, err
 		}, func(w *page, l list[admin.Notified]) {
 			w.row("ROW", "COLUMN", "WAITS", "NOTIFICATIONS")
 			for _, n := range l.Items {
@@ -159,11 +159,11 @@ func (a *app) parkedCommand() *cobra.Command {
 	show := &cobra.Command{
 		Use: "list", Short: "List the parked runs", Args: exactly(),
 		RunE: look(a, func(ctx context.Context, r *admin.Reader, _ []string) (list[admin.Parked], error) {
-			runs, more, err := r.Parked(ctx, string(observer), limit)
+			runs, next, err := r.Parked(ctx, string(observer), "", limit)
 			if err == nil && len(runs) == 0 && observer != "" {
 				err = haveObserver(ctx, r, string(observer))
 			}
-			return list[admin.Parked]{runs, more}, err
+			return list[admin.Parked]{runs, next != ""}, err
 		}, func(w *page, l list[admin.Parked]) {
 			w.row("OBSERVER", "TABLE", "ROW", "COLUMN", "ATTEMPTS", "PARKED", "ERROR")
 			for _, p := range l.Items {
@@ -264,13 +264,13 @@ func (a *app) parkedRuns(ctx context.Context, r *admin.Reader, args []string, na
 			return nil, err
 		}
 	}
-	runs, more, err := r.Parked(ctx, name, parkedPage)
+	runs, next, err := r.Parked(ctx, name, "", parkedPage)
 	if err != nil {
 		return nil, err
 	}
 	if len(args) > 0 {
 		found := slices.DeleteFunc(slices.Clone(runs), func(p admin.Parked) bool { return p.Name() != cell })
-		if len(found) == 0 && more {
+		if len(found) == 0 && next != "" {
 			// Too many to find it so: whether it is parked, whoever releases or drops it finds out.
 			return []admin.Parked{{Observer: admin.Bytes(name), Cell: admin.CellOf(cell)}}, nil
 		}
@@ -301,8 +301,8 @@ func (a *app) timersCommand() *cobra.Command {
 			if err != nil {
 				return list[admin.Timer]{}, err
 			}
-			t, more, err := r.Timers(ctx, table, limit)
-			return list[admin.Timer]{t, more}, err
+			t, next, err := r.Timers(ctx, table, "", limit)
+			return list[admin.Timer]{t, next != ""}, err
 		}, func(w *page, l list[admin.Timer]) {
 			w.row("ROW", "COLUMN", "DUE", "IN", "NOTES")
 			for _, t := range l.Items {

@@ -1,0 +1,205 @@
+package admin_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/admin"
+	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
+)
+
+// byRows hides that a store finds notifications by slots: then they come by their rows.
+type byRows struct {
+	rowstore.Store
+	mem *memstore.Store
+}
+
+func (b byRows) Oracle() oracle.Oracle { return b.mem.Oracle() }
+
+// pages asks for pages until there are no more, and returns the keys of all items, each of which must come once.
+func pages[T any](t *testing.T, limit int, ask func(from admin.Bytes, limit int) ([]T, admin.Bytes, error), key func(T) string) (keys []string) {
+	t.Helper()
+	seen := map[string]bool{}
+	for from := admin.Bytes(""); ; {
+		items, next, err := ask(from, limit)
+		require.NoError(t, err)
+		require.LessOrEqual(t, len(items), limit)
+		for _, x := range items {
+			k := key(x)
+			require.False(t, seen[k], "%s came twice", k)
+			seen[k] = true
+			keys = append(keys, k)
+		}
+		if next == "" {
+			return keys
+		}
+		require.NotEqual(t, from, next)
+		from = next
+	}
+}
+
+// work makes a database in which 23 cells have notifications, parked runs and timers.
+func work(t *testing.T, store rowstore.Store) *percolator.DB {
+	t.Helper()
+	ctx := t.Context()
+	db, err := percolator.New(ctx, store, percolator.WithLogger(slog.New(slog.DiscardHandler)), percolator.WithSettings(percolator.Settings{CatalogLease: 10 * time.Millisecond}))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, db.Close(context.Background())) })
+	w := percolator.NewWorker(db, percolator.WorkerConfig{GCInterval: -1})
+	park := func(context.Context, *percolator.Txn, percolator.Cell) error {
+		return percolator.Park(errors.New("no"))
+	}
+	require.NoError(t, w.Observe(percolator.Observer{Name: "o", Table: "t", Column: "c", Func: park}))
+	require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error {
+		for i := range 23 {
+			if err := tx.Set(cell(fmt.Sprintf("r%02d", i)), nil); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	running, stop := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(running) }()
+	require.NoError(t, w.WaitIdle(ctx))
+	stop()
+	require.NoError(t, <-ended)
+	require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error {
+		for i := range 23 {
+			c := cell(fmt.Sprintf("r%02d", i))
+			if err := errors.Join(tx.NotifyAfter(ctx, c, time.Duration(1+i%5)*time.Hour), tx.Set(c, []byte("anew"))); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	return db
+}
+
+func TestPages(t *testing.T) {
+	t.Parallel()
+	plain := memstore.New()
+	for name, store := range map[string]rowstore.Store{"by slots": memstore.New(), "by rows": byRows{plain, plain}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, db := t.Context(), work(t, store)
+			r, err := admin.Of(db)
+			require.NoError(t, err)
+			for _, limit := range []int{1, 5, 23, 100} {
+				backlog := pages(t, limit, func(from admin.Bytes, limit int) ([]admin.Notified, admin.Bytes, error) {
+					return r.Backlog(ctx, "t", "c", from, limit)
+				},
+					func(n admin.Notified) string { return n.Cell.String() })
+				require.Len(t, backlog, 23)
+				parked := pages(t, limit, func(from admin.Bytes, limit int) ([]admin.Parked, admin.Bytes, error) {
+					return r.Parked(ctx, "o", from, limit)
+				},
+					func(p admin.Parked) string { return p.Cell.String() })
+				require.Len(t, parked, 23)
+				timers := pages(t, limit, func(from admin.Bytes, limit int) ([]admin.Timer, admin.Bytes, error) {
+					return r.Timers(ctx, "t", from, limit)
+				},
+					func(x admin.Timer) string { return x.Due.Format(time.RFC3339Nano) + " " + x.Cell.String() })
+				require.Len(t, timers, 23)
+				require.IsIncreasing(t, dues(timers))
+			}
+			none, next, err := r.Parked(ctx, "another", "", 10)
+			require.NoError(t, err)
+			require.Empty(t, none)
+			require.Empty(t, next)
+		})
+	}
+}
+
+// dues are the due times of timers, each with its place, so that equal ones increase too.
+func dues(keys []string) (out []string) {
+	for i, k := range keys {
+		out = append(out, fmt.Sprintf("%.20s %04d", k, i))
+	}
+	return out
+}
+
+func TestPagesOfProcesses(t *testing.T) {
+	t.Parallel()
+	db, _, r := open(t)
+	ends := now(t, db).Add(time.Minute)
+	for i := range 7 {
+		id := fmt.Sprintf("p%d", i)
+		session(t, db, id, ends)
+		record := format.Member{Works: []format.MemberWork{{Observer: "o", Table: "t", Column: "c", Weight: 1}}}
+		apply(t, db, format.TableMembers, id, rowstore.Put(rowstore.Lock, format.ColumnMember, 1, record.Encode()), rowstore.Put(rowstore.Write, format.ColumnLease, ends, nil))
+	}
+	for _, limit := range []int{1, 3, 7, 8} {
+		sessions := pages(t, limit, func(from admin.Bytes, limit int) ([]admin.Session, admin.Bytes, error) {
+			return r.Sessions(t.Context(), from, limit)
+		},
+			func(s admin.Session) string { return s.ID })
+		require.Len(t, sessions, 7)
+		members := pages(t, limit, func(from admin.Bytes, limit int) ([]admin.Member, admin.Bytes, error) {
+			return r.Members(t.Context(), from, limit)
+		},
+			func(m admin.Member) string { return m.ID })
+		require.Len(t, members, 7)
+	}
+}
+
+// TestReplays shows replays by their records, whose values lie apart.
+func TestReplays(t *testing.T) {
+	t.Parallel()
+	ctx, db := t.Context(), work(t, memstore.New())
+	r, err := admin.Of(db)
+	require.NoError(t, err)
+	list, more, err := r.Replays(ctx, 0)
+	require.NoError(t, err)
+	require.Empty(t, list)
+	require.False(t, more)
+	start := now(t, db)
+	for i := range 3 {
+		record := format.Replay{Observer: []byte("o"), Table: []byte("t"), Column: []byte("c"), From: fmt.Appendf(nil, "r0%d", i), To: []byte("r1"), ID: start - percolator.Timestamp(i), Next: []byte("r05"), Cells: 4}
+		b, err := record.Encode()
+		require.NoError(t, err)
+		c := record.Cell()
+		write := format.Write{Kind: format.KindPut, Start: start, Long: true}
+		apply(t, db, c.Table, c.Row, rowstore.Put(rowstore.Data, c.Column, start, b), rowstore.Put(rowstore.Write, c.Column, now(t, db), write.Encode()))
+	}
+	list, more, err = r.Replays(ctx, 3)
+	require.NoError(t, err)
+	require.False(t, more)
+	require.Len(t, list, 3)
+	require.Equal(t, admin.Replay{
+		Observer: "o", Table: "t", Column: "c", From: "r02", To: "r1", Began: admin.Stamp(start - 2), Age: list[0].Age, Next: "r05", Cells: 4,
+	}, list[0])
+	list, more, err = r.Replays(ctx, 2)
+	require.NoError(t, err)
+	require.True(t, more)
+	require.Len(t, list, 2)
+}
+
+// TestVersions is the history without values, short or long.
+func TestVersions(t *testing.T) {
+	t.Parallel()
+	db, _, r := open(t)
+	set(t, db, cell("r"), "short")
+	set(t, db, cell("r"), strings.Repeat("long", format.ShortValue))
+	with, err := r.History(t.Context(), cell("r"), 0, 0)
+	require.NoError(t, err)
+	require.Len(t, with.Versions, 2)
+	without, err := r.Versions(t.Context(), cell("r"), 0, 0)
+	require.NoError(t, err)
+	for i := range with.Versions {
+		require.NotEmpty(t, with.Versions[i].Value)
+		with.Versions[i].Value = ""
+	}
+	require.Equal(t, with, without)
+}

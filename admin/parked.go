@@ -1,0 +1,141 @@
+package admin
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// Parked is a parked run.
+type Parked struct {
+	Observer Bytes `json:"observer"`
+	Cell
+	Change   Stamp     `json:"change"`
+	Attempts int       `json:"attempts"`
+	At       time.Time `json:"at"`
+	Age      Span      `json:"age"`
+	Error    string    `json:"error"`
+}
+
+// Run is the parked run as DB.Release and DB.DropParked take it.
+func (p *Parked) Run() percolator.ParkedRun {
+	return percolator.ParkedRun{Observer: string(p.Observer), Cell: p.Name(), Change: percolator.Timestamp(p.Change), Attempts: p.Attempts, Error: p.Error, At: p.At}
+}
+
+// Parked lists parked runs, also those of observers that were removed: up to limit of them, 100 for 0. observer
+// narrows them to one, by any of its names, "" means all. It looks at 100 times as many parked runs at most. from is
+// the next of the page before, "" for the first; an empty next is the end. A page may be empty and have a next.
+func (r *Reader) Parked(ctx context.Context, observer string, from Bytes, limit int) (runs []Parked, next Bytes, err error) {
+	limit, err = limited("Parked", limit, 100)
+	if err != nil {
+		return nil, "", called("Parked", err)
+	}
+	c, err := r.load(ctx)
+	if err == nil {
+		runs, next, err = r.parked(ctx, c, parkedAsk{observer: observer, from: string(from), limit: limit, rows: 100 * limit})
+	}
+	if err != nil {
+		return nil, "", called("Parked", err)
+	}
+	return runs, next, nil
+}
+
+// parkedAsk asks for a page of parked runs: limit of them at most, among rows rows of their table.
+type parkedAsk struct {
+	observer, from string
+	limit, rows    int
+}
+
+// parkedPage collects parked runs. Those whose record lies apart from its cell are read a few at a time.
+type parkedPage struct {
+	r        *Reader
+	c        *catalog
+	observer string
+	runs     []Parked
+	rows     []string // of runs
+	values   []Value
+	of       []string // the rows of values
+	long     []longValue
+}
+
+func (r *Reader) parked(ctx context.Context, c *catalog, ask parkedAsk) (runs []Parked, next Bytes, err error) {
+	scan := rowstore.ScanRange{Table: format.TableParked, From: ask.from, Limit: ask.rows, Selectors: []rowstore.Selector{
+		newest(rowstore.Lock, format.ColumnParked, c.now), newest(rowstore.Write, format.ColumnParked, c.now),
+	}}
+	p := parkedPage{r: r, c: c, observer: ask.observer}
+	looked, last := 0, ""
+	for row, err := range r.store.Scan(ctx, scan) {
+		if err == nil && len(p.runs)+len(p.values) > ask.limit {
+			err = p.flush(ctx) // some of them may be parked no more, or another observer's
+			if err == nil && len(p.runs) > ask.limit {
+				break
+			}
+		}
+		if err == nil {
+			looked, last = looked+1, row.Row
+			err = p.add(ctx, &row)
+		}
+		if err != nil {
+			return nil, "", fmt.Errorf("listing the parked runs: %w", err)
+		}
+	}
+	if err := p.flush(ctx); err != nil {
+		return nil, "", fmt.Errorf("listing the parked runs: %w", err)
+	}
+	if len(p.runs) > ask.limit {
+		return p.runs[:ask.limit], Bytes(p.rows[ask.limit]), nil
+	}
+	if looked == ask.rows {
+		next = Bytes(last + "\x00")
+	}
+	return p.runs, next, nil
+}
+
+// add takes a row of the table of parked runs.
+func (p *parkedPage) add(ctx context.Context, row *rowstore.Row) error {
+	v, apart, err := p.r.value(ctx, row, format.ColumnParked, p.c.now, p.c.now)
+	if err != nil || !v.Found {
+		return err
+	}
+	if apart != 0 {
+		p.long = append(p.long, longValue{len(p.values), format.Cell{Table: row.Table, Row: row.Row, Column: format.ColumnParked}, apart})
+	}
+	if p.values, p.of = append(p.values, v), append(p.of, row.Row); len(p.values) >= longPage {
+		return p.flush(ctx)
+	}
+	return nil
+}
+
+// flush decodes the values that were collected.
+func (p *parkedPage) flush(ctx context.Context) error {
+	if _, err := p.r.fill(ctx, p.values, p.long); err != nil {
+		return err
+	}
+	for i := range p.values {
+		if p.values[i].Value == "" { // it was collected, so it is parked no more
+			continue
+		}
+		said, err := format.DecodeParked([]byte(p.values[i].Value))
+		if err != nil {
+			return err
+		}
+		title := string(said.Observer)
+		o := p.c.registered(title, string(said.Table), string(said.Column))
+		if o != nil {
+			title = o.Title()
+		}
+		if p.observer == "" || title == p.observer || o != nil && o.Has(p.observer) {
+			p.rows = append(p.rows, p.of[i])
+			p.runs = append(p.runs, Parked{
+				Observer: Bytes(title), Cell: publicCell(said.Cell()), Change: Stamp(said.Change), Attempts: said.Attempts,
+				At: said.At.Time().UTC(), Age: since(p.c.now, said.At), Error: said.Error,
+			})
+		}
+	}
+	p.values, p.of, p.long = nil, nil, nil
+	return nil
+}

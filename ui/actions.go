@@ -1,0 +1,230 @@
+package ui
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/percolate-go/percolate/admin"
+	"github.com/percolate-go/percolate/percolator"
+)
+
+// action is something that the page can change. Its confirmation says what it does, and do does it.
+type action struct {
+	title string
+	// needs are the names that it cannot do without.
+	needs []string
+	// what says in words what will happen.
+	what []string
+	// edit are names that may be changed on the confirmation.
+	edit []string
+	// back is the view that shows the effect.
+	back string
+	do   func(ctx context.Context, h *Handler, a *asked) (string, error)
+}
+
+// asked is an action with its names.
+type asked struct {
+	who, observer string
+	cell          percolator.Cell
+	from, to      string
+}
+
+func (a *asked) run() percolator.ParkedRun {
+	return percolator.ParkedRun{Observer: a.observer, Cell: a.cell}
+}
+
+func (a *asked) rng() percolator.Range {
+	return percolator.Range{Table: a.cell.Table, From: a.from, To: a.to}
+}
+
+var (
+	oneObserver = []string{"observer"}
+	oneRun      = []string{"observer", "table", "row", "column"}
+	oneReplay   = []string{"observer", "table"}
+)
+
+const (
+	mostReleased  = 1000             // parked runs in one action
+	actionTimeout = 20 * time.Second // of an action
+)
+
+var actions = map[string]action{
+	"pause": {"Pause an observer", oneObserver, []string{
+		"No worker begins a run of it until it is resumed. Runs that have begun go on.",
+		"Its changes wait. Nothing is lost, but what it derives is not kept up.",
+	}, nil, "observers", func(ctx context.Context, h *Handler, a *asked) (string, error) {
+		return "It is paused.", h.db.PauseObserver(ctx, a.observer)
+	}},
+	"resume": {"Resume an observer", oneObserver, []string{"Its pause ends, and workers run what waits."}, nil, "observers", func(ctx context.Context, h *Handler, a *asked) (string, error) {
+		return "It is resumed.", h.db.ResumeObserver(ctx, a.observer)
+	}},
+	"release": {"Retry a parked run", oneRun, []string{"Its observer attempts it again, with a fresh count of attempts. Other observers of the column run for the cell again, too."}, nil, "parked", func(ctx context.Context, h *Handler, a *asked) (string, error) {
+		return "It is released.", h.db.Release(ctx, a.run())
+	}},
+	"release-all": {"Retry the parked runs of an observer", oneObserver, []string{
+		fmt.Sprintf("Its parked runs are attempted again, up to %d of them, with a fresh count of attempts.", mostReleased),
+		"Mend what they failed for first, or they are parked again.",
+	}, nil, "parked", releaseAll},
+	"drop": {"Drop a parked run", oneRun, []string{
+		"The observer counts as having seen the change, without a run for it.",
+		"What the run would have done is lost, and so is the difference for an observer of old values. There is no way back.",
+	}, nil, "parked", func(ctx context.Context, h *Handler, a *asked) (string, error) {
+		return "It is dropped.", h.db.DropParked(ctx, a.run())
+	}},
+	"replay": {"Replay an observer", oneReplay, []string{
+		"It runs again for every cell of its columns in these rows that has a value. Its function must set what it derives, not add to it.",
+		"The runs are made by the workers, a few at a time, and take as long as they take. If this program ends, the replay goes on with the next one of the same rows.",
+	}, []string{"from", "to"}, "replays", func(_ context.Context, h *Handler, a *asked) (string, error) {
+		return "It is under way.", h.replays.begin(a.who, a.observer, a.rng())
+	}},
+	"cancel-replay": {"Cancel a replay", oneReplay, []string{"Nothing more is asked for, and how far it has got is forgotten. What was asked for runs."}, nil, "replays", func(ctx context.Context, h *Handler, a *asked) (string, error) {
+		return "It is cancelled.", h.db.CancelReplay(ctx, a.observer, a.rng())
+	}},
+}
+
+// releaseAll releases parked runs of one observer, up to a number of them.
+func releaseAll(ctx context.Context, h *Handler, a *asked) (string, error) {
+	n, from := 0, admin.Bytes("")
+	for {
+		runs, next, err := h.r.Parked(ctx, a.observer, from, mostListed)
+		for i := range runs {
+			if err == nil {
+				err = h.db.Release(ctx, runs[i].Run())
+			}
+			if err == nil {
+				n++
+			}
+		}
+		if err != nil {
+			return "", fmt.Errorf("%w (%d were released before)", err, n)
+		}
+		switch {
+		case next == "":
+			return fmt.Sprintf("%d parked runs are released.", n), nil
+		case n >= mostReleased:
+			return fmt.Sprintf("%d parked runs are released, and there may be others.", n), nil
+		}
+		from = next
+	}
+}
+
+// field is a name of an action on its confirmation.
+type field struct {
+	Name  string
+	Value admin.Bytes
+	Edit  bool
+}
+
+type confirmation struct {
+	Do, Title string
+	What      []string
+	Fields    []field
+	Back      string
+}
+
+// ask reads the names of an action.
+func (q *query) ask() (do string, act action, a asked, err error) {
+	do = q.values.Get("do")
+	act, ok := actions[do]
+	if !ok {
+		return do, act, a, fmt.Errorf("%w: there is no action %q", percolator.ErrInvalid, do)
+	}
+	n, err := q.names("observer", "table", "row", "column", "from", "to")
+	if err != nil {
+		return do, act, a, err
+	}
+	a = asked{q.access.Who, n[0], percolator.Cell{Table: n[1], Row: n[2], Column: n[3]}, n[4], n[5]}
+	for _, name := range act.needs {
+		if s, _ := q.name(name); s == "" {
+			return do, act, a, fmt.Errorf("%w: the %s is missing", percolator.ErrInvalid, name)
+		}
+	}
+	return do, act, a, nil
+}
+
+// confirm says what an action will do, with the form for it.
+func (h *Handler) confirm(_ context.Context, q *query) (any, error) {
+	if !q.actions() {
+		return nil, errNoActions
+	}
+	do, act, _, err := q.ask()
+	if err != nil {
+		return nil, err
+	}
+	c := confirmation{Do: do, Title: act.title, What: act.what, Back: act.back}
+	for _, name := range []string{"observer", "table", "row", "column", "from", "to"} {
+		edit := false
+		for _, e := range act.edit {
+			edit = edit || e == name
+		}
+		s, _ := q.name(name)
+		if s != "" || edit {
+			c.Fields = append(c.Fields, field{name, admin.Bytes(s), edit})
+		}
+	}
+	return &c, nil
+}
+
+// post serves the forms of who may look.
+func (h *Handler) post(ctx context.Context, w http.ResponseWriter, r *http.Request, name string, q *query) {
+	if err := r.ParseForm(); err != nil {
+		h.fail(w, q, http.StatusBadRequest, "the form cannot be read")
+		return
+	}
+	if !h.genuine(r, q.access) {
+		h.o.Logger.Warn("ui: a form without its secret is refused", "who", q.access.Who, "from", r.RemoteAddr)
+		h.fail(w, q, http.StatusForbidden, "This form is of another login, or of a program that has ended. Go back, load the page again, and try anew.")
+		return
+	}
+	switch name {
+	case "act":
+		h.act(ctx, w, r, q)
+	case "logout":
+		if h.o.Login != nil {
+			h.o.Login.leave(w, r)
+		}
+		w.Header().Set("Location", "./")
+		w.WriteHeader(http.StatusSeeOther)
+	default:
+		h.fail(w, q, http.StatusNotFound, "there is no such form")
+	}
+}
+
+type acted struct {
+	Title, Text, Back string
+	Fields            []field
+}
+
+// act does what a form asks for. What it asks for stands in the form alone, never in the address.
+func (h *Handler) act(ctx context.Context, w http.ResponseWriter, r *http.Request, q *query) {
+	if !q.actions() {
+		h.fail(w, q, statusOf(errNoActions), errNoActions.Error())
+		return
+	}
+	q.values = r.PostForm
+	do, act, a, err := q.ask()
+	if err != nil {
+		h.fail(w, q, statusOf(err), err.Error())
+		return
+	}
+	// Who closes the browser does not leave an action half done.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), actionTimeout)
+	defer cancel()
+	text, err := act.do(ctx, h, &a)
+	log := h.o.Logger.With("action", do, "who", a.who, "observer", a.observer, "table", a.cell.Table, "row", admin.Bytes(cut(a.cell.Row)).String(), "column", a.cell.Column)
+	if err != nil {
+		log.Warn("ui: an action has failed", "error", err)
+		h.fail(w, q, statusOf(err), err.Error())
+		return
+	}
+	log.Info("ui: an action")
+	done := acted{Title: act.title, Text: text, Back: act.back}
+	for _, f := range []field{{Name: "observer", Value: admin.Bytes(a.observer)}, {Name: "table", Value: admin.Bytes(a.cell.Table)}, {Name: "row", Value: admin.Bytes(a.cell.Row)}, {Name: "column", Value: admin.Bytes(a.cell.Column)}} {
+		if f.Value != "" {
+			done.Fields = append(done.Fields, f)
+		}
+	}
+	h.render(w, http.StatusOK, "done", &page{Title: act.title, View: "act", Data: &done}, q)
+}

@@ -1,0 +1,143 @@
+package ui_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/ui"
+)
+
+// act goes through the confirmation of an action, as a person does, and returns the answer.
+func (w *world) act(do string, names ...string) answer {
+	w.t.Helper()
+	v := url.Values{"do": {do}}
+	for i := 0; i+1 < len(names); i += 2 {
+		v.Set(names[i], names[i+1])
+	}
+	sure := w.get("confirm?" + v.Encode())
+	require.Equal(w.t, http.StatusOK, sure.status, sure.body)
+	return w.post("act", form(w.t, sure.body, "act"))
+}
+
+func typed(t *testing.T, c percolator.Cell) []string {
+	t.Helper()
+	v, err := url.ParseQuery(strings.TrimPrefix(link(t, c), "cell?"))
+	require.NoError(t, err)
+	return []string{"observer", typedName(badName), "table", v.Get("table"), "row", v.Get("row"), "column", v.Get("column")}
+}
+
+func (w *world) parked() int {
+	w.t.Helper()
+	runs, err := w.db.Parked(w.t.Context())
+	require.NoError(w.t, err)
+	return len(runs)
+}
+
+func TestPauseAndResume(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, ui.Access{Who: "ann", Actions: true})
+	w.login()
+	paused := func() bool {
+		infos, err := w.db.Observers(t.Context())
+		require.NoError(t, err)
+		return infos[0].Paused
+	}
+	a := w.act("pause", "observer", typedName(badName))
+	require.Equal(t, http.StatusOK, a.status, a.body)
+	require.True(t, paused())
+	require.Contains(t, w.get("observers").body, "resume")
+	require.Contains(t, w.log.String(), `msg="ui: an action" action=pause who=ann`)
+	a = w.act("resume", "observer", typedName(badName))
+	require.Equal(t, http.StatusOK, a.status, a.body)
+	require.False(t, paused())
+	require.Equal(t, http.StatusNotFound, w.act("pause", "observer", "nobody").status)
+	require.Contains(t, w.log.String(), "an action has failed")
+}
+
+func TestRetryAndDrop(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, ui.Access{Who: "ann", Actions: true})
+	w.login()
+	require.Equal(t, 1, w.parked())
+	a := w.act("release", typed(t, badCell)...)
+	require.Equal(t, http.StatusOK, a.status, a.body)
+	require.Zero(t, w.parked())
+
+	again := percolator.Observer{Name: badName, Table: badCell.Table, Column: badCell.Column, Func: func(context.Context, *percolator.Txn, percolator.Cell) error {
+		return percolator.Park(fmt.Errorf("again"))
+	}}
+	w.runUntilIdle(again)
+	require.Equal(t, 2, w.parked()) // this one and the cell that was written later
+	a = w.act("drop", typed(t, badCell)...)
+	require.Equal(t, http.StatusOK, a.status, a.body)
+	require.Equal(t, 1, w.parked())
+	a = w.act("release-all", "observer", typedName(badName))
+	require.Equal(t, http.StatusOK, a.status, a.body)
+	require.Contains(t, a.body, "1 parked runs are released.")
+	require.Zero(t, w.parked())
+}
+
+// TestReplay begins a replay, watches it wait for a worker, sees it done, and cancels another one.
+func TestReplay(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, ui.Access{Who: "ann", Actions: true})
+	w.login()
+	w.busy = true
+	state := func(says string) func() bool {
+		return func() bool { return strings.Contains(w.get("replays").body, says) }
+	}
+	sure := w.get("confirm?do=replay&observer=" + query(badName) + "&table=" + query(badCell.Table))
+	f := form(t, sure.body, "act")
+	f.Set("to", "m") // the cell "later" alone
+	require.Equal(t, http.StatusOK, w.post("act", f).status)
+	require.Eventually(t, state("under way"), time.Minute, 10*time.Millisecond)
+	require.Equal(t, http.StatusOK, w.post("act", f).status)
+	require.Equal(t, 1, strings.Count(w.get("replays").body, "under way"), "it is the same replay")
+	fine := percolator.Observer{Name: badName, Table: badCell.Table, Column: badCell.Column, Func: func(context.Context, *percolator.Txn, percolator.Cell) error { return nil }}
+	w.runUntil(func(*percolator.Worker) {
+		require.Eventually(t, state("done: 1 cells"), time.Minute, 10*time.Millisecond)
+	}, fine)
+
+	f.Set("to", "z") // nobody runs it any more
+	require.Equal(t, http.StatusOK, w.post("act", f).status)
+	require.Eventually(t, state("under way"), time.Minute, 10*time.Millisecond)
+	a := w.act("cancel-replay", "observer", typedName(badName), "table", typedName(badCell.Table), "to", "z")
+	require.Equal(t, http.StatusOK, a.status, a.body)
+
+	// The end of the page ends it. Nothing begins afterwards.
+	require.NoError(t, w.page.Close(t.Context()))
+	require.Contains(t, w.get("replays").body, "broken off")
+	require.Equal(t, http.StatusServiceUnavailable, w.post("act", f).status)
+}
+
+// TestManyReplays are refused: each is a goroutine.
+func TestManyReplays(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, ui.Access{Who: "ann", Actions: true})
+	w.login()
+	w.busy = true
+	f := form(t, w.get("confirm?do=replay&observer="+query(badName)+"&table="+query(badCell.Table)).body, "act")
+	last := 0
+	for i := range 9 {
+		f.Set("to", fmt.Sprintf("m%d", i))
+		last = w.post("act", f).status
+		if i < 8 {
+			require.Equal(t, http.StatusOK, last)
+		}
+	}
+	require.Equal(t, http.StatusConflict, last)
+	// Who waits for no end leaves them to themselves.
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := w.page.Close(ctx); err != nil {
+		require.ErrorIs(t, err, context.Canceled)
+	}
+}

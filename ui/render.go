@@ -1,0 +1,145 @@
+package ui
+
+import (
+	"embed"
+	"errors"
+	"fmt"
+	"html/template"
+	"net/http"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/percolate-go/percolate/admin"
+)
+
+var errNoActions = errors.New("ui: this page only looks: it was started without actions, or you may not do any")
+
+//go:embed templates
+var templateFiles embed.FS
+
+//go:embed static
+var staticFiles embed.FS
+
+// templates are the views, each with the frame around it.
+var templates = parseTemplates()
+
+func parseTemplates() map[string]*template.Template {
+	all := map[string]*template.Template{}
+	for _, name := range []string{
+		"overview", "observers", "backlog", "parked", "timers", "tables", "locks", "cell", "processes", "replays", "confirm", "done", "error", "login",
+	} {
+		// The files are part of the program: what is wrong in them shows in every test.
+		all[name] = template.Must(template.New(name).Funcs(functions).ParseFS(templateFiles, "templates/frame.html", "templates/"+name+".html"))
+	}
+	return all
+}
+
+var functions = template.FuncMap{
+	"link": link, "short": short, "text": text, "value": value, "when": when, "stamp": stamp, "count": count, "percent": percent, "stateOf": stateOf,
+	"past": func(left admin.Span) admin.Span { return -left },
+	"class": func(state string) string {
+		if state == "running" {
+			return "good"
+		}
+		return "bad"
+	},
+	"views": func() [][3]string { return menu },
+}
+
+// menu has the address, the view and the text of each link at the top.
+var menu = [][3]string{
+	{"./", "", "overview"},
+	{"observers", "observers", "observers"},
+	{"parked", "parked", "parked"},
+	{"tables", "tables", "tables"},
+	{"locks", "locks", "locks"},
+	{"cell", "cell", "cell"},
+	{"processes", "processes", "processes"},
+	{"replays", "replays", "replays"},
+}
+
+// How much of something is shown.
+const (
+	mostName  = 160     // characters of a name
+	mostError = 8 << 10 // bytes of an error
+	mostValue = 4 << 10 // bytes of a value
+)
+
+// cut is the beginning of bytes that may be long.
+func cut(s string) string { return s[:min(len(s), mostName)] }
+
+// short is a name as it can be typed, or its beginning.
+func short(b admin.Bytes) string {
+	typed := admin.Bytes(string(b)[:min(len(b), 4*mostName)]).String()
+	if r := []rune(typed); len(r) > mostName {
+		return string(r[:mostName]) + "…"
+	}
+	return typed
+}
+
+// value is a value as it can be typed, or its beginning.
+func value(b admin.Bytes) string {
+	if len(b) <= mostValue {
+		return b.String()
+	}
+	return fmt.Sprintf("%v… (%d bytes)", b[:mostValue], len(b))
+}
+
+// text is a text of others, such as an error, without what a reader could not see. Lines stay lines.
+func text(s string) string {
+	more := ""
+	if len(s) > mostError {
+		s, more = s[:mostError], "…"
+	}
+	var out strings.Builder
+	for i := 0; i < len(s); {
+		r, n := utf8.DecodeRuneInString(s[i:])
+		if r == '\n' || r == '\t' || unicode.IsPrint(r) && (r != utf8.RuneError || n > 1) {
+			out.WriteString(s[i : i+n])
+		} else {
+			for _, c := range []byte(s[i : i+n]) {
+				fmt.Fprintf(&out, "%%%02X", c)
+			}
+		}
+		i += n
+	}
+	return out.String() + more
+}
+
+func when(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
+
+// stamp is the time of a timestamp.
+func stamp(s admin.Stamp) string {
+	if s == 0 {
+		return "-"
+	}
+	return s.Time().Format("2006-01-02 15:04:05.000 UTC")
+}
+
+func count(n int, atLeast bool) string {
+	if atLeast {
+		return fmt.Sprintf("%d+", n)
+	}
+	return fmt.Sprint(n)
+}
+
+func percent(share float64) string { return fmt.Sprintf("about %.0f%%", 100*share) }
+
+func stateOf(o admin.Observer) string {
+	switch {
+	case o.Paused:
+		return "paused"
+	case !o.Swept:
+		return "sweeping"
+	case o.Workers == 0:
+		return "no worker"
+	}
+	return "running"
+}
+
+func serveStatic(w http.ResponseWriter, r *http.Request, name string) {
+	// The style and the script say nothing of a database.
+	http.ServeFileFS(w, r, staticFiles, "static/"+name)
+}
