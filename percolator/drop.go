@@ -14,7 +14,9 @@ import (
 // observers of the column are left as they are.
 //
 // It is no error if a run is no longer parked, or if the cell has changed since: then the
-// observer runs for the newer change, or has done so. Of an observer that was removed only the record goes.
+// observer runs for the newer change, or has done so. If it was parked for the newer change, it stays parked:
+// only the Change that the caller knows of is given up. A Change of 0 stands for whichever the run is parked for. Of an
+// observer that was removed only the record goes.
 //
 // The runs are dropped one after the other. After an error, those before the one that the error
 // names are dropped. Errors: ErrInvalid or ErrTooLarge for a run that no program can have parked, ErrClosed,
@@ -31,7 +33,7 @@ func (db *DB) DropParked(ctx context.Context, runs ...ParkedRun) error {
 		c := r.Cell.stored()
 		for again := true; again; {
 			err := db.Update(ctx, func(tx *Txn) (err error) {
-				again, err = db.dropParked(ctx, tx, r.Observer, c)
+				again, err = db.dropParked(ctx, tx, r, c)
 				return err
 			})
 			if err == nil && again {
@@ -48,7 +50,7 @@ func (db *DB) DropParked(ctx context.Context, runs ...ParkedRun) error {
 // dropParked acknowledges the change that a run is parked for, as a run that took effect would. The
 // acknowledgment holds the transaction's start, so it may stand only for a change that is the newest one: a
 // later change of the cell would count as seen. again means that a lock stood in the way.
-func (db *DB) dropParked(ctx context.Context, tx *Txn, name string, c Cell) (again bool, err error) {
+func (db *DB) dropParked(ctx context.Context, tx *Txn, r *ParkedRun, c Cell) (again bool, err error) {
 	if err := tx.begin(ctx); err != nil {
 		return false, err
 	}
@@ -56,6 +58,7 @@ func (db *DB) dropParked(ctx context.Context, tx *Txn, name string, c Cell) (aga
 	if err != nil {
 		return false, err
 	}
+	name := r.Observer
 	w, observer := &Worker{db: db}, known.idOf(name, c.Table, c.Column)
 	view, blocked, err := w.currentView(ctx, c, &Observer{id: observer}, &tx.snapshot)
 	if err != nil || blocked {
@@ -66,7 +69,7 @@ func (db *DB) dropParked(ctx context.Context, tx *Txn, name string, c Cell) (aga
 		_, err := tx.forgetParked(ctx, known, name, c) // of an observer that was removed
 		return false, err
 	}
-	if f := &view.failures[i]; !f.Parked || view.change > f.Change || tx.start < view.since[i] {
+	if f := &view.failures[i]; !f.Parked || r.Change != 0 && Timestamp(f.Change) != r.Change || view.change > f.Change || tx.start < view.since[i] {
 		return false, nil
 	}
 	if view.ackLocked[i] {

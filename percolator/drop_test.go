@@ -32,6 +32,28 @@ func onChange(f func(Change) error) Observer {
 
 func failing(Change) error { return errors.New("on purpose") }
 
+// TestDropOfAnEarlierChange has somebody who looked at a parked run drop it when it is parked for the next change.
+func TestDropOfAnEarlierChange(t *testing.T) {
+	t.Parallel()
+	db := open(t, memstore.New(), quick)
+	c := Cell{"t", "r", "v"}
+	var seen []ParkedRun
+	for _, v := range []string{"1", "2"} {
+		set(t, db, c, v)
+		runIdle(t, db, onChange(failing))
+		parked, err := db.Parked(t.Context())
+		require.NoError(t, err)
+		require.Len(t, parked, 1)
+		seen = append(seen, parked...)
+	}
+	for i, left := range []int{1, 0} {
+		require.NoError(t, db.DropParked(t.Context(), seen[i]))
+		parked, err := db.Parked(t.Context())
+		require.NoError(t, err)
+		require.Len(t, parked, left)
+	}
+}
+
 // TestDropParked drops a run: it does not run any more, and the next change begins at what it was for.
 func TestDropParked(t *testing.T) {
 	t.Parallel()

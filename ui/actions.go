@@ -28,11 +28,12 @@ type action struct {
 type asked struct {
 	who, observer string
 	cell          percolator.Cell
+	change        percolator.Timestamp // that a run is parked for, 0 for any
 	from, to      string
 }
 
 func (a *asked) run() percolator.ParkedRun {
-	return percolator.ParkedRun{Observer: a.observer, Cell: a.cell}
+	return percolator.ParkedRun{Observer: a.observer, Cell: a.cell, Change: a.change}
 }
 
 func (a *asked) rng() percolator.Range {
@@ -68,10 +69,10 @@ var actions = map[string]action{
 		"Mend what they failed for first, or they are parked again.",
 	}, nil, "parked", releaseAll},
 	"drop": {"Drop a parked run", oneRun, []string{
-		"The observer counts as having seen the change, without a run for it.",
+		"The observer counts as having seen the change, without a run for it. A later change is not touched.",
 		"What the run would have done is lost, and so is the difference for an observer of old values. There is no way back.",
 	}, nil, "parked", func(ctx context.Context, h *Handler, a *asked) (string, error) {
-		return "It is dropped.", h.db.DropParked(ctx, a.run())
+		return "It is no longer parked for that change.", h.db.DropParked(ctx, a.run())
 	}},
 	"replay": {"Replay an observer", oneReplay, []string{
 		"It runs again for every cell of its columns in these rows that has a value. Its function must set what it derives, not add to it.",
@@ -135,7 +136,11 @@ func (q *query) ask() (do string, act action, a asked, err error) {
 	if err != nil {
 		return do, act, a, err
 	}
-	a = asked{q.access.Who, n[0], percolator.Cell{Table: n[1], Row: n[2], Column: n[3]}, n[4], n[5]}
+	change, err := q.stamp("change")
+	if err != nil {
+		return do, act, a, err
+	}
+	a = asked{q.access.Who, n[0], percolator.Cell{Table: n[1], Row: n[2], Column: n[3]}, change, n[4], n[5]}
 	for _, name := range act.needs {
 		if s, _ := q.name(name); s == "" {
 			return do, act, a, fmt.Errorf("%w: the %s is missing", percolator.ErrInvalid, name)
@@ -154,7 +159,7 @@ func (h *Handler) confirm(_ context.Context, q *query) (any, error) {
 		return nil, err
 	}
 	c := confirmation{Do: do, Title: act.title, What: act.what, Back: act.back}
-	for _, name := range []string{"observer", "table", "row", "column", "from", "to"} {
+	for _, name := range []string{"observer", "table", "row", "column", "change", "from", "to"} {
 		edit := false
 		for _, e := range act.edit {
 			edit = edit || e == name

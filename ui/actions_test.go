@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -76,6 +77,12 @@ func TestRetryAndDrop(t *testing.T) {
 	}}
 	w.runUntilIdle(again)
 	require.Equal(t, 2, w.parked()) // this one and the cell that was written later
+	a = w.act("drop", append(typed(t, badCell), "change", "7")...)
+	require.Equal(t, http.StatusOK, a.status, a.body)
+	require.Equal(t, 2, w.parked(), "it is not parked for that change")
+	require.Equal(t, http.StatusBadRequest, w.get("confirm?do=drop&change=soon").status)
+	drop := regexp.MustCompile(`confirm\?[^"]*do=drop[^"]*`).FindString(w.get("parked").body)
+	require.Contains(t, drop, "change=")
 	a = w.act("drop", typed(t, badCell)...)
 	require.Equal(t, http.StatusOK, a.status, a.body)
 	require.Equal(t, 1, w.parked())
