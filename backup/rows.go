@@ -133,7 +133,12 @@ func (k *keeper) row(r *keptRow) error {
 		v := &r.row.Versions[i]
 		if v.Family == rowstore.Notify {
 			if len(k.observers[columnName{r.row.Table, v.Column}]) > 0 {
-				r.keep = append(r.keep, *v)
+				kind, err := format.DecodeNotification(v.Value)
+				if err != nil {
+					return fmt.Errorf("column %q: %w", v.Column, err)
+				}
+				// Where it is restored, the database may not track cascades.
+				r.notify(v.Column, v.TS, format.EncodeNotification(kind, nil))
 			}
 		}
 		if v.Family != rowstore.Write && v.Family != rowstore.Notify {
