@@ -147,7 +147,7 @@ func (c *committer) placeNotices() error {
 		c.notices = append(c.notices, notice{cell, c.origin.notification(format.NotifyWeak)})
 	}
 	for _, cell := range c.tx.told {
-		c.notices = append(c.notices, notice{cell, format.StrongNotification}) // not what a run has done
+		c.notices = append(c.notices, notice{cell, format.StrongNotification})
 	}
 	var near Timestamp
 	n := 0
