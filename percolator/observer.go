@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -82,6 +84,7 @@ type Observer struct {
 	column   string   // the observed one, stored
 
 	periodic *periodic // whose observer it is, if any
+	about    []trace.SpanStartOption
 	// id is the name under which its records are stored: that of its first registration, see RenameObserver.
 	id string
 }

@@ -3,6 +3,7 @@ package percolator
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -39,11 +40,11 @@ type traced struct {
 }
 
 // trace begins a span, if spans are wanted.
-func (db *DB) trace(ctx context.Context, name string, attrs ...attribute.KeyValue) (context.Context, *traced) {
+func (db *DB) trace(ctx context.Context, name string) (context.Context, *traced) {
 	if db.tracer == nil {
 		return ctx, nil
 	}
-	ctx, span := db.tracer.Start(ctx, name, trace.WithAttributes(attrs...))
+	ctx, span := db.tracer.Start(ctx, name)
 	return ctx, &traced{span: span}
 }
 
@@ -52,17 +53,22 @@ func (w *Worker) traceRun(ctx context.Context, o *Observer, i int, view *cellVie
 	if w.db.tracer == nil {
 		return ctx, nil
 	}
-	about := trace.WithAttributes(attribute.String("percolator.observer", o.Name), attribute.String("percolator.table", o.Table), attribute.String("percolator.column", o.Column))
 	parent, links := view.setOffBy(i)
 	if parent.IsValid() {
 		ctx = trace.ContextWithRemoteSpanContext(ctx, parent)
 	}
-	opts := []trace.SpanStartOption{about}
+	opts := o.about
 	if len(links) > 0 {
-		opts = append(opts, trace.WithLinks(links...))
+		opts = append(slices.Clip(opts), trace.WithLinks(links...))
 	}
 	ctx, span := w.db.tracer.Start(ctx, "percolator.run", opts...)
 	return ctx, &traced{span: span}
+}
+
+// aboutRuns are the attributes of the spans of an observer's runs.
+func aboutRuns(o *Observer) []trace.SpanStartOption {
+	return []trace.SpanStartOption{trace.WithAttributes(
+		attribute.String("percolator.observer", o.Name), attribute.String("percolator.table", o.Table), attribute.String("percolator.column", o.Column))}
 }
 
 // context names the span where it is sampled; otherwise it is zero.
@@ -93,6 +99,10 @@ func (t *traced) tries() {
 // end ends the span. ended tells that a commit returned err, rather than that the transaction was rolled back.
 func (t *traced) end(err error, ended bool) {
 	if t == nil {
+		return
+	}
+	if !t.span.IsRecording() {
+		t.span.End()
 		return
 	}
 	outcome := "error"

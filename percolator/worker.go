@@ -222,6 +222,9 @@ func (w *Worker) Observe(o Observer) error {
 		return fmt.Errorf("percolator: Observe: %w: the worker has an observer %q already", ErrInvalid, o.Name)
 	}
 	c = c.stored()
+	if w.db.tracer != nil {
+		o.about = aboutRuns(&o)
+	}
 	o.id = o.Name // publish finds out whether it was renamed
 	k := Cell{Table: c.Table, Column: c.Column}
 	q := &queue{o: &o, table: c.Table, column: c.Column, index: len(w.queues[k]), breaker: breaker{at: w.config.BreakAt}, pacer: pacer{most: o.Rate}}
