@@ -43,10 +43,23 @@ func (tx *Txn) Hops() int {
 }
 
 // origin is what locks and notifications of a commit carry. A nil one stands for nothing.
-type origin struct {
-	cascade      []byte
-	strong, weak []byte
+type origin struct{ cascade, strong, weak []byte }
+
+func newOrigin(c format.Cascade) *origin {
+	b := c.Encode()
+	if b == nil {
+		return nil
+	}
+	return &origin{b, format.EncodeNotification(format.NotifyStrong, b), format.EncodeNotification(format.NotifyWeak, b)}
 }
+
+// followed are those of runs that few others lie before, by their hops, and whose spans are not sampled. They are shared.
+var followed = func() (all [32]*origin) {
+	for hops := range all {
+		all[hops] = newOrigin(format.Cascade{Hops: hops})
+	}
+	return all
+}()
 
 // originOf finds out what the commit says of itself. Nothing is said before everybody can read it.
 func (c *committer) originOf() *origin {
@@ -57,11 +70,10 @@ func (c *committer) originOf() *origin {
 	if r := c.tx.run; r != nil {
 		said.Hops = int(r.hops) + 1
 	}
-	b := said.Encode()
-	if b == nil {
-		return nil
+	if said.Span == (format.Span{}) && said.Hops < len(followed) {
+		return followed[said.Hops]
 	}
-	return &origin{b, format.EncodeNotification(format.NotifyStrong, b), format.EncodeNotification(format.NotifyWeak, b)}
+	return newOrigin(said)
 }
 
 func (o *origin) encoded() []byte {

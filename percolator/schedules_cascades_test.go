@@ -325,3 +325,33 @@ func TestCascadeOfAView(t *testing.T) {
 	require.Zero(t, r.hops)
 	require.ErrorIs(t, r.follow(&Observer{MaxHops: 9}, format.Cascade{Hops: format.MaxHops}), ErrTooManyHops)
 }
+
+// What a commit says of itself allocates nothing where cascades are not tracked, for a write from outside, and for a run that few others lie before.
+func TestOriginAllocatesNothing(t *testing.T) {
+	tracked := &catalogView{catalog: catalog{Cascades: true, CascadesFrom: 5}}
+	run := &runOf{hops: 3}
+	for name, tt := range map[string]struct {
+		c    *committer
+		hops int
+	}{
+		"not tracked": {&committer{view: &catalogView{}, start: 7, tx: &Txn{run: run}}, 0},
+		"outside":     {&committer{view: tracked, start: 7, tx: &Txn{}}, 0},
+		"a run":       {&committer{view: tracked, start: 7, tx: &Txn{run: run}}, 4},
+	} {
+		var o *origin
+		require.Zero(t, testing.AllocsPerRun(100, func() { o = tt.c.originOf() }), name)
+		if tt.hops == 0 {
+			require.Nil(t, o, name)
+			continue
+		}
+		for _, k := range []format.NotifyKind{format.NotifyStrong, format.NotifyWeak} {
+			got, err := format.CascadeOf(o.notification(k))
+			require.NoError(t, err)
+			require.Equal(t, format.Cascade{Hops: tt.hops}, got, name)
+		}
+	}
+	many := (&committer{view: tracked, start: 7, tx: &Txn{run: &runOf{hops: int32(len(followed))}}}).originOf()
+	got, err := format.DecodeCascade(many.encoded())
+	require.NoError(t, err)
+	require.Equal(t, len(followed)+1, got.Hops)
+}

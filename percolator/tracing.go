@@ -39,13 +39,22 @@ type traced struct {
 	way      string // how it was committed
 }
 
+// newTraced returns nil for a span that is not recorded: nothing that it is told is kept.
+func newTraced(span trace.Span) *traced {
+	if !span.IsRecording() {
+		span.End()
+		return nil
+	}
+	return &traced{span: span}
+}
+
 // trace begins a span, if spans are wanted.
 func (db *DB) trace(ctx context.Context, name string) (context.Context, *traced) {
 	if db.tracer == nil {
 		return ctx, nil
 	}
 	ctx, span := db.tracer.Start(ctx, name)
-	return ctx, &traced{span: span}
+	return ctx, newTraced(span)
 }
 
 // traceRun begins the span of a run for what observer i of a view has to see.
@@ -62,7 +71,7 @@ func (w *Worker) traceRun(ctx context.Context, o *Observer, i int, view *cellVie
 		opts = append(slices.Clip(opts), trace.WithLinks(links...))
 	}
 	ctx, span := w.db.tracer.Start(ctx, "percolator.run", opts...)
-	return ctx, &traced{span: span}
+	return ctx, newTraced(span)
 }
 
 // aboutRuns are the attributes of the spans of an observer's runs.
@@ -99,10 +108,6 @@ func (t *traced) tries() {
 // end ends the span. ended tells that a commit returned err, rather than that the transaction was rolled back.
 func (t *traced) end(err error, ended bool) {
 	if t == nil {
-		return
-	}
-	if !t.span.IsRecording() {
-		t.span.End()
 		return
 	}
 	outcome := "error"

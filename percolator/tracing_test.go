@@ -138,6 +138,15 @@ func TestTracingOfACascade(t *testing.T) {
 	})
 }
 
+// recordOnly has spans recorded and not sampled.
+type recordOnly struct{}
+
+func (recordOnly) ShouldSample(sdktrace.SamplingParameters) sdktrace.SamplingResult {
+	return sdktrace.SamplingResult{Decision: sdktrace.RecordOnly}
+}
+
+func (recordOnly) Description() string { return "record only" }
+
 // A run for several changes links to those that it has yet to see and that were sampled, and is the child of the newest one alone.
 func TestTracingOfSeveralChanges(t *testing.T) {
 	t.Parallel()
@@ -152,10 +161,12 @@ func TestTracingOfSeveralChanges(t *testing.T) {
 	runs(t, ch.w, rowA)
 	set(t, c.DB, rowA, "1")
 	set(t, c.DB, rowA, "2")
-	never := w.client(WithTracing(sdktrace.NewTracerProvider(sdktrace.WithSampler(sdktrace.NeverSample()))))
-	set(t, never.DB, rowA, "not sampled")
-	require.Len(t, w.notified(rowA), 4)
-	require.Zero(t, w.carried(rowA)[0])
+	for _, sampler := range []sdktrace.Sampler{sdktrace.NeverSample(), recordOnly{}} {
+		other := w.client(WithTracing(sdktrace.NewTracerProvider(sdktrace.WithSampler(sampler))))
+		set(t, other.DB, rowA, "not sampled")
+		require.Zero(t, w.carried(rowA)[0])
+	}
+	require.Len(t, w.notified(rowA), 5)
 	runs(t, ch.w, rowA)
 	run := spanOf(t, r, "percolator.run", 1)
 	require.False(t, run.Parent().IsValid())
