@@ -75,17 +75,6 @@ func TestCodecsRoundTrip(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, w, gotW)
 
-		cascade := drawCascade(t)
-		k := NotifyKind(rapid.IntRange(1, 2).Draw(t, "kind of notification"))
-		n := EncodeNotification(k, cascade.Encode())
-		gotK, err := DecodeNotification(n)
-		require.NoError(t, err)
-		require.Equal(t, k, gotK)
-		gotC, err := CascadeOf(n)
-		require.NoError(t, err)
-		require.Equal(t, cascade, gotC)
-		require.LessOrEqual(t, len(cascade.Encode()), MaxCascade)
-
 		ts := anyTS.Draw(t, "ack")
 		gotA, err := DecodeAck(EncodeAck(ts))
 		require.NoError(t, err)
@@ -135,6 +124,22 @@ func TestCodecsRoundTrip(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, NotifyKind(b[1]), k)
 	}
+}
+
+func TestNotificationsRoundTrip(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		cascade := drawCascade(t)
+		k := NotifyKind(rapid.IntRange(1, 2).Draw(t, "kind of notification"))
+		n := EncodeNotification(k, cascade.Encode())
+		gotK, err := DecodeNotification(n)
+		require.NoError(t, err)
+		require.Equal(t, k, gotK)
+		gotC, err := CascadeOf(n)
+		require.NoError(t, err)
+		require.Equal(t, cascade, gotC)
+		require.LessOrEqual(t, len(cascade.Encode()), MaxCascade)
+	})
 }
 
 func TestDecodersRefuseGarbage(t *testing.T) {
