@@ -133,7 +133,11 @@ func (k *keeper) row(r *keptRow) error {
 		v := &r.row.Versions[i]
 		if v.Family == rowstore.Notify {
 			if len(k.observers[columnName{r.row.Table, v.Column}]) > 0 {
-				r.keep = append(r.keep, *v)
+				value, err := plain(v)
+				if err != nil {
+					return err
+				}
+				r.notify(v.Column, v.TS, value)
 			}
 		}
 		if v.Family != rowstore.Write && v.Family != rowstore.Notify {
@@ -262,6 +266,15 @@ func (k *keeper) waiting(r *keptRow, column string) error {
 		}
 	}
 	return nil
+}
+
+// plain is a notification that does not say how its change came about: where it is restored, the database may not track cascades.
+func plain(v *rowstore.Version) ([]byte, error) {
+	kind, err := format.DecodeNotification(v.Value)
+	if err != nil {
+		return nil, fmt.Errorf("column %q: %w", v.Column, err)
+	}
+	return format.EncodeNotification(kind, nil), nil
 }
 
 func (r *keptRow) notify(column string, ts percolator.Timestamp, value []byte) {

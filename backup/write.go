@@ -170,11 +170,17 @@ func (w *writer) notifications(ctx context.Context, phase byte, out func(*block)
 			continue
 		}
 		p := w.packer(phase, t, out)
-		flush := func(rows []rowstore.Row) error {
+		flush := func(rows []rowstore.Row) (err error) {
 			for i := range rows {
 				rows[i].Versions = slices.DeleteFunc(rows[i].Versions, func(v rowstore.Version) bool {
 					return len(w.keeper.observers[columnName{t, v.Column}]) == 0
 				})
+				for j := range rows[i].Versions {
+					v := &rows[i].Versions[j]
+					if v.Value, err = plain(v); err != nil {
+						return fmt.Errorf("row %q: %w", rows[i].Row, err)
+					}
+				}
 			}
 			return p.add(slices.DeleteFunc(rows, func(r rowstore.Row) bool { return len(r.Versions) == 0 }))
 		}

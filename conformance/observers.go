@@ -53,6 +53,7 @@ func observerTests() []test {
 		{"CollectionKeepsUnseenDeletes", Observing, collectionKeepsUnseenDeletes},
 		{"CollectionKeepsOldValues", Observing, collectionKeepsOldValues},
 		{"TimersRunWhenDue", Observing, timersRunWhenDue},
+		{"CascadesEnd", Observing, cascadesEnd},
 	}
 }
 

@@ -1,7 +1,6 @@
 package percolatetest
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"iter"
@@ -262,7 +261,7 @@ func (w *world) noteWrites(muts []rowstore.Mutation) {
 			case rowstore.Mark:
 				w.note("locks %v", c)
 			case rowstore.Notify:
-				if bytes.Equal(e.Value, format.WeakNotification) {
+				if k, err := format.DecodeNotification(e.Value); err == nil && k == format.NotifyWeak {
 					w.note("notifies %v", c)
 				}
 			default:

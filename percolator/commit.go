@@ -122,6 +122,7 @@ type committer struct {
 	notify  []bool // for each write: whether its column is observed
 	notices []notice
 	hints   []rowstore.Mutation // of timers
+	origin  *origin             // what locks and notifications say of the commit, nil for nothing
 	commit  Timestamp
 
 	primaryRow    int  // index into rows: the one with the primary, whose commit decides
@@ -251,6 +252,7 @@ func (c *committer) goBy(view *catalogView) error {
 	if err := c.checkWeak(); err != nil {
 		return err
 	}
+	c.origin = c.originOf()
 	if err := c.placeNotices(); err != nil {
 		return err
 	}

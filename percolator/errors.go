@@ -74,6 +74,9 @@ var (
 	// ErrObserverRemoved: an observer of the worker was taken out of the catalog by
 	// RemoveObserver, so the worker has stopped. Another Worker's Run registers it again.
 	ErrObserverRemoved = errors.New("percolator: the observer was removed")
+	// ErrTooManyHops: a run was parked without a call, because as many runs of observers as Observer.MaxHops allows lie
+	// before its change, each one set off by the one before. Observers set each other off without end.
+	ErrTooManyHops = errors.New("percolator: too many runs of observers follow from one another")
 	// ErrWorkerRunning: a second Run, or an Observe after Run.
 	ErrWorkerRunning = errors.New("percolator: the worker has been started already")
 )

@@ -175,6 +175,43 @@ func ExampleDB_RenameObserver() {
 	// "send mail", before ["mail"]
 }
 
+// Two observers set each other off. With cascades tracked, the run is parked before which as many runs lie as the limit says.
+func ExampleDB_TrackCascades() {
+	ctx := context.Background()
+	db, err := percolator.Open(ctx, "memory:", settings(), quiet())
+	try(err)
+	defer func() { try(db.Close(ctx)) }()
+	try(db.TrackCascades(ctx))
+
+	w := percolator.NewWorker(db, percolator.WorkerConfig{MaxHops: 4})
+	copies := func(name, from, to string) percolator.Observer {
+		return percolator.Observer{Name: name, Table: "prices", Column: from, Func: func(_ context.Context, tx *percolator.Txn, c percolator.Cell) error {
+			fmt.Printf("%s, after %d runs\n", name, tx.Hops())
+			return tx.Set(percolator.Cell{Table: "prices", Row: c.Row, Column: to}, []byte(fmt.Sprint(tx.Hops())))
+		}}
+	}
+	try(w.Observe(copies("gross", "net", "gross")))
+	try(w.Observe(copies("net", "gross", "net")))
+	defer run(ctx, w)()
+	try(w.WaitIdle(ctx))
+	try(db.Update(ctx, func(tx *percolator.Txn) error {
+		return tx.Set(percolator.Cell{Table: "prices", Row: "tea", Column: "net"}, []byte("3.10"))
+	}))
+	try(w.WaitIdle(ctx))
+
+	parked, err := db.Parked(ctx)
+	try(err)
+	for _, p := range parked {
+		fmt.Println(p.Observer, "is parked for", p.Cell)
+	}
+	// Output:
+	// gross, after 0 runs
+	// net, after 1 runs
+	// gross, after 2 runs
+	// net, after 3 runs
+	// gross is parked for prices/tea/net
+}
+
 // What every observer of a worker needs is written once: here how long runs take, and a report of those that fail.
 func ExampleWorker_Use() {
 	ctx := context.Background()

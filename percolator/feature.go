@@ -15,6 +15,7 @@ type feature struct {
 var (
 	timers     = feature{"timers", func(v *catalogView) (*bool, *Timestamp) { return &v.Timers, &v.TimersFrom }}
 	replays    = feature{"replays", func(v *catalogView) (*bool, *Timestamp) { return &v.Replays, &v.ReplaysFrom }}
+	cascades   = feature{"cascades", func(v *catalogView) (*bool, *Timestamp) { return &v.Cascades, &v.CascadesFrom }}
 	rowDeletes = feature{"deleted rows", func(v *catalogView) (*bool, *Timestamp) { return &v.RowDeletes, &v.RowDeletesFrom }}
 )
 

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -52,6 +54,12 @@ type Observer struct {
 	// MaxAttempts is the number of failures of one change after which its run is parked.
 	// The count is kept in the store. The default is that of the WorkerConfig.
 	MaxAttempts int
+	// MaxHops is how many runs of observers may follow from one another, where cascades are tracked (DB.TrackCascades): the run for
+	// a change that as many runs lie before is parked, without a call, with an error that matches ErrTooManyHops. So
+	// observers that set each other off without end are stopped and seen. 0 stands for WorkerConfig.MaxHops. A number above 0
+	// also has the worker's Run begin to track cascades. A negative number is no limit, and the runs of the observer begin anew: what
+	// they write counts as written by one run. It is for an observer that goes on with its work by notifying its own cell.
+	MaxHops int
 	// Timeout bounds one call through its context; 0 means no bound.
 	Timeout time.Duration
 	// Isolation of the transaction. Default SnapshotIsolation.
@@ -76,6 +84,7 @@ type Observer struct {
 	column   string   // the observed one, stored
 
 	periodic *periodic // whose observer it is, if any
+	about    []trace.SpanStartOption
 	// id is the name under which its records are stored: that of its first registration, see RenameObserver.
 	id string
 }

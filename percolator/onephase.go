@@ -154,7 +154,7 @@ func (c *committer) onePhaseGroup() rowstore.Group {
 			}
 			m.Edits = append(m.Edits, rowstore.Put(rowstore.Write, col, rowstore.AssignedTimestamp, wv.Encode()))
 			if c.notify[i] {
-				m.Edits = append(m.Edits, rowstore.Put(rowstore.Notify, col, rowstore.AssignedTimestamp, format.StrongNotification))
+				m.Edits = append(m.Edits, rowstore.Put(rowstore.Notify, col, rowstore.AssignedTimestamp, c.origin.notification(format.NotifyStrong)))
 			}
 		}
 		m.Conditions = c.guardRow(m.Conditions, r.from, r.to)

@@ -292,8 +292,8 @@ func rollBackEdits(edits []rowstore.Edit, column string, start Timestamp, long, 
 	return edits
 }
 
-// commitEdits turns a lock into the committed version or mark that it stands for.
-func commitEdits(edits []rowstore.Edit, column string, start, commit Timestamp, k format.Kind, value []byte, long, notify bool) []rowstore.Edit {
+// commitEdits turns a lock into the committed version or mark that it stands for. notification goes with it, nil for none.
+func commitEdits(edits []rowstore.Edit, column string, start, commit Timestamp, k format.Kind, value []byte, long bool, notification []byte) []rowstore.Edit {
 	edits = append(edits, rowstore.Delete(rowstore.Lock, column, start))
 	if k == format.KindLock {
 		// The mark makes older writers of the cell fail.
@@ -301,10 +301,10 @@ func commitEdits(edits []rowstore.Edit, column string, start, commit Timestamp, 
 	}
 	w := format.Write{Kind: k, Long: long, Start: start, Value: value}
 	edits = append(edits, rowstore.Put(rowstore.Write, column, commit, w.Encode()))
-	if notify {
+	if notification != nil {
 		edits = append(edits,
 			rowstore.Delete(rowstore.Notify, column, start),
-			rowstore.Put(rowstore.Notify, column, commit, format.StrongNotification))
+			rowstore.Put(rowstore.Notify, column, commit, notification))
 	}
 	return edits
 }
@@ -321,7 +321,11 @@ type resolved struct{ forward, back uint64 }
 func (f fate) resolve(m *rowstore.Mutation, n *resolved, cell Cell, start Timestamp, l *format.Lock) {
 	m.Conditions = append(m.Conditions, rowstore.Present(cell.Column, start))
 	if f.committed != 0 {
-		m.Edits = commitEdits(m.Edits, cell.Column, start, f.committed, l.Kind, l.Value, l.Long, l.Notify)
+		var notification []byte
+		if l.Notify {
+			notification = format.EncodeNotification(format.NotifyStrong, l.Cascade)
+		}
+		m.Edits = commitEdits(m.Edits, cell.Column, start, f.committed, l.Kind, l.Value, l.Long, notification)
 		n.forward++
 		return
 	}

@@ -206,7 +206,8 @@ func (w *Worker) clearNotifications(ctx context.Context, view *cellView) runResu
 // run calls observer i of the view, o, and commits the function's writes with the
 // acknowledgment and the removal of the notifications.
 func (w *Worker) run(ctx context.Context, tx *Txn, o *Observer, i int, view *cellView) (r runResult) {
-	ctx, t := w.db.traceRun(ctx, o)
+	came := view.cascade(i)
+	ctx, t := w.traceRun(ctx, o, i, view)
 	tx.trace = t
 	defer func() { t.endRun(r) }()
 	if f := &view.failures[i]; t != nil {
@@ -217,6 +218,9 @@ func (w *Worker) run(ctx context.Context, tx *Txn, o *Observer, i int, view *cel
 	}
 	tx.opt.isolation = o.Isolation
 	tx.run = &runOf{observer: o.id, cell: view.cell, since: view.since[i], begun: view.failures[i].Change == view.change}
+	if err := tx.run.follow(o, came); err != nil {
+		return w.failed(ctx, o, view, err)
+	}
 	tx.prefetched(o, view)
 	change := &Change{Cell: view.cell.public()}
 	if o.OnChange != nil {

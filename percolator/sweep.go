@@ -15,6 +15,11 @@ import (
 // that reads the catalog notifies their columns.
 func (w *Worker) publish(ctx context.Context) error {
 	return w.retry(ctx, "publishing the observers", func() error {
+		if w.tracks {
+			if _, err := w.db.raiseTo(ctx, cascades); err != nil {
+				return err
+			}
+		}
 		v, err := w.db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
 			changed := false
 			for _, q := range w.list {

@@ -30,6 +30,7 @@ func init() {
 	hook.Workers.Attempt = func(ctx context.Context, w any, r hook.Run) (time.Duration, error) {
 		return w.(*Worker).attemptOnce(ctx, r)
 	}
+	hook.Workers.Cascades = func(ctx context.Context, w any) error { return w.(*Worker).knowCascades(ctx) }
 	hook.Workers.Timers = func(ctx context.Context, w any) error { return w.(*Worker).knowTimers(ctx) }
 	hook.Workers.Timer = func(ctx context.Context, w any) (hook.Run, time.Time, error) { return w.(*Worker).nextTimer(ctx) }
 }
@@ -116,6 +117,16 @@ func (w *Worker) knowTimers(ctx context.Context) error {
 	_, err := w.db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
 		changed := !v.Timers
 		v.Timers, v.TimersFrom = true, v.asOf
+		return changed, nil
+	})
+	return err
+}
+
+// knowCascades has cascades tracked at once, where the worker's DB is the only one that has the data open.
+func (w *Worker) knowCascades(ctx context.Context) error {
+	_, err := w.db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
+		changed := !v.Cascades
+		v.Cascades, v.CascadesFrom = true, v.asOf
 		return changed, nil
 	})
 	return err

@@ -144,7 +144,7 @@ func (c *committer) setsTimers() bool {
 func (c *committer) placeNotices() error {
 	c.notices, c.hints = nil, nil
 	for _, cell := range c.tx.weak {
-		c.notices = append(c.notices, notice{cell, format.WeakNotification})
+		c.notices = append(c.notices, notice{cell, c.origin.notification(format.NotifyWeak)})
 	}
 	for _, cell := range c.tx.told {
 		c.notices = append(c.notices, notice{cell, format.StrongNotification})
@@ -167,8 +167,9 @@ func (c *committer) placeNotices() error {
 		case t.Indexed:
 			c.hints = append(c.hints, hintOfTimer(cell, t.Due, c.start, n))
 		case !twice:
-			// By itself it is no change: a run begins when the timer is due.
-			c.notices = append(c.notices, notice{cell, format.StrongNotification})
+			// By itself it is no change: a run begins when the timer is due. If that is at once, the change has the
+			// timestamp of the notification, and so counts as one of this transaction.
+			c.notices = append(c.notices, notice{cell, c.origin.notification(format.NotifyStrong)})
 		}
 	}
 	return nil

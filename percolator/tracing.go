@@ -3,10 +3,13 @@ package percolator
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/percolate-go/percolate/internal/format"
 )
 
 // Spans of transactions and of runs. They say what kind of error there was, never its text: an error of a user's function may have anything in it.
@@ -15,8 +18,12 @@ const tracerName = "github.com/percolate-go/percolate/percolator"
 
 // WithTracing makes a span through the OpenTelemetry API for each transaction and for each run of an observer: percolator.update for a call of Update,
 // percolator.view, percolator.begin from Begin to Commit or Rollback, and percolator.run for one call of an observer's function with its commit.
-// The function of an observer gets the span in its context. The span of a run does not link to the commit that set it off. nil, the default, makes none and
-// costs nothing.
+// The function of an observer gets the span in its context. nil, the default, makes none and costs nothing.
+//
+// Where cascades are tracked (DB.TrackCascades), a transaction whose span is sampled leaves the span's name with what it notifies. The span of
+// the run which that sets off is its child, in the same trace, so a sampler that goes by the parent (as trace.ParentBased in OpenTelemetry's SDK) takes a cascade as a whole or not at all.
+// It also links to each sampled commit that it has to see, to the newest 8 of them where several changes came as one. A timer that was due
+// later than it was set begins anew, and so does a change whose transaction was not sampled. Of the trace state nothing is stored.
 //
 // Attributes: percolator.outcome (committed, nothing to commit, rolled back, conflict, undetermined, error), percolator.way of what was committed
 // (one phase, group, two phases, notifications), percolator.attempts of an Update, or of a run for its change so far, and percolator.observer, percolator.table and percolator.column of a run. Neither keys nor values
@@ -32,21 +39,56 @@ type traced struct {
 	way      string // how it was committed
 }
 
-// trace begins a span, if spans are wanted.
-func (db *DB) trace(ctx context.Context, name string, attrs ...attribute.KeyValue) (context.Context, *traced) {
-	if db.tracer == nil {
-		return ctx, nil
+// newTraced returns nil for a span that is not recorded: nothing that it is told is kept.
+func newTraced(span trace.Span) *traced {
+	if !span.IsRecording() {
+		span.End()
+		return nil
 	}
-	ctx, span := db.tracer.Start(ctx, name, trace.WithAttributes(attrs...))
-	return ctx, &traced{span: span}
+	return &traced{span: span}
 }
 
-// traceRun begins the span of a run.
-func (db *DB) traceRun(ctx context.Context, o *Observer) (context.Context, *traced) {
+// trace begins a span, if spans are wanted.
+func (db *DB) trace(ctx context.Context, name string) (context.Context, *traced) {
 	if db.tracer == nil {
 		return ctx, nil
 	}
-	return db.trace(ctx, "percolator.run", attribute.String("percolator.observer", o.Name), attribute.String("percolator.table", o.Table), attribute.String("percolator.column", o.Column))
+	ctx, span := db.tracer.Start(ctx, name)
+	return ctx, newTraced(span)
+}
+
+// traceRun begins the span of a run for what observer i of a view has to see.
+func (w *Worker) traceRun(ctx context.Context, o *Observer, i int, view *cellView) (context.Context, *traced) {
+	if w.db.tracer == nil {
+		return ctx, nil
+	}
+	parent, links := view.setOffBy(i)
+	if parent.IsValid() {
+		ctx = trace.ContextWithRemoteSpanContext(ctx, parent)
+	}
+	opts := o.about
+	if len(links) > 0 {
+		opts = append(slices.Clip(opts), trace.WithLinks(links...))
+	}
+	ctx, span := w.db.tracer.Start(ctx, "percolator.run", opts...)
+	return ctx, newTraced(span)
+}
+
+// aboutRuns are the attributes of the spans of an observer's runs.
+func aboutRuns(o *Observer) []trace.SpanStartOption {
+	return []trace.SpanStartOption{trace.WithAttributes(
+		attribute.String("percolator.observer", o.Name), attribute.String("percolator.table", o.Table), attribute.String("percolator.column", o.Column))}
+}
+
+// context names the span where it is sampled; otherwise it is zero.
+func (t *traced) context() (s format.Span) {
+	if t == nil {
+		return s
+	}
+	if sc := t.span.SpanContext(); sc.IsSampled() && sc.IsValid() {
+		s = format.Span{Trace: sc.TraceID(), ID: sc.SpanID(), Flags: byte(sc.TraceFlags())}
+	}
+	return s
 }
 
 // goes notes in which way a transaction was committed.

@@ -10,6 +10,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
@@ -93,6 +94,106 @@ func TestTracingOfARunThatConflicts(t *testing.T) {
 	require.Equal(t, []string{
 		"percolator.run percolator.observer=o percolator.table=t percolator.column=v percolator.outcome=conflict percolator.attempts=1",
 	}, spans(r))
+}
+
+// spanOf finds the ended span of a name, the n-th of them.
+func spanOf(t testing.TB, r *tracetest.SpanRecorder, name string, n int) sdktrace.ReadOnlySpan {
+	t.Helper()
+	for _, s := range r.Ended() {
+		if s.Name() == name {
+			if n == 0 {
+				return s
+			}
+			n--
+		}
+	}
+	require.FailNow(t, "there is no such span", name)
+	return nil
+}
+
+// A cascade is one trace, also over processes: each run is the child of the transaction that set it off, and links to it.
+func TestTracingOfACascade(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w *world, opts ...Option) {
+		w.observed("t", "v", "o")
+		w.tracked()
+		r := tracetest.NewSpanRecorder()
+		opts = append(opts, WithTracing(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(r))))
+		c := w.client(opts...)
+		first, second := newChain(t, c, 0, writesNext(rowA, rowB)), newChain(t, w.client(opts...), 0, writesNext())
+		set(t, c.DB, rowA, "1")
+		runs(t, first.w, rowA)
+		require.NoError(t, c.drained(t.Context()))
+		runs(t, second.w, rowB)
+		require.Equal(t, []int{1}, second.hops)
+		last := spanOf(t, r, "percolator.update", 0)
+		for n := range 2 {
+			run := spanOf(t, r, "percolator.run", n)
+			require.Equal(t, last.SpanContext().TraceID(), run.SpanContext().TraceID())
+			require.Equal(t, last.SpanContext().SpanID(), run.Parent().SpanID())
+			require.True(t, run.Parent().IsRemote())
+			require.Len(t, run.Links(), 1)
+			require.Equal(t, last.SpanContext().SpanID(), run.Links()[0].SpanContext.SpanID())
+			last = run
+		}
+	})
+}
+
+// recordOnly has spans recorded and not sampled.
+type recordOnly struct{}
+
+func (recordOnly) ShouldSample(sdktrace.SamplingParameters) sdktrace.SamplingResult {
+	return sdktrace.SamplingResult{Decision: sdktrace.RecordOnly}
+}
+
+func (recordOnly) Description() string { return "record only" }
+
+// A run for several changes links to those that it has yet to see and that were sampled, and is the child of the newest one alone.
+func TestTracingOfSeveralChanges(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.observed("t", "v", "o", "other")
+	w.tracked()
+	r := tracetest.NewSpanRecorder()
+	traced := WithTracing(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(r)))
+	c := w.client(traced)
+	ch := newChain(t, c, 0, writesNext())
+	set(t, c.DB, rowA, "seen by o alone, so its notification stays")
+	runs(t, ch.w, rowA)
+	set(t, c.DB, rowA, "1")
+	set(t, c.DB, rowA, "2")
+	for _, sampler := range []sdktrace.Sampler{sdktrace.NeverSample(), recordOnly{}} {
+		other := w.client(WithTracing(sdktrace.NewTracerProvider(sdktrace.WithSampler(sampler))))
+		set(t, other.DB, rowA, "not sampled")
+		require.Zero(t, w.carried(rowA)[0])
+	}
+	require.Len(t, w.notified(rowA), 5)
+	runs(t, ch.w, rowA)
+	run := spanOf(t, r, "percolator.run", 1)
+	require.False(t, run.Parent().IsValid())
+	require.Len(t, run.Links(), 2)
+	for n, i := range []int{2, 1} {
+		require.Equal(t, spanOf(t, r, "percolator.update", i).SpanContext().SpanID(), run.Links()[n].SpanContext.SpanID())
+	}
+	for i := range 2 * mostLinks {
+		set(t, c.DB, rowA, fmt.Sprint(i))
+	}
+	runs(t, ch.w, rowA)
+	run = spanOf(t, r, "percolator.run", 2)
+	require.Len(t, run.Links(), mostLinks)
+	require.Equal(t, run.Links()[0].SpanContext.SpanID(), run.Parent().SpanID())
+}
+
+// Without tracking a sampled transaction leaves nothing.
+func TestTracingIsStoredWhereTracked(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.observed("t", "v", "o")
+	r := tracetest.NewSpanRecorder()
+	c := w.client(WithTracing(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(r))))
+	set(t, c.DB, rowA, "1")
+	require.Equal(t, []format.Cascade{{}}, w.carried(rowA))
+	runs(t, newChain(t, c, 0, writesNext()).w, rowA)
+	require.Empty(t, spanOf(t, r, "percolator.run", 0).Links())
 }
 
 // BenchmarkUntraced measures what transactions cost without spans, and with a provider that records none.

@@ -178,7 +178,7 @@ func (c *committer) prewriteMutation(r commitRow, session string, expiry Timesta
 			m.Edits = append(m.Edits, rowstore.Put(rowstore.Data, w.cell.Column, c.start, w.value))
 		}
 		if l.Notify {
-			m.Edits = append(m.Edits, rowstore.Put(rowstore.Notify, w.cell.Column, c.start, format.StrongNotification))
+			m.Edits = append(m.Edits, rowstore.Put(rowstore.Notify, w.cell.Column, c.start, c.origin.notification(format.NotifyStrong)))
 		}
 	}
 	m.Conditions = c.guardRow(m.Conditions, r.from, r.to)
@@ -190,6 +190,9 @@ func (c *committer) lockOf(i int, session string, expiry Timestamp) format.Lock 
 	l := format.Lock{
 		Kind: w.kind, Notify: c.notify[i], Long: w.long(),
 		Expiry: expiry, Session: session, Primary: format.Cell(c.primaryCell()),
+	}
+	if l.Notify {
+		l.Cascade = c.origin.encoded()
 	}
 	if !l.Long {
 		l.Value = w.value
@@ -415,7 +418,7 @@ func (c *committer) commitEditsOf(edits []rowstore.Edit, i int) []rowstore.Edit 
 	if w.long() {
 		value = nil
 	}
-	return commitEdits(edits, w.cell.Column, c.start, c.commit, w.kind, value, w.long(), c.notify[i])
+	return commitEdits(edits, w.cell.Column, c.start, c.commit, w.kind, value, w.long(), c.notificationOf(i))
 }
 
 // finishLater decides the transaction in the background when the caller could not

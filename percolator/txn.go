@@ -76,6 +76,7 @@ type runOf struct {
 	cell     Cell      // stored
 	since    Timestamp // of the registration that the run goes by
 	begun    bool      // a run for the change is on record, which failed or is to be repeated
+	hops     int32     // of the change
 }
 
 const mostAbsent = 16

@@ -26,6 +26,9 @@ type WorkerConfig struct {
 	// MaxAttempts is the number of failures of one change after which its run is parked,
 	// for observers that do not set their own. Default 10.
 	MaxAttempts int
+	// MaxHops is how many runs of observers may follow from one another, for observers that do not set their own
+	// (Observer.MaxHops). Default 1,000, which counts where cascades are tracked. A number above 0 also has Run begin to track them; a negative one is no limit.
+	MaxHops int
 	// BreakAt is how many changes of an observer must have failed in a worker, with hardly any success
 	// between them (19 of 20 runs failed), before the worker takes it that all would fail: it leaves the observer's changes alone then,
 	// says so in the log as an error, counts it in Stats.ObserverBroken, and lets one run through from time to time: after 1 s first, 1 min at
@@ -107,6 +110,7 @@ type Worker struct {
 	db     *DB
 	config WorkerConfig
 	pushed bool                // the store has a push
+	tracks bool                // an observer's MaxHops asks for cascades to be tracked
 	list   []*queue            // of each observer
 	queues map[Cell][]*queue   // the same by stored table and column; the row is ""
 	tables map[string][]string // the observed columns of each table, stored
@@ -205,6 +209,10 @@ func (w *Worker) Observe(o Observer) error {
 	if o.MaxAttempts <= 0 {
 		o.MaxAttempts = w.config.MaxAttempts
 	}
+	w.tracks = w.tracks || o.MaxHops > 0 || w.config.MaxHops > 0
+	if o.MaxHops == 0 {
+		o.MaxHops = cmp.Or(w.config.MaxHops, defaultMaxHops)
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.started {
@@ -214,6 +222,9 @@ func (w *Worker) Observe(o Observer) error {
 		return fmt.Errorf("percolator: Observe: %w: the worker has an observer %q already", ErrInvalid, o.Name)
 	}
 	c = c.stored()
+	if w.db.tracer != nil {
+		o.about = aboutRuns(&o)
+	}
 	o.id = o.Name // publish finds out whether it was renamed
 	k := Cell{Table: c.Table, Column: c.Column}
 	q := &queue{o: &o, table: c.Table, column: c.Column, index: len(w.queues[k]), breaker: breaker{at: w.config.BreakAt}, pacer: pacer{most: o.Rate}}

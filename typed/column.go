@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"time"
 
 	"github.com/percolate-go/percolate/percolator"
 )
@@ -168,6 +169,7 @@ type Change[T any] struct {
 	// The rest is as in percolator.Change.
 	OldFound, NewFound, First bool
 	Commit                    percolator.Timestamp
+	Due                       time.Time
 	Attempt                   int
 }
 
@@ -180,7 +182,7 @@ func (c Column[T]) Observer(name string, f func(ctx context.Context, tx *percola
 		return o // Observe refuses an observer without a function
 	}
 	o.OnChange = func(ctx context.Context, tx *percolator.Txn, stored percolator.Change) error {
-		change := Change[T]{Row: stored.Cell.Row, First: stored.First, Commit: stored.Commit, Attempt: stored.Attempt}
+		change := Change[T]{Row: stored.Cell.Row, First: stored.First, Commit: stored.Commit, Due: stored.Due, Attempt: stored.Attempt}
 		err := c.check()
 		if err == nil && stored.OldFound {
 			change.Old, change.OldFound, change.OldGone, err = c.changed(ctx, change.Row, stored.Old)

@@ -76,6 +76,11 @@ func Attempt(ctx context.Context, w *percolator.Worker, r Run) (wait time.Durati
 // KnowTimers has timers work at once, where the worker's DB is the only one that has the data open.
 func KnowTimers(ctx context.Context, w *percolator.Worker) error { return hook.Workers.Timers(ctx, w) }
 
+// KnowCascades has cascades tracked at once, where the worker's DB is the only one that has the data open.
+func KnowCascades(ctx context.Context, w *percolator.Worker) error {
+	return hook.Workers.Cascades(ctx, w)
+}
+
 // NextTimer returns the timer of a column that the worker observes which is the next to be due, and when. The time is zero if
 // there is none. A cell that is locked is an error.
 func NextTimer(ctx context.Context, w *percolator.Worker) (c percolator.Cell, due time.Time, err error) {

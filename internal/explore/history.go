@@ -148,11 +148,19 @@ type history struct {
 	quiets  []quiet
 	// complaints are what clients and observers have seen that may not be.
 	complaints []error
+	// ifCommitted are such that count if the transaction was committed.
+	ifCommitted []complaint
 	// fates has the commit timestamp of each start timestamp that was committed
 	// anywhere, also in what the library keeps by transactions of its own.
 	fates map[percolator.Timestamp]percolator.Timestamp
 	// written are the versions that were ever committed, oldest first, by cell.
 	written map[percolator.Cell][]writtenVersion
+}
+
+// complaint is one about what the transaction with that start timestamp has seen.
+type complaint struct {
+	start percolator.Timestamp
+	err   error
 }
 
 type writtenVersion struct {

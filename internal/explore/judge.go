@@ -87,13 +87,24 @@ func (w *world) judge() error {
 	if err := w.checkProgress(); err != nil {
 		return err
 	}
-	if err := errors.Join(w.history.complaints...); err != nil {
+	if err := errors.Join(w.history.allComplaints()...); err != nil {
 		return err
 	}
 	if w.program.Check != nil {
 		return w.program.Check(audit.ctx, audit)
 	}
 	return nil
+}
+
+// allComplaints lists what clients and observers have seen that may not be.
+func (h *history) allComplaints() []error {
+	all := h.complaints
+	for _, c := range h.ifCommitted {
+		if _, landed := h.fates[c.start]; landed {
+			all = append(all, c.err)
+		}
+	}
+	return all
 }
 
 // observers names the observed columns.

@@ -53,7 +53,13 @@ type Catalog struct {
 	RowDeletesFrom Timestamp `json:"row_deletes_from,omitempty"`
 	// Renamed tells that an observer was renamed once. Programs of version 7 would register it once more under its new
 	// name, so the catalog is of version 8.
-	Renamed   bool       `json:"renamed,omitempty"`
+	Renamed bool `json:"renamed,omitempty"`
+	// Cascades tells that locks and notifications may say how their changes came about, or soon will. Programs that know
+	// only versions below CascadesVersion take them for damaged.
+	Cascades bool `json:"cascades,omitempty"`
+	// CascadesFrom is a timestamp from which on nobody goes by a catalog without Cascades. 0 means that it is not known yet.
+	CascadesFrom Timestamp `json:"cascades_from,omitempty"`
+
 	Observers []Observer `json:"observers,omitempty"`
 	Indexes   []Index    `json:"indexes,omitempty"`
 }
@@ -244,8 +250,10 @@ func (c *Catalog) Encode() ([]byte, error) {
 // version is the least that a program must know to go by the catalog.
 func (c *Catalog) version() byte {
 	switch {
+	case c.Cascades:
+		return CascadesVersion
 	case c.Renamed:
-		return CatalogVersion
+		return RenamedVersion
 	case c.Indexed, c.Replays, c.RowDeletes:
 		return IndexesVersion
 	case c.Timers:
@@ -313,6 +321,9 @@ func DecodeCatalog(b []byte) (Catalog, error) {
 	}
 	if max(c.ReplaysFrom, c.RowDeletesFrom) > oracle.Max || c.ReplaysFrom != 0 && !c.Replays || c.RowDeletesFrom != 0 && !c.RowDeletes {
 		return c, fmt.Errorf("%w: catalog: replays from %d, deleted rows from %d", ErrCorrupt, uint64(c.ReplaysFrom), uint64(c.RowDeletesFrom))
+	}
+	if c.CascadesFrom > oracle.Max || c.CascadesFrom != 0 && !c.Cascades {
+		return c, fmt.Errorf("%w: catalog: cascades from %d", ErrCorrupt, uint64(c.CascadesFrom))
 	}
 	for _, p := range c.Past {
 		if p.MaxTxnAgeMs < 1 || p.MaxTxnAgeMs > c.Current.MaxTxnAgeMs {

@@ -36,10 +36,11 @@ func (k Kind) String() string {
 }
 
 const (
-	flagKind   = 0x03
-	flagNotify = 0x04 // lock: a notification goes with the commit
-	flagLong   = 0x08 // the value is in Data
-	flagAll    = flagKind | flagNotify | flagLong
+	flagKind    = 0x03
+	flagNotify  = 0x04 // lock: a notification goes with the commit
+	flagLong    = 0x08 // the value is in Data
+	flagCascade = 0x10 // lock that notifies: a cascade stands before the value
+	flagAll     = flagKind | flagNotify | flagLong | flagCascade
 )
 
 // Lock is the content of a Lock version, whose timestamp is the start.
@@ -50,12 +51,18 @@ type Lock struct {
 	Expiry  Timestamp // of a primary's lock
 	Session string    // of the process that holds it
 	Primary Cell      // stored names
+	Cascade []byte    // of one that notifies: an encoded Cascade, nil for none. The notification gets it
 	Value   []byte    // of a put that is not long
 }
 
 // Encode returns the stored bytes.
 func (l *Lock) Encode() []byte {
-	b := make([]byte, 0, 2+10+4*4+len(l.Session)+len(l.Primary.Table)+len(l.Primary.Row)+len(l.Primary.Column)+len(l.Value))
+	cascades := l.Notify && len(l.Cascade) > 0
+	size := 2 + 10 + 4*4 + len(l.Session) + len(l.Primary.Table) + len(l.Primary.Row) + len(l.Primary.Column) + len(l.Value)
+	if cascades {
+		size += 1 + len(l.Cascade)
+	}
+	b := make([]byte, 0, size)
 	flags := byte(l.Kind)
 	if l.Notify {
 		flags |= flagNotify
@@ -63,12 +70,18 @@ func (l *Lock) Encode() []byte {
 	if l.Long {
 		flags |= flagLong
 	}
+	if cascades {
+		flags |= flagCascade
+	}
 	b = append(b, Version, flags)
 	b = binary.AppendUvarint(b, uint64(l.Expiry))
 	b = appendString(b, l.Session)
 	b = appendString(b, l.Primary.Table)
 	b = appendString(b, l.Primary.Row)
 	b = appendString(b, l.Primary.Column)
+	if cascades {
+		b = append(binary.AppendUvarint(b, uint64(len(l.Cascade))), l.Cascade...)
+	}
 	return append(b, l.Value...)
 }
 
@@ -93,6 +106,11 @@ func DecodeLock(b []byte) (Lock, error) {
 	}
 	if l.Primary.Table == "" || l.Primary.Row == "" || l.Primary.Column == "" {
 		return l, fmt.Errorf("%w: lock: no primary", ErrCorrupt)
+	}
+	if flags&flagCascade != 0 {
+		if l.Cascade, rest, err = takeCascade(rest); err != nil || !l.Notify {
+			return l, fmt.Errorf("%w: lock: bad cascade", ErrCorrupt)
+		}
 	}
 	if len(rest) > ShortValue || (len(rest) > 0 && (l.Long || l.Kind != KindPut)) || (l.Long && l.Kind != KindPut) {
 		return l, fmt.Errorf("%w: lock: bad value", ErrCorrupt)
@@ -130,7 +148,7 @@ func DecodeWrite(b []byte) (Write, error) {
 		return w, err
 	}
 	w.Kind, w.Long = Kind(flags&flagKind), flags&flagLong != 0
-	if w.Kind == KindLock || flags&flagNotify != 0 || len(rest) < 8 {
+	if w.Kind == KindLock || flags&(flagNotify|flagCascade) != 0 || len(rest) < 8 {
 		return w, fmt.Errorf("%w: write: bad head", ErrCorrupt)
 	}
 	w.Start, w.Value = Timestamp(binary.BigEndian.Uint64(rest)), rest[8:]
@@ -162,23 +180,11 @@ const (
 	NotifyWeak   NotifyKind = 2 // stands for itself: Txn.Notify
 )
 
-// The stored bytes of notifications. They must not be changed.
+// The stored bytes of notifications that carry no cascade. They must not be changed.
 var (
 	StrongNotification = []byte{Version, byte(NotifyStrong)}
 	WeakNotification   = []byte{Version, byte(NotifyWeak)}
 )
-
-// DecodeNotification returns the kind of a notification. An error matches ErrCorrupt or
-// rowstore.ErrFormat.
-func DecodeNotification(b []byte) (NotifyKind, error) {
-	if err := checkVersion(b, "notification"); err != nil {
-		return 0, err
-	}
-	if len(b) != 2 || (b[1] != byte(NotifyStrong) && b[1] != byte(NotifyWeak)) {
-		return 0, fmt.Errorf("%w: notification %x", ErrCorrupt, b)
-	}
-	return NotifyKind(b[1]), nil
-}
 
 // EncodeMark returns the mark that a transaction leaves when it commits a cell that it
 // only locked. It names the start timestamp, which must not be 0. The mark of a roll back, or of a fence, stands at the
@@ -293,4 +299,15 @@ func takeString(b []byte) (string, []byte, error) {
 		return "", nil, ErrCorrupt
 	}
 	return string(b[w : w+int(n)]), b[w+int(n):], nil //nolint:gosec // n is at most len(b)
+}
+
+// takeCascade takes an encoded cascade and its length off the front of b, and checks it.
+func takeCascade(b []byte) (cascade, rest []byte, err error) {
+	n, w := binary.Uvarint(b)
+	if w != 1 || n > uint64(len(b)-w) {
+		return nil, nil, ErrCorrupt
+	}
+	cascade, rest = b[w:w+int(n)], b[w+int(n):] //nolint:gosec // n is at most len(b)
+	_, err = DecodeCascade(cascade)
+	return cascade, rest, err
 }

@@ -36,7 +36,20 @@ func drawLock(t *rapid.T) Lock {
 			l.Value = anyBytes(ShortValue).Draw(t, "value")
 		}
 	}
+	if l.Notify {
+		l.Cascade = drawCascade(t).Encode()
+	}
 	return l
+}
+
+func drawCascade(t *rapid.T) Cascade {
+	c := Cascade{Hops: rapid.IntRange(0, MaxHops).Draw(t, "hops")}
+	if rapid.Bool().Draw(t, "sampled") {
+		c.Span.Trace[rapid.IntRange(0, 15).Draw(t, "byte")] = rapid.ByteMin(1).Draw(t, "trace")
+		c.Span.ID[rapid.IntRange(0, 7).Draw(t, "byte")] = rapid.ByteMin(1).Draw(t, "span")
+		c.Span.Flags = rapid.Byte().Draw(t, "flags")
+	}
+	return c
 }
 
 func drawWrite(t *rapid.T) Write {
@@ -113,6 +126,22 @@ func TestCodecsRoundTrip(t *testing.T) {
 	}
 }
 
+func TestNotificationsRoundTrip(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		cascade := drawCascade(t)
+		k := NotifyKind(rapid.IntRange(1, 2).Draw(t, "kind of notification"))
+		n := EncodeNotification(k, cascade.Encode())
+		gotK, err := DecodeNotification(n)
+		require.NoError(t, err)
+		require.Equal(t, k, gotK)
+		gotC, err := CascadeOf(n)
+		require.NoError(t, err)
+		require.Equal(t, cascade, gotC)
+		require.LessOrEqual(t, len(cascade.Encode()), MaxCascade)
+	})
+}
+
 func TestDecodersRefuseGarbage(t *testing.T) {
 	t.Parallel()
 	l := Lock{Kind: KindPut, Primary: Cell{"t", "r", "c"}, Value: []byte("v"), Session: "s", Expiry: 1}
@@ -122,9 +151,13 @@ func TestDecodersRefuseGarbage(t *testing.T) {
 		"nothing": nil, "one byte": {1}, "version": append([]byte{0}, l.Encode()[1:]...), "no version": append([]byte{99}, l.Encode()[1:]...), "cut": l.Encode()[:8],
 		"no kind": append([]byte{1, 0}, l.Encode()[2:]...), "unknown flag": append([]byte{1, 0x81}, l.Encode()[2:]...),
 		"too long a value": long(l.Encode()), "long and a value": append([]byte{1, byte(KindPut) | flagLong}, l.Encode()[2:]...),
-		"a delete with a value": append([]byte{1, byte(KindDelete)}, l.Encode()[2:]...),
-		"no primary":            (&Lock{Kind: KindPut, Primary: Cell{"t", "", "c"}}).Encode(),
-		"a huge length":         {1, 1, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f},
+		"a delete with a value":          append([]byte{1, byte(KindDelete)}, l.Encode()[2:]...),
+		"no primary":                     (&Lock{Kind: KindPut, Primary: Cell{"t", "", "c"}}).Encode(),
+		"a huge length":                  {1, 1, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f},
+		"a cascade that notifies nobody": []byte("\x01\x11\x00\x00\x01t\x01r\x01c\x01\x05"),
+		"a cascade of nothing":           []byte("\x01\x15\x00\x00\x01t\x01r\x01c\x01\x00"),
+		"a cascade that is cut":          []byte("\x01\x15\x00\x00\x01t\x01r\x01c\x02\x05"),
+		"no cascade":                     []byte("\x01\x15\x00\x00\x01t\x01r\x01c"),
 	}
 	for name, b := range locks {
 		_, err := DecodeLock(b)
@@ -132,7 +165,7 @@ func TestDecodersRefuseGarbage(t *testing.T) {
 	}
 	for name, b := range map[string][]byte{
 		"nothing": nil, "version": append([]byte{0}, w.Encode()[1:]...), "cut": w.Encode()[:9], "lock only": append([]byte{1, 3}, w.Encode()[2:]...),
-		"notify": append([]byte{1, 1 | flagNotify}, w.Encode()[2:]...), "too long a value": long(w.Encode()),
+		"notify": append([]byte{1, 1 | flagNotify}, w.Encode()[2:]...), "cascade": append([]byte{1, 1 | flagCascade}, w.Encode()[2:]...), "too long a value": long(w.Encode()),
 		"a delete with a value": append([]byte{1, 2}, w.Encode()[2:]...), "a long delete": append([]byte{1, 2 | flagLong}, w.Encode()[2:10]...),
 	} {
 		_, err := DecodeWrite(b)
@@ -142,7 +175,7 @@ func TestDecodersRefuseGarbage(t *testing.T) {
 		_, err := DecodeFailure(b)
 		require.ErrorIs(t, err, ErrCorrupt)
 	}
-	for _, b := range [][]byte{nil, {1}, {1, 0}, {1, 3}, {0, 1}, {1, 1, 1}} {
+	for _, b := range [][]byte{nil, {1}, {1, 0}, {1, 3}, {0, 1}, {1, 1, 1}, {1, 0x10, 1}, {1, 0x13, 1}, {1, 0x21, 1}, {1, 0x11}, {1, 0x12, 0}} {
 		_, err := DecodeNotification(b)
 		require.ErrorIs(t, err, ErrCorrupt)
 	}
@@ -205,12 +238,16 @@ func TestCatalogsThatAreGarbage(t *testing.T) {
 		"longer retention": byTable(`{"table":"dA==","retention_ms":61}`), "longer age": byTable(`{"table":"dA==","max_txn_age_ms":6}`),
 		"unsafe table": byTable(`{"table":"dA==","retention_ms":6}`), "negative table": byTable(`{"table":"dA==","max_txn_age_ms":-1}`),
 		"tables in version 2": "\x02" + byTable(`{"table":"dA=="}`)[1:], "version 4 for nothing": "\x04" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1}}`,
-		"paused in version 2":   "\x02" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"observers":[{"name":"bw==","table":"dA==","column":"dA==","paused":true}]}`,
-		"version 5 for nothing": "\x05" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1}}`,
-		"hints in version 4":    "\x04" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"controlled":true,"hinted":true}`,
-		"hints from nowhere":    "\x05" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"hinted":true,"hints_from":18446744073709551615}`,
-		"dated before hinted":   "\x04" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"controlled":true,"hints_from":5}`,
-		"version 3 for nothing": "\x03" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1}}`,
+		"paused in version 2":    "\x02" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"observers":[{"name":"bw==","table":"dA==","column":"dA==","paused":true}]}`,
+		"version 5 for nothing":  "\x05" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1}}`,
+		"hints in version 4":     "\x04" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"controlled":true,"hinted":true}`,
+		"hints from nowhere":     "\x05" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"hinted":true,"hints_from":18446744073709551615}`,
+		"dated before hinted":    "\x04" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"controlled":true,"hints_from":5}`,
+		"version 10 for nothing": "\x0a" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1}}`,
+		"cascades in version 5":  "\x05" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"hinted":true,"cascades":true}`,
+		"cascades from nowhere":  "\x0a" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"cascades":true,"cascades_from":18446744073709551615}`,
+		"dated before cascades":  "\x05" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1},"hinted":true,"cascades_from":5}`,
+		"version 3 for nothing":  "\x03" + `{"current":{"max_txn_age_ms":5,"retention_ms":60,"catalog_lease_ms":1}}`,
 	} {
 		_, err := DecodeCatalog([]byte(text))
 		require.ErrorIs(t, err, ErrCorrupt, name)
@@ -298,7 +335,9 @@ func fuzz[V any](f *testing.F, seeds [][]byte, decode func([]byte) (V, error), e
 func FuzzDecodeLock(f *testing.F) {
 	l := Lock{Kind: KindPut, Notify: true, Expiry: 7, Session: "s", Primary: Cell{"t", "r", "c"}, Value: []byte("v")}
 	d := Lock{Kind: KindPut, Long: true, Primary: Cell{"t", "r", "c"}}
-	fuzz(f, [][]byte{l.Encode(), d.Encode(), nil, {1, 1}}, DecodeLock, func(l Lock) []byte { return l.Encode() })
+	c := l
+	c.Cascade = Cascade{Hops: 300}.Encode()
+	fuzz(f, [][]byte{l.Encode(), d.Encode(), c.Encode(), nil, {1, 1}}, DecodeLock, func(l Lock) []byte { return l.Encode() })
 }
 
 func FuzzDecodeWrite(f *testing.F) {
@@ -308,6 +347,48 @@ func FuzzDecodeWrite(f *testing.F) {
 
 func FuzzDecodeNotify(f *testing.F) {
 	fuzz(f, [][]byte{StrongNotification, WeakNotification, nil}, DecodeNotification, func(k NotifyKind) []byte { return []byte{Version, byte(k)} })
+}
+
+// FuzzDecodeCascade takes the cascade of a notification apart. Each one has one form.
+func FuzzDecodeCascade(f *testing.F) {
+	span := Span{Trace: [16]byte{1}, ID: [8]byte{2}, Flags: 1}
+	for _, c := range []Cascade{{Hops: 1}, {Hops: MaxHops}, {Span: span}, {Hops: 300, Span: span}} {
+		f.Add(c.Encode())
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c, err := DecodeCascade(b)
+		if err != nil {
+			require.ErrorIs(t, err, ErrCorrupt)
+			return
+		}
+		require.Equal(t, b, c.Encode())
+		got, err := CascadeOf(EncodeNotification(NotifyWeak, b))
+		require.NoError(t, err)
+		require.Equal(t, c, got)
+	})
+}
+
+func TestCascadesThatAreGarbage(t *testing.T) {
+	t.Parallel()
+	span := string((Cascade{Span: Span{Trace: [16]byte{15: 1}, ID: [8]byte{7: 1}}}).Encode())
+	for name, b := range map[string]string{
+		"nothing": "", "it says nothing": "\x00", "cut number": "\x80", "needless bytes": "\x81\x00", "over the most": "\x80\x80\x80\x80\x08",
+		"cut": span[:25], "too long": span + "\x00", "no trace": "\x01" + strings.Repeat("\x00", 16) + span[17:], "no span": span[:17] + strings.Repeat("\x00", 9),
+	} {
+		_, err := DecodeCascade([]byte(b))
+		require.ErrorIs(t, err, ErrCorrupt, name)
+	}
+	_, err := DecodeCascade([]byte("\xff\xff\xff\xff\x07"))
+	require.NoError(t, err, "the most hops")
+	for _, c := range []Cascade{{}, {Hops: -1}, {Span: Span{Trace: [16]byte{1}}}, {Span: Span{ID: [8]byte{1}, Flags: 1}}} {
+		require.Nil(t, c.Encode())
+	}
+	many := uint64(MaxHops) + 1
+	require.Equal(t, Cascade{Hops: MaxHops}.Encode(), Cascade{Hops: int(many)}.Encode()) //nolint:gosec // it fits
+	none := Lock{Kind: KindPut, Primary: Cell{"t", "r", "c"}, Cascade: []byte{5}}
+	l, err := DecodeLock(none.Encode())
+	require.NoError(t, err)
+	require.Nil(t, l.Cascade, "it notifies nobody")
 }
 
 func FuzzDecodeAck(f *testing.F) {
@@ -416,6 +497,10 @@ func TestBytes(t *testing.T) {
 	hinted := Catalog{Current: Settings{MaxTxnAgeMs: 1000, RetentionMs: 3600000, CatalogLeaseMs: 500}, Hinted: true, HintsFrom: 6}
 	replayed := Catalog{Current: hinted.Current, Hinted: true, Replays: true, ReplaysFrom: 6, RowDeletes: true, RowDeletesFrom: 7}
 	renamed := Catalog{Current: hinted.Current, Renamed: true, Observers: []Observer{{Name: []byte("o"), Table: []byte("t"), Column: []byte("c"), Called: []byte("n"), Aliases: [][]byte{[]byte("m")}}}}
+	cascading := Catalog{Current: hinted.Current, Hinted: true, Cascades: true, CascadesFrom: 6}
+	span := Span{Trace: [16]byte{1, 15: 0x16}, ID: [8]byte{0x21, 7: 0x28}, Flags: 1}
+	followed := lock
+	followed.Cascade = Cascade{Hops: 300}.Encode()
 	again := Failure{Change: 300, Attempts: 5, NotBefore: 1, Replay: true}
 	replay := Replay{Observer: []byte("o"), Table: []byte("t"), Column: []byte("\x00\x00c"), From: []byte("a"), ID: 9, Next: []byte("b\x00"), Cells: 3}
 	held := Holds{[]Hold{{[]byte("h\xff"), 3, 9, 4}}}
@@ -447,6 +532,10 @@ func TestBytes(t *testing.T) {
 		"\x05" + `{"oracle":"","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500},"hinted":true,"hints_from":6}`:                                                                                   encoded(hinted.Encode()),
 		"\x07" + `{"oracle":"","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500},"hinted":true,"replays":true,"replays_from":6,"row_deletes":true,"row_deletes_from":7}`:                          encoded(replayed.Encode()),
 		"\x08" + `{"oracle":"","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500},"renamed":true,"observers":[{"name":"bw==","table":"dA==","column":"Yw==","called":"bg==","aliases":["bQ=="]}]}`: encoded(renamed.Encode()),
+		"\x0a" + `{"oracle":"","current":{"max_txn_age_ms":1000,"retention_ms":3600000,"catalog_lease_ms":500},"hinted":true,"cascades":true,"cascades_from":6}`:                                                                encoded(cascading.Encode()),
+		"\x01\x15\xac\x02\x02s1\x01t\x02\x00r\x01c\x02\xac\x02v": string(followed.Encode()),
+		"\x01\x11\x05": string(EncodeNotification(NotifyStrong, Cascade{Hops: 5}.Encode())),
+		"\x01\x12\x00\x01" + strings.Repeat("\x00", 14) + "\x16\x21" + strings.Repeat("\x00", 6) + "\x28\x01": string(EncodeNotification(NotifyWeak, Cascade{Span: span}.Encode())),
 		"\x01\x02\xac\x02\x01\x05": string(again.Encode()),
 		"\x01" + `{"observer":"bw==","table":"dA==","column":"AABj","from":"YQ==","id":9,"next":"YgA=","cells":3}`: encoded(replay.Encode()),
 		"\x01\x00\x00\x00\x00\x00\x00\x01\x02 session":                                                             string(Session{0x0102}.Encode()) + " session",

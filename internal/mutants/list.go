@@ -167,7 +167,7 @@ var mutants = append([]mutant{
 	{"settled-rows-are-not-read-again", "A transaction: a row that showed a lock is read again", "TestLocksOf|TestScheduleC5|TestScheduleC6", one(settleGo,
 		"\t\trows[r] = read[i]\n\t\tif met, err = locksBelow(met, r, &rows[r], at); err != nil {\n", "\t\tif met, err = locksBelow(met, r, &read[i], at); err != nil {\n")},
 	{"roll-forward-drops-the-notification", "A transaction: the roll forward replaces Notify@start by Notify@commit", "TestScheduleB1", one(resolveGo,
-		"commitEdits(m.Edits, cell.Column, start, f.committed, l.Kind, l.Value, l.Long, l.Notify)", "commitEdits(m.Edits, cell.Column, start, f.committed, l.Kind, l.Value, l.Long, false)")},
+		"\t\tif l.Notify {\n\t\t\tnotification =", "\t\tif l.Notify && start == 0 {\n\t\t\tnotification =")},
 	{"roll-back-keeps-the-notification", "A transaction: roll back deletes Notify@start (C19)", "TestScheduleC19", one(resolveGo,
 		"\tif notify {\n\t\tedits = append(edits, rowstore.Delete(rowstore.Notify, column, start))\n\t}\n", "\t_ = notify\n")},
 	{"wait-before-status", "A transaction: whoever meets a lock asks for the status before waiting (C15)", "TestScheduleC15", []edit{
@@ -212,9 +212,9 @@ var mutants = append([]mutant{
 
 	// Observers.
 	{"notify-after-the-commit-point", "Observers: a notification is durable before the commit point", "TestScheduleB", one(twoPhaseGo,
-		"\t\tif l.Notify {\n\t\t\tm.Edits = append(m.Edits, rowstore.Put(rowstore.Notify, w.cell.Column, c.start, format.StrongNotification))\n\t\t}\n", "")},
+		"\t\tif l.Notify {\n\t\t\tm.Edits = append(m.Edits, rowstore.Put(rowstore.Notify, w.cell.Column, c.start, c.origin.notification(format.NotifyStrong)))\n\t\t}\n", "")},
 	{"notification-stays-at-start", "Observers: its commit replaces Notify@start by Notify@commit (B1)", "TestScheduleB", one(resolveGo,
-		"\tif notify {\n\t\tedits = append(edits,\n", "\tif notify && start == 0 {\n\t\tedits = append(edits,\n")},
+		"\tif notification != nil {\n\t\tedits = append(edits,\n", "\tif notification != nil && start == 0 {\n\t\tedits = append(edits,\n")},
 	{"notifications-removed-by-range", "Observers: removed are exactly those that the view showed (B1)", "TestScheduleB1", one(viewGo,
 		"\t\tedits[i] = rowstore.Delete(rowstore.Notify, v.cell.Column, n.TS)\n",
 		"\t\tedits[i] = rowstore.Delete(rowstore.Notify, v.cell.Column, n.TS)\n\t\tif i == 0 {\n\t\t\treturn []rowstore.Edit{rowstore.DeleteRange(rowstore.Notify, v.cell.Column, 0, v.at)}\n\t\t}\n")},

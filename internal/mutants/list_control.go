@@ -5,9 +5,10 @@ const (
 	replayGo    = "percolator/replay.go"
 	deleteRowGo = "percolator/deleterow.go"
 	renameGo    = "percolator/rename.go"
+	cascadeGo   = "percolator/cascade.go"
 )
 
-// controlMutants are those of replays and of rows that are deleted as a whole.
+// controlMutants are those of replays, rows that are deleted as a whole, renamed observers, and cascades.
 var controlMutants = []mutant{
 	{"request-does-not-count", "Replays: while a request stands the observer is not covered", "TestScheduleR_RunsOnceMore", one(viewGo,
 		"\treturn v.failures[i].Replay && !v.failures[i].Parked\n", "\treturn v.failures[i].Replay && !v.failures[i].Parked && v.change == 0\n")},
@@ -58,6 +59,34 @@ var controlMutants = []mutant{
 		"r.Is(q.o.id, q.table, q.column) && r.Has(q.o.Name) {\n", "r.Is(q.o.id, q.table, q.column) {\n")},
 	{"parked-of-a-removed-name", "Observers: renamed, what a removed observer has left goes by its id", "TestScheduleN_Parked", one("percolator/parked.go",
 		"slices.Compact([]string{v.idOf(name, c.Table, c.Column), name})", "[]string{v.idOf(name, c.Table, c.Column)}")},
+	{"run-begins-anew", "Cascades: a run has one more run before what it writes", "TestScheduleH_Counts", one(cascadeGo,
+		"\t\tsaid.Hops = int(r.hops) + 1\n", "\t\tsaid.Hops = 1 + 0*int(r.hops)\n")},
+	{"lock-forgets-the-hops", "Cascades: the lock carries what the notification says", "TestScheduleH_RolledForward", one(twoPhaseGo,
+		"\tif l.Notify {\n\t\tl.Cascade = c.origin.encoded()\n\t}\n", "")},
+	{"forgotten-by-the-roll-forward", "Cascades: whoever rolls forward makes the notification of what the lock says", "TestScheduleH_RolledForward", one(resolveGo,
+		"format.EncodeNotification(format.NotifyStrong, l.Cascade)", "format.EncodeNotification(format.NotifyStrong, nil)")},
+	{"hops-at-the-prewrite-alone", "Cascades: the commit puts the notification that its prewrite has put", "TestScheduleH_Counts", one(cascadeGo,
+		"\treturn c.origin.notification(format.NotifyStrong)\n}\n\n// cascade tells", "\treturn format.StrongNotification\n}\n\n// cascade tells")},
+	{"weak-begins-anew", "Cascades: a weak notification carries the count too", "TestScheduleH_Counts", one(timerGo,
+		"notice{cell, c.origin.notification(format.NotifyWeak)}", "notice{cell, format.WeakNotification}")},
+	{"timers-without-end", "Cascades: a timer that is due at once goes on with the count", "TestScheduleH_Timers", one(timerGo,
+		"notice{cell, c.origin.notification(format.NotifyStrong)}", "notice{cell, format.StrongNotification}")},
+	{"any-notification-counts", "Cascades: the newest change counts", "TestScheduleH_SeveralChanges|TestCascadeOfAView|TestScheduleH_Timers", one(cascadeGo,
+		"\t\tif v.seen[j].TS == v.change {\n", "\t\tif len(v.seen[j].Value) > 2 {\n")},
+	{"one-run-too-many", "Cascades: at the limit the run is parked", "TestScheduleH_Limit", one(cascadeGo,
+		"\tif came.Hops < o.MaxHops {\n", "\tif came.Hops <= o.MaxHops {\n")},
+	{"no-limit-goes-on", "Cascades: an observer without a limit begins anew with each run", "TestScheduleH_NoLimit", one(cascadeGo,
+		"\tif o.MaxHops < 0 || o.periodic != nil {\n\t\treturn nil", "\tif o.MaxHops < 0 || o.periodic != nil {\n\t\tr.hops = int32(came.Hops)\n\t\treturn nil")},
+	{"replay-goes-on", "Cascades: a replay begins at 0", "TestCascadeOfAView", one(cascadeGo,
+		"\tif v.replayed(i) {\n\t\treturn came\n\t}\n", "")},
+	{"said-before-everybody-knows", "Cascades: nothing is said before everybody can read it", "TestScheduleH_FirstOfAll", one(cascadeGo,
+		"c.view.CascadesFrom == 0 || c.start < c.view.CascadesFrom {", "c.view.CascadesFrom == 0 {")},
+	{"links-to-what-was-seen", "Cascades: a run links to what it has to see", "TestTracingOfSeveralChanges", one(cascadeGo,
+		"\t\tif n.TS <= v.coveredTo(i) || len(links) == mostLinks {\n", "\t\tif len(links) == mostLinks {\n")},
+	{"child-of-an-older-change", "Cascades: the span of a run is a child of the newest change's", "TestTracingOfSeveralChanges", one(cascadeGo,
+		"\t\tif n.TS == v.change {\n\t\t\tnewest = sc\n\t\t}\n", "\t\tnewest = sc\n")},
+	{"unsampled-is-stored", "Cascades: only sampled spans are stored", "TestTracingOfSeveralChanges", one("percolator/tracing.go",
+		"sc.IsSampled() && sc.IsValid()", "sc.IsValid()")},
 	{"deletion-in-one-phase", "Deleted rows: deletions take two phases", "TestScheduleW_UnseenColumn", one(onePhaseGo,
 		"len(c.tx.gone) > 0 || ", "")},
 }

@@ -26,9 +26,10 @@ type Run struct{ Observer, Table, Row, Column string }
 
 // Workers are steps of a worker that does not run. A worker is a *percolator.Worker.
 var Workers struct {
-	Publish func(ctx context.Context, worker any) error
-	Left    func(ctx context.Context, worker any) ([]Run, error)
-	Attempt func(ctx context.Context, worker any, r Run) (wait time.Duration, err error)
-	Timers  func(ctx context.Context, worker any) error
-	Timer   func(ctx context.Context, worker any) (next Run, due time.Time, err error)
+	Publish  func(ctx context.Context, worker any) error
+	Left     func(ctx context.Context, worker any) ([]Run, error)
+	Attempt  func(ctx context.Context, worker any, r Run) (wait time.Duration, err error)
+	Timers   func(ctx context.Context, worker any) error
+	Cascades func(ctx context.Context, worker any) error
+	Timer    func(ctx context.Context, worker any) (next Run, due time.Time, err error)
 }
