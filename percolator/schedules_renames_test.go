@@ -171,7 +171,7 @@ func TestScheduleN_OldNameAgainAndBack(t *testing.T) {
 	require.True(t, c.known().Renamed)
 	value, err := c.known().encode()
 	require.NoError(t, err)
-	require.EqualValues(t, format.CatalogVersion, value[0])
+	require.EqualValues(t, format.RenamedVersion, value[0])
 }
 
 // A renamed observer is removed: workers of all its names stop, and the names are free. A registration under one of them begins

@@ -53,9 +53,14 @@ type Catalog struct {
 	RowDeletesFrom Timestamp `json:"row_deletes_from,omitempty"`
 	// Renamed tells that an observer was renamed once. Programs of version 7 would register it once more under its new
 	// name, so the catalog is of version 8.
-	Renamed   bool       `json:"renamed,omitempty"`
-	Observers []Observer `json:"observers,omitempty"`
-	Indexes   []Index    `json:"indexes,omitempty"`
+	Renamed bool `json:"renamed,omitempty"`
+	// Erased tells that a range was erased, or was about to be. Programs of version 8 do not know its safe point, so the
+	// catalog is of version 9.
+	Erased bool `json:"erased,omitempty"`
+	// ErasedFrom is a timestamp from which on nobody goes by a catalog without Erased. 0 means that it is not known yet.
+	ErasedFrom Timestamp  `json:"erased_from,omitempty"`
+	Observers  []Observer `json:"observers,omitempty"`
+	Indexes    []Index    `json:"indexes,omitempty"`
 }
 
 // Settings are those of the database, in milliseconds.
@@ -244,8 +249,10 @@ func (c *Catalog) Encode() ([]byte, error) {
 // version is the least that a program must know to go by the catalog.
 func (c *Catalog) version() byte {
 	switch {
-	case c.Renamed:
+	case c.Erased:
 		return CatalogVersion
+	case c.Renamed:
+		return RenamedVersion
 	case c.Indexed, c.Replays, c.RowDeletes:
 		return IndexesVersion
 	case c.Timers:
@@ -310,6 +317,9 @@ func DecodeCatalog(b []byte) (Catalog, error) {
 	}
 	if c.TimersFrom > oracle.Max || c.TimersFrom != 0 && !c.Timers {
 		return c, fmt.Errorf("%w: catalog: timers from %d", ErrCorrupt, uint64(c.TimersFrom))
+	}
+	if c.ErasedFrom > oracle.Max || c.ErasedFrom != 0 && !c.Erased {
+		return c, fmt.Errorf("%w: catalog: erased ranges from %d", ErrCorrupt, uint64(c.ErasedFrom))
 	}
 	if max(c.ReplaysFrom, c.RowDeletesFrom) > oracle.Max || c.ReplaysFrom != 0 && !c.Replays || c.RowDeletesFrom != 0 && !c.RowDeletes {
 		return c, fmt.Errorf("%w: catalog: replays from %d, deleted rows from %d", ErrCorrupt, uint64(c.ReplaysFrom), uint64(c.RowDeletesFrom))

@@ -5,6 +5,9 @@ const (
 	replayGo    = "percolator/replay.go"
 	deleteRowGo = "percolator/deleterow.go"
 	renameGo    = "percolator/rename.go"
+	eraseGo     = "percolator/erase.go"
+	erasedGo    = "percolator/erased.go"
+	eraseRowsGo = "percolator/erase_remove.go"
 )
 
 // controlMutants are those of replays and of rows that are deleted as a whole.
@@ -58,6 +61,23 @@ var controlMutants = []mutant{
 		"r.Is(q.o.id, q.table, q.column) && r.Has(q.o.Name) {\n", "r.Is(q.o.id, q.table, q.column) {\n")},
 	{"parked-of-a-removed-name", "Observers: renamed, what a removed observer has left goes by its id", "TestScheduleN_Parked", one("percolator/parked.go",
 		"slices.Compact([]string{v.idOf(name, c.Table, c.Column), name})", "[]string{v.idOf(name, c.Table, c.Column)}")},
+
+	{"erased-range-has-no-safe-point", "Erased ranges: reads and commits go by the safe point of the range", "TestScheduleE_NothingIsLeft|TestScheduleE_LateWriter", one(erasedGo,
+		"r.SafePoint > safe && s.meets(r) {\n", "r.SafePoint > safe && s.meets(r) && r.SafePoint == 0 {\n")},
+	{"late-writer-commits", "Erased ranges: a commit must have begun above the safe points of what it writes", "TestScheduleE_LateWriter", one("percolator/tables.go",
+		"\tif !c.view.byTable() && len(c.view.erased) == 0 {\n", "\tif !c.view.byTable() {\n")},
+	{"reads-are-not-looked-at-again", "Erased ranges: what a Serializable transaction validates counts", "TestScheduleE_Validation", one(erasedGo,
+		"\t\tc.readSpans()(yield)\n", "")},
+	{"erased-before-the-lease", "Erased ranges: nothing is removed before everybody knows the safe point", "TestScheduleE_WrittenMeanwhile|TestScheduleE_LateWriter", one(eraseGo,
+		"\tif err := db.outlast(ctx); err != nil {\n\t\treturn err\n\t}\n", "")},
+	{"locks-elsewhere-are-left", "Erased ranges: locks that depend on the range are resolved", "TestScheduleE_LocksElsewhere", one(eraseGo,
+		"p.erases.has(row.Table, row.Row) || p.erases.has(primary.Table, primary.Row)\n", "p.erases.has(row.Table, row.Row)\n")},
+	{"parked-run-is-erased", "Erased ranges: a parked run is an error", "TestScheduleE_Observers", one(eraseRowsGo,
+		"if err != nil || !f.Parked {\n", "if err != nil || f.Parked {\n")},
+	{"observers-are-not-waited-for", "Erased ranges: every observer has seen the deletions", "TestScheduleE_Observers|TestScheduleE_NothingIsLeft", one(eraseGo,
+		"if waits = now; len(waits) == 0 {\n", "if waits = now; len(waits) >= 0 {\n")},
+	{"later-write-is-erased", "Erased ranges: what was written since stays", "TestScheduleE_WrittenMeanwhile", one(eraseRowsGo,
+		"if w.Kind == format.KindPut && ofUser(v.Column) {\n", "if w.Kind == format.KindLock && ofUser(v.Column) {\n")},
 	{"deletion-in-one-phase", "Deleted rows: deletions take two phases", "TestScheduleW_UnseenColumn", one(onePhaseGo,
 		"len(c.tx.gone) > 0 || ", "")},
 }
