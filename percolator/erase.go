@@ -44,6 +44,7 @@ var elsewhere = []string{
 	"tables that observers or programs derived from these rows",
 	"the catalog, which keeps the two bounds of the range until the safe point of its table has passed",
 	"records of replays, which name a row that they have got to, and stay for a retention after the replay has ended",
+	"over TiKV, the names of the rows and of the entries of indexes, which its backend cannot remove",
 	"in-memory hints of other processes, which name rows: they are stored within seconds, and collected after a retention",
 	"the backend's write-ahead logs, append-only files, and files that its engine has not compacted or vacuumed",
 	"replicas, backups and archives of the store",

@@ -10,7 +10,8 @@ import (
 // percolator's DB.Erase. It takes as long as reading and writing all data, and needs room on the disk for as much again.
 // Calls go on meanwhile. In a database of the program's own (New) it compacts the store's keys alone.
 //
-// Afterwards removed bytes may be left in the logs of the engine, which it uses again. Closing the store and opening it removes them.
+// Afterwards removed bytes may be left in the logs of the engine, which it uses again, and names in its lists of files. To have these
+// removed, close the store and open it twice.
 //
 // ctx ends it early; what is done so far is of no harm. Errors: rowstore.ErrClosed, those of ctx and of the engine. It may be
 // called concurrently.
