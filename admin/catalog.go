@@ -42,6 +42,7 @@ type catalog struct {
 	safe, safeAt         percolator.Timestamp
 	resolved, swept      percolator.Timestamp
 	points               map[string]format.TableSafePoint
+	erased               []format.ErasedRange
 	holds                []format.Hold
 	processes, condemned int
 	old                  int                             // processes whose programs know no catalog of version 5
@@ -72,7 +73,7 @@ func catalogRead() rowstore.RowRead {
 	read := rowstore.RowRead{Table: format.TableCatalog, Row: format.RowCatalog, Selectors: []rowstore.Selector{
 		newest(rowstore.Mark, rowstore.AllColumns, atMost),
 	}}
-	for _, c := range []string{format.ColumnConfig, format.ColumnSafePoint, format.ColumnOfTables, format.ColumnHolds, format.ColumnResolved, format.ColumnSwept} {
+	for _, c := range []string{format.ColumnConfig, format.ColumnSafePoint, format.ColumnOfTables, format.ColumnHolds, format.ColumnResolved, format.ColumnSwept, format.ColumnErased} {
 		read.Selectors = append(read.Selectors, newest(rowstore.Write, c, atMost))
 	}
 	return read
@@ -107,6 +108,12 @@ func parseCatalog(row *rowstore.Row, now percolator.Timestamp) (*catalog, error)
 			c.resolved = v.TS
 		case v.Column == format.ColumnSwept:
 			c.swept = v.TS
+		case v.Column == format.ColumnErased:
+			e, err := format.DecodeErased(v.Value)
+			if err != nil {
+				return nil, fmt.Errorf("reading the catalog: %w", err)
+			}
+			c.erased = e.Ranges
 		case v.Column == format.ColumnOfTables:
 			points, err := format.DecodeTableSafePoints(v.Value)
 			if err != nil {
@@ -142,6 +149,18 @@ func (c *catalog) uses(column string, use format.Use) {
 // safePoint is that of a stored table.
 func (c *catalog) safePoint(table string) percolator.Timestamp {
 	return max(c.safe, c.points[table].SafePoint)
+}
+
+// safePointIn is that of rows of a stored table, from from to to. An empty to is the end of the table.
+func (c *catalog) safePointIn(table, from, to string) percolator.Timestamp {
+	safe := c.safePoint(table)
+	for i := range c.erased {
+		e := &c.erased[i]
+		if string(e.Table) == table && (len(e.To) == 0 || from < string(e.To)) && (to == "" || string(e.From) < to) {
+			safe = max(safe, e.SafePoint)
+		}
+	}
+	return safe
 }
 
 func ms(n int64) Span { return Span(time.Duration(n) * time.Millisecond) }

@@ -42,7 +42,7 @@ func (r *Reader) Get(ctx context.Context, c percolator.Cell, at percolator.Times
 	}
 	values, err := r.values(ctx, rows, at, now)
 	if err == nil {
-		err = r.collected(ctx, at, cell.Table)
+		err = r.collected(ctx, at, cell.Table, cell.Row, cell.Row+"\x00")
 	}
 	if err != nil {
 		return Value{}, called("Get", fmt.Errorf("reading %v: %w", c, err))
@@ -67,13 +67,14 @@ func (r *Reader) snapshot(ctx context.Context, at percolator.Timestamp) (now, sn
 	return c.now, at, nil
 }
 
-// collected returns an error if what was read at a snapshot, before the call, may have been collected.
-func (r *Reader) collected(ctx context.Context, at percolator.Timestamp, table string) error {
+// collected returns an error if what was read at a snapshot, before the call, may have been collected: in the rows of a
+// stored table from from to to.
+func (r *Reader) collected(ctx context.Context, at percolator.Timestamp, table, from, to string) error {
 	c, err := r.load(ctx)
 	if err != nil {
 		return err
 	}
-	if safe := c.safePoint(table); at < safe {
+	if safe := c.safePointIn(table, from, to); at < safe {
 		e := &percolator.SnapshotTooOldError{Snapshot: at, SafePoint: safe}
 		if safe > c.safe {
 			e.Table = string(public(table))
@@ -111,7 +112,7 @@ func (r *Reader) values(ctx context.Context, rows []rowstore.Row, at, now percol
 	for _, start := range missing {
 		if err == nil {
 			// It was collected, if the caller finds that out; else something is damaged.
-			if err = r.collected(ctx, at, rows[0].Table); err == nil {
+			if err = r.collected(ctx, at, rows[0].Table, rows[0].Row, rows[0].Row+"\x00"); err == nil {
 				err = fmt.Errorf("%w: the long value of transaction %d is not there", percolator.ErrCorrupt, uint64(start))
 			}
 		}
@@ -259,7 +260,7 @@ func (r *Reader) Scan(ctx context.Context, rng percolator.Range, at percolator.T
 	if page.More {
 		page.Next = Bytes(last + "\x00")
 	}
-	if err := r.collected(ctx, at, table); err != nil {
+	if err := r.collected(ctx, at, table, rng.From, rng.To); err != nil {
 		return Rows{}, called("Scan", fmt.Errorf("scanning %q: %w", rng.Table, err))
 	}
 	return page, nil
@@ -345,7 +346,7 @@ func (r *Reader) history(ctx context.Context, c percolator.Cell, to percolator.T
 	if err != nil {
 		return h, err
 	}
-	safe := after.safePoint(cell.Table)
+	safe := after.safePointIn(cell.Table, cell.Row, cell.Row+"\x00")
 	if to < safe {
 		return h, &percolator.SnapshotTooOldError{Snapshot: to, SafePoint: safe}
 	}

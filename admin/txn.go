@@ -73,7 +73,7 @@ func (r *Reader) Txn(ctx context.Context, start percolator.Timestamp, c percolat
 	if err == nil && t.State != Committed {
 		// What is missing may have been collected; what the catalog says now tells.
 		var now *catalog
-		if now, err = r.load(ctx); err == nil && start < now.safePoint(cell.Table) && (t.State == NoTrace || t.State == RolledBack) {
+		if now, err = r.load(ctx); err == nil && start < now.safePointIn(cell.Table, cell.Row, cell.Row+"\x00") && (t.State == NoTrace || t.State == RolledBack) {
 			t.State = TooOld
 		}
 	}

@@ -365,6 +365,35 @@ func (w *writer) changed(ctx context.Context) ([]percolator.Timestamp, error) {
 	return gone, nil
 }
 
+// erasedSince returns an error if a range was erased since the snapshot: some of its rows may be missing in what was read. It is
+// called when everything was read. The hold keeps the safe points of tables below the snapshot, so the range is still listed.
+func (w *writer) erasedSince(ctx context.Context) error {
+	rows, err := coreaccess.Stored.Store(w.db).Read(ctx, []rowstore.RowRead{{Table: format.TableCatalog, Row: format.RowCatalog, Selectors: []rowstore.Selector{
+		{Family: rowstore.Write, Column: format.ColumnErased, To: oracle.Max, Limit: 1},
+	}}})
+	if err == nil {
+		err = rows[0].Err
+	}
+	if err != nil {
+		return fmt.Errorf("backup: reading the erased ranges: %w", err)
+	}
+	v := rows[0].Newest(rowstore.Write, format.ColumnErased)
+	if v == nil {
+		return nil
+	}
+	erased, err := format.DecodeErased(v.Value)
+	if err != nil {
+		return fmt.Errorf("backup: %w", err)
+	}
+	for i := range erased.Ranges {
+		if r := &erased.Ranges[i]; r.SafePoint > w.head.Snapshot {
+			table, _ := format.Unescape(string(r.Table))
+			return fmt.Errorf("%w: rows of table %q were erased meanwhile", ErrLapsed, table)
+		}
+	}
+	return nil
+}
+
 // teller tells of progress, but not all the time.
 type teller struct {
 	to   func(Progress)

@@ -2,6 +2,7 @@ package backup
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"math/rand/v2"
 	"os"
@@ -228,4 +229,28 @@ func TestLapsed(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, nil, 0o600))
 	_, err = Write(t.Context(), s.db, path, Options{})
 	require.ErrorIs(t, err, ErrExists)
+}
+
+// TestErasedMeanwhile: a backup in which rows may be missing because they were erased since its snapshot is refused.
+func TestErasedMeanwhile(t *testing.T) {
+	t.Parallel()
+	db, err := percolator.Open(t.Context(), "memory:", percolator.WithSettings(percolator.Settings{MaxTxnAge: time.Minute, Retention: time.Hour, CatalogLease: 100 * time.Millisecond}))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, db.Close(context.WithoutCancel(t.Context()))) })
+	require.NoError(t, db.Update(t.Context(), func(tx *percolator.Txn) error {
+		return errors.Join(tx.Set(at("order", "ann", "v"), []byte("1")), tx.Set(at("order", "bob", "v"), []byte("2")))
+	}))
+	path := filepath.Join(t.TempDir(), "backup")
+	erased := false
+	_, err = Write(t.Context(), db, path, Options{Progress: func(Progress) {
+		if !erased {
+			erased = true
+			_, err := db.Erase(t.Context(), percolator.Range{Table: "order", From: "a", To: "b"})
+			require.NoError(t, err)
+		}
+	}})
+	require.True(t, erased)
+	require.ErrorIs(t, err, ErrLapsed)
+	require.ErrorContains(t, err, "order")
+	require.NoFileExists(t, path)
 }

@@ -18,7 +18,7 @@ var (
 	// ErrIncomplete: the file ends too early: it was truncated, or the backup was cut off. It matches percolator.ErrCorrupt.
 	ErrIncomplete error = is{"backup: the file is not complete", percolator.ErrCorrupt}
 	// ErrLapsed: a backup that was cut off cannot be resumed, because its hold is over, another
-	// database has it, or what an observer of old values saw last was collected meanwhile. Remove
+	// database has it, rows were erased meanwhile, or what an observer of old values saw last was collected. Remove
 	// the incomplete file and begin anew. It matches percolator.ErrSnapshotTooOld.
 	ErrLapsed error = is{"backup: the backup that was cut off cannot be resumed", percolator.ErrSnapshotTooOld}
 	// ErrOracleBehind: the oracle of the store is so far behind the backup that Restore does not wait for it.

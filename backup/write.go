@@ -66,6 +66,9 @@ func (w *writer) finish(ctx context.Context) error {
 	if err := w.hold.Renew(ctx, w.opts.Hold); err != nil {
 		return fmt.Errorf("%w: %w", ErrLapsed, err)
 	}
+	if err := w.erasedSince(ctx); err != nil {
+		return err
+	}
 	if err := w.out.end(ending{Rows: w.rows, Cells: w.cells, Resweep: gone}); err != nil {
 		return w.cannotWrite(err)
 	}

@@ -53,6 +53,9 @@ type catalogView struct {
 	pointsAt Timestamp
 	allHolds []format.Hold // also those that have ended; holdsAt is their version
 	holdsAt  Timestamp
+	// erased are the ranges with a safe point of their own; erasedAt is their version.
+	erased   []format.ErasedRange
+	erasedAt Timestamp
 	sentAt   time.Time     // local, of asOf
 	lease    time.Duration // leaseAt(asOf)
 	awaited  bool          // a new observer, or an index, may be waiting until everybody knows it
@@ -221,6 +224,7 @@ func (db *DB) readRevision(ctx context.Context, v *catalogView) (stands bool, er
 		{Family: rowstore.Write, Column: format.ColumnHolds, To: oracle.Max, Limit: 1},
 		{Family: rowstore.Write, Column: format.ColumnResolved, To: oracle.Max, Limit: 1},
 		{Family: rowstore.Write, Column: format.ColumnSwept, To: oracle.Max, Limit: 1},
+		{Family: rowstore.Write, Column: format.ColumnErased, To: oracle.Max, Limit: 1},
 		{Family: rowstore.Mark, Column: db.uses.id, To: oracle.Max, Limit: 1},
 	}}})
 	if err == nil {
@@ -247,6 +251,9 @@ func (db *DB) readRevision(ctx context.Context, v *catalogView) (stands bool, er
 		return false, fmt.Errorf("reading the catalog: %w", err)
 	}
 	if err := v.readHolds(rows[0].Newest(rowstore.Write, format.ColumnHolds)); err != nil {
+		return false, fmt.Errorf("reading the catalog: %w", err)
+	}
+	if err := v.readErased(rows[0].Newest(rowstore.Write, format.ColumnErased)); err != nil {
 		return false, fmt.Errorf("reading the catalog: %w", err)
 	}
 	if err := db.checkOracle(ctx, v); err != nil {
@@ -311,7 +318,7 @@ func (db *DB) checkOracle(ctx context.Context, v *catalogView) error {
 	if v.Oracle != db.opt.oracleName {
 		return fmt.Errorf("%w: the data was written with the oracle %q, not %q; open it with that one, because timestamps of two oracles are in no order", ErrInvalid, oracleTitle(v.Oracle), oracleTitle(db.opt.oracleName))
 	}
-	stored := max(v.revision, v.safePoint, v.pointsAt, v.holdsAt)
+	stored := max(v.revision, v.safePoint, v.pointsAt, v.holdsAt, v.erasedAt)
 	if v.asOf > stored {
 		return nil
 	}
@@ -478,39 +485,39 @@ func (db *DB) catalogFor(ctx context.Context, now Timestamp) (*catalogView, erro
 // it: the clock may have stood still, with its machine, for a day.
 
 // checkFound returns an error that matches ErrSnapshotTooOld when s is known to lie below
-// the safe point of one of the tables that were read. It is enough for an answer in which nothing is
+// the safe point of something that was read. It is enough for an answer in which nothing is
 // missing.
-func (db *DB) checkFound(s Timestamp, tables ...string) error {
+func (db *DB) checkFound(s Timestamp, read ...span) error {
 	v := db.known()
 	db.refreshSoon(v)
-	return v.checkSnapshot(s, tables...)
+	return v.checkSnapshot(s, read...)
 }
 
 // checkSnapshot returns an error that matches ErrSnapshotTooOld when something that a
-// read of the tables at s did not find may have been collected. It must be called after the
+// read at s did not find may have been collected. It must be called after the
 // reply that it judges.
-func (db *DB) checkSnapshot(ctx context.Context, s Timestamp, tables ...string) error {
-	if err := db.checkFound(s, tables...); err != nil {
+func (db *DB) checkSnapshot(ctx context.Context, s Timestamp, read ...span) error {
+	if err := db.checkFound(s, read...); err != nil {
 		return err
 	}
 	now, err := db.draw(ctx)
 	if err != nil {
 		return err
 	}
-	return db.checkSnapshotAt(ctx, s, now, tables...)
+	return db.checkSnapshotAt(ctx, s, now, read...)
 }
 
 // checkAnswer is checkFound for a complete answer: nothing is missing in it, or it is
 // known to be older than any removal. For any other answer it is checkSnapshot.
-func (db *DB) checkAnswer(ctx context.Context, s Timestamp, complete bool, tables ...string) error {
+func (db *DB) checkAnswer(ctx context.Context, s Timestamp, complete bool, read ...span) error {
 	if complete {
-		return db.checkFound(s, tables...)
+		return db.checkFound(s, read...)
 	}
-	return db.checkSnapshot(ctx, s, tables...)
+	return db.checkSnapshot(ctx, s, read...)
 }
 
 // checkSnapshotAt is checkSnapshot with a timestamp that was drawn after the reply.
-func (db *DB) checkSnapshotAt(ctx context.Context, s, now Timestamp, tables ...string) error {
+func (db *DB) checkSnapshotAt(ctx context.Context, s, now Timestamp, read ...span) error {
 	v := db.known()
 	if !v.holds(now) {
 		var err error
@@ -518,16 +525,16 @@ func (db *DB) checkSnapshotAt(ctx context.Context, s, now Timestamp, tables ...s
 			return err
 		}
 	}
-	return v.checkSnapshot(s, tables...)
+	return v.checkSnapshot(s, read...)
 }
 
-func (v *catalogView) checkSnapshot(s Timestamp, tables ...string) error {
+func (v *catalogView) checkSnapshot(s Timestamp, read ...span) error {
 	if s < v.safePoint {
 		return &SnapshotTooOldError{Snapshot: s, SafePoint: v.safePoint}
 	}
-	for _, t := range tables {
-		if safe := v.safePointOf(t); s < safe {
-			return &SnapshotTooOldError{Snapshot: s, SafePoint: safe, Table: Cell{Table: t}.public().Table}
+	for _, r := range read {
+		if safe := v.safePointIn(r); s < safe {
+			return &SnapshotTooOldError{Snapshot: s, SafePoint: safe, Table: Cell{Table: r.table}.public().Table}
 		}
 	}
 	return nil

@@ -126,7 +126,7 @@ func (w *Worker) valueOf(ctx context.Context, tx *Txn, c Cell, v *rowstore.Versi
 	}
 	// It was collected since the view: either the snapshot is too old, or the observer has
 	// acknowledged something newer.
-	if err := w.db.checkSnapshot(ctx, tx.start, c.Table); err != nil {
+	if err := w.db.checkSnapshot(ctx, tx.start, c.span()); err != nil {
 		return nil, false, err
 	}
 	now, err := w.db.readRows(ctx, []rowstore.RowRead{{Table: c.Table, Row: c.Row, Selectors: []rowstore.Selector{{Family: rowstore.Write, Column: format.AckColumn(tx.run.observer, c.Column), From: tx.start, To: oracle.Max, Limit: 1}}}})

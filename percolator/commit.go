@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -338,7 +337,7 @@ func (c *committer) checkAge(ts Timestamp) error {
 	}
 	var below error
 	if ts <= c.lastCommit() {
-		below = c.view.checkSnapshot(c.start, slices.AppendSeq(slices.Collect(c.writtenTables()), maps.Keys(c.readTables()))...)
+		below = c.view.checkSnapshot(c.start, slices.Collect(c.spans())...)
 	}
 	return c.tooOld(ts, below)
 }

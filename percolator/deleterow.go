@@ -53,7 +53,7 @@ func (tx *Txn) DeleteRow(ctx context.Context, table, row string) error {
 	rows, timely, err := tx.db.readSettled(ctx, read, &tx.snapshot)
 	if err == nil {
 		// Columns that are missing count.
-		err = tx.db.checkAnswer(ctx, tx.start, timely, name.table)
+		err = tx.db.checkAnswer(ctx, tx.start, timely, span{table: name.table, from: name.row, row: true})
 	}
 	if err != nil {
 		tx.storeFailed = true
@@ -258,7 +258,7 @@ func (tx *Txn) deletePart(ctx context.Context, r *Range) (done DeleteReport, err
 		}
 		if len(live) > 0 && (done.Rows == int64(r.Limit) || done.Rows > 0 && !tx.hasRoom(live)) {
 			done.Next = row.Row
-			return done, tx.db.checkSnapshot(ctx, tx.start, s.table)
+			return done, tx.db.checkSnapshot(ctx, tx.start, s.span())
 		}
 		done.Next = row.Row + "\x00"
 		switch {
@@ -282,7 +282,7 @@ func (tx *Txn) deletePart(ctx context.Context, r *Range) (done DeleteReport, err
 	if seen < scanSpareMost {
 		done.Next = ""
 	}
-	return done, tx.db.checkSnapshot(ctx, tx.start, s.table)
+	return done, tx.db.checkSnapshot(ctx, tx.start, s.span())
 }
 
 // hasRoom tells whether a part of a range may have the cells of one more row.

@@ -87,6 +87,9 @@ type gcPass struct {
 	own    map[string]Timestamp // below what is removed from tables whose retention is their own
 	rest   Timestamp            // the same for all other tables, 0 to leave them alone
 	cleans Timestamp            // all locks from before are resolved, in every table
+	// Of DB.Erase: only these rows are collected, up to erased.
+	erases []span
+	erased Timestamp
 	report *GCReport
 }
 
@@ -182,6 +185,9 @@ func (p *gcPass) publish(ctx context.Context, keep time.Duration) error {
 	}
 	if p.within == 0 {
 		p.rest = p.view.safePoint
+	}
+	if err := p.db.dropErased(ctx, p.view); err != nil {
+		return err
 	}
 	p.own = map[string]Timestamp{}
 	for t := range p.view.shortTables(p.within) {
@@ -283,7 +289,7 @@ func (p *gcPass) search(ctx context.Context, tables []string) error {
 
 // below is the timestamp below which all locks must be resolved in the tables that are collected.
 func (p *gcPass) below() Timestamp {
-	return max(p.rest, p.cleans, slices.Max(append(slices.Collect(maps.Values(p.own)), 0)))
+	return max(p.rest, p.cleans, p.erased, slices.Max(append(slices.Collect(maps.Values(p.own)), 0)))
 }
 
 // sessionsResolved tells whether every session says that it has left no lock that must be resolved
@@ -473,7 +479,10 @@ func (p *gcPass) locksToResolve(rows []rowstore.Row) ([]metLock, error) {
 			if err != nil {
 				return nil, fmt.Errorf("row %q, column %q: %w", row.Row, v.Column, err)
 			}
-			if v.TS < max(p.safe(row.Table), p.safe(l.Primary.Table), p.cleans) {
+			if p.erases != nil && !p.dependsOn(row, l.Primary, v.TS) {
+				continue
+			}
+			if v.TS < max(p.safe(row.Table), p.safe(l.Primary.Table), p.cleans, p.erased) {
 				met = append(met, metLock{row: i, column: v.Column, start: v.TS, lock: l})
 			}
 		}

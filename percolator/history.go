@@ -102,7 +102,7 @@ func (h *history) next(ctx context.Context) ([]CellVersion, error) {
 	if err != nil {
 		return nil, err
 	}
-	safe, err := h.db.safePointAfter(ctx, h.cell.Table)
+	safe, err := h.db.safePointAfter(ctx, h.cell.span())
 	if err != nil {
 		return nil, err
 	}
@@ -193,9 +193,9 @@ func (h *history) values(ctx context.Context, part []rowstore.Version) (versions
 	return versions, missing, nil
 }
 
-// safePointAfter returns the safe point of a table that the answers go by which this process has
+// safePointAfter returns the safe point of what was read that the answers go by which this process has
 // got before the call: nothing above it was collected when they were made.
-func (db *DB) safePointAfter(ctx context.Context, table string) (Timestamp, error) {
+func (db *DB) safePointAfter(ctx context.Context, read span) (Timestamp, error) {
 	now, err := db.draw(ctx)
 	if err != nil {
 		return 0, err
@@ -207,7 +207,7 @@ func (db *DB) safePointAfter(ctx context.Context, table string) (Timestamp, erro
 			return 0, err
 		}
 	}
-	return v.safePointOf(table), nil
+	return v.safePointIn(read), nil
 }
 
 // ownSafePoint is the public name of a table whose own safe point is safe, and "" if the

@@ -253,13 +253,14 @@ func (v *catalogView) sameHolds() rowstore.Condition {
 	return rowstore.Absent(rowstore.Write, format.ColumnHolds, v.holdsAt+1)
 }
 
-// tablesWithPoints are the tables with a safe point of their own, by stored names.
-func (v *catalogView) tablesWithPoints() []string {
-	var tables []string
-	for t := range v.points {
-		tables = append(tables, t)
+// checkTables returns an error if a table has a safe point above a timestamp. What was erased is no matter: nobody can hold that.
+func (v *catalogView) checkTables(at Timestamp) error {
+	for t, p := range v.points {
+		if at < p.SafePoint {
+			return &SnapshotTooOldError{Snapshot: at, SafePoint: p.SafePoint, Table: Cell{Table: t}.public().Table}
+		}
 	}
-	return tables
+	return v.checkSnapshot(at)
 }
 
 // changeHolds lets change edit the holds that stand, and stores them. change returns false to leave them as they
@@ -271,7 +272,7 @@ func (db *DB) changeHolds(ctx context.Context, above Timestamp, change func(v *c
 			return nil, err
 		}
 		if above != 0 {
-			if err := v.checkSnapshot(above, v.tablesWithPoints()...); err != nil {
+			if err := v.checkTables(above); err != nil {
 				return nil, err
 			}
 		}

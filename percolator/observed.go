@@ -182,7 +182,7 @@ func (w *observedWait) covered(ctx context.Context, v *catalogView, row *rowstor
 		change = newest.TS
 	} else {
 		// A version may have been collected. Then the one at the safe point shows what there was.
-		safe, err := w.db.safePointAfter(ctx, c.Table)
+		safe, err := w.db.safePointAfter(ctx, c.span())
 		if err != nil {
 			return false, err
 		}

@@ -82,7 +82,7 @@ func (c *committer) onePhase(ctx context.Context) error {
 		state, serr := c.askUntilAnswered(ctx, func() (txnState, error) {
 			state, err := c.db.status(ctx, c.start, c.primaryCell())
 			if err == nil && state.committed == 0 && !state.complete {
-				err = c.db.checkSnapshot(ctx, c.start, c.primaryCell().Table)
+				err = c.db.checkSnapshot(ctx, c.start, c.primaryCell().span())
 			}
 			return state, err
 		})

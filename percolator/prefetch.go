@@ -120,7 +120,7 @@ func (tx *Txn) readCells(ctx context.Context, cells []Cell) ([][]byte, error) {
 // fromAhead answers with a cell that was read ahead; nil stands for no value. It checks the snapshot as a read at this moment would.
 func (tx *Txn) fromAhead(ctx context.Context, c Cell, e *aheadCell) ([]byte, error) {
 	if !e.write.Long {
-		if err := tx.db.checkAnswer(ctx, tx.start, e.complete, c.Table); err != nil || e.write.Kind != format.KindPut {
+		if err := tx.db.checkAnswer(ctx, tx.start, e.complete, c.span()); err != nil || e.write.Kind != format.KindPut {
 			return nil, err
 		}
 		return append(make([]byte, 0, len(e.write.Value)), e.write.Value...), nil
@@ -132,7 +132,7 @@ func (tx *Txn) fromAhead(ctx context.Context, c Cell, e *aheadCell) ([]byte, err
 			return nil, err
 		}
 	}
-	if err := tx.db.checkAnswer(ctx, tx.start, value != nil, c.Table); err != nil {
+	if err := tx.db.checkAnswer(ctx, tx.start, value != nil, c.span()); err != nil {
 		return nil, err
 	}
 	if value == nil {

@@ -36,7 +36,7 @@ func (db *DB) getCell(ctx context.Context, c Cell, s *snapshot) (value []byte, f
 		if err != nil {
 			return nil, false, err
 		}
-		if err := db.checkAnswer(ctx, at, values[0] != nil, c.Table); err != nil {
+		if err := db.checkAnswer(ctx, at, values[0] != nil, c.span()); err != nil {
 			return nil, false, err
 		}
 		if values[0] == nil {
@@ -44,7 +44,7 @@ func (db *DB) getCell(ctx context.Context, c Cell, s *snapshot) (value []byte, f
 		}
 		return values[0], true, nil
 	}
-	if err := db.checkAnswer(ctx, at, timely || rows[0].Newest(rowstore.Write, c.Column) != nil, c.Table); err != nil {
+	if err := db.checkAnswer(ctx, at, timely || rows[0].Newest(rowstore.Write, c.Column) != nil, c.span()); err != nil {
 		return nil, false, err
 	}
 	if !found {
@@ -109,8 +109,8 @@ func (db *DB) answer(ctx context.Context, cells []Cell, reads []rowstore.RowRead
 		return nil, err
 	}
 	missing = missing || slices.ContainsFunc(longs, func(v []byte) bool { return v == nil })
-	var few [4]string
-	if err := db.checkAnswer(ctx, s.start, !missing, tablesOf(few[:0], reads)...); err != nil {
+	var few [4]span
+	if err := db.checkAnswer(ctx, s.start, !missing, db.spansOf(few[:0], reads)...); err != nil {
 		return nil, err
 	}
 	for i, l := range long {
@@ -122,14 +122,17 @@ func (db *DB) answer(ctx context.Context, cells []Cell, reads []rowstore.RowRead
 	return values, nil
 }
 
-// tablesOf appends the tables that are read. A table may come more than once.
-func tablesOf(tables []string, reads []rowstore.RowRead) []string {
+// spansOf appends what is read: the rows if some range was erased, and otherwise their tables. Some may come more than once.
+func (db *DB) spansOf(spans []span, reads []rowstore.RowRead) []span {
+	byRow := db.known().Erased
 	for i := range reads {
-		if i == 0 || reads[i].Table != reads[i-1].Table {
-			tables = append(tables, reads[i].Table)
+		if r := &reads[i]; byRow {
+			spans = append(spans, span{table: r.Table, from: r.Row, row: true})
+		} else if i == 0 || r.Table != reads[i-1].Table {
+			spans = append(spans, span{table: r.Table})
 		}
 	}
-	return tables
+	return spans
 }
 
 // cellReads makes one read of each row. where tells for each cell the index of its

@@ -330,7 +330,7 @@ func (r *replay) askPage(ctx context.Context, tx *Txn, now *format.Replay) (aske
 		c.Column = failure
 		asked = append(asked, c)
 	}
-	return asked, rows == page, r.db.checkSnapshot(ctx, tx.start, string(now.Table))
+	return asked, rows == page, r.db.checkSnapshot(ctx, tx.start, span{table: string(now.Table), from: scan.From, to: scan.To})
 }
 
 // askAgain asks for one more run of an observer for a stored cell, of which a settled row shows the failure record. It writes even

@@ -489,7 +489,7 @@ func (db *DB) decide(ctx context.Context, start Timestamp, cell Cell, mode owner
 		// Marks are collected even if older versions are left. So on a cell that may have
 		// been only locked, a missing mark proves nothing.
 		if !state.complete || role != primaryCell {
-			if err := db.checkSnapshot(ctx, start, cell.Table); err != nil {
+			if err := db.checkSnapshot(ctx, start, cell.span()); err != nil {
 				return txnState{}, err
 			}
 		}
@@ -522,7 +522,7 @@ func (db *DB) decide(ctx context.Context, start Timestamp, cell Cell, mode owner
 		decided, err := db.rollBackPrimary(ctx, start, cell, state.lock)
 		switch {
 		case err == nil && decided:
-			return txnState{aborted: true}, db.checkSnapshot(ctx, start, cell.Table)
+			return txnState{aborted: true}, db.checkSnapshot(ctx, start, cell.span())
 		case err == nil: // somebody was faster: the next round reads what holds
 		case !errors.Is(err, rowstore.ErrAmbiguous):
 			return txnState{}, err

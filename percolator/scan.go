@@ -211,7 +211,7 @@ func (s *scan) run(ctx context.Context, yield func(Row, error) bool) (stopped bo
 				// Nothing is handed out. Whether something was collected here is checked
 				// with the next chunk, before the caller learns that there is nothing; this costs nothing.
 				if seen%scanChunk == 0 {
-					err = s.tx.db.checkFound(s.tx.start, s.table)
+					err = s.tx.db.checkFound(s.tx.start, s.span())
 				}
 				if err != nil {
 					return false, err
@@ -308,7 +308,7 @@ func (s *scan) emit(ctx context.Context, chunk []pending, yield func(Row, error)
 	if err != nil {
 		return true, err
 	}
-	if err := s.tx.db.checkSnapshot(ctx, s.tx.start, s.table); err != nil {
+	if err := s.tx.db.checkSnapshot(ctx, s.tx.start, s.span()); err != nil {
 		return true, err
 	}
 	for i := range chunk {

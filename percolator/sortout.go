@@ -121,7 +121,7 @@ func (w *Worker) mostlyVain(page []finding) bool {
 // change above the snapshot, or an answer in which something may be missing.
 func (w *Worker) clearView(row *rowstore.Row, c Cell, observers registrations, at Timestamp, timely bool) *cellView {
 	locked := slices.ContainsFunc(row.Versions, func(v rowstore.Version) bool { return v.Family == rowstore.Lock })
-	if row.Err != nil || locked || !timely && row.Newest(rowstore.Write, c.Column) == nil || w.db.checkFound(at, c.Table) != nil {
+	if row.Err != nil || locked || !timely && row.Newest(rowstore.Write, c.Column) == nil || w.db.checkFound(at, c.span()) != nil {
 		return nil
 	}
 	view, err := parseView(row, c, observers, at)

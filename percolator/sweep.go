@@ -300,7 +300,7 @@ func (w *Worker) sweep(ctx context.Context, r format.Observer, at Timestamp, lea
 		}
 		ts, err := w.db.draw(ctx)
 		if err == nil {
-			err = w.db.checkSnapshotAt(ctx, at, ts, table)
+			err = w.db.checkSnapshotAt(ctx, at, ts, span{table: table, from: rows[0], to: rows[len(rows)-1] + "\x00"})
 		}
 		if err != nil {
 			return err

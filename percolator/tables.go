@@ -308,16 +308,11 @@ func (c *committer) aboveSafePoints() bool {
 	if c.start < c.view.safePoint {
 		return false
 	}
-	if !c.view.byTable() {
+	if !c.view.byTable() && len(c.view.erased) == 0 {
 		return true
 	}
-	for t := range c.writtenTables() {
-		if c.start < c.view.safePointOf(t) {
-			return false
-		}
-	}
-	for t := range c.readTables() {
-		if c.start < c.view.safePointOf(t) {
+	for s := range c.spans() {
+		if c.start < c.view.safePointIn(s) {
 			return false
 		}
 	}
@@ -374,14 +369,17 @@ func (c *committer) lastingPrimary() error {
 // one may be collected while the primary's is left alone, even if the primary's is kept for less: its
 // retention may have been shortened a moment ago.
 func (c *committer) checkReads(ctx context.Context) error {
-	if !c.view.byTable() {
+	if !c.view.byTable() && !c.view.Erased {
 		return nil
 	}
-	var shorter []string
+	var shorter []span
 	for t := range c.readTables() {
 		if t != c.primaryCell().Table && !c.view.outlives(t, format.TableNotices) {
-			shorter = append(shorter, t)
+			shorter = append(shorter, span{table: t})
 		}
+	}
+	if c.view.Erased {
+		shorter = slices.AppendSeq(shorter, c.readSpans())
 	}
 	if len(shorter) == 0 {
 		return nil

@@ -99,7 +99,7 @@ func (w *Worker) view(ctx context.Context, c Cell, o *Observer, known registrati
 				v.claimed, v.claimedBy = claim.TS, string(claim.Value)
 			}
 		}
-		err = w.db.checkAnswer(ctx, s.start, timely || row.Newest(rowstore.Write, c.Column) != nil, c.Table)
+		err = w.db.checkAnswer(ctx, s.start, timely || row.Newest(rowstore.Write, c.Column) != nil, c.span())
 		if err != nil {
 			return nil, false, err
 		}

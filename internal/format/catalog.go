@@ -54,6 +54,11 @@ type Catalog struct {
 	// Renamed tells that an observer was renamed once. Programs of version 7 would register it once more under its new
 	// name, so the catalog is of version 8.
 	Renamed bool `json:"renamed,omitempty"`
+	// Erased tells that a range was erased, or was about to be. Programs of version 8 do not know its safe point, so the
+	// catalog is of version 9.
+	Erased bool `json:"erased,omitempty"`
+	// ErasedFrom is a timestamp from which on nobody goes by a catalog without Erased. 0 means that it is not known yet.
+	ErasedFrom Timestamp `json:"erased_from,omitempty"`
 	// Cascades tells that locks and notifications may say how their changes came about, or soon will. Programs that know
 	// only versions below CascadesVersion take them for damaged.
 	Cascades bool `json:"cascades,omitempty"`
@@ -252,6 +257,8 @@ func (c *Catalog) version() byte {
 	switch {
 	case c.Cascades:
 		return CascadesVersion
+	case c.Erased:
+		return ErasedVersion
 	case c.Renamed:
 		return RenamedVersion
 	case c.Indexed, c.Replays, c.RowDeletes:
@@ -318,6 +325,9 @@ func DecodeCatalog(b []byte) (Catalog, error) {
 	}
 	if c.TimersFrom > oracle.Max || c.TimersFrom != 0 && !c.Timers {
 		return c, fmt.Errorf("%w: catalog: timers from %d", ErrCorrupt, uint64(c.TimersFrom))
+	}
+	if c.ErasedFrom > oracle.Max || c.ErasedFrom != 0 && !c.Erased {
+		return c, fmt.Errorf("%w: catalog: erased ranges from %d", ErrCorrupt, uint64(c.ErasedFrom))
 	}
 	if max(c.ReplaysFrom, c.RowDeletesFrom) > oracle.Max || c.ReplaysFrom != 0 && !c.Replays || c.RowDeletesFrom != 0 && !c.RowDeletes {
 		return c, fmt.Errorf("%w: catalog: replays from %d, deleted rows from %d", ErrCorrupt, uint64(c.ReplaysFrom), uint64(c.RowDeletesFrom))

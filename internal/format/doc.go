@@ -38,12 +38,14 @@ const Version = 1
 // which a timer was set: older programs would clear the notification that tells of it. Version 7 is for data with an
 // index, whose column older programs would write without keeping it; or in which an observer was replayed, whose requests
 // older programs cannot read, or a row deleted as a whole, which the writers of older programs do not look for. Version 8
-// is for data with an observer that was renamed, which older programs would register once more. Version 10 is for data
-// whose locks and notifications may say how their changes came about, which older programs cannot decode.
+// is for data with an observer that was renamed, which older programs would register once more. Version 9 is for data with
+// an erased range, whose safe point older programs do not know. Version 10 is for data whose locks and notifications may
+// say how their changes came about, which older programs cannot decode.
 const (
 	CatalogVersion      = CascadesVersion
 	CascadesVersion     = 10
-	RenamedVersion      = 8 // of a catalog with renamed observers, and without cascades
+	ErasedVersion       = 9 // of a catalog with erased ranges, and without cascades
+	RenamedVersion      = 8 // of a catalog with renamed observers, and without erased ranges
 	IndexesVersion      = 7 // of a catalog with indexes, replays or deleted rows, and without renamed observers
 	TimersVersion       = 6 // of a catalog with timers, and without indexes, replays and deleted rows
 	HintedVersion       = 5 // of a catalog whose processes hint their garbage, and without timers

@@ -6,6 +6,9 @@ const (
 	deleteRowGo = "percolator/deleterow.go"
 	renameGo    = "percolator/rename.go"
 	cascadeGo   = "percolator/cascade.go"
+	eraseGo     = "percolator/erase.go"
+	erasedGo    = "percolator/erased.go"
+	eraseRowsGo = "percolator/erase_remove.go"
 )
 
 // controlMutants are those of replays, rows that are deleted as a whole, renamed observers, and cascades.
@@ -87,6 +90,29 @@ var controlMutants = []mutant{
 		"\t\tif n.TS == v.change {\n\t\t\tnewest = sc\n\t\t}\n", "\t\tnewest = sc\n")},
 	{"unsampled-is-stored", "Cascades: only sampled spans are stored", "TestTracingOfSeveralChanges", one("percolator/tracing.go",
 		"sc.IsSampled() && sc.IsValid()", "sc.IsValid()")},
+
+	{"erased-range-has-no-safe-point", "Erased ranges: reads and commits go by the safe point of the range", "TestScheduleE_NothingIsLeft|TestScheduleE_LateWriter", one(erasedGo,
+		"r.SafePoint > safe && s.meets(r) {\n", "r.SafePoint > safe && s.meets(r) && r.SafePoint == 0 {\n")},
+	{"late-writer-commits", "Erased ranges: a commit must have begun above the safe points of what it writes", "TestScheduleE_LateWriter", one("percolator/tables.go",
+		"\tif !c.view.byTable() && len(c.view.erased) == 0 {\n", "\tif !c.view.byTable() {\n")},
+	{"reads-are-not-looked-at-again", "Erased ranges: what a Serializable transaction validates counts", "TestScheduleE_Validation", one(erasedGo,
+		"\t\tc.readSpans()(yield)\n", "")},
+	{"erased-before-the-lease", "Erased ranges: nothing is removed before everybody knows the safe point", "TestScheduleE_WrittenMeanwhile|TestScheduleE_LateWriter", one(eraseGo,
+		"\tif err := db.outlast(ctx); err != nil {\n\t\treturn err\n\t}\n", "")},
+	{"locks-elsewhere-are-left", "Erased ranges: locks that depend on the range are resolved", "TestScheduleE_LocksElsewhere", one(eraseGo,
+		"s.has(row.Table, row.Row) || s.has(primary.Table, primary.Row) })\n", "s.has(row.Table, row.Row) })\n")},
+	{"erased-index-keeps-its-history", "Erased ranges: the history of the indexes of the table goes", "TestScheduleE_Index", one(eraseGo,
+		"\tfor _, s := range e.spans[1:] {\n\t\t// The last", "\tfor _, s := range e.spans[:0] {\n\t\t// The last")},
+	{"erased-range-stays-in-the-catalog", "Erased ranges: a range goes when its table has a later safe point", "TestScheduleE_BoundsGo", one(erasedGo,
+		"\tif len(v.standingErased()) == len(v.erased) {\n", "\tif len(v.standingErased()) <= len(v.erased) {\n")},
+	{"tried-row-is-gone", "Erased ranges: a row that somebody has tried to write counts as kept", "TestScheduleE_TriedMeanwhile", one(eraseRowsGo,
+		"if v.TS > x.e.safe && !format.IsClaimColumn(v.Column) {\n", "if v.TS > oracle.Max && !format.IsClaimColumn(v.Column) {\n")},
+	{"parked-run-is-erased", "Erased ranges: a parked run is an error", "TestScheduleE_Observers", one(eraseRowsGo,
+		"if err != nil || !f.Parked {\n", "if err != nil || f.Parked {\n")},
+	{"observers-are-not-waited-for", "Erased ranges: every observer has seen the deletions", "TestScheduleE_Observers|TestScheduleE_NothingIsLeft", one(eraseGo,
+		"if waits = now; len(waits) == 0 {\n", "if waits = now; len(waits) >= 0 {\n")},
+	{"later-write-is-erased", "Erased ranges: what was written since stays", "TestScheduleE_WrittenMeanwhile", one(eraseRowsGo,
+		"if w.Kind == format.KindPut && ofUser(v.Column) {\n", "if w.Kind == format.KindLock && ofUser(v.Column) {\n")},
 	{"deletion-in-one-phase", "Deleted rows: deletions take two phases", "TestScheduleW_UnseenColumn", one(onePhaseGo,
 		"len(c.tx.gone) > 0 || ", "")},
 }

@@ -1,0 +1,59 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/percolator"
+)
+
+func TestErase(t *testing.T) {
+	t.Parallel()
+	url := "pebble:" + filepath.Join(t.TempDir(), "data")
+	db, err := percolator.Open(t.Context(), url, percolator.WithSettings(percolator.Settings{
+		CatalogLease: 100 * time.Millisecond, MaxTxnAge: time.Minute, Retention: time.Hour,
+	}))
+	require.NoError(t, err)
+	require.NoError(t, db.Update(t.Context(), func(tx *percolator.Txn) error {
+		return errors.Join(tx.Set(cell("order", "ann/1", "v"), []byte("secret")), tx.Set(cell("order", "ann/2", "v"), []byte("secret")),
+			tx.Set(cell("order", "bob", "v"), []byte("of bob")))
+	}))
+	require.NoError(t, db.Close(t.Context()))
+
+	for _, args := range [][]string{
+		{"--prefix", "ann/"},
+		{"--yes"},
+		{"--yes", "--prefix", "ann/", "--all"},
+		{"--yes", "--from", "a", "--all"},
+		{"--yes", "--prefix", "ann/", "--to", "b"},
+		{"--yes", "--prefix", "%zz"},
+	} {
+		a := ask(t, url, append([]string{"erase", "order"}, args...)...)
+		require.Equal(t, exitUsage, a.status, "%v: %s", args, a.err)
+	}
+	a := ask(t, url, "erase", "ordr", "--prefix", "ann/", "--yes")
+	require.Equal(t, exitNotFound, a.status)
+	require.Contains(t, a.err, `did you mean "order"?`)
+	require.Equal(t, answer{out: "secret\n"}, ask(t, url, "get", "order", "ann/1", "v"), "nothing was erased so far")
+
+	a = ask(t, url, "erase", "order", "--prefix", "ann/", "--yes")
+	require.Equal(t, exitOK, a.status, a.err)
+	require.Contains(t, a.out, "2 rows are erased, 2 cells had a value")
+	require.Contains(t, a.out, "not reached: ")
+	a = ask(t, url, "history", "order", "ann/1", "v")
+	require.NotContains(t, a.out, "secret")
+	require.Equal(t, exitNotFound, ask(t, url, "get", "order", "ann/1", "v").status)
+	require.Equal(t, answer{out: "of bob\n"}, ask(t, url, "get", "order", "bob", "v"))
+
+	a = ask(t, url, "erase", "order", "--from", "ann/", "--to", "ann0", "--yes", "--json")
+	require.Equal(t, exitOK, a.status, a.err)
+	var receipt percolator.Receipt
+	require.NoError(t, json.Unmarshal([]byte(a.out), &receipt), a.out)
+	require.Zero(t, receipt.Rows)
+	require.NotEmpty(t, receipt.Elsewhere)
+}

@@ -1,0 +1,81 @@
+package format
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/percolate-go/percolate/percolator/oracle"
+)
+
+// MaxErased is how many ranges may have a safe point of their own at once: the catalog holds them all, and
+// every process reads it again and again.
+const MaxErased = 256
+
+// Erased lists the ranges that were erased and whose safe points are above those of their tables: JSON behind the version
+// byte, beside the catalog.
+type Erased struct {
+	Ranges []ErasedRange `json:"ranges"`
+}
+
+// ErasedRange is a range of rows, from From to To, To not included, of which nothing is kept from below a safe point. An empty To is
+// the end of the table.
+type ErasedRange struct {
+	Table     []byte    `json:"table"` // stored name
+	From      []byte    `json:"from,omitempty"`
+	To        []byte    `json:"to,omitempty"`
+	SafePoint Timestamp `json:"safepoint"`
+}
+
+// Has tells whether a row of the range's table is in it.
+func (r *ErasedRange) Has(row string) bool {
+	return string(r.From) <= row && (len(r.To) == 0 || row < string(r.To))
+}
+
+// Encode returns the stored bytes.
+func (e *Erased) Encode() ([]byte, error) {
+	b, err := json.Marshal(e)
+	if err != nil {
+		return nil, fmt.Errorf("encoding the erased ranges: %w", err)
+	}
+	return append([]byte{Version}, b...), nil
+}
+
+// DecodeErased undoes Erased.Encode. An error matches ErrCorrupt or rowstore.ErrFormat.
+func DecodeErased(b []byte) (Erased, error) {
+	var e Erased
+	if err := checkVersion(b, "erased ranges"); err != nil {
+		return e, err
+	}
+	if err := json.Unmarshal(b[1:], &e); err != nil {
+		return e, fmt.Errorf("%w: erased ranges: %w", ErrCorrupt, err)
+	}
+	if len(e.Ranges) > MaxErased {
+		return e, fmt.Errorf("%w: erased ranges: there are %d", ErrCorrupt, len(e.Ranges))
+	}
+	for i := range e.Ranges {
+		if r := &e.Ranges[i]; len(r.Table) == 0 || r.SafePoint == 0 || r.SafePoint > oracle.Max {
+			return e, fmt.Errorf("%w: erased ranges: bad range", ErrCorrupt)
+		}
+	}
+	return e, nil
+}
+
+// SplitParkedRow tells which cell the parked run of a row of TableParked is for. ok is false if the row's name is a hash.
+func SplitParkedRow(row string) (c Cell, ok bool) {
+	if len(row) > 0 && row[:1] == hashedRow {
+		return c, false
+	}
+	rest, err := []byte(row), error(nil)
+	for _, s := range []*string{&c.Table, &c.Row, &c.Column} {
+		if *s, rest, err = takeString(rest); err != nil {
+			return Cell{}, false
+		}
+	}
+	return c, true
+}
+
+// IsClaimColumn tells whether a stored column is one of ClaimColumn's.
+func IsClaimColumn(stored string) bool {
+	prefix, _, _, ok := splitColumn(stored)
+	return ok && prefix == PrefixClaim
+}

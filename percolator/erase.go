@@ -1,0 +1,323 @@
+package percolator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// A range is erased in these steps, each of which may be done again: so a call that was broken off is made again.
+//
+//  1. Delete its rows, and wait until the observers have acknowledged that.
+//  2. Publish a safe point for the range, drawn after that, and wait until nobody goes by a view without it: a catalog lease.
+//  3. Resolve every lock that depends on a record in the range.
+//  4. Remove what there is from before the safe point (erase_remove.go), and look whether anything is left.
+//
+// See "Erased ranges" in docs/architecture.md.
+
+// Receipt says what DB.Erase has removed, in this call. What an earlier call has removed that was broken off is not counted.
+type Receipt struct {
+	Range Range
+	// SafePoint is that of the range: nobody reads or commits in it by a snapshot from before.
+	SafePoint Timestamp
+	// Rows are those of which nothing is left, and Cells those that had a value when the call began.
+	Rows, Cells int64
+	// Versions counts what was removed: versions of cells, of acknowledgments and failures, long values, marks, notifications.
+	Versions int64
+	Timers   int64 // rows of the index of timers
+	Parked   int64 // records of parked runs, and of those that were parked before
+	// Kept is the number of rows that were written since the call began, and so stay.
+	Kept int64
+	// Elsewhere says in words where more of it may be, which the call cannot reach.
+	Elsewhere []string
+}
+
+// elsewhere is what no call of the library reaches.
+var elsewhere = []string{
+	"tables that observers or programs derived from these rows",
+	"the catalog, which keeps the two bounds of the range until the safe point of its table has passed",
+	"records of replays, which name a row that they have got to, and stay for a retention after the replay has ended",
+	"over TiKV, the names of the rows and of the entries of indexes, which its backend cannot remove",
+	"in-memory hints of other processes, which name rows: they are stored within seconds, and collected after a retention",
+	"the backend's write-ahead logs, append-only files, and files that its engine has not compacted or vacuumed",
+	"replicas, backups and archives of the store",
+	"systems that observers wrote to, and logs",
+}
+
+// mostEntryPasses bounds how often the history of an index is gone over.
+const mostEntryPasses = 8
+
+var erases = feature{"erased ranges", func(v *catalogView) (*bool, *Timestamp) { return &v.Erased, &v.ErasedFrom }}
+
+// Erase deletes the rows of a range and removes every trace of them from the store's tables, as far as the library reaches: the history of their cells,
+// notifications, timers, claims, acknowledgments, failures, records of parked runs, what is kept for observers of old values, and marks. The
+// rows are deleted as by DeleteRange. Then the call waits until the observers of the table have seen that, so that they can delete what they derived.
+// So it needs workers that run them. Then it waits a catalog lease.
+//
+// r names a table and rows of it; Columns, Limit, Reverse and Timestamps must be zero, or the error matches ErrInvalid. First stop what writes to the range. What is
+// committed there meanwhile stays, and is counted (Receipt.Kept): erase again. Transactions that are open then and write in the range get
+// ErrTxnTooOld, and older snapshots of it ErrSnapshotTooOld, also under a Hold, or where its table has a retention. Other rows of the table are as before.
+// If columns of the table are indexed, the history of these indexes goes as a whole: older snapshots of an index, and transactions that
+// have begun before and change it, get these errors too.
+//
+// It may be broken off at any time, by ctx or by the death of the process: call it again with the same range, and it goes on. It may be called concurrently.
+// Until the safe point of the table has passed that of the range, the catalog keeps the range; there may be 256 of them.
+//
+// Errors: ErrObserverPaused if an observer that has yet to see a deletion is paused; ErrParked, as a ParkedError, if its run is parked: release
+// or drop it; ErrTooLarge for a bad name, a row with too many cells (see DeleteRange), and too many ranges; ErrIndexed if this process does not keep an index of the table; ErrUndetermined, ErrClosed, those of the context
+// and of the store. An error of ctx names the observers that the call has waited for.
+//
+// From the first one on, programs of versions that do not know of erased ranges get ErrFormat, also those that have the data open. It waits one catalog
+// lease more.
+func (db *DB) Erase(ctx context.Context, r Range) (Receipt, error) {
+	receipt := Receipt{Range: r}
+	if err := db.checkRange("Erase", &r); err != nil {
+		return receipt, err
+	}
+	if len(r.Columns) > 0 || r.Limit != 0 || r.Reverse || r.Timestamps {
+		return receipt, fmt.Errorf("percolator: Erase: %w: Range.Columns, Limit, Reverse and Timestamps are not for erasing", ErrInvalid)
+	}
+	e := &erasure{db: db, span: span{table: format.Escape(r.Table), from: r.From, to: r.To}, receipt: &receipt}
+	e.spans = []span{e.span}
+	if err := e.run(ctx, r); err != nil {
+		return receipt, fmt.Errorf("percolator: erasing rows of table %q: %w", r.Table, err)
+	}
+	receipt.Elsewhere = slices.Clone(elsewhere)
+	return receipt, nil
+}
+
+// erasure is an Erase under way.
+type erasure struct {
+	db      *DB
+	span    span
+	spans   []span    // the range, and the tables of the entries of its table's indexes
+	safe    Timestamp // of the range
+	receipt *Receipt
+	kept    map[string]bool // rows that were written since
+	found   int64           // rows with anything in them
+}
+
+func (e *erasure) run(ctx context.Context, r Range) error {
+	db := e.db
+	if _, err := db.awaitFeature(ctx, erases); err != nil {
+		return err
+	}
+	report, err := db.DeleteRange(ctx, r)
+	e.receipt.Cells = report.Cells
+	if err != nil {
+		return err
+	}
+	if err := db.enter(); err != nil {
+		return err
+	}
+	defer db.leave()
+	if err := e.awaitObservers(ctx); err != nil {
+		return err
+	}
+	// It lies above the commits of the acknowledgments too.
+	if e.safe, err = db.draw(ctx); err != nil {
+		return err
+	}
+	e.receipt.SafePoint = e.safe
+	v, err := db.loadCatalog(ctx)
+	if err != nil {
+		return err
+	}
+	for _, x := range v.Indexes {
+		if string(x.Table) == e.span.table {
+			e.spans = append(e.spans, span{table: string(x.Entries)})
+		}
+	}
+	if err := db.publishErased(ctx, e.spans, e.safe); err != nil {
+		return err
+	}
+	if err := db.outlast(ctx); err != nil {
+		return err
+	}
+	pause := Backoff{Min: time.Millisecond, Max: 100 * time.Millisecond}
+	for attempt := 0; ; attempt++ {
+		left, err := e.remove(ctx, attempt == 0)
+		if err != nil {
+			return err
+		}
+		if left == 0 {
+			e.receipt.Rows = max(0, e.found-e.receipt.Kept)
+			return nil
+		}
+		if err := db.clock.Sleep(ctx, pause.wait(attempt, db.rand)); err != nil {
+			return fmt.Errorf("%d rows have locks or notifications: %w", left, err)
+		}
+		if err := e.awaitObservers(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// remove removes what is there from before the safe point, and counts the rows if it is the first time. left is the number of rows that something is still in the way of.
+func (e *erasure) remove(ctx context.Context, first bool) (left int, err error) {
+	db := e.db
+	v, err := db.loadCatalog(ctx)
+	if err != nil {
+		return 0, err
+	}
+	report := &GCReport{}
+	p := &gcPass{db: db, within: 1, view: v, report: report, erases: e.spans, erased: e.safe}
+	var tables []string
+	for t, err := range db.store.Tables(ctx) {
+		if err != nil {
+			return 0, fmt.Errorf("listing the tables: %w", err)
+		}
+		tables = append(tables, t)
+	}
+	if err := p.resolve(ctx, tables); err != nil {
+		return 0, err
+	}
+	// Long histories go in pieces, from the oldest on.
+	c := p.collection(e.span.table, e.safe)
+	for row, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: e.span.table, From: e.span.from, To: e.span.to, Selectors: c.picks}) {
+		if err == nil {
+			if first {
+				e.found++
+			}
+			err = c.look(ctx, &row)
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+	err = c.end(ctx)
+	e.receipt.Versions += int64(report.Versions)
+	if err != nil {
+		return 0, err
+	}
+	if left, err = e.removeRows(ctx, v); err != nil || left > 0 {
+		return left, err
+	}
+	if err := e.removeEntries(ctx, p); err != nil {
+		return 0, err
+	}
+	for _, step := range []func(context.Context, *catalogView) error{e.removeParked, e.removeTimers, e.removeHints} {
+		if err := step(ctx, v); err != nil {
+			return 0, err
+		}
+	}
+	return 0, nil
+}
+
+// removeEntries removes the history of the indexes of the table. The rows of an index have values in their names. Which of them were
+// the range's is not to be seen in the index, so all of it is collected.
+func (e *erasure) removeEntries(ctx context.Context, p *gcPass) error {
+	before := p.report.Versions
+	defer func() { e.receipt.Versions += int64(p.report.Versions - before) }()
+	for _, s := range e.spans[1:] {
+		// The last time nothing is found.
+		for removed, n := 0, 0; n == 0 || p.report.Versions > removed && n < mostEntryPasses; n++ {
+			removed = p.report.Versions
+			if err := p.removeVersions(ctx, s.table, e.safe); err != nil {
+				return fmt.Errorf("removing the history of an index: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// dependsOn tells whether a lock must be resolved before the range of an erasure is removed: it lies there, or may depend on a
+// record there, or on one of a parked run, or its transaction may not know that ranges are erased.
+func (p *gcPass) dependsOn(row *rowstore.Row, primary format.Cell, start Timestamp) bool {
+	return start < p.view.ErasedFrom || row.Table == format.TableParked || primary.Table == format.TableParked ||
+		slices.ContainsFunc(p.erases, func(s span) bool { return s.has(row.Table, row.Row) || s.has(primary.Table, primary.Row) })
+}
+
+// awaitObservers returns when every observer has seen what has happened in the range, and no notification of it is left.
+func (e *erasure) awaitObservers(ctx context.Context) error {
+	pause := Backoff{Min: time.Millisecond, Max: 100 * time.Millisecond}
+	var waits []string
+	for attempt := 0; ; attempt++ {
+		now, err := e.uncovered(ctx)
+		if err == nil {
+			if waits = now; len(waits) == 0 {
+				return nil
+			}
+			err = e.db.clock.Sleep(ctx, pause.wait(attempt, e.db.rand))
+		}
+		switch {
+		case err != nil && len(waits) > 0 && ctx.Err() != nil:
+			return fmt.Errorf("waiting until these observers have seen the deletions, which workers must run: %s: %w", strings.Join(waits, ", "), err)
+		case err != nil:
+			return err
+		}
+	}
+}
+
+// uncovered names the observers that have something to see in the range, and clears the notifications that all have seen.
+func (e *erasure) uncovered(ctx context.Context) (names []string, err error) {
+	v, err := e.db.loadCatalog(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for i := range v.Observers {
+		if o := &v.Observers[i]; string(o.Table) == e.span.table && o.Swept == 0 {
+			names = append(names, fmt.Sprintf("%q", o.Title())) // its sweep may notify any row
+		}
+	}
+	picks := []rowstore.Selector{{Family: rowstore.Notify, Column: rowstore.AllColumns, To: oracle.Max, Limit: mostCleared}}
+	for row, err := range e.db.store.Scan(ctx, rowstore.ScanRange{Table: e.span.table, From: e.span.from, To: e.span.to, Selectors: picks}) {
+		if err != nil {
+			return nil, fmt.Errorf("looking for notifications: %w", err)
+		}
+		for column := range notifiedColumns(&row) {
+			more, err := e.look(ctx, v, Cell{row.Table, row.Row, column})
+			if err != nil {
+				return nil, err
+			}
+			names = append(names, more...)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names), nil
+}
+
+// look names the observers of a notified cell that have yet to see it. If there are none it clears the notifications, unless a timer waits.
+func (e *erasure) look(ctx context.Context, v *catalogView, c Cell) (names []string, err error) {
+	if len(v.observers(c.Table, c.Column)) == 0 {
+		return nil, nil // they go with the row
+	}
+	at, err := e.db.draw(ctx)
+	if err != nil {
+		return nil, err
+	}
+	w := &Worker{db: e.db}
+	view, blocked, err := w.currentView(ctx, c, nil, &snapshot{set: true, start: at})
+	if err != nil {
+		return nil, err
+	}
+	if blocked {
+		return []string{"a transaction that commits"}, nil
+	}
+	for i, id := range view.names {
+		title := v.titleOf(id, c.Table, c.Column)
+		switch f := &view.failures[i]; {
+		case view.covered(i) && f.Parked:
+			return nil, &ParkedError{ParkedRun{Observer: title, Cell: c.public(), Change: f.Change, Attempts: f.Attempts}}
+		case view.covered(i):
+		case v.paused(id, c):
+			return nil, fmt.Errorf("%w: %q has yet to see %v", ErrObserverPaused, title, c.public())
+		default:
+			names = append(names, fmt.Sprintf("%q", title))
+		}
+	}
+	if len(names) > 0 || view.waits() || len(view.seen) == 0 {
+		return names, nil
+	}
+	if _, err := e.db.applyOne(ctx, rowstore.Mutation{Table: c.Table, Row: c.Row, Edits: view.removal()}); err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
+		return nil, fmt.Errorf("clearing the notifications of %v: %w", c.public(), err)
+	}
+	return nil, nil
+}

@@ -1,0 +1,361 @@
+package percolator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// The last step of DB.Erase: what a collection leaves, because it may be needed, is not needed in a range that was erased. Every row is
+// looked at in one view, and each mutation has the condition that its columns are still as that view showed them.
+
+var erasedPicks = []rowstore.Selector{
+	everything(rowstore.Lock, rowstore.AllColumns), everything(rowstore.Write, rowstore.AllColumns), everything(rowstore.Data, rowstore.AllColumns),
+	everything(rowstore.Mark, rowstore.AllColumns), everything(rowstore.Notify, rowstore.AllColumns),
+}
+
+// newestPicks show whether a row has anything.
+var newestPicks = []rowstore.Selector{
+	newestPick(rowstore.Lock), newestPick(rowstore.Write), newestPick(rowstore.Data), newestPick(rowstore.Mark), newestPick(rowstore.Notify),
+}
+
+func newestPick(f rowstore.Family) rowstore.Selector {
+	return rowstore.Selector{Family: f, Column: rowstore.AllColumns, To: oracle.Max, Limit: 1}
+}
+
+// removeRows removes the rows of the range in which nothing was written since. left counts those that something is in the way of.
+func (e *erasure) removeRows(ctx context.Context, v *catalogView) (left int, err error) {
+	e.kept, e.receipt.Kept = map[string]bool{}, 0
+	scan := rowstore.ScanRange{Table: e.span.table, From: e.span.from, To: e.span.to, Selectors: erasedPicks}
+	for row, err := range e.db.store.Scan(ctx, scan) {
+		if err != nil {
+			return left, fmt.Errorf("looking at what is left: %w", err)
+		}
+		x := &erasedRow{e: e, v: v, row: &row}
+		fate, err := x.judge()
+		switch {
+		case err != nil:
+			return left, fmt.Errorf("row %q: %w", row.Row, err)
+		case fate == rowKept:
+			e.kept[row.Row] = true
+			e.receipt.Kept++
+			continue
+		case fate == rowWaits:
+			if err := x.resolve(ctx); err != nil {
+				return left, fmt.Errorf("row %q: %w", row.Row, err)
+			}
+			left++
+			continue
+		}
+		gone, err := x.remove(ctx)
+		if err != nil {
+			return left, fmt.Errorf("row %q: %w", row.Row, err)
+		}
+		if !gone {
+			left++
+		}
+	}
+	return left, nil
+}
+
+// erasedRow is what one view shows of a row of the range.
+type erasedRow struct {
+	e   *erasure
+	v   *catalogView
+	row *rowstore.Row
+}
+
+type rowFate int
+
+const (
+	rowGoes  rowFate = iota
+	rowKept          // it was written since
+	rowWaits         // for a lock that is resolved soon, or for an observer
+)
+
+// judge tells what becomes of the row. A version above the safe point was committed since, and so was a value that is the newest one:
+// the deletion would have met it.
+func (x *erasedRow) judge() (rowFate, error) {
+	fate := rowGoes
+	last := ""
+	for i := range x.row.Versions {
+		v := &x.row.Versions[i]
+		switch newest := i == 0 || v.Family != x.row.Versions[i-1].Family || v.Column != last; v.Family {
+		case rowstore.Lock:
+			if v.TS > x.e.safe {
+				return rowKept, nil
+			}
+			fate = rowWaits
+		case rowstore.Notify:
+			switch {
+			case len(x.v.observers(x.row.Table, v.Column)) > 0:
+				fate = rowWaits
+			case v.TS > x.e.safe:
+				return rowKept, nil // nobody clears it before a collection
+			}
+		case rowstore.Mark:
+			if v.TS > x.e.safe && !format.IsClaimColumn(v.Column) {
+				return rowKept, nil // somebody has tried to write
+			}
+		case rowstore.Write:
+			if v.TS > x.e.safe {
+				return rowKept, nil
+			}
+			if !newest {
+				break
+			}
+			w, err := format.DecodeWrite(v.Value)
+			if err != nil {
+				return 0, fmt.Errorf("column %q: %w", v.Column, err)
+			}
+			if w.Kind == format.KindPut && ofUser(v.Column) {
+				return rowKept, nil
+			}
+			if err := x.parked(v.Column, &w); err != nil {
+				return 0, err
+			}
+		}
+		last = v.Column
+	}
+	return fate, nil
+}
+
+// resolve resolves the locks of the row from before the safe point. Their transactions commit no more, whether their owners live or not.
+func (x *erasedRow) resolve(ctx context.Context) error {
+	for i := range x.row.Versions {
+		v := &x.row.Versions[i]
+		if v.Family != rowstore.Lock {
+			continue
+		}
+		l, err := format.DecodeLock(v.Value)
+		if err != nil {
+			return fmt.Errorf("column %q: %w", v.Column, err)
+		}
+		if _, err := x.e.db.resolveLock(ctx, Cell{x.row.Table, x.row.Row, v.Column}, v.TS, &l, overrideLiveOwner); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// parked returns an error if a write is the record of a parked run of an observer that is registered.
+func (x *erasedRow) parked(column string, w *format.Write) error {
+	prefix, id, of, ok := format.SplitOwnColumn(column)
+	if !ok || prefix != format.PrefixFailure || w.Kind != format.KindPut || w.Long {
+		return nil
+	}
+	f, err := format.DecodeFailure(w.Value)
+	if err != nil || !f.Parked {
+		return err
+	}
+	c := Cell{x.row.Table, x.row.Row, of}
+	if !slices.Contains(x.v.observers(c.Table, c.Column), id) {
+		return nil
+	}
+	return &ParkedError{ParkedRun{Observer: x.v.titleOf(id, c.Table, c.Column), Cell: c.public(), Change: f.Change, Attempts: f.Attempts}}
+}
+
+// remove removes all of the row, in parts if it has many columns. Each part has whole columns. gone is false if the row has
+// changed since it was looked at.
+func (x *erasedRow) remove(ctx context.Context) (gone bool, err error) {
+	most := max(1, x.e.db.rowOperations()/8)
+	seen := map[string]int{} // versions, by column
+	var columns []string
+	for i := range x.row.Versions {
+		c := x.row.Versions[i].Column
+		if seen[c]++; seen[c] == 1 {
+			columns = append(columns, c)
+		}
+	}
+	for len(columns) > 0 {
+		n := min(most, len(columns))
+		m, versions := rowstore.Mutation{Table: x.row.Table, Row: x.row.Row}, 0
+		for _, c := range columns[:n] {
+			x.removeColumn(&m, c)
+			versions += seen[c]
+		}
+		columns = columns[n:]
+		out, err := x.e.db.applyOne(ctx, m)
+		if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
+			return false, err
+		}
+		if err != nil || !out.Applied {
+			return false, nil
+		}
+		x.e.receipt.Versions += int64(versions)
+	}
+	return true, nil
+}
+
+// removeColumn removes what a column has from before the safe point. A claim is dated ahead, and nothing depends on it.
+func (x *erasedRow) removeColumn(m *rowstore.Mutation, column string) {
+	safe, marks := x.e.safe, x.e.safe
+	if format.IsClaimColumn(column) {
+		marks = oracle.Max
+	}
+	m.Conditions = append(m.Conditions,
+		rowstore.Absent(rowstore.Write, column, safe+1), rowstore.Absent(rowstore.Lock, column, 0), rowstore.Absent(rowstore.Notify, column, safe+1))
+	m.Edits = append(m.Edits,
+		rowstore.DeleteRange(rowstore.Write, column, 0, safe), rowstore.DeleteRange(rowstore.Data, column, 0, safe),
+		rowstore.DeleteRange(rowstore.Mark, column, 0, marks), rowstore.DeleteRange(rowstore.Notify, column, 0, safe))
+}
+
+// removeParked removes the records of parked runs for cells of the range, with their history. Whoever writes such a record writes
+// beside its cell too, so the safe point of the range keeps older transactions from it.
+func (e *erasure) removeParked(ctx context.Context, v *catalogView) error {
+	scan := rowstore.ScanRange{Table: format.TableParked, Selectors: erasedPicks}
+	for row, err := range e.db.store.Scan(ctx, scan) {
+		if err != nil {
+			return fmt.Errorf("reading the records of parked runs: %w", err)
+		}
+		c, ok := parkedFor(&row)
+		if !ok || !e.span.has(c.Table, c.Row) || e.kept[c.Row] {
+			continue
+		}
+		gone, err := (&erasedRow{e: e, v: v, row: &row}).remove(ctx)
+		if err != nil {
+			return fmt.Errorf("removing the record of a parked run: %w", err)
+		}
+		if gone {
+			e.receipt.Parked++
+		}
+	}
+	return nil
+}
+
+// parkedFor tells which cell the records in a row of TableParked are for.
+func parkedFor(row *rowstore.Row) (Cell, bool) {
+	if c, ok := format.SplitParkedRow(row.Row); ok {
+		return Cell(c), true
+	}
+	for i := range row.Versions {
+		v := &row.Versions[i]
+		value := v.Value
+		switch v.Family {
+		case rowstore.Write:
+			w, err := format.DecodeWrite(v.Value)
+			if err != nil {
+				continue
+			}
+			value = w.Value
+		case rowstore.Data:
+		default:
+			continue
+		}
+		if p, err := format.DecodeParked(value); err == nil {
+			return Cell(p.Cell()), true
+		}
+	}
+	return Cell{}, false
+}
+
+// removeTimers removes the rows of the index that tell of timers in the range, set by transactions from before the safe point. None of these has a
+// timer any more, unless its row is kept.
+func (e *erasure) removeTimers(ctx context.Context, v *catalogView) error {
+	for n := range byte(format.TimerShards) {
+		for from := format.TimersBegin(n); v.Timers && from != ""; {
+			page, next, err := e.db.timersIn(ctx, timerShard{e.span.table, n}, from, oracle.Max)
+			if err != nil {
+				return err
+			}
+			var muts []rowstore.Mutation
+			for i := range page {
+				if t := &page[i]; e.span.has(t.cell.Table, t.cell.Row) && !e.kept[t.cell.Row] && t.at < e.safe {
+					muts = append(muts, t.removed())
+				}
+			}
+			if err := e.db.removeTimers(ctx, muts); err != nil {
+				return err
+			}
+			e.receipt.Timers += int64(len(muts))
+			from = next
+		}
+	}
+	return nil
+}
+
+// removeHints takes the names of rows of the range out of the hints of garbage: there is none in them any more.
+func (e *erasure) removeHints(ctx context.Context, _ *catalogView) error {
+	if err := e.db.storeHints(ctx); err != nil {
+		return err
+	}
+	inRange := func(row string) bool { return e.span.has(e.span.table, row) && !e.kept[row] }
+	parked := func(row string) bool {
+		c, ok := format.SplitParkedRow(row)
+		return ok && c.Table == e.span.table && inRange(c.Row)
+	}
+	all := func(gone func(row string) bool) restOfHint {
+		return func(_ context.Context, rows []string) ([]string, error) {
+			return slices.DeleteFunc(slices.Clone(rows), gone), nil
+		}
+	}
+	if err := e.removeHintsOf(ctx, e.span.table, all(inRange)); err != nil {
+		return err
+	}
+	for _, s := range e.spans[1:] {
+		there := func(ctx context.Context, rows []string) ([]string, error) { return e.there(ctx, s.table, rows) }
+		if err := e.removeHintsOf(ctx, s.table, there); err != nil {
+			return err
+		}
+	}
+	return e.removeHintsOf(ctx, format.TableParked, all(parked))
+}
+
+// restOfHint returns those of the rows of a hint that stay in it.
+type restOfHint func(ctx context.Context, rows []string) (rest []string, err error)
+
+// there returns those of some rows of which the store has anything.
+func (e *erasure) there(ctx context.Context, table string, names []string) (rest []string, err error) {
+	for part := range slices.Chunk(names, settleMost) {
+		reads := make([]rowstore.RowRead, len(part))
+		for i, name := range part {
+			reads[i] = rowstore.RowRead{Table: table, Row: name, Selectors: newestPicks}
+		}
+		rows, err := e.db.readRows(ctx, reads)
+		if err != nil {
+			return nil, fmt.Errorf("looking for rows of an index: %w", err)
+		}
+		for i := range rows {
+			if len(rows[i].Versions) > 0 {
+				rest = append(rest, part[i])
+			}
+		}
+	}
+	return rest, nil
+}
+
+// removeHintsOf takes the rows of a table that are gone out of its hints.
+func (e *erasure) removeHintsOf(ctx context.Context, table string, left restOfHint) error {
+	from, to := format.HintsOf(table, 0, oracle.Max)
+	picks := []rowstore.Selector{everything(rowstore.Write, format.ColumnHint)}
+	for row, err := range e.db.store.Scan(ctx, rowstore.ScanRange{Table: format.TableHints, From: from, To: to, Selectors: picks}) {
+		if err != nil {
+			return fmt.Errorf("reading the hints: %w", err)
+		}
+		v := row.Newest(rowstore.Write, format.ColumnHint)
+		h, err := format.DecodeHint(v.Value)
+		if err != nil {
+			return fmt.Errorf("the hint %q: %w", row.Row, err)
+		}
+		rest, err := left(ctx, h.Rows)
+		if err != nil {
+			return err
+		}
+		m := dropHint(row.Row, v.TS)
+		switch {
+		case len(rest) == len(h.Rows):
+			continue
+		case len(rest) > 0:
+			m.Edits = []rowstore.Edit{rowstore.Put(rowstore.Write, format.ColumnHint, v.TS, (&format.Hint{Rows: rest}).Encode())}
+		}
+		if _, err := e.db.applyOne(ctx, m); err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
+			return fmt.Errorf("changing a hint: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,156 @@
+package percolator
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"slices"
+
+	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// The safe points of ranges that were erased (erase.go). They lie in the catalog's row, beside those of tables, and count as those
+// do, for what lies in the range. One goes when the safe point of its table has passed it.
+
+// span is something that was read or written: a row, or a range of rows of a stored table. An empty to is the end of the table.
+type span struct {
+	table, from, to string
+	row             bool // from alone
+}
+
+func (c Cell) span() span { return span{table: c.Table, from: c.Row, row: true} }
+
+func (s *scan) span() span { return span{table: s.table, from: s.r.From, to: s.r.To} }
+
+// has tells whether a row is in the span.
+func (s *span) has(table, row string) bool {
+	return s.table == table && (s.row && s.from == row || !s.row && s.from <= row && (s.to == "" || row < s.to))
+}
+
+// meets tells whether the span has a row in common with an erased range.
+func (s *span) meets(r *format.ErasedRange) bool {
+	switch {
+	case string(r.Table) != s.table:
+		return false
+	case s.row:
+		return r.Has(s.from)
+	}
+	return (len(r.To) == 0 || s.from < string(r.To)) && (s.to == "" || string(r.From) < s.to)
+}
+
+// safePointIn returns the safe point of what was read or written.
+func (v *catalogView) safePointIn(s span) Timestamp {
+	safe := v.safePointOf(s.table)
+	for i := range v.erased {
+		if r := &v.erased[i]; r.SafePoint > safe && s.meets(r) {
+			safe = r.SafePoint
+		}
+	}
+	return safe
+}
+
+// readErased decodes the erased ranges, where there are any.
+func (v *catalogView) readErased(stored *rowstore.Version) error {
+	if stored == nil {
+		return nil
+	}
+	e, err := format.DecodeErased(stored.Value)
+	v.erased, v.erasedAt = e.Ranges, stored.TS
+	return err
+}
+
+// spans are what the transaction writes or locks, and what it validates.
+func (c *committer) spans() iter.Seq[span] {
+	return func(yield func(span) bool) {
+		for i := range c.writes {
+			cell := &c.writes[i].cell
+			if (i == 0 || cell.rowName() != c.writes[i-1].cell.rowName()) && !yield(cell.span()) {
+				return
+			}
+		}
+		c.readSpans()(yield)
+	}
+}
+
+// readSpans are what a Serializable transaction validates.
+func (c *committer) readSpans() iter.Seq[span] {
+	return func(yield func(span) bool) {
+		for cell := range c.tx.reads {
+			if !yield(cell.span()) {
+				return
+			}
+		}
+		for i := range c.tx.ranges {
+			if r := &c.tx.ranges[i]; !yield(span{table: r.table, from: r.from, to: r.to}) {
+				return
+			}
+		}
+	}
+}
+
+// publishErased gives ranges a safe point, unless they have a later one.
+func (db *DB) publishErased(ctx context.Context, spans []span, safe Timestamp) error {
+	_, err := db.replaceInCatalog(ctx, func(v *catalogView) (*replacement, error) {
+		ranges, changed := v.standingErased(), false
+		for _, s := range spans {
+			i := slices.IndexFunc(ranges, func(r format.ErasedRange) bool { return s.is(&r) })
+			if i < 0 {
+				i, ranges = len(ranges), append(ranges, format.ErasedRange{Table: []byte(s.table), From: []byte(s.from), To: []byte(s.to)})
+			}
+			if ranges[i].SafePoint < safe {
+				ranges[i].SafePoint, changed = safe, true
+			}
+		}
+		if len(ranges) > format.MaxErased {
+			return nil, fmt.Errorf("%w: %d ranges were erased since the safe points of their tables, and there may be no more", ErrTooLarge, format.MaxErased)
+		}
+		return v.storeErased(ranges, changed)
+	})
+	if err != nil {
+		return fmt.Errorf("publishing the safe point of the range: %w", err)
+	}
+	return nil
+}
+
+// dropErased takes those ranges out of the catalog which the safe points of their tables have passed.
+func (db *DB) dropErased(ctx context.Context, v *catalogView) error {
+	if len(v.standingErased()) == len(v.erased) {
+		return nil
+	}
+	_, err := db.replaceInCatalog(ctx, func(v *catalogView) (*replacement, error) {
+		ranges := v.standingErased()
+		return v.storeErased(ranges, len(ranges) < len(v.erased))
+	})
+	if err != nil {
+		return fmt.Errorf("removing erased ranges from the catalog: %w", err)
+	}
+	return nil
+}
+
+// standingErased copies those erased ranges which the safe points of their tables have not passed.
+func (v *catalogView) standingErased() (ranges []format.ErasedRange) {
+	for i := range v.erased {
+		if r := &v.erased[i]; r.SafePoint > v.safePointOf(string(r.Table)) {
+			ranges = append(ranges, *r)
+		}
+	}
+	return ranges
+}
+
+// storeErased stores erased ranges in the place of those of the view.
+func (v *catalogView) storeErased(ranges []format.ErasedRange, changed bool) (*replacement, error) {
+	if !changed {
+		return nil, nil //nolint:nilnil // there is nothing to store
+	}
+	value, err := (&format.Erased{Ranges: ranges}).Encode()
+	return &replacement{
+		column: format.ColumnErased, at: v.erasedAt, value: value,
+		conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, format.ColumnErased, v.erasedAt+1)},
+	}, err
+}
+
+// is tells whether an erased range is the span.
+func (s *span) is(r *format.ErasedRange) bool {
+	return string(r.Table) == s.table && string(r.From) == s.from && string(r.To) == s.to
+}

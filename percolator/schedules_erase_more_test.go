@@ -1,0 +1,119 @@
+package percolator
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// More schedules in which a range is erased: what comes late, what is tried meanwhile, indexes, and how long the catalog keeps a range.
+
+// A process is suspended before it prewrites, sends that when everything is over, and dies. Nothing is committed, and whoever meets the locks removes them,
+// wherever the primary lies.
+func TestScheduleE_LateLockOfTheDead(t *testing.T) {
+	t.Parallel()
+	for _, cells := range [][]Cell{{ann1, bob}, {bob, ann1}} {
+		w := newWorld(t)
+		w.erasing()
+		c, late := w.client(), w.client(withoutGroups())
+		set(t, c.DB, ann1, "secret")
+		p := late.hold(t, prewrites)
+		done := commit(late, writes(t, late, "late", cells...))
+		p.wait()
+		_, err := w.erase(c, nil)
+		require.NoError(t, err)
+		p.release(dieAfter)
+		require.Error(t, w.finish(done))
+		require.NotEmpty(t, w.versions(rowstore.Lock), "of the first of its rows")
+		w.takeForDeadIfAny(late)
+		w.pass(worldExpiry + worldSession)
+		for _, cell := range []Cell{ann1, bob} {
+			require.Equal(t, "none", value(t, c, cell))
+		}
+		require.Empty(t, w.versions(rowstore.Lock))
+	}
+}
+
+// A commit that came to nothing has left its mark in a row meanwhile: the row is said to be kept.
+func TestScheduleE_TriedMeanwhile(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.erasing()
+	c, other := w.client(), w.client(withoutGroups())
+	set(t, c.DB, ann1, "secret")
+	set(t, c.DB, ann2, "secret")
+	tried := false
+	receipt, err := w.erase(c, func() {
+		if !tried && c.known().erasedAt != 0 {
+			tx := writes(t, other, "meanwhile", ann1, bob)
+			set(t, c.DB, bob, "first")
+			require.ErrorIs(t, tx.Commit(t.Context()), ErrConflict)
+			require.NoError(t, other.drained(t.Context()))
+			tried = true
+		}
+	})
+	require.NoError(t, err)
+	require.True(t, tried)
+	require.Empty(t, w.traces("secret", "ann/2"))
+	require.Equal(t, len(w.traces("ann/1")) > 0, receipt.Kept > 0, "%v", w.traces("ann/1"))
+	require.NoError(t, other.storeHints(t.Context()))
+	_, err = w.erase(c, nil)
+	require.NoError(t, err)
+	require.Empty(t, w.traces("ann/"))
+}
+
+// The entries of an index have values in their names. All of its history goes, and what stands stays.
+func TestScheduleE_Index(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.erasing()
+	c, _ := indexed(t, w)
+	require.NoError(t, c.KeepIndex(byValue()))
+	for _, v := range []string{"secret 1", "secret 2"} {
+		set(t, c.DB, ann1, v)
+		set(t, c.DB, bob, "of bob "+v[len(v)-1:])
+	}
+	require.NoError(t, c.storeHints(t.Context()))
+	require.NotEmpty(t, w.traces("secret 1"))
+	open := begin(t, c)
+	_, err := w.erase(c, nil)
+	require.NoError(t, err)
+	require.Empty(t, w.traces("ann/", "secret"))
+	require.Equal(t, "bob", value(t, c, entryOf("of bob 2")))
+	_, err = open.Get(t.Context(), entryOf("of bob 2"))
+	require.ErrorIs(t, err, ErrSnapshotTooOld)
+	_, err = open.Get(t.Context(), bob)
+	require.NoError(t, err)
+}
+
+// The catalog keeps the bounds of a range until a collection has a later safe point for the table, and no longer.
+func TestScheduleE_BoundsGo(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.erasing()
+	c, reader := w.client(), w.client()
+	set(t, c.DB, ann1, "secret")
+	old, err := c.Now(t.Context())
+	require.NoError(t, err)
+	_, err = w.erase(c, nil)
+	require.NoError(t, err)
+	_, err = w.collect(c, 0)
+	require.NoError(t, err)
+	require.Len(t, c.known().erased, 1)
+	w.pass(worldRetention + time.Minute)
+	_, err = w.collect(c, 0)
+	require.NoError(t, err)
+	for _, db := range []*client{c, reader} {
+		_, err = db.loadCatalog(t.Context())
+		require.NoError(t, err)
+		require.Empty(t, db.known().erased)
+		_, err = begin(t, db, WithAsOfTimestamp(old)).Get(t.Context(), ann1)
+		require.ErrorIs(t, err, ErrSnapshotTooOld)
+	}
+	_, err = w.collect(c, 0)
+	require.NoError(t, err)
+	require.Equal(t, "none", value(t, reader, ann1))
+}
