@@ -1,12 +1,16 @@
 package percolator
 
 import (
+	"context"
+	"log/slog"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 // A catalog is raised on request when no older program lives: one that has died counts for a lease.
@@ -58,4 +62,34 @@ func TestRaiseCatalogAlone(t *testing.T) {
 	require.NoError(t, c.Close(t.Context()))
 	w.without(c)
 	require.ErrorIs(t, c.RaiseCatalog(t.Context()), ErrClosed)
+}
+
+// A worker whose program is too old for the catalog ends, and leaves its share to others.
+func TestWorkerOfAnOlderProgramEnds(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	mem := memstore.New()
+	db, err := New(ctx, mem, WithSettings(Settings{CatalogLease: 50 * time.Millisecond, MaxTxnAge: time.Minute}), WithLogger(slog.New(slog.DiscardHandler)))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, db.Close(context.WithoutCancel(ctx))) }()
+	w := NewWorker(db, WorkerConfig{})
+	require.NoError(t, w.Observe(Observer{Name: "o", Table: "t", Column: "c", Func: func(context.Context, *Txn, Cell) error { return nil }}))
+	running := async(func() error { return w.Run(ctx) })
+	require.NoError(t, w.WaitIdle(ctx))
+
+	read := rowstore.RowRead{Table: format.TableCatalog, Row: format.RowCatalog, Selectors: []rowstore.Selector{everything(rowstore.Write, format.ColumnConfig)}}
+	rows, err := mem.Read(ctx, []rowstore.RowRead{read})
+	require.NoError(t, err)
+	later := append([]byte{format.CatalogVersion + 1}, rows[0].Versions[0].Value[1:]...)
+	ts, err := db.Now(ctx)
+	require.NoError(t, err)
+	_, err = mem.Apply(ctx, []rowstore.Mutation{{Table: read.Table, Row: read.Row, Edits: []rowstore.Edit{
+		rowstore.Put(rowstore.Write, format.ColumnConfig, ts, later),
+	}}}, rowstore.ApplyOptions{})
+	require.NoError(t, err)
+	require.ErrorIs(t, result(t, running), ErrFormat)
+	for row, err := range mem.Scan(ctx, rowstore.ScanRange{Table: format.TableMembers, Selectors: []rowstore.Selector{everything(rowstore.Lock, format.ColumnMember)}}) {
+		require.NoError(t, err)
+		require.Equal(t, format.RowGeneration, row.Row, "the worker is still a member")
+	}
 }
