@@ -186,7 +186,7 @@ func failing(what string, err error) Finding {
 	case errors.Is(err, rowstore.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
 		f.Code, f.Change = "unavailable", "start the server, or lead the address to the one that is the primary now; docs/runbooks.md has the steps of a failover"
 	case errors.Is(err, percolator.ErrFormat):
-		f.Code, f.Change = "format", "open the store once with a program of the newest version, with the rights to migrate it; if a newer program wrote the data, update this one"
+		f.Code, f.Change = "format", "open the store once with a program of the newest version, with the rights to migrate it, or let percolator migrate run do so; if a newer program wrote the data, update this one"
 	case errors.Is(err, percolator.ErrCorrupt), errors.Is(err, percolator.ErrOracleWentBack):
 		f.Code, f.Change = "damaged", "stop the programs, and restore the store"
 	}

@@ -72,16 +72,24 @@ func (w *Worker) record(v *catalogView, q *queue) *format.Observer {
 // attend makes sure, as long as the worker runs, that its observers are registered, and
 // sweeps for them. It looks again when a catalog lease has passed, or when a run has
 // met a catalog without its observer. It returns an error that matches
-// ErrObserverRemoved when one has been removed.
+// ErrObserverRemoved when one has been removed, and one that matches ErrFormat once a newer program
+// has raised the catalog: this one commits nothing more, and must not keep its share from others.
 func (w *Worker) attend(ctx context.Context) error {
 	for {
 		var v *catalogView
+		var newer error
 		err := w.retry(ctx, "reading the catalog", func() (err error) {
-			v, err = w.db.loadCatalog(ctx)
+			if v, err = w.db.loadCatalog(ctx); errors.Is(err, ErrFormat) {
+				newer, err = err, nil
+			}
 			return err
 		})
 		if err != nil {
 			return err
+		}
+		if newer != nil {
+			w.db.log.Error("the worker stops, because this program does not know the version of the catalog or of the store any more", "err", newer)
+			return fmt.Errorf("percolator: the worker stops: %w", newer)
 		}
 		if err := w.checkRegistered(v); err != nil {
 			w.db.log.Error("the worker stops, because an observer of its was removed; run the worker anew to register it again", "err", err)

@@ -252,7 +252,8 @@ func (w *Worker) queuesOf(c Cell) []*queue {
 // for the functions that are running (see StopTimeout), and returns nil. Any other
 // result means that it could not go on. For example, the error matches ErrClosed when
 // the DB was closed under it, or ErrObserverRemoved when somebody removed one of its
-// observers; that is noticed one catalog lease later at the latest. It matches ErrInvalid if an
+// observers; that is noticed one catalog lease later at the latest. So is a catalog that a newer program has raised, and the error
+// matches ErrFormat: others take over this worker's share. It matches ErrInvalid if an
 // observer is registered with Func and this worker has it with OnChange, or the other way round:
 // remove it first, or use another name. So it does if two of its observers are one, of which one name is an alias (see DB.RenameObserver), and if another schedule of the same Version is stored for one
 // of its periodics (see Periodic.Version). Failures of the

@@ -39,7 +39,7 @@ func (s *Store) readMeta(ctx context.Context, mustExist, asIs bool) (oracle.Time
 	case v == 0 || v > formatVersion:
 		return 0, errVersion(v)
 	case asIs && v != formatVersion:
-		return 0, fmt.Errorf("%w: the store has format version %d, and this program migrates it to version %d only if it is opened without asis", rowstore.ErrFormat, v, formatVersion)
+		return 0, layoutError(v)
 	}
 	bound, _, err := getMeta(s.db, keyBound)
 	if err == nil && oracle.Timestamp(bound) > oracle.Max {

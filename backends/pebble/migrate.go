@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 
 	engine "github.com/cockroachdb/pebble/v2"
 
@@ -124,5 +125,12 @@ func keyOfVersion2(key []byte) ([]byte, error) {
 
 // errVersion refuses a store of a version that this program does not know.
 func errVersion(v uint64) error {
-	return fmt.Errorf("%w: it has version %d and this program knows versions 1 to %d", rowstore.ErrFormat, v, formatVersion)
+	if v == 0 || v > math.MaxInt32 {
+		return fmt.Errorf("%w: it has version %d and this program knows versions 1 to %d", rowstore.ErrFormat, v, formatVersion)
+	}
+	return layoutError(v)
+}
+
+func layoutError(v uint64) error {
+	return &rowstore.LayoutError{Store: "the store", Stored: int(v), Known: formatVersion} //nolint:gosec // the caller has looked how great it is
 }

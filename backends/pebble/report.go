@@ -28,6 +28,7 @@ func (s *Store) Report(ctx context.Context) (rowstore.Report, error) {
 	defer s.leave()
 	r := rowstore.Report{
 		Backend: "pebble",
+		Layout:  formatVersion,
 		Version: fmt.Sprintf("%s, format %d, engine format %d", engineVersion(), formatVersion, s.db.FormatMajorVersion()),
 		Features: []rowstore.Feature{
 			{Name: rowstore.FeatureGroups, Supported: true, Reason: "one write batch may change any rows"},

@@ -63,7 +63,7 @@ func (s *plainStore) Report(ctx context.Context) (rowstore.Report, error) {
 	if err != nil {
 		return rowstore.Report{}, s.gate.Fail("report", err)
 	}
-	r := rowstore.Report{Backend: "postgres", Version: server["server_version"], Features: []rowstore.Feature{
+	r := rowstore.Report{Backend: "postgres", Layout: schemaVersion, Version: server["server_version"], Features: []rowstore.Feature{
 		{Name: rowstore.FeatureGroups, Supported: true, Reason: "all rows of a transaction commit together"},
 		{Name: rowstore.FeatureOnePhase, Supported: true, Reason: "advisory locks make readers of its rows wait; up to 512 rows"},
 		{Name: rowstore.FeatureDeferred, Supported: true, Reason: "synchronous_commit is set for each transaction"},

@@ -276,11 +276,11 @@ func migrate(ctx context.Context, conn *pgx.Conn, schema string, n names, asIs b
 	}
 	switch {
 	case version > schemaVersion:
-		return newerSchema(schema, version)
+		return layoutError(schema, version)
 	case asIs && version == 0:
 		return fmt.Errorf("%w in the schema %q", rowstore.ErrNoStore, schema)
 	case asIs:
-		return fmt.Errorf("%w: the schema %q has version %d, and this program migrates it to version %d only if it is opened without asis", rowstore.ErrFormat, schema, version, schemaVersion)
+		return layoutError(schema, version)
 	}
 	// The administrator's default of the isolation counts for nothing here either.
 	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
@@ -302,7 +302,7 @@ func migrate(ctx context.Context, conn *pgx.Conn, schema string, n names, asIs b
 		return err
 	}
 	if version > schemaVersion {
-		return newerSchema(schema, version)
+		return layoutError(schema, version)
 	}
 	if version == schemaVersion {
 		return nil // another process did it meanwhile
@@ -311,7 +311,11 @@ func migrate(ctx context.Context, conn *pgx.Conn, schema string, n names, asIs b
 		return err
 	}
 	if version > 0 {
-		if err := n.migration(ctx, conn, version); err != nil {
+		err := n.migration(ctx, conn, version)
+		if sqlState(err) == noPrivilege {
+			err = fmt.Errorf("%w: the role that owns the schema can migrate it, with percolator migrate run", err)
+		}
+		if err != nil {
 			return fmt.Errorf("migrating the schema %q from version %d to version %d: %w", schema, version, schemaVersion, err)
 		}
 	} else if err := create(ctx, conn, schema, n); err != nil {
@@ -360,8 +364,8 @@ func storedVersion(ctx context.Context, conn *pgx.Conn, n names) (int, error) {
 	return version, nil
 }
 
-func newerSchema(schema string, version int) error {
-	return fmt.Errorf("%w: the schema %q has version %d, and this program knows versions up to %d: use a newer program", rowstore.ErrFormat, schema, version, schemaVersion)
+func layoutError(schema string, version int) error {
+	return &rowstore.LayoutError{Store: fmt.Sprintf("the schema %q", schema), Stored: version, Known: schemaVersion}
 }
 
 // exec runs statements without arguments and without prepared statements.

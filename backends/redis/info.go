@@ -239,6 +239,7 @@ func (s *direct) Report(ctx context.Context) (rowstore.Report, error) {
 	}
 	return rowstore.Report{
 		Backend: "redis",
+		Layout:  formatVersion,
 		Version: version,
 		Features: []rowstore.Feature{
 			groups, onePhase,

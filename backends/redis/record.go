@@ -26,9 +26,11 @@ func (s *direct) claim(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if r.format != formatVersion && r.format != formatBefore {
-		return fmt.Errorf("%w: the store with the prefix %q has format version %d, this program writes version %d: use a program of that version, or another prefix",
-			rowstore.ErrFormat, o.Prefix, r.format, formatVersion)
+	switch {
+	case r.format < formatBefore:
+		return fmt.Errorf("%w: the store with the prefix %q has format version %d, which no program writes: use another prefix", rowstore.ErrFormat, o.Prefix, r.format)
+	case r.format > formatVersion:
+		return s.layoutError(r.format)
 	}
 	if o.Partitions != 0 && o.Partitions != r.partitions {
 		return fmt.Errorf("the store with the prefix %q has %d partitions and not %d: the number is fixed when the store is made; leave the parameter out",
@@ -49,8 +51,7 @@ func (s *direct) claim(ctx context.Context) error {
 	s.oneSlot = o.Mode != Cluster || r.partitions == 1
 	if o.AsIs {
 		if r.format == formatBefore || r.oldOracle {
-			return fmt.Errorf("%w: the store with the prefix %q has format version %d, and this program migrates it to version %d only if it is opened without asis",
-				rowstore.ErrFormat, o.Prefix, r.format, formatVersion)
+			return s.layoutError(formatBefore)
 		}
 		return nil
 	}
@@ -68,6 +69,10 @@ func (s *direct) claim(ctx context.Context) error {
 		return err
 	}
 	return s.moveAll(ctx)
+}
+
+func (s *direct) layoutError(version int) error {
+	return &rowstore.LayoutError{Store: fmt.Sprintf("the store with the prefix %q", s.opts.Prefix), Stored: version, Known: formatVersion}
 }
 
 // record is what a store says of itself.

@@ -66,7 +66,7 @@ func (s *Store) claim(ctx context.Context) error {
 			return nil
 		}
 		if s.opts.AsIs {
-			return fmt.Errorf("%w: the store has format version %d, and this program migrates it to version %d only if it is opened without asis", rowstore.ErrFormat, rec.Format, formatVersion)
+			return layoutError(rec.Format)
 		}
 		// The record first: from now on no program of format 1 opens the store, so that all
 		// markers of that format are there to be moved, but for those of processes that have
@@ -149,11 +149,17 @@ func (s *Store) parseRecord(raw []byte) (record, error) {
 	if err := d.Decode(&rec); err != nil || rec.What != recordWhat {
 		return rec, foreign(s.keys.space(spaceRecord))
 	}
-	if rec.Format < 1 || rec.Format > formatVersion {
-		return rec, fmt.Errorf("%w: the store has format version %d, and this program writes version %d: use a newer program, or another prefix",
-			rowstore.ErrFormat, rec.Format, formatVersion)
+	switch {
+	case rec.Format < 1:
+		return rec, fmt.Errorf("%w: the store has format version %d, which no program writes: use another prefix", rowstore.ErrFormat, rec.Format)
+	case rec.Format > formatVersion:
+		return rec, layoutError(rec.Format)
 	}
 	return rec, nil
+}
+
+func layoutError(version int) error {
+	return &rowstore.LayoutError{Store: "the store", Stored: version, Known: formatVersion}
 }
 
 // checkGaps looks for keys outside the store's spaces. Those within are checked when

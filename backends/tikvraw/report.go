@@ -92,6 +92,7 @@ func (s *Store) Report(ctx context.Context) (rowstore.Report, error) {
 	}
 	report := rowstore.Report{
 		Backend: "tikv",
+		Layout:  formatVersion,
 		Version: c.version(),
 		Features: []rowstore.Feature{
 			{Name: rowstore.FeatureGroups, Reason: "TiKV's raw mode changes one key atomically: secondaries commit after the primary"},

@@ -44,7 +44,7 @@ const rootHelp = `Percolator looks into a database of the Go library percolate, 
 
 Which database: --store URL, or --config FILE as package config reads it, or the environment variables
 PERCOLATOR_STORE and PERCOLATOR_CONFIG. A password is best left to these, because others can see the arguments of a
-process. It is never printed. A database has to be there: only restore makes one.
+process. It is never printed. A database has to be there: only restore makes one, and migrate run --make.
 
 Commands that only look write nothing, resolve no lock and wait for none. Those that change something say so. A Pebble
 store can be open in one process only, so the command cannot look while a program has it.
@@ -82,7 +82,7 @@ func (a *app) root() *cobra.Command {
 	add(cells, a.tablesCommand(), a.getCommand(), a.scanCommand(), a.historyCommand(), a.setCommand(), a.deleteCommand(), a.eraseCommand())
 	add(work, a.observersCommand(), a.backlogCommand(), a.parkedCommand(), a.timersCommand())
 	add(waits, a.whyCommand(), a.locksCommand(), a.txnCommand(), a.sessionsCommand(), a.membersCommand(), a.holdsCommand())
-	add(keep, a.doctorCommand(), a.uiCommand(), a.overviewCommand(), a.gcCommand(), a.retentionCommand(), a.sizesCommand())
+	add(keep, a.doctorCommand(), a.uiCommand(), a.overviewCommand(), a.gcCommand(), a.retentionCommand(), a.sizesCommand(), a.migrateCommand())
 	add(files, a.backupCommand(), a.restoreCommand(), a.exportCommand(), a.importCommand())
 	root.AddCommand(&cobra.Command{Use: "exit", Short: "The exit statuses", Long: exitHelp})
 	return root

@@ -26,6 +26,7 @@ const (
 	exitSnapshot    = 8
 	exitConflict    = 9
 	exitFindings    = 10
+	exitOlder       = 11
 	exitInterrupted = 130
 )
 
@@ -42,7 +43,8 @@ const exitHelp = `The exit status tells errors apart:
   7    stored data is damaged
   8    the snapshot that was asked for is too old, or lies ahead
   9    another transaction was first, or it is not known what became of the change
-  10   doctor has found something
+  10   doctor has found something, or migrate check
+  11   an older program has the database open
   130  interrupted
 `
 
@@ -75,6 +77,8 @@ func statusOf(ctx context.Context, err error) int {
 		return exitFindings
 	case errors.As(err, &usageError{}), is(config.ErrInvalid):
 		return exitUsage
+	case is(percolator.ErrOlderProgram):
+		return exitOlder
 	case is(percolator.ErrNoStore):
 		return exitNoStore
 	case is(percolator.ErrFormat):

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	neturl "net/url"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -21,8 +22,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/internal/everystore"
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
@@ -47,6 +50,7 @@ func sections(t *testing.T) map[string][][]string {
 type ward struct {
 	*testing.T
 	store *memstore.Store
+	dir   string
 	ahead atomic.Int64
 	redis *goredis.Client // nil for one in memory
 	url   string
@@ -59,7 +63,7 @@ func (unclosed) Close() error             { return nil }
 func (k unclosed) Unwrap() rowstore.Store { return k.Store }
 
 func newWard(t *testing.T) *ward {
-	w := &ward{T: t}
+	w := &ward{T: t, dir: t.TempDir()}
 	w.store = memstore.New(memstore.WithClock(func() time.Time { return time.Now().Add(time.Duration(w.ahead.Load())) }))
 	return w
 }
@@ -111,6 +115,11 @@ func (w *ward) step(lines []string) {
 	for _, line := range lines {
 		command, finds, _ := strings.Cut(line, "# finds ")
 		words := strings.Fields(command)
+		for i, word := range words {
+			if strings.HasSuffix(word, ".backup") {
+				words[i] = w.file(word)
+			}
+		}
 		switch words[0] {
 		case "percolator":
 			w.ask(words[1:], strings.Fields(finds))
@@ -139,6 +148,10 @@ func (w *ward) ask(args, finds []string) {
 	want := exitOK
 	if len(finds) > 0 && finds[0] != "nothing" {
 		want = exitFindings
+	}
+	if args[0] == "migrate" {
+		require.Equal(w, want, status, said)
+		return
 	}
 	if slices.Contains(args, "--load") && status == exitFindings {
 		// That the machine of the test is slow is no matter of the runbook.
@@ -203,9 +216,49 @@ var runbooks = map[string]struct {
 		})
 		w.ahead.Store(0)
 	}},
-	"A rolling upgrade": {plant: healthy},
-	"A restore":         {plant: healthy},
+	"A rolling upgrade": {plant: func(w *ward) {
+		healthy(w)
+		w.lower()
+	}, between: map[int]func(w *ward){1: func(w *ward) { w.with(func(db *percolator.DB) { w.work(db, ship) }) }}},
+	"A restore": {plant: func(w *ward) {
+		healthy(w)
+		w.ask([]string{"backup", w.file("shop.backup")}, nil)
+	}, between: map[int]func(w *ward){
+		1: func(w *ward) { w.store = memstore.New() },
+		2: func(w *ward) {
+			w.with(func(db *percolator.DB) {
+				require.NoError(w, db.View(w.Context(), func(tx *percolator.Txn) error {
+					_, err := tx.Get(w.Context(), cell("order", "17", "state"))
+					return err
+				}))
+			})
+		},
+	}},
 }
+
+// lower gives the database a catalog as a program of an earlier version has made it.
+func (w *ward) lower() {
+	w.Helper()
+	read := rowstore.RowRead{Table: format.TableCatalog, Row: format.RowCatalog, Selectors: []rowstore.Selector{
+		{Family: rowstore.Write, Column: format.ColumnConfig, To: oracle.Max, Limit: 1},
+	}}
+	rows, err := w.store.Read(w.Context(), []rowstore.RowRead{read})
+	require.NoError(w, err)
+	c, err := format.DecodeCatalog(rows[0].Versions[0].Value)
+	require.NoError(w, err)
+	c.Hinted, c.HintsFrom = false, 0
+	b, err := c.Encode()
+	require.NoError(w, err)
+	ts, err := w.store.Oracle().Draw(w.Context(), 1)
+	require.NoError(w, err)
+	_, err = w.store.Apply(w.Context(), []rowstore.Mutation{{Table: read.Table, Row: read.Row, Edits: []rowstore.Edit{
+		rowstore.Put(rowstore.Write, format.ColumnConfig, ts, b),
+	}}}, rowstore.ApplyOptions{})
+	require.NoError(w, err)
+}
+
+// file is where a file of a runbook lies.
+func (w *ward) file(name string) string { return filepath.Join(w.dir, name) }
 
 func healthy(w *ward) {
 	w.with(func(db *percolator.DB) {
@@ -318,6 +371,7 @@ func TestDoctorOfPostgres(t *testing.T) {
 		require.NotContains(t, a.out+a.err, "secret")
 		sql(c.right)
 	}
+	migrateByRoles(t, srv.URL, as, sql)
 	pooler := testserver.NewPgBouncer(t, srv, testserver.PgBouncerOptions{})
 	a = ask(t, pooler.URL, "doctor")
 	require.Equal(t, exitFindings, a.status, a.err)

@@ -515,6 +515,7 @@ type Feature struct {
 type Report struct {
 	Backend  string // "pebble", "redis", ...
 	Version  string // of the server or the engine
+	Layout   int    // the version of the layout in which the store keeps its data; 0 if it has none
 	Features []Feature
 	Warnings []string // each a sentence that the operator should read
 }
