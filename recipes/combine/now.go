@@ -96,7 +96,7 @@ func (c *Combiner[T]) addNow(ctx context.Context, a *addition[T]) error {
 	b.mu.Unlock()
 	if start {
 		// It serves other callers too, perhaps for hours: so it keeps nothing of this one's context, such as its trace.
-		go c.addWaiting() //nolint:contextcheck // as above
+		go c.addWaiting()
 	}
 	select {
 	case <-a.done:

@@ -155,7 +155,7 @@ func retryAfter(response *http.Response) (d time.Duration, said bool) {
 	}
 	text := response.Header.Get("Retry-After")
 	if seconds, err := strconv.ParseUint(text, 10, 32); err == nil {
-		return time.Duration(seconds) * time.Second, true //nolint:gosec // of 32 bits
+		return time.Duration(seconds) * time.Second, true
 	}
 	at, err := http.ParseTime(text)
 	return time.Until(at), err == nil
