@@ -7,7 +7,7 @@ RERUNNER := $(CACHE)/bin/gotestsum
 # Says how long a command has been at it.
 PATIENTLY := $(CURDIR)/scripts/patiently
 # Every module but tools/, which holds no code of ours.
-MODULES := . bench torture browser
+MODULES := . bench torture browser examples/sinks
 
 # How long a package's tests may take, under the race detector on a busy machine.
 TEST_TIMEOUT ?= 40m
@@ -52,7 +52,7 @@ ifeq ($(RERUNS),0)
 TEST = $(GO) test $(TEST_RUN) ./...
 else
 TEST = $(RERUNNER) --format standard-quiet --rerun-fails=$(RERUNS) --rerun-fails-abort-on-data-race \
-	--rerun-fails-report $(UNSTEADY)-$$module --jsonfile $(CACHE)/tests-$$module.json --packages ./... -- $(TEST_RUN)
+	--rerun-fails-report $(UNSTEADY)-$$(basename $$module) --jsonfile $(CACHE)/tests-$$(basename $$module).json --packages ./... -- $(TEST_RUN)
 TEST_NEEDS := $(RERUNNER)
 endif
 

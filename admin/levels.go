@@ -68,7 +68,9 @@ func featuresOf(c *format.Catalog) []LevelFeature {
 		{format.IndexesVersion, "indexes", c.Indexed},
 		{format.IndexesVersion, "replays", c.Replays},
 		{format.IndexesVersion, "rows deleted as a whole", c.RowDeletes},
-		{format.CatalogVersion, "renamed observers", c.Renamed},
+		{format.RenamedVersion, "renamed observers", c.Renamed},
+		{format.ErasedVersion, "erased ranges", c.Erased},
+		{format.CascadesVersion, "cascades", c.Cascades},
 	}
 }
 

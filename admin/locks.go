@@ -77,7 +77,7 @@ func (r *Reader) locks(ctx context.Context, rng percolator.Range, rows int) (fou
 			if v.Family != rowstore.Lock {
 				continue
 			}
-			lock, err := r.lock(ctx, &row, v, known, c.now)
+			lock, err := r.lock(ctx, &row, v, known, c)
 			if err != nil {
 				return found, fmt.Errorf("row %q: %w", row.Row, err)
 			}
@@ -91,19 +91,19 @@ func (r *Reader) locks(ctx context.Context, rng percolator.Range, rows int) (fou
 }
 
 // lock describes a Lock version. known has transactions that were looked at already.
-func (r *Reader) lock(ctx context.Context, row *rowstore.Row, v *rowstore.Version, known map[percolator.Timestamp]Txn, now percolator.Timestamp) (Lock, error) {
+func (r *Reader) lock(ctx context.Context, row *rowstore.Row, v *rowstore.Version, known map[percolator.Timestamp]Txn, cat *catalog) (Lock, error) {
 	decoded, err := format.DecodeLock(v.Value)
 	if err != nil {
 		return Lock{}, err
 	}
 	t, ok := known[v.TS]
 	if !ok {
-		if t, err = r.txn(ctx, v.TS, format.Cell{}, &decoded, now); err != nil {
+		if t, err = r.txn(ctx, v.TS, format.Cell{}, &decoded, cat.now); err != nil {
 			return Lock{}, err
 		}
-		t.Lines = t.words(now)
+		t.Lines = t.words(cat.now)
 		known[v.TS] = t
 	}
-	user, beside := column(v.Column)
+	user, beside := cat.column(row.Table, v.Column)
 	return Lock{Cell: publicCell(format.Cell{Table: row.Table, Row: row.Row, Column: user}), Beside: beside, Kind: decoded.Kind.String(), Txn: t}, nil
 }

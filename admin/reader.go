@@ -125,9 +125,9 @@ func public(name string) Bytes {
 
 func publicCell(c format.Cell) Cell { return Cell{public(c.Table), Bytes(c.Row), public(c.Column)} }
 
-// column splits a stored column into the user's column and what the library keeps there for it: "", or
-// what stands beside it.
-func column(stored string) (user string, beside string) {
+// column splits a stored column of a stored table into the user's column and what the library keeps there for it: "", or
+// what stands beside it, with the name that the observer has now.
+func (c *catalog) column(table, stored string) (user string, beside string) {
 	if of, ok := format.SplitTimerColumn(stored); ok {
 		return of, "timer"
 	}
@@ -135,6 +135,11 @@ func column(stored string) (user string, beside string) {
 		what := "acknowledgment"
 		if prefix == format.PrefixFailure {
 			what = "failure record"
+		}
+		for _, o := range c.observed[[2]string{table, of}] {
+			if string(o.Name) == observer {
+				observer = o.Title()
+			}
 		}
 		return of, fmt.Sprintf("%s of the observer %q", what, observer)
 	}

@@ -88,7 +88,7 @@ func (r *Reader) why(ctx context.Context, user percolator.Cell) (Wait, error) {
 			return w, err
 		}
 	}
-	if err := r.whyLocks(ctx, &w, row, format.Cell(c), cat.now); err != nil {
+	if err := r.whyLocks(ctx, &w, row, format.Cell(c), cat); err != nil {
 		return w, err
 	}
 	change, err := r.change(ctx, &w, row, format.Cell(c), cat)
@@ -124,14 +124,14 @@ func whyRead(c format.Cell, observers []format.Observer) rowstore.RowRead {
 }
 
 // whyLocks describes the locks of the cell and beside it.
-func (r *Reader) whyLocks(ctx context.Context, w *Wait, row *rowstore.Row, c format.Cell, now percolator.Timestamp) error {
+func (r *Reader) whyLocks(ctx context.Context, w *Wait, row *rowstore.Row, c format.Cell, cat *catalog) error {
 	known := map[percolator.Timestamp]Txn{}
 	for i := range row.Versions {
 		v := &row.Versions[i]
 		if v.Family != rowstore.Lock {
 			continue
 		}
-		l, err := r.lock(ctx, row, v, known, now)
+		l, err := r.lock(ctx, row, v, known, cat)
 		if err != nil {
 			return err
 		}
@@ -140,7 +140,7 @@ func (r *Reader) whyLocks(ctx context.Context, w *Wait, row *rowstore.Row, c for
 		if l.Beside != "" {
 			what = "its " + l.Beside
 		}
-		w.Lines = append(w.Lines, l.words(what, publicCell(c), now)...)
+		w.Lines = append(w.Lines, l.words(what, publicCell(c), cat.now)...)
 	}
 	return nil
 }

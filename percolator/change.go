@@ -155,7 +155,7 @@ func (w *Worker) lockUnchanged(ctx context.Context, tx *Txn, view *cellView) err
 	}
 	value, found, err := w.valueOf(ctx, tx, view.cell, newest)
 	if err != nil {
-		return &readError{err}
+		return readFailed(ctx, err)
 	}
 	if found == (own.kind == format.KindPut) && bytes.Equal(value, own.value) {
 		own.kind, own.value = format.KindLock, nil

@@ -379,7 +379,7 @@ func (db *DB) View(ctx context.Context, fn func(tx *Txn) error, opts ...TxnOptio
 		}
 		_ = tx.Rollback(ctx)
 	}()
-	return fn(tx)
+	return t.call(fn, tx)
 }
 
 // Update runs fn with a transaction and commits it. After a conflict it runs fn again,
@@ -480,7 +480,7 @@ func (db *DB) updateOnce(ctx context.Context, t *traced, fn func(tx *Txn) error,
 	if maxAttempts = tx.opt.maxAttempts; maxAttempts <= 0 {
 		maxAttempts = defaultMaxAttempts
 	}
-	if err := fn(tx); err != nil {
+	if err := t.call(fn, tx); err != nil {
 		return maxAttempts, err
 	}
 	return maxAttempts, tx.Commit(ctx)

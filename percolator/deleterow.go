@@ -57,7 +57,7 @@ func (tx *Txn) DeleteRow(ctx context.Context, table, row string) error {
 	}
 	if err != nil {
 		tx.storeFailed = true
-		return fmt.Errorf("percolator: reading row %q of table %q: %w", row, table, &readError{err})
+		return fmt.Errorf("percolator: reading row %q of table %q: %w", row, table, readFailed(ctx, err))
 	}
 	live, err := liveCells(&rows[0], ofUser)
 	if err == nil {
@@ -249,7 +249,7 @@ func (tx *Txn) deletePart(ctx context.Context, r *Range) (done DeleteReport, err
 	seen := 0
 	for row, err := range tx.db.scanSettled(ctx, scan, tx.start, nil) {
 		if err != nil {
-			return done, &readError{err}
+			return done, readFailed(ctx, err)
 		}
 		seen++
 		live, err := liveCells(&row, wants)

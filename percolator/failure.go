@@ -93,8 +93,15 @@ func (e *panicError) Error() string {
 	return fmt.Sprintf("percolator: the observer's function panicked: %v\n%s", e.value, e.stack)
 }
 
-// readError is an error of a transaction's read that the store is to blame for.
-type readError struct{ error }
+// readError is an error of a transaction's read that the store is to blame for, unless the read's context has ended.
+type readError struct {
+	error
+	ended bool
+}
+
+// readFailed makes the error of a read by its context. Whether that has ended cannot be told by the error: a store that is
+// away may end a context of its own, of a connection say.
+func readFailed(ctx context.Context, err error) *readError { return &readError{err, ctx.Err() != nil} }
 
 func (e *readError) Unwrap() error { return e.error }
 
@@ -103,7 +110,7 @@ func (e *readError) Unwrap() error { return e.error }
 // function's, came too late, or met a value that cannot be decoded.
 func storesFault(err error) bool {
 	var read *readError
-	return errors.As(err, &read) && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) &&
+	return errors.As(err, &read) && !read.ended &&
 		!errors.Is(err, ErrSnapshotTooOld) && !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrFormat)
 }
 

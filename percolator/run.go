@@ -226,7 +226,7 @@ func (w *Worker) run(ctx context.Context, tx *Txn, o *Observer, i int, view *cel
 	if o.OnChange != nil {
 		var err error
 		if change, err = w.change(ctx, tx, i, view); err != nil {
-			return w.failed(ctx, o, view, &readError{err})
+			return w.failed(ctx, o, view, readFailed(ctx, err))
 		}
 	}
 	if change.Due = view.firedFor(i); !change.Due.IsZero() {

@@ -82,7 +82,7 @@ func (tx *Txn) Scan(ctx context.Context, r Range) iter.Seq2[Row, error] {
 		stopped, err := newScan(tx, r).run(ctx, yield)
 		if err != nil && !stopped {
 			tx.storeFailed = true
-			yield(Row{}, fmt.Errorf("percolator: scanning table %q: %w", r.Table, &readError{err}))
+			yield(Row{}, fmt.Errorf("percolator: scanning table %q: %w", r.Table, readFailed(ctx, err)))
 		}
 	}
 }

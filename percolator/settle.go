@@ -191,11 +191,9 @@ func (db *DB) resolveLocks(ctx context.Context, rows []rowstore.Row, met []metLo
 			continue
 		}
 		f.resolve(&muts[len(muts)-1], &counts[len(counts)-1], cell, m.start, &m.lock)
-		switch {
-		case f.committed != 0:
+		// Whoever decided that it is rolled back has hinted the mark on the primary.
+		if f.committed != 0 {
 			db.hint(cell, f.committed)
-		case cell == Cell(m.lock.Primary):
-			db.hint(cell, m.start) // the mark
 		}
 	}
 	if len(muts) == 0 {

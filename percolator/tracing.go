@@ -37,6 +37,7 @@ type traced struct {
 	span     trace.Span
 	attempts int
 	way      string // how it was committed
+	calling  bool   // the user's function is being called, or has panicked
 }
 
 // newTraced returns nil for a span that is not recorded: nothing that it is told is kept.
@@ -105,10 +106,24 @@ func (t *traced) tries() {
 	}
 }
 
+// call calls the function of an Update or a View.
+func (t *traced) call(fn func(tx *Txn) error, tx *Txn) error {
+	if t == nil {
+		return fn(tx)
+	}
+	t.calling = true
+	err := fn(tx)
+	t.calling = false
+	return err
+}
+
 // end ends the span. ended tells that a commit returned err, rather than that the transaction was rolled back.
 func (t *traced) end(err error, ended bool) {
 	if t == nil {
 		return
+	}
+	if t.calling {
+		err = errRunFailed // it has panicked
 	}
 	outcome := "error"
 	switch {

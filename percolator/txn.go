@@ -219,7 +219,7 @@ func (tx *Txn) Get(ctx context.Context, c Cell) ([]byte, error) {
 	value, found, err := tx.readCell(ctx, sc)
 	if err != nil {
 		tx.storeFailed = true
-		return nil, fmt.Errorf("percolator: reading %v: %w", c, &readError{err})
+		return nil, fmt.Errorf("percolator: reading %v: %w", c, readFailed(ctx, err))
 	}
 	tx.noteRead(sc)
 	tx.noteSeen(sc, value, found)
@@ -260,7 +260,7 @@ func (tx *Txn) GetMany(ctx context.Context, cells ...Cell) (map[Cell][]byte, err
 	values, err := tx.readCells(ctx, missing)
 	if err != nil {
 		tx.storeFailed = true
-		return nil, fmt.Errorf("percolator: reading %d cells: %w", len(missing), &readError{err})
+		return nil, fmt.Errorf("percolator: reading %d cells: %w", len(missing), readFailed(ctx, err))
 	}
 	for i, sc := range missing {
 		tx.noteRead(sc)

@@ -172,7 +172,7 @@ func (tx *Txn) oldValues(ctx context.Context, cells []Cell) ([]oldValue, error) 
 	values, err := tx.db.getCells(ctx, missing, &tx.snapshot)
 	if err != nil {
 		tx.storeFailed = true
-		return nil, fmt.Errorf("reading what is indexed: %w", &readError{err})
+		return nil, fmt.Errorf("reading what is indexed: %w", readFailed(ctx, err))
 	}
 	for i, c := range missing {
 		tx.noteOld(c, values[i], values[i] != nil)

@@ -192,8 +192,10 @@ func parseView(row *rowstore.Row, c Cell, known registrations, at Timestamp) (*c
 		}
 	}
 	var err error
-	if v.timer, err = timerIn(row, c); err != nil {
-		return nil, err
+	if known.timers {
+		if v.timer, err = timerIn(row, c); err != nil {
+			return nil, err
+		}
 	}
 	if v.timer.set && v.timer.at <= at {
 		v.change = max(v.change, v.timer.at)

@@ -169,6 +169,16 @@ type Versions[T any] struct {
 // Versioned is true: see Codec.
 func (Versions[T]) Versioned() bool { return true }
 
+// Encrypts tells whether any of the codecs does.
+func (v Versions[T]) Encrypts() bool {
+	for _, codec := range v.Codecs {
+		if e, ok := codec.(interface{ Encrypts() bool }); ok && e.Encrypts() {
+			return true
+		}
+	}
+	return false
+}
+
 // Encode returns the errors of the current codec, and one that matches percolator.ErrInvalid if there is none.
 func (v Versions[T]) Encode(ctx context.Context, cell percolator.Cell, value T) ([]byte, error) {
 	codec := v.Codecs[v.Current]

@@ -45,6 +45,9 @@ const (
 // Versioned tells whether the codec within is.
 func (e Encrypted[T]) Versioned() bool { return versioned(e.Codec) }
 
+// Encrypts is true: what is stored is not to be seen. Package index asks for it, because the entries of an index lie in the clear.
+func (Encrypted[T]) Encrypts() bool { return true }
+
 func (e Encrypted[T]) check() error {
 	if e.Codec == nil || e.Keys == nil {
 		return fmt.Errorf("typed: Encrypted: %w: it has no Codec or no Keys", percolator.ErrInvalid)

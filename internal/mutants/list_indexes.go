@@ -42,6 +42,8 @@ var indexesMutants = []mutant{
 		"len(rows) > 1 {\n\t\treturn &NotUnique", "len(rows) > 1 && h == nil {\n\t\treturn &NotUnique")},
 	{"lost-value-is-not-written", "Recipes: index, who loses a unique value conflicts with a builder", "./recipes/index TestBuildOfDuplicates", one(recipeGo,
 		"\t\tif len(rows) == 0 {\n\t\t\treturn tx.Delete(c)\n\t\t}\n\t\treturn tx.Set(c, []byte(rows[0]))\n", "\t\treturn tx.Delete(c)\n")},
+	{"error-that-passes-is-damage", "Recipes: index, a value that cannot be decoded at the moment is there all the same", "./recipes/index TestErrorsThatPass", one(recipeGo,
+		"\tif err != nil && !passing(err) {\n", "\tif err != nil {\n")},
 	{"old-entry-stays", "Recipes: index, a value that is gone has no entry", "./recipes/index TestEveryInterleaving$", one(recipeGo,
 		"\t\tfor _, v := range d.removed {\n\t\t\tif err := tx.Delete", "\t\tfor _, v := range d.removed[:0] {\n\t\t\tif err := tx.Delete")},
 	{"values-begin-alike", "Recipes: index, the entries of a value are its own", "./recipes/index TestLookups", []edit{

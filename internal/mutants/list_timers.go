@@ -43,6 +43,10 @@ var timerMutants = []mutant{
 		"!now.set || now.at != view.timer.at {", "!now.set || now.due != view.timer.due {")},
 	{"failure-for-a-cancelled-timer", "Timers: a failure counts also after one for a timer that was cancelled", "TestScheduleT_CancelledAfterAFailure", one(failureGo,
 		" || old.Change > change && !view.outdated(o.id, old.Change) {", " || old.Change > change {")},
+	{"timer-that-failed-is-removed", "Timers: the index has a timer until a notification stands for it, also if others of the call were told of", "TestTimerThatCouldNotBeToldOfStays", one(fireGo,
+		"\t\t\tfailed = fmt.Errorf(\"telling of the timer of %v: %w\", t.cell.public(), oerr)\n\t\t\tcontinue\n", "\t\t\tfailed = fmt.Errorf(\"telling of the timer of %v: %w\", t.cell.public(), oerr)\n")},
+	{"rounds-are-long-at-first", "Timers: rounds are short while near timers are in the index too", "TestRoundsAreShortWhileTimersAreNew", one(fireGo,
+		"\tif now < from.Add(nearTimer) {\n", "\tif now < from {\n")},
 	{"seen-timer-stays", "Timers: what every observer has seen is removed", "TestScheduleT_RemovedBetweenTwoRuns", one(runGo,
 		"\tif err := w.dropSeenTimer(ctx, view); err != nil {\n\t\treturn trouble(err)\n\t}\n", "")},
 }

@@ -40,7 +40,7 @@ func Min[T typed.Integer | ~string | ~float64](into, more T) (T, error) { return
 // Options change a Combiner. The zero value is what most need.
 type Options struct {
 	// Idle is how many idle cells a value may have before an Add combines them. Default 16. More make combining
-	// cheaper, and Get read more rows. A negative number is percolator.ErrInvalid.
+	// cheaper, and Get read more rows. 1,024 cells, or 8 MiB of them, are combined in any case. A negative number is percolator.ErrInvalid.
 	Idle int
 }
 
@@ -51,8 +51,9 @@ const (
 	idleAfter = 10 * time.Second
 	// looksFor: of so many transactions that make a cell one looks for idle ones.
 	looksFor = 8
-	// combineMost bounds one transaction that combines.
-	combineMost = 1024
+	// combineMost cells, or combineBytes of their values, are what one transaction combines at most.
+	combineMost  = 1024
+	combineBytes = 8 << 20
 )
 
 // Combiner is the values of one table, named by strings. All its methods may be called concurrently. Make one for each table and
@@ -66,6 +67,7 @@ type Combiner[T any] struct {
 
 	freshFor, idleAfter time.Duration // constant, but for tests
 	looksFor            uint64
+	most, mostBytes     int
 
 	slots   slots
 	batches batches[T]
@@ -101,7 +103,7 @@ func NewWithOptions[T any](db *percolator.DB, table string, codec typed.Codec[T]
 	}
 	return &Combiner[T]{
 		db: db, table: table, codec: codec, merge: merge, idle: opt.Idle,
-		freshFor: freshFor, idleAfter: idleAfter, looksFor: looksFor,
+		freshFor: freshFor, idleAfter: idleAfter, looksFor: looksFor, most: combineMost, mostBytes: combineBytes,
 	}, nil
 }
 
@@ -170,14 +172,14 @@ func (c *Combiner[T]) add(ctx context.Context, tx *percolator.Txn, key string, d
 			return err
 		}
 	}
+	if err := tx.Set(cell, b); err != nil {
+		return err
+	}
 	if made && spread(start)%c.looksFor == 0 {
 		// It may fail for what is no fault of this transaction's. Get and Combine tell of it.
 		_, _ = c.combine(ctx, key, c.idle)
-		if err := ctx.Err(); err != nil {
-			return err
-		}
 	}
-	return tx.Set(cell, b)
+	return nil
 }
 
 // choose returns which of a slot's cells a transaction writes that began at start: the one that was written lately; else one that is not
@@ -237,22 +239,28 @@ func (c *Combiner[T]) Get(ctx context.Context, tx *percolator.Txn, key string) (
 func (c *Combiner[T]) Combine(ctx context.Context, key string) (removed int, err error) {
 	for {
 		n, err := c.combine(ctx, key, 1)
-		removed += n
+		removed += n.removed
 		if err != nil {
 			return removed, fmt.Errorf("combine: combining %q of table %q: %w", key, c.table, err)
 		}
-		if n < combineMost {
+		if !n.more {
 			return removed, nil
 		}
 	}
 }
 
-// combine merges idle cells into the base if there are at least least.
-func (c *Combiner[T]) combine(ctx context.Context, key string, least int) (removed int, err error) {
+// combined is what a transaction has combined.
+type combined struct {
+	removed int
+	more    bool // it took as much as one may, so others may be left
+}
+
+// combine merges idle cells into the base if there are at least least, or more than one transaction takes.
+func (c *Combiner[T]) combine(ctx context.Context, key string, least int) (n combined, err error) {
 	err = c.db.Update(ctx, func(tx *percolator.Txn) error {
-		removed = 0
-		idle, err := c.idleParts(ctx, tx, key)
-		if err != nil || len(idle) < least {
+		n = combined{}
+		idle, full, err := c.idleParts(ctx, tx, key)
+		if err != nil || len(idle) < least && !full {
 			return err
 		}
 		base := c.baseCell(key)
@@ -289,40 +297,42 @@ func (c *Combiner[T]) combine(ctx context.Context, key string, least int) (remov
 		if err != nil {
 			return err
 		}
-		removed = len(idle)
+		n = combined{len(idle), full}
 		return tx.Set(base, b)
 	}, percolator.WithMaxAttempts(1))
 	switch {
 	case errors.Is(err, percolator.ErrConflict):
-		return 0, nil // somebody else combines, or adds to one of the cells
+		return combined{}, nil // somebody else combines, or adds to one of the cells
 	case err != nil:
-		return 0, err
+		return combined{}, err
 	}
-	return removed, nil
+	return n, nil
 }
 
-// idleParts are cells of slots that nobody has written lately, combineMost at most.
-func (c *Combiner[T]) idleParts(ctx context.Context, tx *percolator.Txn, key string) (idle []part, err error) {
+// idleParts are cells of slots that nobody has written lately. full tells that they are as much as one transaction combines.
+func (c *Combiner[T]) idleParts(ctx context.Context, tx *percolator.Txn, key string) (idle []part, full bool, err error) {
+	bytes := 0
 	for p, err := range c.parts(ctx, tx, key) {
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
 		start, err := tx.StartTimestamp(ctx) // the scan has drawn it
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
 		at, _, err := split(p.cell, p.stored)
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
 		if p.cell.Column != baseColumn && start.Sub(at) >= c.idleAfter {
 			idle = append(idle, p)
+			bytes += len(p.stored)
 		}
-		if len(idle) == combineMost {
-			break
+		if len(idle) == c.most || bytes >= c.mostBytes {
+			return idle, true, nil
 		}
 	}
-	return idle, nil
+	return idle, false, nil
 }
 
 // part is a cell of a value, as stored.

@@ -229,7 +229,7 @@ func TestSuspendedAdder(t *testing.T) {
 	add(t, c, "n", 1)
 	tx, err = db.Begin(ctx)
 	require.NoError(t, err)
-	idle, err := c.idleParts(ctx, tx, "n")
+	idle, _, err := c.idleParts(ctx, tx, "n")
 	require.NoError(t, err)
 	require.Len(t, idle, 1)
 	require.NoError(t, tx.Delete(idle[0].cell))

@@ -47,7 +47,8 @@
 // run again. Two that combine the same value may conflict; the one that is late leaves it to the other.
 //
 // If combining fails because a value cannot be decoded or merged, nothing is removed, Add goes on, and Get and Combine
-// tell.
+// tell. A value that is merged must fit into a cell (percolator.Limits.Value): one that has grown beyond it cannot be combined any more, so Get
+// reads more and more rows.
 //
 // # Retention
 //

@@ -36,10 +36,10 @@ type batches[T any] struct {
 	full   chan struct{}
 }
 
-// addition is one call of AddNow.
+// addition is one call of AddNow. It holds the delta encoded: a caller that has left may change its value.
 type addition[T any] struct {
 	key   string
-	delta T
+	delta []byte
 	batch *batch        // nil while the call waits; guarded by batches.mu
 	done  chan struct{} // closed when err is set
 	err   error
@@ -55,12 +55,33 @@ type batch struct {
 // transaction waits a millisecond at most for those who were in the last one. When it returns nil,
 // every transaction that begins afterwards reads the value with delta. Errors are those of Add and of Update. After one that matches
 // percolator.ErrUndetermined it is not known whether delta was added; it is one where ctx ends while the transaction
-// commits. After any other error it was not added. A value that cannot be added does not harm the other calls.
+// commits. After any other error it was not added. A value that cannot be added does not harm the other calls. delta is not used any more when AddNow
+// has returned. The codec gets the caller's ctx only when it encodes delta, for the cell of the value's base; in the shared transaction it gets one without values.
 func (c *Combiner[T]) AddNow(ctx context.Context, key string, delta T) error {
-	if err := ctx.Err(); err != nil {
+	a, err := c.addition(ctx, key, delta)
+	if err == nil {
+		err = c.addNow(ctx, a)
+	}
+	if err != nil {
 		return fmt.Errorf("combine: adding to %q of table %q: %w", key, c.table, err)
 	}
-	a := &addition[T]{key: key, delta: delta, done: make(chan struct{})}
+	return nil
+}
+
+// addition makes the addition of a call.
+func (c *Combiner[T]) addition(ctx context.Context, key string, delta T) (*addition[T], error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	b, err := c.encode(ctx, c.baseCell(key), 0, delta)
+	if err != nil {
+		return nil, err
+	}
+	return &addition[T]{key: key, delta: b, done: make(chan struct{})}, nil
+}
+
+// addNow waits until an addition is committed.
+func (c *Combiner[T]) addNow(ctx context.Context, a *addition[T]) error {
 	b := &c.batches
 	b.mu.Lock()
 	b.waiting = append(b.waiting, a)
@@ -74,19 +95,15 @@ func (c *Combiner[T]) AddNow(ctx context.Context, key string, delta T) error {
 	}
 	b.mu.Unlock()
 	if start {
-		go c.addWaiting(context.WithoutCancel(ctx))
+		// It serves other callers too, perhaps for hours: so it keeps nothing of this one's context, such as its trace.
+		go c.addWaiting()
 	}
-	var err error
 	select {
 	case <-a.done:
-		err = a.err
+		return a.err
 	case <-ctx.Done():
-		err = b.leave(a, ctx.Err())
+		return b.leave(a, ctx.Err())
 	}
-	if err != nil {
-		return fmt.Errorf("combine: adding to %q of table %q: %w", key, c.table, err)
-	}
-	return nil
 }
 
 // leave is for a caller that waits no longer. It returns what the caller knows then.
@@ -140,12 +157,12 @@ func (b *batches[T]) note(calls int, begun time.Time) {
 	b.took = b.ended.Sub(begun)
 }
 
-// addWaiting adds what waits, until nothing does.
-func (c *Combiner[T]) addWaiting(ctx context.Context) {
+// addWaiting adds what waits, until nothing does. Each batch ends when its callers have gone.
+func (c *Combiner[T]) addWaiting() {
 	b := &c.batches
 	for {
 		b.gather()
-		within, cancel := context.WithCancel(ctx)
+		within, cancel := context.WithCancel(context.Background())
 		b.mu.Lock()
 		taken := slices.Clone(b.waiting[:min(len(b.waiting), batchMost)])
 		b.waiting = slices.Delete(b.waiting, 0, len(taken))
@@ -169,22 +186,26 @@ func (c *Combiner[T]) addWaiting(ctx context.Context) {
 	}
 }
 
-// addTogether adds in one transaction. If one of the values cannot be added, each is added alone.
+// addTogether adds in one transaction. If one of the values cannot be added, or all of them are too much for one transaction, each half is
+// added by itself.
 func (c *Combiner[T]) addTogether(ctx context.Context, all []*addition[T]) {
 	var order []string
-	deltas := make(map[string][]T)
+	byKey := make(map[string][]*addition[T])
 	for _, a := range all {
-		if deltas[a.key] == nil {
+		if byKey[a.key] == nil {
 			order = append(order, a.key)
 		}
-		deltas[a.key] = append(deltas[a.key], a.delta)
+		byKey[a.key] = append(byKey[a.key], a)
 	}
 	begun := time.Now()
 	refused := false // a value, and so no fault of the store's
 	err := c.db.Update(ctx, func(tx *percolator.Txn) error {
 		refused = false
 		for _, key := range order {
-			err := c.add(ctx, tx, key, deltas[key]...)
+			deltas, err := c.deltas(ctx, byKey[key])
+			if err == nil {
+				err = c.add(ctx, tx, key, deltas...)
+			}
 			if err != nil {
 				var v *valueError
 				refused = errors.As(err, &v) || errors.Is(err, percolator.ErrInvalid) || errors.Is(err, percolator.ErrTooLarge)
@@ -194,9 +215,8 @@ func (c *Combiner[T]) addTogether(ctx context.Context, all []*addition[T]) {
 		return nil
 	})
 	if refused && len(all) > 1 {
-		for i := range all {
-			c.addTogether(ctx, all[i:i+1])
-		}
+		c.addTogether(ctx, all[:len(all)/2])
+		c.addTogether(ctx, all[len(all)/2:])
 		return
 	}
 	c.batches.note(len(all), begun) // before its callers can call again
@@ -204,4 +224,16 @@ func (c *Combiner[T]) addTogether(ctx context.Context, all []*addition[T]) {
 		a.err = err
 		close(a.done)
 	}
+}
+
+// deltas decodes what is to be added to one value. Each attempt has values of its own, so merging may change them.
+func (c *Combiner[T]) deltas(ctx context.Context, all []*addition[T]) ([]T, error) {
+	deltas := make([]T, len(all))
+	for i, a := range all {
+		var err error
+		if deltas[i], err = c.decode(ctx, c.baseCell(a.key), a.delta); err != nil {
+			return nil, err
+		}
+	}
+	return deltas, nil
 }

@@ -38,16 +38,18 @@ func (e *exporter) take(ctx context.Context, key string) (t *turn, wait time.Dur
 			return err
 		}
 		if c.until > now {
-			wait = min(max(c.until.Sub(now), time.Millisecond), claimedPause)
+			// No exporter claims a key for longer than a lease: what goes beyond that is a pause of the sink's, which nobody ends.
+			left := c.until.Sub(now)
+			wait = max(min(left, claimedPause), left-e.lease(), time.Millisecond)
 			return nil
 		}
-		items, err := e.read(ctx, tx, key, e.page)
+		items, cut, err := e.read(ctx, tx, key, e.page)
 		if err != nil || len(items) == 0 {
 			return err
 		}
 		// Who claims the key later begins after this has committed, so its epoch is greater.
 		c.epoch, c.until = now, now.Add(e.lease())
-		t = &turn{key: key, claim: c, at: now, first: items, ended: begun.Add(e.lease())}
+		t = &turn{key: key, claim: c, at: now, first: items, cut: cut, ended: begun.Add(e.lease())}
 		return tx.Set(e.cell(rowOf(key), claimColumn), c.encode())
 	})
 	if err != nil {
@@ -56,7 +58,8 @@ func (e *exporter) take(ctx context.Context, key string) (t *turn, wait time.Dur
 	return t, wait, nil
 }
 
-// change edits the key's claim, if it is still that of the turn, within a transaction that may do more.
+// change edits the key's claim, if it is still that of the turn, within a transaction that may do more. A claim without an epoch is
+// removed: so keys that have nothing to send leave nothing behind. The next epoch is greater all the same, as it is the time of a later snapshot.
 func (e *exporter) change(ctx context.Context, t *turn, f func(tx *percolator.Txn, c *claim, now percolator.Timestamp) error) error {
 	begun := time.Now()
 	var changed claim
@@ -73,7 +76,11 @@ func (e *exporter) change(ctx context.Context, t *turn, f func(tx *percolator.Tx
 			return err
 		}
 		changed = c
-		return tx.Set(e.cell(rowOf(t.key), claimColumn), c.encode())
+		cell := e.cell(rowOf(t.key), claimColumn)
+		if c.epoch == 0 {
+			return tx.Delete(cell)
+		}
+		return tx.Set(cell, c.encode())
 	})
 	if err == nil {
 		t.claim, t.ended = changed, begun.Add(e.lease())
@@ -90,15 +97,25 @@ func (e *exporter) remove(tx *percolator.Txn, items []stored) error {
 	return nil
 }
 
-// note removes what was sent. It renews the claim or, if the turn is over, ends it.
+// note removes what was sent. It renews the claim or, if the turn is over, removes it.
 func (e *exporter) note(ctx context.Context, t *turn, sent []stored, over bool) error {
-	err := e.change(ctx, t, func(tx *percolator.Txn, c *claim, now percolator.Timestamp) error {
+	err := e.change(ctx, t, func(tx *percolator.Txn, c *claim, _ percolator.Timestamp) error {
 		if over {
-			c.until = now
+			*c = claim{}
 		}
 		return e.remove(tx, sent)
 	})
 	t.left = over && err == nil
+	return err
+}
+
+// notePause removes what was sent, and has nobody claim the key for a while.
+func (e *exporter) notePause(ctx context.Context, t *turn, sent []stored, pause time.Duration) error {
+	err := e.change(ctx, t, func(tx *percolator.Txn, c *claim, now percolator.Timestamp) error {
+		c.until = now.Add(pause)
+		return e.remove(tx, sent)
+	})
+	t.left = err == nil
 	return err
 }
 
@@ -130,12 +147,15 @@ func (e *exporter) noteFailure(ctx context.Context, t *turn, sent []stored, item
 // leavePatience bounds the end of a turn whose context may have ended.
 const leavePatience = 5 * time.Second
 
-// leave ends the claim, so that nobody waits for its end. It need not succeed.
+// leave ends the claim, so that nobody waits for its end, and removes it if nothing is left to be sent. It need not succeed.
 func (e *exporter) leave(ctx context.Context, t *turn) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leavePatience)
 	defer cancel()
 	_ = e.change(ctx, t, func(_ *percolator.Txn, c *claim, now percolator.Timestamp) error {
 		c.until = now
+		if t.done {
+			*c = claim{}
+		}
 		return nil
 	})
 }

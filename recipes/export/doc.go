@@ -37,7 +37,7 @@
 // at or below it, so no item with a lower commit timestamp can come later, and the order is final. Rows lie in the order of start timestamps, not of commits. Of some rows, read from
 // the first one on, those items can be sent whose commit lies at or below the start of the last one: every row after it was committed later. So a run
 // needs no more memory than a page, however long the outbox is. After each batch a transaction removes what was taken, if the claim is still the
-// exporter's; two exporters conflict on the claim. For a batch that is one call of the sink and one transaction.
+// exporter's; two exporters conflict on the claim. For a batch that is one call of the sink and one transaction. The transaction of the last batch removes the claim.
 //
 // Rows that were removed cost a scan until they are collected. Give the table a short history (percolator.DB.ConfigureTable): its MaxTxnAge then bounds
 // the transactions that put items.
@@ -46,7 +46,7 @@
 //
 // A run whose sink fails is repeated with the worker's backoff, and parked after its attempts. The item blocks its key until the run is
 // released (percolator.DB.Release), or until a further item of the key sets off another run. With [Options.Skip] the item is set aside instead, as a dead letter, and the next
-// ones are sent ([Outbox.Dead] lists them). Other keys go on in any case.
+// ones are sent ([Outbox.Dead] lists them). Other keys go on in any case. A sink that says when it can take the items ([Later], Retry-After) is called then, and nothing counts as failed.
 //
 // Times are those of the oracle. If it stands still, claims do not end, and the keys of an exporter that died wait.
 package export

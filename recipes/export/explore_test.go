@@ -40,7 +40,7 @@ func TestEveryInterleaving(t *testing.T) {
 		}}
 	}
 	exporting := percolator.Observer{Name: "send", Table: "outbox", Column: dueColumn, Func: func(ctx context.Context, _ *percolator.Txn, c percolator.Cell) error {
-		e := &exporter{Outbox: outbox, sink: sink, opt: Options{Batch: 1, Timeout: time.Second, MaxAttempts: 1}, page: page}
+		e := newExporter(outbox, sink, Options{Batch: 1, Timeout: time.Second, MaxAttempts: 1})
 		return e.export(ctx, c.Row)
 	}}
 	agrees := func(whole bool) func(ctx context.Context, tx *percolator.Txn) error {

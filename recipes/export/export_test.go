@@ -219,7 +219,8 @@ func TestOrderOfCommits(t *testing.T) {
 		put(t, o, "k", strconv.Itoa(n+i))
 	}
 	sink := &recorder{}
-	e := &exporter{Outbox: o, sink: sink, opt: Options{Batch: 3, Timeout: time.Second, MaxAttempts: 1}, page: 2}
+	e := newExporter(o, sink, Options{Batch: 3, Timeout: time.Second, MaxAttempts: 1})
+	e.page = 2
 	require.NoError(t, e.export(ctx, string(rowOf("k"))))
 	var want []string
 	for i := range 2 * n {
@@ -268,8 +269,8 @@ func TestSuspendedExporter(t *testing.T) {
 	_, o := opened(t)
 	put(t, o, "k", "1", "2")
 	sink := &recorder{}
-	successor := &exporter{Outbox: o, sink: sink, opt: Options{Batch: 10, Timeout: time.Millisecond, MaxAttempts: 1}, page: page}
-	suspended := &exporter{Outbox: o, opt: successor.opt, page: page}
+	successor := newExporter(o, sink, Options{Batch: 10, Timeout: time.Millisecond, MaxAttempts: 1})
+	suspended := newExporter(o, nil, successor.opt)
 	calls := 0
 	suspended.sink = SinkFunc(func(ctx context.Context, key string, items []Item) (int, error) {
 		calls++
@@ -306,7 +307,7 @@ func TestLateExporterSendsNothing(t *testing.T) {
 	_, o := opened(t)
 	put(t, o, "k", "1")
 	exporting := func(sink Sink, timeout time.Duration) *exporter {
-		return &exporter{Outbox: o, sink: sink, opt: Options{Batch: 1, Timeout: timeout, MaxAttempts: 1}, page: page}
+		return newExporter(o, sink, Options{Batch: 1, Timeout: timeout, MaxAttempts: 1})
 	}
 	late := exporting(SinkFunc(func(context.Context, string, []Item) (int, error) {
 		t.Error("the late exporter has called the sink")
@@ -330,7 +331,7 @@ func TestClaimedKeyWaits(t *testing.T) {
 	_, o := opened(t)
 	put(t, o, "k", "1")
 	sink := &recorder{}
-	e := &exporter{Outbox: o, sink: sink, opt: Options{Batch: 10, Timeout: time.Minute, MaxAttempts: 1}, page: page}
+	e := newExporter(o, sink, Options{Batch: 10, Timeout: time.Minute, MaxAttempts: 1})
 	mine, wait, err := e.take(ctx, "k")
 	require.NoError(t, err)
 	require.Zero(t, wait)
@@ -351,7 +352,7 @@ func TestRunWithoutItems(t *testing.T) {
 	db, o := opened(t)
 	put(t, o, "k", "1")
 	sink := &recorder{}
-	e := &exporter{Outbox: o, sink: sink, opt: Options{Batch: 10, Timeout: time.Minute, MaxAttempts: 1}, page: page}
+	e := newExporter(o, sink, Options{Batch: 10, Timeout: time.Minute, MaxAttempts: 1})
 	require.NoError(t, e.export(ctx, string(rowOf("k"))))
 	before := db.Stats().OnePhase
 	require.NoError(t, e.export(ctx, string(rowOf("k"))))

@@ -17,6 +17,8 @@ import (
 type Options struct {
 	// Batch is how many items of a key a call of the sink gets at most. Default 256.
 	Batch int
+	// Bytes is how many bytes the payloads of a call have at most; one item may have more. Default 1 MiB.
+	Bytes int
 	// Timeout bounds a call of the sink through its context. Default 10 s.
 	Timeout time.Duration
 	// MaxAttempts is how often an item is tried. Then its run is parked or, with Skip, the item is set aside. Default 10.
@@ -29,9 +31,11 @@ type Options struct {
 }
 
 const (
-	// Rows that are read together, and how many there may be if no item among them can be sent yet.
-	page     = 1024
-	mostPage = 1 << 20
+	// Rows that are read together, and how many there may be if no item among them can be sent yet. A page ends early when its payloads are
+	// pageBytes, or more in the same proportion.
+	page      = 1024
+	mostPage  = 1 << 20
+	pageBytes = 16 << 20
 	// A claim lasts for some calls of the sink. It is renewed with each batch.
 	leaseTimeouts = 3
 	// While somebody else has claimed a key, a run looks this often.
@@ -47,21 +51,12 @@ func (o *Outbox) Observer(name string, sink Sink, opt Options) (percolator.Obser
 	if sink == nil {
 		return percolator.Observer{}, fmt.Errorf("export: Observer: %w: the sink is nil", percolator.ErrInvalid)
 	}
-	if opt.Batch < 0 || opt.Timeout < 0 || opt.MaxAttempts < 0 || opt.Concurrency < 0 {
+	if opt.Batch < 0 || opt.Bytes < 0 || opt.Timeout < 0 || opt.MaxAttempts < 0 || opt.Concurrency < 0 {
 		return percolator.Observer{}, fmt.Errorf("export: Observer: %w: an option is negative: %+v", percolator.ErrInvalid, opt)
 	}
-	if opt.Batch == 0 {
-		opt.Batch = 256
-	}
-	if opt.Timeout == 0 {
-		opt.Timeout = 10 * time.Second
-	}
-	if opt.MaxAttempts == 0 {
-		opt.MaxAttempts = 10
-	}
-	e := &exporter{Outbox: o, sink: sink, opt: opt, page: page}
+	e := newExporter(o, sink, opt)
 	return percolator.Observer{
-		Name: name, Table: o.table, Column: dueColumn, Concurrency: opt.Concurrency, MaxAttempts: opt.MaxAttempts,
+		Name: name, Table: o.table, Column: dueColumn, Concurrency: opt.Concurrency, MaxAttempts: e.opt.MaxAttempts,
 		Func: func(ctx context.Context, _ *percolator.Txn, c percolator.Cell) error { return e.export(ctx, c.Row) },
 	}, nil
 }
@@ -71,7 +66,25 @@ type exporter struct {
 	*Outbox
 	sink Sink
 	opt  Options
-	page int
+	// constant, but for tests
+	page, pageBytes int
+}
+
+// newExporter gives fields of the options that are 0 their defaults.
+func newExporter(o *Outbox, sink Sink, opt Options) *exporter {
+	if opt.Batch == 0 {
+		opt.Batch = 256
+	}
+	if opt.Bytes == 0 {
+		opt.Bytes = 1 << 20
+	}
+	if opt.Timeout == 0 {
+		opt.Timeout = 10 * time.Second
+	}
+	if opt.MaxAttempts == 0 {
+		opt.MaxAttempts = 10
+	}
+	return &exporter{Outbox: o, sink: sink, opt: opt, page: page, pageBytes: pageBytes}
 }
 
 // turn is one claim of a key.
@@ -80,8 +93,10 @@ type turn struct {
 	claim claim
 	at    percolator.Timestamp // the snapshot below the claim: what it sends was committed at or below it
 	first []stored             // the first page of items at that snapshot, until they are sent
+	cut   bool                 // there are more than the first page
 	ended time.Time            // by the local clock, until when the claim lasts at least
-	left  bool                 // the claim was ended together with the last note
+	done  bool                 // all was sent
+	left  bool                 // the claim was ended, or given a longer time, together with the last note
 }
 
 // errLost says that the claim is somebody else's.
@@ -109,7 +124,11 @@ func (e *exporter) export(ctx context.Context, row string) error {
 		}
 	}()
 	err = e.sendAll(ctx, t)
+	t.done = err == nil
+	var later *laterError
 	switch {
+	case errors.As(err, &later):
+		return fmt.Errorf("%w: %w", percolator.RetryAfter(later.after), err)
 	case errors.Is(err, errLost):
 		// Whoever has it sends the rest. But if that one dies, nobody else knows of it: so this run is not acknowledged.
 		held = false
@@ -143,15 +162,15 @@ func backoff(attempts uint32) time.Duration {
 // sendAll sends all items that were committed at the snapshot below the claim.
 func (e *exporter) sendAll(ctx context.Context, t *turn) error {
 	size := e.page
-	found := t.first
+	found, cut := t.first, t.cut
 	for t.first = nil; ; found = nil {
 		if found == nil {
 			var err error
-			if found, err = e.reread(ctx, t, size); err != nil {
+			if found, cut, err = e.reread(ctx, t, size); err != nil {
 				return err
 			}
 		}
-		items, complete := sendable(t, found, size)
+		items, complete := sendable(t, found, cut)
 		switch {
 		case len(items) == 0 && complete:
 			return nil
@@ -162,7 +181,7 @@ func (e *exporter) sendAll(ctx context.Context, t *turn) error {
 			continue
 		}
 		for len(items) > 0 {
-			batch := items[:min(len(items), e.opt.Batch)]
+			batch := e.batch(items)
 			n, err := e.sendSome(ctx, t, batch, complete && len(batch) == len(items))
 			items = items[n:]
 			if err != nil {
@@ -175,41 +194,58 @@ func (e *exporter) sendAll(ctx context.Context, t *turn) error {
 	}
 }
 
-// read returns a page of items of a key at the snapshot of tx, in the order of their starts.
-func (e *exporter) read(ctx context.Context, tx *percolator.Txn, key string, size int) (items []stored, err error) {
+// batch returns the first items, as many as one call of the sink gets.
+func (e *exporter) batch(items []stored) []stored {
+	n, bytes := 0, 0
+	for n < len(items) && n < e.opt.Batch {
+		bytes += len(items[n].Payload)
+		if n > 0 && bytes > e.opt.Bytes {
+			break
+		}
+		n++
+	}
+	return items[:n]
+}
+
+// read returns a page of items of a key at the snapshot of tx, in the order of their starts. cut tells that there may be more.
+func (e *exporter) read(ctx context.Context, tx *percolator.Txn, key string, size int) (items []stored, cut bool, err error) {
+	most, bytes := e.pageBytes*max(size/e.page, 1), 0
 	r := rowOf(key).Range(e.table)
 	r.Columns, r.Limit, r.Timestamps = []string{itemColumn}, size, true
 	for row, err := range tx.Scan(ctx, r) {
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
 		item, err := parse(row, itemColumn)
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
 		if item.Commit == 0 {
-			return nil, fmt.Errorf("the row %q has no commit timestamp", row.Key)
+			return nil, false, fmt.Errorf("the row %q has no commit timestamp", row.Key)
 		}
 		items = append(items, item)
+		if bytes += len(item.Payload); bytes >= most {
+			return items, true, nil
+		}
 	}
-	return items, nil
+	return items, len(items) == size, nil
 }
 
 // reread returns a page of what is left. Its snapshot lies above the claim, so all that the turn is to send is there, but for what was sent.
-func (e *exporter) reread(ctx context.Context, t *turn, size int) (items []stored, err error) {
+func (e *exporter) reread(ctx context.Context, t *turn, size int) (items []stored, cut bool, err error) {
 	err = e.db.View(ctx, func(tx *percolator.Txn) error {
-		items, err = e.read(ctx, tx, t.key, size)
+		items, cut, err = e.read(ctx, tx, t.key, size)
 		return err
 	})
-	return items, err
+	return items, cut, err
 }
 
 // sendable returns those of a page, in the order of their commits, that no other unsent item comes before. complete tells that these are all that
 // the turn has yet to send.
-func sendable(t *turn, items []stored, size int) (some []stored, complete bool) {
+func sendable(t *turn, items []stored, cut bool) (some []stored, complete bool) {
 	// Rows come in the order of starts. Whatever lies behind the last one has a later start, and so a later commit.
 	last := percolator.Timestamp(math.MaxUint64 >> 1)
-	if len(items) == size {
+	if cut {
 		last = items[len(items)-1].start
 	}
 	complete = last >= t.at
@@ -270,6 +306,12 @@ func (e *exporter) sendSome(ctx context.Context, t *turn, items []stored, last b
 		return 0, ctx.Err() // the worker stops; what was taken may come again
 	case err == nil, sent == len(items): // whatever the error is about
 		return sent, e.note(ctx, t, items[:sent], last && sent == len(items))
+	}
+	if later := (*laterError)(nil); errors.As(err, &later) {
+		if nerr := e.notePause(ctx, t, items[:sent], later.after); nerr != nil {
+			return 0, nerr
+		}
+		return sent, err
 	}
 	dead, nerr := e.noteFailure(ctx, t, items[:sent], &items[sent], err)
 	switch {

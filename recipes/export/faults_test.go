@@ -143,7 +143,7 @@ func live(t *testing.T, store *faultstore.Store, sink Sink, random *rand.Rand, c
 	var putters sync.WaitGroup
 	// A worker that others take for dead goes on with what it has begun: this one exports all the time, whoever has the key.
 	putters.Go(func() {
-		rival := &exporter{Outbox: o, sink: sink, opt: Options{Batch: 4, Timeout: 5 * time.Millisecond, MaxAttempts: 1000}, page: page}
+		rival := newExporter(o, sink, Options{Batch: 4, Timeout: 5 * time.Millisecond, MaxAttempts: 1000})
 		for key := 0; calls.Load() < enough && !dead(); key++ {
 			_ = rival.export(t.Context(), string(rowOf(strconv.Itoa(key%faultKeys))))
 		}
@@ -193,10 +193,10 @@ func TestNoteBetweenSnapshotAndClaim(t *testing.T) {
 	put(t, newOutbox(t, first), "k", "1", "2")
 
 	sink, opt := &recorder{}, Options{Batch: 10, Timeout: time.Millisecond, MaxAttempts: 1}
-	late := &exporter{Outbox: newOutbox(t, first), sink: sink, opt: opt, page: page}
+	late := newExporter(newOutbox(t, first), sink, opt)
 	held, _, err := late.take(ctx, "k")
 	require.NoError(t, err)
-	items, complete := sendable(held, held.first, page)
+	items, complete := sendable(held, held.first, held.cut)
 	require.Len(t, items, 2)
 	require.True(t, complete)
 
@@ -208,7 +208,7 @@ func TestNoteBetweenSnapshotAndClaim(t *testing.T) {
 		}
 		return faultstore.Fault{}
 	}}))
-	successor := &exporter{Outbox: newOutbox(t, second), sink: sink, opt: opt, page: page}
+	successor := newExporter(newOutbox(t, second), sink, opt)
 	require.Eventually(t, func() bool { return successor.export(ctx, string(rowOf("k"))) == nil }, time.Minute, time.Millisecond)
 	require.Positive(t, notes.Load())
 	require.Equal(t, []string{"1", "2"}, sink.payloads("k"))

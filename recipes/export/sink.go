@@ -9,6 +9,8 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strconv"
+	"time"
 
 	"github.com/percolate-go/percolate/percolator"
 )
@@ -18,11 +20,37 @@ import (
 // attempts, also with Options.Skip.
 var ErrSuperseded = errors.New("export: another exporter has claimed the key")
 
+// Later is for sinks that cannot take items now, and say when they can: one that is overloaded, say. The error that it returns tells the exporter to leave
+// the key alone for d, from a tenth of a second to an hour, also if more items of the key come. This is no failure of the item, so it counts no attempt. err, which may be
+// nil, is why; the error matches it, and may be wrapped.
+func Later(d time.Duration, err error) error {
+	return &laterError{after: min(max(d, leastLater), mostLater), err: err}
+}
+
+const (
+	leastLater = 100 * time.Millisecond
+	mostLater  = time.Hour
+)
+
+type laterError struct {
+	after time.Duration
+	err   error
+}
+
+func (e *laterError) Error() string {
+	if e.err == nil {
+		return fmt.Sprintf("export: the sink asks to be called again after %v", e.after)
+	}
+	return fmt.Sprintf("export: the sink asks to be called again after %v: %v", e.after, e.err)
+}
+
+func (e *laterError) Unwrap() error { return e.err }
+
 // Sink takes items.
 type Sink interface {
 	// Send takes items of one key, in their order, and returns how many of them it has taken, from the first one on. Those are removed from the
 	// outbox, whatever the error. If fewer were taken than given and err is nil, the rest is sent at once, in another call; none and nil is
-	// a failure, and so is a panic. ctx ends after Options.Timeout. Send is called concurrently, for different keys. Errors are stored, in parked runs
+	// a failure, and so is a panic. Later says when to try again, and ErrSuperseded that another exporter has the key. ctx ends after Options.Timeout. Send is called concurrently, for different keys. Errors are stored, in parked runs
 	// and dead letters, so they should hold no secrets.
 	Send(ctx context.Context, key string, items []Item) (sent int, err error)
 }
@@ -40,7 +68,8 @@ func (f SinkFunc) Send(ctx context.Context, key string, items []Item) (sent int,
 //	{"key": "ann", "epoch": 7, "items": [{"commit": 5, "index": 0, "payload": "aGk="}]}
 //
 // The payloads are in base64. The server answers with status 200 and {"sent": 1}, how many items it has taken; or with another status from 200 to
-// 299 if it has taken all. With 409 (Conflict) it says that it has seen a higher epoch of the key. Everything else is a failure, also a redirection
+// 299 if it has taken all. With 409 (Conflict) it says that it has seen a higher epoch of the key. With 429 (Too Many Requests) or 503 (Service Unavailable) and a
+// Retry-After it says when to come again (Later). Everything else is a failure, also a redirection
 // that the client follows with a GET (301, 302, 303), since the items do not go with it.
 type HTTP struct {
 	// URL is where to post.
@@ -100,7 +129,11 @@ func (h HTTP) Send(ctx context.Context, key string, items []Item) (sent int, err
 	case status == http.StatusConflict:
 		return 0, ErrSuperseded
 	case status < 200 || status > 299:
-		return 0, fmt.Errorf("export: HTTP: the server answered %s", response.Status)
+		err := fmt.Errorf("export: HTTP: the server answered %s", response.Status)
+		if d, said := retryAfter(response); said {
+			err = Later(d, err)
+		}
+		return 0, err
 	case err != nil:
 		return 0, fmt.Errorf("export: HTTP: reading the answer: %w", err)
 	case status != http.StatusOK:
@@ -113,4 +146,17 @@ func (h HTTP) Send(ctx context.Context, key string, items []Item) (sent int, err
 		return 0, errors.New(`export: HTTP: the server answered 200 without {"sent": n}`)
 	}
 	return *said.Sent, nil
+}
+
+// retryAfter tells when the server wants to be asked again, if it says so: a number of seconds, or a time.
+func retryAfter(response *http.Response) (d time.Duration, said bool) {
+	if response.StatusCode != http.StatusTooManyRequests && response.StatusCode != http.StatusServiceUnavailable {
+		return 0, false
+	}
+	text := response.Header.Get("Retry-After")
+	if seconds, err := strconv.ParseUint(text, 10, 32); err == nil {
+		return time.Duration(seconds) * time.Second, true
+	}
+	at, err := http.ParseTime(text)
+	return time.Until(at), err == nil
 }

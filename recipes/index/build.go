@@ -12,7 +12,7 @@ import (
 
 // Pace bounds what Build, Check, Repair and Drop take. The zero value goes as quickly as it can.
 type Pace struct {
-	// Rows is how many rows one transaction looks at, at most. Default 256. Fewer are taken while transactions meet conflicts.
+	// Rows is how many rows one transaction looks at, at most. Default 256. Fewer are taken while transactions meet conflicts or percolator.Limits.
 	Rows int
 	// Pause is how long to wait after each transaction. Default 0.
 	Pause time.Duration
@@ -56,7 +56,9 @@ func (p Pace) wait(ctx context.Context) error {
 //
 // Errors: ErrNotUnique, which names values that several rows have, so that the index stays unreadable: change these rows and call Build again; ErrMismatch;
 // percolator.ErrInvalid for a bad Pace, and if the index is defined otherwise; percolator.ErrIndexChanged if it is being dropped; those of DB.DefineIndex, DB.MoveIndex and Update.
-// A value or row that makes the key of an entry too long for the store is percolator.ErrTooLarge.
+// A value or row that makes the key of an entry too long for the store, and a row with more entries than a transaction may write, is percolator.ErrTooLarge.
+// ErrValues, if a row cannot be decoded for a reason that may pass: an error of the codec that matches neither typed.ErrDecode nor typed.ErrKeyGone, or
+// that matches typed.ErrVersion. Call Build again then.
 func (ix *Index[T]) Build(ctx context.Context, pace Pace) (Report, error) {
 	pace, err := pace.check()
 	if err != nil {
@@ -97,8 +99,10 @@ func (ix *Index[T]) build(ctx context.Context, info percolator.IndexInfo, pace P
 	for rows := pace.Rows; ; {
 		p, r, fresh, err := ix.buildStep(ctx, info, rows)
 		switch {
-		case errors.Is(err, percolator.ErrConflict):
-			rows = max(rows/2, 1)
+		case fewer(&rows, err):
+			if err := pace.wait(ctx); err != nil {
+				return all, err
+			}
 			continue
 		case err != nil:
 			return all, err
@@ -122,6 +126,16 @@ func (ix *Index[T]) build(ctx context.Context, info percolator.IndexInfo, pace P
 			return all, err
 		}
 	}
+}
+
+// fewer tells whether a step that has ended with err is to be tried again, with fewer rows: it met others, or its rows are more than a
+// transaction may write (percolator.Limits).
+func fewer(rows *int, err error) bool {
+	if !errors.Is(err, percolator.ErrConflict) && (!errors.Is(err, percolator.ErrTooLarge) || *rows == 1) {
+		return false
+	}
+	*rows = max(*rows/2, 1)
+	return true
 }
 
 // buildStep takes the build a step on from where it is stored to be. fresh tells that a round begins.
@@ -160,7 +174,7 @@ func (ix *Index[T]) buildStep(ctx context.Context, info percolator.IndexInfo, ro
 
 // Check compares all entries with all data, and changes nothing. Each part is compared at a snapshot of its own, so what is written meanwhile does
 // not differ. Errors: ErrNotReadable if the index is not defined, or otherwise, or not every process keeps it yet;
-// percolator.ErrInvalid for a bad Pace; those of View.
+// percolator.ErrInvalid for a bad Pace; ErrValues as for Build; those of View.
 func (ix *Index[T]) Check(ctx context.Context, pace Pace) (Report, error) {
 	return ix.compare(ctx, "checking", pace, false)
 }
@@ -201,9 +215,8 @@ func (ix *Index[T]) compare(ctx context.Context, what string, pace Pace, mend bo
 			err = ix.db.View(ctx, step)
 		}
 		switch {
-		case errors.Is(err, percolator.ErrConflict):
-			rows = max(rows/2, 1)
-			continue
+		case fewer(&rows, err):
+			err = pace.wait(ctx)
 		case err == nil:
 			at, rows = next, min(rows*2, pace.Rows)
 			all.add(&r)
@@ -290,7 +303,10 @@ func dropEntries(ctx context.Context, db *percolator.DB, info percolator.IndexIn
 			}
 			return nil
 		}, percolator.WithIndexUpkeep(info))
-		if err == nil {
+		switch {
+		case fewer(&rows, err):
+			err = pace.wait(ctx)
+		case err == nil:
 			left = seen == rows
 			err = pace.wait(ctx)
 		}

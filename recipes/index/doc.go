@@ -31,7 +31,15 @@
 // So are lookups at snapshots from before.
 //
 // [Index.Check] compares the entries with the data, and [Index.Repair] makes them fit. They differ if the function of the values was changed without its
-// Version, or if a cell could not be decoded when it was replaced: its entries stay then, because nobody knows them.
+// Version, or if a cell could not be decoded when it was replaced: its entries stay then, because nobody knows them. A cell counts as one that cannot be decoded
+// if the codec panics or its error matches typed.ErrDecode or typed.ErrKeyGone. Any other error may pass, and typed.ErrVersion says that a newer program knows the value. With those
+// the write fails, and so do Build, Check and Repair.
+//
+// # What can be seen
+//
+// The entries hold the values of the index and the keys of the rows in the clear, in the names of rows, where no codec hides them. So [New] refuses a column that is encrypted
+// (typed.Encrypted) unless [Options.Clear] is set. To destroy the key of a row does not take its entries away: write or delete the row first. DB.Erase of the
+// rows does not erase what the entries once held; erase that in the table of the entries too.
 //
 // # What it costs
 //

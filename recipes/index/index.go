@@ -19,7 +19,7 @@ var (
 	// ErrNotReadable: the index is not built, is being dropped, was readable only after the transaction's snapshot, or is
 	// defined otherwise than in this program.
 	ErrNotReadable = errors.New("index: the index cannot be read")
-	// ErrValues: the values of a row cannot be told, because its cell cannot be decoded, or the function has returned an error or has
+	// ErrValues: the values of a row cannot be told, because its cell cannot be decoded (now, or ever), or the function has returned an error or has
 	// panicked. Nothing was written. The error of the codec or of the function is matched too.
 	ErrValues = errors.New("index: the values of the row cannot be told")
 	// ErrMismatch: Build found again and again that entries do not fit the data. Values that are not the same each time are the usual reason.
@@ -43,7 +43,8 @@ func (e *NotUniqueError) Is(target error) bool { return target == ErrNotUnique }
 
 // Values are the values by which a row is found, from what its cell holds: none, one or several. It must give the same ones each time, and
 // in every program of the same Options.Version. A value that comes twice counts once. It is called concurrently. An error fails the commit of whoever writes the cell,
-// with ErrValues; a panic counts as an error.
+// with ErrValues; a panic counts as an error. Package keys makes the values: bytes that it would not make may be taken for those of another row if they
+// hold zeros.
 type Values[T any] func(row string, value T) ([]keys.Key, error)
 
 // Options of an index. The zero value is an index in which several rows may have a value.
@@ -55,6 +56,10 @@ type Options struct {
 	Version int
 	// Entries is the table of the entries, which nothing else uses. Default "index/" and the name.
 	Entries string
+	// Clear allows an index of a column that is encrypted (typed.Encrypted). The values lie in the keys of the entries as Values gives them, in the clear,
+	// and stay there when the key of the row is destroyed. Without Clear, New refuses such a column. Values that are keyed hashes, such as HMAC-SHA-256
+	// under a secret of the program's, show only which rows have the same one.
+	Clear bool
 }
 
 // Index is an index of one column. All its methods may be called concurrently.
@@ -75,8 +80,8 @@ const (
 )
 
 // New makes an Index, and has db keep it from now on wherever it is defined. It neither reads nor writes; Build defines the index and builds it. Make it before the
-// program writes the column. The name identifies the index in the database. A nil db, codec or values, an empty or too long name, and an Index of
-// that name with another definition, made before for the same db, are percolator.ErrInvalid.
+// program writes the column. The name identifies the index in the database. A nil db, codec or values, an empty or too long name, a column that is
+// encrypted without Options.Clear, and an Index of that name with another definition, made before for the same db, are percolator.ErrInvalid.
 func New[T any](db *percolator.DB, name string, of typed.Column[T], values Values[T], opt Options) (*Index[T], error) {
 	invalid := ""
 	switch {
@@ -86,6 +91,8 @@ func New[T any](db *percolator.DB, name string, of typed.Column[T], values Value
 		invalid = "the codec of the column is nil"
 	case values == nil:
 		invalid = "the function of the values is nil"
+	case encrypts(of.Codec) && !opt.Clear:
+		invalid = "the column is encrypted, and the entries would show the values in the clear (Options.Clear)"
 	}
 	if invalid != "" {
 		return nil, fmt.Errorf("index: New: %w: %s", percolator.ErrInvalid, invalid)
@@ -106,6 +113,12 @@ func New[T any](db *percolator.DB, name string, of typed.Column[T], values Value
 		return nil, fmt.Errorf("index: New: %w", err)
 	}
 	return ix, nil
+}
+
+// encrypts tells whether a codec hides what it stores.
+func encrypts(codec any) bool {
+	e, ok := codec.(interface{ Encrypts() bool })
+	return ok && e.Encrypts()
 }
 
 const (
@@ -134,6 +147,16 @@ func (ix *Index[T]) entry(value keys.Key, row string) percolator.Cell {
 	return c
 }
 
+// passingError is an error of a codec that says nothing of what is stored: the keys cannot be reached now, say, or only a newer
+// program knows the version. The values are there, so nobody may go on as if there were none.
+type passingError struct{ err error }
+
+func (e *passingError) Error() string { return e.err.Error() }
+func (e *passingError) Unwrap() error { return e.err }
+
+// passing tells whether an error of valuesOf is one.
+func passing(err error) bool { return errors.As(err, new(*passingError)) }
+
 // valuesOf returns the values of a stored cell, sorted, each once.
 func (ix *Index[T]) valuesOf(ctx context.Context, row string, stored []byte) (values []keys.Key, err error) {
 	defer func() {
@@ -145,7 +168,10 @@ func (ix *Index[T]) valuesOf(ctx context.Context, row string, stored []byte) (va
 		}
 	}()
 	value, err := ix.of.Codec.Decode(ctx, ix.of.Cell(row), stored)
-	if err != nil {
+	switch gone := errors.Is(err, typed.ErrDecode) || errors.Is(err, typed.ErrKeyGone); {
+	case err != nil && (!gone || errors.Is(err, typed.ErrVersion)):
+		return nil, &passingError{err}
+	case err != nil:
 		return nil, err
 	}
 	if values, err = ix.values(row, value); err != nil {
@@ -154,6 +180,15 @@ func (ix *Index[T]) valuesOf(ctx context.Context, row string, stored []byte) (va
 	values = slices.Clone(values)
 	slices.Sort(values)
 	return slices.Compact(values), nil
+}
+
+// valuesLeft is valuesOf for what may be damaged for good, and has no values then.
+func (ix *Index[T]) valuesLeft(ctx context.Context, row string, stored []byte) ([]keys.Key, error) {
+	values, err := ix.valuesOf(ctx, row, stored)
+	if err != nil && !passing(err) {
+		return nil, nil
+	}
+	return values, err
 }
 
 // keep is the upkeep: it makes the entries fit the changes of a transaction.
@@ -194,15 +229,17 @@ type delta struct {
 func (ix *Index[T]) delta(ctx context.Context, c *percolator.RowChange) (delta, error) {
 	d := delta{row: c.Row}
 	var before, after []keys.Key
+	var err error
 	if c.NewFound {
-		var err error
 		if after, err = ix.valuesOf(ctx, c.Row, c.New); err != nil {
 			return d, err
 		}
 	}
 	if c.OldFound {
 		// What cannot be decoded has no entries that anybody could tell. It must be possible to replace it.
-		before, _ = ix.valuesOf(ctx, c.Row, c.Old)
+		if before, err = ix.valuesLeft(ctx, c.Row, c.Old); err != nil {
+			return d, err
+		}
 	}
 	for _, v := range before {
 		if _, stays := slices.BinarySearch(after, v); stays {

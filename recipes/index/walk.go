@@ -87,6 +87,9 @@ func (ix *Index[T]) walkRows(ctx context.Context, tx *percolator.Txn, from strin
 		}
 		last, seen = row.Key, seen+1
 		values, err := ix.valuesOf(ctx, row.Key, row.Columns[ix.of.Name])
+		if passing(err) {
+			return "", 0, err
+		}
 		if err != nil {
 			if r.Damaged++; r.FirstDamaged == nil {
 				r.FirstDamaged = err
@@ -150,9 +153,9 @@ func (ix *Index[T]) hasValue(ctx context.Context, tx *percolator.Txn, row string
 	if !found {
 		return false, nil
 	}
-	values, _ := ix.valuesOf(ctx, row, stored) // one that cannot be decoded has none
+	values, err := ix.valuesLeft(ctx, row, stored)
 	_, has := slices.BinarySearch(values, value)
-	return has, nil
+	return has, err
 }
 
 // walkEntries looks whether the rows of some entries from one on have their values. With mend, the others are removed.
@@ -177,7 +180,10 @@ func (ix *Index[T]) walkEntries(ctx context.Context, tx *percolator.Txn, from st
 	}
 	for _, e := range entries {
 		if stored, exists := got[ix.of.Cell(e.row)]; exists {
-			values, _ := ix.valuesOf(ctx, e.row, stored)
+			values, err := ix.valuesLeft(ctx, e.row, stored)
+			if err != nil {
+				return "", 0, err
+			}
 			if slices.ContainsFunc(values, func(v keys.Key) bool { return ix.entry(v, e.row).Row == e.at }) {
 				continue
 			}

@@ -1,6 +1,7 @@
 package once
 
 import (
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -62,5 +63,33 @@ func TestCallSparesItsOwnKey(t *testing.T) {
 			require.Equal(t, n+1, counted(t, db))
 			time.Sleep(2 * k.keep)
 		}
+	})
+}
+
+// TestSweepIsNotEarly sweeps just before answers and claims end, and just after.
+func TestSweepIsNotEarly(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, db := t.Context(), percolatetest.Open(t)
+		k := numbers(t, db)
+		k.lookEvery = math.MaxUint64
+		sweeps := func(want int) {
+			n, err := k.Sweep(ctx)
+			require.NoError(t, err)
+			require.Equal(t, want, n)
+		}
+		const bit = 100 * time.Millisecond // more than calls take
+		_, _, err := k.Do(ctx, "answer", count)
+		require.NoError(t, err)
+		time.Sleep(k.keep - bit)
+		sweeps(0)
+		time.Sleep(2 * bit)
+		sweeps(1)
+		_, _, err = k.Claim(ctx, "claim", time.Minute)
+		require.NoError(t, err)
+		time.Sleep(time.Minute + k.keep - bit)
+		sweeps(0)
+		time.Sleep(2 * bit)
+		sweeps(1)
 	})
 }
