@@ -100,7 +100,7 @@ func (l *Login) enter(w http.ResponseWriter, r *http.Request, token string) bool
 
 // set sets the cookie. Without a path it holds for the folder of the page, which the browser knows best.
 func (l *Login) set(w http.ResponseWriter, r *http.Request, value string, seconds int) {
-	http.SetCookie(w, &http.Cookie{Name: l.cookie, Value: value, MaxAge: seconds, HttpOnly: true, SameSite: http.SameSiteStrictMode, Secure: l.o.Secure || r.TLS != nil})
+	http.SetCookie(w, &http.Cookie{Name: l.cookie, Value: value, MaxAge: seconds, HttpOnly: true, SameSite: http.SameSiteStrictMode, Secure: l.o.Secure || r.TLS != nil}) //nolint:gosec // plain HTTP on the loopback has no other
 }
 
 // leave ends the login of a request.

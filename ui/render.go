@@ -141,5 +141,5 @@ func stateOf(o admin.Observer) string {
 
 func serveStatic(w http.ResponseWriter, r *http.Request, name string) {
 	// The style and the script say nothing of a database.
-	http.ServeFileFS(w, r, staticFiles, "static/"+name)
+	http.ServeFileFS(w, r, staticFiles, "static/"+name) //nolint:gosec // of the files that are built in
 }

@@ -241,7 +241,7 @@ func every(t *testing.T, store rowstore.Store, s *search) {
 
 func TestRedis(t *testing.T) {
 	t.Parallel()
-	dir, err := os.MkdirTemp("", "erasing") // the server's account owns files in it
+	dir, err := os.MkdirTemp("", "erasing") //nolint:usetesting // the account of the server owns a folder in it
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	require.NoError(t, os.Chmod(dir, 0o777)) //nolint:gosec // for the server
