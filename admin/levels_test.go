@@ -52,7 +52,7 @@ func TestLevels(t *testing.T) {
 	require.Equal(t, 1, l.Older)
 	has(l, "1 of 1 processes run programs that know no catalog of version 5")
 
-	p.recatalog(func(c *format.Catalog) { c.Renamed = true })
+	p.recatalog(func(c *format.Catalog) { c.Cascades = true })
 	l = levels()
 	require.Equal(t, l.Known, l.Catalog)
 	require.True(t, l.Raise, "collections do not go by hints yet")
