@@ -42,7 +42,8 @@ func TestConformance(t *testing.T) {
 	direct, schemas := recycled(t)
 	t.Run("Store", func(t *testing.T) {
 		conformance.RunStore(t, func(t testing.TB) rowstore.Store {
-			return openTest(t, with(direct, "schema", schemas.schema(t)))
+			schema := schemas.schema(t)
+			return openTest(t, with(direct, "schema", schema, "application_name", schema))
 		}, conformance.Scale(0.1))
 	})
 	open := pooled(t, schemas, Options{})

@@ -3,10 +3,12 @@ package postgres
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -29,7 +31,8 @@ func fresh(t testing.TB, direct string) string {
 // recycler lends schemas to tests one after another, emptied in between. A connection
 // plans the functions of a schema when it first calls them, which takes longer than most
 // tests, and behind a pooler connections outlive the tests. The oracle goes on, as it
-// does when a store is opened again.
+// does when a store is opened again. Borrowers that reach the server directly have the
+// schema's name as their application_name.
 type recycler struct {
 	direct string
 	mu     sync.Mutex
@@ -45,7 +48,7 @@ func recycled(t testing.TB) (direct string, schemas *recycler) {
 	return schemas.direct, schemas
 }
 
-// schema lends a schema until the test ends. What a failed test leaves is dropped.
+// schema lends a schema until the test ends. What a failed test leaves is dropped, and so is a schema that somebody may still write to.
 func (r *recycler) schema(t testing.TB) string {
 	t.Helper()
 	r.mu.Lock()
@@ -58,7 +61,7 @@ func (r *recycler) schema(t testing.TB) string {
 	}
 	t.Cleanup(func() {
 		quoted := pgx.Identifier{name}.Sanitize()
-		if t.Failed() {
+		if t.Failed() || !r.rests(t, name) {
 			sqlDo(t, r.direct, "DROP SCHEMA IF EXISTS "+quoted+" CASCADE")
 			return
 		}
@@ -76,6 +79,28 @@ func (r *recycler) schema(t testing.TB) string {
 	return name
 }
 
+// rests waits until the calls that a test has given up are over. Their connections are closed here, but the server goes on with what it was
+// asked, and would write into the next test.
+func (r *recycler) rests(t testing.TB, name string) bool {
+	t.Helper()
+	r.mu.Lock()
+	pool := r.pools[name]
+	r.mu.Unlock()
+	quoted := strings.ReplaceAll(name, "'", "''")
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		var ours int
+		if pool != nil {
+			ours = int(pool.Stat().TotalConns())
+		}
+		there, err := strconv.Atoi(sqlDo(t, r.direct, "SELECT count(*) FROM pg_stat_activity WHERE application_name = '"+quoted+"'"))
+		require.NoError(t, err)
+		if there <= ours {
+			return true
+		}
+	}
+	return false
+}
+
 // pool lends a schema together with a pool that only borrowers of this schema use. config
 // says how to make it.
 func (r *recycler) pool(t testing.TB, config func() *pgxpool.Config) (*pgxpool.Pool, string) {
@@ -84,7 +109,9 @@ func (r *recycler) pool(t testing.TB, config func() *pgxpool.Config) (*pgxpool.P
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.pools[schema] == nil {
-		pool, err := pgxpool.NewWithConfig(context.Background(), config())
+		cfg := config()
+		cfg.ConnConfig.RuntimeParams["application_name"] = schema
+		pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
 		require.NoError(t, err)
 		r.pools[schema] = pool
 	}

@@ -112,7 +112,8 @@ func TestConformanceDefaults(t *testing.T) {
 	t.Parallel()
 	direct, schemas := recycled(t)
 	conformance.RunStore(t, func(t testing.TB) rowstore.Store {
-		return openTest(t, with(direct, "schema", schemas.schema(t), "default_transaction_isolation", "serializable",
+		schema := schemas.schema(t)
+		return openTest(t, with(direct, "schema", schema, "application_name", schema, "default_transaction_isolation", "serializable",
 			"synchronous_commit", "off"))
 	}, without(0.05, "TestConformanceOwnPool has them with another such default, and TestConformance", conformance.Sizes, conformance.Names,
 		conformance.Arguments, conformance.Closing, conformance.Contexts, conformance.Reads, conformance.Scans, conformance.Splitting, conformance.Waking)...)

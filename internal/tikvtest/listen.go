@@ -3,8 +3,10 @@ package tikvtest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math"
+	"math/rand/v2"
 	"net"
 	"sync"
 	"time"
@@ -65,7 +67,7 @@ func (c *Cluster) listen() (_ *listeners, err error) {
 }
 
 func (c *Cluster) serveOn(register func(s *grpc.Server, addr string)) (*listener, error) {
-	in, err := net.Listen("tcp", "127.0.0.1:0")
+	in, err := listen()
 	if err != nil {
 		return nil, err
 	}
@@ -101,6 +103,19 @@ func (l *listener) stop() {
 		l.done.Wait()
 		l.server = nil
 	}
+}
+
+// listen listens at a free port. It lies below the range from which Linux takes ports for outgoing connections, so that a store that was
+// stopped finds its port free when it starts again.
+func listen() (net.Listener, error) {
+	var err error
+	for range 1000 {
+		var in net.Listener
+		if in, err = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 15_000+rand.IntN(17_000))); err == nil {
+			return in, nil
+		}
+	}
+	return nil, err
 }
 
 // start serves again at the same address, which the system may not give at once.
