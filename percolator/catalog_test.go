@@ -160,7 +160,7 @@ func TestOpenAtOnce(t *testing.T) {
 // changed.
 func TestOpenCorruptCatalog(t *testing.T) {
 	t.Parallel()
-	for value, is := range map[string]error{"\x09{}": ErrFormat, "\x08{": ErrCorrupt, "\x07{": ErrCorrupt, "\x06{": ErrCorrupt, "\x05{": ErrCorrupt, "\x04{": ErrCorrupt, "\x03{": ErrCorrupt, "\x01{": ErrCorrupt, "\x02{": ErrCorrupt, "": ErrCorrupt} {
+	for value, is := range map[string]error{string(rune(format.CatalogVersion+1)) + "{}": ErrFormat, "\x0a{": ErrCorrupt, "\x09{": ErrCorrupt, "\x08{": ErrCorrupt, "\x07{": ErrCorrupt, "\x06{": ErrCorrupt, "\x05{": ErrCorrupt, "\x04{": ErrCorrupt, "\x03{": ErrCorrupt, "\x01{": ErrCorrupt, "\x02{": ErrCorrupt, "": ErrCorrupt} {
 		mem := memstore.New()
 		put := rowstore.Put(rowstore.Write, format.ColumnConfig, 5, []byte(value))
 		_, err := mem.Apply(t.Context(), []rowstore.Mutation{{Table: format.TableCatalog, Row: format.RowCatalog, Edits: []rowstore.Edit{put}}}, rowstore.ApplyOptions{})

@@ -363,6 +363,39 @@ func TestScheduleE_WrittenMeanwhile(t *testing.T) {
 	require.Empty(t, w.traces("ann/"))
 }
 
+// What is written while the call waits for observers lies below the safe point of the range, and stays too.
+func TestScheduleE_WrittenBeforeTheSafePoint(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.erasing()
+	c, other := w.client(), w.client()
+	w.observed("t", "v", "o")
+	worker := watching(t, c, Observer{Name: "o", Func: func(context.Context, *Txn, Cell) error { return nil }})
+	set(t, c.DB, ann1, "secret")
+	set(t, c.DB, ann2, "secret")
+	look(t, worker, ann1)
+	look(t, worker, ann2)
+	var written Timestamp
+	receipt, err := w.erase(c, func() {
+		if written == 0 {
+			if value(t, other, ann2) != "none" {
+				return
+			}
+			set(t, other.DB, ann1, "meanwhile")
+			at, err := other.Now(t.Context())
+			require.NoError(t, err)
+			written = at
+		}
+		sees(worker, ann1, ann2)
+	})
+	require.NoError(t, err)
+	require.NotZero(t, written)
+	require.Less(t, written, receipt.SafePoint)
+	require.EqualValues(t, 1, receipt.Kept)
+	require.Equal(t, "meanwhile", value(t, c, ann1))
+	require.Empty(t, w.traces("secret", "ann/2"))
+}
+
 func TestEraseRefuses(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -111,7 +111,7 @@ var controlMutants = []mutant{
 		"if err != nil || !f.Parked {\n", "if err != nil || f.Parked {\n")},
 	{"observers-are-not-waited-for", "Erased ranges: every observer has seen the deletions", "TestScheduleE_Observers|TestScheduleE_NothingIsLeft", one(eraseGo,
 		"if waits = now; len(waits) == 0 {\n", "if waits = now; len(waits) >= 0 {\n")},
-	{"later-write-is-erased", "Erased ranges: what was written since stays", "TestScheduleE_WrittenMeanwhile", one(eraseRowsGo,
+	{"later-write-is-erased", "Erased ranges: what was written since stays", "TestScheduleE_Written", one(eraseRowsGo,
 		"if w.Kind == format.KindPut && ofUser(v.Column) {\n", "if w.Kind == format.KindLock && ofUser(v.Column) {\n")},
 	{"deletion-in-one-phase", "Deleted rows: deletions take two phases", "TestScheduleW_UnseenColumn", one(onePhaseGo,
 		"len(c.tx.gone) > 0 || ", "")},
