@@ -465,7 +465,7 @@ func TestNewerFormat(t *testing.T) {
 		t.Helper()
 		require.ErrorIs(t, err, rowstore.ErrFormat)
 		require.ErrorContains(t, err, "version 3")
-		require.ErrorContains(t, err, "version 2")
+		require.ErrorContains(t, err, "versions up to 2")
 	}
 	ctx := t.Context()
 	_, err := s.Apply(ctx, []rowstore.Mutation{{Table: "t", Row: "b", Edits: []rowstore.Edit{note(5)}}}, rowstore.ApplyOptions{})

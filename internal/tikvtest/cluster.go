@@ -131,6 +131,8 @@ func Leaks() []goleak.Option {
 		// A client that was closed while it made a connection anew finds that out after its
 		// backoff, of two seconds at most.
 		goleak.IgnoreAnyFunction("github.com/tikv/client-go/v2/internal/client.(*batchCommandsClient).recreateStreamingClient"),
+		// One that was closed while it made its first connection waits for that as long as it may take.
+		goleak.IgnoreAnyFunction("github.com/tikv/client-go/v2/internal/client.(*batchCommandsClient).initBatchClient"),
 	}
 }
 
