@@ -140,6 +140,7 @@ func TestKilledProcess(t *testing.T) {
 	require.NotZero(t, at, "nobody was killed")
 	require.Less(t, at, int(r.ObserverRuns)/2, "it was killed too late: nothing was left to do") //nolint:gosec // a count
 	require.Len(t, r.Processes, 3)
+	var runs, indexed int // of those that were left
 	for i, p := range r.Processes {
 		if i == 1 {
 			require.Equal(t, victim, p.PID)
@@ -147,10 +148,12 @@ func TestKilledProcess(t *testing.T) {
 			continue
 		}
 		require.Equal(t, stateRunning, p.State)
-		require.NotZero(t, p.Runs)
-		require.NotZero(t, p.Pages)
-		require.NotZero(t, p.Rate)
+		// One that started late may find all work done.
+		require.Equal(t, p.Pages > 0, p.Rate > 0)
+		runs, indexed = runs+int(p.Runs), indexed+int(p.Pages) //nolint:gosec // counts
 	}
+	require.NotZero(t, runs)
+	require.NotZero(t, indexed)
 	sum := total(r.Processes)
 	require.GreaterOrEqual(t, r.ObserverRuns, sum.Runs)
 	require.Regexp(t, `process 2 \(\d+\) has ended: signal: killed`, stderr.String())
