@@ -3,7 +3,6 @@ package postgres
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -38,12 +37,13 @@ type recycler struct {
 	mu     sync.Mutex
 	free   []string
 	pools  map[string]*pgxpool.Pool // by schema
+	lost   map[string]int64         // connections that the pool had closed when the schema was lent
 }
 
 // recycled lends schemas of the server until the test ends.
 func recycled(t testing.TB) (direct string, schemas *recycler) {
 	t.Helper()
-	schemas = &recycler{direct: testserver.Postgres(t), pools: map[string]*pgxpool.Pool{}}
+	schemas = &recycler{direct: testserver.Postgres(t), pools: map[string]*pgxpool.Pool{}, lost: map[string]int64{}}
 	t.Cleanup(func() { schemas.drop(t) })
 	return schemas.direct, schemas
 }
@@ -79,26 +79,34 @@ func (r *recycler) schema(t testing.TB) string {
 	return name
 }
 
-// rests waits until the calls that a test has given up are over. Their connections are closed here, but the server goes on with what it was
-// asked, and would write into the next test.
+// rests tells whether nobody writes to a schema any more. A call that is given up takes its connection along, but the server goes on with
+// what it was asked, and would write into the next test. Stores with pools of their own have closed them, so their sessions end. A pool
+// that goes on must have lost no connection.
 func (r *recycler) rests(t testing.TB, name string) bool {
 	t.Helper()
 	r.mu.Lock()
-	pool := r.pools[name]
+	pool, lost := r.pools[name], r.lost[name]
 	r.mu.Unlock()
 	quoted := strings.ReplaceAll(name, "'", "''")
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		var ours int
-		if pool != nil {
-			ours = int(pool.Stat().TotalConns())
+		if pool == nil {
+			if sqlDo(t, r.direct, "SELECT count(*) FROM pg_stat_activity WHERE application_name = '"+quoted+"'") == "0" {
+				return true
+			}
+			continue
 		}
-		there, err := strconv.Atoi(sqlDo(t, r.direct, "SELECT count(*) FROM pg_stat_activity WHERE application_name = '"+quoted+"'"))
-		require.NoError(t, err)
-		if there <= ours {
-			return true
+		// A connection that is thrown away counts as acquired until it is gone.
+		if stat := pool.Stat(); stat.AcquiredConns() == 0 && stat.ConstructingConns() == 0 {
+			return lostConns(pool) == lost
 		}
 	}
 	return false
+}
+
+// lostConns is the number of connections that a pool has closed.
+func lostConns(pool *pgxpool.Pool) int64 {
+	stat := pool.Stat()
+	return stat.NewConnsCount() - int64(stat.TotalConns())
 }
 
 // pool lends a schema together with a pool that only borrowers of this schema use. config
@@ -115,6 +123,7 @@ func (r *recycler) pool(t testing.TB, config func() *pgxpool.Config) (*pgxpool.P
 		require.NoError(t, err)
 		r.pools[schema] = pool
 	}
+	r.lost[schema] = lostConns(r.pools[schema])
 	return r.pools[schema], schema
 }
 
