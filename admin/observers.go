@@ -38,6 +38,20 @@ type Observer struct {
 	Places  int `json:"places"`
 }
 
+// State says in a word or two what the observer does: "paused", "sweeping" (it is shown the data from before its registration), "no worker",
+// or "running".
+func (o *Observer) State() string {
+	switch {
+	case o.Paused:
+		return "paused"
+	case !o.Swept:
+		return "sweeping"
+	case o.Workers == 0:
+		return "no worker"
+	}
+	return "running"
+}
+
 // Observers lists the registered observers with their backlog, by their names, tables and columns. It counts up to limit
 // notified cells for each table, and as many parked runs, 10,000 for 0. What it costs is in proportion to
 // these, not to the rows.

@@ -37,7 +37,7 @@ func parseTemplates() map[string]*template.Template {
 }
 
 var functions = template.FuncMap{
-	"link": link, "short": short, "text": text, "value": value, "when": when, "stamp": stamp, "count": count, "percent": percent, "stateOf": stateOf,
+	"link": link, "short": short, "text": text, "value": value, "when": when, "stamp": stamp, "count": count, "percent": percent,
 	"past": func(left admin.Span) admin.Span { return -left },
 	"class": func(state string) string {
 		if state == "running" {
@@ -126,18 +126,6 @@ func count(n int, atLeast bool) string {
 }
 
 func percent(share float64) string { return fmt.Sprintf("about %.0f%%", 100*share) }
-
-func stateOf(o admin.Observer) string {
-	switch {
-	case o.Paused:
-		return "paused"
-	case !o.Swept:
-		return "sweeping"
-	case o.Workers == 0:
-		return "no worker"
-	}
-	return "running"
-}
 
 func serveStatic(w http.ResponseWriter, r *http.Request, name string) {
 	// The style and the script say nothing of a database.

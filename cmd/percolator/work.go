@@ -30,7 +30,7 @@ func (a *app) observersCommand() *cobra.Command {
 		}, func(w *page, l list[admin.Observer]) {
 			w.row("OBSERVER", "TABLE", "COLUMN", "STATE", "WAITING", "OLDEST", "PARKED", "WORKERS", "PLACES")
 			for _, o := range l.Items {
-				w.row(o.Name, o.Table, o.Column, stateOf(o), count(o.Notified, o.AtLeast), oldest(o), count(o.Parked, o.ParkedAtLeast), o.Workers, o.Places)
+				w.row(o.Name, o.Table, o.Column, o.State(), count(o.Notified, o.AtLeast), oldest(o), count(o.Parked, o.ParkedAtLeast), o.Workers, o.Places)
 			}
 		}),
 		Long: "Lists the registered observers. WAITING counts the cells of its column with notifications: those that this observer has yet\n" +
@@ -93,18 +93,6 @@ func (a *app) renameCommand() *cobra.Command {
 			return done{fmt.Sprintf("the observer %v is called %v", admin.Bytes(old), admin.Bytes(name))}, err
 		}, said),
 	}
-}
-
-func stateOf(o admin.Observer) string {
-	switch {
-	case o.Paused:
-		return "paused"
-	case !o.Swept:
-		return "sweeping"
-	case o.Workers == 0:
-		return "no worker"
-	}
-	return "running"
 }
 
 func count(n int, atLeast bool) string {
