@@ -43,6 +43,7 @@ func (a *asked) rng() percolator.Range {
 var (
 	oneObserver = []string{"observer"}
 	oneRun      = []string{"observer", "table", "row", "column"}
+	oneChange   = []string{"observer", "table", "row", "column", "change"}
 	oneReplay   = []string{"observer", "table"}
 )
 
@@ -68,7 +69,7 @@ var actions = map[string]action{
 		fmt.Sprintf("Its parked runs are attempted again, up to %d of them, with a fresh count of attempts.", mostReleased),
 		"Mend what they failed for first, or they are parked again.",
 	}, nil, "parked", releaseAll},
-	"drop": {"Drop a parked run", oneRun, []string{
+	"drop": {"Drop a parked run", oneChange, []string{
 		"The observer counts as having seen the change, without a run for it. A later change is not touched.",
 		"What the run would have done is lost, and so is the difference for an observer of old values. There is no way back.",
 	}, nil, "parked", func(ctx context.Context, h *Handler, a *asked) (string, error) {
@@ -218,7 +219,8 @@ func (h *Handler) act(ctx context.Context, w http.ResponseWriter, r *http.Reques
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), actionTimeout)
 	defer cancel()
 	text, err := act.do(ctx, h, &a)
-	log := h.o.Logger.With("action", do, "who", a.who, "observer", a.observer, "table", a.cell.Table, "row", admin.Bytes(cut(a.cell.Row)).String(), "column", a.cell.Column)
+	log := h.o.Logger.With("action", do, "who", a.who, "observer", a.observer, "table", a.cell.Table, "row", admin.Bytes(cut(a.cell.Row)).String(), "column", a.cell.Column,
+		"change", uint64(a.change), "from", admin.Bytes(cut(a.from)).String(), "to", admin.Bytes(cut(a.to)).String())
 	if err != nil {
 		log.Warn("ui: an action has failed", "error", err)
 		h.fail(w, q, statusOf(err), err.Error())

@@ -3,6 +3,7 @@ package ui_test
 import (
 	"context"
 	"fmt"
+	"html"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -83,8 +84,10 @@ func TestRetryAndDrop(t *testing.T) {
 	require.Equal(t, http.StatusBadRequest, w.get("confirm?do=drop&change=soon").status)
 	drop := regexp.MustCompile(`confirm\?[^"]*do=drop[^"]*`).FindString(w.get("parked").body)
 	require.Contains(t, drop, "change=")
-	a = w.act("drop", typed(t, badCell)...)
+	require.Equal(t, http.StatusBadRequest, w.get("confirm?"+url.Values{"do": {"drop"}, "observer": {typedName(badName)}, "table": {"t"}, "row": {"r"}, "column": {"c"}}.Encode()).status, "without a change")
+	a = w.post("act", form(t, w.get(html.UnescapeString(drop)).body, "act"))
 	require.Equal(t, http.StatusOK, a.status, a.body)
+	require.Contains(t, w.log.String(), "change=")
 	require.Equal(t, 1, w.parked())
 	a = w.act("release-all", "observer", typedName(badName))
 	require.Equal(t, http.StatusOK, a.status, a.body)

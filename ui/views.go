@@ -56,7 +56,7 @@ type overview struct {
 	Observers  part[[]admin.Observer]
 	Members    part[members]
 	Collection part[admin.Collection]
-	Replays    part[int]
+	Replays    part[counted]
 	Rates      *ratesView
 }
 
@@ -78,8 +78,8 @@ func (h *Handler) overview(ctx context.Context, _ *query) (any, error) {
 	})
 	g.Go(func() error { o.Collection.set(h.r.Collection(ctx, mostCounted)); return nil })
 	g.Go(func() error {
-		list, _, err := h.r.Replays(ctx, mostListed)
-		o.Replays.set(len(list), err)
+		list, more, err := h.r.Replays(ctx, mostListed)
+		o.Replays.set(counted{len(list), more}, err)
 		return nil
 	})
 	_ = g.Wait() // no part ends the others
@@ -87,6 +87,12 @@ func (h *Handler) overview(ctx context.Context, _ *query) (any, error) {
 		o.Rates = h.rates.look(time.Now(), h.db.Stats())
 	}
 	return &o, catalog
+}
+
+// counted is a number, and whether there are more.
+type counted struct {
+	N    int
+	More bool
 }
 
 func (h *Handler) observers(ctx context.Context, _ *query) (any, error) {

@@ -26,6 +26,9 @@ type uiFlags struct {
 	actions, values, proxy       bool
 }
 
+// uiCloses is how long requests may go on when the page ends. An action takes 20 s at most, and is not to be left half done.
+const uiCloses = 25 * time.Second
+
 const uiHelp = `Serves a page for a browser: observers and what waits for them, parked runs with their errors, replays, locks and why a cell waits, the
 history of a cell, processes, garbage collection.
 
@@ -199,11 +202,11 @@ func serve(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger
 		return fmt.Errorf("serving the page: %w", err)
 	case <-ctx.Done():
 	}
-	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), uiCloses)
 	defer cancel()
 	err := server.Shutdown(closing)
 	if err != nil {
-		err = server.Close()
+		err = errors.Join(fmt.Errorf("ending the page: %w", err), server.Close())
 	}
 	<-ended
 	return err

@@ -14,6 +14,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -61,7 +62,7 @@ func (s *Sink) Send(ctx context.Context, key string, items []export.Item) (sent 
 	}
 	id := s.Name + "/" + base64.RawURLEncoding.EncodeToString([]byte(key))
 	// Later versions of the requests name topics by ids.
-	client, err := kgo.NewClient(append([]kgo.Opt{kgo.MaxVersions(kversion.V3_7_0())}, append(s.Options, kgo.TransactionalID(id))...)...)
+	client, err := kgo.NewClient(slices.Concat([]kgo.Opt{kgo.MaxVersions(kversion.V3_7_0())}, s.Options, []kgo.Opt{kgo.TransactionalID(id)})...)
 	if err != nil {
 		return 0, fmt.Errorf("kafkasink: %w", err)
 	}

@@ -3,6 +3,7 @@ package kafkasink
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -29,7 +30,7 @@ func newSink(t *testing.T) *Sink {
 // stored are the payloads of a key that a consumer sees who reads what is committed. It waits until there are so many.
 func (s *Sink) stored(t *testing.T, key string, most int) (payloads []string) {
 	t.Helper()
-	client, err := kgo.NewClient(append(s.Options, kgo.ConsumeTopics(topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.FetchIsolationLevel(kgo.ReadCommitted()))...)
+	client, err := kgo.NewClient(slices.Concat(s.Options, []kgo.Opt{kgo.ConsumeTopics(topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.FetchIsolationLevel(kgo.ReadCommitted())})...)
 	require.NoError(t, err)
 	defer client.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
