@@ -200,20 +200,22 @@ func (e *erasure) remove(ctx context.Context, first bool) (left int, err error) 
 	if left, err = e.removeRows(ctx, v); err != nil || left > 0 {
 		return left, err
 	}
-	if err := e.removeEntries(ctx, p); err != nil {
-		return 0, err
+	if left, err = e.removeEntries(ctx, p); err != nil {
+		return left, err
 	}
-	for _, step := range []func(context.Context, *catalogView) error{e.removeParked, e.removeTimers, e.removeHints} {
-		if err := step(ctx, v); err != nil {
-			return 0, err
+	for _, step := range []func(context.Context, *catalogView) (left int, err error){e.removeParked, e.removeTimers, e.removeHints} {
+		n, err := step(ctx, v)
+		left += n
+		if err != nil {
+			return left, err
 		}
 	}
-	return 0, nil
+	return left, nil
 }
 
 // removeEntries removes the history of the indexes of the table. The rows of an index have values in their names. Which of them were
 // the range's is not to be seen in the index, so all of it is collected.
-func (e *erasure) removeEntries(ctx context.Context, p *gcPass) error {
+func (e *erasure) removeEntries(ctx context.Context, p *gcPass) (left int, err error) {
 	before := p.report.Versions
 	defer func() { e.receipt.Versions += int64(p.report.Versions - before) }()
 	for _, s := range e.spans[1:] {
@@ -221,11 +223,14 @@ func (e *erasure) removeEntries(ctx context.Context, p *gcPass) error {
 		for removed, n := 0, 0; n == 0 || p.report.Versions > removed && n < mostEntryPasses; n++ {
 			removed = p.report.Versions
 			if err := p.removeVersions(ctx, s.table, e.safe); err != nil {
-				return fmt.Errorf("removing the history of an index: %w", err)
+				return left, fmt.Errorf("removing the history of an index: %w", err)
+			}
+			if n == mostEntryPasses-1 && p.report.Versions > removed {
+				left++
 			}
 		}
 	}
-	return nil
+	return left, nil
 }
 
 // dependsOn tells whether a lock must be resolved before the range of an erasure is removed: it lies there, or may depend on a

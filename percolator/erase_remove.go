@@ -207,11 +207,11 @@ func (x *erasedRow) removeColumn(m *rowstore.Mutation, column string) {
 
 // removeParked removes the records of parked runs for cells of the range, with their history. Whoever writes such a record writes
 // beside its cell too, so the safe point of the range keeps older transactions from it.
-func (e *erasure) removeParked(ctx context.Context, v *catalogView) error {
+func (e *erasure) removeParked(ctx context.Context, v *catalogView) (left int, err error) {
 	scan := rowstore.ScanRange{Table: format.TableParked, Selectors: erasedPicks}
 	for row, err := range e.db.store.Scan(ctx, scan) {
 		if err != nil {
-			return fmt.Errorf("reading the records of parked runs: %w", err)
+			return left, fmt.Errorf("reading the records of parked runs: %w", err)
 		}
 		c, ok := parkedFor(&row)
 		if !ok || !e.span.has(c.Table, c.Row) || e.kept[c.Row] {
@@ -219,13 +219,15 @@ func (e *erasure) removeParked(ctx context.Context, v *catalogView) error {
 		}
 		gone, err := (&erasedRow{e: e, v: v, row: &row}).remove(ctx)
 		if err != nil {
-			return fmt.Errorf("removing the record of a parked run: %w", err)
+			return left, fmt.Errorf("removing the record of a parked run: %w", err)
 		}
 		if gone {
 			e.receipt.Parked++
+		} else {
+			left++
 		}
 	}
-	return nil
+	return left, nil
 }
 
 // parkedFor tells which cell the records in a row of TableParked are for.
@@ -256,12 +258,12 @@ func parkedFor(row *rowstore.Row) (Cell, bool) {
 
 // removeTimers removes the rows of the index that tell of timers in the range, set by transactions from before the safe point. None of these has a
 // timer any more, unless its row is kept.
-func (e *erasure) removeTimers(ctx context.Context, v *catalogView) error {
+func (e *erasure) removeTimers(ctx context.Context, v *catalogView) (left int, err error) {
 	for n := range byte(format.TimerShards) {
 		for from := format.TimersBegin(n); v.Timers && from != ""; {
 			page, next, err := e.db.timersIn(ctx, timerShard{e.span.table, n}, from, oracle.Max)
 			if err != nil {
-				return err
+				return left, err
 			}
 			var muts []rowstore.Mutation
 			for i := range page {
@@ -269,20 +271,24 @@ func (e *erasure) removeTimers(ctx context.Context, v *catalogView) error {
 					muts = append(muts, t.removed())
 				}
 			}
-			if err := e.db.removeTimers(ctx, muts); err != nil {
-				return err
+			switch err := e.db.removeTimers(ctx, muts); {
+			case errors.Is(err, rowstore.ErrAmbiguous):
+				left += len(muts)
+			case err != nil:
+				return left, err
+			default:
+				e.receipt.Timers += int64(len(muts))
 			}
-			e.receipt.Timers += int64(len(muts))
 			from = next
 		}
 	}
-	return nil
+	return left, nil
 }
 
 // removeHints takes the names of rows of the range out of the hints of garbage: there is none in them any more.
-func (e *erasure) removeHints(ctx context.Context, _ *catalogView) error {
+func (e *erasure) removeHints(ctx context.Context, _ *catalogView) (left int, err error) {
 	if err := e.db.storeHints(ctx); err != nil {
-		return err
+		return 0, err
 	}
 	inRange := func(row string) bool { return e.span.has(e.span.table, row) && !e.kept[row] }
 	parked := func(row string) bool {
@@ -294,16 +300,20 @@ func (e *erasure) removeHints(ctx context.Context, _ *catalogView) error {
 			return slices.DeleteFunc(slices.Clone(rows), gone), nil
 		}
 	}
-	if err := e.removeHintsOf(ctx, e.span.table, all(inRange)); err != nil {
-		return err
-	}
+	of := []string{e.span.table, format.TableParked}
+	rests := []restOfHint{all(inRange), all(parked)}
 	for _, s := range e.spans[1:] {
 		there := func(ctx context.Context, rows []string) ([]string, error) { return e.there(ctx, s.table, rows) }
-		if err := e.removeHintsOf(ctx, s.table, there); err != nil {
-			return err
+		of, rests = append(of, s.table), append(rests, there)
+	}
+	for i, table := range of {
+		n, err := e.removeHintsOf(ctx, table, rests[i])
+		left += n
+		if err != nil {
+			return left, err
 		}
 	}
-	return e.removeHintsOf(ctx, format.TableParked, all(parked))
+	return left, nil
 }
 
 // restOfHint returns those of the rows of a hint that stay in it.
@@ -330,21 +340,21 @@ func (e *erasure) there(ctx context.Context, table string, names []string) (rest
 }
 
 // removeHintsOf takes the rows of a table that are gone out of its hints.
-func (e *erasure) removeHintsOf(ctx context.Context, table string, left restOfHint) error {
+func (e *erasure) removeHintsOf(ctx context.Context, table string, remains restOfHint) (left int, err error) {
 	from, to := format.HintsOf(table, 0, oracle.Max)
 	picks := []rowstore.Selector{everything(rowstore.Write, format.ColumnHint)}
 	for row, err := range e.db.store.Scan(ctx, rowstore.ScanRange{Table: format.TableHints, From: from, To: to, Selectors: picks}) {
 		if err != nil {
-			return fmt.Errorf("reading the hints: %w", err)
+			return left, fmt.Errorf("reading the hints: %w", err)
 		}
 		v := row.Newest(rowstore.Write, format.ColumnHint)
 		h, err := format.DecodeHint(v.Value)
 		if err != nil {
-			return fmt.Errorf("the hint %q: %w", row.Row, err)
+			return left, fmt.Errorf("the hint %q: %w", row.Row, err)
 		}
-		rest, err := left(ctx, h.Rows)
+		rest, err := remains(ctx, h.Rows)
 		if err != nil {
-			return err
+			return left, err
 		}
 		m := dropHint(row.Row, v.TS)
 		switch {
@@ -353,9 +363,12 @@ func (e *erasure) removeHintsOf(ctx context.Context, table string, left restOfHi
 		case len(rest) > 0:
 			m.Edits = []rowstore.Edit{rowstore.Put(rowstore.Write, format.ColumnHint, v.TS, (&format.Hint{Rows: rest}).Encode())}
 		}
-		if _, err := e.db.applyOne(ctx, m); err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
-			return fmt.Errorf("changing a hint: %w", err)
+		switch _, err := e.db.applyOne(ctx, m); {
+		case errors.Is(err, rowstore.ErrAmbiguous):
+			left++
+		case err != nil:
+			return left, fmt.Errorf("changing a hint: %w", err)
 		}
 	}
-	return nil
+	return left, nil
 }

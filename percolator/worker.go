@@ -209,7 +209,7 @@ func (w *Worker) Observe(o Observer) error {
 	if o.MaxAttempts <= 0 {
 		o.MaxAttempts = w.config.MaxAttempts
 	}
-	w.tracks = w.tracks || o.MaxHops > 0 || w.config.MaxHops > 0
+	tracks := o.MaxHops > 0 || w.config.MaxHops > 0
 	if o.MaxHops == 0 {
 		o.MaxHops = cmp.Or(w.config.MaxHops, defaultMaxHops)
 	}
@@ -221,6 +221,7 @@ func (w *Worker) Observe(o Observer) error {
 	if slices.ContainsFunc(w.list, func(q *queue) bool { return q.o.Name == o.Name }) {
 		return fmt.Errorf("percolator: Observe: %w: the worker has an observer %q already", ErrInvalid, o.Name)
 	}
+	w.tracks = w.tracks || tracks
 	c = c.stored()
 	if w.db.tracer != nil {
 		o.about = aboutRuns(&o)
