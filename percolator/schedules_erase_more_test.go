@@ -1,12 +1,16 @@
 package percolator
 
 import (
+	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 )
 
 // More schedules in which a range is erased: what comes late, what is tried meanwhile, indexes, and how long the catalog keeps a range.
@@ -116,4 +120,36 @@ func TestScheduleE_BoundsGo(t *testing.T) {
 	_, err = w.collect(c, 0)
 	require.NoError(t, err)
 	require.Equal(t, "none", value(t, reader, ann1))
+}
+
+// The removal of a record of a parked run may be lost on its way. The call comes back to it.
+func TestScheduleE_LostRemoval(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.erasing()
+	c := w.client()
+	w.observed("t", "v", "o")
+	cause := errTest
+	worker := watching(t, c, Observer{Name: "o", MaxAttempts: 1, Func: func(context.Context, *Txn, Cell) error { return cause }})
+	set(t, c.DB, ann1, "secret")
+	var runs []ParkedRun
+	var err error
+	require.Eventually(t, func() bool {
+		sees(worker, ann1)
+		runs, err = c.Parked(t.Context())
+		return err == nil && len(runs) == 1
+	}, patience, time.Millisecond)
+	require.NoError(t, c.DropParked(t.Context(), runs...))
+	cause = nil
+	var lost atomic.Int64
+	removal := both(op(faultstore.CallApply), func(x *call) bool {
+		return edits(x, func(m *rowstore.Mutation, e *rowstore.Edit) bool {
+			return m.Table == format.TableParked && e.Kind == rowstore.DoDeleteRange && len(c.known().erased) > 0
+		})
+	})
+	c.wire.AddRule(faultstore.Rule{Match: func(x *call) bool { return removal(x) && lost.Add(1) == 1 }, Fault: lose})
+	_, err = w.erase(c, func() { sees(worker, ann1) })
+	require.NoError(t, err)
+	require.Positive(t, lost.Load())
+	require.Empty(t, w.traces("ann/"))
 }
