@@ -159,6 +159,7 @@ type stage struct {
 const (
 	corePackage    = "./percolator"
 	explorePackage = "./internal/explore"
+	ownPackages    = "github.com/percolate-go/percolate/..."
 )
 
 // stages are what is tried on a mutant, the narrow first.
@@ -260,6 +261,11 @@ const testTimeout = 4 * time.Minute
 // not run.
 func (l *lab) goTest(ctx context.Context, s stage, overlay string) (failed string, err error) {
 	args := []string{"test", "-json", "-count=1", "-timeout", testTimeout.String()}
+	// Compiling takes most of the time, so it does without vet, and without the tables of a debugger.
+	args = append(args, "-vet=off", "-ldflags=-s -w")
+	if s.pkg != explorePackage {
+		args = append(args, "-gcflags="+ownPackages+"=-N -l") // the explorer computes for longer than it is compiled
+	}
 	if overlay != "" {
 		args = append(args, "-overlay", overlay)
 	}
