@@ -84,6 +84,8 @@ type lab struct {
 	tree, tmp string
 	log       io.Writer
 	narrow    bool
+	weaving   *weaving
+	binaries  *binaries
 }
 
 // result is what became of a mutant.
@@ -100,6 +102,13 @@ func (l *lab) testAll(ctx context.Context, chosen []mutant, jobs int) error {
 		if by, err := l.sound(ctx); err != nil || by != "" {
 			return errors.Join(err, fmt.Errorf("the tests fail without any mutant: %s", cmp.Or(by, "see the error")))
 		}
+	}
+	var err error
+	if l.weaving, err = weave(l.tree, chosen); err != nil {
+		return err
+	}
+	if l.binaries, err = newBinaries(ctx, l.weaving, l.tree, l.tmp); err != nil {
+		return err
 	}
 	results := make([]result, len(chosen))
 	next := make(chan int)
@@ -125,7 +134,7 @@ func (l *lab) testAll(ctx context.Context, chosen []mutant, jobs int) error {
 	}
 	close(next)
 	wg.Wait()
-	return l.report(chosen, results, time.Since(began))
+	return errors.Join(l.report(chosen, results, time.Since(began)), l.binaries.sound(ctx))
 }
 
 func (l *lab) report(chosen []mutant, results []result, took time.Duration) error {
@@ -159,7 +168,6 @@ type stage struct {
 const (
 	corePackage    = "./percolator"
 	explorePackage = "./internal/explore"
-	ownPackages    = "github.com/percolate-go/percolate/..."
 )
 
 // stages are what is tried on a mutant, the narrow first.
@@ -190,13 +198,22 @@ func (l *lab) sound(ctx context.Context) (failed string, err error) {
 func (l *lab) test(ctx context.Context, m *mutant) (r result) {
 	began := time.Now()
 	defer func() { r.took = time.Since(began) }()
-	overlay, err := l.overlay(m)
-	if err != nil {
-		return result{err: err}
-	}
 	stages := m.stages()
 	if l.narrow {
 		stages = stages[:1]
+	}
+	if number := l.weaving.woven[m.name]; number > 0 {
+		for _, s := range stages {
+			by, err := l.binaries.test(ctx, s, number)
+			if err != nil || by != "" {
+				return result{by: by, err: err}
+			}
+		}
+		return result{}
+	}
+	overlay, err := l.overlay(m)
+	if err != nil {
+		return result{err: err}
 	}
 	for _, s := range stages {
 		by, err := l.goTest(ctx, s, overlay)
@@ -255,17 +272,13 @@ func apply(root string, m *mutant, texts map[string]string) error {
 
 // A mutant that hangs is caught by this limit, which is several times what the
 // tests take.
-const testTimeout = 4 * time.Minute
+const testTimeout = 2 * time.Minute
 
 // goTest runs tests and names those that failed. The error is for tests that could
 // not run.
 func (l *lab) goTest(ctx context.Context, s stage, overlay string) (failed string, err error) {
-	args := []string{"test", "-json", "-count=1", "-timeout", testTimeout.String()}
 	// Compiling takes most of the time, so it does without vet, and without the tables of a debugger.
-	args = append(args, "-vet=off", "-ldflags=-s -w")
-	if s.pkg != explorePackage {
-		args = append(args, "-gcflags="+ownPackages+"=-N -l") // the explorer computes for longer than it is compiled
-	}
+	args := []string{"test", "-json", "-count=1", "-timeout", testTimeout.String(), "-vet=off", "-ldflags=-s -w"}
 	if overlay != "" {
 		args = append(args, "-overlay", overlay)
 	}
@@ -275,14 +288,23 @@ func (l *lab) goTest(ctx context.Context, s stage, overlay string) (failed strin
 	args = append(append(args, s.pkg), s.args...)
 	cmd := exec.CommandContext(ctx, "go", args...) //nolint:gosec // go test, on the copy
 	cmd.Dir = l.tree
+	names, hung, err := judge(ctx, cmd, s)
+	if err != nil || names == nil {
+		return "", err
+	}
+	return summary(names, hung), nil
+}
+
+// judge runs a command that prints the events of tests, and returns the names of those that failed: nil if none did.
+func judge(ctx context.Context, cmd *exec.Cmd, s stage) (names []string, hung bool, err error) {
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if ctx.Err() != nil {
-		return "", ctx.Err()
+		return nil, false, ctx.Err()
 	}
-	var names []string
-	ran, broken, hung := false, "", false
+	names = []string{}
+	ran, broken := false, ""
 	for line := range bytes.Lines(out) {
 		var e struct{ Action, Test, Output string }
 		if json.Unmarshal(line, &e) != nil {
@@ -301,15 +323,15 @@ func (l *lab) goTest(ctx context.Context, s stage, overlay string) (failed strin
 	}
 	switch {
 	case broken != "":
-		return "", fmt.Errorf("it does not compile: %s", strings.TrimSpace(broken))
+		return nil, false, fmt.Errorf("it does not compile: %s", strings.TrimSpace(broken))
 	case err == nil && !ran:
-		return "", fmt.Errorf("no test of %s matches %q", s.pkg, s.run)
+		return nil, false, fmt.Errorf("no test of %s matches %q", s.pkg, s.run)
 	case err == nil:
-		return "", nil
+		return nil, false, nil
 	case !ran:
-		return "", fmt.Errorf("%w: %s", err, strings.TrimSpace(stderr.String()))
+		return nil, false, fmt.Errorf("%w: %s", err, strings.TrimSpace(stderr.String()))
 	}
-	return summary(names, hung), nil
+	return names, hung, nil
 }
 
 // summary names the innermost tests that failed, a few of them.
