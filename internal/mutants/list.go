@@ -265,7 +265,7 @@ var mutants = append([]mutant{
 	{"close-removes-the-doubtful", "The catalog: a process leaves its record while a commit's fate is unknown", "TestSweepWaitsForACommit", one(useGo,
 		"u.newest > 0 && len(u.open) == 0 && len(u.doubtful) == 0\n", "u.newest > 0\n")},
 	{"records-buried-at-once", "The catalog: a condemned record is removed a lease later", "TestCondemnedRecordStays", one(gcGo,
-		"\tif err := db.outlast(ctx); err != nil {\n", "\tif err := db.buryUses(ctx, condemned); err != nil {\n\t\treturn report, err\n\t}\n\tif err := db.outlast(ctx); err != nil {\n")},
+		"\tif err := db.outlast(ctx); err != nil {\n", "\tif err := db.buryUses(ctx, dead); err != nil {\n\t\treturn report, err\n\t}\n\tif err := db.outlast(ctx); err != nil {\n")},
 	{"the-living-are-buried", "The catalog: a record that its process stored anew stays", "TestCondemned", one(useGo,
 		"rowstore.DeleteRange(rowstore.Mark, r.column, 0, r.at)\n", "rowstore.DeleteRange(rowstore.Mark, r.column, 0, oracle.Max)\n")},
 	{"sweep-looks-past-locks", "Observers: with the normal rules for locks (B4)", "TestScheduleB4", one(sweepGo,
@@ -303,7 +303,7 @@ var mutants = append([]mutant{
 	{"old-safe-point-believed", "The catalog: a view of the catalog counts for less than one lease, by the oracle (C2)", "TestScheduleC2|TestStopped", one(catalogGo,
 		"{ return ts.Sub(v.asOf) < v.lease }\n", "{ return ts.Sub(v.asOf) < 1000*v.lease }\n")},
 	{"view-dated-by-its-reply", "The catalog: a view of the catalog is measured from before it was read (C2)", "TestScheduleC2|TestStopped|TestRule", one(catalogGo,
-		"\tv.lease = v.leaseAt(v.asOf)\n", "\tv.lease = v.leaseAt(v.asOf)\n\tif v.asOf, err = db.draw(ctx); err != nil {\n\t\treturn nil, err\n\t}\n")},
+		"\tv.lease = v.leaseAt(v.asOf)\n", "\tv.lease = v.leaseAt(v.asOf)\n\tif v.asOf, err = db.draw(ctx); err != nil {\n\t\treturn false, err\n\t}\n")},
 	{"fate-below-the-safe-point", "Garbage collection: not committed is proved only above the safe point (A5)", "TestScheduleA5", one(resolveGo,
 		"\t\tif !state.complete || role != primaryCell {\n\t\t\tif err := db.checkSnapshot(ctx, start, cell.span()); err != nil {\n", "\t\tif start == 0 {\n\t\t\tif err := db.checkSnapshot(ctx, start, cell.span()); err != nil {\n")},
 
