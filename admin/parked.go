@@ -3,6 +3,7 @@ package admin
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/percolate-go/percolate/internal/format"
@@ -44,6 +45,56 @@ func (r *Reader) Parked(ctx context.Context, observer string, from Bytes, limit 
 	return runs, next, nil
 }
 
+// ParkedRun finds a parked run by its cell and its observer, by any of its names, however many others there are. found is false if it is
+// not parked. Empty names are percolator.ErrInvalid.
+func (r *Reader) ParkedRun(ctx context.Context, observer string, of percolator.Cell) (run Parked, found bool, err error) {
+	cell, err := stored(of)
+	if err == nil && observer == "" {
+		err = fmt.Errorf("%w: the observer's name is empty", percolator.ErrInvalid)
+	}
+	if err != nil {
+		return Parked{}, false, called("ParkedRun", err)
+	}
+	c, err := r.load(ctx)
+	if err != nil {
+		return Parked{}, false, called("ParkedRun", err)
+	}
+	ids := []string{observer} // of one that was removed
+	for _, o := range c.observed[[2]string{cell.Table, cell.Column}] {
+		if o.Has(observer) {
+			ids = append(ids, string(o.Name))
+		}
+	}
+	slices.Sort(ids)
+	var reads []rowstore.RowRead
+	for _, id := range slices.Compact(ids) {
+		at := format.ParkedCell(id, format.Cell(cell))
+		reads = append(reads, rowstore.RowRead{Table: at.Table, Row: at.Row, Selectors: parkedSelectors(c)})
+	}
+	rows, err := r.rows(ctx, reads)
+	p := parkedPage{r: r, c: c, observer: observer}
+	for i := range rows {
+		if err == nil {
+			err = p.add(ctx, &rows[i])
+		}
+	}
+	if err == nil {
+		err = p.flush(ctx)
+	}
+	if err != nil {
+		return Parked{}, false, called("ParkedRun", fmt.Errorf("of observer %q for %v: %w", observer, of, err))
+	}
+	if len(p.runs) == 0 {
+		return Parked{}, false, nil
+	}
+	return p.runs[0], true, nil
+}
+
+// parkedSelectors select what is read of a row of parked runs.
+func parkedSelectors(c *catalog) []rowstore.Selector {
+	return []rowstore.Selector{newest(rowstore.Lock, format.ColumnParked, c.now), newest(rowstore.Write, format.ColumnParked, c.now)}
+}
+
 // parkedAsk asks for a page of parked runs: limit of them at most, among rows rows of their table.
 type parkedAsk struct {
 	observer, from string
@@ -63,9 +114,7 @@ type parkedPage struct {
 }
 
 func (r *Reader) parked(ctx context.Context, c *catalog, ask parkedAsk) (runs []Parked, next Bytes, err error) {
-	scan := rowstore.ScanRange{Table: format.TableParked, From: ask.from, Limit: ask.rows, Selectors: []rowstore.Selector{
-		newest(rowstore.Lock, format.ColumnParked, c.now), newest(rowstore.Write, format.ColumnParked, c.now),
-	}}
+	scan := rowstore.ScanRange{Table: format.TableParked, From: ask.from, Limit: ask.rows, Selectors: parkedSelectors(c)}
 	p := parkedPage{r: r, c: c, observer: ask.observer}
 	looked, last := 0, ""
 	for row, err := range r.store.Scan(ctx, scan) {

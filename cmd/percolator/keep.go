@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/percolate-go/percolate/admin"
+	"github.com/percolate-go/percolate/internal/shown"
 	"github.com/percolate-go/percolate/percolator"
 )
 
@@ -156,11 +157,11 @@ func (a *app) sizesCommand() *cobra.Command {
 			"--rows rows of each table, for two seconds in all; a + means that there are more.",
 		RunE: look(a, func(ctx context.Context, r *admin.Reader, _ []string) (list[admin.Size], error) {
 			s, more, err := r.Sizes(ctx, own, rows)
-			return list[admin.Size]{s, more}, err
+			return list[admin.Size]{Items: s, More: more}, err
 		}, func(w *page, l list[admin.Size]) {
 			w.row("TABLE", "ROWS", "BYTES")
 			for _, s := range l.Items {
-				w.row(s.Table, count(s.Rows, s.AtLeast), count(int(s.Bytes), s.AtLeast))
+				w.row(s.Table, shown.Count(s.Rows, s.AtLeast), shown.Count(int(s.Bytes), s.AtLeast))
 			}
 		}),
 	}

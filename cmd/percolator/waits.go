@@ -131,14 +131,15 @@ func (a *app) txnCommand() *cobra.Command {
 }
 
 func (a *app) sessionsCommand() *cobra.Command {
+	var from nameFlag
 	limit := 1000
 	c := &cobra.Command{
 		Use: "sessions", Short: "List the processes that hold locks, or may", Args: exactly(),
 		Long: "Lists the sessions: processes that have committed in two phases. One whose lease is over is dead, or cut off; its locks may be\n" +
 			"rolled back by anybody, and garbage collection removes the session.",
 		RunE: look(a, func(ctx context.Context, r *admin.Reader, _ []string) (list[admin.Session], error) {
-			s, next, err := r.Sessions(ctx, "", limit)
-			return list[admin.Session]{s, next != ""}, err
+			s, next, err := r.Sessions(ctx, admin.Bytes(from), limit)
+			return paged(s, next), err
 		}, func(w *page, l list[admin.Session]) {
 			w.row("PROCESS", "STATE", "LEASE")
 			for _, s := range l.Items {
@@ -148,22 +149,24 @@ func (a *app) sessionsCommand() *cobra.Command {
 				}
 				w.row(s.ID, state, lease)
 			}
-			rest(w, l.More)
+			rest(w, &l)
 		}),
 	}
+	fromFlag(c, &from)
 	c.Flags().IntVar(&limit, "limit", limit, "how many at most")
 	return c
 }
 
 func (a *app) membersCommand() *cobra.Command {
+	var from nameFlag
 	limit := 1000
 	c := &cobra.Command{
 		Use: "members", Short: "List the workers and what they run", Args: exactly(),
 		Long: "Lists the workers that run, with the observers that each runs, and about the share of their changes. PLACES 0 means that the worker\n" +
 			"is stuck with this observer, and others take its changes over.",
 		RunE: look(a, func(ctx context.Context, r *admin.Reader, _ []string) (list[admin.Member], error) {
-			m, next, err := r.Members(ctx, "", limit)
-			return list[admin.Member]{m, next != ""}, err
+			m, next, err := r.Members(ctx, admin.Bytes(from), limit)
+			return paged(m, next), err
 		}, func(w *page, l list[admin.Member]) {
 			w.row("WORKER", "STATE", "JOINED", "OBSERVER", "TABLE", "COLUMN", "PLACES", "SHARE")
 			for _, m := range l.Items {
@@ -178,9 +181,10 @@ func (a *app) membersCommand() *cobra.Command {
 					w.row(m.ID, state, when(m.Joined), x.Observer, x.Table, x.Column, x.Weight, fmt.Sprintf("about %.0f%%", 100*x.Share))
 				}
 			}
-			rest(w, l.More)
+			rest(w, &l)
 		}),
 	}
+	fromFlag(c, &from)
 	c.Flags().IntVar(&limit, "limit", limit, "how many at most")
 	return c
 }
