@@ -103,8 +103,8 @@ func (a *app) getCommand() *cobra.Command {
 				found, err = r.Get(ctx, cell, ts)
 			}
 			if err == nil && !found.Found && found.Pending == nil {
-				if err := haveTable(ctx, r, cell.Table); err != nil {
-					return found, err
+				if found.Commit == 0 {
+					return found, noCell(ctx, r, cell, "has no value")
 				}
 				return found, fmt.Errorf("%w: the cell %v has no value%s", errNotFound, found.Cell, deleted(found))
 			}
@@ -210,7 +210,11 @@ func (a *app) scanCommand() *cobra.Command {
 			if err := haveTable(ctx, r, rng.Table); err != nil {
 				return admin.Rows{}, err
 			}
-			return r.Scan(ctx, rng, ts)
+			rows, err := r.Scan(ctx, rng, ts)
+			if err == nil && len(rows.Values) == 0 && len(rng.Columns) > 0 {
+				err = haveColumns(ctx, r, rng, ts)
+			}
+			return rows, err
 		}, func(w *page, p admin.Rows) {
 			w.row("ROW", "COLUMN", "WRITTEN", "VALUE")
 			for _, v := range p.Values {
@@ -255,10 +259,7 @@ func (a *app) historyCommand() *cobra.Command {
 			}
 			h, err := r.History(ctx, cell, ts, limit)
 			if err == nil && len(h.Versions) == 0 && h.Pending == nil {
-				if err := haveTable(ctx, r, cell.Table); err != nil {
-					return h, err
-				}
-				return h, fmt.Errorf("%w: the cell %v has no versions", errNotFound, h.Cell)
+				return h, noCell(ctx, r, cell, "has no versions")
 			}
 			return h, err
 		}, func(w *page, h admin.History) {
@@ -353,12 +354,20 @@ func (a *app) deleteCommand() *cobra.Command {
 			if err != nil {
 				return written{}, err
 			}
-			return a.write(ctx, db, cell, false, func(tx *percolator.Txn) error {
+			w, err := a.write(ctx, db, cell, false, func(tx *percolator.Txn) error {
 				if _, err := tx.Get(ctx, cell); err != nil {
 					return err
 				}
 				return tx.Delete(cell)
 			})
+			if errors.Is(err, percolator.ErrNotFound) {
+				r, rerr := admin.Of(db)
+				if rerr != nil {
+					return w, rerr
+				}
+				return w, noCell(ctx, r, cell, "has no value")
+			}
+			return w, err
 		}, func(w *page, v written) { w.line("deleted at %v (%s)", v.Commit, when(v.Commit)) }),
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -121,11 +122,12 @@ func (a *app) retentionCommand() *cobra.Command {
 		}),
 	}
 	var table nameFlag
+	var anew bool
 	var s percolator.Settings
 	set := &cobra.Command{
 		Use: "set", Short: "Change for how long history is kept", Args: exactly(),
 		Long: "Changes the settings of the database, or of one table (--table), for every process. What is not given stays; for a table it becomes\n" +
-			"that of the database. The change takes effect two catalog leases later.",
+			"that of the database. The change takes effect two catalog leases later. A table that holds nothing yet is refused without --new.",
 		Example: "  percolator retention set --retention 48h\n  percolator retention set --table queue --retention 2h --max-txn-age 30m",
 		RunE: change(a, func(ctx context.Context, db *percolator.DB, _ []string) (done, error) {
 			if table == "" {
@@ -137,11 +139,24 @@ func (a *app) retentionCommand() *cobra.Command {
 			if s.CatalogLease != 0 {
 				return done{}, usage("--catalog-lease is of the whole database, not of a table")
 			}
+			if !anew {
+				r, err := admin.Of(db)
+				if err == nil {
+					err = haveTable(ctx, r, string(table))
+				}
+				if errors.Is(err, errNotFound) {
+					err = fmt.Errorf("%w (--new sets them all the same)", err)
+				}
+				if err != nil {
+					return done{}, err
+				}
+			}
 			return done{fmt.Sprintf("the settings of table %v change two catalog leases from now", admin.Bytes(table))},
 				db.ConfigureTable(ctx, string(table), percolator.TableSettings{MaxTxnAge: s.MaxTxnAge, Retention: s.Retention})
 		}, said),
 	}
 	set.Flags().Var(&table, "table", "of this table alone")
+	set.Flags().BoolVar(&anew, "new", false, "with --table, also if it holds nothing yet")
 	for name, to := range map[string]*time.Duration{"retention": &s.Retention, "max-txn-age": &s.MaxTxnAge, "catalog-lease": &s.CatalogLease} {
 		set.Flags().DurationVar(to, name, 0, "see percolator.Settings")
 	}

@@ -59,11 +59,11 @@ func allPages(t *testing.T, store string, args ...string) map[string]bool {
 	}
 }
 
-// TestListsGoOn goes through the lists that may be long, a few lines at a time.
-func TestListsGoOn(t *testing.T) {
-	t.Parallel()
-	const cells = 23
-	ctx, url := t.Context(), "pebble:"+filepath.Join(t.TempDir(), "data")
+// longLists makes a database with so many parked runs of two observers, sessions and members, and says how many sessions were there before.
+func longLists(t *testing.T, cells int) (url string, sessions int) {
+	t.Helper()
+	ctx := t.Context()
+	url = "pebble:" + filepath.Join(t.TempDir(), "data")
 	db, err := percolator.Open(ctx, url, percolator.WithLogger(slog.New(slog.DiscardHandler)))
 	require.NoError(t, err)
 	w := percolator.NewWorker(db, percolator.WorkerConfig{GCInterval: -1, BreakAt: -1})
@@ -108,8 +108,15 @@ func TestListsGoOn(t *testing.T) {
 		}
 	}
 	require.NoError(t, db.Close(ctx))
+	return url, len(before)
+}
 
-	require.Len(t, allPages(t, url, "sessions", "--limit", "5"), len(before)+cells)
+// TestListsGoOn goes through the lists that may be long, a few lines at a time.
+func TestListsGoOn(t *testing.T) {
+	t.Parallel()
+	const cells = 23
+	url, before := longLists(t, cells)
+	require.Len(t, allPages(t, url, "sessions", "--limit", "5"), before+cells)
 	require.Len(t, allPages(t, url, "members", "--limit", "5"), cells)
 	// Names of rows have blanks: what tells lines apart here is the head of a row.
 	all := func(observer ...string) (n int) {

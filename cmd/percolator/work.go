@@ -13,7 +13,16 @@ import (
 
 // listed makes a command that shows something when it is called without a subcommand, and list as one of them.
 func listed(parent, what *cobra.Command, others ...*cobra.Command) *cobra.Command {
-	parent.RunE, parent.Args = what.RunE, exactly()
+	parent.RunE, parent.Args = what.RunE, func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return nil
+		}
+		var known []string
+		for _, c := range cmd.Commands() {
+			known = append(known, c.Name())
+		}
+		return usageError{fmt.Errorf("%s: %w", cmd.CommandPath(), missing("command", args[0], known))}
+	}
 	parent.Flags().AddFlagSet(what.Flags())
 	parent.AddCommand(what)
 	parent.AddCommand(others...)
@@ -119,6 +128,9 @@ func (a *app) backlogCommand() *cobra.Command {
 				names[i] = s
 			}
 			if err := haveTable(ctx, r, names[0]); err != nil {
+				return list[admin.Notified]{}, err
+			}
+			if err := haveObserved(ctx, r, names[0], names[1]); err != nil {
 				return list[admin.Notified]{}, err
 			}
 			cells, next, err := r.Backlog(ctx, names[0], names[1], admin.Bytes(from), limit)
@@ -278,7 +290,19 @@ func parkedRun(ctx context.Context, r *admin.Reader, args []string) (admin.Parke
 	if err := haveTable(ctx, r, cell.Table); err != nil {
 		return run, err
 	}
-	return run, fmt.Errorf("%w: observer %v is not parked for the cell %v", errNotFound, admin.Bytes(name), admin.CellOf(cell))
+	others, _, err := r.Parked(ctx, name, "", parkedPage)
+	if err != nil {
+		return run, err
+	}
+	var known []string
+	for i := range others {
+		known = append(known, others[i].Cell.String())
+	}
+	said := ""
+	if best := nearest(admin.CellOf(cell).String(), known); best != "" {
+		said = "; did you mean " + best + "?"
+	}
+	return run, fmt.Errorf("%w: observer %v is not parked for the cell %v%s", errNotFound, admin.Bytes(name), admin.CellOf(cell), said)
 }
 
 func (a *app) timersCommand() *cobra.Command {
