@@ -5,9 +5,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 	"unicode/utf8"
 
+	"github.com/percolate-go/percolate/internal/shown"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/oracle"
 )
@@ -22,21 +22,9 @@ func (b Bytes) String() string {
 	if b == "" {
 		return "%"
 	}
-	s := string(b)
-	var out strings.Builder
-	for i := 0; i < len(s); {
-		r, n := utf8.DecodeRuneInString(s[i:])
-		edge := r == ' ' && (i == 0 || i+n == len(s))
-		if r == '%' || edge || r == utf8.RuneError && n == 1 || !unicode.IsPrint(r) {
-			for _, c := range []byte(s[i : i+n]) {
-				fmt.Fprintf(&out, "%%%02X", c)
-			}
-		} else {
-			out.WriteString(s[i : i+n])
-		}
-		i += n
-	}
-	return out.String()
+	return shown.Escape(string(b), func(at int, r rune) bool {
+		return r != '%' && r != '\n' && r != '\t' && (r != ' ' || at > 0 && at < len(b)-1)
+	})
 }
 
 // Word returns the form that can be typed as one word of a shell: in quotes where a shell would not take it as it is, and without a

@@ -39,7 +39,11 @@ type Collection struct {
 	Lines []string `json:"lines,omitempty"`
 }
 
-// Collection says how far garbage collection is. It counts up to limit hints, 10,000 for 0.
+// hintBytes is how many bytes of hints are read at most for each that is to be counted: they hold the names of rows.
+const hintBytes = 2 << 10
+
+// Collection says how far garbage collection is. It counts up to limit hints, 10,000 for 0, and fewer where they are long: it reads two kilobytes for
+// each at most, on the whole.
 func (r *Reader) Collection(ctx context.Context, limit int) (Collection, error) {
 	limit, err := limited("hints", limit, 10_000)
 	if err != nil {
@@ -71,6 +75,7 @@ func (r *Reader) Collection(ctx context.Context, limit int) (Collection, error) 
 	}
 	target := c.now.Add(-time.Duration(g.Retention))
 	scan := rowstore.ScanRange{Table: format.TableHints, Limit: limit, Selectors: []rowstore.Selector{newest(rowstore.Write, format.ColumnHint, atMost)}}
+	size := 0
 	for row, err := range r.store.Scan(ctx, scan) {
 		if err != nil {
 			return Collection{}, called("Collection", fmt.Errorf("counting the hints: %w", err))
@@ -78,8 +83,12 @@ func (r *Reader) Collection(ctx context.Context, limit int) (Collection, error) 
 		if g.Hints++; row.Versions[0].TS <= target {
 			g.Due++
 		}
+		if size += len(row.Versions[0].Value); size >= limit*hintBytes {
+			g.AtLeast = true
+			break
+		}
 	}
-	g.AtLeast = g.Hints == limit
+	g.AtLeast = g.AtLeast || g.Hints == limit
 	g.Lines = g.words()
 	return g, nil
 }

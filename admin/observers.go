@@ -68,7 +68,7 @@ func (r *Reader) Observers(ctx context.Context, limit int) ([]Observer, error) {
 	if err != nil {
 		return nil, called("Observers", err)
 	}
-	runs, moreParked, err := r.parked(ctx, c, parkedAsk{limit: limit, rows: 4 * limit})
+	parked, moreParked, err := r.countParked(ctx, c, limit)
 	if err != nil {
 		return nil, called("Observers", err)
 	}
@@ -81,16 +81,12 @@ func (r *Reader) Observers(ctx context.Context, limit int) ([]Observer, error) {
 		w := waiting[[2]string{string(o.Table), string(o.Column)}]
 		x := Observer{
 			Name: Bytes(o.Title()), Aliases: asBytes(o.Others()), Table: public(string(o.Table)), Column: public(string(o.Column)), Since: Stamp(o.Since),
-			Paused: o.Paused, Swept: o.Swept != 0, OldValues: o.OldValues, Notified: w.cells, AtLeast: w.atLeast, ParkedAtLeast: moreParked != "",
+			Paused: o.Paused, Swept: o.Swept != 0, OldValues: o.OldValues, Notified: w.cells, AtLeast: w.atLeast, ParkedAtLeast: moreParked,
 		}
 		if w.cells > 0 {
 			x.Oldest = since(c.now, w.oldest)
 		}
-		for _, p := range runs {
-			if p.Observer == x.Name && p.Table == x.Table && p.Column == x.Column {
-				x.Parked++
-			}
-		}
+		x.Parked = parked[registration{x.Name, x.Table, x.Column}]
 		for i := range members {
 			for _, work := range members[i].Works {
 				if work.Observer == x.Name && work.Table == x.Table && work.Column == x.Column && members[i].Alive {

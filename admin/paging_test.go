@@ -122,6 +122,41 @@ func TestPages(t *testing.T) {
 	}
 }
 
+// TestParkedRun finds one run among others, by each name of its observer, and as long as it is parked.
+func TestParkedRun(t *testing.T) {
+	t.Parallel()
+	ctx, db := t.Context(), work(t, memstore.New())
+	r, err := admin.Of(db)
+	require.NoError(t, err)
+	find := func(observer, row string) bool {
+		t.Helper()
+		run, found, err := r.ParkedRun(ctx, observer, cell(row))
+		require.NoError(t, err)
+		if found {
+			require.Equal(t, cell(row), run.Name())
+			require.Contains(t, run.Error, "no")
+			require.Equal(t, 1, run.Attempts)
+		}
+		return found
+	}
+	require.True(t, find("o", "r07"))
+	require.False(t, find("another", "r07"))
+	require.False(t, find("o", "r99"))
+	require.NoError(t, db.RenameObserver(ctx, "o", "new"))
+	require.True(t, find("o", "r07"))
+	require.True(t, find("new", "r07"))
+	require.NoError(t, db.Release(ctx, percolator.ParkedRun{Observer: "new", Cell: cell("r07")}))
+	require.False(t, find("new", "r07"))
+	require.NoError(t, db.RemoveObserver(ctx, "new"))
+	require.True(t, find("o", "r08"), "what it left is found by the name under which it is stored")
+	for _, bad := range []percolator.Cell{{}, {Table: "t", Row: "r"}} {
+		_, _, err = r.ParkedRun(ctx, "o", bad)
+		require.ErrorIs(t, err, percolator.ErrInvalid)
+	}
+	_, _, err = r.ParkedRun(ctx, "", cell("r07"))
+	require.ErrorIs(t, err, percolator.ErrInvalid)
+}
+
 // dues are the due times of timers, each with its place, so that equal ones increase too.
 func dues(keys []string) (out []string) {
 	for i, k := range keys {

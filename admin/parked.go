@@ -3,6 +3,7 @@ package admin
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/percolate-go/percolate/internal/format"
@@ -44,10 +45,102 @@ func (r *Reader) Parked(ctx context.Context, observer string, from Bytes, limit 
 	return runs, next, nil
 }
 
+// ParkedRun finds a parked run by its cell and its observer, by any of its names, however many others there are. found is false if it is
+// not parked. Empty names are percolator.ErrInvalid.
+func (r *Reader) ParkedRun(ctx context.Context, observer string, of percolator.Cell) (run Parked, found bool, err error) {
+	cell, err := stored(of)
+	if err == nil && observer == "" {
+		err = fmt.Errorf("%w: the observer's name is empty", percolator.ErrInvalid)
+	}
+	if err != nil {
+		return Parked{}, false, called("ParkedRun", err)
+	}
+	c, err := r.load(ctx)
+	if err != nil {
+		return Parked{}, false, called("ParkedRun", err)
+	}
+	ids := []string{observer} // of one that was removed
+	for _, o := range c.observed[[2]string{cell.Table, cell.Column}] {
+		if o.Has(observer) {
+			ids = append(ids, string(o.Name))
+		}
+	}
+	slices.Sort(ids)
+	var reads []rowstore.RowRead
+	for _, id := range slices.Compact(ids) {
+		at := format.ParkedCell(id, format.Cell(cell))
+		reads = append(reads, rowstore.RowRead{Table: at.Table, Row: at.Row, Selectors: parkedSelectors(c)})
+	}
+	rows, err := r.rows(ctx, reads)
+	p := parkedPage{r: r, c: c, observer: observer}
+	for i := range rows {
+		if err == nil {
+			err = p.add(ctx, &rows[i])
+		}
+	}
+	if err == nil {
+		err = p.flush(ctx)
+	}
+	if err != nil {
+		return Parked{}, false, called("ParkedRun", fmt.Errorf("of observer %q for %v: %w", observer, of, err))
+	}
+	if len(p.runs) == 0 {
+		return Parked{}, false, nil
+	}
+	return p.runs[0], true, nil
+}
+
+// parkedSelectors select what is read of a row of parked runs.
+func parkedSelectors(c *catalog) []rowstore.Selector {
+	return []rowstore.Selector{newest(rowstore.Lock, format.ColumnParked, c.now), newest(rowstore.Write, format.ColumnParked, c.now)}
+}
+
 // parkedAsk asks for a page of parked runs: limit of them at most, among rows rows of their table.
 type parkedAsk struct {
 	observer, from string
 	limit, rows    int
+}
+
+// registration is an observer of a column, by its present name.
+type registration struct{ observer, table, column Bytes }
+
+// countParked counts up to limit parked runs, and looks at four times as many rows at most. Most rows say by their names whose they are, so no
+// error that lies apart is read.
+func (r *Reader) countParked(ctx context.Context, c *catalog, limit int) (counts map[registration]int, more bool, err error) {
+	scan := rowstore.ScanRange{Table: format.TableParked, Limit: 4 * limit, Selectors: parkedSelectors(c)}
+	counts = map[registration]int{}
+	hashed := parkedPage{r: r, c: c}
+	n, looked := 0, 0
+	for row, err := range r.store.Scan(ctx, scan) {
+		if more = err == nil && n+len(hashed.runs)+len(hashed.values) >= limit; more {
+			break
+		}
+		looked++
+		of, id, named := format.ParkedOf(row.Row)
+		var v Value
+		switch {
+		case err != nil:
+		case named:
+			v, _, err = r.value(ctx, &row, format.ColumnParked, c.now, c.now)
+		default:
+			err = hashed.add(ctx, &row)
+		}
+		if err != nil {
+			return nil, false, fmt.Errorf("counting the parked runs: %w", err)
+		}
+		if v.Found {
+			title, _ := hashed.titled(id, of.Table, of.Column)
+			n++
+			counts[registration{Bytes(title), public(of.Table), public(of.Column)}]++
+		}
+	}
+	if err := hashed.flush(ctx); err != nil {
+		return nil, false, fmt.Errorf("counting the parked runs: %w", err)
+	}
+	for i := range hashed.runs {
+		counts[registration{hashed.runs[i].Observer, hashed.runs[i].Table, hashed.runs[i].Column}]++
+	}
+	return counts, more || looked == scan.Limit, nil
 }
 
 // parkedPage collects parked runs. Those whose record lies apart from its cell are read a few at a time.
@@ -63,9 +156,7 @@ type parkedPage struct {
 }
 
 func (r *Reader) parked(ctx context.Context, c *catalog, ask parkedAsk) (runs []Parked, next Bytes, err error) {
-	scan := rowstore.ScanRange{Table: format.TableParked, From: ask.from, Limit: ask.rows, Selectors: []rowstore.Selector{
-		newest(rowstore.Lock, format.ColumnParked, c.now), newest(rowstore.Write, format.ColumnParked, c.now),
-	}}
+	scan := rowstore.ScanRange{Table: format.TableParked, From: ask.from, Limit: ask.rows, Selectors: parkedSelectors(c)}
 	p := parkedPage{r: r, c: c, observer: ask.observer}
 	looked, last := 0, ""
 	for row, err := range r.store.Scan(ctx, scan) {
@@ -95,8 +186,24 @@ func (r *Reader) parked(ctx context.Context, c *catalog, ask parkedAsk) (runs []
 	return p.runs, next, nil
 }
 
-// add takes a row of the table of parked runs.
+// titled is the present name of the observer of a stored column by the name under which its records are stored, and tells whether its runs are
+// asked for.
+func (p *parkedPage) titled(id, table, column string) (title string, wanted bool) {
+	o := p.c.registered(id, table, column)
+	if o == nil {
+		return id, p.observer == "" || id == p.observer
+	}
+	title = o.Title()
+	return title, p.observer == "" || title == p.observer || o.Has(p.observer)
+}
+
+// add takes a row of the table of parked runs. Where the row's name says that the run is another observer's, its record is not read.
 func (p *parkedPage) add(ctx context.Context, row *rowstore.Row) error {
+	if of, id, named := format.ParkedOf(row.Row); named {
+		if _, wanted := p.titled(id, of.Table, of.Column); !wanted {
+			return nil
+		}
+	}
 	v, apart, err := p.r.value(ctx, row, format.ColumnParked, p.c.now, p.c.now)
 	if err != nil || !v.Found {
 		return err
@@ -123,12 +230,7 @@ func (p *parkedPage) flush(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		title := string(said.Observer)
-		o := p.c.registered(title, string(said.Table), string(said.Column))
-		if o != nil {
-			title = o.Title()
-		}
-		if p.observer == "" || title == p.observer || o != nil && o.Has(p.observer) {
+		if title, wanted := p.titled(string(said.Observer), string(said.Table), string(said.Column)); wanted {
 			p.rows = append(p.rows, p.of[i])
 			p.runs = append(p.runs, Parked{
 				Observer: Bytes(title), Cell: publicCell(said.Cell()), Change: Stamp(said.Change), Attempts: said.Attempts,

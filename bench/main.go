@@ -67,7 +67,7 @@ func run(args []string, stdout, stderr io.Writer) error {
 	var cfg Config
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	names := flags.String("workload", "all", "workloads to run, or groups of them (embedded, redis, postgres, workers, size, recipes, timers, paper, growth, all), separated by commas")
+	names := flags.String("workload", "all", "workloads to run, or groups of them (embedded, redis, postgres, workers, size, recipes, timers, page, paper, growth, all), separated by commas")
 	peers := flags.String("peer", "all", "peers to run beside percolator, separated by commas")
 	flags.StringVar(&cfg.Store, "store", "", "URL of the store under percolator, for the workloads that take one (default: each workload's own)")
 	flags.IntVar(&cfg.Goroutines, "goroutines", 0, "concurrent callers (default: each workload's own)")

@@ -18,7 +18,7 @@ import (
 // Workload is one thing to measure, by one or more sides.
 type Workload struct {
 	Name, About string
-	// Group names several workloads at once: embedded, redis, postgres, timers, growth.
+	// Group names several workloads at once: embedded, redis, postgres, timers, page, growth.
 	Group string
 	// Goroutines and Rows hold where the flags leave them open.
 	Goroutines, Rows int

@@ -2,6 +2,7 @@ package ui
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"time"
@@ -30,6 +31,8 @@ type asked struct {
 	cell          percolator.Cell
 	change        percolator.Timestamp // that a run is parked for, 0 for any
 	from, to      string
+	// next is where another step goes on, where the action has not done all that was asked for.
+	next admin.Bytes
 }
 
 func (a *asked) run() percolator.ParkedRun {
@@ -47,10 +50,14 @@ var (
 	oneReplay   = []string{"observer", "table"}
 )
 
+// A step of "retry all" ends after any of these: nobody waits for it for longer than a browser does, and the next one goes on behind it.
 const (
-	mostReleased  = 1000             // parked runs in one action
-	actionTimeout = 20 * time.Second // of an action
+	mostReleased = 1000             // parked runs that are released
+	mostForeign  = 5                // pages with few or none: each has looked at 100 times as many parked runs of others
+	releaseTime  = 10 * time.Second // looked at between pages
 )
+
+const actionTimeout = 20 * time.Second // of an action
 
 var actions = map[string]action{
 	"pause": {"Pause an observer", oneObserver, []string{
@@ -66,7 +73,7 @@ var actions = map[string]action{
 		return "It is released.", h.db.Release(ctx, a.run())
 	}},
 	"release-all": {"Retry the parked runs of an observer", oneObserver, []string{
-		fmt.Sprintf("Its parked runs are attempted again, up to %d of them, with a fresh count of attempts.", mostReleased),
+		fmt.Sprintf("Its parked runs are attempted again, up to %d of them, with a fresh count of attempts. If there may be others, the answer has a link that goes on behind them.", mostReleased),
 		"Mend what they failed for first, or they are parked again.",
 	}, nil, "parked", releaseAll},
 	"drop": {"Drop a parked run", oneChange, []string{
@@ -86,9 +93,10 @@ var actions = map[string]action{
 	}},
 }
 
-// releaseAll releases parked runs of one observer, up to a number of them.
+// releaseAll releases parked runs of one observer, from a.from on. It does a bounded step, because the runs of others may lie before and
+// between them, and sets a.next if there is more to look at.
 func releaseAll(ctx context.Context, h *Handler, a *asked) (string, error) {
-	n, from := 0, admin.Bytes("")
+	began, n, foreign, from := time.Now(), 0, 0, admin.Bytes(a.from)
 	for {
 		runs, next, err := h.r.Parked(ctx, a.observer, from, mostListed)
 		for i := range runs {
@@ -99,16 +107,21 @@ func releaseAll(ctx context.Context, h *Handler, a *asked) (string, error) {
 				n++
 			}
 		}
-		if err != nil {
-			return "", fmt.Errorf("%w (%d were released before)", err, n)
-		}
 		switch {
+		case errors.Is(err, context.DeadlineExceeded) && from != admin.Bytes(a.from):
+			next = from // what was looked at so far need not be looked at again
+		case err != nil:
+			return "", fmt.Errorf("%w (%d were released before)", err, n)
 		case next == "":
-			return fmt.Sprintf("%d parked runs are released.", n), nil
-		case n >= mostReleased:
-			return fmt.Sprintf("%d parked runs are released, and there may be others.", n), nil
+			return fmt.Sprintf("%d parked runs are released. There are no others behind.", n), nil
 		}
-		from = next
+		if len(runs) < mostListed {
+			foreign++
+		}
+		if from = next; err != nil || n >= mostReleased || foreign >= mostForeign || time.Since(began) > releaseTime {
+			a.next = next
+			return fmt.Sprintf("%d parked runs are released, and not all were looked at: it has got to %s.", n, short(next)), nil
+		}
 	}
 }
 
@@ -141,7 +154,7 @@ func (q *query) ask() (do string, act action, a asked, err error) {
 	if err != nil {
 		return do, act, a, err
 	}
-	a = asked{q.access.Who, n[0], percolator.Cell{Table: n[1], Row: n[2], Column: n[3]}, change, n[4], n[5]}
+	a = asked{who: q.access.Who, observer: n[0], cell: percolator.Cell{Table: n[1], Row: n[2], Column: n[3]}, change: change, from: n[4], to: n[5]}
 	for _, name := range act.needs {
 		if s, _ := q.name(name); s == "" {
 			return do, act, a, fmt.Errorf("%w: the %s is missing", percolator.ErrInvalid, name)
@@ -174,7 +187,7 @@ func (h *Handler) confirm(_ context.Context, q *query) (any, error) {
 }
 
 // post serves the forms of who may look.
-func (h *Handler) post(ctx context.Context, w http.ResponseWriter, r *http.Request, name string, q *query) {
+func (h *Handler) post(w http.ResponseWriter, r *http.Request, name string, q *query) {
 	if err := r.ParseForm(); err != nil {
 		h.fail(w, q, http.StatusBadRequest, "the form cannot be read")
 		return
@@ -186,7 +199,7 @@ func (h *Handler) post(ctx context.Context, w http.ResponseWriter, r *http.Reque
 	}
 	switch name {
 	case "act":
-		h.act(ctx, w, r, q)
+		h.act(w, r, q)
 	case "logout":
 		if h.o.Login != nil {
 			h.o.Login.leave(w, r)
@@ -198,13 +211,14 @@ func (h *Handler) post(ctx context.Context, w http.ResponseWriter, r *http.Reque
 	}
 }
 
+// acted is what an action has done. Next is the address of the confirmation of the next step, "" if there is none.
 type acted struct {
-	Title, Text, Back string
-	Fields            []field
+	Title, Text, Back, Next string
+	Fields                  []field
 }
 
 // act does what a form asks for. What it asks for stands in the form alone, never in the address.
-func (h *Handler) act(ctx context.Context, w http.ResponseWriter, r *http.Request, q *query) {
+func (h *Handler) act(w http.ResponseWriter, r *http.Request, q *query) {
 	if !q.actions() {
 		h.fail(w, q, statusOf(errNoActions), errNoActions.Error())
 		return
@@ -215,8 +229,14 @@ func (h *Handler) act(ctx context.Context, w http.ResponseWriter, r *http.Reques
 		h.fail(w, q, statusOf(err), err.Error())
 		return
 	}
+	leave, err := h.gate.place(r.Context())
+	if err != nil {
+		h.crowded(w, q)
+		return
+	}
+	defer leave()
 	// Who closes the browser does not leave an action half done.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), actionTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), actionTimeout)
 	defer cancel()
 	text, err := act.do(ctx, h, &a)
 	log := h.o.Logger.With("action", do, "who", a.who, "observer", a.observer, "table", a.cell.Table, "row", admin.Bytes(cut(a.cell.Row)).String(), "column", a.cell.Column,
@@ -231,6 +251,12 @@ func (h *Handler) act(ctx context.Context, w http.ResponseWriter, r *http.Reques
 	for _, f := range []field{{Name: "observer", Value: admin.Bytes(a.observer)}, {Name: "table", Value: admin.Bytes(a.cell.Table)}, {Name: "row", Value: admin.Bytes(a.cell.Row)}, {Name: "column", Value: admin.Bytes(a.cell.Column)}} {
 		if f.Value != "" {
 			done.Fields = append(done.Fields, f)
+		}
+	}
+	if a.next != "" {
+		if done.Next, err = link("confirm", "do", do, "observer", admin.Bytes(a.observer), "from", a.next); err != nil {
+			h.fail(w, q, http.StatusInternalServerError, err.Error())
+			return
 		}
 	}
 	h.render(w, http.StatusOK, "done", &page{Title: act.title, View: "act", Data: &done}, q)

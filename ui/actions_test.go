@@ -2,6 +2,7 @@ package ui_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"html"
 	"net/http"
@@ -13,7 +14,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/ui"
 )
 
@@ -123,9 +126,63 @@ func TestReplay(t *testing.T) {
 	require.Equal(t, http.StatusOK, a.status, a.body)
 
 	// The end of the page ends it. Nothing begins afterwards.
+	require.NotContains(t, w.log.String(), "context canceled")
 	require.NoError(t, w.page.Close(t.Context()))
-	require.Contains(t, w.get("replays").body, "broken off")
+	require.Regexp(t, `msg="ui: a replay has ended".*context canceled`, w.log.String())
+	require.Equal(t, http.StatusServiceUnavailable, w.get("replays").status)
 	require.Equal(t, http.StatusServiceUnavailable, w.post("act", f).status)
+}
+
+// TestRetryAllGoesOn retries the runs of an observer that lie behind many thousands of another one's. No step takes them all, and each
+// begins where the one before ended.
+func TestRetryAllGoesOn(t *testing.T) {
+	t.Parallel()
+	const others = 26_000
+	w := newWorld(t, ui.Access{Who: "ann", Actions: true})
+	w.login()
+	late := percolator.Cell{Table: "z", Row: "r", Column: "c"}
+	require.NoError(t, w.db.Update(t.Context(), func(tx *percolator.Txn) error { return tx.Set(late, nil) }))
+	w.runUntilIdle(percolator.Observer{Name: "late", Table: late.Table, Column: late.Column, Func: func(context.Context, *percolator.Txn, percolator.Cell) error {
+		return percolator.Park(errors.New("no"))
+	}})
+	now, err := w.db.Now(t.Context())
+	require.NoError(t, err)
+	var all []rowstore.Mutation
+	for i := range others {
+		c := format.Cell{Table: "m", Row: fmt.Sprintf("r%05d", i), Column: "c"}
+		p := format.NewParked("other", c, format.Failure{Change: 1, Attempts: 1}, errors.New("no"), now)
+		parked, err := p.Encode()
+		require.NoError(t, err)
+		at := format.ParkedCell("other", c)
+		record := format.Write{Kind: format.KindPut, Start: now - 2, Value: parked}
+		all = append(all, rowstore.Mutation{Table: at.Table, Row: at.Row, Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, at.Column, now-1, record.Encode())}})
+	}
+	_, err = w.store.Apply(t.Context(), all, rowstore.ApplyOptions{})
+	require.NoError(t, err)
+
+	steps, released := 1, ""
+	a := w.act("release-all", "observer", "late")
+	for {
+		require.Equal(t, http.StatusOK, a.status, a.body)
+		released += regexp.MustCompile(`\d+ parked runs are released[^.]*\.`).FindString(a.body)
+		next := regexp.MustCompile(`id="next" href="([^"]*)"`).FindStringSubmatch(a.body)
+		if next == nil {
+			break
+		}
+		steps++
+		sure := w.get(html.UnescapeString(next[1]))
+		require.Equal(t, http.StatusOK, sure.status, sure.body)
+		f := form(t, sure.body, "act")
+		require.NotEmpty(t, f.Get("from"), "the next step begins behind the last one")
+		require.Equal(t, "late", f.Get("observer"))
+		a = w.post("act", f)
+	}
+	require.Equal(t, 2, steps, released)
+	require.Contains(t, released, "0 parked runs are released, and not all were looked at: it has got to ")
+	require.Contains(t, released, "1 parked runs are released.")
+	runs, _, err := readerOf(t, w.store).Parked(t.Context(), "late", "", 0)
+	require.NoError(t, err)
+	require.Empty(t, runs)
 }
 
 // TestManyReplays are refused: each is a goroutine.

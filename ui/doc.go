@@ -17,7 +17,8 @@
 // # Looking never writes
 //
 // The page is made by package admin, which reads a bounded number of rows for each view. So it may be refreshed each second, over any
-// number of rows. A + behind a number means: at least. The script of the page only asks for the same page again; without it
+// number of rows. A + behind a number means: at least. A few requests do so at once (Options.Concurrent), so a crowd of readers is no crowd for
+// the database. The script of the page only asks for the same page again; without it
 // everything works, and the reader refreshes.
 //
 // # Safety

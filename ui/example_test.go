@@ -37,7 +37,7 @@ func ExampleNew() {
 		return ui.Access{Who: user, Actions: operator, Values: operator}, nil
 	}, ui.Options{Hosts: []string{"shop.example.org"}})
 	try(err)
-	defer func() { try(page.Close(ctx)) }() // before db.Close: it ends the replays that the page has begun
+	defer func() { try(page.Close(ctx)) }() // before db.Close: it ends the page's replays, and waits for requests
 
 	mux := http.NewServeMux()
 	mux.Handle("/percolator/", page)

@@ -46,8 +46,11 @@ type Options struct {
 	Login *Login
 	// Secret makes the secrets in forms. Processes that serve one page together must share it; it has 16 bytes or more. Default: random.
 	Secret []byte
-	// Timeout bounds the making of a page. Default 5 s.
+	// Timeout bounds the making of a page, and before that the wait for its turn. Default 5 s.
 	Timeout time.Duration
+	// Concurrent is how many requests look at the database at once, or change it. Others wait for their turn, for Timeout at most, and get the
+	// status 503 with a Retry-After then. Default 8.
+	Concurrent int
 	// Logger gets each action with who did it, and each denied request. Default slog.Default().
 	Logger *slog.Logger
 }
@@ -62,6 +65,7 @@ type Handler struct {
 	hosts     map[string]bool
 	rates     rates
 	replays   *replays
+	gate      *gate
 	views     map[string]view
 }
 
@@ -73,8 +77,8 @@ type view struct {
 	data func(ctx context.Context, q *query) (any, error)
 }
 
-// New makes the page of a database, with the actions that authorize allows. A nil db or authorize, a short Secret or a negative Timeout is
-// percolator.ErrInvalid. Close it before the DB.
+// New makes the page of a database, with the actions that authorize allows. A nil db or authorize, a short Secret, a negative Timeout
+// or Concurrent is percolator.ErrInvalid. Close it before the DB.
 func New(db *percolator.DB, authorize Authorize, o Options) (*Handler, error) {
 	r, err := admin.Of(db)
 	if err != nil {
@@ -83,7 +87,7 @@ func New(db *percolator.DB, authorize Authorize, o Options) (*Handler, error) {
 	return newHandler("New", db, r, authorize, o)
 }
 
-// Of makes the page over a Reader: it looks, and has no actions. Errors are those of New.
+// Of makes the page over a Reader: it looks, and has no actions. Errors are those of New. Close it before the store.
 func Of(r *admin.Reader, authorize Authorize, o Options) (*Handler, error) {
 	if r == nil {
 		return nil, fmt.Errorf("ui: Of: %w: the Reader is nil", percolator.ErrInvalid)
@@ -100,6 +104,12 @@ func newHandler(what string, db *percolator.DB, r *admin.Reader, authorize Autho
 	case o.Timeout < 0:
 		return nil, fmt.Errorf("ui: %s: %w: the Timeout is %v", what, percolator.ErrInvalid, o.Timeout)
 	}
+	if o.Concurrent < 0 {
+		return nil, fmt.Errorf("ui: %s: %w: Concurrent is %d", what, percolator.ErrInvalid, o.Concurrent)
+	}
+	if o.Concurrent == 0 {
+		o.Concurrent = 8
+	}
 	if o.Timeout == 0 {
 		o.Timeout = 5 * time.Second
 	}
@@ -112,7 +122,7 @@ func newHandler(what string, db *percolator.DB, r *admin.Reader, authorize Autho
 	if len(o.Hosts) == 0 {
 		o.Hosts = []string{"localhost", "127.0.0.1", "::1"}
 	}
-	h := &Handler{db: db, r: r, authorize: authorize, o: o, hosts: map[string]bool{}, replays: newReplays(db, o.Logger)}
+	h := &Handler{db: db, r: r, authorize: authorize, o: o, hosts: map[string]bool{}, replays: newReplays(db, o.Logger), gate: newGate(o.Concurrent, o.Timeout)}
 	for _, name := range o.Hosts {
 		h.hosts[strings.ToLower(name)] = true
 	}
@@ -120,13 +130,23 @@ func newHandler(what string, db *percolator.DB, r *admin.Reader, authorize Autho
 	return h, nil
 }
 
-// Close ends the replays that this page has begun, which go on where they were with the next one, and waits until their goroutines have
-// ended, or ctx is done. Afterwards the page begins no replays. It may be called more than once.
-func (h *Handler) Close(ctx context.Context) error { return h.replays.close(ctx) }
+// Close ends the page: every further request gets the status 503. It ends the replays that this page has begun, which go on where they were
+// with the next one. Then it waits until these have ended and the requests under way are answered, or ctx is done: then its error is that of
+// the context, and what is under way goes on to its end. A view takes Options.Timeout at most, and an action 20 s. After a Close without an
+// error nothing of the page uses the database any more. It may be called more than once.
+func (h *Handler) Close(ctx context.Context) error {
+	h.gate.shut()
+	return errors.Join(h.replays.close(ctx), h.gate.drained(ctx))
+}
 
 // ServeHTTP serves the page.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	protect(w.Header())
+	if !h.gate.enter() {
+		http.Error(w, "the program that serves this page ends", http.StatusServiceUnavailable)
+		return
+	}
+	defer h.gate.under.Done()
 	if !h.hosts[hostOf(r.Host)] {
 		http.Error(w, "this page is not reached by that name", http.StatusMisdirectedRequest)
 		return
@@ -161,11 +181,9 @@ func (h *Handler) authorized(w http.ResponseWriter, r *http.Request, name string
 		h.denied(w, r, err)
 		return
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), h.o.Timeout)
-	defer cancel()
 	q := &query{h: h, access: access, values: r.URL.Query()}
 	if r.Method == http.MethodPost {
-		h.post(ctx, w, r, name, q)
+		h.post(w, r, name, q)
 		return
 	}
 	v, ok := h.views[name]
@@ -173,6 +191,14 @@ func (h *Handler) authorized(w http.ResponseWriter, r *http.Request, name string
 		h.fail(w, q, http.StatusNotFound, "there is no such page")
 		return
 	}
+	leave, err := h.gate.place(r.Context())
+	if err != nil {
+		h.crowded(w, q)
+		return
+	}
+	defer leave()
+	ctx, cancel := context.WithTimeout(r.Context(), h.o.Timeout)
+	defer cancel()
 	data, err := v.data(ctx, q)
 	if err != nil {
 		h.fail(w, q, statusOf(err), err.Error())

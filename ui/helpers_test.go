@@ -62,5 +62,12 @@ func put(t *testing.T, w *world, table, row string, edits ...rowstore.Edit) {
 	require.NoError(t, out[0].Err)
 }
 
+func readerOf(t *testing.T, s rowstore.Store) *admin.Reader {
+	t.Helper()
+	r, err := admin.New(s)
+	require.NoError(t, err)
+	return r
+}
+
 // typedName is a name in the form that can be typed.
 func typedName(name string) string { return admin.Bytes(name).String() }

@@ -6,12 +6,10 @@ import (
 	"fmt"
 	"html/template"
 	"net/http"
-	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/percolate-go/percolate/admin"
+	"github.com/percolate-go/percolate/internal/shown"
 )
 
 var errNoActions = errors.New("ui: this page only looks: it was started without actions, or you may not do any")
@@ -37,7 +35,7 @@ func parseTemplates() map[string]*template.Template {
 }
 
 var functions = template.FuncMap{
-	"link": link, "short": short, "text": text, "value": value, "when": when, "stamp": stamp, "count": count, "percent": percent,
+	"link": link, "short": short, "text": text, "value": value, "when": when, "stamp": stamp, "count": shown.Count, "percent": percent,
 	"past": func(left admin.Span) admin.Span { return -left },
 	"class": func(state string) string {
 		if state == "running" {
@@ -87,25 +85,12 @@ func value(b admin.Bytes) string {
 	return fmt.Sprintf("%v… (%d bytes)", b[:mostValue], len(b))
 }
 
-// text is a text of others, such as an error, without what a reader could not see. Lines stay lines.
+// text is a text of others, such as an error, or its beginning, without what a reader could not see. Lines stay lines.
 func text(s string) string {
-	more := ""
 	if len(s) > mostError {
-		s, more = s[:mostError], "…"
+		return shown.Text(s[:mostError]) + "…"
 	}
-	var out strings.Builder
-	for i := 0; i < len(s); {
-		r, n := utf8.DecodeRuneInString(s[i:])
-		if r == '\n' || r == '\t' || unicode.IsPrint(r) && (r != utf8.RuneError || n > 1) {
-			out.WriteString(s[i : i+n])
-		} else {
-			for _, c := range []byte(s[i : i+n]) {
-				fmt.Fprintf(&out, "%%%02X", c)
-			}
-		}
-		i += n
-	}
-	return out.String() + more
+	return shown.Text(s)
 }
 
 func when(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
@@ -116,13 +101,6 @@ func stamp(s admin.Stamp) string {
 		return "-"
 	}
 	return s.Time().Format("2006-01-02 15:04:05.000 UTC")
-}
-
-func count(n int, atLeast bool) string {
-	if atLeast {
-		return fmt.Sprintf("%d+", n)
-	}
-	return fmt.Sprint(n)
 }
 
 func percent(share float64) string { return fmt.Sprintf("about %.0f%%", 100*share) }

@@ -12,13 +12,12 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
 	"github.com/percolate-go/percolate/admin"
 	"github.com/percolate-go/percolate/config"
+	"github.com/percolate-go/percolate/internal/shown"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -256,25 +255,8 @@ func (p *page) row(cells ...any) {
 	_, _ = io.WriteString(p.w, "\n")
 }
 
-// harmless writes what a terminal would obey, in errors of other programs, say, as Bytes do. Lines stay lines.
-func harmless(s string) string {
-	var out strings.Builder
-	for i := 0; i < len(s); {
-		r, n := utf8.DecodeRuneInString(s[i:])
-		switch {
-		case r == '\t':
-			out.WriteString("    ")
-		case r == '\n' || r == ' ' || unicode.IsPrint(r) && (r != utf8.RuneError || n > 1):
-			out.WriteString(s[i : i+n])
-		default:
-			for _, c := range []byte(s[i : i+n]) {
-				fmt.Fprintf(&out, "%%%02X", c)
-			}
-		}
-		i += n
-	}
-	return out.String()
-}
+// harmless writes a text of others without what a terminal would obey. Lines stay lines, and no tab divides a row.
+func harmless(s string) string { return strings.ReplaceAll(shown.Text(s), "\t", "    ") }
 
 func said(w *page, d done) { w.line("%s", d.Done) }
 

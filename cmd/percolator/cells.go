@@ -16,8 +16,19 @@ import (
 // list is an answer that may not be whole.
 type list[T any] struct {
 	Items []T `json:"items"`
-	// More tells that there are others.
-	More bool `json:"more,omitempty"`
+	// More tells that there are others, and Next where they begin, if the command takes --from.
+	More bool        `json:"more,omitempty"`
+	Next admin.Bytes `json:"next,omitzero"`
+}
+
+// paged is a page of a list.
+func paged[T any](items []T, next admin.Bytes) list[T] {
+	return list[T]{Items: items, More: next != "", Next: next}
+}
+
+// fromFlag adds the flag by which a list goes on.
+func fromFlag(c *cobra.Command, from *nameFlag) {
+	c.Flags().Var(from, "from", "go on where the list before ended, as its last line says")
 }
 
 // MarshalJSON writes an empty list as one.
@@ -29,9 +40,12 @@ func (l list[T]) MarshalJSON() ([]byte, error) {
 	return json.Marshal(plain(l))
 }
 
-// rest says that a list is not whole.
-func rest(w *page, more bool) {
-	if more {
+// rest says that a list is not whole, and how to go on.
+func rest[T any](w *page, l *list[T]) {
+	switch {
+	case l.Next != "":
+		w.line("... and more: --from %s", l.Next.Word())
+	case l.More:
 		w.line("... and more: --limit")
 	}
 }
@@ -44,7 +58,7 @@ func (a *app) tablesCommand() *cobra.Command {
 		Long: "Lists the tables that hold anything, or that the catalog knows by an observer or settings of their own.",
 		RunE: look(a, func(ctx context.Context, r *admin.Reader, _ []string) (list[admin.Table], error) {
 			t, more, err := r.Tables(ctx, own, limit)
-			return list[admin.Table]{t, more}, err
+			return list[admin.Table]{Items: t, More: more}, err
 		}, func(w *page, l list[admin.Table]) {
 			w.row("TABLE", "OBSERVERS", "RETENTION", "NOTES")
 			for _, t := range l.Items {
@@ -60,7 +74,7 @@ func (a *app) tablesCommand() *cobra.Command {
 				}
 				w.row(t.Name, t.Observers, t.Retention, note)
 			}
-			rest(w, l.More)
+			rest(w, &l)
 		}),
 	}
 	c.Flags().BoolVar(&own, "own", false, "list the library's own tables too")
@@ -89,8 +103,8 @@ func (a *app) getCommand() *cobra.Command {
 				found, err = r.Get(ctx, cell, ts)
 			}
 			if err == nil && !found.Found && found.Pending == nil {
-				if err := haveTable(ctx, r, cell.Table); err != nil {
-					return found, err
+				if found.Commit == 0 {
+					return found, noCell(ctx, r, cell, "has no value")
 				}
 				return found, fmt.Errorf("%w: the cell %v has no value%s", errNotFound, found.Cell, deleted(found))
 			}
@@ -196,7 +210,11 @@ func (a *app) scanCommand() *cobra.Command {
 			if err := haveTable(ctx, r, rng.Table); err != nil {
 				return admin.Rows{}, err
 			}
-			return r.Scan(ctx, rng, ts)
+			rows, err := r.Scan(ctx, rng, ts)
+			if err == nil && len(rows.Values) == 0 && len(rng.Columns) > 0 {
+				err = haveColumns(ctx, r, rng, ts)
+			}
+			return rows, err
 		}, func(w *page, p admin.Rows) {
 			w.row("ROW", "COLUMN", "WRITTEN", "VALUE")
 			for _, v := range p.Values {
@@ -241,10 +259,7 @@ func (a *app) historyCommand() *cobra.Command {
 			}
 			h, err := r.History(ctx, cell, ts, limit)
 			if err == nil && len(h.Versions) == 0 && h.Pending == nil {
-				if err := haveTable(ctx, r, cell.Table); err != nil {
-					return h, err
-				}
-				return h, fmt.Errorf("%w: the cell %v has no versions", errNotFound, h.Cell)
+				return h, noCell(ctx, r, cell, "has no versions")
 			}
 			return h, err
 		}, func(w *page, h admin.History) {
@@ -339,12 +354,20 @@ func (a *app) deleteCommand() *cobra.Command {
 			if err != nil {
 				return written{}, err
 			}
-			return a.write(ctx, db, cell, false, func(tx *percolator.Txn) error {
+			w, err := a.write(ctx, db, cell, false, func(tx *percolator.Txn) error {
 				if _, err := tx.Get(ctx, cell); err != nil {
 					return err
 				}
 				return tx.Delete(cell)
 			})
+			if errors.Is(err, percolator.ErrNotFound) {
+				r, rerr := admin.Of(db)
+				if rerr != nil {
+					return w, rerr
+				}
+				return w, noCell(ctx, r, cell, "has no value")
+			}
+			return w, err
 		}, func(w *page, v written) { w.line("deleted at %v (%s)", v.Commit, when(v.Commit)) }),
 	}
 }

@@ -2,12 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/percolate-go/percolate/admin"
+	"github.com/percolate-go/percolate/internal/shown"
 	"github.com/percolate-go/percolate/percolator"
 )
 
@@ -120,11 +122,12 @@ func (a *app) retentionCommand() *cobra.Command {
 		}),
 	}
 	var table nameFlag
+	var anew bool
 	var s percolator.Settings
 	set := &cobra.Command{
 		Use: "set", Short: "Change for how long history is kept", Args: exactly(),
 		Long: "Changes the settings of the database, or of one table (--table), for every process. What is not given stays; for a table it becomes\n" +
-			"that of the database. The change takes effect two catalog leases later.",
+			"that of the database. The change takes effect two catalog leases later. A table that holds nothing yet is refused without --new.",
 		Example: "  percolator retention set --retention 48h\n  percolator retention set --table queue --retention 2h --max-txn-age 30m",
 		RunE: change(a, func(ctx context.Context, db *percolator.DB, _ []string) (done, error) {
 			if table == "" {
@@ -136,11 +139,24 @@ func (a *app) retentionCommand() *cobra.Command {
 			if s.CatalogLease != 0 {
 				return done{}, usage("--catalog-lease is of the whole database, not of a table")
 			}
+			if !anew {
+				r, err := admin.Of(db)
+				if err == nil {
+					err = haveTable(ctx, r, string(table))
+				}
+				if errors.Is(err, errNotFound) {
+					err = fmt.Errorf("%w (--new sets them all the same)", err)
+				}
+				if err != nil {
+					return done{}, err
+				}
+			}
 			return done{fmt.Sprintf("the settings of table %v change two catalog leases from now", admin.Bytes(table))},
 				db.ConfigureTable(ctx, string(table), percolator.TableSettings{MaxTxnAge: s.MaxTxnAge, Retention: s.Retention})
 		}, said),
 	}
 	set.Flags().Var(&table, "table", "of this table alone")
+	set.Flags().BoolVar(&anew, "new", false, "with --table, also if it holds nothing yet")
 	for name, to := range map[string]*time.Duration{"retention": &s.Retention, "max-txn-age": &s.MaxTxnAge, "catalog-lease": &s.CatalogLease} {
 		set.Flags().DurationVar(to, name, 0, "see percolator.Settings")
 	}
@@ -156,11 +172,11 @@ func (a *app) sizesCommand() *cobra.Command {
 			"--rows rows of each table, for two seconds in all; a + means that there are more.",
 		RunE: look(a, func(ctx context.Context, r *admin.Reader, _ []string) (list[admin.Size], error) {
 			s, more, err := r.Sizes(ctx, own, rows)
-			return list[admin.Size]{s, more}, err
+			return list[admin.Size]{Items: s, More: more}, err
 		}, func(w *page, l list[admin.Size]) {
 			w.row("TABLE", "ROWS", "BYTES")
 			for _, s := range l.Items {
-				w.row(s.Table, count(s.Rows, s.AtLeast), count(int(s.Bytes), s.AtLeast))
+				w.row(s.Table, shown.Count(s.Rows, s.AtLeast), shown.Count(int(s.Bytes), s.AtLeast))
 			}
 		}),
 	}

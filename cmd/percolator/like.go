@@ -13,15 +13,20 @@ import (
 	"github.com/percolate-go/percolate/percolator/oracle"
 )
 
-// missing says that what was named is not there, and what there is that is like it.
-func missing(what, name string, known []string) error {
+// nearest is the name that is most like one, "" if none is much like it.
+func nearest(name string, known []string) string {
 	best, least := "", max(2, len(name)/3)+1
 	for _, k := range known {
 		if d := distance(strings.ToLower(name), strings.ToLower(k)); d < least {
 			best, least = k, d
 		}
 	}
-	shown := admin.Bytes(name).String()
+	return best
+}
+
+// missing says that what was named is not there, and what there is that is like it.
+func missing(what, name string, known []string) error {
+	shown, best := admin.Bytes(name).String(), nearest(name, known)
 	switch {
 	case best != "":
 		return fmt.Errorf("%w: there is no %s named %q; did you mean %q?", errNotFound, what, shown, admin.Bytes(best).String())
@@ -97,6 +102,85 @@ func haveObserver(ctx context.Context, r *admin.Reader, name string) error {
 		return nil
 	}
 	return missing("observer", name, known)
+}
+
+// haveColumns returns an error if rows of a range were looked at, and a column that is asked for is in none of them.
+func haveColumns(ctx context.Context, r *admin.Reader, rng percolator.Range, at percolator.Timestamp) error {
+	asked := rng.Columns
+	rng.Columns, rng.Limit = nil, 1000
+	page, err := r.Scan(ctx, rng, at)
+	if err != nil || len(page.Values) == 0 {
+		return err
+	}
+	known := columnsOf(&page)
+	for _, c := range asked {
+		if !slices.Contains(known, c) {
+			return missing("column", c, known)
+		}
+	}
+	return nil
+}
+
+// haveObserved returns an error unless somebody observes a column of the table, "" for any.
+func haveObserved(ctx context.Context, r *admin.Reader, table, column string) error {
+	observers, err := r.Observers(ctx, 1)
+	if err != nil {
+		return err
+	}
+	var known, tables []string
+	for _, o := range observers {
+		if tables = append(tables, string(o.Table)); string(o.Table) == table {
+			known = append(known, string(o.Column))
+		}
+	}
+	slices.Sort(known)
+	slices.Sort(tables)
+	switch {
+	case len(known) == 0:
+		return missing("observed table", table, slices.Compact(tables))
+	case column == "" || slices.Contains(known, column):
+		return nil
+	}
+	return missing("observed column", column, slices.Compact(known))
+}
+
+func columnsOf(page *admin.Rows) (columns []string) {
+	for i := range page.Values {
+		columns = append(columns, string(page.Values[i].Column))
+	}
+	slices.Sort(columns)
+	return slices.Compact(columns)
+}
+
+// noCell says that a cell has nothing of what was asked for, and what there is that is like it: a table, a column of its row, or a row that
+// begins like its row.
+func noCell(ctx context.Context, r *admin.Reader, c percolator.Cell, has string) error {
+	if err := haveTable(ctx, r, c.Table); err != nil {
+		return err
+	}
+	row, err := r.Scan(ctx, percolator.Range{Table: c.Table, From: c.Row, To: c.Row + "\x00", Limit: 1}, 0)
+	if err != nil {
+		return err
+	}
+	said, columns := "", columnsOf(&row)
+	switch {
+	case slices.Contains(columns, c.Column): // it has a value now, and had none at the snapshot
+	case len(columns) > 0:
+		said = "; " + strings.TrimPrefix(missing("column of that row", c.Column, columns).Error(), errNotFound.Error()+": ")
+	default:
+		near, err := r.Scan(ctx, percolator.Range{Table: c.Table, From: c.Row[:len(c.Row)/2], Limit: 500}, 0)
+		if err != nil {
+			return err
+		}
+		var rows []string
+		for i := range near.Values {
+			rows = append(rows, string(near.Values[i].Row))
+		}
+		if best := nearest(c.Row, rows); best != "" {
+			said = fmt.Sprintf("; did you mean row %q?", admin.Bytes(best).String())
+		}
+	}
+	return fmt.Errorf("%w: the cell %v %s%s", errNotFound, admin.CellOf(c), has, said)
 }
 
 func oracleTime(t time.Time) percolator.Timestamp { return max(oracle.FromTime(t), 1) - 1 }

@@ -179,7 +179,17 @@ var (
 var runbooks = map[string]struct {
 	plant   func(w *ward)
 	between map[int]func(w *ward) // before the block of that number
+	after   func(w *ward)         // all blocks
 }{
+	"Erasing a customer": {plant: customers, after: func(w *ward) {
+		rows := 0
+		for row, err := range w.store.Scan(w.Context(), rowstore.ScanRange{Table: "order", Selectors: everything()}) {
+			require.NoError(w, err)
+			require.Equal(w, "bob/1", row.Row, "%+v", row)
+			rows++
+		}
+		require.Equal(w, 1, rows)
+	}},
 	"A backlog grows": {plant: func(w *ward) {
 		w.ahead.Store(int64(-5 * time.Minute))
 		w.with(func(db *percolator.DB) {
@@ -284,15 +294,94 @@ func TestRunbooks(t *testing.T) {
 				}
 				w.step(block)
 			}
+			if r.after != nil {
+				r.after(w)
+			}
 		})
 	}
+	require.Len(t, all, 9)
 	for title, blocks := range all {
 		_, here := runbooks[title]
-		require.True(t, here || len(blocks) == 0 || title == "The server is full" || title == "A failover", "nothing runs the section %q", title)
+		require.True(t, here || title == "The server is full" || title == "A failover", "nothing runs the section %q", title)
+		require.NotEmpty(t, blocks, title)
 	}
 }
 
-// TestDoctorOfRedis plants mistakes in a server of its own, and then runs the runbooks that are about servers.
+// customers have orders, with history, which a worker goes on to look after.
+func customers(w *ward) {
+	w.with(func(db *percolator.DB) {
+		w.work(db, ship)
+		for range 2 {
+			for _, row := range []string{"ann/1", "ann/2", "bob/1"} {
+				w.set(db, cell("order", row, "state"))
+			}
+		}
+	})
+	db := w.open()
+	worker := percolator.NewWorker(db, percolator.WorkerConfig{})
+	require.NoError(w, worker.Observe(ship))
+	running, stop := context.WithCancel(context.WithoutCancel(w.Context()))
+	ended := make(chan error, 1)
+	go func() { ended <- worker.Run(running) }()
+	w.Cleanup(func() {
+		stop()
+		require.NoError(w, <-ended)
+		require.NoError(w, db.Close(context.WithoutCancel(w.Context())))
+	})
+}
+
+func everything() (all []rowstore.Selector) {
+	for _, f := range []rowstore.Family{rowstore.Lock, rowstore.Write, rowstore.Data, rowstore.Mark, rowstore.Notify} {
+		all = append(all, rowstore.Selector{Family: f, Column: rowstore.AllColumns, To: oracle.Max})
+	}
+	return all
+}
+
+// TestFailoverOfRedis kills a primary, and follows the runbook with its replica.
+func TestFailoverOfRedis(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	settings := map[string]string{"appendfsync": "always", "repl-diskless-sync-delay": "0"}
+	one, two := testserver.NewRedis(t, settings), testserver.NewRedis(t, settings)
+	client := func(url string) *goredis.Client {
+		o, err := goredis.ParseURL(url)
+		require.NoError(t, err)
+		c := goredis.NewClient(o)
+		t.Cleanup(func() { require.NoError(t, c.Close()) })
+		return c
+	}
+	w := &ward{T: t, url: one.URL, redis: client(one.URL)}
+	replica := client(two.URL)
+	require.NoError(t, replica.Do(ctx, "REPLICAOF", one.Host, one.Port).Err())
+	w.with(func(db *percolator.DB) {
+		w.work(db, ship)
+		w.set(db, cell("order", "17", "state"))
+		w.work(db, ship)
+	})
+	require.Eventually(t, func() bool {
+		n, err := w.redis.Do(ctx, "WAIT", 1, 1000).Int()
+		require.NoError(t, err)
+		return n == 1
+	}, time.Minute, 10*time.Millisecond, "the replica has what was committed")
+	w.ask([]string{"doctor"}, []string{"store"}) // which warns of what an asynchronous replica loses
+	require.NoError(t, one.Kill())
+
+	w.url, w.redis = two.URL, replica
+	blocks := sections(t)["A failover"]
+	require.Len(t, blocks, 3)
+	for _, block := range blocks {
+		w.step(block)
+	}
+	w.with(func(db *percolator.DB) {
+		require.NoError(t, db.View(ctx, func(tx *percolator.Txn) error {
+			_, err := tx.Get(ctx, cell("order", "17", "state"))
+			return err
+		}))
+		w.set(db, cell("order", "18", "state"))
+	})
+}
+
+// TestDoctorOfRedis plants mistakes in a server of its own, and then runs the runbook of a server that is full.
 func TestDoctorOfRedis(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -330,11 +419,6 @@ func TestDoctorOfRedis(t *testing.T) {
 	config("maxmemory", strconv.Itoa(most/2))
 	require.Len(t, all["The server is full"], 4)
 	for _, block := range all["The server is full"] {
-		w.step(block)
-	}
-	require.NoError(t, w.redis.Do(ctx, "REPLICAOF", "127.0.0.1", "1").Err())
-	require.Len(t, all["A failover"], 3)
-	for _, block := range all["A failover"] {
 		w.step(block)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -37,7 +38,8 @@ stands in no address. The page only looks, and writes nothing, unless --actions 
 observers, and retry and drop parked runs, each after a confirmation. Actions are logged on the standard error.
 
 It listens on this machine alone. For any other address --token-file is needed, and TLS: --cert and --key, or --behind-tls, which
-says that a proxy in front speaks TLS and is the only one that reaches this address. A page that is reached by a name other than localhost needs --host.
+says that a proxy in front speaks TLS and is the only one that reaches this address. A page that is reached by a name other than localhost, or the one of
+--listen, needs --host: requests by any other name are refused.
 
 It ends when it is interrupted. --timeout does not bound it.`
 
@@ -76,6 +78,11 @@ func (f *uiFlags) check() (string, error) {
 	if (f.cert == "") != (f.key == "") {
 		return "", usage("--cert and --key go together")
 	}
+	for _, name := range f.hosts {
+		if name == "" || strings.Contains(name, ":") && net.ParseIP(name) == nil || strings.ContainsAny(name, "/[]") {
+			return "", usage("--host %q is no name like ops.example.org, without a scheme and a port", name)
+		}
+	}
 	ip := net.ParseIP(host)
 	local := host == "localhost" || ip != nil && ip.IsLoopback()
 	switch {
@@ -95,9 +102,47 @@ func (f *uiFlags) check() (string, error) {
 
 // served is what the command says when the page is there.
 type served struct {
+	// URL is one by which the page is reached: from this machine alone, where nothing says more.
 	URL     string `json:"url"`
+	Listens string `json:"listens"`         // the address
 	Token   string `json:"token,omitempty"` // unless it is from a file
 	Actions bool   `json:"actions"`
+	notes   []string
+}
+
+// names are those by which the page is reached, beside localhost: what --listen says, unless that is all addresses, and --host.
+func (f *uiFlags) names() []string {
+	host, _, _ := net.SplitHostPort(f.listen)
+	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+		return f.hosts
+	}
+	return append(slices.Clone(f.hosts), host)
+}
+
+// served says where the page is, once it listens at an address.
+func (f *uiFlags) served(at net.Addr) served {
+	s := served{URL: "http://", Listens: at.String(), Actions: f.actions}
+	name := "localhost"
+	if names := f.names(); len(names) > 0 {
+		name = names[0]
+	} else {
+		s.notes = append(s.notes, "this address holds on this machine alone; --host says by which name others reach it")
+	}
+	if f.cert != "" || f.proxy {
+		s.URL = "https://"
+	}
+	_, port, err := net.SplitHostPort(s.Listens)
+	switch {
+	case f.proxy: // whose port nobody knows here
+		s.notes = append(s.notes, fmt.Sprintf("the proxy leads to %s", s.Listens))
+		if strings.Contains(name, ":") {
+			name = "[" + name + "]"
+		}
+	case err == nil:
+		name = net.JoinHostPort(name, port)
+	}
+	s.URL += name + "/"
+	return s
 }
 
 // uiPage opens the database and makes the page. end closes both.
@@ -135,11 +180,7 @@ func (a *app) serveUI(ctx context.Context, f *uiFlags, token string) (err error)
 	if err != nil {
 		return usageError{err}
 	}
-	hosts := append([]string{"localhost", "127.0.0.1", "::1"}, f.hosts...)
-	host, _, _ := net.SplitHostPort(f.listen)
-	if ip := net.ParseIP(host); ip != nil && !ip.IsUnspecified() {
-		hosts = append(hosts, host)
-	}
+	hosts := append([]string{"localhost", "127.0.0.1", "::1"}, f.names()...)
 	opening, cancel := a.within(ctx)
 	handler, end, err := a.uiPage(opening, f, ui.Options{Hosts: hosts, Login: login, Logger: log})
 	cancel()
@@ -156,19 +197,14 @@ func (a *app) serveUI(ctx context.Context, f *uiFlags, token string) (err error)
 	if err != nil {
 		return fmt.Errorf("listening: %w", err)
 	}
-	scheme := "http"
+	says := f.served(l.Addr())
 	if f.cert != "" {
 		pair, err := tls.LoadX509KeyPair(f.cert, f.key)
 		if err != nil {
 			return errors.Join(usage("the certificate cannot be used: %w", err), l.Close())
 		}
-		scheme, l = "https", tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}})
+		l = tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}})
 	}
-	at := l.Addr().String()
-	if _, port, err := net.SplitHostPort(at); err == nil && len(f.hosts) > 0 {
-		at = net.JoinHostPort(f.hosts[0], port)
-	}
-	says := served{URL: scheme + "://" + at + "/", Actions: f.actions}
 	if f.tokenFile == "" {
 		says.Token = token
 	}
@@ -180,6 +216,7 @@ func (a *app) serveUI(ctx context.Context, f *uiFlags, token string) (err error)
 
 func (s served) text(w *page) {
 	w.line("open %s", s.URL)
+	lines(w, s.notes)
 	if s.Token != "" {
 		w.line("the token is %s", s.Token)
 	}

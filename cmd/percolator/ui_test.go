@@ -3,20 +3,30 @@ package main
 import (
 	"bufio"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"html"
 	"io"
 	"log/slog"
+	"math/big"
+	"net"
 	"net/http"
 	"net/http/cookiejar"
 	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"text/tabwriter"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -124,6 +134,86 @@ func TestUIActs(t *testing.T) {
 	require.NotContains(t, ask(t, store, "observers").out, "paused")
 }
 
+// TestUISaysWhereItIs has the page listen in all ways. The address that it prints must be one that the page answers to, and where the
+// program cannot know it, it says what is missing.
+func TestUISaysWhereItIs(t *testing.T) {
+	t.Parallel()
+	store := "pebble:" + filepath.Join(t.TempDir(), "data")
+	makeSick(t, store)
+	dir := t.TempDir()
+	token, cert, key := filepath.Join(dir, "token"), filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	require.NoError(t, os.WriteFile(token, []byte("a token from a file, long enough"), 0o600))
+	selfSigned(t, cert, key)
+	for _, c := range []struct {
+		args []string
+		url  string // with PORT for that of the address it listens at
+	}{
+		{nil, "http://127.0.0.1:PORT/"},
+		{[]string{"--listen", "localhost:0"}, "http://localhost:PORT/"},
+		{[]string{"--listen", "127.0.0.1:0", "--host", "ops.example.org"}, "http://ops.example.org:PORT/"},
+		{[]string{"--listen", "0.0.0.0:0", "--token-file", token, "--cert", cert, "--key", key}, "https://localhost:PORT/"},
+		{[]string{"--listen", ":0", "--token-file", token, "--cert", cert, "--key", key}, "https://localhost:PORT/"},
+		{[]string{"--listen", ":0", "--token-file", token, "--cert", cert, "--key", key, "--host", "ops.example.org"}, "https://ops.example.org:PORT/"},
+		{[]string{"--listen", ":0", "--token-file", token, "--behind-tls"}, "https://localhost/"},
+		{[]string{"--listen", ":0", "--token-file", token, "--behind-tls", "--host", "ops.example.org"}, "https://ops.example.org/"},
+		{[]string{"--behind-tls", "--host", "2001:db8::1"}, "https://[2001:db8::1]/"},
+	} {
+		s := startUI(t, store, c.args...)
+		_, port, err := net.SplitHostPort(s.Listens)
+		require.NoError(t, err)
+		require.Equal(t, strings.Replace(c.url, "PORT", port, 1), s.URL, "%v", c.args)
+		// A request by that name, wherever it leads here, is not refused; one by another name is.
+		at, err := url.Parse(s.URL)
+		require.NoError(t, err)
+		client := &http.Client{Transport: &http.Transport{
+			DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // its own certificate
+			DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
+				to := s.Listens
+				if ip, _, _ := net.SplitHostPort(to); net.ParseIP(ip).IsUnspecified() {
+					to = net.JoinHostPort("127.0.0.1", port)
+				}
+				return (&net.Dialer{}).DialContext(ctx, network, to)
+			},
+		}}
+		scheme := "http"
+		if slices.Contains(c.args, "--cert") {
+			scheme = "https"
+		}
+		for host, want := range map[string]int{at.Host: http.StatusOK, "evil.example.org": http.StatusMisdirectedRequest} {
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, scheme+"://"+host+"/login", nil)
+			require.NoError(t, err)
+			res, err := client.Do(r)
+			require.NoError(t, err, "%v", c.args)
+			require.NoError(t, res.Body.Close())
+			require.Equal(t, want, res.StatusCode, "%v as %s", c.args, host)
+		}
+		s.end(t)
+	}
+	// A machine need not have the other family of addresses.
+	six := &net.TCPAddr{IP: net.IPv6loopback, Port: 80}
+	require.Equal(t, "http://[::1]:80/", (&uiFlags{listen: "[::1]:80"}).served(six).URL)
+	require.Equal(t, "http://localhost:80/", (&uiFlags{listen: "[::]:80"}).served(six).URL)
+	var out strings.Builder
+	w := &page{w: tabwriter.NewWriter(&out, 0, 8, 2, ' ', 0)}
+	(&uiFlags{listen: ":8443", cert: cert}).served(&net.TCPAddr{Port: 8443}).text(w)
+	require.NoError(t, w.w.Flush())
+	require.Contains(t, out.String(), "open https://localhost:8443/\nthis address holds on this machine alone; --host says by which name others reach it\n")
+}
+
+// selfSigned writes a certificate of its own, and the key.
+func selfSigned(t *testing.T, cert, key string) {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"localhost"}}
+	der, err := x509.CreateCertificate(rand.Reader, &template, &template, private.Public(), private)
+	require.NoError(t, err)
+	secret, err := x509.MarshalPKCS8PrivateKey(private)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
+	require.NoError(t, os.WriteFile(key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}), 0o600))
+}
+
 // TestUIRefuses to be reached by others without a token that they were given, or in clear.
 func TestUIRefuses(t *testing.T) {
 	t.Parallel()
@@ -136,6 +226,9 @@ func TestUIRefuses(t *testing.T) {
 		{"--listen", "0.0.0.0:0", "--token-file", file},
 		{"--listen", "nonsense"},
 		{"--cert", "c.pem"},
+		{"--host", "ops.example.org:8443"},
+		{"--host", "https://ops.example.org"},
+		{"--host", ""},
 		{"--token-file", "nowhere"},
 		{"--token-file", file},
 	} {
@@ -146,7 +239,8 @@ func TestUIRefuses(t *testing.T) {
 	require.Equal(t, exitNoStore, ask(t, "pebble:"+filepath.Join(t.TempDir(), "data"), "ui").status)
 }
 
-// TestUIPages goes through the waiting cells and the timers of each backend, page by page. Each must come once.
+// TestUIPages goes through the waiting cells and the timers of each backend, page by page, in the browser and by the command. Each must come
+// once.
 func TestUIPages(t *testing.T) {
 	t.Parallel()
 	everystore.URLs(t, func(t *testing.T, store string) {
@@ -194,5 +288,8 @@ func TestUIPages(t *testing.T) {
 			require.Len(t, seen, cells, view)
 		}
 		s.end(t)
+		for _, args := range [][]string{{"backlog", "t"}, {"timers", "t"}} {
+			require.Len(t, allPages(t, store, append(args, "--limit", "50")...), cells, args)
+		}
 	})
 }

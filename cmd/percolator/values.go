@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/percolate-go/percolate/admin"
 	"github.com/percolate-go/percolate/backup"
 	"github.com/percolate-go/percolate/percolator"
 )
@@ -64,6 +65,15 @@ func (a *app) exportCommand() *cobra.Command {
 			}
 		}
 		run := func(ctx context.Context, db *percolator.DB, args []string) (exported, error) {
+			r, err := admin.Of(db)
+			for _, t := range o.Tables {
+				if err == nil {
+					err = haveTable(ctx, r, t)
+				}
+			}
+			if err != nil {
+				return exported{}, err
+			}
 			bar := a.bar("exported")
 			o.Progress = bar.show
 			defer bar.end()

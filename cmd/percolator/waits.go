@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 
@@ -29,8 +30,8 @@ func (a *app) whyCommand() *cobra.Command {
 				return admin.Wait{}, err
 			}
 			v, err := r.Why(ctx, cell)
-			if err == nil && v.Last == 0 && len(v.Locks) == 0 {
-				err = haveTable(ctx, r, cell.Table)
+			if err == nil && v.Last == 0 && len(v.Locks) == 0 && v.Notified == 0 && v.Due == 0 {
+				err = noCell(ctx, r, cell, "was never written")
 			}
 			return v, err
 		}, func(w *page, v admin.Wait) { lines(w, v.Lines) }),
@@ -83,13 +84,13 @@ type decided struct {
 }
 
 func (a *app) txnCommand() *cobra.Command {
-	var decide bool
+	var decide, anew bool
 	c := &cobra.Command{
 		Use: "txn START TABLE ROW COLUMN", Short: "Show a transaction, or decide it", Args: exactly("START", "TABLE", "ROW", "COLUMN"),
 		Long: "Shows the transaction that began at START, by its primary (as an UndeterminedError names it) or another cell of it. It changes\n" +
 			"nothing. With --decide it finds out what became of it for good, and changes something for that: a transaction that left no trace can\n" +
 			"never commit afterwards, and one of a dead process is rolled back. So --decide may roll back a transaction that a program is\n" +
-			"committing at this moment.",
+			"committing at this moment. A table that holds nothing is refused without --new: then nothing of the transaction can be there.",
 		Example: "  percolator txn 468373610496000001 account ann balance",
 	}
 	start := func(args []string) (percolator.Timestamp, percolator.Cell, error) {
@@ -105,12 +106,28 @@ func (a *app) txnCommand() *cobra.Command {
 		if err != nil {
 			return admin.Txn{}, err
 		}
-		return r.Txn(ctx, at, cell)
+		t, err := r.Txn(ctx, at, cell)
+		if err == nil && t.State == admin.NoTrace {
+			err = haveTable(ctx, r, cell.Table)
+		}
+		return t, err
 	}, func(w *page, t admin.Txn) { lines(w, t.Lines) })
 	fence := change(a, func(ctx context.Context, db *percolator.DB, args []string) (decided, error) {
 		at, cell, err := start(args)
 		if err != nil {
 			return decided{}, err
+		}
+		if !anew {
+			r, err := admin.Of(db)
+			if err == nil {
+				err = haveTable(ctx, r, cell.Table)
+			}
+			if errors.Is(err, errNotFound) {
+				err = fmt.Errorf("%w (--new decides it all the same)", err)
+			}
+			if err != nil {
+				return decided{}, err
+			}
 		}
 		o, err := db.Outcome(ctx, at, cell)
 		return decided{admin.Stamp(at), o.Status.String(), admin.Stamp(o.Commit)}, err
@@ -127,18 +144,20 @@ func (a *app) txnCommand() *cobra.Command {
 		return show(cmd, args)
 	}
 	c.Flags().BoolVar(&decide, "decide", false, "find out for good: this may roll the transaction back")
+	c.Flags().BoolVar(&anew, "new", false, "with --decide, also if the table holds nothing")
 	return c
 }
 
 func (a *app) sessionsCommand() *cobra.Command {
+	var from nameFlag
 	limit := 1000
 	c := &cobra.Command{
 		Use: "sessions", Short: "List the processes that hold locks, or may", Args: exactly(),
 		Long: "Lists the sessions: processes that have committed in two phases. One whose lease is over is dead, or cut off; its locks may be\n" +
 			"rolled back by anybody, and garbage collection removes the session.",
 		RunE: look(a, func(ctx context.Context, r *admin.Reader, _ []string) (list[admin.Session], error) {
-			s, next, err := r.Sessions(ctx, "", limit)
-			return list[admin.Session]{s, next != ""}, err
+			s, next, err := r.Sessions(ctx, admin.Bytes(from), limit)
+			return paged(s, next), err
 		}, func(w *page, l list[admin.Session]) {
 			w.row("PROCESS", "STATE", "LEASE")
 			for _, s := range l.Items {
@@ -148,22 +167,24 @@ func (a *app) sessionsCommand() *cobra.Command {
 				}
 				w.row(s.ID, state, lease)
 			}
-			rest(w, l.More)
+			rest(w, &l)
 		}),
 	}
+	fromFlag(c, &from)
 	c.Flags().IntVar(&limit, "limit", limit, "how many at most")
 	return c
 }
 
 func (a *app) membersCommand() *cobra.Command {
+	var from nameFlag
 	limit := 1000
 	c := &cobra.Command{
 		Use: "members", Short: "List the workers and what they run", Args: exactly(),
 		Long: "Lists the workers that run, with the observers that each runs, and about the share of their changes. PLACES 0 means that the worker\n" +
 			"is stuck with this observer, and others take its changes over.",
 		RunE: look(a, func(ctx context.Context, r *admin.Reader, _ []string) (list[admin.Member], error) {
-			m, next, err := r.Members(ctx, "", limit)
-			return list[admin.Member]{m, next != ""}, err
+			m, next, err := r.Members(ctx, admin.Bytes(from), limit)
+			return paged(m, next), err
 		}, func(w *page, l list[admin.Member]) {
 			w.row("WORKER", "STATE", "JOINED", "OBSERVER", "TABLE", "COLUMN", "PLACES", "SHARE")
 			for _, m := range l.Items {
@@ -178,9 +199,10 @@ func (a *app) membersCommand() *cobra.Command {
 					w.row(m.ID, state, when(m.Joined), x.Observer, x.Table, x.Column, x.Weight, fmt.Sprintf("about %.0f%%", 100*x.Share))
 				}
 			}
-			rest(w, l.More)
+			rest(w, &l)
 		}),
 	}
+	fromFlag(c, &from)
 	c.Flags().IntVar(&limit, "limit", limit, "how many at most")
 	return c
 }

@@ -3,17 +3,26 @@ package main
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"github.com/spf13/cobra"
 
 	"github.com/percolate-go/percolate/admin"
+	"github.com/percolate-go/percolate/internal/shown"
 	"github.com/percolate-go/percolate/percolator"
 )
 
 // listed makes a command that shows something when it is called without a subcommand, and list as one of them.
 func listed(parent, what *cobra.Command, others ...*cobra.Command) *cobra.Command {
-	parent.RunE, parent.Args = what.RunE, exactly()
+	parent.RunE, parent.Args = what.RunE, func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return nil
+		}
+		var known []string
+		for _, c := range cmd.Commands() {
+			known = append(known, c.Name())
+		}
+		return usageError{fmt.Errorf("%s: %w", cmd.CommandPath(), missing("command", args[0], known))}
+	}
 	parent.Flags().AddFlagSet(what.Flags())
 	parent.AddCommand(what)
 	parent.AddCommand(others...)
@@ -30,7 +39,7 @@ func (a *app) observersCommand() *cobra.Command {
 		}, func(w *page, l list[admin.Observer]) {
 			w.row("OBSERVER", "TABLE", "COLUMN", "STATE", "WAITING", "OLDEST", "PARKED", "WORKERS", "PLACES")
 			for _, o := range l.Items {
-				w.row(o.Name, o.Table, o.Column, o.State(), count(o.Notified, o.AtLeast), oldest(o), count(o.Parked, o.ParkedAtLeast), o.Workers, o.Places)
+				w.row(o.Name, o.Table, o.Column, o.State(), shown.Count(o.Notified, o.AtLeast), oldest(o), shown.Count(o.Parked, o.ParkedAtLeast), o.Workers, o.Places)
 			}
 		}),
 		Long: "Lists the registered observers. WAITING counts the cells of its column with notifications: those that this observer has yet\n" +
@@ -95,13 +104,6 @@ func (a *app) renameCommand() *cobra.Command {
 	}
 }
 
-func count(n int, atLeast bool) string {
-	if atLeast {
-		return fmt.Sprintf("%d+", n)
-	}
-	return fmt.Sprint(n)
-}
-
 func oldest(o admin.Observer) string {
 	if o.Notified == 0 {
 		return "-"
@@ -110,6 +112,7 @@ func oldest(o admin.Observer) string {
 }
 
 func (a *app) backlogCommand() *cobra.Command {
+	var from nameFlag
 	limit := 100
 	c := &cobra.Command{
 		Use: "backlog TABLE [COLUMN]", Short: "List cells that wait for observers", Args: cobra.RangeArgs(1, 2),
@@ -127,50 +130,51 @@ func (a *app) backlogCommand() *cobra.Command {
 			if err := haveTable(ctx, r, names[0]); err != nil {
 				return list[admin.Notified]{}, err
 			}
-			cells, next, err := r.Backlog(ctx, names[0], names[1], "", limit)
-			return list[admin.Notified]{cells, next != ""}, err
+			if err := haveObserved(ctx, r, names[0], names[1]); err != nil {
+				return list[admin.Notified]{}, err
+			}
+			cells, next, err := r.Backlog(ctx, names[0], names[1], admin.Bytes(from), limit)
+			return paged(cells, next), err
 		}, func(w *page, l list[admin.Notified]) {
 			w.row("ROW", "COLUMN", "WAITS", "NOTIFICATIONS")
 			for _, n := range l.Items {
 				w.row(n.Row, n.Column, n.Oldest, n.Count)
 			}
-			rest(w, l.More)
+			rest(w, &l)
 		}),
 	}
+	fromFlag(c, &from)
 	c.Flags().IntVar(&limit, "limit", limit, "how many at most")
 	return c
 }
 
 func (a *app) parkedCommand() *cobra.Command {
-	var observer nameFlag
+	var observer, from nameFlag
 	limit := 100
 	show := &cobra.Command{
 		Use: "list", Short: "List the parked runs", Args: exactly(),
 		RunE: look(a, func(ctx context.Context, r *admin.Reader, _ []string) (list[admin.Parked], error) {
-			runs, next, err := r.Parked(ctx, string(observer), "", limit)
+			runs, next, err := r.Parked(ctx, string(observer), admin.Bytes(from), limit)
 			if err == nil && len(runs) == 0 && observer != "" {
 				err = haveObserver(ctx, r, string(observer))
 			}
-			return list[admin.Parked]{runs, next != ""}, err
+			return paged(runs, next), err
 		}, func(w *page, l list[admin.Parked]) {
 			w.row("OBSERVER", "TABLE", "ROW", "COLUMN", "ATTEMPTS", "PARKED", "ERROR")
 			for _, p := range l.Items {
 				w.row(p.Observer, p.Table, p.Row, p.Column, p.Attempts, ago(p.Age), short(p.Error))
 			}
-			rest(w, l.More)
+			rest(w, &l)
 		}),
 		Long: "Lists the runs that have failed for good, of all observers or of one. percolator parked show has the whole error.",
 	}
 	show.Flags().Var(&observer, "observer", "of this observer alone")
+	fromFlag(show, &from)
 	show.Flags().IntVar(&limit, "limit", limit, "how many at most")
 	one := &cobra.Command{
 		Use: "show OBSERVER TABLE ROW COLUMN", Short: "Show a parked run with its whole error", Args: exactly("OBSERVER", "TABLE", "ROW", "COLUMN"),
 		RunE: look(a, func(ctx context.Context, r *admin.Reader, args []string) (admin.Parked, error) {
-			runs, err := a.parkedRuns(ctx, r, args, "", false)
-			if err != nil {
-				return admin.Parked{}, err
-			}
-			return runs[0], nil
+			return parkedRun(ctx, r, args)
 		}, func(w *page, p admin.Parked) {
 			w.line("observer %v was parked for %v", p.Observer, p.Cell)
 			w.line("%v, at %s, after %d failures for the change at %v (%s)", ago(p.Age), p.At.Format("2006-01-02 15:04:05 UTC"), p.Attempts, p.Change, when(p.Change))
@@ -196,7 +200,7 @@ func short(s string) string {
 // parkedChange makes a command that does something with parked runs.
 func (a *app) parkedChange(use, short, long, became string, f func(*percolator.DB, context.Context, ...percolator.ParkedRun) error) *cobra.Command {
 	var all bool
-	var observer nameFlag
+	var observer, from nameFlag
 	c := &cobra.Command{
 		Use: use + " {OBSERVER TABLE ROW COLUMN | --observer OBSERVER | --all}", Short: short, Long: long,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -210,72 +214,99 @@ func (a *app) parkedChange(use, short, long, became string, f func(*percolator.D
 			if err != nil {
 				return done{}, err
 			}
-			n := 0
-			for {
-				runs, err := a.parkedRuns(ctx, r, args, string(observer), n > 0)
+			if len(args) > 0 {
+				run, err := parkedRun(ctx, r, args)
 				if err != nil {
 					return done{}, err
 				}
-				before := n
-				for i := range runs {
-					if err := f(db, ctx, runs[i].Run()); err != nil {
-						return done{}, fmt.Errorf("%w (%d were %s before)", err, n, became)
-					}
-					n++
-				}
-				if n == before || len(args) > 0 || n-before < parkedPage {
-					return done{fmt.Sprintf("%d parked runs were %s", n, became)}, nil
-				}
+				return done{"1 parked runs were " + became}, f(db, ctx, run.Run())
 			}
+			n, err := eachParked(ctx, r, string(observer), admin.Bytes(from), func(run percolator.ParkedRun) error { return f(db, ctx, run) })
+			switch {
+			case err != nil:
+				return done{}, fmt.Errorf("%w (%d were %s before)", err, n, became)
+			case n == 0 && from == "":
+				if observer != "" {
+					if err := haveObserver(ctx, r, string(observer)); err != nil {
+						return done{}, err
+					}
+				}
+				return done{}, fmt.Errorf("%w: there is no such parked run", errNotFound)
+			}
+			return done{fmt.Sprintf("%d parked runs were %s", n, became)}, nil
 		}, said),
 	}
 	c.Flags().BoolVar(&all, "all", false, "all parked runs")
 	c.Flags().Var(&observer, "observer", "all parked runs of this observer")
+	c.Flags().Var(&from, "from", "with --observer or --all, go on where a call before ended, as its error says")
 	return c
 }
 
 const parkedPage = 1000
 
-// parkedRuns finds the parked runs that the arguments name: one, or a page of those of an observer, or of all. With
-// none it returns an error, unless there were some before.
-func (a *app) parkedRuns(ctx context.Context, r *admin.Reader, args []string, name string, before bool) ([]admin.Parked, error) {
-	var cell percolator.Cell
-	if len(args) > 0 {
-		var err error
-		if name, err = typed(args[0]); err != nil {
-			return nil, err
+// eachParked calls f for the parked runs of an observer, or of all, from a point on, and counts them. An error says where to go on:
+// there may be a great many of other observers between them, and a call has its time.
+func eachParked(ctx context.Context, r *admin.Reader, observer string, from admin.Bytes, f func(percolator.ParkedRun) error) (n int, err error) {
+	for {
+		runs, next, err := r.Parked(ctx, observer, from, parkedPage)
+		for i := range runs {
+			if err == nil {
+				err = f(runs[i].Run())
+			}
+			if err == nil {
+				n++
+			}
 		}
-		if name == "" { // which would mean all observers below
-			return nil, usage("the observer's name is empty")
+		switch {
+		case err != nil && from != "":
+			return n, fmt.Errorf("%w; go on with --from %s", err, from.Word())
+		case err != nil || next == "":
+			return n, err
 		}
-		if cell, err = cellOf(args[1:]); err != nil {
-			return nil, err
-		}
+		from = next
 	}
-	runs, next, err := r.Parked(ctx, name, "", parkedPage)
+}
+
+// parkedRun finds the parked run that the arguments name.
+func parkedRun(ctx context.Context, r *admin.Reader, args []string) (admin.Parked, error) {
+	name, err := typed(args[0])
 	if err != nil {
-		return nil, err
+		return admin.Parked{}, err
 	}
-	if len(args) > 0 {
-		found := slices.DeleteFunc(slices.Clone(runs), func(p admin.Parked) bool { return p.Name() != cell })
-		if len(found) == 0 && next != "" {
-			// Too many to find it so: whether it is parked, whoever releases or drops it finds out.
-			return []admin.Parked{{Observer: admin.Bytes(name), Cell: admin.CellOf(cell)}}, nil
-		}
-		runs = found
+	if name == "" {
+		return admin.Parked{}, usage("the observer's name is empty")
 	}
-	if len(runs) > 0 || before {
-		return runs, nil
+	cell, err := cellOf(args[1:])
+	if err != nil {
+		return admin.Parked{}, err
 	}
-	if name != "" {
-		if err := haveObserver(ctx, r, name); err != nil {
-			return nil, err
-		}
+	run, found, err := r.ParkedRun(ctx, name, cell)
+	if err != nil || found {
+		return run, err
 	}
-	return nil, fmt.Errorf("%w: there is no such parked run", errNotFound)
+	if err := haveObserver(ctx, r, name); err != nil {
+		return run, err
+	}
+	if err := haveTable(ctx, r, cell.Table); err != nil {
+		return run, err
+	}
+	others, _, err := r.Parked(ctx, name, "", parkedPage)
+	if err != nil {
+		return run, err
+	}
+	var known []string
+	for i := range others {
+		known = append(known, others[i].Cell.String())
+	}
+	said := ""
+	if best := nearest(admin.CellOf(cell).String(), known); best != "" {
+		said = "; did you mean " + best + "?"
+	}
+	return run, fmt.Errorf("%w: observer %v is not parked for the cell %v%s", errNotFound, admin.Bytes(name), admin.CellOf(cell), said)
 }
 
 func (a *app) timersCommand() *cobra.Command {
+	var from nameFlag
 	limit := 100
 	c := &cobra.Command{
 		Use: "timers TABLE", Short: "List the timers of a table", Args: exactly("TABLE"),
@@ -289,8 +320,8 @@ func (a *app) timersCommand() *cobra.Command {
 			if err != nil {
 				return list[admin.Timer]{}, err
 			}
-			t, next, err := r.Timers(ctx, table, "", limit)
-			return list[admin.Timer]{t, next != ""}, err
+			t, next, err := r.Timers(ctx, table, admin.Bytes(from), limit)
+			return paged(t, next), err
 		}, func(w *page, l list[admin.Timer]) {
 			w.row("ROW", "COLUMN", "DUE", "IN", "NOTES")
 			for _, t := range l.Items {
@@ -300,9 +331,10 @@ func (a *app) timersCommand() *cobra.Command {
 				}
 				w.row(t.Row, t.Column, t.Due.Format("2006-01-02 15:04:05 UTC"), t.In, note)
 			}
-			rest(w, l.More)
+			rest(w, &l)
 		}),
 	}
+	fromFlag(c, &from)
 	c.Flags().IntVar(&limit, "limit", limit, "how many at most")
 	return c
 }

@@ -3,6 +3,7 @@ package format
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"strings"
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 )
@@ -206,6 +207,22 @@ func NoticeCell(start Timestamp) Cell {
 // ParkedCell is the cell that lists the parked run of an observer for a cell.
 func ParkedCell(observer string, c Cell) Cell {
 	return Cell{TableParked, rowOf(c.Table, c.Row, c.Column, observer), ColumnParked}
+}
+
+// ParkedOf is the cell and the observer of which a row of TableParked tells by its name. ok is false where the name is a hash, and only the
+// record has them.
+func ParkedOf(row string) (c Cell, observer string, ok bool) {
+	if strings.HasPrefix(row, hashedRow) {
+		return Cell{}, "", false
+	}
+	rest := []byte(row)
+	var err error
+	for _, to := range []*string{&c.Table, &c.Row, &c.Column, &observer} {
+		if *to, rest, err = takeString(rest); err != nil {
+			return Cell{}, "", false
+		}
+	}
+	return c, observer, len(rest) == 0
 }
 
 // SweepLeaseRow is the row that holds the lease of the sweep for a registration.

@@ -110,3 +110,17 @@ func TestNames(t *testing.T) {
 		require.Equal(t, transactional, Transactional(table), "%q", table)
 	}
 }
+
+func TestParkedOf(t *testing.T) {
+	t.Parallel()
+	for _, c := range []Cell{{"t", "r", "c"}, {"\x00\x00t", "\xff\x00", ""}} {
+		of, observer, ok := ParkedOf(ParkedCell("o", c).Row)
+		require.True(t, ok)
+		require.Equal(t, c, of)
+		require.Equal(t, "o", observer)
+	}
+	for _, row := range []string{"", "x", ParkedCell("o", Cell{"t", strings.Repeat("r", 300), "c"}).Row, ParkedCell("o", Cell{"t", "r", "c"}).Row + "x", "\x05t"} {
+		_, _, ok := ParkedOf(row)
+		require.False(t, ok, "%q", row)
+	}
+}
