@@ -29,6 +29,21 @@ func TestErasedWhileRead(t *testing.T) {
 	require.True(t, isRefusal(err), "%v", err)
 }
 
+// eraseAtLast erases a customer, whose orders may keep that from committing for a while.
+func (r *running) eraseAtLast(customer string) error {
+	for {
+		status, answer, err := send(r.t.Context(), "DELETE", r.url+"/customers/"+customer, "", "")
+		switch {
+		case err != nil:
+			return err
+		case status == http.StatusNoContent:
+			return nil
+		case status != http.StatusServiceUnavailable:
+			return fmt.Errorf("%d %s", status, answer)
+		}
+	}
+}
+
 // TestErasedUnderLoad erases customers while orders of theirs come in, and are cancelled by them and by the timer. Whoever is erased has no open order, whichever came first, all goods are
 // back, and nobody can read who it was.
 func TestErasedUnderLoad(t *testing.T) {
@@ -73,17 +88,7 @@ func TestErasedUnderLoad(t *testing.T) {
 			for orders.Load() < after {
 				time.Sleep(time.Millisecond) // until the next look
 			}
-			for { // the orders may keep it from committing
-				status, answer, err := send(t.Context(), "DELETE", r.url+"/customers/"+id, "", "")
-				switch {
-				case err != nil:
-					return err
-				case status == http.StatusNoContent:
-					return nil
-				case status != http.StatusServiceUnavailable:
-					return fmt.Errorf("%d %s", status, answer)
-				}
-			}
+			return r.eraseAtLast(id)
 		})
 	}
 	require.NoError(t, group.Wait())

@@ -15,6 +15,7 @@ import (
 	"github.com/percolate-go/percolate/internal/everystore"
 	"github.com/percolate-go/percolate/keys"
 	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
@@ -29,6 +30,20 @@ type program struct {
 	buildErr error
 }
 
+func programWith(t *testing.T, inner rowstore.Store, opt Options) *program {
+	t.Helper()
+	p := &program{db: everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true}), settings)}
+	var err error
+	p.ix, err = New(p.db, "word", words, func(row, text string) ([]keys.Key, error) {
+		if opt.Version == 1 {
+			text = strings.ToUpper(text)
+		}
+		return eachWord(row, text)
+	}, opt)
+	require.NoError(t, err)
+	return p
+}
+
 // TestTwoDefinitionsAtOnce has two programs that define an index differently, and build it at the same moment while both write. One of them has the index then. The other one can neither
 // read it nor write the column, until the index is dropped.
 func TestTwoDefinitionsAtOnce(t *testing.T) {
@@ -41,16 +56,7 @@ func TestTwoDefinitionsAtOnce(t *testing.T) {
 			t.Cleanup(func() { _ = inner.Close() })
 			programs := make([]*program, 2)
 			for i, opt := range []Options{{}, other} {
-				p := &program{db: everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true}), settings)}
-				var err error
-				p.ix, err = New(p.db, "word", words, func(row, text string) ([]keys.Key, error) {
-					if opt.Version == 1 {
-						text = strings.ToUpper(text)
-					}
-					return eachWord(row, text)
-				}, opt)
-				require.NoError(t, err)
-				programs[i] = p
+				programs[i] = programWith(t, inner, opt)
 			}
 			var building, writing sync.WaitGroup
 			for i, p := range programs {
