@@ -20,14 +20,14 @@ const childVariable = "PERCOLATOR_BENCH_CHILD"
 
 // childTask is what a child does.
 type childTask struct {
-	Kind   string // transfer, worker, fleet, waiting, counters
+	Kind   string // transfer, worker, fleet, waiting, counters, exporter
 	URL    string
 	Config Config
 	Repeat int
 	Depth  int           // worker: of the chain
-	How    string        // transfer, fleet: the system; waiting, counters: the way
+	How    string        // transfer, fleet: the system; waiting, counters: the way; exporter: the URL of the sink
 	Takes  time.Duration // fleet: how long the function sleeps
-	From   int64         // fleet: the number of the first change that counts
+	From   int64         // fleet: the number of the first change that counts; exporter: of the process
 }
 
 // reportEvery is how often a worker says how much it has handled.
@@ -92,6 +92,11 @@ func (t *childTask) do(ctx context.Context) error {
 		return t.doWaiting(ctx, in, wait)
 	case "counters":
 		return t.doCounters(ctx, wait)
+	case "exporter":
+		return t.doExporter(ctx, wait, func() error {
+			_, err := in.ReadString('\n')
+			return err
+		})
 	}
 	return fmt.Errorf("no task %q", t.Kind)
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -29,7 +30,8 @@ const (
 	countTogether = "combine.AddNow"
 	countAdd      = "combine.Add in a transaction each"
 	countCell     = "a cell, read and written"
-	countNative   = "native"
+	countNative   = "native, with retries" // WATCH, and REPEATABLE READ
+	countLocked   = "native, with FOR UPDATE"
 )
 
 // recipesWorkloads are those of the packages under recipes.
@@ -45,17 +47,29 @@ func recipesWorkloads() []Workload {
 					u = with(u, "pool_max_conns", "8", "connect_timeout", "60")
 				}
 				var sides []Side
-				for _, how := range []string{countTogether, countAdd, countCell, countNative} {
+				ways := []string{countTogether, countAdd, countCell, countNative}
+				if kind == "postgres" {
+					ways = append(ways, countLocked)
+				}
+				for _, how := range ways {
 					sides = append(sides, &counters{kind: kind, how: how, url: u})
 				}
 				return sides, err
 			},
 			Bars: func(s []Summary) []Bar {
 				first, last := readingOf(s[0])
-				return []Bar{
-					atLeast("additions per second: combine.AddNow / read and written natively", s[0].Rate/s[3].Rate, 20, ""),
+				bars := []Bar{
+					atLeast("additions per second: combine.AddNow / read and written natively, with retries", s[0].Rate/s[3].Rate, 20, ""),
 					atMost("median time of a read at the end / at the beginning", last/first, 1.5, ""),
 				}
+				// In a short run the processes' memory is what they grow to when they begin.
+				if r := s[0].Samples[len(s[0].Samples)-1].Reading; r != nil && r.Seconds >= memoryFrom.Seconds() && r.FirstMemory > 0 {
+					bars = append(bars, atMost("memory of the processes at the end / at the beginning", r.LastMemory/r.FirstMemory, 1.5, ""))
+					if r.FirstStore > 0 {
+						bars = append(bars, atMost("memory of the server at the end / at the beginning", r.LastStore/r.FirstStore, 1.5, ""))
+					}
+				}
+				return bars
 			},
 			Notes: func(_ Config, all []Summary) []string {
 				var notes []string
@@ -69,14 +83,24 @@ func recipesWorkloads() []Workload {
 			},
 		})
 	}
-	all = append(all, exportWorkload("redis"), exportWorkload("postgres"))
+	all = append(all, keysWorkload(), typedWorkload(), onceWorkload("redis"), onceWorkload("postgres"),
+		exportWorkload("redis"), exportWorkload("postgres"), exportFaultsWorkload("redis"), exportFaultsWorkload("postgres"))
 	return append(append(all, indexWorkloads("redis")...), indexWorkloads("postgres")...)
 }
 
-// Reading is what reads of a counter took beside the additions, in microseconds: the median of the first tenth, and of the last.
+// memoryFrom is how long a run must last for its memory to be judged.
+const memoryFrom = time.Minute
+
+// Reading is what reads of a counter took beside the additions, in microseconds, and what the processes that add, and the server, had in memory meanwhile, in bytes: the median
+// of the first tenth of the run, and of the last. The memory is 0 where it cannot be seen; that of Postgres is mostly a cache of a fixed size, and not looked at.
 type Reading struct {
-	First float64 `json:"first_us"`
-	Last  float64 `json:"last_us"`
+	First       float64 `json:"first_us"`
+	Last        float64 `json:"last_us"`
+	Seconds     float64 `json:"seconds"`
+	FirstMemory float64 `json:"first_memory_bytes,omitempty"`
+	LastMemory  float64 `json:"last_memory_bytes,omitempty"`
+	FirstStore  float64 `json:"first_server_memory_bytes,omitempty"`
+	LastStore   float64 `json:"last_server_memory_bytes,omitempty"`
 }
 
 // readingOf is the last repeat's, because a table grows over all of them.
@@ -100,7 +124,7 @@ type counters struct {
 func (s *counters) Name() string { return s.how }
 
 func (s *counters) Peer() string {
-	if s.how == countNative {
+	if s.how == countNative || s.how == countLocked {
 		return s.kind
 	}
 	return ""
@@ -112,7 +136,7 @@ func (s *counters) Op(context.Context, *Caller) error { panic("it is a Runner") 
 // Prepare makes the counter. A collection every few seconds keeps the table's history as short as it says.
 func (s *counters) Prepare(ctx context.Context, cfg Config) error {
 	switch s.how {
-	case countNative:
+	case countNative, countLocked:
 		side := s.native(cfg)
 		return errors.Join(side.Prepare(ctx, cfg), side.Close())
 	case countCell:
@@ -158,7 +182,11 @@ func (s *counters) native(cfg Config) Side {
 	if s.kind == "redis" {
 		return &watchIncrement{redisPeer{url: s.url, atMost: 1}}
 	}
-	return &nativeIncrement{pgPeer{url: s.url, pool: cfg.Goroutines, atMost: 1}, pgx.ReadCommitted}
+	isolation := pgx.RepeatableRead
+	if s.how == countLocked {
+		isolation = pgx.ReadCommitted // which locks the row when it reads
+	}
+	return &nativeIncrement{pgPeer{url: s.url, pool: cfg.Goroutines, atMost: 1}, isolation}
 }
 
 // Run implements Runner.
@@ -182,7 +210,7 @@ func (s *counters) Run(ctx context.Context, cfg Config, d time.Duration, repeat 
 	var reader sync.WaitGroup
 	var readErr error
 	if s.sums != nil {
-		reader.Go(func() { reading, readErr = s.read(within, d) })
+		reader.Go(func() { reading, readErr = s.read(ctx, within, d) })
 	}
 	sum, err := sumOf(children)
 	stop()
@@ -207,15 +235,19 @@ func (s *counters) total(ctx context.Context) (n int64, err error) {
 	return n, err
 }
 
-// read reads the counter again and again, which never falls.
-func (s *counters) read(ctx context.Context, d time.Duration) (Reading, error) {
-	var took []float64
-	for last := int64(0); ctx.Err() == nil; {
+// read reads the counter, which never falls, until over has ended, and once at least: on a busy machine that may be before the first read has.
+func (s *counters) read(ctx, over context.Context, d time.Duration) (Reading, error) {
+	var took, memory, store []float64
+	server := 0
+	if s.kind == "redis" {
+		if _, port := hostPort(s.url); port != 0 {
+			server = listener(port)
+		}
+	}
+	every := max(5*time.Millisecond, d/1000)
+	for last := int64(0); len(took) == 0 || over.Err() == nil; {
 		began := time.Now()
 		n, err := s.total(ctx)
-		if ctx.Err() != nil {
-			break
-		}
 		if err == nil && n < last {
 			err = fmt.Errorf("the counter fell from %d to %d", last, n)
 		}
@@ -224,29 +256,42 @@ func (s *counters) read(ctx context.Context, d time.Duration) (Reading, error) {
 		}
 		last = n
 		took = append(took, float64(time.Since(began).Nanoseconds())/1e3)
+		if d >= memoryFrom { // to look costs some milliseconds
+			memory = append(memory, float64(memoryOfChildren(os.Getpid())))
+			store = append(store, float64(memoryOf(server)))
+		}
 		select {
-		case <-ctx.Done():
-		case <-time.After(max(5*time.Millisecond, d/1000)):
+		case <-over.Done():
+		case <-time.After(every):
 		}
 	}
-	if len(took) == 0 {
-		return Reading{}, errors.New("not a single read ended")
+	r := Reading{Seconds: d.Seconds()}
+	r.First, r.Last = tenths(took)
+	r.FirstMemory, r.LastMemory = tenths(memory)
+	r.FirstStore, r.LastStore = tenths(store)
+	return r, nil
+}
+
+// tenths are the medians of the first tenth and of the last, 0 for nothing.
+func tenths(all []float64) (first, last float64) {
+	if len(all) == 0 {
+		return 0, 0
 	}
 	median := func(of []float64) float64 {
 		of = slices.Clone(of)
 		slices.Sort(of)
 		return of[len(of)/2]
 	}
-	tenth := (len(took) + 9) / 10
-	return Reading{First: median(took[:tenth]), Last: median(took[len(took)-tenth:])}, nil
+	tenth := (len(all) + 9) / 10
+	return median(all[:tenth]), median(all[len(all)-tenth:])
 }
 
 // doCounters is the part of a child.
 func (t *childTask) doCounters(ctx context.Context, wait func() error) error {
 	var side Side
 	switch t.How {
-	case countNative:
-		side = (&counters{kind: t.Config.Store, url: t.URL}).native(t.Config)
+	case countNative, countLocked:
+		side = (&counters{kind: t.Config.Store, how: t.How, url: t.URL}).native(t.Config)
 		switch s := side.(type) {
 		case *nativeIncrement:
 			var err error

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 // no figure.
 func TestEveryWorkloadRuns(t *testing.T) {
 	t.Parallel()
-	for group, rows := range map[string]string{"embedded": "2000", "redis": "100", "postgres": "100", "workers": "100", "size": "500", "paper": "50", "growth": "100", "timers": "50", "page": "2000"} {
+	for group, rows := range map[string]string{"embedded": "2000", "redis": "100", "postgres": "100", "workers": "100", "size": "500", "recipes": "100", "paper": "50", "growth": "100", "timers": "50", "page": "2000"} {
 		t.Run(group, func(t *testing.T) {
 			t.Parallel()
 			var out bytes.Buffer

@@ -130,6 +130,38 @@ const clockTick = 10 * time.Millisecond
 // those that it has waited for.
 func treeCPU(root int) time.Duration {
 	total := time.Duration(0)
+	tree(root, func(pid int, f []string) {
+		times := f[11:13]
+		if pid == root {
+			times = f[11:15] // with those of the children that ended
+		}
+		for _, field := range times {
+			n, err := strconv.ParseInt(field, 10, 64)
+			if err == nil {
+				total += time.Duration(n) * clockTick
+			}
+		}
+	})
+	return total
+}
+
+// memoryOf is what a process has in memory, in bytes. 0 is nothing that can be seen.
+func memoryOf(pid int) int64 { return residentIn(pid, func(p int) bool { return p == pid }) }
+
+// memoryOfChildren is what the children of a process have in memory, without its own.
+func memoryOfChildren(root int) int64 { return residentIn(root, func(p int) bool { return p != root }) }
+
+func residentIn(root int, counts func(pid int) bool) (bytes int64) {
+	tree(root, func(pid int, f []string) {
+		if pages, err := strconv.ParseInt(f[21], 10, 64); err == nil && counts(pid) {
+			bytes += pages * int64(os.Getpagesize())
+		}
+	})
+	return bytes
+}
+
+// tree visits a process and its children that are there, with the fields of proc_pid_stat(5) from the third on.
+func tree(root int, visit func(pid int, f []string)) {
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, path := range stats {
 		text, err := os.ReadFile(path) // #nosec G304 -- of the kernel
@@ -141,24 +173,14 @@ func treeCPU(root int) time.Duration {
 			continue
 		}
 		// The name, in brackets, may hold spaces; the fields after it do not. They
-		// begin with the third: state, parent; the 14th to 17th are the times.
+		// begin with the third: state, parent; the 14th to 17th are times, and the 24th is the memory.
 		_, rest, _ := strings.Cut(string(text), ") ")
 		f := strings.Fields(rest)
-		if len(f) < 15 || pid != root && f[1] != strconv.Itoa(root) {
+		if len(f) < 22 || pid != root && f[1] != strconv.Itoa(root) {
 			continue
 		}
-		times := f[11:13]
-		if pid == root {
-			times = f[11:15] // with those of the children that ended
-		}
-		for _, field := range times {
-			n, err := strconv.ParseInt(field, 10, 64)
-			if err == nil {
-				total += time.Duration(n) * clockTick
-			}
-		}
+		visit(pid, f)
 	}
-	return total
 }
 
 // traffic is what this process's connections to one port have carried so far.

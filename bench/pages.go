@@ -19,7 +19,7 @@ var pages = []struct{ group, title, about string }{
 	{"paper", "The paper's figures", "What the paper measured, measured here: documents that arrive, scaling, failures, and the index by observers against a batch job."},
 	{"workers", "Workers", "Observers in one process and in several: a backlog, a steady rate, and functions that take long."},
 	{"size", "Size", "Large transactions, and what small ones feel of them; what a garbage collection costs; a table that is filled and emptied all the time."},
-	{"recipes", "Recipes", "Values that everybody adds to, and an outbox, beside what one would do by hand."},
+	{"recipes", "Recipes", "Keys and values with types, things done once, values that everybody adds to, an outbox, and indexes, beside what one would do by hand."},
 	{"timers", "Timers", "How late timers run, alone and beside many others; many that are due at once; and a backlog by the kind of the observer's function."},
 	{"page", "The page", "How long the views of the page for a browser take over a store of many rows in which much waits, is locked and is parked."},
 	{"growth", "Growth", "More callers, rows, values, versions and processes."},

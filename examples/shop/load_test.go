@@ -25,13 +25,13 @@ import (
 
 	"github.com/percolate-go/percolate/config"
 	"github.com/percolate-go/percolate/internal/everystore"
-	"github.com/percolate-go/percolate/internal/testserver"
 )
 
 // load are buyers who place orders, and what must come of them.
 type load struct {
-	target func(attempt int) string // where to send a request
-	seed   uint64
+	target   func(attempt int) string // where to send a request
+	patience time.Duration            // how long a buyer waits for an answer before he asks again
+	seed     uint64
 
 	mu     sync.Mutex
 	states map[string]Status // of orders, in the end
@@ -49,7 +49,9 @@ const (
 // persist sends a request until somebody answers it.
 func (l *load) persist(ctx context.Context, method, path, key, body string) (status int, answer []byte, err error) {
 	for attempt := range 1000 {
-		status, answer, err = send(ctx, method, l.target(attempt)+path, key, body)
+		within, cancel := context.WithTimeout(ctx, l.patience)
+		status, answer, err = send(within, method, l.target(attempt)+path, key, body)
+		cancel()
 		if err == nil && status < 500 {
 			return status, answer, nil
 		}
@@ -227,7 +229,7 @@ func (l *load) mailed(t *testing.T, box *mailbox) {
 func TestLoadInOneProcess(t *testing.T) {
 	t.Parallel()
 	r := start(t, time.Second)
-	l := &load{seed: rand.Uint64(), target: func(int) string { return r.url }}
+	l := &load{seed: rand.Uint64(), patience: time.Minute, target: func(int) string { return r.url }}
 	l.run(t.Context(), t, r.box)
 	r.idle()
 	l.mailed(t, r.box)
@@ -281,66 +283,100 @@ func (c *child) stop(t *testing.T) {
 	require.NoError(t, <-c.ended, "%s", c.output)
 }
 
+// fleet are processes of the shop over one store, and the mailbox that they send to.
+type fleet struct {
+	t        *testing.T
+	box      *mailbox
+	file     string // of the configuration
+	args     []string
+	children []*child
+	urls     []atomic.Pointer[string]
+	turn     atomic.Int64
+	avoided  atomic.Int64 // the process that gets no requests, and 1; 0 for none
+}
+
+// The processes' leases, and how long an order may be unpaid.
+const (
+	fleetLease  = 2 * time.Second
+	fleetUnpaid = 4 * time.Second
+)
+
+func startFleet(t *testing.T, url string, processes int) *fleet {
+	t.Helper()
+	f := &fleet{t: t, box: newMailbox(), file: filepath.Join(t.TempDir(), "percolator.yaml")}
+	post := httptest.NewServer(http.HandlerFunc(f.box.receive))
+	t.Cleanup(post.Close)
+	content := fmt.Sprintf("stores: {main: {url: '%s'}}\nsettings: {catalog_lease: 2s}\nsession_lease: %v\n", url, fleetLease)
+	require.NoError(t, os.WriteFile(f.file, []byte(content), 0o600))
+	f.args = []string{"-config", f.file, "-listen", "127.0.0.1:0", "-mail", post.URL, "-unpaid", fleetUnpaid.String()}
+	require.Positive(t, processes)
+	f.children, f.urls = make([]*child, processes), make([]atomic.Pointer[string], processes)
+	for i := range f.children {
+		f.start(i)
+	}
+	t.Cleanup(func() { explain(t, f.file, f.children) })
+	return f
+}
+
+func (f *fleet) start(i int) {
+	if f.children[i] = startChild(f.t, f.args...); f.children[i].url != "" {
+		f.urls[i].Store(&f.children[i].url)
+	}
+}
+
+// target is where the next request goes: to each process in turn.
+func (f *fleet) target(int) string {
+	i := int(f.turn.Add(1)) % len(f.urls)
+	if i == int(f.avoided.Load())-1 {
+		i = (i + 1) % len(f.urls)
+	}
+	return *f.urls[i].Load()
+}
+
+// disturb lets buyers buy from the fleet, and calls do when some have. In the end everything must add up. do returns an error, since it is no part of the test's goroutine.
+func (f *fleet) disturb(patience time.Duration, do func(ctx context.Context, l *load) error) *load {
+	t := f.t
+	t.Helper()
+	l := &load{seed: rand.Uint64(), patience: patience, target: f.target}
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	begun, done := make(chan int64, 1), make(chan error, 1)
+	go func() { // it ends with the buyers, or the test
+		for l.done.Load() < buyers*purchases/4 && ctx.Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+		begun <- l.done.Load()
+		done <- do(ctx, l)
+	}()
+	l.run(ctx, t, f.box)
+	require.Less(t, <-begun, int64(buyers*purchases*3/4), "it was disturbed too late")
+	require.NoError(t, <-done)
+	for _, c := range f.children {
+		c.stop(t)
+		require.NotContains(t, strings.ToLower(c.output.String()), "panic")
+	}
+	l.mailed(t, f.box)
+	t.Logf("%d letters came again and were not taken", f.box.again)
+	return l
+}
+
 // TestKilledUnderLoad kills a process by kill -9 while buyers buy, and starts another one.
 func TestKilledUnderLoad(t *testing.T) {
 	t.Parallel()
-	for name, store := range map[string]struct {
-		url       func(t *testing.T) string
-		processes int
-	}{
-		"redis": {func(t *testing.T) string {
-			return everystore.With(testserver.Redis(t), fmt.Sprint("prefix=shop", time.Now().UnixNano()))
-		}, 2},
-		"postgres": {func(t *testing.T) string {
-			return everystore.With(testserver.Postgres(t), fmt.Sprint("schema=shop", time.Now().UnixNano()))
-		}, 2},
-		"pebble": {func(t *testing.T) string { return "pebble:" + filepath.Join(t.TempDir(), "data") }, 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			box := newMailbox()
-			post := httptest.NewServer(http.HandlerFunc(box.receive))
-			t.Cleanup(post.Close)
-			file := filepath.Join(t.TempDir(), "percolator.yaml")
-			content := fmt.Sprintf("stores: {main: {url: '%s'}}\nsettings: {catalog_lease: 2s}\nsession_lease: 2s\n", store.url(t))
-			require.NoError(t, os.WriteFile(file, []byte(content), 0o600))
-			args := []string{"-config", file, "-listen", "127.0.0.1:0", "-mail", post.URL, "-unpaid", "4s"}
-			require.Positive(t, store.processes)
-			children, urls := make([]*child, store.processes), make([]atomic.Pointer[string], store.processes)
-			for i := range children {
-				children[i] = startChild(t, args...)
-				urls[i].Store(&children[i].url)
-			}
-			var turn atomic.Int64
-			l := &load{seed: rand.Uint64(), target: func(int) string { return *urls[int(turn.Add(1))%len(urls)].Load() }}
-			ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
-			defer cancel()
-			killed, restarted, victim := make(chan int64, 1), make(chan struct{}), children[0]
-			go func() { // it ends with the buyers, or the test
-				defer close(restarted)
-				for l.done.Load() < buyers*purchases/4 && ctx.Err() == nil {
-					time.Sleep(time.Millisecond)
-				}
-				killed <- l.done.Load()
-				_ = victim.cmd.Process.Kill()
-				<-victim.ended
-				if children[0] = startChild(t, args...); children[0].url != "" {
-					urls[0].Store(&children[0].url)
-				}
-			}()
-			t.Cleanup(func() { explain(t, file, children) })
-			l.run(ctx, t, box)
-			require.Less(t, <-killed, int64(buyers*purchases*3/4), "it was killed too late")
-			<-restarted
-			require.Positive(t, l.again.Load(), "nobody missed it")
-			for _, c := range children {
-				c.stop(t)
-				require.NotContains(t, strings.ToLower(c.output.String()), "panic")
-			}
-			l.mailed(t, box)
-			t.Logf("%d letters came again and were not taken", box.again)
+	everystore.URLs(t, func(t *testing.T, url string) {
+		processes := 2
+		if everystore.Embedded(url) {
+			processes = 1
+		}
+		f := startFleet(t, url, processes)
+		l := f.disturb(20*time.Second, func(context.Context, *load) error {
+			_ = f.children[0].cmd.Process.Kill()
+			<-f.children[0].ended
+			f.start(0)
+			return nil
 		})
-	}
+		require.Positive(t, l.again.Load(), "nobody missed it")
+	})
 }
 
 // explain says what may be the reason of a failure: what the processes have logged, and what waits.

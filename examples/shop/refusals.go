@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/typed"
 )
 
 // refusal is an error that the customer can do something about. Nothing was done.
@@ -33,8 +34,12 @@ func unacceptable(code, message string) error {
 	return refusal{http.StatusUnprocessableEntity, code, message}
 }
 
-func isRefusal(err error) bool  { return errors.As(err, &refusal{}) }
-func isNotFound(err error) bool { return errors.Is(err, percolator.ErrNotFound) }
+func isRefusal(err error) bool { return errors.As(err, &refusal{}) }
+
+// isNotFound holds also for what a snapshot still has of a customer who was erased meanwhile.
+func isNotFound(err error) bool {
+	return errors.Is(err, percolator.ErrNotFound) || errors.Is(err, typed.ErrKeyGone)
+}
 
 // orElse returns the refusal in place of an error that says that nothing was found.
 func orElse(err, refused error) error {

@@ -1,9 +1,10 @@
-// Package everystore runs a test over each backend, on an empty store of its own.
+// Package everystore runs a test over each backend, on an empty store of its own, and in processes of its own.
 package everystore
 
 import (
 	"context"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,8 +17,15 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// Main is for TestMain of a package that uses this one.
-func Main(m *testing.M) { testserver.Main(m, tikvtest.Leaks()...) }
+// Main is for TestMain of a package that uses this one. In a process that a Role has started, it does what that says, and runs no tests.
+func Main(m *testing.M) {
+	if !playRole() {
+		testserver.Main(m, tikvtest.Leaks()...)
+	}
+}
+
+// Embedded tells whether a URL is that of an embedded store, which one process at a time may have open.
+func Embedded(url string) bool { return strings.HasPrefix(url, pebble+":") }
 
 const (
 	memory = "memory"
@@ -47,8 +55,19 @@ func With(url, parameter string) string {
 // URLs runs f, in parallel, with the URL of a store of each backend that keeps its data when nobody has it open.
 func URLs(t *testing.T, f func(t *testing.T, url string)) {
 	t.Helper()
+	each(t, f, memory)
+}
+
+// Servers is URLs without the embedded stores, which one process at a time may have open.
+func Servers(t *testing.T, f func(t *testing.T, url string)) {
+	t.Helper()
+	each(t, f, memory, pebble)
+}
+
+func each(t *testing.T, f func(t *testing.T, url string), but ...string) {
+	t.Helper()
 	for name, url := range urls(t) {
-		if name == memory {
+		if slices.Contains(but, name) {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {

@@ -52,7 +52,7 @@ func (p Pace) wait(ctx context.Context) error {
 // Build makes the index readable: it defines the index if nobody has, waits until every process knows of it, adds the entries of the data that is there,
 // and compares all entries with all data until nothing differs. Meanwhile everybody may write. An index that is readable is left as it is, and the Report is empty.
 //
-// Build may be ended at any time and called again, in any process: it goes on where it was. Several at once share the work badly, and do no harm. The Report is of the last comparison, and of what this call did of it.
+// Build may be ended at any time and called again, in any process: it goes on where it was. Several at once share the work badly, and do no harm; if another one makes the index readable, that is no error, and the Report is empty. The Report is of the last comparison, and of what this call did of it.
 //
 // Errors: ErrNotUnique, which names values that several rows have, so that the index stays unreadable: change these rows and call Build again; ErrMismatch;
 // percolator.ErrInvalid for a bad Pace, and if the index is defined otherwise; percolator.ErrIndexChanged if it is being dropped; those of DB.DefineIndex, DB.MoveIndex and Update.
@@ -64,23 +64,44 @@ func (ix *Index[T]) Build(ctx context.Context, pace Pace) (Report, error) {
 	if err != nil {
 		return Report{}, fmt.Errorf("index: Build: %w", err)
 	}
+	for {
+		r, info, err := ix.buildOnce(ctx, pace)
+		if errors.Is(err, percolator.ErrIndexChanged) {
+			// Somebody else who builds it was quicker, unless it is dropped.
+			now, ierr := infoOf(ctx, ix.db, ix.name)
+			if ierr == nil && now.Since == info.Since && (now.State == percolator.IndexBuilding || now.State == percolator.IndexReadable) {
+				continue
+			}
+			err = errors.Join(err, ierr)
+		}
+		if err != nil {
+			return r, fmt.Errorf("index: building %q: %w", ix.name, err)
+		}
+		return r, nil
+	}
+}
+
+// buildOnce is Build as long as nobody else changes the state of the index. It returns the index as it found it.
+func (ix *Index[T]) buildOnce(ctx context.Context, pace Pace) (Report, percolator.IndexInfo, error) {
 	info, err := ix.db.DefineIndex(ctx, ix.upkeep)
-	if err == nil && info.State == percolator.IndexMaintained {
-		info, err = ix.db.MoveIndex(ctx, info, percolator.IndexBuilding)
-	}
-	switch {
-	case err != nil:
-		return Report{}, fmt.Errorf("index: building %q: %w", ix.name, err)
-	case info.State == percolator.IndexReadable:
-		return Report{}, nil
-	case info.State != percolator.IndexBuilding:
-		return Report{}, fmt.Errorf("index: building %q: %w: it is %v", ix.name, percolator.ErrIndexChanged, info.State)
-	}
-	r, err := ix.build(ctx, info, pace)
 	if err != nil {
-		return r, fmt.Errorf("index: building %q: %w", ix.name, err)
+		return Report{}, info, err
 	}
-	return r, nil
+	at := info
+	if at.State == percolator.IndexMaintained {
+		if at, err = ix.db.MoveIndex(ctx, info, percolator.IndexBuilding); err != nil {
+			return Report{}, info, err
+		}
+	}
+	switch at.State {
+	case percolator.IndexReadable:
+		return Report{}, info, nil
+	case percolator.IndexBuilding:
+		r, err := ix.build(ctx, at, pace)
+		return r, info, err
+	default:
+		return Report{}, info, fmt.Errorf("%w: it is %v", percolator.ErrIndexChanged, at.State)
+	}
 }
 
 // progress is what a build has come to. It is stored in the transactions that bring it on.

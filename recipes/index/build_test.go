@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -118,6 +119,46 @@ func TestBuildGoesOn(t *testing.T) {
 	}
 	require.NoError(t, group.Wait())
 	require.Equal(t, 2*data, matches(t, ix).Entries)
+}
+
+// TestBuiltByAnotherMeanwhile has one who stands still while it builds, until another one has built the index to the end, and one more until it is dropped.
+func TestBuiltByAnotherMeanwhile(t *testing.T) {
+	t.Parallel()
+	for _, drops := range []bool{false, true} {
+		ctx := t.Context()
+		inner := memstore.New()
+		t.Cleanup(func() { _ = inner.Close() })
+		one := everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true}), settings)
+		two := everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true}), settings)
+		require.NoError(t, put(ctx, one, "1", "a"))
+		stands, goOn := make(chan struct{}), make(chan struct{})
+		var once sync.Once
+		slow, err := New(one, "word", words, func(row, text string) ([]keys.Key, error) {
+			once.Do(func() { close(stands); <-goOn })
+			return eachWord(row, text)
+		}, Options{})
+		require.NoError(t, err)
+		result := make(chan error, 1)
+		go func() {
+			_, err := slow.Build(ctx, Pace{Rows: 1})
+			result <- err
+		}()
+		<-stands
+		ix := built(t, two, Options{})
+		if drops {
+			require.NoError(t, Drop(ctx, two, "word", Pace{}))
+		}
+		close(goOn)
+		if drops {
+			require.ErrorIs(t, <-result, percolator.ErrIndexChanged)
+			info, err := infoOf(ctx, two, "word")
+			require.NoError(t, err)
+			require.Equal(t, percolator.IndexAbsent, info.State)
+			continue
+		}
+		require.NoError(t, <-result, "it is built")
+		require.Equal(t, 1, matches(t, ix).Entries)
+	}
 }
 
 // TestBuildOfDuplicates finds values that several rows have, and goes on when they are gone.

@@ -1,0 +1,110 @@
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/percolate-go/percolate/percolator"
+)
+
+// TestErasedWhileRead has a snapshot from before a customer was erased, who is read when the key is gone.
+func TestErasedWhileRead(t *testing.T) {
+	t.Parallel()
+	r := start(t, time.Hour)
+	ann := r.stocked("tea", 1)
+	err := r.db.View(t.Context(), func(tx *percolator.Txn) error {
+		_, err := r.person(t.Context(), tx, ann)
+		require.NoError(t, err)
+		r.ask(204, "DELETE", "/customers/"+ann, "", nil)
+		_, err = r.person(t.Context(), tx, ann)
+		return err
+	})
+	require.True(t, isRefusal(err), "%v", err)
+}
+
+// eraseAtLast erases a customer, whose orders may keep that from committing for a while.
+func (r *running) eraseAtLast(customer string) error {
+	for {
+		status, answer, err := send(r.t.Context(), "DELETE", r.url+"/customers/"+customer, "", "")
+		switch {
+		case err != nil:
+			return err
+		case status == http.StatusNoContent:
+			return nil
+		case status != http.StatusServiceUnavailable:
+			return fmt.Errorf("%d %s", status, answer)
+		}
+	}
+}
+
+// TestErasedUnderLoad erases customers while orders of theirs come in, and are cancelled by them and by the timer. Whoever is erased has no open order, whichever came first, all goods are
+// back, and nobody can read who it was.
+func TestErasedUnderLoad(t *testing.T) {
+	t.Parallel()
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := start(t, 50*time.Millisecond)
+	const customers, buyers, pieces = 4, 2, 100
+	var ids []string
+	for range customers {
+		ids = append(ids, r.stocked("tea", pieces))
+	}
+	var placed, refused atomic.Int64
+	var group errgroup.Group
+	for i, id := range ids {
+		var orders atomic.Int64
+		gone := make(chan struct{})
+		for buyer := range buyers {
+			group.Go(func() error {
+				for n := 0; ; n++ {
+					key := fmt.Sprint(i, "/", buyer, "/", n)
+					status, answer, err := send(t.Context(), "POST", r.url+"/orders", key, fmt.Sprintf(`{"customer": %q, "lines": [{"product": "tea", "quantity": 1}]}`, id))
+					switch {
+					case err != nil:
+						return err
+					case status == http.StatusCreated:
+						placed.Add(1)
+						orders.Add(1)
+					case status == http.StatusUnprocessableEntity: // unknown_customer
+						refused.Add(1)
+						<-gone
+						return nil
+					case status != http.StatusConflict && status != http.StatusServiceUnavailable: // out of stock, and busy
+						return fmt.Errorf("%d %s", status, answer)
+					}
+				}
+			})
+		}
+		after := 1 + rand.New(rand.NewPCG(seed, uint64(i))).Int64N(20)
+		group.Go(func() error {
+			defer close(gone)
+			for orders.Load() < after {
+				time.Sleep(time.Millisecond) // until the next look
+			}
+			return r.eraseAtLast(id)
+		})
+	}
+	require.NoError(t, group.Wait())
+	require.EqualValues(t, customers*buyers, refused.Load())
+	r.idle()
+	for _, id := range ids {
+		var theirs []Order
+		r.ask(200, "GET", "/customers/"+id+"/orders?limit=100", "", &theirs)
+		require.NotEmpty(t, theirs)
+		for _, o := range theirs {
+			require.Equal(t, Cancelled, o.Status)
+		}
+		r.refused(404, "not_found", "GET", "/customers/"+id, "")
+	}
+	var tea Offer
+	r.ask(200, "GET", "/products/tea", "", &tea)
+	require.EqualValues(t, customers*pieces, tea.Left, "after %d orders", placed.Load())
+	require.NotContains(t, r.everything(), "example.org")
+}

@@ -1,0 +1,46 @@
+package export
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/internal/everystore"
+	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
+)
+
+// TestFaultAtEachStep has an exporter that dies or loses a reply at one of its steps; and another one that exports the same key then. The sink, which checks epochs, gets each
+// item once and in order, and nothing is left.
+func TestFaultAtEachStep(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	inner := memstore.New()
+	t.Cleanup(func() { _ = inner.Close() })
+	second := everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true}))
+	o, sink := newOutbox(t, second), &recorder{}
+	w, stop := run(t, second, observer(t, o, sink, Options{}))
+	require.NoError(t, w.WaitIdle(ctx))
+	stop()
+	again := 0
+	everystore.EachFault(t, inner, func(name string, db *percolator.DB) {
+		put(t, o, name, "1", "2")
+		put(t, o, name, "3")
+		opt := Options{Batch: 1, Timeout: everystore.FaultLease / leaseTimeouts}
+		first := newExporter(newOutbox(t, db), sink, opt).export(ctx, string(rowOf(name)))
+		if first == nil {
+			require.Equal(t, []string{"1", "2", "3"}, sink.payloads(name), name)
+			require.Zero(t, left(t, o), "%s: it was acknowledged", name)
+		}
+		require.Eventually(t, func() bool {
+			return newExporter(o, sink, Options{}).export(ctx, string(rowOf(name))) == nil
+		}, time.Minute, time.Millisecond, "%s: the key stays claimed after %v", name, first)
+		require.Equal(t, []string{"1", "2", "3"}, sink.payloads(name), "%s: %v", name, first)
+		require.Zero(t, left(t, o), name)
+		require.Zero(t, claims(t, o), name)
+		again = sink.again
+	})
+	require.Positive(t, again, "no note was lost")
+}
