@@ -50,7 +50,8 @@ func MeasureLoad(ctx context.Context, db *percolator.DB, o LoadOptions) (Load, e
 	case db == nil:
 		return Load{}, called("MeasureLoad", fmt.Errorf("%w: the DB is nil", percolator.ErrInvalid))
 	case o.Commits < 0 || o.Commits > 100_000 || o.Clients < 0 || o.Clients > 256 || o.For < 0:
-		return Load{}, called("MeasureLoad", fmt.Errorf("%w: %d commits, %d clients or %v are out of range", percolator.ErrInvalid, o.Commits, o.Clients, o.For))
+		return Load{}, called("MeasureLoad", fmt.Errorf("%w: Commits is %d, Clients %d and For %v; there may be 0 to 100,000 commits and 0 to 256 clients, and For may not be negative",
+			percolator.ErrInvalid, o.Commits, o.Clients, o.For))
 	}
 	for to, def := range map[*int]int{&o.Commits: 200, &o.Clients: 4} {
 		if *to == 0 {

@@ -113,7 +113,7 @@ func (db *DB) hold(ctx context.Context, name string, at Timestamp, ttl time.Dura
 		case found:
 			(*holds)[i].Until = until
 		case len(*holds) >= format.MaxHolds:
-			return false, fmt.Errorf("%w: %d holds stand, and there may be no more", ErrInvalid, len(*holds))
+			return false, fmt.Errorf("%w: there are %d holds, and there may be no more: release one that nobody needs (DB.Holds lists them)", ErrInvalid, len(*holds))
 		default:
 			*holds = slices.Insert(*holds, i, format.Hold{Name: []byte(name), At: at, Until: until, Placed: v.asOf})
 		}

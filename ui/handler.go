@@ -98,7 +98,7 @@ func newHandler(what string, db *percolator.DB, r *admin.Reader, authorize Autho
 	case o.Secret != nil && len(o.Secret) < 16:
 		return nil, fmt.Errorf("ui: %s: %w: the Secret has %d bytes; it must have 16 at least", what, percolator.ErrInvalid, len(o.Secret))
 	case o.Timeout < 0:
-		return nil, fmt.Errorf("ui: %s: %w: the Timeout is %v", what, percolator.ErrInvalid, o.Timeout)
+		return nil, fmt.Errorf("ui: %s: %w: the Timeout is %v; it may not be negative", what, percolator.ErrInvalid, o.Timeout)
 	}
 	if o.Timeout == 0 {
 		o.Timeout = 5 * time.Second
