@@ -44,7 +44,7 @@ type Load struct {
 // the next collection takes away. Others may do the same at the same time. It is the one
 // function of this package that writes.
 //
-// Options that will not do are ErrInvalid; other errors are those of percolator.DB.Update, and of the store.
+// Options out of range are ErrInvalid; other errors are those of percolator.DB.Update, and of the store.
 func MeasureLoad(ctx context.Context, db *percolator.DB, o LoadOptions) (Load, error) {
 	switch {
 	case db == nil:

@@ -120,8 +120,8 @@ func newHandler(what string, db *percolator.DB, r *admin.Reader, authorize Autho
 	return h, nil
 }
 
-// Close ends the replays that this page has begun, which go on where they were with the next one, and waits until their goroutines have
-// ended, or ctx is done. Afterwards the page begins no replays. It may be called more than once.
+// Close ends the replays that this page has begun, and waits until their goroutines have ended, or ctx is done. A replay of the same rows that
+// begins later goes on where such a replay stopped. Afterwards the page begins no replays. It may be called more than once.
 func (h *Handler) Close(ctx context.Context) error { return h.replays.close(ctx) }
 
 // ServeHTTP serves the page.
