@@ -14,7 +14,7 @@ import (
 
 // Bytes are a name or a value: any bytes. As text, and so in JSON, they have a form that can be typed, which
 // [ParseBytes] takes back: what can be printed stands for itself, a percent sign and every other byte is %XX, a
-// space at either end is %20, and % alone is no bytes at all.
+// space at either end is %20, and % alone stands for the empty text.
 type Bytes string
 
 // String returns the form that can be typed.

@@ -40,7 +40,7 @@ type Load struct {
 }
 
 // MeasureLoad measures how long commits take, by a small load on LoadTable, whose rows it removes afterwards, with all versions, also
-// those that a load has left which was killed more than an hour ago. So nothing of it is left but hints of garbage, which
+// those of a load that was killed more than an hour ago. So nothing of it is left but hints of garbage, which
 // the next collection takes away. Others may do the same at the same time. It is the one
 // function of this package that writes.
 //
