@@ -14,7 +14,7 @@ import (
 
 // Bytes are a name or a value: any bytes. As text, and so in JSON, they have a form that can be typed, which
 // [ParseBytes] takes back: what can be printed stands for itself, a percent sign and every other byte is %XX, a
-// space at either end is %20, and % alone is no bytes at all.
+// space at either end is %20, and % alone stands for the empty text.
 type Bytes string
 
 // String returns the form that can be typed.
@@ -107,7 +107,7 @@ func (s Stamp) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 func (s *Stamp) UnmarshalText(text []byte) error {
 	n, err := strconv.ParseUint(string(text), 10, 64)
 	if err != nil || n > uint64(oracle.Max) {
-		return fmt.Errorf("admin: %w: %q is no timestamp", percolator.ErrInvalid, text)
+		return fmt.Errorf("admin: %w: %q is no timestamp: write its decimal digits, as Stamp.String shows them", percolator.ErrInvalid, text)
 	}
 	*s = Stamp(n)
 	return nil
@@ -151,7 +151,7 @@ func (s Span) MarshalText() ([]byte, error) { return []byte(time.Duration(s).Str
 func (s *Span) UnmarshalText(text []byte) error {
 	d, err := time.ParseDuration(string(text))
 	if err != nil {
-		return fmt.Errorf("admin: %w: %q is no duration", percolator.ErrInvalid, text)
+		return fmt.Errorf("admin: %w: %q is no duration: write it as 1h30m or 250ms", percolator.ErrInvalid, text)
 	}
 	*s = Span(d)
 	return nil

@@ -294,14 +294,3 @@ func (c *catalog) registered(id, table, column string) *format.Observer {
 	}
 	return nil
 }
-
-// names returns the names that observers have, or had, each once.
-func (c *catalog) names() []string {
-	var names []string
-	for _, o := range c.Observers {
-		names = append(names, o.Title())
-		names = append(names, o.Others()...)
-	}
-	slices.SortFunc(names, strings.Compare)
-	return slices.Compact(names)
-}

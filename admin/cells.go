@@ -213,12 +213,8 @@ type Rows struct {
 // as many rows at most, and a page that ends so has fewer. rng.Reverse is ErrInvalid. It waits for nothing, as
 // Get; its errors are those of Get.
 func (r *Reader) Scan(ctx context.Context, rng percolator.Range, at percolator.Timestamp) (Rows, error) {
-	limit, err := limited("Scan", rng.Limit, 100)
-	switch {
-	case err != nil:
-	case rng.Table == "":
-		err = fmt.Errorf("%w: the table's name is empty", percolator.ErrInvalid)
-	case rng.Reverse:
+	limit, err := limitedIn(rng.Table, "Scan", rng.Limit, 100)
+	if err == nil && rng.Reverse {
 		err = fmt.Errorf("%w: a Reader scans forward only", percolator.ErrInvalid)
 	}
 	if err != nil {

@@ -1,6 +1,6 @@
 // Package admin looks into a database of package percolator: its tables and cells, observers and what waits for
 // them, locks and whose they are, processes, holds, and garbage. It says in words why a cell waits. The
-// command cmd/percolator is thin over it.
+// command cmd/percolator is a thin layer over it.
 //
 //	r, err := admin.Of(db)
 //	w, err := r.Why(ctx, percolator.Cell{Table: "order", Row: "17", Column: "state"})

@@ -119,7 +119,7 @@ func (d *doctor) add(g Grade, code, change, what string, args []any) {
 // observers and what waits for them, timers. It is a bounded look at samples, so it may miss a lock, and takes some hundred
 // milliseconds over a database of any size. It writes nothing.
 //
-// A look that fails is a finding as well, so an error comes only for options that will not do, where there is no database,
+// A look that fails is a finding as well, so an error comes only for options out of range, where there is no database,
 // and if the context ends.
 func (r *Reader) Doctor(ctx context.Context, o DoctorOptions) (Diagnosis, error) {
 	if err := o.fill(); err != nil {
@@ -168,7 +168,7 @@ func gradeOrder(g Grade) int {
 }
 
 // CannotOpen is the finding that a store or a database cannot be opened, with what to change, by the error of that. Where nothing was found
-// that an operator could mend in the store, ok is false: the arguments will not do, there is no store, the context has ended.
+// that an operator could mend in the store, ok is false: the arguments are wrong, there is no store, the context has ended.
 func CannotOpen(err error) (f Finding, ok bool) {
 	switch {
 	case err == nil, errors.Is(err, context.Canceled), errors.Is(err, percolator.ErrNoStore):

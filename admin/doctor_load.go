@@ -40,17 +40,18 @@ type Load struct {
 }
 
 // MeasureLoad measures how long commits take, by a small load on LoadTable, whose rows it removes afterwards, with all versions, also
-// those that a load has left which was killed more than an hour ago. So nothing of it is left but hints of garbage, which
+// those of a load that was killed more than an hour ago. So nothing of it is left but hints of garbage, which
 // the next collection takes away. Others may do the same at the same time. It is the one
 // function of this package that writes.
 //
-// Options that will not do are ErrInvalid; other errors are those of percolator.DB.Update, and of the store.
+// Options out of range are ErrInvalid; other errors are those of percolator.DB.Update, and of the store.
 func MeasureLoad(ctx context.Context, db *percolator.DB, o LoadOptions) (Load, error) {
 	switch {
 	case db == nil:
 		return Load{}, called("MeasureLoad", fmt.Errorf("%w: the DB is nil", percolator.ErrInvalid))
 	case o.Commits < 0 || o.Commits > 100_000 || o.Clients < 0 || o.Clients > 256 || o.For < 0:
-		return Load{}, called("MeasureLoad", fmt.Errorf("%w: %d commits, %d clients or %v are out of range", percolator.ErrInvalid, o.Commits, o.Clients, o.For))
+		return Load{}, called("MeasureLoad", fmt.Errorf("%w: Commits is %d, Clients %d and For %v; there may be 0 to 100,000 commits and 0 to 256 clients, and For may not be negative",
+			percolator.ErrInvalid, o.Commits, o.Clients, o.For))
 	}
 	for to, def := range map[*int]int{&o.Commits: 200, &o.Clients: 4} {
 		if *to == 0 {

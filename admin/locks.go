@@ -42,12 +42,9 @@ func (r *Reader) Locks(ctx context.Context, rng percolator.Range, rows int) (Loc
 }
 
 func (r *Reader) locks(ctx context.Context, rng percolator.Range, rows int) (found Locks, err error) {
-	limit, err := limited("locks", rng.Limit, 100)
+	limit, err := limitedIn(rng.Table, "locks", rng.Limit, 100)
 	if err == nil {
 		rows, err = limited("rows", rows, 10_000)
-	}
-	if err == nil && rng.Table == "" {
-		err = fmt.Errorf("%w: the table's name is empty", percolator.ErrInvalid)
 	}
 	if err != nil {
 		return found, err

@@ -85,6 +85,14 @@ func limited(what string, limit, def int) (int, error) {
 	return limit, nil
 }
 
+// limitedIn is limited, for a call that looks at one table.
+func limitedIn(table, what string, limit, def int) (int, error) {
+	if table == "" {
+		return 0, fmt.Errorf("%w: the table's name is empty", percolator.ErrInvalid)
+	}
+	return limited(what, limit, def)
+}
+
 // rows is Read, with the first error of any row.
 func (r *Reader) rows(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
 	if len(reads) == 0 {

@@ -26,11 +26,7 @@ type Timer struct {
 // page before, "" for the first; an empty next is the end. One that was set for the next half minute is in no index, and is not listed:
 // Why shows it.
 func (r *Reader) Timers(ctx context.Context, table string, from Bytes, limit int) (timers []Timer, next Bytes, err error) {
-	limit, err = limited("Timers", limit, 100)
-	if err == nil && table == "" {
-		err = fmt.Errorf("%w: the table's name is empty", percolator.ErrInvalid)
-	}
-	if err != nil {
+	if limit, err = limitedIn(table, "Timers", limit, 100); err != nil {
 		return nil, "", called("Timers", err)
 	}
 	c, err := r.load(ctx)

@@ -31,7 +31,7 @@ type Options struct {
 	// tells nobody. It must not block.
 	Progress func(Progress)
 	// Hold is for how long history is kept after a backup was cut off, so for how long it can be resumed. The hold is
-	// renewed three times as often. At least a second; 0 means DefaultHold.
+	// renewed three times in that time. At least a second; 0 means DefaultHold.
 	Hold time.Duration
 	// blockBytes is about how long a block is, before it is compressed; 0 means a mebibyte. disk opens the file.
 	blockBytes int
@@ -146,7 +146,7 @@ type writer struct {
 	file diskFile
 	path string
 
-	head    Head
+	head    head
 	catalog format.Catalog
 	hold    *percolator.Hold
 	keeper  *keeper

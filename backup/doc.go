@@ -1,7 +1,7 @@
 // Package backup writes a database of package percolator to a file, and restores it into an empty store of any backend: with the
 // original timestamps, and with what its observers have done and have yet to do. After a restore no observer runs again for what it
 // had done, and none misses what it had not. The package also exports and imports values alone. The commands backup, restore, export and
-// import of cmd/percolator are thin over it.
+// import of cmd/percolator are a thin layer over it.
 //
 //	_, err := backup.Write(ctx, db, "shop.backup", backup.Options{})
 //	store, err := rowstore.Open(ctx, "postgres://shop@db/restored")
@@ -29,10 +29,10 @@
 //
 //   - Notifications. Those at or below the snapshot that still stand are kept. A run from after the snapshot has cleared others: its
 //     acknowledgment shows that, and the notification is made anew from the change that it was for. A weak notification ([percolator.Txn.Notify])
-//     leaves nothing behind when it is cleared. So these are looked at before the rows and after them. If a run of about the
-//     time of the snapshot has left no trace of what it was for, the cell is notified again. So a cell that was notified within a catalog lease of the snapshot may be
-//     run for once too often. It is run for too seldom only if a run within that lease was for the weak notification together with something that
-//     was asked for after the snapshot, such as a change: which of these it was for cannot be told.
+//     leaves nothing behind when it is cleared. So Write looks at weak notifications before it reads the rows, and once more afterwards. If a run of about the
+//     time of the snapshot has left no trace of what it was for, the cell is notified again. So after a restore, an observer may run once too often for a cell that
+//     was notified within a catalog lease of the snapshot. It misses a weak notification only if a run within that lease was for it together with something later than the
+//     snapshot, such as a change: nothing tells which of the two the run was for.
 //   - The index of timers: a row for each timer. One of a timer that is gone would lead nowhere.
 //   - The safe point, which becomes the snapshot: there is no history before it. Reads below it fail with percolator.ErrSnapshotTooOld.
 //   - The mark that all rows were read by a collection: there is none, so the first collection reads them all, and finds what no hint tells of.
@@ -53,7 +53,7 @@
 //
 // Of what observers of old values saw last, a collection keeps what the newest acknowledgment is of, hold or not. If an observer had not seen a
 // change for longer than history is kept, runs for it while the backup does, and the row is collected before the backup comes to it, what it saw last before is gone. Then Write
-// fails with an error that matches [ErrLapsed]; a new backup will do.
+// fails with an error that matches [ErrLapsed]. Begin a new backup.
 //
 // # The file
 //

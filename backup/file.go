@@ -40,15 +40,15 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 type sum [sumLength]byte
 
-// Head is what a backup says of itself.
-type Head struct {
+// head is what a backup says of itself.
+type head struct {
 	// ID is of this backup alone.
 	ID string `json:"id"`
 	// Snapshot is the timestamp that the backup is of.
 	Snapshot percolator.Timestamp `json:"snapshot"`
 	// Oracle is the name of the database's oracle, empty for the store's own.
 	Oracle string `json:"oracle,omitempty"`
-	// catalog is the stored catalog of the snapshot.
+	// Catalog is the stored catalog of the snapshot.
 	Catalog []byte `json:"catalog"`
 	// Revision is its timestamp.
 	Revision percolator.Timestamp `json:"revision"`
@@ -102,8 +102,8 @@ func newReader(r io.Reader) (*reader, error) {
 func (r *reader) close() { r.zstd.Close() }
 
 // begin reads the head of the file.
-func (r *reader) begin() (Head, error) {
-	var h Head
+func (r *reader) begin() (head, error) {
+	var h head
 	start := make([]byte, len(magic)+1)
 	n, err := io.ReadFull(r.r, start)
 	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, io.EOF) {
@@ -222,7 +222,7 @@ func newFrames(w io.Writer) (*frames, error) {
 }
 
 // begin writes the head of the file.
-func (f *frames) begin(h Head) error {
+func (f *frames) begin(h head) error {
 	b, err := json.Marshal(h)
 	if err != nil {
 		return fmt.Errorf("backup: encoding the head: %w", err)

@@ -31,7 +31,7 @@ const batchValues = 1 << 20
 // It returns the number of the last line whose batch was committed, also with an error. Give it as After to go on from there: a
 // line that is written twice gets the same value again. If the outcome of a batch is not known, that batch does not count.
 //
-// A line that will not do gives an error that matches percolator.ErrInvalid or percolator.ErrTooLarge and names the line; nothing of its batch is written. A column with an
+// A bad line gives an error that matches percolator.ErrInvalid or percolator.ErrTooLarge and names the line; nothing of its batch is written. A column with an
 // index that this program does not keep gives percolator.ErrIndexed. Other errors: those of the database, of in and of ctx.
 func Import(ctx context.Context, db *percolator.DB, in io.Reader, opts ImportOptions) (line int64, err error) {
 	if db == nil || in == nil {

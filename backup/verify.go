@@ -36,7 +36,7 @@ func Verify(ctx context.Context, path string, progress func(Progress)) (Info, er
 
 // checked is a file that is as it was written.
 type checked struct {
-	head    Head
+	head    head
 	catalog format.Catalog
 	end     ending
 	bytes   int64

@@ -94,6 +94,17 @@ func appendEvent(b []byte, t *Txn, kind string, time int64) []byte {
 	return append(b, "]}\n"...)
 }
 
+func appendList(b []byte, list []int64) []byte {
+	b = append(b, '[')
+	for i, v := range list {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = strconv.AppendInt(b, v, 10)
+	}
+	return append(b, ']')
+}
+
 func appendOp(b []byte, op *Op, mayBeUnknown bool) []byte {
 	switch op.Kind {
 	case Read, ReadList:
@@ -107,14 +118,7 @@ func appendOp(b []byte, op *Op, mayBeUnknown bool) []byte {
 	b = append(b, ',')
 	switch {
 	case op.Kind == ReadList:
-		b = append(b, '[')
-		for i, v := range op.List {
-			if i > 0 {
-				b = append(b, ',')
-			}
-			b = strconv.AppendInt(b, v, 10)
-		}
-		b = append(b, ']')
+		b = appendList(b, op.List)
 	case op.Absent:
 		b = append(b, "null"...)
 	default:
@@ -314,14 +318,7 @@ func appendExported(b []byte, e event, t *Txn, process, index int, format Format
 		case null:
 			b = append(b, "null"...)
 		case op.Kind == ReadList:
-			b = append(b, '[')
-			for i, v := range op.List {
-				if i > 0 {
-					b = append(b, ',')
-				}
-				b = strconv.AppendInt(b, v, 10)
-			}
-			b = append(b, ']')
+			b = appendList(b, op.List)
 		default:
 			b = strconv.AppendInt(b, op.Value, 10)
 		}

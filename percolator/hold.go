@@ -23,7 +23,7 @@ import (
 // looks again. A collection removes nothing that is not below a published safe point. Both are dated by the
 // oracle: a collection counts a hold as over if it ended before the timestamp of the collection's view.
 
-// ErrHoldEnded: the hold was released, or its time was over.
+// ErrHoldEnded: the hold was released, or it has run out.
 var ErrHoldEnded = errors.New("percolator: the hold has ended")
 
 // Hold is a hold that DB.Hold has placed. Its methods may be called concurrently.
@@ -113,7 +113,7 @@ func (db *DB) hold(ctx context.Context, name string, at Timestamp, ttl time.Dura
 		case found:
 			(*holds)[i].Until = until
 		case len(*holds) >= format.MaxHolds:
-			return false, fmt.Errorf("%w: %d holds stand, and there may be no more", ErrInvalid, len(*holds))
+			return false, fmt.Errorf("%w: there are %d holds, and there may be no more: release one that nobody needs (DB.Holds lists them)", ErrInvalid, len(*holds))
 		default:
 			*holds = slices.Insert(*holds, i, format.Hold{Name: []byte(name), At: at, Until: until, Placed: v.asOf})
 		}
@@ -130,7 +130,7 @@ func (h *Hold) At() Timestamp {
 }
 
 // Renew makes the hold end ttl from now on, by the oracle's time, which may be sooner than before. It
-// returns an error that matches ErrHoldEnded if the hold does not stand any more, because its time was over or somebody
+// returns an error that matches ErrHoldEnded if the hold does not stand any more, because it has run out or somebody
 // has released it. Then history from its timestamp on may be gone; DB.Hold with the same name and
 // timestamp finds out. Other errors: ErrInvalid for a ttl that DB.Hold would not take, ErrClosed, those of the context and of the store.
 func (h *Hold) Renew(ctx context.Context, ttl time.Duration) error {

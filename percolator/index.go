@@ -224,7 +224,7 @@ func (db *DB) DefineIndex(ctx context.Context, u Upkeep) (IndexInfo, error) {
 			return false, nil
 		}
 		if len(v.Indexes) == format.MaxIndexes {
-			return false, fmt.Errorf("%w: there are %d indexes, and there may be no more", ErrInvalid, format.MaxIndexes)
+			return false, fmt.Errorf("%w: there are %d indexes, and there may be no more: drop one that nobody needs (DB.Indexes lists them)", ErrInvalid, format.MaxIndexes)
 		}
 		for i := range v.Indexes {
 			x := &v.Indexes[i]

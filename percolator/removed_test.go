@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 // running starts a worker and returns how Run ends.
@@ -284,4 +287,30 @@ func TestCollectionAfterARemovedObserver(t *testing.T) {
 			require.Nil(t, row.Newest(rowstore.Write, "v"), "the delete is kept")
 		})
 	}
+}
+
+// said takes the lines of a log that say what a removed observer leaves.
+type said chan string
+
+func (s said) Write(line []byte) (int, error) {
+	if strings.Contains(string(line), "a removed observer leaves") {
+		s <- string(line)
+	}
+	return len(line), nil
+}
+
+// RemoveObserver logs how much waits for the observer for ever.
+func TestRemovedObserverSaysWhatIsLeft(t *testing.T) {
+	t.Parallel()
+	left := make(said, 1)
+	db := open(t, memstore.New(), quick, WithLogger(slog.New(slog.NewTextHandler(left, nil))))
+	w, stop, _ := running(t, db, WorkerConfig{MaxAttempts: 1, BreakAt: -1}, Observer{Name: "o", Table: "t", Column: "v", Func: func(context.Context, *Txn, Cell) error {
+		return errors.New("on purpose")
+	}})
+	setRows(t, db, "v", 3)
+	idle(t, w)
+	stop()
+	set(t, db, Cell{"t", "later", "v"}, "x") // nobody runs it any more
+	require.NoError(t, db.RemoveObserver(t.Context(), "o"))
+	require.Contains(t, <-left, "observer=o cells=1 parked=3")
 }

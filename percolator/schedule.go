@@ -157,7 +157,7 @@ func tickBefore(s Schedule, tick time.Time) (time.Time, error) {
 			return newestTick(s, from, before)
 		}
 		if back > 1<<61 {
-			return tick, fmt.Errorf("%w: the schedule is no function of its argument", ErrInvalid)
+			return tick, fmt.Errorf("%w: the schedule contradicts itself: its Next must return the same time for the same argument, and a later one for a later one", ErrInvalid)
 		}
 	}
 }

@@ -128,7 +128,7 @@ func withTable(now format.Settings, own format.Table) format.Settings {
 // checkTables finds settings of tables that do not fit.
 func checkTables(s *format.Settings) error {
 	if len(s.Tables) > format.MaxTables {
-		return fmt.Errorf("%w: at most %d tables may have settings of their own", ErrInvalid, format.MaxTables)
+		return fmt.Errorf("%w: at most %d tables may have settings of their own: take back those of another table first, by the zero TableSettings", ErrInvalid, format.MaxTables)
 	}
 	for i := range s.Tables {
 		name := string(s.Tables[i].Name)

@@ -27,7 +27,8 @@ func (c Column[T]) Get(ctx context.Context, tx *percolator.Txn, row string) (T, 
 	return c.get(ctx, row, tx.Get)
 }
 
-// GetForUpdate reads the value of a row as Txn.GetForUpdate does: nobody else may write it until tx has committed.
+// GetForUpdate reads the value of a row as Txn.GetForUpdate does: tx conflicts with whoever
+// writes it before tx has committed.
 func (c Column[T]) GetForUpdate(ctx context.Context, tx *percolator.Txn, row string) (T, error) {
 	return c.get(ctx, row, tx.GetForUpdate)
 }

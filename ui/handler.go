@@ -102,7 +102,7 @@ func newHandler(what string, db *percolator.DB, r *admin.Reader, authorize Autho
 	case o.Secret != nil && len(o.Secret) < 16:
 		return nil, fmt.Errorf("ui: %s: %w: the Secret has %d bytes; it must have 16 at least", what, percolator.ErrInvalid, len(o.Secret))
 	case o.Timeout < 0:
-		return nil, fmt.Errorf("ui: %s: %w: the Timeout is %v", what, percolator.ErrInvalid, o.Timeout)
+		return nil, fmt.Errorf("ui: %s: %w: the Timeout is %v; it may not be negative", what, percolator.ErrInvalid, o.Timeout)
 	}
 	if o.Concurrent < 0 {
 		return nil, fmt.Errorf("ui: %s: %w: Concurrent is %d", what, percolator.ErrInvalid, o.Concurrent)
@@ -130,8 +130,8 @@ func newHandler(what string, db *percolator.DB, r *admin.Reader, authorize Autho
 	return h, nil
 }
 
-// Close ends the page: every further request gets the status 503. It ends the replays that this page has begun, which go on where they were
-// with the next one. Then it waits until these have ended and the requests under way are answered, or ctx is done: then its error is that of
+// Close ends the page: every further request gets the status 503. It ends the replays that this page has begun. A replay of the same
+// rows that begins later goes on where such a replay stopped. Then it waits until these have ended and the requests under way are answered, or ctx is done: then its error is that of
 // the context, and what is under way goes on to its end. A view takes Options.Timeout at most, and an action 20 s. After a Close without an
 // error nothing of the page uses the database any more. It may be called more than once.
 func (h *Handler) Close(ctx context.Context) error {

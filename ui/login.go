@@ -45,7 +45,7 @@ func NewLogin(token string, o LoginOptions) (*Login, error) {
 		return nil, fmt.Errorf("ui: NewLogin: %w: the token has %d bytes; it must have %d at least, of random ones", percolator.ErrInvalid, len(token), leastToken)
 	}
 	if o.Lifetime < 0 {
-		return nil, fmt.Errorf("ui: NewLogin: %w: the Lifetime is %v", percolator.ErrInvalid, o.Lifetime)
+		return nil, fmt.Errorf("ui: NewLogin: %w: the Lifetime is %v; it may not be negative", percolator.ErrInvalid, o.Lifetime)
 	}
 	if o.Lifetime == 0 {
 		o.Lifetime = 12 * time.Hour

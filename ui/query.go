@@ -57,7 +57,7 @@ func (q *query) stamp(of string) (percolator.Timestamp, error) {
 	}
 	n, err := strconv.ParseUint(s, 10, 63)
 	if err != nil {
-		return 0, fmt.Errorf("%s: %w: %q is no timestamp", of, percolator.ErrInvalid, s)
+		return 0, fmt.Errorf("%s: %w: %q is no timestamp; it must be a number, as the page shows it", of, percolator.ErrInvalid, s)
 	}
 	return percolator.Timestamp(n), nil
 }

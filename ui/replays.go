@@ -13,8 +13,8 @@ import (
 	"github.com/percolate-go/percolate/percolator"
 )
 
-// errBusy: the page does as much as it may already.
-var errBusy = errors.New("ui: too much is under way")
+// errBusy: this page runs as many replays as it may.
+var errBusy = errors.New("ui: too many replays are under way")
 
 const (
 	mostReplays = 8  // under way at once
@@ -76,7 +76,7 @@ func (rs *replays) begin(who, observer string, rng percolator.Range) error {
 		busy++
 	}
 	if busy >= mostReplays {
-		return fmt.Errorf("%w: %d replays", errBusy, busy)
+		return fmt.Errorf("%w: %d; wait until one has ended", errBusy, busy)
 	}
 	if len(rs.known) >= keptReplays {
 		i := slices.IndexFunc(rs.known, func(x *replaying) bool { return x.ended })

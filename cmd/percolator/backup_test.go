@@ -41,7 +41,7 @@ func TestBackupAndRestore(t *testing.T) {
 	require.Equal(t, ask(t, url, "history", "links", "a", "to"), ask(t, into, "history", "links", "a", "to"))
 }
 
-// TestExportAndImport takes values through a file, and says how to go on after a line that will not do.
+// TestExportAndImport takes values through a file, and says how to go on after a bad line.
 func TestExportAndImport(t *testing.T) {
 	t.Parallel()
 	url, dir := someLinks(t), t.TempDir()

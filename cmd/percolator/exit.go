@@ -35,9 +35,9 @@ const exitHelp = `The exit status tells errors apart:
 
   0    done
   1    an error that is none of those below
-  2    the arguments will not do: nothing was done
+  2    the arguments are wrong: nothing was done
   3    what was named is not there: a cell without a value, a table, a column, an observer, a hold, a parked run
-  4    the store cannot be reached, or another process has it (Pebble), or the time was over (--timeout)
+  4    the store cannot be reached, or another process has it (Pebble), or the command took longer than --timeout
   5    there is no store, or no database in it; none was made
   6    another version of the library wrote the data, or it is another application's; nothing was changed
   7    stored data is damaged
@@ -51,7 +51,7 @@ const exitHelp = `The exit status tells errors apart:
 // errNotFound: what was named is not there.
 var errNotFound = errors.New("not found")
 
-// usageError says that the arguments will not do.
+// usageError says that the arguments are wrong.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }

@@ -116,7 +116,7 @@ func (a *app) importCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "import FILE", Short: "Write values from a file into the database", Args: exactly("FILE"),
 		Long: "Writes the cells of a file as export writes it; - is the standard input. The writes are new ones, in transactions of some hundred\n" +
-			"lines, so observers run. A line that will not do ends the import, and nothing of its transaction is written. What was written stays: the\n" +
+			"lines, so observers run. A bad line ends the import, and nothing of its transaction is written. What was written stays: the\n" +
 			"error says after which line to go on (--after).",
 	}
 	c.Flags().StringVar(&asked, "format", "", "jsonl or csv (default csv if FILE ends with .csv, else jsonl)")

@@ -494,7 +494,7 @@ var mutants = append([]mutant{
 		"\t\tremoved, err = tx.cover(i, view)\n",
 		"\t\t_, err = tx.cover(i, view)\n\t\tremoved = true\n\t\tfor j, name := range view.names {\n\t\t\tremoved = removed && (j == i || !w.observes(name, view.cell) || view.covered(j))\n\t\t}\n"+
 			"\t\tif removed {\n\t\t\ttx.extra = map[rowName][]rowstore.Edit{view.cell.rowName(): view.removal()}\n\t\t}\n")},
-	{"shares-by-column", "Observers: shares are of an observer, not of a column", "", one(memberGo,
+	{"shares-by-column", "Observers: shares are of an observer, not of a column", "TestObserversOfOneColumnInTwoProcesses", one(memberGo,
 		"w.Observer == q.o.id && w.Table == q.table", "w.Table == q.table")},
 	{"begun-uncounted", "Observers: WaitIdle, a run is counted before its function is called", "TestWaitIdleWaitsForRunsBetweenAnswers", one("percolator/claim.go",
 		"\tt.q.begun++\n", "")},

@@ -53,13 +53,7 @@ var sharedPostgres shared
 // the test if no server can be had.
 func Postgres(t testing.TB) string {
 	t.Helper()
-	return sharedPostgres.get(t, func() (*Server, error) {
-		if url := os.Getenv("PERCOLATOR_TEST_POSTGRES"); url != "" {
-			Ran("postgres", "the server named by PERCOLATOR_TEST_POSTGRES")
-			return &Server{URL: url, From: "named by PERCOLATOR_TEST_POSTGRES"}, nil
-		}
-		return StartPostgres(nil)
-	}).URL
+	return sharedPostgres.get(t, "postgres", "PERCOLATOR_TEST_POSTGRES", StartPostgres).URL
 }
 
 // NewPostgres starts a Postgres for one test and closes it at the test's end.

@@ -8,7 +8,6 @@ import (
 	"io"
 	"maps"
 	"net"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,13 +24,7 @@ var sharedRedis shared
 // server can be had.
 func Redis(t testing.TB) string {
 	t.Helper()
-	return sharedRedis.get(t, func() (*Server, error) {
-		if url := os.Getenv("PERCOLATOR_TEST_REDIS"); url != "" {
-			Ran("redis", "the server named by PERCOLATOR_TEST_REDIS")
-			return &Server{URL: url, From: "named by PERCOLATOR_TEST_REDIS"}, nil
-		}
-		return StartRedis(nil)
-	}).URL
+	return sharedRedis.get(t, "redis", "PERCOLATOR_TEST_REDIS", StartRedis).URL
 }
 
 // NewRedis starts a Redis for one test and closes it at the test's end. settings

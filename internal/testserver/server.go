@@ -161,10 +161,16 @@ var packageServers struct {
 	all []*Server
 }
 
-func (s *shared) get(t testing.TB, start func() (*Server, error)) *Server {
+// get returns the server that a variable of the environment names, or else one that it starts on first use.
+func (s *shared) get(t testing.TB, kind, variable string, start func(settings map[string]string) (*Server, error)) *Server {
 	t.Helper()
 	s.once.Do(func() {
-		s.server, s.err = start()
+		if url := os.Getenv(variable); url != "" {
+			Ran(kind, "the server named by "+variable)
+			s.server = &Server{URL: url, From: "named by " + variable}
+		} else {
+			s.server, s.err = start(nil)
+		}
 		if s.err == nil {
 			packageServers.Lock()
 			packageServers.all = append(packageServers.all, s.server)
