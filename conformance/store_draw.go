@@ -59,6 +59,7 @@ func snapshotReadsAreReads(t testing.TB, e *env) {
 			append(snapshotAt("v", at), rowstore.Selector{Family: rowstore.Notify, Column: "v", To: oracle.Max}),
 			snapshotAt(rowstore.AllColumns, at),
 			{{Family: rowstore.Write, Column: "v", To: at}},
+			{{Family: rowstore.Lock, Column: "v", To: at, Limit: 1}, {Family: rowstore.Write, Column: "v", To: at, Limit: 2}, {Family: rowstore.Mark, Column: "w", To: oracle.Max, Limit: 1}},
 			{{Family: rowstore.Write, Column: "v", To: last, Limit: 2}, {Family: rowstore.Data, Column: "w", To: at}},
 			{{Family: rowstore.Mark, Column: "v", To: at}, {Family: rowstore.Lock, Column: "v", From: 1, To: oracle.Max}},
 		}

@@ -62,7 +62,7 @@ func (p *packer) bool(v bool) {
 	}
 }
 
-// small writes a number below 128.
+// small writes a number from -32 to 127.
 func (p *packer) small(n int) {
 	p.items++
 	p.b = append(p.b, byte(n))

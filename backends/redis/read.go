@@ -148,6 +148,7 @@ func (p *packer) read(tag string, r *rowstore.RowRead) {
 type beginField struct {
 	kind   byte
 	column string
+	two    bool // the two newest writes of the cell are wanted
 }
 
 // beginAtOnce is how many fields of a row the begin script reads with one command. It counts
@@ -155,21 +156,26 @@ type beginField struct {
 const beginAtOnce = 8
 
 // beginFields appends the fields that a read needs. It returns false if the begin script
-// cannot answer the read: it knows locks, marks, notifications, and the newest write at
-// the assigned timestamp.
+// cannot answer the read: it knows locks, marks, notifications, and the newest write, or the two
+// newest ones, at the assigned timestamp.
 func beginFields(picks []rowstore.Selector, to []beginField) ([]beginField, bool) {
 	for i := range picks {
 		p := &picks[i]
-		f := beginField{'W', p.Column}
+		f := beginField{kind: 'W', column: p.Column}
 		switch {
 		case p.Column == rowstore.AllColumns, p.Family == rowstore.Data,
-			p.Family == rowstore.Write && (p.To != rowstore.AssignedTimestamp || p.Limit != 1):
+			p.Family == rowstore.Write && (p.To != rowstore.AssignedTimestamp || p.Limit < 1 || p.Limit > 2):
 			return to, false
 		case p.Family == rowstore.Notify:
 			f.kind = 'N'
+		case p.Family == rowstore.Write:
+			f.two = p.Limit == 2
 		}
-		if !slices.Contains(to, f) {
+		at := slices.IndexFunc(to, func(t beginField) bool { return t.kind == f.kind && t.column == f.column })
+		if at < 0 {
 			to = append(to, f)
+		} else {
+			to[at].two = to[at].two || f.two
 		}
 	}
 	return to, true
@@ -229,9 +235,16 @@ func (s *direct) packBegins(enc *packer, asks []rowstore.SnapshotRead) (rows, fi
 			table, tag := escapeTable(r.Table), s.parts[s.partOf(r.Table, r.Row)].tag
 			fields += len(wanted)
 			for len(wanted) > 0 {
-				n := min(len(wanted), beginAtOnce)
+				n := 1
+				for n < min(len(wanted), beginAtOnce) && !wanted[n].two {
+					n++
+				}
 				enc.key(tag, table, r.Row)
-				enc.small(n)
+				if wanted[0].two {
+					enc.small(-n)
+				} else {
+					enc.small(n)
+				}
 				for _, f := range wanted[:n] {
 					enc.field(f.kind, f.column)
 				}
@@ -284,17 +297,7 @@ func beginRows(u *unpacker, first oracle.Timestamp, asks []rowstore.SnapshotRead
 			d.vs = d.vs[:0]
 			wanted, _ := beginFields(r.Selectors, few[:0])
 			for _, f := range wanted {
-				v, ok := u.string()
-				if !ok {
-					continue
-				}
-				var err error
-				if f.kind == 'N' {
-					d.vs, err = parseNotes(d.vs, f.column, v)
-				} else {
-					d.vs, err = parseCell(d.vs, f.column, v)
-				}
-				if err != nil {
+				if err := d.column(u, f.kind, f.column); err != nil {
 					return nil, fmt.Errorf("row %q of table %q: %w", r.Row, r.Table, err)
 				}
 			}

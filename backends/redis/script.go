@@ -22,6 +22,8 @@ var (
 	beginPart string
 	//go:embed scripts/wake_part.lua
 	wakePart string
+	//go:embed scripts/past_part.lua
+	pastPart string
 	//go:embed scripts/draw.lua
 	drawLua string
 	//go:embed scripts/begin.lua
@@ -111,16 +113,16 @@ func newReader(parts ...string) *script {
 }
 
 var (
-	writeScript = newWriter("", oraclePart, writePart, writeLua, beginPart, wakePart, answerOut)
+	writeScript = newWriter("", oraclePart, writePart, writeLua, pastPart, beginPart, wakePart, answerOut)
 	// quickScript is writeScript for batches of nothing but quick groups; see
 	// writeEncoder.quick.
-	quickScript = newWriter("", oraclePart, writePart, quickLua, beginPart, answerOut)
+	quickScript = newWriter("", oraclePart, writePart, quickLua, pastPart, beginPart, answerOut)
 	// freeScript is writeScript for mutations that only free memory.
-	freeScript = newWriter("allow-oom", oraclePart, writePart, writeLua, beginPart, wakePart, answerOut)
+	freeScript = newWriter("allow-oom", oraclePart, writePart, writeLua, pastPart, beginPart, wakePart, answerOut)
 	// The oracle asks for the role with its own call of INFO.
 	drawScript = newScript("", oraclePart, drawLua)
 	// beginScript changes the oracle alone, which anybody may do any number of times.
-	beginScript  = newScript("", oraclePart, beginLua)
+	beginScript  = newScript("", oraclePart, pastPart, beginLua)
 	readScript   = newReader(readPart, readLua)
 	scanScript   = newReader(readPart, scanLua)
 	rangeScript  = newReader(rangeLua)

@@ -1,5 +1,6 @@
 -- The script draws ARGV[1][1] timestamps, and then reads fields: key, how many fields of it,
--- and these, and so on.
+-- and these, and so on. If the number is negative, the first of the fields is a cell's, and the two
+-- newest writes of that are wanted.
 -- All that it finds in a row was drawn before. So the newest write of a field is what a
 -- read at any of these timestamps finds. It answers the milliseconds and the counter of
 -- the first timestamp, and then the fields. If they have more than ARGV[1][2] bytes, it
@@ -13,8 +14,9 @@ oracleTake(A[1])
 oracleSave()
 local p, na = 3, #A
 while p <= na do
-  local k = A[p + 1]
-  if k == 1 then
+  local k, two = A[p + 1], false
+  if k < 0 then k, two = -k, true end
+  if k == 1 and not two then
     local v = call('HGET', A[p], A[p + 2])
     n = n + 1
     out[n] = v
@@ -23,9 +25,11 @@ while p <= na do
     local vs = call('HMGET', A[p], unpack(A, p + 2, p + 1 + k))
     for i = 1, k do
       local v = vs[i]
+      local size = v and #v or 0
+      if v and two and i == 1 then v, size = past(A[p], A[p + 2], v) end
       n = n + 1
       out[n] = v
-      if v then left = left - #v end
+      left = left - size
     end
   end
   if left < 0 then return cmsgpack.pack({out[1], out[2]}) end

@@ -11,14 +11,17 @@ if p < na then
   oracleTake(A[p + 1])
   p = p + 3
   while p <= na do
-    local k = A[p + 1]
+    local k, two = A[p + 1], false
+    if k < 0 then k, two = -k, true end
     local vs = redis.pcall('HMGET', A[p], unpack(A, p + 2, p + 1 + k))
     if vs.err then left = -1 end
     for i = 1, k do
       local v = vs[i]
+      local size = v and #v or 0
+      if v and two and i == 1 then v, size = past(A[p], A[p + 2], v) end
       no = no + 1
       out[no] = v
-      if v then left = left - #v end
+      left = left - size
     end
     if left < 0 then
       for i = no, first + 1, -1 do out[i] = nil end

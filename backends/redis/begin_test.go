@@ -1,0 +1,142 @@
+package redis
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/internal/testserver"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/coalesce"
+)
+
+// beginOfTwo begins with a read of the two newest writes of the column c, and of other columns.
+func beginOfTwo(row string) rowstore.SnapshotRead {
+	at := rowstore.AssignedTimestamp
+	return rowstore.SnapshotRead{Reads: []rowstore.RowRead{{Table: "t", Row: row, Selectors: []rowstore.Selector{
+		{Family: rowstore.Lock, Column: "c", To: at, Limit: 1},
+		{Family: rowstore.Write, Column: "c", To: at, Limit: 2},
+		{Family: rowstore.Notify, Column: "c", To: at},
+		{Family: rowstore.Lock, Column: "b", To: at, Limit: 1},
+		{Family: rowstore.Write, Column: "b", To: at, Limit: 1},
+		{Family: rowstore.Write, Column: "c2", To: at, Limit: 2},
+	}}}}
+}
+
+// readLike is the same read, by the read script.
+func readLike(t *testing.T, s *direct, ask *rowstore.SnapshotRead, ts rowstore.Timestamp) []rowstore.Version {
+	t.Helper()
+	read := ask.Reads[0]
+	read.Selectors = slices.Clone(read.Selectors)
+	for i := range read.Selectors {
+		read.Selectors[i].To = ts
+	}
+	rows, err := s.Read(t.Context(), []rowstore.RowRead{read})
+	require.NoError(t, err)
+	return rows[0].Versions
+}
+
+// A begin that wants the two newest writes of a cell is one run, wherever the second one lies: nowhere,
+// in the row's hash, or in its history, beside writes of other columns. It may share the run of groups.
+func TestBeginWithTwoWrites(t *testing.T) {
+	t.Parallel()
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // a test
+	srv := testserver.NewRedis(t, nil)
+	c := admin(t, srv.URL)
+	s := bare(t, with(t, srv.URL))
+	ts := rowstore.Timestamp(1)
+	compare := func(row string) int {
+		ask := beginOfTwo(row)
+		want := readLike(t, s, &ask, maxTS)
+		before := runs(t, c)
+		got, err := s.ReadSnapshot(t.Context(), []rowstore.SnapshotRead{ask})
+		require.NoError(t, err)
+		require.LessOrEqual(t, runs(t, c)-before, 1, "runs of scripts for row %q", row)
+		require.Equal(t, want, got[0].Rows[0].Versions, row)
+
+		group := coalesce.Together{Groups: []rowstore.Group{onePut(row+"-beside", "1")}, Begins: []rowstore.SnapshotRead{beginOf(row, "b"), beginOfTwo(row)}}
+		if len(want)%2 == 0 { // the other script
+			group.Groups = append(group.Groups, onePut(row+"-notified", "1", rowstore.Put(rowstore.Notify, "c", rowstore.AssignedTimestamp, nil)))
+		}
+		before = runs(t, c)
+		s.together(t.Context(), &group)
+		require.NoError(t, group.GroupErr)
+		require.LessOrEqual(t, runs(t, c)-before, 1, "runs of scripts for groups and row %q", row)
+		require.NoError(t, group.BeginErr)
+		require.Equal(t, want, group.Begun[1].Rows[0].Versions, row)
+		return len(want)
+	}
+	// The scripts are on the server after their first use.
+	_, err := s.ReadSnapshot(t.Context(), []rowstore.SnapshotRead{beginOfTwo("none")})
+	require.NoError(t, err)
+	for _, edits := range [][]rowstore.Edit{nil, {rowstore.Put(rowstore.Notify, "c", rowstore.AssignedTimestamp, nil)}} {
+		require.NoError(t, s.groupOne(onePut(fmt.Sprint("warm", len(edits)), "1", edits...)))
+	}
+	for n := range 10 {
+		row, most := fmt.Sprint("row", n), 0
+		for range 1 + r.IntN(35) {
+			ts += rowstore.Timestamp(1 + r.IntN(3))
+			m := put(row, ts, strings.Repeat("v", []int{3, 3, 3, 400}[r.IntN(4)]))
+			switch r.IntN(4) {
+			case 0:
+				m.Edits[0].Column = []string{"b", "c2"}[r.IntN(2)]
+			case 1:
+				m.Edits = append(m.Edits, rowstore.Put(rowstore.Notify, "c", ts, []byte("n")))
+			}
+			apply(t, s, m)
+			most = max(most, compare(row))
+		}
+		require.Positive(t, most)
+	}
+}
+
+// A row with too many fields to look for an older write among them is read apart.
+func TestBeginWithTwoWritesOfAWideRow(t *testing.T) {
+	t.Parallel()
+	s := bare(t, with(t, testserver.Redis(t)))
+	apply(t, s, put("row", 1, "old"))
+	apply(t, s, put("row", 2, "new")) // the old one is in the hash
+	wide := rowstore.Mutation{Table: "t", Row: "row"}
+	for i := range 300 {
+		wide.Edits = append(wide.Edits, rowstore.Put(rowstore.Write, fmt.Sprintf("x%03d", i), 1, []byte("x")))
+	}
+	apply(t, s, wide)
+	ask := beginOfTwo("row")
+	want := readLike(t, s, &ask, maxTS)
+	require.Len(t, want, 2)
+	for range 2 {
+		got, err := s.ReadSnapshot(t.Context(), []rowstore.SnapshotRead{beginOfTwo("row")})
+		require.NoError(t, err)
+		require.Equal(t, want, got[0].Rows[0].Versions)
+		both := coalesce.Together{Groups: []rowstore.Group{onePut("beside", "1")}, Begins: []rowstore.SnapshotRead{beginOfTwo("row")}}
+		s.together(t.Context(), &both)
+		require.NoError(t, both.GroupErr)
+		require.NoError(t, both.BeginErr)
+		require.Equal(t, want, both.Begun[0].Rows[0].Versions)
+	}
+}
+
+// A history that cannot be read fails the begin alone.
+func TestBeginWithTwoWritesOverAWrongHistory(t *testing.T) {
+	t.Parallel()
+	srv := testserver.NewRedis(t, nil)
+	c := admin(t, srv.URL)
+	s := bare(t, with(t, srv.URL))
+	apply(t, s, put("row", 1, "v"))
+	require.NoError(t, c.Set(t.Context(), s.parts[0].tag+"h:t/row", "not a sorted set", 0).Err())
+	both := coalesce.Together{Groups: []rowstore.Group{onePut("beside", "1")}, Begins: []rowstore.SnapshotRead{beginOfTwo("row")}}
+	s.together(t.Context(), &both)
+	require.NoError(t, both.GroupErr)
+	require.True(t, both.Outcomes[0].Applied)
+	if both.BeginErr == nil {
+		require.Error(t, both.Begun[0].Rows[0].Err)
+	} else {
+		require.NotErrorIs(t, both.BeginErr, rowstore.ErrAmbiguous)
+	}
+}
