@@ -81,6 +81,31 @@ var brokenSlots = []brokenStore{
 			return s
 		})
 	}, []string{"SlotsAtTheBounds"}},
+	{"some rows are missed among hints", func(b *broken) {
+		b.slotRows(func(s rowstore.ScanRange) []rowstore.Row {
+			return slices.DeleteFunc(b.rowsOf(s), func(r rowstore.Row) bool { return s.Hints && rowstore.Slot(r.Table, r.Row) == 78 })
+		})
+	}, []string{"SlotsWithHints"}},
+	{"hints for those who do not ask", func(b *broken) {
+		b.slotRows(func(s rowstore.ScanRange) []rowstore.Row {
+			rows := b.rowsOf(s)
+			for i := range rows {
+				rows[i].Hint, rows[i].Versions = true, nil
+			}
+			return rows
+		})
+	}, []string{"SlotsOfRandomRows", "SlotsPageByPage"}},
+	{"rows are hints again and again", func(b *broken) {
+		b.slotRows(func(s rowstore.ScanRange) []rowstore.Row {
+			rows := b.rowsOf(s)
+			for i := range rows {
+				if s.Hints {
+					rows[i].Hint, rows[i].Versions = true, nil
+				}
+			}
+			return rows
+		})
+	}, []string{"SlotsWithHints"}},
 	{"rows without notifications stay in the index", func(b *broken) {
 		b.staleIndex(false)
 	}, []string{"SlotsWithoutNotifications", "SlotsOfRandomRows"}},

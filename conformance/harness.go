@@ -178,7 +178,11 @@ func checkScanned(r rowstore.ScanRange, before []rowstore.Row, row rowstore.Row)
 		return fmt.Errorf("a scanned row carries an error of its own: %w", row.Err)
 	case row.Table != r.Table:
 		return fmt.Errorf("the scan of table %q yielded a row of table %q", r.Table, row.Table)
-	case len(row.Versions) == 0:
+	case row.Hint && !r.Hints:
+		return fmt.Errorf("the scan yielded row %q as a hint, and was not asked for hints", row.Row)
+	case row.Hint && len(row.Versions) > 0:
+		return fmt.Errorf("the scan yielded row %q as a hint, with versions", row.Row)
+	case len(row.Versions) == 0 && !row.Hint:
 		return fmt.Errorf("the scan yielded row %q, in which nothing matched", row.Row)
 	case r.Limit > 0 && len(before) >= r.Limit:
 		return fmt.Errorf("the scan with limit %d yielded more rows", r.Limit)

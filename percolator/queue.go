@@ -32,7 +32,7 @@ type task struct {
 	running bool
 	again   bool   // found again meanwhile, with other notifications
 	fresh   bool   // a push told of it
-	seen    uint64 // the signature of the notifications that were seen last
+	seen    uint64 // the signature of the notifications that were seen last, or unread
 	trouble int    // how often in a row the store failed
 
 	begunAt  time.Time // when it was started
@@ -85,7 +85,8 @@ func (w *Worker) wanted(q *queue, c Cell, seen uint64) bool {
 	}
 	j := job{c, q.o}
 	if t := w.jobs[j]; t != nil {
-		if t.running && t.seen != seen {
+		// A hint may tell of what came after the view of the run.
+		if t.running && (seen == unread || t.seen != seen) {
 			t.again, t.seen = true, seen
 		}
 		return false

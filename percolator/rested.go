@@ -60,7 +60,7 @@ func writeCell(h *maphash.Hash, c Cell) {
 }
 
 // signature is a hash of the notifications of a cell that a scan reads, newest first,
-// and of the registered observers. It is never 0.
+// and of the registered observers. It is odd.
 func (r *rested) signature(c Cell, observers []string, notified []rowstore.Version) uint64 {
 	var h maphash.Hash
 	h.SetSeed(r.state)
@@ -87,6 +87,9 @@ func (r *rested) ticks(t time.Time) uint32 {
 // If there is no room left it takes the place of a cell that would be forgotten sooner. w.mu is
 // held.
 func (r *rested) put(c Cell, seen uint64, quiet restedBits, until, now time.Time) {
+	if seen == unread {
+		return // no look has shown what waits
+	}
 	if r.cells == nil {
 		r.cells, r.since = make([][]restedCell, rowstore.Slots), now
 	}

@@ -145,16 +145,21 @@ func (w *Worker) attempt(ctx context.Context, t *task) runResult {
 	}
 	i := slices.Index(view.names, t.o.id)
 	w.mu.Lock()
+	// Nothing tells of a change: the hint was of another column, or of a notification that has gone
+	// or is yet to come.
+	mistaken := t.seen == unread && len(view.notified) == 0
 	// A notification above the snapshot is not among them: the look that finds it must have the
 	// job run again.
 	t.seen = w.rested.signature(view.cell, view.names, view.seen)
 	if !t.fresh {
-		t.q.noteVain(i >= 0 && !view.due(i))
+		t.q.noteVain(i >= 0 && (mistaken || !view.due(i)))
 	}
 	w.mu.Unlock()
 	switch {
 	case i < 0:
 		leaveToken(w.recheck) // the observer was removed
+	case mistaken:
+		return runResult{next: runDone}
 	case view.change != 0 && !view.covered(i):
 		if tx.start < view.since[i] {
 			return runResult{next: runAgain} // its acknowledgment would not count

@@ -133,6 +133,15 @@ func (w *Worker) clearView(row *rowstore.Row, c Cell, observers registrations, a
 
 // sortOutCell takes those observers out of a finding that have nothing to do yet.
 func (w *Worker) sortOutCell(f *finding, view *cellView) {
+	if f.seen == unread && len(view.notified) == 0 {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		for _, q := range f.queues {
+			q.noteVain(true)
+		}
+		f.queues = nil // as in attempt
+		return
+	}
 	if view.othersCovered(-1) {
 		return // a job clears the cell
 	}

@@ -178,6 +178,11 @@ func (c *cleaner) remove(all []garbage) error {
 			return err
 		}
 	}
+	for _, g := range all {
+		if g.marker != 0 {
+			c.s.hints.gone(g.marker)
+		}
+	}
 	return nil
 }
 

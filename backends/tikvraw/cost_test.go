@@ -156,6 +156,43 @@ func TestFindingNotifications(t *testing.T) {
 	require.Equal(t, 1, n.Take().Total(), "a thousand ranges that hold nothing")
 }
 
+// TestFindingAcrossRegions counts what it costs to find cells whose rows lie in as many regions. A
+// scan without hints reads each head, with a request for each region.
+func TestFindingAcrossRegions(t *testing.T) {
+	t.Parallel()
+	c := tikvtest.New(t, tikvtest.Options{Offline: true})
+	var n tikvtest.Counter
+	s := open(t, c, tikvraw.Options{Prefix: "shop", SweepEvery: -1}, &n)
+	const rows = 200
+	for i := range rows {
+		apply(t, s, rowstore.Mutation{Table: "t", Row: fmt.Sprintf("r%05d", i), Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, "c", 7, nil)}})
+	}
+	heads, _ := c.Keys([]byte("shop\x00r"), []byte("shop\x00s"))
+	require.Len(t, heads, rows)
+	for _, key := range heads {
+		c.Split(key)
+	}
+	find := func(hints bool) (got tikvtest.Counts) {
+		n.Take()
+		found := 0
+		for row, err := range s.Scan(t.Context(), rowstore.ScanRange{
+			Table: "t", Slots: []rowstore.SlotRange{{First: 0, Last: rowstore.Slots - 1}}, Hints: hints,
+			Selectors: []rowstore.Selector{{Family: rowstore.Notify, Column: "c", To: 1 << 62}},
+		}) {
+			require.NoError(t, err)
+			require.Equal(t, hints, row.Hint)
+			found++
+		}
+		require.Equal(t, rows, found)
+		got = n.Take()
+		t.Logf("%d cells in as many regions, hints %v: %s", found, hints, got)
+		return got
+	}
+	find(false) // it meets the regions
+	require.GreaterOrEqual(t, find(false).Total(), rows, "a request for each region")
+	require.LessOrEqual(t, find(true).Total(), rows/10, "at most 0.1 requests for each")
+}
+
 // TestMarkersInRegions has the markers of a table in many regions, cut where slots and rows
 // are, and in the middle of a slot.
 func TestMarkersInRegions(t *testing.T) {

@@ -92,6 +92,11 @@ func (w *slotWalk) next(ctx context.Context, limit int) ([]*named, bool, error) 
 	}
 	found := w.found
 	w.found = findings{}
+	// A marker tells of its row, and not of columns: of which one a row is notified is only known if
+	// the scan asks for one.
+	if w.r.Hints && len(w.r.Selectors) == 1 && w.r.Selectors[0].Column != rowstore.AllColumns {
+		w.s.hintAt(&found)
+	}
 	err := w.s.readNotified(ctx, &found)
 	return found.rows, len(w.slots) > 0, err
 }
@@ -218,7 +223,7 @@ type findings struct {
 }
 
 func (n *findings) add(s *Store, r *rowstore.ScanRange, m *marked) {
-	n.rows = append(n.rows, &named{ask{key: s.keys.row(spaceHead, m.table, m.row), picks: r.Selectors}, m.row})
+	n.rows = append(n.rows, &named{ask: ask{key: s.keys.row(spaceHead, m.table, m.row), picks: r.Selectors}, name: m.row})
 	n.markers = append(n.markers, nil)
 }
 
@@ -230,16 +235,40 @@ func (n *findings) mark(key []byte, id uint64) {
 	}
 }
 
-// readNotified reads the heads of rows, and notes the markers that these do not know.
-func (s *Store) readNotified(ctx context.Context, n *findings) error {
-	asks := make([]*ask, len(n.rows))
+// hintAt makes hints of the rows of which this store has not given any lately. A marker is written
+// before the head that names it, and removed after the head that does not name it any more: so
+// every notified row has one, and none is passed over.
+func (s *Store) hintAt(n *findings) {
+	given := 0
 	for i, row := range n.rows {
-		asks[i] = &row.ask
+		ids := make([]uint64, len(n.markers[i]))
+		for j := range ids {
+			ids[j] = n.markers[i][j].id
+		}
+		if s.hints.may(ids, given) {
+			row.hint = ids
+			given += len(ids)
+		}
+	}
+}
+
+// readNotified reads the heads of rows that are no hints, and notes the markers that these do not
+// know.
+func (s *Store) readNotified(ctx context.Context, n *findings) error {
+	asks := make([]*ask, 0, len(n.rows))
+	for _, row := range n.rows {
+		if len(row.hint) == 0 {
+			asks = append(asks, &row.ask)
+		}
 	}
 	if err := s.readHeads(ctx, asks, true); err != nil {
 		return err
 	}
-	for i, a := range asks {
+	for i, row := range n.rows {
+		if len(row.hint) > 0 {
+			continue
+		}
+		a := &row.ask
 		r, err := s.decodeRow(a.key, a.raw)
 		if err != nil {
 			return err

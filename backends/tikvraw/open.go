@@ -341,6 +341,7 @@ func newStore(r raw, o Options) *Store {
 	}
 	s.background, s.endBackground = context.WithCancel(context.Background())
 	s.clean = newCleaner(s)
+	s.hints = newHints(o.clock)
 	return s
 }
 

@@ -43,6 +43,7 @@ type garbage struct {
 	head   []byte // of a chunk with values: the row's head key
 	family rowstore.Family
 	column string
+	marker uint64 // of a notification marker: its markerID
 }
 
 func newID() uint64 {
@@ -281,7 +282,7 @@ func (c *change) mark() {
 		c.head.index = newID()
 		c.before = append(c.before, pair{marker(c.head.index), []byte{valueVersion}})
 	case !has && c.head.index != 0:
-		c.after = append(c.after, garbage{key: marker(c.head.index)})
+		c.after = append(c.after, garbage{key: marker(c.head.index), marker: markerID(c.head.index)})
 		c.head.index = 0
 	}
 }

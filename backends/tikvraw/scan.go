@@ -51,7 +51,10 @@ func (s *Store) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowsto
 				}
 				for _, a := range asks[:n] {
 					row := rowstore.Row{Table: r.Table, Row: a.name, Versions: a.versions()}
-					if len(row.Versions) == 0 {
+					if len(a.hint) > 0 {
+						row.Hint = true
+						s.hints.gave(a.hint)
+					} else if len(row.Versions) == 0 {
 						continue
 					}
 					visited++
@@ -69,12 +72,14 @@ func (s *Store) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowsto
 type named struct {
 	ask
 	name string
+	// hint is the markers of a row that is visited as a hint: its head was not read.
+	hint []uint64
 }
 
 // walk finds the rows of a scan in their order.
 type walk interface {
-	// next returns the heads of the next rows, limit of them at the most, and whether there
-	// may be more. It makes a few requests, and may return no rows although there are more.
+	// next returns the heads of the next rows, or hints of them, limit of them at the most, and
+	// whether there may be more. It makes a few requests, and may return no rows although there are more.
 	// After an error that isTooMuch knows it can be called again, with a lower limit.
 	next(ctx context.Context, limit int) (rows []*named, more bool, err error)
 }
@@ -144,7 +149,7 @@ func (p *pager) next(ctx context.Context, visited int) ([]*named, error) {
 	}
 	matched := rows[:0]
 	for _, n := range rows {
-		if len(n.entries) > 0 {
+		if len(n.entries) > 0 || len(n.hint) > 0 {
 			matched = append(matched, n)
 		}
 	}
@@ -191,7 +196,7 @@ func (w *headWalk) next(ctx context.Context, limit int) ([]*named, bool, error) 
 		if err != nil {
 			return nil, false, err
 		}
-		rows[i] = &named{ask{key: kv.key, raw: kv.value, picks: w.r.Selectors}, name}
+		rows[i] = &named{ask: ask{key: kv.key, raw: kv.value, picks: w.r.Selectors}, name: name}
 	}
 	if last := page[len(page)-1].key; w.r.Reverse {
 		w.to = bytes.Clone(last)

@@ -51,9 +51,9 @@ func fill(s *Store, f *fakeRaw, rows int) map[uint16][]string {
 		row := fmt.Sprintf("%07d", i)
 		slot := rowstore.Slot("t", row)
 		in[slot] = append(in[slot], row)
-		h := head{tag: 1, index: 9, entries: []entry{{rowstore.Notify, "c", 5, value{}}}}
+		h := head{tag: 1, index: newID(), entries: []entry{{rowstore.Notify, "c", 5, value{}}}}
 		f.store(s.keys.row(spaceHead, "t", row), h.encode())
-		f.store(s.keys.marker("t", row, 9), []byte{valueVersion})
+		f.store(s.keys.marker("t", row, h.index), []byte{valueVersion})
 	}
 	for _, rows := range in {
 		slices.Sort(rows)

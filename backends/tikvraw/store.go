@@ -25,6 +25,7 @@ type Store struct {
 	cache    *cache
 	turns    *turns
 	clean    *cleaner
+	hints    *hints
 
 	// movedAt is the record's Moved. outdated is the error of every call once the store has
 	// a format that this program does not know.

@@ -54,6 +54,8 @@ func CheckScan(s ScanRange) error {
 		if err := checkSlots(&s); err != nil {
 			return err
 		}
+	} else if s.Hints {
+		return fmt.Errorf("%w: a scan asks for hints, and for no slots", ErrInvalid)
 	}
 	return checkSelectors(s.Selectors, false)
 }

@@ -123,6 +123,9 @@ type Row struct {
 	// order of family, then column (bytes), then timestamp, newest first. Empty
 	// where nothing matched: an absent row is no error.
 	Versions []Version
+	// Hint says that the row may be notified and was not read: Versions is empty, and the caller
+	// looks by itself. Only a Scan that asks for [ScanRange.Hints] has such rows.
+	Hint bool
 	// Err is the failure of this row alone: in a merged or routed batch, one dead
 	// server does not fail the reads of other servers' rows. It is always nil in a Scan.
 	Err error
@@ -286,6 +289,13 @@ type ScanRange struct {
 	// their slots, and those of one slot in byte order. From is the first row of the slot
 	// Slots[0].First; To is "" and Reverse false. Empty means all rows, in byte order.
 	Slots []SlotRange
+	// Hints allows a scan of Slots to visit rows that it has not read, as hints ([Row.Hint]), if
+	// that saves requests. It visits each row that it would visit otherwise, and perhaps some
+	// in which nothing matches. A hint tells nothing but where to look, so it must never be
+	// a reason to leave a row alone. A store may ignore this. One that gives hints remembers them
+	// for some minutes, and reads a row before it visits that row again for the same
+	// notification: what does not go away costs one vain look.
+	Hints bool
 }
 
 // SlotRange names the slots from First to Last, both included.
