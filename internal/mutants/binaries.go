@@ -80,7 +80,7 @@ func (b *binaries) test(ctx context.Context, s stage, mutant int) (by string, er
 	if err != nil {
 		return "", err
 	}
-	names, hung, err := judge(ctx, b.command(ctx, p, s, mutant, testTimeout), s)
+	names, hung, err := judge(ctx, b.command(ctx, p, s, mutant, s.timeout()), s)
 	if err != nil || names == nil {
 		return "", err
 	}
@@ -121,7 +121,7 @@ func (b *binaries) sound(ctx context.Context) error {
 				s.args = e.args
 			}
 		}
-		names, hung, err := judge(ctx, b.command(ctx, p, s, 0, 10*testTimeout), s)
+		names, hung, err := judge(ctx, b.command(ctx, p, s, 0, wholeTimeout), s)
 		if err != nil {
 			return fmt.Errorf("running the tests of %s without a mutant: %w", pkg, err)
 		}

@@ -270,15 +270,25 @@ func apply(root string, m *mutant, texts map[string]string) error {
 	return nil
 }
 
-// A mutant that hangs is caught by this limit, which is several times what the
+// A mutant that hangs is caught by these limits, which are several times what the
 // tests take.
-const testTimeout = 2 * time.Minute
+const (
+	testTimeout  = 2 * time.Minute  // of those that a mutant names
+	wholeTimeout = 15 * time.Minute // of a package
+)
+
+func (s stage) timeout() time.Duration {
+	if s.run == "" || s.pkg == explorePackage {
+		return wholeTimeout
+	}
+	return testTimeout
+}
 
 // goTest runs tests and names those that failed. The error is for tests that could
 // not run.
 func (l *lab) goTest(ctx context.Context, s stage, overlay string) (failed string, err error) {
 	// Compiling takes most of the time, so it does without vet, and without the tables of a debugger.
-	args := []string{"test", "-json", "-count=1", "-timeout", testTimeout.String(), "-vet=off", "-ldflags=-s -w"}
+	args := []string{"test", "-json", "-count=1", "-timeout", s.timeout().String(), "-vet=off", "-ldflags=-s -w"}
 	if overlay != "" {
 		args = append(args, "-overlay", overlay)
 	}
