@@ -65,10 +65,10 @@ type Observer struct {
 	// Isolation of the transaction. Default SnapshotIsolation.
 	Isolation Isolation
 
-	// Prefetch names columns of the row of the cell which a run reads nearly always, at most 64; the observed column may be
-	// one of them. They come with the look at the cell that comes before each run, so that Get, GetMany and GetForUpdate of them cost no call
+	// Prefetch names columns of the row of the cell which a run reads nearly always, at most 64, beside the observed column, which
+	// needs no naming. They come with the look at the cell that comes before each run, so that Get, GetMany and GetForUpdate of them cost no call
 	// (see Txn.Prefetch, also for values above 255 bytes, which cost one call for all). A look that finds nothing to do has read
-	// them for nothing. Empty, the default, reads nothing ahead.
+	// them for nothing. Empty, the default, reads the observed column alone.
 	Prefetch []string
 
 	// Rate is how many runs in a second all processes make of the observer together; a fraction is fine, and 0, the default, is no limit. Every call of the

@@ -291,14 +291,17 @@ func (o *Observer) prefetchPicks(picks []rowstore.Selector, at Timestamp) []rows
 	return picks
 }
 
-// prefetched gives the transaction of a run what its look has read for Observer.Prefetch.
+// prefetched gives the transaction of a run what its look has read: the cell itself, and what Observer.Prefetch names.
 func (tx *Txn) prefetched(o *Observer, view *cellView) {
-	if len(o.prefetch) == 0 || view.row == nil {
+	if view.row == nil {
 		return
 	}
-	cells := make([]Cell, len(o.prefetch))
-	for i, column := range o.prefetch {
-		cells[i] = Cell{view.cell.Table, view.cell.Row, column}
+	cells := make([]Cell, 1, 1+len(o.prefetch))
+	cells[0] = view.cell
+	for _, column := range o.prefetch {
+		if column != o.column {
+			cells = append(cells, Cell{view.cell.Table, view.cell.Row, column})
+		}
 	}
 	tx.ahead = &readAhead{begun: true}
 	tx.ahead.keep(cells, func(int) *rowstore.Row { return view.row }, view.timely, tx.start)

@@ -29,7 +29,7 @@ type cellView struct {
 	later         bool          // there are notifications above at
 	claimed       Timestamp     // until when another run of the job's observer is claimed
 	claimedBy     string        // by which worker
-	row           *rowstore.Row // for an observer that prefetches
+	row           *rowstore.Row // for the function of an observer
 	timely        bool          // as in readAt
 }
 
@@ -92,9 +92,7 @@ func (w *Worker) view(ctx context.Context, c Cell, o *Observer, known registrati
 			return nil, false, fmt.Errorf("%v: %w", c.public(), err)
 		}
 		if o != nil {
-			if len(o.prefetch) > 0 {
-				v.row, v.timely = row, timely
-			}
+			v.row, v.timely = row, timely
 			if claim := row.Newest(rowstore.Mark, format.ClaimColumn(o.id, c.Column)); claim != nil {
 				v.claimed, v.claimedBy = claim.TS, string(claim.Value)
 			}

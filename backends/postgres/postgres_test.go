@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"net/url"
+	"os"
 	"strings"
 	"testing"
 
@@ -14,7 +15,13 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-func TestMain(m *testing.M) { testserver.Main(m) }
+func TestMain(m *testing.M) {
+	// The test of kills runs this binary again, as the process that is killed.
+	if dsn := os.Getenv(childVariable); dsn != "" {
+		os.Exit(killChild(dsn))
+	}
+	testserver.Main(m)
+}
 
 // with adds parameters to a URL.
 func with(dsn string, pairs ...string) string {
