@@ -265,7 +265,7 @@ func (p *gcPass) search(ctx context.Context, tables []string) error {
 			return err
 		}
 		for _, t := range tables {
-			if t == format.TableMembers {
+			if t == format.TableMembers || t == format.TableHints {
 				continue // what stands there as a Lock is no transaction's
 			}
 			n, err := p.resolveBelow(ctx, t)

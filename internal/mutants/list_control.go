@@ -9,6 +9,7 @@ const (
 	eraseGo     = "percolator/erase.go"
 	erasedGo    = "percolator/erased.go"
 	eraseRowsGo = "percolator/erase_remove.go"
+	eraseHintGo = "percolator/erase_hints.go"
 )
 
 // controlMutants are those of replays, rows that are deleted as a whole, renamed observers, and cascades.
@@ -113,6 +114,12 @@ var controlMutants = []mutant{
 		"if waits = now; len(waits) == 0 {\n", "if waits = now; len(waits) >= 0 {\n")},
 	{"later-write-is-erased", "Erased ranges: what was written since stays", "TestScheduleE_Written", one(eraseRowsGo,
 		"if w.Kind == format.KindPut && ofUser(v.Column) {\n", "if w.Kind == format.KindLock && ofUser(v.Column) {\n")},
+	{"hint-is-changed-without-its-token", "Erased ranges: the rest of a hint is put back only if nobody changed it", "TestScheduleE_HintOfTwoErasures", one(eraseHintGo,
+		"rowstore.Present(format.ColumnHint, token)}", "rowstore.Absent(rowstore.Lock, format.ColumnHint, oracle.Max)}")},
+	{"hint-is-read-before-its-token", "Erased ranges: an erasure reads a hint under its token", "TestScheduleE_HintOfTwoErasures", one(eraseHintGo,
+		"l == nil || l.TS != token {", "l == nil && l.TS != token {")},
+	{"collected-hint-keeps-its-token", "Erased ranges: a collection that removes a hint removes its token", "TestScheduleE_HintOfTwoErasures", one("percolator/gc_hints.go",
+		"rowstore.Delete(rowstore.Write, format.ColumnHint, ts), removeToken}", "rowstore.Delete(rowstore.Write, format.ColumnHint, ts)}")},
 	{"deletion-in-one-phase", "Deleted rows: deletions take two phases", "TestScheduleW_UnseenColumn", one(onePhaseGo,
 		"len(c.tx.gone) > 0 || ", "")},
 }
