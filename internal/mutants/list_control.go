@@ -6,6 +6,7 @@ const (
 	deleteRowGo = "percolator/deleterow.go"
 	renameGo    = "percolator/rename.go"
 	cascadeGo   = "percolator/cascade.go"
+	hopsGo      = "percolator/hops.go"
 	eraseGo     = "percolator/erase.go"
 	erasedGo    = "percolator/erased.go"
 	eraseRowsGo = "percolator/erase_remove.go"
@@ -77,15 +78,15 @@ var controlMutants = []mutant{
 		"notice{cell, c.origin.notification(format.NotifyStrong)}", "notice{cell, format.StrongNotification}")},
 	{"any-notification-counts", "Cascades: the newest change counts", "TestScheduleH_SeveralChanges|TestCascadeOfAView|TestScheduleH_Timers", one(cascadeGo,
 		"\t\tif v.seen[j].TS == v.change {\n", "\t\tif len(v.seen[j].Value) > 2 {\n")},
-	{"one-run-too-many", "Cascades: at the limit the run is parked", "TestScheduleH_Limit", one(cascadeGo,
+	{"one-run-too-many", "Cascades: at the limit the run is parked", "TestScheduleH_Limit", one(hopsGo,
 		"\tif came.Hops < o.MaxHops {\n", "\tif came.Hops <= o.MaxHops {\n")},
-	{"no-limit-goes-on", "Cascades: an observer without a limit begins anew with each run", "TestScheduleH_NoLimit", one(cascadeGo,
-		"\tif o.MaxHops < 0 || o.periodic != nil {\n\t\treturn nil", "\tif o.MaxHops < 0 || o.periodic != nil {\n\t\tr.hops = int32(came.Hops)\n\t\treturn nil")},
+	{"no-limit-goes-on", "Cascades: an observer without a limit begins anew with each run", "TestScheduleH_NoLimit", one(hopsGo,
+		"\tif o.MaxHops < 0 || o.periodic != nil {\n\t\treturn nil", "\tif o.MaxHops < 0 || o.periodic != nil {\n\t\tr.hops = int32(v.cascade(i).Hops)\n\t\treturn nil")},
 	{"replay-goes-on", "Cascades: a replay begins at 0", "TestCascadeOfAView", one(cascadeGo,
 		"\tif v.replayed(i) {\n\t\treturn came\n\t}\n", "")},
 	{"refused-observer-tracks", "Cascades: an observer that is refused asks for nothing", "TestRefusedObserverTracksNothing", one("percolator/worker.go",
 		"\ttracks := o.MaxHops > 0 || w.config.MaxHops > 0\n", "\ttracks := o.MaxHops > 0 || w.config.MaxHops > 0\n\tw.tracks = w.tracks || tracks\n")},
-	{"named-run-is-another", "Cascades: the error names the run whose commit is the change", "TestScheduleH_LoopIsNamed|TestLastHopsAreBounded", one("percolator/hops.go",
+	{"named-run-is-another", "Cascades: the error names the run whose commit is the change", "TestScheduleH_LoopIsNamed|TestLastHopsAreBounded", one(hopsGo,
 		"\t\tchange = run.change\n", "\t\tchange = run.change - 1\n")},
 	{"said-before-everybody-knows", "Cascades: nothing is said before everybody can read it", "TestScheduleH_FirstOfAll", one(cascadeGo,
 		"c.view.CascadesFrom == 0 || c.start < c.view.CascadesFrom {", "c.view.CascadesFrom == 0 {")},
