@@ -30,12 +30,13 @@ func newestPick(f rowstore.Family) rowstore.Selector {
 
 // removeRows removes the rows of the range in which nothing was written since. left counts those that something is in the way of.
 func (e *erasure) removeRows(ctx context.Context, v *catalogView) (left int, err error) {
-	e.kept, e.receipt.Kept = map[string]bool{}, 0
+	e.kept = map[string]bool{}
 	scan := rowstore.ScanRange{Table: e.span.table, From: e.span.from, To: e.span.to, Selectors: erasedPicks}
 	for row, err := range e.db.store.Scan(ctx, scan) {
 		if err != nil {
 			return left, fmt.Errorf("looking at what is left: %w", err)
 		}
+		e.found.add(row.Row)
 		x := &erasedRow{e: e, v: v, row: &row}
 		fate, err := x.judge()
 		switch {
@@ -43,7 +44,6 @@ func (e *erasure) removeRows(ctx context.Context, v *catalogView) (left int, err
 			return left, fmt.Errorf("row %q: %w", row.Row, err)
 		case fate == rowKept:
 			e.kept[row.Row] = true
-			e.receipt.Kept++
 			continue
 		case fate == rowWaits:
 			if err := x.resolve(ctx); err != nil {
