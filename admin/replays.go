@@ -10,7 +10,7 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// Replay is a replay that has begun and not ended (percolator.DB.Replay). Nobody need be at work on it.
+// Replay is a replay that has begun and has yet to ask for runs (percolator.DB.Replays). Nobody need be at work on it.
 type Replay struct {
 	Observer Bytes `json:"observer"`
 	Table    Bytes `json:"table"`
@@ -23,7 +23,8 @@ type Replay struct {
 	Cells    int64 `json:"cells"`         // for which it was asked
 }
 
-// Replays lists the replays that have begun and not ended, the oldest first: up to limit of them, 100 for 0. more tells that there are
+// Replays lists the replays that have begun and have yet to ask for runs, the oldest first: up to limit of them, 100 for 0. One of fewer than
+// 128 rows asks for all of them at once, and is not listed (percolator.DB.Replays); what waits for its runs is in Backlog. more tells that there are
 // others. It looks at ten times as many records at most.
 func (r *Reader) Replays(ctx context.Context, limit int) (replays []Replay, more bool, err error) {
 	if limit, err = limited("Replays", limit, 100); err != nil {

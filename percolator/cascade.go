@@ -143,16 +143,3 @@ func (v *cellView) setOffBy(i int) (newest trace.SpanContext, links []trace.Link
 	}
 	return newest, links
 }
-
-// follow has a run of an observer go on from the change that it is for. The error parks the run.
-func (r *runOf) follow(o *Observer, came format.Cascade) error {
-	if o.MaxHops < 0 || o.periodic != nil {
-		return nil // it begins anew
-	}
-	r.hops = int32(came.Hops) //nolint:gosec // at most MaxHops
-	if came.Hops < o.MaxHops {
-		return nil
-	}
-	return Park(fmt.Errorf("%w: %d runs lie before this change of %v, which observer %q is to see (Observer.MaxHops is %d); observers set each other off, and this one is among them or follows them",
-		ErrTooManyHops, came.Hops, r.cell.public(), o.Name, o.MaxHops))
-}

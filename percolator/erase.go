@@ -2,10 +2,8 @@ package percolator
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/percolate-go/percolate/internal/format"
@@ -27,14 +25,19 @@ type Receipt struct {
 	Range Range
 	// SafePoint is that of the range: nobody reads or commits in it by a snapshot from before.
 	SafePoint Timestamp
-	// Rows are those of which nothing is left, and Cells those that had a value when the call began.
-	Rows, Cells int64
-	// Versions counts what was removed: versions of cells, of acknowledgments and failures, long values, marks, notifications.
+	// Rows counts the rows in which the call has found anything, a value or a trace, and of which nothing is left. Each counts once, however often the
+	// call had to look.
+	Rows int64
+	// Kept counts the rows that something stays of, since they were written after the deletion, or somebody tried that. It is the number at the
+	// last look; none of them is among Rows.
+	Kept int64
+	// Cells counts the cells that had a value, and were deleted.
+	Cells int64
+	// Versions counts what was removed: versions of cells, of acknowledgments and failures, long values, marks, notifications. What was removed by a
+	// request whose reply was lost is not counted here, nor in Timers and Parked.
 	Versions int64
 	Timers   int64 // rows of the index of timers
 	Parked   int64 // records of parked runs, and of those that were parked before
-	// Kept is the number of rows that were written since the call began, and so stay.
-	Kept int64
 	// Elsewhere says in words where more of it may be, which the call cannot reach.
 	Elsewhere []string
 }
@@ -68,7 +71,9 @@ var erases = feature{"erased ranges", func(v *catalogView) (*bool, *Timestamp) {
 // have begun before and change it, get these errors too.
 //
 // It may be broken off at any time, by ctx or by the death of the process: call it again with the same range, and it goes on. It may be called concurrently.
-// Until the safe point of the table has passed that of the range, the catalog keeps the range; there may be 256 of them.
+// Until the safe point of the table has passed that of the range, a retention of the table later, the catalog keeps the range. There may be 256 of
+// them; one that lies in another that was erased later does not count. With as many, the call returns an error before it deletes anything, and does not wait. So a
+// program that erases more often than 256 times in a retention erases larger ranges, or has the table keep its history for a shorter time (ConfigureTable).
 //
 // Errors: ErrObserverPaused if an observer that has yet to see a deletion is paused; ErrParked, as a ParkedError, if its run is parked: release
 // or drop it; ErrTooLarge for a bad name, a row with too many cells (see DeleteRange), and too many ranges; ErrIndexed if this process does not keep an index of the table; ErrUndetermined, ErrClosed, those of the context
@@ -84,7 +89,7 @@ func (db *DB) Erase(ctx context.Context, r Range) (Receipt, error) {
 	if len(r.Columns) > 0 || r.Limit != 0 || r.Reverse || r.Timestamps {
 		return receipt, fmt.Errorf("percolator: Erase: %w: Range.Columns, Limit, Reverse and Timestamps are not for erasing", ErrInvalid)
 	}
-	e := &erasure{db: db, span: span{table: format.Escape(r.Table), from: r.From, to: r.To}, receipt: &receipt}
+	e := &erasure{db: db, span: span{table: format.Escape(r.Table), from: r.From, to: r.To}, receipt: &receipt, found: newRowsFound()}
 	e.spans = []span{e.span}
 	if err := e.run(ctx, r); err != nil {
 		return receipt, fmt.Errorf("percolator: erasing rows of table %q: %w", r.Table, err)
@@ -100,14 +105,17 @@ type erasure struct {
 	spans   []span    // the range, and the tables of the entries of its table's indexes
 	safe    Timestamp // of the range
 	receipt *Receipt
-	kept    map[string]bool // rows that were written since
-	found   int64           // rows with anything in them
+	kept    map[string]bool // rows that were written since, at the last look
+	found   rowsFound
 }
 
 func (e *erasure) run(ctx context.Context, r Range) error {
 	db := e.db
 	if _, err := db.awaitFeature(ctx, erases); err != nil {
 		return err
+	}
+	if err := e.mayPublish(ctx); err != nil {
+		return err // before anything is deleted
 	}
 	report, err := db.DeleteRange(ctx, r)
 	e.receipt.Cells = report.Cells
@@ -126,14 +134,8 @@ func (e *erasure) run(ctx context.Context, r Range) error {
 		return err
 	}
 	e.receipt.SafePoint = e.safe
-	v, err := db.loadCatalog(ctx)
-	if err != nil {
+	if err := e.mayPublish(ctx); err != nil {
 		return err
-	}
-	for _, x := range v.Indexes {
-		if string(x.Table) == e.span.table {
-			e.spans = append(e.spans, span{table: string(x.Entries)})
-		}
 	}
 	if err := db.publishErased(ctx, e.spans, e.safe); err != nil {
 		return err
@@ -143,12 +145,12 @@ func (e *erasure) run(ctx context.Context, r Range) error {
 	}
 	pause := Backoff{Min: time.Millisecond, Max: 100 * time.Millisecond}
 	for attempt := 0; ; attempt++ {
-		left, err := e.remove(ctx, attempt == 0)
+		left, err := e.remove(ctx)
 		if err != nil {
 			return err
 		}
 		if left == 0 {
-			e.receipt.Rows = max(0, e.found-e.receipt.Kept)
+			e.receipt.Rows, e.receipt.Kept = e.found.without(e.kept), int64(len(e.kept))
 			return nil
 		}
 		if err := db.clock.Sleep(ctx, pause.wait(attempt, db.rand)); err != nil {
@@ -160,8 +162,24 @@ func (e *erasure) run(ctx context.Context, r Range) error {
 	}
 }
 
-// remove removes what is there from before the safe point, and counts the rows if it is the first time. left is the number of rows that something is still in the way of.
-func (e *erasure) remove(ctx context.Context, first bool) (left int, err error) {
+// mayPublish finds the tables of the entries of the table's indexes, and returns an error if the catalog cannot take the ranges.
+func (e *erasure) mayPublish(ctx context.Context) error {
+	v, err := e.db.loadCatalog(ctx)
+	if err != nil {
+		return err
+	}
+	e.spans = e.spans[:1]
+	for _, x := range v.Indexes {
+		if string(x.Table) == e.span.table {
+			e.spans = append(e.spans, span{table: string(x.Entries)})
+		}
+	}
+	_, _, err = v.withErased(e.spans, oracle.Max)
+	return err
+}
+
+// remove removes what is there from before the safe point. left is the number of rows that something is still in the way of.
+func (e *erasure) remove(ctx context.Context) (left int, err error) {
 	db := e.db
 	v, err := db.loadCatalog(ctx)
 	if err != nil {
@@ -183,9 +201,7 @@ func (e *erasure) remove(ctx context.Context, first bool) (left int, err error) 
 	c := p.collection(e.span.table, e.safe)
 	for row, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: e.span.table, From: e.span.from, To: e.span.to, Selectors: c.picks}) {
 		if err == nil {
-			if first {
-				e.found++
-			}
+			e.found.add(row.Row)
 			err = c.look(ctx, &row)
 		}
 		if err != nil {
@@ -197,7 +213,9 @@ func (e *erasure) remove(ctx context.Context, first bool) (left int, err error) 
 	if err != nil {
 		return 0, err
 	}
-	if left, err = e.removeRows(ctx, v); err != nil || left > 0 {
+	left, err = e.removeRows(ctx, v)
+	// A row that is kept has its history removed by the collection alone.
+	if left += report.missed; err != nil || left > 0 {
 		return left, err
 	}
 	if left, err = e.removeEntries(ctx, p); err != nil {
@@ -220,12 +238,12 @@ func (e *erasure) removeEntries(ctx context.Context, p *gcPass) (left int, err e
 	defer func() { e.receipt.Versions += int64(p.report.Versions - before) }()
 	for _, s := range e.spans[1:] {
 		// The last time nothing is found.
-		for removed, n := 0, 0; n == 0 || p.report.Versions > removed && n < mostEntryPasses; n++ {
-			removed = p.report.Versions
+		for removed, missed, n := 0, 0, 0; n == 0 || (p.report.Versions > removed || p.report.missed > missed) && n < mostEntryPasses; n++ {
+			removed, missed = p.report.Versions, p.report.missed
 			if err := p.removeVersions(ctx, s.table, e.safe); err != nil {
 				return left, fmt.Errorf("removing the history of an index: %w", err)
 			}
-			if n == mostEntryPasses-1 && p.report.Versions > removed {
+			if n == mostEntryPasses-1 && (p.report.Versions > removed || p.report.missed > missed) {
 				left++
 			}
 		}
@@ -238,91 +256,4 @@ func (e *erasure) removeEntries(ctx context.Context, p *gcPass) (left int, err e
 func (p *gcPass) dependsOn(row *rowstore.Row, primary format.Cell, start Timestamp) bool {
 	return start < p.view.ErasedFrom || row.Table == format.TableParked || primary.Table == format.TableParked ||
 		slices.ContainsFunc(p.erases, func(s span) bool { return s.has(row.Table, row.Row) || s.has(primary.Table, primary.Row) })
-}
-
-// awaitObservers returns when every observer has seen what has happened in the range, and no notification of it is left.
-func (e *erasure) awaitObservers(ctx context.Context) error {
-	pause := Backoff{Min: time.Millisecond, Max: 100 * time.Millisecond}
-	var waits []string
-	for attempt := 0; ; attempt++ {
-		now, err := e.uncovered(ctx)
-		if err == nil {
-			if waits = now; len(waits) == 0 {
-				return nil
-			}
-			err = e.db.clock.Sleep(ctx, pause.wait(attempt, e.db.rand))
-		}
-		switch {
-		case err != nil && len(waits) > 0 && ctx.Err() != nil:
-			return fmt.Errorf("waiting until these observers have seen the deletions, which workers must run: %s: %w", strings.Join(waits, ", "), err)
-		case err != nil:
-			return err
-		}
-	}
-}
-
-// uncovered names the observers that have something to see in the range, and clears the notifications that all have seen.
-func (e *erasure) uncovered(ctx context.Context) (names []string, err error) {
-	v, err := e.db.loadCatalog(ctx)
-	if err != nil {
-		return nil, err
-	}
-	for i := range v.Observers {
-		if o := &v.Observers[i]; string(o.Table) == e.span.table && o.Swept == 0 {
-			names = append(names, fmt.Sprintf("%q", o.Title())) // its sweep may notify any row
-		}
-	}
-	picks := []rowstore.Selector{{Family: rowstore.Notify, Column: rowstore.AllColumns, To: oracle.Max, Limit: mostCleared}}
-	for row, err := range e.db.store.Scan(ctx, rowstore.ScanRange{Table: e.span.table, From: e.span.from, To: e.span.to, Selectors: picks}) {
-		if err != nil {
-			return nil, fmt.Errorf("looking for notifications: %w", err)
-		}
-		for column := range notifiedColumns(&row) {
-			more, err := e.look(ctx, v, Cell{row.Table, row.Row, column})
-			if err != nil {
-				return nil, err
-			}
-			names = append(names, more...)
-		}
-	}
-	slices.Sort(names)
-	return slices.Compact(names), nil
-}
-
-// look names the observers of a notified cell that have yet to see it. If there are none it clears the notifications, unless a timer waits.
-func (e *erasure) look(ctx context.Context, v *catalogView, c Cell) (names []string, err error) {
-	if len(v.observers(c.Table, c.Column)) == 0 {
-		return nil, nil // they go with the row
-	}
-	at, err := e.db.draw(ctx)
-	if err != nil {
-		return nil, err
-	}
-	w := &Worker{db: e.db}
-	view, blocked, err := w.currentView(ctx, c, nil, &snapshot{set: true, start: at})
-	if err != nil {
-		return nil, err
-	}
-	if blocked {
-		return []string{"a transaction that commits"}, nil
-	}
-	for i, id := range view.names {
-		title := v.titleOf(id, c.Table, c.Column)
-		switch f := &view.failures[i]; {
-		case view.covered(i) && f.Parked:
-			return nil, &ParkedError{ParkedRun{Observer: title, Cell: c.public(), Change: f.Change, Attempts: f.Attempts}}
-		case view.covered(i):
-		case v.paused(id, c):
-			return nil, fmt.Errorf("%w: %q has yet to see %v", ErrObserverPaused, title, c.public())
-		default:
-			names = append(names, fmt.Sprintf("%q", title))
-		}
-	}
-	if len(names) > 0 || view.waits() || len(view.seen) == 0 {
-		return names, nil
-	}
-	if _, err := e.db.applyOne(ctx, rowstore.Mutation{Table: c.Table, Row: c.Row, Edits: view.removal()}); err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
-		return nil, fmt.Errorf("clearing the notifications of %v: %w", c.public(), err)
-	}
-	return nil, nil
 }

@@ -30,12 +30,13 @@ func newestPick(f rowstore.Family) rowstore.Selector {
 
 // removeRows removes the rows of the range in which nothing was written since. left counts those that something is in the way of.
 func (e *erasure) removeRows(ctx context.Context, v *catalogView) (left int, err error) {
-	e.kept, e.receipt.Kept = map[string]bool{}, 0
+	e.kept = map[string]bool{}
 	scan := rowstore.ScanRange{Table: e.span.table, From: e.span.from, To: e.span.to, Selectors: erasedPicks}
 	for row, err := range e.db.store.Scan(ctx, scan) {
 		if err != nil {
 			return left, fmt.Errorf("looking at what is left: %w", err)
 		}
+		e.found.add(row.Row)
 		x := &erasedRow{e: e, v: v, row: &row}
 		fate, err := x.judge()
 		switch {
@@ -43,7 +44,6 @@ func (e *erasure) removeRows(ctx context.Context, v *catalogView) (left int, err
 			return left, fmt.Errorf("row %q: %w", row.Row, err)
 		case fate == rowKept:
 			e.kept[row.Row] = true
-			e.receipt.Kept++
 			continue
 		case fate == rowWaits:
 			if err := x.resolve(ctx); err != nil {
@@ -280,94 +280,6 @@ func (e *erasure) removeTimers(ctx context.Context, v *catalogView) (left int, e
 				e.receipt.Timers += int64(len(muts))
 			}
 			from = next
-		}
-	}
-	return left, nil
-}
-
-// removeHints takes the names of rows of the range out of the hints of garbage: there is none in them any more.
-func (e *erasure) removeHints(ctx context.Context, _ *catalogView) (left int, err error) {
-	if err := e.db.storeHints(ctx); err != nil {
-		return 0, err
-	}
-	inRange := func(row string) bool { return e.span.has(e.span.table, row) && !e.kept[row] }
-	parked := func(row string) bool {
-		c, ok := format.SplitParkedRow(row)
-		return ok && c.Table == e.span.table && inRange(c.Row)
-	}
-	all := func(gone func(row string) bool) restOfHint {
-		return func(_ context.Context, rows []string) ([]string, error) {
-			return slices.DeleteFunc(slices.Clone(rows), gone), nil
-		}
-	}
-	of := []string{e.span.table, format.TableParked}
-	rests := []restOfHint{all(inRange), all(parked)}
-	for _, s := range e.spans[1:] {
-		there := func(ctx context.Context, rows []string) ([]string, error) { return e.there(ctx, s.table, rows) }
-		of, rests = append(of, s.table), append(rests, there)
-	}
-	for i, table := range of {
-		n, err := e.removeHintsOf(ctx, table, rests[i])
-		left += n
-		if err != nil {
-			return left, err
-		}
-	}
-	return left, nil
-}
-
-// restOfHint returns those of the rows of a hint that stay in it.
-type restOfHint func(ctx context.Context, rows []string) (rest []string, err error)
-
-// there returns those of some rows of which the store has anything.
-func (e *erasure) there(ctx context.Context, table string, names []string) (rest []string, err error) {
-	for part := range slices.Chunk(names, settleMost) {
-		reads := make([]rowstore.RowRead, len(part))
-		for i, name := range part {
-			reads[i] = rowstore.RowRead{Table: table, Row: name, Selectors: newestPicks}
-		}
-		rows, err := e.db.readRows(ctx, reads)
-		if err != nil {
-			return nil, fmt.Errorf("looking for rows of an index: %w", err)
-		}
-		for i := range rows {
-			if len(rows[i].Versions) > 0 {
-				rest = append(rest, part[i])
-			}
-		}
-	}
-	return rest, nil
-}
-
-// removeHintsOf takes the rows of a table that are gone out of its hints.
-func (e *erasure) removeHintsOf(ctx context.Context, table string, remains restOfHint) (left int, err error) {
-	from, to := format.HintsOf(table, 0, oracle.Max)
-	picks := []rowstore.Selector{everything(rowstore.Write, format.ColumnHint)}
-	for row, err := range e.db.store.Scan(ctx, rowstore.ScanRange{Table: format.TableHints, From: from, To: to, Selectors: picks}) {
-		if err != nil {
-			return left, fmt.Errorf("reading the hints: %w", err)
-		}
-		v := row.Newest(rowstore.Write, format.ColumnHint)
-		h, err := format.DecodeHint(v.Value)
-		if err != nil {
-			return left, fmt.Errorf("the hint %q: %w", row.Row, err)
-		}
-		rest, err := remains(ctx, h.Rows)
-		if err != nil {
-			return left, err
-		}
-		m := dropHint(row.Row, v.TS)
-		switch {
-		case len(rest) == len(h.Rows):
-			continue
-		case len(rest) > 0:
-			m.Edits = []rowstore.Edit{rowstore.Put(rowstore.Write, format.ColumnHint, v.TS, (&format.Hint{Rows: rest}).Encode())}
-		}
-		switch _, err := e.db.applyOne(ctx, m); {
-		case errors.Is(err, rowstore.ErrAmbiguous):
-			left++
-		case err != nil:
-			return left, fmt.Errorf("changing a hint: %w", err)
 		}
 	}
 	return left, nil

@@ -92,18 +92,9 @@ func (c *committer) readSpans() iter.Seq[span] {
 // publishErased gives ranges a safe point, unless they have a later one.
 func (db *DB) publishErased(ctx context.Context, spans []span, safe Timestamp) error {
 	_, err := db.replaceInCatalog(ctx, func(v *catalogView) (*replacement, error) {
-		ranges, changed := v.standingErased(), false
-		for _, s := range spans {
-			i := slices.IndexFunc(ranges, func(r format.ErasedRange) bool { return s.is(&r) })
-			if i < 0 {
-				i, ranges = len(ranges), append(ranges, format.ErasedRange{Table: []byte(s.table), From: []byte(s.from), To: []byte(s.to)})
-			}
-			if ranges[i].SafePoint < safe {
-				ranges[i].SafePoint, changed = safe, true
-			}
-		}
-		if len(ranges) > format.MaxErased {
-			return nil, fmt.Errorf("%w: %d ranges were erased since the safe points of their tables, and there may be no more", ErrTooLarge, format.MaxErased)
+		ranges, changed, err := v.withErased(spans, safe)
+		if err != nil {
+			return nil, err
 		}
 		return v.storeErased(ranges, changed)
 	})
@@ -111,6 +102,31 @@ func (db *DB) publishErased(ctx context.Context, spans []span, safe Timestamp) e
 		return fmt.Errorf("publishing the safe point of the range: %w", err)
 	}
 	return nil
+}
+
+// withErased adds ranges to the erased ones of the view, unless these have a later safe point. One that lies in another with a safe point as late
+// says nothing that this one does not say.
+func (v *catalogView) withErased(spans []span, safe Timestamp) (ranges []format.ErasedRange, changed bool, err error) {
+	all := v.standingErased()
+	for _, s := range spans {
+		i := slices.IndexFunc(all, func(r format.ErasedRange) bool { return s.is(&r) })
+		if i < 0 {
+			i, all = len(all), append(all, format.ErasedRange{Table: []byte(s.table), From: []byte(s.from), To: []byte(s.to)})
+		}
+		if all[i].SafePoint < safe {
+			all[i].SafePoint, changed = safe, true
+		}
+	}
+	for i := range all {
+		if !slices.ContainsFunc(all, func(r format.ErasedRange) bool { return r.SafePoint >= all[i].SafePoint && r.Contains(&all[i]) }) {
+			ranges = append(ranges, all[i])
+		}
+	}
+	if len(ranges) > format.MaxErased {
+		return nil, false, fmt.Errorf("%w: %d ranges were erased since the safe points of their tables, and there may be no more: erase larger ranges, or wait until the tables have later safe points",
+			ErrTooLarge, format.MaxErased)
+	}
+	return ranges, changed, nil
 }
 
 // dropErased takes those ranges out of the catalog which the safe points of their tables have passed.

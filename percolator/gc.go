@@ -28,6 +28,8 @@ type GCReport struct {
 	Read          int  // rows that were looked at
 	Rows          int  // that had something to remove
 	Versions      int  // removed: committed versions, marks, long values
+
+	missed int // rows that had changed meanwhile, and those of requests whose replies were lost: they wait for another collection
 }
 
 // GCOptions changes one garbage collection. The zero value works.
@@ -265,7 +267,7 @@ func (p *gcPass) search(ctx context.Context, tables []string) error {
 			return err
 		}
 		for _, t := range tables {
-			if t == format.TableMembers {
+			if t == format.TableMembers || t == format.TableHints {
 				continue // what stands there as a Lock is no transaction's
 			}
 			n, err := p.resolveBelow(ctx, t)

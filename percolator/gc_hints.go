@@ -84,12 +84,16 @@ func (p *gcPass) removeHinted(ctx context.Context, table string, safe Timestamp)
 	// What a collection of all rows has passed needs no hint.
 	since := p.view.swept.Add(-hintSpanMost)
 	from, to := format.HintsOf(table, since, safe)
-	picks := []rowstore.Selector{{Family: rowstore.Write, Column: format.ColumnHint, To: oracle.Max, Limit: 1}}
+	picks := []rowstore.Selector{{Family: rowstore.Write, Column: format.ColumnHint, To: oracle.Max, Limit: 1}, tokenPick}
 	for row, err := range p.db.store.Scan(ctx, rowstore.ScanRange{Table: format.TableHints, From: from, To: to, Selectors: picks}) {
 		if err != nil {
 			return fmt.Errorf("reading the hints: %w", err)
 		}
 		v := row.Newest(rowstore.Write, format.ColumnHint)
+		if v == nil {
+			done = dropTokens(done, &row, safe)
+			continue
+		}
 		h, err := format.DecodeHint(v.Value)
 		if err != nil {
 			return fmt.Errorf("the hint %q: %w", row.Row, err)
@@ -136,8 +140,17 @@ func (p *gcPass) lookAt(ctx context.Context, c *collection, names []string) erro
 	return c.end(ctx)
 }
 
+// dropHint removes a hint, with the token of who may be about to put the rest of it back.
 func dropHint(row string, ts Timestamp) rowstore.Mutation {
-	return rowstore.Mutation{Table: format.TableHints, Row: row, Edits: []rowstore.Edit{rowstore.Delete(rowstore.Write, format.ColumnHint, ts)}}
+	return rowstore.Mutation{Table: format.TableHints, Row: row, Edits: []rowstore.Edit{rowstore.Delete(rowstore.Write, format.ColumnHint, ts), removeToken}}
+}
+
+// dropTokens appends what removes the token of an erasure that died, once there is no hint beside it.
+func dropTokens(muts []rowstore.Mutation, row *rowstore.Row, safe Timestamp) []rowstore.Mutation {
+	if t := row.Newest(rowstore.Lock, format.ColumnHint); t.TS <= safe {
+		muts = append(muts, rowstore.Mutation{Table: format.TableHints, Row: row.Row, Edits: []rowstore.Edit{rowstore.Delete(rowstore.Lock, format.ColumnHint, t.TS)}})
+	}
+	return muts
 }
 
 // dropHints removes hints whose rows were looked at.
@@ -147,7 +160,11 @@ func (p *gcPass) dropHints(ctx context.Context, muts []rowstore.Mutation) error 
 		if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
 			return fmt.Errorf("removing hints: %w", err)
 		}
-		p.report.Hints += len(some)
+		for i := range some {
+			if some[i].Edits[0].Family == rowstore.Write {
+				p.report.Hints++
+			}
+		}
 	}
 	return nil
 }
@@ -155,13 +172,18 @@ func (p *gcPass) dropHints(ctx context.Context, muts []rowstore.Mutation) error 
 // swept notes that every row of every table was looked at, and removes the hints that have become
 // needless.
 func (p *gcPass) swept(ctx context.Context) error {
-	picks := []rowstore.Selector{{Family: rowstore.Write, Column: format.ColumnHint, To: p.rest, Limit: 1}}
+	picks := []rowstore.Selector{{Family: rowstore.Write, Column: format.ColumnHint, To: p.rest, Limit: 1}, tokenPick}
 	var done []rowstore.Mutation
 	for row, err := range p.db.store.Scan(ctx, rowstore.ScanRange{Table: format.TableHints, Selectors: picks}) {
 		if err != nil {
 			return fmt.Errorf("reading the hints: %w", err)
 		}
-		if done = append(done, dropHint(row.Row, row.Versions[0].TS)); len(done) == gcHinted {
+		if v := row.Newest(rowstore.Write, format.ColumnHint); v != nil {
+			done = append(done, dropHint(row.Row, v.TS))
+		} else {
+			done = dropTokens(done, &row, p.rest)
+		}
+		if len(done) == gcHinted {
 			if err := p.dropHints(ctx, done); err != nil {
 				return err
 			}

@@ -352,6 +352,7 @@ func (c *collection) flush(ctx context.Context) error {
 		return err
 	}
 	if len(outs) == 0 { // nobody knows what was removed
+		c.report.missed += len(c.muts)
 		for i := range c.muts {
 			c.later = append(c.later, c.muts[i].Row)
 		}
@@ -365,6 +366,7 @@ func (c *collection) flush(ctx context.Context) error {
 			c.report.Rows++
 			c.report.Versions += c.counts[i]
 		} else {
+			c.report.missed++
 			c.later = append(c.later, c.muts[i].Row)
 		}
 	}

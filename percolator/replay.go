@@ -38,7 +38,7 @@ type ReplayReport struct {
 	Resumed bool
 }
 
-// ReplayInfo describes a replay that has begun and not ended. Nobody need be at work on it.
+// ReplayInfo describes a replay that has begun and has yet to ask for runs (DB.Replays). Nobody need be at work on it.
 type ReplayInfo struct {
 	Observer string
 	Range    Range     // with one column
@@ -123,7 +123,10 @@ func (tx *Txn) dropIfThere(ctx context.Context, sc Cell) error {
 	return tx.put(sc, format.KindDelete, nil)
 }
 
-// Replays lists the replays that have begun and not ended, at one snapshot, in no particular order. Errors: ErrClosed, those of the context and
+// Replays lists the replays that have begun and have yet to ask for runs, at one snapshot, in no particular order. A replay asks for the runs of 128
+// rows in one transaction. One that has asked for the last ones is not listed any more, though its call may wait for up to 512 of them; so one of
+// fewer than 128 rows never is. Nothing of it can be left undone: its runs are made whether anybody calls again or not, and wait with
+// the observer's other cells. A record of it would have the next call of the same range go on there, and ask for nothing. Errors: ErrClosed, those of the context and
 // of the store.
 func (db *DB) Replays(ctx context.Context) ([]ReplayInfo, error) {
 	if err := db.enter(); err != nil {

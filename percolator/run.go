@@ -211,7 +211,6 @@ func (w *Worker) clearNotifications(ctx context.Context, view *cellView) runResu
 // run calls observer i of the view, o, and commits the function's writes with the
 // acknowledgment and the removal of the notifications.
 func (w *Worker) run(ctx context.Context, tx *Txn, o *Observer, i int, view *cellView) (r runResult) {
-	came := view.cascade(i)
 	ctx, t := w.traceRun(ctx, o, i, view)
 	tx.trace = t
 	defer func() { t.endRun(r) }()
@@ -223,7 +222,7 @@ func (w *Worker) run(ctx context.Context, tx *Txn, o *Observer, i int, view *cel
 	}
 	tx.opt.isolation = o.Isolation
 	tx.run = &runOf{observer: o.id, cell: view.cell, since: view.since[i], begun: view.failures[i].Change == view.change}
-	if err := tx.run.follow(o, came); err != nil {
+	if err := w.countHops(tx.run, o, i, view); err != nil {
 		return w.failed(ctx, o, view, err)
 	}
 	tx.prefetched(o, view)
@@ -252,6 +251,7 @@ func (w *Worker) run(ctx context.Context, tx *Txn, o *Observer, i int, view *cel
 	if err := tx.Commit(ctx); err != nil {
 		return w.notCommitted(ctx, tx, o, view, err)
 	}
+	w.lastHops.note(tx, o, view)
 	w.db.count.observerRuns.Add(1)
 	w.succeeded(o, view.cell)
 	w.noteWork()

@@ -320,10 +320,12 @@ func TestCascadeOfAView(t *testing.T) {
 	v.failures[0].Replay = false
 	v.change = 11
 	require.Zero(t, v.cascade(0))
-	r := &runOf{cell: rowA}
-	require.NoError(t, r.follow(&Observer{MaxHops: 9, periodic: &periodic{}}, format.Cascade{Hops: format.MaxHops}))
+	v.change, v.seen[1].Value = 10, hops(format.MaxHops)
+	r, w := &runOf{cell: rowA}, &Worker{}
+	require.NoError(t, w.countHops(r, &Observer{MaxHops: 9, periodic: &periodic{}}, 0, v))
+	require.NoError(t, w.countHops(r, &Observer{MaxHops: -1}, 0, v))
 	require.Zero(t, r.hops)
-	require.ErrorIs(t, r.follow(&Observer{MaxHops: 9}, format.Cascade{Hops: format.MaxHops}), ErrTooManyHops)
+	require.ErrorIs(t, w.countHops(r, &Observer{MaxHops: 9}, 0, v), ErrTooManyHops)
 }
 
 // What a commit says of itself allocates nothing where cascades are not tracked, for a write from outside, and for a run that few others lie before.

@@ -153,3 +153,36 @@ func TestScheduleE_LostRemoval(t *testing.T) {
 	require.Positive(t, lost.Load())
 	require.Empty(t, w.traces("ann/"))
 }
+
+// So may the removal of rows of the index of timers.
+func TestScheduleE_LostRemovalOfTimers(t *testing.T) {
+	t.Parallel()
+	for fate, v := range map[string]verdict{"lost": lose, "reply lost": loseReply} {
+		t.Run(fate, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.erasing()
+			w.observed("t", "v", "o")
+			c := w.client()
+			worker := watching(t, c, Observer{Name: "o", Func: func(context.Context, *Txn, Cell) error { return nil }})
+			set(t, c.DB, ann1, "secret")
+			look(t, worker, ann1)
+			w.timer(c, ann1, 1000*time.Hour)
+			w.timer(c, bob, 1000*time.Hour)
+			require.Equal(t, 2, w.indexed())
+			var lost atomic.Int64
+			removal := both(op(faultstore.CallApply), func(x *call) bool {
+				return edits(x, func(m *rowstore.Mutation, e *rowstore.Edit) bool {
+					_, timers := format.TimedTable(m.Table)
+					return timers && e.Kind == rowstore.DoDelete && len(c.known().erased) > 0
+				})
+			})
+			c.wire.AddRule(faultstore.Rule{Match: func(x *call) bool { return removal(x) && lost.Add(1) == 1 }, Fault: v})
+			_, err := w.erase(c, func() { sees(worker, ann1) })
+			require.NoError(t, err)
+			require.Positive(t, lost.Load())
+			require.Empty(t, w.traces("ann/"))
+			require.Equal(t, 1, w.indexed(), "bob's stays")
+		})
+	}
+}

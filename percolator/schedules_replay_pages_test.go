@@ -1,6 +1,7 @@
 package percolator
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 )
 
 // Replays whose pages meet a collection, or small limits.
@@ -80,4 +82,54 @@ func TestReplayWithinLimits(t *testing.T) {
 		require.True(t, o.run(cell))
 	}
 	require.NoError(t, w.finish(done))
+}
+
+// A replay is listed while it has yet to ask for runs. One of fewer rows than a page asks for all of them at once: it is broken off
+// while it waits, its runs are made all the same, and the next call begins anew.
+func TestReplaysThatAreListed(t *testing.T) {
+	t.Parallel()
+	for _, rows := range []int{replayPage - 1, replayPage} {
+		t.Run(fmt.Sprint(rows), func(t *testing.T) {
+			t.Parallel()
+			ctx := t.Context()
+			w := newWorld(t)
+			w.replays()
+			c := w.client()
+			o := newTold(t, c, "o", "t")
+			var cells []Cell
+			for i := range rows {
+				cells = append(cells, row(fmt.Sprintf("%04d", i)))
+			}
+			require.NoError(t, writes(t, c, "1", cells...).Commit(ctx))
+			for _, cell := range cells {
+				require.True(t, o.run(cell))
+			}
+			broken, cancel := context.WithCancel(ctx)
+			// The second page is never asked for.
+			pages := 0
+			asker := w.client()
+			asker.wire.AddRule(faultstore.Rule{Match: func(x *call) bool {
+				asks := op(faultstore.CallScan)(x) && x.Range.Table == "t"
+				if asks {
+					pages++
+				}
+				return asks && pages == 2
+			}, Before: func(context.Context, *call) verdict { cancel(); return refuse }})
+			done := async(func() error { _, err := asker.Replay(broken, "o", Range{Table: "t"}); return err })
+			require.Eventually(t, func() bool { return w.asked(cells[rows-1], "o") }, patience, time.Millisecond)
+			if rows < replayPage {
+				cancel()
+			}
+			require.ErrorIs(t, w.finish(done), context.Canceled)
+			listed, err := c.Replays(ctx)
+			require.NoError(t, err)
+			require.Len(t, listed, rows/replayPage)
+			calls := o.calls
+			for _, cell := range cells {
+				require.NotEmpty(t, w.notified(cell))
+				require.True(t, o.run(cell))
+			}
+			require.Equal(t, calls+rows, o.calls, "every run is made, though nobody waits")
+		})
+	}
 }

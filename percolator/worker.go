@@ -107,15 +107,16 @@ func (c *WorkerConfig) setDefaults() {
 // Worker runs observers. Any number of workers, in any number of processes, may
 // run the same ones: for each change at most one run takes effect.
 type Worker struct {
-	db     *DB
-	config WorkerConfig
-	pushed bool                // the store has a push
-	tracks bool                // an observer's MaxHops asks for cascades to be tracked
-	list   []*queue            // of each observer
-	queues map[Cell][]*queue   // the same by stored table and column; the row is ""
-	tables map[string][]string // the observed columns of each table, stored
-	id     string              // of its claims, and of the leases of its sweeps
-	member membership          // among the workers that run the same observers
+	db       *DB
+	config   WorkerConfig
+	pushed   bool // the store has a push
+	tracks   bool // an observer's MaxHops asks for cascades to be tracked
+	lastHops lastHops
+	list     []*queue            // of each observer
+	queues   map[Cell][]*queue   // the same by stored table and column; the row is ""
+	tables   map[string][]string // the observed columns of each table, stored
+	id       string              // of its claims, and of the leases of its sweeps
+	member   membership          // among the workers that run the same observers
 
 	ctx    context.Context // of Run: nothing is begun once it has ended
 	runCtx context.Context // of functions, which outlive ctx by StopTimeout at most
@@ -222,6 +223,7 @@ func (w *Worker) Observe(o Observer) error {
 		return fmt.Errorf("percolator: Observe: %w: the worker has an observer %q already", ErrInvalid, o.Name)
 	}
 	w.tracks = w.tracks || tracks
+	w.lastHops.limit(o.MaxHops)
 	c = c.stored()
 	if w.db.tracer != nil {
 		o.about = aboutRuns(&o)

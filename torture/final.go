@@ -225,8 +225,8 @@ func lockedCells(ctx context.Context, store rowstore.Store) ([]percolator.Cell, 
 		if err != nil {
 			return nil, err
 		}
-		if table == format.TableMembers {
-			continue // what stands there as a Lock is no transaction's: a worker that was killed leaves its own
+		if table == format.TableMembers || table == format.TableHints {
+			continue // what stands there as a Lock is no transaction's: a worker or an erasure that was killed leaves its own
 		}
 		picks := []rowstore.Selector{{Family: rowstore.Lock, To: oracle.Max}}
 		for row, err := range store.Scan(ctx, rowstore.ScanRange{Table: table, Selectors: picks}) {

@@ -40,6 +40,11 @@ func (s *Store) readMeta(ctx context.Context, mustExist, asIs bool) (oracle.Time
 		return 0, errVersion(v)
 	case asIs && v != formatVersion:
 		return 0, layoutError(v)
+	case asIs:
+		// To go on with a migration would change the store, and without it notifications are missing.
+		if from, moving, err := getMeta(s.db, keyMoving); err != nil || moving {
+			return 0, errors.Join(err, halfDone(from, moving))
+		}
 	}
 	bound, _, err := getMeta(s.db, keyBound)
 	if err == nil && oracle.Timestamp(bound) > oracle.Max {

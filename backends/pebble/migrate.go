@@ -134,3 +134,11 @@ func errVersion(v uint64) error {
 func layoutError(v uint64) error {
 	return &rowstore.LayoutError{Store: "the store", Stored: int(v), Known: formatVersion} //nolint:gosec // the caller has looked how great it is
 }
+
+// halfDone refuses a store whose migration was cut short.
+func halfDone(from uint64, moving bool) error {
+	if !moving {
+		return nil
+	}
+	return &rowstore.LayoutError{Store: "the store", Stored: int(from), Known: formatVersion, HalfDone: true} //nolint:gosec // a version
+}

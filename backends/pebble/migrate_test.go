@@ -237,6 +237,51 @@ func TestMigrationHonoursTheContext(t *testing.T) {
 	require.NoError(t, s.Close())
 }
 
+// A store whose migration was cut short is refused by who takes it as it is, which changes nothing.
+func TestHalfMigratedAsIs(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "store")
+	s, err := Open(t.Context(), Options{Path: dir})
+	require.NoError(t, err)
+	want := toVersion1(t, s.db, 3*moveKeys)
+	require.NoError(t, s.Close())
+	asIs := func() *rowstore.LayoutError {
+		t.Helper()
+		_, err := Open(t.Context(), Options{Path: dir, AsIs: true})
+		require.ErrorIs(t, err, rowstore.ErrFormat)
+		var layout *rowstore.LayoutError
+		require.ErrorAs(t, err, &layout)
+		require.Equal(t, 1, layout.Stored)
+		require.False(t, layout.Newer())
+		return layout
+	}
+	require.False(t, asIs().HalfDone)
+	halfDone := 0
+	for asks := int64(1); ; asks++ {
+		ctx := &endsAfter{Context: t.Context()}
+		ctx.asks.Store(asks)
+		s, err = Open(ctx, Options{Path: dir})
+		if err == nil {
+			break
+		}
+		require.ErrorIs(t, err, context.Canceled)
+		if !asIs().HalfDone {
+			continue
+		}
+		halfDone++
+		again := asIs()
+		require.True(t, again.HalfDone, "a look has gone on with the migration")
+		require.ErrorContains(t, again, "half migrated from format version 1 to version 2")
+	}
+	require.Positive(t, halfDone)
+	checkMigrated(t, s, want)
+	require.NoError(t, s.Close())
+	s, err = Open(t.Context(), Options{Path: dir, AsIs: true})
+	require.NoError(t, err)
+	checkMigrated(t, s, want)
+	require.NoError(t, s.Close())
+}
+
 // Of two that open a store at once, one migrates it, and the other is told that it is in use.
 func TestTwoMigrateAtOnce(t *testing.T) {
 	t.Parallel()

@@ -29,7 +29,7 @@ type Options struct {
 	// MustExist makes Open and New fail where there is no store yet.
 	MustExist bool
 	// AsIs takes a store as it is: Open and New make none, which is an error that matches
-	// rowstore.ErrNoStore, and migrate none, so that one of an older version gives an error that
+	// rowstore.ErrNoStore, and migrate none, so that one of an older version, or whose migration was cut short, gives an error that
 	// matches rowstore.ErrFormat. It is for programs that only look. The engine's own
 	// files change as with any opening.
 	AsIs bool

@@ -79,7 +79,7 @@ func (a *app) root() *cobra.Command {
 		root.AddCommand(commands...)
 	}
 	add(cells, a.tablesCommand(), a.getCommand(), a.scanCommand(), a.historyCommand(), a.setCommand(), a.deleteCommand(), a.eraseCommand())
-	add(work, a.observersCommand(), a.backlogCommand(), a.parkedCommand(), a.timersCommand())
+	add(work, a.observersCommand(), a.backlogCommand(), a.parkedCommand(), a.timersCommand(), a.cascadesCommand())
 	add(waits, a.whyCommand(), a.locksCommand(), a.txnCommand(), a.sessionsCommand(), a.membersCommand(), a.holdsCommand())
 	add(keep, a.doctorCommand(), a.uiCommand(), a.overviewCommand(), a.gcCommand(), a.retentionCommand(), a.sizesCommand(), a.migrateCommand())
 	add(files, a.backupCommand(), a.restoreCommand(), a.exportCommand(), a.importCommand())

@@ -30,6 +30,10 @@ type layout struct {
 	Backend string `json:"backend,omitempty"`
 	Stored  int    `json:"stored"`
 	Known   int    `json:"known"` // what this program writes
+	// HalfDone tells that a migration from version Stored was cut short.
+	HalfDone bool `json:"half_done,omitempty"`
+	// missing tells that there is no store yet.
+	missing bool
 }
 
 func (l *layout) old() bool { return l.Stored < l.Known }
@@ -124,11 +128,15 @@ func (a *app) migrateCommand() *cobra.Command {
 func (a *app) levels(ctx context.Context) (levels, error) {
 	l := levels{ToDo: []string{}}
 	var err error
-	if l.Layouts, err = a.layouts(ctx); err != nil {
+	if l.Layouts, err = a.layouts(ctx, false); err != nil {
 		return l, err
 	}
 	for _, s := range l.Layouts {
-		if s.old() {
+		switch {
+		case s.HalfDone:
+			l.ToDo = append(l.ToDo, fmt.Sprintf("the migration of the store %v from layout version %d to version %d was cut short: percolator migrate run goes on with it, as the first program does that opens it",
+				admin.Bytes(s.Name), s.Stored, s.Known))
+		case s.old():
 			l.ToDo = append(l.ToDo, fmt.Sprintf("the store %v has layout version %d: percolator migrate run brings it to version %d, as the first program does that opens it; back it up before",
 				admin.Bytes(s.Name), s.Stored, s.Known))
 		}
@@ -190,15 +198,18 @@ func closed(s rowstore.Store) error {
 	return s.Close()
 }
 
-// layouts asks each store for its version.
-func (a *app) layouts(ctx context.Context) ([]layout, error) {
-	var all []layout
-	err := a.eachStore(ctx, true, func(name string, s rowstore.Store, err error) error {
+// layouts asks each store for its version. Stores that are not there are an error, which names all of them, unless they may be missing.
+func (a *app) layouts(ctx context.Context, mayBeMissing bool) (all []layout, err error) {
+	var missing []error
+	err = a.eachStore(ctx, true, func(name string, s rowstore.Store, err error) error {
 		l := layout{Name: name}
 		var other *rowstore.LayoutError
 		switch {
 		case errors.As(err, &other) && !other.Newer():
-			l.Stored, l.Known = other.Stored, other.Known
+			l.Stored, l.Known, l.HalfDone = other.Stored, other.Known, other.HalfDone
+		case errors.Is(err, percolator.ErrNoStore):
+			l.missing = true
+			missing = append(missing, err)
 		case err != nil:
 			return err
 		default:
@@ -213,13 +224,16 @@ func (a *app) layouts(ctx context.Context) ([]layout, error) {
 		all = append(all, l)
 		return nil
 	})
+	if err == nil && !mayBeMissing {
+		err = errors.Join(missing...)
+	}
 	return all, err
 }
 
 // migrate brings everything to the versions of this program, as far as that is no matter of what programs use.
 func (a *app) migrate(ctx context.Context, m *migrated, makes bool) error {
-	before, err := a.layouts(ctx)
-	if err != nil && !(makes && errors.Is(err, percolator.ErrNoStore)) {
+	before, err := a.layouts(ctx, makes)
+	if err != nil {
 		return err
 	}
 	store, opts, err := a.openStore(ctx, false) // which migrates
@@ -227,7 +241,10 @@ func (a *app) migrate(ctx context.Context, m *migrated, makes bool) error {
 		return err
 	}
 	for _, l := range before {
-		if l.old() {
+		switch {
+		case l.missing:
+			m.Did = append(m.Did, fmt.Sprintf("the store %v was made", admin.Bytes(l.Name)))
+		case l.old():
 			m.Did = append(m.Did, fmt.Sprintf("the store %v was brought from layout version %d to version %d", admin.Bytes(l.Name), l.Stored, l.Known))
 		}
 	}

@@ -57,7 +57,7 @@ func TestMigrate(t *testing.T) {
 	})
 }
 
-// TestMigrateOfSeveralStores shows the layout of each.
+// TestMigrateOfSeveralStores shows the layout of each, and names each that is missing.
 func TestMigrateOfSeveralStores(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "percolator.yaml")
@@ -69,18 +69,32 @@ tables: {shelf: shelves}
 default: books
 authoritative: books
 `)), 0o600))
+	asks := func(args ...string) (status int, text string) {
+		var out, errs strings.Builder
+		status = run(t.Context(), append([]string{"--config", file}, args...), strings.NewReader(""), &out, &errs, nil)
+		return status, out.String() + errs.String()
+	}
+	for _, args := range [][]string{{"migrate"}, {"migrate", "check"}, {"migrate", "run"}} {
+		status, text := asks(args...)
+		require.Equal(t, exitNoStore, status, text)
+		require.Contains(t, text, "books")
+		require.Contains(t, text, "shelves")
+	}
+	status, text := asks("migrate", "run", "--make")
+	require.Equal(t, exitOK, status, text)
+	for _, words := range []string{"the store books was made", "the store shelves was made", "a database was made"} {
+		require.Contains(t, text, words)
+	}
 	for _, c := range []struct {
 		words string
 		args  []string
 	}{
-		{"a database was made", []string{"migrate", "run", "--make"}},
 		{"books    pebble   2       2", []string{"migrate"}},
 		{"shelves  pebble   2       2", []string{"migrate"}},
 		{"nothing was to be done", []string{"migrate", "run"}},
 	} {
-		var out, errs strings.Builder
-		status := run(t.Context(), append([]string{"--config", file}, c.args...), strings.NewReader(""), &out, &errs, nil)
-		require.Equal(t, exitOK, status, out.String()+errs.String())
-		require.Contains(t, out.String(), c.words)
+		status, text := asks(c.args...)
+		require.Equal(t, exitOK, status, text)
+		require.Contains(t, text, c.words)
 	}
 }

@@ -1,6 +1,7 @@
 package format
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 
@@ -29,6 +30,16 @@ type ErasedRange struct {
 // Has tells whether a row of the range's table is in it.
 func (r *ErasedRange) Has(row string) bool {
 	return string(r.From) <= row && (len(r.To) == 0 || row < string(r.To))
+}
+
+// Contains tells whether another range lies in the range, and is not the same.
+func (r *ErasedRange) Contains(o *ErasedRange) bool {
+	from, to := bytes.Compare(r.From, o.From), bytes.Compare(r.To, o.To)
+	toEnd := len(r.To) == 0
+	if !bytes.Equal(r.Table, o.Table) || from > 0 || !toEnd && (to < 0 || len(o.To) == 0) {
+		return false
+	}
+	return from < 0 || to != 0
 }
 
 // Encode returns the stored bytes.

@@ -6,9 +6,11 @@ const (
 	deleteRowGo = "percolator/deleterow.go"
 	renameGo    = "percolator/rename.go"
 	cascadeGo   = "percolator/cascade.go"
+	hopsGo      = "percolator/hops.go"
 	eraseGo     = "percolator/erase.go"
 	erasedGo    = "percolator/erased.go"
 	eraseRowsGo = "percolator/erase_remove.go"
+	eraseHintGo = "percolator/erase_hints.go"
 )
 
 // controlMutants are those of replays, rows that are deleted as a whole, renamed observers, and cascades.
@@ -76,12 +78,16 @@ var controlMutants = []mutant{
 		"notice{cell, c.origin.notification(format.NotifyStrong)}", "notice{cell, format.StrongNotification}")},
 	{"any-notification-counts", "Cascades: the newest change counts", "TestScheduleH_SeveralChanges|TestCascadeOfAView|TestScheduleH_Timers", one(cascadeGo,
 		"\t\tif v.seen[j].TS == v.change {\n", "\t\tif len(v.seen[j].Value) > 2 {\n")},
-	{"one-run-too-many", "Cascades: at the limit the run is parked", "TestScheduleH_Limit", one(cascadeGo,
+	{"one-run-too-many", "Cascades: at the limit the run is parked", "TestScheduleH_Limit", one(hopsGo,
 		"\tif came.Hops < o.MaxHops {\n", "\tif came.Hops <= o.MaxHops {\n")},
-	{"no-limit-goes-on", "Cascades: an observer without a limit begins anew with each run", "TestScheduleH_NoLimit", one(cascadeGo,
-		"\tif o.MaxHops < 0 || o.periodic != nil {\n\t\treturn nil", "\tif o.MaxHops < 0 || o.periodic != nil {\n\t\tr.hops = int32(came.Hops)\n\t\treturn nil")},
+	{"no-limit-goes-on", "Cascades: an observer without a limit begins anew with each run", "TestScheduleH_NoLimit", one(hopsGo,
+		"\tif o.MaxHops < 0 || o.periodic != nil {\n\t\treturn nil", "\tif o.MaxHops < 0 || o.periodic != nil {\n\t\tr.hops = int32(v.cascade(i).Hops)\n\t\treturn nil")},
 	{"replay-goes-on", "Cascades: a replay begins at 0", "TestCascadeOfAView", one(cascadeGo,
 		"\tif v.replayed(i) {\n\t\treturn came\n\t}\n", "")},
+	{"refused-observer-tracks", "Cascades: an observer that is refused asks for nothing", "TestRefusedObserverTracksNothing", one("percolator/worker.go",
+		"\ttracks := o.MaxHops > 0 || w.config.MaxHops > 0\n", "\ttracks := o.MaxHops > 0 || w.config.MaxHops > 0\n\tw.tracks = w.tracks || tracks\n")},
+	{"named-run-is-another", "Cascades: the error names the run whose commit is the change", "TestScheduleH_LoopIsNamed|TestLastHopsAreBounded", one(hopsGo,
+		"\t\tchange = run.change\n", "\t\tchange = run.change - 1\n")},
 	{"said-before-everybody-knows", "Cascades: nothing is said before everybody can read it", "TestScheduleH_FirstOfAll", one(cascadeGo,
 		"c.view.CascadesFrom == 0 || c.start < c.view.CascadesFrom {", "c.view.CascadesFrom == 0 {")},
 	{"links-to-what-was-seen", "Cascades: a run links to what it has to see", "TestTracingOfSeveralChanges", one(cascadeGo,
@@ -109,10 +115,22 @@ var controlMutants = []mutant{
 		"if v.TS > x.e.safe && !format.IsClaimColumn(v.Column) {\n", "if v.TS > oracle.Max && !format.IsClaimColumn(v.Column) {\n")},
 	{"parked-run-is-erased", "Erased ranges: a parked run is an error", "TestScheduleE_Observers", one(eraseRowsGo,
 		"if err != nil || !f.Parked {\n", "if err != nil || f.Parked {\n")},
-	{"observers-are-not-waited-for", "Erased ranges: every observer has seen the deletions", "TestScheduleE_Observers|TestScheduleE_NothingIsLeft", one(eraseGo,
-		"if waits = now; len(waits) == 0 {\n", "if waits = now; len(waits) >= 0 {\n")},
+	{"observers-are-not-waited-for", "Erased ranges: every observer has seen the deletions", "TestScheduleE_Observers|TestScheduleE_NothingIsLeft", one("percolator/erase_wait.go",
+		"\t\tcase len(now) > 0:\n", "\t\tcase len(now) > 1000:\n")},
+	{"missed-history-stays", "Erased ranges: a collection that has missed a row is made once more", "TestScheduleE_ReceiptOfTwoRounds", one(eraseGo,
+		"\tif left += report.missed; err != nil || left > 0 {\n", "\tif err != nil || left > 0 {\n")},
+	{"row-counts-twice", "Erased ranges: a receipt counts each row once", "TestScheduleE_ReceiptOfTwoRounds", one("percolator/erase_wait.go",
+		"\tf.hashes = slices.Compact(f.hashes)\n", "")},
+	{"contained-range-counts", "Erased ranges: a range that lies in a later one does not count", "TestScheduleE_TooManyRanges", one(erasedGo,
+		"r.SafePoint >= all[i].SafePoint && r.Contains(&all[i])", "r.SafePoint > oracle.Max && r.Contains(&all[i])")},
 	{"later-write-is-erased", "Erased ranges: what was written since stays", "TestScheduleE_Written", one(eraseRowsGo,
 		"if w.Kind == format.KindPut && ofUser(v.Column) {\n", "if w.Kind == format.KindLock && ofUser(v.Column) {\n")},
+	{"hint-is-changed-without-its-token", "Erased ranges: the rest of a hint is put back only if nobody changed it", "TestScheduleE_HintOfTwoErasures", one(eraseHintGo,
+		"rowstore.Present(format.ColumnHint, token)}", "rowstore.Absent(rowstore.Lock, format.ColumnHint, oracle.Max)}")},
+	{"hint-is-read-before-its-token", "Erased ranges: an erasure reads a hint under its token", "TestScheduleE_HintOfTwoErasures", one(eraseHintGo,
+		"l == nil || l.TS != token {", "l == nil && l.TS != token {")},
+	{"collected-hint-keeps-its-token", "Erased ranges: a collection that removes a hint removes its token", "TestScheduleE_HintOfTwoErasures", one("percolator/gc_hints.go",
+		"rowstore.Delete(rowstore.Write, format.ColumnHint, ts), removeToken}", "rowstore.Delete(rowstore.Write, format.ColumnHint, ts)}")},
 	{"deletion-in-one-phase", "Deleted rows: deletions take two phases", "TestScheduleW_UnseenColumn", one(onePhaseGo,
 		"len(c.tx.gone) > 0 || ", "")},
 }

@@ -55,7 +55,7 @@ var garbageMutants = []mutant{
 	{"kept-is-not-hinted", "Garbage collection: what is kept for now is hinted anew", "TestWhatIsKept", one(gcRowGo,
 		"\t\t\tg.later = g.later || newest.Kind == format.KindDelete\n", "")},
 	{"changed-row-is-not-hinted", "Garbage collection: a row that changed meanwhile is hinted anew", "TestRowThatChanged", one(gcRemoveGo,
-		"\t\t} else {\n\t\t\tc.later = append(c.later, c.muts[i].Row)\n", "\t\t} else {\n")},
+		"\t\t\tc.report.missed++\n\t\t\tc.later = append(c.later, c.muts[i].Row)\n", "\t\t\tc.report.missed++\n")},
 	{"older-programs-hint", "Garbage collection: all rows once, after programs that hint nothing", "TestFirstCollectionAfterAnUpgrade", one(gcHintsGo,
 		"\tif p.all || v.HintsFrom == 0 || v.swept < v.HintsFrom {\n", "\tif p.all {\n")},
 	{"lost-hints-for-ever", "Garbage collection: all rows once in ten retentions", "TestLostHints", one(gcHintsGo,

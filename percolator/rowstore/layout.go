@@ -9,6 +9,8 @@ type LayoutError struct {
 	Store  string // which store, for people: `the schema "percolator"`
 	Stored int    // the version of what is there
 	Known  int    // the version that this program writes
+	// HalfDone tells that a migration from version Stored has begun and was cut short. Programs of that version refuse the store too.
+	HalfDone bool
 }
 
 // Newer tells that a newer program has made or migrated the store.
@@ -18,6 +20,10 @@ func (e *LayoutError) Newer() bool { return e.Stored > e.Known }
 func (e *LayoutError) Error() string {
 	if e.Newer() {
 		return fmt.Sprintf("%v: %s has format version %d, and this program knows versions up to %d: use a newer program, or go back to a backup from before the upgrade",
+			ErrFormat, e.Store, e.Stored, e.Known)
+	}
+	if e.HalfDone {
+		return fmt.Sprintf("%v: %s is half migrated from format version %d to version %d: the migration was cut short, and goes on only if it is opened without asis, or by percolator migrate run",
 			ErrFormat, e.Store, e.Stored, e.Known)
 	}
 	return fmt.Sprintf("%v: %s has format version %d, and this program migrates it to version %d only if it is opened without asis, or by percolator migrate run",

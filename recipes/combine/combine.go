@@ -56,8 +56,8 @@ const (
 	combineBytes = 8 << 20
 )
 
-// Combiner is the values of one table, named by strings. All its methods may be called concurrently. Make one for each table and
-// process: two of them make more slots than are needed.
+// Combiner is the values of one table, named by strings. All its methods may be called concurrently. Those of one DB and table share what
+// they need to stay out of each other's way, so a program may make several, also with different options.
 type Combiner[T any] struct {
 	db    *percolator.DB
 	table string
@@ -69,7 +69,7 @@ type Combiner[T any] struct {
 	looksFor            uint64
 	most, mostBytes     int
 
-	slots   slots
+	slots   *slots
 	batches batches[T]
 }
 
@@ -102,7 +102,7 @@ func NewWithOptions[T any](db *percolator.DB, table string, codec typed.Codec[T]
 		opt.Idle = 16
 	}
 	return &Combiner[T]{
-		db: db, table: table, codec: codec, merge: merge, idle: opt.Idle,
+		db: db, table: table, codec: codec, merge: merge, idle: opt.Idle, slots: shareSlots(db, table),
 		freshFor: freshFor, idleAfter: idleAfter, looksFor: looksFor, most: combineMost, mostBytes: combineBytes,
 	}, nil
 }

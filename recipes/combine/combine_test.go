@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
+	"weak"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
@@ -98,6 +101,51 @@ func TestAddsDoNotConflict(t *testing.T) {
 	}
 	require.Equal(t, 20, get(t, c, "n"))
 	require.Equal(t, 10, cells(t, c, "n"), "slots are used again")
+}
+
+// Several Combiners of a table, also in one transaction, are as one: what they add later does not conflict.
+func TestSeveralCombinersOfATable(t *testing.T) {
+	t.Parallel()
+	ctx, db := t.Context(), percolatetest.Open(t)
+	one, two := counter(t, db), counter(t, db)
+	require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error {
+		return errors.Join(one.Add(ctx, tx, "n", 1), two.Add(ctx, tx, "n", 1), two.Add(ctx, tx, "m", 1))
+	}))
+	require.Equal(t, 2, get(t, one, "n"))
+	require.Equal(t, 1, cells(t, one, "n"), "the transaction has one slot")
+	for range 3 {
+		var open []*percolator.Txn
+		for _, c := range []*Combiner[int]{one, two, one} {
+			tx, err := db.Begin(ctx)
+			require.NoError(t, err)
+			require.NoError(t, c.Add(ctx, tx, "n", 1))
+			open = append(open, tx)
+		}
+		for _, tx := range open {
+			require.NoError(t, tx.Commit(ctx))
+		}
+	}
+	require.Equal(t, 11, get(t, two, "n"))
+	require.Equal(t, 3, cells(t, one, "n"))
+}
+
+// Slots go with the last Combiner that has them, and its DB with that. Other databases and other tables have others.
+func TestSlotsAreShared(t *testing.T) {
+	t.Parallel()
+	db, other := percolatetest.Open(t), percolatetest.Open(t)
+	s := shareSlots(db, "t")
+	require.Same(t, s, shareSlots(db, "t"))
+	require.NotSame(t, s, shareSlots(db, "u"))
+	require.NotSame(t, s, shareSlots(other, "t"))
+	known := func(table string) bool {
+		sharedSlots.mu.Lock()
+		defer sharedSlots.mu.Unlock()
+		_, found := sharedSlots.of[slotsOf{weak.Make(db), table}]
+		return found
+	}
+	require.Eventually(t, func() bool { runtime.GC(); return !known("u") }, time.Minute, time.Millisecond)
+	require.True(t, known("t"))
+	runtime.KeepAlive(s)
 }
 
 func TestOwnAddsAreSeen(t *testing.T) {

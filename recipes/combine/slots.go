@@ -3,7 +3,9 @@ package combine
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync"
+	"weak"
 
 	"github.com/percolate-go/percolate/percolator"
 )
@@ -14,6 +16,39 @@ type slots struct {
 	mu   sync.Mutex
 	free []percolator.Timestamp
 	held map[*percolator.Txn]percolator.Timestamp
+}
+
+// sharedSlots are those of all Combiners of the program. Those of one table share their slots: a transaction that adds by two of them names new slots by one
+// timestamp, and if each of them kept a slot of that name, later transactions would conflict.
+var sharedSlots = struct {
+	mu sync.Mutex
+	of map[slotsOf]weak.Pointer[slots]
+}{of: map[slotsOf]weak.Pointer[slots]{}}
+
+// slotsOf names slots. It keeps no DB.
+type slotsOf struct {
+	db    weak.Pointer[percolator.DB]
+	table string
+}
+
+// shareSlots returns the slots of a table. They go with the last Combiner that has them.
+func shareSlots(db *percolator.DB, table string) *slots {
+	of := slotsOf{weak.Make(db), table}
+	sharedSlots.mu.Lock()
+	defer sharedSlots.mu.Unlock()
+	if s := sharedSlots.of[of].Value(); s != nil {
+		return s
+	}
+	s := &slots{}
+	sharedSlots.of[of] = weak.Make(s)
+	runtime.AddCleanup(s, func(of slotsOf) {
+		sharedSlots.mu.Lock()
+		defer sharedSlots.mu.Unlock()
+		if sharedSlots.of[of].Value() == nil { // not those of a later Combiner
+			delete(sharedSlots.of, of)
+		}
+	}, of)
+	return s
 }
 
 // of returns the slot of a transaction, which keeps it until it ends.

@@ -58,7 +58,7 @@ func (e *exporter) take(ctx context.Context, key string) (t *turn, wait time.Dur
 	return t, wait, nil
 }
 
-// change edits the key's claim, if it is still that of the turn, within a transaction that may do more. A claim without an epoch is
+// change edits the key's claim, if it is still that of the turn, within a transaction that may do more. A claim that says nothing is
 // removed: so keys that have nothing to send leave nothing behind. The next epoch is greater all the same, as it is the time of a later snapshot.
 func (e *exporter) change(ctx context.Context, t *turn, f func(tx *percolator.Txn, c *claim, now percolator.Timestamp) error) error {
 	begun := time.Now()
@@ -77,15 +77,20 @@ func (e *exporter) change(ctx context.Context, t *turn, f func(tx *percolator.Tx
 		}
 		changed = c
 		cell := e.cell(rowOf(t.key), claimColumn)
-		if c.epoch == 0 {
-			return tx.Delete(cell)
-		}
-		return tx.Set(cell, c.encode())
+		return putClaim(tx, cell, &c)
 	})
 	if err == nil {
 		t.claim, t.ended = changed, begun.Add(e.lease())
 	}
 	return err
+}
+
+// putClaim stores a claim, or removes one that says nothing.
+func putClaim(tx *percolator.Txn, cell percolator.Cell, c *claim) error {
+	if *c == (claim{}) {
+		return tx.Delete(cell)
+	}
+	return tx.Set(cell, c.encode())
 }
 
 func (e *exporter) remove(tx *percolator.Txn, items []stored) error {
@@ -112,7 +117,7 @@ func (e *exporter) note(ctx context.Context, t *turn, sent []stored, over bool) 
 // notePause removes what was sent, and has nobody claim the key for a while.
 func (e *exporter) notePause(ctx context.Context, t *turn, sent []stored, pause time.Duration) error {
 	err := e.change(ctx, t, func(tx *percolator.Txn, c *claim, now percolator.Timestamp) error {
-		c.until = now.Add(pause)
+		c.epoch, c.until = 0, now.Add(pause) // nobody's, so it can be told from the claim of an exporter that is at work
 		return e.remove(tx, sent)
 	})
 	t.left = err == nil

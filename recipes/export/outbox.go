@@ -144,7 +144,7 @@ func parse(row percolator.Row, column string) (stored, error) {
 
 // claim is what the claim cell of a key says.
 type claim struct {
-	epoch percolator.Timestamp
+	epoch percolator.Timestamp // 0 while nobody is to claim the key: the sink has asked for a pause
 	until percolator.Timestamp // nobody has claimed the key from then on
 	// The item at which the last exporter failed, and how often that was tried.
 	start    percolator.Timestamp
@@ -177,8 +177,13 @@ func (o *Outbox) readClaim(ctx context.Context, tx *percolator.Txn, key string) 
 	if now, err = tx.StartTimestamp(ctx); err != nil || !found {
 		return claim{}, now, err
 	}
+	c, err = parseClaim(cell, b)
+	return c, now, err
+}
+
+func parseClaim(cell percolator.Cell, b []byte) (claim, error) {
 	if len(b) != claimBytes || b[0] != claimFormat {
-		return claim{}, 0, fmt.Errorf("export: %w: %v is no claim that this program knows", percolator.ErrCorrupt, cell)
+		return claim{}, fmt.Errorf("export: %w: %v is no claim that this program knows", percolator.ErrCorrupt, cell)
 	}
 	return claim{
 		epoch:    percolator.Timestamp(binary.BigEndian.Uint64(b[1:])),
@@ -186,8 +191,11 @@ func (o *Outbox) readClaim(ctx context.Context, tx *percolator.Txn, key string) 
 		start:    percolator.Timestamp(binary.BigEndian.Uint64(b[17:])),
 		index:    binary.BigEndian.Uint32(b[25:]),
 		attempts: binary.BigEndian.Uint32(b[29:]),
-	}, now, nil
+	}, nil
 }
+
+// paused tells whether the sink has asked for a pause that is not over.
+func (c *claim) paused(now percolator.Timestamp) bool { return c.epoch == 0 && c.until > now }
 
 // DeadLetter is an item that was set aside.
 type DeadLetter struct {

@@ -21,7 +21,7 @@ import (
 var ErrSuperseded = errors.New("export: another exporter has claimed the key")
 
 // Later is for sinks that cannot take items now, and say when they can: one that is overloaded, say. The error that it returns tells the exporter to leave
-// the key alone for d, from a tenth of a second to an hour, also if more items of the key come. This is no failure of the item, so it counts no attempt. err, which may be
+// the key alone for d, from a tenth of a second to an hour, also if more items of the key come (Outbox.Resume ends that sooner). This is no failure of the item, so it counts no attempt. err, which may be
 // nil, is why; the error matches it, and may be wrapped.
 func Later(d time.Duration, err error) error {
 	return &laterError{after: min(max(d, leastLater), mostLater), err: err}

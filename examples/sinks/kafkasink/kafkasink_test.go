@@ -110,3 +110,23 @@ func TestLateExporter(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"1", "2", "3", "end"}, sink.stored(t, "k", 4))
 }
+
+// Options may be a part of a longer list that others share. A producer's transactional id is not written into it: two keys at once would
+// have the id of one of them, and fence each other.
+func TestOptionsAreNotChanged(t *testing.T) {
+	t.Parallel()
+	sink := newSink(t)
+	options := slices.Grow(sink.Options, 4)
+	sink.Options = options
+	for _, key := range []string{"a", "b"} {
+		n, err := sink.Send(t.Context(), key, items(key, 1, "1 of "+key))
+		require.NoError(t, err)
+		require.Equal(t, 1, n)
+		for _, o := range options[len(options):cap(options)] {
+			require.Nil(t, o, "an option was appended to those of the caller")
+		}
+	}
+	for _, key := range []string{"a", "b"} {
+		require.Equal(t, []string{"1 of " + key}, sink.stored(t, key, 1))
+	}
+}
