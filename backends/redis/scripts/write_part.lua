@@ -64,49 +64,6 @@ local function pack(key, f, n)
   if wide(key) then call('HDEL', key, unpack(names)) end
 end
 
--- carve removes the writes in the inverted range [h1,l1] to [h2,l2] from the chunks of a column,
--- and tells whether there were any. A chunk that is only in part in the range is written anew.
-local function carve(key, f, h1, l1, h2, l2)
-  local hkey, c, gone = history(key), 'C' .. sub(f, 2), false
-  local first, over = '[' .. c .. sp('>I4I4', h1, l1), c .. sp('>I4I4', h2, l2) .. '\255'
-  local function cut(from)
-    local m = call('ZRANGEBYLEX', hkey, from, '(' .. c .. '\255\255\255\255\255\255\255\255\255', 'LIMIT', 0, 1)[1]
-    if not m then return end
-    local newer, older, at, found = {}, {}, #c + 9, false
-    while at < #m do
-      local n, h, l = su('>I2I4I4', m, at)
-      local entry = sub(m, at, at + 1 + n)
-      if h < h1 or h == h1 and l < l1 then
-        newer[#newer + 1] = entry
-      elseif h > h2 or h == h2 and l > l2 then
-        older[#older + 1] = entry
-      else
-        found = true
-      end
-      at = at + 2 + n
-    end
-    if not found then return end
-    call('ZREM', hkey, m)
-    addChunk(key, f, newer)
-    addChunk(key, f, older)
-    gone = true
-  end
-  -- Chunks do not overlap, and each stands at its oldest write. So only two can be in the
-  -- range in part: the first one that stands in it or behind it, and then the first one
-  -- behind it.
-  cut(first)
-  if call('ZREMRANGEBYLEX', hkey, first, '(' .. over) > 0 then gone = true end
-  cut('[' .. over)
-  return gone
-end
-
--- dated tells whether a field of an older write is one of version 2, which ends in a timestamp.
-local function dated(name)
-  local at = find(name, ':', 2, true)
-  local n = at and tonumber(sub(name, 2, at - 1))
-  return n and #name - at - n == 8
-end
-
 -- These are the older writes that version 2 put into the hash of one row, as names and
 -- values by field of their cell, and the cells.
 local heldKey, held, cells
@@ -138,7 +95,10 @@ local function unload(key, f, from, to)
     for j = 1, #all, 2 do
       local name = all[j]
       local kind = byte(name)
-      if kind == 72 and dated(name) then
+      local at = kind == 72 and find(name, ':', 2, true)
+      local n = at and tonumber(sub(name, 2, at - 1))
+      -- The fields of version 2 end in a timestamp.
+      if n and #name - at - n == 8 then
         local of = 'W' .. sub(name, 2, -9)
         local list = held[of]
         if not list then
