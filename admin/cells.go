@@ -213,7 +213,7 @@ type Rows struct {
 // as many rows at most, and a page that ends so has fewer. rng.Reverse is ErrInvalid. It waits for nothing, as
 // Get; its errors are those of Get.
 func (r *Reader) Scan(ctx context.Context, rng percolator.Range, at percolator.Timestamp) (Rows, error) {
-	limit, err := limitedIn(rng.Table, "Scan", rng.Limit, 100)
+	limit, err := limitedIn(rng.Table, "Scan", rng.Limit)
 	if err == nil && rng.Reverse {
 		err = fmt.Errorf("%w: a Reader scans forward only", percolator.ErrInvalid)
 	}

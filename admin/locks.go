@@ -42,7 +42,7 @@ func (r *Reader) Locks(ctx context.Context, rng percolator.Range, rows int) (Loc
 }
 
 func (r *Reader) locks(ctx context.Context, rng percolator.Range, rows int) (found Locks, err error) {
-	limit, err := limitedIn(rng.Table, "locks", rng.Limit, 100)
+	limit, err := limitedIn(rng.Table, "locks", rng.Limit)
 	if err == nil {
 		rows, err = limited("rows", rows, 10_000)
 	}

@@ -176,7 +176,7 @@ type Notified struct {
 // for 0, and all of a row. column narrows it to one, "" means all. from is the next of the page before, "" for the first; an empty next
 // is the end. Why says what each of them waits for.
 func (r *Reader) Backlog(ctx context.Context, table, col string, from Bytes, limit int) (cells []Notified, next Bytes, err error) {
-	if limit, err = limitedIn(table, "Backlog", limit, 100); err != nil {
+	if limit, err = limitedIn(table, "Backlog", limit); err != nil {
 		return nil, "", called("Backlog", err)
 	}
 	c, err := r.load(ctx)

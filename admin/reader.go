@@ -86,11 +86,11 @@ func limited(what string, limit, def int) (int, error) {
 }
 
 // limitedIn is limited, for a call that looks at one table.
-func limitedIn(table, what string, limit, def int) (int, error) {
+func limitedIn(table, what string, limit int) (int, error) {
 	if table == "" {
 		return 0, fmt.Errorf("%w: the table's name is empty", percolator.ErrInvalid)
 	}
-	return limited(what, limit, def)
+	return limited(what, limit, 100)
 }
 
 // rows is Read, with the first error of any row.

@@ -26,7 +26,7 @@ type Timer struct {
 // page before, "" for the first; an empty next is the end. One that was set for the next half minute is in no index, and is not listed:
 // Why shows it.
 func (r *Reader) Timers(ctx context.Context, table string, from Bytes, limit int) (timers []Timer, next Bytes, err error) {
-	if limit, err = limitedIn(table, "Timers", limit, 100); err != nil {
+	if limit, err = limitedIn(table, "Timers", limit); err != nil {
 		return nil, "", called("Timers", err)
 	}
 	c, err := r.load(ctx)

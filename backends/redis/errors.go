@@ -64,7 +64,7 @@ func (s *direct) decideOnAnswer(ctx context.Context, c *call) nextStep {
 		// The scripts look at the version before they write anything.
 		c.sent = false
 		version, remedy := strings.TrimPrefix(text, "FORMAT "), "use a program of that version"
-		if version == strconv.Itoa(formatBefore) {
+		if n, err := strconv.Atoi(version); err == nil && n < formatVersion {
 			remedy = "a failover or a backup has undone the migration; open the store anew, which migrates it again"
 		}
 		c.err = fmt.Errorf("%w: the store with the prefix %q has format version %s now, this program writes version %d: %s",

@@ -417,7 +417,7 @@ func TestLostRecord(t *testing.T) {
 		require.ErrorContains(t, err, "lost its record")
 		require.ErrorContains(t, err, "programs went on writing")
 		record := s.parts[0].tag + "m"
-		require.ErrorContains(t, err, "HSET "+record+" format 2 partitions N spread S")
+		require.ErrorContains(t, err, "HSET "+record+" format 3 partitions N spread S")
 		require.NoError(t, s.Close())
 		if round == 0 {
 			require.NoError(t, c.HSet(ctx, record, "format", formatVersion, "partitions", 1, "spread", spreadSlots).Err())
@@ -472,7 +472,7 @@ func TestPasswordsAndPermissions(t *testing.T) {
 	}, 30*time.Second, time.Millisecond)
 }
 
-// A user who lacks a command cannot use a store of version 2, and so does not make one of a store
+// A user who lacks a command cannot use a store of version 3, and so does not make one of a store
 // that others use.
 func TestMigrateWithoutPermission(t *testing.T) {
 	t.Parallel()

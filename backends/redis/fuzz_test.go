@@ -22,7 +22,7 @@ var fuzzReads = [][]rowstore.Selector{
 
 // cellBytes is a cell's field with a lock, a mark and a write.
 func cellBytes() string {
-	b := []byte{flagLock | flagMark | flagWrite}
+	b := []byte{cellMark, flagLock | flagMark | flagWrite}
 	for _, v := range []string{"lock", ""} {
 		b = binary.BigEndian.AppendUint64(b, inv(7))
 		b = binary.BigEndian.AppendUint32(b, uint32(len(v)))
@@ -42,6 +42,21 @@ func memberBytes(kind byte) string {
 	b := appendField(nil, kind, "c")
 	b = binary.BigEndian.AppendUint64(b, inv(4))
 	return string(append(b, "old"...))
+}
+
+// chunkBytes is a chunk of the writes 4 and 3.
+func chunkBytes() string {
+	b := appendField(nil, 'C', "c")
+	b = binary.BigEndian.AppendUint64(b, inv(3))
+	for _, v := range []struct {
+		ts    rowstore.Timestamp
+		value string
+	}{{4, "old"}, {3, ""}} {
+		b = binary.BigEndian.AppendUint16(b, uint16(8+len(v.value)))
+		b = binary.BigEndian.AppendUint64(b, inv(v.ts))
+		b = append(b, v.value...)
+	}
+	return string(b)
 }
 
 // checkRow makes sure that a row from garbage is still a row.
@@ -132,6 +147,16 @@ func addAnswers(f *testing.F) {
 		p.items--
 	}))
 	f.Add(uint8(1), answer(func() {
+		list(2)
+		p.items++
+		p.str(chunkBytes())
+		p.items--
+		p.str(cellBytes())
+		p.items--
+		p.str(noteBytes())
+		list(0)
+	}))
+	f.Add(uint8(1), answer(func() {
 		list(3)
 		p.str(cellBytes())
 		p.str(noteBytes())
@@ -167,7 +192,7 @@ func addAnswers(f *testing.F) {
 
 // FuzzStored decodes the fields and members that lie in the database.
 func FuzzStored(f *testing.F) {
-	for _, s := range []string{"", cellBytes(), noteBytes(), memberBytes('W'), memberBytes('D'), "W1:c", "W99999999999999999999:c", "W-1:c", "W+1:c", "\x01short"} {
+	for _, s := range []string{"", cellBytes(), cellBytes()[1:], "\xff", noteBytes(), chunkBytes(), memberBytes('W'), memberBytes('D'), "W1:c", "W99999999999999999999:c", "W-1:c", "W+1:c", "\x01short"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
@@ -188,11 +213,20 @@ func FuzzStored(f *testing.F) {
 			require.ErrorIs(t, err, rowstore.ErrCorrupt)
 		}
 		if vs, err := parseHistory(nil, s); err == nil {
-			require.Len(t, vs, 1)
+			require.NotEmpty(t, vs)
 			require.NotEmpty(t, vs[0].column)
 			b := appendField(nil, s[0], vs[0].column)
-			b = binary.BigEndian.AppendUint64(b, inv(vs[0].ts))
-			b = append(b, vs[0].value...)
+			b = binary.BigEndian.AppendUint64(b, inv(vs[len(vs)-1].ts))
+			if s[0] == 'C' {
+				for _, v := range vs {
+					b = binary.BigEndian.AppendUint16(b, uint16(8+len(v.value)))
+					b = binary.BigEndian.AppendUint64(b, inv(v.ts))
+					b = append(b, v.value...)
+				}
+			} else {
+				require.Len(t, vs, 1)
+				b = append(b, vs[0].value...)
+			}
 			again, err := parseHistory(nil, string(b))
 			require.NoError(t, err)
 			require.Equal(t, vs, again)

@@ -15,8 +15,8 @@ import (
 //	{P:0}m                 hash: format version, number of partitions, and what puts a
 //	                       row into its partition (spread)
 //	{P:0}o, {P:0}e         the oracle; see scripts/oracle_part.lua
-//	{P:n}l                 absent; a later format puts its version there, so that programs
-//	                       of this one write no more: see scripts/write_part.lua
+//	{P:n}l                 the version, in stores of an earlier version that were migrated, so
+//	                       that programs of that one write no more: see scripts/write_part.lua
 //	{P:n}t                 set of the tables that have rows in the partition
 //	{P:n}i:TABLE           sorted set: the row keys, all with score 0
 //	{P:n}s:TABLE           sorted set, all with score 0: a member for each row and column
@@ -29,23 +29,33 @@ import (
 // TABLE is escaped so that it holds no slash; ROW is as it is. The fields of a
 // row, where 7 is the length of the column's name:
 //
-//	W7:balance   one byte of flags (1 lock, 2 mark, 4 write; above them the number
-//	             of H fields), then for the lock and the mark timestamp, length,
+//	W7:balance   255, one byte of flags (1 lock, 2 mark, 4 write; above them the number
+//	             of H fields in use), then for the lock and the mark timestamp, length,
 //	             value, and for the newest write timestamp, value
-//	H7:balance   and the timestamp: the value of an older write. A column has at
-//	             most 12 such fields, then they go to the history together
+//	H7:balance   and a byte, 0 to 11: an older write, timestamp and value. When all 12 are in
+//	             use, the history gets them as one member, and the fields are used again. Those
+//	             that are not in use hold copies of what the history has
 //	N7:balance   for each notification timestamp, length, value, newest first
 //
-// The members of the history, all with score 0: W7:balance, timestamp, value for
-// writes older than the newest, D7:balance, timestamp, value for data. Every
-// timestamp is inverted (2^64-1-ts), 8 bytes, most significant first: the newest
+// The members of the history, all with score 0:
+//
+//	C7:balance   and the timestamp of the oldest: at most 12 writes, newest first, for each
+//	             the length of the rest (2 bytes), timestamp, value. Those of a column do not
+//	             overlap
+//	W7:balance   timestamp, value: an older write that is alone, because it is long, because its
+//	             row has very many fields, or because it did not come in order
+//	D7:balance   timestamp, value: data
+//
+// Every timestamp is inverted (2^64-1-ts), 8 bytes, most significant first: the newest
 // sorts first.
+//
+// A cell that no program of version 3 has written lacks the 255, and the names of its H
+// fields end in a timestamp, which the value lacks. See migrate.go.
 
 const (
-	// formatVersion is the version of this layout. It is stored. A store of the version
-	// before is migrated (migrate.go), and one with another version is refused.
-	formatVersion = 2
-	formatBefore  = formatVersion - 1
+	// formatVersion is the version of this layout. It is stored. A store of an earlier version
+	// is migrated (migrate.go), and one of a later version is refused.
+	formatVersion = 3
 
 	// What puts a row into its partition, as the record says. Stores that were made in
 	// version 1 keep the hash that they have: to move rows is to write everything anew.
@@ -60,6 +70,9 @@ const (
 	flagLock  = 1
 	flagMark  = 2
 	flagWrite = 4
+
+	// cellMark begins a cell since version 3.
+	cellMark = 255
 )
 
 // inv is how a timestamp travels and is stored.
@@ -215,8 +228,7 @@ func parseCell(to []version, column, v string) ([]version, error) {
 	if v == "" {
 		return to, errCell
 	}
-	flags := v[0]
-	v = v[1:]
+	flags, v := cellFlags(v)
 	for _, part := range [2]struct {
 		flag   byte
 		family rowstore.Family
@@ -240,6 +252,17 @@ func parseCell(to []version, column, v string) ([]version, error) {
 	return to, nil
 }
 
+// cellFlags returns the flags of a cell's field, which is not empty, and what follows them.
+func cellFlags(v string) (flags byte, rest string) {
+	if v[0] != cellMark {
+		return v[0], v[1:]
+	}
+	if len(v) == 1 {
+		return 0, ""
+	}
+	return v[1], v[2:]
+}
+
 // parseNotes appends the notifications of a column's field.
 func parseNotes(to []version, column, v string) ([]version, error) {
 	for v != "" {
@@ -253,7 +276,7 @@ func parseNotes(to []version, column, v string) ([]version, error) {
 	return to, nil
 }
 
-// parseHistory appends the version of a history member.
+// parseHistory appends the versions of a history member.
 func parseHistory(to []version, member string) ([]version, error) {
 	kind, column, rest, err := parseField(member)
 	if err != nil {
@@ -262,11 +285,34 @@ func parseHistory(to []version, member string) ([]version, error) {
 	if len(rest) < 8 {
 		return to, errCell
 	}
+	if kind == 'C' {
+		return parseChunk(to, column, rest)
+	}
 	family := rowstore.Write
 	if kind == 'D' {
 		family = rowstore.Data
 	}
 	return append(to, version{family, column, tsOf(rest), rest[8:]}), nil
+}
+
+// parseChunk appends the writes of a chunk, whose member goes on with s behind the column.
+func parseChunk(to []version, column, s string) ([]version, error) {
+	oldest, s := tsOf(s), s[8:]
+	for s != "" {
+		if len(s) < 10 {
+			return to, errCell
+		}
+		n := int(s[0])<<8 | int(s[1])
+		if n < 8 || n > len(s)-2 {
+			return to, errCell
+		}
+		to = append(to, version{rowstore.Write, column, tsOf(s[2:]), s[10 : 2+n]})
+		s = s[2+n:]
+	}
+	if len(to) == 0 || to[len(to)-1].ts != oldest {
+		return to, errCell
+	}
+	return to, nil
 }
 
 var errCell = fmt.Errorf("%w: a stored row cannot be read", rowstore.ErrCorrupt)

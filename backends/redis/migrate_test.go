@@ -153,7 +153,7 @@ func TestMigrate(t *testing.T) {
 	s := bare(t, url)
 	require.Len(t, s.parts, 3)
 	require.False(t, s.bySlot, "rows stay where they are")
-	require.Equal(t, map[string]string{"format": "2", "partitions": "3", "spread": "rows"}, c.HGetAll(ctx, tag+"m").Val())
+	require.Equal(t, map[string]string{"format": "3", "partitions": "3", "spread": "rows"}, c.HGetAll(ctx, tag+"m").Val())
 	require.Empty(t, oldIndexes(t, c, prefix))
 	require.Equal(t, 3*21, findsAll(t, s, tablesOf1...))
 	rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "r3", Selectors: ofNotify()}})
@@ -174,7 +174,7 @@ func TestMigrate(t *testing.T) {
 	require.NotContains(t, notifiedIn(t, s, "t"), "late")
 	got, err := c.Eval(ctx, openOf1, []string{tag + "m", tag + "o", tag + "t"}, 1, 3).StringSlice()
 	require.NoError(t, err)
-	require.Equal(t, []string{"2", "3"}, got, "its Open sees another version")
+	require.Equal(t, []string{"3", "3"}, got, "its Open sees another version")
 
 	draw(t, s)
 	require.NoError(t, s.Close())
@@ -236,7 +236,7 @@ func TestMigrateCluster(t *testing.T) {
 			}
 		}
 	}
-	require.NoError(t, c.Set(ctx, s.parts[1].tag+"l", "3", 0).Err())
+	require.NoError(t, c.Set(ctx, s.parts[1].tag+"l", "4", 0).Err())
 	apply(t, s, row(2))
 	require.ErrorIs(t, tryApply(ctx, s, row(1)), rowstore.ErrFormat)
 }
@@ -366,6 +366,10 @@ func TestMigrateInterrupted(t *testing.T) {
 		again := bare(t, url)
 		require.Empty(t, oldIndexes(t, c, prefix))
 		require.Equal(t, 3*21, findsAll(t, again, tablesOf1...), "killed at request %d", n)
+		require.Equal(t, "3", c.HGet(t.Context(), again.parts[0].tag+"m", "format").Val())
+		for _, p := range again.parts {
+			require.Equal(t, "3", c.Get(t.Context(), p.tag+"l").Val(), "killed at request %d", n)
+		}
 		require.NoError(t, again.Close())
 	}
 }
@@ -465,12 +469,12 @@ func TestLaterVersion(t *testing.T) {
 	refused := func(err error) {
 		t.Helper()
 		require.ErrorIs(t, err, rowstore.ErrFormat)
-		require.ErrorContains(t, err, "format version 3")
+		require.ErrorContains(t, err, "format version 4")
 		require.NotErrorIs(t, err, rowstore.ErrAmbiguous)
 	}
 	was := c.Get(ctx, s.okey).Val()
 	require.Len(t, was, 62)
-	require.NoError(t, c.SetRange(ctx, s.okey, 6, "\x03").Err())
+	require.NoError(t, c.SetRange(ctx, s.okey, 6, "\x04").Err())
 	_, err := s.Oracle().Draw(ctx, 1)
 	refused(err)
 	_, err = s.ReadSnapshot(ctx, []rowstore.SnapshotRead{{Reads: []rowstore.RowRead{{Table: "t", Row: "r", Selectors: []rowstore.Selector{
@@ -490,13 +494,13 @@ func TestLaterVersion(t *testing.T) {
 	require.Empty(t, notifiedIn(t, s, "t"))
 	// What draws nothing looks elsewhere.
 	apply(t, s, put("r", 2, "after"))
-	require.NoError(t, c.Set(ctx, s.parts[0].tag+"l", "3", 0).Err())
+	require.NoError(t, c.Set(ctx, s.parts[0].tag+"l", "4", 0).Err())
 	refused(tryApply(ctx, s, put("r", 3, "no")))
 	require.Equal(t, "after", newest(t, s, "r"), "nothing was written, and reads go on")
-	require.NoError(t, c.HSet(ctx, s.parts[0].tag+"m", "format", 3).Err())
+	require.NoError(t, c.HSet(ctx, s.parts[0].tag+"m", "format", 4).Err())
 	refused(openError(t, url))
 	// All is as it was.
-	require.NoError(t, c.HSet(ctx, s.parts[0].tag+"m", "format", 2).Err())
+	require.NoError(t, c.HSet(ctx, s.parts[0].tag+"m", "format", 3).Err())
 	require.NoError(t, c.Del(ctx, s.parts[0].tag+"l").Err())
 	require.NoError(t, c.Set(ctx, s.okey, was, 0).Err())
 	apply(t, bare(t, url), put("r", 3, "again"))
@@ -522,7 +526,7 @@ func TestEarlierVersionUnderAnOpenStore(t *testing.T) {
 	again := bare(t, url)
 	require.Equal(t, 3*21, findsAll(t, again, tablesOf1...))
 	draw(t, s)
-	// The record says version 2, and the oracle does not: somebody made the record by hand.
+	// The record says version 3, and the oracle does not: somebody made the record by hand.
 	tag := s.parts[0].tag
 	v := c.Get(ctx, tag+"o").Val()
 	require.NoError(t, c.Set(ctx, tag+"o", v[7:], 0).Err())

@@ -27,7 +27,7 @@ func (s *direct) claim(ctx context.Context) error {
 		return err
 	}
 	switch {
-	case r.format < formatBefore:
+	case r.format < 1:
 		return fmt.Errorf("%w: the store with the prefix %q has format version %d, which no program writes: use another prefix", rowstore.ErrFormat, o.Prefix, r.format)
 	case r.format > formatVersion:
 		return s.layoutError(r.format)
@@ -39,7 +39,7 @@ func (s *direct) claim(ctx context.Context) error {
 	if r.partitions < 1 || r.partitions > maxPartitions {
 		return fmt.Errorf("%w: the record of the store with the prefix %q says %d partitions", rowstore.ErrCorrupt, o.Prefix, r.partitions)
 	}
-	if r.format == formatVersion && r.spread != spreadRows && r.spread != spreadSlots {
+	if r.format > 1 && r.spread != spreadRows && r.spread != spreadSlots {
 		return fmt.Errorf("%w: the record of the store with the prefix %q says %q for what puts rows into partitions (spread): it must be %s or %s",
 			rowstore.ErrCorrupt, o.Prefix, r.spread, spreadSlots, spreadRows)
 	}
@@ -49,14 +49,15 @@ func (s *direct) claim(ctx context.Context) error {
 		n.use(s.parts)
 	}
 	s.oneSlot = o.Mode != Cluster || r.partitions == 1
+	earlier := min(r.format, r.oracle)
 	if o.AsIs {
-		if r.format == formatBefore || r.oldOracle {
-			return s.layoutError(formatBefore)
+		if earlier < formatVersion {
+			return s.layoutError(earlier)
 		}
 		return nil
 	}
-	if r.format == formatBefore || r.oldOracle {
-		// What follows shuts out the programs of version 1. A user who could not go on from
+	if earlier < formatVersion {
+		// What follows shuts out the programs of earlier versions. A user who could not go on from
 		// there would leave the store to nobody.
 		if err := s.probeRows(ctx); err != nil {
 			return err
@@ -79,7 +80,7 @@ func (s *direct) layoutError(version int) error {
 type record struct {
 	format, partitions int
 	spread             string // what puts rows into partitions; "" in version 1
-	oldOracle          bool   // the oracle is of version 1
+	oracle             int    // the version of the oracle
 }
 
 // record runs the opening script, which makes the store's record if there is none, unless the options say AsIs. It may
@@ -118,8 +119,11 @@ func (s *direct) record(ctx context.Context, wanted int) (r record, err error) {
 		return r, err
 	}
 	if len(fields) == 4 {
-		r.spread, r.oldOracle = fields[2], fields[3] != ""
+		r.spread, r.oracle = fields[2], formatVersion
 		r.format, err = strconv.Atoi(fields[0])
+		if err == nil && fields[3] != "" {
+			r.oracle, err = strconv.Atoi(fields[3])
+		}
 		if err == nil {
 			r.partitions, err = strconv.Atoi(fields[1])
 		}
@@ -144,8 +148,8 @@ func (s *direct) probe(ctx context.Context) error {
 	return s.probeRows(ctx)
 }
 
-// probeRows is probe without the oracle. It works in a store of version 1 as well: rows are
-// the same there, and nobody looks for its own ones.
+// probeRows is probe without the oracle. It works in a store of an earlier version as well: rows of
+// this version may lie there, and nobody looks for its own ones.
 func (s *direct) probeRows(ctx context.Context) error {
 	row := probeRow()
 	var on, off []rowstore.Mutation

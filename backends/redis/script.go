@@ -46,6 +46,10 @@ var (
 	openLua string
 	//go:embed scripts/raise.lua
 	raiseLua string
+	//go:embed scripts/level.lua
+	levelLua string
+	//go:embed scripts/raised.lua
+	raisedLua string
 	//go:embed scripts/moves.lua
 	movesLua string
 	//go:embed scripts/move.lua
@@ -135,7 +139,9 @@ var (
 	notifiedScript = newReader(notifiedLua)
 	// These change where the store keeps something, and not what it holds. Anybody may run them
 	// any number of times.
-	raiseScript = newScript("", primaryOnly, raiseLua)
-	moveScript  = newScript("allow-oom", primaryOnly, moveLua)
-	movesScript = newReader(movesLua)
+	raiseScript  = newScript("", primaryOnly, raiseLua)
+	levelScript  = newScript("", primaryOnly, levelLua)
+	raisedScript = newScript("", primaryOnly, raisedLua)
+	moveScript   = newScript("allow-oom", primaryOnly, moveLua)
+	movesScript  = newReader(movesLua)
 )

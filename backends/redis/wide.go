@@ -2,10 +2,12 @@ package redis
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	goredis "github.com/redis/go-redis/v9"
 
@@ -180,10 +182,15 @@ func (w *wideRow) field(name, v string, columns map[string]bool) error {
 	case 'N':
 		w.vs, err = parseNotes(w.vs, column, v)
 	case 'H':
-		if len(rest) != 8 {
+		switch {
+		case len(rest) == 8: // of version 2
+			w.vs = append(w.vs, version{rowstore.Write, column, tsOf(rest), v})
+		case len(rest) == 1 && len(v) >= 8:
+			// Fields that are not in use have what the history has too.
+			w.vs = append(w.vs, version{rowstore.Write, column, tsOf(v), v[8:]})
+		default:
 			return errCell
 		}
-		w.vs = append(w.vs, version{rowstore.Write, column, tsOf(rest), v})
 	default:
 		return errCell
 	}
@@ -216,7 +223,7 @@ func (w *wideRow) named(ctx context.Context, tx *goredis.Tx, pl *plan) error {
 			if err := w.field(fields[at+i], v, nil); err != nil {
 				return err
 			}
-			if at+i < len(pl.cells) && pl.cells[at+i].want && v[0] >= 8 {
+			if flags, _ := cellFlags(v); at+i < len(pl.cells) && pl.cells[at+i].want && flags >= 8 {
 				if older == nil {
 					older = map[string]bool{}
 				}
@@ -264,6 +271,7 @@ func (w *wideRow) wanted() []historyRange {
 				n, ok := newest[c]
 				if ok && n > p.From && (p.Limit != 1 || n > p.To) {
 					all = append(all, spanOf('W', c, p))
+					all = append(all, chunksOf(c, p)...)
 				}
 			}
 		}
@@ -274,6 +282,18 @@ func (w *wideRow) wanted() []historyRange {
 func spanOf(kind byte, column string, p *rowstore.Selector) historyRange {
 	lo, hi := spanEnds(kind, column, p.From, p.To)
 	return historyRange{lo, hi, p.Limit}
+}
+
+// chunksOf is where the chunks of a column lie that have versions which p selects: those that stand in its range, and
+// the one behind it, which may reach into it.
+func chunksOf(column string, p *rowstore.Selector) []historyRange {
+	prefix := string(appendField(nil, 'C', column))
+	// No chunk goes on with a byte of 255 behind its timestamp.
+	from := prefix + string(binary.BigEndian.AppendUint64(nil, inv(p.From))) + "\xff"
+	return []historyRange{
+		{"[" + prefix + string(binary.BigEndian.AppendUint64(nil, inv(p.To))), "(" + from, p.Limit},
+		{"[" + from, "(" + prefix + strings.Repeat("\xff", 9), 1},
+	}
 }
 
 // ranges reads ranges of the history.

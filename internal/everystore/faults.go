@@ -21,8 +21,10 @@ func EachFault(t *testing.T, inner rowstore.Store, f func(name string, db *perco
 	t.Helper()
 	const most = 200
 	for _, fault := range []faultstore.Fault{
-		{Kind: faultstore.CrashClient}, {Kind: faultstore.CrashClient, Applied: true},
-		{Kind: faultstore.LoseReply}, {Kind: faultstore.LoseReply, Applied: true},
+		{Kind: faultstore.CrashClient},
+		{Kind: faultstore.CrashClient, Applied: true},
+		{Kind: faultstore.LoseReply},
+		{Kind: faultstore.LoseReply, Applied: true},
 	} {
 		struck := 0
 		for ; ; struck++ {

@@ -1,6 +1,6 @@
 -- The script makes the store's own record, unless the store is to be opened as it is. If there is one, it answers that record: format,
--- partitions, and what puts rows into them. The fourth field is 1 if the oracle is of
--- version 1.
+-- partitions, and what puts rows into them. The fourth field is the version of the oracle, if
+-- that is an earlier one.
 local m, p, format, partitions = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 local kind = call('TYPE', m).ok
 if kind == 'none' then
@@ -32,5 +32,13 @@ if kind ~= 'none' and kind ~= 'string' then
   return redis.error_reply('FOREIGN the key ' .. KEYS[2] .. ' is a ' .. kind .. ', not what a store keeps there')
 end
 got[3] = got[3] or ''
-got[4] = call('STRLEN', KEYS[2]) == 55 and '1' or ''
+got[4] = ''
+if kind == 'string' then
+  local s = call('GET', KEYS[2])
+  if #s == 55 then
+    got[4] = '1'
+  elseif #s == 62 and byte(s, 7) == 2 then
+    got[4] = '2'
+  end
+end
 return got

@@ -26,7 +26,7 @@ local function oracleLoad(key, now)
       if #s == 55 then return redis.error_reply('FORMAT 1') end
       return redis.error_reply('ERR percolator: the value of the oracle key is not an oracle')
     end
-    if level ~= 2 then return redis.error_reply('FORMAT ' .. level) end
+    if level ~= 3 then return redis.error_reply('FORMAT ' .. level) end
   end
   local lost = false
   -- To look for what is expected costs less than to take the text apart.
@@ -57,5 +57,5 @@ end
 local function oracleSave()
   if bound - ms < 3000 then bound = ms + 6000 end
   if oracleRepl then call('SET', sub(oracleKey, 1, -2) .. 'e', oracleRepl .. oracleRun) end
-  call('SET', oracleKey, sp('>I6BI6I3I6', 281474976710655, 2, ms, ctr, bound) .. oracleRun)
+  call('SET', oracleKey, sp('>I6BI6I3I6', 281474976710655, 3, ms, ctr, bound) .. oracleRun)
 end

@@ -1,13 +1,12 @@
--- The script makes a store of version 1 one of version 2, but for the indexes: see
--- migrate.go. The oracle comes first. From then on programs of version 1 draw no more, and if
--- the script fails behind it, the next one goes on here.
+-- The script gives the oracle of a store of an earlier version this version: see migrate.go. From
+-- then on programs of earlier versions draw no more. It may run any number of times.
 local m, o = KEYS[1], KEYS[2]
--- From the first write on, programs of version 1 are shut out. So a user who could not go on from
+-- From the first write on, programs of earlier versions are shut out. So a user who could not go on from
 -- there does not begin. The rest of what he needs was tried out on rows (record.go).
-local e, n = sub(o, 1, -2) .. 'e', sub(o, 1, -2) .. 'n:'
+local e, l, n = sub(o, 1, -2) .. 'e', sub(o, 1, -2) .. 'l', sub(o, 1, -2) .. 'n:'
 for _, c in ipairs({
-  {'SET', o, ''}, {'SET', e, ''}, {'MGET', o, e},
-  {'HGET', m, 'format'}, {'HSETNX', m, 'spread', 'rows'}, {'HSET', m, 'format', '2'},
+  {'SET', o, ''}, {'SET', e, ''}, {'SET', l, ''}, {'MGET', o, e},
+  {'HGET', m, 'format'}, {'HSETNX', m, 'spread', 'rows'}, {'HSET', m, 'format', '3'},
   {'ZRANGE', n, '0', '15'}, {'HEXISTS', n, 'f'},
 }) do
   if not redis.acl_check_cmd(unpack(c)) then
@@ -15,9 +14,9 @@ for _, c in ipairs({
   end
 end
 local s = call('GET', o)
-if s and #s == 55 then call('SET', o, '\255\255\255\255\255\255\2' .. s) end
-if call('HGET', m, 'format') == '1' then
-  call('HSETNX', m, 'spread', 'rows')
-  call('HSET', m, 'format', '2')
+if s and #s == 55 then
+  call('SET', o, '\255\255\255\255\255\255\3' .. s)
+elseif s and #s == 62 and byte(s, 7) == 2 then
+  call('SET', o, sub(s, 1, 6) .. '\3' .. sub(s, 8))
 end
 return '1'

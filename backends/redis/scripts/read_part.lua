@@ -3,15 +3,25 @@
 -- the server's other clients wait for it.
 local spent, size, maxSteps, maxBytes = 0, 0, 0, 0
 
--- These are the older writes in the hash of one row, by field of their cell.
+-- flags is those of a cell. In version 2 they were its first byte.
+local function flags(v)
+  local k = byte(v)
+  if k == 255 then return byte(v, 2) end
+  return k
+end
+
+-- These are the older writes that version 2 put into the hash of one row, by field of their
+-- cell.
 local recentKey, recent
 
--- collect finds them among all fields of the row.
+-- collect finds them among all fields of the row. Their names end in a timestamp, those of
+-- this version in one byte.
 local function collect(key, all)
   recentKey, recent = key, {}
   for i = 1, #all, 2 do
     local name = all[i]
-    if byte(name) == 72 then
+    local at = byte(name) == 72 and find(name, ':', 2, true)
+    if at and #name - at - tonumber(sub(name, 2, at - 1)) == 8 then
       local f = 'W' .. sub(name, 2, -9)
       local list = recent[f]
       if not list then
@@ -55,7 +65,8 @@ end
 -- wants at most lim (0: all) writes in the inverted range [th,tl] to [fh,fl]. older
 -- returns nil when that is more than this run may do.
 local function older(key, field, v, lim, th, tl, fh, fl)
-  local pos, k = 2, byte(v)
+  local pos, k, before = 2, byte(v), true
+  if k == 255 then pos, k, before = 3, byte(v, 2), false end
   local f = k % 8
   if f < 4 then return v end
   if f % 2 == 1 then pos = pos + 12 + su('>I4', v, pos + 8) end
@@ -64,7 +75,9 @@ local function older(key, field, v, lim, th, tl, fh, fl)
   -- The newest write is the answer, or everything older is below the range.
   if lim == 1 and (h > th or h == th and l >= tl) then return v end
   if h > fh or h == fh and l >= fl then return v end
-  local last
+  local tag = find(key, '}', 1, true)
+  local hkey = sub(key, 1, tag) .. 'h' .. sub(key, tag + 2)
+  local to, last = sp('>I4I4', th, tl), nil
   if fl < 4294967295 then
     last = '(' .. field .. sp('>I4I4', fh, fl + 1)
   elseif fh < 4294967295 then
@@ -72,12 +85,31 @@ local function older(key, field, v, lim, th, tl, fh, fl)
   else
     last = '(' .. field .. '\255\255\255\255\255\255\255\255\255'
   end
-  local tag = find(key, '}', 1, true)
-  local hkey = sub(key, 1, tag) .. 'h' .. sub(key, tag + 2)
-  local r = members(hkey, '[' .. field .. sp('>I4I4', th, tl), last, lim)
+  local r = members(hkey, '[' .. field .. to, last, lim)
   if not r then return nil end
-  if k >= 8 then
+  -- A chunk stands at its oldest write. So the newest one that is wanted lies in the first chunk
+  -- that stands at or behind it, and the oldest in the first one behind that. No chunk goes
+  -- on with a byte of 255 behind its timestamp.
+  local c, from = 'C' .. sub(field, 2), sp('>I4I4', fh, fl) .. '\255'
+  local chunks = members(hkey, '[' .. c .. to, '(' .. c .. from, lim)
+  if not chunks then return nil end
+  for i = 1, #chunks do r[#r + 1] = chunks[i] end
+  if #chunks < lim or lim == 0 then
+    chunks = members(hkey, '[' .. c .. from, '(' .. c .. '\255\255\255\255\255\255\255\255\255', 1)
+    r[#r + 1] = chunks[1]
+  end
+  if k >= 8 and not before then
     -- The row's hash holds some older writes itself.
+    k = floor(k / 8)
+    local names, h = {}, 'H' .. sub(field, 2)
+    for i = 1, k do names[i] = h .. char(i - 1) end
+    local vs = call('HMGET', key, unpack(names))
+    spent = spent + k
+    for i = 1, k do
+      size = size + #vs[i]
+      r[#r + 1] = field .. vs[i]
+    end
+  elseif k >= 8 then
     if key ~= recentKey then
       spent = spent + call('HLEN', key)
       if spent > maxSteps then return nil end
@@ -115,7 +147,7 @@ local function view(key, A, p, want)
       if v then
         size = size + #v
         local cell = byte(f) == 87
-        if want and not found then found = want[cell and byte(v) % 8 or 8] end
+        if want and not found then found = want[cell and flags(v) % 8 or 8] end
         if cell and lim >= 0 then
           v = older(key, f, v, lim, A[p + 2], A[p + 3], A[p + 4], A[p + 5])
           if not v then return nil end
@@ -131,16 +163,20 @@ local function view(key, A, p, want)
     spent = spent + call('HLEN', key)
     if spent > maxSteps then return nil end
     local all = call('HGETALL', key)
-    if lim >= 0 then collect(key, all) end
+    local old = lim >= 0
     for i = 1, #all, 2 do
       local f, v = all[i], all[i + 1]
       local kind = byte(f)
+      if old and kind == 87 and byte(v) ~= 255 and byte(v) >= 8 then
+        collect(key, all)
+        old = false
+      end
       -- Kind H is an older write, which older() finds.
       if kind ~= 72 then
         if spent > maxSteps or size > maxBytes then return nil end
         size = size + #f + #v
         local cell = kind == 87
-        if want and not found then found = want[cell and byte(v) % 8 or 8] end
+        if want and not found then found = want[cell and flags(v) % 8 or 8] end
         if cell and lim >= 0 then
           v = older(key, f, v, lim, th, tl, fh, fl)
           if not v then return nil end

@@ -3,23 +3,24 @@
 local woken
 -- These are the columns of the whole batch, numbered by q: raw field, write (inverted
 -- timestamp and value), lock and mark (inverted timestamp, value apart). K is the
--- number of older writes in the row's hash. HF and HV are one that will be added there.
+-- number of older writes in the row's hash, O tells that version 2 put them there, and HF and HV
+-- are one that will be added.
 local V, W, L8, LV, M8, MV, D = {}, {}, {}, {}, {}, {}, {}
-local K, HF, HV = {}, {}, {}
+local K, O, HF, HV = {}, {}, {}, {}
 local q = 0
 -- These are the mutations of this group: where each one's head and edits are, and
 -- its first column.
 local H, E, Q = {}, {}, {}
 
 local function parse(v, i)
-  local k = byte(v)
+  local k, pos = byte(v), 2
+  if k == 255 then k, pos = byte(v, 2), 3 elseif k >= 8 then O[i] = true end
   local f = k % 8
   K[i] = (k - f) / 8
   if f == 4 then
-    W[i] = sub(v, 2)
+    W[i] = sub(v, pos)
     return
   end
-  local pos = 2
   if f % 2 == 1 then
     local l = su('>I4', v, pos + 8)
     L8[i] = sub(v, pos, pos + 7)
@@ -49,16 +50,81 @@ local function exact(prefix)
   return '[' .. prefix, '(' .. sub(prefix, 1, n - 8) .. sp('>I4I4', h, l)
 end
 
--- spill moves the older writes of a column, and the one that joins them, to its
--- history. The mutation's nw cell columns have their fields behind A[fp].
-local function spill(key, f, i, fp, nw)
-  unload(key, f, fp + 1, fp + nw)
-  if HF[i] then
-    call('ZADD', history(key), 0, f .. sub(HF[i], #f + 1) .. HV[i])
-    HF[i] = nil
+-- carve removes the writes in the inverted range [h1,l1] to [h2,l2] from the chunks of a column,
+-- and tells whether there were any. A chunk that is only in part in the range is written anew.
+local function carve(key, f, h1, l1, h2, l2)
+  local hkey, c, gone = history(key), 'C' .. sub(f, 2), false
+  local first, over = '[' .. c .. sp('>I4I4', h1, l1), c .. sp('>I4I4', h2, l2) .. '\255'
+  local function cut(from)
+    local m = call('ZRANGEBYLEX', hkey, from, '(' .. c .. '\255\255\255\255\255\255\255\255\255', 'LIMIT', 0, 1)[1]
+    if not m then return end
+    local newer, older, at, found = {}, {}, #c + 9, false
+    while at < #m do
+      local n, h, l = su('>I2I4I4', m, at)
+      local entry = sub(m, at, at + 1 + n)
+      if h < h1 or h == h1 and l < l1 then
+        newer[#newer + 1] = entry
+      elseif h > h2 or h == h2 and l > l2 then
+        older[#older + 1] = entry
+      else
+        found = true
+      end
+      at = at + 2 + n
+    end
+    if not found then return end
+    call('ZREM', hkey, m)
+    addChunk(key, f, newer)
+    addChunk(key, f, older)
+    gone = true
   end
-  K[i] = 0
-  D[i] = true
+  -- Chunks do not overlap, and each stands at its oldest write. So only two can be in the
+  -- range in part: the first one that stands in it or behind it, and then the first one
+  -- behind it.
+  cut(first)
+  if call('ZREMRANGEBYLEX', hkey, first, '(' .. over) > 0 then gone = true end
+  cut('[' .. over)
+  return gone
+end
+
+-- settle makes the older writes among the fields of a column those of this version. The mutation's
+-- nw cell columns have their fields behind A[fp].
+local function settle(key, f, i, fp, nw)
+  if not O[i] then return end
+  unload(key, f, fp + 1, fp + nw)
+  O[i], K[i], D[i] = nil, 0, true
+end
+
+-- spill moves the older writes of a column to its history, and leaves no copies of them among
+-- the fields.
+local function spill(key, f, i, fp, nw)
+  settle(key, f, i, fp, nw)
+  if HF[i] then call('HSET', key, HF[i], HV[i]) end
+  if K[i] > 0 then
+    pack(key, f, K[i])
+    D[i] = true
+  end
+  HF[i], K[i] = nil, 0
+  call('HDEL', key, unpack(recents(f, 12)))
+end
+
+-- takeNewest takes the newest write of a column out of its history.
+local function takeNewest(key, f)
+  local hkey, c = history(key), 'C' .. sub(f, 2)
+  local r = call('ZRANGEBYLEX', hkey, '[' .. f, '(' .. f .. '\255\255\255\255\255\255\255\255', 'LIMIT', 0, 1)[1]
+  local m = call('ZRANGEBYLEX', hkey, '[' .. c, '(' .. c .. '\255\255\255\255\255\255\255\255\255', 'LIMIT', 0, 1)[1]
+  local w = r and sub(r, #f + 1)
+  if m then
+    local n, h, l = su('>I2I4I4', m, #c + 9)
+    local rh, rl
+    if w then rh, rl = su('>I4I4', w) end
+    if not w or h < rh or h == rh and l < rl then
+      w = sub(m, #c + 11, #c + 10 + n)
+      carve(key, f, h, l, h, l)
+      return w
+    end
+  end
+  if r then call('ZREM', hkey, r) end
+  return w
 end
 
 local p, na = 4, #A
@@ -203,28 +269,32 @@ while p <= na and A[p] do
               if h < oh or h == oh and l < ol then
                 -- The write that was the newest joins the few older ones that the row
                 -- keeps, which costs less than a visit to the history each time.
-                local f, k = A[fp + c], K[i]
-                if #old > 300 then
+                local f = A[fp + c]
+                settle(key, f, i, fp, nw)
+                if HF[i] then
+                  call('HSET', key, HF[i], HV[i])
+                  HF[i] = nil
+                end
+                local k = K[i]
+                if k >= 12 then
+                  pack(key, f, k)
+                  k = 0
+                end
+                if #old > 300 or k == 0 and wide(key) then
                   call('ZADD', history(key), 0, f .. old)
                 else
-                  if k >= 12 or HF[i] then
-                    spill(key, f, i, fp, nw)
-                    k = 0
-                  end
-                  if k == 0 and wide(key) then
-                    call('ZADD', history(key), 0, f .. old)
-                  else
-                    K[i] = k + 1
-                    HF[i] = 'H' .. sub(f, 2) .. sub(old, 1, 8)
-                    HV[i] = sub(old, 9)
-                  end
+                  HF[i], HV[i] = 'H' .. sub(f, 2) .. char(k), old
+                  k = k + 1
                 end
+                K[i] = k
                 W[i] = ts .. val
               elseif h == oh and l == ol then
                 W[i] = ts .. val
               else
-                local x = A[fp + c] .. ts
-                if K[i] > 0 then spill(key, A[fp + c], i, fp, nw) end
+                local f = A[fp + c]
+                local x = f .. ts
+                spill(key, f, i, fp, nw)
+                carve(key, f, h, l, h, l)
                 call('ZREMRANGEBYLEX', history(key), exact(x))
                 call('ZADD', history(key), 0, x .. val)
               end
@@ -269,18 +339,14 @@ while p <= na and A[p] do
           elseif op == 7 then -- delete writes in a range, newest kept in the field
             local c = A[p + 1]
             local i = q0 + c
-            if W[i] and K[i] > 0 then spill(key, A[fp + c], i, fp, nw) end
+            local f = A[fp + c]
+            if W[i] then
+              spill(key, f, i, fp, nw)
+              if carve(key, f, A[p + 2], A[p + 3], A[p + 4], A[p + 5]) then removed = true end
+            end
             if call('ZREMRANGEBYLEX', history(key), A[p + 6], A[p + 7]) > 0 then removed = true end
             if W[i] and within(W[i], 1, A[p + 2], A[p + 3], A[p + 4], A[p + 5]) then
-              local f = A[fp + c]
-              local r = call('ZRANGEBYLEX', history(key), '[' .. f, '(' .. f .. '\255\255\255\255\255\255\255\255', 'LIMIT', 0, 1)
-              if r[1] then
-                W[i] = sub(r[1], #f + 1)
-                call('ZREM', history(key), r[1])
-              else
-                W[i] = nil
-              end
-              D[i] = true
+              W[i], D[i] = takeNewest(key, f), true
             end
             p = p + 8
           elseif op == 8 then -- delete data in a range
@@ -347,10 +413,11 @@ while p <= na and A[p] do
         for c = 1, nw do
           local i = q0 + c
           if D[i] then
+            settle(key, A[fp + c], i, fp, nw)
             local l8, m8, w = L8[i], M8[i], W[i]
             if not l8 and not m8 then
               if w then
-                local v = char(4 + 8 * (K[i] or 0)) .. w
+                local v = '\255' .. char(4 + 8 * (K[i] or 0)) .. w
                 if HF[i] then
                   call('HSET', key, A[fp + c], v, HF[i], HV[i])
                 else
@@ -375,9 +442,9 @@ while p <= na and A[p] do
                 s = s .. w
               end
               if HF[i] then
-                call('HSET', key, A[fp + c], char(f) .. s, HF[i], HV[i])
+                call('HSET', key, A[fp + c], '\255' .. char(f) .. s, HF[i], HV[i])
               else
-                call('HSET', key, A[fp + c], char(f) .. s)
+                call('HSET', key, A[fp + c], '\255' .. char(f) .. s)
               end
             end
           end

@@ -18,7 +18,7 @@ if okey then
 else
   -- A later format leaves its version here. The oracle holds it too.
   local level = call('GET', sub(KEYS[1], 1, -2) .. 'l')
-  if level and level ~= '2' then return redis.error_reply('FORMAT ' .. level) end
+  if level and level ~= '3' then return redis.error_reply('FORMAT ' .. level) end
 end
 local out, no = {0, now}, 2
 
@@ -28,21 +28,48 @@ local function history(key)
   return sub(key, 1, tag) .. 'h' .. sub(key, tag + 2)
 end
 
--- wide tells whether a row has so many fields that the older writes of its columns
--- go to the history one by one. The script finds those in the hash only by reading all of
--- the hash.
+-- wide tells whether a row has so many fields that the older writes of its columns go
+-- to the history one by one: a read of all its columns passes each field.
 local wideKey, isWide
 local function wide(key)
   if key ~= wideKey then wideKey, isWide = key, call('HLEN', key) > 256 end
   return isWide
 end
 
--- These are the older writes in the hash of one row, as names and values by field of
--- their cell, and the cells.
+-- recents is the first n of the fields for the older writes of a column.
+local function recents(f, n)
+  local names, h = {}, 'H' .. sub(f, 2)
+  for j = 1, n do names[j] = h .. char(j - 1) end
+  return names
+end
+
+-- addChunk puts entries, the newest first, into the history of a column as one member. Its
+-- place is that of the oldest.
+local function addChunk(key, f, entries)
+  local n = #entries
+  if n > 0 then call('ZADD', history(key), 0, 'C' .. sub(f, 2) .. sub(entries[n], 3, 10) .. table.concat(entries)) end
+end
+
+-- pack puts a column's n older writes among the fields into its history. The fields stay, and
+-- the next writes take their places, which costs less than to remove them. A row that has become
+-- wide shall lose them.
+local function pack(key, f, n)
+  local names, entries = recents(f, n), {}
+  local vs = call('HMGET', key, unpack(names))
+  for j = n, 1, -1 do
+    local v = vs[j]
+    if v then entries[#entries + 1] = sp('>I2', #v) .. v end
+  end
+  addChunk(key, f, entries)
+  if wide(key) then call('HDEL', key, unpack(names)) end
+end
+
+-- These are the older writes that version 2 put into the hash of one row, as names and
+-- values by field of their cell, and the cells.
 local heldKey, held, cells
 
--- move puts the older writes of a column from the row's hash into its history, and
--- tells how many there were.
+-- move puts those of a column into the row's history one by one, and tells how many
+-- there were.
 local function move(key, f)
   local list = held[f]
   if not list then return 0 end
@@ -58,10 +85,9 @@ local function move(key, f)
   return n / 2
 end
 
--- unload moves the older writes of a column to the history. A wide row has some from
--- before it became wide. There it moves those of other columns too, so that the hash is
--- not read again for each. The fields A[from] to A[to] are those that this mutation
--- changes itself.
+-- unload moves the older writes that version 2 put into the hash, of a column and, in a wide
+-- row, of others too, so that the hash is not read again for each. The fields A[from]
+-- to A[to] are those that this mutation changes itself.
 local function unload(key, f, from, to)
   if key ~= heldKey then
     heldKey, held, cells = key, {}, {}
@@ -69,7 +95,10 @@ local function unload(key, f, from, to)
     for j = 1, #all, 2 do
       local name = all[j]
       local kind = byte(name)
-      if kind == 72 then
+      local at = kind == 72 and find(name, ':', 2, true)
+      local n = at and tonumber(sub(name, 2, at - 1))
+      -- The fields of version 2 end in a timestamp.
+      if n and #name - at - n == 8 then
         local of = 'W' .. sub(name, 2, -9)
         local list = held[of]
         if not list then
@@ -78,7 +107,7 @@ local function unload(key, f, from, to)
         end
         list[#list + 1] = name
         list[#list + 1] = all[j + 1]
-      elseif kind == 87 then
+      elseif kind == 87 and byte(all[j + 1]) ~= 255 then
         cells[name] = all[j + 1]
       end
     end
@@ -134,14 +163,16 @@ local function quick(p, n, nah, nal)
     local v = call('HGET', A[p + 3 * m - 3], A[p + 3 * m - 2])
     fields[m] = v
     if v then
-      local f, pos, bad = byte(v) % 8, 2, false
+      local f, pos, bad = byte(v), 2, false
+      if f == 255 then f, pos = byte(v, 2), 3 end
+      f = f % 8
       if f ~= 4 then
         if f % 2 == 1 then
           bad = true
         elseif f % 4 >= 2 then
-          local h, l = su('>I4I4', v, 2)
+          local h, l, n = su('>I4I4I4', v, pos)
           bad = h < sh or h == sh and l <= sl
-          pos = 14 + su('>I4', v, 10)
+          pos = pos + 12 + n
         end
       end
       if f >= 4 and not bad then
@@ -162,28 +193,33 @@ local function quick(p, n, nah, nal)
   for m = 1, n do
     local key, field, v = A[p], A[p + 1], fields[m]
     if not v then
-      call('HSET', key, field, '\4' .. drawn .. A[p + 2])
+      call('HSET', key, field, '\255\4' .. drawn .. A[p + 2])
       index(key)
     else
-      local k, pos = byte(v), places[m]
-      local f = k % 8
-      if f < 4 then
-        call('HSET', key, field, char(f + 4) .. sub(v, 2) .. drawn .. A[p + 2])
+      local k, from, pos = byte(v), 2, places[m]
+      if k == 255 then
+        k, from = byte(v, 2), 3
+      elseif k >= 8 then
+        unload(key, field, p + 1, p + 1)
+        k = k % 8
+      end
+      if k % 8 < 4 then
+        call('HSET', key, field, '\255' .. char(k + 4) .. sub(v, from) .. drawn .. A[p + 2])
       else
         if k >= 96 then
-          unload(key, field, p + 1, p + 1)
-          k = f
+          pack(key, field, 12)
+          k = k - 96
         end
         if #v - pos > 299 or k < 8 and wide(key) then
           call('ZADD', history(key), 0, field .. sub(v, pos))
-          call('HSET', key, field, char(k) .. sub(v, 2, pos - 1) .. drawn .. A[p + 2])
+          call('HSET', key, field, '\255' .. char(k) .. sub(v, from, pos - 1) .. drawn .. A[p + 2])
         else
           local h = older[field]
           if not h then
             h = 'H' .. sub(field, 2)
             older[field] = h
           end
-          call('HSET', key, field, char(k + 8) .. sub(v, 2, pos - 1) .. drawn .. A[p + 2], h .. sub(v, pos, pos + 7), sub(v, pos + 8))
+          call('HSET', key, field, '\255' .. char(k + 8) .. sub(v, from, pos - 1) .. drawn .. A[p + 2], h .. char(floor(k / 8)), sub(v, pos))
         end
       end
     end
