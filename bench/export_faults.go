@@ -222,22 +222,20 @@ func (t *childTask) doExporter(ctx context.Context, wait func() error, line func
 	err = wait()
 	puts, enough := context.WithCancel(ctx)
 	var putters sync.WaitGroup
-	errs := make([]error, t.Config.Goroutines)
-	for g := range errs {
-		putters.Go(func() { errs[g] = putNumbered(puts, db, outbox, fmt.Sprint(t.From, "/", g), strconv.Itoa(g)) })
+	for g := range t.Config.Goroutines {
+		putters.Go(func() { putNumbered(puts, db, outbox, fmt.Sprint(t.From, "/", g), strconv.Itoa(g)) })
 	}
 	err = errors.Join(err, line())
 	enough()
 	putters.Wait()
 	fmt.Println("enough")
-	err = errors.Join(append(errs, err)...)
 	_ = line() // the end of the input
 	stop()
 	return errors.Join(err, <-ended, db.Close(ctx))
 }
 
 // putNumbered puts items of one key, numbered from 0 on without gaps, until ctx ends.
-func putNumbered(ctx context.Context, db *percolator.DB, outbox *export.Outbox, who, key string) error {
+func putNumbered(ctx context.Context, db *percolator.DB, outbox *export.Outbox, who, key string) {
 	within := context.WithoutCancel(ctx)
 	for n := 0; ctx.Err() == nil; {
 		err := db.Update(within, func(tx *percolator.Txn) error {
@@ -252,12 +250,11 @@ func putNumbered(ctx context.Context, db *percolator.DB, outbox *export.Outbox, 
 		case err == nil:
 			n += exportPerTxn
 		case errors.Is(err, percolator.ErrUndetermined):
-			return nil // the next number is not known
+			return // the next number is not known
 		default: // nothing was put: the process was suspended, say
 			fmt.Fprintln(os.Stderr, "putting again:", err)
 		}
 	}
-	return nil
 }
 
 // numberedSink takes items as an exact sink does, by epochs, and looks that those of a key come in the order of their commits, and those of each putter without a gap.

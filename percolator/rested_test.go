@@ -76,22 +76,22 @@ func TestRememberedCellsAreBounded(t *testing.T) {
 	v := &cellView{cell: row("r"), registrations: registrations{names: []string{"o", "foreign"}}, acks: []Timestamp{2, 0}, ackLocked: make([]bool, 2), failureLocked: make([]bool, 2), failures: make([]format.Failure, 2), change: 1}
 	now := w.clock.Now()
 	wk.rested.put(v.cell, 1, 1, now.Add(time.Minute), now)
-	wk.rested.put(v.cell, 2, 1, now.Add(time.Hour), now)
+	wk.rested.put(v.cell, 5, 1, now.Add(time.Hour), now)
 	wk.rested.n = mostRested
 	wk.skipUntilChanged(v)
 	require.Equal(t, mostRested, wk.rested.n)
 	require.NotZero(t, wk.rested.covers(v.cell, wk.signature(v), now))
 	require.Zero(t, wk.rested.covers(v.cell, 1, now), "it would have been forgotten first")
-	require.NotZero(t, wk.rested.covers(v.cell, 2, now))
+	require.NotZero(t, wk.rested.covers(v.cell, 5, now))
 	wk.rested.put(row("another"), 3, 1, now.Add(time.Hour), now)
 	require.Equal(t, mostRested, wk.rested.n)
 	require.Zero(t, wk.rested.covers(row("another"), 3, now), "there is none in its slot in whose place it could go")
 	// What is over makes room for others of its slot.
 	wk.rested.n = 2
 	now = now.Add(2 * time.Hour)
-	wk.rested.put(v.cell, 4, 1, now.Add(time.Hour), now)
+	wk.rested.put(v.cell, 7, 1, now.Add(time.Hour), now)
 	require.Equal(t, 2, wk.rested.n)
-	require.NotZero(t, wk.rested.covers(v.cell, 4, now))
+	require.NotZero(t, wk.rested.covers(v.cell, 7, now))
 	// Of very many, each is remembered for longer.
 	require.Less(t, wk.rested.age(1<<63), restedAge)
 	wk.rested.n = mostRested
