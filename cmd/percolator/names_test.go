@@ -75,7 +75,7 @@ var namesNothing = []struct {
 
 // nameless are the commands that take no name of anything that is there.
 var nameless = []string{
-	"backup", "completion bash", "completion fish", "completion powershell", "completion zsh", "doctor", "exit", "gc", "gc run", "gc status", "help", "holds", "holds list", "members",
+	"backup", "cascades", "cascades status", "cascades track", "completion bash", "completion fish", "completion powershell", "completion zsh", "doctor", "exit", "gc", "gc run", "gc status", "help", "holds", "holds list", "members",
 	"migrate", "migrate check", "migrate run", "migrate status", "observers", "observers list", "overview", "parked", "retention", "retention show", "sessions", "sizes", "tables", "ui",
 }
 

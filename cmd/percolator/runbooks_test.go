@@ -137,14 +137,23 @@ func (w *ward) step(lines []string) {
 
 func (w *ward) ask(args, finds []string) {
 	w.Helper()
-	var out, errs strings.Builder
 	opened := opener(func(context.Context, bool) (rowstore.Store, error) { return unclosed{w.store}, nil })
 	if w.redis != nil {
 		opened, args = nil, append([]string{"--store", w.url}, args...)
 	}
-	status := run(w.Context(), args, strings.NewReader(""), &out, &errs, opened)
-	said := fmt.Sprintf("percolator %s: %d\n%s%s", strings.Join(args, " "), status, out.String(), errs.String())
-	w.Log(said)
+	var status int
+	var said string
+	answered := func() bool {
+		var out, errs strings.Builder
+		status = run(w.Context(), args, strings.NewReader(""), &out, &errs, opened)
+		said = fmt.Sprintf("percolator %s: %d\n%s%s", strings.Join(args, " "), status, out.String(), errs.String())
+		w.Log(said)
+		// After a failover the time of the oracle is ahead for some seconds, and stands.
+		return !slices.Contains(args, "--load") || !strings.Contains(said, "(clock-")
+	}
+	if !answered() {
+		require.Eventually(w, answered, time.Minute, 500*time.Millisecond, "the time of the oracle goes on")
+	}
 	want := exitOK
 	if len(finds) > 0 && finds[0] != "nothing" {
 		want = exitFindings
@@ -166,7 +175,7 @@ func (w *ward) ask(args, finds []string) {
 		} else {
 			code = "(" + code + ")"
 		}
-		require.Contains(w, out.String(), code)
+		require.Contains(w, said, code)
 	}
 }
 
