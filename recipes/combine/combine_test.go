@@ -107,7 +107,10 @@ func TestAddsDoNotConflict(t *testing.T) {
 func TestSeveralCombinersOfATable(t *testing.T) {
 	t.Parallel()
 	ctx, db := t.Context(), percolatetest.Open(t)
-	one, two := counter(t, db), counter(t, db)
+	one, err := New(db, "count", typed.Number[int]{}, Sum[int])
+	require.NoError(t, err)
+	two, err := New(db, "count", typed.Number[int]{}, Sum[int])
+	require.NoError(t, err)
 	require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error {
 		return errors.Join(one.Add(ctx, tx, "n", 1), two.Add(ctx, tx, "n", 1), two.Add(ctx, tx, "m", 1))
 	}))

@@ -166,7 +166,7 @@ func TestWideParts(t *testing.T) {
 		var err error
 		c, err = New(db, "text", typed.Text[string]{}, Max[string])
 		require.NoError(t, err)
-		eager(c, math.MaxInt).looksFor = math.MaxUint64
+		eager(apart(c), math.MaxInt).looksFor = math.MaxUint64
 		add(t, c, "t", fmt.Sprint(i+10)+strings.Repeat("x", 10_000))
 	}
 	c.mostBytes = 50_000

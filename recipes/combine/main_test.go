@@ -13,11 +13,17 @@ import (
 
 func TestMain(m *testing.M) { everystore.Main(m) }
 
-// counter is a Combiner of numbers.
+// counter is a Combiner of numbers, as another process has it: with slots of its own.
 func counter(t testing.TB, db *percolator.DB) *Combiner[int] {
 	t.Helper()
 	c, err := New(db, "count", typed.Number[int]{}, Sum[int])
 	require.NoError(t, err)
+	return apart(c)
+}
+
+// apart gives a Combiner slots of its own.
+func apart[T any](c *Combiner[T]) *Combiner[T] {
+	c.slots = &slots{}
 	return c
 }
 
