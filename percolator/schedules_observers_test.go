@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 )
@@ -374,6 +375,17 @@ func TestScheduleB4_ObserverComesBack(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, wk.sweep(t.Context(), v.Observers[0], at, &sweepLease{w: wk, taken: w.clock.Now()}))
 	require.Empty(t, w.versions(rowstore.Notify), "it has acknowledged all of them since")
+	// What a writer adds that does not know of it is found also where it has acknowledged something since.
+	set(t, c.DB, rowA, "a3")
+	_, err = w.mem.Apply(t.Context(), []rowstore.Mutation{{Table: "t", Row: "a", Edits: []rowstore.Edit{rowstore.DeleteRange(rowstore.Notify, "v", 0, oracle.Max)}}}, rowstore.ApplyOptions{})
+	require.NoError(t, err)
+	require.Empty(t, w.versions(rowstore.Notify))
+	at, err = c.Now(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, wk.sweep(t.Context(), v.Observers[0], at, &sweepLease{w: wk, taken: w.clock.Now()}))
+	require.Len(t, w.notified(rowA), 1)
+	runs(t, wk, rowA)
+	require.Equal(t, "a3", s.values[len(s.values)-1])
 }
 
 // B5. Guards: the collection leaves a delete alone that an observer has not seen,

@@ -94,8 +94,10 @@ func TestScheduleN_TwoWorkers(t *testing.T) {
 	w.observed("t", "v", "old")
 	c, c2 := w.client(), w.client()
 	var runsOfOld, runsOfNew int
-	require.NoError(t, c.RenameObserver(t.Context(), "old", "new"))
-	old, next := hires(t, c, "old", &runsOfOld), hires(t, c2, "new", &runsOfNew)
+	// The worker's name is neither the first one, by which records are stored, nor the newest one.
+	require.NoError(t, c.RenameObserver(t.Context(), "old", "middle"))
+	require.NoError(t, c.RenameObserver(t.Context(), "middle", "new"))
+	old, next := hires(t, c, "middle", &runsOfOld), hires(t, c2, "new", &runsOfNew)
 	for _, worker := range []*Worker{old, next} {
 		require.Empty(t, worker.unswept(worker.db.known()))
 		require.Equal(t, "old", worker.works()[0].Observer)
@@ -113,7 +115,7 @@ func TestScheduleN_TwoWorkers(t *testing.T) {
 	}
 	require.Equal(t, []int{2, 2}, []int{runsOfOld, runsOfNew})
 	// Control goes by either name, and reaches both.
-	for i, name := range []string{"old", "new"} {
+	for i, name := range []string{"middle", "new"} {
 		require.NoError(t, c.PauseObserver(t.Context(), name))
 		for _, worker := range []*Worker{old, next} {
 			v, err := worker.db.loadCatalog(t.Context())
@@ -123,8 +125,8 @@ func TestScheduleN_TwoWorkers(t *testing.T) {
 		}
 		cell := row(fmt.Sprint("paused ", i))
 		set(t, c.DB, cell, "1")
-		require.ErrorIs(t, c.WaitObserved(t.Context(), 0, []string{"new", "old"}[i], cell), ErrObserverPaused)
-		require.NoError(t, c.ResumeObserver(t.Context(), []string{"new", "old"}[i]))
+		require.ErrorIs(t, c.WaitObserved(t.Context(), 0, []string{"new", "middle"}[i], cell), ErrObserverPaused)
+		require.NoError(t, c.ResumeObserver(t.Context(), []string{"new", "middle"}[i]))
 		for _, worker := range []*Worker{old, next} {
 			v, err := worker.db.loadCatalog(t.Context())
 			require.NoError(t, err)
