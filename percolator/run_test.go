@@ -139,7 +139,7 @@ func TestWeakNotifications(t *testing.T) {
 func TestChangeBetweenSnapshotAndView(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.observed("t", "v", "o")
+	w.observed("t", "v", "o", "foreign") // whose notification stays
 	c, other := w.client(), w.client()
 	c.snapshotReader = nil
 	var s saw
