@@ -24,7 +24,7 @@ var removeToken = rowstore.DeleteRange(rowstore.Lock, format.ColumnHint, 0, orac
 
 // removeHints takes the names of rows of the range out of the hints of garbage: there is none in them any more.
 func (e *erasure) removeHints(ctx context.Context, _ *catalogView) (left int, err error) {
-	if err := e.db.storeHints(ctx); err != nil {
+	if err := e.db.storeEveryHint(ctx); err != nil {
 		return 0, err
 	}
 	inRange := func(row string) bool { return e.span.has(e.span.table, row) && !e.kept[row] }

@@ -50,9 +50,11 @@ type hints struct {
 	waiting int       // of these, to be stored
 	since   time.Time // local: when the first of those was added, or a flush failed
 	storing bool
-	lost    *atomic.Uint64
-	seed    maphash.Seed
-	last    *hinted // the rows of the span that one was added to last, nil for none
+	// underWay are the stores of hints that have not ended.
+	underWay map[chan struct{}]bool
+	lost     *atomic.Uint64
+	seed     maphash.Seed
+	last     *hinted // the rows of the span that one was added to last, nil for none
 }
 
 // hintSpan is a span of time of a table. It begins at from, and ends before to.
@@ -253,12 +255,51 @@ func (h *hints) stored() {
 // storeHints stores the hints that wait.
 func (db *DB) storeHints(ctx context.Context) error {
 	defer db.hints.stored()
+	end := db.hints.begin()
+	defer end()
 	muts, rows := db.hints.take()
 	if err := db.putHints(ctx, muts); err != nil {
 		db.hints.back(rows, db.clock.Now())
 		return fmt.Errorf("storing hints of garbage: %w", err)
 	}
 	return nil
+}
+
+// begin notes that hints are about to be taken and stored. The function that it returns notes the end.
+func (h *hints) begin() (end func()) {
+	done := make(chan struct{})
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.underWay == nil {
+		h.underWay = map[chan struct{}]bool{}
+	}
+	h.underWay[done] = true
+	return func() {
+		h.mu.Lock()
+		delete(h.underWay, done)
+		h.mu.Unlock()
+		close(done)
+	}
+}
+
+// storeEveryHint stores the hints that wait, and returns when no call is under way that stores some taken earlier. What such a call could
+// not store waits again.
+func (db *DB) storeEveryHint(ctx context.Context) error {
+	for {
+		db.hints.mu.Lock()
+		others := slices.Collect(maps.Keys(db.hints.underWay))
+		db.hints.mu.Unlock()
+		for _, done := range others {
+			select {
+			case <-done:
+			case <-ctx.Done():
+				return fmt.Errorf("storing hints of garbage: %w", ctx.Err())
+			}
+		}
+		if err := db.storeHints(ctx); err != nil || len(others) == 0 {
+			return err
+		}
+	}
 }
 
 // putHints stores records of hints. Some may be there after an error.

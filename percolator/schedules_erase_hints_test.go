@@ -196,3 +196,28 @@ func (w *world) hintsWith(f rowstore.Family) (rows []string) {
 	}
 	return rows
 }
+
+// The process that erases has a call under way that stores a hint, which it began before. The call may arrive late: Erase waits for it, and
+// takes the name out of that hint too.
+func TestScheduleE_HintUnderWay(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.erasing()
+	c := w.client()
+	set(t, c.DB, ann1, "old")
+	set(t, c.DB, ann1, "new")
+	held := c.hold(t, restsOfHints(ann1.Row))
+	stored := async(func() error { return c.storeHints(context.Background()) })
+	held.wait()
+	steps, released := 0, false
+	_, err := w.erase(c, func() {
+		if steps++; steps == 500 { // time for all else
+			released = true
+			held.release(pass)
+		}
+	})
+	require.NoError(t, err)
+	require.True(t, released, "Erase did not wait")
+	require.NoError(t, w.finish(stored))
+	require.Empty(t, w.traces("ann/"))
+}
