@@ -11,8 +11,10 @@ MODULES := . bench torture browser examples/sinks
 
 # How long a package's tests may take, under the race detector on a busy machine.
 TEST_TIMEOUT ?= 40m
-# Tests of one package at a time: many of them wait, for a lease to end or for a server.
-TEST_PARALLEL ?= 4
+# Packages at a time, and tests of one package at a time: many of them wait, for a lease to end
+# or for a server.
+TEST_PACKAGES ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+TEST_PARALLEL ?= 6
 TEST_FLAGS ?=
 # How often tests that failed are run again, each by its name, and the files in which
 # those are listed; .ci/run sets it. A data race, a panic or a leak is never run again.
@@ -47,7 +49,7 @@ help: ## List these commands
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # No vet: make lint has its checks, and it would read every dependency once more.
-TEST_RUN = -race -vet=off -parallel $(TEST_PARALLEL) -timeout $(TEST_TIMEOUT) $(TEST_FLAGS)
+TEST_RUN = -race -vet=off -p $(TEST_PACKAGES) -parallel $(TEST_PARALLEL) -timeout $(TEST_TIMEOUT) $(TEST_FLAGS)
 ifeq ($(RERUNS),0)
 TEST = $(GO) test $(TEST_RUN) ./...
 else

@@ -79,8 +79,8 @@ func (v *catalogView) hintSpanOf(table string, at Timestamp) hintSpan {
 	return hintSpan{table, from, min(from+Timestamp(ms<<oracle.LogicalBits), oracle.Max)}
 }
 
-// add notes that something in a row became garbage at a timestamp, or will.
-func (h *hints) add(v *catalogView, table, row string, at Timestamp, now time.Time) {
+// add notes that something in a row became garbage at a timestamp, or will. now tells the local time.
+func (h *hints) add(v *catalogView, table, row string, at Timestamp, now func() time.Time) {
 	span, hash := v.hintSpanOf(table, at), maphash.String(h.seed, row)
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -95,7 +95,7 @@ func (h *hints) add(v *catalogView, table, row string, at Timestamp, now time.Ti
 	in.rows[hash] = struct{}{}
 	in.waiting = append(in.waiting, strings.Clone(row)) // it may lie in something large
 	if h.rows++; h.waiting == 0 {
-		h.since = now
+		h.since = now()
 	}
 	h.waiting++
 }
@@ -230,7 +230,7 @@ func (db *DB) hint(c Cell, at Timestamp) {
 	if db.opt.noHints || !v.Hinted {
 		return
 	}
-	db.hints.add(v, c.Table, c.Row, at, db.clock.Now())
+	db.hints.add(v, c.Table, c.Row, at, db.clock.Now)
 }
 
 // hintSoon stores hints in the background if it is time.
