@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/backup"
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator"
 )
@@ -188,6 +190,16 @@ func TestMissingIsNotMade(t *testing.T) {
 	require.NoFileExists(t, file)
 	empty := filepath.Join(t.TempDir(), "data")
 	require.Equal(t, exitUsage, ask(t, "pebble:"+empty, "restore", "nowhere.backup").status)
+	require.NoDirExists(t, empty)
+	// Nor is a store made for what is no backup. A backup that was cut off is named.
+	require.Equal(t, exitUsage, ask(t, "pebble:"+empty, "restore", t.TempDir()).status)
+	other, cutOff := filepath.Join(t.TempDir(), "other"), filepath.Join(t.TempDir(), "shop.backup")
+	require.NoError(t, os.WriteFile(other, []byte("a list of what to buy: milk, bread, a database"), 0o600))
+	require.Equal(t, exitFormat, ask(t, "pebble:"+empty, "restore", other).status)
+	require.NoError(t, os.WriteFile(cutOff+backup.Incomplete, nil, 0o600))
+	a := ask(t, "pebble:"+empty, "restore", cutOff)
+	require.NotEqual(t, exitOK, a.status)
+	require.Contains(t, a.err, "its backup was cut off")
 	require.NoDirExists(t, empty)
 	require.Equal(t, exitOK, ask(t, url, "retention", "set", "--table", "queue", "--retention", "2h", "--max-txn-age", "30m", "--new").status)
 	require.Contains(t, ask(t, url, "txn", "--decide", "--new", "1", "queues", "a", "to").out, "transaction 1 is ")
