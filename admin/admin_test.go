@@ -3,6 +3,7 @@ package admin_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -366,6 +367,52 @@ func TestBounded(t *testing.T) {
 	require.ErrorIs(t, err, percolator.ErrInvalid)
 	_, err = admin.Of(nil)
 	require.ErrorIs(t, err, percolator.ErrInvalid)
+}
+
+// TestScanIsBoundedInBytes scans rows with long values. A page ends before there are many megabytes of them, and the next one goes on.
+func TestScanIsBoundedInBytes(t *testing.T) {
+	t.Parallel()
+	const rows, length = 30, 1 << 20
+	db, _, r := open(t)
+	for i := range rows {
+		set(t, db, cell(fmt.Sprintf("%02d", i)), strings.Repeat("v", length))
+	}
+	seen, pages, next := 0, 0, ""
+	for more := true; more; pages++ {
+		page, err := r.Scan(t.Context(), percolator.Range{Table: "t", From: next}, 0)
+		require.NoError(t, err)
+		require.LessOrEqual(t, page.Rows, 8)
+		seen, next, more = seen+page.Rows, string(page.Next), page.More
+	}
+	require.Equal(t, rows, seen)
+	require.Equal(t, 4, pages)
+}
+
+// TestWhyOfAParkedNotification asks for a cell that was never written, whose observer was parked for a notification.
+func TestWhyOfAParkedNotification(t *testing.T) {
+	t.Parallel()
+	db, _, r := open(t)
+	w := percolator.NewWorker(db, percolator.WorkerConfig{})
+	require.NoError(t, w.Observe(percolator.Observer{Name: "o", Table: "t", Column: "c", Func: func(context.Context, *percolator.Txn, percolator.Cell) error {
+		return percolator.Park(errors.New("no"))
+	}}))
+	running, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(running) }()
+	require.NoError(t, w.WaitIdle(t.Context())) // the observer is known
+	require.NoError(t, db.Update(t.Context(), func(tx *percolator.Txn) error { return tx.Notify(cell("never")) }))
+	require.NoError(t, w.WaitIdle(t.Context()))
+	stop()
+	require.NoError(t, <-ended)
+	_, found, err := r.ParkedRun(t.Context(), "o", cell("never"))
+	require.NoError(t, err)
+	require.True(t, found)
+	why, err := r.Why(t.Context(), cell("never"))
+	require.NoError(t, err)
+	require.Len(t, why.Observers, 1)
+	require.Equal(t, admin.WaitsParked, why.Observers[0].What, why.Lines)
+	require.Equal(t, 1, why.Observers[0].Attempts)
+	require.False(t, why.Free)
 }
 
 // TestNoDatabase looks into a store in which no program has made a database.

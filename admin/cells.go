@@ -209,9 +209,12 @@ type Rows struct {
 	Next Bytes `json:"next,omitzero"`
 }
 
+// pageBytes is how many bytes of values a page of a scan has, before its last row.
+const pageBytes = 8 << 20
+
 // Scan reads a page of a range at a snapshot, 0 for the present: up to rng.Limit rows, 100 for 0. It looks at ten times
-// as many rows at most, and a page that ends so has fewer. rng.Reverse is ErrInvalid. It waits for nothing, as
-// Get; its errors are those of Get.
+// as many rows at most, and ends with the row by which its values have eight megabytes. A page that ends so has fewer rows.
+// rng.Reverse is ErrInvalid. It waits for nothing, as Get; its errors are those of Get.
 func (r *Reader) Scan(ctx context.Context, rng percolator.Range, at percolator.Timestamp) (Rows, error) {
 	limit, err := limitedIn(rng.Table, "Scan", rng.Limit)
 	if err == nil && rng.Reverse {
@@ -233,12 +236,12 @@ func (r *Reader) Scan(ctx context.Context, rng percolator.Range, at percolator.T
 		scan.Selectors = append(scan.Selectors, newest(rowstore.Lock, format.Escape(c), at), newest(rowstore.Write, format.Escape(c), at))
 	}
 	page := Rows{At: Stamp(at), Values: []Value{}}
-	looked, last := 0, ""
+	looked, last, size := 0, "", 0
 	for row, err := range r.store.Scan(ctx, scan) {
 		if err != nil {
 			return Rows{}, called("Scan", fmt.Errorf("scanning %q: %w", rng.Table, err))
 		}
-		if page.Rows == limit {
+		if page.Rows == limit || size >= pageBytes {
 			page.More = true
 			break
 		}
@@ -250,6 +253,9 @@ func (r *Reader) Scan(ctx context.Context, rng percolator.Range, at percolator.T
 		values = slices.DeleteFunc(values, func(v Value) bool { return !v.Found && v.Pending == nil })
 		if page.Values = append(page.Values, values...); len(values) > 0 {
 			page.Rows++
+		}
+		for i := range values {
+			size += len(values[i].Value)
 		}
 	}
 	page.More = page.More || looked == scan.Limit

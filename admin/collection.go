@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -37,6 +38,8 @@ type Collection struct {
 	Tables []Table `json:"tables,omitempty"`
 	// Lines say it in words.
 	Lines []string `json:"lines,omitempty"`
+
+	oldest percolator.Timestamp // the oldest of the hints that were counted
 }
 
 // hintBytes is how many bytes of hints are read at most for each that is to be counted: they hold the names of rows.
@@ -55,7 +58,7 @@ func (r *Reader) Collection(ctx context.Context, limit int) (Collection, error) 
 	}
 	g := Collection{
 		SafePoint: Stamp(c.safe), Retention: ms(c.current.RetentionMs), Holds: c.standing(), Resolved: Stamp(c.resolved),
-		Swept: Stamp(c.swept), Hinted: c.Hinted && c.HintsFrom != 0,
+		Swept: Stamp(c.swept), Hinted: c.Hinted && c.HintsFrom != 0, oldest: c.now,
 	}
 	if c.safe != 0 {
 		g.Age = since(c.now, c.safe)
@@ -83,6 +86,7 @@ func (r *Reader) Collection(ctx context.Context, limit int) (Collection, error) 
 		if g.Hints++; row.Versions[0].TS <= target {
 			g.Due++
 		}
+		g.oldest = min(g.oldest, row.Versions[0].TS)
 		if size += len(row.Versions[0].Value); size >= limit*hintBytes {
 			g.AtLeast = true
 			break

@@ -3,9 +3,11 @@ package admin_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -29,12 +31,13 @@ type patient struct {
 	opts  admin.DoctorOptions
 }
 
-// hampered is a store with faults of its own.
+// hampered is a store with faults of its own. It counts the bytes of hints that are read.
 type hampered struct {
 	*watched
 	slow     time.Duration
 	scan     error
 	warnings []string
+	hints    int
 }
 
 func (h *hampered) Unwrap() rowstore.Store { return h.watched }
@@ -48,7 +51,16 @@ func (h *hampered) Scan(ctx context.Context, s rowstore.ScanRange) iter.Seq2[row
 	if h.scan != nil && s.Table == format.TableMembers {
 		return func(yield func(rowstore.Row, error) bool) { yield(rowstore.Row{}, h.scan) }
 	}
-	return h.watched.Scan(ctx, s)
+	return func(yield func(rowstore.Row, error) bool) {
+		for row, err := range h.watched.Scan(ctx, s) {
+			if err == nil && s.Table == format.TableHints {
+				h.hints += len(row.Versions[0].Value)
+			}
+			if !yield(row, err) {
+				return
+			}
+		}
+	}
 }
 
 func (h *hampered) Report(ctx context.Context) (rowstore.Report, error) {
@@ -358,6 +370,24 @@ func TestDoctorFindsNothing(t *testing.T) {
 	require.Empty(t, d.Findings)
 	require.Equal(t, "memory", d.Backend)
 	require.Positive(t, d.RoundTrip)
+}
+
+// TestDoctorReadsFewBytesOfHints has hints that are long, and were never collected: the doctor reads a part of them, and once.
+func TestDoctorReadsFewBytesOfHints(t *testing.T) {
+	t.Parallel()
+	p := newPatient(t)
+	long := format.Hint{Rows: []string{strings.Repeat("r", 1<<20)}}
+	value := long.Encode()
+	for i := range 40 {
+		at := p.draw()
+		p.apply(format.TableHints, format.HintRow("t", at, fmt.Sprint(i)), rowstore.Put(rowstore.Write, format.ColumnHint, at, value))
+	}
+	p.later(50 * time.Hour)
+	p.store.hints = 0
+	d := p.diagnose()
+	require.Len(t, d.Findings, 1)
+	require.Equal(t, "gc-late", d.Findings[0].Code)
+	require.Less(t, p.store.hints, 21<<20)
 }
 
 func TestDoctorRefuses(t *testing.T) {

@@ -7,9 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator"
-	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
 // processes looks for those that go by a catalog of long ago.
@@ -162,11 +160,7 @@ func (d *doctor) collection(ctx context.Context) error {
 	case g.SafePoint != 0 && g.HeldBy == "" && g.Behind > g.Retention:
 		d.wrong("gc-late", change, "garbage was collected up to %v ago, and the retention is %v: the data grows", g.Age, g.Retention)
 	case g.SafePoint == 0 && g.Due > 0:
-		oldest, err := d.oldestHint(ctx)
-		if err != nil {
-			return err
-		}
-		if age := since(d.cat.now, oldest); age > 2*g.Retention {
+		if age := since(d.cat.now, g.oldest); age > 2*g.Retention {
 			d.wrong("gc-late", change, "garbage was never collected, and the oldest that is known of has waited for %v; the retention is %v: the data grows", age, g.Retention)
 		}
 	}
@@ -176,19 +170,6 @@ func (d *doctor) collection(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// oldestHint looks at the hints as Collection does.
-func (d *doctor) oldestHint(ctx context.Context) (percolator.Timestamp, error) {
-	oldest := d.cat.now
-	scan := rowstore.ScanRange{Table: format.TableHints, Limit: 10_000, Selectors: []rowstore.Selector{newest(rowstore.Write, format.ColumnHint, atMost)}}
-	for row, err := range d.r.store.Scan(ctx, scan) {
-		if err != nil {
-			return 0, fmt.Errorf("looking for the oldest hint: %w", err)
-		}
-		oldest = min(oldest, row.Versions[0].TS)
-	}
-	return oldest, nil
 }
 
 // observers looks at what waits for whom.

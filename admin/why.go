@@ -34,10 +34,9 @@ type WaitOf struct {
 	Observer Bytes `json:"observer"`
 	// What is one of the constants below.
 	What string `json:"what"`
-	// Attempts are the failures so far, Next is when the next attempt is due, and Error the parked run's.
-	Attempts int    `json:"attempts,omitzero"`
-	Next     Stamp  `json:"next,omitzero"`
-	Error    string `json:"error,omitempty"`
+	// Attempts are the failures so far, and Next is when the next attempt is due. ParkedRun has the error of a parked run.
+	Attempts int   `json:"attempts,omitzero"`
+	Next     Stamp `json:"next,omitzero"`
 	// Seen is the start of its last run for the cell that took effect, 0 if there was none.
 	Seen Stamp `json:"seen,omitzero"`
 	// Worker has claimed the run.
@@ -227,11 +226,12 @@ func (w *Wait) observer(row *rowstore.Row, c format.Cell, o *format.Observer, ch
 		return m.Alive && slices.ContainsFunc(m.Works, func(x Work) bool { return x.Observer == of.Observer && x.Table == w.Table && x.Column == w.Column })
 	})
 	switch {
+	case failure.Parked && change <= max(acked, failure.Change):
+		// What it is parked for may be a notification, which nothing shows any more: also of a cell that was never written.
+		of.What, of.Attempts = WaitsParked, failure.Attempts
+		return say("is parked for the change of %v ago, after %d failures: percolator parked show says why, and parked release has it run again", since(cat.now, failure.Change), failure.Attempts)
 	case change == 0:
 		return say("has nothing to do: the cell was never written")
-	case failure.Parked && change <= max(acked, failure.Change):
-		of.What = WaitsParked
-		return say("is parked for the change of %v ago, after %d failures: percolator parked show says why, and parked release has it run again", age, failure.Attempts)
 	case change <= acked:
 		return say("has seen the newest change, %v ago: it has nothing to do", since(cat.now, acked))
 	case o.Paused:

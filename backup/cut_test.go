@@ -105,8 +105,11 @@ func TestCutHeads(t *testing.T) {
 		r, err := Write(t.Context(), s.db, path, Options{})
 		require.NoError(t, err)
 		require.False(t, r.Resumed)
-		_, err = Verify(t.Context(), path, nil)
+		whole, err := Verify(t.Context(), path, nil)
 		require.NoError(t, err)
+		begins, err := Peek(path)
+		require.NoError(t, err)
+		require.Equal(t, Info{ID: whole.ID, Snapshot: whole.Snapshot, Bytes: whole.Bytes}, begins)
 	}
 }
 
@@ -125,6 +128,9 @@ func TestDamage(t *testing.T) {
 		require.NoError(t, os.WriteFile(path, b, 0o600))
 		_, err := Restore(t.Context(), store, path, RestoreOptions{})
 		require.Error(t, err)
+		if _, early := Peek(path); early != nil {
+			require.ErrorContains(t, err, early.Error())
+		}
 		for table, err := range store.Tables(t.Context()) {
 			require.NoError(t, err)
 			t.Fatalf("table %q was written", table)

@@ -34,6 +34,26 @@ func Verify(ctx context.Context, path string, progress func(Progress)) (Info, er
 	return Info{ID: c.head.ID, Snapshot: c.head.Snapshot, Rows: c.end.Rows, Cells: c.end.Cells, Bytes: c.bytes}, nil
 }
 
+// Peek reads the beginning of a backup, to tell soon that a file is none. Rows and Cells of the Info are 0. Errors are those of Verify,
+// without what only the rest of the file shows.
+func Peek(path string) (Info, error) {
+	f, size, err := openFile(path)
+	if err != nil {
+		return Info{}, err
+	}
+	defer func() { _ = f.Close() }()
+	r, err := newReader(f)
+	if err != nil {
+		return Info{}, err
+	}
+	defer r.close()
+	h, err := r.begin()
+	if err != nil {
+		return Info{}, err
+	}
+	return Info{ID: h.ID, Snapshot: h.Snapshot, Bytes: size}, nil
+}
+
 // checked is a file that is as it was written.
 type checked struct {
 	head    head

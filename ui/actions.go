@@ -220,30 +220,28 @@ type acted struct {
 // act does what a form asks for. What it asks for stands in the form alone, never in the address.
 func (h *Handler) act(w http.ResponseWriter, r *http.Request, q *query) {
 	if !q.actions() {
-		h.fail(w, q, statusOf(errNoActions), errNoActions.Error())
+		h.failed(w, q, errNoActions)
 		return
 	}
 	q.values = r.PostForm
 	do, act, a, err := q.ask()
 	if err != nil {
-		h.fail(w, q, statusOf(err), err.Error())
+		h.failed(w, q, err)
 		return
 	}
-	leave, err := h.gate.place(r.Context())
-	if err != nil {
-		h.crowded(w, q)
-		return
-	}
-	defer leave()
-	// Who closes the browser does not leave an action half done.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), actionTimeout)
-	defer cancel()
-	text, err := act.do(ctx, h, &a)
+	var text string
+	err = h.gate.within(r.Context(), func() (err error) {
+		// Who closes the browser does not leave an action half done.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), actionTimeout)
+		defer cancel()
+		text, err = act.do(ctx, h, &a)
+		return err
+	})
 	log := h.o.Logger.With("action", do, "who", a.who, "observer", a.observer, "table", a.cell.Table, "row", admin.Bytes(cut(a.cell.Row)).String(), "column", a.cell.Column,
 		"change", uint64(a.change), "from", admin.Bytes(cut(a.from)).String(), "to", admin.Bytes(cut(a.to)).String())
 	if err != nil {
 		log.Warn("ui: an action has failed", "error", err)
-		h.fail(w, q, statusOf(err), err.Error())
+		h.failed(w, q, err)
 		return
 	}
 	log.Info("ui: an action")

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"sync"
 	"time"
 )
@@ -36,16 +35,17 @@ func (g *gate) enter() bool {
 	return !g.closed
 }
 
-// place waits until the request may look at the database, and returns what gives the place back. Who has waited has all of its time
-// yet.
-func (g *gate) place(ctx context.Context) (leave func(), err error) {
+// within waits until the request may look at the database, and calls look, which has all of its time yet. The answer is written afterwards:
+// somebody who reads it slowly keeps no place.
+func (g *gate) within(ctx context.Context, look func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, g.wait)
 	defer cancel()
 	select {
 	case g.places <- struct{}{}:
-		return func() { <-g.places }, nil
+		defer func() { <-g.places }()
+		return look()
 	case <-ctx.Done():
-		return nil, errCrowded
+		return errCrowded
 	}
 }
 
@@ -66,10 +66,4 @@ func (g *gate) drained(ctx context.Context) error {
 	case <-ctx.Done():
 		return fmt.Errorf("ui: closing the page while requests are under way: %w", context.Cause(ctx))
 	}
-}
-
-// crowded answers a request that got no place.
-func (h *Handler) crowded(w http.ResponseWriter, q *query) {
-	w.Header().Set("Retry-After", "1")
-	h.fail(w, q, http.StatusServiceUnavailable, errCrowded.Error())
 }

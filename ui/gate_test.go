@@ -109,6 +109,38 @@ func TestFewAtOnce(t *testing.T) {
 	require.NoError(t, h.Close(t.Context()))
 }
 
+// slowly is an answer that somebody reads slowly.
+type slowly struct {
+	*httptest.ResponseRecorder
+	here, letGo chan struct{}
+}
+
+func (s *slowly) Write(b []byte) (int, error) {
+	s.here <- struct{}{}
+	<-s.letGo
+	return s.ResponseRecorder.Write(b)
+}
+
+// TestSlowReadersKeepNoPlace has somebody who does not read the answer. Others look at the database meanwhile.
+func TestSlowReadersKeepNoPlace(t *testing.T) {
+	t.Parallel()
+	s, h := newHeld(t, 1)
+	close(s.letGo)
+	slow := &slowly{httptest.NewRecorder(), make(chan struct{}, 1), make(chan struct{})}
+	var all sync.WaitGroup
+	all.Go(func() { h.ServeHTTP(slow, asked(t.Context(), "/processes")) })
+	<-slow.here
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, asked(ctx, "/processes"))
+	require.Equal(t, http.StatusOK, w.Code, w.Body)
+	close(slow.letGo)
+	all.Wait()
+	require.Equal(t, http.StatusOK, slow.Code)
+	require.NoError(t, h.Close(t.Context()))
+}
+
 // TestCloseWaits has a request under way while the page is closed: Close waits for it, within its context, and nobody else gets in.
 func TestCloseWaits(t *testing.T) {
 	t.Parallel()

@@ -131,9 +131,10 @@ func newHandler(what string, db *percolator.DB, r *admin.Reader, authorize Autho
 }
 
 // Close ends the page: every further request gets the status 503. It ends the replays that this page has begun. A replay of the same
-// rows that begins later goes on where such a replay stopped. Then it waits until these have ended and the requests under way are answered, or ctx is done: then its error is that of
-// the context, and what is under way goes on to its end. A view takes Options.Timeout at most, and an action 20 s. After a Close without an
-// error nothing of the page uses the database any more. It may be called more than once.
+// rows that begins later goes on where such a replay stopped. Then it waits until these have ended and the requests under way are
+// answered, or ctx is done: then its error is that of the context, and what is under way goes on to its end. A request waits for its turn
+// for Options.Timeout at most. Then a view takes as long again at most, and an action 20 s. After a Close without an error nothing of the
+// page uses the database any more. It may be called more than once.
 func (h *Handler) Close(ctx context.Context) error {
 	h.gate.shut()
 	return errors.Join(h.replays.close(ctx), h.gate.drained(ctx))
@@ -191,17 +192,15 @@ func (h *Handler) authorized(w http.ResponseWriter, r *http.Request, name string
 		h.fail(w, q, http.StatusNotFound, "there is no such page")
 		return
 	}
-	leave, err := h.gate.place(r.Context())
+	var data any
+	err = h.gate.within(r.Context(), func() (err error) {
+		ctx, cancel := context.WithTimeout(r.Context(), h.o.Timeout)
+		defer cancel()
+		data, err = v.data(ctx, q)
+		return err
+	})
 	if err != nil {
-		h.crowded(w, q)
-		return
-	}
-	defer leave()
-	ctx, cancel := context.WithTimeout(r.Context(), h.o.Timeout)
-	defer cancel()
-	data, err := v.data(ctx, q)
-	if err != nil {
-		h.fail(w, q, statusOf(err), err.Error())
+		h.failed(w, q, err)
 		return
 	}
 	h.render(w, http.StatusOK, v.template, &page{Title: v.title, View: name, Live: v.live && !q.shown, Data: data}, q)
@@ -249,6 +248,14 @@ func (h *Handler) fail(w http.ResponseWriter, q *query, status int, text string)
 	h.render(w, status, "error", &page{Title: "Error", Data: text}, q)
 }
 
+// failed writes a page with an error, under its status.
+func (h *Handler) failed(w http.ResponseWriter, q *query, err error) {
+	if errors.Is(err, errCrowded) {
+		w.Header().Set("Retry-After", "1")
+	}
+	h.fail(w, q, statusOf(err), err.Error())
+}
+
 // statusOf is the status of an answer with an error.
 func statusOf(err error) int {
 	switch {
@@ -260,7 +267,7 @@ func statusOf(err error) int {
 		return http.StatusBadRequest
 	case errors.Is(err, percolator.ErrObserverPaused), errors.Is(err, percolator.ErrConflict), errors.Is(err, errBusy):
 		return http.StatusConflict
-	case errors.Is(err, rowstore.ErrUnavailable), errors.Is(err, percolator.ErrClosed), errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, rowstore.ErrUnavailable), errors.Is(err, percolator.ErrClosed), errors.Is(err, context.DeadlineExceeded), errors.Is(err, errCrowded):
 		return http.StatusServiceUnavailable
 	}
 	return http.StatusInternalServerError

@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"strings"
 	"time"
@@ -83,13 +85,11 @@ func (a *app) restoreCommand() *cobra.Command {
 			}
 			return show(a, backedUp{i.ID, args[0], admin.Stamp(i.Snapshot), i.Rows, i.Cells, i.Bytes, false, "is whole"}, func(w *page, b backedUp) { b.text(w) })
 		}
-		// An opening may make the store: not for a file that is not there.
-		file, err := os.Open(args[0])
-		if err != nil {
-			return usageError{fmt.Errorf("opening the backup: %w", err)}
-		}
-		if err := file.Close(); err != nil {
-			return fmt.Errorf("opening the backup: %w", err)
+		// An opening may make the store: not for a file that is not there, or is no backup.
+		if _, err := backup.Peek(args[0]); errors.As(err, new(*fs.PathError)) {
+			return usageError{err}
+		} else if err != nil {
+			return err
 		}
 		store, _, err := a.openStore(ctx, false)
 		if err != nil {

@@ -211,8 +211,10 @@ func (a *app) scanCommand() *cobra.Command {
 				return admin.Rows{}, err
 			}
 			rows, err := r.Scan(ctx, rng, ts)
-			if err == nil && len(rows.Values) == 0 && len(rng.Columns) > 0 {
-				err = haveColumns(ctx, r, rng, ts)
+			// Of a part of the table nothing can be said, nor of the past: rows with the column may lie elsewhere.
+			whole := rng.From == "" && rng.To == "" && !rows.More && at == ""
+			if err == nil && whole && len(rows.Values) == 0 && len(rng.Columns) > 0 {
+				err = haveColumns(ctx, r, rng)
 			}
 			return rows, err
 		}, func(w *page, p admin.Rows) {

@@ -104,11 +104,11 @@ func haveObserver(ctx context.Context, r *admin.Reader, name string) error {
 	return missing("observer", name, known)
 }
 
-// haveColumns returns an error if rows of a range were looked at, and a column that is asked for is in none of them.
-func haveColumns(ctx context.Context, r *admin.Reader, rng percolator.Range, at percolator.Timestamp) error {
+// haveColumns returns an error for columns that no row of a table has, if its first rows have others.
+func haveColumns(ctx context.Context, r *admin.Reader, rng percolator.Range) error {
 	asked := rng.Columns
-	rng.Columns, rng.Limit = nil, 1000
-	page, err := r.Scan(ctx, rng, at)
+	rng.Columns, rng.Limit = nil, 100
+	page, err := r.Scan(ctx, rng, 0)
 	if err != nil || len(page.Values) == 0 {
 		return err
 	}

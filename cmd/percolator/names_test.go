@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -12,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/backup"
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator"
 )
@@ -56,6 +59,7 @@ var namesNothing = []struct {
 	{"parked show linker links aa to", exitNotFound, `observer linker is not parked for the cell links aa to; did you mean links a to?`},
 	{"parked release linkr links a to", exitNotFound, `did you mean "linker"?`},
 	{"parked release linker links aa to", exitNotFound, `did you mean links a to?`},
+	{"parked release linker links a to --from x", exitUsage, `--from goes with --observer or --all`},
 	{"parked release --observer linkr", exitNotFound, `did you mean "linker"?`},
 	{"parked drop linkr links a to", exitNotFound, `did you mean "linker"?`},
 	{"parked drop linker links aa to", exitNotFound, `did you mean links a to?`},
@@ -88,7 +92,7 @@ func TestNamesThatNameNothing(t *testing.T) {
 	require.NoError(t, err)
 	w := percolator.NewWorker(db, percolator.WorkerConfig{GCInterval: -1, BreakAt: -1})
 	require.NoError(t, w.Observe(percolator.Observer{Name: "linker", Table: "links", Column: "to", Func: func(_ context.Context, _ *percolator.Txn, c percolator.Cell) error {
-		if c.Row == "a" {
+		if c.Row == "a" || c.Row == "notified" {
 			return percolator.Park(errors.New("on purpose"))
 		}
 		return nil
@@ -96,6 +100,8 @@ func TestNamesThatNameNothing(t *testing.T) {
 	running, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- w.Run(running) }()
+	require.NoError(t, w.WaitIdle(ctx)) // the observer is known
+	require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error { return tx.Notify(cell("links", "notified", "to")) }))
 	require.NoError(t, w.WaitIdle(ctx))
 	stop()
 	require.NoError(t, <-ended)
@@ -115,6 +121,7 @@ func TestNamesThatNameNothing(t *testing.T) {
 			seen[strings.Join(args[:i+1], " ")] = true
 		}
 	}
+	require.Contains(t, ask(t, url, "why", "links", "notified", "to").out, "it was never written\n")
 	require.Equal(t, before, lasting(t, url), "something was written")
 	for _, command := range nameless {
 		require.False(t, seen[command] && !strings.Contains("observers parked holds gc retention migrate", command), "%s takes a name", command)
@@ -130,6 +137,37 @@ func TestNamesThatNameNothing(t *testing.T) {
 		}
 	}
 	walk((&app{}).root(), "")
+}
+
+// TestScanOfAColumnGoesOn scans for a column that few rows have. A page without any is no error: only a scan of the whole table knows that nobody
+// has the column.
+func TestScanOfAColumnGoesOn(t *testing.T) {
+	t.Parallel()
+	ctx, url := t.Context(), someLinks(t)
+	db, err := percolator.Open(ctx, url)
+	require.NoError(t, err)
+	require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error {
+		for i := range 50 {
+			if err := tx.Set(cell("links", fmt.Sprintf("m%02d", i), "to"), nil); err != nil {
+				return err
+			}
+		}
+		return tx.Set(cell("links", "m30", "seldom"), []byte("here"))
+	}))
+	require.NoError(t, db.Close(ctx))
+	found := 0
+	for args, more := []string{"scan", "links", "--columns", "seldom", "--limit", "1"}, true; more; {
+		a := ask(t, url, args...)
+		require.Equal(t, exitOK, a.status, "%q: %s", args, a.err)
+		found += strings.Count(a.out, "here")
+		var rest string
+		if _, rest, more = strings.Cut(a.out, "... and more: "); more {
+			args = append([]string{"scan", "links", "--columns", "seldom", "--limit", "1"}, shellWords(t, strings.TrimSpace(rest))...)
+		}
+	}
+	require.Equal(t, 1, found)
+	require.Equal(t, exitOK, ask(t, url, "scan", "links", "--columns", "seldom", "--prefix", "m1").status)
+	require.Equal(t, exitNotFound, ask(t, url, "scan", "links", "--columns", "seldm").status)
 }
 
 // lasting is what a store holds but for the records of who has it open.
@@ -152,6 +190,16 @@ func TestMissingIsNotMade(t *testing.T) {
 	require.NoFileExists(t, file)
 	empty := filepath.Join(t.TempDir(), "data")
 	require.Equal(t, exitUsage, ask(t, "pebble:"+empty, "restore", "nowhere.backup").status)
+	require.NoDirExists(t, empty)
+	// Nor is a store made for what is no backup. A backup that was cut off is named.
+	require.Equal(t, exitUsage, ask(t, "pebble:"+empty, "restore", t.TempDir()).status)
+	other, cutOff := filepath.Join(t.TempDir(), "other"), filepath.Join(t.TempDir(), "shop.backup")
+	require.NoError(t, os.WriteFile(other, []byte("a list of what to buy: milk, bread, a database"), 0o600))
+	require.Equal(t, exitFormat, ask(t, "pebble:"+empty, "restore", other).status)
+	require.NoError(t, os.WriteFile(cutOff+backup.Incomplete, nil, 0o600))
+	a := ask(t, "pebble:"+empty, "restore", cutOff)
+	require.NotEqual(t, exitOK, a.status)
+	require.Contains(t, a.err, "its backup was cut off")
 	require.NoDirExists(t, empty)
 	require.Equal(t, exitOK, ask(t, url, "retention", "set", "--table", "queue", "--retention", "2h", "--max-txn-age", "30m", "--new").status)
 	require.Contains(t, ask(t, url, "txn", "--decide", "--new", "1", "queues", "a", "to").out, "transaction 1 is ")

@@ -30,7 +30,7 @@ func (a *app) whyCommand() *cobra.Command {
 				return admin.Wait{}, err
 			}
 			v, err := r.Why(ctx, cell)
-			if err == nil && v.Last == 0 && len(v.Locks) == 0 && v.Notified == 0 && v.Due == 0 {
+			if err == nil && v.Last == 0 && v.Free && v.Notified == 0 && v.Due == 0 {
 				err = noCell(ctx, r, cell, "was never written")
 			}
 			return v, err

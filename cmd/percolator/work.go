@@ -205,6 +205,9 @@ func (a *app) parkedChange(use, short, long, became string, f func(*percolator.D
 		Use: use + " {OBSERVER TABLE ROW COLUMN | --observer OBSERVER | --all}", Short: short, Long: long,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if !all && observer == "" {
+				if from != "" {
+					return usage("--from goes with --observer or --all")
+				}
 				return exactly("OBSERVER", "TABLE", "ROW", "COLUMN")(cmd, args)
 			}
 			return exactly()(cmd, args)

@@ -213,7 +213,7 @@ func TestProcessesThatCannotBegin(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	s := &settings{store: "nosuch://x", workers: 1, processes: 2, every: oftenSaid}
-	c, err := s.startCrew(t.Context(), newScreen(&out))
+	c, err := s.startCrew(t.Context(), newScreen(&out, time.Second))
 	require.NoError(t, err)
 	require.ErrorContains(t, c.ready(t.Context()), "all 2 worker processes have ended")
 	c.stop()
@@ -222,7 +222,7 @@ func TestProcessesThatCannotBegin(t *testing.T) {
 
 // fakes are processes without any behind them; each has the far end of its input.
 func fakes(n int) (c *crew, inputs []*bufio.Scanner, stop func()) {
-	c = &crew{screen: newScreen(io.Discard), changed: make(chan struct{})}
+	c = &crew{screen: newScreen(io.Discard, time.Second), changed: make(chan struct{})}
 	var ends []io.Closer
 	for i := range n {
 		r, w := io.Pipe()

@@ -27,7 +27,7 @@ func (s *settings) hire(ctx context.Context, db *percolator.DB, x *index.Index, 
 	h := &hands{
 		ready:    func(context.Context) error { return nil },
 		waitIdle: func(context.Context) error { return nil },
-		progress: func(r *report) *progress { return startProgress(sc.to, r, x) },
+		progress: func(r *report) *progress { return startProgress(sc, r, x) },
 		stop:     func() error { return nil },
 	}
 	switch {
@@ -57,7 +57,7 @@ func (s *settings) hire(ctx context.Context, db *percolator.DB, x *index.Index, 
 		}
 		h.waitIdle, h.stop = w.WaitIdle, stop
 		h.ready = func(ctx context.Context) error {
-			defer saying(sc.to, "waiting until every process knows of the observers")()
+			defer sc.doing("waiting until every process knows of the observers")()
 			return x.WaitObserved(ctx)
 		}
 	}

@@ -52,7 +52,7 @@ type settings struct {
 	loaders int
 
 	processes int           // that run the observers; 1 is this one
-	every     time.Duration // how often a line tells of them
+	every     time.Duration // how often a line says what is under way
 
 	query  string
 	limit  int
@@ -210,19 +210,22 @@ func (s *settings) sources(ctx context.Context) ([]source.Source, error) {
 }
 
 func (s *settings) execute(ctx context.Context, stdout, stderr io.Writer) (err error) {
-	screen := newScreen(stderr)
+	screen := newScreen(stderr, s.every)
 	r := newReport(screen)
-	sources, err := s.readInput(ctx, r, stderr)
+	sources, err := s.readInput(ctx, r)
 	if err != nil {
 		return err
 	}
 
 	log := slog.New(slog.NewTextHandler(screen, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	opened := screen.doing("opening the store")
 	db, err := s.open(ctx, log)
+	opened()
 	if err != nil {
 		return err
 	}
 	defer func() {
+		defer screen.doing("closing the store")()
 		// The process may have been interrupted; commits that were sent are drained.
 		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 		defer cancel()
@@ -241,6 +244,7 @@ func (s *settings) execute(ctx context.Context, stdout, stderr io.Writer) (err e
 		return err
 	}
 	defer func() {
+		defer screen.doing("waiting for functions that run")()
 		if serr := h.stop(); serr != nil && err == nil {
 			err = serr
 		}
@@ -253,7 +257,7 @@ func (s *settings) execute(ctx context.Context, stdout, stderr io.Writer) (err e
 		return err
 	}
 	if s.check {
-		if err := r.runCheck(ctx, db, stderr, h.waitIdle); err != nil {
+		if err := r.runCheck(ctx, db, h.waitIdle); err != nil {
 			return err
 		}
 	}
@@ -276,14 +280,13 @@ func (s *settings) execute(ctx context.Context, stdout, stderr io.Writer) (err e
 
 // readInput reads and checks all input, before the store is opened, so that bad input
 // leaves nothing half-written.
-func (s *settings) readInput(ctx context.Context, r *report, stderr io.Writer) ([]source.Source, error) {
+func (s *settings) readInput(ctx context.Context, r *report) ([]source.Source, error) {
+	defer r.screen.doing("reading the pages")()
 	began := time.Now()
 	sources, err := s.sources(ctx)
 	if err != nil {
 		return nil, err
 	}
-	read := saying(stderr, "reading the pages")
-	defer read()
 	for _, src := range sources {
 		sum, err := src.Prepare(ctx)
 		if err != nil {

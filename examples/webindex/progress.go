@@ -20,30 +20,28 @@ func terminal(w io.Writer) (*os.File, bool) {
 	return f, ok && term.IsTerminal(int(f.Fd())) //nolint:gosec // a file descriptor is small
 }
 
-// saying shows what is under way once it has taken two seconds, until stop is called, if
-// stderr is a terminal.
-func saying(stderr io.Writer, what string) (stop func()) {
-	f, ok := terminal(stderr)
-	if !ok {
-		return func() {}
-	}
+// saying shows what is under way once it has taken a while, and for how long, until stop is called: in one place of a terminal, elsewhere by
+// a line from time to time.
+func (s *screen) saying(what func() string) (stop func()) {
 	done := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		began, tick := time.Now(), time.NewTicker(time.Second)
+		every := max(s.every, time.Millisecond)
+		began, tick := time.Now(), time.NewTicker(every)
 		defer tick.Stop()
-		for shown := false; ; {
+		for {
 			select {
 			case <-done:
-				if shown {
-					_, _ = fmt.Fprint(f, "\r\033[K")
-				}
+				s.paint(nil)
 				return
 			case <-tick.C:
-				if took := time.Since(began); took >= 2*time.Second {
-					shown = true
-					_, _ = fmt.Fprintf(f, "\r\033[K%s: %.0f s", what, took.Seconds())
-				}
+			}
+			line := fmt.Sprintf("%s: %.0f s", what(), time.Since(began).Seconds())
+			if s.live() {
+				tick.Reset(every / 2)
+				s.paint([]string{line})
+			} else {
+				s.print("%s\n", line)
 			}
 		}
 	})
@@ -53,7 +51,10 @@ func saying(stderr io.Writer, what string) (stop func()) {
 	})
 }
 
-// progress shows how far a run is, on a terminal only.
+// doing is saying, for something without a count.
+func (s *screen) doing(what string) (stop func()) { return s.saying(func() string { return what }) }
+
+// progress shows how far a run is.
 type progress struct {
 	phase atomic.Int32 // 0 loading, 1 indexing
 	stop  func()
@@ -61,11 +62,18 @@ type progress struct {
 
 func (p *progress) indexing() { p.phase.Store(1) }
 
-// startProgress shows a bar until stop is called, if stderr is a terminal.
-func startProgress(stderr io.Writer, r *report, x *index.Index) *progress {
-	p := &progress{stop: func() {}}
-	f, ok := terminal(stderr)
+// startProgress shows a bar until stop is called, or lines if there is no terminal.
+func startProgress(sc *screen, r *report, x *index.Index) *progress {
+	p := &progress{}
+	loaded := func() int { return int(r.load.Added.Load() + r.load.Changed.Load()) }
+	f, ok := terminal(sc.to)
 	if !ok {
+		p.stop = sc.saying(func() string {
+			if p.phase.Load() == 1 {
+				return fmt.Sprintf("indexing, %d of %d pages", min(x.Searchable(), loaded()), loaded())
+			}
+			return fmt.Sprintf("loading, %d of %d pages", r.load.Read.Load(), r.total)
+		})
 		return p
 	}
 	bar := func(total int, what string) *progressbar.ProgressBar {
@@ -90,7 +98,7 @@ func startProgress(stderr io.Writer, r *report, x *index.Index) *progress {
 			if phase == 0 && p.phase.Load() == 1 {
 				phase = 1
 				_ = b.Clear()
-				b = bar(int(r.load.Added.Load()+r.load.Changed.Load()), "indexing")
+				b = bar(loaded(), "indexing")
 			}
 			n := int(r.load.Read.Load())
 			if phase == 1 {

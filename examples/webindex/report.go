@@ -67,10 +67,10 @@ type report struct {
 	total       int // pages of the sources
 	differences int
 	checkedRows int
-	stderr      io.Writer
+	screen      *screen
 }
 
-func newReport(stderr io.Writer) *report { return &report{stderr: stderr} }
+func newReport(sc *screen) *report { return &report{screen: sc} }
 
 func seconds(since time.Time) float64 {
 	return float64(time.Since(since).Round(time.Millisecond)) / float64(time.Second)
@@ -95,7 +95,7 @@ func (r *report) input(sum source.Summary) {
 // note prints a line that is no result. A failing standard error is nobody's
 // concern.
 func (r *report) note(format string, args ...any) {
-	_, _ = fmt.Fprintf(r.stderr, format+"\n", args...)
+	r.screen.print(format+"\n", args...)
 }
 
 const (
@@ -106,8 +106,8 @@ const (
 // runCheck compares the index with its pages. Another process may be loading
 // pages: where the pages were others than at the last look, differences may be
 // work that is under way, so it waits and looks again.
-func (r *report) runCheck(ctx context.Context, db *percolator.DB, stderr io.Writer, waitIdle func(context.Context) error) error {
-	defer saying(stderr, "checking")()
+func (r *report) runCheck(ctx context.Context, db *percolator.DB, waitIdle func(context.Context) error) error {
+	defer r.screen.doing("checking")()
 	began := time.Now()
 	last := ""
 	for n := 1; ; n++ {
@@ -150,6 +150,7 @@ func (r *report) finish(ctx context.Context, db *percolator.DB, x *index.Index, 
 		r.ObserverRuns += sum.Runs
 		r.ObserverFailures += sum.Failures
 	}
+	defer r.screen.doing("counting")()
 	l := x.Latency()
 	r.LatencyPages = l.Pages
 	r.LatencyP50, r.LatencyP90, r.LatencyP99, r.LatencyMax = milliseconds(l.P50), milliseconds(l.P90), milliseconds(l.P99), milliseconds(l.Max)
@@ -166,7 +167,10 @@ func (s *settings) print(ctx context.Context, x *index.Index, r *report, stdout,
 	var results index.Results
 	if s.query != "" {
 		var err error
-		if results, err = x.Search(ctx, s.query, s.limit); err != nil {
+		searched := r.screen.doing("searching")
+		results, err = x.Search(ctx, s.query, s.limit)
+		searched()
+		if err != nil {
 			return err
 		}
 	}

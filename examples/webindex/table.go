@@ -134,10 +134,11 @@ type screen struct {
 	to      io.Writer
 	size    func() (width, height int, err error) // nil if it is no terminal
 	painted []string
+	every   time.Duration // how often a line says what is under way; nothing is said of what takes less
 }
 
-func newScreen(stderr io.Writer) *screen {
-	s := &screen{to: stderr}
+func newScreen(stderr io.Writer, every time.Duration) *screen {
+	s := &screen{to: stderr, every: every}
 	if f, ok := terminal(stderr); ok {
 		s.size = func() (int, int, error) { return term.GetSize(int(f.Fd())) } //nolint:gosec // a file descriptor is small
 	}

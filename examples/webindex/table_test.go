@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -95,7 +96,7 @@ func TestScreen(t *testing.T) {
 	shows("first", "second 2")
 
 	var plain bytes.Buffer
-	s = newScreen(&plain)
+	s = newScreen(&plain, time.Second)
 	require.False(t, s.live())
 	s.paint([]string{"nothing"})
 	s.print("a line\n")
