@@ -29,7 +29,7 @@ func (e *erasure) removeHints(ctx context.Context, _ *catalogView) (left int, er
 	}
 	inRange := func(row string) bool { return e.span.has(e.span.table, row) && !e.kept[row] }
 	parked := func(row string) bool {
-		c, ok := format.SplitParkedRow(row)
+		c, _, ok := format.ParkedOf(row)
 		return ok && c.Table == e.span.table && inRange(c.Row)
 	}
 	all := func(gone func(row string) bool) restOfHint {
