@@ -394,6 +394,13 @@ func onlyFrees(m *rowstore.Mutation) bool {
 // firstFailure finds the first condition that does not hold, given the row's versions
 // that the conditions concern, and the version that broke it.
 func firstFailure(m *rowstore.Mutation, vs []version) (failed int, broke rowstore.Version, found bool) {
+	var of map[string][]version // by column, where they are too many to look at each
+	if len(vs) > fewColumns {
+		of = make(map[string][]version, len(vs))
+		for _, v := range vs {
+			of[v.column] = append(of[v.column], v)
+		}
+	}
 	for i := range m.Conditions {
 		c := &m.Conditions[i]
 		if c.Kind == rowstore.IfIncarnation {
@@ -403,6 +410,9 @@ func firstFailure(m *rowstore.Mutation, vs []version) (failed int, broke rowstor
 			continue
 		}
 		var hit *version
+		if of != nil {
+			vs = of[c.Column]
+		}
 		for j := range vs {
 			v := &vs[j]
 			if v.family != c.Family || v.column != c.Column {
