@@ -14,13 +14,25 @@ import (
 // Names of erased rows in the hints of garbage (hints.go). A hint names up to a thousand rows, those of many customers, so two calls
 // of Erase and a collection may change one hint at the same time. Nobody may put back a name that another one has removed, even if
 // it was suspended since it read the hint. So whoever puts the rest of a hint back does that under a *token*, a Lock version in the
-// hint's row, which it puts there before it reads. Whatever else changes or removes a hint removes its token too.
+// hint's row, which it puts there before it reads. Whatever else changes a hint removes its token too. A token that was removed leaves a
+// Mark, so that the request that has put it there does nothing if it comes once more, late: else all that was sent under the token could.
 
 // tokenPick shows the token of a hint.
 var tokenPick = rowstore.Selector{Family: rowstore.Lock, Column: format.ColumnHint, To: oracle.Max, Limit: 1}
 
+// putToken puts a token into a hint's row, if there is none, and no later one was removed.
+func putToken(row string, token Timestamp) rowstore.Mutation {
+	return rowstore.Mutation{
+		Table: format.TableHints, Row: row,
+		Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Lock, format.ColumnHint, 0), rowstore.Absent(rowstore.Mark, format.ColumnHint, token)},
+		Edits:      []rowstore.Edit{rowstore.Put(rowstore.Lock, format.ColumnHint, token, nil)},
+	}
+}
+
 // removeToken invalidates what somebody is about to write to a hint.
-var removeToken = rowstore.DeleteRange(rowstore.Lock, format.ColumnHint, 0, oracle.Max)
+func removeToken(token Timestamp) []rowstore.Edit {
+	return []rowstore.Edit{rowstore.Delete(rowstore.Lock, format.ColumnHint, token), rowstore.Put(rowstore.Mark, format.ColumnHint, token, nil)}
+}
 
 // removeHints takes the names of rows of the range out of the hints of garbage: there is none in them any more.
 func (e *erasure) removeHints(ctx context.Context, _ *catalogView) (left int, err error) {
@@ -29,7 +41,7 @@ func (e *erasure) removeHints(ctx context.Context, _ *catalogView) (left int, er
 	}
 	inRange := func(row string) bool { return e.span.has(e.span.table, row) && !e.kept[row] }
 	parked := func(row string) bool {
-		c, ok := format.SplitParkedRow(row)
+		c, _, ok := format.ParkedOf(row)
 		return ok && c.Table == e.span.table && inRange(c.Row)
 	}
 	all := func(gone func(row string) bool) restOfHint {
@@ -133,11 +145,7 @@ func (e *erasure) changeHints(ctx context.Context, hints []string, remains restO
 	muts := make([]rowstore.Mutation, len(hints))
 	reads := make([]rowstore.RowRead, len(hints))
 	for i, row := range hints {
-		muts[i] = rowstore.Mutation{
-			Table: format.TableHints, Row: row,
-			Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Lock, format.ColumnHint, 0)},
-			Edits:      []rowstore.Edit{rowstore.Put(rowstore.Lock, format.ColumnHint, token, nil)},
-		}
+		muts[i] = putToken(row, token)
 		reads[i] = rowstore.RowRead{Table: format.TableHints, Row: row, Selectors: []rowstore.Selector{tokenPick, everything(rowstore.Write, format.ColumnHint)}}
 	}
 	if _, err := e.applyToHints(ctx, muts); err != nil {
@@ -162,8 +170,11 @@ func (e *erasure) changeHints(ctx context.Context, hints []string, remains restO
 // changeHint returns the mutation that takes names out of a hint. If the token is not there, that of somebody else is removed, who may
 // have died: both try again then, each after a wait of random length.
 func (e *erasure) changeHint(ctx context.Context, row *rowstore.Row, token Timestamp, remains restOfHint) (rowstore.Mutation, error) {
-	m := rowstore.Mutation{Table: format.TableHints, Row: row.Row, Edits: []rowstore.Edit{removeToken}}
+	m := rowstore.Mutation{Table: format.TableHints, Row: row.Row, Edits: removeToken(token)}
 	if l := row.Newest(rowstore.Lock, format.ColumnHint); l == nil || l.TS != token {
+		if l != nil {
+			m.Edits = removeToken(l.TS)
+		}
 		return m, nil
 	}
 	m.Conditions = []rowstore.Condition{rowstore.Present(format.ColumnHint, token)}

@@ -232,7 +232,7 @@ func (e *erasure) removeParked(ctx context.Context, v *catalogView) (left int, e
 
 // parkedFor tells which cell the records in a row of TableParked are for.
 func parkedFor(row *rowstore.Row) (Cell, bool) {
-	if c, ok := format.SplitParkedRow(row.Row); ok {
+	if c, _, ok := format.ParkedOf(row.Row); ok {
 		return Cell(c), true
 	}
 	for i := range row.Versions {

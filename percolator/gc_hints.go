@@ -84,14 +84,13 @@ func (p *gcPass) removeHinted(ctx context.Context, table string, safe Timestamp)
 	// What a collection of all rows has passed needs no hint.
 	since := p.view.swept.Add(-hintSpanMost)
 	from, to := format.HintsOf(table, since, safe)
-	picks := []rowstore.Selector{{Family: rowstore.Write, Column: format.ColumnHint, To: oracle.Max, Limit: 1}, tokenPick}
-	for row, err := range p.db.store.Scan(ctx, rowstore.ScanRange{Table: format.TableHints, From: from, To: to, Selectors: picks}) {
+	for row, err := range p.db.store.Scan(ctx, rowstore.ScanRange{Table: format.TableHints, From: from, To: to, Selectors: hintPicks(oracle.Max)}) {
 		if err != nil {
 			return fmt.Errorf("reading the hints: %w", err)
 		}
 		v := row.Newest(rowstore.Write, format.ColumnHint)
 		if v == nil {
-			done = dropTokens(done, &row, safe)
+			done = dropHint(done, &row, safe)
 			continue
 		}
 		h, err := format.DecodeHint(v.Value)
@@ -102,7 +101,7 @@ func (p *gcPass) removeHinted(ctx context.Context, table string, safe Timestamp)
 			rows[name] = struct{}{}
 		}
 		if v.TS <= safe {
-			done = append(done, dropHint(row.Row, v.TS))
+			done = dropHint(done, &row, safe)
 		}
 		if len(rows) >= gcHinted || len(done) >= gcHinted {
 			if err := handle(); err != nil {
@@ -140,28 +139,36 @@ func (p *gcPass) lookAt(ctx context.Context, c *collection, names []string) erro
 	return c.end(ctx)
 }
 
-// dropHint removes a hint, with the token of who may be about to put the rest of it back.
-func dropHint(row string, ts Timestamp) rowstore.Mutation {
-	return rowstore.Mutation{Table: format.TableHints, Row: row, Edits: []rowstore.Edit{rowstore.Delete(rowstore.Write, format.ColumnHint, ts), removeToken}}
+// hintPicks show a hint that is to be removed up to a timestamp, and what erasures have left in its row.
+func hintPicks(to Timestamp) []rowstore.Selector {
+	return []rowstore.Selector{
+		{Family: rowstore.Write, Column: format.ColumnHint, To: to, Limit: 1}, tokenPick,
+		{Family: rowstore.Mark, Column: format.ColumnHint, To: oracle.Max, Limit: 1},
+	}
 }
 
-// dropTokens appends what removes the token of an erasure that died, once there is no hint beside it.
-func dropTokens(muts []rowstore.Mutation, row *rowstore.Row, safe Timestamp) []rowstore.Mutation {
-	if t := row.Newest(rowstore.Lock, format.ColumnHint); t.TS <= safe {
-		muts = append(muts, rowstore.Mutation{Table: format.TableHints, Row: row.Row, Edits: []rowstore.Edit{rowstore.Delete(rowstore.Lock, format.ColumnHint, t.TS)}})
+// dropHint appends what removes a hint, and whatever erasures have left in its row below the safe point: tokens of the dead, and the marks of
+// tokens, whose requests have all arrived. A hint with a later token stays for now, because the erasure may be about to put the rest of it back.
+func dropHint(muts []rowstore.Mutation, row *rowstore.Row, safe Timestamp) []rowstore.Mutation {
+	m := rowstore.Mutation{Table: format.TableHints, Row: row.Row, Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Lock, format.ColumnHint, safe+1)}}
+	if v := row.Newest(rowstore.Write, format.ColumnHint); v != nil {
+		m.Edits = append(m.Edits, rowstore.Delete(rowstore.Write, format.ColumnHint, v.TS))
+	} else if !slices.ContainsFunc(row.Versions, func(v rowstore.Version) bool { return v.TS <= safe }) {
+		return muts
 	}
-	return muts
+	m.Edits = append(m.Edits, rowstore.DeleteRange(rowstore.Lock, format.ColumnHint, 0, safe), rowstore.DeleteRange(rowstore.Mark, format.ColumnHint, 0, safe))
+	return append(muts, m)
 }
 
 // dropHints removes hints whose rows were looked at.
 func (p *gcPass) dropHints(ctx context.Context, muts []rowstore.Mutation) error {
 	for some := range slices.Chunk(muts, gcRows) {
-		_, err := p.db.store.Apply(ctx, some, rowstore.ApplyOptions{})
+		outs, err := p.db.store.Apply(ctx, some, rowstore.ApplyOptions{})
 		if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
 			return fmt.Errorf("removing hints: %w", err)
 		}
 		for i := range some {
-			if some[i].Edits[0].Family == rowstore.Write {
+			if some[i].Edits[0].Family == rowstore.Write && (err != nil || outs[i].Applied) {
 				p.report.Hints++
 			}
 		}
@@ -172,17 +179,12 @@ func (p *gcPass) dropHints(ctx context.Context, muts []rowstore.Mutation) error 
 // swept notes that every row of every table was looked at, and removes the hints that have become
 // needless.
 func (p *gcPass) swept(ctx context.Context) error {
-	picks := []rowstore.Selector{{Family: rowstore.Write, Column: format.ColumnHint, To: p.rest, Limit: 1}, tokenPick}
 	var done []rowstore.Mutation
-	for row, err := range p.db.store.Scan(ctx, rowstore.ScanRange{Table: format.TableHints, Selectors: picks}) {
+	for row, err := range p.db.store.Scan(ctx, rowstore.ScanRange{Table: format.TableHints, Selectors: hintPicks(p.rest)}) {
 		if err != nil {
 			return fmt.Errorf("reading the hints: %w", err)
 		}
-		if v := row.Newest(rowstore.Write, format.ColumnHint); v != nil {
-			done = append(done, dropHint(row.Row, v.TS))
-		} else {
-			done = dropTokens(done, &row, p.rest)
-		}
+		done = dropHint(done, &row, p.rest)
 		if len(done) == gcHinted {
 			if err := p.dropHints(ctx, done); err != nil {
 				return err

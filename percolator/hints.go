@@ -217,7 +217,9 @@ func (h *hints) put(muts []rowstore.Mutation, s hintSpan, rows []string) []rowst
 		h.records++
 		muts = append(muts, rowstore.Mutation{
 			Table: format.TableHints, Row: format.HintRow(s.table, s.from, fmt.Sprintf("%s%x", h.id, h.records)),
-			Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, format.ColumnHint, s.to, record.Encode())},
+			// An erasure that has changed the record leaves a mark. The request must not come again then.
+			Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Mark, format.ColumnHint, 0)},
+			Edits:      []rowstore.Edit{rowstore.Put(rowstore.Write, format.ColumnHint, s.to, record.Encode())},
 		})
 	}
 	return muts

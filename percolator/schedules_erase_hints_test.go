@@ -2,6 +2,7 @@ package percolator
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -143,6 +144,71 @@ func TestScheduleE_LostRemovalOfHints(t *testing.T) {
 	}
 }
 
+// The requests by which a process that erases stores and changes hints come once more, late: after it has ended, or while it stalls with what
+// it has read of a hint. The other customer was erased meanwhile, and the hint may have been collected.
+func TestScheduleE_HintRequestsTwice(t *testing.T) {
+	t.Parallel()
+	for _, stalls := range []bool{false, true} {
+		for _, collected := range []bool{false, true} {
+			t.Run(fmt.Sprint("stalls ", stalls, ", collected ", collected), func(t *testing.T) {
+				t.Parallel()
+				w := newWorld(t)
+				w.erasing()
+				c, other, writer := w.client(), w.client(), w.client()
+				for range 2 {
+					require.NoError(t, writes(t, writer, "secret", ann1, bob, row("zoe")).Commit(t.Context()))
+				}
+				w.stored(writer)
+				if collected {
+					// The hint is old enough when the erasure begins.
+					w.pass(2 * worldRetention)
+				}
+				var sent []rowstore.Mutation
+				c.wire.AddRule(faultstore.Rule{Match: func(x *call) bool {
+					for _, m := range x.Muts {
+						if m.Table == format.TableHints {
+							sent = append(sent, m)
+						}
+					}
+					return false
+				}})
+				var p *pause
+				if stalls {
+					p = c.hold(t, restsOfHints("bob"))
+				}
+				done := async(func() error { _, err := c.Erase(context.Background(), annRange); return err })
+				if stalls {
+					require.NoError(t, w.passes(async(func() error { p.wait(); return nil })))
+				} else {
+					require.NoError(t, w.passes(done))
+				}
+				require.NotEmpty(t, sent)
+				require.NoError(t, w.eraseOf(other, "bob", "bob0"))
+				if collected {
+					_, err := w.collectBy(other, GCOptions{})
+					require.NoError(t, err)
+				}
+				require.NotContains(t, w.storedHints("t"), "bob")
+				for _, m := range sent {
+					_, err := w.mem.Apply(t.Context(), []rowstore.Mutation{m}, rowstore.ApplyOptions{})
+					require.NoError(t, err)
+				}
+				if stalls {
+					p.release(pass)
+					require.NoError(t, w.passes(done))
+				}
+				require.Empty(t, w.traces("ann/", "bob"))
+				// Nothing stays of tokens and marks.
+				w.pass(2 * worldRetention)
+				_, err := w.collectBy(other, GCOptions{Full: true})
+				require.NoError(t, err)
+				require.Empty(t, w.hintTokens())
+				require.Empty(t, w.hintsWith(rowstore.Mark))
+			})
+		}
+	}
+}
+
 // An erasure dies while its token stands. The next one takes the hint over, and a collection removes a token that nothing is beside.
 func TestScheduleE_TokenOfTheDead(t *testing.T) {
 	t.Parallel()
@@ -180,8 +246,38 @@ func TestScheduleE_TokenOfTheDead(t *testing.T) {
 			require.NoError(t, err)
 		}
 		require.Empty(t, w.hintTokens())
+		require.Empty(t, w.hintsWith(rowstore.Mark))
 		require.NotContains(t, w.hintRows(), hint[0])
 	}
+}
+
+// A collection removes no hint in which a late token stands: the erasure could put the rest of it back, when nothing tells any more that it was removed.
+func TestScheduleE_HintOfATokenIsNotCollected(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.erasing()
+	c, writer := w.client(), w.client()
+	for range 2 {
+		require.NoError(t, writes(t, writer, "secret", ann1, bob).Commit(t.Context()))
+	}
+	w.stored(writer)
+	hint := w.hintRows()
+	require.Len(t, hint, 1)
+	w.pass(2 * worldRetention)
+	p := c.hold(t, restsOfHints("bob"))
+	done := async(func() error { _, err := c.Erase(context.Background(), annRange); return err })
+	require.NoError(t, w.passes(async(func() error { p.wait(); return nil })))
+	_, err := w.collectBy(writer, GCOptions{})
+	require.NoError(t, err)
+	require.Contains(t, w.hintRows(), hint[0])
+	require.Contains(t, w.hintTokens(), hint[0])
+	p.release(pass)
+	require.NoError(t, w.passes(done))
+	require.Empty(t, w.traces("ann/"))
+	w.pass(2 * worldRetention)
+	_, err = w.collectBy(writer, GCOptions{})
+	require.NoError(t, err)
+	require.NotContains(t, w.hintRows(), hint[0])
 }
 
 // hintRows and hintTokens are the rows of hints, and those of them in which a token stands.

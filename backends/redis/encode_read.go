@@ -44,7 +44,8 @@ type plan struct {
 	all    bool // every field of the row
 	cells  []history
 	notes  []string
-	ranges []history // of data, and of writes in rows that are read whole
+	ranges []history      // of data, and of writes in rows that are read whole
+	at     map[string]int // where each cell is, by column, where they are too many to look at each
 }
 
 // history asks for versions of a column besides the newest.
@@ -105,11 +106,7 @@ func newPlan(picks []rowstore.Selector) plan {
 					pl.notes = append(pl.notes, p.Column)
 				}
 			default:
-				at := slices.IndexFunc(pl.cells, func(h history) bool { return h.column == p.Column })
-				if at < 0 {
-					at = len(pl.cells)
-					pl.cells = append(pl.cells, history{kind: 'W', column: p.Column})
-				}
+				at := pl.cell(p.Column)
 				if p.Family == rowstore.Write {
 					pl.cells[at].join(p)
 				}
@@ -122,6 +119,29 @@ func newPlan(picks []rowstore.Selector) plan {
 		}
 	}
 	return pl
+}
+
+// cell tells where a cell is, which it adds if it is not there.
+func (pl *plan) cell(column string) int {
+	if pl.at == nil {
+		if at := slices.IndexFunc(pl.cells, func(h history) bool { return h.column == column }); at >= 0 {
+			return at
+		}
+	} else if at, ok := pl.at[column]; ok {
+		return at
+	}
+	n := len(pl.cells)
+	pl.cells = append(pl.cells, history{kind: 'W', column: column})
+	switch {
+	case pl.at != nil:
+		pl.at[column] = n
+	case n >= fewColumns:
+		pl.at = make(map[string]int, 4*n)
+		for i := range pl.cells {
+			pl.at[pl.cells[i].column] = i
+		}
+	}
+	return n
 }
 
 // plan writes a general read.

@@ -27,45 +27,75 @@ const (
 type writeEncoder struct {
 	packer
 	expiry       int // where the time is that the request must not be applied after
-	cells, notes []column
+	cells, notes columns
 	slot         uint16 // of the row, if it has notes
+}
+
+// columns are those of a mutation that its cells or its notifications have.
+type columns struct {
+	all []column
+	at  map[string]int // by name, where they are too many to look at each
+}
+
+// fewColumns are found faster without a map.
+const fewColumns = 16
+
+func (c *columns) reset() { c.all, c.at = c.all[:0], nil }
+
+// find tells where a column is, -1 if it is not there.
+func (c *columns) find(name string) int {
+	if c.at != nil {
+		if i, ok := c.at[name]; ok {
+			return i
+		}
+		return -1
+	}
+	for i := range c.all {
+		if c.all[i].name == name {
+			return i
+		}
+	}
+	return -1
+}
+
+func (c *columns) add(name string) {
+	if c.find(name) >= 0 {
+		return
+	}
+	c.all = append(c.all, column{name: name})
+	switch n := len(c.all); {
+	case c.at != nil:
+		c.at[name] = n - 1
+	case n > fewColumns:
+		c.at = make(map[string]int, 4*n)
+		for i := range c.all {
+			c.at[c.all[i].name] = i
+		}
+	}
 }
 
 // columnsOf collects the columns of a mutation: first the cells that it reads or
 // changes (families Lock, Write, Mark), then those of its notifications.
 // The script answers the fields of a mutation that failed in this order.
-func columnsOf(m *rowstore.Mutation, cells, notes []column) (c, n []column) {
+func columnsOf(m *rowstore.Mutation, cells, notes *columns) {
+	cells.reset()
+	notes.reset()
+	of := func(f rowstore.Family) *columns {
+		if f == rowstore.Notify {
+			return notes
+		}
+		return cells
+	}
 	for i := range m.Conditions {
 		if c := &m.Conditions[i]; c.Kind != rowstore.IfIncarnation {
-			cells, notes = addColumn(c.Family, c.Column, cells, notes)
+			of(c.Family).add(c.Column)
 		}
 	}
 	for i := range m.Edits {
 		if e := &m.Edits[i]; e.Family != rowstore.Data {
-			cells, notes = addColumn(e.Family, e.Column, cells, notes)
+			of(e.Family).add(e.Column)
 		}
 	}
-	return cells, notes
-}
-
-func addColumn(f rowstore.Family, name string, cells, notes []column) (c, n []column) {
-	if f == rowstore.Notify {
-		if find(notes, name) < 0 {
-			notes = append(notes, column{name: name})
-		}
-	} else if find(cells, name) < 0 {
-		cells = append(cells, column{name: name})
-	}
-	return cells, notes
-}
-
-func find(cols []column, name string) int {
-	for i := range cols {
-		if cols[i].name == name {
-			return i
-		}
-	}
-	return -1
 }
 
 // begin starts a call: okey is the oracle's key for a batch that draws, else "".
@@ -165,8 +195,8 @@ func (e *writeEncoder) endGroup(end int) { e.settle(end) }
 
 // mutation writes one mutation of a row in the partition with that tag.
 func (e *writeEncoder) mutation(tag string, m *rowstore.Mutation) {
-	e.cells, e.notes = columnsOf(m, e.cells[:0], e.notes[:0])
-	cells, notes := e.cells, e.notes
+	columnsOf(m, &e.cells, &e.notes)
+	cells, notes := e.cells.all, e.notes.all
 	table := escapeTable(m.Table)
 	e.key(tag, table, m.Row)
 	if len(notes) > 0 {
@@ -206,9 +236,9 @@ func (e *writeEncoder) mutation(tag string, m *rowstore.Mutation) {
 // number is a column's number in the script.
 func (e *writeEncoder) number(f rowstore.Family, name string) {
 	if f == rowstore.Notify {
-		e.u32(uint32(len(e.cells) + find(e.notes, name) + 1))
+		e.u32(uint32(len(e.cells.all) + e.notes.find(name) + 1))
 	} else {
-		e.u32(uint32(find(e.cells, name) + 1))
+		e.u32(uint32(e.cells.find(name) + 1))
 	}
 }
 
@@ -233,11 +263,11 @@ func (e *writeEncoder) conditions(m *rowstore.Mutation) {
 			e.number(c.Family, c.Column)
 			e.eight(inv(c.TS))
 		case rowstore.IfAbsent:
-			cols := e.cells
+			cols := &e.cells
 			if c.Family == rowstore.Notify {
-				cols = e.notes
+				cols = &e.notes
 			}
-			col := &cols[find(cols, c.Column)]
+			col := &cols.all[cols.find(c.Column)]
 			switch c.Family {
 			case rowstore.Write:
 				col.strictest(&col.write, hasWrite, c.TS)
@@ -250,8 +280,8 @@ func (e *writeEncoder) conditions(m *rowstore.Mutation) {
 			}
 		}
 	}
-	for i := range e.cells {
-		c := &e.cells[i]
+	for i := range e.cells.all {
+		c := &e.cells.all[i]
 		if c.has == hasWrite|hasLock|hasMark && c.lock == 0 && c.write == c.mark {
 			e.absent(1, i+1, c.write)
 			continue
@@ -266,9 +296,9 @@ func (e *writeEncoder) conditions(m *rowstore.Mutation) {
 			e.absent(6, i+1, c.lock)
 		}
 	}
-	for i := range e.notes {
-		if c := &e.notes[i]; c.has&hasNote != 0 {
-			e.absent(7, len(e.cells)+i+1, c.note)
+	for i := range e.notes.all {
+		if c := &e.notes.all[i]; c.has&hasNote != 0 {
+			e.absent(7, len(e.cells.all)+i+1, c.note)
 		}
 	}
 	e.small(0)
@@ -364,6 +394,13 @@ func onlyFrees(m *rowstore.Mutation) bool {
 // firstFailure finds the first condition that does not hold, given the row's versions
 // that the conditions concern, and the version that broke it.
 func firstFailure(m *rowstore.Mutation, vs []version) (failed int, broke rowstore.Version, found bool) {
+	var of map[string][]version // by column, where they are too many to look at each
+	if len(vs) > fewColumns {
+		of = make(map[string][]version, len(vs))
+		for _, v := range vs {
+			of[v.column] = append(of[v.column], v)
+		}
+	}
 	for i := range m.Conditions {
 		c := &m.Conditions[i]
 		if c.Kind == rowstore.IfIncarnation {
@@ -373,6 +410,9 @@ func firstFailure(m *rowstore.Mutation, vs []version) (failed int, broke rowstor
 			continue
 		}
 		var hit *version
+		if of != nil {
+			vs = of[c.Column]
+		}
 		for j := range vs {
 			v := &vs[j]
 			if v.family != c.Family || v.column != c.Column {

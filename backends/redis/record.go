@@ -153,6 +153,7 @@ func (s *direct) probe(ctx context.Context) error {
 func (s *direct) probeRows(ctx context.Context) error {
 	row := probeRow()
 	var on, off []rowstore.Mutation
+	var whole []rowstore.RowRead
 	seen := make([]bool, len(s.parts))
 	for i, left := 0, len(s.parts); left > 0; i++ {
 		key := row + strconv.Itoa(i)
@@ -162,6 +163,7 @@ func (s *direct) probeRows(ctx context.Context) error {
 		}
 		seen[p] = true
 		left--
+		whole = append(whole, rowstore.RowRead{Table: probeTable, Row: key, Selectors: []rowstore.Selector{{Family: rowstore.Write, Column: rowstore.AllColumns, To: 9}}})
 		on = append(on, rowstore.Mutation{Table: probeTable, Row: key, Edits: []rowstore.Edit{
 			rowstore.Put(rowstore.Write, "c", 3, nil), rowstore.Put(rowstore.Write, "d", 3, nil),
 			rowstore.Put(rowstore.Data, "c", 3, nil), rowstore.Put(rowstore.Notify, "c", 3, nil),
@@ -179,6 +181,7 @@ func (s *direct) probeRows(ctx context.Context) error {
 			rowstore.Put(rowstore.Write, "c", 4, nil), rowstore.Delete(rowstore.Write, "d", 3),
 		}
 	}
+	// Whoever writes to a row of version 2 reads all of it, in the middle of a script. So that is tried too.
 	for _, muts := range [][]rowstore.Mutation{on, newer, off} {
 		out, err := s.Apply(ctx, muts, rowstore.ApplyOptions{})
 		if err != nil {
@@ -187,6 +190,15 @@ func (s *direct) probeRows(ctx context.Context) error {
 		for i := range out {
 			if out[i].Err != nil {
 				return out[i].Err
+			}
+		}
+		rows, err := s.Read(ctx, whole)
+		if err != nil {
+			return err
+		}
+		for i := range rows {
+			if rows[i].Err != nil {
+				return rows[i].Err
 			}
 		}
 	}

@@ -223,11 +223,21 @@ func (w *wideRow) named(ctx context.Context, tx *goredis.Tx, pl *plan) error {
 			if err := w.field(fields[at+i], v, nil); err != nil {
 				return err
 			}
-			if flags, _ := cellFlags(v); at+i < len(pl.cells) && pl.cells[at+i].want && flags >= 8 {
+			if at+i >= len(pl.cells) || !pl.cells[at+i].want {
+				continue
+			}
+			column := pl.cells[at+i].column
+			switch flags, _ := cellFlags(v); {
+			case flags < 8:
+			case v[0] == cellMark:
+				for n := range flags / 8 {
+					fields = append(fields, string(append(appendField(nil, 'H', column), n)))
+				}
+			default: // version 2 named them by timestamps
 				if older == nil {
 					older = map[string]bool{}
 				}
-				older[pl.cells[at+i].column] = true
+				older[column] = true
 			}
 		}
 		at, count = end, nextCount(count, size)

@@ -311,7 +311,9 @@ func (s *direct) groupOutcomes(u *unpacker, w *writes, groups []int) {
 				break
 			}
 			m := &muts[o.Failed]
-			cells, notes := columnsOf(m, nil, nil)
+			var cellsOf, notesOf columns
+			columnsOf(m, &cellsOf, &notesOf)
+			cells, notes := cellsOf.all, notesOf.all
 			if it.n != int64(1+len(cells)+len(notes)) {
 				u.fail()
 				break

@@ -48,8 +48,11 @@ func (h *hints) may(ids []uint64, others int) bool {
 			fresh = true
 			continue
 		}
-		delete(h.older, id)
-		h.recent[id] = struct{}{}
+		// What came first keeps its room. The rest is forgotten with its generation, and is a hint again.
+		if len(h.recent)+others < h.max {
+			delete(h.older, id)
+			h.recent[id] = struct{}{}
+		}
 	}
 	return fresh && len(h.recent)+len(ids)+others <= h.max
 }

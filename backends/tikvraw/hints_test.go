@@ -200,7 +200,7 @@ func TestHintsAreBounded(t *testing.T) {
 		clock.pass(hintedFor)
 		hinted, read = found(t, s, 0)
 		require.Equal(t, 250, total(hinted, read))
-		require.LessOrEqual(t, len(s.hints.recent), 250)
+		require.LessOrEqual(t, len(s.hints.recent), 100)
 	}
 	for _, rows := range in {
 		for _, row := range rows {
@@ -213,6 +213,26 @@ func TestHintsAreBounded(t *testing.T) {
 	put(t, s, "new", note(5))
 	hinted, _ = found(t, s, 0)
 	require.Equal(t, []string{"new"}, hinted)
+}
+
+// Markers that come before those that stay, in each generation, do not make the memory larger.
+func TestHintsOfManyGenerations(t *testing.T) {
+	t.Parallel()
+	var clock handClock
+	h := newHints(clock.now)
+	h.max = 10
+	next := uint64(1)
+	for range 20 {
+		clock.pass(hintedFor)
+		for ; h.may([]uint64{next}, 0); next++ {
+			h.gave([]uint64{next})
+		}
+		for id := range next {
+			h.may([]uint64{id}, 3)
+		}
+		require.LessOrEqual(t, len(h.recent), h.max)
+		require.LessOrEqual(t, len(h.older), h.max)
+	}
 }
 
 // A scan of several columns, of all, or without leave gives no hints.

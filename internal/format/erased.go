@@ -71,20 +71,6 @@ func DecodeErased(b []byte) (Erased, error) {
 	return e, nil
 }
 
-// SplitParkedRow tells which cell the parked run of a row of TableParked is for. ok is false if the row's name is a hash.
-func SplitParkedRow(row string) (c Cell, ok bool) {
-	if len(row) > 0 && row[:1] == hashedRow {
-		return c, false
-	}
-	rest, err := []byte(row), error(nil)
-	for _, s := range []*string{&c.Table, &c.Row, &c.Column} {
-		if *s, rest, err = takeString(rest); err != nil {
-			return Cell{}, false
-		}
-	}
-	return c, true
-}
-
 // IsClaimColumn tells whether a stored column is one of ClaimColumn's.
 func IsClaimColumn(stored string) bool {
 	prefix, _, _, ok := splitColumn(stored)

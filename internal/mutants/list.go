@@ -24,7 +24,6 @@ type mutant struct {
 const (
 	commitGo       = "percolator/commit.go"
 	onePhaseGo     = "percolator/onephase.go"
-	drawnSQLGo     = "backends/postgres/drawn_sql.go"
 	twoPhaseGo     = "percolator/twophase.go"
 	serializableGo = "percolator/serializable.go"
 	rollbackGo     = "percolator/rollback.go"
@@ -520,43 +519,6 @@ var mutants = append([]mutant{
 	{"refused-draw-fails", "A transaction: a store that draws no timestamp for a group has the transaction commit in two phases", "TestOnePhaseRefused", one(onePhaseGo,
 		"\t\tif errors.Is(err, rowstore.ErrTooLarge) && !errors.Is(err, rowstore.ErrAmbiguous) {\n",
 		"\t\tif errors.Is(err, rowstore.ErrTooLarge) && errors.Is(err, rowstore.ErrAmbiguous) {\n")},
-	{"in-flight-unseen", "stores: Postgres, readers take locks while anybody writes", "./backends/postgres TestReadersWaitForDraws", one(drawnSQLGo,
-		"pg_current_snapshot())::xid) <> 0`\n",
-		"pg_current_snapshot())::xid) < 0`\n")},
-	{"in-flight-by-the-list", "stores: Postgres, the newest transactions are in no snapshot's list", "./backends/postgres TestBarrierKnowsTheNewest", one(drawnSQLGo,
-		"\t\t\t\t|| ARRAY(SELECT generate_series(v_xmax, v_xmax + age(pg_snapshot_xmax(v_snap)::xid) - 1));\n",
-		"\t\t\t\t;\n")},
-	{"readers-keep-locks", "stores: Postgres, no lock of a reader lasts until its answer was taken", "./backends/postgres TestSuspendedReader", one(drawnSQLGo,
-		"CASE WHEN pg_try_advisory_lock_shared(l) THEN pg_advisory_unlock_shared(l) ELSE false END",
-		"pg_try_advisory_xact_lock_shared(l)")},
-	{"large-reads-hold-the-oracle", "stores: Postgres, a large read does not hold the oracle's lock", "./backends/postgres TestSuspendedReader", one("backends/postgres/schema_reads.sql",
-		"IF cardinality(p_lock) > {{few}} THEN",
-		"IF cardinality(p_lock) > 100 * {{few}} THEN")},
-	{"draw-holds-the-oracle", "stores: Postgres, the oracle's lock does not last until the commit", "./backends/postgres TestDrawsWhileAGroupWaits", one(drawnSQLGo,
-		"\t\t\tv_last := {{step}};\n\t\t\tRAISE SQLSTATE 'PC006';\n",
-		"\t\t\tv_last := {{step}};\n")},
-	{"session-bounds-draws", "stores: Postgres, a session's lock_timeout ends no wait for a commit", "./backends/postgres TestLockTimeoutOfDraws", one(drawnSQLGo,
-		"'lock_timeout', '10s', true",
-		"'lock_timeout', '5ms', true")},
-	{"judged-rows-unlocked", "stores: Postgres, rows that a group judges are locked too", "./backends/postgres TestJudgedRowsWaitForDraws", one("backends/postgres/apply_drawn.go",
-		"\t\tto = append(to, rowLock{n.rowLock(m.Table, m.Row), len(m.Edits) > 0})\n",
-		"\t\tif len(m.Edits) > 0 {\n\t\t\tto = append(to, rowLock{n.rowLock(m.Table, m.Row), true})\n\t\t}\n")},
-	{"no-room-for-locks-fails", "stores: Postgres, a full table of locks has transactions commit in two phases", "./backends/postgres TestLockTableFull", one("backends/postgres/apply_drawn.go",
-		"\tif sqlState(err) == outOfMemory {\n",
-		"\tif sqlState(err) == tooManyConnections {\n")},
-	{"functions-look-around", "stores: nothing outside the system's schema is looked up by a function", "./backends/postgres TestHostile", one("backends/postgres/schema.go",
-		"const functionPath = `SET search_path = pg_catalog, pg_temp`\n",
-		"const functionPath = `SET standard_conforming_strings = on`\n")},
-	{"ended-wait-is-a-commit", "stores: a commit that the server stopped waiting for is not acknowledged as it is", "./backends/postgres TestWaitForStandbyEnded", one("backends/postgres/call.go",
-		"\tif n.Code == plainWarning || n.Code == adminShutdown {\n",
-		"\tif n.Code == plainWarning && n.Message == \"\" {\n")},
-	{"replica-reads", "stores: every call is answered by a primary", "./backends/redis TestDemoted", one("backends/redis/script.go",
-		"\tsc := newScript(\"allow-oom\", parts...)\n",
-		"\tsc := newScript(\"no-writes\", parts...)\n")},
-	{"first-master-checked-alone", "stores: every server is checked before it is used", "./backends/redis TestClusterMastersAreChecked|TestLaterMasterIsChecked", []edit{
-		{"backends/redis/info.go", "\treturn in.check(&s.opts)\n}\n\n// askMasters", "\treturn nil\n}\n\n// askMasters"},
-		{"backends/redis/info.go", "\t\t\t\treturn in.check(&s.opts)\n", "\t\t\t\treturn nil\n"},
-	}},
 	// Old values.
 	{"old-value-not-kept", "Old values: what was seen last is kept when its column loses it", "TestScheduleO_|AtRandom", one(gcRowGo,
 		"\tif err := g.m.keep(seen, false); err != nil {\n", "\tif err := g.m.keep(nil, false); err != nil {\n")},
@@ -592,4 +554,4 @@ var mutants = append([]mutant{
 		"\t\treturn w.postpone(ctx, o, view, after)\n", "\t\t_ = after\n\t\treturn w.countFailure(ctx, o, view, cause)\n")},
 	{"park-attempts-again", "Observers: Park makes no further attempt", "TestPark", one(failureGo,
 		" || asksToPark(cause)\n", "\n")},
-}, slices.Concat(garbageMutants, timerMutants, periodicMutants, controlMutants, adminMutants)...)
+}, slices.Concat(storeMutants, garbageMutants, timerMutants, periodicMutants, controlMutants, adminMutants)...)

@@ -87,27 +87,24 @@ local function older(key, field, v, lim, th, tl, fh, fl)
   end
   local r = members(hkey, '[' .. field .. to, last, lim)
   if not r then return nil end
-  -- A chunk stands at its oldest write. So the newest one that is wanted lies in the first chunk
-  -- that stands at or behind it, and the oldest in the first one behind that. No chunk goes
-  -- on with a byte of 255 behind its timestamp.
-  local c, from = 'C' .. sub(field, 2), sp('>I4I4', fh, fl) .. '\255'
-  local chunks = members(hkey, '[' .. c .. to, '(' .. c .. from, lim)
-  if not chunks then return nil end
-  for i = 1, #chunks do r[#r + 1] = chunks[i] end
-  if #chunks < lim or lim == 0 then
-    chunks = members(hkey, '[' .. c .. from, '(' .. c .. '\255\255\255\255\255\255\255\255\255', 1)
-    r[#r + 1] = chunks[1]
-  end
+  -- n is how many of the newest lim writes are known. The field's own is one, if it is not too new.
+  local n = 0
+  if h > th or h == th and l >= tl then n = 1 end
   if k >= 8 and not before then
-    -- The row's hash holds some older writes itself.
+    -- The row's hash holds some older writes itself, the last one is the newest.
     k = floor(k / 8)
-    local names, h = {}, 'H' .. sub(field, 2)
-    for i = 1, k do names[i] = h .. char(i - 1) end
+    local names, name = {}, 'H' .. sub(field, 2)
+    for i = 1, k do names[i] = name .. char(i - 1) end
     local vs = call('HMGET', key, unpack(names))
     spent = spent + k
-    for i = 1, k do
-      size = size + #vs[i]
-      r[#r + 1] = field .. vs[i]
+    for i = k, 1, -1 do
+      h, l = su('>I4I4', vs[i])
+      if h > th or h == th and l >= tl then
+        n = n + 1
+        size = size + #vs[i]
+        r[#r + 1] = field .. vs[i]
+        if n == lim then break end
+      end
     end
   elseif k >= 8 then
     if key ~= recentKey then
@@ -121,6 +118,19 @@ local function older(key, field, v, lim, th, tl, fh, fl)
         r[#r + 1] = list[i]
         size = size + #list[i]
       end
+    end
+  end
+  -- Version 2 knew no chunks. They have only older writes than the hash. A chunk stands at its oldest
+  -- write. So the newest one that is wanted lies in the first chunk that stands at or behind it, and
+  -- the oldest in the first one behind that. No chunk goes on with a byte of 255 behind its timestamp.
+  if not before and (lim == 0 or n < lim) then
+    local c, from = 'C' .. sub(field, 2), sp('>I4I4', fh, fl) .. '\255'
+    local chunks = members(hkey, '[' .. c .. to, '(' .. c .. from, lim)
+    if not chunks then return nil end
+    for i = 1, #chunks do r[#r + 1] = chunks[i] end
+    if #chunks < lim or lim == 0 then
+      chunks = members(hkey, '[' .. c .. from, '(' .. c .. '\255\255\255\255\255\255\255\255\255', 1)
+      r[#r + 1] = chunks[1]
     end
   end
   if not r[1] then return v end

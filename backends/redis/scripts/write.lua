@@ -57,7 +57,7 @@ local function carve(key, f, h1, l1, h2, l2)
   local first, over = '[' .. c .. sp('>I4I4', h1, l1), c .. sp('>I4I4', h2, l2) .. '\255'
   local function cut(from)
     local m = call('ZRANGEBYLEX', hkey, from, '(' .. c .. '\255\255\255\255\255\255\255\255\255', 'LIMIT', 0, 1)[1]
-    if not m then return end
+    if not m then return false end
     local newer, older, at, found = {}, {}, #c + 9, false
     while at < #m do
       local n, h, l = su('>I2I4I4', m, at)
@@ -71,16 +71,18 @@ local function carve(key, f, h1, l1, h2, l2)
       end
       at = at + 2 + n
     end
-    if not found then return end
-    call('ZREM', hkey, m)
-    addChunk(key, f, newer)
-    addChunk(key, f, older)
-    gone = true
+    if found then
+      call('ZREM', hkey, m)
+      addChunk(key, f, newer)
+      addChunk(key, f, older)
+      gone = true
+    end
+    return true
   end
   -- Chunks do not overlap, and each stands at its oldest write. So only two can be in the
   -- range in part: the first one that stands in it or behind it, and then the first one
   -- behind it.
-  cut(first)
+  if not cut(first) then return false end
   if call('ZREMRANGEBYLEX', hkey, first, '(' .. over) > 0 then gone = true end
   cut('[' .. over)
   return gone
