@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -12,7 +13,37 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 )
 
-// What an erasure leaves in hints of garbage.
+// What an erasure must not wait for without end, and what it leaves for later collections.
+
+// The observer sets a timer of each cell whenever it runs. Some timers wait while the range is erased. Others are due again at once, so that
+// there is always something to see in every page: but each run has seen the deletion.
+func TestScheduleE_TimersThatAreSetAnew(t *testing.T) {
+	t.Parallel()
+	for name, ahead := range map[string]time.Duration{"waiting": time.Hour, "soon": soon, "in a second": time.Second, "at once": 0} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.erasing()
+			w.observed("t", "v", "o")
+			c := w.client()
+			worker := watching(t, c, Observer{Name: "o", Func: func(ctx context.Context, tx *Txn, cell Cell) error { return tx.NotifyAfter(ctx, cell, ahead) }})
+			var cells []Cell
+			for i := range 2*awaitedPage + 44 {
+				cells = append(cells, Cell{"t", fmt.Sprintf("ann/%05d", i), "v"})
+			}
+			require.NoError(t, writes(t, c, "secret", cells...).Commit(t.Context()))
+			sees(worker, cells...)
+			receipt, err := w.erase(c, func() {
+				if value(t, c, cells[len(cells)-1]) == "none" {
+					sees(worker, cells...)
+				}
+			})
+			require.NoError(t, err)
+			require.EqualValues(t, len(cells), receipt.Kept, "they have timers")
+			require.Empty(t, w.traces("secret"))
+		})
+	}
+}
 
 // The background adds the hints of a large transaction a part at a time. A process that erases is storing the first part, and the others come
 // later: Erase waits for all of them.
@@ -119,4 +150,17 @@ func TestHintsOfALargeTransactionWait(t *testing.T) {
 	c.wire.SetRules()
 	w.stored(c)
 	require.Len(t, w.storedHints("t"), len(cells))
+}
+
+// However often an erasure finds its rows, it keeps a hash of each once, about.
+func TestRowsFoundAreKeptOnce(t *testing.T) {
+	t.Parallel()
+	f := newRowsFound()
+	for range 100 {
+		for i := range 1000 {
+			f.add(fmt.Sprint(i))
+		}
+	}
+	require.Less(t, cap(f.hashes), 5000)
+	require.EqualValues(t, 999, f.without(map[string]bool{"7": true, "none": true}))
 }
