@@ -138,6 +138,7 @@ func New(ctx context.Context, store rowstore.Store, opts ...Option) (*DB, error)
 	db.ctx, db.cancel = context.WithCancel(context.Background())
 	db.session.init(db)
 	db.hints.id, db.hints.lost, db.hints.seed = db.uniqueID(), &db.count.gcHintsLost, maphash.MakeSeed()
+	db.hints.turn = make(chan struct{}, 1)
 	db.uses.init(db)
 	if err := db.open(ctx); err != nil {
 		db.removeUse(ctx)

@@ -48,7 +48,7 @@ var elsewhere = []string{
 	"the catalog, which keeps the two bounds of the range until the safe point of its table has passed",
 	"records of replays, which name a row that they have got to, and stay for a retention after the replay has ended",
 	"over TiKV, the names of the rows and of the entries of indexes, which its backend cannot remove",
-	"in-memory hints of other processes, which name rows: they are stored within seconds, and collected after a retention",
+	"hints that other processes have in memory, or that a request under way stores: they name rows, are stored within seconds, and collected after a retention",
 	"the backend's write-ahead logs, append-only files, and files that its engine has not compacted or vacuumed",
 	"replicas, backups and archives of the store",
 	"systems that observers wrote to, and logs",
@@ -103,6 +103,7 @@ type erasure struct {
 	db      *DB
 	span    span
 	spans   []span    // the range, and the tables of the entries of its table's indexes
+	seen    Timestamp // an observer that has seen a cell as of it, or later, is not waited for
 	safe    Timestamp // of the range
 	receipt *Receipt
 	kept    map[string]bool // rows that were written since, at the last look
@@ -126,6 +127,9 @@ func (e *erasure) run(ctx context.Context, r Range) error {
 		return err
 	}
 	defer db.leave()
+	if e.seen, err = db.draw(ctx); err != nil {
+		return err
+	}
 	if err := e.awaitObservers(ctx); err != nil {
 		return err
 	}
@@ -133,7 +137,7 @@ func (e *erasure) run(ctx context.Context, r Range) error {
 	if e.safe, err = db.draw(ctx); err != nil {
 		return err
 	}
-	e.receipt.SafePoint = e.safe
+	e.seen, e.receipt.SafePoint = e.safe, e.safe
 	if err := e.mayPublish(ctx); err != nil {
 		return err
 	}

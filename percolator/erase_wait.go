@@ -15,11 +15,14 @@ import (
 
 // How DB.Erase waits for the observers: it looks at the notified cells of the range, a page at a time. A page whose cells all observers have
 // seen is not looked at again before the end of the range is reached; then the range is looked at once more, from its beginning.
+//
+// Who has seen a cell as of the deletion, or later, is not waited for, whatever has come since: a timer may be set anew by each run. What is written
+// since stays in any case, and what only notifies is in the way of removeRows.
 
 // awaitedPage is how many notified cells are looked at together, about: rows are looked at as a whole.
 const awaitedPage = 128
 
-// awaitObservers returns when every observer has seen what has happened in the range, and no notification of it is left.
+// awaitObservers returns when every observer has seen what had happened in the range by e.seen. It clears the notifications that nobody waits for any more.
 func (e *erasure) awaitObservers(ctx context.Context) error {
 	pause := Backoff{Min: time.Millisecond, Max: 100 * time.Millisecond}
 	var waits []string
@@ -67,7 +70,7 @@ func (e *erasure) uncovered(ctx context.Context, from string) (names []string, a
 		page = page[:0]
 		return err
 	}
-	picks := []rowstore.Selector{{Family: rowstore.Notify, Column: rowstore.AllColumns, To: oracle.Max, Limit: mostCleared}}
+	picks := []rowstore.Selector{{Family: rowstore.Notify, Column: rowstore.AllColumns, To: oracle.Max, Limit: 1}}
 	for row, err := range e.db.store.Scan(ctx, rowstore.ScanRange{Table: e.span.table, From: from, To: e.span.to, Selectors: picks}) {
 		if err != nil {
 			return nil, "", fmt.Errorf("looking for notifications: %w", err)
@@ -111,12 +114,12 @@ func (e *erasure) look(ctx context.Context, v *catalogView, cells []Cell) (names
 	}
 	var cleared []rowstore.Mutation
 	for _, view := range views {
-		waits, err := waitsFor(v, view)
+		waits, err := e.waitsFor(v, view)
 		if err != nil {
 			return nil, err
 		}
 		names = append(names, waits...)
-		if len(waits) > 0 || view.waits() || len(view.seen) == 0 {
+		if !view.othersCovered(-1) || view.waits() || len(view.seen) == 0 {
 			continue
 		}
 		if last := len(cleared) - 1; last >= 0 && cleared[last].Row == view.cell.Row && len(cleared[last].Edits)+len(view.seen) <= e.db.rowOperations() {
@@ -143,14 +146,14 @@ func (e *erasure) look(ctx context.Context, v *catalogView, cells []Cell) (names
 }
 
 // waitsFor names the observers that have yet to see a cell. One that will not see it before somebody does something is an error.
-func waitsFor(v *catalogView, view *cellView) (names []string, err error) {
+func (e *erasure) waitsFor(v *catalogView, view *cellView) (names []string, err error) {
 	c := view.cell
 	for i, id := range view.names {
 		title := v.titleOf(id, c.Table, c.Column)
 		switch f := &view.failures[i]; {
 		case view.covered(i) && f.Parked:
 			return nil, &ParkedError{ParkedRun{Observer: title, Cell: c.public(), Change: f.Change, Attempts: f.Attempts}}
-		case view.covered(i):
+		case view.covered(i), view.acks[i] >= e.seen:
 		case v.paused(id, c):
 			return nil, fmt.Errorf("%w: %q has yet to see %v", ErrObserverPaused, title, c.public())
 		default:
@@ -222,12 +225,23 @@ type rowsFound struct {
 
 func newRowsFound() rowsFound { return rowsFound{seed: maphash.MakeSeed()} }
 
-func (f *rowsFound) add(row string) { f.hashes = append(f.hashes, maphash.String(f.seed, row)) }
+// add may be told of a row in each round. Before it takes more room it looks for what it has twice.
+func (f *rowsFound) add(row string) {
+	if len(f.hashes) == cap(f.hashes) {
+		f.compact()
+		f.hashes = slices.Grow(f.hashes, len(f.hashes)+1)
+	}
+	f.hashes = append(f.hashes, maphash.String(f.seed, row))
+}
+
+func (f *rowsFound) compact() {
+	slices.Sort(f.hashes)
+	f.hashes = slices.Compact(f.hashes)
+}
 
 // without counts the rows, each once, but for some.
 func (f *rowsFound) without(rows map[string]bool) (n int64) {
-	slices.Sort(f.hashes)
-	f.hashes = slices.Compact(f.hashes)
+	f.compact()
 	n = int64(len(f.hashes))
 	for row := range rows {
 		if _, found := slices.BinarySearch(f.hashes, maphash.String(f.seed, row)); found {

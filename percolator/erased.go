@@ -41,7 +41,11 @@ func (s *span) meets(r *format.ErasedRange) bool {
 
 // safePointIn returns the safe point of what was read or written.
 func (v *catalogView) safePointIn(s span) Timestamp {
-	safe := v.safePointOf(s.table)
+	return max(v.safePointOf(s.table), v.erasedIn(s))
+}
+
+// erasedIn returns the newest safe point of the erased ranges alone, 0 if none of them meets the span.
+func (v *catalogView) erasedIn(s span) (safe Timestamp) {
 	for i := range v.erased {
 		if r := &v.erased[i]; r.SafePoint > safe && s.meets(r) {
 			safe = r.SafePoint

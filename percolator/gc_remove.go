@@ -124,11 +124,16 @@ func (c *collection) end(ctx context.Context) error {
 // hintAnew hints the rows that wait for a later collection. A row that waits now has waited for its whole
 // retention, so another one is soon enough.
 func (c *collection) hintAnew(ctx context.Context) error {
-	v := c.db.known()
-	if len(c.later) == 0 || c.db.opt.noHints || !v.Hinted {
+	if len(c.later) == 0 || c.db.opt.noHints || !c.db.known().Hinted {
 		c.later = nil
 		return nil
 	}
+	v, err := c.db.loadCatalog(ctx)
+	if err != nil {
+		return err
+	}
+	// A row that was looked at before it was erased is not named again. What has been written to it since is hinted by who wrote it.
+	c.later = slices.DeleteFunc(c.later, func(row string) bool { return v.erasedIn(Cell{Table: c.table, Row: row}.span()) > c.view.asOf })
 	slices.Sort(c.later)
 	h := &c.db.hints
 	h.mu.Lock()

@@ -50,11 +50,13 @@ type hints struct {
 	waiting int       // of these, to be stored
 	since   time.Time // local: when the first of those was added, or a flush failed
 	storing bool
-	// underWay are the stores of hints that have not ended.
-	underWay map[chan struct{}]bool
-	lost     *atomic.Uint64
-	seed     maphash.Seed
-	last     *hinted // the rows of the span that one was added to last, nil for none
+	// turn has a token while hints are stored. One call does that at a time: so who has the turn knows that what was added before is stored, or waits.
+	turn chan struct{}
+	// adding are the transactions whose hints the background adds. Each channel is closed at the end.
+	adding map[chan struct{}]struct{}
+	lost   *atomic.Uint64
+	seed   maphash.Seed
+	last   *hinted // the rows of the span that one was added to last, nil for none
 }
 
 // hintSpan is a span of time of a table. It begins at from, and ends before to.
@@ -82,6 +84,10 @@ func (v *catalogView) hintSpanOf(table string, at Timestamp) hintSpan {
 // add notes that something in a row became garbage at a timestamp, or will. now tells the local time.
 func (h *hints) add(v *catalogView, table, row string, at Timestamp, now func() time.Time) {
 	span, hash := v.hintSpanOf(table, at), maphash.String(h.seed, row)
+	// Erase has taken the row out of the hints from before, in which it is known.
+	if safe := v.erasedIn(Cell{Table: table, Row: row}.span()); safe < at {
+		span.from = max(span.from, safe)
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	in := h.in(v, span, at)
@@ -238,6 +244,7 @@ func (db *DB) hint(c Cell, at Timestamp) {
 // hintSoon stores hints in the background if it is time.
 func (db *DB) hintSoon() {
 	if db.hints.due(db.clock.Now()) && !db.background(func(ctx context.Context) {
+		defer db.hints.stored()
 		ctx, cancel := context.WithTimeout(ctx, db.backgroundTimeout())
 		defer cancel()
 		if err := db.storeHints(ctx); err != nil && ctx.Err() == nil {
@@ -256,52 +263,51 @@ func (h *hints) stored() {
 
 // storeHints stores the hints that wait.
 func (db *DB) storeHints(ctx context.Context) error {
-	defer db.hints.stored()
-	end := db.hints.begin()
-	defer end()
-	muts, rows := db.hints.take()
+	h := &db.hints
+	select {
+	case h.turn <- struct{}{}:
+	case <-ctx.Done():
+		return fmt.Errorf("storing hints of garbage: %w", ctx.Err())
+	}
+	defer func() { <-h.turn }()
+	muts, rows := h.take()
 	if err := db.putHints(ctx, muts); err != nil {
-		db.hints.back(rows, db.clock.Now())
+		h.back(rows, db.clock.Now())
 		return fmt.Errorf("storing hints of garbage: %w", err)
 	}
 	return nil
 }
 
-// begin notes that hints are about to be taken and stored. The function that it returns notes the end.
-func (h *hints) begin() (end func()) {
+// addingMore notes that the background is about to add hints. The function that it returns notes the end.
+func (h *hints) addingMore() (end func()) {
 	done := make(chan struct{})
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.underWay == nil {
-		h.underWay = map[chan struct{}]bool{}
+	if h.adding == nil {
+		h.adding = map[chan struct{}]struct{}{}
 	}
-	h.underWay[done] = true
+	h.adding[done] = struct{}{}
 	return func() {
 		h.mu.Lock()
-		delete(h.underWay, done)
+		delete(h.adding, done)
 		h.mu.Unlock()
 		close(done)
 	}
 }
 
-// storeEveryHint stores the hints that wait, and returns when no call is under way that stores some taken earlier. What such a call could
-// not store waits again.
+// storeEveryHint stores the hints of all that was committed before: also those that the background has yet to add, or that somebody else is storing.
 func (db *DB) storeEveryHint(ctx context.Context) error {
-	for {
-		db.hints.mu.Lock()
-		others := slices.Collect(maps.Keys(db.hints.underWay))
-		db.hints.mu.Unlock()
-		for _, done := range others {
-			select {
-			case <-done:
-			case <-ctx.Done():
-				return fmt.Errorf("storing hints of garbage: %w", ctx.Err())
-			}
-		}
-		if err := db.storeHints(ctx); err != nil || len(others) == 0 {
-			return err
+	db.hints.mu.Lock()
+	adding := slices.Collect(maps.Keys(db.hints.adding))
+	db.hints.mu.Unlock()
+	for _, done := range adding {
+		select {
+		case <-done:
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for hints of garbage: %w", ctx.Err())
 		}
 	}
+	return db.storeHints(ctx)
 }
 
 // putHints stores records of hints. Some may be there after an error.
@@ -329,16 +335,18 @@ func (c *committer) hintWrites(commit Timestamp) {
 		c.db.hintSoon()
 		return
 	}
-	c.db.background(func(ctx context.Context) {
+	end := c.db.hints.addingMore()
+	if !c.db.background(func(ctx context.Context) {
+		defer end()
 		ctx, cancel := context.WithTimeout(ctx, c.enough(c.db.backgroundTimeout()))
 		defer cancel()
 		for some := range slices.Chunk(c.writes, hintsAtOnce) {
 			c.hintSome(some, commit)
-			if c.db.storeHints(ctx) != nil {
-				return
-			}
+			_ = c.db.storeHints(ctx) // what it cannot store waits
 		}
-	})
+	}) {
+		end()
+	}
 }
 
 func (c *committer) hintSome(writes []write, commit Timestamp) {

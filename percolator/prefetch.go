@@ -303,7 +303,7 @@ func (tx *Txn) prefetched(o *Observer, view *cellView) {
 			cells = append(cells, Cell{view.cell.Table, view.cell.Row, column})
 		}
 	}
-	tx.ahead = &readAhead{begun: true}
+	tx.ahead = &readAhead{} // the first read is that of the function
 	tx.ahead.keep(cells, func(int) *rowstore.Row { return view.row }, view.timely, tx.start)
 }
 

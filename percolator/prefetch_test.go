@@ -2,6 +2,7 @@ package percolator
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -263,5 +264,34 @@ func TestObservedCellIsReadOnce(t *testing.T) {
 			require.Equal(t, "get true", got)
 			require.Equal(t, isolation == Serializable, noted)
 		})
+	}
+}
+
+// The first read that a function makes takes its hints of other rows along, as that of any transaction does.
+func TestPrefetchOfOtherRowsInARun(t *testing.T) {
+	t.Parallel()
+	for _, prefetch := range [][]string{nil, {"c1"}} {
+		w := newWorld(t)
+		w.observed("t", "c0", "o")
+		c := w.client()
+		for _, name := range []string{"a", "b", "c"} {
+			setWide(t, c, name, 2, func(i int) string { return fmt.Sprint(name, i) })
+		}
+		var got []string
+		calls := -1
+		wk := watching(t, c, Observer{Name: "o", Table: "t", Column: "c0", Prefetch: prefetch, Func: func(ctx context.Context, tx *Txn, cell Cell) (err error) {
+			got = nil
+			calls = reading(c, func() {
+				err = tx.Prefetch("t", "c", "c0", "c1")
+				for _, next := range []Cell{cell, wide("b", 0), wide("c", 1), wide("c", 0)} {
+					v, gerr := tx.Get(ctx, next)
+					got, err = append(got, string(v)), errors.Join(err, gerr)
+				}
+			})
+			return err
+		}})
+		runs(t, wk, wide("a", 0))
+		require.Equal(t, []string{"a0", "b0", "c1", "c0"}, got)
+		require.Equal(t, 1, calls)
 	}
 }

@@ -30,7 +30,7 @@ func TestEraseLooksAtPages(t *testing.T) {
 	require.NoError(t, writes(t, c, "1", cells...).Commit(t.Context()))
 	_, err := counted.loadCatalog(t.Context())
 	require.NoError(t, err)
-	e := &erasure{db: counted.DB, span: span{table: "t", from: "ann/", to: "ann0"}, receipt: &Receipt{}, found: newRowsFound()}
+	e := &erasure{db: counted.DB, span: span{table: "t", from: "ann/", to: "ann0"}, receipt: &Receipt{}, found: newRowsFound(), seen: oracle.Max}
 	counted.wire.forget()
 	names, at, err := e.uncovered(t.Context(), "ann/")
 	require.NoError(t, err)

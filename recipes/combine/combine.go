@@ -56,7 +56,8 @@ const (
 	combineBytes = 8 << 20
 )
 
-// Combiner is the values of one table, named by strings. All its methods may be called concurrently. Those of one DB and table share what
+// Combiner is the values of one table, named by strings. All its methods may be called concurrently, though those of one transaction only one after the
+// other, since a percolator.Txn is for one goroutine at a time. Combiners of one DB and table share what
 // they need to stay out of each other's way, so a program may make several, also with different options.
 type Combiner[T any] struct {
 	db    *percolator.DB

@@ -468,3 +468,23 @@ func TestYoungerCellIsWritten(t *testing.T) {
 		require.Equal(t, cells[younger], cell)
 	}
 }
+
+// Max and Min keep one of the values, whatever is merged first.
+func TestMaxAndMin(t *testing.T) {
+	t.Parallel()
+	db := percolatetest.Open(t)
+	for table, x := range map[string]struct {
+		merge Merge[int]
+		want  int
+	}{"max": {Max[int], 7}, "min": {Min[int], -3}} {
+		c, err := New(db, table, typed.Number[int]{}, x.merge)
+		require.NoError(t, err)
+		for key, deltas := range map[string][]int{"up": {-3, 2, 7}, "down": {7, 2, -3}} {
+			for _, delta := range deltas {
+				add(t, apart(c), key, delta)
+			}
+			require.Equal(t, 3, cells(t, c, key))
+			require.Equal(t, x.want, get(t, c, key))
+		}
+	}
+}

@@ -38,9 +38,11 @@ func (e *exporter) take(ctx context.Context, key string) (t *turn, wait time.Dur
 			return err
 		}
 		if c.until > now {
-			// No exporter claims a key for longer than a lease: what goes beyond that is a pause of the sink's, which nobody ends.
-			left := c.until.Sub(now)
-			wait = max(min(left, claimedPause), left-e.lease(), time.Millisecond)
+			wait = c.until.Sub(now)
+			if !c.paused(now) {
+				wait = min(wait, claimedPause) // the exporter may be done sooner
+			}
+			wait = max(wait, time.Millisecond)
 			return nil
 		}
 		items, cut, err := e.read(ctx, tx, key, e.page)

@@ -117,3 +117,15 @@ func TestResumeKeepsTheAttempts(t *testing.T) {
 		return nil
 	}), percolator.ErrCorrupt)
 }
+
+// TestPausedKeyIsLeftAlone until the end of the pause, however short that is: what it waits for is no exporter that may be done sooner.
+func TestPausedKeyIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	_, o := opened(t)
+	put(t, o, "k", "1")
+	e := newExporter(o, SinkFunc(func(context.Context, string, []Item) (int, error) { return 0, Later(20*time.Minute, nil) }), Options{Timeout: time.Hour})
+	require.Error(t, e.export(t.Context(), string(rowOf("k"))))
+	_, wait, err := e.take(t.Context(), "k")
+	require.NoError(t, err)
+	require.Greater(t, wait, 10*time.Minute)
+}
