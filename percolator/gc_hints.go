@@ -142,7 +142,8 @@ func (p *gcPass) lookAt(ctx context.Context, c *collection, names []string) erro
 // hintPicks show a hint that is to be removed up to a timestamp, and what erasures have left in its row.
 func hintPicks(to Timestamp) []rowstore.Selector {
 	return []rowstore.Selector{
-		{Family: rowstore.Write, Column: format.ColumnHint, To: to, Limit: 1}, tokenPick,
+		{Family: rowstore.Write, Column: format.ColumnHint, To: to, Limit: 1},
+		tokenPick,
 		{Family: rowstore.Mark, Column: format.ColumnHint, To: oracle.Max, Limit: 1},
 	}
 }

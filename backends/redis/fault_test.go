@@ -479,8 +479,10 @@ func TestMigrateWithoutPermission(t *testing.T) {
 	ctx := t.Context()
 	srv := testserver.NewRedis(t, nil)
 	c := admin(t, srv.URL)
-	for _, command := range []string{"set", "mget", "hset", "hsetnx", "zadd", "zrem", "zrange", "zrangebylex", "hexists", "publish", "time", "info", "smembers",
-		"hget", "hmget", "hgetall", "hdel", "hlen", "zremrangebylex"} {
+	for _, command := range []string{
+		"set", "mget", "hset", "hsetnx", "zadd", "zrem", "zrange", "zrangebylex", "hexists", "publish", "time", "info", "smembers",
+		"hget", "hmget", "hgetall", "hdel", "hlen", "zremrangebylex",
+	} {
 		t.Run(command, func(t *testing.T) {
 			url := with(t, srv.URL)
 			prefix := version1(t, c, url)
