@@ -33,6 +33,7 @@ type app struct {
 
 	store, config string
 	json          bool
+	jsonAsked     bool // --json is among the arguments, also where they were refused before they were read
 	timeout       time.Duration
 
 	ran      bool // the arguments would do
@@ -87,8 +88,34 @@ func (a *app) root() *cobra.Command {
 	return root
 }
 
-// openStore opens the store that the flags or the environment name.
+// openStore opens the store that the flags or the environment name. It does not wait for an engine that hangs for longer than the command
+// may take: Pebble does so on a full disk.
 func (a *app) openStore(ctx context.Context, asIs bool) (rowstore.Store, []percolator.Option, error) {
+	type opening struct {
+		store rowstore.Store
+		opts  []percolator.Option
+		err   error
+	}
+	opened := make(chan opening, 1)
+	go func() {
+		var o opening
+		o.store, o.opts, o.err = a.openNow(ctx, asIs)
+		opened <- o
+	}()
+	select {
+	case o := <-opened:
+		return o.store, o.opts, o.err
+	case <-ctx.Done():
+	}
+	select {
+	case o := <-opened: // what it says is better than what we know
+		return o.store, o.opts, o.err
+	case <-time.After(time.Second): // the process ends soon, and with it the opening
+		return nil, nil, fmt.Errorf("opening the store: it has not opened in time: %w", ctx.Err())
+	}
+}
+
+func (a *app) openNow(ctx context.Context, asIs bool) (rowstore.Store, []percolator.Option, error) {
 	if a.opened != nil {
 		s, err := a.opened(ctx, asIs)
 		return s, nil, err

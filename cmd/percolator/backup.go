@@ -74,6 +74,14 @@ func (a *app) restoreCommand() *cobra.Command {
 		a.unbounded(cmd)
 		ctx, cancel := a.within(cmd.Context())
 		defer cancel()
+		// An opening may make the store: not for a file that is not there.
+		file, err := os.Open(args[0])
+		if err != nil {
+			return usageError{fmt.Errorf("opening the backup: %w", err)}
+		}
+		if err := file.Close(); err != nil {
+			return fmt.Errorf("opening the backup: %w", err)
+		}
 		bar := a.bar("checked")
 		if check {
 			i, err := backup.Verify(ctx, args[0], bar.show)
@@ -82,14 +90,6 @@ func (a *app) restoreCommand() *cobra.Command {
 				return err
 			}
 			return show(a, backedUp{i.ID, args[0], admin.Stamp(i.Snapshot), i.Rows, i.Cells, i.Bytes, false, "is whole"}, func(w *page, b backedUp) { b.text(w) })
-		}
-		// An opening may make the store: not for a file that is not there.
-		file, err := os.Open(args[0])
-		if err != nil {
-			return usageError{fmt.Errorf("opening the backup: %w", err)}
-		}
-		if err := file.Close(); err != nil {
-			return fmt.Errorf("opening the backup: %w", err)
 		}
 		store, _, err := a.openStore(ctx, false)
 		if err != nil {
