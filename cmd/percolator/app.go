@@ -33,6 +33,7 @@ type app struct {
 
 	store, config string
 	json          bool
+	jsonAsked     bool // --json is among the arguments, also where they were refused before they were read
 	timeout       time.Duration
 
 	ran      bool // the arguments would do
@@ -88,7 +89,43 @@ func (a *app) root() *cobra.Command {
 }
 
 // openStore opens the store that the flags or the environment name.
-func (a *app) openStore(ctx context.Context, asIs bool) (rowstore.Store, []percolator.Option, error) {
+func (a *app) openStore(ctx context.Context, asIs bool) (store rowstore.Store, opts []percolator.Option, err error) {
+	var of []percolator.Option
+	store, err = inTime(ctx, func() (s rowstore.Store, err error) {
+		s, of, err = a.openNow(ctx, asIs)
+		return s, err
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return store, of, nil
+}
+
+// inTime opens a store, but does not wait for an engine that hangs for longer than the command may take: Pebble does so on a full disk.
+func inTime(ctx context.Context, open func() (rowstore.Store, error)) (rowstore.Store, error) {
+	type opening struct {
+		store rowstore.Store
+		err   error
+	}
+	opened := make(chan opening, 1)
+	go func() {
+		s, err := open()
+		opened <- opening{s, err}
+	}()
+	select {
+	case o := <-opened:
+		return o.store, o.err
+	case <-ctx.Done():
+	}
+	select {
+	case o := <-opened: // what it says is better than what we know
+		return o.store, o.err
+	case <-time.After(time.Second): // the process ends soon, and with it the opening
+		return nil, fmt.Errorf("opening the store: it has not opened in time: %w", ctx.Err())
+	}
+}
+
+func (a *app) openNow(ctx context.Context, asIs bool) (rowstore.Store, []percolator.Option, error) {
 	if a.opened != nil {
 		s, err := a.opened(ctx, asIs)
 		return s, nil, err

@@ -76,6 +76,12 @@ func (a *app) restoreCommand() *cobra.Command {
 		a.unbounded(cmd)
 		ctx, cancel := a.within(cmd.Context())
 		defer cancel()
+		// An opening may make the store: not for a file that is not there, or is no backup.
+		if _, err := backup.Peek(args[0]); errors.As(err, new(*fs.PathError)) {
+			return usageError{err}
+		} else if err != nil {
+			return err
+		}
 		bar := a.bar("checked")
 		if check {
 			i, err := backup.Verify(ctx, args[0], bar.show)
@@ -84,12 +90,6 @@ func (a *app) restoreCommand() *cobra.Command {
 				return err
 			}
 			return show(a, backedUp{i.ID, args[0], admin.Stamp(i.Snapshot), i.Rows, i.Cells, i.Bytes, false, "is whole"}, func(w *page, b backedUp) { b.text(w) })
-		}
-		// An opening may make the store: not for a file that is not there, or is no backup.
-		if _, err := backup.Peek(args[0]); errors.As(err, new(*fs.PathError)) {
-			return usageError{err}
-		} else if err != nil {
-			return err
 		}
 		store, _, err := a.openStore(ctx, false)
 		if err != nil {

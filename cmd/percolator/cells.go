@@ -308,7 +308,11 @@ func (a *app) setCommand() *cobra.Command {
 			if err != nil {
 				return written{}, err
 			}
-			return a.write(ctx, db, cell, table, func(tx *percolator.Txn) error { return tx.Set(cell, value) })
+			w, err := a.write(ctx, db, cell, table, func(tx *percolator.Txn) error { return tx.Set(cell, value) })
+			if errors.Is(err, errNotFound) {
+				err = fmt.Errorf("%w (--new makes it)", err)
+			}
+			return w, err
 		}, func(w *page, v written) { w.line("written at %v (%s)", v.Commit, when(v.Commit)) }),
 	}
 	c.Flags().BoolVar(&table, "new", false, "make the table, if it holds nothing yet")
@@ -334,9 +338,6 @@ func (a *app) write(ctx context.Context, db *percolator.DB, cell percolator.Cell
 		r, err := admin.Of(db)
 		if err == nil {
 			err = haveTable(ctx, r, cell.Table)
-		}
-		if errors.Is(err, errNotFound) {
-			err = fmt.Errorf("%w (--new makes it)", err)
 		}
 		if err != nil {
 			return written{}, err

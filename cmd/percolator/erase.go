@@ -17,23 +17,24 @@ func (a *app) eraseCommand() *cobra.Command {
 		Long: "Deletes the rows of a range, waits until the observers have seen that, and removes their history, notifications, timers and records.\n" +
 			"It needs workers that run the observers, and takes a catalog lease or more. There is no way back. If it is broken off, call it again.",
 		Example: "  percolator erase order --prefix ann/ --yes --timeout 10m",
-		RunE: change(a, func(ctx context.Context, db *percolator.DB, args []string) (percolator.Receipt, error) {
-			r, err := rangeToErase(args[0], prefix, from, to, all)
+		RunE: change(a, func(ctx context.Context, db *percolator.DB, args []string) (erased, error) {
+			r, err := rangeOfRows(args[0], prefix, from, to, all)
 			if err != nil {
-				return percolator.Receipt{}, err
+				return erased{}, err
 			}
 			if !yes {
-				return percolator.Receipt{}, usage("nothing is erased without --yes: there is no way back")
+				return erased{}, usage("nothing is erased without --yes: there is no way back")
 			}
 			reader, err := admin.Of(db)
 			if err == nil {
 				err = haveTable(ctx, reader, r.Table)
 			}
 			if err != nil {
-				return percolator.Receipt{}, err
+				return erased{}, err
 			}
-			return db.Erase(ctx, r)
-		}, func(w *page, r percolator.Receipt) {
+			receipt, err := db.Erase(ctx, r)
+			return erasedOf(&receipt), err
+		}, func(w *page, r erased) {
 			w.line("%d rows are erased, %d cells had a value, %d versions were removed, %d timers, %d records of parked runs", r.Rows, r.Cells, r.Versions, r.Timers, r.Parked)
 			if r.Kept > 0 {
 				w.line("%d rows were written meanwhile and stay: erase again", r.Kept)
@@ -51,8 +52,30 @@ func (a *app) eraseCommand() *cobra.Command {
 	return c
 }
 
-// rangeToErase reads the arguments of erase. No bound at all is not taken for the whole table.
-func rangeToErase(table, prefix, from, to string, all bool) (r percolator.Range, err error) {
+// erased is a receipt of DB.Erase, as the command shows it.
+type erased struct {
+	Table     admin.Bytes `json:"table"`
+	From      admin.Bytes `json:"from,omitempty"`
+	To        admin.Bytes `json:"to,omitempty"`
+	SafePoint admin.Stamp `json:"safe_point"`
+	Rows      int64       `json:"rows"`
+	Kept      int64       `json:"kept"`
+	Cells     int64       `json:"cells"`
+	Versions  int64       `json:"versions"`
+	Timers    int64       `json:"timers"`
+	Parked    int64       `json:"parked"`
+	Elsewhere []string    `json:"elsewhere"`
+}
+
+func erasedOf(r *percolator.Receipt) erased {
+	return erased{
+		Table: admin.Bytes(r.Range.Table), From: admin.Bytes(r.Range.From), To: admin.Bytes(r.Range.To), SafePoint: admin.Stamp(r.SafePoint),
+		Rows: r.Rows, Kept: r.Kept, Cells: r.Cells, Versions: r.Versions, Timers: r.Timers, Parked: r.Parked, Elsewhere: r.Elsewhere,
+	}
+}
+
+// rangeOfRows reads the arguments of erase and of replay. No bound at all is not taken for the whole table.
+func rangeOfRows(table, prefix, from, to string, all bool) (r percolator.Range, err error) {
 	names := []string{table, prefix, from, to}
 	for i := range names {
 		if names[i] == "" {

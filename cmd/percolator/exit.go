@@ -111,7 +111,7 @@ func (a *app) exit(ctx context.Context, err error) int {
 	if status == exitFindings { // the answer says it all
 		return status
 	}
-	if a.json {
+	if a.json || (!a.ran && a.jsonAsked) {
 		_ = json.NewEncoder(a.err).Encode(struct {
 			Error  string `json:"error"`
 			Status int    `json:"status"`

@@ -11,6 +11,7 @@ package main
 import (
 	"context"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"syscall"
@@ -19,6 +20,8 @@ import (
 )
 
 func main() {
+	// Libraries may log to the default logger: the standard error is for errors, and with --json for JSON alone.
+	slog.SetDefault(slog.New(slog.DiscardHandler))
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	status := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr, nil)
 	stop()
@@ -37,6 +40,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		if arg == "-json" { // as programs of Go have it
 			args[i] = "--json"
 		}
+		a.jsonAsked = a.jsonAsked || args[i] == "--json"
 	}
 	root.SetArgs(args)
 	root.SetIn(stdin)

@@ -170,7 +170,7 @@ func (a *app) levels(ctx context.Context) (levels, error) {
 // eachStore opens one store after the other.
 func (a *app) eachStore(ctx context.Context, asIs bool, f func(name string, s rowstore.Store, err error) error) error {
 	if a.opened != nil {
-		s, err := a.opened(ctx, asIs)
+		s, err := inTime(ctx, func() (rowstore.Store, error) { return a.opened(ctx, asIs) })
 		return errors.Join(f("store", s, err), closed(s))
 	}
 	file, err := a.file()
@@ -183,7 +183,7 @@ func (a *app) eachStore(ctx context.Context, asIs bool, f func(name string, s ro
 			one.Parameters = withAsIs(one)
 		}
 		alone := config.File{Stores: map[string]config.Store{name: one}}
-		s, err := alone.OpenStore(ctx)
+		s, err := inTime(ctx, func() (rowstore.Store, error) { return alone.OpenStore(ctx) })
 		if err := errors.Join(f(name, s, err), closed(s)); err != nil {
 			return err
 		}

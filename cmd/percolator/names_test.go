@@ -53,6 +53,10 @@ var namesNothing = []struct {
 	{"observers resume linkr", exitNotFound, `did you mean "linker"?`},
 	{"observers remove linkr", exitNotFound, `did you mean "linker"?`},
 	{"observers rename linkr new", exitNotFound, `did you mean "linker"?`},
+	{"observers replay linkr links --all", exitNotFound, `did you mean "linker"?`},
+	{"observers replay linker lnks --all", exitNotFound, `did you mean "links"?`},
+	{"observers replay linker plain --all", exitNotFound, `linker`},
+	{"observers replay linker links", exitUsage, `name the rows by --prefix`},
 	{"parked list --observer linkr", exitNotFound, `did you mean "linker"?`},
 	{"parked show linkr links a to", exitNotFound, `did you mean "linker"?`},
 	{"parked show linker lnks a to", exitNotFound, `did you mean "links"?`},
@@ -67,6 +71,7 @@ var namesNothing = []struct {
 	{"holds release nigthly", exitNotFound, `no hold named "nigthly"; did you mean "nightly"?`},
 	{"retention set --table lnks --retention 48h", exitNotFound, `did you mean "links"? (--new sets them all the same)`},
 	{"restore nowhere.backup", exitUsage, `nowhere.backup`},
+	{"restore --check nowhere.backup", exitUsage, `nowhere.backup`},
 	{"import nowhere.jsonl", exitUsage, `nowhere.jsonl`},
 	{"observer", exitUsage, "observers"},
 	{"observers puase linker", exitUsage, `no command named "puase"; did you mean "pause"?`},
@@ -123,6 +128,7 @@ func TestNamesThatNameNothing(t *testing.T) {
 	}
 	require.Contains(t, ask(t, url, "why", "links", "notified", "to").out, "it was never written\n")
 	require.Equal(t, before, lasting(t, url), "something was written")
+	require.NotContains(t, ask(t, url, "delete", "lnks", "a", "to").err, "--new", "delete has no such flag")
 	for _, command := range nameless {
 		require.False(t, seen[command] && !strings.Contains("observers parked holds gc retention migrate", command), "%s takes a name", command)
 		seen[command] = true

@@ -166,13 +166,14 @@ func dump(t *testing.T, url string) string {
 	return out.String()
 }
 
-// golden compares an answer with what is in a file, but for times, timestamps and ids.
+// golden compares an answer with what is in a file, but for times, timestamps, ids and the number of hints.
 func golden(t *testing.T, name, said string) {
 	t.Helper()
 	for _, r := range []struct{ find, put string }{
 		{`[0-9]{15,20}`, "TIMESTAMP"},
 		{`[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:.]+ UTC`, "TIME"},
 		{`\b[0-9][0-9.hms]*(h|m|s)\b`, "SPAN"},
+		{`[0-9]+ hints of garbage`, "SOME hints of garbage"}, // a process on a busy machine stores its hints in more parts
 		{` +`, " "},
 		{` \n`, "\n"},
 	} {

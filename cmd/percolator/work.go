@@ -65,12 +65,13 @@ func (a *app) observersCommand() *cobra.Command {
 			}, said),
 		}
 	}
-	return listed(&cobra.Command{Use: "observers", Short: "Observers: list, pause, resume, rename, remove"}, show,
+	return listed(&cobra.Command{Use: "observers", Short: "Observers: list, pause, resume, rename, remove, replay"}, show,
 		named("pause", "Stop the runs of an observer", "Stops the runs of an observer in all workers, until it is resumed. Changes wait. Runs that have begun go on.",
 			func(ctx context.Context, db *percolator.DB, name string) error { return db.PauseObserver(ctx, name) }, "paused"),
 		named("resume", "End the pause of an observer", "Ends the pause of an observer. What waits is run.",
 			func(ctx context.Context, db *percolator.DB, name string) error { return db.ResumeObserver(ctx, name) }, "resumed"),
 		a.renameCommand(),
+		a.replayCommand(),
 		named("remove", "Take an observer out of the catalog",
 			"Takes an observer out of the catalog, and ends what it has acknowledged: if it is registered again, it runs for every cell. Workers\n"+
 				"that run it stop. Its parked runs stay. There is no way back.",
