@@ -14,7 +14,7 @@ TEST_TIMEOUT ?= 40m
 # Packages at a time, and tests of one package at a time: many of them wait, for a lease to end
 # or for a server.
 TEST_PACKAGES ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
-TEST_PARALLEL ?= 6
+TEST_PARALLEL ?= 4
 TEST_FLAGS ?=
 # How often tests that failed are run again, each by its name, and the files in which
 # those are listed; .ci/run sets it. A data race, a panic or a leak is never run again.

@@ -32,14 +32,18 @@
 //	    addresses: ["pd1.example:2379", "pd2.example:2379", "pd3.example:2379"]
 //	    parameters: {prefix: shop, tls_ca: /etc/shop/ca.pem, tls_cert: /etc/shop/shop.pem, tls_key: /etc/shop/shop.key}
 //
-// In strings, ${NAME} stands for the environment variable NAME, so secrets need not
-// be in the file. A variable that is not set is an error. $$ stands for one $.
+// In strings of the stores, ${NAME} stands for the environment variable NAME, and ${file:PATH} for
+// the content of the file at PATH, an absolute path, but for a line break at its end: so secrets need
+// not be in this file. A variable that is not set, and a file that cannot be read, is empty, or is longer
+// than 64 KiB, is an error. $$ stands for one $.
 package config
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"maps"
 	"net/url"
 	"os"
@@ -115,7 +119,7 @@ type Store struct {
 	// parameter prefix distinguishes its stores.
 	Path string `yaml:"path"`
 	// User and Password are what the store logs in with. Keep the password in an
-	// environment variable: ${NAME}.
+	// environment variable, ${NAME}, or in a file, ${file:PATH}.
 	User     string `yaml:"user"`
 	Password string `yaml:"password"`
 	// Parameters are added to the URL's query. The backend's README lists them.
@@ -186,7 +190,7 @@ func Parse(content []byte, env func(name string) (string, bool)) (*File, error) 
 	return &f, f.check()
 }
 
-// expand puts the environment's values into the strings of the stores. It runs
+// expand puts what variables and files hold into the strings of the stores. It runs
 // after parsing, so that a value is never taken for YAML.
 func (f *File) expand(env func(string) (string, bool)) error {
 	for _, name := range slices.Sorted(maps.Keys(f.Stores)) {
@@ -230,19 +234,64 @@ func expand(s *string, env func(string) (string, bool)) error {
 			if !closed || name == "" {
 				return errors.New("a ${ without a name and a }; write $$ for a $ that stands for itself")
 			}
-			v, ok := env(name)
-			if !ok {
-				if !variable.MatchString(name) {
-					return errors.New("an environment variable, whose name is not shown, is not set: for a $ that stands for itself write $$")
-				}
-				return fmt.Errorf("the environment variable %s is not set; set it, or write $$ for a $ that stands for itself", name)
+			v, err := value(name, env)
+			if err != nil {
+				return err
 			}
 			b.WriteString(v)
 			rest = tail
 		default:
-			return errors.New("a $ that is neither ${NAME} nor $$; write $$ for a $ that stands for itself")
+			return errors.New("a $ that is neither ${NAME}, ${file:PATH} nor $$; write $$ for a $ that stands for itself")
 		}
 	}
+}
+
+// value is what ${name} stands for.
+func value(name string, env func(string) (string, bool)) (string, error) {
+	if path, ok := strings.CutPrefix(name, "file:"); ok {
+		return secret(path)
+	}
+	v, ok := env(name)
+	switch {
+	case ok:
+		return v, nil
+	case !variable.MatchString(name):
+		return "", errors.New("an environment variable, whose name is not shown, is not set: for a $ that stands for itself write $$")
+	}
+	return "", fmt.Errorf("the environment variable %s is not set; set it, or write $$ for a $ that stands for itself", name)
+}
+
+const longestSecret = 64 << 10
+
+// secret reads a file with a secret. Its errors do not show the path: that may be a secret in the wrong place.
+func secret(path string) (string, error) {
+	if !filepath.IsAbs(path) {
+		return "", errors.New("the path after ${file: is not absolute")
+	}
+	file, err := os.Open(path) //nolint:gosec // whoever writes the configuration names the file
+	if err != nil {
+		return "", unreadable(err)
+	}
+	defer func() { _ = file.Close() }() // it was only read
+	b, err := io.ReadAll(io.LimitReader(file, longestSecret+1))
+	if err != nil {
+		return "", unreadable(err)
+	}
+	s := strings.TrimSuffix(strings.TrimSuffix(string(b), "\n"), "\r")
+	switch {
+	case len(b) > longestSecret:
+		return "", fmt.Errorf("the file that ${file: names is longer than %d bytes", longestSecret)
+	case s == "":
+		return "", errors.New("the file that ${file: names is empty")
+	}
+	return s, nil
+}
+
+func unreadable(err error) error {
+	if at := new(fs.PathError); errors.As(err, &at) {
+		err = at.Err
+	}
+	return fmt.Errorf("reading the file that ${file: names: %w", err)
 }
 
 func (f *File) check() error {
