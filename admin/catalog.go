@@ -199,6 +199,9 @@ type Table struct {
 	SafePoint Stamp `json:"safe_point,omitzero"`
 	// Empty tells that the table holds nothing yet, or nothing any more: it is known by its settings or observers alone.
 	Empty bool `json:"empty,omitempty"`
+
+	shortened percolator.Timestamp // when the retention was last made shorter than others, 0 for not known
+	collected bool                 // by its own retention
 }
 
 // Tables lists the tables that hold anything, or that the catalog knows, by their names: at most limit of them, 1,000 for

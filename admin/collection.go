@@ -74,6 +74,7 @@ func (r *Reader) Collection(ctx context.Context, limit int) (Collection, error) 
 		of := c.current.Of(string(t.Name))
 		g.Tables = append(g.Tables, Table{
 			Name: public(string(t.Name)), Retention: ms(of.RetentionMs), MaxTxnAge: ms(of.MaxTxnAgeMs), Set: true, SafePoint: Stamp(c.safePoint(string(t.Name))),
+			shortened: t.Since, collected: c.points[string(t.Name)].SafePoint != 0,
 		})
 	}
 	target := c.now.Add(-time.Duration(g.Retention))

@@ -390,6 +390,30 @@ func TestDoctorReadsFewBytesOfHints(t *testing.T) {
 	require.Less(t, p.store.hints, 21<<20)
 }
 
+// TestDoctorWaitsForTheFirstCollection has a table whose retention has just been made shorter. Its first collection comes when no transaction from before can run any
+// more; if none comes then, the doctor says so.
+func TestDoctorWaitsForTheFirstCollection(t *testing.T) {
+	t.Parallel()
+	p := newPatient(t)
+	p.apply(format.TableCatalog, format.RowCatalog, rowstore.Put(rowstore.Write, format.ColumnSafePoint, p.draw(), nil))
+	p.later(20 * time.Hour)
+	shorten := func(since percolator.Timestamp) {
+		p.recatalog(func(c *format.Catalog) {
+			c.ByTable = true
+			c.Current.Tables = []format.Table{{Name: []byte("t"), MaxTxnAgeMs: 30_000, RetentionMs: 60_000, Since: since}}
+		})
+	}
+	shorten(0)
+	require.Empty(t, p.diagnose().Findings)
+	shorten(p.draw())
+	p.later(time.Hour)
+	require.Empty(t, p.diagnose().Findings)
+	p.later(10 * time.Minute)
+	d := p.diagnose()
+	require.Len(t, d.Findings, 1)
+	require.Contains(t, d.Findings[0].What, "garbage of table t")
+}
+
 func TestDoctorRefuses(t *testing.T) {
 	t.Parallel()
 	p := newPatient(t)
