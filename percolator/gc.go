@@ -165,7 +165,7 @@ func (p *gcPass) publish(ctx context.Context, keep time.Duration) error {
 			if keep != 0 {
 				retention = keep
 			}
-			points[t] = v.asOf.Add(-max(retention, age+lease))
+			points[t] = max(v.asOf.Add(-max(retention, age+lease)), 1)
 		}
 	}
 	if len(points) > 0 {
@@ -180,7 +180,7 @@ func (p *gcPass) publish(ctx context.Context, keep time.Duration) error {
 			keep = v.at(v.asOf).Retention
 		}
 		keep = max(keep, age+lease)
-		safe = v.asOf.Add(-keep)
+		safe = max(v.asOf.Add(-keep), 1) // 0 is no timestamp of a version
 	}
 	if p.view, err = p.db.publishSafePoint(ctx, v, safe); err != nil {
 		return err
