@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -108,7 +109,7 @@ func (a *app) measure(ctx context.Context, d *admin.Diagnosis, l admin.LoadOptio
 
 func diagnosis(w *page, d admin.Diagnosis) {
 	if d.Backend != "" {
-		w.line("%s %s; a read of a row takes %v; its time is %v", d.Backend, d.Version, d.RoundTrip, skew(d.Ahead))
+		w.line("%s %s; a read of a row takes %v; its time is %v", d.Backend, d.Version, quick(d.RoundTrip), skew(d.Ahead))
 	}
 	if l := d.Load; l != nil {
 		w.line("%d commits of %d clients: %v, one of a hundred %v, the longest %v; %.0f/s", l.Commits, l.Clients, l.Median, l.P99, l.Longest, l.Rate)
@@ -127,6 +128,14 @@ func diagnosis(w *page, d admin.Diagnosis) {
 	default:
 		w.line("%d findings", n)
 	}
+}
+
+// quick shows a round trip, which takes less than a millisecond where the store is near.
+func quick(s admin.Span) string {
+	if d := time.Duration(s); d < time.Millisecond {
+		return d.Round(time.Microsecond).String()
+	}
+	return s.String()
 }
 
 func skew(ahead admin.Span) string {
