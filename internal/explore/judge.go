@@ -24,20 +24,40 @@ type version struct {
 	by    string // the transaction: by the value, or for a delete by the start timestamp
 }
 
+// arriveAtLast lets what is under way for nobody come, as far as it has not: now or never.
+func (w *world) arriveAtLast() {
+	for more := true; more; {
+		more = false
+		for _, r := range w.requests {
+			if r.client != nil {
+				continue
+			}
+			for i := range r.parts {
+				w.mu.Lock()
+				p := &r.parts[i]
+				ready := p.ready(w.now)
+				w.mu.Unlock()
+				if ready {
+					p.do()
+					p.done, more = true, true
+				}
+			}
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, r := range w.requests {
+		r.abandon()
+	}
+	w.requests = nil
+}
+
 // judge looks at the store and the records when all clients have ended.
 func (w *world) judge() error {
 	// Calls seemed slow if the time moved meanwhile, and such leases last up to 24 times
 	// as long.
 	w.advance(max(w.program.Stall, 24*sessionLease+lockExpiry+time.Second))
-	// What was under way for nobody comes now, or never.
-	for _, r := range slices.Clone(w.requests) {
-		if r.client == nil {
-			for i := range r.parts {
-				r.parts[i].do()
-			}
-		}
-	}
-	w.requests = nil
+	w.arriveAtLast()
 	w.through = true
 	audit := w.client("audit", 99, w.program.Options)
 	if len(w.program.Observed) > 0 && !w.program.Alone {
