@@ -3,15 +3,8 @@ package howto
 import (
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"io"
-	"math/big"
 	"net"
 	"net/url"
 	"os"
@@ -19,12 +12,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/config"
 	"github.com/percolate-go/percolate/internal/testserver"
+	"github.com/percolate-go/percolate/internal/tikvtest"
 	"github.com/percolate-go/percolate/percolator"
 )
 
@@ -39,22 +32,20 @@ func TestStoresOverTLS(t *testing.T) {
 	require.True(t, found)
 
 	dir := t.TempDir()
-	ca := newAuthority(t)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "ca.pem"), ca.pem, 0o600))
-	ca.issue(t, "app", dir)
+	certificates := tikvtest.NewCertificates(t, dir)
 	pg, err := url.Parse(testserver.Postgres(t))
 	require.NoError(t, err)
 	password, _ := pg.User.Password()
-	ledger := ca.serve(t, pg.Host, true)
+	ledger := serveTLS(t, certificates.Server, pg.Host, true)
 	redis, err := url.Parse(testserver.Redis(t))
 	require.NoError(t, err)
 	secret, _ := redis.User.Password()
-	sessions := ca.serve(t, redis.Host, false)
+	sessions := serveTLS(t, certificates.Server, redis.Host, false)
 	// The servers of the tests may have no passwords.
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "ledger"), []byte(password+"\n"), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "sessions"), []byte(secret+"\n"), 0o600))
 	replace := []string{
-		"db.example:5432", ledger, "cache.example:6380", sessions, "/etc/shop", dir, "/run/secrets", dir, "path: shop", "path: " + strings.TrimPrefix(pg.Path, "/"),
+		"db.example:5432", ledger, "cache.example:6380", sessions, "/etc/shop/app", filepath.Join(dir, "client"), "/etc/shop", dir, "/run/secrets", dir, "path: shop", "path: " + strings.TrimPrefix(pg.Path, "/"),
 		"sslmode: verify-full", "sslmode: verify-full\n      schema: tls", "tls_ca:", "prefix: tls\n      tls_ca:",
 	}
 	user := func(section string, u *url.URL, password string) {
@@ -85,61 +76,16 @@ func TestStoresOverTLS(t *testing.T) {
 	require.NoError(t, db.Close(ctx))
 
 	// The same name, and a certificate of somebody else's.
-	stranger := newAuthority(t)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "ca.pem"), stranger.pem, 0o600))
+	stranger, err := os.ReadFile(tikvtest.NewCertificates(t, t.TempDir()).CA)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(certificates.CA, stranger, 0o600))
 	_, err = config.Open(ctx, path)
-	require.ErrorContains(t, err, "certificate")
+	require.ErrorContains(t, err, "not trusted")
 }
 
-// authority issues certificates.
-type authority struct {
-	pem  []byte
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-}
-
-func newAuthority(t *testing.T) *authority {
+// serveTLS speaks TLS in front of a server that does not, and returns its address. Clients of Postgres first ask whether there is TLS.
+func serveTLS(t *testing.T, conf *tls.Config, server string, asked bool) string {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	cert := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, cert, cert, &key.PublicKey, key)
-	require.NoError(t, err)
-	cert, err = x509.ParseCertificate(der)
-	require.NoError(t, err)
-	return &authority{pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), cert, key}
-}
-
-// issue makes NAME.pem and NAME.key in a directory, for localhost as a server and for NAME as a client.
-func (a *authority) issue(t *testing.T, name, dir string) (cert, key string) {
-	t.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		DNSNames: []string{"localhost"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
-	}, a.cert, &private.PublicKey, a.key)
-	require.NoError(t, err)
-	encoded, err := x509.MarshalPKCS8PrivateKey(private)
-	require.NoError(t, err)
-	cert, key = filepath.Join(dir, name+".pem"), filepath.Join(dir, name+".key")
-	require.NoError(t, os.WriteFile(cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
-	require.NoError(t, os.WriteFile(key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: encoded}), 0o600))
-	return cert, key
-}
-
-// serve speaks TLS in front of a server that does not, asks for a certificate of the client, and returns its address. Clients of Postgres first ask
-// whether there is TLS.
-func (a *authority) serve(t *testing.T, server string, asked bool) string {
-	t.Helper()
-	pair, err := tls.LoadX509KeyPair(a.issue(t, "server", t.TempDir()))
-	require.NoError(t, err)
-	clients := x509.NewCertPool()
-	clients.AddCert(a.cert)
-	conf := &tls.Config{Certificates: []tls.Certificate{pair}, ClientCAs: clients, ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS12}
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	var all sync.WaitGroup
@@ -166,9 +112,7 @@ func (a *authority) serve(t *testing.T, server string, asked bool) string {
 			})
 		}
 	})
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	require.NoError(t, err)
-	return "localhost:" + port
+	return l.Addr().String()
 }
 
 // relay passes bytes on until one side ends.
