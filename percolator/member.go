@@ -94,6 +94,22 @@ func (w *Worker) beatInterval() time.Duration {
 // handOver is how far ahead a change of the shares is dated.
 func handOver(lease time.Duration) time.Duration { return lease / 3 * 2 }
 
+// dated returns a time at which shares may change: d behind t at least, and an eighth of d more at most, or a millisecond. The members that come or
+// go within that time change the shares at the same moment. Otherwise each of a thousand that come together would work its shares
+// out a thousand times, and look at the others as often.
+func dated(t Timestamp, d time.Duration) Timestamp {
+	step := uint64(1)
+	for most := d.Milliseconds() / 8; int64(step)*2 <= most; { //nolint:gosec // at most the milliseconds of a duration
+		step *= 2
+	}
+	unit := Timestamp(step) << oracle.LogicalBits
+	at := t.Add(d)
+	if over := at % unit; over > 0 && at <= oracle.Max-(unit-over) {
+		at += unit - over
+	}
+	return at
+}
+
 // answerEvery is the least time between two beats that barriers ask for. The first comes
 // at once.
 const answerEvery = 10 * time.Millisecond
@@ -255,7 +271,7 @@ func (w *Worker) begin(now Timestamp) Timestamp {
 		other := &w.member.list[i]
 		if other.joined < now && slices.ContainsFunc(w.list, func(q *queue) bool { _, ok := other.weightOf(q); return ok }) {
 			lease = max(lease, other.record.Lease)
-			from = now.Add(handOver(lease))
+			from = dated(now, handOver(lease))
 		}
 	}
 	return from
@@ -315,7 +331,7 @@ func (w *Worker) renewMember(ctx context.Context, now Timestamp, works []format.
 	record := m.record
 	record.Works = works
 	if m.leaving && record.Until == 0 {
-		record.Until = now.Add(handOver(record.Lease) / 2)
+		record.Until = dated(now, handOver(record.Lease)/2)
 	}
 	edits := []rowstore.Edit{
 		rowstore.Put(rowstore.Write, format.ColumnLease, until, format.TimestampOnly),
@@ -374,7 +390,7 @@ func dateJoins(all []member) {
 	}
 	for i := range all {
 		if m := &all[i]; m.joined > first && m.record.From == m.joined {
-			m.record.From = m.joined.Add(handOver(lease))
+			m.record.From = dated(m.joined, handOver(lease))
 		}
 	}
 }

@@ -349,12 +349,12 @@ func TestBeginningOfShares(t *testing.T) {
 		want Timestamp
 	}{
 		"alone":            {nil, now},
-		"with an earlier":  {[]member{other(now-1, time.Second, 16)}, now.Add(2 * time.Second)},
-		"longer lease":     {[]member{other(now-1, 9*time.Second, 16)}, now.Add(6 * time.Second)},
+		"with an earlier":  {[]member{other(now-1, time.Second, 16)}, dated(now, 2*time.Second)},
+		"longer lease":     {[]member{other(now-1, 9*time.Second, 16)}, dated(now, 6*time.Second)},
 		"with a later":     {[]member{other(now+1, time.Second, 16)}, now},
 		"at the same time": {[]member{other(now, time.Second, 16)}, now},
 		"other observers":  {[]member{other(now-1, time.Second, -1, 16)}, now},
-		"stuck":            {[]member{other(now-1, time.Second, 0)}, now.Add(2 * time.Second)},
+		"stuck":            {[]member{other(now-1, time.Second, 0)}, dated(now, 2*time.Second)},
 	} {
 		wk.member.list = x.list
 		require.Equal(t, x.want, wk.begin(now), name)

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"math/bits"
 	"slices"
-	"sync"
 
 	"github.com/percolate-go/percolate/internal/hash"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -31,54 +30,85 @@ func (p *party) points(most int) int {
 // it has.
 func (p *party) point(i int) uint64 { return hash.Mix(p.seed ^ (uint64(i)+1)*0x9e3779b97f4a7c15) } //nolint:gosec // not negative
 
-// firstPoint is the first point in a slot.
-type firstPoint struct {
-	at    uint64
-	party int
+// arc is the part of the ring that ends at one of this worker's points, and begins behind the one before.
+type arc struct {
+	end    uint64 // the point
+	last   uint64 // the last point of others in the arc
+	others bool   // whether there is one
 }
 
-// firstPoints are used again, since each has a megabyte and every change of the members
-// takes some.
-var firstPoints = sync.Pool{New: func() any { return new([rowstore.Slots]firstPoint) }}
+// arcsBits is how many bits of a point say where to look among the arcs, of which there are about as many.
+const arcsBits = 9
 
 // ring gives the slots of one of some parties. The ring is as long as a hash, and a slot
 // lies where the hashes begin whose first bits are its number. The first point from there
-// on has it.
+// on has it. So a point has the slots behind the last point before it, up to its own. With
+// a thousand members there are half a million points of others, but only those count that are the last in
+// one of this worker's arcs. So little memory is looked at, and the cost is that of the hashes.
 func ring(parties []party, mine int) *slotSet {
 	most := slices.MaxFunc(parties, func(a, b party) int { return cmp.Compare(a.weight, b.weight) }).weight
-	firsts := firstPoints.Get().(*[rowstore.Slots]firstPoint)
-	defer firstPoints.Put(firsts)
-	var taken slotSet // those in which a point lies; for others firsts has what somebody left
+	own := &parties[mine]
+	arcs := make([]arc, own.points(most))
+	for k := range arcs {
+		arcs[k].end = own.point(k)
+	}
+	slices.SortFunc(arcs, func(a, b arc) int { return cmp.Compare(a.end, b.end) })
+	var from [1 << arcsBits]int // the first arc that ends at these bits or behind
+	for i, k := 0, 0; i < len(from); i++ {
+		for k < len(arcs) && arcs[k].end>>(64-arcsBits) < uint64(i) { //nolint:gosec // not negative
+			k++
+		}
+		from[i] = k
+	}
+	over := arc{} // what lies behind the last of the arcs' ends, and belongs to the first arc
 	for i := range parties {
 		p := &parties[i]
-		for k := range p.points(most) {
-			at := p.point(k)
-			slot := uint16(at >> 48) //nolint:gosec // 16 bits
-			f := &firsts[slot]
-			if !taken.has(slot) || at < f.at || at == f.at && p.seed < parties[f.party].seed {
-				taken.add(slot)
-				*f = firstPoint{at, i}
+		if i == mine {
+			continue
+		}
+		for j := range p.points(most) {
+			at := p.point(j)
+			k := from[at>>(64-arcsBits)]
+			// Of two points at the same place the one with the lesser seed has the slot, as if it lay before.
+			for k < len(arcs) && (arcs[k].end < at || arcs[k].end == at && own.seed < p.seed) {
+				k++
+			}
+			a := &over
+			if k < len(arcs) {
+				a = &arcs[k]
+			}
+			if !a.others || a.last < at {
+				a.last, a.others = at, true
 			}
 		}
 	}
+	return slotsOfArcs(arcs, over)
+}
+
+// slotsOfArcs gives the slots of a worker's points. over is what lies behind the last of them.
+func slotsOfArcs(arcs []arc, over arc) *slotSet {
 	var slots slotSet
-	first, from := -1, 0 // the party of the first point, and the slot behind the last one so far
-	for i, word := range taken {
-		for ; word != 0; word &= word - 1 {
-			slot := i*64 + bits.TrailingZeros64(word)
-			owner := firsts[slot].party
-			if first < 0 {
-				first = owner
+	slotOf := func(point uint64) int { return int(point >> 48) } //nolint:gosec // 16 bits
+	for k, a := range arcs {
+		before := -1 // the slot of the point before; that one has it
+		switch {
+		case a.others:
+			before = slotOf(a.last)
+		case k > 0:
+			before = slotOf(arcs[k-1].end)
+		default:
+			// Nobody has a point before the first of these, so its arc begins behind the last point of the ring.
+			last := arcs[len(arcs)-1].end
+			if over.others {
+				last = over.last
 			}
-			if owner == mine {
-				slots.addAll(from, slot)
+			if behind := slotOf(last) + 1; behind < rowstore.Slots {
+				slots.addAll(behind, rowstore.Slots-1)
 			}
-			from = slot + 1
 		}
-	}
-	// Behind the last point comes the first one again.
-	if first == mine && from < rowstore.Slots {
-		slots.addAll(from, rowstore.Slots-1)
+		if own := slotOf(a.end); before < own {
+			slots.addAll(before+1, own)
+		}
 	}
 	return &slots
 }

@@ -1,9 +1,11 @@
 package percolator
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -99,6 +101,84 @@ func TestEachSlotHasAnOwner(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The slots of each party are those that the ring's definition gives it: a slot goes to the first point from where it begins.
+func TestRingByItsDefinition(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		seeds := rapid.SliceOfNDistinct(rapid.Uint64(), 1, 30, rapid.ID).Draw(t, "seeds")
+		weights := rapid.SampledFrom([]int{1, 2, 3, 16, 16, 16, 1000, math.MaxInt32})
+		var parties []party
+		for _, seed := range seeds {
+			parties = append(parties, party{seed: seed, weight: weights.Draw(t, "weight")})
+		}
+		most := slices.MaxFunc(parties, func(a, b party) int { return cmp.Compare(a.weight, b.weight) }).weight
+		type point struct {
+			at    uint64
+			party int
+		}
+		var points []point
+		for i := range parties {
+			for k := range parties[i].points(most) {
+				points = append(points, point{parties[i].point(k), i})
+			}
+		}
+		slices.SortFunc(points, func(a, b point) int {
+			return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(parties[a.party].seed, parties[b.party].seed))
+		})
+		want := make([]slotSet, len(parties))
+		for slot, next := 0, 0; slot < rowstore.Slots; slot++ {
+			for next < len(points) && points[next].at < uint64(slot)<<48 {
+				next++
+			}
+			want[points[next%len(points)].party].add(uint16(slot))
+		}
+		for i := range parties {
+			require.True(t, want[i] == *ring(parties, i), "party %d of %d", i, len(parties))
+		}
+	})
+}
+
+// Members that come or go at about the same time change the shares at the same moment, which is not before anybody expects it.
+func TestSharesChangeTogether(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		at := Timestamp(rapid.Uint64Range(0, uint64(oracle.Max)).Draw(t, "at"))
+		d := time.Duration(rapid.Int64Range(0, int64(time.Hour)).Draw(t, "after"))
+		got := dated(at, d)
+		require.GreaterOrEqual(t, got, at.Add(d))
+		require.LessOrEqual(t, got, at.Add(d+max(d/8, time.Millisecond)))
+	})
+	lease := 3 * time.Second
+	var list []member
+	start := oracle.FromTime(time.Unix(1000, 0))
+	for i := range 1000 {
+		m := sharer(fmt.Sprint("member ", i), 0, 0, 16)
+		m.joined = start.Add(time.Duration(i)*time.Millisecond) + Timestamp(i)
+		m.record.From, m.record.Lease = dated(m.joined, handOver(lease)), lease
+		list = append(list, m)
+	}
+	require.LessOrEqual(t, len(newShares(shareQueues[:1], list, "member 0", start)[shareQueues[0]]), 10, "times at which the shares change")
+}
+
+// BenchmarkShares has what a worker does when it has read a list of members who have joined within a second.
+func BenchmarkShares(b *testing.B) {
+	for _, members := range []int{8, 100, 1000} {
+		b.Run(strconv.Itoa(members), func(b *testing.B) {
+			start, lease := oracle.FromTime(time.Unix(1000, 0)), 3*time.Second
+			var list []member
+			for i := range members {
+				m := sharer(fmt.Sprint("member ", i), 0, 0, 16)
+				m.joined = start.Add(time.Duration(i) * time.Second / time.Duration(members))
+				m.record.From, m.record.Lease = dated(m.joined, handOver(lease)), lease
+				list = append(list, m)
+			}
+			for b.Loop() {
+				newShares(shareQueues[:1], list, "member 0", start)
+			}
+		})
+	}
 }
 
 // sharesOf counts the slots of each member.
@@ -292,7 +372,7 @@ func TestSharesOfThoseWhoJoinedAtOnce(t *testing.T) {
 	}
 	list := []member{join("b", at+1, at+1), join("a", at, at), join("c", at+2, at.Add(time.Minute))}
 	dateJoins(list)
-	require.Equal(t, []Timestamp{at.Add(handOver(lease)) + 1, at, at.Add(time.Minute)},
+	require.Equal(t, []Timestamp{dated(at+1, handOver(lease)), at, at.Add(time.Minute)},
 		[]Timestamp{list[0].record.From, list[1].record.From, list[2].record.From})
 	before, after := ownersAt(list, shareQueues[0], at+5), ownersAt(list, shareQueues[0], at.Add(lease))
 	for slot := range uint16(100) {
