@@ -112,23 +112,33 @@ func run(args []string, stdout, stderr io.Writer) error {
 			r.print(stdout)
 		}
 	}, stderr)
-	if err != nil {
+	if err != nil && len(report.Results) == 0 {
 		return err
 	}
-	if err := report.drawInto(*charts, *pages); err != nil {
+	if err != nil {
+		// Hours of measuring must not be lost because the last workload failed, or was interrupted. Pages and charts are
+		// for whole groups.
+		*charts, *pages, *check = "", "", false
+	}
+	return errors.Join(err, output(&report, stdout, *charts, *pages, *asJSON, *markdown, *check))
+}
+
+// output draws and prints a report.
+func output(report *Report, stdout io.Writer, charts, pages string, asJSON, markdown, check bool) error {
+	if err := report.drawInto(charts, pages); err != nil {
 		return err
 	}
 	switch {
-	case *asJSON:
+	case asJSON:
 		if err := report.printJSON(stdout); err != nil {
 			return err
 		}
-	case *markdown:
-		report.printMarkdown(stdout, base(*charts))
+	case markdown:
+		report.printMarkdown(stdout, base(charts))
 	default:
 		report.printSummary(stdout)
 	}
-	if *check && !report.reached() {
+	if check && !report.reached() {
 		return errMissed
 	}
 	return nil
@@ -182,7 +192,7 @@ func (r *Report) drawInto(charts, pages string) error {
 	return nil
 }
 
-// measureOrRead runs the workloads, or reads what -from names.
+// measureOrRead runs the workloads, or reads what -from names. With an error of a workload it returns what was measured before.
 func measureOrRead(cfg Config, chosen []Workload, peer func(string) bool, from string, each func(Result), stderr io.Writer) (report Report, err error) {
 	if from != "" {
 		report, err = readReports(strings.Split(from, ","))
@@ -216,7 +226,7 @@ func measureOrRead(cfg Config, chosen []Workload, peer func(string) bool, from s
 			continue
 		}
 		if err != nil {
-			return Report{}, fmt.Errorf("%s: %w", w.Name, err)
+			return report, fmt.Errorf("%s: %w", w.Name, err)
 		}
 		report.Results = append(report.Results, results...)
 		for _, r := range results {

@@ -117,6 +117,19 @@ func TestCostsOfAServerAreSeen(t *testing.T) {
 }
 
 // TestReportsAreReadBack prints, draws and checks what an earlier run has written.
+// What was measured before a workload fails is printed, and the error is returned.
+func TestMeasuredBeforeAnError(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	// Package typed has no workload on Redis, and says so.
+	err := run([]string{"-json", "-workload", "keys,typed", "-store", "redis://127.0.0.1:1/0", "-duration", "10ms", "-warmup", "1ms", "-repeats", "1"}, &out, io.Discard)
+	require.ErrorContains(t, err, "typed")
+	var report Report
+	require.NoError(t, json.Unmarshal(out.Bytes(), &report))
+	require.Len(t, report.Results, 1)
+	require.Equal(t, "keys", report.Results[0].Workload)
+}
+
 func TestReportsAreReadBack(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
