@@ -102,7 +102,7 @@ type Upkeep struct {
 	Keep func(ctx context.Context, tx *Txn, changes []RowChange) error
 }
 
-// RowChange is what a transaction changes in a column of a row. The slices may be neither changed nor kept.
+// RowChange is what a transaction changes in a column of a row. It may be neither changed nor kept, nor may its slices.
 type RowChange struct {
 	Row                string
 	Old, New           []byte // at the transaction's snapshot, and after it

@@ -51,7 +51,7 @@ type Txn struct {
 	// When the indexes were kept last: after how many writes, and by which revision of the catalog, 0 for never.
 	keptPuts int
 	keptBy   Timestamp
-	old      map[Cell]oldValue // of indexed cells, by stored names, at the snapshot
+	old      oldValues // of indexed cells
 
 	onEnd []func(err error) // see OnEnd
 
@@ -420,7 +420,7 @@ func (tx *Txn) finish(err error) {
 	}
 	tx.done = true
 	tx.writes, tx.weak, tx.weakSet, tx.told, tx.gone = writeSet{}, nil, nil, nil, nil
-	tx.reads, tx.ranges, tx.extra, tx.old, tx.ahead = nil, nil, nil, nil, nil
+	tx.reads, tx.ranges, tx.extra, tx.old, tx.ahead = nil, nil, nil, oldValues{}, nil
 	ended := tx.onEnd
 	tx.onEnd = nil
 	for _, f := range ended {

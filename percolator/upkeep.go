@@ -106,12 +106,7 @@ func (tx *Txn) keepBy(ctx context.Context, v *catalogView) error {
 	}
 	for i := range v.Indexes {
 		x := &v.Indexes[i]
-		var its []RowChange
-		for j := range cells {
-			if keptFor(x, cells[j]) {
-				its = append(its, changes[j])
-			}
-		}
+		its := changesFor(x, cells, changes)
 		if len(its) == 0 {
 			continue
 		}
@@ -125,6 +120,21 @@ func (tx *Txn) keepBy(ctx context.Context, v *catalogView) error {
 		tx.kept = append(tx.kept, keptAs(x))
 	}
 	return nil
+}
+
+// changesFor returns the changes of an index's own cells. Mostly those are all.
+func changesFor(x *format.Index, cells []Cell, changes []RowChange) []RowChange {
+	other := slices.IndexFunc(cells, func(c Cell) bool { return !keptFor(x, c) })
+	if other < 0 {
+		return slices.Clip(changes)
+	}
+	its := slices.Clone(changes[:other])
+	for i := other; i < len(cells); i++ {
+		if keptFor(x, cells[i]) {
+			its = append(its, changes[i])
+		}
+	}
+	return its
 }
 
 // keep calls an upkeep. What it writes is marked, so that it can be taken back.
@@ -160,44 +170,93 @@ func (tx *Txn) takeBackEntries() {
 func (tx *Txn) oldValues(ctx context.Context, cells []Cell) ([]oldValue, error) {
 	all := make([]oldValue, len(cells))
 	var missing []Cell
+	var at []int
 	for i, c := range cells {
-		v, seen := tx.old[c]
+		v, seen := tx.old.of(c)
 		if all[i] = v; !seen {
-			missing = append(missing, c)
+			missing, at = append(missing, c), append(at, i)
 		}
 	}
-	if len(missing) == 0 {
+	switch len(missing) {
+	case 0:
+		return all, nil
+	case 1:
+		value, found, err := tx.db.getCell(ctx, missing[0], &tx.snapshot)
+		if err != nil {
+			return nil, tx.failedToKeep(ctx, err)
+		}
+		all[at[0]] = oldValue{value, found}
+		tx.old.note(missing[0], all[at[0]])
 		return all, nil
 	}
 	values, err := tx.db.getCells(ctx, missing, &tx.snapshot)
 	if err != nil {
-		tx.storeFailed = true
-		return nil, fmt.Errorf("reading what is indexed: %w", readFailed(ctx, err))
+		return nil, tx.failedToKeep(ctx, err)
 	}
 	for i, c := range missing {
-		tx.noteOld(c, values[i], values[i] != nil)
-	}
-	for i, c := range cells {
-		all[i] = tx.old[c]
+		all[at[i]] = oldValue{values[i], values[i] != nil}
+		tx.old.note(c, all[at[i]])
 	}
 	return all, nil
 }
 
-// noteOld remembers the value of a cell at the snapshot. value must not change any more.
-func (tx *Txn) noteOld(sc Cell, value []byte, found bool) {
-	if tx.old == nil {
-		tx.old = make(map[Cell]oldValue)
+// failedToKeep is the error of a read of what is indexed.
+func (tx *Txn) failedToKeep(ctx context.Context, err error) error {
+	tx.storeFailed = true
+	return fmt.Errorf("reading what is indexed: %w", readFailed(ctx, err))
+}
+
+// oldValues are values of indexed cells at the snapshot, by stored names. Most transactions have one or two, for which a list is cheapest.
+type oldValues struct {
+	list  []seenOld
+	index map[Cell]int // once there are many
+}
+
+type seenOld struct {
+	cell Cell
+	oldValue
+}
+
+// of returns the value of a cell, and whether one was noted.
+func (o *oldValues) of(c Cell) (oldValue, bool) {
+	if o.index != nil {
+		i, ok := o.index[c]
+		if !ok {
+			return oldValue{}, false
+		}
+		return o.list[i].oldValue, true
 	}
-	tx.old[sc] = oldValue{value, found}
+	for i := range o.list {
+		if o.list[i].cell == c {
+			return o.list[i].oldValue, true
+		}
+	}
+	return oldValue{}, false
+}
+
+// note remembers the value of a cell that has none yet. It must not change any more.
+func (o *oldValues) note(c Cell, v oldValue) {
+	o.list = append(o.list, seenOld{c, v})
+	switch {
+	case o.index != nil:
+		o.index[c] = len(o.list) - 1
+	case len(o.list) == indexFrom:
+		o.index = make(map[Cell]int, 2*indexFrom)
+		for i := range o.list {
+			o.index[o.list[i].cell] = i
+		}
+	}
 }
 
 // noteSeen remembers what a read has seen of a cell that is indexed: the upkeep of a write needs it.
 func (tx *Txn) noteSeen(sc Cell, value []byte, found bool) {
 	const most = 1024 // a scan may read a table
-	if tx.readOnly || len(tx.old) >= most || !tx.db.known().indexed(sc) {
+	if tx.readOnly || len(tx.old.list) >= most || !tx.db.known().indexed(sc) {
 		return
 	}
-	tx.noteOld(sc, append([]byte(nil), value...), found)
+	if _, seen := tx.old.of(sc); !seen {
+		tx.old.note(sc, oldValue{append([]byte(nil), value...), found})
+	}
 }
 
 // indexed tells whether writers keep an index of a stored cell's column.

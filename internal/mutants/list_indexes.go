@@ -47,7 +47,7 @@ var indexesMutants = []mutant{
 	{"old-entry-stays", "Recipes: index, a value that is gone has no entry", "./recipes/index TestEveryInterleaving$", one(recipeGo,
 		"\t\tfor _, v := range d.removed {\n\t\t\tif err := tx.Delete", "\t\tfor _, v := range d.removed[:0] {\n\t\t\tif err := tx.Delete")},
 	{"values-begin-alike", "Recipes: index, the entries of a value are its own", "./recipes/index TestLookups", []edit{
-		{recipeGo, "func begin(value keys.Key) string { return cut(string(value), mostValue) + \"\\x00\" }", "func begin(value keys.Key) string { return string(value[:min(len(value), 100)]) }"},
+		{recipeGo, "\treturn cut(string(value), mostValue) + \"\\x00\" + row\n", "\treturn string(value[:min(len(value), 100)]) + row\n"},
 		{lookupGo, "ix.entry(value, e.row).Row != e.at", "e.at == \"\""},
 	}},
 	{"build-is-not-checked", "Recipes: index, a build ends after a round without a difference", "./recipes/index TestUnsteadyValues", one(buildGo,

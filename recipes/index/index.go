@@ -135,16 +135,20 @@ func cut(s string, most int) string {
 	return s[:most-len(sum)-1] + "\xff" + string(sum[:])
 }
 
+// nameOf is cut(value) with a zero byte, and the row. It makes no string more than it must.
+func nameOf(value keys.Key, row string) string {
+	return cut(string(value), mostValue) + "\x00" + row
+}
+
 // begin is how all entries of a value begin. No tuple of keys goes on with a zero byte, so none of a longer value begins so.
-func begin(value keys.Key) string { return cut(string(value), mostValue) + "\x00" }
+func begin(value keys.Key) string { return nameOf(value, "") }
 
 // entry is the cell of a row's entry. Its value is the row's key.
 func (ix *Index[T]) entry(value keys.Key, row string) percolator.Cell {
-	c := percolator.Cell{Table: ix.opt.Entries, Row: begin(value), Column: column}
-	if !ix.opt.Unique {
-		c.Row += cut(row, mostRow)
+	if ix.opt.Unique {
+		return percolator.Cell{Table: ix.opt.Entries, Row: begin(value), Column: column}
 	}
-	return c
+	return percolator.Cell{Table: ix.opt.Entries, Row: nameOf(value, cut(row, mostRow)), Column: column}
 }
 
 // passingError is an error of a codec that says nothing of what is stored: the keys cannot be reached now, say, or only a newer
@@ -177,7 +181,10 @@ func (ix *Index[T]) valuesOf(ctx context.Context, row string, stored []byte) (va
 	if values, err = ix.values(row, value); err != nil {
 		return nil, err
 	}
-	values = slices.Clone(values)
+	if len(values) < 2 {
+		return values, nil
+	}
+	values = slices.Clone(values) // they are the function's
 	slices.Sort(values)
 	return slices.Compact(values), nil
 }
@@ -240,6 +247,10 @@ func (ix *Index[T]) delta(ctx context.Context, c *percolator.RowChange) (delta, 
 		if before, err = ix.valuesLeft(ctx, c.Row, c.Old); err != nil {
 			return d, err
 		}
+	}
+	if !slices.ContainsFunc(before, func(v keys.Key) bool { _, stays := slices.BinarySearch(after, v); return stays }) {
+		d.removed, d.added = before, after
+		return d, nil
 	}
 	for _, v := range before {
 		if _, stays := slices.BinarySearch(after, v); stays {
