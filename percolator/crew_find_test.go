@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -82,6 +83,51 @@ func TestChangeDoesNotWaitForTheBacklog(t *testing.T) {
 		require.Greater(t, m.count(), first+15, "the backlog goes on")
 		require.Less(t, m.count(), backlog)
 	})
+}
+
+// The backlog of one observer is read a few times, and not once for each page that its functions handle, where another observer of the
+// table has room for more. What is there for that one does not wait until the backlog is handled, even if its functions
+// hang; no push has told of it.
+func TestBacklogBesideAnotherObserver(t *testing.T) {
+	for name, hangs := range map[string]bool{"it is handled": false, "it hangs": true} {
+		t.Run(name, func(t *testing.T) {
+			eachFinding(t, func(t *testing.T, c *crew) {
+				const pages = 20
+				c.quiet = true
+				var scans, ran, others atomic.Int64
+				m := c.hire(WorkerConfig{Concurrency: 16}, func(ctx context.Context, _ Cell) error {
+					if hangs {
+						<-ctx.Done()
+						return ctx.Err()
+					}
+					ran.Add(1)
+					return systemClock{}.Sleep(ctx, 10*time.Millisecond)
+				}, "o")
+				require.NoError(t, m.Observe(counting("other", "other", &others)))
+				m.start()
+				settle()
+				m.wire.AddRule(faultstore.Rule{Match: func(x *call) bool {
+					if scansOfT(x) {
+						scans.Add(1)
+					}
+					return scansOfT(x)
+				}, Fault: faultstore.Fault{Kind: faultstore.Delay, Delay: 5 * time.Millisecond}, Times: -1})
+				c.change(rows("backlog", pages*lookPage)...)
+				for i := range 10 {
+					set(t, c.source, Cell{"t", fmt.Sprint("backlog", 500*i), "other"}, "x")
+				}
+				m.kick(rowstore.Wake{Table: "t"})
+				until(t, func() bool { return others.Load() == 10 })
+				if hangs {
+					return
+				}
+				require.Less(t, ran.Load(), int64(pages*lookPage/2), "others wait for the backlog")
+				until(t, func() bool { return ran.Load() == pages*lookPage })
+				t.Logf("%d scans for %d pages", scans.Load(), pages)
+				require.LessOrEqual(t, scans.Load(), int64(8*pages), "scans")
+			})
+		})
+	}
 }
 
 // What waits in the share of a worker that was killed does not wait for the rest of a walk through

@@ -34,6 +34,8 @@ const (
 	// longestRest at most.
 	vainLooks   = 9
 	longestRest = time.Minute
+	// longestPageRest bounds the same after a page with more than a queue had room for.
+	longestPageRest = time.Second
 	// manyRows is how many rows a look visits that takes long because of them.
 	manyRows = 4096
 	// agreeAfter is about how long workers take to agree who has what, when the store has
@@ -410,6 +412,7 @@ func (l *looker) walk(ctx context.Context, rows rowstore.ScanRange) error {
 			}
 			continue
 		}
+		began = l.w.db.clock.Now()
 		page, last, err := l.page(ctx, rows)
 		if err != nil {
 			l.queue(page) // what was found before
@@ -418,7 +421,16 @@ func (l *looker) walk(ctx context.Context, rows rowstore.ScanRange) error {
 		if page, err = l.sortOut(ctx, page); err != nil {
 			return err
 		}
-		l.queue(page)
+		took := l.w.db.clock.Now().Sub(began)
+		if full := l.queue(page); len(full) > 0 && !l.fresh {
+			again, err := l.waitForThese(ctx, full, took)
+			if err != nil {
+				return err
+			}
+			if again {
+				continue // with the same page, for what had no room
+			}
+		}
 		if last == "" {
 			return nil
 		}
@@ -531,19 +543,47 @@ func (w *Worker) lookUnderWay(table string) bool {
 	return !w.looking[table].IsZero()
 }
 
-// queue queues the findings.
-func (l *looker) queue(page []finding) {
+// queue queues the findings. full are the queues that had no room for all of theirs.
+func (l *looker) queue(page []finding) (full []*queue) {
 	w := l.w
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, f := range page {
 		for _, q := range f.queues {
+			left := q.left
+			q.left = false
 			if w.found(q, f.cell, f.seen, l.fresh) {
 				l.found++
 			}
+			if q.left && !slices.Contains(full, q) {
+				full = append(full, q)
+			}
+			q.left = q.left || left
 		}
 	}
 	w.dispatch()
+	return full
+}
+
+// waitForThese waits until one of some queues has room again, after a page that took some time to read. But it does not wait long:
+// behind the backlog of these, there may be something for other observers that have room. Without this wait, the walk would go on through the backlog
+// and find nothing that it can queue, over and over. again tells that there is room.
+func (l *looker) waitForThese(ctx context.Context, full []*queue, took time.Duration) (again bool, err error) {
+	w := l.w
+	began := w.db.clock.Now()
+	defer func() { l.waited += w.db.clock.Now().Sub(began) }()
+	for {
+		w.mu.Lock()
+		room := slices.ContainsFunc(full, func(q *queue) bool { return len(*q.waiting(l.fresh)) <= lowWater })
+		w.mu.Unlock()
+		rest := min(vainLooks*took, longestPageRest) - w.db.clock.Now().Sub(began)
+		if room || rest <= 0 {
+			return room, ctx.Err()
+		}
+		if _, err := w.sleepOr(ctx, rest, w.roomOf(l.table, l.fresh)); err != nil {
+			return false, err
+		}
+	}
 }
 
 func (w *Worker) notifyPicks(table string) []rowstore.Selector {
