@@ -150,3 +150,37 @@ func TestListsGoOn(t *testing.T) {
 	require.Equal(t, exitUsage, ask(t, url, "parked", "--from", "").status)
 	require.Equal(t, exitUsage, ask(t, url, "timers", "t", "--from", "%zz").status)
 }
+
+// TestHistoryOfWideValues shows a history whose values are many megabytes. Its last line says how to go on, and each version comes once.
+func TestHistoryOfWideValues(t *testing.T) {
+	t.Parallel()
+	ctx, url := t.Context(), "pebble:"+filepath.Join(t.TempDir(), "data")
+	db, err := percolator.Open(ctx, url)
+	require.NoError(t, err)
+	for i := range 40 {
+		require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error {
+			return tx.Set(cell("t", "r", "c"), []byte(fmt.Sprintf("v%02d ", i)+strings.Repeat("wide", 125_000)))
+		}))
+	}
+	require.NoError(t, db.Close(ctx))
+	var versions []string
+	args, pages := []string{"history", "t", "r", "c"}, 0
+	for more := true; more; pages++ {
+		a := ask(t, url, args...)
+		require.Equal(t, exitOK, a.status, a.err)
+		require.Less(t, len(a.out), 13<<20, "a page of %d megabytes", len(a.out)>>20)
+		for _, line := range strings.Split(a.out, "\n") {
+			if _, value, found := strings.Cut(line, "  v"); found {
+				versions = append(versions, value[:2])
+			}
+		}
+		var rest string
+		_, rest, more = strings.Cut(a.out, "... and older ones: ")
+		args = append([]string{"history", "t", "r", "c"}, strings.Fields(rest)...)
+	}
+	require.Equal(t, 3, pages)
+	require.Len(t, versions, 40)
+	for i, v := range versions {
+		require.Equal(t, fmt.Sprintf("%02d", 39-i), v)
+	}
+}
