@@ -74,7 +74,7 @@ func (s *Store) writeFormat(mustExist bool) error {
 	switch {
 	case some && s.borrows:
 		return fmt.Errorf("%w: the database has keys of another kind that begin with the bytes 0x%02x to 0x%02x, which the store would take",
-			rowstore.ErrFormat, spaceMeta, spaceSample)
+			rowstore.ErrForeign, spaceMeta, spaceSample)
 	case some:
 		return errForeign
 	case mustExist:

@@ -44,13 +44,14 @@ func OpenURL(ctx context.Context, url string) (*Store, error) {
 //
 // It returns an error that matches
 //   - ErrInUse if the path is open already, here or in another process;
-//   - rowstore.ErrFormat if the directory holds something else, or a store or a database of a
-//     version that this program does not know;
+//   - rowstore.ErrFormat if the directory holds a store or a database of a version that this
+//     program does not know;
+//   - rowstore.ErrForeign, and so rowstore.ErrFormat, if it holds something else;
 //   - rowstore.ErrCorrupt if what it holds is damaged;
 //   - rowstore.ErrInvalid for bad options;
 //   - rowstore.ErrNoStore if there is no store and opts.AsIs is set;
-//   - the errors of the file system (fs.ErrNotExist for a missing parent,
-//     fs.ErrPermission).
+//   - rowstore.ErrDenied, and fs.ErrPermission, if the process may not use the directory;
+//   - the errors of the file system (fs.ErrNotExist for a missing parent).
 //
 // Each names the path.
 func Open(ctx context.Context, opts Options) (*Store, error) {
@@ -78,14 +79,22 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 		err = rowstore.ErrNoStore
 	}
 	if err != nil {
-		return nil, fmt.Errorf("pebble: open %q: %w", opts.Path, err)
+		return nil, fmt.Errorf("pebble: open %q: %w", opts.Path, denied(err))
 	}
 	s, err := open(ctx, opts, dir, vfs.Default, lock, release)
 	if err != nil {
 		release()
-		return nil, fmt.Errorf("pebble: open %q: %w", opts.Path, err)
+		return nil, fmt.Errorf("pebble: open %q: %w", opts.Path, denied(err))
 	}
 	return s, nil
+}
+
+// denied makes an error over a missing permission one of its kind.
+func denied(err error) error {
+	if errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("%w: %w", rowstore.ErrDenied, err)
+	}
+	return err
 }
 
 // New opens a store in a database that the program has opened, and makes it if the
@@ -113,8 +122,8 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 //   - rowstore.ErrInvalid if the database is nil, closed, read-only, without a log, or
 //     orders keys differently, and for bad options;
 //   - ErrInUse if the database has a store open already;
-//   - rowstore.ErrFormat if keys of the store's range hold something else, or a store of a
-//     version that this program does not know;
+//   - rowstore.ErrFormat if the database has a store of a version that this program does not know;
+//   - rowstore.ErrForeign, and so rowstore.ErrFormat, if keys of the store's range hold something else;
 //   - rowstore.ErrCorrupt if what the store holds is damaged;
 //   - fs.ErrNotExist if the database has no store and opts.MustExist is set;
 //   - rowstore.ErrNoStore if it has none and opts.AsIs is set.
@@ -247,7 +256,10 @@ func sortError(err error) error {
 	case errors.Is(err, engine.ErrCorruption):
 	case errors.As(err, &path), errors.As(err, &link), errors.As(err, &call):
 		return err
-	case strings.Contains(err.Error(), "format major version"), strings.Contains(err.Error(), "comparer name"):
+	case strings.Contains(err.Error(), "comparer name"), strings.Contains(err.Error(), "merger name"):
+		// Each store has the engine's own.
+		return fmt.Errorf("%w (%w)", errForeign, err)
+	case strings.Contains(err.Error(), "format major version"):
 		return fmt.Errorf("%w: %w", rowstore.ErrFormat, err)
 	}
 	return fmt.Errorf("%w: %w", rowstore.ErrCorrupt, err)

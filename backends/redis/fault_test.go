@@ -459,12 +459,17 @@ func TestPasswordsAndPermissions(t *testing.T) {
 		}
 	}
 
-	require.ErrorContains(t, openError(t, "redis://app:"+secret+"wrong@"+addr), "user or password is wrong")
+	err = openError(t, "redis://app:"+secret+"wrong@"+addr)
+	require.ErrorContains(t, err, "user or password is wrong")
+	require.ErrorIs(t, err, rowstore.ErrDenied)
 	require.NoError(t, c.Do(ctx, "ACL", "SETUSER", "noscript", "reset", "on", ">"+secret, "~*", "&*", "+@all", "-zadd").Err())
 	err = openError(t, "redis://noscript:"+secret+"@"+addr+"/?prefix=other")
 	require.ErrorContains(t, err, "ermission")
+	require.ErrorIs(t, err, rowstore.ErrDenied)
 	require.NoError(t, c.ConfigSet(ctx, "requirepass", secret).Err())
-	require.ErrorContains(t, openError(t, "redis://"+addr), "none was given")
+	err = openError(t, "redis://"+addr)
+	require.ErrorContains(t, err, "none was given")
+	require.ErrorIs(t, err, rowstore.ErrDenied)
 	require.NoError(t, c.Do(ctx, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err())
 	require.Eventually(t, func() bool {
 		v, err := tryNewest(ctx, s, "r")

@@ -7,6 +7,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/internal/everystore"
+	"github.com/percolate-go/percolate/internal/testserver"
 )
 
 // TestBackupAndRestore takes a database from a store to another one by the commands, in a file that is refused when it is damaged.
@@ -65,4 +68,30 @@ func TestExportAndImport(t *testing.T) {
 	a = ask(t, into, "import", "--after", "4", file)
 	require.Equal(t, exitOK, a.status, a.err)
 	require.Equal(t, answer{out: "value of c d\n"}, ask(t, into, "get", "links", "c d", "to"))
+}
+
+// TestRestoreBesideAnotherApplication restores into a schema that has tables of another application, as a program may open a store in one. They stay
+// as they are. A schema in which one of them has a name that the store needs is refused.
+func TestRestoreBesideAnotherApplication(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "links.backup")
+	require.Equal(t, exitOK, ask(t, someLinks(t), "backup", file).status)
+	srv := testserver.NewPostgres(t, nil)
+	postgresDo(t, srv.URL, `CREATE SCHEMA office; CREATE TABLE office.invoice (id integer PRIMARY KEY, sum integer); INSERT INTO office.invoice VALUES (1, 100);
+		CREATE SCHEMA bureau; CREATE TABLE bureau.data (x integer); INSERT INTO bureau.data VALUES (7)`)
+	into := everystore.With(srv.URL, "schema=office")
+	a := ask(t, into, "restore", file)
+	require.Equal(t, exitOK, a.status, a.err)
+	require.Equal(t, answer{out: "value of b\n"}, ask(t, into, "get", "links", "b", "to"))
+	postgresDo(t, srv.URL, "DO $$ BEGIN ASSERT (SELECT sum FROM office.invoice) = 100; END $$")
+	require.Equal(t, exitUsage, ask(t, into, "restore", file).status, "the store is not empty any more")
+
+	taken := everystore.With(srv.URL, "schema=bureau")
+	for _, args := range [][]string{{"restore", file}, {"migrate", "run", "--make"}} {
+		a = ask(t, taken, args...)
+		require.Equal(t, exitFormat, a.status, "%q: %s", args, a.err)
+		require.Contains(t, a.err, "use another schema")
+	}
+	require.Equal(t, exitNoStore, ask(t, taken, "doctor").status, "there is none")
+	postgresDo(t, srv.URL, "DO $$ BEGIN ASSERT (SELECT x FROM bureau.data) = 7 AND to_regclass('bureau.cell') IS NULL; END $$")
 }

@@ -27,6 +27,7 @@ const (
 	exitConflict    = 9
 	exitFindings    = 10
 	exitOlder       = 11
+	exitDenied      = 12
 	exitInterrupted = 130
 )
 
@@ -45,6 +46,7 @@ const exitHelp = `The exit status tells errors apart:
   9    another transaction was first, or it is not known what became of the change
   10   doctor has found something, or migrate check
   11   an older program has the database open
+  12   access was denied: a wrong password, a missing permission, a certificate that one side does not accept
   130  interrupted
 `
 
@@ -91,6 +93,8 @@ func statusOf(ctx context.Context, err error) int {
 		return exitConflict
 	case is(errNotFound, percolator.ErrNotFound, percolator.ErrNotObserved):
 		return exitNotFound
+	case is(percolator.ErrDenied):
+		return exitDenied
 	case is(rowstore.ErrUnavailable, pebble.ErrInUse, context.DeadlineExceeded, os.ErrDeadlineExceeded):
 		return exitUnavailable
 	case is(percolator.ErrInvalid, percolator.ErrTooLarge):
