@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,6 +12,7 @@ import (
 
 	"github.com/percolate-go/percolate/internal/everystore"
 	"github.com/percolate-go/percolate/internal/testserver"
+	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
 // TestBackupAndRestore takes a database from a store to another one by the commands, in a file that is refused when it is damaged.
@@ -94,4 +97,41 @@ func TestRestoreBesideAnotherApplication(t *testing.T) {
 	}
 	require.Equal(t, exitNoStore, ask(t, taken, "doctor").status, "there is none")
 	postgresDo(t, srv.URL, "DO $$ BEGIN ASSERT (SELECT x FROM bureau.data) = 7 AND to_regclass('bureau.cell') IS NULL; END $$")
+}
+
+// TestNoStoreForABadFile restores files that are damaged or cut off anywhere. Each is refused before a store is made for it.
+func TestNoStoreForABadFile(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	whole := filepath.Join(dir, "whole")
+	require.Equal(t, exitOK, ask(t, someLinks(t), "backup", whole).status)
+	b, err := os.ReadFile(whole)
+	require.NoError(t, err)
+	var bad []string
+	for _, length := range []int{0, 1, 10, 18, 30, len(b) / 3, len(b) / 2, len(b) - 1} {
+		file := filepath.Join(dir, fmt.Sprint("cut off at ", length))
+		require.NoError(t, os.WriteFile(file, b[:length], 0o600))
+		bad = append(bad, file)
+	}
+	for _, at := range []int{0, 17, 25, 60, len(b) / 2, len(b) - 2} {
+		file := filepath.Join(dir, fmt.Sprint("damaged at ", at))
+		damaged := bytes.Clone(b)
+		damaged[at] ^= 1
+		require.NoError(t, os.WriteFile(file, damaged, 0o600))
+		bad = append(bad, file)
+	}
+	everystore.URLs(t, func(t *testing.T, url string) {
+		for _, file := range bad {
+			a := ask(t, url, "restore", file)
+			require.Contains(t, []int{exitCorrupt, exitFormat}, a.status, "%s: %s", file, a.err)
+			_, err := rowstore.Open(t.Context(), everystore.With(url, "asis=true"))
+			require.ErrorIs(t, err, rowstore.ErrNoStore, file)
+			if dir, pebble := strings.CutPrefix(url, "pebble:"); pebble {
+				require.NoDirExists(t, dir, file)
+			}
+		}
+		a := ask(t, url, "restore", whole)
+		require.Equal(t, exitOK, a.status, a.err)
+		require.Equal(t, answer{out: "value of b\n"}, ask(t, url, "get", "links", "b", "to"))
+	})
 }
