@@ -186,6 +186,8 @@ func failing(what string, err error) Finding {
 	switch {
 	case errors.Is(err, rowstore.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
 		f.Code, f.Change = "unavailable", "start the server, or lead the address to the one that is the primary now; docs/runbooks.md has the steps of a failover"
+	case errors.Is(err, percolator.ErrFull):
+		f.Change = "make room on the store's disk, or in its memory; docs/runbooks.md has the steps"
 	case errors.Is(err, percolator.ErrDenied):
 		f.Change = "give the user the right password and certificate, and the permissions that it lacks; docs/howto/security.md says where they are listed"
 	case errors.Is(err, percolator.ErrForeign):

@@ -9,6 +9,8 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"syscall"
+	"time"
 
 	engine "github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/bloom"
@@ -50,6 +52,8 @@ func OpenURL(ctx context.Context, url string) (*Store, error) {
 //   - rowstore.ErrCorrupt if what it holds is damaged;
 //   - rowstore.ErrInvalid for bad options;
 //   - rowstore.ErrNoStore if there is no store and opts.AsIs is set;
+//   - rowstore.ErrFull if the disk has no room for what the engine has to write; in this process
+//     the path may be in use until there is room;
 //   - rowstore.ErrDenied, and fs.ErrPermission, if the process may not use the directory;
 //   - the errors of the file system (fs.ErrNotExist for a missing parent).
 //
@@ -58,6 +62,7 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	sized := opts.MemTableSize != 0
 	if err := opts.complete(opts.Path == ""); err != nil {
 		return nil, err
 	}
@@ -79,20 +84,28 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 		err = rowstore.ErrNoStore
 	}
 	if err != nil {
-		return nil, fmt.Errorf("pebble: open %q: %w", opts.Path, denied(err))
+		return nil, fmt.Errorf("pebble: open %q: %w", opts.Path, withKind(err))
+	}
+	if !sized {
+		opts.MemTableSize = memTableOn(vfs.Default, dir)
 	}
 	s, err := open(ctx, opts, dir, vfs.Default, lock, release)
 	if err != nil {
-		release()
-		return nil, fmt.Errorf("pebble: open %q: %w", opts.Path, denied(err))
+		if !errors.As(err, new(*openingError)) {
+			release()
+		}
+		return nil, fmt.Errorf("pebble: open %q: %w", opts.Path, withKind(err))
 	}
 	return s, nil
 }
 
-// denied makes an error over a missing permission one of its kind.
-func denied(err error) error {
-	if errors.Is(err, fs.ErrPermission) {
+// withKind says of an error of the file system what kind it is, if it is one of a kind.
+func withKind(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("%w: %w", rowstore.ErrDenied, err)
+	case vfs.IsNoSpaceError(err) && !errors.Is(err, rowstore.ErrFull):
+		return fmt.Errorf("%w: make room on the disk: %w", rowstore.ErrFull, err)
 	}
 	return err
 }
@@ -100,8 +113,9 @@ func denied(err error) error {
 // New opens a store in a database that the program has opened, and makes it if the
 // database has none. Close leaves the database open. The store takes the keys that
 // begin with the bytes 0x01 to 0x06; see the package's documentation for what holds
-// for them. It takes Path and MemTableSize from the database, so these options must
-// be left out; CacheSize is for columns alone.
+// for them. It takes Path and MemTableSize from the database, and does not look at the
+// room on its disk, so these options and MinFree must be left out; CacheSize is for
+// columns alone.
 //
 // What the store needs of the database's pebble.Options:
 //   - Comparer is pebble.DefaultComparer, which is the default. New tries whether the
@@ -133,8 +147,8 @@ func New(ctx context.Context, db *engine.DB, opts Options) (*Store, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if opts.Path != "" || opts.MemTableSize != 0 {
-		return nil, fmt.Errorf("%w: pebble: New takes the path and the size of the memtables from the database; leave Options.Path and Options.MemTableSize out",
+	if opts.Path != "" || opts.MemTableSize != 0 || opts.MinFree != 0 {
+		return nil, fmt.Errorf("%w: pebble: New takes the path and the size of the memtables from the database; leave Options.Path, Options.MemTableSize and Options.MinFree out",
 			rowstore.ErrInvalid)
 	}
 	if err := opts.complete(false); err != nil {
@@ -153,7 +167,7 @@ func New(ctx context.Context, db *engine.DB, opts Options) (*Store, error) {
 }
 
 // open opens the database in a directory, "" in memory, and the store in it. It needs
-// complete options. release is not called if it fails.
+// complete options. release is not called if it fails, but for an openingError, which calls it in the end.
 func open(ctx context.Context, opts Options, dir string, fsys vfs.FS, lock *engine.Lock, release func()) (*Store, error) {
 	cache := engine.NewCache(opts.CacheSize)
 	defer cache.Unref()
@@ -162,13 +176,16 @@ func open(ctx context.Context, opts Options, dir string, fsys vfs.FS, lock *engi
 	if err := refuseForeign(dir, *eo); err != nil {
 		return nil, err
 	}
-	db, err := openEngine(dir, eo)
-	if err != nil {
-		return nil, err
-	}
 	h := home{name: "the store in memory", release: release}
 	if dir != "" {
 		h.name, h.durable = fmt.Sprintf("%q", dir), true
+		if h.room = newRoom(fsys, dir, opts.MinFree, opts.MemTableSize); h.room != nil {
+			eo.FS = roomFS{fsys, h.room}
+		}
+	}
+	db, err := openUnlessFull(dir, eo, release)
+	if err != nil {
+		return nil, err
 	}
 	s, err := openIn(ctx, db, opts, h)
 	if err != nil {
@@ -233,10 +250,63 @@ func openIn(ctx context.Context, db *engine.DB, opts Options, h home) (*Store, e
 	return s, nil
 }
 
-// openEngine opens the engine. A panic over damaged files is an error too.
+// openingError says that the disk is full, and that the engine goes on opening its files as soon as there is room. Then they are closed.
+type openingError struct{ error }
+
+func (e *openingError) Unwrap() error { return e.error }
+
+// fullFor is for how long the engine may find the disk full until openUnlessFull gives up. Tests have less.
+var fullFor = 2 * time.Second
+
+// openUnlessFull opens the engine. With no room to write down what its log has, the engine tries without end, and nothing
+// can stop it.
+func openUnlessFull(dir string, eo *engine.Options, release func()) (*engine.DB, error) {
+	type result struct {
+		db  *engine.DB
+		err error
+	}
+	full, opened := make(chan error, 1), make(chan result, 1)
+	eo.EventListener = &engine.EventListener{BackgroundError: func(err error) {
+		if vfs.IsNoSpaceError(err) {
+			select {
+			case full <- err:
+			default:
+			}
+		}
+	}}
+	go func() {
+		db, err := openEngine(dir, eo)
+		opened <- result{db, err}
+	}()
+	var err error
+	select {
+	case r := <-opened:
+		return r.db, r.err
+	case err = <-full:
+	}
+	select {
+	case r := <-opened:
+		return r.db, r.err
+	case <-time.After(fullFor):
+	}
+	go func() {
+		if r := <-opened; r.err == nil {
+			_ = r.db.Close()
+		}
+		release()
+	}()
+	return nil, &openingError{fmt.Errorf("%w: nothing is lost; make room on the disk: %w", rowstore.ErrFull, err)}
+}
+
+// openEngine opens the engine. A panic over damaged files, or over a full disk, is an error too.
 func openEngine(dir string, eo *engine.Options) (db *engine.DB, err error) {
 	defer func() {
-		if p := recover(); p != nil {
+		p := recover()
+		switch {
+		case p == nil:
+		case strings.Contains(fmt.Sprint(p), syscall.ENOSPC.Error()):
+			err = fmt.Errorf("%w: make room on the disk: %v", rowstore.ErrFull, p)
+		default:
 			err = fmt.Errorf("%w: %v", rowstore.ErrCorrupt, p)
 		}
 	}()

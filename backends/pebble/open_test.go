@@ -117,6 +117,24 @@ func foreignIsLeftAlone(t *testing.T, format engine.FormatMajorVersion) {
 	require.Equal(t, old.FormatMajorVersion, desc.FormatMajorVersion)
 }
 
+// A store that was opened before is known by its options, so that its log is read once alone.
+func TestOurOptions(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	require.NoError(t, mustOpen(t, Options{Path: dir}).Close())
+	desc, err := engine.Peek(dir, vfs.Default)
+	require.NoError(t, err)
+	require.True(t, hasOurOptions(vfs.Default, desc.OptionsFilename))
+	other := filepath.Join(t.TempDir(), "other")
+	db, err := engine.Open(other, &engine.Options{Logger: quiet{}, FormatMajorVersion: engineFormat})
+	require.NoError(t, err)
+	require.NoError(t, db.Close())
+	desc, err = engine.Peek(other, vfs.Default)
+	require.NoError(t, err)
+	require.False(t, hasOurOptions(vfs.Default, desc.OptionsFilename))
+	require.False(t, hasOurOptions(vfs.Default, filepath.Join(other, "none")))
+}
+
 // A store whose engine's format is older is raised, and keeps what it has.
 func TestOlderEngineFormat(t *testing.T) {
 	t.Parallel()

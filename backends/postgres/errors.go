@@ -103,6 +103,8 @@ func refused(err error, pg *pgconn.PgError) error {
 		return fmt.Errorf("%w: %w: %w", rowstore.ErrUnavailable, errLocked, err)
 	case noPrivilege:
 		return fmt.Errorf("%w: %w", rowstore.ErrDenied, err)
+	case diskFull:
+		return fmt.Errorf("%w: make room on the server's disk: %w", rowstore.ErrFull, err)
 	}
 	return err
 }

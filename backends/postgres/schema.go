@@ -264,6 +264,7 @@ const (
 	uniqueViolation    = "23505"
 	lockNotAvailable   = "55P03"
 	queryCanceled      = "57014"
+	diskFull           = "53100"
 	outOfMemory        = "53200"
 	tooManyConnections = "53300"
 	plainWarning       = "01000"

@@ -199,20 +199,20 @@ func isAway(err error) bool {
 func explain(err error) error {
 	text := err.Error()
 	hint := ""
-	denied := false
+	var kind error
 	switch {
 	case strings.HasPrefix(text, "OOM "):
-		hint = "the server has reached maxmemory, so it refuses writes; nothing was written. Raise maxmemory or delete data"
+		kind, hint = rowstore.ErrFull, "the server has reached maxmemory, so it refuses writes; nothing was written. Raise maxmemory or delete data"
 	case strings.HasPrefix(text, "MISCONF"):
 		hint = "the server cannot persist, so it refuses writes; its log says why, and often a disk is full"
 	case strings.HasPrefix(text, "NOAUTH"):
-		denied, hint = true, "the server wants a password, and none was given; put it into the URL or the options"
+		kind, hint = rowstore.ErrDenied, "the server wants a password, and none was given; put it into the URL or the options"
 	case strings.HasPrefix(text, "WRONGPASS"):
-		denied, hint = true, "user or password is wrong"
+		kind, hint = rowstore.ErrDenied, "user or password is wrong"
 	case strings.HasPrefix(text, "NOPERM"), strings.Contains(text, "The user executing the script"):
-		denied, hint = true, "the user lacks a permission; the README of backends/redis lists them"
+		kind, hint = rowstore.ErrDenied, "the user lacks a permission; the README of backends/redis lists them"
 	case isCertificate(err):
-		denied, hint = true, "the server, or this program, does not accept the other's certificate"
+		kind, hint = rowstore.ErrDenied, "the server, or this program, does not accept the other's certificate"
 	case strings.HasPrefix(text, "READONLY"):
 		hint = "the server is a replica; use the address of its primary"
 	case strings.HasPrefix(text, "LOADING"):
@@ -224,8 +224,8 @@ func explain(err error) error {
 	default:
 		return err
 	}
-	if denied {
-		return fmt.Errorf("%w: %s: %w", rowstore.ErrDenied, hint, err)
+	if kind != nil {
+		return fmt.Errorf("%w: %s: %w", kind, hint, err)
 	}
 	return fmt.Errorf("%s: %w", hint, err)
 }

@@ -261,6 +261,7 @@ func TestMaxMemory(t *testing.T) {
 	require.NoError(t, c.ConfigSet(ctx, "maxmemory", "1mb").Err())
 	err := tryApply(ctx, s, put("r", 100, "more"))
 	require.ErrorContains(t, err, "maxmemory")
+	require.ErrorIs(t, err, rowstore.ErrFull)
 	require.NotErrorIs(t, err, rowstore.ErrAmbiguous)
 	groups, err := s.Group(ctx, []rowstore.Group{{Mutations: []rowstore.Mutation{put("a", 1, "x"), put("b", 1, "x")}, AssignTimestamp: false}})
 	if err == nil {

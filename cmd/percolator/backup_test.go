@@ -2,10 +2,12 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -134,4 +136,59 @@ func TestNoStoreForABadFile(t *testing.T) {
 		require.Equal(t, exitOK, a.status, a.err)
 		require.Equal(t, answer{out: "value of b\n"}, ask(t, url, "get", "links", "b", "to"))
 	})
+}
+
+// filling is a store that has no room left after some calls.
+type filling struct {
+	rowstore.Store
+	left atomic.Int64
+}
+
+func (s *filling) Unwrap() rowstore.Store { return s.Store }
+
+func (s *filling) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+	if s.left.Add(-1) < 0 {
+		return nil, fmt.Errorf("%w: make room", rowstore.ErrFull)
+	}
+	return s.Store.Apply(ctx, muts, opts)
+}
+
+// TestRestoreWithoutRoom restores into a store that is full, from the beginning and in the middle. The command says so by the exit status of that kind,
+// and goes on when there is room. A full store can be looked at.
+func TestRestoreWithoutRoom(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file, url := filepath.Join(dir, "links.backup"), "pebble:"+filepath.Join(dir, "into")
+	require.Equal(t, exitOK, ask(t, someLinks(t), "backup", file).status)
+	a := ask(t, url+"?minfree=9999GB", "restore", file)
+	require.Equal(t, exitFull, a.status, a.err)
+	require.Contains(t, a.err, "make room")
+	require.Contains(t, a.err, "restore the same backup again to go on")
+	for left := range int64(2) {
+		var out, errs strings.Builder
+		opened := func(ctx context.Context, asIs bool) (rowstore.Store, error) {
+			s, err := rowstore.Open(ctx, everystore.With(url, fmt.Sprintf("asis=%v", asIs)))
+			if err != nil {
+				return nil, err
+			}
+			f := &filling{Store: s}
+			f.left.Store(left)
+			return f, nil
+		}
+		require.Equal(t, exitFull, run(t.Context(), []string{"restore", file}, strings.NewReader(""), &out, &errs, opened), errs.String())
+	}
+	a = ask(t, url, "restore", file)
+	require.Equal(t, exitOK, a.status, a.err)
+	require.Contains(t, a.out, "from where it was cut off")
+	full := url + "?minfree=9999GB"
+	require.Equal(t, answer{out: "value of b\n"}, ask(t, full, "get", "links", "b", "to"))
+	a = ask(t, full, "doctor")
+	require.Equal(t, exitFindings, a.status, a.err)
+	require.Contains(t, a.out, "the store refuses writes")
+	a = ask(t, full, "set", "links", "b", "to", "new")
+	require.Equal(t, exitFull, a.status, a.err)
+	require.Equal(t, answer{out: "value of b\n"}, ask(t, url, "get", "links", "b", "to"))
+	require.Equal(t, exitFull, ask(t, full, "gc", "run").status)
+	a = ask(t, url+"?minfree=1", "gc", "run")
+	require.Equal(t, exitOK, a.status, a.err)
 }

@@ -28,6 +28,7 @@ const (
 	exitFindings    = 10
 	exitOlder       = 11
 	exitDenied      = 12
+	exitFull        = 13
 	exitInterrupted = 130
 )
 
@@ -47,6 +48,7 @@ const exitHelp = `The exit status tells errors apart:
   10   doctor has found something, or migrate check
   11   an older program has the database open
   12   access was denied: a wrong password, a missing permission, a certificate that one side does not accept
+  13   the store has no room left, on its disk or in its memory: make some, and call the command again
   130  interrupted
 `
 
@@ -95,6 +97,8 @@ func statusOf(ctx context.Context, err error) int {
 		return exitNotFound
 	case is(percolator.ErrDenied):
 		return exitDenied
+	case is(percolator.ErrFull):
+		return exitFull
 	case is(rowstore.ErrUnavailable, pebble.ErrInUse, context.DeadlineExceeded, os.ErrDeadlineExceeded):
 		return exitUnavailable
 	case is(percolator.ErrInvalid, percolator.ErrTooLarge):

@@ -567,6 +567,9 @@ var (
 	// permission, or one side does not accept the other's certificate. It does not pass by
 	// itself. Nothing was done, unless the error matches ErrAmbiguous too.
 	ErrDenied = errors.New("access denied")
+	// ErrFull says that the store has no room left for a write: its disk or its memory is
+	// full. Nothing was done, and reads go on. It passes when somebody makes room.
+	ErrFull = errors.New("no room left")
 	// ErrNoStore says that there is no store where one was to be opened as it is: by a URL with
 	// asis=true. Nothing was made.
 	ErrNoStore = errors.New("there is no store")
