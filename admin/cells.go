@@ -282,7 +282,7 @@ type History struct {
 	Versions []Version `json:"versions"` // the newest first
 	// SafePoint is the table's: what was overwritten below it is gone, or may go at any time.
 	SafePoint Stamp `json:"safe_point,omitzero"`
-	// More tells that there are older versions: Next is the To for them.
+	// More tells that there are older versions: Next is the timestamp to go on from, below those of this page.
 	More bool  `json:"more,omitempty"`
 	Next Stamp `json:"next,omitzero"`
 	// Pending is a transaction that is not decided and has the cell locked.
@@ -290,7 +290,8 @@ type History struct {
 }
 
 // History reads versions of a cell, from the newest at or below to (0 for the present) down: at most limit of them, 100
-// for 0. Below the table's safe point it shows the newest version only. Errors are those of Get.
+// for 0. A page ends with the version by which its values have eight megabytes, so it may have fewer; see [History.More].
+// Below the table's safe point it shows the newest version only. Errors are those of Get.
 func (r *Reader) History(ctx context.Context, c percolator.Cell, to percolator.Timestamp, limit int) (History, error) {
 	return r.versions(ctx, c, to, limit, true)
 }
@@ -309,6 +310,12 @@ func (r *Reader) versions(ctx context.Context, c percolator.Cell, to percolator.
 	return h, nil
 }
 
+// versionsPage is how many versions are read in one call, and mostLong how many of their long values, which may have 16 MiB each.
+const (
+	versionsPage = 128
+	mostLong     = 8
+)
+
 func (r *Reader) history(ctx context.Context, c percolator.Cell, to percolator.Timestamp, limit int, read bool) (History, error) {
 	cell, err := stored(c)
 	if err != nil {
@@ -321,68 +328,139 @@ func (r *Reader) history(ctx context.Context, c percolator.Cell, to percolator.T
 	if err != nil {
 		return History{}, err
 	}
-	rows, err := r.rows(ctx, []rowstore.RowRead{{Table: cell.Table, Row: cell.Row, Selectors: []rowstore.Selector{
-		newest(rowstore.Lock, cell.Column, to), {Family: rowstore.Write, Column: cell.Column, To: to, Limit: limit + 1},
-	}}})
-	if err != nil {
-		return History{}, err
-	}
-	h := History{Cell: CellOf(c), Versions: []Version{}}
-	pending, _, err := r.value(ctx, &rows[0], cell.Column, to, now)
-	if err != nil {
-		return h, err
-	}
-	h.Pending = pending.Pending
-	values, long, err := h.decode(&rows[0], format.Cell(cell), limit)
-	if err != nil {
-		return h, err
-	}
-	if !read {
-		values, long = make([]Value, len(values)), nil
-	}
-	missing, err := r.fill(ctx, values, long)
-	if err != nil {
-		return h, err
+	p := historyPage{h: History{Cell: CellOf(c), Versions: []Version{}}, cell: format.Cell(cell), limit: limit, read: read, missing: map[int]percolator.Timestamp{}}
+	for more := true; more; {
+		first, next := len(p.h.Versions) == 0, to
+		if !first {
+			next = p.below()
+		}
+		selectors := []rowstore.Selector{{Family: rowstore.Write, Column: cell.Column, To: next, Limit: min(limit-len(p.h.Versions), versionsPage) + 1}}
+		if first {
+			selectors = append(selectors, newest(rowstore.Lock, cell.Column, to))
+		}
+		rows, err := r.rows(ctx, []rowstore.RowRead{{Table: cell.Table, Row: cell.Row, Selectors: selectors}})
+		if err != nil {
+			return History{}, err
+		}
+		if first {
+			pending, _, err := r.value(ctx, &rows[0], cell.Column, to, now)
+			if err != nil {
+				return History{}, err
+			}
+			p.h.Pending = pending.Pending
+		}
+		if more, err = r.addVersions(ctx, &p, rows[0].All(rowstore.Write, cell.Column), selectors[0].Limit); err != nil {
+			return History{}, err
+		}
 	}
 	after, err := r.load(ctx)
 	if err != nil {
-		return h, err
+		return History{}, err
 	}
 	safe := after.safePointIn(cell.Table, cell.Row, cell.Row+"\x00")
 	if to < safe {
-		return h, &percolator.SnapshotTooOldError{Snapshot: to, SafePoint: safe}
+		return History{}, &percolator.SnapshotTooOldError{Snapshot: to, SafePoint: safe}
 	}
+	return p.h, p.end(safe)
+}
+
+// historyPage is a page of a history that is being read.
+type historyPage struct {
+	h       History
+	cell    format.Cell
+	limit   int
+	read    bool // values too
+	size    int  // bytes of the values
+	longest int  // of the values that lie apart
+	// missing has the transactions whose values were not found, by the indexes of the versions.
+	missing map[int]percolator.Timestamp
+}
+
+// below is the timestamp from which older versions follow. It is no less than the safe point if the oldest of the page is above that.
+func (p *historyPage) below() percolator.Timestamp {
+	return percolator.Timestamp(p.h.Versions[len(p.h.Versions)-1].Commit) - 1
+}
+
+// addVersions adds what was read to a page, until it is full. asked versions were asked for: the last of them, if it came, tells only that
+// there are more. It returns whether the page goes on.
+func (r *Reader) addVersions(ctx context.Context, p *historyPage, stored []rowstore.Version, asked int) (goesOn bool, err error) {
+	more := len(stored) == asked
+	if more {
+		stored = stored[:asked-1]
+	}
+	for len(stored) > 0 && p.size < pageBytes {
+		// Long values are read a few at once: how long they are shows only when they are there.
+		most := 1
+		if p.longest > 0 {
+			most = max(1, min(mostLong, (pageBytes-p.size)/p.longest))
+		}
+		n, err := r.addSome(ctx, p, stored, most)
+		if err != nil {
+			return false, err
+		}
+		stored = stored[n:]
+	}
+	more = more || len(stored) > 0
+	full := p.size >= pageBytes || len(p.h.Versions) == p.limit
+	if more && full {
+		p.h.More, p.h.Next = true, Stamp(p.below())
+	}
+	return more && !full, nil
+}
+
+// addSome adds versions to a page, up to the one by which it has most more of the long values or is full, and returns how many.
+func (r *Reader) addSome(ctx context.Context, p *historyPage, stored []rowstore.Version, most int) (n int, err error) {
+	var values []Value
+	var long []longValue
+	first := len(p.h.Versions)
+	for n = 0; n < len(stored) && len(long) < most && p.size < pageBytes; n++ {
+		v := &stored[n]
+		w, err := format.DecodeWrite(v.Value)
+		if err != nil {
+			return 0, fmt.Errorf("the version at %d: %w", uint64(v.TS), err)
+		}
+		if w.Long && p.read {
+			long = append(long, longValue{n, p.cell, w.Start})
+		}
+		values = append(values, Value{Value: Bytes(w.Value)})
+		if p.read {
+			p.size += len(w.Value)
+		}
+		p.h.Versions = append(p.h.Versions, Version{Commit: Stamp(v.TS), Start: Stamp(w.Start), Deleted: w.Kind == format.KindDelete})
+	}
+	if !p.read {
+		return n, nil
+	}
+	missing, err := r.fill(ctx, values, long)
+	if err != nil {
+		return 0, err
+	}
+	for i, start := range missing {
+		p.missing[first+i] = start
+	}
+	for _, l := range long {
+		length := len(values[l.index].Value)
+		p.size, p.longest = p.size+length, max(p.longest, length)
+	}
+	for i := range values {
+		p.h.Versions[first+i].Value = values[i].Value
+	}
+	return n, nil
+}
+
+// end cuts a page at the safe point, below which only the newest version is sure to be there.
+func (p *historyPage) end(safe percolator.Timestamp) error {
+	h := &p.h
 	h.SafePoint = Stamp(safe)
 	for i := range h.Versions {
 		// What is missing below the safe point was collected, and what it was overwritten by shows that.
-		if start, gone := missing[i]; gone {
-			return h, fmt.Errorf("%w: the long value of transaction %d is not there", percolator.ErrCorrupt, uint64(start))
+		if start, gone := p.missing[i]; gone {
+			return fmt.Errorf("%w: the long value of transaction %d is not there", percolator.ErrCorrupt, uint64(start))
 		}
-		h.Versions[i].Value = values[i].Value
 		if h.Versions[i].Commit <= h.SafePoint {
 			h.Versions, h.More, h.Next = h.Versions[:i+1], false, 0
-			break
+			return nil
 		}
 	}
-	return h, nil
-}
-
-// decode takes the versions of a row. The values are in order, and long says which of them lie apart.
-func (h *History) decode(row *rowstore.Row, c format.Cell, limit int) (values []Value, long []longValue, err error) {
-	for _, v := range row.All(rowstore.Write, c.Column) {
-		if len(h.Versions) == limit {
-			h.More, h.Next = true, Stamp(v.TS)
-			break
-		}
-		w, err := format.DecodeWrite(v.Value)
-		if err != nil {
-			return nil, nil, fmt.Errorf("the version at %d: %w", uint64(v.TS), err)
-		}
-		if w.Long {
-			long = append(long, longValue{len(values), c, w.Start})
-		}
-		values = append(values, Value{Value: Bytes(w.Value)})
-		h.Versions = append(h.Versions, Version{Commit: Stamp(v.TS), Start: Stamp(w.Start), Deleted: w.Kind == format.KindDelete})
-	}
-	return values, long, nil
+	return nil
 }

@@ -168,12 +168,13 @@ func gradeOrder(g Grade) int {
 }
 
 // CannotOpen is the finding that a store or a database cannot be opened, with what to change, by the error of that. Where nothing was found
-// that an operator could mend in the store, ok is false: the arguments are wrong, there is no store, the context has ended.
+// that an operator could mend in the store, ok is false: the arguments are wrong, there is no store, what is there is another application's,
+// the context has ended.
 func CannotOpen(err error) (f Finding, ok bool) {
 	switch {
 	case err == nil, errors.Is(err, context.Canceled), errors.Is(err, percolator.ErrNoStore):
 		return Finding{}, false
-	case errors.Is(err, percolator.ErrInvalid):
+	case errors.Is(err, percolator.ErrInvalid), errors.Is(err, percolator.ErrForeign):
 		return Finding{}, false
 	}
 	return failing("the store cannot be opened", err), true
@@ -181,10 +182,16 @@ func CannotOpen(err error) (f Finding, ok bool) {
 
 // failing is the finding that something failed.
 func failing(what string, err error) Finding {
-	f := Finding{Code: "cannot-look", Grade: Wrong, What: what + ": " + err.Error(), Change: "see what the error says; where it is about a missing permission, grant it"}
+	f := Finding{Code: "cannot-look", Grade: Wrong, What: what + ": " + err.Error(), Change: "see what the error says, and mend that"}
 	switch {
 	case errors.Is(err, rowstore.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
 		f.Code, f.Change = "unavailable", "start the server, or lead the address to the one that is the primary now; docs/runbooks.md has the steps of a failover"
+	case errors.Is(err, percolator.ErrFull):
+		f.Change = "make room on the store's disk, or in its memory; docs/runbooks.md has the steps"
+	case errors.Is(err, percolator.ErrDenied):
+		f.Change = "give the user the right password and certificate, and the permissions that it lacks; docs/howto/security.md says where they are listed"
+	case errors.Is(err, percolator.ErrForeign):
+		f.Code, f.Change = "foreign", "see which other application writes there, and give one of the two another directory, prefix or schema"
 	case errors.Is(err, percolator.ErrFormat):
 		f.Code, f.Change = "format", "open the store once with a program of the newest version, with the rights to migrate it, or let percolator migrate run do so; if a newer program wrote the data, update this one"
 	case errors.Is(err, percolator.ErrCorrupt), errors.Is(err, percolator.ErrOracleWentBack):

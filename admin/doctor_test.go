@@ -437,7 +437,7 @@ func TestDoctorRefuses(t *testing.T) {
 	}
 	_, err = admin.MeasureLoad(t.Context(), nil, admin.LoadOptions{})
 	require.ErrorIs(t, err, percolator.ErrInvalid)
-	for _, err := range []error{nil, percolator.ErrNoStore, percolator.ErrInvalid, context.Canceled} {
+	for _, err := range []error{nil, percolator.ErrNoStore, percolator.ErrInvalid, percolator.ErrForeign, context.Canceled} {
 		_, ok := admin.CannotOpen(err)
 		require.False(t, ok)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -225,6 +226,9 @@ func TestReplays(t *testing.T) {
 func TestVersions(t *testing.T) {
 	t.Parallel()
 	db, _, r := open(t)
+	none, err := r.History(t.Context(), cell("r"), 0, 0)
+	require.NoError(t, err)
+	require.Empty(t, none.Versions)
 	set(t, db, cell("r"), "short")
 	set(t, db, cell("r"), strings.Repeat("long", format.ShortValue))
 	with, err := r.History(t.Context(), cell("r"), 0, 0)
@@ -237,4 +241,78 @@ func TestVersions(t *testing.T) {
 		with.Versions[i].Value = ""
 	}
 	require.Equal(t, with, without)
+}
+
+// history reads a history page by page.
+func history(t *testing.T, r *admin.Reader, c percolator.Cell, limit int, page func(admin.History)) (versions []admin.Version) {
+	t.Helper()
+	for to, more := percolator.Timestamp(0), true; more; {
+		h, err := r.History(t.Context(), c, to, limit)
+		require.NoError(t, err)
+		require.NotEmpty(t, h.Versions)
+		page(h)
+		versions = append(versions, h.Versions...)
+		more, to = h.More, percolator.Timestamp(h.Next)
+	}
+	return versions
+}
+
+// TestHistoryOfWideValues has versions of a mebibyte among short ones. A page holds some megabytes, however many versions it may have, and the
+// pages together hold each version once.
+func TestHistoryOfWideValues(t *testing.T) {
+	t.Parallel()
+	db, store, r := open(t)
+	wide := strings.Repeat("w", 1<<20)
+	var want []percolator.Timestamp
+	for i := range 150 {
+		value := "short"
+		if i%5 == 0 {
+			value = wide
+		}
+		want = append(want, set(t, db, cell("r"), value))
+	}
+	slices.Reverse(want)
+	store.looking = true
+	defer func() { store.looking = false }()
+	for _, limit := range []int{1, 7, 100, 1000} {
+		var got []percolator.Timestamp
+		pages := 0
+		for _, v := range history(t, r, cell("r"), limit, func(h admin.History) {
+			pages++
+			size := 0
+			for _, v := range h.Versions {
+				size += len(v.Value)
+			}
+			require.LessOrEqual(t, len(h.Versions), limit)
+			require.LessOrEqual(t, size, 8<<20+8*len(wide))
+			require.True(t, !h.More || len(h.Versions) == limit || size >= 8<<20, "a page of %d versions and %d bytes has room", len(h.Versions), size)
+		}) {
+			got = append(got, percolator.Timestamp(v.Commit))
+			require.True(t, v.Value == "short" || string(v.Value) == wide)
+		}
+		require.Equal(t, want, got, "limit %d", limit)
+		require.GreaterOrEqual(t, pages, 3)
+	}
+	without, err := r.Versions(t.Context(), cell("r"), 0, 1000)
+	require.NoError(t, err)
+	require.Len(t, without.Versions, 150, "versions without values are not many bytes")
+}
+
+// TestHistoryAroundTheSafePoint goes on behind a page that ends above the safe point, below which one version follows.
+func TestHistoryAroundTheSafePoint(t *testing.T) {
+	t.Parallel()
+	db, _, r := open(t)
+	old := set(t, db, cell("r"), "old")
+	kept := set(t, db, cell("r"), "kept")
+	safe := now(t, db)
+	newest := set(t, db, cell("r"), "new")
+	apply(t, db, format.TableCatalog, format.RowCatalog, rowstore.Put(rowstore.Write, format.ColumnSafePoint, safe, format.TimestampOnly))
+	require.Less(t, old, kept)
+	for _, limit := range []int{1, 2, 3} {
+		var got []percolator.Timestamp
+		for _, v := range history(t, r, cell("r"), limit, func(admin.History) {}) {
+			got = append(got, percolator.Timestamp(v.Commit))
+		}
+		require.Equal(t, []percolator.Timestamp{newest, kept}, got, "limit %d", limit)
+	}
 }

@@ -23,6 +23,9 @@ const (
 	perEdit = 64
 )
 
+// errChanged: the file is not the one that was checked.
+var errChanged = fmt.Errorf("%w: it was changed while it was restored", ErrDamaged)
+
 // rows writes the blocks that are not in the store.
 func (r *restorer) rows(ctx context.Context, path string) error {
 	f, _, err := openFile(path)
@@ -38,7 +41,7 @@ func (r *restorer) rows(ctx context.Context, path string) error {
 	if head, err := in.begin(); err != nil {
 		return err
 	} else if head.ID != r.checked.head.ID {
-		return fmt.Errorf("%w: it was changed while it was restored", ErrDamaged)
+		return errChanged
 	}
 	tell := r.part(0.1, 1)
 	t := teller{to: tell}
@@ -48,6 +51,9 @@ func (r *restorer) rows(ctx context.Context, path string) error {
 			return err
 		}
 		if kind == frameEnd {
+			if in.last != r.checked.last {
+				return errChanged
+			}
 			return nil
 		}
 		h, rows, err := decodeBlock(raw)

@@ -1,8 +1,11 @@
 package backup
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -134,4 +137,29 @@ func TestOracleBehind(t *testing.T) {
 		return err
 	}, percolator.WithAsOfTimestamp(r.Snapshot-1))
 	require.ErrorIs(t, err, percolator.ErrSnapshotTooOld)
+}
+
+// TestRestoreOfAVerifiedFile reads the file once only, and finds out if it is not the one that was verified.
+func TestRestoreOfAVerifiedFile(t *testing.T) {
+	t.Parallel()
+	s, path, file, _ := filled(t)
+	v, err := Verify(t.Context(), path, nil)
+	require.NoError(t, err)
+	other := backedUp(t, s.db, Options{})
+	damaged := bytes.Clone(file)
+	damaged[len(damaged)-3] ^= 1
+	bad := filepath.Join(t.TempDir(), "damaged")
+	require.NoError(t, os.WriteFile(bad, damaged, 0o600))
+	store := memstore.New()
+	for _, file := range []string{other, bad} {
+		_, err = Restore(t.Context(), store, file, RestoreOptions{Verified: v})
+		require.ErrorIs(t, err, ErrDamaged)
+		_, err = percolator.New(t.Context(), store)
+		require.ErrorIs(t, err, percolator.ErrFormat, "a part of a restore was taken for a database")
+	}
+	r, err := Restore(t.Context(), store, path, RestoreOptions{Verified: v})
+	require.NoError(t, err)
+	require.True(t, r.Resumed)
+	require.Equal(t, []any{v.ID, v.Rows, v.Cells, v.Bytes}, []any{r.ID, r.Rows, r.Cells, r.Bytes})
+	require.Equal(t, contents(t, path), contents(t, backedUp(t, everystore.Over(t, store), Options{})))
 }

@@ -19,6 +19,8 @@ type Info struct {
 	Rows     int64
 	Cells    int64
 	Bytes    int64
+
+	checked checked // what Restore needs to know of the whole file
 }
 
 // Verify reads all of a backup, and checks it: that it is complete, and every byte as it was written. It needs no database.
@@ -31,7 +33,7 @@ func Verify(ctx context.Context, path string, progress func(Progress)) (Info, er
 	if err != nil {
 		return Info{}, err
 	}
-	return Info{ID: c.head.ID, Snapshot: c.head.Snapshot, Rows: c.end.Rows, Cells: c.end.Cells, Bytes: c.bytes}, nil
+	return Info{ID: c.head.ID, Snapshot: c.head.Snapshot, Rows: c.end.Rows, Cells: c.end.Cells, Bytes: c.bytes, checked: c}, nil
 }
 
 // Peek reads the beginning of a backup, to tell soon that a file is none. Rows and Cells of the Info are 0. Errors are those of Verify,
@@ -48,6 +50,9 @@ func Peek(path string) (Info, error) {
 	}
 	defer r.close()
 	h, err := r.begin()
+	if err == nil {
+		_, err = h.catalog()
+	}
 	if err != nil {
 		return Info{}, err
 	}
@@ -60,6 +65,16 @@ type checked struct {
 	catalog format.Catalog
 	end     ending
 	bytes   int64
+	last    sum // of the whole file
+}
+
+// catalog decodes the catalog of a backup.
+func (h *head) catalog() (format.Catalog, error) {
+	c, err := format.DecodeCatalog(h.Catalog)
+	if err != nil {
+		return c, fmt.Errorf("backup: %w", err)
+	}
+	return c, nil
 }
 
 // openFile opens a backup, and tells its size.
@@ -107,8 +122,8 @@ func (c *checked) read(f io.Reader, each func(h blockHead, at int64) error) erro
 	if c.head, err = r.begin(); err != nil {
 		return err
 	}
-	if c.catalog, err = format.DecodeCatalog(c.head.Catalog); err != nil {
-		return fmt.Errorf("backup: %w", err)
+	if c.catalog, err = c.head.catalog(); err != nil {
+		return err
 	}
 	for {
 		kind, b, err := r.next()
@@ -117,6 +132,7 @@ func (c *checked) read(f io.Reader, each func(h blockHead, at int64) error) erro
 		}
 		switch kind {
 		case frameEnd:
+			c.last = r.last
 			c.end, err = decodeEnding(b)
 			return err
 		case frameData:

@@ -39,6 +39,15 @@ var (
 	// ErrFormat: a newer version of this library wrote the data, or a part of it, or
 	// data of another kind is there. Nothing was changed. Upgrade this program.
 	ErrFormat = rowstore.ErrFormat
+	// ErrForeign: what is there is another application's. Nothing was changed. It matches
+	// ErrFormat too; take another directory, prefix or schema.
+	ErrForeign = rowstore.ErrForeign
+	// ErrDenied: the store does not let this program in, or lets it not do this: a wrong
+	// password, a missing permission, a certificate that one side does not accept.
+	ErrDenied = rowstore.ErrDenied
+	// ErrFull: the store has no room left for a write, on its disk or in its memory. Nothing was
+	// written, and reads go on. It passes when somebody makes room.
+	ErrFull = rowstore.ErrFull
 	// ErrNoStore: there is no database, or no store, where one was to be opened as it is; see
 	// WithExisting. Nothing was made.
 	ErrNoStore = rowstore.ErrNoStore

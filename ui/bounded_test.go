@@ -1,12 +1,16 @@
 package ui_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"html"
 	"iter"
 	"net/http"
+	"regexp"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -202,4 +206,42 @@ func crowd(t testing.TB, db *percolator.DB, store rowstore.Store, rows int) {
 	for some := range slices.Chunk(deep, 2000) {
 		apply([]rowstore.Mutation{edit(table, "deep", some...)})
 	}
+}
+
+// TestHistoryOfWideValues shows versions of four megabytes. A page reads some megabytes and shows the beginnings, and the link to older ones
+// leads through all of them.
+func TestHistoryOfWideValues(t *testing.T) {
+	t.Parallel()
+	db, mem := open(t)
+	store := &counted{watched: mem}
+	over, err := percolator.New(t.Context(), store)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, over.Close(context.Background())) })
+	wide := bytes.Repeat([]byte("w"), 4<<20)
+	for i := range 7 {
+		require.NoError(t, db.Update(t.Context(), func(tx *percolator.Txn) error {
+			return tx.Set(percolator.Cell{Table: "t", Row: "r", Column: "c"}, append(fmt.Appendf(nil, "version %d ", i), wide...))
+		}))
+	}
+	h, err := ui.New(over, func(*http.Request) (ui.Access, error) { return ui.Access{Who: "ann", Values: true}, nil }, ui.Options{Timeout: time.Minute})
+	require.NoError(t, err)
+	var seen []string
+	older := regexp.MustCompile(`<a href="([^"]*)">older</a>`)
+	for link := "/cell?table=t&row=r&column=c&values=show"; link != ""; {
+		store.bytes.Store(0)
+		a := ask(t, h, http.MethodGet, link, nil)
+		require.Equal(t, http.StatusOK, a.Code, a.Body)
+		require.Less(t, a.Body.Len(), 200<<10)
+		require.Less(t, store.bytes.Load(), int64(13<<20))
+		seen = append(seen, regexp.MustCompile(`version \d`).FindAllString(a.Body.String(), -1)...)
+		link = ""
+		if m := older.FindStringSubmatch(a.Body.String()); m != nil {
+			link = html.UnescapeString(m[1])
+			if !strings.HasPrefix(link, "/") {
+				link = "/" + link
+			}
+			link += "&values=show"
+		}
+	}
+	require.Equal(t, []string{"version 6", "version 5", "version 4", "version 3", "version 2", "version 1", "version 0"}, seen)
 }

@@ -103,6 +103,15 @@ func (s *Store) applyChunk(w *work, muts []rowstore.Mutation, outs []rowstore.Ou
 		_ = batch.Close()
 		return false
 	}
+	if err := s.room.take(batch.Len()); err != nil {
+		_ = batch.Close()
+		for i := range outs {
+			if outs[i].Applied && len(muts[i].Edits) > 0 {
+				outs[i] = rowstore.Outcome{Err: rowError(&muts[i], err)}
+			}
+		}
+		return false
+	}
 	s.gate.RLock()
 	s.notes.edit(w.notes)
 	c := s.commit(batch)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -46,7 +47,7 @@ func claim(path string, mustExist bool) (dir string, lock *engine.Lock, release 
 	case err != nil:
 		return "", nil, nil, err
 	case !st.IsDir():
-		return "", nil, nil, fmt.Errorf("%w: it is a file, not a directory", rowstore.ErrFormat)
+		return "", nil, nil, fmt.Errorf("%w: it is a file, not a directory", rowstore.ErrForeign)
 	}
 	// One directory has one name among those claimed, whatever links lead there.
 	if dir, err = filepath.EvalSymlinks(dir); err != nil {
@@ -71,7 +72,7 @@ func lockDir(dir string, mustExist bool) (lock *engine.Lock, err error) {
 	}
 	for _, e := range entries {
 		if !engineFile(e.Name()) {
-			return nil, fmt.Errorf("%w: the directory has other files, such as %q", rowstore.ErrFormat, e.Name())
+			return nil, fmt.Errorf("%w: the directory has other files, such as %q", rowstore.ErrForeign, e.Name())
 		}
 	}
 	if lock, err = engine.LockDirectory(dir, vfs.Default); err != nil {
@@ -198,19 +199,26 @@ func checkOrder(db *engine.DB) (err error) {
 }
 
 // refuseForeign refuses the database of another program before anything is changed in it: the engine
-// raises the format of what it opens, and the other program might not know the new one.
+// raises the format of what it opens, and writes some of its files anew.
 func refuseForeign(dir string, eo engine.Options) error {
 	if dir == "" {
 		return nil
 	}
 	desc, err := engine.Peek(dir, eo.FS)
-	if err != nil || !desc.Exists || desc.FormatMajorVersion >= eo.FormatMajorVersion {
+	if err != nil || !desc.Exists {
 		return nil //nolint:nilerr // what is wrong with it is found when it is opened
+	}
+	older := desc.FormatMajorVersion < eo.FormatMajorVersion
+	if !older && hasOurOptions(eo.FS, desc.OptionsFilename) {
+		return nil // this look reads the whole log, so a store that we have opened before is spared it
 	}
 	eo.ReadOnly, eo.FormatMajorVersion = true, desc.FormatMajorVersion
 	db, err := openEngine(dir, &eo)
 	if err != nil {
-		return err
+		if older || errors.Is(err, rowstore.ErrForeign) {
+			return err
+		}
+		return nil // the opening that follows may repair it, or else says the same
 	}
 	_, ours, err := getMeta(db, keyFormat)
 	some := false
@@ -226,5 +234,18 @@ func refuseForeign(dir string, eo engine.Options) error {
 	return err
 }
 
+// hasOurOptions tells whether a file of options looks like one of engineOptions. Another program may have the same ones by chance.
+func hasOurOptions(fsys vfs.FS, path string) bool {
+	f, err := fsys.Open(path)
+	if err != nil {
+		return false
+	}
+	b, err := io.ReadAll(io.LimitReader(f, 1<<20))
+	if err = errors.Join(err, f.Close()); err != nil {
+		return false
+	}
+	return bytes.Contains(b, []byte("l0_stop_writes_threshold=1000\n")) && bytes.Contains(b, []byte("index_block_size=262144\n"))
+}
+
 // errForeign is for a directory with a database that this package did not make.
-var errForeign = fmt.Errorf("%w: a pebble database of another program", rowstore.ErrFormat)
+var errForeign = fmt.Errorf("%w: a pebble database of another program; take another directory", rowstore.ErrForeign)

@@ -32,6 +32,7 @@ func TestSortError(t *testing.T) {
 		"call":                     {call, fs.ErrPermission},
 		"a later engine":           {errors.New("database at format major version 99"), rowstore.ErrFormat},
 		"other keys":               {errors.New("comparer name from file != comparer name from options"), rowstore.ErrFormat},
+		"other values":             {errors.New("merger name from file != merger name from options"), rowstore.ErrFormat},
 		"it does not say anything": {errors.New("strange"), rowstore.ErrCorrupt},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -89,11 +89,17 @@ func (s *Store) group(ctx context.Context, w *work, g *rowstore.Group, out *rows
 			return false
 		}
 	}
-	out.Applied, out.Commit = true, ts
 	if batch.Empty() {
 		_ = batch.Close()
+		out.Applied, out.Commit = true, ts
 		return false
 	}
+	if err := s.room.take(batch.Len()); err != nil {
+		_ = batch.Close()
+		out.Err = fmt.Errorf("pebble: %w", err)
+		return false
+	}
+	out.Applied, out.Commit = true, ts
 	s.notes.edit(w.notes)
 	c := s.commit(batch)
 	w.written(c)

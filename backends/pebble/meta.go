@@ -74,7 +74,7 @@ func (s *Store) writeFormat(mustExist bool) error {
 	switch {
 	case some && s.borrows:
 		return fmt.Errorf("%w: the database has keys of another kind that begin with the bytes 0x%02x to 0x%02x, which the store would take",
-			rowstore.ErrFormat, spaceMeta, spaceSample)
+			rowstore.ErrForeign, spaceMeta, spaceSample)
 	case some:
 		return errForeign
 	case mustExist:
@@ -103,6 +103,9 @@ func getMeta(db *engine.DB, key []byte) (uint64, bool, error) {
 func (s *Store) persistBound(ctx context.Context, bound oracle.Timestamp) error {
 	if p := s.failure.Load(); p != nil {
 		return *p
+	}
+	if err := s.room.takeBound(); err != nil {
+		return err
 	}
 	batch := s.db.NewBatch()
 	if err := batch.Set(keyBound, binary.BigEndian.AppendUint64(nil, uint64(bound)), nil); err != nil {

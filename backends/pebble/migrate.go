@@ -104,6 +104,9 @@ func (s *Store) moveNotes() (moved int, err error) {
 		// The log keeps the order of batches: with this one all others are durable.
 		return 0, errors.Join(b.Delete(keyMoving, nil), b.Commit(s.synced()))
 	}
+	if err := s.room.take(b.Len()); err != nil {
+		return 0, err
+	}
 	return moved, errors.Join(b.DeleteRange(first, append(last, 0), nil), b.Commit(engine.NoSync))
 }
 

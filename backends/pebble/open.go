@@ -9,6 +9,8 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"syscall"
+	"time"
 
 	engine "github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/bloom"
@@ -44,19 +46,23 @@ func OpenURL(ctx context.Context, url string) (*Store, error) {
 //
 // It returns an error that matches
 //   - ErrInUse if the path is open already, here or in another process;
-//   - rowstore.ErrFormat if the directory holds something else, or a store or a database of a
-//     version that this program does not know;
+//   - rowstore.ErrFormat if the directory holds a store or a database of a version that this
+//     program does not know;
+//   - rowstore.ErrForeign, and so rowstore.ErrFormat, if it holds something else;
 //   - rowstore.ErrCorrupt if what it holds is damaged;
 //   - rowstore.ErrInvalid for bad options;
 //   - rowstore.ErrNoStore if there is no store and opts.AsIs is set;
-//   - the errors of the file system (fs.ErrNotExist for a missing parent,
-//     fs.ErrPermission).
+//   - rowstore.ErrFull if the disk has no room for what the engine has to write; in this process
+//     the path may be in use until there is room;
+//   - rowstore.ErrDenied, and fs.ErrPermission, if the process may not use the directory;
+//   - the errors of the file system (fs.ErrNotExist for a missing parent).
 //
 // Each names the path.
 func Open(ctx context.Context, opts Options) (*Store, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	sized := opts.MemTableSize != 0
 	if err := opts.complete(opts.Path == ""); err != nil {
 		return nil, err
 	}
@@ -78,21 +84,38 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 		err = rowstore.ErrNoStore
 	}
 	if err != nil {
-		return nil, fmt.Errorf("pebble: open %q: %w", opts.Path, err)
+		return nil, fmt.Errorf("pebble: open %q: %w", opts.Path, withKind(err))
+	}
+	if !sized {
+		opts.MemTableSize = memTableOn(vfs.Default, dir)
 	}
 	s, err := open(ctx, opts, dir, vfs.Default, lock, release)
 	if err != nil {
-		release()
-		return nil, fmt.Errorf("pebble: open %q: %w", opts.Path, err)
+		if !errors.As(err, new(*openingError)) {
+			release()
+		}
+		return nil, fmt.Errorf("pebble: open %q: %w", opts.Path, withKind(err))
 	}
 	return s, nil
+}
+
+// withKind says of an error of the file system what kind it is, if it is one of a kind.
+func withKind(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("%w: %w", rowstore.ErrDenied, err)
+	case vfs.IsNoSpaceError(err) && !errors.Is(err, rowstore.ErrFull):
+		return fmt.Errorf("%w: make room on the disk: %w", rowstore.ErrFull, err)
+	}
+	return err
 }
 
 // New opens a store in a database that the program has opened, and makes it if the
 // database has none. Close leaves the database open. The store takes the keys that
 // begin with the bytes 0x01 to 0x06; see the package's documentation for what holds
-// for them. It takes Path and MemTableSize from the database, so these options must
-// be left out; CacheSize is for columns alone.
+// for them. It takes Path and MemTableSize from the database, and does not look at the
+// room on its disk, so these options and MinFree must be left out; CacheSize is for
+// columns alone.
 //
 // What the store needs of the database's pebble.Options:
 //   - Comparer is pebble.DefaultComparer, which is the default. New tries whether the
@@ -113,8 +136,8 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 //   - rowstore.ErrInvalid if the database is nil, closed, read-only, without a log, or
 //     orders keys differently, and for bad options;
 //   - ErrInUse if the database has a store open already;
-//   - rowstore.ErrFormat if keys of the store's range hold something else, or a store of a
-//     version that this program does not know;
+//   - rowstore.ErrFormat if the database has a store of a version that this program does not know;
+//   - rowstore.ErrForeign, and so rowstore.ErrFormat, if keys of the store's range hold something else;
 //   - rowstore.ErrCorrupt if what the store holds is damaged;
 //   - fs.ErrNotExist if the database has no store and opts.MustExist is set;
 //   - rowstore.ErrNoStore if it has none and opts.AsIs is set.
@@ -124,8 +147,8 @@ func New(ctx context.Context, db *engine.DB, opts Options) (*Store, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if opts.Path != "" || opts.MemTableSize != 0 {
-		return nil, fmt.Errorf("%w: pebble: New takes the path and the size of the memtables from the database; leave Options.Path and Options.MemTableSize out",
+	if opts.Path != "" || opts.MemTableSize != 0 || opts.MinFree != 0 {
+		return nil, fmt.Errorf("%w: pebble: New takes the path and the size of the memtables from the database; leave Options.Path, Options.MemTableSize and Options.MinFree out",
 			rowstore.ErrInvalid)
 	}
 	if err := opts.complete(false); err != nil {
@@ -144,7 +167,7 @@ func New(ctx context.Context, db *engine.DB, opts Options) (*Store, error) {
 }
 
 // open opens the database in a directory, "" in memory, and the store in it. It needs
-// complete options. release is not called if it fails.
+// complete options. release is not called if it fails, but for an openingError, which calls it in the end.
 func open(ctx context.Context, opts Options, dir string, fsys vfs.FS, lock *engine.Lock, release func()) (*Store, error) {
 	cache := engine.NewCache(opts.CacheSize)
 	defer cache.Unref()
@@ -153,13 +176,16 @@ func open(ctx context.Context, opts Options, dir string, fsys vfs.FS, lock *engi
 	if err := refuseForeign(dir, *eo); err != nil {
 		return nil, err
 	}
-	db, err := openEngine(dir, eo)
-	if err != nil {
-		return nil, err
-	}
 	h := home{name: "the store in memory", release: release}
 	if dir != "" {
 		h.name, h.durable = fmt.Sprintf("%q", dir), true
+		if h.room = newRoom(fsys, dir, opts.MinFree, opts.MemTableSize); h.room != nil {
+			eo.FS = roomFS{fsys, h.room}
+		}
+	}
+	db, err := openUnlessFull(dir, eo, release)
+	if err != nil {
+		return nil, err
 	}
 	s, err := openIn(ctx, db, opts, h)
 	if err != nil {
@@ -224,10 +250,63 @@ func openIn(ctx context.Context, db *engine.DB, opts Options, h home) (*Store, e
 	return s, nil
 }
 
-// openEngine opens the engine. A panic over damaged files is an error too.
+// openingError says that the disk is full, and that the engine goes on opening its files as soon as there is room. Then they are closed.
+type openingError struct{ error }
+
+func (e *openingError) Unwrap() error { return e.error }
+
+// fullFor is for how long the engine may find the disk full until openUnlessFull gives up. Tests have less.
+var fullFor = 2 * time.Second
+
+// openUnlessFull opens the engine. With no room to write down what its log has, the engine tries without end, and nothing
+// can stop it.
+func openUnlessFull(dir string, eo *engine.Options, release func()) (*engine.DB, error) {
+	type result struct {
+		db  *engine.DB
+		err error
+	}
+	full, opened := make(chan error, 1), make(chan result, 1)
+	eo.EventListener = &engine.EventListener{BackgroundError: func(err error) {
+		if vfs.IsNoSpaceError(err) {
+			select {
+			case full <- err:
+			default:
+			}
+		}
+	}}
+	go func() {
+		db, err := openEngine(dir, eo)
+		opened <- result{db, err}
+	}()
+	var err error
+	select {
+	case r := <-opened:
+		return r.db, r.err
+	case err = <-full:
+	}
+	select {
+	case r := <-opened:
+		return r.db, r.err
+	case <-time.After(fullFor):
+	}
+	go func() {
+		if r := <-opened; r.err == nil {
+			_ = r.db.Close()
+		}
+		release()
+	}()
+	return nil, &openingError{fmt.Errorf("%w: nothing is lost; make room on the disk: %w", rowstore.ErrFull, err)}
+}
+
+// openEngine opens the engine. A panic over damaged files, or over a full disk, is an error too.
 func openEngine(dir string, eo *engine.Options) (db *engine.DB, err error) {
 	defer func() {
-		if p := recover(); p != nil {
+		p := recover()
+		switch {
+		case p == nil:
+		case strings.Contains(fmt.Sprint(p), syscall.ENOSPC.Error()):
+			err = fmt.Errorf("%w: make room on the disk: %v", rowstore.ErrFull, p)
+		default:
 			err = fmt.Errorf("%w: %v", rowstore.ErrCorrupt, p)
 		}
 	}()
@@ -247,7 +326,10 @@ func sortError(err error) error {
 	case errors.Is(err, engine.ErrCorruption):
 	case errors.As(err, &path), errors.As(err, &link), errors.As(err, &call):
 		return err
-	case strings.Contains(err.Error(), "format major version"), strings.Contains(err.Error(), "comparer name"):
+	case strings.Contains(err.Error(), "comparer name"), strings.Contains(err.Error(), "merger name"):
+		// Each store has the engine's own.
+		return fmt.Errorf("%w (%w)", errForeign, err)
+	case strings.Contains(err.Error(), "format major version"):
 		return fmt.Errorf("%w: %w", rowstore.ErrFormat, err)
 	}
 	return fmt.Errorf("%w: %w", rowstore.ErrCorrupt, err)

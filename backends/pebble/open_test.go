@@ -82,9 +82,19 @@ func TestOpenTwice(t *testing.T) {
 // its format.
 func TestForeignDatabaseIsLeftAlone(t *testing.T) {
 	t.Parallel()
+	require.Less(t, engine.FormatMinSupported, engineFormat)
+	for _, format := range []engine.FormatMajorVersion{engine.FormatMinSupported, engineFormat} {
+		t.Run(format.String(), func(t *testing.T) {
+			t.Parallel()
+			foreignIsLeftAlone(t, format)
+		})
+	}
+}
+
+func foreignIsLeftAlone(t *testing.T, format engine.FormatMajorVersion) {
+	t.Helper()
 	dir := filepath.Join(t.TempDir(), "other")
-	old := &engine.Options{Logger: quiet{}, FormatMajorVersion: engine.FormatMinSupported}
-	require.Less(t, old.FormatMajorVersion, engineFormat)
+	old := &engine.Options{Logger: quiet{}, FormatMajorVersion: format}
 	db, err := engine.Open(dir, old)
 	require.NoError(t, err)
 	require.NoError(t, db.Set([]byte("k"), []byte("v"), engine.Sync))
@@ -99,11 +109,30 @@ func TestForeignDatabaseIsLeftAlone(t *testing.T) {
 	}
 	before := files()
 	_, err = Open(t.Context(), Options{Path: dir})
+	require.ErrorIs(t, err, rowstore.ErrForeign)
 	require.ErrorIs(t, err, rowstore.ErrFormat)
 	require.Equal(t, before, files())
 	desc, err := engine.Peek(dir, vfs.Default)
 	require.NoError(t, err)
 	require.Equal(t, old.FormatMajorVersion, desc.FormatMajorVersion)
+}
+
+// A store that was opened before is known by its options, so that its log is read once alone.
+func TestOurOptions(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	require.NoError(t, mustOpen(t, Options{Path: dir}).Close())
+	desc, err := engine.Peek(dir, vfs.Default)
+	require.NoError(t, err)
+	require.True(t, hasOurOptions(vfs.Default, desc.OptionsFilename))
+	other := filepath.Join(t.TempDir(), "other")
+	db, err := engine.Open(other, &engine.Options{Logger: quiet{}, FormatMajorVersion: engineFormat})
+	require.NoError(t, err)
+	require.NoError(t, db.Close())
+	desc, err = engine.Peek(other, vfs.Default)
+	require.NoError(t, err)
+	require.False(t, hasOurOptions(vfs.Default, desc.OptionsFilename))
+	require.False(t, hasOurOptions(vfs.Default, filepath.Join(other, "none")))
 }
 
 // A store whose engine's format is older is raised, and keeps what it has.
@@ -137,8 +166,12 @@ func unusableStores(t *testing.T, dir string) map[string]string {
 		require.NoError(t, db.Set(key, value, engine.Sync))
 		require.NoError(t, db.Close())
 	}
-	at["other"] = filepath.Join(dir, "other")
-	set(at["other"], &engine.Options{}, []byte("k"), []byte("v"))
+	merger, comparer := *engine.DefaultMerger, *engine.DefaultComparer
+	merger.Name, comparer.Name = "another.merger", "another.comparer"
+	for name, opts := range map[string]*engine.Options{"other": {}, "merger": {Merger: &merger}, "comparer": {Comparer: &comparer}} {
+		at[name] = filepath.Join(dir, name)
+		set(at[name], opts, []byte("k"), []byte("v"))
+	}
 	set(made("newer"), &engine.Options{FormatMajorVersion: engineFormat}, keyFormat, binary.BigEndian.AppendUint64(nil, formatVersion+1))
 	set(made("bound"), &engine.Options{FormatMajorVersion: engineFormat}, keyBound, []byte("abc"))
 
@@ -175,13 +208,15 @@ func TestOpenBadPaths(t *testing.T) {
 		is   error
 		says string
 	}{
-		{"file", Options{Path: file}, rowstore.ErrFormat, "not a directory"},
+		{"file", Options{Path: file}, rowstore.ErrForeign, "not a directory"},
 		{"below a file", Options{Path: filepath.Join(file, "x")}, nil, "not a directory"},
 		{"no parent", Options{Path: filepath.Join(dir, "no", "store")}, fs.ErrNotExist, "parent"},
 		{"must exist", Options{Path: filepath.Join(dir, "no"), MustExist: true}, fs.ErrNotExist, "there is no store"},
 		{"must exist in it", Options{Path: empty, MustExist: true}, fs.ErrNotExist, "there is no store"},
-		{"other files", Options{Path: foreign}, rowstore.ErrFormat, "letter.txt"},
-		{"another program's", Options{Path: unusable["other"]}, rowstore.ErrFormat, "another program"},
+		{"other files", Options{Path: foreign}, rowstore.ErrForeign, "letter.txt"},
+		{"another program's", Options{Path: unusable["other"]}, rowstore.ErrForeign, "another program; take another directory"},
+		{"another program's merger", Options{Path: unusable["merger"]}, rowstore.ErrForeign, "another program"},
+		{"another program's comparer", Options{Path: unusable["comparer"]}, rowstore.ErrForeign, "another program"},
 		{"newer", Options{Path: unusable["newer"]}, rowstore.ErrFormat, "version 3"},
 		{"manifest", Options{Path: unusable["manifest"]}, rowstore.ErrCorrupt, ""},
 		{"a future engine's", Options{Path: unusable["future"]}, rowstore.ErrFormat, "999"},
@@ -217,9 +252,11 @@ func TestOpenWithoutPermission(t *testing.T) {
 	require.NoError(t, os.Chmod(dir, 0o500)) //nolint:gosec // a directory
 	_, err := Open(t.Context(), Options{Path: dir})
 	require.ErrorIs(t, err, fs.ErrPermission)
+	require.ErrorIs(t, err, rowstore.ErrDenied)
 	require.ErrorContains(t, err, dir)
 	_, err = Open(t.Context(), Options{Path: filepath.Join(dir, "x")})
 	require.ErrorIs(t, err, fs.ErrPermission)
+	require.ErrorIs(t, err, rowstore.ErrDenied)
 }
 
 func TestOpenURLs(t *testing.T) {

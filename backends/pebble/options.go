@@ -23,9 +23,14 @@ type Options struct {
 	// For New it is the memory for columns alone: the blocks have the database's cache.
 	CacheSize int64
 	// MemTableSize is the size in bytes of each of the up to four tables in memory
-	// that take new data before it is written to sorted files. Default 64 MiB, least
-	// 1 MiB, greatest 1 GiB. New takes it from the database.
+	// that take new data before it is written to sorted files. Default 64 MiB, or a 32nd of
+	// the disk if that is less; least 1 MiB, greatest 1 GiB. New takes it from the database.
 	MemTableSize int64
+	// MinFree is how many bytes a store on disk leaves free for its engine, which would end the
+	// process on a full disk. With less left, writes give an error that matches rowstore.ErrFull,
+	// and reads go on. Default MemTableSize and 16 MiB more, but at most an eighth of the disk,
+	// and at least 8 MiB. New takes none, since it does not know where the database is.
+	MinFree int64
 	// MustExist makes Open and New fail where there is no store yet.
 	MustExist bool
 	// AsIs takes a store as it is: Open and New make none, which is an error that matches
@@ -49,7 +54,7 @@ const (
 // complete checks the options and fills in the defaults of a store that is on disk or
 // in memory.
 func (o *Options) complete(inMemory bool) error {
-	if o.CacheSize < 0 || o.MemTableSize < 0 {
+	if o.CacheSize < 0 || o.MemTableSize < 0 || o.MinFree < 0 {
 		return fmt.Errorf("%w: pebble: a size below zero", rowstore.ErrInvalid)
 	}
 	if o.CacheSize == 0 {
@@ -78,6 +83,7 @@ func (o *Options) complete(inMemory bool) error {
 //
 //	cache       Options.CacheSize: bytes, or a number with KB, MB or GB
 //	memtable    Options.MemTableSize, the same
+//	minfree     Options.MinFree, the same
 //	mustexist   Options.MustExist: true or false
 //	asis        Options.AsIs: true or false
 //
@@ -105,6 +111,7 @@ func ParseURL(raw string) (Options, error) {
 	p := kit.ParseParams(query)
 	opts.CacheSize = p.Size("cache", 0)
 	opts.MemTableSize = p.Size("memtable", 0)
+	opts.MinFree = p.Size("minfree", 0)
 	opts.MustExist = p.Bool("mustexist", false)
 	opts.AsIs = p.Bool("asis", false)
 	if err := p.Err(); err != nil {

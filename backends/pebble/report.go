@@ -41,6 +41,7 @@ func (s *Store) Report(ctx context.Context) (rowstore.Report, error) {
 			{Name: "durable", Supported: s.durable, Reason: "each commit is in the log on disk before it is answered"},
 		},
 	}
+	r.Warnings = s.room.warning()
 	if !s.durable {
 		r.Features[len(r.Features)-1].Reason = "the store is in memory"
 	}

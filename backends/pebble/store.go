@@ -55,6 +55,7 @@ type Store struct {
 type home struct {
 	name    string // for messages
 	durable bool   // what the database has confirmed outlives the process
+	room    *room  // nil if nobody knows how much its disk has left
 	borrows bool   // the database is the program's own: Close leaves it open
 	release func() // lets the path or the database be opened again
 }

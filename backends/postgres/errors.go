@@ -101,6 +101,10 @@ func refused(err error, pg *pgconn.PgError) error {
 		return fmt.Errorf("%w: %w: %w", rowstore.ErrUnavailable, errReadOnly, err)
 	case lockNotAvailable:
 		return fmt.Errorf("%w: %w: %w", rowstore.ErrUnavailable, errLocked, err)
+	case noPrivilege:
+		return fmt.Errorf("%w: %w", rowstore.ErrDenied, err)
+	case diskFull:
+		return fmt.Errorf("%w: make room on the server's disk: %w", rowstore.ErrFull, err)
 	}
 	return err
 }
@@ -125,7 +129,7 @@ func (e *connectError) Error() string   { return e.text }
 func (e *connectError) Unwrap() []error { return e.errs }
 
 // connecting says why there is no connection. The result matches ErrUnavailable if that may
-// pass by itself, and the context's error if the context ended.
+// pass by itself, ErrDenied if one side does not let the other in, and the context's error if the context ended.
 func connecting(ctx context.Context, err error) error {
 	e := &connectError{text: "connecting", errs: []error{err}}
 	var to *pgconn.ConnectError
@@ -147,9 +151,13 @@ func connecting(ctx context.Context, err error) error {
 		why, passes = hookReason(err, passes)
 	}
 	e.text += ": " + why
+	kind := rowstore.ErrDenied
 	if passes {
-		e.text = rowstore.ErrUnavailable.Error() + ": " + e.text
-		e.errs = append(e.errs, rowstore.ErrUnavailable)
+		kind = rowstore.ErrUnavailable
+	}
+	if passes || isDenied(err) {
+		e.text = kind.Error() + ": " + e.text
+		e.errs = append(e.errs, kind)
 	}
 	return e
 }
@@ -170,12 +178,11 @@ func connectReason(err error) (why string, passes bool) {
 	if errors.Is(err, errStandby) {
 		return errStandby.Error(), true
 	}
-	var host x509.HostnameError
-	var authority x509.UnknownAuthorityError
-	var invalid x509.CertificateInvalidError
-	var verify *tls.CertificateVerificationError
-	if errors.As(err, &verify) || errors.As(err, &host) || errors.As(err, &authority) || errors.As(err, &invalid) {
+	if isUntrusted(err) {
 		return "the server's certificate is not valid for it or not trusted", false
+	}
+	if isAlert(err) {
+		return "the server does not accept the client's certificate, or how it speaks TLS", false
 	}
 	var dns *net.DNSError
 	var op *net.OpError
@@ -198,19 +205,43 @@ func connectReason(err error) (why string, passes bool) {
 	return "the connection could not be made", false
 }
 
+// isUntrusted tells whether this program does not accept the server's certificate.
+func isUntrusted(err error) bool {
+	var host x509.HostnameError
+	var authority x509.UnknownAuthorityError
+	var invalid x509.CertificateInvalidError
+	var verify *tls.CertificateVerificationError
+	return errors.As(err, &verify) || errors.As(err, &host) || errors.As(err, &authority) || errors.As(err, &invalid)
+}
+
+// isDenied tells whether a connection failed because one side does not let the other in.
+func isDenied(err error) bool {
+	switch sqlState(err) {
+	case wrongPassword, notAdmitted, noPrivilege:
+		return true
+	}
+	return isUntrusted(err) || isAlert(err)
+}
+
+// isAlert tells whether the server ended the handshake, over the client's certificate as a rule.
+func isAlert(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) && op.Op == "remote error"
+}
+
 // refusal says in words of this package why the server refused a connection. The server's own
 // words name the user and the database.
 func refusal(pg *pgconn.PgError) string {
 	words, ok := map[string]string{
-		"28P01": "the server does not accept the user's password",
-		"28000": "the server does not admit the user from this address (pg_hba.conf)",
 		"3D000": "the server does not have the database",
-		"42501": "the server does not permit the user to use the database",
 		"42704": "the server does not know one of the settings",
 		"22023": "the server does not accept the value of one of the settings",
 		"57P03": "the server is starting up or shutting down",
 		"57P01": "the server is shutting down",
 
+		wrongPassword:      "the server does not accept the user's password",
+		notAdmitted:        "the server does not admit the user from this address (pg_hba.conf)",
+		noPrivilege:        "the server does not permit the user to use the database",
 		tooManyConnections: "the server has too many connections",
 	}[pg.Code]
 	if !ok {

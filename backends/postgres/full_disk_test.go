@@ -14,9 +14,6 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// diskFull is what the server says when it cannot write.
-const diskFull = "53100"
-
 // A full disk refuses transactions for certain and whole, leaves reads alone, and is
 // forgotten once there is room again.
 func TestFullDisk(t *testing.T) {
@@ -71,6 +68,7 @@ func TestFullDisk(t *testing.T) {
 	var pg *pgconn.PgError
 	require.ErrorAs(t, err, &pg, "after %d transactions", wrote)
 	require.Equal(t, diskFull, pg.Code)
+	require.ErrorIs(t, err, percolator.ErrFull)
 	require.NotErrorIs(t, err, percolator.ErrUndetermined)
 	require.NotErrorIs(t, err, rowstore.ErrAmbiguous)
 	require.Greater(t, wrote, 1)

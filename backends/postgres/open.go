@@ -46,9 +46,11 @@ func OpenURL(ctx context.Context, url string) (*Store, error) {
 //
 // It fails with what is wrong: the server or the password, a server that is too old
 // or a standby, a missing permission. What may pass by itself matches
-// rowstore.ErrUnavailable. Options that will not do match rowstore.ErrInvalid. A schema of
-// a version that this program does not know, or with tables that are not a
-// store's, matches rowstore.ErrFormat, and a damaged one rowstore.ErrCorrupt. With Options.AsIs
+// rowstore.ErrUnavailable, and a wrong password, a missing permission and a certificate that
+// one side does not accept match rowstore.ErrDenied. Options that will not do match
+// rowstore.ErrInvalid. A schema of a version that this program does not know matches
+// rowstore.ErrFormat, one with tables of another application that have the names of a
+// store's rowstore.ErrForeign, and a damaged one rowstore.ErrCorrupt. With Options.AsIs
 // a missing schema matches rowstore.ErrNoStore. No error shows
 // more of the URL than host and port, but for the words of the server to a user whom
 // it let in. ctx bounds the opening only.

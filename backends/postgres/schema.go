@@ -114,6 +114,7 @@ func (n names) expand(sql string, pairs ...string) string {
 	return strings.NewReplacer(
 		"{{schema}}", n.schema, "{{schema_literal}}", n.literal, "{{channel}}", n.channel,
 		"{{clock_lock}}", strconv.FormatInt(n.clock, 10), "{{transactions}}", strconv.FormatInt(n.xacts, 10), "{{transactions_class}}", strconv.FormatUint(uint64(n.xacts)>>32, 10), "{{settings}}", functionSettings, "{{path}}", functionPath, "{{give_way}}", giveWay, "{{wait}}", waitForLocks,
+		"{{own_functions}}", strings.Join(ownFunctions, ","),
 		"{{past_limit}}", strconv.Itoa(pastLimit), "{{bundle}}", strconv.Itoa(bundleFamily), "{{few}}", strconv.Itoa(fewReads),
 	).Replace(sql)
 }
@@ -123,11 +124,19 @@ func (n names) creation() string {
 	return n.expand(schemaTables) + n.functions() + n.expand("INSERT INTO {{schema}}.meta (version) VALUES ("+strconv.Itoa(schemaVersion)+");")
 }
 
-// dropFunctions removes the functions of whatever version, which hold no state. A program of that version that
+// ownFunctions are the functions of all versions, by name. The schema may have others, of another application.
+var ownFunctions = []string{
+	"apply_any", "apply_any_ready", "apply_commit", "apply_commit_ready", "apply_general", "apply_general_ready", "apply_one", "apply_one_ready",
+	"apply_prewrite", "apply_prewrite_ready", "draw", "durability", "flush", "guard", "incarnation_id", "next_table", "past_cut", "past_entries",
+	"past_entry", "past_lowest", "past_put", "past_without", "read_any", "read_any_ready", "read_point", "read_point_ready", "sample_keys",
+	"scan_keys", "scan_page", "scan_slots", "snapshot_point", "snapshot_point_ready",
+}
+
+// dropFunctions removes the store's functions of whatever version, which hold no state. A program of that version that
 // still runs gets errors from now on where they are made with other parameters (errOtherVersion). So a version
 // that an older program must not write to has other parameters in every function that writes.
 const dropFunctions = `DO $do$ DECLARE f regprocedure; BEGIN
-	FOR f IN SELECT p.oid FROM pg_catalog.pg_proc p WHERE p.pronamespace = E'{{schema_literal}}'::regnamespace LOOP
+	FOR f IN SELECT p.oid FROM pg_catalog.pg_proc p WHERE p.pronamespace = E'{{schema_literal}}'::regnamespace AND p.prokind = 'f' AND p.proname = ANY ('{{{own_functions}}}') LOOP
 		EXECUTE 'DROP FUNCTION ' || f;
 	END LOOP;
 END $do$;
@@ -241,8 +250,12 @@ const (
 	undefinedColumn    = "42703"
 	undefinedFunction  = "42883"
 	duplicateTable     = "42P07"
+	duplicateObject    = "42710"
+	duplicateFunction  = "42723"
 	invalidSchema      = "3F000"
 	noPrivilege        = "42501"
+	wrongPassword      = "28P01"
+	notAdmitted        = "28000" // by pg_hba.conf
 	noSuchStatement    = "26000"
 	duplicateStatement = "42P05"
 	serialization      = "40001"
@@ -251,6 +264,7 @@ const (
 	uniqueViolation    = "23505"
 	lockNotAvailable   = "55P03"
 	queryCanceled      = "57014"
+	diskFull           = "53100"
 	outOfMemory        = "53200"
 	tooManyConnections = "53300"
 	plainWarning       = "01000"
@@ -334,8 +348,9 @@ func create(ctx context.Context, conn *pgx.Conn, schema string, n names) error {
 		return fmt.Errorf("creating the schema %q: %w", schema, err)
 	}
 	if err := exec(ctx, conn, n.creation()); err != nil {
-		if sqlState(err) == duplicateTable {
-			return fmt.Errorf("%w: the schema %q has tables that are not a store's: use another schema (%w)", rowstore.ErrFormat, schema, err)
+		switch sqlState(err) {
+		case duplicateTable, duplicateObject, duplicateFunction:
+			return fmt.Errorf("%w: the schema %q has a table, a type or a function with a name that a store needs: use another schema (%w)", rowstore.ErrForeign, schema, err)
 		}
 		return fmt.Errorf("making the tables of the schema %q: %w", schema, err)
 	}
@@ -344,22 +359,25 @@ func create(ctx context.Context, conn *pgx.Conn, schema string, n names) error {
 
 // storedVersion reads the version of the schema, 0 when there is none.
 func storedVersion(ctx context.Context, conn *pgx.Conn, n names) (int, error) {
-	results, err := conn.PgConn().Exec(ctx, n.expand("SELECT version FROM {{schema}}.meta")).ReadAll()
+	results, err := conn.PgConn().Exec(ctx, n.expand("SELECT version, pg_catalog.to_regclass(E'{{schema_literal}}.cell') IS NOT NULL FROM {{schema}}.meta")).ReadAll()
 	if err != nil {
 		switch sqlState(err) {
 		case undefinedTable, invalidSchema:
 			return 0, nil
 		case undefinedColumn:
-			return 0, fmt.Errorf("%w: the schema has a table meta without a column version, which is not a store's: use another schema (%w)", rowstore.ErrFormat, err)
+			return 0, fmt.Errorf("%w: the schema has a table meta without a column version, which is not a store's: use another schema (%w)", rowstore.ErrForeign, err)
 		}
 		return 0, fmt.Errorf("reading the version of the schema: %w", err)
+	}
+	if len(results) == 1 && len(results[0].Rows) > 0 && string(results[0].Rows[0][1]) != "t" {
+		return 0, fmt.Errorf("%w: the schema has a table meta and no table cell, so it is not a store's: use another schema", rowstore.ErrForeign)
 	}
 	if len(results) != 1 || len(results[0].Rows) != 1 {
 		return 0, fmt.Errorf("%w: the schema's table meta does not hold one line", rowstore.ErrCorrupt)
 	}
 	version, err := strconv.Atoi(string(results[0].Rows[0][0]))
 	if err != nil || version < 1 {
-		return 0, fmt.Errorf("%w: the schema's table meta has the version %q, which is no version of a store", rowstore.ErrFormat, results[0].Rows[0][0])
+		return 0, fmt.Errorf("%w: the schema's table meta has the version %q, which is no version of a store: use another schema", rowstore.ErrForeign, results[0].Rows[0][0])
 	}
 	return version, nil
 }

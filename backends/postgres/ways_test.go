@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -239,6 +240,7 @@ func TestBadAddresses(t *testing.T) {
 			require.NotContains(t, err.Error(), "hunter2")
 			require.NotContains(t, err.Error(), testserver.PostgresPassword)
 			require.NoError(t, ctx.Err())
+			require.Equal(t, name == "password", errors.Is(err, rowstore.ErrDenied), "%v", err)
 		})
 	}
 	_, err := New(ctx, nil, Options{})

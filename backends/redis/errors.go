@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -198,17 +199,20 @@ func isAway(err error) bool {
 func explain(err error) error {
 	text := err.Error()
 	hint := ""
+	var kind error
 	switch {
 	case strings.HasPrefix(text, "OOM "):
-		hint = "the server has reached maxmemory, so it refuses writes; nothing was written. Raise maxmemory or delete data"
+		kind, hint = rowstore.ErrFull, "the server has reached maxmemory, so it refuses writes; nothing was written. Raise maxmemory or delete data"
 	case strings.HasPrefix(text, "MISCONF"):
 		hint = "the server cannot persist, so it refuses writes; its log says why, and often a disk is full"
 	case strings.HasPrefix(text, "NOAUTH"):
-		hint = "the server wants a password, and none was given; put it into the URL or the options"
+		kind, hint = rowstore.ErrDenied, "the server wants a password, and none was given; put it into the URL or the options"
 	case strings.HasPrefix(text, "WRONGPASS"):
-		hint = "user or password is wrong"
+		kind, hint = rowstore.ErrDenied, "user or password is wrong"
 	case strings.HasPrefix(text, "NOPERM"), strings.Contains(text, "The user executing the script"):
-		hint = "the user lacks a permission; the README of backends/redis lists them"
+		kind, hint = rowstore.ErrDenied, "the user lacks a permission; the README of backends/redis lists them"
+	case isCertificate(err):
+		kind, hint = rowstore.ErrDenied, "the server, or this program, does not accept the other's certificate"
 	case strings.HasPrefix(text, "READONLY"):
 		hint = "the server is a replica; use the address of its primary"
 	case strings.HasPrefix(text, "LOADING"):
@@ -220,5 +224,15 @@ func explain(err error) error {
 	default:
 		return err
 	}
+	if kind != nil {
+		return fmt.Errorf("%w: %s: %w", kind, hint, err)
+	}
 	return fmt.Errorf("%s: %w", hint, err)
+}
+
+// isCertificate tells whether a connection failed because one side does not accept the other's certificate, or how it speaks TLS.
+func isCertificate(err error) bool {
+	var ours *tls.CertificateVerificationError
+	var theirs *net.OpError
+	return errors.As(err, &ours) || errors.As(err, &theirs) && theirs.Op == "remote error"
 }

@@ -261,6 +261,7 @@ func TestMaxMemory(t *testing.T) {
 	require.NoError(t, c.ConfigSet(ctx, "maxmemory", "1mb").Err())
 	err := tryApply(ctx, s, put("r", 100, "more"))
 	require.ErrorContains(t, err, "maxmemory")
+	require.ErrorIs(t, err, rowstore.ErrFull)
 	require.NotErrorIs(t, err, rowstore.ErrAmbiguous)
 	groups, err := s.Group(ctx, []rowstore.Group{{Mutations: []rowstore.Mutation{put("a", 1, "x"), put("b", 1, "x")}, AssignTimestamp: false}})
 	if err == nil {
@@ -459,12 +460,17 @@ func TestPasswordsAndPermissions(t *testing.T) {
 		}
 	}
 
-	require.ErrorContains(t, openError(t, "redis://app:"+secret+"wrong@"+addr), "user or password is wrong")
+	err = openError(t, "redis://app:"+secret+"wrong@"+addr)
+	require.ErrorContains(t, err, "user or password is wrong")
+	require.ErrorIs(t, err, rowstore.ErrDenied)
 	require.NoError(t, c.Do(ctx, "ACL", "SETUSER", "noscript", "reset", "on", ">"+secret, "~*", "&*", "+@all", "-zadd").Err())
 	err = openError(t, "redis://noscript:"+secret+"@"+addr+"/?prefix=other")
 	require.ErrorContains(t, err, "ermission")
+	require.ErrorIs(t, err, rowstore.ErrDenied)
 	require.NoError(t, c.ConfigSet(ctx, "requirepass", secret).Err())
-	require.ErrorContains(t, openError(t, "redis://"+addr), "none was given")
+	err = openError(t, "redis://"+addr)
+	require.ErrorContains(t, err, "none was given")
+	require.ErrorIs(t, err, rowstore.ErrDenied)
 	require.NoError(t, c.Do(ctx, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err())
 	require.Eventually(t, func() bool {
 		v, err := tryNewest(ctx, s, "r")

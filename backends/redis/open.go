@@ -47,8 +47,9 @@ func OpenURL(ctx context.Context, url string) (*Store, error) {
 // that can lose acknowledged writes.
 //
 // Its errors match rowstore.ErrInvalid for bad options, rowstore.ErrUnavailable for a
-// server that is away, rowstore.ErrFormat for a store of a later format version and for
-// keys that are not a store's, rowstore.ErrCorrupt for a store that has lost its
+// server that is away, rowstore.ErrDenied for a wrong password, a missing permission and a
+// certificate that one side does not accept, rowstore.ErrFormat for a store of a later format
+// version, rowstore.ErrForeign for keys that are not a store's, rowstore.ErrCorrupt for a store that has lost its
 // record, and with Options.AsIs rowstore.ErrNoStore where there is no store.
 func Open(ctx context.Context, o Options) (*Store, error) {
 	if err := o.complete(); err != nil {

@@ -120,7 +120,9 @@ func TestTLS(t *testing.T) {
 	apply(t, s, put("r", 1, "v"))
 	require.Equal(t, "v", newest(t, s, "r"))
 
-	require.ErrorContains(t, openError(t, base), "certificate")
+	err = openError(t, base)
+	require.ErrorContains(t, err, "certificate")
+	require.ErrorIs(t, err, rowstore.ErrDenied)
 	require.ErrorContains(t, openError(t, strings.Replace(all, "redis.test", "other.test", 1)), "other.test")
 	require.Error(t, openError(t, base+"&tls_ca="+caFile+"&tls_server_name=redis.test"), "without the client's certificate")
 	require.Error(t, openError(t, strings.Replace(base, "rediss:", "redis:", 1)), "without TLS")

@@ -106,7 +106,7 @@ func (s *direct) record(ctx context.Context, wanted int) (r record, err error) {
 			return r, fmt.Errorf("%w with the prefix %q", rowstore.ErrNoStore, s.opts.Prefix)
 		}
 		if goredis.HasErrorPrefix(err, "FOREIGN ") {
-			return r, fmt.Errorf("%w: the prefix %q is in use by something else: %s", rowstore.ErrFormat, s.opts.Prefix, strings.TrimPrefix(err.Error(), "FOREIGN "))
+			return r, fmt.Errorf("%w: the prefix %q is in use by something else: %s", rowstore.ErrForeign, s.opts.Prefix, strings.TrimPrefix(err.Error(), "FOREIGN "))
 		}
 		if goredis.HasErrorPrefix(err, "LOST ") {
 			tag := s.parts[0].tag
@@ -129,7 +129,7 @@ func (s *direct) record(ctx context.Context, wanted int) (r record, err error) {
 		}
 	}
 	if len(fields) != 4 || err != nil {
-		return r, fmt.Errorf("%w: the prefix %q is in use by something else: the record %sm is not a store's", rowstore.ErrFormat, s.opts.Prefix, s.parts[0].tag)
+		return r, fmt.Errorf("%w: the prefix %q is in use by something else: the record %sm is not a store's", rowstore.ErrForeign, s.opts.Prefix, s.parts[0].tag)
 	}
 	return r, nil
 }

@@ -224,5 +224,5 @@ func cutBoundary(b []byte) string {
 
 // foreign says that a key under the prefix is not the store's.
 func foreign(key []byte) error {
-	return fmt.Errorf("%w: the key %q is not one of a store: another application uses the prefix; take another one", rowstore.ErrFormat, key)
+	return fmt.Errorf("%w: the key %q is not one of a store: another application uses the prefix; take another one", rowstore.ErrForeign, key)
 }

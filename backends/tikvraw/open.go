@@ -2,9 +2,11 @@ package tikvraw
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -54,7 +56,8 @@ func OpenURL(ctx context.Context, url string) (*Store, error) {
 //
 // ctx bounds Open alone. But for a migration, Open takes 30 seconds at most. When ctx ends,
 // the error matches its own. A cluster that does not answer gives an error that matches
-// rowstore.ErrUnavailable. A failed Open leaves nothing behind.
+// rowstore.ErrUnavailable, one that refuses the certificate rowstore.ErrDenied, and keys of
+// another application rowstore.ErrForeign. A failed Open leaves nothing behind.
 //
 // The first Open of a process sends the warnings and errors that the clients of TiKV and
 // PD write about themselves to slog's default logger, and drops the rest, unless the
@@ -260,9 +263,10 @@ func (c *endingPD) Close() {
 // much longer, would not say why it failed, and would leave connections behind.
 func askPD(ctx context.Context, o *Options) error {
 	creds := insecure.NewCredentials()
+	var cfg *tls.Config
 	if o.CA != "" {
-		cfg, err := o.tlsConfig()
-		if err != nil {
+		var err error
+		if cfg, err = o.tlsConfig(); err != nil {
 			return err
 		}
 		creds = credentials.NewTLS(cfg)
@@ -291,7 +295,38 @@ func askPD(ctx context.Context, o *Options) error {
 	case o.CA != "" && strings.Contains(err.Error(), "first record does not look like a TLS handshake"):
 		return fmt.Errorf("PD does not speak TLS at this address: leave out tls_ca, tls_cert and tls_key: %w", err)
 	}
+	if cfg != nil {
+		soon, cancel := context.WithTimeout(caller, o.RequestTimeout)
+		defer cancel()
+		for _, addr := range o.PDAddrs {
+			if err := refusedCertificate(soon, addr, cfg); err != nil {
+				return fmt.Errorf("%w: PD, or this program, does not accept the other's certificate (tls_ca, tls_cert, tls_key): %s: %w", rowstore.ErrDenied, addr, err)
+			}
+		}
+	}
 	return fmt.Errorf("%w: no PD server answers: %w", rowstore.ErrUnavailable, err)
+}
+
+// refusedCertificate returns why a handshake fails over a certificate, or nil if it does not. gRPC does not pass that on: it may have
+// sent something before the server's refusal came, and then sees a broken connection.
+func refusedCertificate(ctx context.Context, addr string, cfg *tls.Config) error {
+	cfg = cfg.Clone()
+	cfg.NextProtos = []string{"h2"}
+	conn, err := (&tls.Dialer{Config: cfg}).DialContext(ctx, "tcp", addr)
+	if err == nil {
+		// A server looks at the client's certificate after the handshake.
+		if until, ok := ctx.Deadline(); ok {
+			_ = conn.SetDeadline(until)
+		}
+		_, err = conn.Read(make([]byte, 1))
+		_ = conn.Close()
+	}
+	var ours *tls.CertificateVerificationError
+	var theirs *net.OpError
+	if errors.As(err, &ours) || errors.As(err, &theirs) && theirs.Op == "remote error" {
+		return err
+	}
+	return nil
 }
 
 func askOnePD(ctx context.Context, addr string, creds credentials.TransportCredentials) error {

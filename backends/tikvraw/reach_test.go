@@ -125,8 +125,11 @@ func TestTLS(t *testing.T) {
 	require.NoError(t, s.Close())
 
 	require.ErrorContains(t, openError(t, time.Minute, c.URL()), "TLS")
-	require.ErrorContains(t, openError(t, time.Minute, with(theirs.CA, ours.Cert, ours.Key)), "certificate")
-	require.Error(t, openError(t, time.Minute, with(ours.CA, theirs.Cert, theirs.Key)))
+	for _, mixed := range []string{with(theirs.CA, ours.Cert, ours.Key), with(ours.CA, theirs.Cert, theirs.Key)} {
+		err := openError(t, time.Minute, mixed)
+		require.ErrorIs(t, err, rowstore.ErrDenied)
+		require.ErrorContains(t, err, "does not accept the other's certificate")
+	}
 	require.ErrorIs(t, openError(t, time.Minute, c.URL()+"?tls_ca="+url.QueryEscape(ours.CA)), rowstore.ErrInvalid)
 	require.ErrorIs(t, openError(t, time.Minute, with(ours.CA, ours.Cert, theirs.Key)), rowstore.ErrInvalid)
 	junk := filepath.Join(t.TempDir(), "junk.pem")

@@ -27,6 +27,8 @@ const (
 	exitConflict    = 9
 	exitFindings    = 10
 	exitOlder       = 11
+	exitDenied      = 12
+	exitFull        = 13
 	exitInterrupted = 130
 )
 
@@ -45,6 +47,8 @@ const exitHelp = `The exit status tells errors apart:
   9    another transaction was first, or it is not known what became of the change
   10   doctor has found something, or migrate check
   11   an older program has the database open
+  12   access was denied: a wrong password, a missing permission, a certificate that one side does not accept
+  13   the store has no room left, on its disk or in its memory: make some, and call the command again
   130  interrupted
 `
 
@@ -91,6 +95,10 @@ func statusOf(ctx context.Context, err error) int {
 		return exitConflict
 	case is(errNotFound, percolator.ErrNotFound, percolator.ErrNotObserved):
 		return exitNotFound
+	case is(percolator.ErrDenied):
+		return exitDenied
+	case is(percolator.ErrFull):
+		return exitFull
 	case is(rowstore.ErrUnavailable, pebble.ErrInUse, context.DeadlineExceeded, os.ErrDeadlineExceeded):
 		return exitUnavailable
 	case is(percolator.ErrInvalid, percolator.ErrTooLarge):

@@ -550,6 +550,10 @@ var (
 	// there. Nothing was changed. Opening a store returns it, and so may every call that
 	// meets such data. A newer program may be able to read the data.
 	ErrFormat = errors.New("unknown format")
+	// ErrForeign says that what is there is another application's: a directory, a prefix or a
+	// schema that is in use by something else. Nothing was changed. It matches ErrFormat too,
+	// but no version of this library helps: take another place.
+	ErrForeign error = foreignError{}
 	// ErrCorrupt says that stored data does not decode: its format is known, and its
 	// bytes are not what that format allows. A call that returns it neither guessed nor
 	// repaired anything.
@@ -559,9 +563,22 @@ var (
 	// taking over. Nothing was done and nothing will be. The caller may repeat the call;
 	// a store does not wait for the server itself. It never comes with ErrAmbiguous.
 	ErrUnavailable = errors.New("rowstore: server unavailable")
+	// ErrDenied says that the caller may not do this: its password is wrong, it lacks a
+	// permission, or one side does not accept the other's certificate. It does not pass by
+	// itself. Nothing was done, unless the error matches ErrAmbiguous too.
+	ErrDenied = errors.New("access denied")
+	// ErrFull says that the store has no room left for a write: its disk or its memory is
+	// full. Nothing was done, and reads go on. It passes when somebody makes room.
+	ErrFull = errors.New("no room left")
 	// ErrNoStore says that there is no store where one was to be opened as it is: by a URL with
 	// asis=true. Nothing was made.
 	ErrNoStore = errors.New("there is no store")
 	// ErrClosed says that the store was closed.
 	ErrClosed = errors.New("closed")
 )
+
+// foreignError is the kind of ErrFormat that no other version of the library helps with.
+type foreignError struct{}
+
+func (foreignError) Error() string        { return "it is another application's" }
+func (foreignError) Is(target error) bool { return target == ErrFormat }
