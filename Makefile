@@ -61,13 +61,21 @@ endif
 # Programs that tests build have the race detector too: it looks at them as well, and their
 # dependencies need not be compiled a second time. "go list -export" compiles as "go build"
 # does, and links nothing.
+#
+# Nothing here is debugged, so nothing has the tables for a debugger (DWARF); traces of the
+# stack have their lines from another table. The compiler, whose processes are short, collects
+# its garbage less often. Both together save a quarter of the processor that compiling takes,
+# and the compiler of our largest package has 360 MB instead of 205.
+COMPILE_GOGC ?= 400
+TEST_GOFLAGS = $$($(GO) env GOFLAGS) -race -gcflags=all=-dwarf=false -ldflags=-s '-toolexec=env GOGC=$(COMPILE_GOGC)'
+
 .PHONY: test
 test: $(TEST_NEEDS) ## Run every test with the race detector; gets the servers and the browser that tests need
 	@echo "servers for the tests: containers, programs of this machine, or those that the environment names"
 	@servers=$$(scripts/test-servers) || exit 1; export PERCOLATOR_TEST_SERVERS=$$servers; \
 	browser=$$(scripts/test-browser) || exit 1; export PERCOLATOR_TEST_BROWSER=$$browser; \
 	export PERCOLATOR_TEST_REPORT=$(CACHE)/ran; mkdir -p $(CACHE)/ran; rm -f $(UNSTEADY)-*; status=0; \
-	GOFLAGS="$$($(GO) env GOFLAGS) -race"; export GOFLAGS; \
+	GOFLAGS="$(TEST_GOFLAGS)"; export GOFLAGS; \
 	for module in $(MODULES); do \
 		echo "go list -race -export ./... ($$module): the first time it fetches modules, and compiles for minutes"; \
 		(cd $$module && $(PATIENTLY) "compiling" $(GO) list -race -export ./... >/dev/null) || status=1; \

@@ -131,11 +131,11 @@ func TestHangingFunctions(t *testing.T) {
 				c.change(rows("r", 64)...)
 				time.Sleep(6100 * time.Millisecond)
 				synctest.Wait()
-				require.Len(t, c.left(), concurrency, "what hangs, and nothing else")
+				require.Len(t, c.left(0), concurrency, "what hangs, and nothing else")
 				require.Equal(t, 64, b.count())
 				close(free)
 				settle()
-				require.Empty(t, c.left())
+				require.Empty(t, c.left(0))
 				before := a.count()
 				c.change(rows("s", 64)...)
 				c.handles(time.Second)
@@ -165,7 +165,7 @@ func TestDifferentObservers(t *testing.T) {
 		time.Sleep(7 * time.Second)
 		c.change(rows("r", 100)...)
 		settle()
-		require.Len(t, c.left(), 100)
+		require.Len(t, c.left(0), 100)
 		require.Equal(t, 800, calls(all))
 		late := c.hire(WorkerConfig{Rescan: time.Hour}, nil, "c").start()
 		c.handles(5 * time.Second)
@@ -253,7 +253,7 @@ func TestWaitIdleOfSeveralWorkers(t *testing.T) {
 					ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 					defer cancel()
 					err := m.WaitIdle(ctx)
-					if left := len(c.left()); left > 0 {
+					if left := len(c.left(0)); left > 0 {
 						err = errors.Join(err, fmt.Errorf("%d are left", left))
 					}
 					done <- err

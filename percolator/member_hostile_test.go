@@ -187,7 +187,7 @@ func TestJoinerBesideStuckWorkersBeginsAtOnce(t *testing.T) {
 		b := c.hire(WorkerConfig{}, nil, "o").start()
 		time.Sleep(3 * time.Second)
 		synctest.Wait()
-		require.Len(t, c.left(), 1, "what hangs, and nothing else")
+		require.Len(t, c.left(0), 1, "what hangs, and nothing else")
 		require.Equal(t, 15, b.count())
 	})
 }

@@ -192,7 +192,7 @@ func TestHangsInItsOwnPlace(t *testing.T) {
 		c.change(rows("s", 200)...)
 		time.Sleep(6100 * time.Millisecond)
 		synctest.Wait()
-		require.Len(t, c.left(), 1, "what hangs, and nothing else")
+		require.Len(t, c.left(0), 1, "what hangs, and nothing else")
 		require.EqualValues(t, 200, b.ended.Load())
 		weights := map[string][]int{}
 		for _, m := range c.records() {

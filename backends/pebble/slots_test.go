@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	engine "github.com/cockroachdb/pebble/v2"
@@ -82,15 +84,35 @@ func sortBySlot(table string, rows []string) []string {
 	})
 }
 
-// rowsOfSlot finds rows of one slot, whose names have hard bytes in them.
-func rowsOfSlot(table string, slot uint16, n int) (rows []string) {
-	for i := 0; len(rows) < n; i++ {
-		row := fmt.Sprintf("\x00\xff%d\x00\x01", i)
-		if rowstore.Slot(table, row) == slot {
-			rows = append(rows, row)
+// slotRows are the rows of a slot that rowsOfSlot has found, and where it goes on. One row in
+// 65,536 is in a slot, so a search takes a second under the race detector.
+type slotRows struct {
+	rows []string
+	next int64
+}
+
+var (
+	foundMu sync.Mutex
+	found   = map[string]*slotRows{}
+)
+
+// rowsOfSlot finds rows of one slot, whose names have hard bytes in them: the first ones, always.
+func rowsOfSlot(table string, slot uint16, n int) []string {
+	foundMu.Lock()
+	defer foundMu.Unlock()
+	key := fmt.Sprint(slot, table)
+	if found[key] == nil {
+		found[key] = &slotRows{}
+	}
+	f := found[key]
+	name := []byte("\x00\xff")
+	for ; len(f.rows) < n; f.next++ {
+		name = append(strconv.AppendInt(name[:2], f.next, 10), "\x00\x01"...)
+		if rowstore.Slot(table, string(name)) == slot {
+			f.rows = append(f.rows, string(name))
 		}
 	}
-	return rows
+	return slices.Clone(f.rows[:n])
 }
 
 // A page of a scan ends within a slot, in the first and in the last one, and the next goes on
