@@ -83,11 +83,12 @@ func (v *catalogView) hintSpanOf(table string, at Timestamp) hintSpan {
 
 // add notes that something in a row became garbage at a timestamp, or will. now tells the local time.
 func (h *hints) add(v *catalogView, table, row string, at Timestamp, now func() time.Time) {
+	// Erase has taken the row out of the hints from before, in which it is known. What is found later of a transaction from before, such as a lock of
+	// a dead process, leaves garbage after that too.
+	safe := v.erasedIn(Cell{Table: table, Row: row}.span())
+	at = max(at, safe+1)
 	span, hash := v.hintSpanOf(table, at), maphash.String(h.seed, row)
-	// Erase has taken the row out of the hints from before, in which it is known.
-	if safe := v.erasedIn(Cell{Table: table, Row: row}.span()); safe < at {
-		span.from = max(span.from, safe)
-	}
+	span.from = max(span.from, safe)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	in := h.in(v, span, at)

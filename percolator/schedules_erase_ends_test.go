@@ -164,3 +164,30 @@ func TestRowsFoundAreKeptOnce(t *testing.T) {
 	require.Less(t, cap(f.hashes), 5000)
 	require.EqualValues(t, 999, f.without(map[string]bool{"7": true, "none": true}))
 }
+
+// A process has hinted a row, which another one erases. Then it meets what a process from before has sent late, and fences that: the mark is
+// hinted, though it is of a transaction from before the erasure.
+func TestScheduleE_LateMarkIsHinted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.erasing()
+	c, p := w.client(), w.client()
+	start, err := p.draw(t.Context())
+	require.NoError(t, err)
+	for range 2 {
+		set(t, p.DB, ann1, "secret")
+	}
+	w.stored(p)
+	_, err = w.erase(c, nil)
+	require.NoError(t, err)
+	require.Empty(t, w.storedHints("t"))
+	_, err = p.loadCatalog(t.Context())
+	require.NoError(t, err)
+	_, err = p.rollBackPrimary(t.Context(), start, ann1.stored(), nil)
+	require.NoError(t, err)
+	w.stored(p)
+	require.Equal(t, map[string]int{ann1.Row: 1}, w.storedHints("t"))
+	w.pass(worldRetention + 2*time.Hour)
+	w.hintedCollect(c)
+	require.Empty(t, w.raw(ann1).Versions)
+}
