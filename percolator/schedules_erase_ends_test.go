@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 )
@@ -190,4 +191,37 @@ func TestScheduleE_LateMarkIsHinted(t *testing.T) {
 	w.pass(worldRetention + 2*time.Hour)
 	w.hintedCollect(c)
 	require.Empty(t, w.raw(ann1).Versions)
+}
+
+// Observers that have seen a deletion are not waited for, also while a run that has come since is being committed.
+func TestScheduleE_SeenUnderARun(t *testing.T) {
+	eachWorld2(t, func(t *testing.T, w *world, opts ...Option) {
+		w.erasing()
+		w.observed("t", "v", "o")
+		c, other := w.client(opts...), w.client()
+		worker := watching(t, c, Observer{Name: "o", Func: func(ctx context.Context, tx *Txn, cell Cell) error { return tx.NotifyAfter(ctx, cell, 0) }})
+		set(t, c.DB, ann1, "secret")
+		runs(t, worker, ann1)
+		require.NoError(t, c.Update(t.Context(), func(tx *Txn) error { return tx.Delete(ann1) }))
+		seen, err := other.draw(t.Context())
+		require.NoError(t, err)
+		runs(t, worker, ann1)
+		require.NoError(t, c.drained(t.Context()))
+		p := c.hold(t, commitPoint(ann1))
+		run := async(func() error { _, _, err := worker.runCell(context.Background(), ann1.stored()); return err })
+		p.wait()
+		e := &erasure{db: other.DB, span: span{table: "t", from: "ann/", to: "ann0"}, receipt: &Receipt{}, found: newRowsFound(), seen: seen}
+		before := w.notified(ann1)
+		require.NotEmpty(t, before)
+		names, _, err := e.uncovered(t.Context(), "ann/")
+		require.NoError(t, err)
+		require.Empty(t, names)
+		require.Equal(t, before, w.notified(ann1), "the run may be rolled back")
+		e.seen = oracle.Max
+		names, _, err = e.uncovered(t.Context(), "ann/")
+		require.NoError(t, err)
+		require.Equal(t, []string{"a transaction that commits"}, names)
+		p.release(pass)
+		require.NoError(t, w.finish(run))
+	})
 }

@@ -119,6 +119,8 @@ var controlMutants = []mutant{
 		"\t\tcase len(now) > 0:\n", "\t\tcase len(now) > 1000:\n")},
 	{"later-changes-are-waited-for", "Erased ranges: who has seen a deletion is not waited for", "TestScheduleE_TimersThatAreSetAnew", one("percolator/erase_wait.go",
 		"view.covered(i), view.acks[i] >= e.seen:\n", "view.covered(i):\n")},
+	{"runs-under-way-are-waited-for", "Erased ranges: who has seen a deletion is not waited for, also during a run", "TestScheduleE_SeenUnderARun", one("percolator/erase_wait.go",
+		"{ return seen < e.seen }), nil\n", "{ return seen < oracle.Max }), nil\n")},
 	{"hints-to-come-are-left", "Erased ranges: hints that the background has yet to add are waited for", "TestScheduleE_HintsOfALargeTransaction", one(hintsGo,
 		"\tfor _, done := range adding {\n", "\tfor _, done := range adding[:0] {\n")},
 	{"erased-rows-are-taken-for-hinted", "Erased ranges: what is written after an erasure is hinted anew", "TestScheduleE_HintsAfterwards", one(hintsGo,
