@@ -141,6 +141,8 @@ var controlMutants = []mutant{
 		"rowstore.Present(format.ColumnHint, token)}", "rowstore.Absent(rowstore.Lock, format.ColumnHint, oracle.Max)}")},
 	{"hint-is-read-before-its-token", "Erased ranges: an erasure reads a hint under its token", "TestScheduleE_HintOfTwoErasures", one(eraseHintGo,
 		"l == nil || l.TS != token {", "l == nil && l.TS != token {")},
+	{"old-token-counts", "Erased ranges: nothing is sent under a token that was old when it was put", "TestScheduleE_HintRequestsTwiceUnderAnOldToken", one(eraseHintGo,
+		"if l := row.Newest(rowstore.Lock, format.ColumnHint); old || ", "if l := row.Newest(rowstore.Lock, format.ColumnHint); ")},
 	{"hint-takes-a-late-token", "Erased ranges: a token is put to a hint once", "TestScheduleE_HintRequestsTwice", one(eraseHintGo,
 		", rowstore.Absent(rowstore.Mark, format.ColumnHint, token)},", "},")},
 	{"removed-token-leaves-no-mark", "Erased ranges: who removes a token leaves a mark", "TestScheduleE_HintRequestsTwice", one(eraseHintGo,
