@@ -201,12 +201,20 @@ func (h *hints) back(rows map[hintSpan][]string, now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for s, names := range rows {
-		if in := h.spans[s]; in != nil {
-			in.waiting = append(in.waiting, names...)
-			h.waiting += len(names)
-		} else {
+		in := h.spans[s]
+		if in == nil && h.rows+len(names) > mostHints {
 			h.lost.Add(uint64(len(names))) // there was no room meanwhile
+			continue
 		}
+		if in == nil { // it was over, and forgotten meanwhile
+			in = &hinted{span: s, rows: make(map[uint64]struct{}, len(names))}
+			for _, row := range names {
+				in.rows[maphash.String(h.seed, row)] = struct{}{}
+			}
+			h.spans[s], h.rows = in, h.rows+len(in.rows)
+		}
+		in.waiting = append(in.waiting, names...)
+		h.waiting += len(names)
 	}
 	h.since = now
 }

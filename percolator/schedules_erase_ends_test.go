@@ -225,3 +225,25 @@ func TestScheduleE_SeenUnderARun(t *testing.T) {
 		require.NoError(t, w.finish(run))
 	})
 }
+
+// A call that stores hints fails when their span has ended and others have been noted since. They wait all the same.
+func TestHintsOfAnEndedSpanWait(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	for range 2 {
+		set(t, c.DB, rowA, "1")
+	}
+	require.NoError(t, c.drained(t.Context()))
+	p := c.hold(t, restsOfHints(rowA.Row))
+	stored := async(func() error { return c.storeHints(t.Context()) })
+	p.wait()
+	w.clock.advance(2 * worldRetention / hintSpans)
+	for range 2 {
+		set(t, c.DB, rowB, "1")
+	}
+	p.release(refuse)
+	require.Error(t, w.finish(stored))
+	w.stored(c)
+	require.Equal(t, map[string]int{rowA.Row: 1, rowB.Row: 1}, w.storedHints("t"))
+}

@@ -49,6 +49,8 @@ var garbageMutants = []mutant{
 		"\t\tif c.primary >= 0 {\n\t\t\t// It commits", "\t\tif c.primary < 0 {\n\t\t\t// It commits")},
 	{"hint-of-an-open-span-removed", "Garbage collection: a hint is removed if its span is over", "TestHintOfASpan", one(gcHintsGo,
 		"\t\tif v.TS <= safe {\n", "\t\tif v.TS <= safe || safe > 0 {\n")},
+	{"hints-of-an-ended-span-are-lost", "Garbage collection: what a call could not store waits, also if its span has ended meanwhile", "TestHintsOfAnEndedSpanWait", one(hintsGo,
+		"\t\tif in == nil && h.rows+len(names) > mostHints {\n", "\t\tif in == nil {\n")},
 	{"hint-removed-first", "Garbage collection: a hint is removed after its rows were looked at", "TestWhatIsKept", one(gcHintsGo,
 		"\t\tif err := p.lookAt(ctx, c, slices.Sorted(maps.Keys(rows))); err != nil {\n\t\t\treturn err\n\t\t}\n\t\tclear(rows)\n\t\terr := p.dropHints(ctx, done)\n",
 		"\t\tif err := p.dropHints(ctx, done); err != nil {\n\t\t\treturn err\n\t\t}\n\t\terr := p.lookAt(ctx, c, slices.Sorted(maps.Keys(rows)))\n\t\tclear(rows)\n")},
