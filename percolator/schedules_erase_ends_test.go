@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -246,4 +247,43 @@ func TestHintsOfAnEndedSpanWait(t *testing.T) {
 	require.Error(t, w.finish(stored))
 	w.stored(c)
 	require.Equal(t, map[string]int{rowA.Row: 1, rowB.Row: 1}, w.storedHints("t"))
+}
+
+// A row that was erased is notified before it is removed. The erasure waits for the observer, and does not look again and again at what else is to be removed.
+func TestScheduleE_NotifiedAfterwards(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.erasing()
+	w.observed("t", "v", "o")
+	c, other := w.client(), w.client()
+	worker := watching(t, other, Observer{Name: "o", Func: func(context.Context, *Txn, Cell) error { return nil }})
+	set(t, c.DB, ann1, "secret")
+	var removals, looks atomic.Int64
+	c.wire.AddRule(faultstore.Rule{Match: func(x *call) bool {
+		switch {
+		case x.Kind != faultstore.CallScan || x.Range.Table != "t":
+		case len(x.Range.Selectors) == 1:
+			looks.Add(1)
+		default:
+			removals.Add(1)
+		}
+		return false
+	}})
+	var enough int64
+	var notified error
+	_, err := w.erase(c, func() {
+		switch erased := len(c.known().erased) > 0; {
+		case !erased && value(t, c, ann1) == "none":
+			sees(worker, ann1)
+		case erased && enough == 0:
+			enough = looks.Load() + 100
+			notified = other.Update(t.Context(), func(tx *Txn) error { return tx.Notify(ann1) })
+		case erased && looks.Load() > enough:
+			sees(worker, ann1)
+		}
+	})
+	require.NoError(t, err)
+	require.NoError(t, notified)
+	require.Greater(t, looks.Load(), enough, "it has waited")
+	require.Less(t, removals.Load(), int64(50))
 }
