@@ -15,7 +15,9 @@ import (
 // of Erase and a collection may change one hint at the same time. Nobody may put back a name that another one has removed, even if
 // it was suspended since it read the hint. So whoever puts the rest of a hint back does that under a *token*, a Lock version in the
 // hint's row, which it puts there before it reads. Whatever else changes a hint removes its token too. A token that was removed leaves a
-// Mark, so that the request that has put it there does nothing if it comes once more, late: else all that was sent under the token could.
+// Mark, so that the request that has put it there does nothing if it comes once more, late: else all that was sent under the token could. A
+// collection removes Marks from before its safe point, which is a lease and MaxTxnAge behind. So nothing is sent under a token that is older than MaxTxnAge
+// when it is read, because the process was suspended: its request may come once more after the Mark has gone.
 
 // tokenPick shows the token of a hint.
 var tokenPick = rowstore.Selector{Family: rowstore.Lock, Column: format.ColumnHint, To: oracle.Max, Limit: 1}
@@ -105,14 +107,14 @@ func (e *erasure) removeHintsOf(ctx context.Context, table string, remains restO
 			concerned = append(concerned, row.Row)
 		}
 		if len(concerned) == hintsTogether {
-			n, err := e.changeHints(ctx, concerned, remains)
+			n, err := e.changeHints(ctx, table, concerned, remains)
 			if left += n; err != nil {
 				return left, err
 			}
 			concerned = concerned[:0]
 		}
 	}
-	n, err := e.changeHints(ctx, concerned, remains)
+	n, err := e.changeHints(ctx, table, concerned, remains)
 	return left + n, err
 }
 
@@ -134,7 +136,7 @@ func (e *erasure) restOf(ctx context.Context, row *rowstore.Row, remains restOfH
 }
 
 // changeHints takes names out of some hints: it puts a token to each, reads them, and puts the rest back where its token still stands.
-func (e *erasure) changeHints(ctx context.Context, hints []string, remains restOfHint) (left int, err error) {
+func (e *erasure) changeHints(ctx context.Context, table string, hints []string, remains restOfHint) (left int, err error) {
 	if len(hints) == 0 {
 		return 0, nil
 	}
@@ -155,8 +157,14 @@ func (e *erasure) changeHints(ctx context.Context, hints []string, remains restO
 	if err != nil {
 		return 0, fmt.Errorf("reading the hints: %w", err)
 	}
+	now, err := e.db.draw(ctx)
+	if err != nil {
+		return 0, err
+	}
+	age, _ := e.db.known().widestIn(table)
+	old := now.Sub(token) > age
 	for i := range rows {
-		if muts[i], err = e.changeHint(ctx, &rows[i], token, remains); err != nil {
+		if muts[i], err = e.changeHint(ctx, &rows[i], token, old, remains); err != nil {
 			return 0, err
 		}
 		if len(muts[i].Conditions) == 0 {
@@ -168,10 +176,10 @@ func (e *erasure) changeHints(ctx context.Context, hints []string, remains restO
 }
 
 // changeHint returns the mutation that takes names out of a hint. If the token is not there, that of somebody else is removed, who may
-// have died: both try again then, each after a wait of random length.
-func (e *erasure) changeHint(ctx context.Context, row *rowstore.Row, token Timestamp, remains restOfHint) (rowstore.Mutation, error) {
+// have died: both try again then, each after a wait of random length. So is an old token.
+func (e *erasure) changeHint(ctx context.Context, row *rowstore.Row, token Timestamp, old bool, remains restOfHint) (rowstore.Mutation, error) {
 	m := rowstore.Mutation{Table: format.TableHints, Row: row.Row, Edits: removeToken(token)}
-	if l := row.Newest(rowstore.Lock, format.ColumnHint); l == nil || l.TS != token {
+	if l := row.Newest(rowstore.Lock, format.ColumnHint); old || l == nil || l.TS != token {
 		if l != nil {
 			m.Edits = removeToken(l.TS)
 		}

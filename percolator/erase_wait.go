@@ -163,8 +163,8 @@ func (e *erasure) waitsFor(v *catalogView, view *cellView) (names []string, err 
 	return names, nil
 }
 
-// views is Worker.view for some cells, at one snapshot that is drawn for all of them. blocked tells that views are missing, since the owners
-// of locks in their way live.
+// views is Worker.view for some cells, at one snapshot that is drawn for all of them. Where the owner of a lock in the way lives, there is no view. blocked
+// tells that this is so for a cell of which not every observer has seen the deletion.
 func (e *erasure) views(ctx context.Context, cells []Cell) (views []*cellView, blocked bool, err error) {
 	at, err := e.db.draw(ctx)
 	if err != nil {
@@ -194,9 +194,14 @@ func (e *erasure) views(ctx context.Context, cells []Cell) (views []*cellView, b
 			return nil, false, err
 		case resolved:
 			view, waits, err = w.view(ctx, c, nil, known[i], &snapshot{set: true, start: at})
-		case !waits:
+		default:
 			view, err = parseView(&rows[i], c, known[i], at)
-			if rows[i].Newest(rowstore.Write, c.Column) == nil {
+			switch {
+			case err != nil:
+			case waits:
+				// Runs may come one after the other, so that each look at a page meets one of their locks.
+				waits, view = slices.ContainsFunc(view.acks, func(seen Timestamp) bool { return seen < e.seen }), nil
+			case rows[i].Newest(rowstore.Write, c.Column) == nil:
 				missing = append(missing, c.span())
 			}
 		}

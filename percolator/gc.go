@@ -165,7 +165,7 @@ func (p *gcPass) publish(ctx context.Context, keep time.Duration) error {
 			if keep != 0 {
 				retention = keep
 			}
-			points[t] = max(v.asOf.Add(-max(retention, age+lease)), 1)
+			points[t] = v.asOf.Add(-max(retention, age+lease)) // 0 raises none
 		}
 	}
 	if len(points) > 0 {

@@ -89,18 +89,16 @@ func (p *gcPass) removeHinted(ctx context.Context, table string, safe Timestamp)
 			return fmt.Errorf("reading the hints: %w", err)
 		}
 		v := row.Newest(rowstore.Write, format.ColumnHint)
-		if v == nil {
-			done = dropHint(done, &row, safe)
-			continue
+		if v != nil {
+			h, err := format.DecodeHint(v.Value)
+			if err != nil {
+				return fmt.Errorf("the hint %q: %w", row.Row, err)
+			}
+			for _, name := range h.Rows {
+				rows[name] = struct{}{}
+			}
 		}
-		h, err := format.DecodeHint(v.Value)
-		if err != nil {
-			return fmt.Errorf("the hint %q: %w", row.Row, err)
-		}
-		for _, name := range h.Rows {
-			rows[name] = struct{}{}
-		}
-		if v.TS <= safe {
+		if v == nil || v.TS <= safe { // without a hint there may be marks
 			done = dropHint(done, &row, safe)
 		}
 		if len(rows) >= gcHinted || len(done) >= gcHinted {

@@ -83,11 +83,12 @@ func (v *catalogView) hintSpanOf(table string, at Timestamp) hintSpan {
 
 // add notes that something in a row became garbage at a timestamp, or will. now tells the local time.
 func (h *hints) add(v *catalogView, table, row string, at Timestamp, now func() time.Time) {
+	// Erase has taken the row out of the hints from before, in which it is known. What is found later of a transaction from before, such as a lock of
+	// a dead process, leaves garbage after that too.
+	safe := v.erasedIn(Cell{Table: table, Row: row}.span())
+	at = max(at, safe+1)
 	span, hash := v.hintSpanOf(table, at), maphash.String(h.seed, row)
-	// Erase has taken the row out of the hints from before, in which it is known.
-	if safe := v.erasedIn(Cell{Table: table, Row: row}.span()); safe < at {
-		span.from = max(span.from, safe)
-	}
+	span.from = max(span.from, safe)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	in := h.in(v, span, at)
@@ -200,12 +201,20 @@ func (h *hints) back(rows map[hintSpan][]string, now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for s, names := range rows {
-		if in := h.spans[s]; in != nil {
-			in.waiting = append(in.waiting, names...)
-			h.waiting += len(names)
-		} else {
+		in := h.spans[s]
+		if in == nil && h.rows+len(names) > mostHints {
 			h.lost.Add(uint64(len(names))) // there was no room meanwhile
+			continue
 		}
+		if in == nil { // it was over, and forgotten meanwhile
+			in = &hinted{span: s, rows: make(map[uint64]struct{}, len(names))}
+			for _, row := range names {
+				in.rows[maphash.String(h.seed, row)] = struct{}{}
+			}
+			h.spans[s], h.rows = in, h.rows+len(in.rows)
+		}
+		in.waiting = append(in.waiting, names...)
+		h.waiting += len(names)
 	}
 	h.since = now
 }

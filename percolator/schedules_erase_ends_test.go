@@ -4,11 +4,13 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 )
@@ -163,4 +165,125 @@ func TestRowsFoundAreKeptOnce(t *testing.T) {
 	}
 	require.Less(t, cap(f.hashes), 5000)
 	require.EqualValues(t, 999, f.without(map[string]bool{"7": true, "none": true}))
+}
+
+// A process has hinted a row, which another one erases. Then it meets what a process from before has sent late, and fences that: the mark is
+// hinted, though it is of a transaction from before the erasure.
+func TestScheduleE_LateMarkIsHinted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.erasing()
+	c, p := w.client(), w.client()
+	start, err := p.draw(t.Context())
+	require.NoError(t, err)
+	for range 2 {
+		set(t, p.DB, ann1, "secret")
+	}
+	w.stored(p)
+	_, err = w.erase(c, nil)
+	require.NoError(t, err)
+	require.Empty(t, w.storedHints("t"))
+	_, err = p.loadCatalog(t.Context())
+	require.NoError(t, err)
+	_, err = p.rollBackPrimary(t.Context(), start, ann1.stored(), nil)
+	require.NoError(t, err)
+	w.stored(p)
+	require.Equal(t, map[string]int{ann1.Row: 1}, w.storedHints("t"))
+	w.pass(worldRetention + 2*time.Hour)
+	w.hintedCollect(c)
+	require.Empty(t, w.raw(ann1).Versions)
+}
+
+// Observers that have seen a deletion are not waited for, also while a run that has come since is being committed.
+func TestScheduleE_SeenUnderARun(t *testing.T) {
+	eachWorld2(t, func(t *testing.T, w *world, opts ...Option) {
+		w.erasing()
+		w.observed("t", "v", "o")
+		c, other := w.client(opts...), w.client()
+		worker := watching(t, c, Observer{Name: "o", Func: func(ctx context.Context, tx *Txn, cell Cell) error { return tx.NotifyAfter(ctx, cell, 0) }})
+		set(t, c.DB, ann1, "secret")
+		runs(t, worker, ann1)
+		require.NoError(t, c.Update(t.Context(), func(tx *Txn) error { return tx.Delete(ann1) }))
+		seen, err := other.draw(t.Context())
+		require.NoError(t, err)
+		runs(t, worker, ann1)
+		require.NoError(t, c.drained(t.Context()))
+		p := c.hold(t, commitPoint(ann1))
+		run := async(func() error { _, _, err := worker.runCell(context.Background(), ann1.stored()); return err })
+		p.wait()
+		e := &erasure{db: other.DB, span: span{table: "t", from: "ann/", to: "ann0"}, receipt: &Receipt{}, found: newRowsFound(), seen: seen}
+		before := w.notified(ann1)
+		require.NotEmpty(t, before)
+		names, _, err := e.uncovered(t.Context(), "ann/")
+		require.NoError(t, err)
+		require.Empty(t, names)
+		require.Equal(t, before, w.notified(ann1), "the run may be rolled back")
+		e.seen = oracle.Max
+		names, _, err = e.uncovered(t.Context(), "ann/")
+		require.NoError(t, err)
+		require.Equal(t, []string{"a transaction that commits"}, names)
+		p.release(pass)
+		require.NoError(t, w.finish(run))
+	})
+}
+
+// A call that stores hints fails when their span has ended and others have been noted since. They wait all the same.
+func TestHintsOfAnEndedSpanWait(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	for range 2 {
+		set(t, c.DB, rowA, "1")
+	}
+	require.NoError(t, c.drained(t.Context()))
+	p := c.hold(t, restsOfHints(rowA.Row))
+	stored := async(func() error { return c.storeHints(t.Context()) })
+	p.wait()
+	w.clock.advance(2 * worldRetention / hintSpans)
+	for range 2 {
+		set(t, c.DB, rowB, "1")
+	}
+	p.release(refuse)
+	require.Error(t, w.finish(stored))
+	w.stored(c)
+	require.Equal(t, map[string]int{rowA.Row: 1, rowB.Row: 1}, w.storedHints("t"))
+}
+
+// A row that was erased is notified before it is removed. The erasure waits for the observer, and does not look again and again at what else is to be removed.
+func TestScheduleE_NotifiedAfterwards(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.erasing()
+	w.observed("t", "v", "o")
+	c, other := w.client(), w.client()
+	worker := watching(t, other, Observer{Name: "o", Func: func(context.Context, *Txn, Cell) error { return nil }})
+	set(t, c.DB, ann1, "secret")
+	var removals, looks atomic.Int64
+	c.wire.AddRule(faultstore.Rule{Match: func(x *call) bool {
+		switch {
+		case x.Kind != faultstore.CallScan || x.Range.Table != "t":
+		case len(x.Range.Selectors) == 1:
+			looks.Add(1)
+		default:
+			removals.Add(1)
+		}
+		return false
+	}})
+	var enough int64
+	var notified error
+	_, err := w.erase(c, func() {
+		switch erased := len(c.known().erased) > 0; {
+		case !erased && value(t, c, ann1) == "none":
+			sees(worker, ann1)
+		case erased && enough == 0:
+			enough = looks.Load() + 100
+			notified = other.Update(t.Context(), func(tx *Txn) error { return tx.Notify(ann1) })
+		case erased && looks.Load() > enough:
+			sees(worker, ann1)
+		}
+	})
+	require.NoError(t, err)
+	require.NoError(t, notified)
+	require.Greater(t, looks.Load(), enough, "it has waited")
+	require.Less(t, removals.Load(), int64(50))
 }

@@ -267,8 +267,9 @@ func TestScheduleE_HintOfATokenIsNotCollected(t *testing.T) {
 	p := c.hold(t, restsOfHints("bob"))
 	done := async(func() error { _, err := c.Erase(context.Background(), annRange); return err })
 	require.NoError(t, w.passes(async(func() error { p.wait(); return nil })))
-	_, err := w.collectBy(writer, GCOptions{})
+	report, err := w.collectBy(writer, GCOptions{})
 	require.NoError(t, err)
+	require.Zero(t, report.Hints)
 	require.Contains(t, w.hintRows(), hint[0])
 	require.Contains(t, w.hintTokens(), hint[0])
 	p.release(pass)
@@ -316,4 +317,46 @@ func TestScheduleE_HintUnderWay(t *testing.T) {
 	require.True(t, released, "Erase did not wait")
 	require.NoError(t, w.finish(stored))
 	require.Empty(t, w.traces("ann/"))
+}
+
+// A process that erases has drawn a token, and is suspended for two retentions before it puts it to the hint. So the token is older than the safe point of
+// the collection that follows. Its requests come twice all the same, and put back no name that was erased meanwhile.
+func TestScheduleE_HintRequestsTwiceUnderAnOldToken(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.erasing()
+	c, other, writer := w.client(), w.client(), w.client()
+	for range 2 {
+		require.NoError(t, writes(t, writer, "secret", ann1, bob, row("zoe")).Commit(t.Context()))
+	}
+	w.stored(writer)
+	var sent []rowstore.Mutation
+	c.wire.AddRule(faultstore.Rule{Match: func(x *call) bool {
+		for _, m := range x.Muts {
+			if m.Table == format.TableHints {
+				sent = append(sent, m)
+			}
+		}
+		return false
+	}})
+	p := c.hold(t, func(x *call) bool {
+		return edits(x, func(m *rowstore.Mutation, e *rowstore.Edit) bool {
+			return m.Table == format.TableHints && e.Kind == rowstore.DoPut && e.Family == rowstore.Lock
+		})
+	})
+	done := async(func() error { _, err := c.Erase(context.Background(), annRange); return err })
+	require.NoError(t, w.passes(async(func() error { p.wait(); return nil })))
+	w.pass(2 * worldRetention)
+	p.release(pass)
+	require.NoError(t, w.passes(done))
+	require.NotEmpty(t, sent)
+	_, err := w.collectBy(other, GCOptions{})
+	require.NoError(t, err)
+	require.NotContains(t, w.storedHints("t"), "bob")
+	require.NoError(t, w.eraseOf(other, "bob", "bob0"))
+	for _, m := range sent {
+		_, err := w.mem.Apply(t.Context(), []rowstore.Mutation{m}, rowstore.ApplyOptions{})
+		require.NoError(t, err)
+	}
+	require.Empty(t, w.traces("ann/", "bob"))
 }

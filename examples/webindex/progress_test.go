@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -25,22 +26,18 @@ func TestLinesSayWhatIsUnderWay(t *testing.T) {
 // What takes less than a while is not told, and nothing is written once it has ended.
 func TestSaying(t *testing.T) {
 	t.Parallel()
-	stderr := &watched{}
-	slow := newScreen(stderr, time.Hour)
-	slow.doing("quick")()
-	require.Empty(t, stderr.String())
-	lines := make(chan string, 1)
-	stderr.line = func(line string) {
-		select {
-		case lines <- line:
-		default:
-		}
-	}
-	stop := newScreen(stderr, time.Millisecond).doing("reading the pages")
-	require.Regexp(t, `^reading the pages: \d+ s$`, <-lines)
-	stop()
-	stop()
-	said := stderr.String()
-	time.Sleep(10 * time.Millisecond)
-	require.Equal(t, said, stderr.String())
+	synctest.Test(t, func(t *testing.T) {
+		stderr := &watched{}
+		s := newScreen(stderr, 2*time.Second)
+		quick := s.doing("quick")
+		time.Sleep(time.Second)
+		quick()
+		require.Empty(t, stderr.String())
+		stop := s.doing("reading the pages")
+		time.Sleep(5 * time.Second)
+		stop()
+		stop()
+		time.Sleep(time.Minute)
+		require.Equal(t, "reading the pages: 2 s\nreading the pages: 4 s\n", stderr.String())
+	})
 }
