@@ -580,7 +580,8 @@ func (l *looker) waitForThese(ctx context.Context, full []*queue, took time.Dura
 		if room || rest <= 0 {
 			return room, ctx.Err()
 		}
-		if _, err := w.sleepOr(ctx, rest, w.roomOf(l.table, l.fresh)); err != nil {
+		woken, err := w.sleepOr(ctx, rest, w.roomOf(l.table, l.fresh))
+		if err != nil || !woken { // the clock may stand still
 			return false, err
 		}
 	}

@@ -446,9 +446,10 @@ var mutants = append([]mutant{
 	{"backlog-read-again-and-again", "Observers: a walk waits where a queue has no room, though others have", "TestBacklogBesideAnotherObserver", one("percolator/find.go",
 		"len(full) > 0 && !l.fresh {\n",
 		"len(full) > 1<<20 && !l.fresh {\n")},
-	{"one-full-queue-holds-up-all", "Observers: a walk goes on behind the backlog of an observer that hangs", "TestBacklogBesideAnotherObserver", one("percolator/find.go",
-		"\t\tif room || rest <= 0 {\n",
-		"\t\tif room || rest <= -time.Hour {\n")},
+	{"one-full-queue-holds-up-all", "Observers: a walk goes on behind the backlog of an observer that hangs", "TestBacklogBesideAnotherObserver", []edit{
+		{"percolator/find.go", "\t\tif room || rest <= 0 {\n", "\t\tif room {\n"},
+		{"percolator/find.go", "\t\tif err != nil || !woken {", "\t\tif _ = woken; err != nil {"},
+	}},
 	{"shares-unheeded", "Observers: a slot goes to one member alone", "TestEachSlotHasAnOwner", one("percolator/ring.go",
 		"\t\tcase a.others:\n",
 		"\t\tcase a.others && k%64 != 0:\n")},
