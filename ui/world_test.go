@@ -133,7 +133,7 @@ func (w *world) fill() {
 	require.NoError(w.t, w.db.Update(ctx, func(tx *percolator.Txn) error {
 		return errors.Join(
 			tx.Set(percolator.Cell{Table: badCell.Table, Row: "later", Column: badCell.Column}, nil),
-			tx.NotifyAfter(ctx, percolator.Cell{Table: badCell.Table, Row: "later", Column: badCell.Column}, time.Hour))
+			tx.NotifyAfter(ctx, percolator.Cell{Table: badCell.Table, Row: "later", Column: badCell.Column}, 90*time.Minute))
 	}))
 	_, err := w.db.Hold(ctx, "hold"+hostile, 0, time.Hour)
 	require.NoError(w.t, err)
