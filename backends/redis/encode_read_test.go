@@ -37,11 +37,15 @@ func TestManyPicks(t *testing.T) {
 	}
 	require.Greater(t, len(picks), fewPicks)
 	d := decoder{vs: []version{
-		{rowstore.Lock, "7", 5, "lock"}, {rowstore.Lock, "none", 5, "lock"},
-		{rowstore.Write, "7", 4, "new"}, {rowstore.Write, "7", 3, "old"}, {rowstore.Write, "none", 4, "new"},
+		{rowstore.Lock, "7", 5, "lock"},
+		{rowstore.Lock, "none", 5, "lock"},
+		{rowstore.Write, "7", 4, "new"},
+		{rowstore.Write, "7", 3, "old"},
+		{rowstore.Write, "none", 4, "new"},
 	}}
 	require.Equal(t, []rowstore.Version{
-		{Family: rowstore.Lock, Column: "7", TS: 5, Value: []byte("lock")}, {Family: rowstore.Lock, Column: "none", TS: 5, Value: []byte("lock")},
+		{Family: rowstore.Lock, Column: "7", TS: 5, Value: []byte("lock")},
+		{Family: rowstore.Lock, Column: "none", TS: 5, Value: []byte("lock")},
 		{Family: rowstore.Write, Column: "7", TS: 4, Value: []byte("new")},
 	}, d.pick(picks))
 }
