@@ -130,6 +130,26 @@ func TestBacklogBesideAnotherObserver(t *testing.T) {
 	}
 }
 
+// Of two observers of the same cells a quick one does not wait for a slow one: it goes through the backlog as fast as pages are read.
+func TestQuickObserverBesideASlowOne(t *testing.T) {
+	eachFinding(t, func(t *testing.T, c *crew) {
+		const pages = 20
+		c.quiet = true
+		m := c.hire(WorkerConfig{Concurrency: 16}, sleeps(time.Second), "slow")
+		var quick atomic.Int64
+		require.NoError(t, m.Observe(counting("quick", "v", &quick)))
+		m.start()
+		settle()
+		m.wire.AddRule(faultstore.Rule{Match: scansOfT, Fault: faultstore.Fault{Kind: faultstore.Delay, Delay: 20 * time.Millisecond}, Times: -1})
+		c.change(rows("backlog", pages*lookPage)...)
+		m.kick(rowstore.Wake{Table: "t"})
+		began := time.Now()
+		until(t, func() bool { return quick.Load() >= pages*lookPage })
+		// Each page takes 20 ms, and ten times as long if the walk rests after it.
+		require.Less(t, time.Since(began), pages*100*time.Millisecond)
+	})
+}
+
 // What waits in the share of a worker that was killed does not wait for the rest of a walk through
 // the backlog of the one that takes the share over, although no push has told of it.
 func TestGainedChangesDoNotWaitForTheBacklog(t *testing.T) {

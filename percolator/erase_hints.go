@@ -17,7 +17,7 @@ import (
 // hint's row, which it puts there before it reads. Whatever else changes a hint removes its token too. A token that was removed leaves a
 // Mark, so that the request that has put it there does nothing if it comes once more, late: else all that was sent under the token could. A
 // collection removes Marks from before its safe point, which is a lease and MaxTxnAge behind. So nothing is sent under a token that is older than MaxTxnAge
-// when it is read, because the process was suspended: its request may come once more after the Mark has gone.
+// once the hint was read, because the process was suspended: its request may come once more after the Mark has gone.
 
 // tokenPick shows the token of a hint.
 var tokenPick = rowstore.Selector{Family: rowstore.Lock, Column: format.ColumnHint, To: oracle.Max, Limit: 1}

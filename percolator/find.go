@@ -422,8 +422,8 @@ func (l *looker) walk(ctx context.Context, rows rowstore.ScanRange) error {
 			return err
 		}
 		took := l.w.db.clock.Now().Sub(began)
-		if full := l.queue(page); len(full) > 0 && !l.fresh {
-			again, err := l.waitForThese(ctx, full, took)
+		if full, fed := l.queue(page); len(full) > 0 && !l.fresh {
+			again, err := l.waitForThese(ctx, full, fed, took)
 			if err != nil {
 				return err
 			}
@@ -543,17 +543,19 @@ func (w *Worker) lookUnderWay(table string) bool {
 	return !w.looking[table].IsZero()
 }
 
-// queue queues the findings. full are the queues that had no room for all of theirs.
-func (l *looker) queue(page []finding) (full []*queue) {
+// queue queues the findings. full are the queues that had no room for all of theirs, and fed those others that took many.
+func (l *looker) queue(page []finding) (full, fed []*queue) {
 	w := l.w
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	took := map[*queue]int{}
 	for _, f := range page {
 		for _, q := range f.queues {
 			left := q.left
 			q.left = false
 			if w.found(q, f.cell, f.seen, l.fresh) {
 				l.found++
+				took[q]++
 			}
 			if q.left && !slices.Contains(full, q) {
 				full = append(full, q)
@@ -561,23 +563,29 @@ func (l *looker) queue(page []finding) (full []*queue) {
 			q.left = q.left || left
 		}
 	}
+	for q, n := range took {
+		if n >= lowWater && !slices.Contains(full, q) {
+			fed = append(fed, q)
+		}
+	}
 	w.dispatch()
-	return full
+	return full, fed
 }
 
 // waitForThese waits until one of some queues has room again, after a page that took some time to read. But it does not wait long:
 // behind the backlog of these, there may be something for other observers that have room. Without this wait, the walk would go on through the backlog
-// and find nothing that it can queue, over and over. again tells that there is room.
-func (l *looker) waitForThese(ctx context.Context, full []*queue, took time.Duration) (again bool, err error) {
+// and find nothing that it can queue, over and over. Nor does it wait once a queue that the page has fed wants more. again tells that there is room.
+func (l *looker) waitForThese(ctx context.Context, full, fed []*queue, took time.Duration) (again bool, err error) {
 	w := l.w
 	began := w.db.clock.Now()
 	defer func() { l.waited += w.db.clock.Now().Sub(began) }()
 	for {
 		w.mu.Lock()
-		room := slices.ContainsFunc(full, func(q *queue) bool { return len(*q.waiting(l.fresh)) <= lowWater })
+		low := func(q *queue) bool { return len(*q.waiting(l.fresh)) <= lowWater }
+		room, wanting := slices.ContainsFunc(full, low), slices.ContainsFunc(fed, low)
 		w.mu.Unlock()
 		rest := min(vainLooks*took, longestPageRest) - w.db.clock.Now().Sub(began)
-		if room || rest <= 0 {
+		if room || wanting || rest <= 0 {
 			return room, ctx.Err()
 		}
 		woken, err := w.sleepOr(ctx, rest, w.roomOf(l.table, l.fresh))

@@ -96,7 +96,7 @@ type Upkeep struct {
 	// keep the same index: it must change whenever Keep does.
 	Definition string
 	// Keep makes the entries of a transaction fit what it changes, by reads, and by Set and Delete of cells of Entries. The changes are
-	// those of the whole transaction, each row once, in the order of the first writes. Keep may be called several times in a
+	// those of the whole transaction, each row once, in the order of the first writes; other indexes get the same slice, so Keep must not change it. Keep may be called several times in a
 	// transaction, if somebody reads the index before the commit: what it has written before was taken back then. An error fails
 	// Commit, which returns it wrapped, and nothing was written. Keep may be called by several transactions at once.
 	Keep func(ctx context.Context, tx *Txn, changes []RowChange) error

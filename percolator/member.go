@@ -96,7 +96,8 @@ func handOver(lease time.Duration) time.Duration { return lease / 3 * 2 }
 
 // dated returns a time at which shares may change: d behind t at least, and an eighth of d more at most, or a millisecond. The members that come or
 // go within that time change the shares at the same moment. Otherwise each of a thousand that come together would work its shares
-// out a thousand times, and look at the others as often.
+// out a thousand times, and look at the others as often. Programs from before this rule have no such step. Where such a one reads a record that dateJoins
+// corrects, a slot has two owners or none for that eighth, until the joiner has corrected the record itself.
 func dated(t Timestamp, d time.Duration) Timestamp {
 	step := uint64(1)
 	for most := d.Milliseconds() / 8; int64(step)*2 <= most; { //nolint:gosec // at most the milliseconds of a duration

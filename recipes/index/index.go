@@ -181,10 +181,7 @@ func (ix *Index[T]) valuesOf(ctx context.Context, row string, stored []byte) (va
 	if values, err = ix.values(row, value); err != nil {
 		return nil, err
 	}
-	if len(values) < 2 {
-		return values, nil
-	}
-	values = slices.Clone(values) // they are the function's
+	values = slices.Clone(values) // the function may use its slice again
 	slices.Sort(values)
 	return slices.Compact(values), nil
 }
