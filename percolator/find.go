@@ -572,29 +572,6 @@ func (l *looker) queue(page []finding) (full, fed []*queue) {
 	return full, fed
 }
 
-// waitForThese waits until one of some queues has room again, after a page that took some time to read. But it does not wait long:
-// behind the backlog of these, there may be something for other observers that have room. Without this wait, the walk would go on through the backlog
-// and find nothing that it can queue, over and over. Nor does it wait once a queue that the page has fed wants more. again tells that there is room.
-func (l *looker) waitForThese(ctx context.Context, full, fed []*queue, took time.Duration) (again bool, err error) {
-	w := l.w
-	began := w.db.clock.Now()
-	defer func() { l.waited += w.db.clock.Now().Sub(began) }()
-	for {
-		w.mu.Lock()
-		low := func(q *queue) bool { return len(*q.waiting(l.fresh)) <= lowWater }
-		room, wanting := slices.ContainsFunc(full, low), slices.ContainsFunc(fed, low)
-		w.mu.Unlock()
-		rest := min(vainLooks*took, longestPageRest) - w.db.clock.Now().Sub(began)
-		if room || wanting || rest <= 0 {
-			return room, ctx.Err()
-		}
-		woken, err := w.sleepOr(ctx, rest, w.roomOf(l.table, l.fresh))
-		if err != nil || !woken { // the clock may stand still
-			return false, err
-		}
-	}
-}
-
 func (w *Worker) notifyPicks(table string) []rowstore.Selector {
 	picks := make([]rowstore.Selector, len(w.tables[table]))
 	for i, column := range w.tables[table] {

@@ -447,8 +447,8 @@ var mutants = append([]mutant{
 		"len(full) > 0 && !l.fresh {\n",
 		"len(full) > 1<<20 && !l.fresh {\n")},
 	{"one-full-queue-holds-up-all", "Observers: a walk goes on behind the backlog of an observer that hangs", "TestBacklogBesideAnotherObserver", []edit{
-		{"percolator/find.go", "\t\tif room || wanting || rest <= 0 {\n", "\t\tif room || wanting {\n"},
-		{"percolator/find.go", "\t\tif err != nil || !woken {", "\t\tif _ = woken; err != nil {"},
+		{"percolator/queue.go", "\t\tif room || wanting || rest <= 0 {\n", "\t\tif room || wanting {\n"},
+		{"percolator/queue.go", "\t\tif err != nil || !woken {", "\t\tif _ = woken; err != nil {"},
 	}},
 	{"shares-unheeded", "Observers: a slot goes to one member alone", "TestEachSlotHasAnOwner", one("percolator/ring.go",
 		"\t\tcase a.others:\n",
