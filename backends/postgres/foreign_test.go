@@ -33,11 +33,11 @@ func TestOwnFunctions(t *testing.T) {
 // touches them.
 func TestBesideAnotherApplication(t *testing.T) {
 	t.Parallel()
-	ctx := testContext(t)
 	direct := testserver.Postgres(t)
 	for name, stored := range map[string]string{"new": "", "version 1": schemaOf1, "version 6": schemaOf6} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			ctx := testContext(t) // from when the subtest runs: it may have waited for minutes
 			schema := fresh(t, direct)
 			quoted := pgx.Identifier{schema}.Sanitize()
 			sqlDo(t, direct, fmt.Sprintf(`CREATE SCHEMA %[1]s; CREATE TABLE %[1]s.invoice (id integer PRIMARY KEY, sum integer);
@@ -64,7 +64,6 @@ func TestBesideAnotherApplication(t *testing.T) {
 // What has a name that a store needs is another application's, and is left as it is.
 func TestNamesOfAnotherApplication(t *testing.T) {
 	t.Parallel()
-	ctx := testContext(t)
 	direct := testserver.Postgres(t)
 	for name, sql := range map[string]string{
 		"table":          "CREATE TABLE %[1]s.data (x integer)",
@@ -77,6 +76,7 @@ func TestNamesOfAnotherApplication(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			ctx := testContext(t) // from when the subtest runs: it may have waited for minutes
 			schema := fresh(t, direct)
 			quoted := pgx.Identifier{schema}.Sanitize()
 			sqlDo(t, direct, "CREATE SCHEMA "+quoted+"; "+fmt.Sprintf(sql, quoted))
