@@ -62,6 +62,11 @@ func (r *recycler) schema(t testing.TB) string {
 	t.Cleanup(func() {
 		quoted := pgx.Identifier{name}.Sanitize()
 		if t.Failed() || !r.rests(t, name) {
+			r.mu.Lock()
+			if pool := r.pools[name]; pool != nil {
+				pool.Reset() // Its connections would stay to the end, and under load take all that the server allows.
+			}
+			r.mu.Unlock()
 			sqlDo(t, r.direct, "DROP SCHEMA IF EXISTS "+quoted+" CASCADE")
 			return
 		}
