@@ -72,10 +72,10 @@ func (s slowest) quickly(what string, f func()) {
 
 func columnName(i int) string { return fmt.Sprintf("c%05d", i) }
 
-// fillWide writes a row with versions of each column at the timestamps 1, 2, ...
-func fillWide(t testing.TB, s *direct, row string, columns, versions, together int) (calls int) {
+// fillWide writes versions of each column of a row at the timestamps first to last, as commits do.
+func fillWide(t testing.TB, s *direct, row string, columns, first, last, together int) (calls int) {
 	t.Helper()
-	for ts := 1; ts <= versions; ts++ {
+	for ts := first; ts <= last; ts++ {
 		for from := 0; from < columns; from += together {
 			m := rowstore.Mutation{Table: "t", Row: row}
 			for i := from; i < min(from+together, columns); i++ {
@@ -97,17 +97,32 @@ func readRow(t testing.TB, s *direct, row string, picks ...rowstore.Selector) []
 	return rows[0].Versions
 }
 
-// TestWideRow reads, writes and collects a row of 10,000 columns with 20 versions
+// fillDeep writes the first versions of each column of a row, all of a column in one call.
+func fillDeep(t testing.TB, s *direct, row string, columns, versions, together int) {
+	t.Helper()
+	for from := 0; from < columns; from += together {
+		m := rowstore.Mutation{Table: "t", Row: row}
+		for i := from; i < min(from+together, columns); i++ {
+			for ts := 1; ts <= versions; ts++ {
+				m.Edits = append(m.Edits, rowstore.Put(rowstore.Write, columnName(i), rowstore.Timestamp(ts), []byte(columnName(i)+"@"+strconv.Itoa(ts))))
+			}
+		}
+		apply(t, s, m)
+	}
+}
+
+// TestWideRow reads, writes and collects a row of 10,000 columns with 100 versions
 // each: no call keeps the server busy for long.
 func TestWideRow(t *testing.T) {
 	t.Parallel()
-	const columns, versions = 10_000, 20
+	const columns, versions, before = 10_000, 100, 90
 	srv := testserver.NewRedis(t, map[string]string{"appendonly": "no"})
 	s := bare(t, with(t, srv.URL))
 	slow := watchSlow(t, admin(t, srv.URL))
 	ctx := context.Background()
 
-	calls := fillWide(t, s, "wide", columns, versions, 500)
+	fillDeep(t, s, "wide", columns, before, 50)
+	calls := fillWide(t, s, "wide", columns, before+1, versions, 500)
 	n, longest := slow.take()
 	t.Logf("of %d calls that write %d take more than 10 ms, the longest %v", calls, n, longest)
 	require.Less(t, longest, 2*time.Second)
@@ -280,7 +295,7 @@ func TestWideRowIsReadAtOneMoment(t *testing.T) {
 	defer cancel()
 	s := bare(t, with(t, testserver.NewRedis(t, map[string]string{"appendonly": "no"}).URL))
 	const columns = 5000
-	fillWide(t, s, "wide", columns, 2, 500)
+	fillWide(t, s, "wide", columns, 1, 2, 500)
 	ts := rowstore.Timestamp(2)
 	write := func() {
 		ts++
