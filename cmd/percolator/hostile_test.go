@@ -132,8 +132,8 @@ func shellWords(t *testing.T, s string) (words []string) {
 			}
 			word, inWord = "", false
 		default:
-			require.NotContains(t, "$`\"\\;&|<>()*?[]{}~#!", string(c), s)
-			word, inWord = word+string(c), true
+			require.NotContains(t, "$`\"\\;&|<>()*?[]{}~#!", s[i:i+1], s)
+			word, inWord = word+s[i:i+1], true // A byte: a name may be of any script.
 		}
 	}
 	return append(words, word)
