@@ -154,3 +154,57 @@ func TestBeginWithTwoWritesOverAWrongHistory(t *testing.T) {
 		require.NotErrorIs(t, both.BeginErr, rowstore.ErrAmbiguous)
 	}
 }
+
+// The fields of older writes in the row's hash hold the newest ones, also where a long write is among them. So the second write of
+// a cell is there, and nobody looks into the history, which a row of a few short writes does not even have.
+func TestSecondWriteWithoutTheHistory(t *testing.T) {
+	t.Parallel()
+	srv := testserver.NewRedis(t, nil)
+	c := admin(t, srv.URL)
+	s := bare(t, with(t, srv.URL))
+	looks := func() int { return callsOf(t, c, "zrangebylex") }
+	check := func(row string, inHash bool, want ...rowstore.Timestamp) {
+		t.Helper()
+		before := looks()
+		ask := beginOfTwo(row)
+		got, err := s.ReadSnapshot(t.Context(), []rowstore.SnapshotRead{ask})
+		require.NoError(t, err)
+		require.Equal(t, got[0].Rows[0].Versions, readLike(t, s, &ask, maxTS))
+		var found []rowstore.Timestamp
+		for _, v := range got[0].Rows[0].Versions {
+			found = append(found, v.TS)
+		}
+		require.Equal(t, want, found)
+		require.Equal(t, inHash, looks() == before, "no look into the history")
+	}
+	long := strings.Repeat("v", 400)
+	for _, row := range []string{"quick", "any"} {
+		from := rowstore.Timestamp(1)
+		write := func(ts rowstore.Timestamp, value string) rowstore.Timestamp {
+			if row == "any" {
+				apply(t, s, put(row, ts, value))
+				return ts
+			}
+			g := onePut(row, value)
+			g.Mutations[0].Conditions = []rowstore.Condition{rowstore.Absent(rowstore.Write, "c", from), rowstore.Absent(rowstore.Lock, "c", 0), rowstore.Absent(rowstore.Mark, "c", from)}
+			out, err := s.Group(t.Context(), []rowstore.Group{g})
+			require.NoError(t, err)
+			require.NoError(t, out[0].Err)
+			require.True(t, out[0].Applied)
+			from = out[0].Commit + 1
+			return out[0].Commit
+		}
+		last := write(1, "v")
+		check(row, true, last)
+		for ts := rowstore.Timestamp(2); ts < 40; ts++ {
+			value := "v"
+			if ts%5 == 0 {
+				value = long
+			}
+			before := last
+			last = write(ts, value)
+			// A long write goes to the history, and those behind it are in the hash again.
+			check(row, (ts-1)%5 != 0, last, before)
+		}
+	}
+}

@@ -34,7 +34,8 @@ import (
 //	             value, and for the newest write timestamp, value
 //	H7:balance   and a byte, 0 to 11: an older write, timestamp and value. When all 12 are in
 //	             use, the history gets them as one member, and the fields are used again. Those
-//	             that are not in use hold copies of what the history has
+//	             that are not in use hold copies of what the history has. Those that are in use are
+//	             newer than all writes of the column in the history
 //	N7:balance   for each notification timestamp, length, value, newest first
 //
 // The members of the history, all with score 0:

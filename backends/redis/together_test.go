@@ -38,9 +38,15 @@ func beginOf(row, column string) rowstore.SnapshotRead {
 // runs counts the runs of scripts on a server.
 func runs(t *testing.T, c *goredis.Client) (n int) {
 	t.Helper()
+	return callsOf(t, c, "eval", "evalsha")
+}
+
+// callsOf counts the calls of commands on a server, those of scripts too.
+func callsOf(t *testing.T, c *goredis.Client, commands ...string) (n int) {
+	t.Helper()
 	text, err := c.Info(t.Context(), "commandstats").Result()
 	require.NoError(t, err)
-	for _, name := range []string{"eval", "evalsha"} {
+	for _, name := range commands {
 		_, rest, ok := strings.Cut(text, "cmdstat_"+name+":calls=")
 		if ok {
 			var calls int

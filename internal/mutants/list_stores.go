@@ -54,6 +54,8 @@ var storeMutants = []mutant{
 		"      if h > th or h == th and l >= tl then\n        n = n + 1\n", "      n = n + 1\n      if h > th or h == th and l >= tl then\n")},
 	{"first-field-is-the-last", "stores: Redis, the newest older write is the last one in the hash", "./backends/redis TestBeginWithTwoWrites", one("backends/redis/scripts/past_part.lua",
 		"char(floor(k / 8) - 1)", "char(0)")},
+	{"long-writes-pass-the-hash", "stores: Redis, the older writes in the hash are newer than the history", "./backends/redis TestSecondWriteWithoutTheHistory|TestHistory", one("backends/redis/scripts/write_part.lua",
+		" or long and k >= 8 then", " then")},
 	{"hints-without-bound", "stores: TiKV, the memory of hints is bounded", "./backends/tikvraw TestHintsOfManyGenerations", one("backends/tikvraw/hints.go",
 		"\t\tif len(h.recent)+others < h.max {\n", "\t\tif len(ids) > 0 {\n")},
 }

@@ -60,6 +60,40 @@ local function members(hkey, first, last, lim)
   end
 end
 
+-- historic adds to r what older needs of a cell's history, and returns it, or nil when that is more than
+-- this run may do.
+local function historic(key, field, r, lim, before, th, tl, fh, fl)
+  local tag = find(key, '}', 1, true)
+  local hkey = sub(key, 1, tag) .. 'h' .. sub(key, tag + 2)
+  spent = spent + 1
+  if call('EXISTS', hkey) == 0 then return r end
+  local to, last = sp('>I4I4', th, tl), nil
+  if fl < 4294967295 then
+    last = '(' .. field .. sp('>I4I4', fh, fl + 1)
+  elseif fh < 4294967295 then
+    last = '(' .. field .. sp('>I4I4', fh + 1, 0)
+  else
+    last = '(' .. field .. '\255\255\255\255\255\255\255\255\255'
+  end
+  local singles = members(hkey, '[' .. field .. to, last, lim)
+  if not singles then return nil end
+  for i = 1, #singles do r[#r + 1] = singles[i] end
+  -- Version 2 knew no chunks. They have only older writes than the hash. A chunk stands at its oldest
+  -- write. So the newest one that is wanted lies in the first chunk that stands at or behind it, and
+  -- the oldest in the first one behind that. No chunk goes on with a byte of 255 behind its timestamp.
+  if not before then
+    local c, from = 'C' .. sub(field, 2), sp('>I4I4', fh, fl) .. '\255'
+    local chunks = members(hkey, '[' .. c .. to, '(' .. c .. from, lim)
+    if not chunks then return nil end
+    for i = 1, #chunks do r[#r + 1] = chunks[i] end
+    if #chunks < lim or lim == 0 then
+      chunks = members(hkey, '[' .. c .. from, '(' .. c .. '\255\255\255\255\255\255\255\255\255', 1)
+      r[#r + 1] = chunks[1]
+    end
+  end
+  return r
+end
+
 -- older returns what a read of a cell's field must answer. That is the field itself. If the
 -- read wants older writes too, it is the field and the members of the history. The read
 -- wants at most lim (0: all) writes in the inverted range [th,tl] to [fh,fl]. older
@@ -75,23 +109,12 @@ local function older(key, field, v, lim, th, tl, fh, fl)
   -- The newest write is the answer, or everything older is below the range.
   if lim == 1 and (h > th or h == th and l >= tl) then return v end
   if h > fh or h == fh and l >= fl then return v end
-  local tag = find(key, '}', 1, true)
-  local hkey = sub(key, 1, tag) .. 'h' .. sub(key, tag + 2)
-  local to, last = sp('>I4I4', th, tl), nil
-  if fl < 4294967295 then
-    last = '(' .. field .. sp('>I4I4', fh, fl + 1)
-  elseif fh < 4294967295 then
-    last = '(' .. field .. sp('>I4I4', fh + 1, 0)
-  else
-    last = '(' .. field .. '\255\255\255\255\255\255\255\255\255'
-  end
-  local r = members(hkey, '[' .. field .. to, last, lim)
-  if not r then return nil end
   -- n is how many of the newest lim writes are known. The field's own is one, if it is not too new.
-  local n = 0
+  local r, n = {}, 0
   if h > th or h == th and l >= tl then n = 1 end
   if k >= 8 and not before then
-    -- The row's hash holds some older writes itself, the last one is the newest.
+    -- The row's hash holds some older writes itself, the last one is the newest. All of the history
+    -- is older than they.
     k = floor(k / 8)
     local names, name = {}, 'H' .. sub(field, 2)
     for i = 1, k do names[i] = name .. char(i - 1) end
@@ -103,7 +126,10 @@ local function older(key, field, v, lim, th, tl, fh, fl)
         n = n + 1
         size = size + #vs[i]
         r[#r + 1] = field .. vs[i]
-        if n == lim then break end
+        if n == lim then
+          r[#r + 1] = v
+          return r
+        end
       end
     end
   elseif k >= 8 then
@@ -115,24 +141,13 @@ local function older(key, field, v, lim, th, tl, fh, fl)
     local list = recent[field]
     if list then
       for i = 1, #list do
-        r[#r + 1] = list[i]
+        r[i] = list[i]
         size = size + #list[i]
       end
     end
   end
-  -- Version 2 knew no chunks. They have only older writes than the hash. A chunk stands at its oldest
-  -- write. So the newest one that is wanted lies in the first chunk that stands at or behind it, and
-  -- the oldest in the first one behind that. No chunk goes on with a byte of 255 behind its timestamp.
-  if not before and (lim == 0 or n < lim) then
-    local c, from = 'C' .. sub(field, 2), sp('>I4I4', fh, fl) .. '\255'
-    local chunks = members(hkey, '[' .. c .. to, '(' .. c .. from, lim)
-    if not chunks then return nil end
-    for i = 1, #chunks do r[#r + 1] = chunks[i] end
-    if #chunks < lim or lim == 0 then
-      chunks = members(hkey, '[' .. c .. from, '(' .. c .. '\255\255\255\255\255\255\255\255\255', 1)
-      r[#r + 1] = chunks[1]
-    end
-  end
+  r = historic(key, field, r, lim, before, th, tl, fh, fl)
+  if not r then return nil end
   if not r[1] then return v end
   r[#r + 1] = v
   return r

@@ -277,12 +277,12 @@ while p <= na and A[p] do
                   call('HSET', key, HF[i], HV[i])
                   HF[i] = nil
                 end
-                local k = K[i]
-                if k >= 12 then
+                local k, long = K[i], #old > 300
+                if k >= 12 or long and k > 0 then
                   pack(key, f, k)
                   k = 0
                 end
-                if #old > 300 or k == 0 and wide(key) then
+                if long or k == 0 and wide(key) then
                   call('ZADD', history(key), 0, f .. old)
                 else
                   HF[i], HV[i] = 'H' .. sub(f, 2) .. char(k), old

@@ -206,11 +206,13 @@ local function quick(p, n, nah, nal)
       if k % 8 < 4 then
         call('HSET', key, field, '\255' .. char(k + 4) .. sub(v, from) .. drawn .. A[p + 2])
       else
-        if k >= 96 then
-          pack(key, field, 12)
-          k = k - 96
+        -- What is in the fields stays newer than all that is in the history.
+        local long = #v - pos > 299
+        if k >= 96 or long and k >= 8 then
+          pack(key, field, floor(k / 8))
+          k = k % 8
         end
-        if #v - pos > 299 or k < 8 and wide(key) then
+        if long or k < 8 and wide(key) then
           call('ZADD', history(key), 0, field .. sub(v, pos))
           call('HSET', key, field, '\255' .. char(k) .. sub(v, from, pos - 1) .. drawn .. A[p + 2])
         else
