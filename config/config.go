@@ -34,8 +34,8 @@
 //
 // In strings of the stores, ${NAME} stands for the environment variable NAME, and ${file:PATH} for
 // the content of the file at PATH, an absolute path, but for a line break at its end: so secrets need
-// not be in this file. A variable that is not set, and a file that cannot be read, is empty, or is longer
-// than 64 KiB, is an error. $$ stands for one $.
+// not be in this file. A variable that is not set, and a file that cannot be read, is empty, is longer
+// than 64 KiB, or is no regular file (nor a link to one), is an error. $$ stands for one $.
 package config
 
 import (
@@ -50,6 +50,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"go.opentelemetry.io/otel"
@@ -268,11 +269,20 @@ func secret(path string) (string, error) {
 	if !filepath.IsAbs(path) {
 		return "", errors.New("the path after ${file: is not absolute")
 	}
-	file, err := os.Open(path) //nolint:gosec // whoever writes the configuration names the file
+	// A pipe that nobody writes to would hold up the opening without this flag. It does nothing to a regular file.
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) //nolint:gosec // whoever writes the configuration names the file
 	if err != nil {
 		return "", unreadable(err)
 	}
 	defer func() { _ = file.Close() }() // it was only read
+	switch info, err := file.Stat(); {
+	case err != nil:
+		return "", unreadable(err)
+	case info.IsDir():
+		return "", errors.New("what ${file: names is a directory")
+	case !info.Mode().IsRegular():
+		return "", errors.New("what ${file: names is a pipe or a device; name a regular file, or a link to one")
+	}
 	b, err := io.ReadAll(io.LimitReader(file, longestSecret+1))
 	if err != nil {
 		return "", unreadable(err)
