@@ -294,36 +294,58 @@ func TestRoomIsGivenBack(t *testing.T) {
 func TestAwaitOpening(t *testing.T) {
 	t.Parallel()
 	noRoom := errors.New("no room")
-	start := func() (opened chan int, full chan error, later chan time.Time, err chan error) {
-		opened, full, later, err = make(chan int), make(chan error), make(chan time.Time), make(chan error, 1)
+	type opening struct {
+		opened chan int
+		full   chan error
+		later  chan time.Time
+		ended  chan error
+	}
+	start := func() *opening {
+		o := &opening{make(chan int), make(chan error), make(chan time.Time), make(chan error, 1)}
 		go func() {
-			r, e := awaitOpening(opened, full, func() <-chan time.Time { return later })
-			if e == nil && r != 1 {
-				e = errors.New("another answer")
+			r, err := awaitOpening(o.opened, o.full, func() <-chan time.Time { return o.later })
+			if err == nil && r != 1 {
+				err = errors.New("another answer")
 			}
-			err <- e
+			o.ended <- err
 		}()
-		return opened, full, later, err
+		return o
 	}
-	opened, full, later, err := start()
-	full <- noRoom
-	later <- time.Time{} // there is room now; one more failure is of an attempt that began before
-	full <- noRoom
-	opened <- 1
-	require.NoError(t, <-err)
+	fail := func(o *opening) {
+		t.Helper()
+		select {
+		case o.full <- noRoom:
+		case err := <-o.ended:
+			t.Fatalf("it did not wait: %v", err)
+		}
+	}
+	open := func(o *opening) {
+		t.Helper()
+		select {
+		case o.opened <- 1:
+			require.NoError(t, <-o.ended)
+		case err := <-o.ended:
+			t.Fatalf("it did not wait: %v", err)
+		}
+	}
+	o := start()
+	fail(o)
+	o.later <- time.Time{} // there is room now; failures that waited, or are of an attempt that began before, say nothing
+	fail(o)
+	fail(o)
+	open(o)
 
-	opened, full, _, err = start()
-	full <- noRoom
-	opened <- 1
-	require.NoError(t, <-err)
+	o = start()
+	fail(o)
+	open(o)
 
-	_, full, later, err = start()
-	full <- noRoom
-	later <- time.Time{}
+	o = start()
+	fail(o)
+	o.later <- time.Time{}
 	for range 3 {
-		full <- noRoom
+		fail(o)
 	}
-	require.ErrorIs(t, <-err, noRoom)
+	require.ErrorIs(t, <-o.ended, noRoom)
 }
 
 // TestMemTableOn sizes tables in memory by the disk.
