@@ -54,3 +54,14 @@ func TestAccessDenied(t *testing.T) {
 		})
 	}
 }
+
+// TestNoSuchDatabase names a database that the server does not have. That is a mistake in the arguments, whatever the command.
+func TestNoSuchDatabase(t *testing.T) {
+	t.Parallel()
+	u := strings.Replace(testserver.Postgres(t), "/postgres?", "/nowhere?", 1)
+	for _, args := range [][]string{{"doctor"}, {"tables"}, {"set", "--new", "t", "r", "c", "v"}, {"migrate", "run", "--make"}} {
+		a := ask(t, u, args...)
+		require.Equal(t, exitUsage, a.status, "%q: %s%s", args, a.out, a.err)
+		require.Contains(t, a.err, "make it by CREATE DATABASE", "%q", args)
+	}
+}
