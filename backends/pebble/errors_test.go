@@ -29,7 +29,7 @@ func TestWithKind(t *testing.T) {
 		err := withKind(&fs.PathError{Op: "open", Path: "x", Err: from})
 		require.ErrorIs(t, err, from)
 		for _, kind := range []error{rowstore.ErrDenied, rowstore.ErrFull} {
-			require.Equal(t, kind == want, errors.Is(err, kind), "%v", err)
+			require.Equal(t, errors.Is(want, kind), errors.Is(err, kind), "%v", err)
 		}
 	}
 }
