@@ -142,7 +142,7 @@ func (s *direct) explainConnect(ctx context.Context, err error) error {
 			said := refusal(ctx, a)
 			if strings.HasPrefix(said, "DENIED ") {
 				// It is not away, as the broken connection alone would say.
-				return fmt.Errorf("%w: %s said: %s; give it a password, or connect from its own machine: %s", rowstore.ErrDenied, a, said, err.Error())
+				return fmt.Errorf("%w: %s said: %s; give it a password, or connect from its own machine", rowstore.ErrDenied, a, said)
 			}
 			if said != "" {
 				return fmt.Errorf("%s said: %s: %w", a, said, err)

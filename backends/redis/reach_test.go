@@ -170,7 +170,7 @@ func TestExplainedInside(t *testing.T) {
 			explained := explain(err)
 			require.ErrorIs(t, explained, said)
 			for _, k := range []error{rowstore.ErrDenied, rowstore.ErrFull} {
-				require.Equal(t, k == kind, errors.Is(explained, k), "%v", explained)
+				require.Equal(t, errors.Is(kind, k), errors.Is(explained, k), "%v", explained)
 			}
 		}
 	}
