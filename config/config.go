@@ -34,16 +34,14 @@
 //
 // In strings of the stores, ${NAME} stands for the environment variable NAME, and ${file:PATH} for
 // the content of the file at PATH, an absolute path, but for a line break at its end: so secrets need
-// not be in this file. A variable that is not set, and a file that cannot be read, is empty, or is longer
-// than 64 KiB, is an error. $$ stands for one $.
+// not be in this file. A variable that is not set, and a file that cannot be read, is empty, is longer
+// than 64 KiB, or is no regular file (nor a link to one), is an error. $$ stands for one $.
 package config
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"maps"
 	"net/url"
 	"os"
@@ -259,39 +257,6 @@ func value(name string, env func(string) (string, bool)) (string, error) {
 		return "", errors.New("an environment variable, whose name is not shown, is not set: for a $ that stands for itself write $$")
 	}
 	return "", fmt.Errorf("the environment variable %s is not set; set it, or write $$ for a $ that stands for itself", name)
-}
-
-const longestSecret = 64 << 10
-
-// secret reads a file with a secret. Its errors do not show the path: that may be a secret in the wrong place.
-func secret(path string) (string, error) {
-	if !filepath.IsAbs(path) {
-		return "", errors.New("the path after ${file: is not absolute")
-	}
-	file, err := os.Open(path) //nolint:gosec // whoever writes the configuration names the file
-	if err != nil {
-		return "", unreadable(err)
-	}
-	defer func() { _ = file.Close() }() // it was only read
-	b, err := io.ReadAll(io.LimitReader(file, longestSecret+1))
-	if err != nil {
-		return "", unreadable(err)
-	}
-	s := strings.TrimSuffix(strings.TrimSuffix(string(b), "\n"), "\r")
-	switch {
-	case len(b) > longestSecret:
-		return "", fmt.Errorf("the file that ${file: names is longer than %d bytes", longestSecret)
-	case s == "":
-		return "", errors.New("the file that ${file: names is empty")
-	}
-	return s, nil
-}
-
-func unreadable(err error) error {
-	if at := new(fs.PathError); errors.As(err, &at) {
-		err = at.Err
-	}
-	return fmt.Errorf("reading the file that ${file: names: %w", err)
 }
 
 func (f *File) check() error {

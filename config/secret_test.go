@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -38,7 +39,25 @@ func TestSecretsFromFiles(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "a b c $", f.Stores["main"].Password)
 
+	// Orchestrators mount a secret as a link to a link.
+	link := func(name, to string) string {
+		path := filepath.Join(dir, name)
+		require.NoError(t, os.Symlink(to, path))
+		return path
+	}
+	write("secret", "mounted")
+	link("..data", dir)
+	f, err = parse("${file:" + link("db", filepath.Join("..data", "secret")) + "}")
+	require.NoError(t, err)
+	require.Equal(t, "mounted", f.Stores["main"].Password)
+
+	pipe := filepath.Join(dir, "hidden pipe")
+	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
 	for name, c := range map[string]struct{ path, want string }{
+		"pipe":      {pipe, "a pipe or a device"},
+		"to a pipe": {link("hidden link", pipe), "a pipe or a device"},
+		"device":    {"/dev/zero", "a pipe or a device"},
+		"terminal":  {"/dev/tty", ""},
 		"relative":  {"hidden", "not absolute"},
 		"empty":     {write("empty", ""), "is empty"},
 		"line only": {write("line", "\n"), "is empty"},

@@ -122,7 +122,7 @@ func (s *Store) applyChunk(w *work, muts []rowstore.Mutation, outs []rowstore.Ou
 	return true
 }
 
-// commit hands a batch to the engine: visible to all when it returns, durable when
+// commit hands a batch, for which there was room, to the engine: visible to all when it returns, durable when
 // the commit is done. For a batch of rows the gate and the stripes are held. In
 // memory it returns nil.
 func (s *Store) commit(batch *engine.Batch) *commit {
@@ -134,6 +134,7 @@ func (s *Store) commit(batch *engine.Batch) *commit {
 		return nil
 	}
 	if err := s.db.ApplyNoSyncWait(batch, engine.Sync); err != nil {
+		s.room.give(batch.Len())
 		c := &commit{done: make(chan struct{}), err: s.fail(err)}
 		close(c.done)
 		return c

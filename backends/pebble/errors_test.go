@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -17,6 +18,21 @@ import (
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
+
+// TestWithKind says of what kind an error of the file system is.
+func TestWithKind(t *testing.T) {
+	t.Parallel()
+	for from, want := range map[syscall.Errno]error{
+		syscall.EACCES: rowstore.ErrDenied, syscall.EPERM: rowstore.ErrDenied, syscall.EROFS: rowstore.ErrDenied,
+		syscall.ENOSPC: rowstore.ErrFull, syscall.EDQUOT: rowstore.ErrFull, syscall.EIO: nil,
+	} {
+		err := withKind(&fs.PathError{Op: "open", Path: "x", Err: from})
+		require.ErrorIs(t, err, from)
+		for _, kind := range []error{rowstore.ErrDenied, rowstore.ErrFull} {
+			require.Equal(t, errors.Is(want, kind), errors.Is(err, kind), "%v", err)
+		}
+	}
+}
 
 func TestSortError(t *testing.T) {
 	t.Parallel()

@@ -104,11 +104,12 @@ func (s *Store) persistBound(ctx context.Context, bound oracle.Timestamp) error 
 	if p := s.failure.Load(); p != nil {
 		return *p
 	}
-	if err := s.room.takeBound(); err != nil {
-		return err
-	}
 	batch := s.db.NewBatch()
 	if err := batch.Set(keyBound, binary.BigEndian.AppendUint64(nil, uint64(bound)), nil); err != nil {
+		return err
+	}
+	if err := s.room.takeBound(batch.Len()); err != nil {
+		_ = batch.Close()
 		return err
 	}
 	return s.commit(batch).wait(ctx)

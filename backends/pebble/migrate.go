@@ -107,6 +107,7 @@ func (s *Store) moveNotes() (moved int, err error) {
 	if err := s.room.take(b.Len()); err != nil {
 		return 0, err
 	}
+	defer s.room.give(b.Len())
 	return moved, errors.Join(b.DeleteRange(first, append(last, 0), nil), b.Commit(engine.NoSync))
 }
 

@@ -54,7 +54,8 @@ func OpenURL(ctx context.Context, url string) (*Store, error) {
 //   - rowstore.ErrNoStore if there is no store and opts.AsIs is set;
 //   - rowstore.ErrFull if the disk has no room for what the engine has to write; in this process
 //     the path may be in use until there is room;
-//   - rowstore.ErrDenied, and fs.ErrPermission, if the process may not use the directory;
+//   - rowstore.ErrDenied if the process may not use the directory (and fs.ErrPermission), or its file system is
+//     read-only;
 //   - the errors of the file system (fs.ErrNotExist for a missing parent).
 //
 // Each names the path.
@@ -104,7 +105,9 @@ func withKind(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("%w: %w", rowstore.ErrDenied, err)
-	case vfs.IsNoSpaceError(err) && !errors.Is(err, rowstore.ErrFull):
+	case errors.Is(err, syscall.EROFS):
+		return fmt.Errorf("%w: the store needs a file system that it may write to: %w", rowstore.ErrDenied, err)
+	case (vfs.IsNoSpaceError(err) || errors.Is(err, syscall.EDQUOT)) && !errors.Is(err, rowstore.ErrFull):
 		return fmt.Errorf("%w: make room on the disk: %w", rowstore.ErrFull, err)
 	}
 	return err
@@ -244,7 +247,7 @@ func openIn(ctx context.Context, db *engine.DB, opts Options, h home) (*Store, e
 	cfg := kit.BoundedConfig{Bound: bound, Clock: opts.Clock, Window: opts.Window}
 	if s.durable {
 		cfg.Persist = s.persistBound
-		s.syncs = newSyncer(s.fail)
+		s.syncs = newSyncer(s.fail, s.room)
 	}
 	s.oracle = kit.NewBoundedOracle(cfg)
 	return s, nil
@@ -255,8 +258,8 @@ type openingError struct{ error }
 
 func (e *openingError) Unwrap() error { return e.error }
 
-// fullFor is for how long the engine may find the disk full until openUnlessFull gives up. Tests have less.
-var fullFor = 2 * time.Second
+// fullFor is for how long the engine may find the disk full until openUnlessFull looks whether it still does.
+const fullFor = 2 * time.Second
 
 // openUnlessFull opens the engine. With no room to write down what its log has, the engine tries without end, and nothing
 // can stop it.
@@ -278,16 +281,9 @@ func openUnlessFull(dir string, eo *engine.Options, release func()) (*engine.DB,
 		db, err := openEngine(dir, eo)
 		opened <- result{db, err}
 	}()
-	var err error
-	select {
-	case r := <-opened:
+	r, err := awaitOpening(opened, full, func() <-chan time.Time { return time.After(fullFor) })
+	if err == nil {
 		return r.db, r.err
-	case err = <-full:
-	}
-	select {
-	case r := <-opened:
-		return r.db, r.err
-	case <-time.After(fullFor):
 	}
 	go func() {
 		if r := <-opened; r.err == nil {
@@ -296,6 +292,30 @@ func openUnlessFull(dir string, eo *engine.Options, release func()) (*engine.DB,
 		release()
 	}()
 	return nil, &openingError{fmt.Errorf("%w: nothing is lost; make room on the disk: %w", rowstore.ErrFull, err)}
+}
+
+// awaitOpening waits until the files are open, or the engine finds the disk full after it did so for a while. full gets each time that it does.
+func awaitOpening[T any](opened <-chan T, full <-chan error, later func() <-chan time.Time) (r T, err error) {
+	select {
+	case r = <-opened:
+		return r, nil
+	case <-full:
+	}
+	select {
+	case r = <-opened:
+		return r, nil
+	case <-later():
+	}
+	// Somebody may have made room meanwhile. Only an attempt that began from now on shows that nobody did: one failure may have waited
+	// in the channel, and the next may be of an attempt that was under way.
+	for range 3 {
+		select {
+		case r = <-opened:
+			return r, nil
+		case err = <-full:
+		}
+	}
+	return r, err
 }
 
 // openEngine opens the engine. A panic over damaged files, or over a full disk, is an error too.

@@ -41,6 +41,7 @@ type room struct {
 	dir  string
 	keep int64 // bytes that writes leave
 
+	flying   atomic.Int64 // bytes that were let through, and may not be on the disk yet: no measure has them
 	left     atomic.Int64 // bytes that may be written before the room is measured again
 	measured atomic.Int64 // when it was, in nanoseconds
 	pause    time.Duration
@@ -78,15 +79,35 @@ func (r *room) free() (bytes int64, known bool) {
 	return int64(disk.AvailBytes), err == nil //nolint:gosec // no disk has so much
 }
 
-// take asks for room for a batch of so many bytes.
-func (r *room) take(n int) error {
-	if r == nil {
-		return nil
-	}
+// costOf is how much room a batch of so many bytes takes.
+func costOf(n int) int64 {
 	cost := int64(n)
 	if cost > measureBytes {
 		cost *= 2 // in the log, and in a table before that is removed
 	}
+	return cost
+}
+
+// give says that a batch of so many bytes, for which there was room, is on the disk, or will never be.
+func (r *room) give(n int) {
+	if r != nil {
+		r.flying.Add(-costOf(n))
+	}
+}
+
+// take asks for room for a batch of so many bytes. If there is some, give must follow.
+func (r *room) take(n int) (err error) {
+	if r == nil {
+		return nil
+	}
+	cost := costOf(n)
+	// Batches that ask at once must not all pass on the same measure, so each counts before it measures.
+	flying := r.flying.Add(cost)
+	defer func() {
+		if err != nil {
+			r.give(n)
+		}
+	}()
 	now := time.Now().UnixNano()
 	if r.left.Add(-cost) >= 0 && now-r.measured.Load() < int64(measureAfter) {
 		return nil
@@ -95,11 +116,11 @@ func (r *room) take(n int) error {
 	if !known {
 		return nil
 	}
-	if free-cost < r.keep {
+	if free-flying < r.keep {
 		r.left.Store(0)
 		return r.full(free)
 	}
-	r.left.Store(min(free-cost-r.keep, measureBytes))
+	r.left.Store(min(free-flying-r.keep, measureBytes))
 	r.measured.Store(now)
 	return nil
 }
@@ -122,13 +143,15 @@ func (r *room) warning() []string {
 }
 
 // takeBound asks for room for a bound of timestamps. Readers draw those too, so it may take what all else leaves.
-func (r *room) takeBound() error {
+// The batch has so many bytes, and give must follow.
+func (r *room) takeBound(n int) error {
 	if r == nil {
 		return nil
 	}
 	if free, known := r.free(); known && free < min(r.keep/tableShare, boundKept) {
 		return r.full(free)
 	}
+	r.flying.Add(costOf(n))
 	return nil
 }
 

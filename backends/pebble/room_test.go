@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
@@ -230,6 +231,121 @@ func TestOpenOnAFullDisk(t *testing.T) {
 	}
 	require.NoError(t, fill(t.Context(), s, "more", 1))
 	require.NoError(t, s.Close())
+}
+
+// TestRoomOfManyAtOnce has batches ask for room before those that passed are on the disk. No measure shows them yet, but there is no room for all.
+func TestRoomOfManyAtOnce(t *testing.T) {
+	t.Parallel()
+	const each, fit = 4 << 20, 3
+	disk := newSmallDisk(1 << 30)
+	r := newRoom(disk, "db", leastKept, minMemTable)
+	disk.shown.Store(leastKept + fit*costOf(each))
+	var passed atomic.Int64
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			if err := r.take(each); err == nil {
+				passed.Add(1)
+			} else if !errors.Is(err, rowstore.ErrFull) {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	require.LessOrEqual(t, passed.Load(), int64(fit))
+	for range passed.Load() {
+		r.give(each)
+	}
+	// One after the other, exactly so many pass. What is refused takes no room, and what is done none any more.
+	for range 2 {
+		for range fit {
+			require.NoError(t, r.take(each))
+		}
+		require.ErrorIs(t, r.take(each), rowstore.ErrFull)
+		r.give(each)
+		require.NoError(t, r.take(each))
+		for range fit {
+			r.give(each)
+		}
+	}
+	require.Zero(t, r.flying.Load())
+}
+
+// TestRoomIsGivenBack counts what is under way: nothing, after calls of all kinds have returned.
+func TestRoomIsGivenBack(t *testing.T) {
+	t.Parallel()
+	disk := newSmallDisk(200 << 20)
+	s := openFS(t, disk)
+	for i := range 10 {
+		require.NoError(t, fill(t.Context(), s, fmt.Sprint(i), uint64(i)))
+		outs, err := s.Apply(t.Context(), []rowstore.Mutation{{Table: "t", Row: "x", Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "c", rowstore.Timestamp(i+1), random(1))}}}, rowstore.ApplyOptions{})
+		require.NoError(t, err)
+		require.True(t, outs[0].Applied)
+	}
+	disk.shown.Store(1)
+	s.room.measured.Store(0)
+	require.ErrorIs(t, fill(t.Context(), s, "more", 1), rowstore.ErrFull)
+	disk.shown.Store(0)
+	require.NoError(t, s.Close())
+	require.Zero(t, s.room.flying.Load())
+}
+
+// TestAwaitOpening has the engine find the disk full while it opens its files. If somebody makes room meanwhile, the opening takes as long as it takes.
+func TestAwaitOpening(t *testing.T) {
+	t.Parallel()
+	noRoom := errors.New("no room")
+	type opening struct {
+		opened chan int
+		full   chan error
+		later  chan time.Time
+		ended  chan error
+	}
+	start := func() *opening {
+		o := &opening{make(chan int), make(chan error), make(chan time.Time), make(chan error, 1)}
+		go func() {
+			r, err := awaitOpening(o.opened, o.full, func() <-chan time.Time { return o.later })
+			if err == nil && r != 1 {
+				err = errors.New("another answer")
+			}
+			o.ended <- err
+		}()
+		return o
+	}
+	fail := func(o *opening) {
+		t.Helper()
+		select {
+		case o.full <- noRoom:
+		case err := <-o.ended:
+			t.Fatalf("it did not wait: %v", err)
+		}
+	}
+	open := func(o *opening) {
+		t.Helper()
+		select {
+		case o.opened <- 1:
+			require.NoError(t, <-o.ended)
+		case err := <-o.ended:
+			t.Fatalf("it did not wait: %v", err)
+		}
+	}
+	o := start()
+	fail(o)
+	o.later <- time.Time{} // there is room now; failures that waited, or are of an attempt that began before, say nothing
+	fail(o)
+	fail(o)
+	open(o)
+
+	o = start()
+	fail(o)
+	open(o)
+
+	o = start()
+	fail(o)
+	o.later <- time.Time{}
+	for range 3 {
+		fail(o)
+	}
+	require.ErrorIs(t, <-o.ended, noRoom)
 }
 
 // TestMemTableOn sizes tables in memory by the disk.

@@ -13,6 +13,7 @@ import (
 // batch is, every batch that was written before it is too.
 type commit struct {
 	batch *engine.Batch
+	size  int // of the batch
 	done  chan struct{}
 	err   error // set before done is closed
 }
@@ -38,12 +39,13 @@ type syncer struct {
 	queue       chan *commit
 	outstanding atomic.Int64 // those added and not done
 	fail        func(error) error
+	room        *room
 	wg          sync.WaitGroup
 }
 
-func newSyncer(fail func(error) error) *syncer {
+func newSyncer(fail func(error) error, r *room) *syncer {
 	// The engine itself admits about 500 batches that are not durable.
-	y := &syncer{queue: make(chan *commit, 1024), fail: fail}
+	y := &syncer{queue: make(chan *commit, 1024), fail: fail, room: r}
 	y.wg.Add(1)
 	go y.run()
 	return y
@@ -59,6 +61,7 @@ func (y *syncer) run() {
 				_ = c.batch.Close()
 			}
 			c.batch = nil
+			y.room.give(c.size)
 		}
 		y.outstanding.Add(-1)
 		close(c.done)
@@ -68,6 +71,9 @@ func (y *syncer) run() {
 // add registers a batch that the engine has taken.
 func (y *syncer) add(b *engine.Batch) *commit {
 	c := &commit{batch: b, done: make(chan struct{})}
+	if b != nil {
+		c.size = b.Len()
+	}
 	y.outstanding.Add(1)
 	y.queue <- c
 	return c

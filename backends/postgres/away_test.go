@@ -393,7 +393,10 @@ func TestAddressesKeepSecrets(t *testing.T) {
 		require.NotContains(t, err.Error(), word)
 	}
 	_, err := OpenURL(ctx, strings.Replace(direct, "/postgres?", "/"+word+"?", 1))
-	require.ErrorContains(t, err, "does not have the database")
+	require.ErrorContains(t, err, "does not have the database: make it by CREATE DATABASE")
+	require.ErrorIs(t, err, rowstore.ErrInvalid)
+	require.NotErrorIs(t, err, rowstore.ErrUnavailable)
+	require.NotErrorIs(t, err, rowstore.ErrDenied)
 	require.NotContains(t, err.Error(), word)
 }
 

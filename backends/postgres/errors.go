@@ -129,7 +129,8 @@ func (e *connectError) Error() string   { return e.text }
 func (e *connectError) Unwrap() []error { return e.errs }
 
 // connecting says why there is no connection. The result matches ErrUnavailable if that may
-// pass by itself, ErrDenied if one side does not let the other in, and the context's error if the context ended.
+// pass by itself, ErrDenied if one side does not let the other in, ErrInvalid if there is no such database, and the context's error
+// if the context ended.
 func connecting(ctx context.Context, err error) error {
 	e := &connectError{text: "connecting", errs: []error{err}}
 	var to *pgconn.ConnectError
@@ -151,11 +152,16 @@ func connecting(ctx context.Context, err error) error {
 		why, passes = hookReason(err, passes)
 	}
 	e.text += ": " + why
-	kind := rowstore.ErrDenied
-	if passes {
+	var kind error
+	switch {
+	case passes:
 		kind = rowstore.ErrUnavailable
+	case isDenied(err):
+		kind = rowstore.ErrDenied
+	case sqlState(err) == noDatabase:
+		kind = rowstore.ErrInvalid
 	}
-	if passes || isDenied(err) {
+	if kind != nil {
 		e.text = kind.Error() + ": " + e.text
 		e.errs = append(e.errs, kind)
 	}
@@ -233,14 +239,14 @@ func isAlert(err error) bool {
 // words name the user and the database.
 func refusal(pg *pgconn.PgError) string {
 	words, ok := map[string]string{
-		"3D000": "the server does not have the database",
 		"42704": "the server does not know one of the settings",
 		"22023": "the server does not accept the value of one of the settings",
 		"57P03": "the server is starting up or shutting down",
 		"57P01": "the server is shutting down",
 
+		noDatabase:         "the server does not have the database: make it by CREATE DATABASE, or give the name of one that is there",
 		wrongPassword:      "the server does not accept the user's password",
-		notAdmitted:        "the server does not admit the user from this address (pg_hba.conf)",
+		notAdmitted:        "the server does not know the user, or does not admit it from this address (pg_hba.conf)",
 		noPrivilege:        "the server does not permit the user to use the database",
 		tooManyConnections: "the server has too many connections",
 	}[pg.Code]

@@ -17,12 +17,17 @@ import (
 // TestOwnFunctions looks for functions of any version that a migration would leave behind.
 func TestOwnFunctions(t *testing.T) {
 	t.Parallel()
-	created := regexp.MustCompile(`CREATE FUNCTION [^ (]*\.([a-z_]+)`)
+	created := regexp.MustCompile(`CREATE FUNCTION [^ (]*\.([a-z_]+)\(\s*([a-z_]*)`)
 	n := newNames("s")
 	found := 0
 	for _, sql := range []string{schemaOf1, schemaOf2, schemaOf3, schemaOf4, schemaOf5, schemaOf6, n.creation()} {
 		for _, f := range created.FindAllStringSubmatch(sql, -1) {
 			require.Contains(t, ownFunctions, f[1])
+			if f[2] == "" {
+				require.Contains(t, bareFunctions, f[1])
+			} else {
+				require.Regexp(t, "^p_", f[2])
+			}
 			found++
 		}
 	}
@@ -42,7 +47,10 @@ func TestBesideAnotherApplication(t *testing.T) {
 			quoted := pgx.Identifier{schema}.Sanitize()
 			sqlDo(t, direct, fmt.Sprintf(`CREATE SCHEMA %[1]s; CREATE TABLE %[1]s.invoice (id integer PRIMARY KEY, sum integer);
 				INSERT INTO %[1]s.invoice VALUES (1, 100); CREATE FUNCTION %[1]s.total() RETURNS bigint LANGUAGE sql AS 'SELECT sum(sum) FROM %[2]s.invoice';
-				CREATE PROCEDURE %[1]s.pay() LANGUAGE sql AS 'SELECT 1'; CREATE AGGREGATE %[1]s.product(integer) (sfunc = int4mul, stype = integer)`,
+				CREATE PROCEDURE %[1]s.pay() LANGUAGE sql AS 'SELECT 1'; CREATE AGGREGATE %[1]s.product(integer) (sfunc = int4mul, stype = integer);
+				CREATE FUNCTION %[1]s.flush(account integer) RETURNS integer LANGUAGE sql AS 'SELECT account';
+				CREATE FUNCTION %[1]s.draw() RETURNS integer LANGUAGE sql AS 'SELECT 8';
+				CREATE FUNCTION %[1]s.guard(text, OUT p_who text) LANGUAGE sql AS 'SELECT $1'`,
 				quoted, strings.ReplaceAll(quoted, "'", "''")))
 			if stored != "" {
 				sqlDo(t, direct, newNames(schema).expand(stored))
@@ -56,6 +64,9 @@ func TestBesideAnotherApplication(t *testing.T) {
 			require.NoError(t, db.Close(ctx))
 			require.Equal(t, "100", sqlDo(t, direct, "SELECT "+quoted+".total()"))
 			sqlDo(t, direct, "CALL "+quoted+".pay()")
+			for call, want := range map[string]string{"flush(7)": "7", "draw()": "8", "guard('x')": "x"} {
+				require.Equal(t, want, sqlDo(t, direct, "SELECT "+quoted+"."+call))
+			}
 			require.Equal(t, "6", sqlDo(t, direct, "SELECT "+quoted+".product(i) FROM generate_series(1, 3) i"))
 		})
 	}

@@ -114,7 +114,7 @@ func (n names) expand(sql string, pairs ...string) string {
 	return strings.NewReplacer(
 		"{{schema}}", n.schema, "{{schema_literal}}", n.literal, "{{channel}}", n.channel,
 		"{{clock_lock}}", strconv.FormatInt(n.clock, 10), "{{transactions}}", strconv.FormatInt(n.xacts, 10), "{{transactions_class}}", strconv.FormatUint(uint64(n.xacts)>>32, 10), "{{settings}}", functionSettings, "{{path}}", functionPath, "{{give_way}}", giveWay, "{{wait}}", waitForLocks,
-		"{{own_functions}}", strings.Join(ownFunctions, ","),
+		"{{own_functions}}", strings.Join(ownFunctions, ","), "{{bare_functions}}", strings.Join(bareFunctions, ","),
 		"{{past_limit}}", strconv.Itoa(pastLimit), "{{bundle}}", strconv.Itoa(bundleFamily), "{{few}}", strconv.Itoa(fewReads),
 	).Replace(sql)
 }
@@ -124,7 +124,8 @@ func (n names) creation() string {
 	return n.expand(schemaTables) + n.functions() + n.expand("INSERT INTO {{schema}}.meta (version) VALUES ("+strconv.Itoa(schemaVersion)+");")
 }
 
-// ownFunctions are the functions of all versions, by name. The schema may have others, of another application.
+// ownFunctions are the functions of all versions, by name. The schema may have others, of another application, also with these names and
+// other parameters: those of a store begin with p_, and the functions of a store without any are bareFunctions.
 var ownFunctions = []string{
 	"apply_any", "apply_any_ready", "apply_commit", "apply_commit_ready", "apply_general", "apply_general_ready", "apply_one", "apply_one_ready",
 	"apply_prewrite", "apply_prewrite_ready", "draw", "durability", "flush", "guard", "incarnation_id", "next_table", "past_cut", "past_entries",
@@ -132,11 +133,14 @@ var ownFunctions = []string{
 	"scan_keys", "scan_page", "scan_slots", "snapshot_point", "snapshot_point_ready",
 }
 
+var bareFunctions = []string{"flush", "guard", "incarnation_id"}
+
 // dropFunctions removes the store's functions of whatever version, which hold no state. A program of that version that
 // still runs gets errors from now on where they are made with other parameters (errOtherVersion). So a version
 // that an older program must not write to has other parameters in every function that writes.
 const dropFunctions = `DO $do$ DECLARE f regprocedure; BEGIN
-	FOR f IN SELECT p.oid FROM pg_catalog.pg_proc p WHERE p.pronamespace = E'{{schema_literal}}'::regnamespace AND p.prokind = 'f' AND p.proname = ANY ('{{{own_functions}}}') LOOP
+	FOR f IN SELECT p.oid FROM pg_catalog.pg_proc p WHERE p.pronamespace = E'{{schema_literal}}'::regnamespace AND p.prokind = 'f' AND p.proname = ANY ('{{{own_functions}}}')
+		AND CASE p.pronargs WHEN 0 THEN p.proname = ANY ('{{{bare_functions}}}') ELSE (SELECT pg_catalog.bool_and(pg_catalog.left(a, 2) = 'p_') FROM pg_catalog.unnest(p.proargnames[1:p.pronargs]) a) END LOOP
 		EXECUTE 'DROP FUNCTION ' || f;
 	END LOOP;
 END $do$;
@@ -253,6 +257,7 @@ const (
 	duplicateObject    = "42710"
 	duplicateFunction  = "42723"
 	invalidSchema      = "3F000"
+	noDatabase         = "3D000"
 	noPrivilege        = "42501"
 	wrongPassword      = "28P01"
 	notAdmitted        = "28000" // by pg_hba.conf

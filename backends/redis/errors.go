@@ -198,11 +198,17 @@ func isAway(err error) bool {
 // explain adds to a server's refusal what the operator can do about it.
 func explain(err error) error {
 	text := err.Error()
+	var server goredis.Error
+	if errors.As(err, &server) {
+		text = server.Error() // without the client's words, which stand before those of a sentinel
+	}
 	hint := ""
 	var kind error
 	switch {
 	case strings.HasPrefix(text, "OOM "):
 		kind, hint = rowstore.ErrFull, "the server has reached maxmemory, so it refuses writes; nothing was written. Raise maxmemory or delete data"
+	case strings.HasPrefix(text, "MISCONF") && strings.Contains(text, "No space left on device"):
+		kind, hint = rowstore.ErrFull, "the server cannot persist, so it refuses writes; nothing was written. Make room on its disk"
 	case strings.HasPrefix(text, "MISCONF"):
 		hint = "the server cannot persist, so it refuses writes; its log says why, and often a disk is full"
 	case strings.HasPrefix(text, "NOAUTH"):

@@ -305,6 +305,7 @@ func TestFullDisk(t *testing.T) {
 	}
 	require.ErrorContains(t, err, "MISCONF")
 	require.ErrorContains(t, err, "cannot persist")
+	require.ErrorIs(t, err, rowstore.ErrFull)
 	require.NotErrorIs(t, err, rowstore.ErrAmbiguous)
 	last := row(wrote - 1)
 	require.Empty(t, newest(t, s, last), "nothing of what was refused is there")

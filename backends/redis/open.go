@@ -139,7 +139,12 @@ func (s *direct) explainConnect(ctx context.Context, err error) error {
 		return fmt.Errorf("the tls handshake got no answer; perhaps the server does not speak TLS there: %w", err)
 	case !tls && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)):
 		for _, a := range s.opts.Addrs {
-			if said := refusal(ctx, a); said != "" {
+			said := refusal(ctx, a)
+			if strings.HasPrefix(said, "DENIED ") {
+				// It is not away, as the broken connection alone would say.
+				return fmt.Errorf("%w: %s said: %s; give it a password, or connect from its own machine", rowstore.ErrDenied, a, said)
+			}
+			if said != "" {
 				return fmt.Errorf("%s said: %s: %w", a, said, err)
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"math/big"
@@ -146,9 +147,33 @@ func TestRefusalIsShown(t *testing.T) {
 		}
 	}()
 	err = openError(t, "redis://"+l.Addr().String())
-	require.ErrorContains(t, err, "said: DENIED Redis is running in protected mode:")
+	require.ErrorContains(t, err, "said: DENIED Redis is running in protected mode;")
 	require.NotContains(t, err.Error(), "TLS")
-	require.ErrorIs(t, err, rowstore.ErrUnavailable)
+	require.ErrorIs(t, err, rowstore.ErrDenied)
+	require.NotErrorIs(t, err, rowstore.ErrUnavailable)
+}
+
+// What a server refuses is of the same kind also where the client's words stand before its own, as those of a sentinel do.
+func TestExplainedInside(t *testing.T) {
+	t.Parallel()
+	for text, kind := range map[string]error{
+		"NOAUTH Authentication required.":                                        rowstore.ErrDenied,
+		"WRONGPASS invalid username-password pair or user is disabled.":          rowstore.ErrDenied,
+		"NOPERM User x has no permissions to run the 'sentinel|x' command":       rowstore.ErrDenied,
+		"OOM command not allowed when used memory > 'maxmemory'.":                rowstore.ErrFull,
+		"MISCONF Errors writing to the AOF file: No space left on device":        rowstore.ErrFull,
+		"MISCONF Redis is configured to save RDB snapshots, but it's unable to.": nil,
+		"ERR unknown command": nil,
+	} {
+		said := answered(text)
+		for _, err := range []error{said, fmt.Errorf("redis: all sentinels specified in configuration are unreachable: %w", errors.Join(io.EOF, said))} {
+			explained := explain(err)
+			require.ErrorIs(t, explained, said)
+			for _, k := range []error{rowstore.ErrDenied, rowstore.ErrFull} {
+				require.Equal(t, errors.Is(kind, k), errors.Is(explained, k), "%v", explained)
+			}
+		}
+	}
 }
 
 func TestUnixSocket(t *testing.T) {

@@ -49,6 +49,7 @@ type call struct {
 	progress time.Time // of the last success, or of the beginning
 	until    time.Time // when it gives up, if nothing is under way
 	trouble  string    // what the last request failed with
+	full     bool      // the last request that failed did so because a server's disk is full
 	gaveUp   bool
 }
 
@@ -101,8 +102,8 @@ func (k *call) sent() time.Time {
 	return time.Now()
 }
 
-// answered notes how a request ended that left at a time; trouble is "" if it succeeded.
-func (k *call) answered(left time.Time, trouble string) {
+// answered notes how a request ended that left at a time; trouble is "" if it succeeded, and full says that a server's disk is full.
+func (k *call) answered(left time.Time, trouble string, full bool) {
 	now := time.Now()
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -110,7 +111,7 @@ func (k *call) answered(left time.Time, trouble string) {
 	if trouble == "" {
 		k.progress, k.until = now, now.Add(k.patience)
 	} else {
-		k.trouble = trouble
+		k.trouble, k.full = trouble, full
 		// The time of a request does not count, up to a limit: else a server that hangs would
 		// leave no time to ask the one that took over.
 		k.until = k.until.Add(now.Sub(left))
@@ -156,7 +157,7 @@ func (k *call) explain(err error) error {
 		return nil
 	}
 	k.mu.Lock()
-	gaveUp, trouble := k.gaveUp, k.trouble
+	gaveUp, trouble, full := k.gaveUp, k.trouble, k.full
 	k.mu.Unlock()
 	if ended := k.caller.Err(); ended != nil {
 		if errors.Is(err, context.Canceled) {
@@ -166,6 +167,10 @@ func (k *call) explain(err error) error {
 		return endedBy(ended, err)
 	}
 	if gaveUp {
+		if full {
+			// The server refuses before it proposes anything.
+			return fmt.Errorf("%w: make room on the disks of TiKV's servers: %s", rowstore.ErrFull, trouble)
+		}
 		if trouble == "" {
 			trouble = "PD does not answer"
 		}
@@ -198,18 +203,18 @@ func (k *call) refused(err error) error {
 	return err
 }
 
-// troubleOf says why a request has to be sent again, "" if it succeeded.
-func troubleOf(resp *tikvrpc.Response, err error) string {
+// troubleOf says why a request has to be sent again, "" if it succeeded, and whether that is because a server's disk is full.
+func troubleOf(resp *tikvrpc.Response, err error) (trouble string, full bool) {
 	if err != nil {
-		return err.Error()
+		return err.Error(), false
 	}
 	if resp == nil || resp.Resp == nil {
-		return ""
+		return "", false
 	}
 	if e, err := resp.GetRegionError(); err == nil && e != nil {
-		return regionTrouble(e)
+		return regionTrouble(e), e.GetDiskFull() != nil
 	}
-	return ""
+	return "", false
 }
 
 func regionTrouble(e *errorpb.Error) string {

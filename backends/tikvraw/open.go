@@ -57,7 +57,7 @@ func OpenURL(ctx context.Context, url string) (*Store, error) {
 // ctx bounds Open alone. But for a migration, Open takes 30 seconds at most. When ctx ends,
 // the error matches its own. A cluster that does not answer gives an error that matches
 // rowstore.ErrUnavailable, one that refuses the certificate rowstore.ErrDenied, and keys of
-// another application rowstore.ErrForeign. A failed Open leaves nothing behind.
+// another application rowstore.ErrForeign, and servers whose disks are full rowstore.ErrFull. A failed Open leaves nothing behind.
 //
 // The first Open of a process sends the warnings and errors that the clients of TiKV and
 // PD write about themselves to slog's default logger, and drops the rest, unless the

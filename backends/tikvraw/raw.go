@@ -314,11 +314,12 @@ func (c *watched) SendRequest(ctx context.Context, addr string, req *tikvrpc.Req
 		if short := emptyAnswer(req.Type); short != nil {
 			msg := err.Error()
 			k.pair.Store(&msg)
-			k.answered(left, "")
+			k.answered(left, "", false)
 			return &tikvrpc.Response{Resp: short}, nil
 		}
 	}
-	k.answered(left, troubleOf(resp, err))
+	trouble, full := troubleOf(resp, err)
+	k.answered(left, trouble, full)
 	if err != nil && ctx.Err() == nil {
 		return noLeader(req, err)
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net/url"
 	"strings"
@@ -10,6 +11,8 @@ import (
 
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/internal/tikvtest"
+	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
 // TestAccessDenied has wrong passwords and certificates. Each command says that access was denied, by the exit status of that kind, and shows no password.
@@ -53,4 +56,24 @@ func TestAccessDenied(t *testing.T) {
 			require.NotContains(t, a.out+a.err, wrong)
 		})
 	}
+}
+
+// TestNoSuchDatabase names a database that the server does not have. That is a mistake in the arguments, whatever the command.
+func TestNoSuchDatabase(t *testing.T) {
+	t.Parallel()
+	u := strings.Replace(testserver.Postgres(t), "/postgres?", "/nowhere?", 1)
+	for _, args := range [][]string{{"doctor"}, {"tables"}, {"set", "--new", "t", "r", "c", "v"}, {"migrate", "run", "--make"}} {
+		a := ask(t, u, args...)
+		require.Equal(t, exitUsage, a.status, "%q: %s%s", args, a.out, a.err)
+		require.Contains(t, a.err, "make it by CREATE DATABASE", "%q", args)
+	}
+}
+
+// TestStatusOfDenied has stores that deny a call in the middle. What became of a change is said first; otherwise it is of no use to go on trying.
+func TestStatusOfDenied(t *testing.T) {
+	t.Parallel()
+	denied := errors.Join(rowstore.ErrAmbiguous, rowstore.ErrDenied)
+	require.Equal(t, exitDenied, statusOf(t.Context(), denied))
+	require.Equal(t, exitConflict, statusOf(t.Context(), errors.Join(percolator.ErrUndetermined, denied)))
+	require.Equal(t, exitConflict, statusOf(t.Context(), rowstore.ErrAmbiguous))
 }

@@ -91,12 +91,13 @@ func statusOf(ctx context.Context, err error) int {
 		return exitCorrupt
 	case is(percolator.ErrSnapshotTooOld, percolator.ErrSnapshotInFuture):
 		return exitSnapshot
+	case is(percolator.ErrDenied) && !is(percolator.ErrUndetermined):
+		// Also where a store does not know how far its call came, as one that was only opened: to call the command again does not help.
+		return exitDenied
 	case is(percolator.ErrConflict, percolator.ErrUndetermined, percolator.ErrTraceLost, rowstore.ErrAmbiguous):
 		return exitConflict
 	case is(errNotFound, percolator.ErrNotFound, percolator.ErrNotObserved):
 		return exitNotFound
-	case is(percolator.ErrDenied):
-		return exitDenied
 	case is(percolator.ErrFull):
 		return exitFull
 	case is(rowstore.ErrUnavailable, pebble.ErrInUse, context.DeadlineExceeded, os.ErrDeadlineExceeded):
