@@ -348,7 +348,7 @@ var mutants = append([]mutant{
 
 	// Timestamps.
 	{"snapshot-of-the-future", "Timestamps: an AsOf above what was handed out is refused (C1)", "TestScheduleC1|TestAsOf", one(dbGo,
-		"\t\tif tx.opt.asOf > tx.start {\n", "\t\tif tx.opt.asOf > tx.start.Add(1000*time.Hour) {\n")},
+		"\t\tif *at > tx.start {\n", "\t\tif *at > tx.start.Add(1000*time.Hour) {\n")},
 
 	// What the tests did not notice once.
 	{"scan-noted-at-its-end", "A transaction: a scan notes what it shows before it shows it", "TestCommitWithinAScan|TestNoWriteSkewWithinScans", one(scanGo,
