@@ -429,8 +429,8 @@ func oracleTitle(name string) string {
 
 // refreshSoon reads the catalog in the background once it is getting old, so that
 // transactions seldom wait for it.
-func (db *DB) refreshSoon(v *catalogView) {
-	if db.clock.Now().Sub(v.sentAt) < v.lease/3 || !db.refreshing.CompareAndSwap(false, true) {
+func (db *DB) refreshSoon(v *catalogView, now time.Time) {
+	if now.Sub(v.sentAt) < v.lease/3 || !db.refreshing.CompareAndSwap(false, true) {
 		return
 	}
 	if !db.background(func(ctx context.Context) {
@@ -446,11 +446,12 @@ func (db *DB) refreshSoon(v *catalogView) {
 }
 
 // useFor returns a view of the catalog that does not expire soon, for the prewrites of a
-// transaction that expects to commit at about now. The caller ends the use (endUse).
-func (db *DB) useFor(ctx context.Context, now Timestamp) (*catalogView, error) {
+// transaction of this snapshot that is about to commit. The caller ends the use (endUse).
+func (db *DB) useFor(ctx context.Context, s *snapshot) (*catalogView, error) {
+	local := db.clock.Now()
 	v := db.beginUse()
-	db.refreshSoon(v)
-	if now.Sub(v.asOf) < v.lease*2/3 {
+	db.refreshSoon(v, local)
+	if now := s.start.Add(local.Sub(s.began)); now.Sub(v.asOf) < v.lease*2/3 {
 		return v, nil
 	}
 	db.endUse(v, false)
@@ -465,7 +466,7 @@ func (db *DB) useFor(ctx context.Context, now Timestamp) (*catalogView, error) {
 // timestamps that were drawn before the call.
 func (db *DB) catalogFor(ctx context.Context, now Timestamp) (*catalogView, error) {
 	v := db.known()
-	db.refreshSoon(v)
+	db.refreshSoon(v, db.clock.Now())
 	if now.Sub(v.asOf) < v.lease*2/3 {
 		return v, nil
 	}
@@ -489,7 +490,7 @@ func (db *DB) catalogFor(ctx context.Context, now Timestamp) (*catalogView, erro
 // missing.
 func (db *DB) checkFound(s Timestamp, read ...span) error {
 	v := db.known()
-	db.refreshSoon(v)
+	db.refreshSoon(v, db.clock.Now())
 	return v.checkSnapshot(s, read...)
 }
 

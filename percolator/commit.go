@@ -169,7 +169,7 @@ func (tx *Txn) newCommitter(ctx context.Context) (*committer, error) {
 	}
 	c.start, c.began = tx.start, tx.began
 	var err error
-	if c.used, err = db.useFor(ctx, db.estimate(tx.start, tx.began)); err != nil {
+	if c.used, err = db.useFor(ctx, &tx.snapshot); err != nil {
 		return c, err
 	}
 	switch {

@@ -344,18 +344,18 @@ func (db *DB) newTxn(ctx context.Context, readOnly bool, opts []TxnOption) (*Txn
 		return nil, err
 	}
 	defer db.leave()
-	if db.snapshotReader == nil || tx.opt.asOfSet {
+	if db.snapshotReader == nil || tx.opt.asOf != nil {
 		if err := tx.begin(ctx); err != nil {
 			return nil, err
 		}
 	} else if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("percolator: beginning a transaction: %w", err)
 	}
-	if tx.opt.asOfSet {
-		if tx.opt.asOf > tx.start {
-			return nil, fmt.Errorf("%w: it was asked for at %v, and the oracle is at %v", ErrSnapshotInFuture, tx.opt.asOf, tx.start)
+	if at := tx.opt.asOf; at != nil {
+		if *at > tx.start {
+			return nil, fmt.Errorf("%w: it was asked for at %v, and the oracle is at %v", ErrSnapshotInFuture, *at, tx.start)
 		}
-		tx.start, tx.readOnly = tx.opt.asOf, true
+		tx.start, tx.readOnly = *at, true
 	}
 	db.count.transactions.Add(1)
 	return tx, nil

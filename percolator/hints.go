@@ -167,10 +167,10 @@ func (h *hints) forgetAll() {
 }
 
 // due tells whether hints should be stored now. The caller must then do so.
-func (h *hints) due(now time.Time) bool {
+func (h *hints) due(now func() time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.storing || h.waiting == 0 || h.waiting < hintsAtOnce && now.Sub(h.since) < hintsAfter {
+	if h.storing || h.waiting == 0 || h.waiting < hintsAtOnce && now().Sub(h.since) < hintsAfter {
 		return false
 	}
 	h.storing = true
@@ -252,7 +252,7 @@ func (db *DB) hint(c Cell, at Timestamp) {
 
 // hintSoon stores hints in the background if it is time.
 func (db *DB) hintSoon() {
-	if db.hints.due(db.clock.Now()) && !db.background(func(ctx context.Context) {
+	if db.hints.due(db.clock.Now) && !db.background(func(ctx context.Context) {
 		defer db.hints.stored()
 		ctx, cancel := context.WithTimeout(ctx, db.backgroundTimeout())
 		defer cancel()

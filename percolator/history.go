@@ -201,7 +201,7 @@ func (db *DB) safePointAfter(ctx context.Context, read span) (Timestamp, error) 
 		return 0, err
 	}
 	v := db.known()
-	db.refreshSoon(v)
+	db.refreshSoon(v, db.clock.Now())
 	if !v.holds(now) {
 		if v, err = db.loadCatalog(ctx); err != nil {
 			return 0, err

@@ -263,8 +263,7 @@ func WithMetrics(meters metric.MeterProvider) Option {
 
 type txnOptions struct {
 	isolation   Isolation
-	asOf        Timestamp
-	asOfSet     bool
+	asOf        *Timestamp // nil for now
 	maxAttempts int
 	committedAt *Timestamp
 	upkeepOf    *IndexInfo
@@ -291,7 +290,7 @@ func WithAsOf(t time.Time) TxnOption { return WithAsOfTimestamp(max(oracle.FromT
 // WithAsOfTimestamp is WithAsOf with a timestamp: the snapshot includes what was
 // committed at ts.
 func WithAsOfTimestamp(ts Timestamp) TxnOption {
-	return func(o *txnOptions) { o.asOf, o.asOfSet = ts, true }
+	return func(o *txnOptions) { o.asOf = &ts }
 }
 
 // WithMaxAttempts bounds how often Update runs its function. Default 64; 0 or less

@@ -21,8 +21,12 @@ func snapshotPicks(picks []rowstore.Selector, column string, at Timestamp) []row
 
 // getCell reads one cell.
 func (db *DB) getCell(ctx context.Context, c Cell, s *snapshot) (value []byte, found bool, err error) {
-	reads := []rowstore.RowRead{{Table: c.Table, Row: c.Row, Selectors: snapshotPicks(make([]rowstore.Selector, 0, 2), c.Column, s.at())}}
-	rows, timely, err := db.readSettled(ctx, reads, s)
+	var one struct { // in one piece of memory
+		reads [1]rowstore.RowRead
+		picks [2]rowstore.Selector
+	}
+	one.reads[0] = rowstore.RowRead{Table: c.Table, Row: c.Row, Selectors: snapshotPicks(one.picks[:0], c.Column, s.at())}
+	rows, timely, err := db.readSettled(ctx, one.reads[:], s)
 	if err != nil {
 		return nil, false, err
 	}

@@ -19,10 +19,21 @@ import (
 type Txn struct {
 	db *DB
 	snapshot
-	commit   Timestamp
-	opt      txnOptions
-	readOnly bool
-	done     bool
+	commit Timestamp
+	opt    txnOptions
+
+	// The flags lie together: a Txn is smaller for it.
+	readOnly   bool
+	done       bool
+	committing bool // Commit was called
+	keeping    bool // an Upkeep is being called
+	hasEntries bool // an Upkeep may have written something
+	hasRead    bool // Get or GetMany has read from the store
+	// storeFailed means that a read of the transaction failed. If an observer's function
+	// went on all the same and its commit fails, that counts as a failure of the
+	// function.
+	storeFailed  bool
+	tracesItself bool // the end of the transaction ends its span
 
 	writes writeSet
 	weak   []Cell // stored names, each once
@@ -43,11 +54,8 @@ type Txn struct {
 	// run is what the transaction is the run of, nil for none.
 	run *runOf
 
-	kept    []keptIndex // see upkeep.go
-	keeping bool        // an Upkeep is being called
-	// hasEntries tells that one may have written something.
-	hasEntries bool
-	puts       int // how often the transaction wrote, without upkeeps
+	kept []keptIndex // see upkeep.go
+	puts int         // how often the transaction wrote, without upkeeps
 	// When the indexes were kept last: after how many writes, and by which revision of the catalog, 0 for never.
 	keptPuts int
 	keptBy   Timestamp
@@ -55,19 +63,10 @@ type Txn struct {
 
 	onEnd []func(err error) // see OnEnd
 
-	// storeFailed means that a read of the transaction failed. If an observer's function
-	// went on all the same and its commit fails, that counts as a failure of the
-	// function.
-	storeFailed bool
 	// absent are cells of which reads found no value, the first mostAbsent of them.
 	absent []Cell
-	trace  *traced // its span, nil for none
-	// tracesItself tells that the end of the transaction ends the span.
-	tracesItself bool
-	ahead        *readAhead // what Prefetch asks for, nil for nothing
-	// hasRead tells that Get or GetMany has read from the store.
-	hasRead    bool
-	committing bool // Commit was called
+	trace  *traced    // its span, nil for none
+	ahead  *readAhead // what Prefetch asks for, nil for nothing
 }
 
 // runOf names the run of an observer.
@@ -118,8 +117,8 @@ func (tx *Txn) begin(ctx context.Context) error {
 // write is the net effect on one cell.
 type write struct {
 	cell  Cell // stored names
-	kind  format.Kind
 	value []byte
+	kind  format.Kind
 	first bool // the cell has no version, so a put replaces nothing
 	entry bool // an Upkeep has written it
 }
@@ -153,7 +152,7 @@ func (s *writeSet) find(c Cell) *write {
 
 func (s *writeSet) add(w write) {
 	if s.list == nil {
-		s.list = make([]write, 0, 4)
+		s.list = make([]write, 0, 2) // most transactions write a cell or two
 	}
 	s.list = append(s.list, w)
 	switch {

@@ -168,10 +168,10 @@ func TestManyHintsAreStoredAtOnce(t *testing.T) {
 	for i := range hintsAtOnce - 1 {
 		c.hint(row(fmt.Sprint(i)), now)
 	}
-	require.False(t, c.hints.due(w.clock.Now()))
+	require.False(t, c.hints.due(w.clock.Now))
 	c.hint(rowA, now)
-	require.True(t, c.hints.due(w.clock.Now()))
-	require.False(t, c.hints.due(w.clock.Now()), "somebody stores them")
+	require.True(t, c.hints.due(w.clock.Now))
+	require.False(t, c.hints.due(w.clock.Now), "somebody stores them")
 	require.NoError(t, c.storeHints(t.Context()))
 	require.Len(t, w.storedHints("t"), hintsAtOnce)
 }

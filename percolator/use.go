@@ -34,11 +34,22 @@ import (
 type uses struct {
 	mu       sync.Mutex
 	id       string                  // the column of the record
-	open     map[Timestamp]int       // commits under way, by the revision of their views
+	open     []use                   // of commits under way; one or two, so a list is quicker than a map
 	doubtful map[Timestamp]Timestamp // the same for those of unknown fate: when their views end
 	stored   Timestamp               // the revision that the record names, or an older one; 0 for none
 	newest   Timestamp               // the greatest timestamp of a version of the record, sent or seen
 	moving   bool                    // somebody is at moveUse
+}
+
+// use counts the commits under way that go by views of a revision. There is at least one.
+type use struct {
+	revision Timestamp
+	commits  int
+}
+
+// used returns the index in open of a revision, -1 if no commit goes by it. u.mu is held.
+func (u *uses) used(revision Timestamp) int {
+	return slices.IndexFunc(u.open, func(o use) bool { return o.revision == revision })
 }
 
 func (u *uses) init(db *DB) {
@@ -46,7 +57,7 @@ func (u *uses) init(db *DB) {
 	if !db.opt.noHints {
 		u.id = format.UsePrefix + u.id
 	}
-	u.open, u.doubtful = map[Timestamp]int{}, map[Timestamp]Timestamp{}
+	u.doubtful = map[Timestamp]Timestamp{}
 }
 
 // beginUse returns the newest view of the catalog, for a commit that ends its use.
@@ -55,7 +66,11 @@ func (db *DB) beginUse() *catalogView {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	v := db.known()
-	u.open[v.revision]++
+	i := u.used(v.revision)
+	if i < 0 {
+		i, u.open = len(u.open), append(u.open, use{revision: v.revision})
+	}
+	u.open[i].commits++
 	return v
 }
 
@@ -64,8 +79,9 @@ func (db *DB) beginUse() *catalogView {
 func (db *DB) endUse(v *catalogView, doubtful bool) {
 	u := &db.uses
 	u.mu.Lock()
-	if u.open[v.revision]--; u.open[v.revision] == 0 {
-		delete(u.open, v.revision)
+	i := u.used(v.revision)
+	if u.open[i].commits--; u.open[i].commits == 0 {
+		u.open = slices.Delete(u.open, i, i+1)
 	}
 	if doubtful {
 		u.doubtful[v.revision] = max(u.doubtful[v.revision], v.until())
@@ -83,8 +99,8 @@ func (db *DB) endUse(v *catalogView, doubtful bool) {
 // It never goes back.
 func (u *uses) oldest(v *catalogView) Timestamp {
 	least := v.revision
-	for r := range u.open {
-		least = min(least, r)
+	for i := range u.open {
+		least = min(least, u.open[i].revision)
 	}
 	for r := range u.doubtful {
 		least = min(least, r)

@@ -258,7 +258,7 @@ var mutants = append([]mutant{
 	{"use-ends-early", "The catalog: a commit goes by its view until its timestamp is drawn", "TestSweepWaitsForACommit", one(commitGo,
 		"\tc.notify = make([]bool, len(c.writes))\n", "\tc.notify = make([]bool, len(c.writes))\n\tdefer c.endUse(false)\n")},
 	{"record-before-uses-end", "The catalog: the record moves on when no commit goes by an older view", "TestSweepWaitsForACommit", one(useGo,
-		"\tfor r := range u.open {\n\t\tleast = min(least, r)\n\t}\n", "")},
+		"\tfor i := range u.open {\n\t\tleast = min(least, u.open[i].revision)\n\t}\n", "")},
 	{"unknown-fate-is-none", "The catalog: a one-phase commit of unknown fate goes by its view until that ends", "TestSweepWaitsForACommit", one(commitGo,
 		"\tunknown = errors.Is(err, ErrUndetermined)\n", "\tunknown = false\n")},
 	{"close-removes-the-doubtful", "The catalog: a process leaves its record while a commit's fate is unknown", "TestSweepWaitsForACommit", one(useGo,
@@ -348,7 +348,7 @@ var mutants = append([]mutant{
 
 	// Timestamps.
 	{"snapshot-of-the-future", "Timestamps: an AsOf above what was handed out is refused (C1)", "TestScheduleC1|TestAsOf", one(dbGo,
-		"\t\tif tx.opt.asOf > tx.start {\n", "\t\tif tx.opt.asOf > tx.start.Add(1000*time.Hour) {\n")},
+		"\t\tif *at > tx.start {\n", "\t\tif *at > tx.start.Add(1000*time.Hour) {\n")},
 
 	// What the tests did not notice once.
 	{"scan-noted-at-its-end", "A transaction: a scan notes what it shows before it shows it", "TestCommitWithinAScan|TestNoWriteSkewWithinScans", one(scanGo,
