@@ -381,7 +381,7 @@ func (db *DB) changeCatalog(ctx context.Context, change func(v *catalogView) (bo
 		})
 		// After a lost reply the change may have been stored. The next round finds out:
 		// change is asked whether anything is left to do.
-		if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
+		if err != nil && !mayAskAgain(err) {
 			return nil, fmt.Errorf("changing the catalog: %w", err)
 		}
 		if err == nil && out.Applied {

@@ -325,7 +325,7 @@ func (db *DB) replaceInCatalog(ctx context.Context, build func(v *catalogView) (
 		}
 		out, err := db.applyOne(ctx, m)
 		// After a lost reply the next round finds out, and may do it again.
-		if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
+		if err != nil && !mayAskAgain(err) {
 			return false, err
 		}
 		if err == nil && out.Applied {

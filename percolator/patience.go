@@ -62,6 +62,12 @@ func hadNoEffect(err error) bool {
 	return errors.Is(err, rowstore.ErrUnavailable) && !errors.Is(err, rowstore.ErrAmbiguous)
 }
 
+// mayAskAgain reports whether a change whose repetition does no harm should be sent again: its reply was lost. A store that denied
+// access in the middle of a call would do so for ever.
+func mayAskAgain(err error) bool {
+	return errors.Is(err, rowstore.ErrAmbiguous) && !errors.Is(err, rowstore.ErrDenied)
+}
+
 // repeat calls f until it does not answer ErrUnavailable, or patience ends.
 func repeat[T any](ctx context.Context, s *patientStore, f func() (T, error)) (T, error) {
 	p := attempts{s: s}

@@ -192,7 +192,7 @@ func (db *DB) settleTxn(ctx context.Context, start Timestamp, l *format.Lock, mo
 		// Undecided and dead. The primary goes first, whichever cell was met: once
 		// a secondary is gone, a commit of the primary would be torn.
 		decided, err := db.rollBackPrimary(ctx, start, Cell(l.Primary), state.lock)
-		if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
+		if err != nil && !mayAskAgain(err) {
 			return fate{}, fmt.Errorf("rolling back transaction %d: %w", uint64(start), err)
 		}
 		if decided {
@@ -524,7 +524,7 @@ func (db *DB) decide(ctx context.Context, start Timestamp, cell Cell, mode owner
 		case err == nil && decided:
 			return txnState{aborted: true}, db.checkSnapshot(ctx, start, cell.span())
 		case err == nil: // somebody was faster: the next round reads what holds
-		case !errors.Is(err, rowstore.ErrAmbiguous):
+		case !mayAskAgain(err):
 			return txnState{}, err
 		default:
 			if err := db.clock.Sleep(ctx, db.opt.lockWait.wait(attempt, db.rand)); err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -163,7 +162,7 @@ func (s *session) renew(ctx context.Context) error {
 		}
 		// A renewal that is done twice does no harm, so it is simply repeated after a
 		// lost reply.
-		if !errors.Is(err, rowstore.ErrAmbiguous) || s.db.clock.Sleep(ctx, s.db.opt.retryWait.wait(attempt, s.db.rand)) != nil {
+		if !mayAskAgain(err) || s.db.clock.Sleep(ctx, s.db.opt.retryWait.wait(attempt, s.db.rand)) != nil {
 			return fmt.Errorf("renewing the session: %w", err)
 		}
 	}

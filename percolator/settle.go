@@ -2,7 +2,6 @@ package percolator
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"iter"
 
@@ -201,14 +200,14 @@ func (db *DB) resolveLocks(ctx context.Context, rows []rowstore.Row, met []metLo
 	}
 	outs, err := db.store.Apply(ctx, muts, rowstore.ApplyOptions{})
 	if err != nil {
-		if errors.Is(err, rowstore.ErrAmbiguous) {
+		if mayAskAgain(err) {
 			return true, nil
 		}
 		return wait, fmt.Errorf("resolving locks in table %q: %w", muts[0].Table, err)
 	}
 	for i := range outs {
 		switch {
-		case errors.Is(outs[i].Err, rowstore.ErrAmbiguous):
+		case mayAskAgain(outs[i].Err):
 			wait = true
 		case outs[i].Err != nil:
 			return wait, fmt.Errorf("resolving locks in row %q of table %q: %w", muts[i].Row, muts[i].Table, outs[i].Err)

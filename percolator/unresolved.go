@@ -2,7 +2,6 @@ package percolator
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -235,7 +234,7 @@ func (db *DB) incarnation(ctx context.Context) (string, error) {
 		if err == nil {
 			return out.Incarnation, nil
 		}
-		if !errors.Is(err, rowstore.ErrAmbiguous) || db.clock.Sleep(ctx, db.opt.retryWait.wait(attempt, db.rand)) != nil {
+		if !mayAskAgain(err) || db.clock.Sleep(ctx, db.opt.retryWait.wait(attempt, db.rand)) != nil {
 			return "", fmt.Errorf("asking for the store's incarnation: %w", err)
 		}
 	}

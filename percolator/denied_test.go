@@ -1,0 +1,61 @@
+package percolator
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
+)
+
+// A store may deny access in the middle of a call, so nobody knows what that call did. It would deny it for ever, so nothing is
+// sent again and again until a context ends, which often never does.
+func TestDeniedInTheMiddleOfACall(t *testing.T) {
+	t.Parallel()
+	denied := faultstore.Fault{Kind: faultstore.Fail, Err: errors.Join(rowstore.ErrAmbiguous, rowstore.ErrDenied)}
+	for name, use := range map[string]func(ctx context.Context, c *client) error{
+		"catalog": func(ctx context.Context, c *client) error { return c.Configure(ctx, Settings{Retention: 3 * worldRetention}) },
+		"hold": func(ctx context.Context, c *client) error {
+			_, err := c.Hold(ctx, "backup", 0, longTTL)
+			return err
+		},
+		"session": func(ctx context.Context, c *client) error {
+			return c.Update(ctx, func(tx *Txn) error { return errors.Join(tx.Set(rowB, []byte("1")), tx.Set(rowC, []byte("1"))) })
+		},
+		"incarnation": func(ctx context.Context, c *client) error {
+			_, err := c.incarnation(ctx)
+			return err
+		},
+		"lock of the dead": func(ctx context.Context, c *client) error {
+			return c.View(ctx, func(tx *Txn) error {
+				_, err := tx.Get(ctx, rowA)
+				return err
+			})
+		},
+		"outcome": func(ctx context.Context, c *client) error {
+			ts, err := c.Now(ctx)
+			if err == nil {
+				_, err = c.Outcome(ctx, ts, rowC)
+			}
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			w := newWorld(t)
+			dead, c := w.client(withoutGroups()), w.client(withoutGroups())
+			dead.wire.AddRule(faultstore.Rule{Match: commitPoint(rowA), Fault: die})
+			require.Error(t, writes(t, dead, "1", rowA).Commit(ctx))
+			w.takeForDeadIfAny(dead)
+			r := c.wire.AddRule(faultstore.Rule{Match: op(faultstore.CallApply), Times: -1, Fault: denied})
+			require.ErrorIs(t, use(ctx, c), ErrDenied)
+			require.Positive(t, r.Struck())
+			require.NoError(t, ctx.Err())
+		})
+	}
+}
