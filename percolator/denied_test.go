@@ -17,7 +17,9 @@ func TestDeniedInTheMiddleOfACall(t *testing.T) {
 	t.Parallel()
 	denied := faultstore.Fault{Kind: faultstore.Fail, Err: errors.Join(rowstore.ErrAmbiguous, rowstore.ErrDenied)}
 	for name, use := range map[string]func(ctx context.Context, c *client) error{
-		"catalog": func(ctx context.Context, c *client) error { return c.Configure(ctx, Settings{Retention: 3 * worldRetention}) },
+		"catalog": func(ctx context.Context, c *client) error {
+			return c.Configure(ctx, Settings{Retention: 3 * worldRetention})
+		},
 		"hold": func(ctx context.Context, c *client) error {
 			_, err := c.Hold(ctx, "backup", 0, longTTL)
 			return err
