@@ -44,6 +44,7 @@ type plan struct {
 	all    bool // every field of the row
 	cells  []history
 	notes  []string
+	again  []history // further ranges of older writes, of columns that are among cells
 	ranges []history      // of data, and of writes in rows that are read whole
 	at     map[string]int // where each cell is, by column, where they are too many to look at each
 }
@@ -57,26 +58,56 @@ type history struct {
 	lo, hi rowstore.Timestamp
 }
 
-// join widens h so that it holds what p selects too.
-func (h *history) join(p *rowstore.Selector) {
-	if p.From > p.To {
-		return
-	}
-	if !h.want {
+// join has h hold what p selects too. It returns false, and leaves h as it is, if one answer to both would hold more than the two.
+func (h *history) join(p *rowstore.Selector) bool {
+	switch {
+	case p.From > p.To:
+	case !h.want:
 		h.want, h.limit, h.lo, h.hi = true, p.Limit, p.From, p.To
+	case h.lo == p.From && h.hi == p.To:
+		if h.limit == 0 || p.Limit == 0 {
+			h.limit = 0
+		} else {
+			h.limit = max(h.limit, p.Limit)
+		}
+	case h.limit == 0 && h.lo <= p.From && p.To <= h.hi:
+	case p.Limit == 0 && p.From <= h.lo && h.hi <= p.To:
+		h.limit, h.lo, h.hi = 0, p.From, p.To
+	case h.limit == 0 && p.Limit == 0 && h.lo <= p.To && p.From <= h.hi:
+		h.lo, h.hi = min(h.lo, p.From), max(h.hi, p.To)
+	default:
+		return false
+	}
+	return true
+}
+
+// widen has h hold everything in the range that holds h and what p selects.
+func (h *history) widen(p *rowstore.Selector) {
+	h.limit, h.lo, h.hi = 0, min(h.lo, p.From), max(h.hi, p.To)
+}
+
+// mostAgain bounds the ranges of a row that are answered apart. The rest is answered by everything between them, which may be
+// a long history.
+const mostAgain = 16
+
+// writes adds a pick of older writes.
+func (pl *plan) writes(p *rowstore.Selector) {
+	at := pl.cell(p.Column)
+	if pl.cells[at].join(p) {
 		return
 	}
-	// Two picks with limits of their own, in ranges of their own, are answered by
-	// everything in the range that holds both.
-	if h.lo != p.From || h.hi != p.To {
-		h.limit = 0
-	} else if h.limit != 0 {
-		h.limit = max(h.limit, p.Limit)
-		if p.Limit == 0 {
-			h.limit = 0
+	for i := range pl.again {
+		if h := &pl.again[i]; h.column == p.Column && h.join(p) {
+			return
 		}
 	}
-	h.lo, h.hi = min(h.lo, p.From), max(h.hi, p.To)
+	if len(pl.again) == mostAgain {
+		pl.cells[at].widen(p)
+		return
+	}
+	h := history{kind: 'W', column: p.Column}
+	h.join(p)
+	pl.again = append(pl.again, h)
 }
 
 func newPlan(picks []rowstore.Selector) plan {
@@ -91,8 +122,8 @@ func newPlan(picks []rowstore.Selector) plan {
 		// column's older writes widens what all columns answer.
 		every := history{kind: 'W'}
 		for i := range picks {
-			if p := &picks[i]; p.Family == rowstore.Write {
-				every.join(p)
+			if p := &picks[i]; p.Family == rowstore.Write && !every.join(p) {
+				every.widen(p)
 			}
 		}
 		pl.cells = []history{every}
@@ -105,11 +136,10 @@ func newPlan(picks []rowstore.Selector) plan {
 				if !slices.Contains(pl.notes, p.Column) {
 					pl.notes = append(pl.notes, p.Column)
 				}
+			case rowstore.Write:
+				pl.writes(p)
 			default:
-				at := pl.cell(p.Column)
-				if p.Family == rowstore.Write {
-					pl.cells[at].join(p)
-				}
+				pl.cell(p.Column)
 			}
 		}
 	}
@@ -150,7 +180,7 @@ func (p *packer) plan(pl *plan) {
 		p.minusOne()
 		p.want(&pl.cells[0])
 	} else {
-		p.u32(uint32(len(pl.cells) + len(pl.notes)))
+		p.u32(uint32(len(pl.cells) + len(pl.notes) + len(pl.again)))
 		for i := range pl.cells {
 			p.field('W', pl.cells[i].column)
 			p.want(&pl.cells[i])
@@ -158,6 +188,10 @@ func (p *packer) plan(pl *plan) {
 		for _, n := range pl.notes {
 			p.field('N', n)
 			p.want(&history{})
+		}
+		for i := range pl.again {
+			p.field('W', pl.again[i].column)
+			p.want(&pl.again[i])
 		}
 	}
 	p.u32(uint32(len(pl.ranges)))

@@ -67,3 +67,41 @@ func TestFirstFailureOfManyColumns(t *testing.T) {
 	require.Equal(t, 20, failed)
 	require.Equal(t, rowstore.Version{Family: rowstore.Write, Column: "20", TS: 6, Value: []byte("old")}, broke)
 }
+
+// Picks with limits of their own, in ranges of their own, are not answered by everything between them.
+func TestPlanOfRangesApart(t *testing.T) {
+	t.Parallel()
+	pick := func(from, to rowstore.Timestamp, limit int) rowstore.Selector {
+		return rowstore.Selector{Family: rowstore.Write, Column: "c", From: from, To: to, Limit: limit}
+	}
+	span := func(from, to rowstore.Timestamp, limit int) history {
+		return history{kind: 'W', column: "c", want: true, limit: limit, lo: from, hi: to}
+	}
+	for name, tc := range map[string]struct {
+		picks  []rowstore.Selector
+		first  history
+		others []history
+	}{
+		"status":            {[]rowstore.Selector{pick(50, maxTS, 32), pick(0, 49, 1)}, span(50, maxTS, 32), []history{span(0, 49, 1)}},
+		"the same range":    {[]rowstore.Selector{pick(1, 9, 2), pick(1, 9, 3), pick(9, 1, 0)}, span(1, 9, 3), nil},
+		"within":            {[]rowstore.Selector{pick(1, 9, 0), pick(2, 8, 3)}, span(1, 9, 0), nil},
+		"around":            {[]rowstore.Selector{pick(2, 8, 3), pick(1, 9, 0)}, span(1, 9, 0), nil},
+		"overlapping":       {[]rowstore.Selector{pick(1, 5, 0), pick(4, 9, 0)}, span(1, 9, 0), nil},
+		"all, and one":      {[]rowstore.Selector{pick(50, 60, 0), pick(0, 49, 1)}, span(50, 60, 0), []history{span(0, 49, 1)}},
+		"a third is shared": {[]rowstore.Selector{pick(50, 60, 2), pick(0, 49, 1), pick(0, 49, 4)}, span(50, 60, 2), []history{span(0, 49, 4)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pl := newPlan(tc.picks)
+			require.Equal(t, []history{tc.first}, pl.cells)
+			require.Equal(t, tc.others, pl.again)
+		})
+	}
+	var many []rowstore.Selector
+	for i := range rowstore.Timestamp(2 * mostAgain) {
+		many = append(many, pick(10*i, 10*i+5, 1))
+	}
+	pl := newPlan(many)
+	require.Len(t, pl.again, mostAgain)
+	require.Equal(t, []history{span(0, 10*(2*mostAgain-1)+5, 0)}, pl.cells)
+}

@@ -405,7 +405,7 @@ func (d *decoder) general(u *unpacker, pl *plan) error {
 			}
 		}
 	} else {
-		if n != len(pl.cells)+len(pl.notes) {
+		if n != len(pl.cells)+len(pl.notes)+len(pl.again) {
 			return errAnswer
 		}
 		for i := range pl.cells {
@@ -415,6 +415,11 @@ func (d *decoder) general(u *unpacker, pl *plan) error {
 		}
 		for _, c := range pl.notes {
 			if err := d.column(u, 'N', c); err != nil {
+				return err
+			}
+		}
+		for i := range pl.again {
+			if err := d.column(u, 'W', pl.again[i].column); err != nil {
 				return err
 			}
 		}

@@ -224,12 +224,9 @@ func onePhaseOn(row, column string, start rowstore.Timestamp) rowstore.Mutation 
 	}
 }
 
-// TestDeepColumn reads a column with very many versions.
-func TestDeepColumn(t *testing.T) {
-	t.Parallel()
-	const versions = 100_000
-	srv := testserver.NewRedis(t, map[string]string{"appendonly": "no"})
-	s := bare(t, with(t, srv.URL))
+// fillDeepColumn writes a column of a row at the timestamps 1, 2, ...
+func fillDeepColumn(t testing.TB, s *direct, versions int) {
+	t.Helper()
 	for from := 1; from <= versions; from += 1000 {
 		m := rowstore.Mutation{Table: "t", Row: "deep"}
 		for ts := from; ts < from+1000; ts++ {
@@ -237,6 +234,15 @@ func TestDeepColumn(t *testing.T) {
 		}
 		apply(t, s, m)
 	}
+}
+
+// TestDeepColumn reads a column with very many versions.
+func TestDeepColumn(t *testing.T) {
+	t.Parallel()
+	const versions = 100_000
+	srv := testserver.NewRedis(t, map[string]string{"appendonly": "no"})
+	s := bare(t, with(t, srv.URL))
+	fillDeepColumn(t, s, versions)
 	slow := watchSlow(t, admin(t, srv.URL))
 	for _, p := range []rowstore.Selector{
 		{Family: rowstore.Write, Column: "c", To: maxTS},
@@ -451,4 +457,45 @@ func TestClientThatDoesNotRead(t *testing.T) {
 	slices.Sort(took)
 	require.Less(t, took[len(took)/2], 100*time.Millisecond)
 	require.NoError(t, ctx.Err())
+}
+
+// TestStatusOfAHotCell asks what became of a transaction on a cell with very many versions, as a reader that meets its lock does.
+// The server answers a few versions.
+func TestStatusOfAHotCell(t *testing.T) {
+	t.Parallel()
+	const versions = 20_000
+	srv := testserver.NewRedis(t, map[string]string{"appendonly": "no"})
+	s := bare(t, with(t, srv.URL))
+	fillDeepColumn(t, s, versions)
+	c := admin(t, srv.URL)
+	sent := func() int {
+		info, err := c.Info(context.Background(), "stats").Result()
+		require.NoError(t, err)
+		_, rest, _ := strings.Cut(info, "total_net_output_bytes:")
+		n, err := strconv.Atoi(strings.TrimSpace(strings.SplitN(rest, "\n", 2)[0]))
+		require.NoError(t, err)
+		return n
+	}
+	for _, start := range []rowstore.Timestamp{versions + 1, versions - 3, versions - 100, versions / 2, 1} {
+		before := sent()
+		vs := readRow(t, s, "deep",
+			rowstore.Selector{Family: rowstore.Lock, Column: "c", From: start, To: start, Limit: 1},
+			rowstore.Selector{Family: rowstore.Write, Column: "c", From: start, To: maxTS, Limit: 32},
+			rowstore.Selector{Family: rowstore.Write, Column: "c", To: start - 1, Limit: 1},
+			rowstore.Selector{Family: rowstore.Mark, Column: "c", From: start, To: maxTS, Limit: 1})
+		var want []rowstore.Timestamp
+		for ts := rowstore.Timestamp(versions); ts >= start && len(want) < 32; ts-- {
+			want = append(want, ts)
+		}
+		if start > 1 {
+			want = append(want, start-1)
+		}
+		var got []rowstore.Timestamp
+		for _, v := range vs {
+			got = append(got, v.TS)
+		}
+		require.Equal(t, want, got)
+		// An answer to INFO has some kilobytes itself.
+		require.Less(t, sent()-before, 20_000, "from %d", start)
+	}
 }

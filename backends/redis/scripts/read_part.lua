@@ -126,7 +126,8 @@ local function older(key, field, v, lim, th, tl, fh, fl)
         n = n + 1
         size = size + #vs[i]
         r[#r + 1] = field .. vs[i]
-        if n == lim then
+        -- That is all, or everything older is below the range.
+        if n == lim or h > fh or h == fh and l >= fl then
           r[#r + 1] = v
           return r
         end
