@@ -44,7 +44,7 @@ type plan struct {
 	all    bool // every field of the row
 	cells  []history
 	notes  []string
-	again  []history // further ranges of older writes, of columns that are among cells
+	again  []history      // further ranges of older writes, of columns that are among cells
 	ranges []history      // of data, and of writes in rows that are read whole
 	at     map[string]int // where each cell is, by column, where they are too many to look at each
 }
