@@ -217,18 +217,6 @@ var brokenAbilities = []brokenStore{
 			return each(ctx, muts, opts)
 		}
 	}, []string{"WideRowsCostTheirWidth"}},
-	{"two ranges of a column are answered by all of it", func(b *broken) {
-		b.read = func(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
-			for i := range reads {
-				if len(reads[i].Selectors) > 2 {
-					for range 20 {
-						_, _ = b.Store.Read(ctx, []rowstore.RowRead{{Table: reads[i].Table, Row: reads[i].Row, Selectors: everything()}})
-					}
-				}
-			}
-			return b.Store.Read(ctx, reads)
-		}
-	}, []string{"StatusCostsNoHistory"}},
 	{"a limit counts the operations of each row of a group alone", func(b *broken) {
 		b.Store = memstore.New()
 		limits := rowstore.Limits{Operations: 32}

@@ -17,7 +17,6 @@ func costTests() []test {
 		{"NotifyScanCostsNoRows", Scans, notifyScanCostsNoRows},
 		{"WideAndDeepRow", Sizes, wideAndDeepRow},
 		{"WideRowsCostTheirWidth", Sizes, wideRowsCostTheirWidth},
-		{"StatusCostsNoHistory", Sizes, statusCostsNoHistory},
 	}
 }
 
@@ -241,38 +240,6 @@ func wideRowsCostTheirWidth(t testing.TB, e *env) {
 			}
 			require.Less(t, try, 4, "%s costs more than in proportion to their number: %v for %d, %v for %d", name, small, widths[0], large, widths[1])
 		}
-	}
-}
-
-// statusCostsNoHistory asks what became of a transaction, as a reader does that meets its lock: for the writes of a cell from its
-// start on, and the newest one before. That costs no more in a cell with a long history, as one has that all write to.
-func statusCostsNoHistory(t testing.TB, e *env) {
-	h := e.harness(t)
-	const few, many = 100, 5_000
-	for row, deep := range map[string]rowstore.Timestamp{"few": few, "many": many} {
-		var edits []rowstore.Edit
-		for ts := rowstore.Timestamp(1); ts <= deep; ts++ {
-			edits = append(edits, write(ver(rowstore.Write, "c", ts, "some value")))
-		}
-		h.put(row, edits...)
-	}
-	status := func(row string, start rowstore.Timestamp) func() {
-		return func() {
-			got := h.read(row,
-				rowstore.Selector{Family: rowstore.Lock, Column: "c", From: start, To: start, Limit: 1},
-				rowstore.Selector{Family: rowstore.Write, Column: "c", From: start, To: oracle.Max, Limit: 32},
-				rowstore.Selector{Family: rowstore.Write, Column: "c", To: start - 1, Limit: 1},
-				rowstore.Selector{Family: rowstore.Mark, Column: "c", From: start, To: oracle.Max, Limit: 1})
-			require.Len(h, got, 4)
-		}
-	}
-	for try := 1; ; try++ {
-		small, large := quickest(15, status("few", few-2)), quickest(15, status("many", many-2))
-		t.Logf("a status in a cell of %d versions %v, of %d versions %v", few, small, many, large)
-		if large <= 6*small+time.Millisecond {
-			return
-		}
-		require.Less(t, try, 4, "the status of a transaction costs in proportion to the versions of its cell: %v with %d, %v with %d", small, few, large, many)
 	}
 }
 
