@@ -203,7 +203,7 @@ func (db *DB) readCatalog(ctx context.Context) (*catalogView, error) {
 			db.hintSoon()
 			return v, nil
 		}
-		if err := db.storeUse(ctx, v); errors.Is(err, rowstore.ErrAmbiguous) {
+		if err := db.storeUse(ctx, v); mayAskAgain(err) {
 			err = db.clock.Sleep(ctx, db.opt.retryWait.wait(attempt, db.rand))
 			if err != nil {
 				return nil, fmt.Errorf("reading the catalog: %w", err)
@@ -299,7 +299,7 @@ func (db *DB) raiseCatalog(ctx context.Context, revision Timestamp, value []byte
 			rowstore.Put(rowstore.Mark, format.UseOfVersion1, ts, format.Use{Revision: revision, Condemned: true}.Encode()),
 		},
 	})
-	if errors.Is(err, rowstore.ErrAmbiguous) {
+	if mayAskAgain(err) {
 		return nil // the caller reads what has become of it
 	}
 	if err != nil {

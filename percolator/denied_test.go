@@ -27,6 +27,12 @@ func TestDeniedInTheMiddleOfACall(t *testing.T) {
 		"session": func(ctx context.Context, c *client) error {
 			return c.Update(ctx, func(tx *Txn) error { return errors.Join(tx.Set(rowB, []byte("1")), tx.Set(rowC, []byte("1"))) })
 		},
+		"prewrite": func(ctx context.Context, c *client) error {
+			return c.Update(ctx, func(tx *Txn) error { return errors.Join(tx.Set(rowB, []byte("1")), tx.Set(rowC, []byte("1"))) })
+		},
+		"weak notification": func(ctx context.Context, c *client) error {
+			return c.Update(ctx, func(tx *Txn) error { return tx.Notify(rowB) })
+		},
 		"incarnation": func(ctx context.Context, c *client) error {
 			_, err := c.incarnation(ctx)
 			return err
@@ -50,14 +56,31 @@ func TestDeniedInTheMiddleOfACall(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
 			w := newWorld(t)
+			w.observed(rowB.Table, rowB.Column, "o")
 			dead, c := w.client(withoutGroups()), w.client(withoutGroups())
 			dead.wire.AddRule(faultstore.Rule{Match: commitPoint(rowA), Fault: die})
 			require.Error(t, writes(t, dead, "1", rowA).Commit(ctx))
 			w.takeForDeadIfAny(dead)
-			r := c.wire.AddRule(faultstore.Rule{Match: op(faultstore.CallApply), Times: -1, Fault: denied})
+			match := op(faultstore.CallApply)
+			if name == "prewrite" {
+				match = both(match, on(rowB))
+			}
+			r := c.wire.AddRule(faultstore.Rule{Match: match, Times: -1, Fault: denied})
 			require.ErrorIs(t, use(ctx, c), ErrDenied)
 			require.Positive(t, r.Struck())
 			require.NoError(t, ctx.Err())
 		})
 	}
+}
+
+// The same while rows are erased, which begins again with what it could not remove.
+func TestDeniedErasing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	set(t, c.DB, rowA, "1")
+	r := c.wire.AddRule(faultstore.Rule{Match: both(op(faultstore.CallApply), on(rowA)), Times: -1,
+		Fault: faultstore.Fault{Kind: faultstore.Fail, Err: errors.Join(rowstore.ErrAmbiguous, rowstore.ErrDenied)}})
+	require.ErrorIs(t, w.eraseOf(c, "", ""), ErrDenied)
+	require.Positive(t, r.Struck())
 }

@@ -2,7 +2,6 @@ package percolator
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -205,13 +204,13 @@ func (e *erasure) changeHint(ctx context.Context, row *rowstore.Row, token Times
 // applyToHints counts the mutations that were refused, or of which that is not known.
 func (e *erasure) applyToHints(ctx context.Context, muts []rowstore.Mutation) (refused int, err error) {
 	outs, err := e.db.store.Apply(ctx, muts, rowstore.ApplyOptions{})
-	if errors.Is(err, rowstore.ErrAmbiguous) {
+	if mayAskAgain(err) {
 		return len(muts), nil
 	}
 	for i := range outs {
 		switch {
 		case err != nil:
-		case errors.Is(outs[i].Err, rowstore.ErrAmbiguous) || outs[i].Err == nil && !outs[i].Applied:
+		case mayAskAgain(outs[i].Err) || outs[i].Err == nil && !outs[i].Applied:
 			refused++
 		default:
 			err = outs[i].Err

@@ -2,7 +2,6 @@ package percolator
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -181,7 +180,7 @@ func (x *erasedRow) remove(ctx context.Context) (gone bool, err error) {
 		}
 		columns = columns[n:]
 		out, err := x.e.db.applyOne(ctx, m)
-		if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
+		if err != nil && !mayAskAgain(err) {
 			return false, err
 		}
 		if err != nil || !out.Applied {
@@ -272,7 +271,7 @@ func (e *erasure) removeTimers(ctx context.Context, v *catalogView) (left int, e
 				}
 			}
 			switch err := e.db.removeTimers(ctx, muts); {
-			case errors.Is(err, rowstore.ErrAmbiguous):
+			case mayAskAgain(err):
 				left += len(muts)
 			case err != nil:
 				return left, err

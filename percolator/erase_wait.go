@@ -135,11 +135,11 @@ func (e *erasure) look(ctx context.Context, v *catalogView, cells []Cell) (names
 	}
 	outs, err := e.db.store.Apply(ctx, cleared, rowstore.ApplyOptions{})
 	for i := range outs {
-		if err == nil && !errors.Is(outs[i].Err, rowstore.ErrAmbiguous) {
+		if err == nil && !mayAskAgain(outs[i].Err) {
 			err = outs[i].Err
 		}
 	}
-	if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) {
+	if err != nil && !mayAskAgain(err) {
 		return nil, fmt.Errorf("clearing notifications: %w", err)
 	}
 	return names, nil

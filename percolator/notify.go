@@ -86,7 +86,7 @@ func (c *committer) putAll(ctx context.Context, muts []rowstore.Mutation) error 
 					err = p.outs[i].Err
 				}
 				switch {
-				case errors.Is(err, rowstore.ErrAmbiguous):
+				case mayAskAgain(err):
 					again, lost = append(again, item), err
 				case err != nil:
 					return fmt.Errorf("putting notifications: %w", err)

@@ -134,7 +134,7 @@ func (c *committer) prewritePieces(ctx context.Context, pieces *cutter, session 
 	failed := false
 	err = c.db.send(ctx, pieces, build, opts, func(p *piece) error {
 		c.db.session.took(p.took)
-		if p.err != nil && !errors.Is(p.err, rowstore.ErrAmbiguous) {
+		if p.err != nil && !mayAskAgain(p.err) {
 			failed = true
 			return fmt.Errorf("prewriting: %w", p.err)
 		}
@@ -212,7 +212,7 @@ func (c *committer) prewritten(ctx context.Context, r *commitRow, m *rowstore.Mu
 	case out.Applied:
 		r.locked, r.incarnation = true, out.Incarnation
 		return false, nil
-	case errors.Is(out.Err, rowstore.ErrAmbiguous):
+	case mayAskAgain(out.Err):
 		return true, nil
 	case out.Err != nil:
 		return false, fmt.Errorf("prewriting: %w", out.Err)

@@ -498,4 +498,13 @@ func TestStatusOfAHotCell(t *testing.T) {
 		// An answer to INFO has some kilobytes itself.
 		require.Less(t, sent()-before, 20_000, "from %d", start)
 	}
+	// The newest ones lie in the row's hash. Nothing else is asked for them.
+	require.NoError(t, c.ConfigResetStat(context.Background()).Err())
+	require.Len(t, readRow(t, s, "deep",
+		rowstore.Selector{Family: rowstore.Write, Column: "c", From: versions - 3, To: maxTS, Limit: 32},
+		rowstore.Selector{Family: rowstore.Write, Column: "c", To: versions - 4, Limit: 1}), 5)
+	stats, err := c.Info(context.Background(), "commandstats").Result()
+	require.NoError(t, err)
+	require.Contains(t, stats, "cmdstat_hmget:")
+	require.NotContains(t, stats, "cmdstat_zrangebylex:")
 }
