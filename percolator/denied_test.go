@@ -79,8 +79,10 @@ func TestDeniedErasing(t *testing.T) {
 	w := newWorld(t)
 	c := w.client()
 	set(t, c.DB, rowA, "1")
-	r := c.wire.AddRule(faultstore.Rule{Match: both(op(faultstore.CallApply), on(rowA)), Times: -1,
-		Fault: faultstore.Fault{Kind: faultstore.Fail, Err: errors.Join(rowstore.ErrAmbiguous, rowstore.ErrDenied)}})
+	r := c.wire.AddRule(faultstore.Rule{
+		Match: both(op(faultstore.CallApply), on(rowA)), Times: -1,
+		Fault: faultstore.Fault{Kind: faultstore.Fail, Err: errors.Join(rowstore.ErrAmbiguous, rowstore.ErrDenied)},
+	})
 	require.ErrorIs(t, w.eraseOf(c, "", ""), ErrDenied)
 	require.Positive(t, r.Struck())
 }
