@@ -37,7 +37,7 @@ type RestoreOptions struct {
 // above the backup's. The catalog comes last: until then, who opens the store as a database gets an error that matches
 // percolator.ErrFormat. If Restore is cut off, or fails, call it again with the same backup: it goes on where it was.
 //
-// Errors: ErrNotEmpty if the store holds anything but a part of this backup; ErrIncomplete, ErrDamaged and those of Verify, with nothing written;
+// Errors: ErrNotEmpty if the store holds anything but a part of this backup, so also if a restore that was cut off had come to its end; ErrIncomplete, ErrDamaged and those of Verify, with nothing written;
 // ErrOracleBehind; percolator.ErrTooLarge if a name or value is over a limit of the store; percolator.ErrInvalid for a store without an oracle, and
 // bad options; those of the store, the file and ctx.
 func Restore(ctx context.Context, store rowstore.Store, path string, opts RestoreOptions) (Result, error) {
@@ -126,7 +126,7 @@ func (r *restorer) findMarker(ctx context.Context) error {
 	}
 	if config := rows[0].Newest(rowstore.Write, format.ColumnConfig); config != nil {
 		if !format.IsRestoring(config.Value) {
-			return fmt.Errorf("%w: there is a database in it", ErrNotEmpty)
+			return fmt.Errorf("%w: there is a database in it; if it is of this backup, the restore has come to its end", ErrNotEmpty)
 		}
 		if r.marker, err = format.DecodeRestoring(config.Value); err != nil {
 			return fmt.Errorf("backup: %w", err)

@@ -14,7 +14,7 @@ import (
 
 // startTimeout bounds the start of one server. It is far above what a start
 // takes, so that a busy machine does not fail a test.
-const startTimeout = 90 * time.Second
+const startTimeout = 5 * time.Minute
 
 // errNotOurs is returned by the methods that would hurt a server which the
 // environment named.
