@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -338,6 +339,48 @@ func BenchmarkReadNative(b *testing.B) {
 				var v int64
 				return pool.QueryRow(context.Background(), "SELECT balance FROM account WHERE id = $1", benchKey(r.IntN(benchRows()))).Scan(&v)
 			})
+		})
+	}
+}
+
+// BenchmarkScan scans rows of one column: as a snapshot, with more of history, which scan_page answers, and natively.
+func BenchmarkScan(b *testing.B) {
+	s, pool := benchStore(b), nativePool(b, 1)
+	for _, n := range []int{1, 64, 1000} {
+		picks := []rowstore.Selector{{Family: rowstore.Lock, Column: "balance", To: oracle.Max, Limit: 1}, {Family: rowstore.Write, Column: "balance", To: oracle.Max, Limit: 1}}
+		scan := func(b *testing.B, picks []rowstore.Selector) {
+			b.Helper()
+			r := rand.New(rand.NewPCG(1, 0))
+			for b.Loop() {
+				found := 0
+				for _, err := range s.Scan(context.Background(), rowstore.ScanRange{Table: "accounts", From: benchKey(r.IntN(benchRows() - n)), Selectors: picks, Limit: n}) {
+					require.NoError(b, err)
+					found++
+				}
+				require.Equal(b, n, found)
+			}
+		}
+		b.Run(fmt.Sprint("Snapshot/", n), func(b *testing.B) { scan(b, picks) })
+		b.Run(fmt.Sprint("More/", n), func(b *testing.B) {
+			more := slices.Clone(picks)
+			more[1].Limit = 2
+			scan(b, more)
+		})
+		b.Run(fmt.Sprint("Native/", n), func(b *testing.B) {
+			r := rand.New(rand.NewPCG(1, 0))
+			for b.Loop() {
+				rows, err := pool.Query(context.Background(), "SELECT id, balance FROM account WHERE id >= $1 ORDER BY id LIMIT $2", benchKey(r.IntN(benchRows()-n)), n)
+				require.NoError(b, err)
+				found := 0
+				for rows.Next() {
+					var id string
+					var balance int64
+					require.NoError(b, rows.Scan(&id, &balance))
+					found++
+				}
+				require.NoError(b, rows.Err())
+				require.Equal(b, n, found)
+			}
 		})
 	}
 }

@@ -23,10 +23,10 @@ type query struct {
 
 // queries are the statements of one schema.
 type queries struct {
-	apply                                                         []query // by shape
-	general, point, drawn, picks, check, scan, slots, draw, flush query
-	step                                                          query // a draw on a connection that knows the bound
-	tables, sample, push                                          query
+	apply                                                                    []query // by shape
+	general, point, drawn, picks, check, scan, scanPoint, slots, draw, flush query
+	step                                                                     query // a draw on a connection that knows the bound
+	tables, sample, push                                                     query
 }
 
 func newQueries(n names) queries {
@@ -56,16 +56,17 @@ func newQueries(n names) queries {
 	check, ready := checks(""), checks(readySuffix)
 	check.ready = &ready
 	q := queries{
-		general: either("apply_general", 26),
-		point:   either("read_point", 6),
-		drawn:   either("snapshot_point", 10),
-		picks:   either("read_any", 12),
-		check:   check,
-		scan:    call("scan_page", 16),
-		slots:   call("scan_slots", 13),
-		draw:    call("draw", 3),
-		step:    statement(stepSQL),
-		flush:   statement("SELECT 1 FROM (SELECT {{schema}}.flush()) f"),
+		general:   either("apply_general", 26),
+		point:     either("read_point", 6),
+		drawn:     either("snapshot_point", 10),
+		picks:     either("read_any", 12),
+		check:     check,
+		scan:      call("scan_page", 16),
+		scanPoint: either("scan_point", 10),
+		slots:     call("scan_slots", 13),
+		draw:      call("draw", 3),
+		step:      statement(stepSQL),
+		flush:     statement("SELECT 1 FROM (SELECT {{schema}}.flush()) f"),
 		// A subquery that calls a volatile function is evaluated, so a standby does not answer.
 		tables: statement("SELECT {{schema}}.next_table($1) FROM (SELECT {{schema}}.guard()) g"),
 		sample: call("sample_keys", 2),

@@ -29,10 +29,11 @@ var waysToRead = map[string]func(ctx context.Context, s *Store, at rowstore.Time
 	"ManyRows": func(ctx context.Context, s *Store, at rowstore.Timestamp) (_, _ rowstore.Timestamp, err error) {
 		return readAt(ctx, s, at, "c", maxReadRows)
 	},
-	"Snapshot": readSnapshotOf,
-	"Check":    checkAt,
-	"Scan":     scanAt,
-	"Slots":    slotsAt,
+	"Snapshot":  readSnapshotOf,
+	"Check":     checkAt,
+	"Scan":      scanAt,
+	"ScanPoint": scanPointAt,
+	"Slots":     slotsAt,
 }
 
 func newest(r *rowstore.Row, f rowstore.Family) rowstore.Timestamp {
@@ -85,7 +86,12 @@ func scanOf(ctx context.Context, s *Store, r rowstore.ScanRange, at rowstore.Tim
 	return at, seen, nil
 }
 
+// scanAt asks for more than scan_point has.
 func scanAt(ctx context.Context, s *Store, at rowstore.Timestamp) (ts, seen rowstore.Timestamp, err error) {
+	return scanOf(ctx, s, rowstore.ScanRange{Selectors: []rowstore.Selector{{Family: rowstore.Write, Column: "c", To: at, Limit: 2}}}, at)
+}
+
+func scanPointAt(ctx context.Context, s *Store, at rowstore.Timestamp) (ts, seen rowstore.Timestamp, err error) {
 	return scanOf(ctx, s, rowstore.ScanRange{Selectors: []rowstore.Selector{{Family: rowstore.Write, Column: "c", To: at, Limit: 1}}}, at)
 }
 
@@ -184,9 +190,9 @@ func TestReadersThatDoNotWait(t *testing.T) {
 	t.Parallel()
 	const try = trySQL
 	stable := func(sql string) string {
-		for _, f := range []string{"read_point", "read_any", "scan_page", "scan_slots"} {
+		for _, f := range []string{"read_point", "read_any", "scan_page", "scan_point", "scan_slots"} {
 			for _, set := range []string{"", readySuffix} {
-				if strings.HasPrefix(f, "scan") && set != "" {
+				if (f == "scan_page" || f == "scan_slots") && set != "" {
 					continue
 				}
 				sql += "DO $do$ BEGIN EXECUTE (SELECT string_agg('ALTER FUNCTION ' || p.oid::regprocedure || ' STABLE', ';') FROM pg_proc p WHERE p.pronamespace = E'{{schema_literal}}'::regnamespace AND p.proname = '" +
@@ -211,17 +217,17 @@ func TestReadersThatDoNotWait(t *testing.T) {
 			return replaceAll(t, try, "NULL;", "WHERE v_busy IS NULL OR u.lock <> ALL (v_busy);", "WHERE pg_advisory_xact_lock_shared(u.lock) IS NOT NULL;",
 				"WHERE v_busy IS NULL OR u.lock <> ALL (v_busy)\n", "WHERE pg_advisory_xact_lock_shared(u.lock) IS NOT NULL\n")
 		}, nil, []string{"Point", "Picks", "Check"}},
-		"NobodyInFlight": {func(t *testing.T) func(string) string { return replaceAll(t, inFlightSQL, "false") }, nil, []string{"Point", "Picks", "Snapshot", "Check", "ManyRows"}},
+		"NobodyInFlight": {func(t *testing.T) func(string) string { return replaceAll(t, inFlightSQL, "false") }, nil, []string{"Point", "Picks", "Snapshot", "Check", "ManyRows", "ScanPoint"}},
 		"NoBarrier": {func(t *testing.T) func(string) string {
 			return replaceAll(t, "IF p_settle = 3 THEN", "IF p_settle = 4 THEN")
-		}, nil, []string{"Scan", "Slots", "ManyRows"}},
+		}, nil, []string{"Scan", "ScanPoint", "Slots", "ManyRows"}},
 		"NoNameOfTheWriter": {func(t *testing.T) func(string) string {
 			return replaceAll(t, "| (pg_current_xact_id()::text::bigint & 4294967295)", "| ((pg_current_xact_id()::text::bigint + 1000000) & 4294967295)")
-		}, nil, []string{"Scan", "Slots", "ManyRows"}},
-		"Stable": {func(*testing.T) func(string) string { return stable }, nil, []string{"Point", "Picks", "Scan", "Slots", "ManyRows"}},
+		}, nil, []string{"Scan", "ScanPoint", "Slots", "ManyRows"}},
+		"Stable": {func(*testing.T) func(string) string { return stable }, nil, []string{"Point", "Picks", "Scan", "ScanPoint", "Slots", "ManyRows"}},
 		"RepeatableRead": {func(t *testing.T) func(string) string {
 			return replaceAll(t, "current_setting('transaction_isolation') <> 'read committed'", "current_setting('transaction_isolation') = 'none'")
-		}, []string{"default_transaction_isolation", "repeatable read"}, []string{"Point", "Picks", "Scan", "Slots", "ManyRows"}},
+		}, []string{"default_transaction_isolation", "repeatable read"}, []string{"Point", "Picks", "Scan", "ScanPoint", "Slots", "ManyRows"}},
 	} {
 		for _, way := range broken.ways {
 			t.Run(name+way, func(t *testing.T) {
@@ -239,10 +245,12 @@ func TestBarrierKnowsTheNewest(t *testing.T) {
 	server := testserver.NewPostgres(t, map[string]string{"autovacuum": "off"})
 	ctx := testContext(t)
 	xipAlone := replaceAll(t, "|| ARRAY(SELECT generate_series(v_xmax, v_xmax + age(pg_snapshot_xmax(v_snap)::xid) - 1))", "")
-	require.True(t, overtaken(ctx, t, server.URL, xipAlone, nil, oracle.Max, waysToRead["Scan"]))
-	require.False(t, overtaken(ctx, t, server.URL, nil, nil, oracle.Max, waysToRead["Scan"]))
+	for _, way := range []string{"Scan", "ScanPoint"} {
+		require.True(t, overtaken(ctx, t, server.URL, xipAlone, nil, oracle.Max, waysToRead[way]), way)
+		require.False(t, overtaken(ctx, t, server.URL, nil, nil, oracle.Max, waysToRead[way]), way)
+	}
 	noneListed := replaceAll(t, inFlightSQL, "pg_snapshot_xmin(pg_current_snapshot()) <> pg_snapshot_xmax(pg_current_snapshot())")
-	for _, way := range []string{"Point", "Picks", "ManyRows"} {
+	for _, way := range []string{"Point", "Picks", "ManyRows", "ScanPoint"} {
 		require.True(t, overtaken(ctx, t, server.URL, noneListed, nil, oracle.Max, waysToRead[way]), way)
 		require.False(t, overtaken(ctx, t, server.URL, nil, nil, oracle.Max, waysToRead[way]), way)
 	}
@@ -254,18 +262,21 @@ func TestBarrierAmongSavepoints(t *testing.T) {
 	t.Parallel()
 	server := testserver.NewPostgres(t, map[string]string{"autovacuum": "off"})
 	ctx := testContext(t)
+	read := scanAt
 	scan := func(ctx context.Context, s *Store, at rowstore.Timestamp) (ts, seen rowstore.Timestamp, err error) {
 		err = exec(ctx, connect(ctx, t, server.URL), `BEGIN; CREATE TEMP TABLE saved (i integer);
 			DO $do$ BEGIN FOR i IN 1 .. 5000 LOOP BEGIN INSERT INTO saved VALUES (i); EXCEPTION WHEN division_by_zero THEN NULL; END; END LOOP; END $do$`)
 		if err != nil {
 			return 0, 0, err
 		}
-		return scanAt(ctx, s, at)
+		return read(ctx, s, at)
 	}
 	require.False(t, overtaken(ctx, t, server.URL, nil, nil, oracle.Max, scan))
 	for _, broken := range []string{"l.granted", "l.objsubid = 1", "l.mode = 'ExclusiveLock'"} {
 		require.True(t, overtaken(ctx, t, server.URL, replaceAll(t, broken, "NOT "+broken), nil, oracle.Max, scan), broken)
 	}
+	read = scanPointAt
+	require.False(t, overtaken(ctx, t, server.URL, nil, nil, oracle.Max, scan))
 }
 
 // A row that a group only judges stays as it was judged up to the group's timestamp: the group waits for one that has drawn before

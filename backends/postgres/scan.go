@@ -49,11 +49,14 @@ func (s *plainStore) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[r
 			hi = afterAll
 		}
 		asked := scanAsk{ScanRange: r, settled: new(bool)}
-		page := s.page
+		page, size := s.page, firstPage
+		if at, ok := newPointScan(s, asked); ok {
+			page, size = at.page, max(firstPage, min(r.Limit, maxPage))
+		}
 		if slices.ContainsFunc(r.Selectors, func(p rowstore.Selector) bool { return p.Family == rowstore.Notify }) {
 			page = newNotifiedScan(s, asked).page
 		}
-		s.scanRows(ctx, asked, lo, hi, page, yield)
+		s.scanRows(ctx, asked, lo, hi, page, size, yield)
 	}
 }
 
@@ -76,9 +79,9 @@ func (r *scanAsk) settle() []byte {
 // pageOf reads the next page of the rows from lo up to hi: about size rows, by looking at no more than look lines.
 type pageOf func(ctx context.Context, r scanAsk, lo, hi string, size, look int) (scanned, error)
 
-func (s *plainStore) scanRows(ctx context.Context, r scanAsk, lo, hi string, read pageOf, yield func(rowstore.Row, error) bool) {
-	left := r.Limit
-	size, look := firstPage, firstLook
+// scanRows reads pages, the first of which has size rows.
+func (s *plainStore) scanRows(ctx context.Context, r scanAsk, lo, hi string, read pageOf, size int, yield func(rowstore.Row, error) bool) {
+	left, look := r.Limit, firstLook
 	for lo < hi {
 		if left > 0 {
 			size = min(size, max(left, 8))

@@ -15,7 +15,7 @@ import (
 
 // schemaVersion is the newest version of the schema that this package knows, and
 // the one that it works with.
-const schemaVersion = 8
+const schemaVersion = 9
 
 // minServer is the oldest server version that will do, as server_version_num has it.
 const minServer = 140000
@@ -130,7 +130,7 @@ var ownFunctions = []string{
 	"apply_any", "apply_any_ready", "apply_commit", "apply_commit_ready", "apply_general", "apply_general_ready", "apply_one", "apply_one_ready",
 	"apply_prewrite", "apply_prewrite_ready", "draw", "durability", "flush", "guard", "incarnation_id", "next_table", "past_cut", "past_entries",
 	"past_entry", "past_lowest", "past_put", "past_without", "read_any", "read_any_ready", "read_point", "read_point_ready", "sample_keys",
-	"scan_keys", "scan_page", "scan_slots", "snapshot_point", "snapshot_point_ready",
+	"scan_keys", "scan_page", "scan_point", "scan_point_ready", "scan_slots", "snapshot_point", "snapshot_point_ready",
 }
 
 var bareFunctions = []string{"flush", "guard", "incarnation_id"}
@@ -161,7 +161,8 @@ func (n names) functions() string {
 	} {
 		step := stepFrom("p_lag", "v_bound")
 		set = append(set, "{{step}}", step, "{{step_alone}}", strings.ReplaceAll(stepAloneSQL, "{{step}}", step), "{{own}}", strings.ReplaceAll(ownSQL, "{{step}}", step), "{{settle}}", settleSQL,
-			"{{own_params}}", ownParams, "{{own_vars}}", ownVars, "{{settle_vars}}", "v_busy  bigint[];\n\t"+barrierVars, "{{points}}", pointSQL)
+			"{{own_params}}", ownParams, "{{own_vars}}", ownVars, "{{settle_vars}}", "v_busy  bigint[];\n\t"+barrierVars, "{{points}}", pointSQL,
+			"{{in_flight}}", inFlightSQL, "{{barrier}}", barrierSQL, "{{barrier_vars}}", barrierVars, "{{range}}", rangeSQL(""), "{{range_desc}}", rangeSQL(" DESC"))
 		sql.WriteString(n.expand(schemaReads, set...))
 		for _, s := range shapes {
 			sql.WriteString(n.expand(strings.NewReplacer(s.pairs()...).Replace(schemaApply), set...))
@@ -190,6 +191,31 @@ const pointSQL = `SELECT u.i::integer, c.lock_ts, c.lock_val, c.mark_ts, c.mark_
 		RETURN QUERY SELECT -u.i::integer, NULL::bigint, NULL::bytea, NULL::bigint, NULL::bytea, NULL::bigint, NULL::bytea, NULL::bytea
 		FROM unnest(p_lock) WITH ORDINALITY AS u(lock, i) WHERE u.lock = ANY (v_busy);
 	END IF;`
+
+// rangeSQL is the SQL of a scan of single columns, at the timestamp p_ts, in an order of keys.
+func rangeSQL(order string) string {
+	by := "c.key" + order + ", c.col" + order
+	return `SELECT x.key, x.col, x.lock_ts, x.lock_val, x.write_ts, x.write_val,
+			CASE WHEN x.write_ts > p_ts THEN
+				CASE WHEN x.past_oldest <= p_ts THEN x.past
+				ELSE (
+					SELECT o.vals FROM {{schema}}.past o
+					WHERE o.tab = p_tab AND o.key = x.key AND o.col = x.col AND o.lo <= p_ts
+					ORDER BY o.lo DESC LIMIT 1
+				) END
+			END,
+			x.n = p_look OR x.bytes > p_bytes
+		FROM (
+			SELECT y.*, row_number() OVER w AS n, sum(y.own) OVER w AS bytes FROM (
+				SELECT c.key, c.col, c.lock_ts, c.lock_val, c.write_ts, c.write_val, c.past_oldest, c.past,
+					64 + coalesce(octet_length(c.lock_val), 0) + coalesce(octet_length(c.write_val), 0) +
+						CASE WHEN c.write_ts > p_ts THEN coalesce(octet_length(c.past), 0) ELSE 0 END AS own
+				FROM {{schema}}.cell c WHERE c.tab = p_tab AND c.key >= p_lo AND c.key < p_hi ORDER BY ` + by + ` LIMIT p_look
+			) y WINDOW w AS (ORDER BY ` + strings.ReplaceAll(by, "c.", "y.") + ` ROWS UNBOUNDED PRECEDING)
+		) x
+		WHERE x.bytes - x.own <= p_bytes AND (p_cols IS NULL OR x.col = ANY (p_cols) OR x.n = p_look OR x.bytes > p_bytes)
+		LIMIT p_n;`
+}
 
 // entry is the SQL of one write as it stands in a bundle.
 func entry(ts, val string) string {

@@ -30,6 +30,37 @@ BEGIN
 END
 $body$;
 
+-- scan_point answers what read_point does for rows in the order of their keys, of the columns p_cols, or of all where that is
+-- null: p_n lines at most. It looks at p_look lines at most, and takes lines only until they have about
+-- p_bytes; the line at which it stopped for that has stop, and may be of another column. So the last row is whole only if the range ends with
+-- it. All lines are of one moment.
+--
+-- Every step keeps the order of the index, so nothing is sorted, and no more lines are looked at than are
+-- needed. The settings say so to the planner. They last until the transaction ends, and a plan lasts longer.
+CREATE FUNCTION {{schema}}.scan_point{{set}}(p_settle integer, p_tab bytea, p_lo bytea, p_hi bytea, p_reverse boolean, p_n bigint, p_look bigint, p_bytes bigint,
+	p_cols bytea[], p_ts bigint)
+RETURNS TABLE (key bytea, col bytea, lock_ts bigint, lock_val bytea, write_ts bigint, write_val bytea, past bytea, stop boolean)
+LANGUAGE plpgsql {{settings}} AS $body$
+#variable_conflict use_column
+DECLARE
+	{{barrier_vars}}
+BEGIN
+	{{session}}
+	IF current_setting('transaction_isolation') <> 'read committed' OR pg_is_in_recovery() THEN
+		PERFORM {{schema}}.guard();
+	END IF;
+	IF p_settle > 0 AND {{in_flight}} THEN
+		{{barrier}}
+	END IF;
+	PERFORM set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true);
+	IF p_reverse THEN
+		RETURN QUERY {{range_desc}}
+	ELSE
+		RETURN QUERY {{range}}
+	END IF;
+END
+$body$;
+
 -- snapshot_point draws as many timestamps as one step of the clock has, and then does what read_point does. A null in p_ts
 -- stands for the timestamp of the ask with the number in p_ask, which is so much above the first one. The
 -- first line has i = 0, and in write_ts the first of the timestamps; that is null, and there is no other line, where the

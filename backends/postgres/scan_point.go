@@ -1,0 +1,147 @@
+package postgres
+
+import (
+	"context"
+	"slices"
+
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// pointScan is a scan of locks, and of the newest writes at a timestamp: what a snapshot reads, and nearly every
+// scan. scan_point answers it by one statement over one table, where scan_page first looks for the rows, and then
+// reads them.
+type pointScan struct {
+	store   *plainStore
+	columns []string // nil for all
+	at      rowstore.Timestamp
+}
+
+// newPointScan returns false if the scan picks anything else.
+func newPointScan(s *plainStore, r scanAsk) (*pointScan, bool) {
+	p := &pointScan{store: s}
+	all := false
+	for i := range r.Selectors {
+		pick := &r.Selectors[i]
+		switch {
+		case pick.Family == rowstore.Write && pick.Limit == 1 && (p.at == 0 || p.at == min(pick.To, oracle.Max)):
+			p.at = min(pick.To, oracle.Max)
+		case pick.Family != rowstore.Lock:
+			return nil, false
+		}
+		if pick.Column == rowstore.AllColumns {
+			all = true
+		} else if !slices.Contains(p.columns, pick.Column) {
+			p.columns = append(p.columns, pick.Column)
+		}
+	}
+	return p, p.at > 0 && all != (len(p.columns) > 0)
+}
+
+// column is a column's name.
+func (p *pointScan) column(b []byte) string {
+	for _, c := range p.columns {
+		if string(b) == c {
+			return c
+		}
+	}
+	return string(b)
+}
+
+// linesOfRow is how many columns a row has, more or less, where all of them are asked for.
+const linesOfRow = 4
+
+// page is a pageOf.
+func (p *pointScan) page(ctx context.Context, r scanAsk, lo, hi string, size, look int) (scanned, error) {
+	s := p.store
+	ctx, done, err := s.gate.Begin(ctx, "scan")
+	if err != nil {
+		return scanned{}, err
+	}
+	defer done()
+	lines := size * max(len(p.columns), 1)
+	if p.columns == nil {
+		lines = size * linesOfRow
+	}
+	if look > firstLook { // the first row alone has more
+		lines = look
+	}
+	a := arrayPool.Get().(*arrays)
+	defer arrayPool.Put(a)
+	params := append(a.params[:0], r.settle(), []byte(r.Table), notNull(lo), []byte(hi), boolParam(r.Reverse), int8Param(uint64(lines)), int8Param(uint64(look)), //nolint:gosec // above 0
+		int8Param(uint64(pageBytes*look/firstLook)), nil, int8Param(uint64(p.at))) //nolint:gosec // above 0
+	if p.columns != nil {
+		cols := &a.a[0]
+		cols.reset(oidBytea)
+		for _, c := range p.columns {
+			cols.string(c)
+		}
+		params[8] = cols.param()
+	}
+	a.params = params
+	var page scanned
+	var n int
+	var cut, whole bool // whether there may be more lines, and whether the last row has all of its own nevertheless
+	begin := func() { page, n, cut, whole = scanned{look: look}, 0, false, false }
+	err = s.run(ctx, s.q.scanPoint, params, false, begin, func(f *fields) {
+		n++
+		column := p.column(f.values[1])
+		if last := len(page.rows) - 1; last < 0 || page.rows[last].Row != string(f.values[0]) {
+			page.rows = append(page.rows, rowstore.Row{Table: r.Table, Row: string(f.values[0])})
+		}
+		row := &page.rows[len(page.rows)-1]
+		row.Versions = pointVersions(row.Versions, r.Selectors, column, f)
+		cut = n == lines || f.bool(7)
+		whole = len(p.columns) == 1 && column == p.columns[0]
+	})
+	if err != nil {
+		return scanned{}, s.gate.Fail("scan", err)
+	}
+	*r.settled = true
+	if page.end = !cut; cut {
+		last := len(page.rows) - 1
+		page.next = page.rows[last].Row
+		if whole != r.Reverse { // the next page begins behind the last row, or in reverse also with it
+			page.next += "\x00"
+		}
+		if !whole {
+			page.rows = page.rows[:last]
+		}
+	}
+	page.rows = slices.DeleteFunc(page.rows, func(row rowstore.Row) bool { return len(row.Versions) == 0 })
+	for i := range page.rows {
+		tidy(&page.rows[i])
+	}
+	return page, nil
+}
+
+// pointVersions appends what the picks select of a line of scan_point.
+func pointVersions(to []rowstore.Version, picks []rowstore.Selector, column string, f *fields) []rowstore.Version {
+	for i := range picks {
+		p := &picks[i]
+		if p.Column != rowstore.AllColumns && p.Column != column {
+			continue
+		}
+		v := rowstore.Version{Family: p.Family, Column: column}
+		switch {
+		case p.Family == rowstore.Lock:
+			v.TS = rowstore.Timestamp(f.int8(2))
+		case f.values[6] != nil:
+			if old, ok := newestUpTo(f, 6, p.To); ok && old.TS >= p.From {
+				old.Column = column
+				to = append(to, old)
+			}
+			continue
+		default:
+			v.TS = rowstore.Timestamp(f.int8(4))
+		}
+		if v.TS == 0 || v.TS < p.From || v.TS > p.To {
+			continue
+		}
+		if v.Value = f.bytes(5); p.Family == rowstore.Lock {
+			v.Value = f.bytes(3)
+		}
+		to = append(to, v)
+	}
+	return to
+}

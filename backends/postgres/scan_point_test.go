@@ -1,0 +1,147 @@
+package postgres
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/internal/testserver"
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// scan_point answers what scan_page does, wherever pages end: within a row, between two, and by the lines, the looks or the bytes.
+func TestScanPointIsScanPage(t *testing.T) {
+	t.Parallel()
+	ctx := testContext(t)
+	direct := testserver.Postgres(t)
+	s := openTest(t, with(direct, "schema", fresh(t, direct), "coalesce", "off")).plain
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	columns := []string{"a", "aa", "b", "c", "\x00d", "\xff"}
+	var muts []rowstore.Mutation
+	for i := range 60 {
+		m := rowstore.Mutation{Table: "t", Row: fmt.Sprintf("row%02d%s", i, strings.Repeat("\x00", r.IntN(3)))}
+		wide := 0
+		if i%20 == 7 {
+			wide = 300
+		}
+		for j := range len(columns) + wide {
+			column := fmt.Sprintf("wide%03d", j)
+			if j < len(columns) {
+				column = columns[j]
+			}
+			if r.IntN(3) == 0 {
+				continue
+			}
+			for range r.IntN(4) * r.IntN(4) {
+				m.Edits = append(m.Edits, rowstore.Put(rowstore.Write, column, rowstore.Timestamp(1+r.IntN(100)), []byte(strings.Repeat("v", r.IntN(200)))))
+			}
+			if r.IntN(4) == 0 {
+				m.Edits = append(m.Edits, rowstore.Put(rowstore.Lock, column, rowstore.Timestamp(1+r.IntN(100)), []byte("lock")))
+			}
+			if r.IntN(4) == 0 {
+				m.Edits = append(m.Edits, rowstore.Put(rowstore.Mark, column, rowstore.Timestamp(1+r.IntN(100)), nil))
+			}
+		}
+		if len(m.Edits) > 0 {
+			muts = append(muts, oncePerVersion(m))
+		}
+	}
+	_, err := s.Apply(ctx, muts, rowstore.ApplyOptions{})
+	require.NoError(t, err)
+	found := 0
+	for range 300 {
+		ask := scanAsk{ScanRange: rowstore.ScanRange{Table: "t", Reverse: r.IntN(2) == 0}, settled: new(bool)}
+		at := rowstore.Timestamp(1 + r.IntN(110))
+		if r.IntN(5) == 0 {
+			at = oracle.Max
+		}
+		for _, i := range r.Perm(len(columns))[:1+r.IntN(3)] {
+			ask.Selectors = append(ask.Selectors, rowstore.Selector{Family: rowstore.Lock, Column: columns[i], To: rowstore.Timestamp(r.IntN(120))},
+				rowstore.Selector{Family: rowstore.Write, Column: columns[i], From: rowstore.Timestamp(r.IntN(2) * r.IntN(50)), To: at, Limit: 1})
+		}
+		if r.IntN(3) == 0 {
+			ask.Selectors = []rowstore.Selector{{Family: rowstore.Lock, Column: rowstore.AllColumns, To: at, Limit: 1}, {Family: rowstore.Write, Column: rowstore.AllColumns, To: at, Limit: 1}}
+		}
+		point, ok := newPointScan(s, ask)
+		require.True(t, ok)
+		lo, hi := fmt.Sprintf("row%02d", r.IntN(60)), afterAll
+		if r.IntN(2) == 0 {
+			hi = fmt.Sprintf("row%02d", r.IntN(60))
+		}
+		size, look := 1+r.IntN(8), 1+r.IntN(40)
+		if r.IntN(4) == 0 {
+			size, look = firstPage, firstLook
+		}
+		want := allPages(ctx, t, s.page, ask, lo, hi, firstPage, firstLook)
+		require.Equal(t, want, allPages(ctx, t, point.page, ask, lo, hi, size, look), "%+v from %q to %q, %d rows and %d lines", ask.ScanRange, lo, hi, size, look)
+		found += len(want)
+	}
+	require.Greater(t, found, 1000)
+}
+
+// oncePerVersion leaves out what is put twice.
+func oncePerVersion(m rowstore.Mutation) rowstore.Mutation {
+	seen := map[string]bool{}
+	edits := m.Edits
+	m.Edits = nil
+	for _, e := range edits {
+		key := fmt.Sprint(e.Family, e.Column, e.TS)
+		if e.Family != rowstore.Write {
+			key = fmt.Sprint(e.Family, e.Column)
+		}
+		if !seen[key] {
+			seen[key] = true
+			m.Edits = append(m.Edits, e)
+		}
+	}
+	return m
+}
+
+// allPages is scanRows, with pages of a size.
+func allPages(ctx context.Context, t *testing.T, read pageOf, ask scanAsk, lo, hi string, size, look int) (rows []rowstore.Row) {
+	t.Helper()
+	least := look
+	for lo < hi {
+		p, err := read(ctx, ask, lo, hi, size, look)
+		require.NoError(t, err)
+		rows = append(rows, p.rows...)
+		if p.end {
+			return rows
+		}
+		from := &lo
+		if ask.Reverse {
+			from = &hi
+		}
+		if *from == p.next {
+			look *= 2
+		} else {
+			look = least
+		}
+		*from = p.next
+	}
+	return rows
+}
+
+// What is not a snapshot of single columns is not for scan_point.
+func TestScansForScanPage(t *testing.T) {
+	t.Parallel()
+	lock, write := rowstore.Selector{Family: rowstore.Lock, Column: "c", To: 5}, rowstore.Selector{Family: rowstore.Write, Column: "c", To: 5, Limit: 1}
+	all, later, deep := write, write, write
+	all.Column, later.To, deep.Limit = rowstore.AllColumns, 6, 0
+	for i, picks := range [][]rowstore.Selector{
+		{lock}, {lock, all}, {write, later}, {deep}, {lock, {Family: rowstore.Mark, Column: "c", To: 5}, write}, {{Family: rowstore.Data, Column: "c", To: 5}}, {{Family: rowstore.Notify, Column: "c", To: 5}, write},
+	} {
+		_, ok := newPointScan(nil, scanAsk{ScanRange: rowstore.ScanRange{Selectors: picks}})
+		require.False(t, ok, "%d", i)
+	}
+	_, ok := newPointScan(nil, scanAsk{ScanRange: rowstore.ScanRange{Selectors: []rowstore.Selector{lock, write}}})
+	require.True(t, ok)
+}
