@@ -123,7 +123,8 @@ type scan struct {
 	columns []string // stored; nil for all
 	r       Range
 	picks   []rowstore.Selector
-	own     []ownRow // in the scan's order; what is left
+	own     []ownRow       // in the scan's order; what is left
+	values  []pendingValue // of the rows of a chunk
 	yielded int
 	noted   int // 1 + the index in tx.ranges of what was seen so far; 0 before there is any
 }
@@ -180,9 +181,14 @@ func (s *scan) compare(a, b string) int {
 // pending is a row between the store and the caller.
 type pending struct {
 	key    string
-	values map[string][]byte    // by stored column
-	times  map[string]Timestamp // the same, of what is not the transaction's own
-	long   []longValue
+	values []pendingValue // each column once
+	long   []longValue    // of those values, what is yet to be fetched
+}
+
+type pendingValue struct {
+	column string // as it is stored
+	value  []byte
+	at     Timestamp // of its commit; 0 for the transaction's own
 }
 
 // run visits the rows. stopped means that the caller has had enough.
@@ -194,7 +200,8 @@ func (s *scan) run(ctx context.Context, yield func(Row, error) bool) (stopped bo
 			// Rows without a value at the snapshot are visited too, so ask for some more.
 			limit = left + more
 		}
-		chunk := make([]pending, 0, scanChunk)
+		chunk := make([]pending, 0, max(0, s.wanted()))
+		s.values = s.values[:0]
 		seen, end := 0, ""
 		ahead := func() int { return s.wanted() - len(chunk) }
 		r := rowstore.ScanRange{Table: s.table, From: from, To: to, Reverse: s.r.Reverse, Selectors: s.picks, Limit: limit}
@@ -222,7 +229,7 @@ func (s *scan) run(ctx context.Context, yield func(Row, error) bool) (stopped bo
 				if more, err := s.emit(ctx, chunk, yield); err != nil || !more {
 					return !more, err
 				}
-				chunk = chunk[:0]
+				chunk, s.values = chunk[:0], s.values[:0]
 			}
 		}
 		if more, err := s.emit(ctx, chunk, yield); err != nil || !more {
@@ -256,6 +263,7 @@ func (s *scan) wanted() int {
 // collect takes the visible values from a settled row.
 func (s *scan) collect(row *rowstore.Row) (pending, error) {
 	p := pending{key: row.Row}
+	from := len(s.values)
 	for i := range row.Versions {
 		v := &row.Versions[i]
 		if v.Family != rowstore.Write || !s.wants(v.Column) {
@@ -265,36 +273,29 @@ func (s *scan) collect(row *rowstore.Row) (pending, error) {
 		if err != nil {
 			return p, fmt.Errorf("row %q, column %q at %d: %w", row.Row, v.Column, uint64(v.TS), err)
 		}
-		switch {
-		case w.Kind == format.KindDelete:
+		if w.Kind == format.KindDelete {
 			continue
-		case w.Long:
+		}
+		if w.Long {
 			p.long = append(p.long, longValue{Cell{row.Table, row.Row, v.Column}, w.Start})
-		default:
-			p.set(v.Column, notNil(w.Value))
 		}
-		if s.r.Timestamps {
-			p.stamp(v.Column, v.TS)
-		}
+		s.values = append(s.values, pendingValue{v.Column, notNil(w.Value), v.TS})
 	}
+	p.values = s.values[from:len(s.values):len(s.values)]
 	return p, nil
 }
 
 // empty tells that the row has no value at the snapshot.
-func (p *pending) empty() bool { return len(p.values) == 0 && len(p.long) == 0 }
+func (p *pending) empty() bool { return len(p.values) == 0 }
 
-func (p *pending) set(column string, value []byte) {
-	if p.values == nil {
-		p.values = make(map[string][]byte)
+// of is the value of a column, which it adds if there is none.
+func (p *pending) of(column string) *pendingValue {
+	i := slices.IndexFunc(p.values, func(v pendingValue) bool { return v.column == column })
+	if i < 0 {
+		i = len(p.values)
+		p.values = append(p.values, pendingValue{column: column})
 	}
-	p.values[column] = value
-}
-
-func (p *pending) stamp(column string, commit Timestamp) {
-	if p.times == nil {
-		p.times = make(map[string]Timestamp)
-	}
-	p.times[column] = commit
+	return &p.values[i]
 }
 
 // emit yields a chunk of settled rows, merged with the transaction's own. more is
@@ -317,7 +318,7 @@ func (s *scan) emit(ctx context.Context, chunk []pending, yield func(Row, error)
 			if values[0] == nil {
 				return true, missingData(l.cell, l.start)
 			}
-			p.set(l.cell.Column, values[0])
+			p.of(l.cell.Column).value = values[0]
 			values = values[1:]
 		}
 		if more, err := s.emitOwn(func(key string) bool { return s.compare(key, p.key) < 0 }, yield); err != nil || !more {
@@ -349,11 +350,11 @@ func (s *scan) emitOwn(before func(key string) bool, yield func(Row, error) bool
 
 func (s *scan) overlay(p *pending, own []write) {
 	for i := range own {
-		delete(p.times, own[i].cell.Column)
+		column := own[i].cell.Column
 		if own[i].kind == format.KindDelete {
-			delete(p.values, own[i].cell.Column)
+			p.values = slices.DeleteFunc(p.values, func(v pendingValue) bool { return v.column == column })
 		} else {
-			p.set(own[i].cell.Column, append(make([]byte, 0, len(own[i].value)), own[i].value...))
+			*p.of(column) = pendingValue{column: column, value: append(make([]byte, 0, len(own[i].value)), own[i].value...)}
 		}
 	}
 }
@@ -363,15 +364,15 @@ func (s *scan) yield(p *pending, yield func(Row, error) bool) (more bool, err er
 		return true, nil
 	}
 	row := Row{Key: p.key, Columns: make(map[string][]byte, len(p.values))}
-	for col, v := range p.values {
-		name, _ := format.Unescape(col)
-		row.Columns[name] = v
-	}
 	if s.r.Timestamps {
-		row.Timestamps = make(map[string]Timestamp, len(p.times))
-		for col, at := range p.times {
-			name, _ := format.Unescape(col)
-			row.Timestamps[name] = at
+		row.Timestamps = make(map[string]Timestamp, len(p.values))
+	}
+	for i := range p.values {
+		v := &p.values[i]
+		name, _ := format.Unescape(v.column)
+		row.Columns[name] = v.value
+		if s.r.Timestamps && v.at > 0 {
+			row.Timestamps[name] = v.at
 		}
 	}
 	s.yielded++

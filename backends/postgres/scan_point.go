@@ -15,7 +15,11 @@ type pointScan struct {
 	store   *plainStore
 	columns []string // nil for all
 	at      rowstore.Timestamp
+	perRow  float64 // lines of a row: of those of the last page
 }
+
+// linesOfRow is how many columns a row is taken to have while nothing is known of it.
+const linesOfRow = 2
 
 // newPointScan returns false if the scan picks anything else.
 func newPointScan(s *plainStore, r scanAsk) (*pointScan, bool) {
@@ -35,6 +39,10 @@ func newPointScan(s *plainStore, r scanAsk) (*pointScan, bool) {
 			p.columns = append(p.columns, pick.Column)
 		}
 	}
+	p.perRow = linesOfRow
+	if !all {
+		p.perRow = float64(len(p.columns))
+	}
 	return p, p.at > 0 && all != (len(p.columns) > 0)
 }
 
@@ -48,9 +56,6 @@ func (p *pointScan) column(b []byte) string {
 	return string(b)
 }
 
-// linesOfRow is how many columns a row has, more or less, where all of them are asked for.
-const linesOfRow = 4
-
 // page is a pageOf.
 func (p *pointScan) page(ctx context.Context, r scanAsk, lo, hi string, size, look int) (scanned, error) {
 	s := p.store
@@ -59,10 +64,7 @@ func (p *pointScan) page(ctx context.Context, r scanAsk, lo, hi string, size, lo
 		return scanned{}, err
 	}
 	defer done()
-	lines := size * max(len(p.columns), 1)
-	if p.columns == nil {
-		lines = size * linesOfRow
-	}
+	lines := int(float64(size)*p.perRow) + 1
 	if look > firstLook { // the first row alone has more
 		lines = look
 	}
@@ -99,6 +101,7 @@ func (p *pointScan) page(ctx context.Context, r scanAsk, lo, hi string, size, lo
 	}
 	*r.settled = true
 	if page.end = !cut; cut {
+		p.perRow = float64(n) / float64(len(page.rows))
 		last := len(page.rows) - 1
 		page.next = page.rows[last].Row
 		if whole != r.Reverse { // the next page begins behind the last row, or in reverse also with it
