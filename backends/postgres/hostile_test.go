@@ -151,7 +151,7 @@ func refuseStrangers(ctx context.Context, t *testing.T, dsn, schema string) {
 		"(SELECT string_agg('NULL::pg_catalog.' || typname, ', ' ORDER BY i) FROM unnest(p.proargtypes::oid[]) WITH ORDINALITY a(o, i) JOIN pg_type y ON y.oid = o)), E'\n') "+
 		"FROM pg_proc p WHERE p.pronamespace = "+literal(newNames(schema).schema)+"::regnamespace AND p.proname LIKE '%"+readySuffix+"'")
 	all := strings.Split(calls, "\n")
-	require.Len(t, all, len(shapes)+4)
+	require.Len(t, all, len(shapes)+5)
 	for _, path := range []string{"public, pg_catalog", "pg_catalog", "pg_catalog, pg_temp, public", "''"} {
 		for _, call := range all {
 			c := connect(ctx, t, dsn)
