@@ -18,9 +18,13 @@ func pages(ctx context.Context, s *plainStore, r rowstore.ScanRange) (rows []str
 	if r.To != "" {
 		hi = r.To
 	}
-	look := firstLook
+	look, ask := firstLook, scanAsk{r, new(bool)}
+	read := s.page
+	if p, ok := newPointScan(s, ask); ok {
+		read = p.page
+	}
 	for {
-		page, err := s.page(ctx, scanAsk{r, new(bool)}, lo, hi, maxPage, look)
+		page, err := read(ctx, ask, lo, hi, maxPage, look)
 		if err != nil {
 			return nil, 0, 0, err
 		}
@@ -70,6 +74,55 @@ func TestScanLooksAtBoundedLines(t *testing.T) {
 		}
 		require.Equal(t, 3, n)
 	}
+	for _, reverse := range []bool{false, true} {
+		r := rowstore.ScanRange{Table: "t", Reverse: reverse, Selectors: []rowstore.Selector{{Family: rowstore.Write, Column: "none", To: oracle.Max, Limit: 1}}}
+		rows, statements, widest, err := pages(ctx, s.plain, r)
+		require.NoError(t, err)
+		require.Empty(t, rows)
+		require.Equal(t, firstLook, widest)
+		require.GreaterOrEqual(t, statements, lines/firstLook)
+	}
+}
+
+// A scan of a few rows looks at few lines of a large table, whatever the planner knows of it, and sorts nothing.
+func TestScanPointLooksAtFewLines(t *testing.T) {
+	t.Parallel()
+	ctx := testContext(t)
+	server := testserver.NewPostgres(t, map[string]string{"autovacuum": "off", "max_wal_size": "4GB", "min_parallel_index_scan_size": "0", "min_parallel_table_scan_size": "0", "parallel_setup_cost": "0", "parallel_tuple_cost": "0", "random_page_cost": "10000", "effective_cache_size": "8kB"})
+	for _, analyzed := range []bool{false, true} {
+		for _, mode := range []string{"cache_statement", "exec"} {
+			schema := fmt.Sprintf("few_%v_%s", analyzed, mode)
+			s := openTest(t, with(server.URL, "schema", schema, "coalesce", "off", "default_query_exec_mode", mode))
+			sqlDo(t, server.URL, fmt.Sprintf(`INSERT INTO %s.cell (tab, key, col, write_ts)
+				SELECT 't', ('r' || lpad(i::text, 8, '0'))::bytea, 'c', 5 FROM generate_series(1, 100000) i`, schema))
+			if analyzed {
+				sqlDo(t, server.URL, "VACUUM ANALYZE "+schema+".cell")
+			}
+			looked := func() int {
+				var n int
+				_, err := fmt.Sscan(sqlDo(t, server.URL, "SELECT idx_tup_read + 0 FROM pg_stat_user_indexes WHERE schemaname = '"+schema+"' AND indexrelname = 'cell_pkey'"), &n)
+				require.NoError(t, err)
+				return n
+			}
+			before := looked()
+			found := 0
+			for _, reverse := range []bool{false, true} {
+				for _, column := range []string{"c", rowstore.AllColumns} {
+					r := rowstore.ScanRange{Table: "t", From: "r00050000", Reverse: reverse, Limit: 10, Selectors: []rowstore.Selector{
+						{Family: rowstore.Lock, Column: column, To: oracle.Max}, {Family: rowstore.Write, Column: column, To: oracle.Max, Limit: 1},
+					}}
+					for _, err := range s.Scan(ctx, r) {
+						require.NoError(t, err)
+						found++
+					}
+				}
+			}
+			require.Equal(t, 40, found)
+			require.NoError(t, s.Close()) // a session's counters are sent when it ends
+			require.Eventually(t, func() bool { return looked() > before }, testWait, testSettle)
+			require.Less(t, looked()-before, 4*firstPage*linesOfRow+100)
+		}
+	}
 }
 
 // Pages are bounded in bytes too, and have a row at least.
@@ -96,11 +149,13 @@ func TestScanPagesHaveBoundedBytes(t *testing.T) {
 		for _, picks := range [][]rowstore.Selector{
 			{{Family: rowstore.Write, To: oracle.Max}},
 			{{Family: rowstore.Write, To: oracle.Max}, {Family: rowstore.Data, To: oracle.Max}},
+			{{Family: rowstore.Write, To: oracle.Max, Limit: 1}},
+			{{Family: rowstore.Write, Column: "c", To: oracle.Max, Limit: 1}},
 		} {
 			rows, statements, _, err := pages(ctx, s.plain, rowstore.ScanRange{Table: "t", Reverse: reverse, Selectors: picks})
 			require.NoError(t, err)
 			require.Len(t, rows, 20)
-			require.GreaterOrEqual(t, statements, 7)
+			require.GreaterOrEqual(t, statements, 6) // scan_point takes the row along that goes beyond a page
 			for i := 1; i < len(rows); i++ {
 				require.Equal(t, reverse, rows[i] < rows[i-1])
 			}

@@ -52,7 +52,8 @@ BEGIN
 	IF p_settle > 0 AND {{in_flight}} THEN
 		{{barrier}}
 	END IF;
-	PERFORM set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true);
+	PERFORM set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true),
+		set_config('max_parallel_workers_per_gather', '0', true);
 	IF p_reverse THEN
 		RETURN QUERY {{range_desc}}
 	ELSE
