@@ -94,7 +94,7 @@ func TestScanPointLooksAtFewLines(t *testing.T) {
 			schema := fmt.Sprintf("few_%v_%s", analyzed, mode)
 			s := openTest(t, with(server.URL, "schema", schema, "coalesce", "off", "default_query_exec_mode", mode))
 			sqlDo(t, server.URL, fmt.Sprintf(`INSERT INTO %s.cell (tab, key, col, write_ts)
-				SELECT 't', ('r' || lpad(i::text, 8, '0'))::bytea, 'c', 5 FROM generate_series(1, 100000) i`, schema))
+				SELECT 't', ('r' || lpad(i::text, 8, '0'))::bytea, 'c', 5 FROM generate_series(1, 20000) i`, schema))
 			if analyzed {
 				sqlDo(t, server.URL, "VACUUM ANALYZE "+schema+".cell")
 			}
@@ -108,7 +108,7 @@ func TestScanPointLooksAtFewLines(t *testing.T) {
 			found := 0
 			for _, reverse := range []bool{false, true} {
 				for _, column := range []string{"c", rowstore.AllColumns} {
-					r := rowstore.ScanRange{Table: "t", From: "r00050000", Reverse: reverse, Limit: 10, Selectors: []rowstore.Selector{
+					r := rowstore.ScanRange{Table: "t", From: "r00010000", Reverse: reverse, Limit: 10, Selectors: []rowstore.Selector{
 						{Family: rowstore.Lock, Column: column, To: oracle.Max}, {Family: rowstore.Write, Column: column, To: oracle.Max, Limit: 1},
 					}}
 					for _, err := range s.Scan(ctx, r) {

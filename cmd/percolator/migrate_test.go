@@ -26,9 +26,9 @@ func migrateByRoles(t *testing.T, owner, clerk string, sql func(text string)) {
 	saidBy(t, owner, exitOK, "the store store was brought from layout version 7 to version 9", "migrate", "run")
 	saidBy(t, clerk, exitOK, "nothing is to be done", "migrate", "check")
 	saidBy(t, clerk, exitOK, "nothing was to be done", "migrate", "run")
-	sql("UPDATE percolator.meta SET version = 9")
+	sql("UPDATE percolator.meta SET version = 10")
 	saidBy(t, clerk, exitFormat, "use a newer program", "migrate")
-	sql("UPDATE percolator.meta SET version = 8")
+	sql("UPDATE percolator.meta SET version = 9")
 
 	made := everystore.With(owner, "schema=made")
 	saidBy(t, made, exitNoStore, "there is no store", "migrate", "run")
