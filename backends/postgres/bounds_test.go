@@ -155,7 +155,11 @@ func TestScanPagesHaveBoundedBytes(t *testing.T) {
 			rows, statements, _, err := pages(ctx, s.plain, rowstore.ScanRange{Table: "t", Reverse: reverse, Selectors: picks})
 			require.NoError(t, err)
 			require.Len(t, rows, 20)
-			require.GreaterOrEqual(t, statements, 6) // scan_point takes the row along that goes beyond a page
+			least := 7
+			if picks[0].Limit == 1 {
+				least = 6 // scan_point takes the row along that goes beyond a page
+			}
+			require.GreaterOrEqual(t, statements, least)
 			for i := 1; i < len(rows); i++ {
 				require.Equal(t, reverse, rows[i] < rows[i-1])
 			}

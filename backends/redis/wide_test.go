@@ -52,7 +52,7 @@ func (s slowest) take() (n int, longest time.Duration) {
 // tooLong is what a call must not take in each of several tries. It is far above what
 // a call needs, for machines with much other work, and far below what work takes that
 // is quadratic.
-const tooLong = 2 * time.Second
+const tooLong = 250 * time.Millisecond
 
 // quickly runs f until none of its calls takes too long.
 func (s slowest) quickly(what string, f func()) {
