@@ -222,14 +222,24 @@ func (w *points) line(f *fields) {
 	if row.Versions == nil {
 		row.Versions = make([]rowstore.Version, 0, 2)
 	}
-	for k := range w.reads[u.read].Selectors {
-		p := &w.reads[u.read].Selectors[k]
-		if p.Column != u.col {
+	drawn := oracle.Timestamp(0)
+	if w.asks != nil {
+		drawn = w.first + oracle.Timestamp(w.asks[u.read]) //nolint:gosec // few
+	}
+	row.Versions = pointVersions(row.Versions, w.reads[u.read].Selectors, u.col, drawn, f)
+}
+
+// pointVersions appends what picks select of a line about a column, as the functions for single columns answer it: in the fields
+// from 1 on. drawn stands for rowstore.AssignedTimestamp.
+func pointVersions(versions []rowstore.Version, picks []rowstore.Selector, column string, drawn oracle.Timestamp, f *fields) []rowstore.Version {
+	for i := range picks {
+		p := &picks[i]
+		if p.Column != column && p.Column != rowstore.AllColumns {
 			continue
 		}
 		to := p.To
 		if to == rowstore.AssignedTimestamp {
-			to = w.first + oracle.Timestamp(w.asks[u.read]) //nolint:gosec // few
+			to = drawn
 		}
 		var at, val int
 		switch p.Family {
@@ -240,20 +250,21 @@ func (w *points) line(f *fields) {
 		default:
 			if f.values[7] != nil {
 				if v, ok := newestUpTo(f, 7, to); ok && v.TS >= p.From {
-					v.Column = u.col
-					row.Versions = append(row.Versions, v)
+					v.Column = column
+					versions = append(versions, v)
 				}
 				continue
 			}
 			at, val = 5, 6
 		}
-		v := rowstore.Version{Family: p.Family, Column: u.col, TS: rowstore.Timestamp(f.int8(at))}
+		v := rowstore.Version{Family: p.Family, Column: column, TS: rowstore.Timestamp(f.int8(at))}
 		if v.TS == 0 || v.TS < p.From || v.TS > to {
 			continue
 		}
 		v.Value = f.bytes(val)
-		row.Versions = append(row.Versions, v)
+		versions = append(versions, v)
 	}
+	return versions
 }
 
 func (w *points) end() {

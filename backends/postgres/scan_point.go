@@ -8,7 +8,7 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// pointScan is a scan of locks, and of the newest writes at a timestamp: what a snapshot reads, and nearly every
+// pointScan is a scan of locks and marks, and of the newest writes at a timestamp: what a snapshot reads, and nearly every
 // scan. scan_point answers it by one statement over one table, where scan_page first looks for the rows, and then
 // reads them.
 type pointScan struct {
@@ -30,7 +30,7 @@ func newPointScan(s *plainStore, r scanAsk) (*pointScan, bool) {
 		switch {
 		case pick.Family == rowstore.Write && pick.Limit == 1 && (p.at == 0 || p.at == min(pick.To, oracle.Max)):
 			p.at = min(pick.To, oracle.Max)
-		case pick.Family != rowstore.Lock:
+		case pick.Family != rowstore.Lock && pick.Family != rowstore.Mark:
 			return nil, false
 		}
 		if pick.Column == rowstore.AllColumns {
@@ -87,13 +87,13 @@ func (p *pointScan) page(ctx context.Context, r scanAsk, lo, hi string, size, lo
 	begin := func() { page, n, cut, whole = scanned{look: look}, 0, false, false }
 	err = s.run(ctx, s.q.scanPoint, params, false, begin, func(f *fields) {
 		n++
-		column := p.column(f.values[1])
+		column := p.column(f.values[8])
 		if last := len(page.rows) - 1; last < 0 || page.rows[last].Row != string(f.values[0]) {
 			page.rows = append(page.rows, rowstore.Row{Table: r.Table, Row: string(f.values[0])})
 		}
 		row := &page.rows[len(page.rows)-1]
-		row.Versions = pointVersions(row.Versions, r.Selectors, column, f)
-		cut = n == lines || f.bool(7)
+		row.Versions = pointVersions(row.Versions, r.Selectors, column, oracle.Max, f)
+		cut = n == lines || f.bool(9)
 		whole = len(p.columns) == 1 && column == p.columns[0]
 	})
 	if err != nil {
@@ -116,35 +116,4 @@ func (p *pointScan) page(ctx context.Context, r scanAsk, lo, hi string, size, lo
 		tidy(&page.rows[i])
 	}
 	return page, nil
-}
-
-// pointVersions appends what the picks select of a line of scan_point.
-func pointVersions(to []rowstore.Version, picks []rowstore.Selector, column string, f *fields) []rowstore.Version {
-	for i := range picks {
-		p := &picks[i]
-		if p.Column != rowstore.AllColumns && p.Column != column {
-			continue
-		}
-		v := rowstore.Version{Family: p.Family, Column: column}
-		switch {
-		case p.Family == rowstore.Lock:
-			v.TS = rowstore.Timestamp(f.int8(2))
-		case f.values[6] != nil:
-			if old, ok := newestUpTo(f, 6, p.To); ok && old.TS >= p.From {
-				old.Column = column
-				to = append(to, old)
-			}
-			continue
-		default:
-			v.TS = rowstore.Timestamp(f.int8(4))
-		}
-		if v.TS == 0 || v.TS < p.From || v.TS > p.To {
-			continue
-		}
-		if v.Value = f.bytes(5); p.Family == rowstore.Lock {
-			v.Value = f.bytes(3)
-		}
-		to = append(to, v)
-	}
-	return to
 }

@@ -65,6 +65,7 @@ func TestScanPointIsScanPage(t *testing.T) {
 		}
 		for _, i := range r.Perm(len(columns))[:1+r.IntN(3)] {
 			ask.Selectors = append(ask.Selectors, rowstore.Selector{Family: rowstore.Lock, Column: columns[i], To: rowstore.Timestamp(r.IntN(120))},
+				rowstore.Selector{Family: rowstore.Mark, Column: columns[i], To: rowstore.Timestamp(r.IntN(120))},
 				rowstore.Selector{Family: rowstore.Write, Column: columns[i], From: rowstore.Timestamp(r.IntN(2) * r.IntN(50)), To: at, Limit: 1})
 		}
 		if r.IntN(3) == 0 {
@@ -137,11 +138,11 @@ func TestScansForScanPage(t *testing.T) {
 	all, later, deep := write, write, write
 	all.Column, later.To, deep.Limit = rowstore.AllColumns, 6, 0
 	for i, picks := range [][]rowstore.Selector{
-		{lock}, {lock, all}, {write, later}, {deep}, {lock, {Family: rowstore.Mark, Column: "c", To: 5}, write}, {{Family: rowstore.Data, Column: "c", To: 5}}, {{Family: rowstore.Notify, Column: "c", To: 5}, write},
+		{lock}, {lock, all}, {write, later}, {deep}, {{Family: rowstore.Data, Column: "c", To: 5}}, {{Family: rowstore.Notify, Column: "c", To: 5}, write},
 	} {
 		_, ok := newPointScan(nil, scanAsk{ScanRange: rowstore.ScanRange{Selectors: picks}})
 		require.False(t, ok, "%d", i)
 	}
-	_, ok := newPointScan(nil, scanAsk{ScanRange: rowstore.ScanRange{Selectors: []rowstore.Selector{lock, write}}})
+	_, ok := newPointScan(nil, scanAsk{ScanRange: rowstore.ScanRange{Selectors: []rowstore.Selector{lock, {Family: rowstore.Mark, Column: "c", To: 5}, write}}})
 	require.True(t, ok)
 }

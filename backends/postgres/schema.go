@@ -172,16 +172,23 @@ func (n names) functions() string {
 	return sql.String()
 }
 
-// pointSQL is the SQL of a read of single columns, at the timestamps p_ts.
-const pointSQL = `SELECT u.i::integer, c.lock_ts, c.lock_val, c.mark_ts, c.mark_val, c.write_ts, c.write_val,
-		CASE WHEN c.write_ts > u.ts THEN
-			CASE WHEN c.past_oldest <= u.ts THEN c.past
+// pastSQL is the SQL of the bundle with the newest write at or below a timestamp, for a line c whose newest one is above it.
+const pastSQL = `CASE WHEN c.write_ts > {{ts}} THEN
+			CASE WHEN c.past_oldest <= {{ts}} THEN c.past
 			ELSE (
 				SELECT o.vals FROM {{schema}}.past o
-				WHERE o.tab = u.tab AND o.key = u.key AND o.col = u.col AND o.lo <= u.ts
+				WHERE o.tab = {{tab}} AND o.key = c.key AND o.col = c.col AND o.lo <= {{ts}}
 				ORDER BY o.lo DESC LIMIT 1
 			) END
-		END
+		END`
+
+func pastAt(tab, ts string) string {
+	return strings.NewReplacer("{{tab}}", tab, "{{ts}}", ts).Replace(pastSQL)
+}
+
+// pointSQL is the SQL of a read of single columns, at the timestamps p_ts.
+var pointSQL = `SELECT u.i::integer, c.lock_ts, c.lock_val, c.mark_ts, c.mark_val, c.write_ts, c.write_val,
+		` + pastAt("u.tab", "u.ts") + `
 	FROM unnest(p_tab, p_key, p_col, p_ts, p_lock) WITH ORDINALITY AS u(tab, key, col, ts, lock, i)
 	CROSS JOIN LATERAL (
 		SELECT * FROM {{schema}}.cell c WHERE c.tab = u.tab AND c.key = u.key AND c.col = u.col OFFSET 0
@@ -195,25 +202,16 @@ const pointSQL = `SELECT u.i::integer, c.lock_ts, c.lock_val, c.mark_ts, c.mark_
 // rangeSQL is the SQL of a scan of single columns, at the timestamp p_ts, in an order of keys.
 func rangeSQL(order string) string {
 	by := "c.key" + order + ", c.col" + order
-	return `SELECT x.key, x.col, x.lock_ts, x.lock_val, x.write_ts, x.write_val,
-			CASE WHEN x.write_ts > p_ts THEN
-				CASE WHEN x.past_oldest <= p_ts THEN x.past
-				ELSE (
-					SELECT o.vals FROM {{schema}}.past o
-					WHERE o.tab = p_tab AND o.key = x.key AND o.col = x.col AND o.lo <= p_ts
-					ORDER BY o.lo DESC LIMIT 1
-				) END
-			END,
-			x.n = p_look OR x.bytes > p_bytes
+	return `SELECT c.key, c.lock_ts, c.lock_val, c.mark_ts, c.mark_val, c.write_ts, c.write_val,
+			` + pastAt("p_tab", "p_ts") + `, c.col, c.n = p_look OR c.bytes > p_bytes
 		FROM (
-			SELECT y.*, row_number() OVER w AS n, sum(y.own) OVER w AS bytes FROM (
-				SELECT c.key, c.col, c.lock_ts, c.lock_val, c.write_ts, c.write_val, c.past_oldest, c.past,
-					64 + coalesce(octet_length(c.lock_val), 0) + coalesce(octet_length(c.write_val), 0) +
-						CASE WHEN c.write_ts > p_ts THEN coalesce(octet_length(c.past), 0) ELSE 0 END AS own
+			SELECT c.*, row_number() OVER w AS n, sum(c.own) OVER w AS bytes FROM (
+				SELECT c.*, 64 + coalesce(octet_length(c.lock_val), 0) + coalesce(octet_length(c.mark_val), 0) + coalesce(octet_length(c.write_val), 0) +
+					CASE WHEN c.write_ts > p_ts THEN coalesce(octet_length(c.past), 0) ELSE 0 END AS own
 				FROM {{schema}}.cell c WHERE c.tab = p_tab AND c.key >= p_lo AND c.key < p_hi ORDER BY ` + by + ` LIMIT p_look
-			) y WINDOW w AS (ORDER BY ` + strings.ReplaceAll(by, "c.", "y.") + ` ROWS UNBOUNDED PRECEDING)
-		) x
-		WHERE x.bytes - x.own <= p_bytes AND (p_cols IS NULL OR x.col = ANY (p_cols) OR x.n = p_look OR x.bytes > p_bytes)
+			) c WINDOW w AS (ORDER BY ` + by + ` ROWS UNBOUNDED PRECEDING)
+		) c
+		WHERE c.bytes - c.own <= p_bytes AND (p_cols IS NULL OR c.col = ANY (p_cols) OR c.n = p_look OR c.bytes > p_bytes)
 		LIMIT p_n;`
 }
 

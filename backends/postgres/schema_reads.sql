@@ -39,7 +39,7 @@ $body$;
 -- needed. The settings say so to the planner. They last until the transaction ends, and a plan lasts longer.
 CREATE FUNCTION {{schema}}.scan_point{{set}}(p_settle integer, p_tab bytea, p_lo bytea, p_hi bytea, p_reverse boolean, p_n bigint, p_look bigint, p_bytes bigint,
 	p_cols bytea[], p_ts bigint)
-RETURNS TABLE (key bytea, col bytea, lock_ts bigint, lock_val bytea, write_ts bigint, write_val bytea, past bytea, stop boolean)
+RETURNS TABLE (key bytea, lock_ts bigint, lock_val bytea, mark_ts bigint, mark_val bytea, write_ts bigint, write_val bytea, past bytea, col bytea, stop boolean)
 LANGUAGE plpgsql {{settings}} AS $body$
 #variable_conflict use_column
 DECLARE
