@@ -302,3 +302,25 @@ func TestScanWithTheGreatestLimit(t *testing.T) {
 	}
 	require.Equal(t, []string{"a", "b", "c", "d"}, found)
 }
+
+// A long scan keeps no more than a chunk of what it has found.
+func TestScanKeepsAChunk(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	const rows = 10 * scanChunk
+	tx, err := c.Begin(t.Context())
+	require.NoError(t, err)
+	for i := range rows {
+		require.NoError(t, tx.Set(Cell{"t", fmt.Sprintf("%06d", i), "v"}, []byte("1")))
+	}
+	require.NoError(t, tx.Commit(t.Context()))
+	reader, err := c.Begin(t.Context())
+	require.NoError(t, err)
+	s := newScan(reader, Range{Table: "t"})
+	found := 0
+	_, err = s.run(t.Context(), func(Row, error) bool { found++; return true })
+	require.NoError(t, err)
+	require.Equal(t, rows, found)
+	require.LessOrEqual(t, cap(s.values), 2*scanChunk)
+}

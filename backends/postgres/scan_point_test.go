@@ -25,36 +25,7 @@ func TestScanPointIsScanPage(t *testing.T) {
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
 	columns := []string{"a", "aa", "b", "c", "\x00d", "\xff"}
-	var muts []rowstore.Mutation
-	for i := range 60 {
-		m := rowstore.Mutation{Table: "t", Row: fmt.Sprintf("row%02d%s", i, strings.Repeat("\x00", r.IntN(3)))}
-		wide := 0
-		if i%20 == 7 {
-			wide = 300
-		}
-		for j := range len(columns) + wide {
-			column := fmt.Sprintf("wide%03d", j)
-			if j < len(columns) {
-				column = columns[j]
-			}
-			if r.IntN(3) == 0 {
-				continue
-			}
-			for range r.IntN(4) * r.IntN(4) {
-				m.Edits = append(m.Edits, rowstore.Put(rowstore.Write, column, rowstore.Timestamp(1+r.IntN(100)), []byte(strings.Repeat("v", r.IntN(200)))))
-			}
-			if r.IntN(4) == 0 {
-				m.Edits = append(m.Edits, rowstore.Put(rowstore.Lock, column, rowstore.Timestamp(1+r.IntN(100)), []byte("lock")))
-			}
-			if r.IntN(4) == 0 {
-				m.Edits = append(m.Edits, rowstore.Put(rowstore.Mark, column, rowstore.Timestamp(1+r.IntN(100)), nil))
-			}
-		}
-		if len(m.Edits) > 0 {
-			muts = append(muts, oncePerVersion(m))
-		}
-	}
-	_, err := s.Apply(ctx, muts, rowstore.ApplyOptions{})
+	_, err := s.Apply(ctx, randomRows(r, columns), rowstore.ApplyOptions{})
 	require.NoError(t, err)
 	found := 0
 	for range 300 {
@@ -86,6 +57,40 @@ func TestScanPointIsScanPage(t *testing.T) {
 		found += len(want)
 	}
 	require.Greater(t, found, 1000)
+}
+
+// randomRows are mutations of an empty table. Some rows are wide, and some columns have much history.
+func randomRows(r *rand.Rand, columns []string) []rowstore.Mutation {
+	var muts []rowstore.Mutation
+	for i := range 60 {
+		m := rowstore.Mutation{Table: "t", Row: fmt.Sprintf("row%02d%s", i, strings.Repeat("\x00", r.IntN(3)))}
+		wide := 0
+		if i%20 == 7 {
+			wide = 300
+		}
+		for j := range len(columns) + wide {
+			column := fmt.Sprintf("wide%03d", j)
+			if j < len(columns) {
+				column = columns[j]
+			}
+			if r.IntN(3) == 0 {
+				continue
+			}
+			for range r.IntN(4) * r.IntN(4) {
+				m.Edits = append(m.Edits, rowstore.Put(rowstore.Write, column, rowstore.Timestamp(1+r.IntN(100)), []byte(strings.Repeat("v", r.IntN(200)))))
+			}
+			if r.IntN(4) == 0 {
+				m.Edits = append(m.Edits, rowstore.Put(rowstore.Lock, column, rowstore.Timestamp(1+r.IntN(100)), []byte("lock")))
+			}
+			if r.IntN(4) == 0 {
+				m.Edits = append(m.Edits, rowstore.Put(rowstore.Mark, column, rowstore.Timestamp(1+r.IntN(100)), nil))
+			}
+		}
+		if len(m.Edits) > 0 {
+			muts = append(muts, oncePerVersion(m))
+		}
+	}
+	return muts
 }
 
 // oncePerVersion leaves out what is put twice.
