@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -98,13 +99,7 @@ func TestScanPointLooksAtFewLines(t *testing.T) {
 			if analyzed {
 				sqlDo(t, server.URL, "VACUUM ANALYZE "+schema+".cell")
 			}
-			looked := func() int {
-				var n int
-				_, err := fmt.Sscan(sqlDo(t, server.URL, "SELECT idx_tup_read + 0 FROM pg_stat_user_indexes WHERE schemaname = '"+schema+"' AND indexrelname = 'cell_pkey'"), &n)
-				require.NoError(t, err)
-				return n
-			}
-			before := looked()
+			before := looked(t, server.URL, schema)
 			found := 0
 			for _, reverse := range []bool{false, true} {
 				for _, column := range []string{"c", rowstore.AllColumns} {
@@ -119,10 +114,52 @@ func TestScanPointLooksAtFewLines(t *testing.T) {
 			}
 			require.Equal(t, 40, found)
 			require.NoError(t, s.Close()) // a session's counters are sent when it ends
-			require.Eventually(t, func() bool { return looked() > before }, testWait, testSettle)
-			require.Less(t, looked()-before, 4*firstPage*linesOfRow+100)
+			require.Eventually(t, func() bool { return looked(t, server.URL, schema) > before }, testWait, testSettle)
+			require.Less(t, looked(t, server.URL, schema)-before, 4*firstPage*linesOfRow+100)
 		}
 	}
+}
+
+// A scan of few rows looks at few more lines than it needs: also one that begins at a row of many columns, or has pages that
+// end for their bytes.
+func TestScanPointLooksAtWhatItNeeds(t *testing.T) {
+	t.Parallel()
+	ctx := testContext(t)
+	server := testserver.NewPostgres(t, map[string]string{"autovacuum": "off", "max_wal_size": "4GB"})
+	for name, c := range map[string]struct {
+		fill        string
+		limit, most int
+	}{
+		"Wide":  {`SELECT 't', ('r' || lpad(i::text, 8, '0'))::bytea, ('c' || j)::bytea, 5, 'v'::bytea FROM generate_series(1, 200) i, generate_series(1, 100) j`, 1, 1_000},
+		"Large": {`SELECT 't', ('r' || lpad(i::text, 8, '0'))::bytea, 'c', 5, CASE WHEN i <= 300 THEN decode(repeat('ab', 40000), 'hex') END FROM generate_series(1, 20000) i`, 300, 14_000},
+	} {
+		for _, reverse := range []bool{false, true} {
+			schema := fmt.Sprint("needs_", strings.ToLower(name), reverse)
+			s := openTest(t, with(server.URL, "schema", schema, "coalesce", "off"))
+			sqlDo(t, server.URL, "INSERT INTO "+schema+".cell (tab, key, col, write_ts, write_val) "+c.fill)
+			r := rowstore.ScanRange{Table: "t", From: "r00000001", Reverse: reverse, Limit: c.limit, Selectors: []rowstore.Selector{{Family: rowstore.Write, To: oracle.Max, Limit: 1}}}
+			if reverse {
+				r.To = fmt.Sprintf("r%08d\x00", c.limit)
+			}
+			before, found := looked(t, server.URL, schema), 0
+			for _, err := range s.Scan(ctx, r) {
+				require.NoError(t, err)
+				found++
+			}
+			require.Equal(t, c.limit, found)
+			require.NoError(t, s.Close()) // a session's counters are sent when it ends
+			require.Eventually(t, func() bool { return looked(t, server.URL, schema) > before }, testWait, testSettle)
+			require.Less(t, looked(t, server.URL, schema)-before, c.most, "%s, in reverse %v", name, reverse)
+		}
+	}
+}
+
+// looked is how many lines of the cells' index were read.
+func looked(t *testing.T, url, schema string) (n int) {
+	t.Helper()
+	_, err := fmt.Sscan(sqlDo(t, url, "SELECT idx_tup_read + 0 FROM pg_stat_user_indexes WHERE schemaname = '"+schema+"' AND indexrelname = 'cell_pkey'"), &n)
+	require.NoError(t, err)
+	return n
 }
 
 // Pages are bounded in bytes too, and have a row at least.

@@ -52,6 +52,7 @@ func TestScanPointIsScanPage(t *testing.T) {
 		if r.IntN(4) == 0 {
 			size, look = firstPage, firstLook
 		}
+		point.look, point.bytes = look, pageBytes*look/firstLook
 		want := allPages(ctx, t, s.page, ask, lo, hi, firstPage, firstLook)
 		require.Equal(t, want, allPages(ctx, t, point.page, ask, lo, hi, size, look), "%+v from %q to %q, %d rows and %d lines", ask.ScanRange, lo, hi, size, look)
 		found += len(want)

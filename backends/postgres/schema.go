@@ -203,7 +203,7 @@ var pointSQL = `SELECT u.i::integer, c.lock_ts, c.lock_val, c.mark_ts, c.mark_va
 func rangeSQL(order string) string {
 	by := "c.key" + order + ", c.col" + order
 	return `SELECT c.key, c.lock_ts, c.lock_val, c.mark_ts, c.mark_val, c.write_ts, c.write_val,
-			` + pastAt("p_tab", "p_ts") + `, c.col, c.n = p_look OR c.bytes > p_bytes
+			` + pastAt("p_tab", "p_ts") + `, c.col, CASE WHEN c.n = p_look OR c.bytes > p_bytes THEN c.n END
 		FROM (
 			SELECT c.*, row_number() OVER w AS n, sum(c.own) OVER w AS bytes FROM (
 				SELECT c.*, 64 + coalesce(octet_length(c.lock_val), 0) + coalesce(octet_length(c.mark_val), 0) + coalesce(octet_length(c.write_val), 0) +

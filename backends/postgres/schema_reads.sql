@@ -32,14 +32,14 @@ $body$;
 
 -- scan_point answers what read_point does for rows in the order of their keys, of the columns p_cols, or of all where that is
 -- null: p_n lines at most. It looks at p_look lines at most, and takes lines only until they have about
--- p_bytes; the line at which it stopped for that has stop, and may be of another column. So the last row is whole only if the range ends with
+-- p_bytes; the line at which it stopped for that, which may be of another column, has looked: how many there were. So the last row is whole only if the range ends with
 -- it. All lines are of one moment.
 --
 -- Every step keeps the order of the index, so nothing is sorted, and no more lines are looked at than are
 -- needed. The settings say so to the planner. They last until the transaction ends, and a plan lasts longer.
 CREATE FUNCTION {{schema}}.scan_point{{set}}(p_settle integer, p_tab bytea, p_lo bytea, p_hi bytea, p_reverse boolean, p_n bigint, p_look bigint, p_bytes bigint,
 	p_cols bytea[], p_ts bigint)
-RETURNS TABLE (key bytea, lock_ts bigint, lock_val bytea, mark_ts bigint, mark_val bytea, write_ts bigint, write_val bytea, past bytea, col bytea, stop boolean)
+RETURNS TABLE (key bytea, lock_ts bigint, lock_val bytea, mark_ts bigint, mark_val bytea, write_ts bigint, write_val bytea, past bytea, col bytea, looked bigint)
 LANGUAGE plpgsql {{settings}} AS $body$
 #variable_conflict use_column
 DECLARE

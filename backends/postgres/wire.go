@@ -182,15 +182,6 @@ func (f *fields) int8(i int) uint64 {
 	return binary.BigEndian.Uint64(b)
 }
 
-func (f *fields) bool(i int) bool {
-	b := f.values[i]
-	if len(b) != 1 {
-		f.bad(i)
-		return false
-	}
-	return b[0] != 0
-}
-
 // bytes returns a copy, since the answer's buffer is used again.
 func (f *fields) bytes(i int) []byte { return clone(f.values[i]) }
 

@@ -35,6 +35,8 @@ var storeMutants = []mutant{
 		"\t\t\tpage.rows = page.rows[:last]\n", "\t\t\tpage.rows = page.rows[:max(last, min(1, last+1))]\n")},
 	{"page-begins-behind-half-a-row", "stores: Postgres, the next page begins with a row that was not whole", "./backends/postgres TestScanPointIsScanPage", one("backends/postgres/scan_point.go",
 		"\t\tif whole != r.Reverse {", "\t\tif !r.Reverse {")},
+	{"pages-look-on", "stores: Postgres, a page that ends for its bytes makes the next one look at less", "./backends/postgres TestScanPointLooksAtWhatItNeeds", one("backends/postgres/scan_point.go",
+		"\t\tp.look = max(leastLook, 2*looked)\n", "\t\tp.look = firstLook\n")},
 	{"scan-of-points-waits-for-nobody", "stores: Postgres, a scan waits for those who have drawn", "./backends/postgres TestReadersThatDoNotWait|TestNoReaderIsOvertaken|TestReadersWaitForDraws", one("backends/postgres/schema_reads.sql",
 		"\tIF p_settle > 0 AND {{in_flight}} THEN\n\t\t{{barrier}}\n\tEND IF;\n\tPERFORM", "\tPERFORM")},
 	{"functions-look-around", "stores: nothing outside the system's schema is looked up by a function", "./backends/postgres TestHostile", one("backends/postgres/schema.go",
