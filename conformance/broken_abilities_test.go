@@ -26,6 +26,64 @@ var brokenAbilities = []brokenStore{
 			return outs, err
 		}
 	}, []string{"GroupIsAllOrNone", "GroupsAreIndependent", "GroupsUnderConcurrency", "RandomCallsAgainstMemory"}},
+	{"a scan takes its timestamp for the last that was drawn", func(b *broken) {
+		b.scan = func(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
+			return func(yield func(rowstore.Row, error) bool) {
+				for row, err := range b.Store.Scan(ctx, s) {
+					if s.Snapshot != nil {
+						s.Snapshot.Latest = s.Snapshot.Start
+					}
+					if !yield(row, err) {
+						return
+					}
+				}
+			}
+		}
+	}, []string{"SnapshotScansAreScans"}},
+	{"a scan draws its timestamp only for a row", func(b *broken) {
+		b.scan = func(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
+			return func(yield func(rowstore.Row, error) bool) {
+				inner := s
+				if s.Snapshot != nil {
+					inner.Snapshot = &rowstore.ScanSnapshot{Start: s.Snapshot.Start}
+				}
+				for row, err := range b.Store.Scan(ctx, inner) {
+					if s.Snapshot != nil {
+						*s.Snapshot = *inner.Snapshot
+					}
+					if !yield(row, err) {
+						return
+					}
+				}
+			}
+		}
+	}, []string{"SnapshotScansAreScans"}},
+	{"a scan draws its timestamp after its rows", func(b *broken) {
+		b.scan = func(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
+			if s.Snapshot == nil || s.Snapshot.Start != 0 {
+				return b.Store.Scan(ctx, s)
+			}
+			return func(yield func(rowstore.Row, error) bool) {
+				at := s
+				at.Selectors, at.Snapshot = s.At(oracle.Max), nil
+				rows, err := collect(ctx, b.Store, at)
+				runtime.Gosched()
+				if err == nil {
+					s.Snapshot.Start, err = b.Store.Oracle().Draw(ctx, 1)
+				}
+				if err != nil {
+					yield(rowstore.Row{}, err)
+					return
+				}
+				s.Snapshot.Latest = s.Snapshot.Start
+				for _, row := range rows {
+					if !yield(row, nil) {
+						return
+					}
+				}
+			}
+		}
+	}, []string{"NoReaderMissesADrawnWrite"}},
 	{"the timestamp is drawn before the rows are held", func(b *broken) {
 		b.group = func(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
 			var outs []rowstore.GroupOutcome

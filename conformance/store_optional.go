@@ -27,6 +27,8 @@ func oracleTests() []test {
 		{"TimestampsAreWallTime", Oracles, timestampsAreWallTime},
 		{"SnapshotReadsAreReads", Oracles, snapshotReadsAreReads},
 		{"SnapshotReadsSeeWhatWasDone", Oracles, snapshotReadsSeeWhatWasDone},
+		{"SnapshotScansAreScans", Oracles, snapshotScansAreScans},
+		{"SnapshotScansSeeWhatWasDone", Oracles, snapshotScansSeeWhatWasDone},
 		{"AppliesDrawAfterwards", Oracles, appliesDrawAfterwards},
 	}
 }
@@ -548,7 +550,7 @@ func reportNamesTheBackend(t testing.TB, e *env) {
 	for _, f := range r.Features {
 		require.NotEmpty(t, f.Name)
 		switch f.Name {
-		case rowstore.FeatureGroups, rowstore.FeatureDeferred, rowstore.FeatureOracle, rowstore.FeatureSnapshots, rowstore.FeatureSplit, rowstore.FeatureSlots, rowstore.FeatureWake:
+		case rowstore.FeatureGroups, rowstore.FeatureDeferred, rowstore.FeatureOracle, rowstore.FeatureSnapshots, rowstore.FeatureSplit, rowstore.FeatureSlots, rowstore.FeatureScans, rowstore.FeatureWake:
 			require.Equal(t, has[f.Name], f.Supported, "feature %q", f.Name)
 		}
 		require.False(t, names[f.Name], "feature %q is reported twice", f.Name)

@@ -23,6 +23,6 @@ func TestClientTreatsEveryAbility(t *testing.T) {
 	t.Parallel()
 	RunWrapper(t, func(_ testing.TB, s rowstore.Store) rowstore.Store { return newClient(s) }, map[string]Treated{
 		"Grouper": Changed, "Deferrer": Changed, "OracleProvider": Changed, "SnapshotReader": Changed, "Splitter": Changed, "Waker": Changed,
-		"SlotScanner": Passed, "Limiter": Passed, "Sharder": Passed, "Placer": Passed, "Reporter": Passed, "Crasher": Passed,
+		"SlotScanner": Passed, "SnapshotScanner": Passed, "Limiter": Passed, "Sharder": Passed, "Placer": Passed, "Reporter": Passed, "Crasher": Passed,
 	})
 }

@@ -34,6 +34,7 @@ type DB struct {
 	placer         rowstore.Placer // nil: every table is in the authoritative store
 	defers         bool
 	slots          bool // the store finds notified rows by slots
+	snapshotScans  bool // a scan may draw its timestamp, and tell how old its rows are
 	opt            options
 	limits         Limits
 	step           rowstore.Limits // the store's own; Operations and Bytes bound one atomic step
@@ -126,6 +127,7 @@ func New(ctx context.Context, store rowstore.Store, opts ...Option) (*DB, error)
 	}
 	if opt.oracle == nil {
 		db.snapshotReader, _ = rowstore.Unwrap[rowstore.SnapshotReader](store)
+		_, db.snapshotScans = rowstore.Unwrap[rowstore.SnapshotScanner](store)
 	}
 	if opt.groups {
 		db.grouper, _ = rowstore.Unwrap[rowstore.Grouper](store)

@@ -247,7 +247,7 @@ func (tx *Txn) deletePart(ctx context.Context, r *Range) (done DeleteReport, err
 	}
 	scan := rowstore.ScanRange{Table: s.table, From: r.From, To: r.To, Selectors: s.picks, Limit: scanSpareMost}
 	seen := 0
-	for row, err := range tx.db.scanSettled(ctx, scan, tx.start, nil) {
+	for row, err := range tx.db.scanSettled(ctx, scan, tx.start, nil, nil) {
 		if err != nil {
 			return done, readFailed(ctx, err)
 		}

@@ -120,7 +120,7 @@ func (db *DB) parkedSnapshot(ctx context.Context) (*snapshot, error) {
 func (db *DB) parkedCells(ctx context.Context, at *snapshot) iter.Seq2[Cell, error] {
 	return func(yield func(Cell, error) bool) {
 		picks := snapshotPicks(nil, format.ColumnParked, at.start)
-		for row, err := range db.scanSettled(ctx, rowstore.ScanRange{Table: format.TableParked, Selectors: picks}, at.start, nil) {
+		for row, err := range db.scanSettled(ctx, rowstore.ScanRange{Table: format.TableParked, Selectors: picks}, at.start, nil, nil) {
 			found := false
 			if err == nil {
 				_, found, err = committed(&row, format.ColumnParked)

@@ -216,18 +216,19 @@ func (s *patientStore) Abilities() rowstore.Abilities { return s.abilities }
 // itself.
 func (s *patientStore) treatment() rowstore.Treatment {
 	return rowstore.Treatment{
-		Grouper:        func(g rowstore.Grouper) rowstore.Grouper { return patientGrouper{g, s} },
-		Deferrer:       func(d rowstore.Deferrer) rowstore.Deferrer { return patientDeferrer{d, s} },
-		OracleProvider: func(p rowstore.OracleProvider) rowstore.OracleProvider { return patientOracle{p.Oracle(), s} },
-		SnapshotReader: func(r rowstore.SnapshotReader) rowstore.SnapshotReader { return patientSnapshotReader{r, s} },
-		Splitter:       rowstore.Pass[rowstore.Splitter],
-		Waker:          rowstore.Pass[rowstore.Waker],
-		Limiter:        rowstore.Pass[rowstore.Limiter],
-		SlotScanner:    rowstore.Pass[rowstore.SlotScanner],
-		Sharder:        rowstore.Pass[rowstore.Sharder],
-		Placer:         rowstore.Pass[rowstore.Placer],
-		Reporter:       rowstore.Pass[rowstore.Reporter],
-		Crasher:        rowstore.Hide[rowstore.Crasher],
+		Grouper:         func(g rowstore.Grouper) rowstore.Grouper { return patientGrouper{g, s} },
+		Deferrer:        func(d rowstore.Deferrer) rowstore.Deferrer { return patientDeferrer{d, s} },
+		OracleProvider:  func(p rowstore.OracleProvider) rowstore.OracleProvider { return patientOracle{p.Oracle(), s} },
+		SnapshotReader:  func(r rowstore.SnapshotReader) rowstore.SnapshotReader { return patientSnapshotReader{r, s} },
+		Splitter:        rowstore.Pass[rowstore.Splitter],
+		Waker:           rowstore.Pass[rowstore.Waker],
+		Limiter:         rowstore.Pass[rowstore.Limiter],
+		SlotScanner:     rowstore.Pass[rowstore.SlotScanner],
+		SnapshotScanner: rowstore.Pass[rowstore.SnapshotScanner],
+		Sharder:         rowstore.Pass[rowstore.Sharder],
+		Placer:          rowstore.Pass[rowstore.Placer],
+		Reporter:        rowstore.Pass[rowstore.Reporter],
+		Crasher:         rowstore.Hide[rowstore.Crasher],
 	}
 }
 

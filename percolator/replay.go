@@ -143,7 +143,7 @@ func (db *DB) Replays(ctx context.Context) ([]ReplayInfo, error) {
 	}
 	var infos []ReplayInfo
 	picks := snapshotPicks(nil, format.ColumnReplay, at)
-	for row, err := range db.scanSettled(ctx, rowstore.ScanRange{Table: format.TableReplays, Selectors: picks}, at, nil) {
+	for row, err := range db.scanSettled(ctx, rowstore.ScanRange{Table: format.TableReplays, Selectors: picks}, at, nil, nil) {
 		if err != nil {
 			return nil, fmt.Errorf("percolator: listing replays: %w", err)
 		}
@@ -315,7 +315,7 @@ func (r *replay) askPage(ctx context.Context, tx *Txn, now *format.Replay) (aske
 		Table: string(now.Table), From: string(now.Next), To: string(now.To), Limit: page,
 		Selectors: snapshotPicks(snapshotPicks(nil, column, tx.start), failure, tx.start),
 	}
-	for row, err := range r.db.scanSettled(ctx, scan, tx.start, nil) {
+	for row, err := range r.db.scanSettled(ctx, scan, tx.start, nil, nil) {
 		if err != nil {
 			return nil, false, err
 		}
@@ -395,7 +395,7 @@ func (r *replay) findAsked(ctx context.Context, to string) error {
 	}
 	failure := format.FailureColumn(string(r.record.Observer), string(r.record.Column))
 	scan := rowstore.ScanRange{Table: string(r.record.Table), From: string(r.record.Next), To: to, Selectors: snapshotPicks(nil, failure, at)}
-	for row, err := range r.db.scanSettled(ctx, scan, at, nil) {
+	for row, err := range r.db.scanSettled(ctx, scan, at, nil, nil) {
 		if err != nil {
 			return err
 		}

@@ -3,10 +3,12 @@ package percolator
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -75,9 +77,11 @@ func (tx *Txn) Scan(ctx context.Context, r Range) iter.Seq2[Row, error] {
 			yield(Row{}, err)
 			return
 		}
-		if err := tx.begin(ctx); err != nil {
-			yield(Row{}, err)
-			return
+		if tx.db.snapshotReader == nil || !tx.db.snapshotScans {
+			if err := tx.begin(ctx); err != nil {
+				yield(Row{}, err)
+				return
+			}
 		}
 		stopped, err := newScan(tx, r).run(ctx, yield)
 		if err != nil && !stopped {
@@ -125,6 +129,9 @@ type scan struct {
 	picks   []rowstore.Selector
 	own     []ownRow       // in the scan's order; what is left
 	values  []pendingValue // of the rows of a chunk
+	// at is the scan's Snapshot, nil where the store takes none. again tells that rows were read after it.
+	at      *rowstore.ScanSnapshot
+	again   bool
 	yielded int
 	noted   int // 1 + the index in tx.ranges of what was seen so far; 0 before there is any
 }
@@ -137,8 +144,11 @@ type ownRow struct {
 
 func newScan(tx *Txn, r Range) *scan {
 	s := &scan{tx: tx, table: format.Escape(r.Table), r: r}
+	if tx.db.snapshotReader != nil && tx.db.snapshotScans {
+		s.at = &rowstore.ScanSnapshot{Start: tx.start}
+	}
 	if len(r.Columns) == 0 {
-		s.picks = snapshotPicks(nil, rowstore.AllColumns, tx.start)
+		s.picks = snapshotPicks(nil, rowstore.AllColumns, tx.at())
 	}
 	for _, col := range r.Columns {
 		stored := format.Escape(col)
@@ -146,7 +156,7 @@ func newScan(tx *Txn, r Range) *scan {
 			continue
 		}
 		s.columns = append(s.columns, stored)
-		s.picks = snapshotPicks(s.picks, stored, tx.start)
+		s.picks = snapshotPicks(s.picks, stored, tx.at())
 	}
 	index := map[string]int{}
 	for i := range tx.writes.list {
@@ -204,8 +214,12 @@ func (s *scan) run(ctx context.Context, yield func(Row, error) bool) (stopped bo
 		s.values = s.values[:0]
 		seen, end := 0, ""
 		ahead := func() int { return s.wanted() - len(chunk) }
-		r := rowstore.ScanRange{Table: s.table, From: from, To: to, Reverse: s.r.Reverse, Selectors: s.picks, Limit: limit}
-		for row, err := range s.tx.db.scanSettled(ctx, r, s.tx.start, ahead) {
+		r := rowstore.ScanRange{Table: s.table, From: from, To: to, Reverse: s.r.Reverse, Selectors: s.picks, Limit: limit, Snapshot: s.at}
+		began := s.tx.db.clock.Now()
+		for row, err := range s.tx.db.scanSettled(ctx, r, s.tx.start, ahead, &s.again) {
+			if begin := s.begun(began); err == nil {
+				err = begin
+			}
 			if err != nil {
 				return false, err
 			}
@@ -232,6 +246,9 @@ func (s *scan) run(ctx context.Context, yield func(Row, error) bool) (stopped bo
 				chunk, s.values = chunk[:0], s.values[:0]
 			}
 		}
+		if err := s.begun(began); err != nil {
+			return false, err
+		}
 		if more, err := s.emit(ctx, chunk, yield); err != nil || !more {
 			return !more, err
 		}
@@ -248,6 +265,31 @@ func (s *scan) run(ctx context.Context, yield func(Row, error) bool) (stopped bo
 			from = end + "\x00"
 		}
 	}
+}
+
+// begun takes the start timestamp that the scan has drawn, if the transaction had none: began is when it asked.
+func (s *scan) begun(began time.Time) error {
+	if s.tx.set {
+		return nil
+	}
+	if s.at.Start == 0 {
+		return errors.New("the store has drawn no timestamp for the scan")
+	}
+	s.tx.snapshot = snapshot{set: true, start: s.at.Start, began: began}
+	s.picks = (&rowstore.ScanRange{Selectors: s.picks}).At(s.at.Start) // the scan may still read the others
+	return nil
+}
+
+// check is checkSnapshot for what was found so far. It draws a timestamp unless the store tells how old the rows are; later is
+// whether any were read after the scan.
+func (s *scan) check(ctx context.Context, later bool) error {
+	if s.at == nil || s.at.Latest == 0 || later {
+		return s.tx.db.checkSnapshot(ctx, s.tx.start, s.span())
+	}
+	if err := s.tx.db.checkFound(s.tx.start, s.span()); err != nil {
+		return err
+	}
+	return s.tx.db.checkSnapshotAt(ctx, s.tx.start, s.at.Latest, s.span())
 }
 
 // wanted is how many rows of the store are looked at together now: no more than may be handed out,
@@ -309,9 +351,10 @@ func (s *scan) emit(ctx context.Context, chunk []pending, yield func(Row, error)
 	if err != nil {
 		return true, err
 	}
-	if err := s.tx.db.checkSnapshot(ctx, s.tx.start, s.span()); err != nil {
+	if err := s.check(ctx, s.again || len(long) > 0); err != nil {
 		return true, err
 	}
+	s.again = false
 	for i := range chunk {
 		p := &chunk[i]
 		for _, l := range p.long {

@@ -436,7 +436,7 @@ func requests(ctx context.Context, t *testing.T, db *DB) (n int) {
 	require.NoError(t, err)
 	failure := format.FailureColumn("o", "v")
 	scan := rowstore.ScanRange{Table: "t", Selectors: snapshotPicks(nil, failure, at)}
-	for row, err := range db.scanSettled(ctx, scan, at, nil) {
+	for row, err := range db.scanSettled(ctx, scan, at, nil, nil) {
 		require.NoError(t, err)
 		_, found, err := committed(&row, failure)
 		require.NoError(t, err)

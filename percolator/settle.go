@@ -26,15 +26,26 @@ type metLock struct {
 
 // scanSettled is Store.Scan with rows that show no put or delete lock at or below at. As many rows as ahead
 // tells, and at most settleMost, are read before the first of them is handed out; nil stands for
-// settleMost.
-func (db *DB) scanSettled(ctx context.Context, r rowstore.ScanRange, at Timestamp, ahead func() int) iter.Seq2[rowstore.Row, error] {
+// settleMost. A scan with a Snapshot is at its Start. again, which may be nil, gets true before a row is handed out that was
+// read again after the scan.
+func (db *DB) scanSettled(ctx context.Context, r rowstore.ScanRange, at Timestamp, ahead func() int, again *bool) iter.Seq2[rowstore.Row, error] {
 	return func(yield func(rowstore.Row, error) bool) {
 		most := settleMost
 		var rows []rowstore.Row
 		flush := func() (more bool) {
-			if _, err := db.settleRows(ctx, rows, func(int) []rowstore.Selector { return r.Selectors }, at); err != nil {
+			picks := r.Selectors
+			if r.Snapshot != nil && at != r.Snapshot.Start {
+				at = r.Snapshot.Start
+				r.Selectors = r.At(at) // for the next time; the scan has a copy
+				picks = r.Selectors
+			}
+			read, err := db.settleRows(ctx, rows, func(int) []rowstore.Selector { return picks }, at)
+			if err != nil {
 				yield(rowstore.Row{}, err)
 				return false
+			}
+			if read && again != nil {
+				*again = true
 			}
 			for i := range rows {
 				if !yield(rows[i], nil) {

@@ -19,7 +19,7 @@ import (
 // abilities is a store with some of Memory's optional abilities.
 type abilities struct {
 	*memstore.Store
-	groups, snapshotReads, apart bool
+	groups, snapshotReads, apart, scans bool
 }
 
 func (a abilities) Close() error { return nil }
@@ -32,6 +32,9 @@ func (a abilities) Abilities() rowstore.Abilities {
 	}
 	if a.snapshotReads {
 		has.SnapshotReader = a
+	}
+	if a.scans {
+		has.SnapshotScanner = a.Store
 	}
 	return has
 }
@@ -135,9 +138,9 @@ func TestClockThatStoodStill(t *testing.T) {
 			require.True(t, errors.Is(err, ErrTxnTooOld) || errors.Is(err, ErrUndetermined), "%v", err)
 		},
 	}
-	for _, have := range []abilities{{}, {groups: true}, {snapshotReads: true}, {groups: true, snapshotReads: true}, {snapshotReads: true, apart: true}} {
+	for _, have := range []abilities{{}, {groups: true}, {snapshotReads: true}, {groups: true, snapshotReads: true}, {snapshotReads: true, apart: true}, {snapshotReads: true, scans: true}} {
 		for name, read := range reads {
-			t.Run(fmt.Sprintf("%s/groups %v draw reads %v apart %v", name, have.groups, have.snapshotReads, have.apart), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s/groups %v draw reads %v apart %v scans %v", name, have.groups, have.snapshotReads, have.apart, have.scans), func(t *testing.T) {
 				t.Parallel()
 				w := newWorld(t)
 				c := w.client()

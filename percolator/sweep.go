@@ -324,7 +324,7 @@ func (w *Worker) sweep(ctx context.Context, r format.Observer, at Timestamp, lea
 		rows = rows[:0]
 		return err
 	}
-	for row, err := range w.db.scanSettled(ctx, rowstore.ScanRange{Table: table, Selectors: picks}, at, nil) {
+	for row, err := range w.db.scanSettled(ctx, rowstore.ScanRange{Table: table, Selectors: picks}, at, nil, nil) {
 		if err == nil {
 			err = lease.renew(ctx)
 		}

@@ -143,7 +143,7 @@ func (w *Worker) nextTimer(ctx context.Context) (next hook.Run, due time.Time, e
 		for _, column := range w.tables[table] {
 			picks = snapshotPicks(picks, format.TimerColumn(column), now)
 		}
-		for row, err := range w.db.scanSettled(ctx, rowstore.ScanRange{Table: table, Selectors: picks}, now, nil) {
+		for row, err := range w.db.scanSettled(ctx, rowstore.ScanRange{Table: table, Selectors: picks}, now, nil, nil) {
 			if err != nil {
 				return next, due, err
 			}

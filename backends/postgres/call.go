@@ -62,7 +62,7 @@ func newQueries(n names) queries {
 		picks:     either("read_any", 12),
 		check:     check,
 		scan:      call("scan_page", 16),
-		scanPoint: either("scan_point", 10),
+		scanPoint: either("scan_point", 13),
 		slots:     call("scan_slots", 13),
 		draw:      call("draw", 3),
 		step:      statement(stepSQL),

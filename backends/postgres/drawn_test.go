@@ -33,6 +33,7 @@ var waysToRead = map[string]func(ctx context.Context, s *Store, at rowstore.Time
 	"Check":     checkAt,
 	"Scan":      scanAt,
 	"ScanPoint": scanPointAt,
+	"ScanDrawn": scanDrawnAt,
 	"Slots":     slotsAt,
 }
 
@@ -93,6 +94,14 @@ func scanAt(ctx context.Context, s *Store, at rowstore.Timestamp) (ts, seen rows
 
 func scanPointAt(ctx context.Context, s *Store, at rowstore.Timestamp) (ts, seen rowstore.Timestamp, err error) {
 	return scanOf(ctx, s, rowstore.ScanRange{Selectors: []rowstore.Selector{{Family: rowstore.Write, Column: "c", To: at, Limit: 1}}}, at)
+}
+
+// scanDrawnAt draws its timestamp itself.
+func scanDrawnAt(ctx context.Context, s *Store, _ rowstore.Timestamp) (ts, seen rowstore.Timestamp, err error) {
+	at := &rowstore.ScanSnapshot{}
+	r := rowstore.ScanRange{Snapshot: at, Selectors: []rowstore.Selector{{Family: rowstore.Write, Column: "c", To: rowstore.AssignedTimestamp, Limit: 1}}}
+	_, seen, err = scanOf(ctx, s, r, 0)
+	return at.Start, seen, err
 }
 
 func slotsAt(ctx context.Context, s *Store, at rowstore.Timestamp) (ts, seen rowstore.Timestamp, err error) {
@@ -217,17 +226,17 @@ func TestReadersThatDoNotWait(t *testing.T) {
 			return replaceAll(t, try, "NULL;", "WHERE v_busy IS NULL OR u.lock <> ALL (v_busy);", "WHERE pg_advisory_xact_lock_shared(u.lock) IS NOT NULL;",
 				"WHERE v_busy IS NULL OR u.lock <> ALL (v_busy)\n", "WHERE pg_advisory_xact_lock_shared(u.lock) IS NOT NULL\n")
 		}, nil, []string{"Point", "Picks", "Check"}},
-		"NobodyInFlight": {func(t *testing.T) func(string) string { return replaceAll(t, inFlightSQL, "false") }, nil, []string{"Point", "Picks", "Snapshot", "Check", "ManyRows", "ScanPoint"}},
+		"NobodyInFlight": {func(t *testing.T) func(string) string { return replaceAll(t, inFlightSQL, "false") }, nil, []string{"Point", "Picks", "Snapshot", "Check", "ManyRows", "ScanPoint", "ScanDrawn"}},
 		"NoBarrier": {func(t *testing.T) func(string) string {
 			return replaceAll(t, "IF p_settle = 3 THEN", "IF p_settle = 4 THEN")
-		}, nil, []string{"Scan", "ScanPoint", "Slots", "ManyRows"}},
+		}, nil, []string{"Scan", "ScanPoint", "ScanDrawn", "Slots", "ManyRows"}},
 		"NoNameOfTheWriter": {func(t *testing.T) func(string) string {
 			return replaceAll(t, "| (pg_current_xact_id()::text::bigint & 4294967295)", "| ((pg_current_xact_id()::text::bigint + 1000000) & 4294967295)")
-		}, nil, []string{"Scan", "ScanPoint", "Slots", "ManyRows"}},
-		"Stable": {func(*testing.T) func(string) string { return stable }, nil, []string{"Point", "Picks", "Scan", "ScanPoint", "Slots", "ManyRows"}},
+		}, nil, []string{"Scan", "ScanPoint", "ScanDrawn", "Slots", "ManyRows"}},
+		"Stable": {func(*testing.T) func(string) string { return stable }, nil, []string{"Point", "Picks", "Scan", "ScanPoint", "ScanDrawn", "Slots", "ManyRows"}},
 		"RepeatableRead": {func(t *testing.T) func(string) string {
 			return replaceAll(t, "current_setting('transaction_isolation') <> 'read committed'", "current_setting('transaction_isolation') = 'none'")
-		}, []string{"default_transaction_isolation", "repeatable read"}, []string{"Point", "Picks", "Scan", "ScanPoint", "Slots", "ManyRows"}},
+		}, []string{"default_transaction_isolation", "repeatable read"}, []string{"Point", "Picks", "Scan", "ScanPoint", "ScanDrawn", "Slots", "ManyRows"}},
 	} {
 		for _, way := range broken.ways {
 			t.Run(name+way, func(t *testing.T) {

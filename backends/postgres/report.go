@@ -70,6 +70,7 @@ func (s *plainStore) Report(ctx context.Context) (rowstore.Report, error) {
 		{Name: rowstore.FeatureOracle, Supported: true, Reason: "a sequence below a durable bound"},
 		{Name: rowstore.FeatureSplit, Supported: true, Reason: "by a sample of the table's pages"},
 		{Name: rowstore.FeatureSlots, Supported: true, Reason: "the key of the table of notifications begins with the slot"},
+		{Name: rowstore.FeatureScans, Supported: true},
 		{Name: rowstore.FeatureWake, Supported: s.listen != nil},
 		{Name: "prepared statements", Supported: !s.unprepared.Load()},
 	}}

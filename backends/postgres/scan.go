@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
 // Sizes of the pages of a scan, in rows, and how many bytes a page should have.
@@ -35,9 +36,6 @@ func (s *plainStore) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[r
 			yield(rowstore.Row{}, fmt.Errorf("postgres: scan: %w", err))
 			return
 		}
-		if len(r.Table) > maxTable {
-			return // no such table can be there
-		}
 		// The caller may change its slices within the loop.
 		r.Selectors, r.Slots = slices.Clone(r.Selectors), slices.Clone(r.Slots)
 		if len(r.Slots) > 0 {
@@ -48,10 +46,22 @@ func (s *plainStore) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[r
 		if hi == "" || len(hi) > maxRow && hi > afterAll {
 			hi = afterAll
 		}
+		none := lo >= hi || len(r.Table) > maxTable // no such table can be there
 		asked := scanAsk{ScanRange: r, settled: new(bool)}
 		page, size := s.page, firstPage
-		if at, ok := newPointScan(s, asked); ok {
+		at, ok := newPointScan(s, asked)
+		if ok {
 			page, size = at.page, max(firstPage, min(r.Limit, maxPage))
+		}
+		if r.Snapshot != nil && (none || !ok) {
+			var err error
+			if asked.ScanRange, err = kit.TimestampThenScan(ctx, s.Oracle(), r); err != nil {
+				yield(rowstore.Row{}, fmt.Errorf("postgres: scan: %w", err))
+				return
+			}
+		}
+		if none {
+			return
 		}
 		if slices.ContainsFunc(r.Selectors, func(p rowstore.Selector) bool { return p.Family == rowstore.Notify }) {
 			page = newNotifiedScan(s, asked).page

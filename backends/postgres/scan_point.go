@@ -4,7 +4,8 @@ import (
 	"context"
 	"slices"
 
-	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -13,11 +14,11 @@ import (
 // reads them.
 type pointScan struct {
 	store   *plainStore
-	columns []string // nil for all
-	at      rowstore.Timestamp
-	perRow  float64 // lines of a row: of those of the last page
-	look    int     // how many lines the next page may look at,
-	bytes   int     // and how many bytes it may have
+	columns []string           // nil for all
+	at      rowstore.Timestamp // AssignedTimestamp if the first page is to draw it
+	perRow  float64            // lines of a row: of those of the last page
+	look    int                // how many lines the next page may look at,
+	bytes   int                // and how many bytes it may have
 }
 
 const (
@@ -33,9 +34,13 @@ func newPointScan(s *plainStore, r scanAsk) (*pointScan, bool) {
 	all := false
 	for i := range r.Selectors {
 		pick := &r.Selectors[i]
+		to := pick.To
+		if r.Snapshot != nil && r.Snapshot.Start != 0 && to == rowstore.AssignedTimestamp {
+			to = r.Snapshot.Start
+		}
 		switch {
-		case pick.Family == rowstore.Write && pick.Limit == 1 && (p.at == 0 || p.at == min(pick.To, oracle.Max)):
-			p.at = min(pick.To, oracle.Max)
+		case pick.Family == rowstore.Write && pick.Limit == 1 && (p.at == 0 || p.at == to):
+			p.at = to
 		case pick.Family != rowstore.Lock && pick.Family != rowstore.Mark:
 			return nil, false
 		}
@@ -70,56 +75,121 @@ func (p *pointScan) page(ctx context.Context, r scanAsk, lo, hi string, size, _ 
 		return scanned{}, err
 	}
 	defer done()
-	lines := int(float64(size)*p.perRow) + 1
+	a := pointPage{pointScan: p, r: r, lines: int(float64(size)*p.perRow) + 1}
+	if err = a.read(ctx, lo, hi); err == nil && p.at == rowstore.AssignedTimestamp {
+		// The sequence has to be set forward, or to get a new bound.
+		if p.at, err = (serverOracle{s}).Draw(ctx, 1); err == nil {
+			err = a.read(ctx, lo, hi)
+		}
+	}
+	if err != nil {
+		return scanned{}, s.gate.Fail("scan", err)
+	}
+	if r.Snapshot != nil {
+		r.Snapshot.Start, r.Snapshot.Latest = p.at, a.latest
+	}
+	*r.settled = true
+	page := &a.scanned
+	if page.end = a.n < a.lines && a.looked == 0; !page.end {
+		p.perRow = float64(a.n) / float64(len(page.rows))
+		last := len(page.rows) - 1
+		page.next = page.rows[last].Row
+		if a.whole != r.Reverse { // the next page begins behind the last row, or in reverse also with it
+			page.next += "\x00"
+		}
+		if !a.whole {
+			page.rows = page.rows[:last]
+		}
+		p.next(a.looked, page.next == lo || page.next == hi)
+	}
+	page.rows = slices.DeleteFunc(page.rows, func(row rowstore.Row) bool { return len(row.Versions) == 0 })
+	for i := range page.rows {
+		tidy(&page.rows[i])
+	}
+	return *page, nil
+}
+
+// pointPage is one page under way.
+type pointPage struct {
+	*pointScan
+	r     scanAsk
+	lines int // how many it may have
+
+	on    *pgconn.PgConn
+	bound uint64 // of the oracle, if the connection knows it
+	scanned
+	n, looked int  // lines, and at how many more it looked to find them if it had to stop
+	whole     bool // whether the last row has all of its lines, also if there may be more
+	drawn     bool
+	latest    rowstore.Timestamp
+}
+
+// read calls scan_point. If that should draw a timestamp and cannot, it reads nothing.
+func (p *pointPage) read(ctx context.Context, lo, hi string) error {
+	s := p.store
 	a := arrayPool.Get().(*arrays)
 	defer arrayPool.Put(a)
-	params := append(a.params[:0], r.settle(), []byte(r.Table), notNull(lo), []byte(hi), boolParam(r.Reverse), int8Param(uint64(lines)), int8Param(uint64(p.look)), //nolint:gosec // above 0
-		int8Param(uint64(p.bytes)), nil, int8Param(uint64(p.at))) //nolint:gosec // above 0
+	params := append(a.params[:0], nil, int8Param(ahead), nil, p.r.settle(), []byte(p.r.Table), notNull(lo), []byte(hi), boolParam(p.r.Reverse),
+		int8Param(uint64(p.lines)), int8Param(uint64(p.pointScan.look)), int8Param(uint64(p.bytes)), nil, nil) //nolint:gosec // above 0
 	if p.columns != nil {
 		cols := &a.a[0]
 		cols.reset(oidBytea)
 		for _, c := range p.columns {
 			cols.string(c)
 		}
-		params[8] = cols.param()
+		params[11] = cols.param()
+	}
+	if p.at == rowstore.AssignedTimestamp {
+		params[0] = int8Param(maxLag)
+	} else {
+		params[12] = int8Param(uint64(p.at))
 	}
 	a.params = params
-	var page scanned
-	var n, looked int // lines, and at how many more it looked to find them if it had to stop
-	var whole bool    // whether the last row has all of its lines, also if there may be more
-	begin := func() { page, n, looked, whole = scanned{}, 0, 0, false }
-	err = s.run(ctx, s.q.scanPoint, params, false, begin, func(f *fields) {
-		n++
-		column := p.column(f.values[8])
-		if last := len(page.rows) - 1; last < 0 || page.rows[last].Row != string(f.values[0]) {
-			page.rows = append(page.rows, rowstore.Row{Table: r.Table, Row: string(f.values[0])})
+	choose := func(c *pgconn.PgConn) (query, [][]byte) {
+		p.on, p.bound = c, s.boundOn(c)
+		if params[2] = nil; p.bound != 0 {
+			params[2] = int8Param(p.bound)
 		}
-		row := &page.rows[len(page.rows)-1]
-		row.Versions = pointVersions(row.Versions, r.Selectors, column, oracle.Max, f)
-		looked = int(f.int8(9)) //nolint:gosec // few
-		whole = len(p.columns) == 1 && column == p.columns[0]
-	})
-	if err != nil {
-		return scanned{}, s.gate.Fail("scan", err)
+		return s.q.scanPoint, params
 	}
-	*r.settled = true
-	if page.end = n < lines && looked == 0; !page.end {
-		p.perRow = float64(n) / float64(len(page.rows))
-		last := len(page.rows) - 1
-		page.next = page.rows[last].Row
-		if whole != r.Reverse { // the next page begins behind the last row, or in reverse also with it
-			page.next += "\x00"
+	at := p.at
+	begin := func() {
+		p.scanned, p.n, p.looked, p.whole, p.drawn, p.latest, p.at = scanned{}, 0, 0, false, false, 0, at
+	}
+	return s.runOn(ctx, choose, false, begin, func(f *fields) {
+		if f.values[0] == nil {
+			p.times(f)
+			return
 		}
-		if !whole {
-			page.rows = page.rows[:last]
+		p.line(f)
+	}, nil)
+}
+
+// times takes a line that is not of a row.
+func (p *pointPage) times(f *fields) {
+	switch latest := rowstore.Timestamp(f.int8(3)); {
+	case latest == 0:
+		start := rowstore.Timestamp(f.int8(5))
+		p.store.stepped(p.on, p.bound, f.int8(1), start)
+		if p.drawn = start != 0; p.drawn {
+			p.at = start
 		}
-		p.next(looked, page.next == lo || page.next == hi)
+	case p.drawn || p.bound != 0: // else the server may have started anew, or be another one
+		p.latest = latest
 	}
-	page.rows = slices.DeleteFunc(page.rows, func(row rowstore.Row) bool { return len(row.Versions) == 0 })
-	for i := range page.rows {
-		tidy(&page.rows[i])
+}
+
+// line takes a line of the answer.
+func (p *pointPage) line(f *fields) {
+	p.n++
+	column := p.column(f.values[8])
+	if last := len(p.rows) - 1; last < 0 || p.rows[last].Row != string(f.values[0]) {
+		p.rows = append(p.rows, rowstore.Row{Table: p.r.Table, Row: string(f.values[0])})
 	}
-	return page, nil
+	row := &p.rows[len(p.rows)-1]
+	row.Versions = pointVersions(row.Versions, p.r.Selectors, column, p.at, f)
+	p.looked = int(f.int8(9)) //nolint:gosec // few
+	p.whole = len(p.columns) == 1 && column == p.columns[0]
 }
 
 // next says what the next page may look at. looked is where this one had to stop, 0 if it had not; again that it has not even

@@ -152,3 +152,55 @@ func TestScansForScanPage(t *testing.T) {
 	_, ok := newPointScan(nil, scanAsk{ScanRange: rowstore.ScanRange{Selectors: []rowstore.Selector{lock, {Family: rowstore.Mark, Column: "c", To: 5}, write}}})
 	require.True(t, ok)
 }
+
+// A scan at a snapshot is one statement, which draws the timestamp, where the bound of the oracle has room, and says how old the rows
+// are. On a connection that knows nothing of the oracle it draws, or says nothing.
+func TestScanPointDraws(t *testing.T) {
+	t.Parallel()
+	ctx := testContext(t)
+	direct := testserver.Postgres(t)
+	schema := fresh(t, direct)
+	url := with(direct, "schema", schema, "coalesce", "off", "pool_max_conns", "1")
+	other := openTest(t, url)
+	_, err := other.Apply(ctx, []rowstore.Mutation{put("a", 5), put("b", 6)}, rowstore.ApplyOptions{})
+	require.NoError(t, err)
+	last := draw(ctx, t, other)
+	bound := func(of string) { sqlDo(t, direct, "UPDATE "+newNames(schema).schema+".oracle SET bound = "+of) }
+	for _, c := range []struct {
+		name    string
+		prepare func(s *Store)
+		start   rowstore.Timestamp // 0 for one that is drawn
+		silent  bool               // it cannot tell the age
+	}{
+		{"a connection that knows nothing", func(*Store) {}, 0, false},
+		{"a connection that knows nothing, at a timestamp", func(*Store) {}, last, true},
+		{"a connection that has drawn", func(s *Store) { draw(ctx, t, s) }, 0, false},
+		{"a connection that has drawn, at a timestamp", func(s *Store) { draw(ctx, t, s) }, last, false},
+		{"the bound is reached, and nobody knows", func(*Store) { bound("0") }, 0, false},
+		{"the bound is reached, and was far away", func(s *Store) { draw(ctx, t, s); bound("0") }, 0, false},
+	} {
+		s := openTest(t, url)
+		c.prepare(s)
+		last = draw(ctx, t, other)
+		at := &rowstore.ScanSnapshot{Start: c.start}
+		rows := 0
+		for row, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Snapshot: at, Selectors: []rowstore.Selector{{Family: rowstore.Write, Column: "c", To: rowstore.AssignedTimestamp, Limit: 1}}}) {
+			require.NoError(t, err, c.name)
+			require.NotEmpty(t, row.Versions)
+			rows++
+		}
+		require.Equal(t, 2, rows, c.name)
+		switch {
+		case c.silent:
+			require.Zero(t, at.Latest, c.name)
+		default:
+			require.GreaterOrEqual(t, at.Latest, max(last, at.Start), c.name)
+		}
+		if c.start == 0 {
+			require.Greater(t, at.Start, last, c.name)
+			require.Greater(t, draw(ctx, t, other), at.Start, c.name)
+		} else {
+			require.Equal(t, c.start, at.Start)
+		}
+	}
+}

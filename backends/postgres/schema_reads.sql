@@ -35,19 +35,40 @@ $body$;
 -- p_bytes; the line at which it stopped for that, which may be of another column, has looked: how many there were. So the last row is whole only if the range ends with
 -- it. All lines are of one moment.
 --
+-- With p_lag, it draws p_ts first, as snapshot_point does. Then the first line has no key, but in write_ts what was drawn, and
+-- in lock_ts the bound; where the function draw has to be called first, that is all. The last line has no key either, and in
+-- mark_ts the last timestamp that had been drawn when the lines had been read.
+--
 -- Every step keeps the order of the index, so nothing is sorted, and no more lines are looked at than are
 -- needed. The settings say so to the planner. They last until the transaction ends, and a plan lasts longer.
-CREATE FUNCTION {{schema}}.scan_point{{set}}(p_settle integer, p_tab bytea, p_lo bytea, p_hi bytea, p_reverse boolean, p_n bigint, p_look bigint, p_bytes bigint,
+CREATE FUNCTION {{schema}}.scan_point{{set}}(p_lag bigint, p_ahead bigint, p_bound bigint, p_settle integer, p_tab bytea, p_lo bytea, p_hi bytea, p_reverse boolean, p_n bigint, p_look bigint, p_bytes bigint,
 	p_cols bytea[], p_ts bigint)
 RETURNS TABLE (key bytea, lock_ts bigint, lock_val bytea, mark_ts bigint, mark_val bytea, write_ts bigint, write_val bytea, past bytea, col bytea, looked bigint)
 LANGUAGE plpgsql {{settings}} AS $body$
 #variable_conflict use_column
 DECLARE
+	v_bound bigint;
+	v_last  bigint;
 	{{barrier_vars}}
 BEGIN
 	{{session}}
 	IF current_setting('transaction_isolation') <> 'read committed' OR pg_is_in_recovery() THEN
 		PERFORM {{schema}}.guard();
+	END IF;
+	IF p_lag IS NOT NULL THEN
+		PERFORM set_config('synchronous_commit', 'off', true);
+		{{wait}}
+		v_bound := coalesce(p_bound, (SELECT o.bound FROM {{schema}}.oracle o JOIN {{schema}}.incarnation n ON n.id = o.incarnation));
+		{{step_alone}}
+		p_ts := CASE WHEN v_last <= v_bound - (CASE WHEN p_bound IS NULL THEN p_ahead / 4 ELSE 0 END) THEN v_last - 4095 END;
+		lock_ts := v_bound;
+		write_ts := p_ts;
+		RETURN NEXT;
+		IF p_ts IS NULL THEN
+			RETURN;
+		END IF;
+		lock_ts := NULL;
+		write_ts := NULL;
 	END IF;
 	IF p_settle > 0 AND {{in_flight}} THEN
 		{{barrier}}
@@ -59,6 +80,8 @@ BEGIN
 	ELSE
 		RETURN QUERY {{range}}
 	END IF;
+	mark_ts := pg_sequence_last_value({{clock}});
+	RETURN NEXT;
 END
 $body$;
 

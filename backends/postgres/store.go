@@ -110,6 +110,9 @@ func (s *Store) Split(ctx context.Context, table string, n int) ([]string, error
 // table and slot.
 func (s *Store) ScansSlots() {}
 
+// ScansSnapshots implements rowstore.SnapshotScanner: scan_point draws the timestamp, and tells the last one that was drawn.
+func (s *Store) ScansSnapshots() {}
+
 // Limits implements rowstore.Limiter.
 func (s *Store) Limits() rowstore.Limits { return s.plain.Limits() }
 
@@ -167,6 +170,9 @@ func (s *plainStore) Close() error {
 // ScansSlots implements rowstore.SlotScanner.
 func (s *plainStore) ScansSlots() {}
 
+// ScansSnapshots implements rowstore.SnapshotScanner.
+func (s *plainStore) ScansSnapshots() {}
+
 // Limits implements rowstore.Limiter.
 func (s *plainStore) Limits() rowstore.Limits {
 	return rowstore.Limits{Table: maxTable, Row: maxRow, Column: maxColumn, Value: maxValue}
@@ -176,15 +182,16 @@ func (s *plainStore) Limits() rowstore.Limits {
 func (s *plainStore) Oracle() oracle.Oracle { return s.gate.Oracle(serverOracle{s}) }
 
 var (
-	_ rowstore.Store          = (*Store)(nil)
-	_ rowstore.Wrapper        = (*Store)(nil)
-	_ rowstore.Grouper        = (*Store)(nil)
-	_ rowstore.SnapshotReader = (*Store)(nil)
-	_ rowstore.Deferrer       = (*Store)(nil)
-	_ rowstore.OracleProvider = (*Store)(nil)
-	_ rowstore.Splitter       = (*Store)(nil)
-	_ rowstore.SlotScanner    = (*Store)(nil)
-	_ rowstore.Limiter        = (*Store)(nil)
-	_ rowstore.Reporter       = (*Store)(nil)
-	_ rowstore.Waker          = (*wakingStore)(nil)
+	_ rowstore.Store           = (*Store)(nil)
+	_ rowstore.Wrapper         = (*Store)(nil)
+	_ rowstore.Grouper         = (*Store)(nil)
+	_ rowstore.SnapshotReader  = (*Store)(nil)
+	_ rowstore.Deferrer        = (*Store)(nil)
+	_ rowstore.OracleProvider  = (*Store)(nil)
+	_ rowstore.Splitter        = (*Store)(nil)
+	_ rowstore.SlotScanner     = (*Store)(nil)
+	_ rowstore.SnapshotScanner = (*Store)(nil)
+	_ rowstore.Limiter         = (*Store)(nil)
+	_ rowstore.Reporter        = (*Store)(nil)
+	_ rowstore.Waker           = (*wakingStore)(nil)
 )

@@ -9,18 +9,19 @@ import (
 // the one list of them: whoever adds an optional interface to this package adds a field
 // here and one in [Treatment].
 type Abilities struct {
-	Grouper        Grouper
-	Deferrer       Deferrer
-	OracleProvider OracleProvider
-	SnapshotReader SnapshotReader
-	Splitter       Splitter
-	SlotScanner    SlotScanner
-	Waker          Waker
-	Limiter        Limiter
-	Sharder        Sharder
-	Placer         Placer
-	Reporter       Reporter
-	Crasher        Crasher
+	Grouper         Grouper
+	Deferrer        Deferrer
+	OracleProvider  OracleProvider
+	SnapshotReader  SnapshotReader
+	Splitter        Splitter
+	SlotScanner     SlotScanner
+	SnapshotScanner SnapshotScanner
+	Waker           Waker
+	Limiter         Limiter
+	Sharder         Sharder
+	Placer          Placer
+	Reporter        Reporter
+	Crasher         Crasher
 }
 
 // AbilitiesOf finds the abilities of a store, each as [Unwrap] finds it. Those of nil are
@@ -43,6 +44,7 @@ func AbilitiesOf(s Store) Abilities {
 	own(s, &a.SnapshotReader)
 	own(s, &a.Splitter)
 	own(s, &a.SlotScanner)
+	own(s, &a.SnapshotScanner)
 	own(s, &a.Waker)
 	own(s, &a.Limiter)
 	own(s, &a.Sharder)
@@ -74,18 +76,19 @@ func own[T any](s Store, to *T) {
 // Every field must be set. A wrapper that forgets an ability would hide it without a word,
 // or let it go round what the wrapper does.
 type Treatment struct {
-	Grouper        func(Grouper) Grouper
-	Deferrer       func(Deferrer) Deferrer
-	OracleProvider func(OracleProvider) OracleProvider
-	SnapshotReader func(SnapshotReader) SnapshotReader
-	Splitter       func(Splitter) Splitter
-	SlotScanner    func(SlotScanner) SlotScanner
-	Waker          func(Waker) Waker
-	Limiter        func(Limiter) Limiter
-	Sharder        func(Sharder) Sharder
-	Placer         func(Placer) Placer
-	Reporter       func(Reporter) Reporter
-	Crasher        func(Crasher) Crasher
+	Grouper         func(Grouper) Grouper
+	Deferrer        func(Deferrer) Deferrer
+	OracleProvider  func(OracleProvider) OracleProvider
+	SnapshotReader  func(SnapshotReader) SnapshotReader
+	Splitter        func(Splitter) Splitter
+	SlotScanner     func(SlotScanner) SlotScanner
+	SnapshotScanner func(SnapshotScanner) SnapshotScanner
+	Waker           func(Waker) Waker
+	Limiter         func(Limiter) Limiter
+	Sharder         func(Sharder) Sharder
+	Placer          func(Placer) Placer
+	Reporter        func(Reporter) Reporter
+	Crasher         func(Crasher) Crasher
 }
 
 // Of returns the abilities of a wrapper that treats those of s so. It panics if a field of
@@ -94,18 +97,19 @@ type Treatment struct {
 func (t Treatment) Of(s Store) Abilities {
 	a := AbilitiesOf(s)
 	return Abilities{
-		Grouper:        treat("Grouper", a.Grouper, t.Grouper),
-		Deferrer:       treat("Deferrer", a.Deferrer, t.Deferrer),
-		OracleProvider: treat("OracleProvider", a.OracleProvider, t.OracleProvider),
-		SnapshotReader: treat("SnapshotReader", a.SnapshotReader, t.SnapshotReader),
-		Splitter:       treat("Splitter", a.Splitter, t.Splitter),
-		SlotScanner:    treat("SlotScanner", a.SlotScanner, t.SlotScanner),
-		Waker:          treat("Waker", a.Waker, t.Waker),
-		Limiter:        treat("Limiter", a.Limiter, t.Limiter),
-		Sharder:        treat("Sharder", a.Sharder, t.Sharder),
-		Placer:         treat("Placer", a.Placer, t.Placer),
-		Reporter:       treat("Reporter", a.Reporter, t.Reporter),
-		Crasher:        treat("Crasher", a.Crasher, t.Crasher),
+		Grouper:         treat("Grouper", a.Grouper, t.Grouper),
+		Deferrer:        treat("Deferrer", a.Deferrer, t.Deferrer),
+		OracleProvider:  treat("OracleProvider", a.OracleProvider, t.OracleProvider),
+		SnapshotReader:  treat("SnapshotReader", a.SnapshotReader, t.SnapshotReader),
+		Splitter:        treat("Splitter", a.Splitter, t.Splitter),
+		SlotScanner:     treat("SlotScanner", a.SlotScanner, t.SlotScanner),
+		SnapshotScanner: treat("SnapshotScanner", a.SnapshotScanner, t.SnapshotScanner),
+		Waker:           treat("Waker", a.Waker, t.Waker),
+		Limiter:         treat("Limiter", a.Limiter, t.Limiter),
+		Sharder:         treat("Sharder", a.Sharder, t.Sharder),
+		Placer:          treat("Placer", a.Placer, t.Placer),
+		Reporter:        treat("Reporter", a.Reporter, t.Reporter),
+		Crasher:         treat("Crasher", a.Crasher, t.Crasher),
 	}
 }
 

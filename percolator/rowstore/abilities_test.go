@@ -30,7 +30,7 @@ var wrappers = map[string]struct {
 	"coalesce": {func(_ testing.TB, s rs.Store) rs.Store { return coalesce.New(s, coalesce.Options{}) }, map[string]conformance.Treated{
 		"Grouper": conformance.Changed, "Deferrer": conformance.Passed, "OracleProvider": conformance.Changed,
 		"SnapshotReader": conformance.Changed, "Splitter": conformance.Passed, "Waker": conformance.Passed,
-		"SlotScanner": conformance.Passed, "Limiter": conformance.Passed, "Sharder": conformance.Passed, "Placer": conformance.Passed,
+		"SlotScanner": conformance.Passed, "SnapshotScanner": conformance.Passed, "Limiter": conformance.Passed, "Sharder": conformance.Passed, "Placer": conformance.Passed,
 		"Reporter": conformance.Changed, "Crasher": conformance.Passed,
 	}},
 	"router": {func(t testing.TB, s rs.Store) rs.Store {
@@ -40,7 +40,7 @@ var wrappers = map[string]struct {
 	}, map[string]conformance.Treated{
 		"Grouper": conformance.Changed, "Deferrer": conformance.Changed, "OracleProvider": conformance.Passed,
 		"SnapshotReader": conformance.Changed, "Splitter": conformance.Changed, "Waker": conformance.Changed,
-		"SlotScanner": conformance.Passed, "Limiter": conformance.Changed, "Sharder": conformance.Always, "Placer": conformance.Always,
+		"SlotScanner": conformance.Passed, "SnapshotScanner": conformance.Passed, "Limiter": conformance.Changed, "Sharder": conformance.Always, "Placer": conformance.Always,
 		"Reporter": conformance.Changed, "Crasher": conformance.Changed,
 	}},
 	"otelstore": {func(t testing.TB, s rs.Store) rs.Store {
@@ -50,13 +50,13 @@ var wrappers = map[string]struct {
 	}, map[string]conformance.Treated{
 		"Grouper": conformance.Changed, "Deferrer": conformance.Changed, "OracleProvider": conformance.Changed,
 		"SnapshotReader": conformance.Changed, "Splitter": conformance.Passed, "Waker": conformance.Passed,
-		"SlotScanner": conformance.Passed, "Limiter": conformance.Passed, "Sharder": conformance.Passed, "Placer": conformance.Passed,
+		"SlotScanner": conformance.Passed, "SnapshotScanner": conformance.Passed, "Limiter": conformance.Passed, "Sharder": conformance.Passed, "Placer": conformance.Passed,
 		"Reporter": conformance.Passed, "Crasher": conformance.Passed,
 	}},
 	"faultstore": {func(_ testing.TB, s rs.Store) rs.Store { return faultstore.New(s, faultstore.Options{}) }, map[string]conformance.Treated{
 		"Grouper": conformance.Changed, "Deferrer": conformance.Changed, "OracleProvider": conformance.Changed,
 		"SnapshotReader": conformance.Changed, "Splitter": conformance.Changed, "Waker": conformance.Changed,
-		"SlotScanner": conformance.Passed, "Limiter": conformance.Passed, "Sharder": conformance.Passed, "Placer": conformance.Passed,
+		"SlotScanner": conformance.Passed, "SnapshotScanner": conformance.Passed, "Limiter": conformance.Passed, "Sharder": conformance.Passed, "Placer": conformance.Passed,
 		"Reporter": conformance.Passed, "Crasher": conformance.Passed,
 	}},
 }
@@ -97,18 +97,19 @@ type everything struct {
 
 // passAll passes every ability; none is missing here, or Of panics.
 var passAll = rs.Treatment{
-	Grouper:        rs.Pass[rs.Grouper],
-	Deferrer:       rs.Pass[rs.Deferrer],
-	OracleProvider: rs.Pass[rs.OracleProvider],
-	SnapshotReader: rs.Pass[rs.SnapshotReader],
-	Splitter:       rs.Pass[rs.Splitter],
-	SlotScanner:    rs.Pass[rs.SlotScanner],
-	Waker:          rs.Pass[rs.Waker],
-	Limiter:        rs.Pass[rs.Limiter],
-	Sharder:        rs.Pass[rs.Sharder],
-	Placer:         rs.Pass[rs.Placer],
-	Reporter:       rs.Pass[rs.Reporter],
-	Crasher:        rs.Pass[rs.Crasher],
+	Grouper:         rs.Pass[rs.Grouper],
+	Deferrer:        rs.Pass[rs.Deferrer],
+	OracleProvider:  rs.Pass[rs.OracleProvider],
+	SnapshotReader:  rs.Pass[rs.SnapshotReader],
+	Splitter:        rs.Pass[rs.Splitter],
+	SlotScanner:     rs.Pass[rs.SlotScanner],
+	SnapshotScanner: rs.Pass[rs.SnapshotScanner],
+	Waker:           rs.Pass[rs.Waker],
+	Limiter:         rs.Pass[rs.Limiter],
+	Sharder:         rs.Pass[rs.Sharder],
+	Placer:          rs.Pass[rs.Placer],
+	Reporter:        rs.Pass[rs.Reporter],
+	Crasher:         rs.Pass[rs.Crasher],
 }
 
 // decorated is a Decorator whose abilities a test chooses.
@@ -121,18 +122,19 @@ func (d decorated) Abilities() rs.Abilities { return d.abilities }
 
 // has tells for each ability whether Unwrap finds it.
 var has = map[string]func(rs.Store) bool{
-	"Grouper":        finds[rs.Grouper],
-	"Deferrer":       finds[rs.Deferrer],
-	"OracleProvider": finds[rs.OracleProvider],
-	"SnapshotReader": finds[rs.SnapshotReader],
-	"Splitter":       finds[rs.Splitter],
-	"SlotScanner":    finds[rs.SlotScanner],
-	"Waker":          finds[rs.Waker],
-	"Limiter":        finds[rs.Limiter],
-	"Sharder":        finds[rs.Sharder],
-	"Placer":         finds[rs.Placer],
-	"Reporter":       finds[rs.Reporter],
-	"Crasher":        finds[rs.Crasher],
+	"Grouper":         finds[rs.Grouper],
+	"Deferrer":        finds[rs.Deferrer],
+	"OracleProvider":  finds[rs.OracleProvider],
+	"SnapshotReader":  finds[rs.SnapshotReader],
+	"Splitter":        finds[rs.Splitter],
+	"SlotScanner":     finds[rs.SlotScanner],
+	"SnapshotScanner": finds[rs.SnapshotScanner],
+	"Waker":           finds[rs.Waker],
+	"Limiter":         finds[rs.Limiter],
+	"Sharder":         finds[rs.Sharder],
+	"Placer":          finds[rs.Placer],
+	"Reporter":        finds[rs.Reporter],
+	"Crasher":         finds[rs.Crasher],
 }
 
 func finds[T any](s rs.Store) bool {

@@ -57,7 +57,10 @@ func CheckScan(s ScanRange) error {
 	} else if s.Hints {
 		return fmt.Errorf("%w: a scan asks for hints, and for no slots", ErrInvalid)
 	}
-	return checkSelectors(s.Selectors, false)
+	if s.Snapshot != nil && len(s.Slots) > 0 {
+		return fmt.Errorf("%w: a scan of slots has a snapshot", ErrInvalid)
+	}
+	return checkSelectors(s.Selectors, s.Snapshot != nil)
 }
 
 func checkSlots(s *ScanRange) error {

@@ -296,6 +296,9 @@ type ScanRange struct {
 	// for some minutes, and reads a row before it visits that row again for the same
 	// notification: what does not go away costs one vain look.
 	Hints bool
+	// Snapshot, if not nil, has the scan draw the timestamp at which it reads, or tell how old its rows may be. It
+	// is only for a [SnapshotScanner], and for no Slots. It belongs to the scan until that has ended.
+	Snapshot *ScanSnapshot
 }
 
 // SlotRange names the slots from First to Last, both included.
@@ -419,38 +422,6 @@ type OracleProvider interface {
 	Oracle() oracle.Oracle
 }
 
-// SnapshotRead asks for a timestamp, and for reads at it.
-type SnapshotRead struct {
-	// Reads may say AssignedTimestamp in place of a selector's To: the timestamp that
-	// is drawn. There is at least one. A call may name a row more than once.
-	Reads []RowRead
-}
-
-// SnapshotRows is the answer to a SnapshotRead.
-type SnapshotRows struct {
-	// TS is the timestamp.
-	TS Timestamp
-	// Rows answer the reads, in order.
-	Rows []Row
-	// Apart says that the rows were read by a second request, sent when the timestamp
-	// had come back. Any time may lie between the two, for instance when the process was
-	// suspended. If one request asked for both, Apart is false.
-	Apart bool
-	// Err is the failure of this answer alone, which then has neither timestamp nor rows.
-	Err error
-}
-
-// SnapshotReader is the optional ability to draw timestamps of the store's own oracle and
-// read at them in one round trip: the start of a transaction with its first read. Offer
-// it only if the result is as good as that of a Draw followed by a Read: each view of a
-// row is from a moment after its timestamp was drawn. Without this ability the caller
-// makes the two calls.
-type SnapshotReader interface {
-	// ReadSnapshot gives each ask a timestamp of its own and answers its reads, in order.
-	// An error means that there are no answers; timestamps may have been used up.
-	ReadSnapshot(ctx context.Context, asks []SnapshotRead) ([]SnapshotRows, error)
-}
-
 // Splitter is the optional ability to cut a table into parts of similar size.
 // Without it workers use row keys that they met in earlier scans.
 type Splitter interface {
@@ -511,6 +482,7 @@ const (
 	FeatureSnapshots = "snapshot reads"      // SnapshotReader
 	FeatureSplit     = "split"               // Splitter
 	FeatureSlots     = "order by slot"       // SlotScanner
+	FeatureScans     = "snapshot scans"      // SnapshotScanner
 	FeatureWake      = "wake"                // Waker
 )
 

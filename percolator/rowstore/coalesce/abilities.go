@@ -41,15 +41,16 @@ func (c *coalescer) treatment() rowstore.Treatment {
 			c.snapshotReads = newLanes(c.opts, c.snapshotReadKind(r))
 			return coalescedSnapshotReader{c}
 		},
-		Reporter:    func(r rowstore.Reporter) rowstore.Reporter { return coalescedReporter{r, c.opts} },
-		Deferrer:    rowstore.Pass[rowstore.Deferrer],
-		Splitter:    rowstore.Pass[rowstore.Splitter],
-		Waker:       rowstore.Pass[rowstore.Waker],
-		Limiter:     rowstore.Pass[rowstore.Limiter],
-		SlotScanner: rowstore.Pass[rowstore.SlotScanner],
-		Sharder:     rowstore.Pass[rowstore.Sharder],
-		Placer:      rowstore.Pass[rowstore.Placer],
-		Crasher:     rowstore.Pass[rowstore.Crasher],
+		Reporter:        func(r rowstore.Reporter) rowstore.Reporter { return coalescedReporter{r, c.opts} },
+		Deferrer:        rowstore.Pass[rowstore.Deferrer],
+		Splitter:        rowstore.Pass[rowstore.Splitter],
+		Waker:           rowstore.Pass[rowstore.Waker],
+		Limiter:         rowstore.Pass[rowstore.Limiter],
+		SlotScanner:     rowstore.Pass[rowstore.SlotScanner],
+		SnapshotScanner: rowstore.Pass[rowstore.SnapshotScanner],
+		Sharder:         rowstore.Pass[rowstore.Sharder],
+		Placer:          rowstore.Pass[rowstore.Placer],
+		Crasher:         rowstore.Pass[rowstore.Crasher],
 	}
 }
 

@@ -14,18 +14,19 @@ func (f *Store) Abilities() rowstore.Abilities { return f.abilities }
 // treatment lets every call that can fail at the database pass through the faults.
 func (f *Store) treatment() rowstore.Treatment {
 	return rowstore.Treatment{
-		Grouper:        func(g rowstore.Grouper) rowstore.Grouper { return faultyGrouper{g, f} },
-		Deferrer:       func(d rowstore.Deferrer) rowstore.Deferrer { return faultyDeferrer{d, f} },
-		OracleProvider: func(p rowstore.OracleProvider) rowstore.OracleProvider { return faultyOracle{p.Oracle(), f} },
-		SnapshotReader: func(r rowstore.SnapshotReader) rowstore.SnapshotReader { return faultySnapshotReader{r, f} },
-		Splitter:       func(s rowstore.Splitter) rowstore.Splitter { return faultySplitter{s, f} },
-		Waker:          func(w rowstore.Waker) rowstore.Waker { return faultyWaker{w, f} },
-		Limiter:        rowstore.Pass[rowstore.Limiter],
-		SlotScanner:    rowstore.Pass[rowstore.SlotScanner],
-		Sharder:        rowstore.Pass[rowstore.Sharder],
-		Placer:         rowstore.Pass[rowstore.Placer],
-		Reporter:       rowstore.Pass[rowstore.Reporter],
-		Crasher:        rowstore.Pass[rowstore.Crasher],
+		Grouper:         func(g rowstore.Grouper) rowstore.Grouper { return faultyGrouper{g, f} },
+		Deferrer:        func(d rowstore.Deferrer) rowstore.Deferrer { return faultyDeferrer{d, f} },
+		OracleProvider:  func(p rowstore.OracleProvider) rowstore.OracleProvider { return faultyOracle{p.Oracle(), f} },
+		SnapshotReader:  func(r rowstore.SnapshotReader) rowstore.SnapshotReader { return faultySnapshotReader{r, f} },
+		Splitter:        func(s rowstore.Splitter) rowstore.Splitter { return faultySplitter{s, f} },
+		Waker:           func(w rowstore.Waker) rowstore.Waker { return faultyWaker{w, f} },
+		Limiter:         rowstore.Pass[rowstore.Limiter],
+		SlotScanner:     rowstore.Pass[rowstore.SlotScanner],
+		SnapshotScanner: rowstore.Pass[rowstore.SnapshotScanner],
+		Sharder:         rowstore.Pass[rowstore.Sharder],
+		Placer:          rowstore.Pass[rowstore.Placer],
+		Reporter:        rowstore.Pass[rowstore.Reporter],
+		Crasher:         rowstore.Pass[rowstore.Crasher],
 	}
 }
 

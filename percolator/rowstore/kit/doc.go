@@ -16,7 +16,8 @@
 //   - Timestamps: [BoundedOracle] for a store in one process, [SwapOracle] over a value
 //     that is changed by compare-and-swap, and [BatchOracle] to share round trips of
 //     either. [Pending] keeps readers from missing a commit whose timestamp is drawn
-//     inside a group. [TimestampThenRead] is a SnapshotReader in two calls.
+//     inside a group. [TimestampThenRead] is a SnapshotReader in two calls, and
+//     [TimestampThenScan] does the same for a SnapshotScanner.
 //   - Notifications: [Hub] wakes those who listen, and [Wakes] says when.
 //   - Scans by pages, and lists of tables: [Pages] and [Names].
 //   - URLs: [Params] reads the parameters of a store's URL, with clear errors.

@@ -25,6 +25,8 @@ func Features(s rowstore.Store, reasons map[string]string) []rowstore.Feature {
 	add(rowstore.FeatureSplit, splits)
 	_, bySlots := rowstore.Unwrap[rowstore.SlotScanner](s)
 	add(rowstore.FeatureSlots, bySlots)
+	_, scans := rowstore.Unwrap[rowstore.SnapshotScanner](s)
+	add(rowstore.FeatureScans, scans)
 	_, wakes := rowstore.Unwrap[rowstore.Waker](s)
 	add(rowstore.FeatureWake, wakes)
 	return features

@@ -125,7 +125,7 @@ func TestFeatures(t *testing.T) {
 	s := memstore.New()
 	defer func() { require.NoError(t, s.Close()) }()
 	all := kit.Features(s, map[string]string{rowstore.FeatureSplit: "by count"})
-	require.Len(t, all, 8)
+	require.Len(t, all, 9)
 	for _, f := range all {
 		require.True(t, f.Supported)
 		require.Equal(t, f.Name == rowstore.FeatureSplit, f.Reason == "by count")

@@ -38,3 +38,20 @@ func TimestampThenRead(ctx context.Context, o oracle.Oracle, s rowstore.Store, a
 	}
 	return answers, nil
 }
+
+// TimestampThenScan returns what a rowstore.SnapshotScanner scans where it cannot do all in one call: the range r at its snapshot,
+// whose timestamp it draws from o if it has none. The scan then cannot tell how old its rows are.
+func TimestampThenScan(ctx context.Context, o oracle.Oracle, r rowstore.ScanRange) (rowstore.ScanRange, error) {
+	s := r.Snapshot
+	r.Snapshot = nil
+	if s.Start == 0 {
+		start, err := o.Draw(ctx, 1)
+		if err != nil {
+			return r, fmt.Errorf("drawing a timestamp: %w", err)
+		}
+		s.Start = start
+	}
+	s.Latest = 0
+	r.Selectors = r.At(s.Start)
+	return r, nil
+}

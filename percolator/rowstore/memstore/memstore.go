@@ -92,17 +92,18 @@ func New(opts ...Option) *Store {
 }
 
 var (
-	_ rowstore.Store          = (*Store)(nil)
-	_ rowstore.Grouper        = (*Store)(nil)
-	_ rowstore.Deferrer       = (*Store)(nil)
-	_ rowstore.OracleProvider = (*Store)(nil)
-	_ rowstore.SnapshotReader = (*Store)(nil)
-	_ rowstore.Splitter       = (*Store)(nil)
-	_ rowstore.SlotScanner    = (*Store)(nil)
-	_ rowstore.Waker          = (*Store)(nil)
-	_ rowstore.Limiter        = (*Store)(nil)
-	_ rowstore.Reporter       = (*Store)(nil)
-	_ rowstore.Crasher        = (*Store)(nil)
+	_ rowstore.Store           = (*Store)(nil)
+	_ rowstore.Grouper         = (*Store)(nil)
+	_ rowstore.Deferrer        = (*Store)(nil)
+	_ rowstore.OracleProvider  = (*Store)(nil)
+	_ rowstore.SnapshotReader  = (*Store)(nil)
+	_ rowstore.Splitter        = (*Store)(nil)
+	_ rowstore.SlotScanner     = (*Store)(nil)
+	_ rowstore.SnapshotScanner = (*Store)(nil)
+	_ rowstore.Waker           = (*Store)(nil)
+	_ rowstore.Limiter         = (*Store)(nil)
+	_ rowstore.Reporter        = (*Store)(nil)
+	_ rowstore.Crasher         = (*Store)(nil)
 )
 
 // enter locks the store. It returns an error, and does not lock, if the context ended or the
@@ -246,6 +247,7 @@ func (m *Store) Report(ctx context.Context) (rowstore.Report, error) {
 			{Name: rowstore.FeatureOracle, Supported: true},
 			{Name: rowstore.FeatureSplit, Supported: true},
 			{Name: rowstore.FeatureSlots, Supported: true},
+			{Name: rowstore.FeatureScans, Supported: true},
 			{Name: rowstore.FeatureWake, Supported: true},
 			{Name: "durable", Reason: "the data is gone when the process ends"},
 		},
@@ -345,3 +347,6 @@ func splitSlotKey(key string) (slot uint16, row string) {
 
 // ScansSlots implements SlotScanner.
 func (m *Store) ScansSlots() {}
+
+// ScansSnapshots implements SnapshotScanner.
+func (m *Store) ScansSnapshots() {}

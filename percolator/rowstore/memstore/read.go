@@ -46,6 +46,11 @@ func (m *Store) Scan(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowsto
 				yield(rowstore.Row{}, err)
 				return
 			}
+			if err := m.snapshot(&s); err != nil {
+				m.mu.Unlock()
+				yield(rowstore.Row{}, err)
+				return
+			}
 			var key string
 			var versions []rowstore.Version
 			var more bool

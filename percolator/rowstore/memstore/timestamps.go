@@ -3,6 +3,7 @@ package memstore
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -56,4 +57,23 @@ func (m *Store) ReadSnapshot(ctx context.Context, asks []rowstore.SnapshotRead) 
 		answers[i] = rowstore.SnapshotRows{TS: ts, Rows: m.read(asks[i].At(ts))}
 	}
 	return answers, nil
+}
+
+// snapshot draws the timestamp of a scan, if it is to be drawn, and tells the latest one.
+func (m *Store) snapshot(s *rowstore.ScanRange) error {
+	if s.Snapshot == nil {
+		return nil
+	}
+	if s.Snapshot.Start == 0 {
+		ts, err := m.draw(1)
+		if err != nil {
+			return err
+		}
+		s.Snapshot.Start = ts
+	}
+	s.Snapshot.Latest = m.drawn
+	if slices.ContainsFunc(s.Selectors, func(p rowstore.Selector) bool { return p.To == rowstore.AssignedTimestamp }) {
+		s.Selectors = s.At(s.Snapshot.Start)
+	}
+	return nil
 }

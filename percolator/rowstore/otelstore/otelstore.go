@@ -71,14 +71,15 @@ func New(s rowstore.Store, opts Options) (rowstore.Store, error) {
 		SnapshotReader: func(r rowstore.SnapshotReader) rowstore.SnapshotReader {
 			return instrumentedSnapshotReader{r, in}
 		},
-		Splitter:    rowstore.Pass[rowstore.Splitter],
-		Waker:       rowstore.Pass[rowstore.Waker],
-		Limiter:     rowstore.Pass[rowstore.Limiter],
-		SlotScanner: rowstore.Pass[rowstore.SlotScanner],
-		Sharder:     rowstore.Pass[rowstore.Sharder],
-		Placer:      rowstore.Pass[rowstore.Placer],
-		Reporter:    rowstore.Pass[rowstore.Reporter],
-		Crasher:     rowstore.Pass[rowstore.Crasher],
+		Splitter:        rowstore.Pass[rowstore.Splitter],
+		Waker:           rowstore.Pass[rowstore.Waker],
+		Limiter:         rowstore.Pass[rowstore.Limiter],
+		SlotScanner:     rowstore.Pass[rowstore.SlotScanner],
+		SnapshotScanner: rowstore.Pass[rowstore.SnapshotScanner],
+		Sharder:         rowstore.Pass[rowstore.Sharder],
+		Placer:          rowstore.Pass[rowstore.Placer],
+		Reporter:        rowstore.Pass[rowstore.Reporter],
+		Crasher:         rowstore.Pass[rowstore.Crasher],
 	}.Of(s)
 	return in, nil
 }

@@ -18,7 +18,7 @@ func (r *Store) Abilities() rowstore.Abilities { return r.abilities }
 // compose makes the abilities of r from those of its stores.
 func (r *Store) compose() rowstore.Abilities {
 	main := r.authoritative.abilities
-	a := rowstore.Abilities{Placer: r, Sharder: r, OracleProvider: main.OracleProvider}
+	a := rowstore.Abilities{Placer: r, Sharder: r, OracleProvider: main.OracleProvider, SnapshotScanner: main.SnapshotScanner}
 	if main.SnapshotReader != nil {
 		a.SnapshotReader = routedSnapshotReader{r, main.SnapshotReader}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/internal/parts"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
 // Config says which table lives where.
@@ -299,12 +300,34 @@ func sendParts[Q, A any](ctx context.Context, r *Store, asks []Q, kind callShape
 func (r *Store) Scan(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
 	to := r.route(s.Table)
 	return func(yield func(rowstore.Row, error) bool) {
-		for row, err := range to.store.Scan(ctx, s) {
+		at := s
+		if s.Snapshot != nil && to != r.authoritative {
+			var err error
+			if at, err = r.snapshotElsewhere(ctx, s); err != nil {
+				yield(rowstore.Row{}, err)
+				return
+			}
+		}
+		for row, err := range to.store.Scan(ctx, at) {
 			if !yield(row, to.wrap(err)) {
 				return
 			}
 		}
 	}
+}
+
+// snapshotElsewhere returns what a scan at a snapshot asks a store for that is not the authoritative one, and so knows nothing of
+// its timestamps.
+func (r *Store) snapshotElsewhere(ctx context.Context, s rowstore.ScanRange) (rowstore.ScanRange, error) {
+	if err := rowstore.CheckScan(s); err != nil {
+		return s, fmt.Errorf("router: scan: %w", err)
+	}
+	o := r.abilities.OracleProvider
+	if o == nil {
+		return s, fmt.Errorf("router: scan: %w: the authoritative store has no oracle", rowstore.ErrInvalid)
+	}
+	s, err := kit.TimestampThenScan(ctx, o.Oracle(), s)
+	return s, r.authoritative.wrap(err)
 }
 
 // Tables implements Store. A table that a store holds, but that is routed to
