@@ -365,18 +365,19 @@ func (s *commitWatch) tell(m *rowstore.Mutation) {
 // Abilities implements rowstore.Decorator.
 func (s *commitWatch) Abilities() rowstore.Abilities {
 	return rowstore.Treatment{
-		Grouper:        func(g rowstore.Grouper) rowstore.Grouper { return groupWatch{g, s} },
-		Deferrer:       rowstore.Pass[rowstore.Deferrer],
-		OracleProvider: rowstore.Pass[rowstore.OracleProvider],
-		SnapshotReader: rowstore.Pass[rowstore.SnapshotReader],
-		Splitter:       rowstore.Pass[rowstore.Splitter],
-		Waker:          rowstore.Pass[rowstore.Waker],
-		Limiter:        rowstore.Pass[rowstore.Limiter],
-		SlotScanner:    rowstore.Pass[rowstore.SlotScanner],
-		Sharder:        rowstore.Hide[rowstore.Sharder],
-		Placer:         rowstore.Pass[rowstore.Placer],
-		Reporter:       rowstore.Hide[rowstore.Reporter],
-		Crasher:        rowstore.Hide[rowstore.Crasher],
+		Grouper:         func(g rowstore.Grouper) rowstore.Grouper { return groupWatch{g, s} },
+		Deferrer:        rowstore.Pass[rowstore.Deferrer],
+		OracleProvider:  rowstore.Pass[rowstore.OracleProvider],
+		SnapshotReader:  rowstore.Pass[rowstore.SnapshotReader],
+		Splitter:        rowstore.Pass[rowstore.Splitter],
+		Waker:           rowstore.Pass[rowstore.Waker],
+		Limiter:         rowstore.Pass[rowstore.Limiter],
+		SlotScanner:     rowstore.Pass[rowstore.SlotScanner],
+		SnapshotScanner: rowstore.Pass[rowstore.SnapshotScanner],
+		Sharder:         rowstore.Hide[rowstore.Sharder],
+		Placer:          rowstore.Pass[rowstore.Placer],
+		Reporter:        rowstore.Hide[rowstore.Reporter],
+		Crasher:         rowstore.Hide[rowstore.Crasher],
 	}.Of(s.Store)
 }
 
