@@ -52,6 +52,9 @@ func snapshotScansAreScans(t testing.TB, e *env) {
 			{{Family: rowstore.Write, Column: "v", To: at}},
 			{{Family: rowstore.Notify, Column: "v", To: at}},
 			{{Family: rowstore.Write, Column: "none", To: at, Limit: 1}},
+			{{Family: rowstore.Write, Column: "v", To: old, Limit: 1}},
+			{{Family: rowstore.Lock, Column: "v", To: at, Limit: 1}, {Family: rowstore.Write, Column: "v", To: old, Limit: 1}},
+			{{Family: rowstore.Lock, Column: "v", To: at, Limit: 1}},
 		}
 	}
 	ranges := []rowstore.ScanRange{
@@ -61,10 +64,13 @@ func snapshotScansAreScans(t testing.TB, e *env) {
 	last := draw()
 	for _, r := range ranges {
 		for i := range picks(0) {
-			for _, start := range []rowstore.Timestamp{0, old} {
+			for _, start := range []rowstore.Timestamp{0, old, 7} {
 				r.Selectors, r.Snapshot = picks(rowstore.AssignedTimestamp)[i], &rowstore.ScanSnapshot{Start: start}
 				got := h.scan(r)
 				at := *r.Snapshot
+				r.Snapshot.Start = 0
+				h.scan(r)
+				require.Greater(t, r.Snapshot.Start, max(last, at.Start), "a second use is another scan")
 				if start == 0 {
 					require.Greater(t, at.Start, last, "the timestamp of the scan")
 				} else {

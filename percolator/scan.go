@@ -144,7 +144,7 @@ type ownRow struct {
 
 func newScan(tx *Txn, r Range) *scan {
 	s := &scan{tx: tx, table: format.Escape(r.Table), r: r}
-	if tx.db.snapshotReader != nil && tx.db.snapshotScans {
+	if tx.db.snapshotReader != nil && tx.db.snapshotScans && (!tx.set || tx.start != 0) {
 		s.at = &rowstore.ScanSnapshot{Start: tx.start}
 	}
 	if len(r.Columns) == 0 {

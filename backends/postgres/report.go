@@ -70,22 +70,24 @@ func (s *plainStore) Report(ctx context.Context) (rowstore.Report, error) {
 		{Name: rowstore.FeatureOracle, Supported: true, Reason: "a sequence below a durable bound"},
 		{Name: rowstore.FeatureSplit, Supported: true, Reason: "by a sample of the table's pages"},
 		{Name: rowstore.FeatureSlots, Supported: true, Reason: "the key of the table of notifications begins with the slot"},
-		{Name: rowstore.FeatureScans, Supported: true},
-		{Name: rowstore.FeatureWake, Supported: s.listen != nil},
-		{Name: "prepared statements", Supported: !s.unprepared.Load()},
+		{Name: rowstore.FeatureScans, Supported: true, Reason: "the function that scans draws the timestamp"},
+		feature(rowstore.FeatureWake, s.listen != nil, "the connection goes through a pooler; give a direct one with the parameter listen"),
+		feature("prepared statements", !s.unprepared.Load(), "the connection goes through a pooler, or default_query_exec_mode turns them off"),
 	}}
-	if s.listen == nil {
-		r.Features[6].Reason = "the connection goes through a pooler; give a direct one with the parameter listen"
-	}
-	if s.unprepared.Load() {
-		r.Features[7].Reason = "the connection goes through a pooler, or default_query_exec_mode turns them off"
-	}
 	r.Warnings = server.warnings()
 	if !s.pooler {
 		r.Warnings = append(r.Warnings, server.connections(int(s.pool.Config().MaxConns))...)
 	}
 	r.Warnings = append(r.Warnings, s.ownWarnings(c.Conn().PgConn())...)
 	return r, nil
+}
+
+// feature is a feature that is there, or not for a reason.
+func feature(name string, there bool, reason string) rowstore.Feature {
+	if there {
+		reason = ""
+	}
+	return rowstore.Feature{Name: name, Supported: there, Reason: reason}
 }
 
 // ownWarnings are those about the connection and about what happened since the store was opened.

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
@@ -49,6 +50,9 @@ func newPointScan(s *plainStore, r scanAsk) (*pointScan, bool) {
 		} else if !slices.Contains(p.columns, pick.Column) {
 			p.columns = append(p.columns, pick.Column)
 		}
+	}
+	if at := r.Snapshot; at != nil && p.at != cmp.Or(at.Start, rowstore.AssignedTimestamp) {
+		return nil, false // the writes are those of another time
 	}
 	p.perRow = linesOfRow
 	if !all {

@@ -219,6 +219,14 @@ func (g *gate) AssignsTimestamps(key string) bool { return g.inner.AssignsTimest
 // Scan implements rowstore.Store: each row is visited by itself.
 func (g *gate) Scan(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
 	return func(yield func(rowstore.Row, error) bool) {
+		if s.Snapshot != nil && s.Snapshot.Start == 0 {
+			ts, err := g.Oracle().Draw(ctx, 1)
+			if err != nil {
+				yield(rowstore.Row{}, err)
+				return
+			}
+			s.Snapshot.Start = ts
+		}
 		limit := s.Limit
 		for n := 0; limit == 0 || n < limit; n++ {
 			var row rowstore.Row
@@ -230,7 +238,11 @@ func (g *gate) Scan(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstor
 				name = rowLabel(s.Table, "*")
 			}
 			r := &request{label: "scan " + name}
-			r.parts = []part{{touches: []touch{{table: s.Table}}, do: func() {
+			touches := []touch{{table: s.Table}}
+			if s.Snapshot != nil {
+				touches = append(touches, touch{table: oracleTable}) // it tells the last timestamp
+			}
+			r.parts = []part{{touches: touches, do: func() {
 				row, err, found = rowstore.Row{}, nil, false
 				for row, err = range g.inner.Scan(context.Background(), s) {
 					found = true
@@ -316,8 +328,11 @@ func (g *gate) ReadSnapshot(ctx context.Context, asks []rowstore.SnapshotRead) (
 	return answers, nil
 }
 
+// ScansSnapshots implements rowstore.SnapshotScanner: Scan draws in a step of its own.
+func (g *gate) ScansSnapshots() {}
+
 // Abilities implements rowstore.Decorator. What an ability hides from the explorer it cannot
 // explore, so there are no others.
 func (g *gate) Abilities() rowstore.Abilities {
-	return rowstore.Abilities{Grouper: g, Deferrer: g, OracleProvider: g, SnapshotReader: g}
+	return rowstore.Abilities{Grouper: g, Deferrer: g, OracleProvider: g, SnapshotReader: g, SnapshotScanner: g}
 }

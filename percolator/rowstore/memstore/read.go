@@ -36,6 +36,7 @@ func (m *Store) read(reads []rowstore.RowRead) []rowstore.Row {
 // Scan implements Store.
 func (m *Store) Scan(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
 	return func(yield func(rowstore.Row, error) bool) {
+		s := s // each use of the sequence is a scan of its own
 		if err := rowstore.CheckScan(s); err != nil {
 			yield(rowstore.Row{}, fmt.Errorf("memory: scan: %w", err))
 			return
