@@ -34,7 +34,7 @@ type DB struct {
 	placer         rowstore.Placer // nil: every table is in the authoritative store
 	defers         bool
 	slots          bool // the store finds notified rows by slots
-	snapshotScans  bool // a scan may draw its timestamp, and tell how old its rows are
+	snapshotScans  bool // the store has rowstore.SnapshotScanner
 	opt            options
 	limits         Limits
 	step           rowstore.Limits // the store's own; Operations and Bytes bound one atomic step

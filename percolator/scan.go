@@ -77,7 +77,7 @@ func (tx *Txn) Scan(ctx context.Context, r Range) iter.Seq2[Row, error] {
 			yield(Row{}, err)
 			return
 		}
-		if tx.db.snapshotReader == nil || !tx.db.snapshotScans {
+		if !tx.db.scansAtSnapshots() {
 			if err := tx.begin(ctx); err != nil {
 				yield(Row{}, err)
 				return
@@ -142,9 +142,13 @@ type ownRow struct {
 	writes []write
 }
 
+// scansAtSnapshots tells whether a scan may draw its timestamp, and tells how old its rows are. As for reads, only a store whose own oracle
+// is used can.
+func (db *DB) scansAtSnapshots() bool { return db.snapshotReader != nil && db.snapshotScans }
+
 func newScan(tx *Txn, r Range) *scan {
 	s := &scan{tx: tx, table: format.Escape(r.Table), r: r}
-	if tx.db.snapshotReader != nil && tx.db.snapshotScans && (!tx.set || tx.start != 0) {
+	if tx.db.scansAtSnapshots() && (!tx.set || tx.start != 0) {
 		s.at = &rowstore.ScanSnapshot{Start: tx.start}
 	}
 	if len(r.Columns) == 0 {
