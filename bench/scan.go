@@ -4,14 +4,16 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/percolate-go/percolate/percolator"
 )
 
 // scanned is how many rows a scan of the scan workloads reads.
 const scanned = 64
 
-// scanWorkload is a scan in a transaction, against the same in plain SQL.
-func scanWorkload() Workload {
+// postgresScan is a scan in a transaction, against the same in plain SQL.
+func postgresScan() Workload {
 	return Workload{
 		Name: "postgres-scan", Group: "postgres", About: fmt.Sprintf("%d rows scanned in a transaction on Postgres, one scan at a time", scanned), Goroutines: 1, Rows: 100_000,
 		Sides: func(cfg Config) ([]Side, error) {
@@ -23,6 +25,23 @@ func scanWorkload() Workload {
 		},
 		Bars: func(s []Summary) []Bar {
 			return []Bar{atMost("median time of a scan / of SELECT in the order of keys", s[0].P50/s[1].P50, 4, "")}
+		},
+	}
+}
+
+// redisScan is the same against a sorted set of keys and their values.
+func redisScan() Workload {
+	return Workload{
+		Name: "redis-scan", Group: "redis", About: fmt.Sprintf("%d rows scanned in a transaction on Redis, one scan at a time", scanned), Goroutines: 1, Rows: 100_000,
+		Sides: func(cfg Config) ([]Side, error) {
+			u, err := cfg.servers.redisSpace(cfg, "scan")
+			return []Side{
+				&scans{oneCell{name: "percolator on redis", url: u}},
+				&rangeAndGet{redisPeer{url: u}},
+			}, err
+		},
+		Bars: func(s []Summary) []Bar {
+			return []Bar{atMost("median time of a scan / of ZRANGEBYLEX and MGET", s[0].P50/s[1].P50, 4, "")}
 		},
 	}
 }
@@ -73,4 +92,40 @@ func (s *nativeScans) Op(ctx context.Context, w *Caller) error {
 		return err
 	}
 	return wantScanned(n)
+}
+
+// rangeAndGet keeps the names of its rows in a sorted set.
+type rangeAndGet struct{ redisPeer }
+
+func (s *rangeAndGet) Name() string { return "ZRANGEBYLEX, MGET" }
+
+func (s *rangeAndGet) index() string { return s.key(0) + ":all" }
+
+func (s *rangeAndGet) Prepare(ctx context.Context, cfg Config) error {
+	if err := s.redisPeer.Prepare(ctx, cfg); err != nil {
+		return err
+	}
+	for from := 0; from < s.rows; from += fillBatch {
+		var all []redis.Z
+		for i := from; i < min(s.rows, from+fillBatch); i++ {
+			all = append(all, redis.Z{Member: s.key(i)})
+		}
+		if err := s.client.ZAdd(ctx, s.index(), all...).Err(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *rangeAndGet) Op(ctx context.Context, w *Caller) error {
+	from := s.key(w.row(s.rows - scanned))
+	keys, err := s.client.ZRangeByLex(ctx, s.index(), &redis.ZRangeBy{Min: "[" + from, Max: "+", Count: scanned}).Result()
+	if err != nil {
+		return err
+	}
+	values, err := s.client.MGet(ctx, keys...).Result()
+	if err != nil {
+		return err
+	}
+	return wantScanned(len(values))
 }

@@ -239,7 +239,8 @@ func serverWorkloads() []Workload {
 			},
 			Bars: func(s []Summary) []Bar { return []Bar{atMost("median", s[0].P50/1e3, 5, "ms")} },
 		},
-		scanWorkload(),
+		postgresScan(),
+		redisScan(),
 	}
 }
 

@@ -86,14 +86,19 @@ func snapshotScansAreScans(t testing.TB, e *env) {
 			}
 		}
 	}
+}
+
+// A scan without a snapshot draws nothing, and neither one of slots nor the beginning of a range in time can be at one.
+func snapshotScansOfNoSense(t testing.TB, e *env) {
+	h, draw := e.snapshotScanner(t)
+	h.put("a", rowstore.Put(rowstore.Write, "v", draw(), nil))
 	for _, bad := range []rowstore.ScanRange{
-		{Table: table, Selectors: picks(rowstore.AssignedTimestamp)[0]},
+		{Table: table, Selectors: snapshotAt("v", rowstore.AssignedTimestamp)},
 		{Table: table, Selectors: []rowstore.Selector{{Family: rowstore.Write, Column: "v", From: rowstore.AssignedTimestamp, To: 1}}, Snapshot: &rowstore.ScanSnapshot{}},
 		{Table: table, Selectors: []rowstore.Selector{{Family: rowstore.Notify, Column: "v", To: 1}}, Slots: []rowstore.SlotRange{{First: 0, Last: 1}}, Snapshot: &rowstore.ScanSnapshot{}},
 	} {
-		for _, err := range h.s.Scan(h.ctx, bad) {
-			require.ErrorIs(t, err, rowstore.ErrInvalid)
-		}
+		_, err := collect(h.ctx, h.s, bad)
+		require.ErrorIs(t, err, rowstore.ErrInvalid)
 	}
 }
 

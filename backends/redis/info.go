@@ -247,6 +247,7 @@ func (s *direct) Report(ctx context.Context) (rowstore.Report, error) {
 			{Name: rowstore.FeatureDeferred, Reason: "the server persists by its own settings, for all writes alike"},
 			{Name: rowstore.FeatureSplit, Supported: true, Reason: "by rank in the index of rows"},
 			{Name: rowstore.FeatureSlots, Supported: true, Reason: "the index of notifications has it"},
+			{Name: rowstore.FeatureScans, Supported: true, Reason: "in one call if there is one partition"},
 			{Name: rowstore.FeatureWake, Supported: true, Reason: "pub/sub"},
 		},
 		Warnings: warnings,

@@ -1,17 +1,21 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"iter"
 	"slices"
 
+	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
 const (
 	scanLook      = 1000 // rows looked at in one run of the script
-	scanFirstPage = 16   // rows of the first page of a partition
+	scanFirstPage = 16   // rows of the first page of a partition, where there are several
+	scanOnlyFirst = 128  // rows of the first page, where there is one: about what the core looks at together
 	scanMaxPage   = 512
 )
 
@@ -32,7 +36,9 @@ type scanned struct {
 // scanner merges the partitions of one scan.
 type scanner struct {
 	s       *direct
-	r       rowstore.ScanRange
+	asked   rowstore.ScanRange
+	r       rowstore.ScanRange     // with the selectors of the next page
+	at      *rowstore.ScanSnapshot // nil if no page draws a timestamp
 	plan    plan
 	want    [8]bool
 	cursors []*cursor
@@ -62,42 +68,23 @@ func (s *direct) scan(ctx context.Context, r rowstore.ScanRange, yield func(rows
 	if s.closed.Load() {
 		return rowstore.ErrClosed
 	}
-	if r.To != "" && r.From >= r.To {
-		return nil
-	}
 	notified := !slices.ContainsFunc(r.Selectors, func(p rowstore.Selector) bool { return p.Family != rowstore.Notify })
+	none := r.To != "" && r.From >= r.To
+	if r.Snapshot != nil && (none || notified || !s.oneSlot || len(s.parts) > 1) {
+		var err error
+		if r, err = kit.TimestampThenScan(ctx, s.Oracle(), r); err != nil {
+			return err
+		}
+	}
 	switch {
+	case none:
+		return nil
 	case len(r.Slots) > 0:
 		return newSlotScanner(s, r).scan(ctx, yield)
 	case notified:
 		return s.scanNotified(ctx, r, yield)
 	}
-	sc := &scanner{s: s, r: r, plan: newPlan(r.Selectors)}
-	for _, p := range r.Selectors {
-		for flags := range 8 {
-			switch p.Family {
-			case rowstore.Lock:
-				sc.want[flags] = sc.want[flags] || flags&flagLock != 0
-			case rowstore.Mark:
-				sc.want[flags] = sc.want[flags] || flags&flagMark != 0
-			case rowstore.Write:
-				sc.want[flags] = sc.want[flags] || flags&flagWrite != 0
-			case rowstore.Notify:
-				// Every cell has a flag, so place 0 is free. It stands for notifications.
-				sc.want[0] = true
-			}
-		}
-	}
-	for i := range s.parts {
-		c := &cursor{part: i, lo: "-", hi: "+", page: scanFirstPage}
-		if r.From != "" {
-			c.lo = "[" + r.From
-		}
-		if r.To != "" {
-			c.hi = "(" + r.To
-		}
-		sc.cursors = append(sc.cursors, c)
-	}
+	sc := newScanner(s, r)
 	for given := 0; r.Limit == 0 || given < r.Limit; given++ {
 		if err := sc.fill(ctx, r.Limit-given); err != nil {
 			return err
@@ -116,6 +103,58 @@ func (s *direct) scan(ctx context.Context, r rowstore.ScanRange, yield func(rows
 		}
 	}
 	return nil
+}
+
+func newScanner(s *direct, r rowstore.ScanRange) *scanner {
+	sc := &scanner{s: s, asked: r, r: r, at: r.Snapshot}
+	sc.choose()
+	for _, p := range r.Selectors {
+		for flags := range 8 {
+			switch p.Family {
+			case rowstore.Lock:
+				sc.want[flags] = sc.want[flags] || flags&flagLock != 0
+			case rowstore.Mark:
+				sc.want[flags] = sc.want[flags] || flags&flagMark != 0
+			case rowstore.Write:
+				sc.want[flags] = sc.want[flags] || flags&flagWrite != 0
+			case rowstore.Notify:
+				// Every cell has a flag, so place 0 is free. It stands for notifications.
+				sc.want[0] = true
+			}
+		}
+	}
+	for i := range s.parts {
+		c := &cursor{part: i, lo: "-", hi: "+", page: scanFirstPage}
+		if len(s.parts) == 1 {
+			c.page = scanOnlyFirst
+		}
+		if r.From != "" {
+			c.lo = "[" + r.From
+		}
+		if r.To != "" {
+			c.hi = "(" + r.To
+		}
+		sc.cursors = append(sc.cursors, c)
+	}
+	return sc
+}
+
+// choose plans what of each row is read. Where the next page draws the timestamp, all that it finds was drawn before, so there is no
+// end in time.
+func (sc *scanner) choose() {
+	if sc.at != nil {
+		sc.r.Selectors = sc.asked.At(cmp.Or(sc.at.Start, oracle.Max))
+	}
+	sc.plan = newPlan(sc.r.Selectors)
+}
+
+// drew takes the timestamp that a page has drawn.
+func (sc *scanner) drew(ts rowstore.Timestamp) {
+	sc.at.Latest = ts
+	if sc.at.Start == 0 {
+		sc.at.Start = ts
+		sc.choose()
+	}
 }
 
 // first returns the cursor whose next row comes first, nil at the end.
@@ -158,6 +197,9 @@ func (sc *scanner) fill(ctx context.Context, rest int) error {
 			}
 			wide, err := sc.answer(c, calls[i].answer)
 			if err == nil && wide != "" {
+				if sc.at != nil {
+					sc.at.Latest = 0 // the row is read after that
+				}
 				c.rows, err = sc.s.appendWide(ctx, &sc.r, wide, c.rows)
 			}
 			if err != nil {
@@ -196,6 +238,9 @@ func (sc *scanner) call(c *cursor, rest, together int) *call {
 	p.u32(steps)
 	p.plan(&sc.plan)
 	ca := &call{part: at, script: scanScript}
+	if sc.at != nil {
+		ca.script, ca.keys = scanDrawnScript, []string{sc.s.okey}
+	}
 	ca.arg.b = p.bytes()
 	return ca
 }
@@ -204,7 +249,10 @@ func (sc *scanner) call(c *cursor, rest, together int) *call {
 // row's key.
 func (sc *scanner) answer(c *cursor, answer string) (wide string, err error) {
 	u := unpacker{s: answer}
-	n := u.list()
+	n := u.list() - 1
+	if sc.at != nil {
+		n -= 2
+	}
 	bound, more := u.string()
 	switch {
 	case !more:
@@ -214,9 +262,13 @@ func (sc *scanner) answer(c *cursor, answer string) (wide string, err error) {
 	default:
 		c.lo = bound
 	}
-	c.rows, wide, err = readPage(&u, (n-1)/2, &sc.plan, sc.r.Selectors, c.rows)
-	if err == nil {
-		err = u.done()
+	c.rows, wide, err = readPage(&u, n/2, &sc.plan, sc.r.Selectors, c.rows)
+	if err != nil || sc.at == nil {
+		return wide, cmp.Or(err, u.done())
+	}
+	ms, ctr := u.number(), u.number()
+	if err = u.done(); err == nil {
+		sc.drew(oracle.Timestamp(ms)<<oracle.LogicalBits + oracle.Timestamp(ctr))
 	}
 	return wide, err
 }

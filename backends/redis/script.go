@@ -32,6 +32,8 @@ var (
 	readLua string
 	//go:embed scripts/scan.lua
 	scanLua string
+	//go:embed scripts/drawn_part.lua
+	drawnPart string
 	//go:embed scripts/range.lua
 	rangeLua string
 	//go:embed scripts/tables.lua
@@ -126,14 +128,16 @@ var (
 	// The oracle asks for the role with its own call of INFO.
 	drawScript = newScript("", oraclePart, drawLua)
 	// beginScript changes the oracle alone, which anybody may do any number of times.
-	beginScript  = newScript("", oraclePart, pastPart, beginLua)
-	readScript   = newReader(readPart, readLua)
-	scanScript   = newReader(readPart, scanLua)
-	rangeScript  = newReader(rangeLua)
-	tablesScript = newReader(tablesLua)
-	splitScript  = newReader(splitLua)
-	roleScript   = newReader("return '1'")
-	openScript   = newScript("", primaryOnly, openLua)
+	beginScript = newScript("", oraclePart, pastPart, beginLua)
+	readScript  = newReader(readPart, readLua)
+	scanScript  = newReader(readPart, "local took\n", scanLua)
+	// scanDrawnScript changes the oracle alone, as beginScript does.
+	scanDrawnScript = newScript("", oraclePart, drawnPart, readPart, scanLua)
+	rangeScript     = newReader(rangeLua)
+	tablesScript    = newReader(tablesLua)
+	splitScript     = newReader(splitLua)
+	roleScript      = newReader("return '1'")
+	openScript      = newScript("", primaryOnly, openLua)
 
 	slotsScript    = newReader(readPart, slotsLua)
 	notifiedScript = newReader(notifiedLua)

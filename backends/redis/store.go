@@ -26,16 +26,17 @@ type Store struct {
 }
 
 var (
-	_ rowstore.Store          = (*Store)(nil)
-	_ rowstore.Grouper        = (*Store)(nil)
-	_ rowstore.SnapshotReader = (*Store)(nil)
-	_ rowstore.OracleProvider = (*Store)(nil)
-	_ rowstore.Splitter       = (*Store)(nil)
-	_ rowstore.SlotScanner    = (*Store)(nil)
-	_ rowstore.Waker          = (*Store)(nil)
-	_ rowstore.Limiter        = (*Store)(nil)
-	_ rowstore.Sharder        = (*Store)(nil)
-	_ rowstore.Reporter       = (*Store)(nil)
+	_ rowstore.Store           = (*Store)(nil)
+	_ rowstore.Grouper         = (*Store)(nil)
+	_ rowstore.SnapshotReader  = (*Store)(nil)
+	_ rowstore.OracleProvider  = (*Store)(nil)
+	_ rowstore.Splitter        = (*Store)(nil)
+	_ rowstore.SlotScanner     = (*Store)(nil)
+	_ rowstore.SnapshotScanner = (*Store)(nil)
+	_ rowstore.Waker           = (*Store)(nil)
+	_ rowstore.Limiter         = (*Store)(nil)
+	_ rowstore.Sharder         = (*Store)(nil)
+	_ rowstore.Reporter        = (*Store)(nil)
 )
 
 // newStore puts a Store over a direct one.
@@ -120,6 +121,10 @@ func (s *Store) Split(ctx context.Context, table string, n int) ([]string, error
 
 // ScansSlots implements rowstore.SlotScanner.
 func (s *Store) ScansSlots() {}
+
+// ScansSnapshots implements rowstore.SnapshotScanner: in a store of one partition, the script that reads a page draws. In others it is
+// a call of its own, as without this ability.
+func (s *Store) ScansSnapshots() {}
 
 // Listen implements rowstore.Waker, by a subscription. It returns an error as soon as
 // the connection is lost, or does not answer for ten seconds: wake-ups may have been

@@ -3,7 +3,7 @@
 -- prefix of the row keys, want[1..8], the
 -- steps that this run may take, and a general read. It answers the bound to go on from
 -- (false at the end), and then row, view, row, view. If a row alone is too much, its view
--- is 1.
+-- is 1. If it has drawn a timestamp (drawn_part.lua), the milliseconds and the counter of that are the last two.
 local A = cmsgpack.unpack(ARGV[1])
 local idx, lo, hi, reverse, most, look, prefix = A[1], A[2], A[3], A[4], A[5], A[6], A[8]
 maxSteps, maxBytes = A[17], A[7]
@@ -55,4 +55,5 @@ while not stop do
     if not stop then break end
   end
 end
+if took then out[n + 1], out[n + 2] = took[1], took[2] end
 return cmsgpack.pack(out)
