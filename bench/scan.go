@@ -24,7 +24,7 @@ func postgresScan() Workload {
 			}, err
 		},
 		Bars: func(s []Summary) []Bar {
-			return []Bar{atMost("median time of a scan / of SELECT in the order of keys", s[0].P50/s[1].P50, 4, "")}
+			return []Bar{atMost("median time of a scan / of SELECT in the order of keys", s[0].P50/s[1].P50, 3, "")}
 		},
 	}
 }
@@ -41,7 +41,7 @@ func redisScan() Workload {
 			}, err
 		},
 		Bars: func(s []Summary) []Bar {
-			return []Bar{atMost("median time of a scan / of ZRANGEBYLEX and MGET", s[0].P50/s[1].P50, 4, "")}
+			return []Bar{atMost("median time of a scan / of ZRANGEBYLEX and MGET", s[0].P50/s[1].P50, 3, "")}
 		},
 	}
 }
