@@ -197,8 +197,12 @@ func (p *gcPass) swept(ctx context.Context) error {
 	return p.db.raisePoint(ctx, format.ColumnSwept, p.rest)
 }
 
-// raisePoint stores a timestamp beside the catalog, unless a greater one is there.
+// raisePoint stores a timestamp beside the catalog, unless a greater one is there. It is 0 where the request that published the
+// very first safe point was lost: nothing was collected, so there is nothing to note.
 func (db *DB) raisePoint(ctx context.Context, column string, ts Timestamp) error {
+	if ts == 0 {
+		return nil
+	}
 	_, err := db.applyOne(ctx, rowstore.Mutation{
 		Table: format.TableCatalog, Row: format.RowCatalog,
 		Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, column, ts)},

@@ -380,3 +380,29 @@ func TestOneWorkerCleansAShortenedTable(t *testing.T) {
 	t.Log("scans", n)
 	require.LessOrEqual(t, n, int32(2*3))
 }
+
+// The request that publishes the very first safe point is lost, or late. Then there is none, and the collection leaves everything alone; the next
+// one collects.
+func TestFirstSafePointIsLost(t *testing.T) {
+	t.Parallel()
+	for name, opts := range map[string]GCOptions{"by the hints": {}, "full": {Full: true}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			c := w.client()
+			set(t, c.DB, rowA, "old")
+			set(t, c.DB, rowA, "new")
+			w.clock.advance(2 * worldRetention)
+			c.wire.verdict(stores(format.ColumnSafePoint), lose)
+			report, err := w.collectBy(c, opts)
+			require.NoError(t, err)
+			require.Zero(t, report.SafePoint)
+			require.Zero(t, report.Versions)
+			require.Len(t, w.versions(rowstore.Write), 2)
+			report, err = w.collectBy(c, opts)
+			require.NoError(t, err)
+			require.NotZero(t, report.SafePoint)
+			require.Len(t, w.versions(rowstore.Write), 1)
+		})
+	}
+}

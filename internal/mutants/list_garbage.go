@@ -3,6 +3,8 @@ package main
 // garbageMutants are those of hints, and of what sessions say of their locks.
 var garbageMutants = []mutant{
 	// Garbage collection: what sessions say of their locks.
+	{"no-safe-point-fails", "Garbage collection: a collection whose very first safe point was lost leaves everything alone", "./percolator TestFirstSafePointIsLost", one("percolator/gc_hints.go",
+		"\tif ts == 0 {\n\t\treturn nil\n\t}\n", "")},
 	{"sessions-not-asked", "Garbage collection: locks are searched unless every session has resolved its own", "TestScheduleA2|TestScheduleL", one(gcGo,
 		"\t\tif s.Resolved < below {\n", "\t\tif s.Resolved < below && below == 0 {\n")},
 	{"older-programs-trusted", "Garbage collection: sessions count once programs that say nothing have ended, and their locks were searched", "TestFirstCollectionAfterAnUpgrade", one(gcGo,
