@@ -58,8 +58,13 @@ func snapshotScansAreScans(t testing.TB, e *env) {
 		}
 	}
 	ranges := []rowstore.ScanRange{
-		{Table: table}, {Table: table, Reverse: true}, {Table: table, From: "r010", To: "r150", Limit: 100},
-		{Table: table, From: "r010", To: "r150", Limit: 3, Reverse: true}, {Table: table, From: "r020", To: "r020"}, {Table: table, From: "x"}, {Table: "none"},
+		{Table: table},
+		{Table: table, Reverse: true},
+		{Table: table, From: "r010", To: "r150", Limit: 100},
+		{Table: table, From: "r010", To: "r150", Limit: 3, Reverse: true},
+		{Table: table, From: "r020", To: "r020"},
+		{Table: table, From: "x"},
+		{Table: "none"},
 	}
 	last := draw()
 	for _, r := range ranges {

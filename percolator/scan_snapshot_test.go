@@ -83,8 +83,10 @@ func TestShortScanIsOneCall(t *testing.T) {
 			r    Range
 			want []string
 		}{
-			{Range{Table: "t"}, []string{"a", "b", "c"}}, {Range{Table: "t", Reverse: true, Limit: 2}, []string{"c", "b"}},
-			{Range{Table: "t", From: "x"}, nil}, {Range{Table: "none", Columns: []string{"v"}}, nil},
+			{Range{Table: "t"}, []string{"a", "b", "c"}},
+			{Range{Table: "t", Reverse: true, Limit: 2}, []string{"c", "b"}},
+			{Range{Table: "t", From: "x"}, nil},
+			{Range{Table: "none", Columns: []string{"v"}}, nil},
 		} {
 			before, err := c.draw(t.Context())
 			require.NoError(t, err)
