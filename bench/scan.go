@@ -41,7 +41,7 @@ func redisScan() Workload {
 			}, err
 		},
 		Bars: func(s []Summary) []Bar {
-			return []Bar{atMost("median time of a scan / of ZRANGE BYLEX and MGET", s[0].P50/s[1].P50, 3, "")}
+			return []Bar{atMost("median time of a scan / of ZRANGE BYLEX and MGET", s[0].P50/s[1].P50, 4, "")}
 		},
 	}
 }
