@@ -28,6 +28,7 @@ func oracleTests() []test {
 		{"SnapshotReadsAreReads", Oracles, snapshotReadsAreReads},
 		{"SnapshotReadsSeeWhatWasDone", Oracles, snapshotReadsSeeWhatWasDone},
 		{"SnapshotScansAreScans", Oracles, snapshotScansAreScans},
+		{"SnapshotScansAgain", Oracles, snapshotScansAgain},
 		{"SnapshotScansOfNoSense", Oracles, snapshotScansOfNoSense},
 		{"SnapshotScansSeeWhatWasDone", Oracles, snapshotScansSeeWhatWasDone},
 		{"AppliesDrawAfterwards", Oracles, appliesDrawAfterwards},

@@ -498,14 +498,21 @@ func (db *DB) checkFound(s Timestamp, read ...span) error {
 // read at s did not find may have been collected. It must be called after the
 // reply that it judges.
 func (db *DB) checkSnapshot(ctx context.Context, s Timestamp, read ...span) error {
-	if err := db.checkFound(s, read...); err != nil {
+	return db.checkSnapshotOf(ctx, s, 0, read...)
+}
+
+// checkSnapshotOf is checkSnapshot for a reply that tells the last timestamp that had been drawn when it was read: 0 if it does not, so one
+// is drawn.
+func (db *DB) checkSnapshotOf(ctx context.Context, s, latest Timestamp, read ...span) (err error) {
+	if err = db.checkFound(s, read...); err != nil {
 		return err
 	}
-	now, err := db.draw(ctx)
-	if err != nil {
-		return err
+	if latest == 0 {
+		if latest, err = db.draw(ctx); err != nil {
+			return err
+		}
 	}
-	return db.checkSnapshotAt(ctx, s, now, read...)
+	return db.checkSnapshotAt(ctx, s, latest, read...)
 }
 
 // checkAnswer is checkFound for a complete answer: nothing is missing in it, or it is

@@ -284,16 +284,13 @@ func (s *scan) begun(began time.Time) error {
 	return nil
 }
 
-// check is checkSnapshot for what was found so far. It draws a timestamp unless the store tells how old the rows are; later is
-// whether any were read after the scan.
-func (s *scan) check(ctx context.Context, later bool) error {
-	if s.at == nil || s.at.Latest == 0 || later {
-		return s.tx.db.checkSnapshot(ctx, s.tx.start, s.span())
+// latest is the last timestamp that had been drawn when the rows were read, 0 if nobody can tell: later says that some of it was
+// read after the scan.
+func (s *scan) latest(later bool) Timestamp {
+	if s.at == nil || later {
+		return 0
 	}
-	if err := s.tx.db.checkFound(s.tx.start, s.span()); err != nil {
-		return err
-	}
-	return s.tx.db.checkSnapshotAt(ctx, s.tx.start, s.at.Latest, s.span())
+	return s.at.Latest
 }
 
 // wanted is how many rows of the store are looked at together now: no more than may be handed out,
@@ -355,7 +352,7 @@ func (s *scan) emit(ctx context.Context, chunk []pending, yield func(Row, error)
 	if err != nil {
 		return true, err
 	}
-	if err := s.check(ctx, s.again || len(long) > 0); err != nil {
+	if err := s.tx.db.checkSnapshotOf(ctx, s.tx.start, s.latest(s.again || len(long) > 0), s.span()); err != nil {
 		return true, err
 	}
 	s.again = false

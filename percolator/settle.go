@@ -33,13 +33,11 @@ func (db *DB) scanSettled(ctx context.Context, r rowstore.ScanRange, at Timestam
 		most := settleMost
 		var rows []rowstore.Row
 		flush := func() (more bool) {
-			picks := r.Selectors
-			if r.Snapshot != nil && at != r.Snapshot.Start {
+			if r.Snapshot != nil {
 				at = r.Snapshot.Start
-				r.Selectors = r.At(at) // for the next time; the scan has a copy
-				picks = r.Selectors
+				r.Selectors = r.At(at) // the scan keeps its own
 			}
-			read, err := db.settleRows(ctx, rows, func(int) []rowstore.Selector { return picks }, at)
+			read, err := db.settleRows(ctx, rows, func(int) []rowstore.Selector { return r.Selectors }, at)
 			if err != nil {
 				yield(rowstore.Row{}, err)
 				return false

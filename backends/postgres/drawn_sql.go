@@ -69,9 +69,13 @@ const (
 		PERFORM pg_advisory_xact_lock('{{transactions}}'::bigint | (pg_current_xact_id()::text::bigint & 4294967295));
 		` + ownRowsSQL + `
 		PERFORM set_config('lock_timeout', '0', true);
-		v_bound := coalesce(p_bound, (SELECT o.bound FROM {{schema}}.oracle o JOIN {{schema}}.incarnation y ON y.id = o.incarnation));
+		` + boundSQL + `
 		` + stepAloneSQL + `
-		IF v_last <= v_bound - (CASE WHEN p_bound IS NULL THEN p_ahead / 4 ELSE 0 END) THEN
+		` + firstSQL
+	// boundSQL is the durable bound that a step must stay below: the caller's, or that of the oracle if no other server has
+	// taken over. firstSQL takes the first timestamp of a step that did. A caller who knows no bound may come near it, and does not learn of it.
+	boundSQL = `v_bound := coalesce(p_bound, (SELECT o.bound FROM {{schema}}.oracle o JOIN {{schema}}.incarnation y ON y.id = o.incarnation));`
+	firstSQL = `IF v_last <= v_bound - (CASE WHEN p_bound IS NULL THEN p_ahead / 4 ELSE 0 END) THEN
 			v_first := v_last - 4095;
 		END IF;`
 	// stepAloneSQL makes a step of the sequence. The step has the oracle's lock, which must not last until the

@@ -49,11 +49,10 @@ func (s *plainStore) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[r
 		none := lo >= hi || len(r.Table) > maxTable // no such table can be there
 		asked := scanAsk{ScanRange: r, settled: new(bool)}
 		page, size := s.page, firstPage
-		at, ok := newPointScan(s, asked)
-		if ok {
+		switch at, ok := newPointScan(s, asked); {
+		case ok && !none:
 			page, size = at.page, max(firstPage, min(r.Limit, maxPage))
-		}
-		if r.Snapshot != nil && (none || !ok) {
+		case r.Snapshot != nil:
 			var err error
 			if asked.ScanRange, err = kit.TimestampThenScan(ctx, s.Oracle(), r); err != nil {
 				yield(rowstore.Row{}, fmt.Errorf("postgres: scan: %w", err))

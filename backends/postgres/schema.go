@@ -162,7 +162,7 @@ func (n names) functions() string {
 		step := stepFrom("p_lag", "v_bound")
 		set = append(set, "{{step}}", step, "{{step_alone}}", strings.ReplaceAll(stepAloneSQL, "{{step}}", step), "{{own}}", strings.ReplaceAll(ownSQL, "{{step}}", step), "{{settle}}", settleSQL,
 			"{{own_params}}", ownParams, "{{own_vars}}", ownVars, "{{settle_vars}}", "v_busy  bigint[];\n\t"+barrierVars, "{{points}}", pointSQL,
-			"{{in_flight}}", inFlightSQL, "{{barrier}}", barrierSQL, "{{barrier_vars}}", barrierVars, "{{range}}", rangeSQL(""), "{{range_desc}}", rangeSQL(" DESC"), "{{clock}}", clockSQL)
+			"{{in_flight}}", inFlightSQL, "{{barrier}}", barrierSQL, "{{barrier_vars}}", barrierVars, "{{range}}", rangeSQL(""), "{{range_desc}}", rangeSQL(" DESC"), "{{clock}}", clockSQL, "{{bound}}", boundSQL, "{{first}}", firstSQL, "{{draw_vars}}", ownVars)
 		sql.WriteString(n.expand(schemaReads, set...))
 		for _, s := range shapes {
 			sql.WriteString(n.expand(strings.NewReplacer(s.pairs()...).Replace(schemaApply), set...))

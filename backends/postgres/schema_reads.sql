@@ -47,8 +47,7 @@ RETURNS TABLE (key bytea, lock_ts bigint, lock_val bytea, mark_ts bigint, mark_v
 LANGUAGE plpgsql {{settings}} AS $body$
 #variable_conflict use_column
 DECLARE
-	v_bound bigint;
-	v_last  bigint;
+	{{draw_vars}}
 	{{barrier_vars}}
 BEGIN
 	{{session}}
@@ -58,15 +57,16 @@ BEGIN
 	IF p_lag IS NOT NULL THEN
 		PERFORM set_config('synchronous_commit', 'off', true);
 		{{wait}}
-		v_bound := coalesce(p_bound, (SELECT o.bound FROM {{schema}}.oracle o JOIN {{schema}}.incarnation n ON n.id = o.incarnation));
+		{{bound}}
 		{{step_alone}}
-		p_ts := CASE WHEN v_last <= v_bound - (CASE WHEN p_bound IS NULL THEN p_ahead / 4 ELSE 0 END) THEN v_last - 4095 END;
+		{{first}}
 		lock_ts := v_bound;
-		write_ts := p_ts;
+		write_ts := v_first;
 		RETURN NEXT;
-		IF p_ts IS NULL THEN
+		IF v_first IS NULL THEN
 			RETURN;
 		END IF;
+		p_ts := v_first;
 		lock_ts := NULL;
 		write_ts := NULL;
 	END IF;
@@ -100,9 +100,7 @@ RETURNS TABLE (i integer, lock_ts bigint, lock_val bytea, mark_ts bigint, mark_v
 LANGUAGE plpgsql {{settings}} AS $body$
 #variable_conflict use_column
 DECLARE
-	v_bound bigint;
-	v_last  bigint;
-	v_first bigint;
+	{{draw_vars}}
 	{{settle_vars}}
 BEGIN
 	{{session}}
@@ -111,16 +109,14 @@ BEGIN
 	END IF;
 	PERFORM set_config('synchronous_commit', 'off', true);
 	{{wait}}
-	v_bound := coalesce(p_bound, (SELECT o.bound FROM {{schema}}.oracle o JOIN {{schema}}.incarnation n ON n.id = o.incarnation));
+	{{bound}}
 	-- The step has the oracle's lock. To let it go before the read costs more than a small read has it held.
 	IF cardinality(p_lock) > {{few}} THEN
 		{{step_alone}}
 	ELSE
 		v_last := {{step}};
 	END IF;
-	IF v_last <= v_bound - (CASE WHEN p_bound IS NULL THEN p_ahead / 4 ELSE 0 END) THEN
-		v_first := v_last - 4095;
-	END IF;
+	{{first}}
 	i := 0;
 	lock_ts := v_bound;
 	write_ts := v_first;

@@ -41,9 +41,15 @@ func (o storeOracle) Draw(ctx context.Context, n int) (oracle.Timestamp, error) 
 	if u.list() != 2 {
 		return 0, fmt.Errorf("redis: draw: %w", errAnswer)
 	}
-	ms, ctr := u.number(), u.number()
+	first := u.timestamp()
 	if err := u.done(); err != nil {
 		return 0, fmt.Errorf("redis: draw: %w", err)
 	}
-	return oracle.Timestamp(ms)<<oracle.LogicalBits + oracle.Timestamp(ctr), nil
+	return first, nil
+}
+
+// timestamp reads one as the scripts answer it: its milliseconds, and its counter.
+func (u *unpacker) timestamp() oracle.Timestamp {
+	ms := oracle.Timestamp(u.number())
+	return ms<<oracle.LogicalBits + oracle.Timestamp(u.number())
 }

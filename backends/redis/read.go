@@ -264,14 +264,14 @@ func begun(answer string, asks []rowstore.SnapshotRead, rows, fields int) ([]row
 	if n != 2+fields && n != 2 {
 		return nil, fmt.Errorf("redis: begin: %w", errAnswer)
 	}
-	ms, ctr := u.number(), u.number()
+	first := u.timestamp()
 	if n == 2 && fields > 0 {
 		if err := u.done(); err != nil {
 			return nil, fmt.Errorf("redis: begin: %w", err)
 		}
 		return nil, nil
 	}
-	answers, err := beginRows(&u, oracle.Timestamp(ms)<<oracle.LogicalBits+oracle.Timestamp(ctr), asks, rows)
+	answers, err := beginRows(&u, first, asks, rows)
 	if err == nil {
 		err = u.done()
 	}

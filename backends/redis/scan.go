@@ -80,22 +80,22 @@ func (s *direct) scan(ctx context.Context, r rowstore.ScanRange, yield func(rows
 	case none:
 		return nil
 	case len(r.Slots) > 0:
-		return newSlotScanner(s, r).scan(ctx, yield)
+		return visit(ctx, &r, newSlotScanner(s, r).next, yield)
 	case notified:
 		return s.scanNotified(ctx, r, yield)
 	}
-	sc := newScanner(s, r)
+	return visit(ctx, &r, newScanner(s, r).next, yield)
+}
+
+// visit visits the rows of a range that next finds, until it finds none. next gets how many the caller takes still; 0 or less means any
+// number.
+func visit(ctx context.Context, r *rowstore.ScanRange, next func(ctx context.Context, rest int) (*scanned, error), yield func(rowstore.Row) bool) error {
 	for given := 0; r.Limit == 0 || given < r.Limit; given++ {
-		if err := sc.fill(ctx, r.Limit-given); err != nil {
+		row, err := next(ctx, r.Limit-given)
+		if err != nil || row == nil {
 			return err
 		}
-		c := sc.first()
-		if c == nil {
-			return nil
-		}
-		next := c.rows[0]
-		c.rows = c.rows[1:]
-		if !yield(rowstore.Row{Table: r.Table, Row: next.row, Versions: next.versions}) {
+		if !yield(rowstore.Row{Table: r.Table, Row: row.row, Versions: row.versions}) {
 			return nil
 		}
 		if err := ctx.Err(); err != nil {
@@ -103,6 +103,25 @@ func (s *direct) scan(ctx context.Context, r rowstore.ScanRange, yield func(rows
 		}
 	}
 	return nil
+}
+
+// next returns the next row of all cursors, nil at the end.
+func (sc *scanner) next(ctx context.Context, rest int) (*scanned, error) {
+	if err := sc.fill(ctx, rest); err != nil {
+		return nil, err
+	}
+	c := sc.first()
+	if c == nil {
+		return nil, nil
+	}
+	return pop(&c.rows), nil
+}
+
+// pop takes the first row.
+func pop(rows *[]scanned) *scanned {
+	row := &(*rows)[0]
+	*rows = (*rows)[1:]
+	return row
 }
 
 func newScanner(s *direct, r rowstore.ScanRange) *scanner {
@@ -266,9 +285,9 @@ func (sc *scanner) answer(c *cursor, answer string) (wide string, err error) {
 	if err != nil || sc.at == nil {
 		return wide, cmp.Or(err, u.done())
 	}
-	ms, ctr := u.number(), u.number()
+	ts := u.timestamp()
 	if err = u.done(); err == nil {
-		sc.drew(oracle.Timestamp(ms)<<oracle.LogicalBits + oracle.Timestamp(ctr))
+		sc.drew(ts)
 	}
 	return wide, err
 }

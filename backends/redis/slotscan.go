@@ -81,25 +81,16 @@ func clip(ranges []rowstore.SlotRange, within rowstore.SlotRange) (own []rowstor
 	return own
 }
 
-func (sc *slotScanner) scan(ctx context.Context, yield func(rowstore.Row) bool) error {
-	for given := 0; sc.r.Limit == 0 || given < sc.r.Limit; given++ {
-		if err := sc.fill(ctx, sc.r.Limit-given); err != nil {
-			return err
-		}
-		c := sc.first()
-		if c == nil {
-			return nil
-		}
-		next := c.rows[0]
-		c.rows = c.rows[1:]
-		if !yield(rowstore.Row{Table: sc.r.Table, Row: next.row, Versions: next.versions}) {
-			return nil
-		}
-		if err := ctx.Err(); err != nil {
-			return err
-		}
+// next returns the next row of all cursors, nil at the end.
+func (sc *slotScanner) next(ctx context.Context, rest int) (*scanned, error) {
+	if err := sc.fill(ctx, rest); err != nil {
+		return nil, err
 	}
-	return nil
+	c := sc.first()
+	if c == nil {
+		return nil, nil
+	}
+	return pop(&c.rows), nil
 }
 
 // first returns the cursor whose next row comes first, nil at the end.

@@ -123,7 +123,7 @@ func (s *direct) takeMixed(t *coalesce.Together, m *mixed, w *writes) (begun boo
 	u.number()
 	u.number()
 	s.groupOutcomes(&u, w, m.groups)
-	ms, ctr := u.number(), u.number()
+	first := u.timestamp()
 	if u.err == nil && n != 2 && n != 2+m.fields {
 		u.fail()
 	}
@@ -133,7 +133,6 @@ func (s *direct) takeMixed(t *coalesce.Together, m *mixed, w *writes) (begun boo
 		}
 		return false
 	}
-	first := oracle.Timestamp(ms)<<oracle.LogicalBits + oracle.Timestamp(ctr)
 	for _, n := range t.Draws {
 		t.Firsts = append(t.Firsts, first)
 		first += oracle.Timestamp(n)

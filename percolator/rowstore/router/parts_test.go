@@ -128,6 +128,32 @@ func TestRouterReadsSnapshotsElsewhere(t *testing.T) {
 	require.NoError(t, r.Close())
 }
 
+// TestRouterScansAtSnapshotsElsewhere: a scan of another store is at a timestamp of the authoritative one, and does not tell by the
+// timestamps of the other how old it is.
+func TestRouterScansAtSnapshotsElsewhere(t *testing.T) {
+	t.Parallel()
+	r, main, other := twoParts(t)
+	storetest.Put(t, r, "o", "r", rs.Put(rs.Write, "c", 1, []byte("there")))
+	storetest.Put(t, r, "t", "r", rs.Put(rs.Write, "c", 1, []byte("here")))
+	drawn, err := main.Oracle().Draw(t.Context(), 1<<40) // far ahead of the other's
+	require.NoError(t, err)
+	drawn += 1<<40 - 1
+	for _, table := range []string{"t", "o"} {
+		at := &rs.ScanSnapshot{}
+		s := rs.ScanRange{Table: table, Snapshot: at, Selectors: []rs.Selector{{Family: rs.Write, Column: "c", To: rs.AssignedTimestamp}}}
+		require.Len(t, storetest.Scanned(t, r, s), 1)
+		require.Greater(t, at.Start, drawn)
+		if table == "t" {
+			require.GreaterOrEqual(t, at.Latest, at.Start)
+		} else {
+			require.Zero(t, at.Latest)
+		}
+	}
+	_, err = other.Oracle().Draw(t.Context(), 1)
+	require.NoError(t, err)
+	require.NoError(t, r.Close())
+}
+
 // TestRouterWakesOneAtATime has two stores wake at the same moment.
 func TestRouterWakesOneAtATime(t *testing.T) {
 	t.Parallel()
