@@ -204,3 +204,42 @@ func TestScanPointDraws(t *testing.T) {
 		}
 	}
 }
+
+// How old the rows of a scan are is told by the last timestamp after they were read. Here the scan waits for a transaction that might have drawn,
+// and another draws meanwhile. A function that looks before it waits tells too little.
+func TestScanPointTellsItsAgeAfterItsRows(t *testing.T) {
+	t.Parallel()
+	direct := testserver.Postgres(t)
+	for name, early := range map[string]bool{"Whole": false, "LooksEarly": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx := testContext(t)
+			schema := fresh(t, direct)
+			n := newNames(schema)
+			s := openTest(t, with(direct, "schema", schema, "coalesce", "off", "application_name", n.channel))
+			if early {
+				last, drawn := "pg_sequence_last_value("+n.expand(clockSQL)+");", "write_ts := NULL;\n\tEND IF;\n"
+				broken := replaceAll(t, "mark_ts := "+last, "mark_ts := looked;", drawn, drawn+"\tlooked := "+last+"\n")(n.functions())
+				sqlDo(t, direct, "SET search_path = pg_catalog, pg_temp;"+n.expand(dropFunctions+broken))
+			}
+			out, err := s.Apply(ctx, []rowstore.Mutation{put("a", 5)}, rowstore.ApplyOptions{})
+			require.NoError(t, err)
+			require.True(t, out[0].Applied)
+			other := openTest(t, with(direct, "schema", schema))
+			holder, watcher := connect(ctx, t, direct), connect(ctx, t, direct)
+			require.NoError(t, exec(ctx, holder, n.expand("BEGIN; SELECT pg_advisory_xact_lock('{{transactions}}'::bigint | (pg_current_xact_id()::text::bigint & 4294967295))")))
+			at := &rowstore.ScanSnapshot{}
+			done := make(chan error, 1)
+			go func() {
+				_, _, err := scanOf(ctx, s, rowstore.ScanRange{Snapshot: at, Selectors: []rowstore.Selector{{Family: rowstore.Write, Column: "c", To: rowstore.AssignedTimestamp, Limit: 1}}}, 0)
+				done <- err
+			}()
+			waitsForLock(ctx, t, watcher, n.channel, done)
+			meanwhile := draw(ctx, t, other)
+			require.NoError(t, exec(ctx, holder, "ROLLBACK"))
+			require.NoError(t, <-done)
+			require.Less(t, at.Start, meanwhile)
+			require.Equal(t, !early, at.Latest >= meanwhile, "it tells %d, and %d was drawn before its rows were read", uint64(at.Latest), uint64(meanwhile))
+		})
+	}
+}
