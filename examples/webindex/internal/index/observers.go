@@ -45,9 +45,9 @@ const (
 func (x *Index) observers() []percolator.Observer {
 	return []percolator.Observer{
 		{Name: "parse", Table: tablePage, Column: "body", Func: x.parse},
-		{Name: "inlinks", Table: tableDoc, Column: columnInlinks, Func: x.inlinks},
+		{Name: "inlinks", Table: tableDoc, Column: columnInlinks, Func: x.inlinks, Prefetch: []string{"hash"}},
 		{Name: "cluster", Table: tableCluster, Column: columnMembers, Func: x.cluster},
-		{Name: "index", Table: tableDoc, Column: columnIndex, Func: x.index},
+		{Name: "index", Table: tableDoc, Column: columnIndex, Func: x.index, Prefetch: []string{"hash", "terms", "indexed", columnDone}},
 		{Name: "searchable", Table: tableDoc, Column: columnDone, Func: x.searchable},
 	}
 }
@@ -244,6 +244,18 @@ func readMember(ctx context.Context, tx *percolator.Txn, hash, u string) (member
 	return member, false, err
 }
 
+// readMembers returns the URLs of all members of a cluster.
+func readMembers(ctx context.Context, tx *percolator.Txn, hash string) ([]string, error) {
+	var members []string
+	for row, err := range tx.Scan(ctx, under(tableDup, hash, "n")) {
+		if err != nil {
+			return nil, err
+		}
+		members = append(members, second(row.Key))
+	}
+	return members, nil
+}
+
 // cluster chooses the canonical page of a cluster: the member with the most pages
 // that link to it, and of those the one whose URL is first.
 func (x *Index) cluster(ctx context.Context, tx *percolator.Txn, c percolator.Cell) error {
@@ -316,17 +328,22 @@ func (x *Index) index(ctx context.Context, tx *percolator.Txn, c percolator.Cell
 	var want map[string]int
 	canonical := false
 	if exists {
-		toldCell := dupCell(string(hash), u, "told")
-		member, err := tx.GetMany(ctx, toldCell)
+		member, alone, err := readMember(ctx, tx, string(hash), u)
 		if err != nil {
 			return err
 		}
-		told, decided := member[toldCell]
+		told, decided := member[dupCell(string(hash), u, "told")]
 		if !decided {
 			return nil // cluster notifies again when it has decided
 		}
 		if canonical = string(told) == u; canonical {
-			if want, err = wantedWeights(ctx, tx, string(hash), have[docCell(u, "terms")]); err != nil {
+			members := []string{u}
+			if !alone {
+				if members, err = readMembers(ctx, tx, string(hash)); err != nil {
+					return err
+				}
+			}
+			if want, err = wantedWeights(ctx, tx, members, have[docCell(u, "terms")]); err != nil {
 				return err
 			}
 		}
@@ -367,18 +384,11 @@ func (x *Index) index(ctx context.Context, tx *percolator.Txn, c percolator.Cell
 	return nil
 }
 
-// wantedWeights computes the postings of a canonical page.
-func wantedWeights(ctx context.Context, tx *percolator.Txn, hash string, terms []byte) (map[string]int, error) {
+// wantedWeights computes the postings of a canonical page from its terms, and from the links to all members of its cluster.
+func wantedWeights(ctx context.Context, tx *percolator.Txn, members []string, terms []byte) (map[string]int, error) {
 	words, counts, err := decodeTerms(terms)
 	if err != nil {
 		return nil, err
-	}
-	var members []string
-	for row, err := range tx.Scan(ctx, under(tableDup, hash, "n")) {
-		if err != nil {
-			return nil, err
-		}
-		members = append(members, second(row.Key))
 	}
 	anchors := make(map[string]int) // term -> links that have it
 	texts := make(map[string]int)   // many links have the same text
