@@ -40,6 +40,8 @@ type payload struct {
 	expiry int // where the expiry is, 0 for none
 	clock  *serverClock
 	budget time.Duration
+	// since is when a request with it left first. What is sent again ends at the same time.
+	since time.Time
 	// strict, if not nil, keeps the payload from leaving once it is set: the script
 	// beside it does not ask for the server's role.
 	strict *atomic.Bool
@@ -74,7 +76,10 @@ func (p *payload) MarshalBinary() ([]byte, error) {
 		}
 	}
 	if p.expiry > 0 {
-		binary.BigEndian.PutUint64(p.b[p.expiry:], uint64(p.clock.after(p.budget)))
+		if p.since.IsZero() {
+			p.since = time.Now()
+		}
+		binary.BigEndian.PutUint64(p.b[p.expiry:], uint64(p.clock.after(p.budget-time.Since(p.since))))
 	}
 	return p.b, nil
 }
@@ -209,8 +214,14 @@ func (s *direct) command(ctx context.Context, c *call) (*goredis.Cmd, error) {
 	args = append(args, s.parts[c.part].tables, s.parts[c.part].never)
 	args = append(args, c.args...)
 	args = append(args, &c.arg)
-	c.arg.state.CompareAndSwap(payloadLeft, payloadHere)
 	return goredis.NewCmd(ctx, args...), nil
+}
+
+// refused notes that an answer has proved that nothing was applied. So a caller who gives up now keeps the next attempt from
+// leaving, and knows that.
+func (c *call) refused() {
+	c.sent = false
+	c.arg.state.CompareAndSwap(payloadLeft, payloadHere)
 }
 
 // clockOf returns the clock of a server, and asks it for the time if need be.

@@ -158,3 +158,45 @@ func ownerOfSlot(ctx context.Context, t *testing.T, clients []*goredis.Client, s
 	require.GreaterOrEqual(t, owner, 0)
 	return owner
 }
+
+// The server with the record of a Cluster's store has lost everything while no program was running.
+func TestClusterThatLostItsRecord(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	cl := testserver.NewRedisCluster(t, nil)
+	url := with(t, cl.URL)
+	s := bare(t, url+"&partitions=5")
+	for i := range 50 {
+		apply(t, s, put(fmt.Sprint("r", i), 1, "v"))
+	}
+	var clients []*goredis.Client
+	for _, a := range cl.Addrs {
+		clients = append(clients, admin(t, "redis://"+a))
+	}
+	slot, err := clients[0].ClusterKeySlot(ctx, s.parts[0].tables).Result()
+	require.NoError(t, err)
+	record, err := clients[ownerOfSlot(ctx, t, clients, slot)].HGetAll(ctx, s.parts[0].tag+"m").Result()
+	require.NoError(t, err)
+	require.NoError(t, s.Close())
+	owner := clients[ownerOfSlot(ctx, t, clients, slot)]
+	require.NoError(t, owner.FlushAll(ctx).Err())
+	for _, how := range []string{"", "&partitions=5"} {
+		_, err = OpenURL(ctx, url+how)
+		require.ErrorIs(t, err, rowstore.ErrCorrupt)
+		require.ErrorContains(t, err, "has lost its record")
+	}
+	n, err := owner.Exists(ctx, s.parts[0].tag+"m").Result()
+	require.NoError(t, err)
+	require.Zero(t, n, "no record was made")
+	// It is kept as the error says.
+	require.NoError(t, owner.HSet(ctx, s.parts[0].tag+"m", record).Err())
+	again := bare(t, url)
+	require.Len(t, again.parts, 5)
+	left := 0
+	for i := range 50 {
+		if newest(t, again, fmt.Sprint("r", i)) == "v" {
+			left++
+		}
+	}
+	require.Positive(t, left)
+}

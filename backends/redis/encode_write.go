@@ -126,7 +126,8 @@ func (e *writeEncoder) group(n int, draw bool, notAfter rowstore.Timestamp) int 
 // for a timestamp, and each mutation has a prewrite's three conditions on one cell, with
 // the same timestamp everywhere, and one put at the assigned timestamp.
 func (e *writeEncoder) quick(tagOf func(m *rowstore.Mutation) string, muts []rowstore.Mutation, notAfter rowstore.Timestamp) bool {
-	start := rowstore.Timestamp(0)
+	var start rowstore.Timestamp
+	known := false // start may be 0: "no write at all"
 	for i := range muts {
 		m := &muts[i]
 		if len(m.Conditions) != 3 || len(m.Edits) != 1 {
@@ -156,12 +157,10 @@ func (e *writeEncoder) quick(tagOf func(m *rowstore.Mutation) string, muts []row
 			default:
 				return false
 			}
-			if start == 0 {
-				start = c.TS
-			}
-			if c.TS != start {
+			if known && c.TS != start {
 				return false
 			}
+			start, known = c.TS, true
 		}
 		if seen != hasWrite|hasLock|hasMark {
 			return false

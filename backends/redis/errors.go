@@ -49,10 +49,11 @@ func (s *direct) decideOnAnswer(ctx context.Context, c *call) nextStep {
 	text := c.err.Error()
 	switch {
 	case strings.HasPrefix(text, "NOSCRIPT") && !c.source:
-		c.source, c.sent = true, false
+		c.source = true
+		c.refused()
 		return sendAgain
 	case elsewhere(text):
-		c.sent = false
+		c.refused()
 		c.err = fmt.Errorf("%w: partition %d is not served now: %w", rowstore.ErrUnavailable, c.part, c.err)
 		s.nodes.moved(ctx)
 		return sendAgainLater
@@ -63,7 +64,7 @@ func (s *direct) decideOnAnswer(ctx context.Context, c *call) nextStep {
 		return sendAgain
 	case strings.HasPrefix(text, "FORMAT "):
 		// The scripts look at the version before they write anything.
-		c.sent = false
+		c.refused()
 		version, remedy := strings.TrimPrefix(text, "FORMAT "), "use a program of that version"
 		if n, err := strconv.Atoi(version); err == nil && n < formatVersion {
 			remedy = "a failover or a backup has undone the migration; open the store anew, which migrates it again"

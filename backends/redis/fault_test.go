@@ -283,6 +283,45 @@ func TestMaxMemory(t *testing.T) {
 	require.Equal(t, "now", newest(t, s, "other"))
 }
 
+// Transactions read from a server without memory, also past a lock that a dead one has left.
+func TestReadsOfAFullServer(t *testing.T) {
+	t.Parallel()
+	srv := testserver.NewRedis(t, nil)
+	url := with(t, srv.URL)
+	s, err := OpenURL(t.Context(), url)
+	require.NoError(t, err)
+	db, err := percolator.New(t.Context(), s, percolator.WithSettings(percolator.Settings{CatalogLease: time.Second}))
+	require.NoError(t, err)
+	cell := percolator.Cell{Table: "t", Row: "r", Column: "c"}
+	require.NoError(t, db.Update(t.Context(), func(tx *percolator.Txn) error { return tx.Set(cell, []byte("v")) }))
+	c := admin(t, url)
+	require.NoError(t, c.ConfigSet(t.Context(), "maxmemory", "1").Err())
+	for range 3 {
+		require.NoError(t, db.View(t.Context(), func(tx *percolator.Txn) error {
+			v, err := tx.Get(t.Context(), cell)
+			require.Equal(t, "v", string(v))
+			if err != nil {
+				return err
+			}
+			for row, err := range tx.Scan(t.Context(), percolator.Range{Table: "t"}) {
+				require.NoError(t, err)
+				require.Equal(t, "r", row.Key)
+			}
+			return nil
+		}))
+		require.NoError(t, db.View(t.Context(), func(tx *percolator.Txn) error { // begins with a scan
+			for _, err := range tx.Scan(t.Context(), percolator.Range{Table: "t"}) {
+				require.NoError(t, err)
+			}
+			return nil
+		}))
+	}
+	err = db.Update(t.Context(), func(tx *percolator.Txn) error { return tx.Set(cell, []byte("w")) })
+	require.ErrorIs(t, err, rowstore.ErrFull)
+	require.NoError(t, c.ConfigSet(t.Context(), "maxmemory", "0").Err())
+	require.NoError(t, db.Close(t.Context()))
+}
+
 // A server that cannot write its append-only file refuses changes for certain, and goes
 // on reading.
 func TestFullDisk(t *testing.T) {

@@ -102,7 +102,7 @@ func (s *direct) admit(ctx context.Context, conn *goredis.Conn) error {
 
 func (s *direct) inspect(ctx context.Context, c goredis.Cmdable) error {
 	in, err := askInfo(ctx, c)
-	if s.opts.Mode == Sentinel && (in.mode == "sentinel" || isAnswer(err)) {
+	if s.opts.Mode == Sentinel && (in.mode == "sentinel" || goredis.HasErrorPrefix(err, "NOPERM")) {
 		// A sentinel, whose user may not be allowed INFO. If it is the server, then
 		// the scripts that need INFO say that it is missing.
 		return nil

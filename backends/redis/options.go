@@ -57,7 +57,9 @@ type Options struct {
 	// DialTimeout bounds connecting, ReadTimeout waiting for an answer,
 	// WriteTimeout sending a request, besides the contexts' deadlines. Defaults
 	// 3 s, 5 s, 5 s. None may exceed 9 s: no request may be applied later than a
-	// lease (10 s) after it was sent. With New, the greater of ReadTimeout and
+	// catalog lease (10 s) after it was sent. A request may be applied for as long as
+	// the two take together, 9 s at most, so a database with a shorter CatalogLease in its
+	// percolator.Settings needs shorter ones. With New, the greater of ReadTimeout and
 	// WriteTimeout bounds both.
 	DialTimeout, ReadTimeout, WriteTimeout time.Duration
 

@@ -15,8 +15,9 @@ import (
 // before: scripts/oracle_part.lua.
 type storeOracle struct{ s *direct }
 
-// maxDraw bounds one draw to the timestamps of about four seconds.
-const maxDraw = 1 << 30
+// maxDraw bounds one draw to the timestamps of about a second. If the server loses the write of a draw, the oracle goes on at the bound, which lies
+// three seconds above the last draw before: the timestamps of this one must lie below it.
+const maxDraw = 1 << 28
 
 // Draw returns the first of n new timestamps. A draw that failed may have used
 // some up.

@@ -376,3 +376,25 @@ func TestAway(t *testing.T) {
 	require.NotErrorIs(t, err, rowstore.ErrUnavailable)
 	require.NoError(t, srv.Resume())
 }
+
+// A server loses the write of a draw of as many timestamps as one may ask for, and starts anew. Its clock is behind.
+func TestLargeDrawIsLost(t *testing.T) {
+	t.Parallel()
+	srv := testserver.NewRedis(t, nil)
+	u := with(t, srv.URL)
+	s := bare(t, u)
+	c := admin(t, u)
+	setOracle(t, c, s, func(ms, _ int64) (int64, int64) {
+		return ms + time.Hour.Milliseconds(), ms + time.Hour.Milliseconds() + 3000
+	})
+	lost, err := c.Get(t.Context(), s.okey).Result()
+	require.NoError(t, err)
+	first, err := s.Oracle().Draw(t.Context(), maxDraw)
+	require.NoError(t, err)
+	require.NoError(t, c.Set(t.Context(), s.okey, lost, 0).Err())
+	require.NoError(t, srv.Stop())
+	require.NoError(t, srv.Start())
+	var next rowstore.Timestamp
+	require.Eventually(t, func() bool { next, err = s.Oracle().Draw(t.Context(), 1); return err == nil }, time.Minute, time.Millisecond)
+	require.Greater(t, next, first+maxDraw-1)
+}

@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -350,4 +351,32 @@ func TestURLsKeepSecrets(t *testing.T) {
 		}
 	}
 	require.Greater(t, urls, 500)
+}
+
+// An Open that fails half way leaves no row of its probe behind.
+func TestFailedOpenLeavesNothing(t *testing.T) {
+	t.Parallel()
+	url := with(t, testserver.Redis(t))
+	s := bare(t, url)
+	c := admin(t, url)
+	keys := func() []string {
+		all, err := c.Keys(t.Context(), "{"+s.opts.Prefix+":*").Result()
+		require.NoError(t, err)
+		slices.Sort(all)
+		return all
+	}
+	before := keys()
+	failed := 0
+	for i := range 100 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond+time.Duration(i)*50*time.Microsecond)
+		again, err := OpenURL(ctx, url)
+		cancel()
+		if err == nil {
+			require.NoError(t, again.Close())
+		} else {
+			failed++
+		}
+	}
+	require.Positive(t, failed)
+	require.Equal(t, before, keys())
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
@@ -83,24 +84,87 @@ type record struct {
 	oracle             int    // the version of the oracle
 }
 
-// record runs the opening script, which makes the store's record if there is none, unless the options say AsIs. It may
-// run twice: it changes nothing the second time.
-func (s *direct) record(ctx context.Context, wanted int) (r record, err error) {
-	var fields []string
-	asIs := ""
-	if s.opts.AsIs {
-		asIs = "asis"
+// openRecord runs the opening script.
+func (s *direct) openRecord(ctx context.Context, wanted int, asIs bool) (fields []string, err error) {
+	how := ""
+	if asIs {
+		how = "asis"
 	}
 	err = s.query(ctx, func(ctx context.Context) error {
 		c, err := s.nodes.of(ctx, 0)
 		if err != nil {
 			return err
 		}
-		tag := s.parts[0].tag
-		keys := []string{tag + "m", s.okey, s.parts[0].tables}
-		fields, err = c.Eval(ctx, openScript.source, keys, formatVersion, wanted, asIs).StringSlice()
+		keys := []string{s.parts[0].tag + "m", s.okey, s.parts[0].tables}
+		fields, err = c.Eval(ctx, openScript.source, keys, formatVersion, wanted, how).StringSlice()
 		return err
 	})
+	return fields, err
+}
+
+// lostRecord says that a store has lost its record, but not some other key.
+func (s *direct) lostRecord(left string) error {
+	tag := s.parts[0].tag
+	return fmt.Errorf("%w: the store with the prefix %q has lost its record %sm, and still has %s: a server lost its data "+
+		"(a restart without persistence, FLUSHALL, a failover), so what is there is only what was written since, or lies on other servers. Stop the programs that use the store; then restore a backup, "+
+		"or delete every key that begins with {%s: to start anew, or keep what is there with HSET %sm format %d partitions N spread S, where N is the number it had, "+
+		"and S is %s, or %s if a program of format version 1 made the store (the README of backends/redis, After a loss)",
+		rowstore.ErrCorrupt, s.opts.Prefix, tag, left, s.opts.Prefix, tag, formatVersion, spreadSlots, spreadRows)
+}
+
+// partsLeft looks for a partition that an earlier store has left, before the record of a new one is made. The opening script sees only
+// the keys beside the record: in a Cluster these are gone if one server has lost its data, and the rest is not.
+func (s *direct) partsLeft(ctx context.Context) (left string, err error) {
+	all := newParts(s.opts.Prefix, maxPartitions)
+	servers := map[*goredis.Client][]string{}
+	if n, ok := s.nodes.(*cluster); ok {
+		n.use(all)
+		defer n.use(s.parts)
+	}
+	err = s.query(ctx, func(ctx context.Context) error {
+		clear(servers)
+		for i := range all {
+			c, err := s.nodes.of(ctx, i)
+			if err != nil {
+				return err
+			}
+			servers[c] = append(servers[c], all[i].tables)
+		}
+		for c, keys := range servers {
+			pipe := c.Pipeline()
+			found := make([]*goredis.IntCmd, len(keys))
+			for i, key := range keys {
+				found[i] = pipe.Exists(ctx, key) // by itself: the keys of one call must lie in one slot
+			}
+			if _, err := pipe.Exec(ctx); err != nil {
+				return err
+			}
+			for i, key := range keys {
+				if found[i].Val() > 0 {
+					left = key
+				}
+			}
+		}
+		return nil
+	})
+	return left, err
+}
+
+// record runs the opening script, which makes the store's record if there is none, unless the options say AsIs. It may
+// run twice: it changes nothing the second time.
+func (s *direct) record(ctx context.Context, wanted int) (r record, err error) {
+	fields, err := s.openRecord(ctx, wanted, true)
+	if goredis.HasErrorPrefix(err, "NONE ") && !s.opts.AsIs {
+		var left string
+		if left, err = s.partsLeft(ctx); err != nil {
+			return r, err
+		}
+		// Otherwise somebody else has made the store meanwhile, and has written to it.
+		fields, err = s.openRecord(ctx, wanted, left != "")
+		if goredis.HasErrorPrefix(err, "NONE ") {
+			return r, s.lostRecord(left)
+		}
+	}
 	if err != nil {
 		if goredis.HasErrorPrefix(err, "NONE ") {
 			return r, fmt.Errorf("%w with the prefix %q", rowstore.ErrNoStore, s.opts.Prefix)
@@ -109,12 +173,7 @@ func (s *direct) record(ctx context.Context, wanted int) (r record, err error) {
 			return r, fmt.Errorf("%w: the prefix %q is in use by something else: %s", rowstore.ErrForeign, s.opts.Prefix, strings.TrimPrefix(err.Error(), "FOREIGN "))
 		}
 		if goredis.HasErrorPrefix(err, "LOST ") {
-			tag := s.parts[0].tag
-			return r, fmt.Errorf("%w: the store with the prefix %q has lost its record %sm, and still has %s: the server lost data while programs went on writing "+
-				"(a restart without persistence, FLUSHALL, a failover), so what is there is only what was written since. Stop the programs that use the store; then restore a backup, "+
-				"or delete every key that begins with {%s: to start anew, or keep what is there with HSET %sm format %d partitions N spread S, where N is the number it had, "+
-				"and S is %s, or %s if a program of format version 1 made the store (the README of backends/redis, After a loss)",
-				rowstore.ErrCorrupt, s.opts.Prefix, tag, strings.TrimPrefix(err.Error(), "LOST "), s.opts.Prefix, tag, formatVersion, spreadSlots, spreadRows)
+			return r, s.lostRecord(strings.TrimPrefix(err.Error(), "LOST "))
 		}
 		return r, err
 	}
@@ -138,6 +197,9 @@ func (s *direct) record(ctx context.Context, wanted int) (r record, err error) {
 // of a user is called so by accident.
 const probeTable = "\x00percolator-probe"
 
+// unprobeWithin bounds how much longer an Open takes that fails.
+const unprobeWithin = time.Second
+
 // probe runs everything that transactions will run, on a row of its own in each
 // partition. So a missing permission shows now, and not in the middle of a script,
 // which Redis would not undo.
@@ -150,7 +212,7 @@ func (s *direct) probe(ctx context.Context) error {
 
 // probeRows is probe without the oracle. It works in a store of an earlier version as well: rows of
 // this version may lie there, and nobody looks for its own ones.
-func (s *direct) probeRows(ctx context.Context) error {
+func (s *direct) probeRows(ctx context.Context) (err error) {
 	row := probeRow()
 	var on, off []rowstore.Mutation
 	var whole []rowstore.RowRead
@@ -181,6 +243,7 @@ func (s *direct) probeRows(ctx context.Context) error {
 			rowstore.Put(rowstore.Write, "c", 4, nil), rowstore.Delete(rowstore.Write, "d", 3),
 		}
 	}
+	defer func() { s.unprobe(ctx, off, err) }()
 	// Whoever writes to a row of version 2 reads all of it, in the middle of a script. So that is tried too.
 	for _, muts := range [][]rowstore.Mutation{on, newer, off} {
 		out, err := s.Apply(ctx, muts, rowstore.ApplyOptions{})
@@ -213,6 +276,16 @@ func (s *direct) probeRows(ctx context.Context) error {
 			}
 		}
 	}
-	_, err := s.tables(ctx)
+	_, err = s.tables(ctx)
 	return err
+}
+
+// unprobe removes the rows of a probe that failed: no collection sees their table. It goes on for a moment after the end of ctx, which is often why it failed.
+func (s *direct) unprobe(ctx context.Context, off []rowstore.Mutation, failed error) {
+	if failed == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), unprobeWithin)
+	defer cancel()
+	_, _ = s.Apply(ctx, off, rowstore.ApplyOptions{}) // a user who may not write has left nothing
 }

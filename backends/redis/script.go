@@ -125,14 +125,15 @@ var (
 	quickScript = newWriter("", oraclePart, writePart, quickLua, pastPart, beginPart, answerOut)
 	// freeScript is writeScript for mutations that only free memory.
 	freeScript = newWriter("allow-oom", oraclePart, writePart, writeLua, pastPart, beginPart, wakePart, answerOut)
-	// The oracle asks for the role with its own call of INFO.
-	drawScript = newScript("", oraclePart, drawLua)
+	// The oracle asks for the role with its own call of INFO. Its state has a fixed size, so a server without free memory
+	// lets it draw: otherwise nobody could begin a transaction, and read.
+	drawScript = newScript("allow-oom", oraclePart, drawLua)
 	// beginScript changes the oracle alone, which anybody may do any number of times.
-	beginScript = newScript("", oraclePart, pastPart, beginLua)
+	beginScript = newScript("allow-oom", oraclePart, pastPart, beginLua)
 	readScript  = newReader(readPart, readLua)
 	scanScript  = newReader(readPart, "local took\n", scanLua)
 	// scanDrawnScript changes the oracle alone, as beginScript does.
-	scanDrawnScript = newScript("", oraclePart, drawnPart, readPart, scanLua)
+	scanDrawnScript = newScript("allow-oom", oraclePart, drawnPart, readPart, scanLua)
 	rangeScript     = newReader(rangeLua)
 	tablesScript    = newReader(tablesLua)
 	splitScript     = newReader(splitLua)

@@ -174,11 +174,14 @@ func (s *direct) send(ctx context.Context, batches []*batch) {
 	var late []*call
 	for _, c := range calls {
 		if c.tooLate() {
-			c.answer, c.err = "", nil
 			late = append(late, c)
 		}
 	}
 	if len(late) > 0 && ctx.Err() == nil {
+		for _, c := range late {
+			c.answer = ""
+			c.refused()
+		}
 		s.run(ctx, late)
 	}
 	for _, c := range calls {

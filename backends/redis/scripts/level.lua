@@ -1,4 +1,6 @@
 -- The script tells the programs of earlier versions that write to a partition, without a draw,
 -- that the store is not theirs any more.
-call('SET', sub(KEYS[1], 1, -2) .. 'l', '3')
+local k = sub(KEYS[1], 1, -2) .. 'l'
+local known = tonumber(call('GET', k) or 0)
+if not known or known < 3 then call('SET', k, '3') end
 return '1'
