@@ -9,6 +9,8 @@ import (
 	"io"
 	"reflect"
 	"strconv"
+	"strings"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -35,7 +37,25 @@ var (
 	ErrVersion = fmt.Errorf("%w: the program does not know their version", ErrDecode)
 )
 
-func undecodable(err error) error { return fmt.Errorf("%w: %w", ErrDecode, err) }
+func undecodable(err error) error { return fmt.Errorf("%w: %w", ErrDecode, withoutValue(err)) }
+
+// withoutValue is what an error of the standard library says of a stored value, but not the value: errors get into logs and into records of
+// parked runs.
+func withoutValue(err error) error {
+	var number *strconv.NumError
+	var at *time.ParseError
+	var kind *json.UnmarshalTypeError
+	switch {
+	case errors.As(err, &number):
+		return fmt.Errorf("no number or truth value: %w", number.Err)
+	case errors.As(err, &at):
+		return errors.New("no time as RFC 3339 writes it")
+	case errors.As(err, &kind):
+		what, _, _ := strings.Cut(kind.Value, " ") // "number 300"
+		return fmt.Errorf("JSON: a %s does not fit into %v (field %q, at byte %d)", what, kind.Type, kind.Field, kind.Offset)
+	}
+	return err
+}
 
 // Text stores a text as its bytes, which need not be UTF-8.
 type Text[T ~string] struct{}
@@ -92,7 +112,7 @@ func (Number[T]) Decode(_ context.Context, _ percolator.Cell, stored []byte) (T,
 			return v, nil
 		}
 	}
-	return 0, undecodable(fmt.Errorf("%.40q is no number from the range of %T", s, T(0)))
+	return 0, undecodable(fmt.Errorf("%d bytes are no number from the range of %T", len(s), T(0)))
 }
 
 // JSON stores a value as encoding/json writes it.

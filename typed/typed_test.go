@@ -423,3 +423,36 @@ func TestTablesThatCannotBe(t *testing.T) {
 	_, err := typed.NewTable[struct{ A itself }]("t")
 	require.NoError(t, err)
 }
+
+// Errors get into logs and records of parked runs, so they say what is wrong with a stored value, and not the value.
+func TestErrorsHoldNoValues(t *testing.T) {
+	t.Parallel()
+	type row struct {
+		Count int8
+		Ratio float32
+		Yes   bool
+		At    time.Time
+		List  []int8
+	}
+	rows, err := typed.NewTable[row]("t")
+	require.NoError(t, err)
+	db := percolatetest.Open(t)
+	for column, stored := range map[string]string{"Count": "4111x", "Ratio": "4111x", "Yes": "4111", "At": "4111-1x", "List": "[4111]"} {
+		require.NoError(t, db.Update(t.Context(), func(tx *percolator.Txn) error {
+			return tx.Set(percolator.Cell{Table: "t", Row: column, Column: column}, []byte(stored))
+		}))
+		require.NoError(t, db.View(t.Context(), func(tx *percolator.Txn) error {
+			_, err := rows.Get(t.Context(), tx, column)
+			require.ErrorIs(t, err, typed.ErrDecode)
+			require.ErrorContains(t, err, column)
+			require.NotContains(t, err.Error(), "4111")
+			return nil
+		}))
+	}
+	_, err = typed.Number[int]{}.Decode(t.Context(), cell, []byte("4111-1111"))
+	require.ErrorIs(t, err, typed.ErrDecode)
+	require.NotContains(t, err.Error(), "4111")
+	_, err = typed.JSON[int8]{}.Decode(t.Context(), cell, []byte("4111"))
+	require.ErrorIs(t, err, typed.ErrDecode)
+	require.NotContains(t, err.Error(), "4111")
+}

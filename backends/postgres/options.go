@@ -310,8 +310,8 @@ func secrets(base string, values map[string]string) []string {
 	return all
 }
 
-// scrub returns err, or where its message holds a secret, an error with the same
-// message without it.
+// scrub returns err, or where its message holds a secret, an error of the same kinds whose
+// message is without it. A password may be a word of the message by chance, such as the name of the host.
 func scrub(err error, secrets []string) error {
 	text := err.Error()
 	clean := text
@@ -321,5 +321,15 @@ func scrub(err error, secrets []string) error {
 	if clean == text {
 		return err
 	}
-	return errors.New(clean)
+	return &scrubbedError{text: clean, err: err}
 }
+
+// scrubbedError stands for an error whose message holds a secret. It cannot be unwrapped, since who prints each error of a chain would print that.
+type scrubbedError struct {
+	text string
+	err  error
+}
+
+func (e *scrubbedError) Error() string        { return e.text }
+func (e *scrubbedError) Is(target error) bool { return errors.Is(e.err, target) }
+func (e *scrubbedError) As(target any) bool   { return errors.As(e.err, target) }

@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -199,4 +200,19 @@ func TestParseURL(t *testing.T) {
 	}
 	_, err = ParseURL("redis://127.0.0.1")
 	require.ErrorIs(t, err, rowstore.ErrInvalid)
+}
+
+// A password may be a word of an error's message by chance. The error keeps its kind, and the message loses the word.
+func TestErrorsWithoutTheirSecrets(t *testing.T) {
+	t.Parallel()
+	_, err := OpenURL(t.Context(), "postgres://u:localhost@localhost:1/db?sslmode=disable")
+	require.ErrorIs(t, err, rowstore.ErrUnavailable)
+	require.NotContains(t, err.Error(), "localhost")
+	layout := &rowstore.LayoutError{Store: "the schema \"word\"", Stored: 1, Known: 2}
+	err = scrub(fmt.Errorf("opening: %w", layout), []string{"word"})
+	require.NotContains(t, err.Error(), "word")
+	require.ErrorIs(t, err, rowstore.ErrFormat)
+	var same *rowstore.LayoutError
+	require.ErrorAs(t, err, &same)
+	require.NoError(t, errors.Unwrap(err), "who prints a chain prints no secret")
 }

@@ -248,7 +248,10 @@ func ParseURL(raw string) (Options, error) {
 	if !ok {
 		return o, invalid("the URL does not begin with tikv://")
 	}
-	rest, _, _ = strings.Cut(rest, "#")
+	if strings.Contains(rest, "#") {
+		// What follows would be lost, of a prefix or of the certificates.
+		return o, invalid("the URL has a #: write it as %%23")
+	}
 	authority, query, _ := strings.Cut(rest, "?")
 	authority = strings.TrimSuffix(authority, "/")
 	if strings.Contains(authority, "@") {

@@ -36,7 +36,7 @@ func TestParseURL(t *testing.T) {
 		"tikv://pd?nothing=1", "tikv://pd?api=v3", "tikv://pd?keyspace=a", "tikv://pd?oracle=clock", "tikv://pd?request_timeout=1h",
 		"tikv://pd?request_timeout=0s", "tikv://pd?patience=0s", "tikv://pd?patience=1h", "tikv://pd?patience=x", "tikv://pd?request_timeout=-1s", "tikv://pd?request_timeout=1", "tikv://pd?cache_size=0",
 		"tikv://pd?cache_size=x", "tikv://pd?max_key=10", "tikv://pd?max_entry=10", "tikv://pd?sweep=1s", "tikv://pd?sweep=0s",
-		"tikv://pd?%zz", "tikv://pd?tls_ca=/nowhere", "tikv://pd?tls_cert=/nowhere",
+		"tikv://pd?%zz", "tikv://pd?prefix=shop#1", "tikv://pd?prefix=shop#1&tls_ca=/ca.pem", "tikv://pd?tls_ca=/nowhere", "tikv://pd?tls_cert=/nowhere",
 	} {
 		_, err := ParseURL(raw)
 		require.ErrorIs(t, err, rowstore.ErrInvalid, raw)
