@@ -161,7 +161,7 @@ func (e *passingError) Unwrap() error { return e.err }
 // passing tells whether an error of valuesOf is one.
 func passing(err error) bool { return errors.As(err, new(*passingError)) }
 
-// valuesOf returns the values of a stored cell, sorted, each once.
+// valuesOf returns the values of a stored cell, sorted, each once. The codec may change stored.
 func (ix *Index[T]) valuesOf(ctx context.Context, row string, stored []byte) (values []keys.Key, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -230,18 +230,20 @@ type delta struct {
 	removed, added, same []keys.Key
 }
 
+// delta decodes copies: a codec, and the function of the values, may change what they are given, and the slices of a RowChange are what
+// the transaction commits.
 func (ix *Index[T]) delta(ctx context.Context, c *percolator.RowChange) (delta, error) {
 	d := delta{row: c.Row}
 	var before, after []keys.Key
 	var err error
 	if c.NewFound {
-		if after, err = ix.valuesOf(ctx, c.Row, c.New); err != nil {
+		if after, err = ix.valuesOf(ctx, c.Row, slices.Clone(c.New)); err != nil {
 			return d, err
 		}
 	}
 	if c.OldFound {
 		// What cannot be decoded has no entries that anybody could tell. It must be possible to replace it.
-		if before, err = ix.valuesLeft(ctx, c.Row, c.Old); err != nil {
+		if before, err = ix.valuesLeft(ctx, c.Row, slices.Clone(c.Old)); err != nil {
 			return d, err
 		}
 	}
