@@ -30,7 +30,8 @@ type Observer struct {
 	// parked after MaxAttempts failures of one change. An error that matches ErrConflict
 	// does not count: the call is repeated at once. An error of tx which says that the
 	// store failed does not count either, if Func returns it, wrapped or not. If Func
-	// returns another error in its place, that one counts. RetryAfter and Park make errors that
+	// returns another error in its place, that one counts. What an index refuses at the commit (ErrIndexed, an
+	// error of Upkeep.Keep) counts too, since Func would write the same again. RetryAfter and Park make errors that
 	// ask for something else. If Func sets the cell to the value that it has, the run only
 	// locks the cell, so that Func is not called again for that.
 	Func func(ctx context.Context, tx *Txn, c Cell) error

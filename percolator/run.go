@@ -331,6 +331,9 @@ func (w *Worker) notCommitted(ctx context.Context, tx *Txn, o *Observer, view *c
 		return runResult{next: runConflict}
 	case errors.Is(err, ErrTooLarge), errors.Is(err, ErrInvalid), errors.Is(err, ErrNotObserved), errors.Is(err, ErrTxnTooOld):
 		return w.failed(ctx, o, view, err)
+	case errors.Is(err, ErrIndexed), errors.As(err, new(*upkeepError)):
+		// The function has written what cannot be indexed. It would write the same again.
+		return w.failed(ctx, o, view, err)
 	case tx.storeFailed:
 		// The function went on after a read that failed.
 		return w.failed(ctx, o, view, err)

@@ -142,10 +142,19 @@ func (tx *Txn) keep(ctx context.Context, u *Upkeep, changes []RowChange) error {
 	tx.keeping, tx.hasEntries = true, true
 	defer func() { tx.keeping = false }()
 	if err := u.Keep(ctx, tx, changes); err != nil {
-		return fmt.Errorf("keeping the index %q: %w", u.Name, err)
+		return &upkeepError{u.Name, err}
 	}
 	return nil
 }
+
+// upkeepError is an error of an upkeep: of what the transaction has written, unless a read of the store is behind it.
+type upkeepError struct {
+	index string
+	err   error
+}
+
+func (e *upkeepError) Error() string { return fmt.Sprintf("keeping the index %q: %v", e.index, e.err) }
+func (e *upkeepError) Unwrap() error { return e.err }
 
 // takeBackEntries drops the writes of upkeeps.
 func (tx *Txn) takeBackEntries() {

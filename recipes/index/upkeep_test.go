@@ -4,7 +4,10 @@ import (
 	"bytes"
 	"context"
 	"slices"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -82,4 +85,47 @@ func TestValuesThatSort(t *testing.T) {
 		require.Equal(t, "hello", string(got))
 		return err
 	}))
+}
+
+// TestObserverThatCannotBeIndexed has an observer whose writes the upkeep refuses at the commit: its runs count as failures, and are parked after the last.
+func TestObserverThatCannotBeIndexed(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]error{"a": ErrNotUnique, "bad": ErrValues} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, db := t.Context(), percolatetest.Open(t)
+			built(t, db, Options{Unique: true})
+			require.NoError(t, put(ctx, db, "1", "a"))
+			var calls atomic.Int64
+			told := make(chan error, 10)
+			w := percolator.NewWorker(db, percolator.WorkerConfig{GCInterval: -1})
+			require.NoError(t, w.OnError(func(_ context.Context, e percolator.RunError) { told <- e.Err }))
+			require.NoError(t, w.Observe(percolator.Observer{Name: "copy", Table: "in", Column: "c", MaxAttempts: 2, Func: func(ctx context.Context, tx *percolator.Txn, _ percolator.Cell) error {
+				calls.Add(1)
+				return words.Set(ctx, tx, "2", text)
+			}}))
+			run, stop := context.WithCancel(ctx)
+			ended := make(chan error, 1)
+			go func() { ended <- w.Run(run) }()
+			require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error {
+				return tx.Set(percolator.Cell{Table: "in", Row: "x", Column: "c"}, nil)
+			}))
+			idle, cancel := context.WithTimeout(ctx, 5*time.Minute)
+			defer cancel()
+			for range 2 {
+				select {
+				case err := <-told:
+					require.ErrorIs(t, err, want)
+				case <-idle.Done():
+					require.Fail(t, "nobody was told", "after %d calls", calls.Load())
+				}
+			}
+			require.NoError(t, w.WaitIdle(idle))
+			parked, err := db.Parked(ctx)
+			require.NoError(t, err)
+			require.Len(t, parked, 1)
+			require.EqualValues(t, 2, calls.Load())
+			stop()
+			require.NoError(t, <-ended)
+		})
+	}
 }
