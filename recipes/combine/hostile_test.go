@@ -221,3 +221,54 @@ type failing struct {
 
 func (f failing) Encode(context.Context, percolator.Cell, int) ([]byte, error) { return nil, f.err }
 func (f failing) Decode(context.Context, percolator.Cell, []byte) (int, error) { return 0, f.err }
+
+// inPlace is a codec that decodes in place, as typed.Codec allows: the bytes that it gets are others afterwards.
+type inPlace struct{ typed.Number[int] }
+
+func (c inPlace) flip(b []byte) []byte {
+	for i := range b {
+		b[i] ^= 1 // makes a digit another digit
+	}
+	return b
+}
+
+func (c inPlace) Encode(ctx context.Context, cell percolator.Cell, n int) ([]byte, error) {
+	b, err := c.Number.Encode(ctx, cell, n)
+	return c.flip(b), err
+}
+
+func (c inPlace) Decode(ctx context.Context, cell percolator.Cell, stored []byte) (int, error) {
+	return c.Number.Decode(ctx, cell, c.flip(stored))
+}
+
+// TestDecodingInPlace has a batch that runs again because one of its values is refused, and everything else that decodes, with a codec that
+// decodes in place: each value is decoded from bytes that nobody has decoded before.
+func TestDecodingInPlace(t *testing.T) {
+	t.Parallel()
+	ctx, db := t.Context(), percolatetest.Open(t)
+	c, err := New(db, "count", inPlace{}, Sum[int])
+	require.NoError(t, err)
+	all := make([]*addition[int], 4)
+	for i, delta := range []int{2, 2, 2, math.MaxInt} {
+		all[i], err = c.addition(ctx, "n", delta)
+		require.NoError(t, err)
+	}
+	c.addTogether(ctx, all)
+	for i, a := range all {
+		<-a.done
+		require.Equal(t, i == 3, a.err != nil, "%d: %v", i, a.err)
+	}
+	require.Equal(t, 6, get(t, c, "n"))
+	require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error {
+		for i := range 3 {
+			require.NoError(t, c.Add(ctx, tx, "n", 10))
+			n, err := c.Get(ctx, tx, "n")
+			require.NoError(t, err)
+			require.Equal(t, 6+10*(i+1), n)
+		}
+		return nil
+	}))
+	_, err = eager(c, 1).Combine(ctx, "n")
+	require.NoError(t, err)
+	require.Equal(t, 36, get(t, c, "n"))
+}

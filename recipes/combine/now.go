@@ -226,12 +226,13 @@ func (c *Combiner[T]) addTogether(ctx context.Context, all []*addition[T]) {
 	}
 }
 
-// deltas decodes what is to be added to one value. Each attempt has values of its own, so merging may change them.
+// deltas decodes what is to be added to one value. Each attempt has values of its own, so merging may change them, and bytes of its own, since
+// they belong to the codec that gets them.
 func (c *Combiner[T]) deltas(ctx context.Context, all []*addition[T]) ([]T, error) {
 	deltas := make([]T, len(all))
 	for i, a := range all {
 		var err error
-		if deltas[i], err = c.decode(ctx, c.baseCell(a.key), a.delta); err != nil {
+		if deltas[i], err = c.decode(ctx, c.baseCell(a.key), slices.Clone(a.delta)); err != nil {
 			return nil, err
 		}
 	}
