@@ -14,7 +14,7 @@ import (
 // sees its own writes, which go to the store at Commit. A Txn is for one goroutine
 // at a time.
 //
-// After Commit or Rollback every method but Rollback, StartTimestamp and
+// After Commit or Rollback every method but Rollback, StartTimestamp, Begun and
 // CommitTimestamp returns ErrTxnDone.
 type Txn struct {
 	db *DB
@@ -191,6 +191,11 @@ func (tx *Txn) StartTimestamp(ctx context.Context) (Timestamp, error) {
 	}
 	return tx.start, nil
 }
+
+// Begun returns the timestamp of the transaction's snapshot, and true, or false if it has not been drawn yet: whatever has been committed
+// by the time of the call is in the snapshot then. It draws none, never calls the store, and has no errors; after the
+// transaction's end it tells what it told last. Like the other methods it is for one goroutine at a time.
+func (tx *Txn) Begun() (start Timestamp, ok bool) { return tx.start, tx.set }
 
 // CommitTimestamp returns the timestamp at which the transaction's writes became
 // visible and its notifications stand, once Commit has returned nil. Otherwise, and for
@@ -398,7 +403,7 @@ func (tx *Txn) Rollback(context.Context) error {
 // error that it returns, or by Rollback, with nil. So CommitTimestamp tells after a nil whether the transaction
 // took effect. It is for what a package keeps beside a transaction in memory, such as a name that no other
 // transaction may use meanwhile. Several functions are called in the order of the calls of OnEnd, by the goroutine that ends the
-// transaction. They must be quick, and have nothing to read or write: every method but StartTimestamp and
+// transaction. They must be quick, and have nothing to read or write: every method but StartTimestamp, Begun and
 // CommitTimestamp returns ErrTxnDone. Update, View and a Worker end each of their transactions. A transaction that
 // nobody ends calls nothing. Errors: ErrInvalid for a nil f, ErrTxnDone.
 func (tx *Txn) OnEnd(f func(err error)) error {

@@ -11,9 +11,13 @@ const (
 // recipesMutants break the packages under recipes.
 var recipesMutants = []mutant{
 	{"slots-are-shared", "Recipes: combine, two open transactions have different slots", "./recipes/combine TestAddsDoNotConflict", one(slotsGo,
-		"\treturn slot, false\n", "\treturn 1, false\n")},
+		"\t\t\ts.free = slices.Delete(s.free, i, i+1)\n", "\t\t\t_ = i\n")},
 	{"slots-are-used-once", "Recipes: combine, a slot is used again when its transaction has ended", "./recipes/combine TestAddsDoNotConflict", one(slotsGo,
-		"if !errors.Is(err, percolator.ErrUndetermined) {", "if errors.Is(err, percolator.ErrUndetermined) {")},
+		"if !errors.Is(err, percolator.ErrUndetermined) &&", "if errors.Is(err, percolator.ErrUndetermined) &&")},
+	{"slots-are-taken-too-young", "Recipes: combine, the slot of a transaction was not written since the transaction began", "./recipes/combine TestAddOnAnOlderSnapshot", one(slotsGo,
+		"if !begun || free.last <= start {", "if !begun || start > 0 {")},
+	{"view-names-a-slot", "Recipes: combine, a slot in which nobody has written is not kept", "./recipes/combine TestViewOfThePastNamesNoSlot", one(slotsGo,
+		" && given.last > 0 {", " {")},
 	{"combiners-have-slots-of-their-own", "Recipes: combine, all Combiners of a table share their slots", "./recipes/combine TestSeveralCombinersOfATable", one(combineGo,
 		"slots: shareSlots(db, table),", "slots: &slots{},")},
 	{"combined-parts-are-lost", "Recipes: combine, what is removed is in the base", "./recipes/combine TestCombine", one(combineGo,

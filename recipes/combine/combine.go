@@ -121,7 +121,7 @@ func (c *Combiner[T]) baseCell(key string) percolator.Cell {
 }
 
 // Add merges delta into the value of key, as a part of tx: it takes effect if tx commits. Adds of different transactions never conflict,
-// however many add to the same value. Errors: those of tx's reads and of Set, percolator.ErrReadOnly in a View; ErrMerge; those of the
+// however many add to the same value, and however old their snapshots are. A transaction that lasts for 5 seconds may conflict with one that combines. Errors: those of tx's reads and of Set, percolator.ErrReadOnly in a View; ErrMerge; those of the
 // codec. After an error nothing was added, and tx may go on without it.
 func (c *Combiner[T]) Add(ctx context.Context, tx *percolator.Txn, key string, delta T) error {
 	if err := c.add(ctx, tx, key, delta); err != nil {

@@ -434,18 +434,6 @@ func TestDamagedPart(t *testing.T) {
 	}
 }
 
-// TestSlotOfUnknownOutcome: locks may lie on the cells of a transaction whose outcome is not known, so nobody else gets its slot.
-func TestSlotOfUnknownOutcome(t *testing.T) {
-	t.Parallel()
-	var s slots
-	for _, outcome := range []error{nil, percolator.ErrConflict, fmt.Errorf("committing: %w", percolator.ErrUndetermined)} {
-		s.giveBack(new(percolator.Txn), 7, outcome)
-		slot, held := s.take(new(percolator.Txn))
-		require.False(t, held)
-		require.Equal(t, errors.Is(outcome, percolator.ErrUndetermined), slot == 0, "%v", outcome)
-	}
-}
-
 // TestYoungerCellIsWritten: the older one of two may be combined at this moment.
 func TestYoungerCellIsWritten(t *testing.T) {
 	t.Parallel()

@@ -1,6 +1,7 @@
 // Package combine keeps values that everybody adds to: counters, maxima, sets that grow. One cell for such a value would
 // be hot: of the transactions that change it at the same time, only one commits. Here [Combiner.Add] never
-// waits for another Add and never conflicts with one, and [Combiner.Get] is exact at its snapshot: it has
+// waits for another Add and never conflicts with one, however old its transaction's snapshot is and in whatever process the other one is, and
+// [Combiner.Get] is exact at its snapshot: it has
 // what was committed below it, and what its own transaction has added, no more and no less.
 //
 //	visits, err := combine.New(db, "visits", typed.Number[int64]{}, combine.Sum[int64])
@@ -30,10 +31,12 @@
 // # Where the data lie
 //
 // The table belongs to the Combiner alone. A value has a row for its base and a row for each slot. A slot is a name that
-// one open transaction has at a time: a transaction takes a free slot of its process, adds in the row of that slot, and gives the
+// one open transaction has at a time: a transaction takes a free slot of its process in which nobody has committed since it began, or a new one, adds
+// in the row of that slot, and gives the
 // slot back when it ends. The timestamp of the first transaction that has used a slot is its name, so no two processes have the same one.
 //
-//   - Two adders never write the same cell, so nothing conflicts, on whatever isolation level. No correctness depends on
+//   - Two adders never write the same cell while both are open, so no Add conflicts with another one, on whatever isolation level. (A
+//     Serializable transaction that calls Get reads all parts, and so conflicts with all who add.) No correctness depends on
 //     that: an Add reads its cell and writes it, so if two transactions had one slot, the store would find the conflict.
 //   - Get reads the rows of the value with one scan, at one snapshot, and merges them. That is a row for each transaction that
 //     was open at the same time as others within the last seconds, in all processes, and some more (below).
@@ -43,7 +46,8 @@
 // the transactions that make a new cell, each eighth looks for idle ones; if there are at least [Options.Idle], it first combines
 // them: a transaction of its own merges them into the base and deletes them. [Combiner.Combine] does so at any time. A
 // row has two cells in turn. An adder whose cell was not written for 5 seconds takes the other one, so adders stay out of the way of those
-// who combine. They conflict only if both cells are idle at that moment, or if a transaction lasts for 5 seconds; then one of the two is
+// who combine. An Add conflicts with one who combines only if both cells are idle at that moment, or if its transaction lasts for 5 seconds, so that its snapshot is
+// older than what was combined; then one of the two is
 // run again. Two that combine the same value may conflict; the one that is late leaves it to the other.
 //
 // If combining fails because a value cannot be decoded or merged, nothing is removed, Add goes on, and Get and Combine

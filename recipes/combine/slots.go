@@ -4,18 +4,25 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"slices"
 	"sync"
 	"weak"
 
 	"github.com/percolate-go/percolate/percolator"
 )
 
-// slots are names for what transactions add. Each belongs to one open transaction at a time. The one that was given back last is taken
-// first, so that there are no more in use than transactions were open at once.
+// slots are names for what transactions add. Each belongs to one open transaction at a time. Of those that a transaction may have, it takes the one
+// that was given back last. So busy ones stay few, and the others grow old enough for transactions that began long ago.
 type slots struct {
 	mu   sync.Mutex
-	free []percolator.Timestamp
-	held map[*percolator.Txn]percolator.Timestamp
+	free []slot
+	held map[*percolator.Txn]slot
+}
+
+// slot is one of them. A transaction that began before the last commit of its slot would conflict with it, so it must have another one.
+type slot struct {
+	name percolator.Timestamp
+	last percolator.Timestamp // commit of a transaction that had it, 0 for none
 }
 
 // sharedSlots are those of all Combiners of the program. Those of one table share their slots: a transaction that adds by two of them names new slots by one
@@ -51,54 +58,71 @@ func shareSlots(db *percolator.DB, table string) *slots {
 	return s
 }
 
-// of returns the slot of a transaction, which keeps it until it ends.
+// of returns the name of a transaction's slot, which it keeps until it ends.
 func (s *slots) of(ctx context.Context, tx *percolator.Txn) (percolator.Timestamp, error) {
-	slot, held := s.take(tx)
-	if held {
-		return slot, nil
+	if name, held := s.heldBy(tx); held {
+		return name, nil
 	}
-	if slot == 0 {
-		// No two transactions begin at one timestamp, in whatever process.
-		var err error
-		if slot, err = tx.StartTimestamp(ctx); err != nil {
-			return 0, err
-		}
+	if err := tx.OnEnd(func(err error) { s.giveBack(tx, err) }); err != nil {
+		return 0, err
 	}
-	// A slot that is not given back is never used again, and does no harm.
-	err := tx.OnEnd(func(err error) { s.giveBack(tx, slot, err) })
+	if name, found := s.take(tx); found {
+		return name, nil
+	}
+	// No two transactions that write begin at one timestamp, in whatever process.
+	start, err := tx.StartTimestamp(ctx)
 	if err != nil {
 		return 0, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.held == nil {
-		s.held = make(map[*percolator.Txn]percolator.Timestamp)
-	}
-	s.held[tx] = slot
-	return slot, nil
+	s.hold(tx, slot{name: start})
+	return start, nil
 }
 
-// take returns the slot that the transaction holds, or one that is free, or 0.
-func (s *slots) take(tx *percolator.Txn) (slot percolator.Timestamp, held bool) {
+func (s *slots) heldBy(tx *percolator.Txn) (percolator.Timestamp, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if slot, held = s.held[tx]; held {
-		return slot, true
+	held, found := s.held[tx]
+	return held.name, found
+}
+
+func (s *slots) hold(tx *percolator.Txn, taken slot) {
+	if s.held == nil {
+		s.held = make(map[*percolator.Txn]slot)
 	}
-	if n := len(s.free); n > 0 {
-		slot = s.free[n-1]
-		s.free = s.free[:n-1]
+	s.held[tx] = taken
+}
+
+// take has a transaction hold a free slot, if there is one that it may have: one that has begun sees all that was written in the slot. One that has
+// not will begin after the commits of all free slots.
+func (s *slots) take(tx *percolator.Txn) (percolator.Timestamp, bool) {
+	start, begun := tx.Begun()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, free := range slices.Backward(s.free) {
+		if !begun || free.last <= start {
+			s.free = slices.Delete(s.free, i, i+1)
+			s.hold(tx, free)
+			return free.name, true
+		}
 	}
-	return slot, false
+	return 0, false
 }
 
 // giveBack ends a transaction's hold on its slot.
-func (s *slots) giveBack(tx *percolator.Txn, slot percolator.Timestamp, err error) {
+func (s *slots) giveBack(tx *percolator.Txn, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	given, held := s.held[tx]
+	if !held {
+		return
+	}
 	delete(s.held, tx)
-	// Locks of a transaction whose outcome is not known may lie on the slot's cells for a while.
-	if !errors.Is(err, percolator.ErrUndetermined) {
-		s.free = append(s.free, slot)
+	given.last = max(given.last, tx.CommitTimestamp())
+	// Locks of a transaction whose outcome is not known may lie on the slot's cells for a while. A new slot in which nobody has written is not worth
+	// keeping, and its name need not be unique: a View of the past has chosen its timestamp.
+	if !errors.Is(err, percolator.ErrUndetermined) && given.last > 0 {
+		s.free = append(s.free, given)
 	}
 }
