@@ -104,6 +104,51 @@ func (e *exporter) remove(tx *percolator.Txn, items []stored) error {
 	return nil
 }
 
+// noteSize counts what the note of a batch writes at most.
+type noteSize struct {
+	e             *exporter
+	limits        percolator.Limits
+	cells, bytes  int
+	largestLetter int // bytes of the largest dead letter that one of the items makes; 0 without Options.Skip
+	longest       int // bytes of a row's key
+}
+
+// letterCells are those of a dead letter, beside the cell of its item.
+const letterCells = 2
+
+// emptyNote is a note that writes the claim alone.
+func (e *exporter) emptyNote(key string) *noteSize {
+	n := &noteSize{e: e, limits: e.db.Limits()}
+	n.addCell(string(rowOf(key)), claimColumn)
+	n.bytes += claimBytes
+	return n
+}
+
+// cellBytes bounds the bytes that a cell's stored names have.
+func (n *noteSize) cellBytes(row, column string) int {
+	return len(n.e.table) + 1 + len(row) + len(column)
+}
+
+func (n *noteSize) addCell(row, column string) {
+	n.cells++
+	n.bytes += n.cellBytes(row, column)
+	n.longest = max(n.longest, len(row))
+}
+
+// add adds an item, and tells whether the note, without a dead letter, is within the limits.
+func (n *noteSize) add(item *stored) bool {
+	n.addCell(item.row, itemColumn)
+	if n.e.opt.Skip {
+		n.largestLetter = max(n.largestLetter, n.cellBytes(item.row, deadColumn)+len(item.Payload)+n.cellBytes(item.row, errorColumn)+mostError)
+	}
+	return n.cells <= n.limits.Cells && n.bytes <= n.limits.Bytes && n.longest <= n.limits.Row
+}
+
+// fitsWithLetter tells whether the note is within the limits, whichever of its items is set aside.
+func (n *noteSize) fitsWithLetter() bool {
+	return n.largestLetter == 0 || n.cells+letterCells <= n.limits.Cells && n.bytes+n.largestLetter <= n.limits.Bytes
+}
+
 // note removes what was sent. It renews the claim or, if the turn is over, removes it.
 func (e *exporter) note(ctx context.Context, t *turn, sent []stored, over bool) error {
 	err := e.change(ctx, t, func(tx *percolator.Txn, c *claim, _ percolator.Timestamp) error {

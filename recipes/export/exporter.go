@@ -15,7 +15,8 @@ import (
 
 // Options of an exporter. A zero field takes its default; a negative one is percolator.ErrInvalid.
 type Options struct {
-	// Batch is how many items of a key a call of the sink gets at most. Default 256.
+	// Batch is how many items of a key a call of the sink gets at most; fewer if one transaction could not remove as many (percolator.Limits).
+	// Default 256.
 	Batch int
 	// Bytes is how many bytes the payloads of a call have at most; one item may have more. Default 1 MiB.
 	Bytes int
@@ -145,11 +146,16 @@ func (e *exporter) export(ctx context.Context, row string) error {
 // seconds, and perhaps years are missing, after a restore, say.
 var errAhead = errors.New("the sink says that another exporter has claimed the key, but none has: it has seen a higher epoch than any of this database, or does not mean that")
 
-// failed is the error of a run. Only what the sink says, and damaged data, count as a failure of it. The store may get well.
+// failed is the error of a run. Only what the sink says, damaged data, and what is beyond the limits count as a failure of it. The store may get well.
 func (e *exporter) failed(what, key string, err error) error {
 	err = fmt.Errorf("export: %s key %q of table %q: %w", what, key, e.table, err)
-	if errors.As(err, new(*sinkError)) || errors.Is(err, errAhead) || errors.Is(err, percolator.ErrCorrupt) || errors.Is(err, percolator.ErrConflict) {
+	if errors.As(err, new(*sinkError)) {
 		return err
+	}
+	for _, counts := range []error{errAhead, percolator.ErrCorrupt, percolator.ErrTooLarge, percolator.ErrConflict} {
+		if errors.Is(err, counts) {
+			return err
+		}
 	}
 	return fmt.Errorf("%w: %w", percolator.RetryAfter(storePause), err)
 }
@@ -181,7 +187,10 @@ func (e *exporter) sendAll(ctx context.Context, t *turn) error {
 			continue
 		}
 		for len(items) > 0 {
-			batch := e.batch(items)
+			batch, err := e.batch(items)
+			if err != nil {
+				return err
+			}
 			n, err := e.sendSome(ctx, t, batch, complete && len(batch) == len(items))
 			items = items[n:]
 			if err != nil {
@@ -194,17 +203,22 @@ func (e *exporter) sendAll(ctx context.Context, t *turn) error {
 	}
 }
 
-// batch returns the first items, as many as one call of the sink gets.
-func (e *exporter) batch(items []stored) []stored {
+// batch returns the first items, as many as one call of the sink gets. One transaction can note them, whatever the sink says: what was taken and
+// could not be noted would be sent for ever. percolator.ErrTooLarge if it could not even note the first one.
+func (e *exporter) batch(items []stored) ([]stored, error) {
+	note := e.emptyNote(items[0].Key)
 	n, bytes := 0, 0
 	for n < len(items) && n < e.opt.Batch {
 		bytes += len(items[n].Payload)
-		if n > 0 && bytes > e.opt.Bytes {
+		if !note.add(&items[n]) || n > 0 && (bytes > e.opt.Bytes || !note.fitsWithLetter()) {
 			break
 		}
 		n++
 	}
-	return items[:n]
+	if n == 0 {
+		return nil, fmt.Errorf("%w: Limits of this process do not allow the removal of an item (%d bytes of its row's key)", percolator.ErrTooLarge, len(items[0].row))
+	}
+	return items[:n], nil
 }
 
 // read returns a page of items of a key at the snapshot of tx, in the order of their starts. cut tells that there may be more.

@@ -13,7 +13,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/everystore"
+	"github.com/percolate-go/percolate/percolatetest"
 	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 // TestBytesOfABatch has items of which few fit into a call, and one that is too wide for any.
@@ -211,4 +215,72 @@ func TestRetryAfter(t *testing.T) {
 			require.LessOrEqual(t, later.after, c.most, c.header)
 		}
 	}
+}
+
+// TestNoteFitsIntoTheLimits has more items than one transaction of this process may remove. Each is sent once all the same, and one that is refused
+// behind others is set aside.
+func TestNoteFitsIntoTheLimits(t *testing.T) {
+	t.Parallel()
+	for name, limits := range map[string]percolator.Limits{
+		"cells": {Cells: 100}, "few cells": {Cells: 5}, "two cells": {Cells: 2}, "bytes": {Bytes: 4000}, "few bytes": {Bytes: 1400},
+	} {
+		for _, skip := range []bool{false, true} {
+			if skip && limits.Cells == 2 {
+				continue // there is no room for a dead letter
+			}
+			t.Run(fmt.Sprint(name, skip), func(t *testing.T) {
+				t.Parallel()
+				ctx := t.Context()
+				db := percolatetest.Open(t, percolator.WithLimits(limits))
+				o := newOutbox(t, db)
+				percolatetest.RunUntilIdle(t, db, observer(t, o, &recorder{}, Options{}))
+				const items = 120
+				var want []string
+				for i := range items {
+					payload := fmt.Sprint(i)
+					if skip && i%40 == 39 {
+						payload = "bad"
+					} else {
+						want = append(want, payload)
+					}
+					put(t, o, "k", payload)
+				}
+				sink := &recorder{before: refuse("bad")}
+				w, stop := run(t, db, observer(t, o, sink, Options{Skip: skip, MaxAttempts: 1}))
+				require.NoError(t, w.WaitIdle(ctx))
+				stop()
+				parked, err := db.Parked(ctx)
+				require.NoError(t, err)
+				require.Empty(t, parked)
+				require.Equal(t, want, sink.payloads("k"))
+				require.Zero(t, sink.again, "nothing that was acknowledged comes again")
+				require.Zero(t, left(t, o))
+			})
+		}
+	}
+}
+
+// TestItemThatCannotBeNoted was put by a process of greater limits: this one could not remove it, so it does not send it, and the run is parked.
+func TestItemThatCannotBeNoted(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	inner := memstore.New()
+	t.Cleanup(func() { _ = inner.Close() })
+	wide := everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true}))
+	o := newOutbox(t, wide)
+	percolatetest.RunUntilIdle(t, wide, observer(t, o, &recorder{}, Options{}))
+	key := strings.Repeat("k", 100)
+	put(t, o, key, "1")
+	row := len(rowOf(key))
+	narrow := everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true}), percolator.WithLimits(percolator.Limits{Row: row}))
+	sink := &recorder{}
+	w, stop := run(t, narrow, observer(t, newOutbox(t, narrow), sink, Options{MaxAttempts: 2}))
+	require.NoError(t, w.WaitIdle(ctx))
+	stop()
+	parked, err := narrow.Parked(ctx)
+	require.NoError(t, err)
+	require.Len(t, parked, 1)
+	require.Contains(t, parked[0].Error, "Limits")
+	require.Empty(t, sink.payloads(key))
+	require.Equal(t, 1, left(t, o))
 }
