@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"strconv"
 	"time"
+	"unicode/utf8"
 
 	"github.com/percolate-go/percolate/percolator"
 )
@@ -68,7 +69,11 @@ func (f SinkFunc) Send(ctx context.Context, key string, items []Item) (sent int,
 //
 //	{"key": "ann", "epoch": 7, "items": [{"commit": 5, "index": 0, "payload": "aGk="}]}
 //
-// The payloads are in base64. The server answers with status 200 and {"sent": 1}, how many items it has taken; or with another status from 200 to
+// The payloads are in base64. A key that is no UTF-8 does not come as "key", which is missing then, but in base64:
+//
+//	{"keyBase64": "/w==", "epoch": 7, "items": [...]}
+//
+// A server that expects only text should refuse batches without "key", and not take them for those of an empty key, which has "key": "". The server answers with status 200 and {"sent": 1}, how many items it has taken; or with another status from 200 to
 // 299 if it has taken all. With 409 (Conflict) it says that it has seen a higher epoch of the key. With 429 (Too Many Requests) or 503 (Service Unavailable) and a
 // Retry-After it says when to come again (Later). Everything else is a failure, also a redirection
 // that the client follows with a GET (301, 302, 303), since the items do not go with it.
@@ -91,6 +96,20 @@ type jsonBatch struct {
 	Items []jsonItem `json:"items"`
 }
 
+// jsonBytesBatch is a batch whose key is no UTF-8. As a JSON text, different keys would become one.
+type jsonBytesBatch struct {
+	Key   []byte     `json:"keyBase64"`
+	Epoch uint64     `json:"epoch"`
+	Items []jsonItem `json:"items"`
+}
+
+func (b *jsonBatch) encode() ([]byte, error) {
+	if !utf8.ValidString(b.Key) {
+		return json.Marshal(jsonBytesBatch{[]byte(b.Key), b.Epoch, b.Items})
+	}
+	return json.Marshal(b)
+}
+
 // mostAnswer bounds what is read of an answer.
 const mostAnswer = 1 << 16
 
@@ -101,7 +120,7 @@ func (h HTTP) Send(ctx context.Context, key string, items []Item) (sent int, err
 		batch.Epoch = item.Epoch
 		batch.Items[i] = jsonItem{item.Commit, item.Index, item.Payload}
 	}
-	body, err := json.Marshal(batch)
+	body, err := batch.encode()
 	if err != nil {
 		return 0, fmt.Errorf("export: HTTP: %w", err)
 	}

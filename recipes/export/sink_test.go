@@ -2,13 +2,16 @@ package export
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 
@@ -246,4 +249,37 @@ func TestHTTP(t *testing.T) {
 	_, err = HTTP{URL: "http://user:secret@127.0.0.1:1/"}.Send(t.Context(), "k", items)
 	require.Error(t, err)
 	require.NotContains(t, err.Error(), "secret")
+}
+
+// TestHTTPKeys has keys of which some are no text. A server can tell each from all others, and those that are text come as they always have.
+func TestHTTPKeys(t *testing.T) {
+	t.Parallel()
+	var body []byte
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ = io.ReadAll(r.Body)
+		w.WriteHeader(http.StatusNoContent)
+	}))
+	defer server.Close()
+	var bodies []string
+	for _, key := range []string{"ann", "", "\uFFFD", "<\x00\u2028>", "\xff", "\xfe", "a\xff", "/w=="} {
+		n, err := HTTP{URL: server.URL, Client: server.Client()}.Send(t.Context(), key, []Item{{Key: key, Epoch: 7, Commit: 5, Payload: []byte("hi")}})
+		require.NoError(t, err)
+		require.Equal(t, 1, n)
+		require.NotContains(t, bodies, string(body))
+		bodies = append(bodies, string(body))
+		var got map[string]any
+		require.NoError(t, json.Unmarshal(body, &got))
+		if utf8.ValidString(key) {
+			require.Equal(t, key, got["key"])
+			require.NotContains(t, got, "keyBase64")
+			continue
+		}
+		require.NotContains(t, got, "key", "a server that looks for a text must not take half a key for one")
+		inBase64, _ := got["keyBase64"].(string)
+		decoded, err := base64.StdEncoding.DecodeString(inBase64)
+		require.NoError(t, err)
+		require.Equal(t, key, string(decoded))
+	}
+	require.Equal(t, `{"key":"ann","epoch":7,"items":[{"commit":5,"index":0,"payload":"aGk="}]}`, bodies[0])
+	require.Equal(t, `{"keyBase64":"/w==","epoch":7,"items":[{"commit":5,"index":0,"payload":"aGk="}]}`, bodies[4])
 }
