@@ -164,7 +164,7 @@ func (e *exporter) note(ctx context.Context, t *turn, sent []stored, over bool) 
 // notePause removes what was sent, and has nobody claim the key for a while.
 func (e *exporter) notePause(ctx context.Context, t *turn, sent []stored, pause time.Duration) error {
 	err := e.change(ctx, t, func(tx *percolator.Txn, c *claim, now percolator.Timestamp) error {
-		c.epoch, c.until = 0, now.Add(pause) // nobody's, so it can be told from the claim of an exporter that is at work
+		c.pause(now, pause)
 		return e.remove(tx, sent)
 	})
 	t.left = err == nil
@@ -172,9 +172,10 @@ func (e *exporter) notePause(ctx context.Context, t *turn, sent []stored, pause 
 }
 
 // noteFailure removes what was sent, and counts an attempt of the item that was not. dead tells that the item was set aside, because these were
-// its attempts.
+// its attempts. With Options.Skip, an item that has attempts left has nobody claim the key before the next one is due: else each further item of
+// a busy key would use up an attempt.
 func (e *exporter) noteFailure(ctx context.Context, t *turn, sent []stored, item *stored, cause error) (dead bool, err error) {
-	err = e.change(ctx, t, func(tx *percolator.Txn, c *claim, _ percolator.Timestamp) error {
+	err = e.change(ctx, t, func(tx *percolator.Txn, c *claim, now percolator.Timestamp) error {
 		dead = false
 		if err := e.remove(tx, sent); err != nil {
 			return err
@@ -183,7 +184,11 @@ func (e *exporter) noteFailure(ctx context.Context, t *turn, sent []stored, item
 			c.start, c.index, c.attempts = item.start, index, 0
 		}
 		c.attempts++
-		if !e.opt.Skip || int(c.attempts) < e.opt.MaxAttempts {
+		if !e.opt.Skip {
+			return nil
+		}
+		if int(c.attempts) < e.opt.MaxAttempts {
+			c.pause(now, backoff(c.attempts))
 			return nil
 		}
 		c.start, c.index, c.attempts = 0, 0, 0
@@ -193,6 +198,7 @@ func (e *exporter) noteFailure(ctx context.Context, t *turn, sent []stored, item
 		}
 		return e.bury(tx, item, cause)
 	})
+	t.left = err == nil && t.claim.epoch == 0
 	return dead, err
 }
 

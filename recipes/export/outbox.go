@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"sync"
+	"time"
 
 	"github.com/percolate-go/percolate/keys"
 	"github.com/percolate-go/percolate/percolator"
@@ -144,7 +145,7 @@ func parse(row percolator.Row, column string) (stored, error) {
 
 // claim is what the claim cell of a key says.
 type claim struct {
-	epoch percolator.Timestamp // 0 while nobody is to claim the key: the sink has asked for a pause
+	epoch percolator.Timestamp // 0 while nobody is to claim the key: the sink has asked for a pause, or refused an item
 	until percolator.Timestamp // nobody has claimed the key from then on
 	// The item at which the last exporter failed, and how often that was tried.
 	start    percolator.Timestamp
@@ -194,7 +195,12 @@ func parseClaim(cell percolator.Cell, b []byte) (claim, error) {
 	}, nil
 }
 
-// paused tells whether the sink has asked for a pause that is not over.
+// pause has nobody claim the key for d.
+func (c *claim) pause(now percolator.Timestamp, d time.Duration) {
+	c.epoch, c.until = 0, now.Add(d) // nobody's, so it can be told from the claim of an exporter that is at work
+}
+
+// paused tells whether there is a pause that is not over.
 func (c *claim) paused(now percolator.Timestamp) bool { return c.epoch == 0 && c.until > now }
 
 // DeadLetter is an item that was set aside.

@@ -9,13 +9,14 @@ import (
 	"github.com/percolate-go/percolate/percolator"
 )
 
-// Pause is a key that is left alone for a while, because the sink has asked for that ([Later]).
+// Pause is a key that is left alone for a while, because the sink has asked for that ([Later]) or, with [Options.Skip], has refused an item that is to
+// be tried again.
 type Pause struct {
 	Key   string
 	Until time.Time
 }
 
-// Paused visits the keys that are left alone at the snapshot of tx, because the sink has asked for that ([Later]). At most one error is yielded, at
+// Paused visits the keys that are left alone at the snapshot of tx (see Pause). At most one error is yielded, at
 // the end: those of Scan, and percolator.ErrCorrupt for a row that is none of an outbox.
 func (o *Outbox) Paused(ctx context.Context, tx *percolator.Txn) iter.Seq2[Pause, error] {
 	return func(yield func(Pause, error) bool) {
@@ -50,7 +51,7 @@ func (o *Outbox) pause(ctx context.Context, tx *percolator.Txn, row percolator.R
 }
 
 // Resume ends the pause of a key before its time, as a part of tx: once tx has committed, a worker sends the items of the key. It is for a sink that has
-// asked for too long a pause ([Later]), or is well again sooner than it thought. If it is not, it asks for another pause. Errors: those of Get, Set and Notify; percolator.ErrNotFound
+// asked for too long a pause ([Later]), or is well again sooner than it thought. If it is not, it asks for another pause, or refuses the item once more, which uses up an attempt. Errors: those of Get, Set and Notify; percolator.ErrNotFound
 // if the key is not paused.
 func (o *Outbox) Resume(ctx context.Context, tx *percolator.Txn, key string) error {
 	c, now, err := o.readClaim(ctx, tx, key)
