@@ -146,13 +146,16 @@ func (e *exporter) export(ctx context.Context, row string) error {
 // seconds, and perhaps years are missing, after a restore, say.
 var errAhead = errors.New("the sink says that another exporter has claimed the key, but none has: it has seen a higher epoch than any of this database, or does not mean that")
 
+// errCount says that the sink cannot count. That is no matter of one item, so it counts as a failure of the run, also with Skip.
+var errCount = errors.New("the sink says that it has taken")
+
 // failed is the error of a run. Only what the sink says, damaged data, and what is beyond the limits count as a failure of it. The store may get well.
 func (e *exporter) failed(what, key string, err error) error {
 	err = fmt.Errorf("export: %s key %q of table %q: %w", what, key, e.table, err)
 	if errors.As(err, new(*sinkError)) {
 		return err
 	}
-	for _, counts := range []error{errAhead, percolator.ErrCorrupt, percolator.ErrTooLarge, percolator.ErrConflict} {
+	for _, counts := range []error{errAhead, errCount, percolator.ErrCorrupt, percolator.ErrTooLarge, percolator.ErrConflict} {
 		if errors.Is(err, counts) {
 			return err
 		}
@@ -304,7 +307,7 @@ func (e *exporter) sendSome(ctx context.Context, t *turn, items []stored, last b
 	defer cancel()
 	sent, err := e.call(within, t.key, given)
 	if sent < 0 || sent > len(items) {
-		return 0, &sinkError{fmt.Errorf("the sink says that it has taken %d of %d items: %w", sent, len(items), err)}
+		return 0, fmt.Errorf("%w %d of %d items: %v", errCount, sent, len(items), err) //nolint:errorlint // what it says beside that must not pass for the answer
 	}
 	if err == nil && sent == 0 {
 		err = errors.New("the sink has taken nothing, without an error")

@@ -88,3 +88,40 @@ func TestResumeAfterAFailure(t *testing.T) {
 	require.Equal(t, []string{"1"}, sink.payloads("k"))
 	require.Zero(t, claims(t, o))
 }
+
+// TestWrongCountIsParked has a sink that says it has taken more than it was given, or less than nothing. That is a defect of the sink and not of an
+// item, so nothing is set aside, also with Skip: the run is parked after its attempts.
+func TestWrongCountIsParked(t *testing.T) {
+	t.Parallel()
+	for name, wrong := range map[string]func(given int) (int, error){
+		"more":             func(given int) (int, error) { return given + 1, nil },
+		"less":             func(int) (int, error) { return -1, errors.New("why") },
+		"less, later":      func(int) (int, error) { return -1, Later(time.Second, nil) },
+		"more, superseded": func(given int) (int, error) { return given + 1, ErrSuperseded },
+	} {
+		for _, skip := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, skip), func(t *testing.T) {
+				t.Parallel()
+				db, o := opened(t)
+				var calls atomic.Int64
+				sink := SinkFunc(func(_ context.Context, _ string, items []Item) (int, error) {
+					calls.Add(1)
+					return wrong(len(items))
+				})
+				w, stop := run(t, db, observer(t, o, sink, Options{Skip: skip, MaxAttempts: 5}))
+				defer stop()
+				put(t, o, "k", "1")
+				within, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+				defer cancel()
+				require.NoError(t, w.WaitIdle(within))
+				parked, err := db.Parked(t.Context())
+				require.NoError(t, err)
+				require.Len(t, parked, 1)
+				require.Contains(t, parked[0].Error, "of 1 items")
+				require.EqualValues(t, 5, calls.Load())
+				require.Zero(t, dead(t, o))
+				require.Equal(t, 1, left(t, o))
+			})
+		}
+	}
+}
