@@ -10,15 +10,15 @@ import (
 )
 
 func (a *app) eraseCommand() *cobra.Command {
-	var prefix, from, to string
-	var yes, all bool
+	var rows someRows
+	var yes bool
 	c := &cobra.Command{
 		Use: "erase TABLE {--prefix PREFIX | --from ROW | --to ROW | --all} --yes", Short: "Delete rows with every trace of them", Args: exactly("TABLE"),
 		Long: "Deletes the rows of a range, waits until the observers have seen that, and removes their history, notifications, timers and records.\n" +
 			"It needs workers that run the observers, and takes a catalog lease or more. There is no way back. If it is broken off, call it again.",
 		Example: "  percolator erase order --prefix ann/ --yes --timeout 10m",
 		RunE: change(a, func(ctx context.Context, db *percolator.DB, args []string) (erased, error) {
-			r, err := rangeOfRows(args[0], prefix, from, to, all)
+			r, err := rows.of(args[0])
 			if err != nil {
 				return erased{}, err
 			}
@@ -44,10 +44,7 @@ func (a *app) eraseCommand() *cobra.Command {
 			}
 		}),
 	}
-	c.Flags().StringVar(&prefix, "prefix", "", "rows that begin with this")
-	c.Flags().StringVar(&from, "from", "", "the first row")
-	c.Flags().StringVar(&to, "to", "", "the row behind the last one")
-	c.Flags().BoolVar(&all, "all", false, "all rows of the table")
+	rows.flags(c)
 	c.Flags().BoolVar(&yes, "yes", false, "erase them")
 	return c
 }
@@ -74,23 +71,31 @@ func erasedOf(r *percolator.Receipt) erased {
 	}
 }
 
-// rangeOfRows reads the arguments of erase and of replay. No bound at all is not taken for the whole table.
-func rangeOfRows(table, prefix, from, to string, all bool) (r percolator.Range, err error) {
-	names := []string{table, prefix, from, to}
-	for i := range names {
-		if names[i] == "" {
-			continue
-		}
-		if names[i], err = typed(names[i]); err != nil {
-			return r, err
-		}
+// someRows are the flags of erase and of replay that name rows. No bound at all is not taken for the whole table, nor an empty one for an
+// end of it.
+type someRows struct {
+	prefix, from, to nameFlag
+	all              bool
+}
+
+func (s *someRows) flags(c *cobra.Command) {
+	c.Flags().Var(&s.prefix, "prefix", "rows that begin with this")
+	c.Flags().Var(&s.from, "from", "the first row")
+	c.Flags().Var(&s.to, "to", "the row behind the last one")
+	c.Flags().BoolVar(&s.all, "all", false, "all rows of the table")
+}
+
+// of returns the range of a typed table.
+func (s *someRows) of(table string) (r percolator.Range, err error) {
+	if table, err = typed(table); err != nil {
+		return r, err
 	}
-	table, prefix, from, to = names[0], names[1], names[2], names[3]
+	prefix, from, to := string(s.prefix), string(s.from), string(s.to)
 	bounds := from != "" || to != ""
 	switch {
-	case prefix != "" && !bounds && !all:
+	case prefix != "" && !bounds && !s.all:
 		return percolator.Range{Table: table, From: prefix, To: percolator.PrefixEnd(prefix)}, nil
-	case prefix == "" && bounds != all:
+	case prefix == "" && bounds != s.all:
 		return percolator.Range{Table: table, From: from, To: to}, nil
 	}
 	return r, usage("name the rows by --prefix, by --from and --to, or by --all")

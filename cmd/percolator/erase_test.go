@@ -32,6 +32,11 @@ func TestErase(t *testing.T) {
 		{"--yes", "--from", "a", "--all"},
 		{"--yes", "--prefix", "ann/", "--to", "b"},
 		{"--yes", "--prefix", "%zz"},
+		// A script whose variable is not set.
+		{"--yes", "--from", "", "--to", "b"},
+		{"--yes", "--from", "a", "--to", ""},
+		{"--yes", "--prefix", ""},
+		{"--yes", "--prefix", "%"},
 	} {
 		a := ask(t, url, append([]string{"erase", "order"}, args...)...)
 		require.Equal(t, exitUsage, a.status, "%v: %s", args, a.err)

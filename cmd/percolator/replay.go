@@ -22,8 +22,7 @@ type replayed struct {
 }
 
 func (a *app) replayCommand() *cobra.Command {
-	var prefix, from, to string
-	var all bool
+	var rows someRows
 	c := &cobra.Command{
 		Use:   "replay OBSERVER TABLE {--prefix PREFIX | --from ROW | --to ROW | --all}",
 		Short: "Run an observer again for the rows of a range", Args: exactly("OBSERVER", "TABLE"),
@@ -37,7 +36,7 @@ func (a *app) replayCommand() *cobra.Command {
 			if err != nil {
 				return replayed{}, err
 			}
-			rng, err := rangeOfRows(args[1], prefix, from, to, all)
+			rng, err := rows.of(args[1])
 			if err != nil {
 				return replayed{}, err
 			}
@@ -63,9 +62,6 @@ func (a *app) replayCommand() *cobra.Command {
 			}
 		}),
 	}
-	c.Flags().StringVar(&prefix, "prefix", "", "rows that begin with this")
-	c.Flags().StringVar(&from, "from", "", "the first row")
-	c.Flags().StringVar(&to, "to", "", "the row behind the last one")
-	c.Flags().BoolVar(&all, "all", false, "all rows of the table")
+	rows.flags(c)
 	return c
 }

@@ -43,6 +43,10 @@ func TestReplay(t *testing.T) {
 	}
 
 	require.Equal(t, exitUsage, command("observers", "replay", "ship", "order").status)
+	for _, args := range [][]string{{"--from", "", "--to", "b"}, {"--from", "a", "--to", ""}, {"--prefix", ""}} {
+		a := command(append([]string{"observers", "replay", "ship", "order"}, args...)...)
+		require.Equal(t, exitUsage, a.status, "%q: a script whose variable is not set", args)
+	}
 	a := command("observers", "replay", "ship", "order", "--prefix", "a")
 	require.Equal(t, exitOK, a.status, a.err)
 	require.Contains(t, a.out, "the observer ship has run again for 2 cells; 0 runs were parked")
