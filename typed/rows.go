@@ -330,8 +330,10 @@ func plainBytes(t reflect.Type) bool {
 	return t.Kind() == reflect.Slice && t.Elem() == reflect.TypeFor[byte]()
 }
 
+// encodeField goes by the type of the field alone, as decodeField does: what a field of type any holds is JSON, whatever it is.
 func encodeField(v reflect.Value) ([]byte, error) {
-	if value, ok := v.Interface().(time.Time); ok {
+	if v.Type() == reflect.TypeFor[time.Time]() {
+		value, _ := v.Interface().(time.Time)
 		if y := value.UTC().Year(); y < 0 || y > 9999 {
 			return nil, fmt.Errorf("%w: the year %d; it must be from 0 to 9999", percolator.ErrInvalid, y)
 		}

@@ -456,3 +456,23 @@ func TestErrorsHoldNoValues(t *testing.T) {
 	require.ErrorIs(t, err, typed.ErrDecode)
 	require.NotContains(t, err.Error(), "4111")
 }
+
+// TestTimeInAny: a field of type any is JSON whatever it holds, and so the row can be read.
+func TestTimeInAny(t *testing.T) {
+	t.Parallel()
+	type row struct {
+		Name  string
+		Extra any
+		At    time.Time
+	}
+	ctx, db := t.Context(), percolatetest.Open(t)
+	table, err := typed.NewTable[row]("t")
+	require.NoError(t, err)
+	at := time.Date(2024, 5, 6, 7, 8, 9, 10, time.UTC)
+	require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error { return table.Set(tx, "1", row{"ann", at, at}) }))
+	require.NoError(t, db.View(ctx, func(tx *percolator.Txn) error {
+		got, err := table.Get(ctx, tx, "1")
+		require.Equal(t, row{"ann", at.Format(time.RFC3339Nano), at}, got)
+		return err
+	}))
+}
