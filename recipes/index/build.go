@@ -307,15 +307,32 @@ func dropEntries(ctx context.Context, db *percolator.DB, info percolator.IndexIn
 	if err := db.AwaitIndex(ctx, info); err != nil {
 		return err
 	}
+	for {
+		removed, err := dropRound(ctx, db, info, pace)
+		if err != nil {
+			return err
+		}
+		if removed == 0 {
+			break
+		}
+	}
+	_, err := db.MoveIndex(ctx, info, percolator.IndexAbsent)
+	return err
+}
+
+// dropRound removes the entries from the first to the last, and returns how many rows it has found. Each step begins behind the step before it: a scan that
+// began at the first row again would pass all the deleted ones, which are there until they are collected.
+func dropRound(ctx context.Context, db *percolator.DB, info percolator.IndexInfo, pace Pace) (removed int, err error) {
+	from := ""
 	for rows, left := pace.Rows, true; left; {
-		seen := 0
+		last, seen := "", 0
 		err := db.Update(ctx, func(tx *percolator.Txn) error {
-			seen = 0
-			for row, err := range tx.Scan(ctx, percolator.Range{Table: info.Entries, Limit: rows}) {
+			last, seen = "", 0
+			for row, err := range tx.Scan(ctx, percolator.Range{Table: info.Entries, From: from, Limit: rows}) {
 				if err != nil {
 					return err
 				}
-				seen++
+				last, seen = row.Key, seen+1
 				for column := range row.Columns {
 					if err := tx.Delete(percolator.Cell{Table: info.Entries, Row: row.Key, Column: column}); err != nil {
 						return err
@@ -328,13 +345,12 @@ func dropEntries(ctx context.Context, db *percolator.DB, info percolator.IndexIn
 		case fewer(&rows, err):
 			err = pace.wait(ctx)
 		case err == nil:
-			left = seen == rows
+			removed, left, from = removed+seen, seen == rows, last+"\x00"
 			err = pace.wait(ctx)
 		}
 		if err != nil {
-			return err
+			return removed, err
 		}
 	}
-	_, err := db.MoveIndex(ctx, info, percolator.IndexAbsent)
-	return err
+	return removed, nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -18,6 +19,7 @@ import (
 	"github.com/percolate-go/percolate/keys"
 	"github.com/percolate-go/percolate/percolatetest"
 	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
@@ -299,4 +301,42 @@ func TestFaults(t *testing.T) {
 		require.Equal(t, r.Rows, r.Entries)
 		require.Positive(t, r.Rows)
 	}
+}
+
+// counted counts the rows that scans pass.
+type counted struct {
+	*memstore.Store
+	passed atomic.Int64
+}
+
+func (s *counted) Abilities() rowstore.Abilities { return rowstore.Abilities{OracleProvider: s.Store} }
+
+func (s *counted) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
+	return func(yield func(rowstore.Row, error) bool) {
+		for row, err := range s.Store.Scan(ctx, r) {
+			s.passed.Add(1)
+			if !yield(row, err) {
+				return
+			}
+		}
+	}
+}
+
+// TestDropPassesRowsOnce: the steps of Drop do not go over what the steps before have deleted.
+func TestDropPassesRowsOnce(t *testing.T) {
+	t.Parallel()
+	ctx, store := t.Context(), &counted{Store: memstore.New()}
+	db := everystore.Over(t, store, settings)
+	built(t, db, Options{})
+	const entries = 300
+	require.NoError(t, put(ctx, db, "1", manyWords(entries)))
+	store.passed.Store(0)
+	require.NoError(t, Drop(ctx, db, "word", Pace{Rows: 5}))
+	require.Less(t, store.passed.Load(), int64(4*entries), "of %d entries", entries)
+	require.NoError(t, db.View(ctx, func(tx *percolator.Txn) error {
+		for row := range tx.Scan(ctx, percolator.Range{Table: "index/word"}) {
+			require.Fail(t, "an entry is left", "%q", row.Key)
+		}
+		return nil
+	}))
 }
