@@ -39,7 +39,7 @@
 //
 // The entries hold the values of the index and the keys of the rows in the clear, in the names of rows, where no codec hides them. So [New] refuses a column that is encrypted
 // (typed.Encrypted) unless [Options.Clear] is set. To destroy the key of a row does not take its entries away: write or delete the row first. DB.Erase of the
-// rows does not erase what the entries once held; erase that in the table of the entries too.
+// rows takes their entries away, and the history of the table of the entries with them; over TiKV the names of entries stay. To erase in that table is percolator.ErrIndexed.
 //
 // # What it costs
 //

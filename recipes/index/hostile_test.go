@@ -218,3 +218,23 @@ func TestDeletedRows(t *testing.T) {
 	require.Equal(t, 2, matches(t, ix).Entries)
 	require.Equal(t, []string{"9"}, has(t, db, ix, "w0"))
 }
+
+// TestEraseTakesEntriesAway: to erase rows takes their entries away, with the history of all entries. Nobody else may erase in that table.
+func TestEraseTakesEntriesAway(t *testing.T) {
+	t.Parallel()
+	ctx, db := t.Context(), percolatetest.Open(t)
+	ix := built(t, db, Options{})
+	require.NoError(t, put(ctx, db, "1", "a"))
+	var before percolator.Timestamp
+	require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error { return words.Set(ctx, tx, "2", "b") }, percolator.WithCommitTimestamp(&before)))
+	_, err := db.Erase(ctx, percolator.Range{Table: "index/word"})
+	require.ErrorIs(t, err, percolator.ErrIndexed)
+	_, err = db.Erase(ctx, percolator.Range{Table: "doc", From: "1", To: "2"})
+	require.NoError(t, err)
+	require.Empty(t, has(t, db, ix, "a"))
+	require.Equal(t, []string{"2"}, has(t, db, ix, "b"))
+	require.ErrorIs(t, db.View(ctx, func(tx *percolator.Txn) error {
+		_, err := tx.Get(ctx, ix.entry(key("b"), "2"))
+		return err
+	}, percolator.WithAsOfTimestamp(before)), percolator.ErrSnapshotTooOld)
+}
