@@ -124,6 +124,8 @@ func encrypts(codec any) bool {
 const (
 	mostValue = 512  // bytes of a value in an entry's row
 	mostRow   = 1024 // bytes of a row's key there
+
+	keptOfCut = mostValue - sha256.Size - 1 // bytes that stay of a value that is cut
 )
 
 // cut shortens what is too long for the key of a row. Its order is that of its first bytes then, and equal ones stay equal.

@@ -287,6 +287,34 @@ func TestValuesOfSeveralElements(t *testing.T) {
 	require.Empty(t, has(t, db, pairs, "a"), "it is no value of a row")
 }
 
+// TestBeginsOfALongPrefix: what begins with a prefix is found, also where the value is cut, or there is an error.
+func TestBeginsOfALongPrefix(t *testing.T) {
+	t.Parallel()
+	ctx, db := t.Context(), percolatetest.Open(t)
+	pairs, err := New(db, "pair", words, func(row, text string) ([]keys.Key, error) { return []keys.Key{key(text).Text(row)}, nil }, Options{})
+	require.NoError(t, err)
+	_, err = pairs.Build(ctx, Pace{})
+	require.NoError(t, err)
+	other := len(key("")) // bytes of an encoded text beside its own
+	for _, n := range []int{3, 400, keptOfCut - 1, keptOfCut, keptOfCut + 1, 490, 511, 512, 600} {
+		long := strings.Repeat("x", n-other)
+		row := fmt.Sprint("row", n, strings.Repeat("r", 200))
+		require.NoError(t, put(ctx, db, row, long))
+		require.Len(t, key(long), n)
+		require.NoError(t, db.View(ctx, func(tx *percolator.Txn) error {
+			got, err := rows(pairs.Scan(ctx, tx, Begins(key(long))))
+			if n < keptOfCut {
+				require.NoError(t, err)
+				require.Equal(t, []string{row}, got)
+			} else {
+				require.ErrorIs(t, err, percolator.ErrInvalid)
+				require.ErrorContains(t, err, "it may have 478")
+			}
+			return nil
+		}))
+	}
+}
+
 // TestRefusedValues has values that cannot be told: nothing is written. What was there may be replaced all the same.
 func TestRefusedValues(t *testing.T) {
 	t.Parallel()

@@ -19,12 +19,15 @@ type Range struct {
 	Limit int
 	// Reverse visits the entries from the greatest value to the least.
 	Reverse bool
+
+	begins int // the length of the prefix that all values begin with
 }
 
-// Begins is the Range of the values that are prefix or begin with its elements.
+// Begins is the Range of the values that are prefix or begin with its elements. A prefix of more than 478 bytes, as an encoded key, makes Scan
+// return percolator.ErrInvalid: an index does not tell which long values begin so.
 func Begins(prefix keys.Key) Range {
 	r := prefix.Range("t")
-	return Range{From: keys.Key(r.From), To: keys.Key(r.To)}
+	return Range{From: keys.Key(r.From), To: keys.Key(r.To), begins: len(prefix)}
 }
 
 // Lookup visits the keys of the rows that have a value, in their order, as tx sees them, with what tx has written itself. Rows that
@@ -64,10 +67,15 @@ func (ix *Index[T]) Find(ctx context.Context, tx *percolator.Txn, value keys.Key
 }
 
 // Scan visits the keys of rows in the order of their values, and of their keys where these are equal. A row with several values in the range comes several times.
-// Values of 512 bytes and more, as encoded keys, are in the order of their first 479 bytes, and so are the ends of the range. Errors are as for Lookup; a negative Limit is
-// percolator.ErrInvalid.
+// Values of 512 bytes and more, as encoded keys, are in the order of their first 479 bytes, and so are the ends of the range. Errors are as for Lookup; a negative Limit, and Begins of too
+// long a prefix, is percolator.ErrInvalid.
 func (ix *Index[T]) Scan(ctx context.Context, tx *percolator.Txn, r Range) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
+		if r.begins >= keptOfCut {
+			// The value of an entry that was cut lies behind the end of such a range, although it may begin so.
+			yield("", fmt.Errorf("index: reading the index %q: %w: a prefix of %d bytes; it may have %d", ix.name, percolator.ErrInvalid, r.begins, keptOfCut-1))
+			return
+		}
 		for e, err := range ix.entries(ctx, tx, percolator.Range{From: cut(string(r.From), mostValue), To: cut(string(r.To), mostValue), Limit: r.Limit, Reverse: r.Reverse}) {
 			if !yield(e.row, err) {
 				return
