@@ -315,7 +315,7 @@ func (ix *Index[T]) keepUnique(ctx context.Context, tx *percolator.Txn, all []de
 	}
 	for _, c := range cells {
 		has, found := got[c]
-		if err := ix.give(tx, c, holders[c], string(has), found); err != nil {
+		if err := ix.give(ctx, tx, c, holders[c], string(has), found); err != nil {
 			return err
 		}
 	}
@@ -323,10 +323,19 @@ func (ix *Index[T]) keepUnique(ctx context.Context, tx *percolator.Txn, all []de
 }
 
 // give writes the entry of a value. has is the row that has it before the transaction, if found.
-func (ix *Index[T]) give(tx *percolator.Txn, c percolator.Cell, h *holder, has string, found bool) error {
+func (ix *Index[T]) give(ctx context.Context, tx *percolator.Txn, c percolator.Cell, h *holder, has string, found bool) error {
 	rows := h.keeps
 	if found && !slices.Contains(h.removes, has) && !slices.Contains(h.keeps, has) && !slices.Contains(h.adds, has) {
-		rows = append([]string{has}, rows...)
+		stale := false
+		if len(h.adds) > 0 {
+			var err error
+			if stale, err = ix.stale(ctx, tx, has, h.value); err != nil {
+				return err
+			}
+		}
+		if !stale {
+			rows = append([]string{has}, rows...)
+		}
 	}
 	if len(h.adds) == 0 {
 		// Several rows may have it, while the index is built. The entry is written all the same, for the conflict with others.

@@ -158,6 +158,31 @@ func (ix *Index[T]) hasValue(ctx context.Context, tx *percolator.Txn, row string
 	return has, err
 }
 
+// stale tells whether the row that an entry of a unique value names does not have the value, at the snapshot of tx and with its writes. A row that cannot be
+// decoded, now or ever, may have it, so the entry is not stale. Whoever takes the value over writes the entry, and so does an upkeep that gives it
+// to the row: if both begin before the other one commits, one of them conflicts. A process of an older view, which writes without the upkeep, is there only before the index is
+// built; then two rows may have a value as long as the builder has not found them.
+func (ix *Index[T]) stale(ctx context.Context, tx *percolator.Txn, row string, value keys.Key) (bool, error) {
+	c := ix.of.Cell(row)
+	if row == "" || len(row) > ix.db.Limits().Row {
+		return true, nil // no row has this key: the entry is damaged
+	}
+	got, err := tx.GetMany(ctx, c)
+	if err != nil {
+		return false, err
+	}
+	stored, found := got[c]
+	if !found {
+		return true, nil
+	}
+	values, err := ix.valuesOf(ctx, row, stored)
+	if err != nil {
+		return false, nil //nolint:nilerr // it may have the value
+	}
+	_, has := slices.BinarySearch(values, value)
+	return !has, nil
+}
+
 // walkEntries looks whether the rows of some entries from one on have their values. With mend, the others are removed.
 func (ix *Index[T]) walkEntries(ctx context.Context, tx *percolator.Txn, from string, rows int, mend bool, r *Report) (last string, seen int, err error) {
 	var entries []found
