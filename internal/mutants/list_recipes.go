@@ -34,6 +34,8 @@ var recipesMutants = []mutant{
 		"\tcase r.until <= now: //", "\tcase r.until <= now-now: //")},
 	{"lost-claim-finishes", "Recipes: once, only the claim of the key finishes", "./recipes/once TestClaim", one("recipes/once/claim.go",
 		"(r.state != stateClaimed || r.epoch != c.epoch)", "r.state != stateClaimed")},
+	{"older-snapshot-says-lost", "Recipes: once, a transaction that is older than a claim does not say that it was lost", "./recipes/once TestFinishOnAnOlderSnapshot", one("recipes/once/claim.go",
+		"case now < c.committed:", "case now < c.epoch:")},
 	{"claimed-key-is-done", "Recipes: once, a claimed key is not done by others", "./recipes/once TestClaim", one(onceGo,
 		"\tcase r.until <= now: //", "\tcase r.until <= now, r.state == stateClaimed: //")},
 	{"lost-claim-notes", "Recipes: export, an exporter that lost its claim notes nothing", "./recipes/export TestSuspendedExporter", one(exportGo,

@@ -13,11 +13,16 @@ import (
 // the answer, or it ended Options.Keep ago and was removed.
 var ErrClaimLost = errors.New("once: the claim was lost")
 
+// errOlder is the error of a transaction that is used for a claim that it cannot see.
+var errOlder = fmt.Errorf("%w: the transaction must begin after Claim has returned. This one is older, as that of an observer's run is, and does not see the claim; "+
+	"nothing is lost: finish it in another transaction, with Update", percolator.ErrInvalid)
+
 // Claim is the right to act for a key until its lease ends. Its methods may be called concurrently.
 type Claim[T any] struct {
-	keys  *Keys[T]
-	key   string
-	epoch percolator.Timestamp
+	keys      *Keys[T]
+	key       string
+	epoch     percolator.Timestamp
+	committed percolator.Timestamp // snapshots from then on have the claim
 }
 
 // Key is the key that was claimed.
@@ -34,12 +39,14 @@ func (c *Claim[T]) Epoch() uint64 { return uint64(c.epoch) }
 //     codec. A lease below a millisecond is percolator.ErrInvalid.
 //
 // After percolator.ErrUndetermined the key may be claimed, by nobody who knows, until the lease ends.
+//
+// Claim is a transaction of its own. One that has begun before, in which it is called, does not see the claim, and cannot finish it.
 func (k *Keys[T]) Claim(ctx context.Context, key string, lease time.Duration) (claim *Claim[T], answer T, err error) {
 	var none T
 	if lease < time.Millisecond {
 		return nil, none, fmt.Errorf("once: Claim: %w: the lease is %v; it must be at least 1 ms", percolator.ErrInvalid, lease)
 	}
-	err = k.db.Update(ctx, func(tx *percolator.Txn) error {
+	committed, err := k.db.UpdateAt(ctx, func(tx *percolator.Txn) error {
 		claim, answer = nil, none
 		now, r, err := k.read(ctx, tx, key)
 		switch {
@@ -62,6 +69,9 @@ func (k *Keys[T]) Claim(ctx context.Context, key string, lease time.Duration) (c
 	if err != nil {
 		return nil, none, err
 	}
+	if claim != nil {
+		claim.committed = committed
+	}
 	return claim, answer, nil
 }
 
@@ -69,6 +79,9 @@ func (k *Keys[T]) Claim(ctx context.Context, key string, lease time.Duration) (c
 // ErrClaimLost; those of tx and of the codec. If somebody claims the key before tx commits, tx conflicts; run again, it learns
 // that the claim was lost. Finish may be called again after that, and after percolator.ErrUndetermined: if it was done, the
 // error matches ErrClaimLost, and Keys.Claim returns the answer.
+//
+// tx must have begun after Claim has returned: a transaction of its own is best. The snapshot of an older one, such as that of the run of an
+// observer which claims, has no claim; that is percolator.ErrInvalid. It says nothing of the claim, which can be finished still.
 func (c *Claim[T]) Finish(ctx context.Context, tx *percolator.Txn, answer T) error {
 	if _, err := c.own(ctx, tx); err != nil {
 		return c.keys.failed("finishing", c.key, err)
@@ -112,7 +125,12 @@ func (c *Claim[T]) Release(ctx context.Context) error {
 // own returns an error unless the claim is the key's at the snapshot of tx.
 func (c *Claim[T]) own(ctx context.Context, tx *percolator.Txn) (now percolator.Timestamp, err error) {
 	now, r, err := c.keys.read(ctx, tx, c.key)
-	if err == nil && (r.state != stateClaimed || r.epoch != c.epoch) {
+	switch {
+	case err != nil:
+	case now < c.committed:
+		// Its snapshot is from before the claim, so it cannot tell whether that was lost.
+		err = errOlder
+	case r.state != stateClaimed || r.epoch != c.epoch:
 		err = ErrClaimLost
 	}
 	return now, err

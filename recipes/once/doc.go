@@ -15,7 +15,8 @@
 // # Claims
 //
 // What has an effect outside of the database (a letter, a call of another service) cannot be a part of a transaction. [Keys.Claim] lets one process at a
-// time do it: it stores a claim that ends by itself. Then the process acts, and calls [Claim.Finish] in a transaction that stores the answer. If
+// time do it: it stores a claim that ends by itself. Then the process acts, and calls [Claim.Finish] in a transaction that stores the answer, and that
+// begins after the claim; that of an observer's run began before it. If
 // the process dies in between, another one may claim the key when the lease has ended. It cannot know how far the first one came. So an effect outside may happen
 // twice; if it must not, give [Claim.Epoch] to the other side. Epochs of a key rise, and who has seen one must refuse lower ones: a process that
 // was suspended may act after its successor. What Finish writes never happens twice.
