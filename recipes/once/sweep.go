@@ -12,13 +12,15 @@ import (
 // is left is removed by another call. The key that the caller writes is left alone, since its transaction would conflict.
 func (k *Keys[T]) lookSometimes(ctx context.Context, now percolator.Timestamp, written string) {
 	if n := mix(uint64(now)); n%k.lookEvery == 0 {
-		_, _, _ = k.sweepFrom(ctx, string(place(mix(n))), lookAt, k.cell(written).Row)
+		// One attempt: whoever it meets may look another time.
+		_, _, _ = k.sweepFrom(ctx, string(place(mix(n))), lookAt, k.cell(written).Row, percolator.WithMaxAttempts(1))
 	}
 }
 
 // Sweep removes all keys that have ended by now, some at a time, and returns how many. A claim that ended without an answer is kept for
 // Options.Keep after that, so that a process which was late may finish. Sweep goes through the whole table. What was removed
-// when an error ended it stays removed. Two that sweep at the same time may each leave some to the other. Errors: those of Update; of a record that
+// when an error ended it stays removed. If a key is used again meanwhile, or somebody else sweeps, it looks at these keys again, as often as Update
+// tries. Errors: those of Update; of a record that
 // is damaged, which is left as it is, when all others are done.
 func (k *Keys[T]) Sweep(ctx context.Context) (removed int, err error) {
 	var damaged error
@@ -53,7 +55,7 @@ func (e *damagedError) Error() string { return fmt.Sprintf("%v: %v", e.cell, e.e
 func (e *damagedError) Unwrap() error { return e.err }
 
 // sweepFrom looks at some rows from one on, and removes what has ended, but for the row spared. next is where to go on, "" at the end of the table.
-func (k *Keys[T]) sweepFrom(ctx context.Context, from string, rows int, spared string) (removed int, next string, err error) {
+func (k *Keys[T]) sweepFrom(ctx context.Context, from string, rows int, spared string, opts ...percolator.TxnOption) (removed int, next string, err error) {
 	var damaged error
 	err = k.db.Update(ctx, func(tx *percolator.Txn) error {
 		removed, next, damaged = 0, "", nil
@@ -88,10 +90,7 @@ func (k *Keys[T]) sweepFrom(ctx context.Context, from string, rows int, spared s
 			removed++
 		}
 		return nil
-	}, percolator.WithMaxAttempts(1))
-	if errors.Is(err, percolator.ErrConflict) {
-		return 0, next, nil // one of the keys is used again, or somebody else sweeps
-	}
+	}, opts...)
 	if err != nil {
 		return 0, next, err
 	}

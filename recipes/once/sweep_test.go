@@ -1,0 +1,80 @@
+package once
+
+import (
+	"context"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/internal/everystore"
+	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
+	"github.com/percolate-go/percolate/typed"
+)
+
+// ended fills the table with keys that have ended when it returns.
+func ended(t *testing.T, db *percolator.DB, keys int) {
+	t.Helper()
+	k, err := New(db, "once", typed.Number[int]{}, Options{Keep: time.Millisecond})
+	require.NoError(t, err)
+	k.lookEvery = 1 << 62
+	for i := range keys {
+		use(t, k, strconv.Itoa(i))
+	}
+	require.Eventually(t, func() bool {
+		left := 0
+		require.NoError(t, db.View(t.Context(), func(tx *percolator.Txn) error {
+			left = 0
+			for i := range keys {
+				now, r, err := k.read(t.Context(), tx, strconv.Itoa(i))
+				if err != nil {
+					return err
+				}
+				if r.until > now {
+					left++
+				}
+			}
+			return nil
+		}))
+		return left == 0
+	}, time.Minute, time.Millisecond)
+}
+
+func use(t *testing.T, k *Keys[int], key string) {
+	t.Helper()
+	_, first, err := k.Do(context.WithoutCancel(t.Context()), key, func(context.Context, *percolator.Txn) (int, error) { return 1, nil })
+	require.NoError(t, err)
+	require.True(t, first)
+}
+
+// TestSweepBesideACall has a call that uses one of the ended keys again while Sweep removes them: all others go.
+func TestSweepBesideACall(t *testing.T) {
+	t.Parallel()
+	inner := memstore.New()
+	t.Cleanup(func() { _ = inner.Close() })
+	plain := everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true}))
+	ended(t, plain, 100)
+	busy := numbers(t, plain)
+	busy.lookEvery = 1 << 62
+	var armed atomic.Bool
+	var one sync.Once
+	db := everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true, OnCall: func(c faultstore.Call) faultstore.Fault {
+		if armed.Load() && (c.Kind == faultstore.CallGroup || c.Kind == faultstore.CallApply) {
+			one.Do(func() { use(t, busy, "7") })
+		}
+		return faultstore.Fault{}
+	}}))
+	armed.Store(true)
+	n, err := numbers(t, db).Sweep(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 99, n)
+	require.Positive(t, db.Stats().Conflicts)
+	_, first, err := busy.Do(t.Context(), "7", func(context.Context, *percolator.Txn) (int, error) { return 2, nil })
+	require.NoError(t, err)
+	require.False(t, first, "the key that is used again stays")
+}
