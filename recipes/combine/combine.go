@@ -256,11 +256,24 @@ type combined struct {
 	more    bool // it took as much as one may, so others may be left
 }
 
-// combine merges idle cells into the base if there are at least least, or more than one transaction takes.
-func (c *Combiner[T]) combine(ctx context.Context, key string, least int) (n combined, err error) {
+// combine merges idle cells into the base if there are at least least, or more than one transaction takes. If they are more than the program lets
+// a transaction write (percolator.Limits), it tries again with half of them.
+func (c *Combiner[T]) combine(ctx context.Context, key string, least int) (combined, error) {
+	for most := c.most; ; {
+		n, taken, err := c.combineMost(ctx, key, least, most)
+		if !errors.Is(err, percolator.ErrTooLarge) || taken <= 1 {
+			return n, err
+		}
+		most = taken / 2
+	}
+}
+
+// combineMost is combine of so many cells at most. taken is how many there were, also if it failed.
+func (c *Combiner[T]) combineMost(ctx context.Context, key string, least, most int) (n combined, taken int, err error) {
 	err = c.db.Update(ctx, func(tx *percolator.Txn) error {
 		n = combined{}
-		idle, full, err := c.idleParts(ctx, tx, key)
+		idle, full, err := c.idleParts(ctx, tx, key, most)
+		taken = len(idle)
 		if err != nil || len(idle) < least && !full {
 			return err
 		}
@@ -303,15 +316,15 @@ func (c *Combiner[T]) combine(ctx context.Context, key string, least int) (n com
 	}, percolator.WithMaxAttempts(1))
 	switch {
 	case errors.Is(err, percolator.ErrConflict):
-		return combined{}, nil // somebody else combines, or adds to one of the cells
+		return combined{}, taken, nil // somebody else combines, or adds to one of the cells
 	case err != nil:
-		return combined{}, err
+		return combined{}, taken, err
 	}
-	return n, nil
+	return n, taken, nil
 }
 
-// idleParts are cells of slots that nobody has written lately. full tells that they are as much as one transaction combines.
-func (c *Combiner[T]) idleParts(ctx context.Context, tx *percolator.Txn, key string) (idle []part, full bool, err error) {
+// idleParts are cells of slots that nobody has written lately, so many at most. full tells that they are as much as one transaction combines.
+func (c *Combiner[T]) idleParts(ctx context.Context, tx *percolator.Txn, key string, most int) (idle []part, full bool, err error) {
 	bytes := 0
 	for p, err := range c.parts(ctx, tx, key) {
 		if err != nil {
@@ -329,7 +342,7 @@ func (c *Combiner[T]) idleParts(ctx context.Context, tx *percolator.Txn, key str
 			idle = append(idle, p)
 			bytes += len(p.stored)
 		}
-		if len(idle) == c.most || bytes >= c.mostBytes {
+		if len(idle) == most || bytes >= c.mostBytes {
 			return idle, true, nil
 		}
 	}

@@ -280,7 +280,7 @@ func TestSuspendedAdder(t *testing.T) {
 	add(t, c, "n", 1)
 	tx, err = db.Begin(ctx)
 	require.NoError(t, err)
-	idle, _, err := c.idleParts(ctx, tx, "n")
+	idle, _, err := c.idleParts(ctx, tx, "n", c.most)
 	require.NoError(t, err)
 	require.Len(t, idle, 1)
 	require.NoError(t, tx.Delete(idle[0].cell))

@@ -157,6 +157,42 @@ func TestMoreIdleThanATransactionTakes(t *testing.T) {
 	}
 }
 
+// TestCombineOverTheLimits has more idle cells than the program lets a transaction write: Combine takes some at a time, and so does an Add that looks.
+func TestCombineOverTheLimits(t *testing.T) {
+	t.Parallel()
+	ctx, db := t.Context(), percolatetest.Open(t, percolator.WithLimits(percolator.Limits{Cells: 40}))
+	another := func(looks bool) *Combiner[int] {
+		c := eager(counter(t, db), 16)
+		if !looks {
+			c.looksFor = math.MaxUint64
+		}
+		return c
+	}
+	for range 50 {
+		add(t, another(false), "n", 1)
+	}
+	require.Equal(t, 50, cells(t, another(false), "n"))
+	add(t, another(true), "n", 1)
+	require.Less(t, cells(t, another(false), "n"), 50, "it has combined some")
+	n, err := another(false).Combine(ctx, "n")
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, n, 25)
+	require.Equal(t, 1, cells(t, another(false), "n"))
+	require.Equal(t, 51, get(t, another(false), "n"))
+
+	// A value that no cell can hold is an error still.
+	db = percolatetest.Open(t, percolator.WithLimits(percolator.Limits{Value: 100}))
+	var texts *Combiner[string]
+	for range 4 {
+		texts, err = New(db, "text", typed.Text[string]{}, func(into, more string) (string, error) { return into + more, nil })
+		require.NoError(t, err)
+		add(t, apart(texts), "n", strings.Repeat("x", 80))
+	}
+	_, err = eager(texts, 1).Combine(ctx, "n")
+	require.ErrorIs(t, err, percolator.ErrTooLarge)
+	require.Len(t, get(t, texts, "n"), 320)
+}
+
 // TestWideParts has parts of which few fit into what a transaction combines at once.
 func TestWideParts(t *testing.T) {
 	t.Parallel()

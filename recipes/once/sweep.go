@@ -84,7 +84,12 @@ func (k *Keys[T]) sweepFrom(ctx context.Context, from string, rows int, spared s
 			if ends > now || row.Key == spared {
 				continue
 			}
-			if err := tx.Delete(cell); err != nil {
+			err = tx.Delete(cell)
+			if errors.Is(err, percolator.ErrTooLarge) && removed > 0 {
+				next = row.Key // as much as a transaction may write (percolator.Limits); the rest is for the next one
+				return nil
+			}
+			if err != nil {
 				return err
 			}
 			removed++

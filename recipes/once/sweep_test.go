@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/internal/everystore"
+	"github.com/percolate-go/percolate/percolatetest"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
@@ -77,4 +78,18 @@ func TestSweepBesideACall(t *testing.T) {
 	_, first, err := busy.Do(t.Context(), "7", func(context.Context, *percolator.Txn) (int, error) { return 2, nil })
 	require.NoError(t, err)
 	require.False(t, first, "the key that is used again stays")
+}
+
+// TestSweepOverTheLimits has more keys that have ended than a transaction may write.
+func TestSweepOverTheLimits(t *testing.T) {
+	t.Parallel()
+	db := percolatetest.Open(t, percolator.WithLimits(percolator.Limits{Cells: 40}))
+	ended(t, db, 100)
+	k := numbers(t, db)
+	n, _, err := k.sweepFrom(t.Context(), "", lookAt, "", percolator.WithMaxAttempts(1))
+	require.NoError(t, err, "the look of a call in passing")
+	require.Equal(t, 40, n)
+	n, err = k.Sweep(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 60, n)
 }
