@@ -25,7 +25,7 @@ func parseKey(row string) (string, error) {
 func (e *exporter) lease() time.Duration { return leaseTimeouts * e.opt.Timeout }
 
 // take claims a key, and reads the first items. If somebody else has the key, it returns how long to wait. If there are no items it
-// claims nothing and returns nil: what was committed when it looked has been sent and noted, whoever did that.
+// claims nothing, removes what is left of a claim that has ended, and returns nil: what was committed when it looked has been sent and noted, whoever did that.
 //
 // The items are those of the snapshot below the claim. Nobody has noted any of them since, because a note writes the claim
 // cell too, and so conflicts with this transaction.
@@ -46,8 +46,12 @@ func (e *exporter) take(ctx context.Context, key string) (t *turn, wait time.Dur
 			return nil
 		}
 		items, cut, err := e.read(ctx, tx, key, e.page)
-		if err != nil || len(items) == 0 {
+		if err != nil || len(items) == 0 && c == (claim{}) {
 			return err
+		}
+		if len(items) == 0 {
+			// Of a turn that sent all and could not end it so, or was to be followed by a pause.
+			return tx.Delete(e.cell(rowOf(key), claimColumn))
 		}
 		// Who claims the key later begins after this has committed, so its epoch is greater.
 		c.epoch, c.until = now, now.Add(e.lease())
@@ -205,15 +209,16 @@ func (e *exporter) noteFailure(ctx context.Context, t *turn, sent []stored, item
 // leavePatience bounds the end of a turn whose context may have ended.
 const leavePatience = 5 * time.Second
 
-// leave ends the claim, so that nobody waits for its end, and removes it if nothing is left to be sent. It need not succeed.
+// leave ends the claim, so that nobody waits for its end, and removes it if nothing is left to be sent. It removes what was taken and is not noted
+// yet. It need not succeed.
 func (e *exporter) leave(ctx context.Context, t *turn) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leavePatience)
 	defer cancel()
-	_ = e.change(ctx, t, func(_ *percolator.Txn, c *claim, now percolator.Timestamp) error {
+	_ = e.change(ctx, t, func(tx *percolator.Txn, c *claim, now percolator.Timestamp) error {
 		c.until = now
 		if t.done {
 			*c = claim{}
 		}
-		return nil
+		return e.remove(tx, t.taken)
 	})
 }

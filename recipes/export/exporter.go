@@ -97,6 +97,7 @@ type turn struct {
 	cut   bool                 // there are more than the first page
 	ended time.Time            // by the local clock, until when the claim lasts at least
 	done  bool                 // all was sent
+	taken []stored             // the sink took these when the context had ended; leave removes them
 	left  bool                 // the claim was ended, or given a longer time, together with the last note
 }
 
@@ -307,28 +308,31 @@ func (e *exporter) sendSome(ctx context.Context, t *turn, items []stored, last b
 	defer cancel()
 	sent, err := e.call(within, t.key, given)
 	if sent < 0 || sent > len(items) {
-		return 0, fmt.Errorf("%w %d of %d items: %v", errCount, sent, len(items), err) //nolint:errorlint // what it says beside that must not pass for the answer
+		sent, err = 0, fmt.Errorf("%w %d of %d items: %v", errCount, sent, len(items), err) //nolint:errorlint // what it says beside that must not pass for the answer
 	}
 	if err == nil && sent == 0 {
 		err = errors.New("the sink has taken nothing, without an error")
 	}
+	var later *laterError
 	switch {
+	case ctx.Err() != nil:
+		t.taken = items[:sent] // the worker stops; if there is no time to remove them, they come again
+		return 0, ctx.Err()
+	case errors.Is(err, errCount):
+		return 0, err
 	case errors.Is(err, ErrSuperseded):
-		// Whoever has a higher epoch wrote the claim before it sent anything.
-		if nerr := e.note(ctx, t, nil, false); nerr != nil {
+		// Whoever has a higher epoch wrote the claim before it sent anything. It sends again, and removes, what was taken here.
+		if nerr := e.note(ctx, t, items[:sent], false); nerr != nil {
 			return 0, nerr
 		}
-		return 0, errAhead
-	case ctx.Err() != nil:
-		return 0, ctx.Err() // the worker stops; what was taken may come again
-	case err == nil, sent == len(items): // whatever the error is about
-		return sent, e.note(ctx, t, items[:sent], last && sent == len(items))
-	}
-	if later := (*laterError)(nil); errors.As(err, &later) {
+		return sent, errAhead
+	case errors.As(err, &later):
 		if nerr := e.notePause(ctx, t, items[:sent], later.after); nerr != nil {
 			return 0, nerr
 		}
 		return sent, err
+	case err == nil, sent == len(items): // whatever the error is about
+		return sent, e.note(ctx, t, items[:sent], last && sent == len(items))
 	}
 	dead, nerr := e.noteFailure(ctx, t, items[:sent], &items[sent], err)
 	switch {

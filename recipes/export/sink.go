@@ -50,8 +50,8 @@ func (e *laterError) Unwrap() error { return e.err }
 // Sink takes items.
 type Sink interface {
 	// Send takes items of one key, in their order, and returns how many of them it has taken, from the first one on. Those are removed from the
-	// outbox, whatever the error. If fewer were taken than given and err is nil, the rest is sent at once, in another call; none and nil is
-	// a failure, and so is a panic. A number that cannot be is a failure of the run, which is parked after its attempts, also with Options.Skip. Later says when to try again, and ErrSuperseded that another exporter has the key. ctx ends after Options.Timeout, and Send must return then: until it does it keeps a place of the worker, whose Run does
+	// outbox, whatever the error, unless another exporter has claimed the key meanwhile, which sends them again. They may come again, too, if the process dies or the store is away. If fewer were taken than given and err is nil, the rest is sent at once, in another call; none and nil is
+	// a failure, and so is a panic. A number that cannot be is a failure of the run, which is parked after its attempts, also with Options.Skip. Later says when to try again, also if all were taken, and ErrSuperseded that another exporter has the key. ctx ends after Options.Timeout, and Send must return then: until it does it keeps a place of the worker, whose Run does
 	// not end before. Send is called concurrently, for different keys. Errors are stored, in parked runs
 	// and dead letters, so they should hold no secrets.
 	Send(ctx context.Context, key string, items []Item) (sent int, err error)
