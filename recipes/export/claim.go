@@ -56,6 +56,7 @@ func (e *exporter) take(ctx context.Context, key string) (t *turn, wait time.Dur
 		// Who claims the key later begins after this has committed, so its epoch is greater.
 		c.epoch, c.until = now, now.Add(e.lease())
 		t = &turn{key: key, claim: c, at: now, first: items, cut: cut, ended: begun.Add(e.lease())}
+		t.spent, t.old = e.times(begun)
 		return tx.Set(e.cell(rowOf(key), claimColumn), c.encode())
 	})
 	if err != nil {

@@ -38,6 +38,7 @@
 // the first one on, those items can be sent whose commit lies at or below the start of the last one: every row after it was committed later. So a run
 // needs no more memory than a page, however long the outbox is. After each batch a transaction removes what was taken, if the claim is still the
 // exporter's; two exporters conflict on the claim. For a batch that is one call of the sink and one transaction. The transaction of the last batch removes the claim.
+// A run ends before its own transaction is too old to be acknowledged (MaxTxnAge); another one, under a new claim, goes on at once.
 //
 // Rows that were removed cost a scan until they are collected. Give the table a short history (percolator.DB.ConfigureTable): its MaxTxnAge then bounds
 // the transactions that put items.

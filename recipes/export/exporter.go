@@ -95,14 +95,31 @@ type turn struct {
 	at    percolator.Timestamp // the snapshot below the claim: what it sends was committed at or below it
 	first []stored             // the first page of items at that snapshot, until they are sent
 	cut   bool                 // there are more than the first page
+	spent time.Time            // by the local clock, when no further call of the sink is to begin
+	old   time.Time            // by the local clock, when the run might be too old to be acknowledged
 	ended time.Time            // by the local clock, until when the claim lasts at least
 	done  bool                 // all was sent
 	taken []stored             // the sink took these when the context had ended; leave removes them
 	left  bool                 // the claim was ended, or given a longer time, together with the last note
 }
 
-// errLost says that the claim is somebody else's.
-var errLost = errors.New("the claim was lost")
+var (
+	// errLost says that the claim is somebody else's.
+	errLost = errors.New("the claim was lost")
+	// errSpent says that the turn has no time left for another call of the sink.
+	errSpent = errors.New("the turn is over")
+)
+
+// times bounds a turn by the age that the transaction of its run may have. Somewhat before the second time, the acknowledgment might be refused as
+// too old; a call of the sink that begins before the first one ends by then, unless its timeout is most of that age.
+func (e *exporter) times(begun time.Time) (spent, old time.Time) {
+	age := e.db.Settings().MaxTxnAge
+	if own, found := e.db.TableSettings()[e.table]; found {
+		age = min(age, own.MaxTxnAge)
+	}
+	most := age / 4 * 3
+	return begun.Add(max(age/4, most-e.opt.Timeout)), begun.Add(most)
+}
 
 // export is a run for a key. It sends what was committed when it claimed the key, which is all that the run is to acknowledge.
 func (e *exporter) export(ctx context.Context, row string) error {
@@ -137,6 +154,8 @@ func (e *exporter) export(ctx context.Context, row string) error {
 		return percolator.RetryAfter(claimedPause)
 	case err != nil && e.opt.Skip && errors.As(err, new(*sinkError)):
 		return percolator.RetryAfter(backoff(t.claim.attempts))
+	case errors.Is(err, errSpent), err == nil && time.Now().After(t.old):
+		return percolator.RetryAfter(0) // another run sends the rest, or finds that there is none
 	case err != nil:
 		return e.failed("sending the items of", t.key, err)
 	}
@@ -173,6 +192,7 @@ func backoff(attempts uint32) time.Duration {
 func (e *exporter) sendAll(ctx context.Context, t *turn) error {
 	size := e.page
 	found, cut := t.first, t.cut
+	begun := false
 	for t.first = nil; ; found = nil {
 		if found == nil {
 			var err error
@@ -191,6 +211,10 @@ func (e *exporter) sendAll(ctx context.Context, t *turn) error {
 			continue
 		}
 		for len(items) > 0 {
+			if begun && time.Now().After(t.spent) {
+				return errSpent
+			}
+			begun = true
 			batch, err := e.batch(items)
 			if err != nil {
 				return err

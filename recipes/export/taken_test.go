@@ -3,7 +3,10 @@ package export
 import (
 	"context"
 	"errors"
+	"strconv"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -112,5 +115,69 @@ func TestLaterAfterAll(t *testing.T) {
 		}))
 		require.NoError(t, e.export(ctx, string(rowOf("k"))))
 		require.Zero(t, claims(t, o))
+	}
+}
+
+// TestTurnIsShorterThanItsTransaction may be: an acknowledgment that comes later is refused. A slow sink with a long backlog of a key, and one whose only
+// call takes that long, fail nothing.
+func TestTurnIsShorterThanItsTransaction(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		batch   int
+		forEach time.Duration
+		timeout time.Duration
+		table   bool
+	}{
+		"many calls":                 {1, 2 * time.Second, 0, true},
+		"many calls, the database's": {1, 2 * time.Second, 0, false},
+		"one call":                   {50, 2 * time.Second, 2 * time.Minute, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				ctx := t.Context()
+				db, o := opened(t)
+				var err error
+				if c.table {
+					err = db.ConfigureTable(ctx, "outbox", percolator.TableSettings{MaxTxnAge: 30 * time.Second, Retention: time.Minute})
+				} else {
+					err = db.Configure(ctx, percolator.Settings{MaxTxnAge: 30 * time.Second, Retention: time.Minute})
+				}
+				require.NoError(t, err)
+				time.Sleep(time.Minute)
+				var want []string
+				for i := range 50 {
+					want = append(want, strconv.Itoa(i))
+					put(t, o, "k", strconv.Itoa(i))
+				}
+				good := &recorder{}
+				sink := SinkFunc(func(ctx context.Context, key string, items []Item) (int, error) {
+					time.Sleep(time.Duration(len(items)) * c.forEach)
+					return good.Send(ctx, key, items)
+				})
+				w := percolator.NewWorker(db, percolator.WorkerConfig{GCInterval: -1})
+				var mu sync.Mutex
+				var failures []error
+				require.NoError(t, w.OnError(func(_ context.Context, e percolator.RunError) {
+					mu.Lock()
+					defer mu.Unlock()
+					failures = append(failures, e.Err)
+				}))
+				require.NoError(t, w.Observe(observer(t, o, sink, Options{Batch: c.batch, MaxAttempts: 1, Timeout: c.timeout})))
+				running, stop := context.WithCancel(ctx)
+				ended := make(chan error, 1)
+				go func() { ended <- w.Run(running) }()
+				require.NoError(t, w.WaitIdle(ctx))
+				stop()
+				require.NoError(t, <-ended)
+				require.Empty(t, failures)
+				parked, err := db.Parked(ctx)
+				require.NoError(t, err)
+				require.Empty(t, parked)
+				require.Equal(t, want, good.payloads("k"))
+				require.Zero(t, good.again)
+				require.Zero(t, claims(t, o))
+			})
+		})
 	}
 }
