@@ -31,7 +31,8 @@
 // The table belongs to the outbox alone. An item is a row of its own, named by its key, by the start timestamp of its transaction and by its
 // index. So transactions that put items do not conflict, whatever the key. Put also notifies the key (percolator.Txn.Notify), so the observer
 // must be registered before the first Put: run a worker with it once. Otherwise the transaction ends with
-// percolator.ErrNotObserved, since nobody would send its items.
+// percolator.ErrNotObserved, since nobody would send its items. If the observer is removed while items wait, and registered anew after a collection
+// (under another name, say), they wait for the next Put of their key: put one more item for each such key.
 //
 // A run of the observer reads the items and claims the key in one transaction; if there are no items, it claims nothing. A snapshot has everything that was committed
 // at or below it, so no item with a lower commit timestamp can come later, and the order is final. Rows lie in the order of start timestamps, not of commits. Of some rows, read from
