@@ -77,9 +77,9 @@ func openDisk(path string) (diskFile, error) {
 // database and path: it goes on where it was, at the snapshot that it began with, as long as the hold stands. After that it
 // returns an error that matches ErrLapsed.
 //
-// Other errors: ErrExists if the file path is there; ErrDamaged if an incomplete file is not as it was written;
-// percolator.ErrInvalid for bad options; those of the file, as of a full disk; those of the database and of ctx.
-// One Write of a file may run at a time; of a database, any number.
+// Other errors: ErrExists if the file path is there; ErrInUse if another Write of it runs; ErrDamaged if an incomplete file is not as it was written;
+// percolator.ErrTooLarge if a row has more than about a GiB, which no backup can hold; percolator.ErrInvalid for bad options; those of the file, as of a full disk; those of the database and of ctx.
+// One Write of a file may run at a time: a second one is ErrInUse where the file system has locks, as on Linux, macOS and BSD. Of a database, any number may.
 func Write(ctx context.Context, db *percolator.DB, path string, opts Options) (Result, error) {
 	if db == nil || path == "" {
 		return Result{}, invalid("Write needs a database and a path")
@@ -102,6 +102,11 @@ func Write(ctx context.Context, db *percolator.DB, path string, opts Options) (R
 	case !errors.Is(err, fs.ErrNotExist):
 		return Result{}, fmt.Errorf("backup: looking for the file: %w", err)
 	}
+	unlock, err := lockFile(path + Incomplete)
+	if err != nil {
+		return Result{}, err
+	}
+	defer unlock() // when the file has its name
 	f, err := opts.disk(path + Incomplete)
 	if err != nil {
 		return Result{}, fmt.Errorf("backup: opening the file: %w", err)

@@ -13,6 +13,8 @@ var (
 	ErrNotEmpty error = is{"backup: the store is not empty", percolator.ErrInvalid}
 	// ErrExists: the file is there already. Nothing was written. It matches percolator.ErrInvalid.
 	ErrExists error = is{"backup: the file is there already", percolator.ErrInvalid}
+	// ErrInUse: another call, perhaps of another process, is writing a backup to the same path. Nothing was changed. It matches percolator.ErrInvalid.
+	ErrInUse error = is{"backup: another backup is writing this file", percolator.ErrInvalid}
 	// ErrDamaged: the bytes of the file are not those that were written. It matches percolator.ErrCorrupt.
 	ErrDamaged error = is{"backup: the file is damaged", percolator.ErrCorrupt}
 	// ErrIncomplete: the file ends too early: it was truncated, or the backup was cut off. It matches percolator.ErrCorrupt.
