@@ -195,8 +195,11 @@ func (w *writer) run(ctx context.Context) (Result, error) {
 	return w.result(), nil
 }
 
-// release releases the hold, although the caller may have been told to stop.
+// release releases the hold, although the caller may have been told to stop. A backup that an earlier call has completed may have none any more.
 func (w *writer) release(ctx context.Context) error {
+	if w.hold == nil {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	if err := w.hold.Release(ctx); err != nil {

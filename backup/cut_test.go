@@ -219,6 +219,21 @@ func TestFullDisk(t *testing.T) {
 	require.Equal(t, contents(t, other), got)
 }
 
+// TestCompleteButUnnamed: a process was killed when its backup was complete and its hold released, but before the file had its name. The next call names it.
+func TestCompleteButUnnamed(t *testing.T) {
+	t.Parallel()
+	s, path, file, r := filled(t)
+	require.NoError(t, os.Rename(path, path+Incomplete))
+	again, err := Write(t.Context(), s.db, path, Options{blockBytes: small})
+	require.NoError(t, err)
+	require.Equal(t, r.ID, again.ID)
+	require.True(t, again.Resumed)
+	require.NoFileExists(t, path+Incomplete)
+	got, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, file, got)
+}
+
 // TestLapsed: a backup whose hold is gone cannot be resumed, and says so.
 func TestLapsed(t *testing.T) {
 	t.Parallel()
