@@ -37,7 +37,7 @@ type RestoreOptions struct {
 // above the backup's. The catalog comes last: until then, who opens the store as a database gets an error that matches
 // percolator.ErrFormat. If Restore is cut off, or fails, call it again with the same backup: it goes on where it was.
 //
-// Errors: ErrNotEmpty if the store holds anything but a part of this backup, so also if a restore that was cut off had come to its end; ErrIncomplete, ErrDamaged and those of Verify, with nothing written;
+// Errors: ErrNotEmpty if the store holds anything but a part of this backup, so also if a restore that was cut off had come to its end, and if another call ends it meanwhile; ErrIncomplete, ErrDamaged and those of Verify, with nothing written;
 // ErrOracleBehind; percolator.ErrTooLarge if a name or value is over a limit of the store; percolator.ErrInvalid for a store without an oracle, and
 // bad options; those of the store, the file and ctx.
 func Restore(ctx context.Context, store rowstore.Store, path string, opts RestoreOptions) (Result, error) {
@@ -69,7 +69,11 @@ func Restore(ctx context.Context, store rowstore.Store, path string, opts Restor
 		return r.result(), err
 	}
 	if err := r.restore(ctx, path, now); err != nil {
-		return r.result(), fmt.Errorf("%w; restore the same backup again to go on", err)
+		// Another try meets these again.
+		if !errors.Is(err, percolator.ErrTooLarge) && !errors.Is(err, ErrDamaged) && !errors.Is(err, ErrIncomplete) && !errors.Is(err, ErrNotEmpty) {
+			err = fmt.Errorf("%w; restore the same backup again to go on", err)
+		}
+		return r.result(), err
 	}
 	r.tell.end(r.checked.end.Rows, r.checked.end.Cells, r.checked.bytes)
 	return r.result(), nil
@@ -225,9 +229,15 @@ func (r *restorer) mark(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("backup: %w", err)
 	}
-	return r.apply(ctx, []rowstore.Mutation{{Table: format.TableCatalog, Row: format.RowCatalog, Edits: []rowstore.Edit{
+	return r.apply(ctx, []rowstore.Mutation{{Table: format.TableCatalog, Row: format.RowCatalog, Conditions: r.unended(), Edits: []rowstore.Edit{
 		rowstore.Put(rowstore.Write, format.ColumnConfig, r.marker.Began, value),
 	}}})
+}
+
+// unended asks that nothing newer stands in place of this restore's marker: a call that slept for long must not go on where another one has
+// ended, since programs may work there.
+func (r *restorer) unended() []rowstore.Condition {
+	return []rowstore.Condition{rowstore.Absent(rowstore.Write, format.ColumnConfig, r.marker.Began+1)}
 }
 
 // finish stores the catalog in place of the marker.
@@ -252,13 +262,28 @@ func (r *restorer) finish(ctx context.Context) error {
 		return fmt.Errorf("backup: %w: it answered %v after %v", percolator.ErrOracleWentBack, now, r.marker.Began)
 	}
 	at := r.checked.head.Snapshot
-	return r.apply(ctx, []rowstore.Mutation{{Table: format.TableCatalog, Row: format.RowCatalog, Edits: []rowstore.Edit{
+	err = r.apply(ctx, []rowstore.Mutation{{Table: format.TableCatalog, Row: format.RowCatalog, Conditions: r.unended(), Edits: []rowstore.Edit{
 		rowstore.Put(rowstore.Write, format.ColumnConfig, now, value),
 		rowstore.DeleteRange(rowstore.Write, format.ColumnConfig, 0, now-1),
 		rowstore.Put(rowstore.Write, format.ColumnSafePoint, at, format.TimestampOnly),
 		rowstore.Put(rowstore.Write, format.ColumnResolved, at, format.TimestampOnly),
 	}}})
+	if errors.Is(err, errOvertaken) && r.stored(ctx, now) {
+		return nil // by an attempt of this call whose answer was lost
+	}
+	return err
 }
+
+// stored tells whether there is a catalog of the given timestamp.
+func (r *restorer) stored(ctx context.Context, at percolator.Timestamp) bool {
+	rows, err := r.store.Read(ctx, []rowstore.RowRead{{Table: format.TableCatalog, Row: format.RowCatalog, Selectors: []rowstore.Selector{
+		{Family: rowstore.Write, Column: format.ColumnConfig, From: at, To: at, Limit: 1},
+	}}})
+	return err == nil && rows[0].Err == nil && rows[0].Newest(rowstore.Write, format.ColumnConfig) != nil
+}
+
+// errOvertaken: another call has ended the restore, or has begun it later.
+var errOvertaken = fmt.Errorf("%w: another call restores into it, or has come to its end", ErrNotEmpty)
 
 // retryFor is for how long a call is repeated whose server is away, or whose answer was lost. All that a restore writes may be written
 // twice.
@@ -272,8 +297,11 @@ func (r *restorer) apply(ctx context.Context, muts []rowstore.Mutation) error {
 		if err == nil {
 			left := muts[:0:0]
 			for i := range outs {
-				if outs[i].Err != nil {
+				switch {
+				case outs[i].Err != nil:
 					left, err = append(left, muts[i]), outs[i].Err
+				case !outs[i].Applied:
+					return errOvertaken
 				}
 			}
 			muts = left

@@ -77,6 +77,33 @@ func TestRestoreIsCutOff(t *testing.T) {
 	}
 }
 
+// TestLateRestore: a restore that was thought dead goes on after another call has ended, and programs work. It fails, and leaves their catalog alone.
+func TestLateRestore(t *testing.T) {
+	t.Parallel()
+	_, path, _, _ := filled(t)
+	store := memstore.New()
+	var db *percolator.DB
+	var catalog *rowstore.Version
+	_, err := Restore(t.Context(), store, path, RestoreOptions{Progress: func(p Progress) {
+		if p.Done < 0.1 || db != nil {
+			return
+		}
+		_, err := Restore(t.Context(), store, path, RestoreOptions{})
+		require.NoError(t, err)
+		db = everystore.Over(t, store)
+		require.NoError(t, db.Configure(t.Context(), percolator.Settings{Retention: 123 * time.Hour}))
+		catalog, err = readCatalog(t.Context(), db)
+		require.NoError(t, err)
+	}})
+	require.NotNil(t, db)
+	require.ErrorIs(t, err, ErrNotEmpty)
+	require.NotContains(t, err.Error(), "again to go on")
+	after, err := readCatalog(t.Context(), db)
+	require.NoError(t, err)
+	require.Equal(t, catalog, after)
+	require.NoError(t, db.Close(t.Context()))
+}
+
 // TestRestoreIntoData: nothing is written where anything is.
 func TestRestoreIntoData(t *testing.T) {
 	t.Parallel()
