@@ -33,8 +33,10 @@ type Options struct {
 	// Hold is for how long history is kept after a backup was cut off, so for how long it can be resumed. The hold is
 	// renewed three times in that time. At least a second; 0 means DefaultHold.
 	Hold time.Duration
-	// blockBytes is about how long a block is, before it is compressed; 0 means a mebibyte. disk opens the file.
+	// blockBytes is about how long a block is, before it is compressed; 0 means a mebibyte. mostBlock is how long one may be; 0 means the constant.
+	// disk opens the file.
 	blockBytes int
+	mostBlock  int
 	disk       func(path string) (diskFile, error)
 }
 
@@ -92,6 +94,9 @@ func Write(ctx context.Context, db *percolator.DB, path string, opts Options) (R
 	}
 	if opts.blockBytes == 0 {
 		opts.blockBytes = 1 << 20
+	}
+	if opts.mostBlock == 0 {
+		opts.mostBlock = mostBlock
 	}
 	if opts.disk == nil {
 		opts.disk = openDisk

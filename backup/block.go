@@ -50,6 +50,17 @@ func (b *block) add(row string, versions []rowstore.Version) {
 	b.n++
 }
 
+// rowBytes is the most that a row takes of a block, and headBytes the most that its head takes.
+func rowBytes(r *rowstore.Row) int {
+	n := 2*binary.MaxVarintLen64 + len(r.Row)
+	for i := range r.Versions {
+		n += 1 + 3*binary.MaxVarintLen64 + len(r.Versions[i].Column) + len(r.Versions[i].Value)
+	}
+	return n
+}
+
+func headBytes(table string) int { return 1 + 4*binary.MaxVarintLen64 + len(table) }
+
 func (b *block) encode() []byte {
 	h := &b.head
 	out := make([]byte, 0, 64+len(h.table)+len(b.body))

@@ -34,6 +34,8 @@ const (
 	headLength = 1 + 4 + 4 + 4 + sumLength // kind, length, length of what is compressed, their sum, the sum
 	// mostFrame bounds a frame, so that a damaged length does not take all memory. A row is in one frame.
 	mostFrame = 1 << 30
+	// mostBlock bounds what is put into a frame: compression makes what it cannot shrink a little longer.
+	mostBlock = mostFrame - 1<<20
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/percolate-go/percolate/internal/coreaccess"
 	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -228,6 +229,20 @@ func (w *writer) packer(phase byte, table string, out func(*block) error) *packe
 
 func (p *packer) add(rows []rowstore.Row) error {
 	for i := range rows {
+		size := rowBytes(&rows[i])
+		if size > p.w.opts.mostBlock-headBytes(p.table) {
+			table, ok := format.Unescape(p.table)
+			if !ok {
+				table = p.table
+			}
+			return fmt.Errorf("backup: %w: row %q of table %q has about %d bytes of values and names, and a backup can hold rows of up to %d: make it smaller; then remove %s and begin anew",
+				percolator.ErrTooLarge, rows[i].Row, table, size, p.w.opts.mostBlock, p.w.path+Incomplete)
+		}
+		if len(p.b.body)+size > p.w.opts.mostBlock-headBytes(p.table) {
+			if err := p.flush(); err != nil {
+				return err
+			}
+		}
 		p.b.add(rows[i].Row, rows[i].Versions)
 		if p.phase == phaseRows {
 			p.w.rows++

@@ -1,0 +1,41 @@
+package backup
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/percolator"
+)
+
+// TestWideRow has a row that is too long for one block. It is refused by its name before the backup is complete, and one that just fits is not: nor are rows
+// that do not fit into one block together.
+func TestWideRow(t *testing.T) {
+	t.Parallel()
+	db, err := percolator.Open(t.Context(), "memory:")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = db.Close(t.Context()) })
+	path := filepath.Join(t.TempDir(), "backup")
+	set := func(row string, bytes int) {
+		require.NoError(t, db.Update(t.Context(), func(tx *percolator.Txn) error {
+			return tx.Set(at("orders", row, "c"), []byte(strings.Repeat("s", bytes)))
+		}))
+	}
+	opts := Options{mostBlock: 4000}
+	set("b", 2500)
+	set("c", 2500)
+	_, err = Write(t.Context(), db, path, opts)
+	require.NoError(t, err)
+	_, err = Verify(t.Context(), path, nil)
+	require.NoError(t, err)
+
+	set("ann", 5000)
+	path += "2"
+	_, err = Write(t.Context(), db, path, opts)
+	require.ErrorIs(t, err, percolator.ErrTooLarge)
+	require.ErrorContains(t, err, `row "ann" of table "orders"`)
+	require.NotContains(t, err.Error(), "sss", "a value")
+	require.NoFileExists(t, path)
+}
