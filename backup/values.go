@@ -187,7 +187,19 @@ func (s *source) next() (c percolator.Cell, v []byte, line int64, err error) {
 		if err != nil {
 			return c, nil, s.lines, err
 		}
-		if len(bytes.TrimSpace(text)) == 0 || s.f == CSV && s.lines == 1 && string(text) == strings.Join(fields, ",") {
+		if s.lines == 1 {
+			text = bytes.TrimPrefix(text, []byte("\ufeff")) // spreadsheets begin a file with it
+			header := false
+			if s.f == CSV {
+				if header, err = isHeader(text); err != nil {
+					return c, nil, s.lines, err
+				}
+			}
+			if header {
+				continue
+			}
+		}
+		if len(bytes.TrimSpace(text)) == 0 {
 			continue
 		}
 		parse := parseJSON
@@ -197,6 +209,29 @@ func (s *source) next() (c percolator.Cell, v []byte, line int64, err error) {
 		c, v, err = parse(text)
 		return c, v, s.lines, err
 	}
+}
+
+// isHeader tells whether the first line of CSV names the fields. One that names them otherwise is an error: taken for values, it would be written as a cell,
+// and so would every value into the wrong place.
+func isHeader(text []byte) (bool, error) {
+	got, err := csv.NewReader(bytes.NewReader(text)).Read()
+	if err != nil || len(got) != len(fields) {
+		return false, nil //nolint:nilerr // what is wrong with it is said of it as a line of values
+	}
+	if slices.Equal(got, fields) {
+		return true, nil
+	}
+	names := slices.Clone(got)
+	for i := range names {
+		names[i] = strings.ToLower(strings.TrimSpace(names[i]))
+	}
+	known := slices.Clone(fields)
+	slices.Sort(names)
+	slices.Sort(known)
+	if slices.Equal(names, known) {
+		return false, invalid("it names the fields otherwise than %s: %s", strings.Join(fields, ","), text)
+	}
+	return false, nil
 }
 
 // line returns the next line without its end.

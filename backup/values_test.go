@@ -103,6 +103,34 @@ func TestBadLines(t *testing.T) {
 	}
 }
 
+// TestHeaders: a first line that names the fields is no cell, however a spreadsheet has written it. Where it names them in another way the file is refused.
+func TestHeaders(t *testing.T) {
+	t.Parallel()
+	for head, good := range map[string]bool{
+		"table,row,column,value":                 true,
+		"\ufefftable,row,column,value":           true,
+		`"table","row","column","value"`:         true,
+		"\ufeff\"table\",row,column,\"value\"\r": true,
+		"Table,Row,Column,Value":                 false,
+		"row,table,column,value":                 false,
+		"table, row, column, value":              false,
+		"\ufeffTABLE,ROW,COLUMN,VALUE":           false,
+	} {
+		s := openShop(t, "memory:")
+		line, err := Import(t.Context(), s.db, strings.NewReader(head+"\nt,r,c,v\n"), ImportOptions{Format: CSV})
+		if good {
+			require.NoError(t, err, "%q", head)
+			require.EqualValues(t, 2, line)
+			require.Equal(t, map[percolator.Cell]string{at("t", "r", "c"): "v"}, everyValue(t, s.db), "%q", head)
+		} else {
+			require.ErrorIs(t, err, percolator.ErrInvalid, "%q", head)
+			require.ErrorContains(t, err, "line 1")
+			require.Empty(t, everyValue(t, s.db), "%q", head)
+		}
+		s.close(t)
+	}
+}
+
 // TestImportOfAnIndexedColumn: a program that does not keep the index must not write its column.
 func TestImportOfAnIndexedColumn(t *testing.T) {
 	t.Parallel()
