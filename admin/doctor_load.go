@@ -144,8 +144,12 @@ func (l *loading) remove(ctx context.Context, from, to string) error {
 				return err
 			}
 			m := rowstore.Mutation{Table: table, Row: row.Row}
-			for _, f := range families {
-				m.Edits = append(m.Edits, rowstore.DeleteRange(f, format.Escape("load"), 0, oracle.Max))
+			// Of every column: a row of which something stays would be found again.
+			for _, v := range row.Versions {
+				e := rowstore.DeleteRange(v.Family, v.Column, 0, oracle.Max)
+				if !slices.ContainsFunc(m.Edits, func(o rowstore.Edit) bool { return o.Family == e.Family && o.Column == e.Column }) {
+					m.Edits = append(m.Edits, e)
+				}
 			}
 			mutations = append(mutations, m)
 		}

@@ -449,6 +449,8 @@ func TestLoadLeavesNothing(t *testing.T) {
 	p := newPatient(t)
 	killed := percolator.Cell{Table: admin.LoadTable, Row: "00000000000000000001 x", Column: "load"}
 	set(t, p.db, killed, "left")
+	killed.Column = "another"
+	set(t, p.db, killed, "left")
 	l, err := admin.MeasureLoad(t.Context(), p.db, admin.LoadOptions{Commits: 300})
 	require.NoError(t, err)
 	require.Equal(t, 300, l.Commits)
