@@ -189,12 +189,13 @@ func (p *patient) diagnose() admin.Diagnosis {
 
 // mistakes are planted one by one. Each must be found by its code, with words about it.
 var mistakes = []struct {
-	name  string
-	opts  []percolator.Option
-	plant func(p *patient)
-	code  string
-	grade admin.Grade
-	words string
+	name   string
+	opts   []percolator.Option
+	plant  func(p *patient)
+	code   string
+	grade  admin.Grade
+	words  string // in what is said, and change in what to do
+	change string
 }{
 	{name: "the store warns", code: "store", grade: admin.Risky, words: "the disk is on fire", plant: func(p *patient) { p.store.warnings = []string{"the disk is on fire"} }},
 	{name: "the oracle is ahead", code: "clock-ahead", grade: admin.Risky, words: "ahead of this machine's clock", plant: func(p *patient) {
@@ -228,8 +229,8 @@ var mistakes = []struct {
 		session(p.T, p.db, "slow", p.draw().Add(time.Hour))
 		p.lock("slow", 2*time.Hour)
 	}},
-	{name: "a hold keeps the safe point", code: "hold-far", grade: admin.Risky, words: "the hold backup keeps history", plant: func(p *patient) {
-		_, err := p.db.Hold(p.Context(), "backup", 0, 96*time.Hour)
+	{name: "a hold keeps the safe point", code: "hold-far", grade: admin.Risky, words: "the hold nightly backup keeps history", change: "release 'nightly backup'", plant: func(p *patient) {
+		_, err := p.db.Hold(p.Context(), "nightly backup", 0, 96*time.Hour)
 		require.NoError(p, err)
 		p.later(50 * time.Hour)
 	}},
@@ -336,6 +337,7 @@ func TestDoctorFindsEachMistake(t *testing.T) {
 			f := d.Findings[at]
 			require.Equal(t, m.grade, f.Grade)
 			require.Contains(t, f.What, m.words)
+			require.Contains(t, f.Change, m.change)
 			require.True(t, f.Change != "" || f.Code == "store", "nothing says what to change: %+v", f)
 			for _, other := range d.Findings {
 				// A mistake may show in two ways, but not as one of those that others are about.

@@ -139,7 +139,7 @@ func (d *doctor) holds(context.Context) error {
 	retention := ms(d.cat.current.RetentionMs)
 	for _, h := range d.cat.standing() {
 		if h.Extra >= retention {
-			d.risky("hold-far", fmt.Sprintf("if nobody needs it, end it: percolator holds release %v", h.Name),
+			d.risky("hold-far", fmt.Sprintf("if nobody needs it, end it: percolator holds release %s", h.Name.Word()),
 				"the hold %v keeps history for %v longer than the retention of %v, and ends in %v: the data grows until then", h.Name, h.Extra, retention, h.Left)
 		}
 	}
@@ -203,10 +203,10 @@ func (d *doctor) observers(ctx context.Context) error {
 		switch {
 		case o.Notified == 0:
 		case o.Paused && o.Oldest > Span(d.o.Forgotten):
-			d.risky("observer-paused", fmt.Sprintf("percolator observers resume %v, or observers remove", o.Name), "%s is paused, perhaps forgotten: %s", who, waits)
+			d.risky("observer-paused", fmt.Sprintf("percolator observers resume %s, or observers remove", o.Name.Word()), "%s is paused, perhaps forgotten: %s", who, waits)
 		case o.Paused:
 		case o.Workers == 0 && o.Oldest > Span(d.o.Waiting):
-			d.wrong("observer-alone", fmt.Sprintf("start a worker that has it; if it is not needed any more, percolator observers remove %v", o.Name), "no worker runs %s: %s", who, waits)
+			d.wrong("observer-alone", fmt.Sprintf("start a worker that has it; if it is not needed any more, percolator observers remove %s", o.Name.Word()), "no worker runs %s: %s", who, waits)
 		case o.Workers > 0 && o.Oldest > Span(d.o.Behind):
 			d.wrong("observer-behind", "docs/runbooks.md, a backlog grows, has the steps: failing runs, too few places, a slow store", "%s is behind, although %d workers run it: %s", who, o.Workers, waits)
 		}
