@@ -44,7 +44,7 @@
 // # What it costs
 //
 // A transaction that writes the column reads the old value, unless it has read it already, and writes an entry for each value that is new, and a deletion
-// for each that is gone. A value that stays costs nothing. A unique index reads the entries too. An entry is a row of its own. A value or a key of a row that is
+// for each that is gone. A value that stays costs nothing. A unique index reads the entries too, and the row that has a value which another one wants. An entry is a row of its own. A value or a key of a row that is
 // too long for that is cut, with a hash: lookups are exact all the same, and only the order among values of 512 bytes and more is that of their first 479 bytes.
 //
 // The history of the entries' table may be kept for a shorter time than that of the data (percolator.DB.ConfigureTable); that bounds the

@@ -94,7 +94,7 @@ func oneRow(ctx context.Context, tx *percolator.Txn) error {
 		values, _ := eachWord(row.Key, row.Value)
 		for _, v := range values {
 			if got, err := tx.Get(ctx, ix.entry(v, "")); err != nil || string(got) != row.Key {
-				return fmt.Errorf("row %q has %s, whose entry names %q: %w", row.Key, row.Value, got, err)
+				return fmt.Errorf("row %q has %s, whose entry names %q (%v)", row.Key, row.Value, got, err)
 			}
 		}
 	}
