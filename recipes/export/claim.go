@@ -45,7 +45,7 @@ func (e *exporter) take(ctx context.Context, key string) (t *turn, wait time.Dur
 			wait = max(wait, time.Millisecond)
 			return nil
 		}
-		items, cut, err := e.read(ctx, tx, key, e.page)
+		items, cut, err := e.read(ctx, tx, key, "", e.page)
 		if err != nil || len(items) == 0 && c == (claim{}) {
 			return err
 		}

@@ -95,6 +95,7 @@ type turn struct {
 	at    percolator.Timestamp // the snapshot below the claim: what it sends was committed at or below it
 	first []stored             // the first page of items at that snapshot, until they are sent
 	cut   bool                 // there are more than the first page
+	from  string               // no row before this one is for the turn to send any more
 	spent time.Time            // by the local clock, when no further call of the sink is to begin
 	old   time.Time            // by the local clock, when the run might be too old to be acknowledged
 	ended time.Time            // by the local clock, until when the claim lasts at least
@@ -200,6 +201,7 @@ func (e *exporter) sendAll(ctx context.Context, t *turn) error {
 				return err
 			}
 		}
+		next := nextRow(t, found, cut)
 		items, complete := sendable(t, found, cut)
 		switch {
 		case len(items) == 0 && complete:
@@ -228,6 +230,7 @@ func (e *exporter) sendAll(ctx context.Context, t *turn) error {
 		if complete {
 			return nil
 		}
+		t.from = next
 	}
 }
 
@@ -249,10 +252,11 @@ func (e *exporter) batch(items []stored) ([]stored, error) {
 	return items[:n], nil
 }
 
-// read returns a page of items of a key at the snapshot of tx, in the order of their starts. cut tells that there may be more.
-func (e *exporter) read(ctx context.Context, tx *percolator.Txn, key string, size int) (items []stored, cut bool, err error) {
+// read returns a page of items of a key at the snapshot of tx, from a row on ("" is the first one), in the order of their starts. cut tells that there may be more.
+func (e *exporter) read(ctx context.Context, tx *percolator.Txn, key, from string, size int) (items []stored, cut bool, err error) {
 	most, bytes := e.pageBytes*max(size/e.page, 1), 0
 	r := rowOf(key).Range(e.table)
+	r.From = max(r.From, from)
 	r.Columns, r.Limit, r.Timestamps = []string{itemColumn}, size, true
 	for row, err := range tx.Scan(ctx, r) {
 		if err != nil {
@@ -273,10 +277,10 @@ func (e *exporter) read(ctx context.Context, tx *percolator.Txn, key string, siz
 	return items, len(items) == size, nil
 }
 
-// reread returns a page of what is left. Its snapshot lies above the claim, so all that the turn is to send is there, but for what was sent.
+// reread returns a page of what is left. It does not look at the rows that were removed, which cost a scan until they are collected. Its snapshot lies above the claim, so all that the turn is to send is there, but for what was sent.
 func (e *exporter) reread(ctx context.Context, t *turn, size int) (items []stored, cut bool, err error) {
 	err = e.db.View(ctx, func(tx *percolator.Txn) error {
-		items, cut, err = e.read(ctx, tx, t.key, size)
+		items, cut, err = e.read(ctx, tx, t.key, t.from, size)
 		return err
 	})
 	return items, cut, err
@@ -286,10 +290,7 @@ func (e *exporter) reread(ctx context.Context, t *turn, size int) (items []store
 // the turn has yet to send.
 func sendable(t *turn, items []stored, cut bool) (some []stored, complete bool) {
 	// Rows come in the order of starts. Whatever lies behind the last one has a later start, and so a later commit.
-	last := percolator.Timestamp(math.MaxUint64 >> 1)
-	if cut {
-		last = items[len(items)-1].start
-	}
+	last := lastStart(items, cut)
 	complete = last >= t.at
 	items = slices.DeleteFunc(items, func(s stored) bool { return s.Commit > min(last, t.at) })
 	slices.SortFunc(items, func(a, b stored) int {
@@ -299,6 +300,28 @@ func sendable(t *turn, items []stored, cut bool) (some []stored, complete bool) 
 		items[i].Epoch = uint64(t.claim.epoch)
 	}
 	return items, complete
+}
+
+func lastStart(items []stored, cut bool) percolator.Timestamp {
+	if cut {
+		return items[len(items)-1].start
+	}
+	return percolator.Timestamp(math.MaxUint64 >> 1)
+}
+
+// nextRow returns where the page begins that comes after this one has been sent: at the first row that sendable leaves to it. Rows that are
+// written meanwhile may lie before it, but they are of transactions that committed after the claim.
+func nextRow(t *turn, items []stored, cut bool) string {
+	last := lastStart(items, cut)
+	for i := range items {
+		if items[i].Commit > last && items[i].Commit <= t.at {
+			return items[i].row
+		}
+	}
+	if len(items) == 0 {
+		return t.from
+	}
+	return items[len(items)-1].row + "\x00"
 }
 
 // sinkError is a failure of the sink.
