@@ -16,7 +16,6 @@ import (
 	"github.com/percolate-go/percolate/admin"
 	"github.com/percolate-go/percolate/backup"
 	"github.com/percolate-go/percolate/percolator"
-	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
 // backedUp is what backup and restore say at their end.
@@ -83,6 +82,9 @@ func (a *app) restoreCommand() *cobra.Command {
 		} else if err != nil {
 			return err
 		}
+		if err := a.lasts(); err != nil && !check {
+			return err
+		}
 		bar := a.bar("checked")
 		if check {
 			i, err := backup.Verify(ctx, args[0], bar.show)
@@ -112,15 +114,30 @@ func (a *app) restoreCommand() *cobra.Command {
 	return c
 }
 
+// lasts refuses a store that ends with this process.
+func (a *app) lasts() error {
+	if a.opened != nil {
+		return nil
+	}
+	f, err := a.file()
+	if err != nil {
+		return err
+	}
+	for name, s := range f.Stores {
+		if scheme, _, _ := strings.Cut(s.URL, ":"); strings.EqualFold(scheme, "memory") || strings.EqualFold(s.Scheme, "memory") {
+			return usage("the store %q is in the memory of this process, and would be gone at its end: restore into another one", name)
+		}
+	}
+	return nil
+}
+
 // verifyFirst checks a whole file before the store is made for it, if there is none. Where there is one, the restore first finds out whether it
-// is empty, which takes less time.
+// is empty, which takes less time. One of another layout is refused here: the opening that follows would migrate it, also if it holds data.
 func (a *app) verifyFirst(ctx context.Context, file string, bar *bar) (backup.Info, error) {
 	store, _, err := a.openStore(ctx, true)
 	switch {
 	case err == nil:
 		return backup.Info{}, store.Close()
-	case errors.As(err, new(*rowstore.LayoutError)):
-		return backup.Info{}, nil // the opening that follows migrates it, or says the same
 	case !errors.Is(err, percolator.ErrNoStore):
 		return backup.Info{}, err
 	}
