@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -136,24 +138,36 @@ func (a *app) openNow(ctx context.Context, asIs bool) (rowstore.Store, []percola
 	}
 	if asIs {
 		for name, s := range f.Stores {
-			s.Parameters = withAsIs(s)
-			f.Stores[name] = s
+			f.Stores[name] = withAsIs(s)
 		}
 	}
 	s, err := f.OpenStore(ctx)
 	return s, f.Options(), err
 }
 
-// withAsIs returns the parameters of a store, with the one that lets it make nothing.
-func withAsIs(s config.Store) map[string]string {
+// withAsIs returns a store with the parameter that lets it make nothing, whatever its URL says of that.
+func withAsIs(s config.Store) config.Store {
 	all := map[string]string{}
 	for k, v := range s.Parameters {
 		all[k] = v
 	}
-	if _, query, _ := strings.Cut(s.URL, "?"); !strings.Contains("&"+query, "&asis=") {
-		all["asis"] = "true"
+	all["asis"] = "true"
+	s.Parameters = all
+	if base, query, has := strings.Cut(s.URL, "?"); has {
+		query, fragment, _ := strings.Cut(query, "#")
+		left := slices.DeleteFunc(strings.Split(query, "&"), func(pair string) bool {
+			name, _, _ := strings.Cut(pair, "=")
+			name, err := url.QueryUnescape(name)
+			return err == nil && name == "asis"
+		})
+		if s.URL = base; len(left) > 0 {
+			s.URL += "?" + strings.Join(left, "&")
+		}
+		if fragment != "" {
+			s.URL += "#" + fragment
+		}
 	}
-	return all
+	return s
 }
 
 // file says where the stores are.

@@ -180,7 +180,7 @@ func (a *app) eachStore(ctx context.Context, asIs bool, f func(name string, s ro
 	for _, name := range slices.Sorted(maps.Keys(file.Stores)) {
 		one := file.Stores[name]
 		if asIs {
-			one.Parameters = withAsIs(one)
+			one = withAsIs(one)
 		}
 		alone := config.File{Stores: map[string]config.Store{name: one}}
 		s, err := inTime(ctx, func() (rowstore.Store, error) { return alone.OpenStore(ctx) })
