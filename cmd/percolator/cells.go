@@ -183,6 +183,32 @@ func (g *ranged) over(table string) (percolator.Range, error) {
 	return r, nil
 }
 
+// onward are the flags by which a range goes on at a row. They take the place of those that it was given by: --prefix and --from exclude each
+// other, and without an end of their own other rows would follow.
+func (g *ranged) onward(next admin.Bytes) string {
+	flags := "--from " + next.Word()
+	if g.prefix == "" {
+		if g.to != "" {
+			to, _ := typed(g.to)
+			flags += " --to " + admin.Bytes(to).Word()
+		}
+		return flags
+	}
+	prefix, _ := typed(g.prefix)
+	if end := percolator.PrefixEnd(prefix); end != "" {
+		flags += " --to " + admin.Bytes(end).Word()
+	}
+	return flags
+}
+
+// instead says which flag those of onward take the place of.
+func (g *ranged) instead() string {
+	if g.prefix == "" {
+		return ""
+	}
+	return ", in place of --prefix"
+}
+
 func (a *app) scanCommand() *cobra.Command {
 	var g ranged
 	var at string
@@ -234,7 +260,7 @@ func (a *app) scanCommand() *cobra.Command {
 				w.row(v.Row, v.Column, written, value)
 			}
 			if p.More {
-				w.line("... and more: --at %v --from %s", p.At, p.Next.Word())
+				w.line("... and more%s: --at %v %s", g.instead(), p.At, g.onward(p.Next))
 			}
 		}),
 	}

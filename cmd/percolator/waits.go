@@ -67,7 +67,7 @@ func (a *app) locksCommand() *cobra.Command {
 			}
 			w.line("%d locks in %d rows", len(l.Locks), l.Looked)
 			if l.More {
-				w.line("... and there are more rows: --from %s", l.Next.Word())
+				w.line("... and there are more rows%s: %s", g.instead(), g.onward(l.Next))
 			}
 		}),
 	}
