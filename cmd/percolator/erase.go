@@ -15,9 +15,10 @@ func (a *app) eraseCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "erase TABLE {--prefix PREFIX | --from ROW | --to ROW | --all} --yes", Short: "Delete rows with every trace of them", Args: exactly("TABLE"),
 		Long: "Deletes the rows of a range, waits until the observers have seen that, and removes their history, notifications, timers and records.\n" +
-			"It needs workers that run the observers, and takes a catalog lease or more. There is no way back. If it is broken off, call it again.",
-		Example: "  percolator erase order --prefix ann/ --yes --timeout 10m",
-		RunE: change(a, func(ctx context.Context, db *percolator.DB, args []string) (erased, error) {
+			"It needs workers that run the observers, and takes a catalog lease or more, without a bound unless --timeout is given. There is no\n" +
+			"way back. If it is broken off, call it again.",
+		Example: "  percolator erase order --prefix ann/ --yes",
+		RunE: a.long(change(a, func(ctx context.Context, db *percolator.DB, args []string) (erased, error) {
 			r, err := rows.of(args[0])
 			if err != nil {
 				return erased{}, err
@@ -42,7 +43,7 @@ func (a *app) eraseCommand() *cobra.Command {
 			for _, s := range r.Elsewhere {
 				w.line("not reached: %s", s)
 			}
-		}),
+		})),
 	}
 	rows.flags(c)
 	c.Flags().BoolVar(&yes, "yes", false, "erase them")

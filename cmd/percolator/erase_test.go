@@ -1,12 +1,15 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"testing"
 	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/percolator"
@@ -64,4 +67,27 @@ func TestErase(t *testing.T) {
 	require.Zero(t, receipt["rows"])
 	require.IsType(t, "", receipt["safe_point"], "a timestamp has more digits than a number of JSON may have")
 	require.NotEmpty(t, receipt["elsewhere"])
+}
+
+// TestLongCommands: what waits for leases and workers has no bound of its own, and says what to do if the one of the user is over.
+func TestLongCommands(t *testing.T) {
+	t.Parallel()
+	for _, bound := range []string{"", "5s"} {
+		a := &app{timeout: 30 * time.Second}
+		c := &cobra.Command{RunE: a.long(func(*cobra.Command, []string) error { return fmt.Errorf("waiting: %w", context.DeadlineExceeded) })}
+		c.Flags().DurationVar(&a.timeout, "timeout", a.timeout, "")
+		c.SilenceErrors, c.SilenceUsage = true, true
+		var args []string
+		if bound != "" {
+			args = []string{"--timeout", bound}
+		}
+		c.SetArgs(args)
+		err := c.Execute()
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		if bound == "" {
+			require.Zero(t, a.timeout)
+		} else {
+			require.ErrorContains(t, err, "--timeout 5s: call it again")
+		}
+	}
 }

@@ -65,15 +65,15 @@ func (a *app) gcCommand() *cobra.Command {
 	var o percolator.GCOptions
 	run := &cobra.Command{
 		Use: "run", Short: "Collect garbage now", Args: exactly(),
-		Long: "Collects garbage now, as workers do by themselves. It takes at least one catalog lease: give --timeout if it takes longer than\n" +
-			"that allows. An interrupted collection leaves nothing wrong.",
-		RunE: change(a, func(ctx context.Context, db *percolator.DB, _ []string) (collected, error) {
+		Long: "Collects garbage now, as workers do by themselves. It takes at least one catalog lease, and has no bound unless --timeout\n" +
+			"is given. An interrupted collection leaves nothing wrong.",
+		RunE: a.long(change(a, func(ctx context.Context, db *percolator.DB, _ []string) (collected, error) {
 			r, err := db.CollectGarbage(ctx, o)
 			return collected{admin.Stamp(r.SafePoint), r.Versions, r.Rows, r.Read, r.LocksResolved, r.Full}, err
 		}, func(w *page, c collected) {
 			w.line("history from before %s is gone", when(c.SafePoint))
 			w.line("%d versions of %d rows were removed, %d rows read, %d locks resolved", c.Versions, c.Rows, c.Read, c.Locks)
-		}),
+		})),
 	}
 	run.Flags().DurationVar(&o.Keep, "keep", 0, "how much history to keep (default the retention)")
 	run.Flags().DurationVar(&o.Within, "within", 0, "in tables with a retention of at most this alone")

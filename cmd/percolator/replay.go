@@ -27,11 +27,11 @@ func (a *app) replayCommand() *cobra.Command {
 		Use:   "replay OBSERVER TABLE {--prefix PREFIX | --from ROW | --to ROW | --all}",
 		Short: "Run an observer again for the rows of a range", Args: exactly("OBSERVER", "TABLE"),
 		Long: "Has an observer run once more for every cell of its column in a range of rows, though nothing has changed. Workers make the runs,\n" +
-			"and the command waits for them: give --timeout if that takes longer than it allows. If it is cut off, the same command goes on. A\n" +
+			"and the command waits for them, without a bound unless --timeout is given. If it is cut off, the same command goes on. A\n" +
 			"Pebble store can be open in one process only, so replay there in the program, or on its page.\n" +
 			"The first replay takes a catalog lease, and from then on programs of versions that do not know of replays are refused.",
-		Example: "  percolator observers replay ship order --prefix 2026- --timeout 10m",
-		RunE: change(a, func(ctx context.Context, db *percolator.DB, args []string) (replayed, error) {
+		Example: "  percolator observers replay ship order --prefix 2026-",
+		RunE: a.long(change(a, func(ctx context.Context, db *percolator.DB, args []string) (replayed, error) {
 			observer, err := typed(args[0])
 			if err != nil {
 				return replayed{}, err
@@ -60,7 +60,7 @@ func (a *app) replayCommand() *cobra.Command {
 			if r.Resumed {
 				w.line("this went on with a replay that had begun before")
 			}
-		}),
+		})),
 	}
 	rows.flags(c)
 	return c
