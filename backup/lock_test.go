@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/percolator"
@@ -35,9 +36,9 @@ func TestTwoOfOnePath(t *testing.T) {
 		return &hookedDisk{f, func() {
 			if writes++; writes == 4 {
 				_, err := Write(t.Context(), s.db, strings.TrimSuffix(path, Incomplete), Options{blockBytes: small})
-				require.ErrorIs(t, err, ErrInUse)
-				require.ErrorIs(t, err, percolator.ErrInvalid)
-				require.ErrorContains(t, err, path)
+				assert.ErrorIs(t, err, ErrInUse)
+				assert.ErrorIs(t, err, percolator.ErrInvalid)
+				assert.ErrorContains(t, err, path)
 			}
 		}}, err
 	}})
