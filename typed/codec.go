@@ -39,20 +39,28 @@ var (
 
 func undecodable(err error) error { return fmt.Errorf("%w: %w", ErrDecode, withoutValue(err)) }
 
-// withoutValue is what an error of the standard library says of a stored value, but not the value: errors get into logs and into records of
-// parked runs.
+// unquoted is an error of the standard library about a stored value, and its text does not quote the value: errors go into logs and into parked
+// runs. A program can still look.
+type unquoted struct {
+	text string
+	err  error
+}
+
+func (u unquoted) Error() string { return u.text }
+func (u unquoted) Unwrap() error { return u.err }
+
 func withoutValue(err error) error {
 	var number *strconv.NumError
 	var at *time.ParseError
 	var kind *json.UnmarshalTypeError
 	switch {
 	case errors.As(err, &number):
-		return fmt.Errorf("no number or truth value: %w", number.Err)
+		return unquoted{"no number or truth value: " + number.Err.Error(), err}
 	case errors.As(err, &at):
-		return errors.New("no time as RFC 3339 writes it")
+		return unquoted{"no time as RFC 3339 writes it", err}
 	case errors.As(err, &kind):
 		what, _, _ := strings.Cut(kind.Value, " ") // "number 300"
-		return fmt.Errorf("JSON: a %s does not fit into %v (field %q, at byte %d)", what, kind.Type, kind.Field, kind.Offset)
+		return unquoted{fmt.Sprintf("JSON: a %s does not fit into %v (field %q, at byte %d)", what, kind.Type, kind.Field, kind.Offset), err}
 	}
 	return err
 }

@@ -33,7 +33,7 @@ var recipesMutants = []mutant{
 	{"ended-answer-counts", "Recipes: once, an answer counts until it ends", "./recipes/once TestAnswerEnds", one(onceGo,
 		"\tcase r.until <= now: //", "\tcase r.until <= now-now: //")},
 	{"lost-claim-finishes", "Recipes: once, only the claim of the key finishes", "./recipes/once TestClaim", one("recipes/once/claim.go",
-		"(r.state != stateClaimed || r.epoch != c.epoch)", "r.state != stateClaimed")},
+		"case r.state != stateClaimed || r.epoch != c.epoch:", "case r.state != stateClaimed:")},
 	{"older-snapshot-says-lost", "Recipes: once, a transaction that is older than a claim does not say that it was lost", "./recipes/once TestFinishOnAnOlderSnapshot", one("recipes/once/claim.go",
 		"case now < c.committed:", "case now < c.epoch:")},
 	{"claimed-key-is-done", "Recipes: once, a claimed key is not done by others", "./recipes/once TestClaim", one(onceGo,
