@@ -334,7 +334,8 @@ func TestDropPassesRowsOnce(t *testing.T) {
 	require.NoError(t, Drop(ctx, db, "word", Pace{Rows: 5}))
 	require.Less(t, store.passed.Load(), int64(4*entries), "of %d entries", entries)
 	require.NoError(t, db.View(ctx, func(tx *percolator.Txn) error {
-		for row := range tx.Scan(ctx, percolator.Range{Table: "index/word"}) {
+		for row, err := range tx.Scan(ctx, percolator.Range{Table: "index/word"}) {
+			require.NoError(t, err)
 			require.Fail(t, "an entry is left", "%q", row.Key)
 		}
 		return nil

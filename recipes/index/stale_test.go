@@ -93,8 +93,12 @@ func oneRow(ctx context.Context, tx *percolator.Txn) error {
 		}
 		values, _ := eachWord(row.Key, row.Value)
 		for _, v := range values {
-			if got, err := tx.Get(ctx, ix.entry(v, "")); err != nil || string(got) != row.Key {
-				return fmt.Errorf("row %q has %s, whose entry names %q (%v)", row.Key, row.Value, got, err)
+			got, err := tx.Get(ctx, ix.entry(v, ""))
+			if err != nil {
+				return fmt.Errorf("row %q has %s: %w", row.Key, row.Value, err)
+			}
+			if string(got) != row.Key {
+				return fmt.Errorf("row %q has %s, whose entry names %q", row.Key, row.Value, got)
 			}
 		}
 	}
