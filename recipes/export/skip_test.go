@@ -111,7 +111,7 @@ func TestWrongCountIsParked(t *testing.T) {
 				w, stop := run(t, db, observer(t, o, sink, Options{Skip: skip, MaxAttempts: 5}))
 				defer stop()
 				put(t, o, "k", "1")
-				within, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+				within, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 				defer cancel()
 				require.NoError(t, w.WaitIdle(within))
 				parked, err := db.Parked(t.Context())
