@@ -105,8 +105,8 @@ func (s *direct) openRecord(ctx context.Context, wanted int, asIs bool) (fields 
 // lostRecord says that a store has lost its record, but not some other key.
 func (s *direct) lostRecord(left string) error {
 	tag := s.parts[0].tag
-	return fmt.Errorf("%w: the store with the prefix %q has lost its record %sm, and still has %s: a server lost its data "+
-		"(a restart without persistence, FLUSHALL, a failover), so what is there is only what was written since, or lies on other servers. Stop the programs that use the store; then restore a backup, "+
+	return fmt.Errorf("%w: the store with the prefix %q has lost its record %sm, and still has %s: a server lost its data while programs went on writing "+
+		"(a restart without persistence, FLUSHALL, a failover), so what is there is only what was written since, or it was one of a Cluster, whose others have the rest. Stop the programs that use the store; then restore a backup, "+
 		"or delete every key that begins with {%s: to start anew, or keep what is there with HSET %sm format %d partitions N spread S, where N is the number it had, "+
 		"and S is %s, or %s if a program of format version 1 made the store (the README of backends/redis, After a loss)",
 		rowstore.ErrCorrupt, s.opts.Prefix, tag, left, s.opts.Prefix, tag, formatVersion, spreadSlots, spreadRows)
@@ -136,11 +136,13 @@ func (s *direct) partsLeft(ctx context.Context) (left string, err error) {
 			for i, key := range keys {
 				found[i] = pipe.Exists(ctx, key) // by itself: the keys of one call must lie in one slot
 			}
-			if _, err := pipe.Exec(ctx); err != nil {
-				return err
-			}
+			_, _ = pipe.Exec(ctx)
 			for i, key := range keys {
-				if found[i].Val() > 0 {
+				switch n, err := found[i].Result(); {
+				case goredis.HasErrorPrefix(err, "NOPERM"): // the user may have the partitions of its own store alone
+				case err != nil:
+					return err
+				case n > 0:
 					left = key
 				}
 			}
