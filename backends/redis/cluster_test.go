@@ -84,30 +84,15 @@ func TestClusterMovesSlot(t *testing.T) {
 	for i := range 20 {
 		apply(t, s, put(fmt.Sprint("r", i), 1, "0"))
 	}
-	slot, err := admin(t, "redis://"+cl.Addrs[0]).ClusterKeySlot(ctx, s.parts[0].tables).Result()
-	require.NoError(t, err)
-	var clients []*goredis.Client
-	var ids []string
-	for _, a := range cl.Addrs {
-		c := admin(t, "redis://"+a)
-		clients = append(clients, c)
-		id, err := c.ClusterMyID(ctx).Result()
-		require.NoError(t, err)
-		ids = append(ids, id)
-	}
-	from := ownerOfSlot(ctx, t, clients, slot)
-	to := (from + 1) % len(clients)
-
+	m := startMove(ctx, t, cl, s)
 	// Half of the keys are moved when the writers start.
-	require.NoError(t, clients[to].Do(ctx, "CLUSTER", "SETSLOT", slot, "IMPORTING", ids[from]).Err())
-	require.NoError(t, clients[from].Do(ctx, "CLUSTER", "SETSLOT", slot, "MIGRATING", ids[to]).Err())
-	host, port, err := net.SplitHostPort(cl.Addrs[to])
+	host, port, err := net.SplitHostPort(m.to.Options().Addr)
 	require.NoError(t, err)
 	move := func(most int) int {
-		keys, err := clients[from].ClusterGetKeysInSlot(ctx, int(slot), most).Result()
+		keys, err := m.from.ClusterGetKeysInSlot(ctx, int(m.slot), most).Result()
 		require.NoError(t, err)
 		for _, k := range keys {
-			require.NoError(t, clients[from].Migrate(ctx, host, port, k, 0, 5*time.Second).Err())
+			require.NoError(t, m.from.Migrate(ctx, host, port, k, 0, 5*time.Second).Err())
 		}
 		return len(keys)
 	}
@@ -131,9 +116,7 @@ func TestClusterMovesSlot(t *testing.T) {
 	}
 	for move(100) > 0 {
 	}
-	for _, i := range []int{to, from} {
-		require.NoError(t, clients[i].Do(ctx, "CLUSTER", "SETSLOT", slot, "NODE", ids[to]).Err())
-	}
+	m.end(ctx, t, "NODE", m.toID)
 	wg.Wait()
 	for i := range 20 {
 		require.NoError(t, errs[i])
@@ -141,6 +124,41 @@ func TestClusterMovesSlot(t *testing.T) {
 		rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: fmt.Sprint("r", i), Selectors: []rowstore.Selector{{Family: rowstore.Write, Column: "c", To: maxTS}}}})
 		require.NoError(t, err)
 		require.Len(t, rows[0].Versions, 2, "both writes are there")
+	}
+}
+
+// slotMove is a slot on its way from one node to another.
+type slotMove struct {
+	slot     int64
+	from, to *goredis.Client
+	toID     string
+}
+
+// startMove begins to move the slot of a store's first partition.
+func startMove(ctx context.Context, t *testing.T, cl *testserver.RedisCluster, s *direct) *slotMove {
+	t.Helper()
+	var clients []*goredis.Client
+	for _, a := range cl.Addrs {
+		clients = append(clients, admin(t, "redis://"+a))
+	}
+	slot, err := clients[0].ClusterKeySlot(ctx, s.parts[0].tables).Result()
+	require.NoError(t, err)
+	owner := ownerOfSlot(ctx, t, clients, slot)
+	m := &slotMove{slot: slot, from: clients[owner], to: clients[(owner+1)%len(clients)]}
+	fromID, err := m.from.ClusterMyID(ctx).Result()
+	require.NoError(t, err)
+	m.toID, err = m.to.ClusterMyID(ctx).Result()
+	require.NoError(t, err)
+	require.NoError(t, m.to.Do(ctx, "CLUSTER", "SETSLOT", slot, "IMPORTING", fromID).Err())
+	require.NoError(t, m.from.Do(ctx, "CLUSTER", "SETSLOT", slot, "MIGRATING", m.toID).Err())
+	return m
+}
+
+// end ends the move: STABLE, or NODE and who has the slot then.
+func (m *slotMove) end(ctx context.Context, t *testing.T, state ...any) {
+	t.Helper()
+	for _, c := range []*goredis.Client{m.to, m.from} {
+		require.NoError(t, c.Do(ctx, append([]any{"CLUSTER", "SETSLOT", m.slot}, state...)...).Err())
 	}
 }
 

@@ -267,14 +267,21 @@ func TestLookups(t *testing.T) {
 	require.Zero(t, matches(t, ix).Entries)
 }
 
+// builtPairs is an index by a text and its row.
+func builtPairs(t *testing.T, db *percolator.DB) *Index[string] {
+	t.Helper()
+	pairs, err := New(db, "pair", words, func(row, text string) ([]keys.Key, error) { return []keys.Key{key(text).Text(row)}, nil }, Options{})
+	require.NoError(t, err)
+	_, err = pairs.Build(t.Context(), Pace{})
+	require.NoError(t, err)
+	return pairs
+}
+
 // TestValuesOfSeveralElements looks up what begins with some elements.
 func TestValuesOfSeveralElements(t *testing.T) {
 	t.Parallel()
 	ctx, db := t.Context(), percolatetest.Open(t)
-	pairs, err := New(db, "pair", words, func(row, text string) ([]keys.Key, error) { return []keys.Key{key(text).Text(row)}, nil }, Options{})
-	require.NoError(t, err)
-	_, err = pairs.Build(ctx, Pace{})
-	require.NoError(t, err)
+	pairs := builtPairs(t, db)
 	for _, row := range []string{"2", "1", "3"} {
 		require.NoError(t, put(ctx, db, row, "a"))
 	}
@@ -291,10 +298,7 @@ func TestValuesOfSeveralElements(t *testing.T) {
 func TestBeginsOfALongPrefix(t *testing.T) {
 	t.Parallel()
 	ctx, db := t.Context(), percolatetest.Open(t)
-	pairs, err := New(db, "pair", words, func(row, text string) ([]keys.Key, error) { return []keys.Key{key(text).Text(row)}, nil }, Options{})
-	require.NoError(t, err)
-	_, err = pairs.Build(ctx, Pace{})
-	require.NoError(t, err)
+	pairs := builtPairs(t, db)
 	other := len(key("")) // bytes of an encoded text beside its own
 	for _, n := range []int{3, 400, keptOfCut - 1, keptOfCut, keptOfCut + 1, 490, 511, 512, 600} {
 		long := strings.Repeat("x", n-other)

@@ -139,19 +139,22 @@ func (ix *Index[T]) walkRows(ctx context.Context, tx *percolator.Txn, from strin
 	return last, seen, nil
 }
 
+// entered reads the indexed cell of a row that an entry names. It is not found if no row can have this key: then the entry is damaged.
+func (ix *Index[T]) entered(ctx context.Context, tx *percolator.Txn, row string) (stored []byte, found bool, err error) {
+	if row == "" || len(row) > ix.db.Limits().Row {
+		return nil, false, nil
+	}
+	c := ix.of.Cell(row)
+	got, err := tx.GetMany(ctx, c)
+	stored, found = got[c]
+	return stored, found, err
+}
+
 // hasValue tells whether a row has a value.
 func (ix *Index[T]) hasValue(ctx context.Context, tx *percolator.Txn, row string, value keys.Key) (bool, error) {
-	c := ix.of.Cell(row)
-	if row == "" {
-		return false, nil // no row has this key: the entry is damaged
-	}
-	got, err := tx.GetMany(ctx, c)
-	if err != nil {
+	stored, found, err := ix.entered(ctx, tx, row)
+	if err != nil || !found {
 		return false, err
-	}
-	stored, found := got[c]
-	if !found {
-		return false, nil
 	}
 	values, err := ix.valuesLeft(ctx, row, stored)
 	_, has := slices.BinarySearch(values, value)
@@ -163,17 +166,9 @@ func (ix *Index[T]) hasValue(ctx context.Context, tx *percolator.Txn, row string
 // to the row: if both begin before the other one commits, one of them conflicts. A process of an older view, which writes without the upkeep, is there only before the index is
 // built; then two rows may have a value as long as the builder has not found them.
 func (ix *Index[T]) stale(ctx context.Context, tx *percolator.Txn, row string, value keys.Key) (bool, error) {
-	c := ix.of.Cell(row)
-	if row == "" || len(row) > ix.db.Limits().Row {
-		return true, nil // no row has this key: the entry is damaged
-	}
-	got, err := tx.GetMany(ctx, c)
-	if err != nil {
-		return false, err
-	}
-	stored, found := got[c]
-	if !found {
-		return true, nil
+	stored, found, err := ix.entered(ctx, tx, row)
+	if err != nil || !found {
+		return err == nil, err
 	}
 	values, err := ix.valuesOf(ctx, row, stored)
 	if err != nil {
