@@ -336,16 +336,18 @@ func (s *direct) runAll(ctx context.Context, calls []*call) error {
 }
 
 // query runs plain commands, and runs them again while a slot is moving. They must do
-// no harm when they run twice.
-func (s *direct) query(ctx context.Context, f func(ctx context.Context) error) error {
+// no harm when they run twice. The commands may outlast this call, whose context has ended: what
+// they find they return, and do not put into a variable that others read.
+func query[T any](ctx context.Context, s *direct, f func(ctx context.Context) (T, error)) (T, error) {
+	var found, none T
 	if err := s.begin(ctx); err != nil {
-		return err
+		return none, err
 	}
 	var err error
 	finished := s.await(ctx, func(ctx context.Context) {
 		patience := time.Now().Add(s.opts.ReadTimeout)
 		for wait := firstPause; ; wait = min(2*wait, lastPause) {
-			err = f(ctx)
+			found, err = f(ctx)
 			if err == nil || !isAnswer(err) || !elsewhere(err.Error()) {
 				return
 			}
@@ -356,10 +358,16 @@ func (s *direct) query(ctx context.Context, f func(ctx context.Context) error) e
 		}
 	})
 	if !finished {
-		return ctx.Err()
+		return none, ctx.Err()
 	}
 	if err != nil {
-		return s.failure(ctx, err)
+		return none, s.failure(ctx, err)
 	}
-	return nil
+	return found, nil
+}
+
+// perform is query for commands that find nothing.
+func (s *direct) perform(ctx context.Context, f func(ctx context.Context) error) error {
+	_, err := query(ctx, s, func(ctx context.Context) (struct{}, error) { return struct{}{}, f(ctx) })
+	return err
 }

@@ -218,3 +218,24 @@ func TestClusterThatLostItsRecord(t *testing.T) {
 	}
 	require.Positive(t, left)
 }
+
+// Whoever gives an Open up leaves commands behind that are still on their way. They share nothing
+// with the store that is closed meanwhile.
+func TestOpenGivenUp(t *testing.T) {
+	t.Parallel()
+	cl := testserver.NewRedisCluster(t, map[string]string{"cluster-node-timeout": "15000"})
+	bare(t, with(t, cl.URL)) // the servers answer
+	gaveUp := 0
+	for limit := time.Millisecond; ; limit += limit/50 + 50*time.Microsecond {
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		s, err := OpenURL(ctx, with(t, cl.URL)) // a new store each time, so all of its opening is seen
+		cancel()
+		if err == nil {
+			require.NoError(t, s.Close())
+			break
+		}
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		gaveUp++
+	}
+	require.Positive(t, gaveUp)
+}

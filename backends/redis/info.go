@@ -120,11 +120,11 @@ func (s *direct) inspect(ctx context.Context, c goredis.Cmdable) error {
 // address. It leaves out a server that cannot be reached, which is checked when it is
 // back, and fails if none can be reached.
 func (s *direct) askMasters(ctx context.Context) (map[string]serverInfo, error) {
-	var mu sync.Mutex
-	all := map[string]serverInfo{}
-	var away error
-	err := s.query(ctx, func(ctx context.Context) error {
-		return s.nodes.masters(ctx, func(ctx context.Context, c *goredis.Client) error {
+	return query(ctx, s, func(ctx context.Context) (map[string]serverInfo, error) {
+		var mu sync.Mutex
+		all := map[string]serverInfo{}
+		var away error
+		err := s.nodes.masters(ctx, func(ctx context.Context, c *goredis.Client) error {
 			in, err := askInfo(ctx, c)
 			mu.Lock()
 			defer mu.Unlock()
@@ -138,11 +138,11 @@ func (s *direct) askMasters(ctx context.Context) (map[string]serverInfo, error) 
 			}
 			return err
 		})
+		if err == nil && len(all) == 0 {
+			err = away
+		}
+		return all, err
 	})
-	if err == nil && len(all) == 0 {
-		err = s.failure(ctx, away)
-	}
-	return all, err
 }
 
 // check refuses a server that a store cannot use.

@@ -39,7 +39,7 @@ const maxMoved = 512
 // raise is steps 1 to 3. It may run any number of times.
 func (s *direct) raise(ctx context.Context) error {
 	run := func(sc *script, keys ...string) error {
-		return s.query(ctx, func(ctx context.Context) error {
+		return s.perform(ctx, func(ctx context.Context) error {
 			c, err := s.nodes.of(ctx, 0)
 			if err != nil {
 				return err

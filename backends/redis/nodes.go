@@ -12,7 +12,10 @@ import (
 
 // nodes finds the server that a partition lies on.
 type nodes interface {
+	// of is the server of a partition of the store.
 	of(ctx context.Context, part int) (*goredis.Client, error)
+	// holder is the server of a key, perhaps of no partition that the store has.
+	holder(ctx context.Context, key string) (*goredis.Client, error)
 	// moved says that a server was not where it was expected.
 	moved(ctx context.Context)
 	subscribe(ctx context.Context, channel string) *goredis.PubSub
@@ -29,6 +32,8 @@ type single struct {
 
 func (n single) of(context.Context, int) (*goredis.Client, error) { return n.client, nil }
 func (n single) moved(context.Context)                            {}
+
+func (n single) holder(context.Context, string) (*goredis.Client, error) { return n.client, nil }
 
 func (n single) close() error {
 	if n.borrows {
@@ -87,16 +92,24 @@ func (n *cluster) use(parts []part) {
 }
 
 func (n *cluster) of(ctx context.Context, part int) (*goredis.Client, error) {
-	c, err := n.client.MasterForKey(ctx, n.keys[part])
+	c, err := n.holder(ctx, n.keys[part])
 	if err != nil {
-		return nil, fmt.Errorf("finding the server of partition %d: %w", part, err)
+		return nil, fmt.Errorf("partition %d: %w", part, err)
+	}
+	n.last[part].Store(c)
+	return c, nil
+}
+
+func (n *cluster) holder(ctx context.Context, key string) (*goredis.Client, error) {
+	c, err := n.client.MasterForKey(ctx, key)
+	if err != nil {
+		return nil, fmt.Errorf("finding the server of the key %s: %w", key, err)
 	}
 	if n.borrowed != nil {
 		if c, err = n.borrowed.use(ctx, c); err != nil {
-			return nil, fmt.Errorf("checking the server of partition %d: %w", part, err)
+			return nil, fmt.Errorf("checking the server of the key %s: %w", key, err)
 		}
 	}
-	n.last[part].Store(c)
 	return c, nil
 }
 

@@ -85,21 +85,19 @@ type record struct {
 }
 
 // openRecord runs the opening script.
-func (s *direct) openRecord(ctx context.Context, wanted int, asIs bool) (fields []string, err error) {
+func (s *direct) openRecord(ctx context.Context, wanted int, asIs bool) ([]string, error) {
 	how := ""
 	if asIs {
 		how = "asis"
 	}
-	err = s.query(ctx, func(ctx context.Context) error {
+	return query(ctx, s, func(ctx context.Context) ([]string, error) {
 		c, err := s.nodes.of(ctx, 0)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		keys := []string{s.parts[0].tag + "m", s.okey, s.parts[0].tables}
-		fields, err = c.Eval(ctx, openScript.source, keys, formatVersion, wanted, how).StringSlice()
-		return err
+		return c.Eval(ctx, openScript.source, keys, formatVersion, wanted, how).StringSlice()
 	})
-	return fields, err
 }
 
 // lostRecord says that a store has lost its record, but not some other key.
@@ -114,21 +112,15 @@ func (s *direct) lostRecord(left string) error {
 
 // partsLeft looks for a partition that an earlier store has left, before the record of a new one is made. The opening script sees only
 // the keys beside the record: in a Cluster these are gone if one server has lost its data, and the rest is not.
-func (s *direct) partsLeft(ctx context.Context) (left string, err error) {
-	all := newParts(s.opts.Prefix, maxPartitions)
-	servers := map[*goredis.Client][]string{}
-	if n, ok := s.nodes.(*cluster); ok {
-		n.use(all)
-		defer n.use(s.parts)
-	}
-	err = s.query(ctx, func(ctx context.Context) error {
-		clear(servers)
-		for i := range all {
-			c, err := s.nodes.of(ctx, i)
+func (s *direct) partsLeft(ctx context.Context) (string, error) {
+	return query(ctx, s, func(ctx context.Context) (left string, err error) {
+		servers := map[*goredis.Client][]string{}
+		for _, p := range newParts(s.opts.Prefix, maxPartitions) {
+			c, err := s.nodes.holder(ctx, p.tables)
 			if err != nil {
-				return err
+				return "", err
 			}
-			servers[c] = append(servers[c], all[i].tables)
+			servers[c] = append(servers[c], p.tables)
 		}
 		for c, keys := range servers {
 			pipe := c.Pipeline()
@@ -141,15 +133,14 @@ func (s *direct) partsLeft(ctx context.Context) (left string, err error) {
 				switch n, err := found[i].Result(); {
 				case goredis.HasErrorPrefix(err, "NOPERM"): // the user may have the partitions of its own store alone
 				case err != nil:
-					return err
+					return "", err
 				case n > 0:
 					left = key
 				}
 			}
 		}
-		return nil
+		return left, nil
 	})
-	return left, err
 }
 
 // record runs the opening script, which makes the store's record if there is none, unless the options say AsIs. It may

@@ -95,7 +95,7 @@ func spreads(t *testing.T, f func(t *testing.T, s *direct)) {
 // byRows makes an empty store one that was made in version 1.
 func byRows(t testing.TB, s *direct, url string) *direct {
 	t.Helper()
-	require.NoError(t, s.query(context.Background(), func(ctx context.Context) error {
+	require.NoError(t, s.perform(context.Background(), func(ctx context.Context) error {
 		c, err := s.nodes.of(ctx, 0)
 		if err != nil {
 			return err
