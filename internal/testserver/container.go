@@ -62,6 +62,7 @@ var engine struct {
 	tried    bool
 	err      error
 	provider *testcontainers.DockerProvider
+	apart    bool // see weigh
 }
 
 // silent keeps testcontainers' narration out of the tests' output.
@@ -116,7 +117,19 @@ func connectNow() (*testcontainers.DockerProvider, error) {
 		return nil, fmt.Errorf("containers: %w", err)
 	}
 	removeOrphans(ctx, provider.Client())
+	if info, err := api.Info(ctx, client.InfoOptions{}); err == nil {
+		engine.apart = info.Info.CgroupDriver == "cgroupfs"
+	}
 	return provider, nil
+}
+
+// weigh gives a server the weight of a few busy processes. An engine that manages the control groups by itself puts all containers into one group, which the
+// scheduler may take for one process among those of the tests: on a busy machine no server answers in time. The groups of systemd are not so.
+func weigh(h *container.HostConfig) {
+	const processes, ofOne = 4, 1024
+	if engine.apart {
+		h.CgroupParent, h.CPUShares = "/", processes*ofOne
+	}
 }
 
 func closeEngine() error {
@@ -250,6 +263,7 @@ func (b *box) create(ctx context.Context) error {
 		},
 		HostConfigModifier: func(h *container.HostConfig) {
 			h.NetworkMode = "host"
+			weigh(h)
 			// Certificates, sockets and what else a test names in the settings of a
 			// server are files of the test, in its temporary directory.
 			if dir := os.TempDir(); dir != boxDir {
