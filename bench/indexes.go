@@ -27,8 +27,8 @@ func indexWorkloads(kind string) []Workload {
 			Goroutines: 64, Rows: 10_000,
 			Sides: func(cfg Config) ([]Side, error) {
 				var sides []Side
-				for _, how := range []string{"without", "index", "unique", "by hand"} {
-					u, err := space(cfg, kind, "index"+strings.ReplaceAll(how, " ", ""))
+				for _, how := range []string{"without", "index", "unique", "by hand", "observed", "observed, kept"} {
+					u, err := space(cfg, kind, "index"+strings.NewReplacer(" ", "", ",", "").Replace(how))
 					if err != nil {
 						return nil, err
 					}
@@ -58,7 +58,7 @@ func indexWorkloads(kind string) []Workload {
 }
 
 // indexed writes rows at random, of which each has a value of its own time. By hand, the transaction reads the row, and writes the
-// entries of the old value and of the new one itself.
+// entries of the old value and of the new one itself. Observed, an observer keeps the index, which runs somewhere else, or in this process (kept).
 type indexed struct {
 	onDB
 	how, url string
@@ -66,6 +66,9 @@ type indexed struct {
 	values   typed.Column[string]
 	ix       *index.Index[string]
 	next     atomic.Int64
+
+	stop  context.CancelFunc // of the worker, if there is one
+	ended chan error
 }
 
 func (s *indexed) Name() string { return s.how }
@@ -76,12 +79,15 @@ func (s *indexed) Prepare(ctx context.Context, cfg Config) error {
 	if err := s.open(ctx, s.url, percolator.WithSettings(percolator.Settings{CatalogLease: time.Second})); err != nil {
 		return err
 	}
-	if s.how != "without" && s.how != "by hand" {
+	switch s.how {
+	case "without", "by hand":
+	case "observed", "observed, kept":
+		if err := s.observe(ctx); err != nil {
+			return err
+		}
+	default:
 		var err error
-		s.ix, err = index.New(s.db, "value", s.values, func(_ string, v string) ([]keys.Key, error) {
-			return []keys.Key{keys.Key("").Text(v)}, nil
-		}, index.Options{Unique: s.how == "unique"})
-		if err != nil {
+		if s.ix, err = index.New(s.db, "value", s.values, valueItself, index.Options{Unique: s.how == "unique"}); err != nil {
 			return err
 		}
 	}
@@ -104,6 +110,43 @@ func (s *indexed) Prepare(ctx context.Context, cfg Config) error {
 	_, err := s.ix.Build(ctx, index.Pace{Rows: 1000})
 	return err
 }
+
+func valueItself(_ string, v string) ([]keys.Key, error) {
+	return []keys.Key{keys.Key("").Text(v)}, nil
+}
+
+// observe makes the observer of an index known, and goes on running it if the index is to be kept.
+func (s *indexed) observe(ctx context.Context) error {
+	ix, err := index.NewObserved(s.db, "value", s.values, valueItself, index.ObservedOptions{})
+	if err != nil {
+		return err
+	}
+	w := percolator.NewWorker(s.db, percolator.WorkerConfig{GCInterval: -1})
+	if err := w.Observe(ix.Observer()); err != nil {
+		return err
+	}
+	var running context.Context
+	running, s.stop = context.WithCancel(context.WithoutCancel(ctx))
+	s.ended = make(chan error, 1)
+	go func() { s.ended <- w.Run(running) }()
+	if err := ix.Build(ctx, index.Pace{}); err != nil || s.how == "observed, kept" {
+		return err
+	}
+	return s.halt()
+}
+
+// halt ends the worker.
+func (s *indexed) halt() error {
+	if s.stop == nil {
+		return nil
+	}
+	s.stop()
+	s.stop = nil
+	return <-s.ended
+}
+
+// Close implements Side.
+func (s *indexed) Close() error { return errors.Join(s.halt(), s.onDB.Close()) }
 
 // value is one that no other row has.
 func (s *indexed) value() string { return fmt.Sprintf("value %d", s.next.Add(1)) }

@@ -103,6 +103,9 @@ type ObserverInfo struct {
 	Name, Table, Column string
 	// Aliases are the other names that it has, see DB.RenameObserver.
 	Aliases []string
+	// Since identifies the registration: a timestamp that was drawn when it was made. An observer that is removed and registered again
+	// gets another one.
+	Since Timestamp
 	// Swept says that the data from before its registration has been scanned for it.
 	Swept bool
 	// Paused says that no worker runs it, see DB.PauseObserver.
@@ -122,7 +125,7 @@ func (db *DB) Observers(ctx context.Context) ([]ObserverInfo, error) {
 	infos := make([]ObserverInfo, len(v.Observers))
 	for i, o := range v.Observers {
 		c := Cell{Table: string(o.Table), Column: string(o.Column)}.public()
-		infos[i] = ObserverInfo{Name: o.Title(), Aliases: o.Others(), Table: c.Table, Column: c.Column, Swept: o.Swept != 0, Paused: o.Paused}
+		infos[i] = ObserverInfo{Name: o.Title(), Aliases: o.Others(), Table: c.Table, Column: c.Column, Since: o.Since, Swept: o.Swept != 0, Paused: o.Paused}
 	}
 	return infos, nil
 }

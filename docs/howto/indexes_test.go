@@ -56,6 +56,49 @@ func findMember(ctx context.Context, db *percolator.DB, byMail *index.Index[memb
 	return m, err
 }
 
+// openByTown makes an index of the members' towns. A worker must run byTown.Observer().
+func openByTown(db *percolator.DB) (*index.Observed[member], error) {
+	return index.NewObserved(db, "members of a town", members, func(_ string, m member) ([]keys.Key, error) {
+		return []keys.Key{keys.Key("").Text(m.Town)}, nil
+	}, index.ObservedOptions{})
+}
+
+// membersOf returns the members in a town. Each of them does live there; one who moved a moment ago may be missing.
+func membersOf(ctx context.Context, db *percolator.DB, byTown *index.Observed[member], town string) (all []member, err error) {
+	err = db.View(ctx, func(tx *percolator.Txn) error {
+		all = nil // the function may be called again
+		for row, err := range byTown.Lookup(ctx, tx, keys.Key("").Text(town)) {
+			if err != nil {
+				return err
+			}
+			all = append(all, row.Value)
+		}
+		return nil
+	})
+	return all, err
+}
+
+func TestObservedIndex(t *testing.T) {
+	t.Parallel()
+	ctx, db := t.Context(), openTest(t)
+	byTown, err := openByTown(db)
+	require.NoError(t, err)
+	w := startWorker(t, db, byTown.Observer())
+	require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error { return members.Set(ctx, tx, "1", member{"ann@example.org", "Rome"}) }))
+	require.NoError(t, byTown.Build(ctx, index.Pace{}))
+	all, err := membersOf(ctx, db, byTown, "Rome")
+	require.NoError(t, err)
+	require.Equal(t, []member{{"ann@example.org", "Rome"}}, all)
+	require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error { return members.Set(ctx, tx, "1", member{"ann@example.org", "Oslo"}) }))
+	all, err = membersOf(ctx, db, byTown, "Rome")
+	require.NoError(t, err)
+	require.Empty(t, all)
+	require.NoError(t, w.WaitIdle(ctx))
+	all, err = membersOf(ctx, db, byTown, "Oslo")
+	require.NoError(t, err)
+	require.Len(t, all, 1)
+}
+
 func TestIndexes(t *testing.T) {
 	t.Parallel()
 	ctx, db := t.Context(), openTest(t)

@@ -1,12 +1,15 @@
 package main
 
 const (
-	upkeepGo   = "percolator/upkeep.go"
-	indexGo    = "percolator/index.go"
-	recipeGo   = "recipes/index/index.go"
-	lookupGo   = "recipes/index/lookup.go"
-	buildGo    = "recipes/index/build.go"
-	walkGo     = "recipes/index/walk.go"
+	upkeepGo = "percolator/upkeep.go"
+	indexGo  = "percolator/index.go"
+	recipeGo = "recipes/index/index.go"
+	lookupGo = "recipes/index/lookup.go"
+	buildGo  = "recipes/index/build.go"
+	walkGo   = "recipes/index/walk.go"
+
+	observedIndexGo = "recipes/index/observed.go"
+
 	oldWriters = "TestScheduleI_WriterWithAnOldView"
 )
 
@@ -56,6 +59,12 @@ var indexesMutants = []mutant{
 		"\t\tr.Stale++\n", "\t\tif r.Stale++; true {\n\t\t\tcontinue\n\t\t}\n")},
 	{"duplicates-are-missing", "Recipes: index, a build finds duplicates", "./recipes/index TestBuildOfDuplicates", one(walkGo,
 		"\t\t\tif taken {\n", "\t\t\tif taken && rows == 0 {\n")},
+	{"observed-entry-that-stays", "Recipes: index, a run of an observed index writes every entry of the row", "./recipes/index TestObservedInEveryOrder", one(observedIndexGo,
+		"\tfor _, v := range after {\n\t\tif err := tx.Set", "\tfor _, v := range after {\n\t\tif slices.Contains(before, v) {\n\t\t\tcontinue\n\t\t}\n\t\tif err := tx.Set")},
+	{"observed-index-is-dropped-at-once", "Recipes: index, nobody sees the entries of an observed index go", "./recipes/index TestObservedIsDropped/memory", one(observedIndexGo,
+		"left := wait - now.Sub(from)", "left := wait - now.Sub(from) - time.Hour")},
+	{"observed-index-of-before", "Recipes: index, an observed index is built for a registration", "./recipes/index TestObservedBegunAgain", one(observedIndexGo,
+		" && mark.Since == since", "")},
 }
 
 func init() { mutants = append(mutants, indexesMutants...) }

@@ -222,6 +222,15 @@ func (ix *Index[T]) compare(ctx context.Context, what string, pace Pace, mend bo
 	if err != nil {
 		return all, fmt.Errorf("index: %s %q: %w", what, ix.name, err)
 	}
+	if all, err = ix.walk(ctx, pace, mend, percolator.WithIndexUpkeep(info)); err != nil {
+		return all, fmt.Errorf("index: %s %q: %w", what, ix.name, err)
+	}
+	return all, nil
+}
+
+// walk compares everything, a step after the other, and with mend makes it fit in transactions of these options.
+func (ix *Index[T]) walk(ctx context.Context, pace Pace, mend bool, opts ...percolator.TxnOption) (all Report, err error) {
+	opts = append(opts, percolator.WithMaxAttempts(1))
 	at, rows := position{}, pace.Rows
 	for at.Part < partsEnd {
 		var next position
@@ -231,7 +240,7 @@ func (ix *Index[T]) compare(ctx context.Context, what string, pace Pace, mend bo
 			return err
 		}
 		if mend {
-			err = ix.db.Update(ctx, step, percolator.WithIndexUpkeep(info), percolator.WithMaxAttempts(1))
+			err = ix.db.Update(ctx, step, opts...)
 		} else {
 			err = ix.db.View(ctx, step)
 		}
@@ -244,7 +253,7 @@ func (ix *Index[T]) compare(ctx context.Context, what string, pace Pace, mend bo
 			err = pace.wait(ctx)
 		}
 		if err != nil {
-			return all, fmt.Errorf("index: %s %q: %w", what, ix.name, err)
+			return all, err
 		}
 	}
 	return all, nil

@@ -35,11 +35,28 @@
 // if the codec panics or its error matches typed.ErrDecode or typed.ErrKeyGone. Any other error may pass, and typed.ErrVersion says that a newer program knows the value. With those
 // the write fails, and so do Build, Check and Repair.
 //
+// # Kept by an observer
+//
+// [Observed] is the other kind: an observer keeps the entries, a moment after the data. A write costs no more than that of an observed column, and every program may
+// write. A lookup reads the rows that it finds again, so that each one does have the value; it misses rows whose change was a moment ago. There is no unique one.
+// Take it where many write, and few look up who can wait: search, lists, reports.
+//
+//	byTag, err := index.NewObserved(db, "note by tag", notes, tags, index.ObservedOptions{})
+//
+//	err = worker.Observe(byTag.Observer()) // and Run, in one process or in many
+//
+//	err = byTag.Build(ctx, index.Pace{}) // once: it waits until the observer has seen what is there
+//
+//	for row, err := range byTag.Lookup(ctx, tx, keys.Key("").Text("urgent")) {
+//		// row.Key, row.Value
+//	}
+//
 // # What can be seen
 //
 // The entries hold the values of the index and the keys of the rows in the clear, in the names of rows, where no codec hides them. So [New] refuses a column that is encrypted
 // (typed.Encrypted) unless [Options.Clear] is set. To destroy the key of a row does not take its entries away: write or delete the row first. DB.Erase of the
 // rows takes their entries away, and the history of the table of the entries with them; over TiKV the names of entries stay. To erase in that table is percolator.ErrIndexed.
+// The observer of an Observed deletes the entries of rows that are erased. Their history stays for the retention of their table: set a short one with percolator.DB.ConfigureTable.
 //
 // # What it costs
 //

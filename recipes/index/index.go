@@ -83,19 +83,8 @@ const (
 // program writes the column. The name identifies the index in the database. A nil db, codec or values, an empty or too long name, a column that is
 // encrypted without Options.Clear, and an Index of that name with another definition, made before for the same db, are percolator.ErrInvalid.
 func New[T any](db *percolator.DB, name string, of typed.Column[T], values Values[T], opt Options) (*Index[T], error) {
-	invalid := ""
-	switch {
-	case db == nil:
-		invalid = "the database is nil"
-	case of.Codec == nil:
-		invalid = "the codec of the column is nil"
-	case values == nil:
-		invalid = "the function of the values is nil"
-	case encrypts(of.Codec) && !opt.Clear:
-		invalid = "the column is encrypted, and the entries would show the values in the clear (Options.Clear)"
-	}
-	if invalid != "" {
-		return nil, fmt.Errorf("index: New: %w: %s", percolator.ErrInvalid, invalid)
+	if err := check(db, of, values, opt.Clear); err != nil {
+		return nil, fmt.Errorf("index: New: %w", err)
 	}
 	if opt.Entries == "" {
 		opt.Entries = "index/" + name
@@ -113,6 +102,24 @@ func New[T any](db *percolator.DB, name string, of typed.Column[T], values Value
 		return nil, fmt.Errorf("index: New: %w", err)
 	}
 	return ix, nil
+}
+
+// check refuses what no index can be made of.
+func check[T any](db *percolator.DB, of typed.Column[T], values Values[T], shows bool) error {
+	invalid := ""
+	switch {
+	case db == nil:
+		invalid = "the database is nil"
+	case of.Codec == nil:
+		invalid = "the codec of the column is nil"
+	case values == nil:
+		invalid = "the function of the values is nil"
+	case encrypts(of.Codec) && !shows:
+		invalid = "the column is encrypted, and the entries would show the values in the clear (Options.Clear)"
+	default:
+		return nil
+	}
+	return fmt.Errorf("%w: %s", percolator.ErrInvalid, invalid)
 }
 
 // encrypts tells whether a codec hides what it stores.
@@ -164,7 +171,13 @@ func (e *passingError) Unwrap() error { return e.err }
 func passing(err error) bool { return errors.As(err, new(*passingError)) }
 
 // valuesOf returns the values of a stored cell, sorted, each once. The codec may change stored.
-func (ix *Index[T]) valuesOf(ctx context.Context, row string, stored []byte) (values []keys.Key, err error) {
+func (ix *Index[T]) valuesOf(ctx context.Context, row string, stored []byte) ([]keys.Key, error) {
+	_, values, err := ix.decode(ctx, row, stored)
+	return values, err
+}
+
+// decode is valuesOf, with what the cell holds.
+func (ix *Index[T]) decode(ctx context.Context, row string, stored []byte) (value T, values []keys.Key, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("it panicked: %v", p)
@@ -173,19 +186,19 @@ func (ix *Index[T]) valuesOf(ctx context.Context, row string, stored []byte) (va
 			values, err = nil, fmt.Errorf("%w: index %q, %v: %w", ErrValues, ix.name, ix.of.Cell(row), err)
 		}
 	}()
-	value, err := ix.of.Codec.Decode(ctx, ix.of.Cell(row), stored)
+	value, err = ix.of.Codec.Decode(ctx, ix.of.Cell(row), stored)
 	switch gone := errors.Is(err, typed.ErrDecode) || errors.Is(err, typed.ErrKeyGone); {
 	case err != nil && (!gone || errors.Is(err, typed.ErrVersion)):
-		return nil, &passingError{err}
+		return value, nil, &passingError{err}
 	case err != nil:
-		return nil, err
+		return value, nil, err
 	}
 	if values, err = ix.values(row, value); err != nil {
-		return nil, err
+		return value, nil, err
 	}
 	values = slices.Clone(values) // the function may use its slice again
 	slices.Sort(values)
-	return slices.Compact(values), nil
+	return value, slices.Compact(values), nil
 }
 
 // valuesLeft is valuesOf for what may be damaged for good, and has no values then.

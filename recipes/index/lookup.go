@@ -71,17 +71,26 @@ func (ix *Index[T]) Find(ctx context.Context, tx *percolator.Txn, value keys.Key
 // long a prefix, is percolator.ErrInvalid.
 func (ix *Index[T]) Scan(ctx context.Context, tx *percolator.Txn, r Range) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
-		if r.begins >= keptOfCut {
-			// The value of an entry that was cut lies behind the end of such a range, although it may begin so.
-			yield("", fmt.Errorf("index: reading the index %q: %w: a prefix of %d bytes; it may have %d", ix.name, percolator.ErrInvalid, r.begins, keptOfCut-1))
+		among, err := ix.among(r)
+		if err != nil {
+			yield("", err)
 			return
 		}
-		for e, err := range ix.entries(ctx, tx, percolator.Range{From: cut(string(r.From), mostValue), To: cut(string(r.To), mostValue), Limit: r.Limit, Reverse: r.Reverse}) {
+		for e, err := range ix.entries(ctx, tx, among) {
 			if !yield(e.row, err) {
 				return
 			}
 		}
 	}
+}
+
+// among is where the entries of a Range lie.
+func (ix *Index[T]) among(r Range) (percolator.Range, error) {
+	if r.begins >= keptOfCut {
+		// The value of an entry that was cut lies behind the end of such a range, although it may begin so.
+		return percolator.Range{}, fmt.Errorf("index: reading the index %q: %w: a prefix of %d bytes; it may have %d", ix.name, percolator.ErrInvalid, r.begins, keptOfCut-1)
+	}
+	return percolator.Range{From: cut(string(r.From), mostValue), To: cut(string(r.To), mostValue), Limit: r.Limit, Reverse: r.Reverse}, nil
 }
 
 // found is one entry: the row of the data, and its own.
@@ -93,6 +102,13 @@ func (ix *Index[T]) entries(ctx context.Context, tx *percolator.Txn, r percolato
 			yield(found{}, err)
 			return
 		}
+		ix.scan(ctx, tx, r)(yield)
+	}
+}
+
+// scan visits entries, whether or not the index is readable.
+func (ix *Index[T]) scan(ctx context.Context, tx *percolator.Txn, r percolator.Range) iter.Seq2[found, error] {
+	return func(yield func(found, error) bool) {
 		r.Table, r.Columns = ix.opt.Entries, []string{column}
 		for row, err := range tx.Scan(ctx, r) {
 			if err != nil {
