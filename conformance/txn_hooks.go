@@ -32,52 +32,68 @@ func brokenCommitsTellTheTruth(t testing.TB, e *env) {
 		w := &world{TB: t, e: e, ctx: h.ctx, inner: k.Store, way: way}
 		// Without patience, or it would outlast the break.
 		db := w.db(append(shortLease(), percolator.WithStorePatience(0))...)
-		type written struct {
-			id  string
-			err error
-		}
-		var all []written
+		var all []brokenCommit
 		failed := 0
-		for _, m := range []Moment{BeforeCall, InCall, AfterCall} {
-			for i := range e.n(4, 2) {
-				id := fmt.Sprintf("%s-%d-%d", name, m, i)
-				h.recovered(id)
-				tx, err := db.Begin(w.ctx)
-				require.NoError(t, err)
-				require.NoError(t, tx.Set(percolator.Cell{Table: table, Row: id, Column: "v"}, []byte(id)))
-				require.NoError(t, tx.Set(percolator.Cell{Table: "u", Row: id, Column: "v"}, []byte(id)))
-				_ = startOf(tx)
-				mend := k.Break(m)
-				if mend == nil {
-					t.Logf("the store cannot be broken %s", m)
-					require.NoError(t, tx.Rollback(w.ctx))
-					break
+		// On a busy machine the store may be mended before the commit has begun: then it stays broken for longer.
+		for broken := 5 * time.Millisecond; failed == 0 && broken < 3*time.Second; broken *= 8 {
+			for _, m := range []Moment{BeforeCall, InCall, AfterCall} {
+				for i := range e.n(4, 2) {
+					id := fmt.Sprintf("%s-%d-%v-%d", name, m, broken, i)
+					h.recovered(id)
+					c, ok := w.breakCommit(db, k.Break, m, time.Duration(1+i%3)*broken, id)
+					if !ok {
+						t.Logf("the store cannot be broken %s", m)
+						break
+					}
+					if c.err != nil {
+						failed++
+					}
+					all = append(all, c)
 				}
-				time.AfterFunc(time.Duration(5*(1+i%3))*time.Millisecond, mend)
-				ctx, cancel := context.WithTimeout(w.ctx, e.cfg.hang/4)
-				err = tx.Commit(ctx)
-				cancel()
-				mend()
-				if err != nil {
-					failed++
-				}
-				all = append(all, written{id, err})
 			}
-		}
-		if len(all) == 0 {
-			t.Skip("the store can be broken at no such moment")
+			if len(all) == 0 {
+				t.Skip("the store can be broken at no such moment")
+			}
 		}
 		h.recovered(name)
 		require.Positive(t, failed, "no commit failed: the hook does not do what it says")
 		for _, c := range all {
-			w.judgeBroken(db, c.id, c.err)
+			w.judgeBroken(db, c)
 		}
 	}
 }
 
-// judgeBroken compares what a commit answered with what is there.
-func (w *world) judgeBroken(db *percolator.DB, id string, answered error) {
+// brokenCommit is a transaction, by the row that it writes in two tables, and what its commit answered.
+type brokenCommit struct {
+	id  string
+	err error
+}
+
+// breakCommit breaks the store for a while, and commits meanwhile. It is not ok if the store cannot be broken at that moment.
+func (w *world) breakCommit(db *percolator.DB, broken func(Moment) (mend func()), m Moment, long time.Duration, id string) (c brokenCommit, ok bool) {
 	w.Helper()
+	tx, err := db.Begin(w.ctx)
+	require.NoError(w, err)
+	require.NoError(w, tx.Set(percolator.Cell{Table: table, Row: id, Column: "v"}, []byte(id)))
+	require.NoError(w, tx.Set(percolator.Cell{Table: "u", Row: id, Column: "v"}, []byte(id)))
+	_ = startOf(tx)
+	mend := broken(m)
+	if mend == nil {
+		require.NoError(w, tx.Rollback(w.ctx))
+		return c, false
+	}
+	time.AfterFunc(long, mend)
+	ctx, cancel := context.WithTimeout(w.ctx, w.e.cfg.hang/4)
+	defer cancel()
+	err = tx.Commit(ctx)
+	mend()
+	return brokenCommit{id, err}, true
+}
+
+// judgeBroken compares what a commit answered with what is there.
+func (w *world) judgeBroken(db *percolator.DB, c brokenCommit) {
+	w.Helper()
+	id, answered := c.id, c.err
 	var unknown *percolator.UndeterminedError
 	committed := answered == nil
 	if errors.As(answered, &unknown) {
