@@ -333,7 +333,9 @@ func TestScheduleB4_SweepWaitsForLocks(t *testing.T) {
 			require.Equal(t, []string{"1", "1"}, s.values)
 			infos, err := c.Observers(t.Context())
 			require.NoError(t, err)
-			require.Equal(t, []ObserverInfo{{Name: "o", Table: "t", Column: "v", Swept: true}}, infos)
+			require.Len(t, infos, 1)
+			require.NotZero(t, infos[0].Since)
+			require.Equal(t, []ObserverInfo{{Name: "o", Table: "t", Column: "v", Since: infos[0].Since, Swept: true}}, infos)
 		})
 	}
 }

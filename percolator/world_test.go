@@ -291,19 +291,24 @@ func writes(t testing.TB, c *client, value string, cells ...Cell) *Txn {
 	return tx
 }
 
-// value is what a client reads in a transaction of its own.
+// value is what a client reads in a transaction of its own. An erasure may make its snapshot too old before it reads: then it begins anew.
 func value(t testing.TB, c *client, cell Cell) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	tx, err := c.Begin(ctx)
-	require.NoError(t, err)
-	v, err := tx.Get(ctx, cell)
-	if errors.Is(err, ErrNotFound) {
-		return "none"
+	for {
+		tx, err := c.Begin(ctx)
+		require.NoError(t, err)
+		v, err := tx.Get(ctx, cell)
+		switch {
+		case errors.Is(err, ErrSnapshotTooOld):
+			continue
+		case errors.Is(err, ErrNotFound):
+			return "none"
+		}
+		require.NoError(t, err)
+		return string(v)
 	}
-	require.NoError(t, err)
-	return string(v)
 }
 
 func row(name string) Cell { return Cell{"t", name, "v"} }
