@@ -28,7 +28,13 @@ func (w *Worker) publish(ctx context.Context) error {
 				case err != nil:
 					return false, err
 				case r == nil:
-					v.Observers = append(v.Observers, format.Observer{Name: []byte(q.o.Name), Table: []byte(q.table), Column: []byte(q.column), Since: v.asOf, OldValues: old})
+					// The timestamp of the view was drawn before the catalog was read, perhaps long before. This one is later than
+					// every removal that the read has seen.
+					since, err := w.db.draw(ctx)
+					if err != nil {
+						return false, err
+					}
+					v.Observers = append(v.Observers, format.Observer{Name: []byte(q.o.Name), Table: []byte(q.table), Column: []byte(q.column), Since: since, OldValues: old})
 					v.Changes = v.Changes || old
 					changed = true
 				case r.OldValues != old:

@@ -222,17 +222,17 @@ func (ix *Index[T]) compare(ctx context.Context, what string, pace Pace, mend bo
 	if err != nil {
 		return all, fmt.Errorf("index: %s %q: %w", what, ix.name, err)
 	}
-	if all, err = ix.walk(ctx, pace, mend, percolator.WithIndexUpkeep(info)); err != nil {
+	if all, err = ix.walk(ctx, pace, mend, partsEnd, percolator.WithIndexUpkeep(info)); err != nil {
 		return all, fmt.Errorf("index: %s %q: %w", what, ix.name, err)
 	}
 	return all, nil
 }
 
-// walk compares everything, a step after the other, and with mend makes it fit in transactions of these options.
-func (ix *Index[T]) walk(ctx context.Context, pace Pace, mend bool, opts ...percolator.TxnOption) (all Report, err error) {
+// walk compares the parts before end, a step after the other, and with mend makes it fit in transactions of these options.
+func (ix *Index[T]) walk(ctx context.Context, pace Pace, mend bool, end int, opts ...percolator.TxnOption) (all Report, err error) {
 	opts = append(opts, percolator.WithMaxAttempts(1))
 	at, rows := position{}, pace.Rows
-	for at.Part < partsEnd {
+	for at.Part < end {
 		var next position
 		var r Report
 		step := func(tx *percolator.Txn) (err error) {

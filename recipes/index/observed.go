@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/percolate-go/percolate/keys"
@@ -29,8 +29,11 @@ type ObservedOptions struct {
 // comes with it. It cannot make a value unique. All methods may be called concurrently.
 type Observed[T any] struct {
 	ix Index[T]
-	// readableAt is the last snapshot that was found to be readable, 0 before the first.
-	readableAt atomic.Uint64
+	// seen are the first and the last snapshot that were found to be readable, under one registration of the observer.
+	seen struct {
+		sync.Mutex
+		since, first, last percolator.Timestamp
+	}
 }
 
 const (
@@ -45,14 +48,15 @@ const (
 	leastLookup, mostLookup = 8, 128 // rows that a lookup reads in one call
 )
 
-// readableMark is what Build writes.
+// readableMark is what Build writes: at its beginning, and at its end. Whoever deletes entries in between deletes the mark too, in the same transactions.
 type readableMark struct {
 	Since percolator.Timestamp `json:"since"` // of the observer's registration
+	Built bool                 `json:"built"`
 }
 
 // NewObserved makes an Observed. It neither reads nor writes. The name identifies the index in the database: 119 bytes at most. To change what is indexed, give it another
-// name. The function of the values is called by the observer and by lookups; where it fails, see Observer and Lookup. A nil db, codec or values, an empty or too long name, and a column that is encrypted without ObservedOptions.Clear,
-// are percolator.ErrInvalid.
+// name. The function of the values is called by the observer and by lookups; where it fails, see Observer and Lookup. A nil db, codec or values, an empty or too long name, entries in the table of the column, and a column that is encrypted without ObservedOptions.Clear,
+// are percolator.ErrInvalid; the name of a table that is too long is percolator.ErrTooLarge.
 func NewObserved[T any](db *percolator.DB, name string, of typed.Column[T], values Values[T], opt ObservedOptions) (*Observed[T], error) {
 	err := check(db, of, values, opt.Clear)
 	if err == nil && (name == "" || len(name) > mostObserved) {
@@ -63,6 +67,12 @@ func NewObserved[T any](db *percolator.DB, name string, of typed.Column[T], valu
 	}
 	if opt.Entries == "" {
 		opt.Entries = observedPrefix + name
+	}
+	switch most := db.Limits().Table; {
+	case opt.Entries == of.Table:
+		return nil, fmt.Errorf("index: NewObserved: %w: the entries are to lie in the table %q, which the index is of", percolator.ErrInvalid, of.Table)
+	case len(opt.Entries) > most:
+		return nil, fmt.Errorf("index: NewObserved: %w: the name of the table of the entries has %d bytes; it may have %d", percolator.ErrTooLarge, len(opt.Entries), most)
 	}
 	return &Observed[T]{ix: Index[T]{db: db, name: name, of: of, values: values, opt: Options{Entries: opt.Entries, Clear: opt.Clear}}}, nil
 }
@@ -112,11 +122,11 @@ func (o *Observed[T]) keep(ctx context.Context, tx *percolator.Txn, change perco
 	return nil
 }
 
-// Build makes the index readable: it waits until the observer is registered, which the Run of a worker does, and has seen every row that is there now. It may be ended at any time and called again, in any
-// process, and does nothing if the index is readable. Only Pace.Rows counts before it has found something to wait for.
+// Build makes the index readable: it waits until the observer is registered, which the Run of a worker does, and has seen every row that is there now. Then it adds the entries that are missing all the same: of runs that were dropped
+// (DB.DropParked), or after the observer or the table of the entries got another name. It may be ended at any time and called again, in any process, and does nothing if the index is readable.
 //
 // Nobody tells whether a worker runs the observer: bound Build by ctx. Errors: percolator.ErrInvalid for a bad Pace; percolator.ErrNotObserved, with that of the context, if the observer is
-// not registered until the context ends, and if it is removed meanwhile; percolator.ErrParked if the run of a row is parked; those of DB.WaitObserved, View and Update.
+// not registered until the context ends, and if it is removed meanwhile; percolator.ErrParked if the run of a row is parked; percolator.ErrObserverPaused; ErrValues as for Check; those of DB.WaitObserved, View and Update.
 func (o *Observed[T]) Build(ctx context.Context, pace Pace) error {
 	pace, err := pace.check()
 	if err == nil {
@@ -129,19 +139,40 @@ func (o *Observed[T]) Build(ctx context.Context, pace Pace) error {
 }
 
 func (o *Observed[T]) build(ctx context.Context, pace Pace) error {
-	since, err := o.awaitObserver(ctx)
-	if err != nil {
-		return err
+	for {
+		since, err := o.awaitObserver(ctx)
+		if err != nil {
+			return err
+		}
+		built, err := o.mark(ctx, since, false)
+		if err != nil || built {
+			return err
+		}
+		if err := o.awaitRows(ctx, pace); err != nil {
+			return err
+		}
+		if _, err := o.ix.walk(ctx, pace, true, partEntries); err != nil {
+			return err
+		}
+		now, err := o.registered(ctx)
+		switch {
+		case err != nil:
+			return err
+		case now != since:
+			return fmt.Errorf("%w: the observer %q was removed meanwhile", percolator.ErrNotObserved, o.observer())
+		}
+		if built, err = o.mark(ctx, since, true); err != nil || built {
+			return err
+		}
+		// Somebody who began to drop the index before the registration has deleted entries.
+		if err := pace.wait(ctx); err != nil {
+			return err
+		}
 	}
-	mark := percolator.Cell{Table: o.ix.opt.Entries, Row: rowProgress, Column: columnReadable}
-	done := false
-	err = o.ix.db.View(ctx, func(tx *percolator.Txn) (err error) {
-		done, err = o.marked(ctx, tx, since)
-		return err
-	})
-	if err != nil || done {
-		return err
-	}
+}
+
+// awaitRows waits until the observer has seen every row that is there now.
+func (o *Observed[T]) awaitRows(ctx context.Context, pace Pace) error {
 	at, err := o.ix.db.Now(ctx)
 	if err != nil {
 		return err
@@ -171,18 +202,30 @@ func (o *Observed[T]) build(ctx context.Context, pace Pace) error {
 			from = cells[len(cells)-1].Row + "\x00"
 		}
 	}
-	now, err := o.registered(ctx)
-	switch {
-	case err != nil:
-		return err
-	case now != since:
-		return fmt.Errorf("%w: the observer %q was removed meanwhile", percolator.ErrNotObserved, o.observer())
-	}
-	encoded, err := json.Marshal(readableMark{Since: since})
-	if err != nil {
-		return err
-	}
-	return o.ix.db.Update(ctx, func(tx *percolator.Txn) error { return tx.Set(mark, encoded) })
+	return nil
+}
+
+func (o *Observed[T]) markCell() percolator.Cell {
+	return percolator.Cell{Table: o.ix.opt.Entries, Row: rowProgress, Column: columnReadable}
+}
+
+// mark notes the beginning of a build, or its end, unless the index is built. The end is not noted if the note of the beginning has gone. It tells whether the index is built.
+func (o *Observed[T]) mark(ctx context.Context, since percolator.Timestamp, end bool) (built bool, err error) {
+	err = o.ix.db.Update(ctx, func(tx *percolator.Txn) error {
+		is, err := o.marked(ctx, tx, since)
+		built = is == (readableMark{since, true})
+		switch begun := is.Since == since; {
+		case err != nil, built, begun && !end, end && !begun:
+			return err
+		}
+		encoded, err := json.Marshal(readableMark{since, end})
+		if err != nil {
+			return err
+		}
+		built = end
+		return tx.Set(o.markCell(), encoded)
+	})
+	return built && err == nil, err
 }
 
 // registered is since when the observer is registered, 0 if it is not.
@@ -202,8 +245,11 @@ func (o *Observed[T]) registered(ctx context.Context) (percolator.Timestamp, err
 func (o *Observed[T]) awaitObserver(ctx context.Context) (percolator.Timestamp, error) {
 	for wait := time.Millisecond; ; wait = min(2*wait, time.Second) {
 		since, err := o.registered(ctx)
-		if err != nil || since != 0 {
-			return since, err
+		if err == nil && since != 0 {
+			return since, nil
+		}
+		if err != nil && ctx.Err() == nil {
+			return 0, err
 		}
 		if err := (Pace{Pause: wait}).wait(ctx); err != nil {
 			return 0, fmt.Errorf("%w: no worker has registered the observer %q: %w", percolator.ErrNotObserved, o.observer(), err)
@@ -211,14 +257,16 @@ func (o *Observed[T]) awaitObserver(ctx context.Context) (percolator.Timestamp, 
 	}
 }
 
-// marked tells whether the index was made readable under a registration, before the snapshot of tx.
-func (o *Observed[T]) marked(ctx context.Context, tx *percolator.Txn, since percolator.Timestamp) (bool, error) {
-	stored, err := tx.Get(ctx, percolator.Cell{Table: o.ix.opt.Entries, Row: rowProgress, Column: columnReadable})
+// marked is the mark of a registration at the snapshot of tx, or the zero mark.
+func (o *Observed[T]) marked(ctx context.Context, tx *percolator.Txn, since percolator.Timestamp) (mark readableMark, err error) {
+	stored, err := tx.Get(ctx, o.markCell())
 	if errors.Is(err, percolator.ErrNotFound) {
-		return false, nil
+		return mark, nil
 	}
-	var mark readableMark
-	return err == nil && json.Unmarshal(stored, &mark) == nil && mark.Since == since, err
+	if err != nil || json.Unmarshal(stored, &mark) != nil || mark.Since != since {
+		return readableMark{}, err
+	}
+	return mark, nil
 }
 
 // readable returns an error unless every row that was there before Build has its entries at the snapshot of tx. It looks once for all snapshots of a while.
@@ -227,32 +275,40 @@ func (o *Observed[T]) readable(ctx context.Context, tx *percolator.Txn) error {
 	if err != nil {
 		return err
 	}
-	if was := percolator.Timestamp(o.readableAt.Load()); was != 0 && start >= was && start.Sub(was) < trust {
+	o.seen.Lock()
+	known := o.seen.since != 0 && start >= o.seen.first && start.Sub(o.seen.last) < trust
+	o.seen.Unlock()
+	if known {
 		return nil
 	}
 	since, err := o.registered(ctx)
 	if err != nil {
 		return err
 	}
-	ok := false
+	var mark readableMark
 	if since != 0 {
-		if ok, err = o.marked(ctx, tx, since); err != nil {
+		if mark, err = o.marked(ctx, tx, since); err != nil {
 			return err
 		}
 	}
-	if !ok {
-		return fmt.Errorf("%w: %q: its observer is not registered, or Build had not ended at the transaction's snapshot", ErrNotReadable, o.ix.name)
+	if !mark.Built {
+		return fmt.Errorf("%w: its observer is not registered, or Build had not ended at the transaction's snapshot", ErrNotReadable)
 	}
-	for was := o.readableAt.Load(); was < uint64(start) && !o.readableAt.CompareAndSwap(was, uint64(start)); was = o.readableAt.Load() {
+	o.seen.Lock()
+	defer o.seen.Unlock()
+	if o.seen.since != since {
+		o.seen.since, o.seen.first, o.seen.last = since, start, start
 	}
+	o.seen.first, o.seen.last = min(o.seen.first, start), max(o.seen.last, start)
 	return nil
 }
 
 // Lookup visits the rows that have a value, in the order of their keys, with what their cells hold as tx sees them. It misses rows whose change the observer has not seen yet at the snapshot of tx,
-// those that tx has written itself included; a row that has lost the value is not visited. DB.WaitObserved with the name of the Observer, in a transaction that begins later, misses nothing
-// of what was waited for. What is missed is not part of what percolator.Serializable validates.
+// those that tx has written itself included; a row that has lost the value is not visited. A transaction that begins after DB.WaitObserved, with the name of the Observer, misses nothing
+// of what was waited for. While no worker runs the observer, or it is paused, everything new is missed. What is missed is not part of what percolator.Serializable validates.
+// Rows are read up to 128 ahead: a loop that writes rows which it has yet to visit sees them as they were. Keys of 1,024 bytes and more are in the order of their first 991 bytes.
 //
-// It ends with the first error of tx or of the index, which comes with an empty row: ErrNotReadable before Build has ended, and after the observer was removed; those of Txn.Scan and GetMany. A
+// It ends with the first error of tx or of the index, which comes with an empty row: ErrNotReadable before Build has ended, and from two seconds after the observer was removed on, or sooner; those of Txn.Scan and GetMany. A
 // row that cannot be decoded comes with its key and ErrValues; a loop that goes on gets the rows behind it. One whose key was destroyed (typed.ErrKeyGone) has no values.
 func (o *Observed[T]) Lookup(ctx context.Context, tx *percolator.Txn, value keys.Key) iter.Seq2[typed.Row[T], error] {
 	from := begin(value)
@@ -298,7 +354,7 @@ func (o *Observed[T]) rows(ctx context.Context, tx *percolator.Txn, r percolator
 		visit := func(page []found) bool {
 			if !checked {
 				if err := o.readable(ctx, tx); err != nil {
-					yield(typed.Row[T]{}, err)
+					yield(typed.Row[T]{}, fmt.Errorf("index: reading the index %q: %w", o.ix.name, err))
 					return false
 				}
 				checked = true
@@ -365,7 +421,8 @@ func (o *Observed[T]) Check(ctx context.Context, pace Pace) (Report, error) {
 }
 
 // Repair is Check, and makes the entries fit the data. Use it if the function of the values was changed under the same name, and to remove entries that are left of
-// values that could not be decoded when they were replaced, or from before the observer was removed and registered again. It may run beside the observer. Other errors are those of Update.
+// values that could not be decoded when they were replaced, or from before the observer was removed and registered again; and
+// after rows were erased (DB.Erase), if no entry of them may stay: a repair beside the observer may itself leave an entry, which no lookup sees and the next repair removes. It may run beside the observer. Other errors are those of Update.
 func (o *Observed[T]) Repair(ctx context.Context, pace Pace) (Report, error) {
 	return o.compare(ctx, "repairing", pace, true)
 }
@@ -373,7 +430,7 @@ func (o *Observed[T]) Repair(ctx context.Context, pace Pace) (Report, error) {
 func (o *Observed[T]) compare(ctx context.Context, what string, pace Pace, mend bool) (all Report, err error) {
 	pace, err = pace.check()
 	if err == nil {
-		all, err = o.ix.walk(ctx, pace, mend)
+		all, err = o.ix.walk(ctx, pace, mend, partsEnd)
 	}
 	if err != nil {
 		return all, fmt.Errorf("index: %s %q: %w", what, o.ix.name, err)
@@ -382,8 +439,8 @@ func (o *Observed[T]) compare(ctx context.Context, what string, pace Pace, mend 
 }
 
 // Drop ends the index: it makes it unreadable, removes the observer, so that the Run of a worker that has it ends, waits until no process reads by an older view or runs
-// the observer, and deletes the entries. Deploy the programs without the observer before. It may be ended at any time and called again, in any process; of an index that is not there it is no
-// error. Errors: percolator.ErrInvalid for a bad Pace; those of Update, DB.RemoveObserver and DB.DeleteRange.
+// the observer, and deletes the entries. Deploy the programs without the observer before. If it is registered again meanwhile, Drop ends with percolator.ErrIndexChanged: the new one needs a Build. It may be ended at any time and called again, in any process; of an index that is not there it is no
+// error. Parked runs of the observer stay (DB.DropParked). Other errors: percolator.ErrInvalid for a bad Pace; those of Update and DB.RemoveObserver.
 func (o *Observed[T]) Drop(ctx context.Context, pace Pace) error {
 	pace, err := pace.check()
 	if err == nil {
@@ -396,10 +453,8 @@ func (o *Observed[T]) Drop(ctx context.Context, pace Pace) error {
 }
 
 func (o *Observed[T]) drop(ctx context.Context, pace Pace) error {
-	db, entries := o.ix.db, o.ix.opt.Entries
-	err := db.Update(ctx, func(tx *percolator.Txn) error {
-		return tx.Delete(percolator.Cell{Table: entries, Row: rowProgress, Column: columnReadable})
-	})
+	db := o.ix.db
+	err := db.Update(ctx, func(tx *percolator.Txn) error { return tx.Delete(o.markCell()) })
 	if err == nil {
 		err = db.RemoveObserver(ctx, o.observer())
 	}
@@ -410,7 +465,7 @@ func (o *Observed[T]) drop(ctx context.Context, pace Pace) error {
 	if err != nil {
 		return err
 	}
-	// Snapshots count, and not the clock of this process: see readable.
+	// Snapshots count, and not the clock of this process: see readable. A run by a lease that is longer than this process knows leaves an entry behind, and does no other harm.
 	for wait := max(trust, db.Settings().CatalogLease); ; {
 		now, err := db.Now(ctx)
 		if err != nil {
@@ -424,14 +479,51 @@ func (o *Observed[T]) drop(ctx context.Context, pace Pace) error {
 			return err
 		}
 	}
-	for r := (percolator.Range{Table: entries, Limit: pace.Rows}); ; {
-		report, err := db.DeleteRange(ctx, r)
-		if err != nil || report.Next == "" {
-			return err
+	for from, rows, left := "", pace.Rows, true; left; {
+		last, seen, err := o.dropPage(ctx, from, rows)
+		switch {
+		case fewer(&rows, err):
+			err = pace.wait(ctx)
+		case err == nil:
+			from, left = last+"\x00", seen == rows
+			err = pace.wait(ctx)
 		}
-		r.From = report.Next
-		if err := pace.wait(ctx); err != nil {
+		if err != nil {
 			return err
 		}
 	}
+	return nil
+}
+
+// dropPage deletes some entries from one on, and the mark with them, unless the observer is registered: then a build may rely on them. A build that ends meanwhile writes the mark, and one of
+// the two conflicts.
+func (o *Observed[T]) dropPage(ctx context.Context, from string, rows int) (last string, seen int, err error) {
+	err = o.ix.db.Update(ctx, func(tx *percolator.Txn) error {
+		last, seen = "", 0
+		// The registration is looked at after the snapshot was drawn: who registers later builds later.
+		if _, err := tx.StartTimestamp(ctx); err != nil {
+			return err
+		}
+		since, err := o.registered(ctx)
+		switch {
+		case err != nil:
+			return err
+		case since != 0:
+			return fmt.Errorf("%w: the observer %q was registered again", percolator.ErrIndexChanged, o.observer())
+		}
+		if err := tx.Delete(o.markCell()); err != nil {
+			return err
+		}
+		for e, err := range o.ix.scan(ctx, tx, percolator.Range{From: from, Limit: rows}) {
+			if err != nil {
+				return err
+			}
+			last, seen = e.at, seen+1
+			if err := tx.Delete(percolator.Cell{Table: o.ix.opt.Entries, Row: e.at, Column: column}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, percolator.WithMaxAttempts(1))
+	return last, seen, err
 }

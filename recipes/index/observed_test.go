@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/internal/everystore"
+	"github.com/percolate-go/percolate/keys"
 	"github.com/percolate-go/percolate/percolatetest"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
@@ -248,6 +249,98 @@ func troubled(t *testing.T, away *atomic.Pointer[error]) (*percolator.DB, *Obser
 	return db, ix, w
 }
 
+// TestObservedUnderOtherNames gives the observer another name, and the entries another table. What it acknowledged says nothing of that table.
+func TestObservedUnderOtherNames(t *testing.T) {
+	t.Parallel()
+	ctx, db := t.Context(), percolatetest.Open(t)
+	ix := observedWords(t, db)
+	_, stop, _ := keeping(t, db, ix.Observer())
+	require.NoError(t, put(ctx, db, "1", "a"))
+	require.NoError(t, ix.Build(ctx, Pace{}))
+	require.NoError(t, stop())
+	for name, opt := range map[string]ObservedOptions{"word": {Entries: "elsewhere"}, "term": {}} {
+		if name != "word" {
+			require.NoError(t, db.RenameObserver(ctx, "observed/word", "observed/"+name))
+		}
+		other, err := NewObserved(db, name, words, eachWord, opt)
+		require.NoError(t, err)
+		_, stop, _ := keeping(t, db, other.Observer())
+		require.NoError(t, other.Build(ctx, Pace{}))
+		require.Equal(t, []string{"1=a"}, sees(t, db, other, "a"), name)
+		require.NoError(t, stop())
+		if name != "word" {
+			require.NoError(t, db.RenameObserver(ctx, "observed/"+name, "observed/word"))
+		}
+	}
+}
+
+// TestObservedWithoutARun drops a parked run: nobody writes its entries any more, but for Build.
+func TestObservedWithoutARun(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	var away atomic.Pointer[error]
+	db, ix, w := troubled(t, &away)
+	newer := typed.ErrVersion
+	away.Store(&newer)
+	require.NoError(t, put(ctx, db, "1", "b"))
+	require.NoError(t, w.WaitIdle(ctx))
+	parked, err := db.Parked(ctx)
+	require.NoError(t, err)
+	require.Len(t, parked, 1)
+	require.NoError(t, db.DropParked(ctx, parked...))
+	away.Store(nil)
+	require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error { return tx.Delete(ix.markCell()) }))
+	require.NoError(t, ix.Build(ctx, Pace{}))
+	require.Equal(t, []string{"1=b"}, sees(t, db, ix, "b"))
+}
+
+// TestObservedIsMadeAgainWhileDropped has the worker back at once, while the index is dropped. Drop deletes nothing that a build relies on.
+func TestObservedIsMadeAgainWhileDropped(t *testing.T) {
+	t.Parallel()
+	ctx, db := t.Context(), percolatetest.Open(t)
+	ix := observedWords(t, db)
+	_, _, end := keeping(t, db, ix.Observer())
+	for i := range 3 {
+		require.NoError(t, put(ctx, db, fmt.Sprint(i), "a"))
+	}
+	require.NoError(t, ix.Build(ctx, Pace{}))
+	dropped := make(chan error, 1)
+	go func() { dropped <- ix.Drop(ctx, Pace{Rows: 1}) }()
+	require.ErrorIs(t, end(), percolator.ErrObserverRemoved)
+	keeping(t, db, ix.Observer())
+	require.NoError(t, ix.Build(ctx, Pace{}))
+	require.ErrorIs(t, <-dropped, percolator.ErrIndexChanged)
+	require.Len(t, sees(t, db, ix, "a"), 3)
+}
+
+// TestDroppedBetweenTheEndsOfABuild deletes entries and the mark while an index is built, as one does who began to drop it before: the build begins anew.
+func TestDroppedBetweenTheEndsOfABuild(t *testing.T) {
+	t.Parallel()
+	ctx, db := t.Context(), percolatetest.Open(t)
+	var dropped atomic.Bool
+	var ix *Observed[string]
+	ix, err := NewObserved(db, "word", words, func(row, text string) ([]keys.Key, error) {
+		if mark, err := db.Begin(ctx); err == nil && row == "2" {
+			// The build has been begun, and looks at the last row.
+			if _, err := mark.Get(ctx, ix.markCell()); err == nil && dropped.CompareAndSwap(false, true) {
+				require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error {
+					return errors.Join(tx.Delete(ix.markCell()), tx.Delete(ix.ix.entry(key("a"), "1")))
+				}))
+			}
+			require.NoError(t, mark.Rollback(ctx))
+		}
+		return eachWord(row, text)
+	}, ObservedOptions{})
+	require.NoError(t, err)
+	w, _, _ := keeping(t, db, ix.Observer())
+	require.NoError(t, put(ctx, db, "1", "a"))
+	require.NoError(t, put(ctx, db, "2", "a"))
+	require.NoError(t, w.WaitIdle(ctx))
+	require.NoError(t, ix.Build(ctx, Pace{Rows: 1}))
+	require.True(t, dropped.Load())
+	require.Equal(t, []string{"1=a", "2=a"}, sees(t, db, ix, "a"))
+}
+
 // TestObservedOfBadWords has values that the function refuses, or panics for.
 func TestObservedOfBadWords(t *testing.T) {
 	t.Parallel()
@@ -261,7 +354,7 @@ func TestObservedOfBadWords(t *testing.T) {
 		require.Len(t, parked, 1)
 		require.Contains(t, parked[0].Error, "values of the row cannot be told")
 		require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error {
-			return tx.Delete(percolator.Cell{Table: "observed/word", Row: rowProgress, Column: columnReadable})
+			return tx.Delete(ix.markCell())
 		}))
 		require.ErrorIs(t, ix.Build(ctx, Pace{Rows: 1}), percolator.ErrParked)
 		require.NoError(t, put(ctx, db, "3", "c"))
@@ -373,6 +466,10 @@ func TestNewObservedOfNoSense(t *testing.T) {
 	ix, err := NewObserved(db, strings.Repeat("n", 119), words, eachWord, ObservedOptions{})
 	require.NoError(t, err)
 	require.NoError(t, percolator.NewWorker(db, percolator.WorkerConfig{}).Observe(ix.Observer()))
+	_, err = NewObserved(db, "word", words, eachWord, ObservedOptions{Entries: words.Table})
+	require.ErrorIs(t, err, percolator.ErrInvalid)
+	_, err = NewObserved(db, "word", words, eachWord, ObservedOptions{Entries: strings.Repeat("e", 513)})
+	require.ErrorIs(t, err, percolator.ErrTooLarge)
 	bad := Pace{Rows: -1}
 	require.ErrorIs(t, ix.Build(t.Context(), bad), percolator.ErrInvalid)
 	require.ErrorIs(t, ix.Drop(t.Context(), bad), percolator.ErrInvalid)
@@ -411,6 +508,9 @@ func TestObservedOfScribbler(t *testing.T) {
 	require.NoError(t, w.WaitIdle(ctx))
 	require.Equal(t, []string{"1=a b"}, sees(t, db, ix, "b"))
 	require.Empty(t, sees(t, db, ix, "c"))
+	r, err := ix.Repair(ctx, Pace{})
+	require.NoError(t, err)
+	require.Equal(t, Report{Rows: 1, Entries: 2}, r, "both entries are read in one step")
 }
 
 // TestErasedFromObserved erases a row: its entry goes with it.
@@ -443,7 +543,7 @@ func TestObservedUnderFaults(t *testing.T) {
 	stale := percolator.Cell{Table: "observed/word", Row: nameOf(key("b"), "1"), Column: column}
 	everystore.EachFault(t, inner, func(name string, faulty *percolator.DB) {
 		require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error {
-			if err := tx.Delete(percolator.Cell{Table: "observed/word", Row: rowProgress, Column: columnReadable}); err != nil {
+			if err := tx.Delete(ix.markCell()); err != nil {
 				return err
 			}
 			return tx.Set(stale, []byte("1"))

@@ -200,7 +200,8 @@ func (ix *Index[T]) walkEntries(ctx context.Context, tx *percolator.Txn, from st
 	}
 	for _, e := range entries {
 		if stored, exists := got[ix.of.Cell(e.row)]; exists {
-			values, err := ix.valuesLeft(ctx, e.row, stored)
+			// A row may have several entries, and the codec may change what it is given.
+			values, err := ix.valuesLeft(ctx, e.row, slices.Clone(stored))
 			if err != nil {
 				return "", 0, err
 			}
