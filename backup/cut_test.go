@@ -234,6 +234,28 @@ func TestCompleteButUnnamed(t *testing.T) {
 	require.Equal(t, file, got)
 }
 
+// TestCompleteButNotThis: what is complete and has no name is of another database, or of long ago. It does not pass for the backup that is asked for now.
+func TestCompleteButNotThis(t *testing.T) {
+	t.Parallel()
+	s, path, file, r := filled(t)
+	require.NoError(t, os.Rename(path, path+Incomplete))
+	other := openShop(t, "memory:")
+	t.Cleanup(func() { other.close(t) })
+	_, err := Write(t.Context(), other.db, path, Options{blockBytes: small})
+	require.ErrorIs(t, err, ErrLapsed)
+	require.ErrorContains(t, err, path+Incomplete)
+	require.NoFileExists(t, path)
+	require.Eventually(t, func() bool {
+		now, err := s.db.Now(t.Context())
+		return err == nil && now.Sub(r.Snapshot) > time.Second // older than the shortest hold
+	}, time.Minute, 10*time.Millisecond)
+	_, err = Write(t.Context(), s.db, path, Options{blockBytes: small, Hold: time.Second})
+	require.ErrorIs(t, err, ErrLapsed)
+	got, err := os.ReadFile(path + Incomplete)
+	require.NoError(t, err)
+	require.Equal(t, file, got, "it is left alone")
+}
+
 // TestLapsed: a backup whose hold is gone cannot be resumed, and says so.
 func TestLapsed(t *testing.T) {
 	t.Parallel()

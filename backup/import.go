@@ -60,7 +60,7 @@ func Import(ctx context.Context, db *percolator.DB, in io.Reader, opts ImportOpt
 			continue
 		}
 		if err != nil {
-			if n <= opts.After && errors.Is(err, percolator.ErrInvalid) {
+			if n <= opts.After && errors.Is(err, percolator.ErrInvalid) && !errors.Is(err, errHeader) {
 				continue
 			}
 			return m.line, fmt.Errorf("backup: line %d: %w", n, err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/percolate-go/percolate/percolator"
 )
@@ -90,7 +91,7 @@ func (w *writer) takeAgain(ctx context.Context) error {
 	}
 	i := slices.IndexFunc(holds, func(h percolator.HoldInfo) bool { return h.Name == name && h.At == w.head.Snapshot })
 	if i < 0 && w.ended {
-		return nil // it was released, and the file has not got its name
+		return w.mayName(ctx)
 	}
 	if i < 0 {
 		return fmt.Errorf("%w: the database has no hold %q: either its time was over, and history may be gone, or this is another database; remove %s and begin anew",
@@ -98,6 +99,24 @@ func (w *writer) takeAgain(ctx context.Context) error {
 	}
 	if w.hold, err = w.db.Hold(ctx, name, w.head.Snapshot, w.opts.Hold); err != nil {
 		return fmt.Errorf("%w: %w", ErrLapsed, err)
+	}
+	return nil
+}
+
+// mayName tells whether a file that is complete, and whose hold was released, may get its name now. The caller asks for a backup of this database at the present: the
+// file must not be older than a hold, and its catalog must be the one that the database has.
+func (w *writer) mayName(ctx context.Context) error {
+	now, err := w.db.Now(ctx)
+	if err != nil {
+		return fmt.Errorf("backup: %w", err)
+	}
+	catalog, err := readCatalog(ctx, w.db)
+	if err != nil {
+		return err
+	}
+	if catalog.TS != w.head.Revision || now.Sub(w.head.Snapshot) > w.opts.Hold {
+		return fmt.Errorf("%w: %s is a complete backup of %v, but old, or perhaps of another database: give it another name or remove it, and begin anew",
+			ErrLapsed, w.path+Incomplete, w.head.Snapshot.Time().Format(time.RFC3339))
 	}
 	return nil
 }

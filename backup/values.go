@@ -211,6 +211,9 @@ func (s *source) next() (c percolator.Cell, v []byte, line int64, err error) {
 	}
 }
 
+// errHeader is of a file, and not of one line that a call may begin behind.
+var errHeader = errors.New("the header")
+
 // isHeader tells whether the first line of CSV names the fields. One that names them otherwise is an error: taken for values, it would be written as a cell,
 // and so would every value into the wrong place.
 func isHeader(text []byte) (bool, error) {
@@ -229,7 +232,7 @@ func isHeader(text []byte) (bool, error) {
 	slices.Sort(names)
 	slices.Sort(known)
 	if slices.Equal(names, known) {
-		return false, invalid("it names the fields otherwise than %s: %s", strings.Join(fields, ","), text)
+		return false, fmt.Errorf("%w: %w", errHeader, invalid("it names the fields otherwise than %s: %s", strings.Join(fields, ","), text))
 	}
 	return false, nil
 }

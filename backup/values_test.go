@@ -146,3 +146,20 @@ func TestImportOfAnIndexedColumn(t *testing.T) {
 	require.ErrorIs(t, err, percolator.ErrIndexed)
 	require.Empty(t, everyValue(t, s.db))
 }
+
+// TestHeaderBehindAfter: the fields are named in another order. Whoever goes on behind the first line, as the error of that line may suggest, would have every value in the wrong place.
+func TestHeaderBehindAfter(t *testing.T) {
+	t.Parallel()
+	s := openShop(t, "memory:")
+	t.Cleanup(func() { s.close(t) })
+	for _, after := range []int64{0, 1, 5} {
+		_, err := Import(t.Context(), s.db, strings.NewReader("row,table,column,value\nr,t,c,v\n"), ImportOptions{Format: CSV, After: after})
+		require.ErrorIs(t, err, percolator.ErrInvalid)
+		require.ErrorContains(t, err, "line 1")
+	}
+	require.NoError(t, s.db.View(t.Context(), func(tx *percolator.Txn) error {
+		_, err := tx.Get(t.Context(), percolator.Cell{Table: "r", Row: "t", Column: "c"})
+		require.ErrorIs(t, err, percolator.ErrNotFound)
+		return nil
+	}))
+}

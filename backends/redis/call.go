@@ -217,8 +217,8 @@ func (s *direct) command(ctx context.Context, c *call) (*goredis.Cmd, error) {
 	return goredis.NewCmd(ctx, args...), nil
 }
 
-// refused notes that an answer has proved that nothing was applied. So a caller who gives up now keeps the next attempt from
-// leaving, and knows that.
+// refused notes that nothing was applied, as an answer has proved, or that it does not matter, as the call only reads or draws. The next attempt has not left. So a caller who
+// gives up now keeps it from leaving, and knows that; and what the connection of that attempt says is the call's.
 func (c *call) refused() {
 	c.sent = false
 	c.arg.state.CompareAndSwap(payloadLeft, payloadHere)

@@ -198,7 +198,7 @@ func TestClusterThatLostItsRecord(t *testing.T) {
 	require.NoError(t, s.Close())
 	owner := clients[ownerOfSlot(ctx, t, clients, slot)]
 	require.NoError(t, owner.FlushAll(ctx).Err())
-	for _, how := range []string{"", "&partitions=5"} {
+	for _, how := range []string{"", "&partitions=5", "&asis=true"} {
 		_, err = OpenURL(ctx, url+how)
 		require.ErrorIs(t, err, rowstore.ErrCorrupt)
 		require.ErrorContains(t, err, "has lost its record")

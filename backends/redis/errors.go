@@ -61,6 +61,7 @@ func (s *direct) decideOnAnswer(ctx context.Context, c *call) nextStep {
 		// The server refuses scripts that may write. The strict variant is flagged as one
 		// that does not.
 		c.strict, c.source = true, false
+		c.refused()
 		return sendAgain
 	case strings.HasPrefix(text, "FORMAT "):
 		// The scripts look at the version before they write anything.
@@ -90,7 +91,8 @@ func (s *direct) decideOnFailure(ctx context.Context, c *call) nextStep {
 	if errors.Is(err, errStrict) && !(c.script.writes && c.sent) {
 		// The call was kept back. Another one of the same pipeline may have left before;
 		// a call that writes is not sent again then.
-		c.sent, c.source = false, false
+		c.source = false
+		c.refused()
 		return sendAgain
 	}
 	if isConnect(err) && !s.closed.Load() {
@@ -102,6 +104,7 @@ func (s *direct) decideOnFailure(ctx context.Context, c *call) nextStep {
 		// Nothing depends on how often a read or a draw runs. A connection that
 		// the server closed while it was idle is found out only by using it.
 		c.source = true
+		c.refused()
 		return sendAgain
 	}
 	if c.script.writes && c.sent {

@@ -3,6 +3,7 @@ package redis
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -128,7 +129,13 @@ func (s *direct) partsLeft(ctx context.Context) (string, error) {
 			for i, key := range keys {
 				found[i] = pipe.Exists(ctx, key) // by itself: the keys of one call must lie in one slot
 			}
-			_, _ = pipe.Exec(ctx)
+			_, refused := pipe.Exec(ctx)
+			if slices.ContainsFunc(found, func(cmd *goredis.IntCmd) bool { return cmd.Err() != nil }) {
+				refused = nil // each has its own
+			}
+			if refused != nil {
+				return "", refused // only Exec says that the server refused the connection
+			}
 			for i, key := range keys {
 				switch n, err := found[i].Result(); {
 				case goredis.HasErrorPrefix(err, "NOPERM"): // the user may have the partitions of its own store alone
@@ -147,14 +154,14 @@ func (s *direct) partsLeft(ctx context.Context) (string, error) {
 // run twice: it changes nothing the second time.
 func (s *direct) record(ctx context.Context, wanted int) (r record, err error) {
 	fields, err := s.openRecord(ctx, wanted, true)
-	if goredis.HasErrorPrefix(err, "NONE ") && !s.opts.AsIs {
+	if goredis.HasErrorPrefix(err, "NONE ") {
 		var left string
 		if left, err = s.partsLeft(ctx); err != nil {
 			return r, err
 		}
 		// Otherwise somebody else has made the store meanwhile, and has written to it.
-		fields, err = s.openRecord(ctx, wanted, left != "")
-		if goredis.HasErrorPrefix(err, "NONE ") {
+		fields, err = s.openRecord(ctx, wanted, left != "" || s.opts.AsIs)
+		if left != "" && goredis.HasErrorPrefix(err, "NONE ") {
 			return r, s.lostRecord(left)
 		}
 	}

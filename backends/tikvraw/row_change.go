@@ -124,7 +124,8 @@ func (c *change) put(ctx context.Context, e *rowstore.Edit) error {
 	v := entry{family: e.Family, column: e.Column, ts: e.TS, value: value{bytes: e.Value}}
 	if len(e.Value) > inlineMax {
 		v.value = value{id: newID(), size: len(e.Value)}
-		c.before = append(c.before, pair{c.old.keys.side(c.old.key, v.value.id, kindValue), e.Value})
+		// A request may outlast this call, whose context has ended, and the value is the caller's.
+		c.before = append(c.before, pair{c.old.keys.side(c.old.key, v.value.id, kindValue), bytes.Clone(e.Value)})
 	}
 	if k := c.chunkAt(e.Family, e.Column, e.TS); k != nil {
 		entries, err := c.entriesOf(ctx, k)

@@ -187,14 +187,14 @@ func (g *ranged) over(table string) (percolator.Range, error) {
 // other, and without an end of their own other rows would follow.
 func (g *ranged) onward(next admin.Bytes) string {
 	flags := "--from " + next.Word()
-	if g.prefix == "" {
+	prefix, _ := typed(g.prefix)
+	if prefix == "" {
 		if g.to != "" {
 			to, _ := typed(g.to)
 			flags += " --to " + admin.Bytes(to).Word()
 		}
 		return flags
 	}
-	prefix, _ := typed(g.prefix)
 	if end := percolator.PrefixEnd(prefix); end != "" {
 		flags += " --to " + admin.Bytes(end).Word()
 	}

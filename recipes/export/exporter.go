@@ -360,6 +360,14 @@ func (e *exporter) sendSome(ctx context.Context, t *turn, items []stored, last b
 	if err == nil && sent == 0 {
 		err = errors.New("the sink has taken nothing, without an error")
 	}
+	var nerr error // of the note of what was taken
+	dead := false
+	defer func() {
+		// What the sink has taken is removed at the end of the turn if it could not be noted: the worker stops meanwhile, say. A claim that is lost is somebody else's.
+		if nerr != nil && !errors.Is(nerr, errLost) {
+			t.taken = items[:sent]
+		}
+	}()
 	var later *laterError
 	switch {
 	case ctx.Err() != nil:
@@ -369,19 +377,20 @@ func (e *exporter) sendSome(ctx context.Context, t *turn, items []stored, last b
 		return 0, err
 	case errors.Is(err, ErrSuperseded):
 		// Whoever has a higher epoch wrote the claim before it sent anything. It sends again, and removes, what was taken here.
-		if nerr := e.note(ctx, t, items[:sent], false); nerr != nil {
+		if nerr = e.note(ctx, t, items[:sent], false); nerr != nil {
 			return 0, nerr
 		}
 		return sent, errAhead
 	case errors.As(err, &later):
-		if nerr := e.notePause(ctx, t, items[:sent], later.after); nerr != nil {
+		if nerr = e.notePause(ctx, t, items[:sent], later.after); nerr != nil {
 			return 0, nerr
 		}
 		return sent, err
 	case err == nil, sent == len(items): // whatever the error is about
-		return sent, e.note(ctx, t, items[:sent], last && sent == len(items))
+		nerr = e.note(ctx, t, items[:sent], last && sent == len(items))
+		return sent, nerr
 	}
-	dead, nerr := e.noteFailure(ctx, t, items[:sent], &items[sent], err)
+	dead, nerr = e.noteFailure(ctx, t, items[:sent], &items[sent], err)
 	switch {
 	case nerr != nil:
 		return 0, nerr

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -60,6 +61,42 @@ func TestTakenIsRemoved(t *testing.T) {
 			require.Zero(t, good.again)
 			require.Zero(t, left(t, o))
 			require.Zero(t, claims(t, o))
+		})
+	}
+}
+
+// endsLater is a context that ends when it has been looked at once more since it was armed.
+type endsLater struct {
+	context.Context
+	armed atomic.Bool
+	looks atomic.Int64
+}
+
+func (c *endsLater) Err() error {
+	if c.armed.Load() && c.looks.Add(1) > 1 {
+		return context.Canceled
+	}
+	return c.Context.Err()
+}
+
+// TestStoppedWhileItNotes has a worker that stops when the sink has answered and its answer is being noted.
+func TestStoppedWhileItNotes(t *testing.T) {
+	t.Parallel()
+	for name, err := range map[string]error{"all": nil, "later": Later(time.Hour, nil)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx := &endsLater{Context: t.Context()}
+			_, o := opened(t)
+			put(t, o, "k", "1", "2", "3")
+			good := &recorder{}
+			e := newExporter(o, SinkFunc(func(_ context.Context, key string, items []Item) (int, error) {
+				n, serr := good.Send(t.Context(), key, items)
+				ctx.armed.Store(true)
+				return n, errors.Join(serr, err)
+			}), Options{})
+			require.ErrorIs(t, e.export(ctx, string(rowOf("k"))), context.Canceled)
+			require.Zero(t, left(t, o), "the sink has taken them")
+			require.Zero(t, good.again)
 		})
 	}
 }

@@ -2,6 +2,7 @@ package index
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"github.com/percolate-go/percolate/keys"
@@ -139,10 +140,16 @@ func (ix *Index[T]) walkRows(ctx context.Context, tx *percolator.Txn, from strin
 	return last, seen, nil
 }
 
-// entered reads the indexed cell of a row that an entry names. It is not found if no row can have this key: then the entry is damaged.
+// errBeyond: the key of a row is longer than this process may read (percolator.Limits.Row). Another process may have written the row, so its entry counts.
+var errBeyond = errors.New("index: the key of a row is longer than Limits.Row of this process")
+
+// entered reads the indexed cell of a row that an entry names. It is not found if no row can have this key: then the entry is damaged. One that is too long for this process is errBeyond.
 func (ix *Index[T]) entered(ctx context.Context, tx *percolator.Txn, row string) (stored []byte, found bool, err error) {
-	if row == "" || len(row) > ix.db.Limits().Row {
+	switch {
+	case row == "":
 		return nil, false, nil
+	case len(row) > ix.db.Limits().Row:
+		return nil, false, errBeyond
 	}
 	c := ix.of.Cell(row)
 	got, err := tx.GetMany(ctx, c)
@@ -150,11 +157,18 @@ func (ix *Index[T]) entered(ctx context.Context, tx *percolator.Txn, row string)
 	return stored, found, err
 }
 
-// hasValue tells whether a row has a value.
+func unlessBeyond(err error) error {
+	if errors.Is(err, errBeyond) {
+		return nil
+	}
+	return err
+}
+
+// hasValue tells whether a row has a value, or may have it.
 func (ix *Index[T]) hasValue(ctx context.Context, tx *percolator.Txn, row string, value keys.Key) (bool, error) {
 	stored, found, err := ix.entered(ctx, tx, row)
 	if err != nil || !found {
-		return false, err
+		return errors.Is(err, errBeyond), unlessBeyond(err)
 	}
 	values, err := ix.valuesLeft(ctx, row, stored)
 	_, has := slices.BinarySearch(values, value)
@@ -168,7 +182,7 @@ func (ix *Index[T]) hasValue(ctx context.Context, tx *percolator.Txn, row string
 func (ix *Index[T]) stale(ctx context.Context, tx *percolator.Txn, row string, value keys.Key) (bool, error) {
 	stored, found, err := ix.entered(ctx, tx, row)
 	if err != nil || !found {
-		return err == nil, err
+		return err == nil, unlessBeyond(err)
 	}
 	values, err := ix.valuesOf(ctx, row, stored)
 	if err != nil {
@@ -199,6 +213,9 @@ func (ix *Index[T]) walkEntries(ctx context.Context, tx *percolator.Txn, from st
 		return "", 0, err
 	}
 	for _, e := range entries {
+		if len(e.row) > ix.db.Limits().Row {
+			continue // see errBeyond
+		}
 		if stored, exists := got[ix.of.Cell(e.row)]; exists {
 			// A row may have several entries, and the codec may change what it is given.
 			values, err := ix.valuesLeft(ctx, e.row, slices.Clone(stored))
