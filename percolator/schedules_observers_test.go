@@ -340,6 +340,31 @@ func TestScheduleB4_SweepWaitsForLocks(t *testing.T) {
 	}
 }
 
+// B4. Guards: a registration is later than the removal before it, also where the process that registers has begun long before. What the old one acknowledged before it was removed is not its own.
+func TestScheduleB4_RegisteredAfterARemoval(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	old, c := w.client(), w.client()
+	var s saw
+	first := watching(t, old, s.observer("o"))
+	require.NoError(t, first.publish(t.Context()))
+	second := watching(t, c, s.observer("o"))
+	p := c.hold(t, func(x *call) bool { return x.Kind == faultstore.CallRead && x.Reads[0].Table == format.TableCatalog })
+	published := async(func() error { return second.publish(t.Context()) })
+	p.wait()
+	set(t, old.DB, rowA, "a")
+	runs(t, first, rowA)
+	require.NoError(t, old.RemoveObserver(t.Context(), "o"))
+	removed, err := old.Now(t.Context())
+	require.NoError(t, err)
+	p.release(pass)
+	require.NoError(t, w.finish(published))
+	infos, err := c.Observers(t.Context())
+	require.NoError(t, err)
+	require.Len(t, infos, 1)
+	require.Greater(t, infos[0].Since, removed)
+}
+
 // B4. Guards: RemoveObserver ends acknowledgments, so an observer that comes back sees every cell
 // once, as it is then. One that is registered still sees in a sweep only what it has not acknowledged.
 func TestScheduleB4_ObserverComesBack(t *testing.T) {

@@ -193,8 +193,8 @@ func (tx *Txn) StartTimestamp(ctx context.Context) (Timestamp, error) {
 }
 
 // Begun returns the timestamp of the transaction's snapshot, and true, or false if it has not been drawn yet: whatever has been committed
-// by the time of the call is in the snapshot then. It draws none, never calls the store, and has no errors; after the
-// transaction's end it tells what it told last. Like the other methods it is for one goroutine at a time.
+// by the time of the call is in the snapshot then. It draws none, never calls the store, and has no errors. The commit of a transaction that has read nothing draws it; after the
+// transaction's end it stays as it is. Like the other methods it is for one goroutine at a time.
 func (tx *Txn) Begun() (start Timestamp, ok bool) { return tx.start, tx.set }
 
 // CommitTimestamp returns the timestamp at which the transaction's writes became

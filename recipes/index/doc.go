@@ -56,7 +56,9 @@
 // The entries hold the values of the index and the keys of the rows in the clear, in the names of rows, where no codec hides them. So [New] refuses a column that is encrypted
 // (typed.Encrypted) unless [Options.Clear] is set. To destroy the key of a row does not take its entries away: write or delete the row first. DB.Erase of the
 // rows takes their entries away, and the history of the table of the entries with them; over TiKV the names of entries stay. To erase in that table is percolator.ErrIndexed.
-// The observer of an Observed deletes the entries of rows that are erased. Their history stays for the retention of their table: set a short one with percolator.DB.ConfigureTable.
+// The observer of an Observed deletes the entries of rows that are erased, if it could tell their values: delete a row, wait for the observer (percolator.DB.WaitObserved), and destroy its key
+// only then. After an erasure call Observed.Repair, which removes what is left of dropped runs and of values that nobody could decode. The history of the entries stays for the retention of their table: set a short one with percolator.DB.ConfigureTable; it
+// bounds the age of transactions that look up, too.
 //
 // # What it costs
 //
