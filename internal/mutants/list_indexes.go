@@ -63,8 +63,12 @@ var indexesMutants = []mutant{
 		"\tfor _, v := range after {\n\t\tif err := tx.Set", "\tfor _, v := range after {\n\t\tif slices.Contains(before, v) {\n\t\t\tcontinue\n\t\t}\n\t\tif err := tx.Set")},
 	{"observed-index-is-dropped-at-once", "Recipes: index, nobody sees the entries of an observed index go", "./recipes/index TestObservedIsDropped/memory", one(observedIndexGo,
 		"left := wait - now.Sub(from)", "left := wait - now.Sub(from) - time.Hour")},
+	{"observed-build-trusts-acks", "Recipes: index, a build of an observed index writes what is missing", "./recipes/index TestObservedUnderOtherNames", one(observedIndexGo,
+		"if _, err := o.ix.walk(ctx, pace, true, partEntries); err != nil {", "if _, err := o.ix.walk(ctx, pace, true, 0); err != nil {")},
+	{"registered-before-it-was-removed", "Observers: a registration is later than the removal before it", "TestScheduleB4_RegisteredAfterARemoval", one("percolator/sweep.go",
+		"Since: since, OldValues", "Since: min(since, v.asOf), OldValues")},
 	{"observed-index-of-before", "Recipes: index, an observed index is built for a registration", "./recipes/index TestObservedBegunAgain", one(observedIndexGo,
-		" && mark.Since == since", "")},
+		" || mark.Since != since", "")},
 }
 
 func init() { mutants = append(mutants, indexesMutants...) }
