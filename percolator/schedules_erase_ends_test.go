@@ -36,7 +36,7 @@ func TestScheduleE_TimersThatAreSetAnew(t *testing.T) {
 			require.NoError(t, writes(t, c, "secret", cells...).Commit(t.Context()))
 			sees(worker, cells...)
 			receipt, err := w.erase(c, func() {
-				if value(t, c, cells[len(cells)-1]) == "none" {
+				if valueBeside(t, c, cells[len(cells)-1]) == "none" {
 					sees(worker, cells...)
 				}
 			})
@@ -273,7 +273,7 @@ func TestScheduleE_NotifiedAfterwards(t *testing.T) {
 	var notified error
 	_, err := w.erase(c, func() {
 		switch erased := len(c.known().erased) > 0; {
-		case !erased && value(t, c, ann1) == "none":
+		case !erased && valueBeside(t, c, ann1) == "none":
 			sees(worker, ann1)
 		case erased && enough == 0:
 			enough = looks.Load() + 100

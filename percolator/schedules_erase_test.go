@@ -378,7 +378,7 @@ func TestScheduleE_WrittenBeforeTheSafePoint(t *testing.T) {
 	var written Timestamp
 	receipt, err := w.erase(c, func() {
 		if written == 0 {
-			if value(t, other, ann2) != "none" {
+			if valueBeside(t, other, ann2) != "none" {
 				return
 			}
 			set(t, other.DB, ann1, "meanwhile")

@@ -64,7 +64,7 @@ func TestEraseGoesOnWhereItWaited(t *testing.T) {
 	require.NoError(t, writes(t, c, "secret", cells...).Commit(t.Context()))
 	next := 0
 	receipt, err := w.erase(c, func() {
-		if value(t, c, cells[len(cells)-1]) != "none" {
+		if valueBeside(t, c, cells[len(cells)-1]) != "none" {
 			return // the deletion is still under way
 		}
 		for range 100 {

@@ -291,24 +291,35 @@ func writes(t testing.TB, c *client, value string, cells ...Cell) *Txn {
 	return tx
 }
 
-// value is what a client reads in a transaction of its own. An erasure may make its snapshot too old before it reads: then it begins anew.
+// value is what a client reads in a transaction of its own.
 func value(t testing.TB, c *client, cell Cell) string {
+	t.Helper()
+	v, err := read(t, c, cell)
+	require.NoError(t, err)
+	return v
+}
+
+// valueBeside is value beside an erasure, which may make the snapshot too old before it is read: then it is "".
+func valueBeside(t testing.TB, c *client, cell Cell) string {
+	t.Helper()
+	v, err := read(t, c, cell)
+	if !errors.Is(err, ErrSnapshotTooOld) {
+		require.NoError(t, err)
+	}
+	return v
+}
+
+func read(t testing.TB, c *client, cell Cell) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	for {
-		tx, err := c.Begin(ctx)
-		require.NoError(t, err)
-		v, err := tx.Get(ctx, cell)
-		switch {
-		case errors.Is(err, ErrSnapshotTooOld):
-			continue
-		case errors.Is(err, ErrNotFound):
-			return "none"
-		}
-		require.NoError(t, err)
-		return string(v)
+	tx, err := c.Begin(ctx)
+	require.NoError(t, err)
+	v, err := tx.Get(ctx, cell)
+	if errors.Is(err, ErrNotFound) {
+		return "none", nil
 	}
+	return string(v), err
 }
 
 func row(name string) Cell { return Cell{"t", name, "v"} }

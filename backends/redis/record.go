@@ -129,12 +129,9 @@ func (s *direct) partsLeft(ctx context.Context) (string, error) {
 			for i, key := range keys {
 				found[i] = pipe.Exists(ctx, key) // by itself: the keys of one call must lie in one slot
 			}
-			_, refused := pipe.Exec(ctx)
-			if slices.ContainsFunc(found, func(cmd *goredis.IntCmd) bool { return cmd.Err() != nil }) {
-				refused = nil // each has its own
-			}
-			if refused != nil {
-				return "", refused // only Exec says that the server refused the connection
+			// If the server refused the connection, only Exec returns the error.
+			if _, err := pipe.Exec(ctx); err != nil && !slices.ContainsFunc(found, func(cmd *goredis.IntCmd) bool { return cmd.Err() != nil }) {
+				return "", err
 			}
 			for i, key := range keys {
 				switch n, err := found[i].Result(); {

@@ -1,6 +1,7 @@
 package tikvraw
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -504,4 +505,24 @@ func liveBytes() int64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
+}
+
+// A request may still be sent when the call that made it has ended. So a value that is sent apart is a copy, and not the caller's memory.
+func TestValueOfARequestIsACopy(t *testing.T) {
+	t.Parallel()
+	s, f := fakeStore(t, Options{SweepEvery: -1})
+	want := bytes.Repeat([]byte("v"), 2*inlineMax)
+	value, sent := bytes.Clone(want), 0
+	f.before = func(call string, _ []byte) error {
+		if call == "put" || call == "batchPut" {
+			sent++
+			clear(value)
+		}
+		return nil
+	}
+	require.True(t, apply(t, s, "r", nil, rowstore.Put(rowstore.Write, "c", 5, value)).Applied)
+	require.Positive(t, sent)
+	rows, err := s.Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: "r", Selectors: []rowstore.Selector{{Family: rowstore.Write, Column: "c", To: oracle.Max, Limit: 1}}}})
+	require.NoError(t, err)
+	require.Equal(t, want, rows[0].Newest(rowstore.Write, "c").Value)
 }

@@ -113,6 +113,13 @@ func TestNamesCanBePasted(t *testing.T) {
 	_, hint, found := strings.Cut(a.out, "--from ")
 	require.True(t, found, a.out)
 	require.Equal(t, []string{"$(touch x)%00"}, shellWords(t, strings.TrimSpace(hint)))
+	// "%" is an empty prefix: the end of the range is that of --to.
+	for _, prefix := range []string{"", "%"} {
+		a = ask(t, url, "scan", "t", "--limit", "1", "--prefix", prefix, "--to", "b")
+		_, hint, found = strings.Cut(a.out, "--from ")
+		require.True(t, found, "%q: %s%s", prefix, a.out, a.err)
+		require.Equal(t, []string{"$(touch x)%00", "--to", "b"}, shellWords(t, strings.TrimSpace(hint)), "%q", prefix)
+	}
 }
 
 // shellWords takes words apart as a shell does, and fails for what a shell would not take as it is.

@@ -340,6 +340,15 @@ func (e *exporter) call(ctx context.Context, key string, items []Item) (sent int
 	return e.sink.Send(ctx, key, items)
 }
 
+// noted keeps what the sink has taken if it could not be noted, because the worker stops, say: it is removed at the end of the turn. If there is no time for that, it comes
+// again. If the claim is lost, it is its successor's, and stays.
+func (t *turn) noted(err error, sent []stored) error {
+	if err != nil {
+		t.taken = sent
+	}
+	return err
+}
+
 // sendSome calls the sink once, and notes what it has taken. If these are the last items, and all were taken, it leaves the key with that.
 func (e *exporter) sendSome(ctx context.Context, t *turn, items []stored, last bool) (taken int, err error) {
 	if time.Until(t.ended) < e.opt.Timeout {
@@ -360,40 +369,30 @@ func (e *exporter) sendSome(ctx context.Context, t *turn, items []stored, last b
 	if err == nil && sent == 0 {
 		err = errors.New("the sink has taken nothing, without an error")
 	}
-	var nerr error // of the note of what was taken
-	dead := false
-	defer func() {
-		// What the sink has taken is removed at the end of the turn if it could not be noted: the worker stops meanwhile, say. A claim that is lost is somebody else's.
-		if nerr != nil && !errors.Is(nerr, errLost) {
-			t.taken = items[:sent]
-		}
-	}()
 	var later *laterError
 	switch {
-	case ctx.Err() != nil:
-		t.taken = items[:sent] // the worker stops; if there is no time to remove them, they come again
-		return 0, ctx.Err()
+	case ctx.Err() != nil: // the worker stops
+		return 0, t.noted(ctx.Err(), items[:sent])
 	case errors.Is(err, errCount):
 		return 0, err
 	case errors.Is(err, ErrSuperseded):
 		// Whoever has a higher epoch wrote the claim before it sent anything. It sends again, and removes, what was taken here.
-		if nerr = e.note(ctx, t, items[:sent], false); nerr != nil {
-			return 0, nerr
+		if err := t.noted(e.note(ctx, t, items[:sent], false), items[:sent]); err != nil {
+			return 0, err
 		}
 		return sent, errAhead
 	case errors.As(err, &later):
-		if nerr = e.notePause(ctx, t, items[:sent], later.after); nerr != nil {
-			return 0, nerr
+		if err := t.noted(e.notePause(ctx, t, items[:sent], later.after), items[:sent]); err != nil {
+			return 0, err
 		}
 		return sent, err
 	case err == nil, sent == len(items): // whatever the error is about
-		nerr = e.note(ctx, t, items[:sent], last && sent == len(items))
-		return sent, nerr
+		return sent, t.noted(e.note(ctx, t, items[:sent], last && sent == len(items)), items[:sent])
 	}
-	dead, nerr = e.noteFailure(ctx, t, items[:sent], &items[sent], err)
+	dead, nerr := e.noteFailure(ctx, t, items[:sent], &items[sent], err)
 	switch {
 	case nerr != nil:
-		return 0, nerr
+		return 0, t.noted(nerr, items[:sent])
 	case dead:
 		return sent + 1, nil
 	}

@@ -82,7 +82,12 @@ func (c *endsLater) Err() error {
 // TestStoppedWhileItNotes has a worker that stops when the sink has answered and its answer is being noted.
 func TestStoppedWhileItNotes(t *testing.T) {
 	t.Parallel()
-	for name, err := range map[string]error{"all": nil, "later": Later(time.Hour, nil)} {
+	for name, c := range map[string]struct {
+		sent int
+		err  error
+	}{
+		"all": {3, nil}, "some": {2, nil}, "later": {2, Later(time.Hour, nil)}, "superseded": {2, ErrSuperseded}, "failed": {2, errors.New("no")},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			ctx := &endsLater{Context: t.Context()}
@@ -90,12 +95,12 @@ func TestStoppedWhileItNotes(t *testing.T) {
 			put(t, o, "k", "1", "2", "3")
 			good := &recorder{}
 			e := newExporter(o, SinkFunc(func(_ context.Context, key string, items []Item) (int, error) {
-				n, serr := good.Send(t.Context(), key, items)
+				n, err := good.Send(t.Context(), key, items[:c.sent])
 				ctx.armed.Store(true)
-				return n, errors.Join(serr, err)
+				return n, errors.Join(err, c.err)
 			}), Options{})
 			require.ErrorIs(t, e.export(ctx, string(rowOf("k"))), context.Canceled)
-			require.Zero(t, left(t, o), "the sink has taken them")
+			require.Equal(t, 3-c.sent, left(t, o), "the sink has taken the others")
 			require.Zero(t, good.again)
 		})
 	}

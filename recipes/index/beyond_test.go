@@ -42,4 +42,12 @@ func TestRowsBeyondTheLimits(t *testing.T) {
 		require.Equal(t, []string{long}, has(t, wide, of, name))
 		require.NoError(t, Drop(ctx, wide, name, Pace{}))
 	}
+	// Both have the same value before there is an index. Whoever builds it finds two.
+	require.NoError(t, put(ctx, wide, "x", "many"))
+	for _, db := range []*percolator.DB{narrow, wide} {
+		ix, err := New(db, "two", words, eachWord, Options{Unique: true})
+		require.NoError(t, err)
+		_, err = ix.Build(ctx, Pace{})
+		require.ErrorIs(t, err, ErrNotUnique)
+	}
 }

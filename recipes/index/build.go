@@ -49,6 +49,24 @@ func (p Pace) wait(ctx context.Context) error {
 	}
 }
 
+// steps calls step until there is no more to do: with fewer rows after what says that they were too many, and with a pause after each.
+func (p Pace) steps(ctx context.Context, step func(rows int) (more bool, err error)) error {
+	for rows := p.Rows; ; {
+		more, err := step(rows)
+		switch {
+		case fewer(&rows, err):
+			more = true
+		case err != nil:
+			return err
+		default:
+			rows = min(rows*2, p.Rows)
+		}
+		if err := p.wait(ctx); err != nil || !more {
+			return err
+		}
+	}
+}
+
 // Build makes the index readable: it defines the index if nobody has, waits until every process knows of it, adds the entries of the data that is there,
 // and compares all entries with all data until nothing differs. Meanwhile everybody may write. An index that is readable is left as it is, and the Report is empty.
 //
@@ -231,8 +249,8 @@ func (ix *Index[T]) compare(ctx context.Context, what string, pace Pace, mend bo
 // walk compares the parts before end, a step after the other, and with mend makes it fit in transactions of these options.
 func (ix *Index[T]) walk(ctx context.Context, pace Pace, mend bool, end int, opts ...percolator.TxnOption) (all Report, err error) {
 	opts = append(opts, percolator.WithMaxAttempts(1))
-	at, rows := position{}, pace.Rows
-	for at.Part < end {
+	var at position
+	err = pace.steps(ctx, func(rows int) (more bool, err error) {
 		var next position
 		var r Report
 		step := func(tx *percolator.Txn) (err error) {
@@ -244,19 +262,14 @@ func (ix *Index[T]) walk(ctx context.Context, pace Pace, mend bool, end int, opt
 		} else {
 			err = ix.db.View(ctx, step)
 		}
-		switch {
-		case fewer(&rows, err):
-			err = pace.wait(ctx)
-		case err == nil:
-			at, rows = next, min(rows*2, pace.Rows)
-			all.add(&r)
-			err = pace.wait(ctx)
-		}
 		if err != nil {
-			return all, err
+			return false, err
 		}
-	}
-	return all, nil
+		at = next
+		all.add(&r)
+		return at.Part < end, nil
+	})
+	return all, err
 }
 
 // infoOf returns what the catalog says of an index; one that is not there is percolator.IndexAbsent.
@@ -333,9 +346,9 @@ func dropEntries(ctx context.Context, db *percolator.DB, info percolator.IndexIn
 // began at the first row again would pass all the deleted ones, which are there until they are collected.
 func dropRound(ctx context.Context, db *percolator.DB, info percolator.IndexInfo, pace Pace) (removed int, err error) {
 	from := ""
-	for rows, left := pace.Rows, true; left; {
+	err = pace.steps(ctx, func(rows int) (more bool, err error) {
 		last, seen := "", 0
-		err := db.Update(ctx, func(tx *percolator.Txn) error {
+		err = db.Update(ctx, func(tx *percolator.Txn) error {
 			last, seen = "", 0
 			for row, err := range tx.Scan(ctx, percolator.Range{Table: info.Entries, From: from, Limit: rows}) {
 				if err != nil {
@@ -350,16 +363,11 @@ func dropRound(ctx context.Context, db *percolator.DB, info percolator.IndexInfo
 			}
 			return nil
 		}, percolator.WithIndexUpkeep(info))
-		switch {
-		case fewer(&rows, err):
-			err = pace.wait(ctx)
-		case err == nil:
-			removed, left, from = removed+seen, seen == rows, last+"\x00"
-			err = pace.wait(ctx)
-		}
 		if err != nil {
-			return removed, err
+			return false, err
 		}
-	}
-	return removed, nil
+		removed, from = removed+seen, last+"\x00"
+		return seen == rows, nil
+	})
+	return removed, err
 }

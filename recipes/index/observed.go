@@ -89,17 +89,11 @@ func (o *Observed[T]) observer() string { return observedPrefix + o.ix.name }
 // keep is the run of the observer. It writes the entry of each value, also of one that stays: Repair may have taken it away by a snapshot in which the
 // row had another value, and then one of the two conflicts, or the run comes later.
 func (o *Observed[T]) keep(ctx context.Context, tx *percolator.Txn, change percolator.Change) error {
-	ix, row := &o.ix, change.Cell.Row
-	var before, after []keys.Key
-	var err error
-	if change.NewFound {
-		after, err = ix.valuesOf(ctx, row, change.New)
-		if errors.Is(err, typed.ErrKeyGone) {
-			after, err = nil, nil
-		}
-	}
-	if err == nil && change.OldFound {
-		before, err = ix.valuesLeft(ctx, row, change.Old)
+	c := percolator.RowChange{Row: change.Cell.Row, Old: change.Old, OldFound: change.OldFound, New: change.New, NewFound: change.NewFound}
+	d, err := o.ix.delta(ctx, &c)
+	if errors.Is(err, typed.ErrKeyGone) { // of the new value: an old one that cannot be decoded is no error
+		c.NewFound = false
+		d, err = o.ix.delta(ctx, &c)
 	}
 	switch {
 	case errors.Is(err, typed.ErrVersion):
@@ -107,15 +101,13 @@ func (o *Observed[T]) keep(ctx context.Context, tx *percolator.Txn, change perco
 	case err != nil:
 		return err
 	}
-	for _, v := range before {
-		if _, stays := slices.BinarySearch(after, v); !stays {
-			if err := tx.Delete(ix.entry(v, row)); err != nil {
-				return err
-			}
+	for _, v := range d.removed {
+		if err := tx.Delete(o.ix.entry(v, d.row)); err != nil {
+			return err
 		}
 	}
-	for _, v := range after {
-		if err := tx.Set(ix.entry(v, row), []byte(row)); err != nil {
+	for _, v := range slices.Concat(d.added, d.same) {
+		if err := tx.Set(o.ix.entry(v, d.row), []byte(d.row)); err != nil {
 			return err
 		}
 	}
@@ -479,20 +471,14 @@ func (o *Observed[T]) drop(ctx context.Context, pace Pace) error {
 			return err
 		}
 	}
-	for from, rows, left := "", pace.Rows, true; left; {
-		last, seen, err := o.dropPage(ctx, from, rows)
-		switch {
-		case fewer(&rows, err):
-			err = pace.wait(ctx)
-		case err == nil:
-			from, left = last+"\x00", seen == rows
-			err = pace.wait(ctx)
+	next := ""
+	return pace.steps(ctx, func(rows int) (more bool, err error) {
+		last, seen, err := o.dropPage(ctx, next, rows)
+		if err == nil {
+			next = last + "\x00"
 		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+		return seen == rows, err
+	})
 }
 
 // dropPage deletes some entries from one on, and the mark with them, unless the observer is registered: then a build may rely on them. A build that ends meanwhile writes the mark, and one of

@@ -4,15 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/everystore"
 	"github.com/percolate-go/percolate/keys"
 	"github.com/percolate-go/percolate/percolatetest"
 	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 	"github.com/percolate-go/percolate/typed"
 )
 
@@ -92,6 +98,61 @@ func TestObservedIsMadeAgainWhileDropped(t *testing.T) {
 	require.NoError(t, ix.Build(ctx, Pace{}))
 	require.ErrorIs(t, <-dropped, percolator.ErrIndexChanged)
 	require.Len(t, sees(t, db, ix, "a"), 3)
+}
+
+// TestDropIsLate has a drop that is about to delete entries when the observer is registered again and the index built. It deletes none, also where no run has written the entry anew: the run was
+// parked, and dropped.
+func TestDropIsLate(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	inner := memstore.New()
+	t.Cleanup(func() { _ = inner.Close() })
+	store := faultstore.New(inner, faultstore.Options{KeepOpen: true})
+	late, db := everystore.Over(t, store, settings), everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true}), settings)
+	var away atomic.Pointer[error]
+	ix := observedWords(t, late)
+	again, err := NewObserved(db, "word", typed.Column[string]{Table: "doc", Name: "text", Codec: trouble{err: &away}}, eachWord, ObservedOptions{})
+	require.NoError(t, err)
+	_, _, end := keeping(t, late, ix.Observer())
+	require.NoError(t, put(ctx, late, "1", "a"))
+	require.NoError(t, ix.Build(ctx, Pace{}))
+	held := store.Hold(faultstore.Rule{Match: func(c *faultstore.Call) bool {
+		muts := c.Muts
+		for _, g := range c.Groups {
+			muts = append(slices.Clone(muts), g.Mutations...)
+		}
+		return slices.ContainsFunc(muts, func(m rowstore.Mutation) bool { return strings.HasSuffix(m.Table, "observed/word") && m.Row != rowProgress })
+	}})
+	dropped := make(chan error, 1)
+	go func() { dropped <- ix.Drop(ctx, Pace{}) }()
+	require.ErrorIs(t, end(), percolator.ErrObserverRemoved)
+	<-held.Reached()
+	newer := typed.ErrVersion
+	away.Store(&newer)
+	keeping(t, db, again.Observer())
+	var parked []percolator.ParkedRun
+	require.Eventually(t, func() bool {
+		parked, err = db.Parked(ctx)
+		return err == nil && len(parked) == 1
+	}, time.Minute, time.Millisecond)
+	require.NoError(t, db.DropParked(ctx, parked...))
+	away.Store(nil)
+	require.NoError(t, again.Build(ctx, Pace{}))
+	held.Release(faultstore.Fault{})
+	require.ErrorIs(t, <-dropped, percolator.ErrIndexChanged)
+	require.Equal(t, []string{"1=a"}, sees(t, db, again, "a"))
+}
+
+// TestObservedPace waits after each step, for as long as it is told.
+func TestObservedPace(t *testing.T) {
+	t.Parallel()
+	ctx, db := t.Context(), percolatetest.Open(t)
+	ix := observedWords(t, db)
+	require.NoError(t, put(ctx, db, "1", "a"))
+	short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+	defer cancel()
+	_, err := ix.Check(short, Pace{Pause: time.Hour})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
 }
 
 // TestDroppedBetweenTheEndsOfABuild deletes entries and the mark while an index is built, as one does who began to drop it before: the build begins anew.

@@ -157,18 +157,14 @@ func (ix *Index[T]) entered(ctx context.Context, tx *percolator.Txn, row string)
 	return stored, found, err
 }
 
-func unlessBeyond(err error) error {
-	if errors.Is(err, errBeyond) {
-		return nil
-	}
-	return err
-}
-
 // hasValue tells whether a row has a value, or may have it.
 func (ix *Index[T]) hasValue(ctx context.Context, tx *percolator.Txn, row string, value keys.Key) (bool, error) {
 	stored, found, err := ix.entered(ctx, tx, row)
-	if err != nil || !found {
-		return errors.Is(err, errBeyond), unlessBeyond(err)
+	switch {
+	case errors.Is(err, errBeyond):
+		return true, nil
+	case err != nil || !found:
+		return false, err
 	}
 	values, err := ix.valuesLeft(ctx, row, stored)
 	_, has := slices.BinarySearch(values, value)
@@ -181,8 +177,11 @@ func (ix *Index[T]) hasValue(ctx context.Context, tx *percolator.Txn, row string
 // built; then two rows may have a value as long as the builder has not found them.
 func (ix *Index[T]) stale(ctx context.Context, tx *percolator.Txn, row string, value keys.Key) (bool, error) {
 	stored, found, err := ix.entered(ctx, tx, row)
-	if err != nil || !found {
-		return err == nil, unlessBeyond(err)
+	switch {
+	case errors.Is(err, errBeyond):
+		return false, nil
+	case err != nil || !found:
+		return err == nil, err
 	}
 	values, err := ix.valuesOf(ctx, row, stored)
 	if err != nil {
