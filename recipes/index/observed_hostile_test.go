@@ -121,7 +121,9 @@ func TestDropIsLate(t *testing.T) {
 		for _, g := range c.Groups {
 			muts = append(slices.Clone(muts), g.Mutations...)
 		}
-		return slices.ContainsFunc(muts, func(m rowstore.Mutation) bool { return strings.HasSuffix(m.Table, "observed/word") && m.Row != rowProgress })
+		return slices.ContainsFunc(muts, func(m rowstore.Mutation) bool {
+			return strings.HasSuffix(m.Table, "observed/word") && m.Row != rowProgress
+		})
 	}})
 	dropped := make(chan error, 1)
 	go func() { dropped <- ix.Drop(ctx, Pace{}) }()
