@@ -99,7 +99,7 @@ func (l *loading) run(ctx context.Context) (Load, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		next++
-		return next, failed == nil && next <= l.o.Commits && time.Since(began) < l.o.For
+		return next, failed == nil && next <= l.o.Commits && (next == 1 || time.Since(began) < l.o.For) // one at least
 	}
 	value := make([]byte, 100)
 	for range l.o.Clients {

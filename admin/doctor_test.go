@@ -419,6 +419,8 @@ func TestDoctorWaitsForTheFirstCollection(t *testing.T) {
 func TestDoctorRefuses(t *testing.T) {
 	t.Parallel()
 	p := newPatient(t)
+	p.opts.Parked = 1_000_000
+	require.Empty(t, p.diagnose().Findings, "that many are not too many to count")
 	r, err := admin.New(p.store)
 	require.NoError(t, err)
 	for _, o := range []admin.DoctorOptions{{MaxSkew: -1}, {Waiting: -1}, {Behind: -1}, {Forgotten: -1}, {Parked: -1}, {Rows: 1_000_001}} {
@@ -461,6 +463,9 @@ func TestLoadLeavesNothing(t *testing.T) {
 	require.LessOrEqual(t, l.Median, l.P99)
 	require.LessOrEqual(t, l.P99, l.Longest)
 	require.Empty(t, l.Findings())
+	brief, err := admin.MeasureLoad(t.Context(), p.db, admin.LoadOptions{For: 1})
+	require.NoError(t, err)
+	require.Equal(t, 1, brief.Commits, "one at least")
 	require.NotEmpty(t, (&admin.Load{P99: admin.Span(2 * time.Second)}).Findings())
 	for table, err := range p.store.Tables(t.Context()) {
 		require.NoError(t, err)

@@ -189,7 +189,7 @@ func (d *doctor) observers(ctx context.Context) error {
 	if d.cat == nil {
 		return nil
 	}
-	list, err := d.r.Observers(ctx, max(10_000, d.o.Parked+1))
+	list, err := d.r.Observers(ctx, min(max(10_000, d.o.Parked+1), mostRows))
 	if err != nil {
 		return err
 	}

@@ -82,6 +82,7 @@ func openDisk(path string) (diskFile, error) {
 // Other errors: ErrExists if the file path is there; ErrInUse if another Write of it runs; ErrDamaged if an incomplete file is not as it was written;
 // percolator.ErrTooLarge if a row has more than about a GiB, which no backup can hold; percolator.ErrInvalid for bad options; those of the file, as of a full disk; those of the database and of ctx.
 // One Write of a file may run at a time: a second one is ErrInUse where the file system has locks, as on Linux, macOS and BSD. Of a database, any number may.
+// On a share of SMB that Linux mounts, locks keep Write itself out, by an error, unless the share was mounted with nobrl.
 func Write(ctx context.Context, db *percolator.DB, path string, opts Options) (Result, error) {
 	if db == nil || path == "" {
 		return Result{}, invalid("Write needs a database and a path")
@@ -101,17 +102,18 @@ func Write(ctx context.Context, db *percolator.DB, path string, opts Options) (R
 	if opts.disk == nil {
 		opts.disk = openDisk
 	}
-	switch _, err := os.Lstat(path); {
-	case err == nil:
-		return Result{}, fmt.Errorf("%w: %s", ErrExists, path)
-	case !errors.Is(err, fs.ErrNotExist):
-		return Result{}, fmt.Errorf("backup: looking for the file: %w", err)
+	if err := free(path); err != nil {
+		return Result{}, err
 	}
-	unlock, err := lockFile(path + Incomplete)
+	lock, err := lockFile(path + Incomplete)
 	if err != nil {
 		return Result{}, err
 	}
-	defer unlock() // when the file has its name
+	defer lock.release()               // when the file has its name
+	if err := free(path); err != nil { // the call that had the lock has completed it
+		lock.drop()
+		return Result{}, err
+	}
 	f, err := opts.disk(path + Incomplete)
 	if err != nil {
 		return Result{}, fmt.Errorf("backup: opening the file: %w", err)
@@ -124,11 +126,28 @@ func Write(ctx context.Context, db *percolator.DB, path string, opts Options) (R
 	if err != nil {
 		return r, err
 	}
-	return r, w.complete()
+	return r, w.complete(lock)
+}
+
+// free returns an error unless no file has the name.
+func free(path string) error {
+	switch _, err := os.Lstat(path); {
+	case err == nil:
+		return fmt.Errorf("%w: %s", ErrExists, path)
+	case !errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("backup: looking for the file: %w", err)
+	}
+	return nil
 }
 
 // complete gives the file its name.
-func (w *writer) complete() error {
+func (w *writer) complete(lock *fileLock) error {
+	switch named, err := lock.named(); {
+	case err != nil:
+		return err
+	case !named:
+		return fmt.Errorf("backup: somebody has removed the incomplete file: %s", lock.path)
+	}
 	// A link fails if the name is taken, a rename would replace what has it.
 	if err := os.Link(w.path+Incomplete, w.path); err == nil {
 		err = os.Remove(w.path + Incomplete)

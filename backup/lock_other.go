@@ -2,5 +2,5 @@
 
 package backup
 
-// lockFile does nothing here: one Write of a file may run at a time.
-func lockFile(string) (release func(), err error) { return func() {}, nil }
+// lockFile locks nothing here, and holds nothing open: such systems may not rename what is. One Write of a file may run at a time.
+func lockFile(path string) (*fileLock, error) { return &fileLock{path: path}, nil }

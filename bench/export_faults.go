@@ -270,9 +270,9 @@ type numberedSink struct {
 func (s *numberedSink) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var b struct {
 		Key   string
-		Epoch uint64
+		Epoch uint64 `json:",string"`
 		Items []struct {
-			Commit  percolator.Timestamp
+			Commit  percolator.Timestamp `json:",string"`
 			Index   int
 			Payload []byte
 		}

@@ -297,6 +297,11 @@ func drawReplacesDrawn(t testing.TB, e *env) {
 	out = h.group(rowstore.Group{AssignTimestamp: true, Mutations: []rowstore.Mutation{mut(b, nil, drawn(rowstore.Mark, "high", "low"), drawn(rowstore.Mark, "c", "r2"))}})
 	require.Equal(t, versions(ver(rowstore.Mark, "c", out.Commit, "r2"), ver(rowstore.Mark, "high", oracle.Max, "max")),
 		h.read(b, pick(rowstore.Mark)))
+	// A lock, too.
+	out = h.group(rowstore.Group{AssignTimestamp: true, Mutations: []rowstore.Mutation{mut(b, when(rowstore.Absent(rowstore.Lock, "lock", 0)), drawn(rowstore.Lock, "lock", "l"))}})
+	require.True(t, out.Applied)
+	require.Equal(t, versions(ver(rowstore.Lock, "lock", out.Commit, "l")), h.read(b, pick(rowstore.Lock)))
+	h.put(b, rowstore.Delete(rowstore.Lock, "lock", out.Commit))
 	// AssignTimestamp without an edit at AssignedTimestamp draws all the same.
 	out2 := h.group(rowstore.Group{AssignTimestamp: true, Mutations: []rowstore.Mutation{mut(a, nil, rowstore.Delete(rowstore.Data, "c", 5))}})
 	require.True(t, out2.Applied)

@@ -82,6 +82,16 @@ func (v *catalogView) observers(table, column string) []string {
 	return v.registrations(table, column).names
 }
 
+// observesTable tells whether any column of a stored table is observed.
+func (v *catalogView) observesTable(table string) bool {
+	for c := range v.observed {
+		if c.table == table {
+			return true
+		}
+	}
+	return false
+}
+
 // registrations lists the registrations of the observers of a stored column.
 func (v *catalogView) registrations(table, column string) registrations {
 	if len(v.observed) == 0 {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"time"
 
 	"github.com/percolate-go/percolate/internal/format"
@@ -20,8 +21,7 @@ func (w *Worker) failed(ctx context.Context, o *Observer, view *cellView, cause 
 	case ctx.Err() != nil:
 		return runResult{next: runAbandoned} // the worker stops: that is nobody's failure
 	case o.periodic != nil && errors.As(cause, new(*asideError)):
-		w.standAside(o, cause)
-		return runResult{next: runWaiting, wait: asideWait}
+		return w.leaveAside(o, cause)
 	case asksToPark(cause):
 		return w.countFailure(ctx, o, view, cause)
 	}
@@ -38,6 +38,12 @@ func (w *Worker) failed(ctx context.Context, o *Observer, view *cellView, cause 
 	return w.countFailure(ctx, o, view, cause)
 }
 
+// leaveAside leaves a run of a periodic to workers that have the schedule that counts.
+func (w *Worker) leaveAside(o *Observer, why error) runResult {
+	w.standAside(o, why)
+	return runResult{next: runWaiting, wait: asideWait}
+}
+
 // countFailure counts a failed attempt in the store. The last attempt parks the run.
 func (w *Worker) countFailure(ctx context.Context, o *Observer, view *cellView, cause error) runResult {
 	c := view.cell
@@ -46,6 +52,9 @@ func (w *Worker) countFailure(ctx context.Context, o *Observer, view *cellView, 
 		record, err = w.recordFailure(ctx, tx, o, view, cause)
 		return err
 	})
+	if aside := (*asideError)(nil); errors.As(err, &aside) {
+		return w.leaveAside(o, aside)
+	}
 	if err != nil {
 		return trouble(fmt.Errorf("recording a failure of observer %q for %v: %w", o.Name, c.public(), errors.Join(err, cause)))
 	}
@@ -83,14 +92,25 @@ func (w *Worker) postpone(ctx context.Context, o *Observer, view *cellView, afte
 // leastPause is the pause of a run that is to be repeated at once: other jobs come in between.
 const leastPause = time.Millisecond
 
-// panicError is a panic of an observer's function.
+// panicError is a panic of a function of the user's.
 type panicError struct {
+	of    string
 	value any
 	stack []byte
 }
 
+// unlessPanics calls a function of the user's. A panic becomes an error: one that is called for many must not end the program for one of them.
+func unlessPanics(of string, f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = &panicError{of: of, value: p, stack: debug.Stack()}
+		}
+	}()
+	return f()
+}
+
 func (e *panicError) Error() string {
-	return fmt.Sprintf("percolator: the observer's function panicked: %v\n%s", e.value, e.stack)
+	return fmt.Sprintf("percolator: %s panicked: %v\n%s", e.of, e.value, e.stack)
 }
 
 // readError is an error of a transaction's read that the store is to blame for, unless the read's context has ended.
@@ -132,7 +152,7 @@ func (w *Worker) recordFailure(ctx context.Context, tx *Txn, o *Observer, view *
 		return format.Failure{}, err
 	}
 	if o.periodic != nil {
-		if err := o.periodic.giveUp(ctx, tx, view.sinceOf(o.id)); err != nil {
+		if err := o.periodic.giveUp(ctx, tx, view.sinceOf(o.id), view.at); err != nil {
 			return format.Failure{}, err
 		}
 	}

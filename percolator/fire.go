@@ -263,49 +263,100 @@ func (db *DB) dropUnobserved(ctx context.Context, timers []dueTimer) error {
 // dropTimers removes the timers of cells that nobody observes, and counts them. A timer that was set by somebody who knew an
 // observer stays: the catalog is read after the snapshot was drawn, so it names that observer.
 func (db *DB) dropTimers(ctx context.Context, cells []Cell) (dropped int, err error) {
-	for part := range slices.Chunk(cells, min(firePage, db.limits.Cells)) {
-		n := 0
-		err := db.Update(ctx, func(tx *Txn) error {
-			n = 0
-			if err := tx.begin(ctx); err != nil {
-				return err
-			}
-			v, err := db.loadCatalog(ctx)
-			if err != nil {
-				return err
-			}
-			var timers []Cell
-			for _, c := range part {
-				if len(v.observers(c.Table, c.Column)) == 0 {
-					timers = append(timers, timerOf(c))
-				}
-			}
-			values, err := db.getCells(ctx, timers, &tx.snapshot)
-			if err != nil {
-				return err
-			}
-			for i, value := range values {
-				if value == nil {
-					continue
-				}
-				if tx.writes.find(timers[i]) == nil {
-					n++
-				}
-				if err := tx.put(timers[i], format.KindDelete, nil); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
+	for most := min(firePage, db.limits.Cells); len(cells) > 0; {
+		part := cells[:min(most, len(cells))]
+		n, err := db.dropSomeTimers(ctx, part)
+		if errors.Is(err, ErrTooLarge) && len(part) > 1 {
+			most = len(part) / 2 // their names are long, for the limits of this process
+			continue
+		}
 		if err != nil {
 			return dropped, fmt.Errorf("dropping timers that nobody observes: %w", err)
 		}
+		if n > 0 {
+			db.count.timersDropped.Add(uint64(n)) //nolint:gosec // a count
+		}
 		dropped += n
-	}
-	if dropped > 0 {
-		db.count.timersDropped.Add(uint64(dropped)) //nolint:gosec // a count
+		cells = cells[len(part):]
 	}
 	return dropped, nil
+}
+
+// dropSomeTimers is dropTimers in one transaction.
+func (db *DB) dropSomeTimers(ctx context.Context, cells []Cell) (dropped int, err error) {
+	err = db.Update(ctx, func(tx *Txn) error {
+		dropped = 0
+		if err := tx.begin(ctx); err != nil {
+			return err
+		}
+		v, err := db.loadCatalog(ctx)
+		if err != nil {
+			return err
+		}
+		var timers []Cell
+		for _, c := range cells {
+			if len(v.observers(c.Table, c.Column)) == 0 {
+				timers = append(timers, timerOf(c))
+			}
+		}
+		values, err := db.getCells(ctx, timers, &tx.snapshot)
+		if err != nil {
+			return err
+		}
+		for i, value := range values {
+			if value == nil {
+				continue
+			}
+			if tx.writes.find(timers[i]) == nil {
+				dropped++
+			}
+			if err := tx.put(timers[i], format.KindDelete, nil); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return dropped, err
+}
+
+// dropDueTimers removes the timers of a table that were due before the safe point, with their rows of the index, where nobody observes the table: no
+// worker looks at them. A transaction from before the safe point can set none any more, so a row of one without a timer is of nothing.
+func (db *DB) dropDueTimers(ctx context.Context, table string, safe Timestamp) error {
+	for n := range byte(format.TimerShards) {
+		for from := format.TimersBegin(n); from != ""; {
+			var page []dueTimer
+			var err error
+			if page, from, err = db.timersIn(ctx, timerShard{table, n}, from, safe-1); err != nil {
+				return err
+			}
+			page = slices.DeleteFunc(page, func(t dueTimer) bool { return t.at >= safe })
+			var cells, timers []Cell
+			for i := range page {
+				cells, timers = append(cells, page[i].cell), append(timers, timerOf(page[i].cell))
+			}
+			if _, err := db.dropTimers(ctx, cells); err != nil {
+				return err
+			}
+			now, err := db.draw(ctx)
+			if err != nil {
+				return err
+			}
+			values, err := db.getCells(ctx, timers, &snapshot{set: true, start: now})
+			if err != nil {
+				return err
+			}
+			var gone []rowstore.Mutation
+			for i := range page {
+				if values[i] == nil { // somebody observes the column by now, if there is one
+					gone = append(gone, page[i].removed())
+				}
+			}
+			if err := db.removeTimers(ctx, gone); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // timersDue tells whether the index of a stored table has a timer that is due.

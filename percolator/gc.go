@@ -325,8 +325,11 @@ func (p *gcPass) sessionsResolved(ctx context.Context) (bool, error) {
 // remove removes what is garbage in a table.
 func (p *gcPass) remove(ctx context.Context, table string) error {
 	safe := p.safe(table)
-	if _, timers := format.TimedTable(table); timers {
-		return nil // the rows go when they are due
+	if of, timers := format.TimedTable(table); timers {
+		if safe = min(safe, p.safe(of)); safe == 0 || p.view.observesTable(of) {
+			return nil // a worker removes the rows when they are due
+		}
+		return p.db.dropDueTimers(ctx, of, safe)
 	}
 	switch table {
 	case format.TableCatalog, format.TableMembers, format.TableHints:

@@ -29,7 +29,7 @@ func (e *ParkedError) Error() string {
 func (e *ParkedError) Is(target error) bool { return target == ErrParked }
 
 // WaitObserved returns nil once the observer has acknowledged every change of the cells that was
-// committed at or below at, and every timer that was due then: whoever reads from then on sees what its runs for them have written. So a
+// committed at or below at, and every timer that was due then and was not cancelled since: whoever reads from then on sees what its runs for them have written. So a
 // program that has written a cell, and got at from UpdateAt, knows when a total that an observer keeps
 // is up to date. It is about this one observer: what others do with its writes is waited for by another call.
 //
@@ -204,6 +204,12 @@ func (w *observedWait) covered(ctx context.Context, v *catalogView, row *rowstor
 	if err != nil {
 		return false, err
 	}
+	if timer.set && timer.at <= w.at && timer.at > max(change, ack) {
+		// Whoever has cancelled or set it anew since has taken it from the observer.
+		if timer, err = w.timerNow(ctx, c); err != nil {
+			return false, err
+		}
+	}
 	if timer.set && timer.at <= w.at {
 		change = max(change, timer.at)
 	}
@@ -214,6 +220,21 @@ func (w *observedWait) covered(ctx context.Context, v *catalogView, row *rowstor
 		return false, w.parked(ctx, v, c)
 	}
 	return false, nil
+}
+
+// timerNow is the timer of a stored cell in the present.
+func (w *observedWait) timerNow(ctx context.Context, c Cell) (timerView, error) {
+	now, err := w.db.draw(ctx)
+	if err != nil {
+		return timerView{}, err
+	}
+	timer := timerOf(c)
+	read := []rowstore.RowRead{{Table: timer.Table, Row: timer.Row, Selectors: snapshotPicks(nil, timer.Column, now)}}
+	rows, _, err := w.db.readSettled(ctx, read, &snapshot{set: true, start: now})
+	if err != nil {
+		return timerView{}, err
+	}
+	return timerIn(&rows[0], c)
 }
 
 // records decodes what the observer keeps beside the cell.

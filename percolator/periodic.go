@@ -48,7 +48,7 @@ type Periodic struct {
 	// observer (see Observer.Func), also in two workers at once if one of them was taken for dead; so it must have no effect but through tx. It must not end tx.
 	//
 	// It is repeated and parked by the rules of observers. A repeated call may be for a newer tick, by Missed. A parked run does not
-	// stop the periodic: the next tick comes in its time. Until a later tick has run, DB.Release has the parked one run again; then it
+	// stop the periodic: the next tick comes in its time. Until a later tick has run, or is left out by Missed, DB.Release has the parked one run again; then it
 	// is dropped, which is logged.
 	Func func(ctx context.Context, tx *Txn, tick time.Time) error
 	// MaxAttempts, Timeout and Isolation are those of an Observer.
@@ -200,7 +200,7 @@ func (p *periodic) run(ctx context.Context, tx *Txn) error {
 	case !found:
 		return p.begin(tx, tx.run.since, now)
 	case !p.same(&s) && p.Version <= s.Version:
-		return &asideError{name: p.Name, own: p.Version, ownText: p.text, stored: s.Version, storedText: string(s.Schedule)}
+		return p.aside(&s)
 	case s.Next > now.UnixMilli():
 		if s.Parked == 0 {
 			return nil
@@ -222,31 +222,37 @@ func (p *periodic) run(ctx context.Context, tx *Txn) error {
 		}
 	}
 	p.tellMissed(tx.db, &s, tick, run)
-	s.Version, s.Schedule, s.Next, s.Parked = p.Version, []byte(p.text), next.UnixMilli(), 0
+	version := p.Version
+	if p.same(&s) {
+		version = max(version, s.Version) // whoever has replaced a schedule must not be replaced by that one
+	}
+	s.Version, s.Schedule, s.Next, s.Parked = version, []byte(p.text), next.UnixMilli(), 0
 	return p.store(tx, &s, true)
 }
 
 // tellMissed logs which ticks are left out. s is what was stored before.
 func (p *periodic) tellMissed(db *DB, s *format.Periodic, tick time.Time, run bool) {
-	if s.Parked != 0 && run {
-		db.log.Warn("a tick of a periodic whose run was parked is dropped, because a later one has run", "periodic", p.Name, "tick", time.UnixMilli(s.Parked).UTC())
+	if s.Parked != 0 {
+		db.log.Warn("a tick of a periodic whose run was parked is dropped, because a later one has come", "periodic", p.Name, "tick", time.UnixMilli(s.Parked).UTC())
 	}
 	if first := time.UnixMilli(s.Next).UTC(); !run || first.Before(tick) {
 		db.log.Warn("ticks of a periodic were missed and are left out", "periodic", p.Name, "from", first, "to", tick, "this one too", !run)
 	}
 }
 
-// giveUp has the next tick come after the run for one was parked. tx is the transaction that parks it.
-func (p *periodic) giveUp(ctx context.Context, tx *Txn, since Timestamp) error {
+// giveUp has the next tick come after the run for one was parked. tx is the transaction that parks it, and begun the start of the run: it was for
+// what was due then, however long it took. The error is an asideError if another schedule counts by now.
+func (p *periodic) giveUp(ctx context.Context, tx *Txn, since, begun Timestamp) error {
 	s, found, err := p.load(ctx, tx, since)
-	if err != nil || !found {
+	switch {
+	case err != nil || !found:
 		return err
+	case !p.same(&s) && p.Version <= s.Version:
+		return p.aside(&s)
+	case s.Next > begun.Time().UnixMilli():
+		return nil // a tick that was released has failed again
 	}
-	now, err := tx.Now(ctx)
-	if err != nil || s.Next > now.UnixMilli() {
-		return err // a tick that was released has failed again
-	}
-	tick, next, _, err := p.Missed.plan(p.Schedule, time.UnixMilli(s.Next).UTC(), now, true)
+	tick, next, _, err := p.Missed.plan(p.Schedule, time.UnixMilli(s.Next).UTC(), begun.Time(), true)
 	if err != nil {
 		// It is what the run failed for. Without a next tick the parked one keeps its timer.
 		return nil //nolint:nilerr // the run's own error is recorded
@@ -289,11 +295,15 @@ func (w *Worker) startPeriodic(ctx context.Context, q *queue) error {
 			return nil // it was registered again since: whoever did that has begun
 		case !found:
 			return p.begin(tx, r.Since, now)
+		}
+		// Without a timer nothing would come any more: a run was parked for which there was no next tick, and dropped.
+		_, timed, err := tx.db.getCell(ctx, timerOf(p.cell().stored()), &tx.snapshot)
+		switch {
+		case err != nil:
+			return err
 		case p.same(&s):
-			// Without a timer nothing would come any more: a run was parked for which there was no next tick, and dropped.
-			_, timed, err := tx.db.getCell(ctx, timerOf(p.cell().stored()), &tx.snapshot)
-			if err != nil || timed && p.Version <= s.Version {
-				return err
+			if timed && p.Version <= s.Version {
+				return nil
 			}
 			s.Version = max(s.Version, p.Version)
 			return p.store(tx, &s, !timed)
@@ -301,12 +311,12 @@ func (w *Worker) startPeriodic(ctx context.Context, q *queue) error {
 			return fmt.Errorf("%w: the periodic has the schedule %q here, and %q is stored, both of Version %d: raise the Version of the one that is to count",
 				ErrInvalid, p.text, s.Schedule, p.Version)
 		case p.Version < s.Version:
-			aside = &asideError{name: p.Name, own: p.Version, ownText: p.text, stored: s.Version, storedText: string(s.Schedule)}
+			aside = p.aside(&s)
 			return nil
 		}
 		old := s
 		was = &old
-		return p.replace(tx, &s, now)
+		return p.replace(tx, &s, now, timed)
 	})
 	switch {
 	case errors.Is(err, ErrNotObserved):
@@ -322,14 +332,15 @@ func (w *Worker) startPeriodic(ctx context.Context, q *queue) error {
 	return nil
 }
 
-// replace puts the periodic's schedule in the place of the stored one. A tick that is due is still run.
-func (p *periodic) replace(tx *Txn, s *format.Periodic, now time.Time) error {
+// replace puts the periodic's schedule in the place of the stored one. A tick that is due is still run. timed tells that there is a timer.
+func (p *periodic) replace(tx *Txn, s *format.Periodic, now time.Time, timed bool) error {
+	moved := !timed // of a tick that is due it stays the same: a tick that has begun, and failed, is not missed
 	if s.Next > now.UnixMilli() {
 		next, err := p.next(now)
 		if err != nil {
 			return err
 		}
-		s.Next = next
+		s.Next, moved = next, true
 	}
 	s.Version, s.Schedule = p.Version, []byte(p.text)
 	// Whoever has the other schedule sees at once that it does not count any more. A parked run would be taken for released: then
@@ -339,7 +350,7 @@ func (p *periodic) replace(tx *Txn, s *format.Periodic, now time.Time) error {
 			return err
 		}
 	}
-	return p.store(tx, s, true)
+	return p.store(tx, s, moved)
 }
 
 // asideWait is how long a worker leaves a periodic alone whose stored schedule is of a higher version.
@@ -350,6 +361,11 @@ type asideError struct {
 	name                string
 	own, stored         int
 	ownText, storedText string
+}
+
+// aside says that the stored schedule counts, and not the periodic's own.
+func (p *periodic) aside(s *format.Periodic) *asideError {
+	return &asideError{name: p.Name, own: p.Version, ownText: p.text, stored: s.Version, storedText: string(s.Schedule)}
 }
 
 func (e *asideError) Error() string {

@@ -310,7 +310,8 @@ func (r *replay) ask(ctx context.Context) (over bool, err error) {
 func (r *replay) askPage(ctx context.Context, tx *Txn, now *format.Replay) (asked []Cell, more bool, err error) {
 	observer, column := string(now.Observer), string(now.Column)
 	failure := format.FailureColumn(observer, column)
-	rows, page := 0, max(1, min(replayPage, (r.db.limits.Cells-1)/replayCells))
+	l := &r.db.limits
+	rows, page := 0, max(1, min(replayPage, (l.Cells-1)/replayCells, l.Bytes/(replayCells*2*(l.Table+l.Row+l.Column+format.MaxObserverName))))
 	scan := rowstore.ScanRange{
 		Table: string(now.Table), From: string(now.Next), To: string(now.To), Limit: page,
 		Selectors: snapshotPicks(snapshotPicks(nil, column, tx.start), failure, tx.start),

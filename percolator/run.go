@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"slices"
 	"time"
 
@@ -165,10 +164,10 @@ func (w *Worker) attempt(ctx context.Context, t *task) runResult {
 			return runResult{next: runAgain} // its acknowledgment would not count
 		}
 		if next := view.nextAttempt(i); next > tx.start {
-			return runResult{next: runWaiting, wait: next.Sub(tx.start)}
+			return runResult{next: runWaiting, wait: max(next.Sub(tx.start), leastPause)}
 		}
 		if view.claimedBy != "" && view.claimedBy != w.id && view.claimed > tx.start {
-			return runResult{next: runWaiting, wait: view.claimed.Sub(tx.start)}
+			return runResult{next: runWaiting, wait: max(view.claimed.Sub(tx.start), leastPause)}
 		}
 		if wait := w.letThrough(t); wait > 0 {
 			return runResult{next: runWaiting, wait: wait}
@@ -221,7 +220,7 @@ func (w *Worker) run(ctx context.Context, tx *Txn, o *Observer, i int, view *cel
 		}
 	}
 	tx.opt.isolation = o.Isolation
-	tx.run = &runOf{observer: o.id, cell: view.cell, since: view.since[i], begun: view.failures[i].Change == view.change}
+	tx.run = &runOf{observer: o.id, cell: view.cell, since: view.since[i], begun: view.began(i)}
 	if err := w.countHops(tx.run, o, i, view); err != nil {
 		return w.failed(ctx, o, view, err)
 	}
@@ -268,7 +267,7 @@ func (w *Worker) run(ctx context.Context, tx *Txn, o *Observer, i int, view *cel
 }
 
 // call calls an observer's function. A panic becomes an error.
-func (w *Worker) call(ctx context.Context, tx *Txn, o *Observer, change *Change) (err error) {
+func (w *Worker) call(ctx context.Context, tx *Txn, o *Observer, change *Change) error {
 	w.mu.Lock()
 	w.progress++
 	w.mu.Unlock()
@@ -277,12 +276,7 @@ func (w *Worker) call(ctx context.Context, tx *Txn, o *Observer, change *Change)
 		ctx, cancel = context.WithTimeout(ctx, o.Timeout)
 		defer cancel()
 	}
-	defer func() {
-		if p := recover(); p != nil {
-			err = &panicError{value: p, stack: debug.Stack()}
-		}
-	}()
-	if err := w.callWithin(ctx, tx, o, change); err != nil {
+	if err := unlessPanics("the observer's function", func() error { return w.callWithin(ctx, tx, o, change) }); err != nil {
 		return err
 	}
 	if tx.done {

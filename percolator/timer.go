@@ -215,6 +215,12 @@ func (v *cellView) waits() bool { return v.timer.set && !v.timer.indexed && v.ti
 // fired tells whether the timer is due.
 func (v *cellView) fired() bool { return v.timer.set && v.timer.at <= v.at }
 
+// began tells whether a run of observer i for the change, or for the timer that is due, is on record: it has failed, or was put off.
+func (v *cellView) began(i int) bool {
+	f := &v.failures[i]
+	return f.Change == v.change || v.fired() && f.Change >= v.timer.at
+}
+
 // firedFor returns when the timer was due that observer i has yet to see, the zero Time without one.
 func (v *cellView) firedFor(i int) time.Time {
 	if !v.fired() || v.acks[i] >= v.timer.at {

@@ -141,7 +141,7 @@ func changesFor(x *format.Index, cells []Cell, changes []RowChange) []RowChange 
 func (tx *Txn) keep(ctx context.Context, u *Upkeep, changes []RowChange) error {
 	tx.keeping, tx.hasEntries = true, true
 	defer func() { tx.keeping = false }()
-	if err := u.Keep(ctx, tx, changes); err != nil {
+	if err := unlessPanics("the upkeep", func() error { return u.Keep(ctx, tx, changes) }); err != nil {
 		return &upkeepError{u.Name, err}
 	}
 	return nil

@@ -33,7 +33,7 @@ func TestUpkeepFailsInARun(t *testing.T) {
 		return keep(ctx, tx, changes)
 	}
 	require.NoError(t, c.KeepIndex(u))
-	wk := watching(t, c, Observer{Name: "o", Table: "in", Column: "v", MaxAttempts: 2, Func: func(_ context.Context, tx *Txn, _ Cell) error {
+	wk := watching(t, c, Observer{Name: "o", Table: "in", Column: "v", MaxAttempts: 3, Func: func(_ context.Context, tx *Txn, _ Cell) error {
 		return tx.Set(Cell{"t", "r", "v"}, []byte("x"))
 	}})
 
@@ -49,8 +49,16 @@ func TestUpkeepFailsInARun(t *testing.T) {
 	require.ErrorIs(t, err, faultstore.ErrInjected)
 	require.Zero(t, c.Stats().ObserverFailures)
 
+	next = func(context.Context, *Txn) error { panic("no such key") }
+	require.ErrorContains(t, c.Update(t.Context(), func(tx *Txn) error {
+		return tx.Set(Cell{"t", "q", "v"}, []byte("x"))
+	}), "no such key")
+	require.Equal(t, "none", value(t, c, Cell{"t", "q", "v"}))
+	look(t, wk, from)
+	require.EqualValues(t, 1, c.Stats().ObserverFailures)
+	w.clock.advance(time.Minute + time.Second)
 	next = func(context.Context, *Txn) error { return errors.New("no such value") }
-	for attempt := 1; attempt <= 2; attempt++ {
+	for attempt := 2; attempt <= 3; attempt++ {
 		look(t, wk, from)
 		require.EqualValues(t, attempt, c.Stats().ObserverFailures)
 		w.clock.advance(time.Minute + time.Second)

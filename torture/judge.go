@@ -111,18 +111,26 @@ func (r *run) check(h checker.History) error {
 
 // judgeWork fails a run that did too little to prove anything.
 func (r *run) judgeWork() {
-	rep := r.report
+	for _, what := range r.lacks(r.report) {
+		r.violation("%s", what)
+	}
+}
+
+// lacks says what there must be more of in a report for it to prove anything.
+func (r *run) lacks(rep *report) []string {
+	var lacks []string
 	if want := int(r.MinRate * r.Duration.Seconds()); rep.Committed < want {
-		r.violation("only %d transactions that write were committed, and a run of %v needs %d", rep.Committed, r.Duration, want)
+		lacks = append(lacks, fmt.Sprintf("only %d transactions that write were committed, and a run of %v needs %d", rep.Committed, r.Duration, want))
 	}
 	for _, w := range r.chosen {
 		if rep.Workloads[w.name] == 0 {
-			r.violation("no transaction of the workload %s was committed", w.name)
+			lacks = append(lacks, fmt.Sprintf("no transaction of the workload %s was committed", w.name))
 		}
 	}
 	if rep.fired() < r.MinFaults {
-		r.violation("only %d faults fired, and this run needs %d", rep.fired(), r.MinFaults)
+		lacks = append(lacks, fmt.Sprintf("only %d faults fired, and this run needs %d", rep.fired(), r.MinFaults))
 	}
+	return lacks
 }
 
 // finalTransaction is the last snapshot as a transaction that read every cell that any

@@ -73,7 +73,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	flags := flag.NewFlagSet("torture", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	name := flags.String("backend", "pebble", "pebble, redis, redis-cluster, postgres, or multi: tables in Postgres and in Redis")
-	flags.DurationVar(&c.Duration, "duration", time.Minute, "how long faults fire")
+	flags.DurationVar(&c.Duration, "duration", time.Minute, fmt.Sprintf("how long faults fire; up to %d times as long where a slow machine did too little to prove anything", mostRounds))
 	flags.Uint64Var(&c.Seed, "seed", 0, "of all random choices, 0 for a new one; what the machine makes of them differs from run to run")
 	flags.StringVar(&c.Faults, "faults", "all", "kinds of faults, separated by commas, or none")
 	flags.StringVar(&c.Workloads, "workload", "all", "workloads, separated by commas")

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -84,6 +85,25 @@ func TestTooLittleFails(t *testing.T) {
 	require.ErrorIs(t, err, errFailed)
 	require.Contains(t, out.String(), "needs 1000000")
 	require.Contains(t, out.String(), "only 0 faults fired")
+}
+
+// TestGoesOnUntilEnough asks for more transactions than are tried in the duration.
+func TestGoesOnUntilEnough(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "report.json")
+	var out bytes.Buffer
+	err := execute(t.Context(), []string{
+		"-backend", "pebble", "-duration", "2s", "-dir", t.TempDir(), "-workload", "bank", "-faults", "none",
+		"-rate", "60", "-min-rate", "100", "-report", path,
+	}, &out, io.Discard)
+	require.NoError(t, err, out.String())
+	require.Contains(t, out.String(), "needs 200")
+	b, err := os.ReadFile(path)
+	require.NoError(t, err)
+	var rep report
+	require.NoError(t, json.Unmarshal(b, &rep))
+	require.GreaterOrEqual(t, rep.Committed, 200)
+	require.Greater(t, rep.Lasted, 4*time.Second)
 }
 
 func TestBadFlags(t *testing.T) {

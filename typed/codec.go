@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"reflect"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -62,8 +63,21 @@ func withoutValue(err error) error {
 		what, _, _ := strings.Cut(kind.Value, " ") // "number 300"
 		return unquoted{fmt.Sprintf("JSON: a %s does not fit into %v (field %q, at byte %d)", what, kind.Type, kind.Field, kind.Offset), err}
 	}
+	text := err.Error()
+	if strings.HasPrefix(text, unknownField) {
+		return err
+	}
+	if without := quotation.ReplaceAllLiteralString(text, `"..."`); without != text {
+		return unquoted{without, err}
+	}
 	return err
 }
+
+// Errors of encoding/json that have no type, and those of math/big and of others' UnmarshalJSON, quote what they were given.
+var quotation = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
+
+// unknownField begins an error that quotes a name, and no value.
+const unknownField = "json: unknown field "
 
 // Text stores a text as its bytes, which need not be UTF-8.
 type Text[T ~string] struct{}
@@ -125,7 +139,7 @@ func (Number[T]) Decode(_ context.Context, _ percolator.Cell, stored []byte) (T,
 
 // JSON stores a value as encoding/json writes it.
 type JSON[T any] struct {
-	// Strict refuses objects with fields that T does not have. Without it a program that reads a value and writes it back
+	// Strict refuses objects with fields that T does not have, by an error that names the field. Without it a program that reads a value and writes it back
 	// drops the fields that a newer program has added.
 	Strict bool
 }

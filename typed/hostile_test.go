@@ -100,6 +100,14 @@ func TestIncompleteCodecs(t *testing.T) {
 	require.Empty(t, roundTrip(t, typed.Proto[*wrapperspb.StringValue]{}, &wrapperspb.StringValue{}).GetValue())
 }
 
+// quoting has fields of types whose errors quote what they cannot decode.
+type quoting struct {
+	Quoted int `json:",string"`
+	Number json.Number
+	Big    *big.Int
+	At     time.Time
+}
+
 // What was decrypted does not get into the text of an error, which may be logged, and stored with a parked run.
 func TestDecryptedValuesAreNotShown(t *testing.T) {
 	t.Parallel()
@@ -117,6 +125,14 @@ func TestDecryptedValuesAreNotShown(t *testing.T) {
 	require.NotContains(t, err.Error(), "4111")
 	var kind *json.UnmarshalTypeError
 	require.ErrorAs(t, err, &kind, "a program can still look")
+
+	for _, stored := range []string{`{"Quoted":"4111x"}`, `{"Quoted":4111}`, `{"Number":"4111\"x"}`, `{"Big":"4111\"x"}`, `{"At":"4111"}`, `{"Quoted":"\"4111"}`} {
+		_, err := typed.JSON[quoting]{}.Decode(t.Context(), cell, []byte(stored))
+		require.ErrorIs(t, err, typed.ErrDecode, stored)
+		require.NotContains(t, err.Error(), "4111", stored)
+	}
+	_, err = typed.JSON[quoting]{Strict: true}.Decode(t.Context(), cell, []byte(`{"nmae": 1}`))
+	require.ErrorContains(t, err, "nmae")
 
 	db := percolatetest.Open(t)
 	col := typed.Column[int]{Table: "t", Name: "n", Codec: numbers}

@@ -80,7 +80,14 @@ var actions = map[string]action{
 		"The observer counts as having seen the change, without a run for it. A later change is not touched.",
 		"What the run would have done is lost, and so is the difference for an observer of old values. There is no way back.",
 	}, nil, "parked", func(ctx context.Context, h *Handler, a *asked) (string, error) {
-		return "It is no longer parked for that change.", h.db.DropParked(ctx, a.run())
+		if err := h.db.DropParked(ctx, a.run()); err != nil {
+			return "", err
+		}
+		_, still, err := h.r.ParkedRun(ctx, a.observer, a.cell)
+		if still {
+			return "It was not dropped: it is parked for another change, or the cell has changed since, and the observer runs for that.", err
+		}
+		return "It is dropped.", err
 	}},
 	"replay": {"Replay an observer", oneReplay, []string{
 		"It runs again for every cell of its columns in these rows that has a value. Its function must set what it derives, not add to it.",

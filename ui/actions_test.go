@@ -83,6 +83,7 @@ func TestRetryAndDrop(t *testing.T) {
 	require.Equal(t, 2, w.parked()) // this one and the cell that was written later
 	a = w.act("drop", append(typed(t, badCell), "change", "7")...)
 	require.Equal(t, http.StatusOK, a.status, a.body)
+	require.Contains(t, a.body, "not dropped")
 	require.Equal(t, 2, w.parked(), "it is not parked for that change")
 	require.Equal(t, http.StatusBadRequest, w.get("confirm?do=drop&change=soon").status)
 	drop := regexp.MustCompile(`confirm\?[^"]*do=drop[^"]*`).FindString(w.get("parked").body)
@@ -90,6 +91,7 @@ func TestRetryAndDrop(t *testing.T) {
 	require.Equal(t, http.StatusBadRequest, w.get("confirm?"+url.Values{"do": {"drop"}, "observer": {typedName(badName)}, "table": {"t"}, "row": {"r"}, "column": {"c"}}.Encode()).status, "without a change")
 	a = w.post("act", form(t, w.get(html.UnescapeString(drop)).body, "act"))
 	require.Equal(t, http.StatusOK, a.status, a.body)
+	require.Contains(t, a.body, "It is dropped.")
 	require.Contains(t, w.log.String(), "change=")
 	require.Equal(t, 1, w.parked())
 	a = w.act("release-all", "observer", typedName(badName))

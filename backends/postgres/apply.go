@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -130,7 +131,7 @@ const (
 )
 
 // perform runs tasks, in as few transactions as their kinds and sizes allow. It
-// returns an error if there was one transaction only and that failed; otherwise the
+// returns an error if there was one transaction only, or none did anything, and that failed; otherwise the
 // error of a transaction is that of its tasks. drawn, which may be nil, gets the first
 // of as many timestamps as there are tasks, if one fast statement did all of them, since
 // the timestamps can be drawn with it then, after it. Else it gets 0.
@@ -172,7 +173,8 @@ func (s *plainStore) perform(ctx context.Context, tasks []task, deferred bool, d
 	for _, ts := range s.drawers(tasks) {
 		parts.do(ts, func(ts []*task) error { return s.drawn(ctx, ts) })
 	}
-	if parts.run == 1 && parts.failed == 1 {
+	// A part may be two transactions: what the first of them has done is no failure of the call.
+	if parts.run == 1 && parts.failed == 1 && !slices.ContainsFunc(tasks, func(t task) bool { return t.done }) {
 		return parts.last
 	}
 	return nil

@@ -317,15 +317,13 @@ func TestClassify(t *testing.T) {
 // not one that may be repeated.
 func TestServerGoneAfterAnUnconfirmedCommit(t *testing.T) {
 	t.Parallel()
-	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	s := &plainStore{q: newQueries(newNames("s"))}
+	c, err := pgx.Connect(t.Context(), testserver.Postgres(t))
 	require.NoError(t, err)
-	require.NoError(t, closed.Close())
-	pool, err := pgxpool.New(t.Context(), "postgres://u@"+closed.Addr().String()+"/d?sslmode=disable")
-	require.NoError(t, err)
-	defer pool.Close()
-	s := &plainStore{pool: pool, q: newQueries(newNames("s"))}
-	require.ErrorIs(t, s.try(t.Context(), func(*pgconn.PgConn) (query, [][]byte) { return s.q.flush, nil }, true, nil, nil), rowstore.ErrUnavailable)
-	err = s.confirm(t.Context())
+	require.NoError(t, c.Close(t.Context()))
+	flush := func(*pgconn.PgConn) (query, [][]byte) { return s.q.flush, nil }
+	require.ErrorIs(t, s.tryOn(t.Context(), c, flush, true, nil, nil), rowstore.ErrUnavailable)
+	err = s.confirm(t.Context(), c)
 	require.ErrorIs(t, err, rowstore.ErrAmbiguous)
 	require.ErrorIs(t, err, errUnconfirmed)
 	require.NotErrorIs(t, err, rowstore.ErrUnavailable)

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strconv"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -34,49 +36,61 @@ func newQueries(n names) queries {
 		sql = n.expand(sql)
 		return query{sql: sql, name: "percolator_" + strconv.FormatUint(hash("statement", sql), 36), formats: binary1}
 	}
-	call := func(function string, params int) query {
-		sql := "SELECT * FROM {{schema}}." + function + "("
-		for i := range params {
-			if i > 0 {
-				sql += ", "
-			}
-			sql += "$" + strconv.Itoa(i+1)
-		}
-		return statement(sql + ")")
+	params := n.parameters()
+	of := func(function string) string {
+		return "{{schema}}." + function + "(" + strings.Join(params[function], ", ") + ")"
 	}
-	either := func(function string, params int) query {
-		q, ready := call(function, params), call(function+readySuffix, params)
+	call := func(function string) query { return statement("SELECT * FROM " + of(function)) }
+	either := func(function string) query {
+		q, ready := call(function), call(function+readySuffix)
 		q.ready = &ready
 		return q
 	}
 	checks := func(set string) query {
-		return statement("SELECT * FROM {{schema}}.read_any" + set + `($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+		return statement("SELECT * FROM " + of("read_any"+set) + `
 			UNION ALL SELECT -1, 0::smallint, NULL, NULL, pg_catalog.convert_to({{schema}}.incarnation_id(), 'UTF8')`)
 	}
 	check, ready := checks(""), checks(readySuffix)
 	check.ready = &ready
 	q := queries{
-		general:   either("apply_general", 26),
-		point:     either("read_point", 6),
-		drawn:     either("snapshot_point", 10),
-		picks:     either("read_any", 12),
+		general:   either("apply_general"),
+		point:     either("read_point"),
+		drawn:     either("snapshot_point"),
+		picks:     either("read_any"),
 		check:     check,
-		scan:      call("scan_page", 16),
-		scanPoint: either("scan_point", 13),
-		slots:     call("scan_slots", 13),
-		draw:      call("draw", 3),
+		scan:      call("scan_page"),
+		scanPoint: either("scan_point"),
+		slots:     call("scan_slots"),
+		draw:      call("draw"),
 		step:      statement(stepSQL),
 		flush:     statement("SELECT 1 FROM (SELECT {{schema}}.flush()) f"),
 		// A subquery that calls a volatile function is evaluated, so a standby does not answer.
-		tables: statement("SELECT {{schema}}.next_table($1) FROM (SELECT {{schema}}.guard()) g"),
-		sample: call("sample_keys", 2),
+		tables: statement("SELECT " + of("next_table") + " FROM (SELECT {{schema}}.guard()) g"),
+		sample: call("sample_keys"),
 		push:   statement(pushSQL),
 	}
 	q.sample.formats = []int16{1, 0}
 	for _, s := range shapes {
-		q.apply = append(q.apply, either("apply_"+s.name, s.params()))
+		q.apply = append(q.apply, either("apply_"+s.name))
 	}
 	return q
+}
+
+// parameters lists what the calls of the store's functions have between the parentheses, as "p_n => $1". The names tell the functions from others of the
+// same name, with parameters of other types: to a parameter whose type is not known yet, Postgres prefers a text.
+func (n names) parameters() map[string][]string {
+	all := map[string][]string{}
+	signature := regexp.MustCompile(`CREATE FUNCTION ` + regexp.QuoteMeta(n.schema) + `\.([a-z_]+)\(([^)]*)\)`)
+	for _, m := range signature.FindAllStringSubmatch(n.functions(), -1) {
+		var calls []string
+		for p := range strings.SplitSeq(m[2], ",") {
+			if name, _, _ := strings.Cut(strings.TrimSpace(p), " "); strings.HasPrefix(name, "p_") {
+				calls = append(calls, name+" => $"+strconv.Itoa(len(calls)+1))
+			}
+		}
+		all[m[1]] = calls
+	}
+	return all
 }
 
 var binary1 = []int16{1}
@@ -101,9 +115,6 @@ func (s *plainStore) runOn(ctx context.Context, choose func(*pgconn.PgConn) (que
 			begin()
 		}
 		err := s.try(ctx, choose, write, line, drawn)
-		if write && errors.Is(err, errUnconfirmed) {
-			err = s.confirm(ctx)
-		}
 		if err == nil {
 			return nil
 		}
@@ -114,11 +125,16 @@ func (s *plainStore) runOn(ctx context.Context, choose func(*pgconn.PgConn) (que
 }
 
 // confirm waits for the standbys once more, after a write for which the server stopped waiting. It
-// flushes: the flush comes after the write in the log, so once a standby has it, it has the write.
-func (s *plainStore) confirm(ctx context.Context) error {
+// flushes: the flush comes after the write in the log, so once a standby has it, it has the write. It does so on the connection of the write:
+// another one may lead to a standby by now that was promoted, and does not have it.
+func (s *plainStore) confirm(ctx context.Context, c *pgx.Conn) error {
 	s.unconfirmed.Add(1)
 	flush := func(*pgconn.PgConn) (query, [][]byte) { return s.q.flush, nil }
-	if err := s.try(ctx, flush, false, func(*fields) {}, nil); err != nil {
+	err := s.tryOn(ctx, c, flush, false, func(*fields) {}, nil)
+	if err == nil && warned(c.PgConn()) {
+		err = errUnconfirmed
+	}
+	if err != nil {
 		if errors.Is(err, rowstore.ErrUnavailable) {
 			err = errors.New(err.Error()) // the flush had no effect; the write has
 		}
@@ -183,8 +199,8 @@ func unreadable(bad error, write bool) error {
 	return bad
 }
 
-// try sends the statement once. It returns errUnconfirmed if the server stopped waiting for
-// its standbys and committed.
+// try sends the statement once. If the server stopped waiting for its standbys and committed, the error of a write that they do not confirm
+// either matches errUnconfirmed.
 func (s *plainStore) try(ctx context.Context, choose func(*pgconn.PgConn) (query, [][]byte), write bool,
 	line func(f *fields), drawn *oracle.Timestamp,
 ) error {
@@ -198,7 +214,11 @@ func (s *plainStore) try(ctx context.Context, choose func(*pgconn.PgConn) (query
 	if sqlState(err) == sessionChanged {
 		distrust(c.Conn().PgConn())
 	}
-	if err == nil && warned(c.Conn().PgConn()) {
+	switch {
+	case err != nil || !warned(c.Conn().PgConn()):
+	case write:
+		err = s.confirm(ctx, c.Conn())
+	default:
 		return errUnconfirmed
 	}
 	return cancelled(ctx, err)
@@ -321,6 +341,7 @@ func readLines(rr *pgconn.ResultReader, line func(f *fields)) error {
 func (s *plainStore) tryExplicit(ctx context.Context, pg *pgconn.PgConn, q query, sd *pgconn.StatementDescription,
 	params [][]byte, write bool, line func(f *fields),
 ) error {
+	wasClosed := pg.IsClosed()
 	b := &pgconn.Batch{}
 	b.ExecParams("BEGIN ISOLATION LEVEL READ COMMITTED", nil, nil, nil, nil)
 	if sd != nil {
@@ -344,6 +365,9 @@ func (s *plainStore) tryExplicit(ctx context.Context, pg *pgconn.PgConn, q query
 		if !pg.IsClosed() && pg.TxStatus() != 'I' {
 			// It has failed, so this changes nothing but the state of the connection.
 			_, _ = pg.Exec(ctx, "ROLLBACK").ReadAll()
+		}
+		if !wasClosed && errors.Is(err, pgconn.ErrConnClosed) {
+			err = sentError{err} // that is all that pgx says of a connection which broke under the batch
 		}
 		return classify(err, write)
 	}

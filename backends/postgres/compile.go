@@ -188,7 +188,7 @@ func (c *cellsOf) edit(e *rowstore.Edit) bool {
 	switch e.Family {
 	case rowstore.Lock:
 		o := c.cell(e.Column)
-		if o.le != lockKeep {
+		if o.le != lockKeep || put && e.TS == rowstore.AssignedTimestamp { // nobody locks at a drawn timestamp: no fast statement replaces it
 			return false
 		}
 		o.le, o.lt, o.lv = lockDelete, e.TS, nil

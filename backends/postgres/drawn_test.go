@@ -8,7 +8,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
@@ -517,4 +519,53 @@ func TestGroupTooLargeToDraw(t *testing.T) {
 	require.ErrorIs(t, err, rowstore.ErrTooLarge)
 	require.False(t, errors.Is(err, rowstore.ErrAmbiguous))
 	require.NoError(t, writeDrawn(ctx, s, rows[1:]...))
+}
+
+// Of two groups that draw their timestamps together one is done, and the other has to wait for a cell, and is cancelled then. Each is told what became
+// of it.
+func TestOneOfTwoDrawnGroupsFails(t *testing.T) {
+	t.Parallel()
+	ctx := testContext(t)
+	direct := testserver.Postgres(t)
+	name := fresh(t, direct)
+	quoted := pgx.Identifier{name}.Sanitize()
+	s := openTest(t, with(direct, "schema", name, "coalesce", "off"))
+	other, err := pgx.Connect(ctx, direct)
+	require.NoError(t, err)
+	defer func() { _ = other.Close(context.WithoutCancel(ctx)) }()
+	_, err = other.Exec(ctx, "BEGIN; INSERT INTO "+quoted+".cell (tab, key, col, write_ts, write_val) VALUES ('t', 'b', 'c', 7, '')")
+	require.NoError(t, err)
+	type told struct {
+		outs []rowstore.GroupOutcome
+		err  error
+	}
+	answer := make(chan told, 1)
+	go func() {
+		outs, err := s.Group(ctx, []rowstore.Group{
+			{AssignTimestamp: true, Mutations: []rowstore.Mutation{{Table: "t", Row: "a", Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "c", rowstore.AssignedTimestamp, []byte("v"))}}}},
+			{AssignTimestamp: true, Mutations: []rowstore.Mutation{{
+				Table: "t", Row: "b", Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, "c", 1)},
+				Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, "c", rowstore.AssignedTimestamp, []byte("n"))},
+			}}},
+		})
+		answer <- told{outs, err}
+	}()
+	cancelled := "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND strpos(query, " + literal(quoted) + ") > 0"
+	var got told
+	for waits := true; waits; {
+		sqlDo(t, direct, cancelled)
+		select {
+		case got = <-answer:
+			waits = false
+		case <-time.After(testTick):
+		}
+	}
+	require.NoError(t, got.err)
+	require.True(t, got.outs[0].Applied)
+	require.Error(t, got.outs[1].Err)
+	require.NotErrorIs(t, got.outs[1].Err, rowstore.ErrAmbiguous)
+	rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "a", Selectors: []rowstore.Selector{{Family: rowstore.Write, To: oracle.Max}}}})
+	require.NoError(t, err)
+	require.Len(t, rows[0].Versions, 1)
+	require.Equal(t, got.outs[0].Commit, rows[0].Versions[0].TS)
 }

@@ -47,6 +47,13 @@ func isBroken(err error) bool {
 	return errors.As(err, &b)
 }
 
+// sentError is an error of a statement that was sent, although the driver says that it is safe to send it again.
+type sentError struct{ error }
+
+// SafeToRetry says that it is not.
+func (sentError) SafeToRetry() bool { return false }
+func (e sentError) Unwrap() error   { return e.error }
+
 // severe tells whether the connection to the server ended with this error. Some poolers
 // that lose the server say so in an ordinary ERROR, so the code counts too.
 func severe(pg *pgconn.PgError) bool {

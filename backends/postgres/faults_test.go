@@ -359,8 +359,16 @@ func TestPausedServer(t *testing.T) {
 // error says, and it says so of no other.
 func TestAmbiguous(t *testing.T) {
 	t.Parallel()
+	for name, settings := range map[string]map[string]string{"Read committed": nil, "Explicit": {"default_transaction_isolation": "serializable"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ambiguous(t, testserver.NewPostgres(t, settings))
+		})
+	}
+}
+
+func ambiguous(t *testing.T, server *testserver.Server) {
 	ctx := testContext(t)
-	server := testserver.NewPostgres(t, nil)
 	s := openTest(t, with(server.URL, "schema", "ambiguous", "coalesce", "off"))
 	_, err := s.Apply(ctx, []rowstore.Mutation{put("a", 5)}, rowstore.ApplyOptions{})
 	require.NoError(t, err)

@@ -50,6 +50,8 @@ func TestBesideAnotherApplication(t *testing.T) {
 				CREATE PROCEDURE %[1]s.pay() LANGUAGE sql AS 'SELECT 1'; CREATE AGGREGATE %[1]s.product(integer) (sfunc = int4mul, stype = integer);
 				CREATE FUNCTION %[1]s.flush(account integer) RETURNS integer LANGUAGE sql AS 'SELECT account';
 				CREATE FUNCTION %[1]s.draw() RETURNS integer LANGUAGE sql AS 'SELECT 8';
+				CREATE FUNCTION %[1]s.draw(text, text, text) RETURNS text LANGUAGE sql AS 'SELECT $1';
+				CREATE FUNCTION %[1]s.next_table(name text) RETURNS text LANGUAGE sql AS 'SELECT $1';
 				CREATE FUNCTION %[1]s.guard(text, OUT p_who text) LANGUAGE sql AS 'SELECT $1'`,
 				quoted, strings.ReplaceAll(quoted, "'", "''")))
 			if stored != "" {
@@ -61,6 +63,14 @@ func TestBesideAnotherApplication(t *testing.T) {
 			require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error {
 				return tx.Set(percolator.Cell{Table: "t", Row: "r", Column: "c"}, []byte("v"))
 			}))
+			tables := 0
+			for table, err := range s.Tables(ctx) {
+				require.NoError(t, err)
+				if table == "t" {
+					tables++
+				}
+			}
+			require.Equal(t, 1, tables)
 			require.NoError(t, db.Close(ctx))
 			require.Equal(t, "100", sqlDo(t, direct, "SELECT "+quoted+".total()"))
 			sqlDo(t, direct, "CALL "+quoted+".pay()")

@@ -91,18 +91,6 @@ const (
 	notBad  = `(v_bad IS NULL OR u.g <> ALL (v_bad))`
 )
 
-// params is the number of parameters of a shape's function.
-func (s shape) params() int {
-	n := 17 + len(s.cols)
-	if s.empties {
-		n++
-	}
-	if len(s.draws) > 0 {
-		n += strings.Count(ownParams, ",") + 1
-	}
-	return n
-}
-
 // pairs returns what a shape fills into schema_apply.sql.
 func (s shape) pairs() []string {
 	var params, args, cols []string

@@ -382,11 +382,24 @@ func (e *writeEncoder) put(m *rowstore.Mutation, ed *rowstore.Edit) {
 	e.blob(ed.Value)
 }
 
-// onlyFrees tells whether a mutation takes next to no memory. Then it may run when the
-// server has reached maxmemory, so that history can be collected and locks rolled back.
+// onlyFrees tells whether a mutation takes next to no memory: it removes, it puts small marks, and it puts in the place of a lock what the lock
+// was for. Then it may run when the server has reached maxmemory, so that history can be collected and what is locked decided. There are no more such
+// mutations than there are locks, and a server without memory gets no new ones.
 func onlyFrees(m *rowstore.Mutation) bool {
+	unlocked := make(map[string]bool)
+	for i := range m.Edits {
+		if e := &m.Edits[i]; e.Kind == rowstore.DoDelete && e.Family == rowstore.Lock {
+			unlocked[e.Column] = true
+		}
+	}
 	return !slices.ContainsFunc(m.Edits, func(e rowstore.Edit) bool {
-		return e.Kind == rowstore.DoPut && (e.Family != rowstore.Mark || len(e.Value) > 64)
+		switch {
+		case e.Kind != rowstore.DoPut, e.Family == rowstore.Mark && len(e.Value) <= 64:
+			return false
+		case e.Family == rowstore.Data || e.Family == rowstore.Lock:
+			return true
+		}
+		return !unlocked[e.Column]
 	})
 }
 

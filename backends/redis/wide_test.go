@@ -18,35 +18,37 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// slowest is a server's record of the calls that took long.
+// slowest is a server's record of how long its calls took.
 type slowest struct {
 	t testing.TB
 	c *goredis.Client
 }
 
-// watchSlow records every call over 10 ms from now on.
+// watchSlow records every call from now on.
 func watchSlow(t testing.TB, c *goredis.Client) slowest {
 	t.Helper()
 	ctx := context.Background()
-	require.NoError(t, c.ConfigSet(ctx, "slowlog-max-len", "10000").Err())
-	require.NoError(t, c.ConfigSet(ctx, "slowlog-log-slower-than", "10000").Err())
+	require.NoError(t, c.ConfigSet(ctx, "slowlog-max-len", "100000").Err())
+	require.NoError(t, c.ConfigSet(ctx, "slowlog-log-slower-than", "0").Err())
 	s := slowest{t, c}
 	s.take()
 	return s
 }
 
-// take returns how many calls took that long since the last time, and the longest of
-// them.
-func (s slowest) take() (n int, longest time.Duration) {
+// take returns how long each script took since the last time, in the order of their calls.
+func (s slowest) take() []time.Duration {
 	s.t.Helper()
 	ctx := context.Background()
-	logs, err := s.c.SlowLogGet(ctx, 10_000).Result()
+	logs, err := s.c.SlowLogGet(ctx, 100_000).Result()
 	require.NoError(s.t, err)
-	for _, l := range logs {
-		longest = max(longest, l.Duration)
+	var took []time.Duration
+	for _, l := range slices.Backward(logs) {
+		if strings.HasPrefix(strings.ToUpper(l.Args[0]), "EVAL") {
+			took = append(took, l.Duration)
+		}
 	}
 	require.NoError(s.t, s.c.Do(ctx, "SLOWLOG", "RESET").Err())
-	return len(logs), longest
+	return took
 }
 
 // tooLong is what a call must not take in each of several tries. It is far above what
@@ -54,20 +56,27 @@ func (s slowest) take() (n int, longest time.Duration) {
 // is quadratic.
 const tooLong = 250 * time.Millisecond
 
-// quickly runs f until none of its calls takes too long.
+// quickly runs f until each of its calls was quick once. The server waits for a processor now and then, on a busy machine, and of many calls one nearly
+// always does; but not the same one in every try. What f reads is the same, and so are its calls.
 func (s slowest) quickly(what string, f func()) {
 	s.t.Helper()
-	var n int
-	var longest time.Duration
+	var least []time.Duration
 	for range 4 {
 		s.take()
 		f()
-		if n, longest = s.take(); longest < tooLong {
-			s.t.Logf("%s: %d calls take more than 10 ms, the longest %v", what, n, longest)
+		took := s.take()
+		require.NotEmpty(s.t, took)
+		for i := range took {
+			if len(took) == len(least) {
+				took[i] = min(took[i], least[i])
+			}
+		}
+		if least = took; slices.Max(least) < tooLong {
+			s.t.Logf("%s: %d calls, the longest takes %v", what, len(least), slices.Max(least))
 			return
 		}
 	}
-	s.t.Fatalf("%s: %d calls take more than 10 ms, the longest %v", what, n, longest)
+	s.t.Fatalf("%s: %d calls, the longest takes %v", what, len(least), slices.Max(least))
 }
 
 func columnName(i int) string { return fmt.Sprintf("c%05d", i) }
@@ -152,8 +161,8 @@ func TestWideRow(t *testing.T) {
 	fillDeep(t, s, c, "wide", columns, before)
 	slow := watchSlow(t, c)
 	calls := fillWide(t, s, "wide", columns, before+1, versions, 500)
-	n, longest := slow.take()
-	t.Logf("of %d calls that write %d take more than 10 ms, the longest %v", calls, n, longest)
+	longest := slices.Max(slow.take())
+	t.Logf("of %d calls that write the longest takes %v", calls, longest)
 	require.Less(t, longest, 2*time.Second)
 
 	snapshot := func(ts rowstore.Timestamp) rowstore.Selector {

@@ -35,6 +35,7 @@ type app struct {
 
 	store, config string
 	json          bool
+	answered      bool // the standard output has the answer, so nothing is added to it
 	jsonAsked     bool // --json is among the arguments, also where they were refused before they were read
 	timeout       time.Duration
 
@@ -261,16 +262,26 @@ func (a *app) openDB(ctx context.Context) (*percolator.DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	log := slog.New(slog.NewTextHandler(a.err, &slog.HandlerOptions{Level: slog.LevelError}))
-	db, err := percolator.New(ctx, store, append(opts, percolator.WithExisting(), percolator.WithLogger(log))...)
+	db, err := percolator.New(ctx, store, append(opts, percolator.WithExisting(), percolator.WithLogger(a.log()))...)
 	if err != nil {
 		return nil, errors.Join(err, store.Close())
 	}
 	return db, nil
 }
 
+// log is where the library tells of errors that no call returns. With --json there is none: the standard error has one JSON text at most.
+func (a *app) log() *slog.Logger {
+	if a.json {
+		return slog.New(slog.DiscardHandler)
+	}
+	return slog.New(slog.NewTextHandler(a.err, &slog.HandlerOptions{Level: slog.LevelError}))
+}
+
 // show writes an answer, for people or as JSON.
 func show[T any](a *app, v T, text func(w *page, v T)) error {
+	if a.json && a.answered {
+		return nil
+	}
 	if a.json {
 		e := json.NewEncoder(a.out)
 		e.SetIndent("", "  ")

@@ -145,19 +145,6 @@ func (a *app) verifyFirst(ctx context.Context, file string, bar *bar) (backup.In
 	return backup.Verify(ctx, file, bar.show)
 }
 
-// long makes a command that may take hours of one that waits for workers and leases: it has no bound unless the user has set one, and an error of
-// that bound says that another call goes on.
-func (a *app) long(run func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
-	return func(cmd *cobra.Command, args []string) error {
-		a.unbounded(cmd)
-		err := run(cmd, args)
-		if a.timeout > 0 && errors.Is(err, context.DeadlineExceeded) {
-			err = fmt.Errorf("%w; it was broken off after --timeout %v: call it again, with a longer one", err, a.timeout)
-		}
-		return err
-	}
-}
-
 // unbounded takes the bound off a command that may take hours, unless the user has set one.
 func (a *app) unbounded(cmd *cobra.Command) {
 	if !cmd.Flags().Changed("timeout") {

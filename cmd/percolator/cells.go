@@ -114,8 +114,13 @@ func (a *app) getCommand() *cobra.Command {
 				w.line("%v", v.Value)
 			}
 		})(cmd, args)
-		if err != nil || a.json {
+		switch {
+		case err != nil:
 			return err
+		case a.json && !found.Found:
+			return fmt.Errorf("%w: %w", errAnswered, errNotFound)
+		case a.json:
+			return nil
 		}
 		if raw {
 			if _, err := io.WriteString(a.out, string(found.Value)); err != nil {

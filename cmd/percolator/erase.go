@@ -18,7 +18,7 @@ func (a *app) eraseCommand() *cobra.Command {
 			"It needs workers that run the observers, and takes a catalog lease or more, without a bound unless --timeout is given. There is no\n" +
 			"way back. If it is broken off, call it again.",
 		Example: "  percolator erase order --prefix ann/ --yes",
-		RunE: a.long(change(a, func(ctx context.Context, db *percolator.DB, args []string) (erased, error) {
+		RunE: a.long("observers list", change(a, func(ctx context.Context, db *percolator.DB, args []string) (erased, error) {
 			r, err := rows.of(args[0])
 			if err != nil {
 				return erased{}, err

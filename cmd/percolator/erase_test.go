@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -74,7 +76,7 @@ func TestLongCommands(t *testing.T) {
 	t.Parallel()
 	for _, bound := range []string{"", "5s"} {
 		a := &app{timeout: 30 * time.Second}
-		c := &cobra.Command{RunE: a.long(func(*cobra.Command, []string) error { return fmt.Errorf("waiting: %w", context.DeadlineExceeded) })}
+		c := &cobra.Command{RunE: a.long("overview", func(*cobra.Command, []string) error { return fmt.Errorf("waiting: %w", context.DeadlineExceeded) })}
 		c.Flags().DurationVar(&a.timeout, "timeout", a.timeout, "")
 		c.SilenceErrors, c.SilenceUsage = true, true
 		var args []string
@@ -89,5 +91,25 @@ func TestLongCommands(t *testing.T) {
 		} else {
 			require.ErrorContains(t, err, "--timeout 5s: call it again")
 		}
+	}
+}
+
+// TestLongCommandsTellThatTheyWait looks at what a command says that waits for half a minute.
+func TestLongCommandsTellThatTheyWait(t *testing.T) {
+	t.Parallel()
+	for _, asJSON := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			var said strings.Builder
+			a := &app{err: &said, json: asJSON}
+			c := &cobra.Command{RunE: a.long("gc status", func(*cobra.Command, []string) error { time.Sleep(35 * time.Second); return nil })}
+			c.SetArgs(nil)
+			require.NoError(t, c.Execute())
+			if asJSON {
+				require.Empty(t, said.String())
+				return
+			}
+			require.Equal(t, 3, strings.Count(said.String(), "gc status"))
+			require.Contains(t, said.String(), "at it for 20s")
+		})
 	}
 }

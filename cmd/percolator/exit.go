@@ -55,6 +55,9 @@ const exitHelp = `The exit status tells errors apart:
 // errNotFound: what was named is not there.
 var errNotFound = errors.New("not found")
 
+// errAnswered: the answer says what is behind the status, and nothing is added to it.
+var errAnswered = errors.New("see the answer")
+
 // usageError says that the arguments are wrong.
 type usageError struct{ error }
 
@@ -117,7 +120,7 @@ func (a *app) exit(ctx context.Context, err error) int {
 		err = usageError{err}
 	}
 	status := statusOf(ctx, err)
-	if status == exitFindings { // the answer says it all
+	if status == exitFindings || errors.Is(err, errAnswered) {
 		return status
 	}
 	if a.json || (!a.ran && a.jsonAsked) {

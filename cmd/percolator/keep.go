@@ -67,7 +67,7 @@ func (a *app) gcCommand() *cobra.Command {
 		Use: "run", Short: "Collect garbage now", Args: exactly(),
 		Long: "Collects garbage now, as workers do by themselves. It takes at least one catalog lease, and has no bound unless --timeout\n" +
 			"is given. An interrupted collection leaves nothing wrong.",
-		RunE: a.long(change(a, func(ctx context.Context, db *percolator.DB, _ []string) (collected, error) {
+		RunE: a.long("gc status", change(a, func(ctx context.Context, db *percolator.DB, _ []string) (collected, error) {
 			r, err := db.CollectGarbage(ctx, o)
 			return collected{admin.Stamp(r.SafePoint), r.Versions, r.Rows, r.Read, r.LocksResolved, r.Full}, err
 		}, func(w *page, c collected) {

@@ -65,12 +65,18 @@ func distance(a, b string) int {
 	return last[len(b)]
 }
 
+// mostTables are looked at before a name is taken for one of those beyond.
+const mostTables = 1_000_000
+
 // haveTable returns an error unless the table holds something, or the catalog knows it.
 func haveTable(ctx context.Context, r *admin.Reader, name string) error {
 	if name == "" {
 		return usage("the table's name is empty")
 	}
 	tables, more, err := r.Tables(ctx, false, 0)
+	if err == nil && more {
+		tables, more, err = r.Tables(ctx, false, mostTables)
+	}
 	if err != nil {
 		return err
 	}

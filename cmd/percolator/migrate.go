@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"slices"
 
@@ -256,8 +255,7 @@ func (a *app) migrate(ctx context.Context, m *migrated, makes bool) error {
 	if err != nil && !(makes && errors.Is(err, percolator.ErrNoStore)) {
 		return errors.Join(err, store.Close())
 	}
-	log := slog.New(slog.NewTextHandler(a.err, &slog.HandlerOptions{Level: slog.LevelError}))
-	db, err := percolator.New(ctx, store, append(opts, percolator.WithLogger(log))...)
+	db, err := percolator.New(ctx, store, append(opts, percolator.WithLogger(a.log()))...)
 	if err != nil {
 		return errors.Join(err, store.Close())
 	}

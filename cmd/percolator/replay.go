@@ -31,7 +31,7 @@ func (a *app) replayCommand() *cobra.Command {
 			"Pebble store can be open in one process only, so replay there in the program, or on its page.\n" +
 			"The first replay takes a catalog lease, and from then on programs of versions that do not know of replays are refused.",
 		Example: "  percolator observers replay ship order --prefix 2026-",
-		RunE: a.long(change(a, func(ctx context.Context, db *percolator.DB, args []string) (replayed, error) {
+		RunE: a.long("observers list", change(a, func(ctx context.Context, db *percolator.DB, args []string) (replayed, error) {
 			observer, err := typed(args[0])
 			if err != nil {
 				return replayed{}, err

@@ -81,7 +81,7 @@ func (a *app) exportCommand() *cobra.Command {
 			return exported{Cells: n, file: args[0]}, err
 		}
 		if args[0] == "-" {
-			a.json = false // the answer is what was asked for
+			a.answered = true // what was asked for is the answer
 		}
 		return change(a, run, text)(cmd, args)
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -184,9 +185,20 @@ func (a *app) parkedCommand() *cobra.Command {
 	}
 	return listed(&cobra.Command{Use: "parked", Short: "Parked runs: list, show, release, drop"}, show, one,
 		a.parkedChange("release", "Let parked runs be attempted again", "Lets parked runs be attempted again, with a fresh count of attempts: one, or all (--all), or all of an observer.", "released",
-			(*percolator.DB).Release),
-		a.parkedChange("drop", "Give parked runs up", "Gives parked runs up: the observer counts as having seen the change, and what its run would have done is lost.", "dropped",
-			(*percolator.DB).DropParked))
+			func(ctx context.Context, db *percolator.DB, _ *admin.Reader, run percolator.ParkedRun) (bool, error) {
+				return true, db.Release(ctx, run)
+			}),
+		a.parkedChange("drop", "Give parked runs up", "Gives parked runs up: the observer counts as having seen the change, and what its run would have done is lost. One whose\n"+
+			"cell has changed since it was parked is left as it is: its observer runs for the newer change.", "dropped", drop))
+}
+
+// drop gives a parked run up, and tells whether it has: it is left alone if its cell has changed since.
+func drop(ctx context.Context, db *percolator.DB, r *admin.Reader, run percolator.ParkedRun) (bool, error) {
+	if err := db.DropParked(ctx, run); err != nil {
+		return false, err
+	}
+	at, found, err := r.ParkedRun(ctx, run.Observer, run.Cell)
+	return !found || at.Run().Change != run.Change, err
 }
 
 // short is the beginning of an error, on one line.
@@ -199,7 +211,9 @@ func short(s string) string {
 }
 
 // parkedChange makes a command that does something with parked runs.
-func (a *app) parkedChange(use, short, long, became string, f func(*percolator.DB, context.Context, ...percolator.ParkedRun) error) *cobra.Command {
+func (a *app) parkedChange(use, short, long, became string,
+	f func(ctx context.Context, db *percolator.DB, r *admin.Reader, run percolator.ParkedRun) (did bool, err error),
+) *cobra.Command {
 	var all bool
 	var observer, from nameFlag
 	c := &cobra.Command{
@@ -223,12 +237,24 @@ func (a *app) parkedChange(use, short, long, became string, f func(*percolator.D
 				if err != nil {
 					return done{}, err
 				}
-				return done{"1 parked runs were " + became}, f(db, ctx, run.Run())
+				if did, err := f(ctx, db, r, run.Run()); err != nil || !did {
+					return done{}, cmp.Or(err, fmt.Errorf("%w: the cell has changed since its run was parked, and the observer runs for the newer change", percolator.ErrConflict))
+				}
+				return done{"1 parked runs were " + became}, nil
 			}
-			n, err := eachParked(ctx, r, string(observer), admin.Bytes(from), func(run percolator.ParkedRun) error { return f(db, ctx, run) })
+			left := 0
+			n, err := eachParked(ctx, r, string(observer), admin.Bytes(from), func(run percolator.ParkedRun) error {
+				did, err := f(ctx, db, r, run)
+				if err == nil && !did {
+					left++
+				}
+				return err
+			})
 			switch {
 			case err != nil:
-				return done{}, fmt.Errorf("%w (%d were %s before)", err, n, became)
+				return done{}, fmt.Errorf("%w (%d were %s before)", err, n-left, became)
+			case left > 0:
+				return done{fmt.Sprintf("%d parked runs were %s; %d are left, since their cells have changed: their observers run for the newer changes", n-left, became, left)}, nil
 			case n == 0 && from == "":
 				if observer != "" {
 					if err := haveObserver(ctx, r, string(observer)); err != nil {

@@ -58,9 +58,9 @@ func (m *mailbox) list(w http.ResponseWriter, _ *http.Request) { reply(w, http.S
 func (m *mailbox) receive(w http.ResponseWriter, r *http.Request) {
 	var batch struct {
 		Key   string
-		Epoch uint64
+		Epoch uint64 `json:",string"`
 		Items []struct {
-			Commit  percolator.Timestamp
+			Commit  percolator.Timestamp `json:",string"`
 			Index   int
 			Payload []byte
 		}

@@ -16,6 +16,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -134,6 +135,12 @@ func openDB(ctx context.Context, o options) (db *percolator.DB, remove func() er
 	return db, remove, nil
 }
 
+// scheme is what of a store's URL may be shown: the rest may hold a password.
+func scheme(url string) string {
+	kind, _, _ := strings.Cut(url, ":")
+	return kind
+}
+
 // open runs the shop and serves its API until ctx ends.
 func (s *shop) open(ctx context.Context, o options, t *telemetry, listener net.Listener, stdout io.Writer) error {
 	mux, box := s.handler(), newMailbox()
@@ -146,7 +153,7 @@ func (s *shop) open(ctx context.Context, o options, t *telemetry, listener net.L
 	}
 	server := &http.Server{Handler: observed(mux), ReadTimeout: 30 * time.Second, WriteTimeout: time.Minute, IdleTimeout: 2 * time.Minute}
 	return s.run(ctx, mail, func(ctx context.Context) error {
-		fmt.Fprintf(stdout, "the shop is open: http://%s, over %s\n", listener.Addr(), cmp.Or(o.file, o.store, "a temporary directory"))
+		fmt.Fprintf(stdout, "the shop is open: http://%s, over %s\n", listener.Addr(), cmp.Or(o.file, scheme(o.store), "a temporary directory"))
 		ended := make(chan error, 1)
 		go func() { ended <- server.Serve(listener) }()
 		select {

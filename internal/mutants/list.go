@@ -504,7 +504,7 @@ var mutants = append([]mutant{
 		"\treturn append(conds,\n\t\trowstore.Absent(rowstore.Write, column, start),\n",
 		"\tif _, _, _, own := format.SplitOwnColumn(column); own {\n\t\treturn append(conds, rowstore.Absent(rowstore.Lock, column, 0), rowstore.Absent(rowstore.Mark, column, start))\n\t}\n\treturn append(conds,\n\t\trowstore.Absent(rowstore.Write, column, start),\n")},
 	{"claims-for-ever", "Observers: claims end by themselves", "", one(runGo,
-		"view.claimedBy != w.id && view.claimed > tx.start {\n\t\t\treturn runResult{next: runWaiting, wait: view.claimed.Sub(tx.start)}\n",
+		"view.claimedBy != w.id && view.claimed > tx.start {\n\t\t\treturn runResult{next: runWaiting, wait: max(view.claimed.Sub(tx.start), leastPause)}\n",
 		"view.claimedBy != w.id {\n\t\t\treturn runResult{next: runWaiting, wait: max(view.claimed.Sub(tx.start), time.Second)}\n")},
 	{"cleared-for-own-observers", "Observers: a notification is removed after every observer has seen the change, also those of other workers", "", one(runGo,
 		"\t\tremoved, err = tx.cover(i, view)\n",

@@ -26,7 +26,7 @@ type Merge[T any] func(into, more T) (T, error)
 func Sum[T typed.Integer](into, more T) (T, error) {
 	sum := into + more
 	if (more > 0 && sum < into) || (more < 0 && sum > into) {
-		return 0, fmt.Errorf("%d + %d does not fit into %T", into, more, sum)
+		return 0, fmt.Errorf("the sum does not fit into %T", sum) // it does not tell the values: errors go into logs
 	}
 	return sum, nil
 }

@@ -113,7 +113,7 @@ func TestFewTransactionsForARefusedValue(t *testing.T) {
 		require.NoError(t, err)
 	}
 	before := db.Stats().Transactions
-	c.addTogether(t.Context(), all)
+	c.addTogether(t.Context(), batched(all))
 	require.LessOrEqual(t, db.Stats().Transactions-before, uint64(2*9), "the halves without it are one transaction each")
 	for i, a := range all {
 		<-a.done
@@ -121,6 +121,15 @@ func TestFewTransactionsForARefusedValue(t *testing.T) {
 	}
 	require.ErrorIs(t, all[bad].err, ErrMerge)
 	require.Equal(t, calls-1, get(t, c, "n"))
+}
+
+// batched makes a batch of additions.
+func batched[T any](all []*addition[T]) []*addition[T] {
+	one := &batch{callers: len(all), cancel: func() {}}
+	for _, a := range all {
+		a.batch = one
+	}
+	return all
 }
 
 // TestBatchOverTheLimits has calls whose values fit into a transaction each, and not together.
@@ -136,7 +145,7 @@ func TestBatchOverTheLimits(t *testing.T) {
 		all[i], err = c.addition(t.Context(), fmt.Sprint(i), strings.Repeat("x", 9_000))
 		require.NoError(t, err)
 	}
-	c.addTogether(t.Context(), all)
+	c.addTogether(t.Context(), batched(all))
 	for i, a := range all {
 		<-a.done
 		require.NoError(t, a.err)
@@ -289,7 +298,7 @@ func TestDecodingInPlace(t *testing.T) {
 		all[i], err = c.addition(ctx, "n", delta)
 		require.NoError(t, err)
 	}
-	c.addTogether(ctx, all)
+	c.addTogether(ctx, batched(all))
 	for i, a := range all {
 		<-a.done
 		require.Equal(t, i == 3, a.err != nil, "%d: %v", i, a.err)

@@ -41,14 +41,22 @@ type addition[T any] struct {
 	key   string
 	delta []byte
 	batch *batch        // nil while the call waits; guarded by batches.mu
+	left  bool          // its caller waits no longer; guarded by batches.mu
 	done  chan struct{} // closed when err is set
 	err   error
 }
 
 // batch is a transaction for several calls. Its context ends when none of their callers waits any more.
 type batch struct {
-	callers int // guarded by batches.mu
+	callers int // that wait; guarded by batches.mu
 	cancel  context.CancelFunc
+}
+
+// gone takes a caller off who waits no longer. batches.mu must be held.
+func (b *batch) gone() {
+	if b.callers--; b.callers == 0 {
+		b.cancel()
+	}
 }
 
 // AddNow merges delta into the value of key, in a transaction that it shares with other calls of this process. Where several calls share them, the next
@@ -119,9 +127,8 @@ func (b *batches[T]) leave(a *addition[T], cause error) error {
 		return a.err
 	default:
 	}
-	if a.batch.callers--; a.batch.callers == 0 {
-		a.batch.cancel()
-	}
+	a.left = true
+	a.batch.gone()
 	return fmt.Errorf("%w: %w", percolator.ErrUndetermined, cause)
 }
 
@@ -220,9 +227,19 @@ func (c *Combiner[T]) addTogether(ctx context.Context, all []*addition[T]) {
 		return
 	}
 	c.batches.note(len(all), begun) // before its callers can call again
+	c.batches.finish(all, err)
+}
+
+// finish tells the callers of a batch, or of a part of one, what became of it.
+func (b *batches[T]) finish(all []*addition[T], err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	for _, a := range all {
 		a.err = err
 		close(a.done)
+		if !a.left {
+			a.batch.gone()
+		}
 	}
 }
 

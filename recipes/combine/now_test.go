@@ -192,3 +192,25 @@ func TestCallersDoNotTakeTurns(t *testing.T) {
 		synctest.Wait()
 	})
 }
+
+// TestSplitBatchEndsWithItsCallers has a batch whose halves are added one after the other. The first one is done, and the callers of the other leave:
+// nobody waits for it then.
+func TestSplitBatchEndsWithItsCallers(t *testing.T) {
+	t.Parallel()
+	within, cancel := context.WithCancel(t.Context())
+	one := &batch{callers: 4, cancel: cancel}
+	var all []*addition[int]
+	for range one.callers {
+		all = append(all, &addition[int]{batch: one, done: make(chan struct{})})
+	}
+	var b batches[int]
+	require.ErrorIs(t, b.leave(all[0], context.Canceled), percolator.ErrUndetermined)
+	b.finish(all[:2], nil)
+	require.NoError(t, b.leave(all[1], context.Canceled), "it is done")
+	require.ErrorIs(t, b.leave(all[2], context.Canceled), percolator.ErrUndetermined)
+	require.NoError(t, within.Err(), "one waits")
+	require.ErrorIs(t, b.leave(all[3], context.Canceled), percolator.ErrUndetermined)
+	require.ErrorIs(t, within.Err(), context.Canceled)
+	b.finish(all[2:], within.Err())
+	require.Zero(t, one.callers)
+}

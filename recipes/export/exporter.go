@@ -24,7 +24,8 @@ type Options struct {
 	Timeout time.Duration
 	// MaxAttempts is how often an item is tried. Then its run is parked or, with Skip, the item is set aside. Default 10.
 	MaxAttempts int
-	// Skip sets an item aside after its attempts, as a dead letter, and goes on with the next one. Without it the item blocks its
+	// Skip sets an item aside after its attempts, as a dead letter, and goes on with the next one; one that is beyond the Limits of this
+	// process (percolator.Limits) cannot be, so its run fails, and is parked. Without Skip the item blocks its
 	// key.
 	Skip bool
 	// Concurrency is how many keys a worker sends at once, in places of their own (percolator.Observer.Concurrency). 0 shares the worker's places.
@@ -359,6 +360,7 @@ func (e *exporter) sendSome(ctx context.Context, t *turn, items []stored, last b
 	given := make([]Item, len(items))
 	for i := range items {
 		given[i] = items[i].Item
+		given[i].Payload = slices.Clone(given[i].Payload) // the sink's own: what it does not take is given again, or kept as a dead letter
 	}
 	within, cancel := context.WithTimeout(ctx, e.opt.Timeout)
 	defer cancel()

@@ -223,6 +223,7 @@ func TestNoteFitsIntoTheLimits(t *testing.T) {
 	t.Parallel()
 	for name, limits := range map[string]percolator.Limits{
 		"cells": {Cells: 100}, "few cells": {Cells: 5}, "two cells": {Cells: 2}, "bytes": {Bytes: 4000}, "few bytes": {Bytes: 1400},
+		"value": {Value: 80},
 	} {
 		for _, skip := range []bool{false, true} {
 			if skip && limits.Cells == 2 {
@@ -245,7 +246,14 @@ func TestNoteFitsIntoTheLimits(t *testing.T) {
 					}
 					put(t, o, "k", payload)
 				}
-				sink := &recorder{before: refuse("bad")}
+				refused := refuse("bad")
+				sink := &recorder{before: func(key string, items []Item) (int, error) {
+					n, err := refused(key, items)
+					if err != nil {
+						err = fmt.Errorf("%w, since %s", err, strings.Repeat("it is bad, ", 9))
+					}
+					return n, err
+				}}
 				w, stop := run(t, db, observer(t, o, sink, Options{Skip: skip, MaxAttempts: 1}))
 				require.NoError(t, w.WaitIdle(ctx))
 				stop()

@@ -217,7 +217,8 @@ const mostError = 1024
 // bury stores an item as a dead letter, as a part of tx.
 func (o *Outbox) bury(tx *percolator.Txn, item *stored, cause error) error {
 	text := cause.Error()
-	err := tx.Set(percolator.Cell{Table: o.table, Row: item.row, Column: errorColumn}, []byte(text[:min(len(text), mostError)]))
+	text = text[:min(len(text), mostError, o.db.Limits().Value)]
+	err := tx.Set(percolator.Cell{Table: o.table, Row: item.row, Column: errorColumn}, []byte(text))
 	if err != nil {
 		return err
 	}

@@ -67,11 +67,11 @@ func (f SinkFunc) Send(ctx context.Context, key string, items []Item) (sent int,
 
 // HTTP is a Sink that posts items as JSON, a request for each batch:
 //
-//	{"key": "ann", "epoch": 7, "items": [{"commit": 5, "index": 0, "payload": "aGk="}]}
+//	{"key": "ann", "epoch": "7", "items": [{"commit": "5", "index": 0, "payload": "aGk="}]}
 //
-// The payloads are in base64. A key that is no UTF-8 does not come as "key", which is missing then, but in base64:
+// Epochs and commits are decimal numbers of up to 19 digits in text, because many readers of JSON keep fewer digits of a number: compare them as integers of 64 bits. The payloads are in base64. A key that is no UTF-8 does not come as "key", which is missing then, but in base64:
 //
-//	{"keyBase64": "/w==", "epoch": 7, "items": [...]}
+//	{"keyBase64": "/w==", "epoch": "7", "items": [...]}
 //
 // A server that expects only text should refuse batches without "key", and not take them for those of an empty key, which has "key": "". The server answers with status 200 and {"sent": 1}, how many items it has taken; or with another status from 200 to
 // 299 if it has taken all. With 409 (Conflict) it says that it has seen a higher epoch of the key. With 429 (Too Many Requests) or 503 (Service Unavailable) and a
@@ -85,21 +85,21 @@ type HTTP struct {
 }
 
 type jsonItem struct {
-	Commit  percolator.Timestamp `json:"commit"`
+	Commit  percolator.Timestamp `json:"commit,string"`
 	Index   int                  `json:"index"`
 	Payload []byte               `json:"payload"`
 }
 
 type jsonBatch struct {
 	Key   string     `json:"key"`
-	Epoch uint64     `json:"epoch"`
+	Epoch uint64     `json:"epoch,string"`
 	Items []jsonItem `json:"items"`
 }
 
 // jsonBytesBatch is a batch whose key is no UTF-8. As a JSON text, different keys would become one.
 type jsonBytesBatch struct {
 	Key   []byte     `json:"keyBase64"`
-	Epoch uint64     `json:"epoch"`
+	Epoch uint64     `json:"epoch,string"`
 	Items []jsonItem `json:"items"`
 }
 

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -103,6 +104,45 @@ func TestRefusedItemIsSkipped(t *testing.T) {
 	require.Empty(t, letters())
 	err = db.Update(ctx, func(tx *percolator.Txn) error { return o.Drop(ctx, tx, dead[0]) })
 	require.ErrorIs(t, err, percolator.ErrNotFound)
+}
+
+// TestSinkChangesItsPayloads has a sink that changes the payloads in place, takes one item at a time, and refuses another one.
+func TestSinkChangesItsPayloads(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	db, o := opened(t)
+	put(t, o, "k", "1", "2", "bad", "3")
+	var mu sync.Mutex
+	var sent []string
+	sink := SinkFunc(func(_ context.Context, _ string, items []Item) (int, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		first := string(items[0].Payload)
+		for i := range items {
+			for j := range items[i].Payload {
+				items[i].Payload[j] ^= 0xff
+			}
+		}
+		if first == "bad" {
+			return 0, errRefused
+		}
+		sent = append(sent, first)
+		return 1, nil
+	})
+	w, stop := run(t, db, observer(t, o, sink, Options{MaxAttempts: 1, Skip: true}))
+	require.NoError(t, w.WaitIdle(ctx))
+	stop()
+	require.Equal(t, []string{"1", "2", "3"}, sent)
+	require.NoError(t, db.View(ctx, func(tx *percolator.Txn) error {
+		for d, err := range o.Dead(ctx, tx) {
+			if err != nil {
+				return err
+			}
+			require.Equal(t, "bad", string(d.Payload))
+		}
+		return nil
+	}))
+	require.Equal(t, 1, dead(t, o))
 }
 
 // TestBadSinks has sinks that hang, answer half, lie and panic. Nothing is lost.
@@ -280,6 +320,6 @@ func TestHTTPKeys(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, key, string(decoded))
 	}
-	require.Equal(t, `{"key":"ann","epoch":7,"items":[{"commit":5,"index":0,"payload":"aGk="}]}`, bodies[0])
-	require.Equal(t, `{"keyBase64":"/w==","epoch":7,"items":[{"commit":5,"index":0,"payload":"aGk="}]}`, bodies[4])
+	require.Equal(t, `{"key":"ann","epoch":"7","items":[{"commit":"5","index":0,"payload":"aGk="}]}`, bodies[0])
+	require.Equal(t, `{"keyBase64":"/w==","epoch":"7","items":[{"commit":"5","index":0,"payload":"aGk="}]}`, bodies[4])
 }

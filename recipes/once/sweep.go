@@ -21,7 +21,7 @@ func (k *Keys[T]) lookSometimes(ctx context.Context, now percolator.Timestamp, w
 // Options.Keep after that, so that a process which was late may finish. Sweep goes through the whole table. What was removed
 // when an error ended it stays removed. If a key is used again meanwhile, or somebody else sweeps, it looks at these keys again, as often as Update
 // tries. Errors: those of Update; of a record that
-// is damaged, which is left as it is, when all others are done.
+// is damaged, or has a longer key than the Limits of this process allow: it is left as it is, and the error comes when all others are done.
 func (k *Keys[T]) Sweep(ctx context.Context) (removed int, err error) {
 	var damaged error
 	for from := ""; ; {
@@ -45,7 +45,7 @@ func (k *Keys[T]) Sweep(ctx context.Context) (removed int, err error) {
 	return removed, nil
 }
 
-// damagedError is a record that cannot be read, among others that were swept.
+// damagedError is a record that cannot be read or removed, among others that were swept.
 type damagedError struct {
 	cell percolator.Cell
 	err  error
@@ -85,9 +85,13 @@ func (k *Keys[T]) sweepFrom(ctx context.Context, from string, rows int, spared s
 				continue
 			}
 			err = tx.Delete(cell)
-			if errors.Is(err, percolator.ErrTooLarge) && removed > 0 {
-				next = row.Key // as much as a transaction may write (percolator.Limits); the rest is for the next one
-				return nil
+			if errors.Is(err, percolator.ErrTooLarge) {
+				if removed > 0 {
+					next = row.Key // as much as a transaction may write (percolator.Limits); the rest is for the next one
+					return nil
+				}
+				damaged = &damagedError{cell, err} // not even alone
+				continue
 			}
 			if err != nil {
 				return err

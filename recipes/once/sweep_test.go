@@ -3,6 +3,7 @@ package once
 import (
 	"context"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -92,4 +93,23 @@ func TestSweepOverTheLimits(t *testing.T) {
 	n, err = k.Sweep(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 60, n)
+}
+
+// TestSweepPastALongKey has an ended key of a process of greater limits, which this one may not remove: all others go.
+func TestSweepPastALongKey(t *testing.T) {
+	t.Parallel()
+	inner := memstore.New()
+	t.Cleanup(func() { _ = inner.Close() })
+	wide := everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true}))
+	long, err := New(wide, "once", typed.Number[int]{}, Options{Keep: time.Millisecond})
+	require.NoError(t, err)
+	use(t, long, strings.Repeat("k", 200))
+	ended(t, wide, 50)
+	narrow := everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true}), percolator.WithLimits(percolator.Limits{Row: 100, Cells: 20}))
+	n, err := numbers(t, narrow).Sweep(t.Context())
+	require.ErrorIs(t, err, percolator.ErrTooLarge)
+	require.Equal(t, 50, n)
+	n, err = long.Sweep(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
 }
