@@ -42,7 +42,7 @@ func (e *ParkedError) Is(target error) bool { return target == ErrParked }
 // the observer's name can be one.
 //
 // It looks again and again, after 1 ms first and 100 ms at most, with one read for up to 256 cells
-// that it still waits for. Other errors: ErrInvalid and ErrTooLarge for bad names, ErrClosed, those of
+// that it still waits for, and one more for those of them with a timer that is due. Other errors: ErrInvalid and ErrTooLarge for bad names, ErrClosed, those of
 // the context and of the store. It may be called concurrently, and anywhere but in a function of the observer that it waits for.
 func (db *DB) WaitObserved(ctx context.Context, at Timestamp, observer string, cells ...Cell) error {
 	if observer == "" || len(observer) > format.MaxObserverName {
@@ -157,25 +157,50 @@ func (w *observedWait) uncovered(ctx context.Context, v *catalogView, page []Cel
 	if err != nil {
 		return nil, err
 	}
+	var timed []Cell
 	for _, c := range page {
-		covered, err := w.covered(ctx, v, &rows[index[c.rowName()]], c)
+		switch found, err := w.covered(ctx, v, &rows[index[c.rowName()]], c, nil); {
+		case err != nil:
+			return nil, fmt.Errorf("%v: %w", c.public(), err)
+		case found == timerUnseen:
+			timed = append(timed, c)
+		case found == changeUnseen:
+			left = append(left, c)
+		}
+	}
+	// Whoever has cancelled a timer, or set it anew, since it was due has taken it from the observer.
+	timers, err := w.timersNow(ctx, timed)
+	if err != nil {
+		return nil, err
+	}
+	for i, c := range timed {
+		found, err := w.covered(ctx, v, &rows[index[c.rowName()]], c, &timers[i])
 		if err != nil {
 			return nil, fmt.Errorf("%v: %w", c.public(), err)
 		}
-		if !covered {
+		if found != allSeen {
 			left = append(left, c)
 		}
 	}
 	return left, nil
 }
 
+// unseen is what an observer has yet to see of a cell.
+type unseen int
+
+const (
+	allSeen     unseen = iota
+	timerUnseen        // a timer alone, which may have been cancelled since
+	changeUnseen
+)
+
 // covered tells whether the observer has acknowledged what a settled row shows of the cell. An
 // acknowledgment is committed together with what the run has written, and has the timestamp of the
-// snapshot that the run has read. Those from before the observer's registration do not count.
-func (w *observedWait) covered(ctx context.Context, v *catalogView, row *rowstore.Row, c Cell) (bool, error) {
+// snapshot that the run has read. Those from before the observer's registration do not count. now is the timer of the present, nil where it was not read.
+func (w *observedWait) covered(ctx context.Context, v *catalogView, row *rowstore.Row, c Cell, now *timerView) (unseen, error) {
 	ack, failure, err := w.records(v, row, c)
 	if err != nil || ack >= w.at {
-		return err == nil, err
+		return allSeen, err
 	}
 	change := Timestamp(0)
 	if newest := row.Newest(rowstore.Write, c.Column); newest != nil {
@@ -184,17 +209,17 @@ func (w *observedWait) covered(ctx context.Context, v *catalogView, row *rowstor
 		// A version may have been collected. Then the one at the safe point shows what there was.
 		safe, err := w.db.safePointAfter(ctx, c.span())
 		if err != nil {
-			return false, err
+			return changeUnseen, err
 		}
 		if w.at < safe {
 			w.at = safe
-			return false, nil
+			return changeUnseen, nil
 		}
 	}
 	for _, n := range row.All(rowstore.Notify, c.Column) {
 		k, err := format.DecodeNotification(n.Value)
 		if err != nil {
-			return false, err
+			return changeUnseen, err
 		}
 		if k == format.NotifyWeak {
 			change = max(change, n.TS)
@@ -202,39 +227,51 @@ func (w *observedWait) covered(ctx context.Context, v *catalogView, row *rowstor
 	}
 	timer, err := timerIn(row, c)
 	if err != nil {
-		return false, err
+		return changeUnseen, err
 	}
 	if timer.set && timer.at <= w.at && timer.at > max(change, ack) {
-		// Whoever has cancelled or set it anew since has taken it from the observer.
-		if timer, err = w.timerNow(ctx, c); err != nil {
-			return false, err
+		if now == nil {
+			return timerUnseen, nil
 		}
+		timer = *now
 	}
 	if timer.set && timer.at <= w.at {
 		change = max(change, timer.at)
 	}
 	switch {
 	case change <= ack:
-		return true, nil
+		return allSeen, nil
 	case failure.Parked && failure.Change >= change:
-		return false, w.parked(ctx, v, c)
+		return changeUnseen, w.parked(ctx, v, c)
 	}
-	return false, nil
+	return changeUnseen, nil
 }
 
-// timerNow is the timer of a stored cell in the present.
-func (w *observedWait) timerNow(ctx context.Context, c Cell) (timerView, error) {
+// timersNow are the timers of stored cells in the present.
+func (w *observedWait) timersNow(ctx context.Context, cells []Cell) ([]timerView, error) {
+	if len(cells) == 0 {
+		return nil, nil
+	}
 	now, err := w.db.draw(ctx)
 	if err != nil {
-		return timerView{}, err
+		return nil, err
 	}
-	timer := timerOf(c)
-	read := []rowstore.RowRead{{Table: timer.Table, Row: timer.Row, Selectors: snapshotPicks(nil, timer.Column, now)}}
-	rows, _, err := w.db.readSettled(ctx, read, &snapshot{set: true, start: now})
+	var reads []rowstore.RowRead
+	for _, c := range cells {
+		timer := timerOf(c)
+		reads = append(reads, rowstore.RowRead{Table: timer.Table, Row: timer.Row, Selectors: snapshotPicks(nil, timer.Column, now)})
+	}
+	rows, _, err := w.db.readSettled(ctx, reads, &snapshot{set: true, start: now})
 	if err != nil {
-		return timerView{}, err
+		return nil, err
 	}
-	return timerIn(&rows[0], c)
+	timers := make([]timerView, len(cells))
+	for i, c := range cells {
+		if timers[i], err = timerIn(&rows[i], c); err != nil {
+			return nil, err
+		}
+	}
+	return timers, nil
 }
 
 // records decodes what the observer keeps beside the cell.

@@ -335,7 +335,8 @@ func (w *Worker) startPeriodic(ctx context.Context, q *queue) error {
 // replace puts the periodic's schedule in the place of the stored one. A tick that is due is still run. timed tells that there is a timer.
 func (p *periodic) replace(tx *Txn, s *format.Periodic, now time.Time, timed bool) error {
 	moved := !timed // of a tick that is due it stays the same: a tick that has begun, and failed, is not missed
-	if s.Next > now.UnixMilli() {
+	due := s.Next <= now.UnixMilli()
+	if !due {
 		next, err := p.next(now)
 		if err != nil {
 			return err
@@ -344,8 +345,8 @@ func (p *periodic) replace(tx *Txn, s *format.Periodic, now time.Time, timed boo
 	}
 	s.Version, s.Schedule = p.Version, []byte(p.text)
 	// Whoever has the other schedule sees at once that it does not count any more. A parked run would be taken for released: then
-	// they see it at the next tick.
-	if s.Parked == 0 {
+	// they see it at the next tick. If that is due, its run may be parked, for a schedule that had no next tick, say.
+	if s.Parked == 0 || due {
 		if err := tx.Notify(p.cell()); err != nil {
 			return err
 		}

@@ -30,6 +30,42 @@ func TestSchedulePeriodic_ReplacedBesideAParkedRun(t *testing.T) {
 	})
 }
 
+// A run is parked, and the next one too, because the schedule ends. A program with a better schedule goes on.
+func TestSchedulePeriodic_ReplacedWhenItHasEnded(t *testing.T) {
+	eachTicked(t, func(t *testing.T, w *world, opts ...Option) {
+		var ended atomic.Bool
+		schedule := nextFunc(func(at time.Time) time.Time {
+			if ended.Load() {
+				return time.Time{}
+			}
+			return Interval(every).Next(at)
+		})
+		k := newTicker(t, w, Periodic{Version: 1, Schedule: schedule}, opts...)
+		w.toTick(1)
+		k.fail = Park(errTest)
+		k.looks(t)
+		k.fail = nil
+		ended.Store(true)
+		w.toTick(1)
+		due := w.tick(0)
+		for range 3 {
+			k.looks(t)
+			w.pass(time.Minute)
+		}
+		rests(t, k.w, k.cell())
+		runs, err := k.w.db.Parked(t.Context())
+		require.NoError(t, err)
+		require.Len(t, runs, 1)
+		young := newTicker(t, w, Periodic{Version: 2, Schedule: Interval(7 * every), Missed: Once}, opts...)
+		look(t, young.w, young.cell())
+		require.Len(t, young.ticks, 1)
+		require.GreaterOrEqual(t, young.ticks[0], due)
+		w.toTick(7)
+		young.looks(t)
+		require.Len(t, young.ticks, 2)
+	})
+}
+
 // A run was parked because the schedule had no next tick, and was dropped then. A program with a better one goes on.
 func TestSchedulePeriodic_GoesOnWithoutATimer(t *testing.T) {
 	eachTicked(t, func(t *testing.T, w *world, opts ...Option) {

@@ -82,7 +82,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	flags.IntVar(&c.Crew, "crew", 3, "workers of the relay, which come and go all the time")
 	flags.IntVar(&c.Threads, "threads", 6, "transactions that a client runs at once")
 	flags.Float64Var(&c.Rate, "rate", 600, "transactions a second that all clients try together")
-	flags.Float64Var(&c.MinRate, "min-rate", 5, "committed transactions a second below which the run proves nothing, and fails")
+	flags.Float64Var(&c.MinRate, "min-rate", 5, "committed transactions, for each second of -duration, below which the run proves nothing, and fails")
 	flags.IntVar(&c.MinFaults, "min-faults", -1, "faults below which the run proves nothing, and fails; -1 for one in 12 s, and at least one")
 	flags.BoolVar(&c.Lossy, "lossy", false, "run servers that lose what they acknowledged: a Redis without a log, a cluster whose replicas replace killed masters; violations are reported, and not judged")
 	flags.StringVar(&c.Dir, "dir", "", "directory for logs and embedded stores; it is kept (default: a temporary one, kept if the run fails)")

@@ -123,10 +123,12 @@ func TestWaitForStandbyEnded(t *testing.T) {
 			}
 
 			// Where the second wait ends as it should, so does the call.
+			acquired := s.plain.pool.Stat().AcquireCount()
 			answer = apply("confirmed")
 			end("pg_cancel_backend")
 			setStandbys(ctx, t, server.URL, "")
 			require.NoError(t, <-answer)
+			require.Equal(t, acquired+1, s.plain.pool.Stat().AcquireCount(), "it is confirmed on its own connection")
 			r, _ := rowstore.Unwrap[rowstore.Reporter](s)
 			report, err := r.Report(ctx)
 			require.NoError(t, err)

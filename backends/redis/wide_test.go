@@ -28,6 +28,10 @@ type slowest struct {
 func watchSlow(t testing.TB, c *goredis.Client) slowest {
 	t.Helper()
 	ctx := context.Background()
+	o := *c.Options()
+	o.ReadTimeout = time.Minute // the record is long, and the machine may be busy
+	c = goredis.NewClient(&o)
+	t.Cleanup(func() { _ = c.Close() })
 	require.NoError(t, c.ConfigSet(ctx, "slowlog-max-len", "100000").Err())
 	require.NoError(t, c.ConfigSet(ctx, "slowlog-log-slower-than", "0").Err())
 	s := slowest{t, c}
