@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"math"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -31,25 +32,42 @@ const (
 // TestCapacity measures what a cell takes in each store, and that capacity.md says so.
 func TestCapacity(t *testing.T) {
 	t.Parallel()
-	for name, open := range map[string]func(t *testing.T) (url string, bytes func(t *testing.T) int64){
+	for name, open := range map[string]func(t *testing.T, room string) (url string, bytes func(t *testing.T) int64){
 		"Pebble": roomOfPebble, "Redis": roomOfRedis, "Postgres": roomOfPostgres,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			url, bytes := open(t)
-			observeWaits(t, url)
-			before := bytes(t)
-			each := func(table string) float64 {
-				fill(t, url, table)
-				now := bytes(t)
-				defer func() { before = now }()
-				return float64(now-before) / roomRows
+			// On a busy machine a server may store some of it twice, since calls that get no answer in time are repeated.
+			var off []string
+			for try := range 3 {
+				if off = roomOff(t, name, open, fmt.Sprint("room", try)); len(off) == 0 {
+					return
+				}
+				t.Log(off)
 			}
-			for i, got := range []float64{each("order"), each("order"), each("waits") - each("plain")} {
-				require.InEpsilon(t, roomSaid(t, name, i), got, 0.35, "column %d of %s in capacity.md", i+1, name)
-			}
+			require.Empty(t, off)
 		})
 	}
+}
+
+// roomOff measures what cells take in a store, and says which numbers of capacity.md are off.
+func roomOff(t *testing.T, name string, open func(t *testing.T, room string) (url string, bytes func(t *testing.T) int64), room string) (off []string) {
+	t.Helper()
+	url, bytes := open(t, room)
+	observeWaits(t, url)
+	before := bytes(t)
+	each := func(table string) float64 {
+		fill(t, url, table)
+		now := bytes(t)
+		defer func() { before = now }()
+		return float64(now-before) / roomRows
+	}
+	for i, got := range []float64{each("order"), each("order"), each("waits") - each("plain")} {
+		if said := roomSaid(t, name, i); math.Abs(got-said) > 0.35*said {
+			off = append(off, fmt.Sprintf("column %d of %s in capacity.md: %v, measured %v", i+1, name, said, got))
+		}
+	}
+	return off
 }
 
 // observeWaits registers an observer that nobody runs.
@@ -106,7 +124,7 @@ func roomSaid(t *testing.T, store string, column int) float64 {
 	return float64(n)
 }
 
-func roomOfPebble(t *testing.T) (url string, bytes func(t *testing.T) int64) {
+func roomOfPebble(t *testing.T, _ string) (url string, bytes func(t *testing.T) int64) {
 	dir := filepath.Join(t.TempDir(), "data")
 	return "pebble:" + dir, func(t *testing.T) (n int64) {
 		t.Helper()
@@ -121,17 +139,17 @@ func roomOfPebble(t *testing.T) (url string, bytes func(t *testing.T) int64) {
 	}
 }
 
-func roomOfRedis(t *testing.T) (url string, bytes func(t *testing.T) int64) {
+func roomOfRedis(t *testing.T, room string) (url string, bytes func(t *testing.T) int64) {
 	u := testserver.Redis(t)
 	opts, err := redis.ParseURL(u)
 	require.NoError(t, err)
 	c := redis.NewClient(opts)
 	t.Cleanup(func() { _ = c.Close() })
-	return with(t, u, "prefix", "room"), func(t *testing.T) (n int64) {
+	return with(t, u, "prefix", room), func(t *testing.T) (n int64) {
 		t.Helper()
 		for cursor, more := uint64(0), true; more; more = cursor != 0 {
 			var keys []string
-			keys, cursor, err = c.Scan(t.Context(), cursor, "{room:*", 1000).Result()
+			keys, cursor, err = c.Scan(t.Context(), cursor, "{"+room+":*", 1000).Result()
 			require.NoError(t, err)
 			sizes, err := c.Pipelined(t.Context(), func(p redis.Pipeliner) error {
 				for _, key := range keys {
@@ -148,15 +166,15 @@ func roomOfRedis(t *testing.T) (url string, bytes func(t *testing.T) int64) {
 	}
 }
 
-func roomOfPostgres(t *testing.T) (url string, bytes func(t *testing.T) int64) {
+func roomOfPostgres(t *testing.T, room string) (url string, bytes func(t *testing.T) int64) {
 	u := testserver.Postgres(t)
-	return with(t, u, "schema", "room"), func(t *testing.T) (n int64) {
+	return with(t, u, "schema", room), func(t *testing.T) (n int64) {
 		t.Helper()
 		c, err := pgx.Connect(t.Context(), u)
 		require.NoError(t, err)
 		defer func() { _ = c.Close(context.WithoutCancel(t.Context())) }()
 		require.NoError(t, c.QueryRow(t.Context(),
-			"SELECT sum(pg_catalog.pg_total_relation_size(oid)) FROM pg_catalog.pg_class WHERE relkind = 'r' AND relnamespace = 'room'::regnamespace").Scan(&n))
+			"SELECT sum(pg_catalog.pg_total_relation_size(oid)) FROM pg_catalog.pg_class WHERE relkind = 'r' AND relnamespace = $1::text::regnamespace", room).Scan(&n))
 		return n
 	}
 }
