@@ -262,7 +262,7 @@ func actions(t *testing.T, w *world) {
 	require.Equal(t, 2, w.parked("links"))
 	w.open(w.server.URL + "/parked?observer=links")
 	require.Contains(t, w.click("home.html", "drop"), "There is no way back")
-	require.Contains(t, w.click("", "Drop a parked run"), "It is no longer parked for that change.")
+	require.Contains(t, w.click("", "Drop a parked run"), "It is dropped.")
 	require.Equal(t, 1, w.parked("links"))
 	w.open(w.server.URL + "/parked?observer=links")
 	w.click("about.html", "retry")
