@@ -25,6 +25,22 @@ func (d *hookedDisk) Write(b []byte) (int, error) {
 	return d.diskFile.Write(b)
 }
 
+// hookedWrite backs a shop up, and calls hook before the fourth write into the incomplete file.
+func hookedWrite(t *testing.T, s *shop, path string, hook func(file string)) error {
+	t.Helper()
+	writes := 0
+	_, err := Write(t.Context(), s.db, path, Options{blockBytes: small, disk: func(file string) (diskFile, error) {
+		f, err := openDisk(file)
+		return &hookedDisk{f, func() {
+			if writes++; writes == 4 {
+				hook(file)
+			}
+		}}, err
+	}})
+	require.Greater(t, writes, 4)
+	return err
+}
+
 // TestRemovedWhileItIsWritten has somebody remove the incomplete file, and make another one of its name. That one must not pass for the backup.
 func TestRemovedWhileItIsWritten(t *testing.T) {
 	t.Parallel()
@@ -33,18 +49,12 @@ func TestRemovedWhileItIsWritten(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			path := filepath.Join(t.TempDir(), "backup")
-			writes := 0
-			_, err := Write(t.Context(), s.db, path, Options{blockBytes: small, disk: func(path string) (diskFile, error) {
-				f, err := openDisk(path)
-				return &hookedDisk{f, func() {
-					if writes++; writes == 4 {
-						assert.NoError(t, os.Remove(path))
-						if again {
-							assert.NoError(t, os.WriteFile(path, []byte("another's"), 0o600))
-						}
-					}
-				}}, err
-			}})
+			err := hookedWrite(t, s, path, func(file string) {
+				assert.NoError(t, os.Remove(file))
+				if again {
+					assert.NoError(t, os.WriteFile(file, []byte("another's"), 0o600))
+				}
+			})
 			require.ErrorContains(t, err, "removed")
 			require.NoFileExists(t, path)
 			if again {
@@ -61,20 +71,12 @@ func TestTwoOfOnePath(t *testing.T) {
 	t.Parallel()
 	s, _, file, _ := filled(t)
 	path := filepath.Join(t.TempDir(), "backup")
-	writes := 0
-	_, err := Write(t.Context(), s.db, path, Options{blockBytes: small, disk: func(path string) (diskFile, error) {
-		f, err := openDisk(path)
-		return &hookedDisk{f, func() {
-			if writes++; writes == 4 {
-				_, err := Write(t.Context(), s.db, strings.TrimSuffix(path, Incomplete), Options{blockBytes: small})
-				assert.ErrorIs(t, err, ErrInUse)
-				assert.ErrorIs(t, err, percolator.ErrInvalid)
-				assert.ErrorContains(t, err, path)
-			}
-		}}, err
-	}})
-	require.NoError(t, err)
-	require.Greater(t, writes, 4)
+	require.NoError(t, hookedWrite(t, s, path, func(file string) {
+		_, err := Write(t.Context(), s.db, strings.TrimSuffix(file, Incomplete), Options{blockBytes: small})
+		assert.ErrorIs(t, err, ErrInUse)
+		assert.ErrorIs(t, err, percolator.ErrInvalid)
+		assert.ErrorContains(t, err, file)
+	}))
 	require.NoFileExists(t, path+Incomplete)
 	other := filepath.Join(t.TempDir(), "other")
 	require.NoError(t, os.WriteFile(other, file, 0o600))

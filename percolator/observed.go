@@ -190,7 +190,7 @@ type unseen int
 
 const (
 	allSeen     unseen = iota
-	timerUnseen        // a timer alone, which may have been cancelled since
+	timerUnseen        // a timer, after all else, which may have been cancelled since
 	changeUnseen
 )
 
