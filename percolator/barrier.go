@@ -56,6 +56,9 @@ func (w *Worker) keepCompany() {
 // muster reads the members. The generation comes first: a member that is not in the list
 // tells of itself by another generation before it begins anything.
 func (w *Worker) muster(ctx context.Context) (*muster, error) {
+	// mustered judges the ends of leases by a time from before the scan, which may not be long ago then.
+	ctx, cancel := context.WithTimeout(ctx, w.beatTimeout())
+	defer cancel()
 	now, generation, err := w.readGeneration(ctx)
 	if err != nil {
 		return nil, err

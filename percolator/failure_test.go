@@ -30,14 +30,25 @@ func TestFailures(t *testing.T) {
 		"panic":             {func(context.Context, *Txn, Cell) error { panic("on purpose") }, "on purpose"},
 		"panic of an error": {func(context.Context, *Txn, Cell) error { panic(errors.New("an error")) }, "an error"},
 		"ends it":           {func(ctx context.Context, tx *Txn, _ Cell) error { return tx.Commit(ctx) }, "ended its transaction"},
-		"rolls back":        {func(ctx context.Context, tx *Txn, _ Cell) error { return tx.Rollback(ctx) }, "ended its transaction"},
-		"too large":         {func(_ context.Context, tx *Txn, c Cell) error { return tx.Set(c, make([]byte, 17<<20)) }, "limit"},
-		"not there":         {func(ctx context.Context, tx *Txn, _ Cell) error { _, err := tx.Get(ctx, rowB); return err }, "not found"},
-		"bad cell":          {func(ctx context.Context, tx *Txn, _ Cell) error { _, err := tx.Get(ctx, Cell{}); return err }, "empty"},
-		"unobserved":        {func(_ context.Context, tx *Txn, _ Cell) error { return tx.Notify(Cell{"t", "r", "unobserved"}) }, "no observer"},
-		"takes long":        {func(ctx context.Context, _ *Txn, _ Cell) error { <-ctx.Done(); return ctx.Err() }, "deadline"},
-		"reads late":        {func(ctx context.Context, tx *Txn, c Cell) error { <-ctx.Done(); _, err := tx.Get(ctx, c); return err }, "deadline"},
-		"writes some":       {func(_ context.Context, tx *Txn, c Cell) error { _ = tx.Set(rowC, nil); return errors.New("then fails") }, "then fails"},
+		"ends it within a scan": {func(ctx context.Context, tx *Txn, _ Cell) error {
+			for _, err := range tx.Scan(ctx, Range{Table: "t"}) {
+				if err != nil {
+					return err
+				}
+				if err := tx.Commit(ctx); err != nil {
+					return err
+				}
+			}
+			return nil
+		}, "ended its transaction"},
+		"rolls back":  {func(ctx context.Context, tx *Txn, _ Cell) error { return tx.Rollback(ctx) }, "ended its transaction"},
+		"too large":   {func(_ context.Context, tx *Txn, c Cell) error { return tx.Set(c, make([]byte, 17<<20)) }, "limit"},
+		"not there":   {func(ctx context.Context, tx *Txn, _ Cell) error { _, err := tx.Get(ctx, rowB); return err }, "not found"},
+		"bad cell":    {func(ctx context.Context, tx *Txn, _ Cell) error { _, err := tx.Get(ctx, Cell{}); return err }, "empty"},
+		"unobserved":  {func(_ context.Context, tx *Txn, _ Cell) error { return tx.Notify(Cell{"t", "r", "unobserved"}) }, "no observer"},
+		"takes long":  {func(ctx context.Context, _ *Txn, _ Cell) error { <-ctx.Done(); return ctx.Err() }, "deadline"},
+		"reads late":  {func(ctx context.Context, tx *Txn, c Cell) error { <-ctx.Done(); _, err := tx.Get(ctx, c); return err }, "deadline"},
+		"writes some": {func(_ context.Context, tx *Txn, c Cell) error { _ = tx.Set(rowC, nil); return errors.New("then fails") }, "then fails"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -56,13 +56,21 @@ func (w *Worker) listen(ctx context.Context) error {
 	if !ok {
 		return nil
 	}
-	return w.retry(ctx, "listening for notifications", func() error {
-		defer w.listens.Store(false)
-		return waker.Listen(ctx, func(at rowstore.Wake) {
+	for attempt := 0; ; attempt++ {
+		err := waker.Listen(ctx, func(at rowstore.Wake) {
 			w.listens.Store(true) // the first one comes as soon as it listens
 			w.kick(at)
 		})
-	})
+		if w.listens.Swap(false) {
+			attempt = 0 // it is a connection that was lost, and not one that cannot be had
+		}
+		if err == nil {
+			return nil
+		}
+		if err := w.waitAfter(ctx, troubleWait, attempt, "listening for notifications", err); err != nil {
+			return err
+		}
+	}
 }
 
 // kick is told where there may be new notifications.

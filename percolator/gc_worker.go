@@ -39,7 +39,7 @@ func (w *Worker) collect(ctx context.Context) error {
 			waited, pause = true, 0
 			continue
 		}
-		err = w.retry(ctx, "collecting garbage", func() error {
+		err = w.retryAfter(ctx, walkWait, "collecting garbage", func() error {
 			_, err := w.db.CollectGarbage(ctx, GCOptions{})
 			return err
 		})

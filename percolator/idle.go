@@ -54,13 +54,12 @@ func (w *Worker) WaitIdle(ctx context.Context) error {
 		if !busy {
 			var err error
 			if state, err = l.look(ctx); err != nil {
-				w.mu.Lock()
-				delete(w.idle, changed)
-				w.mu.Unlock()
+				w.forgetIdle(changed)
 				return err
 			}
 		}
 		if state == nothingLeft && !w.hasEnded() {
+			w.forgetIdle(changed)
 			return nil
 		}
 		if state == someLeft {
@@ -250,9 +249,7 @@ func (w *Worker) waitChange(ctx context.Context, changed chan struct{}, wait tim
 	defer func() {
 		cancel()
 		<-slept
-		w.mu.Lock()
-		delete(w.idle, changed)
-		w.mu.Unlock()
+		w.forgetIdle(changed)
 	}()
 	select {
 	case <-changed:
@@ -261,6 +258,13 @@ func (w *Worker) waitChange(ctx context.Context, changed chan struct{}, wait tim
 		return w.endedError()
 	}
 	return ctx.Err()
+}
+
+// forgetIdle takes a WaitIdle out of those that signalIdle tells.
+func (w *Worker) forgetIdle(changed chan struct{}) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.idle, changed)
 }
 
 func (w *Worker) hasEnded() bool {
@@ -314,6 +318,9 @@ func (w *Worker) isLeft(ctx context.Context, c Cell, notified []rowstore.Version
 	w.mu.Lock()
 	covered := w.rested.covers(c, seen, w.db.clock.Now())
 	w.mu.Unlock()
+	if len(notified) >= seenVersions {
+		covered = 0 // more may be there than the scan shows
+	}
 	if covered&waits == 0 && !slices.ContainsFunc(w.queuesOf(c), func(q *queue) bool { return !q.in(covered) }) {
 		return false, nil
 	}

@@ -452,3 +452,21 @@ func TestUnreadableMemberWhoseLeaseEnded(t *testing.T) {
 		require.Empty(t, all.members)
 	})
 }
+
+// A member that renewed its lease while the look at the members was held up is no stranger's record: the look fails, and comes again.
+func TestLookAtMembersThatTakesLong(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		a := c.hire(WorkerConfig{}, nil, "o").start()
+		c.hire(WorkerConfig{}, nil, "o").start()
+		settle()
+		all, err := a.muster(t.Context())
+		require.NoError(t, err)
+		require.Len(t, all.members, 1)
+		held := a.wire.AddRule(faultstore.Rule{Match: scansMembers, Fault: faultstore.Fault{Kind: faultstore.Delay, Delay: 10 * time.Second}, Times: -1})
+		_, err = a.muster(t.Context())
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Positive(t, held.Struck())
+		a.wire.SetRules()
+		require.NoError(t, a.WaitIdle(t.Context()))
+	})
+}

@@ -96,3 +96,16 @@ func TestWaitIdleLooksBothWays(t *testing.T) {
 	require.GreaterOrEqual(t, looks.Load(), int64(4))
 	require.Equal(t, before+1, dbs[0].Stats().ObserverRuns)
 }
+
+// A worker that waits for nothing remembers nobody who asked.
+func TestWaitIdleLeavesNothing(t *testing.T) {
+	t.Parallel()
+	dbs, _ := clients(t, 1, false)
+	w := startWorker(t, dbs[0], WorkerConfig{}, Observer{Name: "o", Table: "t", Column: "v", Func: nothing})
+	for range 10 {
+		idle(t, w)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	require.Empty(t, w.idle)
+}

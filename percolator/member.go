@@ -143,7 +143,7 @@ func (w *Worker) waitForBeat(ctx context.Context, attempt int, last time.Time) e
 	wait := w.untilBeat()
 	if attempt > 0 {
 		// What that beat was early for has not been seen yet, and would hurry each attempt.
-		return w.db.clock.Sleep(ctx, min(w.beatInterval(), w.config.Backoff.wait(attempt-1, w.db.rand)))
+		return w.db.clock.Sleep(ctx, min(w.beatInterval(), troubleWait.wait(attempt-1, w.db.rand)))
 	}
 	asked, err := w.sleepOr(ctx, wait, w.beatSoon)
 	if soon := answerEvery - w.db.clock.Now().Sub(last); err == nil && asked && soon > 0 {

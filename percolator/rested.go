@@ -17,6 +17,8 @@ const (
 	// finds again a cell that every observer has covered, but that nobody has cleared because
 	// a worker died.
 	restedAge = 5 * time.Minute
+	// crowdedAge is how long a cell is left alone at most, with so many notifications that a scan may not show a further one.
+	crowdedAge = 10 * time.Second
 	// forgottenCells is how many cells are forgotten in a second at most, about: each is read
 	// again. So of very many each is remembered for longer.
 	forgottenCells = 500
@@ -158,9 +160,10 @@ func (r *rested) age(seen uint64) time.Duration {
 
 // skipUntilChanged remembers which of this worker's observers have nothing to do for a cell that
 // waits for others. What a scan reads must show whether that still holds. It does if
-// the scan reads every notification. Otherwise a weak notification may come late, below
+// the scan reads every notification. Otherwise one may come late, below
 // those that it reads. An observer that is covered up to the oldest of those, or
-// further, has nothing to do for such a notification either.
+// further, has nothing to do for a weak one either. A strong one, of a commit that is rolled forward later,
+// is found when the cell is read again, which is soon then.
 func (w *Worker) skipUntilChanged(view *cellView) {
 	var floor Timestamp
 	if len(view.notified) >= seenVersions {
@@ -187,7 +190,15 @@ func (w *Worker) skipUntilChanged(view *cellView) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := w.db.clock.Now()
-	w.rested.put(view.cell, seen, covered, now.Add(w.rested.age(seen)), now)
+	w.rested.put(view.cell, seen, covered, now.Add(view.unlessCrowded(w.rested.age(seen))), now)
+}
+
+// unlessCrowded bounds how long a cell may be left alone by what a scan shows of its notifications.
+func (v *cellView) unlessCrowded(wait time.Duration) time.Duration {
+	if len(v.notified) >= seenVersions {
+		return min(wait, crowdedAge)
+	}
+	return wait
 }
 
 // signature is the signature that a scan computes, of what a view showed.

@@ -56,6 +56,9 @@ func TestCellsThatAreRemembered(t *testing.T) {
 		now := w.clock.Now()
 		require.Equal(t, test.covered, wk.rested.covers(c, seen, now), "case %d", i)
 		require.Zero(t, wk.rested.covers(c, seen, now.Add(restedAge)), "it is looked at again some time")
+		if test.notified >= seenVersions {
+			require.Zero(t, wk.rested.covers(c, seen, now.Add(crowdedAge)), "case %d: a strong one may come late there", i)
+		}
 		for what, other := range map[string]*cellView{
 			"a newer notification":   {cell: c, registrations: registrations{names: v.names}, notified: append([]rowstore.Version{{TS: newest + 1}}, v.notified...)},
 			"another observer":       {cell: c, registrations: registrations{names: v.names[:2]}, notified: v.notified},
@@ -144,4 +147,38 @@ func TestWaitingIsRememberedBesideCovered(t *testing.T) {
 	}
 	require.Zero(t, (&queue{index: 31}).bit())
 	require.Zero(t, (&queue{index: 40}).bit())
+}
+
+// A prewrite that comes late puts its notification below those that a look is shown, if there are many. Its cell is known to wait for others then, but
+// WaitIdle does not go by that, and the next look but a few finds it, though its client died before it rolled the cell forward.
+func TestNotificationBelowThoseThatALookIsShown(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.observed("t", "v", "o", "foreign")
+	c := w.client()
+	set(t, c.DB, rowB, "0")
+	var rows saw
+	wk := rowWorker(t, c, &rows)
+	dead := w.client(withoutGroups())
+	late := writes(t, dead, "1", rowA, rowB)
+	_, err := late.StartTimestamp(t.Context())
+	require.NoError(t, err)
+	for range seenVersions {
+		require.NoError(t, c.Update(t.Context(), func(tx *Txn) error { return tx.Notify(rowB) }))
+	}
+	require.Equal(t, []string{"b"}, dealt(t, wk, &rows))
+	require.Empty(t, dealt(t, wk, &rows))
+	left, err := wk.anyLeft(t.Context(), false)
+	require.NoError(t, err)
+	require.False(t, left)
+	dead.wire.verdict(secondaries(rowA), die)
+	_ = late.Commit(t.Context())
+	require.Equal(t, []string{"a"}, dealt(t, wk, &rows))
+	left, err = wk.anyLeft(t.Context(), false)
+	require.NoError(t, err)
+	require.True(t, left)
+	w.takeForDead(dead)
+	w.pass(crowdedAge)
+	require.Equal(t, []string{"b"}, dealt(t, wk, &rows))
+	require.Equal(t, "1", value(t, c, rowB))
 }

@@ -93,7 +93,7 @@ func (w *Worker) pauseAfter(t *task, r runResult) time.Duration {
 	case runLocked:
 		return lockedPause
 	case runTrouble:
-		d := Backoff{Min: troublePause, Max: longTroublePause}.wait(t.trouble, w.db.rand)
+		d := troubleWait.wait(t.trouble, w.db.rand)
 		t.trouble++
 		return d
 	default:
@@ -164,7 +164,7 @@ func (w *Worker) attempt(ctx context.Context, t *task) runResult {
 			return runResult{next: runAgain} // its acknowledgment would not count
 		}
 		if next := view.nextAttempt(i); next > tx.start {
-			return runResult{next: runWaiting, wait: max(next.Sub(tx.start), leastPause)}
+			return runResult{next: runWaiting, wait: view.unlessCrowded(max(next.Sub(tx.start), leastPause))}
 		}
 		if view.claimedBy != "" && view.claimedBy != w.id && view.claimed > tx.start {
 			return runResult{next: runWaiting, wait: max(view.claimed.Sub(tx.start), leastPause)}
@@ -276,13 +276,11 @@ func (w *Worker) call(ctx context.Context, tx *Txn, o *Observer, change *Change)
 		ctx, cancel = context.WithTimeout(ctx, o.Timeout)
 		defer cancel()
 	}
-	if err := unlessPanics("the observer's function", func() error { return w.callWithin(ctx, tx, o, change) }); err != nil {
-		return err
-	}
-	if tx.done {
+	err := unlessPanics("the observer's function", func() error { return w.callWithin(ctx, tx, o, change) })
+	if tx.done && (err == nil || storesFault(err) || errors.Is(err, ErrTxnDone)) {
 		return errors.New("percolator: the observer's function ended its transaction")
 	}
-	return nil
+	return err
 }
 
 // cover makes the transaction one after which observer i has seen what the view shows: it acknowledges that and consumes the timer.

@@ -104,7 +104,7 @@ func (w *Worker) attend(ctx context.Context) error {
 		w.notePaused(v)
 		w.noteTimers(v)
 		if len(w.unswept(v)) > 0 {
-			err := w.retry(ctx, "sweeping for new observers", func() error {
+			err := w.retryAfter(ctx, walkWait, "sweeping for new observers", func() error {
 				err := w.sweepNew(ctx)
 				if errors.Is(err, ErrObserverRemoved) {
 					return nil // the catalog tells which

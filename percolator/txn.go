@@ -281,7 +281,8 @@ func (tx *Txn) GetMany(ctx context.Context, cells ...Cell) (map[Cell][]byte, err
 // GetForUpdate is Get, and makes the commit of this transaction conflict with that of
 // any other which changes c meanwhile, as if this one wrote c. It is the remedy for
 // write skew where one cell stands for what must not change. Nothing is locked before
-// Commit. A transaction that only reads and locks commits without effect.
+// Commit. A transaction that only reads and locks commits without effect. Errors: those of Get, ErrReadOnly and
+// ErrTooLarge; Commit returns ErrIndexed if the table has the entries of an index, which only its upkeep locks.
 func (tx *Txn) GetForUpdate(ctx context.Context, c Cell) ([]byte, error) {
 	if err := tx.check(ctx, "GetForUpdate", &c); err != nil {
 		return nil, err

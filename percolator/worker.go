@@ -372,19 +372,39 @@ func (w *Worker) wind(stopRuns func()) {
 	}
 }
 
+// What a worker does besides running functions is not paced by WorkerConfig.Backoff, which may be hours: it goes on soon after
+// the store is back. A walk through a whole table that fails halfway leaves the store alone for longer.
+var (
+	troubleWait = Backoff{Min: troublePause, Max: longTroublePause}
+	walkWait    = Backoff{Min: troublePause, Max: time.Minute}
+)
+
 // retry runs f until it succeeds, the context ends, or the error is fatal: the DB is
 // closed, say.
 func (w *Worker) retry(ctx context.Context, what string, f func() error) error {
+	return w.retryAfter(ctx, troubleWait, what, f)
+}
+
+// retryAfter is retry with a given wait.
+func (w *Worker) retryAfter(ctx context.Context, wait Backoff, what string, f func() error) error {
 	for attempt := 0; ; attempt++ {
 		err := f()
-		if err == nil || ctx.Err() != nil || fatal(err) {
-			return err
+		if err == nil {
+			return nil
 		}
-		w.db.log.Warn(what+" failed and will be tried again", "err", err)
-		if err := w.db.clock.Sleep(ctx, w.config.Backoff.wait(attempt, w.db.rand)); err != nil {
+		if err := w.waitAfter(ctx, wait, attempt, what, err); err != nil {
 			return err
 		}
 	}
+}
+
+// waitAfter waits until what has failed may be tried again. It returns an error if that is not to be.
+func (w *Worker) waitAfter(ctx context.Context, wait Backoff, attempt int, what string, err error) error {
+	if ctx.Err() != nil || fatal(err) {
+		return err
+	}
+	w.db.log.Warn(what+" failed and will be tried again", "err", err)
+	return w.db.clock.Sleep(ctx, wait.wait(attempt, w.db.rand))
 }
 
 // fatal reports whether trying again cannot mend an error.
