@@ -57,7 +57,8 @@ func (b *Bytes) UnmarshalText(text []byte) error {
 
 // ParseBytes takes the typed form of bytes back. What needs no escape may be escaped all the same, and
 // bytes that cannot be printed may stand for themselves. A % that two hexadecimal digits do not follow is
-// an error that matches percolator.ErrInvalid, unless it is all of the text.
+// an error that matches percolator.ErrInvalid, unless it is all of the text. The error says where it stands and shows
+// nothing else of the text, which may be a secret.
 func ParseBytes(text string) (string, error) {
 	if text == "%" {
 		return "", nil
@@ -70,19 +71,21 @@ func ParseBytes(text string) (string, error) {
 			return out.String(), nil
 		}
 		if len(after) < 2 {
-			return "", badEscape(text)
+			return "", badEscape(text, after)
 		}
 		c, err := strconv.ParseUint(after[:2], 16, 8)
 		if err != nil {
-			return "", badEscape(text)
+			return "", badEscape(text, after)
 		}
 		out.WriteByte(byte(c))
 		rest = after[2:]
 	}
 }
 
-func badEscape(text string) error {
-	return fmt.Errorf("admin: %w: in %q two hexadecimal digits must follow each %%; a percent sign is %%25", percolator.ErrInvalid, text)
+// badEscape says which % of a text is wrong, by what follows it, of which it shows two bytes at most.
+func badEscape(text, after string) error {
+	return fmt.Errorf("admin: %w: two hexadecimal digits must follow each %%, and %q follows the one at byte %d; a percent sign is %%25",
+		percolator.ErrInvalid, after[:min(len(after), 2)], len(text)-len(after)-1)
 }
 
 // Stamp is a timestamp. As text, and so in JSON, it is a decimal number in a string, because it has more digits than

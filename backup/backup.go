@@ -77,7 +77,7 @@ func openDisk(path string) (diskFile, error) {
 //
 // Until it is complete the file is named path with Incomplete behind it. If Write is cut off, or fails, call it again with the same
 // database and path: it goes on where it was, at the snapshot that it began with, as long as the hold stands. After that it
-// returns an error that matches ErrLapsed.
+// returns an error that matches ErrLapsed. No other error says that the incomplete file is worth nothing.
 //
 // Other errors: ErrExists if the file path is there; ErrInUse if another Write of it runs; ErrDamaged if an incomplete file is not as it was written;
 // percolator.ErrTooLarge if a row has more than about a GiB, which no backup can hold; percolator.ErrInvalid for bad options; those of the file, as of a full disk; those of the database and of ctx.
@@ -200,7 +200,7 @@ func (w *writer) run(ctx context.Context) (Result, error) {
 	if w.ended {
 		return w.result(), w.release(ctx)
 	}
-	holding, stop := w.renew(ctx)
+	holding, stop := renewing(ctx, w.hold, w.opts.Hold, ErrLapsed)
 	defer stop()
 	err := w.write(holding)
 	if cause := context.Cause(holding); err != nil && cause != nil && ctx.Err() == nil {
@@ -224,7 +224,7 @@ func (w *writer) release(ctx context.Context) error {
 	if w.hold == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseFor)
 	defer cancel()
 	if err := w.hold.Release(ctx); err != nil {
 		return fmt.Errorf("backup: the backup is complete, but its hold %q was not released, and ends by itself: %w", holdName(w.head.ID), err)
@@ -239,6 +239,16 @@ func (w *writer) result() Result {
 	}
 	return r
 }
+
+// newID returns random digits.
+func newID() string {
+	var id [8]byte
+	_, _ = rand.Read(id[:]) // never fails, by its documentation
+	return hex.EncodeToString(id[:])
+}
+
+// releaseFor is for how long a hold is tried to be released.
+const releaseFor = 10 * time.Second
 
 func holdName(id string) string { return "backup " + id }
 
@@ -303,9 +313,7 @@ func (w *writer) cannotWrite(err error) error {
 
 // snapshot places a hold at the present, and finds the catalog as it was then.
 func (w *writer) snapshot(ctx context.Context) error {
-	var id [8]byte
-	_, _ = rand.Read(id[:]) // never fails, by its documentation
-	w.head.ID = hex.EncodeToString(id[:])
+	w.head.ID = newID()
 	for {
 		before, err := readCatalog(ctx, w.db)
 		if err != nil {
@@ -349,13 +357,13 @@ func readCatalog(ctx context.Context, db *percolator.DB) (*rowstore.Version, err
 	return v, nil
 }
 
-// renew renews the hold until stop is called. The context that it returns ends when the hold does.
-func (w *writer) renew(ctx context.Context) (holding context.Context, stop func()) {
+// renewing renews a hold three times in its ttl, until stop is called. The context that it returns ends when the hold does, for a cause that matches lapsed.
+func renewing(ctx context.Context, hold *percolator.Hold, ttl time.Duration, lapsed error) (holding context.Context, stop func()) {
 	holding, cancel := context.WithCancelCause(ctx)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		every := time.NewTicker(w.opts.Hold / 3)
+		every := time.NewTicker(ttl / 3)
 		defer every.Stop()
 		for {
 			select {
@@ -364,8 +372,8 @@ func (w *writer) renew(ctx context.Context) (holding context.Context, stop func(
 			case <-every.C:
 			}
 			// After another error the next renewal may come in time.
-			if err := w.hold.Renew(holding, w.opts.Hold); errors.Is(err, percolator.ErrHoldEnded) {
-				cancel(fmt.Errorf("%w: %w", ErrLapsed, err))
+			if err := hold.Renew(holding, ttl); errors.Is(err, percolator.ErrHoldEnded) {
+				cancel(fmt.Errorf("%w: %w", lapsed, err))
 				return
 			}
 		}

@@ -9,7 +9,7 @@ import (
 
 // Errors of this package, matched with errors.Is.
 var (
-	// ErrNotEmpty: the store holds something already. Nothing was written. It matches percolator.ErrInvalid.
+	// ErrNotEmpty: the store holds something already. No rows were written. It matches percolator.ErrInvalid.
 	ErrNotEmpty error = is{"backup: the store is not empty", percolator.ErrInvalid}
 	// ErrExists: the file is there already. Nothing was written. It matches percolator.ErrInvalid.
 	ErrExists error = is{"backup: the file is there already", percolator.ErrInvalid}

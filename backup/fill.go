@@ -68,7 +68,7 @@ func (r *restorer) rows(ctx context.Context, path string) error {
 		}
 		if n%markEvery == markEvery-1 {
 			r.marker.Blocks = n + 1
-			if err := r.mark(ctx); err != nil {
+			if err := r.mark(ctx, r.unended()); err != nil {
 				return err
 			}
 		}

@@ -50,7 +50,7 @@ func Import(ctx context.Context, db *percolator.DB, in io.Reader, opts ImportOpt
 		return max(opts.After, 0), invalid("Batch and After are not negative")
 	}
 	m := &importer{db: db, opts: opts, line: opts.After, tell: teller{to: opts.Progress}, named: map[percolator.Cell]int{}}
-	s := &source{r: bufio.NewReaderSize(in, 1<<16), f: opts.Format}
+	s := &source{r: bufio.NewReaderSize(in, 1<<16), f: opts.Format, most: mostLine(db.Limits())}
 	for {
 		c, v, n, err := s.next()
 		if errors.Is(err, io.EOF) {

@@ -37,7 +37,8 @@ type RestoreOptions struct {
 // above the backup's. The catalog comes last: until then, who opens the store as a database gets an error that matches
 // percolator.ErrFormat. If Restore is cut off, or fails, call it again with the same backup: it goes on where it was.
 //
-// Errors: ErrNotEmpty if the store holds anything but a part of this backup, so also if a restore that was cut off had come to its end, and if another call ends it meanwhile; ErrIncomplete, ErrDamaged and those of Verify, with nothing written;
+// Errors: ErrNotEmpty if the store holds anything but a part of this backup, so also if a restore that was cut off had come to its end, and if another call ends it meanwhile, or a program makes a database there while the file is checked; if
+// rows without a catalog appear in that time, the mark that a restore was begun stays beside them, and nothing else. ErrIncomplete, ErrDamaged and those of Verify, with nothing written;
 // ErrOracleBehind; percolator.ErrTooLarge if a name or value is over a limit of the store; percolator.ErrInvalid for a store without an oracle, and
 // bad options; those of the store, the file and ctx.
 func Restore(ctx context.Context, store rowstore.Store, path string, opts RestoreOptions) (Result, error) {
@@ -138,26 +139,34 @@ func (r *restorer) findMarker(ctx context.Context) error {
 		r.resumed = true
 		return nil
 	}
+	return r.empty(ctx, false)
+}
+
+// empty finds out that no table holds anything, but perhaps the marker.
+func (r *restorer) empty(ctx context.Context, marked bool) error {
 	for t, err := range r.store.Tables(ctx) {
 		if err != nil {
 			return fmt.Errorf("backup: looking whether the store is empty: %w", err)
 		}
-		if err := r.emptyTable(ctx, t); err != nil {
+		if err := r.emptyTable(ctx, t, marked); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// emptyTable finds out whether a table that is listed holds anything.
-func (r *restorer) emptyTable(ctx context.Context, table string) error {
-	scan := rowstore.ScanRange{Table: table, Limit: 1}
+// emptyTable finds out whether a table that is listed holds anything, but perhaps the marker.
+func (r *restorer) emptyTable(ctx context.Context, table string, marked bool) error {
+	scan := rowstore.ScanRange{Table: table, Limit: 2}
 	for _, f := range []rowstore.Family{rowstore.Lock, rowstore.Write, rowstore.Data, rowstore.Mark, rowstore.Notify} {
 		scan.Selectors = append(scan.Selectors, rowstore.Selector{Family: f, Column: rowstore.AllColumns, To: oracle.Max, Limit: 1})
 	}
-	for _, err := range r.store.Scan(ctx, scan) {
+	for row, err := range r.store.Scan(ctx, scan) {
 		if err != nil {
 			return fmt.Errorf("backup: looking whether the store is empty: %w", err)
+		}
+		if marked && table == format.TableCatalog && row.Row == format.RowCatalog {
+			continue
 		}
 		return fmt.Errorf("%w: it holds rows of table %q", ErrNotEmpty, table)
 	}
@@ -181,11 +190,8 @@ func (r *restorer) restore(ctx context.Context, path string, now percolator.Time
 	if l, ok := rowstore.Unwrap[rowstore.Limiter](r.store); ok {
 		r.limits = l.Limits()
 	}
-	if !r.resumed {
-		r.marker = format.Restoring{Backup: r.checked.head.ID, Began: now, Oracle: r.opts.OracleName}
-		if err := r.mark(ctx); err != nil {
-			return err
-		}
+	if err := r.claim(ctx, now); err != nil {
+		return err
 	}
 	if err := r.rows(ctx, path); err != nil {
 		return err
@@ -223,21 +229,43 @@ func (r *restorer) raise(ctx context.Context) (percolator.Timestamp, error) {
 	}
 }
 
+// claim makes sure that the store is this restore's before anything but the marker is written. The store was empty when the restore began, but to check the
+// file may take minutes, in which a program may have made a database in the store, or another restore may have begun. So the first marker asks that
+// nothing at all stands in its place. Once it stands nobody makes a database there, and the tables are looked at again: what was written before without a
+// catalog is found then. Until that is done the marker says so, for a call that goes on.
+func (r *restorer) claim(ctx context.Context, now percolator.Timestamp) error {
+	if !r.resumed {
+		r.marker = format.Restoring{Backup: r.checked.head.ID, Began: now, Oracle: r.opts.OracleName, Unlooked: true}
+		err := r.mark(ctx, rowstore.Absent(rowstore.Write, format.ColumnConfig, 0))
+		if err = r.unless(ctx, err, now); err != nil {
+			return err
+		}
+	}
+	if !r.marker.Unlooked {
+		return nil
+	}
+	if err := r.empty(ctx, true); err != nil {
+		return err
+	}
+	r.marker.Unlooked = false
+	return r.mark(ctx, r.unended())
+}
+
 // mark notes how far the restore is. It stands in place of the catalog.
-func (r *restorer) mark(ctx context.Context) error {
+func (r *restorer) mark(ctx context.Context, condition rowstore.Condition) error {
 	value, err := r.marker.Encode()
 	if err != nil {
 		return fmt.Errorf("backup: %w", err)
 	}
-	return r.apply(ctx, []rowstore.Mutation{{Table: format.TableCatalog, Row: format.RowCatalog, Conditions: r.unended(), Edits: []rowstore.Edit{
+	return r.apply(ctx, []rowstore.Mutation{{Table: format.TableCatalog, Row: format.RowCatalog, Conditions: []rowstore.Condition{condition}, Edits: []rowstore.Edit{
 		rowstore.Put(rowstore.Write, format.ColumnConfig, r.marker.Began, value),
 	}}})
 }
 
 // unended asks that nothing newer stands in place of this restore's marker: a call that slept for long must not go on where another one has
 // ended, since programs may work there.
-func (r *restorer) unended() []rowstore.Condition {
-	return []rowstore.Condition{rowstore.Absent(rowstore.Write, format.ColumnConfig, r.marker.Began+1)}
+func (r *restorer) unended() rowstore.Condition {
+	return rowstore.Absent(rowstore.Write, format.ColumnConfig, r.marker.Began+1)
 }
 
 // finish stores the catalog in place of the marker.
@@ -262,24 +290,39 @@ func (r *restorer) finish(ctx context.Context) error {
 		return fmt.Errorf("backup: %w: it answered %v after %v", percolator.ErrOracleWentBack, now, r.marker.Began)
 	}
 	at := r.checked.head.Snapshot
-	err = r.apply(ctx, []rowstore.Mutation{{Table: format.TableCatalog, Row: format.RowCatalog, Conditions: r.unended(), Edits: []rowstore.Edit{
+	err = r.apply(ctx, []rowstore.Mutation{{Table: format.TableCatalog, Row: format.RowCatalog, Conditions: []rowstore.Condition{r.unended()}, Edits: []rowstore.Edit{
 		rowstore.Put(rowstore.Write, format.ColumnConfig, now, value),
 		rowstore.DeleteRange(rowstore.Write, format.ColumnConfig, 0, now-1),
 		rowstore.Put(rowstore.Write, format.ColumnSafePoint, at, format.TimestampOnly),
 		rowstore.Put(rowstore.Write, format.ColumnResolved, at, format.TimestampOnly),
 	}}})
-	if errors.Is(err, errOvertaken) && r.stored(ctx, now) {
-		return nil // by an attempt of this call whose answer was lost
-	}
-	return err
+	return r.unless(ctx, err, now)
 }
 
-// stored tells whether there is a catalog of the given timestamp.
-func (r *restorer) stored(ctx context.Context, at percolator.Timestamp) bool {
-	rows, err := r.store.Read(ctx, []rowstore.RowRead{{Table: format.TableCatalog, Row: format.RowCatalog, Selectors: []rowstore.Selector{
-		{Family: rowstore.Write, Column: format.ColumnConfig, From: at, To: at, Limit: 1},
-	}}})
-	return err == nil && rows[0].Err == nil && rows[0].Newest(rowstore.Write, format.ColumnConfig) != nil
+// unless forgives that a call was overtaken if it was overtaken by an attempt of its own whose answer was lost: then what it wrote in place of the catalog is there, at a
+// timestamp that was drawn for it alone.
+func (r *restorer) unless(ctx context.Context, err error, at percolator.Timestamp) error {
+	if !errors.Is(err, errOvertaken) {
+		return err
+	}
+	stored := false
+	rerr := r.retry(ctx, func() error {
+		rows, err := r.store.Read(ctx, []rowstore.RowRead{{Table: format.TableCatalog, Row: format.RowCatalog, Selectors: []rowstore.Selector{
+			{Family: rowstore.Write, Column: format.ColumnConfig, From: at, To: at, Limit: 1},
+		}}})
+		if err == nil {
+			err = rows[0].Err
+		}
+		stored = err == nil && rows[0].Newest(rowstore.Write, format.ColumnConfig) != nil
+		return err
+	})
+	switch {
+	case rerr != nil:
+		return fmt.Errorf("backup: looking whether what was written is there: %w", rerr)
+	case stored:
+		return nil
+	}
+	return err
 }
 
 // errOvertaken: another call has ended the restore, or has begun it later.
@@ -291,32 +334,42 @@ const retryFor = 20 * time.Second
 
 // apply applies mutations, each until it is done.
 func (r *restorer) apply(ctx context.Context, muts []rowstore.Mutation) error {
+	err := r.retry(ctx, func() error {
+		outs, err := r.store.Apply(ctx, muts, rowstore.ApplyOptions{Bulk: true})
+		if err != nil {
+			return err
+		}
+		left := muts[:0:0]
+		for i := range outs {
+			switch {
+			case outs[i].Err != nil:
+				left, err = append(left, muts[i]), outs[i].Err
+			case !outs[i].Applied:
+				return errOvertaken
+			}
+		}
+		muts = left
+		return err
+	})
+	if err != nil && !errors.Is(err, errOvertaken) {
+		err = fmt.Errorf("backup: writing to the store: %w", err)
+	}
+	return err
+}
+
+// retry repeats a call until it is done, or has failed for good.
+func (r *restorer) retry(ctx context.Context, call func() error) error {
 	began := time.Now()
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-		outs, err := r.store.Apply(ctx, muts, rowstore.ApplyOptions{Bulk: true})
-		if err == nil {
-			left := muts[:0:0]
-			for i := range outs {
-				switch {
-				case outs[i].Err != nil:
-					left, err = append(left, muts[i]), outs[i].Err
-				case !outs[i].Applied:
-					return errOvertaken
-				}
-			}
-			muts = left
-		}
-		if err == nil {
-			return nil
-		}
+		err := call()
 		again := errors.Is(err, rowstore.ErrUnavailable) || errors.Is(err, rowstore.ErrAmbiguous)
 		if !again || ctx.Err() != nil || time.Since(began) > retryFor {
-			return fmt.Errorf("backup: writing to the store: %w", err)
+			return err
 		}
 		select {
 		case <-time.After(wait):
 		case <-ctx.Done():
-			return fmt.Errorf("backup: writing to the store: %w", errors.Join(ctx.Err(), err))
+			return errors.Join(ctx.Err(), err)
 		}
 	}
 }

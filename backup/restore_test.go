@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/internal/everystore"
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -59,8 +60,13 @@ func TestRestoreIsCutOff(t *testing.T) {
 			return
 		}
 		require.ErrorIs(t, err, errCut)
-		if _, err := percolator.New(t.Context(), store); err == nil {
-			t.Fatalf("cut at call %d: half of a restore was taken for a database", cut)
+		if db, err := percolator.New(t.Context(), store); err == nil {
+			// Only the last call makes it a database, and then it is whole.
+			require.Equal(t, want, contents(t, backedUp(t, db, Options{})), "cut at call %d: half of a restore was taken for a database", cut)
+			_, err = Restore(t.Context(), store, path, RestoreOptions{})
+			require.ErrorIs(t, err, ErrNotEmpty)
+			require.NoError(t, db.Close(t.Context()))
+			continue
 		} else if cut > 0 {
 			require.ErrorIs(t, err, percolator.ErrFormat)
 			require.ErrorContains(t, err, "has not ended")
@@ -189,4 +195,128 @@ func TestRestoreOfAVerifiedFile(t *testing.T) {
 	require.True(t, r.Resumed)
 	require.Equal(t, []any{v.ID, v.Rows, v.Cells, v.Bytes}, []any{r.ID, r.Rows, r.Cells, r.Bytes})
 	require.Equal(t, contents(t, path), contents(t, backedUp(t, everystore.Over(t, store), Options{})))
+}
+
+// madeMeanwhile restores into a store, and makes a call once, while the file is checked.
+func madeMeanwhile(t *testing.T, store rowstore.Store, path string, call func()) error {
+	t.Helper()
+	called := false
+	_, err := Restore(t.Context(), store, path, RestoreOptions{Progress: func(p Progress) {
+		if !called && p.Done < 0.1 {
+			called = true
+			call()
+		}
+	}})
+	require.True(t, called)
+	return err
+}
+
+// TestDatabaseMadeMeanwhile: a program makes a database in the store while the file is checked, which takes long. The restore leaves it alone.
+func TestDatabaseMadeMeanwhile(t *testing.T) {
+	t.Parallel()
+	_, path, _, _ := filled(t)
+	store := memstore.New()
+	var db *percolator.DB
+	err := madeMeanwhile(t, store, path, func() {
+		db = everystore.Over(t, store)
+		require.NoError(t, db.Update(t.Context(), func(tx *percolator.Txn) error { return tx.Set(at("mine", "r", "c"), []byte("v")) }))
+	})
+	require.ErrorIs(t, err, ErrNotEmpty)
+	require.NotContains(t, err.Error(), "again to go on")
+	require.Equal(t, map[percolator.Cell]string{at("mine", "r", "c"): "v"}, everyValue(t, db))
+	// Another process finds the database too.
+	other := everystore.Over(t, store)
+	require.Equal(t, map[percolator.Cell]string{at("mine", "r", "c"): "v"}, everyValue(t, other))
+}
+
+// TestRestoresMeetInAStore: another backup is begun to be restored while the file is checked. The two do not mix.
+func TestRestoresMeetInAStore(t *testing.T) {
+	t.Parallel()
+	s, path, _, _ := filled(t)
+	other := backedUp(t, s.db, Options{})
+	store := memstore.New()
+	err := madeMeanwhile(t, store, path, func() {
+		_, err := Restore(t.Context(), &cutStore{Store: store, left: 3}, other, RestoreOptions{})
+		require.ErrorIs(t, err, errCut)
+	})
+	require.ErrorIs(t, err, ErrNotEmpty)
+	r, err := Restore(t.Context(), store, other, RestoreOptions{})
+	require.NoError(t, err)
+	require.True(t, r.Resumed)
+	require.Equal(t, contents(t, other), contents(t, backedUp(t, everystore.Over(t, store), Options{})))
+}
+
+// TestRowsMadeMeanwhile: somebody writes rows without a catalog while the file is checked. The restore finds them, also when it is called again.
+func TestRowsMadeMeanwhile(t *testing.T) {
+	t.Parallel()
+	_, path, _, _ := filled(t)
+	for _, row := range []rowstore.Mutation{{Table: "t", Row: "r"}, {Table: format.TableCatalog, Row: "z"}, {Table: format.TableCatalog, Row: "A"}} {
+		store := memstore.New()
+		row.Edits = []rowstore.Edit{rowstore.Put(rowstore.Mark, "c", 5, nil)}
+		err := madeMeanwhile(t, store, path, func() {
+			_, err := store.Apply(t.Context(), []rowstore.Mutation{row}, rowstore.ApplyOptions{})
+			require.NoError(t, err)
+		})
+		require.ErrorIs(t, err, ErrNotEmpty)
+		_, err = Restore(t.Context(), store, path, RestoreOptions{})
+		require.ErrorIs(t, err, ErrNotEmpty)
+		var tables []string
+		for table, err := range store.Tables(t.Context()) {
+			require.NoError(t, err)
+			tables = append(tables, table)
+		}
+		require.Subset(t, []string{"t", format.TableCatalog}, tables)
+		require.NoError(t, store.Close())
+	}
+}
+
+// mumblingStore does what is asked in place of the catalog, and loses the answer. Then it is away for a read.
+type mumblingStore struct {
+	rowstore.Store
+	lose  func(write int) bool // which answers
+	wrote int
+	away  bool
+}
+
+func (s *mumblingStore) Oracle() oracle.Oracle { return (&cutStore{Store: s.Store}).Oracle() }
+
+func (s *mumblingStore) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+	outs, err := s.Store.Apply(ctx, muts, opts)
+	if err != nil || muts[0].Table != format.TableCatalog || !outs[0].Applied {
+		return outs, err
+	}
+	if s.wrote++; s.lose(s.wrote) {
+		s.away = true
+		return nil, rowstore.ErrAmbiguous
+	}
+	return outs, nil
+}
+
+func (s *mumblingStore) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
+	if s.away {
+		s.away = false
+		return nil, rowstore.ErrUnavailable
+	}
+	return s.Store.Read(ctx, reads)
+}
+
+// TestLostAnswersOfMarkers loses the answer of each write in place of the catalog, the first and the last among them, and what the restore asks next. It finds what it has
+// written itself.
+func TestLostAnswersOfMarkers(t *testing.T) {
+	t.Parallel()
+	_, path, _, _ := filled(t)
+	want := contents(t, path)
+	for lost := 1; ; lost++ {
+		store := memstore.New()
+		through := &mumblingStore{Store: store, lose: func(n int) bool { return n == lost }}
+		_, err := Restore(t.Context(), through, path, RestoreOptions{})
+		require.NoError(t, err, "answer %d", lost)
+		db := everystore.Over(t, store)
+		require.Equal(t, want, contents(t, backedUp(t, db, Options{})))
+		require.NoError(t, db.Close(t.Context()))
+		if through.wrote < lost {
+			require.Greater(t, lost, 3)
+			return
+		}
+	}
 }

@@ -97,8 +97,11 @@ func (w *writer) takeAgain(ctx context.Context) error {
 		return fmt.Errorf("%w: the database has no hold %q: either its time was over, and history may be gone, or this is another database; remove %s and begin anew",
 			ErrLapsed, name, w.path+Incomplete)
 	}
-	if w.hold, err = w.db.Hold(ctx, name, w.head.Snapshot, w.opts.Hold); err != nil {
+	switch w.hold, err = w.db.Hold(ctx, name, w.head.Snapshot, w.opts.Hold); {
+	case errors.Is(err, percolator.ErrSnapshotTooOld): // it has ended since it was listed
 		return fmt.Errorf("%w: %w", ErrLapsed, err)
+	case err != nil:
+		return fmt.Errorf("backup: %w", err)
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/percolate-go/percolate/admin"
 	"github.com/percolate-go/percolate/internal/format"
@@ -56,9 +57,14 @@ type ExportOptions struct {
 }
 
 // Export writes the values of cells to w, a cell in each line, as they are at one snapshot: values alone, without history, timestamps, timers, or
-// what observers have done. It returns the number of cells, also of those that were written before an error. A snapshot lasts as long as the retention.
+// what observers have done. It returns the number of cells, also of those that were written before an error.
 //
-// Errors: percolator.ErrInvalid for a bad format; percolator.ErrSnapshotTooOld if it took longer than the retention; those of the database, of w and of ctx.
+// History is kept for the export by a hold of the name "export " and random digits, as Write does it, so it may take longer than the retention of the
+// database, or of a table. The hold is released at the end, and ends by itself ten minutes after a process died; a database with holds is one that older programs refuse, see DB.Hold. Where the store takes no hold, because it is full or allows no writes,
+// the snapshot lasts as long as the retention.
+//
+// Errors: percolator.ErrInvalid for a bad format, and if the database has as many holds as it can have; percolator.ErrSnapshotTooOld if the hold could not be renewed in time, there was none and it took longer than the retention, or
+// rows were erased meanwhile; those of the database, of w and of ctx.
 func Export(ctx context.Context, db *percolator.DB, w io.Writer, opts ExportOptions) (cells int64, err error) {
 	if db == nil || w == nil {
 		return 0, invalid("Export needs a database and a writer")
@@ -69,15 +75,9 @@ func Export(ctx context.Context, db *percolator.DB, w io.Writer, opts ExportOpti
 	if err := opts.Format.check(); err != nil {
 		return 0, err
 	}
-	tables := opts.Tables
-	if len(tables) == 0 {
-		if tables, err = userTables(ctx, db); err != nil {
-			return 0, err
-		}
-	}
 	out := newLines(w, opts.Format)
 	tell := teller{to: opts.Progress}
-	err = exportTables(ctx, db, tables, func(c percolator.Cell, v []byte, done float64) error {
+	err = exportTables(ctx, db, opts.Tables, func(c percolator.Cell, v []byte, done float64) error {
 		if err := out.write(c, v); err != nil {
 			return fmt.Errorf("backup: writing the export: %w", err)
 		}
@@ -94,13 +94,42 @@ func Export(ctx context.Context, db *percolator.DB, w io.Writer, opts ExportOpti
 	return cells, err
 }
 
-// exportTables visits all cells of some tables at one snapshot, those of a row by their columns.
+// exportHold is for how long an export's hold stands after its process died.
+const exportHold = 10 * time.Minute
+
+// exportTables visits all cells of some tables, of all if none is named, at one snapshot, those of a row by their columns.
 func exportTables(ctx context.Context, db *percolator.DB, tables []string, each func(c percolator.Cell, v []byte, done float64) error) error {
-	tx, err := db.Begin(ctx)
+	hold, err := db.Hold(ctx, "export "+newID(), 0, exportHold)
+	switch {
+	case errors.Is(err, percolator.ErrFull), errors.Is(err, percolator.ErrDenied): // what is there can be read all the same
+		return exportSnapshot(ctx, db, tables, each)
+	case err != nil:
+		return fmt.Errorf("backup: %w", err)
+	}
+	holding, stop := renewing(ctx, hold, exportHold, percolator.ErrSnapshotTooOld)
+	err = exportSnapshot(holding, db, tables, each, percolator.WithAsOfTimestamp(hold.At()))
+	if cause := context.Cause(holding); err != nil && cause != nil && ctx.Err() == nil {
+		err = cause
+	}
+	stop()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseFor)
+	defer cancel()
+	_ = hold.Release(ctx) // one that was not released ends by itself, and what was exported is good
+	return err
+}
+
+// exportSnapshot visits the cells in one transaction. The tables are listed when it has its snapshot: one that is made later has nothing in it.
+func exportSnapshot(ctx context.Context, db *percolator.DB, tables []string, each func(c percolator.Cell, v []byte, done float64) error, opts ...percolator.TxnOption) error {
+	tx, err := db.Begin(ctx, opts...)
 	if err != nil {
 		return fmt.Errorf("backup: %w", err)
 	}
 	defer func() { _ = tx.Rollback(ctx) }()
+	if len(tables) == 0 {
+		if tables, err = userTables(ctx, db); err != nil {
+			return err
+		}
+	}
 	for i, t := range tables {
 		for row, err := range tx.Scan(ctx, percolator.Range{Table: t}) {
 			if err != nil {
@@ -173,11 +202,14 @@ func (l *lines) flush() error {
 type source struct {
 	r     *bufio.Reader
 	f     Format
+	most  int64 // bytes of a line
 	lines int64 // that were read
 }
 
-// mostLine bounds a line, in bytes.
-const mostLine = 64 << 20
+// mostLine is how long a line can be whose cell the database takes, in bytes. An escaped byte has three, and one that JSON writes as \u0001 has six.
+func mostLine(l percolator.Limits) int64 {
+	return 6*(int64(l.Table)+int64(l.Row)+int64(l.Column)+int64(l.Value)) + 1<<10
+}
 
 // next returns the next cell, or io.EOF, and its number, from 1 on. Empty lines count and are left out. The form of CSV has no
 // line ends inside quotes, since what cannot be printed is escaped.
@@ -237,22 +269,24 @@ func isHeader(text []byte) (bool, error) {
 	return false, nil
 }
 
-// line returns the next line without its end.
+// line returns the next line without its end. One that is too long is read to its end all the same: what is behind it are other lines.
 func (s *source) line() ([]byte, error) {
 	var all []byte
-	for {
+	for size := int64(0); ; {
 		part, err := s.r.ReadSlice('\n')
-		all = append(all, part...)
+		if size += int64(len(part)); size <= s.most {
+			all = append(all, part...)
+		}
 		switch {
-		case errors.Is(err, bufio.ErrBufferFull) && len(all) <= mostLine:
-			continue
 		case errors.Is(err, bufio.ErrBufferFull):
-			s.lines++
-			return nil, invalid("it has more than %d bytes", mostLine)
-		case err != nil && (!errors.Is(err, io.EOF) || len(all) == 0):
+			continue
+		case err != nil && (!errors.Is(err, io.EOF) || size == 0):
 			return nil, err
 		}
 		s.lines++
+		if size > s.most {
+			return nil, invalid("it has %d bytes, and with the limits of this database no line has more than %d", size, s.most)
+		}
 		return bytes.TrimSuffix(bytes.TrimSuffix(all, []byte("\n")), []byte("\r")), nil
 	}
 }

@@ -1,26 +1,31 @@
 package backup
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/internal/everystore"
 	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 // everyValue lists the values of a database.
 func everyValue(t *testing.T, db *percolator.DB) map[percolator.Cell]string {
 	t.Helper()
 	all := map[percolator.Cell]string{}
-	tables, err := userTables(t.Context(), db)
-	require.NoError(t, err)
-	require.NoError(t, exportTables(t.Context(), db, tables, func(c percolator.Cell, v []byte, _ float64) error {
+	require.NoError(t, exportTables(t.Context(), db, nil, func(c percolator.Cell, v []byte, _ float64) error {
 		all[c] = string(v)
 		return nil
 	}))
@@ -101,6 +106,177 @@ func TestBadLines(t *testing.T) {
 		require.Empty(t, everyValue(t, s.db), c.line)
 		s.close(t)
 	}
+}
+
+// TestBadLinesTellNoValues: what is wrong with a line is said without its value, which may be a secret.
+func TestBadLinesTellNoValues(t *testing.T) {
+	t.Parallel()
+	s := openShop(t, "memory:")
+	defer s.close(t)
+	for _, c := range []struct {
+		f    Format
+		line string
+	}{
+		{JSONLines, `{"table":"t","row":"r","column":"c","value":"hunter2 100% of hunter2"}`},
+		{JSONLines, `{"table":"t","row":"r","column":"c","value":"hunter2 100%"}`},
+		{JSONLines, `{"table":"t","row":"r","column":"c","value":"hunter2`},
+		{JSONLines, `{"table":"t","row":"r","column":"c","value":{"hunter2":1}}`},
+		{CSV, `t,r,c,hunter2 100% of hunter2`},
+		{CSV, `t,r,c,hunter2 100%`},
+		{CSV, `t,r,c,"hunter2`},
+		{CSV, `t,r,c,hunter2,x`},
+	} {
+		_, err := Import(t.Context(), s.db, strings.NewReader(c.line), ImportOptions{Format: c.f})
+		require.ErrorIs(t, err, percolator.ErrInvalid)
+		require.NotContains(t, err.Error(), "hunter2", "%s", c.line)
+	}
+}
+
+// TestExportIsOfOneSnapshot commits a transaction over a table that is there and a new one when all tables were listed. Either both of its writes are exported or none.
+func TestExportIsOfOneSnapshot(t *testing.T) {
+	t.Parallel()
+	store := faultstore.New(memstore.New(), faultstore.Options{})
+	db := everystore.Over(t, store)
+	write := func(cells ...percolator.Cell) {
+		require.NoError(t, db.Update(context.WithoutCancel(t.Context()), func(tx *percolator.Txn) error {
+			for _, c := range cells {
+				if err := tx.Set(c, []byte("x")); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+	}
+	write(at("a", "1", "c"))
+	store.AddRule(faultstore.Rule{Match: func(c *faultstore.Call) bool { return c.Kind == faultstore.CallTables }, After: func(context.Context, *faultstore.Call) {
+		write(at("a", "2", "c"), at("b", "2", "c"))
+	}})
+	var out bytes.Buffer
+	n, err := Export(t.Context(), db, &out, ExportOptions{})
+	require.NoError(t, err)
+	require.EqualValues(t, 1, n, out.String())
+	require.Len(t, everyValue(t, db), 3)
+}
+
+// TestExportOutlastsARetention collects a table of short retention before the export comes to it, which takes longer than that. What the export reads is still there.
+func TestExportOutlastsARetention(t *testing.T) {
+	t.Parallel()
+	var ahead atomic.Int64
+	store := memstore.New(memstore.WithClock(func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }))
+	pass := func(d time.Duration) { ahead.Add(int64(d)) }
+	db := everystore.Over(t, store, percolator.WithSettings(percolator.Settings{MaxTxnAge: 20 * time.Millisecond, Retention: 24 * time.Hour, CatalogLease: 20 * time.Millisecond}))
+	require.NoError(t, db.ConfigureTable(t.Context(), "queue", percolator.TableSettings{Retention: time.Second}))
+	set := func(value string) {
+		require.NoError(t, db.Update(t.Context(), func(tx *percolator.Txn) error {
+			return errors.Join(tx.Set(at("first", "r", "c"), []byte(value)), tx.Set(at("queue", "r", "c"), []byte(value)))
+		}))
+	}
+	set("old")
+	// moves collects until the safe point of the table moves, or a while has shown that it does not.
+	moves := func() bool {
+		before, err := db.TableSafePoint(t.Context(), "queue")
+		require.NoError(t, err)
+		for range 10 {
+			pass(10 * time.Second)
+			_, err = db.CollectGarbage(t.Context(), percolator.GCOptions{})
+			require.NoError(t, err)
+		}
+		after, err := db.TableSafePoint(t.Context(), "queue")
+		require.NoError(t, err)
+		return after.Sub(before) > 30*time.Second
+	}
+	require.Eventually(t, moves, time.Minute, time.Millisecond, "the table is collected by its own retention")
+	set("old")
+	collected := false
+	var out bytes.Buffer
+	_, err := Export(t.Context(), db, &out, ExportOptions{Format: CSV, Progress: func(Progress) {
+		if !collected {
+			collected = true
+			set("new")
+			require.False(t, moves(), "the export does not hold the history")
+		}
+	}})
+	require.NoError(t, err)
+	require.True(t, collected)
+	require.Equal(t, "table,row,column,value\nfirst,r,c,old\nqueue,r,c,old\n", out.String())
+	holds, err := db.Holds(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, holds)
+}
+
+// failing writes nothing.
+type failing struct{}
+
+func (failing) Write([]byte) (int, error) { return 0, errBad }
+
+// TestExportLeavesNoHold: an export that fails, or is given up, holds no history any longer.
+func TestExportLeavesNoHold(t *testing.T) {
+	t.Parallel()
+	s := openShop(t, "memory:")
+	defer s.close(t)
+	s.update(t, func(tx *percolator.Txn) error {
+		return errors.Join(tx.Set(at("a", "1", "c"), make([]byte, 1<<17)), tx.Set(at("b", "1", "c"), nil))
+	})
+	_, err := Export(t.Context(), s.db, failing{}, ExportOptions{})
+	require.ErrorIs(t, err, errBad)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	_, err = Export(ctx, s.db, io.Discard, ExportOptions{Progress: func(Progress) { cancel() }})
+	require.ErrorIs(t, err, context.Canceled)
+	holds, err := s.db.Holds(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, holds)
+}
+
+// TestExportFromAFullStore: a store that takes no writes can be exported, at a snapshot that lasts as long as the retention.
+func TestExportFromAFullStore(t *testing.T) {
+	t.Parallel()
+	for _, refusal := range []error{rowstore.ErrFull, rowstore.ErrDenied} {
+		store := faultstore.New(memstore.New(), faultstore.Options{})
+		db := everystore.Over(t, store)
+		require.NoError(t, db.Update(t.Context(), func(tx *percolator.Txn) error { return tx.Set(at("a", "1", "c"), []byte("v")) }))
+		store.AddRule(faultstore.Rule{Times: -1, Fault: faultstore.Fault{Kind: faultstore.Fail, Err: refusal}, Match: func(c *faultstore.Call) bool {
+			return c.Kind == faultstore.CallApply || c.Kind == faultstore.CallGroup
+		}})
+		var out bytes.Buffer
+		_, err := Export(t.Context(), db, &out, ExportOptions{Format: CSV})
+		require.NoError(t, err)
+		require.Equal(t, "table,row,column,value\na,1,c,v\n", out.String())
+		store.SetRules()
+	}
+}
+
+// TestLongestLines: a line may be as long as the longest value makes it when each byte is escaped, and not longer. A longer one is one line, also where it is left out.
+func TestLongestLines(t *testing.T) {
+	t.Parallel()
+	escaped := func(n int) string {
+		return `{"table":"t","row":"r","column":"c","value":"` + strings.Repeat("%00", n) + "\"}\n"
+	}
+	in := &source{r: bufio.NewReader(strings.NewReader(escaped(24 << 20))), most: mostLine(percolator.Limits{Value: 24 << 20})}
+	text, err := in.line()
+	require.NoError(t, err)
+	require.Greater(t, len(text), 3*24<<20)
+	s := openShop(t, "memory:")
+	defer s.close(t)
+	db := everystore.Over(t, s.db.Store(), percolator.WithLimits(percolator.Limits{Value: 1000, Table: 8, Row: 8, Column: 8}))
+	_, err = Import(t.Context(), db, strings.NewReader(escaped(1000)), ImportOptions{})
+	require.NoError(t, err)
+	require.Len(t, everyValue(t, db)[at("t", "r", "c")], 1000)
+	long := "t,r,c," + strings.Repeat("v", 1<<18)
+	_, err = Import(t.Context(), db, strings.NewReader("t,r,c,1\n"+long+"\nt,s,c,2\n"), ImportOptions{Format: CSV})
+	require.ErrorIs(t, err, percolator.ErrInvalid)
+	require.ErrorContains(t, err, "line 2")
+	line, err := Import(t.Context(), db, strings.NewReader("t,r,c,1\n"+long+"\nt,s,c,2\n"+long), ImportOptions{Format: CSV, After: 2})
+	require.ErrorIs(t, err, percolator.ErrInvalid)
+	require.ErrorContains(t, err, "line 4")
+	require.EqualValues(t, 2, line)
+	line, err = Import(t.Context(), db, strings.NewReader("t,r,c,1\n"+long+"\nt,s,c,2\n"+long), ImportOptions{Format: CSV, After: 4})
+	require.NoError(t, err)
+	require.EqualValues(t, 4, line)
+	line, err = Import(t.Context(), db, strings.NewReader(long+"\nt,s,c,2\n"), ImportOptions{Format: CSV, After: 1})
+	require.NoError(t, err)
+	require.EqualValues(t, 2, line)
+	require.Equal(t, "2", everyValue(t, db)[at("t", "s", "c")])
 }
 
 // TestHeaders: a first line that names the fields is no cell, however a spreadsheet has written it. Where it names them in another way the file is refused.

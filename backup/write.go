@@ -2,6 +2,7 @@ package backup
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"slices"
@@ -29,16 +30,16 @@ func (w *writer) write(ctx context.Context) error {
 		}
 	}
 	slices.Sort(w.tables)
-	g, ctx := errgroup.WithContext(ctx)
+	g, both := errgroup.WithContext(ctx)
 	blocks := make(chan *block, 2)
 	g.Go(func() error {
 		defer close(blocks)
-		return w.read(ctx, func(b *block) error {
+		return w.read(both, func(b *block) error {
 			select {
 			case blocks <- b:
 				return nil
-			case <-ctx.Done():
-				return context.Cause(ctx)
+			case <-both.Done():
+				return context.Cause(both)
 			}
 		})
 	})
@@ -59,13 +60,15 @@ func (w *writer) write(ctx context.Context) error {
 
 // finish writes the end. The hold must have stood all the time.
 func (w *writer) finish(ctx context.Context) error {
-	ctx = context.WithoutCancel(ctx) // that of the group, which has ended
 	gone, err := w.changed(ctx)
 	if err != nil {
 		return err
 	}
-	if err := w.hold.Renew(ctx, w.opts.Hold); err != nil {
+	switch err := w.hold.Renew(ctx, w.opts.Hold); {
+	case errors.Is(err, percolator.ErrHoldEnded):
 		return fmt.Errorf("%w: %w", ErrLapsed, err)
+	case err != nil: // the hold may stand, and another call goes on
+		return fmt.Errorf("backup: %w", err)
 	}
 	if err := w.erasedSince(ctx); err != nil {
 		return err

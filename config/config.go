@@ -268,6 +268,9 @@ func (f *File) check() error {
 	}
 	var all []string
 	for _, name := range slices.Sorted(maps.Keys(f.Stores)) {
+		if name == "" || strings.Contains(name, "\x00") {
+			return fail("stores: a store's name is empty, or has a zero byte")
+		}
 		all = append(all, shown(name))
 	}
 	known := strings.Join(all, ", ")
@@ -284,6 +287,9 @@ func (f *File) check() error {
 		return fail("authoritative: with several stores, name one of: %s", known)
 	}
 	for _, pattern := range slices.Sorted(maps.Keys(f.Tables)) {
+		if pattern == "" {
+			return fail("tables: a table's name is empty")
+		}
 		if f.Tables[pattern] == "" {
 			return fail("tables.%s: no store", shown(pattern))
 		}
@@ -348,6 +354,9 @@ func (s *Store) checkParts() error {
 		return errors.New("path: it holds a ? or a #, which would end it; parameters go under parameters")
 	}
 	for _, a := range s.Addresses {
+		if strings.TrimSpace(a) == "" {
+			return errors.New("addresses: one of them is empty")
+		}
 		if strings.ContainsAny(a, "/?#@") {
 			return errors.New("addresses: one of them is not of the form host:port")
 		}

@@ -42,6 +42,12 @@ func TestErrorsNameWhatIsWrong(t *testing.T) {
 		"user without server":  {"stores:\n  a: {url: 'pebble:/x', user: q}\n", "without a server"},
 		"path with a query":    {"stores:\n  a: {scheme: pebble, path: 'a?b'}\n", "path: it holds a ?"},
 		"address with a user":  {"stores:\n  a: {scheme: redis, addresses: ['u:p@h:1']}\n", "not of the form host:port"},
+		"blank address":        {"stores:\n  a: {scheme: redis, addresses: ['h1:1', ' ', 'h2:2']}\n", "addresses: one of them is empty"},
+		"empty address":        {"stores:\n  a:\n    scheme: redis\n    addresses:\n    - h1:1\n    -\n    - h2:2\n", "addresses: one of them is empty"},
+		"only empty addresses": {"stores:\n  a: {scheme: redis, addresses: ['']}\n", "addresses: one of them is empty"},
+		"table without a name": {"stores:\n  a: {url: 'memory:'}\n  b: {url: 'memory:'}\nauthoritative: a\ntables: {'': a}\n", "tables: a table's name is empty"},
+		"store without a name": {"stores:\n  a: {url: 'memory:'}\n  '': {url: 'memory:'}\nauthoritative: a\n", "stores: a store's name is empty"},
+		"store with a zero":    {"stores:\n  a: {url: 'memory:'}\n  \"b\\0\": {url: 'memory:'}\nauthoritative: a\n", "stores: a store's name"},
 		"isolation":            {"stores:\n  a: {url: 'memory:'}\nisolation: none\n", "neither snapshot nor serializable"},
 		"negative limit":       {"stores:\n  a: {url: 'memory:'}\nlimits: {row: -1}\n", "negative"},
 		"not YAML":             {"stores: [", "["},
@@ -55,6 +61,18 @@ func TestErrorsNameWhatIsWrong(t *testing.T) {
 			require.NotContains(t, err.Error(), "s3:cr")
 		})
 	}
+}
+
+// TestByteOrderMark: editors of Windows begin a file with it.
+func TestByteOrderMark(t *testing.T) {
+	t.Parallel()
+	for _, file := range []string{"stores:\n  main: {url: 'memory:'}\n", "# a comment\nstores:\n  main: {url: 'memory:'}\n", "---\nstores:\n  main: {url: 'memory:'}\n"} {
+		f, err := Parse([]byte("\ufeff"+file), env)
+		require.NoError(t, err)
+		require.Equal(t, map[string]Store{"main": {URL: "memory:"}}, f.Stores)
+	}
+	_, err := Parse([]byte("\ufeffstores:\n  main: {url: 'memory:'}\nfoo: 1\n"), env)
+	require.ErrorContains(t, err, "[3:1]")
 }
 
 func TestURLs(t *testing.T) {

@@ -24,6 +24,7 @@ import (
 
 // decode reads a file into out, a pointer to a struct of the schema.
 func decode(content []byte, out any) error {
+	content = bytes.TrimPrefix(content, []byte("\ufeff")) // editors of Windows put it there, and the parser takes it for a part of the first key
 	if err := checkEncoding(content); err != nil {
 		return err
 	}

@@ -111,3 +111,19 @@ func TestMemoryLikeEtcd(t *testing.T) {
 	conformance.RunStore(t, open, conformance.Patience(2*time.Minute), conformance.Scale(0.15))
 	conformance.RunTransactions(t, open, conformance.Patience(2*time.Minute), conformance.Scale(0.15))
 }
+
+// TestMemoryWithSmallLimits runs over stores with the smallest limits that the suite takes for sane.
+func TestMemoryWithSmallLimits(t *testing.T) {
+	t.Parallel()
+	for name, limits := range map[string]rowstore.Limits{
+		"names and values": {Table: 64, Row: 64, Column: 64, Value: 1 << 10},
+		"one step":         {Table: 64, Row: 64, Column: 64, Value: 1 << 10, Operations: 128, Bytes: 32 << 10},
+		"bytes of a step":  {Bytes: 32 << 10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			conformance.RunStore(t, func(testing.TB) rowstore.Store { return memstore.New(memstore.WithLimits(limits)) },
+				conformance.Patience(2*time.Minute), conformance.Scale(0.15))
+		})
+	}
+}

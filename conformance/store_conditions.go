@@ -213,7 +213,7 @@ func firstFailedConditionInOrder(t testing.TB, e *env) {
 
 func brokeCarriesTheValue(t testing.TB, e *env) {
 	h := e.harness(t)
-	for i, value := range []string{"", "v", "\x00", "\xff\x00\xfe", string(make([]byte, 300)), string(make([]byte, 70_000))} {
+	for i, value := range []string{"", "v", "\x00", "\xff\x00\xfe", string(make([]byte, 300)), string(make([]byte, h.mostValue(70_000)))} {
 		row := key(i)
 		for _, f := range conditional {
 			v := ver(f, "c", 5, value)

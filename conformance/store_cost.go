@@ -199,14 +199,14 @@ func wideRowsCostTheirWidth(t testing.TB, e *env) {
 		wideRow(t, fmt.Sprint(n), n, deep, h)
 	}
 	newest := rowstore.Timestamp(10 * deep) //nolint:gosec // positive
-	operations := limitsOf(h.s).Operations
+	limits := limitsOf(h.s)
 	for name, call := range map[string]func(columns int){
 		"reading the newest of all columns": func(n int) {
 			rows := h.read(fmt.Sprint(n), rowstore.Selector{Family: rowstore.Write, To: oracle.Max, Limit: 1})
 			require.Len(h, rows, n)
 		},
 		"checking and locking all columns": func(n int) {
-			if operations > 0 && 3*n > operations {
+			if limits.Operations > 0 && 3*n > limits.Operations || limits.Bytes > 0 && 4*n*len(key(n)) > limits.Bytes {
 				return
 			}
 			var conds []rowstore.Condition
@@ -220,7 +220,7 @@ func wideRowsCostTheirWidth(t testing.TB, e *env) {
 			h.put(fmt.Sprint(n), unlocks...)
 		},
 		"removing old versions of all columns": func(n int) {
-			if operations > 0 && n > operations {
+			if limits.Operations > 0 && n > limits.Operations {
 				return
 			}
 			var ranges []rowstore.Edit

@@ -3,6 +3,7 @@ package conformance
 import (
 	"bytes"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -44,8 +45,26 @@ var oddNames = []string{
 	"\xc3\x28", "\xed\xa0\x80", "\xf8\x88\x80\x80\x80", "\xc0\x80", "lock", "write", "!meta", strings.Repeat("x", 100),
 }
 
+// oddNames are those that the store takes as a table, as a row and as a column.
+func (h *harness) oddNames() []string {
+	l := limitsOf(h.s)
+	most := length(l.Table, length(l.Row, length(l.Column, math.MaxInt)))
+	return slices.DeleteFunc(slices.Clone(oddNames), func(n string) bool { return len(n) > most })
+}
+
+// mostValue is how long a value the tests try: most, or what the store takes in one step.
+func (h *harness) mostValue(most int) int {
+	l := limitsOf(h.s)
+	most = length(l.Value, most)
+	if l.Bytes > 0 {
+		most = min(most, l.Bytes-64) // with its names
+	}
+	return most
+}
+
 func namesOfAnyBytes(t testing.TB, e *env) {
 	h := e.harness(t)
+	oddNames := h.oddNames()
 	// Each as a table, as a row and as a column, together with one other.
 	type address struct{ table, row, column string }
 	var all []address
@@ -175,12 +194,12 @@ func length(limit, most int) int {
 
 func longNames(t testing.TB, e *env) {
 	h := e.harness(t)
-	var l rowstore.Limits
-	if lim, ok := rowstore.Unwrap[rowstore.Limiter](h.s); ok {
-		l = lim.Limits()
-	}
+	l := limitsOf(h.s)
 	t.Logf("limits: %+v", l)
-	const most = 16 << 10
+	most := 16 << 10
+	if l.Bytes > 0 {
+		most = min(most, l.Bytes/8) // a table, a row, a column in each family, and values
+	}
 	for _, fillWith := range []string{"x", "\x00", "\xff", "\x01"} {
 		long := func(limit int) string { return strings.Repeat(fillWith, length(limit, most)) }
 		table, row, column := long(l.Table), long(l.Row), long(l.Column)
@@ -265,7 +284,7 @@ func scanIsInByteOrder(t testing.TB, e *env) {
 	h := e.harness(t)
 	rng := seeded(t)
 	set := map[string]bool{}
-	for _, n := range oddNames {
+	for _, n := range h.oddNames() {
 		set[n] = true
 	}
 	alphabet := []byte{0, 1, 2, 0x7f, 0x80, 0xfe, 0xff, 'a', 'A', '/'}
@@ -304,13 +323,7 @@ func scanIsInByteOrder(t testing.TB, e *env) {
 
 func largeValues(t testing.TB, e *env) {
 	h := e.harness(t)
-	size := 1 << 20
-	if lim, ok := rowstore.Unwrap[rowstore.Limiter](h.s); ok {
-		size = length(lim.Limits().Value, size)
-		if whole := lim.Limits().Bytes; whole > 0 {
-			size = min(size, whole-64) // with its names
-		}
-	}
+	size := h.mostValue(1 << 20)
 	rng := seeded(t)
 	random := func() []byte {
 		b := make([]byte, size)
@@ -346,6 +359,9 @@ func valuesOfManySizes(t testing.TB, e *env) {
 		0, 1, 2, 30, 31, 32, 63, 64, 65, 126, 127, 128, 129, 254, 255, 256, 257, 511, 512, 1023, 1024, 1999, 2000, 2047, 2048, 4095, 4096, 8191, 8192,
 		16383, 16384, 65535, 65536, 65537,
 	} {
+		if size > h.mostValue(size) {
+			break // they rise
+		}
 		for _, f := range []rowstore.Family{rowstore.Lock, rowstore.Write, rowstore.Data, rowstore.Notify} {
 			v := ver(f, fmt.Sprintf("c%d", i), 5, strings.Repeat("v", size))
 			puts, want = append(puts, write(v)), append(want, v)

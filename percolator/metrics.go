@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
@@ -15,7 +17,7 @@ import (
 // Backlog says what is left to do for the observers of all processes.
 type Backlog struct {
 	Cells int // with notifications, counted up to the limit that was asked for
-	// Oldest is the age of the oldest notification among them, 0 without any.
+	// Oldest is the age of the oldest notification that was looked at, 0 without any.
 	Oldest time.Duration
 	Parked int // parked runs
 }
@@ -23,7 +25,8 @@ type Backlog struct {
 // Backlog counts the notified cells of all observed columns, up to limit of them
 // (0 means all), and the parked runs, also those of removed observers. Notifications of
 // commits that are under way count; those of columns that nobody observes any more do
-// not, and are left to garbage collection.
+// not, and are left to garbage collection. It looks at up to limit cells of each observed table, and a
+// row more, and Oldest is that of all which it has looked at: so a table with many cells hides no old one of another.
 func (db *DB) Backlog(ctx context.Context, limit int) (Backlog, error) {
 	var b Backlog
 	if limit < 0 {
@@ -58,13 +61,15 @@ func (db *DB) measureBacklog(ctx context.Context, limit int) (b Backlog, each []
 		columns[k.table] = append(columns[k.table], rowstore.Selector{Family: rowstore.Notify, Column: k.column, To: oracle.Max})
 		found[k] = &observerBacklog{columnName: k}
 	}
-	for table, picks := range columns {
-		for row, err := range db.notifiedRows(ctx, table, picks, 0) {
+	// Each table has a limit of its own. With one for all, a table that reaches it would hide the others, and which ones would be chance.
+	for _, table := range slices.Sorted(maps.Keys(columns)) {
+		cells := 0
+		for row, err := range db.notifiedRows(ctx, table, columns[table], 0) {
 			if err != nil {
 				return b, nil, fmt.Errorf("percolator: measuring the backlog: %w", err)
 			}
 			for column, versions := range notifiedColumns(&row) {
-				b.Cells++
+				cells++
 				w := found[columnName{table, column}]
 				w.cells++
 				for i := range versions {
@@ -72,13 +77,17 @@ func (db *DB) measureBacklog(ctx context.Context, limit int) (b Backlog, each []
 					w.oldest = max(w.oldest, v.asOf.Sub(versions[i].TS))
 				}
 			}
-			if limit > 0 && b.Cells >= limit {
+			if limit > 0 && cells >= limit {
 				break
 			}
 		}
+		b.Cells += cells
 	}
 	if b.Cells > 0 {
 		b.Oldest = v.asOf.Sub(oldest)
+	}
+	if limit > 0 {
+		b.Cells = min(b.Cells, limit)
 	}
 	if b.Parked, err = db.countParked(ctx); err != nil {
 		return b, nil, fmt.Errorf("percolator: counting the parked runs: %w", err)
@@ -93,7 +102,7 @@ func (db *DB) measureBacklog(ctx context.Context, limit int) (b Backlog, each []
 	return b, each, nil
 }
 
-// backlogMetric bounds what one reading of the backlog's gauges costs.
+// backlogMetric bounds what one reading of the backlog's gauges costs, for each observed table.
 const backlogMetric = 10_000
 
 // registerMetrics does what WithMetrics says.

@@ -3,6 +3,7 @@ package percolator
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -105,4 +106,46 @@ func TestMetrics(t *testing.T) {
 	require.ErrorIs(t, err, ErrInvalid)
 	require.NoError(t, db.Close(context.Background()))
 	require.NotContains(t, collect(t, reader), "percolator.transactions")
+}
+
+// TestBacklogOfSeveralTables: a table with more cells than are counted hides no other one, and the answer is the same each time.
+func TestBacklogOfSeveralTables(t *testing.T) {
+	t.Parallel()
+	reader := sdkmetric.NewManualReader()
+	w := newWorld(t)
+	c := w.client(WithMetrics(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))))
+	worker := NewWorker(c.DB, WorkerConfig{})
+	for _, table := range []string{"a", "b"} {
+		require.NoError(t, worker.Observe(Observer{Name: table, Table: table, Column: "c", Func: func(context.Context, *Txn, Cell) error { return nil }}))
+	}
+	require.NoError(t, worker.publish(t.Context()))
+	fill := func(table string, n int) {
+		for i := range n {
+			set(t, c.DB, Cell{Table: table, Row: fmt.Sprint(i), Column: "c"}, "1")
+		}
+	}
+	fill("b", 2)
+	w.pass(time.Hour)
+	fill("a", 5)
+	first, err := c.Backlog(t.Context(), 3)
+	require.NoError(t, err)
+	require.Equal(t, 3, first.Cells)
+	require.GreaterOrEqual(t, first.Oldest, time.Hour, "the oldest one is of the second table")
+	for range 50 {
+		b, each, err := c.measureBacklog(t.Context(), 3)
+		require.NoError(t, err)
+		require.Equal(t, 3, b.Cells)
+		require.InDelta(t, first.Oldest, b.Oldest, float64(time.Minute))
+		of := map[string]int{}
+		for i := range each {
+			of[each[i].observer] = each[i].cells
+		}
+		require.Equal(t, map[string]int{"a": 3, "b": 2}, of)
+	}
+	for limit, want := range map[int]int{0: 7, 1: 1, 6: 6, 7: 7, 9: 7} {
+		b, err := c.Backlog(t.Context(), limit)
+		require.NoError(t, err)
+		require.Equal(t, want, b.Cells, "limit %d", limit)
+	}
+	require.EqualValues(t, 7, collect(t, reader)["percolator.backlog"].(metricdata.Gauge[int64]).DataPoints[0].Value)
 }

@@ -16,7 +16,7 @@ type observerInstruments struct {
 
 func (db *DB) observerInstruments(meter metric.Meter) (in observerInstruments, err error) {
 	var errs [3]error
-	in.cells, errs[0] = meter.Int64ObservableGauge("percolator.observer.backlog", metric.WithDescription("Cells with notifications of an observer's column."))
+	in.cells, errs[0] = meter.Int64ObservableGauge("percolator.observer.backlog", metric.WithDescription("Cells with notifications of an observer's column, counted up to about 10,000 in its table."))
 	in.oldest, errs[1] = meter.Float64ObservableGauge("percolator.observer.backlog.oldest", metric.WithUnit("s"), metric.WithDescription("Age of the oldest of them."))
 	db.runTimes, errs[2] = meter.Float64Histogram("percolator.observer.duration", metric.WithUnit("s"), metric.WithDescription("Runs of an observer, with their commits."),
 		metric.WithExplicitBucketBoundaries(.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300))

@@ -255,7 +255,7 @@ func WithStorePatience(d time.Duration) Option { return func(o *options) { o.sto
 // OpenTelemetry API, until Close: each field of Stats as a counter
 // percolator.<name>, and the gauges percolator.backlog (at most 10,000),
 // percolator.backlog.oldest in seconds and percolator.parked. The gauges cost a scan
-// of the notifications each time that they are read. nil, the default, reports
+// of the notifications, up to 10,000 of each observed table, each time that they are read. nil, the default, reports
 // nothing and costs nothing.
 func WithMetrics(meters metric.MeterProvider) Option {
 	return func(o *options) { o.meters = meters }

@@ -2,6 +2,7 @@ package howto
 
 import (
 	"context"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -68,7 +69,7 @@ func report(ctx context.Context, tx *percolator.Txn, tick time.Time) error {
 		}
 		carts++
 	}
-	return tx.Set(percolator.Cell{Table: "report", Row: tick.Format(time.DateOnly), Column: "carts"}, []byte{byte(carts)})
+	return tx.Set(percolator.Cell{Table: "report", Row: tick.Format(time.DateOnly), Column: "carts"}, []byte(strconv.Itoa(carts)))
 }
 
 // The reminder comes after half an hour, not before, and not for what was bought. The time is that of a bubble.
@@ -111,11 +112,25 @@ func TestReports(t *testing.T) {
 		}
 		works()
 		require.Empty(t, rows(t, db, "report"))
+		const carts = 300 // more than a byte can tell
+		require.NoError(t, db.Update(t.Context(), func(tx *percolator.Txn) error {
+			for i := range carts {
+				if err := tx.Set(percolator.Cell{Table: "cart", Row: strconv.Itoa(i), Column: "item"}, []byte("hat")); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
 		for _, days := range []time.Duration{5, 1, 1, 1} { // Thursday, Friday, Saturday, Sunday
 			time.Sleep(days * 24 * time.Hour)
 			works()
 		}
 		require.Equal(t, []string{"2000-01-05", "2000-01-06", "2000-01-07"}, rows(t, db, "report"))
+		require.NoError(t, db.View(t.Context(), func(tx *percolator.Txn) error {
+			v, err := tx.Get(t.Context(), percolator.Cell{Table: "report", Row: "2000-01-07", Column: "carts"})
+			require.Equal(t, strconv.Itoa(carts), string(v))
+			return err
+		}))
 	})
 }
 

@@ -19,6 +19,8 @@ type Restoring struct {
 	// Blocks of the backup are in the store, and Timers rows of indexes of timers.
 	Blocks int64 `json:"blocks"`
 	Timers int64 `json:"timers"`
+	// Unlooked: nobody has looked yet whether the store held anything when this was written. Nothing else was written then.
+	Unlooked bool `json:"unlooked,omitempty"`
 	// Began is a timestamp that was drawn, from the oracle of that name, when the restore began.
 	Began  Timestamp `json:"began"`
 	Oracle string    `json:"oracle,omitempty"`

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/percolate-go/percolate/percolator"
 )
@@ -22,15 +23,20 @@ func in(word, id string) percolator.Cell {
 	return percolator.Cell{Table: "word", Row: word + "/" + id, Column: "in"}
 }
 
+// wordsOf cuts a text at spaces, and at each /, which ends the word in the name of a row.
+func wordsOf(text []byte) []string {
+	return strings.FieldsFunc(string(text), func(r rune) bool { return r == '/' || unicode.IsSpace(r) })
+}
+
 // split runs for each note that changed. It deletes the rows of the words that the note
 // had, and writes a row for each of those that it has now.
 func split(_ context.Context, tx *percolator.Txn, note percolator.Change) error {
-	for _, word := range strings.Fields(string(note.Old)) {
+	for _, word := range wordsOf(note.Old) {
 		if err := tx.Delete(in(word, note.Cell.Row)); err != nil {
 			return err
 		}
 	}
-	for _, word := range strings.Fields(string(note.New)) {
+	for _, word := range wordsOf(note.New) {
 		if err := tx.Set(in(word, note.Cell.Row), nil); err != nil {
 			return err
 		}
