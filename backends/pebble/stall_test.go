@@ -262,11 +262,17 @@ func TestNothingToChange(t *testing.T) {
 		},
 	}
 	gate.Lock()
-	defer gate.Unlock()
+	unlock := sync.OnceFunc(gate.Unlock)
+	defer unlock()
 	require.ErrorIs(t, calls["apply"](impatient(t.Context())), context.Canceled)
 	for name, call := range calls {
 		require.ErrorIs(t, call(impatient(t.Context())), context.Canceled, name)
 	}
+	unlock()
+	for name, call := range calls {
+		require.NoError(t, call(t.Context()), name)
+	}
+	require.NoError(t, s.Close())
 }
 
 // TestGroupWaitsForABound has a group wait until its oracle's bound is on the disk. It holds nobody up meanwhile.
