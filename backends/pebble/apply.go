@@ -43,28 +43,39 @@ func (s *Store) Apply(ctx context.Context, muts []rowstore.Mutation, _ rowstore.
 			size += mutationSize(&muts[to])
 			to++
 		}
+		if err := s.syncs.turn(ctx); err != nil {
+			return nil, diskError(wrote, err)
+		}
 		if s.applyChunk(w, muts[from:to], outs[from:to], &waits) {
 			wrote = true
+		} else {
+			s.syncs.over()
 		}
 		w.reset()
 		from = to
 	}
 	if err := waits.wait(ctx); err != nil {
-		if wrote {
-			err = fmt.Errorf("%w: pebble: waiting for the disk: %w", rowstore.ErrAmbiguous, err)
-		}
-		return nil, err
+		return nil, diskError(wrote, err)
 	}
 	return outs, nil
 }
 
-// applyChunk runs mutations, each by itself, in one batch.
+// diskError completes the error of a wait for the disk, of a call that wrote something or not.
+func diskError(wrote bool, err error) error {
+	if wrote {
+		return fmt.Errorf("%w: pebble: waiting for the disk: %w", rowstore.ErrAmbiguous, err)
+	}
+	return err
+}
+
+// applyChunk runs mutations, each by itself, in one batch, which has its turn.
 func (s *Store) applyChunk(w *work, muts []rowstore.Mutation, outs []rowstore.Outcome, waits *waitList) (wrote bool) {
 	for i := range muts {
 		w.begin(&muts[i])
 	}
 	w.lock()
 	defer w.unlock()
+	defer func() { w.shows(waits, wrote) }()
 	batch := s.db.NewBatch()
 	for i := range muts {
 		m := &muts[i]
@@ -77,27 +88,25 @@ func (s *Store) applyChunk(w *work, muts []rowstore.Mutation, outs []rowstore.Ou
 		default:
 			outs[i].Applied = true
 		}
-		if outs[i].Applied && len(m.Edits) > 0 {
-			err := w.prepare(i, m)
-			if err == nil {
-				err = w.fits(i, m, batch.Len())
-			}
-			if err != nil {
-				outs[i] = rowstore.Outcome{Err: rowError(m, err)}
-				continue
-			}
-			if err := w.edit(batch, i, m, 0); err != nil {
-				// The batch has a part of this mutation now, and cannot be used.
-				_ = batch.Close()
-				for j := range outs {
-					outs[j] = rowstore.Outcome{Err: rowError(m, err)}
-				}
-				return false
-			}
+		if !outs[i].Applied || len(m.Edits) == 0 {
 			continue
 		}
-		// The answer shows what an earlier batch wrote, so that batch must be durable.
-		waits.add(s.stripes[s.stripe(m.Table, m.Row)].unsynced)
+		err = w.prepare(i, m)
+		if err == nil {
+			err = w.fits(i, m, batch.Len())
+		}
+		if err != nil {
+			outs[i] = rowstore.Outcome{Err: rowError(m, err)}
+			continue
+		}
+		if err := w.edit(batch, i, m, 0); err != nil {
+			// The batch has a part of this mutation now, and cannot be used.
+			_ = batch.Close()
+			for j := range outs {
+				outs[j] = rowstore.Outcome{Err: rowError(m, err)}
+			}
+			return false
+		}
 	}
 	if batch.Empty() {
 		_ = batch.Close()
@@ -122,7 +131,7 @@ func (s *Store) applyChunk(w *work, muts []rowstore.Mutation, outs []rowstore.Ou
 	return true
 }
 
-// commit hands a batch, for which there was room, to the engine: visible to all when it returns, durable when
+// commit hands a batch, for which there was room and which has its turn, to the engine: visible to all when it returns, durable when
 // the commit is done. For a batch of rows the gate and the stripes are held. In
 // memory it returns nil.
 func (s *Store) commit(batch *engine.Batch) *commit {
@@ -133,11 +142,7 @@ func (s *Store) commit(batch *engine.Batch) *commit {
 		_ = batch.Close()
 		return nil
 	}
-	if err := s.db.ApplyNoSyncWait(batch, engine.Sync); err != nil {
-		s.room.give(batch.Len())
-		c := &commit{done: make(chan struct{}), err: s.fail(err)}
-		close(c.done)
-		return c
-	}
-	return s.syncs.add(batch)
+	size := batch.Len() // a large batch is empty when the engine has it
+	err := s.db.ApplyNoSyncWait(batch, engine.Sync)
+	return s.syncs.add(batch, size, err)
 }

@@ -39,7 +39,7 @@ type bucket [ways]atomic.Pointer[cached]
 // cacheBuckets returns how many buckets a stripe has.
 func cacheBuckets(size int64) int {
 	n := 1
-	for int64(n)*2*ways*cacheSlot*stripeCount <= size {
+	for left := size / (ways * cacheSlot * stripeCount); left >= 2; left /= 2 {
 		n *= 2
 	}
 	return n

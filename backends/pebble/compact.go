@@ -13,15 +13,19 @@ import (
 // Afterwards removed bytes may be left in the logs of the engine, which it uses again, and names in its lists of files. To have these
 // removed, close the store and open it twice.
 //
-// ctx ends it early; what is done so far is of no harm. Errors: rowstore.ErrClosed, those of ctx and of the engine. It may be
+// ctx ends it early, and so does Close; what is done so far is of no harm. Errors: rowstore.ErrClosed, those of ctx and of the engine. It may be
 // called concurrently.
 func (s *Store) Compact(ctx context.Context) error {
-	if err := s.enter(ctx, "compact"); err != nil {
+	inner, end, err := s.begin(ctx, "compact")
+	if err != nil {
 		return err
 	}
-	defer s.leave()
-	if err := s.db.Compact(ctx, []byte{spaceMeta}, []byte{spaceSample + 1}, true); err != nil {
-		return fmt.Errorf("pebble: compacting %s: %w", s.name, err)
+	defer end()
+	if err = s.db.Compact(inner, []byte{spaceMeta}, []byte{spaceSample + 1}, true); err != nil {
+		err = fmt.Errorf("compacting %s: %w", s.name, err)
 	}
-	return nil
+	if ctx.Err() != nil && err != nil {
+		return fmt.Errorf("pebble: %w", err)
+	}
+	return s.life.Fail("compact", err)
 }

@@ -294,7 +294,7 @@ func TestUnsyncedIsNotShown(t *testing.T) {
 		}}}, rowstore.ApplyOptions{})
 		write <- err
 	}()
-	require.Eventually(t, func() bool { return s.syncs.outstanding.Load() > 0 }, waitFor, tick)
+	require.Eventually(t, func() bool { return s.syncs.barrier() != nil }, waitFor, tick)
 
 	results := map[string]chan error{}
 	for name, call := range callsOfARow(s) {

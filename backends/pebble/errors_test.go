@@ -102,6 +102,12 @@ func TestOptionsBounds(t *testing.T) {
 		"a larger memtable":     {Options{MemTableSize: maxMemTable + 1}, false},
 		"a memtable below zero": {Options{MemTableSize: -1}, false},
 		"a cache below zero":    {Options{CacheSize: -1}, false},
+		"greatest cache":        {Options{CacheSize: maxCache}, true},
+		"a larger cache":        {Options{CacheSize: maxCache + 1}, false},
+		"any cache":             {Options{CacheSize: math.MaxInt64}, false},
+		"greatest room left":    {Options{MinFree: maxMinFree}, true},
+		"more room left":        {Options{MinFree: maxMinFree + 1}, false},
+		"any room left":         {Options{MinFree: math.MaxInt64}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -112,6 +118,9 @@ func TestOptionsBounds(t *testing.T) {
 				require.ErrorIs(t, err, rowstore.ErrInvalid)
 			}
 		})
+	}
+	for size, want := range map[int64]int{0: 1, 8 << 20: 2, 8<<20 - 1: 1, 64 << 20: 16, maxCache: 1 << 18, math.MaxInt64: 1 << 40} {
+		require.Equal(t, want, cacheBuckets(size), "%d bytes", size)
 	}
 	o, err := ParseURL("pebble:/x?cache=5MB&memtable=6MB&mustexist=true")
 	require.NoError(t, err)

@@ -34,50 +34,72 @@ func (s *Store) Group(ctx context.Context, groups []rowstore.Group) ([]rowstore.
 	var waits waitList
 	wrote := false
 	for i := range groups {
-		if s.group(ctx, w, &groups[i], &outs[i], &waits) {
-			wrote = true
+		one, err := s.group(ctx, w, &groups[i], &outs[i], &waits)
+		if err != nil {
+			return nil, diskError(wrote, err)
 		}
+		wrote = wrote || one
 		w.reset()
 	}
 	if err := waits.wait(ctx); err != nil {
-		if wrote {
-			err = fmt.Errorf("%w: pebble: waiting for the disk: %w", rowstore.ErrAmbiguous, err)
-		}
-		return nil, err
+		return nil, diskError(wrote, err)
 	}
 	return outs, nil
 }
 
-// group runs one group.
-func (s *Store) group(ctx context.Context, w *work, g *rowstore.Group, out *rowstore.GroupOutcome, waits *waitList) (wrote bool) {
+// group runs one group. It waits for its turn, and for a durable bound of the oracle, while it holds nothing.
+func (s *Store) group(ctx context.Context, w *work, g *rowstore.Group, out *rowstore.GroupOutcome, waits *waitList) (wrote bool, err error) {
+	if err := s.syncs.turn(ctx); err != nil {
+		return false, err
+	}
+	for {
+		wrote, drawn := s.tryGroup(w, g, out, waits)
+		if wrote {
+			return true, nil
+		}
+		if drawn {
+			break
+		}
+		if err := s.oracle.Ensure(ctx, 1); err != nil {
+			out.Err = drawError(err)
+			break
+		}
+		w.reset()
+	}
+	s.syncs.over()
+	return false, nil
+}
+
+func drawError(err error) error {
+	return fmt.Errorf("pebble: draw the timestamp of a group: %w", err)
+}
+
+// tryGroup runs one group, which has its turn. If the oracle would have to wait for its timestamp, it changes nothing, and drawn is false.
+func (s *Store) tryGroup(w *work, g *rowstore.Group, out *rowstore.GroupOutcome, waits *waitList) (wrote, drawn bool) {
 	for i := range g.Mutations {
 		w.begin(&g.Mutations[i])
 	}
 	w.lock()
 	defer w.unlock()
-	// A group that writes nothing shows what earlier batches wrote.
-	defer func() {
-		if !wrote {
-			for _, i := range w.stripes {
-				waits.add(s.stripes[i].unsynced)
-			}
-		}
-	}()
+	defer func() { w.shows(waits, wrote) }()
 	if !w.checkGroup(g, out) {
-		return false
+		return false, true
 	}
 	s.gate.RLock()
 	defer s.gate.RUnlock()
 	var ts rowstore.Timestamp
 	if g.AssignTimestamp {
 		var err error
-		if ts, err = s.oracle.Draw(ctx, 1); err != nil {
-			out.Err = fmt.Errorf("pebble: draw the timestamp of a group: %w", err)
-			return false
+		if ts, drawn, err = s.oracle.TryDraw(1); err != nil {
+			out.Err = drawError(err)
+			return false, true
+		}
+		if !drawn {
+			return false, false
 		}
 		if g.NotAfter != 0 && ts > g.NotAfter {
 			out.TooLate = true
-			return false
+			return false, true
 		}
 	}
 	batch := s.db.NewBatch()
@@ -86,18 +108,18 @@ func (s *Store) group(ctx context.Context, w *work, g *rowstore.Group, out *rows
 		if err := w.edit(batch, i, m, ts); err != nil {
 			_ = batch.Close()
 			out.Err = rowError(m, err)
-			return false
+			return false, true
 		}
 	}
 	if batch.Empty() {
 		_ = batch.Close()
 		out.Applied, out.Commit = true, ts
-		return false
+		return false, true
 	}
 	if err := s.room.take(batch.Len()); err != nil {
 		_ = batch.Close()
 		out.Err = fmt.Errorf("pebble: %w", err)
-		return false
+		return false, true
 	}
 	out.Applied, out.Commit = true, ts
 	s.notes.edit(w.notes)
@@ -105,7 +127,7 @@ func (s *Store) group(ctx context.Context, w *work, g *rowstore.Group, out *rows
 	w.written(c)
 	waits.add(c)
 	s.hub.Tell(w.news.Take()...)
-	return true
+	return true, true
 }
 
 // checkGroup checks the conditions of a group and reads the heads that it changes. If

@@ -104,12 +104,17 @@ func (s *Store) persistBound(ctx context.Context, bound oracle.Timestamp) error 
 	if p := s.failure.Load(); p != nil {
 		return *p
 	}
-	batch := s.db.NewBatch()
-	if err := batch.Set(keyBound, binary.BigEndian.AppendUint64(nil, uint64(bound)), nil); err != nil {
+	if err := s.syncs.turn(ctx); err != nil {
 		return err
 	}
-	if err := s.room.takeBound(batch.Len()); err != nil {
+	batch := s.db.NewBatch()
+	err := batch.Set(keyBound, binary.BigEndian.AppendUint64(nil, uint64(bound)), nil)
+	if err == nil {
+		err = s.room.takeBound(batch.Len())
+	}
+	if err != nil {
 		_ = batch.Close()
+		s.syncs.over()
 		return err
 	}
 	return s.commit(batch).wait(ctx)

@@ -21,6 +21,7 @@ type Options struct {
 	// this process may use (the machine's, the container's limit or GOMEMLIMIT,
 	// whichever is least), at least 64 MiB and at most 1 GiB. Default in memory: 64 MiB.
 	// For New it is the memory for columns alone: the blocks have the database's cache.
+	// Greatest 1 TiB.
 	CacheSize int64
 	// MemTableSize is the size in bytes of each of the up to four tables in memory
 	// that take new data before it is written to sorted files. Default 64 MiB, or a 32nd of
@@ -29,7 +30,7 @@ type Options struct {
 	// MinFree is how many bytes a store on disk leaves free for its engine, which would end the
 	// process on a full disk. With less left, writes give an error that matches rowstore.ErrFull,
 	// and reads go on. Default MemTableSize and 16 MiB more, but at most an eighth of the disk,
-	// and at least 8 MiB. New takes none, since it does not know where the database is.
+	// and at least 8 MiB; greatest 1 PiB. New takes none, since it does not know where the database is.
 	MinFree int64
 	// MustExist makes Open and New fail where there is no store yet.
 	MustExist bool
@@ -49,6 +50,8 @@ const (
 	defaultMemTable = 64 << 20
 	minMemTable     = 1 << 20
 	maxMemTable     = 1 << 30
+	maxCache        = 1 << 40
+	maxMinFree      = 1 << 50
 )
 
 // complete checks the options and fills in the defaults of a store that is on disk or
@@ -56,6 +59,9 @@ const (
 func (o *Options) complete(inMemory bool) error {
 	if o.CacheSize < 0 || o.MemTableSize < 0 || o.MinFree < 0 {
 		return fmt.Errorf("%w: pebble: a size below zero", rowstore.ErrInvalid)
+	}
+	if o.CacheSize > maxCache || o.MinFree > maxMinFree {
+		return fmt.Errorf("%w: pebble: cache size %d is more than %d, or minfree %d is more than %d", rowstore.ErrInvalid, o.CacheSize, int64(maxCache), o.MinFree, int64(maxMinFree))
 	}
 	if o.CacheSize == 0 {
 		o.CacheSize = leastCache

@@ -355,15 +355,8 @@ type waitList struct {
 }
 
 func (w *waitList) add(c *commit) {
-	if c == nil || c == w.first {
+	if c == nil || c == w.first || c.durable() {
 		return
-	}
-	select {
-	case <-c.done:
-		if c.err == nil {
-			return
-		}
-	default:
 	}
 	if w.first == nil {
 		w.first = c

@@ -1,6 +1,7 @@
 package pebble
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -286,6 +287,14 @@ func TestRoomIsGivenBack(t *testing.T) {
 	s.room.measured.Store(0)
 	require.ErrorIs(t, fill(t.Context(), s, "more", 1), rowstore.ErrFull)
 	disk.shown.Store(0)
+	// The engine keeps a batch that is large next to a table in memory as a table of its own, and leaves nothing in the batch.
+	large := bytes.Repeat(random(2), 2*minMemTable/len(random(2)))
+	outs, err := s.Apply(t.Context(), []rowstore.Mutation{{Table: "t", Row: "y", Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "c", 1, large)}}}, rowstore.ApplyOptions{})
+	require.NoError(t, err)
+	require.True(t, outs[0].Applied)
+	grouped, err := s.Group(t.Context(), []rowstore.Group{{AssignTimestamp: true, Mutations: []rowstore.Mutation{put("z", 0, large)}}})
+	require.NoError(t, err)
+	require.True(t, grouped[0].Applied)
 	require.NoError(t, s.Close())
 	require.Zero(t, s.room.flying.Load())
 }

@@ -21,8 +21,10 @@ import (
 // dies with it, and a commit is one Group and so one flush already.
 //
 // All methods may be called concurrently. They honour their context while they wait
-// for the disk to confirm a write. The waits for another call on the same row are
-// short, and ignore it.
+// for the disk to confirm a write, or a bound of timestamps. The waits for another call on the
+// same row are short, and ignore it. So do waits for the engine while it begins a new log: it
+// syncs the old one first, once for each MemTableSize of writes. While a disk hangs at that
+// moment, calls hang with it.
 type Store struct {
 	db *engine.DB
 	home
@@ -107,6 +109,18 @@ func (s *Store) enter(ctx context.Context, what string) error {
 
 func (s *Store) leave() { s.life.Leave() }
 
+// begin is enter for a call that may take long: Close ends its context. end ends the call.
+func (s *Store) begin(ctx context.Context, what string) (inner context.Context, end func(), err error) {
+	if inner, end, err = s.life.Begin(ctx, what); err != nil {
+		return nil, nil, err
+	}
+	if p := s.failure.Load(); p != nil {
+		end()
+		return nil, nil, *p
+	}
+	return inner, end, nil
+}
+
 // fail stops the store from answering: after a write could not be made durable,
 // memory may show more than the disk will ever have.
 func (s *Store) fail(err error) error {
@@ -119,7 +133,7 @@ func (s *Store) fail(err error) error {
 // bound is stored along with the rows.
 func (s *Store) Oracle() oracle.Oracle { return s.oracle }
 
-// Close implements rowstore.Store. Calls under way finish first; only Listen is
+// Close implements rowstore.Store. Calls under way finish first; only Listen and Compact are
 // ended. Everything that was acknowledged is durable before, so a process may end
 // without Close. Close leaves the database of [New] open. A second Close waits for the
 // first one and returns nil.

@@ -110,6 +110,17 @@ func (w *work) unlock() {
 	}
 }
 
+// shows adds what the answer depends on, while the stripes are held: also one that only tells that there was nothing
+// to change shows what earlier batches wrote. A batch of its own comes after all of those.
+func (w *work) shows(waits *waitList, wrote bool) {
+	if wrote {
+		return
+	}
+	for _, i := range w.stripes {
+		waits.add(w.s.stripes[i].unsynced)
+	}
+}
+
 // written records a batch (nil in memory) as the newest one in the stripes that are
 // held, and puts the heads that it wrote into the cache.
 func (w *work) written(c *commit) {

@@ -74,6 +74,9 @@ func (c *cleaner) add(keys ...garbage) {
 // point to it may be under way. So only a marker that was met again after a time is
 // removed, and then with the care that Sweep takes.
 func (c *cleaner) met(m marker) {
+	if c.s.opts.AsIs {
+		return
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	first, ok := c.seen[string(m.key)]
@@ -309,14 +312,34 @@ const sweepPage = 1024
 // by itself from time to time; see Options.SweepEvery.
 //
 // It costs one request for each thousand such keys and one for each 128 rows that
-// have any. It honours ctx; with an error the result tells what was done before.
+// have any. It honours ctx; with an error the result tells what was done before. Keys
+// and rows that it does not understand, because they are damaged or another
+// application's, it leaves alone and goes on; the first error of these comes at the end.
 func (s *Store) Sweep(ctx context.Context) (SweepResult, error) {
 	return s.sweep(ctx, 0)
 }
 
+// sweeping is a sweep under way.
+type sweeping struct {
+	SweepResult
+	passed error // the first error of what it passed over
+}
+
+// pass returns an error that ends the sweep. One of a key or a row that this program does not understand does not: it
+// would keep all that lies behind from ever being looked at.
+func (w *sweeping) pass(err error) error {
+	if !errors.Is(err, rowstore.ErrCorrupt) && !errors.Is(err, rowstore.ErrFormat) {
+		return err
+	}
+	if w.passed == nil {
+		w.passed = err
+	}
+	return nil
+}
+
 // sweep pauses after each page for as long as the page took, times rest.
 func (s *Store) sweep(ctx context.Context, rest int) (SweepResult, error) {
-	var done SweepResult
+	var done sweeping
 	for _, space := range []byte{spaceSide, spaceIndex} {
 		from := s.keys.space(space)
 		to := s.keys.space(space + 1)
@@ -324,19 +347,19 @@ func (s *Store) sweep(ctx context.Context, rest int) (SweepResult, error) {
 			began := time.Now()
 			var err error
 			if from, more, err = s.sweepSome(ctx, space, from, to, &done); err != nil {
-				return done, s.gate.Fail("sweep", err)
+				return done.SweepResult, s.gate.Fail("sweep", err)
 			}
 			if rest > 0 && more {
 				if err := contexts.Sleep(ctx, time.Since(began)*time.Duration(rest)); err != nil {
-					return done, s.gate.Fail("sweep", err)
+					return done.SweepResult, s.gate.Fail("sweep", err)
 				}
 			}
 		}
 	}
-	return done, nil
+	return done.SweepResult, s.gate.Fail("sweep", done.passed)
 }
 
-func (s *Store) sweepSome(ctx context.Context, space byte, from, to []byte, done *SweepResult) (next []byte, more bool, err error) {
+func (s *Store) sweepSome(ctx context.Context, space byte, from, to []byte, done *sweeping) (next []byte, more bool, err error) {
 	ctx, end, err := s.begin(ctx, "sweep")
 	if err != nil {
 		return nil, false, err
@@ -359,7 +382,10 @@ func (s *Store) sweepSome(ctx context.Context, space byte, from, to []byte, done
 			head, k.id = s.keys.row(spaceHead, m.table, m.row), m.id
 		}
 		if err != nil {
-			return nil, false, err
+			if err = done.pass(err); err != nil {
+				return nil, false, err
+			}
+			continue
 		}
 		if n := len(asks); n == 0 || !bytes.Equal(asks[n-1].key, head) {
 			asks, keys = append(asks, &ask{key: head}), append(keys, nil)
@@ -371,22 +397,30 @@ func (s *Store) sweepSome(ctx context.Context, space byte, from, to []byte, done
 		return nil, false, err
 	}
 	for i, a := range asks {
-		r, err := s.decodeRow(a.key, a.raw)
-		if err != nil {
-			return nil, false, err
-		}
-		dead, err := r.unknown(ctx, keys[i])
-		if err == nil && len(dead) > 0 {
-			var n int
-			n, err = s.reclaim(ctx, a.key, keys[i])
-			done.Removed += n
-		}
-		if err != nil && !errors.Is(err, errMoved) {
+		n, err := s.sweepRow(ctx, a, keys[i])
+		done.Removed += n
+		if err = done.pass(err); err != nil {
 			return nil, false, err
 		}
 	}
 	last := page[len(page)-1].key
 	return append(bytes.Clone(last), 0), more, nil
+}
+
+// sweepRow removes those of a row's keys that its head, which was read, does not point to.
+func (s *Store) sweepRow(ctx context.Context, a *ask, keys []sideKey) (removed int, err error) {
+	r, err := s.decodeRow(a.key, a.raw)
+	if err != nil {
+		return 0, err
+	}
+	dead, err := r.unknown(ctx, keys)
+	if err == nil && len(dead) > 0 {
+		removed, err = s.reclaim(ctx, a.key, keys)
+	}
+	if errors.Is(err, errMoved) {
+		err = nil
+	}
+	return removed, err
 }
 
 // sweepSometimes runs a sweep whenever the last one of anybody is older than
@@ -404,16 +438,26 @@ func (s *Store) sweepSometimes(ctx context.Context) {
 		if err != nil {
 			continue
 		}
-		now := s.opts.clock().UnixMilli()
-		if len(raw) == 16 && now-int64(binary.BigEndian.Uint64(raw)) < s.opts.SweepEvery.Milliseconds() {
+		now := s.opts.clock()
+		if !s.sweepIsDue(raw, now) {
 			continue
 		}
-		mine := binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, uint64(now)), newID())
+		mine := binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, uint64(now.UnixMilli())), newID())
 		met, swapped, err := s.raw.cas(ctx, key, raw, mine)
 		if err == nil && (swapped || bytes.Equal(met, mine)) {
 			_, _ = s.sweep(ctx, 1) // what it did not reach is there the next time
 		}
 	}
+}
+
+// sweepIsDue tells whether the sweep that a process claimed is long ago. A claim far in the future is of a process whose
+// clock was wrong, and must not keep all others from sweeping until their clocks are there.
+func (s *Store) sweepIsDue(claim []byte, now time.Time) bool {
+	if len(claim) != 16 {
+		return true
+	}
+	ago := now.Sub(time.UnixMilli(int64(binary.BigEndian.Uint64(claim)))) //nolint:gosec // as it was written
+	return ago >= s.opts.SweepEvery || ago <= -s.opts.SweepEvery
 }
 
 var _ rowstore.Store = (*Store)(nil)

@@ -90,15 +90,17 @@ func (w *slotWalk) next(ctx context.Context, limit int) ([]*named, bool, error) 
 			return nil, false, err
 		}
 	}
-	found := w.found
-	w.found = findings{}
+	found, rest := w.found.cut(limit)
 	// A marker tells of its row, and not of columns: of which one a row is notified is only known if
 	// the scan asks for one.
 	if w.r.Hints && len(w.r.Selectors) == 1 && w.r.Selectors[0].Column != rowstore.AllColumns {
 		w.s.hintAt(&found)
 	}
-	err := w.s.readNotified(ctx, &found)
-	return found.rows, len(w.slots) > 0, err
+	if err := w.s.readNotified(ctx, &found); err != nil {
+		return nil, true, err // they are all found still
+	}
+	w.found = rest
+	return found.rows, len(w.slots) > 0 || len(rest.rows) > 0, nil
 }
 
 // step takes what was read, until it has limit rows, and reads more if nothing is left. After
@@ -227,6 +229,12 @@ func (n *findings) add(s *Store, r *rowstore.ScanRange, m *marked) {
 	n.markers = append(n.markers, nil)
 }
 
+// cut divides what was found after so many rows.
+func (n *findings) cut(rows int) (first, rest findings) {
+	rows = min(rows, len(n.rows))
+	return findings{n.rows[:rows:rows], n.markers[:rows:rows]}, findings{n.rows[rows:], n.markers[rows:]}
+}
+
 // mark adds a marker to the row that was added last. That of a row of an earlier page is
 // left out.
 func (n *findings) mark(key []byte, id uint64) {
@@ -245,6 +253,7 @@ func (s *Store) hintAt(n *findings) {
 		for j := range ids {
 			ids[j] = n.markers[i][j].id
 		}
+		row.hint = nil // it may have been one for a page whose heads were too much
 		if s.hints.may(ids, given) {
 			row.hint = ids
 			given += len(ids)
@@ -310,14 +319,18 @@ func (w *nameWalk) next(ctx context.Context, limit int) ([]*named, bool, error) 
 	n := min(limit, len(w.names))
 	for _, name := range w.names[:n] {
 		found.add(w.s, w.r, &marked{table: w.r.Table, row: name})
-		w.after = name
+	}
+	if err := w.s.readNotified(ctx, &found); err != nil {
+		return nil, true, err
+	}
+	if n > 0 {
+		w.after = w.names[n-1]
 	}
 	if w.names = w.names[n:]; len(w.names) == 0 && w.cut != "" {
 		w.after, w.cut, w.size, w.ready = w.cut, "", 0, false
 		w.from = w.s.keys.table(spaceIndex, w.r.Table)
 	}
-	err := w.s.readNotified(ctx, &found)
-	return found.rows, !w.ready || len(w.names) > 0, err
+	return found.rows, !w.ready || len(w.names) > 0, nil
 }
 
 // gather reads a page of markers.

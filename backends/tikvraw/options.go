@@ -88,7 +88,10 @@ type Options struct {
 	SweepEvery time.Duration
 	// AsIs takes a store as it is: none is made, which is an error that matches rowstore.ErrNoStore, and
 	// none is migrated, so that one of format version 1 gives an error that matches
-	// rowstore.ErrFormat. Nor does the store look for garbage. It is for programs that only look. Default false.
+	// rowstore.ErrFormat. Nor does the store look for garbage, or remove what scans meet of it. If a process of format
+	// version 1 was at work while the store was migrated, scans of notifications miss what that process has notified since
+	// and no other process has moved yet, which those with the store open do every few seconds. AsIs is for programs that only
+	// look. Default false.
 	AsIs bool
 	// CA, Cert and Key are PEM files, for TLS: the certificates to trust, and the
 	// client's certificate and key. TiKV's client wants all three or none.

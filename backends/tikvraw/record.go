@@ -235,9 +235,9 @@ func (s *Store) keysFrom(ctx context.Context, from, to []byte) (page []pair, mor
 }
 
 // moveOld moves the markers of a table that processes of format 1 have written, as long as
-// there may be any.
+// there may be any. A store that is to be left as it is does without them; see Options.AsIs.
 func (s *Store) moveOld(ctx context.Context, table string) error {
-	if s.movedAt == 0 || s.opts.clock().Sub(time.UnixMilli(s.movedAt)) >= oldLasts {
+	if s.opts.AsIs || s.movedAt == 0 || s.opts.clock().Sub(time.UnixMilli(s.movedAt)) >= oldLasts {
 		return nil
 	}
 	return s.moveMarkers(ctx, s.keys.table(spaceOldIndex, table), s.keys.afterTable(spaceOldIndex, table))

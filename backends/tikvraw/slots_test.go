@@ -1,12 +1,14 @@
 package tikvraw
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -306,4 +308,83 @@ func TestKeysTooLong(t *testing.T) {
 	done, err := s.Sweep(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 1, done.Removed)
+}
+
+// Heads so wide that a server does not send several of them in one message are read one by one. If one alone is too wide, the
+// scan says so: it passes over no row.
+func TestHeadsTooWide(t *testing.T) {
+	t.Parallel()
+	s, f := fakeStore(t, Options{SweepEvery: -1, formatEvery: time.Hour})
+	in := fill(s, f, 100)
+	var all []string
+	for _, rows := range in {
+		all = append(all, rows...)
+	}
+	tooWide := ""
+	f.before = func(call string, key []byte) error {
+		if call == "batchGet" || call == "get" && tooWide != "" && bytes.Equal(key, s.keys.row(spaceHead, "t", tooWide)) {
+			return errors.New("rpc error: code = ResourceExhausted desc = Sent message larger than max")
+		}
+		return nil
+	}
+	column := []rowstore.Selector{{Family: rowstore.Notify, Column: "c", To: oracle.Max}}
+	for _, c := range []struct {
+		name string
+		r    rowstore.ScanRange
+	}{
+		{"rows", rowstore.ScanRange{Selectors: notifyPick}},
+		{"backward", rowstore.ScanRange{Selectors: notifyPick, Reverse: true}},
+		{"slots", rowstore.ScanRange{Selectors: notifyPick, Slots: allSlots().Slots}},
+		{"hints", rowstore.ScanRange{Selectors: column, Slots: allSlots().Slots, Hints: true}},
+		{"no hints any more", rowstore.ScanRange{Selectors: column, Slots: allSlots().Slots, Hints: true}},
+	} {
+		name, r := c.name, c.r
+		r.Table = "t"
+		scan := func() (rows []string, err error) {
+			for row, err := range s.Scan(t.Context(), r) {
+				if err != nil {
+					return rows, err
+				}
+				rows = append(rows, row.Row)
+			}
+			return rows, nil
+		}
+		tooWide = ""
+		rows, err := scan()
+		require.NoError(t, err, name)
+		require.ElementsMatch(t, all, rows, name)
+		if name == "hints" {
+			continue // it has read no head
+		}
+		tooWide = rows[len(rows)/2]
+		some, err := scan()
+		require.Error(t, err, name)
+		require.NotContains(t, some, tooWide, name)
+		require.Equal(t, rows[:len(some)], some, name)
+	}
+}
+
+// A store that is taken as it is stays so, whatever scans meet: markers that no head knows, and those of processes of format 1.
+func TestAsIsWritesNothing(t *testing.T) {
+	t.Parallel()
+	data := format1(t)
+	s := openFake(t, data.client(), Options{SweepEvery: -1})
+	require.NoError(t, s.Close())
+	old, _ := oldProcess(t, data)
+	put(t, old, "late", note(5))
+	require.Equal(t, []string{"t/late"}, marks(t, data, spaceOldIndex))
+	data.store(s.keys.marker("t", "dead", newID()), []byte{valueVersion})
+	before := data.dump()
+
+	var later atomic.Int64
+	o := Options{SweepEvery: time.Minute, AsIs: true, formatEvery: time.Hour}
+	o.clock = func() time.Time { return time.Now().Add(time.Duration(later.Load())) }
+	s = openFake(t, data.client(), o)
+	for range 3 {
+		require.ElementsMatch(t, scanned(t, s, rowstore.ScanRange{}), scanned(t, s, allSlots()))
+		s.clean.idle()
+		later.Add(int64(2 * time.Minute))
+	}
+	require.NoError(t, s.Close())
+	require.Equal(t, before, data.dump())
 }

@@ -3,10 +3,13 @@ package tikvraw
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -369,6 +372,52 @@ func TestManyStaleMarkers(t *testing.T) {
 		later.Add(int64(61 * time.Second))
 	}
 	require.Equal(t, 1, beside(s, f))
+}
+
+// A sweep passes over what it cannot read, removes what is garbage behind that, and says so at the end.
+func TestSweepBesideDamage(t *testing.T) {
+	t.Parallel()
+	s, f := fakeStore(t, Options{SweepEvery: -1})
+	rows := []string{"a", "b", "c", "d"}
+	slices.SortFunc(rows, func(a, b string) int { return int(rowstore.Slot("t", a)) - int(rowstore.Slot("t", b)) })
+	for _, row := range rows {
+		f.store(s.keys.marker("t", row, newID()), []byte{valueVersion})
+	}
+	damaged := s.keys.row(spaceHead, "t", rows[0])
+	f.store(damaged, []byte("what is this?"))
+	strange := s.keys.marker("t", rows[1], 7)
+	strange[len(s.keys.table(spaceIndex, "t"))]++ // in another slot than its row
+	f.store(strange, []byte{valueVersion})
+	done, err := s.Sweep(t.Context())
+	require.ErrorIs(t, err, rowstore.ErrFormat)
+	require.Regexp(t, regexp.QuoteMeta(fmt.Sprintf("%q", damaged))+"|"+regexp.QuoteMeta(fmt.Sprintf("%q", strange)), err.Error())
+	require.Equal(t, len(rows)-1, done.Removed)
+	require.Equal(t, 2, beside(s, f))
+}
+
+// A process whose clock was far ahead must not keep all others from looking for garbage until theirs are there.
+func TestSweepIsDue(t *testing.T) {
+	t.Parallel()
+	s, _ := fakeStore(t, Options{SweepEvery: time.Hour})
+	now := time.UnixMilli(1 << 40)
+	claim := func(ago time.Duration) []byte {
+		return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, uint64(now.Add(-ago).UnixMilli())), 7)
+	}
+	for _, c := range []struct {
+		claim []byte
+		due   bool
+	}{
+		{nil, true},
+		{[]byte("strange"), true},
+		{claim(0), false},
+		{claim(time.Hour - time.Second), false},
+		{claim(time.Hour), true},
+		{claim(-time.Minute), false}, // of a clock that is a little ahead
+		{claim(-time.Hour), true},
+		{claim(-1000 * time.Hour), true},
+	} {
+		require.Equal(t, c.due, s.sweepIsDue(c.claim, now), "%x", c.claim)
+	}
 }
 
 // Keys that the store did not write are named and left as they are.

@@ -80,4 +80,10 @@ var storeMutants = []mutant{
 		"\tif pl.cells[at].join(p) {\n\t\treturn\n\t}\n", "\tif !pl.cells[at].join(p) {\n\t\tpl.cells[at].widen(p)\n\t}\n\tif at >= 0 {\n\t\treturn\n\t}\n")},
 	{"hints-without-bound", "stores: TiKV, the memory of hints is bounded", "./backends/tikvraw TestHintsOfManyGenerations", one("backends/tikvraw/hints.go",
 		"\t\tif len(h.recent)+others < h.max {\n", "\t\tif len(ids) > 0 {\n")},
+	{"rows-that-were-too-much-are-passed", "stores: TiKV, a scan passes over no row whose head was not read", "./backends/tikvraw TestHeadsTooWide", one("backends/tikvraw/notified.go",
+		"\tfound, rest := w.found.cut(limit)\n", "\tfound, rest := w.found.cut(limit)\n\tw.found = rest\n")},
+	{"failed-batches-count-as-durable", "stores: Pebble, nothing is shown that the disk does not have", "./backends/pebble TestFailedSyncDuringAScan", one("backends/pebble/sync.go",
+		"\t\treturn c.err == nil\n", "\t\treturn true\n")},
+	{"nothing-to-change-waits-for-nothing", "stores: Pebble, an answer waits for the batches that it depends on", "./backends/pebble TestNothingToChange", one("backends/pebble/apply.go",
+		"\tdefer func() { w.shows(waits, wrote) }()\n", "")},
 }

@@ -123,23 +123,75 @@ func (b *BoundedOracle) Draw(ctx context.Context, n int) (oracle.Timestamp, erro
 		return 0, err
 	}
 	for {
+		first, beyond, err := b.swap(n)
+		if err != nil || beyond == 0 {
+			return first, err
+		}
+		if err := b.await(ctx, beyond); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// TryDraw is Draw for a caller that must not wait, because it holds locks. drawn is false, and
+// nothing was drawn, if the range would pass the durable bound: let go of the locks, call
+// Ensure, and try again. Errors are those of Draw.
+func (b *BoundedOracle) TryDraw(n int) (first oracle.Timestamp, drawn bool, err error) {
+	if n < 1 {
+		return 0, false, fmt.Errorf("kit: draw of %d timestamps", n)
+	}
+	first, beyond, err := b.swap(n)
+	return first, err == nil && beyond == 0, err
+}
+
+// Ensure waits until a draw of n timestamps would not have to wait for Persist. It draws none, so
+// draws of others and the clock may use up the bound before the caller draws. Errors are those
+// of Draw.
+func (b *BoundedOracle) Ensure(ctx context.Context, n int) error {
+	if n < 1 {
+		return fmt.Errorf("kit: draw of %d timestamps", n)
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	for {
 		if b.closed.Load() {
-			return 0, oracle.ErrClosed
+			return oracle.ErrClosed
+		}
+		_, end, err := b.next(b.last.Load(), n)
+		if err != nil || end <= b.bound.Load() {
+			return err
+		}
+		if err := b.await(ctx, oracle.Timestamp(end)); err != nil {
+			return err
+		}
+	}
+}
+
+// next returns the first and the last of the n timestamps that would follow last now.
+func (b *BoundedOracle) next(last uint64, n int) (first, end uint64, err error) {
+	first = max(last+1, uint64(oracle.FromTime(b.clock())))
+	if first > uint64(oracle.Max) || uint64(n-1) > uint64(oracle.Max)-first {
+		return 0, 0, oracle.ErrExhausted
+	}
+	return first, first + uint64(n-1), nil
+}
+
+// swap draws n timestamps, unless they would pass the bound: then beyond is the last of them.
+func (b *BoundedOracle) swap(n int) (first, beyond oracle.Timestamp, err error) {
+	for {
+		if b.closed.Load() {
+			return 0, 0, oracle.ErrClosed
 		}
 		// The clock is read after the call began and before the swap, so a
 		// timestamp is never older than the request by more than the clock's error.
-		now := uint64(oracle.FromTime(b.clock()))
 		last := b.last.Load()
-		first := max(last+1, now)
-		if first > uint64(oracle.Max) || uint64(n-1) > uint64(oracle.Max)-first {
-			return 0, oracle.ErrExhausted
+		first, end, err := b.next(last, n)
+		if err != nil {
+			return 0, 0, err
 		}
-		end := first + uint64(n-1)
 		if end > b.bound.Load() {
-			if err := b.await(ctx, oracle.Timestamp(end)); err != nil {
-				return 0, err
-			}
-			continue
+			return 0, oracle.Timestamp(end), nil
 		}
 		// Close stores closed before it reads last, so a swap that Close does not
 		// see must not be answered.
@@ -150,9 +202,9 @@ func (b *BoundedOracle) Draw(ctx context.Context, n int) (oracle.Timestamp, erro
 			b.ahead()
 		}
 		if b.closed.Load() {
-			return 0, oracle.ErrClosed
+			return 0, 0, oracle.ErrClosed
 		}
-		return oracle.Timestamp(first), nil
+		return oracle.Timestamp(first), 0, nil
 	}
 }
 

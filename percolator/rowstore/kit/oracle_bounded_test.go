@@ -327,6 +327,63 @@ func TestBoundedContext(t *testing.T) {
 	require.NoError(t, <-other, "a stranger's draw goes on")
 }
 
+// TestBoundedTryDraw draws for a caller that must not wait, and makes the bound suffice for it.
+func TestBoundedTryDraw(t *testing.T) {
+	t.Parallel()
+	c, d := newClock(1000), &disk{}
+	o := open(t, d, c, time.Second)
+	try := func(n int) (oracle.Timestamp, bool) {
+		t.Helper()
+		ts, drawn, err := o.TryDraw(n)
+		require.NoError(t, err)
+		return ts, drawn
+	}
+	_, drawn := try(1)
+	require.False(t, drawn, "nothing is durable yet")
+	require.Zero(t, o.Last(), "nothing was drawn")
+	require.Zero(t, d.stored(), "it has not even begun to wait")
+	require.NoError(t, o.Ensure(t.Context(), 1))
+	require.Equal(t, ms(2000), d.bound())
+	require.Zero(t, o.Last(), "nothing was drawn")
+	ts, drawn := try(2)
+	require.True(t, drawn)
+	require.Equal(t, ms(1000), ts)
+	require.Equal(t, ms(1000)+2, draw(t, o, 1))
+
+	c.ms.Store(5000)
+	_, drawn = try(1)
+	require.False(t, drawn)
+	wait := make(chan struct{})
+	d.mu.Lock()
+	d.wait = wait
+	d.mu.Unlock()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, o.Ensure(ctx, 1), context.Canceled)
+	ended := make(chan error, 1)
+	go func() { ended <- o.Ensure(t.Context(), 1) }()
+	close(wait)
+	require.NoError(t, <-ended)
+	ts, drawn = try(1)
+	require.True(t, drawn)
+	require.Equal(t, ms(5000), ts)
+
+	broken := errors.New("broken")
+	d.fail(broken)
+	c.ms.Store(50_000)
+	require.ErrorIs(t, o.Ensure(t.Context(), 1), broken)
+	d.fail(nil)
+	require.NoError(t, o.Close(t.Context()))
+	require.ErrorIs(t, o.Ensure(t.Context(), 1), oracle.ErrClosed)
+	_, _, err := o.TryDraw(1)
+	require.ErrorIs(t, err, oracle.ErrClosed)
+	for _, n := range []int{0, -1} {
+		require.Error(t, o.Ensure(t.Context(), n))
+		_, _, err := o.TryDraw(n)
+		require.Error(t, err)
+	}
+}
+
 func TestBoundedCloseEndsWaitingDraws(t *testing.T) {
 	t.Parallel()
 	d := &disk{wait: make(chan struct{})}
