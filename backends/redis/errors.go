@@ -219,7 +219,7 @@ func explain(err error) error {
 		kind, hint = rowstore.ErrDenied, "the server wants a password, and none was given; put it into the URL or the options"
 	case strings.HasPrefix(text, "WRONGPASS"):
 		kind, hint = rowstore.ErrDenied, "user or password is wrong"
-	case strings.HasPrefix(text, "NOPERM"), strings.Contains(text, "The user executing the script"):
+	case strings.HasPrefix(text, "NOPERM"), strings.HasPrefix(text, "EXECABORT") && strings.Contains(text, "NOPERM"), strings.Contains(text, "The user executing the script"):
 		kind, hint = rowstore.ErrDenied, "the user lacks a permission; the README of backends/redis lists them"
 	case isCertificate(err):
 		kind, hint = rowstore.ErrDenied, "the server, or this program, does not accept the other's certificate"

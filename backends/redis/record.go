@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -273,8 +274,33 @@ func (s *direct) probeRows(ctx context.Context) (err error) {
 			}
 		}
 	}
-	_, err = s.tables(ctx)
-	return err
+	if _, err = s.tables(ctx); err != nil {
+		return err
+	}
+	return s.probeWide(ctx)
+}
+
+// probeWide runs what the reading of a wide row needs, on a key that never exists: one pipeline for each server, all at once.
+func (s *direct) probeWide(ctx context.Context) error {
+	return s.perform(ctx, func(ctx context.Context) error {
+		servers := map[*goredis.Client]string{}
+		for i := range s.parts {
+			c, err := s.nodes.of(ctx, i)
+			if err != nil {
+				return err
+			}
+			servers[c] = s.parts[i].never
+		}
+		errs := make(chan error, len(servers))
+		for c, key := range servers {
+			go func() { errs <- tryOutWide(ctx, c, key) }()
+		}
+		var all []error
+		for range servers {
+			all = append(all, <-errs)
+		}
+		return errors.Join(all...)
+	})
 }
 
 // unprobe removes the rows of a probe that failed: no collection sees their table. It goes on for a moment after the end of ctx, which is often why it failed.

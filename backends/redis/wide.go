@@ -90,6 +90,19 @@ func (s *direct) tryWide(ctx context.Context, r *rowstore.RowRead) ([]rowstore.V
 	return s.readWhole(ctx, r)
 }
 
+// tryOutWide runs the commands of tryWide that no script runs, in one round trip. Whatever is refused, the connection has no
+// transaction open behind it: a server that refuses EXEC ends the transaction.
+func tryOutWide(ctx context.Context, c *goredis.Client, key string) error {
+	pipe := c.Pipeline()
+	for _, args := range [][]any{
+		{"watch", key}, {"hscan", key, 0}, {"unwatch"}, {"multi"}, {"eval", roleScript.strict.source, 0}, {"exec"},
+	} {
+		pipe.Do(ctx, args...)
+	}
+	_, err := pipe.Exec(ctx)
+	return err
+}
+
 // readWhole reads a row in one run of a script, without a limit.
 func (s *direct) readWhole(ctx context.Context, r *rowstore.RowRead) ([]rowstore.Version, error) {
 	at := s.partOf(r.Table, r.Row)
