@@ -260,7 +260,9 @@ func TestRefusals(t *testing.T) {
 
 	t.Run("Eviction", func(t *testing.T) {
 		require.NoError(t, c.ConfigSet(ctx, "maxmemory-policy", "allkeys-lru").Err())
-		require.ErrorContains(t, openError(t, url), "noeviction")
+		err := openError(t, url)
+		require.ErrorContains(t, err, "noeviction")
+		require.NotErrorIs(t, err, rowstore.ErrInvalid, "the doctor makes no finding of what is wrong with the options")
 		require.NoError(t, c.ConfigSet(ctx, "maxmemory-policy", "noeviction").Err())
 	})
 	t.Run("Partitions", func(t *testing.T) {
@@ -272,6 +274,7 @@ func TestRefusals(t *testing.T) {
 		o.Partitions = 4
 		_, err = Open(ctx, o)
 		require.ErrorContains(t, err, "has 3 partitions and not 4")
+		require.ErrorIs(t, err, rowstore.ErrInvalid)
 		o.Partitions, o.NoCoalesce = 0, true
 		again, err := Open(ctx, o)
 		require.NoError(t, err)

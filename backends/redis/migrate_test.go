@@ -336,7 +336,7 @@ func TestMigrateInterrupted(t *testing.T) {
 	t.Parallel()
 	url := testserver.Redis(t)
 	addr := hostOf(t, url)
-	states := map[string]bool{}
+	states, halves := map[string]bool{}, 0
 	for n, died := 1, 0; ; n++ {
 		url := with(t, url)
 		c := admin(t, url)
@@ -355,6 +355,7 @@ func TestMigrateInterrupted(t *testing.T) {
 		if err == nil {
 			require.Greater(t, died, 15, "Open has more steps")
 			require.Greater(t, len(states), 4, "it was killed in the middle of a migration")
+			require.Positive(t, halves, "it was killed between the oracle and the record")
 			require.NoError(t, s.Close())
 			require.NoError(t, client.Close())
 			return
@@ -363,6 +364,23 @@ func TestMigrateInterrupted(t *testing.T) {
 		require.NoError(t, client.Close())
 		format := c.HGet(t.Context(), "{"+prefix+":0}m", "format").Val()
 		states[fmt.Sprint(format, len(oldIndexes(t, c, prefix)))] = true
+		asIs, err := ParseURL(url)
+		require.NoError(t, err)
+		asIs.AsIs = true
+		looking, err := Open(t.Context(), asIs)
+		if format == "1" {
+			var layout *rowstore.LayoutError
+			require.ErrorAs(t, err, &layout)
+			raised := c.StrLen(t.Context(), "{"+prefix+":0}o").Val() == 62
+			require.Equal(t, raised, layout.HalfDone, "killed at request %d", n)
+			require.Equal(t, 1, layout.Stored)
+			if raised {
+				halves++
+			}
+		} else {
+			require.NoError(t, err)
+			require.NoError(t, looking.Close())
+		}
 		again := bare(t, url)
 		require.Empty(t, oldIndexes(t, c, prefix))
 		require.Equal(t, 3*21, findsAll(t, again, tablesOf1...), "killed at request %d", n)

@@ -84,7 +84,7 @@ func (s *direct) tryWide(ctx context.Context, r *rowstore.RowRead) ([]rowstore.V
 		case try == 0 && !isAnswer(err) && isAway(err) && !isTimeout(err) && ctx.Err() == nil:
 			// A connection that the server closed while it was idle.
 		default:
-			return nil, s.failure(ctx, err)
+			return nil, s.failure(ctx, damaged(err))
 		}
 	}
 	return s.readWhole(ctx, r)
