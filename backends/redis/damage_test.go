@@ -1,13 +1,11 @@
 package redis
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
@@ -224,110 +222,5 @@ func TestDamagedCellInABegin(t *testing.T) {
 		}
 		require.ErrorIs(t, both.Begun[0].Rows[0].Err, rowstore.ErrCorrupt, "%q", cell)
 		require.NoError(t, both.Begun[1].Rows[0].Err)
-	}
-}
-
-// Whoever takes a store as it is gets in where the server takes no writes, and finds what is there.
-func TestAsIsOfAFullServer(t *testing.T) {
-	t.Parallel()
-	srv := testserver.NewRedis(t, nil)
-	url := with(t, srv.URL)
-	apply(t, bare(t, url), put("r", 1, "v"))
-	c := admin(t, url)
-	require.NoError(t, c.ConfigSet(t.Context(), "maxmemory", "1").Err())
-	o, err := ParseURL(url)
-	require.NoError(t, err)
-	_, err = Open(t.Context(), o)
-	require.ErrorIs(t, err, rowstore.ErrFull)
-	o.AsIs = true
-	look := func() {
-		t.Helper()
-		s, err := Open(t.Context(), o)
-		require.NoError(t, err)
-		require.Equal(t, "v", newest(t, s, "r"))
-		require.NoError(t, s.Close())
-	}
-	look()
-	require.NoError(t, c.ConfigSet(t.Context(), "maxmemory", "0").Err())
-	// min-replicas-to-write stands for every reason to refuse writes.
-	require.NoError(t, c.ConfigSet(t.Context(), "min-replicas-to-write", "3").Err())
-	look()
-}
-
-// A store that is taken as it is has members in the index of version 1, which a program of that version left there late. They
-// stay where they are.
-func TestAsIsMovesNothing(t *testing.T) {
-	t.Parallel()
-	url := with(t, testserver.Redis(t))
-	c := admin(t, url)
-	prefix := version1(t, c, url)
-	s := bare(t, url)
-	before := findsAll(t, s, "t")
-	_, err := writeAs1(t.Context(), c, s, false, "t", "late", rowstore.Put(rowstore.Notify, "c", 9, nil))
-	require.NoError(t, err)
-	old := oldIndexes(t, c, prefix)
-	require.NotEmpty(t, old)
-	o, err := ParseURL(url)
-	require.NoError(t, err)
-	o.AsIs = true
-	looking, err := Open(t.Context(), o)
-	require.NoError(t, err)
-	for _, slots := range [][]rowstore.SlotRange{everySlot(), nil} {
-		require.Len(t, scanKeys(t, looking, rowstore.ScanRange{Table: "t", Slots: slots}), before)
-	}
-	require.Equal(t, old, oldIndexes(t, c, prefix))
-	require.NoError(t, looking.Close())
-	require.Contains(t, scanKeys(t, s, rowstore.ScanRange{Table: "t", Slots: everySlot()}), "late")
-}
-
-// A user who lacks a command is refused before there is a record, which says the number of partitions for good.
-func TestNoRecordWithoutPermission(t *testing.T) {
-	t.Parallel()
-	ctx := context.Background()
-	srv := testserver.NewRedis(t, nil)
-	c := admin(t, srv.URL)
-	for i, command := range []string{
-		"get", "set", "mget", "hset", "hget", "hmget", "hgetall", "hdel", "hlen", "hexists", "hscan", "zadd", "zrem", "zcard", "zrange",
-		"zrangebylex", "zrevrangebylex", "zremrangebylex", "sadd", "srem", "smembers", "exists", "type", "publish", "time", "info",
-		"eval", "evalsha", "watch", "unwatch", "multi", "exec",
-	} {
-		o, err := ParseURL(with(t, srv.URL))
-		require.NoError(t, err)
-		user := fmt.Sprint("lacks", i)
-		require.NoError(t, c.Do(ctx, append(readmeACL(t, user, o.Prefix), "-"+command)...).Err())
-		o.Username, o.Password = user, secret
-		_, err = Open(ctx, o)
-		require.ErrorIs(t, err, rowstore.ErrDenied, command)
-		require.Empty(t, c.Keys(ctx, "{"+o.Prefix+":*").Val(), "without %s", command)
-	}
-	// Keys of the last partition may be missing, and the channel.
-	o, err := ParseURL(with(t, srv.URL))
-	require.NoError(t, err)
-	require.NoError(t, c.Do(ctx, "ACL", "SETUSER", "few", "on", ">"+secret, "&*", "+@all", "~{"+o.Prefix+":[0-9]}*").Err())
-	require.NoError(t, c.Do(ctx, "ACL", "SETUSER", "deaf", "on", ">"+secret, "resetchannels", "+@all", "~*").Err())
-	for _, user := range []string{"few", "deaf"} {
-		o.Username, o.Password, o.Partitions = user, secret, 12
-		_, err = Open(ctx, o)
-		require.ErrorIs(t, err, rowstore.ErrDenied, user)
-		require.Empty(t, c.Keys(ctx, "{"+o.Prefix+":*").Val(), user)
-	}
-}
-
-// Every call of a closed store says that it is closed, also one that has nothing to ask.
-func TestSplitOfAClosedStore(t *testing.T) {
-	t.Parallel()
-	s := bare(t, with(t, testserver.Redis(t)))
-	for _, n := range []int{1, 2} {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		_, err := s.Split(ctx, "t", n)
-		require.NoError(t, err)
-		cancel()
-		_, err = s.Split(ctx, "t", n)
-		require.ErrorIs(t, err, context.Canceled)
-	}
-	require.NoError(t, s.Close())
-	for _, n := range []int{1, 2} {
-		_, err := s.Split(t.Context(), "t", n)
-		require.ErrorIs(t, err, rowstore.ErrClosed, "%d parts", n)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"strconv"
@@ -427,6 +428,39 @@ func TestPermissionsOfTheREADME(t *testing.T) {
 			require.ErrorIs(t, err, rowstore.ErrDenied)
 			require.Equal(t, "PONG", his.Ping(ctx).Val(), "no transaction is open")
 		})
+	}
+}
+
+// A user who lacks a command is refused before there is a record, which says the number of partitions for good.
+func TestNoRecordWithoutPermission(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	srv := testserver.NewRedis(t, nil)
+	c := admin(t, srv.URL)
+	for i, command := range []string{
+		"get", "set", "mget", "hset", "hget", "hmget", "hgetall", "hdel", "hlen", "hexists", "hscan", "zadd", "zrem", "zcard", "zrange",
+		"zrangebylex", "zrevrangebylex", "zremrangebylex", "sadd", "srem", "smembers", "exists", "type", "publish", "time", "info",
+		"eval", "evalsha", "watch", "unwatch", "multi", "exec",
+	} {
+		o, err := ParseURL(with(t, srv.URL))
+		require.NoError(t, err)
+		user := fmt.Sprint("lacks", i)
+		require.NoError(t, c.Do(ctx, append(readmeACL(t, user, o.Prefix), "-"+command)...).Err())
+		o.Username, o.Password = user, secret
+		_, err = Open(ctx, o)
+		require.ErrorIs(t, err, rowstore.ErrDenied, command)
+		require.Empty(t, c.Keys(ctx, "{"+o.Prefix+":*").Val(), "without %s", command)
+	}
+	// Keys of the last partition may be missing, and the channel.
+	o, err := ParseURL(with(t, srv.URL))
+	require.NoError(t, err)
+	require.NoError(t, c.Do(ctx, "ACL", "SETUSER", "few", "on", ">"+secret, "&*", "+@all", "~{"+o.Prefix+":[0-9]}*").Err())
+	require.NoError(t, c.Do(ctx, "ACL", "SETUSER", "deaf", "on", ">"+secret, "resetchannels", "+@all", "~*").Err())
+	for _, user := range []string{"few", "deaf"} {
+		o.Username, o.Password, o.Partitions = user, secret, 12
+		_, err = Open(ctx, o)
+		require.ErrorIs(t, err, rowstore.ErrDenied, user)
+		require.Empty(t, c.Keys(ctx, "{"+o.Prefix+":*").Val(), user)
 	}
 }
 
