@@ -79,6 +79,9 @@ func (s *direct) decideOnAnswer(ctx context.Context, c *call) nextStep {
 	// The server names the script when a command inside it failed: then others
 	// may have written before. It does not when it refused to run the script.
 	c.sent = strings.Contains(text, "script: ") || strings.Contains(text, "user_script") || strings.Contains(text, "running script ")
+	if !c.script.writes {
+		c.err = damaged(c.err)
+	}
 	if c.err = explain(c.err); !c.sent || !c.script.writes {
 		c.err = unavailable(c.err)
 	}
@@ -199,6 +202,15 @@ func isAway(err error) bool {
 		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNREFUSED)
 }
 
+// damaged makes an error of a script that changes no row match rowstore.ErrCorrupt if what it has read is not a store's: Lua itself
+// has raised the error, or a key is of another kind. go-redis takes the ERR away that stands before the prefix.
+func damaged(err error) error {
+	if goredis.HasErrorPrefix(err, "user_script:") || goredis.HasErrorPrefix(err, "WRONGTYPE") {
+		return fmt.Errorf("%w: a stored row cannot be read: %w", rowstore.ErrCorrupt, err)
+	}
+	return err
+}
+
 // explain adds to a server's refusal what the operator can do about it.
 func explain(err error) error {
 	text := err.Error()
@@ -219,7 +231,7 @@ func explain(err error) error {
 		kind, hint = rowstore.ErrDenied, "the server wants a password, and none was given; put it into the URL or the options"
 	case strings.HasPrefix(text, "WRONGPASS"):
 		kind, hint = rowstore.ErrDenied, "user or password is wrong"
-	case strings.HasPrefix(text, "NOPERM"), strings.Contains(text, "The user executing the script"):
+	case strings.HasPrefix(text, "NOPERM"), strings.HasPrefix(text, "EXECABORT") && strings.Contains(text, "NOPERM"), strings.Contains(text, "The user executing the script"):
 		kind, hint = rowstore.ErrDenied, "the user lacks a permission; the README of backends/redis lists them"
 	case isCertificate(err):
 		kind, hint = rowstore.ErrDenied, "the server, or this program, does not accept the other's certificate"

@@ -1,9 +1,12 @@
 package redis
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net"
+	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -258,7 +261,9 @@ func TestRefusals(t *testing.T) {
 
 	t.Run("Eviction", func(t *testing.T) {
 		require.NoError(t, c.ConfigSet(ctx, "maxmemory-policy", "allkeys-lru").Err())
-		require.ErrorContains(t, openError(t, url), "noeviction")
+		err := openError(t, url)
+		require.ErrorContains(t, err, "noeviction")
+		require.NotErrorIs(t, err, rowstore.ErrInvalid, "the doctor makes no finding of what is wrong with the options")
 		require.NoError(t, c.ConfigSet(ctx, "maxmemory-policy", "noeviction").Err())
 	})
 	t.Run("Partitions", func(t *testing.T) {
@@ -270,6 +275,7 @@ func TestRefusals(t *testing.T) {
 		o.Partitions = 4
 		_, err = Open(ctx, o)
 		require.ErrorContains(t, err, "has 3 partitions and not 4")
+		require.ErrorIs(t, err, rowstore.ErrInvalid)
 		o.Partitions, o.NoCoalesce = 0, true
 		again, err := Open(ctx, o)
 		require.NoError(t, err)
@@ -358,6 +364,106 @@ func TestLostRecord(t *testing.T) {
 	}
 }
 
+// readmeACL is the command with which the README makes a user of a store.
+func readmeACL(t testing.TB, user, prefix string) (command []any) {
+	t.Helper()
+	readme, err := os.ReadFile("README.md")
+	require.NoError(t, err)
+	_, text, found := strings.Cut(string(readme), "ACL SETUSER app ")
+	require.True(t, found)
+	text, _, found = strings.Cut(text, "```")
+	require.True(t, found)
+	command = append(command, "ACL", "SETUSER", user)
+	for _, rule := range strings.Fields(strings.NewReplacer("PREFIX", prefix, "PASSWORD", secret).Replace(text)) {
+		command = append(command, rule)
+	}
+	return command
+}
+
+// requireWideRow writes a row that is too much for one run of a script, and has it read and scanned.
+func requireWideRow(t testing.TB, s rowstore.Store) {
+	t.Helper()
+	ctx := context.Background()
+	m := rowstore.Mutation{Table: "wide", Row: "r"}
+	var picks []rowstore.Selector
+	for _, column := range []string{"a", "b", "c"} {
+		m.Edits = append(m.Edits, rowstore.Put(rowstore.Write, column, 1, bytes.Repeat([]byte(column), 600_000)))
+		picks = append(picks, rowstore.Selector{Family: rowstore.Write, Column: column, To: maxTS, Limit: 1})
+	}
+	apply(t, s, m)
+	rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "wide", Row: "r", Selectors: picks}})
+	require.NoError(t, err)
+	require.NoError(t, rows[0].Err)
+	require.Len(t, rows[0].Versions, 3)
+	found := 0
+	for row, err := range s.Scan(ctx, rowstore.ScanRange{Table: "wide", Selectors: allVersions}) {
+		require.NoError(t, err)
+		found += len(row.Versions)
+	}
+	require.Equal(t, 3, found)
+}
+
+// TestPermissionsOfTheREADME takes away what only the reading of a wide row needs: Open says at once that it is missing, and leaves
+// the connections of a client that the program has as they were.
+func TestPermissionsOfTheREADME(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	srv := testserver.NewRedis(t, nil)
+	c := admin(t, srv.URL)
+	for _, command := range []string{"watch", "unwatch", "multi", "exec", "hscan"} {
+		t.Run(command, func(t *testing.T) {
+			o, err := ParseURL(with(t, srv.URL))
+			require.NoError(t, err)
+			user := "no" + command
+			require.NoError(t, c.Do(ctx, append(readmeACL(t, user, o.Prefix), "-"+command)...).Err())
+			_ = bare(t, with(t, srv.URL, "prefix", o.Prefix)) // the store is there
+			o.Username, o.Password = user, secret
+			_, err = Open(ctx, o)
+			require.ErrorIs(t, err, rowstore.ErrDenied)
+			require.ErrorContains(t, err, "ermission")
+
+			his := newClient(&o, o.Addrs[0], nil)
+			defer func() { require.NoError(t, his.Close()) }()
+			_, err = New(ctx, his, Options{Prefix: o.Prefix})
+			require.ErrorIs(t, err, rowstore.ErrDenied)
+			require.Equal(t, "PONG", his.Ping(ctx).Val(), "no transaction is open")
+		})
+	}
+}
+
+// A user who lacks a command is refused before there is a record, which says the number of partitions for good.
+func TestNoRecordWithoutPermission(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	srv := testserver.NewRedis(t, nil)
+	c := admin(t, srv.URL)
+	for i, command := range []string{
+		"get", "set", "mget", "hset", "hget", "hmget", "hgetall", "hdel", "hlen", "hexists", "hscan", "zadd", "zrem", "zcard", "zrange",
+		"zrangebylex", "zrevrangebylex", "zremrangebylex", "sadd", "srem", "smembers", "exists", "type", "publish", "time", "info",
+		"eval", "evalsha", "watch", "unwatch", "multi", "exec",
+	} {
+		o, err := ParseURL(with(t, srv.URL))
+		require.NoError(t, err)
+		user := fmt.Sprint("lacks", i)
+		require.NoError(t, c.Do(ctx, append(readmeACL(t, user, o.Prefix), "-"+command)...).Err())
+		o.Username, o.Password = user, secret
+		_, err = Open(ctx, o)
+		require.ErrorIs(t, err, rowstore.ErrDenied, command)
+		require.Empty(t, c.Keys(ctx, "{"+o.Prefix+":*").Val(), "without %s", command)
+	}
+	// Keys of the last partition may be missing, and the channel.
+	o, err := ParseURL(with(t, srv.URL))
+	require.NoError(t, err)
+	require.NoError(t, c.Do(ctx, "ACL", "SETUSER", "few", "on", ">"+secret, "&*", "+@all", "~{"+o.Prefix+":[0-9]}*").Err())
+	require.NoError(t, c.Do(ctx, "ACL", "SETUSER", "deaf", "on", ">"+secret, "resetchannels", "+@all", "~*").Err())
+	for _, user := range []string{"few", "deaf"} {
+		o.Username, o.Password, o.Partitions = user, secret, 12
+		_, err = Open(ctx, o)
+		require.ErrorIs(t, err, rowstore.ErrDenied, user)
+		require.Empty(t, c.Keys(ctx, "{"+o.Prefix+":*").Val(), user)
+	}
+}
+
 func TestPasswordsAndPermissions(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -367,13 +473,11 @@ func TestPasswordsAndPermissions(t *testing.T) {
 	require.NoError(t, err)
 	c := admin(t, url)
 	addr := o.Addrs[0]
-	// What the README says that a user needs, and nothing else.
-	require.NoError(t, c.Do(ctx, "ACL", "SETUSER", "app", "reset", "on", ">"+secret,
-		"~{"+o.Prefix+":[0-9]}*", "~{"+o.Prefix+":[0-9][0-9]}*", "&"+o.Prefix+":wake", "+@read", "+@write", "+@connection", "+eval", "+evalsha",
-		"+publish", "+subscribe", "+unsubscribe", "+info", "+time", "+config|get", "-@dangerous", "+info", "+config|get").Err())
+	require.NoError(t, c.Do(ctx, readmeACL(t, "app", o.Prefix)...).Err())
 	good := "redis://app:" + secret + "@" + addr + "/?prefix=" + o.Prefix
 	s := openURL(t, good)
 	apply(t, s, put("r", 1, "v"))
+	requireWideRow(t, s)
 	openURL(t, "redis://app:"+secret+"@"+addr+"/?prefix="+o.Prefix+"&partitions=1")
 	// Stores with prefixes that begin alike are others.
 	for _, other := range []string{o.Prefix + ":x", o.Prefix + ":7", o.Prefix + "x", o.Prefix[:2]} {

@@ -230,6 +230,9 @@ func parseCell(to []version, column, v string) ([]version, error) {
 		return to, errCell
 	}
 	flags, v := cellFlags(v)
+	if flags&(flagLock|flagMark|flagWrite) == 0 {
+		return to, errCell
+	}
 	for _, part := range [2]struct {
 		flag   byte
 		family rowstore.Family

@@ -89,6 +89,15 @@ func (s *direct) moveAll(ctx context.Context) error {
 	return nil
 }
 
+// oldIndex is where the index of version 1 of an escaped table would be, whose members are moved before a scan goes on. A store that is
+// taken as it is has none: its scans pass the members by, and leave them where they are.
+func (s *direct) oldIndex(part int, table string) string {
+	if s.opts.AsIs {
+		return s.parts[part].never
+	}
+	return s.parts[part].tag + "n:" + table
+}
+
 // move is step 4 for a table in one partition.
 func (s *direct) move(ctx context.Context, part int, table string) error {
 	tag, name := s.parts[part].tag, escapeTable(table)

@@ -336,7 +336,7 @@ func TestMigrateInterrupted(t *testing.T) {
 	t.Parallel()
 	url := testserver.Redis(t)
 	addr := hostOf(t, url)
-	states := map[string]bool{}
+	states, halves := map[string]bool{}, 0
 	for n, died := 1, 0; ; n++ {
 		url := with(t, url)
 		c := admin(t, url)
@@ -355,6 +355,7 @@ func TestMigrateInterrupted(t *testing.T) {
 		if err == nil {
 			require.Greater(t, died, 15, "Open has more steps")
 			require.Greater(t, len(states), 4, "it was killed in the middle of a migration")
+			require.Positive(t, halves, "it was killed between the oracle and the record")
 			require.NoError(t, s.Close())
 			require.NoError(t, client.Close())
 			return
@@ -363,6 +364,9 @@ func TestMigrateInterrupted(t *testing.T) {
 		require.NoError(t, client.Close())
 		format := c.HGet(t.Context(), "{"+prefix+":0}m", "format").Val()
 		states[fmt.Sprint(format, len(oldIndexes(t, c, prefix)))] = true
+		if format == "1" && requireHalfDone(t, url, c) {
+			halves++
+		}
 		again := bare(t, url)
 		require.Empty(t, oldIndexes(t, c, prefix))
 		require.Equal(t, 3*21, findsAll(t, again, tablesOf1...), "killed at request %d", n)

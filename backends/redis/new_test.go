@@ -431,3 +431,22 @@ func TestBeginNamesARowOnce(t *testing.T) {
 		require.Empty(t, got[0].Rows[1].Versions)
 	}
 }
+
+// Every call of a closed store says that it is closed, also one that has nothing to ask.
+func TestSplitOfAClosedStore(t *testing.T) {
+	t.Parallel()
+	s := bare(t, with(t, testserver.Redis(t)))
+	for _, n := range []int{1, 2} {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		_, err := s.Split(ctx, "t", n)
+		require.NoError(t, err)
+		cancel()
+		_, err = s.Split(ctx, "t", n)
+		require.ErrorIs(t, err, context.Canceled)
+	}
+	require.NoError(t, s.Close())
+	for _, n := range []int{1, 2} {
+		_, err := s.Split(t.Context(), "t", n)
+		require.ErrorIs(t, err, rowstore.ErrClosed, "%d parts", n)
+	}
+}

@@ -109,7 +109,7 @@ func (s *direct) walkNotified(ctx context.Context, table string, add func(row st
 			var p packer
 			p.reset()
 			p.str(tag + "s:" + name)
-			p.str(tag + "n:" + name)
+			p.str(s.oldIndex(i, name))
 			p.str(lo)
 			p.u32(steps)
 			p.u32(bytes)

@@ -35,22 +35,24 @@ func OpenURL(ctx context.Context, url string) (*Store, error) {
 // version cannot use any more then; if it fails meanwhile, the next Open goes on. ctx bounds Open
 // alone.
 //
-// Open refuses, with an error that says what to change and before anything is
-// written: servers that it cannot reach or that refuse the password; servers older
+// Open refuses, with an error that says what to change and before it has made or changed anything: servers that it cannot reach or that refuse the password; servers older
 // than 7.0; a Cluster addressed as one server and one server addressed as a
 // Cluster; a sentinel or a replica addressed as the server; a maxmemory-policy
 // other than noeviction; a user who lacks a permission; a store of a later format
 // version or another number of partitions; keys under the prefix that are not a store's;
-// and a store that has lost its record. Every server is checked again when a
+// and a store that has lost its record. In a store that is there, it tries out what the user may do on rows of its own, which it
+// removes. Every server is checked again when a
 // connection to it is made, so one that takes over later is checked too. The report of
 // the store, which percolator.New logs, warns about persistence settings and replicas
 // that can lose acknowledged writes.
 //
-// Its errors match rowstore.ErrInvalid for bad options, rowstore.ErrUnavailable for a
-// server that is away, rowstore.ErrDenied for a wrong password, a missing permission and a
+// Its errors match rowstore.ErrInvalid for bad options, among them another number of partitions and another mode of the server,
+// rowstore.ErrUnavailable for a
+// server that is away, rowstore.ErrFull for one that takes no writes for want of room, unless Options.AsIs is set, rowstore.ErrDenied for a wrong password, a missing permission and a
 // certificate that one side does not accept, rowstore.ErrFormat for a store of a later format
 // version, rowstore.ErrForeign for keys that are not a store's, rowstore.ErrCorrupt for a store that has lost its
-// record, and with Options.AsIs rowstore.ErrNoStore where there is no store.
+// record, and with Options.AsIs rowstore.ErrNoStore where there is no store. A server that is too old or may
+// evict keys matches none of these: the options are right, and it is the server that must be changed.
 func Open(ctx context.Context, o Options) (*Store, error) {
 	if err := o.complete(); err != nil {
 		return nil, err

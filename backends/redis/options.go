@@ -65,7 +65,8 @@ type Options struct {
 
 	// AsIs takes a store as it is: none is made, which is an error that matches
 	// rowstore.ErrNoStore, and none is migrated, so that one of the format version before gives an error that
-	// matches rowstore.ErrFormat. What the user may do is not tried out, because that writes.
+	// matches rowstore.ErrFormat. What the user may do is not tried out, because that writes. Nor do scans move notifications that a
+	// program of format version 1 left late in its own index; they do not find these. A server that takes no writes lets such an Open in.
 	// It is for programs that only look. Default false.
 	AsIs bool
 

@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -24,7 +25,8 @@ var readBatches = sync.Pool{New: func() any { return new(readBatch) }}
 
 // Read answers each read from one atomic view of its row, all in one run of a
 // script for each partition, or on one server for all. If that is too much for one run,
-// the rest follows in further runs. readWide reads a row that alone is too much.
+// the rest follows in further runs. readWide reads a row that alone is too much. If a run meets a damaged row, each of its rows is
+// read by a run of its own, since the others may be those of strangers: the damaged one fails alone.
 func (s *direct) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
 	if err := rowstore.CheckReads(reads); err != nil {
 		return nil, fmt.Errorf("redis: %w", err)
@@ -43,12 +45,13 @@ func (s *direct) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore
 	}
 	s.end()
 	failed := 0
-	for len(left) > 0 {
-		all := s.packReads(reads, left)
+	var alone []int // reads that shared a run with a damaged row, perhaps
+	for len(left)+len(alone) > 0 {
+		all := append(s.packReads(reads, left, maxRowsPerCall), s.packReads(reads, alone, 1)...)
 		if err := s.runReads(ctx, all); err != nil {
 			return nil, fmt.Errorf("redis: read: %w", err)
 		}
-		left = left[:0]
+		left, alone = left[:0], nil
 		var wide []int
 		var buf decoder
 		for _, b := range all {
@@ -58,10 +61,12 @@ func (s *direct) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore
 				n, err = buf.rows(reads, b, out)
 			}
 			switch {
+			case errors.Is(err, rowstore.ErrCorrupt) && len(b.rows) > 1:
+				alone = append(alone, b.rows...)
 			case err != nil:
 				failed += len(b.rows)
 				for _, i := range b.rows {
-					out[i].Err = fmt.Errorf("redis: read: %w", err)
+					out[i].Versions, out[i].Err = nil, fmt.Errorf("redis: read: %w", err)
 				}
 			case n == 0:
 				wide = append(wide, b.rows[0])
@@ -86,8 +91,8 @@ func (s *direct) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore
 	return out, nil
 }
 
-// packReads puts the reads whose indexes are in left into batches.
-func (s *direct) packReads(reads []rowstore.RowRead, left []int) []*readBatch {
+// packReads puts the reads whose indexes are in left into batches of so many rows at most.
+func (s *direct) packReads(reads []rowstore.RowRead, left []int, most int) []*readBatch {
 	var all []*readBatch
 	open := make([]*readBatch, 1)
 	if !s.oneSlot {
@@ -100,7 +105,7 @@ func (s *direct) packReads(reads []rowstore.RowRead, left []int) []*readBatch {
 			at = 0
 		}
 		b := open[at]
-		if b == nil || len(b.rows) >= maxRowsPerCall || len(b.enc.b) > maxBytesPerCall {
+		if b == nil || len(b.rows) >= most || len(b.enc.b) > maxBytesPerCall {
 			b = readBatches.Get().(*readBatch)
 			b.rows = b.rows[:0]
 			b.enc.reset()
@@ -206,15 +211,19 @@ func (s *direct) ReadSnapshot(ctx context.Context, asks []rowstore.SnapshotRead)
 		return nil, fmt.Errorf("redis: begin: %w", err)
 	}
 	readBatches.Put(b)
-	if c.err != nil {
-		return nil, fmt.Errorf("redis: begin: %w", c.err)
+	var answers []rowstore.SnapshotRows
+	err = c.err
+	if err == nil {
+		answers, err = begun(c.answer, asks, rows, fields)
 	}
-	answers, err := begun(c.answer, asks, rows, fields)
-	if err == nil && fields > 0 && answers == nil {
-		// The reads are too much for one run of the script.
+	if errors.Is(err, rowstore.ErrCorrupt) || err == nil && fields > 0 && answers == nil {
+		// A row is damaged, which must not fail the others; or the reads are too much for one run of the script.
 		return kit.TimestampThenRead(ctx, s.Oracle(), s, asks)
 	}
-	return answers, err
+	if err != nil {
+		return nil, fmt.Errorf("redis: begin: %w", err)
+	}
+	return answers, nil
 }
 
 // packBegins writes the fields that the begin script reads for asks. It returns how many rows
@@ -262,21 +271,18 @@ func begun(answer string, asks []rowstore.SnapshotRead, rows, fields int) ([]row
 	u := unpacker{s: answer}
 	n := u.list()
 	if n != 2+fields && n != 2 {
-		return nil, fmt.Errorf("redis: begin: %w", errAnswer)
+		return nil, errAnswer
 	}
 	first := u.timestamp()
 	if n == 2 && fields > 0 {
-		if err := u.done(); err != nil {
-			return nil, fmt.Errorf("redis: begin: %w", err)
-		}
-		return nil, nil
+		return nil, u.done()
 	}
 	answers, err := beginRows(&u, first, asks, rows)
 	if err == nil {
 		err = u.done()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("redis: begin: %w", err)
+		return nil, err
 	}
 	return answers, nil
 }

@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -32,11 +33,11 @@ func (s *direct) claim(ctx context.Context) error {
 	case r.format < 1:
 		return fmt.Errorf("%w: the store with the prefix %q has format version %d, which no program writes: use another prefix", rowstore.ErrFormat, o.Prefix, r.format)
 	case r.format > formatVersion:
-		return s.layoutError(r.format)
+		return s.layoutError(r.format, false)
 	}
 	if o.Partitions != 0 && o.Partitions != r.partitions {
-		return fmt.Errorf("the store with the prefix %q has %d partitions and not %d: the number is fixed when the store is made; leave the parameter out",
-			o.Prefix, r.partitions, o.Partitions)
+		return fmt.Errorf("%w: the store with the prefix %q has %d partitions and not %d: the number is fixed when the store is made; leave the parameter out",
+			rowstore.ErrInvalid, o.Prefix, r.partitions, o.Partitions)
 	}
 	if r.partitions < 1 || r.partitions > maxPartitions {
 		return fmt.Errorf("%w: the record of the store with the prefix %q says %d partitions", rowstore.ErrCorrupt, o.Prefix, r.partitions)
@@ -54,7 +55,7 @@ func (s *direct) claim(ctx context.Context) error {
 	earlier := min(r.format, r.oracle)
 	if o.AsIs {
 		if earlier < formatVersion {
-			return s.layoutError(earlier)
+			return s.layoutError(earlier, r.format != r.oracle)
 		}
 		return nil
 	}
@@ -74,22 +75,22 @@ func (s *direct) claim(ctx context.Context) error {
 	return s.moveAll(ctx)
 }
 
-func (s *direct) layoutError(version int) error {
-	return &rowstore.LayoutError{Store: fmt.Sprintf("the store with the prefix %q", s.opts.Prefix), Stored: version, Known: formatVersion}
+func (s *direct) layoutError(version int, half bool) error {
+	return &rowstore.LayoutError{Store: fmt.Sprintf("the store with the prefix %q", s.opts.Prefix), Stored: version, Known: formatVersion, HalfDone: half}
 }
 
 // record is what a store says of itself.
 type record struct {
 	format, partitions int
 	spread             string // what puts rows into partitions; "" in version 1
-	oracle             int    // the version of the oracle
+	oracle             int    // the version of the oracle, that of the record if nobody has drawn yet
 }
 
-// openRecord runs the opening script.
-func (s *direct) openRecord(ctx context.Context, wanted int, asIs bool) ([]string, error) {
-	how := ""
-	if asIs {
-		how = "asis"
+// openRecord runs the opening script, which makes the record of a store of so many partitions if there is none and wanted is not 0.
+func (s *direct) openRecord(ctx context.Context, wanted int) ([]string, error) {
+	sc := openScript
+	if wanted == 0 {
+		sc = recordScript
 	}
 	return query(ctx, s, func(ctx context.Context) ([]string, error) {
 		c, err := s.nodes.of(ctx, 0)
@@ -97,7 +98,7 @@ func (s *direct) openRecord(ctx context.Context, wanted int, asIs bool) ([]strin
 			return nil, err
 		}
 		keys := []string{s.parts[0].tag + "m", s.okey, s.parts[0].tables}
-		return c.Eval(ctx, openScript.source, keys, formatVersion, wanted, how).StringSlice()
+		return c.Eval(ctx, sc.source, keys, formatVersion, wanted, s.channel).StringSlice()
 	})
 }
 
@@ -150,14 +151,17 @@ func (s *direct) partsLeft(ctx context.Context) (string, error) {
 // record runs the opening script, which makes the store's record if there is none, unless the options say AsIs. It may
 // run twice: it changes nothing the second time.
 func (s *direct) record(ctx context.Context, wanted int) (r record, err error) {
-	fields, err := s.openRecord(ctx, wanted, true)
+	fields, err := s.openRecord(ctx, 0)
 	if goredis.HasErrorPrefix(err, "NONE ") {
 		var left string
 		if left, err = s.partsLeft(ctx); err != nil {
 			return r, err
 		}
 		// Otherwise somebody else has made the store meanwhile, and has written to it.
-		fields, err = s.openRecord(ctx, wanted, left != "" || s.opts.AsIs)
+		if left != "" || s.opts.AsIs {
+			wanted = 0
+		}
+		fields, err = s.openRecord(ctx, wanted)
 		if left != "" && goredis.HasErrorPrefix(err, "NONE ") {
 			return r, s.lostRecord(left)
 		}
@@ -175,8 +179,9 @@ func (s *direct) record(ctx context.Context, wanted int) (r record, err error) {
 		return r, err
 	}
 	if len(fields) == 4 {
-		r.spread, r.oracle = fields[2], formatVersion
+		r.spread = fields[2]
 		r.format, err = strconv.Atoi(fields[0])
+		r.oracle = r.format
 		if err == nil && fields[3] != "" {
 			r.oracle, err = strconv.Atoi(fields[3])
 		}
@@ -273,8 +278,33 @@ func (s *direct) probeRows(ctx context.Context) (err error) {
 			}
 		}
 	}
-	_, err = s.tables(ctx)
-	return err
+	if _, err = s.tables(ctx); err != nil {
+		return err
+	}
+	return s.probeWide(ctx)
+}
+
+// probeWide runs what the reading of a wide row needs, on a key that never exists: one pipeline for each server, all at once.
+func (s *direct) probeWide(ctx context.Context) error {
+	return s.perform(ctx, func(ctx context.Context) error {
+		servers := map[*goredis.Client]string{}
+		for i := range s.parts {
+			c, err := s.nodes.of(ctx, i)
+			if err != nil {
+				return err
+			}
+			servers[c] = s.parts[i].never
+		}
+		errs := make(chan error, len(servers))
+		for c, key := range servers {
+			go func() { errs <- tryOutWide(ctx, c, key) }()
+		}
+		var all []error
+		for range servers {
+			all = append(all, <-errs)
+		}
+		return errors.Join(all...)
+	})
 }
 
 // unprobe removes the rows of a probe that failed: no collection sees their table. It goes on for a moment after the end of ctx, which is often why it failed.

@@ -139,6 +139,8 @@ var (
 	splitScript     = newReader(splitLua)
 	roleScript      = newReader("return '1'")
 	openScript      = newScript("", primaryOnly, openLua)
+	// recordScript is openScript for whoever makes nothing. It runs where the server takes no writes.
+	recordScript = newScript("no-writes", primaryOnly, openLua)
 
 	slotsScript    = newReader(readPart, slotsLua)
 	notifiedScript = newReader(notifiedLua)

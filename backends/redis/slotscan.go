@@ -202,7 +202,7 @@ func (sc *slotScanner) call(part int, cursors []*slotCursor, rest, together int)
 	for i, c := range cursors {
 		tag := sc.s.parts[c.part].tag
 		p.str(tag + "s:" + table)
-		p.str(tag + "n:" + table)
+		p.str(sc.s.oldIndex(c.part, table))
 		p.str(tag + "r:" + table + "/")
 		p.str(c.lo)
 		p.u32(uint32(c.page))

@@ -68,7 +68,11 @@ func (s *direct) Split(ctx context.Context, table string, n int) ([]string, erro
 		each = min(n-1, maxSamples)
 	}
 	if each == 0 {
-		return nil, ctx.Err()
+		if err := s.begin(ctx); err != nil {
+			return nil, fmt.Errorf("redis: split: %w", err)
+		}
+		s.end()
+		return nil, nil
 	}
 	calls := make([]*call, len(s.parts))
 	for i := range calls {

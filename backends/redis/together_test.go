@@ -174,12 +174,13 @@ func TestTogetherApart(t *testing.T) {
 		begins []rowstore.SnapshotRead
 		draws  []int
 		fails  bool
+		wrong  int // how many of the begins have a row that cannot be read
 	}{
-		{"too much data", []rowstore.SnapshotRead{beginOf("large1", "c"), beginOf("large2", "c"), beginOf("row", "c")}, []int{1}, false},
-		{"another kind of read", []rowstore.SnapshotRead{older}, nil, false},
-		{"a row that cannot be read", []rowstore.SnapshotRead{beginOf("row", "c"), beginOf("wrong", "c")}, []int{2}, true},
-		{"a bad begin", []rowstore.SnapshotRead{bad}, nil, true},
-		{"a bad draw", nil, []int{maxDraw + 1}, true},
+		{"too much data", []rowstore.SnapshotRead{beginOf("large1", "c"), beginOf("large2", "c"), beginOf("row", "c")}, []int{1}, false, 0},
+		{"another kind of read", []rowstore.SnapshotRead{older}, nil, false, 0},
+		{"a row that cannot be read", []rowstore.SnapshotRead{beginOf("row", "c"), beginOf("wrong", "c")}, []int{2}, false, 1},
+		{"a bad begin", []rowstore.SnapshotRead{bad}, nil, true, 0},
+		{"a bad draw", nil, []int{maxDraw + 1}, true, 0},
 	} {
 		both := coalesce.Together{Groups: []rowstore.Group{onePut(fmt.Sprint(i), "1")}, Begins: tc.begins, Draws: tc.draws}
 		s.together(t.Context(), &both)
@@ -193,8 +194,12 @@ func TestTogetherApart(t *testing.T) {
 		} else {
 			require.NoError(t, both.BeginErr, tc.name)
 			require.NoError(t, both.DrawErr, tc.name)
-			for _, b := range both.Begun {
-				require.Len(t, b.Rows[0].Versions, 1, tc.name)
+			for i, b := range both.Begun {
+				if i < len(both.Begun)-tc.wrong {
+					require.Len(t, b.Rows[0].Versions, 1, tc.name)
+				} else {
+					require.ErrorIs(t, b.Rows[0].Err, rowstore.ErrCorrupt, tc.name)
+				}
 				last = max(last, b.TS)
 			}
 		}

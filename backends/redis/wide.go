@@ -84,10 +84,23 @@ func (s *direct) tryWide(ctx context.Context, r *rowstore.RowRead) ([]rowstore.V
 		case try == 0 && !isAnswer(err) && isAway(err) && !isTimeout(err) && ctx.Err() == nil:
 			// A connection that the server closed while it was idle.
 		default:
-			return nil, s.failure(ctx, err)
+			return nil, s.failure(ctx, damaged(err))
 		}
 	}
 	return s.readWhole(ctx, r)
+}
+
+// tryOutWide runs the commands of tryWide that no script runs, in one round trip. Whatever is refused, the connection has no
+// transaction open behind it: a server that refuses EXEC ends the transaction.
+func tryOutWide(ctx context.Context, c *goredis.Client, key string) error {
+	pipe := c.Pipeline()
+	for _, args := range [][]any{
+		{"watch", key}, {"hscan", key, 0}, {"unwatch"}, {"multi"}, {"eval", roleScript.strict.source, 0}, {"exec"},
+	} {
+		pipe.Do(ctx, args...)
+	}
+	_, err := pipe.Exec(ctx)
+	return err
 }
 
 // readWhole reads a row in one run of a script, without a limit.

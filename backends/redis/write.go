@@ -292,6 +292,13 @@ func (s *direct) outcomes(w *writes, b *batch) error {
 	return nil
 }
 
+// damagedRow is the outcome of a group that has met a row that cannot be read: nothing of the group was written.
+func damagedRow(m *rowstore.Mutation, err error) (o rowstore.GroupOutcome) {
+	o.Err = fmt.Errorf("redis: row %q of table %q: %w", m.Row, m.Table, err)
+	o.Outcome.Err = o.Err
+	return o
+}
+
 // groupOutcomes reads the outcomes of groups. If they cannot be read, u has the error.
 func (s *direct) groupOutcomes(u *unpacker, w *writes, groups []int) {
 	for _, i := range groups {
@@ -300,6 +307,9 @@ func (s *direct) groupOutcomes(u *unpacker, w *writes, groups []int) {
 		switch it.kind {
 		case isNumber:
 			o.Applied, o.TooLate = it.n == 1, it.n == 2
+			if muts, _, _ := w.group(i); it.n < 0 && -it.n <= int64(len(muts)) {
+				o = damagedRow(&muts[-it.n-1], errCell)
+			}
 		case isString:
 			if len(it.s) != 8 {
 				u.fail()
@@ -339,8 +349,7 @@ func (s *direct) groupOutcomes(u *unpacker, w *writes, groups []int) {
 				err = fmt.Errorf("%w: the server refused a mutation whose conditions hold", errAnswer)
 			}
 			if err != nil {
-				o = rowstore.GroupOutcome{Err: fmt.Errorf("redis: row %q of table %q: %w", m.Row, m.Table, err)}
-				o.Outcome.Err = o.Err
+				o = damagedRow(m, err)
 				break
 			}
 			o.Outcome = rowstore.Outcome{Failed: failed, Broke: broke}

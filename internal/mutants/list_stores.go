@@ -76,6 +76,8 @@ var storeMutants = []mutant{
 		"char(floor(k / 8) - 1)", "char(0)")},
 	{"long-writes-pass-the-hash", "stores: Redis, the older writes in the hash are newer than the history", "./backends/redis TestSecondWriteWithoutTheHistory|TestHistory", one("backends/redis/scripts/write_part.lua",
 		" or long and k >= 8 then", " then")},
+	{"runs-reserve-one-draw", "stores: Redis, a run stores all that it may draw before it uses it", "./backends/redis TestDamagedCellInARun", one("backends/redis/scripts/write_part.lua",
+		"    n = n + 1\n", "    n = 1\n")},
 	{"ranges-apart-are-widened", "stores: Redis, ranges of a cell's writes with limits of their own are answered apart", "./backends/redis TestPlanOfRangesApart|TestStatusOfAHotCell", one("backends/redis/encode_read.go",
 		"\tif pl.cells[at].join(p) {\n\t\treturn\n\t}\n", "\tif !pl.cells[at].join(p) {\n\t\tpl.cells[at].widen(p)\n\t}\n\tif at >= 0 {\n\t\treturn\n\t}\n")},
 	{"hints-without-bound", "stores: TiKV, the memory of hints is bounded", "./backends/tikvraw TestHintsOfManyGenerations", one("backends/tikvraw/hints.go",

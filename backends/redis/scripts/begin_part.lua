@@ -4,10 +4,10 @@
 -- counter of the first timestamp, and then the fields. If these have too many bytes or
 -- one cannot be read, it answers none of them: nothing here may raise an error.
 if p < na then
+  reserve()
   local first, left = no + 2, A[p + 2]
   out[no + 1], out[no + 2] = ms, ctr
   no = first
-  drew = true
   oracleTake(A[p + 1])
   p = p + 3
   while p <= na do
@@ -30,4 +30,3 @@ if p < na then
     p = p + 2 + k
   end
 end
-if drew then oracleSave() end

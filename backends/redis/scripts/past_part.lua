@@ -3,10 +3,11 @@
 -- and v. If the row's hash has older writes, the newest is the last of them. Otherwise it is a single
 -- one of the history, or in the newest chunk. Most rows have no history, so it asks for that first. If
 -- version 2 put older writes into the hash, or one cannot be read, the bytes are more than any answer may
--- have. It raises no error: the script may have written.
+-- have. So are they if the cell is damaged. It raises no error: the script may have written.
 local function past(key, field, v)
   local k, before = byte(v), true
   if k == 255 then k, before = byte(v, 2), false end
+  if not k then return false, math.huge end
   if k % 8 < 4 then return v, #v end
   if k >= 8 then
     local w = not before and call('HGET', key, 'H' .. sub(field, 2) .. char(floor(k / 8) - 1))

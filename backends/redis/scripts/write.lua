@@ -12,28 +12,41 @@ local q = 0
 -- its first column.
 local H, E, Q = {}, {}, {}
 
+-- parse takes a cell apart, and tells whether it is whole.
 local function parse(v, i)
-  local k, pos = byte(v), 2
-  if k == 255 then k, pos = byte(v, 2), 3 elseif k >= 8 then O[i] = true end
-  local f = k % 8
+  local k, pos, size = byte(v), 2, #v
+  if k == 255 then k, pos = byte(v, 2), 3 elseif k and k >= 8 then O[i] = true end
+  local f = k and k % 8 or 0
+  if f == 0 then return false end
   K[i] = (k - f) / 8
   if f == 4 then
     W[i] = sub(v, pos)
-    return
+    return size >= pos + 7
   end
   if f % 2 == 1 then
+    if size < pos + 11 then return false end
     local l = su('>I4', v, pos + 8)
     L8[i] = sub(v, pos, pos + 7)
     LV[i] = sub(v, pos + 12, pos + 11 + l)
     pos = pos + 12 + l
   end
   if f % 4 >= 2 then
+    if size < pos + 11 then return false end
     local l = su('>I4', v, pos + 8)
     M8[i] = sub(v, pos, pos + 7)
     MV[i] = sub(v, pos + 12, pos + 11 + l)
     pos = pos + 12 + l
   end
-  if f >= 4 then W[i] = sub(v, pos) end
+  if f < 4 then return size >= pos - 1 end
+  W[i] = sub(v, pos)
+  return size >= pos + 7
+end
+
+-- whole tells whether the notifications of a column are whole.
+local function whole(v)
+  local pos, size = 1, #v
+  while pos + 11 <= size do pos = pos + 12 + su('>I4', v, pos + 8) end
+  return pos == size + 1
 end
 
 -- within tells whether an inverted timestamp lies in [h1,l1] to [h2,l2].
@@ -51,7 +64,8 @@ local function exact(prefix)
 end
 
 -- carve removes the writes in the inverted range [h1,l1] to [h2,l2] from the chunks of a column,
--- and tells whether there were any. A chunk that is only in part in the range is written anew.
+-- and tells whether there were any. A chunk that is only in part in the range is written anew. One
+-- that is damaged goes as a whole or stays as it is.
 local function carve(key, f, h1, l1, h2, l2)
   local hkey, c, gone = history(key), 'C' .. sub(f, 2), false
   local first, over = '[' .. c .. sp('>I4I4', h1, l1), c .. sp('>I4I4', h2, l2) .. '\255'
@@ -60,7 +74,9 @@ local function carve(key, f, h1, l1, h2, l2)
     if not m then return false end
     local newer, older, at, found = {}, {}, #c + 9, false
     while at < #m do
+      if #m < at + 9 then return true end
       local n, h, l = su('>I2I4I4', m, at)
+      if n < 8 or #m < at + 1 + n then return true end
       local entry = sub(m, at, at + 1 + n)
       if h < h1 or h == h1 and l < l1 then
         newer[#newer + 1] = entry
@@ -109,23 +125,23 @@ local function spill(key, f, i, fp, nw)
   call('HDEL', key, unpack(recents(f, 12)))
 end
 
--- takeNewest takes the newest write of a column out of its history.
+-- takeNewest takes the newest write of a column out of its history, unless that is damaged.
 local function takeNewest(key, f)
   local hkey, c = history(key), 'C' .. sub(f, 2)
   local r = call('ZRANGEBYLEX', hkey, '[' .. f, '(' .. f .. '\255\255\255\255\255\255\255\255', 'LIMIT', 0, 1)[1]
   local m = call('ZRANGEBYLEX', hkey, '[' .. c, '(' .. c .. '\255\255\255\255\255\255\255\255\255', 'LIMIT', 0, 1)[1]
-  local w = r and sub(r, #f + 1)
-  if m then
+  local w = r and #r >= #f + 8 and sub(r, #f + 1) or nil
+  if m and #m >= #c + 18 then
     local n, h, l = su('>I2I4I4', m, #c + 9)
     local rh, rl
     if w then rh, rl = su('>I4I4', w) end
-    if not w or h < rh or h == rh and l < rl then
+    if n >= 8 and #m >= #c + 10 + n and (not w or h < rh or h == rh and l < rl) then
       w = sub(m, #c + 11, #c + 10 + n)
       carve(key, f, h, l, h, l)
       return w
     end
   end
-  if r then call('ZREM', hkey, r) end
+  if w then call('ZREM', hkey, r) end
   return w
 end
 
@@ -143,12 +159,12 @@ while p <= na and A[p] do
       -- columns and of notification columns, and their fields.
       H[m], Q[m] = p, q
       local key, nw, nn = A[p], A[p + 2], A[p + 3]
-      local fp = p + 3
+      local fp, damaged = p + 3, false
       p = p + 4 + nw + nn
       if nw == 1 and nn == 0 then
         local v = call('HGET', key, A[fp + 1])
         V[q + 1] = v
-        if v then parse(v, q + 1) end
+        damaged = v and not parse(v, q + 1)
       else
         for from = 1, nw + nn, 50 do
           local to = from + 49
@@ -157,9 +173,20 @@ while p <= na and A[p] do
           for i = from, to do
             local v = vs[i - from + 1]
             V[q + i] = v
-            if v and i <= nw then parse(v, q + i) end
+            if v then
+              local good
+              if i <= nw then good = parse(v, q + i) else good = whole(v) end
+              damaged = damaged or not good
+            end
           end
         end
+      end
+      if damaged then
+        failed = m
+        q = q + nw + nn
+        no = no + 1
+        out[no] = -m
+        break
       end
       -- Conditions, ended by 0. On a failure the raw fields go back, and the
       -- client finds the condition that failed first.

@@ -5,7 +5,10 @@
 -- newest version sorts first. They are compared as pairs of 32-bit halves: a Lua
 -- number has 53 bits, and Lua compares strings by the server's locale.
 --
--- After the first write nothing may raise an error, because Redis does not undo writes.
+-- After the first write nothing may raise an error, because Redis does not undo writes. So a group
+-- looks at its rows before it writes, and one that meets a damaged row answers the row's number,
+-- negative. If something raises an error all the same, such as a key of another kind, then the
+-- oracle knows of the timestamps that were drawn: it stores them before the first one is used.
 local A = cmsgpack.unpack(ARGV[1])
 local t = call('TIME')
 local now = t[1] * 1000 + floor(t[2] / 1000)
@@ -107,7 +110,7 @@ local function unload(key, f, from, to)
         end
         list[#list + 1] = name
         list[#list + 1] = all[j + 1]
-      elseif kind == 87 and byte(all[j + 1]) ~= 255 then
+      elseif kind == 87 and (byte(all[j + 1]) or 255) ~= 255 then
         cells[name] = all[j + 1]
       end
     end
@@ -136,13 +139,30 @@ local function index(key)
   end
 end
 
+-- reserve stores that all that the run may draw was drawn: a timestamp for each group, and those
+-- behind the groups.
+local function reserve()
+  if drew then return end
+  drew = true
+  local p, n, na = 4, 0, #A
+  while p <= na and A[p] do
+    n = n + 1
+    p = A[p]
+  end
+  if p < na then n = n + A[p + 1] end
+  local m, c = ms, ctr
+  oracleTake(n)
+  oracleSave()
+  ms, ctr = m, c
+end
+
 -- take draws a timestamp and inverts it. If the timestamp is above the bound, it returns
 -- nothing.
 local function take(nah, nal)
+  reserve()
   local h = 4294967295 - floor(ms / 16384)
   local l = 4294967295 - ((ms % 16384) * 262144 + ctr)
   oracleTake(1)
-  drew = true
   if nah > 0 and (h < nah or h == nah and l < nal) then
     no = no + 1
     out[no] = 2
@@ -165,19 +185,30 @@ local function quick(p, n, nah, nal)
     if v then
       local f, pos, bad = byte(v), 2, false
       if f == 255 then f, pos = byte(v, 2), 3 end
-      f = f % 8
-      if f ~= 4 then
-        if f % 2 == 1 then
-          bad = true
-        elseif f % 4 >= 2 then
+      f = f and f % 8 or 0
+      local whole = f > 0
+      if f % 2 == 1 then
+        bad = true
+      elseif f % 4 >= 2 then
+        whole = #v >= pos + 11
+        if whole then
           local h, l, n = su('>I4I4I4', v, pos)
           bad = h < sh or h == sh and l <= sl
           pos = pos + 12 + n
+          whole = #v >= pos - 1
         end
       end
-      if f >= 4 and not bad then
-        local h, l = su('>I4I4', v, pos)
-        bad = h < sh or h == sh and l <= sl
+      if f >= 4 and not bad and whole then
+        whole = #v >= pos + 7
+        if whole then
+          local h, l = su('>I4I4', v, pos)
+          bad = h < sh or h == sh and l <= sl
+        end
+      end
+      if not whole then
+        no = no + 1
+        out[no] = -m
+        return
       end
       if bad then
         no = no + 1
