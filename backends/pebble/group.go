@@ -47,27 +47,27 @@ func (s *Store) Group(ctx context.Context, groups []rowstore.Group) ([]rowstore.
 	return outs, nil
 }
 
-// group runs one group. It waits for its turn, and for a durable bound of the oracle, while it holds nothing.
+// group runs one group. It waits for its turn, and for a durable bound of the oracle, while it holds nothing: the bound needs a
+// turn too.
 func (s *Store) group(ctx context.Context, w *work, g *rowstore.Group, out *rowstore.GroupOutcome, waits *waitList) (wrote bool, err error) {
-	if err := s.syncs.turn(ctx); err != nil {
-		return false, err
-	}
 	for {
+		if err := s.syncs.turn(ctx); err != nil {
+			return false, err
+		}
 		wrote, drawn := s.tryGroup(w, g, out, waits)
 		if wrote {
 			return true, nil
 		}
+		s.syncs.over()
 		if drawn {
-			break
+			return false, nil
 		}
 		if err := s.oracle.Ensure(ctx, 1); err != nil {
 			out.Err = drawError(err)
-			break
+			return false, nil
 		}
 		w.reset()
 	}
-	s.syncs.over()
-	return false, nil
 }
 
 func drawError(err error) error {

@@ -316,6 +316,33 @@ func TestGroupWaitsForABound(t *testing.T) {
 	require.NoError(t, s.Close())
 }
 
+// TestBoundHasATurn has a group wait for a durable bound where only one further batch may be under way: the bound's.
+func TestBoundHasATurn(t *testing.T) {
+	t.Parallel()
+	var ahead atomic.Int64
+	fs := vfs.NewCrashableMem()
+	require.NoError(t, fs.MkdirAll("db", 0o755))
+	clock := func() time.Time { return time.UnixMilli(1 << 40).Add(time.Duration(ahead.Load())) }
+	s, err := open(t.Context(), Options{CacheSize: 1 << 20, MemTableSize: minMemTable, Clock: clock}, "db", fs, nil, func() {})
+	require.NoError(t, err)
+	writeCell(t, s, "r", "v")
+	for range mostUnsynced - 1 {
+		require.NoError(t, s.syncs.turn(t.Context()))
+	}
+	ahead.Store(int64(time.Hour)) // beyond the bound
+	inTime(t, "a group", func() {
+		outs, err := s.Group(t.Context(), []rowstore.Group{{AssignTimestamp: true, Mutations: []rowstore.Mutation{put("r", 0, []byte("w"))}}})
+		if err != nil || outs[0].Err != nil {
+			t.Error(outs, err)
+		}
+	})
+	for range mostUnsynced - 1 {
+		s.syncs.over()
+	}
+	require.Equal(t, "w", readCell(t, s, "r"))
+	require.NoError(t, s.Close())
+}
+
 // slowTables is a file system whose tables are begun only while nobody holds the gate for writing.
 type slowTables struct {
 	vfs.FS
