@@ -69,6 +69,8 @@ endif
 # stack have their lines from another table. The compiler, whose processes are short, collects
 # its garbage less often. Both together save a quarter of the processor that compiling takes,
 # and the compiler of our largest package has 360 MB instead of 205.
+#
+# A program with the race detector sleeps for a second before it ends, and tests run hundreds of programs: hence GORACE below.
 COMPILE_GOGC ?= 400
 TEST_GOFLAGS = $$($(GO) env GOFLAGS) -race -gcflags=all=-dwarf=false -ldflags=-s '-toolexec=env GOGC=$(COMPILE_GOGC)'
 
@@ -79,6 +81,7 @@ test: $(TEST_NEEDS) ## Run every test with the race detector; gets the servers a
 	browser=$$(scripts/test-browser) || exit 1; export PERCOLATOR_TEST_BROWSER=$$browser; \
 	export PERCOLATOR_TEST_REPORT=$(CACHE)/ran; mkdir -p $(CACHE)/ran; rm -f $(UNSTEADY)-*; status=0; \
 	GOFLAGS="$(TEST_GOFLAGS)"; export GOFLAGS; \
+	export GORACE="$${GORACE-atexit_sleep_ms=50}"; \
 	for module in $(MODULES); do \
 		echo "go list -race -export ./... ($$module): the first time it fetches modules, and compiles for minutes"; \
 		(cd $$module && $(PATIENTLY) "compiling" $(GO) list -race -export ./... >/dev/null) || status=1; \
