@@ -19,6 +19,7 @@ func TestMain(m *testing.M) {
 	if child() { // workloads of several processes start this program again
 		return
 	}
+	flushed = false
 	testserver.Main(m)
 }
 

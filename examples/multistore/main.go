@@ -11,8 +11,9 @@
 // the two is the authoritative store: take the one that loses nothing in a crash.
 // Both must take several processes, so the embedded store will not do.
 //
-// It ends with a report, and with status 1 if a sum was ever wrong, a lock was left
-// behind, or too little happened to show anything.
+// A process is killed once it has moved money. It ends with a report, and with status 1
+// if a sum was ever wrong, a lock was left behind, or too little happened to show
+// anything.
 package main
 
 import (
@@ -27,6 +28,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -70,7 +72,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags.StringVar(&p.wallet, "wallet", "", "`URL` of the store of the table wallet")
 	flags.IntVar(&p.accounts, "accounts", 50, "accounts in each table")
 	flags.IntVar(&p.movers, "movers", 4, "processes that move money")
-	flags.DurationVar(&p.duration, "duration", 20*time.Second, "how long to run")
+	flags.DurationVar(&p.duration, "duration", 20*time.Second, "how long to run; longer, up to ten times, until something has happened")
 	flags.DurationVar(&p.killEvery, "kill-every", 500*time.Millisecond, "how often one of the processes is killed")
 	flags.Uint64Var(&p.seed, "seed", 0, "seed of all choices (0: a new one, which is printed)")
 	flags.BoolVar(&p.mover, "mover", false, "only move money, until killed (used by the command itself)")
@@ -95,7 +97,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	if p.mover {
-		err = p.move(ctx, db)
+		err = p.move(ctx, db, stdout)
 	} else {
 		err = p.direct(ctx, db, args, stdout, stderr)
 	}
@@ -172,8 +174,9 @@ func (p *play) fill(ctx context.Context, db *percolator.DB) error {
 }
 
 // move moves money until ctx ends: each transaction takes from an account in one
-// database and gives to one in the other.
-func (p *play) move(ctx context.Context, db *percolator.DB) error {
+// database and gives to one in the other. It says so when it has moved some.
+func (p *play) move(ctx context.Context, db *percolator.DB, stdout io.Writer) error {
+	said := false
 	r := rand.New(rand.NewPCG(p.seed, uint64(os.Getpid()))) //nolint:gosec // a choice, no secret
 	for ctx.Err() == nil {
 		from, to := account(tables[0], r.IntN(p.accounts)), account(tables[1], r.IntN(p.accounts))
@@ -199,6 +202,10 @@ func (p *play) move(ctx context.Context, db *percolator.DB) error {
 		})
 		if err != nil && ctx.Err() == nil && !errors.Is(err, percolator.ErrConflict) {
 			return err
+		}
+		if err == nil && !said {
+			said = true
+			fmt.Fprintln(stdout, "moved")
 		}
 	}
 	return nil
@@ -232,8 +239,33 @@ func (p *play) audit(ctx context.Context, db *percolator.DB) error {
 
 // process is a mover in a process of its own.
 type process struct {
-	cmd  *exec.Cmd
-	done chan error
+	cmd   *exec.Cmd
+	moved chan struct{} // closed when it has moved money
+	done  chan error
+}
+
+// Write hears what the process says.
+func (m *process) Write(b []byte) (int, error) {
+	select {
+	case <-m.moved:
+	default:
+		close(m.moved)
+	}
+	return len(b), nil
+}
+
+// lives returns true when c is closed, and false when the play ends before that. It
+// returns an error if the process ended before both.
+func (m *process) lives(ctx context.Context, c <-chan struct{}) (bool, error) {
+	select {
+	case <-c:
+		return ctx.Err() == nil, nil
+	case <-ctx.Done():
+		return false, nil
+	case err := <-m.done:
+		m.done <- err
+		return false, unlessOver(ctx, fmt.Errorf("a process that moves money ended by itself: %w", err))
+	}
 }
 
 func (p *play) spawn(ctx context.Context, args []string, stderr io.Writer) (*process, error) {
@@ -244,10 +276,11 @@ func (p *play) spawn(ctx context.Context, args []string, stderr io.Writer) (*pro
 	cmd := exec.CommandContext(ctx, self, append([]string{"-mover"}, args...)...) //nolint:gosec // this program
 	cmd.Env = append(os.Environ(), "MULTISTORE_MOVER=1")
 	cmd.Stderr = stderr
+	m := &process{cmd: cmd, moved: make(chan struct{}), done: make(chan error, 1)}
+	cmd.Stdout = m
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	m := &process{cmd: cmd, done: make(chan error, 1)}
 	go func() { m.done <- cmd.Wait() }()
 	return m, nil
 }
@@ -262,19 +295,19 @@ func (p *play) direct(ctx context.Context, db *percolator.DB, args []string, std
 	if err != nil {
 		return err
 	}
-	playing, end := context.WithTimeout(ctx, p.duration)
+	const patience = 10
+	playing, end := context.WithTimeout(ctx, patience*p.duration)
 	defer end()
-	kills := make(chan int, 1)
+	began := time.Now()
+	var killed atomic.Int64
 	broken := make(chan error, 1)
 	go func() {
-		n, err := p.kill(playing, args, stderr)
-		kills <- n
-		broken <- err
+		broken <- p.kill(playing, &killed, args, stderr)
 		end()
 	}()
 	audits := 0
 	var wrong error
-	for playing.Err() == nil && wrong == nil {
+	for playing.Err() == nil && wrong == nil && (time.Since(began) < p.duration || killed.Load() == 0) {
 		if err := p.audit(playing, db); err == nil {
 			audits++
 		} else if playing.Err() == nil && !errors.Is(err, context.DeadlineExceeded) {
@@ -282,7 +315,6 @@ func (p *play) direct(ctx context.Context, db *percolator.DB, args []string, std
 		}
 	}
 	end()
-	killed := <-kills
 	err = errors.Join(wrong, <-broken)
 	// The last audit meets what the last killed processes left, and resolves it.
 	if last := p.audit(ctx, db); last != nil {
@@ -294,17 +326,17 @@ func (p *play) direct(ctx context.Context, db *percolator.DB, args []string, std
 	err = errors.Join(err, cerr)
 	s := db.Stats()
 	fmt.Fprintln(stdout, "moved        ", moved, "times, at least")
-	fmt.Fprintln(stdout, "killed       ", killed, "processes")
+	fmt.Fprintln(stdout, "killed       ", killed.Load(), "processes")
 	fmt.Fprintln(stdout, "audits       ", audits, "right")
 	fmt.Fprintln(stdout, "left behind  ", s.RolledForward, "cells rolled forward,", s.RolledBack, "rolled back")
-	if err == nil && (moved == 0 || killed == 0 || audits < 2) {
+	if err == nil && (moved == 0 || killed.Load() == 0 || audits < 2) {
 		err = errors.New("too little happened: run longer")
 	}
 	return err
 }
 
-// kill keeps the movers running and kills one of them now and then.
-func (p *play) kill(ctx context.Context, args []string, stderr io.Writer) (killed int, err error) {
+// kill keeps the movers running, kills one of them now and then, and counts those.
+func (p *play) kill(ctx context.Context, killed *atomic.Int64, args []string, stderr io.Writer) (err error) {
 	r := rand.New(rand.NewPCG(p.seed, 1)) //nolint:gosec // a choice, no secret
 	movers := make([]*process, p.movers)
 	defer func() {
@@ -317,31 +349,25 @@ func (p *play) kill(ctx context.Context, args []string, stderr io.Writer) (kille
 	}()
 	for i := range movers {
 		if movers[i], err = p.spawn(ctx, args, stderr); err != nil {
-			return 0, unlessOver(ctx, err)
+			return unlessOver(ctx, err)
 		}
 	}
 	for {
-		wait := time.NewTimer(p.killEvery/2 + time.Duration(r.Int64N(int64(p.killEvery))))
+		wait, over := context.WithTimeout(ctx, p.killEvery/2+time.Duration(r.Int64N(int64(p.killEvery))))
 		i := r.IntN(len(movers))
-		select {
-		case <-ctx.Done():
-			wait.Stop()
-			return killed, nil
-		case err := <-movers[i].done:
-			wait.Stop()
-			movers[i] = nil
-			if ctx.Err() != nil {
-				return killed, nil
+		for _, c := range []<-chan struct{}{wait.Done(), movers[i].moved} {
+			if ok, err := movers[i].lives(ctx, c); err != nil || !ok {
+				over()
+				return err
 			}
-			return killed, fmt.Errorf("a process that moves money ended by itself: %w", err)
-		case <-wait.C:
 		}
+		over()
 		_ = movers[i].cmd.Process.Kill()
 		<-movers[i].done
 		movers[i] = nil
-		killed++
+		killed.Add(1)
 		if movers[i], err = p.spawn(ctx, args, stderr); err != nil {
-			return killed, unlessOver(ctx, err)
+			return unlessOver(ctx, err)
 		}
 	}
 }

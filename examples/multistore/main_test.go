@@ -19,7 +19,7 @@ import (
 // The command starts itself to have processes that it can kill.
 func TestMain(m *testing.M) {
 	if os.Getenv("MULTISTORE_MOVER") != "" {
-		if err := run(context.Background(), os.Args[1:], io.Discard, os.Stderr); err != nil {
+		if err := run(context.Background(), os.Args[1:], os.Stdout, os.Stderr); err != nil {
 			os.Exit(1)
 		}
 		os.Exit(0)

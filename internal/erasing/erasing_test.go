@@ -121,6 +121,15 @@ func (l *life) work(t *testing.T, f func(w *percolator.Worker)) {
 		cancel()
 		require.NoError(t, <-done)
 	}()
+	// What asks for runs by name needs the observers in the catalog.
+	require.Eventually(t, func() bool {
+		infos, err := l.db.Observers(ctx)
+		names := map[string]bool{}
+		for _, info := range infos {
+			names[info.Name] = true
+		}
+		return err == nil && names["short"] && names["long"] && names["bad"]
+	}, patience, time.Millisecond)
 	f(w)
 }
 
