@@ -111,7 +111,7 @@ func (db *DB) Settings() Settings {
 //
 // It returns an error that matches ErrInvalid when the settings do not fit together, or not with
 // those that tables have of their own (ConfigureTable), and while another change has yet to take effect; call it again afterwards. Asking for
-// that same change again is no error. After any other error the change may or may not
+// what holds once that change has taken effect is no error. After any other error the change may or may not
 // take effect, or it may be published and wait until another call gives it its time;
 // call Configure again.
 func (db *DB) Configure(ctx context.Context, s Settings) error {
@@ -163,6 +163,10 @@ func (db *DB) announce(ctx context.Context, change func(now format.Settings) for
 		case v.Next != nil && v.Next.Same(&next):
 			return false, nil
 		case v.Next != nil && v.NextFrom != 0:
+			// What is asked for may hold under the other change as well.
+			if next = change(*v.Next); v.Next.Same(&next) {
+				return false, nil
+			}
 			return false, fmt.Errorf("%w: another change of the settings takes effect at %v; wait until then", ErrInvalid, v.NextFrom)
 		}
 		if v.Next == nil && v.Current.Same(&next) {

@@ -44,7 +44,7 @@ type TableSettings struct {
 //
 // It returns an error that matches ErrInvalid if the settings do not fit together or do not fit
 // those of the database, if more than 256 tables have settings of their own, and while another change
-// has yet to take effect; ErrTooLarge if the name is too long. Nothing was changed then. After
+// has yet to take effect under which the table would have other settings; ErrTooLarge if the name is too long. Nothing was changed then. After
 // any other error the change may or may not take effect; call ConfigureTable again.
 func (db *DB) ConfigureTable(ctx context.Context, table string, s TableSettings) error {
 	if err := db.checkTable(table); err != nil {

@@ -60,6 +60,12 @@ func TestConfigureTableRefuses(t *testing.T) {
 	err = c.ConfigureTable(t.Context(), "q", short)
 	require.ErrorIs(t, err, ErrInvalid)
 	require.ErrorContains(t, err, "another change")
+	// What the change under way leaves as it is asked for needs no change of its own, as when programs configure what they need at each start.
+	require.NoError(t, c.ConfigureTable(t.Context(), odd, short))
+	require.NoError(t, c.ConfigureTable(t.Context(), "q", TableSettings{}))
+	require.NoError(t, c.Configure(t.Context(), Settings{Retention: c.Settings().Retention}))
+	require.NoError(t, c.Configure(t.Context(), Settings{MaxTxnAge: 2 * time.Hour}))
+	require.ErrorIs(t, c.Configure(t.Context(), Settings{MaxTxnAge: c.Settings().MaxTxnAge}), ErrInvalid, "it would not hold")
 }
 
 // Every process knows the settings of a table, and a program of the version before stops at them.
