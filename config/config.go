@@ -100,7 +100,8 @@ type Telemetry struct {
 	// Metrics reports metrics of transactions and observers (percolator.WithMetrics),
 	// and of the calls to each store (otelstore.New).
 	Metrics bool `yaml:"metrics"`
-	// Traces reports a span for each call to a store.
+	// Traces reports a span for each transaction and each run of an observer
+	// (percolator.WithTracing), and for each call to a store.
 	Traces bool `yaml:"traces"`
 }
 
@@ -481,6 +482,9 @@ func (f *File) Options() []percolator.Option {
 	}
 	if f.Telemetry.Metrics {
 		opts = append(opts, percolator.WithMetrics(otel.GetMeterProvider()))
+	}
+	if f.Telemetry.Traces {
+		opts = append(opts, percolator.WithTracing(otel.GetTracerProvider()))
 	}
 	if f.Isolation == "serializable" {
 		opts = append(opts, percolator.WithDefaultIsolation(percolator.Serializable))

@@ -2,12 +2,18 @@ package config
 
 import (
 	"context"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 	"go.uber.org/goleak"
 
 	_ "github.com/percolate-go/percolate/backends/pebble"
@@ -119,6 +125,8 @@ limits: {value: 10}
 session_lease: 2s
 telemetry: {metrics: true, traces: true}
 `), 0o600))
+	spans := &spans{all: map[string]bool{}}
+	otel.SetTracerProvider(spans)
 	db, err := Open(ctx, path)
 	require.NoError(t, err)
 	require.Equal(t, percolator.Settings{MaxTxnAge: 30 * time.Minute, Retention: 48 * time.Hour, CatalogLease: time.Second}, db.Settings())
@@ -131,6 +139,8 @@ telemetry: {metrics: true, traces: true}
 		return tx.Set(b, []byte("2"))
 	}))
 	require.NoError(t, db.Close(context.Background()))
+	require.Contains(t, spans.names(), "percolator.update")
+	require.Contains(t, spans.names(), "percolator.store.apply")
 
 	db, err = percolator.Open(ctx, "pebble:"+dir)
 	require.NoError(t, err)
@@ -151,6 +161,35 @@ telemetry: {metrics: true, traces: true}
 	_, err = f.Open(ctx)
 	require.ErrorContains(t, err, `opening the store "b"`)
 	require.ErrorContains(t, err, "memory") // the known schemes are listed
+}
+
+// spans notes the names of spans.
+type spans struct {
+	noop.TracerProvider
+
+	mu  sync.Mutex
+	all map[string]bool
+}
+
+func (s *spans) Tracer(string, ...trace.TracerOption) trace.Tracer { return &spanNamer{of: s} }
+
+func (s *spans) names() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Sorted(maps.Keys(s.all))
+}
+
+type spanNamer struct {
+	noop.Tracer
+
+	of *spans
+}
+
+func (t *spanNamer) Start(ctx context.Context, name string, opts ...trace.SpanStartOption) (context.Context, trace.Span) {
+	t.of.mu.Lock()
+	t.of.all[name] = true
+	t.of.mu.Unlock()
+	return t.Tracer.Start(ctx, name, opts...)
 }
 
 func FuzzParse(f *testing.F) {

@@ -69,8 +69,8 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 // NewFailoverClient, or a *redis.ClusterClient; a Ring is refused. Close leaves it open.
 // The client must stay open as long as the store. ctx bounds New alone.
 //
-// Of the options New heeds Prefix, Partitions, ReadTimeout, WriteTimeout and
-// NoCoalesce. All others say how to reach the servers, which the client knows; New
+// Of the options New heeds Prefix, Partitions, ReadTimeout, WriteTimeout,
+// NoCoalesce and AsIs. All others say how to reach the servers, which the client knows; New
 // refuses options in which they are set.
 //
 // The client's own options may be what they like, with one exception: a ClusterClient

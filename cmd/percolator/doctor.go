@@ -17,7 +17,7 @@ import (
 // errFindings ends the command after the findings were shown.
 var errFindings = errors.New("something was found")
 
-const doctorHelp = `Looks for what is wrong or risky: server settings, permissions, clocks, round trips, settings of the database, processes,
+const doctorHelp = `Looks for what is wrong or risky: server settings, permissions (on Redis only with --load), clocks, round trips, settings of the database, processes,
 locks of dead processes, holds, garbage collection, observers and what waits for them, parked runs, timers. Each finding says what to
 change. A store that cannot be opened is a finding too.
 

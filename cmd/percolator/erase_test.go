@@ -94,6 +94,17 @@ func TestLongCommands(t *testing.T) {
 	}
 }
 
+// TestAllThatIsParkedMayTakeLong: what is done for all parked runs has no bound of its own, what is done for one has.
+func TestAllThatIsParkedMayTakeLong(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]time.Duration{"": 0, "o t r c": 30 * time.Second} {
+		a := &app{timeout: 30 * time.Second}
+		run := a.oneOrMany(func(*cobra.Command, []string) error { return nil })
+		require.NoError(t, run(&cobra.Command{}, strings.Fields(args)))
+		require.Equal(t, want, a.timeout, args)
+	}
+}
+
 // TestLongCommandsTellThatTheyWait looks at what a command says that waits for half a minute.
 func TestLongCommandsTellThatTheyWait(t *testing.T) {
 	t.Parallel()

@@ -42,7 +42,7 @@ const exitHelp = `The exit status tells errors apart:
   4    the store cannot be reached, or another process has it (Pebble), or the command took longer than --timeout
   5    there is no store, or no database in it; none was made
   6    another version of the library wrote the data, or it is another application's; nothing was changed
-  7    stored data is damaged
+  7    stored data is damaged, or the oracle went back
   8    the snapshot that was asked for is too old, or lies ahead
   9    another transaction was first, or it is not known what became of the change
   10   doctor has found something, or migrate check

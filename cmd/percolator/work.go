@@ -227,7 +227,7 @@ func (a *app) parkedChange(use, short, long, became string,
 			}
 			return exactly()(cmd, args)
 		},
-		RunE: change(a, func(ctx context.Context, db *percolator.DB, args []string) (done, error) {
+		RunE: a.oneOrMany(change(a, func(ctx context.Context, db *percolator.DB, args []string) (done, error) {
 			r, err := admin.Of(db)
 			if err != nil {
 				return done{}, err
@@ -264,12 +264,22 @@ func (a *app) parkedChange(use, short, long, became string,
 				return done{}, fmt.Errorf("%w: there is no such parked run", errNotFound)
 			}
 			return done{fmt.Sprintf("%d parked runs were %s", n, became)}, nil
-		}, said),
+		}, said)),
 	}
 	c.Flags().BoolVar(&all, "all", false, "all parked runs")
 	c.Flags().Var(&observer, "observer", "all parked runs of this observer")
 	c.Flags().Var(&from, "from", "with --observer or --all, go on where a call before ended, as its error says")
 	return c
+}
+
+// oneOrMany takes the bound off a call for all there are: a flood of parked runs takes as long as it takes.
+func (a *app) oneOrMany(run func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			a.unbounded(cmd)
+		}
+		return run(cmd, args)
+	}
 }
 
 const parkedPage = 1000

@@ -137,7 +137,7 @@ func (p *Params) Duration(name string, def time.Duration) time.Duration {
 }
 
 // Size returns a parameter that is a number of bytes above 0, def if it is not there. It
-// may have a unit: KB, MB and GB, or K, KiB and so on, are powers of 1024.
+// may have a unit: KB, MB, GB and TB, or K, KiB and so on, are powers of 1024.
 func (p *Params) Size(name string, def int64) int64 {
 	v, ok := p.take(name)
 	if !ok {
@@ -145,9 +145,9 @@ func (p *Params) Size(name string, def int64) int64 {
 	}
 	// Its length may change: bytes that are no UTF-8 grow.
 	upper := strings.ToUpper(v)
-	digits := strings.TrimRight(upper, "KMGIB")
+	digits := strings.TrimRight(upper, "KMGTIB")
 	shift, ok := map[string]uint{
-		"": 0, "B": 0, "K": 10, "KB": 10, "KIB": 10, "M": 20, "MB": 20, "MIB": 20, "G": 30, "GB": 30, "GIB": 30,
+		"": 0, "B": 0, "K": 10, "KB": 10, "KIB": 10, "M": 20, "MB": 20, "MIB": 20, "G": 30, "GB": 30, "GIB": 30, "T": 40, "TB": 40, "TIB": 40,
 	}[upper[len(digits):]]
 	n, err := strconv.ParseInt(digits, 10, 64)
 	if !ok || err != nil || n <= 0 || n > 1<<62>>shift {

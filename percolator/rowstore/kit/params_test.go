@@ -96,7 +96,7 @@ func TestParamsBounds(t *testing.T) {
 	require.False(t, kit.ParseParams("b=off").Bool("b", true))
 	for query, want := range map[string]int64{
 		"5": 5, "5B": 5, "5b": 5, "5K": 5 << 10, "5kb": 5 << 10, "5KiB": 5 << 10, "5M": 5 << 20, "5MB": 5 << 20, "5mib": 5 << 20,
-		"5G": 5 << 30, "5GB": 5 << 30, "5GiB": 5 << 30,
+		"5G": 5 << 30, "5GB": 5 << 30, "5GiB": 5 << 30, "5T": 5 << 40, "5TB": 5 << 40, "5TiB": 5 << 40,
 	} {
 		require.Equal(t, want, kit.ParseParams("z="+query).Size("z", 0), query)
 	}
