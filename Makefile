@@ -16,6 +16,8 @@ TEST_TIMEOUT ?= 55m
 # or for a server.
 TEST_PACKAGES ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 TEST_PARALLEL ?= 4
+# The benchmarks' tests wait most of the time: for leases, and for garbage to become old.
+BENCH_PARALLEL ?= 8
 TEST_FLAGS ?=
 # How often tests that failed are run again, each by its name, and the files in which
 # those are listed; .ci/run sets it. A data race, a panic or a leak is never run again.
@@ -52,7 +54,7 @@ help: ## List these commands
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # No vet: make lint has its checks, and it would read every dependency once more.
-TEST_RUN = -race -vet=off -p $(TEST_PACKAGES) -parallel $(TEST_PARALLEL) -timeout $(TEST_TIMEOUT) $(TEST_FLAGS)
+TEST_RUN = -race -vet=off -p $(TEST_PACKAGES) -parallel $$parallel -timeout $(TEST_TIMEOUT) $(TEST_FLAGS)
 ifeq ($(RERUNS),0)
 TEST = $(GO) test $(TEST_RUN) ./...
 else
@@ -86,6 +88,7 @@ test: $(TEST_NEEDS) ## Run every test with the race detector; gets the servers a
 		echo "go list -race -export ./... ($$module): the first time it fetches modules, and compiles for minutes"; \
 		(cd $$module && $(PATIENTLY) "compiling" $(GO) list -race -export ./... >/dev/null) || status=1; \
 		echo "go test -race ./... ($$module): a line for each package when it ends; some take minutes"; \
+		if [ $$module = bench ]; then parallel=$(BENCH_PARALLEL); else parallel=$(TEST_PARALLEL); fi; \
 		(cd $$module && $(TEST)) || status=1; \
 	done; \
 	if grep -s ': 0 runs' $(UNSTEADY)-*; then echo "a package failed beside its tests: a leak?"; status=1; fi; \
