@@ -2,6 +2,7 @@ package faultstore
 
 import (
 	"context"
+	"slices"
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -19,7 +20,7 @@ func (f *Store) treatment() rowstore.Treatment {
 		OracleProvider:  func(p rowstore.OracleProvider) rowstore.OracleProvider { return faultyOracle{p.Oracle(), f} },
 		SnapshotReader:  func(r rowstore.SnapshotReader) rowstore.SnapshotReader { return faultySnapshotReader{r, f} },
 		Splitter:        func(s rowstore.Splitter) rowstore.Splitter { return faultySplitter{s, f} },
-		Waker:           func(w rowstore.Waker) rowstore.Waker { return faultyWaker{w, f} },
+		Waker:           func(w rowstore.Waker) rowstore.Waker { return f.faultyWaker(w) },
 		Limiter:         rowstore.Pass[rowstore.Limiter],
 		SlotScanner:     rowstore.Pass[rowstore.SlotScanner],
 		SnapshotScanner: rowstore.Pass[rowstore.SnapshotScanner],
@@ -119,6 +120,27 @@ func (s faultySplitter) Split(ctx context.Context, table string, n int) ([]strin
 	}
 	return keys, nil
 }
+
+// faultyWaker puts faults over a Waker, or over each of several.
+func (f *Store) faultyWaker(w rowstore.Waker) rowstore.Waker {
+	several, ok := w.(rowstore.Wakers)
+	if !ok {
+		return faultyWaker{w, f}
+	}
+	var all []rowstore.Waker
+	for _, one := range several.Wakers() {
+		all = append(all, faultyWaker{one, f})
+	}
+	return faultyWakers{faultyWaker{w, f}, all}
+}
+
+type faultyWakers struct {
+	faultyWaker // of all together
+	all         []rowstore.Waker
+}
+
+// Wakers implements rowstore.Wakers.
+func (w faultyWakers) Wakers() []rowstore.Waker { return slices.Clone(w.all) }
 
 type faultyWaker struct {
 	inner rowstore.Waker

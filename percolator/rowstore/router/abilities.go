@@ -30,7 +30,7 @@ func (r *Store) compose() rowstore.Abilities {
 	}
 	// If only some stores had these, their caller would never look at the other tables.
 	if all := storesWith(r, func(a *rowstore.Abilities) rowstore.Waker { return a.Waker }); len(all) == len(r.routes) {
-		a.Waker = routedWaker{all}
+		a.Waker = newRoutedWaker(all)
 	}
 	if all := storesWith(r, func(a *rowstore.Abilities) rowstore.Splitter { return a.Splitter }); len(all) == len(r.routes) {
 		a.Splitter = routedSplitter{r}
@@ -163,29 +163,60 @@ func onEach[T any](ctx context.Context, all []storeAbility[T], do func(context.C
 	return errors.Join(errs...)
 }
 
+// routedWaker listens to the stores, of which one that is itself made of several counts as
+// several.
 type routedWaker struct {
-	all []storeAbility[rowstore.Waker]
+	all []rowstore.Waker // of one store each
 }
+
+func newRoutedWaker(stores []storeAbility[rowstore.Waker]) routedWaker {
+	var w routedWaker
+	for _, s := range stores {
+		for _, one := range rowstore.WakersOf(s.ability) {
+			w.all = append(w.all, storeWaker{s.to, one})
+		}
+	}
+	return w
+}
+
+// Wakers implements rowstore.Wakers.
+func (w routedWaker) Wakers() []rowstore.Waker { return slices.Clone(w.all) }
 
 // Listen listens to every store, until one of them fails.
 func (w routedWaker) Listen(ctx context.Context, wake func(rowstore.Wake)) error {
 	var mu sync.Mutex // wake is called from one goroutine at a time
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	_ = onEach(inner, w.all, func(ctx context.Context, s storeAbility[rowstore.Waker]) error {
-		err := s.ability.Listen(ctx, func(at rowstore.Wake) {
-			mu.Lock()
-			defer mu.Unlock()
-			wake(at)
+	var wg sync.WaitGroup
+	for _, one := range w.all {
+		wg.Go(func() {
+			// The first that ends makes the others end. Listen returns its error.
+			cancel(one.Listen(inner, func(at rowstore.Wake) {
+				mu.Lock()
+				defer mu.Unlock()
+				wake(at)
+			}))
 		})
-		// The first that ends makes the others end. Listen returns its error.
-		cancel(s.to.wrap(err))
-		return err
-	})
+	}
+	wg.Wait()
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	return context.Cause(inner)
+}
+
+// storeWaker is the Waker of one of the stores.
+type storeWaker struct {
+	to    *route
+	inner rowstore.Waker
+}
+
+func (w storeWaker) Listen(ctx context.Context, wake func(rowstore.Wake)) error {
+	err := w.inner.Listen(ctx, wake)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return w.to.wrap(err)
 }
 
 type routedSplitter struct{ r *Store }

@@ -9,6 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	rs "github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/coalesce"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/internal/storetest"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/router"
@@ -179,6 +181,39 @@ func TestRouterWakesOneAtATime(t *testing.T) {
 	require.Equal(t, context.Canceled, err, "the context's error, as it is")
 	require.Equal(t, 2*times, woken)
 	require.NoError(t, r.Close())
+}
+
+// TestRouterKeepsWakersApart has one store fail while the other is listened to by itself, also through wrappers and through a router in a
+// router.
+func TestRouterKeepsWakersApart(t *testing.T) {
+	t.Parallel()
+	inner, main, other := twoParts(t)
+	outer := newRouter(t, router.Config{Stores: map[string]rs.Store{"inner": coalesce.New(inner, coalesce.Options{}), "third": memstore.New()}, Authoritative: "inner"})
+	why := errors.New("no SUBSCRIBE here")
+	other.listen = func(context.Context, func(rs.Wake)) error { return why }
+	wakers := rs.WakersOf(faultstore.New(outer, faultstore.Options{}).Abilities().Waker)
+	require.Len(t, wakers, 3)
+	err := wakers[1].Listen(t.Context(), func(rs.Wake) { require.Fail(t, "it does not listen") })
+	require.ErrorIs(t, err, why)
+	require.ErrorContains(t, err, `store "inner": store "other"`)
+	for i, table := range map[int]string{0: "t", 2: ""} {
+		ctx, cancel := context.WithCancel(t.Context())
+		var heard []rs.Wake
+		err = wakers[i].Listen(ctx, func(at rs.Wake) {
+			heard = append(heard, at)
+			if table == "" || at.Table == table {
+				cancel()
+			} else {
+				go func() {
+					_, _ = main.Apply(ctx, []rs.Mutation{{Table: table, Row: "r", Edits: []rs.Edit{rs.Put(rs.Notify, "c", 1, nil)}}}, rs.ApplyOptions{})
+				}()
+			}
+		})
+		require.Equal(t, context.Canceled, err, "the context's error, as it is")
+		require.Zero(t, heard[0])
+	}
+	require.Len(t, rs.WakersOf(main), 1)
+	require.NoError(t, outer.Close())
 }
 
 // sharded is a store with a shard for each row.

@@ -64,7 +64,9 @@ type Config struct {
 //     incarnation, in an outcome or a condition, is that of the row's own store, so
 //     those of two stores differ.
 //   - [rowstore.Waker] and [rowstore.Splitter], when every store has them: otherwise
-//     the tables of the other stores would never be looked at.
+//     the tables of the other stores would never be looked at. The Waker is a
+//     [rowstore.Wakers] with one for each store, so that a store whose push fails takes
+//     away no other's.
 //   - [rowstore.Limiter], when any store has one: the tightest of each limit. A mutation
 //     over the limits of its own store is refused here, before anything is sent.
 //   - [rowstore.Reporter], when any store has one.
