@@ -227,7 +227,7 @@ func (s *patientStore) treatment() rowstore.Treatment {
 		SnapshotScanner: rowstore.Pass[rowstore.SnapshotScanner],
 		Sharder:         rowstore.Pass[rowstore.Sharder],
 		Placer:          rowstore.Pass[rowstore.Placer],
-		Reporter:        rowstore.Pass[rowstore.Reporter],
+		Reporter:        func(r rowstore.Reporter) rowstore.Reporter { return patientReporter{r, s} },
 		Crasher:         rowstore.Hide[rowstore.Crasher],
 	}
 }
@@ -277,6 +277,16 @@ func (d patientSnapshotReader) ReadSnapshot(ctx context.Context, asks []rowstore
 		},
 		func(a *rowstore.SnapshotRows) *error { return &a.Err })
 	return answers, err
+}
+
+type patientReporter struct {
+	inner rowstore.Reporter
+	s     *patientStore
+}
+
+// Report implements rowstore.Reporter.
+func (r patientReporter) Report(ctx context.Context) (rowstore.Report, error) {
+	return repeat(ctx, r.s, func() (rowstore.Report, error) { return r.inner.Report(ctx) })
 }
 
 // patientOracle wraps an oracle, the store's or another.

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,7 +43,7 @@ func (r *Store) compose() rowstore.Abilities {
 		a.Limiter = routedLimiter{all}
 	}
 	if all := storesWith(r, func(a *rowstore.Abilities) rowstore.Reporter { return a.Reporter }); len(all) > 0 {
-		a.Reporter = routedReporter{r}
+		a.Reporter = routedReporter{r, all}
 	}
 	if all := storesWith(r, func(a *rowstore.Abilities) rowstore.Crasher { return a.Crasher }); len(all) > 0 {
 		a.Crasher = routedCrasher{all}
@@ -79,7 +80,7 @@ func (d routedSnapshotReader) ReadSnapshot(ctx context.Context, asks []rowstore.
 	elsewhere := func(q rowstore.RowRead) bool { return r.route(q.Table) != r.authoritative }
 	if !slices.ContainsFunc(asks, func(d rowstore.SnapshotRead) bool { return slices.ContainsFunc(d.Reads, elsewhere) }) {
 		if r.closed.Load() {
-			return nil, fmt.Errorf("router: %w", rowstore.ErrClosed)
+			return nil, errClosed(ctx)
 		}
 		answers, err := d.inner.ReadSnapshot(ctx, asks)
 		return answers, r.authoritative.wrap(err)
@@ -149,18 +150,29 @@ type routedDeferrer struct {
 // Flush flushes every store, so that batches that other clients deferred there are durable
 // too.
 func (d routedDeferrer) Flush(ctx context.Context) error {
-	return onEach(ctx, d.all, func(ctx context.Context, s storeAbility[rowstore.Deferrer]) error { return s.ability.Flush(ctx) })
+	return onEach(len(d.all), func(i int) error { return d.all[i].to.wrap(d.all[i].ability.Flush(ctx)) })
 }
 
-// onEach calls do for each of the stores, all at once, and joins the errors.
-func onEach[T any](ctx context.Context, all []storeAbility[T], do func(context.Context, storeAbility[T]) error) error {
-	errs := make([]error, len(all))
+// onEach calls do for each of n stores, all at once, and joins the errors.
+func onEach(n int, do func(i int) error) error {
+	errs := make([]error, n)
 	var wg sync.WaitGroup
-	for i := range all {
-		wg.Go(func() { errs[i] = all[i].to.wrap(do(ctx, all[i])) })
+	for i := range n {
+		wg.Go(func() { errs[i] = do(i) })
 	}
 	wg.Wait()
-	return errors.Join(errs...)
+	return join(errs)
+}
+
+// join joins the errors of several stores. If one does not pass by itself, the result does not match
+// rowstore.ErrUnavailable: whoever repeats the call until no store is away would wait in vain.
+func join(errs []error) error {
+	away := errors.Join(slices.DeleteFunc(slices.Clone(errs), func(err error) bool { return !errors.Is(err, rowstore.ErrUnavailable) })...)
+	lasting := errors.Join(slices.DeleteFunc(errs, func(err error) bool { return errors.Is(err, rowstore.ErrUnavailable) })...)
+	if lasting == nil || away == nil {
+		return cmp.Or(lasting, away)
+	}
+	return fmt.Errorf("%w\n%v", lasting, away) //nolint:errorlint // what is away is only told of
 }
 
 // routedWaker listens to the stores, of which one that is itself made of several counts as
@@ -250,20 +262,27 @@ func (l routedLimiter) Limits() rowstore.Limits {
 	return all
 }
 
-type routedReporter struct{ r *Store }
+type routedReporter struct {
+	r   *Store
+	all []storeAbility[rowstore.Reporter]
+}
 
 // Report puts the stores' reports together; each line says whose it is.
 func (p routedReporter) Report(ctx context.Context) (rowstore.Report, error) {
 	all := rowstore.Report{Backend: "router"}
-	for _, to := range p.r.routes {
-		if to.abilities.Reporter == nil {
-			continue
-		}
-		one, err := to.abilities.Reporter.Report(ctx)
-		if err != nil {
-			return rowstore.Report{}, to.wrap(err)
-		}
+	reports := make([]rowstore.Report, len(p.all))
+	if err := onEach(len(p.all), func(i int) (err error) {
+		reports[i], err = p.all[i].ability.Report(ctx)
+		return p.all[i].to.wrap(err)
+	}); err != nil {
+		return rowstore.Report{}, err
+	}
+	for i, one := range reports {
+		to := p.all[i].to
 		role := rowstore.Feature{Name: to.name, Supported: true, Reason: strings.TrimSpace(one.Backend + " " + one.Version)}
+		if one.Layout > 0 {
+			role.Reason += fmt.Sprintf(", layout %d", one.Layout)
+		}
 		if to == p.r.authoritative {
 			role.Reason += ", authoritative"
 		}

@@ -3,9 +3,13 @@ package router_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"iter"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	rs "github.com/percolate-go/percolate/percolator/rowstore"
@@ -22,6 +26,7 @@ type part struct {
 	marked, flushed, crashed int
 	snapshots                int
 	broken                   error // of Scan and Tables
+	report                   func(ctx context.Context) (rs.Report, error)
 	listen                   func(ctx context.Context, wake func(rs.Wake)) error
 }
 
@@ -61,7 +66,10 @@ func (p *part) Tables(ctx context.Context) iter.Seq2[string, error] {
 	return p.Store.Tables(ctx)
 }
 
-func (p *part) Report(context.Context) (rs.Report, error) {
+func (p *part) Report(ctx context.Context) (rs.Report, error) {
+	if p.report != nil {
+		return p.report(ctx)
+	}
 	return rs.Report{Backend: "part", Warnings: []string{"it forgets"}}, nil
 }
 
@@ -181,6 +189,104 @@ func TestRouterWakesOneAtATime(t *testing.T) {
 	require.Equal(t, context.Canceled, err, "the context's error, as it is")
 	require.Equal(t, 2*times, woken)
 	require.NoError(t, r.Close())
+}
+
+// TestRouterReports has stores that fail to report: all are asked, at once, and whoever waits for one that is away
+// does so only if none fails otherwise.
+func TestRouterReports(t *testing.T) {
+	t.Parallel()
+	r, main, other := twoParts(t)
+	reporter := r.Abilities().Reporter
+	asked := make(chan struct{})
+	main.report = func(context.Context) (rs.Report, error) {
+		<-asked
+		return rs.Report{}, fmt.Errorf("%w: it restarts", rs.ErrUnavailable)
+	}
+	other.report = func(context.Context) (rs.Report, error) {
+		close(asked)
+		return rs.Report{Backend: "part", Version: "7", Layout: 3}, nil
+	}
+	_, err := reporter.Report(t.Context())
+	require.ErrorIs(t, err, rs.ErrUnavailable)
+	require.EqualError(t, err, `store "main": rowstore: server unavailable: it restarts`)
+
+	asked = make(chan struct{})
+	other.report = func(context.Context) (rs.Report, error) {
+		close(asked)
+		return rs.Report{}, rs.ErrDenied
+	}
+	_, err = reporter.Report(t.Context())
+	require.ErrorIs(t, err, rs.ErrDenied)
+	require.NotErrorIs(t, err, rs.ErrUnavailable, "it is in vain to wait")
+	require.ErrorContains(t, err, `store "other": access denied`)
+	require.ErrorContains(t, err, `store "main": rowstore: server unavailable: it restarts`)
+
+	main.report = nil
+	other.report = func(context.Context) (rs.Report, error) {
+		return rs.Report{Backend: "part", Version: "7", Layout: 3}, nil
+	}
+	report, err := reporter.Report(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, report.Layout, "each store has its own")
+	require.Equal(t, []rs.Feature{
+		{Name: "main", Supported: true, Reason: "part, authoritative"}, {Name: "other", Supported: true, Reason: "part 7, layout 3"},
+	}, report.Features)
+	require.NoError(t, r.Close())
+}
+
+// TestRouterClosesAllAtOnce has a store that hangs at Close. The others are closed, and a second Close waits for the first.
+func TestRouterClosesAllAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		hangs := &hanging{Store: memstore.New(), release: make(chan struct{})}
+		other := memstore.New()
+		r := newRouter(t, router.Config{Stores: map[string]rs.Store{"a": hangs, "b": other}, Authoritative: "a"})
+		var ended atomic.Int64
+		for range 2 {
+			go func() {
+				assert.NoError(t, r.Close())
+				ended.Add(1)
+			}()
+		}
+		synctest.Wait()
+		require.Zero(t, ended.Load())
+		require.ErrorIs(t, other.Flush(t.Context()), rs.ErrClosed)
+		close(hangs.release)
+		synctest.Wait()
+		require.EqualValues(t, 2, ended.Load())
+	})
+}
+
+// hanging is a store whose Close hangs.
+type hanging struct {
+	*memstore.Store
+	release chan struct{}
+}
+
+func (s *hanging) Close() error {
+	<-s.release
+	return s.Store.Close()
+}
+
+// TestRouterEndsContextsFirst: a call after Close whose context has ended returns the context's error.
+func TestRouterEndsContextsFirst(t *testing.T) {
+	t.Parallel()
+	r, _, _ := twoParts(t)
+	require.NoError(t, r.Close())
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, table := range []string{"t", "o"} {
+		asks := []rs.SnapshotRead{{Reads: []rs.RowRead{{Table: table, Row: "r", Selectors: storetest.Everything}}}}
+		_, err := r.Abilities().SnapshotReader.ReadSnapshot(ctx, asks)
+		require.ErrorIs(t, err, context.Canceled)
+		_, err = r.Abilities().SnapshotReader.ReadSnapshot(t.Context(), asks)
+		require.ErrorIs(t, err, rs.ErrClosed)
+	}
+	for name, err := range storetest.Calls(ctx, r) {
+		if name != "Report" { // those of the parts answer always
+			require.ErrorIs(t, err, context.Canceled, name)
+		}
+	}
 }
 
 // TestRouterKeepsWakersApart has one store fail while the other is listened to by itself, also through wrappers and through a router in a
