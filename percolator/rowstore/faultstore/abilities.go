@@ -25,7 +25,7 @@ func (f *Store) treatment() rowstore.Treatment {
 		SlotScanner:     rowstore.Pass[rowstore.SlotScanner],
 		SnapshotScanner: rowstore.Pass[rowstore.SnapshotScanner],
 		Sharder:         rowstore.Pass[rowstore.Sharder],
-		Placer:          rowstore.Pass[rowstore.Placer],
+		Placer:          f.faultyPlacer,
 		Reporter:        rowstore.Pass[rowstore.Reporter],
 		Crasher:         rowstore.Pass[rowstore.Crasher],
 	}
@@ -101,6 +101,36 @@ func (d faultySnapshotReader) ReadSnapshot(ctx context.Context, asks []rowstore.
 		answers[fault.Row%len(answers)] = rowstore.SnapshotRows{Err: failure(call, fault, "one failed")}
 	}
 	return answers, nil
+}
+
+// faultyPlacer puts faults over the reads of a StrayFinder. Any other Placer asks no server.
+func (f *Store) faultyPlacer(p rowstore.Placer) rowstore.Placer {
+	if finder, ok := p.(rowstore.StrayFinder); ok {
+		return faultyStrayFinder{finder, f}
+	}
+	return p
+}
+
+type faultyStrayFinder struct {
+	rowstore.StrayFinder
+	f *Store
+}
+
+// Strays implements rowstore.StrayFinder, as a call that reads.
+func (s faultyStrayFinder) Strays(ctx context.Context, read rowstore.RowRead) ([]string, error) {
+	call := &Call{Kind: CallRead, Reads: []rowstore.RowRead{read}}
+	fault, err := s.f.begin(ctx, call)
+	if err != nil {
+		return nil, err
+	}
+	names, err := s.StrayFinder.Strays(ctx, read)
+	if err := s.f.end(ctx, call, fault, err); err != nil {
+		return nil, err
+	}
+	if fault.Kind == FailRow || fault.Kind == LoseRow {
+		return nil, failure(call, fault, "the row failed")
+	}
+	return names, nil
 }
 
 type faultySplitter struct {

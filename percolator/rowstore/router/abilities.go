@@ -68,6 +68,45 @@ func storesWith[T any](r *Store, of func(*rowstore.Abilities) T) []storeAbility[
 	return found
 }
 
+// Strays implements rowstore.StrayFinder. The name of a store of a store has both names, with a slash between.
+func (r *Store) Strays(ctx context.Context, read rowstore.RowRead) ([]string, error) {
+	if r.closed.Load() {
+		return nil, errClosed(ctx)
+	}
+	found := make([][]string, len(r.routes))
+	if err := onEach(len(r.routes), func(i int) (err error) {
+		found[i], err = r.routes[i].strays(ctx, read, r.routes[i] == r.route(read.Table))
+		return r.routes[i].wrap(err)
+	}); err != nil {
+		return nil, err
+	}
+	names := slices.Concat(found...)
+	slices.Sort(names)
+	return names, nil
+}
+
+// strays looks for a row in one store, which may be its own, and in those of which that one is made.
+func (to *route) strays(ctx context.Context, read rowstore.RowRead, own bool) ([]string, error) {
+	names, err := rowstore.Strays(ctx, to.store, read)
+	if err != nil {
+		return nil, err
+	}
+	for i := range names {
+		names[i] = to.name + "/" + names[i]
+	}
+	if own {
+		return names, nil
+	}
+	rows, err := to.store.Read(ctx, []rowstore.RowRead{read})
+	if err == nil {
+		err = rows[0].Err
+	}
+	if err == nil && len(rows[0].Versions) > 0 {
+		names = append(names, to.name)
+	}
+	return names, err
+}
+
 type routedSnapshotReader struct {
 	r     *Store
 	inner rowstore.SnapshotReader

@@ -289,6 +289,46 @@ func TestRouterEndsContextsFirst(t *testing.T) {
 	}
 }
 
+// TestRouterFindsStrays looks for a row in the stores in which it should not be, also those of a router in a router.
+func TestRouterFindsStrays(t *testing.T) {
+	t.Parallel()
+	inner, main, other := twoParts(t)
+	third := &part{Store: memstore.New()}
+	outer := newRouter(t, router.Config{Stores: map[string]rs.Store{"inner": coalesce.New(inner, coalesce.Options{}), "third": third}, Authoritative: "third"})
+	s := faultstore.New(outer, faultstore.Options{})
+	read := rs.RowRead{Table: "\x00catalog", Row: "r", Selectors: storetest.Everything}
+	strays := func(ctx context.Context) ([]string, error) { return rs.Strays(ctx, s, read) }
+	storetest.Put(t, third, read.Table, read.Row, rs.Put(rs.Write, "c", 1, nil))
+	names, err := strays(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, names, "it is where it should be")
+	for _, p := range []*part{main, other} {
+		storetest.Put(t, p, read.Table, "another", rs.Put(rs.Write, "c", 1, nil))
+		storetest.Put(t, p, read.Table, read.Row, rs.Put(rs.Write, "c", 1, nil))
+	}
+	names, err = strays(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []string{"inner", "inner/other"}, names)
+	names, err = rs.Strays(t.Context(), main, read)
+	require.NoError(t, err)
+	require.Empty(t, names, "a store that is one has no others")
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = strays(ctx)
+	require.ErrorIs(t, err, context.Canceled)
+	require.NoError(t, other.Close())
+	_, err = strays(t.Context())
+	require.ErrorIs(t, err, rs.ErrClosed)
+	require.ErrorContains(t, err, `store "other"`)
+	s.AddRule(faultstore.Rule{Match: func(c *faultstore.Call) bool { return c.Kind == faultstore.CallRead }, Fault: faultstore.Fault{Kind: faultstore.Fail}})
+	_, err = strays(t.Context())
+	require.ErrorIs(t, err, faultstore.ErrInjected)
+	require.NoError(t, s.Close())
+	_, err = outer.Strays(t.Context(), read)
+	require.ErrorIs(t, err, rs.ErrClosed)
+}
+
 // TestRouterKeepsWakersApart has one store fail while the other is listened to by itself, also through wrappers and through a router in a
 // router.
 func TestRouterKeepsWakersApart(t *testing.T) {

@@ -32,7 +32,8 @@ type Config struct {
 	Default string
 	// Authoritative is the store of the oracle and of what the library keeps for
 	// itself: sessions, catalog, safe point. Choose the one that loses nothing in a
-	// crash. It may be left empty when there is one store.
+	// crash. It may be left empty when there is one store. It must stay the same one as long as
+	// there is data: timestamps of two stores are in no order.
 	Authoritative string
 }
 
@@ -51,7 +52,9 @@ type Config struct {
 // Its abilities, see [rowstore.Decorator]:
 //   - [rowstore.Sharder], always: each store is a shard, or as many as it has itself.
 //   - [rowstore.Placer], always. The layer above puts a transaction's primary into the
-//     authoritative store when the transaction writes there.
+//     authoritative store when the transaction writes there. It is a
+//     [rowstore.StrayFinder] too: where the database is in another of the stores, because
+//     that one was authoritative before, nobody makes a second one.
 //   - [rowstore.OracleProvider], when the authoritative store has one.
 //   - [rowstore.SnapshotReader], when the authoritative store has one: for asks whose rows are all
 //     there; for others a timestamp is drawn first.
@@ -156,9 +159,9 @@ func New(config Config) (*Store, error) {
 }
 
 var (
-	_ rowstore.Decorator = (*Store)(nil)
-	_ rowstore.Placer    = (*Store)(nil)
-	_ rowstore.Sharder   = (*Store)(nil)
+	_ rowstore.Decorator   = (*Store)(nil)
+	_ rowstore.StrayFinder = (*Store)(nil)
+	_ rowstore.Sharder     = (*Store)(nil)
 )
 
 // route finds the store of a table by its stored name. What the library keeps for one table, an index of
