@@ -120,9 +120,10 @@ func (r *restorer) part(from, to float64) func(Progress) {
 
 // findMarker finds out that the store is empty, or holds a part of a restore.
 func (r *restorer) findMarker(ctx context.Context) error {
-	rows, err := r.store.Read(ctx, []rowstore.RowRead{{Table: format.TableCatalog, Row: format.RowCatalog, Selectors: []rowstore.Selector{
+	catalog := rowstore.RowRead{Table: format.TableCatalog, Row: format.RowCatalog, Selectors: []rowstore.Selector{
 		{Family: rowstore.Write, Column: format.ColumnConfig, To: oracle.Max, Limit: 1},
-	}}})
+	}}
+	rows, err := r.store.Read(ctx, []rowstore.RowRead{catalog})
 	if err == nil {
 		err = rows[0].Err
 	}
@@ -138,6 +139,14 @@ func (r *restorer) findMarker(ctx context.Context) error {
 		}
 		r.resumed = true
 		return nil
+	}
+	// Of several stores, another one may have been authoritative before.
+	stores, err := rowstore.Strays(ctx, r.store, catalog)
+	if err != nil {
+		return fmt.Errorf("backup: looking for a database in the other stores: %w", err)
+	}
+	if len(stores) > 0 {
+		return fmt.Errorf("%w: the store %q holds a database", ErrNotEmpty, stores[0])
 	}
 	return r.empty(ctx, false)
 }

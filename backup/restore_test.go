@@ -16,7 +16,9 @@ import (
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/router"
 )
 
 var errCut = errors.New("the restore is cut off here")
@@ -123,6 +125,33 @@ func TestRestoreIntoData(t *testing.T) {
 	require.NoError(t, err)
 	_, err = Restore(t.Context(), store, path, RestoreOptions{})
 	require.ErrorIs(t, err, ErrNotEmpty)
+}
+
+// TestRestoreLooksIntoAllStores restores where another one of several stores holds a database, in tables that are not those of any data.
+func TestRestoreLooksIntoAllStores(t *testing.T) {
+	t.Parallel()
+	source, err := percolator.New(t.Context(), memstore.New())
+	require.NoError(t, err)
+	require.NoError(t, source.Update(t.Context(), func(tx *percolator.Txn) error { return tx.Set(at("t", "r", "c"), nil) }))
+	path := backedUp(t, source, Options{})
+	require.NoError(t, source.Close(t.Context()))
+	stores := map[string]rowstore.Store{"a": memstore.New(), "b": memstore.New()}
+	over := func(authoritative string) rowstore.Store {
+		r, err := router.New(router.Config{Stores: stores, Authoritative: authoritative})
+		require.NoError(t, err)
+		return r
+	}
+	db, err := percolator.New(t.Context(), faultstore.New(over("a"), faultstore.Options{KeepOpen: true}))
+	require.NoError(t, err)
+	require.NoError(t, db.Close(t.Context()))
+	_, err = Restore(t.Context(), over("b"), path, RestoreOptions{})
+	require.ErrorIs(t, err, ErrNotEmpty)
+	require.ErrorContains(t, err, `"a"`)
+	for name, err := range stores["b"].Tables(t.Context()) {
+		require.NoError(t, err)
+		require.Fail(t, "nothing is written", name)
+	}
+	require.NoError(t, over("b").Close())
 }
 
 // slowOracle is behind, and takes no large steps.

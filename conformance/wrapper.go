@@ -30,7 +30,8 @@ const (
 // its field in [rowstore.Abilities]. It checks the wrapper over a store that has the
 // ability, over one that has no other, over one that has none, and through a
 // [rowstore.Wrapper]. It fails if you say nothing about an ability, so it finds an ability
-// that the wrapper does not know yet.
+// that the wrapper does not know yet. Over a store of several [rowstore.Wakers], a wrapper that offers
+// a Waker must keep them apart.
 //
 // wrap returns the wrapper over a store. RunWrapper calls it many times, and closes no
 // wrapper.
@@ -66,7 +67,23 @@ func RunWrapper(t *testing.T, wrap func(t testing.TB, s rowstore.Store) rowstore
 			}
 		})
 	}
+	t.Run("several Wakers", func(t *testing.T) {
+		t.Parallel()
+		one := all.Waker
+		several := able{Store: memstore.New(), abilities: rowstore.Abilities{Waker: &severalWakers{one, []rowstore.Waker{one, one}}}}
+		if got := rowstore.AbilitiesOf(wrap(t, several)).Waker; got != nil {
+			require.Len(t, rowstore.WakersOf(got), 2, "one that fails takes the others away")
+		}
+	})
 }
+
+// severalWakers is a Waker of several.
+type severalWakers struct {
+	rowstore.Waker
+	all []rowstore.Waker
+}
+
+func (w *severalWakers) Wakers() []rowstore.Waker { return w.all }
 
 func requireTreated(t testing.TB, got, all rowstore.Abilities, name string, how Treated) {
 	t.Helper()

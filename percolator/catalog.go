@@ -418,6 +418,9 @@ func (db *DB) initCatalog(ctx context.Context) error {
 		case db.opt.existing:
 			return false, fmt.Errorf("%w: the store is there, and no program has made a database in it", ErrNoStore)
 		}
+		if err := db.checkElsewhere(ctx); err != nil {
+			return false, err
+		}
 		v.catalog = catalog{Oracle: db.opt.oracleName, Current: storeSettings(wanted, nil), Hinted: true, HintsFrom: v.asOf}
 		return true, nil
 	})

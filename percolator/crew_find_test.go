@@ -2,7 +2,6 @@ package percolator
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -243,41 +242,5 @@ func TestFailedLookIsNotPacedByTheBackoff(t *testing.T) {
 		c.change("r")
 		c.handles(4 * time.Second)
 		require.Positive(t, fails.Struck())
-	})
-}
-
-// brief is a store whose push ends as soon as it has begun, as a connection that a proxy ends.
-type brief struct {
-	rowstore.Store
-	began []time.Time
-	stop  context.CancelFunc
-}
-
-func (s *brief) Abilities() rowstore.Abilities {
-	has := rowstore.AbilitiesOf(s.Store)
-	has.Waker = s
-	return has
-}
-
-func (s *brief) Listen(ctx context.Context, wake func(rowstore.Wake)) error {
-	if s.began = append(s.began, time.Now()); len(s.began) == 30 {
-		s.stop()
-		return ctx.Err()
-	}
-	wake(rowstore.Wake{})
-	return errors.New("test: the connection is lost")
-}
-
-// A worker that could listen listens again soon, however often that ended before.
-func TestListensAgainSoon(t *testing.T) {
-	eachCrew(t, func(t *testing.T, c *crew) {
-		ctx, cancel := context.WithCancel(t.Context())
-		s := &brief{Store: c.mem, stop: cancel}
-		w := NewWorker(c.open(faultstore.New(s, faultstore.Options{KeepOpen: true, Seed: 1})), WorkerConfig{Backoff: Backoff{Min: time.Hour, Max: 24 * time.Hour}})
-		require.ErrorIs(t, w.listen(ctx), context.Canceled)
-		require.Len(t, s.began, 30)
-		for i := range s.began[1:] {
-			require.LessOrEqual(t, s.began[i+1].Sub(s.began[i]), troublePause, "loss %d", i+1)
-		}
 	})
 }

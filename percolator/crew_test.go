@@ -38,6 +38,12 @@ func eachCrew(t *testing.T, test func(t *testing.T, c *crew)) {
 	synctest.Test(t, func(t *testing.T) { test(t, newCrew(t)) })
 }
 
+// eachCrewNamed is eachCrew for one of several cases.
+func eachCrewNamed(t *testing.T, name string, test func(t *testing.T, c *crew)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { eachCrew(t, test) })
+}
+
 func newCrew(t testing.TB) *crew {
 	t.Helper()
 	c := &crew{t: t, mem: memstore.New()}

@@ -90,7 +90,8 @@ func Open(ctx context.Context, url string, opts ...Option) (*DB, error) {
 // over the same data. Close closes the store; when New fails the store stays open.
 //
 // A store without an oracle of its own needs WithOracle (ErrInvalid). A nil store or option is
-// ErrInvalid too. Warnings that the store reports are logged.
+// ErrInvalid too, and so are several stores (package router) of which another one than the authoritative one
+// holds the database. Warnings that the store reports are logged.
 func New(ctx context.Context, store rowstore.Store, opts ...Option) (*DB, error) {
 	if store == nil {
 		return nil, fmt.Errorf("percolator: New: %w: the store is nil", ErrInvalid)

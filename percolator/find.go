@@ -50,29 +50,6 @@ type bounds struct {
 	busy  bool // the last scan filled a page: a random beginning pays
 }
 
-// listen passes the store's push on to the scanners.
-func (w *Worker) listen(ctx context.Context) error {
-	waker, ok := rowstore.Unwrap[rowstore.Waker](w.db.store)
-	if !ok {
-		return nil
-	}
-	for attempt := 0; ; attempt++ {
-		err := waker.Listen(ctx, func(at rowstore.Wake) {
-			w.listens.Store(true) // the first one comes as soon as it listens
-			w.kick(at)
-		})
-		if w.listens.Swap(false) {
-			attempt = 0 // it is a connection that was lost, and not one that cannot be had
-		}
-		if err == nil {
-			return nil
-		}
-		if err := w.waitAfter(ctx, troubleWait, attempt, "listening for notifications", err); err != nil {
-			return err
-		}
-	}
-}
-
 // kick is told where there may be new notifications.
 func (w *Worker) kick(at rowstore.Wake) {
 	// A new observer waits until everybody knows it. Its push may have been missed before a
@@ -194,7 +171,7 @@ func (l *looker) mostWaits() bool {
 // follow looks after pushes, only that comes later by it which no push tells of: because it got
 // lost, or because the client died before it could finish.
 func (w *Worker) restAfter(took, usual time.Duration) time.Duration {
-	if !w.listens.Load() || !w.db.slots {
+	if !w.listens() || !w.db.slots {
 		return usual
 	}
 	return max(usual, min(vainLooks*took, longestRest))
@@ -254,7 +231,7 @@ func (w *Worker) untilNextLook(p *pace, found int) time.Duration {
 	}
 	p.found = found
 	wait := w.config.Rescan
-	if !w.pushed {
+	if !w.pushed() {
 		wait = w.config.Poll.Min
 		for i := 0; i < p.misses && wait < w.config.Poll.Max; i++ {
 			wait *= 2

@@ -135,7 +135,9 @@ func TestRestAfterALookInVain(t *testing.T) {
 		{false, true, time.Second, usual},
 	} {
 		wk, _ := idleWorker(t)
-		wk.listens.Store(x.listens)
+		if x.listens {
+			wk.listening.Store(1)
+		}
 		wk.db.slots = x.slots
 		require.Equal(t, x.want, wk.restAfter(x.took, usual))
 	}
@@ -157,18 +159,6 @@ func TestLookFindsMostlyWhatWaits(t *testing.T) {
 	} {
 		require.Equal(t, x.want, (&looker{visited: x.visited, found: x.found}).mostWaits(), "%+v", x)
 	}
-}
-
-// A worker knows whether the store's push works.
-func TestListens(t *testing.T) {
-	t.Parallel()
-	wk, _ := idleWorker(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := async(func() error { return wk.listen(ctx) })
-	require.Eventually(t, wk.listens.Load, patience, time.Millisecond)
-	cancel()
-	require.ErrorIs(t, result(t, done), context.Canceled)
-	require.False(t, wk.listens.Load())
 }
 
 // What pushes tell of is looked at, or everything if they tell of too much.

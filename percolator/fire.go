@@ -219,7 +219,7 @@ func (w *Worker) tell(ctx context.Context, table string, timers []dueTimer) (fai
 		done = append(done, t.removed())
 	}
 	w.db.count.timersFired.Add(uint64(len(done)))
-	if !w.pushed {
+	if !w.pushed() {
 		w.kickTable(table)
 	}
 	return failed, w.db.removeTimers(ctx, done)

@@ -226,8 +226,8 @@ func (s *patientStore) treatment() rowstore.Treatment {
 		SlotScanner:     rowstore.Pass[rowstore.SlotScanner],
 		SnapshotScanner: rowstore.Pass[rowstore.SnapshotScanner],
 		Sharder:         rowstore.Pass[rowstore.Sharder],
-		Placer:          rowstore.Pass[rowstore.Placer],
-		Reporter:        rowstore.Pass[rowstore.Reporter],
+		Placer:          s.patientPlacer,
+		Reporter:        func(r rowstore.Reporter) rowstore.Reporter { return patientReporter{r, s} },
 		Crasher:         rowstore.Hide[rowstore.Crasher],
 	}
 }
@@ -277,6 +277,34 @@ func (d patientSnapshotReader) ReadSnapshot(ctx context.Context, asks []rowstore
 		},
 		func(a *rowstore.SnapshotRows) *error { return &a.Err })
 	return answers, err
+}
+
+// patientPlacer is patient for what a StrayFinder reads. Any other Placer asks no server.
+func (s *patientStore) patientPlacer(p rowstore.Placer) rowstore.Placer {
+	if finder, ok := p.(rowstore.StrayFinder); ok {
+		return patientStrayFinder{finder, s}
+	}
+	return p
+}
+
+type patientStrayFinder struct {
+	rowstore.StrayFinder
+	s *patientStore
+}
+
+// Strays implements rowstore.StrayFinder.
+func (f patientStrayFinder) Strays(ctx context.Context, read rowstore.RowRead) ([]string, error) {
+	return repeat(ctx, f.s, func() ([]string, error) { return f.StrayFinder.Strays(ctx, read) })
+}
+
+type patientReporter struct {
+	inner rowstore.Reporter
+	s     *patientStore
+}
+
+// Report implements rowstore.Reporter.
+func (r patientReporter) Report(ctx context.Context) (rowstore.Report, error) {
+	return repeat(ctx, r.s, func() (rowstore.Report, error) { return r.inner.Report(ctx) })
 }
 
 // patientOracle wraps an oracle, the store's or another.

@@ -96,6 +96,13 @@ func (a *away) Flush(ctx context.Context) error {
 	return a.Store.Flush(ctx)
 }
 
+func (a *away) Report(ctx context.Context) (rowstore.Report, error) {
+	if refused, _ := a.is(); refused {
+		return rowstore.Report{}, errAway
+	}
+	return a.Store.Report(ctx)
+}
+
 func (a *away) Scan(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
 	return func(yield func(rowstore.Row, error) bool) {
 		for row, err := range a.Store.Scan(ctx, s) {

@@ -336,7 +336,7 @@ func (w *Worker) notCommitted(ctx context.Context, tx *Txn, o *Observer, view *c
 // changes lists the tables in which a run sets cells that this worker observes. With a
 // push it lists none, because the push will tell of them.
 func (w *Worker) changes(tx *Txn) []string {
-	if w.pushed {
+	if w.pushed() {
 		return nil
 	}
 	var tables []string

@@ -81,7 +81,9 @@ func TestTimersWakeTheirWorker(t *testing.T) {
 	w.timer(c, rowA, later)
 	w.pass(later)
 	for _, pushed := range []bool{true, false} {
-		a.w.pushed = pushed
+		if !pushed {
+			a.w.wakers = nil
+		}
 		page, _, err := c.timersIn(t.Context(), shardOf("a"), "", oracle.Max)
 		require.NoError(t, err)
 		failed, err := a.w.tell(t.Context(), "t", page)

@@ -109,8 +109,8 @@ func (c *WorkerConfig) setDefaults() {
 type Worker struct {
 	db       *DB
 	config   WorkerConfig
-	pushed   bool // the store has a push
-	tracks   bool // an observer's MaxHops asks for cascades to be tracked
+	wakers   []rowstore.Waker // the store's push, none without one
+	tracks   bool             // an observer's MaxHops asks for cascades to be tracked
 	lastHops lastHops
 	list     []*queue            // of each observer
 	queues   map[Cell][]*queue   // the same by stored table and column; the row is ""
@@ -134,7 +134,7 @@ type Worker struct {
 	recheck   chan struct{}                // a token to look whether the observers are still registered
 	timed     chan struct{}                // closed when timers may be due
 	shards    map[timerShard]chan struct{} // a token to look who has a shard of timers
-	listens   atomic.Bool                  // the push works now: it may be refused, or its connection lost
+	listening atomic.Int32                 // how many of the wakers work now
 	published Timestamp                    // when its observers were in the catalog first
 
 	mu      sync.Mutex
@@ -164,9 +164,12 @@ type Worker struct {
 // NewWorker makes a worker of db. It does nothing before Run.
 func NewWorker(db *DB, config WorkerConfig) *Worker {
 	config.setDefaults()
-	_, pushed := rowstore.Unwrap[rowstore.Waker](db.store)
+	var wakers []rowstore.Waker
+	if waker, ok := rowstore.Unwrap[rowstore.Waker](db.store); ok {
+		wakers = rowstore.WakersOf(waker)
+	}
 	return &Worker{
-		db: db, config: config, pushed: pushed,
+		db: db, config: config, wakers: wakers,
 		queues: map[Cell][]*queue{}, tables: map[string][]string{},
 		id:  db.uniqueID(),
 		ctx: db.ctx, runCtx: db.ctx,

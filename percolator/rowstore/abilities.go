@@ -1,6 +1,7 @@
 package rowstore
 
 import (
+	"context"
 	"fmt"
 	"reflect"
 )
@@ -162,6 +163,25 @@ type Placer interface {
 	// Authoritative tells whether table lives in the authoritative store. It is a
 	// pure function.
 	Authoritative(table string) bool
+}
+
+// StrayFinder is a Placer that can look for a row in the stores in which it should not be, since its table lives
+// elsewhere. So nobody makes a database anew in one store while another holds it: see [Strays].
+type StrayFinder interface {
+	Placer
+	// Strays reads a row in every store but its own, and returns the names of those in which
+	// a Selector matches something, in byte order. Errors are those of a Read; if one store
+	// fails, the call fails. It may be called concurrently.
+	Strays(ctx context.Context, read RowRead) ([]string, error)
+}
+
+// Strays asks the [StrayFinder] of a store. Over a store without one it finds none.
+func Strays(ctx context.Context, s Store, read RowRead) ([]string, error) {
+	p, _ := Unwrap[Placer](s)
+	if f, ok := p.(StrayFinder); ok {
+		return f.Strays(ctx, read)
+	}
+	return nil, nil
 }
 
 // Crasher is implemented by stores that can do, for tests, what a crash of their server

@@ -439,7 +439,8 @@ type Splitter interface {
 // Such a store may have no other order of notifications. Then a Scan of Notify alone without
 // Slots, which is in the order of rows, may read all of the table's, again and again, and may
 // choose its rows further ahead than Scan says, up to some mebibytes of their names. The core
-// makes none over such a store.
+// makes none if it finds this ability. Over several stores of which one lacks it
+// (package router) it finds none, and scans every table in the order of rows.
 type SlotScanner interface {
 	// ScansSlots does nothing.
 	ScansSlots()
@@ -497,7 +498,7 @@ type Feature struct {
 type Report struct {
 	Backend  string // "pebble", "redis", ...
 	Version  string // of the server or the engine
-	Layout   int    // the version of the layout in which the store keeps its data; 0 if it has none
+	Layout   int    // the version of the layout in which the store keeps its data; 0 if it has none, as a store made of several
 	Features []Feature
 	Warnings []string // each a sentence that the operator should read
 }

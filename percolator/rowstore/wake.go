@@ -20,6 +20,27 @@ type Waker interface {
 	Listen(ctx context.Context, wake func(Wake)) error
 }
 
+// Wakers is the Waker of a store that is made of several. Whoever listens to each of them by
+// itself still hears of the others while one of them fails. A wrapper that puts a Waker of its
+// own over this one does so over each.
+type Wakers interface {
+	// Listen listens to all of them: it calls the zero Wake for each that listens, and
+	// returns when one of them fails.
+	Waker
+	// Wakers returns them, at least one, the same each time. Together they tell of every
+	// notification. None of them is a Wakers. Their errors say whose they are. It may be
+	// called concurrently.
+	Wakers() []Waker
+}
+
+// WakersOf returns what can be listened to by itself: each of several ([Wakers]), else w alone.
+func WakersOf(w Waker) []Waker {
+	if several, ok := w.(Wakers); ok {
+		return several.Wakers()
+	}
+	return []Waker{w}
+}
+
 // Wake says where there may be new notifications. The zero Wake means anywhere.
 type Wake struct {
 	// Table is the table, or "" for any.

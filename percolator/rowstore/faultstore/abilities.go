@@ -2,6 +2,7 @@ package faultstore
 
 import (
 	"context"
+	"slices"
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -19,12 +20,12 @@ func (f *Store) treatment() rowstore.Treatment {
 		OracleProvider:  func(p rowstore.OracleProvider) rowstore.OracleProvider { return faultyOracle{p.Oracle(), f} },
 		SnapshotReader:  func(r rowstore.SnapshotReader) rowstore.SnapshotReader { return faultySnapshotReader{r, f} },
 		Splitter:        func(s rowstore.Splitter) rowstore.Splitter { return faultySplitter{s, f} },
-		Waker:           func(w rowstore.Waker) rowstore.Waker { return faultyWaker{w, f} },
+		Waker:           func(w rowstore.Waker) rowstore.Waker { return f.faultyWaker(w) },
 		Limiter:         rowstore.Pass[rowstore.Limiter],
 		SlotScanner:     rowstore.Pass[rowstore.SlotScanner],
 		SnapshotScanner: rowstore.Pass[rowstore.SnapshotScanner],
 		Sharder:         rowstore.Pass[rowstore.Sharder],
-		Placer:          rowstore.Pass[rowstore.Placer],
+		Placer:          f.faultyPlacer,
 		Reporter:        rowstore.Pass[rowstore.Reporter],
 		Crasher:         rowstore.Pass[rowstore.Crasher],
 	}
@@ -102,6 +103,36 @@ func (d faultySnapshotReader) ReadSnapshot(ctx context.Context, asks []rowstore.
 	return answers, nil
 }
 
+// faultyPlacer puts faults over the reads of a StrayFinder. Any other Placer asks no server.
+func (f *Store) faultyPlacer(p rowstore.Placer) rowstore.Placer {
+	if finder, ok := p.(rowstore.StrayFinder); ok {
+		return faultyStrayFinder{finder, f}
+	}
+	return p
+}
+
+type faultyStrayFinder struct {
+	rowstore.StrayFinder
+	f *Store
+}
+
+// Strays implements rowstore.StrayFinder, as a call that reads.
+func (s faultyStrayFinder) Strays(ctx context.Context, read rowstore.RowRead) ([]string, error) {
+	call := &Call{Kind: CallRead, Reads: []rowstore.RowRead{read}}
+	fault, err := s.f.begin(ctx, call)
+	if err != nil {
+		return nil, err
+	}
+	names, err := s.StrayFinder.Strays(ctx, read)
+	if err := s.f.end(ctx, call, fault, err); err != nil {
+		return nil, err
+	}
+	if fault.Kind == FailRow || fault.Kind == LoseRow {
+		return nil, failure(call, fault, "the row failed")
+	}
+	return names, nil
+}
+
 type faultySplitter struct {
 	inner rowstore.Splitter
 	f     *Store
@@ -119,6 +150,27 @@ func (s faultySplitter) Split(ctx context.Context, table string, n int) ([]strin
 	}
 	return keys, nil
 }
+
+// faultyWaker puts faults over a Waker, or over each of several.
+func (f *Store) faultyWaker(w rowstore.Waker) rowstore.Waker {
+	several, ok := w.(rowstore.Wakers)
+	if !ok {
+		return faultyWaker{w, f}
+	}
+	var all []rowstore.Waker
+	for _, one := range several.Wakers() {
+		all = append(all, faultyWaker{one, f})
+	}
+	return faultyWakers{faultyWaker{w, f}, all}
+}
+
+type faultyWakers struct {
+	faultyWaker // of all together
+	all         []rowstore.Waker
+}
+
+// Wakers implements rowstore.Wakers.
+func (w faultyWakers) Wakers() []rowstore.Waker { return slices.Clone(w.all) }
 
 type faultyWaker struct {
 	inner rowstore.Waker

@@ -55,6 +55,7 @@ type Store struct {
 	died    chan struct{}  // closed when crashed is set
 	crashed bool
 	closed  bool
+	over    chan struct{} // closed when the first Close has ended
 }
 
 type lateCall struct {
@@ -70,6 +71,7 @@ func New(s rowstore.Store, opts Options) *Store {
 	f := &Store{
 		inner:  s,
 		opts:   opts,
+		over:   make(chan struct{}),
 		rand:   rand.New(rand.NewPCG(opts.Seed, 0)), //nolint:gosec // faults need no unpredictable numbers
 		rates:  map[CallKind]Rates{},
 		counts: map[CallKind]map[FaultKind]int{},
@@ -210,8 +212,13 @@ func (f *Store) Close() error {
 	again := f.closed
 	f.closed, f.late = true, nil
 	f.mu.Unlock()
+	if again {
+		<-f.over
+		return nil
+	}
+	defer close(f.over)
 	f.sent.Wait()
-	if again || f.opts.KeepOpen {
+	if f.opts.KeepOpen {
 		return nil
 	}
 	return f.inner.Close()

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,7 +31,7 @@ func (r *Store) compose() rowstore.Abilities {
 	}
 	// If only some stores had these, their caller would never look at the other tables.
 	if all := storesWith(r, func(a *rowstore.Abilities) rowstore.Waker { return a.Waker }); len(all) == len(r.routes) {
-		a.Waker = routedWaker{all}
+		a.Waker = newRoutedWaker(all)
 	}
 	if all := storesWith(r, func(a *rowstore.Abilities) rowstore.Splitter { return a.Splitter }); len(all) == len(r.routes) {
 		a.Splitter = routedSplitter{r}
@@ -42,7 +43,7 @@ func (r *Store) compose() rowstore.Abilities {
 		a.Limiter = routedLimiter{all}
 	}
 	if all := storesWith(r, func(a *rowstore.Abilities) rowstore.Reporter { return a.Reporter }); len(all) > 0 {
-		a.Reporter = routedReporter{r}
+		a.Reporter = routedReporter{r, all}
 	}
 	if all := storesWith(r, func(a *rowstore.Abilities) rowstore.Crasher { return a.Crasher }); len(all) > 0 {
 		a.Crasher = routedCrasher{all}
@@ -67,6 +68,45 @@ func storesWith[T any](r *Store, of func(*rowstore.Abilities) T) []storeAbility[
 	return found
 }
 
+// Strays implements rowstore.StrayFinder. The name of a store of a store has both names, with a slash between.
+func (r *Store) Strays(ctx context.Context, read rowstore.RowRead) ([]string, error) {
+	if r.closed.Load() {
+		return nil, errClosed(ctx)
+	}
+	found := make([][]string, len(r.routes))
+	if err := onEach(len(r.routes), func(i int) (err error) {
+		found[i], err = r.routes[i].strays(ctx, read, r.routes[i] == r.route(read.Table))
+		return r.routes[i].wrap(err)
+	}); err != nil {
+		return nil, err
+	}
+	names := slices.Concat(found...)
+	slices.Sort(names)
+	return names, nil
+}
+
+// strays looks for a row in one store, which may be its own, and in those of which that one is made.
+func (to *route) strays(ctx context.Context, read rowstore.RowRead, own bool) ([]string, error) {
+	names, err := rowstore.Strays(ctx, to.store, read)
+	if err != nil {
+		return nil, err
+	}
+	for i := range names {
+		names[i] = to.name + "/" + names[i]
+	}
+	if own {
+		return names, nil
+	}
+	rows, err := to.store.Read(ctx, []rowstore.RowRead{read})
+	if err == nil {
+		err = rows[0].Err
+	}
+	if err == nil && len(rows[0].Versions) > 0 {
+		names = append(names, to.name)
+	}
+	return names, err
+}
+
 type routedSnapshotReader struct {
 	r     *Store
 	inner rowstore.SnapshotReader
@@ -79,7 +119,7 @@ func (d routedSnapshotReader) ReadSnapshot(ctx context.Context, asks []rowstore.
 	elsewhere := func(q rowstore.RowRead) bool { return r.route(q.Table) != r.authoritative }
 	if !slices.ContainsFunc(asks, func(d rowstore.SnapshotRead) bool { return slices.ContainsFunc(d.Reads, elsewhere) }) {
 		if r.closed.Load() {
-			return nil, fmt.Errorf("router: %w", rowstore.ErrClosed)
+			return nil, errClosed(ctx)
 		}
 		answers, err := d.inner.ReadSnapshot(ctx, asks)
 		return answers, r.authoritative.wrap(err)
@@ -149,43 +189,85 @@ type routedDeferrer struct {
 // Flush flushes every store, so that batches that other clients deferred there are durable
 // too.
 func (d routedDeferrer) Flush(ctx context.Context) error {
-	return onEach(ctx, d.all, func(ctx context.Context, s storeAbility[rowstore.Deferrer]) error { return s.ability.Flush(ctx) })
+	return onEach(len(d.all), func(i int) error { return d.all[i].to.wrap(d.all[i].ability.Flush(ctx)) })
 }
 
-// onEach calls do for each of the stores, all at once, and joins the errors.
-func onEach[T any](ctx context.Context, all []storeAbility[T], do func(context.Context, storeAbility[T]) error) error {
-	errs := make([]error, len(all))
+// onEach calls do for each of n stores, all at once, and joins the errors.
+func onEach(n int, do func(i int) error) error {
+	errs := make([]error, n)
 	var wg sync.WaitGroup
-	for i := range all {
-		wg.Go(func() { errs[i] = all[i].to.wrap(do(ctx, all[i])) })
+	for i := range n {
+		wg.Go(func() { errs[i] = do(i) })
 	}
 	wg.Wait()
-	return errors.Join(errs...)
+	return join(errs)
 }
 
-type routedWaker struct {
-	all []storeAbility[rowstore.Waker]
+// join joins the errors of several stores. If one does not pass by itself, the result does not match
+// rowstore.ErrUnavailable: whoever repeats the call until no store is away would wait in vain.
+func join(errs []error) error {
+	away := errors.Join(slices.DeleteFunc(slices.Clone(errs), func(err error) bool { return !errors.Is(err, rowstore.ErrUnavailable) })...)
+	lasting := errors.Join(slices.DeleteFunc(errs, func(err error) bool { return errors.Is(err, rowstore.ErrUnavailable) })...)
+	if lasting == nil || away == nil {
+		return cmp.Or(lasting, away)
+	}
+	return fmt.Errorf("%w\n%v", lasting, away) //nolint:errorlint // what is away is only told of
 }
+
+// routedWaker listens to the stores, of which one that is itself made of several counts as
+// several.
+type routedWaker struct {
+	all []rowstore.Waker // of one store each
+}
+
+func newRoutedWaker(stores []storeAbility[rowstore.Waker]) routedWaker {
+	var w routedWaker
+	for _, s := range stores {
+		for _, one := range rowstore.WakersOf(s.ability) {
+			w.all = append(w.all, storeWaker{s.to, one})
+		}
+	}
+	return w
+}
+
+// Wakers implements rowstore.Wakers.
+func (w routedWaker) Wakers() []rowstore.Waker { return slices.Clone(w.all) }
 
 // Listen listens to every store, until one of them fails.
 func (w routedWaker) Listen(ctx context.Context, wake func(rowstore.Wake)) error {
 	var mu sync.Mutex // wake is called from one goroutine at a time
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	_ = onEach(inner, w.all, func(ctx context.Context, s storeAbility[rowstore.Waker]) error {
-		err := s.ability.Listen(ctx, func(at rowstore.Wake) {
-			mu.Lock()
-			defer mu.Unlock()
-			wake(at)
+	var wg sync.WaitGroup
+	for _, one := range w.all {
+		wg.Go(func() {
+			// The first that ends makes the others end. Listen returns its error.
+			cancel(one.Listen(inner, func(at rowstore.Wake) {
+				mu.Lock()
+				defer mu.Unlock()
+				wake(at)
+			}))
 		})
-		// The first that ends makes the others end. Listen returns its error.
-		cancel(s.to.wrap(err))
-		return err
-	})
+	}
+	wg.Wait()
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	return context.Cause(inner)
+}
+
+// storeWaker is the Waker of one of the stores.
+type storeWaker struct {
+	to    *route
+	inner rowstore.Waker
+}
+
+func (w storeWaker) Listen(ctx context.Context, wake func(rowstore.Wake)) error {
+	err := w.inner.Listen(ctx, wake)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return w.to.wrap(err)
 }
 
 type routedSplitter struct{ r *Store }
@@ -219,20 +301,27 @@ func (l routedLimiter) Limits() rowstore.Limits {
 	return all
 }
 
-type routedReporter struct{ r *Store }
+type routedReporter struct {
+	r   *Store
+	all []storeAbility[rowstore.Reporter]
+}
 
 // Report puts the stores' reports together; each line says whose it is.
 func (p routedReporter) Report(ctx context.Context) (rowstore.Report, error) {
 	all := rowstore.Report{Backend: "router"}
-	for _, to := range p.r.routes {
-		if to.abilities.Reporter == nil {
-			continue
-		}
-		one, err := to.abilities.Reporter.Report(ctx)
-		if err != nil {
-			return rowstore.Report{}, to.wrap(err)
-		}
+	reports := make([]rowstore.Report, len(p.all))
+	if err := onEach(len(p.all), func(i int) (err error) {
+		reports[i], err = p.all[i].ability.Report(ctx)
+		return p.all[i].to.wrap(err)
+	}); err != nil {
+		return rowstore.Report{}, err
+	}
+	for i, one := range reports {
+		to := p.all[i].to
 		role := rowstore.Feature{Name: to.name, Supported: true, Reason: strings.TrimSpace(one.Backend + " " + one.Version)}
+		if one.Layout > 0 {
+			role.Reason += fmt.Sprintf(", layout %d", one.Layout)
+		}
 		if to == p.r.authoritative {
 			role.Reason += ", authoritative"
 		}

@@ -3,12 +3,18 @@ package router_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"iter"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	rs "github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/coalesce"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/internal/storetest"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/router"
@@ -20,6 +26,7 @@ type part struct {
 	marked, flushed, crashed int
 	snapshots                int
 	broken                   error // of Scan and Tables
+	report                   func(ctx context.Context) (rs.Report, error)
 	listen                   func(ctx context.Context, wake func(rs.Wake)) error
 }
 
@@ -59,7 +66,10 @@ func (p *part) Tables(ctx context.Context) iter.Seq2[string, error] {
 	return p.Store.Tables(ctx)
 }
 
-func (p *part) Report(context.Context) (rs.Report, error) {
+func (p *part) Report(ctx context.Context) (rs.Report, error) {
+	if p.report != nil {
+		return p.report(ctx)
+	}
 	return rs.Report{Backend: "part", Warnings: []string{"it forgets"}}, nil
 }
 
@@ -179,6 +189,177 @@ func TestRouterWakesOneAtATime(t *testing.T) {
 	require.Equal(t, context.Canceled, err, "the context's error, as it is")
 	require.Equal(t, 2*times, woken)
 	require.NoError(t, r.Close())
+}
+
+// TestRouterReports has stores that fail to report: all are asked, at once, and whoever waits for one that is away
+// does so only if none fails otherwise.
+func TestRouterReports(t *testing.T) {
+	t.Parallel()
+	r, main, other := twoParts(t)
+	reporter := r.Abilities().Reporter
+	asked := make(chan struct{})
+	main.report = func(context.Context) (rs.Report, error) {
+		<-asked
+		return rs.Report{}, fmt.Errorf("%w: it restarts", rs.ErrUnavailable)
+	}
+	other.report = func(context.Context) (rs.Report, error) {
+		close(asked)
+		return rs.Report{Backend: "part", Version: "7", Layout: 3}, nil
+	}
+	_, err := reporter.Report(t.Context())
+	require.ErrorIs(t, err, rs.ErrUnavailable)
+	require.EqualError(t, err, `store "main": rowstore: server unavailable: it restarts`)
+
+	asked = make(chan struct{})
+	other.report = func(context.Context) (rs.Report, error) {
+		close(asked)
+		return rs.Report{}, rs.ErrDenied
+	}
+	_, err = reporter.Report(t.Context())
+	require.ErrorIs(t, err, rs.ErrDenied)
+	require.NotErrorIs(t, err, rs.ErrUnavailable, "it is in vain to wait")
+	require.ErrorContains(t, err, `store "other": access denied`)
+	require.ErrorContains(t, err, `store "main": rowstore: server unavailable: it restarts`)
+
+	main.report = nil
+	other.report = func(context.Context) (rs.Report, error) {
+		return rs.Report{Backend: "part", Version: "7", Layout: 3}, nil
+	}
+	report, err := reporter.Report(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, report.Layout, "each store has its own")
+	require.Equal(t, []rs.Feature{
+		{Name: "main", Supported: true, Reason: "part, authoritative"}, {Name: "other", Supported: true, Reason: "part 7, layout 3"},
+	}, report.Features)
+	require.NoError(t, r.Close())
+}
+
+// TestRouterClosesAllAtOnce has a store that hangs at Close. The others are closed, and a second Close waits for the first.
+func TestRouterClosesAllAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		hangs := &hanging{Store: memstore.New(), release: make(chan struct{})}
+		other := memstore.New()
+		r := newRouter(t, router.Config{Stores: map[string]rs.Store{"a": hangs, "b": other}, Authoritative: "a"})
+		var ended atomic.Int64
+		for range 2 {
+			go func() {
+				assert.NoError(t, r.Close())
+				ended.Add(1)
+			}()
+		}
+		synctest.Wait()
+		require.Zero(t, ended.Load())
+		require.ErrorIs(t, other.Flush(t.Context()), rs.ErrClosed)
+		close(hangs.release)
+		synctest.Wait()
+		require.EqualValues(t, 2, ended.Load())
+	})
+}
+
+// hanging is a store whose Close hangs.
+type hanging struct {
+	*memstore.Store
+	release chan struct{}
+}
+
+func (s *hanging) Close() error {
+	<-s.release
+	return s.Store.Close()
+}
+
+// TestRouterEndsContextsFirst: a call after Close whose context has ended returns the context's error.
+func TestRouterEndsContextsFirst(t *testing.T) {
+	t.Parallel()
+	r, _, _ := twoParts(t)
+	require.NoError(t, r.Close())
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, table := range []string{"t", "o"} {
+		asks := []rs.SnapshotRead{{Reads: []rs.RowRead{{Table: table, Row: "r", Selectors: storetest.Everything}}}}
+		_, err := r.Abilities().SnapshotReader.ReadSnapshot(ctx, asks)
+		require.ErrorIs(t, err, context.Canceled)
+		_, err = r.Abilities().SnapshotReader.ReadSnapshot(t.Context(), asks)
+		require.ErrorIs(t, err, rs.ErrClosed)
+	}
+	for name, err := range storetest.Calls(ctx, r) {
+		if name != "Report" { // those of the parts answer always
+			require.ErrorIs(t, err, context.Canceled, name)
+		}
+	}
+}
+
+// TestRouterFindsStrays looks for a row in the stores in which it should not be, also those of a router in a router.
+func TestRouterFindsStrays(t *testing.T) {
+	t.Parallel()
+	inner, main, other := twoParts(t)
+	third := &part{Store: memstore.New()}
+	outer := newRouter(t, router.Config{Stores: map[string]rs.Store{"inner": coalesce.New(inner, coalesce.Options{}), "third": third}, Authoritative: "third"})
+	s := faultstore.New(outer, faultstore.Options{})
+	read := rs.RowRead{Table: "\x00catalog", Row: "r", Selectors: storetest.Everything}
+	strays := func(ctx context.Context) ([]string, error) { return rs.Strays(ctx, s, read) }
+	storetest.Put(t, third, read.Table, read.Row, rs.Put(rs.Write, "c", 1, nil))
+	names, err := strays(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, names, "it is where it should be")
+	for _, p := range []*part{main, other} {
+		storetest.Put(t, p, read.Table, "another", rs.Put(rs.Write, "c", 1, nil))
+		storetest.Put(t, p, read.Table, read.Row, rs.Put(rs.Write, "c", 1, nil))
+	}
+	names, err = strays(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []string{"inner", "inner/other"}, names)
+	names, err = rs.Strays(t.Context(), main, read)
+	require.NoError(t, err)
+	require.Empty(t, names, "a store that is one has no others")
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = strays(ctx)
+	require.ErrorIs(t, err, context.Canceled)
+	require.NoError(t, other.Close())
+	_, err = strays(t.Context())
+	require.ErrorIs(t, err, rs.ErrClosed)
+	require.ErrorContains(t, err, `store "other"`)
+	s.AddRule(faultstore.Rule{Match: func(c *faultstore.Call) bool { return c.Kind == faultstore.CallRead }, Fault: faultstore.Fault{Kind: faultstore.Fail}})
+	_, err = strays(t.Context())
+	require.ErrorIs(t, err, faultstore.ErrInjected)
+	require.NoError(t, s.Close())
+	_, err = outer.Strays(t.Context(), read)
+	require.ErrorIs(t, err, rs.ErrClosed)
+}
+
+// TestRouterKeepsWakersApart has one store fail while the other is listened to by itself, also through wrappers and through a router in a
+// router.
+func TestRouterKeepsWakersApart(t *testing.T) {
+	t.Parallel()
+	inner, main, other := twoParts(t)
+	outer := newRouter(t, router.Config{Stores: map[string]rs.Store{"inner": coalesce.New(inner, coalesce.Options{}), "third": memstore.New()}, Authoritative: "inner"})
+	why := errors.New("no SUBSCRIBE here")
+	other.listen = func(context.Context, func(rs.Wake)) error { return why }
+	wakers := rs.WakersOf(faultstore.New(outer, faultstore.Options{}).Abilities().Waker)
+	require.Len(t, wakers, 3)
+	err := wakers[1].Listen(t.Context(), func(rs.Wake) { require.Fail(t, "it does not listen") })
+	require.ErrorIs(t, err, why)
+	require.ErrorContains(t, err, `store "inner": store "other"`)
+	for i, table := range map[int]string{0: "t", 2: ""} {
+		ctx, cancel := context.WithCancel(t.Context())
+		var heard []rs.Wake
+		err = wakers[i].Listen(ctx, func(at rs.Wake) {
+			heard = append(heard, at)
+			if table == "" || at.Table == table {
+				cancel()
+			} else {
+				go func() {
+					_, _ = main.Apply(ctx, []rs.Mutation{{Table: table, Row: "r", Edits: []rs.Edit{rs.Put(rs.Notify, "c", 1, nil)}}}, rs.ApplyOptions{})
+				}()
+			}
+		})
+		require.Equal(t, context.Canceled, err, "the context's error, as it is")
+		require.Zero(t, heard[0])
+	}
+	require.Len(t, rs.WakersOf(main), 1)
+	require.NoError(t, outer.Close())
 }
 
 // sharded is a store with a shard for each row.

@@ -3,7 +3,6 @@ package router
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"iter"
 	"maps"
@@ -33,7 +32,8 @@ type Config struct {
 	Default string
 	// Authoritative is the store of the oracle and of what the library keeps for
 	// itself: sessions, catalog, safe point. Choose the one that loses nothing in a
-	// crash. It may be left empty when there is one store.
+	// crash. It may be left empty when there is one store. It must stay the same one as long as
+	// there is data: timestamps of two stores are in no order.
 	Authoritative string
 }
 
@@ -52,7 +52,9 @@ type Config struct {
 // Its abilities, see [rowstore.Decorator]:
 //   - [rowstore.Sharder], always: each store is a shard, or as many as it has itself.
 //   - [rowstore.Placer], always. The layer above puts a transaction's primary into the
-//     authoritative store when the transaction writes there.
+//     authoritative store when the transaction writes there. It is a
+//     [rowstore.StrayFinder] too: where the database is in another of the stores, because
+//     that one was authoritative before, nobody makes a second one.
 //   - [rowstore.OracleProvider], when the authoritative store has one.
 //   - [rowstore.SnapshotReader], when the authoritative store has one: for asks whose rows are all
 //     there; for others a timestamp is drawn first.
@@ -64,10 +66,18 @@ type Config struct {
 //     incarnation, in an outcome or a condition, is that of the row's own store, so
 //     those of two stores differ.
 //   - [rowstore.Waker] and [rowstore.Splitter], when every store has them: otherwise
-//     the tables of the other stores would never be looked at.
+//     the tables of the other stores would never be looked at. The Waker is a
+//     [rowstore.Wakers] with one for each store, so that a store whose push fails takes
+//     away no other's.
+//   - [rowstore.SlotScanner], when every store has it. If one lacks it, workers read the
+//     notifications of every table in the order of rows, also in stores that have no such
+//     order, where that costs more: see there.
+//   - [rowstore.SnapshotScanner], when the authoritative store has it. Scans of other stores
+//     draw a timestamp first.
 //   - [rowstore.Limiter], when any store has one: the tightest of each limit. A mutation
 //     over the limits of its own store is refused here, before anything is sent.
-//   - [rowstore.Reporter], when any store has one.
+//   - [rowstore.Reporter], when any store has one. The report has a line for each store, with its
+//     version and its layout, and no Layout of its own. It fails if one of the stores fails.
 //   - [rowstore.Crasher], when any store has one: all of those crash.
 type Store struct {
 	routes        []*route // by name
@@ -77,6 +87,7 @@ type Store struct {
 	authoritative *route
 	abilities     rowstore.Abilities
 	closed        atomic.Bool
+	over          chan struct{} // closed when the first Close has ended
 }
 
 type route struct {
@@ -99,7 +110,7 @@ func New(config Config) (*Store, error) {
 	invalid := func(format string, args ...any) (*Store, error) {
 		return nil, fmt.Errorf("router: %w: "+format, append([]any{rowstore.ErrInvalid}, args...)...)
 	}
-	r := &Store{exact: map[string]*route{}}
+	r := &Store{exact: map[string]*route{}, over: make(chan struct{})}
 	byName := map[string]*route{}
 	for _, name := range slices.Sorted(maps.Keys(config.Stores)) {
 		s := config.Stores[name]
@@ -148,9 +159,9 @@ func New(config Config) (*Store, error) {
 }
 
 var (
-	_ rowstore.Decorator = (*Store)(nil)
-	_ rowstore.Placer    = (*Store)(nil)
-	_ rowstore.Sharder   = (*Store)(nil)
+	_ rowstore.Decorator   = (*Store)(nil)
+	_ rowstore.StrayFinder = (*Store)(nil)
+	_ rowstore.Sharder     = (*Store)(nil)
 )
 
 // route finds the store of a table by its stored name. What the library keeps for one table, an index of
@@ -355,14 +366,13 @@ func (r *Store) Tables(ctx context.Context) iter.Seq2[string, error] {
 	}
 }
 
-// Close implements Store. It closes all stores, even if some fail, and joins their errors.
+// Close implements Store. It closes all stores at once, even if some fail or hang, and joins their errors. A
+// second Close waits until the first one is over.
 func (r *Store) Close() error {
 	if r.closed.Swap(true) {
+		<-r.over
 		return nil
 	}
-	var errs []error
-	for _, to := range r.routes {
-		errs = append(errs, to.wrap(to.store.Close()))
-	}
-	return errors.Join(errs...)
+	defer close(r.over)
+	return onEach(len(r.routes), func(i int) error { return r.routes[i].wrap(r.routes[i].store.Close()) })
 }
