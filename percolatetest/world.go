@@ -209,11 +209,13 @@ func (w *world) prepare(ctx context.Context) (err error) {
 			return fmt.Errorf("preparing for timers: %w", err)
 		}
 	}
-	if w.gated, err = w.open(ctx, &gate{shared: shared{w.store}, w: w}, 2); err != nil {
-		return err
-	}
-	if w.runner, err = w.worker(w.gated, watch); err != nil {
-		return err
+	if len(w.p.Observers) > 0 || w.p.Setup != nil {
+		if w.gated, err = w.open(ctx, &gate{shared: shared{w.store}, w: w}, 2); err != nil {
+			return err
+		}
+		if w.runner, err = w.worker(w.gated, watch); err != nil {
+			return err
+		}
 	}
 	if w.p.Setup != nil {
 		if err := call("Setup", func() error { return w.p.Setup(ctx, w.gated) }); err != nil {
