@@ -68,27 +68,37 @@ func (w *world) choices(ctx context.Context) (all []choice) {
 				all = append(all, c)
 			}
 		}
+		own := ""
+		if s.own {
+			own = "own "
+		}
 		if s.muts == nil {
-			add("snapshot", beginning, goesOn, nil)
+			add(own+"snapshot", beginning, goesOn, nil)
 			continue
 		}
-		add("commit", committing, goesOn, nil)
+		add(own+"commit", committing, goesOn, nil)
 		if !s.onePhase {
 			continue
 		}
 		if i, _ := firstCondition(s.muts); i >= 0 && w.budget.Conflicts > 0 {
-			add("commit meets a conflict", fault, conflict, &w.budget.Conflicts)
+			add(own+"commit meets a conflict", fault, conflict, &w.budget.Conflicts)
 		}
 		if startOf(s.muts) != 0 && w.budget.Undetermined > 0 {
-			add("commit is undetermined and took effect", fault, lostAfter, &w.budget.Undetermined)
-			add("commit is undetermined and took no effect", fault, lostBefore, &w.budget.Undetermined)
+			add(own+"commit is undetermined and took effect", fault, lostAfter, &w.budget.Undetermined)
+			add(own+"commit is undetermined and took no effect", fault, lostBefore, &w.budget.Undetermined)
 		}
 		if w.budget.Deaths > 0 {
-			add("dies after its commit", fault, diesAfter, &w.budget.Deaths)
-			add("dies before its commit", fault, dies, &w.budget.Deaths)
+			add("dies after its "+own+"commit", fault, diesAfter, &w.budget.Deaths)
+			add("dies before its "+own+"commit", fault, dies, &w.budget.Deaths)
 		}
 	}
-	all = append(all, w.beginnings(ctx)...)
+	for _, c := range w.beginnings(ctx) {
+		if c.kind == fault {
+			faults = append(faults, c)
+		} else {
+			all = append(all, c)
+		}
+	}
 	if !w.timer.due.IsZero() && w.fired < w.p.Timers {
 		all = append(all, choice{label: fmt.Sprintf("clock: the timer of %v is due", w.timer.cell), who: "clock", kind: passing, do: w.fire})
 	}
@@ -99,7 +109,17 @@ func (w *world) choices(ctx context.Context) (all []choice) {
 	return append(all, faults...)
 }
 
-// beginnings lists the runs that can begin.
+// stands tells that somebody stands between two steps.
+func (w *world) stands() bool {
+	return slices.ContainsFunc(w.actors, func(a *actor) bool {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.stop != nil
+	})
+}
+
+// beginnings lists the runs that can begin. One that was to come again later is like a fault while others stand still: they
+// are slow. It is bounded, because two that wait for each other's leases could go on so without an end.
 func (w *world) beginnings(ctx context.Context) (list []choice) {
 	for _, r := range w.left {
 		o := &w.p.Observers[slices.IndexFunc(w.p.Observers, func(o percolator.Observer) bool { return o.Name == r.Observer })]
@@ -126,7 +146,15 @@ func (w *world) beginnings(ctx context.Context) (list []choice) {
 		if o.Concurrency == 1 {
 			who = r.Observer // one that begins may keep another from it
 		}
-		list = append(list, choice{label: name + ": snapshot", who: who, kind: beginning, do: func() { w.begin(ctx, name, r) }})
+		c := choice{label: name + ": snapshot", who: who, kind: beginning, do: func() { w.begin(ctx, name, r) }}
+		if w.later[r] && w.stands() {
+			if w.retries <= 0 {
+				continue
+			}
+			c.label, c.kind = c.label+", again", fault
+			c.do = func() { w.retries--; w.begin(ctx, name, r) }
+		}
+		list = append(list, c)
 	}
 	slices.SortFunc(list, func(a, b choice) int { return strings.Compare(a.label, b.label) })
 	return list
@@ -137,6 +165,7 @@ func (w *world) begin(ctx context.Context, name string, r coretest.Run) {
 	a := w.actor(name)
 	a.run = &r
 	w.last = a
+	delete(w.later, r)
 	ctx = context.WithValue(ctx, actorKey{}, a)
 	w.start(a, func() error {
 		// Its outcome shows in what is left for the observer.
@@ -145,13 +174,15 @@ func (w *world) begin(ctx context.Context, name string, r coretest.Run) {
 			w.note("the worker will try again: %v", firstLine(err))
 		}
 		if a.failure != nil || wait > 0 {
+			// An attempt that only found that it is too early belongs to the one that comes after it.
+			a.comesLater(a.failure != nil)
 			time.Sleep(wait + afterFailure)
 		}
 		if a.failure == nil || w.p.AllowParked {
 			return nil
 		}
-		left, err := coretest.Left(ctx, w.looker)
-		if err == nil && !slices.Contains(left, r) {
+		parked, err := w.db.Parked(ctx)
+		if err == nil && slices.ContainsFunc(parked, func(p percolator.ParkedRun) bool { return p.Observer == r.Observer && p.Cell == r.Cell }) {
 			err = fmt.Errorf("it was parked after its last attempt: %w", a.failure)
 		}
 		return err

@@ -22,9 +22,15 @@
 // Where a transaction takes its snapshot and where it commits, it stops, and each order of these
 // steps is a schedule. A transaction takes its snapshot where it begins: in Begin, or with the
 // first read, or at the commit if it reads nothing. Between its steps a client does everything
-// without a stop. A run of an observer takes its snapshot when it begins. Faults are further
-// steps, if the Program allows some: a commit that meets a conflict, one that ends in
-// ErrUndetermined, and the death of a process. Where a timer waits, it is a step that its time comes.
+// without a stop. A run of an observer takes its snapshot when it begins. An observer's function may
+// make transactions of its own beside that of its run, on the DB that Setup got or on a client's: they
+// stop likewise, and schedules call them "own". It must pass the context on that it got, or one made of it: the context tells
+// whose a transaction is. On the DB of Setup, one that neither a client nor a run makes is an error. In
+// Setup, in the runs that come of it before the clients begin, and in the checks nothing stops.
+//
+// Faults are further steps, if the Program allows some: a commit that meets a conflict, one that
+// ends in ErrUndetermined, and the death of a process. Where a timer waits, it is a step that its
+// time comes.
 //
 // The report says "complete" if there are no other schedules. Two schedules count as one if they
 // differ only in the order of steps that cannot matter to each other: two snapshots, or two
@@ -32,7 +38,14 @@
 // the database, or as of a timestamp: Program.EveryOrder is for such programs. Otherwise the report
 // says "bounded", with the number of schedules.
 //
+// A run that fails, or asks for another attempt (percolator.RetryAfter), waits for it while time goes on, and
+// others may stand still meanwhile: so a lease that they have may end. Program.Retries bounds that.
+//
 // # What is not explored
+//
+// What functions do beside transactions is no step: a message, say, is sent in the same moment in which the
+// transaction before it commits. To have it come later, read something first in a transaction: that is a
+// place to stop.
 //
 // A commit is one step here, also where a store would need two phases: package percolator has an
 // explorer of its own for the steps within. A commit that does take two phases (of a transaction

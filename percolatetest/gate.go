@@ -23,18 +23,31 @@ func (shared) Close() error { return nil }
 type gate struct {
 	shared
 	w      *world
-	client *actor // nil for the process of the observers
+	client *actor // nil for the process of the observers, which is Setup's too
 }
 
-// actorKey finds the actor in the context of a run.
+// actorKey finds the actor in the context of a client or of a run.
 type actorKey struct{}
 
-// actor returns whose call it is; nil for nobody's whom the schedule knows.
+// actor returns whose call it is; nil for nobody's whom the schedule knows. The context says it, because a run may use the
+// database of any process. A client need not pass its context on: its process is its own.
 func (g *gate) actor(ctx context.Context) *actor {
-	if g.client != nil {
-		return g.client
+	if a, ok := ctx.Value(actorKey{}).(*actor); ok {
+		return a
 	}
-	a, _ := ctx.Value(actorKey{}).(*actor)
+	return g.client
+}
+
+// snapshot stops where a transaction takes its snapshot, and returns whose it is. One that nobody is known to make, while the
+// schedule is under way, is an error: it would meet the others in one order only.
+func (g *gate) snapshot(ctx context.Context) *actor {
+	a := g.actor(ctx)
+	switch {
+	case a != nil:
+		a.snapshot()
+	case g.w.inOrder.Load():
+		g.w.stray.Store(true)
+	}
 	return a
 }
 
@@ -46,17 +59,12 @@ func (g *gate) Abilities() rowstore.Abilities {
 
 // begins is called when a transaction draws its start timestamp without a read.
 func (g *gate) begins(ctx context.Context) {
-	if a := g.actor(ctx); a != nil {
-		a.snapshot()
-	}
+	g.snapshot(ctx)
 }
 
 // ReadSnapshot implements rowstore.SnapshotReader: the first read of a transaction.
 func (g *gate) ReadSnapshot(ctx context.Context, asks []rowstore.SnapshotRead) ([]rowstore.SnapshotRows, error) {
-	a := g.actor(ctx)
-	if a != nil {
-		a.snapshot()
-	}
+	a := g.snapshot(ctx)
 	answers, err := g.Store.ReadSnapshot(ctx, asks)
 	if err == nil && a != nil {
 		for i := range answers {

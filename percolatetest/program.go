@@ -17,7 +17,9 @@ import (
 // A Program needs a client or an observer. Its other fields may be left out.
 type Program struct {
 	// Setup makes the data that the clients find. What it changes is given to the observers
-	// before the clients begin, without a choice.
+	// before the clients begin, without a choice. db is that of the process in which the observers
+	// run: Setup may keep it for them. What a function of theirs does with it is explored, if it
+	// passes its context on.
 	Setup func(ctx context.Context, db *percolator.DB) error
 	// Clients run beside each other. They begin in this order, each up to its first transaction.
 	Clients []Client
@@ -31,7 +33,8 @@ type Program struct {
 	// taken for dead and lives.
 	Workers int
 
-	// Always must return nil on a snapshot after every commit.
+	// Always must return nil on a snapshot after every commit, also after one of a transaction that an observer's
+	// function makes beside its run.
 	Always func(ctx context.Context, tx *percolator.Txn) error
 	// Finally must return nil when every client has ended and nothing is left for the
 	// observers.
@@ -55,6 +58,10 @@ type Program struct {
 	// (percolator.Txn.NotifyAt). Each time is a choice beside the others, so a timer may be due before, between and after all other steps.
 	// Timers after that are never due. Default 10.
 	Timers int
+	// Retries is how often, in a schedule, a run that has failed or asked for another attempt (percolator.RetryAfter) gets it while a client or
+	// another run stands still between two steps: for so long that a lease may end. Each time is a choice. After that, such a run
+	// begins again when nobody else has a step left. Default 10; negative for none.
+	Retries int
 	// Schedules is how many schedules are taken in order, depth first. Default 20,000.
 	Schedules int
 	// Random is how many schedules are taken at random if those in order were not all.
@@ -81,7 +88,8 @@ type Client struct {
 }
 
 // Faults says how many faults a schedule may have at most, each kind by itself. Each fault
-// is a choice: Explore tries it at every commit, of clients and of observers' runs.
+// is a choice: Explore tries it at every commit, of clients, of observers' runs, and of the
+// transactions that an observer's function makes beside its run.
 type Faults struct {
 	// Conflicts are commits that are refused as if another transaction had written the first
 	// cell. Update runs its function again.
@@ -189,6 +197,7 @@ func (p Program) withDefaults() (Program, error) {
 	orDefault(&p.Time, 20*time.Second)
 	orDefault(&p.Steps, 1_000)
 	orDefault(&p.Timers, 10)
+	orDefault(&p.Retries, 10)
 	return p, nil
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -25,17 +24,22 @@ import (
 type world struct {
 	p       *Program
 	store   *memstore.Store
-	db      *percolator.DB     // past the gates: for Setup and the checks
+	db      *percolator.DB     // past the gates: for the checks
 	looker  *percolator.Worker // of db: tells what is left for the observers
-	runner  *percolator.Worker // behind a gate: makes the runs
+	gated   *percolator.DB     // behind a gate: for Setup, and the runs
+	runner  *percolator.Worker // of gated: makes the runs
 	dbs     []*percolator.DB
 	actors  []*actor
 	left    []coretest.Run
 	timer   timer
 	fired   int // how often the clock has moved to a timer
 	budget  Faults
-	last    *actor // the one that the last choice let go on
-	changed bool   // something was committed since left was looked up
+	retries int                   // left of Program.Retries
+	later   map[coretest.Run]bool // what is to be made again, but not at once
+	inOrder atomic.Bool           // whatever happens has its place in the schedule
+	stray   atomic.Bool           // something has none
+	last    *actor                // the one that the last choice let go on
+	changed bool                  // something was committed since left was looked up
 
 	verbose bool
 	notesMu sync.Mutex
@@ -75,7 +79,7 @@ type chooser func(enabled []choice) (int, error)
 
 // schedule runs p once. It returns what was chosen, and the first violation.
 func schedule(t *testing.T, p *Program, verbose bool, choose chooser) (steps []taken, err error) {
-	w := &world{p: p, budget: p.Faults, verbose: verbose}
+	w := &world{p: p, budget: p.Faults, retries: p.Retries, later: map[coretest.Run]bool{}, verbose: verbose}
 	begun := false
 	defer func() {
 		switch r := recover(); {
@@ -104,6 +108,7 @@ func (w *world) run(ctx context.Context, choose chooser) (err error) {
 	if err := w.prepare(ctx); err != nil {
 		return err
 	}
+	w.inOrder.Store(true)
 	for i, c := range w.p.Clients {
 		g := &gate{shared: shared{w.store}, w: w}
 		db, err := w.open(ctx, g, uint64(i)+3) //nolint:gosec // a small number
@@ -112,6 +117,7 @@ func (w *world) run(ctx context.Context, choose chooser) (err error) {
 		}
 		a := w.actor(c.Name)
 		g.client = a
+		ctx := context.WithValue(ctx, actorKey{}, a)
 		w.start(a, func() error { return c.Run(ctx, db) })
 		w.settle() // one client is under way at a time
 	}
@@ -202,16 +208,17 @@ func (w *world) prepare(ctx context.Context) (err error) {
 		if err := coretest.KnowTimers(ctx, w.looker); err != nil {
 			return fmt.Errorf("preparing for timers: %w", err)
 		}
-		db, err := w.open(ctx, &gate{shared: shared{w.store}, w: w}, 2)
-		if err != nil {
+	}
+	if len(w.p.Observers) > 0 || w.p.Setup != nil {
+		if w.gated, err = w.open(ctx, &gate{shared: shared{w.store}, w: w}, 2); err != nil {
 			return err
 		}
-		if w.runner, err = w.worker(db, watch); err != nil {
+		if w.runner, err = w.worker(w.gated, watch); err != nil {
 			return err
 		}
 	}
 	if w.p.Setup != nil {
-		if err := call("Setup", func() error { return w.p.Setup(ctx, w.db) }); err != nil {
+		if err := call("Setup", func() error { return w.p.Setup(ctx, w.gated) }); err != nil {
 			return err
 		}
 	}
@@ -255,7 +262,9 @@ func (w *world) worker(db *percolator.DB, around func(o percolator.Observer) per
 func watch(o percolator.Observer) percolator.Observer {
 	watched := func(ctx context.Context, run func() error) (err error) {
 		a, _ := ctx.Value(actorKey{}).(*actor)
+		a.within = true
 		defer func() {
+			a.within = false
 			if r := recover(); r != nil {
 				err = panicked("observer "+o.Name, r)
 			}
@@ -296,6 +305,8 @@ func (w *world) check(ctx context.Context, name string, f func(ctx context.Conte
 	if f == nil {
 		return nil
 	}
+	was := w.inOrder.Swap(false)
+	defer w.inOrder.Store(was)
 	return call(name, func() error {
 		return w.db.View(ctx, func(tx *percolator.Txn) error { return f(ctx, tx) })
 	})
@@ -311,17 +322,26 @@ func (w *world) finish(ctx context.Context) error {
 	return w.check(ctx, "Finally", w.p.Finally)
 }
 
+// errStray is a program with a transaction that Explore can put in no order.
+var errStray = errors.New("a transaction began with a context that belongs to no client and no run, on the database of Setup: a function must pass on the context that it gets")
+
 // violated returns what is wrong with an actor, and forgets runs that have ended.
 func (w *world) violated() error {
+	if w.stray.Load() {
+		return errStray
+	}
 	for _, a := range w.actors {
 		a.mu.Lock()
-		err, ended := a.err, a.ended
+		err, ended, later := a.err, a.ended, a.later
 		a.mu.Unlock()
 		if err != nil {
 			return err
 		}
 		if ended && a.run != nil {
 			w.changed = true // what is left for the observers may be less or more
+			if later {
+				w.later[*a.run] = true
+			}
 		}
 	}
 	w.actors = slices.DeleteFunc(w.actors, func(a *actor) bool { return a.run != nil && a.over() })
@@ -386,162 +406,6 @@ func (w *world) end(cancel context.CancelFunc) error {
 		_ = db.Close(ctx) // what is left of it is forgotten with the store
 	}
 	return err
-}
-
-// actor is a client, or a run of an observer: what goes on between choices.
-type actor struct {
-	w     *world
-	name  string
-	run   *coretest.Run // nil for a client
-	dying atomic.Bool   // it only ends
-	blind atomic.Bool   // its next read fails
-
-	// Of a run, for its own goroutine.
-	failure error // of the observer's function
-
-	mu      sync.Mutex
-	stop    *stop // where it has stopped
-	waits   bool  // for another actor
-	ended   bool
-	err     error
-	commits map[percolator.Timestamp]bool // transactions whose commit was let through
-}
-
-// stop is where an actor waits to be let go on.
-type stop struct {
-	muts     []rowstore.Mutation // of a commit; nil for a snapshot
-	onePhase bool
-	verdict  chan verdict
-}
-
-// verdict is what becomes of a stop.
-type verdict int
-
-const (
-	goesOn     verdict = iota
-	conflict           // the commit is refused
-	lostBefore         // the commit takes no effect, and nobody tells
-	lostAfter          // the commit takes effect, and nobody tells
-	diesAfter          // the commit takes effect, and the process dies
-	dies               // the process dies
-)
-
-// errGoroutines is a program that Explore cannot put in an order.
-var errGoroutines = errors.New("two transactions of it stop at once: it must not use goroutines of its own")
-
-func (w *world) actor(name string) *actor {
-	a := &actor{w: w, name: name, commits: map[percolator.Timestamp]bool{}}
-	w.actors = append(w.actors, a)
-	return a
-}
-
-// start runs an actor.
-func (w *world) start(a *actor, body func() error) {
-	go func() {
-		done := false
-		var err error
-		defer func() {
-			r := recover()
-			a.mu.Lock()
-			defer a.mu.Unlock()
-			a.ended = true
-			switch {
-			case a.dying.Load():
-			case r != nil:
-				a.err = panicked(a.name, r)
-			case !done:
-				a.err = exited(a.name)
-			case err != nil && a.run != nil:
-				a.err = fmt.Errorf("%s: %w", a.name, err)
-			case err != nil && !errors.Is(err, percolator.ErrConflict) && !errors.Is(err, percolator.ErrUndetermined):
-				a.err = fmt.Errorf("%s returned an error: %w", a.name, err)
-			case err != nil:
-				w.note("%s ends: %v", a.name, firstLine(err))
-			}
-		}()
-		err = body()
-		done = true
-	}()
-}
-
-// moves tells that an actor may yet come to a stop by itself.
-func (a *actor) moves() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return !a.ended && a.stop == nil && !a.waits
-}
-
-func (a *actor) over() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.ended
-}
-
-// release lets an actor go on, if it has stopped.
-func (a *actor) release(v verdict) {
-	if v == dies || v == diesAfter {
-		a.dying.Store(true)
-	}
-	a.mu.Lock()
-	s := a.stop
-	a.stop = nil
-	a.mu.Unlock()
-	if s != nil {
-		s.verdict <- v
-	}
-}
-
-// snapshot stops where a transaction takes its snapshot.
-func (a *actor) snapshot() {
-	if a.run == nil {
-		a.halt(&stop{})
-	} // a run begins with its snapshot, and a transaction that records a failure is no choice
-}
-
-// commit stops where a transaction commits. Its later steps pass.
-func (a *actor) commit(muts []rowstore.Mutation, onePhase bool) verdict {
-	if a.failure != nil {
-		return goesOn
-	}
-	if start := startOf(muts); start != 0 {
-		a.mu.Lock()
-		again := a.commits[start]
-		a.commits[start] = true
-		a.mu.Unlock()
-		if again {
-			return goesOn
-		}
-	}
-	return a.halt(&stop{muts: muts, onePhase: onePhase})
-}
-
-// halt waits for the schedule. A process that dies here ends its goroutine: nothing that comes
-// after this call in its program happens, but deferred functions.
-func (a *actor) halt(s *stop) verdict {
-	s.verdict = make(chan verdict, 1)
-	a.mu.Lock()
-	if a.stop != nil {
-		a.err = fmt.Errorf("%s: %w", a.name, errGoroutines)
-		a.mu.Unlock()
-		runtime.Goexit()
-	}
-	if a.dying.Load() {
-		a.mu.Unlock()
-		runtime.Goexit()
-	}
-	a.stop, a.waits = s, false
-	a.mu.Unlock()
-	v := <-s.verdict
-	if v == dies {
-		runtime.Goexit()
-	}
-	if s.muts != nil {
-		if v != conflict && v != lostBefore {
-			a.w.noteWrites(s.muts)
-		}
-		a.w.changed = true
-	}
-	return v
 }
 
 // call calls a function of the program's. It has a goroutine of its own, which a method such as

@@ -433,4 +433,12 @@ func TestMailbox(t *testing.T) {
 	require.Error(t, err)
 	require.Equal(t, []Letter{{News: News{Order: "1"}}, {News: News{Order: "2"}}, {News: News{Order: "3"}}}, box.all())
 	require.Equal(t, 1, box.again)
+
+	// A key that is no text comes in base64: it is not taken for the empty one.
+	letter := []export.Item{item(8, 14, "4")}
+	_, err = to.Send(t.Context(), "\xff", letter)
+	require.ErrorContains(t, err, "400")
+	_, err = to.Send(t.Context(), "", letter)
+	require.NoError(t, err)
+	require.Len(t, box.all(), 4)
 }

@@ -53,7 +53,7 @@ var plumbingNames = []string{
 	"Run", "Use", "Observe", "Every", "OnError", "WaitIdle", "WaitObserved", "Observers", "Parked", "Release", "DropParked", "Backlog", "Stats",
 	"Begin", "Commit", "Rollback", "Outcome", "OutcomeOf", "Configure", "ConfigureTable", "CollectGarbage", "Hold", "Renew", "Replay",
 	"Claim", "Finish", "Sweep", "Combine", "AddNow", "Build", "Check", "Repair", "Dead", "Resend", "Drop", "Epoch", "Index",
-	"Lock", "Unlock", "RLock", "RUnlock", "Wait", "OnEnd", "StartTimestamp", "destroy",
+	"Lock", "Unlock", "RLock", "RUnlock", "Wait", "OnEnd", "StartTimestamp", "create", "destroy",
 }
 
 // Methods that turn values into bytes are the frame's way to speak JSON, and plumbing elsewhere.

@@ -36,6 +36,9 @@ func (s *shop) welcome(ctx context.Context, tx *percolator.Txn, p Person) (id st
 	if id, _, err = newID(ctx, tx); err != nil {
 		return "", err
 	}
+	if ctx, err = s.vault.create(ctx, tx, id); err != nil {
+		return "", err
+	}
 	return id, s.persons.Set(ctx, tx, id, p)
 }
 

@@ -174,7 +174,8 @@ func TestPaymentAgainstTheTimer(t *testing.T) {
 	percolatetest.Explore(t, p)
 }
 
-// A request is delivered twice, and two workers send the mail: there is one order, one answer, and one letter.
+// A request is delivered twice, and two workers send the mail: there is one order, one answer, and one letter. What the outbox does within a run
+// is explored too, because w.shop has the database that Setup got.
 func TestDoubleDelivery(t *testing.T) {
 	t.Parallel()
 	w := explored(10, true, false, nil)

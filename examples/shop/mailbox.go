@@ -57,7 +57,7 @@ func (m *mailbox) list(w http.ResponseWriter, _ *http.Request) { reply(w, http.S
 // receive takes what export.HTTP posts.
 func (m *mailbox) receive(w http.ResponseWriter, r *http.Request) {
 	var batch struct {
-		Key   string
+		Key   *string
 		Epoch uint64 `json:",string"`
 		Items []struct {
 			Commit  percolator.Timestamp `json:",string"`
@@ -69,11 +69,15 @@ func (m *mailbox) receive(w http.ResponseWriter, r *http.Request) {
 		fail(w, r, malformed("bad_json", "the body is no batch of letters"))
 		return
 	}
+	if batch.Key == nil { // it is no text, and not that of nobody
+		fail(w, r, malformed("bad_key", "the batch has no key in text"))
+		return
+	}
 	var items []export.Item
 	for _, i := range batch.Items {
-		items = append(items, export.Item{Key: batch.Key, Epoch: batch.Epoch, Commit: i.Commit, Index: i.Index, Payload: i.Payload})
+		items = append(items, export.Item{Key: *batch.Key, Epoch: batch.Epoch, Commit: i.Commit, Index: i.Index, Payload: i.Payload})
 	}
-	sent, err := m.Send(r.Context(), batch.Key, items)
+	sent, err := m.Send(r.Context(), *batch.Key, items)
 	switch {
 	case errors.Is(err, export.ErrSuperseded):
 		fail(w, r, conflict("superseded", "letters of a higher epoch were seen"))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -32,7 +33,7 @@ func (s *shop) run(ctx context.Context, mail export.Sink, serve func(ctx context
 	group.Go(func() error { return w.Run(working) })
 	group.Go(func() error {
 		defer stop()
-		if err := s.prepare(serving, len(all)); err != nil {
+		if err := s.prepare(serving, all); err != nil {
 			return err
 		}
 		return serve(serving)
@@ -41,7 +42,7 @@ func (s *shop) run(ctx context.Context, mail export.Sink, serve func(ctx context
 }
 
 // prepare builds the indexes, and waits until the observers are registered: without them nothing can be put into the outbox.
-func (s *shop) prepare(ctx context.Context, observers int) error {
+func (s *shop) prepare(ctx context.Context, observers []percolator.Observer) error {
 	_, err := s.index.Build(ctx, index.Pace{})
 	if err == nil {
 		_, err = s.best.Build(ctx, index.Pace{})
@@ -50,11 +51,19 @@ func (s *shop) prepare(ctx context.Context, observers int) error {
 		err = s.db.ConfigureTable(ctx, "vault", percolator.TableSettings{MaxTxnAge: 30 * time.Second, Retention: time.Minute})
 	}
 	for err == nil {
-		var known []percolator.ObserverInfo
-		if known, err = s.db.Observers(ctx); len(known) >= observers {
+		var known []percolator.ObserverInfo // others, too: of another version, or of another program
+		known, err = s.db.Observers(ctx)
+		missing := func(o percolator.Observer) bool {
+			return !slices.ContainsFunc(known, func(k percolator.ObserverInfo) bool { return k.Name == o.Name && k.Table == o.Table })
+		}
+		if err == nil && !slices.ContainsFunc(observers, missing) {
 			return nil
 		}
-		time.Sleep(10 * time.Millisecond)
+		select {
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		case <-time.After(10 * time.Millisecond): // until the next look
+		}
 	}
 	return fmt.Errorf("prepare the shop: %w", err)
 }

@@ -13,7 +13,7 @@ import (
 // Index is a web index in a database. Its methods may be called concurrently.
 type Index struct {
 	db      *percolator.DB
-	latency latency
+	latency *latency
 	calls   atomic.Uint64 // of observers' functions
 	pages   atomic.Uint64 // of these: that found a page searchable
 }
@@ -39,7 +39,7 @@ func New(ctx context.Context, db *percolator.DB) (*Index, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the index: %w", err)
 	}
-	return &Index{db: db, latency: latency{pending: make(map[string]*pendingPage)}}, nil
+	return &Index{db: db, latency: newLatency()}, nil
 }
 
 // Latency returns the times from the commit of a page to the page being

@@ -1,6 +1,7 @@
 package index
 
 import (
+	"container/list"
 	"slices"
 	"sync"
 	"time"
@@ -8,11 +9,20 @@ import (
 
 // latency measures the time from the commit of a page to the page being
 // searchable, for pages that this process loads and whose last observer runs in
-// it.
+// it. Nobody tells of those that come through in another process, so it waits for
+// the newest mostPending pages alone.
 type latency struct {
 	mu      sync.Mutex
 	pending map[string]*pendingPage // by URL
+	order   *list.List              // of the pending pages, the oldest first
 	took    []time.Duration
+}
+
+// mostPending bounds the pages that are waited for: some ten megabytes.
+const mostPending = 1 << 16
+
+func newLatency() *latency {
+	return &latency{pending: map[string]*pendingPage{}, order: list.New()}
 }
 
 // pendingPage is a page that was loaded and is not known to be searchable yet.
@@ -21,17 +31,42 @@ type pendingPage struct {
 	url, hash  string
 	commit     time.Time // zero before the commit returned
 	searchable time.Time // zero before the observer saw it
+	place      *list.Element
 }
 
 // begin registers a page before its commit, because the observers may be faster
-// than the loader is told of the commit. An attempt that fails is replaced by the
-// next one.
+// than the loader is told of the commit.
 func (l *latency) begin(url, hash string) *pendingPage {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if before := l.pending[url]; before != nil {
+		before.leave()
+	}
+	if l.order.Len() >= mostPending {
+		l.order.Front().Value.(*pendingPage).leave()
+	}
 	p := &pendingPage{l: l, url: url, hash: hash}
+	p.place = l.order.PushBack(p)
 	l.pending[url] = p
 	return p
+}
+
+// leave has nobody wait for the page any more. The caller holds the lock.
+func (p *pendingPage) leave() {
+	if p.l.pending[p.url] == p {
+		delete(p.l.pending, p.url)
+		p.l.order.Remove(p.place)
+	}
+}
+
+// abandoned is called when an attempt to store the page has come to nothing.
+func (p *pendingPage) abandoned() {
+	if p == nil {
+		return
+	}
+	p.l.mu.Lock()
+	defer p.l.mu.Unlock()
+	p.leave()
 }
 
 func (p *pendingPage) committed(at time.Time) {
@@ -59,7 +94,7 @@ func (p *pendingPage) finish() {
 		return
 	}
 	p.l.took = append(p.l.took, max(0, p.searchable.Sub(p.commit)))
-	delete(p.l.pending, p.url)
+	p.leave()
 }
 
 // Latency is the distribution of the times from the commit of a page to the page

@@ -104,6 +104,7 @@ func (x *Index) put(ctx context.Context, id string, p source.Page, stats *LoadSt
 	var done *atomic.Int64
 	var pending *pendingPage
 	err := x.db.Update(ctx, func(tx *percolator.Txn) error {
+		pending.abandoned() // of the attempt before
 		done, pending = &stats.Unchanged, nil
 		have, err := tx.GetMany(ctx, pageHash(p.URL), pageSource(p.URL), pageFetched(p.URL))
 		if err != nil {
@@ -157,6 +158,7 @@ func (x *Index) put(ctx context.Context, id string, p source.Page, stats *LoadSt
 		)
 	})
 	if err != nil {
+		pending.abandoned()
 		return fmt.Errorf("loading %s: %w", p.URL, err)
 	}
 	pending.committed(time.Now())
