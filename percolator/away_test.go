@@ -1,0 +1,174 @@
+package percolator
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/router"
+)
+
+// What a database does whose tables are in two stores while one of these is away.
+
+// twoStores is a database with tables in two stores. Those whose names begin with "away", and the periodics', are in the second one.
+type twoStores struct {
+	*DB
+	t     testing.TB
+	wire  *faultstore.Store // before the second one
+	gone  *faultstore.Added
+	main  *memstore.Store
+	mu    sync.Mutex
+	calls map[string]int
+}
+
+// withTwoStores runs a test in a bubble.
+func withTwoStores(t *testing.T, test func(t *testing.T, s *twoStores), opts ...Option) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := &twoStores{t: t, main: memstore.New(), wire: faultstore.New(memstore.New(), faultstore.Options{Seed: 1}), calls: map[string]int{}}
+		store, err := router.New(router.Config{
+			Stores:        map[string]rowstore.Store{"main": s.main, "second": s.wire},
+			Tables:        map[string]string{"away*": "second", PeriodicTable: "second"},
+			Authoritative: "main",
+		})
+		require.NoError(t, err)
+		settings := WithSettings(Settings{MaxTxnAge: time.Minute, Retention: time.Hour, CatalogLease: time.Second})
+		s.DB, err = New(t.Context(), store, append([]Option{settings, withSeed(1), WithLogger(slog.New(slog.DiscardHandler))}, opts...)...)
+		require.NoError(t, err)
+		t.Cleanup(func() {
+			s.wire.SetRules()
+			require.NoError(t, s.DB.Close(context.Background()))
+		})
+		test(t, s)
+	})
+}
+
+// away has the second store fail until back.
+func (s *twoStores) away() {
+	s.gone = s.wire.AddRule(faultstore.Rule{Fault: faultstore.Fault{Kind: faultstore.Fail, Err: rowstore.ErrUnavailable}, Times: -1})
+}
+
+func (s *twoStores) back() { s.gone.Remove() }
+
+// called tells how often the function of an observer was called.
+func (s *twoStores) called(observer string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.calls[observer]
+}
+
+// worker has an observer for the column v of each table, of the table's name.
+func (s *twoStores) worker(tables ...string) *Worker {
+	s.t.Helper()
+	w := NewWorker(s.DB, WorkerConfig{GCInterval: -1})
+	for _, table := range tables {
+		require.NoError(s.t, w.Observe(Observer{Name: table, Table: table, Column: "v", Func: func(context.Context, *Txn, Cell) error {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.calls[table]++
+			return nil
+		}}))
+	}
+	return w
+}
+
+// run runs a worker until the test ends.
+func (s *twoStores) run(w *Worker) <-chan error {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := async(func() error { return w.Run(ctx) })
+	over := make(chan error, 1)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		over <- <-ended
+	}()
+	s.t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+	return over
+}
+
+// passes lets time pass.
+func passes(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// The existing data of a table is swept while that of another one, whose store is away, cannot be.
+func TestSweepBesideAStoreThatIsAway(t *testing.T) {
+	withTwoStores(t, func(t *testing.T, s *twoStores) {
+		set(t, s.DB, Cell{"away", "r", "v"}, "1")
+		set(t, s.DB, Cell{"here", "r", "v"}, "1")
+		s.away()
+		w := s.worker("away", "here")
+		s.run(w)
+		passes(time.Minute)
+		require.Equal(t, 1, s.called("here"))
+		require.Zero(t, s.called("away"))
+		s.back()
+		require.NoError(t, w.WaitIdle(t.Context()))
+		require.Equal(t, 1, s.called("away"))
+		require.Equal(t, 1, s.called("here"))
+	})
+}
+
+// Nor does that keep the worker from what becomes of the others: here is paused, resumed and removed.
+func TestCatalogIsHeededBesideAStoreThatIsAway(t *testing.T) {
+	withTwoStores(t, func(t *testing.T, s *twoStores) {
+		s.away()
+		w := s.worker("away", "here")
+		ended := s.run(w)
+		passes(time.Minute)
+		require.NoError(t, s.PauseObserver(t.Context(), "here"))
+		passes(2 * time.Second)
+		require.True(t, w.isPaused("here", Cell{"here", "r", "v"}))
+		require.NoError(t, s.ResumeObserver(t.Context(), "here"))
+		passes(2 * time.Second)
+		require.False(t, w.isPaused("here", Cell{"here", "r", "v"}))
+		require.NoError(t, s.RemoveObserver(t.Context(), "here"))
+		passes(2 * time.Second)
+		select {
+		case err := <-ended:
+			require.ErrorIs(t, err, ErrObserverRemoved)
+		default:
+			require.Fail(t, "the worker goes on")
+		}
+	})
+}
+
+// Observers run while the store of the worker's periodics is away, and those begin when it is back.
+func TestWorkerWhosePeriodicsAreAway(t *testing.T) {
+	withTwoStores(t, func(t *testing.T, s *twoStores) {
+		s.away()
+		w := s.worker("here")
+		var ticks int
+		for _, name := range []string{"p", "q"} {
+			require.NoError(t, w.Every(Periodic{Name: name, Schedule: Interval(time.Second), Func: func(context.Context, *Txn, time.Time) error {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				ticks++
+				return nil
+			}}))
+		}
+		s.run(w)
+		passes(5 * time.Second)
+		set(t, s.DB, Cell{"here", "r", "v"}, "1")
+		passes(5 * time.Second)
+		require.Equal(t, 1, s.called("here"))
+		s.back()
+		passes(time.Minute)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		require.Greater(t, ticks, 20)
+	})
+}
