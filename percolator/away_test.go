@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
@@ -170,5 +171,101 @@ func TestWorkerWhosePeriodicsAreAway(t *testing.T) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		require.Greater(t, ticks, 20)
+	})
+}
+
+// garbage leaves two old versions in a table of each store.
+func (s *twoStores) garbage() {
+	for _, value := range []string{"1", "2", "3"} {
+		set(s.t, s.DB, Cell{"away", "r", "v"}, value)
+		set(s.t, s.DB, Cell{"here", "r", "v"}, value)
+	}
+	passes(2 * time.Hour)
+}
+
+// What hints name is collected although not even the list of the tables can be had, and the rest when the store is back.
+func TestCollectionBesideAStoreThatIsAway(t *testing.T) {
+	withTwoStores(t, func(t *testing.T, s *twoStores) {
+		s.garbage()
+		s.away()
+		for _, full := range []bool{false, true} {
+			r, err := s.CollectGarbage(t.Context(), GCOptions{Full: full})
+			require.ErrorIs(t, err, rowstore.ErrUnavailable)
+			require.False(t, r.Full)
+			if !full {
+				require.Equal(t, 2, r.Versions)
+				require.EqualValues(t, 2, s.Stats().GCVersions)
+			}
+			require.Zero(t, s.Stats().GCRuns)
+		}
+		s.back()
+		r, err := s.CollectGarbage(t.Context(), GCOptions{})
+		require.NoError(t, err)
+		require.Equal(t, 2, r.Versions)
+	})
+}
+
+// A table that fails holds up no other one. That all rows were looked at is noted only when they were.
+func TestCollectionBesideATableThatFails(t *testing.T) {
+	for name, opts := range map[string]GCOptions{"hinted": {}, "full": {Full: true}, "within": {Within: 2 * time.Minute}} {
+		t.Run(name, func(t *testing.T) {
+			withTwoStores(t, func(t *testing.T, s *twoStores) {
+				for _, table := range []string{"away", "here"} {
+					require.NoError(t, s.ConfigureTable(t.Context(), table, TableSettings{Retention: 2 * time.Minute}))
+					passes(time.Minute)
+				}
+				passes(2 * time.Hour)
+				_, err := s.CollectGarbage(t.Context(), GCOptions{Full: true})
+				require.NoError(t, err)
+				s.garbage()
+				before, err := s.loadCatalog(t.Context())
+				require.NoError(t, err)
+				fails := s.wire.AddRule(faultstore.Rule{Match: func(x *call) bool { return x.Kind != faultstore.CallTables }, Fault: faultstore.Fault{Kind: faultstore.Fail, Err: rowstore.ErrUnavailable}, Times: -1})
+				r, err := s.CollectGarbage(t.Context(), opts)
+				require.ErrorIs(t, err, rowstore.ErrUnavailable)
+				require.ErrorContains(t, err, `"away"`)
+				require.Equal(t, 2, r.Versions)
+				after, err := s.loadCatalog(t.Context())
+				require.NoError(t, err)
+				require.Equal(t, before.swept, after.swept)
+				fails.Remove()
+				r, err = s.CollectGarbage(t.Context(), opts)
+				require.NoError(t, err)
+				require.Equal(t, 2, r.Versions)
+			})
+		})
+	}
+}
+
+// Where a process may have left locks, all tables must be looked at before anything is removed.
+func TestCollectionThatMustSearchBesideAStoreThatIsAway(t *testing.T) {
+	withTwoStores(t, func(t *testing.T, s *twoStores) {
+		s.garbage()
+		now, err := s.Now(t.Context())
+		require.NoError(t, err)
+		_, err = s.main.Apply(t.Context(), []rowstore.Mutation{{Table: format.TableSessions, Row: "dead", Edits: []rowstore.Edit{
+			rowstore.Put(rowstore.Write, format.ColumnLease, now, format.Session{Resolved: 1}.Encode()),
+		}}}, rowstore.ApplyOptions{})
+		require.NoError(t, err)
+		unlisted := s.wire.AddRule(faultstore.Rule{Match: op(faultstore.CallTables), Fault: faultstore.Fault{Kind: faultstore.Fail, Err: rowstore.ErrUnavailable}, Times: -1})
+		r, err := s.CollectGarbage(t.Context(), GCOptions{})
+		require.ErrorIs(t, err, rowstore.ErrUnavailable)
+		require.Zero(t, r.Versions)
+		unlisted.Remove()
+		r, err = s.CollectGarbage(t.Context(), GCOptions{})
+		require.NoError(t, err)
+		require.True(t, r.LocksSearched)
+		require.Equal(t, 4, r.Versions)
+	})
+}
+
+// An erasure needs only its own table's store.
+func TestErasureBesideAStoreThatIsAway(t *testing.T) {
+	withTwoStores(t, func(t *testing.T, s *twoStores) {
+		set(t, s.DB, Cell{"here", "r", "v"}, "1")
+		require.NoError(t, s.Update(t.Context(), func(tx *Txn) error { return tx.Delete(Cell{"here", "r", "v"}) }))
+		s.away()
+		_, err := s.Erase(t.Context(), Range{Table: "here"})
+		require.NoError(t, err)
 	})
 }
