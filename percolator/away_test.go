@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -268,4 +270,58 @@ func TestErasureBesideAStoreThatIsAway(t *testing.T) {
 		_, err := s.Erase(t.Context(), Range{Table: "here"})
 		require.NoError(t, err)
 	})
+}
+
+// A reading of the gauges tells of the tables that answer, and is soon over.
+func TestGaugesBesideAStoreThatIsAway(t *testing.T) {
+	reader := sdkmetric.NewManualReader()
+	withTwoStores(t, func(t *testing.T, s *twoStores) {
+		w := s.worker("away", "away2", "away3", "here")
+		require.NoError(t, w.publish(t.Context()))
+		_, err := s.awaitFeature(t.Context(), timers)
+		require.NoError(t, err)
+		for _, table := range []string{"away", "here"} {
+			set(t, s.DB, Cell{table, "r", "v"}, "1")
+			require.NoError(t, s.Update(t.Context(), func(tx *Txn) error { return tx.NotifyAfter(t.Context(), Cell{table, "later", "v"}, time.Hour) }))
+		}
+		read := func() (map[string]metricdata.Aggregation, map[string]int64) {
+			began := time.Now()
+			all := collect(t, reader)
+			require.Less(t, time.Since(began), 6*time.Second)
+			return all, ofObservers(all["percolator.observer.backlog"].(metricdata.Gauge[int64]).DataPoints)
+		}
+		number := func(a metricdata.Aggregation) int64 { return a.(metricdata.Gauge[int64]).DataPoints[0].Value }
+		all, of := read()
+		require.Equal(t, map[string]int64{"away": 1, "away2": 0, "away3": 0, "here": 1}, of)
+		require.EqualValues(t, 2, number(all["percolator.timers.pending"]))
+		passes(time.Minute)
+		s.away()
+		all, of = read()
+		require.Equal(t, map[string]int64{"here": 1}, of)
+		require.Equal(t, map[string]int64{"away": 0, "away2": 0, "away3": 0, "here": 0}, ofObservers(all["percolator.observer.paused"].(metricdata.Gauge[int64]).DataPoints))
+		require.EqualValues(t, 1, number(all["percolator.backlog"]))
+		require.GreaterOrEqual(t, all["percolator.backlog.oldest"].(metricdata.Gauge[float64]).DataPoints[0].Value, time.Minute.Seconds())
+		require.Zero(t, number(all["percolator.parked"]))
+		require.EqualValues(t, 1, number(all["percolator.timers.pending"]))
+		require.Contains(t, all, "percolator.timers.overdue")
+		require.Contains(t, all, "percolator.transactions")
+		_, err = s.Backlog(t.Context(), 0)
+		require.ErrorIs(t, err, rowstore.ErrUnavailable, "nobody takes a part for the whole")
+	}, WithMetrics(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))))
+}
+
+// What nothing has answered is not told as 0.
+func TestGaugesOfAStoreThatIsAway(t *testing.T) {
+	reader := sdkmetric.NewManualReader()
+	withTwoStores(t, func(t *testing.T, s *twoStores) {
+		require.NoError(t, s.worker("away").publish(t.Context()))
+		require.Contains(t, collect(t, reader), "percolator.backlog")
+		s.away()
+		all := collect(t, reader)
+		for _, name := range []string{"backlog", "backlog.oldest", "observer.backlog", "observer.backlog.oldest"} {
+			require.NotContains(t, all, "percolator."+name)
+		}
+		require.Contains(t, all, "percolator.parked")
+		require.Contains(t, all, "percolator.transactions")
+	}, WithMetrics(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))))
 }

@@ -424,6 +424,12 @@ var mutants = append([]mutant{
 		"\ttables, err := p.tables(ctx)\n\tif err != nil {\n\t\treturn err\n\t}\n\tp.report", "\ttables, err := p.tables(ctx)\n\t_ = err\n\tp.report")},
 	{"half-a-look-counts-as-whole", "Garbage collection: that every row was looked at is noted only when it was", "TestCollectionBesideATable", one(gcGo,
 		"err != nil || !p.report.Full || p.within > 0 {\n\t\treturn err\n", "!p.report.Full || p.within > 0 {\n\t\treturn err\n")},
+	{"gauges-wait-for-a-store-that-is-away", "Observers: a reading of the gauges is soon over", "TestGaugesBeside", one("percolator/gauges.go",
+		"\tctx, cancel := context.WithTimeout(ctx, gaugesWait)\n", "\tctx, cancel := context.WithCancel(ctx)\n")},
+	{"gauges-one-after-the-other", "Observers: the gauges of a table wait for no other table", "TestGaugesBeside", []edit{
+		{"percolator/gauges.go", "\tvar wg sync.WaitGroup\n\tpart := ", "\tturn := make(chan struct{}, 1)\n\tvar wg sync.WaitGroup\n\tpart := "},
+		{"percolator/gauges.go", "\t\twg.Go(func() {\n\t\t\tadd, err := f()\n", "\t\tturn <- struct{}{}\n\t\twg.Go(func() {\n\t\t\tadd, err := f()\n\t\t\t<-turn\n"},
+	}},
 	{"resumed-while-a-job-ends", "Observers: a job that found its observer paused looks again after the resumption", "TestScheduleK_ResumedWhile", one(pausingGo,
 		"\t\tif t.q == q && t.running {\n", "\t\tif t.q != q && t.running {\n")},
 	{"failure-told-but-not-recorded", "Observers: a failure counts once it is recorded", "TestScheduleK_Failure", one(failureGo,
