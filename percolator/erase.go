@@ -191,14 +191,7 @@ func (e *erasure) remove(ctx context.Context) (left int, err error) {
 	}
 	report := &GCReport{}
 	p := &gcPass{db: db, within: 1, view: v, report: report, erases: e.spans, erased: e.safe}
-	var tables []string
-	for t, err := range db.store.Tables(ctx) {
-		if err != nil {
-			return 0, fmt.Errorf("listing the tables: %w", err)
-		}
-		tables = append(tables, t)
-	}
-	if err := p.resolve(ctx, tables); err != nil {
+	if err := p.resolve(ctx); err != nil {
 		return 0, err
 	}
 	// Long histories go in pieces, from the oldest on.

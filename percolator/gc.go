@@ -59,8 +59,9 @@ type GCOptions struct {
 // changed a few seconds ago may wait for the next collection.
 //
 // It may be called at any time and by any number of processes at once; an interrupted
-// collection leaves nothing wrong. Errors: ErrInvalid for a negative Keep or Within, ErrClosed,
-// those of the context and of the store. The report says what was done before an error.
+// collection leaves nothing wrong. If a table fails, because its store is away, the others are collected all the same, as far as no
+// process may have left locks there. Errors: ErrInvalid for a negative Keep or Within, ErrClosed,
+// those of the context and of the store. The report says what was done besides an error.
 func (db *DB) CollectGarbage(ctx context.Context, opts GCOptions) (GCReport, error) {
 	if opts.Keep < 0 || opts.Within < 0 {
 		return GCReport{}, fmt.Errorf("percolator: CollectGarbage: %w: GCOptions.Keep is %v and Within is %v; they may not be negative", ErrInvalid, opts.Keep, opts.Within)
@@ -70,11 +71,11 @@ func (db *DB) CollectGarbage(ctx context.Context, opts GCOptions) (GCReport, err
 	}
 	defer db.leave()
 	report, err := db.collectGarbage(ctx, opts)
+	db.count.gcVersions.Add(uint64(report.Versions)) //nolint:gosec // a count
 	if err != nil {
 		return report, fmt.Errorf("percolator: collecting garbage: %w", err)
 	}
 	db.count.gcRuns.Add(1)
-	db.count.gcVersions.Add(uint64(report.Versions)) //nolint:gosec // a count
 	return report, nil
 }
 
@@ -92,6 +93,7 @@ type gcPass struct {
 	// Of DB.Erase: only these rows are collected, up to erased.
 	erases []span
 	erased Timestamp
+	listed []string // all tables, once they were asked for
 	report *GCReport
 }
 
@@ -132,23 +134,34 @@ func (db *DB) collectGarbage(ctx context.Context, opts GCOptions) (GCReport, err
 	if err := db.raiseToHints(ctx, p.view); err != nil {
 		return report, err
 	}
+	if err := p.resolve(ctx); err != nil {
+		return report, err
+	}
+	return report, p.removeAll(ctx)
+}
+
+// removeAll removes what is garbage in all tables that the collection looks at. Once the locks are resolved the tables do not depend on each
+// other: one whose store is away holds up no other. If not even the list of the tables can be had, those are collected that hints name.
+func (p *gcPass) removeAll(ctx context.Context) error {
 	tables, err := p.tables(ctx)
-	if err != nil {
-		return report, err
+	p.report.Full = err == nil && p.full()
+	if err != nil && ctx.Err() == nil && !fatal(err) {
+		known, kerr := p.db.hintedTables(ctx)
+		tables, err = append(known, format.TableSessions, format.TableSweeps), errors.Join(err, kerr)
 	}
-	if err := p.resolve(ctx, tables); err != nil {
-		return report, err
-	}
-	report.Full = p.full()
+	errs := []error{err}
 	for _, t := range tables {
 		if err := p.remove(ctx, t); err != nil {
-			return report, fmt.Errorf("removing from table %q: %w", t, err)
+			errs = append(errs, fmt.Errorf("removing from table %q: %w", t, err))
+			if ctx.Err() != nil || fatal(err) {
+				break
+			}
 		}
 	}
-	if report.Full && p.within == 0 {
-		return report, p.swept(ctx)
+	if err := errors.Join(errs...); err != nil || !p.report.Full || p.within > 0 {
+		return err
 	}
-	return report, nil
+	return p.swept(ctx)
 }
 
 // publish stores the safe points, and decides by what can be read then which tables are
@@ -212,8 +225,11 @@ func (p *gcPass) mayCollect(v *catalogView, table string) bool {
 // tables lists the tables that the collection looks at. A lock whose primary lies in a table
 // that is collected alone lies in one whose retention is no longer.
 func (p *gcPass) tables(ctx context.Context) ([]string, error) {
-	if p.within > 0 {
+	if p.within > 0 && p.erases == nil {
 		return slices.Sorted(maps.Keys(p.view.shortTables(p.within))), nil
+	}
+	if p.listed != nil {
+		return p.listed, nil
 	}
 	var tables []string
 	for t, err := range p.db.store.Tables(ctx) {
@@ -222,19 +238,20 @@ func (p *gcPass) tables(ctx context.Context) ([]string, error) {
 		}
 		tables = append(tables, t)
 	}
+	p.listed = tables
 	return tables, nil
 }
 
 // resolve makes sure that no lock is left that the records depend on which are about to be removed. A Write
 // must not go while a lock still depends on it: the lock would be rolled back, and its transaction
-// torn. Where the sessions do not say so, all locks are looked for and resolved.
-func (p *gcPass) resolve(ctx context.Context, tables []string) error {
+// torn. Where the sessions do not say so, all locks are looked for and resolved, which takes the stores of all tables.
+func (p *gcPass) resolve(ctx context.Context) error {
 	resolved, err := p.sessionsResolved(ctx)
 	if err != nil {
 		return err
 	}
 	if !resolved {
-		if err := p.search(ctx, tables); err != nil {
+		if err := p.search(ctx); err != nil {
 			return err
 		}
 	}
@@ -257,8 +274,12 @@ func (p *gcPass) resolve(ctx context.Context, tables []string) error {
 	})
 }
 
-// search looks for the locks that must go, in some tables, and resolves them.
-func (p *gcPass) search(ctx context.Context, tables []string) error {
+// search looks for the locks that must go, in the tables that the collection looks at, and resolves them.
+func (p *gcPass) search(ctx context.Context) error {
+	tables, err := p.tables(ctx)
+	if err != nil {
+		return err
+	}
 	p.report.LocksSearched = true
 	p.db.count.gcSearches.Add(1)
 	for {

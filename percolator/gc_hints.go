@@ -110,6 +110,25 @@ func (p *gcPass) removeHinted(ctx context.Context, table string, safe Timestamp)
 	return handle()
 }
 
+// hintedTables lists the tables that have hints.
+func (db *DB) hintedTables(ctx context.Context) (tables []string, err error) {
+	for from, more := "", true; more; {
+		more = false
+		for row, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: format.TableHints, From: from, Limit: 1, Selectors: hintPicks(oracle.Max)}) {
+			if err != nil {
+				return tables, fmt.Errorf("reading the hints: %w", err)
+			}
+			more, from = true, row.Row+"\x00"
+			if table, ok := format.HintedTable(row.Row); ok { // a name that is very long is not in it
+				tables = append(tables, table)
+				_, end := format.HintsOf(table, 0, oracle.Max)
+				from = max(from, end)
+			}
+		}
+	}
+	return tables, nil
+}
+
 // lookAt removes what is garbage in some rows. It reads few of them at once where they are large.
 func (p *gcPass) lookAt(ctx context.Context, c *collection, names []string) error {
 	for n := 1; len(names) > 0; {

@@ -131,8 +131,8 @@ func TestListensLaterAfterVainAttempts(t *testing.T) {
 	}
 }
 
-// twoStores is a crew over two stores, of which the second has table "u", with one worker of a table in each.
-func twoStores(t *testing.T, c *crew) (main, other *pusher, m *mate) {
+// mateOverTwoStores is a crew over two stores, of which the second has table "u", with one worker of a table in each.
+func mateOverTwoStores(t *testing.T, c *crew) (main, other *pusher, m *mate) {
 	t.Helper()
 	main, other = newPusher(c.mem), newPusher(memstore.New())
 	r, err := router.New(router.Config{Stores: map[string]rowstore.Store{"main": main, "other": other}, Tables: map[string]string{"u": "other"}, Authoritative: "main"})
@@ -157,7 +157,7 @@ func TestPushOfOneStoreFails(t *testing.T) {
 		"refused": refused, "lost at once": endsAfter(0), "lost soon": endsAfter(10 * time.Millisecond),
 	} {
 		eachCrewNamed(t, name, func(t *testing.T, c *crew) {
-			main, other, m := twoStores(t, c)
+			main, other, m := mateOverTwoStores(t, c)
 			other.pushes(fails)
 			m.start()
 			settle()

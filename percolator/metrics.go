@@ -36,74 +36,79 @@ func (db *DB) Backlog(ctx context.Context, limit int) (Backlog, error) {
 		return b, err
 	}
 	defer db.leave()
-	b, _, err := db.measureBacklog(ctx, limit)
-	return b, err
+	v, err := db.loadCatalog(ctx)
+	if err != nil {
+		return b, fmt.Errorf("percolator: measuring the backlog: %w", err)
+	}
+	// Each table has a limit of its own. With one for all, a table that reaches it would hide the others, and which ones would be chance.
+	columns := v.observedColumns()
+	for _, table := range slices.Sorted(maps.Keys(columns)) {
+		of, err := db.measureTable(ctx, v, table, columns[table], limit)
+		if err != nil {
+			return b, fmt.Errorf("percolator: measuring the backlog: %w", err)
+		}
+		b.add(of, limit)
+	}
+	if b.Parked, err = db.countParked(ctx); err != nil {
+		return b, fmt.Errorf("percolator: counting the parked runs: %w", err)
+	}
+	return b, nil
 }
 
-// observerBacklog is what waits for one observer: the notifications of its column.
-type observerBacklog struct {
-	observer string
+// add adds what waits in a table.
+func (b *Backlog) add(columns []columnBacklog, limit int) {
+	for i := range columns {
+		b.Cells += columns[i].cells
+		b.Oldest = max(b.Oldest, columns[i].oldest)
+	}
+	if limit > 0 {
+		b.Cells = min(b.Cells, limit)
+	}
+}
+
+// columnBacklog is what waits for the observers of a column.
+type columnBacklog struct {
 	columnName
 	cells  int
 	oldest time.Duration
 }
 
-// measureBacklog is Backlog, and tells of each observer besides.
-func (db *DB) measureBacklog(ctx context.Context, limit int) (b Backlog, each []observerBacklog, err error) {
-	v, err := db.loadCatalog(ctx)
-	if err != nil {
-		return b, nil, fmt.Errorf("percolator: measuring the backlog: %w", err)
-	}
-	oldest := v.asOf
-	found := map[columnName]*observerBacklog{}
-	columns := map[string][]rowstore.Selector{}
+// observedColumns lists the observed columns, by their tables.
+func (v *catalogView) observedColumns() map[string][]string {
+	columns := map[string][]string{}
 	for k := range v.observed {
-		columns[k.table] = append(columns[k.table], rowstore.Selector{Family: rowstore.Notify, Column: k.column, To: oracle.Max})
-		found[k] = &observerBacklog{columnName: k}
+		columns[k.table] = append(columns[k.table], k.column)
 	}
-	// Each table has a limit of its own. With one for all, a table that reaches it would hide the others, and which ones would be chance.
-	for _, table := range slices.Sorted(maps.Keys(columns)) {
-		cells := 0
-		for row, err := range db.notifiedRows(ctx, table, columns[table], 0) {
-			if err != nil {
-				return b, nil, fmt.Errorf("percolator: measuring the backlog: %w", err)
-			}
-			for column, versions := range notifiedColumns(&row) {
-				cells++
-				w := found[columnName{table, column}]
-				w.cells++
-				for i := range versions {
-					oldest = min(oldest, versions[i].TS)
-					w.oldest = max(w.oldest, v.asOf.Sub(versions[i].TS))
-				}
-			}
-			if limit > 0 && cells >= limit {
-				break
-			}
-		}
-		b.Cells += cells
-	}
-	if b.Cells > 0 {
-		b.Oldest = v.asOf.Sub(oldest)
-	}
-	if limit > 0 {
-		b.Cells = min(b.Cells, limit)
-	}
-	if b.Parked, err = db.countParked(ctx); err != nil {
-		return b, nil, fmt.Errorf("percolator: counting the parked runs: %w", err)
-	}
-	for k, names := range v.observed {
-		for _, name := range names.names {
-			w := *found[k]
-			w.observer = name
-			each = append(each, w)
-		}
-	}
-	return b, each, nil
+	return columns
 }
 
-// backlogMetric bounds what one reading of the backlog's gauges costs, for each observed table.
-const backlogMetric = 10_000
+// measureTable measures what waits in an observed table. It looks at up to limit cells, and a row more.
+func (db *DB) measureTable(ctx context.Context, v *catalogView, table string, columns []string, limit int) ([]columnBacklog, error) {
+	found := make([]columnBacklog, len(columns))
+	picks := make([]rowstore.Selector, len(columns))
+	for i, column := range columns {
+		found[i].columnName = columnName{table, column}
+		picks[i] = rowstore.Selector{Family: rowstore.Notify, Column: column, To: oracle.Max}
+	}
+	cells := 0
+	for row, err := range db.notifiedRows(ctx, table, picks, 0) {
+		if err != nil {
+			return nil, err
+		}
+		for column, versions := range notifiedColumns(&row) {
+			cells++
+			of := &found[slices.Index(columns, column)]
+			of.cells++
+			for i := range versions {
+				of.oldest = max(of.oldest, v.asOf.Sub(versions[i].TS))
+			}
+		}
+		if limit > 0 && cells >= limit {
+			break
+		}
+	}
+	return found, nil
+}
 
 // registerMetrics does what WithMetrics says.
 func (db *DB) registerMetrics(meters metric.MeterProvider) error {
@@ -120,17 +125,10 @@ func (db *DB) registerMetrics(meters metric.MeterProvider) error {
 		errs = append(errs, err)
 		counters, all = append(counters, counter{i, c.value}), append(all, i)
 	}
-	backlog, err := meter.Int64ObservableGauge("percolator.backlog", metric.WithDescription("Cells with notifications, at most 10,000."))
+	gauges, observed, err := db.gauges(meter)
 	errs = append(errs, err)
-	oldest, err := meter.Float64ObservableGauge("percolator.backlog.oldest", metric.WithUnit("s"), metric.WithDescription("Age of the oldest notification."))
-	errs = append(errs, err)
-	parked, err := meter.Int64ObservableGauge("percolator.parked", metric.WithDescription("Runs of observers that are parked."))
-	errs = append(errs, err)
-	observers, err := db.observerInstruments(meter)
-	errs = append(errs, err)
-	pending, err := meter.Int64ObservableGauge("percolator.timers.pending", metric.WithDescription("Timers that were set more than 30 s ahead, at most 1,000."))
-	errs = append(errs, err)
-	overdue, err := meter.Float64ObservableGauge("percolator.timers.overdue", metric.WithUnit("s"), metric.WithDescription("How long the oldest of them has been due and nobody has told of it."))
+	db.runTimes, err = meter.Float64Histogram("percolator.observer.duration", metric.WithUnit("s"), metric.WithDescription("Runs of an observer, with their commits."),
+		metric.WithExplicitBucketBoundaries(.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300))
 	errs = append(errs, err)
 	db.lateness, err = meter.Float64Histogram("percolator.timers.lateness", metric.WithUnit("s"), metric.WithDescription("From when a timer was due to the beginning of the first run for it."),
 		metric.WithExplicitBucketBoundaries(.001, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 3600))
@@ -146,23 +144,13 @@ func (db *DB) registerMetrics(meters metric.MeterProvider) error {
 		if err := db.enter(); err != nil {
 			return err
 		}
-		b, each, err := db.measureBacklog(ctx, backlogMetric)
-		db.leave()
-		if err != nil {
-			return err
+		defer db.leave()
+		// With an error some readers would drop all metrics of the process, also those that were told.
+		if err := gauges.observe(ctx, o, db); err != nil {
+			db.log.Warn("not everything that waits could be measured", "err", err)
 		}
-		observers.observe(o, each)
-		o.ObserveInt64(backlog, int64(b.Cells))
-		o.ObserveFloat64(oldest, b.Oldest.Seconds())
-		o.ObserveInt64(parked, int64(b.Parked))
-		timers, err := db.TimerBacklog(ctx, timersMetric)
-		if err != nil {
-			return err
-		}
-		o.ObserveInt64(pending, int64(timers.Pending))
-		o.ObserveFloat64(overdue, timers.Late.Seconds())
 		return nil
-	}, append(all, backlog, oldest, parked, observers.cells, observers.oldest, pending, overdue)...)
+	}, append(all, observed...)...)
 	if err != nil {
 		return fmt.Errorf("percolator: registering metrics: %w", err)
 	}

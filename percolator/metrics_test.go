@@ -28,6 +28,16 @@ func collect(t *testing.T, reader *sdkmetric.ManualReader) map[string]metricdata
 	return all
 }
 
+// ofObservers are the values of a metric, by observer.
+func ofObservers[N int64 | float64](points []metricdata.DataPoint[N]) map[string]N {
+	all := map[string]N{}
+	for i := range points {
+		name, _ := points[i].Attributes.Value("observer")
+		all[name.AsString()] = points[i].Value
+	}
+	return all
+}
+
 // checkObserverMetrics checks what is measured for each observer: one run was good, one failed, and a cell waits.
 func checkObserverMetrics(t *testing.T, all map[string]metricdata.Aggregation) {
 	t.Helper()
@@ -132,20 +142,33 @@ func TestBacklogOfSeveralTables(t *testing.T) {
 	require.Equal(t, 3, first.Cells)
 	require.GreaterOrEqual(t, first.Oldest, time.Hour, "the oldest one is of the second table")
 	for range 50 {
-		b, each, err := c.measureBacklog(t.Context(), 3)
+		b, err := c.Backlog(t.Context(), 3)
 		require.NoError(t, err)
 		require.Equal(t, 3, b.Cells)
 		require.InDelta(t, first.Oldest, b.Oldest, float64(time.Minute))
-		of := map[string]int{}
-		for i := range each {
-			of[each[i].observer] = each[i].cells
-		}
-		require.Equal(t, map[string]int{"a": 3, "b": 2}, of)
 	}
 	for limit, want := range map[int]int{0: 7, 1: 1, 6: 6, 7: 7, 9: 7} {
 		b, err := c.Backlog(t.Context(), limit)
 		require.NoError(t, err)
 		require.Equal(t, want, b.Cells, "limit %d", limit)
 	}
-	require.EqualValues(t, 7, collect(t, reader)["percolator.backlog"].(metricdata.Gauge[int64]).DataPoints[0].Value)
+	all := collect(t, reader)
+	require.EqualValues(t, 7, all["percolator.backlog"].(metricdata.Gauge[int64]).DataPoints[0].Value)
+	require.Equal(t, map[string]int64{"a": 5, "b": 2}, ofObservers(all["percolator.observer.backlog"].(metricdata.Gauge[int64]).DataPoints))
+}
+
+// Whoever alerts on old changes can leave paused observers out.
+func TestPausedObserversAreMeasured(t *testing.T) {
+	t.Parallel()
+	reader := sdkmetric.NewManualReader()
+	w := newWorld(t)
+	w.observed("t", "v", "a", "b")
+	c := w.client(WithMetrics(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))))
+	paused := func() map[string]int64 {
+		return ofObservers(collect(t, reader)["percolator.observer.paused"].(metricdata.Gauge[int64]).DataPoints)
+	}
+	require.NoError(t, c.PauseObserver(t.Context(), "a"))
+	require.Equal(t, map[string]int64{"a": 1, "b": 0}, paused())
+	require.NoError(t, c.ResumeObserver(t.Context(), "a"))
+	require.Equal(t, map[string]int64{"a": 0, "b": 0}, paused())
 }

@@ -255,8 +255,8 @@ func WithStorePatience(d time.Duration) Option { return func(o *options) { o.sto
 // OpenTelemetry API, until Close: each field of Stats as a counter
 // percolator.<name>, and the gauges percolator.backlog (at most 10,000),
 // percolator.backlog.oldest in seconds and percolator.parked. The gauges cost a scan
-// of the notifications, up to 10,000 of each observed table, each time that they are read. nil, the default, reports
-// nothing and costs nothing.
+// of the notifications, up to 10,000 of each observed table, each time that they are read. That takes 5 s at most: what the
+// store does not tell by then is left out, and logged. nil, the default, reports nothing and costs nothing.
 func WithMetrics(meters metric.MeterProvider) Option {
 	return func(o *options) { o.meters = meters }
 }

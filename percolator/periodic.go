@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/percolate-go/percolate/internal/format"
@@ -261,17 +262,27 @@ func (p *periodic) giveUp(ctx context.Context, tx *Txn, since, begun Timestamp) 
 	return p.store(tx, &s, true)
 }
 
-// startPeriodics makes sure that each periodic of the worker has a next tick, and that its schedule is the one that counts.
+// startWait is how long a worker waits for its periodics to be started before it does all else.
+const startWait = time.Second
+
+// startPeriodics makes sure that each periodic of the worker has a next tick, and that its schedule is the one that counts. One
+// that fails does not hold the others up.
 func (w *Worker) startPeriodics(ctx context.Context) error {
-	for _, q := range w.list {
-		if q.o.periodic == nil {
-			continue
-		}
-		if err := w.retry(ctx, "starting a periodic", func() error { return w.startPeriodic(ctx, q) }); err != nil {
-			return fmt.Errorf("starting the periodic %q: %w", q.o.Name, err)
-		}
+	left := slices.DeleteFunc(slices.Clone(w.list), func(q *queue) bool { return q.o.periodic == nil })
+	if len(left) == 0 {
+		return nil
 	}
-	return nil
+	return w.retry(ctx, "starting a periodic", func() error {
+		var errs []error
+		left = slices.DeleteFunc(left, func(q *queue) bool {
+			err := w.startPeriodic(ctx, q)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("percolator: starting the periodic %q: %w", q.o.Name, err))
+			}
+			return err == nil
+		})
+		return errors.Join(errs...)
+	})
 }
 
 func (w *Worker) startPeriodic(ctx context.Context, q *queue) error {

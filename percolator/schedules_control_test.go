@@ -67,29 +67,35 @@ func TestScheduleK_PauseWithinASweep(t *testing.T) {
 	require.NoError(t, c.RemoveObserver(t.Context(), "o"))
 	w.pass(worldLease)
 	require.NoError(t, o.w.publish(t.Context()))
-	v, err := c.loadCatalog(t.Context())
-	require.NoError(t, err)
-	at, err := c.draw(t.Context())
-	require.NoError(t, err)
 	other := w.client()
 	puts := func(x *call) bool { return edits(x, puts(rowstore.Notify)) }
 	p := c.hold(t, puts)
-	done := async(func() error { return o.w.sweepOne(t.Context(), o.w.unswept(v)[0], at) })
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	attended := async(func() error { return o.w.attend(ctx) })
+	swept := async(func() error { return o.w.sweepFresh(ctx) })
 	p.wait()
+	passes := func() {
+		_, ended := w.clock.sleeps(t, worldLease, attended)
+		require.False(t, ended)
+		w.pass(worldLease)
+	}
 	for _, paused := range []bool{true, false} {
 		require.NoError(t, other.setPaused(t.Context(), "changing", "o", paused))
+		passes()
+		require.Eventually(t, func() bool { return o.w.isPaused("o", rowA) == paused }, patience, time.Millisecond)
 		next := c.hold(t, puts)
-		w.pass(worldLease)
 		p.release(pass)
 		p = next
 		p.wait()
-		require.Equal(t, paused, o.w.isPaused("o", rowA))
 	}
 	// It also knows that the observer was removed, and does not go on for nobody.
 	require.NoError(t, other.RemoveObserver(t.Context(), "o"))
-	w.pass(worldLease)
+	passes()
+	require.ErrorIs(t, w.finish(attended), ErrObserverRemoved)
+	cancel() // as Run does then
 	p.release(pass)
-	require.ErrorIs(t, w.finish(done), ErrObserverRemoved)
+	require.ErrorIs(t, w.finish(swept), context.Canceled)
 	require.Len(t, c.wire.sent(puts), 3)
 }
 

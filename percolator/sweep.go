@@ -75,27 +75,20 @@ func (w *Worker) record(v *catalogView, q *queue) *format.Observer {
 	return nil
 }
 
-// attend makes sure, as long as the worker runs, that its observers are registered, and
-// sweeps for them. It looks again when a catalog lease has passed, or when a run has
-// met a catalog without its observer. It returns an error that matches
+// attend makes sure, as long as the worker runs, that its observers are registered, and has them
+// swept for. It looks again when a catalog lease has passed, or when a run has
+// met a catalog without its observer, whatever a sweep does meanwhile. It returns an error that matches
 // ErrObserverRemoved when one has been removed, and one that matches ErrFormat once a newer program
 // has raised the catalog: this one commits nothing more, and must not keep its share from others.
 func (w *Worker) attend(ctx context.Context) error {
 	for {
 		var v *catalogView
-		var newer error
 		err := w.retry(ctx, "reading the catalog", func() (err error) {
-			if v, err = w.db.loadCatalog(ctx); errors.Is(err, ErrFormat) {
-				newer, err = err, nil
-			}
+			v, err = w.db.loadCatalog(ctx)
 			return err
 		})
 		if err != nil {
 			return err
-		}
-		if newer != nil {
-			w.db.log.Error("the worker stops, because this program does not know the version of the catalog or of the store any more", "err", newer)
-			return fmt.Errorf("percolator: the worker stops: %w", newer)
 		}
 		if err := w.checkRegistered(v); err != nil {
 			w.db.log.Error("the worker stops, because an observer of its was removed; run the worker anew to register it again", "err", err)
@@ -104,26 +97,34 @@ func (w *Worker) attend(ctx context.Context) error {
 		w.notePaused(v)
 		w.noteTimers(v)
 		if len(w.unswept(v)) > 0 {
-			err := w.retryAfter(ctx, walkWait, "sweeping for new observers", func() error {
-				err := w.sweepNew(ctx)
-				if errors.Is(err, ErrObserverRemoved) {
-					return nil // the catalog tells which
-				}
-				return err
-			})
-			if err != nil {
-				return err
+			leaveToken(w.sweepSoon)
+		} else {
+			select {
+			case <-w.ready:
+			default:
+				close(w.ready)
 			}
-			continue
-		}
-		select {
-		case <-w.ready:
-		default:
-			close(w.ready)
 		}
 		if _, err := w.sleepOr(ctx, v.lease, w.recheck); err != nil {
 			return err
 		}
+	}
+}
+
+// sweepFresh sweeps whenever attend has seen that it is due. It is apart from attend: a sweep may take hours, or wait
+// for a store that is away.
+func (w *Worker) sweepFresh(ctx context.Context) error {
+	for {
+		select {
+		case <-w.sweepSoon:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		err := w.retryAfter(ctx, walkWait, "sweeping for new observers", func() error { return w.sweepNew(ctx) })
+		if err != nil {
+			return err
+		}
+		leaveToken(w.recheck) // attend sees whether any is left
 	}
 }
 
@@ -160,7 +161,8 @@ func (w *Worker) unswept(v *catalogView) []format.Observer {
 }
 
 // sweepNew lets observers that are new, or registered again, see the existing data. A
-// sweep that another worker is doing is left to that worker, until its lease has ended.
+// sweep that another worker is doing is left to that worker, until its lease has ended. One that fails, because its
+// table is in a store that is away, does not hold up the others.
 func (w *Worker) sweepNew(ctx context.Context) error {
 	v, err := w.db.loadCatalog(ctx)
 	if err != nil {
@@ -176,28 +178,37 @@ func (w *Worker) sweepNew(ctx context.Context) error {
 	if err != nil || at == 0 {
 		return err
 	}
+	var errs []error
+	var wait time.Duration // until the first sweep of another worker may be taken over
 	for _, r := range fresh {
-		if err := w.sweepOne(ctx, r, at); err != nil {
-			return fmt.Errorf("observer %q: %w", r.Name, err)
+		switch held, err := w.sweepOne(ctx, r, at); {
+		case err != nil:
+			errs = append(errs, fmt.Errorf("observer %q: %w", r.Name, err))
+		case held > 0 && (wait == 0 || held < wait):
+			wait = held
+		}
+		if ctx.Err() != nil {
+			break
 		}
 	}
-	return nil
+	if err := errors.Join(errs...); err != nil || wait == 0 {
+		return err
+	}
+	_, err = w.sleepOr(ctx, min(wait, w.db.known().lease), w.sweepSoon)
+	return err
 }
 
-// sweepOne sweeps for a registration, unless another worker does.
-func (w *Worker) sweepOne(ctx context.Context, r format.Observer, at Timestamp) error {
+// sweepOne sweeps for a registration, unless another worker does: then it tells how long that one has its lease.
+func (w *Worker) sweepOne(ctx context.Context, r format.Observer, at Timestamp) (held time.Duration, err error) {
 	lease := &sweepLease{w: w, row: format.SweepLeaseRow(&r)}
 	if held, err := lease.take(ctx); err != nil || held > 0 {
-		if err == nil {
-			_, err = w.sleepOr(ctx, min(held, w.db.known().lease), w.recheck)
-		}
-		return err
+		return held, err
 	}
 	defer lease.release(ctx)
 	if err := w.sweep(ctx, r, at, lease); err != nil {
-		return err
+		return 0, err
 	}
-	_, err := w.db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
+	_, err = w.db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
 		for i := range v.Observers {
 			// A later registration of the observer needs a sweep of its own.
 			if o := &v.Observers[i]; o.Swept == 0 && o.Since == r.Since && o.Is(string(r.Name), string(r.Table), string(r.Column)) {
@@ -207,7 +218,7 @@ func (w *Worker) sweepOne(ctx context.Context, r format.Observer, at Timestamp) 
 		}
 		return false, nil
 	})
-	return err
+	return 0, err
 }
 
 // sweepLease keeps other workers from a sweep while this one makes progress with it.
@@ -216,7 +227,6 @@ type sweepLease struct {
 	w     *Worker
 	row   string
 	taken time.Time
-	noted time.Time // when the worker looked at its registrations last
 }
 
 // take takes the lease, or tells how long another worker has it.
@@ -264,35 +274,11 @@ func (l *sweepLease) release(ctx context.Context) {
 // renew takes the lease again when a part of it has passed. It does not matter if
 // another worker has taken it meanwhile: both sweep.
 func (l *sweepLease) renew(ctx context.Context) error {
-	if err := l.note(ctx); err != nil {
-		return err
-	}
 	if l.w.db.clock.Now().Sub(l.taken) < l.w.config.MemberLease/3 {
 		return nil
 	}
 	_, err := l.take(ctx)
 	return err
-}
-
-// note does what attend cannot do during a sweep, which may take hours: it looks whether the worker's
-// observers are still registered, and which are paused.
-func (l *sweepLease) note(ctx context.Context) error {
-	w := l.w
-	select {
-	case <-w.recheck:
-	default:
-		if w.db.clock.Now().Sub(l.noted) < w.db.known().lease/2 {
-			return nil
-		}
-	}
-	l.noted = w.db.clock.Now()
-	v, err := w.db.loadCatalog(ctx)
-	if err != nil {
-		return ctx.Err() // no reason to begin the sweep again
-	}
-	w.notePaused(v)
-	w.noteTimers(v)
-	return w.checkRegistered(v)
 }
 
 const sweepBatch = 256

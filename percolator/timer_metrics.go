@@ -33,21 +33,25 @@ func (db *DB) TimerBacklog(ctx context.Context, limit int) (b TimerBacklog, err 
 	if err != nil {
 		return b, fmt.Errorf("percolator: counting timers: %w", err)
 	}
-	if !v.Timers {
-		return b, nil
-	}
-	tables := map[string]bool{}
-	for k := range v.observed {
-		tables[k.table] = true
-	}
-	for _, table := range slices.Sorted(maps.Keys(tables)) {
-		for n := range byte(format.TimerShards) {
-			if err := db.addTimers(ctx, timerShard{table, n}, v.asOf, limit, &b); err != nil {
-				return b, fmt.Errorf("percolator: counting timers: %w", err)
-			}
+	for _, table := range slices.Sorted(maps.Keys(v.observedColumns())) {
+		if err := db.addTableTimers(ctx, v, table, limit, &b); err != nil {
+			return b, fmt.Errorf("percolator: counting timers: %w", err)
 		}
 	}
 	return b, nil
+}
+
+// addTableTimers adds those of an observed table.
+func (db *DB) addTableTimers(ctx context.Context, v *catalogView, table string, limit int, b *TimerBacklog) error {
+	if !v.Timers {
+		return nil
+	}
+	for n := range byte(format.TimerShards) {
+		if err := db.addTimers(ctx, timerShard{table, n}, v.asOf, limit, b); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // addTimers adds those of a shard. The first one of each shard is looked at even if the limit is reached.
@@ -73,9 +77,6 @@ func (db *DB) addTimers(ctx context.Context, s timerShard, now Timestamp, limit 
 	}
 	return nil
 }
-
-// timersMetric bounds what one reading of the timers' gauges costs.
-const timersMetric = 1_000
 
 // noteLateness measures how late the first run for a timer begins.
 func (w *Worker) noteLateness(ctx context.Context, tx *Txn, view *cellView) {

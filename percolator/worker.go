@@ -132,6 +132,7 @@ type Worker struct {
 	claimSoon chan struct{}                // a token to look for runs that must be claimed
 	beatSoon  chan struct{}                // a token to look for a barrier of WaitIdle
 	recheck   chan struct{}                // a token to look whether the observers are still registered
+	sweepSoon chan struct{}                // a token to sweep for observers that are new
 	timed     chan struct{}                // closed when timers may be due
 	shards    map[timerShard]chan struct{} // a token to look who has a shard of timers
 	listening atomic.Int32                 // how many of the wakers work now
@@ -175,7 +176,7 @@ func NewWorker(db *DB, config WorkerConfig) *Worker {
 		ctx: db.ctx, runCtx: db.ctx,
 		kicks: map[string]chan struct{}{}, room: map[string]chan struct{}{}, freshRoom: map[string]chan struct{}{},
 		sooner: make(chan struct{}, 1), claimSoon: make(chan struct{}, 1),
-		beatSoon: make(chan struct{}, 1), recheck: make(chan struct{}, 1),
+		beatSoon: make(chan struct{}, 1), recheck: make(chan struct{}, 1), sweepSoon: make(chan struct{}, 1),
 		timed: make(chan struct{}), shards: map[timerShard]chan struct{}{},
 		ready: make(chan struct{}), ended: make(chan struct{}),
 		jobs: map[job]*task{}, paused: map[job]*pausedJob{}, locked: map[string][]*pausedJob{},
@@ -298,15 +299,6 @@ func (w *Worker) work(parent context.Context) error {
 	if err := w.publish(ctx); err != nil {
 		return fmt.Errorf("percolator: publishing the observers: %w", err)
 	}
-	if err := w.startPeriodics(ctx); err != nil {
-		return fmt.Errorf("percolator: %w", err)
-	}
-	if len(w.list) > 0 && w.db.opt.owns == nil {
-		if err := w.retry(ctx, "joining the workers", func() error { return w.beat(ctx) }); err != nil {
-			w.tellLeaving(w.leave)
-			return fmt.Errorf("percolator: joining the workers: %w", err)
-		}
-	}
 	var wg, claims sync.WaitGroup
 	part := func(f func() error) {
 		wg.Go(func() {
@@ -315,26 +307,25 @@ func (w *Worker) work(parent context.Context) error {
 			}
 		})
 	}
-	for table := range w.tables {
-		part(func() error { return w.find(ctx, table) })
-		part(func() error { return w.follow(ctx, table) })
-	}
-	for s := range w.shards {
-		part(func() error { return w.fire(ctx, s) })
-	}
+	started := make(chan struct{})
+	part(func() error {
+		defer close(started)
+		err := w.startPeriodics(ctx)
+		if err != nil && ctx.Err() == nil {
+			cancel(err) // before started tells
+		}
+		return err
+	})
 	claimCtx, stopClaims := context.WithCancel(runCtx)
 	defer claims.Wait()
 	defer stopClaims()
-	if len(w.list) > 0 {
-		part(func() error { return w.belong(ctx) })
-		claims.Go(func() { _ = w.claimRuns(claimCtx) })
-	}
-	part(func() error { return w.listen(ctx) })
-	part(func() error { return w.endPauses(ctx) })
-	part(func() error { return w.attend(ctx) })
-	if w.config.GCInterval >= 0 {
-		part(func() error { return w.collect(ctx) })
-		part(func() error { return w.collectShort(ctx) })
+	if err := w.takePart(ctx, started); err == nil {
+		if len(w.list) > 0 {
+			claims.Go(func() { _ = w.claimRuns(claimCtx) })
+		}
+		w.startParts(ctx, part)
+	} else if ctx.Err() == nil {
+		cancel(err)
 	}
 	wg.Wait()
 	w.wind(stopRuns)
@@ -342,6 +333,45 @@ func (w *Worker) work(parent context.Context) error {
 		return err
 	}
 	return nil
+}
+
+// takePart joins the other workers, after a look at the worker's periodics: one whose schedule does not count is left to others from the
+// beginning, and one that Run refuses joins nobody. That only spares work, so it waits for their store no longer than startWait. started is
+// closed when they are started, or ctx has ended because they cannot be.
+func (w *Worker) takePart(ctx context.Context, started <-chan struct{}) error {
+	if slices.ContainsFunc(w.list, func(q *queue) bool { return q.o.periodic != nil }) {
+		if _, err := w.sleepOr(ctx, startWait, started); err != nil {
+			return err
+		}
+	}
+	if len(w.list) > 0 && w.db.opt.owns == nil {
+		if err := w.retry(ctx, "joining the workers", func() error { return w.beat(ctx) }); err != nil {
+			return fmt.Errorf("percolator: joining the workers: %w", err)
+		}
+	}
+	return nil
+}
+
+// startParts starts what the worker does as long as it runs.
+func (w *Worker) startParts(ctx context.Context, part func(func() error)) {
+	for table := range w.tables {
+		part(func() error { return w.find(ctx, table) })
+		part(func() error { return w.follow(ctx, table) })
+	}
+	for s := range w.shards {
+		part(func() error { return w.fire(ctx, s) })
+	}
+	if len(w.list) > 0 {
+		part(func() error { return w.belong(ctx) })
+	}
+	part(func() error { return w.listen(ctx) })
+	part(func() error { return w.endPauses(ctx) })
+	part(func() error { return w.attend(ctx) })
+	part(func() error { return w.sweepFresh(ctx) })
+	if w.config.GCInterval >= 0 {
+		part(func() error { return w.collect(ctx) })
+		part(func() error { return w.collectShort(ctx) })
+	}
 }
 
 // wind ends the functions that run, by stopRuns if they take longer than StopTimeout, and
@@ -406,8 +436,24 @@ func (w *Worker) waitAfter(ctx context.Context, wait Backoff, attempt int, what 
 	if ctx.Err() != nil || fatal(err) {
 		return err
 	}
+	if errors.Is(err, ErrFormat) {
+		if err := w.outdated(ctx); err != nil {
+			return err
+		}
+	}
 	w.db.log.Warn(what+" failed and will be tried again", "err", err)
 	return w.db.clock.Sleep(ctx, wait.wait(attempt, w.db.rand))
+}
+
+// outdated returns an error that matches ErrFormat if this program does not know the catalog, or the store, any more: that never passes. What
+// this program cannot read may also be a single record, which must not end all else that the worker does.
+func (w *Worker) outdated(ctx context.Context) error {
+	_, err := w.db.loadCatalog(ctx)
+	if !errors.Is(err, ErrFormat) {
+		return nil
+	}
+	w.db.log.Error("the worker stops, because this program does not know the version of the catalog or of the store any more", "err", err)
+	return fmt.Errorf("percolator: the worker stops: %w", err)
 }
 
 // fatal reports whether trying again cannot mend an error.

@@ -142,7 +142,7 @@ func keys(s attribute.Set) (all []string) {
 var (
 	serieses  = regexp.MustCompile(`(percolator_[a-z_]+)(?:\{([^}]*)\})?`)
 	demands   = regexp.MustCompile(`([a-z_]+)\s*(?:=~|!~|!=|=)`)
-	groupings = regexp.MustCompile(`by \(([^)]*)\)`)
+	groupings = regexp.MustCompile(`\b(?:by|on) \(([^)]*)\)`)
 )
 
 // check checks the names and labels of an expression, and returns how many metrics it has.
@@ -193,19 +193,48 @@ func TestFilesNameWhatThereIs(t *testing.T) {
 	require.Len(t, wrong, 4, "the check finds nothing")
 }
 
-func checkRules(t *testing.T, all *exported) {
+// rule is one of rules.yml.
+type rule struct {
+	Alert, Expr, For    string
+	Labels, Annotations map[string]string
+}
+
+type rules struct {
+	Groups []struct {
+		Name  string
+		Rules []rule
+	}
+}
+
+func readRules(t *testing.T) (file rules) {
+	t.Helper()
 	b, err := os.ReadFile("rules.yml")
 	require.NoError(t, err)
-	var file struct {
-		Groups []struct {
-			Name  string
-			Rules []struct {
-				Alert, Expr, For    string
-				Labels, Annotations map[string]string
+	require.NoError(t, yaml.UnmarshalWithOptions(b, &file, yaml.Strict()))
+	return file
+}
+
+// A pause that somebody has ordered pages nobody.
+func TestAlertsLeaveOutWhatIsPaused(t *testing.T) {
+	t.Parallel()
+	old, tells := 0, false
+	for _, g := range readRules(t).Groups {
+		for _, r := range g.Rules {
+			require.NotContains(t, r.Expr, "percolator_backlog_oldest_seconds", "%s: it is of all columns", r.Alert)
+			if strings.Contains(r.Expr, "percolator_observer_backlog_oldest_seconds") {
+				old++
+				require.Contains(t, r.Expr, "percolator_observer_backlog_oldest_seconds unless on (job, table, column) (percolator_observer_paused == 1)", r.Alert)
+			} else if strings.Contains(r.Expr, "percolator_observer_paused") {
+				tells = true
 			}
 		}
 	}
-	require.NoError(t, yaml.UnmarshalWithOptions(b, &file, yaml.Strict()))
+	require.Equal(t, 2, old)
+	require.True(t, tells, "nothing tells of a pause that lasts")
+}
+
+func checkRules(t *testing.T, all *exported) {
+	file := readRules(t)
 	sections := headings(t, "../runbooks.md")
 	seen := map[string]bool{}
 	for _, g := range file.Groups {

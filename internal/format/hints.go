@@ -3,6 +3,7 @@ package format
 import (
 	"encoding/binary"
 	"fmt"
+	"strings"
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 )
@@ -80,6 +81,15 @@ func HintsOf(table string, since, until Timestamp) (from, to string) {
 	prefix := rowOf(table)
 	return string(binary.BigEndian.AppendUint64([]byte(prefix), uint64(since))),
 		string(binary.BigEndian.AppendUint64([]byte(prefix), uint64(until)+1))
+}
+
+// HintedTable is the table of a row of TableHints. ok is false where the row does not have it, because the name is very long.
+func HintedTable(row string) (table string, ok bool) {
+	n, size := binary.Uvarint([]byte(row[:min(len(row), binary.MaxVarintLen64)]))
+	if size <= 0 || strings.HasPrefix(row, hashedRow) || n > uint64(len(row)-size) {
+		return "", false
+	}
+	return row[size : size+int(n)], true //nolint:gosec // at most the length
 }
 
 // HintRow names the row of a hint of a table: since is the beginning of its span, and id is unlike

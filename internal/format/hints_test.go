@@ -40,6 +40,9 @@ func TestHintRows(t *testing.T) {
 	tables := []string{"t", "tt", "t\x00", "\x00\x00t", "\xff", strings.Repeat("t", 400), strings.Repeat("t", 401)}
 	for _, table := range tables {
 		from, to := HintsOf(table, 5, 9)
+		named, ok := HintedTable(HintRow(table, 5, "a"))
+		require.Equal(t, len(table) < longParts, ok)
+		require.True(t, named == table || !ok)
 		for _, other := range tables {
 			for _, since := range []Timestamp{0, 4, 5, 9, 10, oracle.Max} {
 				for _, id := range []string{"a", "\xff\xff"} {
@@ -49,6 +52,10 @@ func TestHintRows(t *testing.T) {
 				}
 			}
 		}
+	}
+	for _, row := range []string{"", "\x05t", "\xff"} {
+		_, ok := HintedTable(row)
+		require.False(t, ok)
 	}
 	rows := []string{HintRow("t", 1, "b"), HintRow("t", 2, "a"), HintRow("t", 1<<40, "")}
 	require.True(t, slices.IsSorted(rows))
