@@ -28,6 +28,10 @@ func FuzzReadHistory(f *testing.F) {
 	f.Add([]byte(`[{"process":"nemesis","value":{"a":["}"]}},{"process":-1,"type":"invoke","value":[["append",7,1]],"time":1.5e3}]`))
 	f.Add([]byte(`{"process":1,"type":"invoke","value":[["r","\ud800\"",null,"absent"],["r","l",[],"lock"]]}{"process":1,"type":"info"}{"process":`))
 	f.Add([]byte(`{"process":1,"type":"invoke","start":18446744073709551615,"time":-9223372036854775808}{"process":1,"type":"ok","time":9223372036854775807,"commit":1,"value":[["w","x",null]]}`))
+	// Several processes at the same time, of which some say less in the end than they said first.
+	f.Add([]byte(`{"process":1,"type":"invoke","value":[["r","x",null,"absent"]]}{"process":2,"type":"invoke","value":[["r","x",null,"absent"]]}{"process":1,"type":"ok","value":null}{"process":2,"type":"ok","value":[["r","x",[1]]]}`))
+	f.Add([]byte(`{"process":1,"type":"invoke","value":[["r","x",null,"absent"],["w","y",1]]}{"process":2,"type":"invoke","value":[["r","x",null,"absent"],["r","z",null,"absent"]]}{"process":1,"type":"ok","value":[["w","y",1]]}{"process":3,"type":"invoke","value":[["append","x",1]]}{"process":2,"type":"fail","value":[["w","y",2]]}{"process":3,"type":"info","value":[]}`))
+	f.Add([]byte(`{"process":3,"type":"invoke","time":1,"start":5,"value":[["append","x",1]]}{"process":1,"type":"invoke","time":2,"start":6,"value":[["r","x",null,"absent"]]}{"process":2,"type":"invoke","time":3,"start":7,"value":[["r","x",[1]]]}{"process":1,"type":"info","time":4}{"process":3,"type":"ok","time":5,"commit":8}{"process":2,"type":"fail","time":6}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		h, err := checker.ReadHistory(bytes.NewReader(b))
 		if err != nil {

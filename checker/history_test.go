@@ -188,6 +188,13 @@ func TestDeathWhileCommitting(t *testing.T) {
 	require.Equal(t, []checker.Op{{Kind: checker.Write, Key: "x", Value: 1}}, h[0].Ops)
 	require.Zero(t, h[0].Complete)
 
+	link := filepath.Join(t.TempDir(), "link")
+	require.NoError(t, os.Symlink(path, link))
+	for _, same := range []string{path, filepath.Dir(path) + "/./history", link} {
+		_, err = checker.ReadFiles(path, same)
+		require.ErrorContains(t, err, "are the same file")
+	}
+
 	again := filepath.Join(t.TempDir(), "again")
 	require.NoError(t, os.WriteFile(again, []byte(`{"process":1,"type":"invoke","time":1,"value":[]}`), 0o600))
 	_, err = checker.ReadFiles(path, again)
@@ -292,6 +299,24 @@ func TestReadOthers(t *testing.T) {
 		_, err := checker.ReadHistory(strings.NewReader(text))
 		require.ErrorContains(t, err, want, text)
 	}
+}
+
+// A completion takes the place of what its own invocation said, also where invocations of others follow that one.
+func TestReadsOfNothingOfSeveralProcesses(t *testing.T) {
+	t.Parallel()
+	invoke := `{"process":%d,"type":"invoke","value":[["r",%q,null,"absent"]]}`
+	h, err := checker.ReadHistory(strings.NewReader(fmt.Sprintf(invoke, 1, "x") + fmt.Sprintf(invoke, 2, "x") + fmt.Sprintf(invoke, 3, "x") +
+		`{"process":1,"type":"ok","value":null}{"process":2,"type":"ok","value":[["r","x",[1]]]}`))
+	require.NoError(t, err)
+	require.Len(t, h, 3)
+	require.Empty(t, h[0].Ops)
+	require.Equal(t, []checker.Op{{Kind: checker.ReadList, Key: "x", List: []int64{1}}}, h[1].Ops)
+	require.Equal(t, []checker.Op{{Kind: checker.ReadList, Key: "x"}}, h[2].Ops)
+
+	h, err = checker.ReadHistory(strings.NewReader(fmt.Sprintf(invoke, 1, "x") + fmt.Sprintf(invoke, 2, "x") +
+		`{"process":1,"type":"ok","value":[["w","y",7]]}{"process":2,"type":"ok","value":[["r","x",[1]]]}`))
+	require.NoError(t, err)
+	require.Equal(t, []checker.Op{{Kind: checker.Write, Key: "y", Value: 7}}, h[0].Ops)
 }
 
 func TestExport(t *testing.T) {

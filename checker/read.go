@@ -41,14 +41,21 @@ func ReadHistory(r io.Reader) (History, error) {
 }
 
 // ReadFiles reads histories from files and puts them together. No process may be in
-// two files.
+// two files, and no file may be given twice, under whatever names.
 func ReadFiles(paths ...string) (History, error) {
 	var all History
+	infos := make([]os.FileInfo, len(paths))
 	owner := map[int]string{}
-	for _, path := range paths {
-		h, err := readFile(path)
+	for i, path := range paths {
+		h, info, err := readFile(path)
 		if err != nil {
 			return nil, err
+		}
+		infos[i] = info
+		for other := range i {
+			if os.SameFile(infos[other], info) {
+				return nil, fmt.Errorf("checker: %s and %s are the same file", paths[other], path)
+			}
 		}
 		for i := range h {
 			if other, ok := owner[h[i].Process]; ok && other != path {
@@ -61,17 +68,21 @@ func ReadFiles(paths ...string) (History, error) {
 	return all, nil
 }
 
-func readFile(path string) (History, error) {
+func readFile(path string) (History, os.FileInfo, error) {
 	f, err := os.Open(path) //nolint:gosec // the caller names the file
 	if err != nil {
-		return nil, fmt.Errorf("checker: %w", err)
+		return nil, nil, fmt.Errorf("checker: %w", err)
 	}
 	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, nil, fmt.Errorf("checker: %w", err)
+	}
 	h, err := ReadHistory(f)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, nil, fmt.Errorf("%s: %w", path, err)
 	}
-	return h, nil
+	return h, info, nil
 }
 
 // keyUse is what is known of a key while a history is read.
@@ -93,13 +104,6 @@ type decoder struct {
 	h       History
 	pending map[int]int // place of the process's open transaction
 	keys    map[string]*keyUse
-	nulls   []nullRead
-}
-
-// nullRead is a read of nothing. Its kind depends on the other operations on its key.
-type nullRead struct {
-	txn, op int
-	key     *keyUse
 }
 
 // line is one object.
@@ -134,9 +138,12 @@ func (d *decoder) run() error {
 			return fmt.Errorf("checker: operation %d: %w", d.n, err)
 		}
 	}
-	for _, n := range d.nulls {
-		if n.key.list {
-			d.h[n.txn].Ops[n.op] = Op{Kind: ReadList, Locks: d.h[n.txn].Ops[n.op].Locks, Key: n.key.name}
+	// The kind of a read of nothing depends on the other operations on its key.
+	for i := range d.h {
+		for o := range d.h[i].Ops {
+			if op := &d.h[i].Ops[o]; op.Kind == Read && op.Absent && d.keys[op.Key].list {
+				*op = Op{Kind: ReadList, Locks: op.Locks, Key: op.Key}
+			}
 		}
 	}
 	for _, k := range d.keys {
@@ -273,9 +280,6 @@ func (d *decoder) object() error {
 		return nil
 	}
 	// A completion says all that its invocation said, and more.
-	for len(d.nulls) > 0 && d.nulls[len(d.nulls)-1].txn == place {
-		d.nulls = d.nulls[:len(d.nulls)-1]
-	}
 	d.text, d.pos = l.value, 0
 	return d.ops(place, l.kind == "invoke" || l.kind == "info")
 }
@@ -376,23 +380,20 @@ func (d *decoder) ops(place int, mayBeUnknown bool) error {
 	}
 	// What is decoded here is a few elements, mostly.
 	return d.each('[', ']', func() error {
-		op, known, key, err := d.op(mayBeUnknown)
+		op, known, err := d.op(mayBeUnknown)
 		if err != nil {
 			return fmt.Errorf("value %d: %w", len(t.Ops)+1, err)
 		}
-		if !known {
-			return nil
+		if known {
+			t.Ops = append(t.Ops, op)
 		}
-		if op.Kind == Read && op.Absent {
-			d.nulls = append(d.nulls, nullRead{place, len(t.Ops), key})
-		}
-		t.Ops = append(t.Ops, op)
 		return nil
 	})
 }
 
 // op reads one operation. known is false if it says nothing.
-func (d *decoder) op(mayBeUnknown bool) (op Op, known bool, key *keyUse, err error) {
+func (d *decoder) op(mayBeUnknown bool) (op Op, known bool, err error) {
+	var key *keyUse
 	n := 0
 	what := ""
 	null, absent := false, false
@@ -432,22 +433,22 @@ func (d *decoder) op(mayBeUnknown bool) (op Op, known bool, key *keyUse, err err
 		return err
 	})
 	if err != nil {
-		return op, false, key, err
+		return op, false, err
 	}
 	if n < 3 {
-		return op, false, key, errors.New("an operation has three elements at least")
+		return op, false, errors.New("an operation has three elements at least")
 	}
 	op.Key = key.name
 	switch {
 	case op.Kind == Append && null:
-		return op, false, key, errors.New("append of null")
+		return op, false, errors.New("append of null")
 	case op.Kind == Append || op.Kind == ReadList:
 		key.list = true
 	case op.Kind == Write || !null:
 		key.register = true
 	}
 	op.Absent = null
-	return op, !null || op.Kind == Write || !mayBeUnknown || absent, key, nil
+	return op, !null || op.Kind == Write || !mayBeUnknown || absent, nil
 }
 
 // operand reads what an operation reads or writes. null says that this is null.

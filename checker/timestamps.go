@@ -52,7 +52,8 @@ type TimestampOptions struct {
 // something before, the writes of that must be part of the history.
 //
 // A transaction of unknown outcome counts as committed if somebody saw one of its
-// values. Then there must be a commit timestamp that fits all reads and writes. If
+// values. Then there must be a commit timestamp that fits all reads and writes, and
+// also what it, and others, locked or read as serializable transactions. If
 // others wrote the same values, nobody can tell, and every read passes that is
 // possible with the transaction or without it.
 //
@@ -77,6 +78,7 @@ func CheckTimestamps(h History, o TimestampOptions) (*Report, error) {
 	}
 	c.prove()
 	c.sweep()
+	c.order()
 	c.undecided()
 	c.ledger()
 	return c.r, nil
@@ -93,6 +95,7 @@ type tsChecker struct {
 	readFrom, writeOf []int32
 	bounds            map[int32]*bounds // of unknown transactions
 	maybe             map[int32]bool    // keys that unproved transactions wrote with values that others wrote too
+	precedences       []precedence      // that an unknown transaction takes part in
 }
 
 // extKeyed is the place of a read or write in the digest, with what sorting needs.
@@ -139,10 +142,6 @@ func saw(c *tsChecker, b because) string {
 
 func sawNot(c *tsChecker, b because) string {
 	return fmt.Sprintf("%s did not see it in %s at %d", c.h.name(int(b.txn)), c.d.keys[b.key], uint64(c.h[b.txn].Start))
-}
-
-func keptIt(c *tsChecker, b because) string {
-	return fmt.Sprintf("%s did not see it in %s, which nobody may have written until it was committed at %d", c.h.name(int(b.txn)), c.d.keys[b.key], uint64(c.h[b.txn].Commit))
 }
 
 func wroteToo(c *tsChecker, b because) string {

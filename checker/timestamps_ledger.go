@@ -64,7 +64,7 @@ func (c *tsChecker) ledgerOf(o *Observer, k int32, changes []version, runs []int
 		if t.Outcome == Unknown && (c.bounds[run] == nil || !c.bounds[run].proved) {
 			continue
 		}
-		if prev >= 0 && (c.h[prev].Commit > t.Start || c.h[prev].Start == t.Start) {
+		if prev >= 0 && (c.ended(prev) > t.Start || c.h[prev].Start == t.Start) {
 			c.addf(KindUnneededRun, func() string {
 				return fmt.Sprintf("%s and %s, runs of %s for %s, overlap, and both are committed", c.h.name(int(prev)), c.h.name(int(run)), o.Name, t.Run.Key)
 			}, int(prev), int(run))

@@ -308,22 +308,30 @@ func (s *keySweep) intermediate(txn int32, e element) bool {
 func (s *keySweep) kept(r *extRead, n int) {
 	c := s.c
 	t := &c.h[r.txn]
-	if t.Outcome != Committed || n == len(s.versions) {
+	own := version{start: t.Start, commit: t.Commit, txn: r.txn}
+	switch b := c.bounds[r.txn]; {
+	case n == len(s.versions):
+		return
+	case t.Outcome == Unknown && b != nil && b.proved:
+		own.unknown = b
+	case t.Outcome != Committed:
 		return
 	}
 	locks := s.locks(r)
 	if t.Isolation != Serializable && !locks || !t.Writes() {
 		return
 	}
-	// The next version is the first that can be in the way.
+	// The next version is the first that can be in the way. It was committed after the snapshot, whatever else is known of it.
 	v := &s.versions[n]
 	switch {
 	case v.txn == r.txn:
 		// The function writers judges an overlap of writers.
-	case v.unknown != nil:
-		v.unknown.above(t.Commit, r.txn, s.key, keptIt)
-	case locks && v.start < t.Commit:
-		s.overlap(&version{start: t.Start, commit: t.Commit, txn: r.txn}, v, "locked")
+	case locks && (v.start <= t.Start || own.unknown == nil && v.start < t.Commit):
+		s.overlap(&own, v, "locked")
+	case locks && own.unknown != nil:
+		own.unknown.atMost(v.start, v.txn, s.key, wroteLocked)
+	case own.unknown != nil || v.unknown != nil:
+		c.precedences = append(c.precedences, precedence{r.txn, v.txn, s.key})
 	case v.commit < t.Commit:
 		c.addf(KindUnserializable, func() string {
 			return fmt.Sprintf("%s, serializable from %d to %d, has %s, and %s wrote it meanwhile, at %d",

@@ -257,6 +257,11 @@ func WithStorePatience(d time.Duration) Option { return func(o *options) { o.sto
 // percolator.backlog.oldest in seconds and percolator.parked. The gauges cost a scan
 // of the notifications, up to 10,000 of each observed table, each time that they are read. That takes 5 s at most: what the
 // store does not tell by then is left out, and logged. nil, the default, reports nothing and costs nothing.
+// of the notifications, up to 10,000 of each observed table, each time that they are read. nil, the default, reports
+// nothing and costs nothing.
+//
+// Nothing in what is reported names the DB. Two DBs on one provider share each series: counters are added up, and of the gauges one DB's hide the
+// other's. Give each DB a provider of its own with a resource that names it, or one that adds an attribute to the scope of its meters (metric.WithInstrumentationAttributes).
 func WithMetrics(meters metric.MeterProvider) Option {
 	return func(o *options) { o.meters = meters }
 }

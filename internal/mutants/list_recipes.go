@@ -4,6 +4,7 @@ const (
 	combineGo  = "recipes/combine/combine.go"
 	slotsGo    = "recipes/combine/slots.go"
 	onceGo     = "recipes/once/once.go"
+	lanesGo    = "recipes/combine/lanes.go"
 	exporterGo = "recipes/export/exporter.go"
 	exportGo   = "recipes/export/claim.go"
 )
@@ -28,7 +29,7 @@ var recipesMutants = []mutant{
 		"start.Sub(at) >= c.idleAfter {", "start.Sub(at) >= 0 {")},
 	{"idle-cell-is-written", "Recipes: combine, an adder whose cell is idle takes the other one", "./recipes/combine TestAdderAvoidsWhoCombines", one(combineGo,
 		"if absent >= 0 && (youngest == 0 || start.Sub(youngest) >= c.freshFor) {", "if absent >= 0 && youngest == 0 {")},
-	{"left-batch-is-certain", "Recipes: combine, a caller that leaves a batch does not know its outcome", "./recipes/combine TestCallsShareATransaction", one("recipes/combine/now.go",
+	{"left-batch-is-certain", "Recipes: combine, a caller that leaves a batch does not know its outcome", "./recipes/combine TestCallsShareATransaction", one(lanesGo,
 		"\treturn fmt.Errorf(\"%w: %w\", percolator.ErrUndetermined, cause)\n", "\treturn fmt.Errorf(\"left: %w\", cause)\n")},
 	{"ended-answer-counts", "Recipes: once, an answer counts until it ends", "./recipes/once TestAnswerEnds", one(onceGo,
 		"\tcase r.until <= now: //", "\tcase r.until <= now-now: //")},
@@ -68,8 +69,8 @@ var recipesMutants = []mutant{
 		"response.Request.Method != http.MethodPost", "response.Request.Method == \"\"")},
 	{"notification-holds-a-cell", "stores: Postgres, an edit of a notification needs no cell of its column", "./backends/postgres TestNotificationsHoldNoCell", one("backends/postgres/compile.go",
 		"\to := sideOp{g: c.tasks,", "\tc.cell(e.Column)\n\to := sideOp{g: c.tasks,")},
-	{"callers-take-turns", "Recipes: combine, a batch waits for the callers of the last one", "./recipes/combine TestCallersDoNotTakeTurns", one("recipes/combine/now.go",
-		"if b.calls < 2 ||", "if b.calls > 0 ||")},
+	{"callers-take-turns", "Recipes: combine, a batch waits for the callers of the last one", "./recipes/combine TestCallersDoNotTakeTurns", one(lanesGo,
+		"if l.calls < 2 ||", "if l.calls > 0 ||")},
 	{"step-waits-for-others", "stores: Postgres, a step of a sequence that is behind waits for nobody who draws", "./backends/postgres TestStepWhileOthersDraw", one("backends/postgres/oracle.go",
 		"const mostLags = 10", "const mostLags = 1")},
 	{"nothing-is-claimed", "Recipes: export, a run that finds no items claims nothing", "./recipes/export TestRunWithoutItems", one(exportGo,
@@ -88,6 +89,14 @@ var recipesMutants = []mutant{
 		"\t\t\t\tends = ends.Add(k.keep)\n", "\t\t\t\tends = ends.Add(0)\n")},
 	{"own-key-is-swept", "Recipes: once, a call that tidies up does not conflict with itself", "./recipes/once TestCallSparesItsOwnKey", one("recipes/once/sweep.go",
 		"ends > now || row.Key == spared", "ends > now")},
+	{"refused-batch-is-its-first-item", "Recipes: export, only an item that was refused alone has used up an attempt", "./recipes/export TestBadItemAmongGoodOnes", one(exporterGo,
+		"\tif len(items) > 1 {\n", "\tif len(items) > 256 {\n")},
+	{"refused-batch-stays-small", "Recipes: export, batches grow again after a success", "./recipes/export TestOneFailureSlowsNothingDown", one(exporterGo,
+		"\t\tif sent == t.most {\n", "\t\tif sent < 0 {\n")},
+	{"overdue-batch-holds-others", "Recipes: combine, a batch that hangs does not keep others from starting", "./recipes/combine TestHangingServer", one(lanesGo,
+		"one.overdue, l.running = true, false\n", "one.overdue = true\n")},
+	{"strangers-fail-together", "Recipes: combine, a server that is away fails the callers of its own rows alone", "./recipes/combine TestServerThatIsAway", one("recipes/combine/now.go",
+		"\tcase err != nil && len(order) > 1 &&", "\tcase err != nil && len(order) < 1 &&")},
 }
 
 func init() { mutants = append(mutants, recipesMutants...) }

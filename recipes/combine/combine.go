@@ -51,6 +51,8 @@ const (
 	idleAfter = 10 * time.Second
 	// looksFor: of so many transactions that make a cell one looks for idle ones.
 	looksFor = 8
+	// combinesFor is how long one that adds combines at most.
+	combinesFor = 5 * time.Second
 	// combineMost cells, or combineBytes of their values, are what one transaction combines at most.
 	combineMost  = 1024
 	combineBytes = 8 << 20
@@ -130,10 +132,27 @@ func (c *Combiner[T]) Add(ctx context.Context, tx *percolator.Txn, key string, d
 	return nil
 }
 
-func (c *Combiner[T]) add(ctx context.Context, tx *percolator.Txn, key string, deltas ...T) error {
-	slot, err := c.slots.of(ctx, tx)
+func (c *Combiner[T]) add(ctx context.Context, tx *percolator.Txn, key string, delta T) error {
+	found, err := c.look(ctx, tx, key)
 	if err != nil {
 		return err
+	}
+	return c.addTo(ctx, tx, key, found, []T{delta})
+}
+
+// found is what a transaction finds in its slot.
+type found struct {
+	start  percolator.Timestamp // of the transaction
+	cell   percolator.Cell      // where it adds
+	made   bool                 // the cell is not there
+	stored []byte
+}
+
+// look reads the slot of a transaction. It is all that an addition reads.
+func (c *Combiner[T]) look(ctx context.Context, tx *percolator.Txn, key string) (f found, err error) {
+	slot, err := c.slots.of(ctx, tx)
+	if err != nil {
+		return f, err
 	}
 	var cells [len(slotColumns)]percolator.Cell
 	for i, column := range slotColumns {
@@ -141,18 +160,20 @@ func (c *Combiner[T]) add(ctx context.Context, tx *percolator.Txn, key string, d
 	}
 	stored, err := tx.GetMany(ctx, cells[:]...)
 	if err != nil {
-		return err
+		return f, err
 	}
-	start, err := tx.StartTimestamp(ctx)
-	if err != nil {
-		return err
+	if f.start, err = tx.StartTimestamp(ctx); err != nil {
+		return f, err
 	}
-	cell, made, err := c.choose(cells, stored, start)
-	if err != nil {
-		return err
-	}
-	b := stored[cell]
-	if made {
+	f.cell, f.made, err = c.choose(cells, stored, f.start)
+	f.stored = stored[f.cell]
+	return f, err
+}
+
+// addTo merges deltas into what was found.
+func (c *Combiner[T]) addTo(ctx context.Context, tx *percolator.Txn, key string, f found, deltas []T) (err error) {
+	b, cell, start := f.stored, f.cell, f.start
+	if f.made {
 		// The first one is decoded again if there are others: merge may change its first argument, which is the caller's.
 		if b, err = c.encode(ctx, cell, start, deltas[0]); err != nil {
 			return err
@@ -176,8 +197,10 @@ func (c *Combiner[T]) add(ctx context.Context, tx *percolator.Txn, key string, d
 	if err := tx.Set(cell, b); err != nil {
 		return err
 	}
-	if made && spread(start)%c.looksFor == 0 {
-		// It may fail for what is no fault of this transaction's. Get and Combine tell of it.
+	if f.made && spread(start)%c.looksFor == 0 {
+		// It may fail for what is no fault of this transaction's, or take too long: it reads rows of other servers. Get and Combine tell of it.
+		ctx, cancel := context.WithTimeout(ctx, combinesFor)
+		defer cancel()
 		_, _ = c.combine(ctx, key, c.idle)
 	}
 	return nil

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
 
@@ -24,47 +25,49 @@ import (
 // caller of the same batch waits on, so it is committed.
 func TestValueIsTheCallersAgain(t *testing.T) {
 	t.Parallel()
-	type set = map[string]bool
-	ctx := t.Context()
-	entered, goOn := make(chan struct{}), make(chan struct{})
-	var gated atomic.Bool
-	c, err := New(percolatetest.Open(t), "set", typed.JSON[set]{}, func(into, more set) (set, error) {
-		if gated.Load() {
-			entered <- struct{}{}
-			<-goOn
+	synctest.Test(t, func(t *testing.T) { // no batch is overdue
+		type set = map[string]bool
+		ctx := t.Context()
+		entered, goOn := make(chan struct{}), make(chan struct{})
+		var gated atomic.Bool
+		c, err := New(percolatetest.Open(t), "set", typed.JSON[set]{}, func(into, more set) (set, error) {
+			if gated.Load() {
+				entered <- struct{}{}
+				<-goOn
+			}
+			maps.Copy(into, more)
+			return into, nil
+		})
+		require.NoError(t, err)
+		add(t, c, "k", set{"first": true})
+		gated.Store(true)
+		others := make(chan error, 2)
+		waiting := func(n int) {
+			require.Eventually(t, func() bool {
+				c.batches.mu.Lock()
+				defer c.batches.mu.Unlock()
+				return len(c.batches.common.waiting) == n
+			}, waitLong, waitTick)
 		}
-		maps.Copy(into, more)
-		return into, nil
+		go func() { others <- c.AddNow(ctx, "k", set{"second": true}) }()
+		<-entered
+		leaving, leave := context.WithCancel(ctx)
+		value, left := set{"before": true}, make(chan error)
+		go func() { left <- c.AddNow(leaving, "k", value) }()
+		waiting(1)
+		go func() { others <- c.AddNow(ctx, "k", set{"third": true}) }()
+		waiting(2)
+		goOn <- struct{}{}
+		<-entered
+		leave()
+		require.ErrorIs(t, <-left, percolator.ErrUndetermined)
+		value["after"] = true
+		gated.Store(false)
+		goOn <- struct{}{}
+		require.NoError(t, <-others)
+		require.NoError(t, <-others)
+		require.Equal(t, set{"first": true, "second": true, "before": true, "third": true}, get(t, c, "k"))
 	})
-	require.NoError(t, err)
-	add(t, c, "k", set{"first": true})
-	gated.Store(true)
-	others := make(chan error, 2)
-	waiting := func(n int) {
-		require.Eventually(t, func() bool {
-			c.batches.mu.Lock()
-			defer c.batches.mu.Unlock()
-			return len(c.batches.waiting) == n
-		}, waitLong, waitTick)
-	}
-	go func() { others <- c.AddNow(ctx, "k", set{"second": true}) }()
-	<-entered
-	leaving, leave := context.WithCancel(ctx)
-	value, left := set{"before": true}, make(chan error)
-	go func() { left <- c.AddNow(leaving, "k", value) }()
-	waiting(1)
-	go func() { others <- c.AddNow(ctx, "k", set{"third": true}) }()
-	waiting(2)
-	goOn <- struct{}{}
-	<-entered
-	leave()
-	require.ErrorIs(t, <-left, percolator.ErrUndetermined)
-	value["after"] = true
-	gated.Store(false)
-	goOn <- struct{}{}
-	require.NoError(t, <-others)
-	require.NoError(t, <-others)
-	require.Equal(t, set{"first": true, "second": true, "before": true, "third": true}, get(t, c, "k"))
 }
 
 type contextKey struct{}
@@ -113,7 +116,7 @@ func TestFewTransactionsForARefusedValue(t *testing.T) {
 		require.NoError(t, err)
 	}
 	before := db.Stats().Transactions
-	c.addTogether(t.Context(), batched(all))
+	c.addTogether(t.Context(), &c.batches.common, batched(all))
 	require.LessOrEqual(t, db.Stats().Transactions-before, uint64(2*9), "the halves without it are one transaction each")
 	for i, a := range all {
 		<-a.done
@@ -145,7 +148,7 @@ func TestBatchOverTheLimits(t *testing.T) {
 		all[i], err = c.addition(t.Context(), fmt.Sprint(i), strings.Repeat("x", 9_000))
 		require.NoError(t, err)
 	}
-	c.addTogether(t.Context(), batched(all))
+	c.addTogether(t.Context(), &c.batches.common, batched(all))
 	for i, a := range all {
 		<-a.done
 		require.NoError(t, a.err)
@@ -298,7 +301,7 @@ func TestDecodingInPlace(t *testing.T) {
 		all[i], err = c.addition(ctx, "n", delta)
 		require.NoError(t, err)
 	}
-	c.addTogether(ctx, batched(all))
+	c.addTogether(ctx, &c.batches.common, batched(all))
 	for i, a := range all {
 		<-a.done
 		require.Equal(t, i == 3, a.err != nil, "%d: %v", i, a.err)

@@ -21,72 +21,72 @@ import (
 // TestCallsShareATransaction has many calls at once while the store stands still.
 func TestCallsShareATransaction(t *testing.T) {
 	t.Parallel()
-	ctx := t.Context()
-	var stands atomic.Pointer[chan struct{}]
-	store := faultstore.New(memstore.New(), faultstore.Options{OnCall: func(faultstore.Call) faultstore.Fault {
-		if gate := stands.Load(); gate != nil {
-			<-*gate
-		}
-		return faultstore.Fault{}
-	}})
-	db := everystore.Over(t, store)
-	c := counter(t, db)
-	require.NoError(t, c.AddNow(ctx, "n", 1))
-	before := db.Stats().Transactions
+	synctest.Test(t, func(t *testing.T) { // no batch is overdue
+		ctx := t.Context()
+		var stands atomic.Pointer[chan struct{}]
+		store := faultstore.New(memstore.New(), faultstore.Options{OnCall: func(faultstore.Call) faultstore.Fault {
+			if gate := stands.Load(); gate != nil {
+				<-*gate
+			}
+			return faultstore.Fault{}
+		}})
+		db := everystore.Over(t, store)
+		c := counter(t, db)
+		require.NoError(t, c.AddNow(ctx, "n", 1))
+		before := db.Stats().Transactions
 
-	gate := make(chan struct{})
-	stands.Store(&gate)
-	var group sync.WaitGroup
-	call := func(ctx context.Context, result *error) {
-		group.Go(func() { *result = c.AddNow(ctx, "n", 1) })
-	}
-	waiting := func() int {
-		c.batches.mu.Lock()
-		defer c.batches.mu.Unlock()
-		return len(c.batches.waiting)
-	}
-	until := func(what func() bool) { require.Eventually(t, what, waitLong, waitTick) }
-	running := func(n int) func() bool {
-		return func() bool {
+		gate := make(chan struct{})
+		stands.Store(&gate)
+		var group sync.WaitGroup
+		call := func(ctx context.Context, result *error) {
+			group.Go(func() { *result = c.AddNow(ctx, "n", 1) })
+		}
+		waiting := func() int {
 			c.batches.mu.Lock()
 			defer c.batches.mu.Unlock()
-			return c.batches.running == n && len(c.batches.waiting) == 0
+			return len(c.batches.common.waiting)
 		}
-	}
-	errs := make([]error, 100)
-	// One call takes the place. Its caller leaves while it commits.
-	leaving, leave := context.WithCancel(ctx)
-	var left atomic.Bool
-	group.Go(func() {
-		errs[0] = c.AddNow(leaving, "n", 1)
-		left.Store(true)
+		until := func(what func() bool) { require.Eventually(t, what, waitLong, waitTick) }
+		running := func(is bool) func() bool {
+			return func() bool {
+				c.batches.mu.Lock()
+				defer c.batches.mu.Unlock()
+				return c.batches.common.running == is && len(c.batches.common.waiting) == 0
+			}
+		}
+		errs := make([]error, 100)
+		// One call takes the place. Its caller leaves while it commits.
+		leaving, leave := context.WithCancel(ctx)
+		var left atomic.Bool
+		group.Go(func() {
+			errs[0] = c.AddNow(leaving, "n", 1)
+			left.Store(true)
+		})
+		until(running(true))
+		for i := 1; i < len(errs)-1; i++ {
+			call(ctx, &errs[i])
+		}
+		until(func() bool { return waiting() == len(errs)-2 })
+		waits, giveUp := context.WithCancel(ctx)
+		call(waits, &errs[len(errs)-1])
+		until(func() bool { return waiting() == len(errs)-1 })
+		giveUp() // it has not begun, so certainly nothing is added
+		until(func() bool { return waiting() == len(errs)-2 })
+		leave()
+		until(func() bool { return left.Load() })
+		stands.Store(nil)
+		close(gate)
+		group.Wait()
+		require.ErrorIs(t, errs[len(errs)-1], context.Canceled)
+		require.NotErrorIs(t, errs[len(errs)-1], percolator.ErrUndetermined)
+		require.ErrorIs(t, errs[0], context.Canceled)
+		require.ErrorIs(t, errs[0], percolator.ErrUndetermined)
+		require.NoError(t, errors.Join(errs[1:len(errs)-1]...))
+		require.Contains(t, []int{99, 100}, get(t, c, "n"))
+		require.LessOrEqual(t, db.Stats().Transactions-before, uint64(8))
+		until(running(false))
+		require.Empty(t, c.slots.held)
 	})
-	until(running(1))
-	for i := 1; i < len(errs)-1; i++ {
-		call(ctx, &errs[i])
-	}
-	until(func() bool { return waiting() == len(errs)-2 })
-	waits, giveUp := context.WithCancel(ctx)
-	call(waits, &errs[len(errs)-1])
-	until(func() bool { return waiting() == len(errs)-1 })
-	giveUp() // it has not begun, so certainly nothing is added
-	until(func() bool { return waiting() == len(errs)-2 })
-	leave()
-	until(func() bool { return left.Load() })
-	stands.Store(nil)
-	close(gate)
-	group.Wait()
-	require.ErrorIs(t, errs[len(errs)-1], context.Canceled)
-	require.NotErrorIs(t, errs[len(errs)-1], percolator.ErrUndetermined)
-	require.ErrorIs(t, errs[0], context.Canceled)
-	require.ErrorIs(t, errs[0], percolator.ErrUndetermined)
-	for _, err := range errs[1 : len(errs)-1] {
-		require.NoError(t, err)
-	}
-	require.Contains(t, []int{99, 100}, get(t, c, "n"))
-	require.LessOrEqual(t, db.Stats().Transactions-before, uint64(8))
-	until(running(0))
-	require.Empty(t, c.slots.held)
 }
 
 // TestFaults has calls that fail, get lost, arrive late or twice, and processes that die at any of them. What was acknowledged is there,

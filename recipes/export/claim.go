@@ -55,7 +55,7 @@ func (e *exporter) take(ctx context.Context, key string) (t *turn, wait time.Dur
 		}
 		// Who claims the key later begins after this has committed, so its epoch is greater.
 		c.epoch, c.until = now, now.Add(e.lease())
-		t = &turn{key: key, claim: c, at: now, first: items, cut: cut, ended: begun.Add(e.lease())}
+		t = &turn{key: key, claim: c, most: e.opt.Batch, at: now, first: items, cut: cut, ended: begun.Add(e.lease())}
 		t.spent, t.old = e.times(begun)
 		return tx.Set(e.cell(rowOf(key), claimColumn), c.encode())
 	})
@@ -176,17 +176,23 @@ func (e *exporter) notePause(ctx context.Context, t *turn, sent []stored, pause 
 	return err
 }
 
-// noteFailure removes what was sent, and counts an attempt of the item that was not. dead tells that the item was set aside, because these were
+// noteDoubt removes what was sent, and notes that a batch failed at an item that was not alone in it. So whoever sends the key next, after a failure or a
+// death too, sends that item alone. It counts no attempt.
+func (e *exporter) noteDoubt(ctx context.Context, t *turn, sent []stored, item *stored) error {
+	return e.change(ctx, t, func(tx *percolator.Txn, c *claim, _ percolator.Timestamp) error {
+		c.doubt(item)
+		return e.remove(tx, sent)
+	})
+}
+
+// noteFailure counts an attempt of an item that was sent alone. dead tells that the item was set aside, because these were
 // its attempts. With Options.Skip, an item that has attempts left has nobody claim the key before the next one is due: else each further item of
 // a busy key would use up an attempt.
-func (e *exporter) noteFailure(ctx context.Context, t *turn, sent []stored, item *stored, cause error) (dead bool, err error) {
+func (e *exporter) noteFailure(ctx context.Context, t *turn, item *stored, cause error) (dead bool, err error) {
 	err = e.change(ctx, t, func(tx *percolator.Txn, c *claim, now percolator.Timestamp) error {
 		dead = false
-		if err := e.remove(tx, sent); err != nil {
-			return err
-		}
-		if index := uint32(item.Index); c.start != item.start || c.index != index { //nolint:gosec // a transaction has fewer cells
-			c.start, c.index, c.attempts = item.start, index, 0
+		if !c.doubts(item) {
+			c.doubt(item)
 		}
 		c.attempts++
 		if !e.opt.Skip {

@@ -46,7 +46,10 @@
 //
 // # When a sink fails
 //
-// A run whose sink fails is repeated with the worker's backoff, and parked after its attempts. The item blocks its key until the run is
+// A call that fails with several items says nothing about any of them: many a sink takes all or none. What it took is noted, and the first item that it did not take is sent alone at once, by whoever has the key. If it is taken,
+// the next calls have two items, four, and so on. If it fails alone, that is an attempt of the item.
+//
+// A run whose sink fails so is repeated with the worker's backoff, and parked after its attempts. The item blocks its key until the run is
 // released (percolator.DB.Release), or until a further item of the key sets off another run. With [Options.Skip] the item is set aside instead, as a dead letter, and the next
 // ones are sent ([Outbox.Dead] lists them). Its attempts are 0.2 s apart, then twice as long each time, 5 minutes at most, and the key waits meanwhile, also if more of its items come. Other keys go on in any case. A sink that says when it can take the items ([Later], Retry-After) is called then, and nothing counts as failed.
 // [Outbox.Paused] lists the keys that wait for that, or for the next attempt of an item that may be set aside, and [Outbox.Resume] ends such a pause before its time.

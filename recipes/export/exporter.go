@@ -15,16 +15,18 @@ import (
 
 // Options of an exporter. A zero field takes its default; a negative one is percolator.ErrInvalid.
 type Options struct {
-	// Batch is how many items of a key a call of the sink gets at most; fewer if one transaction could not remove as many (percolator.Limits).
+	// Batch is how many items of a key a call of the sink gets at most; fewer after a failure (see Sink), or if one transaction could not remove as many (percolator.Limits).
 	// Default 256.
 	Batch int
 	// Bytes is how many bytes the payloads of a call have at most; one item may have more. Default 1 MiB.
 	Bytes int
 	// Timeout bounds a call of the sink through its context. Default 10 s.
 	Timeout time.Duration
-	// MaxAttempts is how often an item is tried. Then its run is parked or, with Skip, the item is set aside. Default 10.
+	// MaxAttempts is how often an item is tried, alone in a call. Then its run is parked or, with Skip, the item is set aside. A call that failed with
+	// several items counts for none of them (see Sink). Default 10.
 	MaxAttempts int
-	// Skip sets an item aside after its attempts, as a dead letter, and goes on with the next one; one that is beyond the Limits of this
+	// Skip sets an item aside after its attempts, as a dead letter, and goes on with the next one. Only an item that was refused alone is set aside, so a sink need not tell which one of a batch it
+	// refuses. One that is beyond the Limits of this
 	// process (percolator.Limits) cannot be, so its run fails, and is parked. Without Skip the item blocks its
 	// key.
 	Skip bool
@@ -103,6 +105,7 @@ type turn struct {
 	done  bool                 // all was sent
 	taken []stored             // the sink took these when the context had ended; leave removes them
 	left  bool                 // the claim was ended, or given a longer time, together with the last note
+	most  int                  // items that the next call of the sink gets
 }
 
 var (
@@ -218,7 +221,7 @@ func (e *exporter) sendAll(ctx context.Context, t *turn) error {
 				return errSpent
 			}
 			begun = true
-			batch, err := e.batch(items)
+			batch, err := e.batch(t, items)
 			if err != nil {
 				return err
 			}
@@ -235,12 +238,15 @@ func (e *exporter) sendAll(ctx context.Context, t *turn) error {
 	}
 }
 
-// batch returns the first items, as many as one call of the sink gets. One transaction can note them, whatever the sink says: what was taken and
+// batch returns the first items, as many as one call of the sink gets: the first one alone if the claim says that a batch failed there. One transaction can note them, whatever the sink says: what was taken and
 // could not be noted would be sent for ever. percolator.ErrTooLarge if it could not even note the first one.
-func (e *exporter) batch(items []stored) ([]stored, error) {
+func (e *exporter) batch(t *turn, items []stored) ([]stored, error) {
 	note := e.emptyNote(items[0].Key)
+	if t.claim.doubts(&items[0]) {
+		t.most = 1
+	}
 	n, bytes := 0, 0
-	for n < len(items) && n < e.opt.Batch {
+	for n < len(items) && n < t.most {
 		bytes += len(items[n].Payload)
 		if !note.add(&items[n]) || n > 0 && (bytes > e.opt.Bytes || !note.fitsWithLetter()) {
 			break
@@ -350,7 +356,8 @@ func (t *turn) noted(err error, sent []stored) error {
 	return err
 }
 
-// sendSome calls the sink once, and notes what it has taken. If these are the last items, and all were taken, it leaves the key with that.
+// sendSome calls the sink once, and notes what it has taken. If these are the last items, and all were taken, it leaves the key with that. If several
+// were given, a failure is no error: the next call gets the first one that was not taken, alone.
 func (e *exporter) sendSome(ctx context.Context, t *turn, items []stored, last bool) (taken int, err error) {
 	if time.Until(t.ended) < e.opt.Timeout {
 		if err := e.note(ctx, t, nil, false); err != nil { // renews the claim
@@ -389,14 +396,20 @@ func (e *exporter) sendSome(ctx context.Context, t *turn, items []stored, last b
 		}
 		return sent, err
 	case err == nil, sent == len(items): // whatever the error is about
+		if sent == t.most {
+			t.most = min(2*sent, e.opt.Batch) // it was less if a batch failed
+		}
 		return sent, t.noted(e.note(ctx, t, items[:sent], last && sent == len(items)), items[:sent])
 	}
-	dead, nerr := e.noteFailure(ctx, t, items[:sent], &items[sent], err)
-	switch {
-	case nerr != nil:
-		return 0, t.noted(nerr, items[:sent])
-	case dead:
-		return sent + 1, nil
+	if len(items) > 1 {
+		// Perhaps another one of them is why, or all of them together. So this counts for none of them.
+		return sent, t.noted(e.noteDoubt(ctx, t, items[:sent], &items[sent]), items[:sent])
 	}
-	return sent, &sinkError{err}
+	switch dead, nerr := e.noteFailure(ctx, t, &items[0], err); {
+	case nerr != nil:
+		return 0, nerr
+	case dead:
+		return 1, nil
+	}
+	return 0, &sinkError{err}
 }

@@ -147,7 +147,7 @@ func parse(row percolator.Row, column string) (stored, error) {
 type claim struct {
 	epoch percolator.Timestamp // 0 while nobody is to claim the key: the sink has asked for a pause, or refused an item
 	until percolator.Timestamp // nobody has claimed the key from then on
-	// The item at which the last exporter failed, and how often that was tried.
+	// The item at which the last exporter failed, and how often it was tried alone: 0 if a batch has failed there.
 	start    percolator.Timestamp
 	index    uint32
 	attempts uint32
@@ -193,6 +193,16 @@ func parseClaim(cell percolator.Cell, b []byte) (claim, error) {
 		index:    binary.BigEndian.Uint32(b[25:]),
 		attempts: binary.BigEndian.Uint32(b[29:]),
 	}, nil
+}
+
+// doubt makes the claim one about an item that is to be sent alone.
+func (c *claim) doubt(item *stored) {
+	c.start, c.index, c.attempts = item.start, uint32(item.Index), 0 //nolint:gosec // a transaction has fewer cells
+}
+
+// doubts tells whether the claim is about an item.
+func (c *claim) doubts(item *stored) bool {
+	return c.start == item.start && c.index == uint32(item.Index) //nolint:gosec // as above
 }
 
 // pause has nobody claim the key for d.

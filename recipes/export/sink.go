@@ -51,7 +51,8 @@ func (e *laterError) Unwrap() error { return e.err }
 type Sink interface {
 	// Send takes items of one key, in their order, and returns how many of them it has taken, from the first one on. Those are removed from the
 	// outbox, whatever the error, unless another exporter has claimed the key meanwhile, which sends them again. They may come again, too, if the process dies or the store is away. If fewer were taken than given and err is nil, the rest is sent at once, in another call; none and nil is
-	// a failure, and so is a panic. A number that cannot be is a failure of the run, which is parked after its attempts, also with Options.Skip. Later says when to try again, also if all were taken, and ErrSuperseded that another exporter has the key. ctx ends after Options.Timeout, and Send must return then: until it does it keeps a place of the worker, whose Run does
+	// a failure, and so is a panic. After a failure with several items nobody asks which of them was why, or whether all of them were too much together: the first one that was not taken is sent again at once, alone,
+	// then two, four, and so on, up to Options.Batch. If it fails alone too, that is an attempt of the item, after which it is tried alone again. So a sink that takes all items of a call or none has a bad one set aside, and no other; it is called more often meanwhile. A number that cannot be is a failure of the run, which is parked after its attempts, also with Options.Skip. Later says when to try again, also if all were taken, and ErrSuperseded that another exporter has the key. ctx ends after Options.Timeout, and Send must return then: until it does it keeps a place of the worker, whose Run does
 	// not end before. Send is called concurrently, for different keys. Errors are stored, in parked runs
 	// and dead letters, so they should hold no secrets.
 	Send(ctx context.Context, key string, items []Item) (sent int, err error)

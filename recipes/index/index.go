@@ -145,6 +145,12 @@ func cut(s string, most int) string {
 }
 
 // nameOf is cut(value) with a zero byte, and the row. It makes no string more than it must.
+//
+// Two entries have one name in one case, which does not come about by chance. The value of one is cut, and the first byte of its hash is zero. That of the other has 480 bytes, the first 479 of
+// the former and 0xff, so it is not cut; and its row's key is the other 31 bytes of the hash, a zero byte and the former row's key. (A value that holds the first bytes of the hash itself can do the same with the next zero byte of it.) Whoever
+// may choose both keys and values of rows, and knows a value of 512 bytes or more, can take the place of its entry so: a Lookup of it misses a row, and a walk over the index
+// finds the entry missing. No Lookup finds a wrong row, because it compares the name of each entry with that of the value. Entries of a unique index end at the zero
+// byte, and then the lengths differ. To rule it out, what has 0xff there had to be cut too: another name for entries that are stored, and so another version of the index.
 func nameOf(value keys.Key, row string) string {
 	return cut(string(value), mostValue) + "\x00" + row
 }

@@ -98,6 +98,7 @@ func (s *Sink) Send(ctx context.Context, key string, items []export.Item) (sent 
 		last := &items[len(items)-1]
 		err = s.move(ctx, client, id, producer, epoch, place{last.Epoch, last.Commit, last.Index})
 	}
+	// All items or none are taken. Where one of them is why none is (too large for the broker, say), the outbox sends them again in smaller batches, down to that one alone.
 	end := kgo.TryCommit
 	if err != nil {
 		end = kgo.TryAbort

@@ -86,7 +86,7 @@ func (s *Sink) Send(ctx context.Context, key string, items []export.Item) (sent 
 			if at, err = s.place(ctx, subject); err != nil {
 				return i, err
 			}
-		default:
+		default: // which may be about this item alone, or about all; the outbox finds out
 			return i, fmt.Errorf("natssink: publishing: %w", err)
 		}
 	}

@@ -1,0 +1,225 @@
+package combine
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
+)
+
+const sick = "sick"
+
+// touches tells whether a call is about rows of the key that is sick, and whether it writes.
+func touches(c *faultstore.Call) (yes, writes bool) {
+	of := string(value(sick))
+	for _, r := range c.Reads {
+		yes = yes || strings.HasPrefix(r.Row, of)
+	}
+	for _, ask := range c.Asks {
+		for _, r := range ask.Reads {
+			yes = yes || strings.HasPrefix(r.Row, of)
+		}
+	}
+	muts := c.Muts
+	for _, g := range c.Groups {
+		muts = append(muts, g.Mutations...)
+	}
+	for _, m := range muts {
+		if strings.HasPrefix(m.Row, of) {
+			yes, writes = true, true
+		}
+	}
+	return yes, writes
+}
+
+// server is a store of which the rows of one key may be away (each call fails) or hang (each call lasts until its context ends).
+type server struct {
+	*faultstore.Store
+	db *percolator.DB
+	c  *Combiner[int]
+	// what is the matter with calls of the sick key, if anything
+	away, hangs, writesAlone atomic.Bool
+}
+
+func newServer(t *testing.T) *server {
+	t.Helper()
+	s := &server{Store: faultstore.New(memstore.New(), faultstore.Options{})}
+	s.AddRule(faultstore.Rule{
+		Times: -1,
+		Match: func(c *faultstore.Call) bool {
+			yes, writes := touches(c)
+			return yes && (s.away.Load() || s.hangs.Load()) && (writes || !s.writesAlone.Load())
+		},
+		Before: func(ctx context.Context, _ *faultstore.Call) faultstore.Fault {
+			if s.hangs.Load() {
+				<-ctx.Done()
+				return faultstore.Fault{Kind: faultstore.LoseReply}
+			}
+			return faultstore.Fault{Kind: faultstore.Fail, Err: rowstore.ErrUnavailable}
+		},
+	})
+	var err error
+	s.db, err = percolator.New(t.Context(), s.Store)
+	require.NoError(t, err)
+	s.c = counter(t, s.db)
+	return s
+}
+
+func (s *server) close(t *testing.T) {
+	t.Helper()
+	require.NoError(t, s.db.Close(contextAfter(t.Context())))
+	synctest.Wait()
+}
+
+// together has callers of some keys share one batch, and returns what each got, and when.
+func (s *server) together(ctx context.Context, keys ...string) func() (errs []error, took []time.Duration) {
+	errs, took := make([]error, len(keys)), make([]time.Duration, len(keys))
+	// A call before them has the place until all of them wait.
+	b := &s.c.batches
+	b.mu.Lock()
+	b.common.running = true
+	b.mu.Unlock()
+	var group sync.WaitGroup
+	begun := time.Now()
+	for i, key := range keys {
+		group.Go(func() {
+			errs[i] = s.c.AddNow(ctx, key, 1)
+			took[i] = time.Since(begun)
+		})
+	}
+	synctest.Wait()
+	b.mu.Lock()
+	b.common.running = false
+	s.c.start(&b.common)
+	b.mu.Unlock()
+	return func() ([]error, []time.Duration) { group.Wait(); return errs, took }
+}
+
+func (s *server) apart() int {
+	s.c.batches.mu.Lock()
+	defer s.c.batches.mu.Unlock()
+	return len(s.c.batches.apart)
+}
+
+// TestHangingServer holds the callers of its own rows alone, without a deadline of anybody: those of a batch before it, in the same batch, and after it.
+func TestHangingServer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(t)
+		defer s.close(t)
+		s.hangs.Store(true)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		alone := s.together(ctx, sick)
+		errs, took := s.together(t.Context(), "a")()
+		require.NoError(t, errs[0])
+		require.LessOrEqual(t, took[0], 2*time.Second)
+
+		both := s.together(ctx, "b", sick, "c", "b")
+		later := make(chan error)
+		time.Sleep(10 * overdue)
+		require.Equal(t, 1, s.apart())
+		go func() { later <- s.c.AddNow(ctx, sick, 1) }()
+		begun := time.Now()
+		errs, _ = s.together(t.Context(), "a", "b", "c")()
+		for _, err := range errs {
+			require.NoError(t, err)
+		}
+		require.Less(t, time.Since(begun), overdue, "the sick key's calls are apart")
+		cancel()
+		errs, took = both()
+		for _, i := range []int{0, 2, 3} {
+			require.NoError(t, errs[i])
+			require.LessOrEqual(t, took[i], 2*time.Second)
+		}
+		require.ErrorIs(t, errs[1], context.Canceled)
+		errs, _ = alone()
+		require.ErrorIs(t, errs[0], context.Canceled)
+		require.ErrorIs(t, <-later, context.Canceled)
+		synctest.Wait()
+		require.Zero(t, s.apart())
+		s.hangs.Store(false)
+		require.NoError(t, s.c.AddNow(t.Context(), sick, 1))
+		require.Equal(t, 3, get(t, s.c, "b"))
+	})
+}
+
+// TestServerThatIsAway fails the callers of its own rows alone, once the patience with the store has ended.
+func TestServerThatIsAway(t *testing.T) {
+	t.Parallel()
+	for name, writes := range map[string]bool{"already": false, "at the commit": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newServer(t)
+				defer s.close(t)
+				s.away.Store(true)
+				s.writesAlone.Store(writes)
+				keys := []string{sick}
+				for i := range 50 {
+					keys = append(keys, fmt.Sprint(i))
+				}
+				first := s.together(t.Context(), keys...)
+				time.Sleep(2 * overdue)
+				errs, took := s.together(t.Context(), "x", "y")()
+				for i := range errs {
+					require.NoError(t, errs[i])
+					require.Less(t, took[i], overdue)
+				}
+				errs, took = first()
+				require.ErrorIs(t, errs[0], rowstore.ErrUnavailable)
+				require.NotErrorIs(t, errs[0], percolator.ErrUndetermined)
+				for i := range errs[1:] {
+					require.NoError(t, errs[1+i])
+					if !writes {
+						require.LessOrEqual(t, took[1+i], 2*time.Second)
+					}
+				}
+				synctest.Wait()
+				require.Zero(t, s.apart())
+				s.away.Store(false)
+				errs, _ = s.together(t.Context(), keys...)()
+				for _, err := range errs {
+					require.NoError(t, err)
+				}
+				require.Equal(t, 1, get(t, s.c, sick))
+				require.Equal(t, 2, get(t, s.c, "49"))
+			})
+		})
+	}
+}
+
+// TestCommitThatHangs ends, also for those of its callers that have no deadline, once it is certain that it is no matter of moments.
+func TestCommitThatHangs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(t)
+		defer s.close(t)
+		s.hangs.Store(true)
+		s.writesAlone.Store(true)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		first := s.together(ctx, "a", sick)
+		time.Sleep(2 * overdueCommit)
+		cancel()
+		errs, took := first()
+		require.LessOrEqual(t, took[0], overdueCommit+2*time.Second)
+		if errs[0] != nil {
+			require.ErrorIs(t, errs[0], percolator.ErrUndetermined)
+		}
+		require.Error(t, errs[1])
+		s.hangs.Store(false)
+		require.NoError(t, s.c.AddNow(t.Context(), "a", 1))
+	})
+}
