@@ -196,18 +196,25 @@ func (h *history) values(ctx context.Context, part []rowstore.Version) (versions
 // safePointAfter returns the safe point of what was read that the answers go by which this process has
 // got before the call: nothing above it was collected when they were made.
 func (db *DB) safePointAfter(ctx context.Context, read span) (Timestamp, error) {
-	now, err := db.draw(ctx)
+	v, err := db.viewAfter(ctx)
 	if err != nil {
 		return 0, err
 	}
+	return v.safePointIn(read), nil
+}
+
+// viewAfter returns the view that safePointAfter goes by, for several things that were read before the call.
+func (db *DB) viewAfter(ctx context.Context) (*catalogView, error) {
+	now, err := db.draw(ctx)
+	if err != nil {
+		return nil, err
+	}
 	v := db.known()
 	db.refreshSoon(v, db.clock.Now())
-	if !v.holds(now) {
-		if v, err = db.loadCatalog(ctx); err != nil {
-			return 0, err
-		}
+	if v.holds(now) {
+		return v, nil
 	}
-	return v.safePointIn(read), nil
+	return db.loadCatalog(ctx)
 }
 
 // ownSafePoint is the public name of a table whose own safe point is safe, and "" if the

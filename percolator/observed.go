@@ -42,7 +42,7 @@ func (e *ParkedError) Is(target error) bool { return target == ErrParked }
 // the observer's name can be one.
 //
 // It looks again and again, after 1 ms first and 100 ms at most, with one read for up to 256 cells
-// that it still waits for, and one more for those of them with a timer that is due. Other errors: ErrInvalid and ErrTooLarge for bad names, ErrClosed, those of
+// that it still waits for, and one more for those of them with a timer that is due. A look draws a timestamp, and one more for such a page in which a cell has no version. Other errors: ErrInvalid and ErrTooLarge for bad names, ErrClosed, those of
 // the context and of the store. It may be called concurrently, and anywhere but in a function of the observer that it waits for.
 func (db *DB) WaitObserved(ctx context.Context, at Timestamp, observer string, cells ...Cell) error {
 	if observer == "" || len(observer) > format.MaxObserverName {
@@ -79,7 +79,8 @@ type observedWait struct {
 	db       *DB
 	at       Timestamp
 	observer string
-	left     []Cell // stored: what is still waited for
+	left     []Cell       // stored: what is still waited for
+	after    *catalogView // tells what may have been collected of the page at hand; nil until a cell without a version asks
 }
 
 // observedPage is how many cells are looked at in one call.
@@ -157,6 +158,7 @@ func (w *observedWait) uncovered(ctx context.Context, v *catalogView, page []Cel
 	if err != nil {
 		return nil, err
 	}
+	w.after = nil // of the page before
 	var timed []Cell
 	for _, c := range page {
 		switch found, err := w.covered(ctx, v, &rows[index[c.rowName()]], c, nil); {
@@ -207,11 +209,12 @@ func (w *observedWait) covered(ctx context.Context, v *catalogView, row *rowstor
 		change = newest.TS
 	} else {
 		// A version may have been collected. Then the one at the safe point shows what there was.
-		safe, err := w.db.safePointAfter(ctx, c.span())
-		if err != nil {
-			return changeUnseen, err
+		if w.after == nil {
+			if w.after, err = w.db.viewAfter(ctx); err != nil {
+				return changeUnseen, err
+			}
 		}
-		if w.at < safe {
+		if safe := w.after.safePointIn(c.span()); w.at < safe {
 			w.at = safe
 			return changeUnseen, nil
 		}

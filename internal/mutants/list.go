@@ -405,7 +405,7 @@ var mutants = append([]mutant{
 	{"waits-by-ended-acknowledgments", "Old values: acknowledgments end with the registration, for WaitObserved too", "TestScheduleK_WaitObserved", one(observedGo,
 		"c.Column), known.sinceOf(id)); err != nil {\n", "c.Column), 0*known.sinceOf(id)); err != nil {\n")},
 	{"waits-past-the-safe-point", "Garbage collection: what WaitObserved did not find may have been collected", "TestWaitObservedBelow", one(observedGo,
-		"\t\tif w.at < safe {\n", "\t\tif w.at < safe && ack > 0 {\n")},
+		"c.span()); w.at < safe {\n", "c.span()); w.at < safe && ack > 0 {\n")},
 	{"paused-observer-runs", "Observers: one that is paused does not run", "TestPauseBetweenAttempts|TestPauseObserver", one(pausingGo,
 		"\tif t.q.paused {\n\t\treturn runResult{next: runDone}, true\n\t}\n", "")},
 	{"paused-observer-runs-at-first", "Observers: one that is paused does not run in a worker that starts", "TestScheduleK_WorkerStarts", one(sweepGo,
