@@ -114,7 +114,7 @@ func (db *DB) answer(ctx context.Context, cells []Cell, reads []rowstore.RowRead
 	}
 	missing = missing || slices.ContainsFunc(longs, func(v []byte) bool { return v == nil })
 	var few [4]span
-	if err := db.checkAnswer(ctx, s.start, !missing, db.spansOf(few[:0], reads)...); err != nil {
+	if err := db.checkAnswer(ctx, s.start, !missing, spansOf(few[:0], reads)...); err != nil {
 		return nil, err
 	}
 	for i, l := range long {
@@ -126,14 +126,12 @@ func (db *DB) answer(ctx context.Context, cells []Cell, reads []rowstore.RowRead
 	return values, nil
 }
 
-// spansOf appends what is read: the rows if some range was erased, and otherwise their tables. Some may come more than once.
-func (db *DB) spansOf(spans []span, reads []rowstore.RowRead) []span {
-	byRow := db.known().Erased
+// spansOf appends what is read: one span for the rows of each table. Some tables may come more than once. Which rows they are counts
+// where a range was erased, and only the view that judges the answer knows that.
+func spansOf(spans []span, reads []rowstore.RowRead) []span {
 	for i := range reads {
-		if r := &reads[i]; byRow {
-			spans = append(spans, span{table: r.Table, from: r.Row, row: true})
-		} else if i == 0 || r.Table != reads[i-1].Table {
-			spans = append(spans, span{table: r.Table})
+		if table := reads[i].Table; i == 0 || table != reads[i-1].Table {
+			spans = append(spans, span{table: table, reads: reads})
 		}
 	}
 	return spans

@@ -338,7 +338,7 @@ var mutants = append([]mutant{
 	{"lock-in-an-unclean-table-left", "Retention by table: a lock goes if it began below the safe point of its primary's table", "TestScheduleT_LockInAn", one(gcGo,
 		"max(p.safe(row.Table), p.safe(l.Primary.Table), p.cleans, p.erased)", "max(p.safe(row.Table), p.cleans, p.erased)")},
 	{"validated-beside-an-unclean-table", "Retention by table: validation relies on locks only in the primary's table and in those without a retention of their own", "TestScheduleT_Validation", one(tablesGo,
-		"\t\tif t != c.primaryCell().Table && !c.view.outlives(t, format.TableNotices) {\n", "\t\tif !c.view.outlives(t, c.primaryCell().Table) {\n")},
+		"read.table != c.primaryCell().Table && !c.view.outlives(read.table, format.TableNotices) {\n", "!c.view.outlives(read.table, c.primaryCell().Table) {\n")},
 	{"short-again-unnoticed", "Retention by table: a table is unclean after each time that its retention was shortened", "TestScheduleT_LockFromBefore", one(tablesGo,
 		"\tif kept < from.Of(table).RetentionMs || to.RetentionMs > from.RetentionMs {\n\t\treturn true\n", "\tif to.RetentionMs > from.RetentionMs {\n\t\treturn true\n")},
 	{"locks-of-short-tables-left", "Retention by table: locks in tables that are kept no longer are resolved before", "TestScheduleT_", one(gcGo,
