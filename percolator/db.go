@@ -59,7 +59,9 @@ type DB struct {
 		closing bool
 		idle    chan struct{} // closed when closing and active is 0
 	}
-	closed  chan struct{}       // closed when Close has ended
+	closed  chan struct{}   // closed when Close has ended
+	closes  context.Context // ends when closing begins, with the cause ErrClosed; see during
+	closing context.CancelCauseFunc
 	metrics metric.Registration // nil without WithMetrics
 	// lateness is of the runs for timers; nil without WithMetrics.
 	lateness metric.Float64Histogram
@@ -138,6 +140,7 @@ func New(ctx context.Context, store rowstore.Store, opts ...Option) (*DB, error)
 	}
 	db.setLimits()
 	db.ctx, db.cancel = context.WithCancel(context.Background())
+	db.closes, db.closing = context.WithCancelCause(context.Background())
 	db.session.init(db)
 	db.hints.id, db.hints.lost, db.hints.seed = db.uniqueID(), &db.count.gcHintsLost, maphash.MakeSeed()
 	db.hints.turn = make(chan struct{}, 1)
@@ -145,6 +148,7 @@ func New(ctx context.Context, store rowstore.Store, opts ...Option) (*DB, error)
 	if err := db.open(ctx); err != nil {
 		db.removeUse(ctx)
 		db.cancel()
+		db.closing(errDBClosed)
 		return nil, err
 	}
 	return db, nil
@@ -211,7 +215,7 @@ func (db *DB) Now(ctx context.Context) (Timestamp, error) {
 
 // Close waits for the background work of transactions (secondaries, clean-up), ends the
 // session, and closes the store. Commits under way finish; other calls, and new ones,
-// fail with ErrClosed. Workers must have been stopped; otherwise their Run returns an
+// fail with ErrClosed, also those that last, such as CollectGarbage and Erase. Workers must have been stopped; otherwise their Run returns an
 // error. If ctx ends first, Close still closes the store and returns the context's
 // error; what was not done is left for others to resolve. A second Close waits for the
 // first one to end and returns nil, or its context's error if that ends before.
@@ -259,6 +263,7 @@ func (db *DB) beginClose() bool {
 		return false
 	}
 	db.drain.closing = true
+	db.closing(errDBClosed)
 	if db.drain.active == 0 {
 		close(db.drain.idle)
 	}

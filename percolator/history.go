@@ -54,7 +54,11 @@ func (db *DB) History(ctx context.Context, c Cell, from, to Timestamp) iter.Seq2
 		}
 		h := &history{db: db, cell: c.stored(), from: from, to: to}
 		for more := true; more; {
-			versions, err := h.next(ctx)
+			var versions []CellVersion
+			err := db.during(ctx, func(ctx context.Context) (err error) {
+				versions, err = h.next(ctx)
+				return err
+			})
 			if err != nil {
 				yield(CellVersion{}, fmt.Errorf("percolator: reading the history of %v: %w", c, err))
 				return
@@ -87,10 +91,6 @@ type history struct {
 
 // next returns the next few versions.
 func (h *history) next(ctx context.Context) ([]CellVersion, error) {
-	if err := h.db.enter(); err != nil {
-		return nil, err
-	}
-	defer h.db.leave()
 	if len(h.page) == 0 {
 		if err := h.read(ctx); err != nil {
 			return nil, err

@@ -32,11 +32,10 @@ func (db *DB) Backlog(ctx context.Context, limit int) (Backlog, error) {
 	if limit < 0 {
 		return b, fmt.Errorf("percolator: Backlog: %w: the limit is %d; it may not be negative", ErrInvalid, limit)
 	}
-	if err := db.enter(); err != nil {
-		return b, err
-	}
-	defer db.leave()
-	b, _, err := db.measureBacklog(ctx, limit)
+	err := db.during(ctx, func(ctx context.Context) (err error) {
+		b, _, err = db.measureBacklog(ctx, limit)
+		return err
+	})
 	return b, err
 }
 
@@ -143,11 +142,12 @@ func (db *DB) registerMetrics(meters metric.MeterProvider) error {
 		for _, c := range counters {
 			o.ObserveInt64(c.instrument, int64(c.value(&s))) //nolint:gosec // counts
 		}
-		if err := db.enter(); err != nil {
+		var b Backlog
+		var each []observerBacklog
+		err := db.during(ctx, func(ctx context.Context) (err error) {
+			b, each, err = db.measureBacklog(ctx, backlogMetric)
 			return err
-		}
-		b, each, err := db.measureBacklog(ctx, backlogMetric)
-		db.leave()
+		})
 		if err != nil {
 			return err
 		}

@@ -62,7 +62,7 @@ func (db *DB) WaitObserved(ctx context.Context, at Timestamp, observer string, c
 	}
 	pause := Backoff{Min: time.Millisecond, Max: 100 * time.Millisecond}
 	for attempt := 0; ; attempt++ {
-		if err := w.look(ctx, attempt == 0); err != nil {
+		if err := db.during(ctx, func(ctx context.Context) error { return w.look(ctx, attempt == 0) }); err != nil {
 			return fmt.Errorf("percolator: waiting for the observer %q: %w", observer, err)
 		}
 		if len(w.left) == 0 {
@@ -88,10 +88,6 @@ const observedPage = 256
 
 // look takes the cells from w.left that are covered.
 func (w *observedWait) look(ctx context.Context, first bool) error {
-	if err := w.db.enter(); err != nil {
-		return err
-	}
-	defer w.db.leave()
 	now, err := w.db.draw(ctx)
 	if err != nil {
 		return err
