@@ -91,10 +91,10 @@ func Open(ctx context.Context, url string, opts ...Option) (*DB, error) {
 // New makes a DB over a store. Several DBs, in any number of processes, may work
 // over the same data. Close closes the store; when New fails the store stays open.
 //
-// A store without an oracle of its own needs WithOracle (ErrInvalid). A nil store or option is
-// ErrInvalid too. Warnings that the store reports are logged.
+// A store without an oracle of its own needs WithOracle (ErrInvalid). A nil store, oracle or option is
+// ErrInvalid too. Nothing is written before these errors. Warnings that the store reports are logged.
 func New(ctx context.Context, store rowstore.Store, opts ...Option) (*DB, error) {
-	if store == nil {
+	if isNil(store) {
 		return nil, fmt.Errorf("percolator: New: %w: the store is nil", ErrInvalid)
 	}
 	opt := defaultOptions()
@@ -117,17 +117,10 @@ func New(ctx context.Context, store rowstore.Store, opts ...Option) (*DB, error)
 	patient.abilities = patient.treatment().Of(store)
 	store, db.store = patient, patient
 	_, db.slots = rowstore.Unwrap[rowstore.SlotScanner](store)
-	switch p, ok := rowstore.Unwrap[rowstore.OracleProvider](store); {
-	case opt.oracle != nil && opt.oracleName == "":
-		return nil, fmt.Errorf("percolator: New: %w: WithOracle needs a name for the oracle", ErrInvalid)
-	case opt.oracle != nil:
-		db.oracle = patientOracle{opt.oracle, patient}
-	case ok:
-		db.oracle = p.Oracle()
-	default:
-		return nil, fmt.Errorf("percolator: New: %w: the store has no oracle of its own; give one with WithOracle", ErrInvalid)
+	if err := db.chooseOracle(patient); err != nil {
+		return nil, fmt.Errorf("percolator: New: %w", err)
 	}
-	if opt.oracle == nil {
+	if !opt.withOracle {
 		db.snapshotReader, _ = rowstore.Unwrap[rowstore.SnapshotReader](store)
 		_, db.snapshotScans = rowstore.Unwrap[rowstore.SnapshotScanner](store)
 	}
@@ -152,6 +145,26 @@ func New(ctx context.Context, store rowstore.Store, opts ...Option) (*DB, error)
 		return nil, err
 	}
 	return db, nil
+}
+
+// chooseOracle takes the oracle that WithOracle gives, or else the store's own. Whoever gives another one never gets the store's: timestamps of the two are in
+// no order.
+func (db *DB) chooseOracle(store *patientStore) error {
+	switch {
+	case db.opt.withOracle && isNil(db.opt.oracle):
+		return fmt.Errorf("%w: the oracle of WithOracle is nil", ErrInvalid)
+	case db.opt.withOracle && db.opt.oracleName == "":
+		return fmt.Errorf("%w: WithOracle needs a name for the oracle", ErrInvalid)
+	case db.opt.withOracle:
+		db.oracle = patientOracle{db.opt.oracle, store}
+		return nil
+	}
+	if own, ok := rowstore.Unwrap[rowstore.OracleProvider](db.given); !ok || isNil(own.Oracle()) {
+		return fmt.Errorf("%w: the store has no oracle of its own; give one with WithOracle", ErrInvalid)
+	}
+	p, _ := rowstore.Unwrap[rowstore.OracleProvider](store)
+	db.oracle = p.Oracle()
+	return nil
 }
 
 // open does what New does with the store.
