@@ -43,6 +43,7 @@ type DB struct {
 	log            *slog.Logger
 	count          counters
 	hot            hotCells
+	longs          longSizes
 
 	view         atomic.Pointer[catalogView]
 	catalogReads catalogReads
@@ -136,6 +137,7 @@ func New(ctx context.Context, store rowstore.Store, opts ...Option) (*DB, error)
 	db.closes, db.closing = context.WithCancelCause(context.Background())
 	db.session.init(db)
 	db.hints.id, db.hints.lost, db.hints.seed = db.uniqueID(), &db.count.gcHintsLost, maphash.MakeSeed()
+	db.longs.seed = db.hints.seed
 	db.hints.turn = make(chan struct{}, 1)
 	db.uses.init(db)
 	if err := db.open(ctx); err != nil {

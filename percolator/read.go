@@ -59,11 +59,8 @@ func (db *DB) getCell(ctx context.Context, c Cell, s *snapshot) (value []byte, f
 
 // A read of many cells is split into several calls, so that none of them is large.
 // Values in Data are longer than those beside the writes, so a call asks for fewer of
-// them.
-const (
-	readCells = 1024
-	readLongs = 64
-)
+// them (longs.go).
+const readCells = 1024
 
 // getCells reads several cells, which may be named twice. A cell without a value yields
 // nil; a cell with an empty value yields an empty, non-nil slice.
@@ -196,38 +193,6 @@ func committed(row *rowstore.Row, column string) (w format.Write, found bool, er
 		return w, false, fmt.Errorf("table %q, row %q, column %q at %d: %w", row.Table, row.Row, column, uint64(v.TS), err)
 	}
 	return w, w.Kind == format.KindPut, nil
-}
-
-// longValue names a value that is in Data.
-type longValue struct {
-	cell  Cell
-	start Timestamp
-}
-
-// longValues fetches values from Data, nil for one that is not there. The caller checks
-// its snapshot afterwards, before it concludes anything from a missing value.
-func (db *DB) longValues(ctx context.Context, wanted []longValue) ([][]byte, error) {
-	values := make([][]byte, 0, len(wanted))
-	for page := range slices.Chunk(wanted, readLongs) {
-		reads := make([]rowstore.RowRead, len(page))
-		for i, l := range page {
-			reads[i] = rowstore.RowRead{Table: l.cell.Table, Row: l.cell.Row, Selectors: []rowstore.Selector{
-				{Family: rowstore.Data, Column: l.cell.Column, From: l.start, To: l.start},
-			}}
-		}
-		rows, err := db.readRows(ctx, reads)
-		if err != nil {
-			return nil, err
-		}
-		for i, l := range page {
-			var value []byte
-			if v := rows[i].Newest(rowstore.Data, l.cell.Column); v != nil {
-				value = notNil(v.Value)
-			}
-			values = append(values, value)
-		}
-	}
-	return values, nil
 }
 
 // readRows is Store.Read, but the error of a single row fails the whole call.
