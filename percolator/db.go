@@ -43,6 +43,7 @@ type DB struct {
 	log            *slog.Logger
 	count          counters
 	hot            hotCells
+	longs          longSizes
 
 	view         atomic.Pointer[catalogView]
 	catalogReads catalogReads
@@ -59,7 +60,9 @@ type DB struct {
 		closing bool
 		idle    chan struct{} // closed when closing and active is 0
 	}
-	closed  chan struct{}       // closed when Close has ended
+	closed  chan struct{}   // closed when Close has ended
+	closes  context.Context // ends when closing begins, with the cause ErrClosed; see during
+	closing context.CancelCauseFunc
 	metrics metric.Registration // nil without WithMetrics
 	// lateness is of the runs for timers; nil without WithMetrics.
 	lateness metric.Float64Histogram
@@ -89,11 +92,11 @@ func Open(ctx context.Context, url string, opts ...Option) (*DB, error) {
 // New makes a DB over a store. Several DBs, in any number of processes, may work
 // over the same data. Close closes the store; when New fails the store stays open.
 //
-// A store without an oracle of its own needs WithOracle (ErrInvalid). A nil store or option is
+// A store without an oracle of its own needs WithOracle (ErrInvalid). A nil store, oracle or option is
 // ErrInvalid too, and so are several stores (package router) of which another one than the authoritative one
-// holds the database. Warnings that the store reports are logged.
+// holds the database. Nothing is written before these errors. Warnings that the store reports are logged.
 func New(ctx context.Context, store rowstore.Store, opts ...Option) (*DB, error) {
-	if store == nil {
+	if isNil(store) {
 		return nil, fmt.Errorf("percolator: New: %w: the store is nil", ErrInvalid)
 	}
 	opt := defaultOptions()
@@ -116,17 +119,10 @@ func New(ctx context.Context, store rowstore.Store, opts ...Option) (*DB, error)
 	patient.abilities = patient.treatment().Of(store)
 	store, db.store = patient, patient
 	_, db.slots = rowstore.Unwrap[rowstore.SlotScanner](store)
-	switch p, ok := rowstore.Unwrap[rowstore.OracleProvider](store); {
-	case opt.oracle != nil && opt.oracleName == "":
-		return nil, fmt.Errorf("percolator: New: %w: WithOracle needs a name for the oracle", ErrInvalid)
-	case opt.oracle != nil:
-		db.oracle = patientOracle{opt.oracle, patient}
-	case ok:
-		db.oracle = p.Oracle()
-	default:
-		return nil, fmt.Errorf("percolator: New: %w: the store has no oracle of its own; give one with WithOracle", ErrInvalid)
+	if err := db.chooseOracle(patient); err != nil {
+		return nil, fmt.Errorf("percolator: New: %w", err)
 	}
-	if opt.oracle == nil {
+	if !opt.withOracle {
 		db.snapshotReader, _ = rowstore.Unwrap[rowstore.SnapshotReader](store)
 		_, db.snapshotScans = rowstore.Unwrap[rowstore.SnapshotScanner](store)
 	}
@@ -139,16 +135,39 @@ func New(ctx context.Context, store rowstore.Store, opts ...Option) (*DB, error)
 	}
 	db.setLimits()
 	db.ctx, db.cancel = context.WithCancel(context.Background())
+	db.closes, db.closing = context.WithCancelCause(context.Background())
 	db.session.init(db)
 	db.hints.id, db.hints.lost, db.hints.seed = db.uniqueID(), &db.count.gcHintsLost, maphash.MakeSeed()
+	db.longs.seed = db.hints.seed
 	db.hints.turn = make(chan struct{}, 1)
 	db.uses.init(db)
 	if err := db.open(ctx); err != nil {
 		db.removeUse(ctx)
 		db.cancel()
+		db.closing(errDBClosed)
 		return nil, err
 	}
 	return db, nil
+}
+
+// chooseOracle takes the oracle that WithOracle gives, or else the store's own. Whoever gives another one never gets the store's: timestamps of the two are in
+// no order.
+func (db *DB) chooseOracle(store *patientStore) error {
+	switch {
+	case db.opt.withOracle && isNil(db.opt.oracle):
+		return fmt.Errorf("%w: the oracle of WithOracle is nil", ErrInvalid)
+	case db.opt.withOracle && db.opt.oracleName == "":
+		return fmt.Errorf("%w: WithOracle needs a name for the oracle", ErrInvalid)
+	case db.opt.withOracle:
+		db.oracle = patientOracle{db.opt.oracle, store}
+		return nil
+	}
+	if own, ok := rowstore.Unwrap[rowstore.OracleProvider](db.given); !ok || isNil(own.Oracle()) {
+		return fmt.Errorf("%w: the store has no oracle of its own; give one with WithOracle", ErrInvalid)
+	}
+	p, _ := rowstore.Unwrap[rowstore.OracleProvider](store)
+	db.oracle = p.Oracle()
+	return nil
 }
 
 // open does what New does with the store.
@@ -212,7 +231,7 @@ func (db *DB) Now(ctx context.Context) (Timestamp, error) {
 
 // Close waits for the background work of transactions (secondaries, clean-up), ends the
 // session, and closes the store. Commits under way finish; other calls, and new ones,
-// fail with ErrClosed. Workers must have been stopped; otherwise their Run returns an
+// fail with ErrClosed, also those that last, such as CollectGarbage and Erase. Workers must have been stopped; otherwise their Run returns an
 // error. If ctx ends first, Close still closes the store and returns the context's
 // error; what was not done is left for others to resolve. A second Close waits for the
 // first one to end and returns nil, or its context's error if that ends before.
@@ -260,6 +279,7 @@ func (db *DB) beginClose() bool {
 		return false
 	}
 	db.drain.closing = true
+	db.closing(errDBClosed)
 	if db.drain.active == 0 {
 		close(db.drain.idle)
 	}

@@ -123,10 +123,12 @@ func (e *erasure) run(ctx context.Context, r Range) error {
 	if err != nil {
 		return err
 	}
-	if err := db.enter(); err != nil {
-		return err
-	}
-	defer db.leave()
+	return db.during(ctx, e.removeAll)
+}
+
+// removeAll removes every trace of the deleted rows.
+func (e *erasure) removeAll(ctx context.Context) (err error) {
+	db := e.db
 	if e.seen, err = db.draw(ctx); err != nil {
 		return err
 	}

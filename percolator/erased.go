@@ -13,10 +13,11 @@ import (
 // The safe points of ranges that were erased (erase.go). They lie in the catalog's row, beside those of tables, and count as those
 // do, for what lies in the range. One goes when the safe point of its table has passed it.
 
-// span is something that was read or written: a row, or a range of rows of a stored table. An empty to is the end of the table.
+// span is something that was read or written in a stored table: a row, some rows, or a range of rows. An empty to is the end of the table.
 type span struct {
 	table, from, to string
-	row             bool // from alone
+	row             bool               // from alone
+	reads           []rowstore.RowRead // if not nil, the rows of these that lie in the table
 }
 
 func (c Cell) span() span { return span{table: c.Table, from: c.Row, row: true} }
@@ -35,6 +36,8 @@ func (s *span) meets(r *format.ErasedRange) bool {
 		return false
 	case s.row:
 		return r.Has(s.from)
+	case s.reads != nil:
+		return slices.ContainsFunc(s.reads, func(read rowstore.RowRead) bool { return read.Table == s.table && r.Has(read.Row) })
 	}
 	return (len(r.To) == 0 || s.from < string(r.To)) && (s.to == "" || string(r.From) < s.to)
 }

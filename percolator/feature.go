@@ -52,19 +52,21 @@ func (db *DB) raiseTo(ctx context.Context, f feature) (Timestamp, error) {
 
 // awaitFeature is raiseTo, and waits until that moment has passed.
 func (db *DB) awaitFeature(ctx context.Context, f feature) (Timestamp, error) {
-	if err := db.enter(); err != nil {
+	var from Timestamp
+	err := db.during(ctx, func(ctx context.Context) (err error) {
+		for from, err = db.raiseTo(ctx, f); err == nil; {
+			var now Timestamp
+			if now, err = db.draw(ctx); err == nil && now > from {
+				return nil
+			}
+			if err == nil {
+				err = db.clock.Sleep(ctx, max(from.Sub(now), 0)+time.Millisecond)
+			}
+		}
+		return err
+	})
+	if err != nil {
 		return 0, err
 	}
-	defer db.leave()
-	from, err := db.raiseTo(ctx, f)
-	for err == nil {
-		var now Timestamp
-		if now, err = db.draw(ctx); err == nil && now > from {
-			return from, nil
-		}
-		if err == nil {
-			err = db.clock.Sleep(ctx, max(from.Sub(now), 0)+time.Millisecond)
-		}
-	}
-	return 0, err
+	return from, nil
 }

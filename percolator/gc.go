@@ -66,11 +66,11 @@ func (db *DB) CollectGarbage(ctx context.Context, opts GCOptions) (GCReport, err
 	if opts.Keep < 0 || opts.Within < 0 {
 		return GCReport{}, fmt.Errorf("percolator: CollectGarbage: %w: GCOptions.Keep is %v and Within is %v; they may not be negative", ErrInvalid, opts.Keep, opts.Within)
 	}
-	if err := db.enter(); err != nil {
-		return GCReport{}, err
-	}
-	defer db.leave()
-	report, err := db.collectGarbage(ctx, opts)
+	var report GCReport
+	err := db.during(ctx, func(ctx context.Context) (err error) {
+		report, err = db.collectGarbage(ctx, opts)
+		return err
+	})
 	db.count.gcVersions.Add(uint64(report.Versions)) //nolint:gosec // a count
 	if err != nil {
 		return report, fmt.Errorf("percolator: collecting garbage: %w", err)

@@ -210,6 +210,45 @@ func TestCollectionGoesFromTheOldestOn(t *testing.T) {
 	}
 }
 
+// Of a column with very many long versions, few pages are in memory: the others are read again when they are removed, and what an observer
+// saw there is kept.
+func TestCollectionOfAVeryDeepColumn(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	o := newTold(t, c, "o", "t")
+	const pages = 3 * gcKept
+	w.history(rowA, (pages-1)*gcPage, true)
+	set(t, c.DB, rowA, longText+"seen")
+	require.True(t, o.run(rowA))
+	for i := range gcPage / 2 {
+		set(t, c.DB, rowA, fmt.Sprint(longText, i))
+	}
+	w.clock.advance(2 * worldAge)
+	c.wire.forget()
+	report, err := w.collect(c, 1)
+	require.NoError(t, err)
+	require.Greater(t, report.Versions, 2*(pages-1)*gcPage)
+	row := w.raw(rowA)
+	require.Len(t, row.All(rowstore.Write, "v"), 1)
+	require.Len(t, row.All(rowstore.Data, "v"), 2)
+	read := map[Timestamp]int{}
+	for _, x := range c.wire.sent(op(faultstore.CallRead)) {
+		if s := x.Reads[0].Selectors[0]; x.Reads[0].Row == rowA.Row && s.Family == rowstore.Write && s.Limit == gcPage {
+			read[s.To]++
+		}
+	}
+	require.Len(t, read, pages)
+	twice := 0
+	for _, n := range read {
+		twice += n - 1
+	}
+	require.GreaterOrEqual(t, twice, pages-gcKept)
+	require.LessOrEqual(t, twice, pages-gcKept+1)
+	require.True(t, o.run(rowA))
+	require.Equal(t, longText+"seen", string(o.changes[len(o.changes)-1].Old))
+}
+
 // Workers that live shorter than the interval collect too, and in all not more often
 // than it says.
 func TestShortLivedWorkersCollect(t *testing.T) {

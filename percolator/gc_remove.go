@@ -24,6 +24,7 @@ const (
 	gcShallow = 8
 	gcPage    = 256 // versions that a mutation removes from a deep column, or from a row
 	gcDeep    = 16  // deep columns that are read together
+	gcKept    = 4   // pages of a deep column that are in memory while it is read, if they have long values
 )
 
 // collection removes what is garbage in one table.
@@ -205,22 +206,25 @@ func (c *collection) readDeep(d deepColumn, to Timestamp) rowstore.RowRead {
 }
 
 // removePages removes a column's versions page by page. Pages are read newest first and
-// removed oldest first.
+// removed oldest first. Of a long history only the oldest pages are kept in memory meanwhile; of the others it is known where they
+// begin, and they are read again.
 func (c *collection) removePages(ctx context.Context, d deepColumn, newest []rowstore.Version) error {
-	above := d.to + 1
-	var pages []removal
-	var seenIn [][]seenVersion
-	for versions := newest; len(versions) > 0; {
-		seen := lastSeen(d.acks, d.column, above, versions)
-		pages, seenIn = append(pages, c.pageOf(d, versions, seen)), append(seenIn, seen)
+	var pages []deepPage
+	kept, edits := 0, 0 // the first page that is kept, and the edits of all these
+	for versions, above := newest, d.to+1; len(versions) > 0; {
+		pages = append(pages, c.pageOf(d, versions, above))
+		edits += len(pages[len(pages)-1].edits)
+		for ; edits > gcKept*c.page && kept < len(pages)-1; kept++ {
+			edits -= len(pages[kept].edits)
+			pages[kept] = deepPage{above: pages[kept].above}
+		}
 		if above = versions[len(versions)-1].TS; len(versions) < c.page || above <= 1 {
 			break
 		}
-		rows, err := c.db.readRows(ctx, []rowstore.RowRead{c.readDeep(d, above-1)})
-		if err != nil {
+		var err error
+		if versions, err = c.readPage(ctx, d, above); err != nil {
 			return err
 		}
-		versions = rows[0].Versions
 	}
 	var seen []seenVersion
 	for i, p := range slices.Backward(pages) {
@@ -230,13 +234,23 @@ func (c *collection) removePages(ctx context.Context, d deepColumn, newest []row
 				return err
 			}
 		}
+		if i < kept {
+			versions, err := c.readPage(ctx, d, p.above)
+			if err != nil {
+				return err
+			}
+			if len(versions) == 0 {
+				continue // another collection was quicker
+			}
+			p = c.pageOf(d, versions, p.above)
+		}
 		// Each page removes what is left of the older ones. So it also keeps what they keep: it may
 		// be unknown what has become of them.
-		seen = append(seen, seenIn[i]...)
+		seen = append(seen, p.seen...)
 		if err := p.keep(seen, true); err != nil {
 			return fmt.Errorf("row %q, column %q: %w", d.row, d.column, err)
 		}
-		if err := c.add(ctx, d.row, p); err != nil {
+		if err := c.add(ctx, d.row, p.removal); err != nil {
 			return err
 		}
 	}
@@ -252,6 +266,22 @@ func (c *collection) removePages(ctx context.Context, d deepColumn, newest []row
 	return nil
 }
 
+// readPage reads the newest versions of a deep column below a timestamp.
+func (c *collection) readPage(ctx context.Context, d deepColumn, above Timestamp) ([]rowstore.Version, error) {
+	rows, err := c.db.readRows(ctx, []rowstore.RowRead{c.readDeep(d, above-1)})
+	if err != nil {
+		return nil, err
+	}
+	return rows[0].Versions, nil
+}
+
+// deepPage is some versions of a deep column that follow each other.
+type deepPage struct {
+	above Timestamp // of the next newer version, or more if there is none
+	removal
+	seen []seenVersion
+}
+
 // removal is the content of a mutation that removes versions, and how many it removes.
 type removal struct {
 	conditions []rowstore.Condition
@@ -262,15 +292,16 @@ type removal struct {
 // pageOf makes the removal of a deep column's versions up to the newest of those given.
 // By the time it is applied, the given versions must be the only ones left up to there. The long
 // values of those that observers saw last stay.
-func (c *collection) pageOf(d deepColumn, versions []rowstore.Version, seen []seenVersion) removal {
-	r := removal{versions: len(versions)}
-	r.edits = append(r.edits, rowstore.DeleteRange(rowstore.Write, d.column, 0, versions[0].TS))
+func (c *collection) pageOf(d deepColumn, versions []rowstore.Version, above Timestamp) deepPage {
+	p := deepPage{above: above, seen: lastSeen(d.acks, d.column, above, versions)}
+	p.versions = len(versions)
+	p.edits = append(p.edits, rowstore.DeleteRange(rowstore.Write, d.column, 0, versions[0].TS))
 	for i := range versions {
-		if !keeps(seen, &versions[i]) {
-			r.dataOf(d.column, &versions[i])
+		if !keeps(p.seen, &versions[i]) {
+			p.dataOf(d.column, &versions[i])
 		}
 	}
-	return r
+	return p
 }
 
 // dataOf adds the long value of a version that is removed.

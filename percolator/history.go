@@ -54,7 +54,11 @@ func (db *DB) History(ctx context.Context, c Cell, from, to Timestamp) iter.Seq2
 		}
 		h := &history{db: db, cell: c.stored(), from: from, to: to}
 		for more := true; more; {
-			versions, err := h.next(ctx)
+			var versions []CellVersion
+			err := db.during(ctx, func(ctx context.Context) (err error) {
+				versions, err = h.next(ctx)
+				return err
+			})
 			if err != nil {
 				yield(CellVersion{}, fmt.Errorf("percolator: reading the history of %v: %w", c, err))
 				return
@@ -87,10 +91,6 @@ type history struct {
 
 // next returns the next few versions.
 func (h *history) next(ctx context.Context) ([]CellVersion, error) {
-	if err := h.db.enter(); err != nil {
-		return nil, err
-	}
-	defer h.db.leave()
 	if len(h.page) == 0 {
 		if err := h.read(ctx); err != nil {
 			return nil, err
@@ -196,18 +196,25 @@ func (h *history) values(ctx context.Context, part []rowstore.Version) (versions
 // safePointAfter returns the safe point of what was read that the answers go by which this process has
 // got before the call: nothing above it was collected when they were made.
 func (db *DB) safePointAfter(ctx context.Context, read span) (Timestamp, error) {
-	now, err := db.draw(ctx)
+	v, err := db.viewAfter(ctx)
 	if err != nil {
 		return 0, err
 	}
+	return v.safePointIn(read), nil
+}
+
+// viewAfter returns the view that safePointAfter goes by, for several things that were read before the call.
+func (db *DB) viewAfter(ctx context.Context) (*catalogView, error) {
+	now, err := db.draw(ctx)
+	if err != nil {
+		return nil, err
+	}
 	v := db.known()
 	db.refreshSoon(v, db.clock.Now())
-	if !v.holds(now) {
-		if v, err = db.loadCatalog(ctx); err != nil {
-			return 0, err
-		}
+	if v.holds(now) {
+		return v, nil
 	}
-	return v.safePointIn(read), nil
+	return db.loadCatalog(ctx)
 }
 
 // ownSafePoint is the public name of a table whose own safe point is safe, and "" if the

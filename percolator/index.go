@@ -258,11 +258,11 @@ func (db *DB) MoveIndex(ctx context.Context, info IndexInfo, to IndexState) (Ind
 	if !slices.Contains(info.State.after(), to) {
 		return IndexInfo{}, fmt.Errorf("percolator: MoveIndex: %w: the index %q is %v, and cannot become %v", ErrInvalid, info.Name, info.State, to)
 	}
-	if err := db.enter(); err != nil {
-		return IndexInfo{}, err
-	}
-	defer db.leave()
-	now, err := db.moveIndex(ctx, info, to)
+	var now IndexInfo
+	err := db.during(ctx, func(ctx context.Context) (err error) {
+		now, err = db.moveIndex(ctx, info, to)
+		return err
+	})
 	if err != nil {
 		return IndexInfo{}, fmt.Errorf("percolator: making the index %q %v: %w", info.Name, to, err)
 	}
@@ -273,11 +273,7 @@ func (db *DB) MoveIndex(ctx context.Context, info IndexInfo, to IndexState) (Ind
 // below the snapshots of transactions that begin afterwards. If the index is otherwise by now, the error matches ErrIndexChanged. Other errors:
 // ErrClosed, those of the context and of the store.
 func (db *DB) AwaitIndex(ctx context.Context, info IndexInfo) error {
-	if err := db.enter(); err != nil {
-		return err
-	}
-	defer db.leave()
-	if err := db.awaitIndex(ctx, info); err != nil {
+	if err := db.during(ctx, func(ctx context.Context) error { return db.awaitIndex(ctx, info) }); err != nil {
 		return fmt.Errorf("percolator: waiting until every process knows the index %q as %v: %w", info.Name, info.State, err)
 	}
 	return nil

@@ -32,27 +32,26 @@ func (db *DB) Backlog(ctx context.Context, limit int) (Backlog, error) {
 	if limit < 0 {
 		return b, fmt.Errorf("percolator: Backlog: %w: the limit is %d; it may not be negative", ErrInvalid, limit)
 	}
-	if err := db.enter(); err != nil {
-		return b, err
-	}
-	defer db.leave()
-	v, err := db.loadCatalog(ctx)
-	if err != nil {
-		return b, fmt.Errorf("percolator: measuring the backlog: %w", err)
-	}
-	// Each table has a limit of its own. With one for all, a table that reaches it would hide the others, and which ones would be chance.
-	columns := v.observedColumns()
-	for _, table := range slices.Sorted(maps.Keys(columns)) {
-		of, err := db.measureTable(ctx, v, table, columns[table], limit)
+	err := db.during(ctx, func(ctx context.Context) error {
+		v, err := db.loadCatalog(ctx)
 		if err != nil {
-			return b, fmt.Errorf("percolator: measuring the backlog: %w", err)
+			return fmt.Errorf("percolator: measuring the backlog: %w", err)
 		}
-		b.add(of, limit)
-	}
-	if b.Parked, err = db.countParked(ctx); err != nil {
-		return b, fmt.Errorf("percolator: counting the parked runs: %w", err)
-	}
-	return b, nil
+		// Each table has a limit of its own. With one for all, a table that reaches it would hide the others, and which ones would be chance.
+		columns := v.observedColumns()
+		for _, table := range slices.Sorted(maps.Keys(columns)) {
+			of, err := db.measureTable(ctx, v, table, columns[table], limit)
+			if err != nil {
+				return fmt.Errorf("percolator: measuring the backlog: %w", err)
+			}
+			b.add(of, limit)
+		}
+		if b.Parked, err = db.countParked(ctx); err != nil {
+			return fmt.Errorf("percolator: counting the parked runs: %w", err)
+		}
+		return nil
+	})
+	return b, err
 }
 
 // add adds what waits in a table.
@@ -141,12 +140,9 @@ func (db *DB) registerMetrics(meters metric.MeterProvider) error {
 		for _, c := range counters {
 			o.ObserveInt64(c.instrument, int64(c.value(&s))) //nolint:gosec // counts
 		}
-		if err := db.enter(); err != nil {
-			return err
-		}
-		defer db.leave()
 		// With an error some readers would drop all metrics of the process, also those that were told.
-		if err := gauges.observe(ctx, o, db); err != nil {
+		err := db.during(ctx, func(ctx context.Context) error { return gauges.observe(ctx, o, db) })
+		if err != nil && !errors.Is(err, ErrClosed) {
 			db.log.Warn("not everything that waits could be measured", "err", err)
 		}
 		return nil

@@ -42,7 +42,7 @@ func (e *ParkedError) Is(target error) bool { return target == ErrParked }
 // the observer's name can be one.
 //
 // It looks again and again, after 1 ms first and 100 ms at most, with one read for up to 256 cells
-// that it still waits for, and one more for those of them with a timer that is due. Other errors: ErrInvalid and ErrTooLarge for bad names, ErrClosed, those of
+// that it still waits for, and one more for those of them with a timer that is due. A look draws a timestamp, and one more for such a page in which a cell has no version. Other errors: ErrInvalid and ErrTooLarge for bad names, ErrClosed, those of
 // the context and of the store. It may be called concurrently, and anywhere but in a function of the observer that it waits for.
 func (db *DB) WaitObserved(ctx context.Context, at Timestamp, observer string, cells ...Cell) error {
 	if observer == "" || len(observer) > format.MaxObserverName {
@@ -62,7 +62,7 @@ func (db *DB) WaitObserved(ctx context.Context, at Timestamp, observer string, c
 	}
 	pause := Backoff{Min: time.Millisecond, Max: 100 * time.Millisecond}
 	for attempt := 0; ; attempt++ {
-		if err := w.look(ctx, attempt == 0); err != nil {
+		if err := db.during(ctx, func(ctx context.Context) error { return w.look(ctx, attempt == 0) }); err != nil {
 			return fmt.Errorf("percolator: waiting for the observer %q: %w", observer, err)
 		}
 		if len(w.left) == 0 {
@@ -79,7 +79,8 @@ type observedWait struct {
 	db       *DB
 	at       Timestamp
 	observer string
-	left     []Cell // stored: what is still waited for
+	left     []Cell       // stored: what is still waited for
+	after    *catalogView // tells what may have been collected of the page at hand; nil until a cell without a version asks
 }
 
 // observedPage is how many cells are looked at in one call.
@@ -87,10 +88,6 @@ const observedPage = 256
 
 // look takes the cells from w.left that are covered.
 func (w *observedWait) look(ctx context.Context, first bool) error {
-	if err := w.db.enter(); err != nil {
-		return err
-	}
-	defer w.db.leave()
 	now, err := w.db.draw(ctx)
 	if err != nil {
 		return err
@@ -157,6 +154,7 @@ func (w *observedWait) uncovered(ctx context.Context, v *catalogView, page []Cel
 	if err != nil {
 		return nil, err
 	}
+	w.after = nil // of the page before
 	var timed []Cell
 	for _, c := range page {
 		switch found, err := w.covered(ctx, v, &rows[index[c.rowName()]], c, nil); {
@@ -207,11 +205,12 @@ func (w *observedWait) covered(ctx context.Context, v *catalogView, row *rowstor
 		change = newest.TS
 	} else {
 		// A version may have been collected. Then the one at the safe point shows what there was.
-		safe, err := w.db.safePointAfter(ctx, c.span())
-		if err != nil {
-			return changeUnseen, err
+		if w.after == nil {
+			if w.after, err = w.db.viewAfter(ctx); err != nil {
+				return changeUnseen, err
+			}
 		}
-		if w.at < safe {
+		if safe := w.after.safePointIn(c.span()); w.at < safe {
 			w.at = safe
 			return changeUnseen, nil
 		}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 )
 
 // waiting starts a WaitObserved.
@@ -239,4 +241,21 @@ func TestWaitObservedBelowTheSafePoint(t *testing.T) {
 		many = append(many, row(fmt.Sprint("none", i/2)), Cell{"t", fmt.Sprint("none", i), "v"})
 	}
 	require.NoError(t, c.WaitObserved(t.Context(), old, "o", many...))
+}
+
+// Cells without a version, of which a page has many, cost one timestamp together.
+func TestWaitObservedDrawsOnceForAPage(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.observed("t", "v", "o")
+	c := w.client()
+	at := updateAt(t, c, "1", row("elsewhere"))
+	cells := make([]Cell, 2*observedPage)
+	for i := range cells {
+		cells[i] = row(fmt.Sprintf("%04d", i))
+	}
+	c.wire.forget()
+	require.NoError(t, c.WaitObserved(t.Context(), at, "o", cells...))
+	require.LessOrEqual(t, len(c.wire.sent(op(faultstore.CallDraw))), 4, "one for the look, one for the catalog, and one for each page")
+	require.LessOrEqual(t, len(c.wire.sent(op(faultstore.CallRead))), 3)
 }

@@ -139,7 +139,8 @@ func (db *DB) Observers(ctx context.Context) ([]ObserverInfo, error) {
 // stay, for Parked and Release. Garbage collection removes notifications that no
 // other observer of the column waits for, and with them those of Txn.Notify that the
 // removed observer has not seen. The timers of columns that nobody else observes are dropped in the
-// background, and counted in the log and in Stats. What it leaves behind is logged. It is no error if
+// background, which Close waits for, and counted in the log and in Stats. What it leaves behind is logged, as far as 10,000 notified cells and parked runs, of
+// any observer, tell. It is no error if
 // there is no observer of that name.
 func (db *DB) RemoveObserver(ctx context.Context, name string) error {
 	if err := db.enter(); err != nil {
@@ -167,7 +168,7 @@ func (db *DB) RemoveObserver(ctx context.Context, name string) error {
 	return nil
 }
 
-// mostLeft bounds what is counted for a line of the log.
+// mostLeft bounds what is looked at for a line of the log, of each kind: also parked runs of others.
 const mostLeft = 10_000
 
 // logLeft drops the timers that a removed observer leaves behind, and says what else it leaves.
@@ -210,6 +211,7 @@ func (db *DB) logLeft(ctx context.Context, v *catalogView, name string, removed 
 	if timers > 0 {
 		db.log.Warn("timers of a removed observer were dropped", "observer", name, "timers", timers)
 	}
+	looked := 0
 	for p, err := range db.parkedRuns(ctx) {
 		if err != nil {
 			return
@@ -217,12 +219,12 @@ func (db *DB) logLeft(ctx context.Context, v *catalogView, name string, removed 
 		if slices.ContainsFunc(removed, func(r format.Observer) bool { return string(r.Name) == p.Observer }) {
 			parked++
 		}
-		if parked == mostLeft {
+		if looked++; looked == mostLeft {
 			break
 		}
 	}
 	if cells+parked > 0 {
 		db.log.Warn("a removed observer leaves notifications that nobody waits for, and parked runs", "observer", name,
-			"cells", cells, "parked", parked, "counted up to", mostLeft)
+			"cells", cells, "parked", parked, "looked at up to", mostLeft)
 	}
 }

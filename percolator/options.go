@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
@@ -119,6 +120,7 @@ func (s Settings) check() error {
 type options struct {
 	oracle       oracle.Oracle
 	oracleName   string
+	withOracle   bool // the store's own is not used
 	log          *slog.Logger
 	clock        Clock
 	seed         uint64
@@ -165,13 +167,25 @@ type Option func(*options)
 
 // WithOracle names the oracle to use instead of the store's own. The name is
 // stored at the first Open; opening the data later with an oracle of another name
-// is refused, because timestamps of two oracles are in no order.
+// is refused, because timestamps of two oracles are in no order. A nil oracle and an empty
+// name are ErrInvalid.
 func WithOracle(name string, o oracle.Oracle) Option {
-	return func(opt *options) { opt.oracleName, opt.oracle = name, o }
+	return func(opt *options) { opt.oracleName, opt.oracle, opt.withOracle = name, o, true }
+}
+
+// isNil tells whether an interface is nil, or holds a nil pointer or function, which its caller takes for nil.
+func isNil(of any) bool {
+	switch v := reflect.ValueOf(of); v.Kind() {
+	case reflect.Invalid:
+		return true
+	case reflect.Pointer, reflect.Func:
+		return v.IsNil()
+	}
+	return false
 }
 
 // WithLogger sets where warnings and failures in the background are written.
-// Default slog.Default(). Values of cells are never logged.
+// Default slog.Default(), also for nil. Values of cells are never logged.
 func WithLogger(l *slog.Logger) Option {
 	return func(o *options) {
 		if l != nil {
@@ -180,10 +194,10 @@ func WithLogger(l *slog.Logger) Option {
 	}
 }
 
-// WithClock replaces the local clock.
+// WithClock replaces the local clock. A nil clock leaves it.
 func WithClock(c Clock) Option {
 	return func(o *options) {
-		if c != nil {
+		if !isNil(c) {
 			o.clock = c
 		}
 	}
@@ -257,13 +271,15 @@ func WithStorePatience(d time.Duration) Option { return func(o *options) { o.sto
 // percolator.backlog.oldest in seconds and percolator.parked. The gauges cost a scan
 // of the notifications, up to 10,000 of each observed table, each time that they are read. That takes 5 s at most: what the
 // store does not tell by then is left out, and logged. nil, the default, reports nothing and costs nothing.
-// of the notifications, up to 10,000 of each observed table, each time that they are read. nil, the default, reports
-// nothing and costs nothing.
 //
 // Nothing in what is reported names the DB. Two DBs on one provider share each series: counters are added up, and of the gauges one DB's hide the
 // other's. Give each DB a provider of its own with a resource that names it, or one that adds an attribute to the scope of its meters (metric.WithInstrumentationAttributes).
 func WithMetrics(meters metric.MeterProvider) Option {
-	return func(o *options) { o.meters = meters }
+	return func(o *options) {
+		if o.meters = meters; isNil(meters) {
+			o.meters = nil
+		}
+	}
 }
 
 type txnOptions struct {

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -46,6 +48,20 @@ func TestNewRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "WithOracle")
 	_, err = New(ctx, mem, WithOracle("", mem.Oracle()))
 	require.ErrorIs(t, err, ErrInvalid)
+	for name, o := range map[string]oracle.Oracle{"nil": nil, "nil pointer": (*patientOracle)(nil)} {
+		for _, store := range []rowstore.Store{mem, plain{mem}} {
+			for _, title := range []string{"", "tso"} {
+				_, err = New(ctx, store, WithOracle(title, o))
+				require.ErrorIs(t, err, ErrInvalid, name)
+				require.ErrorContains(t, err, "nil", name)
+			}
+		}
+	}
+	_, err = New(ctx, (*memstore.Store)(nil))
+	require.ErrorIs(t, err, ErrInvalid)
+	_, err = New(ctx, withoutItsOracle{mem})
+	require.ErrorIs(t, err, ErrInvalid)
+	require.ErrorContains(t, err, "no oracle of its own")
 	for _, s := range []Settings{
 		{MaxTxnAge: time.Hour, Retention: time.Hour, CatalogLease: time.Second},
 		{MaxTxnAge: time.Hour, Retention: time.Hour + time.Second, CatalogLease: time.Second},
@@ -67,6 +83,25 @@ func TestNewRefuses(t *testing.T) {
 	// The store was left open each time.
 	db := open(t, mem)
 	set(t, db, rowA, "1")
+}
+
+// withoutItsOracle is a store whose oracle is missing.
+type withoutItsOracle struct{ *memstore.Store }
+
+func (withoutItsOracle) Oracle() oracle.Oracle { return nil }
+
+// A nil clock, logger or provider leaves the default, a nil pointer of their type too.
+func TestNilOptionsLeaveTheDefault(t *testing.T) {
+	t.Parallel()
+	for name, opts := range map[string][]Option{
+		"nil":         {WithClock(nil), WithLogger(nil), WithMetrics(nil), WithTracing(nil)},
+		"nil pointer": {WithClock((*fakeClock)(nil)), WithMetrics((*sdkmetric.MeterProvider)(nil)), WithTracing((*sdktrace.TracerProvider)(nil))},
+	} {
+		db := open(t, memstore.New(), opts...)
+		set(t, db, rowA, "1")
+		require.Equal(t, "1", get(t, db, rowA), name)
+		require.NoError(t, db.Close(t.Context()), name)
+	}
 }
 
 // The oracle is stored with the data: another one later is refused, by name, since

@@ -31,20 +31,22 @@ func parkedIndex(observer string, c Cell) Cell {
 // Parked lists the parked runs of every observer, of any worker, also of observers that
 // were removed.
 func (db *DB) Parked(ctx context.Context) ([]ParkedRun, error) {
-	if err := db.enter(); err != nil {
-		return nil, err
-	}
-	defer db.leave()
-	v, err := db.loadCatalog(ctx)
+	var runs []ParkedRun
+	err := db.during(ctx, func(ctx context.Context) error {
+		v, err := db.loadCatalog(ctx)
+		if err != nil {
+			return err
+		}
+		for p, err := range db.parkedRuns(ctx) {
+			if err != nil {
+				return err
+			}
+			runs = append(runs, v.titled(p))
+		}
+		return nil
+	})
 	if err != nil {
 		return nil, fmt.Errorf("percolator: listing parked runs: %w", err)
-	}
-	var runs []ParkedRun
-	for p, err := range db.parkedRuns(ctx) {
-		if err != nil {
-			return nil, fmt.Errorf("percolator: listing parked runs: %w", err)
-		}
-		runs = append(runs, v.titled(p))
 	}
 	return runs, nil
 }

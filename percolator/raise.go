@@ -20,11 +20,7 @@ var ErrOlderProgram = errors.New("percolator: an older program has the database 
 // to find out which of these processes live. It may be called concurrently and again: one that was
 // interrupted leaves nothing wrong. Other errors: ErrClosed, those of the context and of the store.
 func (db *DB) RaiseCatalog(ctx context.Context) error {
-	if err := db.enter(); err != nil {
-		return err
-	}
-	defer db.leave()
-	if err := db.raiseWhenAlone(ctx); err != nil {
+	if err := db.during(ctx, db.raiseWhenAlone); err != nil {
 		return fmt.Errorf("percolator: RaiseCatalog: %w", err)
 	}
 	return nil

@@ -59,11 +59,8 @@ func (db *DB) getCell(ctx context.Context, c Cell, s *snapshot) (value []byte, f
 
 // A read of many cells is split into several calls, so that none of them is large.
 // Values in Data are longer than those beside the writes, so a call asks for fewer of
-// them.
-const (
-	readCells = 1024
-	readLongs = 64
-)
+// them (longs.go).
+const readCells = 1024
 
 // getCells reads several cells, which may be named twice. A cell without a value yields
 // nil; a cell with an empty value yields an empty, non-nil slice.
@@ -114,7 +111,7 @@ func (db *DB) answer(ctx context.Context, cells []Cell, reads []rowstore.RowRead
 	}
 	missing = missing || slices.ContainsFunc(longs, func(v []byte) bool { return v == nil })
 	var few [4]span
-	if err := db.checkAnswer(ctx, s.start, !missing, db.spansOf(few[:0], reads)...); err != nil {
+	if err := db.checkAnswer(ctx, s.start, !missing, spansOf(few[:0], reads)...); err != nil {
 		return nil, err
 	}
 	for i, l := range long {
@@ -126,14 +123,12 @@ func (db *DB) answer(ctx context.Context, cells []Cell, reads []rowstore.RowRead
 	return values, nil
 }
 
-// spansOf appends what is read: the rows if some range was erased, and otherwise their tables. Some may come more than once.
-func (db *DB) spansOf(spans []span, reads []rowstore.RowRead) []span {
-	byRow := db.known().Erased
+// spansOf appends what is read: one span for the rows of each table. Some tables may come more than once. Which rows they are counts
+// where a range was erased, and only the view that judges the answer knows that.
+func spansOf(spans []span, reads []rowstore.RowRead) []span {
 	for i := range reads {
-		if r := &reads[i]; byRow {
-			spans = append(spans, span{table: r.Table, from: r.Row, row: true})
-		} else if i == 0 || r.Table != reads[i-1].Table {
-			spans = append(spans, span{table: r.Table})
+		if table := reads[i].Table; i == 0 || table != reads[i-1].Table {
+			spans = append(spans, span{table: table, reads: reads})
 		}
 	}
 	return spans
@@ -198,38 +193,6 @@ func committed(row *rowstore.Row, column string) (w format.Write, found bool, er
 		return w, false, fmt.Errorf("table %q, row %q, column %q at %d: %w", row.Table, row.Row, column, uint64(v.TS), err)
 	}
 	return w, w.Kind == format.KindPut, nil
-}
-
-// longValue names a value that is in Data.
-type longValue struct {
-	cell  Cell
-	start Timestamp
-}
-
-// longValues fetches values from Data, nil for one that is not there. The caller checks
-// its snapshot afterwards, before it concludes anything from a missing value.
-func (db *DB) longValues(ctx context.Context, wanted []longValue) ([][]byte, error) {
-	values := make([][]byte, 0, len(wanted))
-	for page := range slices.Chunk(wanted, readLongs) {
-		reads := make([]rowstore.RowRead, len(page))
-		for i, l := range page {
-			reads[i] = rowstore.RowRead{Table: l.cell.Table, Row: l.cell.Row, Selectors: []rowstore.Selector{
-				{Family: rowstore.Data, Column: l.cell.Column, From: l.start, To: l.start},
-			}}
-		}
-		rows, err := db.readRows(ctx, reads)
-		if err != nil {
-			return nil, err
-		}
-		for i, l := range page {
-			var value []byte
-			if v := rows[i].Newest(rowstore.Data, l.cell.Column); v != nil {
-				value = notNil(v.Value)
-			}
-			values = append(values, value)
-		}
-	}
-	return values, nil
 }
 
 // readRows is Store.Read, but the error of a single row fails the whole call.

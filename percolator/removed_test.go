@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
@@ -314,4 +316,31 @@ func TestRemovedObserverSaysWhatIsLeft(t *testing.T) {
 	set(t, db, Cell{"t", "later", "v"}, "x") // nobody runs it any more
 	require.NoError(t, db.RemoveObserver(t.Context(), "o"))
 	require.Contains(t, <-left, "observer=o cells=1 parked=3")
+}
+
+// RemoveObserver looks at a bounded number of parked runs for its line in the log, whoever's they are.
+func TestRemovedObserverAmongParkedRunsOfOthers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.observed("t", "v", "o")
+	c := w.client()
+	at := mustNow(t, c)
+	for rows := range slices.Chunk(make([]int, mostLeft+2*parkedPage), 1000) {
+		muts := make([]rowstore.Mutation, len(rows))
+		for i := range rows {
+			p := format.Parked{Observer: []byte("other"), Table: []byte("t"), Row: fmt.Appendf(nil, "%p/%d", rows, i), Column: []byte("v")}
+			record, err := p.Encode()
+			require.NoError(t, err)
+			stored := format.Write{Kind: format.KindPut, Start: at - 1, Value: record}
+			cell := parkedIndex("other", Cell(p.Cell()))
+			muts[i] = rowstore.Mutation{Table: cell.Table, Row: cell.Row, Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, cell.Column, at, stored.Encode())}}
+		}
+		_, err := w.mem.Apply(t.Context(), muts, rowstore.ApplyOptions{})
+		require.NoError(t, err)
+	}
+	require.NoError(t, c.RemoveObserver(t.Context(), "o"))
+	require.NoError(t, c.Close(t.Context()), "it waits for the background")
+	pages := len(c.wire.sent(func(x *call) bool { return x.Kind == faultstore.CallRead && x.Reads[0].Table == format.TableParked }))
+	require.Positive(t, pages)
+	require.LessOrEqual(t, pages, mostLeft/parkedPage+1)
 }

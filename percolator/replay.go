@@ -128,14 +128,21 @@ func (tx *Txn) dropIfThere(ctx context.Context, sc Cell) error {
 // fewer than 128 rows never is. Nothing of it can be left undone: its runs are made whether anybody calls again or not, and wait with
 // the observer's other cells. A record of it would have the next call of the same range go on there, and ask for nothing. Errors: ErrClosed, those of the context and
 // of the store.
-func (db *DB) Replays(ctx context.Context) ([]ReplayInfo, error) {
-	if err := db.enter(); err != nil {
-		return nil, err
-	}
-	defer db.leave()
-	v, err := db.loadCatalog(ctx)
+func (db *DB) Replays(ctx context.Context) (infos []ReplayInfo, err error) {
+	err = db.during(ctx, func(ctx context.Context) error {
+		infos, err = db.listReplays(ctx)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("percolator: listing replays: %w", err)
+	}
+	return infos, nil
+}
+
+func (db *DB) listReplays(ctx context.Context) ([]ReplayInfo, error) {
+	v, err := db.loadCatalog(ctx)
+	if err != nil {
+		return nil, err
 	}
 	at, err := db.draw(ctx)
 	if err != nil {
@@ -145,19 +152,19 @@ func (db *DB) Replays(ctx context.Context) ([]ReplayInfo, error) {
 	picks := snapshotPicks(nil, format.ColumnReplay, at)
 	for row, err := range db.scanSettled(ctx, rowstore.ScanRange{Table: format.TableReplays, Selectors: picks}, at, nil, nil) {
 		if err != nil {
-			return nil, fmt.Errorf("percolator: listing replays: %w", err)
+			return nil, err
 		}
 		c := Cell{format.TableReplays, row.Row, format.ColumnReplay}
 		value, found, err := db.getCell(ctx, c, &snapshot{set: true, start: at})
 		if err != nil {
-			return nil, fmt.Errorf("percolator: listing replays: %w", err)
+			return nil, err
 		}
 		if !found {
 			continue
 		}
 		p, err := format.DecodeReplay(value)
 		if err != nil {
-			return nil, fmt.Errorf("percolator: listing replays: %w", err)
+			return nil, err
 		}
 		names := Cell{Table: string(p.Table), Column: string(p.Column)}.public()
 		infos = append(infos, ReplayInfo{
@@ -386,10 +393,10 @@ func (w *Worker) dropRequest(ctx context.Context, o *Observer, view *cellView) r
 
 // findAsked adds what others have asked for, in rows from where this call has got to, to what is waited for.
 func (r *replay) findAsked(ctx context.Context, to string) error {
-	if err := r.db.enter(); err != nil {
-		return err
-	}
-	defer r.db.leave()
+	return r.db.during(ctx, func(ctx context.Context) error { return r.addAsked(ctx, to) })
+}
+
+func (r *replay) addAsked(ctx context.Context, to string) error {
 	at, err := r.db.draw(ctx)
 	if err != nil {
 		return err
@@ -425,7 +432,7 @@ func (r *replay) check(ctx context.Context, now Timestamp) error {
 func (r *replay) wait(ctx context.Context, most int) error {
 	pause := Backoff{Min: time.Millisecond, Max: 100 * time.Millisecond}
 	for attempt := 0; len(r.left) > most; attempt++ {
-		if err := r.look(ctx); err != nil {
+		if err := r.db.during(ctx, r.look); err != nil {
 			return err
 		}
 		if len(r.left) <= most {
@@ -440,10 +447,6 @@ func (r *replay) wait(ctx context.Context, most int) error {
 
 // look takes the requests from r.left for which a run has taken effect, or that nobody need wait for.
 func (r *replay) look(ctx context.Context) error {
-	if err := r.db.enter(); err != nil {
-		return err
-	}
-	defer r.db.leave()
 	at, err := r.db.draw(ctx)
 	if err != nil {
 		return err

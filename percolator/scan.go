@@ -54,8 +54,8 @@ func PrefixEnd(prefix string) string {
 	return ""
 }
 
-// scanChunk is how many rows are looked at together: long values are fetched, and
-// the safe point is checked, once for a chunk. Rows without a value do not count.
+// scanChunk is how many rows are looked at together: the safe point is checked once for a chunk. Long values are fetched
+// as rows are handed out, some at a time. Rows without a value do not count.
 const scanChunk = 128
 
 // scanSpare is how many rows more than it needs a scan with a Limit asks the store for, because some
@@ -71,6 +71,9 @@ const (
 // they are when the iteration begins, not when Scan is called; what is written within the
 // loop is not visited. At most one error is yielded, as the last step. The caller may use the
 // transaction within the loop. Errors are those of Get; a bad range gives ErrInvalid.
+//
+// It holds up to 128 rows with their values of up to 255 bytes. Of longer values it fetches as many at once as come to
+// about 4 MiB, at most 64, by the sizes that this process has seen in the table; at first 8.
 func (tx *Txn) Scan(ctx context.Context, r Range) iter.Seq2[Row, error] {
 	return func(yield func(Row, error) bool) {
 		if err := tx.checkScan(ctx, &r); err != nil {
@@ -129,6 +132,8 @@ type scan struct {
 	picks   []rowstore.Selector
 	own     []ownRow       // in the scan's order; what is left
 	values  []pendingValue // of the rows of a chunk
+	long    []longValue    // of the same rows: what is yet to be fetched
+	fetched [][]byte       // and what was, and is yet to be handed out
 	// at is the scan's Snapshot, nil where the store takes none. again tells that rows were read after it.
 	at      *rowstore.ScanSnapshot
 	again   bool
@@ -344,26 +349,18 @@ func (p *pending) of(column string) *pendingValue {
 // emit yields a chunk of settled rows, merged with the transaction's own. more is
 // false when the caller has had enough, or the limit is reached.
 func (s *scan) emit(ctx context.Context, chunk []pending, yield func(Row, error) bool) (more bool, err error) {
-	var long []longValue
-	for i := range chunk {
-		long = append(long, chunk[i].long...)
-	}
-	values, err := s.tx.db.longValues(ctx, long)
-	if err != nil {
-		return true, err
-	}
-	if err := s.tx.db.checkSnapshotOf(ctx, s.tx.start, s.latest(s.again || len(long) > 0), s.span()); err != nil {
+	if err := s.tx.db.checkSnapshotOf(ctx, s.tx.start, s.latest(s.again), s.span()); err != nil {
 		return true, err
 	}
 	s.again = false
+	s.long = s.long[:0]
+	for i := range chunk {
+		s.long = append(s.long, chunk[i].long...)
+	}
 	for i := range chunk {
 		p := &chunk[i]
-		for _, l := range p.long {
-			if values[0] == nil {
-				return true, missingData(l.cell, l.start)
-			}
-			p.of(l.cell.Column).value = values[0]
-			values = values[1:]
+		if err := s.fetch(ctx, p); err != nil {
+			return true, err
 		}
 		if more, err := s.emitOwn(func(key string) bool { return s.compare(key, p.key) < 0 }, yield); err != nil || !more {
 			return more, err
@@ -375,8 +372,31 @@ func (s *scan) emit(ctx context.Context, chunk []pending, yield func(Row, error)
 		if more, err := s.yield(p, yield); err != nil || !more {
 			return more, err
 		}
+		clear(p.values) // what the caller has is not held here
 	}
 	return true, nil
+}
+
+// fetch gets the long values of a row, and a few of the rows behind it in the same call. One that is there is right, whatever was collected.
+func (s *scan) fetch(ctx context.Context, p *pending) (err error) {
+	for _, l := range p.long {
+		if len(s.fetched) == 0 {
+			if s.fetched, err = s.tx.db.someLongValues(ctx, s.long); err != nil {
+				return err
+			}
+			s.long = s.long[len(s.fetched):]
+		}
+		value := s.fetched[0]
+		s.fetched[0], s.fetched = nil, s.fetched[1:]
+		if value == nil {
+			if err := s.tx.db.checkSnapshot(ctx, s.tx.start, s.span()); err != nil {
+				return err
+			}
+			return missingData(l.cell, l.start)
+		}
+		p.of(l.cell.Column).value = value
+	}
+	return nil
 }
 
 // emitOwn yields the transaction's own rows as long as before says so.

@@ -5,6 +5,7 @@ import (
 	"iter"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -323,4 +324,91 @@ func TestScanKeepsAChunk(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, rows, found)
 	require.LessOrEqual(t, cap(s.values), 2*scanChunk)
+}
+
+// A scan holds a few long values beside the row at hand, however many rows are looked at together.
+func TestScanHoldsFewLongValues(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	const size, rows = longBytes / 4, 24
+	for i := range rows {
+		set(t, c.DB, row(fmt.Sprintf("%03d", i)), strings.Repeat("x", size))
+	}
+	set(t, c.DB, row("zzz"), "short")
+	longs := func(x *call) bool {
+		return x.Kind == faultstore.CallRead && len(x.Reads[0].Selectors) == 1 && x.Reads[0].Selectors[0].Family == rowstore.Data
+	}
+	for _, few := range []int{firstLongs, longBytes / size} { // the first scan does not know how long they are
+		c.wire.forget()
+		s := newScan(begin(t, c), Range{Table: "t"})
+		found := 0
+		_, err := s.run(t.Context(), func(r Row, err error) bool {
+			require.NoError(t, err)
+			found++
+			asked, held := 0, 0
+			for _, x := range c.wire.sent(longs) {
+				require.LessOrEqual(t, len(x.Reads), few)
+				asked += len(x.Reads)
+			}
+			require.Less(t, asked-found, few, "they are asked for when they are handed out")
+			for _, v := range s.values {
+				if len(v.value) == size {
+					held++
+				}
+			}
+			require.LessOrEqual(t, held, 1, "only those of this row")
+			if r.Key == "zzz" {
+				require.Equal(t, "short", string(r.Columns["v"]))
+			} else {
+				require.Len(t, r.Columns["v"], size)
+			}
+			return true
+		})
+		require.NoError(t, err)
+		require.Equal(t, rows+1, found)
+	}
+	// GetMany asks for as few at once.
+	c.wire.forget()
+	cells := make([]Cell, rows)
+	for i := range cells {
+		cells[i] = row(fmt.Sprintf("%03d", i))
+	}
+	values, err := begin(t, c).GetMany(t.Context(), cells...)
+	require.NoError(t, err)
+	require.Len(t, values, rows)
+	require.Len(t, c.wire.sent(longs), rows*size/longBytes)
+}
+
+// Values of usual sizes come many at a time, also behind one that is very long.
+func TestScanOfUsualValuesTakesFewCalls(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	require.NoError(t, c.Update(t.Context(), func(tx *Txn) error {
+		for i := range 20 * readLongs {
+			if err := tx.Set(row(fmt.Sprintf("%05d", i)), []byte(longText)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	require.NoError(t, c.drained(t.Context()))
+	scan := func(r Range) (calls int) {
+		c.wire.forget()
+		n := 0
+		for _, err := range begin(t, c).Scan(t.Context(), r) {
+			require.NoError(t, err)
+			n++
+		}
+		require.Positive(t, n)
+		return len(c.wire.sent(op(faultstore.CallRead)))
+	}
+	limited := Range{Table: "t", Limit: readLongs}
+	require.Equal(t, 2, scan(limited), "nothing is known of the table")
+	require.Equal(t, 1, scan(limited))
+	require.Equal(t, 20, scan(Range{Table: "t"}))
+	set(t, c.DB, row("00000"), strings.Repeat("x", 2*longBytes))
+	require.LessOrEqual(t, scan(Range{Table: "t"}), 20+10)
+	require.Equal(t, 20, scan(Range{Table: "t", From: "00001"}))
 }

@@ -186,3 +186,52 @@ func TestScheduleE_LostRemovalOfTimers(t *testing.T) {
 		})
 	}
 }
+
+// A process knows of no erased range at all when it reads several rows of the table at an older snapshot: those outside the
+// range are read as ever, also where something is missing, and the others are refused.
+func TestScheduleE_TheFirstRangeIsErasedElsewhere(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w *world, opts ...Option) {
+		w.erasing()
+		c, outside, inside := w.client(opts...), w.client(), w.client()
+		set(t, c.DB, ann1, "secret")
+		set(t, c.DB, bob, "kept")
+		old, err := c.Now(t.Context())
+		require.NoError(t, err)
+		_, err = w.erase(c, nil)
+		require.NoError(t, err)
+		tx := begin(t, outside, WithAsOfTimestamp(old))
+		require.False(t, outside.known().Erased, "it was idle")
+		values, err := tx.GetMany(t.Context(), bob, row("nobody"))
+		require.NoError(t, err)
+		require.Equal(t, map[Cell][]byte{bob: []byte("kept")}, values)
+		require.True(t, outside.known().Erased)
+		tx = begin(t, inside, WithAsOfTimestamp(old))
+		require.False(t, inside.known().Erased, "it was idle")
+		_, err = tx.GetMany(t.Context(), bob, row("nobody"), ann2)
+		require.ErrorIs(t, err, ErrSnapshotTooOld)
+	})
+}
+
+// A Serializable transaction has read rows beside the range, in a table with a retention of its own, and commits elsewhere.
+func TestScheduleE_ValidationBesideTheRange(t *testing.T) {
+	eachWorld2(t, func(t *testing.T, w *world, opts ...Option) {
+		w.erasing()
+		c, other := w.client(), w.client(opts...)
+		w.configuredTable(c, "t", short)
+		set(t, c.DB, ann1, "secret")
+		set(t, c.DB, bob, "kept")
+		reads := begin(t, other, WithIsolation(Serializable))
+		_, err := reads.GetMany(t.Context(), bob, row("nobody"))
+		require.NoError(t, err)
+		scans := begin(t, other, WithIsolation(Serializable))
+		for _, err := range scans.Scan(t.Context(), Range{Table: "t", From: "b"}) {
+			require.NoError(t, err)
+		}
+		_, err = w.erase(c, nil)
+		require.NoError(t, err)
+		for name, tx := range map[string]*Txn{"a": reads, "b": scans} {
+			require.NoError(t, tx.Set(Cell{"queue", name, "v"}, []byte("x")))
+			require.NoError(t, tx.Commit(t.Context()))
+		}
+	})
+}

@@ -279,18 +279,6 @@ func (c *committer) writtenTables() iter.Seq[string] {
 	}
 }
 
-// readTables are the tables in which a Serializable transaction validates what it read.
-func (c *committer) readTables() map[string]struct{} {
-	all := map[string]struct{}{}
-	for cell := range c.tx.reads {
-		all[cell.Table] = struct{}{}
-	}
-	for i := range c.tx.ranges {
-		all[c.tx.ranges[i].table] = struct{}{}
-	}
-	return all
-}
-
 // lastCommit is the greatest commit timestamp that the ages of the tables allow.
 func (c *committer) lastCommit() Timestamp {
 	last := c.view.lastCommit(c.start)
@@ -372,19 +360,16 @@ func (c *committer) checkReads(ctx context.Context) error {
 	if !c.view.byTable() && !c.view.Erased {
 		return nil
 	}
-	var shorter []span
-	for t := range c.readTables() {
-		if t != c.primaryCell().Table && !c.view.outlives(t, format.TableNotices) {
-			shorter = append(shorter, span{table: t})
+	var judged []span
+	for read := range c.readSpans() {
+		if c.view.Erased || read.table != c.primaryCell().Table && !c.view.outlives(read.table, format.TableNotices) {
+			judged = append(judged, read)
 		}
 	}
-	if c.view.Erased {
-		shorter = slices.AppendSeq(shorter, c.readSpans())
-	}
-	if len(shorter) == 0 {
+	if len(judged) == 0 {
 		return nil
 	}
-	err := c.db.checkSnapshot(ctx, c.start, shorter...)
+	err := c.db.checkSnapshot(ctx, c.start, judged...)
 	if errors.Is(err, ErrSnapshotTooOld) {
 		return c.tooOld(c.commit, err)
 	}

@@ -25,10 +25,14 @@ func (db *DB) TimerBacklog(ctx context.Context, limit int) (b TimerBacklog, err 
 	if limit < 0 {
 		return b, fmt.Errorf("percolator: TimerBacklog: %w: the limit is %d; it may not be negative", ErrInvalid, limit)
 	}
-	if err := db.enter(); err != nil {
-		return b, err
-	}
-	defer db.leave()
+	err = db.during(ctx, func(ctx context.Context) (err error) {
+		b, err = db.measureTimers(ctx, limit)
+		return err
+	})
+	return b, err
+}
+
+func (db *DB) measureTimers(ctx context.Context, limit int) (b TimerBacklog, err error) {
 	v, err := db.loadCatalog(ctx)
 	if err != nil {
 		return b, fmt.Errorf("percolator: counting timers: %w", err)

@@ -29,7 +29,11 @@ const tracerName = "github.com/percolate-go/percolate/percolator"
 // (one phase, group, two phases, notifications), percolator.attempts of an Update, or of a run for its change so far, and percolator.observer, percolator.table and percolator.column of a run. Neither keys nor values
 // are in them, nor the text of errors.
 func WithTracing(traces trace.TracerProvider) Option {
-	return func(o *options) { o.traces = traces }
+	return func(o *options) {
+		if o.traces = traces; isNil(traces) {
+			o.traces = nil
+		}
+	}
 }
 
 // traced is the span of a transaction. A nil one stands for none, and its methods do nothing.
