@@ -284,7 +284,7 @@ func TestOpenURLs(t *testing.T) {
 		"pebble:x?cache=1.5GB":           "size",
 		"pebble:x?cache=-1":              "size",
 		"pebble:x?cache=0":               "size",
-		"pebble:x?cache=1TB":             "size",
+		"pebble:x?cache=1PB":             "size",
 		"pebble:x?memtable=9999999999GB": "size",
 		"pebble:x?mustexist=maybe":       "mustexist",
 		"pebble:x?%zz=1":                 "%zz",
