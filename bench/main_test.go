@@ -79,6 +79,21 @@ func runForAMoment(t *testing.T, set []Workload, rows string) {
 	}
 }
 
+func TestGroupsAreChosen(t *testing.T) {
+	t.Parallel()
+	chosen, err := choose("embedded,redis-write")
+	require.NoError(t, err)
+	groups := map[string]int{}
+	for _, w := range chosen {
+		groups[w.Group]++
+	}
+	require.Greater(t, groups["embedded"], 1)
+	require.Equal(t, 1, groups["redis"])
+	require.Len(t, groups, 2)
+	_, err = choose("nothing")
+	require.Error(t, err)
+}
+
 // judgeForm looks whether a result has all that one of its group has.
 func judgeForm(t *testing.T, group string, result *Result) {
 	t.Helper()

@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"context"
 	"maps"
 	"reflect"
 	"slices"
@@ -31,7 +32,7 @@ const (
 // ability, over one that has no other, over one that has none, and through a
 // [rowstore.Wrapper]. It fails if you say nothing about an ability, so it finds an ability
 // that the wrapper does not know yet. Over a store of several [rowstore.Wakers], a wrapper that offers
-// a Waker must keep them apart.
+// a Waker must keep them apart, and one that offers a Placer must keep its [rowstore.StrayFinder].
 //
 // wrap returns the wrapper over a store. RunWrapper calls it many times, and closes no
 // wrapper.
@@ -75,6 +76,22 @@ func RunWrapper(t *testing.T, wrap func(t testing.TB, s rowstore.Store) rowstore
 			require.Len(t, rowstore.WakersOf(got), 2, "one that fails takes the others away")
 		}
 	})
+	t.Run("Placer that finds strays", func(t *testing.T) {
+		t.Parallel()
+		finds := able{Store: memstore.New(), abilities: rowstore.Abilities{Placer: strayFinder{all.Placer}}}
+		w := wrap(t, finds)
+		if rowstore.AbilitiesOf(w).Placer != nil {
+			names, err := rowstore.Strays(t.Context(), w, rowstore.RowRead{Table: "t", Row: "r"})
+			require.NoError(t, err)
+			require.NotEmpty(t, names, "a second database would be made beside one in another store")
+		}
+	})
+}
+
+type strayFinder struct{ rowstore.Placer }
+
+func (strayFinder) Strays(context.Context, rowstore.RowRead) ([]string, error) {
+	return []string{"stray"}, nil
 }
 
 // severalWakers is a Waker of several.

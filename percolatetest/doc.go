@@ -45,7 +45,8 @@
 //
 // What functions do beside transactions is no step: a message, say, is sent in the same moment in which the
 // transaction before it commits. To have it come later, read something first in a transaction: that is a
-// place to stop.
+// place to stop. The order of such places matters then, and Explore does not know it: set Program.EveryOrder. A call that shares a
+// transaction with others, as AddNow of package combine, is nobody's, and so an error on the DB of Setup.
 //
 // A commit is one step here, also where a store would need two phases: package percolator has an
 // explorer of its own for the steps within. A commit that does take two phases (of a transaction

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -297,6 +298,8 @@ func (w *world) look(ctx context.Context) (err error) {
 	if w.timer.cell, w.timer.due, err = coretest.NextTimer(ctx, w.looker); err != nil {
 		return fmt.Errorf("looking for timers: %w", err)
 	}
+	// What somebody else has done is not made again.
+	maps.DeleteFunc(w.later, func(r coretest.Run, _ bool) bool { return !slices.Contains(w.left, r) })
 	return w.check(ctx, "Always", w.p.Always)
 }
 
@@ -323,7 +326,7 @@ func (w *world) finish(ctx context.Context) error {
 }
 
 // errStray is a program with a transaction that Explore can put in no order.
-var errStray = errors.New("a transaction began with a context that belongs to no client and no run, on the database of Setup: a function must pass on the context that it gets")
+var errStray = errors.New("a transaction began with a context that belongs to no client and no run, on the database of Setup: a function must pass on the context that it gets, and add by Combiner.Add within a transaction where it would use AddNow, whose transaction is that of several callers")
 
 // violated returns what is wrong with an actor, and forgets runs that have ended.
 func (w *world) violated() error {

@@ -176,6 +176,25 @@ func TestWorkerWhosePeriodicsAreAway(t *testing.T) {
 	})
 }
 
+// TestWaitIdleWaitsForPeriodics: the first tick of each is a notification, which WaitIdle cannot see before it is there.
+func TestWaitIdleWaitsForPeriodics(t *testing.T) {
+	withTwoStores(t, func(t *testing.T, s *twoStores) {
+		s.gone = s.wire.AddRule(faultstore.Rule{
+			Match: func(c *faultstore.Call) bool { return len(c.Muts)+len(c.Groups) > 0 },
+			Fault: faultstore.Fault{Kind: faultstore.Fail, Err: rowstore.ErrUnavailable}, Times: -1,
+		})
+		w := s.worker("here")
+		require.NoError(t, w.Every(Periodic{Name: "p", Schedule: Interval(time.Hour), Func: func(context.Context, *Txn, time.Time) error { return nil }}))
+		s.run(w)
+		passes(5 * time.Minute)
+		require.Positive(t, s.gone.Struck())
+		require.False(t, isClosed(w.ready), "no tick is there")
+		s.back()
+		passes(5 * time.Minute)
+		require.True(t, isClosed(w.ready))
+	})
+}
+
 // garbage leaves two old versions in a table of each store.
 func (s *twoStores) garbage() {
 	for _, value := range []string{"1", "2", "3"} {

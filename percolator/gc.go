@@ -147,7 +147,7 @@ func (p *gcPass) removeAll(ctx context.Context) error {
 	p.report.Full = err == nil && p.full()
 	if err != nil && ctx.Err() == nil && !fatal(err) {
 		known, kerr := p.db.hintedTables(ctx)
-		tables, err = append(known, format.TableSessions, format.TableSweeps), errors.Join(err, kerr)
+		tables, err = append([]string{format.TableSessions, format.TableSweeps}, known...), errors.Join(err, kerr)
 	}
 	errs := []error{err}
 	for _, t := range tables {

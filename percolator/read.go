@@ -123,11 +123,15 @@ func (db *DB) answer(ctx context.Context, cells []Cell, reads []rowstore.RowRead
 	return values, nil
 }
 
-// spansOf appends what is read: one span for the rows of each table. Some tables may come more than once. Which rows they are counts
+// spansOf appends what is read: one span for the rows of each table. Which rows they are counts
 // where a range was erased, and only the view that judges the answer knows that.
 func spansOf(spans []span, reads []rowstore.RowRead) []span {
 	for i := range reads {
-		if table := reads[i].Table; i == 0 || table != reads[i-1].Table {
+		table := reads[i].Table
+		if i > 0 && table == reads[i-1].Table {
+			continue
+		}
+		if !slices.ContainsFunc(spans, func(s span) bool { return s.table == table }) {
 			spans = append(spans, span{table: table, reads: reads})
 		}
 	}

@@ -72,7 +72,9 @@ func TestScheduleK_PauseWithinASweep(t *testing.T) {
 	p := c.hold(t, puts)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	attended := async(func() error { return o.w.attend(ctx) })
+	started := make(chan struct{})
+	close(started)
+	attended := async(func() error { return o.w.attend(ctx, started) })
 	swept := async(func() error { return o.w.sweepFresh(ctx) })
 	p.wait()
 	passes := func() {

@@ -80,7 +80,7 @@ func (w *Worker) record(v *catalogView, q *queue) *format.Observer {
 // met a catalog without its observer, whatever a sweep does meanwhile. It returns an error that matches
 // ErrObserverRemoved when one has been removed, and one that matches ErrFormat once a newer program
 // has raised the catalog: this one commits nothing more, and must not keep its share from others.
-func (w *Worker) attend(ctx context.Context) error {
+func (w *Worker) attend(ctx context.Context, started <-chan struct{}) error {
 	for {
 		var v *catalogView
 		err := w.retry(ctx, "reading the catalog", func() (err error) {
@@ -98,16 +98,21 @@ func (w *Worker) attend(ctx context.Context) error {
 		w.noteTimers(v)
 		if len(w.unswept(v)) > 0 {
 			leaveToken(w.sweepSoon)
-		} else {
-			select {
-			case <-w.ready:
-			default:
-				close(w.ready)
-			}
+		} else if isClosed(started) && !isClosed(w.ready) {
+			close(w.ready) // the first tick of each periodic is in the store, too
 		}
 		if _, err := w.sleepOr(ctx, v.lease, w.recheck); err != nil {
 			return err
 		}
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
 	}
 }
 

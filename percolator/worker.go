@@ -314,6 +314,7 @@ func (w *Worker) work(parent context.Context) error {
 		if err != nil && ctx.Err() == nil {
 			cancel(err) // before started tells
 		}
+		leaveToken(w.recheck) // WaitIdle may wait for it
 		return err
 	})
 	claimCtx, stopClaims := context.WithCancel(runCtx)
@@ -323,7 +324,7 @@ func (w *Worker) work(parent context.Context) error {
 		if len(w.list) > 0 {
 			claims.Go(func() { _ = w.claimRuns(claimCtx) })
 		}
-		w.startParts(ctx, part)
+		w.startParts(ctx, part, started)
 	} else if ctx.Err() == nil {
 		cancel(err)
 	}
@@ -352,8 +353,8 @@ func (w *Worker) takePart(ctx context.Context, started <-chan struct{}) error {
 	return nil
 }
 
-// startParts starts what the worker does as long as it runs.
-func (w *Worker) startParts(ctx context.Context, part func(func() error)) {
+// startParts starts what the worker does as long as it runs. started is closed when its periodics are started.
+func (w *Worker) startParts(ctx context.Context, part func(func() error), started <-chan struct{}) {
 	for table := range w.tables {
 		part(func() error { return w.find(ctx, table) })
 		part(func() error { return w.follow(ctx, table) })
@@ -366,7 +367,7 @@ func (w *Worker) startParts(ctx context.Context, part func(func() error)) {
 	}
 	part(func() error { return w.listen(ctx) })
 	part(func() error { return w.endPauses(ctx) })
-	part(func() error { return w.attend(ctx) })
+	part(func() error { return w.attend(ctx, started) })
 	part(func() error { return w.sweepFresh(ctx) })
 	if w.config.GCInterval >= 0 {
 		part(func() error { return w.collect(ctx) })

@@ -166,7 +166,7 @@ type Placer interface {
 }
 
 // StrayFinder is a Placer that can look for a row in the stores in which it should not be, since its table lives
-// elsewhere. So nobody makes a database anew in one store while another holds it: see [Strays].
+// elsewhere. So nobody makes a database anew in one store while another holds it: see [Strays]. A wrapper that changes the Placer must keep it.
 type StrayFinder interface {
 	Placer
 	// Strays reads a row in every store but its own, and returns the names of those in which

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/percolator"
@@ -50,6 +51,7 @@ type server struct {
 	c  *Combiner[int]
 	// what is the matter with calls of the sick key, if anything
 	away, hangs, writesAlone atomic.Bool
+	hang, mostHang           atomic.Int64 // calls that hang, and the most of them at once
 }
 
 func newServer(t *testing.T) *server {
@@ -63,6 +65,8 @@ func newServer(t *testing.T) *server {
 		},
 		Before: func(ctx context.Context, _ *faultstore.Call) faultstore.Fault {
 			if s.hangs.Load() {
+				s.mostHang.Store(max(s.mostHang.Load(), s.hang.Add(1)))
+				defer s.hang.Add(-1)
 				<-ctx.Done()
 				return faultstore.Fault{Kind: faultstore.LoseReply}
 			}
@@ -152,6 +156,33 @@ func TestHangingServer(t *testing.T) {
 		s.hangs.Store(false)
 		require.NoError(t, s.c.AddNow(t.Context(), sick, 1))
 		require.Equal(t, 3, get(t, s.c, "b"))
+	})
+}
+
+// TestCallersOfAHangingServer wait, and do not each have a transaction under way.
+func TestCallersOfAHangingServer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(t)
+		defer s.close(t)
+		s.hangs.Store(true)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		first := s.together(ctx, "a", sick)
+		time.Sleep(2 * overdue)
+		var group sync.WaitGroup
+		for range 20 {
+			group.Go(func() { assert.ErrorIs(t, s.c.AddNow(ctx, sick, 1), context.Canceled) })
+			time.Sleep(2 * overdue)
+		}
+		require.LessOrEqual(t, s.mostHang.Load(), int64(3))
+		cancel()
+		group.Wait()
+		_, _ = first()
+		time.Sleep(overdue) // a transaction that gathers callers ends
+		require.Zero(t, s.apart())
+		s.hangs.Store(false)
+		require.NoError(t, s.c.AddNow(t.Context(), sick, 1))
 	})
 }
 

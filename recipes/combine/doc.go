@@ -18,7 +18,7 @@
 //
 // [Combiner.AddNow] adds outside of any transaction of yours. Calls of one process that come together share one
 // transaction, so it is far cheaper than an Update for each. Where something is the matter with some of the values, because a server is away, say, each value is added
-// by itself, so that calls for the others go on after a second.
+// by itself, so that calls for the others go on after a second, or, if the fault is one of writes alone, after the store's patience or 30 s.
 //
 // # What merging must be
 //

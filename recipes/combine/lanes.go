@@ -16,6 +16,8 @@ const (
 	// The next batch waits a gatherPart of the time that the last one took, and gatherMost at most, for those who were in the last one.
 	gatherPart = 8
 	gatherMost = time.Millisecond
+	// overdueMost is how many transactions of one key are under way at most: the second and the third find out whether the first has a fault of its own.
+	overdueMost = 3
 )
 
 // batches are the calls of AddNow of one process.
@@ -76,7 +78,7 @@ func (l *lane[T]) put(a *addition[T]) {
 
 // start has a goroutine add what waits. batches.mu must be held.
 func (c *Combiner[T]) start(l *lane[T]) {
-	if !l.running && len(l.waiting) > 0 {
+	if !l.running && len(l.waiting) > 0 && (l == &c.batches.common || l.overdue < overdueMost) {
 		l.running = true
 		// It serves other callers too, perhaps for hours: so it keeps nothing of any caller's context, such as a trace.
 		go c.addWaiting(l)
@@ -191,7 +193,7 @@ func (c *Combiner[T]) addWaiting(l *lane[T]) {
 		c.addTogether(within, l, taken)
 		watch.Stop()
 		cancel()
-		if !b.over(l, one) {
+		if !c.over(l, one) {
 			return
 		}
 	}
@@ -228,12 +230,14 @@ func (c *Combiner[T]) isOverdue(l *lane[T], one *batch) {
 }
 
 // over notes that a batch has ended. It tells whether its goroutine still has its place.
-func (b *batches[T]) over(l *lane[T], one *batch) bool {
+func (c *Combiner[T]) over(l *lane[T], one *batch) bool {
+	b := &c.batches
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	one.ended = true
 	if one.overdue {
 		l.overdue--
+		c.start(l)
 		b.forget(l)
 	}
 	return !one.overdue

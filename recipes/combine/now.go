@@ -35,7 +35,8 @@ type addition[T any] struct {
 // every transaction that begins afterwards reads the value with delta. Errors are those of Add and of Update. After one that matches
 // percolator.ErrUndetermined it is not known whether delta was added; it is one where ctx ends while the transaction
 // commits. After any other error it was not added. A value that cannot be added does not harm the other calls, and neither does a server that is away or hangs those for rows of
-// others, but for a second: then each value is added by itself, and while one hangs, further calls for it wait apart. delta is not used any more when AddNow
+// others, but for a second: then each value is added by itself, and while one hangs, further calls for it wait apart. If the fault begins while a transaction of several values commits, or is one of writes alone,
+// those in that transaction wait for the store's patience, or for 30 s, and may get percolator.ErrUndetermined. delta is not used any more when AddNow
 // has returned. The codec gets the caller's ctx only when it encodes delta, for the cell of the value's base; in the shared transaction it gets one without values.
 func (c *Combiner[T]) AddNow(ctx context.Context, key string, delta T) error {
 	a, err := c.addition(ctx, key, delta)
@@ -87,16 +88,18 @@ func (c *Combiner[T]) addTogether(ctx context.Context, l *lane[T], all []*additi
 		}
 		byKey[a.key] = append(byKey[a.key], a)
 	}
-	within, look := ctx, c.look
+	within, end := context.WithCancel(ctx)
+	defer end()
+	look, commits := c.look, func() {}
 	if len(order) > 1 {
-		var cancel context.CancelFunc
-		within, cancel = context.WithTimeout(ctx, overdueCommit)
-		defer cancel()
-		look = c.lookSoon
+		limit := time.AfterFunc(overdueCommit, end)
+		defer limit.Stop()
+		look, commits = c.lookSoon, func() { limit.Reset(overdueCommit) }
 	}
 	begun := time.Now()
 	refused := false // a value, and so no fault of the store's
 	err := c.db.Update(within, func(tx *percolator.Txn) error {
+		commits() // each read has a limit of its own
 		refused = false
 		for _, key := range order {
 			deltas, err := c.deltas(within, byKey[key])
@@ -107,6 +110,7 @@ func (c *Combiner[T]) addTogether(ctx context.Context, l *lane[T], all []*additi
 			if err == nil {
 				err = c.addTo(within, tx, key, found, deltas)
 			}
+			commits()
 			if err != nil {
 				var v *valueError
 				refused = errors.As(err, &v) || errors.Is(err, percolator.ErrInvalid) || errors.Is(err, percolator.ErrTooLarge)
@@ -115,6 +119,9 @@ func (c *Combiner[T]) addTogether(ctx context.Context, l *lane[T], all []*additi
 		}
 		return nil
 	})
+	if errors.Is(err, percolator.ErrUndetermined) && within.Err() != nil && ctx.Err() == nil {
+		err = fmt.Errorf("%w: the commit took longer than %v", percolator.ErrUndetermined, overdueCommit) // nobody has cancelled it
+	}
 	switch {
 	case refused && len(all) > 1:
 		c.addTogether(ctx, l, all[:len(all)/2])
