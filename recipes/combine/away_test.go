@@ -231,6 +231,35 @@ func TestServerThatIsAway(t *testing.T) {
 	}
 }
 
+// TestSlowServer has no fault: many keys that take long together, none of them too long, stay in one transaction.
+func TestSlowServer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const each, many = 400 * time.Millisecond, 100
+		s := newServer(t)
+		defer s.close(t)
+		var keys []string
+		for i := range many {
+			keys = append(keys, fmt.Sprint(i))
+		}
+		slow := s.AddRule(faultstore.Rule{
+			Match: func(c *faultstore.Call) bool { return len(c.Asks)+len(c.Reads) > 0 },
+			Before: func(context.Context, *faultstore.Call) faultstore.Fault {
+				time.Sleep(each)
+				return faultstore.Fault{}
+			},
+			Times: -1,
+		})
+		errs, took := s.together(t.Context(), keys...)()
+		slow.Remove()
+		require.Greater(t, many*each, overdueCommit)
+		for i := range errs {
+			require.NoError(t, errs[i])
+			require.GreaterOrEqual(t, took[i], many*each, "one transaction reads them all")
+		}
+	})
+}
+
 // TestCommitThatHangs ends, also for those of its callers that have no deadline, once it is certain that it is no matter of moments.
 func TestCommitThatHangs(t *testing.T) {
 	t.Parallel()
