@@ -132,6 +132,8 @@ type committer struct {
 	lockAsked time.Time
 	lockLasts time.Duration
 	stopBeat  func() // ends the heartbeat; nil before it began
+	// wasBlocked are the rows in which locks of others were in the way, where rows are prewritten one by one; nil before the first lock.
+	wasBlocked map[rowName]struct{}
 }
 
 // commitRow is the range of writes that belongs to one row, or to a part of a wide row.
@@ -390,32 +392,6 @@ func prewriteConditions(conds []rowstore.Condition, column string, start Timesta
 	)
 }
 
-// blocked handles the version that broke a condition. A lock is resolved or waited for;
-// anything else is a conflict. wait means that the lock's owner lives and is older: the
-// younger start waits for the older, never the other way round, so that waits form no
-// cycle.
-func (c *committer) blocked(ctx context.Context, cell Cell, broke *rowstore.Version) (wait bool, err error) {
-	switch broke.Family {
-	case rowstore.Lock:
-	case rowstore.Mark:
-		return false, c.conflict(cell, broke.TS, "a newer transaction locked the cell, or this one was rolled back")
-	default:
-		return false, c.conflict(cell, broke.TS, "another transaction wrote the cell")
-	}
-	l, err := format.DecodeLock(broke.Value)
-	if err != nil {
-		return false, fmt.Errorf("%v: %w", cell.public(), err)
-	}
-	settled, err := c.db.resolveLock(ctx, cell, broke.TS, &l, respectLiveOwner)
-	if err != nil || settled {
-		return false, err
-	}
-	if broke.TS > c.start {
-		return false, c.conflict(cell, broke.TS, "a newer transaction has the cell locked")
-	}
-	return true, nil
-}
-
 // settleOutcome finds out whether this transaction is committed, and rolls it back if
 // that is still undecided.
 func (c *committer) settleOutcome(ctx context.Context) (txnState, error) {
@@ -425,12 +401,12 @@ func (c *committer) settleOutcome(ctx context.Context) (txnState, error) {
 }
 
 // askUntilAnswered asks for this transaction's own state until the store answers or the context
-// ends. Only ErrSnapshotTooOld, ErrCorrupt, ErrFormat and ErrClosed end it earlier. Only then is
+// ends. Only ErrSnapshotTooOld, ErrCorrupt, ErrFormat, ErrDenied and ErrClosed end it earlier: asking again would not help. Only then is
 // the caller told that the outcome is undetermined.
 func (c *committer) askUntilAnswered(ctx context.Context, ask func() (txnState, error)) (txnState, error) {
 	for attempt := 0; ; attempt++ {
 		state, err := ask()
-		if err == nil || errors.Is(err, ErrSnapshotTooOld) || ctx.Err() != nil || errors.Is(err, ErrCorrupt) || errors.Is(err, ErrFormat) || errors.Is(err, ErrClosed) {
+		if err == nil || ctx.Err() != nil || slices.ContainsFunc([]error{ErrSnapshotTooOld, ErrCorrupt, ErrFormat, ErrDenied, ErrClosed}, func(lasts error) bool { return errors.Is(err, lasts) }) {
 			return state, err
 		}
 		if serr := c.db.clock.Sleep(ctx, c.db.opt.retryWait.wait(attempt, c.db.rand)); serr != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/oracle"
@@ -91,10 +90,46 @@ func (tx *Txn) mayDeleteRows(ctx context.Context) error {
 	return &ConflictError{With: from, Reason: "it has begun before every process knew of deleted rows"}
 }
 
+// goneRows are the rows that a transaction deletes as a whole. nil has none.
+type goneRows struct {
+	list []rowName
+	set  map[rowName]struct{}
+	// Where in the transaction's list of writes those of a row are, of the first writes.
+	writes map[rowName][]int
+	seen   int
+}
+
+func (g *goneRows) all() []rowName {
+	if g == nil {
+		return nil
+	}
+	return g.list
+}
+
+func (g *goneRows) has(name rowName) bool {
+	if g == nil {
+		return false
+	}
+	_, has := g.set[name]
+	return has
+}
+
+// writesIn returns where in the list of writes those of a row are, in order.
+func (g *goneRows) writesIn(name rowName, list []write) []int {
+	for ; g.seen < len(list); g.seen++ {
+		of := list[g.seen].cell.rowName()
+		g.writes[of] = append(g.writes[of], g.seen)
+	}
+	return g.writes[name]
+}
+
 // deleteRow deletes the cells of a row that have a value, and what the transaction has set in it, and locks the whole row.
 func (tx *Txn) deleteRow(name rowName, live []Cell) error {
-	for i := range tx.writes.list {
-		if w := &tx.writes.list[i]; w.kind == format.KindPut && w.cell.rowName() == name && ofUser(w.cell.Column) {
+	if tx.gone == nil {
+		tx.gone = &goneRows{set: map[rowName]struct{}{}, writes: map[rowName][]int{}}
+	}
+	for _, i := range tx.gone.writesIn(name, tx.writes.list) {
+		if w := &tx.writes.list[i]; w.kind == format.KindPut && ofUser(w.cell.Column) {
 			live = append(live, w.cell)
 		}
 	}
@@ -108,7 +143,8 @@ func (tx *Txn) deleteRow(name rowName, live []Cell) error {
 	if err := tx.lock(whole); err != nil {
 		return err
 	}
-	tx.gone = append(tx.gone, name)
+	tx.gone.list = append(tx.gone.list, name)
+	tx.gone.set[name] = struct{}{}
 	return nil
 }
 
@@ -133,7 +169,7 @@ const rowGuards = 2
 // guarded returns the index of one of writes[from:to], which are of one row, that a deletion of the row conflicts with, -1 if there is none.
 func (c *committer) guarded(from, to int) int {
 	first := &c.writes[from].cell
-	if format.Reserved(first.Table) || slices.Contains(c.tx.gone, first.rowName()) {
+	if format.Reserved(first.Table) || c.tx.gone.has(first.rowName()) {
 		return -1
 	}
 	for i := from; i < to; i++ {
@@ -169,7 +205,7 @@ func (c *committer) guardsAny() int {
 // came before has not seen the deletion: it counts whenever it commits, also above the commit timestamp of this transaction.
 func (c *committer) validateGone(ctx context.Context) error {
 	var reads []rowstore.RowRead
-	for _, name := range c.tx.gone {
+	for _, name := range c.tx.gone.all() {
 		reads = append(reads, rowstore.RowRead{Table: name.table, Row: name.row, Selectors: validationPicks(nil, rowstore.AllColumns, c.start, oracle.Max)})
 	}
 	return c.validateRows(ctx, reads, ofUser)
@@ -195,7 +231,7 @@ type DeleteReport struct {
 //
 // r.Limit bounds the number of rows, 0 for all; Reverse and Timestamps must be false. To go on after an error, or after the
 // limit, call it again from DeleteReport.Next. After the death of a process call it with the whole range: what is deleted is not there any more,
-// and only costs time until it is collected. A row with more cells than a transaction may write (Limits.Cells) is ErrTooLarge.
+// and only costs time until it is collected. A row with more cells than a transaction may write (Limits.Cells), with what its indexes have of it, is ErrTooLarge.
 //
 // Errors are those of Scan, DeleteRow and Update. After ErrUndetermined the last part may or may not be deleted, and is not counted. It may be called concurrently.
 func (db *DB) DeleteRange(ctx context.Context, r Range) (DeleteReport, error) {
@@ -206,17 +242,24 @@ func (db *DB) DeleteRange(ctx context.Context, r Range) (DeleteReport, error) {
 	if r.Reverse || r.Timestamps {
 		return report, fmt.Errorf("percolator: DeleteRange: %w: Range.Reverse and Timestamps are not for a deletion", ErrInvalid)
 	}
+	rows := int64(deletePage)
 	for more := true; more; {
 		page := r
-		page.From, page.Limit = report.Next, deletePage
+		page.From, page.Limit = report.Next, int(rows)
 		if r.Limit > 0 {
-			page.Limit = int(min(deletePage, int64(r.Limit)-report.Rows))
+			page.Limit = int(min(rows, int64(r.Limit)-report.Rows))
 		}
 		var done DeleteReport
 		err := db.Update(ctx, func(tx *Txn) (err error) {
 			done, err = tx.deletePart(ctx, &page)
 			return err
 		})
+		// What is kept beside the rows, as entries of indexes, counts at the commit alone.
+		if errors.Is(err, ErrTooLarge) && !errors.Is(err, ErrUndetermined) && done.Rows > 1 {
+			rows = done.Rows / 2
+			continue
+		}
+		rows = min(deletePage, rows+1)
 		if err != nil {
 			return report, fmt.Errorf("percolator: deleting from row %q of table %q on: %w", report.Next, r.Table, err)
 		}

@@ -3,6 +3,7 @@ package percolator
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -85,4 +86,25 @@ func TestDeniedErasing(t *testing.T) {
 	})
 	require.ErrorIs(t, w.eraseOf(c, "", ""), ErrDenied)
 	require.Positive(t, r.Struck())
+}
+
+// The reply to the commit point is lost, and then access is denied. Nobody can tell the outcome, and to ask again for it would not help.
+func TestDeniedAfterALostReply(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w *world, opts ...Option) {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		c := w.client(opts...)
+		tx := writes(t, c, "1", rowA, rowB)
+		var lost atomic.Bool
+		c.wire.AddRule(faultstore.Rule{Match: func(*call) bool { return lost.Load() }, Times: -1, Fault: faultstore.Fault{Kind: faultstore.Fail, Err: rowstore.ErrDenied}})
+		r := c.wire.AddRule(faultstore.Rule{Match: commitPoint(rowA), Before: func(context.Context, *call) verdict {
+			lost.Store(true)
+			return lose
+		}})
+		err := tx.Commit(ctx)
+		require.EqualValues(t, 1, r.Struck())
+		require.ErrorIs(t, err, ErrUndetermined)
+		require.ErrorIs(t, err, ErrDenied)
+		require.NoError(t, ctx.Err())
+	})
 }

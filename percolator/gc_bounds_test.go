@@ -2,9 +2,11 @@ package percolator
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -284,6 +286,36 @@ func TestShortLivedWorkersCollect(t *testing.T) {
 type unclosedMemory struct{ *memstore.Store }
 
 func (unclosedMemory) Close() error { return nil }
+
+// slowTables takes a minute to list the tables, and then fails: a stand-in for a collection that reads all rows and finds a damaged one.
+type slowTables struct {
+	unclosedMemory
+	calls *atomic.Int64
+}
+
+func (s slowTables) Tables(ctx context.Context) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		s.calls.Add(1)
+		time.Sleep(time.Minute)
+		yield("", errors.New("damaged"))
+	}
+}
+
+// A collection that fails after it has read for long is repeated, but not all the time.
+func TestFailingCollectionTakesLittleTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Hour)
+		defer cancel()
+		var calls atomic.Int64
+		db, err := New(ctx, slowTables{unclosedMemory{memstore.New()}, &calls}, WithSettings(Settings{MaxTxnAge: time.Minute, Retention: time.Hour}))
+		require.NoError(t, err)
+		require.NoError(t, NewWorker(db, WorkerConfig{GCInterval: time.Hour}).Run(ctx))
+		require.NoError(t, db.Close(t.Context()))
+		require.GreaterOrEqual(t, calls.Load(), int64(20))
+		require.LessOrEqual(t, calls.Load(), int64(30))
+	})
+}
 
 // The safe point is what a collection has published.
 func TestSafePoint(t *testing.T) {

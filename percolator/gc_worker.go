@@ -39,14 +39,29 @@ func (w *Worker) collect(ctx context.Context) error {
 			waited, pause = true, 0
 			continue
 		}
-		err = w.retryAfter(ctx, walkWait, "collecting garbage", func() error {
-			_, err := w.db.CollectGarbage(ctx, GCOptions{})
-			return err
-		})
-		if err != nil {
+		if err := w.collectAll(ctx); err != nil {
 			return err
 		}
 		waited, pause = false, w.gcInterval(w.db.Settings().Retention)/2
+	}
+}
+
+// collectAll collects all tables, until that succeeds.
+func (w *Worker) collectAll(ctx context.Context) error {
+	for attempt := 0; ; attempt++ {
+		began := w.db.clock.Now()
+		_, err := w.db.CollectGarbage(ctx, GCOptions{})
+		if err == nil {
+			return nil
+		}
+		took := w.db.clock.Now().Sub(began)
+		if err := w.waitAfter(ctx, walkWait, attempt, "collecting garbage", err); err != nil {
+			return err
+		}
+		// It may have read all rows, and fail again over one that somebody has to mend: so it takes a tenth of the time at most.
+		if err := w.db.clock.Sleep(ctx, min(9*took, w.gcInterval(w.db.Settings().Retention)/2)); err != nil {
+			return err
+		}
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 // all-or-none step of the store that also draws the commit timestamp.
 func (c *committer) onePhaseKey() string {
 	db := c.db
-	if db.grouper == nil || !db.opt.onePhase || db.opt.oracle != nil || len(c.tx.gone) > 0 || len(c.tx.ranges) > 0 {
+	if db.grouper == nil || !db.opt.onePhase || db.opt.oracle != nil || len(c.tx.gone.all()) > 0 || len(c.tx.ranges) > 0 {
 		return ""
 	}
 	if !c.fitsGroup(c.beside() + 2*len(c.tx.reads)) {
@@ -109,7 +109,11 @@ func (c *committer) onePhase(ctx context.Context) error {
 			continue
 		}
 		m := &group.Mutations[out.Failed]
-		wait, err := c.blocked(ctx, Cell{m.Table, m.Row, m.Conditions[out.Outcome.Failed].Column}, &out.Outcome.Broke)
+		var met blockers
+		if err := c.block(&met, m, out.Outcome.Failed, &out.Outcome.Broke); err != nil {
+			return err
+		}
+		wait, err := c.clearGroup(ctx, &met, &group)
 		if err != nil {
 			return err
 		}

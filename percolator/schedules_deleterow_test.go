@@ -1,6 +1,7 @@
 package percolator
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -488,4 +489,84 @@ func TestDeleteRangeWithinLimits(t *testing.T) {
 			require.Equal(t, DeleteReport{Rows: 4, Cells: 8}, report)
 		})
 	}
+}
+
+// What an index has of the rows counts as well, at the commit alone. A part that is too large by that is made smaller.
+func TestDeleteRangeWithinLimitsOfIndexes(t *testing.T) {
+	t.Parallel()
+	for _, erase := range []bool{false, true} {
+		w := newWorld(t)
+		w.rowDeletes()
+		c, _ := indexed(t, w, WithLimits(Limits{Cells: 20}))
+		u := byValue()
+		u.Keep = func(_ context.Context, tx *Txn, changes []RowChange) error {
+			for i := range changes {
+				for n := range 3 {
+					entry := Cell{"i", fmt.Sprintf("%s %d", changes[i].Row, n), "row"}
+					err := tx.Delete(entry)
+					if changes[i].NewFound {
+						err = tx.Set(entry, nil)
+					}
+					if err != nil {
+						return err
+					}
+				}
+			}
+			return nil
+		}
+		require.NoError(t, c.KeepIndex(u))
+		const rows = 25
+		for i := range rows {
+			set(t, c.DB, row(fmt.Sprintf("r%02d", i)), "1")
+		}
+		require.Equal(t, 3*rows, live(t, c, "i"))
+		if erase {
+			require.NoError(t, w.eraseOf(c, "", ""))
+		} else {
+			report, err := c.DeleteRange(t.Context(), Range{Table: "t"})
+			require.NoError(t, err)
+			require.Equal(t, DeleteReport{Rows: rows, Cells: rows}, report)
+		}
+		require.Zero(t, live(t, c, "t")+live(t, c, "i"))
+	}
+}
+
+// live counts the rows of a table that have a value.
+func live(t *testing.T, c *client, table string) (n int) {
+	t.Helper()
+	require.NoError(t, c.View(t.Context(), func(tx *Txn) error {
+		n = 0
+		for _, err := range tx.Scan(t.Context(), Range{Table: table}) {
+			if err != nil {
+				return err
+			}
+			n++
+		}
+		return nil
+	}))
+	return n
+}
+
+// What deleting one more row costs does not grow with those that the transaction deletes already.
+func TestDeletesManyRowsInOneTransaction(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.rowDeletes()
+	c := w.aware()
+	tx := begin(t, c)
+	for i := range 3 {
+		name := rowName{"t", fmt.Sprint(i)}
+		require.NoError(t, tx.Set(Cell{"t", name.row, "a"}, []byte("1")))
+		require.NoError(t, tx.DeleteRow(t.Context(), "t", name.row))
+		require.Equal(t, len(tx.writes.list)-1, tx.gone.seen, "each write was looked at once")
+		require.True(t, tx.gone.has(name))
+		require.NoError(t, tx.Set(Cell{"t", name.row, "b"}, []byte("2")))
+		require.NoError(t, tx.DeleteRow(t.Context(), "t", name.row))
+	}
+	require.Len(t, tx.gone.all(), 3)
+	require.NoError(t, tx.Set(Cell{"t", "1", "b"}, []byte("3")))
+	require.NoError(t, tx.Commit(t.Context()))
+	require.Equal(t, "none", value(t, c, Cell{"t", "0", "a"}))
+	require.Equal(t, "none", value(t, c, Cell{"t", "2", "b"}))
+	require.Equal(t, "3", value(t, c, Cell{"t", "1", "b"}))
 }

@@ -54,14 +54,18 @@ func (c *committer) validateRows(ctx context.Context, reads []rowstore.RowRead, 
 			if err != nil {
 				return fmt.Errorf("validating: %w", err)
 			}
+			var met blockers
 			for i := range rows {
-				blocked, err := c.validateRow(ctx, &rows[i], counts)
+				blocked, err := c.validateRow(&met, &rows[i], counts)
 				if err != nil {
 					return err
 				}
 				if blocked {
 					again = append(again, some[i])
 				}
+			}
+			if _, err := c.clear(ctx, &met); err != nil {
+				return err
 			}
 		}
 		if reads = again; len(reads) > 0 {
@@ -85,15 +89,25 @@ func (c *committer) validateRange(ctx context.Context, r *readRange) error {
 	}
 	for attempt := 0; ; attempt++ {
 		blocked := false
+		var met blockers
 		for row, err := range c.db.store.Scan(ctx, rowstore.ScanRange{Table: r.table, From: r.from, To: r.to, Selectors: picks}) {
 			if err != nil {
 				return fmt.Errorf("validating: %w", err)
 			}
-			b, err := c.validateRow(ctx, &row, counts)
+			b, err := c.validateRow(&met, &row, counts)
 			if err != nil {
 				return err
 			}
 			blocked = blocked || b
+			if len(met.rows) == settleMost {
+				if _, err := c.clear(ctx, &met); err != nil {
+					return err
+				}
+				met = blockers{}
+			}
+		}
+		if _, err := c.clear(ctx, &met); err != nil {
+			return err
 		}
 		if !blocked {
 			return nil
@@ -110,8 +124,9 @@ func validationPicks(picks []rowstore.Selector, column string, start, commit Tim
 		rowstore.Selector{Family: rowstore.Write, Column: column, From: start + 1, To: commit, Limit: 1})
 }
 
-// validateRow checks one view of a row. blocked means that the row must be read again.
-func (c *committer) validateRow(ctx context.Context, row *rowstore.Row, counts func(column string) bool) (blocked bool, err error) {
+// validateRow checks one view of a row. blocked means that the row must be read again, once the locks are out of the way that it has
+// added to met.
+func (c *committer) validateRow(met *blockers, row *rowstore.Row, counts func(column string) bool) (blocked bool, err error) {
 	for i := range row.Versions {
 		v := &row.Versions[i]
 		if !counts(v.Column) {
@@ -131,9 +146,7 @@ func (c *committer) validateRow(ctx context.Context, row *rowstore.Row, counts f
 		if l.Kind == format.KindLock {
 			continue
 		}
-		if _, err := c.blocked(ctx, cell, v); err != nil {
-			return false, err
-		}
+		met.add(cell.rowName(), v.Column, v.TS, l)
 		blocked = true
 	}
 	return blocked, nil

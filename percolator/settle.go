@@ -16,12 +16,13 @@ import (
 // settleMost is how many rows are settled together.
 const settleMost = 128
 
-// metLock is a lock in the way of a read.
+// metLock is a lock in the way of a read or of a commit.
 type metLock struct {
 	row    int // index of its row among those that are settled
 	column string
 	start  Timestamp
 	lock   format.Lock
+	alive  bool // resolveLocks has found that its transaction is undecided, and the owner lives
 }
 
 // scanSettled is Store.Scan with rows that show no put or delete lock at or below at. As many rows as ahead
@@ -187,7 +188,7 @@ func (db *DB) resolveLocks(ctx context.Context, rows []rowstore.Row, met []metLo
 		}
 		switch {
 		case f.alive:
-			wait = true
+			m.alive, wait = true, true
 			continue
 		case f.primaryGone && cell == Cell(m.lock.Primary):
 			continue

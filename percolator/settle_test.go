@@ -15,7 +15,7 @@ import (
 func TestLocksOfALargeDeadTransaction(t *testing.T) {
 	eachWorld2(t, func(t *testing.T, w *world, opts ...Option) {
 		c, cells := largeAndDead(t, w, commitPoint, opts...)
-		readAll(t, c, cells, 0)
+		readAll(t, c, "dead", cells, 0)
 		require.EqualValues(t, len(cells), c.Stats().RolledBack)
 		w.noLocks()
 	})
@@ -26,7 +26,7 @@ func TestLocksOfALargeTransactionThatDiedCommitted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	c, cells := largeAndDead(t, w, secondaries, withoutGroups())
-	readAll(t, c, cells, len(cells))
+	readAll(t, c, "dead", cells, len(cells))
 	require.EqualValues(t, len(cells)-1, c.Stats().RolledForward)
 	w.noLocks()
 }
@@ -49,7 +49,7 @@ func largeAndDead(t *testing.T, w *world, at func(primary Cell) matcher, opts ..
 
 // readAll reads half of the cells by name, and all in a scan, in few calls, and requires that there are as
 // many values.
-func readAll(t *testing.T, c *client, cells []Cell, values int) {
+func readAll(t *testing.T, c *client, value string, cells []Cell, values int) {
 	before := len(c.wire.sent(anyCall))
 	require.NoError(t, c.View(t.Context(), func(tx *Txn) error {
 		half, err := tx.GetMany(t.Context(), cells[:len(cells)/2]...)
@@ -60,13 +60,88 @@ func readAll(t *testing.T, c *client, cells []Cell, values int) {
 	require.NoError(t, c.View(t.Context(), func(tx *Txn) error {
 		for row, err := range tx.Scan(t.Context(), Range{Table: "t"}) {
 			require.NoError(t, err)
-			require.Equal(t, "dead", string(row.Columns["v"]))
+			require.Equal(t, value, string(row.Columns["v"]))
 			rows++
 		}
 		return nil
 	}))
 	require.Equal(t, values, rows)
 	require.Less(t, len(c.wire.sent(anyCall))-before, 10*(len(cells)/settleMost+2), "calls")
+}
+
+// Whoever writes over the locks of a large dead transaction pays as little, however it commits.
+func TestWritesOverALargeDeadTransaction(t *testing.T) {
+	t.Parallel()
+	for name, at := range map[string]func(primary Cell) matcher{"rolled back": commitPoint, "committed": secondaries} {
+		for way, opts := range ways {
+			t.Run(name+"/"+way, func(t *testing.T) {
+				t.Parallel()
+				w := newWorld(t)
+				_, cells := largeAndDead(t, w, at, withoutGroups())
+				c := w.client(opts...)
+				before := len(c.wire.sent(anyCall))
+				require.NoError(t, writes(t, c, "new", cells...).Commit(t.Context()))
+				require.NoError(t, c.drained(t.Context()))
+				require.Less(t, len(c.wire.sent(anyCall))-before, 20*(len(cells)/settleMost+2), "calls")
+				readAll(t, c, "new", cells, len(cells))
+				w.noLocks()
+			})
+		}
+	}
+}
+
+// The same where the locks are in the columns of one row.
+func TestWritesOverAWideDeadTransaction(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w *world, opts ...Option) {
+		var cells []Cell
+		for i := range 500 {
+			cells = append(cells, Cell{"t", "wide", fmt.Sprintf("c%04d", i)})
+		}
+		dead, c := w.client(withoutGroups()), w.client(opts...)
+		dead.wire.verdict(commitPoint(cells[0]), die)
+		require.Error(t, writes(t, dead, "dead", cells...).Commit(t.Context()))
+		require.NoError(t, dead.drained(t.Context()))
+		require.Len(t, w.versions(rowstore.Lock), len(cells))
+		w.pass(worldSession + time.Second)
+		before := len(c.wire.sent(anyCall))
+		require.NoError(t, writes(t, c, "new", cells...).Commit(t.Context()))
+		require.NoError(t, c.drained(t.Context()))
+		require.Less(t, len(c.wire.sent(anyCall))-before, 50, "calls")
+		w.noLocks()
+	})
+}
+
+// A Serializable transaction that has read what a large dead one has locked since validates in few calls.
+func TestValidationOverALargeDeadTransaction(t *testing.T) {
+	t.Parallel()
+	for _, scans := range []bool{false, true} {
+		w := newWorld(t)
+		c := w.client()
+		tx := begin(t, c, WithIsolation(Serializable))
+		var cells []Cell
+		for i := range 5*settleMost + 7 {
+			cells = append(cells, row(fmt.Sprintf("r%06d", i)))
+		}
+		if scans {
+			for _, err := range tx.Scan(t.Context(), Range{Table: "t"}) {
+				require.NoError(t, err)
+			}
+		} else {
+			_, err := tx.GetMany(t.Context(), cells...)
+			require.NoError(t, err)
+		}
+		dead := w.client(withoutGroups())
+		dead.wire.verdict(commitPoint(cells[0]), die)
+		require.Error(t, writes(t, dead, "dead", cells...).Commit(t.Context()))
+		require.NoError(t, dead.drained(t.Context()))
+		w.pass(worldSession + time.Second)
+		require.NoError(t, tx.Set(Cell{"other", "r", "v"}, []byte("1")))
+		before := len(c.wire.sent(anyCall))
+		require.NoError(t, tx.Commit(t.Context()))
+		require.NoError(t, c.drained(t.Context()))
+		require.Less(t, len(c.wire.sent(anyCall))-before, 20*(len(cells)/settleMost+2), "calls")
+		w.noLocks()
+	}
 }
 
 // Rows of a page that are locked by a transaction that lives are waited for, and those of the

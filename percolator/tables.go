@@ -47,22 +47,45 @@ type TableSettings struct {
 // has yet to take effect under which the table would have other settings; ErrTooLarge if the name is too long. Nothing was changed then. After
 // any other error the change may or may not take effect; call ConfigureTable again.
 func (db *DB) ConfigureTable(ctx context.Context, table string, s TableSettings) error {
-	if err := db.checkTable(table); err != nil {
-		return called("ConfigureTable", err)
-	}
-	for _, d := range []time.Duration{s.MaxTxnAge, s.Retention} {
-		if d < 0 || d > 0 && d < time.Millisecond {
-			return fmt.Errorf("percolator: ConfigureTable: %w: TableSettings of table %q: MaxTxnAge %v and Retention %v must each be 0 or at least 1 ms", ErrInvalid, table, s.MaxTxnAge, s.Retention)
+	return db.configureTables(ctx, "ConfigureTable", map[string]TableSettings{table: s})
+}
+
+// ConfigureTables is ConfigureTable for several tables, by their names, in one change: a program that
+// sets them one by one has to wait between two for as long as a change takes to come into effect. Settings of other tables stay. An empty map
+// changes nothing. It returns the same errors, of the first table by name that has one; no table is changed then.
+func (db *DB) ConfigureTables(ctx context.Context, tables map[string]TableSettings) error {
+	return db.configureTables(ctx, "ConfigureTables", tables)
+}
+
+func (db *DB) configureTables(ctx context.Context, call string, tables map[string]TableSettings) error {
+	own := make([]format.Table, 0, len(tables))
+	for _, table := range slices.Sorted(maps.Keys(tables)) {
+		if err := db.checkTable(table); err != nil {
+			return called(call, err)
 		}
+		s := tables[table]
+		for _, d := range []time.Duration{s.MaxTxnAge, s.Retention} {
+			if d < 0 || d > 0 && d < time.Millisecond {
+				return fmt.Errorf("percolator: %s: %w: TableSettings of table %q: MaxTxnAge %v and Retention %v must each be 0 or at least 1 ms", call, ErrInvalid, table, s.MaxTxnAge, s.Retention)
+			}
+		}
+		own = append(own, format.Table{Name: []byte(format.Escape(table)), MaxTxnAgeMs: s.MaxTxnAge.Milliseconds(), RetentionMs: s.Retention.Milliseconds()})
 	}
 	if err := db.enter(); err != nil {
 		return err
 	}
 	defer db.leave()
-	own := format.Table{Name: []byte(format.Escape(table)), MaxTxnAgeMs: s.MaxTxnAge.Milliseconds(), RetentionMs: s.Retention.Milliseconds()}
-	err := db.changeSettings(ctx, func(now format.Settings) format.Settings { return withTable(now, own) })
+	if len(own) == 0 {
+		return nil
+	}
+	err := db.changeSettings(ctx, func(now format.Settings) format.Settings {
+		for _, t := range own {
+			now = withTable(now, t)
+		}
+		return now
+	})
 	if err != nil {
-		return fmt.Errorf("percolator: ConfigureTable: %w", err)
+		return fmt.Errorf("percolator: %s: %w", call, err)
 	}
 	return nil
 }

@@ -68,6 +68,44 @@ func TestConfigureTableRefuses(t *testing.T) {
 	require.ErrorIs(t, c.Configure(t.Context(), Settings{MaxTxnAge: c.Settings().MaxTxnAge}), ErrInvalid, "it would not hold")
 }
 
+// Several tables are set in one change: one of them after another would each wait for the one before to come into effect.
+func TestConfigureTables(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c, other := w.client(), w.client()
+	settings := func() map[string]TableSettings {
+		_, err := other.loadCatalog(t.Context())
+		require.NoError(t, err)
+		return other.TableSettings()
+	}
+	kept := map[string]TableSettings{"kept": short}
+	require.NoError(t, c.ConfigureTables(t.Context(), nil))
+	require.NoError(t, c.ConfigureTables(t.Context(), kept))
+	w.pass(2*worldLease + time.Second)
+
+	longer := TableSettings{MaxTxnAge: shortAge, Retention: 2 * short.Retention}
+	// With one that is refused none is set.
+	err := c.ConfigureTables(t.Context(), map[string]TableSettings{"a": short, "b": {Retention: -1}, "c": longer})
+	require.ErrorIs(t, err, ErrInvalid)
+	require.ErrorContains(t, err, `"b"`)
+	require.ErrorIs(t, c.ConfigureTables(t.Context(), map[string]TableSettings{"a": short, "": short}), ErrInvalid)
+	require.ErrorIs(t, c.ConfigureTables(t.Context(), map[string]TableSettings{"a": short, "q": {Retention: 25 * time.Hour}}), ErrInvalid)
+	require.Equal(t, kept, settings())
+	require.True(t, other.known().inForce(other.known().asOf), "no change is under way")
+
+	all := map[string]TableSettings{"a": short, "z": longer, "m": {}}
+	require.NoError(t, c.ConfigureTables(t.Context(), all))
+	require.NoError(t, other.ConfigureTables(t.Context(), all), "it will be so")
+	require.NoError(t, other.ConfigureTable(t.Context(), "z", longer))
+	require.ErrorContains(t, other.ConfigureTables(t.Context(), map[string]TableSettings{"a": short, "kept": longer}), "another change")
+	w.pass(2*worldLease + time.Second)
+	require.Equal(t, map[string]TableSettings{"kept": short, "a": short, "z": longer}, settings())
+
+	require.NoError(t, c.ConfigureTables(t.Context(), map[string]TableSettings{"a": {}, "kept": {}}))
+	w.pass(2*worldLease + time.Second)
+	require.Equal(t, map[string]TableSettings{"z": longer}, settings())
+}
+
 // Every process knows the settings of a table, and a program of the version before stops at them.
 func TestTableSettingsRaiseTheCatalog(t *testing.T) {
 	t.Parallel()

@@ -145,8 +145,9 @@ func (c *committer) prewritePieces(ctx context.Context, pieces *cutter, session 
 		if failed {
 			return nil // the transaction rolls back whatever was sent
 		}
+		var met blockers
 		for i := range p.outs {
-			again, err := c.prewritten(ctx, &c.rows[p.items[i]], &p.muts[i], &p.outs[i])
+			again, err := c.prewritten(&met, &c.rows[p.items[i]], &p.muts[i], &p.outs[i])
 			if err != nil {
 				failed = true
 				return err
@@ -156,7 +157,10 @@ func (c *committer) prewritePieces(ctx context.Context, pieces *cutter, session 
 			}
 			wait = wait || again
 		}
-		return nil
+		again, err := c.clearRows(ctx, &met)
+		failed = err != nil
+		wait = wait || again
+		return err
 	})
 	return wait, err
 }
@@ -206,8 +210,8 @@ func (c *committer) expiry(d time.Duration) Timestamp {
 }
 
 // prewritten judges the outcome of one row's prewrite. wait tells that it should
-// be sent again a little later.
-func (c *committer) prewritten(ctx context.Context, r *commitRow, m *rowstore.Mutation, out *rowstore.Outcome) (wait bool, err error) {
+// be sent again a little later. A lock in the way is added to met.
+func (c *committer) prewritten(met *blockers, r *commitRow, m *rowstore.Mutation, out *rowstore.Outcome) (wait bool, err error) {
 	switch {
 	case out.Applied:
 		r.locked, r.incarnation = true, out.Incarnation
@@ -221,7 +225,7 @@ func (c *committer) prewritten(ctx context.Context, r *commitRow, m *rowstore.Mu
 		r.locked, r.incarnation = true, out.Incarnation
 		return false, nil
 	}
-	return c.blocked(ctx, Cell{m.Table, m.Row, m.Conditions[out.Failed].Column}, &out.Broke)
+	return false, c.block(met, m, out.Failed, &out.Broke)
 }
 
 // heartbeat extends the expiry on the primary's lock until stop is called. stop waits

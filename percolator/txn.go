@@ -14,8 +14,8 @@ import (
 // sees its own writes, which go to the store at Commit. A Txn is for one goroutine
 // at a time.
 //
-// After Commit or Rollback every method but Rollback, StartTimestamp, Begun and
-// CommitTimestamp returns ErrTxnDone.
+// After Commit or Rollback every method but Rollback, StartTimestamp, Begun, Now, Hops and
+// CommitTimestamp returns ErrTxnDone; StartTimestamp and Now too where no timestamp was drawn.
 type Txn struct {
 	db *DB
 	snapshot
@@ -42,8 +42,7 @@ type Txn struct {
 	// told are cells, by stored names, that get a notification which is no change by itself: what it tells of is among the
 	// writes.
 	told []Cell
-	// gone are the rows that the transaction deletes as a whole.
-	gone []rowName
+	gone *goneRows // nil for none
 	// What Serializable validates. Stored names.
 	reads  map[Cell]struct{}
 	ranges []readRange
@@ -404,7 +403,7 @@ func (tx *Txn) Rollback(context.Context) error {
 // error that it returns, or by Rollback, with nil. So CommitTimestamp tells after a nil whether the transaction
 // took effect. It is for what a package keeps beside a transaction in memory, such as a name that no other
 // transaction may use meanwhile. Several functions are called in the order of the calls of OnEnd, by the goroutine that ends the
-// transaction. They must be quick, and have nothing to read or write: every method but StartTimestamp, Begun and
+// transaction. They must be quick, and have nothing to read or write: every method but StartTimestamp, Begun, Now, Hops and
 // CommitTimestamp returns ErrTxnDone. Update, View and a Worker end each of their transactions. A transaction that
 // nobody ends calls nothing. Errors: ErrInvalid for a nil f, ErrTxnDone.
 func (tx *Txn) OnEnd(f func(err error)) error {

@@ -251,6 +251,14 @@ func TestAsOfIsBeforeItsTime(t *testing.T) {
 	}
 	_, err = begin(t, c, WithAsOf(time.Time{})).Get(t.Context(), rowA)
 	require.ErrorIs(t, err, ErrNotFound)
+	for _, far := range []time.Time{time.Unix(1<<45/1000, 1e9-1), time.Unix(1<<55, 0), time.Unix(1<<63-1, 0)} {
+		require.Equal(t, oracle.Max, oracle.FromTime(far))
+		_, err = c.Begin(t.Context(), WithAsOf(far))
+		require.ErrorIs(t, err, ErrSnapshotInFuture)
+	}
+	for _, long := range []time.Time{time.Unix(-1, 1), time.Unix(-1<<55, 0)} {
+		require.Zero(t, oracle.FromTime(long))
+	}
 }
 
 // The caller of Update learns the commit timestamp, of the attempt that committed.

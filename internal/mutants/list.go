@@ -22,6 +22,7 @@ type mutant struct {
 }
 
 const (
+	blockedGo      = "percolator/blocked.go"
 	commitGo       = "percolator/commit.go"
 	onePhaseGo     = "percolator/onephase.go"
 	twoPhaseGo     = "percolator/twophase.go"
@@ -179,8 +180,12 @@ var mutants = append([]mutant{
 		"case l.Expiry < now:", "case l.Expiry < now && false:")},
 	{"the-living-are-dead", "A transaction: undecided and the owner alive: wait", "TestHeartbeat|TestScheduleC15|TestContextEndsWhileWaiting", one(resolveGo,
 		"\tdefault:\n\t\treturn state, true, nil\n", "\tdefault:\n\t\treturn state, false, nil\n")},
-	{"the-older-waits-too", "A transaction: an older one that meets a younger one's lock aborts (C17)", "TestScheduleC17", one(commitGo,
-		"\tif broke.TS > c.start {\n", "\tif broke.TS > c.start && c.start == 0 {\n")},
+	{"denied-is-asked-again", "A transaction: what is denied is not asked for again and again", "TestDeniedAfterALostReply", one(commitGo,
+		"ErrFormat, ErrDenied, ErrClosed}", "ErrFormat, ErrClosed}")},
+	{"asks-for-no-more-locks", "A transaction: a row that is in the way again is asked for all its locks", "TestWritesOverAWideDeadTransaction", one(blockedGo,
+		"[name]; again {\n", "[name]; again && c.start == 0 {\n")},
+	{"the-older-waits-too", "A transaction: an older one that meets a younger one's lock aborts (C17)", "TestScheduleC17", one(blockedGo,
+		"m.alive && m.start > c.start {\n", "m.alive && m.start > c.start && c.start == 0 {\n")},
 	{"read-under-a-lock", "A transaction: a read meets Lock[0,S]", "TestScheduleC15|TestBank", one(settleGo,
 		"\t\tif v.TS > at {\n\t\t\tcontinue\n\t\t}\n", "\t\tif v.TS > 0 {\n\t\t\tcontinue\n\t\t}\n")},
 	{"lock-only-blocks-readers", "A transaction: a lock-only lock is passed over", "TestScheduleA6", one(settleGo,
@@ -190,8 +195,8 @@ var mutants = append([]mutant{
 	{"no-validation", "A transaction: Serializable validates after the prewrites", "TestWriteSkew|TestScheduleC3", one(twoPhaseGo,
 		"\tif c.tx.opt.isolation == Serializable {\n", "\tif c.tx.opt.isolation > Serializable {\n")},
 	{"validation-ignores-locks", "A transaction: no foreign put or delete lock", "TestScheduleC3|TestScheduleC17", one(serializableGo,
-		"\t\tif l.Kind == format.KindLock {\n\t\t\tcontinue\n\t\t}\n\t\tif _, err := c.blocked(ctx, cell, v); err != nil {\n",
-		"\t\tif l.Kind > 0 {\n\t\t\tcontinue\n\t\t}\n\t\tif _, err := c.blocked(ctx, cell, v); err != nil {\n")},
+		"\t\tif l.Kind == format.KindLock {\n\t\t\tcontinue\n\t\t}\n\t\tmet.add(cell.rowName(), v.Column, v.TS, l)\n",
+		"\t\tif l.Kind > 0 {\n\t\t\tcontinue\n\t\t}\n\t\tmet.add(cell.rowName(), v.Column, v.TS, l)\n")},
 	{"validation-misses-the-first", "A transaction: no Write in (start, commit]", "TestRule|TestWriteSkew", one(serializableGo,
 		"Column: column, From: start + 1, To: commit, Limit: 1})", "Column: column, From: start + 2, To: commit, Limit: 1})")},
 	{"one-phase-takes-scans", "A transaction: one-phase takes a serializable transaction only when all it read are cells", "TestScheduleC3|TestWriteSkew|TestRule", one(onePhaseGo,

@@ -160,5 +160,5 @@ var controlMutants = []mutant{
 	{"collected-hint-keeps-its-token", "Erased ranges: a collection that removes a hint removes the token of the dead", "TestScheduleE_HintOfTwoErasures|TestScheduleE_TokenOfTheDead", one("percolator/gc_hints.go",
 		"rowstore.DeleteRange(rowstore.Lock, format.ColumnHint, 0, safe), ", "")},
 	{"deletion-in-one-phase", "Deleted rows: deletions take two phases", "TestScheduleW_UnseenColumn", one(onePhaseGo,
-		"len(c.tx.gone) > 0 || ", "")},
+		"len(c.tx.gone.all()) > 0 || ", "")},
 }

@@ -54,14 +54,13 @@ type Oracle interface {
 // FromTime returns the smallest timestamp of the millisecond that holds t. A
 // time before 1970 gives 0, one after the year 3084 gives Max.
 func FromTime(t time.Time) Timestamp {
-	ms := t.UnixMilli()
-	if ms <= 0 {
+	switch seconds := t.Unix(); { // the milliseconds of a distant time overflow
+	case seconds < 0:
 		return 0
-	}
-	if ms > int64(Max>>LogicalBits) {
+	case seconds > int64(Max>>LogicalBits)/1000:
 		return Max
 	}
-	return Timestamp(ms) << LogicalBits
+	return min(Max, Timestamp(t.UnixMilli())<<LogicalBits) //nolint:gosec // not negative
 }
 
 // Time returns the wall time that t carries, in UTC, to the millisecond.

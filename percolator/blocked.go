@@ -1,0 +1,153 @@
+package percolator
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// What is in the way of a commit. A lock of another transaction is resolved or waited for; anything else is a conflict. A large
+// transaction that died has left thousands of locks, so those that one call meets are resolved together (settle.go).
+
+// blockers are the locks that one call of a commit has met.
+type blockers struct {
+	rows []rowstore.Row // their names alone
+	met  []metLock
+	muts []*rowstore.Mutation // those that a lock was in the way of, for block
+}
+
+func (b *blockers) add(name rowName, column string, start Timestamp, l format.Lock) {
+	if n := len(b.rows); n == 0 || b.rows[n-1].Table != name.table || b.rows[n-1].Row != name.row {
+		b.rows = append(b.rows, rowstore.Row{Table: name.table, Row: name.row})
+	}
+	b.met = append(b.met, metLock{row: len(b.rows) - 1, column: column, start: start, lock: l})
+}
+
+// block takes in the version that broke a condition of a mutation.
+func (c *committer) block(b *blockers, m *rowstore.Mutation, failed int, broke *rowstore.Version) error {
+	cell := Cell{m.Table, m.Row, m.Conditions[failed].Column}
+	switch broke.Family {
+	case rowstore.Lock:
+	case rowstore.Mark:
+		return c.conflict(cell, broke.TS, "a newer transaction locked the cell, or this one was rolled back")
+	default:
+		return c.conflict(cell, broke.TS, "another transaction wrote the cell")
+	}
+	l, err := format.DecodeLock(broke.Value)
+	if err != nil {
+		return fmt.Errorf("%v: %w", cell.public(), err)
+	}
+	b.add(cell.rowName(), cell.Column, broke.TS, l)
+	b.muts = append(b.muts, m)
+	return nil
+}
+
+// clear resolves the locks that were met. wait means that the owner of one lives and is older: the
+// younger start waits for the older, never the other way round, so that waits form no
+// cycle. The call is to be made again in any case.
+func (c *committer) clear(ctx context.Context, b *blockers) (wait bool, err error) {
+	if len(b.met) == 0 {
+		return false, nil
+	}
+	wait, err = c.db.resolveLocks(ctx, b.rows, b.met, respectLiveOwner)
+	if err != nil {
+		return false, err
+	}
+	for i := range b.met {
+		if m := &b.met[i]; m.alive && m.start > c.start {
+			name := &b.rows[m.row]
+			return false, c.conflict(Cell{name.Table, name.Row, m.column}, m.start, "a newer transaction has the cell locked")
+		}
+	}
+	return wait, nil
+}
+
+// clearRows is clear for prewrites, each of which has told of one lock alone. A row that is in the way for the second
+// time is asked for all its locks: a transaction that died may have left one in each of thousands of columns.
+func (c *committer) clearRows(ctx context.Context, b *blockers) (wait bool, err error) {
+	if c.wasBlocked == nil {
+		c.wasBlocked = map[rowName]struct{}{}
+	}
+	all := &blockers{}
+	var ask []*rowstore.Mutation
+	for i, m := range b.muts {
+		name := rowName{m.Table, m.Row}
+		if _, again := c.wasBlocked[name]; again {
+			ask = append(ask, m)
+			continue
+		}
+		c.wasBlocked[name] = struct{}{}
+		all.add(name, b.met[i].column, b.met[i].start, b.met[i].lock)
+	}
+	if err := c.askForLocks(ctx, all, ask); err != nil {
+		return false, err
+	}
+	return c.clear(ctx, all)
+}
+
+// clearGroup is clear for a commit in one phase, which tells of one lock alone. When that is the second one, all its rows are asked for their locks.
+func (c *committer) clearGroup(ctx context.Context, b *blockers, g *rowstore.Group) (wait bool, err error) {
+	if c.wasBlocked == nil {
+		c.wasBlocked = map[rowName]struct{}{}
+		return c.clear(ctx, b)
+	}
+	var ask []*rowstore.Mutation
+	for i := range g.Mutations {
+		ask = append(ask, &g.Mutations[i])
+	}
+	for some := range slices.Chunk(ask, settleMost) {
+		all := &blockers{}
+		if err := c.askForLocks(ctx, all, some); err != nil {
+			return false, err
+		}
+		waits, err := c.clear(ctx, all)
+		if err != nil {
+			return false, err
+		}
+		wait = wait || waits
+	}
+	return wait, nil
+}
+
+// askForLocks adds the locks that are in the way of mutations.
+func (c *committer) askForLocks(ctx context.Context, b *blockers, muts []*rowstore.Mutation) error {
+	var reads []rowstore.RowRead
+	var columns []map[string]struct{} // that may have no lock
+	for _, m := range muts {
+		of := map[string]struct{}{}
+		for i := range m.Conditions {
+			if cond := &m.Conditions[i]; cond.Kind == rowstore.IfAbsent && cond.Family == rowstore.Lock {
+				of[cond.Column] = struct{}{}
+			}
+		}
+		if len(of) > 0 {
+			columns = append(columns, of)
+			reads = append(reads, rowstore.RowRead{Table: m.Table, Row: m.Row, Selectors: []rowstore.Selector{{Family: rowstore.Lock, Column: rowstore.AllColumns, To: oracle.Max}}})
+		}
+	}
+	if len(reads) == 0 {
+		return nil
+	}
+	rows, err := c.db.readRows(ctx, reads)
+	if err != nil {
+		return fmt.Errorf("reading the locks in the way: %w", err)
+	}
+	for i := range rows {
+		for j := range rows[i].Versions {
+			v := &rows[i].Versions[j]
+			if _, counts := columns[i][v.Column]; !counts || v.TS == c.start {
+				continue
+			}
+			l, err := format.DecodeLock(v.Value)
+			if err != nil {
+				return fmt.Errorf("%v: %w", Cell{rows[i].Table, rows[i].Row, v.Column}.public(), err)
+			}
+			b.add(rowName{rows[i].Table, rows[i].Row}, v.Column, v.TS, l)
+		}
+	}
+	return nil
+}
