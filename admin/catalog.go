@@ -200,8 +200,7 @@ type Table struct {
 	// Empty tells that the table holds nothing yet, or nothing any more: it is known by its settings or observers alone.
 	Empty bool `json:"empty,omitempty"`
 
-	shortened percolator.Timestamp // when the retention was last made shorter than others, 0 for not known
-	collected bool                 // by its own retention
+	behind Span // for how much longer than its retention history is kept
 }
 
 // Tables lists the tables that hold anything, or that the catalog knows, by their names: at most limit of them, 1,000 for

@@ -62,8 +62,8 @@ func (r *Reader) Collection(ctx context.Context, limit int) (Collection, error) 
 	}
 	if c.safe != 0 {
 		g.Age = since(c.now, c.safe)
-		g.Behind = max(0, g.Age-g.Retention)
 	}
+	g.Behind = Span(c.current.Overdue(c.now, c.safe))
 	for _, h := range g.Holds {
 		if h.Extra > 0 && (g.HeldBy == "" || h.At < g.Holds[slices.IndexFunc(g.Holds, func(o Hold) bool { return o.Name == g.HeldBy })].At) {
 			g.HeldBy = h.Name
@@ -74,7 +74,7 @@ func (r *Reader) Collection(ctx context.Context, limit int) (Collection, error) 
 		of := c.current.Of(string(t.Name))
 		g.Tables = append(g.Tables, Table{
 			Name: public(string(t.Name)), Retention: ms(of.RetentionMs), MaxTxnAge: ms(of.MaxTxnAgeMs), Set: true, SafePoint: Stamp(c.safePoint(string(t.Name))),
-			shortened: t.Since, collected: c.points[string(t.Name)].SafePoint != 0,
+			behind: Span(c.current.TableOverdue(c.now, c.safe, string(t.Name), c.points[string(t.Name)])),
 		})
 	}
 	target := c.now.Add(-time.Duration(g.Retention))

@@ -416,6 +416,30 @@ func TestDoctorWaitsForTheFirstCollection(t *testing.T) {
 	require.Contains(t, d.Findings[0].What, "garbage of table t")
 }
 
+// TestDoctorOfAHeldTable has a hold that is younger than the retention of the database, and keeps the history of a table whose retention is shorter. That is no fault
+// of whoever collects.
+func TestDoctorOfAHeldTable(t *testing.T) {
+	t.Parallel()
+	p := newPatient(t)
+	h, err := p.db.Hold(t.Context(), "nightly backup", 0, 20*time.Hour)
+	require.NoError(t, err)
+	p.recatalog(func(c *format.Catalog) {
+		c.ByTable = true
+		c.Current.Tables = []format.Table{{Name: []byte("t"), MaxTxnAgeMs: 30_000, RetentionMs: 60_000}}
+	})
+	points := format.TableSafePoints{Tables: []format.TableSafePoint{{Name: []byte("t"), SafePoint: h.At()}}}
+	b, err := points.Encode()
+	require.NoError(t, err)
+	p.apply(format.TableCatalog, format.RowCatalog, rowstore.Put(rowstore.Write, format.ColumnOfTables, p.draw(), b))
+	p.later(time.Hour)
+	require.Empty(t, p.diagnose().Findings)
+	p.open()
+	require.NoError(t, p.db.ReleaseHold(t.Context(), "nightly backup"))
+	d := p.diagnose()
+	require.Len(t, d.Findings, 1)
+	require.Equal(t, "gc-late", d.Findings[0].Code)
+}
+
 func TestDoctorRefuses(t *testing.T) {
 	t.Parallel()
 	p := newPatient(t)

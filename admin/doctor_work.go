@@ -165,23 +165,12 @@ func (d *doctor) collection(ctx context.Context) error {
 		}
 	}
 	for _, t := range g.Tables {
-		if d.mayWait(t) {
-			continue
-		}
-		if age := since(d.cat.now, percolator.Timestamp(t.SafePoint)); t.SafePoint != 0 && g.HeldBy == "" && age > 2*t.Retention && age-t.Retention > Span(d.o.Behind) {
-			d.wrong("gc-late", change, "garbage of table %v was collected up to %v ago, and its retention is %v: the table grows", t.Name, age, t.Retention)
+		held := g.HeldBy != "" || slices.ContainsFunc(g.Holds, func(h Hold) bool { return h.At <= t.SafePoint })
+		if !held && t.behind > t.Retention && t.behind > Span(d.o.Behind) {
+			d.wrong("gc-late", change, "garbage of table %v was collected up to %v ago, and its retention is %v: the table grows", t.Name, since(d.cat.now, percolator.Timestamp(t.SafePoint)), t.Retention)
 		}
 	}
 	return nil
-}
-
-// mayWait tells that a table need not have been collected by its retention yet, which was made shorter: transactions from before may run on for the MaxTxnAge of the
-// database, and then there must be time for a collection.
-func (d *doctor) mayWait(t Table) bool {
-	if t.shortened == 0 {
-		return !t.collected
-	}
-	return since(d.cat.now, t.shortened) < ms(d.cat.current.MaxTxnAgeMs)+2*t.Retention
 }
 
 // observers looks at what waits for whom.

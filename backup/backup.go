@@ -198,7 +198,7 @@ func (w *writer) run(ctx context.Context) (Result, error) {
 	}
 	defer func() { _ = w.out.zstd.Close() }()
 	if w.ended {
-		return w.result(), w.release(ctx)
+		return w.result(), w.done(ctx)
 	}
 	holding, stop := renewing(ctx, w.hold, w.opts.Hold, ErrLapsed)
 	defer stop()
@@ -212,11 +212,19 @@ func (w *writer) run(ctx context.Context) (Result, error) {
 		return fail(err)
 	}
 	stop()
-	if err := w.release(ctx); err != nil {
+	if err := w.done(ctx); err != nil {
 		return fail(err)
 	}
 	w.tell.end(w.rows, w.cells, w.out.at)
 	return w.result(), nil
+}
+
+// done releases the hold of a backup that is complete.
+func (w *writer) done(ctx context.Context) error {
+	if err := w.release(ctx); err != nil {
+		return fmt.Errorf("backup: the backup is complete, but %w", err)
+	}
+	return nil
 }
 
 // release releases the hold, although the caller may have been told to stop. A backup that an earlier call has completed may have none any more.
@@ -227,7 +235,7 @@ func (w *writer) release(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseFor)
 	defer cancel()
 	if err := w.hold.Release(ctx); err != nil {
-		return fmt.Errorf("backup: the backup is complete, but its hold %q was not released, and ends by itself: %w", holdName(w.head.ID), err)
+		return fmt.Errorf("its hold %q was not released, and ends by itself: %w", holdName(w.head.ID), err)
 	}
 	return nil
 }
@@ -288,7 +296,8 @@ func (w *writer) beginAnew(ctx context.Context) error {
 		return err
 	}
 	if err := w.out.begin(w.head); err != nil {
-		return w.cannotWrite(err)
+		// Without a whole head no other call goes on from here: it would place a hold of its own, and this one would keep history for nobody.
+		return errors.Join(w.cannotWrite(err), w.release(ctx))
 	}
 	return nil
 }
@@ -406,7 +415,7 @@ func (w *writer) changed(ctx context.Context) ([]percolator.Timestamp, error) {
 }
 
 // erasedSince returns an error if a range was erased since the snapshot: some of its rows may be missing in what was read. It is
-// called when everything was read. The hold keeps the safe points of tables below the snapshot, so the range is still listed.
+// called when everything was read, or when something was missing. The hold keeps the safe points of tables below the snapshot, so the range is still listed.
 func (w *writer) erasedSince(ctx context.Context) error {
 	rows, err := coreaccess.Stored.Store(w.db).Read(ctx, []rowstore.RowRead{{Table: format.TableCatalog, Row: format.RowCatalog, Selectors: []rowstore.Selector{
 		{Family: rowstore.Write, Column: format.ColumnErased, To: oracle.Max, Limit: 1},

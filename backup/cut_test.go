@@ -15,6 +15,8 @@ import (
 
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 // small is the size of blocks that are cut and damaged.
@@ -219,6 +221,28 @@ func TestFullDisk(t *testing.T) {
 	require.Equal(t, contents(t, other), got)
 }
 
+// TestDiskThatIsFullFromTheStart: where not even the head fits, no other call goes on from the file, so nothing may be held for it.
+func TestDiskThatIsFullFromTheStart(t *testing.T) {
+	t.Parallel()
+	s, _, _, _ := filled(t)
+	path := filepath.Join(t.TempDir(), "backup")
+	for _, room := range []int{0, 10, 60} {
+		_, err := Write(t.Context(), s.db, path, Options{disk: func(path string) (diskFile, error) {
+			f, err := openDisk(path)
+			return &smallDisk{f, room}, err
+		}})
+		require.ErrorIs(t, err, syscall.ENOSPC)
+		require.ErrorContains(t, err, path+Incomplete)
+		holds, err := s.db.Holds(t.Context())
+		require.NoError(t, err)
+		require.Empty(t, holds, "with room for %d bytes", room)
+	}
+	_, err := Write(t.Context(), s.db, path, Options{})
+	require.NoError(t, err)
+	_, err = Verify(t.Context(), path, nil)
+	require.NoError(t, err)
+}
+
 // TestCompleteButUnnamed: a process was killed when its backup was complete and its hold released, but before the file had its name. The next call names it.
 func TestCompleteButUnnamed(t *testing.T) {
 	t.Parallel()
@@ -296,4 +320,45 @@ func TestErasedMeanwhile(t *testing.T) {
 	require.ErrorIs(t, err, ErrLapsed)
 	require.ErrorContains(t, err, "order")
 	require.NoFileExists(t, path)
+}
+
+// TestErasedBetweenTwoLooks: a long value is asked for by a second look at its row, which was erased since the first. It is not damage.
+func TestErasedBetweenTwoLooks(t *testing.T) {
+	t.Parallel()
+	store := faultstore.New(memstore.New(), faultstore.Options{})
+	db, err := percolator.New(t.Context(), store, percolator.WithSettings(percolator.Settings{MaxTxnAge: time.Minute, Retention: time.Hour, CatalogLease: 100 * time.Millisecond}))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, db.Close(context.WithoutCancel(t.Context()))) })
+	long, cell := bytes.Repeat([]byte("x"), 1<<16), at("order", "ann", "v")
+	require.NoError(t, db.Update(t.Context(), func(tx *percolator.Txn) error { return tx.Set(cell, long) }))
+	// It began before the snapshot and commits after it, so its value is the newest that the first look shows, and the snapshot has the one before.
+	later, err := db.Begin(t.Context())
+	require.NoError(t, err)
+	start, err := later.StartTimestamp(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, later.Set(cell, long))
+	store.AddRule(faultstore.Rule{
+		Match: func(c *faultstore.Call) bool { return c.Kind == faultstore.CallScan && c.Range.Table == "order" },
+		Before: func(ctx context.Context, _ *faultstore.Call) faultstore.Fault {
+			require.NoError(t, later.Commit(ctx))
+			return faultstore.Fault{}
+		},
+	})
+	asks := func(c *faultstore.Call) bool {
+		if c.Kind != faultstore.CallRead || c.Reads[0].Table != "order" {
+			return false
+		}
+		s := c.Reads[0].Selectors
+		return len(s) == 1 && s[0].Family == rowstore.Data && s[0].From == s[0].To && s[0].To < start
+	}
+	again := store.AddRule(faultstore.Rule{Match: asks, Before: func(ctx context.Context, _ *faultstore.Call) faultstore.Fault {
+		_, err := db.Erase(ctx, percolator.Range{Table: "order"})
+		require.NoError(t, err)
+		return faultstore.Fault{}
+	}})
+	_, err = Write(t.Context(), db, filepath.Join(t.TempDir(), "backup"), Options{})
+	require.Equal(t, 1, again.Struck())
+	require.ErrorIs(t, err, ErrLapsed)
+	require.NotErrorIs(t, err, percolator.ErrCorrupt)
+	require.ErrorContains(t, err, "order")
 }

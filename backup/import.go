@@ -32,7 +32,8 @@ const batchValues = 1 << 20
 // line that is written twice gets the same value again. If the outcome of a batch is not known, that batch does not count.
 //
 // A bad line gives an error that matches percolator.ErrInvalid or percolator.ErrTooLarge and names the line; nothing of its batch is written. A column with an
-// index that this program does not keep gives percolator.ErrIndexed. Other errors: those of the database, of in and of ctx.
+// index that this program does not keep gives percolator.ErrIndexed. Other errors: those of the database, of in and of ctx. Import looks at ctx before each line; a read of in that
+// hangs is waited for, so in must heed ctx where that can be.
 func Import(ctx context.Context, db *percolator.DB, in io.Reader, opts ImportOptions) (line int64, err error) {
 	if db == nil || in == nil {
 		return opts.After, invalid("Import needs a database and a reader")
@@ -52,7 +53,7 @@ func Import(ctx context.Context, db *percolator.DB, in io.Reader, opts ImportOpt
 	m := &importer{db: db, opts: opts, line: opts.After, tell: teller{to: opts.Progress}, named: map[percolator.Cell]int{}}
 	s := &source{r: bufio.NewReaderSize(in, 1<<16), f: opts.Format, most: mostLine(db.Limits())}
 	for {
-		c, v, n, err := s.next()
+		c, v, n, err := s.next(ctx)
 		if errors.Is(err, io.EOF) {
 			break
 		}

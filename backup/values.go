@@ -11,8 +11,11 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+	"unicode/utf16"
+	"unicode/utf8"
 
 	"github.com/percolate-go/percolate/admin"
 	"github.com/percolate-go/percolate/internal/format"
@@ -211,10 +214,13 @@ func mostLine(l percolator.Limits) int64 {
 	return 6*(int64(l.Table)+int64(l.Row)+int64(l.Column)+int64(l.Value)) + 1<<10
 }
 
-// next returns the next cell, or io.EOF, and its number, from 1 on. Empty lines count and are left out. The form of CSV has no
+// next returns the next cell, or io.EOF, and its number, from 1 on. It looks at ctx before each line. Empty lines count and are left out. The form of CSV has no
 // line ends inside quotes, since what cannot be printed is escaped.
-func (s *source) next() (c percolator.Cell, v []byte, line int64, err error) {
+func (s *source) next(ctx context.Context) (c percolator.Cell, v []byte, line int64, err error) {
 	for {
+		if err := ctx.Err(); err != nil { // lines that are left out, or empty, come to no other look at it
+			return c, nil, s.lines + 1, err
+		}
 		text, err := s.line()
 		if err != nil {
 			return c, nil, s.lines, err
@@ -280,10 +286,13 @@ func (s *source) line() ([]byte, error) {
 		switch {
 		case errors.Is(err, bufio.ErrBufferFull):
 			continue
-		case err != nil && (!errors.Is(err, io.EOF) || size == 0):
-			return nil, err
+		case err != nil && errors.Is(err, io.EOF) && size == 0:
+			return nil, io.EOF
 		}
 		s.lines++
+		if err != nil && !errors.Is(err, io.EOF) {
+			return nil, fmt.Errorf("reading it: %w", err)
+		}
 		if size > s.most {
 			return nil, invalid("it has %d bytes, and with the limits of this database no line has more than %d", size, s.most)
 		}
@@ -293,18 +302,51 @@ func (s *source) line() ([]byte, error) {
 
 func parseJSON(text []byte) (c percolator.Cell, v []byte, err error) {
 	var x value
+	if !utf8.Valid(text) { // package json would put U+FFFD in the place of such bytes
+		return c, nil, invalid("it has bytes that are no UTF-8; write each of them as %%XX, as an export does")
+	}
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&x); err != nil {
 		return c, nil, invalid("it is no JSON object of a cell: %v", err)
 	}
-	if d.More() {
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return c, nil, invalid("something follows the JSON object")
+	}
+	if halfSurrogate(text) { // the same
+		return c, nil, invalid("it has a \\u escape of half a surrogate pair, which is no character; write bytes that are no UTF-8 as %%XX, as an export does")
 	}
 	if x.Table == nil || x.Row == nil || x.Column == nil || x.Value == nil {
 		return c, nil, invalid("it lacks one of %s", strings.Join(fields, ", "))
 	}
 	return percolator.Cell{Table: string(*x.Table), Row: string(*x.Row), Column: string(*x.Column)}, []byte(*x.Value), nil
+}
+
+// halfSurrogate tells whether a JSON text escapes one half of a surrogate pair without the other.
+func halfSurrogate(text []byte) bool {
+	escaped := func(at int) rune { // what \uXXXX at a place stands for, -1 if none is there
+		if !bytes.HasPrefix(text[min(at, len(text)):], []byte(`\u`)) || at+6 > len(text) {
+			return -1
+		}
+		r, err := strconv.ParseUint(string(text[at+2:at+6]), 16, 32)
+		if err != nil {
+			return -1
+		}
+		return rune(r) //nolint:gosec // four digits
+	}
+	for i := 0; i < len(text); i++ {
+		if text[i] != '\\' {
+			continue
+		}
+		if r := escaped(i); utf16.IsSurrogate(r) {
+			if utf16.DecodeRune(r, escaped(i+6)) == utf8.RuneError {
+				return true
+			}
+			i += 6
+		}
+		i++ // what is escaped begins no escape
+	}
+	return false
 }
 
 func parseCSV(text []byte) (c percolator.Cell, v []byte, err error) {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -83,6 +84,16 @@ func TestBadLines(t *testing.T) {
 		{JSONLines, `{"table":"","row":"r","column":"c","value":"v"}`},
 		{JSONLines, `{"table":"t","row":"` + strings.Repeat("r", 1<<20) + `","column":"c","value":"v"}`},
 		{JSONLines, `{} {}`},
+		{JSONLines, good[:len(good)-1] + `}` + good},
+		{JSONLines, good[:len(good)-1] + `]garbage`},
+		{JSONLines, good[:len(good)-1] + `,`},
+		{JSONLines, "{\"table\":\"t\",\"row\":\"r\",\"column\":\"c\",\"value\":\"caf\xe9\"}"},
+		{JSONLines, "{\"table\":\"t\",\"row\":\"r\xe9\",\"column\":\"c\",\"value\":\"v\"}"},
+		{JSONLines, `{"table":"t","row":"r","column":"c","value":"a \ud83d"}`},
+		{JSONLines, `{"table":"t","row":"r","column":"c","value":"\ud83d\ud83d\ude00"}`},
+		{JSONLines, `{"table":"t","row":"r","column":"c","value":"\uDE00\uD83D"}`},
+		{JSONLines, `{"table":"t","row":"r","column":"c","value":"\ud83d\\ude00"}`},
+		{JSONLines, `{"table":"t","row":"r","column":"c","value":"v","\ud83d":1}`},
 		{JSONLines, `t,r,c,v`},
 		{CSV, `t,r,c`},
 		{CSV, `t,r,c,"v`},
@@ -106,6 +117,57 @@ func TestBadLines(t *testing.T) {
 		require.Empty(t, everyValue(t, s.db), c.line)
 		s.close(t)
 	}
+}
+
+// TestTextOfJSON: what JSON can write of any text is taken, also what looks like the escapes that are refused.
+func TestTextOfJSON(t *testing.T) {
+	t.Parallel()
+	s := openShop(t, "memory:")
+	defer s.close(t)
+	for text, want := range map[string]string{
+		`\ud83d\uDE00 \u00e9`: "\U0001f600 \u00e9",
+		"\U0001f600\ufffd":    "\U0001f600\ufffd",
+		`\ufffd`:              "\ufffd",
+		`\\ud83d`:             `\ud83d`,
+		`\\\\ud83d`:           `\\ud83d`,
+		`\"\\\ud83d\ude00`:    "\"\\\U0001f600",
+		`%E9\u0000`:           "\xe9\x00",
+	} {
+		_, err := Import(t.Context(), s.db, strings.NewReader(`{"table":"t","row":"r","column":"c","value":"`+text+`"} `), ImportOptions{})
+		require.NoError(t, err, text)
+		require.Equal(t, want, everyValue(t, s.db)[at("t", "r", "c")], text)
+	}
+	_, err := Import(t.Context(), s.db, strings.NewReader("t,r,c,caf\xe9\n"), ImportOptions{Format: CSV})
+	require.NoError(t, err)
+	require.Equal(t, "caf\xe9", everyValue(t, s.db)[at("t", "r", "c")], "CSV has bytes, and changes none")
+}
+
+// endless yields a line again and again, and calls at for each time that it is read.
+type endless struct {
+	line string
+	at   func()
+}
+
+func (e endless) Read(b []byte) (int, error) {
+	e.at()
+	return copy(b, e.line), nil
+}
+
+// TestImportHeedsItsContext: also while it passes over lines that are left out, or empty, and writes nothing.
+func TestImportHeedsItsContext(t *testing.T) {
+	t.Parallel()
+	s := openShop(t, "memory:")
+	defer s.close(t)
+	for _, line := range []string{`{"table":"t","row":"r","column":"c","value":"v"}` + "\n", "\n"} {
+		ctx, cancel := context.WithCancel(t.Context())
+		n, err := Import(ctx, s.db, endless{line, cancel}, ImportOptions{After: 1 << 40})
+		require.ErrorIs(t, err, context.Canceled)
+		require.EqualValues(t, 1<<40, n)
+	}
+	require.Empty(t, everyValue(t, s.db))
+	_, err := Import(t.Context(), s.db, io.MultiReader(strings.NewReader("\n\nhalf a li"), iotest.ErrReader(errBad)), ImportOptions{})
+	require.ErrorIs(t, err, errBad)
+	require.ErrorContains(t, err, "line 3")
 }
 
 // TestBadLinesTellNoValues: what is wrong with a line is said without its value, which may be a secret.

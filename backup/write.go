@@ -53,9 +53,19 @@ func (w *writer) write(ctx context.Context) error {
 		return nil
 	})
 	if err := g.Wait(); err != nil {
-		return err
+		return w.lapsedOr(ctx, err)
 	}
 	return w.finish(ctx)
+}
+
+// lapsedOr returns why what was read seems to be damaged: a row that was erased between two reads of it lacks what the second one asks for. Otherwise it is err.
+func (w *writer) lapsedOr(ctx context.Context, err error) error {
+	if errors.Is(err, percolator.ErrCorrupt) {
+		if erased := w.erasedSince(ctx); errors.Is(erased, ErrLapsed) {
+			return erased
+		}
+	}
+	return err
 }
 
 // finish writes the end. The hold must have stood all the time.

@@ -11,8 +11,10 @@ import (
 )
 
 const (
-	// backlogMetric bounds what one reading of the backlog's gauges costs, for each observed table.
+	// backlogMetric is how many cells one reading of the backlog's gauges looks at in each observed table, with all their notifications.
 	backlogMetric = 10_000
+	// parkedMetric bounds what one reading of the gauge of parked runs costs.
+	parkedMetric = 10_000
 	// timersMetric bounds what one reading of the timers' gauges costs, in the same way.
 	timersMetric = 1_000
 	// gaugesWait is how long one reading of the gauges takes at most. Who reads them waits no longer than about 10 s, mostly.
@@ -25,6 +27,7 @@ type gauges struct {
 	oldest, overdue                metric.Float64ObservableGauge
 	observerBacklog, observerPause metric.Int64ObservableGauge
 	observerOldest                 metric.Float64ObservableGauge
+	gcOverdue                      metric.Float64ObservableGauge
 }
 
 // gauges makes them. all are those that observe tells.
@@ -43,12 +46,13 @@ func (db *DB) gauges(meter metric.Meter) (g *gauges, all []metric.Observable, er
 	}
 	whole(&g.backlog, "percolator.backlog", "Cells with notifications, at most 10,000.")
 	seconds(&g.oldest, "percolator.backlog.oldest", "Age of the oldest notification.")
-	whole(&g.parked, "percolator.parked", "Runs of observers that are parked.")
+	whole(&g.parked, "percolator.parked", "Runs of observers that are parked, at most 10,000.")
 	whole(&g.observerBacklog, "percolator.observer.backlog", "Cells with notifications of an observer's column, counted up to about 10,000 in its table.")
 	seconds(&g.observerOldest, "percolator.observer.backlog.oldest", "Age of the oldest of them.")
 	whole(&g.observerPause, "percolator.observer.paused", "1 for an observer that is paused, otherwise 0.")
 	whole(&g.pending, "percolator.timers.pending", "Timers that were set more than 30 s ahead, at most 1,000.")
 	seconds(&g.overdue, "percolator.timers.overdue", "How long the oldest of them has been due and nobody has told of it.")
+	seconds(&g.gcOverdue, "percolator.gc.overdue", "For how much longer than the retention history is kept: of the database, or of the table where that is longest.")
 	return g, all, errors.Join(errs...)
 }
 
@@ -59,8 +63,9 @@ type gaugeValues struct {
 	backlog Backlog
 	timers  TimerBacklog
 	// What is known at all: otherwise 0 would be told.
-	anyCells, anyTimers, parked bool
-	errs                        []error
+	anyCells, anyTimers, parked, collected bool
+	overdue                                time.Duration
+	errs                                   []error
 }
 
 // observe tells what waits. What cannot be read in time, because a store is away, is left out, and the rest is told: all is read
@@ -79,11 +84,11 @@ func (g *gauges) observe(ctx context.Context, o metric.Observer, db *DB) error {
 		if of.Paused {
 			paused = 1
 		}
-		o.ObserveInt64(g.observerPause, paused, metric.WithAttributes(ofObserver(string(of.Name), columnName{string(of.Table), string(of.Column)})...))
+		o.ObserveInt64(g.observerPause, paused, metric.WithAttributes(ofObserver(of.Title(), columnName{string(of.Table), string(of.Column)})...))
 	}
 	for _, c := range r.columns {
-		for _, name := range v.observers(c.table, c.column) {
-			of := metric.WithAttributes(ofObserver(name, c.columnName)...)
+		for _, id := range v.observers(c.table, c.column) {
+			of := metric.WithAttributes(ofObserver(v.titleOf(id, c.table, c.column), c.columnName)...)
 			o.ObserveInt64(g.observerBacklog, int64(c.cells), of)
 			o.ObserveFloat64(g.observerOldest, c.oldest.Seconds(), of)
 		}
@@ -98,6 +103,9 @@ func (g *gauges) observe(ctx context.Context, o metric.Observer, db *DB) error {
 	if r.anyTimers {
 		o.ObserveInt64(g.pending, int64(r.timers.Pending))
 		o.ObserveFloat64(g.overdue, r.timers.Late.Seconds())
+	}
+	if r.collected {
+		o.ObserveFloat64(g.gcOverdue, r.overdue.Seconds())
 	}
 	return errors.Join(r.errs...)
 }
@@ -138,8 +146,12 @@ func (db *DB) readGauges(ctx context.Context, v *catalogView) *gaugeValues {
 		})
 	}
 	part("counting the parked runs", func() (func(), error) {
-		n, err := db.countParked(ctx)
+		n, err := db.countParked(ctx, parkedMetric)
 		return func() { r.parked, r.backlog.Parked = true, n }, err
+	})
+	part("looking how far collection is", func() (func(), error) {
+		late, err := db.overdue(ctx, v)
+		return func() { r.collected, r.overdue = true, late }, err
 	})
 	wg.Wait()
 	return r

@@ -75,7 +75,9 @@ func (db *DB) CollectGarbage(ctx context.Context, opts GCOptions) (GCReport, err
 	if err != nil {
 		return report, fmt.Errorf("percolator: collecting garbage: %w", err)
 	}
-	db.count.gcRuns.Add(1)
+	if opts.Within == 0 {
+		db.count.gcRuns.Add(1)
+	}
 	return report, nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 
@@ -112,21 +113,38 @@ func (p *gcPass) removeHinted(ctx context.Context, table string, safe Timestamp)
 
 // hintedTables lists the tables that have hints.
 func (db *DB) hintedTables(ctx context.Context) (tables []string, err error) {
-	for from, more := "", true; more; {
-		more = false
-		for row, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: format.TableHints, From: from, Limit: 1, Selectors: hintPicks(oracle.Max)}) {
-			if err != nil {
-				return tables, fmt.Errorf("reading the hints: %w", err)
-			}
-			more, from = true, row.Row+"\x00"
-			if table, ok := format.HintedTable(row.Row); ok { // a name that is very long is not in it
-				tables = append(tables, table)
-				_, end := format.HintsOf(table, 0, oracle.Max)
-				from = max(from, end)
-			}
+	for row, err := range db.firstHints(ctx, hintPicks(oracle.Max)) {
+		if err != nil {
+			return tables, err
+		}
+		if table, ok := format.HintedTable(row.Row); ok { // a name that is very long is not in it
+			tables = append(tables, table)
 		}
 	}
 	return tables, nil
+}
+
+// firstHints visits the first of the hints of each table, which is the oldest, and of a table whose name is very long all of them.
+func (db *DB) firstHints(ctx context.Context, picks []rowstore.Selector) iter.Seq2[rowstore.Row, error] {
+	return func(yield func(rowstore.Row, error) bool) {
+		for from, more := "", true; more; {
+			more = false
+			for row, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: format.TableHints, From: from, Limit: 1, Selectors: picks}) {
+				if err != nil {
+					yield(rowstore.Row{}, fmt.Errorf("reading the hints: %w", err))
+					return
+				}
+				more, from = true, row.Row+"\x00"
+				if table, ok := format.HintedTable(row.Row); ok {
+					_, end := format.HintsOf(table, 0, oracle.Max)
+					from = max(from, end)
+				}
+				if !yield(row, nil) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // lookAt removes what is garbage in some rows. It reads few of them at once where they are large.

@@ -46,7 +46,7 @@ func (db *DB) Backlog(ctx context.Context, limit int) (Backlog, error) {
 			}
 			b.add(of, limit)
 		}
-		if b.Parked, err = db.countParked(ctx); err != nil {
+		if b.Parked, err = db.countParked(ctx, 0); err != nil {
 			return fmt.Errorf("percolator: counting the parked runs: %w", err)
 		}
 		return nil
@@ -183,7 +183,7 @@ var statCounters = []struct {
 	{"notify.found", "Notified cells found.", func(s *Stats) uint64 { return s.NotifyFound }},
 	{"timers.fired", "Timers of the index that were due, and whose cells were notified.", func(s *Stats) uint64 { return s.TimersFired }},
 	{"timers.dropped", "Timers that were removed because nobody observes their columns.", func(s *Stats) uint64 { return s.TimersDropped }},
-	{"gc.runs", "Garbage collections.", func(s *Stats) uint64 { return s.GCRuns }},
+	{"gc.runs", "Garbage collections of all tables.", func(s *Stats) uint64 { return s.GCRuns }},
 	{"gc.versions", "Versions removed.", func(s *Stats) uint64 { return s.GCVersions }},
 	{"gc.read", "Rows that collections have looked at.", func(s *Stats) uint64 { return s.GCRead }},
 	{"gc.searches", "Collections that looked for locks in all rows.", func(s *Stats) uint64 { return s.GCSearches }},

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -11,6 +13,8 @@ import (
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
+	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/otelstore"
 )
@@ -171,4 +175,86 @@ func TestPausedObserversAreMeasured(t *testing.T) {
 	require.Equal(t, map[string]int64{"a": 1, "b": 0}, paused())
 	require.NoError(t, c.ResumeObserver(t.Context(), "a"))
 	require.Equal(t, map[string]int64{"a": 0, "b": 0}, paused())
+}
+
+// A renamed observer has one name in all series: that which it is called by, whatever the program calls it.
+func TestRenamedObserversAreMeasuredByTheirNames(t *testing.T) {
+	t.Parallel()
+	reader := sdkmetric.NewManualReader()
+	db := open(t, memstore.New(), quick, WithMetrics(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))))
+	o := Observer{Name: "ship", Table: "t", Column: "v", Func: func(context.Context, *Txn, Cell) error { return nil }}
+	first := NewWorker(db, WorkerConfig{})
+	require.NoError(t, first.Observe(o))
+	require.NoError(t, first.publish(t.Context()))
+	require.NoError(t, db.RenameObserver(t.Context(), "ship", "ship2"))
+	w := startWorker(t, db, WorkerConfig{}, o)
+	set(t, db, Cell{"t", "r", "v"}, "1")
+	idle(t, w)
+	all := collect(t, reader)
+	require.Equal(t, map[string]int64{"ship2": 0}, ofObservers(all["percolator.observer.paused"].(metricdata.Gauge[int64]).DataPoints))
+	require.Equal(t, map[string]int64{"ship2": 0}, ofObservers(all["percolator.observer.backlog"].(metricdata.Gauge[int64]).DataPoints))
+	require.Equal(t, map[string]float64{"ship2": 0}, ofObservers(all["percolator.observer.backlog.oldest"].(metricdata.Gauge[float64]).DataPoints))
+	runs := all["percolator.observer.duration"].(metricdata.Histogram[float64]).DataPoints
+	require.Len(t, runs, 1)
+	name, _ := runs[0].Attributes.Value("observer")
+	require.Equal(t, "ship2", name.AsString())
+}
+
+// countedParked counts the rows of parked runs that are read.
+type countedParked struct {
+	*memstore.Store
+	rows *atomic.Int64
+}
+
+func (s countedParked) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
+	return func(yield func(rowstore.Row, error) bool) {
+		for row, err := range s.Store.Scan(ctx, r) {
+			if r.Table == format.TableParked {
+				s.rows.Add(1)
+			}
+			if !yield(row, err) {
+				return
+			}
+		}
+	}
+}
+
+// In a flood of parked runs a reading of the gauges still ends, and tells that there are many.
+func TestFewParkedRunsAreCounted(t *testing.T) {
+	t.Parallel()
+	reader := sdkmetric.NewManualReader()
+	read := &atomic.Int64{}
+	db := open(t, countedParked{memstore.New(), read}, WithMetrics(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))))
+	put := func(kind format.Kind, from, to int) {
+		t.Helper()
+		require.NoError(t, db.Update(t.Context(), func(tx *Txn) error {
+			for i := from; i < to; i++ {
+				if err := tx.put(parkedIndex("o", Cell{"t", fmt.Sprintf("%06d", i), "c"}), kind, nil); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+	}
+	counts := func(limit, want int) {
+		t.Helper()
+		n, err := db.countParked(t.Context(), limit)
+		require.NoError(t, err)
+		require.Equal(t, want, n)
+	}
+	put(format.KindPut, 0, 10)
+	for limit, want := range map[int]int{0: 10, 1: 1, 9: 9, 10: 10, 11: 10} {
+		counts(limit, want)
+	}
+	put(format.KindDelete, 0, 9)
+	counts(0, 1)
+	counts(3, 1)
+	counts(2, 0) // among the first eight rows
+	put(format.KindPut, 0, parkedMetric+500)
+	read.Store(0)
+	require.EqualValues(t, parkedMetric, collect(t, reader)["percolator.parked"].(metricdata.Gauge[int64]).DataPoints[0].Value)
+	require.LessOrEqual(t, read.Load(), int64(parkedMetric+settleMost))
+	b, err := db.Backlog(t.Context(), 1)
+	require.NoError(t, err)
+	require.Equal(t, parkedMetric+500, b.Parked)
 }

@@ -7,7 +7,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// ofObserver are the attributes of what is measured for each observer.
+// ofObserver are the attributes of what is measured for each observer, by what it is called now: under another name it would be another series.
 func ofObserver(name string, c columnName) []attribute.KeyValue {
 	public := Cell{Table: c.table, Column: c.column}.public()
 	return []attribute.KeyValue{attribute.String("observer", name), attribute.String("table", public.Table), attribute.String("column", public.Column)}
@@ -33,7 +33,8 @@ func (w *Worker) timedRun(ctx context.Context, tx *Txn, o *Observer, i int, view
 	case tx.commit != 0:
 		result = "ok"
 	}
-	of := append(ofObserver(o.Name, columnName{view.cell.Table, view.cell.Column}), attribute.String("result", result))
+	c := columnName{view.cell.Table, view.cell.Column}
+	of := append(ofObserver(w.db.known().titleOf(o.id, c.table, c.column), c), attribute.String("result", result))
 	h.Record(ctx, w.db.clock.Now().Sub(began).Seconds(), metric.WithAttributes(of...))
 	return r
 }

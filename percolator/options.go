@@ -268,9 +268,9 @@ func WithStorePatience(d time.Duration) Option { return func(o *options) { o.sto
 // WithMetrics reports the DB's counts and the backlog of its observers through the
 // OpenTelemetry API, until Close: each field of Stats as a counter
 // percolator.<name>, and the gauges percolator.backlog (at most 10,000),
-// percolator.backlog.oldest in seconds and percolator.parked. The gauges cost a scan
-// of the notifications, up to 10,000 of each observed table, each time that they are read. That takes 5 s at most: what the
-// store does not tell by then is left out, and logged. nil, the default, reports nothing and costs nothing.
+// percolator.backlog.oldest in seconds, percolator.parked (at most 10,000) and others, which docs/operations.md lists. The gauges cost a scan
+// of up to 10,000 cells with notifications, with all of these, in each observed table, and of the parked runs, each time that they are read. That takes 5 s at most: what the
+// store does not tell by then is left out, and logged. An observer is named as it is called now (see RenameObserver). nil, the default, reports nothing and costs nothing.
 //
 // Nothing in what is reported names the DB. Two DBs on one provider share each series: counters are added up, and of the gauges one DB's hide the
 // other's. Give each DB a provider of its own with a resource that names it, or one that adds an attribute to the scope of its meters (metric.WithInstrumentationAttributes).

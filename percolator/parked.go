@@ -90,7 +90,7 @@ func (db *DB) parkedRuns(ctx context.Context) iter.Seq2[ParkedRun, error] {
 			}
 			return true, nil
 		}
-		for row, err := range db.parkedCells(ctx, at) {
+		for row, err := range db.parkedCells(ctx, at, 0) {
 			goOn := true
 			if err == nil {
 				if page = append(page, row); len(page) == parkedPage {
@@ -118,11 +118,11 @@ func (db *DB) parkedSnapshot(ctx context.Context) (*snapshot, error) {
 }
 
 // parkedCells visits the cells that list the runs parked at a snapshot, without reading
-// their content.
-func (db *DB) parkedCells(ctx context.Context, at *snapshot) iter.Seq2[Cell, error] {
+// their content. It looks at rows of their table at most, 0 for all: runs that were released have rows there until they are collected.
+func (db *DB) parkedCells(ctx context.Context, at *snapshot, rows int) iter.Seq2[Cell, error] {
 	return func(yield func(Cell, error) bool) {
 		picks := snapshotPicks(nil, format.ColumnParked, at.start)
-		for row, err := range db.scanSettled(ctx, rowstore.ScanRange{Table: format.TableParked, Selectors: picks}, at.start, nil, nil) {
+		for row, err := range db.scanSettled(ctx, rowstore.ScanRange{Table: format.TableParked, Selectors: picks, Limit: rows}, at.start, nil, nil) {
 			found := false
 			if err == nil {
 				_, found, err = committed(&row, format.ColumnParked)
@@ -138,18 +138,20 @@ func (db *DB) parkedCells(ctx context.Context, at *snapshot) iter.Seq2[Cell, err
 	}
 }
 
-// countParked counts the parked runs.
-func (db *DB) countParked(ctx context.Context) (int, error) {
+// countParked counts the parked runs, up to limit of them, 0 for all. With a limit it looks at four times as many rows at most.
+func (db *DB) countParked(ctx context.Context, limit int) (int, error) {
 	at, err := db.parkedSnapshot(ctx)
 	if err != nil {
 		return 0, err
 	}
 	n := 0
-	for _, err := range db.parkedCells(ctx, at) {
+	for _, err := range db.parkedCells(ctx, at, 4*limit) {
 		if err != nil {
 			return n, err
 		}
-		n++
+		if n++; n == limit {
+			break
+		}
 	}
 	return n, db.checkSnapshot(ctx, at.start)
 }

@@ -36,9 +36,9 @@ type Stats struct {
 	TimersFired   uint64 // timers of the index that were due, and whose cells were notified
 	TimersDropped uint64 // timers that were removed because nobody observes their columns
 
-	GCRuns     uint64 // collections finished
-	GCVersions uint64 // versions removed by them
-	GCRead     uint64 // rows that they have looked at, also those under way
+	GCRuns     uint64 // collections of all tables that ended without an error; those of GCOptions.Within do not count
+	GCVersions uint64 // versions removed by any collection
+	GCRead     uint64 // rows that collections have looked at, also those under way
 	GCSearches uint64 // collections that looked for locks in all rows
 	// Hints of garbage that were lost because the store did not take them, or for lack of room. What
 	// they named is collected with the next collection that looks at every row.

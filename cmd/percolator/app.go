@@ -94,7 +94,7 @@ func (a *app) root() *cobra.Command {
 // openStore opens the store that the flags or the environment name.
 func (a *app) openStore(ctx context.Context, asIs bool) (store rowstore.Store, opts []percolator.Option, err error) {
 	var of []percolator.Option
-	store, err = inTime(ctx, func() (s rowstore.Store, err error) {
+	store, err = inTime(ctx, "opening the store", func() (s rowstore.Store, err error) {
 		s, of, err = a.openNow(ctx, asIs)
 		return s, err
 	})
@@ -102,30 +102,6 @@ func (a *app) openStore(ctx context.Context, asIs bool) (store rowstore.Store, o
 		return nil, nil, err
 	}
 	return store, of, nil
-}
-
-// inTime opens a store, but does not wait for an engine that hangs for longer than the command may take: Pebble does so on a full disk.
-func inTime(ctx context.Context, open func() (rowstore.Store, error)) (rowstore.Store, error) {
-	type opening struct {
-		store rowstore.Store
-		err   error
-	}
-	opened := make(chan opening, 1)
-	go func() {
-		s, err := open()
-		opened <- opening{s, err}
-	}()
-	select {
-	case o := <-opened:
-		return o.store, o.err
-	case <-ctx.Done():
-	}
-	select {
-	case o := <-opened: // what it says is better than what we know
-		return o.store, o.err
-	case <-time.After(time.Second): // the process ends soon, and with it the opening
-		return nil, fmt.Errorf("opening the store: it has not opened in time: %w", ctx.Err())
-	}
 }
 
 func (a *app) openNow(ctx context.Context, asIs bool) (rowstore.Store, []percolator.Option, error) {
@@ -235,10 +211,7 @@ func change[T any](a *app, f func(ctx context.Context, db *percolator.DB, args [
 			return err
 		}
 		v, err := f(ctx, db, args)
-		// What is left to do in the background may take a moment of its own.
-		closing, end := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-		defer end()
-		if cerr := db.Close(closing); err == nil && cerr != nil {
+		if cerr := closeDB(ctx, db); err == nil {
 			err = cerr
 		}
 		if err != nil {
@@ -267,6 +240,14 @@ func (a *app) openDB(ctx context.Context) (*percolator.DB, error) {
 		return nil, errors.Join(err, store.Close())
 	}
 	return db, nil
+}
+
+// closeDB closes a database at the end of a command, also of one that was told to stop, and also while the store hangs: what is left to do in the background may take a
+// moment of its own.
+func closeDB(ctx context.Context, db *percolator.DB) error {
+	closing, end := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer end()
+	return db.Close(closing)
 }
 
 // log is where the library tells of errors that no call returns. With --json there is none: the standard error has one JSON text at most.

@@ -335,7 +335,7 @@ func (a *app) setCommand() *cobra.Command {
 			if err != nil {
 				return written{}, err
 			}
-			value, err := a.value(args[3])
+			value, err := a.value(ctx, args[3])
 			if err != nil {
 				return written{}, err
 			}
@@ -350,10 +350,10 @@ func (a *app) setCommand() *cobra.Command {
 	return c
 }
 
-// value reads a typed value, or the standard input.
-func (a *app) value(arg string) ([]byte, error) {
+// value reads a typed value, or the standard input until ctx is done.
+func (a *app) value(ctx context.Context, arg string) ([]byte, error) {
 	if arg == "-" {
-		b, err := io.ReadAll(a.stdin)
+		b, err := io.ReadAll(untilDone(ctx, a.stdin))
 		if err != nil {
 			return nil, fmt.Errorf("reading the value from the standard input: %w", err)
 		}

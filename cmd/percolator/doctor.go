@@ -93,7 +93,7 @@ func (a *app) measure(ctx context.Context, d *admin.Diagnosis, l admin.LoadOptio
 		return err
 	}
 	load, err := admin.MeasureLoad(ctx, db, l)
-	if cerr := db.Close(context.WithoutCancel(ctx)); err == nil {
+	if cerr := closeDB(ctx, db); err == nil {
 		err = cerr
 	}
 	if err != nil {

@@ -23,6 +23,8 @@ func main() {
 	// Libraries may log to the default logger: the standard error is for errors, and with --json for JSON alone.
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	// What does not heed the first signal is killed by the second: a write to a pipe that nobody reads, say.
+	context.AfterFunc(ctx, stop)
 	status := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr, nil)
 	stop()
 	os.Exit(status)

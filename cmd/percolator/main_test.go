@@ -8,7 +8,9 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -275,6 +277,26 @@ func TestBinary(t *testing.T) {
 	out, err = command("completion", "bash").Output()
 	require.NoError(t, err)
 	require.Contains(t, string(out), "percolator")
+
+	// A write to a pipe that nobody reads heeds no signal: the second one kills.
+	require.Equal(t, exitOK, ask(t, url, "set", "links", "large", "to", strings.Repeat("x", 1<<20)).status)
+	c = command("get", "links", "large", "to", "--raw")
+	pipe, err := c.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, c.Start())
+	_, err = pipe.Read(make([]byte, 1))
+	require.NoError(t, err)
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = c.Wait() }()
+	require.Eventually(t, func() bool {
+		_ = c.Process.Signal(syscall.SIGTERM)
+		select {
+		case <-ended:
+			return true
+		default:
+			return false
+		}
+	}, time.Minute, 10*time.Millisecond)
 
 	// A store that a program has open.
 	db, err := percolator.Open(t.Context(), url)

@@ -169,7 +169,7 @@ func (a *app) levels(ctx context.Context) (levels, error) {
 // eachStore opens one store after the other.
 func (a *app) eachStore(ctx context.Context, asIs bool, f func(name string, s rowstore.Store, err error) error) error {
 	if a.opened != nil {
-		s, err := inTime(ctx, func() (rowstore.Store, error) { return a.opened(ctx, asIs) })
+		s, err := inTime(ctx, "opening the store", func() (rowstore.Store, error) { return a.opened(ctx, asIs) })
 		return errors.Join(f("store", s, err), closed(s))
 	}
 	file, err := a.file()
@@ -182,7 +182,7 @@ func (a *app) eachStore(ctx context.Context, asIs bool, f func(name string, s ro
 			one = withAsIs(one)
 		}
 		alone := config.File{Stores: map[string]config.Store{name: one}}
-		s, err := inTime(ctx, func() (rowstore.Store, error) { return alone.OpenStore(ctx) })
+		s, err := inTime(ctx, "opening the store", func() (rowstore.Store, error) { return alone.OpenStore(ctx) })
 		if err := errors.Join(f(name, s, err), closed(s)); err != nil {
 			return err
 		}
@@ -264,7 +264,7 @@ func (a *app) migrate(ctx context.Context, m *migrated, makes bool) error {
 	if err == nil {
 		is, err = r.Levels(ctx)
 	}
-	if cerr := db.Close(context.WithoutCancel(ctx)); err == nil {
+	if cerr := closeDB(ctx, db); err == nil {
 		err = cerr
 	}
 	switch {

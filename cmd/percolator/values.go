@@ -130,15 +130,15 @@ func (a *app) importCommand() *cobra.Command {
 		return change(a, func(ctx context.Context, db *percolator.DB, args []string) (exported, error) {
 			in := a.stdin
 			if args[0] != "-" {
-				file, err := os.Open(args[0])
+				file, err := openInput(ctx, args[0])
 				if err != nil {
-					return exported{}, usageError{fmt.Errorf("opening the file: %w", err)}
+					return exported{}, err
 				}
 				defer func() { _ = file.Close() }()
 				in = file
 			}
 			bar := a.bar("imported")
-			line, err := backup.Import(ctx, db, in, backup.ImportOptions{Format: f, After: after, Progress: bar.show})
+			line, err := backup.Import(ctx, db, untilDone(ctx, in), backup.ImportOptions{Format: f, After: after, Progress: bar.show})
 			bar.end()
 			if err != nil && line > 0 {
 				err = fmt.Errorf("%w; lines up to %d are written: go on with --after %d", err, line, line)
