@@ -20,6 +20,7 @@ import (
 // damagedStore has rows that cannot be read.
 type damagedStore struct {
 	*memstore.Store
+	kind error // what their errors match
 	mu   sync.Mutex
 	rows map[string]bool
 }
@@ -29,7 +30,7 @@ func (s *damagedStore) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2
 		for row, err := range s.Store.Scan(ctx, r) {
 			s.mu.Lock()
 			if err == nil && s.rows[row.Row] {
-				err = fmt.Errorf("%w: a row of a test", ErrCorrupt)
+				err = fmt.Errorf("%w: a row of a test", s.kind)
 			}
 			s.mu.Unlock()
 			if !yield(row, err) || err != nil {
@@ -39,13 +40,23 @@ func (s *damagedStore) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2
 	}
 }
 
-// A row that is damaged does not hide the notifications of others, and is reported. If very many
-// are, the look fails.
+// A row that is damaged, or of a version that this program does not know, does not hide the notifications
+// of others, and is reported. If very many are, the look fails.
 func TestDamagedRowHidesNoOthers(t *testing.T) {
 	t.Parallel()
+	for _, kind := range []error{ErrCorrupt, ErrFormat, ErrForeign} {
+		t.Run(kind.Error(), func(t *testing.T) {
+			t.Parallel()
+			requireDamagedRowHidesNoOthers(t, kind)
+		})
+	}
+}
+
+func requireDamagedRowHidesNoOthers(t *testing.T, kind error) {
+	t.Helper()
 	w := newWorld(t)
 	w.observed("t", "v", "o")
-	store := &damagedStore{Store: w.mem, rows: map[string]bool{}}
+	store := &damagedStore{Store: w.mem, kind: kind, rows: map[string]bool{}}
 	var said strings.Builder
 	c := w.clientOver(newWireTo(store, w.mem), WithLogger(slog.New(slog.NewTextHandler(&said, nil))))
 	var rows saw
@@ -72,7 +83,7 @@ func TestDamagedRowHidesNoOthers(t *testing.T) {
 		store.rows[name] = true
 	}
 	_, err = wk.look(t.Context(), "t", nil)
-	require.ErrorIs(t, err, ErrCorrupt)
+	require.ErrorIs(t, err, kind)
 	store.mu.Lock()
 	clear(store.rows)
 	store.mu.Unlock()
@@ -80,12 +91,32 @@ func TestDamagedRowHidesNoOthers(t *testing.T) {
 	require.Empty(t, w.versions(rowstore.Notify))
 }
 
+// A look fails at the first row of an unknown version where the catalog cannot be read either: then it is
+// the whole database that this program does not know any more.
+func TestNoDetourInADatabaseOfANewerVersion(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.observed("t", "v", "o")
+	store := &damagedStore{Store: w.mem, kind: ErrFormat, rows: map[string]bool{}}
+	wire := newWireTo(store, w.mem)
+	c := w.clientOver(wire)
+	var rows saw
+	wk := rowWorker(t, c, &rows)
+	store.rows[notifyRows(t, c, 10)[5]] = true
+	raisedBeyond(t, w.mem)
+	wire.forget()
+	_, err := wk.look(t.Context(), "t", nil)
+	require.ErrorIs(t, err, ErrFormat)
+	require.Len(t, wire.sent(scansOfT), 1)
+	require.ErrorIs(t, wk.waitAfter(t.Context(), walkWait, 0, "a look", err), ErrFormat, "and the worker ends")
+}
+
 // The worker does not count as stuck because the last row of a look is damaged.
 func TestDamagedRowAtTheEnd(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.observed("t", "v", "o")
-	store := &damagedStore{Store: w.mem, rows: map[string]bool{}}
+	store := &damagedStore{Store: w.mem, kind: ErrCorrupt, rows: map[string]bool{}}
 	c := w.clientOver(newWireTo(store, w.mem))
 	var rows saw
 	wk := rowWorker(t, c, &rows)

@@ -93,13 +93,14 @@ func (o *Options) complete(inMemory bool) error {
 //	mustexist   Options.MustExist: true or false
 //	asis        Options.AsIs: true or false
 //
-// An error matches rowstore.ErrInvalid and names the URL and what is wrong with it.
+// An error matches rowstore.ErrInvalid and says what is wrong. It quotes nothing of the URL: what was meant
+// for another store may have a password in it.
 func ParseURL(raw string) (Options, error) {
 	var opts Options
 	scheme, rest, _ := strings.Cut(raw, ":")
 	path, query, _ := strings.Cut(rest, "?")
-	bad := func(format string, args ...any) (Options, error) {
-		return Options{}, fmt.Errorf("pebble: URL %q: %w: %s", raw, rowstore.ErrInvalid, fmt.Sprintf(format, args...))
+	bad := func(what string) (Options, error) {
+		return Options{}, fmt.Errorf("pebble: the URL: %w: %s", rowstore.ErrInvalid, what)
 	}
 	switch {
 	case scheme != "memory" && scheme != "pebble":
@@ -121,7 +122,7 @@ func ParseURL(raw string) (Options, error) {
 	opts.MustExist = p.Bool("mustexist", false)
 	opts.AsIs = p.Bool("asis", false)
 	if err := p.Err(); err != nil {
-		return Options{}, fmt.Errorf("pebble: URL %q: %w", raw, err)
+		return Options{}, fmt.Errorf("pebble: the URL: %w", err)
 	}
 	return opts, nil
 }

@@ -328,7 +328,7 @@ type sweeping struct {
 // pass returns an error that ends the sweep. One of a key or a row that this program does not understand does not: it
 // would keep all that lies behind from ever being looked at.
 func (w *sweeping) pass(err error) error {
-	if !errors.Is(err, rowstore.ErrCorrupt) && !errors.Is(err, rowstore.ErrFormat) {
+	if !unreadable(err) {
 		return err
 	}
 	if w.passed == nil {

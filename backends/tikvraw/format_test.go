@@ -509,8 +509,8 @@ func TestRemovedStore(t *testing.T) {
 	require.ErrorContains(t, err, "is gone")
 }
 
-// A marker that lies in another slot than its row is not one of the store's.
-func TestForeignMarker(t *testing.T) {
+// A marker that lies in another slot than its row is damaged.
+func TestMarkerInAnotherSlot(t *testing.T) {
 	t.Parallel()
 	s, f := fakeStore(t, Options{SweepEvery: -1})
 	key := s.keys.marker("t", "a", 7)
@@ -520,10 +520,10 @@ func TestForeignMarker(t *testing.T) {
 	for _, r := range []rowstore.ScanRange{{}, allSlots()} {
 		r.Table, r.Selectors = "t", notifyPick
 		for _, err := range s.Scan(t.Context(), r) {
-			require.ErrorIs(t, err, rowstore.ErrFormat)
+			require.ErrorIs(t, err, rowstore.ErrCorrupt)
 			require.ErrorContains(t, err, fmt.Sprintf("%q", key))
 		}
 	}
 	_, err := s.Sweep(t.Context())
-	require.ErrorIs(t, err, rowstore.ErrFormat)
+	require.ErrorIs(t, err, rowstore.ErrCorrupt)
 }

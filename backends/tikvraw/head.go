@@ -11,9 +11,14 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// valueVersion is the first byte of each head and chunk. Format 2 has left them as they
-// were in format 1.
-const valueVersion = 1
+const (
+	// valueVersion is the first byte of each head and chunk. Format 2 has left them as they
+	// were in format 1.
+	valueVersion = 1
+	// mostVersion is the greatest first byte that is taken for the version of a newer
+	// program. What begins with a greater one, such as text, no program of this library wrote.
+	mostVersion = 31
+)
 
 // head is a row: what its conditions ask for, its newest versions, and where the
 // others are.
@@ -323,11 +328,12 @@ func (d *decoder) check(ok bool, what string) {
 }
 
 func (d *decoder) version() {
-	if v := d.byte(); d.err == nil && v != valueVersion {
-		d.err = fmt.Errorf("%w: the value does not begin with version %d, but with %d: another version of the program wrote it, or another application",
-			rowstore.ErrFormat, valueVersion, v)
+	v := d.byte()
+	if d.err == nil && v > valueVersion && v <= mostVersion {
+		d.err = fmt.Errorf("%w: the value has version %d, and this program knows %d: a newer program wrote it", rowstore.ErrFormat, v, valueVersion)
 		d.rest = nil
 	}
+	d.check(v == valueVersion, "it does not begin as one of a store does")
 }
 
 func (d *decoder) byte() byte {

@@ -113,9 +113,13 @@ func TestHeadsThatAreNone(t *testing.T) {
 		_, err := decodeHead(bad)
 		require.ErrorIs(t, err, rowstore.ErrCorrupt, name)
 	}
-	for _, bad := range [][]byte{append([]byte{valueVersion + 1}, raw[1:]...), []byte(`{"cart": [1, 2, 3]}`)} {
-		_, err := decodeHead(bad)
-		require.ErrorIs(t, err, rowstore.ErrFormat, "another version, and somebody's")
+	for first, is := range map[byte]error{
+		0: rowstore.ErrCorrupt, valueVersion + 1: rowstore.ErrFormat, mostVersion: rowstore.ErrFormat, mostVersion + 1: rowstore.ErrCorrupt, '{': rowstore.ErrCorrupt,
+	} {
+		_, err := decodeHead(append([]byte{first}, raw[1:]...))
+		require.ErrorIs(t, err, is, "another version, and somebody's: %d", first)
+		_, err = decodeChunk(append([]byte{first}, encodeChunk(good.entries)[1:]...), rowstore.Write, "c")
+		require.ErrorIs(t, err, is, "%d", first)
 	}
 }
 
@@ -207,7 +211,7 @@ func FuzzParseKey(f *testing.F) {
 		if table, row, rest, err := k.parse(spaceHead, key); err == nil {
 			require.Equal(t, key, append(k.row(spaceHead, table, row), rest...))
 		} else {
-			require.ErrorIs(t, err, rowstore.ErrFormat)
+			require.ErrorIs(t, err, rowstore.ErrCorrupt)
 		}
 		if head, id, kind, err := k.parseSide(key); err == nil {
 			require.Equal(t, key, k.side(head, id, kind))
@@ -215,10 +219,10 @@ func FuzzParseKey(f *testing.F) {
 		if m, err := k.parseIndex(key); err == nil {
 			require.Equal(t, key, k.marker(m.table, m.row, m.id))
 		} else {
-			require.ErrorIs(t, err, rowstore.ErrFormat)
+			require.ErrorIs(t, err, rowstore.ErrCorrupt)
 		}
 		if _, err := k.fromOld(key); err != nil {
-			require.ErrorIs(t, err, rowstore.ErrFormat)
+			require.ErrorIs(t, err, rowstore.ErrCorrupt)
 		}
 		_ = cutBoundary(key)
 	})

@@ -144,14 +144,14 @@ func (k keyspace) sibling(key []byte, space byte) []byte {
 // parse takes apart a key of a space with rows: rest is what follows the row.
 func (k keyspace) parse(space byte, key []byte) (table, row string, rest []byte, err error) {
 	if len(key) <= len(k.base) || string(key[:len(k.base)]) != string(k.base) || key[len(k.base)] != space {
-		return "", "", nil, foreign(key)
+		return "", "", nil, strange(key)
 	}
 	table, rest, err = kit.CutName(key[len(k.base)+1:])
 	if err == nil {
 		row, rest, err = kit.CutName(rest)
 	}
 	if err != nil || table == "" || row == "" {
-		return "", "", nil, foreign(key)
+		return "", "", nil, strange(key)
 	}
 	return table, row, rest, nil
 }
@@ -166,27 +166,35 @@ type marked struct {
 // parseIndex takes apart a key of the space of notification markers.
 func (k keyspace) parseIndex(key []byte) (m marked, err error) {
 	if len(key) <= len(k.base) || string(key[:len(k.base)]) != string(k.base) || key[len(k.base)] != spaceIndex {
-		return marked{}, foreign(key)
+		return marked{}, strange(key)
 	}
 	table, rest, err := kit.CutName(key[len(k.base)+1:])
 	if err != nil || table == "" || len(rest) < slotLen {
-		return marked{}, foreign(key)
+		return marked{}, strange(key)
 	}
 	slot := binary.BigEndian.Uint16(rest)
 	row, rest, err := kit.CutName(rest[slotLen:])
 	if err != nil || row == "" || len(rest) != markerLen || slot != rowstore.Slot(table, row) {
-		return marked{}, foreign(key)
+		return marked{}, strange(key)
 	}
 	var id [idLen]byte
 	copy(id[idLen-markerLen:], rest)
 	return marked{table: table, row: row, slot: slot, id: binary.BigEndian.Uint64(id[:])}, nil
 }
 
+// slotIn reads the slot in the key of a marker, behind that many bytes, whatever follows. Bytes that
+// are missing are zeros.
+func slotIn(key []byte, behind int) uint16 {
+	var slot [slotLen]byte
+	copy(slot[:], key[behind:])
+	return binary.BigEndian.Uint16(slot[:])
+}
+
 // fromOld returns where a marker of format 1 lies now.
 func (k keyspace) fromOld(key []byte) ([]byte, error) {
 	table, row, rest, err := k.parse(spaceOldIndex, key)
 	if err != nil || len(rest) != idLen {
-		return nil, foreign(key)
+		return nil, strange(key)
 	}
 	return k.marker(table, row, binary.BigEndian.Uint64(rest)), nil
 }
@@ -195,7 +203,7 @@ func (k keyspace) fromOld(key []byte) ([]byte, error) {
 func (k keyspace) parseSide(key []byte) (head []byte, id uint64, kind byte, err error) {
 	_, _, rest, err := k.parse(spaceSide, key)
 	if err == nil && (len(rest) != idLen+1 || rest[idLen] != kindValue && rest[idLen] != kindChunk) {
-		err = foreign(key)
+		err = strange(key)
 	}
 	if err != nil {
 		return nil, 0, 0, err
@@ -222,7 +230,14 @@ func cutBoundary(b []byte) string {
 	return string(out)
 }
 
-// foreign says that a key under the prefix is not the store's.
+// strange says that a key in one of the spaces of a store that is open cannot be read. It is one key
+// among the store's own: whether somebody damaged it or another application wrote it, it is damage to
+// those who meet it.
+func strange(key []byte) error {
+	return fmt.Errorf("%w: the key %q is not one of a store: it is damaged, or another application uses the prefix", rowstore.ErrCorrupt, key)
+}
+
+// foreign says, when a store is opened, that a key under the prefix is not the store's.
 func foreign(key []byte) error {
 	return fmt.Errorf("%w: the key %q is not one of a store: another application uses the prefix; take another one", rowstore.ErrForeign, key)
 }

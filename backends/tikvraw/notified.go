@@ -124,10 +124,9 @@ func (w *slotWalk) step(ctx context.Context, limit int) error {
 	}
 	for len(w.read) > 0 {
 		p := &w.read[0]
-		all, err := w.take(p, limit)
-		switch {
-		case err != nil || !all:
-			return err
+		switch all := w.take(p, limit); {
+		case !all:
+			return nil
 		case p.full:
 			w.read = nil // what lies behind the rest of these ranges is asked for again
 		default:
@@ -169,41 +168,51 @@ func (w *slotWalk) plan(limit int) (plan []stretch) {
 }
 
 // take adds the rows of a stretch to those found, up to limit, and moves on over all that
-// came.
-func (w *slotWalk) take(p *stretch, limit int) (all bool, err error) {
+// came. Between the ranges it looks at the slots alone: what else stands there is not asked for.
+func (w *slotWalk) take(p *stretch, limit int) (all bool) {
+	behind := len(w.s.keys.table(spaceIndex, w.r.Table))
 	for i, kv := range p.page {
-		m, err := w.s.keys.parseIndex(kv.key)
-		if err != nil {
-			return false, err
-		}
-		at, mine := slices.BinarySearchFunc(w.slots[:p.ranges], m.slot, compareSlot)
-		if mine && m.row != w.last {
-			if len(w.found.rows) >= limit {
-				p.page = p.page[i:]
-				return false, nil
-			}
-			w.last = m.row
-			w.found.add(w.s, w.r, &m)
-		}
-		if mine {
-			w.found.mark(kv.key, m.id)
+		slot := slotIn(kv.key, behind)
+		at, mine := slices.BinarySearchFunc(w.slots[:p.ranges], slot, compareSlot)
+		if mine && !w.takeKey(kv.key, limit) {
+			p.page = p.page[i:]
+			return false
 		}
 		if i < len(p.page)-1 || !p.full {
 			continue
 		}
 		w.keys += float64(p.came)
-		w.over += float64(int(m.slot) - int(p.first) + 1)
+		w.over += float64(int(slot) - int(p.first) + 1)
 		w.size = min(2*w.size, sweepPage)
 		w.goTo(at)
 		if mine {
-			w.from, w.at = append(bytes.Clone(kv.key), 0), m.slot
+			w.from, w.at = append(bytes.Clone(kv.key), 0), slot
 		}
-		return true, nil
+		return true
 	}
 	w.keys += float64(p.came)
 	w.over += float64(int(w.slots[p.ranges-1].Last) - int(p.first) + 1)
 	w.goTo(p.ranges)
-	return true, nil
+	return true
+}
+
+// takeKey adds what a key of the index tells of, unless that would be a row more than limit.
+func (w *slotWalk) takeKey(key []byte, limit int) bool {
+	m, err := w.s.keys.parseIndex(key)
+	if (err != nil || m.row != w.last) && len(w.found.rows) >= limit {
+		return false
+	}
+	if err != nil {
+		w.last = ""
+		w.found.addStrange(err)
+		return true
+	}
+	if m.row != w.last {
+		w.last = m.row
+		w.found.add(w.s, w.r, &m)
+	}
+	w.found.mark(key, m.id)
+	return true
 }
 
 // compareSlot tells whether a range lies before a slot, holds it or lies behind it.
@@ -229,6 +238,12 @@ func (n *findings) add(s *Store, r *rowstore.ScanRange, m *marked) {
 	n.markers = append(n.markers, nil)
 }
 
+// addStrange adds a key of the index that is no marker, as a row that cannot be read.
+func (n *findings) addStrange(err error) {
+	n.rows = append(n.rows, &named{ask: ask{err: err}})
+	n.markers = append(n.markers, nil)
+}
+
 // cut divides what was found after so many rows.
 func (n *findings) cut(rows int) (first, rest findings) {
 	rows = min(rows, len(n.rows))
@@ -249,6 +264,9 @@ func (n *findings) mark(key []byte, id uint64) {
 func (s *Store) hintAt(n *findings) {
 	given := 0
 	for i, row := range n.rows {
+		if row.err != nil {
+			continue
+		}
 		ids := make([]uint64, len(n.markers[i]))
 		for j := range ids {
 			ids[j] = n.markers[i][j].id
@@ -262,11 +280,11 @@ func (s *Store) hintAt(n *findings) {
 }
 
 // readNotified reads the heads of rows that are no hints, and notes the markers that these do not
-// know.
+// know. A row whose head cannot be read has an err then.
 func (s *Store) readNotified(ctx context.Context, n *findings) error {
 	asks := make([]*ask, 0, len(n.rows))
 	for _, row := range n.rows {
-		if len(row.hint) == 0 {
+		if len(row.hint) == 0 && row.err == nil {
 			asks = append(asks, &row.ask)
 		}
 	}
@@ -274,13 +292,14 @@ func (s *Store) readNotified(ctx context.Context, n *findings) error {
 		return err
 	}
 	for i, row := range n.rows {
-		if len(row.hint) > 0 {
+		if len(row.hint) > 0 || row.err != nil {
 			continue
 		}
 		a := &row.ask
 		r, err := s.decodeRow(a.key, a.raw)
 		if err != nil {
-			return err
+			a.err = err
+			continue
 		}
 		for _, m := range n.markers[i] {
 			if !r.knows(m.id) {

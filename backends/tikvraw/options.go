@@ -126,19 +126,19 @@ func (o *Options) complete() error {
 		o.Prefix = defaultPrefix
 	}
 	if len(o.Prefix) > maxPrefix || strings.IndexByte(o.Prefix, 0) >= 0 {
-		return invalid("the prefix %q is longer than %d bytes or has a zero byte", o.Prefix, maxPrefix)
+		return invalid("the prefix is longer than %d bytes or has a zero byte", maxPrefix)
 	}
 	if o.API == "" {
 		o.API = V1
 	}
 	if !slices.Contains([]API{V1, V1TTL, V2}, o.API) {
-		return invalid("the API version %q is none of v1, v1ttl and v2", o.API)
+		return invalid("the API version is none of v1, v1ttl and v2")
 	}
 	if o.Keyspace != "" && o.API != V2 {
 		return invalid("a keyspace needs the API version v2")
 	}
 	if !slices.Contains([]Oracle{"", OraclePD, OracleStore}, o.Oracle) {
-		return invalid("the oracle %q is neither pd nor store", o.Oracle)
+		return invalid("the oracle is neither pd nor store")
 	}
 	if o.RequestTimeout == 0 {
 		o.RequestTimeout = 5 * time.Second
@@ -243,7 +243,8 @@ func (o *Options) tlsConfig() (*tls.Config, error) {
 //	tls_ca, tls_cert, tls_key
 //	                   PEM files: certificates to trust, the client's own, its key
 //
-// See [Options] for what they mean. The error says which part is wrong; it matches
+// See [Options] for what they mean. The error says which part is wrong and quotes nothing of it but the
+// names of files, for it may be part of a password that was meant for another store; it matches
 // rowstore.ErrInvalid.
 func ParseURL(raw string) (Options, error) {
 	var o Options
@@ -277,13 +278,18 @@ func ParseURL(raw string) (Options, error) {
 	}
 	for key, values := range params {
 		if len(values) > 1 {
-			return o, invalid("the parameter %q is there twice", key)
+			return o, invalid("a parameter is there twice")
 		}
 		if err := o.parameter(key, values[0]); err != nil {
 			return o, err
 		}
 	}
 	return o, o.complete()
+}
+
+// parameters are those of a URL, for messages.
+var parameters = []string{
+	"prefix", "api", "keyspace", "oracle", "request_timeout", "patience", "cache_size", "max_key", "max_entry", "sweep", "asis", "tls_ca", "tls_cert", "tls_key",
 }
 
 func (o *Options) parameter(key, v string) error {
@@ -334,10 +340,10 @@ func (o *Options) parameter(key, v string) error {
 	case "tls_key":
 		o.Key = v
 	default:
-		return invalid("the URL has an unknown parameter %q", key)
+		return invalid("the URL has an unknown parameter (known: %s)", strings.Join(parameters, ", "))
 	}
 	if err != nil {
-		return invalid("the parameter %s=%q is not valid", key, v)
+		return invalid("the parameter %s is not valid", key)
 	}
 	return nil
 }
@@ -346,11 +352,11 @@ func hostPort(a string) (string, error) {
 	host, port := a, "2379"
 	if h, p, err := net.SplitHostPort(a); err == nil {
 		if n, err := strconv.Atoi(p); err != nil || n < 1 || n > 65535 {
-			return "", invalid("the port of the address %q is not a number from 1 to 65535", a)
+			return "", invalid("the port of an address is not a number from 1 to 65535")
 		}
 		host, port = h, p
 	} else if strings.Contains(strings.Trim(a, "[]"), ":") && !strings.HasPrefix(a, "[") {
-		return "", invalid("the address %q is not host:port", a)
+		return "", invalid("an address is not host:port")
 	} else {
 		host = strings.Trim(a, "[]")
 	}

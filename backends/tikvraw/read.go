@@ -25,6 +25,23 @@ type ask struct {
 	// entries is the answer; the values that lie in other keys are not there before
 	// fillValues.
 	entries []entry
+	// err says that this row cannot be read; see unreadable. It concerns no other row.
+	err error
+}
+
+// unreadable tells whether an error is of one row or key, which is damaged or of a version that this
+// program does not know. Any other error is the call's.
+func unreadable(err error) bool {
+	return errors.Is(err, rowstore.ErrCorrupt) || errors.Is(err, rowstore.ErrFormat)
+}
+
+// fail notes that the row cannot be read. It returns an error that is not the row's own.
+func (a *ask) fail(err error) error {
+	if !unreadable(err) {
+		return err
+	}
+	a.err, a.entries = err, nil
+	return nil
 }
 
 // Read implements rowstore.Store: one request for a row, or one for each region of
@@ -55,7 +72,7 @@ func (s *Store) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.
 		return nil, s.gate.Fail("read", err)
 	}
 	for i, a := range asks {
-		rows[at[i]].Versions = a.versions()
+		rows[at[i]].Versions, rows[at[i]].Err = a.versions(), s.gate.Fail("read", a.err)
 	}
 	return rows, nil
 }
@@ -154,23 +171,24 @@ func (s *Store) getSome(ctx context.Context, keys [][]byte) ([][]byte, error) {
 }
 
 // selectAll finds what the picks select in heads and chunks. Rows whose chunks moved
-// meanwhile are read again.
+// meanwhile are read again. A row that cannot be read has an err then.
 func (s *Store) selectAll(ctx context.Context, asks []*ask) error {
 	for len(asks) > 0 {
 		errs := make([]error, len(asks))
 		var far []int // rows with chunks, which may take requests
 		for i, a := range asks {
-			r, err := s.decodeRow(a.key, a.raw)
-			if err != nil {
-				return err
+			if a.err != nil {
+				continue
 			}
-			if len(r.head.chunks) > 0 {
+			r, err := s.decodeRow(a.key, a.raw)
+			if err == nil && len(r.head.chunks) > 0 {
 				far = append(far, i)
 				continue
 			}
-			if a.entries, err = r.selectPicks(ctx, a.picks); err != nil {
-				return err
+			if err == nil {
+				a.entries, err = r.selectPicks(ctx, a.picks)
 			}
+			errs[i] = err
 		}
 		parallel(len(far), func(k int) {
 			i := far[k]
@@ -186,7 +204,9 @@ func (s *Store) selectAll(ctx context.Context, asks []*ask) error {
 			case errors.Is(err, errMoved):
 				moved = append(moved, asks[i])
 			case err != nil:
-				return err
+				if err := asks[i].fail(err); err != nil {
+					return err
+				}
 			}
 		}
 		if err := s.reread(ctx, moved); err != nil {
@@ -197,7 +217,8 @@ func (s *Store) selectAll(ctx context.Context, asks []*ask) error {
 	return nil
 }
 
-// reread gets the heads of rows that were changed between two requests.
+// reread gets the heads of rows that were changed between two requests. A row that was not has lost
+// what its head points to.
 func (s *Store) reread(ctx context.Context, asks []*ask) error {
 	was := make([][]byte, len(asks))
 	for i, a := range asks {
@@ -209,7 +230,9 @@ func (s *Store) reread(ctx context.Context, asks []*ask) error {
 	for i, a := range asks {
 		// A head's bytes never come back, so it stood there all the time.
 		if bytes.Equal(a.raw, was[i]) {
-			return s.missing(a.key)
+			if err := a.fail(s.missing(a.key)); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -2,6 +2,7 @@ package tikvraw
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -188,30 +189,36 @@ func (s *Store) checkGaps(ctx context.Context) error {
 // lie. It judges none. A head names its marker by the id alone, so a marker serves from its
 // new place whichever program wrote the head, and even if the head's swap is still under
 // way. One that no head names is garbage in either place. So any number of processes may do
-// this at once, each may die at any point, and what they do may come late.
+// this at once, each may die at any point, and what they do may come late. Keys that are no
+// markers stay where they are, and the others are moved; the first error of such a key comes at the end.
 func (s *Store) moveMarkers(ctx context.Context, from, to []byte) error {
+	var passed error
 	for {
 		page, more, err := s.keysFrom(ctx, from, to)
-		if err != nil || len(page) == 0 {
+		if err != nil {
 			return err
 		}
-		olds, news, values := make([][]byte, len(page)), make([][]byte, len(page)), make([][]byte, len(page))
-		for i, p := range page {
-			olds[i], values[i] = p.key, []byte{valueVersion}
-			if news[i], err = s.keys.fromOld(p.key); err != nil {
+		var olds, news, values [][]byte
+		for _, p := range page {
+			key, err := s.keys.fromOld(p.key)
+			if err != nil {
+				passed = cmp.Or(passed, err)
+				continue
+			}
+			olds, news, values = append(olds, p.key), append(news, key), append(values, []byte{valueVersion})
+		}
+		if len(olds) > 0 {
+			if err := s.raw.batchPut(ctx, news, values); err != nil {
+				return err
+			}
+			if err := s.raw.batchDelete(ctx, olds); err != nil {
 				return err
 			}
 		}
-		if err := s.raw.batchPut(ctx, news, values); err != nil {
-			return err
+		if !more || len(page) == 0 {
+			return passed
 		}
-		if err := s.raw.batchDelete(ctx, olds); err != nil {
-			return err
-		}
-		if !more {
-			return nil
-		}
-		from = append(bytes.Clone(olds[len(olds)-1]), 0)
+		from = append(bytes.Clone(page[len(page)-1].key), 0)
 	}
 }
 
@@ -235,12 +242,17 @@ func (s *Store) keysFrom(ctx context.Context, from, to []byte) (page []pair, mor
 }
 
 // moveOld moves the markers of a table that processes of format 1 have written, as long as
-// there may be any. A store that is to be left as it is does without them; see Options.AsIs.
+// there may be any. A store that is to be left as it is does without them; see Options.AsIs. A key
+// there that is no marker belongs to no row, and hides none: the next Open tells of it.
 func (s *Store) moveOld(ctx context.Context, table string) error {
 	if s.opts.AsIs || s.movedAt == 0 || s.opts.clock().Sub(time.UnixMilli(s.movedAt)) >= oldLasts {
 		return nil
 	}
-	return s.moveMarkers(ctx, s.keys.table(spaceOldIndex, table), s.keys.afterTable(spaceOldIndex, table))
+	err := s.moveMarkers(ctx, s.keys.table(spaceOldIndex, table), s.keys.afterTable(spaceOldIndex, table))
+	if unreadable(err) {
+		return nil
+	}
+	return err
 }
 
 // watchFormat looks from time to time whether the store has gone on to a newer format, and

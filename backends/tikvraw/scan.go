@@ -21,7 +21,7 @@ const (
 
 // Scan implements rowstore.Store. It reads the heads of a range in pages, across
 // regions. A scan that picks only Notify reads markers instead, and the heads of the rows
-// that have one; see slotWalk and nameWalk.
+// that have one; see slotWalk and nameWalk. It visits the rows before one that cannot be read.
 func (s *Store) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
 	return func(yield func(rowstore.Row, error) bool) {
 		if err := rowstore.CheckScan(r); err != nil {
@@ -50,6 +50,10 @@ func (s *Store) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowsto
 					}
 				}
 				for _, a := range asks[:n] {
+					if a.err != nil {
+						yield(rowstore.Row{}, s.gate.Fail("scan", a.err))
+						return
+					}
 					row := rowstore.Row{Table: r.Table, Row: a.name, Versions: a.versions()}
 					if len(a.hint) > 0 {
 						row.Hint = true
@@ -79,7 +83,7 @@ type named struct {
 // walk finds the rows of a scan in their order.
 type walk interface {
 	// next returns the heads of the next rows, or hints of them, limit of them at the most, and
-	// whether there may be more. It makes a few requests, and may return no rows although there are more.
+	// whether there may be more. A key that is not a row's is a row with an err. It makes a few requests, and may return no rows although there are more.
 	// After an error that isTooMuch knows it can be called again, with a lower limit.
 	next(ctx context.Context, limit int) (rows []*named, more bool, err error)
 }
@@ -109,8 +113,8 @@ func newPager(s *Store, r rowstore.ScanRange) *pager {
 	return p
 }
 
-// next reads a page and returns its rows in which something matches, without long
-// values.
+// next reads a page and returns its rows in which something matches, or that cannot be read, without
+// long values.
 func (p *pager) next(ctx context.Context, visited int) ([]*named, error) {
 	ctx, end, err := p.s.begin(ctx, "scan")
 	if err != nil {
@@ -149,7 +153,7 @@ func (p *pager) next(ctx context.Context, visited int) ([]*named, error) {
 	}
 	matched := rows[:0]
 	for _, n := range rows {
-		if len(n.entries) > 0 || len(n.hint) > 0 {
+		if len(n.entries) > 0 || len(n.hint) > 0 || n.err != nil {
 			matched = append(matched, n)
 		}
 	}
@@ -191,12 +195,9 @@ func (w *headWalk) next(ctx context.Context, limit int) ([]*named, bool, error) 
 	for i, kv := range page {
 		_, name, rest, err := w.s.keys.parse(spaceHead, kv.key)
 		if err == nil && len(rest) > 0 {
-			err = foreign(kv.key)
+			err = strange(kv.key)
 		}
-		if err != nil {
-			return nil, false, err
-		}
-		rows[i] = &named{ask: ask{key: kv.key, raw: kv.value, picks: w.r.Selectors}, name: name}
+		rows[i] = &named{ask: ask{key: kv.key, raw: kv.value, picks: w.r.Selectors, err: err}, name: name}
 	}
 	if last := page[len(page)-1].key; w.r.Reverse {
 		w.to = bytes.Clone(last)

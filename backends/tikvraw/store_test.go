@@ -46,6 +46,7 @@ func read(t testing.TB, s *Store, row string, picks ...rowstore.Selector) []rows
 	}
 	rows, err := s.Read(context.Background(), []rowstore.RowRead{{Table: "t", Row: row, Selectors: picks}})
 	require.NoError(t, err)
+	require.NoError(t, rows[0].Err)
 	return rows[0].Versions
 }
 
@@ -389,7 +390,7 @@ func TestSweepBesideDamage(t *testing.T) {
 	strange[len(s.keys.table(spaceIndex, "t"))]++ // in another slot than its row
 	f.store(strange, []byte{valueVersion})
 	done, err := s.Sweep(t.Context())
-	require.ErrorIs(t, err, rowstore.ErrFormat)
+	require.ErrorIs(t, err, rowstore.ErrCorrupt)
 	require.Regexp(t, regexp.QuoteMeta(fmt.Sprintf("%q", damaged))+"|"+regexp.QuoteMeta(fmt.Sprintf("%q", strange)), err.Error())
 	require.Equal(t, len(rows)-1, done.Removed)
 	require.Equal(t, 2, beside(s, f))
@@ -418,40 +419,6 @@ func TestSweepIsDue(t *testing.T) {
 	} {
 		require.Equal(t, c.due, s.sweepIsDue(c.claim, now), "%x", c.claim)
 	}
-}
-
-// Keys that the store did not write are named and left as they are.
-func TestForeignHead(t *testing.T) {
-	t.Parallel()
-	s, f := fakeStore(t, Options{SweepEvery: -1})
-	put(t, s, "a", writeAt(5))
-	theirs := []byte(`{"cart": [1, 2, 3]}`)
-	key := s.keys.row(spaceHead, "t", "b")
-	require.NoError(t, f.put(context.Background(), key, theirs))
-	says := func(err error) {
-		t.Helper()
-		require.ErrorIs(t, err, rowstore.ErrFormat)
-		require.Contains(t, err.Error(), fmt.Sprintf("%q", key))
-	}
-	says(apply(t, s, "b", nil, writeAt(5)).Err)
-	_, err := s.Read(context.Background(), []rowstore.RowRead{{Table: "t", Row: "b", Selectors: everything()}})
-	says(err)
-	for _, err = range s.Scan(context.Background(), rowstore.ScanRange{Table: "t", Selectors: everything()}) {
-		if err != nil {
-			break
-		}
-	}
-	says(err)
-	got, err := f.get(context.Background(), key)
-	require.NoError(t, err)
-	require.Equal(t, theirs, got)
-
-	// A key that a head points to and that is gone is not an empty answer either.
-	put(t, s, "c", rowstore.Put(rowstore.Data, "c", 5, make([]byte, 1000)))
-	r := headOf(t, s, f, "c")
-	require.NoError(t, f.delete(context.Background(), s.keys.side(r.key, r.entries[0].value.id, kindValue)))
-	_, err = s.Read(context.Background(), []rowstore.RowRead{{Table: "t", Row: "c", Selectors: everything()}})
-	require.ErrorIs(t, err, rowstore.ErrCorrupt)
 }
 
 // The oracle is fixed when the store is made, and two processes share it.

@@ -40,7 +40,8 @@ func init() {
 
 // Options are what a store is opened with.
 type Options struct {
-	// Path is the file. Open makes it if it is not there; its folder must exist.
+	// Path is the file, which is the store's own. Open makes it if it is not there; its folder
+	// must exist. New takes a database instead, which may hold more: leave Path empty for it.
 	Path string
 	// LockTimeout is how long Open waits while another process has the file open. Default 1 s.
 	LockTimeout time.Duration
@@ -51,7 +52,7 @@ type Options struct {
 func ParseURL(url string) (Options, error) {
 	path, ok := strings.CutPrefix(url, "bolt:")
 	path, query, _ := strings.Cut(path, "?")
-	if !ok || path == "" {
+	if !ok || path == "" || strings.HasPrefix(path, "//") && !strings.HasPrefix(path, "///") { // what follows // would be a host
 		return Options{}, fmt.Errorf("bolt: %w: the URL is not bolt:PATH", rowstore.ErrInvalid)
 	}
 	params := kit.ParseParams(query)
@@ -68,8 +69,9 @@ func OpenURL(ctx context.Context, url string) (*Store, error) {
 }
 
 // Open opens the store in a file. bbolt knows no contexts, so ctx is looked at before the
-// file is opened and after. The error matches rowstore.ErrFormat if the file is not such a
-// store, or one of a later version, and rowstore.ErrCorrupt if it is damaged.
+// file is opened and after. The error matches rowstore.ErrFormat if the file is no database of
+// bbolt, or the store is of a later version, rowstore.ErrForeign if the database is another
+// application's, and rowstore.ErrCorrupt if it is damaged.
 func Open(ctx context.Context, opts Options) (*Store, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -127,36 +129,41 @@ const format = "2"
 var limits = rowstore.Limits{Table: 1000, Row: 7000, Column: 8000, Value: 1 << 30}
 
 // New opens the store in a database that the caller has open, and leaves open until the
-// store is closed. It has a bucket of its own in there. The errors are those of Open.
+// store is closed. It has a bucket of its own in there. The errors are those of Open; the error
+// matches rowstore.ErrForeign if the bucket of that name holds something else.
 //
 // New refuses nil, a database that has a store open already, for two would hand out the
 // same timestamps, and one with NoSync, where a crash loses what was acknowledged. The error
 // matches rowstore.ErrInvalid. While the program has a write transaction of its own, the
 // store's writes wait for it, whatever their contexts say.
-func New(ctx context.Context, db *bbolt.DB, _ Options) (*Store, error) {
+func New(ctx context.Context, db *bbolt.DB, opts Options) (*Store, error) {
 	if db == nil {
 		return nil, fmt.Errorf("bolt: %w: no database", rowstore.ErrInvalid)
 	}
 	leave, free := databases.Claim(db)
 	var bound oracle.Timestamp
 	err := db.Update(func(tx *bbolt.Tx) error {
+		if theirs, _ := tx.Cursor().First(); opts.Path != "" && theirs != nil && tx.Bucket(bucket) == nil {
+			return fmt.Errorf("%w: it has other buckets and no store", rowstore.ErrForeign)
+		}
 		b, err := tx.CreateBucketIfNotExists(bucket)
 		if err != nil {
 			return err
 		}
+		first, _ := b.Cursor().First()
 		switch stored := b.Get(formatKey); {
 		case !free:
 			return fmt.Errorf("%w: the database has a store open", rowstore.ErrInvalid)
 		case db.NoSync:
 			return fmt.Errorf("%w: the database has NoSync set: a crash would lose commits", rowstore.ErrInvalid)
+		case stored == nil && first != nil:
+			return fmt.Errorf("%w: the bucket %q holds something else", rowstore.ErrForeign, bucket)
 		case stored != nil && string(stored) != "1" && string(stored) != format:
 			return fmt.Errorf("%w: it is version %q, and this program knows 1 and %s", rowstore.ErrFormat, stored, format)
 		}
-		if bound, err = kit.DecodeBound(b.Get(boundKey)); err != nil {
-			return err
-		}
+		bound, err = kit.DecodeBound(b.Get(boundKey))
 		// A program of version 1 must not open the database any more once keys have moved.
-		return errors.Join(ctx.Err(), b.Put(formatKey, []byte(format)))
+		return errors.Join(err, ctx.Err(), b.Put(formatKey, []byte(format)))
 	})
 	if err == nil {
 		err = layout.Upgrade(ctx, func(move func(t kit.Txn) error) error {
@@ -173,9 +180,7 @@ func New(ctx context.Context, db *bbolt.DB, _ Options) (*Store, error) {
 
 // persist stores the bound of the oracle.
 func (s *Store) persist(_ context.Context, bound oracle.Timestamp) error {
-	return s.db.Update(func(tx *bbolt.Tx) error {
-		return tx.Bucket(bucket).Put(boundKey, kit.EncodeBound(bound))
-	})
+	return s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucket).Put(boundKey, kit.EncodeBound(bound)) })
 }
 
 // txn shows the rows of a bbolt transaction to the kit: cursors to read by, and the Put and
@@ -335,17 +340,15 @@ func (s *Store) Listen(ctx context.Context, wake func(rowstore.Wake)) error {
 func (s *Store) Limits() rowstore.Limits { return limits }
 
 // Report implements rowstore.Reporter.
-func (s *Store) Report(context.Context) (rowstore.Report, error) {
+func (s *Store) Report(ctx context.Context) (rowstore.Report, error) {
 	return rowstore.Report{Backend: "bolt", Features: kit.Features(s, map[string]string{
 		rowstore.FeatureDeferred: "bbolt flushes with every transaction",
 		rowstore.FeatureSplit:    "bbolt does not know where the middle of a table is",
-	})}, nil
+	})}, s.gate.Call(ctx, "report", func(context.Context) error { return nil })
 }
 
 // Close implements rowstore.Store. Calls under way end with an error or finish first. It
 // leaves a database open that was given to New.
 func (s *Store) Close() error {
-	return s.gate.Close(func() error {
-		return errors.Join(s.oracle.Close(context.Background()), s.release())
-	})
+	return s.gate.Close(func() error { return errors.Join(s.oracle.Close(context.Background()), s.release()) })
 }

@@ -102,7 +102,7 @@ func TestParseURL(t *testing.T) {
 	opts, err := ParseURL("bolt:/var/lib/shop.db?lock_timeout=5s")
 	require.NoError(t, err)
 	require.Equal(t, Options{Path: "/var/lib/shop.db", LockTimeout: 5 * time.Second}, opts)
-	for _, bad := range []string{"bolt:", "bolt:?lock_timeout=5s", "pebble:/x", "bolt:/x?lock_timeout=5", "bolt:/x?timeout=5s", "bolt:/x?%zz"} {
+	for _, bad := range []string{"bolt:", "bolt:?lock_timeout=5s", "pebble:/x", "bolt:/x?lock_timeout=5", "bolt:/x?timeout=5s", "bolt:/x?%zz", "bolt://shop:hunter2@db/shop"} {
 		_, err := ParseURL(bad)
 		require.ErrorIs(t, err, rowstore.ErrInvalid, bad)
 		_, err = OpenURL(t.Context(), bad)
@@ -143,6 +143,113 @@ func TestOpenRefuses(t *testing.T) {
 		require.NoError(t, err, "the file was let go")
 		require.NoError(t, again.Close())
 	}
+}
+
+// TestForeignDatabases gives Open and New databases of other applications, which stay as they are.
+func TestForeignDatabases(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		make func(tx *bbolt.Tx) error
+		open bool // New takes it beside what is there
+	}{
+		"other buckets": {func(tx *bbolt.Tx) error {
+			_, err := tx.CreateBucket([]byte("carts"))
+			return err
+		}, true},
+		"the store's bucket, with keys of another kind": {func(tx *bbolt.Tx) error {
+			b, err := tx.CreateBucket(bucket)
+			return errors.Join(err, b.Put([]byte("cart"), []byte("1, 2, 3")))
+		}, false},
+		"the store's bucket, with buckets in it": {func(tx *bbolt.Tx) error {
+			b, err := tx.CreateBucket(bucket)
+			_, err2 := b.CreateBucket(formatKey)
+			return errors.Join(err, err2)
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path := filepath.Join(t.TempDir(), "db")
+			db, err := bbolt.Open(path, 0o600, nil)
+			require.NoError(t, err)
+			require.NoError(t, db.Update(c.make))
+			require.NoError(t, db.Close())
+			_, err = Open(t.Context(), Options{Path: path})
+			require.ErrorIs(t, err, rowstore.ErrForeign)
+			require.ErrorContains(t, err, path)
+			db, err = bbolt.Open(path, 0o600, nil)
+			require.NoError(t, err, "the file was let go")
+			defer func() { require.NoError(t, db.Close()) }()
+			require.NoError(t, db.View(func(tx *bbolt.Tx) error {
+				if b := tx.Bucket(bucket); b != nil {
+					require.Nil(t, b.Get(formatKey), "it is left as it is")
+				} else {
+					require.True(t, c.open, "it is left as it is")
+				}
+				return nil
+			}))
+			s, err := New(t.Context(), db, Options{})
+			if !c.open {
+				require.ErrorIs(t, err, rowstore.ErrForeign)
+				return
+			}
+			require.NoError(t, err)
+			require.NoError(t, s.Close())
+			require.NoError(t, db.Close())
+			s, err = Open(t.Context(), Options{Path: path})
+			require.NoError(t, err, "it has a store now")
+			require.NoError(t, s.Close())
+		})
+	}
+}
+
+// TestReportAfterClose asks a store that is closed, and one with a context that has ended.
+func TestReportAfterClose(t *testing.T) {
+	t.Parallel()
+	s := open(t, filepath.Join(t.TempDir(), "db"))
+	_, err := s.Report(t.Context())
+	require.NoError(t, err)
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = s.Report(gone)
+	require.ErrorIs(t, err, context.Canceled)
+	require.NoError(t, s.Close())
+	_, err = s.Report(t.Context())
+	require.ErrorIs(t, err, rowstore.ErrClosed)
+}
+
+// TestDamagedRowFailsAlone damages one of two rows that are read and changed together.
+func TestDamagedRowFailsAlone(t *testing.T) {
+	t.Parallel()
+	s := open(t, filepath.Join(t.TempDir(), "db"))
+	require.NoError(t, s.db.Update(func(tx *bbolt.Tx) error {
+		column := kit.AppendName(append(kit.AppendName(kit.AppendName([]byte("r"), "t"), "bad"), byte(rowstore.Write)), "c")
+		return tx.Bucket(bucket).Put(append(kit.AppendTimestamp(column, 5), "more"...), nil)
+	}))
+	var muts []rowstore.Mutation
+	var groups []rowstore.Group
+	var reads []rowstore.RowRead
+	for _, row := range []string{"bad", "good"} {
+		muts = append(muts, rowstore.Mutation{
+			Table: "t", Row: row, Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, "c", 1)},
+			Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, "c", 5, nil)},
+		})
+		groups = append(groups, rowstore.Group{Mutations: muts[len(muts)-1:]})
+		reads = append(reads, rowstore.RowRead{Table: "t", Row: row, Selectors: []rowstore.Selector{{Family: rowstore.Write, To: 9}, {Family: rowstore.Notify, To: 9}}})
+	}
+	outs, err := s.Apply(t.Context(), muts, rowstore.ApplyOptions{})
+	require.NoError(t, err)
+	require.ErrorIs(t, outs[0].Err, rowstore.ErrCorrupt)
+	require.True(t, outs[1].Applied)
+	both, err := s.Group(t.Context(), groups)
+	require.NoError(t, err)
+	require.ErrorIs(t, both[0].Err, rowstore.ErrCorrupt)
+	require.True(t, both[1].Applied)
+	rows, err := s.Read(t.Context(), reads)
+	require.NoError(t, err)
+	require.ErrorIs(t, rows[0].Err, rowstore.ErrCorrupt)
+	require.NoError(t, rows[1].Err)
+	require.Len(t, rows[1].Versions, 1)
+	require.NoError(t, s.Close())
 }
 
 // TestNewLeavesTheDatabaseOpen puts a store beside the buckets of a program.

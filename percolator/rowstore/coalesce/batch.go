@@ -200,13 +200,14 @@ func (l *lane[Q, A]) sendBatch(ctx context.Context, b *batch[Q, A]) {
 }
 
 // isOfOne tells whether the failure of a merged call comes from one of its calls, and nothing was
-// done: a call was bad, or what was to be read for it is damaged. A call that may change something
-// may have done so before it met what is damaged.
+// done: a call was bad, or what was to be read for it is damaged or of an unknown version. A call that
+// may change something may have done so before it met that.
 func isOfOne(err error, writes bool) bool {
 	if errors.Is(err, rowstore.ErrAmbiguous) {
 		return false
 	}
-	return errors.Is(err, rowstore.ErrInvalid) || errors.Is(err, rowstore.ErrTooLarge) || !writes && errors.Is(err, rowstore.ErrCorrupt)
+	unreadable := errors.Is(err, rowstore.ErrCorrupt) || errors.Is(err, rowstore.ErrFormat)
+	return errors.Is(err, rowstore.ErrInvalid) || errors.Is(err, rowstore.ErrTooLarge) || !writes && unreadable
 }
 
 func (l *lane[Q, A]) ask(ctx context.Context, asks []Q) ([]A, error) {

@@ -52,8 +52,8 @@ type Options struct {
 //
 // To each caller it looks as if its call had been made alone: bad arguments fail alone,
 // and so do the rows that have an Err. If a merged call that changes nothing fails with
-// ErrCorrupt, each of its calls is made alone, so that a damaged row fails those alone that read
-// it. Any other error of a whole merged call goes to all of its callers. A batch names a row once. Merged calls that change the same row leave one after
+// ErrCorrupt or ErrFormat, each of its calls is made alone, so that a row that cannot be read fails those
+// alone that read it. Any other error of a whole merged call goes to all of its callers. A batch names a row once. Merged calls that change the same row leave one after
 // the other, in the order in which they came.
 //
 // Strangers do not wait for each other:

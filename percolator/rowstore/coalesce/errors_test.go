@@ -76,16 +76,18 @@ func TestCoalesceErrors(t *testing.T) {
 		require.ErrorIs(t, replies[1].Err, rs.ErrTooLarge)
 		require.Equal(t, []string{"c"}, replies[2].Names)
 		requireGoneAreNotAsked(t, ask, g, s)
-		call, replies = batch()
-		requireDamagedFailsAlone(t, g, call, replies, g.Writes(ask))
+		for _, kind := range []error{rs.ErrCorrupt, rs.ErrFormat} {
+			call, replies = batch()
+			requireUnreadableFailsAlone(t, g, call, replies, g.Writes(ask), kind)
+		}
 	})
 }
 
-// requireDamagedFailsAlone has what one call of a batch reads be damaged. That call fails alone,
-// unless something may have been changed.
-func requireDamagedFailsAlone(t *testing.T, g *storetest.Gate, call *storetest.GateCall, replies []*storetest.Reply, writes bool) {
+// requireUnreadableFailsAlone has what one call of a batch reads be damaged, or of an unknown version. That
+// call fails alone, unless something may have been changed.
+func requireUnreadableFailsAlone(t *testing.T, g *storetest.Gate, call *storetest.GateCall, replies []*storetest.Reply, writes bool, kind error) {
 	t.Helper()
-	call.Fail(rs.ErrCorrupt)
+	call.Fail(kind)
 	for _, want := range [][]string{{"a"}, {"b1", "b2"}, {"c"}} {
 		if writes {
 			break
@@ -94,15 +96,15 @@ func requireDamagedFailsAlone(t *testing.T, g *storetest.Gate, call *storetest.G
 		call = g.Next(t)
 		require.Equal(t, want, call.RowNames())
 		if want[0] == "b1" {
-			call.Fail(rs.ErrCorrupt)
+			call.Fail(kind)
 		} else {
 			call.OK()
 		}
 	}
 	synctest.Wait()
-	require.ErrorIs(t, replies[1].Err, rs.ErrCorrupt)
+	require.ErrorIs(t, replies[1].Err, kind)
 	for _, i := range []int{0, 2} {
-		require.Equal(t, writes, errors.Is(replies[i].Err, rs.ErrCorrupt))
+		require.Equal(t, writes, errors.Is(replies[i].Err, kind))
 	}
 }
 

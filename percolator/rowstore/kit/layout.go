@@ -2,6 +2,8 @@ package kit
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/percolate-go/percolate/percolator/oracle"
@@ -221,7 +223,23 @@ func (l Layout) Judge(r Reader, m *rowstore.Mutation, incarnation string) (rowst
 // Edit makes the edits of a mutation whose conditions hold. assigned takes the place of
 // rowstore.AssignedTimestamp. After an error the transaction must be rolled back.
 func (l Layout) Edit(t Txn, m *rowstore.Mutation, assigned rowstore.Timestamp) error {
-	notify := false
+	steps, err := l.plan(t, m, assigned)
+	if err != nil {
+		return err
+	}
+	return l.make(t, m, steps)
+}
+
+// step is the change of one key.
+type step struct {
+	key, value []byte
+	gone       bool
+}
+
+// plan finds what a mutation changes, and changes nothing. No edit reads what another one of its
+// mutation has written (rowstore.CheckBatch sees to that), so all that is read can be read before the
+// first write: a row that is damaged is met while nothing of its mutation is done.
+func (l Layout) plan(r Reader, m *rowstore.Mutation, assigned rowstore.Timestamp) (steps []step, err error) {
 	for i := range m.Edits {
 		e := &m.Edits[i]
 		ts := e.TS
@@ -229,34 +247,50 @@ func (l Layout) Edit(t Txn, m *rowstore.Mutation, assigned rowstore.Timestamp) e
 			ts = assigned
 		}
 		column := l.column(m.Table, m.Row, e.Family, e.Column)
-		notify = notify || e.Family == rowstore.Notify
-		var err error
 		switch {
 		case e.Kind == rowstore.DoDelete:
-			err = t.Delete(AppendTimestamp(column, ts))
+			steps = append(steps, step{key: AppendTimestamp(column, ts), gone: true})
+			continue
 		case e.Kind == rowstore.DoDeleteRange:
-			err = l.deleteRange(t, column, ts, e.To)
+			err = l.versions(r, column, ts, e.To, func(ts rowstore.Timestamp, _ []byte) bool {
+				steps = append(steps, step{key: AppendTimestamp(slices.Clip(column), ts), gone: true})
+				return true
+			})
+			if err != nil {
+				return nil, err
+			}
+			continue
 		case e.Family == rowstore.Mark:
 			// A column has one mark, the greatest.
-			var mark *rowstore.Version
-			mark, err = l.newest(t, m.Table, m.Row, e.Family, e.Column, 0, oracle.Max)
-			if err == nil && mark != nil && mark.TS > ts {
+			mark, err := l.newest(r, m.Table, m.Row, e.Family, e.Column, 0, oracle.Max)
+			if err != nil {
+				return nil, err
+			}
+			if mark != nil && mark.TS > ts {
 				continue
 			}
-			if err == nil && mark != nil && mark.TS < ts {
-				err = t.Delete(AppendTimestamp(slices.Clip(column), mark.TS))
+			if mark != nil && mark.TS < ts {
+				steps = append(steps, step{key: AppendTimestamp(slices.Clip(column), mark.TS), gone: true})
 			}
-			if err == nil {
-				err = t.Put(AppendTimestamp(slices.Clip(column), ts), e.Value)
-			}
-		default:
-			err = t.Put(AppendTimestamp(column, ts), e.Value)
+		}
+		steps = append(steps, step{key: AppendTimestamp(slices.Clip(column), ts), value: e.Value})
+	}
+	return steps, nil
+}
+
+// make makes the edits of a mutation, of which plan has found the steps.
+func (l Layout) make(t Txn, m *rowstore.Mutation, steps []step) (err error) {
+	for i := range steps {
+		if s := &steps[i]; s.gone {
+			err = t.Delete(s.key)
+		} else {
+			err = t.Put(s.key, s.value)
 		}
 		if err != nil {
 			return err
 		}
 	}
-	if !notify {
+	if !slices.ContainsFunc(m.Edits, func(e rowstore.Edit) bool { return e.Family == rowstore.Notify }) {
 		return nil
 	}
 	family := append(l.row(m.Table, m.Row), byte(rowstore.Notify))
@@ -273,14 +307,23 @@ func (l Layout) Edit(t Txn, m *rowstore.Mutation, assigned rowstore.Timestamp) e
 
 // Apply runs the mutations of a batch, each by itself: it judges one, and edits if every
 // condition holds. changed tells whether anything was edited; if not, the transaction may as
-// well be rolled back. After an error it must be.
+// well be rolled back. After an error it must be. A row that is damaged fails its own mutation
+// alone: the Err of that outcome matches rowstore.ErrCorrupt, and nothing of it was edited.
 func (l Layout) Apply(t Txn, muts []rowstore.Mutation, incarnation string) (outs []rowstore.Outcome, changed bool, err error) {
 	outs = make([]rowstore.Outcome, len(muts))
 	for i := range muts {
 		m := &muts[i]
-		if outs[i], err = l.Judge(t, m, incarnation); err == nil && outs[i].Applied && len(m.Edits) > 0 {
+		var steps []step
+		if outs[i], err = l.Judge(t, m, incarnation); err == nil && outs[i].Applied {
+			steps, err = l.plan(t, m, 0)
+		}
+		if errors.Is(err, rowstore.ErrCorrupt) {
+			outs[i] = rowstore.Outcome{Incarnation: incarnation, Err: ofRow(m, err)}
+			continue
+		}
+		if err == nil && outs[i].Applied && len(m.Edits) > 0 {
 			changed = true
-			err = l.Edit(t, m, 0)
+			err = l.make(t, m, steps)
 		}
 		if err != nil {
 			return nil, false, err
@@ -289,13 +332,28 @@ func (l Layout) Apply(t Txn, muts []rowstore.Mutation, incarnation string) (outs
 	return outs, changed, nil
 }
 
+// ofRow says which row cannot be read.
+func ofRow(m *rowstore.Mutation, err error) error {
+	return fmt.Errorf("row %q of table %q: %w", m.Row, m.Table, err)
+}
+
 // Groups runs groups, each all or none. first is the first of as many timestamps as there
-// are groups, if any of them asks for one; see [Layout.Group]. changed and errors are as in
-// Apply.
+// are groups, if any of them asks for one; see [Layout.Group]. changed, errors and damaged rows
+// are as in Apply: such a row fails its own group alone.
 func (l Layout) Groups(t Txn, groups []rowstore.Group, first rowstore.Timestamp, incarnation string) (outs []rowstore.GroupOutcome, changed bool, err error) {
 	outs = make([]rowstore.GroupOutcome, len(groups))
 	for i := range groups {
-		if outs[i], err = l.Group(t, &groups[i], first+rowstore.Timestamp(i), incarnation); err != nil { //nolint:gosec // not negative
+		g := &groups[i]
+		var steps [][]step
+		outs[i], steps, err = l.planGroup(t, g, first+rowstore.Timestamp(i), incarnation) //nolint:gosec // not negative
+		if errors.Is(err, rowstore.ErrCorrupt) {
+			outs[i] = rowstore.GroupOutcome{Incarnation: incarnation, Err: err}
+			continue
+		}
+		if err == nil {
+			err = l.makeGroup(t, g, steps)
+		}
+		if err != nil {
 			return nil, false, err
 		}
 		changed = changed || outs[i].Applied
@@ -309,47 +367,57 @@ func (l Layout) Groups(t Txn, groups []rowstore.Group, first rowstore.Timestamp,
 // the draw and this call, and who holds readers (see [Pending]). After an error the
 // transaction must be rolled back.
 func (l Layout) Group(t Txn, g *rowstore.Group, ts rowstore.Timestamp, incarnation string) (rowstore.GroupOutcome, error) {
-	out := rowstore.GroupOutcome{Incarnation: incarnation}
-	for i := range g.Mutations {
-		o, err := l.Judge(t, &g.Mutations[i], incarnation)
-		if err != nil {
-			return out, err
-		}
-		if !o.Applied {
-			out.Failed, out.Outcome = i, o
-			return out, nil
-		}
+	out, steps, err := l.planGroup(t, g, ts, incarnation)
+	if err == nil {
+		err = l.makeGroup(t, g, steps)
 	}
-	if g.AssignTimestamp {
-		if g.NotAfter != 0 && ts > g.NotAfter {
-			out.TooLate = true
-			return out, nil
-		}
-		out.Commit = ts
+	if err != nil {
+		return rowstore.GroupOutcome{Incarnation: incarnation}, err
 	}
-	for i := range g.Mutations {
-		if err := l.Edit(t, &g.Mutations[i], ts); err != nil {
-			return out, err
-		}
-	}
-	out.Applied = true
 	return out, nil
 }
 
-// deleteRange removes versions of a column. Databases differ in what a walk sees of changes
-// under way, so the versions are listed first.
-func (l Layout) deleteRange(t Txn, column []byte, from, to rowstore.Timestamp) error {
-	var gone []rowstore.Timestamp
-	err := l.versions(t, column, from, to, func(ts rowstore.Timestamp, _ []byte) bool {
-		gone = append(gone, ts)
-		return true
-	})
-	for _, ts := range gone {
-		if err == nil {
-			err = t.Delete(AppendTimestamp(slices.Clip(column), ts))
+// planGroup judges a group, and finds what each of its mutations changes if it is to be applied. It
+// changes nothing. The rows of a group differ, so none reads what another one writes.
+func (l Layout) planGroup(r Reader, g *rowstore.Group, ts rowstore.Timestamp, incarnation string) (out rowstore.GroupOutcome, steps [][]step, err error) {
+	out.Incarnation = incarnation
+	for i := range g.Mutations {
+		m := &g.Mutations[i]
+		o, err := l.Judge(r, m, incarnation)
+		if err != nil {
+			return out, nil, ofRow(m, err)
+		}
+		if !o.Applied {
+			out.Failed, out.Outcome = i, o
+			return out, nil, nil
 		}
 	}
-	return err
+	if g.AssignTimestamp && g.NotAfter != 0 && ts > g.NotAfter {
+		out.TooLate = true
+		return out, nil, nil
+	}
+	steps = make([][]step, len(g.Mutations))
+	for i := range g.Mutations {
+		m := &g.Mutations[i]
+		if steps[i], err = l.plan(r, m, ts); err != nil {
+			return out, nil, ofRow(m, err)
+		}
+	}
+	if g.AssignTimestamp {
+		out.Commit = ts
+	}
+	out.Applied = true
+	return out, steps, nil
+}
+
+// makeGroup makes the edits of a group. steps is nil if it is not applied.
+func (l Layout) makeGroup(t Txn, g *rowstore.Group, steps [][]step) error {
+	for i := range steps {
+		if err := l.make(t, &g.Mutations[i], steps[i]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Tables lists the tables that hold anything, in byte order.

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
+	"errors"
 	"slices"
 
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -15,7 +16,8 @@ const pageBytes = 1 << 20
 
 // Page reads the next rows of a scan, and looks at most at look rows (at least 1), and at no
 // more once it has about a mebibyte of values. rest is what is left of the scan, nil if
-// that is nothing; see [Pages].
+// that is nothing; see [Pages]. A row that is damaged ends the page before it; a page that begins
+// with it fails, with an error that matches rowstore.ErrCorrupt.
 //
 // A scan for notifications alone and without Slots walks over all notified rows of the table
 // for each page, because their index is in the order of slots.
@@ -32,16 +34,26 @@ func (l Layout) Page(r Reader, s rowstore.ScanRange, look int) (rows []rowstore.
 	}
 	size := 0
 	for ; look > 0 && size < pageBytes; look-- {
+		before := s
+		var from rowstore.SlotRange
+		if len(s.Slots) > 0 {
+			from = s.Slots[0]
+		}
 		name, more, err := next(r, &s)
-		if err != nil || !more {
-			return rows, nil, err
+		var versions []rowstore.Version
+		if err == nil && name != "" {
+			versions, err = l.Read(r, s.Table, name, s.Selectors)
 		}
-		if name == "" {
-			continue // it has moved on, and found no row yet
-		}
-		versions, err := l.Read(r, s.Table, name, s.Selectors)
-		if err != nil {
+		switch {
+		case errors.Is(err, rowstore.ErrCorrupt) && len(rows) > 0:
+			if len(before.Slots) > 0 {
+				before.Slots[0] = from // next may have moved it on
+			}
+			return rows, &before, nil
+		case err != nil:
 			return nil, nil, err
+		case !more:
+			return rows, nil, nil
 		}
 		if len(versions) == 0 {
 			continue

@@ -388,17 +388,23 @@ func TestLayoutErrors(t *testing.T) {
 		Edits: []rowstore.Edit{rowstore.Put(rowstore.Mark, "c", 5, nil), rowstore.Put(rowstore.Notify, "c", 5, nil)},
 	}
 	all := []rowstore.Selector{{Family: rowstore.Write, To: oracle.Max}, {Family: rowstore.Write, Column: "c", To: oracle.Max}}
+	pages := func(db *keyValues, s rowstore.ScanRange) (err error) {
+		for rest := &s; rest != nil && err == nil; {
+			_, rest, err = l.Page(db, *rest, 10)
+		}
+		return err
+	}
 	calls := func(db *keyValues) map[string]error {
 		errs := map[string]error{"edit": l.Edit(db, &put, 0)}
 		_, errs["judge"] = l.Judge(db, &put, "")
 		_, errs["read all"] = l.Read(db, "t", "r", all[:1])
 		_, errs["read"] = l.Read(db, "t", "r", all[1:])
-		_, _, errs["page"] = l.Page(db, rowstore.ScanRange{Table: "t", Selectors: all}, 10)
-		_, _, errs["reverse page"] = l.Page(db, rowstore.ScanRange{Table: "t", Selectors: all, Reverse: true}, 10)
+		errs["page"] = pages(db, rowstore.ScanRange{Table: "t", Selectors: all})
+		errs["reverse page"] = pages(db, rowstore.ScanRange{Table: "t", Selectors: all, Reverse: true})
 		notify := rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{{Family: rowstore.Notify, To: oracle.Max}}}
-		_, _, errs["notified"] = l.Page(db, notify, 10)
+		errs["notified"] = pages(db, notify)
 		notify.Slots = []rowstore.SlotRange{{Last: rowstore.Slots - 1}}
-		_, _, errs["slots"] = l.Page(db, notify, 10)
+		errs["slots"] = pages(db, notify)
 		errs["upgrade"] = l.Upgrade(t.Context(), func(move func(kit.Txn) error) error { return move(db) })
 		_, errs["tables"] = l.Tables(db)
 		return errs
