@@ -90,7 +90,11 @@ func (c *committer) clearRows(ctx context.Context, b *blockers) (wait bool, err 
 }
 
 // clearGroup is clear for a commit in one phase, which tells of one lock alone. When that is the second one, all its rows are asked for their locks.
-func (c *committer) clearGroup(ctx context.Context, b *blockers, g *rowstore.Group) (wait bool, err error) {
+func (c *committer) clearGroup(ctx context.Context, g *rowstore.Group, out *rowstore.GroupOutcome) (wait bool, err error) {
+	b := &blockers{}
+	if err := c.block(b, &g.Mutations[out.Failed], out.Outcome.Failed, &out.Outcome.Broke); err != nil {
+		return false, err
+	}
 	if c.wasBlocked == nil {
 		c.wasBlocked = map[rowName]struct{}{}
 		return c.clear(ctx, b)

@@ -108,12 +108,7 @@ func (c *committer) onePhase(ctx context.Context) error {
 			late, group = true, c.onePhaseGroup()
 			continue
 		}
-		m := &group.Mutations[out.Failed]
-		var met blockers
-		if err := c.block(&met, m, out.Outcome.Failed, &out.Outcome.Broke); err != nil {
-			return err
-		}
-		wait, err := c.clearGroup(ctx, &met, &group)
+		wait, err := c.clearGroup(ctx, &group, &out)
 		if err != nil {
 			return err
 		}
