@@ -154,14 +154,16 @@ func (w *Worker) letThrough(t *task) time.Duration {
 	return 0
 }
 
-// isPaused tells whether one of this worker's observers, of a stored cell's column, is paused.
-func (w *Worker) isPaused(id string, c Cell) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, q := range w.queuesOf(c) {
-		if q.o.id == id {
-			return q.paused
+// pausedQueues are those of this worker's observers that are paused, as far as it knows. w.mu is held.
+func (w *Worker) pausedQueues() map[*queue]bool {
+	var paused map[*queue]bool
+	for _, q := range w.list {
+		if q.paused {
+			if paused == nil {
+				paused = map[*queue]bool{}
+			}
+			paused[q] = true
 		}
 	}
-	return false
+	return paused
 }

@@ -13,7 +13,7 @@ const (
 	eraseHintGo = "percolator/erase_hints.go"
 )
 
-// controlMutants are those of replays, rows that are deleted as a whole, renamed observers, and cascades.
+// controlMutants are those of replays, rows that are deleted as a whole, renamed observers, cascades, pauses and rates.
 var controlMutants = []mutant{
 	{"request-does-not-count", "Replays: while a request stands the observer is not covered", "TestScheduleR_RunsOnceMore", one(viewGo,
 		"\treturn v.failures[i].Replay && !v.failures[i].Parked\n", "\treturn v.failures[i].Replay && !v.failures[i].Parked && v.change == 0\n")},
@@ -161,4 +161,10 @@ var controlMutants = []mutant{
 		"rowstore.DeleteRange(rowstore.Lock, format.ColumnHint, 0, safe), ", "")},
 	{"deletion-in-one-phase", "Deleted rows: deletions take two phases", "TestScheduleW_UnseenColumn", one(onePhaseGo,
 		"len(c.tx.gone) > 0 || ", "")},
+
+	// Pauses, rates and sweeps.
+	{"resumed-observer-not-waited-for", "Observers: WaitIdle waits for an observer that was resumed, whatever the worker knows", "TestScheduleK_IdleAfter", one("percolator/idle.go",
+		"\t\tif l.paused[q] && !now.Paused {\n", "\t\tif l.paused[q] && !now.Paused && old == nil {\n")},
+	{"pause-within-a-look-counts", "Observers: a look of WaitIdle goes by one answer of who is paused", "TestScheduleK_IdleAfter", one("percolator/idle.go",
+		"q.o.id == id && !l.paused[q] })", "q.o.id == id && !q.paused })")},
 }
