@@ -130,7 +130,7 @@ func (w *Worker) held(t *task) (r runResult, held bool) {
 	if wait := t.q.breaker.left(now); wait > 0 {
 		return runResult{next: runWaiting, wait: wait}, true
 	}
-	if wait := t.q.pacer.wait(w.partOf(t.q), now); wait > 0 {
+	if wait := w.awaitTurn(t, now); wait > 0 {
 		return runResult{next: runWaiting, wait: wait}, true
 	}
 	return runResult{}, false
@@ -142,7 +142,7 @@ func (w *Worker) letThrough(t *task) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := w.db.clock.Now()
-	if wait := t.q.pacer.wait(w.partOf(t.q), now); wait > 0 {
+	if wait := w.awaitTurn(t, now); wait > 0 {
 		return wait
 	}
 	if wait := t.q.breaker.wait(now); wait > 0 {

@@ -167,4 +167,10 @@ var controlMutants = []mutant{
 		"\t\tif l.paused[q] && !now.Paused {\n", "\t\tif l.paused[q] && !now.Paused && old == nil {\n")},
 	{"pause-within-a-look-counts", "Observers: a look of WaitIdle goes by one answer of who is paused", "TestScheduleK_IdleAfter", one("percolator/idle.go",
 		"q.o.id == id && !l.paused[q] })", "q.o.id == id && !q.paused })")},
+	{"newer-change-has-another-turn", "Observers: a cell has one turn by its observer's rate, however often it changes", "TestRateOfAHotCell|TestWhatIsWanted", one(queueGo,
+		"return !now.Before(p.turn) && (p.seen", "return (p.seen")},
+	{"job-has-many-turns", "Observers: a job has one turn by its observer's rate, however often it is looked at", "TestTurnsOfJobs", one("percolator/rate.go",
+		"\tif t.turn.After(now) {\n", "\tif t.turn.After(now) && t.turn.IsZero() {\n")},
+	{"turn-ends-with-the-pause", "Observers: a job whose pause ends early keeps its turn", "TestTurnsOfJobs", one("percolator/pause.go",
+		", trouble: p.trouble, turn: p.turn})", ", trouble: p.trouble})")},
 }
