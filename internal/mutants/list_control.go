@@ -173,4 +173,10 @@ var controlMutants = []mutant{
 		"\tif t.turn.After(now) {\n", "\tif t.turn.After(now) && t.turn.IsZero() {\n")},
 	{"turn-ends-with-the-pause", "Observers: a job whose pause ends early keeps its turn", "TestTurnsOfJobs", one("percolator/pause.go",
 		", trouble: p.trouble, turn: p.turn})", ", trouble: p.trouble})")},
+	{"sweep-begins-anew", "Observers: a sweep whose snapshot is too old goes on by another one (B4)", "TestScheduleB4_SweepOutlives", one(sweepGo,
+		"!errors.Is(err, ErrSnapshotTooOld) || len(s.rows) == 0 {", "!errors.Is(err, ErrSnapshotTooOld) || len(s.rows) >= 0 {")},
+	{"sweep-skips-what-it-had-read", "Observers: a sweep goes on with the first row that it has yet to notify (B4)", "TestScheduleB4_SweepOutlives", one(sweepGo,
+		"s.from, s.rows = s.rows[0], s.rows[:0]", "s.from, s.rows = s.rows[len(s.rows)-1], s.rows[:0]")},
+	{"sweep-for-nobody", "Observers: a sweep that nobody needs any more ends", "TestScheduleB4_SweepOutlives", one(sweepGo,
+		"err != nil || v.unswept(&s.r) == nil {", "err != nil || v == nil {")},
 }
