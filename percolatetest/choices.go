@@ -182,7 +182,11 @@ func (w *world) begin(ctx context.Context, name string, r coretest.Run) {
 			return nil
 		}
 		parked, err := w.db.Parked(ctx)
-		if err == nil && slices.ContainsFunc(parked, func(p percolator.ParkedRun) bool { return p.Observer == r.Observer && p.Cell == r.Cell }) {
+		if err != nil {
+			return err
+		}
+		infos, err := w.db.Observers(ctx)
+		if err == nil && slices.ContainsFunc(parked, func(p percolator.ParkedRun) bool { return p.Cell == r.Cell && isOf(infos, p, r.Observer) }) {
 			err = fmt.Errorf("it was parked after its last attempt: %w", a.failure)
 		}
 		return err

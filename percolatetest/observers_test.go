@@ -142,6 +142,9 @@ func TestParked(t *testing.T) {
 		}}},
 	}
 	requireViolation(t, p, "it was parked after its last attempt: no such thing", "# fails: no such thing")
+	p.Setup = func(ctx context.Context, db *percolator.DB) error { return db.RenameObserver(ctx, "bad", "good") }
+	requireViolation(t, p, "it was parked after its last attempt: no such thing", "# fails: no such thing")
+	p.Setup = nil
 	p.AllowParked = true
 	calls = 0
 	require.Equal(t, 1, requireComplete(t, p).Schedules)
@@ -231,4 +234,19 @@ func TestOldValues(t *testing.T) {
 	requireComplete(t, p)
 	p.Observers[0] = sum("sum", false)
 	requireViolation(t, p, "the total is")
+}
+
+// TestRateIsNoChoice has the same schedules whatever the rate of an observer is.
+func TestRateIsNoChoice(t *testing.T) {
+	t.Parallel()
+	p := Program{
+		Clients:   []Client{put(cell("a", "in"), 1), put(cell("b", "in"), 2)},
+		Observers: []percolator.Observer{adder("add", cell("total", "n"))},
+		Finally:   holds(cell("total", "n"), 2),
+	}
+	want := requireComplete(t, p)
+	p.Observers[0].Rate = 0.001
+	got := requireComplete(t, p)
+	require.Equal(t, want.Schedules, got.Schedules)
+	require.Equal(t, want.Steps, got.Steps)
 }

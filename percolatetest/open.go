@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"testing"
 	"time"
 
@@ -55,9 +56,7 @@ func RunUntilIdle(t testing.TB, db *percolator.DB, observers ...percolator.Obser
 		MaxAttempts: mostAttempts, Backoff: percolator.Backoff{Min: time.Millisecond, Max: 8 * time.Millisecond},
 		MemberLease: 100 * time.Millisecond, GCInterval: -1,
 	})
-	names := map[string]bool{}
 	for _, o := range observers {
-		names[o.Name] = true
 		if err := w.Observe(o); err != nil {
 			t.Fatalf("percolatetest: %v", err)
 		}
@@ -84,11 +83,25 @@ func RunUntilIdle(t testing.TB, db *percolator.DB, observers ...percolator.Obser
 	if err != nil {
 		t.Fatalf("percolatetest: looking for parked runs: %v", err)
 	}
+	infos, err := db.Observers(t.Context())
+	if err != nil {
+		t.Fatalf("percolatetest: looking for the names of observers: %v", err)
+	}
 	for _, p := range parked {
-		if names[p.Observer] {
+		if slices.ContainsFunc(observers, func(o percolator.Observer) bool {
+			return o.Table == p.Cell.Table && o.Column == p.Cell.Column && isOf(infos, p, o.Name)
+		}) {
 			t.Errorf("percolatetest: a run of observer %q on %v was parked after %d attempts: %s", p.Observer, p.Cell, p.Attempts, p.Error)
 		}
 	}
+}
+
+// isOf tells whether a parked run is one of the observer that goes by a name. An observer may go by several, and its parked runs
+// have the one that it is called now.
+func isOf(infos []percolator.ObserverInfo, p percolator.ParkedRun, name string) bool {
+	return p.Observer == name || slices.ContainsFunc(infos, func(o percolator.ObserverInfo) bool {
+		return o.Name == p.Observer && o.Table == p.Cell.Table && o.Column == p.Cell.Column && slices.Contains(o.Aliases, name)
+	})
 }
 
 var errNotIdle = errors.New("the test has little time left; does an observer run because of itself?")

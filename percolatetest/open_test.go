@@ -107,6 +107,25 @@ func TestRunUntilIdleTellsOfFailures(t *testing.T) {
 	require.Contains(t, failure(t, func(t testing.TB) { Open(t, percolator.WithOracle("", noOracle{})) }), "WithOracle needs a name")
 }
 
+// An observer may go by several names. Its parked runs have the one that it is called now.
+func TestRunUntilIdleTellsOfRenamedObservers(t *testing.T) {
+	t.Parallel()
+	db := Open(t, percolator.WithLogger(nil))
+	RunUntilIdle(t, db, adder("old", cell("total", "n")))
+	require.NoError(t, db.RenameObserver(t.Context(), "old", "new"))
+	for i, name := range []string{"old", "new"} {
+		require.NoError(t, put(cell(name, "in"), i).Run(t.Context(), db))
+		said := failure(t, func(t testing.TB) {
+			RunUntilIdle(t, db, percolator.Observer{Name: name, Table: "t", Column: "in", Func: func(context.Context, *percolator.Txn, percolator.Cell) error {
+				return errors.New("no such thing")
+			}})
+		})
+		require.Contains(t, said, fmt.Sprintf(`a run of observer "new" on t/%s/in was parked after 3 attempts: no such thing`, name))
+	}
+	// One of the same name in another column is another observer.
+	RunUntilIdle(t, db, percolator.Observer{Name: "old", Table: "t", Column: "other", Func: func(context.Context, *percolator.Txn, percolator.Cell) error { return nil }})
+}
+
 // ending is a recorder with a deadline.
 type ending struct {
 	*recorder

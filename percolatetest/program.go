@@ -26,7 +26,8 @@ type Program struct {
 	// Observers run whenever a client, or another observer, has changed a cell of theirs.
 	// Concurrency 1 means that runs of the observer never overlap; every other value means
 	// that those of different cells may. MaxAttempts is 3 unless it is set. Timeout does
-	// nothing, because time stands still while a function runs.
+	// nothing, because time stands still while a function runs, and neither does Rate: runs come in every order,
+	// however soon after each other.
 	Observers []percolator.Observer
 	// Workers is in how many processes a run of the same observer on the same cell may be
 	// under way at once. Default 1. With 2 Explore also tries what happens when a worker is

@@ -251,7 +251,7 @@ func (w *world) worker(db *percolator.DB, around func(o percolator.Observer) per
 		if around != nil && (o.Func != nil || o.OnChange != nil) {
 			o = around(o)
 		}
-		o.Timeout = 0
+		o.Timeout, o.Rate = 0, 0 // both go by the time, which stands still; a run that is held back would be a choice in vain
 		if err := worker.Observe(o); err != nil {
 			return nil, fmt.Errorf("%w: %w", errProgram, err)
 		}

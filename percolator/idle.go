@@ -18,7 +18,8 @@ import (
 // and to sweep, also for an observer that somebody has registered again.
 //
 // What was committed before the call is then done, with all that followed from it by these
-// observers. Observers that this worker does not run are not waited for. Neither are
+// observers. An observer that was resumed before the call is waited for, also if the worker has yet to
+// hear of it. Observers that this worker does not run are not waited for. Neither are
 // clients that commit meanwhile.
 //
 // It asks the other workers, who are told by the store's push (rowstore.Waker), or look
@@ -46,7 +47,7 @@ func (w *Worker) WaitIdle(ctx context.Context) error {
 		}
 		w.mu.Lock()
 		busy := len(w.jobs) > 0
-		l.begun = w.begun()
+		l.begun, l.paused = w.begun(), w.pausedQueues()
 		changed := make(chan struct{})
 		w.idle[changed] = struct{}{}
 		w.mu.Unlock()
@@ -88,6 +89,10 @@ type idleLook struct {
 	base  *muster // of the other workers before the look; nil if that is yet to be read
 	tries int     // in a row that have found something left
 	asked int     // how often others were at work, or may have been
+
+	// paused are the queues whose observers were paused, as far as the worker knew when the look began. The look passes over what
+	// waits for these alone, whatever the worker learns meanwhile, and checkCatalog judges whether it might.
+	paused map[*queue]bool
 }
 
 // mostAskWait is the longest wait before others are asked again.
@@ -154,7 +159,7 @@ func (l *idleLook) look(ctx context.Context) (idleState, error) {
 	}
 	before := w.db.known()
 	for _, reverse := range []bool{false, true} {
-		left, err := w.anyLeft(ctx, reverse)
+		left, err := l.anyLeft(ctx, reverse)
 		switch {
 		case err != nil:
 			return again(err)
@@ -212,8 +217,9 @@ func (l *idleLook) othersRest(ctx context.Context) (bool, error) {
 	return rested, nil
 }
 
-// checkCatalog looks whether the sweeps of the worker's observers had been done before the
-// first scan.
+// checkCatalog looks, after the scans, whether the sweeps of the worker's observers had been done before the
+// first scan, and whether the observers that the scans have passed over are still paused. One that was resumed meanwhile, or before
+// the worker could hear of it, has changes that wait. One that was paused meanwhile was looked for.
 func (l *idleLook) checkCatalog(ctx context.Context, before *catalogView) (idleState, error) {
 	w := l.w
 	v, err := w.db.loadCatalog(ctx)
@@ -231,6 +237,10 @@ func (l *idleLook) checkCatalog(ctx context.Context, before *catalogView) (idleS
 	for _, q := range w.list {
 		old, now := w.record(before, q), w.record(v, q)
 		if old == nil || old.Since != now.Since || old.Swept != now.Swept {
+			return moving, nil
+		}
+		if l.paused[q] && !now.Paused {
+			leaveToken(w.recheck)
 			return moving, nil
 		}
 	}
@@ -287,7 +297,8 @@ func (w *Worker) endedError() error {
 
 // anyLeft tells whether a notification is left that one of the worker's observers
 // has to see. reverse begins with the last table.
-func (w *Worker) anyLeft(ctx context.Context, reverse bool) (bool, error) {
+func (l *idleLook) anyLeft(ctx context.Context, reverse bool) (bool, error) {
+	w := l.w
 	tables := slices.Sorted(maps.Keys(w.tables))
 	if reverse {
 		slices.Reverse(tables)
@@ -302,7 +313,7 @@ func (w *Worker) anyLeft(ctx context.Context, reverse bool) (bool, error) {
 				return true, err
 			}
 			for column, notified := range notifiedColumns(&row) {
-				left, err := w.isLeft(ctx, Cell{table, row.Row, column}, notified)
+				left, err := l.isLeft(ctx, Cell{table, row.Row, column}, notified)
 				if err != nil || left {
 					return true, err
 				}
@@ -313,7 +324,8 @@ func (w *Worker) anyLeft(ctx context.Context, reverse bool) (bool, error) {
 }
 
 // isLeft looks at a notified cell as a run would.
-func (w *Worker) isLeft(ctx context.Context, c Cell, notified []rowstore.Version) (bool, error) {
+func (l *idleLook) isLeft(ctx context.Context, c Cell, notified []rowstore.Version) (bool, error) {
+	w := l.w
 	seen := w.rested.signature(c, w.db.known().observers(c.Table, c.Column), notified)
 	w.mu.Lock()
 	covered := w.rested.covers(c, seen, w.db.clock.Now())
@@ -333,7 +345,7 @@ func (w *Worker) isLeft(ctx context.Context, c Cell, notified []rowstore.Version
 		return true, err
 	}
 	for i, name := range view.names {
-		if w.observes(name, c) && !view.covered(i) && !w.isPaused(name, c) {
+		if l.waitsFor(name, c) && !view.covered(i) {
 			return true, nil
 		}
 	}
@@ -344,6 +356,11 @@ func (w *Worker) isLeft(ctx context.Context, c Cell, notified []rowstore.Version
 	}
 	w.skipUntilChanged(view)
 	return false, nil
+}
+
+// waitsFor tells whether the look waits for an observer of a stored cell: the worker runs it, and it was not paused.
+func (l *idleLook) waitsFor(id string, c Cell) bool {
+	return slices.ContainsFunc(l.w.queuesOf(c), func(q *queue) bool { return q.o.id == id && !l.paused[q] })
 }
 
 // signalIdle tells WaitIdle that nothing runs at the moment. w.mu is held.

@@ -19,8 +19,9 @@ type pausedJob struct {
 	until   time.Time
 	seen    uint64 // the notifications that it is left alone for
 	trouble int
-	locked  bool // for somebody's lock
-	waits   bool // for its next attempt
+	locked  bool      // for somebody's lock
+	waits   bool      // for its next attempt
+	turn    time.Time // that of the task
 }
 
 // pauseHeap has the pause that ends first at the top. Some pauses in it may have
@@ -94,7 +95,7 @@ func (w *Worker) dropPause(p *pausedJob) {
 // endPause queues a job whose pause is over. w.mu is held.
 func (w *Worker) endPause(p *pausedJob) {
 	w.dropPause(p)
-	w.enqueue(&task{job: p.job, q: p.q, seen: p.seen, trouble: p.trouble})
+	w.enqueue(&task{job: p.job, q: p.q, seen: p.seen, trouble: p.trouble, turn: p.turn})
 }
 
 // resumeLocked queues the jobs of a table that wait for a lock. w.mu is held.

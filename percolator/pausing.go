@@ -130,7 +130,7 @@ func (w *Worker) held(t *task) (r runResult, held bool) {
 	if wait := t.q.breaker.left(now); wait > 0 {
 		return runResult{next: runWaiting, wait: wait}, true
 	}
-	if wait := t.q.pacer.wait(w.partOf(t.q), now); wait > 0 {
+	if wait := w.awaitTurn(t, now); wait > 0 {
 		return runResult{next: runWaiting, wait: wait}, true
 	}
 	return runResult{}, false
@@ -142,7 +142,7 @@ func (w *Worker) letThrough(t *task) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := w.db.clock.Now()
-	if wait := t.q.pacer.wait(w.partOf(t.q), now); wait > 0 {
+	if wait := w.awaitTurn(t, now); wait > 0 {
 		return wait
 	}
 	if wait := t.q.breaker.wait(now); wait > 0 {
@@ -154,14 +154,16 @@ func (w *Worker) letThrough(t *task) time.Duration {
 	return 0
 }
 
-// isPaused tells whether one of this worker's observers, of a stored cell's column, is paused.
-func (w *Worker) isPaused(id string, c Cell) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, q := range w.queuesOf(c) {
-		if q.o.id == id {
-			return q.paused
+// pausedQueues are those of this worker's observers that are paused, as far as it knows. w.mu is held.
+func (w *Worker) pausedQueues() map[*queue]bool {
+	var paused map[*queue]bool
+	for _, q := range w.list {
+		if q.paused {
+			if paused == nil {
+				paused = map[*queue]bool{}
+			}
+			paused[q] = true
 		}
 	}
-	return false
+	return paused
 }

@@ -36,6 +36,8 @@ type task struct {
 	seen    uint64 // the signature of the notifications that were seen last, or unread
 	trouble int    // how often in a row the store failed
 
+	turn time.Time // when it may run by its observer's rate (awaitTurn), zero if that has not told it to wait
+
 	begunAt  time.Time // when it was started
 	calledAt time.Time // when its function was called, zero before
 	claimed  time.Time // when its cell was claimed last, zero without a claim
@@ -92,9 +94,14 @@ func (w *Worker) wanted(q *queue, c Cell, seen uint64) bool {
 		}
 		return false
 	}
-	// A newer change does not wait for the next attempt of an older one.
 	p := w.paused[j]
-	return p == nil || p.seen != seen || !w.db.clock.Now().Before(p.until)
+	if p == nil {
+		return true
+	}
+	now := w.db.clock.Now()
+	// A newer change does not wait for the next attempt of an older one, but for the turn that its cell has by the observer's rate: the
+	// job reads the newest change then. A cell that changes all the time would else take one turn after the other, and leave none to others.
+	return !now.Before(p.turn) && (p.seen != seen || !now.Before(p.until))
 }
 
 // enqueue adds a task to its queue, if there is room. w.mu is held.

@@ -28,6 +28,7 @@ func TestWhatIsWanted(t *testing.T) {
 		task     *task
 		paused   time.Duration // for how long yet
 		pausedBy uint64        // what was seen then
+		turn     time.Duration // when its turn is, if it waits for that
 		stopping bool
 		full     bool
 
@@ -40,6 +41,8 @@ func TestWhatIsWanted(t *testing.T) {
 		"queued, changed":           {task: &task{seen: other}},
 		"paused":                    {paused: time.Second, pausedBy: seen, pauseStays: true},
 		"paused, changed":           {paused: time.Second, pausedBy: other, want: true},
+		"has a turn, changed":       {paused: time.Second, pausedBy: other, turn: time.Second, pauseStays: true},
+		"had a turn, changed":       {paused: time.Second, pausedBy: other, turn: -time.Second, want: true},
 		"the pause ends":            {paused: 1, pausedBy: seen, pauseStays: true},
 		"the pause has ended":       {paused: -time.Second, pausedBy: seen, want: true},
 		"the worker stops":          {stopping: true},
@@ -55,7 +58,8 @@ func TestWhatIsWanted(t *testing.T) {
 				wk.jobs[j] = x.task
 			}
 			if x.paused != 0 {
-				wk.pauseJob(&pausedJob{job: j, q: q, until: w.clock.Now().Add(x.paused), seen: x.pausedBy})
+				now := w.clock.Now()
+				wk.pauseJob(&pausedJob{job: j, q: q, until: now.Add(x.paused), seen: x.pausedBy, turn: now.Add(x.turn)})
 			}
 			before, fresh := 0, len(name)%2 == 0
 			waiting := q.waiting(fresh)

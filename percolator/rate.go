@@ -78,6 +78,20 @@ func (p *pacer) wait(part float64, now time.Time) time.Duration {
 	return max(p.turn.Sub(now), leastPause)
 }
 
+// awaitTurn returns how long a job waits because of its observer's rate, 0 if it may run. It has one turn at a time: however often it is
+// looked at before that, it takes none from the jobs that wait behind it. w.mu is held.
+func (w *Worker) awaitTurn(t *task, now time.Time) time.Duration {
+	if t.turn.After(now) {
+		return max(t.turn.Sub(now), leastPause)
+	}
+	t.turn = time.Time{}
+	wait := t.q.pacer.wait(w.partOf(t.q), now)
+	if wait > 0 {
+		t.turn = now.Add(wait)
+	}
+	return wait
+}
+
 // take counts a run. It returns false if the run must wait all the same.
 func (p *pacer) take(now time.Time) bool {
 	return p.most == 0 || p.limiter.AllowN(now, 1)

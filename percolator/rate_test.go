@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -118,4 +120,81 @@ func TestRateOfTwoWorkers(t *testing.T) {
 	// Before the second worker is a member, and is known to the first, both may have all of the rate.
 	require.LessOrEqual(t, float64(len(seen.values)), 2*(rate*(took+rateBurst.Seconds())+1))
 	require.Greater(t, took, rows/(2*rate)-rateBurst.Seconds())
+}
+
+// A job has one turn, however often it is looked at before that, and the next job has the next one.
+func TestTurnsOfJobs(t *testing.T) {
+	t.Parallel()
+	wk, w := idleWorker(t)
+	q := wk.list[0]
+	q.pacer.most = 1
+	waits := func(j *task, want time.Duration) {
+		t.Helper()
+		r, held := wk.held(j)
+		require.Equal(t, want > 0, held)
+		require.Equal(t, want, r.wait)
+	}
+	first, second := &task{job: job{rowA, q.o}, q: q}, &task{job: job{rowB, q.o}, q: q}
+	waits(first, 0)
+	require.Zero(t, wk.letThrough(first))
+	for range 5 {
+		waits(first, time.Second) // one that is found again while it runs is looked at again at once
+	}
+	waits(second, 2*time.Second)
+	waits(first, time.Second)
+	// A pause that ends early, because all that wait for the observer are looked at, does not end the turn.
+	wk.mu.Lock()
+	p := &pausedJob{job: first.job, q: q, until: w.clock.Now().Add(time.Second), waits: true, turn: first.turn}
+	wk.pauseJob(p)
+	wk.endPause(p)
+	first = wk.jobs[first.job]
+	wk.mu.Unlock()
+	waits(first, time.Second)
+	w.clock.advance(time.Second)
+	waits(first, 0)
+	require.Zero(t, wk.letThrough(first))
+	waits(second, time.Second)
+	waits(first, 2*time.Second)
+	w.clock.advance(time.Second)
+	waits(second, 0)
+}
+
+// A cell that changes all the time has one turn of a rate, as any other. Its newest change is seen.
+func TestRateOfAHotCell(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		var hot, others, newest atomic.Int64
+		m := c.hire(WorkerConfig{}, nil).observes(Observer{Name: "o", Rate: 1, Func: func(ctx context.Context, tx *Txn, cell Cell) error {
+			if cell != rowA {
+				others.Add(1)
+				return nil
+			}
+			v, err := tx.Get(ctx, cell)
+			if err != nil {
+				return err
+			}
+			n, err := strconv.ParseInt(string(v), 10, 64)
+			hot.Add(1)
+			newest.Store(n)
+			return err
+		}}).start()
+		settle()
+		changes := int64(0)
+		change := func() {
+			changes++
+			set(t, c.source, rowA, strconv.FormatInt(changes, 10))
+		}
+		change()
+		time.Sleep(100 * time.Millisecond)
+		require.EqualValues(t, 1, hot.Load())
+		set(t, c.source, rowB, "x")
+		for range 3000 {
+			change()
+			time.Sleep(10 * time.Millisecond)
+		}
+		require.Positive(t, others.Load(), "it waits for ever")
+		require.Greater(t, hot.Load(), int64(10))
+		require.NoError(t, m.WaitIdle(t.Context()))
+		require.Equal(t, changes, newest.Load())
+		require.NoError(t, c.source.WaitObserved(t.Context(), 0, "o", rowA, rowB))
+	})
 }

@@ -117,7 +117,9 @@ func (w *Worker) endJob(t *task, last nextStep, wait time.Duration) bool {
 	t.q.running--
 	w.running--
 	if wait > 0 {
-		w.pauseJob(&pausedJob{job: t.job, q: t.q, until: w.db.clock.Now().Add(wait), seen: t.seen, trouble: t.trouble, locked: last == runLocked, waits: last == runWaiting})
+		w.pauseJob(&pausedJob{
+			job: t.job, q: t.q, until: w.db.clock.Now().Add(wait), seen: t.seen, trouble: t.trouble, locked: last == runLocked, waits: last == runWaiting, turn: t.turn,
+		})
 	}
 	w.dispatch()
 	w.signalIdle()

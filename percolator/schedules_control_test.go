@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 )
@@ -51,6 +52,54 @@ func TestScheduleK_WorkerStartsWithinAPause(t *testing.T) {
 	require.NoError(t, worker.publish(t.Context()))
 	rests(t, worker, rowA)
 	require.Zero(t, worker.db.Stats().ObserverRuns)
+}
+
+// An observer is resumed, and nobody has told the worker yet: WaitIdle waits for the changes of the pause. So it does if the pause came while it looked.
+func TestScheduleK_IdleAfterAResumption(t *testing.T) {
+	t.Parallel()
+	for _, during := range []bool{false, true} {
+		t.Run(fmt.Sprint("paused during a look ", during), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.observed("t", "v", "o")
+			c, other := w.client(), w.client()
+			worker := watching(t, c, Observer{Name: "o", Func: func(context.Context, *Txn, Cell) error { return nil }})
+			close(worker.ready)
+			pauses := func() {
+				require.NoError(t, other.PauseObserver(t.Context(), "o"))
+				worker.notePaused(other.known())
+			}
+			if !during {
+				pauses()
+			}
+			set(t, c.DB, rowA, "1")
+			if !during {
+				require.NoError(t, worker.WaitIdle(t.Context()), "it is not waited for")
+			}
+			scan := c.hold(t, func(x *call) bool { return x.Kind == faultstore.CallScan && x.Range.Table == "t" })
+			read := c.hold(t, func(x *call) bool { return x.Kind == faultstore.CallRead && x.Reads[0].Table == format.TableCatalog })
+			done := async(func() error { return worker.WaitIdle(t.Context()) })
+			scan.wait()
+			if during {
+				pauses()
+			}
+			scan.release(pass)
+			read.wait() // after the scans
+			require.NoError(t, other.ResumeObserver(t.Context(), "o"))
+			read.release(pass)
+			select {
+			case <-worker.recheck: // attend reads the catalog then
+			case err := <-done:
+				require.FailNow(t, "WaitIdle has returned while a change waits", "%v", err)
+			case <-time.After(patience):
+				require.FailNow(t, "nobody asks for the catalog")
+			}
+			worker.notePaused(other.known())
+			runs(t, worker, rowA)
+			require.NoError(t, w.finish(done))
+			require.Empty(t, w.notified(rowA))
+		})
+	}
 }
 
 // A new observer is paused while its worker sweeps for it, which may take hours: the worker knows of it, and of

@@ -217,7 +217,7 @@ func TestWhatWaitsIsLeft(t *testing.T) {
 	wk := watching(t, c, Observer{Name: "o", Func: nothing})
 	cell, now := row("0000000"), w.clock.Now()
 	left := func() bool {
-		left, err := wk.anyLeft(t.Context(), false)
+		left, err := (&idleLook{w: wk}).anyLeft(t.Context(), false)
 		require.NoError(t, err)
 		return left
 	}

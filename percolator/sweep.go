@@ -214,16 +214,24 @@ func (w *Worker) sweepOne(ctx context.Context, r format.Observer, at Timestamp) 
 		return 0, err
 	}
 	_, err = w.db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
-		for i := range v.Observers {
-			// A later registration of the observer needs a sweep of its own.
-			if o := &v.Observers[i]; o.Swept == 0 && o.Since == r.Since && o.Is(string(r.Name), string(r.Table), string(r.Column)) {
-				o.Swept = at
-				return true, nil
-			}
+		o := v.unswept(&r)
+		if o != nil {
+			o.Swept = at
 		}
-		return false, nil
+		return o != nil, nil
 	})
 	return 0, err
+}
+
+// unswept finds a registration of which nobody has said that its sweep is done. A later registration of the observer, which needs a sweep of its own,
+// is not taken for it.
+func (v *catalogView) unswept(r *format.Observer) *format.Observer {
+	for i := range v.Observers {
+		if o := &v.Observers[i]; o.Swept == 0 && o.Since == r.Since && o.Is(string(r.Name), string(r.Table), string(r.Column)) {
+			return o
+		}
+	}
+	return nil
 }
 
 // sweepLease keeps other workers from a sweep while this one makes progress with it.
@@ -288,63 +296,108 @@ func (l *sweepLease) renew(ctx context.Context) error {
 
 const sweepBatch = 256
 
-// sweep puts a notification on every cell of an observer's column whose newest
-// write at the snapshot is newer than the acknowledgment, or that has a timer: what told of
+// sweeper sweeps for one registration of an observer. It puts a notification on every cell of the observer's column whose newest
+// write at a snapshot is newer than the acknowledgment, or that has a timer: what told of
 // it may be gone, if nobody observed the column for a while.
+//
+// The first snapshot lies above all commits that did not know the observer. Every commit above it has notified, so for each row any later
+// snapshot does as well. A sweep that takes longer than history is kept draws another one, and goes on with the first row that it has yet to
+// notify. If it began anew it would put one more notification on every cell that its observer has yet to see.
+type sweeper struct {
+	w      *Worker
+	r      format.Observer
+	lease  *sweepLease
+	at     Timestamp // the snapshot
+	table  string
+	column string
+	ack    string   // the column of the acknowledgments
+	from   string   // the row at which the scan under way began
+	rows   []string // to be notified together
+}
+
 func (w *Worker) sweep(ctx context.Context, r format.Observer, at Timestamp, lease *sweepLease) error {
 	table, column := string(r.Table), string(r.Column)
-	ack := format.AckColumn(string(r.Name), column)
-	picks := snapshotPicks(snapshotPicks(nil, column, at), ack, at)
-	if w.db.known().Timers {
-		picks = snapshotPicks(picks, format.TimerColumn(column), at)
+	s := &sweeper{w: w, r: r, lease: lease, at: at, table: table, column: column, ack: format.AckColumn(string(r.Name), column)}
+	for {
+		err := s.scan(ctx)
+		if !errors.Is(err, ErrSnapshotTooOld) || len(s.rows) == 0 {
+			return err
+		}
+		if over, err := s.drawAnew(ctx); err != nil || over {
+			return err
+		}
 	}
-	var rows []string
-	flush := func() error {
-		if len(rows) == 0 {
-			return nil
-		}
-		ts, err := w.db.draw(ctx)
-		if err == nil {
-			err = w.db.checkSnapshotAt(ctx, at, ts, span{table: table, from: rows[0], to: rows[len(rows)-1] + "\x00"})
-		}
-		if err != nil {
-			return err
-		}
-		muts := make([]rowstore.Mutation, len(rows))
-		for i, row := range rows {
-			muts[i] = rowstore.Mutation{Table: table, Row: row, Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, column, ts, format.StrongNotification)}}
-		}
-		outs, err := w.db.store.Apply(ctx, muts, rowstore.ApplyOptions{})
-		for i := range outs {
-			err = errors.Join(err, outs[i].Err)
-		}
-		rows = rows[:0]
-		return err
+}
+
+// drawAnew takes another snapshot, for the rows from the first one on that has yet to be notified. over tells that nobody needs the
+// sweep any more: another worker has swept, or the registration is gone.
+func (s *sweeper) drawAnew(ctx context.Context) (over bool, err error) {
+	v, err := s.w.db.loadCatalog(ctx)
+	if err != nil || v.unswept(&s.r) == nil {
+		return err == nil, err
 	}
-	for row, err := range w.db.scanSettled(ctx, rowstore.ScanRange{Table: table, Selectors: picks}, at, nil, nil) {
+	s.from, s.rows = s.rows[0], s.rows[:0]
+	s.at, err = s.w.db.draw(ctx)
+	return false, err
+}
+
+// scan sweeps the rows from s.from on, by the snapshot.
+func (s *sweeper) scan(ctx context.Context) error {
+	db := s.w.db
+	picks := snapshotPicks(snapshotPicks(nil, s.column, s.at), s.ack, s.at)
+	if db.known().Timers {
+		picks = snapshotPicks(picks, format.TimerColumn(s.column), s.at)
+	}
+	for row, err := range db.scanSettled(ctx, rowstore.ScanRange{Table: s.table, From: s.from, Selectors: picks}, s.at, nil, nil) {
 		if err == nil {
-			err = lease.renew(ctx)
+			err = s.lease.renew(ctx)
 		}
 		if err != nil {
 			return err
 		}
-		newest := row.Newest(rowstore.Write, column)
-		acked, err := acknowledged(&row, ack, r.Since)
+		newest := row.Newest(rowstore.Write, s.column)
+		acked, err := acknowledged(&row, s.ack, s.r.Since)
 		if err != nil {
 			return err
 		}
-		timer, err := timerIn(&row, Cell{table, row.Row, column})
+		timer, err := timerIn(&row, Cell{s.table, row.Row, s.column})
 		if err != nil {
 			return err
 		}
 		if (newest == nil || newest.TS <= acked) && !timer.set {
 			continue
 		}
-		if rows = append(rows, row.Row); len(rows) == sweepBatch {
-			if err := flush(); err != nil {
+		if s.rows = append(s.rows, row.Row); len(s.rows) == sweepBatch {
+			if err := s.flush(ctx); err != nil {
 				return err
 			}
 		}
 	}
-	return flush()
+	return s.flush(ctx)
+}
+
+// flush notifies the rows, unless something of them may have been collected or erased since the snapshot: then the error
+// matches ErrSnapshotTooOld, and they stay.
+func (s *sweeper) flush(ctx context.Context) error {
+	if len(s.rows) == 0 {
+		return nil
+	}
+	db := s.w.db
+	ts, err := db.draw(ctx)
+	if err == nil {
+		err = db.checkSnapshotAt(ctx, s.at, ts, span{table: s.table, from: s.rows[0], to: s.rows[len(s.rows)-1] + "\x00"})
+	}
+	if err != nil {
+		return err
+	}
+	muts := make([]rowstore.Mutation, len(s.rows))
+	for i, row := range s.rows {
+		muts[i] = rowstore.Mutation{Table: s.table, Row: row, Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, s.column, ts, format.StrongNotification)}}
+	}
+	outs, err := db.store.Apply(ctx, muts, rowstore.ApplyOptions{})
+	for i := range outs {
+		err = errors.Join(err, outs[i].Err)
+	}
+	s.rows = s.rows[:0]
+	return err
 }

@@ -27,8 +27,7 @@ type TableSettings struct {
 	MaxTxnAge time.Duration
 	// Retention is the least time for which the table's history is kept: snapshots that old
 	// can be read. It must be greater than the table's MaxTxnAge plus the catalog lease. A
-	// transaction that is older gets ErrSnapshotTooOld from reads of the table. A sweep for a
-	// new observer reads one snapshot, so it must end within the retention.
+	// transaction that is older gets ErrSnapshotTooOld from reads of the table.
 	Retention time.Duration
 }
 

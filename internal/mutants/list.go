@@ -273,7 +273,7 @@ var mutants = append([]mutant{
 	{"the-living-are-buried", "The catalog: a record that its process stored anew stays", "TestCondemned", one(useGo,
 		"rowstore.DeleteRange(rowstore.Mark, r.column, 0, r.at)\n", "rowstore.DeleteRange(rowstore.Mark, r.column, 0, oracle.Max)\n")},
 	{"sweep-looks-past-locks", "Observers: with the normal rules for locks (B4)", "TestScheduleB4", one(sweepGo,
-		"range w.db.scanSettled(ctx, rowstore.ScanRange{Table: table, Selectors: picks}, at, nil, nil) {", "range w.db.store.Scan(ctx, rowstore.ScanRange{Table: table, Selectors: picks}) {")},
+		"range db.scanSettled(ctx, rowstore.ScanRange{Table: s.table, From: s.from, Selectors: picks}, s.at, nil, nil) {", "range db.store.Scan(ctx, rowstore.ScanRange{Table: s.table, From: s.from, Selectors: picks}) {")},
 	{"sweep-for-the-unacknowledged-only", "Observers: whose newest write is newer than the acknowledgment (B4)", "TestScheduleB4", one(sweepGo,
 		"(newest == nil || newest.TS <= acked) && !timer.set {", "(newest == nil || newest.TS <= acked || acked > 0) && !timer.set {")},
 

@@ -13,7 +13,7 @@ const (
 	eraseHintGo = "percolator/erase_hints.go"
 )
 
-// controlMutants are those of replays, rows that are deleted as a whole, renamed observers, and cascades.
+// controlMutants are those of replays, rows that are deleted as a whole, renamed observers, cascades, pauses and rates.
 var controlMutants = []mutant{
 	{"request-does-not-count", "Replays: while a request stands the observer is not covered", "TestScheduleR_RunsOnceMore", one(viewGo,
 		"\treturn v.failures[i].Replay && !v.failures[i].Parked\n", "\treturn v.failures[i].Replay && !v.failures[i].Parked && v.change == 0\n")},
@@ -161,4 +161,22 @@ var controlMutants = []mutant{
 		"rowstore.DeleteRange(rowstore.Lock, format.ColumnHint, 0, safe), ", "")},
 	{"deletion-in-one-phase", "Deleted rows: deletions take two phases", "TestScheduleW_UnseenColumn", one(onePhaseGo,
 		"len(c.tx.gone.all()) > 0 || ", "")},
+
+	// Pauses, rates and sweeps.
+	{"resumed-observer-not-waited-for", "Observers: WaitIdle waits for an observer that was resumed, whatever the worker knows", "TestScheduleK_IdleAfter", one("percolator/idle.go",
+		"\t\tif l.paused[q] && !now.Paused {\n", "\t\tif l.paused[q] && !now.Paused && old == nil {\n")},
+	{"pause-within-a-look-counts", "Observers: a look of WaitIdle goes by one answer of who is paused", "TestScheduleK_IdleAfter", one("percolator/idle.go",
+		"q.o.id == id && !l.paused[q] })", "q.o.id == id && !q.paused })")},
+	{"newer-change-has-another-turn", "Observers: a cell has one turn by its observer's rate, however often it changes", "TestRateOfAHotCell|TestWhatIsWanted", one(queueGo,
+		"return !now.Before(p.turn) && (p.seen", "return (p.seen")},
+	{"job-has-many-turns", "Observers: a job has one turn by its observer's rate, however often it is looked at", "TestTurnsOfJobs", one("percolator/rate.go",
+		"\tif t.turn.After(now) {\n", "\tif t.turn.After(now) && t.turn.IsZero() {\n")},
+	{"turn-ends-with-the-pause", "Observers: a job whose pause ends early keeps its turn", "TestTurnsOfJobs", one("percolator/pause.go",
+		", trouble: p.trouble, turn: p.turn})", ", trouble: p.trouble})")},
+	{"sweep-begins-anew", "Observers: a sweep whose snapshot is too old goes on by another one (B4)", "TestScheduleB4_SweepOutlives", one(sweepGo,
+		"!errors.Is(err, ErrSnapshotTooOld) || len(s.rows) == 0 {", "!errors.Is(err, ErrSnapshotTooOld) || len(s.rows) >= 0 {")},
+	{"sweep-skips-what-it-had-read", "Observers: a sweep goes on with the first row that it has yet to notify (B4)", "TestScheduleB4_SweepOutlives", one(sweepGo,
+		"s.from, s.rows = s.rows[0], s.rows[:0]", "s.from, s.rows = s.rows[len(s.rows)-1], s.rows[:0]")},
+	{"sweep-for-nobody", "Observers: a sweep that nobody needs any more ends", "TestScheduleB4_SweepOutlives", one(sweepGo,
+		"err != nil || v.unswept(&s.r) == nil {", "err != nil || v == nil {")},
 }

@@ -146,7 +146,7 @@ func TestIdle(t *testing.T) {
 }
 
 // TestWaitIdle lets one worker wait until all are idle, who have nothing to do, and then until
-// they have handled what comes just before.
+// they have handled what comes just before: changes, and a relay, which moves from worker to worker behind its looks.
 func TestWaitIdle(t *testing.T) {
 	t.Parallel()
 	var s sheet
@@ -154,6 +154,7 @@ func TestWaitIdle(t *testing.T) {
 	for _, n := range size([]int{1, 8, 40}, []int{1, 2, 8, 32, 100}) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, *function)
+			w.relays = true
 			for range n {
 				w.start()
 			}
@@ -179,9 +180,13 @@ func TestWaitIdle(t *testing.T) {
 			for range 3 * n {
 				require.NoError(t, w.change())
 			}
+			w.beginRelay(100)
 			idle(one)
-			require.Zero(t, w.unhandled(), "WaitIdle has returned while there was work")
-			w.close()
+			relayEnded := w.relayEnded()
+			w.read()
+			w.close() // or a bubble that fails has goroutines left
+			require.True(t, relayEnded, "WaitIdle has returned while work moved")
+			require.Zero(t, w.unread(), "WaitIdle has returned while there was work")
 			s.add("%d\t%s\t%s\t%s\t%s\t%.1f", n, ms(took[0]), ms(took[1]), ms(took[2]), ms(took[3]), calls)
 			for i, d := range took {
 				s.within(2*time.Second, fmt.Sprint("wait ", i), d)

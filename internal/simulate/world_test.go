@@ -28,6 +28,7 @@ type world struct {
 	mem       *memstore.Store
 	function  time.Duration // how long a function takes
 	observers []string      // that a change must run for
+	relays    bool          // each worker has the observers of relays, too
 	source    *process      // which only commits
 	processes []*process    // which run observers, also those that have ended
 
@@ -124,6 +125,11 @@ func (p *process) run(observers ...string) *process {
 	for _, name := range observers {
 		require.NoError(p, worker.Observe(percolator.Observer{Name: name, Table: "t", Column: "in", Func: p.copier(name)}))
 	}
+	if p.relays {
+		for _, table := range relayTables {
+			require.NoError(p, worker.Observe(percolator.Observer{Name: "relay " + table, Table: table, Column: "v", Func: relay}))
+		}
+	}
 	ctx, cancel := context.WithCancel(p.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- worker.Run(ctx) }()
@@ -171,6 +177,46 @@ func (p *process) called(row, observer string) int {
 	r := p.changes[row].runs[observer]
 	r.began = append(r.began, time.Now())
 	return len(r.began) - 1
+}
+
+// A relay is work that moves: a number, which each run hands on to a cell in the other table, one less, until it is 0. A look at the one table
+// and then at the other may find it in neither.
+var relayTables = []string{"a", "z"}
+
+func relayCell(n int) percolator.Cell {
+	return percolator.Cell{Table: relayTables[n%len(relayTables)], Row: fmt.Sprintf("%08x", uint32(n)*2654435761), Column: "v"} //nolint:gosec // a small number
+}
+
+// relay is the function of the observers.
+func relay(ctx context.Context, tx *percolator.Txn, c percolator.Cell) error {
+	v, err := tx.Get(ctx, c)
+	if err != nil {
+		return err
+	}
+	n, err := strconv.Atoi(string(v))
+	if err != nil || n == 0 {
+		return err
+	}
+	return tx.Set(relayCell(n-1), []byte(strconv.Itoa(n-1)))
+}
+
+// beginRelay sets the number.
+func (w *world) beginRelay(n int) {
+	w.Helper()
+	require.NoError(w, w.source.db.Update(w.Context(), func(tx *percolator.Txn) error { return tx.Set(relayCell(n), []byte(strconv.Itoa(n))) }))
+}
+
+// relayEnded tells whether the number has become 0.
+func (w *world) relayEnded() (ended bool) {
+	w.Helper()
+	require.NoError(w, w.source.db.View(w.Context(), func(tx *percolator.Txn) error {
+		_, err := tx.Get(w.Context(), relayCell(0))
+		if ended = err == nil; errors.Is(err, percolator.ErrNotFound) {
+			err = nil
+		}
+		return err
+	}))
+	return ended
 }
 
 // change changes a row of its own.

@@ -1,0 +1,81 @@
+package percolator
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// B4. Guards: a sweep that takes longer than history is kept goes on by another snapshot where it was: every cell that its observer has yet to see
+// gets one notification, however long that takes. It ends if nobody needs it any more.
+func TestScheduleB4_SweepOutlivesItsSnapshot(t *testing.T) {
+	t.Parallel()
+	const rows, changed = 3*sweepBatch - 10, 2 * sweepBatch
+	cell := func(i int) Cell { return row(fmt.Sprintf("r%06d", i)) }
+	notifies := func(x *call) bool { return edits(x, puts(rowstore.Notify)) && x.Mutations()[0].Table == "t" }
+	for name, ends := range map[string]func(t *testing.T, other *client){
+		"goes on": nil,
+		"another worker has swept": func(t *testing.T, other *client) {
+			_, err := other.changeCatalog(t.Context(), func(v *catalogView) (bool, error) {
+				v.Observers[0].Swept = 1
+				return true, nil
+			})
+			require.NoError(t, err)
+		},
+		"the observer was removed": func(t *testing.T, other *client) { require.NoError(t, other.RemoveObserver(t.Context(), "o")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			c := w.client(WithSettings(Settings{MaxTxnAge: 10 * time.Second, Retention: time.Minute, CatalogLease: worldLease}))
+			require.NoError(t, c.Update(t.Context(), func(tx *Txn) (err error) {
+				for i := range rows {
+					err = errors.Join(err, tx.Set(cell(i), []byte("1")))
+				}
+				return err
+			}))
+			var s saw
+			wk := watching(t, c, s.observer("o"))
+			require.NoError(t, wk.publish(t.Context()))
+			other := w.client()
+			p := c.hold(t, notifies)
+			swept := async(func() error { return wk.sweepNew(t.Context()) })
+			p.wait()
+			// What the sweep would have read of this cell is collected. Its change has notified.
+			set(t, other.DB, cell(changed), "2")
+			w.pass(20 * time.Second)
+			_, err := w.collect(other, 1)
+			require.NoError(t, err)
+			if ends != nil {
+				ends(t, other)
+			}
+			p.release(pass)
+			require.NoError(t, w.finish(swept))
+			if ends != nil {
+				require.Len(t, c.wire.sent(notifies), 1)
+				return
+			}
+			require.Len(t, c.wire.sent(notifies), 3)
+			for i := range rows {
+				want := 1
+				if i == changed {
+					want = 2
+				}
+				require.Len(t, w.notified(cell(i)), want, "row %d", i)
+			}
+			v, err := c.loadCatalog(t.Context())
+			require.NoError(t, err)
+			require.Empty(t, wk.unswept(v))
+			for _, i := range []int{0, sweepBatch, changed, rows - 1} {
+				runs(t, wk, cell(i))
+				rests(t, wk, cell(i))
+			}
+			require.Equal(t, []string{"1", "1", "2", "1"}, s.values)
+		})
+	}
+}
