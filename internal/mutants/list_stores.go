@@ -82,6 +82,8 @@ var storeMutants = []mutant{
 		"not readable(v, A[e + 3], A[e + 4]) then", "not readable(v, 0, 0) then")},
 	{"drawn-notification-is-the-newest", "stores: Redis, notifications are sorted, also beside one at the timestamp that was drawn", "./backends/redis TestNotificationsAreMerged", one(redisWriteLua,
 		"    while at > 1 and (puts[at - 1][1] > h", "    while at < 1 and (puts[at - 1][1] > h")},
+	{"listener-stays", "stores: Redis, a listener ends if another server has taken over", "./backends/redis TestListenerLeavesTheOldPrimary|TestListenerOfACluster", one("backends/redis/wake.go",
+		"if err == nil && now != server {\n", "if err == nil && now == \"\" {\n")},
 	{"ranges-apart-are-widened", "stores: Redis, ranges of a cell's writes with limits of their own are answered apart", "./backends/redis TestPlanOfRangesApart|TestStatusOfAHotCell", one("backends/redis/encode_read.go",
 		"\tif pl.cells[at].join(p) {\n\t\treturn\n\t}\n", "\tif !pl.cells[at].join(p) {\n\t\tpl.cells[at].widen(p)\n\t}\n\tif at >= 0 {\n\t\treturn\n\t}\n")},
 	{"hints-without-bound", "stores: TiKV, the memory of hints is bounded", "./backends/tikvraw TestHintsOfManyGenerations", one("backends/tikvraw/hints.go",
