@@ -559,6 +559,9 @@ func reportNamesTheBackend(t testing.TB, e *env) {
 		names[f.Name] = true
 		require.True(t, f.Supported || f.Reason != "", "feature %q is not there, and no reason is given", f.Name)
 	}
+	for name := range has {
+		require.True(t, names[name], "the store has the ability %q, and does not report it", name)
+	}
 	for _, w := range r.Warnings {
 		require.NotEmpty(t, w)
 	}

@@ -122,13 +122,21 @@ func (e *erasure) look(ctx context.Context, v *catalogView, cells []Cell) (names
 		if !view.othersCovered(-1) || view.waits() || len(view.seen) == 0 {
 			continue
 		}
-		if last := len(cleared) - 1; last >= 0 && cleared[last].Row == view.cell.Row && len(cleared[last].Edits)+len(view.seen) <= e.db.rowOperations() {
-			cleared[last].Edits = append(cleared[last].Edits, view.removal()...)
+		edits := view.removal()
+		if most := e.db.clearedAtOnce(); len(edits) > most {
+			// The first ones go with those of other cells.
+			if _, err := e.db.removeNotifications(ctx, view.cell.rowName(), edits[most:]); err != nil && !mayAskAgain(err) {
+				return nil, fmt.Errorf("clearing notifications: %w", err)
+			}
+			edits = edits[:most]
+		}
+		if last := len(cleared) - 1; last >= 0 && cleared[last].Row == view.cell.Row && len(cleared[last].Edits)+len(edits) <= e.db.rowOperations() {
+			cleared[last].Edits = append(cleared[last].Edits, edits...)
 			continue
 		} else if last >= 0 && cleared[last].Row == view.cell.Row {
 			continue // in the next round
 		}
-		cleared = append(cleared, rowstore.Mutation{Table: view.cell.Table, Row: view.cell.Row, Edits: view.removal()})
+		cleared = append(cleared, rowstore.Mutation{Table: view.cell.Table, Row: view.cell.Row, Edits: edits})
 	}
 	if len(cleared) == 0 {
 		return names, nil

@@ -201,7 +201,7 @@ func (w *Worker) clearNotifications(ctx context.Context, view *cellView) runResu
 	if len(edits) == 0 {
 		return done
 	}
-	if _, err := w.db.applyOne(ctx, rowstore.Mutation{Table: c.Table, Row: c.Row, Edits: edits}); err != nil {
+	if _, err := w.db.removeNotifications(ctx, c.rowName(), edits); err != nil {
 		return trouble(fmt.Errorf("clearing the notifications of %v: %w", c.public(), err))
 	}
 	w.db.count.observerCleared.Add(1)
@@ -265,6 +265,8 @@ func (w *Worker) run(ctx context.Context, tx *Txn, o *Observer, i int, view *cel
 		// will read the cell.
 		return runResult{next: runDone}
 	}
+	// There is a newer change, or other observers have yet to see this one, or there were
+	// too many notifications for one commit, and the next look removes the rest.
 	return runResult{next: runAgain}
 }
 
@@ -286,7 +288,8 @@ func (w *Worker) call(ctx context.Context, tx *Txn, o *Observer, change *Change)
 }
 
 // cover makes the transaction one after which observer i has seen what the view shows: it acknowledges that and consumes the timer.
-// If no other observer has yet to see it, the notifications are removed.
+// If no other observer has yet to see it, the notifications are removed, as many as one mutation may remove. removed tells whether that is all of them.
+// Those that are left make nobody run again: the acknowledgment covers them.
 func (tx *Txn) cover(i int, view *cellView) (removed bool, err error) {
 	if err := tx.acknowledge(i, view); err != nil {
 		return false, err
@@ -294,10 +297,13 @@ func (tx *Txn) cover(i int, view *cellView) (removed bool, err error) {
 	if err := tx.consumeTimer(i, view); err != nil {
 		return false, err
 	}
-	if removed = view.othersCovered(i); removed {
-		tx.extra = map[rowName][]rowstore.Edit{view.cell.rowName(): view.removal()}
+	if !view.othersCovered(i) {
+		return false, nil
 	}
-	return removed, nil
+	edits := view.removal()
+	most := min(len(edits), tx.db.clearedAtOnce())
+	tx.extra = map[rowName][]rowstore.Edit{view.cell.rowName(): edits[:most]}
+	return most == len(edits), nil
 }
 
 // acknowledge writes that observer i of a view has seen the cell's newest change, and

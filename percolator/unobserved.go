@@ -4,13 +4,32 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// mostCleared is how many notifications of a column one mutation removes.
+// mostCleared is how many notifications of a column one mutation removes at most. A cell has
+// very many of them after a long pause of its observer, for example. A store may keep all in one
+// place, and hold up its other clients while it changes that.
 const mostCleared = 256
+
+// clearedAtOnce is mostCleared, or less if the store takes no mutation of that size.
+func (db *DB) clearedAtOnce() int { return min(mostCleared, db.rowOperations()) }
+
+// removeNotifications deletes notifications of a row, a bounded number with each mutation. removed
+// is how many are certainly gone, also if it returns an error. To remove only some, or some twice,
+// does no harm: whoever finds the others removes them.
+func (db *DB) removeNotifications(ctx context.Context, row rowName, edits []rowstore.Edit) (removed int, err error) {
+	for piece := range slices.Chunk(edits, db.clearedAtOnce()) {
+		if _, err := db.applyOne(ctx, rowstore.Mutation{Table: row.table, Row: row.row, Edits: piece}); err != nil {
+			return removed, err
+		}
+		removed += len(piece)
+	}
+	return removed, nil
+}
 
 // clearUnobserved removes notifications from before the safe point, of columns without
 // a registered observer. A removed observer leaves them, and they would keep deleted
@@ -89,24 +108,23 @@ func (u *unobserved) clear(ctx context.Context) error {
 
 func (u *unobserved) clearRow(ctx context.Context, row rowstore.Row) error {
 	for {
-		m := rowstore.Mutation{Table: u.table, Row: row.Row}
+		var edits []rowstore.Edit
 		more := false
 		for column, notified := range notifiedColumns(&row) {
 			if len(u.v.observers(u.table, column)) > 0 {
 				continue
 			}
 			for i := range notified {
-				m.Edits = append(m.Edits, rowstore.Delete(rowstore.Notify, column, notified[i].TS))
+				edits = append(edits, rowstore.Delete(rowstore.Notify, column, notified[i].TS))
 			}
 			more = more || len(notified) == mostCleared
 		}
-		if len(m.Edits) == 0 {
+		if len(edits) == 0 {
 			return nil
 		}
-		switch _, err := u.db.applyOne(ctx, m); {
-		case err == nil:
-			u.cleared += len(m.Edits)
-		case !errors.Is(err, rowstore.ErrAmbiguous): // what is left is for the next collection
+		n, err := u.db.removeNotifications(ctx, rowName{u.table, row.Row}, edits)
+		u.cleared += n
+		if err != nil && !errors.Is(err, rowstore.ErrAmbiguous) { // what is left is for the next collection
 			return err
 		}
 		if !more {

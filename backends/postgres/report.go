@@ -68,6 +68,7 @@ func (s *plainStore) Report(ctx context.Context) (rowstore.Report, error) {
 		{Name: rowstore.FeatureOnePhase, Supported: true, Reason: "advisory locks make readers of its rows wait; up to 512 rows"},
 		{Name: rowstore.FeatureDeferred, Supported: true, Reason: "synchronous_commit is set for each transaction"},
 		{Name: rowstore.FeatureOracle, Supported: true, Reason: "a sequence below a durable bound"},
+		{Name: rowstore.FeatureSnapshots, Supported: true, Reason: "the function that reads draws the timestamp"},
 		{Name: rowstore.FeatureSplit, Supported: true, Reason: "by a sample of the table's pages"},
 		{Name: rowstore.FeatureSlots, Supported: true, Reason: "the key of the table of notifications begins with the slot"},
 		{Name: rowstore.FeatureScans, Supported: true, Reason: "the function that scans draws the timestamp"},

@@ -105,3 +105,35 @@ func TestPlanOfRangesApart(t *testing.T) {
 	require.Len(t, pl.again, mostAgain)
 	require.Equal(t, []history{span(0, 10*(2*mostAgain-1)+5, 0)}, pl.cells)
 }
+
+// The fields of a begin are each named once, also where there are so many that a map finds them.
+func TestBeginFieldsOfManyColumns(t *testing.T) {
+	t.Parallel()
+	const columns = 3 * fewColumns
+	var picks []rowstore.Selector
+	for _, limit := range []int{1, 2} {
+		for _, family := range []rowstore.Family{rowstore.Lock, rowstore.Write, rowstore.Notify} {
+			for i := range columns {
+				picks = append(picks, rowstore.Selector{Family: family, Column: fmt.Sprint(i), To: rowstore.AssignedTimestamp, Limit: limit})
+			}
+		}
+	}
+	for n := range picks {
+		fields, ok := beginFields(picks[:n+1], nil)
+		require.True(t, ok)
+		seen := map[beginKey]bool{}
+		for _, f := range fields {
+			require.False(t, seen[f.beginKey], "%c of %s is there twice", f.kind, f.column)
+			seen[f.beginKey] = true
+		}
+		require.Equal(t, beginKey{'W', "0"}, fields[0].beginKey)
+	}
+	fields, _ := beginFields(picks, nil)
+	require.Len(t, fields, 2*columns)
+	for _, f := range fields {
+		require.Equal(t, f.kind == 'W', f.two)
+	}
+	picks[0].Column = rowstore.AllColumns
+	_, ok := beginFields(picks, nil)
+	require.False(t, ok)
+}

@@ -28,7 +28,8 @@ type writeEncoder struct {
 	packer
 	expiry       int // where the time is that the request must not be applied after
 	cells, notes columns
-	slot         uint16 // of the row, if it has notes
+	slot         uint16     // of the row, if it has notes
+	noteEdits    []noteEdit // of the notes
 }
 
 // columns are those of a mutation that its cells or its notifications have.
@@ -216,16 +217,17 @@ func (e *writeEncoder) mutation(tag string, m *rowstore.Mutation) {
 	}
 	e.conditions(m)
 	skip := e.later()
+	e.notifications(m)
 	// Deletions go first: no two edits touch the same version, but a lock put in
 	// the place of another is one field.
 	for i := range m.Edits {
-		if m.Edits[i].Kind != rowstore.DoPut {
-			e.remove(m, &m.Edits[i])
+		if ed := &m.Edits[i]; ed.Kind != rowstore.DoPut && ed.Family != rowstore.Notify {
+			e.remove(ed)
 		}
 	}
 	for i := range m.Edits {
-		if m.Edits[i].Kind == rowstore.DoPut {
-			e.put(m, &m.Edits[i])
+		if ed := &m.Edits[i]; ed.Kind == rowstore.DoPut && ed.Family != rowstore.Notify {
+			e.put(ed)
 		}
 	}
 	e.small(0)
@@ -316,7 +318,7 @@ func (e *writeEncoder) absent(op, number int, from rowstore.Timestamp) {
 	e.halves(inv(from))
 }
 
-func (e *writeEncoder) remove(m *rowstore.Mutation, ed *rowstore.Edit) {
+func (e *writeEncoder) remove(ed *rowstore.Edit) {
 	lo, hi := ed.TS, ed.TS
 	if ed.Kind == rowstore.DoDeleteRange {
 		hi = ed.To
@@ -337,17 +339,12 @@ func (e *writeEncoder) remove(m *rowstore.Mutation, ed *rowstore.Edit) {
 		e.small(6)
 	case rowstore.Write:
 		e.small(7)
-	case rowstore.Data:
+	default:
 		e.small(8)
 		e.span('D', ed.Column, lo, hi)
 		return
-	default:
-		e.small(11)
 	}
 	e.number(ed.Family, ed.Column)
-	if ed.Family == rowstore.Notify {
-		e.member(e.slot, m.Row, ed.Column)
-	}
 	e.halves(inv(hi))
 	e.halves(inv(lo))
 	if ed.Family == rowstore.Write {
@@ -355,7 +352,7 @@ func (e *writeEncoder) remove(m *rowstore.Mutation, ed *rowstore.Edit) {
 	}
 }
 
-func (e *writeEncoder) put(m *rowstore.Mutation, ed *rowstore.Edit) {
+func (e *writeEncoder) put(ed *rowstore.Edit) {
 	switch ed.Family {
 	case rowstore.Write:
 		e.small(1)
@@ -366,14 +363,15 @@ func (e *writeEncoder) put(m *rowstore.Mutation, ed *rowstore.Edit) {
 	case rowstore.Mark:
 		e.small(4)
 		e.number(ed.Family, ed.Column)
-	case rowstore.Data:
+	default:
 		e.small(9)
 		e.field('D', ed.Column)
-	default:
-		e.small(10)
-		e.number(ed.Family, ed.Column)
-		e.member(e.slot, m.Row, ed.Column)
 	}
+	e.version(ed)
+}
+
+// version writes the timestamp and the value of a put.
+func (e *writeEncoder) version(ed *rowstore.Edit) {
 	if ed.TS == rowstore.AssignedTimestamp {
 		e.str("")
 	} else {

@@ -197,9 +197,22 @@ func isAway(err error) bool {
 		return false
 	}
 	var dns *net.DNSError
-	return isConnect(err) || isTimeout(err) || errors.As(err, &dns) ||
+	return isNetwork(err) || isTimeout(err) || errors.As(err, &dns) ||
 		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, goredis.ErrPoolTimeout) ||
 		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNREFUSED)
+}
+
+// isNetwork tells whether an error is the network's: what became of a connection, whatever the
+// cause. At a failover go-redis itself closes the connections to the old primary under those who
+// wait for an answer (net.ErrClosed). The caller has ruled out that the store or its client was
+// closed.
+func isNetwork(err error) bool {
+	var op *net.OpError
+	if errors.As(err, &op) {
+		// These two come from package tls, and are about a certificate, or how somebody speaks TLS.
+		return op.Op != "remote error" && op.Op != "local error"
+	}
+	return errors.Is(err, net.ErrClosed)
 }
 
 // damaged makes an error of a script that changes no row match rowstore.ErrCorrupt if what it has read is not a store's: Lua itself

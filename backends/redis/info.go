@@ -228,13 +228,15 @@ func (s *direct) Report(ctx context.Context) (rowstore.Report, error) {
 	}
 	version, warnings := summary(all)
 	groups := rowstore.Feature{Name: rowstore.FeatureGroups, Supported: true, Reason: "all rows are on one server"}
+	snapshots := "in one run of a script"
 	onePhase := rowstore.Feature{Name: rowstore.FeatureOnePhase, Supported: true, Reason: "the rows and the oracle are on one server"}
 	if s.opts.Mode == Cluster {
+		snapshots = "in two calls, a draw and then a read"
 		groups.Reason = fmt.Sprintf("of rows in the same of %d partitions", len(s.parts))
 		onePhase.Reason = "for rows in partition 0, where the oracle is"
 		if len(s.parts) == 1 {
 			groups.Reason = "there is one partition"
-			onePhase.Reason = groups.Reason
+			onePhase.Reason, snapshots = groups.Reason, "in one run of a script"
 		}
 	}
 	return rowstore.Report{
@@ -244,6 +246,7 @@ func (s *direct) Report(ctx context.Context) (rowstore.Report, error) {
 		Features: []rowstore.Feature{
 			groups, onePhase,
 			{Name: rowstore.FeatureOracle, Supported: true, Reason: "the server's time, kept monotonic"},
+			{Name: rowstore.FeatureSnapshots, Supported: true, Reason: snapshots},
 			{Name: rowstore.FeatureDeferred, Reason: "the server persists by its own settings, for all writes alike"},
 			{Name: rowstore.FeatureSplit, Supported: true, Reason: "by rank in the index of rows"},
 			{Name: rowstore.FeatureSlots, Supported: true, Reason: "the index of notifications has it"},

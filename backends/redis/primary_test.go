@@ -157,6 +157,11 @@ func TestReadsWhereWritesAreRefused(t *testing.T) {
 		n++
 	}
 	require.Equal(t, 1, n)
+	// Nobody begins there: a primary that was cut off from its replicas hands out no snapshots beside a new one.
+	_, err = s.Oracle().Draw(ctx, 1)
+	require.ErrorIs(t, err, rowstore.ErrUnavailable)
+	_, err = s.ReadSnapshot(ctx, []rowstore.SnapshotRead{beginOf("r", "c")})
+	require.ErrorIs(t, err, rowstore.ErrUnavailable)
 	require.NoError(t, c.ConfigSet(ctx, "min-replicas-to-write", "0").Err())
 	apply(t, s, put("r", 2, "w"))
 	require.Equal(t, "w", newest(t, s, "r"))

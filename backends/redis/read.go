@@ -151,22 +151,28 @@ func (p *packer) read(tag string, r *rowstore.RowRead) {
 // beginField is a field of a row that the begin script reads: a cell's (kind W) or a
 // column's notifications (kind N).
 type beginField struct {
+	beginKey
+	two bool // the two newest writes of the cell are wanted
+}
+
+// beginKey names the field.
+type beginKey struct {
 	kind   byte
 	column string
-	two    bool // the two newest writes of the cell are wanted
 }
 
 // beginAtOnce is how many fields of a row the begin script reads with one command. It counts
 // what they hold only behind it.
 const beginAtOnce = 8
 
-// beginFields appends the fields that a read needs. It returns false if the begin script
+// beginFields appends the fields that a read needs to a list that is empty. It returns false if the begin script
 // cannot answer the read: it knows locks, marks, notifications, and the newest write, or the two
 // newest ones, at the assigned timestamp.
 func beginFields(picks []rowstore.Selector, to []beginField) ([]beginField, bool) {
+	var at map[beginKey]int // where the fields are, where they are too many to look at each
 	for i := range picks {
 		p := &picks[i]
-		f := beginField{kind: 'W', column: p.Column}
+		f := beginField{beginKey: beginKey{'W', p.Column}}
 		switch {
 		case p.Column == rowstore.AllColumns, p.Family == rowstore.Data,
 			p.Family == rowstore.Write && (p.To != rowstore.AssignedTimestamp || p.Limit < 1 || p.Limit > 2):
@@ -176,11 +182,25 @@ func beginFields(picks []rowstore.Selector, to []beginField) ([]beginField, bool
 		case p.Family == rowstore.Write:
 			f.two = p.Limit == 2
 		}
-		at := slices.IndexFunc(to, func(t beginField) bool { return t.kind == f.kind && t.column == f.column })
-		if at < 0 {
-			to = append(to, f)
-		} else {
-			to[at].two = to[at].two || f.two
+		have := -1
+		if at == nil {
+			have = slices.IndexFunc(to, func(t beginField) bool { return t.beginKey == f.beginKey })
+		} else if i, ok := at[f.beginKey]; ok {
+			have = i
+		}
+		if have >= 0 {
+			to[have].two = to[have].two || f.two
+			continue
+		}
+		to = append(to, f)
+		switch n := len(to); {
+		case at != nil:
+			at[f.beginKey] = n - 1
+		case n > fewColumns:
+			at = make(map[beginKey]int, 4*n)
+			for i := range to {
+				at[to[i].beginKey] = i
+			}
 		}
 	}
 	return to, true

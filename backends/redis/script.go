@@ -138,7 +138,9 @@ var (
 	tablesScript    = newReader(tablesLua)
 	splitScript     = newReader(splitLua)
 	roleScript      = newReader("return '1'")
-	openScript      = newScript("", primaryOnly, openLua)
+	// listenScript answers the server's replication id.
+	listenScript = newReader("return string.match(call('INFO', 'replication'), 'master_replid:(%x+)') or ''\n")
+	openScript   = newScript("", primaryOnly, openLua)
 	// recordScript is openScript for whoever makes nothing. It runs where the server takes no writes.
 	recordScript = newScript("no-writes", primaryOnly, openLua)
 

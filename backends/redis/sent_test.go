@@ -3,9 +3,14 @@ package redis
 import (
 	"context"
 	"errors"
+	"net"
+	"os"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
 
+	goredis "github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/internal/testserver"
@@ -83,4 +88,64 @@ func TestStrictInTheMiddleOfAPipeline(t *testing.T) {
 	s.run(ctx, calls)
 	require.True(t, s.strict.Load())
 	require.ErrorIs(t, calls[0].err, rowstore.ErrAmbiguous, "answer %q", calls[0].answer)
+}
+
+// cutOff is a connection that ends under a call that waits for its answer, with an error of the network.
+type cutOff struct {
+	net.Conn
+	next *atomic.Pointer[net.OpError] // of the next read of any of them
+}
+
+func (c cutOff) Read(b []byte) (int, error) {
+	if err := c.next.Swap(nil); err != nil {
+		_ = c.Conn.Close()
+		return 0, err
+	}
+	return c.Conn.Read(b)
+}
+
+// At a failover go-redis closes connections that are in use, and a network may go away. What only reads
+// or draws is sent again then, and what writes is ambiguous.
+func TestConnectionClosedUnderACall(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	var next atomic.Pointer[net.OpError]
+	c := program(t, &goredis.Options{Addr: hostOf(t, testserver.Redis(t)), Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return cutOff{conn, &next}, nil
+	}})
+	s := openNew(t, c, Options{NoCoalesce: true})
+	apply(t, s, put("r", 1, "v"))
+	whole := []rowstore.RowRead{{Table: "t", Row: "r", Selectors: allVersions}}
+	reading := map[string]func() error{
+		"Read":         func() error { _, err := tryNewest(ctx, s, "r"); return err },
+		"Read of all":  func() error { _, err := s.Read(ctx, whole); return err },
+		"in pieces":    func() error { _, err := s.direct.readWide(ctx, &whole[0]); return err },
+		"Draw":         func() error { _, err := s.Oracle().Draw(ctx, 1); return err },
+		"ReadSnapshot": func() error { _, err := s.ReadSnapshot(ctx, []rowstore.SnapshotRead{beginOf("r", "c")}); return err },
+		"Scan": func() (err error) {
+			for _, e := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Selectors: allVersions}) {
+				err = errors.Join(err, e)
+			}
+			return err
+		},
+	}
+	for _, cause := range []error{net.ErrClosed, os.NewSyscallError("read", syscall.EHOSTUNREACH), os.NewSyscallError("read", syscall.ENETUNREACH)} {
+		cut := &net.OpError{Op: "read", Net: "tcp", Err: cause}
+		for name, call := range reading {
+			require.NoError(t, call(), "the scripts are there")
+			next.Store(cut)
+			require.NoError(t, call(), "%s, %v", name, cause)
+			require.Nil(t, next.Load(), name)
+		}
+		next.Store(cut)
+		err := tryApply(ctx, s, put("r", 2, "w"))
+		require.ErrorIs(t, err, rowstore.ErrAmbiguous)
+		require.NotErrorIs(t, err, rowstore.ErrUnavailable)
+	}
+	// What the other side says of a certificate does not pass.
+	require.False(t, isAway(&net.OpError{Op: "remote error", Err: errors.New("tls: bad certificate")}))
 }

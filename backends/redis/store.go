@@ -12,9 +12,9 @@ import (
 // Store is a row-transactional store in Redis. It merges the calls that are made at
 // the same time, as package coalesce does, unless Options.NoCoalesce says otherwise.
 //
-// It is a [rowstore.Grouper], a [rowstore.SnapshotReader], an [rowstore.OracleProvider], a
-// [rowstore.Splitter], a [rowstore.SlotScanner], a [rowstore.Waker], a [rowstore.Limiter], a
-// [rowstore.Sharder] and a [rowstore.Reporter]. All methods may be called concurrently.
+// It is a [rowstore.Grouper], a [rowstore.SnapshotReader], a [rowstore.SnapshotScanner], an
+// [rowstore.OracleProvider], a [rowstore.Splitter], a [rowstore.SlotScanner], a [rowstore.Waker], a
+// [rowstore.Limiter], a [rowstore.Sharder] and a [rowstore.Reporter]. All methods may be called concurrently.
 type Store struct {
 	direct *direct
 	// The calls that may be merged; the others go to direct.
@@ -127,8 +127,8 @@ func (s *Store) ScansSlots() {}
 func (s *Store) ScansSnapshots() {}
 
 // Listen implements rowstore.Waker, by a subscription. It returns an error as soon as
-// the connection is lost, or does not answer for ten seconds: wake-ups may have been
-// missed then.
+// the connection is lost, or does not answer for ten seconds, and within about five seconds of the
+// moment when another server takes over: wake-ups may have been missed then.
 func (s *Store) Listen(ctx context.Context, wake func(rowstore.Wake)) error {
 	return s.direct.Listen(ctx, wake)
 }

@@ -55,13 +55,30 @@ func parseWake(message string) rowstore.Wake {
 }
 
 // Listen calls wake for what the write script publishes. It returns an
-// error as soon as the connection is lost, or does not answer for ten seconds:
-// wake-ups may have been missed then.
+// error as soon as the connection is lost, or does not answer for ten seconds, and within about five
+// seconds of the moment when another server takes over: wake-ups may have been missed then.
 func (s *direct) Listen(ctx context.Context, wake func(rowstore.Wake)) error {
 	if err := s.begin(ctx); err != nil {
 		return err
 	}
 	defer s.end()
+	// The subscription has a connection of its own, which nobody can ask for its server. Whoever
+	// takes over after this moment is another one than this.
+	server, err := s.listenedTo(ctx)
+	if err == nil {
+		err = s.subscribe(ctx, server, wake)
+	}
+	if ended := contexts.Ended(ctx); ended != nil {
+		return ended
+	}
+	if s.closed.Load() {
+		return fmt.Errorf("redis: listen: %w", rowstore.ErrClosed)
+	}
+	return fmt.Errorf("redis: listen: %w", s.failure(ctx, err))
+}
+
+// subscribe listens until the subscription ends, or the context, or the store.
+func (s *direct) subscribe(ctx context.Context, server string, wake func(rowstore.Wake)) error {
 	// Receive heeds deadlines only, so the end of the context closes the
 	// subscription, as does the end of the store.
 	sub := s.nodes.subscribe(ctx, s.channel)
@@ -84,30 +101,33 @@ func (s *direct) Listen(ctx context.Context, wake func(rowstore.Wake)) error {
 			<-closed
 		}
 	}()
-	err := s.listen(ctx, sub, wake)
-	if ended := contexts.Ended(ctx); ended != nil {
-		return ended
-	}
-	if s.closed.Load() {
-		return fmt.Errorf("redis: listen: %w", rowstore.ErrClosed)
-	}
-	return fmt.Errorf("redis: listen: %w", s.failure(ctx, err))
+	return s.listen(ctx, sub, server, wake)
 }
 
-var errSilent = errors.New("the server does not answer any more")
+var (
+	errSilent = errors.New("the server does not answer any more")
+	errMoved  = fmt.Errorf("%w: another server than the one that was listened to is the primary now", rowstore.ErrUnavailable)
+)
 
 // listen passes messages on. Every listenQuiet it makes sure that the server is
-// there and a primary still: one that was demoted passes on what its primary
-// publishes, but a listener must hear of the change.
-func (s *direct) listen(ctx context.Context, sub *goredis.PubSub, wake func(rowstore.Wake)) error {
+// there and the one that it was when the subscription began: one that was demoted may pass on what its primary
+// publishes, but one that was cut off passes on nothing, and a listener must hear of the change.
+func (s *direct) listen(ctx context.Context, sub *goredis.PubSub, server string, wake func(rowstore.Wake)) error {
 	asked, heard := false, false
 	next := time.Now().Add(listenQuiet)
+	check := func() error {
+		now, err := s.listenedTo(ctx)
+		if err == nil && now != server {
+			err = errMoved
+		}
+		return err
+	}
 	for {
 		if !time.Now().Before(next) {
 			if asked && !heard {
 				return errSilent
 			}
-			if err := s.primary(ctx); err != nil {
+			if err := check(); err != nil {
 				return err
 			}
 			if err := sub.Ping(ctx); err != nil {
@@ -127,7 +147,7 @@ func (s *direct) listen(ctx context.Context, sub *goredis.PubSub, wake func(rows
 		switch m := msg.(type) {
 		case *goredis.Subscription:
 			if m.Kind == "subscribe" {
-				if err := s.primary(ctx); err != nil {
+				if err := check(); err != nil {
 					return err
 				}
 				wake(rowstore.Wake{})
@@ -138,9 +158,24 @@ func (s *direct) listen(ctx context.Context, sub *goredis.PubSub, wake func(rows
 	}
 }
 
-// primary returns an error unless the first partition's server is a primary.
-func (s *direct) primary(ctx context.Context) error {
-	c := &call{script: roleScript}
-	s.run(ctx, []*call{c})
-	return c.err
+// listenedTo names the server whose messages the store hears, as the store's calls find it now. It returns an error unless
+// the first partition's server is a primary. On one server the name is the replication id, which changes with every
+// start and every promotion. The servers of a Cluster pass messages on to each other, so there it is the address of the server that has the slot of the
+// channel, which a subscription goes to.
+func (s *direct) listenedTo(ctx context.Context) (string, error) {
+	c := &call{script: listenScript}
+	if err := s.wait(ctx, c); err != nil {
+		return "", err
+	}
+	if c.err != nil {
+		return "", c.err
+	}
+	if s.opts.Mode != Cluster {
+		return c.answer, nil
+	}
+	holder, err := s.nodes.holder(ctx, s.channel)
+	if err != nil {
+		return "", s.failure(ctx, err)
+	}
+	return holder.Options().Addr, nil
 }

@@ -3,10 +3,14 @@ package redis
 import (
 	"context"
 	"fmt"
+	"net"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/internal/testserver"
@@ -106,4 +110,90 @@ func TestEncodingNotificationsTakesNoMemory(t *testing.T) {
 		e.mutation("{t:0}", &m)
 		e.endGroup(end)
 	}))
+}
+
+// listening begins to listen, and returns the end of that once the subscription is there.
+func listening(t *testing.T, s *direct) (end <-chan error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	heard, lost := make(chan struct{}, 1000), make(chan error, 1)
+	go func() { lost <- s.Listen(ctx, func(rowstore.Wake) { heard <- struct{}{} }) }()
+	t.Cleanup(cancel)
+	select {
+	case <-heard:
+	case err := <-lost:
+		require.NoError(t, err)
+	case <-time.After(time.Minute):
+		require.FailNow(t, "no subscription")
+	}
+	return lost
+}
+
+func requireMoved(t *testing.T, end <-chan error) {
+	t.Helper()
+	select {
+	case err := <-end:
+		require.ErrorIs(t, err, errMoved)
+		require.ErrorIs(t, err, rowstore.ErrUnavailable)
+	case <-time.After(time.Minute):
+		require.FailNow(t, "the listener did not hear of it")
+	}
+}
+
+// After a failover the subscription stays with the old server, which may be cut off from the new one. Then
+// the listener ends, since nothing is published there any more.
+func TestListenerLeavesTheOldPrimary(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	one, two := testserver.NewRedis(t, nil), testserver.NewRedis(t, nil)
+	var primary atomic.Pointer[testserver.Server]
+	primary.Store(one)
+	c := program(t, &goredis.Options{Addr: hostOf(t, one.URL), Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, network, hostOf(t, primary.Load().URL))
+	}})
+	s := openNew(t, c, Options{NoCoalesce: true}).direct
+	first, second := admin(t, one.URL), admin(t, two.URL)
+	follow(t, second, one)
+	end := listening(t, s)
+	promote(t, second)
+	primary.Store(two)
+	// The connections of the pool are closed, as at a failover, and that of the subscription is not.
+	require.NoError(t, first.Do(ctx, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err())
+	require.Eventually(t, func() bool { return tryApply(ctx, s, put("r", 1, "on two")) == nil }, time.Minute, time.Millisecond)
+	require.Equal(t, int64(1), first.PubSubNumSub(ctx, s.channel).Val()[s.channel])
+	requireMoved(t, end)
+	listening(t, s)
+	require.Equal(t, int64(1), second.PubSubNumSub(ctx, s.channel).Val()[s.channel])
+}
+
+// In a Cluster a subscription goes to the server that has the slot of the channel. If another one has it, perhaps since
+// the first one was cut off, the listener ends.
+func TestListenerOfACluster(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	cl := testserver.NewRedisCluster(t, nil)
+	s := bare(t, with(t, cl.URL))
+	end := listening(t, s)
+	at, err := s.nodes.holder(ctx, s.channel)
+	require.NoError(t, err)
+	from := slices.Index(cl.Addrs, at.Options().Addr)
+	require.GreaterOrEqual(t, from, 0)
+	to := admin(t, "redis://"+cl.Addrs[(from+1)%len(cl.Addrs)])
+	slot, err := to.ClusterKeySlot(ctx, s.channel).Result()
+	require.NoError(t, err)
+	id, err := to.ClusterMyID(ctx).Result()
+	require.NoError(t, err)
+	was, err := admin(t, "redis://"+cl.Addrs[from]).ClusterMyID(ctx).Result()
+	require.NoError(t, err)
+	require.NoError(t, to.Do(ctx, "CLUSTER", "SETSLOT", slot, "IMPORTING", was).Err())
+	require.NoError(t, to.Do(ctx, "CLUSTER", "SETSLOT", slot, "NODE", id).Err())
+	for _, addr := range cl.Addrs {
+		require.NoError(t, admin(t, "redis://"+addr).Do(ctx, "CLUSTER", "SETSLOT", slot, "NODE", id).Err())
+	}
+	require.Eventually(t, func() bool {
+		s.nodes.moved(ctx)
+		at, err := s.nodes.holder(ctx, s.channel)
+		return err == nil && at.Options().Addr != cl.Addrs[from]
+	}, time.Minute, 10*time.Millisecond)
+	requireMoved(t, end)
 }

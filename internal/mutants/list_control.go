@@ -15,6 +15,12 @@ const (
 
 // controlMutants are those of replays, rows that are deleted as a whole, renamed observers, cascades, pauses and rates.
 var controlMutants = []mutant{
+	{"backlog-is-cleared-at-once", "Observers: one mutation removes a bounded number of notifications (B1)", "TestScheduleB1|TestBacklogOverASmallStep", one("percolator/unobserved.go",
+		"return min(mostCleared, db.rowOperations()) }\n", "return max(mostCleared, db.rowOperations()) }\n")},
+	{"rest-of-a-backlog-is-left", "Observers: after a piece of the notifications a worker looks for the rest (B1)", "TestScheduleB1", one(runGo,
+		"\treturn most == len(edits), nil\n", "\treturn true, nil\n")},
+	{"first-piece-is-all", "Observers: a clearing goes on until all that the view showed is removed (B1)", "TestScheduleB1", one("percolator/unobserved.go",
+		"\t\tremoved += len(piece)\n\t}\n", "\t\tremoved += len(piece)\n\t\tbreak\n\t}\n")},
 	{"request-does-not-count", "Replays: while a request stands the observer is not covered", "TestScheduleR_RunsOnceMore", one(viewGo,
 		"\treturn v.failures[i].Replay && !v.failures[i].Parked\n", "\treturn v.failures[i].Replay && !v.failures[i].Parked && v.change == 0\n")},
 	{"request-for-nothing-is-cleared", "Replays: a request for a cell that was collected is removed", "TestScheduleR_DeletionCollectedMeanwhile", one(viewGo,
@@ -125,6 +131,8 @@ var controlMutants = []mutant{
 		"view.covered(i), view.acks[i] >= e.seen:\n", "view.covered(i):\n")},
 	{"runs-under-way-are-waited-for", "Erased ranges: who has seen a deletion is not waited for, also during a run", "TestScheduleE_SeenUnderARun", one("percolator/erase_wait.go",
 		"{ return seen < e.seen }), nil\n", "{ return seen < oracle.Max }), nil\n")},
+	{"erasure-clears-at-once", "Erased ranges: notifications that all have seen are cleared in pieces", "TestErasureOfABacklog", one("percolator/erase_wait.go",
+		"len(edits) > most {\n", "len(edits) > most && most == 0 {\n")},
 	{"hints-to-come-are-left", "Erased ranges: hints that the background has yet to add are waited for", "TestScheduleE_HintsOfALargeTransaction", one(hintsGo,
 		"\tfor _, done := range adding {\n", "\tfor _, done := range adding[:0] {\n")},
 	{"erased-rows-are-taken-for-hinted", "Erased ranges: what is written after an erasure is hinted anew", "TestScheduleE_HintsAfterwards", one(hintsGo,

@@ -42,11 +42,69 @@ local function parse(v, i)
   return size >= pos + 7
 end
 
--- whole tells whether the notifications of a column are whole.
-local function whole(v)
+-- readable tells whether the notifications of a column can be read, from the newest down to the
+-- first one at an inverted timestamp or behind it. It looks at none behind that: a column may have
+-- very many.
+local function readable(v, h, l)
   local pos, size = 1, #v
-  while pos + 11 <= size do pos = pos + 12 + su('>I4', v, pos + 8) end
-  return pos == size + 1
+  while pos <= size do
+    if size < pos + 11 then return false end
+    local oh, ol, n = su('>I4I4I4', v, pos)
+    pos = pos + 12 + n
+    if pos > size + 1 then return false end
+    if oh > h or oh == h and ol >= l then return true end
+  end
+  return true
+end
+
+-- merged is what becomes of the notifications of a column by the edits at A[e], which
+-- encode_notes.go describes. It passes the old ones once, and none behind the last edit.
+local function merged(old, e, drawn)
+  local dels, np = A[e + 5], A[e + 6]
+  local puts = {}
+  for j = 1, np do
+    local ts, val = A[e + 5 + 2 * j], A[e + 6 + 2 * j]
+    if ts == '' then ts = drawn end
+    local h, l = su('>I4I4', ts)
+    -- They come newest first, but for the one at the timestamp that was drawn.
+    local at = j
+    while at > 1 and (puts[at - 1][1] > h or puts[at - 1][1] == h and puts[at - 1][2] > l) do
+      puts[at] = puts[at - 1]
+      at = at - 1
+    end
+    puts[at] = {h, l, ts .. sp('>I4', #val) .. val}
+  end
+  -- What lies from one of the old ones up to pos stays as it is.
+  local keep, n, from, pos, size = {}, 0, 1, 1, #old
+  local function add(piece, next)
+    keep[n + 1], keep[n + 2] = sub(old, from, pos - 1), piece
+    n, from = n + 2, next
+  end
+  local j, d, nd = 1, 1, #dels
+  local h1, l1, h2, l2
+  if nd > 0 then h1, l1, h2, l2 = su('>I4I4I4I4', dels) end
+  while (j <= np or d <= nd) and size >= pos + 11 do
+    local h, l, len = su('>I4I4I4', old, pos)
+    local next, put = pos + 12 + len, puts[j]
+    if put and (put[1] < h or put[1] == h and put[2] <= l) then
+      if put[1] < h or put[2] < l then next = pos end -- else it takes the place of the old one
+      add(put[3], next)
+      j = j + 1
+    else
+      while d <= nd and (h2 < h or h2 == h and l2 < l) do
+        d = d + 16
+        if d <= nd then h1, l1, h2, l2 = su('>I4I4I4I4', dels, d) end
+      end
+      if d <= nd and (h1 < h or h1 == h and l1 <= l) then add('', next) end
+    end
+    pos = next
+  end
+  while j <= np do
+    add(puts[j][3], pos)
+    j = j + 1
+  end
+  keep[n + 1] = sub(old, from)
+  return table.concat(keep)
 end
 
 -- within tells whether an inverted timestamp lies in [h1,l1] to [h2,l2].
@@ -175,7 +233,7 @@ while p <= na and A[p] do
             V[q + i] = v
             if v then
               local good
-              if i <= nw then good = parse(v, q + i) else good = whole(v) end
+              if i <= nw then good = parse(v, q + i) else good = readable(v, 0, 0) end
               damaged = damaged or not good
             end
           end
@@ -245,7 +303,23 @@ while p <= na and A[p] do
           break
         end
       end
+      if not failed then
+        -- The edits of notifications come first.
+        local e = p + 1
+        while A[e] == 10 do
+          local v = V[q + A[e + 1]]
+          if v and not readable(v, A[e + 3], A[e + 4]) then damaged = true end
+          e = e + 7 + 2 * A[e + 6]
+        end
+      end
       local n = nw + nn
+      if damaged then
+        failed = m
+        q = q + n
+        no = no + 1
+        out[no] = -m
+        break
+      end
       if failed then
         local raw = {m}
         for i = 1, n do raw[i + 1] = V[q + i] end
@@ -389,38 +463,10 @@ while p <= na and A[p] do
             call('ZADD', history(key), 0, x .. A[p + 3])
             put = true
             p = p + 4
-          else -- 10: put a notification, 11: delete those in a range
-            local f, member = A[fp + A[p + 1]], A[p + 2]
-            local i = q0 + A[p + 1]
-            local ts, val, h, l
-            if op == 10 then
-              ts, val = A[p + 3], A[p + 4]
-              if ts == '' then ts = drawn end
-              h, l = su('>I4I4', ts)
-              p = p + 5
-            else
-              p = p + 7
-            end
+          else -- 10: put and delete notifications of a column
+            local i, f, member = q0 + A[p + 1], A[fp + A[p + 1]], A[p + 2]
             local old = V[i]
-            local pos, n = 1, old and #old or 0
-            local keep = {}
-            while pos <= n do
-              local oh, ol, len = su('>I4I4I4', old, pos)
-              local gone
-              if ts then
-                if not (oh < h or oh == h and ol < l) then
-                  keep[#keep + 1] = ts .. sp('>I4', #val) .. val
-                  ts = nil
-                  gone = oh == h and ol == l
-                end
-              elseif op == 11 then
-                gone = within(old, pos, A[p - 4], A[p - 3], A[p - 2], A[p - 1])
-              end
-              if not gone then keep[#keep + 1] = sub(old, pos, pos + 11 + len) end
-              pos = pos + 12 + len
-            end
-            if ts then keep[#keep + 1] = ts .. sp('>I4', #val) .. val end
-            local new = table.concat(keep)
+            local new = merged(old or '', p, drawn)
             local tag = find(key, '}', 1, true)
             local idx = sub(key, 1, tag) .. 's' .. sub(key, tag + 2, find(key, '/', tag, true) - 1)
             if new == '' then
@@ -435,7 +481,8 @@ while p <= na and A[p] do
               if not old then call('ZADD', idx, 0, member) end
               V[i] = new
             end
-            if op == 10 then put = true end
+            if A[p + 6] > 0 then put = true end
+            p = p + 7 + 2 * A[p + 6]
           end
         end
         -- The cell columns go back into their fields.

@@ -245,6 +245,7 @@ func (m *Store) Report(ctx context.Context) (rowstore.Report, error) {
 			{Name: rowstore.FeatureOnePhase, Supported: true},
 			{Name: rowstore.FeatureDeferred, Supported: true, Reason: "until Crash is called"},
 			{Name: rowstore.FeatureOracle, Supported: true},
+			{Name: rowstore.FeatureSnapshots, Supported: true},
 			{Name: rowstore.FeatureSplit, Supported: true},
 			{Name: rowstore.FeatureSlots, Supported: true},
 			{Name: rowstore.FeatureScans, Supported: true},
