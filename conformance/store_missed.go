@@ -209,7 +209,7 @@ func scanSights(h *harness, at rowstore.Timestamp, s *rowstore.ScanSnapshot, row
 func noReaderMissesALock(t testing.TB, e *env) {
 	h, o := e.oracle(t)
 	const writers, width = 2, 3
-	rounds := e.n(40, 12)
+	rounds := e.n(24, 8)
 	var byTheStore atomic.Int64
 	var g errgroup.Group
 	for w := range writers {
