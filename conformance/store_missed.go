@@ -209,7 +209,7 @@ func scanSights(h *harness, at rowstore.Timestamp, s *rowstore.ScanSnapshot, row
 func noReaderMissesALock(t testing.TB, e *env) {
 	h, o := e.oracle(t)
 	const writers, width = 2, 3
-	rounds := e.n(24, 8)
+	rounds := e.n(12, 6) // few, since readers are there in each, and crowd out the writer of a store in memory
 	var byTheStore atomic.Int64
 	var g errgroup.Group
 	for w := range writers {
