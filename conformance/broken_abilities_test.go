@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"context"
+	"errors"
 	"iter"
 	"runtime"
 	"slices"
@@ -84,6 +85,67 @@ var brokenAbilities = []brokenStore{
 			}
 		}
 	}, []string{"NoReaderMissesADrawnWrite"}},
+	{"a snapshot read draws after its rows", func(b *broken) {
+		b.snapshot = func(ctx context.Context, asks []rowstore.SnapshotRead) ([]rowstore.SnapshotRows, error) {
+			answers := make([]rowstore.SnapshotRows, len(asks))
+			for i := range asks {
+				rows, err := b.Store.Read(ctx, asks[i].At(oracle.Max))
+				if err != nil {
+					return nil, err
+				}
+				answers[i].Rows = rows
+			}
+			time.Sleep(time.Millisecond) // the gap, as wide as that of a server
+			for i := range asks {
+				ts, err := b.Store.Oracle().Draw(ctx, 1)
+				if err != nil {
+					return nil, err
+				}
+				answers[i].TS = ts
+			}
+			return answers, nil
+		}
+	}, []string{"NoReaderMissesADrawnWrite", "NoReaderMissesALock"}},
+	{"an Apply draws its timestamps before it applies", func(b *broken) { b.applyDrawing(0) }, []string{"NoReaderMissesALock"}},
+	{"an Apply draws its timestamps before its last mutations", func(b *broken) { b.applyDrawing(1) }, []string{"NoReaderMissesALock"}},
+	{"a snapshot read takes no notice of a context that ended", func(b *broken) {
+		b.snapshot = func(ctx context.Context, asks []rowstore.SnapshotRead) ([]rowstore.SnapshotRows, error) {
+			return b.Store.ReadSnapshot(context.WithoutCancel(ctx), asks)
+		}
+	}, []string{"EndedBeforeTheCall", "EverythingAfterClose"}},
+	{"a scan at a snapshot finds the oracle closed, not the store", func(b *broken) {
+		b.scan = func(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
+			return func(yield func(rowstore.Row, error) bool) {
+				for row, err := range b.Store.Scan(ctx, s) {
+					if s.Snapshot != nil && errors.Is(err, rowstore.ErrClosed) {
+						err = oracle.ErrClosed
+					}
+					if !yield(row, err) {
+						return
+					}
+				}
+			}
+		}
+	}, []string{"EverythingAfterClose"}},
+	{"Report asks nobody", func(b *broken) {
+		b.report = func(context.Context) (rowstore.Report, error) { return b.Store.Report(context.Background()) }
+	}, []string{"EndedBeforeTheCall", "EverythingAfterClose"}},
+	{"Report answers after Close", func(b *broken) {
+		b.report = func(ctx context.Context) (rowstore.Report, error) {
+			return rowstore.Report{Backend: "memory"}, ctx.Err()
+		}
+	}, []string{"EverythingAfterClose"}},
+	{"Report denies the one-phase commit", func(b *broken) {
+		b.report = func(ctx context.Context) (rowstore.Report, error) {
+			r, err := b.Store.Report(ctx)
+			for i := range r.Features {
+				if f := &r.Features[i]; f.Name == rowstore.FeatureOnePhase {
+					f.Supported, f.Reason = false, "nobody knows"
+				}
+			}
+			return r, err
+		}
+	}, []string{"ReportNamesTheBackend"}},
 	{"the timestamp is drawn before the rows are held", func(b *broken) {
 		b.group = func(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
 			var outs []rowstore.GroupOutcome
@@ -324,6 +386,35 @@ var brokenAbilities = []brokenStore{
 			return keys[:min(len(keys), n-1)], nil
 		}
 	}, []string{"SplitIsBalanced"}},
+}
+
+// applyDrawing has an Apply draw timestamps when only the first of its mutations are applied.
+func (b *broken) applyDrawing(first int) {
+	b.apply = func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+		if !opts.AssignTimestamp || len(muts) <= first {
+			return b.Store.Apply(ctx, muts, opts)
+		}
+		outs, err := b.Store.Apply(ctx, muts[:first], opts)
+		if err != nil {
+			return nil, err
+		}
+		ts, err := b.Store.Oracle().Draw(ctx, len(muts))
+		if err != nil {
+			return nil, err
+		}
+		time.Sleep(time.Millisecond) // the gap, as wide as that of a server
+		last, err := b.Store.Apply(ctx, muts[first:], opts)
+		if err != nil {
+			return nil, err
+		}
+		outs = append(outs, last...)
+		for i := range outs {
+			if outs[i].Applied {
+				outs[i].Timestamp = ts + oracle.Timestamp(i) //nolint:gosec // positive
+			}
+		}
+		return outs, nil
+	}
 }
 
 // withDrawn puts a timestamp where a group says AssignedTimestamp.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -91,6 +92,49 @@ var brokenHooked = []struct {
 		}
 		return k
 	}, []string{"BrokenCallsTellTheTruth"}},
+	{"Close takes what was under way for certain", func() Hooked {
+		b := &breakable{Store: memstore.New()}
+		k := b.hooked()
+		var closing atomic.Bool
+		k.Store = &broken{
+			Store: b.Store, read: b.Read,
+			apply: func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+				out, err := b.Store.Apply(ctx, muts, opts)
+				time.Sleep(time.Millisecond) // the way of the answer
+				if closing.Load() {
+					return nil, rowstore.ErrClosed
+				}
+				return out, err
+			},
+			close: func() error {
+				closing.Store(true)
+				return b.Store.Close()
+			},
+		}
+		return k
+	}, []string{"CloseUnderWritersTellsTheTruth"}},
+	{"Close forgets what was acknowledged last", func() Hooked {
+		b := &breakable{Store: memstore.New()}
+		k := b.hooked()
+		var closing atomic.Bool
+		k.Store = &broken{
+			Store: b.Store, read: b.Read,
+			apply: func(_ context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+				if closing.Load() {
+					return nil, rowstore.ErrClosed
+				}
+				store := b.Store
+				time.AfterFunc(5*time.Millisecond, func() { _, _ = store.Apply(context.Background(), muts, opts) })
+				time.Sleep(100 * time.Microsecond)
+				return []rowstore.Outcome{{Applied: true}}, nil
+			},
+			close: func() error {
+				closing.Store(true)
+				return b.Store.Close()
+			},
+		}
+		return k
+	}, []string{"CloseUnderWritersTellsTheTruth"}},
 	{"waiting ignores its context", func() Hooked {
 		b := &breakable{Store: memstore.New()}
 		k := b.hooked()
@@ -146,6 +190,29 @@ func TestBrokenHookedStores(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestCallsThatWaitForTheirDriver has calls that hang end by a timeout of their own, of a few seconds, whatever their contexts say.
+// They must not pass for calls that honour their contexts, however long the patience is.
+func TestCallsThatWaitForTheirDriver(t *testing.T) {
+	t.Parallel()
+	open := func(testing.TB) Hooked {
+		b := &breakable{Store: memstore.New()}
+		k := b.hooked()
+		k.Store = &broken{
+			Store: b.Store, read: b.Read, draw: b.Oracle().Draw, group: b.Group,
+			apply: func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+				ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2600*time.Millisecond)
+				defer cancel()
+				return b.Apply(ctx, muts, opts)
+			},
+		}
+		return k
+	}
+	r := record(t, newEnv(nil, []Option{Patience(time.Minute), WithHooks(open)}), test{"HangingCallsEndWithTheirContext", Breaking, hangingCallsEndWithTheirContext})
+	require.True(t, r.failed)
+	require.Contains(t, fmt.Sprint(r.log), "a call returns soon after its context ended")
+	require.LessOrEqual(t, newEnv(nil, nil).lateness(), 2*time.Second, "drivers have timeouts of three seconds")
 }
 
 // TestRecorderOfAGoodStoreWithHooks checks the test above.

@@ -23,6 +23,7 @@ type broken struct {
 	draw     func(ctx context.Context, n int) (oracle.Timestamp, error)
 	split    func(ctx context.Context, table string, n int) ([]string, error)
 	flush    func(ctx context.Context) error
+	report   func(ctx context.Context) (rowstore.Report, error)
 	crash    func()
 	close    func() error
 	limits   *rowstore.Limits
@@ -107,6 +108,13 @@ func (b *broken) Flush(ctx context.Context) error {
 		return b.flush(ctx)
 	}
 	return b.Store.Flush(ctx)
+}
+
+func (b *broken) Report(ctx context.Context) (rowstore.Report, error) {
+	if b.report != nil {
+		return b.report(ctx)
+	}
+	return b.Store.Report(ctx)
 }
 
 func (b *broken) Crash() {

@@ -34,9 +34,10 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
+// Some stores draw timestamps in an Apply, and others do not: this one does, and those of the other tests here do not.
 func TestMemory(t *testing.T) {
 	t.Parallel()
-	conformance.Run(t, func(testing.TB) rowstore.Store { return memstore.New() }, conformance.Patience(2*time.Minute), conformance.Scale(0.25))
+	conformance.Run(t, func(testing.TB) rowstore.Store { return memstore.New(memstore.WithApplyTimestamps()) }, conformance.Patience(2*time.Minute), conformance.Scale(0.25))
 }
 
 // The other parts run in package coalesce.
@@ -119,6 +120,9 @@ func TestMemoryWithSmallLimits(t *testing.T) {
 		"names and values": {Table: 64, Row: 64, Column: 64, Value: 1 << 10},
 		"one step":         {Table: 64, Row: 64, Column: 64, Value: 1 << 10, Operations: 128, Bytes: 32 << 10},
 		"bytes of a step":  {Bytes: 32 << 10},
+		// Of each two, the second is never reached.
+		"operations before bytes": {Value: 1 << 10, Operations: 128, Bytes: 1 << 20},
+		"bytes before operations": {Operations: 10_000, Bytes: 32 << 10},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

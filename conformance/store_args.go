@@ -251,6 +251,12 @@ func methods(s rowstore.Store) map[string]func(ctx context.Context) error {
 			return last
 		},
 	}
+	addAbilities(all, s, m)
+	return all
+}
+
+// addAbilities adds the methods of a store's optional abilities. Those that write make the mutations m.
+func addAbilities(all map[string]func(ctx context.Context) error, s rowstore.Store, m []rowstore.Mutation) {
 	if g, ok := rowstore.Unwrap[rowstore.Grouper](s); ok {
 		if gkey := g.GroupKey("t", "written"); gkey != "" {
 			all["Group"] = func(ctx context.Context) error {
@@ -283,7 +289,30 @@ func methods(s rowstore.Store) map[string]func(ctx context.Context) error {
 	if w, ok := rowstore.Unwrap[rowstore.Waker](s); ok {
 		all["Listen"] = func(ctx context.Context) error { return w.Listen(ctx, func(rowstore.Wake) {}) }
 	}
-	return all
+	if d, ok := rowstore.Unwrap[rowstore.SnapshotReader](s); ok {
+		all["ReadSnapshot"] = func(ctx context.Context) error {
+			_, err := d.ReadSnapshot(ctx, []rowstore.SnapshotRead{{Reads: readsAt(rowstore.AssignedTimestamp, []string{"r"})}})
+			return err
+		}
+	}
+	if _, ok := rowstore.Unwrap[rowstore.SnapshotScanner](s); ok {
+		all["Scan at a snapshot"] = func(ctx context.Context) error {
+			_, err := collect(ctx, s, rowstore.ScanRange{Table: "t", Selectors: snapshotAt("c", rowstore.AssignedTimestamp), Snapshot: &rowstore.ScanSnapshot{}})
+			return err
+		}
+	}
+	if _, ok := rowstore.Unwrap[rowstore.SlotScanner](s); ok {
+		all["Scan of slots"] = func(ctx context.Context) error {
+			_, err := collect(ctx, s, rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{pick(rowstore.Notify)}, Slots: []rowstore.SlotRange{{First: 0, Last: 9}}})
+			return err
+		}
+	}
+	if r, ok := rowstore.Unwrap[rowstore.Reporter](s); ok {
+		all["Report"] = func(ctx context.Context) error {
+			_, err := r.Report(ctx)
+			return err
+		}
+	}
 }
 
 func endedBeforeTheCall(t testing.TB, e *env) {

@@ -3,7 +3,6 @@ package conformance
 import (
 	"fmt"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -43,6 +42,16 @@ func (e *env) grouped(t testing.TB, n int, draw bool) *grouped {
 	t.Helper()
 	h := e.harness(t)
 	g := ability[rowstore.Grouper](t, h.s, "Grouper")
+	rows := rowsOfAGroup(g, n, draw)
+	if rows == nil {
+		t.Skipf("no %d rows of a table may share a group (with AssignTimestamp: %v)", n, draw)
+	}
+	return &grouped{h, g, rows}
+}
+
+// rowsOfAGroup finds n rows of table "t" that may share a group, with AssignTimestamp if asked for, in ascending order. It
+// returns nil where there are none.
+func rowsOfAGroup(g rowstore.Grouper, n int, draw bool) []string {
 	byKey := map[string][]string{}
 	for i := range 20_000 {
 		k := g.GroupKey("t", key(i))
@@ -50,10 +59,9 @@ func (e *env) grouped(t testing.TB, n int, draw bool) *grouped {
 			continue
 		}
 		if byKey[k] = append(byKey[k], key(i)); len(byKey[k]) == n {
-			return &grouped{h, g, byKey[k]}
+			return byKey[k]
 		}
 	}
-	t.Skipf("no %d rows of a table may share a group (with AssignTimestamp: %v)", n, draw)
 	return nil
 }
 
@@ -421,133 +429,4 @@ func drawFailsOnConditions(t testing.TB, e *env) {
 		require.Equal(t, norm1(ver(rowstore.Write, "c", 7, "w")), norm1(out.Outcome.Broke))
 		require.Empty(t, h.all(a))
 	}
-}
-
-// noReaderMissesADrawnWrite is the promise that the one-phase commit stands on: a
-// reader that drew its timestamp and then read sees every write that was drawn
-// below it. The history that is left at the end says what it had to see.
-func noReaderMissesADrawnWrite(t testing.TB, e *env) {
-	h := e.grouped(t, 3, true)
-	o := ability[rowstore.OracleProvider](t, h.s, "OracleProvider").Oracle()
-	rounds := e.n(200, 60)
-	const writers = 3
-	readers := 3
-	if _, ok := rowstore.Unwrap[rowstore.SnapshotScanner](h.s); ok {
-		readers++
-	}
-	views := make([][]drawnView, readers)
-	var g errgroup.Group
-	for range writers {
-		g.Go(func() error {
-			for i := range rounds {
-				var muts []rowstore.Mutation
-				for _, r := range h.rows {
-					muts = append(muts, mut(r, nil, drawn(rowstore.Write, "c", fmt.Sprint(i))))
-				}
-				out, err := h.g.Group(h.ctx, []rowstore.Group{{AssignTimestamp: true, Mutations: muts}})
-				if err != nil {
-					return fmt.Errorf("group: %w", err)
-				}
-				if out[0].Err != nil || !out[0].Applied {
-					return fmt.Errorf("group: %+v", out[0])
-				}
-			}
-			return nil
-		})
-	}
-	for w := range readers {
-		g.Go(func() error {
-			for i := range rounds {
-				if w == 3 {
-					seen, err := scanDrawn(h, rowstore.AssignedTimestamp, &rowstore.ScanSnapshot{})
-					if err != nil {
-						return err
-					}
-					views[w] = append(views[w], seen...)
-					continue
-				}
-				at, err := o.Draw(h.ctx, 1)
-				if err != nil {
-					return fmt.Errorf("drawing: %w", err)
-				}
-				seen, err := viewDrawn(h, at, i%len(h.rows), w == 2)
-				if err != nil {
-					return err
-				}
-				views[w] = append(views[w], seen...)
-			}
-			return nil
-		})
-	}
-	require.NoError(t, g.Wait())
-	checkDrawnViews(t, h, slices.Concat(views...), writers*rounds)
-}
-
-// drawnView is what a reader at a timestamp saw of a row: the newest write, or 0.
-type drawnView struct {
-	row      int
-	at, seen rowstore.Timestamp
-}
-
-// viewDrawn reads one row at a timestamp, or scans all of them.
-func viewDrawn(h *grouped, at rowstore.Timestamp, row int, scan bool) ([]drawnView, error) {
-	if !scan {
-		p := rowstore.Selector{Family: rowstore.Write, Column: "c", To: at, Limit: 1}
-		r, err := read1(h.harness, h.rows[row], p)
-		if err != nil {
-			return nil, err
-		}
-		v := drawnView{row: row, at: at}
-		if newest := r.Newest(rowstore.Write, "c"); newest != nil {
-			v.seen = newest.TS
-		}
-		return []drawnView{v}, nil
-	}
-	return scanDrawn(h, at, nil)
-}
-
-// scanDrawn scans all rows at a timestamp, or at that of a snapshot.
-func scanDrawn(h *grouped, at rowstore.Timestamp, s *rowstore.ScanSnapshot) ([]drawnView, error) {
-	p := rowstore.Selector{Family: rowstore.Write, Column: "c", To: at, Limit: 1}
-	scanned, err := collect(h.ctx, h.s, rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{p}, Snapshot: s})
-	if err != nil {
-		return nil, err
-	}
-	if s != nil {
-		at = s.Start
-	}
-	saw := map[string]rowstore.Timestamp{}
-	for j := range scanned {
-		saw[scanned[j].Row] = scanned[j].Versions[0].TS
-	}
-	var views []drawnView
-	for j, r := range h.rows {
-		views = append(views, drawnView{j, at, saw[r]})
-	}
-	return views, nil
-}
-
-// checkDrawnViews holds each view to the history of its row, which has so many writes.
-func checkDrawnViews(t testing.TB, h *grouped, views []drawnView, writes int) {
-	t.Helper()
-	checked := 0
-	for i, r := range h.rows {
-		history := h.all(r)
-		require.Len(t, history, writes)
-		for _, v := range views {
-			if v.row != i {
-				continue
-			}
-			var want rowstore.Timestamp
-			for _, w := range history {
-				if w.TS <= v.at {
-					want = w.TS
-					break
-				}
-			}
-			require.Equal(t, want, v.seen, "a reader at %d of row %d", v.at, i)
-			checked++
-		}
-	}
-	require.Positive(t, checked)
 }

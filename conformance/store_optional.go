@@ -17,6 +17,7 @@ import (
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/kit"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 func oracleTests() []test {
@@ -32,6 +33,7 @@ func oracleTests() []test {
 		{"SnapshotScansOfNoSense", Oracles, snapshotScansOfNoSense},
 		{"SnapshotScansSeeWhatWasDone", Oracles, snapshotScansSeeWhatWasDone},
 		{"AppliesDrawAfterwards", Oracles, appliesDrawAfterwards},
+		{"NoReaderMissesALock", Oracles, noReaderMissesALock},
 	}
 }
 
@@ -544,16 +546,11 @@ func reportNamesTheBackend(t testing.TB, e *env) {
 	r, err := ability[rowstore.Reporter](t, h.s, "Reporter").Report(h.ctx)
 	require.NoError(t, err)
 	require.NotEmpty(t, r.Backend)
-	names := map[string]bool{}
-	has := map[string]bool{}
-	for _, f := range kit.Features(h.s, nil) {
-		has[f.Name] = true
-	}
+	names, has := map[string]bool{}, h.features()
 	for _, f := range r.Features {
 		require.NotEmpty(t, f.Name)
-		switch f.Name {
-		case rowstore.FeatureGroups, rowstore.FeatureDeferred, rowstore.FeatureOracle, rowstore.FeatureSnapshots, rowstore.FeatureSplit, rowstore.FeatureSlots, rowstore.FeatureScans, rowstore.FeatureWake:
-			require.Equal(t, has[f.Name], f.Supported, "feature %q", f.Name)
+		if supported, known := has[f.Name]; known {
+			require.Equal(t, supported, f.Supported, "feature %q", f.Name)
 		}
 		require.False(t, names[f.Name], "feature %q is reported twice", f.Name)
 		names[f.Name] = true
@@ -566,4 +563,23 @@ func reportNamesTheBackend(t testing.TB, e *env) {
 		require.NotEmpty(t, w)
 	}
 	t.Logf("%s %s: %d features, %d warnings", r.Backend, r.Version, len(r.Features), len(r.Warnings))
+}
+
+// features tells by the name of each ability whether the store has it. A one-phase commit is an ability also where only
+// some rows can have one.
+func (h *harness) features() map[string]bool {
+	h.Helper()
+	has := map[string]bool{}
+	reference := memstore.New()
+	defer func() { require.NoError(h, reference.Close()) }()
+	for _, f := range kit.Features(reference, nil) { // it has every one
+		has[f.Name] = false
+	}
+	for _, f := range kit.Features(h.s, nil) {
+		has[f.Name] = true
+	}
+	if g := grouper(h.s); g != nil {
+		has[rowstore.FeatureOnePhase] = rowsOfAGroup(g, 1, true) != nil
+	}
+	return has
 }

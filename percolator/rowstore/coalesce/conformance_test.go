@@ -14,7 +14,9 @@ const conformanceScale = 0.15
 
 func TestConformanceOfCoalesce(t *testing.T) {
 	t.Parallel()
-	open := func(testing.TB) rs.Store { return coalesce.New(memstore.New(), coalesce.Options{}) }
+	open := func(testing.TB) rs.Store {
+		return coalesce.New(memstore.New(memstore.WithApplyTimestamps()), coalesce.Options{})
+	}
 	conformance.RunStore(t, open, conformance.Scale(conformanceScale))
 	conformance.RunTransactions(t, open, conformance.Scale(conformanceScale))
 }
@@ -23,6 +25,6 @@ func TestConformanceOfCoalesce(t *testing.T) {
 func TestConformanceOfCoalesceOneByOne(t *testing.T) {
 	t.Parallel()
 	conformance.RunStore(t, func(testing.TB) rs.Store {
-		return coalesce.New(storetest.Slowed{Store: memstore.New()}, coalesce.Options{MaxInFlight: 1, MaxBatch: 8})
+		return coalesce.New(storetest.Slowed{Store: memstore.New(memstore.WithApplyTimestamps())}, coalesce.Options{MaxInFlight: 1, MaxBatch: 8})
 	}, conformance.Scale(conformanceScale))
 }

@@ -14,6 +14,6 @@ const conformanceScale = 0.3
 func TestConformanceOfFaultyWithoutFaults(t *testing.T) {
 	t.Parallel()
 	conformance.RunStore(t, func(testing.TB) rs.Store {
-		return faultstore.New(memstore.New(), faultstore.Options{})
+		return faultstore.New(memstore.New(memstore.WithApplyTimestamps()), faultstore.Options{})
 	}, conformance.Scale(conformanceScale))
 }

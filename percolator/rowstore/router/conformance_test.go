@@ -20,7 +20,7 @@ func TestConformanceOfRouter(t *testing.T) {
 			tables[string(c)+"*"] = "other"
 		}
 		return newRouter(t, router.Config{
-			Stores: map[string]rs.Store{"main": memstore.New(), "other": memstore.New()}, Tables: tables, Authoritative: "main",
+			Stores: map[string]rs.Store{"main": memstore.New(memstore.WithApplyTimestamps()), "other": memstore.New()}, Tables: tables, Authoritative: "main",
 		})
 	}
 	conformance.RunStore(t, open, conformance.Scale(conformanceScale))
