@@ -141,6 +141,9 @@ func TestScheduleO_CollectionKeepsWhatWasSeen(t *testing.T) {
 					require.NoError(t, err)
 					require.True(t, o.run(rowA))
 					require.True(t, other.run(rowA))
+					for range changes / mostCleared { // more notifications than one look removes
+						other.run(rowA)
+					}
 					w.clock.advance(2 * worldAge)
 					for range 2 {
 						_, err = w.collect(c, 1)
