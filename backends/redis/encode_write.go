@@ -195,6 +195,27 @@ func (e *writeEncoder) endGroup(end int) { e.settle(end) }
 
 // mutation writes one mutation of a row in the partition with that tag.
 func (e *writeEncoder) mutation(tag string, m *rowstore.Mutation) {
+	e.head(tag, m)
+	skip := e.later()
+	e.notifications(m)
+	// Deletions go first: no two edits touch the same version, but a lock put in
+	// the place of another is one field.
+	for i := range m.Edits {
+		if ed := &m.Edits[i]; ed.Kind != rowstore.DoPut && ed.Family != rowstore.Notify {
+			e.remove(ed)
+		}
+	}
+	for i := range m.Edits {
+		if ed := &m.Edits[i]; ed.Kind == rowstore.DoPut && ed.Family != rowstore.Notify {
+			e.put(ed)
+		}
+	}
+	e.small(0)
+	e.settle(skip)
+}
+
+// head writes the row of a mutation, its columns, and its conditions.
+func (e *writeEncoder) head(tag string, m *rowstore.Mutation) {
 	columnsOf(m, &e.cells, &e.notes)
 	cells, notes := e.cells.all, e.notes.all
 	table := escapeTable(m.Table)
@@ -216,22 +237,6 @@ func (e *writeEncoder) mutation(tag string, m *rowstore.Mutation) {
 		e.field('N', notes[i].name)
 	}
 	e.conditions(m)
-	skip := e.later()
-	e.notifications(m)
-	// Deletions go first: no two edits touch the same version, but a lock put in
-	// the place of another is one field.
-	for i := range m.Edits {
-		if ed := &m.Edits[i]; ed.Kind != rowstore.DoPut && ed.Family != rowstore.Notify {
-			e.remove(ed)
-		}
-	}
-	for i := range m.Edits {
-		if ed := &m.Edits[i]; ed.Kind == rowstore.DoPut && ed.Family != rowstore.Notify {
-			e.put(ed)
-		}
-	}
-	e.small(0)
-	e.settle(skip)
 }
 
 // number is a column's number in the script.

@@ -252,7 +252,7 @@ func writeAs1(ctx context.Context, c *goredis.Client, s *direct, draws bool, tab
 	e.begin(okey, s.channel)
 	m := rowstore.Mutation{Table: table, Row: row, Edits: edits}
 	end := e.group(1, draws, 0)
-	e.mutation(s.parts[part].tag, &m)
+	oldMutation(&e, s.parts[part].tag, &m)
 	e.endGroup(end)
 	b := e.bytes()
 	for i := range edits {

@@ -179,3 +179,38 @@ func TestDamagedNotifications(t *testing.T) {
 		}
 	}
 }
+
+// oldMutation writes a mutation as the scripts of earlier versions take it, which are in testdata: with an operation for each edit
+// of a notification.
+func oldMutation(e *writeEncoder, tag string, m *rowstore.Mutation) {
+	e.head(tag, m)
+	skip := e.later()
+	for _, puts := range []bool{false, true} {
+		for i := range m.Edits {
+			switch ed := &m.Edits[i]; {
+			case puts != (ed.Kind == rowstore.DoPut):
+			case ed.Family == rowstore.Notify && puts:
+				e.small(10)
+				e.number(ed.Family, ed.Column)
+				e.member(e.slot, m.Row, ed.Column)
+				e.version(ed)
+			case ed.Family == rowstore.Notify:
+				hi := ed.TS
+				if ed.Kind == rowstore.DoDeleteRange {
+					hi = ed.To
+				}
+				e.small(11)
+				e.number(ed.Family, ed.Column)
+				e.member(e.slot, m.Row, ed.Column)
+				e.halves(inv(hi))
+				e.halves(inv(ed.TS))
+			case puts:
+				e.put(ed)
+			default:
+				e.remove(ed)
+			}
+		}
+	}
+	e.small(0)
+	e.settle(skip)
+}

@@ -64,7 +64,7 @@ func (p *program2) mutate(ctx context.Context, m rowstore.Mutation) (string, err
 	part := p.s.parts[p.s.partOf(m.Table, m.Row)]
 	e.begin("", p.s.channel)
 	end := e.group(1, false, 0)
-	e.mutation(part.tag, &m)
+	oldMutation(&e, part.tag, &m)
 	e.endGroup(end)
 	return p.c.Eval(ctx, writeOf2, []string{part.tables, part.never}, e.bytes()).Text()
 }
