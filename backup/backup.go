@@ -316,7 +316,7 @@ func (w *writer) rewind(at int64, last sum) error {
 
 // cannotWrite says what to do after an error of the file.
 func (w *writer) cannotWrite(err error) error {
-	return fmt.Errorf("backup: writing the file: %w; what is done so far is in %s: when there is room, back up again to the same path, and it goes on from there",
+	return fmt.Errorf("backup: writing the file: %w; what is done so far is in %s: when there is room, back up again to the same path, and it goes on from what is whole there",
 		err, w.path+Incomplete)
 }
 

@@ -73,6 +73,9 @@ func (db *DB) CollectGarbage(ctx context.Context, opts GCOptions) (GCReport, err
 	})
 	db.count.gcVersions.Add(uint64(report.Versions)) //nolint:gosec // a count
 	if err != nil {
+		if opts.Within == 0 && ctx.Err() == nil && !errors.Is(err, ErrClosed) {
+			db.count.gcFailures.Add(1)
+		}
 		return report, fmt.Errorf("percolator: collecting garbage: %w", err)
 	}
 	if opts.Within == 0 {
@@ -360,16 +363,15 @@ func (p *gcPass) remove(ctx context.Context, table string) error {
 	case format.TableSessions, format.TableSweeps:
 		return p.db.removeLeases(ctx, table, safe, p.report)
 	}
-	if err := p.db.clearUnobserved(ctx, p.view, table, safe); err != nil {
-		return err
-	}
+	// A notified row that cannot be read hides those behind it, and must not keep the history of the others.
+	unread := p.db.clearUnobserved(ctx, p.view, table, safe)
 	switch {
-	case safe == 0:
-		return nil
+	case safe == 0 || unread != nil && !errors.Is(unread, ErrCorrupt) && !errors.Is(unread, ErrFormat):
+		return unread
 	case p.report.Full:
-		return p.removeVersions(ctx, table, safe)
+		return errors.Join(unread, p.removeVersions(ctx, table, safe))
 	default:
-		return p.removeHinted(ctx, table, safe)
+		return errors.Join(unread, p.removeHinted(ctx, table, safe))
 	}
 }
 

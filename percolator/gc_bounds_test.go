@@ -317,6 +317,43 @@ func TestFailingCollectionTakesLittleTime(t *testing.T) {
 	})
 }
 
+// damagedMarkers cannot read the notified rows of table t.
+type damagedMarkers struct{ *memstore.Store }
+
+func (s damagedMarkers) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
+	if r.Table == "t" && len(r.Selectors) > 0 && r.Selectors[0].Family == rowstore.Notify {
+		return func(yield func(rowstore.Row, error) bool) { yield(rowstore.Row{}, fmt.Errorf("%w: a row of a test", ErrCorrupt)) }
+	}
+	return s.Store.Scan(ctx, r)
+}
+
+// A notified row that cannot be read fails the collection, and keeps the history of no other row. What fails is counted.
+func TestCollectionBesideADamagedNotification(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.observed("t", "v", "o")
+	c := w.clientOver(newWireTo(damagedMarkers{w.mem}, w.mem))
+	set(t, c.DB, rowA, "1")
+	other := Cell{"t", "z", "kept"}
+	for range 5 {
+		set(t, c.DB, other, longText)
+	}
+	w.clock.advance(2 * worldRetention)
+	_, err := w.collect(c, 0)
+	require.ErrorIs(t, err, ErrCorrupt)
+	row := w.raw(other)
+	require.Len(t, row.All(rowstore.Write, "kept"), 1)
+	require.Len(t, row.All(rowstore.Data, "kept"), 1)
+	require.EqualValues(t, 1, c.Stats().GCFailures)
+	require.Zero(t, c.Stats().GCRuns)
+
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = c.CollectGarbage(ended, GCOptions{})
+	require.ErrorIs(t, err, context.Canceled)
+	require.EqualValues(t, 1, c.Stats().GCFailures, "it was not let to")
+}
+
 // The safe point is what a collection has published.
 func TestSafePoint(t *testing.T) {
 	t.Parallel()

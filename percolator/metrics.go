@@ -184,6 +184,7 @@ var statCounters = []struct {
 	{"timers.fired", "Timers of the index that were due, and whose cells were notified.", func(s *Stats) uint64 { return s.TimersFired }},
 	{"timers.dropped", "Timers that were removed because nobody observes their columns.", func(s *Stats) uint64 { return s.TimersDropped }},
 	{"gc.runs", "Garbage collections of all tables.", func(s *Stats) uint64 { return s.GCRuns }},
+	{"gc.failures", "Garbage collections of all tables that failed.", func(s *Stats) uint64 { return s.GCFailures }},
 	{"gc.versions", "Versions removed.", func(s *Stats) uint64 { return s.GCVersions }},
 	{"gc.read", "Rows that collections have looked at.", func(s *Stats) uint64 { return s.GCRead }},
 	{"gc.searches", "Collections that looked for locks in all rows.", func(s *Stats) uint64 { return s.GCSearches }},

@@ -90,7 +90,7 @@ func (db *DB) parkedRuns(ctx context.Context) iter.Seq2[ParkedRun, error] {
 			}
 			return true, nil
 		}
-		for row, err := range db.parkedCells(ctx, at, 0) {
+		for row, err := range db.parkedCells(ctx, at) {
 			goOn := true
 			if err == nil {
 				if page = append(page, row); len(page) == parkedPage {
@@ -118,11 +118,11 @@ func (db *DB) parkedSnapshot(ctx context.Context) (*snapshot, error) {
 }
 
 // parkedCells visits the cells that list the runs parked at a snapshot, without reading
-// their content. It looks at rows of their table at most, 0 for all: runs that were released have rows there until they are collected.
-func (db *DB) parkedCells(ctx context.Context, at *snapshot, rows int) iter.Seq2[Cell, error] {
+// their content.
+func (db *DB) parkedCells(ctx context.Context, at *snapshot) iter.Seq2[Cell, error] {
 	return func(yield func(Cell, error) bool) {
 		picks := snapshotPicks(nil, format.ColumnParked, at.start)
-		for row, err := range db.scanSettled(ctx, rowstore.ScanRange{Table: format.TableParked, Selectors: picks, Limit: rows}, at.start, nil, nil) {
+		for row, err := range db.scanSettled(ctx, rowstore.ScanRange{Table: format.TableParked, Selectors: picks}, at.start, nil, nil) {
 			found := false
 			if err == nil {
 				_, found, err = committed(&row, format.ColumnParked)
@@ -138,14 +138,18 @@ func (db *DB) parkedCells(ctx context.Context, at *snapshot, rows int) iter.Seq2
 	}
 }
 
-// countParked counts the parked runs, up to limit of them, 0 for all. With a limit it looks at four times as many rows at most.
+// countParked counts the parked runs, up to limit of them, 0 for all. With a limit it tells those that it has found when ctx ends, if there
+// are any: runs that were released have rows until they are collected, and there may be very many.
 func (db *DB) countParked(ctx context.Context, limit int) (int, error) {
 	at, err := db.parkedSnapshot(ctx)
 	if err != nil {
 		return 0, err
 	}
 	n := 0
-	for _, err := range db.parkedCells(ctx, at, 4*limit) {
+	for _, err := range db.parkedCells(ctx, at) {
+		if err != nil && limit > 0 && n > 0 && ctx.Err() != nil {
+			return n, nil
+		}
 		if err != nil {
 			return n, err
 		}

@@ -37,6 +37,7 @@ type Stats struct {
 	TimersDropped uint64 // timers that were removed because nobody observes their columns
 
 	GCRuns     uint64 // collections of all tables that ended without an error; those of GCOptions.Within do not count
+	GCFailures uint64 // collections of all tables that failed, other than by the end of their context or by Close
 	GCVersions uint64 // versions removed by any collection
 	GCRead     uint64 // rows that collections have looked at, also those under way
 	GCSearches uint64 // collections that looked for locks in all rows
@@ -59,7 +60,7 @@ type counters struct {
 	observerBroken                      atomic.Uint64
 	notifyScans, notifyFound            atomic.Uint64
 	timersFired, timersDropped          atomic.Uint64
-	gcRuns, gcVersions                  atomic.Uint64
+	gcRuns, gcFailures, gcVersions      atomic.Uint64
 	gcRead, gcSearches, gcHintsLost     atomic.Uint64
 }
 
@@ -80,7 +81,7 @@ func (db *DB) Stats() Stats {
 		ObserverBroken: c.observerBroken.Load(),
 		NotifyScans:    c.notifyScans.Load(), NotifyFound: c.notifyFound.Load(),
 		TimersFired: c.timersFired.Load(), TimersDropped: c.timersDropped.Load(),
-		GCRuns: c.gcRuns.Load(), GCVersions: c.gcVersions.Load(),
+		GCRuns: c.gcRuns.Load(), GCFailures: c.gcFailures.Load(), GCVersions: c.gcVersions.Load(),
 		GCRead: c.gcRead.Load(), GCSearches: c.gcSearches.Load(), GCHintsLost: c.gcHintsLost.Load(),
 	}
 }

@@ -160,7 +160,7 @@ func (s *direct) listen(ctx context.Context, sub *goredis.PubSub, server string,
 
 // listenedTo names the server whose messages the store hears, as the store's calls find it now. It returns an error unless
 // the first partition's server is a primary. On one server the name is the replication id, which changes with every
-// start and every promotion. The servers of a Cluster pass messages on to each other, so there it is the address of the server that has the slot of the
+// start and every promotion, and seldom otherwise: then a listener begins anew for nothing. The servers of a Cluster pass messages on to each other, so there it is the address of the server that has the slot of the
 // channel, which a subscription goes to.
 func (s *direct) listenedTo(ctx context.Context) (string, error) {
 	c := &call{script: listenScript}

@@ -2,6 +2,7 @@ package tikvraw
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -322,6 +323,7 @@ type nameWalk struct {
 	names   []string
 	size    int    // about how much memory the names take
 	ready   bool   // the names are those of all markers, in order
+	bad     error  // of the first key that is no marker; it belongs to no row, and is told of at the end
 	cut     string // names behind this one are left out, if it is not ""
 	after   string // names up to this one were returned, if it is not ""
 }
@@ -349,7 +351,11 @@ func (w *nameWalk) next(ctx context.Context, limit int) ([]*named, bool, error) 
 		w.after, w.cut, w.size, w.ready = w.cut, "", 0, false
 		w.from = w.s.keys.table(spaceIndex, w.r.Table)
 	}
-	return found.rows, !w.ready || len(w.names) > 0, nil
+	more := !w.ready || len(w.names) > 0
+	if !more && n == 0 {
+		return found.rows, false, w.bad
+	}
+	return found.rows, more || w.bad != nil, nil
 }
 
 // gather reads a page of markers.
@@ -368,7 +374,8 @@ func (w *nameWalk) gather(ctx context.Context, limit int) error {
 	for _, kv := range page {
 		m, err := w.s.keys.parseIndex(kv.key)
 		if err != nil {
-			return err
+			w.bad = cmp.Or(w.bad, err)
+			continue
 		}
 		if w.wants(m.row) {
 			w.names = append(w.names, m.row)

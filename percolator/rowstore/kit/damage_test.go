@@ -2,8 +2,10 @@ package kit_test
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -128,5 +130,48 @@ func TestScanUpToADamagedRow(t *testing.T) {
 			require.ErrorIs(t, last, rowstore.ErrCorrupt, "%s, %d at a time", name, look)
 			require.Equal(t, c.want, n, "%s, %d at a time", name, look)
 		}
+	}
+}
+
+// A key among those of the notified rows that is none of them fails scans that ask for its slot, and no others. In the order of rows it
+// fails them at the end.
+func TestScanBesideAStrangeKey(t *testing.T) {
+	t.Parallel()
+	l := kit.Layout{}
+	db := &keyValues{}
+	rows := []string{"a", "b", "c", "d", "e"}
+	for _, row := range rows {
+		m := rowstore.Mutation{Table: "t", Row: row, Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, "c", 5, nil)}}
+		require.NoError(t, l.Edit(db, &m, 0))
+	}
+	slices.SortFunc(rows, func(a, b string) int { return int(rowstore.Slot("t", a)) - int(rowstore.Slot("t", b)) })
+	at := rowstore.Slot("t", rows[1]) + 1
+	require.Less(t, at, rowstore.Slot("t", rows[2]))
+	db.keys.Set(string(append(binary.BigEndian.AppendUint16(kit.AppendName([]byte("s"), "t"), at), 0xff)), nil)
+	scan := func(look int, slots ...rowstore.SlotRange) (got []string, last error) {
+		s := rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{{Family: rowstore.Notify, To: oracle.Max}}, Slots: slots}
+		page := func(_ context.Context, s rowstore.ScanRange) ([]rowstore.Row, *rowstore.ScanRange, error) {
+			return l.Page(db, s, look)
+		}
+		for row, err := range kit.Pages(t.Context(), s, page) {
+			if last = err; err == nil {
+				got = append(got, row.Row)
+			}
+		}
+		return got, last
+	}
+	for _, look := range []int{1, 2, 100} {
+		got, err := scan(look, rowstore.SlotRange{Last: at - 1})
+		require.NoError(t, err)
+		require.Equal(t, rows[:2], got)
+		got, err = scan(look, rowstore.SlotRange{First: at + 1, Last: rowstore.Slots - 1})
+		require.NoError(t, err)
+		require.Equal(t, rows[2:], got)
+		got, err = scan(look, rowstore.SlotRange{Last: rowstore.Slots - 1})
+		require.ErrorIs(t, err, rowstore.ErrCorrupt)
+		require.Equal(t, rows[:2], got)
+		got, err = scan(look)
+		require.ErrorIs(t, err, rowstore.ErrCorrupt)
+		require.Equal(t, slices.Sorted(slices.Values(rows)), got)
 	}
 }

@@ -149,16 +149,20 @@ func (l Layout) nextOfSlots(r Reader, s *rowstore.ScanRange) (name string, more 
 	if err != nil || key == nil {
 		return "", false, err
 	}
-	slot, name, err := cutNotified(key[len(table):])
-	if err != nil {
-		return "", false, err
+	if len(key) < len(table)+slotLen {
+		return "", false, badKey(key)
 	}
+	slot := binary.BigEndian.Uint16(key[len(table):])
 	i, _ := slices.BinarySearchFunc(s.Slots, slot, func(r rowstore.SlotRange, slot uint16) int { return cmp.Compare(r.Last, slot) })
 	if s.Slots, s.From = s.Slots[i:], ""; len(s.Slots) == 0 {
 		return "", false, nil
 	}
 	if slot < s.Slots[0].First {
 		return "", true, nil
+	}
+	// What lies in no slot that the scan asks for is not judged.
+	if _, name, err = cutNotified(key[len(table):]); err != nil {
+		return "", false, err
 	}
 	s.Slots[0].First, s.From = slot, name+"\x00"
 	return name, true, nil
@@ -177,8 +181,8 @@ func (l Layout) firstNotified(r Reader, s *rowstore.ScanRange, look int) (next f
 	err = r.Ascend(table, PrefixEnd(table), func(k, _ []byte) bool {
 		_, name, err := cutNotified(k[len(table):])
 		if err != nil {
-			bad = err
-			return false
+			bad = cmp.Or(bad, err) // it belongs to no row, and is told of at the end
+			return true
 		}
 		i, _ := slices.BinarySearchFunc(names, name, order)
 		if i == look || name < s.From || s.To != "" && name >= s.To {
@@ -189,12 +193,12 @@ func (l Layout) firstNotified(r Reader, s *rowstore.ScanRange, look int) (next f
 	})
 	return func(_ Reader, s *rowstore.ScanRange) (name string, more bool, err error) {
 		if len(names) == 0 {
-			return "", false, nil
+			return "", false, bad
 		}
 		name, names = names[0], names[1:]
 		pass(s, name)
 		return name, true, nil
-	}, cmp.Or(err, bad)
+	}, err
 }
 
 // upgradeKeys is how many keys Upgrade moves in a transaction.
