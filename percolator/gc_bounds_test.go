@@ -322,7 +322,9 @@ type damagedMarkers struct{ *memstore.Store }
 
 func (s damagedMarkers) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
 	if r.Table == "t" && len(r.Selectors) > 0 && r.Selectors[0].Family == rowstore.Notify {
-		return func(yield func(rowstore.Row, error) bool) { yield(rowstore.Row{}, fmt.Errorf("%w: a row of a test", ErrCorrupt)) }
+		return func(yield func(rowstore.Row, error) bool) {
+			yield(rowstore.Row{}, fmt.Errorf("%w: a row of a test", ErrCorrupt))
+		}
 	}
 	return s.Store.Scan(ctx, r)
 }
