@@ -324,7 +324,7 @@ func parseJSON(text []byte) (c percolator.Cell, v []byte, err error) {
 
 // halfSurrogate tells whether a JSON text escapes one half of a surrogate pair without the other.
 func halfSurrogate(text []byte) bool {
-	escaped := func(at int) rune { // what \uXXXX at a place stands for, -1 if none is there
+	escaped := func(at int) rune { // what an escape by four digits at a place stands for, -1 if none is there
 		if !bytes.HasPrefix(text[min(at, len(text)):], []byte(`\u`)) || at+6 > len(text) {
 			return -1
 		}

@@ -53,55 +53,77 @@ func (c *committer) clear(ctx context.Context, b *blockers) (wait bool, err erro
 	if len(b.met) == 0 {
 		return false, nil
 	}
-	wait, err = c.db.resolveLocks(ctx, b.rows, b.met, respectLiveOwner)
-	if err != nil {
-		return false, err
-	}
-	for i := range b.met {
-		if m := &b.met[i]; m.alive && m.start > c.start {
-			name := &b.rows[m.row]
-			return false, c.conflict(Cell{name.Table, name.Row, m.column}, m.start, "a newer transaction has the cell locked")
+	for met := b.met; len(met) > 0; {
+		waits, err := c.db.resolveLocks(ctx, b.rows, met, respectLiveOwner, c.start)
+		if err != nil {
+			return false, err
 		}
+		wait = wait || waits
+		var left []metLock // of very many in a row
+		for i := range met {
+			m := &met[i]
+			if m.alive && m.start > c.start {
+				name := &b.rows[m.row]
+				return false, c.conflict(Cell{name.Table, name.Row, m.column}, m.start, "a newer transaction has the cell locked")
+			}
+			if m.left {
+				m.left = false
+				left = append(left, *m)
+			}
+		}
+		met = left
 	}
 	return wait, nil
 }
 
-// clearRows is clear for prewrites, each of which has told of one lock alone. A row that is in the way for the second
-// time is asked for all its locks: a transaction that died may have left one in each of thousands of columns.
+// clearRows is clear for prewrites, each of which has told of one lock alone. A row of which a lock was resolved, and which is in the way again,
+// is asked for all its locks: a transaction that died may have left one in each of thousands of columns. Where the owner of a lock lives there is nothing to ask for.
 func (c *committer) clearRows(ctx context.Context, b *blockers) (wait bool, err error) {
-	if c.wasBlocked == nil {
-		c.wasBlocked = map[rowName]struct{}{}
-	}
 	all := &blockers{}
 	var ask []*rowstore.Mutation
 	for i, m := range b.muts {
 		name := rowName{m.Table, m.Row}
-		if _, again := c.wasBlocked[name]; again {
+		if _, again := c.resolved[name]; again && len(lockConditions(m)) > 1 {
 			ask = append(ask, m)
 			continue
 		}
-		c.wasBlocked[name] = struct{}{}
 		all.add(name, b.met[i].column, b.met[i].start, b.met[i].lock)
 	}
 	if err := c.askForLocks(ctx, all, ask); err != nil {
 		return false, err
 	}
-	return c.clear(ctx, all)
+	wait, err = c.clear(ctx, all)
+	if c.resolved == nil {
+		c.resolved = map[rowName]struct{}{}
+	}
+	for i := range all.rows {
+		c.resolved[rowName{all.rows[i].Table, all.rows[i].Row}] = struct{}{}
+	}
+	for i := range all.met {
+		if m := &all.met[i]; m.alive {
+			delete(c.resolved, rowName{all.rows[m.row].Table, all.rows[m.row].Row})
+		}
+	}
+	return wait, err
 }
 
-// clearGroup is clear for a commit in one phase, which tells of one lock alone. When that is the second one, all its rows are asked for their locks.
+// clearGroup is clear for a commit in one phase, which tells of one lock alone. Once a lock was resolved, and another one is in the way, all its rows are
+// asked for their locks.
 func (c *committer) clearGroup(ctx context.Context, g *rowstore.Group, out *rowstore.GroupOutcome) (wait bool, err error) {
 	b := &blockers{}
 	if err := c.block(b, &g.Mutations[out.Failed], out.Outcome.Failed, &out.Outcome.Broke); err != nil {
 		return false, err
 	}
-	if c.wasBlocked == nil {
-		c.wasBlocked = map[rowName]struct{}{}
-		return c.clear(ctx, b)
-	}
 	var ask []*rowstore.Mutation
+	locks := 0
 	for i := range g.Mutations {
 		ask = append(ask, &g.Mutations[i])
+		locks += len(lockConditions(&g.Mutations[i]))
+	}
+	if !c.groupResolved || locks == 1 {
+		wait, err = c.clear(ctx, b)
+		c.groupResolved = err == nil && !wait
+		return wait, err
 	}
 	for some := range slices.Chunk(ask, settleMost) {
 		all := &blockers{}
@@ -114,23 +136,30 @@ func (c *committer) clearGroup(ctx context.Context, g *rowstore.Group, out *rows
 		}
 		wait = wait || waits
 	}
+	c.groupResolved = !wait
 	return wait, nil
+}
+
+// lockConditions are the columns that may have no lock if a mutation is to be applied.
+func lockConditions(m *rowstore.Mutation) (columns []string) {
+	for i := range m.Conditions {
+		if cond := &m.Conditions[i]; cond.Kind == rowstore.IfAbsent && cond.Family == rowstore.Lock {
+			columns = append(columns, cond.Column)
+		}
+	}
+	return columns
 }
 
 // askForLocks adds the locks that are in the way of mutations.
 func (c *committer) askForLocks(ctx context.Context, b *blockers, muts []*rowstore.Mutation) error {
 	var reads []rowstore.RowRead
-	var columns []map[string]struct{} // that may have no lock
 	for _, m := range muts {
-		of := map[string]struct{}{}
-		for i := range m.Conditions {
-			if cond := &m.Conditions[i]; cond.Kind == rowstore.IfAbsent && cond.Family == rowstore.Lock {
-				of[cond.Column] = struct{}{}
-			}
+		read := rowstore.RowRead{Table: m.Table, Row: m.Row}
+		for _, column := range lockConditions(m) {
+			read.Selectors = append(read.Selectors, rowstore.Selector{Family: rowstore.Lock, Column: column, To: oracle.Max, Limit: 1})
 		}
-		if len(of) > 0 {
-			columns = append(columns, of)
-			reads = append(reads, rowstore.RowRead{Table: m.Table, Row: m.Row, Selectors: []rowstore.Selector{{Family: rowstore.Lock, Column: rowstore.AllColumns, To: oracle.Max}}})
+		if len(read.Selectors) > 0 {
+			reads = append(reads, read)
 		}
 	}
 	if len(reads) == 0 {
@@ -143,7 +172,7 @@ func (c *committer) askForLocks(ctx context.Context, b *blockers, muts []*rowsto
 	for i := range rows {
 		for j := range rows[i].Versions {
 			v := &rows[i].Versions[j]
-			if _, counts := columns[i][v.Column]; !counts || v.TS == c.start {
+			if v.TS == c.start {
 				continue
 			}
 			l, err := format.DecodeLock(v.Value)

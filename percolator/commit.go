@@ -132,8 +132,9 @@ type committer struct {
 	lockAsked time.Time
 	lockLasts time.Duration
 	stopBeat  func() // ends the heartbeat; nil before it began
-	// wasBlocked are the rows in which locks of others were in the way, where rows are prewritten one by one; nil before the first lock.
-	wasBlocked map[rowName]struct{}
+	// resolved are the rows of which locks in the way of a prewrite were resolved lately, and groupResolved says so of a commit in one phase.
+	resolved      map[rowName]struct{}
+	groupResolved bool
 }
 
 // commitRow is the range of writes that belongs to one row, or to a part of a wide row.

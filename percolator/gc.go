@@ -479,7 +479,7 @@ func (p *gcPass) resolveRows(ctx context.Context, rows []rowstore.Row, picks []r
 				return resolved, err
 			}
 		}
-		if _, err := p.db.resolveLocks(ctx, rows, met, overrideLiveOwner); err != nil {
+		if _, err := p.db.resolveLocks(ctx, rows, met, overrideLiveOwner, oracle.Max); err != nil {
 			return resolved, err
 		}
 		before := len(met)

@@ -162,7 +162,7 @@ const (
 // is false when the owner lives, and nothing was done, or when a reply was lost. Whoever calls it reads the row again.
 func (db *DB) resolveLock(ctx context.Context, cell Cell, start Timestamp, l *format.Lock, mode ownerRule) (settled bool, err error) {
 	row := rowstore.Row{Table: cell.Table, Row: cell.Row}
-	wait, err := db.resolveLocks(ctx, []rowstore.Row{row}, []metLock{{column: cell.Column, start: start, lock: *l}}, mode)
+	wait, err := db.resolveLocks(ctx, []rowstore.Row{row}, []metLock{{column: cell.Column, start: start, lock: *l}}, mode, oracle.Max)
 	return !wait, err
 }
 

@@ -6,6 +6,7 @@ import (
 	"iter"
 
 	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -22,7 +23,8 @@ type metLock struct {
 	column string
 	start  Timestamp
 	lock   format.Lock
-	alive  bool // resolveLocks has found that its transaction is undecided, and the owner lives
+	// What resolveLocks has found: its transaction is undecided, and the owner lives; it was left, because its row has very many.
+	alive, left bool
 }
 
 // scanSettled is Store.Scan with rows that show no put or delete lock at or below at. As many rows as ahead
@@ -95,7 +97,7 @@ func (db *DB) settlePart(ctx context.Context, rows []rowstore.Row, picks func(i 
 		}
 	}
 	for attempt := 0; len(met) > 0; attempt++ {
-		wait, err := db.resolveLocks(ctx, rows, met, respectLiveOwner)
+		wait, err := db.resolveLocks(ctx, rows, met, respectLiveOwner, oracle.Max)
 		if err != nil {
 			return attempt > 0, err
 		}
@@ -162,8 +164,9 @@ func locksBelow(met []metLock, index int, row *rowstore.Row, at Timestamp) ([]me
 // resolveLocks is resolveLock for several locks, those of a row one after another. What became of a transaction is asked once.
 // A lock may be left: one of a living transaction, one whose row has changed, or one of very many
 // in a row. The caller reads the rows again, after a while if wait says so: because of a living transaction, or
-// of a lost reply, which a store that is in trouble may give again and again.
-func (db *DB) resolveLocks(ctx context.Context, rows []rowstore.Row, met []metLock, mode ownerRule) (wait bool, err error) {
+// of a lost reply, which a store that is in trouble may give again and again. Nothing more is asked once a living transaction is met that began after
+// waiter: whoever waits for nobody younger must give up.
+func (db *DB) resolveLocks(ctx context.Context, rows []rowstore.Row, met []metLock, mode ownerRule, waiter Timestamp) (wait bool, err error) {
 	db.count.locksMet.Add(uint64(len(met)))
 	type txnName struct {
 		start   Timestamp
@@ -175,6 +178,9 @@ func (db *DB) resolveLocks(ctx context.Context, rows []rowstore.Row, met []metLo
 	var counts []resolved
 	last := -1 // the row of the last mutation
 	for i := range met {
+		if i > 0 && met[i-1].alive && met[i-1].start > waiter {
+			break
+		}
 		m := &met[i]
 		row := &rows[m.row]
 		cell := Cell{row.Table, row.Row, m.column}
@@ -197,6 +203,7 @@ func (db *DB) resolveLocks(ctx context.Context, rows []rowstore.Row, met []metLo
 			muts = append(muts, rowstore.Mutation{Table: row.Table, Row: row.Row})
 			counts = append(counts, resolved{})
 		case len(muts[len(muts)-1].Conditions) >= max(1, most):
+			m.left = true
 			continue
 		}
 		f.resolve(&muts[len(muts)-1], &counts[len(counts)-1], cell, m.start, &m.lock)

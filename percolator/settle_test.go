@@ -2,12 +2,14 @@ package percolator
 
 import (
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 )
 
 // A large transaction whose process died leaves locks in thousands of rows. Whoever reads them pays some
@@ -94,7 +96,7 @@ func TestWritesOverALargeDeadTransaction(t *testing.T) {
 func TestWritesOverAWideDeadTransaction(t *testing.T) {
 	eachWorld(t, func(t *testing.T, w *world, opts ...Option) {
 		var cells []Cell
-		for i := range 500 {
+		for i := range 5000 {
 			cells = append(cells, Cell{"t", "wide", fmt.Sprintf("c%04d", i)})
 		}
 		dead, c := w.client(withoutGroups()), w.client(opts...)
@@ -106,8 +108,67 @@ func TestWritesOverAWideDeadTransaction(t *testing.T) {
 		before := len(c.wire.sent(anyCall))
 		require.NoError(t, writes(t, c, "new", cells...).Commit(t.Context()))
 		require.NoError(t, c.drained(t.Context()))
-		require.Less(t, len(c.wire.sent(anyCall))-before, 50, "calls")
+		require.Less(t, len(c.wire.sent(anyCall))-before, 150, "calls")
 		w.noLocks()
+	})
+}
+
+// Whoever meets the lock of a living transaction asks for it alone, each time that it looks.
+func TestWaitingForTheLivingAsksForOneLock(t *testing.T) {
+	eachWorld(t, func(t *testing.T, w *world, opts ...Option) {
+		owner, c := w.client(withoutGroups()), w.client(opts...)
+		var cells []Cell
+		for i := range 300 {
+			cells = append(cells, row(fmt.Sprintf("r%06d", i)))
+		}
+		p := owner.hold(t, commitPoint(cells[7]))
+		owned := commit(owner, writes(t, owner, "1", cells[7]))
+		p.wait()
+		var looks atomic.Int64
+		c.wire.AddRule(faultstore.Rule{Match: func(x *call) bool {
+			if x.Kind == faultstore.CallRead && len(x.Reads) > 2 {
+				looks.Add(1)
+			}
+			return false
+		}})
+		done := commit(c, writes(t, c, "2", cells...))
+		before := len(c.wire.sent(anyCall))
+		require.Eventually(t, func() bool { return len(c.wire.sent(anyCall)) > before+40 }, patience, time.Millisecond)
+		require.Zero(t, looks.Load(), "it has asked for the locks of rows")
+		p.release(pass)
+		require.NoError(t, w.finish(owned))
+		require.ErrorIs(t, w.finish(done), ErrConflict)
+	})
+}
+
+// Whoever has to give up does so at the first lock of a younger transaction that lives, however many others are in the way.
+func TestGivesUpAtTheFirstYoungerLock(t *testing.T) {
+	eachWorld2(t, func(t *testing.T, w *world, opts ...Option) {
+		old := w.client(opts...)
+		var cells []Cell
+		for i := range 60 {
+			cells = append(cells, row(fmt.Sprintf("r%06d", i)))
+		}
+		tx := writes(t, old, "old", cells...)
+		_, err := tx.StartTimestamp(t.Context())
+		require.NoError(t, err)
+		young := w.client(withoutGroups())
+		var pauses []*pause
+		var ends []<-chan error
+		for _, cell := range cells[10:] {
+			p := young.hold(t, commitPoint(cell))
+			ends = append(ends, commit(young, writes(t, young, "young", cell)))
+			p.wait()
+			pauses = append(pauses, p)
+		}
+		before := len(old.wire.sent(anyCall))
+		require.ErrorIs(t, tx.Commit(t.Context()), ErrConflict)
+		require.NoError(t, old.drained(t.Context()))
+		require.Less(t, len(old.wire.sent(anyCall))-before, 20, "calls")
+		for i, p := range pauses {
+			p.release(pass)
+			require.NoError(t, w.finish(ends[i]))
+		}
 	})
 }
 

@@ -313,6 +313,8 @@ type sweeper struct {
 	ack    string   // the column of the acknowledgments
 	from   string   // the row at which the scan under way began
 	rows   []string // to be notified together
+	// When it has last notified, or had nothing to notify. That may not be long ago, or a new snapshot would be too old each time before the scan has come further.
+	flushed time.Time
 }
 
 func (w *Worker) sweep(ctx context.Context, r format.Observer, at Timestamp, lease *sweepLease) error {
@@ -337,6 +339,7 @@ func (s *sweeper) drawAnew(ctx context.Context) (over bool, err error) {
 		return err == nil, err
 	}
 	s.from, s.rows = s.rows[0], s.rows[:0]
+	s.w.db.log.Info("a sweep for a new observer takes longer than history is kept, and goes on at a later snapshot", "observer", string(s.r.Name), "row", s.from)
 	s.at, err = s.w.db.draw(ctx)
 	return false, err
 }
@@ -348,6 +351,9 @@ func (s *sweeper) scan(ctx context.Context) error {
 	if db.known().Timers {
 		picks = snapshotPicks(picks, format.TimerColumn(s.column), s.at)
 	}
+	v := db.known()
+	most := milliseconds(v.stored(v.asOf).Of(s.table).RetentionMs) / 8
+	s.flushed = db.clock.Now()
 	for row, err := range db.scanSettled(ctx, rowstore.ScanRange{Table: s.table, From: s.from, Selectors: picks}, s.at, nil, nil) {
 		if err == nil {
 			err = s.lease.renew(ctx)
@@ -364,10 +370,10 @@ func (s *sweeper) scan(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if (newest == nil || newest.TS <= acked) && !timer.set {
-			continue
+		if newest != nil && newest.TS > acked || timer.set {
+			s.rows = append(s.rows, row.Row)
 		}
-		if s.rows = append(s.rows, row.Row); len(s.rows) == sweepBatch {
+		if len(s.rows) == sweepBatch || db.clock.Now().Sub(s.flushed) > most {
 			if err := s.flush(ctx); err != nil {
 				return err
 			}
@@ -379,6 +385,7 @@ func (s *sweeper) scan(ctx context.Context) error {
 // flush notifies the rows, unless something of them may have been collected or erased since the snapshot: then the error
 // matches ErrSnapshotTooOld, and they stay.
 func (s *sweeper) flush(ctx context.Context) error {
+	s.flushed = s.w.db.clock.Now()
 	if len(s.rows) == 0 {
 		return nil
 	}

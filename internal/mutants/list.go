@@ -183,7 +183,7 @@ var mutants = append([]mutant{
 	{"denied-is-asked-again", "A transaction: what is denied is not asked for again and again", "TestDeniedAfterALostReply", one(commitGo,
 		"ErrFormat, ErrDenied, ErrClosed}", "ErrFormat, ErrClosed}")},
 	{"asks-for-no-more-locks", "A transaction: a row that is in the way again is asked for all its locks", "TestWritesOverAWideDeadTransaction", one(blockedGo,
-		"[name]; again {\n", "[name]; again && c.start == 0 {\n")},
+		"[name]; again && len(", "[name]; again && c.start == 0 && len(")},
 	{"the-older-waits-too", "A transaction: an older one that meets a younger one's lock aborts (C17)", "TestScheduleC17", one(blockedGo,
 		"m.alive && m.start > c.start {\n", "m.alive && m.start > c.start && c.start == 0 {\n")},
 	{"read-under-a-lock", "A transaction: a read meets Lock[0,S]", "TestScheduleC15|TestBank", one(settleGo,
