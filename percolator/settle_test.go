@@ -96,7 +96,7 @@ func TestWritesOverALargeDeadTransaction(t *testing.T) {
 func TestWritesOverAWideDeadTransaction(t *testing.T) {
 	eachWorld(t, func(t *testing.T, w *world, opts ...Option) {
 		var cells []Cell
-		for i := range 5000 {
+		for i := range 1000 {
 			cells = append(cells, Cell{"t", "wide", fmt.Sprintf("c%04d", i)})
 		}
 		dead, c := w.client(withoutGroups()), w.client(opts...)
@@ -108,7 +108,7 @@ func TestWritesOverAWideDeadTransaction(t *testing.T) {
 		before := len(c.wire.sent(anyCall))
 		require.NoError(t, writes(t, c, "new", cells...).Commit(t.Context()))
 		require.NoError(t, c.drained(t.Context()))
-		require.Less(t, len(c.wire.sent(anyCall))-before, 150, "calls")
+		require.Less(t, len(c.wire.sent(anyCall))-before, 60, "calls")
 		w.noLocks()
 	})
 }
@@ -137,7 +137,7 @@ func TestWaitingForTheLivingAsksForOneLock(t *testing.T) {
 		require.Zero(t, looks.Load(), "it has asked for the locks of rows")
 		p.release(pass)
 		require.NoError(t, w.finish(owned))
-		require.ErrorIs(t, w.finish(done), ErrConflict)
+		require.NoError(t, w.finish(done), "it has begun above that commit")
 	})
 }
 
