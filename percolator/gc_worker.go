@@ -58,7 +58,7 @@ func (w *Worker) collectAll(ctx context.Context) error {
 		if err := w.waitAfter(ctx, walkWait, attempt, "collecting garbage", err); err != nil {
 			return err
 		}
-		// It may have read all rows, and fail again over one that somebody has to mend: so it takes a tenth of the time at most.
+		// It may have read all rows, and fail again over one that somebody has to mend. One that takes very long begins again no sooner than one that succeeds might.
 		if err := w.db.clock.Sleep(ctx, min(9*took, w.gcInterval(w.db.Settings().Retention)/2)); err != nil {
 			return err
 		}

@@ -2,6 +2,7 @@ package percolator
 
 import (
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -119,14 +120,15 @@ func TestWaitingForTheLivingAsksForOneLock(t *testing.T) {
 		owner, c := w.client(withoutGroups()), w.client(opts...)
 		var cells []Cell
 		for i := range 300 {
-			cells = append(cells, row(fmt.Sprintf("r%06d", i)))
+			r := fmt.Sprintf("r%06d", i)
+			cells = append(cells, row(r), Cell{"t", r, "w"})
 		}
 		p := owner.hold(t, commitPoint(cells[7]))
 		owned := commit(owner, writes(t, owner, "1", cells[7]))
 		p.wait()
 		var looks atomic.Int64
 		c.wire.AddRule(faultstore.Rule{Match: func(x *call) bool {
-			if x.Kind == faultstore.CallRead && len(x.Reads) > 2 {
+			if x.Kind == faultstore.CallRead && !slices.ContainsFunc(x.Reads[0].Selectors, func(s rowstore.Selector) bool { return s.Family != rowstore.Lock }) {
 				looks.Add(1)
 			}
 			return false
@@ -203,6 +205,33 @@ func TestValidationOverALargeDeadTransaction(t *testing.T) {
 		require.Less(t, len(c.wire.sent(anyCall))-before, 20*(len(cells)/settleMost+2), "calls")
 		w.noLocks()
 	}
+}
+
+// A validation by a scan reads the range anew once, and not for each part of the locks that a row has.
+func TestValidationOverAWideDeadRow(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	tx := begin(t, c, WithIsolation(Serializable))
+	for _, err := range tx.Scan(t.Context(), Range{Table: "t"}) {
+		require.NoError(t, err)
+	}
+	var cells []Cell
+	for i := range 1000 {
+		cells = append(cells, Cell{"t", "wide", fmt.Sprintf("c%04d", i)})
+	}
+	dead := w.client(withoutGroups())
+	dead.wire.verdict(commitPoint(cells[0]), die)
+	require.Error(t, writes(t, dead, "dead", cells...).Commit(t.Context()))
+	require.NoError(t, dead.drained(t.Context()))
+	require.Greater(t, len(cells), c.rowOperations()/operationsOfLock, "more than one mutation resolves")
+	w.pass(worldSession + time.Second)
+	require.NoError(t, tx.Set(Cell{"other", "r", "v"}, []byte("1")))
+	scans := func() int { return len(c.wire.sent(op(faultstore.CallScan))) }
+	before := scans()
+	require.NoError(t, tx.Commit(t.Context()))
+	require.Equal(t, before+2, scans())
+	w.noLocks()
 }
 
 // Rows of a page that are locked by a transaction that lives are waited for, and those of the
