@@ -385,7 +385,7 @@ func (s *sweeper) scan(ctx context.Context) error {
 // flush notifies the rows, unless something of them may have been collected or erased since the snapshot: then the error
 // matches ErrSnapshotTooOld, and they stay.
 func (s *sweeper) flush(ctx context.Context) error {
-	s.flushed = s.w.db.clock.Now()
+	defer func() { s.flushed = s.w.db.clock.Now() }()
 	if len(s.rows) == 0 {
 		return nil
 	}

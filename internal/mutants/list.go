@@ -275,13 +275,13 @@ var mutants = append([]mutant{
 	{"sweep-looks-past-locks", "Observers: with the normal rules for locks (B4)", "TestScheduleB4", one(sweepGo,
 		"range db.scanSettled(ctx, rowstore.ScanRange{Table: s.table, From: s.from, Selectors: picks}, s.at, nil, nil) {", "range db.store.Scan(ctx, rowstore.ScanRange{Table: s.table, From: s.from, Selectors: picks}) {")},
 	{"sweep-for-the-unacknowledged-only", "Observers: whose newest write is newer than the acknowledgment (B4)", "TestScheduleB4", one(sweepGo,
-		"(newest == nil || newest.TS <= acked) && !timer.set {", "(newest == nil || newest.TS <= acked || acked > 0) && !timer.set {")},
+		"if newest != nil && newest.TS > acked || timer.set {", "if newest != nil && newest.TS > acked && acked == 0 || timer.set {")},
 
 	// Garbage collection, and the catalog.
 	{"garbage-before-locks", "Garbage collection: resolve every lock below the safe point first (A2)", "TestScheduleA2", one(gcGo,
 		"\t\tn, err := p.resolveBelow(ctx, t)\n", "\t\tn, err := (&gcPass{db: p.db}).resolveBelow(ctx, t)\n")},
 	{"collection-respects-the-living", "Garbage collection: whether its owner lives or not (A2)", "TestScheduleA2", one(gcGo,
-		"rows, met, overrideLiveOwner)", "rows, met, respectLiveOwner)")},
+		"rows, met, overrideLiveOwner, oracle.Max)", "rows, met, respectLiveOwner, oracle.Max)")},
 	{"no-flush-before-removal", "Garbage collection: Flush every store that defers (A2)", "TestScheduleA2", one(gcGo,
 		"\t\tif err := p.db.flush(ctx); err != nil {\n", "\t\tif err := error(nil); err != nil {\n")},
 	{"no-lease-before-removal", "Garbage collection: wait one lease (C2)", "TestScheduleC2", one(gcGo,

@@ -185,6 +185,8 @@ var controlMutants = []mutant{
 		"!errors.Is(err, ErrSnapshotTooOld) || len(s.rows) == 0 {", "!errors.Is(err, ErrSnapshotTooOld) || len(s.rows) >= 0 {")},
 	{"sweep-skips-what-it-had-read", "Observers: a sweep goes on with the first row that it has yet to notify (B4)", "TestScheduleB4_SweepOutlives", one(sweepGo,
 		"s.from, s.rows = s.rows[0], s.rows[:0]", "s.from, s.rows = s.rows[len(s.rows)-1], s.rows[:0]")},
+	{"sweep-waits-for-enough-cells", "Observers: a sweep in which few cells are left comes to its end (B4)", "TestScheduleB4_SweepOfFew", one(sweepGo,
+		" || db.clock.Now().Sub(s.flushed) > most {", " || most < 0 {")},
 	{"sweep-for-nobody", "Observers: a sweep that nobody needs any more ends", "TestScheduleB4_SweepOutlives", one(sweepGo,
 		"err != nil || v.unswept(&s.r) == nil {", "err != nil || v == nil {")},
 }
