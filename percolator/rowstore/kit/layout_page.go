@@ -125,16 +125,16 @@ func (l Layout) slot(table string, slot uint16) []byte {
 	return binary.BigEndian.AppendUint16(l.table(spaceSlots, table), slot)
 }
 
-// cutNotified splits what follows the table in the key of a notified row.
-func cutNotified(key []byte) (slot uint16, row string, err error) {
+// cutNotified returns the row of what follows the table in the key of a notified row: a slot and the name.
+func cutNotified(key []byte) (row string, err error) {
 	if len(key) < slotLen {
-		return 0, "", badKey(key)
+		return "", badKey(key)
 	}
 	row, rest, err := CutName(key[slotLen:])
 	if err == nil && len(rest) > 0 {
 		err = badKey(key)
 	}
-	return binary.BigEndian.Uint16(key), row, err
+	return row, err
 }
 
 // nextOfSlots is nextRow for a scan of slots. It returns no name if it has leapt to another
@@ -161,7 +161,7 @@ func (l Layout) nextOfSlots(r Reader, s *rowstore.ScanRange) (name string, more 
 		return "", true, nil
 	}
 	// What lies in no slot that the scan asks for is not judged.
-	if _, name, err = cutNotified(key[len(table):]); err != nil {
+	if name, err = cutNotified(key[len(table):]); err != nil {
 		return "", false, err
 	}
 	s.Slots[0].First, s.From = slot, name+"\x00"
@@ -179,7 +179,7 @@ func (l Layout) firstNotified(r Reader, s *rowstore.ScanRange, look int) (next f
 	var names []string
 	var bad error
 	err = r.Ascend(table, PrefixEnd(table), func(k, _ []byte) bool {
-		_, name, err := cutNotified(k[len(table):])
+		name, err := cutNotified(k[len(table):])
 		if err != nil {
 			bad = cmp.Or(bad, err) // it belongs to no row, and is told of at the end
 			return true
