@@ -154,12 +154,13 @@ func TestCostsOfAServerAreSeen(t *testing.T) {
 	}
 	for _, s := range report.Results[0].Sides {
 		if s.Side == "SET" {
-			require.InDelta(t, 1, s.Trips, 0.1, "a SET is one round trip")
+			// Each goroutine's connection opens within the measurement, with a few messages of its own.
+			const opening = 4 * 4
+			require.InDelta(t, 1, s.Trips, 0.1+opening/float64(s.Ops), "a SET is one round trip")
 		}
 	}
 }
 
-// TestReportsAreReadBack prints, draws and checks what an earlier run has written.
 // What was measured before a workload fails is printed, and the error is returned.
 func TestMeasuredBeforeAnError(t *testing.T) {
 	t.Parallel()
@@ -173,6 +174,7 @@ func TestMeasuredBeforeAnError(t *testing.T) {
 	require.Equal(t, "keys", report.Results[0].Workload)
 }
 
+// TestReportsAreReadBack prints, draws and checks what an earlier run has written.
 func TestReportsAreReadBack(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
