@@ -28,15 +28,16 @@ const DefaultHold = time.Hour
 // Options of Write. The zero value works.
 type Options struct {
 	// Progress is told how far the backup is, about four times a second and at its end, by one goroutine at a time. Nil
-	// tells nobody. It must not block.
+	// tells nobody. It must not block. While a backup that goes on reads what it has written so far, Done is 0.
 	Progress func(Progress)
 	// Hold is for how long history is kept after a backup was cut off, so for how long it can be resumed. The hold is
 	// renewed three times in that time. At least a second; 0 means DefaultHold.
 	Hold time.Duration
 	// blockBytes is about how long a block is, before it is compressed; 0 means a mebibyte. mostBlock is how long one may be; 0 means the constant.
-	// disk opens the file.
+	// syncEvery is after how many bytes the file is synced; 0 means the constant. disk opens the file.
 	blockBytes int
 	mostBlock  int
+	syncEvery  int64
 	disk       func(path string) (diskFile, error)
 }
 
@@ -73,9 +74,10 @@ func openDisk(path string) (diskFile, error) {
 }
 
 // Write backs a database up into the file path, at one snapshot, which is the time when the backup began. Transactions and
-// workers go on meanwhile; history is kept for the backup by a hold of the name "backup " and the backup's ID, which is released at the end.
+// workers go on meanwhile; history is kept for the backup by a hold of the name "backup " and the backup's ID, which is released at the end. One that cannot be
+// released then ends by itself, Options.Hold later.
 //
-// Until it is complete the file is named path with Incomplete behind it. If Write is cut off, or fails, call it again with the same
+// Until it is complete the file is named path with Incomplete behind it. It is synced before it gets its name. If Write is cut off, or fails, call it again with the same
 // database and path: it goes on where it was, at the snapshot that it began with, as long as the hold stands. After that it
 // returns an error that matches ErrLapsed. No other error says that the incomplete file is worth nothing.
 //
@@ -99,6 +101,9 @@ func Write(ctx context.Context, db *percolator.DB, path string, opts Options) (R
 	if opts.mostBlock == 0 {
 		opts.mostBlock = mostBlock
 	}
+	if opts.syncEvery == 0 {
+		opts.syncEvery = syncEvery
+	}
 	if opts.disk == nil {
 		opts.disk = openDisk
 	}
@@ -119,14 +124,20 @@ func Write(ctx context.Context, db *percolator.DB, path string, opts Options) (R
 		return Result{}, fmt.Errorf("backup: opening the file: %w", err)
 	}
 	w := &writer{db: db, opts: opts, file: f, path: path}
-	r, err := w.run(ctx)
+	err = w.run(ctx)
 	if cerr := f.Close(); err == nil && cerr != nil {
 		err = fmt.Errorf("backup: closing the file: %w", cerr)
 	}
-	if err != nil {
-		return r, err
+	if err == nil {
+		err = w.complete(lock)
 	}
-	return r, w.complete(lock)
+	if err != nil {
+		return w.result(), err
+	}
+	// The name comes first: a call that is cut off in between leaves a hold that ends by itself, and not a file that nobody may name any more.
+	_ = w.release(ctx)
+	w.tell.end(w.rows, w.cells, w.out.at)
+	return w.result(), nil
 }
 
 // free returns an error unless no file has the name.
@@ -140,7 +151,7 @@ func free(path string) error {
 	return nil
 }
 
-// complete gives the file its name.
+// complete gives the file its name. It must have been synced.
 func (w *writer) complete(lock *fileLock) error {
 	switch named, err := lock.named(); {
 	case err != nil:
@@ -177,9 +188,11 @@ type writer struct {
 
 	head    head
 	catalog format.Catalog
-	hold    *percolator.Hold
+	hold    *percolator.Hold // nil if it does not stand any more
 	keeper  *keeper
 	out     *frames
+	old     *reader   // of an incomplete file, behind its head
+	lapsed  error     // why old cannot go on, unless it is complete
 	resume  blockHead // where to go on: phase 0 for the beginning
 	after   string    // in resume.table, the last row that is in the file
 	grace   percolator.Timestamp
@@ -189,42 +202,61 @@ type writer struct {
 	tell    teller
 	resumed bool
 	ended   bool // the file is complete already
+
+	lasting  lastingPlace
+	unsynced bool // a sync has failed
+	void     bool // the file was cut to nothing, so no other call goes on from it
 }
 
-func (w *writer) run(ctx context.Context) (Result, error) {
-	fail := func(err error) (Result, error) { return w.result(), err }
+// run makes the file complete. It may leave the hold, which is to be released when the file has its name.
+func (w *writer) run(ctx context.Context) error {
+	defer w.close()
 	if err := w.begin(ctx); err != nil {
-		return fail(err)
+		return err
 	}
-	defer func() { _ = w.out.zstd.Close() }()
-	if w.ended {
-		return w.result(), w.done(ctx)
+	holding, stop := ctx, func() {}
+	if w.lapsed == nil {
+		holding, stop = renewing(ctx, w.hold, w.opts.Hold, ErrLapsed, w.erasedSince)
 	}
-	holding, stop := renewing(ctx, w.hold, w.opts.Hold, ErrLapsed)
-	defer stop()
-	err := w.write(holding)
+	err := w.goOn(holding)
 	if cause := context.Cause(holding); err != nil && cause != nil && ctx.Err() == nil {
 		err = cause
 	}
-	if err != nil {
-		// What has been written is worth keeping: the next call goes on from there.
-		_ = w.file.Sync()
-		return fail(err)
-	}
 	stop()
-	if err := w.done(ctx); err != nil {
-		return fail(err)
+	if w.void {
+		err = errors.Join(err, w.release(ctx))
 	}
-	w.tell.end(w.rows, w.cells, w.out.at)
-	return w.result(), nil
+	return err
 }
 
-// done releases the hold of a backup that is complete.
-func (w *writer) done(ctx context.Context) error {
-	if err := w.release(ctx); err != nil {
-		return fmt.Errorf("backup: the backup is complete, but %w", err)
+// goOn writes what is left, as long as the hold stands.
+func (w *writer) goOn(ctx context.Context) error {
+	if w.old != nil {
+		if err := w.findResume(ctx); err != nil {
+			return err
+		}
+	}
+	if w.ended {
+		return nil
+	}
+	if err := w.write(ctx); err != nil {
+		// What has been written is worth keeping: the next call goes on from there.
+		if serr := w.sync(); serr != nil {
+			err = fmt.Errorf("%w; %w", err, serr)
+		}
+		return err
 	}
 	return nil
+}
+
+// close ends what begin has made.
+func (w *writer) close() {
+	if w.out != nil {
+		_ = w.out.zstd.Close()
+	}
+	if w.old != nil {
+		w.old.close()
+	}
 }
 
 // release releases the hold, although the caller may have been told to stop. A backup that an earlier call has completed may have none any more.
@@ -260,7 +292,7 @@ const releaseFor = 10 * time.Second
 
 func holdName(id string) string { return "backup " + id }
 
-// begin places the hold and writes the head, or finds out where an earlier call was cut off.
+// begin places the hold and writes the head, or takes the hold of an earlier call that was cut off.
 func (w *writer) begin(ctx context.Context) error {
 	w.tell.to = w.opts.Progress
 	var err error
@@ -272,13 +304,12 @@ func (w *writer) begin(ctx context.Context) error {
 		return fmt.Errorf("backup: looking at the file: %w", err)
 	}
 	if size > 0 {
-		err = w.findResume(ctx)
+		err = w.reopen(ctx)
 	}
 	if err == nil && w.head.ID == "" {
 		err = w.beginAnew(ctx)
 	}
 	if err != nil {
-		_ = w.out.zstd.Close()
 		return err
 	}
 	if w.catalog, err = format.DecodeCatalog(w.head.Catalog); err != nil {
@@ -295,29 +326,17 @@ func (w *writer) beginAnew(ctx context.Context) error {
 	if err := w.snapshot(ctx); err != nil {
 		return err
 	}
-	if err := w.out.begin(w.head); err != nil {
+	err := w.out.begin(w.head)
+	if err != nil {
+		err = w.cannotWrite(err)
+	} else {
+		err = w.sync()
+	}
+	if err != nil {
 		// Without a whole head no other call goes on from here: it would place a hold of its own, and this one would keep history for nobody.
-		return errors.Join(w.cannotWrite(err), w.release(ctx))
+		return errors.Join(err, w.release(ctx))
 	}
 	return nil
-}
-
-// rewind makes the file end at a frame.
-func (w *writer) rewind(at int64, last sum) error {
-	if err := w.file.Truncate(at); err != nil {
-		return fmt.Errorf("backup: cutting the incomplete file: %w", err)
-	}
-	if _, err := w.file.Seek(at, 0); err != nil {
-		return fmt.Errorf("backup: going to the end of the incomplete file: %w", err)
-	}
-	w.out.at, w.out.last = at, last
-	return nil
-}
-
-// cannotWrite says what to do after an error of the file.
-func (w *writer) cannotWrite(err error) error {
-	return fmt.Errorf("backup: writing the file: %w; what is done so far is in %s: when there is room, back up again to the same path, and it goes on from what is whole there",
-		err, w.path+Incomplete)
 }
 
 // snapshot places a hold at the present, and finds the catalog as it was then.
@@ -366,8 +385,9 @@ func readCatalog(ctx context.Context, db *percolator.DB) (*rowstore.Version, err
 	return v, nil
 }
 
-// renewing renews a hold three times in its ttl, until stop is called. The context that it returns ends when the hold does, for a cause that matches lapsed.
-func renewing(ctx context.Context, hold *percolator.Hold, ttl time.Duration, lapsed error) (holding context.Context, stop func()) {
+// renewing renews a hold three times in its ttl, until stop is called. The context that it returns ends when the hold does, for a cause that matches lapsed, and when
+// still, which is asked at each renewal and may be nil, returns an error that matches lapsed.
+func renewing(ctx context.Context, hold *percolator.Hold, ttl time.Duration, lapsed error, still func(context.Context) error) (holding context.Context, stop func()) {
 	holding, cancel := context.WithCancelCause(ctx)
 	done := make(chan struct{})
 	go func() {
@@ -383,6 +403,13 @@ func renewing(ctx context.Context, hold *percolator.Hold, ttl time.Duration, lap
 			// After another error the next renewal may come in time.
 			if err := hold.Renew(holding, ttl); errors.Is(err, percolator.ErrHoldEnded) {
 				cancel(fmt.Errorf("%w: %w", lapsed, err))
+				return
+			}
+			if still == nil {
+				continue
+			}
+			if err := still(holding); errors.Is(err, lapsed) {
+				cancel(err)
 				return
 			}
 		}
@@ -414,8 +441,8 @@ func (w *writer) changed(ctx context.Context) ([]percolator.Timestamp, error) {
 	return gone, nil
 }
 
-// erasedSince returns an error if a range was erased since the snapshot: some of its rows may be missing in what was read. It is
-// called when everything was read, or when something was missing. The hold keeps the safe points of tables below the snapshot, so the range is still listed.
+// erasedSince returns an error if a range was erased since the snapshot: some of its rows may be missing in what was read. What tells is the
+// call when everything was read, or when something was missing; those before it, when a backup goes on and at each renewal of the hold, spare the work that would be for nothing. The hold keeps the safe points of tables below the snapshot, so the range is still listed.
 func (w *writer) erasedSince(ctx context.Context) error {
 	rows, err := coreaccess.Stored.Store(w.db).Read(ctx, []rowstore.RowRead{{Table: format.TableCatalog, Row: format.RowCatalog, Selectors: []rowstore.Selector{
 		{Family: rowstore.Write, Column: format.ColumnErased, To: oracle.Max, Limit: 1},

@@ -109,7 +109,7 @@ func exportTables(ctx context.Context, db *percolator.DB, tables []string, each 
 	case err != nil:
 		return fmt.Errorf("backup: %w", err)
 	}
-	holding, stop := renewing(ctx, hold, exportHold, percolator.ErrSnapshotTooOld)
+	holding, stop := renewing(ctx, hold, exportHold, percolator.ErrSnapshotTooOld, nil)
 	err = exportSnapshot(holding, db, tables, each, percolator.WithAsOfTimestamp(hold.At()))
 	if cause := context.Cause(holding); err != nil && cause != nil && ctx.Err() == nil {
 		err = cause

@@ -48,6 +48,11 @@ func (w *writer) write(ctx context.Context) error {
 			if err := w.out.data(b.encode()); err != nil {
 				return w.cannotWrite(err)
 			}
+			if w.out.at-w.lasting.at >= w.opts.syncEvery {
+				if err := w.sync(); err != nil {
+					return err
+				}
+			}
 			w.tell.progress(b.head.rows, b.head.cells, w.out.at, b.done)
 		}
 		return nil
@@ -86,10 +91,7 @@ func (w *writer) finish(ctx context.Context) error {
 	if err := w.out.end(ending{Rows: w.rows, Cells: w.cells, Resweep: gone}); err != nil {
 		return w.cannotWrite(err)
 	}
-	if err := w.file.Sync(); err != nil {
-		return w.cannotWrite(err)
-	}
-	return nil
+	return w.sync()
 }
 
 // read reads the database and hands blocks out.
