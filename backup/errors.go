@@ -9,7 +9,9 @@ import (
 
 // Errors of this package, matched with errors.Is.
 var (
-	// ErrNotEmpty: the store holds something already. No rows were written. It matches percolator.ErrInvalid.
+	// ErrNotEmpty: the store holds something already. No rows were written by a call that begins then. One that has begun earlier, was thought dead, and goes on when another call has ended the same
+	// restore looks at its marker before each block and each attempt. So it writes nothing but what it had under way when the other one ended: at most a block, of about a
+	// MiB, whose rows get the values of the backup again, also those that were erased since. See that it is dead before programs use the database. It matches percolator.ErrInvalid.
 	ErrNotEmpty error = is{"backup: the store is not empty", percolator.ErrInvalid}
 	// ErrExists: the file is there already. Nothing was written. It matches percolator.ErrInvalid.
 	ErrExists error = is{"backup: the file is there already", percolator.ErrInvalid}

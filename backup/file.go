@@ -14,6 +14,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/oracle"
 )
 
 // The file: a head, and frames. A frame has a head of its own and a payload, compressed if its kind is data. Each frame's
@@ -133,7 +134,7 @@ func (r *reader) begin() (head, error) {
 	if kind != frameHead {
 		return h, fmt.Errorf("%w: it has no head", ErrDamaged)
 	}
-	if err := json.Unmarshal(b, &h); err != nil || h.ID == "" || h.Snapshot == 0 {
+	if err := json.Unmarshal(b, &h); err != nil || h.ID == "" || h.Snapshot == 0 || h.Snapshot >= oracle.Max {
 		return h, fmt.Errorf("%w: its head does not decode", ErrDamaged)
 	}
 	return h, nil

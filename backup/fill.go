@@ -2,6 +2,7 @@ package backup
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"golang.org/x/sync/errgroup"
@@ -60,15 +61,11 @@ func (r *restorer) rows(ctx context.Context, path string) error {
 		if err != nil {
 			return err
 		}
-		if n < r.marker.Blocks {
-			continue
+		if err := ctx.Err(); err != nil { // blocks that are there already come to no other look at it
+			return fmt.Errorf("backup: reading the file: %w", err)
 		}
-		if err := r.fill(ctx, rows); err != nil {
-			return err
-		}
-		if n%markEvery == markEvery-1 {
-			r.marker.Blocks = n + 1
-			if err := r.mark(ctx, r.unended()); err != nil {
+		if n >= r.marker.Blocks {
+			if err := r.block(ctx, n, rows); err != nil {
 				return err
 			}
 		}
@@ -76,20 +73,36 @@ func (r *restorer) rows(ctx context.Context, path string) error {
 	}
 }
 
-// fill writes the rows of a block, and the index of their timers.
+// block writes a block, and notes now and then how far the restore is.
+func (r *restorer) block(ctx context.Context, n int64, rows []rowstore.Row) error {
+	if err := r.stands(ctx); err != nil {
+		return err
+	}
+	if err := r.fill(ctx, rows); err != nil {
+		return err
+	}
+	if n%markEvery != markEvery-1 {
+		return nil
+	}
+	r.marker.Blocks = n + 1
+	return r.mark(ctx, r.unended())
+}
+
+// fill writes the rows of a block, and the index of their timers. No call is under way when it returns.
 func (r *restorer) fill(ctx context.Context, rows []rowstore.Row) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(fillers)
 	b := &batch{restorer: r, send: func(muts []rowstore.Mutation) {
-		g.Go(func() error { return r.apply(ctx, muts) })
+		g.Go(func() error { return r.applyRows(ctx, muts) })
 	}}
+	var err error
 	for i := range rows {
-		if err := b.row(&rows[i]); err != nil {
-			return err
+		if err = b.row(&rows[i]); err != nil {
+			break
 		}
 	}
 	b.flush()
-	return g.Wait()
+	return errors.Join(err, g.Wait())
 }
 
 // batch collects mutations of different rows.
@@ -166,11 +179,15 @@ func (b *batch) timers(row *rowstore.Row) error {
 		// The number keeps the rows of the index apart. A restore that goes on counts from where its marker stands.
 		b.marker.Timers++
 		shard := byte(rowstore.Slot(row.Table, row.Row) % format.TimerShards)
+		n := len(row.Row) + len(column) + perEdit
+		if b.bytes+n > batchBytes || len(b.muts) >= batchRows {
+			b.flush()
+		}
 		b.muts = append(b.muts, rowstore.Mutation{
 			Table: format.TimersTable(row.Table), Row: format.TimerRow(shard, t.Due, w.Start, int(b.marker.Timers)),
 			Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, format.ColumnTimer, w.Start, format.TimerHint{Row: row.Row, Column: column}.Encode())},
 		})
-		b.bytes += len(row.Row) + len(column) + perEdit
+		b.bytes += n
 	}
 	return nil
 }

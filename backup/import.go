@@ -16,7 +16,7 @@ type ImportOptions struct {
 	Format Format // empty means JSONLines
 	// After is how many lines are left out: those that an earlier Import has written. It returned the number.
 	After int64
-	// Batch is how many cells a transaction writes, at most; 0 means 500.
+	// Batch is how many cells a transaction writes, at most; 0 means 500. It is fewer where the database's Limits, or those of its store, do not take as many.
 	Batch int
 	// Progress is told of cells, four times a second and at the end. Nil tells nobody.
 	Progress func(Progress)
@@ -31,7 +31,8 @@ const batchValues = 1 << 20
 // It returns the number of the last line whose batch was committed, also with an error. Give it as After to go on from there: a
 // line that is written twice gets the same value again. If the outcome of a batch is not known, that batch does not count.
 //
-// A bad line gives an error that matches percolator.ErrInvalid or percolator.ErrTooLarge and names the line; nothing of its batch is written. A column with an
+// A bad line gives an error that matches percolator.ErrInvalid or percolator.ErrTooLarge and names the line; nothing of its batch is written. Lines that are too many or too large
+// for one transaction together are written in smaller batches. A column with an
 // index that this program does not keep gives percolator.ErrIndexed. Other errors: those of the database, of in and of ctx. Import looks at ctx before each line; a read of in that
 // hangs is waited for, so in must heed ctx where that can be.
 func Import(ctx context.Context, db *percolator.DB, in io.Reader, opts ImportOptions) (line int64, err error) {
@@ -50,7 +51,8 @@ func Import(ctx context.Context, db *percolator.DB, in io.Reader, opts ImportOpt
 	if opts.Batch < 0 || opts.After < 0 {
 		return max(opts.After, 0), invalid("Batch and After are not negative")
 	}
-	m := &importer{db: db, opts: opts, line: opts.After, tell: teller{to: opts.Progress}, named: map[percolator.Cell]int{}}
+	opts.Batch = min(opts.Batch, db.Limits().Cells)
+	m := &importer{db: db, opts: opts, most: opts.Batch, line: opts.After, tell: teller{to: opts.Progress}, named: map[percolator.Cell]int{}}
 	s := &source{r: bufio.NewReaderSize(in, 1<<16), f: opts.Format, most: mostLine(db.Limits())}
 	for {
 		c, v, n, err := s.next(ctx)
@@ -93,6 +95,7 @@ type importer struct {
 	batch []written
 	named map[percolator.Cell]int
 	bytes int
+	most  int   // lines that a transaction takes, as far as it is known
 	line  int64 // the last one that was committed
 	cells int64
 }
@@ -109,30 +112,73 @@ func (m *importer) add(ctx context.Context, w written) error {
 	return nil
 }
 
-// flush commits the batch.
+// flush commits the batch, in parts if a transaction does not take all of it.
 func (m *importer) flush(ctx context.Context) error {
-	if len(m.batch) == 0 {
-		return nil
+	for left := m.batch; len(left) > 0; {
+		part := left[:min(m.most, len(left))]
+		err := m.commit(ctx, part)
+		if len(part) > 1 && errors.Is(err, percolator.ErrTooLarge) && !errors.Is(err, percolator.ErrUndetermined) && !errors.As(err, new(lineError)) {
+			m.most = len(part) / 2
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("backup: importing %s, of which nothing is written: %w", span(part), m.doubt(err))
+		}
+		// What did not fit may have been a few large values, or what an index has of them.
+		m.most = min(m.most+m.most/8+1, m.opts.Batch)
+		left = left[len(part):]
+		m.line = part[len(part)-1].line
+		m.cells += int64(len(part))
+		m.tell.progress(0, m.cells, 0, 0)
 	}
-	first, last := m.batch[0].line, m.batch[len(m.batch)-1].line
-	err := m.db.Update(ctx, func(tx *percolator.Txn) error {
-		for _, w := range m.batch {
-			if err := tx.Set(w.cell, w.value); err != nil {
-				return fmt.Errorf("line %d: %w", w.line, err)
+	m.batch, m.bytes = slices.Delete(m.batch, 0, len(m.batch)), 0
+	clear(m.named)
+	return nil
+}
+
+// span names lines.
+func span(part []written) string {
+	if len(part) == 1 {
+		return fmt.Sprintf("line %d", part[0].line)
+	}
+	return fmt.Sprintf("lines %d to %d", part[0].line, part[len(part)-1].line)
+}
+
+// commit writes lines in one transaction.
+func (m *importer) commit(ctx context.Context, part []written) error {
+	return m.db.Update(ctx, func(tx *percolator.Txn) error {
+		for i := range part {
+			if err := tx.Set(part[i].cell, part[i].value); err != nil {
+				return m.blame(ctx, &part[i], err)
 			}
 		}
 		return nil
 	})
-	if err != nil {
-		return fmt.Errorf("backup: importing lines %d to %d, of which nothing is written: %w", first, last, m.doubt(err))
-	}
-	m.line = last
-	m.cells += int64(len(m.batch))
-	m.batch, m.bytes = slices.Delete(m.batch, 0, len(m.batch)), 0
-	clear(m.named)
-	m.tell.progress(0, m.cells, 0, 0)
-	return nil
 }
+
+// blame returns the error of a line as a lineError, unless a transaction takes the line that has nothing else.
+func (m *importer) blame(ctx context.Context, w *written, err error) error {
+	if errors.Is(err, percolator.ErrTooLarge) {
+		alone, berr := m.db.Begin(ctx)
+		if berr != nil {
+			return berr
+		}
+		defer func() { _ = alone.Rollback(ctx) }()
+		if alone.Set(w.cell, w.value) == nil {
+			return err
+		}
+	}
+	return lineError{w.line, err}
+}
+
+// lineError is that of a line that no transaction takes.
+type lineError struct {
+	line int64
+	err  error
+}
+
+func (e lineError) Error() string { return fmt.Sprintf("line %d: %v", e.line, e.err) }
+func (e lineError) Unwrap() error { return e.err }
 
 // doubt says so if it is not known whether the batch was committed.
 func (m *importer) doubt(err error) error {

@@ -29,7 +29,7 @@ type RestoreOptions struct {
 	MostWait time.Duration
 }
 
-// Restore restores a backup, with its timestamps, into a store that holds nothing. No process may use the store meanwhile, and none
+// Restore restores a backup, with its timestamps, into a store that holds nothing. No process may use the store meanwhile, also none whose Restore was thought dead (see ErrNotEmpty), and none
 // that uses the database which the backup is of may use this one afterwards: a process has one or the other. The caller opens the store by
 // rowstore.Open and closes it.
 //
@@ -99,6 +99,7 @@ type restorer struct {
 	checked checked
 	limits  rowstore.Limits
 	marker  format.Restoring
+	stood   lastLook // when the marker was there
 	resumed bool
 }
 
@@ -343,7 +344,17 @@ const retryFor = 20 * time.Second
 
 // apply applies mutations, each until it is done.
 func (r *restorer) apply(ctx context.Context, muts []rowstore.Mutation) error {
+	return r.applyIf(ctx, muts, func(int) error { return nil })
+}
+
+// applyIf applies mutations, each until it is done, as long as may, which is asked before each attempt, returns no error. The first attempt is 0.
+func (r *restorer) applyIf(ctx context.Context, muts []rowstore.Mutation, may func(attempt int) error) error {
+	attempt := -1
 	err := r.retry(ctx, func() error {
+		attempt++
+		if err := may(attempt); err != nil {
+			return err
+		}
 		outs, err := r.store.Apply(ctx, muts, rowstore.ApplyOptions{Bulk: true})
 		if err != nil {
 			return err

@@ -38,7 +38,7 @@ func cutOff(t *testing.T, store rowstore.Store, ttl time.Duration) (db *percolat
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, db.Close(context.WithoutCancel(t.Context()))) })
 	require.NoError(t, db.Update(t.Context(), func(tx *percolator.Txn) (err error) {
-		for i := range 200 {
+		for i := range 500 {
 			err = errors.Join(err, tx.Set(at("order", fmt.Sprintf("ann/%03d", i), "v"), amount(i)), tx.Set(at("stock", fmt.Sprintf("%03d", i), "v"), amount(i)))
 		}
 		return err

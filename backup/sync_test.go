@@ -120,7 +120,7 @@ func TestEachSyncFails(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "backup")
 		p := newPlatter(path + Incomplete)
 		p.fails = func(n int) bool { return n == failing }
-		opts := Options{blockBytes: small, syncEvery: 3000, disk: p.open}
+		opts := Options{blockBytes: small, syncEvery: 1000, disk: p.open}
 		first, err := Write(t.Context(), s.db, path, opts)
 		if err == nil {
 			require.Greater(t, failing, 4, "syncs")
