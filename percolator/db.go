@@ -1,6 +1,7 @@
 package percolator
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -106,6 +107,10 @@ func New(ctx context.Context, store rowstore.Store, opts ...Option) (*DB, error)
 		}
 		o(&opt)
 	}
+	if err := opt.isolation.check(); err != nil {
+		return nil, fmt.Errorf("percolator: New: WithDefaultIsolation: %w", err)
+	}
+	opt.isolation = cmp.Or(opt.isolation, SnapshotIsolation)
 	db := &DB{given: store, opt: opt, clock: opt.clock, log: opt.log}
 	db.drain.idle, db.closed = make(chan struct{}), make(chan struct{})
 	seed := opt.seed
@@ -356,13 +361,16 @@ func (db *DB) Begin(ctx context.Context, opts ...TxnOption) (*Txn, error) {
 // cannot draw it.
 func (db *DB) newTxn(ctx context.Context, readOnly bool, opts []TxnOption) (*Txn, error) {
 	tx := &Txn{db: db, readOnly: readOnly}
-	tx.opt.isolation = db.opt.isolation
 	for _, o := range opts {
 		if o == nil {
 			return nil, fmt.Errorf("percolator: beginning a transaction: %w: an option is nil", ErrInvalid)
 		}
 		o(&tx.opt)
 	}
+	if err := tx.opt.isolation.check(); err != nil {
+		return nil, fmt.Errorf("percolator: beginning a transaction: %w", err)
+	}
+	tx.opt.isolation = cmp.Or(tx.opt.isolation, db.opt.isolation)
 	if err := db.enter(); err != nil {
 		return nil, err
 	}

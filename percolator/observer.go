@@ -63,7 +63,7 @@ type Observer struct {
 	MaxHops int
 	// Timeout bounds one call through its context; 0 means no bound.
 	Timeout time.Duration
-	// Isolation of the transaction. Default SnapshotIsolation.
+	// Isolation of the transaction. DefaultIsolation, the zero value, is the level of the DB (WithDefaultIsolation). What is no level is ErrInvalid.
 	Isolation Isolation
 
 	// Prefetch names columns of the row of the cell which a run reads nearly always, at most 64, beside the observed column, which

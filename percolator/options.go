@@ -19,11 +19,13 @@ import (
 type Isolation int
 
 const (
-	// SnapshotIsolation is the default and the paper's: a transaction reads from one
+	// DefaultIsolation is the zero value: the level that WithDefaultIsolation gave the DB, and SnapshotIsolation without it.
+	DefaultIsolation Isolation = iota
+	// SnapshotIsolation is the paper's: a transaction reads from one
 	// snapshot, and no two transactions that overlap write the same cell. Write
 	// skew is possible: two transactions that each read what the other writes may
 	// both commit.
-	SnapshotIsolation Isolation = iota
+	SnapshotIsolation
 	// Serializable also checks at commit that nothing that the transaction read was
 	// changed meanwhile, neither a cell nor a scanned range. The promise holds among
 	// Serializable transactions: one under SnapshotIsolation may still form a write skew with one
@@ -32,10 +34,23 @@ const (
 )
 
 func (i Isolation) String() string {
-	if i == Serializable {
+	switch i {
+	case DefaultIsolation:
+		return "default"
+	case SnapshotIsolation:
+		return "snapshot"
+	case Serializable:
 		return "serializable"
 	}
-	return "snapshot"
+	return fmt.Sprintf("Isolation(%d)", int(i))
+}
+
+// check returns an error for what is no level.
+func (i Isolation) check() error {
+	if i < DefaultIsolation || i > Serializable {
+		return fmt.Errorf("%w: %v is no level of isolation; take DefaultIsolation, SnapshotIsolation or Serializable", ErrInvalid, i)
+	}
+	return nil
 }
 
 // Limits bound a transaction. A zero field takes its default. The limits of the store
@@ -217,7 +232,8 @@ func WithExisting() Option { return func(o *options) { o.existing = true } }
 // WithLimits bounds names, values and transactions of this process.
 func WithLimits(l Limits) Option { return func(o *options) { o.limits = l } }
 
-// WithDefaultIsolation sets the isolation of transactions that do not name one.
+// WithDefaultIsolation sets the isolation of transactions, of runs of observers and of periodics that do not name one. It holds for
+// this DB alone: other processes have their own. DefaultIsolation stands for SnapshotIsolation here. What is no level makes New return ErrInvalid.
 func WithDefaultIsolation(i Isolation) Option { return func(o *options) { o.isolation = i } }
 
 // WithSessionLease sets how long others wait, at most, for the locks of a process that
@@ -294,7 +310,7 @@ type txnOptions struct {
 type TxnOption func(*txnOptions)
 
 // WithIsolation sets the transaction's isolation. Serializable is a promise among
-// Serializable transactions; see there.
+// Serializable transactions; see there. DefaultIsolation leaves it to the DB. What is no level is ErrInvalid.
 func WithIsolation(i Isolation) TxnOption { return func(o *txnOptions) { o.isolation = i } }
 
 // WithAsOf makes the transaction read only, at the snapshot of t: it sees what was

@@ -208,6 +208,9 @@ func (w *Worker) Observe(o Observer) error {
 	if err := w.db.checkCell(&c); err != nil {
 		return fmt.Errorf("percolator: Observe: observer %q: %w", o.Name, err)
 	}
+	if err := o.Isolation.check(); err != nil {
+		return fmt.Errorf("percolator: Observe: observer %q: %w", o.Name, err)
+	}
 	if err := cmp.Or(checkRate(&o), w.setPrefetch(&o)); err != nil {
 		return err
 	}
