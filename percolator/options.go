@@ -275,7 +275,7 @@ func WithRetryWait(b Backoff) Option {
 }
 
 // WithStorePatience sets for how long a call to the store, or a draw of a timestamp, is
-// repeated while its server is away for a moment (rowstore.ErrUnavailable): the server
+// repeated while its server is away for a moment (ErrUnavailable): the server
 // restarts, or another one takes over. Such a call certainly had no effect. After that
 // time, or when the context ends before, the error is returned. Default 20 s; 0 or less
 // repeats nothing.

@@ -250,6 +250,35 @@ func TestParkedRunsAreReadInPages(t *testing.T) {
 		require.Equal(t, "on purpose", p.Error)
 	}
 	require.Len(t, rows, n)
+	for range db.ParkedRuns(t.Context()) {
+		calls = tap.calls.Load()
+		break
+	}
+	require.Equal(t, calls, tap.calls.Load())
+	visited := 0
+	for p, err := range db.ParkedRuns(t.Context()) {
+		require.NoError(t, err)
+		require.True(t, rows[p.Cell.Row])
+		if visited++; visited == 1 {
+			calls = tap.calls.Load()
+		}
+		if visited == parkedPage {
+			require.Equal(t, calls, tap.calls.Load(), "more than a page is read at a time")
+		}
+	}
+	require.Equal(t, n, visited)
+	require.Greater(t, tap.calls.Load(), calls)
+	ended, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	visited = 0
+	for _, err := range db.ParkedRuns(ended) {
+		if cancel(); err != nil {
+			require.ErrorIs(t, err, context.Canceled)
+			break
+		}
+		visited++
+	}
+	require.Equal(t, parkedPage, visited)
 	calls = tap.calls.Load()
 	b, err := db.Backlog(t.Context(), 0)
 	require.NoError(t, err)
