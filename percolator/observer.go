@@ -112,7 +112,7 @@ type ObserverInfo struct {
 	Paused bool
 }
 
-// Observers lists the observers that are registered, by any process.
+// Observers lists the observers that are registered, by any process; none is no error. Errors: ErrClosed, those of the context and of the store.
 func (db *DB) Observers(ctx context.Context) ([]ObserverInfo, error) {
 	if err := db.enter(); err != nil {
 		return nil, err
@@ -141,7 +141,8 @@ func (db *DB) Observers(ctx context.Context) ([]ObserverInfo, error) {
 // removed observer has not seen. Its replays are forgotten, and the timers of columns that nobody else observes are dropped, in the
 // background, which Close waits for, and counted in the log and in Stats. What it leaves behind is logged, as far as 10,000 notified cells and parked runs, of
 // any observer, tell. It is no error if
-// there is no observer of that name.
+// there is no observer of that name. Errors: ErrClosed, those of the context and of the store. After one of these, call it again: the
+// observer may be removed or not.
 func (db *DB) RemoveObserver(ctx context.Context, name string) error {
 	if err := db.enter(); err != nil {
 		return err

@@ -53,7 +53,7 @@ func (i Isolation) check() error {
 	return nil
 }
 
-// Limits bound a transaction. A zero field takes its default. The limits of the store
+// Limits bound a transaction. A field that is zero or negative takes its default. The limits of the store
 // apply as well. A transaction keeps what it writes in memory until it has ended, about 500
 // bytes for each cell beside names and values.
 type Limits struct {
@@ -239,7 +239,7 @@ func WithDefaultIsolation(i Isolation) Option { return func(o *options) { o.isol
 // WithSessionLease sets how long others wait, at most, for the locks of a process that
 // died. A live process renews its lease three times as often. If its calls to the store
 // were slow in the last minute or two, the lease lasts eight times the slowest of them,
-// but at most 24 times what is set here. Default 5 s.
+// but at most 24 times what is set here. Default 5 s, also for 0 or less.
 func WithSessionLease(d time.Duration) Option {
 	return func(o *options) {
 		if d > 0 {
@@ -251,7 +251,7 @@ func WithSessionLease(d time.Duration) Option {
 // WithLockExpiry sets how long a lock of a live process is respected after its last
 // heartbeat. While a commit lasts, heartbeats come three times as often. Slow calls
 // make the expiry longer, as they do a session's lease, within the same bound. Default
-// 10 s.
+// 10 s, also for 0 or less.
 func WithLockExpiry(d time.Duration) Option {
 	return func(o *options) {
 		if d > 0 {
@@ -282,8 +282,7 @@ func WithRetryWait(b Backoff) Option {
 func WithStorePatience(d time.Duration) Option { return func(o *options) { o.storePatience = d } }
 
 // WithMetrics reports the DB's counts and the backlog of its observers through the
-// OpenTelemetry API, until Close: each field of Stats as a counter
-// percolator.<name>, and the gauges percolator.backlog (at most 10,000),
+// OpenTelemetry API, until Close: each field of Stats as a counter, whose name Stats tells, and the gauges percolator.backlog (at most 10,000),
 // percolator.backlog.oldest in seconds, percolator.parked (at most 10,000) and others, which docs/operations.md lists. The gauges cost a scan
 // of up to 10,000 cells with notifications, with all of these, in each observed table, and of the parked runs, each time that they are read. That takes 5 s at most: what the
 // store does not tell by then is left out, and logged. An observer is named as it is called now (see RenameObserver). nil, the default, reports nothing and costs nothing.
@@ -306,7 +305,7 @@ type txnOptions struct {
 	upkeepOf    *IndexInfo
 }
 
-// TxnOption changes one transaction.
+// TxnOption changes one transaction. A nil one is ErrInvalid.
 type TxnOption func(*txnOptions)
 
 // WithIsolation sets the transaction's isolation. Serializable is a promise among
