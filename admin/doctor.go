@@ -19,9 +19,10 @@ type Grade string
 const (
 	Wrong Grade = "wrong" // something does not work, or stops working if it is left alone
 	Risky Grade = "risky" // it works, and a crash, a failover or the load may show that it does not
+	Note  Grade = "note"  // nothing is wrong, and you should know of it
 )
 
-// Finding is something that is wrong or risky, in words.
+// Finding is something that is wrong or risky, or worth knowing, in words.
 type Finding struct {
 	// Code names the kind of finding, for programs. It stays the same from version to version.
 	Code  string `json:"code"`
@@ -39,7 +40,7 @@ type Diagnosis struct {
 	RoundTrip Span `json:"round_trip,omitzero"`
 	// Ahead is by how much the oracle's time is ahead of this machine's clock; less than 0 if it is behind.
 	Ahead Span `json:"ahead,omitzero"`
-	// Findings are in an order that stays the same: those that are wrong first. It is empty if nothing was found.
+	// Findings are in an order that stays the same: those that are wrong first, notes last. It is empty if nothing was found.
 	Findings []Finding `json:"findings"`
 	// Load is what a load has measured, if one was asked for. Doctor asks for none.
 	Load *Load `json:"load,omitempty"`
@@ -110,6 +111,10 @@ func (d *doctor) risky(code, change, what string, args ...any) {
 	d.add(Risky, code, change, what, args)
 }
 
+func (d *doctor) note(code, change, what string, args ...any) {
+	d.add(Note, code, change, what, args)
+}
+
 func (d *doctor) add(g Grade, code, change, what string, args []any) {
 	d.d.Findings = append(d.d.Findings, Finding{Code: code, Grade: g, What: fmt.Sprintf(what, args...), Change: change})
 }
@@ -161,10 +166,18 @@ func (r *Reader) Doctor(ctx context.Context, o DoctorOptions) (Diagnosis, error)
 }
 
 func gradeOrder(g Grade) int {
-	if g == Wrong {
+	switch g {
+	case Wrong:
 		return 0
+	case Risky:
+		return 1
 	}
-	return 1
+	return 2
+}
+
+// Amiss tells whether anything is wrong or risky. Notes are not.
+func (d *Diagnosis) Amiss() bool {
+	return slices.ContainsFunc(d.Findings, func(f Finding) bool { return f.Grade != Note })
 }
 
 // CannotOpen is the finding that a store or a database cannot be opened, with what to change, by the error of that. Where nothing was found

@@ -117,8 +117,16 @@ func (u *unwritten) Apply(_ context.Context, m []rowstore.Mutation, _ rowstore.A
 // observed registers an observer, and lets it see what is there.
 func (p *patient) observed(f func(context.Context, *percolator.Txn, percolator.Cell) error) {
 	p.Helper()
+	p.observers(f, "o")
+}
+
+// observers registers some, and runs them until nothing waits.
+func (p *patient) observers(f func(context.Context, *percolator.Txn, percolator.Cell) error, names ...string) {
+	p.Helper()
 	w := percolator.NewWorker(p.db, percolator.WorkerConfig{})
-	require.NoError(p, w.Observe(percolator.Observer{Name: "o", Table: "t", Column: "c", Func: f}))
+	for _, name := range names {
+		require.NoError(p, w.Observe(percolator.Observer{Name: name, Table: "t", Column: "c", Func: f}))
+	}
 	ctx, stop := context.WithCancel(p.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- w.Run(ctx) }()
@@ -285,6 +293,9 @@ var mistakes = []struct {
 		p.later(time.Hour)
 		p.member("w", time.Minute, time.Hour, 1)
 	}},
+	{name: "cascades are not tracked", code: "cascades-untracked", grade: admin.Note, words: "there are 2 observers", change: "percolator cascades track", plant: func(p *patient) {
+		p.observers(fine, "o", "other")
+	}},
 	{name: "some runs are parked", code: "parked", grade: admin.Risky, words: "has 1 parked runs", plant: func(p *patient) { p.parkRuns("a") }},
 	{name: "many runs are parked", code: "parked-many", grade: admin.Wrong, words: "something that all of them need is broken", plant: func(p *patient) {
 		p.opts.Parked = 3
@@ -338,6 +349,7 @@ func TestDoctorFindsEachMistake(t *testing.T) {
 			require.Equal(t, m.grade, f.Grade)
 			require.Contains(t, f.What, m.words)
 			require.Contains(t, f.Change, m.change)
+			require.Equal(t, m.grade != admin.Note, d.Amiss())
 			require.True(t, f.Change != "" || f.Code == "store", "nothing says what to change: %+v", f)
 			for _, other := range d.Findings {
 				// A mistake may show in two ways, but not as one of those that others are about.
@@ -370,8 +382,18 @@ func TestDoctorFindsNothing(t *testing.T) {
 	p.ahead.Add(-int64(5 * time.Second))
 	d := p.diagnose()
 	require.Empty(t, d.Findings)
+	require.False(t, d.Amiss())
 	require.Equal(t, "memory", d.Backend)
 	require.Positive(t, d.RoundTrip)
+}
+
+// TestDoctorOfTrackedCascades has nothing to say of loops where they end.
+func TestDoctorOfTrackedCascades(t *testing.T) {
+	t.Parallel()
+	p := newPatient(t)
+	p.observers(fine, "o", "other")
+	p.recatalog(func(c *format.Catalog) { c.Cascades = true })
+	require.Empty(t, p.diagnose().Findings)
 }
 
 // TestDoctorReadsFewBytesOfHints has hints that are long, and were never collected: the doctor reads a part of them, and once.

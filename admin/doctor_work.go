@@ -182,6 +182,10 @@ func (d *doctor) observers(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if !d.cat.Cascades && len(list) > 1 {
+		d.note("cascades-untracked", "if they may set each other off, percolator cascades track: then a loop ends after 1,000 runs, or as many as MaxHops says",
+			"there are %d observers, and cascades are not tracked: a loop of observers that set each other off runs for ever", len(list))
+	}
 	for i := range list {
 		o := &list[i]
 		who := fmt.Sprintf("observer %v of %v %v", o.Name, o.Table, o.Column)

@@ -79,8 +79,8 @@ type File struct {
 	// Settings are stored with the data at the first open. At later opens the stored
 	// settings hold. percolator.Settings says what they mean.
 	Settings Settings `yaml:"settings"`
-	// Isolation is the level of transactions that do not choose one: "snapshot", the
-	// default, or "serializable".
+	// Isolation is the level of transactions, and of runs of observers and periodics, that
+	// do not choose one: "snapshot", the default, or "serializable".
 	Isolation string `yaml:"isolation"`
 	// Limits are those of names, values and transactions. See percolator.Limits.
 	Limits Limits `yaml:"limits"`

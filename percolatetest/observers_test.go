@@ -250,3 +250,46 @@ func TestRateIsNoChoice(t *testing.T) {
 	require.Equal(t, want.Schedules, got.Schedules)
 	require.Equal(t, want.Steps, got.Steps)
 }
+
+// TestObserversTakeTheDefaultIsolation has a client and an observer that names no level, each of which writes what the other reads.
+func TestObserversTakeTheDefaultIsolation(t *testing.T) {
+	t.Parallel()
+	a, b := cell("a", "on call"), cell("b", "on call")
+	leave := func(ctx context.Context, tx *percolator.Txn, me, other percolator.Cell) error {
+		n, err := number(ctx, tx, other)
+		if err != nil || n == 0 {
+			return err
+		}
+		return set(tx, me, 0)
+	}
+	program := func(isolation, observer percolator.Isolation) Program {
+		return Program{
+			Options: []percolator.Option{percolator.WithDefaultIsolation(isolation)},
+			Setup: func(ctx context.Context, db *percolator.DB) error {
+				return db.Update(ctx, func(tx *percolator.Txn) error { return errors.Join(set(tx, a, 1), set(tx, b, 1)) })
+			},
+			Clients: []Client{{Name: "b", Run: func(ctx context.Context, db *percolator.DB) error {
+				err := db.Update(ctx, func(tx *percolator.Txn) error { return set(tx, cell("a", "in"), 1) })
+				if err != nil {
+					return err
+				}
+				return db.Update(ctx, func(tx *percolator.Txn) error { return leave(ctx, tx, b, a) })
+			}}},
+			Observers: []percolator.Observer{{
+				Name: "a leaves", Table: "t", Column: "in", Isolation: observer,
+				Func: func(ctx context.Context, tx *percolator.Txn, _ percolator.Cell) error { return leave(ctx, tx, a, b) },
+			}},
+			Finally: func(ctx context.Context, tx *percolator.Txn) error {
+				x, xerr := number(ctx, tx, a)
+				y, yerr := number(ctx, tx, b)
+				if err := errors.Join(xerr, yerr); err != nil || x+y > 0 {
+					return err
+				}
+				return errors.New("nobody is on call")
+			},
+		}
+	}
+	requireComplete(t, program(percolator.Serializable, percolator.DefaultIsolation))
+	requireViolation(t, program(percolator.DefaultIsolation, percolator.DefaultIsolation), "nobody is on call")
+	requireViolation(t, program(percolator.Serializable, percolator.SnapshotIsolation), "nobody is on call")
+}

@@ -580,7 +580,7 @@ func (v *catalogView) readPoints(stored *rowstore.Version) error {
 // SafePoint returns the timestamp below which history is being removed. A read at an
 // older snapshot (see WithAsOf) may fail with ErrSnapshotTooOld. Each garbage collection
 // moves the safe point on; it is 0 before the first. That of a table with a shorter retention may lie
-// later: see TableSafePoint.
+// later: see TableSafePoint. Errors: ErrClosed, those of the context and of the store.
 func (db *DB) SafePoint(ctx context.Context) (Timestamp, error) {
 	if err := db.enter(); err != nil {
 		return 0, err

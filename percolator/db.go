@@ -1,6 +1,7 @@
 package percolator
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -75,8 +76,14 @@ type DB struct {
 
 // Open opens the store that url names and a DB over it. The backend must have been
 // imported: backends/all imports every one. Options of the store are part of its
-// URL; see the README of each backend. An unknown scheme gives an error that lists
-// the known ones.
+// URL; see the README of each backend. Errors, beside those of New:
+//
+//   - ErrInvalid: the scheme is unknown (the error lists the known ones), or the URL makes no sense.
+//   - ErrUnavailable: the server cannot be reached.
+//   - ErrDenied: the server does not let this program in, or lacks a permission.
+//   - ErrForeign: what is there is another application's. It matches ErrFormat too.
+//   - ErrFormat: a newer program has written it, or, as it is to be left as it is (asis=true, WithExisting), an older one.
+//   - ErrNoStore: there is none, and none is to be made (asis=true, WithExisting).
 func Open(ctx context.Context, url string, opts ...Option) (*DB, error) {
 	store, err := rowstore.Open(ctx, url)
 	if err != nil {
@@ -106,6 +113,10 @@ func New(ctx context.Context, store rowstore.Store, opts ...Option) (*DB, error)
 		}
 		o(&opt)
 	}
+	if err := opt.isolation.check(); err != nil {
+		return nil, fmt.Errorf("percolator: New: WithDefaultIsolation: %w", err)
+	}
+	opt.isolation = cmp.Or(opt.isolation, SnapshotIsolation)
 	db := &DB{given: store, opt: opt, clock: opt.clock, log: opt.log}
 	db.drain.idle, db.closed = make(chan struct{}), make(chan struct{})
 	seed := opt.seed
@@ -220,7 +231,7 @@ func (db *DB) Store() rowstore.Store { return db.given }
 func (db *DB) Limits() Limits { return db.limits }
 
 // Now draws a timestamp: greater than the commit timestamp of every transaction
-// whose Commit returned before the call.
+// whose Commit returned before the call. Errors: ErrClosed, those of the context and of the oracle, such as ErrUnavailable.
 func (db *DB) Now(ctx context.Context) (Timestamp, error) {
 	if err := db.enter(); err != nil {
 		return 0, err
@@ -338,7 +349,8 @@ func (db *DB) draw(ctx context.Context) (Timestamp, error) {
 
 // Begin starts a transaction: it draws the start timestamp, which is the snapshot
 // that the transaction reads (section 2.2 of the paper). A transaction that is not
-// ended holds nothing in the store.
+// ended holds nothing in the store. Errors: ErrInvalid for a nil option and a level of isolation that there is not, ErrSnapshotInFuture (see WithAsOf), ErrClosed, those of the context and
+// of the oracle, such as ErrUnavailable.
 func (db *DB) Begin(ctx context.Context, opts ...TxnOption) (*Txn, error) {
 	tx, err := db.newTxn(ctx, false, opts)
 	if err == nil {
@@ -356,13 +368,16 @@ func (db *DB) Begin(ctx context.Context, opts ...TxnOption) (*Txn, error) {
 // cannot draw it.
 func (db *DB) newTxn(ctx context.Context, readOnly bool, opts []TxnOption) (*Txn, error) {
 	tx := &Txn{db: db, readOnly: readOnly}
-	tx.opt.isolation = db.opt.isolation
 	for _, o := range opts {
 		if o == nil {
 			return nil, fmt.Errorf("percolator: beginning a transaction: %w: an option is nil", ErrInvalid)
 		}
 		o(&tx.opt)
 	}
+	if err := tx.opt.isolation.check(); err != nil {
+		return nil, fmt.Errorf("percolator: beginning a transaction: %w", err)
+	}
+	tx.opt.isolation = cmp.Or(tx.opt.isolation, db.opt.isolation)
 	if err := db.enter(); err != nil {
 		return nil, err
 	}
@@ -386,7 +401,7 @@ func (db *DB) newTxn(ctx context.Context, readOnly bool, opts []TxnOption) (*Txn
 
 // View runs fn with a read-only transaction and returns fn's error. The snapshot is
 // taken at a moment between the call of View and the end of the transaction's first
-// read. A nil fn is ErrInvalid.
+// read. A nil fn is ErrInvalid; errors from before the call of fn are those of Begin.
 func (db *DB) View(ctx context.Context, fn func(tx *Txn) error, opts ...TxnOption) (err error) {
 	if fn == nil {
 		return noFunction("View")
@@ -409,13 +424,14 @@ func (db *DB) View(ctx context.Context, fn func(tx *Txn) error, opts ...TxnOptio
 // Update runs fn with a transaction and commits it. After a conflict it runs fn again,
 // in a new transaction with a new snapshot. Before that it waits: for this process's
 // transactions that met a conflict at the same cell earlier, until they have ended, or
-// for a random time that grows. This goes on until the context ends or MaxAttempts is
-// used up; then Update returns the conflict. The snapshot is taken at a moment between
+// for a random time that grows. This goes on until the context ends or fn has been called 64 times, or as often as
+// WithMaxAttempts says; then Update returns the conflict. The snapshot is taken at a moment between
 // the call of fn and the end of the transaction's first read.
 //
 // So fn may run more than once: it must have no effect but through its transaction. If
 // fn returns an error, the transaction is rolled back and Update returns that error as
-// it is. The exception is an error that matches ErrConflict: it makes fn run again. A nil fn is ErrInvalid.
+// it is. The exception is an error that matches ErrConflict: it makes fn run again. A nil fn is ErrInvalid. Other errors are those of Begin
+// and of Commit.
 func (db *DB) Update(ctx context.Context, fn func(tx *Txn) error, opts ...TxnOption) (err error) {
 	if fn == nil {
 		return noFunction("Update")

@@ -27,7 +27,7 @@
 // [DB.Update] runs a function with a transaction and commits it; [DB.View] only reads.
 // A transaction reads from the snapshot at its beginning and sees its own writes. It
 // commits only if no other transaction has written, since then, a cell that it writes.
-// After such a conflict Update runs the function again, from a new snapshot; the
+// After such a conflict Update runs the function again, from a new snapshot, 64 times at most ([WithMaxAttempts]); the
 // function must have no effect but through its transaction.
 //
 //	err := db.Update(ctx, func(tx *percolator.Txn) error {

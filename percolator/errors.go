@@ -48,6 +48,9 @@ var (
 	// ErrFull: the store has no room left for a write, on its disk or in its memory. Nothing was
 	// written, and reads go on. It passes when somebody makes room.
 	ErrFull = rowstore.ErrFull
+	// ErrUnavailable: a server of the store is away: it restarts, cannot be reached, or another one takes over. Calls that certainly had no
+	// effect were repeated for WithStorePatience before. Nothing was done: try again later.
+	ErrUnavailable = rowstore.ErrUnavailable
 	// ErrNoStore: there is no database, or no store, where one was to be opened as it is; see
 	// WithExisting. Nothing was made.
 	ErrNoStore = rowstore.ErrNoStore

@@ -170,7 +170,7 @@ func (h *Hold) Release(ctx context.Context) error {
 
 var errNoHold = fmt.Errorf("percolator: Hold: %w: it was not made by DB.Hold", ErrInvalid)
 
-// ReleaseHold ends the hold of that name, whoever has placed it. It is no error if there is none.
+// ReleaseHold ends the hold of that name, whoever has placed it. It is no error if there is none. Errors: ErrClosed, those of the context and of the store.
 func (db *DB) ReleaseHold(ctx context.Context, name string) error {
 	return db.releaseHold(ctx, name, 0)
 }
@@ -195,7 +195,7 @@ func (db *DB) releaseHold(ctx context.Context, name string, at Timestamp) error 
 	return nil
 }
 
-// Holds lists the holds that stand, by their names.
+// Holds lists the holds that stand, by their names; none is no error. Errors: ErrClosed, those of the context and of the store.
 func (db *DB) Holds(ctx context.Context) ([]HoldInfo, error) {
 	if err := db.enter(); err != nil {
 		return nil, err

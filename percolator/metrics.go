@@ -26,7 +26,8 @@ type Backlog struct {
 // (0 means all), and the parked runs, also those of removed observers. Notifications of
 // commits that are under way count; those of columns that nobody observes any more do
 // not, and are left to garbage collection. It looks at up to limit cells of each observed table, and a
-// row more, and Oldest is that of all which it has looked at: so a table with many cells hides no old one of another.
+// row more, and Oldest is that of all which it has looked at: so a table with many cells hides no old one of another. What waits for observers that
+// are paused counts. A negative limit is ErrInvalid; other errors are ErrClosed, those of the context and of the store.
 func (db *DB) Backlog(ctx context.Context, limit int) (Backlog, error) {
 	var b Backlog
 	if limit < 0 {

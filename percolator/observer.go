@@ -63,7 +63,7 @@ type Observer struct {
 	MaxHops int
 	// Timeout bounds one call through its context; 0 means no bound.
 	Timeout time.Duration
-	// Isolation of the transaction. Default SnapshotIsolation.
+	// Isolation of the transaction. DefaultIsolation, the zero value, is the level of the DB (WithDefaultIsolation). What is no level is ErrInvalid.
 	Isolation Isolation
 
 	// Prefetch names columns of the row of the cell which a run reads nearly always, at most 64, beside the observed column, which
@@ -112,7 +112,7 @@ type ObserverInfo struct {
 	Paused bool
 }
 
-// Observers lists the observers that are registered, by any process.
+// Observers lists the observers that are registered, by any process; none is no error. Errors: ErrClosed, those of the context and of the store.
 func (db *DB) Observers(ctx context.Context) ([]ObserverInfo, error) {
 	if err := db.enter(); err != nil {
 		return nil, err
@@ -138,10 +138,11 @@ func (db *DB) Observers(ctx context.Context) ([]ObserverInfo, error) {
 // of the removal may go on with the old registration. Its parked runs
 // stay, for Parked and Release. Garbage collection removes notifications that no
 // other observer of the column waits for, and with them those of Txn.Notify that the
-// removed observer has not seen. The timers of columns that nobody else observes are dropped in the
+// removed observer has not seen. Its replays are forgotten, and the timers of columns that nobody else observes are dropped, in the
 // background, which Close waits for, and counted in the log and in Stats. What it leaves behind is logged, as far as 10,000 notified cells and parked runs, of
 // any observer, tell. It is no error if
-// there is no observer of that name.
+// there is no observer of that name. Errors: ErrClosed, those of the context and of the store. After one of these, call it again: the
+// observer may be removed or not.
 func (db *DB) RemoveObserver(ctx context.Context, name string) error {
 	if err := db.enter(); err != nil {
 		return err
@@ -171,8 +172,11 @@ func (db *DB) RemoveObserver(ctx context.Context, name string) error {
 // mostLeft bounds what is looked at for a line of the log, of each kind: also parked runs of others.
 const mostLeft = 10_000
 
-// logLeft drops the timers that a removed observer leaves behind, and says what else it leaves.
+// logLeft ends the replays of a removed observer, drops the timers that it leaves behind, and says what else it leaves.
 func (db *DB) logLeft(ctx context.Context, v *catalogView, name string, removed []format.Observer) {
+	if err := db.endReplays(ctx, v, removed); err != nil {
+		db.log.Warn("how far replays of a removed observer have got is left", "observer", name, "err", err)
+	}
 	cells, parked, timers := 0, 0, 0
 	for _, r := range removed {
 		table, column := string(r.Table), string(r.Column)

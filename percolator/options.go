@@ -19,11 +19,13 @@ import (
 type Isolation int
 
 const (
-	// SnapshotIsolation is the default and the paper's: a transaction reads from one
+	// DefaultIsolation is the zero value: the level that WithDefaultIsolation gave the DB, and SnapshotIsolation without it.
+	DefaultIsolation Isolation = iota
+	// SnapshotIsolation is the paper's: a transaction reads from one
 	// snapshot, and no two transactions that overlap write the same cell. Write
 	// skew is possible: two transactions that each read what the other writes may
 	// both commit.
-	SnapshotIsolation Isolation = iota
+	SnapshotIsolation
 	// Serializable also checks at commit that nothing that the transaction read was
 	// changed meanwhile, neither a cell nor a scanned range. The promise holds among
 	// Serializable transactions: one under SnapshotIsolation may still form a write skew with one
@@ -32,13 +34,26 @@ const (
 )
 
 func (i Isolation) String() string {
-	if i == Serializable {
+	switch i {
+	case DefaultIsolation:
+		return "default"
+	case SnapshotIsolation:
+		return "snapshot"
+	case Serializable:
 		return "serializable"
 	}
-	return "snapshot"
+	return fmt.Sprintf("Isolation(%d)", int(i))
 }
 
-// Limits bound a transaction. A zero field takes its default. The limits of the store
+// check returns an error for what is no level.
+func (i Isolation) check() error {
+	if i < DefaultIsolation || i > Serializable {
+		return fmt.Errorf("%w: %v is no level of isolation; take DefaultIsolation, SnapshotIsolation or Serializable", ErrInvalid, i)
+	}
+	return nil
+}
+
+// Limits bound a transaction. A field that is zero or negative takes its default. The limits of the store
 // apply as well. A transaction keeps what it writes in memory until it has ended, about 500
 // bytes for each cell beside names and values.
 type Limits struct {
@@ -217,13 +232,14 @@ func WithExisting() Option { return func(o *options) { o.existing = true } }
 // WithLimits bounds names, values and transactions of this process.
 func WithLimits(l Limits) Option { return func(o *options) { o.limits = l } }
 
-// WithDefaultIsolation sets the isolation of transactions that do not name one.
+// WithDefaultIsolation sets the isolation of transactions, of runs of observers and of periodics that do not name one. It holds for
+// this DB alone: other processes have their own. DefaultIsolation stands for SnapshotIsolation here. What is no level makes New return ErrInvalid.
 func WithDefaultIsolation(i Isolation) Option { return func(o *options) { o.isolation = i } }
 
 // WithSessionLease sets how long others wait, at most, for the locks of a process that
 // died. A live process renews its lease three times as often. If its calls to the store
 // were slow in the last minute or two, the lease lasts eight times the slowest of them,
-// but at most 24 times what is set here. Default 5 s.
+// but at most 24 times what is set here. Default 5 s, also for 0 or less.
 func WithSessionLease(d time.Duration) Option {
 	return func(o *options) {
 		if d > 0 {
@@ -235,7 +251,7 @@ func WithSessionLease(d time.Duration) Option {
 // WithLockExpiry sets how long a lock of a live process is respected after its last
 // heartbeat. While a commit lasts, heartbeats come three times as often. Slow calls
 // make the expiry longer, as they do a session's lease, within the same bound. Default
-// 10 s.
+// 10 s, also for 0 or less.
 func WithLockExpiry(d time.Duration) Option {
 	return func(o *options) {
 		if d > 0 {
@@ -259,15 +275,14 @@ func WithRetryWait(b Backoff) Option {
 }
 
 // WithStorePatience sets for how long a call to the store, or a draw of a timestamp, is
-// repeated while its server is away for a moment (rowstore.ErrUnavailable): the server
+// repeated while its server is away for a moment (ErrUnavailable): the server
 // restarts, or another one takes over. Such a call certainly had no effect. After that
 // time, or when the context ends before, the error is returned. Default 20 s; 0 or less
 // repeats nothing.
 func WithStorePatience(d time.Duration) Option { return func(o *options) { o.storePatience = d } }
 
 // WithMetrics reports the DB's counts and the backlog of its observers through the
-// OpenTelemetry API, until Close: each field of Stats as a counter
-// percolator.<name>, and the gauges percolator.backlog (at most 10,000),
+// OpenTelemetry API, until Close: each field of Stats as a counter, whose name Stats tells, and the gauges percolator.backlog (at most 10,000),
 // percolator.backlog.oldest in seconds, percolator.parked (at most 10,000) and others, which docs/operations.md lists. The gauges cost a scan
 // of up to 10,000 cells with notifications, with all of these, in each observed table, and of the parked runs, each time that they are read. That takes 5 s at most: what the
 // store does not tell by then is left out, and logged. An observer is named as it is called now (see RenameObserver). nil, the default, reports nothing and costs nothing.
@@ -290,11 +305,11 @@ type txnOptions struct {
 	upkeepOf    *IndexInfo
 }
 
-// TxnOption changes one transaction.
+// TxnOption changes one transaction. A nil one is ErrInvalid.
 type TxnOption func(*txnOptions)
 
 // WithIsolation sets the transaction's isolation. Serializable is a promise among
-// Serializable transactions; see there.
+// Serializable transactions; see there. DefaultIsolation leaves it to the DB. What is no level is ErrInvalid.
 func WithIsolation(i Isolation) TxnOption { return func(o *txnOptions) { o.isolation = i } }
 
 // WithAsOf makes the transaction read only, at the snapshot of t: it sees what was

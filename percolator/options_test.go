@@ -526,3 +526,12 @@ func TestNilOptions(t *testing.T) {
 	require.ErrorIs(t, db.Update(t.Context(), nothing, nil), ErrInvalid)
 	require.ErrorIs(t, db.View(t.Context(), nothing, nil), ErrInvalid)
 }
+
+// What users of this package see does not name one that they do not import.
+func TestErrorsNameNoPackageOfTheirs(t *testing.T) {
+	t.Parallel()
+	for _, err := range []error{ErrInvalid, ErrTooLarge, ErrClosed, ErrCorrupt, ErrFormat, ErrForeign, ErrDenied, ErrFull, ErrUnavailable, ErrNoStore, rowstore.ErrAmbiguous} {
+		require.NotContains(t, err.Error(), "rowstore")
+	}
+	require.ErrorIs(t, rowstore.ErrUnavailable, ErrUnavailable)
+}

@@ -29,26 +29,44 @@ func parkedIndex(observer string, c Cell) Cell {
 }
 
 // Parked lists the parked runs of every observer, of any worker, also of observers that
-// were removed.
+// were removed, at one snapshot and in no particular order. It holds all of them in memory, up to some 5 KiB for each: where there may be very many, take ParkedRuns, or
+// Backlog, which counts them. Errors: ErrClosed, those of the context and of the store.
 func (db *DB) Parked(ctx context.Context) ([]ParkedRun, error) {
 	var runs []ParkedRun
-	err := db.during(ctx, func(ctx context.Context) error {
-		v, err := db.loadCatalog(ctx)
+	for p, err := range db.ParkedRuns(ctx) {
 		if err != nil {
-			return err
+			return nil, err
 		}
-		for p, err := range db.parkedRuns(ctx) {
+		runs = append(runs, p)
+	}
+	return runs, nil
+}
+
+// ParkedRuns visits what Parked lists, and holds a page of 256 of them at a time. All are of one snapshot, so a run that is released or dropped in the loop is
+// still among those that follow. At most one error is yielded, at the end: those of Parked, and ErrSnapshotTooOld if the loop lasts for longer than the
+// retention. Close waits for the body of a loop under way.
+func (db *DB) ParkedRuns(ctx context.Context) iter.Seq2[ParkedRun, error] {
+	return func(yield func(ParkedRun, error) bool) {
+		stopped := false
+		err := db.during(ctx, func(ctx context.Context) error {
+			v, err := db.loadCatalog(ctx)
 			if err != nil {
 				return err
 			}
-			runs = append(runs, v.titled(p))
+			for p, err := range db.parkedRuns(ctx) {
+				if err != nil {
+					return err
+				}
+				if stopped = !yield(v.titled(p), nil); stopped {
+					break
+				}
+			}
+			return nil
+		})
+		if err != nil && !stopped {
+			yield(ParkedRun{}, fmt.Errorf("percolator: listing parked runs: %w", err))
 		}
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("percolator: listing parked runs: %w", err)
 	}
-	return runs, nil
 }
 
 // parkedPage is how many parked runs are read at once.

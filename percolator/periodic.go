@@ -71,7 +71,7 @@ type Periodic struct {
 // Errors:
 //
 //   - ErrInvalid: the name is empty or too long, or the worker has an observer or periodic of that name; the Schedule is nil, or
-//     has no time after now; the Func is nil; the Version is negative; Each has a number out of range.
+//     has no time after now; the Func is nil; the Version is negative; Each has a number out of range; the Isolation is no level.
 //   - ErrTooLarge: the store has no room for names that long.
 //   - ErrWorkerRunning: Run was called already.
 func (w *Worker) Every(p Periodic) error {

@@ -230,7 +230,7 @@ func TestParkedRunsOfARemovedObserver(t *testing.T) {
 // Parked runs are read a page at a time, and counted without being read.
 func TestParkedRunsAreReadInPages(t *testing.T) {
 	t.Parallel()
-	dbs, taps := clients(t, 1, false)
+	dbs, taps := clients(t, 2, false)
 	db, tap := dbs[0], taps[0]
 	w := startWorker(t, db, WorkerConfig{MaxAttempts: 1, BreakAt: -1}, Observer{Name: "o", Table: "t", Column: "v", Func: func(context.Context, *Txn, Cell) error {
 		return errors.New("on purpose")
@@ -250,6 +250,36 @@ func TestParkedRunsAreReadInPages(t *testing.T) {
 		require.Equal(t, "on purpose", p.Error)
 	}
 	require.Len(t, rows, n)
+	beside, quiet := dbs[1], taps[1] // no worker makes calls there
+	for range beside.ParkedRuns(t.Context()) {
+		calls = quiet.calls.Load()
+		break
+	}
+	require.Equal(t, calls, quiet.calls.Load())
+	visited := 0
+	for p, err := range beside.ParkedRuns(t.Context()) {
+		require.NoError(t, err)
+		require.True(t, rows[p.Cell.Row])
+		if visited++; visited == 1 {
+			calls = quiet.calls.Load()
+		}
+		if visited == parkedPage {
+			require.Equal(t, calls, quiet.calls.Load(), "more than a page is read at a time")
+		}
+	}
+	require.Equal(t, n, visited)
+	require.Greater(t, quiet.calls.Load(), calls)
+	ended, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	visited = 0
+	for _, err := range beside.ParkedRuns(ended) {
+		if cancel(); err != nil {
+			require.ErrorIs(t, err, context.Canceled)
+			break
+		}
+		visited++
+	}
+	require.Equal(t, parkedPage, visited)
 	calls = tap.calls.Load()
 	b, err := db.Backlog(t.Context(), 0)
 	require.NoError(t, err)

@@ -92,37 +92,6 @@ func (db *DB) Replay(ctx context.Context, observer string, r Range) (ReplayRepor
 	return report, nil
 }
 
-// CancelReplay forgets a replay of the same observer and range that has not ended, so that the next one begins anew. A
-// call of Replay that is at work on it asks for nothing more and returns as at its end. What was asked for runs. It is no error if there is none.
-// Errors are those of Replay, but a paused observer is none.
-func (db *DB) CancelReplay(ctx context.Context, observer string, r Range) error {
-	columns, err := db.replayColumns(ctx, "CancelReplay", observer, &r)
-	if err == nil && db.known().Replays {
-		err = db.Update(ctx, func(tx *Txn) error {
-			for _, column := range columns {
-				record := db.replayOf(observer, &r, column)
-				if err := tx.dropIfThere(ctx, Cell(record.Cell())); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-	}
-	if err != nil {
-		return fmt.Errorf("percolator: cancelling a replay of the observer %q: %w", observer, err)
-	}
-	return nil
-}
-
-// dropIfThere deletes a stored cell that has a value.
-func (tx *Txn) dropIfThere(ctx context.Context, sc Cell) error {
-	_, found, err := tx.db.getCell(ctx, sc, &tx.snapshot)
-	if err != nil || !found {
-		return err
-	}
-	return tx.put(sc, format.KindDelete, nil)
-}
-
 // Replays lists the replays that have begun and have yet to ask for runs, at one snapshot, in no particular order. A replay asks for the runs of 128
 // rows in one transaction. One that has asked for the last ones is not listed any more, though its call may wait for up to 512 of them; so one of
 // fewer than 128 rows never is. Nothing of it can be left undone: its runs are made whether anybody calls again or not, and wait with
@@ -149,20 +118,7 @@ func (db *DB) listReplays(ctx context.Context) ([]ReplayInfo, error) {
 		return nil, err
 	}
 	var infos []ReplayInfo
-	picks := snapshotPicks(nil, format.ColumnReplay, at)
-	for row, err := range db.scanSettled(ctx, rowstore.ScanRange{Table: format.TableReplays, Selectors: picks}, at, nil, nil) {
-		if err != nil {
-			return nil, err
-		}
-		c := Cell{format.TableReplays, row.Row, format.ColumnReplay}
-		value, found, err := db.getCell(ctx, c, &snapshot{set: true, start: at})
-		if err != nil {
-			return nil, err
-		}
-		if !found {
-			continue
-		}
-		p, err := format.DecodeReplay(value)
+	for p, err := range db.replayRecords(ctx, at) {
 		if err != nil {
 			return nil, err
 		}
@@ -239,6 +195,8 @@ type replay struct {
 	record format.Replay
 	report *ReplayReport
 	left   []Cell // stored: the failure records of those that are waited for
+	// since identifies the registration that the call is for; 0 before the first look at the catalog.
+	since Timestamp
 }
 
 func (r *replay) run(ctx context.Context) error {
@@ -260,8 +218,9 @@ func (r *replay) ask(ctx context.Context) (over bool, err error) {
 	var now format.Replay
 	var asked []Cell
 	var begun []byte // where the page begins
+	ended := false   // by somebody else
 	err = r.db.Update(ctx, func(tx *Txn) error {
-		over, asked, now, begun = false, nil, r.record, r.record.To
+		over, asked, now, ended = false, nil, r.record, false
 		if err := tx.begin(ctx); err != nil {
 			return err
 		}
@@ -276,9 +235,11 @@ func (r *replay) ask(ctx context.Context) (over bool, err error) {
 		case err != nil:
 			return err
 		case r.record.ID != 0 && now.ID != r.record.ID, r.record.ID != 0 && !found:
-			over, now = true, r.record
-			return nil
-		case !found:
+			over, now, ended = true, r.record, true
+			begun, err = r.endedAt(ctx, tx.start)
+			return err
+		case !found, now.ID <= r.since: // one from before the registration is of an observer that was removed
+			now = r.record
 			now.ID = tx.start
 		}
 		begun = now.Next
@@ -304,6 +265,11 @@ func (r *replay) ask(ctx context.Context) (over bool, err error) {
 	if !bytes.Equal(begun, r.record.Next) {
 		r.report.Resumed = true
 		if err := r.findAsked(ctx, string(begun)); err != nil {
+			return false, err
+		}
+	}
+	if ended {
+		if err := r.findLastAsked(ctx, string(begun)); err != nil {
 			return false, err
 		}
 	}
@@ -391,27 +357,6 @@ func (w *Worker) dropRequest(ctx context.Context, o *Observer, view *cellView) r
 	return runResult{next: runAgain}
 }
 
-// findAsked adds what others have asked for, in rows from where this call has got to, to what is waited for.
-func (r *replay) findAsked(ctx context.Context, to string) error {
-	return r.db.during(ctx, func(ctx context.Context) error { return r.addAsked(ctx, to) })
-}
-
-func (r *replay) addAsked(ctx context.Context, to string) error {
-	at, err := r.db.draw(ctx)
-	if err != nil {
-		return err
-	}
-	failure := format.FailureColumn(string(r.record.Observer), string(r.record.Column))
-	scan := rowstore.ScanRange{Table: string(r.record.Table), From: string(r.record.Next), To: to, Selectors: snapshotPicks(nil, failure, at)}
-	for row, err := range r.db.scanSettled(ctx, scan, at, nil, nil) {
-		if err != nil {
-			return err
-		}
-		r.left = append(r.left, Cell{row.Table, row.Row, failure})
-	}
-	return nil // the records are looked at again
-}
-
 // check returns an error if nobody will run for the requests. now was just drawn.
 func (r *replay) check(ctx context.Context, now Timestamp) error {
 	v, err := r.db.catalogFor(ctx, now)
@@ -419,9 +364,12 @@ func (r *replay) check(ctx context.Context, now Timestamp) error {
 		return err
 	}
 	observer, c := string(r.record.Observer), Cell{Table: string(r.record.Table), Column: string(r.record.Column)}
-	if !slices.Contains(v.observers(c.Table, c.Column), observer) {
-		return notObservedBy(observer, c)
+	registered := v.registrations(c.Table, c.Column)
+	since := registered.sinceOf(observer)
+	if !slices.Contains(registered.names, observer) || since >= now || r.since != 0 && since != r.since {
+		return notObservedBy(observer, c) // also if it was registered again meanwhile: its sweep shows it every cell
 	}
+	r.since = since
 	if v.paused(observer, c) {
 		return ErrObserverPaused
 	}

@@ -1,6 +1,7 @@
 package percolator
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -221,7 +222,7 @@ func (w *Worker) run(ctx context.Context, tx *Txn, o *Observer, i int, view *cel
 			t.attempts += f.Attempts
 		}
 	}
-	tx.opt.isolation = o.Isolation
+	tx.opt.isolation = cmp.Or(o.Isolation, w.db.opt.isolation)
 	tx.run = &runOf{observer: o.id, cell: view.cell, since: view.since[i], begun: view.began(i)}
 	if err := w.countHops(tx.run, o, i, view); err != nil {
 		return w.failed(ctx, o, view, err)

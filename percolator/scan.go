@@ -74,6 +74,8 @@ const (
 //
 // It holds up to 128 rows with their values of up to 255 bytes. Of longer values it fetches as many at once as come to
 // about 4 MiB, at most 64, by the sizes that this process has seen in the table; at first 8.
+//
+// To go on behind a row in another transaction, set Range.From to its key and "\x00"; in a reversed scan, set Range.To to its key.
 func (tx *Txn) Scan(ctx context.Context, r Range) iter.Seq2[Row, error] {
 	return func(yield func(Row, error) bool) {
 		if err := tx.checkScan(ctx, &r); err != nil {

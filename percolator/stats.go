@@ -2,7 +2,12 @@ package percolator
 
 import "sync/atomic"
 
-// Stats are counts since the DB was opened, of this process alone.
+// Stats are counts since the DB was opened, of this process alone. WithMetrics reports each field as a counter whose name is percolator. and the field's in small
+// letters, with words joined by "_" (LocksMet: percolator.locks_met), but for these:
+//
+//   - OnePhase, Group and TwoPhase are commits.one_phase, commits.group and commits.two_phase.
+//   - RolledBackSessionGone and RolledBackExpired are rolled_back.session_gone and rolled_back.expired.
+//   - The words Observer, Notify, Timers and GC in front are followed by a dot: observer.runs, notify.scans, timers.fired, gc.hints_lost.
 type Stats struct {
 	Transactions uint64 // begun
 	ReadOnly     uint64 // ended without anything to write: every View, and commits of nothing

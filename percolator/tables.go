@@ -113,7 +113,7 @@ func (db *DB) TableSettings() map[string]TableSettings {
 }
 
 // TableSafePoint is SafePoint for one table: that of a table whose Retention is shorter than the
-// database's may lie later.
+// database's may lie later. The table need not hold anything. Errors: ErrInvalid and ErrTooLarge for a bad name, and those of SafePoint.
 func (db *DB) TableSafePoint(ctx context.Context, table string) (Timestamp, error) {
 	if err := db.checkTable(table); err != nil {
 		return 0, called("TableSafePoint", err)

@@ -23,11 +23,14 @@ func TestScheduleR_BegunAnewBySomebodyElse(t *testing.T) {
 	require.NoError(t, err)
 	report := &ReplayReport{}
 	r := &replay{db: c.DB, record: c.replayOf("o", &Range{Table: "t"}, "v"), report: report}
-	r.record.ID = 7
+	r.record.ID, err = c.Now(t.Context())
+	require.NoError(t, err)
+	next, err := c.Now(t.Context())
+	require.NoError(t, err)
 	for _, begun := range []bool{false, true} {
 		if begun {
 			other := r.record
-			other.ID = 9
+			other.ID = next
 			b, err := other.Encode()
 			require.NoError(t, err)
 			require.NoError(t, c.Update(t.Context(), func(tx *Txn) error { return tx.put(Cell(other.Cell()), format.KindPut, b) }))
@@ -38,7 +41,7 @@ func TestScheduleR_BegunAnewBySomebodyElse(t *testing.T) {
 		require.False(t, w.asked(rowA, "o"))
 		require.Zero(t, report.Cells)
 	}
-	r.record.ID = 9
+	r.record.ID = next
 	_, err = r.ask(t.Context())
 	require.NoError(t, err)
 	require.True(t, w.asked(rowA, "o"), "it is its own")

@@ -162,7 +162,7 @@ type Worker struct {
 	onError    []func(ctx context.Context, e RunError)
 }
 
-// NewWorker makes a worker of db. It does nothing before Run.
+// NewWorker makes a worker of db. It does nothing before Run. A nil db panics.
 func NewWorker(db *DB, config WorkerConfig) *Worker {
 	config.setDefaults()
 	var wakers []rowstore.Waker
@@ -185,11 +185,12 @@ func NewWorker(db *DB, config WorkerConfig) *Worker {
 	}
 }
 
-// Observe adds an observer, before Run. Errors:
+// Observe adds an observer, before Run. It may be called concurrently, as Use, OnError and Every may. Errors:
 //
 //   - ErrInvalid: the observer has no name, table or column, not exactly one of Func and OnChange, its name is too
-//     long, its Concurrency is negative, or the worker has one of that name already.
-//   - ErrTooLarge: the name of the table or of the column is over the limits.
+//     long, its Concurrency or Rate is negative, its Rate no number or infinite, its Isolation no level, its Prefetch has more than 64 columns or
+//     an empty one, or the worker has one of that name already.
+//   - ErrTooLarge: the name of the table, of the column or of one in Prefetch is over the limits.
 //   - ErrWorkerRunning: Run was called already.
 func (w *Worker) Observe(o Observer) error {
 	switch {
@@ -206,6 +207,9 @@ func (w *Worker) Observe(o Observer) error {
 	}
 	c := Cell{Table: o.Table, Row: "-", Column: o.Column}
 	if err := w.db.checkCell(&c); err != nil {
+		return fmt.Errorf("percolator: Observe: observer %q: %w", o.Name, err)
+	}
+	if err := o.Isolation.check(); err != nil {
 		return fmt.Errorf("percolator: Observe: observer %q: %w", o.Name, err)
 	}
 	if err := cmp.Or(checkRate(&o), w.setPrefetch(&o)); err != nil {

@@ -23,7 +23,7 @@ change. A store that cannot be opened is a finding too.
 
 It writes nothing, unless --load is given: that commits for a moment in the table percolator.doctor, and removes the rows afterwards.
 
-The exit status is 0 if nothing was found, and 10 otherwise.`
+The exit status is 0 if nothing was found that is wrong or risky, and 10 otherwise. A note does not count.`
 
 func (a *app) doctorCommand() *cobra.Command {
 	var o admin.DoctorOptions
@@ -42,7 +42,7 @@ func (a *app) doctorCommand() *cobra.Command {
 			if err == nil {
 				err = show(a, d, diagnosis)
 			}
-			if err == nil && len(d.Findings) > 0 {
+			if err == nil && d.Amiss() {
 				return errFindings
 			}
 			return err

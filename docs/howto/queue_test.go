@@ -52,15 +52,29 @@ func jobObservers(do func(ctx context.Context, tx *percolator.Txn, id string, bo
 	}
 }
 
+// releaseAll has all parked runs attempted again. It holds a page of them at a time.
+func releaseAll(ctx context.Context, db *percolator.DB) error {
+	for run, err := range db.ParkedRuns(ctx) {
+		if err == nil {
+			err = db.Release(ctx, run)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 var errBadJob = errors.New("the job makes no sense")
 
-// addTask puts a task into a queue that others take from. The lowest priority comes first, and of one priority the oldest.
-func addTask(ctx context.Context, tx *percolator.Txn, priority int64, body string) error {
+// addTask puts a task into a queue that others take from. The lowest priority comes first, and of one priority the oldest. The id is the
+// caller's: each task that one transaction adds has another.
+func addTask(ctx context.Context, tx *percolator.Txn, priority int64, id, body string) error {
 	start, err := tx.StartTimestamp(ctx)
 	if err != nil {
 		return err
 	}
-	row := keys.Key("").Int(priority).Uint(uint64(start))
+	row := keys.Key("").Int(priority).Uint(uint64(start)).Text(id)
 	return tx.Set(percolator.Cell{Table: "task", Row: string(row), Column: "body"}, []byte(body))
 }
 
@@ -117,7 +131,7 @@ func TestJobs(t *testing.T) {
 	require.Equal(t, job("later", "bad"), parked[0].Cell)
 	require.Contains(t, parked[0].Error, errBadJob.Error())
 	broken.Delete("bad")
-	require.NoError(t, db.Release(ctx, parked...))
+	require.NoError(t, releaseAll(ctx, db))
 	require.NoError(t, w.WaitIdle(ctx))
 	require.Equal(t, "none", got(job("later", "bad")))
 }
@@ -125,10 +139,15 @@ func TestJobs(t *testing.T) {
 func TestTasks(t *testing.T) {
 	t.Parallel()
 	ctx, db := t.Context(), openTest(t)
-	const tasks, takers = 40, 4
-	for i := range tasks {
-		require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error { return addTask(ctx, tx, int64(i%2)-1, fmt.Sprintf("%02d", i)) }))
+	const tasks, takers = 42, 4
+	for i := range tasks - 2 {
+		require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error {
+			return addTask(ctx, tx, int64(i%2)-1, fmt.Sprint(i), fmt.Sprintf("%02d", i))
+		}))
 	}
+	require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error {
+		return errors.Join(addTask(ctx, tx, 1, "letter", "40"), addTask(ctx, tx, 1, "bill", "41"))
+	}), "two of one priority")
 	require.NoError(t, db.View(ctx, func(tx *percolator.Txn) error {
 		for row, err := range tx.Scan(ctx, percolator.Range{Table: "task", Limit: 1}) {
 			require.NoError(t, err)

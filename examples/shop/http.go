@@ -259,7 +259,7 @@ func fail(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.As(err, &no):
 	case errors.Is(err, percolator.ErrUndetermined):
 		no = refusal{http.StatusServiceUnavailable, "unknown_outcome", "it is not known whether this was done: ask again, with the same Idempotency-Key"}
-	case errors.Is(err, percolator.ErrConflict), errors.Is(err, percolator.ErrClosed), errors.Is(err, percolator.ErrNotObserved), r.Context().Err() != nil:
+	case errors.Is(err, percolator.ErrUnavailable), errors.Is(err, percolator.ErrConflict), errors.Is(err, percolator.ErrClosed), errors.Is(err, percolator.ErrNotObserved), r.Context().Err() != nil:
 		no = refusal{http.StatusServiceUnavailable, "busy", "nothing was done: ask again"}
 	default:
 		slog.Error("a request failed", "method", r.Method, "pattern", r.Pattern, "error", err)

@@ -1,16 +1,18 @@
 package main
 
 const (
-	featureGo   = "percolator/feature.go"
-	replayGo    = "percolator/replay.go"
-	deleteRowGo = "percolator/deleterow.go"
-	renameGo    = "percolator/rename.go"
-	cascadeGo   = "percolator/cascade.go"
-	hopsGo      = "percolator/hops.go"
-	eraseGo     = "percolator/erase.go"
-	erasedGo    = "percolator/erased.go"
-	eraseRowsGo = "percolator/erase_remove.go"
-	eraseHintGo = "percolator/erase_hints.go"
+	featureGo = "percolator/feature.go"
+	replayGo  = "percolator/replay.go"
+
+	replayOthersGo = "percolator/replay_others.go"
+	deleteRowGo    = "percolator/deleterow.go"
+	renameGo       = "percolator/rename.go"
+	cascadeGo      = "percolator/cascade.go"
+	hopsGo         = "percolator/hops.go"
+	eraseGo        = "percolator/erase.go"
+	erasedGo       = "percolator/erased.go"
+	eraseRowsGo    = "percolator/erase_remove.go"
+	eraseHintGo    = "percolator/erase_hints.go"
 )
 
 // controlMutants are those of replays, rows that are deleted as a whole, renamed observers, cascades, pauses and rates.
@@ -37,6 +39,12 @@ var controlMutants = []mutant{
 		"\tfor _, cell := range c.tx.told {\n\t\tc.notices = append(c.notices, notice{cell, format.StrongNotification})\n", "\tfor _, cell := range c.tx.told {\n\t\tc.notices = append(c.notices, notice{cell, format.WeakNotification})\n")},
 	{"replay-skips-what-others-asked", "Replays: a call waits for what others have asked for", "TestScheduleR_DeathAtEachStep", one(replayGo,
 		"\tif !bytes.Equal(begun, r.record.Next) {\n", "\tif len(begun) < 0 {\n")},
+	{"replay-of-a-removed-observer-goes-on", "Replays: a registration begins its own", "TestScheduleR_OfAnObserverThatWasRemoved", one(replayGo,
+		"\t\tcase !found, now.ID <= r.since: ", "\t\tcase !found: ")},
+	{"replay-waits-for-other-failures", "Replays: a call waits for requests alone", "TestScheduleR_GoesOnBesideFailures", one(replayOthersGo,
+		"\t\t\tif f.Replay && !f.Parked {\n", "\t\t\tif !f.Parked {\n")},
+	{"replay-misses-the-last-page", "Replays: a call waits for the last page of another one", "TestScheduleR_EndedBySomebodyElse", one(replayGo,
+		"\tif ended {\n", "\tif ended && over && len(begun) < 0 {\n")},
 	{"replay-before-everybody-knows", "Replays: nothing is asked before every process knows of replays", "TestScheduleR_FirstOfAll", one(featureGo,
 		"err == nil && now > from {\n", "err == nil && now > 0 {\n")},
 

@@ -511,7 +511,7 @@ type Reporter interface {
 var (
 	// ErrAmbiguous says that a request may have been applied, or may still be. Match it,
 	// and the other errors here, with errors.Is.
-	ErrAmbiguous = errors.New("rowstore: outcome unknown")
+	ErrAmbiguous = errors.New("outcome unknown")
 	// ErrInvalid says that the arguments break a rule of this package. Nothing was
 	// done.
 	ErrInvalid = errors.New("invalid argument")
@@ -530,12 +530,12 @@ var (
 	// ErrCorrupt says that stored data does not decode: its format is known, and its
 	// bytes are not what that format allows. A call that returns it neither guessed nor
 	// repaired anything.
-	ErrCorrupt = errors.New("rowstore: corrupt data")
+	ErrCorrupt = errors.New("corrupt data")
 	// ErrUnavailable says that a server is away for a moment: it restarts, its
 	// connection was refused or broke before the request left, or another server is
 	// taking over. Nothing was done and nothing will be. The caller may repeat the call;
 	// a store does not wait for the server itself. It never comes with ErrAmbiguous.
-	ErrUnavailable = errors.New("rowstore: server unavailable")
+	ErrUnavailable = errors.New("server unavailable")
 	// ErrDenied says that the caller may not do this: its password is wrong, it lacks a
 	// permission, or one side does not accept the other's certificate. It does not pass by
 	// itself. Nothing was done, unless the error matches ErrAmbiguous too.

@@ -118,6 +118,10 @@ var slotColumns = [2]string{"a", "b"}
 // value is how all rows of a value begin; it is the row of its base.
 func value(key string) keys.Key { return keys.Key("").Text(key) }
 
+// Range is the range of all rows of the value of a key. It is for percolator.DB.Erase: the key has no value then, as if nobody had ever added to it. Do not
+// write to these rows.
+func (c *Combiner[T]) Range(key string) percolator.Range { return value(key).Range(c.table) }
+
 func (c *Combiner[T]) baseCell(key string) percolator.Cell {
 	return percolator.Cell{Table: c.table, Row: string(value(key)), Column: baseColumn}
 }

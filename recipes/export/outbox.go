@@ -54,6 +54,10 @@ const (
 
 func rowOf(key string) keys.Key { return keys.Key("").Text(key) }
 
+// Range is the range of all rows of a key: items that wait, dead letters, and the note who sends. It is for percolator.DB.Erase: items that wait are not sent
+// then, and later ones are as before. Do not write to these rows.
+func (o *Outbox) Range(key string) percolator.Range { return rowOf(key).Range(o.table) }
+
 func (o *Outbox) cell(row keys.Key, column string) percolator.Cell {
 	return percolator.Cell{Table: o.table, Row: string(row), Column: column}
 }

@@ -57,11 +57,19 @@ func New[T any](db *percolator.DB, table string, codec typed.Codec[T], opt Optio
 	return &Keys[T]{db: db, table: table, codec: codec, keep: opt.Keep, lookEvery: lookEvery}, nil
 }
 
-// cell is that of a key. A hash comes first, so that the rows lie in no order of the keys.
+// Range is the range of the one row of a key, with its answer or claim. It is for percolator.DB.Erase: the key is as one that was never used then, so
+// a call that is repeated takes effect again. The rows of several keys lie in no order, so each one must be known. Do not write to it.
+func (k *Keys[T]) Range(key string) percolator.Range { return row(key).Range(k.table) }
+
 func (k *Keys[T]) cell(key string) percolator.Cell {
+	return percolator.Cell{Table: k.table, Row: string(row(key)), Column: column}
+}
+
+// row is that of a key. A hash comes first, so that the rows lie in no order of the keys.
+func row(key string) keys.Key {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(key))
-	return percolator.Cell{Table: k.table, Row: string(place(mix(h.Sum64())).Text(key)), Column: column}
+	return place(mix(h.Sum64())).Text(key)
 }
 
 // place is where the rows of a hash begin.

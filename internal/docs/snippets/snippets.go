@@ -4,10 +4,9 @@ package snippets
 
 import (
 	"context"
-	"fmt"
-	"hash/crc32"
 	"log"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
@@ -16,6 +15,7 @@ import (
 	"github.com/percolate-go/percolate/backends/postgres"
 	"github.com/percolate-go/percolate/backends/tikvraw"
 	"github.com/percolate-go/percolate/conformance"
+	"github.com/percolate-go/percolate/keys"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
@@ -102,8 +102,11 @@ func hooksOfAStore(t *testing.T) {
 }
 
 // docs/scaling.md
-func hashed(id string) string {
-	bucket := crc32.ChecksumIEEE([]byte(id)) % 256
-	row := fmt.Sprintf("%02x/%s", bucket, id)
-	return row
+func spreadRow(customer string, at time.Time) (string, error) {
+	spread, err := keys.NewSpread(256)
+	if err != nil {
+		return "", err
+	}
+	row := string(spread.Key(keys.Key("").Text(customer)).Time(at))
+	return row, nil
 }

@@ -33,6 +33,6 @@ func Example() {
 	fmt.Println(store.Count(faultstore.LoseReply))
 	// Output:
 	// <nil>
-	// rowstore: outcome unknown (faultstore: injected fault: apply 2: the reply was lost)
+	// outcome unknown (faultstore: injected fault: apply 2: the reply was lost)
 	// 1
 }

@@ -208,7 +208,7 @@ func TestRouterReports(t *testing.T) {
 	}
 	_, err := reporter.Report(t.Context())
 	require.ErrorIs(t, err, rs.ErrUnavailable)
-	require.EqualError(t, err, `store "main": rowstore: server unavailable: it restarts`)
+	require.EqualError(t, err, `store "main": server unavailable: it restarts`)
 
 	asked = make(chan struct{})
 	other.report = func(context.Context) (rs.Report, error) {
@@ -219,7 +219,7 @@ func TestRouterReports(t *testing.T) {
 	require.ErrorIs(t, err, rs.ErrDenied)
 	require.NotErrorIs(t, err, rs.ErrUnavailable, "it is in vain to wait")
 	require.ErrorContains(t, err, `store "other": access denied`)
-	require.ErrorContains(t, err, `store "main": rowstore: server unavailable: it restarts`)
+	require.ErrorContains(t, err, `store "main": server unavailable: it restarts`)
 
 	main.report = nil
 	other.report = func(context.Context) (rs.Report, error) {
