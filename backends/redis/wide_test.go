@@ -88,7 +88,7 @@ func fillDeep(t testing.TB, s *direct, c *goredis.Client, row string, columns, v
 }
 
 // TestWideRow reads, writes and collects a row of 10,000 columns with 100 versions
-// each: no call keeps the server busy for long.
+// each: no call is much work for the server. It is long because each kind of call comes with what it may cost.
 func TestWideRow(t *testing.T) {
 	t.Parallel()
 	const columns, versions, before = 10_000, 100, 90

@@ -216,7 +216,7 @@ func (m *meddler) ProcessPipelineHook(next goredis.ProcessPipelineHook) goredis.
 
 // A row that somebody changes all the time, while it is read in pieces, is never read by a run without a
 // bound. The newest writes of its columns are read nevertheless. To read all of it fails, with an error after
-// which the caller may ask again.
+// which the caller may ask again. It is long because each way to end is tried on the same row, which takes long to fill.
 func TestWideRowBesideAWriter(t *testing.T) {
 	t.Parallel()
 	const columns, versions = 10_000, 5
