@@ -166,6 +166,17 @@ func TestPlainTextToAnotherMachine(t *testing.T) {
 			all := warnings(ctx, t, s)
 			require.Equal(t, tc.warned, strings.Contains(all, "plain text"), all)
 			require.NoError(t, s.Close())
+
+			// The same of the connection that listens, beside a pool that goes to this machine, to a pooler say.
+			s = openTest(t, with(direct, "schema", fresh(t, direct), "listen", u.String()))
+			s.plain.listen.DialFunc = cfg.ConnConfig.DialFunc
+			require.NotContains(t, warnings(ctx, t, s), "plain text", "nobody has listened")
+			listening, stop := context.WithCancel(ctx)
+			defer stop()
+			w, _ := rowstore.Unwrap[rowstore.Waker](s)
+			require.ErrorIs(t, w.Listen(listening, func(rowstore.Wake) { stop() }), context.Canceled)
+			all = warnings(ctx, t, s)
+			require.Equal(t, tc.warned, strings.Contains(all, "listens to notifications was plain text"), all)
 		})
 	}
 }

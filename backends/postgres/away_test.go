@@ -17,6 +17,7 @@ import (
 
 	"github.com/percolate-go/percolate/internal/restarttest"
 	"github.com/percolate-go/percolate/internal/testserver"
+	"github.com/percolate-go/percolate/internal/urltest"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -366,22 +367,17 @@ func TestAddressesKeepSecrets(t *testing.T) {
 	t.Parallel()
 	ctx := testContext(t)
 	const word = "hunter"
-	var all []string
-	for _, c := range []string{"", "#", "?", "/", " ", "%", "%zz", ":", "@", "[", "]", "\\", "&", "=", "#?", "?a=", "/@", "\t", "\x00", "\"", "<"} {
-		for _, form := range []string{
-			"postgres://%s@127.0.0.1:1/db", "postgres://u:%s@127.0.0.1:1/db", "postgres://:%s@127.0.0.1:1/db?sslmode=disable", "postgresql://u:%s@127.0.0.1:1",
-			"postgres://u:1%s@127.0.0.1:1/db", "postgres://127.0.0.1:1/db?user=u&password=%s", "postgres://127.0.0.1:1/db?user=%s", "postgres://127.0.0.1:1/%s", "postgres://127.0.0.1:1/db?sslmode=%s",
-			"postgres://127.0.0.1:1/db?%s", "postgres://127.0.0.1:1/db?schema=%s", "postgres://127.0.0.1:1/db?max_batch=%s", "postgres://127.0.0.1:1/db?coalesce=%s", "postgres://u:p@127.0.0.1:1/db?listen=postgres://u:%s@127.0.0.1:1/x",
-			"postgres://u:p@127.0.0.1:1/db?listen=%s", "host=127.0.0.1 port=1 password=%s", "host=127.0.0.1 port=1 user=%s'", "%s",
-		} {
-			all = append(all, fmt.Sprintf(form, word+c+word), fmt.Sprintf(form, c+word))
-		}
-	}
+	all := urltest.URLs(
+		"postgres://%s@127.0.0.1:1/db", "postgres://u:%s@127.0.0.1:1/db", "postgres://:%s@127.0.0.1:1/db?sslmode=disable", "postgresql://u:%s@127.0.0.1:1",
+		"postgres://u:1%s@127.0.0.1:1/db", "postgres://127.0.0.1:1/db?user=u&password=%s", "postgres://127.0.0.1:1/db?user=%s", "postgres://127.0.0.1:1/%s", "postgres://127.0.0.1:1/db?sslmode=%s",
+		"postgres://127.0.0.1:1/db?%s", "postgres://127.0.0.1:1/db?schema=%s", "postgres://127.0.0.1:1/db?max_batch=%s", "postgres://127.0.0.1:1/db?coalesce=%s", "postgres://u:p@127.0.0.1:1/db?listen=postgres://u:%s@127.0.0.1:1/x",
+		"postgres://u:p@127.0.0.1:1/db?listen=%s", "host=127.0.0.1 port=1 password=%s", "host=127.0.0.1 port=1 user=%s'", "%s",
+	)
 	for _, dsn := range all {
 		s, err := OpenURL(ctx, dsn)
 		require.Error(t, err)
 		require.Nil(t, s)
-		require.NotContains(t, err.Error(), word, "%q", dsn)
+		require.NoError(t, urltest.Shown(err.Error()), "%q", dsn)
 	}
 	require.Greater(t, len(all), 500)
 

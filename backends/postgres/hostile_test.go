@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -113,18 +114,19 @@ func TestHostileNames(t *testing.T) {
 			t.Parallel()
 			ctx := testContext(t) // it may wait long for its turn
 			schema := "store " + name
-			dsn := with(there, append([]string{"schema", schema}, params...)...)
 			announced := hears(ctx, t, there, schema)
-			s := openTest(t, dsn)
-			everyCall(ctx, t, s)
+			s := openTest(t, with(there, append([]string{"schema", schema, "track_functions", "all"}, params...)...))
+			everyCall(ctx, t, s, there)
 			announced(s, "t")
+			require.NoError(t, s.Close())
+			requireAllCalled(t, there, schema)
 			// An older schema is migrated there too.
 			for version, sql := range map[int]string{1: schemaOf1, 2: schemaOf2, 3: schemaOf3, 4: schemaOf4, 5: schemaOf5, 6: schemaOf6} {
 				n := newNames(fmt.Sprint(schema, version))
 				sqlDo(t, there, "SET search_path = pg_catalog; CREATE SCHEMA "+n.schema+";"+n.expand(sql)+
 					n.expand(noteOf(version)))
 				old := openTest(t, with(there, append([]string{"schema", fmt.Sprint(schema, version)}, params...)...))
-				everyCall(ctx, t, old)
+				everyCall(ctx, t, old, there)
 			}
 			// No function relies on the caller's path. Those of ready sessions refuse one that is another.
 			refuseStrangers(ctx, t, there, schema)
@@ -161,14 +163,37 @@ func refuseStrangers(ctx context.Context, t *testing.T, dsn, schema string) {
 	}
 }
 
-// everyCall makes each kind of call that the store has.
-func everyCall(ctx context.Context, t *testing.T, s rowstore.Store) {
+// requireAllCalled fails if a function of a schema was not called by any session that has ended. Its sessions
+// had track_functions set. Functions in SQL are not counted where they become a part of what calls them.
+func requireAllCalled(t *testing.T, dsn, schema string) {
+	t.Helper()
+	left := ""
+	for began := time.Now(); time.Since(began) < 20*time.Second; time.Sleep(testTick) { // a session tells its counts when it ends
+		left = sqlDo(t, dsn, "SET search_path = pg_catalog; SELECT coalesce(string_agg(name, ' '), '') FROM (SELECT regexp_replace(p.proname, '"+readySuffix+"$', '') AS name "+
+			"FROM pg_proc p LEFT JOIN pg_stat_user_functions f ON f.funcid = p.oid JOIN pg_language l ON l.oid = p.prolang "+
+			"WHERE p.pronamespace = "+literal(newNames(schema).schema)+"::regnamespace AND l.lanname = 'plpgsql' GROUP BY 1 HAVING coalesce(sum(f.calls), 0) = 0) x")
+		if left == "" {
+			return
+		}
+	}
+	require.Empty(t, left, "functions that nobody called")
+}
+
+// everyCall makes each kind of call that the store has, which is empty. Some it makes a second time, beside an open transaction that
+// has a number: then a read makes sure that no commit in one phase is missing. dsn is for that.
+func everyCall(ctx context.Context, t *testing.T, s rowstore.Store, dsn string) {
 	t.Helper()
 	for range 5 { // steps of the sequence, and the function
 		draw(ctx, t, s)
 	}
 	everyWrite(ctx, t, s)
+	everyDrawn(ctx, t, s)
 	everyRead(ctx, t, s)
+	beside := connect(ctx, t, dsn)
+	require.NoError(t, exec(ctx, beside, "BEGIN; SELECT pg_catalog.pg_current_xact_id()"))
+	everyDrawn(ctx, t, s)
+	everyRead(ctx, t, s)
+	require.NoError(t, exec(ctx, beside, "ROLLBACK"))
 	f, _ := rowstore.Unwrap[rowstore.Deferrer](s)
 	require.NoError(t, f.Flush(ctx))
 	p, _ := rowstore.Unwrap[rowstore.Splitter](s)
@@ -206,6 +231,10 @@ func everyWrite(ctx context.Context, t *testing.T, s rowstore.Store) {
 		rowstore.Mutation{Table: "t", Row: "a", Conditions: []rowstore.Condition{rowstore.AbsentAt("c", 5)}},
 		rowstore.Mutation{Table: "t", Row: "b", Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, "c", 34, nil)}},
 	)
+	for ts := rowstore.Timestamp(10); ts < 14; ts++ { // short ones stay in the cell
+		muts = append(muts, rowstore.Mutation{Table: "t", Row: "a", Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "s", ts, nil)}})
+	}
+	muts = append(muts, rowstore.Mutation{Table: "t", Row: "a", Edits: []rowstore.Edit{rowstore.DeleteRange(rowstore.Write, "s", 1, 11)}})
 	for i, m := range muts {
 		out, err := s.Apply(ctx, []rowstore.Mutation{m}, rowstore.ApplyOptions{Deferred: i%2 == 0, AssignTimestamp: i%3 == 0})
 		require.NoError(t, err, "mutation %d", i)
@@ -219,6 +248,56 @@ func everyWrite(ctx context.Context, t *testing.T, s rowstore.Store) {
 	groups, err := g.Group(ctx, []rowstore.Group{{Mutations: []rowstore.Mutation{prewrite("g1", 40), prewrite("g2", 40)}}})
 	require.NoError(t, err)
 	require.True(t, groups[0].Applied)
+}
+
+// everyDrawn commits in one phase: groups that apply and that do not, which cells decide or columns that are not compiled.
+func everyDrawn(ctx context.Context, t *testing.T, s rowstore.Store) {
+	t.Helper()
+	g, _ := rowstore.Unwrap[rowstore.Grouper](s)
+	start := draw(ctx, t, s)
+	one := rowstore.Mutation{Table: "t", Row: "a", Conditions: []rowstore.Condition{
+		rowstore.Absent(rowstore.Write, "d", start), rowstore.Absent(rowstore.Lock, "d", 0), rowstore.Absent(rowstore.Mark, "d", start),
+	}, Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "d", rowstore.AssignedTimestamp, []byte("drawn"))}}
+	judged := rowstore.Mutation{Table: "t", Row: "b", Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Write, "d", start)}}
+	general := rowstore.Mutation{Table: "t", Row: "a", Conditions: []rowstore.Condition{rowstore.AbsentAt("c", 5)}, Edits: []rowstore.Edit{
+		rowstore.Put(rowstore.Write, "e", rowstore.AssignedTimestamp, make([]byte, 100)), rowstore.Put(rowstore.Data, "e", rowstore.AssignedTimestamp, nil),
+		rowstore.Delete(rowstore.Data, "e", rowstore.AssignedTimestamp-1),
+	}}
+	locked := rowstore.Mutation{Table: "t", Row: "new", Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Lock, "c", 0)}}
+	for i, muts := range [][]rowstore.Mutation{{one}, {one, judged}, {general}, {one, locked}, {general, locked}} {
+		out, err := g.Group(ctx, []rowstore.Group{{Mutations: muts, AssignTimestamp: true}})
+		require.NoError(t, err, "group %d", i)
+		// The second one meets what the first one wrote.
+		require.Equal(t, i == 0 || i == 2, out[0].Applied, "group %d: %+v", i, out[0])
+	}
+}
+
+// everyPoint scans for locks and the newest writes, as nearly every scan of the core does.
+func everyPoint(ctx context.Context, t *testing.T, s rowstore.Store) {
+	t.Helper()
+	for _, column := range []string{rowstore.AllColumns, "c"} {
+		for _, reverse := range []bool{false, true} {
+			for _, start := range []rowstore.Timestamp{0, rowstore.AssignedTimestamp, 35} {
+				r := rowstore.ScanRange{Table: "t", Reverse: reverse}
+				to := start
+				switch start {
+				case 0: // of no snapshot
+					to = oracle.Max
+				case rowstore.AssignedTimestamp: // the first page draws it
+					r.Snapshot = &rowstore.ScanSnapshot{}
+				default:
+					r.Snapshot = &rowstore.ScanSnapshot{Start: start}
+				}
+				r.Selectors = []rowstore.Selector{{Family: rowstore.Lock, Column: column, To: oracle.Max}, {Family: rowstore.Write, Column: column, To: to, Limit: 1}}
+				n := 0
+				for _, err := range s.Scan(ctx, r) {
+					require.NoError(t, err)
+					n++
+				}
+				require.Equal(t, 4, n, "column %q, at %d, reverse %v", column, start, reverse)
+			}
+		}
+	}
 }
 
 // everyRead reads in every way what everyWrite wrote.
@@ -247,6 +326,7 @@ func everyRead(ctx context.Context, t *testing.T, s rowstore.Store) {
 		}
 		require.Equal(t, 5, n)
 	}
+	everyPoint(ctx, t, s)
 	notify := []rowstore.Selector{{Family: rowstore.Notify, To: oracle.Max}}
 	for i, r := range []rowstore.ScanRange{
 		{Slots: []rowstore.SlotRange{{First: 0, Last: rowstore.Slots - 1}}},

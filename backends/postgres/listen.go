@@ -57,6 +57,7 @@ func (s *wakingStore) listenOn(ctx context.Context, wake func(rowstore.Wake)) er
 	if err != nil {
 		return connecting(ctx, err)
 	}
+	s.openlyHears.Store(isOpen(conn.PgConn()))
 	defer func() {
 		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), pingWithin)
 		defer cancel()

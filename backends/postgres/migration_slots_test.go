@@ -340,7 +340,7 @@ func TestSchemaMovesOn(t *testing.T) {
 		schema := fresh(t, direct)
 		n := newNames(schema)
 		s := openTest(t, with(direct, "schema", schema, "coalesce", "off", "default_query_exec_mode", mode))
-		everyCall(ctx, t, s)
+		everyCall(ctx, t, s, direct)
 		sqlDo(t, direct, n.expand(dropFunctions+fmt.Sprint("UPDATE {{schema}}.meta SET version = ", schemaVersion+1)))
 		content := n.expand("SELECT (SELECT string_agg(c::text, ';') FROM {{schema}}.cell c) || '|' || (SELECT string_agg(n::text, ';') FROM {{schema}}.notify n)")
 		before := sqlDo(t, direct, content)

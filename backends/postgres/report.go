@@ -94,9 +94,13 @@ func feature(name string, there bool, reason string) rowstore.Feature {
 // ownWarnings are those about the connection and about what happened since the store was opened.
 func (s *plainStore) ownWarnings(c *pgconn.PgConn) []string {
 	var all []string
-	if _, safe := c.Conn().(*tls.Conn); !safe && !isLocal(c.Conn().RemoteAddr()) {
+	if isOpen(c) {
 		all = append(all, "The connection to the server is plain text, and goes to another machine: "+
 			"sslmode=prefer falls back to that silently. Set sslmode=verify-full.")
+	}
+	if s.openlyHears.Load() {
+		all = append(all, "The connection that listens to notifications was plain text, and went to another machine: "+
+			"sslmode=prefer falls back to that silently. Set sslmode=verify-full, in the parameter listen if that names a connection of its own.")
 	}
 	if s.listen == nil {
 		all = append(all, "The connection goes through a pooler, and no direct one is known: notifications do not arrive, so workers poll. "+
@@ -114,6 +118,12 @@ func (s *plainStore) ownWarnings(c *pgconn.PgConn) []string {
 		all = append(all, fmt.Sprintf("%d announcements of notifications (NOTIFY) failed and were repeated: workers of other processes were woken late.", n))
 	}
 	return all
+}
+
+// isOpen tells whether others may read what goes over a connection: it is plain text and leaves this machine.
+func isOpen(c *pgconn.PgConn) bool {
+	_, safe := c.Conn().(*tls.Conn)
+	return !safe && !isLocal(c.Conn().RemoteAddr())
 }
 
 // isLocal tells whether an address is of this machine.

@@ -52,7 +52,7 @@ func TestSessionThatChanges(t *testing.T) {
 			ctx := testContext(t)
 			schema := fresh(t, direct)
 			s := openTest(t, with(direct, "schema", schema, "coalesce", "off", "pool_max_conns", "1"))
-			everyCall(ctx, t, s) // everything is prepared and planned
+			everyCall(ctx, t, s, direct) // everything is prepared and planned
 			sqlDo(t, direct, newNames(schema).expand("TRUNCATE {{schema}}.cell, {{schema}}.past, {{schema}}.data, {{schema}}.notify"))
 			require.True(t, isReady(ctx, t, s))
 			c, err := s.plain.pool.Acquire(ctx)
@@ -60,7 +60,7 @@ func TestSessionThatChanges(t *testing.T) {
 			err = exec(ctx, c.Conn(), sql)
 			c.Release()
 			require.NoError(t, err)
-			everyCall(ctx, t, s)
+			everyCall(ctx, t, s, direct)
 			require.False(t, isReady(ctx, t, s))
 		})
 	}

@@ -62,7 +62,7 @@ func TestSettingsOfSessions(t *testing.T) {
 				for _, pool := range pools {
 					s, err := New(ctx, pool, Options{Schema: schema})
 					require.NoError(t, err)
-					everyCall(ctx, t, s)
+					everyCall(ctx, t, s, direct)
 					longScans(ctx, t, s)
 					require.NoError(t, s.Close())
 					sqlDo(t, direct, newNames(schema).expand("TRUNCATE {{schema}}.cell, {{schema}}.past, {{schema}}.data, {{schema}}.notify"))

@@ -150,6 +150,7 @@ type plainStore struct {
 	listen               *pgx.ConnConfig
 	pusher               *pusher
 	deaf                 bool          // the server's warnings do not arrive: see OnNotice
+	openlyHears          atomic.Bool   // the last connection of Listen was plain text, to another machine
 	unconfirmed          atomic.Uint64 // commits that the server did not wait for to the end
 	mostKeys             int           // that a scan in the order of rows holds; only tests set it
 

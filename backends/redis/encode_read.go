@@ -42,6 +42,7 @@ func isSimple(picks []rowstore.Selector) (column string, at rowstore.Timestamp, 
 // plan is a general read of a row: what the picks ask for, collected by column.
 type plan struct {
 	all    bool // every field of the row
+	raw    bool // the fields come as they are, and the history by ranges alone
 	cells  []history
 	notes  []string
 	again  []history      // further ranges of older writes, of columns that are among cells
@@ -151,6 +152,21 @@ func newPlan(picks []rowstore.Selector) plan {
 	return pl
 }
 
+// newRawPlan is newPlan for a read of all versions. ok is false if it is none: if the picks leave most of them out, perhaps.
+func newRawPlan(picks []rowstore.Selector) (pl plan, ok bool) {
+	if !slices.ContainsFunc(picks, func(p rowstore.Selector) bool {
+		return p.Family == rowstore.Write && p.Column == rowstore.AllColumns && p.From == 0 && p.Limit == 0
+	}) {
+		return plan{}, false
+	}
+	pl = newPlan(picks)
+	pl.raw = true
+	for _, kind := range []byte{'W', 'C'} {
+		pl.ranges = append(pl.ranges, history{kind: kind, column: rowstore.AllColumns})
+	}
+	return pl, true
+}
+
 // cell tells where a cell is, which it adds if it is not there.
 func (pl *plan) cell(column string) int {
 	if pl.at == nil {
@@ -177,7 +193,11 @@ func (pl *plan) cell(column string) int {
 // plan writes a general read.
 func (p *packer) plan(pl *plan) {
 	if pl.all {
-		p.minusOne()
+		if pl.raw {
+			p.small(-2)
+		} else {
+			p.minusOne()
+		}
 		p.want(&pl.cells[0])
 	} else {
 		p.u32(uint32(len(pl.cells) + len(pl.notes) + len(pl.again)))
@@ -198,8 +218,9 @@ func (p *packer) plan(pl *plan) {
 	for i := range pl.ranges {
 		h := &pl.ranges[i]
 		if h.column == rowstore.AllColumns {
-			p.str("[D")
-			p.str("(E")
+			all := allOf(h.kind)
+			p.str(all.lo)
+			p.str(all.hi)
 			p.small(0)
 		} else {
 			p.span(h.kind, h.column, h.lo, h.hi)

@@ -180,10 +180,11 @@ func (in *serverInfo) warnings() []string {
 		w = append(w, "appendfsync is everysec: a crash of the server loses what was not yet written to the file, a crash of the machine about the last second, and more where the disk is slow; use always where acknowledged writes matter")
 	case in.fsync == "no":
 		w = append(w, "appendfsync is no: a crash of the machine loses as many acknowledged writes as the operating system holds back; use always where that matters")
-	case in.fsync == "always" && in.noFsyncOnRewrite:
-		w = append(w, "no-appendfsync-on-rewrite is yes: while the append-only file is rewritten, appendfsync always does not hold, and a crash of the machine loses acknowledged writes; set it to no")
 	case in.fsync == "":
 		w = append(w, "the user may not ask for appendfsync, so nobody knows what a crash can lose; allow it CONFIG GET")
+	}
+	if in.aof && in.noFsyncOnRewrite && (in.fsync == "always" || in.fsync == "everysec") {
+		w = append(w, "no-appendfsync-on-rewrite is yes: while the append-only file is rewritten, appendfsync does not hold, whatever it is: a crash of the machine loses the acknowledged writes that the operating system holds back, as many as come in half a minute or more; set it to no")
 	}
 	if in.replicas > 0 {
 		w = append(w, "the server has replicas, which lag behind it: a failover loses the acknowledged writes that had not reached the new primary; WAIT and min-replicas-to-write make that rarer, and do not exclude it")

@@ -450,7 +450,12 @@ func (d *decoder) general(u *unpacker, pl *plan) error {
 			}
 		}
 	}
-	for range pl.ranges {
+	return d.members(u, len(pl.ranges))
+}
+
+// members reads the answers to ranges of a row's history.
+func (d *decoder) members(u *unpacker, ranges int) error {
+	for range ranges {
 		for range u.list() {
 			m, ok := u.string()
 			if !ok {

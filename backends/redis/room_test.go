@@ -38,6 +38,25 @@ func TestServerWarnings(t *testing.T) {
 	}
 }
 
+// Under everysec, too, nothing is flushed while the file is rewritten. Without a flush nothing is, anyhow.
+func TestServerWarningsOfRewrites(t *testing.T) {
+	t.Parallel()
+	for fsync, warned := range map[string]bool{"always": true, "everysec": true, "no": false, "": false} {
+		in := serverInfo{aof: true, fsync: fsync, saveOK: true}
+		before := in.warnings()
+		in.noFsyncOnRewrite = true
+		all := in.warnings()
+		if !warned {
+			require.Equal(t, before, all, fsync)
+			continue
+		}
+		require.Len(t, all, len(before)+1, fsync)
+		require.Contains(t, all[len(before)], "no-appendfsync-on-rewrite is yes")
+	}
+	in := serverInfo{fsync: "everysec", saveOK: true, noFsyncOnRewrite: true}
+	require.Len(t, in.warnings(), 1, "there is no such file")
+}
+
 // TestOldServerIsRefused shows what the doctor tells of a server that is too old.
 func TestOldServerIsRefused(t *testing.T) {
 	t.Parallel()

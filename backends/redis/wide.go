@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
@@ -22,9 +23,14 @@ import (
 // primary.
 
 const (
-	// wideTries is how often the store tries to read a row that keeps changing. After
-	// that it reads the row in one run, however long that takes.
+	// wideTries is how often the store reads a row that keeps changing in pieces, before it
+	// tries one longer run.
 	wideTries = 5
+	// What the longer run may do. Who asks for the newest writes of some ten thousand
+	// columns gets them from it, beside any writer. It keeps the server for
+	// less than 50 ms.
+	wideSteps  = 4 * maxSteps
+	wideAnswer = 4 * maxAnswer
 	// wideRanges bounds the ranges of the history that are asked for at a time.
 	wideRanges = 1024
 	// The least and the most fields of a hash that are asked for at a time. HSCAN and
@@ -52,42 +58,59 @@ func (s *direct) readWide(ctx context.Context, r *rowstore.RowRead) ([]rowstore.
 func (s *direct) tryWide(ctx context.Context, r *rowstore.RowRead) ([]rowstore.Version, error) {
 	at := s.partOf(r.Table, r.Row)
 	tag, table := s.parts[at].tag, escapeTable(r.Table)
-	key, history := tag+"r:"+table+"/"+r.Row, tag+"h:"+table+"/"+r.Row
+	w := wideRow{picks: r.Selectors, key: tag + "r:" + table + "/" + r.Row, history: tag + "h:" + table + "/" + r.Row}
+	patience := time.Now().Add(s.opts.ReadTimeout)
 	pause := firstPause
-	for try := range wideTries {
+	for try, changed := 0, 0; ; try++ {
 		client, err := s.nodes.of(ctx, at)
 		if err != nil {
 			return nil, s.failure(ctx, err)
 		}
-		w := wideRow{picks: r.Selectors, key: key, history: history}
-		err = client.Watch(ctx, func(tx *goredis.Tx) error {
-			if err := w.read(ctx, tx); err != nil {
-				return err
-			}
-			_, err := tx.TxPipelined(ctx, func(p goredis.Pipeliner) error {
-				return p.Eval(ctx, roleScript.strict.source, nil).Err()
-			})
-			return err
-		}, key, history)
+		err = w.readAtOnce(ctx, client)
 		switch {
 		case err == nil:
 			d := decoder{vs: w.vs}
 			return d.pick(r.Selectors), nil
 		case errors.Is(err, goredis.TxFailedErr):
-			continue
+			changed++
+			if changed < wideTries {
+				continue
+			}
+			if changed == wideTries {
+				if vs, done, err := s.readLonger(ctx, r); done || err != nil {
+					return vs, err
+				}
+			}
+			err = fmt.Errorf("%w: the row is too much for one run of a script, and somebody changed it each of the %d times that it was read in pieces",
+				rowstore.ErrUnavailable, changed)
 		case isAnswer(err) && elsewhere(err.Error()):
 			s.nodes.moved(ctx)
-			if contexts.Sleep(ctx, pause) != nil {
-				return nil, s.withReason(ctx, err)
-			}
-			pause = min(2*pause, lastPause)
+			err = unavailable(err)
 		case try == 0 && !isAnswer(err) && isAway(err) && !isTimeout(err) && ctx.Err() == nil:
 			// A connection that the server closed while it was idle.
+			continue
 		default:
 			return nil, s.failure(ctx, damaged(err))
 		}
+		if time.Now().After(patience) || contexts.Sleep(ctx, pause) != nil {
+			return nil, s.withReason(ctx, err)
+		}
+		pause = min(2*pause, lastPause)
 	}
-	return s.readWhole(ctx, r)
+}
+
+// readAtOnce reads the row in pieces that are of one moment. If the row changed meanwhile, it
+// fails with TxFailedErr.
+func (w *wideRow) readAtOnce(ctx context.Context, client *goredis.Client) error {
+	return client.Watch(ctx, func(tx *goredis.Tx) error {
+		if err := w.read(ctx, tx); err != nil {
+			return err
+		}
+		_, err := tx.TxPipelined(ctx, func(p goredis.Pipeliner) error {
+			return p.Eval(ctx, roleScript.strict.source, nil).Err()
+		})
+		return err
+	}, w.key, w.history)
 }
 
 // tryOutWide runs the commands of tryWide that no script runs, in one round trip. Whatever is refused, the connection has no
@@ -103,25 +126,64 @@ func tryOutWide(ctx context.Context, c *goredis.Client, key string) error {
 	return err
 }
 
-// readWhole reads a row in one run of a script, without a limit.
-func (s *direct) readWhole(ctx context.Context, r *rowstore.RowRead) ([]rowstore.Version, error) {
+// readLonger reads a row in one run of a script that may do more than others: wideSteps and
+// wideAnswer. done is false if that is too little for the row.
+func (s *direct) readLonger(ctx context.Context, r *rowstore.RowRead) (vs []rowstore.Version, done bool, err error) {
 	at := s.partOf(r.Table, r.Row)
 	b := &readBatch{rows: []int{0}, call: call{part: at, script: readScript}}
 	b.enc.reset()
-	b.enc.allow(b.enc.budget(), 1<<32-1, 1<<32-1)
-	b.enc.read(s.parts[at].tag, r)
+	b.enc.allow(b.enc.budget(), wideSteps, wideAnswer)
+	pl, raw := newRawPlan(r.Selectors)
+	if raw {
+		b.enc.small(1)
+		b.enc.key(s.parts[at].tag, escapeTable(r.Table), r.Row)
+		b.enc.plan(&pl)
+	} else {
+		b.enc.read(s.parts[at].tag, r)
+	}
 	b.call.arg.b = b.enc.bytes()
 	s.run(ctx, []*call{&b.call})
 	if b.call.err != nil {
-		return nil, b.call.err
+		return nil, false, b.call.err
 	}
 	var d decoder
+	if raw {
+		return d.rawRow(b.call.answer, &pl, r.Selectors)
+	}
 	out := make([]rowstore.Row, 1)
 	n, err := d.rows([]rowstore.RowRead{*r}, b, out)
-	if err == nil && n != 1 {
-		err = errAnswer
+	return out[0].Versions, n == 1, err
+}
+
+// rawRow reads the answer to a raw plan. done is false if the row was too much.
+func (d *decoder) rawRow(answer string, pl *plan, picks []rowstore.Selector) (vs []rowstore.Version, done bool, err error) {
+	u := unpacker{s: answer}
+	if u.list() != 1 {
+		return nil, false, errAnswer
 	}
-	return out[0].Versions, err
+	if u.tooMuch() {
+		return nil, false, u.done()
+	}
+	n := u.list() - len(pl.ranges)
+	if n < 0 || n%2 != 0 {
+		return nil, false, errAnswer
+	}
+	w := wideRow{}
+	for range n / 2 {
+		name, _ := u.string()
+		v, ok := u.string()
+		if !ok {
+			return nil, false, errAnswer
+		}
+		if err := w.field(name, v, nil); err != nil {
+			return nil, false, err
+		}
+	}
+	d.vs = w.vs
+	if err := d.members(&u, len(pl.ranges)); err != nil {
+		return nil, false, err
+	}
+	return d.pick(picks), true, u.done()
 }
 
 // wideRow is a row that is being read in pieces.
@@ -271,9 +333,11 @@ type historyRange struct {
 // before; a column without a newest write has no older ones.
 func (w *wideRow) wanted() []historyRange {
 	newest := map[string]rowstore.Timestamp{}
+	last := rowstore.Timestamp(0)
 	for i := range w.vs {
 		if v := &w.vs[i]; v.family == rowstore.Write {
 			newest[v.column] = max(newest[v.column], v.ts)
+			last = max(last, v.ts)
 		}
 	}
 	var all []historyRange
@@ -282,12 +346,17 @@ func (w *wideRow) wanted() []historyRange {
 		switch {
 		case p.From > p.To:
 		case p.Family == rowstore.Data && p.Column == rowstore.AllColumns:
-			all = append(all, historyRange{"[D", "(E", 0})
+			all = append(all, allOf('D'))
 		case p.Family == rowstore.Data:
 			all = append(all, spanOf('D', p.Column, p))
 		case p.Family == rowstore.Write:
 			columns := []string{p.Column}
 			if p.Column == rowstore.AllColumns {
+				if p.Limit == 0 && p.From == 0 && p.To >= last {
+					// One range instead of three for each column.
+					all = append(all, allOf('W'), allOf('C'))
+					continue
+				}
 				columns = slices.Sorted(maps.Keys(newest))
 			}
 			for _, c := range columns {
@@ -300,6 +369,11 @@ func (w *wideRow) wanted() []historyRange {
 		}
 	}
 	return all
+}
+
+// allOf is all of a row's history that is of a kind.
+func allOf(kind byte) historyRange {
+	return historyRange{"[" + string(kind), "(" + string(kind+1), 0}
 }
 
 func spanOf(kind byte, column string, p *rowstore.Selector) historyRange {

@@ -18,71 +18,6 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// slowest is a server's record of how long its calls took.
-type slowest struct {
-	t testing.TB
-	c *goredis.Client
-}
-
-// watchSlow records every call from now on.
-func watchSlow(t testing.TB, c *goredis.Client) slowest {
-	t.Helper()
-	ctx := context.Background()
-	o := *c.Options()
-	o.ReadTimeout = time.Minute // the record is long, and the machine may be busy
-	c = goredis.NewClient(&o)
-	t.Cleanup(func() { _ = c.Close() })
-	require.NoError(t, c.ConfigSet(ctx, "slowlog-max-len", "100000").Err())
-	require.NoError(t, c.ConfigSet(ctx, "slowlog-log-slower-than", "0").Err())
-	s := slowest{t, c}
-	s.take()
-	return s
-}
-
-// take returns how long each script took since the last time, in the order of their calls.
-func (s slowest) take() []time.Duration {
-	s.t.Helper()
-	ctx := context.Background()
-	logs, err := s.c.SlowLogGet(ctx, 100_000).Result()
-	require.NoError(s.t, err)
-	var took []time.Duration
-	for _, l := range slices.Backward(logs) {
-		if strings.HasPrefix(strings.ToUpper(l.Args[0]), "EVAL") {
-			took = append(took, l.Duration)
-		}
-	}
-	require.NoError(s.t, s.c.Do(ctx, "SLOWLOG", "RESET").Err())
-	return took
-}
-
-// tooLong is what a call must not take in each of several tries. It is far above what
-// a call needs, for machines with much other work, and far below what work takes that
-// is quadratic.
-const tooLong = 250 * time.Millisecond
-
-// quickly runs f until each of its calls was quick once. The server waits for a processor now and then, on a busy machine, and of many calls one nearly
-// always does; but not the same one in every try. What f reads is the same, and so are its calls.
-func (s slowest) quickly(what string, f func()) {
-	s.t.Helper()
-	var least []time.Duration
-	for range 4 {
-		s.take()
-		f()
-		took := s.take()
-		require.NotEmpty(s.t, took)
-		for i := range took {
-			if len(took) == len(least) {
-				took[i] = min(took[i], least[i])
-			}
-		}
-		if least = took; slices.Max(least) < tooLong {
-			s.t.Logf("%s: %d calls, the longest takes %v", what, len(least), slices.Max(least))
-			return
-		}
-	}
-	s.t.Fatalf("%s: %d calls, the longest takes %v", what, len(least), slices.Max(least))
-}
-
 func columnName(i int) string { return fmt.Sprintf("c%05d", i) }
 
 // fillWide writes versions of each column of a row at the timestamps first to last, as commits do.
@@ -153,7 +88,7 @@ func fillDeep(t testing.TB, s *direct, c *goredis.Client, row string, columns, v
 }
 
 // TestWideRow reads, writes and collects a row of 10,000 columns with 100 versions
-// each: no call keeps the server busy for long.
+// each: no call is much work for the server. It is long because each kind of call comes with what it may cost.
 func TestWideRow(t *testing.T) {
 	t.Parallel()
 	const columns, versions, before = 10_000, 100, 90
@@ -163,17 +98,18 @@ func TestWideRow(t *testing.T) {
 	ctx := context.Background()
 
 	fillDeep(t, s, c, "wide", columns, before)
-	slow := watchSlow(t, c)
-	calls := fillWide(t, s, "wide", columns, before+1, versions, 500)
-	longest := slices.Max(slow.take())
-	t.Logf("of %d calls that write the longest takes %v", calls, longest)
-	require.Less(t, longest, 2*time.Second)
+	sizes := &answerSizes{}
+	s.nodes.(single).client.AddHook(sizes)
+	work := watchWork(t, c)
+	// Writing and collecting cost in proportion to the columns and the versions that a call names.
+	const together, each = 500, 40
+	work.bounded("writes", together*each, func() { fillWide(t, s, "wide", columns, before+1, versions, together) })
 
 	snapshot := func(ts rowstore.Timestamp) rowstore.Selector {
 		return rowstore.Selector{Family: rowstore.Write, Column: rowstore.AllColumns, To: ts, Limit: 1}
 	}
 	for _, ts := range []rowstore.Timestamp{versions, 10, 1} {
-		slow.quickly("snapshot", func() {
+		work.bounded("snapshot", mostWork, func() {
 			vs := readRow(t, s, "wide", snapshot(ts))
 			require.Len(t, vs, columns)
 			for i := range vs {
@@ -183,17 +119,17 @@ func TestWideRow(t *testing.T) {
 			}
 		})
 	}
-	slow.quickly("everything", func() {
+	work.bounded("everything", mostWork, func() {
 		require.Len(t, readRow(t, s, "wide", allVersions...), columns*versions)
 	})
-	slow.quickly("some columns", func() {
+	work.bounded("some columns", mostWork, func() {
 		var picks []rowstore.Selector
 		for i := range columns / 2 {
 			picks = append(picks, rowstore.Selector{Family: rowstore.Write, Column: columnName(2 * i), To: 10, Limit: 1})
 		}
 		require.Len(t, readRow(t, s, "wide", picks...), columns/2)
 	})
-	slow.quickly("scan", func() {
+	work.bounded("scan", mostWork, func() {
 		rows := 0
 		for row, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{snapshot(7)}}) {
 			require.NoError(t, err)
@@ -203,7 +139,7 @@ func TestWideRow(t *testing.T) {
 		require.Equal(t, 1, rows)
 	})
 	ts := rowstore.Timestamp(versions)
-	slow.quickly("one-phase commits", func() {
+	work.bounded("one-phase commits", each, func() {
 		for i := range 20 {
 			ts++
 			g, err := s.Group(ctx, []rowstore.Group{{Mutations: []rowstore.Mutation{onePhaseOn("wide", columnName(i), ts)}, AssignTimestamp: true}})
@@ -212,7 +148,7 @@ func TestWideRow(t *testing.T) {
 		}
 	})
 	collected := 0
-	slow.quickly("collection", func() {
+	work.bounded("collection", 100*(each+versions), func() {
 		for end := collected + columns/4; collected < end; collected += 100 {
 			m := rowstore.Mutation{Table: "t", Row: "wide"}
 			for i := collected; i < collected+100; i++ {
@@ -223,6 +159,7 @@ func TestWideRow(t *testing.T) {
 	})
 	vs := readRow(t, s, "wide", rowstore.Selector{Family: rowstore.Write, Column: rowstore.AllColumns, To: versions})
 	require.Len(t, vs, collected+(columns-collected)*versions)
+	require.LessOrEqual(t, sizes.most, 2*maxAnswer)
 }
 
 // onePhaseOn is the commit of one cell in one phase.
@@ -256,14 +193,14 @@ func TestDeepColumn(t *testing.T) {
 	srv := testserver.NewRedis(t, map[string]string{"appendonly": "no"})
 	s := bare(t, with(t, srv.URL))
 	fillDeepColumn(t, s, versions)
-	slow := watchSlow(t, admin(t, srv.URL))
+	work := watchWork(t, admin(t, srv.URL))
 	for _, p := range []rowstore.Selector{
 		{Family: rowstore.Write, Column: "c", To: maxTS},
 		{Family: rowstore.Write, Column: rowstore.AllColumns, To: maxTS},
 		{Family: rowstore.Write, Column: "c", To: maxTS, Limit: versions - 5},
 		{Family: rowstore.Write, Column: "c", From: 10, To: versions - 10},
 	} {
-		slow.quickly("all versions", func() {
+		work.bounded("all versions", mostWork, func() {
 			vs := readRow(t, s, "deep", p)
 			require.Equal(t, min(p.To, versions), vs[0].TS)
 			want := int(min(p.To, versions) - max(p.From, 1) + 1)
@@ -293,8 +230,8 @@ func TestBigAnswers(t *testing.T) {
 			{Family: rowstore.Write, Column: "c", To: maxTS, Limit: 1}, {Family: rowstore.Data, Column: "c", From: 1, To: 1},
 		}})
 	}
-	slow := watchSlow(t, admin(t, srv.URL))
-	slow.quickly("read", func() {
+	work := watchWork(t, admin(t, srv.URL))
+	work.bounded("read", mostWork, func() {
 		got, err := s.Read(ctx, reads)
 		require.NoError(t, err)
 		require.Len(t, got, rows)
@@ -305,7 +242,7 @@ func TestBigAnswers(t *testing.T) {
 			require.Len(t, got[i].Versions[1].Value, len(strconv.Itoa(i))+len(value))
 		}
 	})
-	slow.quickly("scan", func() {
+	work.bounded("scan", mostWork, func() {
 		n := 0
 		for row, err := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Selectors: reads[0].Selectors}) {
 			require.NoError(t, err)
@@ -323,7 +260,7 @@ func TestBigAnswers(t *testing.T) {
 			{Family: rowstore.Write, Column: "c", To: rowstore.AssignedTimestamp, Limit: 1},
 		}})
 	}
-	slow.quickly("begin", func() {
+	work.bounded("begin", mostWork, func() {
 		got, err := s.ReadSnapshot(ctx, []rowstore.SnapshotRead{ask})
 		require.NoError(t, err)
 		require.NotZero(t, got[0].TS)
@@ -417,11 +354,12 @@ func TestOldWideRow(t *testing.T) {
 		require.Len(t, vs, 1)
 		require.Equal(t, at, vs[0].TS)
 	}
-	slow := watchSlow(t, c)
-	slow.quickly("read", func() { check(0) })
+	work := watchWork(t, c)
+	work.bounded("read", mostWork, func() { check(0) })
 	ts := rowstore.Timestamp(older + 1)
 	wrote := 0
-	slow.quickly("write", func() {
+	// The first write of a cell moves what version 2 left there, and looks for it among all fields of the row.
+	work.bounded("write", 3*columns*(older+1), func() {
 		ts++
 		m := rowstore.Mutation{Table: "t", Row: "r"}
 		for i := range 50 {
@@ -434,7 +372,7 @@ func TestOldWideRow(t *testing.T) {
 		require.True(t, g[0].Applied)
 		wrote++
 	})
-	slow.quickly("read after writes", func() { check(wrote) })
+	work.bounded("read after writes", mostWork, func() { check(wrote) })
 }
 
 // TestClientThatDoesNotRead has one client ask for much and read nothing, and

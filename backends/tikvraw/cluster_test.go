@@ -40,8 +40,15 @@ func open(t testing.TB, c *tikvtest.Cluster, o tikvraw.Options, layers ...tikvte
 // unbalanced is why the suite's test of Split is left out over a mock.
 const unbalanced = "a real cluster cuts regions by size; here they are cut where the last write was. See TestSplit"
 
-// sizesElsewhere is why only one run of the suite over a mock has tests of sizes.
-const sizesElsewhere = "the run over the mock cluster itself has them"
+// leaner is for runs of the suite beside the one over the mock cluster itself, which has everything: they leave out what does
+// not depend on the way to the cluster, or on the space of keys there.
+func leaner(more ...conformance.Category) []conformance.Option {
+	options := []conformance.Option{conformance.Scale(0.1), conformance.Without(conformance.Splitting, unbalanced)}
+	for _, c := range append(more, conformance.Sizes, conformance.Conditions, conformance.Edits, conformance.Arguments, conformance.Random, conformance.Groups, conformance.Deferring) {
+		options = append(options, conformance.Without(c, "the run over the mock cluster itself has them"))
+	}
+	return options
+}
 
 // TestSplit has regions of like sizes.
 func TestSplit(t *testing.T) {
@@ -155,7 +162,7 @@ func TestConformance(t *testing.T) {
 		c.Churn(t, 50, 10*time.Millisecond)
 		conformance.RunStore(t, func(t testing.TB) rowstore.Store {
 			return open(t, c, tikvraw.Options{Patience: patience, RequestTimeout: slowest, API: tikvraw.V2, Oracle: tikvraw.OracleStore})
-		}, conformance.Scale(0.1), conformance.Without(conformance.Splitting, unbalanced), conformance.Without(conformance.Sizes, sizesElsewhere))
+		}, leaner(conformance.Contexts, conformance.Closing)...)
 	})
 	t.Run("MockOverGRPC", func(t *testing.T) {
 		t.Parallel()
@@ -167,7 +174,7 @@ func TestConformance(t *testing.T) {
 			require.NoError(t, err)
 			t.Cleanup(func() { require.NoError(t, s.Close()) })
 			return s
-		}, conformance.Scale(0.1), conformance.Without(conformance.Splitting, unbalanced), conformance.Without(conformance.Sizes, sizesElsewhere))
+		}, leaner(conformance.Reads, conformance.Slots)...)
 	})
 	t.Run("Real", func(t *testing.T) {
 		t.Parallel()

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/urltest"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -55,4 +56,26 @@ func TestParseURL(t *testing.T) {
 
 	_, err = Open(t.Context(), Options{})
 	require.ErrorIs(t, err, rowstore.ErrInvalid, "no address")
+}
+
+// TestURLsKeepSecrets puts a password wherever somebody may write one: it is in no error and in no address.
+func TestURLsKeepSecrets(t *testing.T) {
+	t.Parallel()
+	all := urltest.URLs(
+		"tikv://u:%s@pd", "tikv://%s@pd", "tikv://:%s@pd1,pd2", "tikv://u:%s@pd?prefix=p", "tikv://u:%s@pd:99999", "tikv://u:%s@pd/x", "tikv://u:%s@[::1]:2379",
+		"tikv://pd?%s", "tikv://pd?%s=1", "tikv://pd?api=%s", "tikv://pd?api=v2&keyspace=a&oracle=%s", "tikv://pd?request_timeout=%s", "tikv://pd?patience=%s",
+		"tikv://pd?cache_size=%s", "tikv://pd?max_key=%s", "tikv://pd?sweep=%s", "tikv://pd?tls_ca=%s", "tikv://pd?tls_cert=%s&tls_key=x", "tikv://pd?password=%s", "tikv:%s@pd", "%s",
+	)
+	for _, raw := range all {
+		o, err := ParseURL(raw)
+		if err != nil {
+			require.ErrorIs(t, err, rowstore.ErrInvalid, raw)
+			require.NoError(t, urltest.Shown(err.Error()), raw)
+			continue
+		}
+		for _, a := range o.PDAddrs {
+			require.NoError(t, urltest.Shown(a), raw)
+		}
+	}
+	require.Greater(t, len(all), 500)
 }

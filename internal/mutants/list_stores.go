@@ -84,6 +84,8 @@ var storeMutants = []mutant{
 		"    while at > 1 and (puts[at - 1][1] > h", "    while at < 1 and (puts[at - 1][1] > h")},
 	{"listener-stays", "stores: Redis, a listener ends if another server has taken over", "./backends/redis TestListenerLeavesTheOldPrimary|TestListenerOfACluster", one("backends/redis/wake.go",
 		"if err == nil && now != server {\n", "if err == nil && now == \"\" {\n")},
+	{"wide-row-without-a-bound", "stores: Redis, the longer run that reads a row that keeps changing has a bound", "./backends/redis TestWideRowBesideAWriter", one("backends/redis/wide.go",
+		"b.enc.budget(), wideSteps, wideAnswer)", "b.enc.budget(), 1<<32-1, 1<<32-1)")},
 	{"ranges-apart-are-widened", "stores: Redis, ranges of a cell's writes with limits of their own are answered apart", "./backends/redis TestPlanOfRangesApart|TestStatusOfAHotCell", one("backends/redis/encode_read.go",
 		"\tif pl.cells[at].join(p) {\n\t\treturn\n\t}\n", "\tif !pl.cells[at].join(p) {\n\t\tpl.cells[at].widen(p)\n\t}\n\tif at >= 0 {\n\t\treturn\n\t}\n")},
 	{"hints-without-bound", "stores: TiKV, the memory of hints is bounded", "./backends/tikvraw TestHintsOfManyGenerations", one("backends/tikvraw/hints.go",

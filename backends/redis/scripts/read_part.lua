@@ -156,7 +156,9 @@ end
 
 -- This is the general read. A[p] is nc. Then come for each column its field and lim (-1:
 -- no older writes), th, tl, fh, fl; and then nr history ranges, each lo, hi, lim. If nc is
--- -1, the read is of every field of the row, with one lim and range for all cells. It
+-- -1, the read is of every field of the row, with one lim and range for all cells. If it is -2,
+-- the fields come as they are, older writes too: for reads of all versions, whose history
+-- comes by ranges, which costs no visit for each column. It
 -- answers the list of views. For a scan it also tells whether any of the row's fields is
 -- of a wanted kind: want[flags] for cells, want[8] for notifications. It returns nil when
 -- the row is more than this run may do.
@@ -189,7 +191,8 @@ local function view(key, A, p, want)
     spent = spent + call('HLEN', key)
     if spent > maxSteps then return nil end
     local all = call('HGETALL', key)
-    local old = lim >= 0
+    local raw = nc == -2
+    local old = lim >= 0 and not raw
     for i = 1, #all, 2 do
       local f, v = all[i], all[i + 1]
       local kind = byte(f)
@@ -198,12 +201,12 @@ local function view(key, A, p, want)
         old = false
       end
       -- Kind H is an older write, which older() finds.
-      if kind ~= 72 then
+      if raw or kind ~= 72 then
         if spent > maxSteps or size > maxBytes then return nil end
         size = size + #f + #v
         local cell = kind == 87
         if want and not found then found = want[cell and flags(v) % 8 or 8] end
-        if cell and lim >= 0 then
+        if cell and lim >= 0 and not raw then
           v = older(key, f, v, lim, th, tl, fh, fl)
           if not v then return nil end
         end
