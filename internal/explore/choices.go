@@ -68,6 +68,7 @@ type request struct {
 	due    time.Time  // of a sleep: its end
 	sleep  bool
 	write  bool
+	scans  bool // rows that a program has
 	ctx    context.Context
 }
 
@@ -85,6 +86,17 @@ type part struct {
 
 // stallsFor is how long a call takes that stalls: longer than some clients live.
 const stallsFor = 3 * time.Second
+
+// stalls returns how long a call would stall, 0 for one that never does. w.mu is held.
+func (w *world) stalls(r *request) time.Duration {
+	switch {
+	case w.program.Behind == 0:
+		return stallsFor
+	case r.scans && r.client.waits:
+		return w.program.Behind
+	}
+	return 0
+}
 
 // stallUntil keeps the parts that have not arrived from arriving before due.
 func (r *request) stallUntil(due time.Time) {
@@ -145,6 +157,7 @@ func (w *world) schedule(choose chooser) error {
 				return err
 			}
 		}
+
 		w.script = append(w.script, enabled[i].label)
 		w.trace.add(&enabled[i])
 		enabled[i].do()
@@ -382,7 +395,9 @@ func (w *world) faults(list []choice, r *request, base choice) []choice {
 		}
 	}
 	add(r.label+" fails", "fail", &w.left.Fail, nil, func() { w.giveUp(r, errInjected, false) })
-	add(r.label+" takes its time", "stall", &w.left.Stall, nil, func() { r.stallUntil(w.time().Add(stallsFor)) })
+	if d := w.stalls(r); d > 0 {
+		add(r.label+" takes its time", "stall", &w.left.Stall, nil, func() { r.stallUntil(w.time().Add(d)) })
+	}
 	if !r.write {
 		return list // the loss of a read's reply is no more than its failure
 	}
