@@ -1,6 +1,7 @@
 package explore
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -87,15 +88,12 @@ type part struct {
 // stallsFor is how long a call takes that stalls: longer than some clients live.
 const stallsFor = 3 * time.Second
 
-// stalls returns how long a call would stall, 0 for one that never does. w.mu is held.
-func (w *world) stalls(r *request) time.Duration {
-	switch {
-	case w.program.Behind == 0:
-		return stallsFor
-	case r.scans && r.client.waits:
-		return w.program.Behind
+// stalls returns how many calls like this one may stall yet. w.mu is held.
+func (w *world) stalls(r *request) *int {
+	if w.program.Behind > 0 && (!r.scans || !r.client.waits) {
+		return new(int)
 	}
-	return 0
+	return &w.left.Stall
 }
 
 // stallUntil keeps the parts that have not arrived from arriving before due.
@@ -395,9 +393,7 @@ func (w *world) faults(list []choice, r *request, base choice) []choice {
 		}
 	}
 	add(r.label+" fails", "fail", &w.left.Fail, nil, func() { w.giveUp(r, errInjected, false) })
-	if d := w.stalls(r); d > 0 {
-		add(r.label+" takes its time", "stall", &w.left.Stall, nil, func() { r.stallUntil(w.time().Add(d)) })
-	}
+	add(r.label+" takes its time", "stall", w.stalls(r), nil, func() { r.stallUntil(w.time().Add(cmp.Or(w.program.Behind, stallsFor))) })
 	if !r.write {
 		return list // the loss of a read's reply is no more than its failure
 	}
