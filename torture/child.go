@@ -95,7 +95,7 @@ func openStore(ctx context.Context, urls []string) (rowstore.Store, error) {
 	for _, w := range workloads() {
 		elsewhere[half(w.name, 1)] = "second"
 	}
-	elsewhere[tableRelayRuns] = "second"
+	elsewhere[tableRelayRuns], elsewhere[half(passTable, 1)] = "second", "second"
 	router, err := router.New(router.Config{
 		Stores: map[string]rowstore.Store{"first": first, "second": second},
 		Tables: elsewhere, Default: "first", Authoritative: "first",

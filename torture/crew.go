@@ -35,7 +35,7 @@ func crewWorker(db *percolator.DB, log *journal, names []string, naps func() boo
 	c.MemberLease = shortestCrewLease + time.Duration(rng.Int64N(int64(longestCrewLease-shortestCrewLease)))
 	c.GCInterval = -1
 	c.StopTimeout = time.Duration(rng.Int64N(int64(3*time.Second))) + 1
-	return workerOf(db, c, relayObservers(log, names, naps))
+	return workerOf(db, c, append(relayObservers(log, names, naps), passObservers()...))
 }
 
 // crew runs the n-th worker of the process. If the process stays, as the owner of an embedded

@@ -35,7 +35,7 @@ const observerPrefix = "observer "
 func allObservers(log *journal, chosen []workload) []percolator.Observer {
 	all := observers(log, chosen)
 	if has(chosen, relayName) {
-		all = append(all, relayObservers(log, relaySets()[0], nil)...)
+		all = append(append(all, relayObservers(log, relaySets()[0], nil)...), passObservers()...)
 	}
 	return all
 }

@@ -265,6 +265,9 @@ func (r *run) execute(ctx context.Context) (err error) {
 	r.say("the time is up; ending the processes")
 	r.heal()
 	r.endAll(notInCrew)
+	if err := r.askCrew(ctx); err != nil {
+		r.violation("%v", err)
+	}
 	if err := r.settleCrew(ctx); err != nil {
 		r.violation("%v", err)
 	}

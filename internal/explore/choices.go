@@ -1,6 +1,7 @@
 package explore
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -68,6 +69,7 @@ type request struct {
 	due    time.Time  // of a sleep: its end
 	sleep  bool
 	write  bool
+	scans  bool // rows that a program has
 	ctx    context.Context
 }
 
@@ -85,6 +87,14 @@ type part struct {
 
 // stallsFor is how long a call takes that stalls: longer than some clients live.
 const stallsFor = 3 * time.Second
+
+// stalls returns how many calls like this one may stall yet. w.mu is held.
+func (w *world) stalls(r *request) *int {
+	if w.program.Behind > 0 && (!r.scans || !r.client.waits) {
+		return new(int)
+	}
+	return &w.left.Stall
+}
 
 // stallUntil keeps the parts that have not arrived from arriving before due.
 func (r *request) stallUntil(due time.Time) {
@@ -145,6 +155,7 @@ func (w *world) schedule(choose chooser) error {
 				return err
 			}
 		}
+
 		w.script = append(w.script, enabled[i].label)
 		w.trace.add(&enabled[i])
 		enabled[i].do()
@@ -382,7 +393,7 @@ func (w *world) faults(list []choice, r *request, base choice) []choice {
 		}
 	}
 	add(r.label+" fails", "fail", &w.left.Fail, nil, func() { w.giveUp(r, errInjected, false) })
-	add(r.label+" takes its time", "stall", &w.left.Stall, nil, func() { r.stallUntil(w.time().Add(stallsFor)) })
+	add(r.label+" takes its time", "stall", w.stalls(r), nil, func() { r.stallUntil(w.time().Add(cmp.Or(w.program.Behind, stallsFor))) })
 	if !r.write {
 		return list // the loss of a read's reply is no more than its failure
 	}

@@ -237,7 +237,7 @@ func (g *gate) Scan(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstor
 			if named(s.Table) {
 				name = rowLabel(s.Table, "*")
 			}
-			r := &request{label: "scan " + name}
+			r := &request{label: "scan " + name, scans: !format.Reserved(s.Table)}
 			touches := []touch{{table: s.Table}}
 			if s.Snapshot != nil {
 				touches = append(touches, touch{table: oracleTable}) // it tells the last timestamp

@@ -63,9 +63,11 @@ type Program struct {
 	// Progress tells that each client must have committed something in the end, for
 	// programs whose faults are the slowness of their calls.
 	Progress bool
-	// Idle tells that Work must return only when every change of before is covered:
-	// for programs in which no other client moves work meanwhile.
+	// Idle tells that WaitIdle is judged by the whole chain: see checkQuiet.
 	Idle bool
+	// Behind, if not 0, is how long a call takes that stalls, and only scans of workers whose WaitIdle is under way
+	// do: so work moves behind what they look at.
+	Behind time.Duration
 	// Observers are the names of those that observe each column of Observed. Default:
 	// the one that ObserverName makes.
 	Observers []string
@@ -131,14 +133,6 @@ type answer struct {
 	got   percolator.Outcome
 }
 
-// quiet is a worker that was idle: all that was committed at or below from was to be
-// covered at to.
-type quiet struct {
-	client   string
-	names    []string
-	from, to percolator.Timestamp
-}
-
 type history struct {
 	mu      sync.Mutex
 	records []*record
@@ -153,6 +147,8 @@ type history struct {
 	// fates has the commit timestamp of each start timestamp that was committed
 	// anywhere, also in what the library keeps by transactions of its own.
 	fates map[percolator.Timestamp]percolator.Timestamp
+	// landed has, for each of them, the event when the first of its versions was there.
+	landed map[percolator.Timestamp]int
 	// written are the versions that were ever committed, oldest first, by cell.
 	written map[percolator.Cell][]writtenVersion
 }
@@ -215,12 +211,16 @@ func (h *history) noteFate(start, at, drawn percolator.Timestamp) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.fates == nil {
-		h.fates = map[percolator.Timestamp]percolator.Timestamp{}
+		h.fates, h.landed = map[percolator.Timestamp]percolator.Timestamp{}, map[percolator.Timestamp]int{}
 	}
 	h.fates[start] = at
+	if h.landed[start] == 0 {
+		h.events++
+		h.landed[start] = h.events
+	}
 }
 
-// event counts what happens to transactions.
+// event counts what happens to transactions, and when somebody begins or ends to wait for them.
 func (h *history) event() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()

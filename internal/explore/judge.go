@@ -401,16 +401,16 @@ func (w *world) checkObserved(versions map[percolator.Cell][]version) error {
 			if err := w.history.checkRuns(name, cell, versions[cell], runs, w.program.Weak || w.program.Removes); err != nil {
 				return err
 			}
-			if err := w.checkQuiet(name, cell, versions[cell], runs); err != nil {
-				return err
-			}
 		}
 	}
-	return nil
+	return w.checkQuiets(versions)
 }
 
 // committedRun is an observer's run that took effect.
-type committedRun struct{ start, commit percolator.Timestamp }
+type committedRun struct {
+	start, commit percolator.Timestamp
+	rec           *record
+}
 
 // runsOf lists the committed runs of an observer for a cell, by what they have written.
 func (w *world) runsOf(name string, cell percolator.Cell, versions map[percolator.Cell][]version) []committedRun {
@@ -421,7 +421,7 @@ func (w *world) runsOf(name string, cell percolator.Cell, versions map[percolato
 		}
 		for _, v := range versions[run.mark] {
 			if v.value == run.rec.id {
-				all = append(all, committedRun{run.rec.start, v.at})
+				all = append(all, committedRun{run.rec.start, v.at, run.rec})
 			}
 		}
 	}
@@ -455,30 +455,6 @@ func (h *history) checkRuns(name string, cell percolator.Cell, changes []version
 	for _, v := range changes {
 		if v.at > from {
 			return fmt.Errorf("the change of %v at %d was seen by no committed run of %q", cell, uint64(v.at), name)
-		}
-	}
-	return nil
-}
-
-// checkQuiet makes sure that nothing was left where a worker found nothing left.
-func (w *world) checkQuiet(name string, cell percolator.Cell, changes []version, runs []committedRun) error {
-	if !w.program.Idle {
-		return nil
-	}
-	for _, q := range w.history.quiets {
-		if !slices.Contains(q.names, name) {
-			continue
-		}
-		covered := percolator.Timestamp(0)
-		for _, r := range runs {
-			if r.commit <= q.to {
-				covered = max(covered, r.start)
-			}
-		}
-		for _, v := range changes {
-			if v.at <= q.from && v.at > covered {
-				return fmt.Errorf("the worker of %s found nothing left at %d, and no run of %q had seen the change of %v at %d", q.client, uint64(q.to), name, cell, uint64(v.at))
-			}
 		}
 	}
 	return nil

@@ -392,5 +392,5 @@ func programs() []program {
 		map[string]Budget{"crash": die, "lost": lose})...)
 	all = append(all, variants(bounded, Program{Name: "write-write, two rows", Options: plain2PC, Clients: clients{writer(a, b), writer(b, a)}},
 		map[string]Budget{"left under way": leave, "late": late, "twice": twice, "two crashes, expiry": {Die: 2, Expire: 1}})...)
-	return slices.Concat(all, steps(), ownership(), catalogs(), tables(), changes(), holds(), drawns(), garbage(), timers(), rowsDeleted(), cascades(), erased())
+	return slices.Concat(all, steps(), ownership(), idles(), catalogs(), tables(), changes(), holds(), drawns(), garbage(), timers(), rowsDeleted(), cascades(), erased())
 }

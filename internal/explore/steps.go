@@ -170,16 +170,43 @@ func (c *Client) Attend(ctx context.Context, d time.Duration, observers ...perco
 	})
 }
 
+// Await is Attend with a worker that looks only when it is told of something, as by WaitIdle.
+func (c *Client) Await(ctx context.Context, d time.Duration, observers ...percolator.Observer) error {
+	config := glances
+	config.Poll = percolator.Backoff{Min: time.Hour, Max: time.Hour}
+	return c.run(ctx, config, observers, func(ctx context.Context, w *percolator.Worker) error {
+		if err := c.Sleep(ctx, d); err != nil {
+			return err
+		}
+		return c.waitIdle(ctx, w, observers)
+	})
+}
+
 // Accompany is Glance until every other client has ended.
 func (c *Client) Accompany(ctx context.Context, observers ...percolator.Observer) error {
-	return c.run(ctx, glances, observers, func(ctx context.Context, _ *percolator.Worker) error {
-		for !c.isAlone() {
+	return c.run(ctx, glances, observers, c.until(c.isAlone))
+}
+
+// Outlast runs a worker of that configuration until the first client of the program has ended, or until d has passed.
+func (c *Client) Outlast(ctx context.Context, config percolator.WorkerConfig, d time.Duration, observers ...percolator.Observer) error {
+	ends := c.w.time().Add(d)
+	return c.run(ctx, config, observers, c.until(func() bool {
+		c.w.mu.Lock()
+		defer c.w.mu.Unlock()
+		return c.w.clients[0].ended || c.w.clients[0].dead || !c.w.now.Before(ends)
+	}))
+}
+
+// until waits while it looks once a second.
+func (c *Client) until(done func() bool) func(context.Context, *percolator.Worker) error {
+	return func(ctx context.Context, _ *percolator.Worker) error {
+		for !done() {
 			if err := c.Sleep(ctx, time.Second); err != nil {
 				return err
 			}
 		}
 		return nil
-	})
+	}
 }
 
 func (c *Client) isAlone() bool {
@@ -190,29 +217,6 @@ func (c *Client) isAlone() bool {
 
 // glances is a worker that looks seldom.
 var glances = percolator.WorkerConfig{GCInterval: -1, Concurrency: 1, Poll: percolator.Backoff{Min: time.Second, Max: time.Second}}
-
-// waitIdle waits until nothing is left for a worker, and keeps what that promises.
-func (c *Client) waitIdle(ctx context.Context, w *percolator.Worker, observers []percolator.Observer) error {
-	q := quiet{client: c.Name, from: c.w.timestamp()}
-	if err := w.WaitIdle(ctx); err != nil {
-		return fmt.Errorf("waiting until nothing is left: %w", err)
-	}
-	q.to = c.w.timestamp()
-	for i := range observers {
-		q.names = append(q.names, observers[i].Name)
-	}
-	h := &c.w.history
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.quiets = append(h.quiets, q)
-	return nil
-}
-
-// timestamp draws one past the explorer.
-func (w *world) timestamp() percolator.Timestamp {
-	ts, _ := w.stores[0].Oracle().Draw(context.Background(), 1)
-	return ts
-}
 
 // run runs a worker with the observers for as long as do takes.
 func (c *Client) run(ctx context.Context, config percolator.WorkerConfig, observers []percolator.Observer, do func(context.Context, *percolator.Worker) error) error {

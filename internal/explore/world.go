@@ -75,6 +75,7 @@ type Client struct {
 	ids    atomic.Int64  // of its sessions and the like: random ones would make two runs of a script differ
 
 	observers []string             // of its workers
+	waits     bool                 // for WaitIdle; under world.mu
 	bereft    map[string]time.Time // until when it owns nothing of an observer
 }
 
@@ -88,6 +89,7 @@ type image struct {
 	marks   map[string]percolator.Timestamp
 	told    map[string]string
 	fates   map[percolator.Timestamp]percolator.Timestamp
+	landed  map[percolator.Timestamp]int
 	events  int
 }
 
@@ -119,7 +121,7 @@ func prepare(t *testing.T, p *Program) (*image, error) {
 		return nil, fmt.Errorf("setting up: %w", err)
 	}
 	// The oracle of a run begins at its clock, above what was handed out here.
-	img := &image{now: w.now.Add(time.Second), rows: map[string][]rowstore.Mutation{}, records: w.history.records, runs: w.history.runs, written: w.history.written, marks: w.marks, told: w.told, fates: w.history.fates, events: w.history.events}
+	img := &image{now: w.now.Add(time.Second), rows: map[string][]rowstore.Mutation{}, records: w.history.records, runs: w.history.runs, written: w.history.written, marks: w.marks, told: w.told, fates: w.history.fates, landed: w.history.landed, events: w.history.events}
 	for i := range w.stores {
 		img.rows[w.stores[i].name], err = contents(w.stores[i].Store)
 		if err != nil {
@@ -163,7 +165,7 @@ func run(t *testing.T, p *Program, img *image, choose chooser) (w *world, err er
 	w.history.records, w.history.runs = slices.Clone(img.records), slices.Clone(img.runs)
 	w.history.written, w.marks, w.history.events = map[percolator.Cell][]writtenVersion{}, img.marks, img.events
 	w.told = maps.Clone(img.told)
-	w.history.fates = maps.Clone(img.fates)
+	w.history.fates, w.history.landed = maps.Clone(img.fates), maps.Clone(img.landed)
 	for cell, vs := range img.written {
 		w.history.written[cell] = slices.Clone(vs)
 	}

@@ -540,6 +540,10 @@ var mutants = append([]mutant{
 	{"idle-by-one-answer", "Observers: WaitIdle, nothing has begun between two answers", "TestWaitIdleWaitsForRunsBetweenAnswers", one(barrierGo,
 		"a.at > 0 && !a.busy && b.at >= barrier && !b.busy && a.begun == b.begun",
 		"b.at >= barrier && !b.busy")},
+	{"idle-without-asking", "Observers: WaitIdle asks the other workers after its looks", "", one("percolator/idle.go",
+		"\trested, err := l.othersRest(ctx)\n", "\trested, err := true, error(nil)\n")},
+	{"moved-work-is-not-looked-for", "Observers: WaitIdle looks again where others have begun something between two answers", "", one(barrierGo,
+		"!b.busy && a.begun == b.begun", "!b.busy")},
 	{"silence-is-idle", "Observers: WaitIdle, a worker that does not answer is busy", "TestWaitIdleWaitsForRunsBetweenAnswers", []edit{
 		{barrierGo, "func(m mustered) bool { return m.at < barrier }", "func(m mustered) bool { return m.at == barrier+1 }"},
 		{barrierGo, "b.at >= barrier && !b.busy", "!b.busy"},
