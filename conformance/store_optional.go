@@ -470,7 +470,7 @@ func wakeAfterANotification(t testing.TB, e *env) {
 // wakeForEachRow notifies many rows at once: the wakes leave none of them out.
 func wakeForEachRow(t testing.TB, e *env) {
 	h := e.harness(t)
-	for _, n := range []int{2, 40, 400} {
+	for _, n := range []int{2, 40, 400, 1500} { // 1,500 are more than a Wake should name
 		l := h.listen()
 		muts, rows := make([]rowstore.Mutation, n), make([]string, n)
 		for i := range muts {

@@ -46,7 +46,7 @@ type company struct {
 // keepCompany notes it, after a beat.
 func (w *Worker) keepCompany() {
 	m := &w.member
-	alone := !m.unreadable
+	alone := len(m.unreadable) == 0
 	for i := range m.list {
 		alone = alone && !slices.ContainsFunc(w.list, func(q *queue) bool { _, ok := m.list[i].weightOf(q); return ok })
 	}

@@ -26,9 +26,10 @@ import (
 type crew struct {
 	t      testing.TB
 	mem    *memstore.Store
-	source *DB  // that commits, and runs no observer
-	quiet  bool // the store has no push for those who are hired
-	rows   bool // those who are hired read all notifications in row order
+	source *DB          // that commits, and runs no observer
+	quiet  bool         // the store has no push for those who are hired
+	rows   bool         // those who are hired read all notifications in row order
+	log    slog.Handler // of those who are hired; nil for none
 }
 
 // eachCrew runs a test in a bubble.
@@ -54,7 +55,11 @@ func newCrew(t testing.TB) *crew {
 func (c *crew) open(s rowstore.Store) *DB {
 	c.t.Helper()
 	settings := WithSettings(Settings{MaxTxnAge: time.Minute, Retention: time.Hour, CatalogLease: time.Second})
-	db, err := New(c.t.Context(), s, settings, withSeed(1), WithLogger(slog.New(slog.DiscardHandler)))
+	log := c.log
+	if log == nil {
+		log = slog.DiscardHandler
+	}
+	db, err := New(c.t.Context(), s, settings, withSeed(1), WithLogger(slog.New(log)))
 	require.NoError(c.t, err)
 	c.t.Cleanup(func() { _ = db.Close(context.Background()) }) // one that was killed cannot say goodbye
 	return db

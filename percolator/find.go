@@ -34,6 +34,12 @@ const (
 	// longestRest at most.
 	vainLooks   = 9
 	longestRest = time.Minute
+	// longestUnheard is the longest such rest of a worker that hears of nothing meanwhile. It rests no
+	// longer than the look took, because what is new waits for it.
+	longestUnheard = 10 * time.Second
+	// pollEach is the time for each member of an observer, in which they poll once: all together
+	// 200 times a second.
+	pollEach = 5 * time.Millisecond
 	// longestPageRest bounds the same after a page with more than a queue had room for.
 	longestPageRest = time.Second
 	// manyRows is how many rows a look visits that takes long because of them.
@@ -138,7 +144,7 @@ func (w *Worker) find(ctx context.Context, table string) error {
 		if err != nil {
 			return err
 		}
-		rest := w.untilNextLook(&pace, l.found)
+		rest := w.untilNextLook(&pace, table, l.found)
 		if l.mostWaits() && took >= longLook {
 			// There are many notifications that wait. Pushes must not make this worker scan them
 			// all the time. Or the store stood still: then the workers need a moment until they
@@ -169,10 +175,11 @@ func (l *looker) mostWaits() bool {
 // restAfter returns how long such a look rests, instead of the usual time, if it
 // took long: a million cells that wait for somebody else must not keep the store busy. Where
 // follow looks after pushes, only that comes later by it which no push tells of: because it got
-// lost, or because the client died before it could finish.
+// lost, or because the client died before it could finish. Elsewhere everything that is new
+// does, so the rest is only as long as the look: the worker scans for half of the time.
 func (w *Worker) restAfter(took, usual time.Duration) time.Duration {
 	if !w.listens() || !w.db.slots {
-		return usual
+		return max(usual, min(took, longestUnheard))
 	}
 	return max(usual, min(vainLooks*took, longestRest))
 }
@@ -219,7 +226,7 @@ type pace struct {
 // untilNextLook returns how long the next look at a table waits, unless it is kicked.
 // Cells that are found again and again, but lead to nothing, do not make looks more
 // frequent.
-func (w *Worker) untilNextLook(p *pace, found int) time.Duration {
+func (w *Worker) untilNextLook(p *pace, table string, found int) time.Duration {
 	w.mu.Lock()
 	moved := w.progress != p.progress
 	p.progress = w.progress
@@ -230,15 +237,35 @@ func (w *Worker) untilNextLook(p *pace, found int) time.Duration {
 		p.misses++
 	}
 	p.found = found
-	wait := w.config.Rescan
-	if !w.pushed() {
-		wait = w.config.Poll.Min
-		for i := 0; i < p.misses && wait < w.config.Poll.Max; i++ {
-			wait *= 2
-		}
-		wait = min(wait, w.config.Poll.Max)
+	if w.pushed() {
+		return w.config.Rescan
 	}
-	return wait
+	wait, most := w.config.Poll.Min, w.longestPoll(table)
+	for i := 0; i < p.misses && wait < most; i++ {
+		wait *= 2
+	}
+	return min(wait, most)
+}
+
+// longestPoll is the longest wait between two looks at a table without a push. The more members share its slots, the longer it
+// is: idle members must not ask the store more often the more of them there are.
+func (w *Worker) longestPoll(table string) time.Duration {
+	return max(w.config.Poll.Max, time.Duration(w.sharers(table))*pollEach)
+}
+
+// sharers is how many members share the slots of a table now, for that observer of this worker which has most.
+func (w *Worker) sharers(table string) (most int) {
+	all := w.member.shares.Load()
+	if all == nil {
+		return 1
+	}
+	now := w.now()
+	for _, q := range w.list {
+		if q.table == table {
+			most = max(most, all.at(q, now).of)
+		}
+	}
+	return most
 }
 
 // look scans a table once and queues the runs for the notifications that it finds. Where
@@ -495,19 +522,10 @@ func (w *Worker) own(cells []finding) []finding {
 // a page has as many more, so that about as many of them are this worker's own, unless the
 // store finds just these.
 func (w *Worker) pageLimit(table string) int {
-	pages := 1
 	if w.db.slots {
 		return lookPage
 	}
-	if all := w.member.shares.Load(); all != nil {
-		now := w.now()
-		for _, q := range w.list {
-			if q.table == table {
-				pages = max(pages, all.at(q, now).of)
-			}
-		}
-	}
-	return lookPage * min(pages, mostPages)
+	return lookPage * min(max(w.sharers(table), 1), mostPages)
 }
 
 // lookBegins notes that a page of a table is being read, or the table is split. began is

@@ -119,11 +119,11 @@ func TestLookAtSlots(t *testing.T) {
 	require.Len(t, c.wire.sent(op(faultstore.CallScan)), scanned)
 }
 
-// A look in vain that took long rests for longer, where pushes are followed beside it. The
-// push of a store may be refused for ever, and then nothing is followed.
+// A look in vain that took long rests for longer: nine times as long where pushes are followed beside it, and else as long as it
+// took. The push of a store may be refused for ever, and then nothing is followed.
 func TestRestAfterALookInVain(t *testing.T) {
 	t.Parallel()
-	const usual = 5 * time.Second
+	const usual = 2 * time.Second
 	for _, x := range []struct {
 		listens, slots bool
 		took, want     time.Duration
@@ -132,15 +132,50 @@ func TestRestAfterALookInVain(t *testing.T) {
 		{true, true, time.Second, 9 * time.Second},
 		{true, true, time.Hour, time.Minute},
 		{true, false, time.Second, usual},
+		{true, false, 3 * time.Second, 3 * time.Second},
 		{false, true, time.Second, usual},
+		{false, true, 3 * time.Second, 3 * time.Second},
+		{false, true, time.Hour, 10 * time.Second},
+		{false, false, time.Hour, 10 * time.Second},
 	} {
 		wk, _ := idleWorker(t)
 		if x.listens {
 			wk.listening.Store(1)
 		}
 		wk.db.slots = x.slots
-		require.Equal(t, x.want, wk.restAfter(x.took, usual))
+		require.Equal(t, x.want, wk.restAfter(x.took, usual), "%+v", x)
 	}
+}
+
+// Without a push the members of an observer together look 200 times a second at most, where nothing happens.
+func TestPollOfManyMembers(t *testing.T) {
+	t.Parallel()
+	wk, _ := idleWorker(t)
+	longest := func(table string) time.Duration {
+		p := pace{misses: 100}
+		return wk.untilNextLook(&p, table, 0)
+	}
+	require.Equal(t, wk.config.Rescan, longest("t"), "with a push")
+	wk.wakers = nil
+	require.Equal(t, 250*time.Millisecond, longest("t"), "it is no member yet")
+	for _, x := range []struct {
+		of, other int // that share the slots of two observers of the table
+		want      time.Duration
+	}{
+		{0, 0, 250 * time.Millisecond},
+		{1, 40, 250 * time.Millisecond},
+		{50, 1, 250 * time.Millisecond},
+		{100, 2, 500 * time.Millisecond},
+		{2, 1000, 5 * time.Second},
+	} {
+		wk.member.shares.Store(&shares{wk.list[0]: {{of: x.of}}, wk.list[1]: {{of: x.other}}, wk.list[2]: {{of: 1}}})
+		require.Equal(t, x.want, longest("t"), "%+v", x)
+		require.Equal(t, 250*time.Millisecond, longest("u"), "the table has other members")
+		p := pace{found: 0}
+		require.LessOrEqual(t, wk.untilNextLook(&p, "t", 1), 2*wk.config.Poll.Min, "what is found is followed by a look at once")
+	}
+	wk.config.Poll = Backoff{Min: time.Minute, Max: time.Hour}
+	require.Equal(t, time.Hour, longest("t"))
 }
 
 // A look counts as one in vain if it found next to nothing beside very many cells that wait.

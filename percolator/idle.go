@@ -23,7 +23,9 @@ import (
 // clients that commit meanwhile.
 //
 // It asks the other workers, who are told by the store's push (rowstore.Waker), or look
-// twice in each of their leases (MemberLease). One that does not answer is waited for
+// twice in each of their leases (MemberLease). It needs two answers of each. So without a push it takes
+// up to a lease (3 s) where nothing is left; from an earlier WaitIdle there may be one answer, and then it is half of that.
+// Cells that wait for others, in the slots of other workers, are read by it one after the other, once. One that does not answer is waited for
 // until its lease ends. A worker that lost its lease while it lived, because it was
 // suspended or cut off, is not asked until it has joined again. The looks find what its
 // runs leave, and what one of them moves; they may miss what several of them, one after

@@ -45,12 +45,13 @@ type membership struct {
 	announce   bool          // the generation is to be changed yet
 	outdated   bool          // the shares are older than the list or the record
 	looked     Timestamp     // of the last beat that had the worker look for what its shares took in
-	unreadable bool          // there is a record that this program cannot read
 	barrier    Timestamp     // of a WaitIdle, as read last; 0 without one
 	answered   Timestamp     // the last one that was answered
 	leaving    bool          // the worker begins nothing any more, although functions of it still run
 
 	owned map[string]*slotSet // of each table: what was its own when noteGained looked last
+
+	unreadable map[string]bool // the ids of records that this program cannot read, and has told of
 }
 
 // member is a member as a worker knows it.

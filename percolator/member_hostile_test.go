@@ -3,6 +3,8 @@ package percolator
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/internal/hash"
+	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
@@ -83,15 +86,23 @@ func TestManyDeadMembersHoldNobodyUp(t *testing.T) {
 	}
 }
 
-// Records that this program cannot read, and members of other observers, change nothing.
+// Records that this program cannot read, and members of other observers, change nothing. What no worker can have taken
+// is removed, and of what stays each worker tells once.
 func TestForeignMembersChangeNothing(t *testing.T) {
 	eachFinding(t, func(t *testing.T, c *crew) {
+		var log syncBuffer
+		c.log = slog.NewTextHandler(&log, nil)
+		newer := []byte{format.Version + 1, 1, 2, 3}
 		now := c.now()
 		far := now.Add(100 * 365 * 24 * time.Hour)
 		c.put("0", []byte("garbage"), now, far)
 		c.put("5", nil, now, far)
-		c.put("9", []byte{format.Version + 1, 1, 2, 3}, now, far)
-		c.put("f", []byte{format.Version + 1, 1, 2, 3}, now, 0)
+		c.put("9", newer, now, far)
+		c.put("f", newer, now, 0)
+		stays := []string{"1", "8", "e"}
+		for i, record := range [][]byte{newer, []byte("garbage"), newer} {
+			c.put(stays[i], record, now, now.Add(mostMemberLease))
+		}
 		for i := range 100 {
 			c.put(fmt.Sprintf("%016x", hash.Mix(uint64(i))), recordOf("nobody", 3*time.Second, 16), now, far)
 		}
@@ -100,6 +111,8 @@ func TestForeignMembersChangeNothing(t *testing.T) {
 			all = append(all, c.hire(WorkerConfig{}, nil, "o").start())
 		}
 		settle()
+		require.Len(t, c.members(), 3+len(stays), "the others' leases end later than any worker takes one")
+		require.Subset(t, c.members(), stays)
 		c.change(rows("r", 64)...)
 		c.handles(time.Second)
 		require.Equal(t, 64, calls(all))
@@ -109,6 +122,25 @@ func TestForeignMembersChangeNothing(t *testing.T) {
 		all[0].kill()
 		c.change(rows("s", 64)...)
 		c.handles(6100 * time.Millisecond)
+
+		told := func() int { return strings.Count(log.String(), "record cannot be read") }
+		require.Equal(t, len(all)*len(stays), told(), "each worker tells of each once, however often it reads the list")
+		_, err := c.mem.Apply(t.Context(), []rowstore.Mutation{{Table: format.TableMembers, Row: "1", Edits: []rowstore.Edit{
+			rowstore.DeleteRange(rowstore.Lock, format.ColumnMember, 0, oracle.Max), rowstore.DeleteRange(rowstore.Write, format.ColumnLease, 0, oracle.Max),
+		}}}, rowstore.ApplyOptions{})
+		require.NoError(t, err)
+		c.hire(WorkerConfig{}, nil, "o").start()
+		settle()
+		require.Equal(t, len(all)*len(stays)+2, told(), "the new one tells of the other two")
+		c.put("1", newer, c.now(), c.now().Add(mostMemberLease))
+		c.hire(WorkerConfig{}, nil, "o").start()
+		settle()
+		require.Equal(t, len(all)*len(stays)+2+3+3, told(), "it is there again, and the newest one tells of all")
+		time.Sleep(2 * mostMemberLease)
+		c.hire(WorkerConfig{}, nil, "o").start() // nobody watches those leases: who reads the list the next time removes them
+		settle()
+		require.Len(t, c.members(), 5, "nothing is left of them")
+		require.Equal(t, len(all)*len(stays)+2+3+3, told())
 	})
 }
 

@@ -126,7 +126,7 @@ func (w *Worker) readMembers(ctx context.Context, now Timestamp, silent bool) er
 	m := &w.member
 	var list, dead []member
 	var doubt Timestamp
-	unreadable := false
+	unreadable := map[string]bool{}
 	for row, err := range w.db.store.Scan(ctx, rowstore.ScanRange{Table: format.TableMembers, Selectors: []rowstore.Selector{
 		{Family: rowstore.Lock, Column: format.ColumnMember, To: oracle.Max, Limit: 1},
 		{Family: rowstore.Write, Column: format.ColumnLease, To: oracle.Max, Limit: 1},
@@ -142,20 +142,22 @@ func (w *Worker) readMembers(ctx context.Context, now Timestamp, silent bool) er
 		if lease := row.Newest(rowstore.Write, format.ColumnLease); lease != nil {
 			other.ends = lease.TS
 		}
-		other.record, err = format.DecodeMember(record.Value)
+		if other.record, err = format.DecodeMember(record.Value); err != nil {
+			other.record.Lease = mostMemberLease // it may be any that a worker takes
+		}
 		other.record.Lease = min(other.record.Lease, mostMemberLease)
 		if m.leaseEnded(other.ends, now) || silent && other.id == m.successor && other.ends == m.ends {
 			dead = append(dead, other)
 			continue
 		}
-		if err != nil {
-			unreadable = true
-			w.db.log.Warn("a worker's record cannot be read; that worker and this one may begin the same runs", "member", other.id, "err", err)
-			continue
-		}
 		if latest := now.Add(other.record.Lease).Add(2 * w.beatTimeout()); other.ends > latest {
 			// It was not taken by a worker. Nobody would miss it, nor the one that it should watch.
 			dead = append(dead, other)
+			continue
+		}
+		if err != nil {
+			unreadable[other.id] = true
+			w.tellUnreadable(other.id, err)
 			continue
 		}
 		if other.ends.Sub(other.joined) <= other.record.Lease {
@@ -175,6 +177,20 @@ func (w *Worker) readMembers(ctx context.Context, now Timestamp, silent bool) er
 	slices.SortFunc(list, func(a, b member) int { return strings.Compare(a.id, b.id) })
 	m.list, m.doubt, m.unreadable = list, doubt, unreadable
 	return nil
+}
+
+// tellUnreadable logs that a member's record cannot be read, once until it is gone: in a rolling deployment each change of the
+// members would tell of each newer one again. What follows in the beat may fail, so this is noted at once.
+func (w *Worker) tellUnreadable(id string, err error) {
+	m := &w.member
+	if m.unreadable[id] {
+		return
+	}
+	if m.unreadable == nil {
+		m.unreadable = map[string]bool{}
+	}
+	m.unreadable[id] = true
+	w.db.log.Warn("a worker's record cannot be read; that worker and this one may begin the same runs", "member", id, "err", err)
 }
 
 // removePage is how many members are removed in one call.

@@ -39,17 +39,23 @@ type WorkerConfig struct {
 	// 32,768 changes wait, those over it are attempted after the scan that follows the
 	// wait, which may be a minute late.
 	Backoff Backoff
-	// Poll is the wait between two scans for notifications if the store has no push
+	// Poll is the wait between two scans of a table for notifications if the store has no push
 	// (rowstore.Waker). It is Min after a scan has found something. It doubles, up to
 	// Max, while scans find nothing or only what leads to nothing. Default 1 to 250 ms, at
-	// least 100 us.
+	// least 100 us. Where more workers share an observer's changes it doubles further, up to 5 ms
+	// for each of them: 100 workers wait 500 ms at most, and 1,000 wait 5 s. So workers that are
+	// idle look at a table some 200 times a second all together, or 1/Max for each if that is less. A scan of
+	// 4,096 rows or more that found nothing for this worker, or next to nothing beside what waits, is
+	// followed by a wait as long as it took, 10 s at most, if that is longer: what waits has
+	// the worker scan for half of its time at most, or t/(t+10 s) of it where a scan takes t > 10 s.
 	Poll Backoff
 	// Rescan is the wait between two scans if the store has a push. These scans find
 	// what no push tells of, such as the notifications of a client that died before it
 	// could finish. Default 2.5 s, at least 100 us. Where the store finds rows by slots
 	// (rowstore.SlotScanner), a scan that took long and found nothing for this worker, or
 	// next to nothing beside what waits, is followed by a longer wait: nine times as long as
-	// it took, a minute at most.
+	// it took, a minute at most. Where it does not, or the push does not work, the wait is as long as the scan took,
+	// 10 s at most, if that is longer.
 	Rescan time.Duration
 	// MemberLease is how long the other workers that run an observer leave this worker its
 	// share of the changes after its last sign of life, which it gives twice in that time.

@@ -8,12 +8,14 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
@@ -172,6 +174,45 @@ func TestForeignBacklogDoesNotDelay(t *testing.T) {
 			require.Less(t, taps[0].reads.Load()-reads, int64(cells/10), "the cells of others were looked at again")
 		})
 	}
+}
+
+// A commit of many rows beside very many cells that wait for an observer which nobody runs: the worker looks at the rows
+// that the push names, and does not walk through what waits.
+func TestLargeCommitsBesideAForeignBacklog(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		const waiting = 3000
+		registered(t, c.source, "foreign", "v")
+		m := c.hire(WorkerConfig{Rescan: time.Hour, MemberLease: time.Minute}, nil, "own").start()
+		settle()
+		ran := 0
+		run := func(names []string) {
+			t.Helper()
+			c.change(names...)
+			ran += len(names)
+			time.Sleep(time.Second)
+			synctest.Wait()
+			require.Equal(t, ran, m.count())
+		}
+		run(rows("waiting", waiting))
+		time.Sleep(3 * time.Minute) // the looks that found it have ended
+		var walks atomic.Int64
+		m.wire.AddRule(faultstore.Rule{Times: -1, Match: scansOfT, Before: func(_ context.Context, x *call) faultstore.Fault {
+			slots := 0
+			for _, r := range x.Range.Slots {
+				slots += int(r.Last-r.First) + 1
+			}
+			if slots > mostAsked {
+				walks.Add(1)
+			}
+			return faultstore.Fault{}
+		}})
+		for i, n := range []int{1, 300, 1000} {
+			run(rows(fmt.Sprint("new", i, "-"), n))
+			require.Zero(t, walks.Load(), "%d rows", n)
+		}
+		run(rows("most", 2000))
+		require.Positive(t, walks.Load(), "of so many the push means any row")
+	})
 }
 
 // What waits, for an observer that nobody runs or for its next attempt, is not

@@ -18,7 +18,7 @@ func TestPayloads(t *testing.T) {
 	t.Parallel()
 	p, other := &pusher{id: strings.Repeat("A", 26)}, &pusher{id: "B"}
 	for _, table := range []string{"t", "a:b", "a/b%", "\x00\xff", strings.Repeat("x", maxTable)} {
-		for _, n := range []int{0, 1, 256, 5000} {
+		for _, n := range []int{0, 1, 256, 1024, 5000} {
 			said := rowstore.Wake{Table: table}
 			for i := range n {
 				said.Slots = append(said.Slots, uint16(i)) //nolint:gosec // small
@@ -83,7 +83,7 @@ func TestAnnouncementsNameEachRow(t *testing.T) {
 		return slots
 	}
 	for _, table := range []string{"t", "a:b", "/", "%2F", "\x00", "\xff\xfe", strings.Repeat("x", maxTable)} {
-		for _, rows := range []int{1, 256, 600} {
+		for _, rows := range []int{1, 256, 1000, 1200} {
 			missing := apply(table, rows)
 			for len(missing) > 0 { // a call may be announced in parts
 				w := hear()
@@ -91,7 +91,7 @@ func TestAnnouncementsNameEachRow(t *testing.T) {
 					continue // the rest of what came before
 				}
 				if len(w.Slots) == 0 {
-					require.Greater(t, rows, 256)
+					require.Greater(t, rows, 1024, "so many mean any row, and fewer are named")
 					break
 				}
 				for _, slot := range w.Slots {

@@ -23,7 +23,7 @@ const (
 
 // wake writes what the write script has to publish for a row of an escaped table: the table,
 // a slash, and the slot as four hexadecimal digits. The script puts the slots of a table's
-// rows together, and leaves them out if there are many.
+// rows together, each once, and leaves them out if there are many.
 func (p *packer) wake(table string, slot uint16) {
 	const digits = "0123456789abcdef"
 	p.strHead(len(table) + 5)
@@ -31,8 +31,9 @@ func (p *packer) wake(table string, slot uint16) {
 	p.b = append(p.b, '/', digits[slot>>12], digits[slot>>8&15], digits[slot>>4&15], digits[slot&15])
 }
 
-// wakeSlots is how many slots of a table the script names, at most.
-const wakeSlots = 256
+// wakeSlots is how many slots of a table the script names, at most. A worker remembers as many. A program from
+// before, which named 256, takes more of them for any row.
+const wakeSlots = 1024
 
 // parseWake reads a message. One that it does not understand may mean anything.
 func parseWake(message string) rowstore.Wake {

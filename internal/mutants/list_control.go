@@ -197,4 +197,17 @@ var controlMutants = []mutant{
 		" || db.clock.Now().Sub(s.flushed) > most {", " || most < 0 {")},
 	{"sweep-for-nobody", "Observers: a sweep that nobody needs any more ends", "TestScheduleB4_SweepOutlives", one(sweepGo,
 		"err != nil || v.unswept(&s.r) == nil {", "err != nil || v == nil {")},
+	// How workers find changes.
+	{"unheard-rest-short", "Observers: without a push cells that wait keep a worker busy for half of its time at most", "TestRestAfterALookInVain", one(findGo,
+		"\t\treturn max(usual, min(took, longestUnheard))\n",
+		"\t\treturn usual\n")},
+	{"poll-ignores-the-others", "Observers: the members of an observer together poll 200 times a second at most", "TestPollOfManyMembers", one(findGo,
+		"max(w.config.Poll.Max, time.Duration(w.sharers(table))*pollEach)",
+		"max(w.config.Poll.Max, pollEach)")},
+	{"news-counts-rows", "Observers: a push names up to 1,024 different slots", "TestLargeCommitsBesideAForeignBacklog", one("percolator/rowstore/kit/news.go",
+		"\tif slots = slices.Compact(slots); len(slots) > newsSlots {\n",
+		"\tif len(slots) > newsSlots/4 {\n")},
+	{"unreadable-far-lease", "Observers: a lease that ends later than any that a worker takes is no lease, whether its record can be read or not", "TestForeignMembersChangeNothing", one("percolator/member_watch.go",
+		"other.ends > latest {\n",
+		"other.ends > latest && err == nil {\n")},
 }

@@ -4,8 +4,8 @@
 // what comes of changes while workers start, stop, hang and die.
 //
 // Its tests are scenarios: a backlog, changes at a steady rate, workers with different
-// observers, idle ones, WaitIdle among them, more of them at once, a rolling restart, a death, and several ways
-// to hang. Each shows a table of how often functions were called for a change, how many
+// observers, idle ones, WaitIdle among them, more of them at once, a rolling restart, a death, several ways
+// to hang, and some of these over a store without a push. Each shows a table of how often functions were called for a change, how many
 // calls to the store that took, and how long from the commit to the run, and fails if a bar
 // is missed. In a plain test run they are small.
 //

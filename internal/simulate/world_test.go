@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
@@ -29,6 +30,9 @@ type world struct {
 	function  time.Duration // how long a function takes
 	observers []string      // that a change must run for
 	relays    bool          // each worker has the observers of relays, too
+	quiet     bool          // what is started has no push
+	scanTakes time.Duration // a scan of the changed table takes so much longer
+	scanned   atomic.Int64  // such calls
 	source    *process      // which only commits
 	processes []*process    // which run observers, also those that have ended
 
@@ -85,8 +89,12 @@ func (w *world) newProcess(options ...percolator.Option) *process {
 	p.client.SetRules(faultstore.Rule{
 		Times: -1,
 		Match: func(c *faultstore.Call) bool { return c.Kind != faultstore.CallListen },
-		Before: func(ctx context.Context, _ *faultstore.Call) faultstore.Fault {
+		Before: func(ctx context.Context, c *faultstore.Call) faultstore.Fault {
 			p.calls.Add(1)
+			if c.Kind == faultstore.CallScan && c.Range.Table == "t" {
+				w.scanned.Add(1)
+				time.Sleep(w.scanTakes)
+			}
 			mu.Lock()
 			took := *latency/2 + time.Duration(random.Int64N(int64(*latency)+1))
 			mu.Unlock()
@@ -102,7 +110,11 @@ func (w *world) newProcess(options ...percolator.Option) *process {
 		},
 	})
 	options = append([]percolator.Option{percolator.WithLogger(slog.New(slog.DiscardHandler))}, options...)
-	db, err := percolator.New(w.Context(), p.client, options...)
+	var store rowstore.Store = p.client
+	if w.quiet {
+		store = hidePush(store)
+	}
+	db, err := percolator.New(w.Context(), store, options...)
 	require.NoError(w, err)
 	p.db = db
 	return p
@@ -219,9 +231,10 @@ func (w *world) relayEnded() (ended bool) {
 	return ended
 }
 
-// change changes a row of its own.
-func (w *world) change() error {
+// newChange notes a change that is to come, and returns its row.
+func (w *world) newChange() string {
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	row := fmt.Sprintf("%08x", uint32(w.made)*2654435761) // an order that has nothing to do with time
 	w.made++
 	c := &change{runs: map[string]*runs{}}
@@ -229,13 +242,18 @@ func (w *world) change() error {
 		c.runs[o] = &runs{}
 	}
 	w.changes[row] = c
-	w.mu.Unlock()
+	return row
+}
+
+// change changes a row of its own.
+func (w *world) change() error {
+	row := w.newChange()
 	err := w.source.db.Update(w.Context(), func(tx *percolator.Txn) error {
 		return tx.Set(percolator.Cell{Table: "t", Row: row, Column: "in"}, []byte("1"))
 	})
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	c.committed = time.Now()
+	w.changes[row].committed = time.Now()
 	return err
 }
 
@@ -305,8 +323,10 @@ func (w *world) read() {
 						return err
 					}
 					w.mu.Lock()
-					r := w.changes[row.Key].runs[observer]
-					r.ran = &r.began[n]
+					if c := w.changes[row.Key]; c != nil { // else it is one of a flood
+						r := c.runs[observer]
+						r.ran = &r.began[n]
+					}
 					w.mu.Unlock()
 				}
 			}

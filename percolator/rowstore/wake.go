@@ -46,7 +46,8 @@ type Wake struct {
 	// Table is the table, or "" for any.
 	Table string
 	// Slots has the slots of the rows ([Slot]), in any order, some perhaps twice. Without
-	// any it means every row of the table. Listeners that share the rows out by slots look
+	// any it means every row of the table, which is right for more than 1,024 slots: a worker remembers
+	// no more of them. Listeners that share the rows out by slots look
 	// only if a slot is their own. A store that names no slots works, and its workers look
 	// more often.
 	Slots []uint16

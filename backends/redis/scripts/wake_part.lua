@@ -2,6 +2,6 @@
 if woken then
   -- Without slots it means any row.
   for name, slots in pairs(woken) do
-    call('PUBLISH', channel, #slots > 256 and name or name .. table.concat(slots))
+    call('PUBLISH', channel, #slots > 1024 and name or name .. table.concat(slots))
   end
 end

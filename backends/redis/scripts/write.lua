@@ -542,7 +542,12 @@ while p <= na and A[p] do
           woken = woken or {}
           local slots = woken[name] or {}
           woken[name] = slots
-          if #slots <= 256 then slots[#slots + 1] = sub(w, -4) end
+          -- Each slot counts once. Of 1024 the message has 4 KiB; with one more it means any row.
+          local slot = sub(w, -4)
+          if not slots[slot] and #slots <= 1024 then
+            slots[slot] = true
+            slots[#slots + 1] = slot
+          end
         end
       end
       no = no + 1

@@ -3,6 +3,7 @@ package kit_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -62,15 +63,32 @@ func TestNews(t *testing.T) {
 	n.Add(at("a", 2))
 	n.Add(at("b"))
 	n.Add(at("b", 3))
-	require.Equal(t, []rowstore.Wake{at("a", 1, 2, 2), at("b")}, n.Take(), "it keeps nothing of what it was given")
+	require.Equal(t, []rowstore.Wake{at("a", 1, 2), at("b")}, n.Take(), "it keeps nothing of what it was given")
 	require.Empty(t, n.Take())
-	for i := range uint16(257) {
-		n.Add(at("many", i))
-		n.Add(at("few", i%3))
+	for range 3 {
+		for i := range uint16(1025) {
+			n.Add(at("many", i))
+			n.Add(at("full", 0xffff-i%1024))
+			n.Add(at("few", i%3, i%3, i%2))
+		}
 	}
-	n.Add(at("more", make([]uint16, 257)...))
-	all := n.Take()
-	require.Equal(t, []rowstore.Wake{at("many"), at("few"), at("more")}, all, "any row")
+	n.Add(at("same", make([]uint16, 5000)...))
+	var all []uint16
+	for i := range uint16(1024) {
+		all = append(all, 0xffff-1023+i)
+	}
+	n.Add(at("more", append(all, 0)...))
+	n.Add(at("together", all...))
+	n.Add(at("together", all...))
+	n.Add(at("apart", all[:512]...))
+	n.Add(at("apart", 0))
+	n.Add(at("apart", all[512:]...))
+	got := n.Take()
+	for i := range got {
+		slices.Sort(got[i].Slots)
+	}
+	require.Equal(t, []rowstore.Wake{at("many"), at("full", all...), at("few", 0, 1, 2), at("same", 0), at("more"), at("together", all...), at("apart")}, got,
+		"more than 1,024 different ones mean any row")
 	for i := range 65 {
 		n.Add(at(fmt.Sprint(i), 1))
 	}
