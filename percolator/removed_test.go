@@ -79,45 +79,6 @@ func TestRemovedObserverEndsItsWorker(t *testing.T) {
 	}
 }
 
-// An observer that another process has registered again is swept for by any worker
-// that runs it, when the process that registered it dies.
-func TestSweepIsTakenOver(t *testing.T) {
-	t.Parallel()
-	dbs, _ := clients(t, 2, false)
-	var n atomic.Int64
-	const lease = 300 * time.Millisecond
-	w, _, ended := running(t, dbs[0], WorkerConfig{MemberLease: lease}, counting("o", "v", &n))
-	idle(t, w)
-	// In one step, so that the worker never finds its observer missing: the observer is
-	// removed, a cell changes that nobody is notified of, and the observer is registered
-	// by a worker that dies with the lease of the sweep.
-	c := Cell{"t", "r", "v"}
-	_, err := dbs[1].changeCatalog(t.Context(), func(v *catalogView) (bool, error) {
-		v.Observers[0].Swept, v.Observers[0].Since = 0, v.asOf
-		return true, nil
-	})
-	require.NoError(t, err)
-	set(t, dbs[1], c, "x")
-	idle(t, w)
-	require.Positive(t, n.Load())
-	notifications := func() (left int) {
-		for _, err := range dbs[1].Store().Scan(t.Context(), rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{everything(rowstore.Notify, "v")}}) {
-			require.NoError(t, err)
-			left++
-		}
-		return left
-	}
-	require.Zero(t, notifications())
-	infos, err := dbs[1].Observers(t.Context())
-	require.NoError(t, err)
-	require.True(t, infos[0].Swept, "WaitIdle did not wait for the sweep")
-	select {
-	case err := <-ended:
-		t.Fatalf("the worker has ended: %v", err)
-	default:
-	}
-}
-
 // A worker leaves a sweep to the one that is at it, and takes it over when that one's
 // lease has ended.
 func TestSweepLease(t *testing.T) {
@@ -173,7 +134,7 @@ func TestSweepOfAnOldRegistration(t *testing.T) {
 	again := NewWorker(dbs[1], WorkerConfig{})
 	require.NoError(t, again.Observe(o))
 	require.NoError(t, again.publish(t.Context()))
-	_, err = w.sweepOne(t.Context(), old[0], at)
+	_, _, err = w.newSweeper(old[0], at).attempt(t.Context())
 	require.NoError(t, err)
 	v, err = dbs[0].loadCatalog(t.Context())
 	require.NoError(t, err)

@@ -400,7 +400,7 @@ func TestScheduleB4_ObserverComesBack(t *testing.T) {
 	require.NoError(t, err)
 	at, err := c.Now(t.Context())
 	require.NoError(t, err)
-	require.NoError(t, wk.sweep(t.Context(), v.Observers[0], at, &sweepLease{w: wk, taken: w.clock.Now()}))
+	require.NoError(t, wk.sweepFor(t.Context(), v.Observers[0], at))
 	require.Empty(t, w.versions(rowstore.Notify), "it has acknowledged all of them since")
 	// What a writer adds that does not know of it is found also where it has acknowledged something since.
 	set(t, c.DB, rowA, "a3")
@@ -409,7 +409,7 @@ func TestScheduleB4_ObserverComesBack(t *testing.T) {
 	require.Empty(t, w.versions(rowstore.Notify))
 	at, err = c.Now(t.Context())
 	require.NoError(t, err)
-	require.NoError(t, wk.sweep(t.Context(), v.Observers[0], at, &sweepLease{w: wk, taken: w.clock.Now()}))
+	require.NoError(t, wk.sweepFor(t.Context(), v.Observers[0], at))
 	require.Len(t, w.notified(rowA), 1)
 	runs(t, wk, rowA)
 	require.Equal(t, "a3", s.values[len(s.values)-1])

@@ -558,7 +558,7 @@ func TestScheduleT_NotificationWasCleared(t *testing.T) {
 	require.NoError(t, err)
 	fresh := b.w.unswept(v)
 	require.Len(t, fresh, 1)
-	require.NoError(t, b.w.sweep(t.Context(), fresh[0], mustNow(t, c), &sweepLease{w: b.w, row: format.SweepLeaseRow(&fresh[0])}))
+	require.NoError(t, b.w.sweepFor(t.Context(), fresh[0], mustNow(t, c)))
 	require.NotEmpty(t, w.notified(rowA))
 	runs(t, b.w, rowA)
 	require.Equal(t, []time.Time{due}, b.due)

@@ -45,6 +45,8 @@ const (
 	settingsGo     = "percolator/settings.go"
 	tablesGo       = "percolator/tables.go"
 	sweepGo        = "percolator/sweep.go"
+	sweeperGo      = "percolator/sweeper.go"
+	sweepLeaseGo   = "percolator/sweep_lease.go"
 	useGo          = "percolator/use.go"
 	shareGo        = "percolator/share.go"
 	findGo         = "percolator/find.go"
@@ -272,9 +274,9 @@ var mutants = append([]mutant{
 		"\tif err := db.outlast(ctx); err != nil {\n", "\tif err := db.buryUses(ctx, dead); err != nil {\n\t\treturn report, err\n\t}\n\tif err := db.outlast(ctx); err != nil {\n")},
 	{"the-living-are-buried", "The catalog: a record that its process stored anew stays", "TestCondemned", one(useGo,
 		"rowstore.DeleteRange(rowstore.Mark, r.column, 0, r.at)\n", "rowstore.DeleteRange(rowstore.Mark, r.column, 0, oracle.Max)\n")},
-	{"sweep-looks-past-locks", "Observers: with the normal rules for locks (B4)", "TestScheduleB4", one(sweepGo,
-		"range db.scanSettled(ctx, rowstore.ScanRange{Table: s.table, From: s.from, Selectors: picks}, s.at, nil, nil) {", "range db.store.Scan(ctx, rowstore.ScanRange{Table: s.table, From: s.from, Selectors: picks}) {")},
-	{"sweep-for-the-unacknowledged-only", "Observers: whose newest write is newer than the acknowledgment (B4)", "TestScheduleB4", one(sweepGo,
+	{"sweep-looks-past-locks", "Observers: with the normal rules for locks (B4)", "TestScheduleB4", one(sweeperGo,
+		"db.settleRows(ctx, s.rows, ", "db.settleRows(ctx, nil, ")},
+	{"sweep-for-the-unacknowledged-only", "Observers: whose newest write is newer than the acknowledgment (B4)", "TestScheduleB4", one(sweeperGo,
 		"if newest != nil && newest.TS > acked || timer.set {", "if newest != nil && newest.TS > acked && acked == 0 || timer.set {")},
 
 	// Garbage collection, and the catalog.
@@ -416,9 +418,9 @@ var mutants = append([]mutant{
 	{"paused-observer-runs-at-first", "Observers: one that is paused does not run in a worker that starts", "TestScheduleK_WorkerStarts", one(sweepGo,
 		"\t\t\tw.notePaused(v) // before it looks for changes\n", "")},
 	{"paused-observer-runs-during-a-sweep", "Observers: a worker that sweeps knows of pauses", "TestScheduleK_PauseWithin|TestCatalogIsHeeded", one(sweepGo,
-		"\t\t\tleaveToken(w.sweepSoon)\n", "\t\t\t_ = w.retryAfter(ctx, walkWait, \"\", func() error { return w.sweepNew(ctx) })\n\t\t\tcontinue\n")},
+		"\t\t\tleaveToken(w.sweepSoon)\n", "\t\t\tleaveToken(w.sweepSoon)\n\t\t\t_ = w.sweepFresh(ctx)\n\t\t\tcontinue\n")},
 	{"sweep-that-fails-ends-all", "Observers: the sweep of an observer whose store is away holds up no other", "TestSweepBesideAStore", one(sweepGo,
-		"\t\tif ctx.Err() != nil {\n\t\t\tbreak\n", "\t\tif ctx.Err() != nil || len(errs) > 0 {\n\t\t\tbreak\n")},
+		"range fresh {", "range fresh[:1] {")},
 	{"older-program-goes-on", "Observers: a worker whose program does not know the catalog any more ends", "TestWorkerOfAnOlderProgram", one("percolator/worker.go",
 		"\tif errors.Is(err, ErrFormat) {\n", "\tif false {\n")},
 	{"periodics-hold-up-all", "Periodics: one whose store is away holds up no observer", "TestWorkerWhosePeriodics", one("percolator/periodic.go",
