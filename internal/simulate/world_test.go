@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,11 +29,11 @@ type world struct {
 	observers []string      // that a change must run for
 	relays    bool          // each worker has the observers of relays, too
 	source    *process      // which only commits
-	processes []*process    // which run observers, also those that have ended
 
-	mu      sync.Mutex
-	made    int
-	changes map[string]*change // by row
+	mu        sync.Mutex
+	processes []*process // which run observers, also those that have ended; appended to by the test's own goroutine alone
+	made      int
+	changes   map[string]*change // by row
 }
 
 // change is a change of a row of its own.
@@ -61,6 +60,7 @@ type process struct {
 	silent  atomic.Pointer[chan struct{}] // until when its calls hang
 	hanging atomic.Int64                  // functions
 	dead    atomic.Bool
+	ended   atomic.Bool  // its worker has returned
 	stop    func() error // again and again
 }
 
@@ -74,33 +74,21 @@ func newWorld(t *testing.T, function time.Duration, observers ...string) *world 
 	return w
 }
 
-// newProcess opens a database over the store. Each call takes between a half and one and
-// a half of the latency.
+// newProcess opens a database over the store, whose calls take time (takesLatency).
 func (w *world) newProcess(options ...percolator.Option) *process {
 	w.Helper()
 	p := &process{world: w}
-	var mu sync.Mutex
-	random := rand.New(rand.NewPCG(1, uint64(len(w.processes))))
 	p.client = faultstore.New(w.mem, faultstore.Options{KeepOpen: true, Seed: 1})
-	p.client.SetRules(faultstore.Rule{
-		Times: -1,
-		Match: func(c *faultstore.Call) bool { return c.Kind != faultstore.CallListen },
-		Before: func(ctx context.Context, _ *faultstore.Call) faultstore.Fault {
-			p.calls.Add(1)
-			mu.Lock()
-			took := *latency/2 + time.Duration(random.Int64N(int64(*latency)+1))
-			mu.Unlock()
-			time.Sleep(took)
-			if silent := p.silent.Load(); silent != nil {
-				select {
-				case <-*silent:
-				case <-ctx.Done():
-					return faultstore.Fault{Kind: faultstore.LoseReply}
-				}
+	p.client.SetRules(takesLatency(uint64(len(w.processes)), func() { p.calls.Add(1) }, func(ctx context.Context) faultstore.Fault {
+		if silent := p.silent.Load(); silent != nil {
+			select {
+			case <-*silent:
+			case <-ctx.Done():
+				return faultstore.Fault{Kind: faultstore.LoseReply}
 			}
-			return faultstore.Fault{}
-		},
-	})
+		}
+		return faultstore.Fault{}
+	}))
 	options = append([]percolator.Option{percolator.WithLogger(slog.New(slog.DiscardHandler))}, options...)
 	db, err := percolator.New(w.Context(), p.client, options...)
 	require.NoError(w, err)
@@ -137,12 +125,15 @@ func (p *process) run(observers ...string) *process {
 	p.stop = sync.OnceValue(func() error {
 		cancel()
 		err := <-ended
+		p.ended.Store(true)
 		if p.dead.Load() {
 			err = nil
 		}
 		return errors.Join(err, p.db.Close(context.WithoutCancel(ctx)))
 	})
+	p.mu.Lock()
 	p.processes = append(p.processes, p)
+	p.mu.Unlock()
 	return p
 }
 
@@ -403,6 +394,11 @@ func (s *sheet) add(format string, args ...any) {
 // atMost notes that the line that was added last misses a bar, if it does.
 func (s *sheet) atMost(bar float64, what string, value float64) {
 	s.bar(value <= bar, fmt.Sprintf("%s %.3f, the bar %g", what, value, bar))
+}
+
+// atLeast is atMost for a value that must not be less.
+func (s *sheet) atLeast(bar float64, what string, value float64) {
+	s.bar(value >= bar, fmt.Sprintf("%s %.3f, the bar %g", what, value, bar))
 }
 
 // within is atMost for a time.
