@@ -78,7 +78,7 @@ func (t *childTask) do(ctx context.Context) error {
 	case "worker":
 		handled := newProgress()
 		s := &observerChain{url: t.URL}
-		err := s.start(ctx, t.Depth, t.Config.ValueSize, func(int64) { handled.add(1) })
+		err := s.launch(ctx, t.Depth, t.Config.ValueSize, func(int64) { handled.add(1) })
 		if err == nil {
 			fmt.Println("ready") // before anything else
 			stop := say(&handled, reportEvery)

@@ -34,8 +34,8 @@ const (
 	idleLeast = 4 * time.Second
 
 	killRate = 100 // changes a second
-	// killEvery is the time from one kill to the next. Until the first, and from a start to the next kill, killJoins
-	// passes at least. killMisses after a kill another process is started.
+	// killEvery is the time from one kill to the next. Until the first killJoins passes at least, and from a start to the next kill some more.
+	// killMisses after a kill another process is started.
 	killEvery  = 16 * time.Second
 	killJoins  = 5 * time.Second
 	killMisses = 8 * time.Second
@@ -69,8 +69,8 @@ type deployed struct {
 	ended  chan error
 }
 
-// open returns when the worker is known, and has nothing to do.
-func (m *deployed) open(ctx context.Context, url string) (err error) {
+// launch does not wait until the worker is idle. Beside changes that come all the time it may not be for long.
+func (m *deployed) launch(ctx context.Context, url string) (err error) {
 	if m.db, err = percolator.Open(ctx, url, percolator.WithLogger(riverLog())); err != nil {
 		return err
 	}
@@ -88,7 +88,7 @@ func (m *deployed) open(ctx context.Context, url string) (err error) {
 	running, m.stop = context.WithCancel(context.WithoutCancel(ctx))
 	m.ended = make(chan error, 1)
 	go func() { m.ended <- m.worker.Run(running) }()
-	return m.worker.WaitIdle(ctx)
+	return nil
 }
 
 func (m *deployed) close() error {
@@ -111,12 +111,12 @@ type deployedState struct {
 	CPU          time.Duration
 }
 
-// doDeployed is a child that is ready when its worker rests, says with each line on its standard input how it is, and ends with
+// doDeployed is a child that is ready when its worker begins, says with each line on its standard input how it is, and ends with
 // the end of its input.
 func (t *childTask) doDeployed(ctx context.Context, in *bufio.Reader) (err error) {
 	m := &deployed{}
 	defer func() { err = errors.Join(err, m.close()) }()
-	if err := m.open(ctx, t.URL); err != nil {
+	if err := m.launch(ctx, t.URL); err != nil {
 		return err
 	}
 	fmt.Println("ready")
@@ -136,7 +136,10 @@ func (t *childTask) doDeployed(ctx context.Context, in *bufio.Reader) (err error
 // publishDeployed makes the observer known, with a worker that is stopped again: from then on the caller makes changes alone.
 func publishDeployed(ctx context.Context, url string) (*percolator.DB, error) {
 	m := &deployed{}
-	err := m.open(ctx, url)
+	err := m.launch(ctx, url)
+	if err == nil {
+		err = m.worker.WaitIdle(ctx)
+	}
 	if err := errors.Join(err, m.close()); err != nil {
 		return nil, err
 	}

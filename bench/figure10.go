@@ -268,6 +268,7 @@ func (s *workerOutage) Run(ctx context.Context, cfg Config, d time.Duration, _ i
 	if err := workers.start(ctx, all); err != nil {
 		return Sample{}, err
 	}
+	sleep(ctx, crewMeets)
 	line := newTimeline()
 	workers.line.Store(line)
 	var makers sync.WaitGroup

@@ -19,6 +19,9 @@ import (
 // listeningSpread is how many times the least rate of a side the greatest may be for others to be compared with it.
 const listeningSpread = 2
 
+// listeningRests is how many times as long as a run the server rests before it.
+const listeningRests = 3
+
 // listeningSides are numbers of connections that listen.
 var listeningSides = []int{0, 10, 100}
 
@@ -93,7 +96,7 @@ func (s *beside) Op(ctx context.Context, _ *Caller) error {
 
 // Run implements Runner.
 func (s *beside) Run(ctx context.Context, cfg Config, d time.Duration, repeat int) (_ Sample, err error) {
-	sleep(ctx, d) // the server has yet to end the connections of the side before
+	sleep(ctx, listeningRests*d) // the server has yet to end the connections of the side before
 	var h *helper
 	if s.n > 0 {
 		if h, err = startHelper(ctx, childTask{Kind: "listeners", URL: s.url, Depth: s.n}); err != nil {
