@@ -110,19 +110,21 @@ func (s *beside) Run(ctx context.Context, cfg Config, d time.Duration, repeat in
 		return Sample{}, err
 	}
 	meter.stop(&sample)
-	if h != nil {
+	if h == nil {
+		return sample, nil
+	}
+	// A message may be on its way yet.
+	for began := time.Now(); ; sleep(ctx, 10*time.Millisecond) {
 		heard, err := askFor[int64](h)
-		if err != nil {
+		switch {
+		case err != nil:
 			return Sample{}, err
-		}
-		if heard == 0 {
-			return Sample{}, errors.New("nobody who listens has heard of a change")
-		}
-		if err := h.finish(); err != nil {
-			return Sample{}, err
+		case heard > 0:
+			return sample, h.finish()
+		case time.Since(began) > crewPatience || ctx.Err() != nil:
+			return Sample{}, errors.Join(errors.New("nobody who listens has heard of a change"), ctx.Err())
 		}
 	}
-	return sample, nil
 }
 
 // doListeners is a child that is ready when its connections listen. With a line on its standard input it says how often they
