@@ -43,7 +43,7 @@ func TestRollingRestart(t *testing.T) {
 					s.atMost(2, "percent of slot-time with two owners", slots.percent(slots.two))
 					// A worker that was told to stop begins nothing, and has its share until its functions end, or for two fifths of a
 					// lease. So each of its slots waits once for that long.
-					waits := min(function, 1200*time.Millisecond) + 100*time.Millisecond
+					waits := min(function, 1200*time.Millisecond) + 200*time.Millisecond
 					s.atMost(waits.Seconds(), "seconds for which a slot's owner stops", slots.percent(slots.stopping)/100*took.Seconds())
 				})
 			}
