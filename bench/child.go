@@ -20,11 +20,11 @@ const childVariable = "PERCOLATOR_BENCH_CHILD"
 
 // childTask is what a child does.
 type childTask struct {
-	Kind   string // transfer, worker, fleet, waiting, counters, exporter
+	Kind   string // transfer, worker, fleet, waiting, deployed, listeners, counters, exporter
 	URL    string
 	Config Config
 	Repeat int
-	Depth  int           // worker: of the chain
+	Depth  int           // worker: of the chain; listeners: how many connections
 	How    string        // transfer, fleet: the system; waiting, counters: the way; exporter: the URL of the sink
 	Takes  time.Duration // fleet: how long the function sleeps
 	From   int64         // fleet: the number of the first change that counts; exporter: of the process
@@ -78,7 +78,7 @@ func (t *childTask) do(ctx context.Context) error {
 	case "worker":
 		handled := newProgress()
 		s := &observerChain{url: t.URL}
-		err := s.start(ctx, t.Depth, t.Config.ValueSize, func(int64) { handled.add(1) })
+		err := s.launch(ctx, t.Depth, t.Config.ValueSize, func(int64) { handled.add(1) })
 		if err == nil {
 			fmt.Println("ready") // before anything else
 			stop := say(&handled, reportEvery)
@@ -90,6 +90,10 @@ func (t *childTask) do(ctx context.Context) error {
 		return t.doFleet(ctx, in, wait)
 	case "waiting":
 		return t.doWaiting(ctx, in, wait)
+	case "deployed":
+		return t.doDeployed(ctx, in)
+	case "listeners":
+		return t.doListeners(ctx, in)
 	case "counters":
 		return t.doCounters(ctx, wait)
 	case "exporter":

@@ -20,10 +20,15 @@ import (
 // Here the server is killed for a fifth of the run, and in another workload a third
 // of the processes that run observers.
 
-// outageFactor makes these runs longer than others: the outage must be seen to end.
+// outageFactor makes these runs longer than others: the outage must be seen to end. A process that dies is missed after five seconds,
+// and a server at once. So processes are gone for a quarter of workerOutageFactor times the duration, more than twice that.
 const (
-	outageFactor   = 6
-	shortestOutage = 2 * time.Second
+	outageFactor       = 6
+	workerOutageFactor = 30
+	shortestOutage     = 2 * time.Second
+
+	workersKilled = 0.3  // of the run, is when processes are killed
+	workersBack   = 0.55 // is when others start
 )
 
 // timeline counts what is done over time.
@@ -167,12 +172,57 @@ func figure10Workers(kind string) Workload {
 			}
 			return []Side{&workerOutage{url: u, name: "observers on " + kind}}, err
 		},
-		Notes: func(_ Config, s []Summary) []string {
-			t := s[0].Samples[0].Timeline
-			return []string{fmt.Sprintf("Changes handled per second before processes were killed: %s, while they were gone: %s, in the last quarter of the run: %s.",
-				rate(mean(t, 0.1, 0.39)), rate(mean(t, 0.41, 0.6)), rate(mean(t, 0.75, 1)))}
-		},
+		Notes: func(_ Config, s []Summary) []string { return outageNotes(&s[0].Samples[0]) },
 	}
+}
+
+// backRate is the part of the rate before an event at which it counts as back, as the mean of backSpan.
+const (
+	backRate = 0.9
+	backSpan = 1.0 // seconds
+)
+
+// outageNotes say how the rate went when processes died, and when others came in their place.
+func outageNotes(s *Sample) []string {
+	steps := s.Timeline
+	before := mean(steps, 0.1, workersKilled)
+	notes := []string{fmt.Sprintf("Changes handled per second before processes were killed: %s, in the last quarter of the time in which they were gone: %s, in the last quarter of the run: %s.",
+		rate(before), rate(mean(steps, workersBack-(workersBack-workersKilled)/4, workersBack)), rate(mean(steps, 0.75, 1)))}
+	for _, e := range s.Events {
+		text := fmt.Sprintf("%s, at %.1f s: the rate is never back at %.0f %% of that before the death.", upperFirst(e.What), e.At, 100*backRate)
+		if after, least, ok := rateBack(steps, e.At, backRate*before); ok {
+			text = fmt.Sprintf("%s, at %.1f s: the rate is back at %.0f %% of that before the death after %.1f s, for which it was %s in the mean.", upperFirst(e.What), e.At, 100*backRate, after, rate(least))
+		}
+		notes = append(notes, text)
+	}
+	return notes
+}
+
+// rateBack returns how long after a time the rate is at least want, as the mean of backSpan from then on, and the mean until then.
+// An event may take its time to show, so what counts is the end of the first time below want, if there is one within backSpan.
+func rateBack(steps []float64, at, want float64) (after, until float64, ok bool) {
+	n := int(backSpan / timelineStep)
+	from := int(at / timelineStep)
+	high := func(i int) bool {
+		sum := 0.0
+		for _, v := range steps[i : i+n] {
+			sum += v
+		}
+		return sum/float64(n) >= want
+	}
+	i := from
+	for i < from+n && i+n <= len(steps) && high(i) {
+		i++
+	}
+	if i == from+n {
+		return 0, mean(steps[from:i], 0, 1), true // it never was away
+	}
+	for ; i+n <= len(steps); i++ {
+		if high(i) {
+			return float64(i)*timelineStep - at, mean(steps[from:max(i, from+1)], 0, 1), true
+		}
+	}
+	return 0, 0, false
 }
 
 const (
@@ -208,7 +258,7 @@ func (s *workerOutage) Prepare(ctx context.Context, cfg Config) error {
 // Run implements Runner. Changes are made as quickly as they are handled: at most
 // reactiveBacklog are waiting.
 func (s *workerOutage) Run(ctx context.Context, cfg Config, d time.Duration, _ int) (Sample, error) {
-	d = max(outageFactor*d, shortestOutage)
+	d = max(workerOutageFactor*d, shortestOutage)
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	workers := &outageWorkers{task: childTask{Kind: "worker", URL: s.url, Config: cfg, Depth: outageChainDepth}}
@@ -218,6 +268,7 @@ func (s *workerOutage) Run(ctx context.Context, cfg Config, d time.Duration, _ i
 	if err := workers.start(ctx, all); err != nil {
 		return Sample{}, err
 	}
+	sleep(ctx, crewMeets)
 	line := newTimeline()
 	workers.line.Store(line)
 	var makers sync.WaitGroup
@@ -240,10 +291,10 @@ func (s *workerOutage) Run(ctx context.Context, cfg Config, d time.Duration, _ i
 		})
 	}
 	var events []Event
-	sleep(ctx, d*2/5)
+	sleep(ctx, time.Duration(workersKilled*float64(d)))
 	events = append(events, line.event(fmt.Sprintf("%d of %d killed", killed, all)))
 	workers.kill(killed)
-	sleep(ctx, d/5)
+	sleep(ctx, time.Until(line.began.Add(time.Duration(workersBack*float64(d)))))
 	err := workers.start(ctx, killed)
 	events = append(events, line.event("back"))
 	sleep(ctx, d-time.Since(line.began))

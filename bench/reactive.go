@@ -237,7 +237,16 @@ func chainRow(id int64) string { return fmt.Sprintf("%s-%012d", session, id) }
 
 func chainColumn(step int) string { return fmt.Sprintf("step%02d", step) }
 
+// start returns when the worker has nothing to do.
 func (s *observerChain) start(ctx context.Context, depth, size int, done func(int64)) error {
+	if err := s.launch(ctx, depth, size, done); err != nil {
+		return err
+	}
+	return s.worker.WaitIdle(ctx)
+}
+
+// launch does not wait until the worker is idle. Beside changes that come as quickly as they can it may never be.
+func (s *observerChain) launch(ctx context.Context, depth, size int, done func(int64)) error {
 	s.size = size
 	var observers []percolator.Observer
 	for step := range depth {
@@ -252,11 +261,16 @@ func (s *observerChain) start(ctx context.Context, depth, size int, done func(in
 			},
 		})
 	}
-	return s.run(ctx, chainTable, chainColumn(depth), func(row string) {
+	err := s.ready(ctx, chainTable, chainColumn(depth), func(row string) {
 		if id, err := strconv.ParseInt(row[len(row)-12:], 10, 64); err == nil {
 			done(id)
 		}
-	}, nil, observers...)
+	}, reactiveWorkers, observers...)
+	if err != nil {
+		return err
+	}
+	s.begin(ctx)
+	return nil
 }
 
 // run opens the store, starts a worker, and fills the store if that is asked for.

@@ -183,7 +183,10 @@ func (b Bar) bar() string {
 }
 
 func (b Bar) verdict() string {
-	if b.Reached {
+	switch {
+	case b.Unmeasured != "":
+		return "NOT MEASURED"
+	case b.Reached:
 		return "reached"
 	}
 	return "MISSED"
@@ -192,7 +195,11 @@ func (b Bar) verdict() string {
 func (b Bar) value() string { return strings.TrimSpace(fmt.Sprintf("%.4g %s", b.Value, b.Unit)) }
 
 func (b Bar) String() string {
-	return fmt.Sprintf("%s: %s (bar: %s): %s", b.What, b.value(), b.bar(), b.verdict())
+	text := fmt.Sprintf("%s: %s (bar: %s): %s", b.What, b.value(), b.bar(), b.verdict())
+	if b.Unmeasured != "" {
+		text += ", because " + b.Unmeasured
+	}
+	return text
 }
 
 // printMarkdown prints a table of the bars, and then each result.

@@ -27,7 +27,7 @@ func sizeWorkloads() []Workload {
 				return []Side{&alone{s}, s}, err
 			},
 			Bars: func(s []Summary) []Bar {
-				return []Bar{atMost("p99 of small transactions beside a large one / alone", s[1].P99/s[0].P99, 2, "")}
+				return []Bar{atMostP99("p99 of small transactions beside a large one / alone", s[1], s[0], 2)}
 			},
 			Notes: largeNotes,
 		})

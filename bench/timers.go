@@ -88,7 +88,7 @@ func dueWorkload(kind string) Workload {
 	return timerWorkload("timers-due", kind, "timers that are all due at once, beside another observer", sides, func(s []Summary) []Bar {
 		return []Bar{
 			atLeast("runs a second of timers / of changes", s[1].Rate/s[0].Rate, 0.8, ""),
-			atMost("p99 of another observer beside them / alone", s[1].P99/s[2].P99, 2, ""),
+			atMostP99("p99 of another observer beside them / alone", s[1], s[2], 2),
 		}
 	})
 }

@@ -75,9 +75,9 @@ func workersWorkloads() []Workload {
 					return []Bar{
 						atMost(fmt.Sprintf("conflicts for each change with %d processes", most), last(own).Work.Conflicts, 0.01, ""),
 						atMost(fmt.Sprintf("CPU of the machine for a change with %d processes / with 1", most), last(own).AllCPU()/own[0].AllCPU(), s.cpuBar, ""),
-						atMost(fmt.Sprintf("p99 from change to result with %d processes / with 1", most), last(own).P99/own[0].P99, 2, ""),
+						atMostP99(fmt.Sprintf("p99 from change to result with %d processes / with 1", most), last(own), own[0], 2),
 						atMost(fmt.Sprintf("p50 with %d processes / %s", most, s.peer), last(own).P50/last(peer).P50, 1, ""),
-						atMost(fmt.Sprintf("p99 with %d processes / %s", most, s.peer), last(own).P99/last(peer).P99, 1, ""),
+						atMostP99(fmt.Sprintf("p99 with %d processes / %s", most, s.peer), last(own), last(peer), 1),
 						atMost(fmt.Sprintf("CPU of the machine for a change with %d processes / %s", most, s.peer), last(own).AllCPU()/last(peer).AllCPU(), 1, ""),
 					}
 				},

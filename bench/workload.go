@@ -143,6 +143,8 @@ type Sample struct {
 	Work *Work `json:"work,omitempty"`
 	// Waiting is what cells that wait cost, in the workloads that are about them.
 	Waiting *Waiting `json:"waiting,omitempty"`
+	// Takeover is what became of the changes of processes that were killed.
+	Takeover *Takeover `json:"takeover,omitempty"`
 	// Reading is what reads of a counter cost beside the additions.
 	Reading *Reading `json:"reading,omitempty"`
 	// Timeline are operations per second over time, in steps of timelineStep, for
@@ -196,6 +198,8 @@ type Bar struct {
 	AtLeast float64 `json:"at_least,omitempty"`
 	AtMost  float64 `json:"at_most,omitempty"`
 	Reached bool    `json:"reached"`
+	// Unmeasured says why the value is no measurement, "" if it is one. Such a bar counts as not reached.
+	Unmeasured string `json:"unmeasured,omitempty"`
 }
 
 func atLeast(what string, value, bar float64, unit string) Bar {
@@ -204,6 +208,22 @@ func atLeast(what string, value, bar float64, unit string) Bar {
 
 func atMost(what string, value, bar float64, unit string) Bar {
 	return Bar{What: what, Value: value, Unit: unit, AtMost: bar, Reached: value <= bar}
+}
+
+// mostSpread is how many times its median the p99 of a side may be for others to be compared with it. Beyond that something else was
+// measured: a flush of the disk that took a second. Beside that everything looks quick.
+const mostSpread = 50
+
+// stalled tells whether the p99 says nothing of the side.
+func (s *Sample) stalled() bool { return s.P99 > mostSpread*s.P50 }
+
+// atMostP99 judges the p99 of a side by that of another one.
+func atMostP99(what string, s, base Summary, bar float64) Bar {
+	b := atMost(what, s.P99/base.P99, bar, "")
+	if base.stalled() {
+		b.Reached, b.Unmeasured = false, fmt.Sprintf("the p99 that it is compared with, %s, is %.0f times its median", micros(base.P99), base.P99/base.P50)
+	}
+	return b
 }
 
 // Result is a workload that was run.
@@ -445,7 +465,7 @@ func (s *Summary) summarize() {
 	s.Bytes = median(func(x Sample) float64 { return x.Bytes })
 	s.Trips = median(func(x Sample) float64 { return x.Trips })
 	s.Allocs = median(func(x Sample) float64 { return x.Allocs })
-	s.Waiting = s.Samples[0].Waiting // these workloads take one repeat
+	s.Waiting, s.Takeover = s.Samples[0].Waiting, s.Samples[0].Takeover // these workloads take one repeat
 	if s.Samples[0].Work != nil {
 		s.Work = &Work{
 			Calls:     median(func(x Sample) float64 { return x.Work.Calls }),

@@ -19,7 +19,7 @@ import (
 // workloads lists what can be measured. A further one is a further entry; a
 // further peer is a further side of an entry.
 func workloads() []Workload {
-	return slices.Concat(embeddedWorkloads(), serverWorkloads(), reactiveWorkloads(), workersWorkloads(), sizeWorkloads(), recipesWorkloads(), tracingWorkloads(), garbageWorkloads(), timerWorkloads(), pageWorkloads(), paperWorkloads(), growthWorkloads())
+	return slices.Concat(embeddedWorkloads(), serverWorkloads(), reactiveWorkloads(), workersWorkloads(), deployedWorkloads(), sizeWorkloads(), recipesWorkloads(), tracingWorkloads(), garbageWorkloads(), timerWorkloads(), pageWorkloads(), paperWorkloads(), growthWorkloads())
 }
 
 // embeddedWorkloads are those that need no server.

@@ -30,6 +30,7 @@ func init() {
 	hook.Workers.Attempt = func(ctx context.Context, w any, r hook.Run) (time.Duration, error) {
 		return w.(*Worker).attemptOnce(ctx, r)
 	}
+	hook.Workers.Slots = func(w any, observer string) ([]uint64, bool) { return w.(*Worker).slotsNow(observer) }
 	hook.Workers.Cascades = func(ctx context.Context, w any) error { return w.(*Worker).knowCascades(ctx) }
 	hook.Workers.Timers = func(ctx context.Context, w any) error { return w.(*Worker).knowTimers(ctx) }
 	hook.Workers.Timer = func(ctx context.Context, w any) (hook.Run, time.Time, error) { return w.(*Worker).nextTimer(ctx) }
@@ -66,6 +67,29 @@ func withOwnership(owns hook.Owns) Option { return func(o *options) { o.owns = o
 // itself. One whose first read draws the timestamp does not call it.
 func withBegin(begins func(ctx context.Context)) Option {
 	return func(o *options) { o.begins = begins }
+}
+
+// slotsNow returns the slots that are the worker's own for an observer now, a bit for each, nil if it has no shares of it. starts is
+// false if the worker begins nothing any more.
+func (w *Worker) slotsNow(observer string) (own []uint64, starts bool) {
+	w.mu.Lock()
+	starts = !w.stopping
+	w.mu.Unlock()
+	all := w.member.shares.Load()
+	i := slices.IndexFunc(w.list, func(q *queue) bool { return q.o.Name == observer })
+	if all == nil || i < 0 {
+		return nil, starts
+	}
+	switch s := all.at(w.list[i], w.now()); s.kind {
+	case shareAll:
+		own = make([]uint64, len(slotSet{}))
+		for i := range own {
+			own[i] = ^uint64(0)
+		}
+	case shareSlots:
+		own = slices.Clone(s.slots[:])
+	}
+	return own, starts
 }
 
 // left lists what the worker's observers have yet to see, without parked runs, and clears the

@@ -88,4 +88,11 @@ func NextTimer(ctx context.Context, w *percolator.Worker) (c percolator.Cell, du
 	return percolator.Cell{Table: r.Table, Row: r.Row, Column: r.Column}, due, err
 }
 
+// Slots returns the slots that a worker takes for its own for an observer at this moment, by its own estimate of the oracle's time: a bit
+// for each of rowstore.Slots, the lowest bit first. It returns nil while the worker is no member, and if it does not run the observer. starts is false if the
+// worker stops: it begins nothing any more, whatever its own slots are. It may be called concurrently with Run. The shares of a worker that has ended stay as they were.
+func Slots(w *percolator.Worker, observer string) (own []uint64, starts bool) {
+	return hook.Workers.Slots(w, observer)
+}
+
 func option(o any) percolator.Option { return o.(percolator.Option) }

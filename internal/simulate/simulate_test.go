@@ -6,6 +6,8 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"math"
+	"math/rand/v2"
 	"os"
 	"strconv"
 	"strings"
@@ -13,7 +15,6 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
-	"text/tabwriter"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -90,21 +91,53 @@ func TestDrain(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { all = append(all, simulateDrain(t, n)) })
 		})
 	}
-	var text strings.Builder
-	show := tabwriter.NewWriter(&text, 0, 0, 2, ' ', tabwriter.AlignRight)
-	_, _ = fmt.Fprintln(show, "workers\tchanges/s\tof linear\tall after\tfunctions\tconflicts\tscans\tcalls\t")
+	var s sheet
+	s.drains(all)
+	s.show(t, fmt.Sprintf("a backlog of %d changes for each worker; a call to the store takes %v to %v, a function %v; functions, conflicts, scans and calls for each change",
+		*changes, *latency/2, *latency*3/2, *function))
+}
+
+// drains adds what each number of workers made of its backlog, the smallest number first, and judges it: by the bars
+// on any number, not on small ones alone.
+func (s *sheet) drains(all []drain) {
+	s.add("workers\tchanges/s\tof linear\tall after\tfunctions\tconflicts\tscans\tcalls")
+	least, most := math.Inf(1), 0.0
 	for _, d := range all {
-		linear := all[0].rate() * float64(d.workers) / float64(all[0].workers)
-		_, _ = fmt.Fprintf(show, "%d\t%.0f\t%.2f\t%v\t%.2f\t%.2f\t%.2f\t%.1f\t\n", d.workers, d.rate(), d.rate()/linear, d.all,
-			d.each(float64(d.functions)), d.each(float64(d.conflicts)), d.each(float64(d.scans)), d.each(float64(d.calls)))
-		require.LessOrEqual(t, d.each(float64(d.functions)), 1.01, "functions for each change, %d workers", d.workers)
-		if d.workers <= 32 {
-			require.GreaterOrEqual(t, d.rate()/linear, 0.8, "of linear, %d workers", d.workers)
-		}
+		linear := d.rate() / (all[0].rate() * float64(d.workers) / float64(all[0].workers))
+		calls := d.each(float64(d.calls))
+		s.add("%d\t%.0f\t%.2f\t%v\t%.2f\t%.2f\t%.2f\t%.1f", d.workers, d.rate(), linear, d.all,
+			d.each(float64(d.functions)), d.each(float64(d.conflicts)), d.each(float64(d.scans)), calls)
+		s.atMost(1.01, "functions", d.each(float64(d.functions)))
+		s.atLeast(0.8, "of linear", linear)
+		least, most = min(least, calls), max(most, calls)
+		s.atMost(1.5, "calls, most of the lines so far / least", most/least)
 	}
-	require.NoError(t, show.Flush())
-	t.Logf("a backlog of %d changes for each worker; a call to the store takes %v, a function %v; functions, conflicts, scans and calls for each change\n%s",
-		*changes, *latency, *function, &text)
+}
+
+// TestDrainIsJudged judges figures that are good, and then each of them made bad, for the greatest number of workers.
+func TestDrainIsJudged(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(d *drain){
+		"":          func(*drain) {},
+		"functions": func(d *drain) { d.functions += int64(d.changes) },
+		"of linear": func(d *drain) { d.most = d.most * 13 / 10 },
+		"calls":     func(d *drain) { d.calls = d.calls * 16 / 10 },
+		"calls, ":   func(d *drain) { d.calls = d.calls * 6 / 10 }, // also fewer: then the others have too many
+	} {
+		var all []drain
+		for _, n := range []int{1, 32, 1000} {
+			all = append(all, drain{workers: n, changes: 100 * n, most: time.Second, functions: 100 * int64(n), calls: 200 * int64(n)})
+		}
+		change(&all[2])
+		var s sheet
+		s.drains(all)
+		if name == "" {
+			require.Empty(t, s.missed)
+			continue
+		}
+		require.Len(t, s.missed, 1, name)
+		require.True(t, strings.HasPrefix(s.missed[0], name), "%s: %s", name, s.missed[0])
+	}
 }
 
 // simulateDrain makes a backlog and lets n workers, each with a client of its own, handle it.
@@ -129,9 +162,9 @@ func simulateDrain(t *testing.T, n int) drain {
 	}
 
 	var dbs []*percolator.DB
-	for range n {
+	for i := range n {
 		client := faultstore.New(mem, faultstore.Options{KeepOpen: true, Seed: 1})
-		client.SetRules(takesLatency(&calls))
+		client.SetRules(takesLatency(uint64(i), func() { calls.Add(1) }, nil))
 		dbs = append(dbs, open(client))
 	}
 	handled := func() int { return observerRuns(dbs) }
@@ -199,15 +232,24 @@ func copying(calls *atomic.Int64) percolator.Observer {
 	}
 }
 
-// takesLatency makes each call to the store take its time, and counts them.
-func takesLatency(calls *atomic.Int64) faultstore.Rule {
+// takesLatency makes each call to the store take between a half and one and a half of the latency, and tells of it before.
+// after, which may be nil, decides what becomes of the call then.
+func takesLatency(seed uint64, called func(), after func(context.Context, *faultstore.Call) faultstore.Fault) faultstore.Rule {
+	var mu sync.Mutex
+	random := rand.New(rand.NewPCG(1, seed))
 	return faultstore.Rule{
 		Times: -1,
 		Match: func(c *faultstore.Call) bool { return c.Kind != faultstore.CallListen },
-		Before: func(context.Context, *faultstore.Call) faultstore.Fault {
-			calls.Add(1)
-			time.Sleep(*latency)
-			return faultstore.Fault{}
+		Before: func(ctx context.Context, c *faultstore.Call) faultstore.Fault {
+			called()
+			mu.Lock()
+			took := *latency/2 + time.Duration(random.Int64N(int64(*latency)+1))
+			mu.Unlock()
+			time.Sleep(took)
+			if after == nil {
+				return faultstore.Fault{}
+			}
+			return after(ctx, c)
 		},
 	}
 }

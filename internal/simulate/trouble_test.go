@@ -27,7 +27,7 @@ func loadFor(workers int, function time.Duration) float64 {
 func TestRollingRestart(t *testing.T) {
 	t.Parallel()
 	var s sheet
-	s.add("workers\tfunction\tpause\t" + resultHead + "\ttook")
+	s.add("workers\tfunction\tpause\t" + resultHead + "\ttook\t" + tenureHead)
 	for _, n := range size([]int{3}, []int{8, 32}) {
 		for _, function := range size([]time.Duration{0, 300 * time.Millisecond}, []time.Duration{0, 300 * time.Millisecond, 10 * time.Second}) {
 			for _, pause := range size([]time.Duration{time.Second}, []time.Duration{time.Second, 5 * time.Second}) {
@@ -35,10 +35,16 @@ func TestRollingRestart(t *testing.T) {
 					continue // it takes the processor long, and shows nothing new
 				}
 				synctest.Test(t, func(t *testing.T) {
-					r, took := simulateRollingRestart(t, n, function, pause)
-					s.add("%d\t%v\t%v\t%s\t%v", n, function, pause, r.line(), took.Round(time.Second))
+					r, slots, took := simulateRollingRestart(t, n, function, pause)
+					s.add("%d\t%v\t%v\t%s\t%v\t%s", n, function, pause, r.line(), took.Round(time.Second), slots.line())
 					s.atMost(1.01, "functions", r.each(float64(r.functions)))
 					s.within(3*time.Second, "p99", r.p99)
+					s.atMost(1, "percent of slot-time without an owner", slots.percent(slots.none))
+					s.atMost(2, "percent of slot-time with two owners", slots.percent(slots.two))
+					// A worker that was told to stop begins nothing, and has its share until its functions end, or for two fifths of a
+					// lease. So each of its slots waits once for that long.
+					waits := min(function, 1200*time.Millisecond) + 200*time.Millisecond
+					s.atMost(waits.Seconds(), "seconds for which a slot's owner stops", slots.percent(slots.stopping)/100*took.Seconds())
 				})
 			}
 		}
@@ -46,7 +52,7 @@ func TestRollingRestart(t *testing.T) {
 	s.show(t, "each worker is stopped, and once it has ended another one is started; then comes the pause")
 }
 
-func simulateRollingRestart(t *testing.T, n int, function, pause time.Duration) (r result, took time.Duration) {
+func simulateRollingRestart(t *testing.T, n int, function, pause time.Duration) (r result, slots tenure, took time.Duration) {
 	t.Helper()
 	w := newWorld(t, function)
 	for range n {
@@ -57,19 +63,21 @@ func simulateRollingRestart(t *testing.T, n int, function, pause time.Duration) 
 	stop := w.load(loadFor(n, function))
 	time.Sleep(2*time.Second + function)
 	began := time.Now()
+	watched := w.watchSlots()
 	for i := range n {
 		require.NoError(t, w.processes[i].stop())
 		w.start()
 		time.Sleep(pause)
 	}
 	took = time.Since(began)
+	slots = watched()
 	time.Sleep(5 * time.Second)
 	stop()
 	until := w.counts()
 	w.wait(0)
 	r = w.result(since, until)
 	w.close()
-	return r, took
+	return r, slots, took
 }
 
 // TestKill lets one of the workers die without a word, at some moment between two signs
@@ -77,12 +85,13 @@ func simulateRollingRestart(t *testing.T, n int, function, pause time.Duration) 
 func TestKill(t *testing.T) {
 	t.Parallel()
 	var s sheet
-	s.add("function\trounds\tchanges\tfunctions\tlate by more than 100 ms\tlatest after the death, least\tgreatest")
+	s.add("function\trounds\tchanges\tfunctions\tlate by more than 100 ms\tlatest after the death, least\tgreatest\t" + tenureHead)
 	for _, function := range size([]time.Duration{0}, []time.Duration{0, 300 * time.Millisecond, 3 * time.Second}) {
 		rounds := size(4, 20)
 		var sum result
 		var least, most time.Duration
 		late := 0
+		var slots tenure
 		for round := range rounds {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, function)
@@ -94,8 +103,10 @@ func TestKill(t *testing.T) {
 				stop := w.load(loadFor(8, function))
 				time.Sleep(2*time.Second + function + time.Duration(round)*1500*time.Millisecond/time.Duration(rounds))
 				died := time.Now()
+				watched := w.watchSlots()
 				w.processes[round%8].die()
 				time.Sleep(10 * time.Second)
+				slots.add(watched())
 				stop()
 				w.wait(0)
 				r := w.result(since, w.counts())
@@ -109,7 +120,7 @@ func TestKill(t *testing.T) {
 				}
 			})
 		}
-		s.add("%v\t%d\t%d\t%.3f\t%d\t%v\t%v", function, rounds, sum.changes, sum.each(float64(sum.functions)), late, least, most)
+		s.add("%v\t%d\t%d\t%.3f\t%d\t%v\t%v\t%s", function, rounds, sum.changes, sum.each(float64(sum.functions)), late, least, most, slots.line())
 		s.within(5*time.Second, "latest", most)
 	}
 	s.show(t, "one of 8 workers dies, and its changes run elsewhere")

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,11 +33,11 @@ type world struct {
 	scanTakes time.Duration // a scan of the changed table takes so much longer
 	scanned   atomic.Int64  // such calls
 	source    *process      // which only commits
-	processes []*process    // which run observers, also those that have ended
 
-	mu      sync.Mutex
-	made    int
-	changes map[string]*change // by row
+	mu        sync.Mutex
+	processes []*process // which run observers, also those that have ended; appended to by the test's own goroutine alone
+	made      int
+	changes   map[string]*change // by row
 }
 
 // change is a change of a row of its own.
@@ -65,6 +64,7 @@ type process struct {
 	silent  atomic.Pointer[chan struct{}] // until when its calls hang
 	hanging atomic.Int64                  // functions
 	dead    atomic.Bool
+	ended   atomic.Bool  // its worker has returned
 	stop    func() error // again and again
 }
 
@@ -78,37 +78,25 @@ func newWorld(t *testing.T, function time.Duration, observers ...string) *world 
 	return w
 }
 
-// newProcess opens a database over the store. Each call takes between a half and one and
-// a half of the latency.
+// newProcess opens a database over the store, whose calls take time (takesLatency).
 func (w *world) newProcess(options ...percolator.Option) *process {
 	w.Helper()
 	p := &process{world: w}
-	var mu sync.Mutex
-	random := rand.New(rand.NewPCG(1, uint64(len(w.processes))))
 	p.client = faultstore.New(w.mem, faultstore.Options{KeepOpen: true, Seed: 1})
-	p.client.SetRules(faultstore.Rule{
-		Times: -1,
-		Match: func(c *faultstore.Call) bool { return c.Kind != faultstore.CallListen },
-		Before: func(ctx context.Context, c *faultstore.Call) faultstore.Fault {
-			p.calls.Add(1)
-			if c.Kind == faultstore.CallScan && c.Range.Table == "t" {
-				w.scanned.Add(1)
-				time.Sleep(w.scanTakes)
+	p.client.SetRules(takesLatency(uint64(len(w.processes)), func() { p.calls.Add(1) }, func(ctx context.Context, c *faultstore.Call) faultstore.Fault {
+		if c.Kind == faultstore.CallScan && c.Range.Table == "t" {
+			w.scanned.Add(1)
+			time.Sleep(w.scanTakes)
+		}
+		if silent := p.silent.Load(); silent != nil {
+			select {
+			case <-*silent:
+			case <-ctx.Done():
+				return faultstore.Fault{Kind: faultstore.LoseReply}
 			}
-			mu.Lock()
-			took := *latency/2 + time.Duration(random.Int64N(int64(*latency)+1))
-			mu.Unlock()
-			time.Sleep(took)
-			if silent := p.silent.Load(); silent != nil {
-				select {
-				case <-*silent:
-				case <-ctx.Done():
-					return faultstore.Fault{Kind: faultstore.LoseReply}
-				}
-			}
-			return faultstore.Fault{}
-		},
-	})
+		}
+		return faultstore.Fault{}
+	}))
 	options = append([]percolator.Option{percolator.WithLogger(slog.New(slog.DiscardHandler))}, options...)
 	var store rowstore.Store = p.client
 	if w.quiet {
@@ -149,12 +137,15 @@ func (p *process) run(observers ...string) *process {
 	p.stop = sync.OnceValue(func() error {
 		cancel()
 		err := <-ended
+		p.ended.Store(true)
 		if p.dead.Load() {
 			err = nil
 		}
 		return errors.Join(err, p.db.Close(context.WithoutCancel(ctx)))
 	})
+	p.mu.Lock()
 	p.processes = append(p.processes, p)
+	p.mu.Unlock()
 	return p
 }
 
@@ -423,6 +414,11 @@ func (s *sheet) add(format string, args ...any) {
 // atMost notes that the line that was added last misses a bar, if it does.
 func (s *sheet) atMost(bar float64, what string, value float64) {
 	s.bar(value <= bar, fmt.Sprintf("%s %.3f, the bar %g", what, value, bar))
+}
+
+// atLeast is atMost for a value that must not be less.
+func (s *sheet) atLeast(bar float64, what string, value float64) {
+	s.bar(value >= bar, fmt.Sprintf("%s %.3f, the bar %g", what, value, bar))
 }
 
 // within is atMost for a time.

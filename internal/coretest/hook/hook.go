@@ -24,7 +24,7 @@ type Owns func(observer, table, row, column string) bool
 // Run names an observer and a cell that it has yet to see.
 type Run struct{ Observer, Table, Row, Column string }
 
-// Workers are steps of a worker that does not run. A worker is a *percolator.Worker.
+// Workers are steps of a worker that does not run, and Slots, which is of one that does. A worker is a *percolator.Worker.
 var Workers struct {
 	Publish  func(ctx context.Context, worker any) error
 	Left     func(ctx context.Context, worker any) ([]Run, error)
@@ -32,4 +32,5 @@ var Workers struct {
 	Timers   func(ctx context.Context, worker any) error
 	Cascades func(ctx context.Context, worker any) error
 	Timer    func(ctx context.Context, worker any) (next Run, due time.Time, err error)
+	Slots    func(worker any, observer string) (own []uint64, starts bool)
 }
