@@ -41,7 +41,9 @@ type catalog struct {
 	version              int
 	safe, safeAt         percolator.Timestamp
 	resolved, swept      percolator.Timestamp
+	collected            format.Collected
 	points               map[string]format.TableSafePoint
+	pointsAt             percolator.Timestamp // their version
 	erased               []format.ErasedRange
 	holds                []format.Hold
 	processes, condemned int
@@ -73,7 +75,7 @@ func catalogRead() rowstore.RowRead {
 	read := rowstore.RowRead{Table: format.TableCatalog, Row: format.RowCatalog, Selectors: []rowstore.Selector{
 		newest(rowstore.Mark, rowstore.AllColumns, atMost),
 	}}
-	for _, c := range []string{format.ColumnConfig, format.ColumnSafePoint, format.ColumnOfTables, format.ColumnHolds, format.ColumnResolved, format.ColumnSwept, format.ColumnErased} {
+	for _, c := range []string{format.ColumnConfig, format.ColumnSafePoint, format.ColumnOfTables, format.ColumnHolds, format.ColumnResolved, format.ColumnSwept, format.ColumnErased, format.ColumnCollected} {
 		read.Selectors = append(read.Selectors, newest(rowstore.Write, c, atMost))
 	}
 	return read
@@ -108,6 +110,11 @@ func parseCatalog(row *rowstore.Row, now percolator.Timestamp) (*catalog, error)
 			c.resolved = v.TS
 		case v.Column == format.ColumnSwept:
 			c.swept = v.TS
+		case v.Column == format.ColumnCollected:
+			var err error
+			if c.collected, err = format.DecodeCollected(v.Value); err != nil {
+				return nil, fmt.Errorf("reading the catalog: %w", err)
+			}
 		case v.Column == format.ColumnErased:
 			e, err := format.DecodeErased(v.Value)
 			if err != nil {
@@ -115,6 +122,7 @@ func parseCatalog(row *rowstore.Row, now percolator.Timestamp) (*catalog, error)
 			}
 			c.erased = e.Ranges
 		case v.Column == format.ColumnOfTables:
+			c.pointsAt = v.TS
 			points, err := format.DecodeTableSafePoints(v.Value)
 			if err != nil {
 				return nil, fmt.Errorf("reading the catalog: %w", err)

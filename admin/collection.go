@@ -63,7 +63,8 @@ func (r *Reader) Collection(ctx context.Context, limit int) (Collection, error) 
 	if c.safe != 0 {
 		g.Age = since(c.now, c.safe)
 	}
-	g.Behind = Span(c.current.Overdue(c.now, c.safe))
+	collected := c.collected.Point(c.safe)
+	g.Behind = Span(c.current.Overdue(c.now, collected))
 	for _, h := range g.Holds {
 		if h.Extra > 0 && (g.HeldBy == "" || h.At < g.Holds[slices.IndexFunc(g.Holds, func(o Hold) bool { return o.Name == g.HeldBy })].At) {
 			g.HeldBy = h.Name
@@ -74,7 +75,7 @@ func (r *Reader) Collection(ctx context.Context, limit int) (Collection, error) 
 		of := c.current.Of(string(t.Name))
 		g.Tables = append(g.Tables, Table{
 			Name: public(string(t.Name)), Retention: ms(of.RetentionMs), MaxTxnAge: ms(of.MaxTxnAgeMs), Set: true, SafePoint: Stamp(c.safePoint(string(t.Name))),
-			behind: Span(c.current.TableOverdue(c.now, c.safe, string(t.Name), c.points[string(t.Name)])),
+			behind: Span(c.current.TableOverdue(c.now, collected, string(t.Name), c.collected.TablePoint(c.points[string(t.Name)], c.pointsAt))),
 		})
 	}
 	target := c.now.Add(-time.Duration(g.Retention))

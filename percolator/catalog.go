@@ -47,6 +47,7 @@ type catalogView struct {
 	safePoint Timestamp // of tables that have none of their own, and the least of any
 	// resolved and swept are ColumnResolved and ColumnSwept; see there.
 	resolved, swept Timestamp
+	progress
 	// points are those of tables that have one of their own, by stored names; pointsAt is their
 	// version.
 	points   map[string]format.TableSafePoint
@@ -235,6 +236,7 @@ func (db *DB) readRevision(ctx context.Context, v *catalogView) (stands bool, er
 		{Family: rowstore.Write, Column: format.ColumnResolved, To: oracle.Max, Limit: 1},
 		{Family: rowstore.Write, Column: format.ColumnSwept, To: oracle.Max, Limit: 1},
 		{Family: rowstore.Write, Column: format.ColumnErased, To: oracle.Max, Limit: 1},
+		{Family: rowstore.Write, Column: format.ColumnCollected, To: oracle.Max, Limit: 1},
 		{Family: rowstore.Mark, Column: db.uses.id, To: oracle.Max, Limit: 1},
 	}}})
 	if err == nil {
@@ -264,6 +266,9 @@ func (db *DB) readRevision(ctx context.Context, v *catalogView) (stands bool, er
 		return false, fmt.Errorf("reading the catalog: %w", err)
 	}
 	if err := v.readErased(rows[0].Newest(rowstore.Write, format.ColumnErased)); err != nil {
+		return false, fmt.Errorf("reading the catalog: %w", err)
+	}
+	if err := v.readCollected(rows[0].Newest(rowstore.Write, format.ColumnCollected)); err != nil {
 		return false, fmt.Errorf("reading the catalog: %w", err)
 	}
 	if err := db.checkOracle(ctx, v); err != nil {
@@ -328,7 +333,7 @@ func (db *DB) checkOracle(ctx context.Context, v *catalogView) error {
 	if v.Oracle != db.opt.oracleName {
 		return fmt.Errorf("%w: the data was written with the oracle %q, not %q; open it with that one, because timestamps of two oracles are in no order", ErrInvalid, oracleTitle(v.Oracle), oracleTitle(db.opt.oracleName))
 	}
-	stored := max(v.revision, v.safePoint, v.pointsAt, v.holdsAt, v.erasedAt)
+	stored := max(v.revision, v.safePoint, v.pointsAt, v.holdsAt, v.erasedAt, v.collectedAt)
 	if v.asOf > stored {
 		return nil
 	}

@@ -76,7 +76,9 @@ func (tx *Txn) commitAnyWay(ctx context.Context) error {
 		return fmt.Errorf("percolator: committing: %w", err)
 	case c.primary < 0 && len(tx.weak) == 0:
 		// Reads of one snapshot are consistent; locks without a write change nothing.
-		db.count.readOnly.Add(1)
+		if !tx.counted {
+			db.count.readOnly.Add(1)
+		}
 		unknown = false
 		return nil
 	case c.primary < 0:

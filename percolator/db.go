@@ -412,10 +412,9 @@ func (db *DB) View(ctx context.Context, fn func(tx *Txn) error, opts ...TxnOptio
 	if err != nil {
 		return err
 	}
+	tx.counted = true
 	defer func() { // here for a panic of fn too
-		if !tx.done {
-			db.count.readOnly.Add(1)
-		}
+		db.count.readOnly.Add(1)
 		_ = tx.Rollback(ctx)
 	}()
 	return t.call(fn, tx)

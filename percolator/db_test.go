@@ -41,6 +41,12 @@ func TestStatsCountViews(t *testing.T) {
 	require.NoError(t, db.Update(ctx, func(*Txn) error { return nil }))
 	require.EqualValues(t, 4, db.Stats().ReadOnly)
 	require.EqualValues(t, 4, db.Stats().Transactions)
+	require.NoError(t, db.View(ctx, func(tx *Txn) error { return tx.Rollback(ctx) }))
+	ended, cancel := context.WithCancel(ctx)
+	cancel()
+	_ = db.View(ctx, func(tx *Txn) error { return tx.Commit(ended) })
+	require.EqualValues(t, 6, db.Stats().ReadOnly)
+	require.EqualValues(t, 6, db.Stats().Transactions)
 }
 
 // A call without a function is an error, and not a panic.

@@ -66,9 +66,14 @@ func (db *DB) CollectGarbage(ctx context.Context, opts GCOptions) (GCReport, err
 	if opts.Keep < 0 || opts.Within < 0 {
 		return GCReport{}, fmt.Errorf("percolator: CollectGarbage: %w: GCOptions.Keep is %v and Within is %v; they may not be negative", ErrInvalid, opts.Keep, opts.Within)
 	}
+	return db.collect(ctx, opts, false)
+}
+
+// collect is CollectGarbage. goesOn lets it go on with what an earlier collection has published, if that did not come to its end.
+func (db *DB) collect(ctx context.Context, opts GCOptions, goesOn bool) (GCReport, error) {
 	var report GCReport
 	err := db.during(ctx, func(ctx context.Context) (err error) {
-		report, err = db.collectGarbage(ctx, opts)
+		report, err = db.collectGarbage(ctx, opts, goesOn)
 		return err
 	})
 	db.count.gcVersions.Add(uint64(report.Versions)) //nolint:gosec // a count
@@ -89,6 +94,10 @@ type gcPass struct {
 	db     *DB
 	within time.Duration // of GCOptions
 	all    bool          // GCOptions.Full
+	goesOn bool          // with what an earlier collection has published
+	// resumed tells that it does, and tries how many have done so.
+	resumed bool
+	tries   int
 	// view was read after the safe points were published. The settings that it shows decide:
 	// whoever commits by an older view is bound by those, or began below the clean points.
 	view   *catalogView
@@ -110,9 +119,9 @@ func (p *gcPass) safe(table string) Timestamp {
 	return p.rest
 }
 
-func (db *DB) collectGarbage(ctx context.Context, opts GCOptions) (GCReport, error) {
+func (db *DB) collectGarbage(ctx context.Context, opts GCOptions, goesOn bool) (GCReport, error) {
 	var report GCReport
-	p := &gcPass{db: db, within: opts.Within, all: opts.Full, report: &report}
+	p := &gcPass{db: db, within: opts.Within, all: opts.Full, goesOn: goesOn, report: &report}
 	if err := db.storeHints(ctx); err != nil {
 		return report, err
 	}
@@ -130,11 +139,14 @@ func (db *DB) collectGarbage(ctx context.Context, opts GCOptions) (GCReport, err
 			return report, err
 		}
 	}
-	if err := db.outlast(ctx); err != nil {
+	whole, err := p.outlast(ctx)
+	if err != nil {
 		return report, err
 	}
-	if err := db.buryUses(ctx, dead); err != nil {
-		return report, err
+	if whole {
+		if err := db.buryUses(ctx, dead); err != nil {
+			return report, err
+		}
 	}
 	if err := db.raiseToHints(ctx, p.view); err != nil {
 		return report, err
@@ -142,7 +154,10 @@ func (db *DB) collectGarbage(ctx context.Context, opts GCOptions) (GCReport, err
 	if err := p.resolve(ctx); err != nil {
 		return report, err
 	}
-	return report, p.removeAll(ctx)
+	if err := p.removeAll(ctx); err != nil {
+		return report, err
+	}
+	return report, p.collected(ctx)
 }
 
 // removeAll removes what is garbage in all tables that the collection looks at. Once the locks are resolved the tables do not depend on each
@@ -175,6 +190,10 @@ func (p *gcPass) publish(ctx context.Context, keep time.Duration) error {
 	v, err := p.db.loadCatalog(ctx)
 	if err != nil {
 		return err
+	}
+	if p.resumes(v) {
+		p.resume(v)
+		return nil
 	}
 	points := map[string]Timestamp{}
 	for t, retention := range v.shortTables(p.within) {
@@ -214,7 +233,7 @@ func (p *gcPass) publish(ctx context.Context, keep time.Duration) error {
 		if p.mayCollect(p.view, t) {
 			p.own[t] = p.view.safePointOf(t)
 			if !p.view.clean(t) {
-				p.cleans = max(p.cleans, p.view.stored(p.view.asOf).Of(t).Since)
+				p.cleans = max(p.cleans, p.view.sinceOf(t))
 			}
 		}
 	}

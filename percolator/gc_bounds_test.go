@@ -283,20 +283,85 @@ func TestShortLivedWorkersCollect(t *testing.T) {
 	})
 }
 
+// Workers that end before the lease is over which a collection waits collect all the same: one publishes the safe point, another goes on from there. Until
+// then the gauge tells that history is kept.
+func TestWorkersThatEndWithinTheLeaseCollect(t *testing.T) {
+	t.Parallel()
+	for name, settings := range map[string]TableSettings{"all tables": {}, "a short table": {MaxTxnAge: 10 * time.Second, Retention: time.Minute}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				mem := memstore.New()
+				opt := WithSettings(Settings{MaxTxnAge: time.Minute, Retention: 10 * time.Minute, CatalogLease: 10 * time.Second})
+				db, err := New(t.Context(), unclosedMemory{mem}, opt)
+				require.NoError(t, err)
+				if settings != (TableSettings{}) {
+					require.NoError(t, db.ConfigureTable(t.Context(), "t", settings))
+				}
+				set(t, db, rowA, "1")
+				set(t, db, rowA, "2")
+				require.NoError(t, db.storeHints(t.Context()))
+				time.Sleep(11 * time.Minute)
+				overdue := func() time.Duration {
+					v, err := db.loadCatalog(t.Context())
+					require.NoError(t, err)
+					late, err := db.overdue(t.Context(), v)
+					require.NoError(t, err)
+					return late
+				}
+				versions := func() int {
+					rows, err := mem.Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: "a", Selectors: []rowstore.Selector{everything(rowstore.Write, "v")}}})
+					require.NoError(t, err)
+					return len(rows[0].Versions)
+				}
+				lives := 0
+				for late := overdue(); versions() == 2; lives++ {
+					require.Less(t, lives, 20, "nothing was collected")
+					now := overdue()
+					require.GreaterOrEqual(t, now, late, "history is kept still")
+					late = now
+					liveFor(t, mem, opt, 8*time.Second)
+					time.Sleep(52 * time.Second)
+				}
+				t.Log("lives", lives)
+				require.Positive(t, lives)
+				for range 10 {
+					liveFor(t, mem, opt, 8*time.Second)
+					time.Sleep(52 * time.Second)
+				}
+				require.Less(t, overdue(), 5*time.Minute)
+				require.NoError(t, db.Close(t.Context()))
+			})
+		})
+	}
+}
+
+// liveFor runs a worker for so long.
+func liveFor(t *testing.T, mem *memstore.Store, opt Option, life time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), life)
+	defer cancel()
+	db, err := New(t.Context(), unclosedMemory{mem}, opt)
+	require.NoError(t, err)
+	require.NoError(t, NewWorker(db, WorkerConfig{GCInterval: time.Minute}).Run(ctx))
+	require.NoError(t, db.Close(t.Context()))
+}
+
 type unclosedMemory struct{ *memstore.Store }
 
 func (unclosedMemory) Close() error { return nil }
 
-// slowTables takes a minute to list the tables, and then fails: a stand-in for a collection that reads all rows and finds a damaged one.
+// slowTables takes some time to list the tables, and then fails: a stand-in for a collection that reads all rows and finds a damaged one.
 type slowTables struct {
 	unclosedMemory
 	calls *atomic.Int64
+	takes time.Duration
 }
 
 func (s slowTables) Tables(ctx context.Context) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		s.calls.Add(1)
-		time.Sleep(time.Minute)
+		time.Sleep(s.takes)
 		yield("", errors.New("damaged"))
 	}
 }
@@ -304,17 +369,26 @@ func (s slowTables) Tables(ctx context.Context) iter.Seq2[string, error] {
 // A collection that fails after it has read for long is repeated, but not all the time.
 func TestFailingCollectionTakesLittleTime(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Hour)
-		defer cancel()
-		var calls atomic.Int64
-		db, err := New(ctx, slowTables{unclosedMemory{memstore.New()}, &calls}, WithSettings(Settings{MaxTxnAge: time.Minute, Retention: time.Hour}))
-		require.NoError(t, err)
-		require.NoError(t, NewWorker(db, WorkerConfig{GCInterval: time.Hour}).Run(ctx))
-		require.NoError(t, db.Close(t.Context()))
-		require.GreaterOrEqual(t, calls.Load(), int64(20))
-		require.LessOrEqual(t, calls.Load(), int64(30))
-	})
+	for _, c := range []struct {
+		takes         time.Duration
+		atLeast, most int64
+	}{
+		{time.Minute, 20, 30},
+		// It pauses for no more than half the interval.
+		{10 * time.Minute, 7, 9},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Hour)
+			defer cancel()
+			var calls atomic.Int64
+			db, err := New(ctx, slowTables{unclosedMemory{memstore.New()}, &calls, c.takes}, WithSettings(Settings{MaxTxnAge: time.Minute, Retention: time.Hour}))
+			require.NoError(t, err)
+			require.NoError(t, NewWorker(db, WorkerConfig{GCInterval: time.Hour}).Run(ctx))
+			require.NoError(t, db.Close(t.Context()))
+			require.GreaterOrEqual(t, calls.Load(), c.atLeast)
+			require.LessOrEqual(t, calls.Load(), c.most)
+		})
+	}
 }
 
 // damagedMarkers cannot read the notified rows of table t.

@@ -8,9 +8,20 @@ import (
 
 // When a worker collects garbage.
 
+// Unless a worker is told otherwise, there are gcIntervals collections in a retention, or one in gcIntervalMost.
+const (
+	gcIntervals    = 10
+	gcIntervalMost = time.Hour
+)
+
+// gcInterval is how often tables of a retention are collected then.
+func gcInterval(retention time.Duration) time.Duration {
+	return min(retention/gcIntervals, gcIntervalMost)
+}
+
 // collect collects garbage from time to time, once for all workers together. The safe
 // point shows when the last collection was, so a worker that starts later keeps to the
-// same schedule.
+// same schedule. It goes on with one that did not come to its end.
 func (w *Worker) collect(ctx context.Context) error {
 	waited, pause := false, time.Duration(0)
 	for {
@@ -50,7 +61,7 @@ func (w *Worker) collect(ctx context.Context) error {
 func (w *Worker) collectAll(ctx context.Context) error {
 	for attempt := 0; ; attempt++ {
 		began := w.db.clock.Now()
-		_, err := w.db.CollectGarbage(ctx, GCOptions{})
+		_, err := w.db.collect(ctx, GCOptions{}, attempt == 0)
 		if err == nil {
 			return nil
 		}
@@ -72,11 +83,15 @@ func (w *Worker) collectionDue(v *catalogView) time.Duration {
 	if w.uncleanFor(v) <= 0 {
 		return 0
 	}
-	if v.keptByHold(v.safePoint) {
-		return w.gcInterval(v.at(v.asOf).Retention)
-	}
 	retention := v.at(v.asOf).Retention
-	return retention + w.gcInterval(retention) - v.asOf.Sub(v.safePoint)
+	due := retention + w.gcInterval(retention) - v.asOf.Sub(v.safePoint)
+	if v.keptByHold(v.safePoint) {
+		due = w.gcInterval(retention)
+	}
+	if v.unfinished() {
+		due = min(due, v.collected.Whole.Left.Sub(v.asOf))
+	}
+	return due
 }
 
 // uncleanFor returns in how long a collection of all tables is due because the retention of a table was
@@ -131,6 +146,7 @@ func (w *Worker) collectShort(ctx context.Context) error {
 		if pause = 0; within == 0 || due > v.lease {
 			continue
 		}
+		goesOn := true
 		err := w.retry(ctx, "collecting garbage", func() error {
 			v, err := w.db.loadCatalog(ctx)
 			if err != nil {
@@ -139,7 +155,8 @@ func (w *Worker) collectShort(ctx context.Context) error {
 			if within, due = w.nextShort(v, v.asOf); within == 0 || due > 0 {
 				return nil
 			}
-			_, err = w.db.CollectGarbage(ctx, GCOptions{Within: within})
+			_, err = w.db.collect(ctx, GCOptions{Within: within}, goesOn)
+			goesOn = false
 			pause = w.gcInterval(within) / 2
 			return err
 		})
@@ -154,10 +171,18 @@ func (w *Worker) collectShort(ctx context.Context) error {
 // ones. within is 0 if there is none.
 func (w *Worker) nextShort(v *catalogView, now Timestamp) (within, due time.Duration) {
 	for t, retention := range v.shortTables(0) {
-		if !v.clean(t) || v.keptByHold(v.safePointOf(t)) {
+		if !v.clean(t) {
 			continue
 		}
 		own := retention + w.gcInterval(retention) - now.Sub(v.safePointOf(t))
+		switch held, unfinished := v.keptByHold(v.safePointOf(t)), v.unfinishedIn(t); {
+		case unfinished && held:
+			own = v.collected.Short.Left.Sub(now)
+		case unfinished:
+			own = min(own, v.collected.Short.Left.Sub(now))
+		case held:
+			continue
+		}
 		switch {
 		case within == 0, own > 0 && own < due, own <= 0 && (due > 0 || retention > within):
 			within, due = retention, own
@@ -170,7 +195,7 @@ func (w *Worker) nextShort(v *catalogView, now Timestamp) (within, due time.Dura
 func (w *Worker) gcInterval(retention time.Duration) time.Duration {
 	switch configured := w.config.GCInterval; {
 	case configured == 0:
-		return min(retention/10, time.Hour)
+		return gcInterval(retention)
 	case retention >= w.db.Settings().Retention:
 		return configured
 	default:

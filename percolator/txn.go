@@ -24,6 +24,7 @@ type Txn struct {
 
 	// The flags lie together: a Txn is smaller for it.
 	readOnly   bool
+	counted    bool // among those that only read, by View
 	done       bool
 	committing bool // Commit was called
 	keeping    bool // an Upkeep is being called

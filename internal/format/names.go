@@ -45,6 +45,7 @@ const (
 	ColumnResolved  = "resolved"   // of the catalog: TimestampOnly; all locks from below it are resolved, in every table
 	ColumnSwept     = "swept"      // of the catalog: TimestampOnly, at the safe point of the last collection that read every row
 	ColumnErased    = "erased"     // of the catalog: an Erased
+	ColumnCollected = "collected"  // of the catalog: a Collected
 	ColumnHint      = "rows"       // of a hint: a Hint
 	ColumnLease     = "lease"      // of a session: a Session, at the lease's end; of a member: TimestampOnly
 	ColumnMember    = "member"     // of a member: a Member, see there

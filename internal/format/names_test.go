@@ -97,7 +97,7 @@ func TestNames(t *testing.T) {
 	require.Equal(t, "\x01t\x01c\x02ob\x1a1970-01-01T00:00:00.001Z+0", SweepLeaseRow(o))
 	long := ParkedCell("ob", Cell{"t", "r", strings.Repeat("c", 200)}).Row
 	require.Equal(t, "0010ca3fb3fa55bb2ea10fa45f47d50e7548bb224b72b99bdef1e9ed28a698edf5", hex.EncodeToString([]byte(long)))
-	require.Equal(t, []string{"\x00catalog", "catalog", "config", "safepoint", "holds", "resolved", "swept"}, []string{TableCatalog, RowCatalog, ColumnConfig, ColumnSafePoint, ColumnHolds, ColumnResolved, ColumnSwept})
+	require.Equal(t, []string{"\x00catalog", "catalog", "config", "safepoint", "holds", "resolved", "swept", "collected"}, []string{TableCatalog, RowCatalog, ColumnConfig, ColumnSafePoint, ColumnHolds, ColumnResolved, ColumnSwept, ColumnCollected})
 	require.Equal(t, []string{"\x00hints", "rows"}, []string{TableHints, ColumnHint})
 	require.Equal(t, []string{"\x00sessions", "lease", "\x00members", "member", "generation", "change", "barrier", "answer", "\x00sweeps"}, []string{TableSessions, ColumnLease, TableMembers, ColumnMember, RowGeneration, ColumnChange, ColumnBarrier, ColumnAnswer, TableSweeps})
 	for at, slot := range map[[2]string]uint16{{"t", "r"}: 59924, {"", ""}: 15047, {"tr", ""}: 40106, {"t", "r\xff"}: 11342, {"accounts", "0001"}: 25518} {

@@ -463,6 +463,19 @@ func FuzzDecodeTableSafePoints(f *testing.F) {
 	})
 }
 
+func FuzzDecodeCollected(f *testing.F) {
+	c := collected()
+	b, err := c.Encode()
+	require.NoError(f, err)
+	fuzz(f, [][]byte{b, nil, []byte("\x01{}")}, DecodeCollected, func(c Collected) []byte {
+		b, err := c.Encode()
+		if err != nil {
+			panic(err)
+		}
+		return b
+	})
+}
+
 func FuzzDecodeParked(f *testing.F) {
 	p := NewParked("o", Cell{"t", "r", "c"}, Failure{Change: 1, Attempts: 2}, errors.New("no"), 3)
 	b, err := p.Encode()

@@ -44,6 +44,12 @@ var garbageMutants = []mutant{
 	{"crash-during-a-search", "Garbage collection: a search counts if the store did not crash meanwhile", "TestScheduleA2_Crash", one(gcGo,
 		"|| after == before {", "|| after != \"\" || before == \"\" {")},
 
+	// Garbage collection: how far collections are.
+	{"nobody-goes-on", "Garbage collection: a worker goes on with a collection that did not come to its end", "TestWorkersThatEndWithinTheLease", one("percolator/gc_progress.go",
+		"published.Tries >= gcTries {", "published.Tries >= 0 {")},
+	{"begun-is-collected", "Garbage collection: what was removed tells how far a collection is, not the safe point", "TestWorkersThatEndWithinTheLease", one("percolator/gc_progress.go",
+		"v.published(0) && v.collected.All < v.safePoint\n", "v.published(0) && v.safePoint == 0\n")},
+
 	// Garbage collection: hints.
 	{"replaced-is-not-hinted", "Garbage collection: what replaces or deletes is hinted", "TestWhatIsHinted", one(hintsGo,
 		"if w := &writes[i]; !w.first || w.kind != format.KindPut {", "if w := &writes[i]; w.kind != format.KindPut {")},

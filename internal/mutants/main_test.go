@@ -3,7 +3,9 @@ package main
 import (
 	"bytes"
 	"os"
+	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -49,6 +51,39 @@ func TestEveryRuleHasItsSection(t *testing.T) {
 		section, rule, _ := strings.Cut(m.rule, ": ")
 		require.NotEmpty(t, rule, m.name)
 		require.True(t, sections[section], "%s: no section %q", m.name, section)
+	}
+}
+
+// A mutant that names a test which is not there is caught by nothing, in a narrow run, though the others of its tests may hide that.
+func TestEveryMutantNamesTests(t *testing.T) {
+	t.Parallel()
+	tests := map[string][]string{} // by directory
+	for _, m := range mutants {
+		dir, run, ok := strings.Cut(m.tests, " ")
+		if !ok {
+			dir, run = corePackage, m.tests
+		}
+		if run == "" {
+			continue
+		}
+		if tests[dir] == nil {
+			files, err := filepath.Glob(filepath.Join(root, dir, "*_test.go"))
+			require.NoError(t, err)
+			require.NotEmpty(t, files, "%s: no tests in %s", m.name, dir)
+			for _, file := range files {
+				text, err := os.ReadFile(file)
+				require.NoError(t, err)
+				for _, f := range regexp.MustCompile(`(?m)^func (Test\w+|Fuzz\w+|Example\w*)\(`).FindAllStringSubmatch(string(text), -1) {
+					tests[dir] = append(tests[dir], f[1])
+				}
+			}
+		}
+		for name := range strings.SplitSeq(run, "|") {
+			name, _, _ = strings.Cut(name, "/")
+			if !slices.ContainsFunc(tests[dir], regexp.MustCompile(name).MatchString) {
+				t.Errorf("%s: no test of %s matches %q", m.name, dir, name)
+			}
+		}
 	}
 }
 
