@@ -53,25 +53,15 @@ func (c *committer) clear(ctx context.Context, b *blockers) (wait bool, err erro
 	if len(b.met) == 0 {
 		return false, nil
 	}
-	for met := b.met; len(met) > 0; {
-		waits, err := c.db.resolveLocks(ctx, b.rows, met, respectLiveOwner, c.start)
-		if err != nil {
-			return false, err
+	if wait, err = c.db.resolveLocks(ctx, b.rows, b.met, respectLiveOwner, c.start); err != nil {
+		return false, err
+	}
+	for i := range b.met {
+		m := &b.met[i]
+		if m.alive && m.start > c.start {
+			name := &b.rows[m.row]
+			return false, c.conflict(Cell{name.Table, name.Row, m.column}, m.start, "a newer transaction has the cell locked")
 		}
-		wait = wait || waits
-		var left []metLock // of very many in a row
-		for i := range met {
-			m := &met[i]
-			if m.alive && m.start > c.start {
-				name := &b.rows[m.row]
-				return false, c.conflict(Cell{name.Table, name.Row, m.column}, m.start, "a newer transaction has the cell locked")
-			}
-			if m.left {
-				m.left = false
-				left = append(left, *m)
-			}
-		}
-		met = left
 	}
 	return wait, nil
 }

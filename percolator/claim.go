@@ -140,6 +140,20 @@ func (w *Worker) claim(ctx context.Context, tasks []*task) error {
 	return err
 }
 
+// awaitClaim returns how long a job waits for the claim of another worker's run, 0 without one. A claim that ends later than any that a
+// worker makes does not count, nor one that was not renewed within its time by this process's own clock: the oracle's time may stand still.
+func (w *Worker) awaitClaim(t *task, v *cellView, now Timestamp) time.Duration {
+	if v.claimedBy == "" || v.claimedBy == w.id || v.claimed <= now || v.claimed > now.Add(w.mostLeft()) {
+		return 0
+	}
+	asked, left := w.db.clock.Now(), v.claimed.Sub(now)
+	t.other = t.other.look(v.claimed, left, asked)
+	if t.other.silent(asked, w.claimLasts()) {
+		return 0
+	}
+	return max(left, leastPause)
+}
+
 // dropClaim removes the claim on a task's cell, if it has one.
 func (w *Worker) dropClaim(t *task) {
 	w.mu.Lock()

@@ -2,6 +2,7 @@ package percolator
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 // claims are the cells that are claimed.
@@ -196,5 +198,46 @@ func TestClaimsAreRemovedByTheirOwner(t *testing.T) {
 		require.Less(t, len(a.claims), 6, "those that have ended are forgotten")
 		lost.dropClaim(a)
 		require.Zero(t, c.claims("o"))
+	})
+}
+
+// claimAll claims cells for the run of a worker of which nothing else is known.
+func (c *crew) claimAll(rows []string, ends Timestamp) {
+	c.t.Helper()
+	var muts []rowstore.Mutation
+	for _, r := range rows {
+		muts = append(muts, rowstore.Mutation{Table: "t", Row: r, Edits: []rowstore.Edit{rowstore.Put(rowstore.Mark, format.ClaimColumn("o", "v"), ends, []byte("somebody"))}})
+	}
+	_, err := c.mem.Apply(c.t.Context(), muts, rowstore.ApplyOptions{})
+	require.NoError(c.t, err)
+}
+
+// A claim that ends later than any that a worker makes is no claim.
+func TestClaimThatEndsFarAhead(t *testing.T) {
+	eachCrew(t, func(t *testing.T, c *crew) {
+		c.hire(WorkerConfig{}, nil, "o").start()
+		settle()
+		c.claimAll(rows("r", 16), c.now().Add(100*365*24*time.Hour))
+		c.change(rows("r", 16)...)
+		c.handles(time.Second)
+	})
+}
+
+// The claims of a worker that has died end though the oracle's time stands still, as after somebody has set its clock back.
+func TestClaimsOfTheDeadEndWhileTheOracleStandsStill(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var back atomic.Int64
+		c := &crew{t: t, mem: memstore.New(memstore.WithClock(func() time.Time { return time.Now().Add(-time.Duration(back.Load())) }))}
+		c.source = c.open(faultstore.New(c.mem, faultstore.Options{KeepOpen: true, Seed: 1}))
+		m := c.hire(WorkerConfig{}, nil, "o").start()
+		settle()
+		c.claimAll(rows("r", 16), c.now().Add(3*time.Second))
+		back.Store(int64(time.Hour))
+		c.change(rows("r", 16)...)
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		require.Zero(t, m.count(), "they are claimed")
+		c.handles(30 * time.Second)
 	})
 }

@@ -22,6 +22,7 @@ type pausedJob struct {
 	locked  bool      // for somebody's lock
 	waits   bool      // for its next attempt
 	turn    time.Time // that of the task
+	other   sighting  // that of the task
 }
 
 // pauseHeap has the pause that ends first at the top. Some pauses in it may have
@@ -95,7 +96,7 @@ func (w *Worker) dropPause(p *pausedJob) {
 // endPause queues a job whose pause is over. w.mu is held.
 func (w *Worker) endPause(p *pausedJob) {
 	w.dropPause(p)
-	w.enqueue(&task{job: p.job, q: p.q, seen: p.seen, trouble: p.trouble, turn: p.turn})
+	w.enqueue(&task{job: p.job, q: p.q, seen: p.seen, trouble: p.trouble, turn: p.turn, other: p.other})
 }
 
 // resumeLocked queues the jobs of a table that wait for a lock. w.mu is held.

@@ -100,7 +100,7 @@ func (c *committer) splitRows() {
 // more operations.
 func (c *committer) fitsGroup(n int) bool {
 	l := &c.db.step
-	if c.operationsAll+n > l.Operations && l.Operations > 0 || c.bytesAll > l.Bytes && l.Bytes > 0 {
+	if c.operationsAll+n > l.Operations && l.Operations > 0 || l.Bytes > 0 && c.bytesAll+c.besideBytes() > l.Bytes {
 		return false
 	}
 	// A single large value is one call in either case.
@@ -116,6 +116,25 @@ func (c *committer) beside() int {
 	return n
 }
 
+// besideBytes is the size of those edits.
+func (c *committer) besideBytes() int {
+	n := 0
+	for i := range c.notices {
+		cell := &c.notices[i].cell
+		n += len(cell.Table) + len(cell.Row) + len(cell.Column) + len(c.notices[i].value)
+	}
+	for i := range c.hints {
+		m := &c.hints[i]
+		n += rowstore.SizeOf(m).Bytes
+	}
+	for _, extra := range c.extra {
+		for i := range extra {
+			n += len(extra[i].Column) + len(extra[i].Value)
+		}
+	}
+	return n
+}
+
 // extraOf returns the extra edits of a mutation that commits cells of a row, as many as
 // the store takes. Notifications that are left out are found and removed by a later
 // scan.
@@ -123,6 +142,9 @@ func (c *committer) extraOf(m *rowstore.Mutation) []rowstore.Edit {
 	extra := c.extra[rowName{m.Table, m.Row}]
 	if l := c.db.step.Operations; l > 0 {
 		extra = extra[:max(0, min(len(extra), l-1-len(m.Conditions)-len(m.Edits)))]
+	}
+	if l := c.db.step.Bytes; l > 0 && len(extra) > 0 {
+		extra = extra[:within(l-rowstore.SizeOf(m).Bytes, extra)]
 	}
 	return extra
 }

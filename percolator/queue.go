@@ -43,6 +43,7 @@ type task struct {
 	claimed  time.Time // when its cell was claimed last, zero without a claim
 
 	claims []Timestamp // the ends of its claims that may be in the store
+	other  sighting    // of the claim of another worker's run
 }
 
 // queue has the jobs of one observer that are to run.
@@ -75,10 +76,12 @@ func (w *Worker) found(q *queue, c Cell, seen uint64, fresh bool) bool {
 		return false
 	}
 	j := job{c, q.o}
+	t := &task{job: j, q: q, fresh: fresh, seen: seen}
 	if p := w.paused[j]; p != nil {
+		t.other = p.other
 		w.dropPause(p)
 	}
-	return w.enqueue(&task{job: j, q: q, fresh: fresh, seen: seen})
+	return w.enqueue(t)
 }
 
 // wanted reports whether a job that was found must be queued. w.mu is held.

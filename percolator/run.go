@@ -119,7 +119,7 @@ func (w *Worker) endJob(t *task, last nextStep, wait time.Duration) bool {
 	w.running--
 	if wait > 0 {
 		w.pauseJob(&pausedJob{
-			job: t.job, q: t.q, until: w.db.clock.Now().Add(wait), seen: t.seen, trouble: t.trouble, locked: last == runLocked, waits: last == runWaiting, turn: t.turn,
+			job: t.job, q: t.q, until: w.db.clock.Now().Add(wait), seen: t.seen, trouble: t.trouble, locked: last == runLocked, waits: last == runWaiting, turn: t.turn, other: t.other,
 		})
 	}
 	w.dispatch()
@@ -169,8 +169,8 @@ func (w *Worker) attempt(ctx context.Context, t *task) runResult {
 		if next := view.nextAttempt(i); next > tx.start {
 			return runResult{next: runWaiting, wait: view.unlessCrowded(max(next.Sub(tx.start), leastPause))}
 		}
-		if view.claimedBy != "" && view.claimedBy != w.id && view.claimed > tx.start {
-			return runResult{next: runWaiting, wait: max(view.claimed.Sub(tx.start), leastPause)}
+		if wait := w.awaitClaim(t, view, tx.start); wait > 0 {
+			return runResult{next: runWaiting, wait: wait}
 		}
 		if wait := w.letThrough(t); wait > 0 {
 			return runResult{next: runWaiting, wait: wait}

@@ -23,8 +23,7 @@ type metLock struct {
 	column string
 	start  Timestamp
 	lock   format.Lock
-	// What resolveLocks has found: its transaction is undecided, and the owner lives; it was left, because its row has very many.
-	alive, left bool
+	alive  bool // resolveLocks has found that its transaction is undecided, and the owner lives
 }
 
 // scanSettled is Store.Scan with rows that show no put or delete lock at or below at. As many rows as ahead
@@ -162,8 +161,8 @@ func locksBelow(met []metLock, index int, row *rowstore.Row, at Timestamp) ([]me
 }
 
 // resolveLocks is resolveLock for several locks, those of a row one after another. What became of a transaction is asked once.
-// A lock may be left: one of a living transaction, one whose row has changed, or one of very many
-// in a row. The caller reads the rows again, after a while if wait says so: because of a living transaction, or
+// A lock may be left: one of a living transaction, which is noted in met, or one whose row has changed. The caller reads the rows again,
+// after a while if wait says so: because of a living transaction, or
 // of a lost reply, which a store that is in trouble may give again and again. Nothing more is asked once a living transaction is met that began after
 // waiter: whoever waits for nobody younger must give up.
 func (db *DB) resolveLocks(ctx context.Context, rows []rowstore.Row, met []metLock, mode ownerRule, waiter Timestamp) (wait bool, err error) {
@@ -173,10 +172,7 @@ func (db *DB) resolveLocks(ctx context.Context, rows []rowstore.Row, met []metLo
 		primary format.Cell
 	}
 	fates := map[txnName]fate{}
-	most := db.rowOperations() / operationsOfLock
-	var muts []rowstore.Mutation
-	var counts []resolved
-	last := -1 // the row of the last mutation
+	all := resolutions{operations: db.rowOperations() / operationsOfLock, bytes: db.resolvedBytes()}
 	for i := range met {
 		if i > 0 && met[i-1].alive && met[i-1].start > waiter {
 			break
@@ -195,43 +191,81 @@ func (db *DB) resolveLocks(ctx context.Context, rows []rowstore.Row, met []metLo
 		switch {
 		case f.alive:
 			m.alive, wait = true, true
-			continue
 		case f.primaryGone && cell == Cell(m.lock.Primary):
-			continue
-		case last != m.row:
-			last = m.row
-			muts = append(muts, rowstore.Mutation{Table: row.Table, Row: row.Row})
-			counts = append(counts, resolved{})
-		case len(muts[len(muts)-1].Conditions) >= max(1, most):
-			m.left = true
-			continue
-		}
-		f.resolve(&muts[len(muts)-1], &counts[len(counts)-1], cell, m.start, &m.lock)
-		// Whoever decided that it is rolled back has hinted the mark on the primary.
-		if f.committed != 0 {
-			db.hint(cell, f.committed)
+		default:
+			all.add(&f, cell, m)
+			// Whoever decided that it is rolled back has hinted the mark on the primary.
+			if f.committed != 0 {
+				db.hint(cell, f.committed)
+			}
 		}
 	}
-	if len(muts) == 0 {
-		return wait, nil
+	lost, err := db.sendResolutions(ctx, &all)
+	return wait || lost, err
+}
+
+// resolvedBytes bounds the mutation that resolves locks of one row, by half of what the store takes. So the estimate of
+// resolutions.add need not be exact.
+func (db *DB) resolvedBytes() int {
+	if l := db.step.Bytes; l > 0 {
+		return min(pieceBytes, l/2)
 	}
-	outs, err := db.store.Apply(ctx, muts, rowstore.ApplyOptions{})
-	if err != nil {
-		if mayAskAgain(err) {
-			return true, nil
+	return pieceBytes
+}
+
+// resolutions are the mutations that resolve locks. Several of them may be of one row.
+type resolutions struct {
+	operations, bytes int // at most, of one: locks, and roughly their size
+	muts              []rowstore.Mutation
+	counts            []resolved
+	sizes             []int
+	items             []int
+}
+
+// add takes in a lock whose transaction is decided.
+func (r *resolutions) add(f *fate, cell Cell, m *metLock) {
+	const overhead = 128 // as in committer.cellBytes
+	size := operationsOfLock*len(cell.Column) + len(m.lock.Value) + overhead
+	n := len(r.muts) - 1
+	if n < 0 || r.muts[n].Table != cell.Table || r.muts[n].Row != cell.Row ||
+		len(r.muts[n].Conditions) >= max(1, r.operations) || r.sizes[n]+size > r.bytes {
+		r.muts = append(r.muts, rowstore.Mutation{Table: cell.Table, Row: cell.Row})
+		r.counts = append(r.counts, resolved{})
+		r.sizes = append(r.sizes, len(cell.Table)+len(cell.Row))
+		n++
+		r.items = append(r.items, n)
+	}
+	f.resolve(&r.muts[n], &r.counts[n], cell, m.start, &m.lock)
+	r.sizes[n] += size
+}
+
+// sendResolutions sends them in pieces, as a commit does. lost tells that the reply to one was.
+func (db *DB) sendResolutions(ctx context.Context, r *resolutions) (lost bool, err error) {
+	if len(r.muts) == 0 {
+		return false, nil
+	}
+	items := newCutter(r.items, func(i int) rowName { return rowName{r.muts[i].Table, r.muts[i].Row} }, func(i int) int { return r.sizes[i] })
+	err = db.send(ctx, items, func(i int) rowstore.Mutation { return r.muts[i] }, rowstore.ApplyOptions{}, func(p *piece) error {
+		if mayAskAgain(p.err) {
+			lost = true
+			return nil
 		}
-		return wait, fmt.Errorf("resolving locks in table %q: %w", muts[0].Table, err)
-	}
-	for i := range outs {
-		switch {
-		case mayAskAgain(outs[i].Err):
-			wait = true
-		case outs[i].Err != nil:
-			return wait, fmt.Errorf("resolving locks in row %q of table %q: %w", muts[i].Row, muts[i].Table, outs[i].Err)
-		case outs[i].Applied: // else a lock is gone: somebody else did it
-			db.count.rolledForward.Add(counts[i].forward)
-			db.count.rolledBack.Add(counts[i].back)
+		if p.err != nil {
+			return fmt.Errorf("resolving locks in table %q: %w", p.muts[0].Table, p.err)
 		}
-	}
-	return wait, nil
+		for i := range p.outs {
+			n := p.items[i]
+			switch out := &p.outs[i]; {
+			case mayAskAgain(out.Err):
+				lost = true
+			case out.Err != nil:
+				return fmt.Errorf("resolving locks in row %q of table %q: %w", p.muts[i].Row, p.muts[i].Table, out.Err)
+			case out.Applied: // else a lock is gone: somebody else did it
+				db.count.rolledForward.Add(r.counts[n].forward)
+				db.count.rolledBack.Add(r.counts[n].back)
+			}
+		}
+		return nil
+	})
+	return lost, err
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -18,11 +17,34 @@ const mostCleared = 256
 // clearedAtOnce is mostCleared, or less if the store takes no mutation of that size.
 func (db *DB) clearedAtOnce() int { return min(mostCleared, db.rowOperations()) }
 
+// fitting is how many of some notifications one mutation of a row may remove that has so many bytes already: clearedAtOnce at most, less
+// if the store takes no mutation of that size, and 1 at least.
+func (db *DB) fitting(bytes int, edits []rowstore.Edit) int {
+	n := min(len(edits), db.clearedAtOnce())
+	if l := db.step.Bytes; l > 0 {
+		n = min(n, within(l-bytes, edits))
+	}
+	return max(1, n)
+}
+
+// within is how many edits, from the first one on, have no more than so many bytes.
+func within(bytes int, edits []rowstore.Edit) int {
+	for i := range edits {
+		if bytes -= len(edits[i].Column) + len(edits[i].Value); bytes < 0 {
+			return i
+		}
+	}
+	return len(edits)
+}
+
 // removeNotifications deletes notifications of a row, a bounded number with each mutation. removed
 // is how many are certainly gone, also if it returns an error. To remove only some, or some twice,
 // does no harm: whoever finds the others removes them.
 func (db *DB) removeNotifications(ctx context.Context, row rowName, edits []rowstore.Edit) (removed int, err error) {
-	for piece := range slices.Chunk(edits, db.clearedAtOnce()) {
+	for len(edits) > 0 {
+		n := db.fitting(len(row.table)+len(row.row), edits)
+		piece := edits[:n]
+		edits = edits[n:]
 		if _, err := db.applyOne(ctx, rowstore.Mutation{Table: row.table, Row: row.row, Edits: piece}); err != nil {
 			return removed, err
 		}

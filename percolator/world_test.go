@@ -47,10 +47,10 @@ type world struct {
 	clients []*client
 }
 
-func newWorld(t testing.TB) *world {
+func newWorld(t testing.TB, opts ...memstore.Option) *world {
 	t.Helper()
 	clock := &fakeClock{now: time.UnixMilli(1_700_000_000_000), sleepers: map[*sleeper]struct{}{}, changed: make(chan struct{})}
-	return &world{t: t, clock: clock, mem: memstore.New(memstore.WithClock(clock.Now))}
+	return &world{t: t, clock: clock, mem: memstore.New(append(opts, memstore.WithClock(clock.Now))...)}
 }
 
 // eachWorld runs a test once for each way to commit.
