@@ -136,6 +136,11 @@ func (p *gcPass) note(ctx context.Context, until, left Timestamp) error {
 	return p.db.changeCollected(ctx, func(_ *catalogView, c *format.Collected) bool {
 		v := p.view
 		next := format.Publication{SafePoint: v.safePoint, Points: v.pointsAt, Revision: v.revision, Cleans: p.cleans, Until: until, Left: left, Tries: p.tries}
+		if p.resumed {
+			// The wait was for those that were published then. Safe points of tables that are newer may be unknown to some for longer.
+			then := newestOf(&v.collected, p.within)
+			next.Points, next.Cleans = then.Points, then.Cleans
+		}
 		of := newestOf(c, p.within)
 		if of.SafePoint > next.SafePoint || of.Points > next.Points || *of == next {
 			return false // another collection has published since

@@ -80,6 +80,10 @@ func (w *Worker) collectAll(ctx context.Context) error {
 // due. A collection leaves a safe point that is at least the retention older than the
 // collection.
 func (w *Worker) collectionDue(v *catalogView) time.Duration {
+	left := v.collected.Whole.Left.Sub(v.asOf)
+	if v.unfinished() && left > 0 {
+		return left // another worker is at it, however late it is
+	}
 	if w.uncleanFor(v) <= 0 {
 		return 0
 	}
@@ -89,7 +93,7 @@ func (w *Worker) collectionDue(v *catalogView) time.Duration {
 		due = w.gcInterval(retention)
 	}
 	if v.unfinished() {
-		due = min(due, v.collected.Whole.Left.Sub(v.asOf))
+		due = min(due, left)
 	}
 	return due
 }
@@ -175,11 +179,12 @@ func (w *Worker) nextShort(v *catalogView, now Timestamp) (within, due time.Dura
 			continue
 		}
 		own := retention + w.gcInterval(retention) - now.Sub(v.safePointOf(t))
+		left := v.collected.Short.Left.Sub(now)
 		switch held, unfinished := v.keptByHold(v.safePointOf(t)), v.unfinishedIn(t); {
-		case unfinished && held:
-			own = v.collected.Short.Left.Sub(now)
+		case unfinished && (held || left > 0):
+			own = left
 		case unfinished:
-			own = min(own, v.collected.Short.Left.Sub(now))
+			own = min(own, left)
 		case held:
 			continue
 		}

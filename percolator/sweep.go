@@ -143,6 +143,9 @@ func (w *Worker) sweepFresh(ctx context.Context) error {
 			fresh, err = w.freshSweeps(ctx, isBusy)
 			return err
 		})
+		if err != nil && ctx.Err() != nil {
+			return context.Cause(ctx) // perhaps what ended a sweep
+		}
 		if err != nil {
 			return err
 		}

@@ -192,7 +192,7 @@ var controlMutants = []mutant{
 	{"sweep-fails-when-it-is-late", "Observers: a sweep whose snapshot is too old goes on by another one (B4)", "TestScheduleB4_SweepOutlives", one(sweeperGo,
 		"\t\tif errors.Is(err, ErrSnapshotTooOld) {\n", "\t\tif errors.Is(err, ErrSnapshotTooOld) && s.at == 0 {\n")},
 	{"sweep-reads-the-same-rows-again", "Observers: a sweep that takes long moves past all that it has found (B4)", "TestScheduleB4_SweepOfASparse", one(sweeperGo,
-		"s.at, s.rows = at, rows\n", "s.at, s.rows, s.from = at, nil, s.rows[0].Row\n")},
+		"s.at, s.rows = at, rows\n", "s.at, s.rows, s.from = at, nil, rows[0].Row\n")},
 	{"sweep-waits-for-enough-cells", "Observers: a sweep in which few cells are found notifies them early (B4)", "TestScheduleB4_SweepOfASparse", one(sweeperGo,
 		"db.clock.Now().Sub(s.flushed) <= most {", "most > 0 {")},
 	{"sweep-notifies-by-another-timestamp", "Observers: a sweep repeats a notification as it was (B4)", "TestScheduleB4_SweepGoesOn", one(sweeperGo,
