@@ -29,7 +29,8 @@ func eraseCustomer(ctx context.Context, db *percolator.DB, table, customer strin
 // eraseElsewhere erases what is kept about a customer in tables of recipes, and in one whose rows are named by package keys. The key of an
 // answer is that of its request, of which a customer has many, so the program must know them.
 func eraseElsewhere(ctx context.Context, db *percolator.DB, customer string, requests []string,
-	letters *export.Outbox, visits *combine.Combiner[int64], answers *once.Keys[string]) error {
+	letters *export.Outbox, visits *combine.Combiner[int64], answers *once.Keys[string],
+) error {
 	ranges := []percolator.Range{letters.Range(customer), visits.Range(customer), keys.Key("").Text(customer).Range("invoice")}
 	for _, request := range requests {
 		ranges = append(ranges, answers.Range(request))

@@ -40,7 +40,9 @@ func urls(t *testing.T) map[string]func(t *testing.T) string {
 		pebble:     func(t *testing.T) string { return "pebble:" + filepath.Join(t.TempDir(), "data") },
 		"redis":    func(t *testing.T) string { return With(testserver.Redis(t), "prefix="+space) },
 		"postgres": func(t *testing.T) string { return With(testserver.Postgres(t), "schema="+space) },
-		"tikv":     func(t *testing.T) string { return With(tikvtest.New(t, tikvtest.Options{}).URL(), "prefix="+space+"&patience=30s&request_timeout=9s") },
+		"tikv": func(t *testing.T) string {
+			return With(tikvtest.New(t, tikvtest.Options{}).URL(), "prefix="+space+"&patience=30s&request_timeout=9s")
+		},
 	}
 }
 
