@@ -141,7 +141,8 @@ func TestCostsOfAServerAreSeen(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	err := run([]string{
-		"-workload", "redis-write", "-duration", "300ms", "-warmup", "0", "-repeats", "1", "-rows", "100", "-goroutines", "4", "-json",
+		// The connections open while it warms up: what they say then is no cost of a SET.
+		"-workload", "redis-write", "-duration", "300ms", "-warmup", "300ms", "-repeats", "1", "-rows", "100", "-goroutines", "4", "-json",
 	}, &out, io.Discard)
 	require.NoError(t, err)
 	var report Report
@@ -154,9 +155,7 @@ func TestCostsOfAServerAreSeen(t *testing.T) {
 	}
 	for _, s := range report.Results[0].Sides {
 		if s.Side == "SET" {
-			// Each goroutine's connection opens within the measurement, with a few messages of its own.
-			const opening = 4 * 4
-			require.InDelta(t, 1, s.Trips, 0.1+opening/float64(s.Ops), "a SET is one round trip")
+			require.InDelta(t, 1, s.Trips, 0.1, "a SET is one round trip")
 		}
 	}
 }
