@@ -218,6 +218,8 @@ func TestBarsOfDeployed(t *testing.T) {
 	all[0].P50 = 300_000
 	require.Equal(t, 1, missed(&kill, all), "all were late")
 	all = sides(100)
+	all[0].Takeover.Waited = []float64{0, 0}
+	require.Equal(t, 1, missed(&kill, all), "nothing was measured")
 	all[0].Takeover.Waited[0] = 6.1
 	require.Equal(t, 1, missed(&kill, all))
 }

@@ -172,8 +172,8 @@ func idleWorkload(kind string) Workload {
 		Notes: func(_ Config, all []Summary) []string {
 			var notes []string
 			for _, s := range all {
-				notes = append(notes, fmt.Sprintf("%s: in a second each makes %.2f calls of %s, which cost it %.2f ms of CPU and the server %s.",
-					s.Side, s.Rate, bytesOf(s.Bytes), s.Rate*s.CPU/1e3, known(s.Rate*s.ServerCPU, micros)))
+				notes = append(notes, fmt.Sprintf("%s: in a second each makes %.2f calls of %.0f bytes, which cost it %.2f ms of CPU and the server %s.",
+					s.Side, s.Rate, s.Bytes, s.Rate*s.CPU/1e3, known(s.Rate*s.ServerCPU, micros)))
 			}
 			return notes
 		},
@@ -264,6 +264,9 @@ func killWorkload(kind string) Workload {
 			b := atMost("the changes of a killed process run, after its death at the latest", slices.Max(all[0].Takeover.Waited), 6, "s")
 			if late := float64(killLate.Microseconds()); all[0].P50 > late {
 				b.Reached, b.Unmeasured = false, fmt.Sprintf("half of all changes waited for %s and more, whoever died", micros(all[0].P50))
+			}
+			if b.Value == 0 {
+				b.Reached, b.Unmeasured = false, "no change waited for any of the dead"
 			}
 			return []Bar{b}
 		},

@@ -189,11 +189,11 @@ func outageNotes(s *Sample) []string {
 	notes := []string{fmt.Sprintf("Changes handled per second before processes were killed: %s, in the last quarter of the time in which they were gone: %s, in the last quarter of the run: %s.",
 		rate(before), rate(mean(steps, workersBack-(workersBack-workersKilled)/4, workersBack)), rate(mean(steps, 0.75, 1)))}
 	for _, e := range s.Events {
-		text := fmt.Sprintf("%s, at %.1f s: the rate is never back at %.0f %% of that before the death.", upperFirst(e.What), e.At, 100*backRate)
+		then := fmt.Sprintf("never back at %.0f %% of that before the death", 100*backRate)
 		if after, least, ok := rateBack(steps, e.At, backRate*before); ok {
-			text = fmt.Sprintf("%s, at %.1f s: the rate is back at %.0f %% of that before the death after %.1f s, for which it was %s in the mean.", upperFirst(e.What), e.At, 100*backRate, after, rate(least))
+			then = fmt.Sprintf("back at %.0f %% of that before the death after %.1f s, for which it was %s in the mean", 100*backRate, after, rate(least))
 		}
-		notes = append(notes, text)
+		notes = append(notes, fmt.Sprintf("%s, at %.1f s: the rate is %s.", upperFirst(e.What), e.At, then))
 	}
 	return notes
 }
@@ -203,13 +203,7 @@ func outageNotes(s *Sample) []string {
 func rateBack(steps []float64, at, want float64) (after, until float64, ok bool) {
 	n := int(backSpan / timelineStep)
 	from := int(at / timelineStep)
-	high := func(i int) bool {
-		sum := 0.0
-		for _, v := range steps[i : i+n] {
-			sum += v
-		}
-		return sum/float64(n) >= want
-	}
+	high := func(i int) bool { return mean(steps[i:i+n], 0, 1) >= want }
 	i := from
 	for i < from+n && i+n <= len(steps) && high(i) {
 		i++
@@ -219,7 +213,7 @@ func rateBack(steps []float64, at, want float64) (after, until float64, ok bool)
 	}
 	for ; i+n <= len(steps); i++ {
 		if high(i) {
-			return float64(i)*timelineStep - at, mean(steps[from:max(i, from+1)], 0, 1), true
+			return float64(i)*timelineStep - at, mean(steps[from:i], 0, 1), true
 		}
 	}
 	return 0, 0, false

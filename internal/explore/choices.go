@@ -155,7 +155,6 @@ func (w *world) schedule(choose chooser) error {
 				return err
 			}
 		}
-
 		w.script = append(w.script, enabled[i].label)
 		w.trace.add(&enabled[i])
 		enabled[i].do()

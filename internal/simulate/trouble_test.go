@@ -41,8 +41,8 @@ func TestRollingRestart(t *testing.T) {
 					s.within(3*time.Second, "p99", r.p99)
 					s.atMost(1, "percent of slot-time without an owner", slots.percent(slots.none))
 					s.atMost(2, "percent of slot-time with two owners", slots.percent(slots.two))
-					// A worker that was told to stop begins nothing, and has its share until its functions end, or for two fifths of a
-					// lease. So each of its slots waits once for that long.
+					// A worker that was told to stop begins nothing, and has its share until its functions end, or for a third of a
+					// lease and up to an eighth of that, and the beat. So each of its slots waits once for that long.
 					waits := min(function, 1200*time.Millisecond) + 200*time.Millisecond
 					s.atMost(waits.Seconds(), "seconds for which a slot's owner stops", slots.percent(slots.stopping)/100*took.Seconds())
 				})
