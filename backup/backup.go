@@ -218,19 +218,16 @@ func (w *writer) run(ctx context.Context) error {
 	if w.lapsed == nil {
 		holding, stop = renewing(ctx, w.hold, w.opts.Hold, ErrLapsed, w.erasedSince)
 	}
-	err := w.goOn(holding)
-	if cause := context.Cause(holding); err != nil && cause != nil && ctx.Err() == nil {
-		err = cause
-	}
+	err := w.goOn(ctx, holding)
 	stop()
-	if w.void {
+	if w.void || errors.Is(err, ErrLapsed) { // then no call goes on with it
 		err = errors.Join(err, w.release(ctx))
 	}
 	return err
 }
 
-// goOn writes what is left, as long as the hold stands.
-func (w *writer) goOn(ctx context.Context) error {
+// goOn writes what is left, as long as the hold stands: holding ends with it. A file that is complete already needs none.
+func (w *writer) goOn(ctx, holding context.Context) error {
 	if w.old != nil {
 		if err := w.findResume(ctx); err != nil {
 			return err
@@ -239,7 +236,10 @@ func (w *writer) goOn(ctx context.Context) error {
 	if w.ended {
 		return nil
 	}
-	if err := w.write(ctx); err != nil {
+	if err := w.write(holding); err != nil {
+		if cause := context.Cause(holding); cause != nil && ctx.Err() == nil {
+			err = cause
+		}
 		// What has been written is worth keeping: the next call goes on from there.
 		if serr := w.sync(); serr != nil {
 			err = fmt.Errorf("%w; %w", err, serr)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -130,7 +131,7 @@ func TestReadAgainHeedsItsContext(t *testing.T) {
 func TestErasedBeforeItGoesOn(t *testing.T) {
 	t.Parallel()
 	store := faultstore.New(memstore.New(), faultstore.Options{})
-	db, path, file, r := cutOff(t, store, time.Minute)
+	db, path, file, _ := cutOff(t, store, time.Minute)
 	_, err := db.Erase(t.Context(), percolator.Range{Table: "order", From: "ann/", To: "ann0"})
 	require.NoError(t, err)
 	scans := store.AddRule(faultstore.Rule{Times: -1, Match: func(c *faultstore.Call) bool { return c.Kind == faultstore.CallScan }})
@@ -139,11 +140,60 @@ func TestErasedBeforeItGoesOn(t *testing.T) {
 	require.ErrorContains(t, err, "order")
 	require.Zero(t, scans.Struck())
 	require.Equal(t, file, mustRead(t, path+Incomplete))
+	requireNoHold(t, db)
+}
 
-	require.NoError(t, os.WriteFile(path+Incomplete, mustRead(t, path+".whole"), 0o600))
-	again, err := Write(t.Context(), db, path, Options{blockBytes: small})
+// A backup that goes on no more keeps no history for nobody.
+func requireNoHold(t *testing.T, db *percolator.DB) {
+	t.Helper()
+	holds, err := db.Holds(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, r.ID, again.ID)
+	require.Empty(t, holds)
+}
+
+// TestCompleteThoughErased: a backup that is complete is good, whatever was erased since: before it is looked at again, or meanwhile.
+func TestCompleteThoughErased(t *testing.T) {
+	t.Parallel()
+	for _, meanwhile := range []bool{false, true} {
+		t.Run(fmt.Sprint("meanwhile ", meanwhile), func(t *testing.T) {
+			t.Parallel()
+			store := faultstore.New(memstore.New(), faultstore.Options{})
+			db, path, _, r := cutOff(t, store, time.Minute)
+			whole := mustRead(t, path+".whole")
+			require.NoError(t, os.WriteFile(path+Incomplete, whole, 0o600))
+			erased := false
+			erase := func() {
+				erased = true
+				_, err := db.Erase(t.Context(), percolator.Range{Table: "order", From: "ann/", To: "ann0"})
+				require.NoError(t, err)
+			}
+			if !meanwhile {
+				erase()
+			}
+			head := int(ends(t, whole)[0])
+			again, err := Write(t.Context(), db, path, Options{blockBytes: small, Hold: 3 * time.Second, disk: func(path string) (diskFile, error) {
+				f, err := openDisk(path)
+				return &haltingDisk{diskFile: f, hook: func(read int) {
+					if erased || read < head+200 {
+						return
+					}
+					erase()
+					// A renewal sees it, and says so: after that nothing is renewed any more.
+					var renewed, looked atomic.Bool
+					store.AddRule(faultstore.Rule{Times: -1, Match: func(c *faultstore.Call) bool {
+						looked.Store(looked.Load() || renewed.Load() && c.Kind == faultstore.CallRead)
+						renewed.Store(renewed.Load() || c.Kind == faultstore.CallApply)
+						return false
+					}})
+					require.Eventually(t, looked.Load, 20*time.Second, 10*time.Millisecond)
+				}}, err
+			}})
+			require.NoError(t, err)
+			require.True(t, erased)
+			require.Equal(t, r.ID, again.ID)
+			requireNoHold(t, db)
+		})
+	}
 }
 
 // TestErasedWhileItReads: a backup ends soon after rows were erased, and does not read all else before.
@@ -151,6 +201,8 @@ func TestErasedWhileItReads(t *testing.T) {
 	t.Parallel()
 	store := faultstore.New(memstore.New(), faultstore.Options{})
 	db, path, _, _ := cutOff(t, store, time.Minute)
+	before, err := db.Holds(t.Context()) // of the one that was cut off
+	require.NoError(t, err)
 	stopped := false
 	store.AddRule(faultstore.Rule{
 		Match: func(c *faultstore.Call) bool { return c.Kind == faultstore.CallScan && c.Range.Table == "stock" },
@@ -165,8 +217,11 @@ func TestErasedWhileItReads(t *testing.T) {
 			return faultstore.Fault{}
 		},
 	})
-	_, err := Write(t.Context(), db, path+"2", Options{blockBytes: small, Hold: 3 * time.Second})
+	_, err = Write(t.Context(), db, path+"2", Options{blockBytes: small, Hold: 3 * time.Second})
 	require.ErrorIs(t, err, ErrLapsed)
 	require.ErrorContains(t, err, `"order" were erased`)
 	require.True(t, stopped)
+	after, err := db.Holds(t.Context())
+	require.NoError(t, err)
+	require.Len(t, after, len(before))
 }

@@ -123,20 +123,21 @@ func (e *erasure) look(ctx context.Context, v *catalogView, cells []Cell) (names
 			continue
 		}
 		edits := view.removal()
-		if most := e.db.clearedAtOnce(); len(edits) > most {
+		row := view.cell.rowName()
+		if most := e.db.fitting(len(row.table)+len(row.row), edits); len(edits) > most {
 			// The first ones go with those of other cells.
-			if _, err := e.db.removeNotifications(ctx, view.cell.rowName(), edits[most:]); err != nil && !mayAskAgain(err) {
+			if _, err := e.db.removeNotifications(ctx, row, edits[most:]); err != nil && !mayAskAgain(err) {
 				return nil, fmt.Errorf("clearing notifications: %w", err)
 			}
 			edits = edits[:most]
 		}
-		if last := len(cleared) - 1; last >= 0 && cleared[last].Row == view.cell.Row && len(cleared[last].Edits)+len(edits) <= e.db.rowOperations() {
+		if last := len(cleared) - 1; last >= 0 && cleared[last].Row == row.row && e.db.alsoFits(&cleared[last], edits) {
 			cleared[last].Edits = append(cleared[last].Edits, edits...)
 			continue
-		} else if last >= 0 && cleared[last].Row == view.cell.Row {
+		} else if last >= 0 && cleared[last].Row == row.row {
 			continue // in the next round
 		}
-		cleared = append(cleared, rowstore.Mutation{Table: view.cell.Table, Row: view.cell.Row, Edits: edits})
+		cleared = append(cleared, rowstore.Mutation{Table: row.table, Row: row.row, Edits: edits})
 	}
 	if len(cleared) == 0 {
 		return names, nil

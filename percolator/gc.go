@@ -134,19 +134,16 @@ func (db *DB) collectGarbage(ctx context.Context, opts GCOptions, goesOn bool) (
 	}
 	var dead []condemned
 	var err error
-	if p.within == 0 {
+	if p.within == 0 && !p.resumed { // else it may not wait for the lease that the condemned have
 		if dead, err = db.condemnUses(ctx); err != nil {
 			return report, err
 		}
 	}
-	whole, err := p.outlast(ctx)
-	if err != nil {
+	if err := p.outlast(ctx); err != nil {
 		return report, err
 	}
-	if whole {
-		if err := db.buryUses(ctx, dead); err != nil {
-			return report, err
-		}
+	if err := db.buryUses(ctx, dead); err != nil {
+		return report, err
 	}
 	if err := db.raiseToHints(ctx, p.view); err != nil {
 		return report, err
@@ -446,15 +443,21 @@ func (db *DB) outlast(ctx context.Context) error {
 		return err
 	}
 	_, lease := v.widest()
-	for now := v.asOf; now.Sub(v.asOf) < lease; {
-		if err := db.clock.Sleep(ctx, lease-now.Sub(v.asOf)); err != nil {
-			return err
+	_, err = db.waitUntil(ctx, v.asOf, v.asOf.Add(lease))
+	return err
+}
+
+// waitUntil waits until a time by the oracle, and returns what the time is then. Now is a time that was drawn.
+func (db *DB) waitUntil(ctx context.Context, now, until Timestamp) (_ Timestamp, err error) {
+	for now < until {
+		if err := db.clock.Sleep(ctx, until.Sub(now)); err != nil {
+			return 0, err
 		}
 		if now, err = db.draw(ctx); err != nil {
-			return err
+			return 0, err
 		}
 	}
-	return nil
+	return now, nil
 }
 
 // resolveBelow resolves every lock of a table that may depend on a record which is about to be

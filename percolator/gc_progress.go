@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -30,33 +29,33 @@ type progress struct {
 const gcTries = 3
 
 // newestOf is the publication that collections of this kind go on with.
-func newestOf(c *format.Collected, within time.Duration) *format.Publication {
-	if within == 0 {
-		return &c.Whole
+func newestOf(c *format.Collected, short bool) *format.Publication {
+	if short {
+		return &c.Short
 	}
-	return &c.Short
+	return &c.Whole
 }
 
 // published tells whether it is known from when on everybody goes by the safe points of the view: by that of the database, and for the short tables also by
 // their own.
-func (v *catalogView) published(within time.Duration) bool {
-	p := newestOf(&v.collected, within)
-	return p.Until != 0 && p.SafePoint == v.safePoint && p.Revision == v.revision && (within == 0 || p.Points == v.pointsAt)
+func (v *catalogView) published(short bool) bool {
+	p := newestOf(&v.collected, short)
+	return p.Until != 0 && p.SafePoint == v.safePoint && p.Revision == v.revision && (!short || p.Points == v.pointsAt)
 }
 
 // unfinished tells that a collection of all tables has published the safe point of the view, and has not come to its end.
 func (v *catalogView) unfinished() bool {
-	return v.published(0) && v.collected.All < v.safePoint
+	return v.published(false) && v.collected.All < v.safePoint
 }
 
 // unfinishedIn is unfinished for a table with a short retention.
 func (v *catalogView) unfinishedIn(table string) bool {
-	return v.published(1) && v.collected.Of(table) < v.safePointOf(table)
+	return v.published(true) && v.collected.Of(table) < v.safePointOf(table)
 }
 
 // resumes tells whether the collection goes on with what an earlier one has published.
 func (p *gcPass) resumes(v *catalogView) bool {
-	published := newestOf(&v.collected, p.within)
+	published := newestOf(&v.collected, p.within > 0)
 	if !p.goesOn || published.Tries >= gcTries {
 		return false
 	}
@@ -79,7 +78,7 @@ func (p *gcPass) resumes(v *catalogView) bool {
 
 // resume takes what an earlier collection has published for its own.
 func (p *gcPass) resume(v *catalogView) {
-	published := newestOf(&v.collected, p.within)
+	published := newestOf(&v.collected, p.within > 0)
 	p.view, p.resumed, p.tries, p.own = v, true, published.Tries+1, map[string]Timestamp{}
 	if p.within == 0 {
 		p.rest = v.safePoint
@@ -100,35 +99,32 @@ func (p *gcPass) resume(v *catalogView) {
 // sinceOf is the time when the retention of a table was last shortened.
 func (v *catalogView) sinceOf(table string) Timestamp { return v.stored(v.asOf).Of(table).Since }
 
-// outlast waits until everybody goes by the safe points that were published. whole tells that it has waited for a lease from now on.
-func (p *gcPass) outlast(ctx context.Context) (whole bool, err error) {
+// outlast waits until everybody goes by the safe points that were published.
+func (p *gcPass) outlast(ctx context.Context) error {
 	v, err := p.db.loadCatalog(ctx)
 	if err != nil {
-		return false, err
+		return err
 	}
 	// The safe points were read before this view was begun.
 	_, lease := v.widest()
 	until := v.asOf.Add(lease)
 	if p.resumed {
-		until = min(until, newestOf(&p.view.collected, p.within).Until)
+		until = min(until, newestOf(&p.view.collected, p.within > 0).Until)
 	}
-	if err := p.note(ctx, until, max(until, v.asOf).Add(lease)); err != nil {
-		return false, err
+	if v.asOf < until {
+		if err := p.note(ctx, until, until.Add(lease)); err != nil {
+			return err
+		}
 	}
-	now := v.asOf
-	for now < until {
-		if err := p.db.clock.Sleep(ctx, until.Sub(now)); err != nil {
-			return false, err
-		}
-		if now, err = p.db.draw(ctx); err != nil {
-			return false, err
-		}
+	now, err := p.db.waitUntil(ctx, v.asOf, until)
+	if err != nil {
+		return err
 	}
 	retention := p.within
 	if retention == 0 {
 		retention = p.view.at(p.view.asOf).Retention
 	}
-	return !p.resumed, p.note(ctx, until, now.Add(gcInterval(retention)))
+	return p.note(ctx, until, now.Add(gcInterval(retention)))
 }
 
 // note stores that the safe points of the view are published, until when somebody may not know them, and until when others leave the collection alone.
@@ -138,10 +134,10 @@ func (p *gcPass) note(ctx context.Context, until, left Timestamp) error {
 		next := format.Publication{SafePoint: v.safePoint, Points: v.pointsAt, Revision: v.revision, Cleans: p.cleans, Until: until, Left: left, Tries: p.tries}
 		if p.resumed {
 			// The wait was for those that were published then. Safe points of tables that are newer may be unknown to some for longer.
-			then := newestOf(&v.collected, p.within)
+			then := newestOf(&v.collected, p.within > 0)
 			next.Points, next.Cleans = then.Points, then.Cleans
 		}
-		of := newestOf(c, p.within)
+		of := newestOf(c, p.within > 0)
 		if of.SafePoint > next.SafePoint || of.Points > next.Points || *of == next {
 			return false // another collection has published since
 		}

@@ -1,7 +1,6 @@
 package percolator
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -222,7 +221,9 @@ func (w *Worker) run(ctx context.Context, tx *Txn, o *Observer, i int, view *cel
 			t.attempts += f.Attempts
 		}
 	}
-	tx.opt.isolation = cmp.Or(o.Isolation, w.db.opt.isolation)
+	if o.Isolation != DefaultIsolation {
+		tx.opt.isolation = o.Isolation
+	}
 	tx.run = &runOf{observer: o.id, cell: view.cell, since: view.since[i], begun: view.began(i)}
 	if err := w.countHops(tx.run, o, i, view); err != nil {
 		return w.failed(ctx, o, view, err)
@@ -302,7 +303,8 @@ func (tx *Txn) cover(i int, view *cellView) (removed bool, err error) {
 		return false, nil
 	}
 	edits := view.removal()
-	most := min(len(edits), tx.db.clearedAtOnce())
+	// Half of what a mutation may hold is left to the commit itself.
+	most := min(len(edits), tx.db.fitting(tx.db.step.Bytes/2, edits))
 	tx.extra = map[rowName][]rowstore.Edit{view.cell.rowName(): edits[:most]}
 	return most == len(edits), nil
 }

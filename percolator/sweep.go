@@ -118,7 +118,7 @@ func isClosed(c <-chan struct{}) bool {
 const sweepsAtOnce = 4
 
 // sweepFresh sweeps whenever attend has seen that it is due. It is apart from attend: a sweep may take hours, or wait
-// for a store that is away. So each sweep has a goroutine of its own, and holds up no other one.
+// for a store that is away. So each sweep has a goroutine of its own, and holds up no other one, as long as fewer than sweepsAtOnce hang.
 func (w *Worker) sweepFresh(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var all sync.WaitGroup

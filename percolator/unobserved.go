@@ -27,6 +27,14 @@ func (db *DB) fitting(bytes int, edits []rowstore.Edit) int {
 	return max(1, n)
 }
 
+// alsoFits tells whether a mutation may remove these notifications as well.
+func (db *DB) alsoFits(m *rowstore.Mutation, edits []rowstore.Edit) bool {
+	if l := db.step.Bytes; l > 0 && within(l-rowstore.SizeOf(m).Bytes, edits) < len(edits) {
+		return false
+	}
+	return len(m.Edits)+len(edits) <= db.rowOperations()
+}
+
 // within is how many edits, from the first one on, have no more than so many bytes.
 func within(bytes int, edits []rowstore.Edit) int {
 	for i := range edits {

@@ -207,7 +207,7 @@ func (w *wire) record(c *call) {
 			// A single step that names its latest timestamp cannot be applied after it
 			// was refused, so that prewrites may follow.
 			w.decided[wv.Start] = w.decided[wv.Start] || e.TS != rowstore.AssignedTimestamp
-			if p, ours := w.primaries[wv.Start]; ours && c.Opts.Deferred && p.rowName() == (rowName{m.Table, m.Row}) {
+			if p, ours := w.primaries[wv.Start]; ours && c.Opts.Deferred && p == (Cell{m.Table, m.Row, e.Column}) {
 				breach("a commit point was deferred")
 			}
 		}

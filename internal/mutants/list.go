@@ -271,7 +271,7 @@ var mutants = append([]mutant{
 	{"close-removes-the-doubtful", "The catalog: a process leaves its record while a commit's fate is unknown", "TestSweepWaitsForACommit", one(useGo,
 		"u.newest > 0 && len(u.open) == 0 && len(u.doubtful) == 0\n", "u.newest > 0\n")},
 	{"records-buried-at-once", "The catalog: a condemned record is removed a lease later", "TestCondemnedRecordStays", one(gcGo,
-		"\twhole, err := p.outlast(ctx)\n", "\tif err := db.buryUses(ctx, dead); err != nil {\n\t\treturn report, err\n\t}\n\twhole, err := p.outlast(ctx)\n")},
+		"\tif err := p.outlast(ctx); err != nil {\n", "\tif err := db.buryUses(ctx, dead); err != nil {\n\t\treturn report, err\n\t}\n\tif err := p.outlast(ctx); err != nil {\n")},
 	{"the-living-are-buried", "The catalog: a record that its process stored anew stays", "TestCondemned", one(useGo,
 		"rowstore.DeleteRange(rowstore.Mark, r.column, 0, r.at)\n", "rowstore.DeleteRange(rowstore.Mark, r.column, 0, oracle.Max)\n")},
 	{"sweep-looks-past-locks", "Observers: with the normal rules for locks (B4)", "TestScheduleB4", one(sweeperGo,

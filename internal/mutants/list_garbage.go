@@ -48,7 +48,7 @@ var garbageMutants = []mutant{
 	{"nobody-goes-on", "Garbage collection: a worker goes on with a collection that did not come to its end", "TestWorkersThatEndWithinTheLease", one("percolator/gc_progress.go",
 		"published.Tries >= gcTries {", "published.Tries >= 0 {")},
 	{"begun-is-collected", "Garbage collection: what was removed tells how far a collection is, not the safe point", "TestWorkersThatEndWithinTheLease", one("percolator/gc_progress.go",
-		"v.published(0) && v.collected.All < v.safePoint\n", "v.published(0) && v.safePoint == 0\n")},
+		"v.published(false) && v.collected.All < v.safePoint\n", "v.published(false) && v.safePoint == 0\n")},
 	{"newer-points-by-an-older-wait", "Garbage collection: a collection that goes on has not waited for safe points that were raised since", "TestResumedCollection", one("percolator/gc_progress.go",
 		"\t\tif p.resumed {\n\t\t\t// The wait", "\t\tif p.resumed && p.within < 0 {\n\t\t\t// The wait")},
 	{"late-collection-by-all", "Garbage collection: what another worker is at is left to it", "TestResumedCollection", one("percolator/gc_worker.go",
