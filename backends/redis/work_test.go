@@ -101,13 +101,13 @@ func (w *workLog) work(name string, args []string, fields map[string]int) int {
 		return n
 	}
 	switch name {
-	case "HGETALL", "SMEMBERS":
+	case "HGETALL", "HKEYS", "HVALS", "SMEMBERS":
 		if _, ok := fields[args[0]]; !ok {
 			key, err := strconv.Unquote(args[0])
 			require.NoError(w.t, err)
-			n := w.c.SCard
-			if name == "HGETALL" {
-				n = w.c.HLen
+			n := w.c.HLen
+			if name == "SMEMBERS" {
+				n = w.c.SCard
 			}
 			size, err := n(context.Background(), key).Result()
 			require.NoError(w.t, err)
@@ -125,9 +125,18 @@ func (w *workLog) work(name string, args []string, fields map[string]int) int {
 		return len(args)
 	case "HSET", "ZADD":
 		return len(args) / 2
-	case "ZREMRANGEBYLEX", "ZRANGE":
-		return 4 // and what it removes, or the few that it names
+	case "ZREMRANGEBYLEX":
+		return 4 // and what it removes
+	case "ZRANGE":
+		from, to := number(args[1]), number(args[2])
+		require.LessOrEqual(w.t, from, to, "a range from the end, of any length")
+		require.GreaterOrEqual(w.t, from, 0)
+		return 5 + to - from
+	case "EVAL", "EVALSHA", "EXISTS", "TYPE", "ROLE", "TIME", "GET", "SET", "INCRBY", "DEL", "HGET", "HLEN", "HEXISTS", "HSTRLEN", "SADD", "SREM", "SCARD", "SISMEMBER",
+		"ZCARD", "ZRANK", "ZSCORE", "ZADDNX", "PUBLISH", "WATCH", "UNWATCH", "MULTI", "EXEC", "SCRIPT", "INFO", "PING", "CONFIG", "CLIENT", "HELLO", "ACL":
+		return 1
 	}
+	require.Fail(w.t, "nobody knows what it costs", name)
 	return 1
 }
 
@@ -224,15 +233,22 @@ func TestWideRowBesideAWriter(t *testing.T) {
 	s, writer := bare(t, url), bare(t, url)
 	c := admin(t, url)
 	fillDeep(t, s, c, "wide", columns, versions)
+	for i := range 30 { // while the row is narrow, so that its older writes lie in every place
+		for ts := range rowstore.Timestamp(i) {
+			apply(t, s, rowstore.Mutation{Table: "t", Row: "mid", Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, fmt.Sprintf("early%02d", i), 1+ts, []byte("v"))}})
+		}
+	}
+	fillDeep(t, s, c, "mid", 500, 30)
 	s.opts.ReadTimeout = 10 * time.Millisecond // how long the store tries; the connections have theirs
 	ts := rowstore.Timestamp(versions)
+	row := "wide"
 	m := &meddler{change: func() {
 		ts++
-		apply(t, writer, rowstore.Mutation{Table: "t", Row: "wide", Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, columnName(0), ts, nil)}})
+		apply(t, writer, rowstore.Mutation{Table: "t", Row: row, Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, columnName(0), ts, nil)}})
 	}}
 	s.nodes.(single).client.AddHook(m)
 	read := func(ctx context.Context, picks ...rowstore.Selector) ([]rowstore.Version, error) {
-		rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: "wide", Selectors: picks}})
+		rows, err := s.Read(ctx, []rowstore.RowRead{{Table: "t", Row: row, Selectors: picks}})
 		if err != nil {
 			return nil, err
 		}
@@ -257,6 +273,17 @@ func TestWideRowBesideAWriter(t *testing.T) {
 		require.NoError(t, err)
 		require.Len(t, vs, columns)
 	})
+	// All versions of a row that the longer run has room for, and one run of the usual kind has not.
+	ofWide := ts
+	row, ts = "mid", 30
+	m.ends = 0
+	work.bounded("everything of a smaller row", mostLonger, func() {
+		vs, err := read(t.Context(), allVersions...)
+		require.NoError(t, err)
+		require.Equal(t, wideTries, m.ends)
+		require.Equal(t, readRow(t, writer, row, allVersions...), vs)
+	})
+	row, ts = "wide", ofWide
 	m.ends = 0
 	work.bounded("everything", mostLonger, func() {
 		_, err := read(t.Context(), allVersions...)
@@ -264,7 +291,7 @@ func TestWideRowBesideAWriter(t *testing.T) {
 		require.NotErrorIs(t, err, rowstore.ErrAmbiguous)
 		require.ErrorContains(t, err, "somebody changed it")
 		require.GreaterOrEqual(t, m.ends, wideTries)
-		for _, err := range s.Scan(t.Context(), rowstore.ScanRange{Table: "t", Selectors: allVersions}) {
+		for _, err := range s.Scan(t.Context(), rowstore.ScanRange{Table: "t", From: row, Selectors: allVersions}) {
 			require.ErrorIs(t, err, rowstore.ErrUnavailable)
 		}
 	})

@@ -18,12 +18,12 @@ var specials = []string{
 	"", "#", "?", " ", "@", "/", ":", "%", "%zz", "&", "=", ";", ",", "[", "]", "\\", "\n", "\t", "\x00", "\"", "<", "+", "://", "?x=", "?a=", "#?", "#@", "?@", "/@", "é",
 }
 
-// URLs puts passwords into forms, each of which has %s where one goes.
+// URLs puts passwords into forms, each of which has %s where one goes. Half of them begin with a special character.
 func URLs(forms ...string) []string {
 	var all []string
 	for _, special := range specials {
 		for _, form := range forms {
-			all = append(all, strings.ReplaceAll(form, "%s", One+special+Two))
+			all = append(all, strings.ReplaceAll(form, "%s", One+special+Two), strings.ReplaceAll(form, "%s", special+Two))
 		}
 	}
 	return all
