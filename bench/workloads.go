@@ -138,20 +138,27 @@ func fill(ctx context.Context, db *percolator.DB, rows, size int) error {
 	return fillCells(ctx, db, rows, func(i int) (percolator.Cell, []byte) { return cell(i), value(1000, size) })
 }
 
-// fillCells writes n cells through transactions.
+// fillTries is how often a transaction of fillCells may be too old to commit.
+const fillTries = 10
+
+// fillCells writes n cells through transactions. It prepares and measures nothing: a transaction that a busy machine
+// makes too old for the short MaxTxnAge of gc-* is begun again.
 func fillCells(ctx context.Context, db *percolator.DB, n int, what func(i int) (percolator.Cell, []byte)) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(fillers)
 	for from := 0; from < n; from += fillTxn {
 		g.Go(func() error {
-			err := db.Update(ctx, func(tx *percolator.Txn) error {
-				for i := from; i < min(n, from+fillTxn); i++ {
-					if err := tx.Set(what(i)); err != nil {
-						return err
+			err := percolator.ErrTxnTooOld
+			for try := 0; try < fillTries && errors.Is(err, percolator.ErrTxnTooOld); try++ {
+				err = db.Update(ctx, func(tx *percolator.Txn) error {
+					for i := from; i < min(n, from+fillTxn); i++ {
+						if err := tx.Set(what(i)); err != nil {
+							return err
+						}
 					}
-				}
-				return nil
-			})
+					return nil
+				})
+			}
 			if err != nil {
 				return fmt.Errorf("fill rows from %d on: %w", from, err)
 			}

@@ -237,14 +237,22 @@ func (w *world) now(db *percolator.DB, cells ...percolator.Cell) []string {
 	return values
 }
 
-// set commits values: cells and values in turn, where missing deletes.
+// set commits values: cells and values in turn, where missing deletes. A machine that stood still for longer than
+// the short MaxTxnAge of quickly makes a transaction too old: it had no effect then, and is begun again.
 func (w *world) set(db *percolator.DB, pairs ...any) percolator.Timestamp {
 	w.Helper()
-	var ts percolator.Timestamp
-	require.NoError(w, db.Update(w.ctx, func(tx *percolator.Txn) error {
-		w.write(tx, pairs...)
-		return nil
-	}))
+	const tries = 5
+	var err error
+	for range tries {
+		err = db.Update(w.ctx, func(tx *percolator.Txn) error {
+			w.write(tx, pairs...)
+			return nil
+		})
+		if !errors.Is(err, percolator.ErrTxnTooOld) {
+			break
+		}
+	}
+	require.NoError(w, err)
 	ts, err := db.Now(w.ctx)
 	require.NoError(w, err)
 	return ts

@@ -81,5 +81,5 @@ func TestRelaySets(t *testing.T) {
 	for _, names := range relaySets() {
 		require.Len(t, relayObservers(nil, names, nil), len(names))
 	}
-	require.Len(t, allObservers(nil, workloads()), len(observers(nil, workloads()))+len(relaySets()[0]))
+	require.Len(t, allObservers(nil, workloads()), len(observers(nil, workloads()))+len(relaySets()[0])+len(passObservers()))
 }

@@ -218,12 +218,24 @@ type box struct {
 }
 
 // again calls the engine, and once more where the call was lost: the library closes the connections that
-// its client shares whenever one of its own calls ends, sometimes under a call that just begins.
-func again(call func() error) error {
+// its client shares whenever one of its own calls ends, sometimes under a call that just begins. The kernel
+// may also fail to freeze a container whose processes are busy, and does so a moment later.
+func again(ctx context.Context, call func() error) error {
 	var err error
-	for range 5 {
-		if err = call(); err == nil || !strings.Contains(err.Error(), "CloseIdleConnections called") {
-			break
+	for try := range 5 {
+		err = call()
+		switch {
+		case err == nil:
+			return nil
+		case strings.Contains(err.Error(), "CloseIdleConnections called"):
+		case strings.Contains(err.Error(), "unable to freeze"):
+			select {
+			case <-time.After(100 * time.Millisecond << try):
+			case <-ctx.Done():
+				return err
+			}
+		default:
+			return err
 		}
 	}
 	return err
@@ -237,7 +249,7 @@ func (b *box) start(ctx context.Context) error {
 	} else if running, err := b.running(ctx); err != nil || running {
 		return errors.Join(err, errors.New("it runs already"))
 	}
-	if err := again(func() error { return b.in.Start(ctx) }); err != nil {
+	if err := again(ctx, func() error { return b.in.Start(ctx) }); err != nil {
 		return err
 	}
 	return poll(ctx, func() error {
@@ -279,7 +291,7 @@ func (b *box) create(ctx context.Context) error {
 			h.Tmpfs = map[string]string{smallDisk: "rw,size=16m,mode=1777"}
 		},
 	}
-	err = again(func() error {
+	err = again(ctx, func() error {
 		b.in, err = provider.CreateContainer(ctx, request)
 		return err
 	})
@@ -293,7 +305,7 @@ func (b *box) create(ctx context.Context) error {
 
 func (b *box) running(ctx context.Context) (bool, error) {
 	running := false
-	err := again(func() error {
+	err := again(ctx, func() error {
 		got, err := b.api.ContainerInspect(ctx, b.in.GetContainerID(), client.ContainerInspectOptions{})
 		running = err == nil && got.Container.State.Running
 		return err
@@ -307,7 +319,7 @@ func (b *box) end(ctx context.Context, signal string) error {
 		return err
 	}
 	id := b.in.GetContainerID()
-	err := again(func() error {
+	err := again(ctx, func() error {
 		_, err := b.api.ContainerKill(ctx, id, client.ContainerKillOptions{Signal: signal})
 		return err
 	})
@@ -363,14 +375,14 @@ func (b *box) crashBackend(ctx context.Context) error {
 }
 
 func (b *box) pause(ctx context.Context) error {
-	return again(func() error {
+	return again(ctx, func() error {
 		_, err := b.api.ContainerPause(ctx, b.in.GetContainerID(), client.ContainerPauseOptions{})
 		return err
 	})
 }
 
 func (b *box) resume(ctx context.Context) error {
-	return again(func() error {
+	return again(ctx, func() error {
 		_, err := b.api.ContainerUnpause(ctx, b.in.GetContainerID(), client.ContainerUnpauseOptions{})
 		return err
 	})
