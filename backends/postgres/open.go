@@ -31,6 +31,12 @@ const defaultInFlight = 1
 // defaultConnectTimeout bounds the making of a connection where the URL does not.
 const defaultConnectTimeout = 10 * time.Second
 
+// trustIdle is how long a connection of the store's own pool may be idle before its next use asks whether it is alive.
+// A worker with nothing to do uses one for each beat, every second or two, and would ask as often as it does anything else.
+const trustIdle = 5 * time.Second
+
+func isStale(_ context.Context, c pgxpool.ShouldPingParams) bool { return c.IdleDuration > trustIdle }
+
 // OpenURL opens the store that a URL names; [ParseURL] has the grammar. Errors are
 // those of ParseURL and of [Open].
 func OpenURL(ctx context.Context, url string) (*Store, error) {
@@ -66,7 +72,7 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("postgres: Options.URL: %w", err)
 	}
-	cfg.AfterConnect = makeReady
+	cfg.AfterConnect, cfg.ShouldPing = makeReady, isStale
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("postgres: Options.URL: %w", errUnreadable)

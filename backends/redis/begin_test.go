@@ -96,6 +96,36 @@ func TestBeginWithTwoWrites(t *testing.T) {
 	}
 }
 
+// A begin that asks for the newest write at all, in the future too, is one run: a worker asks so for leases with each beat.
+func TestBeginWithTheNewestWrite(t *testing.T) {
+	t.Parallel()
+	srv := testserver.NewRedis(t, nil)
+	c := admin(t, srv.URL)
+	s := bare(t, with(t, srv.URL))
+	_, err := s.ReadSnapshot(t.Context(), []rowstore.SnapshotRead{beginOfTwo("none")}) // the script is on the server then
+	require.NoError(t, err)
+	ahead := maxTS - 7
+	apply(t, s, put("row", 1, "old"))
+	apply(t, s, put("row", ahead, "new"))
+	for _, limit := range []int{1, 2} {
+		read := rowstore.RowRead{Table: "t", Row: "row", Selectors: []rowstore.Selector{
+			{Family: rowstore.Write, Column: "c", To: maxTS, Limit: limit},
+			{Family: rowstore.Lock, Column: "c", To: maxTS},
+			{Family: rowstore.Notify, Column: "b", To: maxTS, Limit: 1},
+		}}
+		want, err := s.Read(t.Context(), []rowstore.RowRead{read})
+		require.NoError(t, err)
+		require.Len(t, want[0].Versions, limit)
+		require.Equal(t, ahead, want[0].Versions[0].TS)
+		before := runs(t, c)
+		got, err := s.ReadSnapshot(t.Context(), []rowstore.SnapshotRead{{Reads: []rowstore.RowRead{read}}})
+		require.NoError(t, err)
+		require.EqualValues(t, 1, runs(t, c)-before)
+		require.Equal(t, want[0].Versions, got[0].Rows[0].Versions)
+		require.Less(t, got[0].TS, ahead)
+	}
+}
+
 // Older writes that version 2 put into the hash are read apart, however many fields the row has. Those of this version need
 // no more than one run, also in a wide row.
 func TestBeginWithTwoWritesOfVersion2(t *testing.T) {

@@ -167,7 +167,7 @@ const beginAtOnce = 8
 
 // beginFields appends the fields that a read needs to a list that is empty. It returns false if the begin script
 // cannot answer the read: it knows locks, marks, notifications, and the newest write, or the two
-// newest ones, at the assigned timestamp.
+// newest ones, at the assigned timestamp or at all. A lease is a write at the time of its end, which lies ahead.
 func beginFields(picks []rowstore.Selector, to []beginField) ([]beginField, bool) {
 	var at map[beginKey]int // where the fields are, where they are too many to look at each
 	for i := range picks {
@@ -175,7 +175,7 @@ func beginFields(picks []rowstore.Selector, to []beginField) ([]beginField, bool
 		f := beginField{beginKey: beginKey{'W', p.Column}}
 		switch {
 		case p.Column == rowstore.AllColumns, p.Family == rowstore.Data,
-			p.Family == rowstore.Write && (p.To != rowstore.AssignedTimestamp || p.Limit < 1 || p.Limit > 2):
+			p.Family == rowstore.Write && (p.To < oracle.Max || p.Limit < 1 || p.Limit > 2):
 			return to, false
 		case p.Family == rowstore.Notify:
 			f.kind = 'N'
