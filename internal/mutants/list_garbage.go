@@ -68,6 +68,8 @@ var garbageMutants = []mutant{
 		one(gcRemoveGo, "len(r.edits) == 0 || c.unread[row] {", "len(r.edits) == 0 {")...)},
 	{"erasure-passes-damage", "A row that cannot be read: an erasure passes none by", "TestErasurePassesNothing", one(gcGo,
 		"all: p.erases != nil}", "all: false}")},
+	{"erasure-reads-all-versions", "Erased ranges: what is read of a row at once is bounded", "TestErasureReadsBoundedHistories", one("percolator/erase_remove.go",
+		"\terasedPicks = newestPicksOf(gcPage)\n", "\terasedPicks = newestPicksOf(0 * gcPage)\n")},
 	{"hint-that-cannot-be-read-goes", "A row that cannot be read: a hint that says nothing stays", "TestCollectionPassesDamagedHints", one(gcHintsGo,
 		"\t\t\t\t\treturn err\n\t\t\t\t}\n\t\t\t\tcontinue\n", "\t\t\t\t\treturn err\n\t\t\t\t}\n")},
 
