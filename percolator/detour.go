@@ -2,7 +2,6 @@ package percolator
 
 import (
 	"context"
-	"errors"
 
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -15,7 +14,7 @@ const mostDamaged = 16
 // is, so its slot is searched for by halves, and left out. Any other failure is the walk's, and so is
 // this one where very much cannot be read.
 func (l *looker) detour(ctx context.Context, rows rowstore.ScanRange, failed error) error {
-	if len(rows.Slots) == 0 || l.damaged == mostDamaged || !l.w.isOfARow(ctx, failed) {
+	if len(rows.Slots) == 0 || l.damaged == mostDamaged || !l.w.db.isOfARow(ctx, failed) {
 		return failed
 	}
 	first, second := halves(rows.Slots)
@@ -36,18 +35,6 @@ func (l *looker) detour(ctx context.Context, rows rowstore.ScanRange, failed err
 		err = l.walk(ctx, rows)
 	}
 	return err
-}
-
-// isOfARow tells whether a scan has failed at a row that cannot be read, beside which others can be. A
-// version that this program does not know may also be that of the store or of the catalog: then it must
-// read nothing any more, and the worker is to end. So such a failure is a row's only if the catalog has
-// just been read.
-func (w *Worker) isOfARow(ctx context.Context, failed error) bool {
-	if !errors.Is(failed, ErrFormat) {
-		return errors.Is(failed, ErrCorrupt)
-	}
-	_, err := w.db.loadCatalog(ctx)
-	return err == nil
 }
 
 // halves cuts ranges of slots into two parts of about as many slots. The second part of one slot

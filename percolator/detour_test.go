@@ -23,6 +23,7 @@ type damagedStore struct {
 	kind error // what their errors match
 	mu   sync.Mutex
 	rows map[string]bool
+	seen map[string]int // how often scans have shown a row, if it is not nil
 }
 
 func (s *damagedStore) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
@@ -31,6 +32,9 @@ func (s *damagedStore) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2
 			s.mu.Lock()
 			if err == nil && s.rows[row.Row] {
 				err = fmt.Errorf("%w: a row of a test", s.kind)
+			}
+			if err == nil && s.seen != nil {
+				s.seen[row.Row]++
 			}
 			s.mu.Unlock()
 			if !yield(row, err) || err != nil {
@@ -68,7 +72,16 @@ func requireDamagedRowHidesNoOthers(t *testing.T, kind error) {
 			good = append(good, name)
 		}
 	}
+	store.mu.Lock()
+	store.seen = map[string]int{}
+	store.mu.Unlock()
 	require.Subset(t, dealt(t, wk, &rows), good)
+	store.mu.Lock()
+	for _, name := range good {
+		require.Equal(t, 1, store.seen[name], "what was found has run, and is not to be found again")
+	}
+	store.seen = nil
+	store.mu.Unlock()
 	require.Equal(t, 3, strings.Count(said.String(), "level=ERROR"), said.String())
 	require.Equal(t, 3, strings.Count(said.String(), "a row of a test"))
 	require.False(t, wk.lookUnderWay("t"), "it is not stuck")

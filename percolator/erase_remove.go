@@ -13,18 +13,19 @@ import (
 // The last step of DB.Erase: what a collection leaves, because it may be needed, is not needed in a range that was erased. Every row is
 // looked at in one view, and each mutation has the condition that its columns are still as that view showed them.
 
-var erasedPicks = []rowstore.Selector{
-	everything(rowstore.Lock, rowstore.AllColumns), everything(rowstore.Write, rowstore.AllColumns), everything(rowstore.Data, rowstore.AllColumns),
-	everything(rowstore.Mark, rowstore.AllColumns), everything(rowstore.Notify, rowstore.AllColumns),
-}
+var (
+	// erasedPicks show of each column what decides what becomes of its row: the newest versions. Further ones are there where the row was changed since, so the
+	// collection before has left it, or where it is written all the time.
+	erasedPicks = newestPicksOf(gcPage)
+	// newestPicks show whether a row has anything.
+	newestPicks = newestPicksOf(1)
+)
 
-// newestPicks show whether a row has anything.
-var newestPicks = []rowstore.Selector{
-	newestPick(rowstore.Lock), newestPick(rowstore.Write), newestPick(rowstore.Data), newestPick(rowstore.Mark), newestPick(rowstore.Notify),
-}
-
-func newestPick(f rowstore.Family) rowstore.Selector {
-	return rowstore.Selector{Family: f, Column: rowstore.AllColumns, To: oracle.Max, Limit: 1}
+func newestPicksOf(most int) (picks []rowstore.Selector) {
+	for _, f := range []rowstore.Family{rowstore.Lock, rowstore.Write, rowstore.Data, rowstore.Mark, rowstore.Notify} {
+		picks = append(picks, rowstore.Selector{Family: f, Column: rowstore.AllColumns, To: oracle.Max, Limit: most})
+	}
+	return picks
 }
 
 // removeRows removes the rows of the range in which nothing was written since. left counts those that something is in the way of.
@@ -260,7 +261,8 @@ func parkedFor(row *rowstore.Row) (Cell, bool) {
 func (e *erasure) removeTimers(ctx context.Context, v *catalogView) (left int, err error) {
 	for n := range byte(format.TimerShards) {
 		for from := format.TimersBegin(n); v.Timers && from != ""; {
-			page, next, err := e.db.timersIn(ctx, timerShard{e.span.table, n}, from, oracle.Max)
+			// One that cannot be read may be of the range.
+			page, next, err := e.db.timersPage(ctx, timerShard{e.span.table, n}, from, oracle.Max, firePage, func(u unreadable) error { return u.err })
 			if err != nil {
 				return left, err
 			}

@@ -428,6 +428,10 @@ func (l *looker) walk(ctx context.Context, rows rowstore.ScanRange) error {
 		page, last, err := l.page(ctx, rows)
 		if err != nil {
 			l.queue(page) // what was found before
+			if last != "" {
+				// It goes on from there: what was found has run meanwhile, perhaps, and is not to be found twice.
+				rows.From, rows.Slots = last+"\x00", slotsFrom(rows.Slots, rowstore.Slot(l.table, last))
+			}
 			return l.detour(ctx, rows, err)
 		}
 		if page, err = l.sortOut(ctx, page); err != nil {
@@ -454,7 +458,7 @@ func (l *looker) walk(ctx context.Context, rows rowstore.ScanRange) error {
 }
 
 // page finds notified cells that this worker does not handle yet, and after a failure those that
-// were read before. last is the row after which the scan continues, "" at the end.
+// were read before. last is the row after which the scan continues, "" at the end, or if it failed before any row.
 func (l *looker) page(ctx context.Context, rows rowstore.ScanRange) (page []finding, last string, err error) {
 	w := l.w
 	n := 0
@@ -482,7 +486,7 @@ func (l *looker) page(ctx context.Context, rows rowstore.ScanRange) (page []find
 		}
 	}
 	l.visited += n
-	if n < rows.Limit {
+	if failed == nil && n < rows.Limit {
 		last = ""
 	}
 	cells = w.own(cells)

@@ -152,16 +152,20 @@ func (w *Worker) untilDue(ctx context.Context, s timerShard, page []dueTimer) (i
 // timersIn reads a page of a shard, from a row on, of what is due at or before until. next is where the next page begins, "" if
 // there is none. Rows that cannot be read are left alone.
 func (db *DB) timersIn(ctx context.Context, s timerShard, from string, until Timestamp) (page []dueTimer, next string, err error) {
-	return db.timersPage(ctx, s, from, until, firePage)
+	return db.timersPage(ctx, s, from, until, firePage, nil)
 }
 
-// timersPage is timersIn with the length of the page.
-func (db *DB) timersPage(ctx context.Context, s timerShard, from string, until Timestamp, most int) (page []dueTimer, next string, err error) {
+// timersPage is timersIn with the length of the page. left, if not nil, is told of rows that the store cannot read, and may return an error.
+func (db *DB) timersPage(ctx context.Context, s timerShard, from string, until Timestamp, most int, left func(u unreadable) error) (page []dueTimer, next string, err error) {
+	if left == nil {
+		left = func(u unreadable) error { db.leaveTimer(s.table, u.err); return nil }
+	}
 	n := 0
-	for row, err := range db.store.Scan(ctx, rowstore.ScanRange{
+	r := rowstore.ScanRange{
 		Table: format.TimersTable(s.table), From: from, To: format.TimersUntil(s.n, until), Limit: most,
 		Selectors: []rowstore.Selector{everything(rowstore.Write, format.ColumnTimer)},
-	}) {
+	}
+	for row, err := range db.scanPast(ctx, r, left) {
 		if err != nil {
 			return nil, "", fmt.Errorf("reading the timers of table %q: %w", Cell{Table: s.table}.public().Table, err)
 		}
@@ -171,7 +175,7 @@ func (db *DB) timersPage(ctx context.Context, s timerShard, from string, until T
 		due, derr := format.TimerDue(row.Row)
 		h, herr := format.DecodeTimerHint(version.Value)
 		if err := errors.Join(derr, herr); err != nil {
-			db.log.Error("a timer cannot be read and is left alone", "table", Cell{Table: s.table}.public().Table, "err", err)
+			db.leaveTimer(s.table, err)
 			continue
 		}
 		page = append(page, dueTimer{row: row.Row, at: version.TS, due: due, cell: Cell{s.table, h.Row, h.Column}})
@@ -182,11 +186,16 @@ func (db *DB) timersPage(ctx context.Context, s timerShard, from string, until T
 	return page, next, nil
 }
 
+func (db *DB) leaveTimer(table string, failed error) {
+	db.log.Error("a timer cannot be read and is left alone", "table", Cell{Table: table}.public().Table, "err", failed)
+}
+
 // tell puts notifications on the targets of timers that are due, and then removes the rows of the index. failed says which
 // timers it could not tell of.
 func (w *Worker) tell(ctx context.Context, table string, timers []dueTimer) (failed, err error) {
-	if err := w.db.dropUnobserved(ctx, timers); err != nil {
-		return nil, err
+	timers, failed, err = w.db.dropUnobserved(ctx, timers)
+	if err != nil || len(timers) == 0 {
+		return failed, err
 	}
 	// It lies above the commits that the rows of the index tell of: so a look that finds the notification sees
 	// the timers, and that they are due.
@@ -247,8 +256,9 @@ func (db *DB) removeTimers(ctx context.Context, muts []rowstore.Mutation) error 
 	return nil
 }
 
-// dropUnobserved removes those timers, of some that rows of an index name, whose columns nobody observes. Their rows stay.
-func (db *DB) dropUnobserved(ctx context.Context, timers []dueTimer) error {
+// dropUnobserved removes those timers, of some that rows of an index name, whose columns nobody observes. Their rows stay. failed says which timers it
+// could not remove; the others are the rest.
+func (db *DB) dropUnobserved(ctx context.Context, timers []dueTimer) (rest []dueTimer, failed, err error) {
 	known := db.known()
 	var cells []Cell
 	for i := range timers {
@@ -256,22 +266,40 @@ func (db *DB) dropUnobserved(ctx context.Context, timers []dueTimer) error {
 			cells = append(cells, c)
 		}
 	}
-	_, err := db.dropTimers(ctx, cells)
-	return err
+	_, left, err := db.dropTimers(ctx, cells)
+	if err != nil || len(left) == 0 {
+		return timers, nil, err
+	}
+	for i := range timers {
+		switch lerr := left[timers[i].cell]; {
+		case lerr == nil:
+			rest = append(rest, timers[i])
+		case failed == nil:
+			failed = fmt.Errorf("dropping the timer of %v: %w", timers[i].cell.public(), lerr)
+		}
+	}
+	return rest, failed, nil
 }
 
 // dropTimers removes the timers of cells that nobody observes, and counts them. A timer that was set by somebody who knew an
-// observer stays: the catalog is read after the snapshot was drawn, so it names that observer.
-func (db *DB) dropTimers(ctx context.Context, cells []Cell) (dropped int, err error) {
-	for most := min(firePage, db.limits.Cells); len(cells) > 0; {
+// observer stays: the catalog is read after the snapshot was drawn, so it names that observer. left are those of rows that cannot be read, which do not hold up the others.
+func (db *DB) dropTimers(ctx context.Context, cells []Cell) (dropped int, left map[Cell]error, err error) {
+	all := min(firePage, db.limits.Cells)
+	for most := all; len(cells) > 0; {
 		part := cells[:min(most, len(cells))]
 		n, err := db.dropSomeTimers(ctx, part)
-		if errors.Is(err, ErrTooLarge) && len(part) > 1 {
-			most = len(part) / 2 // their names are long, for the limits of this process
+		ofARow := err != nil && db.isOfARow(ctx, err)
+		switch {
+		case len(part) > 1 && (ofARow || errors.Is(err, ErrTooLarge)):
+			most = len(part) / 2 // to find the row, or because their names are long, for the limits of this process
 			continue
-		}
-		if err != nil {
-			return dropped, fmt.Errorf("dropping timers that nobody observes: %w", err)
+		case ofARow:
+			if left == nil {
+				left = map[Cell]error{}
+			}
+			left[part[0]], most = err, all
+		case err != nil:
+			return dropped, left, fmt.Errorf("dropping timers that nobody observes: %w", err)
 		}
 		if n > 0 {
 			db.count.timersDropped.Add(uint64(n)) //nolint:gosec // a count
@@ -279,7 +307,7 @@ func (db *DB) dropTimers(ctx context.Context, cells []Cell) (dropped int, err er
 		dropped += n
 		cells = cells[len(part):]
 	}
-	return dropped, nil
+	return dropped, left, nil
 }
 
 // dropSomeTimers is dropTimers in one transaction.
@@ -321,7 +349,7 @@ func (db *DB) dropSomeTimers(ctx context.Context, cells []Cell) (dropped int, er
 
 // dropDueTimers removes the timers of a table that were due before the safe point, with their rows of the index, where nobody observes the table: no
 // worker looks at them. A transaction from before the safe point can set none any more, so a row of one without a timer is of nothing.
-func (db *DB) dropDueTimers(ctx context.Context, table string, safe Timestamp) error {
+func (db *DB) dropDueTimers(ctx context.Context, table string, safe Timestamp, d *damage) error {
 	for n := range byte(format.TimerShards) {
 		for from := format.TimersBegin(n); from != ""; {
 			var page []dueTimer
@@ -332,10 +360,20 @@ func (db *DB) dropDueTimers(ctx context.Context, table string, safe Timestamp) e
 			page = slices.DeleteFunc(page, func(t dueTimer) bool { return t.at >= safe })
 			var cells, timers []Cell
 			for i := range page {
-				cells, timers = append(cells, page[i].cell), append(timers, timerOf(page[i].cell))
+				cells = append(cells, page[i].cell)
 			}
-			if _, err := db.dropTimers(ctx, cells); err != nil {
+			_, left, err := db.dropTimers(ctx, cells)
+			if err != nil {
 				return err
+			}
+			for c, failed := range left {
+				if err := d.pass(ctx, c.Table, c.Row, failed); err != nil {
+					return err
+				}
+			}
+			page = slices.DeleteFunc(page, func(t dueTimer) bool { return left[t.cell] != nil })
+			for i := range page {
+				timers = append(timers, timerOf(page[i].cell))
 			}
 			now, err := db.draw(ctx)
 			if err != nil {
@@ -379,6 +417,7 @@ func (db *DB) timersDue(ctx context.Context, table string) (bool, error) {
 
 // dropTimersOf removes the timers of a column that nobody observes, and counts them.
 func (db *DB) dropTimersOf(ctx context.Context, table, column string) (dropped int, err error) {
+	var failed error // of single rows
 	for n := range byte(format.TimerShards) {
 		s := timerShard{table, n}
 		for from := format.TimersBegin(n); from != ""; {
@@ -392,11 +431,14 @@ func (db *DB) dropTimersOf(ctx context.Context, table, column string) (dropped i
 					cells = append(cells, page[i].cell)
 				}
 			}
-			k, err := db.dropTimers(ctx, cells)
+			k, left, err := db.dropTimers(ctx, cells)
 			if dropped += k; err != nil {
 				return dropped, err
 			}
+			for c, err := range left {
+				failed = fmt.Errorf("dropping the timer of %v: %w", c.public(), err)
+			}
 		}
 	}
-	return dropped, nil
+	return dropped, failed
 }

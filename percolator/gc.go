@@ -28,6 +28,7 @@ type GCReport struct {
 	Read          int  // rows that were looked at
 	Rows          int  // that had something to remove
 	Versions      int  // removed: committed versions, marks, long values
+	Damaged       int  // rows, and records of hints, that could not be read: they keep their garbage until they can
 
 	missed int // rows that had changed meanwhile, and those of requests whose replies were lost: they wait for another collection
 }
@@ -109,6 +110,15 @@ type gcPass struct {
 	erased Timestamp
 	listed []string // all tables, once they were asked for
 	report *GCReport
+	unread *damage // see damage
+}
+
+// damage is what the collection could not read. An erasure must have read all.
+func (p *gcPass) damage() *damage {
+	if p.unread == nil {
+		p.unread = &damage{db: p.db, report: p.report, all: p.erases != nil}
+	}
+	return p.unread
 }
 
 // safe is the timestamp below which a table is collected.
@@ -371,7 +381,7 @@ func (p *gcPass) remove(ctx context.Context, table string) error {
 		if safe = min(safe, p.safe(of)); safe == 0 || p.view.observesTable(of) {
 			return nil // a worker removes the rows when they are due
 		}
-		return p.db.dropDueTimers(ctx, of, safe)
+		return p.db.dropDueTimers(ctx, of, safe, p.damage())
 	}
 	switch table {
 	case format.TableCatalog, format.TableMembers, format.TableHints:
@@ -379,8 +389,8 @@ func (p *gcPass) remove(ctx context.Context, table string) error {
 	case format.TableSessions, format.TableSweeps:
 		return p.db.removeLeases(ctx, table, safe, p.report)
 	}
-	// A notified row that cannot be read hides those behind it, and must not keep the history of the others.
-	unread := p.db.clearUnobserved(ctx, p.view, table, safe)
+	// Where very many notified rows cannot be read, they must not keep the history of the others.
+	unread := p.db.clearUnobserved(ctx, p.view, table, safe, p.damage())
 	switch {
 	case safe == 0 || unread != nil && !errors.Is(unread, ErrCorrupt) && !errors.Is(unread, ErrFormat):
 		return unread

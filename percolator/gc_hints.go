@@ -19,6 +19,7 @@ import (
 //     was looked at.
 //   - A row in which something is kept that will be garbage later without another commit is hinted anew,
 //     before its hint is removed.
+//   - A row that cannot be read is hinted anew too, so it counts as looked at, and is read again later.
 //   - A collection looks at every row instead if it is asked to, if some commits may have been hinted by nobody, and
 //     once in gcFullAfter retentions, for hints that were lost.
 
@@ -85,15 +86,18 @@ func (p *gcPass) removeHinted(ctx context.Context, table string, safe Timestamp)
 	// What a collection of all rows has passed needs no hint.
 	since := p.view.swept.Add(-hintSpanMost)
 	from, to := format.HintsOf(table, since, safe)
-	for row, err := range p.db.store.Scan(ctx, rowstore.ScanRange{Table: format.TableHints, From: from, To: to, Selectors: hintPicks(oracle.Max)}) {
+	for row, err := range p.scanHints(ctx, rowstore.ScanRange{From: from, To: to, Selectors: hintPicks(oracle.Max)}) {
 		if err != nil {
 			return fmt.Errorf("reading the hints: %w", err)
 		}
 		v := row.Newest(rowstore.Write, format.ColumnHint)
 		if v != nil {
 			h, err := format.DecodeHint(v.Value)
-			if err != nil {
-				return fmt.Errorf("the hint %q: %w", row.Row, err)
+			if err != nil { // it stays, since nobody knows what it names
+				if err := p.damage().pass(ctx, format.TableHints, row.Row, err); err != nil {
+					return err
+				}
+				continue
 			}
 			for _, name := range h.Rows {
 				rows[name] = struct{}{}
@@ -109,6 +113,15 @@ func (p *gcPass) removeHinted(ctx context.Context, table string, safe Timestamp)
 		}
 	}
 	return handle()
+}
+
+// scanHints visits records of hints. What one names that cannot be read is as if that hint had been lost.
+func (p *gcPass) scanHints(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
+	r.Table = format.TableHints
+	return p.db.scanPast(ctx, r, func(u unreadable) error {
+		_, err := p.damage().passAt(ctx, format.TableHints, u)
+		return err
+	})
 }
 
 // hintedTables lists the tables that have hints.
@@ -155,7 +168,7 @@ func (p *gcPass) lookAt(ctx context.Context, c *collection, names []string) erro
 		for i, name := range names[:n] {
 			reads[i] = rowstore.RowRead{Table: c.table, Row: name, Selectors: c.picks}
 		}
-		rows, err := p.db.readRows(ctx, reads)
+		rows, err := p.db.readEach(ctx, reads)
 		if err != nil {
 			return err
 		}
@@ -164,7 +177,12 @@ func (p *gcPass) lookAt(ctx context.Context, c *collection, names []string) erro
 			for j := range rows[i].Versions {
 				bytes += len(rows[i].Versions[j].Value)
 			}
-			if err := c.look(ctx, &rows[i]); err != nil {
+			if err = rows[i].Err; err != nil {
+				err = c.pass(ctx, names[i], err)
+			} else {
+				err = c.look(ctx, &rows[i])
+			}
+			if err != nil {
 				return err
 			}
 		}
@@ -216,7 +234,7 @@ func (p *gcPass) dropHints(ctx context.Context, muts []rowstore.Mutation) error 
 // needless.
 func (p *gcPass) swept(ctx context.Context) error {
 	var done []rowstore.Mutation
-	for row, err := range p.db.store.Scan(ctx, rowstore.ScanRange{Table: format.TableHints, Selectors: hintPicks(p.rest)}) {
+	for row, err := range p.scanHints(ctx, rowstore.ScanRange{Selectors: hintPicks(p.rest)}) {
 		if err != nil {
 			return fmt.Errorf("reading the hints: %w", err)
 		}

@@ -47,6 +47,10 @@ type collection struct {
 
 	later []string // rows that are to be hinted anew
 
+	damage *damage
+	unread map[string]bool // rows that cannot be read, or not be changed
+	failed error           // there is something that cannot be read, and is no row that can be hinted
+
 	rows []rowstore.Row // rows that wait until their deep columns are done
 	deep []deepColumn
 	seen map[string]map[string][]seenVersion // of deep columns, by row and column
@@ -64,7 +68,7 @@ func (p *gcPass) collection(table string, safe Timestamp) *collection {
 	all := func(f rowstore.Family, from, to Timestamp, limit int) rowstore.Selector {
 		return rowstore.Selector{Family: f, Column: rowstore.AllColumns, From: from, To: to, Limit: limit}
 	}
-	c := &collection{db: p.db, view: p.view, table: table, safe: safe, page: gcPage, report: p.report}
+	c := &collection{db: p.db, view: p.view, table: table, safe: safe, page: gcPage, report: p.report, damage: p.damage()}
 	c.picks = []rowstore.Selector{
 		all(rowstore.Lock, 0, oracle.Max, 1),
 		all(rowstore.Write, safe+1, oracle.Max, gcShallow), all(rowstore.Write, 0, safe, gcShallow),
@@ -83,7 +87,7 @@ func (p *gcPass) collection(table string, safe Timestamp) *collection {
 // removeVersions removes what is garbage in a table.
 func (p *gcPass) removeVersions(ctx context.Context, table string, safe Timestamp) error {
 	c := p.collection(table, safe)
-	for row, err := range p.db.store.Scan(ctx, rowstore.ScanRange{Table: table, Selectors: c.picks}) {
+	for row, err := range p.db.scanPast(ctx, rowstore.ScanRange{Table: table, Selectors: c.picks}, func(u unreadable) error { return c.passAt(ctx, u) }) {
 		if err == nil {
 			err = c.look(ctx, &row)
 		}
@@ -91,7 +95,33 @@ func (p *gcPass) removeVersions(ctx context.Context, table string, safe Timestam
 			return err
 		}
 	}
-	return c.end(ctx)
+	return errors.Join(c.end(ctx), c.failed)
+}
+
+// pass leaves a row as it is that cannot be read. It is hinted anew: so it is looked at again, and may count as looked at.
+func (c *collection) pass(ctx context.Context, row string, failed error) error {
+	if c.unread[row] {
+		return nil
+	}
+	if err := c.damage.pass(ctx, c.table, row, failed); err != nil {
+		return err
+	}
+	if c.unread == nil {
+		c.unread = map[string]bool{}
+	}
+	c.unread[row] = true
+	c.later = append(c.later, row)
+	return nil
+}
+
+// passAt is pass for what a scan could not read. What has no name cannot be hinted, so the table does not count as looked at.
+func (c *collection) passAt(ctx context.Context, u unreadable) error {
+	if row, ok := u.row(); ok {
+		return c.pass(ctx, row, u.err)
+	}
+	_, err := c.damage.passAt(ctx, c.table, u)
+	c.failed = u.err
+	return err
 }
 
 // look removes what is garbage in a row, now or later.
@@ -100,7 +130,7 @@ func (c *collection) look(ctx context.Context, row *rowstore.Row) error {
 	c.db.count.gcRead.Add(1)
 	deep, err := c.findDeep(row)
 	if err != nil {
-		return err
+		return c.pass(ctx, row.Row, err)
 	}
 	if !deep {
 		return c.row(ctx, row)
@@ -146,7 +176,7 @@ func (c *collection) hintAnew(ctx context.Context) error {
 
 // findDeep notes the deep columns of a row.
 func (c *collection) findDeep(row *rowstore.Row) (found bool, err error) {
-	n := 0
+	n, before := 0, len(c.deep)
 	for i := range row.Versions {
 		v := &row.Versions[i]
 		if i == 0 || v.Family != row.Versions[i-1].Family || v.Column != row.Versions[i-1].Column {
@@ -158,7 +188,8 @@ func (c *collection) findDeep(row *rowstore.Row) (found bool, err error) {
 		if n++; n == gcShallow && v.TS > 1 {
 			acks, err := c.view.acknowledgments(row, c.table, v.Column)
 			if err != nil {
-				return false, fmt.Errorf("row %q, column %q: %w", row.Row, v.Column, err)
+				c.deep = c.deep[:before]
+				return false, fmt.Errorf("column %q: %w", v.Column, err)
 			}
 			c.deep = append(c.deep, deepColumn{row.Row, v.Column, v.TS - 1, acks})
 			found = true
@@ -175,12 +206,17 @@ func (c *collection) removeDeep(ctx context.Context) error {
 		for i, d := range deep {
 			reads[i] = c.readDeep(d, d.to)
 		}
-		rows, err := c.db.readRows(ctx, reads)
+		rows, err := c.db.readEach(ctx, reads)
 		if err != nil {
 			return err
 		}
 		for i := range rows {
-			if err := c.removePages(ctx, deep[i], rows[i].Versions); err != nil {
+			if err = rows[i].Err; err != nil {
+				err = c.pass(ctx, deep[i].row, err)
+			} else {
+				err = c.removePages(ctx, deep[i], rows[i].Versions)
+			}
+			if err != nil {
 				return err
 			}
 		}
@@ -190,6 +226,9 @@ func (c *collection) removeDeep(ctx context.Context) error {
 		return err
 	}
 	for i := range c.rows {
+		if c.unread[c.rows[i].Row] {
+			continue // older versions may be there
+		}
 		if err := c.row(ctx, &c.rows[i]); err != nil {
 			return err
 		}
@@ -223,7 +262,7 @@ func (c *collection) removePages(ctx context.Context, d deepColumn, newest []row
 		}
 		var err error
 		if versions, err = c.readPage(ctx, d, above); err != nil {
-			return err
+			return c.pass(ctx, d.row, err)
 		}
 	}
 	var seen []seenVersion
@@ -237,7 +276,7 @@ func (c *collection) removePages(ctx context.Context, d deepColumn, newest []row
 		if i < kept {
 			versions, err := c.readPage(ctx, d, p.above)
 			if err != nil {
-				return err
+				return c.pass(ctx, d.row, err)
 			}
 			if len(versions) == 0 {
 				continue // another collection was quicker
@@ -248,7 +287,7 @@ func (c *collection) removePages(ctx context.Context, d deepColumn, newest []row
 		// be unknown what has become of them.
 		seen = append(seen, p.seen...)
 		if err := p.keep(seen, true); err != nil {
-			return fmt.Errorf("row %q, column %q: %w", d.row, d.column, err)
+			return c.pass(ctx, d.row, fmt.Errorf("column %q: %w", d.column, err))
 		}
 		if err := c.add(ctx, d.row, p.removal); err != nil {
 			return err
@@ -338,7 +377,7 @@ func (c *collection) row(ctx context.Context, row *rowstore.Row) error {
 	slices.SortStableFunc(columns, func(a, b string) int { return cmp.Compare(btoi(format.Reserved(a)), btoi(format.Reserved(b))) })
 	for _, column := range columns {
 		if err := g.column(column); err != nil {
-			return fmt.Errorf("row %q, column %q: %w", row.Row, column, err)
+			return c.pass(ctx, row.Row, fmt.Errorf("column %q: %w", column, err))
 		}
 		if len(g.m.edits)+len(g.m.conditions) >= c.page {
 			if err := c.add(ctx, row.Row, g.m); err != nil {
@@ -362,7 +401,7 @@ func btoi(b bool) int {
 
 // add puts a removal into the next call.
 func (c *collection) add(ctx context.Context, row string, r removal) error {
-	if len(r.edits) == 0 {
+	if len(r.edits) == 0 || c.unread[row] {
 		return nil
 	}
 	if slices.ContainsFunc(c.muts, func(m rowstore.Mutation) bool { return m.Row == row }) {
@@ -396,7 +435,10 @@ func (c *collection) flush(ctx context.Context) error {
 	for i := range outs {
 		// A row that changed meanwhile waits for the next collection.
 		if outs[i].Err != nil && !errors.Is(outs[i].Err, rowstore.ErrAmbiguous) {
-			return outs[i].Err
+			if err := c.pass(ctx, c.muts[i].Row, outs[i].Err); err != nil {
+				return err
+			}
+			continue
 		}
 		if outs[i].Applied {
 			c.report.Rows++
@@ -419,7 +461,10 @@ func (db *DB) removeLeases(ctx context.Context, table string, safe Timestamp, re
 		return nil
 	}
 	picks := []rowstore.Selector{{Family: rowstore.Write, Column: rowstore.AllColumns, To: safe - 1}}
-	for row, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: table, Selectors: picks}) {
+	d := damage{db: db, report: report}
+	// All of these rows are looked at each time, so what cannot be read needs no hint.
+	left := func(u unreadable) error { _, err := d.passAt(ctx, table, u); return err }
+	for row, err := range db.scanPast(ctx, rowstore.ScanRange{Table: table, Selectors: picks}, left) {
 		if err != nil {
 			return err
 		}

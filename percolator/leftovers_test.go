@@ -151,7 +151,7 @@ func TestCollectionTakesTimersThatNobodyObserves(t *testing.T) {
 			require.Equal(t, 1, w.indexed())
 			b := newAlarm(t, c, "new")
 			w.clock.advance(2 * worldRetention)
-			require.NoError(t, c.dropDueTimers(t.Context(), "t", mustNow(t, c)), "a collection that has begun before it came")
+			require.NoError(t, c.dropDueTimers(t.Context(), "t", mustNow(t, c), &damage{db: c.DB, report: &GCReport{}}), "a collection that has begun before it came")
 			require.Equal(t, 1, w.indexed())
 			collects()
 			fires(t, b.w)

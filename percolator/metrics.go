@@ -189,5 +189,6 @@ var statCounters = []struct {
 	{"gc.versions", "Versions removed.", func(s *Stats) uint64 { return s.GCVersions }},
 	{"gc.read", "Rows that collections have looked at.", func(s *Stats) uint64 { return s.GCRead }},
 	{"gc.searches", "Collections that looked for locks in all rows.", func(s *Stats) uint64 { return s.GCSearches }},
+	{"gc.damaged", "Rows that collections could not read.", func(s *Stats) uint64 { return s.GCDamaged }},
 	{"gc.hints_lost", "Hints of garbage that were lost.", func(s *Stats) uint64 { return s.GCHintsLost }},
 }

@@ -206,7 +206,7 @@ func (db *DB) logLeft(ctx context.Context, v *catalogView, name string, removed 
 			notified = append(notified, Cell{table, row.Row, column})
 		}
 		if v.Timers {
-			n, err := db.dropTimers(ctx, notified)
+			n, _, err := db.dropTimers(ctx, notified)
 			if timers += n; err != nil {
 				return
 			}

@@ -46,6 +46,7 @@ type Stats struct {
 	GCVersions uint64 // versions removed by any collection
 	GCRead     uint64 // rows that collections have looked at, also those under way
 	GCSearches uint64 // collections that looked for locks in all rows
+	GCDamaged  uint64 // rows that collections could not read, each time
 	// Hints of garbage that were lost because the store did not take them, or for lack of room. What
 	// they named is collected with the next collection that looks at every row.
 	GCHintsLost uint64
@@ -67,6 +68,7 @@ type counters struct {
 	timersFired, timersDropped          atomic.Uint64
 	gcRuns, gcFailures, gcVersions      atomic.Uint64
 	gcRead, gcSearches, gcHintsLost     atomic.Uint64
+	gcDamaged                           atomic.Uint64
 }
 
 // Stats returns the counts so far. It may be called at any time, also after
@@ -88,5 +90,6 @@ func (db *DB) Stats() Stats {
 		TimersFired: c.timersFired.Load(), TimersDropped: c.timersDropped.Load(),
 		GCRuns: c.gcRuns.Load(), GCFailures: c.gcFailures.Load(), GCVersions: c.gcVersions.Load(),
 		GCRead: c.gcRead.Load(), GCSearches: c.gcSearches.Load(), GCHintsLost: c.gcHintsLost.Load(),
+		GCDamaged: c.gcDamaged.Load(),
 	}
 }

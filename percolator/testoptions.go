@@ -119,6 +119,7 @@ func (w *Worker) fireDue(ctx context.Context) error {
 	if err != nil || v.TimersFrom == 0 || v.asOf < v.TimersFrom {
 		return err
 	}
+	var failed error // of single rows
 	for s := range w.shards {
 		for from := format.TimersBegin(s.n); from != ""; {
 			var page []dueTimer
@@ -128,12 +129,13 @@ func (w *Worker) fireDue(ctx context.Context) error {
 			if len(page) == 0 {
 				continue
 			}
-			if failed, err := w.tell(ctx, s.table, page); err != nil || failed != nil {
-				return errors.Join(failed, err)
+			rows, err := w.tell(ctx, s.table, page)
+			if failed = errors.Join(failed, rows); err != nil {
+				return err
 			}
 		}
 	}
-	return nil
+	return failed
 }
 
 // knowTimers has timers work at once. Nobody but the worker's DB may go by a catalog.

@@ -65,7 +65,7 @@ func (db *DB) addTimers(ctx context.Context, s timerShard, now Timestamp, limit 
 		if limit > 0 {
 			most = max(1, min(firePage, limit-b.Pending))
 		}
-		page, next, err := db.timersPage(ctx, s, from, oracle.Max, most)
+		page, next, err := db.timersPage(ctx, s, from, oracle.Max, most, nil)
 		if err != nil {
 			return err
 		}

@@ -66,13 +66,15 @@ func (db *DB) removeNotifications(ctx context.Context, row rowName, edits []rows
 // cells from being collected. An observer that is registered after the view v does not
 // need them: its sweep puts a notification of its own on every cell that it has not
 // seen. A timer that only such a notification tells of goes with it.
-func (db *DB) clearUnobserved(ctx context.Context, v *catalogView, table string, safe Timestamp) error {
+func (db *DB) clearUnobserved(ctx context.Context, v *catalogView, table string, safe Timestamp, d *damage) error {
 	if safe == 0 || format.Reserved(table) {
 		return nil
 	}
-	u := &unobserved{db: db, v: v, table: table, picks: []rowstore.Selector{{Family: rowstore.Notify, Column: rowstore.AllColumns, To: safe - 1, Limit: mostCleared}}}
+	u := &unobserved{db: db, v: v, table: table, damage: d, picks: []rowstore.Selector{{Family: rowstore.Notify, Column: rowstore.AllColumns, To: safe - 1, Limit: mostCleared}}}
 	var err error
-	for row, rerr := range db.notifiedRows(ctx, table, u.picks, 0) {
+	// All notified rows are looked at each time, so one that cannot be read needs no hint.
+	left := func(un unreadable) error { _, err := d.passAt(ctx, table, un); return err }
+	for row, rerr := range db.notifiedPast(ctx, table, u.picks, left) {
 		if err = rerr; err == nil {
 			err = u.add(ctx, &row)
 		}
@@ -101,6 +103,8 @@ type unobserved struct {
 	rows    []rowstore.Row
 	cells   []Cell
 	cleared int
+	damage  *damage
+	left    map[Cell]error // whose timers could not be dropped
 }
 
 // add takes a row, if there is something to clear.
@@ -123,12 +127,22 @@ func (u *unobserved) add(ctx context.Context, row *rowstore.Row) error {
 // clear clears what was taken.
 func (u *unobserved) clear(ctx context.Context) error {
 	if u.v.Timers {
-		if _, err := u.db.dropTimers(ctx, u.cells); err != nil {
+		var err error
+		if _, u.left, err = u.db.dropTimers(ctx, u.cells); err != nil {
 			return err
+		}
+		for c, failed := range u.left {
+			if err := u.damage.pass(ctx, c.Table, c.Row, failed); err != nil {
+				return err
+			}
 		}
 	}
 	for i := range u.rows {
-		if err := u.clearRow(ctx, u.rows[i]); err != nil {
+		err := u.clearRow(ctx, u.rows[i])
+		if err != nil {
+			err = u.damage.pass(ctx, u.table, u.rows[i].Row, err)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -141,7 +155,7 @@ func (u *unobserved) clearRow(ctx context.Context, row rowstore.Row) error {
 		var edits []rowstore.Edit
 		more := false
 		for column, notified := range notifiedColumns(&row) {
-			if len(u.v.observers(u.table, column)) > 0 {
+			if len(u.v.observers(u.table, column)) > 0 || u.left[Cell{u.table, row.Row, column}] != nil {
 				continue
 			}
 			for i := range notified {

@@ -1,5 +1,7 @@
 package main
 
+const unreadableGo = "percolator/unreadable.go"
+
 // garbageMutants are those of hints, and of what sessions say of their locks.
 var garbageMutants = []mutant{
 	// Garbage collection: what sessions say of their locks.
@@ -53,6 +55,23 @@ var garbageMutants = []mutant{
 		"\t\tif p.resumed {\n\t\t\t// The wait", "\t\tif p.resumed && p.within < 0 {\n\t\t\t// The wait")},
 	{"late-collection-by-all", "Garbage collection: what another worker is at is left to it", "TestResumedCollection", one("percolator/gc_worker.go",
 		"v.unfinished() && left > 0 {", "v.unfinished() && left > 0 && v.safePoint == 0 {")},
+
+	// Garbage collection: rows that cannot be read.
+	{"damaged-row-ends-a-collection", "A row that cannot be read: whoever goes through many rows goes on behind it", "TestCollectionPasses", one(unreadableGo,
+		"\tif d.all || !d.db", "\tif d.all || failed != nil || !d.db")},
+	{"damaged-row-is-not-hinted", "A row that cannot be read: it is hinted anew, so that it is looked at again", "TestCollectionPassesDamagedRows", one(gcRemoveGo,
+		"\tc.unread[row] = true\n\tc.later = append(c.later, row)\n", "\tc.unread[row] = true\n")},
+	{"nameless-damage-counts-as-looked-at", "A row that cannot be read: what cannot be hinted does not count as looked at", "TestScanPastEnds", one(gcRemoveGo,
+		"\tc.failed = u.err\n", "")},
+	{"newer-versions-go-before-damaged-ones", "A row that cannot be read: its newer versions do not go before older ones", "TestCollectionPassesDamagedHistories", append(one(gcRemoveGo,
+		"\t\tif c.unread[c.rows[i].Row] {\n", "\t\tif c.unread == nil && len(c.rows) == 0 {\n"),
+		one(gcRemoveGo, "len(r.edits) == 0 || c.unread[row] {", "len(r.edits) == 0 {")...)},
+	{"erasure-passes-damage", "A row that cannot be read: an erasure passes none by", "TestErasurePassesNothing", one(gcGo,
+		"all: p.erases != nil}", "all: false}")},
+	{"erasure-reads-all-versions", "Erased ranges: what is read of a row at once is bounded", "TestErasureReadsBoundedHistories", one("percolator/erase_remove.go",
+		"\terasedPicks = newestPicksOf(gcPage)\n", "\terasedPicks = newestPicksOf(0 * gcPage)\n")},
+	{"hint-that-cannot-be-read-goes", "A row that cannot be read: a hint that says nothing stays", "TestCollectionPassesDamagedHints", one(gcHintsGo,
+		"\t\t\t\t\treturn err\n\t\t\t\t}\n\t\t\t\tcontinue\n", "\t\t\t\t\treturn err\n\t\t\t\t}\n")},
 
 	// Garbage collection: hints.
 	{"replaced-is-not-hinted", "Garbage collection: what replaces or deletes is hinted", "TestWhatIsHinted", one(hintsGo,

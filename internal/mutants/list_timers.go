@@ -105,4 +105,10 @@ var periodicMutants = []mutant{
 		"\t\treturn begins // by", "\t\treturn guess // by")},
 	{"cron-twice", "Periodics: a time that happens twice counts where it happens first", "TestCron", one(cronGo,
 		"(first.IsZero() || at.Before(first))", "(first.IsZero() || at.After(first))")},
+	{"damaged-row-stops-timers", "A row that cannot be read: it stops no timers of others", "TestDamagedRowStopsNoTimers", one("percolator/fire.go",
+		"\t\tofARow := err != nil && db.isOfARow(ctx, err)\n", "\t\tofARow := err != nil && db == nil\n")},
+	{"damaged-row-of-the-index-stops-timers", "A row that cannot be read: it stops no timers of others, also if it is one of the index", "TestDamagedRowStopsNoTimers", one("percolator/fire.go",
+		"\t\tleft = func(u unreadable) error { db.leaveTimer(s.table, u.err); return nil }\n", "\t\tleft = func(u unreadable) error { return u.err }\n")},
+	{"detour-from-the-beginning", "Observers: a look goes on behind the last row that it has read", "TestDamagedRowHidesNoOthers", one(findGo,
+		"\t\t\tif last != \"\" {\n\t\t\t\t// It goes on", "\t\t\tif last == \"\\x00\" {\n\t\t\t\t// It goes on")},
 }

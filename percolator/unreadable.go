@@ -1,0 +1,312 @@
+package percolator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// Rows that cannot be read, because they are damaged or a newer program wrote them. What goes through many rows leaves such a row
+// as it is, says so, and goes on behind it. See "A row that cannot be read" in docs/architecture.md.
+
+const (
+	// mostProbes bounds the scans that search for one such row: some nine for each byte of its name that it does not share with the row before it.
+	mostProbes = 4096
+	// mostProbesInAll bounds those of one walk. Beyond it very much cannot be read, and the walk fails.
+	mostProbesInAll = 1 << 16
+)
+
+// isOfARow tells whether a call has failed at a row that cannot be read, beside which others can be. A
+// version that this program does not know may also be that of the store or of the catalog: then it must
+// read nothing any more. So such a failure is a row's only if the catalog has just been read.
+func (db *DB) isOfARow(ctx context.Context, failed error) bool {
+	if !errors.Is(failed, ErrFormat) {
+		return errors.Is(failed, ErrCorrupt)
+	}
+	_, err := db.loadCatalog(ctx)
+	return err == nil
+}
+
+// unreadable is where a scan could not read: at the first row from from on, before to.
+type unreadable struct {
+	from, to string
+	err      error
+}
+
+// row is the name of the row, if the search came to one.
+func (u *unreadable) row() (string, bool) { return u.from, u.to == u.from+"\x00" }
+
+// readEach is readRows where a row that cannot be read fails alone, by its Err.
+func (db *DB) readEach(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
+	rows, err := db.store.Read(ctx, reads)
+	if err == nil || len(reads) == 1 || !db.isOfARow(ctx, err) {
+		return rows, err
+	}
+	rows = make([]rowstore.Row, len(reads))
+	for i := range reads {
+		one, err := db.store.Read(ctx, reads[i:i+1])
+		if err != nil {
+			rows[i] = rowstore.Row{Table: reads[i].Table, Row: reads[i].Row, Err: err}
+			continue
+		}
+		rows[i] = one[0]
+	}
+	return rows, nil
+}
+
+// scanPast is Store.Scan in the order of rows, that goes on behind a row which cannot be read. A scan does not say which row that is, so it is
+// searched for. left is told, and may end the scan with an error.
+func (db *DB) scanPast(ctx context.Context, r rowstore.ScanRange, left func(u unreadable) error) iter.Seq2[rowstore.Row, error] {
+	return func(yield func(rowstore.Row, error) bool) {
+		probes := 0
+		for todo := []rowstore.ScanRange{r}; len(todo) > 0; {
+			now := todo[len(todo)-1]
+			now.Limit = r.Limit
+			todo = todo[:len(todo)-1]
+			var failed error
+			for row, err := range db.store.Scan(ctx, now) {
+				if failed = err; err != nil {
+					break
+				}
+				now.From = row.Row + "\x00"
+				if !yield(row, nil) {
+					return
+				}
+				if r.Limit == 1 {
+					return
+				}
+				r.Limit = max(0, r.Limit-1)
+			}
+			if failed == nil {
+				continue
+			}
+			u, err := db.findUnreadable(ctx, now, failed, &probes)
+			if err == nil && u.err == nil { // somebody has mended it
+				todo = append(todo, now)
+				continue
+			}
+			if err == nil {
+				err = left(u)
+			}
+			if err != nil {
+				yield(rowstore.Row{}, err)
+				return
+			}
+			if u.to != "" && (now.To == "" || u.to < now.To) {
+				todo = append(todo, rowstore.ScanRange{Table: now.Table, From: u.to, To: now.To, Selectors: now.Selectors})
+			}
+			if u.from > now.From { // what came there meanwhile
+				todo = append(todo, rowstore.ScanRange{Table: now.Table, From: now.From, To: u.from, Selectors: now.Selectors})
+			}
+		}
+	}
+}
+
+// findUnreadable searches for the row of a range that a scan of it has failed at. The range has no other row before that one. The row's name is found from its first byte on.
+// The answer has no error if there is no such row any more.
+func (db *DB) findUnreadable(ctx context.Context, r rowstore.ScanRange, failed error, probes *int) (unreadable, error) {
+	if !db.isOfARow(ctx, failed) || *probes >= mostProbesInAll {
+		return unreadable{}, failed
+	}
+	s := &probing{db: db, r: r, failed: failed}
+	s.r.Limit = 0
+	prefix := s.shared(ctx)
+	for s.err == nil && s.probes < mostProbes && !s.before(ctx, prefix+"\x00") {
+		first, last := 0, 255
+		for first < last && s.err == nil {
+			if b := (first + last) / 2; s.before(ctx, prefix+string([]byte{byte(b + 1)})) {
+				last = b
+			} else {
+				first = b + 1
+			}
+		}
+		prefix += string([]byte{byte(first)})
+	}
+	*probes += s.probes
+	u := unreadable{from: prefix, to: prefix + "\x00"}
+	if s.probes >= mostProbes { // there is no row of this name, or of one that is very long
+		u.to = behind(prefix)
+	}
+	if s.r.From = prefix; s.fails(ctx, u.to) {
+		u.err = s.failed
+	}
+	return u, s.err
+}
+
+// probing searches for a row by scans.
+type probing struct {
+	db     *DB
+	r      rowstore.ScanRange // From rises: nothing is in the way before it
+	probes int
+	failed error // of the row
+	err    error // of the search
+}
+
+// before tells whether the row lies before to. "" is the end of the table.
+func (s *probing) before(ctx context.Context, to string) bool {
+	switch {
+	case s.err != nil || to == "" || s.r.To != "" && to >= s.r.To:
+		return true
+	case to <= s.r.From:
+		return false
+	}
+	if s.probes++; s.fails(ctx, to) {
+		return true
+	}
+	s.r.From = to
+	return false
+}
+
+// fails tells whether a scan up to there fails, at the row or for another reason.
+func (s *probing) fails(ctx context.Context, to string) bool {
+	part := s.r
+	if to != "" && (part.To == "" || to < part.To) {
+		part.To = to
+	}
+	for _, err := range s.db.store.Scan(ctx, part) {
+		switch {
+		case err == nil:
+		case s.db.isOfARow(ctx, err):
+			s.failed = err
+			return true
+		default:
+			s.err = err
+			return true
+		}
+	}
+	return false
+}
+
+// shared is the longest beginning of the range's From that the row's name begins with too.
+func (s *probing) shared(ctx context.Context) string {
+	from := s.r.From
+	least, most := 0, len(from)
+	for least < most && s.err == nil {
+		if n := (least + most + 1) / 2; s.before(ctx, behind(from[:n])) {
+			least = n
+		} else {
+			most = n - 1
+		}
+	}
+	return from[:least]
+}
+
+// behind is the first name behind all that begin with prefix, "" if there is none.
+func behind(prefix string) string {
+	for n := len(prefix); n > 0; n-- {
+		if last := prefix[n-1]; last < 255 {
+			return prefix[:n-1] + string([]byte{last + 1})
+		}
+	}
+	return ""
+}
+
+// notifiedPast is notifiedRows of the rows that can be read. Where the store finds them by slots, that leaves out the slot of a row which cannot be read, from
+// that row on: left is told of the slot.
+func (db *DB) notifiedPast(ctx context.Context, table string, picks []rowstore.Selector, left func(u unreadable) error) iter.Seq2[rowstore.Row, error] {
+	r := rowstore.ScanRange{Table: table, Selectors: picks}
+	if !db.slots {
+		return db.scanPast(ctx, r, left)
+	}
+	return func(yield func(rowstore.Row, error) bool) {
+		r.Slots = []rowstore.SlotRange{{Last: rowstore.Slots - 1}}
+		s := &slotWalk{db: db, left: left, yield: func(row rowstore.Row) bool { return yield(row, nil) }}
+		if err := s.walk(ctx, r); err != nil && !s.ended {
+			yield(rowstore.Row{}, err)
+		}
+	}
+}
+
+// slotWalk goes through the rows of slots.
+type slotWalk struct {
+	db      *DB
+	left    func(u unreadable) error
+	yield   func(row rowstore.Row) bool
+	ended   bool // nobody wants more
+	damaged int  // slots that were left out
+}
+
+func (s *slotWalk) walk(ctx context.Context, r rowstore.ScanRange) error {
+	var failed error
+	for row, err := range s.db.store.Scan(ctx, r) {
+		if failed = err; err != nil {
+			break
+		}
+		if !s.yield(row) {
+			s.ended = true
+			return nil
+		}
+		r.From, r.Slots = row.Row+"\x00", slotsFrom(r.Slots, rowstore.Slot(r.Table, row.Row))
+	}
+	if failed == nil || s.damaged == mostDamaged || !s.db.isOfARow(ctx, failed) {
+		return failed
+	}
+	first, second := halves(r.Slots)
+	if len(second) == 0 {
+		s.damaged++
+		return s.left(unreadable{err: fmt.Errorf("slot %d: %w", first[0].First, failed)})
+	}
+	r.Slots = first
+	err := s.walk(ctx, r)
+	if err == nil && !s.ended {
+		r.From, r.Slots = "", second
+		err = s.walk(ctx, r)
+	}
+	return err
+}
+
+// mostSaid bounds the rows that one collection names in the log.
+const mostSaid = 100
+
+// damage is what a collection could not read.
+type damage struct {
+	db     *DB
+	report *GCReport
+	all    bool // all rows must be read: what cannot be is an error
+	known  map[rowName]bool
+}
+
+// pass is for a row that a collection has failed at. It returns an error if that is the collection's.
+func (d *damage) pass(ctx context.Context, table, row string, failed error) error {
+	if d.all || !d.db.isOfARow(ctx, failed) {
+		return fmt.Errorf("row %q: %w", row, failed)
+	}
+	if name := (rowName{table, row}); !d.known[name] {
+		if d.known == nil {
+			d.known = map[rowName]bool{}
+		}
+		d.known[name] = true
+		d.count(Cell{Table: table}.public().Table, row, failed)
+	}
+	return nil
+}
+
+// passAt is pass for what a scan could not read. Where that is no row that can be named, named is false.
+func (d *damage) passAt(ctx context.Context, table string, u unreadable) (named bool, err error) {
+	if row, ok := u.row(); ok {
+		return true, d.pass(ctx, table, row, u.err)
+	}
+	if d.all {
+		return false, u.err
+	}
+	d.count(Cell{Table: table}.public().Table, "", u.err)
+	return false, nil
+}
+
+func (d *damage) count(table, row string, failed error) {
+	d.report.Damaged++
+	d.db.count.gcDamaged.Add(1)
+	switch {
+	case d.report.Damaged > mostSaid:
+	case row == "":
+		d.db.log.Error("rows cannot be read, and keep their garbage", "table", table, "err", failed)
+	default:
+		d.db.log.Error("a row cannot be read, and keeps its garbage", "table", table, "row", row, "err", failed)
+	}
+	if d.report.Damaged == mostSaid {
+		d.db.log.Error("further rows that cannot be read are only counted")
+	}
+}
