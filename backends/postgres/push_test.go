@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/internal/testserver"
@@ -107,6 +108,114 @@ func TestAnnouncementsNameEachRow(t *testing.T) {
 		require.NoError(t, err)
 		for hear().Table != "" { // the rest of what came before
 			continue
+		}
+	}
+}
+
+func TestPushEvery(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, tellEvery, pushEvery(0))
+	require.Equal(t, tellEvery, pushEvery(3))
+	require.Equal(t, 10*time.Millisecond, pushEvery(50))
+	require.Equal(t, mostEvery, pushEvery(1000))
+}
+
+// A session that listens is told apart by its name, which keeps what the program has chosen.
+func TestNamesOfThoseWhoListen(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, "percolator listens", nameOf(""))
+	require.Equal(t, "orders percolator listens", nameOf("orders"))
+	require.Len(t, nameOf(strings.Repeat("x", maxName-len(listensName)-1)), maxName)
+	require.Equal(t, strings.Repeat("x", maxName-len(listensName)), nameOf(strings.Repeat("x", maxName-len(listensName))))
+}
+
+// A plain role counts the sessions that listen, its own and those of others. Beside many of them a store announces less often, and
+// leaves nothing out, neither at Close. Who listens on the same store need not wait for that.
+func TestAnnouncementsGoInGroups(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	direct := testserver.Postgres(t)
+	schema := fresh(t, direct)
+	listens := openTest(t, with(direct, "schema", schema))
+	role := fmt.Sprintf("pusher%d", schemas.Add(1))
+	t.Cleanup(func() { sqlDo(t, direct, "DROP OWNED BY "+role+"; DROP ROLE "+role) })
+	sqlDo(t, direct, "CREATE ROLE "+role+" LOGIN PASSWORD 'clerks secret'"+fmt.Sprintf("; "+grants, pgx.Identifier{schema}.Sanitize(), role))
+	as := strings.Replace(direct, "postgres:"+testserver.PostgresPassword+"@", role+":clerks%20secret@", 1)
+	s, err := OpenURL(ctx, with(as, "schema", schema, "application_name", "orders"))
+	require.NoError(t, err)
+	closed := false
+	defer func() {
+		if !closed {
+			_ = s.Close()
+		}
+	}()
+	ear := func(s *Store) chan rowstore.Wake {
+		heard := make(chan rowstore.Wake, 10000)
+		waker, ok := rowstore.Unwrap[rowstore.Waker](s)
+		require.True(t, ok)
+		go func() { _ = waker.Listen(ctx, func(w rowstore.Wake) { heard <- w }) }()
+		return heard
+	}
+	const others = 12
+	for range others {
+		w := ear(listens)
+		require.Zero(t, <-w)
+	}
+	heard, local := ear(listens), ear(s)
+	hear := func(from chan rowstore.Wake) rowstore.Wake {
+		select {
+		case w := <-from:
+			return w
+		case <-ctx.Done():
+			require.FailNow(t, "nothing was announced")
+			return rowstore.Wake{}
+		}
+	}
+	require.Zero(t, hear(heard))
+	require.Zero(t, hear(local))
+	plain := s.plain
+	n, err := plain.sessions(ctx)
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, n, others+2) // other tests listen, too
+
+	apply := func(row string) uint16 {
+		_, err := s.Apply(ctx, []rowstore.Mutation{{Table: "t", Row: row, Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, "c", 5, nil)}}}, rowstore.ApplyOptions{})
+		require.NoError(t, err)
+		return rowstore.Slot("t", row)
+	}
+	// It learns that by itself, while it announces often.
+	for i := 0; time.Duration(plain.pusher.every.Load()) == tellEvery; i++ {
+		require.NoError(t, ctx.Err())
+		apply(fmt.Sprint("first/", i))
+	}
+	require.GreaterOrEqual(t, time.Duration(plain.pusher.every.Load()), pushEvery(others+2))
+	missing := map[uint16]bool{}
+	for i := range 100 {
+		missing[apply(fmt.Sprint(i))] = true
+	}
+	for len(missing) > 0 {
+		for _, slot := range hear(heard).Slots {
+			delete(missing, slot)
+		}
+	}
+	// Of what comes right after an announcement the server hears much later, or by Close; this process does not wait.
+	plain.pusher.every.Store(int64(time.Hour))
+	soon := map[uint16]bool{}
+	for i := range 50 {
+		slot := apply(fmt.Sprint("late/", i))
+		soon[slot], missing[slot] = true, true
+	}
+	for len(soon) > 0 {
+		for _, slot := range hear(local).Slots {
+			delete(soon, slot)
+		}
+	}
+	require.NoError(t, s.Close())
+	closed = true
+	for len(missing) > 0 {
+		for _, slot := range hear(heard).Slots {
+			delete(missing, slot)
 		}
 	}
 }

@@ -28,13 +28,13 @@ type writeEncoder struct {
 	packer
 	expiry       int // where the time is that the request must not be applied after
 	cells, notes columns
-	slot         uint16     // of the row, if it has notes
+	slot         uint16 // of the row, if it has notes
 	// Where what the write has to be heard of goes: see pusher. how is decided at the first such row of a batch.
-	pusher *pusher // nil: it goes within the script
-	how    pushed
-	at     int        // the group that is being encoded
-	held   []heldWake // in the order of the groups
-	noteEdits    []noteEdit // of the notes
+	pusher    *pusher // nil: it goes within the script
+	how       pushed
+	at        int        // the group that is being encoded
+	held      []heldWake // in the order of the groups
+	noteEdits []noteEdit // of the notes
 }
 
 // pushed says how those who listen hear of a write.

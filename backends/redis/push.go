@@ -26,7 +26,7 @@ const (
 	fewListeners = 8
 	// The number of listeners is asked for once in countEvery, while pushes come often. countAgain is the pause after an
 	// answer that says that the user may not ask.
-	countEvery = 5 * time.Second
+	countEvery = 2 * time.Second
 	countAgain = 5 * time.Minute
 	// countWithin and pushWithin bound one such question, and one call that publishes. pushAgain is the wait after one that failed.
 	countWithin = time.Second
