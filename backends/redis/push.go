@@ -11,18 +11,19 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
-// A message costs the server a few microseconds for each connection that listens, and each worker process has one. So
+// A message costs the server some ten microseconds for each connection that listens, and each worker process has one. So
 // beside many of them not every write publishes. A write does so within its script if the store has published nothing for
 // a while, the gap, which grows with the number of listeners. Otherwise the store keeps what is to be published until the write
 // was applied, and publishes it at the end of the gap, together with that of other writes. It is lost if the
 // process dies before, and then workers find the notifications at their next look.
 const (
-	// pushCost is how much of the gap each listener makes, some twenty times what a message to it costs the server: so a
-	// store has the server work for its messages for a twentieth of the time at most.
-	pushCost = 60 * time.Microsecond
+	// pushCost is how much of the gap each listener makes, some ten times what a message to it costs the server: so a
+	// store has the server work for its messages for a tenth of the time.
+	pushCost = 100 * time.Microsecond
 	// mostGap bounds the gap, and with it how late a push may be.
 	mostGap = 10 * time.Millisecond
-	// fewListeners have no gap: a message to them costs no more than a call of its own, which what is held back takes.
+	// fewListeners have no gap: a message to them costs little more than the call of its own that takes what is held back, and
+	// a change that follows from another one starts at once.
 	fewListeners = 8
 	// The number of listeners is asked for once in countEvery, while pushes come often. countAgain is the pause after an
 	// answer that says that the user may not ask.

@@ -67,7 +67,7 @@ func TestPushGap(t *testing.T) {
 	require.Zero(t, pushGap(0))
 	require.Zero(t, pushGap(1))
 	require.Zero(t, pushGap(fewListeners))
-	require.Equal(t, 6*time.Millisecond, pushGap(100))
+	require.Equal(t, 5*time.Millisecond, pushGap(50))
 	require.Equal(t, mostGap, pushGap(1000))
 }
 
