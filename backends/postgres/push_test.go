@@ -129,6 +129,55 @@ func TestNamesOfThoseWhoListen(t *testing.T) {
 	require.Equal(t, strings.Repeat("x", maxName-len(listensName)), nameOf(strings.Repeat("x", maxName-len(listensName))))
 }
 
+// ear hears what a store is told of.
+type ear struct {
+	t     *testing.T
+	ctx   context.Context //nolint:containedctx // it is the test's
+	heard chan rowstore.Wake
+}
+
+// earOf begins to listen to a store, and returns once it listens.
+func earOf(ctx context.Context, t *testing.T, s *Store) *ear {
+	t.Helper()
+	e := &ear{t, ctx, make(chan rowstore.Wake, 10000)}
+	waker, ok := rowstore.Unwrap[rowstore.Waker](s)
+	require.True(t, ok)
+	go func() { _ = waker.Listen(ctx, func(w rowstore.Wake) { e.heard <- w }) }()
+	require.Zero(t, e.hear())
+	return e
+}
+
+func (e *ear) hear() rowstore.Wake {
+	e.t.Helper()
+	select {
+	case w := <-e.heard:
+		return w
+	case <-e.ctx.Done():
+		require.FailNow(e.t, "nothing was announced")
+		return rowstore.Wake{}
+	}
+}
+
+// hearOf waits until each slot was named.
+func (e *ear) hearOf(missing map[uint16]bool) {
+	e.t.Helper()
+	for len(missing) > 0 {
+		for _, slot := range e.hear().Slots {
+			delete(missing, slot)
+		}
+	}
+}
+
+// openAsClerk opens a store of a schema that is there, as a role that may do nothing but use it.
+func openAsClerk(ctx context.Context, t *testing.T, direct, schema string) *Store {
+	t.Helper()
+	role := fmt.Sprintf("pusher%d", schemas.Add(1))
+	t.Cleanup(func() { sqlDo(t, direct, "DROP OWNED BY "+role+"; DROP ROLE "+role) })
+	sqlDo(t, direct, "CREATE ROLE "+role+" LOGIN PASSWORD 'clerks secret'"+fmt.Sprintf("; "+grants, pgx.Identifier{schema}.Sanitize(), role))
+	as := strings.Replace(direct, "postgres:"+testserver.PostgresPassword+"@", role+":clerks%20secret@", 1)
+	return openTest(t, with(as, "schema", schema, "application_name", "orders"))
+}
+
 // A plain role counts the sessions that listen, its own and those of others. Beside many of them a store announces less often, and
 // leaves nothing out, neither at Close. Who listens on the same store need not wait for that.
 func TestAnnouncementsGoInGroups(t *testing.T) {
@@ -138,44 +187,13 @@ func TestAnnouncementsGoInGroups(t *testing.T) {
 	direct := testserver.Postgres(t)
 	schema := fresh(t, direct)
 	listens := openTest(t, with(direct, "schema", schema))
-	role := fmt.Sprintf("pusher%d", schemas.Add(1))
-	t.Cleanup(func() { sqlDo(t, direct, "DROP OWNED BY "+role+"; DROP ROLE "+role) })
-	sqlDo(t, direct, "CREATE ROLE "+role+" LOGIN PASSWORD 'clerks secret'"+fmt.Sprintf("; "+grants, pgx.Identifier{schema}.Sanitize(), role))
-	as := strings.Replace(direct, "postgres:"+testserver.PostgresPassword+"@", role+":clerks%20secret@", 1)
-	s, err := OpenURL(ctx, with(as, "schema", schema, "application_name", "orders"))
-	require.NoError(t, err)
-	closed := false
-	defer func() {
-		if !closed {
-			_ = s.Close()
-		}
-	}()
-	ear := func(s *Store) chan rowstore.Wake {
-		heard := make(chan rowstore.Wake, 10000)
-		waker, ok := rowstore.Unwrap[rowstore.Waker](s)
-		require.True(t, ok)
-		go func() { _ = waker.Listen(ctx, func(w rowstore.Wake) { heard <- w }) }()
-		return heard
-	}
+	s := openAsClerk(ctx, t, direct, schema)
 	const others = 12
 	for range others {
-		w := ear(listens)
-		require.Zero(t, <-w)
+		earOf(ctx, t, listens)
 	}
-	heard, local := ear(listens), ear(s)
-	hear := func(from chan rowstore.Wake) rowstore.Wake {
-		select {
-		case w := <-from:
-			return w
-		case <-ctx.Done():
-			require.FailNow(t, "nothing was announced")
-			return rowstore.Wake{}
-		}
-	}
-	require.Zero(t, hear(heard))
-	require.Zero(t, hear(local))
-	plain := s.plain
-	n, err := plain.sessions(ctx)
+	far, local := earOf(ctx, t, listens), earOf(ctx, t, s)
+	n, err := s.plain.sessions(ctx)
 	require.NoError(t, err)
 	require.GreaterOrEqual(t, n, others+2) // other tests listen, too
 
@@ -185,37 +203,25 @@ func TestAnnouncementsGoInGroups(t *testing.T) {
 		return rowstore.Slot("t", row)
 	}
 	// It learns that by itself, while it announces often.
-	for i := 0; time.Duration(plain.pusher.every.Load()) == tellEvery; i++ {
+	every := &s.plain.pusher.every
+	for i := 0; time.Duration(every.Load()) == tellEvery; i++ {
 		require.NoError(t, ctx.Err())
 		apply(fmt.Sprint("first/", i))
 	}
-	require.GreaterOrEqual(t, time.Duration(plain.pusher.every.Load()), pushEvery(others+2))
+	require.GreaterOrEqual(t, time.Duration(every.Load()), pushEvery(others+2))
 	missing := map[uint16]bool{}
 	for i := range 100 {
 		missing[apply(fmt.Sprint(i))] = true
 	}
-	for len(missing) > 0 {
-		for _, slot := range hear(heard).Slots {
-			delete(missing, slot)
-		}
-	}
+	far.hearOf(missing)
 	// Of what comes right after an announcement the server hears much later, or by Close; this process does not wait.
-	plain.pusher.every.Store(int64(time.Hour))
+	every.Store(int64(time.Hour))
 	soon := map[uint16]bool{}
 	for i := range 50 {
 		slot := apply(fmt.Sprint("late/", i))
 		soon[slot], missing[slot] = true, true
 	}
-	for len(soon) > 0 {
-		for _, slot := range hear(local).Slots {
-			delete(soon, slot)
-		}
-	}
+	local.hearOf(soon)
 	require.NoError(t, s.Close())
-	closed = true
-	for len(missing) > 0 {
-		for _, slot := range hear(heard).Slots {
-			delete(missing, slot)
-		}
-	}
+	far.hearOf(missing)
 }
