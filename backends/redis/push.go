@@ -52,8 +52,8 @@ type heldWake struct {
 	slot  uint16
 }
 
-// pusher decides which writes publish by themselves, and publishes for the others. One goroutine does that;
-// stop ends it.
+// pusher decides which writes publish by themselves, and publishes for the others. One goroutine does that, once there is something to
+// do; stop ends it.
 type pusher struct {
 	s     *direct
 	ready chan struct{} // something is pending, or to be asked
@@ -71,6 +71,7 @@ type pusher struct {
 	pending kit.News                          // of writes that were applied, or may have been
 	some    bool                              // pending has something
 	failing bool                              // the last call that published has failed
+	started bool                              // the goroutine runs
 	ended   bool                              // the store is being closed
 	countAt time.Time                         // when to ask for the listeners again, at the earliest
 }
@@ -78,7 +79,6 @@ type pusher struct {
 func newPusher(s *direct) *pusher {
 	p := &pusher{s: s, ready: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{}), gapOf: pushGap}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
-	go p.run()
 	return p
 }
 
@@ -122,7 +122,15 @@ func (p *pusher) hold(wakes []heldWake) {
 	p.signal()
 }
 
+// signal has the goroutine look, which the first one starts. It is called with p.mu.
 func (p *pusher) signal() {
+	if p.ended {
+		return // finish looks
+	}
+	if !p.started {
+		p.started = true
+		go p.run()
+	}
 	select {
 	case p.ready <- struct{}{}:
 	default:
@@ -280,10 +288,13 @@ func (s *direct) listeners(ctx context.Context) (int, error) {
 func (p *pusher) stop() {
 	p.mu.Lock()
 	p.ended = true
+	started := p.started
 	p.mu.Unlock()
 	p.cancel()
 	close(p.quit)
-	<-p.done
+	if started {
+		<-p.done
+	}
 	p.finish()
 }
 

@@ -87,7 +87,7 @@ var storeMutants = []mutant{
 	{"held-pushes-come-first", "stores: Redis, a push that is held back comes after its write was applied", "./backends/redis TestHeldBackUntilTheOutcome", one("backends/redis/encode_write.go",
 		"e.held = append(e.held, heldWake{e.at, m.Table, e.slot})", "e.pusher.hold([]heldWake{{e.at, m.Table, e.slot}})")},
 	{"held-pushes-end-with-the-store", "stores: Redis, Close publishes what is held back", "./backends/redis TestFirstPushIsTheWrites", one("backends/redis/push.go",
-		"\t<-p.done\n\tp.finish()\n", "\t<-p.done\n")},
+		"\t\t<-p.done\n\t}\n\tp.finish()\n", "\t\t<-p.done\n\t}\n")},
 	{"failed-pushes-are-dropped", "stores: Redis, what could not be published is published later", "./backends/redis TestFailedPushIsSentAgain", one("backends/redis/push.go",
 		"\t\tfor _, w := range wakes {\n\t\t\tp.pending.Add(w)\n\t\t}\n", "")},
 	{"held-announcements-are-dropped", "stores: Postgres, Close announces what waits for its time", "./backends/postgres TestAnnouncementsGoInGroups", one("backends/postgres/push.go",
