@@ -28,7 +28,7 @@ type queries struct {
 	apply                                                                    []query // by shape
 	general, point, drawn, picks, check, scan, scanPoint, slots, draw, flush query
 	step                                                                     query // a draw on a connection that knows the bound
-	tables, sample, push                                                     query
+	tables, sample, push, sessions                                           query
 }
 
 func newQueries(n names) queries {
@@ -65,9 +65,10 @@ func newQueries(n names) queries {
 		step:      statement(stepSQL),
 		flush:     statement("SELECT 1 FROM (SELECT {{schema}}.flush()) f"),
 		// A subquery that calls a volatile function is evaluated, so a standby does not answer.
-		tables: statement("SELECT " + of("next_table") + " FROM (SELECT {{schema}}.guard()) g"),
-		sample: call("sample_keys"),
-		push:   statement(pushSQL),
+		tables:   statement("SELECT " + of("next_table") + " FROM (SELECT {{schema}}.guard()) g"),
+		sample:   call("sample_keys"),
+		push:     statement(pushSQL),
+		sessions: statement(countSQL),
 	}
 	q.sample.formats = []int16{1, 0}
 	for _, s := range shapes {

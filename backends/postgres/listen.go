@@ -18,6 +18,24 @@ const (
 	pingWithin = 5 * time.Second
 )
 
+// listensName ends the name of each session that listens (application_name), so that it can be counted. maxName is what the server takes of a name.
+const (
+	listensName = "percolator listens"
+	maxName     = 63
+)
+
+// nameOf is the name of a session that listens, by the one that the program has chosen for its sessions. A session with a name
+// too long for that is not counted.
+func nameOf(chosen string) string {
+	if chosen == "" {
+		return listensName
+	}
+	if name := chosen + " " + listensName; len(name) <= maxName {
+		return name
+	}
+	return chosen
+}
+
 // wakingStore is a store that can listen.
 type wakingStore struct{ *plainStore }
 
@@ -53,6 +71,7 @@ func (s *wakingStore) listenOn(ctx context.Context, wake func(rowstore.Wake)) er
 			return fmt.Errorf("BeforeConnect of the pool: %w", err)
 		}
 	}
+	cfg.RuntimeParams["application_name"] = nameOf(cfg.RuntimeParams["application_name"])
 	conn, err := pgx.ConnectConfig(ctx, cfg)
 	if err != nil {
 		return connecting(ctx, err)

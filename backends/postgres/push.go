@@ -19,10 +19,21 @@ import (
 // of other programs too, go one after another; and it fails if the server's queue of
 // notifications is full. An announcement is a hint. It is lost if the client dies between
 // the two, and then workers find the notification at their next look.
+//
+// Each announcement wakes all sessions of the database that listen, so beside many of them it goes less often. Who listens in
+// this process hears of it without the server, and as soon as ever.
 const (
-	// pushEvery is the least time between two announcements. The first one goes at once.
-	// What comes in that time goes together.
-	pushEvery = 2 * time.Millisecond
+	// tellEvery is the least time between two calls of those who listen in this process, and between two announcements where few sessions
+	// listen. The first one goes at once. What comes in that time goes together.
+	tellEvery = 2 * time.Millisecond
+	// pushCost is how much of the time between two announcements each session that listens makes: twice what it costs the server
+	// to wake one, so that a store keeps less than one of its cores busy with that.
+	pushCost = 200 * time.Microsecond
+	// mostEvery bounds that time.
+	mostEvery = 20 * time.Millisecond
+	// The number of sessions that listen is asked for once in countEvery, while announcements come often, and countWithin bounds the question.
+	countEvery  = 5 * time.Second
+	countWithin = time.Second
 	// pushWithin bounds one announcement, and pushAgain is the wait after one that failed.
 	pushWithin = 10 * time.Second
 	pushAgain  = time.Second
@@ -33,6 +44,16 @@ const (
 // pushSQL sends a NOTIFY for each payload, and waits for no flush.
 const pushSQL = `SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify('{{channel}}', w)
 	FROM pg_catalog.unnest($1::pg_catalog.text[]) w`
+
+// countSQL counts the sessions that listen in this database, to whatever schema of this library, by their names: every role may read these.
+const countSQL = `SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_activity a
+	WHERE a.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
+	AND pg_catalog.right(a.application_name, pg_catalog.length('` + listensName + `')) OPERATOR(pg_catalog.=) '` + listensName + `'`
+
+// pushEvery is the least time between two announcements, by the number of sessions that listen.
+func pushEvery(sessions int) time.Duration {
+	return min(max(time.Duration(sessions)*pushCost, tellEvery), mostEvery)
+}
 
 // pusher announces notifications: at once to those who listen on the same store, and by
 // way of the server to all others. One goroutine does both; stop ends it.
@@ -50,6 +71,16 @@ type pusher struct {
 	pending   kit.News
 	listeners map[*listener]bool
 	failed    atomic.Uint64 // announcements that failed, and were repeated
+
+	// The goroutine alone has these.
+	out     kit.News  // what the server has to be told yet
+	some    bool      // out has something
+	last    time.Time // when the server was told last
+	next    time.Time // when it may be told again
+	countAt time.Time // when to count the sessions again, at the earliest
+
+	every   atomic.Int64                     // between two announcements, in nanoseconds
+	everyOf func(sessions int) time.Duration // pushEvery, but in tests
 }
 
 // listener is one call of Listen.
@@ -70,8 +101,9 @@ func (l *listener) tell(w rowstore.Wake) {
 func newPusher(s *plainStore, id string) *pusher {
 	p := &pusher{
 		s: s, id: id, ready: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{}),
-		listeners: map[*listener]bool{},
+		listeners: map[*listener]bool{}, everyOf: pushEvery,
 	}
+	p.every.Store(int64(tellEvery))
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	go p.run()
 	return p
@@ -121,23 +153,25 @@ func (p *pusher) listen(wake func(rowstore.Wake)) (_ *listener, stop func()) {
 func (p *pusher) run() {
 	defer close(p.done)
 	for {
+		var due <-chan time.Time
+		if p.some {
+			due = time.After(time.Until(p.next))
+		}
 		select {
 		case <-p.ready:
+		case <-due:
 		case <-p.quit:
+			p.tell()
 			ctx, cancel := context.WithTimeout(context.Background(), pushAtEnd)
 			_ = p.push(ctx) // it cannot be repeated any more
 			cancel()
 			return
 		}
-		ctx, cancel := context.WithTimeout(p.ctx, pushWithin)
-		err := p.push(ctx)
-		cancel()
-		wait := pushEvery
-		if err != nil {
-			p.failed.Add(1)
-			wait = pushAgain
+		p.tell()
+		if p.some && !time.Now().Before(p.next) {
+			p.announce()
 		}
-		timer := time.NewTimer(wait)
+		timer := time.NewTimer(tellEvery)
 		select {
 		case <-timer.C:
 		case <-p.quit:
@@ -146,16 +180,45 @@ func (p *pusher) run() {
 	}
 }
 
-// push announces what is pending, and leaves it pending when it fails.
-func (p *pusher) push(ctx context.Context) error {
+// tell calls those who listen in this process with what is pending, and has the server told of it.
+func (p *pusher) tell() {
 	wakes, listeners := p.take()
-	if len(wakes) == 0 {
-		return nil
-	}
 	for _, l := range listeners {
 		for _, w := range wakes {
 			l.tell(w)
 		}
+	}
+	for _, w := range wakes {
+		p.out.Add(w)
+		p.some = true
+	}
+}
+
+// announce tells the server, and says when that may be done again.
+func (p *pusher) announce() {
+	now := time.Now()
+	often := now.Sub(p.last) <= mostEvery
+	p.last = now
+	ctx, cancel := context.WithTimeout(p.ctx, pushWithin)
+	err := p.push(ctx)
+	cancel()
+	if err != nil {
+		p.failed.Add(1)
+		p.next = time.Now().Add(pushAgain)
+		return
+	}
+	if often && !now.Before(p.countAt) {
+		p.count()
+	}
+	p.next = now.Add(time.Duration(p.every.Load()))
+}
+
+// push tells the server what it has to be told, which stays so when that fails.
+func (p *pusher) push(ctx context.Context) error {
+	wakes := p.out.Take()
+	p.some = false
+	if len(wakes) == 0 {
+		return nil
 	}
 	var payloads array
 	payloads.reset(oidText)
@@ -164,9 +227,31 @@ func (p *pusher) push(ctx context.Context) error {
 	}
 	err := p.s.run(ctx, p.s.q.push, [][]byte{payloads.param()}, false, nil, func(*fields) {})
 	if err != nil {
-		p.add(wakes)
+		for _, w := range wakes {
+			p.out.Add(w)
+		}
+		p.some = true
 	}
 	return err
+}
+
+// count learns how many sessions listen. If nobody may tell, it is as if they were few.
+func (p *pusher) count() {
+	ctx, cancel := context.WithTimeout(p.ctx, countWithin)
+	defer cancel()
+	n, err := p.s.sessions(ctx)
+	if err != nil {
+		n = 0
+	}
+	p.countAt = time.Now().Add(countEvery)
+	p.every.Store(int64(p.everyOf(n)))
+}
+
+// sessions is how many sessions of the database listen.
+func (s *plainStore) sessions(ctx context.Context) (int, error) {
+	n := 0
+	err := s.run(ctx, s.q.sessions, nil, false, nil, func(f *fields) { n = int(f.int8(0)) }) //nolint:gosec // there are not that many
+	return n, err
 }
 
 // maxPayload is the longest payload that NOTIFY takes, in bytes.

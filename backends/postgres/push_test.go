@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/internal/testserver"
@@ -109,4 +110,118 @@ func TestAnnouncementsNameEachRow(t *testing.T) {
 			continue
 		}
 	}
+}
+
+func TestPushEvery(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, tellEvery, pushEvery(0))
+	require.Equal(t, tellEvery, pushEvery(3))
+	require.Equal(t, 10*time.Millisecond, pushEvery(50))
+	require.Equal(t, mostEvery, pushEvery(1000))
+}
+
+// A session that listens is told apart by its name, which keeps what the program has chosen.
+func TestNamesOfThoseWhoListen(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, "percolator listens", nameOf(""))
+	require.Equal(t, "orders percolator listens", nameOf("orders"))
+	require.Len(t, nameOf(strings.Repeat("x", maxName-len(listensName)-1)), maxName)
+	require.Equal(t, strings.Repeat("x", maxName-len(listensName)), nameOf(strings.Repeat("x", maxName-len(listensName))))
+}
+
+// ear hears what a store is told of.
+type ear struct {
+	t     *testing.T
+	ctx   context.Context //nolint:containedctx // it is the test's
+	heard chan rowstore.Wake
+}
+
+// earOf begins to listen to a store, and returns once it listens.
+func earOf(ctx context.Context, t *testing.T, s *Store) *ear {
+	t.Helper()
+	e := &ear{t, ctx, make(chan rowstore.Wake, 10000)}
+	waker, ok := rowstore.Unwrap[rowstore.Waker](s)
+	require.True(t, ok)
+	go func() { _ = waker.Listen(ctx, func(w rowstore.Wake) { e.heard <- w }) }()
+	require.Zero(t, e.hear())
+	return e
+}
+
+func (e *ear) hear() rowstore.Wake {
+	e.t.Helper()
+	select {
+	case w := <-e.heard:
+		return w
+	case <-e.ctx.Done():
+		require.FailNow(e.t, "nothing was announced")
+		return rowstore.Wake{}
+	}
+}
+
+// hearOf waits until each slot was named.
+func (e *ear) hearOf(missing map[uint16]bool) {
+	e.t.Helper()
+	for len(missing) > 0 {
+		for _, slot := range e.hear().Slots {
+			delete(missing, slot)
+		}
+	}
+}
+
+// openAsClerk opens a store of a schema that is there, as a role that may do nothing but use it.
+func openAsClerk(ctx context.Context, t *testing.T, direct, schema string) *Store {
+	t.Helper()
+	role := fmt.Sprintf("pusher%d", schemas.Add(1))
+	t.Cleanup(func() { sqlDo(t, direct, "DROP OWNED BY "+role+"; DROP ROLE "+role) })
+	sqlDo(t, direct, "CREATE ROLE "+role+" LOGIN PASSWORD 'clerks secret'"+fmt.Sprintf("; "+grants, pgx.Identifier{schema}.Sanitize(), role))
+	as := strings.Replace(direct, "postgres:"+testserver.PostgresPassword+"@", role+":clerks%20secret@", 1)
+	return openTest(t, with(as, "schema", schema, "application_name", "orders"))
+}
+
+// A plain role counts the sessions that listen, its own and those of others. Beside many of them a store announces less often, and
+// leaves nothing out, neither at Close. Who listens on the same store need not wait for that.
+func TestAnnouncementsGoInGroups(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	direct := testserver.Postgres(t)
+	schema := fresh(t, direct)
+	listens := openTest(t, with(direct, "schema", schema))
+	s := openAsClerk(ctx, t, direct, schema)
+	const others = 12
+	for range others {
+		earOf(ctx, t, listens)
+	}
+	far, local := earOf(ctx, t, listens), earOf(ctx, t, s)
+	n, err := s.plain.sessions(ctx)
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, n, others+2) // other tests listen, too
+
+	apply := func(row string) uint16 {
+		_, err := s.Apply(ctx, []rowstore.Mutation{{Table: "t", Row: row, Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, "c", 5, nil)}}}, rowstore.ApplyOptions{})
+		require.NoError(t, err)
+		return rowstore.Slot("t", row)
+	}
+	// It learns that by itself, while it announces often.
+	every := &s.plain.pusher.every
+	for i := 0; time.Duration(every.Load()) == tellEvery; i++ {
+		require.NoError(t, ctx.Err())
+		apply(fmt.Sprint("first/", i))
+	}
+	require.GreaterOrEqual(t, time.Duration(every.Load()), pushEvery(others+2))
+	missing := map[uint16]bool{}
+	for i := range 100 {
+		missing[apply(fmt.Sprint(i))] = true
+	}
+	far.hearOf(missing)
+	// Of what comes right after an announcement the server hears much later, or by Close; this process does not wait.
+	every.Store(int64(time.Hour))
+	soon := map[uint16]bool{}
+	for i := range 50 {
+		slot := apply(fmt.Sprint("late/", i))
+		soon[slot], missing[slot] = true, true
+	}
+	local.hearOf(soon)
+	require.NoError(t, s.Close())
+	far.hearOf(missing)
 }

@@ -33,6 +33,7 @@ type direct struct {
 	// the store cannot know (a client of the program's own). Then every script asks for
 	// the role of its server; see script.strict.
 	strict atomic.Bool
+	pusher *pusher
 
 	mu     sync.RWMutex // guards calls against Close
 	closed atomic.Bool
@@ -128,11 +129,14 @@ func (s *direct) Close() error {
 		return nil
 	}
 	defer close(s.over)
+	s.pusher.stop()
 	s.stop()
 	var err error
 	if s.nodes != nil {
 		err = s.nodes.close()
 	}
+	s.calls.Wait()
+	s.pusher.finish() // what calls under way have left, if the client is still open
 	s.calls.Wait()
 	if err != nil {
 		return fmt.Errorf("redis: closing: %w", err)

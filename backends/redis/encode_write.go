@@ -28,8 +28,33 @@ type writeEncoder struct {
 	packer
 	expiry       int // where the time is that the request must not be applied after
 	cells, notes columns
-	slot         uint16     // of the row, if it has notes
-	noteEdits    []noteEdit // of the notes
+	slot         uint16 // of the row, if it has notes
+	// Where what the write has to be heard of goes: see pusher. how is decided at the first such row of a batch.
+	pusher    *pusher // nil: it goes within the script
+	how       pushed
+	at        int        // the group that is being encoded
+	held      []heldWake // in the order of the groups
+	noteEdits []noteEdit // of the notes
+}
+
+// pushed says how those who listen hear of a write.
+type pushed uint8
+
+const (
+	undecided    pushed = iota
+	withinScript        // its script publishes
+	afterwards          // the pusher publishes once it is applied
+)
+
+// publishes tells whether the script does it.
+func (e *writeEncoder) publishes() bool {
+	if e.how == undecided {
+		e.how = withinScript
+		if e.pusher != nil && !e.pusher.within() {
+			e.how = afterwards
+		}
+	}
+	return e.how == withinScript
 }
 
 // columns are those of a mutation that its cells or its notifications have.
@@ -102,6 +127,7 @@ func columnsOf(m *rowstore.Mutation, cells, notes *columns) {
 // begin starts a call: okey is the oracle's key for a batch that draws, else "".
 func (e *writeEncoder) begin(okey, channel string) {
 	e.reset()
+	e.pusher, e.how, e.at, e.held = nil, undecided, 0, e.held[:0]
 	e.items++
 	e.b = append(e.b, 0xcf)
 	e.expiry = len(e.b)
@@ -223,10 +249,14 @@ func (e *writeEncoder) head(tag string, m *rowstore.Mutation) {
 	if len(notes) > 0 {
 		e.slot = rowstore.Slot(m.Table, m.Row)
 	}
-	if kit.Wakes(m) {
-		e.wake(table, e.slot)
-	} else {
+	switch {
+	case !kit.Wakes(m):
 		e.bool(false)
+	case e.publishes():
+		e.wake(table, e.slot)
+	default:
+		e.bool(false)
+		e.held = append(e.held, heldWake{e.at, m.Table, e.slot})
 	}
 	e.u32(uint32(len(cells)))
 	e.u32(uint32(len(notes)))

@@ -19,6 +19,8 @@ type nodes interface {
 	// moved says that a server was not where it was expected.
 	moved(ctx context.Context)
 	subscribe(ctx context.Context, channel string) *goredis.PubSub
+	// others is how many servers a message is passed on to.
+	others(ctx context.Context) int
 	// masters runs f on every primary server, perhaps on several at once.
 	masters(ctx context.Context, f func(ctx context.Context, c *goredis.Client) error) error
 	close() error
@@ -45,6 +47,8 @@ func (n single) close() error {
 func (n single) masters(ctx context.Context, f func(ctx context.Context, c *goredis.Client) error) error {
 	return f(ctx, n.client)
 }
+
+func (n single) others(context.Context) int { return 0 }
 
 func (n single) subscribe(ctx context.Context, channel string) *goredis.PubSub {
 	return n.client.Subscribe(ctx, channel)
@@ -130,6 +134,15 @@ func (n *cluster) masters(ctx context.Context, f func(ctx context.Context, c *go
 		}
 		return f(ctx, c)
 	})
+}
+
+func (n *cluster) others(ctx context.Context) int {
+	var all atomic.Int64
+	_ = n.client.ForEachShard(ctx, func(context.Context, *goredis.Client) error { // it asks none of them
+		all.Add(1)
+		return nil
+	})
+	return max(0, int(all.Load())-1)
 }
 
 func (n *cluster) subscribe(ctx context.Context, channel string) *goredis.PubSub {

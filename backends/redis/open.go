@@ -112,6 +112,7 @@ func newDirect(o Options) *direct {
 	s.ended, s.stop = context.WithCancel(context.Background())
 	s.parts = newParts(o.Prefix, max(o.Partitions, 1))
 	s.okey = s.parts[0].tag + "o"
+	s.pusher = newPusher(s)
 	return s
 }
 

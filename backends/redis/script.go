@@ -22,6 +22,8 @@ var (
 	beginPart string
 	//go:embed scripts/wake_part.lua
 	wakePart string
+	//go:embed scripts/push.lua
+	pushLua string
 	//go:embed scripts/past_part.lua
 	pastPart string
 	//go:embed scripts/draw.lua
@@ -128,6 +130,8 @@ var (
 	// The oracle asks for the role with its own call of INFO. Its state has a fixed size, so a server without free memory
 	// lets it draw: otherwise nobody could begin a transaction, and read.
 	drawScript = newScript("allow-oom", oraclePart, drawLua)
+	// pushScript changes nothing, and anybody may run it any number of times. But it is for a primary alone.
+	pushScript = newScript("allow-oom", primaryOnly, pushLua)
 	// beginScript changes the oracle alone, which anybody may do any number of times.
 	beginScript = newScript("allow-oom", oraclePart, pastPart, beginLua)
 	readScript  = newReader(readPart, readLua)

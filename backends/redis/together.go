@@ -86,6 +86,7 @@ func (s *direct) packMixed(t *coalesce.Together) (*mixed, bool) {
 	m := &mixed{batch: batch{enc: s.encoder(), quick: true}}
 	m.call.script = writeScript
 	m.enc.begin(s.okey, s.channel)
+	m.enc.pusher = s.pusher
 	tag := func(m *rowstore.Mutation) string { return s.parts[s.partOf(m.Table, m.Row)].tag }
 	for i := range t.Groups {
 		g := &t.Groups[i]
@@ -93,7 +94,7 @@ func (s *direct) packMixed(t *coalesce.Together) (*mixed, bool) {
 	}
 	for _, n := range t.Draws {
 		if n < 1 || n > maxDraw-m.draws {
-			s.release(m.enc)
+			s.unpack(m.enc)
 			return nil, false
 		}
 		m.draws += n
@@ -103,7 +104,7 @@ func (s *direct) packMixed(t *coalesce.Together) (*mixed, bool) {
 	m.enc.u32(maxAnswer)
 	rows, fields, plain, err := s.packBegins(&m.enc.packer, t.Begins)
 	if err != nil || !plain || m.batch.rows+fields > 2*maxRowsPerCall || m.batch.rows > maxRowsPerCall || len(m.enc.b) > maxBytesPerCall {
-		s.release(m.enc)
+		s.unpack(m.enc)
 		return nil, false
 	}
 	m.rows, m.fields = rows, fields
@@ -112,6 +113,14 @@ func (s *direct) packMixed(t *coalesce.Together) (*mixed, bool) {
 		m.call.script = quickScript
 	}
 	return m, true
+}
+
+// unpack gives back the encoder of a run that is not sent. Its groups are encoded again.
+func (s *direct) unpack(e *writeEncoder) {
+	if e.how == withinScript {
+		s.pusher.unsent()
+	}
+	s.release(e)
 }
 
 // takeMixed reads the answer of a run. It tells whether the begins and draws are answered: the

@@ -25,10 +25,15 @@ const (
 // a slash, and the slot as four hexadecimal digits. The script puts the slots of a table's
 // rows together, each once, and leaves them out if there are many.
 func (p *packer) wake(table string, slot uint16) {
-	const digits = "0123456789abcdef"
 	p.strHead(len(table) + 5)
 	p.b = append(p.b, table...)
-	p.b = append(p.b, '/', digits[slot>>12], digits[slot>>8&15], digits[slot>>4&15], digits[slot&15])
+	p.b = appendSlot(append(p.b, '/'), slot)
+}
+
+// appendSlot writes a slot as a message has it.
+func appendSlot(b []byte, slot uint16) []byte {
+	const digits = "0123456789abcdef"
+	return append(b, digits[slot>>12], digits[slot>>8&15], digits[slot>>4&15], digits[slot&15])
 }
 
 // wakeSlots is how many slots of a table the script names, at most. A worker remembers as many. A program from
@@ -55,7 +60,7 @@ func parseWake(message string) rowstore.Wake {
 	return w
 }
 
-// Listen calls wake for what the write script publishes. It returns an
+// Listen calls wake for what is published. It returns an
 // error as soon as the connection is lost, or does not answer for ten seconds, and within about five
 // seconds of the moment when another server takes over: wake-ups may have been missed then.
 func (s *direct) Listen(ctx context.Context, wake func(rowstore.Wake)) error {

@@ -107,6 +107,7 @@ func (s *direct) pack(w *writes, sc *script) ([]*batch, error) {
 		open = make([]*batch, len(s.parts))
 	}
 	draws := false
+	how := undecided // the same for all batches: one write is pushed at once, or held back
 	for i := range w.n {
 		_, draw, _ := w.group(i)
 		draws = draws || draw
@@ -126,6 +127,7 @@ func (s *direct) pack(w *writes, sc *script) ([]*batch, error) {
 				okey = s.okey
 			}
 			b.enc.begin(okey, s.channel)
+			b.enc.pusher = s.pusher
 			open[at] = b
 			all = append(all, b)
 		}
@@ -135,7 +137,9 @@ func (s *direct) pack(w *writes, sc *script) ([]*batch, error) {
 			}
 			return s.parts[at].tag
 		}
+		b.enc.how = how
 		b.add(i, tag, muts, draw, notAfter)
+		how = b.enc.how
 		if len(b.enc.b) > maxCallBytes {
 			return nil, fmt.Errorf("%w: a group takes %d bytes, the limit is %d", rowstore.ErrTooLarge, len(b.enc.b), maxCallBytes)
 		}
@@ -153,6 +157,7 @@ func (s *direct) pack(w *writes, sc *script) ([]*batch, error) {
 func (b *batch) add(i int, tag func(m *rowstore.Mutation) string, muts []rowstore.Mutation, draw bool, notAfter rowstore.Timestamp) {
 	if !draw || !b.enc.quick(tag, muts, notAfter) {
 		b.quick = false
+		b.enc.at = len(b.groups)
 		end := b.enc.group(len(muts), draw, notAfter)
 		for j := range muts {
 			b.enc.mutation(tag(&muts[j]), &muts[j])
@@ -163,6 +168,7 @@ func (b *batch) add(i int, tag func(m *rowstore.Mutation) string, muts []rowstor
 	b.rows += len(muts)
 }
 
+// send runs batches. It goes on where its caller has gone, so it is here that what they have to be heard of is held back.
 func (s *direct) send(ctx context.Context, batches []*batch) {
 	calls := make([]*call, len(batches))
 	for i, b := range batches {
@@ -184,10 +190,11 @@ func (s *direct) send(ctx context.Context, batches []*batch) {
 		}
 		s.run(ctx, late)
 	}
-	for _, c := range calls {
+	for i, c := range calls {
 		if c.err == nil && c.tooLate() {
 			c.err = errLate
 		}
+		s.holdBack(batches[i])
 	}
 }
 
