@@ -91,7 +91,7 @@ var storeMutants = []mutant{
 	{"failed-pushes-are-dropped", "stores: Redis, what could not be published is published later", "./backends/redis TestFailedPushIsSentAgain", one("backends/redis/push.go",
 		"\t\tfor _, w := range wakes {\n\t\t\tp.pending.Add(w)\n\t\t}\n", "")},
 	{"held-announcements-are-dropped", "stores: Postgres, Close announces what waits for its time", "./backends/postgres TestAnnouncementsGoInGroups", one("backends/postgres/push.go",
-		"\t\t\t_ = p.push(ctx) // it cannot be repeated any more\n", "")},
+		"\t\t\t_ = p.push(ctx) // it cannot be repeated any more\n", "\t\t\t_ = ctx\n")},
 	{"wide-row-without-a-bound", "stores: Redis, the longer run that reads a row that keeps changing has a bound", "./backends/redis TestWideRowBesideAWriter", one("backends/redis/wide.go",
 		"b.enc.budget(), wideSteps, wideAnswer)", "b.enc.budget(), 1<<32-1, 1<<32-1)")},
 	{"ranges-apart-are-widened", "stores: Redis, ranges of a cell's writes with limits of their own are answered apart", "./backends/redis TestPlanOfRangesApart|TestStatusOfAHotCell", one("backends/redis/encode_read.go",
