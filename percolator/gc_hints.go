@@ -119,8 +119,7 @@ func (p *gcPass) removeHinted(ctx context.Context, table string, safe Timestamp)
 func (p *gcPass) scanHints(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
 	r.Table = format.TableHints
 	return p.db.scanPast(ctx, r, func(u unreadable) error {
-		_, err := p.damage().passAt(ctx, format.TableHints, u)
-		return err
+		return p.damage().passAt(ctx, format.TableHints, u)
 	})
 }
 

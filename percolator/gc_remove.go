@@ -119,9 +119,8 @@ func (c *collection) passAt(ctx context.Context, u unreadable) error {
 	if row, ok := u.row(); ok {
 		return c.pass(ctx, row, u.err)
 	}
-	_, err := c.damage.passAt(ctx, c.table, u)
 	c.failed = u.err
-	return err
+	return c.damage.passAt(ctx, c.table, u)
 }
 
 // look removes what is garbage in a row, now or later.
@@ -463,7 +462,7 @@ func (db *DB) removeLeases(ctx context.Context, table string, safe Timestamp, re
 	picks := []rowstore.Selector{{Family: rowstore.Write, Column: rowstore.AllColumns, To: safe - 1}}
 	d := damage{db: db, report: report}
 	// All of these rows are looked at each time, so what cannot be read needs no hint.
-	left := func(u unreadable) error { _, err := d.passAt(ctx, table, u); return err }
+	left := func(u unreadable) error { return d.passAt(ctx, table, u) }
 	for row, err := range db.scanPast(ctx, rowstore.ScanRange{Table: table, Selectors: picks}, left) {
 		if err != nil {
 			return err

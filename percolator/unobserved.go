@@ -73,7 +73,7 @@ func (db *DB) clearUnobserved(ctx context.Context, v *catalogView, table string,
 	u := &unobserved{db: db, v: v, table: table, damage: d, picks: []rowstore.Selector{{Family: rowstore.Notify, Column: rowstore.AllColumns, To: safe - 1, Limit: mostCleared}}}
 	var err error
 	// All notified rows are looked at each time, so one that cannot be read needs no hint.
-	left := func(un unreadable) error { _, err := d.passAt(ctx, table, un); return err }
+	left := func(un unreadable) error { return d.passAt(ctx, table, un) }
 	for row, rerr := range db.notifiedPast(ctx, table, u.picks, left) {
 		if err = rerr; err == nil {
 			err = u.add(ctx, &row)

@@ -284,16 +284,16 @@ func (d *damage) pass(ctx context.Context, table, row string, failed error) erro
 	return nil
 }
 
-// passAt is pass for what a scan could not read. Where that is no row that can be named, named is false.
-func (d *damage) passAt(ctx context.Context, table string, u unreadable) (named bool, err error) {
+// passAt is pass for what a scan could not read.
+func (d *damage) passAt(ctx context.Context, table string, u unreadable) error {
 	if row, ok := u.row(); ok {
-		return true, d.pass(ctx, table, row, u.err)
+		return d.pass(ctx, table, row, u.err)
 	}
 	if d.all {
-		return false, u.err
+		return u.err
 	}
 	d.count(Cell{Table: table}.public().Table, "", u.err)
-	return false, nil
+	return nil
 }
 
 func (d *damage) count(table, row string, failed error) {
