@@ -24,7 +24,7 @@ const (
 	mostGap = 10 * time.Millisecond
 	// fewListeners have no gap: a message to them costs little more than the call of its own that takes what is held back, and
 	// a change that follows from another one starts at once.
-	fewListeners = 8
+	fewListeners = 20
 	// The number of listeners is asked for once in countEvery, while pushes come often. countAgain is the pause after an
 	// answer that says that the user may not ask.
 	countEvery = 2 * time.Second
