@@ -15,7 +15,13 @@ import (
 // pages sets so many rows of table t, in pages of a replay, and returns the cells.
 func (w *world) pages(c *client, n int) (cells []Cell) {
 	w.t.Helper()
-	for i := range n * replayPage {
+	return w.rows(c, n*replayPage)
+}
+
+// rows makes so many cells of table t, each in a row of its own.
+func (w *world) rows(c *client, n int) (cells []Cell) {
+	w.t.Helper()
+	for i := range n {
 		cells = append(cells, row(fmt.Sprintf("%04d", i)))
 	}
 	require.NoError(w.t, writes(w.t, c, "1", cells...).Commit(w.t.Context()))
@@ -151,19 +157,21 @@ func TestCancelReplayOfAnObserverThatWasRemoved(t *testing.T) {
 func TestScheduleR_EndedBySomebodyElse(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
+		less   int // rows that the last page is short of
 		others int // pages that another call asks for
 		ends   func(t *testing.T, c *client)
 		waited int // pages that the call waits for
 	}{
-		"cancelled at once": {0, cancelReplays, 1},
-		"cancelled":         {1, cancelReplays, 2},
-		"cancelled, and begun anew": {1, func(t *testing.T, c *client) {
+		"cancelled at once": {0, 0, cancelReplays, 1},
+		"cancelled":         {0, 1, cancelReplays, 2},
+		"cancelled, and begun anew": {0, 1, func(t *testing.T, c *client) {
 			cancelReplays(t, c)
 			r := replaying(t, c)
 			r.page(t)
 			r.page(t)
 		}, 2},
-		"to the end": {6, func(*testing.T, *client) {}, 6},
+		"to the end":                         {0, 6, func(*testing.T, *client) {}, 6},
+		"to the end of a page with few rows": {3, 5, func(*testing.T, *client) {}, 6},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -172,12 +180,12 @@ func TestScheduleR_EndedBySomebodyElse(t *testing.T) {
 			w.observed("t", "v", "o")
 			c, other := w.client(), w.client()
 			const all = 6
-			cells := w.pages(c, all)
+			cells := w.rows(c, all*replayPage-test.less)
 			r := replaying(t, c)
 			require.False(t, r.page(t))
 			// The request behind what the replay has come to is not its own. The rows before it have failed, so that they are among what is looked at.
 			far := cells[(all-1)*replayPage+1:]
-			w.records(c, format.Failure{Change: 1, Attempts: 1}, cells[min(test.others+1, all)*replayPage:]...)
+			w.records(c, format.Failure{Change: 1, Attempts: 1}, cells[min((test.others+1)*replayPage, len(cells)):]...)
 			w.records(c, format.Failure{Change: 1, Replay: true}, far...)
 			beside := replaying(t, other)
 			for range test.others {

@@ -224,7 +224,7 @@ var controlMutants = []mutant{
 	{"poll-ignores-the-others", "Observers: the members of an observer together poll 200 times a second at most", "TestPollOfManyMembers", one(findGo,
 		"max(w.config.Poll.Max, time.Duration(w.sharers(table))*pollEach)",
 		"max(w.config.Poll.Max, pollEach)")},
-	{"news-counts-rows", "Observers: a push names up to 1,024 different slots", "TestLargeCommitsBesideAForeignBacklog", one("percolator/rowstore/kit/news.go",
+	{"news-counts-rows", "Observers: a push names up to 1,024 different slots", "./percolator/rowstore/kit TestNews", one("percolator/rowstore/kit/news.go",
 		"\tif slots = slices.Compact(slots); len(slots) > newsSlots {\n",
 		"\tif len(slots) > newsSlots/4 {\n")},
 	{"unreadable-far-lease", "Observers: a lease that ends later than any that a worker takes is no lease, whether its record can be read or not", "TestForeignMembersChangeNothing", one("percolator/member_watch.go",
