@@ -39,11 +39,14 @@ type unreadable struct {
 // row is the name of the row, if the search came to one.
 func (u *unreadable) row() (string, bool) { return u.from, u.to == u.from+"\x00" }
 
-// readEach is readRows where a row that cannot be read fails alone, by its Err.
+// readEach is readRows where a row that cannot be read fails alone, by its Err. A store may fail a call all of whose rows cannot be read, that of one row too.
 func (db *DB) readEach(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
 	rows, err := db.store.Read(ctx, reads)
-	if err == nil || len(reads) == 1 || !db.isOfARow(ctx, err) {
+	if err == nil || !db.isOfARow(ctx, err) {
 		return rows, err
+	}
+	if len(reads) == 1 {
+		return []rowstore.Row{{Table: reads[0].Table, Row: reads[0].Row, Err: err}}, nil
 	}
 	rows = make([]rowstore.Row, len(reads))
 	for i := range reads {

@@ -43,10 +43,15 @@ func (s *damagedRows) failed(row string) error {
 
 func (s *damagedRows) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
 	rows, err := s.Store.Read(ctx, reads)
+	bad := 0
 	for i := range rows {
 		if err := s.failed(reads[i].Row); err != nil {
 			rows[i] = rowstore.Row{Table: reads[i].Table, Row: reads[i].Row, Err: err}
+			bad++
 		}
+	}
+	if bad > 0 && bad == len(rows) {
+		return nil, rows[0].Err // so does Redis
 	}
 	return rows, err
 }
