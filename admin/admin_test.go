@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// watched refuses every change while it is being looked at.
+// watched refuses every change while it is being looked at. Only the Reader has it: a DB may store hints in the background.
 type watched struct {
 	*memstore.Store
 	t       *testing.T
@@ -43,7 +43,7 @@ func (w *watched) Apply(ctx context.Context, m []rowstore.Mutation, o rowstore.A
 func open(t *testing.T) (*percolator.DB, *watched, *admin.Reader) {
 	t.Helper()
 	w := &watched{Store: memstore.New(), t: t}
-	db, err := percolator.New(t.Context(), w)
+	db, err := percolator.New(t.Context(), w.Store)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, db.Close(context.Background())) })
 	r, err := admin.New(w)

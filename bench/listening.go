@@ -22,6 +22,9 @@ const listeningSpread = 2
 // listeningRests is how many times as long as a run the server rests before it.
 const listeningRests = 3
 
+// listeningWarm is how many messages each connection that listens has heard before a run.
+const listeningWarm = 10
+
 // listeningSides are numbers of connections that listen.
 var listeningSides = []int{0, 10, 100}
 
@@ -103,6 +106,9 @@ func (s *beside) Run(ctx context.Context, cfg Config, d time.Duration, repeat in
 			return Sample{}, err
 		}
 		defer h.kill()
+		if err := s.warm(ctx, h); err != nil {
+			return Sample{}, err
+		}
 	}
 	meter := startMeter(s.url)
 	sample, err := loop(ctx, s, cfg, d, repeat)
@@ -113,22 +119,28 @@ func (s *beside) Run(ctx context.Context, cfg Config, d time.Duration, repeat in
 	if h == nil {
 		return sample, nil
 	}
-	// A message may be on its way yet.
+	return sample, h.finish()
+}
+
+// warm commits changes until each connection has heard of a few: what a server's session does once in its life is no part of what a message costs.
+func (s *beside) warm(ctx context.Context, h *helper) error {
 	for began := time.Now(); ; sleep(ctx, 10*time.Millisecond) {
-		heard, err := askFor[int64](h)
-		switch {
+		if err := s.Op(ctx, nil); err != nil {
+			return err
+		}
+		switch least, err := askFor[int64](h); {
 		case err != nil:
-			return Sample{}, err
-		case heard > 0:
-			return sample, h.finish()
+			return err
+		case least >= listeningWarm:
+			return nil
 		case time.Since(began) > crewPatience || ctx.Err() != nil:
-			return Sample{}, errors.Join(errors.New("nobody who listens has heard of a change"), ctx.Err())
+			return errors.Join(errors.New("not all who listen have heard of changes"), ctx.Err())
 		}
 	}
 }
 
-// doListeners is a child that is ready when its connections listen. With a line on its standard input it says how often they
-// have heard of something, and it ends with the end of its input.
+// doListeners is a child that is ready when its connections listen. With a line on its standard input it says how many messages the one
+// that has heard the fewest has heard, and it ends with the end of its input.
 func (t *childTask) doListeners(ctx context.Context, in *bufio.Reader) (err error) {
 	store, err := rowstore.Open(ctx, t.URL)
 	if err != nil {
@@ -145,9 +157,9 @@ func (t *childTask) doListeners(ctx context.Context, in *bufio.Reader) (err erro
 	if !ok {
 		return errors.New("the store has no push")
 	}
-	var heard atomic.Int64
+	heard := make([]atomic.Int64, t.Depth)
 	failed := make(chan error, t.Depth)
-	for range t.Depth {
+	for i := range heard {
 		ready.Add(1)
 		first := sync.OnceFunc(ready.Done)
 		listen.Go(func() {
@@ -155,7 +167,7 @@ func (t *childTask) doListeners(ctx context.Context, in *bufio.Reader) (err erro
 			if err := waker.Listen(ctx, func(at rowstore.Wake) {
 				first() // the first call says that it listens
 				if len(at.Slots) > 0 {
-					heard.Add(1)
+					heard[i].Add(1)
 				}
 			}); err != nil && ctx.Err() == nil {
 				failed <- err
@@ -168,7 +180,11 @@ func (t *childTask) doListeners(ctx context.Context, in *bufio.Reader) (err erro
 		if _, err := in.ReadString('\n'); err != nil {
 			break
 		}
-		fmt.Println(heard.Load())
+		least := heard[0].Load()
+		for i := range heard {
+			least = min(least, heard[i].Load())
+		}
+		fmt.Println(least)
 	}
 	select {
 	case err := <-failed:

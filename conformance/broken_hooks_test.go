@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
+	"sync"
 	"testing"
 	"time"
 
@@ -95,19 +95,20 @@ var brokenHooked = []struct {
 	{"Close takes what was under way for certain", func() Hooked {
 		b := &breakable{Store: memstore.New()}
 		k := b.hooked()
-		var closing atomic.Bool
+		var c closedMidway
 		k.Store = &broken{
 			Store: b.Store, read: b.Read,
 			apply: func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
 				out, err := b.Store.Apply(ctx, muts, opts)
+				c.begin()
 				time.Sleep(time.Millisecond) // the way of the answer
-				if closing.Load() {
+				if c.end() {
 					return nil, rowstore.ErrClosed
 				}
 				return out, err
 			},
 			close: func() error {
-				closing.Store(true)
+				c.close()
 				return b.Store.Close()
 			},
 		}
@@ -116,20 +117,27 @@ var brokenHooked = []struct {
 	{"Close forgets what was acknowledged last", func() Hooked {
 		b := &breakable{Store: memstore.New()}
 		k := b.hooked()
-		var closing atomic.Bool
+		var c closedMidway
 		k.Store = &broken{
 			Store: b.Store, read: b.Read,
-			apply: func(_ context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
-				if closing.Load() {
+			apply: func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+				if c.isClosed() {
 					return nil, rowstore.ErrClosed
 				}
-				store := b.Store
-				time.AfterFunc(5*time.Millisecond, func() { _, _ = store.Apply(context.Background(), muts, opts) })
+				if muts[0].Row == "meanwhile" { // nobody judges that
+					return b.Store.Apply(ctx, muts, opts)
+				}
+				c.begin()
+				time.AfterFunc(5*time.Millisecond, func() {
+					if !c.end() {
+						_, _ = b.Store.Apply(context.Background(), muts, opts)
+					}
+				})
 				time.Sleep(100 * time.Microsecond)
 				return []rowstore.Outcome{{Applied: true}}, nil
 			},
 			close: func() error {
-				closing.Store(true)
+				c.close()
 				return b.Store.Close()
 			},
 		}
@@ -168,6 +176,47 @@ var brokenHooked = []struct {
 			return &broken{Store: m, draw: ahead.Oracle().Draw, close: func() error { return nil }}, nil
 		}}
 	}, []string{"SecondOpenOfAStoreInUse"}},
+}
+
+// closedMidway has a store closed while something is under way in it, since otherwise its fault would not show.
+type closedMidway struct {
+	mu     sync.Mutex
+	n      int // under way
+	closed bool
+}
+
+func (c *closedMidway) begin() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.n++
+}
+
+// end tells whether the store was closed meanwhile.
+func (c *closedMidway) end() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.n--
+	return c.closed
+}
+
+func (c *closedMidway) isClosed() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.closed
+}
+
+// close waits until something is.
+func (c *closedMidway) close() {
+	for range 10_000 {
+		c.mu.Lock()
+		c.closed = c.closed || c.n > 0
+		done := c.closed
+		c.mu.Unlock()
+		if done {
+			return
+		}
+		time.Sleep(100 * time.Microsecond)
+	}
 }
 
 func TestBrokenHookedStores(t *testing.T) {

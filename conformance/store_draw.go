@@ -37,7 +37,7 @@ func snapshotAt(column string, at rowstore.Timestamp) []rowstore.Selector {
 }
 
 // A ReadSnapshot answers the same as a Read at its timestamp, for the reads of a
-// snapshot and for any others.
+// snapshot and for any others, also where a row has versions that lie ahead of it.
 func snapshotReadsAreReads(t testing.TB, e *env) {
 	h, o := e.oracle(t)
 	d := ability[rowstore.SnapshotReader](t, h.s, "SnapshotReader")
@@ -51,6 +51,12 @@ func snapshotReadsAreReads(t testing.TB, e *env) {
 	}
 	h.put("b", rowstore.Put(rowstore.Lock, "v", draw(), []byte("lock")), rowstore.Put(rowstore.Mark, "v", draw(), nil), rowstore.Put(rowstore.Write, "w", draw(), nil))
 	h.put("b", rowstore.Put(rowstore.Data, "w", draw(), []byte("long")))
+	for _, ts := range []rowstore.Timestamp{draw(), oracle.Max - 2, oracle.Max - 1} { // a lease is written at its end
+		h.put("ahead", rowstore.Put(rowstore.Write, "v", ts, []byte("v")), rowstore.Put(rowstore.Notify, "v", ts, nil), rowstore.Put(rowstore.Mark, "v", ts, nil))
+		h.put("half", rowstore.Put(rowstore.Write, "w", ts, []byte("w")))
+	}
+	h.put("half", rowstore.Put(rowstore.Write, "v", draw(), []byte("v")))
+	h.put("ahead", rowstore.Put(rowstore.Lock, "v", oracle.Max-1, []byte("lock")))
 	last := draw()
 	picks := func(at rowstore.Timestamp) [][]rowstore.Selector {
 		return [][]rowstore.Selector{
@@ -66,7 +72,7 @@ func snapshotReadsAreReads(t testing.TB, e *env) {
 	}
 	for i := range picks(rowstore.AssignedTimestamp) {
 		var ask rowstore.SnapshotRead
-		for _, row := range []string{"a", "b", "none", "a"} {
+		for _, row := range []string{"a", "b", "none", "a", "ahead", "half"} {
 			ask.Reads = append(ask.Reads, rowstore.RowRead{Table: table, Row: row, Selectors: picks(rowstore.AssignedTimestamp)[i]})
 		}
 		answers := h.snapshotReads(d, ask, ask)

@@ -42,6 +42,7 @@ func snapshotScansAreScans(t testing.TB, e *env) {
 	old := draw()
 	h.put("r007", rowstore.Put(rowstore.Write, "v", draw(), []byte("later")))
 	h.put("r008", rowstore.Put(rowstore.Lock, "v", draw(), []byte("later")))
+	h.put("r009", rowstore.Put(rowstore.Write, "v", oracle.Max-1, []byte("ahead")))
 	picks := func(at rowstore.Timestamp) [][]rowstore.Selector {
 		return [][]rowstore.Selector{
 			snapshotAt("v", at),

@@ -19,6 +19,6 @@ func init() {
 		})
 	}
 	coreaccess.Stored.Notified = func(ctx context.Context, db any, table string, picks []rowstore.Selector) iter.Seq2[rowstore.Row, error] {
-		return db.(*DB).notifiedRows(ctx, table, picks, 0)
+		return db.(*DB).notifiedRows(ctx, table, picks)
 	}
 }

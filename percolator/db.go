@@ -48,6 +48,8 @@ type DB struct {
 
 	view         atomic.Pointer[catalogView]
 	catalogReads catalogReads
+	sought       sought
+	leftTimers   saidRows
 	refreshing   atomic.Bool
 	uses         uses
 	session      session

@@ -76,7 +76,7 @@ var erases = feature{"erased ranges", func(v *catalogView) (*bool, *Timestamp) {
 // program that erases more often than 256 times in a retention erases larger ranges, or has the table keep its history for a shorter time (ConfigureTable).
 //
 // Errors: ErrObserverPaused if an observer that has yet to see a deletion is paused; ErrParked, as a ParkedError, if its run is parked: release
-// or drop it; ErrTooLarge for a bad name, a row with too many cells (see DeleteRange), and too many ranges; ErrIndexed if this process does not keep an index of the table; ErrUndetermined, ErrClosed, those of the context
+// or drop it; ErrCorrupt or ErrFormat, which name the row, if one cannot be read that may have something of the range; ErrTooLarge for a bad name, a row with too many cells (see DeleteRange), and too many ranges; ErrIndexed if this process does not keep an index of the table; ErrUndetermined, ErrClosed, those of the context
 // and of the store. An error of ctx names the observers that the call has waited for.
 //
 // From the first one on, programs of versions that do not know of erased ranges get ErrFormat, also those that have the data open. It waits one catalog
@@ -198,7 +198,7 @@ func (e *erasure) remove(ctx context.Context) (left int, err error) {
 	}
 	// Long histories go in pieces, from the oldest on.
 	c := p.collection(e.span.table, e.safe)
-	for row, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: e.span.table, From: e.span.from, To: e.span.to, Selectors: c.picks}) {
+	for row, err := range e.scan(ctx, rowstore.ScanRange{Table: e.span.table, From: e.span.from, To: e.span.to, Selectors: c.picks}) {
 		if err == nil {
 			e.found.add(row.Row)
 			err = c.look(ctx, &row)

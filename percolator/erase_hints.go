@@ -94,7 +94,7 @@ func (e *erasure) removeHintsOf(ctx context.Context, table string, remains restO
 	from, to := format.HintsOf(table, 0, oracle.Max)
 	picks := []rowstore.Selector{everything(rowstore.Write, format.ColumnHint)}
 	var concerned []string
-	for row, err := range e.db.store.Scan(ctx, rowstore.ScanRange{Table: format.TableHints, From: from, To: to, Selectors: picks}) {
+	for row, err := range e.scan(ctx, rowstore.ScanRange{Table: format.TableHints, From: from, To: to, Selectors: picks}) {
 		if err != nil {
 			return left, fmt.Errorf("reading the hints: %w", err)
 		}

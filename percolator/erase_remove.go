@@ -3,6 +3,7 @@ package percolator
 import (
 	"context"
 	"fmt"
+	"iter"
 	"slices"
 
 	"github.com/percolate-go/percolate/internal/format"
@@ -32,7 +33,7 @@ func newestPicksOf(most int) (picks []rowstore.Selector) {
 func (e *erasure) removeRows(ctx context.Context, v *catalogView) (left int, err error) {
 	e.kept = map[string]bool{}
 	scan := rowstore.ScanRange{Table: e.span.table, From: e.span.from, To: e.span.to, Selectors: erasedPicks}
-	for row, err := range e.db.store.Scan(ctx, scan) {
+	for row, err := range e.scan(ctx, scan) {
 		if err != nil {
 			return left, fmt.Errorf("looking at what is left: %w", err)
 		}
@@ -209,11 +210,14 @@ func (x *erasedRow) removeColumn(m *rowstore.Mutation, column string) {
 // beside its cell too, so the safe point of the range keeps older transactions from it.
 func (e *erasure) removeParked(ctx context.Context, v *catalogView) (left int, err error) {
 	scan := rowstore.ScanRange{Table: format.TableParked, Selectors: erasedPicks}
-	for row, err := range e.db.store.Scan(ctx, scan) {
+	for row, err := range e.scan(ctx, scan) {
 		if err != nil {
 			return left, fmt.Errorf("reading the records of parked runs: %w", err)
 		}
-		c, ok := parkedFor(&row)
+		c, ok, err := parkedFor(&row)
+		if err != nil {
+			return left, fmt.Errorf("reading the records of parked runs: %w", err)
+		}
 		if !ok || !e.span.has(c.Table, c.Row) || e.kept[c.Row] {
 			continue
 		}
@@ -230,30 +234,49 @@ func (e *erasure) removeParked(ctx context.Context, v *catalogView) (left int, e
 	return left, nil
 }
 
-// parkedFor tells which cell the records in a row of TableParked are for.
-func parkedFor(row *rowstore.Row) (Cell, bool) {
+// parkedFor tells which cell the records in a row of TableParked are for. It returns an error if one of them cannot be decoded, and nothing else
+// tells: it may be for a cell of the range.
+func parkedFor(row *rowstore.Row) (c Cell, ok bool, err error) {
 	if c, _, ok := format.ParkedOf(row.Row); ok {
-		return Cell(c), true
+		return Cell(c), true, nil
 	}
 	for i := range row.Versions {
 		v := &row.Versions[i]
 		value := v.Value
+		var failed error
 		switch v.Family {
 		case rowstore.Write:
-			w, err := format.DecodeWrite(v.Value)
-			if err != nil {
-				continue
+			w, werr := format.DecodeWrite(v.Value)
+			if failed = werr; werr == nil && (w.Kind != format.KindPut || w.Long) {
+				continue // it has no record
 			}
 			value = w.Value
 		case rowstore.Data:
 		default:
 			continue
 		}
-		if p, err := format.DecodeParked(value); err == nil {
-			return Cell(p.Cell()), true
+		if failed == nil {
+			var p format.Parked
+			if p, failed = format.DecodeParked(value); failed == nil {
+				return Cell(p.Cell()), true, nil
+			}
 		}
+		err = cannotErase(row.Table, unreadable{from: row.Row, to: row.Row + "\x00", err: failed})
 	}
-	return Cell{}, false
+	return Cell{}, false, err
+}
+
+// scan is Store.Scan whose error names the row that cannot be read. An erasure passes none by: it may hold what the call is for.
+func (e *erasure) scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
+	return e.db.scanPast(ctx, r, func(u unreadable) error { return cannotErase(r.Table, u) })
+}
+
+// cannotErase is for what an erasure cannot read. Somebody must mend it before the call is made again, so the error says where it is.
+func cannotErase(table string, u unreadable) error {
+	if row, ok := u.row(); ok {
+		return fmt.Errorf("row %q of table %q cannot be read, and may have something of the range: %w", row, table, u.err)
+	}
+	return fmt.Errorf("something from row %q of table %q on cannot be read, and may have something of the range: %w", u.from, table, u.err)
 }
 
 // removeTimers removes the rows of the index that tell of timers in the range, set by transactions from before the safe point. None of these has a
@@ -261,8 +284,9 @@ func parkedFor(row *rowstore.Row) (Cell, bool) {
 func (e *erasure) removeTimers(ctx context.Context, v *catalogView) (left int, err error) {
 	for n := range byte(format.TimerShards) {
 		for from := format.TimersBegin(n); v.Timers && from != ""; {
-			// One that cannot be read may be of the range.
-			page, next, err := e.db.timersPage(ctx, timerShard{e.span.table, n}, from, oracle.Max, firePage, func(u unreadable) error { return u.err })
+			page, next, err := e.db.timersPage(ctx, timerShard{e.span.table, n}, from, oracle.Max, firePage, func(u unreadable) error {
+				return cannotErase(format.TimersTable(e.span.table), u)
+			})
 			if err != nil {
 				return left, err
 			}
@@ -272,13 +296,22 @@ func (e *erasure) removeTimers(ctx context.Context, v *catalogView) (left int, e
 					muts = append(muts, t.removed())
 				}
 			}
-			switch err := e.db.removeTimers(ctx, muts); {
+			removed := len(muts)
+			err = e.db.removeTimers(ctx, muts, func(row string, failed error) error {
+				if !mayAskAgain(failed) {
+					return fmt.Errorf("row %q of table %q: %w", row, format.TimersTable(e.span.table), failed)
+				}
+				removed--
+				left++
+				return nil
+			})
+			switch {
 			case mayAskAgain(err):
 				left += len(muts)
 			case err != nil:
 				return left, err
 			default:
-				e.receipt.Timers += int64(len(muts))
+				e.receipt.Timers += int64(removed)
 			}
 			from = next
 		}

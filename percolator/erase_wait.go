@@ -71,7 +71,7 @@ func (e *erasure) uncovered(ctx context.Context, from string) (names []string, a
 		return err
 	}
 	picks := []rowstore.Selector{{Family: rowstore.Notify, Column: rowstore.AllColumns, To: oracle.Max, Limit: 1}}
-	for row, err := range e.db.store.Scan(ctx, rowstore.ScanRange{Table: e.span.table, From: from, To: e.span.to, Selectors: picks}) {
+	for row, err := range e.scan(ctx, rowstore.ScanRange{Table: e.span.table, From: from, To: e.span.to, Selectors: picks}) {
 		if err != nil {
 			return nil, "", fmt.Errorf("looking for notifications: %w", err)
 		}

@@ -155,17 +155,22 @@ func (db *DB) timersIn(ctx context.Context, s timerShard, from string, until Tim
 	return db.timersPage(ctx, s, from, until, firePage, nil)
 }
 
-// timersPage is timersIn with the length of the page. left, if not nil, is told of rows that the store cannot read, and may return an error.
+// timersPage is timersIn with the length of the page. left, if not nil, is told of rows that cannot be read, by the store or
+// by this program, and may return an error.
 func (db *DB) timersPage(ctx context.Context, s timerShard, from string, until Timestamp, most int, left func(u unreadable) error) (page []dueTimer, next string, err error) {
-	if left == nil {
-		left = func(u unreadable) error { db.leaveTimer(s.table, u.err); return nil }
+	leave := func(u unreadable) error {
+		if left != nil {
+			return left(u)
+		}
+		db.leaveTimer(s.table, u)
+		return nil
 	}
 	n := 0
 	r := rowstore.ScanRange{
 		Table: format.TimersTable(s.table), From: from, To: format.TimersUntil(s.n, until), Limit: most,
 		Selectors: []rowstore.Selector{everything(rowstore.Write, format.ColumnTimer)},
 	}
-	for row, err := range db.scanPast(ctx, r, left) {
+	for row, err := range db.scanPast(ctx, r, leave) {
 		if err != nil {
 			return nil, "", fmt.Errorf("reading the timers of table %q: %w", Cell{Table: s.table}.public().Table, err)
 		}
@@ -174,8 +179,10 @@ func (db *DB) timersPage(ctx context.Context, s timerShard, from string, until T
 		version := row.Newest(rowstore.Write, format.ColumnTimer)
 		due, derr := format.TimerDue(row.Row)
 		h, herr := format.DecodeTimerHint(version.Value)
-		if err := errors.Join(derr, herr); err != nil {
-			db.leaveTimer(s.table, err)
+		if failed := errors.Join(derr, herr); failed != nil {
+			if err := leave(unreadable{from: row.Row, to: next, err: failed}); err != nil {
+				return nil, "", fmt.Errorf("reading the timers of table %q: %w", Cell{Table: s.table}.public().Table, err)
+			}
 			continue
 		}
 		page = append(page, dueTimer{row: row.Row, at: version.TS, due: due, cell: Cell{s.table, h.Row, h.Column}})
@@ -186,8 +193,15 @@ func (db *DB) timersPage(ctx context.Context, s timerShard, from string, until T
 	return page, next, nil
 }
 
-func (db *DB) leaveTimer(table string, failed error) {
-	db.log.Error("a timer cannot be read and is left alone", "table", Cell{Table: table}.public().Table, "err", failed)
+// leaveTimer says which row of the index is left alone. It is met in each round.
+func (db *DB) leaveTimer(table string, u unreadable) {
+	first, last := db.leftTimers.first(rowName{table, u.from})
+	if first {
+		db.log.Error("a timer cannot be read and is left alone", "table", Cell{Table: table}.public().Table, "row", u.from, "err", u.err)
+	}
+	if last {
+		db.log.Error("further timers that cannot be read are left alone, and are not named")
+	}
 }
 
 // tell puts notifications on the targets of timers that are due, and then removes the rows of the index. failed says which
@@ -214,7 +228,7 @@ func (w *Worker) tell(ctx context.Context, table string, timers []dueTimer) (fai
 		m.Edits = append(m.Edits, rowstore.Put(rowstore.Notify, c.Column, ts, format.StrongNotification))
 		told[c] = slices.IndexFunc(muts.list, func(o rowstore.Mutation) bool { return o.Row == c.Row })
 	}
-	outs, err := w.db.store.Apply(ctx, muts.list, rowstore.ApplyOptions{Bulk: len(timers) == firePage})
+	outs, err := w.db.applyEach(ctx, muts.list, rowstore.ApplyOptions{Bulk: len(timers) == firePage})
 	if err != nil {
 		return nil, fmt.Errorf("telling of %d timers: %w", len(timers), err)
 	}
@@ -231,7 +245,11 @@ func (w *Worker) tell(ctx context.Context, table string, timers []dueTimer) (fai
 	if !w.pushed() {
 		w.kickTable(table)
 	}
-	return failed, w.db.removeTimers(ctx, done)
+	err = w.db.removeTimers(ctx, done, func(_ string, rerr error) error {
+		failed = fmt.Errorf("removing a timer from the index: %w", rerr)
+		return nil
+	})
+	return failed, err
 }
 
 // removed removes the row of the index.
@@ -242,15 +260,20 @@ func (t *dueTimer) removed() rowstore.Mutation {
 	}
 }
 
-// removeTimers removes rows of an index. What is not removed leads to a needless look.
-func (db *DB) removeTimers(ctx context.Context, muts []rowstore.Mutation) error {
+// removeTimers removes rows of an index. What is not removed leads to a needless look. left is told of each row that stays, and may return an error.
+func (db *DB) removeTimers(ctx context.Context, muts []rowstore.Mutation, left func(row string, failed error) error) error {
 	for part := range slices.Chunk(muts, firePage) {
-		outs, err := db.store.Apply(ctx, part, rowstore.ApplyOptions{Bulk: len(part) == firePage})
-		for i := range outs {
-			err = errors.Join(err, outs[i].Err)
-		}
+		outs, err := db.applyEach(ctx, part, rowstore.ApplyOptions{Bulk: len(part) == firePage})
 		if err != nil {
 			return fmt.Errorf("removing timers from the index: %w", err)
+		}
+		for i := range outs {
+			if outs[i].Err == nil {
+				continue
+			}
+			if err := left(part[i].Row, outs[i].Err); err != nil {
+				return fmt.Errorf("removing timers from the index: %w", err)
+			}
 		}
 	}
 	return nil
@@ -389,7 +412,8 @@ func (db *DB) dropDueTimers(ctx context.Context, table string, safe Timestamp, d
 					gone = append(gone, page[i].removed())
 				}
 			}
-			if err := db.removeTimers(ctx, gone); err != nil {
+			stays := func(row string, failed error) error { return d.pass(ctx, format.TimersTable(table), row, failed) }
+			if err := db.removeTimers(ctx, gone, stays); err != nil {
 				return err
 			}
 		}

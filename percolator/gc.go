@@ -177,16 +177,23 @@ func (p *gcPass) removeAll(ctx context.Context) error {
 		tables, err = append([]string{format.TableSessions, format.TableSweeps}, known...), errors.Join(err, kerr)
 	}
 	errs := []error{err}
+	var done []string
 	for _, t := range tables {
 		if err := p.remove(ctx, t); err != nil {
 			errs = append(errs, fmt.Errorf("removing from table %q: %w", t, err))
 			if ctx.Err() != nil || fatal(err) {
-				break
+				return errors.Join(errs...)
 			}
+			continue
 		}
+		done = append(done, t)
 	}
-	if err := errors.Join(errs...); err != nil || !p.report.Full || p.within > 0 {
+	err = errors.Join(errs...)
+	switch {
+	case !p.report.Full || p.within > 0:
 		return err
+	case err != nil:
+		return errors.Join(err, p.sweptTables(ctx, done))
 	}
 	return p.swept(ctx)
 }

@@ -232,8 +232,28 @@ func (p *gcPass) dropHints(ctx context.Context, muts []rowstore.Mutation) error 
 // swept notes that every row of every table was looked at, and removes the hints that have become
 // needless.
 func (p *gcPass) swept(ctx context.Context) error {
+	if err := p.dropSweptHints(ctx, rowstore.ScanRange{}); err != nil {
+		return err
+	}
+	return p.db.raisePoint(ctx, format.ColumnSwept, p.rest)
+}
+
+// sweptTables is swept where other tables have failed: their hints stay, and the next collection looks at all rows again.
+func (p *gcPass) sweptTables(ctx context.Context, tables []string) error {
+	for _, t := range tables {
+		from, to := format.HintsOf(t, 0, p.rest)
+		if err := p.dropSweptHints(ctx, rowstore.ScanRange{From: from, To: to}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// dropSweptHints removes hints of rows that were all looked at.
+func (p *gcPass) dropSweptHints(ctx context.Context, r rowstore.ScanRange) error {
+	r.Selectors = hintPicks(p.rest)
 	var done []rowstore.Mutation
-	for row, err := range p.scanHints(ctx, rowstore.ScanRange{Selectors: hintPicks(p.rest)}) {
+	for row, err := range p.scanHints(ctx, r) {
 		if err != nil {
 			return fmt.Errorf("reading the hints: %w", err)
 		}
@@ -245,10 +265,7 @@ func (p *gcPass) swept(ctx context.Context) error {
 			done = nil
 		}
 	}
-	if err := p.dropHints(ctx, done); err != nil {
-		return err
-	}
-	return p.db.raisePoint(ctx, format.ColumnSwept, p.rest)
+	return p.dropHints(ctx, done)
 }
 
 // raisePoint stores a timestamp beside the catalog, unless a greater one is there. It is 0 where the request that published the

@@ -24,7 +24,9 @@ const (
 	gcShallow = 8
 	gcPage    = 256 // versions that a mutation removes from a deep column, or from a row
 	gcDeep    = 16  // deep columns that are read together
-	gcKept    = 4   // pages of a deep column that are in memory while it is read, if they have long values
+	// mostUnread bounds the rows that cannot be read which are in memory.
+	mostUnread = 1024
+	gcKept     = 4 // pages of a deep column that are in memory while it is read, if they have long values
 )
 
 // collection removes what is garbage in one table.
@@ -111,6 +113,9 @@ func (c *collection) pass(ctx context.Context, row string, failed error) error {
 	}
 	c.unread[row] = true
 	c.later = append(c.later, row)
+	if len(c.later) >= hintsAtOnce {
+		return c.hintAnew(ctx)
+	}
 	return nil
 }
 
@@ -125,6 +130,12 @@ func (c *collection) passAt(ctx context.Context, u unreadable) error {
 
 // look removes what is garbage in a row, now or later.
 func (c *collection) look(ctx context.Context, row *rowstore.Row) error {
+	if len(c.unread) >= mostUnread { // they matter to rows that wait, and then no more
+		if err := c.removeDeep(ctx); err != nil {
+			return err
+		}
+		clear(c.unread)
+	}
 	c.report.Read++
 	c.db.count.gcRead.Add(1)
 	deep, err := c.findDeep(row)

@@ -221,7 +221,7 @@ func TestHoldsAreListed(t *testing.T) {
 	require.Equal(t, []string{"a\xff", "b"}, []string{infos[0].Name, infos[1].Name})
 	require.Equal(t, []Timestamp{other.At(), h.At()}, []Timestamp{infos[0].At, infos[1].At})
 	require.Equal(t, 25*time.Hour, infos[1].Age.Round(time.Second))
-	require.Equal(t, time.Hour, infos[1].Extra.Round(time.Second))
+	require.Equal(t, 25*time.Hour-worldRetention, infos[1].Extra.Round(time.Second))
 	require.Equal(t, 25*time.Hour, c.view.Load().asOf.Sub(infos[1].Placed).Round(time.Second))
 	require.Equal(t, time.Hour, infos[1].Until.Sub(c.view.Load().asOf).Round(time.Second))
 	report, err := w.collect(c, 0)

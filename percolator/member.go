@@ -47,6 +47,7 @@ type membership struct {
 	looked     Timestamp     // of the last beat that had the worker look for what its shares took in
 	barrier    Timestamp     // of a WaitIdle, as read last; 0 without one
 	answered   Timestamp     // the last one that was answered
+	asked      time.Time     // local, when a barrier was answered last
 	leaving    bool          // the worker begins nothing any more, although functions of it still run
 
 	owned map[string]*slotSet // of each table: what was its own when noteGained looked last
@@ -116,6 +117,13 @@ func dated(t Timestamp, d time.Duration) Timestamp {
 // at once.
 const answerEvery = 10 * time.Millisecond
 
+// Where no push tells of a barrier, a member looks for the next one sooner once it has answered one, until all others must have answered
+// that too: WaitIdle asks twice, one question behind the other.
+const (
+	leastAskedBeat = 100 * time.Millisecond
+	askedBeatEach  = 2 * time.Millisecond // for each member, so that all together do not ask the store too much
+)
+
 // belong keeps the worker a member until ctx ends.
 func (w *Worker) belong(ctx context.Context) error {
 	if w.db.opt.owns != nil {
@@ -156,7 +164,7 @@ func (w *Worker) waitForBeat(ctx context.Context, attempt int, last time.Time) e
 // untilBeat returns how long it is until the next beat. Those after the joining come
 // sooner, because others may have joined at the same time. A beat is early if a share changes
 // before, if the lease of the successor ends, or if the worker may by then have made no
-// progress for a lease. A successor that lives has renewed its lease long before that.
+// progress for a lease. A successor that lives has renewed its lease long before that. And it is early for the next barrier.
 func (w *Worker) untilBeat() time.Duration {
 	m := &w.member
 	wait := w.beatInterval()
@@ -166,6 +174,9 @@ func (w *Worker) untilBeat() time.Duration {
 	}
 	if next := m.shares.Load().next(w.now()); next > 0 {
 		early(next.Sub(w.now()))
+	}
+	if every := max(leastAskedBeat, time.Duration(len(m.list)+1)*askedBeatEach); !w.pushed() && w.db.clock.Now().Sub(m.asked) < w.beatInterval()+2*every {
+		early(every)
 	}
 	if m.successor != "" && m.ends > 0 {
 		early(max(m.ends, m.judges).Sub(w.now()) + time.Millisecond)
@@ -351,6 +362,9 @@ func (w *Worker) renewMember(ctx context.Context, now Timestamp, works []format.
 	})
 	if err != nil {
 		return fmt.Errorf("renewing the member's lease: %w", err)
+	}
+	if barrier != m.answered {
+		m.asked = w.db.clock.Now()
 	}
 	m.until, m.answered = until, barrier
 	if again {

@@ -91,7 +91,7 @@ func (db *DB) measureTable(ctx context.Context, v *catalogView, table string, co
 		picks[i] = rowstore.Selector{Family: rowstore.Notify, Column: column, To: oracle.Max}
 	}
 	cells := 0
-	for row, err := range db.notifiedRows(ctx, table, picks, 0) {
+	for row, err := range db.notifiedRows(ctx, table, picks) {
 		if err != nil {
 			return nil, err
 		}

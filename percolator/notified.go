@@ -7,11 +7,10 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// notifiedRows visits the rows of a table in which a selector of Notify matches, at most
-// limit of them, 0 for all. They come in the order in which the store finds them soonest, which
-// is not that of their keys everywhere.
-func (db *DB) notifiedRows(ctx context.Context, table string, picks []rowstore.Selector, limit int) iter.Seq2[rowstore.Row, error] {
-	r := rowstore.ScanRange{Table: table, Selectors: picks, Limit: limit}
+// notifiedRows visits the rows of a table in which a selector of Notify matches. They come in the order in which the store finds
+// them soonest, which is not that of their keys everywhere.
+func (db *DB) notifiedRows(ctx context.Context, table string, picks []rowstore.Selector) iter.Seq2[rowstore.Row, error] {
+	r := rowstore.ScanRange{Table: table, Selectors: picks}
 	if db.slots {
 		r.Slots = []rowstore.SlotRange{{Last: rowstore.Slots - 1}}
 	}

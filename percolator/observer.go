@@ -193,17 +193,21 @@ func (db *DB) logLeft(ctx context.Context, v *catalogView, name string, removed 
 			n, err := db.dropTimersOf(ctx, table, column)
 			if timers += n; err != nil {
 				db.log.Warn("timers of a removed observer are left", "observer", name, "dropped", timers, "err", err)
-				return
+				if !db.isOfARow(ctx, err) {
+					return
+				}
 			}
 		}
 		var notified []Cell
 		picks := []rowstore.Selector{{Family: rowstore.Notify, Column: column, To: oracle.Max, Limit: 1}}
-		for row, err := range db.notifiedRows(ctx, table, picks, mostLeft) {
+		for row, err := range db.notifiedPast(ctx, table, picks, func(unreadable) error { return nil }) {
 			if err != nil {
 				return // it is only for the log
 			}
 			cells++
-			notified = append(notified, Cell{table, row.Row, column})
+			if notified = append(notified, Cell{table, row.Row, column}); len(notified) == mostLeft {
+				break
+			}
 		}
 		if v.Timers {
 			n, _, err := db.dropTimers(ctx, notified)

@@ -158,6 +158,7 @@ type options struct {
 	begins        func(ctx context.Context) // nil but in tests, see withBegin
 	noHints       bool                      // in tests alone, see withoutHints
 	ids           func() string             // nil but in tests, see withIDs
+	probes        int                       // see mostProbes
 }
 
 func defaultOptions() options {
@@ -170,6 +171,7 @@ func defaultOptions() options {
 		retryWait:    Backoff{Min: 100 * time.Microsecond, Max: 250 * time.Millisecond},
 
 		storePatience: 20 * time.Second,
+		probes:        mostProbes,
 
 		onePhase: true,
 		groups:   true,

@@ -10,7 +10,7 @@ import (
 // mostPaused bounds how many paused jobs are remembered, at some 300 bytes each. A job over the
 // bound is found by a later scan. If it waits for its next attempt, scans before that pass over it
 // (rested.go).
-const mostPaused = 1 << 15
+const mostPaused = 1 << 14
 
 // pausedJob is a job that is left alone for a while.
 type pausedJob struct {

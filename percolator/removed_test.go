@@ -193,13 +193,15 @@ func TestParkedRunsAreReadInPages(t *testing.T) {
 	t.Parallel()
 	dbs, taps := clients(t, 2, false)
 	db, tap := dbs[0], taps[0]
-	w := startWorker(t, db, WorkerConfig{MaxAttempts: 1, BreakAt: -1}, Observer{Name: "o", Table: "t", Column: "v", Func: func(context.Context, *Txn, Cell) error {
+	w, stop, end := running(t, db, WorkerConfig{MaxAttempts: 1, BreakAt: -1}, Observer{Name: "o", Table: "t", Column: "v", Func: func(context.Context, *Txn, Cell) error {
 		return errors.New("on purpose")
 	}})
 	idle(t, w)
 	const n = parkedPage + 10
 	setRows(t, db, "v", n)
 	idle(t, w)
+	stop() // its own calls are not counted
+	require.NoError(t, result(t, end))
 	calls := tap.calls.Load()
 	parked, err := db.Parked(t.Context())
 	require.NoError(t, err)

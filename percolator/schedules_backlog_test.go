@@ -3,11 +3,14 @@ package percolator
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
@@ -143,7 +146,8 @@ func TestErasureOfABacklog(t *testing.T) {
 	c.wire.forget()
 	_, err := w.erase(c, func() { sees(wk, ann1) })
 	require.NoError(t, err)
-	require.Empty(t, w.traces("ann/"))
+	// A hint of the worker's run may be stored after the erasure; docs/howto/erasing.md says when it goes.
+	require.Empty(t, slices.DeleteFunc(w.traces("ann/"), func(at string) bool { return strings.HasPrefix(at, fmt.Sprintf("%q ", format.TableHints)) }))
 	sent := c.wire.sent(clears(ann1))
 	require.NotEmpty(t, sent)
 	for _, c := range sent {

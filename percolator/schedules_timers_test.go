@@ -583,8 +583,9 @@ func TestTellIsSafe(t *testing.T) {
 				if index {
 					target = func(x *call) bool { return len(x.Mutations()) > 0 && x.Mutations()[0].Table == format.TimersTable("t") }
 				}
-				c.wire.verdict(both(op(faultstore.CallApply), target), end)
+				c.wire.AddRule(faultstore.Rule{Match: both(op(faultstore.CallApply), target), Fault: end, Times: -1})
 				require.Error(t, a.w.fireDue(t.Context()))
+				c.wire.SetRules()
 				w.rings(a.w, rowA)
 				runs(t, a.w, rowA)
 				holdsOff(t, a.w, rowB)

@@ -127,7 +127,7 @@ func (s *session) open(ctx context.Context) (id string, err error) {
 	s.mu.Lock()
 	s.opening, o.err = nil, err
 	close(o.done)
-	if err == nil && !s.running {
+	if err == nil && !s.running && !s.ending { // else Close may wait for owned by now
 		s.running = true
 		s.db.owned.Add(1)
 		go s.keep()

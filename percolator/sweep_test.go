@@ -179,12 +179,7 @@ func TestScheduleB4_SweepGoesOnAfterAFailure(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			c := w.client(WithStorePatience(-1))
-			require.NoError(t, c.Update(t.Context(), func(tx *Txn) (err error) {
-				for i := range rows {
-					err = errors.Join(err, tx.Set(cell(i), []byte("1")))
-				}
-				return err
-			}))
+			setEach(t, c.DB, rows, cell)
 			var s saw
 			wk := watching(t, c, s.observer("o"))
 			require.NoError(t, wk.publish(t.Context()))

@@ -3,6 +3,8 @@ package percolator
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"time"
 
 	"github.com/percolate-go/percolate/internal/format"
@@ -21,6 +23,9 @@ const sweepBatch = 256
 // and goes on behind them. So it moves past all that it has found, however few rows it finds in the time of a snapshot.
 //
 // It keeps its place over all that fails. If it began anew it would put one more notification on every cell that its observer has yet to see.
+//
+// A row that cannot be read holds up no other: the sweep goes on behind it, and fails once it has come to its end. The next attempt begins with such
+// rows, so that the sweep is done only when each of them was read.
 type sweeper struct {
 	w      *Worker
 	r      format.Observer
@@ -30,7 +35,8 @@ type sweeper struct {
 	table  string
 	column string
 	ack    string         // the column of the acknowledgments
-	from   string         // where the scan goes on: behind the rows that were gathered
+	todo   []unreadable   // what is left to scan. The first begins behind the rows that were gathered
+	left   []unreadable   // where rows could not be read
 	rows   []rowstore.Row // gathered, as the snapshot shows them; locks may be in the way
 	// Notifications of rows before those, which may have failed. They are repeated as they are, so that none is put twice.
 	untold  []rowstore.Mutation
@@ -41,7 +47,7 @@ func (w *Worker) newSweeper(r format.Observer, at Timestamp) *sweeper {
 	table, column := string(r.Table), string(r.Column)
 	return &sweeper{
 		w: w, r: r, lease: &sweepLease{w: w, row: format.SweepLeaseRow(&r)}, first: at, at: at,
-		table: table, column: column, ack: format.AckColumn(string(r.Name), column),
+		table: table, column: column, ack: format.AckColumn(string(r.Name), column), todo: make([]unreadable, 1),
 	}
 }
 
@@ -117,26 +123,56 @@ func (s *sweeper) sweep(ctx context.Context) (over bool, err error) {
 	if err := s.tell(ctx); err != nil {
 		return false, err
 	}
-	for {
+	for len(s.todo) > 0 {
 		at := s.at
-		if over, err = s.scan(ctx); err != nil || over || s.at == at {
+		if over, err = s.scan(ctx); err != nil || over {
 			return over, err
 		}
+		if s.at == at {
+			s.todo = s.todo[1:]
+		}
 	}
+	if len(s.left) == 0 {
+		return false, nil
+	}
+	s.todo, s.left = s.left, nil
+	return false, fmt.Errorf("%d rows of table %q cannot be read, and wait to be swept, the first at or behind %q: %w", len(s.todo), s.table, s.todo[0].from, s.todo[0].err)
 }
 
-// scan sweeps the rows from s.from on, until another snapshot was drawn.
+// leave leaves out what cannot be read, for the next attempt. It never fails.
+func (s *sweeper) leave(u unreadable) error {
+	i := slices.IndexFunc(s.left, func(l unreadable) bool { return l.from == u.from }) // a scan that goes on before such a row finds it again
+	if i < 0 && len(s.left) < mostUnswept {
+		s.left = append(s.left, u)
+		return nil
+	}
+	if i < 0 { // very many: what lies between these two is swept once more
+		i = mostUnswept - 1
+		s.left[i].from = min(s.left[i].from, u.from)
+	}
+	if l := &s.left[i]; l.to != "" && (u.to == "" || u.to > l.to) {
+		l.to = u.to
+	}
+	return nil
+}
+
+// leaveRow is leave for a gathered row.
+func (s *sweeper) leaveRow(row string, err error) error {
+	return s.leave(unreadable{from: row, to: row + "\x00", err: err})
+}
+
+// scan sweeps the rows of what is first to do, until another snapshot was drawn.
 func (s *sweeper) scan(ctx context.Context) (over bool, err error) {
-	db, at := s.w.db, s.at
+	db, at, now := s.w.db, s.at, &s.todo[0]
 	v := db.known()
 	// What was found early does not wait for enough other rows, which may take hours.
 	most := milliseconds(v.stored(v.asOf).Of(s.table).RetentionMs) / 8
 	s.flushed = db.clock.Now()
-	for row, err := range db.store.Scan(ctx, rowstore.ScanRange{Table: s.table, From: s.from, Selectors: s.picks(at)}) {
+	for row, err := range db.scanPast(ctx, rowstore.ScanRange{Table: s.table, From: now.from, To: now.to, Selectors: s.picks(at)}, s.leave) {
 		if err != nil {
 			return false, err
 		}
-		s.rows, s.from = append(s.rows, row), row.Row+"\x00"
+		s.rows, now.from = append(s.rows, row), row.Row+"\x00"
 		if len(s.rows) < sweepBatch && db.clock.Now().Sub(s.flushed) <= most {
 			continue
 		}
@@ -167,10 +203,16 @@ func (s *sweeper) flush(ctx context.Context) (over bool, err error) {
 			}
 			continue
 		}
+		if db.isOfARow(ctx, err) {
+			err = s.settleEach(ctx, err)
+			if err == nil {
+				continue
+			}
+		}
 		if err != nil {
 			return false, err
 		}
-		muts, err := s.notifications(ts)
+		muts, err := s.notifications(ctx, ts)
 		if err != nil {
 			return false, err
 		}
@@ -193,7 +235,29 @@ func (s *sweeper) settle(ctx context.Context) (ts Timestamp, err error) {
 	if ts, err = db.draw(ctx); err != nil {
 		return 0, err
 	}
-	return ts, db.checkSnapshotAt(ctx, s.at, ts, span{table: s.table, from: s.rows[0].Row, to: s.from})
+	return ts, db.checkSnapshotAt(ctx, s.at, ts, span{table: s.table, from: s.rows[0].Row, to: s.todo[0].from})
+}
+
+// settleEach leaves out those of the gathered rows whose locks cannot be read. If there are none, settle has failed for another reason.
+func (s *sweeper) settleEach(ctx context.Context, failed error) error {
+	db, picks := s.w.db, s.picks(s.at)
+	var good []rowstore.Row
+	for i := range s.rows {
+		_, err := db.settleRows(ctx, s.rows[i:i+1], func(int) []rowstore.Selector { return picks }, s.at)
+		switch {
+		case err == nil:
+			good = append(good, s.rows[i])
+		case db.isOfARow(ctx, err):
+			_ = s.leaveRow(s.rows[i].Row, err)
+		default:
+			return err
+		}
+	}
+	if len(good) == len(s.rows) {
+		return failed
+	}
+	s.rows = good
+	return nil
 }
 
 // readAnew reads the gathered rows at another snapshot. over tells that nobody needs the sweep any more.
@@ -211,26 +275,27 @@ func (s *sweeper) readAnew(ctx context.Context) (over bool, err error) {
 	for i := range s.rows {
 		reads[i] = rowstore.RowRead{Table: s.table, Row: s.rows[i].Row, Selectors: picks}
 	}
-	rows, err := db.readRows(ctx, reads)
+	rows, err := db.readEach(ctx, reads)
 	if err != nil {
 		return false, err
 	}
 	db.log.Info("a sweep for a new observer takes longer than history is kept, and goes on at a later snapshot", "observer", string(s.r.Name), "row", s.rows[0].Row)
-	s.at, s.rows = at, rows
+	s.at, s.rows = at, slices.DeleteFunc(rows, func(row rowstore.Row) bool { return row.Err != nil && s.leaveRow(row.Row, row.Err) == nil })
 	return false, nil
 }
 
 // notifications are those of the gathered rows that the observer has yet to see.
-func (s *sweeper) notifications(ts Timestamp) ([]rowstore.Mutation, error) {
+func (s *sweeper) notifications(ctx context.Context, ts Timestamp) ([]rowstore.Mutation, error) {
 	var muts []rowstore.Mutation
 	for i := range s.rows {
 		row := &s.rows[i]
 		newest := row.Newest(rowstore.Write, s.column)
 		acked, err := acknowledged(row, s.ack, s.r.Since)
-		if err != nil {
-			return nil, err
+		timer, err2 := timerIn(row, Cell{s.table, row.Row, s.column})
+		if err = errors.Join(err, err2); s.w.db.isOfARow(ctx, err) {
+			_ = s.leaveRow(row.Row, err)
+			continue
 		}
-		timer, err := timerIn(row, Cell{s.table, row.Row, s.column})
 		if err != nil {
 			return nil, err
 		}
@@ -246,13 +311,21 @@ func (s *sweeper) tell(ctx context.Context) error {
 	db := s.w.db
 	for attempt := 0; len(s.untold) > 0; attempt++ {
 		outs, err := db.store.Apply(ctx, s.untold, rowstore.ApplyOptions{})
+		if db.isOfARow(ctx, err) {
+			outs, err = db.applyEach(ctx, s.untold, rowstore.ApplyOptions{})
+		}
 		var left []rowstore.Mutation // of their own: a call that was given up may still read the others
 		for i := range outs {
-			if outs[i].Err != nil {
+			failed := outs[i].Err
+			if db.isOfARow(ctx, failed) {
+				_ = s.leaveRow(s.untold[i].Row, failed)
+				continue
+			}
+			if failed != nil {
 				left = append(left, s.untold[i])
 			}
-			if err == nil || mayAskAgain(err) && outs[i].Err != nil {
-				err = outs[i].Err
+			if err == nil || mayAskAgain(err) && failed != nil {
+				err = failed
 			}
 		}
 		if len(outs) == len(s.untold) {

@@ -50,6 +50,9 @@ func withoutDeferred() Option { return func(o *options) { o.deferred = false } }
 // withoutHints leaves the garbage of this DB to collections that look at every row.
 func withoutHints() Option { return func(o *options) { o.noHints = true } }
 
+// withProbes is mostProbes of this DB.
+func withProbes(n int) Option { return func(o *options) { o.probes = n } }
+
 // withIDs names the sessions, workers and members of the DB, and its records. No two may have the same name, over
 // all DBs.
 func withIDs(ids func() string) Option { return func(o *options) { o.ids = ids } }
@@ -99,7 +102,7 @@ func (w *Worker) left(ctx context.Context) (runs []hook.Run, err error) {
 		return nil, err
 	}
 	for _, table := range slices.Sorted(maps.Keys(w.tables)) {
-		for row, err := range w.db.notifiedRows(ctx, table, w.notifyPicks(table), 0) {
+		for row, err := range w.db.notifiedRows(ctx, table, w.notifyPicks(table)) {
 			if err != nil {
 				return nil, err
 			}

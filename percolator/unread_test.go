@@ -299,6 +299,8 @@ func TestWorkerOverHints(t *testing.T) {
 			require.Equal(t, fmt.Sprint(round, ".."), get(t, db, row(fmt.Sprint(i, "''"))))
 		}
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	require.Positive(t, s.hints)
 }
 

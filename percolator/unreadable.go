@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
+	"sync"
 
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -13,22 +15,73 @@ import (
 // as it is, says so, and goes on behind it. See "A row that cannot be read" in docs/architecture.md.
 
 const (
-	// mostProbes bounds the scans that search for one such row: some nine for each byte of its name that it does not share with the row before it.
-	mostProbes = 4096
-	// mostProbesInAll bounds those of one walk. Beyond it very much cannot be read, and the walk fails.
-	mostProbesInAll = 1 << 16
+	// mostProbes bounds the scans that search for one such row: some nine for each byte of its name that it does not share with the row before it. The next
+	// search goes on where this one has ended. Twice as many bound those of one walk. Beyond that very much cannot be read, and the walk fails. The next one finds by a few
+	// what this one has found.
+	mostProbes = 1 << 15
+	// mostUnswept bounds the rows that a sweep remembers to read again.
+	mostUnswept = 256
+	// mostDamagedSlots is how many slots a collection leaves out. A look at notifications, which comes all the time, leaves out fewer.
+	mostDamagedSlots = 1024
+	// mostSought bounds the bytes of names that are remembered for that.
+	mostSought = 1 << 20
 )
 
-// isOfARow tells whether a call has failed at a row that cannot be read, beside which others can be. A
-// version that this program does not know may also be that of the store or of the catalog: then it must
-// read nothing any more. So such a failure is a row's only if the catalog has just been read.
+// sought remembers the names of rows that searches have found, and how far they have come with others.
+type sought struct {
+	mu     sync.Mutex
+	tables map[string][]string // sorted
+	bytes  int
+}
+
+// next is the first name of a table at or behind from, "" if there is none.
+func (s *sought) next(table, from string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	names := s.tables[table]
+	if i, _ := slices.BinarySearch(names, from); i < len(names) {
+		return names[i]
+	}
+	return ""
+}
+
+func (s *sought) add(table, name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	names := s.tables[table]
+	i, known := slices.BinarySearch(names, name)
+	if known || len(name) > mostSought {
+		return
+	}
+	if s.bytes += len(name); s.tables == nil || s.bytes > mostSought {
+		s.tables, s.bytes, names, i = map[string][]string{}, len(name), nil, 0
+	}
+	s.tables[table] = slices.Insert(names, i, name)
+}
+
+// remove forgets a name at which everything can be read.
+func (s *sought) remove(table, name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if i, known := slices.BinarySearch(s.tables[table], name); known {
+		s.tables[table] = slices.Delete(s.tables[table], i, i+1)
+		s.bytes -= len(name)
+	}
+}
+
+// isOfARow tells whether a call has failed at a row that cannot be read, beside which others can be. What is damaged may also be
+// the catalog or the oracle, and a version that this program does not know may be that of the store: then it must
+// do nothing any more. So a failure is a row's only if the catalog has just been read.
 func (db *DB) isOfARow(ctx context.Context, failed error) bool {
-	if !errors.Is(failed, ErrFormat) {
-		return errors.Is(failed, ErrCorrupt)
+	if !unreadableKind(failed) {
+		return false
 	}
 	_, err := db.loadCatalog(ctx)
 	return err == nil
 }
+
+// unreadableKind tells whether an error may be isOfARow.
+func unreadableKind(err error) bool { return errors.Is(err, ErrCorrupt) || errors.Is(err, ErrFormat) }
 
 // unreadable is where a scan could not read: at the first row from from on, before to.
 type unreadable struct {
@@ -58,6 +111,58 @@ func (db *DB) readEach(ctx context.Context, reads []rowstore.RowRead) ([]rowstor
 		rows[i] = one[0]
 	}
 	return rows, nil
+}
+
+// mayBeOfARow is isOfARow for a call that changes rows. A store may break such a call off at a row that is not what it should be, after which nobody knows what the
+// call did: so does Redis at a key of another kind. That is a row's failure only if the store answers.
+func (db *DB) mayBeOfARow(ctx context.Context, failed error) bool {
+	if !mayAskAgain(failed) {
+		return db.isOfARow(ctx, failed)
+	}
+	_, away := db.loadCatalog(ctx)
+	return away == nil
+}
+
+// applyEach is Store.Apply of changes that may be made at any time, and again. A row that cannot be changed fails alone, by its Err, also where
+// the store fails the call as a whole.
+func (db *DB) applyEach(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+	a := &applying{db: db, opts: opts}
+	err := a.apply(ctx, muts)
+	return a.outs, err
+}
+
+// applying makes a call, and makes it for halves if it fails at some row.
+type applying struct {
+	db   *DB
+	opts rowstore.ApplyOptions
+	outs []rowstore.Outcome
+	vain int // failures in a row that no longer could be divided
+}
+
+func (a *applying) apply(ctx context.Context, muts []rowstore.Mutation) error {
+	outs, err := a.db.store.Apply(ctx, muts, a.opts)
+	if len(muts) == 1 && mayAskAgain(err) && a.db.mayBeOfARow(ctx, err) {
+		outs, err = a.db.store.Apply(ctx, muts, a.opts) // a reply that was lost is no row's failure
+	}
+	switch {
+	case err == nil:
+		a.outs, a.vain = append(a.outs, outs...), 0
+		return nil
+	case !a.db.mayBeOfARow(ctx, err):
+		return err
+	case len(muts) == 1 || a.vain >= mostDamaged: // where nothing can be changed each call may take long
+		for range muts {
+			a.outs = append(a.outs, rowstore.Outcome{Err: err})
+		}
+		a.vain++
+		return nil
+	}
+	for half := range slices.Chunk(muts, (len(muts)+1)/2) {
+		if err := a.apply(ctx, half); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // scanPast is Store.Scan in the order of rows, that goes on behind a row which cannot be read. A scan does not say which row that is, so it is
@@ -111,13 +216,17 @@ func (db *DB) scanPast(ctx context.Context, r rowstore.ScanRange, left func(u un
 // findUnreadable searches for the row of a range that a scan of it has failed at. The range has no other row before that one. The row's name is found from its first byte on.
 // The answer has no error if there is no such row any more.
 func (db *DB) findUnreadable(ctx context.Context, r rowstore.ScanRange, failed error, probes *int) (unreadable, error) {
-	if !db.isOfARow(ctx, failed) || *probes >= mostProbesInAll {
+	if !db.isOfARow(ctx, failed) || *probes >= 2*db.opt.probes {
 		return unreadable{}, failed
 	}
 	s := &probing{db: db, r: r, failed: failed}
 	s.r.Limit = 0
-	prefix := s.shared(ctx)
-	for s.err == nil && s.probes < mostProbes && !s.before(ctx, prefix+"\x00") {
+	prefix, found := s.soughtBefore(ctx)
+	if !found {
+		prefix = s.shared(ctx)
+	}
+	longest := db.longestRow()
+	for !found && s.err == nil && s.probes < db.opt.probes && len(prefix) <= longest && !s.before(ctx, prefix+"\x00") {
 		first, last := 0, 255
 		for first < last && s.err == nil {
 			if b := (first + last) / 2; s.before(ctx, prefix+string([]byte{byte(b + 1)})) {
@@ -130,13 +239,27 @@ func (db *DB) findUnreadable(ctx context.Context, r rowstore.ScanRange, failed e
 	}
 	*probes += s.probes
 	u := unreadable{from: prefix, to: prefix + "\x00"}
-	if s.probes >= mostProbes { // there is no row of this name, or of one that is very long
+	if !found && (s.probes >= db.opt.probes || len(prefix) > longest) { // it is no row, or its name is very long
 		u.to = behind(prefix)
 	}
 	if s.r.From = prefix; s.fails(ctx, u.to) {
 		u.err = s.failed
 	}
+	if s.err == nil && u.err != nil && !db.isOfARow(ctx, u.err) { // by now
+		return u, u.err
+	}
+	if s.err == nil && u.err != nil {
+		db.sought.add(r.Table, prefix)
+	}
 	return u, s.err
+}
+
+// longestRow is how long the name of a row can be.
+func (db *DB) longestRow() int {
+	if l := db.step.Row; l > 0 {
+		return l
+	}
+	return max(db.limits.Row, 1<<16)
 }
 
 // probing searches for a row by scans.
@@ -172,7 +295,7 @@ func (s *probing) fails(ctx context.Context, to string) bool {
 	for _, err := range s.db.store.Scan(ctx, part) {
 		switch {
 		case err == nil:
-		case s.db.isOfARow(ctx, err):
+		case unreadableKind(err):
 			s.failed = err
 			return true
 		default:
@@ -181,6 +304,21 @@ func (s *probing) fails(ctx context.Context, to string) bool {
 		}
 	}
 	return false
+}
+
+// soughtBefore looks for the row by what earlier searches have found. If the row is none of these, From lies behind those before it.
+func (s *probing) soughtBefore(ctx context.Context) (row string, found bool) {
+	for s.err == nil {
+		name := s.db.sought.next(s.r.Table, s.r.From)
+		if name == "" || s.before(ctx, name) {
+			return "", false
+		}
+		if s.before(ctx, name+"\x00") {
+			return name, true
+		}
+		s.db.sought.remove(s.r.Table, name) // it was mended, or is the beginning of a longer name
+	}
+	return "", false
 }
 
 // shared is the longest beginning of the range's From that the row's name begins with too.
@@ -244,7 +382,7 @@ func (s *slotWalk) walk(ctx context.Context, r rowstore.ScanRange) error {
 		}
 		r.From, r.Slots = row.Row+"\x00", slotsFrom(r.Slots, rowstore.Slot(r.Table, row.Row))
 	}
-	if failed == nil || s.damaged == mostDamaged || !s.db.isOfARow(ctx, failed) {
+	if failed == nil || s.damaged == mostDamagedSlots || !s.db.isOfARow(ctx, failed) {
 		return failed
 	}
 	first, second := halves(r.Slots)
@@ -261,8 +399,32 @@ func (s *slotWalk) walk(ctx context.Context, r rowstore.ScanRange) error {
 	return err
 }
 
-// mostSaid bounds the rows that one collection names in the log.
-const mostSaid = 100
+const (
+	// mostSaid bounds the rows that one collection names in the log.
+	mostSaid = 100
+	// mostKnown bounds those that it remembers, to count each once.
+	mostKnown = 1 << 13
+)
+
+// saidRows are rows that the log has named: each once in a process, and no more than mostSaid.
+type saidRows struct {
+	mu   sync.Mutex
+	rows map[rowName]bool
+}
+
+// first tells whether a row is to be named, and whether it is the last one.
+func (s *saidRows) first(name rowName) (first, last bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.rows[name] || len(s.rows) >= mostSaid {
+		return false, false
+	}
+	if s.rows == nil {
+		s.rows = map[rowName]bool{}
+	}
+	s.rows[name] = true
+	return true, len(s.rows) == mostSaid
+}
 
 // damage is what a collection could not read.
 type damage struct {
@@ -278,8 +440,8 @@ func (d *damage) pass(ctx context.Context, table, row string, failed error) erro
 		return fmt.Errorf("row %q: %w", row, failed)
 	}
 	if name := (rowName{table, row}); !d.known[name] {
-		if d.known == nil {
-			d.known = map[rowName]bool{}
+		if d.known == nil || len(d.known) >= mostKnown {
+			d.known = map[rowName]bool{} // a row may count twice then
 		}
 		d.known[name] = true
 		d.count(Cell{Table: table}.public().Table, row, failed)

@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -21,12 +23,16 @@ import (
 // damagedRows is a damagedStore in which damaged rows can be neither read nor, if refuses is true, written.
 type damagedRows struct {
 	*damagedStore
-	onlyReads bool // scans show them
-	refuses   bool
+	onlyReads  bool // scans show them
+	onlyWrites bool // so do reads
+	refuses    bool
+	whole      bool         // a call that would write one fails as a whole
+	breaks     bool         // a call that would write one is broken off there, and ambiguous: so does Redis at a key of another kind
+	applies    atomic.Int64 // calls that wrote, or tried
 }
 
 func (s *damagedRows) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
-	if s.onlyReads {
+	if s.onlyReads || s.onlyWrites {
 		return s.Store.Scan(ctx, r)
 	}
 	return s.damagedStore.Scan(ctx, r)
@@ -43,6 +49,9 @@ func (s *damagedRows) failed(row string) error {
 
 func (s *damagedRows) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
 	rows, err := s.Store.Read(ctx, reads)
+	if s.onlyWrites {
+		return rows, err
+	}
 	bad := 0
 	for i := range rows {
 		if err := s.failed(reads[i].Row); err != nil {
@@ -58,6 +67,9 @@ func (s *damagedRows) Read(ctx context.Context, reads []rowstore.RowRead) ([]row
 
 func (s *damagedRows) ReadSnapshot(ctx context.Context, asks []rowstore.SnapshotRead) ([]rowstore.SnapshotRows, error) {
 	answers, err := s.Store.ReadSnapshot(ctx, asks)
+	if s.onlyWrites {
+		return answers, err
+	}
 	for i := range answers {
 		for j := range answers[i].Rows {
 			if err := s.failed(asks[i].Reads[j].Row); err != nil {
@@ -69,12 +81,19 @@ func (s *damagedRows) ReadSnapshot(ctx context.Context, asks []rowstore.Snapshot
 }
 
 func (s *damagedRows) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
-	if !s.refuses {
+	if !s.refuses && !s.breaks {
 		return s.Store.Apply(ctx, muts, opts)
 	}
+	s.applies.Add(1)
 	outs := make([]rowstore.Outcome, len(muts))
 	for i := range muts {
 		if outs[i].Err = s.failed(muts[i].Row); outs[i].Err != nil {
+			if s.whole {
+				return nil, outs[i].Err
+			}
+			if s.breaks {
+				return nil, fmt.Errorf("%w: a key of another kind", rowstore.ErrAmbiguous)
+			}
 			continue
 		}
 		one, err := s.Store.Apply(ctx, muts[i:i+1], opts)
@@ -100,10 +119,28 @@ func (s *damagedRows) mend() {
 	clear(s.rows)
 }
 
+// heard keeps what is logged, also by what goes on in the background.
+type heard struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (h *heard) Write(p []byte) (int, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.text.Write(p)
+}
+
+func (h *heard) String() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.text.String()
+}
+
 // damageable is a world's store in which rows can be damaged, and a client of it. What it says goes into said.
-func (w *world) damageable(kind error) (s *damagedRows, c *client, said *strings.Builder) {
+func (w *world) damageable(kind error) (s *damagedRows, c *client, said *heard) {
 	w.t.Helper()
-	s, said = &damagedRows{damagedStore: &damagedStore{Store: w.mem, kind: kind, rows: map[string]bool{}}}, &strings.Builder{}
+	s, said = &damagedRows{damagedStore: &damagedStore{Store: w.mem, kind: kind, rows: map[string]bool{}}}, &heard{}
 	return s, w.clientOver(newWireTo(s, w.mem), WithLogger(slog.New(slog.NewTextHandler(said, nil)))), said
 }
 
@@ -204,7 +241,7 @@ func TestScanPastEnds(t *testing.T) {
 	}
 	_, err := walk(func(unreadable) error { return errTest })
 	require.ErrorIs(t, err, errTest)
-	probes := mostProbesInAll
+	probes := 2 * mostProbes
 	_, err = c.findUnreadable(t.Context(), r, fmt.Errorf("%w: x", ErrCorrupt), &probes)
 	require.ErrorIs(t, err, ErrCorrupt)
 	probes = 0
@@ -216,7 +253,7 @@ func TestScanPastEnds(t *testing.T) {
 	require.NoError(t, u.err)
 	// What a scan fails at is no row.
 	strange := strangeKeys{w.mem}
-	d := w.clientOver(newWireTo(strange, w.mem))
+	d := w.clientOver(newWireTo(strange, w.mem), withProbes(mostProbes/8))
 	u, err = d.findUnreadable(t.Context(), r, fmt.Errorf("%w: x", ErrCorrupt), new(int))
 	require.NoError(t, err)
 	_, ok := u.row()
@@ -236,7 +273,7 @@ func TestScanPastEnds(t *testing.T) {
 // strangeKeys fails scans of table t at a key that lies between its rows and is none.
 type strangeKeys struct{ *memstore.Store }
 
-var strangeKey = "b" + strings.Repeat("x", 2*mostProbes)
+var strangeKey = "b" + strings.Repeat("x", mostProbes/4)
 
 func (s strangeKeys) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
 	return func(yield func(rowstore.Row, error) bool) {
@@ -443,6 +480,31 @@ func TestCollectionPassesDamagedNotifications(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, w.versions(rowstore.Notify))
 	require.Empty(t, w.leases())
+}
+
+// Damaged rows in more slots than a look leaves out do not fail the collection either.
+func TestCollectionPassesManyDamagedNotifications(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.observed("t", "v", "o")
+	s, c, _ := w.damageable(ErrCorrupt)
+	names := notifyRows(t, c, 8*mostDamaged)
+	w.unobserved(c, "o")
+	bad := map[uint16]bool{}
+	for _, name := range names[:4*mostDamaged] {
+		s.damage(name)
+		bad[rowstore.Slot("t", name)] = true
+	}
+	require.Greater(t, len(bad), 2*mostDamaged)
+	w.clock.advance(2 * worldRetention)
+	report, err := w.collect(c, 0)
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, report.Damaged, len(bad))
+	for _, name := range names {
+		if !bad[rowstore.Slot("t", name)] {
+			require.Empty(t, w.notified(row(name)))
+		}
+	}
 }
 
 // leases are those of sweeps.

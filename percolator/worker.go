@@ -36,7 +36,7 @@ type WorkerConfig struct {
 	BreakAt int
 	// Backoff is the wait before a failed function is called again for the same
 	// change. A newer change is attempted at once. Default 50 ms to 1 min. If more than
-	// 32,768 changes wait, those over it are attempted after the scan that follows the
+	// 16,384 changes wait, those over it are attempted after the scan that follows the
 	// wait, which may be a minute late.
 	Backoff Backoff
 	// Poll is the wait between two scans of a table for notifications if the store has no push

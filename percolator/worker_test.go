@@ -124,7 +124,7 @@ func TestTwoWorkersRunEachChangeOnce(t *testing.T) {
 
 func TestCollectGarbage(t *testing.T) {
 	t.Parallel()
-	db := open(t, memstore.New(), WithSettings(Settings{MaxTxnAge: 20 * time.Millisecond, Retention: 50 * time.Millisecond, CatalogLease: 5 * time.Millisecond}))
+	db := open(t, memstore.New(), WithSettings(Settings{MaxTxnAge: 400 * time.Millisecond, Retention: 500 * time.Millisecond, CatalogLease: 5 * time.Millisecond}))
 	ctx := t.Context()
 	c, gone := Cell{"t", "a", "v"}, Cell{"t", "b", "v"}
 	for i := range 10 {
@@ -139,7 +139,7 @@ func TestCollectGarbage(t *testing.T) {
 		report, err = db.CollectGarbage(ctx, GCOptions{})
 		require.NoError(t, err)
 		return report.SafePoint > startOf(old)
-	}, 10*time.Second, 10*time.Millisecond)
+	}, patience, 10*time.Millisecond)
 	_, err = old.Get(ctx, c)
 	require.ErrorIs(t, err, ErrSnapshotTooOld)
 	require.Equal(t, "9", get(t, db, c))

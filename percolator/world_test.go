@@ -28,7 +28,7 @@ import (
 const (
 	worldLease     = 7 * time.Second
 	worldAge       = time.Hour
-	worldRetention = 24 * time.Hour
+	worldRetention = 6 * time.Hour
 	worldSession   = 5 * time.Second
 	worldExpiry    = 11 * time.Second
 )
@@ -214,9 +214,15 @@ func (w *world) takeForDead(c *client) {
 func (w *world) pass(d time.Duration) {
 	w.t.Helper()
 	w.renewed()
-	for ; d > 0; d -= time.Second {
-		w.clock.advance(min(d, time.Second))
+	for d > 0 {
+		step := time.Second
+		if d > time.Hour {
+			step = worldSession / 2 // fewer steps. A longer one would leave a lease no time to be renewed.
+		}
+		step = min(d, step)
+		w.clock.advance(step)
 		w.renewed()
+		d -= step
 	}
 }
 

@@ -223,11 +223,7 @@ func TestPushFails(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, strings.Join(report.Warnings, "\n"), "NOTIFY")
 	require.NoError(t, s.Close())
-	select {
-	case <-inner.pusher.done:
-	default:
-		t.Fatal("the goroutine is still there")
-	}
+	inner.pusher.running.Wait() // the goroutines have ended
 }
 
 // Who listens is connected as the pool is, with the password of the day.

@@ -205,7 +205,11 @@ func unreadable(bad error, write bool) error {
 func (s *plainStore) try(ctx context.Context, choose func(*pgconn.PgConn) (query, [][]byte), write bool,
 	line func(f *fields), drawn *oracle.Timestamp,
 ) error {
-	c, err := acquire(ctx, s.pool)
+	acquiring := ctx
+	if write {
+		acquiring = context.WithValue(ctx, writing{}, true)
+	}
+	c, err := acquire(acquiring, s.pool)
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -31,11 +32,41 @@ const defaultInFlight = 1
 // defaultConnectTimeout bounds the making of a connection where the URL does not.
 const defaultConnectTimeout = 10 * time.Second
 
-// trustIdle is how long a connection of the store's own pool may be idle before its next use asks whether it is alive.
-// A worker with nothing to do uses one for each beat, every second or two, and would ask as often as it does anything else.
-const trustIdle = 5 * time.Second
+// answerPatience is how long a statement whose context has ended waits for its answer, rather than break its connection. The suite
+// lets a call outlast its context by two seconds.
+const answerPatience = time.Second
 
-func isStale(_ context.Context, c pgxpool.ShouldPingParams) bool { return c.IdleDuration > trustIdle }
+// AwaitAnswers has a pool's connections survive statements whose contexts end. Such a statement waits for its answer for a second more, and
+// so does the call. Without it, the driver closes the connection at once, and the next call needs a new one,
+// which costs the server many times what a statement costs. So a server whose answers are later than its callers'
+// deadlines, if only for a while, goes on being so busy with connections that it answers nobody in time any more. [Open] sets it. Set
+// [pgconn.Config.BuildContextWatcherHandler] of a pool for [New] to it. It may be called concurrently.
+func AwaitAnswers(c *pgconn.PgConn) ctxwatch.Handler { return awaiting(answerPatience)(c) }
+
+func awaiting(patience time.Duration) func(*pgconn.PgConn) ctxwatch.Handler {
+	return func(c *pgconn.PgConn) ctxwatch.Handler {
+		return &pgconn.DeadlineContextWatcherHandler{Conn: c.Conn(), DeadlineDelay: patience}
+	}
+}
+
+// trustIdle is how long a connection of the store's own pool may be idle before its next use asks whether it is alive.
+// A worker with nothing to do uses one for each beat, every second or two, and would ask as often as it does anything else. What reads is
+// sent again if the connection turns out to be dead. A write is not, and then nobody knows its outcome: so it trusts a connection for
+// trustIdleToWrite. The write of a beat follows a read, and the pool gives it the connection that was used last.
+const (
+	trustIdle        = 5 * time.Second
+	trustIdleToWrite = time.Second
+)
+
+// writing marks the context in which a connection is acquired for a write.
+type writing struct{}
+
+func isStale(ctx context.Context, c pgxpool.ShouldPingParams) bool {
+	if ctx.Value(writing{}) != nil {
+		return c.IdleDuration > trustIdleToWrite
+	}
+	return c.IdleDuration > trustIdle
+}
 
 // OpenURL opens the store that a URL names; [ParseURL] has the grammar. Errors are
 // those of ParseURL and of [Open].
@@ -108,6 +139,8 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 //     target_session_attrs=primary;
 //   - one that drops the server's warnings, if the server waits for synchronous
 //     standbys: set [pgx.ConnConfig.OnNotice] to [OnNotice], or call that from yours.
+//
+// Give the pool [AwaitAnswers], so that calls whose contexts end keep their connections.
 func New(ctx context.Context, pool *pgxpool.Pool, opts Options) (*Store, error) {
 	switch {
 	case pool == nil:
@@ -186,8 +219,11 @@ func open(ctx context.Context, pool *pgxpool.Pool, opts Options, modeGiven, owne
 	if s.listen == nil && !s.pooler {
 		s.listen = pool.Config().ConnConfig.Copy()
 	}
-	if s.listen != nil && s.listen.ConnectTimeout <= 0 {
-		s.listen.ConnectTimeout = defaultConnectTimeout
+	if s.listen != nil {
+		s.listen.BuildContextWatcherHandler = awaiting(0) // what it waits for may never come
+		if s.listen.ConnectTimeout <= 0 {
+			s.listen.ConnectTimeout = defaultConnectTimeout
+		}
 	}
 	if err := s.listenToWarnings(ctx, c.Conn()); err != nil {
 		return nil, err

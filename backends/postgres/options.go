@@ -121,7 +121,7 @@ func poolConfig(a address) (*pgxpool.Config, error) {
 	if len(cfg.ConnConfig.Fallbacks) > 0 && cfg.ConnConfig.ValidateConnect == nil {
 		cfg.ConnConfig.ValidateConnect = validatePrimary
 	}
-	cfg.ConnConfig.OnNotice = OnNotice
+	cfg.ConnConfig.OnNotice, cfg.ConnConfig.BuildContextWatcherHandler = OnNotice, AwaitAnswers
 	return cfg, nil
 }
 

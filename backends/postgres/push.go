@@ -4,6 +4,9 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,18 +24,20 @@ import (
 // the two, and then workers find the notification at their next look.
 //
 // Each announcement wakes all sessions of the database that listen, so beside many of them it goes less often. Who listens in
-// this process hears of it without the server, and as soon as ever.
+// this process hears of it without the server, and as soon as ever, also if the server is silent.
 const (
 	// tellEvery is the least time between two calls of those who listen in this process, and between two announcements where few sessions
 	// listen. The first one goes at once. What comes in that time goes together.
 	tellEvery = 2 * time.Millisecond
-	// pushCost is how much of the time between two announcements each session that listens makes: twice what it costs the server
-	// to wake one, so that a store keeps less than one of its cores busy with that.
-	pushCost = 200 * time.Microsecond
+	// pushCost is how much of the time between two announcements each session that listens makes: four times what it costs the server
+	// to wake one, so that a store keeps a quarter of one of its cores busy with that, up to 50 of them.
+	pushCost = 400 * time.Microsecond
 	// mostEvery bounds that time.
 	mostEvery = 20 * time.Millisecond
 	// The number of sessions that listen is asked for once in countEvery, while announcements come often, and countWithin bounds the question.
+	// countAgain is the pause after an answer that says that the role may not ask.
 	countEvery  = 5 * time.Second
+	countAgain  = 5 * time.Minute
 	countWithin = time.Second
 	// pushWithin bounds one announcement, and pushAgain is the wait after one that failed.
 	pushWithin = 10 * time.Second
@@ -56,31 +61,32 @@ func pushEvery(sessions int) time.Duration {
 }
 
 // pusher announces notifications: at once to those who listen on the same store, and by
-// way of the server to all others. One goroutine does both; stop ends it.
+// way of the server to all others. One goroutine does each, so that the first need not wait for the server. stop ends both.
 type pusher struct {
-	s     *plainStore
-	id    string        // of this store, in what it sends, so that it ignores its own
-	ready chan struct{} // something is pending
-	quit  chan struct{}
-	done  chan struct{}
+	s       *plainStore
+	id      string        // of this store, in what it sends, so that it ignores its own
+	ready   chan struct{} // something is pending
+	leaves  chan struct{} // out has something
+	quit    chan struct{}
+	running sync.WaitGroup // the two goroutines
 	// ctx is that of announcements, but for the last one. stop ends it.
 	ctx    context.Context //nolint:containedctx // it ends with the store
 	cancel context.CancelFunc
 
 	mu        sync.Mutex
-	pending   kit.News
+	pending   kit.News // what nobody was told yet
+	out       kit.News // what the server has to be told yet
 	listeners map[*listener]bool
 	failed    atomic.Uint64 // announcements that failed, and were repeated
 
-	// The goroutine alone has these.
-	out     kit.News  // what the server has to be told yet
-	some    bool      // out has something
+	// The goroutine that announces alone has these.
 	last    time.Time // when the server was told last
 	next    time.Time // when it may be told again
 	countAt time.Time // when to count the sessions again, at the earliest
 
-	every   atomic.Int64                     // between two announcements, in nanoseconds
-	everyOf func(sessions int) time.Duration // pushEvery, but in tests
+	every       atomic.Int64                     // between two announcements, in nanoseconds
+	everyOf     func(sessions int) time.Duration // pushEvery, but in tests
+	countWithin time.Duration                    // countWithin, but in tests
 }
 
 // listener is one call of Listen.
@@ -100,13 +106,50 @@ func (l *listener) tell(w rowstore.Wake) {
 
 func newPusher(s *plainStore, id string) *pusher {
 	p := &pusher{
-		s: s, id: id, ready: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{}),
-		listeners: map[*listener]bool{}, everyOf: pushEvery,
+		s: s, id: id, ready: make(chan struct{}, 1), leaves: make(chan struct{}, 1), quit: make(chan struct{}),
+		listeners: map[*listener]bool{}, everyOf: pushEvery, countWithin: countWithin,
 	}
 	p.every.Store(int64(tellEvery))
 	p.ctx, p.cancel = context.WithCancel(context.Background())
-	go p.run()
+	p.running.Go(func() {
+		for p.comes(p.ready) {
+			p.tell()
+			p.sleep(tellEvery)
+		}
+	})
+	p.running.Go(func() {
+		for p.comes(p.leaves) {
+			p.sleep(time.Until(p.next))
+			p.announce()
+		}
+	})
 	return p
+}
+
+// signal has the goroutine of a channel look.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// comes waits for a signal. It returns false if stop was called.
+func (p *pusher) comes(c chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	case <-p.quit:
+		return false
+	}
+}
+
+// sleep waits for so long, or until stop.
+func (p *pusher) sleep(d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-p.quit:
+	}
 }
 
 // add has wakes announced. It returns at once.
@@ -119,19 +162,7 @@ func (p *pusher) add(wakes []rowstore.Wake) {
 		p.pending.Add(w)
 	}
 	p.mu.Unlock()
-	select {
-	case p.ready <- struct{}{}:
-	default:
-	}
-}
-
-func (p *pusher) take() (wakes []rowstore.Wake, listeners []*listener) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for l := range p.listeners {
-		listeners = append(listeners, l)
-	}
-	return p.pending.Take(), listeners
+	signal(p.ready)
 }
 
 // listen registers wake. It is not called any more once stop has returned.
@@ -150,101 +181,83 @@ func (p *pusher) listen(wake func(rowstore.Wake)) (_ *listener, stop func()) {
 	}
 }
 
-func (p *pusher) run() {
-	defer close(p.done)
-	for {
-		var due <-chan time.Time
-		if p.some {
-			due = time.After(time.Until(p.next))
-		}
-		select {
-		case <-p.ready:
-		case <-due:
-		case <-p.quit:
-			p.tell()
-			ctx, cancel := context.WithTimeout(context.Background(), pushAtEnd)
-			_ = p.push(ctx) // it cannot be repeated any more
-			cancel()
-			return
-		}
-		p.tell()
-		if p.some && !time.Now().Before(p.next) {
-			p.announce()
-		}
-		timer := time.NewTimer(tellEvery)
-		select {
-		case <-timer.C:
-		case <-p.quit:
-			timer.Stop()
-		}
-	}
-}
-
-// tell calls those who listen in this process with what is pending, and has the server told of it.
+// tell has the server told of what is pending, and calls those who listen in this process with it.
 func (p *pusher) tell() {
-	wakes, listeners := p.take()
+	p.mu.Lock()
+	wakes := p.pending.Take()
+	for _, w := range wakes {
+		p.out.Add(w)
+	}
+	listeners := slices.Collect(maps.Keys(p.listeners))
+	p.mu.Unlock()
+	signal(p.leaves)
 	for _, l := range listeners {
 		for _, w := range wakes {
 			l.tell(w)
 		}
-	}
-	for _, w := range wakes {
-		p.out.Add(w)
-		p.some = true
 	}
 }
 
 // announce tells the server, and says when that may be done again.
 func (p *pusher) announce() {
 	now := time.Now()
-	often := now.Sub(p.last) < 5*mostEvery // what comes seldom is never held up, and costs nothing more
-	p.last = now
 	ctx, cancel := context.WithTimeout(p.ctx, pushWithin)
-	err := p.push(ctx)
+	some, err := p.push(ctx)
 	cancel()
 	if err != nil {
 		p.failed.Add(1)
 		p.next = time.Now().Add(pushAgain)
+		signal(p.leaves)
 		return
 	}
+	if !some { // a signal was left over, which must not put the next announcement off
+		return
+	}
+	often := now.Sub(p.last) < 5*mostEvery // what comes seldom is never held up, and costs nothing more
+	p.last = now
 	if often && !now.Before(p.countAt) {
 		p.count()
 	}
 	p.next = now.Add(time.Duration(p.every.Load()))
 }
 
-// push tells the server what it has to be told, which stays so when that fails.
-func (p *pusher) push(ctx context.Context) error {
+// push tells the server what it has to be told, if there is something, which stays so when that fails.
+func (p *pusher) push(ctx context.Context) (some bool, err error) {
+	p.mu.Lock()
 	wakes := p.out.Take()
-	p.some = false
+	p.mu.Unlock()
 	if len(wakes) == 0 {
-		return nil
+		return false, nil
 	}
 	var payloads array
 	payloads.reset(oidText)
 	for _, w := range wakes {
 		payloads.string(p.payload(w))
 	}
-	err := p.s.run(ctx, p.s.q.push, [][]byte{payloads.param()}, false, nil, func(*fields) {})
+	err = p.s.run(ctx, p.s.q.push, [][]byte{payloads.param()}, false, nil, func(*fields) {})
 	if err != nil {
+		p.mu.Lock()
+		defer p.mu.Unlock()
 		for _, w := range wakes {
 			p.out.Add(w)
 		}
-		p.some = true
 	}
-	return err
+	return true, err
 }
 
-// count learns how many sessions listen. If nobody may tell, it is as if they were few.
+// count learns how many sessions listen. If it fails they are as many as before, and few if the role may not ask.
 func (p *pusher) count() {
-	ctx, cancel := context.WithTimeout(p.ctx, countWithin)
+	ctx, cancel := context.WithTimeout(p.ctx, p.countWithin)
 	defer cancel()
 	n, err := p.s.sessions(ctx)
-	if err != nil {
-		n = 0
-	}
 	p.countAt = time.Now().Add(countEvery)
-	p.every.Store(int64(p.everyOf(n)))
+	switch {
+	case err == nil:
+		p.every.Store(int64(p.everyOf(n)))
+	case errors.Is(err, rowstore.ErrDenied):
+		p.every.Store(int64(tellEvery))
+		p.countAt = time.Now().Add(countAgain)
+	}
 }
 
 // sessions is how many sessions of the database listen.
@@ -289,9 +302,13 @@ func (p *pusher) parse(payload string) (w rowstore.Wake, own bool) {
 	return w, parts[0] == p.id
 }
 
-// stop announces what is pending, for a bounded time, and ends the goroutine.
+// stop ends both goroutines, and announces what is pending, for a bounded time.
 func (p *pusher) stop() {
 	p.cancel()
 	close(p.quit)
-	<-p.done
+	p.running.Wait()
+	p.tell()
+	ctx, cancel := context.WithTimeout(context.Background(), pushAtEnd)
+	defer cancel()
+	_, _ = p.push(ctx) // it cannot be repeated any more
 }

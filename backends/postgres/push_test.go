@@ -3,7 +3,9 @@ package postgres
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -116,7 +118,7 @@ func TestPushEvery(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, tellEvery, pushEvery(0))
 	require.Equal(t, tellEvery, pushEvery(3))
-	require.Equal(t, 10*time.Millisecond, pushEvery(50))
+	require.Equal(t, 8*time.Millisecond, pushEvery(20))
 	require.Equal(t, mostEvery, pushEvery(1000))
 }
 
@@ -168,6 +170,14 @@ func (e *ear) hearOf(missing map[uint16]bool) {
 	}
 }
 
+// notifies writes a notification, and returns the slot that is announced.
+func notifies(ctx context.Context, t *testing.T, s *Store, row string) uint16 {
+	t.Helper()
+	_, err := s.Apply(ctx, []rowstore.Mutation{{Table: "t", Row: row, Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, "c", 5, nil)}}}, rowstore.ApplyOptions{})
+	require.NoError(t, err)
+	return rowstore.Slot("t", row)
+}
+
 // openAsClerk opens a store of a schema that is there, as a role that may do nothing but use it.
 func openAsClerk(ctx context.Context, t *testing.T, direct, schema string) *Store {
 	t.Helper()
@@ -197,13 +207,16 @@ func TestAnnouncementsGoInGroups(t *testing.T) {
 	require.NoError(t, err)
 	require.GreaterOrEqual(t, n, others+2) // other tests listen, too
 
-	apply := func(row string) uint16 {
-		_, err := s.Apply(ctx, []rowstore.Mutation{{Table: "t", Row: row, Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, "c", 5, nil)}}}, rowstore.ApplyOptions{})
-		require.NoError(t, err)
-		return rowstore.Slot("t", row)
-	}
+	apply := func(row string) uint16 { return notifies(ctx, t, s, row) }
 	// It learns that by itself, while it announces often.
+	var never atomic.Bool
 	every := &s.plain.pusher.every
+	s.plain.pusher.everyOf = func(sessions int) time.Duration {
+		if never.Load() {
+			return time.Hour
+		}
+		return pushEvery(sessions)
+	}
 	for i := 0; time.Duration(every.Load()) == tellEvery; i++ {
 		require.NoError(t, ctx.Err())
 		apply(fmt.Sprint("first/", i))
@@ -214,14 +227,120 @@ func TestAnnouncementsGoInGroups(t *testing.T) {
 		missing[apply(fmt.Sprint(i))] = true
 	}
 	far.hearOf(missing)
-	// Of what comes right after an announcement the server hears much later, or by Close; this process does not wait.
+	// Of what comes right after an announcement the server hears much later, or by Close; this process does not wait. What another
+	// process announces meanwhile is heard of again and again, and of this one announcement more at most.
+	never.Store(true)
 	every.Store(int64(time.Hour))
-	soon := map[uint16]bool{}
+	another, more := openTest(t, with(direct, "schema", schema)), 0
 	for i := range 50 {
 		slot := apply(fmt.Sprint("late/", i))
-		soon[slot], missing[slot] = true, true
+		missing[slot] = true
+		local.hearOf(map[uint16]bool{slot: true})
+		beside := notifies(ctx, t, another, fmt.Sprint("beside/", i))
+		for heard := false; !heard; {
+			slots := far.hear().Slots
+			if slices.ContainsFunc(slots, func(slot uint16) bool { return missing[slot] }) {
+				more++
+			}
+			for _, slot := range slots {
+				delete(missing, slot)
+				heard = heard || slot == beside
+			}
+		}
 	}
-	local.hearOf(soon)
+	require.LessOrEqual(t, more, 1)
+	require.NotEmpty(t, missing)
 	require.NoError(t, s.Close())
 	far.hearOf(missing)
+}
+
+// Who listens in the same process hears of everything while the server does not answer an announcement, or the question how many listen.
+func TestSilentServerHoldsUpNoLocalPush(t *testing.T) {
+	t.Parallel()
+	for _, what := range []string{"announcement", "count"} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			direct := testserver.Postgres(t)
+			schema := fresh(t, direct)
+			s := openTest(t, with(direct, "schema", schema))
+			far, local := earOf(ctx, t, openTest(t, with(direct, "schema", schema))), earOf(ctx, t, s)
+			// The server answers once the test has let go of a lock.
+			held := int(schemas.Add(1))
+			const wait = "SELECT pg_catalog.count(*) FROM (SELECT pg_catalog.pg_advisory_xact_lock(77, %d)) l"
+			lock := connect(ctx, t, direct)
+			_, err := lock.Exec(ctx, fmt.Sprintf("SELECT pg_catalog.pg_advisory_lock(77, %d)", held))
+			require.NoError(t, err)
+			waiting := func() bool {
+				var n int
+				require.NoError(t, lock.QueryRow(ctx, "SELECT count(*) FROM pg_locks WHERE classid = 77 AND objid = $1 AND NOT granted", held).Scan(&n))
+				return n > 0
+			}
+			p := s.plain.pusher
+			p.countWithin = time.Minute
+			if q := fmt.Sprintf(wait, held); what == "count" {
+				s.plain.q.sessions = query{sql: q, name: "count that waits", formats: binary1}
+			} else {
+				push := strings.Replace(s.plain.q.push.sql, "unnest($1::pg_catalog.text[]) w", "unnest($1::pg_catalog.text[]) w, ("+q+") l", 1)
+				require.NotEqual(t, push, s.plain.q.push.sql)
+				s.plain.q.push = query{sql: push, name: "push that waits", formats: binary1}
+			}
+			missing := map[uint16]bool{}
+			apply := func(row string) {
+				slot := notifies(ctx, t, s, row)
+				missing[slot] = true
+				local.hearOf(map[uint16]bool{slot: true})
+			}
+			for i := 0; !waiting(); i++ {
+				apply(fmt.Sprint("before/", i))
+			}
+			for i := range 20 {
+				apply(fmt.Sprint("meanwhile/", i))
+			}
+			require.True(t, waiting(), "the server has yet to answer")
+			require.NoError(t, lock.Close(ctx))
+			far.hearOf(missing)
+		})
+	}
+}
+
+// A role that may not count the sessions does not ask again soon, and announces as if they were few. After any other failure they are as many as before.
+func TestFailedCounts(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	direct := testserver.Postgres(t)
+	schema := fresh(t, direct)
+	openTest(t, with(direct, "schema", schema))
+	p := openAsClerk(ctx, t, direct, schema).plain.pusher
+	asks := func(name, sql string) time.Duration {
+		p.s.q.sessions = query{sql: sql, name: name, formats: binary1}
+		p.count()
+		return time.Until(p.countAt)
+	}
+	p.every.Store(int64(time.Hour))
+	require.LessOrEqual(t, asks("fails", "SELECT 1/0"), countEvery)
+	require.Equal(t, time.Hour, time.Duration(p.every.Load()))
+	require.Greater(t, asks("denied", "SELECT pg_catalog.count(*) FROM pg_catalog.pg_authid"), time.Minute)
+	require.Equal(t, tellEvery, time.Duration(p.every.Load()))
+	require.LessOrEqual(t, asks("counts", "SELECT 50::bigint"), countEvery)
+	require.Equal(t, pushEvery(50), time.Duration(p.every.Load()))
+}
+
+// A signal that was left over, when there is nothing to announce any more, does not put the next announcement off.
+func TestNothingIsAnnouncedAtNoCost(t *testing.T) {
+	t.Parallel()
+	s := openTest(t, with(testserver.Postgres(t), "schema", fresh(t, testserver.Postgres(t))))
+	// It has no goroutines, which would announce by themselves.
+	p := &pusher{s: s.plain, leaves: make(chan struct{}, 1), ctx: t.Context(), everyOf: pushEvery, countWithin: countWithin}
+	p.every.Store(int64(time.Hour))
+	p.out.Add(rowstore.Wake{Table: "t"})
+	p.announce()
+	require.Zero(t, p.failed.Load())
+	require.Greater(t, time.Until(p.next), time.Minute)
+	last, next := p.last, p.next
+	p.announce()
+	require.Equal(t, last, p.last)
+	require.Equal(t, next, p.next)
 }

@@ -238,3 +238,49 @@ func TestSecondWriteWithoutTheHistory(t *testing.T) {
 		}
 	}
 }
+
+// A write that lies ahead of the timestamp that is drawn, as a lease does, is not what a snapshot shows: it hides an older one, which has to
+// be read anew. So it is where a begin shares the run of groups, and in a scan that draws.
+func TestBeginBelowAWriteThatLiesAhead(t *testing.T) {
+	t.Parallel()
+	s := bare(t, with(t, testserver.Redis(t)))
+	for i, ts := range []rowstore.Timestamp{1, 2, maxTS - 7, maxTS - 6} {
+		apply(t, s, put("row", ts, fmt.Sprint(i)))
+	}
+	apply(t, s, put("only", maxTS-7, "ahead"))
+	var seen []rowstore.Timestamp
+	timestamps := func(vs []rowstore.Version) []rowstore.Timestamp {
+		seen = seen[:0]
+		for _, v := range vs {
+			seen = append(seen, v.TS)
+		}
+		return seen
+	}
+	for limit := 1; limit <= 2; limit++ {
+		picks := []rowstore.Selector{{Family: rowstore.Write, Column: "c", To: rowstore.AssignedTimestamp, Limit: limit}}
+		ask := rowstore.SnapshotRead{Reads: []rowstore.RowRead{{Table: "t", Row: "row", Selectors: picks}, {Table: "t", Row: "only", Selectors: picks}}}
+		want := []rowstore.Timestamp{2, 1}[:limit]
+		got, err := s.ReadSnapshot(t.Context(), []rowstore.SnapshotRead{ask, beginOf("row", "b")})
+		require.NoError(t, err)
+		require.Equal(t, want, timestamps(got[0].Rows[0].Versions))
+		require.Empty(t, got[0].Rows[1].Versions)
+
+		both := coalesce.Together{Groups: []rowstore.Group{onePut(fmt.Sprint("beside", limit), "1")}, Begins: []rowstore.SnapshotRead{beginOf("row", "b"), ask}, Draws: []int{2}}
+		s.together(t.Context(), &both)
+		require.NoError(t, both.GroupErr)
+		require.NoError(t, both.BeginErr)
+		require.NoError(t, both.DrawErr)
+		require.True(t, both.Outcomes[0].Applied)
+		require.Len(t, both.Firsts, 1)
+		require.Equal(t, want, timestamps(both.Begun[1].Rows[0].Versions))
+		require.Empty(t, both.Begun[1].Rows[1].Versions)
+
+		rows := map[string][]rowstore.Timestamp{}
+		for row, err := range s.Scan(t.Context(), rowstore.ScanRange{Table: "t", To: "s", Selectors: picks, Snapshot: &rowstore.ScanSnapshot{}}) {
+			require.NoError(t, err)
+			rows[row.Row] = slices.Clone(timestamps(row.Versions))
+		}
+		require.Equal(t, want, rows["row"])
+		require.NotContains(t, rows, "only")
+	}
+}

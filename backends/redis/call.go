@@ -24,6 +24,8 @@ type call struct {
 
 	answer string
 	err    error
+	// answered, which may be nil, is called with each answer that is no error, as soon as it is there. The calls of other servers may take longer.
+	answered func()
 	// sent tells whether any of it may have left for the server since it was last
 	// proved that nothing was applied.
 	sent   bool
@@ -258,6 +260,9 @@ func (s *direct) runOne(ctx context.Context, c *call) {
 func (c *call) take(cmd *goredis.Cmd) {
 	c.answer, c.err = cmd.Text()
 	c.sent = c.arg.state.Load() == payloadLeft
+	if c.err == nil && c.answered != nil {
+		c.answered()
+	}
 }
 
 // runMany sends the calls of each server in one pipeline, to all servers at once.

@@ -129,15 +129,17 @@ func (s *direct) Close() error {
 		return nil
 	}
 	defer close(s.over)
-	s.pusher.stop()
+	answers := s.pusher.stop()
 	s.stop()
 	var err error
 	if s.nodes != nil {
 		err = s.nodes.close()
 	}
 	s.calls.Wait()
-	s.pusher.finish() // what calls under way have left, if the client is still open
-	s.calls.Wait()
+	if answers {
+		s.pusher.finish() // what calls under way have left, if the client is still open
+		s.calls.Wait()
+	}
 	if err != nil {
 		return fmt.Errorf("redis: closing: %w", err)
 	}

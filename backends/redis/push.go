@@ -16,25 +16,26 @@ import (
 // a while, the gap, which grows with the number of listeners. Otherwise the store keeps what is to be published until the write
 // was applied, and publishes it at the end of the gap, together with that of other writes. It is lost if the
 // process dies before, and then workers find the notifications at their next look.
+//
+// Where a call that publishes for others fails, or takes long, no more is given to it: then each write publishes by itself.
 const (
-	// pushCost is how much of the gap each listener makes, some ten times what a message to it costs the server: so a
-	// store has the server work for its messages for a tenth of the time.
+	// pushCost is how much of the gap each listener makes, some ten times what a message to it costs the server: so up to 100
+	// listeners a store has the server work for its messages for a tenth of the time. With more it is a tenth for each 100.
 	pushCost = 100 * time.Microsecond
 	// mostGap bounds the gap, and with it how late a push may be.
 	mostGap = 10 * time.Millisecond
 	// fewListeners have no gap: a message to them costs little more than the call of its own that takes what is held back, and
 	// a change that follows from another one starts at once.
 	fewListeners = 20
+	// lateAfter is how long something may be held back before writes publish by themselves. A call takes less, also to a server far away.
+	lateAfter = 10 * mostGap
 	// The number of listeners is asked for once in countEvery, while pushes come often. countAgain is the pause after an
 	// answer that says that the user may not ask.
 	countEvery = 2 * time.Second
 	countAgain = 5 * time.Minute
-	// countWithin and pushWithin bound one such question, and one call that publishes. pushAgain is the wait after one that failed.
-	countWithin = time.Second
-	pushWithin  = 10 * time.Second
-	pushAgain   = time.Second
-	// pushAtEnd bounds what Close waits for the last one.
-	pushAtEnd = time.Second
+	// pushWithin bounds each call that publishes or counts, and so what Close waits for the last one. One that failed is
+	// repeated so long after it began.
+	pushWithin = time.Second
 )
 
 // pushGap is the least time between two messages of a store, by the number of those who listen.
@@ -56,55 +57,57 @@ type heldWake struct {
 // do; stop ends it.
 type pusher struct {
 	s     *direct
-	ready chan struct{} // something is pending, or to be asked
+	ready chan struct{} // there is something to do
 	quit  chan struct{}
 	done  chan struct{}
 	// ctx is that of what the goroutine does, but for the last call that publishes. stop ends it.
 	ctx    context.Context //nolint:containedctx // it ends with the store
 	cancel context.CancelFunc
+	// These are pushWithin and lateAfter, but in tests.
+	bound, late time.Duration
 
 	mu      sync.Mutex
 	gapOf   func(listeners int) time.Duration // pushGap, but in tests
 	gap     time.Duration                     // 0 while the number of listeners is not known
-	last    time.Time                         // when something was published last
-	before  time.Time                         // what last was before the last write that publishes
+	last    time.Time                         // when something was published last; not by writes beside a late call, which would put it off for ever
 	pending kit.News                          // of writes that were applied, or may have been
 	some    bool                              // pending has something
+	oldest  time.Time                         // since when something waits that was not published yet, or perhaps not; zero if nothing does
 	failing bool                              // the last call that published has failed
+	asking  bool                              // the number of listeners has to be asked for
+	countAt time.Time                         // when to ask for it again, at the earliest
 	started bool                              // the goroutine runs
 	ended   bool                              // the store is being closed
-	countAt time.Time                         // when to ask for the listeners again, at the earliest
 }
 
 func newPusher(s *direct) *pusher {
-	p := &pusher{s: s, ready: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{}), gapOf: pushGap}
+	p := &pusher{
+		s: s, ready: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{}),
+		bound: pushWithin, late: lateAfter, gapOf: pushGap,
+	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p
 }
 
 // within tells whether a write that is about to be sent publishes within its script. If not, its wakes go to
-// hold once its outcome is known.
+// hold once its outcome is known. If the write is not sent after all, the next one is held back for a gap, no more.
 func (p *pusher) within() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
 	since := now.Sub(p.last)
-	if since < mostGap && !now.Before(p.countAt) {
-		p.signal() // pushes that come seldom need no gap, and cost nothing more
+	if since < mostGap && !p.asking && !now.Before(p.countAt) {
+		p.asking = true // pushes that come seldom need no gap, and cost nothing more
+		p.signal()
 	}
-	// What is pending has waited for longer than this write, and takes it along in a moment.
-	if !p.ended && (since < p.gap || p.some && !p.failing) {
-		return false
+	switch {
+	case p.ended, p.failing, !p.oldest.IsZero() && now.Sub(p.oldest) > p.late:
+		return true // nobody knows when something that is held back is published
+	case p.some, since < p.gap:
+		return false // what is pending has waited for longer than this write, and takes it along in a moment
 	}
-	p.before, p.last = p.last, now
+	p.last = now
 	return true
-}
-
-// unsent takes back that within said yes: the write is not sent in this form.
-func (p *pusher) unsent() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.last = p.before
 }
 
 // hold has wakes published. It returns at once.
@@ -118,8 +121,13 @@ func (p *pusher) hold(wakes []heldWake) {
 		slot := [1]uint16{wakes[i].slot}
 		p.pending.Add(rowstore.Wake{Table: wakes[i].table, Slots: slot[:]})
 	}
-	p.some = true
-	p.signal()
+	if p.oldest.IsZero() {
+		p.oldest = time.Now()
+	}
+	if !p.some {
+		p.some = true
+		p.signal()
+	}
 }
 
 // signal has the goroutine look, which the first one starts. It is called with p.mu.
@@ -137,87 +145,72 @@ func (p *pusher) signal() {
 	}
 }
 
-// due tells how long what is pending has to wait yet.
-func (p *pusher) due() (wait time.Duration, some bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.failing {
-		return 0, p.some // it has waited, and writes publish by themselves meanwhile
-	}
-	return time.Until(p.last.Add(p.gap)), p.some
-}
-
 func (p *pusher) run() {
 	defer close(p.done)
 	for {
+		do, wait := p.next()
+		var due <-chan time.Time
+		if do != nil {
+			due = time.After(wait)
+		}
 		select {
-		case <-p.ready:
+		case <-p.ready: // something came, and may be due earlier
+		case <-due:
+			ctx, cancel := context.WithTimeout(p.ctx, p.bound)
+			do(ctx)
+			cancel()
 		case <-p.quit:
 			return
 		}
-		for wait, some := p.due(); some; wait, some = p.due() {
-			if wait > 0 {
-				p.sleep(wait)
-			}
-			if p.ctx.Err() != nil {
-				return
-			}
-			if wait > 0 {
-				continue // a write may have published meanwhile
-			}
-			ctx, cancel := context.WithTimeout(p.ctx, pushWithin)
-			err := p.push(ctx)
-			cancel()
-			if err != nil {
-				p.sleep(pushAgain)
-			}
-		}
-		p.count()
 	}
 }
 
-// sleep waits for so long, or until stop.
-func (p *pusher) sleep(d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-p.quit:
+// next is what the goroutine has to do next, nil for nothing, and how long it has to wait before.
+func (p *pusher) next() (do func(ctx context.Context), wait time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.asking:
+		return p.count, 0
+	case p.some && p.failing:
+		return p.push, time.Until(p.last.Add(pushWithin))
+	case p.some:
+		return p.push, time.Until(p.last.Add(p.gap))
 	}
+	return nil, 0
 }
 
 // push publishes what is pending, and leaves it pending when it fails.
-func (p *pusher) push(ctx context.Context) error {
+func (p *pusher) push(ctx context.Context) {
 	p.mu.Lock()
 	wakes := p.pending.Take()
 	p.some = false
-	if len(wakes) > 0 {
-		p.last = time.Now()
-	}
-	p.mu.Unlock()
 	if len(wakes) == 0 {
-		return nil
+		p.mu.Unlock()
+		return
 	}
+	began := time.Now()
+	p.last = began
+	p.mu.Unlock()
 	c := &call{script: pushScript}
 	c.arg.b = messages(p.s.channel, wakes)
 	p.s.calls.Add(1) // Close waits for it, and lets it begin
-	err := errUnanswered
-	if p.s.await(ctx, func(ctx context.Context) { p.s.run(ctx, []*call{c}) }) {
-		err = c.err
-	}
+	ok := p.s.await(ctx, func(ctx context.Context) { p.s.run(ctx, []*call{c}) }) && c.err == nil
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.failing = err != nil
-	if p.failing {
+	p.failing = !ok
+	switch {
+	case !ok:
 		for _, w := range wakes {
 			p.pending.Add(w)
 		}
 		p.some = true
+	case p.some:
+		p.oldest = began // what is pending came later
+	default:
+		p.oldest = time.Time{}
 	}
-	return err
 }
-
-var errUnanswered = errors.New("a call that publishes got no answer in time")
 
 // messages are the arguments of the script that publishes.
 func messages(channel string, wakes []rowstore.Wake) []byte {
@@ -241,27 +234,19 @@ func messages(channel string, wakes []rowstore.Wake) []byte {
 	return m.bytes()
 }
 
-// count asks how many listen, if it is time to.
-func (p *pusher) count() {
-	p.mu.Lock()
-	early := time.Now().Before(p.countAt)
-	p.mu.Unlock()
-	if early {
-		return
-	}
-	ctx, cancel := context.WithTimeout(p.ctx, countWithin)
-	defer cancel()
+// count asks how many listen.
+func (p *pusher) count(ctx context.Context) {
 	n, err := p.s.listeners(ctx)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	again := countEvery
-	if err != nil {
-		n = 0 // as many as nobody knows of
+	p.asking, p.countAt = false, time.Now().Add(countEvery)
+	switch {
+	case err == nil:
+		p.gap = p.gapOf(n)
+	case errors.Is(err, rowstore.ErrDenied):
+		p.gap, p.countAt = 0, time.Now().Add(countAgain)
 	}
-	if errors.Is(err, rowstore.ErrDenied) {
-		again = countAgain
-	}
-	p.gap, p.countAt = p.gapOf(n), time.Now().Add(again)
+	// After any other failure they are as many as before.
 }
 
 // listeners is how many connections a message goes to, and in a Cluster, if they are many, how many servers beside them, as each message is passed
@@ -284,8 +269,9 @@ func (s *direct) listeners(ctx context.Context) (int, error) {
 	})
 }
 
-// stop ends the goroutine, and publishes what is pending, for a bounded time. From then on writes publish by themselves.
-func (p *pusher) stop() {
+// stop ends the goroutine, and publishes what is pending, for a bounded time. From then on writes publish by themselves. It returns
+// false if the server did not take it.
+func (p *pusher) stop() bool {
 	p.mu.Lock()
 	p.ended = true
 	started := p.started
@@ -295,34 +281,31 @@ func (p *pusher) stop() {
 	if started {
 		<-p.done
 	}
-	p.finish()
+	return p.finish()
 }
 
 // finish publishes what is still pending, for a bounded time.
-func (p *pusher) finish() {
-	ctx, cancel := context.WithTimeout(context.Background(), pushAtEnd)
+func (p *pusher) finish() bool {
+	ctx, cancel := context.WithTimeout(context.Background(), p.bound)
 	defer cancel()
-	_ = p.push(ctx) // it cannot be repeated any more
+	p.push(ctx)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !p.some
 }
 
-// holdBack gives the pusher the wakes of a batch whose outcome is known, those of the groups that were applied, or may have been. It comes
-// after the outcome, since who heard of a row before the write was applied would look and find nothing. What is
-// ambiguous may be applied later yet; then a periodic look finds it.
+// holdBack gives the pusher the wakes of a batch that was answered, those of the groups that were applied. It comes
+// after the outcome, since who heard of a row before the write was applied would look and find nothing. Those of a batch that is
+// ambiguous are given to the pusher, too; it may be applied later yet, and then a periodic look finds it.
 func (s *direct) holdBack(b *batch) {
 	held := b.enc.held
-	switch {
-	case len(held) == 0:
-		return
-	case b.call.err != nil:
-		if errors.Is(b.call.err, rowstore.ErrAmbiguous) {
-			s.pusher.hold(held)
-		}
-		return
-	}
 	u := unpacker{s: b.call.answer}
 	u.list()
+	late := u.number() == 1
 	u.number()
-	u.number()
+	if late && u.err == nil {
+		return // it is sent once more, perhaps
+	}
 	applied := held[:0]
 	for g := 0; len(held) > 0; g++ {
 		// What cannot be read says nothing about what was done.

@@ -3,22 +3,24 @@ package redis
 import (
 	"context"
 	"fmt"
+	"io"
 	"sync"
 	"testing"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
-// withGap has a store push as if so many listened that the gap is this.
+// withGap has a store push as if so many listened that the gap is this. However busy the machine is, no push counts as late.
 func withGap(s *direct, gap time.Duration) *direct {
 	s.pusher.mu.Lock()
 	defer s.pusher.mu.Unlock()
 	s.pusher.gapOf = func(int) time.Duration { return gap }
-	s.pusher.gap = gap
+	s.pusher.gap, s.pusher.late = gap, time.Hour
 	s.pusher.last = time.Time{} // Open has written, too
 	return s
 }
@@ -39,6 +41,14 @@ func pending(s *direct) bool {
 	s.pusher.mu.Lock()
 	defer s.pusher.mu.Unlock()
 	return s.pusher.some
+}
+
+// takePending takes what waits to be published.
+func takePending(s *direct) []rowstore.Wake {
+	s.pusher.mu.Lock()
+	defer s.pusher.mu.Unlock()
+	s.pusher.some, s.pusher.oldest = false, time.Time{}
+	return s.pusher.pending.Take()
 }
 
 // notifying is a mutation that commits a value of a row and notifies it.
@@ -95,6 +105,7 @@ func TestPushesGoInGroups(t *testing.T) {
 			s, d, listens := open(t)
 			gap := 40 * time.Millisecond
 			d.pusher.mu.Lock()
+			d.pusher.late = time.Hour
 			d.pusher.gapOf = func(n int) time.Duration {
 				if n < listeners {
 					return 0
@@ -225,18 +236,33 @@ func TestHeldBackUntilTheOutcome(t *testing.T) {
 	s.send(ctx, batches)
 	require.NoError(t, batches[0].call.err)
 	require.True(t, pending(s))
-	s.pusher.mu.Lock()
-	wakes := s.pusher.pending.Take()
-	s.pusher.some = false
-	s.pusher.mu.Unlock()
+	wakes := takePending(s)
 	require.Len(t, wakes, 1)
 	require.ElementsMatch(t, []uint16{slotOf("a"), slotOf("b")}, wakes[0].Slots)
 
 	// Nobody knows what became of this one.
 	batches, _ = ready(notifying("unknown", 6))
-	batches[0].call.err = fmt.Errorf("%w: silence", rowstore.ErrAmbiguous)
-	s.holdBack(batches[0])
+	s.nodes.(single).client.AddHook(lostAnswers{})
+	s.send(ctx, batches)
+	require.ErrorIs(t, batches[0].call.err, rowstore.ErrAmbiguous)
 	require.True(t, pending(s))
+}
+
+// lostAnswers is a hook under which each answer gets lost.
+type lostAnswers struct{}
+
+func (lostAnswers) DialHook(next goredis.DialHook) goredis.DialHook { return next }
+
+func (lostAnswers) ProcessPipelineHook(next goredis.ProcessPipelineHook) goredis.ProcessPipelineHook {
+	return next
+}
+
+func (lostAnswers) ProcessHook(next goredis.ProcessHook) goredis.ProcessHook {
+	return func(ctx context.Context, cmd goredis.Cmder) error {
+		_ = next(ctx, cmd)
+		cmd.SetErr(io.EOF)
+		return io.EOF
+	}
 }
 
 // Whoever hears of a row finds what was committed.
@@ -303,9 +329,10 @@ func TestPushesOfWhoMayNotAsk(t *testing.T) {
 	s.pusher.mu.Lock()
 	defer s.pusher.mu.Unlock()
 	require.Zero(t, s.pusher.gap)
+	require.Greater(t, time.Until(s.pusher.countAt), time.Minute, "it does not ask in vain again and again")
 }
 
-// What could not be published is published later, by whoever may, and on a server that was away. Beside that, writes publish.
+// What could not be published is published later, by whoever may, and on a server that was away.
 func TestFailedPushIsSentAgain(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

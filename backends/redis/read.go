@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/percolate-go/percolate/percolator/oracle"
@@ -286,7 +285,7 @@ func (s *direct) packBegins(enc *packer, asks []rowstore.SnapshotRead) (rows, fi
 }
 
 // begun reads the answer of the begin script. It returns nil without an error if the
-// script left the fields out, because they were too much for one run.
+// script left the fields out, because they were too much for one run, or if a write lies ahead.
 func begun(answer string, asks []rowstore.SnapshotRead, rows, fields int) ([]rowstore.SnapshotRows, error) {
 	u := unpacker{s: answer}
 	n := u.list()
@@ -301,14 +300,21 @@ func begun(answer string, asks []rowstore.SnapshotRead, rows, fields int) ([]row
 	if err == nil {
 		err = u.done()
 	}
+	if errors.Is(err, errAhead) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}
 	return answers, nil
 }
 
+// errAhead says that the newest write of a cell lies ahead of the timestamp at which it is read. The begin script answers that
+// write alone, or the one behind it, so it has to be read anew. Commits never lie ahead; a lease is a write at the time of its end.
+var errAhead = errors.New("a write lies ahead of the timestamp that was drawn")
+
 // beginRows reads the fields that begins were answered, the first of which has the timestamp
-// first.
+// first. Its error may match errAhead.
 func beginRows(u *unpacker, first oracle.Timestamp, asks []rowstore.SnapshotRead, rows int) ([]rowstore.SnapshotRows, error) {
 	var d decoder
 	var few [8]beginField
@@ -320,7 +326,7 @@ func beginRows(u *unpacker, first oracle.Timestamp, asks []rowstore.SnapshotRead
 		all = all[n:]
 		for j := range asks[i].Reads {
 			r := &asks[i].Reads[j]
-			d.vs = d.vs[:0]
+			d.vs, d.drawn, d.ahead = d.vs[:0], answers[i].TS, false
 			wanted, _ := beginFields(r.Selectors, few[:0])
 			for _, f := range wanted {
 				if err := d.column(u, f.kind, f.column); err != nil {
@@ -328,6 +334,9 @@ func beginRows(u *unpacker, first oracle.Timestamp, asks []rowstore.SnapshotRead
 				}
 			}
 			answers[i].Rows[j] = rowstore.Row{Table: r.Table, Row: r.Row, Versions: d.pick(r.Selectors)}
+			if d.ahead {
+				return nil, errAhead
+			}
 		}
 	}
 	return answers, u.err
@@ -339,6 +348,9 @@ type decoder struct {
 	keep   []bool
 	counts []int
 	mine   []int // the picks of a column
+	// drawn is what AssignedTimestamp stands for in the picks, and ahead says that a write was left out because it lies ahead of that.
+	drawn rowstore.Timestamp
+	ahead bool
 }
 
 // rows reads the answer to a batch. It returns how many of the batch's first rows the
@@ -468,129 +480,4 @@ func (d *decoder) members(u *unpacker, ranges int) error {
 		}
 	}
 	return u.err
-}
-
-// compareVersions is rowstore.CompareVersions for versions of an answer.
-func compareVersions(a, b version) int {
-	if a.family != b.family {
-		return int(a.family) - int(b.family)
-	}
-	if c := strings.Compare(a.column, b.column); c != 0 {
-		return c
-	}
-	switch {
-	case a.ts > b.ts:
-		return -1
-	case a.ts < b.ts:
-		return 1
-	}
-	return 0
-}
-
-// pick returns those of the versions that were read that the picks want, in order, each
-// once. The script may have answered more than that.
-func (d *decoder) pick(picks []rowstore.Selector) []rowstore.Version {
-	if len(d.vs) == 0 {
-		return nil
-	}
-	if !slices.IsSortedFunc(d.vs, compareVersions) {
-		slices.SortFunc(d.vs, compareVersions)
-	}
-	d.vs = slices.CompactFunc(d.vs, func(a, b version) bool { return compareVersions(a, b) == 0 })
-	d.keep = slices.Grow(d.keep[:0], len(d.vs))[:len(d.vs)]
-	d.counts = slices.Grow(d.counts[:0], len(picks))[:len(picks)]
-	at := newPicksOf(picks)
-	n, size := 0, 0
-	for i := range d.vs {
-		v := &d.vs[i]
-		d.keep[i] = false
-		if i == 0 || v.family != d.vs[i-1].family || v.column != d.vs[i-1].column {
-			d.mine = at.of(v.column, d.mine[:0])
-			for _, j := range d.mine {
-				d.counts[j] = 0
-			}
-		}
-		for _, j := range d.mine {
-			p := &picks[j]
-			if p.Family != v.family || v.ts < p.From || v.ts > p.To || p.Limit > 0 && d.counts[j] >= p.Limit {
-				continue
-			}
-			d.counts[j]++
-			d.keep[i] = true
-		}
-		if d.keep[i] {
-			n++
-			size += len(v.value)
-		}
-	}
-	if n == 0 {
-		return nil
-	}
-	// The values of a row get memory of their own: an answer has many rows, and a caller
-	// that keeps one value must not keep all of them in memory.
-	out := make([]rowstore.Version, 0, n)
-	values := make([]byte, 0, size)
-	for i := range d.vs {
-		if !d.keep[i] {
-			continue
-		}
-		v := &d.vs[i]
-		begin := len(values)
-		values = append(values, v.value...)
-		var value []byte
-		if v.value != "" {
-			value = values[begin:len(values):len(values)]
-		}
-		out = append(out, rowstore.Version{Family: v.family, Column: at.ownColumn(v.column), TS: v.ts, Value: value})
-	}
-	return out
-}
-
-// picksOf finds the picks of a column.
-type picksOf struct {
-	picks []rowstore.Selector
-	at    map[string][]int // by column, where they are too many to look at each
-}
-
-func newPicksOf(picks []rowstore.Selector) picksOf {
-	p := picksOf{picks: picks}
-	if len(picks) > fewPicks {
-		p.at = make(map[string][]int, len(picks))
-		for i := range picks {
-			p.at[picks[i].Column] = append(p.at[picks[i].Column], i)
-		}
-	}
-	return p
-}
-
-// fewPicks are found faster without a map.
-const fewPicks = 2 * fewColumns
-
-// of appends where the picks are that a column has, alone or among all.
-func (p *picksOf) of(column string, to []int) []int {
-	if p.at != nil {
-		return append(append(to, p.at[column]...), p.at[rowstore.AllColumns]...)
-	}
-	for i := range p.picks {
-		if c := p.picks[i].Column; c == column || c == rowstore.AllColumns {
-			to = append(to, i)
-		}
-	}
-	return to
-}
-
-// ownColumn returns a column's name in memory that is not the answer's.
-func (p *picksOf) ownColumn(column string) string {
-	if p.at != nil {
-		if i := p.at[column]; len(i) > 0 {
-			return p.picks[i[0]].Column
-		}
-		return strings.Clone(column)
-	}
-	for i := range p.picks {
-		if p.picks[i].Column == column {
-			return p.picks[i].Column
-		}
-	}
-	return strings.Clone(column)
 }

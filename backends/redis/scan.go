@@ -158,8 +158,8 @@ func newScanner(s *direct, r rowstore.ScanRange) *scanner {
 	return sc
 }
 
-// choose plans what of each row is read. Where the next page draws the timestamp, all that it finds was drawn before, so there is no
-// end in time.
+// choose plans what of each row is read. Where the next page draws the timestamp, all that it finds was drawn before, but for what was
+// put ahead of it: so there is no end in time, and answer has a page with such a version read again.
 func (sc *scanner) choose() {
 	if sc.at != nil {
 		sc.r.Selectors = sc.asked.At(cmp.Or(sc.at.Start, oracle.Max))
@@ -267,6 +267,7 @@ func (sc *scanner) call(c *cursor, rest, together int) *call {
 // answer reads a page. If the page's last row was too wide for it, answer returns that
 // row's key.
 func (sc *scanner) answer(c *cursor, answer string) (wide string, err error) {
+	before := *c
 	u := unpacker{s: answer}
 	n := u.list() - 1
 	if sc.at != nil {
@@ -286,10 +287,19 @@ func (sc *scanner) answer(c *cursor, answer string) (wide string, err error) {
 		return wide, cmp.Or(err, u.done())
 	}
 	ts := u.timestamp()
-	if err = u.done(); err == nil {
-		sc.drew(ts)
+	if err = u.done(); err != nil {
+		return "", err
 	}
-	return wide, err
+	first := sc.at.Start == 0
+	sc.drew(ts)
+	isAhead := func(row scanned) bool {
+		return slices.ContainsFunc(row.versions, func(v rowstore.Version) bool { return v.TS > ts })
+	}
+	if first && slices.ContainsFunc(c.rows, isAhead) {
+		*c = before
+		return "", nil
+	}
+	return wide, nil
 }
 
 // readPage reads n rows of an answer, and appends those in which something was picked. If the

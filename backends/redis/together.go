@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 
@@ -94,7 +95,7 @@ func (s *direct) packMixed(t *coalesce.Together) (*mixed, bool) {
 	}
 	for _, n := range t.Draws {
 		if n < 1 || n > maxDraw-m.draws {
-			s.unpack(m.enc)
+			s.release(m.enc)
 			return nil, false
 		}
 		m.draws += n
@@ -104,7 +105,7 @@ func (s *direct) packMixed(t *coalesce.Together) (*mixed, bool) {
 	m.enc.u32(maxAnswer)
 	rows, fields, plain, err := s.packBegins(&m.enc.packer, t.Begins)
 	if err != nil || !plain || m.batch.rows+fields > 2*maxRowsPerCall || m.batch.rows > maxRowsPerCall || len(m.enc.b) > maxBytesPerCall {
-		s.unpack(m.enc)
+		s.release(m.enc)
 		return nil, false
 	}
 	m.rows, m.fields = rows, fields
@@ -115,16 +116,8 @@ func (s *direct) packMixed(t *coalesce.Together) (*mixed, bool) {
 	return m, true
 }
 
-// unpack gives back the encoder of a run that is not sent. Its groups are encoded again.
-func (s *direct) unpack(e *writeEncoder) {
-	if e.how == withinScript {
-		s.pusher.unsent()
-	}
-	s.release(e)
-}
-
 // takeMixed reads the answer of a run. It tells whether the begins and draws are answered: the
-// script leaves them out if they are too much. An answer that cannot be read is the error
+// script leaves them out if they are too much, and one that meets a write that lies ahead (errAhead) is read anew. An answer that cannot be read is the error
 // of the call, after which nobody knows what the groups did.
 func (s *direct) takeMixed(t *coalesce.Together, m *mixed, w *writes) (begun bool) {
 	u := unpacker{s: m.call.answer}
@@ -149,6 +142,10 @@ func (s *direct) takeMixed(t *coalesce.Together, m *mixed, w *writes) (begun boo
 	t.Begun, t.BeginErr = beginRows(&u, first, t.Begins, m.rows)
 	if t.BeginErr == nil {
 		t.BeginErr = u.done()
+	}
+	if errors.Is(t.BeginErr, errAhead) {
+		t.Begun, t.BeginErr, t.Firsts = nil, nil, nil
+		return false
 	}
 	if t.BeginErr != nil {
 		t.Begun, t.BeginErr = nil, fmt.Errorf("redis: begin: %w", t.BeginErr)

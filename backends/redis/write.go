@@ -173,6 +173,9 @@ func (s *direct) send(ctx context.Context, batches []*batch) {
 	calls := make([]*call, len(batches))
 	for i, b := range batches {
 		calls[i] = &b.call
+		if len(b.enc.held) > 0 {
+			b.call.answered = func() { s.holdBack(b) }
+		}
 	}
 	s.run(ctx, calls)
 	// A request that the server refused as too late was not applied, and its answer told
@@ -194,7 +197,9 @@ func (s *direct) send(ctx context.Context, batches []*batch) {
 		if c.err == nil && c.tooLate() {
 			c.err = errLate
 		}
-		s.holdBack(batches[i])
+		if errors.Is(c.err, rowstore.ErrAmbiguous) {
+			s.pusher.hold(batches[i].enc.held)
+		}
 	}
 }
 

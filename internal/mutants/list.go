@@ -426,11 +426,11 @@ var mutants = append([]mutant{
 	{"periodics-hold-up-all", "Periodics: one whose store is away holds up no observer", "TestWorkerWhosePeriodics", one("percolator/periodic.go",
 		"const startWait = time.Second\n", "const startWait = 1000 * time.Hour\n")},
 	{"table-that-fails-ends-the-collection", "Garbage collection: a table whose store is away holds up no other", "TestCollectionBesideATable", one(gcGo,
-		"\t\t\tif ctx.Err() != nil || fatal(err) {\n\t\t\t\tbreak\n", "\t\t\tif err != nil {\n\t\t\t\tbreak\n")},
+		"\t\t\tif ctx.Err() != nil || fatal(err) {\n\t\t\t\treturn errors.Join", "\t\t\tif err != nil {\n\t\t\t\treturn errors.Join")},
 	{"collected-without-a-search", "Garbage collection: all tables are needed where locks may be left", "TestCollectionThatMustSearch", one(gcGo,
 		"\ttables, err := p.tables(ctx)\n\tif err != nil {\n\t\treturn err\n\t}\n\tp.report", "\ttables, err := p.tables(ctx)\n\t_ = err\n\tp.report")},
 	{"half-a-look-counts-as-whole", "Garbage collection: that every row was looked at is noted only when it was", "TestCollectionBesideATable", one(gcGo,
-		"err != nil || !p.report.Full || p.within > 0 {\n\t\treturn err\n", "!p.report.Full || p.within > 0 {\n\t\treturn err\n")},
+		"\t\treturn errors.Join(err, p.sweptTables(ctx, done))\n", "\t\treturn errors.Join(err, p.swept(ctx))\n")},
 	{"gauges-wait-for-a-store-that-is-away", "Observers: a reading of the gauges is soon over", "TestGaugesBeside", one("percolator/gauges.go",
 		"\tctx, cancel := context.WithTimeout(ctx, gaugesWait)\n", "\tctx, cancel := context.WithCancel(ctx)\n")},
 	{"gauges-one-after-the-other", "Observers: the gauges of a table wait for no other table", "TestGaugesBeside", []edit{

@@ -1,8 +1,8 @@
 -- The script draws ARGV[1][1] timestamps, and then reads fields: key, how many fields of it,
 -- and these, and so on. If the number is negative, the first of the fields is a cell's, and the two
 -- newest writes of that are wanted.
--- All that it finds in a row was drawn before. So the newest write of a field is what a
--- read at any of these timestamps finds. It answers the milliseconds and the counter of
+-- What was drawn is at or before the first of these timestamps, so the newest write of a field is what a
+-- read at any of them finds, unless it was put ahead, as a lease is: then the client reads anew. It answers the milliseconds and the counter of
 -- the first timestamp, and then the fields. If they have more than ARGV[1][2] bytes, it
 -- answers no fields.
 local A = cmsgpack.unpack(ARGV[1])
