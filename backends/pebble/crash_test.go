@@ -304,9 +304,8 @@ func TestUnsyncedIsNotShown(t *testing.T) {
 		cancelled := make(chan error, 1)
 		go func() { cancelled <- call(ctx) }()
 		go cancel()
-		err := <-cancelled
-		require.ErrorIs(t, err, context.Canceled, name)
-		require.ErrorIs(t, <-done, context.Canceled, name)
+		require.ErrorIs(t, receive(t, cancelled, nil), context.Canceled, name)
+		require.ErrorIs(t, receive(t, done, nil), context.Canceled, name)
 		result := make(chan error, 1)
 		results[name] = result
 		go func() { result <- call(t.Context()) }()
@@ -322,12 +321,12 @@ func TestUnsyncedIsNotShown(t *testing.T) {
 		require.Empty(t, c, "%s was answered before the disk was", name)
 	}
 	cancel()
-	err = <-write
+	err = receive(t, write, nil)
 	require.ErrorIs(t, err, rowstore.ErrAmbiguous)
 	require.ErrorIs(t, err, context.Canceled)
 	gate.Unlock()
 	for name, c := range results {
-		require.NoError(t, <-c, name)
+		require.NoError(t, receive(t, c, nil), name)
 	}
 	require.NoError(t, s.Close())
 }

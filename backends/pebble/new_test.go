@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io/fs"
+	"sync"
 	"testing"
 	"time"
 
@@ -168,24 +169,27 @@ func TestSecondCloseWaitsForTheFirst(t *testing.T) {
 	s, err := New(t.Context(), db, Options{})
 	require.NoError(t, err)
 	hold, inside := make(chan struct{}), make(chan struct{}, 1)
+	release := sync.OnceFunc(func() { close(hold) })
+	defer release()
+	ended := make(chan error, 1)
 	go func() {
-		_ = s.Listen(t.Context(), func(rowstore.Wake) {
+		ended <- s.Listen(t.Context(), func(rowstore.Wake) {
 			inside <- struct{}{}
 			<-hold
 		})
 	}()
-	<-inside
+	receive(t, inside, ended)
 	closes := make(chan error, 2)
 	for range 2 {
 		go func() { closes <- s.Close() }()
 	}
 	select {
-	case <-closes:
-		t.Error("a Close returned before the listener had ended")
+	case err := <-closes:
+		require.FailNow(t, "a Close returned before the listener had ended", "%v", err)
 	case <-time.After(50 * time.Millisecond):
 	}
-	close(hold)
-	require.NoError(t, <-closes)
-	require.NoError(t, <-closes)
+	release()
+	require.NoError(t, receive(t, closes, nil))
+	require.NoError(t, receive(t, closes, nil))
 	require.NoError(t, db.Close())
 }

@@ -224,7 +224,7 @@ func TestOpenOnAFullDisk(t *testing.T) {
 	require.ErrorContains(t, err, "make room")
 	disk.resize(func(used int) int { return used + 40<<20 })
 	if errors.As(err, new(*openingError)) {
-		<-released
+		receive(t, released, nil)
 	}
 	s = openFS(t, disk)
 	for i := range 5 {
@@ -332,14 +332,22 @@ func TestAwaitOpening(t *testing.T) {
 		t.Helper()
 		select {
 		case o.opened <- 1:
-			require.NoError(t, <-o.ended)
+			require.NoError(t, receive(t, o.ended, nil))
+		case err := <-o.ended:
+			t.Fatalf("it did not wait: %v", err)
+		}
+	}
+	pass := func(o *opening) {
+		t.Helper()
+		select {
+		case o.later <- time.Time{}:
 		case err := <-o.ended:
 			t.Fatalf("it did not wait: %v", err)
 		}
 	}
 	o := start()
 	fail(o)
-	o.later <- time.Time{} // there is room now; failures that waited, or are of an attempt that began before, say nothing
+	pass(o) // there is room now; failures that waited, or are of an attempt that began before, say nothing
 	fail(o)
 	fail(o)
 	open(o)
@@ -350,11 +358,11 @@ func TestAwaitOpening(t *testing.T) {
 
 	o = start()
 	fail(o)
-	o.later <- time.Time{}
+	pass(o)
 	for range 3 {
 		fail(o)
 	}
-	require.ErrorIs(t, <-o.ended, noRoom)
+	require.ErrorIs(t, receive(t, o.ended, nil), noRoom)
 }
 
 // TestMemTableOn sizes tables in memory by the disk.

@@ -331,7 +331,7 @@ func TestSlotsWhileOthersComeAndGo(t *testing.T) {
 			}
 		}()
 		for i := range 12 {
-			<-changed
+			receive(t, changed, ended)
 			sr := rowstore.ScanRange{Table: "t", Selectors: pickNotify(), Slots: []rowstore.SlotRange{{First: 0, Last: 5}, {First: 6, Last: rowstore.Slots - 1}}}
 			if i%2 == 1 {
 				sr.Slots, sr.Reverse = nil, i%4 == 1
@@ -346,7 +346,7 @@ func TestSlotsWhileOthersComeAndGo(t *testing.T) {
 			}
 		}
 		cancel()
-		require.ErrorIs(t, <-ended, context.Canceled)
+		require.ErrorIs(t, receive(t, ended, nil), context.Canceled)
 	})
 }
 

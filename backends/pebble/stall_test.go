@@ -3,6 +3,7 @@ package pebble
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -102,6 +103,14 @@ func scansOf(s *Store) map[string]func(ctx context.Context) (int, error) {
 	}
 }
 
+// writeNotified writes a row, and a notification of it.
+func writeNotified(ctx context.Context, s *Store) error {
+	_, err := s.Apply(ctx, []rowstore.Mutation{{Table: "t", Row: "r", Edits: []rowstore.Edit{
+		rowstore.Put(rowstore.Write, "c", 5, nil), rowstore.Put(rowstore.Notify, "c", 5, nil),
+	}}}, rowstore.ApplyOptions{})
+	return err
+}
+
 // TestFailedSyncDuringAScan has the disk fail while calls walk over what was written last. None may show it: the disk will never have it.
 func TestFailedSyncDuringAScan(t *testing.T) {
 	t.Parallel()
@@ -113,16 +122,12 @@ func TestFailedSyncDuringAScan(t *testing.T) {
 		_, err := s.Oracle().Draw(t.Context(), 1)
 		require.NoError(t, err)
 		gate.Lock()
-		apply := func(ctx context.Context) error {
-			_, err := s.Apply(ctx, []rowstore.Mutation{{Table: "t", Row: "r", Edits: []rowstore.Edit{
-				rowstore.Put(rowstore.Write, "c", 5, nil), rowstore.Put(rowstore.Notify, "c", 5, nil),
-			}}}, rowstore.ApplyOptions{})
-			return err
-		}
+		unlock := sync.OnceFunc(gate.Unlock)
+		defer unlock() // what waits for the disk ends, whatever comes
 		ctx, written := waiting(t.Context())
 		write := make(chan error, 1)
-		go func() { write <- apply(ctx) }()
-		<-written
+		go func() { write <- writeNotified(ctx, s) }()
+		receive(t, written, write)
 		type result struct {
 			rows int
 			err  error
@@ -132,13 +137,14 @@ func TestFailedSyncDuringAScan(t *testing.T) {
 		for name, call := range scansOf(s) {
 			// One waits for the disk when it fails, and one begins to look only then.
 			ctx, waits := waiting(t.Context())
-			early := make(chan result, 1)
+			early, ended := make(chan result, 1), make(chan error, 1)
 			results[name] = early
 			go func() {
 				n, err := call(ctx)
 				early <- result{n, err}
+				ended <- errors.Join(fmt.Errorf("%s has ended with %d rows", name, n), err)
 			}()
-			<-waits
+			receive(t, waits, ended)
 
 			asked := 0
 			entered := make(chan struct{})
@@ -157,15 +163,15 @@ func TestFailedSyncDuringAScan(t *testing.T) {
 				late <- result{n, err}
 			}()
 			if name == "notifications" || name == "notifications back" || name == "scan of both" {
-				<-entered // the others look at once
+				receive(t, entered, nil) // the others look at once
 			}
 		}
 		fail.Store(true)
-		gate.Unlock()
-		require.ErrorIs(t, <-write, rowstore.ErrAmbiguous)
+		unlock()
+		require.ErrorIs(t, receive(t, write, nil), rowstore.ErrAmbiguous)
 		close(failed)
 		for name, c := range results {
-			r := <-c
+			r := receive(t, c, nil)
 			require.ErrorContains(t, r.err, errDisk.Error(), name)
 			require.Zero(t, r.rows, name)
 		}
@@ -301,7 +307,7 @@ func TestGroupWaitsForABound(t *testing.T) {
 		}
 		ended <- err
 	}()
-	<-waits
+	receive(t, waits, ended)
 	inTime(t, "a read of the group's row", func() {
 		rows, err := s.Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: "r", Selectors: pickNewest()}})
 		if err != nil || len(rows[0].Versions) != 1 {
@@ -311,7 +317,7 @@ func TestGroupWaitsForABound(t *testing.T) {
 	inTime(t, "a scan", func() { _, _ = scansOf(s)["scan"](impatient(t.Context())) })
 	require.Empty(t, ended)
 	unlock()
-	require.NoError(t, <-ended)
+	require.NoError(t, receive(t, ended, nil))
 	require.Equal(t, "w", readCell(t, s, "r"))
 	require.NoError(t, s.Close())
 }
@@ -369,7 +375,7 @@ func TestCloseEndsCompact(t *testing.T) {
 	ctx, waits := waiting(t.Context())
 	compacted, closed := make(chan error, 1), make(chan error, 1)
 	go func() { compacted <- s.Compact(ctx) }()
-	<-waits
+	receive(t, waits, compacted)
 	go func() { closed <- s.Close() }()
 	inTime(t, "Compact", func() {
 		if err := <-compacted; !errors.Is(err, rowstore.ErrClosed) {
@@ -377,6 +383,6 @@ func TestCloseEndsCompact(t *testing.T) {
 		}
 	})
 	unlock()
-	require.NoError(t, <-closed)
+	require.NoError(t, receive(t, closed, nil))
 	require.ErrorIs(t, s.Compact(t.Context()), rowstore.ErrClosed)
 }

@@ -472,7 +472,7 @@ func TestListen(t *testing.T) {
 	woken := make(chan rowstore.Wake, 100)
 	ended := make(chan error, 1)
 	go func() { ended <- s.Listen(ctx, func(w rowstore.Wake) { woken <- w }) }()
-	require.Zero(t, <-woken, "what happened before may have been missed")
+	require.Zero(t, receive(t, woken, ended), "what happened before may have been missed")
 	apply := func(table string, edits ...rowstore.Edit) {
 		_, err := s.Apply(t.Context(), []rowstore.Mutation{{Table: table, Row: "r", Edits: edits}}, rowstore.ApplyOptions{})
 		require.NoError(t, err)
@@ -481,15 +481,15 @@ func TestListen(t *testing.T) {
 	apply("prewrite", rowstore.Put(rowstore.Lock, "c", 2, nil), rowstore.Put(rowstore.Notify, "c", 2, nil))
 	apply("cleared", rowstore.Delete(rowstore.Notify, "c", 2))
 	apply("commit", rowstore.Delete(rowstore.Lock, "c", 2), rowstore.Put(rowstore.Notify, "c", 3, nil))
-	require.Equal(t, rowstore.Wake{Table: "commit", Slots: []uint16{rowstore.Slot("commit", "r")}}, <-woken)
+	require.Equal(t, rowstore.Wake{Table: "commit", Slots: []uint16{rowstore.Slot("commit", "r")}}, receive(t, woken, ended))
 	_, err := s.Group(t.Context(), []rowstore.Group{{AssignTimestamp: true, Mutations: []rowstore.Mutation{
 		{Table: "group", Row: "r", Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, "c", rowstore.AssignedTimestamp, nil)}},
 	}}})
 	require.NoError(t, err)
-	require.Equal(t, rowstore.Wake{Table: "group", Slots: []uint16{rowstore.Slot("group", "r")}}, <-woken)
+	require.Equal(t, rowstore.Wake{Table: "group", Slots: []uint16{rowstore.Slot("group", "r")}}, receive(t, woken, ended))
 	require.Empty(t, woken)
 	cancel()
-	require.ErrorIs(t, <-ended, context.Canceled)
+	require.ErrorIs(t, receive(t, ended, nil), context.Canceled)
 }
 
 func TestListenerThatDoesNotReturn(t *testing.T) {
@@ -497,18 +497,20 @@ func TestListenerThatDoesNotReturn(t *testing.T) {
 	s := mustOpen(t, Options{})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	entered, release := make(chan struct{}), make(chan struct{})
+	entered, hold := make(chan struct{}), make(chan struct{})
+	release := sync.OnceFunc(func() { close(hold) })
+	defer release() // before the Close of the cleanup, which waits for listeners
 	var calls atomic.Int64
 	ended := make(chan error, 1)
 	go func() {
 		ended <- s.Listen(ctx, func(rowstore.Wake) {
 			if calls.Add(1) == 1 {
 				close(entered)
-				<-release
+				<-hold
 			}
 		})
 	}()
-	<-entered
+	receive(t, entered, ended)
 	for i := range 1000 {
 		// No writer waits for it.
 		_, err := s.Apply(t.Context(), []rowstore.Mutation{{Table: "t", Row: "r", Edits: []rowstore.Edit{
@@ -516,10 +518,9 @@ func TestListenerThatDoesNotReturn(t *testing.T) {
 		}}}, rowstore.ApplyOptions{})
 		require.NoError(t, err)
 	}
-	close(release)
+	release()
 	require.NoError(t, s.Close())
-	err := <-ended
-	require.ErrorIs(t, err, rowstore.ErrClosed)
+	require.ErrorIs(t, receive(t, ended, nil), rowstore.ErrClosed)
 	require.LessOrEqual(t, calls.Load(), int64(3), "calls are merged")
 }
 

@@ -110,7 +110,7 @@ func TestLateAnswersKeepTheirConnection(t *testing.T) {
 		handler func(*pgconn.PgConn) ctxwatch.Handler
 		answers bool
 	}{
-		{"an answer in time", awaiting(time.Hour), true},
+		{"an answer in time", awaiting(testWait), true},
 		{"no answer", AwaitAnswers, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

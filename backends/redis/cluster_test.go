@@ -98,14 +98,17 @@ func TestClusterMovesSlot(t *testing.T) {
 	}
 	require.Positive(t, move(10))
 	started := make(chan struct{}, 20)
+	writing, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel() // the writers end, whatever comes
 	errs := make([]error, 20)
 	for i := range 20 {
 		wg.Go(func() {
 			started <- struct{}{}
 			for {
-				errs[i] = tryApply(ctx, s, put(fmt.Sprint("r", i), 2, "1"))
-				if errs[i] == nil || errors.Is(errs[i], rowstore.ErrAmbiguous) {
+				errs[i] = tryApply(writing, s, put(fmt.Sprint("r", i), 2, "1"))
+				if errs[i] == nil || errors.Is(errs[i], rowstore.ErrAmbiguous) || errors.Is(errs[i], rowstore.ErrClosed) || writing.Err() != nil {
 					return
 				}
 			}

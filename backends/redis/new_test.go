@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/url"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -245,7 +246,7 @@ func TestNewCallsNoHooks(t *testing.T) {
 	seen := make(chan string, 100)
 	c.AddHook(watching{seen})
 	require.NoError(t, c.Ping(t.Context()).Err())
-	require.Equal(t, "ping", <-seen, "the program's own command")
+	require.Equal(t, "ping", receive(t.Context(), t, seen, nil), "the program's own command")
 	s := openNew(t, c, Options{Prefix: ownPrefix(), NoCoalesce: true})
 	apply(t, s, put("r", 1, "1"))
 	require.Equal(t, "1", newest(t, s, "r"))
@@ -270,17 +271,19 @@ func TestSecondCloseWaits(t *testing.T) {
 	t.Parallel()
 	s := openNew(t, program(t, &goredis.Options{Addr: hostOf(t, testserver.Redis(t))}), Options{Prefix: ownPrefix(), NoCoalesce: true})
 	require.NoError(t, s.direct.begin(t.Context()))
+	end := sync.OnceFunc(s.direct.end)
+	defer end() // before the Close of the cleanup, which waits for it
 	first := make(chan error, 1)
 	go func() { first <- s.Close() }()
 	require.Eventually(t, s.direct.closed.Load, time.Minute, time.Millisecond)
 	var left atomic.Bool
 	time.AfterFunc(50*time.Millisecond, func() {
 		left.Store(true)
-		s.direct.end()
+		end()
 	})
 	require.NoError(t, s.Close())
 	require.True(t, left.Load(), "a call was under way")
-	require.NoError(t, <-first)
+	require.NoError(t, receive(t.Context(), t, first, nil))
 }
 
 // Nothing of the client's own timeouts keeps a call waiting, nor Close.
@@ -319,9 +322,9 @@ func TestNewLeavesTheClientOpen(t *testing.T) {
 			}
 		})
 	}()
-	<-listening
+	receive(ctx, t, listening, done)
 	require.NoError(t, s.Close())
-	require.ErrorIs(t, <-done, rowstore.ErrClosed)
+	require.ErrorIs(t, receive(ctx, t, done, nil), rowstore.ErrClosed)
 	require.NoError(t, s.Close())
 	_, err := tryNewest(ctx, s, "r")
 	require.ErrorIs(t, err, rowstore.ErrClosed)

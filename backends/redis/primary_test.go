@@ -104,7 +104,7 @@ func TestDemoted(t *testing.T) {
 					}
 				})
 			}()
-			<-listening
+			receive(ctx, t, listening, lost)
 			follow(t, first, two)
 			for name, err := range everyCall(ctx, s) {
 				require.ErrorIs(t, err, rowstore.ErrUnavailable, name)

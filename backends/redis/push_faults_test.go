@@ -114,7 +114,7 @@ func TestSlowPushHoldsUpFew(t *testing.T) {
 	defer answer()
 	h.push.Store(&meet)
 	s.pusher.hold([]heldWake{{table: "t", slot: slotOf("slow")}})
-	<-asked
+	receive(ctx, t, asked, nil)
 	missing := writesUntil(t, s, "meanwhile", func() bool {
 		require.NoError(t, ctx.Err(), "no write was heard of")
 		return len(heard) > 0
@@ -197,6 +197,7 @@ func TestSlowCountHoldsUpFew(t *testing.T) {
 	h.count.Store(&silent)
 	isAsked := func() bool {
 		require.NoError(t, ctx.Err())
+		hearsOf(heard) // or the listener would wait for its reader
 		select {
 		case <-asked:
 			return true
@@ -289,7 +290,7 @@ func TestLastPushIsTriedOnce(t *testing.T) {
 	apply(t, s, notifying("held", 5))
 	require.True(t, pending(s))
 	require.NoError(t, store.Close())
-	<-asked
+	receive(t.Context(), t, asked, nil)
 	require.EqualValues(t, 1, tries.Load())
 	require.True(t, pending(s))
 }
@@ -322,12 +323,12 @@ func TestHeldBackUntilItsOwnServerAnswers(t *testing.T) {
 		_, err := s.Apply(ctx, []rowstore.Mutation{notifying("first", 6), notifying(row, 6)}, rowstore.ApplyOptions{})
 		done <- err
 	}()
-	<-asked
+	receive(ctx, t, asked, done)
 	require.Eventually(t, func() bool { return pending(s) || ctx.Err() != nil }, time.Minute, time.Millisecond)
 	require.NoError(t, ctx.Err(), "it waits for the other server")
 	require.Equal(t, []rowstore.Wake{{Table: "t", Slots: []uint16{slotOf("first")}}}, takePending(s))
 	answer()
-	require.NoError(t, <-done)
+	require.NoError(t, receive(ctx, t, done, nil))
 	require.Equal(t, []rowstore.Wake{{Table: "t", Slots: []uint16{slotOf(row)}}}, takePending(s), "each once")
 }
 

@@ -33,7 +33,14 @@ func TestParseWake(t *testing.T) {
 func hears(ctx context.Context, t *testing.T, s *direct) (hear func() rowstore.Wake, heard chan rowstore.Wake) {
 	t.Helper()
 	heard = make(chan rowstore.Wake, 1000)
-	go func() { _ = s.Listen(ctx, func(w rowstore.Wake) { heard <- w }) }()
+	go func() {
+		_ = s.Listen(ctx, func(w rowstore.Wake) {
+			select {
+			case heard <- w:
+			case <-ctx.Done(): // nobody may read it any more
+			}
+		})
+	}()
 	hear = func() rowstore.Wake {
 		select {
 		case w := <-heard:
@@ -162,7 +169,14 @@ func listening(t *testing.T, s *direct) (end <-chan error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	heard, lost := make(chan struct{}, 1000), make(chan error, 1)
-	go func() { lost <- s.Listen(ctx, func(rowstore.Wake) { heard <- struct{}{} }) }()
+	go func() {
+		lost <- s.Listen(ctx, func(rowstore.Wake) {
+			select {
+			case heard <- struct{}{}:
+			case <-ctx.Done(): // nobody may read it any more
+			}
+		})
+	}()
 	t.Cleanup(cancel)
 	select {
 	case <-heard:

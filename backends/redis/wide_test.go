@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -282,26 +281,29 @@ func TestWideRowIsReadAtOneMoment(t *testing.T) {
 	const columns = 5000
 	fillWide(t, s, "wide", columns, 1, 2, 500)
 	ts := rowstore.Timestamp(2)
-	write := func() {
+	write := func() error {
 		ts++
-		apply(t, s, rowstore.Mutation{Table: "t", Row: "wide", Edits: []rowstore.Edit{
+		return tryApply(context.Background(), s, rowstore.Mutation{Table: "t", Row: "wide", Edits: []rowstore.Edit{
 			rowstore.Put(rowstore.Write, columnName(0), ts, nil), rowstore.Put(rowstore.Write, columnName(columns-1), ts, nil),
 			rowstore.Delete(rowstore.Write, columnName(1), ts-1), rowstore.Put(rowstore.Write, columnName(1), ts, nil),
 		}})
 	}
-	var wg sync.WaitGroup
-	wrote := make(chan struct{}, 1)
-	wg.Go(func() {
+	wrote, ended := make(chan struct{}, 1), make(chan error, 1)
+	go func() {
 		for ctx.Err() == nil {
-			write()
+			if err := write(); err != nil {
+				ended <- err
+				return
+			}
 			select {
 			case wrote <- struct{}{}:
 			case <-time.After(5 * time.Millisecond):
 			}
 		}
-	})
+		ended <- nil
+	}()
 	for range 20 {
-		<-wrote
+		receive(ctx, t, wrote, ended)
 		vs := readRow(t, s, "wide", allVersions...)
 		newest := map[string]rowstore.Timestamp{}
 		for _, v := range vs {
@@ -312,7 +314,7 @@ func TestWideRowIsReadAtOneMoment(t *testing.T) {
 		require.Equal(t, newest[columnName(0)], newest[columnName(columns-1)])
 	}
 	cancel()
-	wg.Wait()
+	require.NoError(t, receive(t.Context(), t, ended, nil))
 }
 
 // TestOldWideRow meets a row as earlier versions of the store left it: wide, with

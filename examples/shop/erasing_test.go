@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -30,9 +31,9 @@ func TestErasedWhileRead(t *testing.T) {
 }
 
 // eraseAtLast erases a customer, whose orders may keep that from committing for a while.
-func (r *running) eraseAtLast(customer string) error {
+func (r *running) eraseAtLast(ctx context.Context, customer string) error {
 	for {
-		status, answer, err := send(r.t.Context(), "DELETE", r.url+"/customers/"+customer, "", "")
+		status, answer, err := send(ctx, "DELETE", r.url+"/customers/"+customer, "", "")
 		switch {
 		case err != nil:
 			return err
@@ -57,7 +58,9 @@ func TestErasedUnderLoad(t *testing.T) {
 		ids = append(ids, r.stocked("tea", pieces))
 	}
 	var placed, refused atomic.Int64
-	var group errgroup.Group
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // on a machine that does much else, requests wait for one another
+	defer cancel()
+	group, ctx := errgroup.WithContext(ctx) // if one fails, nobody waits for it
 	for i, id := range ids {
 		var orders atomic.Int64
 		gone := make(chan struct{})
@@ -65,7 +68,7 @@ func TestErasedUnderLoad(t *testing.T) {
 			group.Go(func() error {
 				for n := 0; ; n++ {
 					key := fmt.Sprint(i, "/", buyer, "/", n)
-					status, answer, err := send(t.Context(), "POST", r.url+"/orders", key, fmt.Sprintf(`{"customer": %q, "lines": [{"product": "tea", "quantity": 1}]}`, id))
+					status, answer, err := send(ctx, "POST", r.url+"/orders", key, fmt.Sprintf(`{"customer": %q, "lines": [{"product": "tea", "quantity": 1}]}`, id))
 					switch {
 					case err != nil:
 						return err
@@ -86,9 +89,12 @@ func TestErasedUnderLoad(t *testing.T) {
 		group.Go(func() error {
 			defer close(gone)
 			for orders.Load() < after {
+				if ctx.Err() != nil {
+					return fmt.Errorf("%d of %d orders: %w", orders.Load(), after, ctx.Err())
+				}
 				time.Sleep(time.Millisecond) // until the next look
 			}
-			return r.eraseAtLast(id)
+			return r.eraseAtLast(ctx, id)
 		})
 	}
 	require.NoError(t, group.Wait())

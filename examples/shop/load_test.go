@@ -17,6 +17,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -239,16 +240,20 @@ func TestLoadInOneProcess(t *testing.T) {
 type child struct {
 	cmd    *exec.Cmd
 	url    string
-	output *bytes.Buffer
-	ended  chan error
+	output *bytes.Buffer // of standard error; read when it has ended
+	ended  chan struct{}
+	err    error // when it has ended
 }
+
+// childPatience is how long a process may take to open or to end.
+const childPatience = 3 * time.Minute
 
 var openLine = regexp.MustCompile(`^the shop is open: (http://\S+),`)
 
 // startChild starts a process of the shop and waits until it is open. If it does not open, it has no url.
 func startChild(t *testing.T, args ...string) *child {
 	t.Helper()
-	c := &child{cmd: exec.Command(os.Args[0], args...), output: &bytes.Buffer{}, ended: make(chan error, 1)}
+	c := &child{cmd: exec.Command(os.Args[0], args...), output: &bytes.Buffer{}, ended: make(chan struct{})}
 	c.cmd.Env = append(os.Environ(), asProgram+"=1")
 	c.cmd.Stderr = c.output
 	out, err := c.cmd.StdoutPipe()
@@ -257,30 +262,58 @@ func startChild(t *testing.T, args ...string) *child {
 	}
 	if err != nil {
 		t.Errorf("starting the shop: %v", err)
+		close(c.ended)
 		return c
 	}
 	opened := make(chan string, 1)
 	go func() {
+		defer close(c.ended)
 		for lines := bufio.NewScanner(out); lines.Scan(); {
 			if m := openLine.FindStringSubmatch(lines.Text()); m != nil {
 				opened <- m[1]
 			}
 		}
 		close(opened)
-		c.ended <- c.cmd.Wait()
+		c.err = c.cmd.Wait()
 	}()
-	t.Cleanup(func() { _ = c.cmd.Process.Kill() }) // it has ended, unless the test failed
-	if c.url = <-opened; c.url == "" {
-		t.Errorf("the process has ended: %v", c.output)
+	t.Cleanup(func() { c.kill() }) // it has ended, unless the test failed
+	select {
+	case c.url = <-opened:
+	case <-time.After(childPatience):
+	}
+	if c.url == "" {
+		c.dump()
+		t.Errorf("the process did not open: %v: %s", c.err, c.output)
 	}
 	return c
+}
+
+// dump ends a process, which says what its goroutines are at, if it has not ended.
+func (c *child) dump() {
+	_ = c.cmd.Process.Signal(syscall.SIGQUIT)
+	select {
+	case <-c.ended:
+	case <-time.After(childPatience): // it is suspended
+		c.kill()
+	}
+}
+
+// kill ends a process at once, and returns when it has ended.
+func (c *child) kill() {
+	_ = c.cmd.Process.Kill()
+	<-c.ended
 }
 
 func (c *child) stop(t *testing.T) {
 	t.Helper()
 	require.NotEmpty(t, c.url)
 	require.NoError(t, c.cmd.Process.Signal(os.Interrupt))
-	require.NoError(t, <-c.ended, "%s", c.output)
+	select {
+	case <-c.ended:
+	case <-time.After(childPatience):
+		c.dump()
+	}
+	require.NoError(t, c.err, "%s", c.output)
 }
 
 // fleet are processes of the shop over one store, and the mailbox that they send to.
@@ -314,7 +347,10 @@ func startFleet(t *testing.T, url string, processes int) *fleet {
 	for i := range f.children {
 		f.start(i)
 	}
-	t.Cleanup(func() { explain(t, f.file, f.children) })
+	t.Cleanup(func() { f.explain(everystore.Embedded(url)) })
+	for _, c := range f.children {
+		require.NotEmpty(t, c.url) // or nobody could send it a request
+	}
 	return f
 }
 
@@ -339,14 +375,22 @@ func (f *fleet) disturb(patience time.Duration, do func(ctx context.Context, l *
 	t.Helper()
 	l := &load{seed: rand.Uint64(), patience: patience, target: f.target}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute) // on a machine that does much else, buyers wait for one another
-	defer cancel()
-	begun, done := make(chan int64, 1), make(chan error, 1)
+	begun, done, ended := make(chan int64, 1), make(chan error, 1), make(chan struct{})
 	go func() { // it ends with the buyers, or the test
+		defer close(ended)
 		for l.done.Load() < buyers*purchases/4 && ctx.Err() == nil {
 			time.Sleep(time.Millisecond)
 		}
 		begun <- l.done.Load()
+		if ctx.Err() != nil { // the test has failed: its cleanups end the processes
+			done <- ctx.Err()
+			return
+		}
 		done <- do(ctx, l)
+	}()
+	defer func() { // before any cleanup ends processes or looks at them: do may be about to start one
+		cancel()
+		<-ended
 	}()
 	l.run(ctx, t, f.box)
 	require.Less(t, <-begun, int64(buyers*purchases*3/4), "it was disturbed too late")
@@ -370,8 +414,7 @@ func TestKilledUnderLoad(t *testing.T) {
 		}
 		f := startFleet(t, url, processes)
 		l := f.disturb(20*time.Second, func(context.Context, *load) error {
-			_ = f.children[0].cmd.Process.Kill()
-			<-f.children[0].ended
+			f.children[0].kill()
 			f.start(0)
 			return nil
 		})
@@ -380,13 +423,27 @@ func TestKilledUnderLoad(t *testing.T) {
 }
 
 // explain says what may be the reason of a failure: what the processes have logged, and what waits.
-func explain(t *testing.T, file string, children []*child) {
+func (f *fleet) explain(embedded bool) {
+	t := f.t
 	if !t.Failed() {
 		return
 	}
+	logs := sync.OnceFunc(func() {
+		for _, c := range f.children {
+			if c == nil || c.cmd.Process == nil { // it was never started
+				continue
+			}
+			c.kill()
+			t.Logf("%s: %v: %s", c.url, c.err, c.output)
+		}
+	})
+	defer logs()
+	if embedded {
+		logs() // nobody else can open the store while the process has it
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
 	defer cancel()
-	db, err := config.Open(ctx, file)
+	db, err := config.Open(ctx, f.file)
 	if err != nil {
 		t.Log(err)
 		return
@@ -397,8 +454,4 @@ func explain(t *testing.T, file string, children []*child) {
 	t.Logf("%+v %v", parked, err)
 	timers, err := db.TimerBacklog(ctx, 0)
 	t.Logf("%+v %v; closed: %v", timers, err, db.Close(ctx))
-	for _, c := range children {
-		_ = c.cmd.Process.Kill()
-		t.Logf("%s: %v: %s", c.url, <-c.ended, c.output)
-	}
 }

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -150,7 +151,12 @@ func (p *Process) End(t testing.TB) {
 	select {
 	case <-p.ended:
 	case <-time.After(processPatience):
-		require.FailNow(t, "the process does not end")
+		_ = p.cmd.Process.Signal(syscall.SIGQUIT) // it says what its goroutines are at, unless it is suspended
+		select {
+		case <-p.ended:
+		case <-time.After(processPatience):
+			require.FailNow(t, "the process does not end")
+		}
 	}
 	require.NoError(t, p.err, "%s", &p.errors)
 }

@@ -58,9 +58,17 @@ func TestResume(t *testing.T) {
 		}
 	}), Options{}))
 	defer stop()
+	requireAsked := func() {
+		t.Helper()
+		select {
+		case <-asked:
+		case <-time.After(time.Minute):
+			require.FailNow(t, "the sink does not get the item", "%+v", paused(t, o))
+		}
+	}
 	require.ErrorIs(t, resume(t, o, "k"), percolator.ErrNotFound)
 	put(t, o, "k", "1")
-	<-asked
+	requireAsked()
 	require.Eventually(t, func() bool { return len(paused(t, o)) == 1 }, time.Minute, time.Millisecond)
 	p := paused(t, o)[0]
 	require.Equal(t, "k", p.Key)
@@ -72,7 +80,7 @@ func TestResume(t *testing.T) {
 
 	// It is not well yet, and asks for another pause.
 	require.NoError(t, resume(t, o, "k"))
-	<-asked
+	requireAsked()
 	require.Eventually(t, func() bool { return len(paused(t, o)) == 1 }, time.Minute, time.Millisecond)
 	require.Empty(t, good.payloads("k"))
 	close(well)

@@ -133,10 +133,12 @@ func TestBuiltByAnotherMeanwhile(t *testing.T) {
 		one := everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true}), settings)
 		two := everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true}), settings)
 		require.NoError(t, put(ctx, one, "1", "a"))
-		stands, goOn := make(chan struct{}), make(chan struct{})
+		stands, hold := make(chan struct{}), make(chan struct{})
+		goOn := sync.OnceFunc(func() { close(hold) })
+		defer goOn() // before the databases are closed
 		var once sync.Once
 		slow, err := New(one, "word", words, func(row, text string) ([]keys.Key, error) {
-			once.Do(func() { close(stands); <-goOn })
+			once.Do(func() { close(stands); <-hold })
 			return eachWord(row, text)
 		}, Options{})
 		require.NoError(t, err)
@@ -145,12 +147,16 @@ func TestBuiltByAnotherMeanwhile(t *testing.T) {
 			_, err := slow.Build(ctx, Pace{Rows: 1})
 			result <- err
 		}()
-		<-stands
+		select {
+		case <-stands:
+		case err := <-result:
+			require.FailNow(t, "it has ended before", "%v", err)
+		}
 		ix := built(t, two, Options{})
 		if drops {
 			require.NoError(t, Drop(ctx, two, "word", Pace{}))
 		}
-		close(goOn)
+		goOn()
 		if drops {
 			require.ErrorIs(t, <-result, percolator.ErrIndexChanged)
 			info, err := infoOf(ctx, two, "word")

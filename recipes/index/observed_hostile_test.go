@@ -128,7 +128,11 @@ func TestDropIsLate(t *testing.T) {
 	dropped := make(chan error, 1)
 	go func() { dropped <- ix.Drop(ctx, Pace{}) }()
 	require.ErrorIs(t, end(), percolator.ErrObserverRemoved)
-	<-held.Reached()
+	select {
+	case <-held.Reached():
+	case err := <-dropped:
+		require.FailNow(t, "it has ended before it deletes an entry", "%v", err)
+	}
 	newer := typed.ErrVersion
 	away.Store(&newer)
 	keeping(t, db, again.Observer())

@@ -27,7 +27,8 @@ func observedWords(t testing.TB, db *percolator.DB) *Observed[string] {
 	return ix
 }
 
-// keeping runs the observer of an index until the test ends, or stop is called. Both functions return the error of Run; end waits for it.
+// keeping runs the observer of an index until the test ends, or stop is called. Both functions return the error of Run; end waits for it, but
+// not for ever: nothing may end the worker if what should remove its observer has failed.
 func keeping(t testing.TB, db *percolator.DB, o percolator.Observer) (w *percolator.Worker, stop, end func() error) {
 	t.Helper()
 	w = percolator.NewWorker(db, percolator.WorkerConfig{MaxAttempts: 2, Backoff: percolator.Backoff{Min: time.Millisecond}})
@@ -36,9 +37,13 @@ func keeping(t testing.TB, db *percolator.DB, o percolator.Observer) (w *percola
 	ended := make(chan error, 1)
 	go func() { ended <- w.Run(ctx) }()
 	end = func() error {
-		err := <-ended
-		ended <- err
-		return err
+		select {
+		case err := <-ended:
+			ended <- err
+			return err
+		case <-time.After(time.Minute):
+			return errors.New("the worker does not end")
+		}
 	}
 	stop = func() error {
 		cancel()
