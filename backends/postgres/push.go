@@ -61,14 +61,16 @@ func pushEvery(sessions int) time.Duration {
 }
 
 // pusher announces notifications: at once to those who listen on the same store, and by
-// way of the server to all others. One goroutine does each, so that the first need not wait for the server. stop ends both.
+// way of the server to all others. One goroutine does each, so that the first need not wait for the server, and a third one counts who listens, so that
+// no announcement waits for that. stop ends them.
 type pusher struct {
 	s       *plainStore
 	id      string        // of this store, in what it sends, so that it ignores its own
 	ready   chan struct{} // something is pending
 	leaves  chan struct{} // out has something
+	often   chan struct{} // announcements come often
 	quit    chan struct{}
-	running sync.WaitGroup // the two goroutines
+	running sync.WaitGroup // the goroutines
 	// ctx is that of announcements, but for the last one. stop ends it.
 	ctx    context.Context //nolint:containedctx // it ends with the store
 	cancel context.CancelFunc
@@ -80,9 +82,8 @@ type pusher struct {
 	failed    atomic.Uint64 // announcements that failed, and were repeated
 
 	// The goroutine that announces alone has these.
-	last    time.Time // when the server was told last
-	next    time.Time // when it may be told again
-	countAt time.Time // when to count the sessions again, at the earliest
+	last time.Time // when the server was told last
+	next time.Time // when it may be told again
 
 	every       atomic.Int64                     // between two announcements, in nanoseconds
 	everyOf     func(sessions int) time.Duration // pushEvery, but in tests
@@ -106,7 +107,7 @@ func (l *listener) tell(w rowstore.Wake) {
 
 func newPusher(s *plainStore, id string) *pusher {
 	p := &pusher{
-		s: s, id: id, ready: make(chan struct{}, 1), leaves: make(chan struct{}, 1), quit: make(chan struct{}),
+		s: s, id: id, ready: make(chan struct{}, 1), leaves: make(chan struct{}, 1), often: make(chan struct{}, 1), quit: make(chan struct{}),
 		listeners: map[*listener]bool{}, everyOf: pushEvery, countWithin: countWithin,
 	}
 	p.every.Store(int64(tellEvery))
@@ -121,6 +122,11 @@ func newPusher(s *plainStore, id string) *pusher {
 		for p.comes(p.leaves) {
 			p.sleep(time.Until(p.next))
 			p.announce()
+		}
+	})
+	p.running.Go(func() {
+		for p.comes(p.often) {
+			p.sleep(p.count())
 		}
 	})
 	return p
@@ -213,11 +219,10 @@ func (p *pusher) announce() {
 	if !some { // a signal was left over, which must not put the next announcement off
 		return
 	}
-	often := now.Sub(p.last) < 5*mostEvery // what comes seldom is never held up, and costs nothing more
-	p.last = now
-	if often && !now.Before(p.countAt) {
-		p.count()
+	if now.Sub(p.last) < 5*mostEvery { // what comes seldom is never held up, and costs nothing more
+		signal(p.often)
 	}
+	p.last = now
 	p.next = now.Add(time.Duration(p.every.Load()))
 }
 
@@ -245,19 +250,19 @@ func (p *pusher) push(ctx context.Context) (some bool, err error) {
 	return true, err
 }
 
-// count learns how many sessions listen. If it fails they are as many as before, and few if the role may not ask.
-func (p *pusher) count() {
+// count learns how many sessions listen, and returns when to do so again at the earliest. If it fails they are as many as before, and few if the role may not ask.
+func (p *pusher) count() (again time.Duration) {
 	ctx, cancel := context.WithTimeout(p.ctx, p.countWithin)
 	defer cancel()
 	n, err := p.s.sessions(ctx)
-	p.countAt = time.Now().Add(countEvery)
 	switch {
 	case err == nil:
 		p.every.Store(int64(p.everyOf(n)))
 	case errors.Is(err, rowstore.ErrDenied):
 		p.every.Store(int64(tellEvery))
-		p.countAt = time.Now().Add(countAgain)
+		return countAgain
 	}
+	return countEvery
 }
 
 // sessions is how many sessions of the database listen.
@@ -302,7 +307,7 @@ func (p *pusher) parse(payload string) (w rowstore.Wake, own bool) {
 	return w, parts[0] == p.id
 }
 
-// stop ends both goroutines, and announces what is pending, for a bounded time.
+// stop ends the goroutines, and announces what is pending, for a bounded time.
 func (p *pusher) stop() {
 	p.cancel()
 	close(p.quit)
