@@ -418,6 +418,9 @@ func (c *collection) add(ctx context.Context, row string, r removal) error {
 		if err := c.flush(ctx); err != nil { // a batch names a row once
 			return err
 		}
+		if c.unread[row] { // since then
+			return nil
+		}
 	}
 	c.muts = append(c.muts, rowstore.Mutation{Table: c.table, Row: row, Conditions: r.conditions, Edits: r.edits})
 	c.counts = append(c.counts, r.versions)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/percolate-go/percolate/internal/format"
@@ -30,14 +31,17 @@ type sweeper struct {
 	w      *Worker
 	r      format.Observer
 	lease  *sweepLease
+	stop   func()    // ends what keeps the lease, if something does
 	first  Timestamp // the first snapshot
 	at     Timestamp // the snapshot
 	table  string
 	column string
-	ack    string         // the column of the acknowledgments
-	todo   []unreadable   // what is left to scan. The first begins behind the rows that were gathered
-	left   []unreadable   // where rows could not be read
-	rows   []rowstore.Row // gathered, as the snapshot shows them; locks may be in the way
+	ack    string       // the column of the acknowledgments
+	todo   []unreadable // what is left to scan. The first begins behind the rows that were gathered
+	left   []unreadable // where rows could not be read, in order
+	// leftBytes is the sum of the lengths of names in left.
+	leftBytes int
+	rows      []rowstore.Row // gathered, as the snapshot shows them; locks may be in the way
 	// Notifications of rows before those, which may have failed. They are repeated as they are, so that none is put twice.
 	untold  []rowstore.Mutation
 	flushed time.Time // when it has last notified, or begun to scan
@@ -54,6 +58,12 @@ func (w *Worker) newSweeper(r format.Observer, at Timestamp) *sweeper {
 // run sweeps until nobody needs that any more. What may pass is tried again. A sweep that another worker is doing is left to
 // that one until its lease has ended. Each attempt takes a place in room.
 func (s *sweeper) run(ctx context.Context, room chan struct{}) error {
+	defer func() {
+		if s.stop != nil {
+			s.unkeep()
+			s.lease.release(ctx)
+		}
+	}()
 	return s.w.retryAfter(ctx, walkWait, "sweeping for a new observer", func() error {
 		for {
 			over, held, err := s.inTurn(ctx, room)
@@ -81,17 +91,31 @@ func (s *sweeper) inTurn(ctx context.Context, room chan struct{}) (over bool, he
 // attempt sweeps, unless another worker does: then held tells how long that one has its lease. over tells that nobody needs the
 // sweep any more: it is done, or the registration is gone.
 func (s *sweeper) attempt(ctx context.Context) (over bool, held time.Duration, err error) {
+	s.unkeep()
 	if held, err = s.lease.take(ctx); err != nil || held > 0 {
 		return false, held, err
 	}
-	stop := s.lease.keep(ctx)
+	s.stop = s.lease.keep(ctx)
 	over, err = s.underLease(ctx)
-	stop()
-	// After a failure this worker goes on soon. Another one would begin with the first row, so that one waits for the end of the lease.
-	if err == nil || ctx.Err() != nil || fatal(err) {
+	switch {
+	case errors.Is(err, ErrCorrupt) && ctx.Err() == nil && !fatal(err):
+		// No other worker could read it. One that took the lease meanwhile would begin with the first row, and so would all others, one after another.
+	case err == nil || ctx.Err() != nil || fatal(err):
+		s.unkeep()
 		s.lease.release(ctx)
+	default:
+		// This worker goes on soon. Another one would begin with the first row, so that one waits for the end of the lease.
+		s.unkeep()
 	}
 	return over, 0, err
+}
+
+// unkeep no longer keeps the lease.
+func (s *sweeper) unkeep() {
+	if s.stop != nil {
+		s.stop()
+		s.stop = nil
+	}
 }
 
 func (s *sweeper) underLease(ctx context.Context) (over bool, err error) {
@@ -135,22 +159,28 @@ func (s *sweeper) sweep(ctx context.Context) (over bool, err error) {
 	if len(s.left) == 0 {
 		return false, nil
 	}
-	s.todo, s.left = s.left, nil
+	s.todo, s.left, s.leftBytes = s.left, nil, 0
 	return false, fmt.Errorf("%d rows of table %q cannot be read, and wait to be swept, the first at or behind %q: %w", len(s.todo), s.table, s.todo[0].from, s.todo[0].err)
 }
 
 // leave leaves out what cannot be read, for the next attempt. It never fails.
 func (s *sweeper) leave(u unreadable) error {
-	i := slices.IndexFunc(s.left, func(l unreadable) bool { return l.from == u.from }) // a scan that goes on before such a row finds it again
-	if i < 0 && len(s.left) < mostUnswept {
+	i, known := slices.BinarySearchFunc(s.left, u.from, func(l unreadable, from string) int { return strings.Compare(l.from, from) })
+	if !known && len(s.left) < mostUnswept && s.leftBytes+len(u.from) <= mostUnsweptBytes {
+		s.left = slices.Insert(s.left, i, u)
+		s.leftBytes += len(u.from)
+		return nil
+	}
+	if !known && i > 0 { // very many: what lies between these two is swept once more
+		i--
+	}
+	if i == len(s.left) { // the name is that long
 		s.left = append(s.left, u)
 		return nil
 	}
-	if i < 0 { // very many: what lies between these two is swept once more
-		i = mostUnswept - 1
-		s.left[i].from = min(s.left[i].from, u.from)
-	}
-	if l := &s.left[i]; l.to != "" && (u.to == "" || u.to > l.to) {
+	l := &s.left[i]
+	l.from = min(l.from, u.from)
+	if l.to != "" && (u.to == "" || u.to > l.to) {
 		l.to = u.to
 	}
 	return nil
@@ -311,13 +341,15 @@ func (s *sweeper) tell(ctx context.Context) error {
 	db := s.w.db
 	for attempt := 0; len(s.untold) > 0; attempt++ {
 		outs, err := db.store.Apply(ctx, s.untold, rowstore.ApplyOptions{})
-		if db.isOfARow(ctx, err) {
+		// A call that is broken off may have failed at a row; then it is so the second time.
+		each := err != nil && (!mayAskAgain(err) && db.isOfARow(ctx, err) || attempt > 0 && db.mayBeOfARow(ctx, err, s.untold[0]))
+		if each {
 			outs, err = db.applyEach(ctx, s.untold, rowstore.ApplyOptions{})
 		}
 		var left []rowstore.Mutation // of their own: a call that was given up may still read the others
 		for i := range outs {
 			failed := outs[i].Err
-			if db.isOfARow(ctx, failed) {
+			if each && mayAskAgain(failed) && db.mayBeOfARow(ctx, failed, s.untold[i]) || db.isOfARow(ctx, failed) {
 				_ = s.leaveRow(s.untold[i].Row, failed)
 				continue
 			}

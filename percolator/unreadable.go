@@ -19,8 +19,10 @@ const (
 	// search goes on where this one has ended. Twice as many bound those of one walk. Beyond that very much cannot be read, and the walk fails. The next one finds by a few
 	// what this one has found.
 	mostProbes = 1 << 15
-	// mostUnswept bounds the rows that a sweep remembers to read again.
-	mostUnswept = 256
+	// mostUnswept bounds the rows that a sweep remembers to read again, and mostUnsweptBytes their names. It does not find more than some 7,000 in one attempt,
+	// and each time it sweeps those between two that it has forgotten it notifies these once more.
+	mostUnswept      = 1 << 14
+	mostUnsweptBytes = 1 << 21
 	// mostDamagedSlots is how many slots a collection leaves out. A look at notifications, which comes all the time, leaves out fewer.
 	mostDamagedSlots = 1024
 	// mostSought bounds the bytes of names that are remembered for that.
@@ -111,58 +113,6 @@ func (db *DB) readEach(ctx context.Context, reads []rowstore.RowRead) ([]rowstor
 		rows[i] = one[0]
 	}
 	return rows, nil
-}
-
-// mayBeOfARow is isOfARow for a call that changes rows. A store may break such a call off at a row that is not what it should be, after which nobody knows what the
-// call did: so does Redis at a key of another kind. That is a row's failure only if the store answers.
-func (db *DB) mayBeOfARow(ctx context.Context, failed error) bool {
-	if !mayAskAgain(failed) {
-		return db.isOfARow(ctx, failed)
-	}
-	_, away := db.loadCatalog(ctx)
-	return away == nil
-}
-
-// applyEach is Store.Apply of changes that may be made at any time, and again. A row that cannot be changed fails alone, by its Err, also where
-// the store fails the call as a whole.
-func (db *DB) applyEach(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
-	a := &applying{db: db, opts: opts}
-	err := a.apply(ctx, muts)
-	return a.outs, err
-}
-
-// applying makes a call, and makes it for halves if it fails at some row.
-type applying struct {
-	db   *DB
-	opts rowstore.ApplyOptions
-	outs []rowstore.Outcome
-	vain int // failures in a row that no longer could be divided
-}
-
-func (a *applying) apply(ctx context.Context, muts []rowstore.Mutation) error {
-	outs, err := a.db.store.Apply(ctx, muts, a.opts)
-	if len(muts) == 1 && mayAskAgain(err) && a.db.mayBeOfARow(ctx, err) {
-		outs, err = a.db.store.Apply(ctx, muts, a.opts) // a reply that was lost is no row's failure
-	}
-	switch {
-	case err == nil:
-		a.outs, a.vain = append(a.outs, outs...), 0
-		return nil
-	case !a.db.mayBeOfARow(ctx, err):
-		return err
-	case len(muts) == 1 || a.vain >= mostDamaged: // where nothing can be changed each call may take long
-		for range muts {
-			a.outs = append(a.outs, rowstore.Outcome{Err: err})
-		}
-		a.vain++
-		return nil
-	}
-	for half := range slices.Chunk(muts, (len(muts)+1)/2) {
-		if err := a.apply(ctx, half); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // scanPast is Store.Scan in the order of rows, that goes on behind a row which cannot be read. A scan does not say which row that is, so it is

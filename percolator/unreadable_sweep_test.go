@@ -3,12 +3,15 @@ package percolator
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 )
@@ -28,6 +31,7 @@ func TestSweepPassesRowsThatCannotBeRead(t *testing.T) {
 			"scans":         func(*world, *damagedRows) {},
 			"notifications": func(_ *world, s *damagedRows) { s.onlyWrites, s.refuses = true, true },
 			"calls":         func(_ *world, s *damagedRows) { s.onlyWrites, s.refuses, s.whole = true, true, true },
+			"broken calls":  func(_ *world, s *damagedRows) { s.onlyWrites, s.breaks = true, true },
 			"reads anew":    func(_ *world, s *damagedRows) { s.onlyReads = true },
 		} {
 			t.Run(fmt.Sprint(what, ", ", kind), func(t *testing.T) {
@@ -50,7 +54,7 @@ func TestSweepPassesRowsThatCannotBeRead(t *testing.T) {
 				}
 				for range 2 {
 					over, _, err := sweeps[0].attempt(t.Context())
-					require.ErrorIs(t, err, kind)
+					require.ErrorIs(t, err, map[bool]error{false: kind, true: rowstore.ErrAmbiguous}[s.breaks])
 					require.ErrorContains(t, err, fmt.Sprintf("%d rows of table \"t\"", len(bad)))
 					require.ErrorContains(t, err, bad[0].Row)
 					require.False(t, over)
@@ -149,18 +153,90 @@ func TestSweepRemembersFewRows(t *testing.T) {
 	name := func(i int) string { return fmt.Sprintf("r%06d", i) }
 	for i := range 3 * mostUnswept {
 		require.NoError(t, s.leaveRow(name(i), ErrCorrupt))
-		require.Len(t, s.left, min(i+1, mostUnswept))
+		if len(s.left) != min(i+1, mostUnswept) {
+			require.Len(t, s.left, min(i+1, mostUnswept))
+		}
 		require.NoError(t, s.leaveRow(name(i), ErrCorrupt)) // found again
-		require.Len(t, s.left, min(i+1, mostUnswept))
+		if len(s.left) != min(i+1, mostUnswept) {
+			require.Len(t, s.left, min(i+1, mostUnswept))
+		}
 	}
 	require.NoError(t, s.leave(unreadable{from: "a", to: "b", err: ErrCorrupt})) // gathered before those
 	require.Len(t, s.left, mostUnswept)
-	for i := range 3 * mostUnswept {
+	require.True(t, slices.IsSortedFunc(s.left, func(a, b unreadable) int { return strings.Compare(a.from, b.from) }))
+	for i := 0; i < 3*mostUnswept; i += 101 {
 		require.True(t, covers(s.left, name(i)), i)
 	}
 	require.True(t, covers(s.left, "a"))
 	require.NoError(t, s.leave(unreadable{from: "a", to: "", err: ErrCorrupt}))
 	require.True(t, covers(s.left, "z"))
+
+	// Nor are their names, if these are long.
+	s = &sweeper{}
+	long := func(i int) string { return strings.Repeat("n", 2000) + name(i) }
+	for i := range 2 * mostUnsweptBytes / 2000 {
+		require.NoError(t, s.leaveRow(long(2*mostUnsweptBytes-i), ErrCorrupt)) // in whatever order
+	}
+	sum := 0
+	for i := range s.left {
+		sum += len(s.left[i].from)
+	}
+	require.Equal(t, sum, s.leftBytes)
+	require.LessOrEqual(t, sum, mostUnsweptBytes+2100)
+	require.True(t, covers(s.left, long(2*mostUnsweptBytes)))
+	require.True(t, covers(s.left, long(2*mostUnsweptBytes-2*mostUnsweptBytes/2000+1)))
+}
+
+// A worker whose sweep waits for a row that cannot be read keeps the lease meanwhile: no other one begins with the first row, which would put
+// one more notification on each cell that nobody has run for yet.
+func TestSweepThatWaitsForARowKeepsItsLease(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s, c, _ := w.damageable(ErrCorrupt)
+	setEach(t, c.DB, 10, func(i int) Cell { return row(fmt.Sprint(i)) })
+	w.settled()
+	wk := watching(t, c, Observer{Name: "o", Func: nothing})
+	require.NoError(t, wk.publish(t.Context()))
+	s.damage("3")
+	sweeps, err := wk.freshSweeps(t.Context(), func(string) bool { return false })
+	require.NoError(t, err)
+	room := make(chan struct{}, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	running := async(func() error { return sweeps[0].run(ctx, room) })
+	other := watching(t, w.client(), Observer{Name: "o", Func: nothing})
+	another := other.newSweeper(sweeps[0].r, sweeps[0].at)
+	require.Eventually(t, func() bool { return len(w.notified(row("9"))) == 1 }, patience, time.Millisecond)
+	for range 60 {
+		_, ended := w.clock.sleeps(t, wk.config.MemberLease/3, running)
+		require.False(t, ended)
+		w.clock.advance(wk.config.MemberLease / 3)
+		require.Eventually(t, func() bool { return another.lease.leftTo(t, wk.id) > wk.config.MemberLease/2 }, patience, time.Millisecond)
+		_, held, err := another.attempt(t.Context())
+		require.NoError(t, err)
+		require.Positive(t, held)
+		require.Len(t, w.notified(row("9")), 1)
+	}
+	s.mend()
+	cancel()
+	require.ErrorIs(t, <-running, context.Canceled)
+	_, held, err := another.attempt(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, held, "it was given up")
+}
+
+// leftTo is how long a worker still has the lease.
+func (l *sweepLease) leftTo(t *testing.T, worker string) time.Duration {
+	t.Helper()
+	rows, err := l.w.db.store.Read(t.Context(), []rowstore.RowRead{{Table: format.TableSweeps, Row: l.row, Selectors: []rowstore.Selector{
+		{Family: rowstore.Write, Column: worker, To: oracle.Max, Limit: 1},
+	}}})
+	require.NoError(t, err)
+	now, err := l.w.db.draw(t.Context())
+	require.NoError(t, err)
+	if len(rows[0].Versions) == 0 {
+		return 0
+	}
+	return rows[0].Versions[0].TS.Sub(now)
 }
 
 func covers(left []unreadable, name string) bool {

@@ -97,7 +97,7 @@ func TestNoPartsOfACallThatNobodyAnswers(t *testing.T) {
 	outs, err := c.applyEach(t.Context(), muts, rowstore.ApplyOptions{})
 	require.NoError(t, err)
 	require.Less(t, s.applies.Load(), int64(100))
-	for i := range outs {
+	for i := range outs[:150] {
 		require.ErrorIs(t, outs[i].Err, rowstore.ErrAmbiguous)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -228,4 +228,77 @@ func TestRemoveObserverBesideDamage(t *testing.T) {
 		}
 		require.True(t, w.hasTimer(bad))
 	}
+}
+
+// A change that can be made is made sooner or later, however many lie before it that cannot.
+func TestRefusedRowsKeepNoOtherFromItsTurn(t *testing.T) {
+	t.Parallel()
+	for _, n := range []struct{ bad, good int }{{mostDamaged + 1, 1}, {40, 24}, {40, 100}} {
+		w := newWorld(t)
+		s, c, _ := w.damageable(ErrCorrupt)
+		s.onlyWrites, s.breaks = true, true
+		var muts []rowstore.Mutation
+		for i := range n.bad + n.good {
+			muts = append(muts, rowstore.Mutation{Table: "t", Row: fmt.Sprintf("%03d", i), Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, "v", 1, nil)}})
+		}
+		for i := range n.bad {
+			s.damage(muts[i].Row)
+		}
+		made := map[int]bool{}
+		for round := 0; len(made) < n.good; round++ {
+			require.Less(t, round, 100, "%d of %d good ones were made", len(made), n.good)
+			outs, err := c.applyEach(t.Context(), muts, rowstore.ApplyOptions{})
+			require.NoError(t, err)
+			require.Len(t, outs, len(muts))
+			for i := range outs {
+				if outs[i].Err == nil {
+					require.GreaterOrEqual(t, i, n.bad)
+					made[i] = true
+				}
+			}
+		}
+	}
+}
+
+// A store of several servers may say for one of them only that nobody knows what it did. A row that cannot be changed there keeps no other of that server from its turn.
+func TestRefusedRowOfOneServer(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s, c, _ := w.damageable(ErrCorrupt)
+	s.onlyWrites, s.breaks, s.servers = true, true, true
+	var muts []rowstore.Mutation
+	for i := range 40 {
+		muts = append(muts, rowstore.Mutation{Table: "t", Row: fmt.Sprint(i%2, i), Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, "v", 1, nil)}})
+	}
+	s.damage(muts[7].Row)
+	outs, err := c.applyEach(t.Context(), muts, rowstore.ApplyOptions{})
+	require.NoError(t, err)
+	for i := range outs {
+		require.Equal(t, i == 7, outs[i].Err != nil, i)
+	}
+	require.Less(t, s.applies.Load(), int64(20))
+
+	// While that server does not answer at all, no parts are made.
+	s.mend()
+	s.onlyWrites = false
+	s.kind = rowstore.ErrUnavailable
+	for i := 1; i < len(muts); i += 2 {
+		s.damage(muts[i].Row)
+	}
+	s.applies.Store(0)
+	ctx, cancel := context.WithCancel(t.Context())
+	passes := async(func() error { // the patience for the server ends
+		for ctx.Err() == nil {
+			w.clock.advance(time.Second)
+		}
+		return nil
+	})
+	outs, err = c.applyEach(t.Context(), muts, rowstore.ApplyOptions{})
+	cancel()
+	require.NoError(t, <-passes)
+	require.NoError(t, err)
+	for i := range outs {
+		require.Equal(t, i%2 == 1, outs[i].Err != nil, i)
+	}
+	require.EqualValues(t, 1, s.applies.Load())
 }

@@ -1,6 +1,9 @@
 package main
 
-const unreadableGo = "percolator/unreadable.go"
+const (
+	unreadableGo = "percolator/unreadable.go"
+	applyEachGo  = "percolator/apply_each.go"
+)
 
 // garbageMutants are those of hints, and of what sessions say of their locks.
 var garbageMutants = []mutant{
