@@ -14,7 +14,11 @@ func (db *DB) mayBeOfARow(ctx context.Context, failed error, m rowstore.Mutation
 		return db.isOfARow(ctx, failed)
 	}
 	newest := []rowstore.Selector{{Family: rowstore.Write, Column: m.Edits[0].Column, To: oracle.Max, Limit: 1}}
-	if _, err := db.store.Read(ctx, []rowstore.RowRead{{Table: m.Table, Row: m.Row, Selectors: newest}}); err != nil && !unreadableKind(err) {
+	rows, err := db.store.Read(ctx, []rowstore.RowRead{{Table: m.Table, Row: m.Row, Selectors: newest}})
+	if err == nil {
+		err = rows[0].Err
+	}
+	if err != nil && !unreadableKind(err) {
 		return false
 	}
 	_, away := db.loadCatalog(ctx)
@@ -24,28 +28,35 @@ func (db *DB) mayBeOfARow(ctx context.Context, failed error, m rowstore.Mutation
 // applyEach is Store.Apply of changes that may be made at any time, and again. A row that cannot be changed fails alone, by its Err, also where
 // the store fails the call as a whole, or what it sends to one of its servers.
 func (db *DB) applyEach(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
-	a := &applying{db: db, opts: opts, muts: muts, outs: make([]rowstore.Outcome, len(muts))}
+	outs, _, err := db.applyAndTell(ctx, muts, opts)
+	return outs, err
+}
+
+// applyAndTell is applyEach, and refused tells which of the rows have failed although the store reads.
+func (db *DB) applyAndTell(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) (outs []rowstore.Outcome, refused []bool, err error) {
+	a := &applying{db: db, opts: opts, muts: muts, outs: make([]rowstore.Outcome, len(muts)), refused: make([]bool, len(muts))}
 	all := make([]int, len(muts))
 	for i := range all {
 		all[i] = i
 	}
-	if err := a.apply(ctx, all); err != nil {
-		return nil, err
+	if err := a.apply(ctx, all, true); err != nil {
+		return nil, nil, err
 	}
-	return a.outs, nil
+	return a.outs, a.refused, nil
 }
 
 // applying makes a call, and makes it for halves if it fails at some row.
 type applying struct {
-	db   *DB
-	opts rowstore.ApplyOptions
-	muts []rowstore.Mutation
-	outs []rowstore.Outcome // of muts
-	vain int                // failures in a row that no longer could be divided
+	db      *DB
+	opts    rowstore.ApplyOptions
+	muts    []rowstore.Mutation
+	outs    []rowstore.Outcome // of muts
+	refused []bool
+	vain    int // failures in a row that no longer could be divided
 }
 
-// apply makes some of the changes, by their places in muts.
-func (a *applying) apply(ctx context.Context, some []int) error {
+// apply makes some of the changes, by their places in muts. Only where it makes all and all fail, for another reason than rows, it fails itself.
+func (a *applying) apply(ctx context.Context, some []int, all bool) error {
 	failed, err := a.once(ctx, some)
 	if len(failed) == 1 && a.vain == 0 && mayAskAgain(err) && a.db.mayBeOfARow(ctx, err, a.muts[failed[0]]) {
 		failed, err = a.once(ctx, failed) // a reply that was lost is no row's failure
@@ -53,15 +64,21 @@ func (a *applying) apply(ctx context.Context, some []int) error {
 	if len(failed) < len(some) {
 		a.vain = 0
 	}
-	switch {
-	case len(failed) == 0:
+	if len(failed) == 0 {
 		return err
-	case !a.db.mayBeOfARow(ctx, err, a.muts[failed[0]]):
-		if len(failed) == len(some) {
+	}
+	// Rows of a server that is away must not always stand for those of another one.
+	of := a.muts[failed[a.db.rand.int64N(int64(len(failed)))]]
+	if !a.db.mayBeOfARow(ctx, err, of) {
+		if all && len(failed) == len(some) {
 			return err
 		}
-		return nil // what failed may do so for itself
-	case len(failed) == 1 || a.vain >= mostDamaged: // where nothing can be changed each call may take long
+		return nil
+	}
+	if len(failed) == 1 || a.vain >= mostDamaged { // where nothing can be changed each call may take long
+		for _, at := range failed {
+			a.refused[at] = true
+		}
 		a.vain++
 		return nil
 	}
@@ -72,7 +89,7 @@ func (a *applying) apply(ctx context.Context, some []int) error {
 		parts[0], parts[1] = parts[1], parts[0]
 	}
 	for _, part := range parts {
-		if err := a.apply(ctx, part); err != nil {
+		if err := a.apply(ctx, part, false); err != nil {
 			return err
 		}
 	}

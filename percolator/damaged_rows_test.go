@@ -15,10 +15,12 @@ type damagedRows struct {
 	onlyReads  bool // scans show them
 	onlyWrites bool // so do reads
 	refuses    bool
-	whole      bool         // a call that would write one fails as a whole
-	breaks     bool         // a call that would write one is broken off there, and ambiguous: so does Redis at a key of another kind
-	servers    bool         // the first byte of a row says on which server it is: one that breaks off does so alone
-	applies    atomic.Int64 // calls that wrote, or tried
+	whole      bool // a call that would write one fails as a whole
+	breaks     bool // a call that would write one is broken off there, and ambiguous: so does Redis at a key of another kind
+	servers    bool // rows are on two servers, by their last bytes: one that breaks off does so alone
+	// refusedOnly is a row that can be read, and not be written.
+	refusedOnly string
+	applies     atomic.Int64 // calls that wrote, or tried
 }
 
 func (s *damagedRows) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
@@ -100,12 +102,13 @@ func (s *damagedRows) Apply(ctx context.Context, muts []rowstore.Mutation, opts 
 
 // applyBy is Apply on several servers.
 func (s *damagedRows) applyBy(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions, outs []rowstore.Outcome) error {
-	broken := map[byte]bool{}
+	server := func(i int) byte { return muts[i].Row[len(muts[i].Row)-1] % 2 }
+	var broken [2]bool
 	for i := range muts {
-		broken[muts[i].Row[0]] = broken[muts[i].Row[0]] || s.failed(muts[i].Row) != nil
+		broken[server(i)] = broken[server(i)] || s.failed(muts[i].Row) != nil || muts[i].Row == s.refusedOnly
 	}
 	for i := range muts {
-		if broken[muts[i].Row[0]] {
+		if broken[server(i)] {
 			outs[i].Err = fmt.Errorf("%w: a server broke off", rowstore.ErrAmbiguous)
 			continue
 		}

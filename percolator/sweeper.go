@@ -28,10 +28,14 @@ const sweepBatch = 256
 // A row that cannot be read holds up no other: the sweep goes on behind it, and fails once it has come to its end. The next attempt begins with such
 // rows, so that the sweep is done only when each of them was read.
 type sweeper struct {
-	w      *Worker
-	r      format.Observer
-	lease  *sweepLease
-	stop   func()    // ends what keeps the lease, if something does
+	w     *Worker
+	r     format.Observer
+	lease *sweepLease
+	stop  func() // ends what keeps the lease, if something does
+	// waits tells that nothing is left but rows that no other worker could read or notify either. Each of these would begin with the first row, one after another, so this one
+	// keeps the lease until the next attempt, which may be a minute later.
+	waits  bool
+	vain   int       // rows that the store refused in this attempt, while it took none
 	first  Timestamp // the first snapshot
 	at     Timestamp // the snapshot
 	table  string
@@ -91,19 +95,19 @@ func (s *sweeper) inTurn(ctx context.Context, room chan struct{}) (over bool, he
 // attempt sweeps, unless another worker does: then held tells how long that one has its lease. over tells that nobody needs the
 // sweep any more: it is done, or the registration is gone.
 func (s *sweeper) attempt(ctx context.Context) (over bool, held time.Duration, err error) {
-	s.unkeep()
-	if held, err = s.lease.take(ctx); err != nil || held > 0 {
-		return false, held, err
+	if s.stop == nil {
+		if held, err = s.lease.take(ctx); err != nil || held > 0 {
+			return false, held, err
+		}
+		s.stop = s.lease.keep(ctx)
 	}
-	s.stop = s.lease.keep(ctx)
+	s.vain = 0
 	over, err = s.underLease(ctx)
 	switch {
-	case errors.Is(err, ErrCorrupt) && ctx.Err() == nil && !fatal(err):
-		// No other worker could read it. One that took the lease meanwhile would begin with the first row, and so would all others, one after another.
 	case err == nil || ctx.Err() != nil || fatal(err):
 		s.unkeep()
 		s.lease.release(ctx)
-	default:
+	case !s.waits:
 		// This worker goes on soon. Another one would begin with the first row, so that one waits for the end of the lease.
 		s.unkeep()
 	}
@@ -160,6 +164,7 @@ func (s *sweeper) sweep(ctx context.Context) (over bool, err error) {
 		return false, nil
 	}
 	s.todo, s.left, s.leftBytes = s.left, nil, 0
+	s.waits = !slices.ContainsFunc(s.todo, func(u unreadable) bool { return errors.Is(u.err, ErrFormat) })
 	return false, fmt.Errorf("%d rows of table %q cannot be read, and wait to be swept, the first at or behind %q: %w", len(s.todo), s.table, s.todo[0].from, s.todo[0].err)
 }
 
@@ -340,33 +345,11 @@ func (s *sweeper) notifications(ctx context.Context, ts Timestamp) ([]rowstore.M
 func (s *sweeper) tell(ctx context.Context) error {
 	db := s.w.db
 	for attempt := 0; len(s.untold) > 0; attempt++ {
-		outs, err := db.store.Apply(ctx, s.untold, rowstore.ApplyOptions{})
-		// A call that is broken off may have failed at a row; then it is so the second time.
-		each := err != nil && (!mayAskAgain(err) && db.isOfARow(ctx, err) || attempt > 0 && db.mayBeOfARow(ctx, err, s.untold[0]))
-		if each {
-			outs, err = db.applyEach(ctx, s.untold, rowstore.ApplyOptions{})
-		}
-		var left []rowstore.Mutation // of their own: a call that was given up may still read the others
-		for i := range outs {
-			failed := outs[i].Err
-			if each && mayAskAgain(failed) && db.mayBeOfARow(ctx, failed, s.untold[i]) || db.isOfARow(ctx, failed) {
-				_ = s.leaveRow(s.untold[i].Row, failed)
-				continue
-			}
-			if failed != nil {
-				left = append(left, s.untold[i])
-			}
-			if err == nil || mayAskAgain(err) && failed != nil {
-				err = failed
-			}
-		}
-		if len(outs) == len(s.untold) {
-			s.untold = left
-		}
+		err := s.tryToTell(ctx, attempt > 0)
 		if err == nil {
 			return nil
 		}
-		if !mayAskAgain(err) {
+		if !mayAskAgain(err) || s.vain >= mostDamaged {
 			return err
 		}
 		if err := db.clock.Sleep(ctx, db.opt.lockWait.wait(attempt, db.rand)); err != nil {
@@ -374,4 +357,45 @@ func (s *sweeper) tell(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// tryToTell makes one attempt of tell. What is broken off may have failed at a row: then it is so again, and each is told by itself.
+func (s *sweeper) tryToTell(ctx context.Context, again bool) (err error) {
+	db := s.w.db
+	var outs []rowstore.Outcome
+	var refused []bool
+	if !again {
+		outs, err = db.store.Apply(ctx, s.untold, rowstore.ApplyOptions{})
+	}
+	if again || db.isOfARow(ctx, err) {
+		outs, refused, err = db.applyAndTell(ctx, s.untold, rowstore.ApplyOptions{})
+	}
+	// Where no row at all is told it may be the store that is in trouble, and that few are left out for.
+	told := slices.ContainsFunc(outs, func(o rowstore.Outcome) bool { return o.Err == nil })
+	if told {
+		s.vain = 0
+	}
+	var left []rowstore.Mutation // of their own: a call that was given up may still read the others
+	for i := range outs {
+		failed := outs[i].Err
+		switch {
+		case failed == nil:
+		case db.isOfARow(ctx, failed):
+			_ = s.leaveRow(s.untold[i].Row, failed)
+		case refused != nil && refused[i] && (told || s.vain < mostDamaged):
+			if !told {
+				s.vain++
+			}
+			_ = s.leaveRow(s.untold[i].Row, failed)
+		default:
+			left = append(left, s.untold[i])
+			if err == nil || mayAskAgain(err) {
+				err = failed
+			}
+		}
+	}
+	if len(outs) == len(s.untold) {
+		s.untold = left
+	}
+	return err
 }

@@ -2,6 +2,7 @@ package percolator
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -32,6 +33,7 @@ func TestSweepPassesRowsThatCannotBeRead(t *testing.T) {
 			"notifications": func(_ *world, s *damagedRows) { s.onlyWrites, s.refuses = true, true },
 			"calls":         func(_ *world, s *damagedRows) { s.onlyWrites, s.refuses, s.whole = true, true, true },
 			"broken calls":  func(_ *world, s *damagedRows) { s.onlyWrites, s.breaks = true, true },
+			"servers":       func(_ *world, s *damagedRows) { s.onlyWrites, s.breaks, s.servers = true, true, true },
 			"reads anew":    func(_ *world, s *damagedRows) { s.onlyReads = true },
 		} {
 			t.Run(fmt.Sprint(what, ", ", kind), func(t *testing.T) {
@@ -222,6 +224,39 @@ func TestSweepThatWaitsForARowKeepsItsLease(t *testing.T) {
 	_, held, err := another.attempt(t.Context())
 	require.NoError(t, err)
 	require.Zero(t, held, "it was given up")
+}
+
+// Where the store reads and writes nothing, which is no row's failure, a sweep leaves few rows out, keeps its place, and puts no second notification on any.
+func TestSweepWaitsWhileNothingIsWritten(t *testing.T) {
+	t.Parallel()
+	const rows = 3 * sweepBatch
+	cell := func(i int) Cell { return row(fmt.Sprintf("r%06d", i)) }
+	w := newWorld(t)
+	s, c, _ := w.damageable(ErrCorrupt)
+	setEach(t, c.DB, rows, cell)
+	w.settled()
+	wk := watching(t, c, Observer{Name: "o", Func: nothing})
+	require.NoError(t, wk.publish(t.Context()))
+	sweeps, err := wk.freshSweeps(t.Context(), func(string) bool { return false })
+	require.NoError(t, err)
+	s.onlyWrites, s.breaks = true, true
+	for i := range rows {
+		s.damage(cell(i).Row)
+	}
+	for i := range 3 {
+		_, _, err = sweeps[0].attempt(t.Context())
+		require.ErrorIs(t, err, rowstore.ErrAmbiguous)
+		require.Len(t, sweeps[0].left, (i+1)*mostDamaged)
+		require.Len(t, sweeps[0].untold, sweepBatch-(i+1)*mostDamaged)
+	}
+	s.mend()
+	for over := false; !over; {
+		over, _, err = sweeps[0].attempt(t.Context())
+		require.True(t, over || errors.Is(err, rowstore.ErrAmbiguous), err)
+	}
+	for i := range rows {
+		require.Len(t, w.notified(cell(i)), 1, "row %d", i)
+	}
 }
 
 // leftTo is how long a worker still has the lease.

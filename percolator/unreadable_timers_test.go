@@ -302,3 +302,37 @@ func TestRefusedRowOfOneServer(t *testing.T) {
 	}
 	require.EqualValues(t, 1, s.applies.Load())
 }
+
+// A server that is away, and a row of another one that is refused, keep no others from their turn, and what was made is told.
+func TestRefusedRowBesideAServerThatIsAway(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s, c, _ := w.damageable(rowstore.ErrUnavailable)
+	s.breaks, s.servers = true, true
+	c.store.(*patientStore).patience = 0
+	var muts []rowstore.Mutation
+	for i := range 20 {
+		muts = append(muts, rowstore.Mutation{Table: "t", Row: fmt.Sprint(i), Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, "v", 1, nil)}})
+		if i%2 == 1 {
+			s.damage(muts[i].Row)
+		}
+	}
+	const refused = 6
+	s.refusedOnly = muts[refused].Row
+	made := map[int]bool{}
+	for round := 0; len(made) < 9; round++ {
+		require.Less(t, round, 100)
+		outs, dark, err := c.applyAndTell(t.Context(), muts, rowstore.ApplyOptions{})
+		if err != nil { // a row of the one that is away was asked for
+			require.ErrorIs(t, err, rowstore.ErrAmbiguous)
+			continue
+		}
+		for i := range outs {
+			if outs[i].Err == nil {
+				require.True(t, i%2 == 0 && i != refused, i)
+				made[i] = true
+			}
+			require.False(t, dark[i] && i%2 == 1, "nobody knows that of row %d", i)
+		}
+	}
+}

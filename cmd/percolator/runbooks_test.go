@@ -472,7 +472,11 @@ func TestDoctorOfPostgres(t *testing.T) {
 	a = ask(t, everystore.With(pooler.URL, "listen="+neturl.QueryEscape(srv.URL)), "doctor")
 	require.Equal(t, exitOK, a.status, a.out+a.err)
 	a = ask(t, as, "doctor", "--load", "--commits", "20")
-	require.Equal(t, exitOK, a.status, a.out+a.err)
+	if strings.Contains(a.out, "(commit-slow)") { // this machine does much else
+		require.Contains(t, a.out, "\n1 finding\n")
+	} else {
+		require.Equal(t, exitOK, a.status, a.out+a.err)
+	}
 	require.Contains(t, a.out, "20 commits of 4 clients")
 	a = ask(t, as, "tables")
 	require.NotContains(t, a.out, "percolator.doctor")
