@@ -39,8 +39,8 @@ func (db *DB) applyAndTell(ctx context.Context, muts []rowstore.Mutation, opts r
 	for i := range all {
 		all[i] = i
 	}
-	if err := a.apply(ctx, all, true); err != nil {
-		return nil, nil, err
+	if a.apply(ctx, all); a.err != nil {
+		return nil, nil, a.err
 	}
 	return a.outs, a.refused, nil
 }
@@ -52,11 +52,12 @@ type applying struct {
 	muts    []rowstore.Mutation
 	outs    []rowstore.Outcome // of muts
 	refused []bool
-	vain    int // failures in a row that no longer could be divided
+	vain    int   // failures in a row that no longer could be divided
+	err     error // why all have failed at once, for another reason than rows
 }
 
-// apply makes some of the changes, by their places in muts. Only where it makes all and all fail, for another reason than rows, it fails itself.
-func (a *applying) apply(ctx context.Context, some []int, all bool) error {
+// apply makes some of the changes, by their places in muts.
+func (a *applying) apply(ctx context.Context, some []int) {
 	failed, err := a.once(ctx, some)
 	if len(failed) == 1 && a.vain == 0 && mayAskAgain(err) && a.db.mayBeOfARow(ctx, err, a.muts[failed[0]]) {
 		failed, err = a.once(ctx, failed) // a reply that was lost is no row's failure
@@ -65,22 +66,22 @@ func (a *applying) apply(ctx context.Context, some []int, all bool) error {
 		a.vain = 0
 	}
 	if len(failed) == 0 {
-		return err
+		return
 	}
 	// Rows of a server that is away must not always stand for those of another one.
 	of := a.muts[failed[a.db.rand.int64N(int64(len(failed)))]]
 	if !a.db.mayBeOfARow(ctx, err, of) {
-		if all && len(failed) == len(some) {
-			return err
+		if len(failed) == len(a.muts) {
+			a.err = err
 		}
-		return nil
+		return
 	}
 	if len(failed) == 1 || a.vain >= mostDamaged { // where nothing can be changed each call may take long
 		for _, at := range failed {
 			a.refused[at] = true
 		}
 		a.vain++
-		return nil
+		return
 	}
 	// In whatever order the rows are, those that fail must not keep the same others from their turn each time.
 	half := (len(failed) + 1) / 2
@@ -89,14 +90,11 @@ func (a *applying) apply(ctx context.Context, some []int, all bool) error {
 		parts[0], parts[1] = parts[1], parts[0]
 	}
 	for _, part := range parts {
-		if err := a.apply(ctx, part, false); err != nil {
-			return err
-		}
+		a.apply(ctx, part)
 	}
-	return nil
 }
 
-// once makes one call. failed are those changes that may be made once more without the others, and err is why one of them failed. Without such ones err is that of a call that fails for all.
+// once makes one call. failed are those changes that may be made once more without the others, and err is why one of them did.
 func (a *applying) once(ctx context.Context, some []int) (failed []int, err error) {
 	muts := make([]rowstore.Mutation, len(some))
 	for i, at := range some {

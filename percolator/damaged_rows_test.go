@@ -15,6 +15,7 @@ type damagedRows struct {
 	onlyReads  bool // scans show them
 	onlyWrites bool // so do reads
 	refuses    bool
+	byRow      bool // a read all of whose rows cannot be read fails for each
 	whole      bool // a call that would write one fails as a whole
 	breaks     bool // a call that would write one is broken off there, and ambiguous: so does Redis at a key of another kind
 	servers    bool // rows are on two servers, by their last bytes: one that breaks off does so alone
@@ -51,7 +52,7 @@ func (s *damagedRows) Read(ctx context.Context, reads []rowstore.RowRead) ([]row
 			bad++
 		}
 	}
-	if bad > 0 && bad == len(rows) {
+	if bad > 0 && bad == len(rows) && !s.byRow {
 		return nil, rows[0].Err // so does Redis
 	}
 	return rows, err

@@ -173,3 +173,24 @@ func TestCollectionPassesPagesThatCannotBeRead(t *testing.T) {
 		require.Equal(t, 1, w.versionsIn("b"))
 	}
 }
+
+// Of a row whose first part the store refuses nothing more is removed: its other columns may need what stays.
+func TestCollectionLeavesTheRestOfARefusedRow(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s, c, _ := w.damageable(ErrCorrupt)
+	s.onlyWrites, s.refuses = true, true
+	s.damage("b")
+	p := &gcPass{db: c.DB, view: c.known(), report: &GCReport{}}
+	col := p.collection("t", mustNow(t, c))
+	part := func(column string) removal {
+		return removal{edits: []rowstore.Edit{rowstore.DeleteRange(rowstore.Write, column, 0, 1)}, versions: 1}
+	}
+	require.NoError(t, col.add(t.Context(), "a", part("v")))
+	require.NoError(t, col.add(t.Context(), "b", part("v")))
+	require.NoError(t, col.add(t.Context(), "b", part("w")))
+	require.Empty(t, col.muts)
+	require.Equal(t, 1, p.report.Damaged)
+	require.NoError(t, col.add(t.Context(), "a", part("w")))
+	require.Len(t, col.muts, 1)
+}

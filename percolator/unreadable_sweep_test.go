@@ -226,6 +226,27 @@ func TestSweepThatWaitsForARowKeepsItsLease(t *testing.T) {
 	require.Zero(t, held, "it was given up")
 }
 
+// What a newer program wrote another worker may be able to read: for that the lease of a sweep ends, also beside damaged rows.
+func TestSweepLeavesNewerRowsToOthers(t *testing.T) {
+	t.Parallel()
+	for _, kind := range kindsOfDamage {
+		w := newWorld(t)
+		s, c, _ := w.damageable(kind)
+		setEach(t, c.DB, 10, func(i int) Cell { return row(fmt.Sprint(i)) })
+		w.settled()
+		wk := watching(t, c, Observer{Name: "o", Func: nothing})
+		require.NoError(t, wk.publish(t.Context()))
+		sweeps, err := wk.freshSweeps(t.Context(), func(string) bool { return false })
+		require.NoError(t, err)
+		s.damage("3")
+		_ = sweeps[0].leaveRow("1", ErrCorrupt)
+		_, _, err = sweeps[0].attempt(t.Context())
+		require.ErrorIs(t, err, ErrCorrupt)
+		require.Equal(t, errors.Is(kind, ErrCorrupt), sweeps[0].stop != nil, "%v: the lease is kept", kind)
+		sweeps[0].unkeep()
+	}
+}
+
 // Where the store reads and writes nothing, which is no row's failure, a sweep leaves few rows out, keeps its place, and puts no second notification on any.
 func TestSweepWaitsWhileNothingIsWritten(t *testing.T) {
 	t.Parallel()

@@ -285,22 +285,16 @@ func TestRefusedRowOfOneServer(t *testing.T) {
 	for i := 1; i < len(muts); i += 2 {
 		s.damage(muts[i].Row)
 	}
-	s.applies.Store(0)
-	ctx, cancel := context.WithCancel(t.Context())
-	passes := async(func() error { // the patience for the server ends
-		for ctx.Err() == nil {
-			w.clock.advance(time.Second)
+	c.store.(*patientStore).patience = 0
+	for _, s.byRow = range []bool{false, true} {
+		s.applies.Store(0)
+		outs, err = c.applyEach(t.Context(), muts, rowstore.ApplyOptions{})
+		require.NoError(t, err)
+		for i := range outs {
+			require.Equal(t, i%2 == 1, outs[i].Err != nil, i)
 		}
-		return nil
-	})
-	outs, err = c.applyEach(t.Context(), muts, rowstore.ApplyOptions{})
-	cancel()
-	require.NoError(t, <-passes)
-	require.NoError(t, err)
-	for i := range outs {
-		require.Equal(t, i%2 == 1, outs[i].Err != nil, i)
+		require.EqualValues(t, 1, s.applies.Load())
 	}
-	require.EqualValues(t, 1, s.applies.Load())
 }
 
 // A server that is away, and a row of another one that is refused, keep no others from their turn, and what was made is told.

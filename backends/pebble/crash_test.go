@@ -13,6 +13,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/await"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -304,8 +305,8 @@ func TestUnsyncedIsNotShown(t *testing.T) {
 		cancelled := make(chan error, 1)
 		go func() { cancelled <- call(ctx) }()
 		go cancel()
-		require.ErrorIs(t, receive(t, cancelled, nil), context.Canceled, name)
-		require.ErrorIs(t, receive(t, done, nil), context.Canceled, name)
+		require.ErrorIs(t, await.Value(t.Context(), t, cancelled, nil), context.Canceled, name)
+		require.ErrorIs(t, await.Value(t.Context(), t, done, nil), context.Canceled, name)
 		result := make(chan error, 1)
 		results[name] = result
 		go func() { result <- call(t.Context()) }()
@@ -321,12 +322,12 @@ func TestUnsyncedIsNotShown(t *testing.T) {
 		require.Empty(t, c, "%s was answered before the disk was", name)
 	}
 	cancel()
-	err = receive(t, write, nil)
+	err = await.Value(t.Context(), t, write, nil)
 	require.ErrorIs(t, err, rowstore.ErrAmbiguous)
 	require.ErrorIs(t, err, context.Canceled)
 	gate.Unlock()
 	for name, c := range results {
-		require.NoError(t, receive(t, c, nil), name)
+		require.NoError(t, await.Value(t.Context(), t, c, nil), name)
 	}
 	require.NoError(t, s.Close())
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/conformance"
+	"github.com/percolate-go/percolate/internal/await"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -178,7 +179,7 @@ func TestSecondCloseWaitsForTheFirst(t *testing.T) {
 			<-hold
 		})
 	}()
-	receive(t, inside, ended)
+	await.Value(t.Context(), t, inside, ended)
 	closes := make(chan error, 2)
 	for range 2 {
 		go func() { closes <- s.Close() }()
@@ -189,7 +190,7 @@ func TestSecondCloseWaitsForTheFirst(t *testing.T) {
 	case <-time.After(50 * time.Millisecond):
 	}
 	release()
-	require.NoError(t, receive(t, closes, nil))
-	require.NoError(t, receive(t, closes, nil))
+	require.NoError(t, await.Value(t.Context(), t, closes, nil))
+	require.NoError(t, await.Value(t.Context(), t, closes, nil))
 	require.NoError(t, db.Close())
 }

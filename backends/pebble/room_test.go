@@ -17,6 +17,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/await"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -224,7 +225,7 @@ func TestOpenOnAFullDisk(t *testing.T) {
 	require.ErrorContains(t, err, "make room")
 	disk.resize(func(used int) int { return used + 40<<20 })
 	if errors.As(err, new(*openingError)) {
-		receive(t, released, nil)
+		await.Value(t.Context(), t, released, nil)
 	}
 	s = openFS(t, disk)
 	for i := range 5 {
@@ -332,7 +333,7 @@ func TestAwaitOpening(t *testing.T) {
 		t.Helper()
 		select {
 		case o.opened <- 1:
-			require.NoError(t, receive(t, o.ended, nil))
+			require.NoError(t, await.Value(t.Context(), t, o.ended, nil))
 		case err := <-o.ended:
 			t.Fatalf("it did not wait: %v", err)
 		}
@@ -362,7 +363,7 @@ func TestAwaitOpening(t *testing.T) {
 	for range 3 {
 		fail(o)
 	}
-	require.ErrorIs(t, receive(t, o.ended, nil), noRoom)
+	require.ErrorIs(t, await.Value(t.Context(), t, o.ended, nil), noRoom)
 }
 
 // TestMemTableOn sizes tables in memory by the disk.

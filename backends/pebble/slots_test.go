@@ -14,6 +14,7 @@ import (
 	engine "github.com/cockroachdb/pebble/v2"
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/await"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -331,7 +332,7 @@ func TestSlotsWhileOthersComeAndGo(t *testing.T) {
 			}
 		}()
 		for i := range 12 {
-			receive(t, changed, ended)
+			await.Value(t.Context(), t, changed, ended)
 			sr := rowstore.ScanRange{Table: "t", Selectors: pickNotify(), Slots: []rowstore.SlotRange{{First: 0, Last: 5}, {First: 6, Last: rowstore.Slots - 1}}}
 			if i%2 == 1 {
 				sr.Slots, sr.Reverse = nil, i%4 == 1
@@ -346,7 +347,7 @@ func TestSlotsWhileOthersComeAndGo(t *testing.T) {
 			}
 		}
 		cancel()
-		require.ErrorIs(t, receive(t, ended, nil), context.Canceled)
+		require.ErrorIs(t, await.Value(t.Context(), t, ended, nil), context.Canceled)
 	})
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/await"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -127,7 +128,7 @@ func TestFailedSyncDuringAScan(t *testing.T) {
 		ctx, written := waiting(t.Context())
 		write := make(chan error, 1)
 		go func() { write <- writeNotified(ctx, s) }()
-		receive(t, written, write)
+		await.Value(t.Context(), t, written, write)
 		type result struct {
 			rows int
 			err  error
@@ -144,7 +145,7 @@ func TestFailedSyncDuringAScan(t *testing.T) {
 				early <- result{n, err}
 				ended <- errors.Join(fmt.Errorf("%s has ended with %d rows", name, n), err)
 			}()
-			receive(t, waits, ended)
+			await.Value(t.Context(), t, waits, ended)
 
 			asked := 0
 			entered := make(chan struct{})
@@ -163,15 +164,15 @@ func TestFailedSyncDuringAScan(t *testing.T) {
 				late <- result{n, err}
 			}()
 			if name == "notifications" || name == "notifications back" || name == "scan of both" {
-				receive(t, entered, nil) // the others look at once
+				await.Value(t.Context(), t, entered, nil) // the others look at once
 			}
 		}
 		fail.Store(true)
 		unlock()
-		require.ErrorIs(t, receive(t, write, nil), rowstore.ErrAmbiguous)
+		require.ErrorIs(t, await.Value(t.Context(), t, write, nil), rowstore.ErrAmbiguous)
 		close(failed)
 		for name, c := range results {
-			r := receive(t, c, nil)
+			r := await.Value(t.Context(), t, c, nil)
 			require.ErrorContains(t, r.err, errDisk.Error(), name)
 			require.Zero(t, r.rows, name)
 		}
@@ -307,7 +308,7 @@ func TestGroupWaitsForABound(t *testing.T) {
 		}
 		ended <- err
 	}()
-	receive(t, waits, ended)
+	await.Value(t.Context(), t, waits, ended)
 	inTime(t, "a read of the group's row", func() {
 		rows, err := s.Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: "r", Selectors: pickNewest()}})
 		if err != nil || len(rows[0].Versions) != 1 {
@@ -317,7 +318,7 @@ func TestGroupWaitsForABound(t *testing.T) {
 	inTime(t, "a scan", func() { _, _ = scansOf(s)["scan"](impatient(t.Context())) })
 	require.Empty(t, ended)
 	unlock()
-	require.NoError(t, receive(t, ended, nil))
+	require.NoError(t, await.Value(t.Context(), t, ended, nil))
 	require.Equal(t, "w", readCell(t, s, "r"))
 	require.NoError(t, s.Close())
 }
@@ -375,7 +376,7 @@ func TestCloseEndsCompact(t *testing.T) {
 	ctx, waits := waiting(t.Context())
 	compacted, closed := make(chan error, 1), make(chan error, 1)
 	go func() { compacted <- s.Compact(ctx) }()
-	receive(t, waits, compacted)
+	await.Value(t.Context(), t, waits, compacted)
 	go func() { closed <- s.Close() }()
 	inTime(t, "Compact", func() {
 		if err := <-compacted; !errors.Is(err, rowstore.ErrClosed) {
@@ -383,6 +384,6 @@ func TestCloseEndsCompact(t *testing.T) {
 		}
 	})
 	unlock()
-	require.NoError(t, receive(t, closed, nil))
+	require.NoError(t, await.Value(t.Context(), t, closed, nil))
 	require.ErrorIs(t, s.Compact(t.Context()), rowstore.ErrClosed)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/percolate-go/percolate/internal/await"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
@@ -472,7 +473,7 @@ func TestListen(t *testing.T) {
 	woken := make(chan rowstore.Wake, 100)
 	ended := make(chan error, 1)
 	go func() { ended <- s.Listen(ctx, func(w rowstore.Wake) { woken <- w }) }()
-	require.Zero(t, receive(t, woken, ended), "what happened before may have been missed")
+	require.Zero(t, await.Value(t.Context(), t, woken, ended), "what happened before may have been missed")
 	apply := func(table string, edits ...rowstore.Edit) {
 		_, err := s.Apply(t.Context(), []rowstore.Mutation{{Table: table, Row: "r", Edits: edits}}, rowstore.ApplyOptions{})
 		require.NoError(t, err)
@@ -481,15 +482,15 @@ func TestListen(t *testing.T) {
 	apply("prewrite", rowstore.Put(rowstore.Lock, "c", 2, nil), rowstore.Put(rowstore.Notify, "c", 2, nil))
 	apply("cleared", rowstore.Delete(rowstore.Notify, "c", 2))
 	apply("commit", rowstore.Delete(rowstore.Lock, "c", 2), rowstore.Put(rowstore.Notify, "c", 3, nil))
-	require.Equal(t, rowstore.Wake{Table: "commit", Slots: []uint16{rowstore.Slot("commit", "r")}}, receive(t, woken, ended))
+	require.Equal(t, rowstore.Wake{Table: "commit", Slots: []uint16{rowstore.Slot("commit", "r")}}, await.Value(t.Context(), t, woken, ended))
 	_, err := s.Group(t.Context(), []rowstore.Group{{AssignTimestamp: true, Mutations: []rowstore.Mutation{
 		{Table: "group", Row: "r", Edits: []rowstore.Edit{rowstore.Put(rowstore.Notify, "c", rowstore.AssignedTimestamp, nil)}},
 	}}})
 	require.NoError(t, err)
-	require.Equal(t, rowstore.Wake{Table: "group", Slots: []uint16{rowstore.Slot("group", "r")}}, receive(t, woken, ended))
+	require.Equal(t, rowstore.Wake{Table: "group", Slots: []uint16{rowstore.Slot("group", "r")}}, await.Value(t.Context(), t, woken, ended))
 	require.Empty(t, woken)
 	cancel()
-	require.ErrorIs(t, receive(t, ended, nil), context.Canceled)
+	require.ErrorIs(t, await.Value(t.Context(), t, ended, nil), context.Canceled)
 }
 
 func TestListenerThatDoesNotReturn(t *testing.T) {
@@ -510,7 +511,7 @@ func TestListenerThatDoesNotReturn(t *testing.T) {
 			}
 		})
 	}()
-	receive(t, entered, ended)
+	await.Value(t.Context(), t, entered, ended)
 	for i := range 1000 {
 		// No writer waits for it.
 		_, err := s.Apply(t.Context(), []rowstore.Mutation{{Table: "t", Row: "r", Edits: []rowstore.Edit{
@@ -520,7 +521,7 @@ func TestListenerThatDoesNotReturn(t *testing.T) {
 	}
 	release()
 	require.NoError(t, s.Close())
-	require.ErrorIs(t, receive(t, ended, nil), rowstore.ErrClosed)
+	require.ErrorIs(t, await.Value(t.Context(), t, ended, nil), rowstore.ErrClosed)
 	require.LessOrEqual(t, calls.Load(), int64(3), "calls are merged")
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/await"
 	"github.com/percolate-go/percolate/internal/restarttest"
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/internal/urltest"
@@ -120,7 +121,7 @@ func TestWaitForStandbyEnded(t *testing.T) {
 			if name != "Bouncer" {
 				answer = apply("terminated")
 				end("pg_terminate_backend")
-				require.ErrorIs(t, receive(ctx, t, answer, nil), rowstore.ErrAmbiguous)
+				require.ErrorIs(t, await.Value(ctx, t, answer, nil), rowstore.ErrAmbiguous)
 			}
 
 			// Where the second wait ends as it should, so does the call.
@@ -128,7 +129,7 @@ func TestWaitForStandbyEnded(t *testing.T) {
 			answer = apply("confirmed")
 			end("pg_cancel_backend")
 			setStandbys(ctx, t, server.URL, "")
-			require.NoError(t, receive(ctx, t, answer, nil))
+			require.NoError(t, await.Value(ctx, t, answer, nil))
 			require.Equal(t, acquired+1, s.plain.pool.Stat().AcquireCount(), "it is confirmed on its own connection")
 			r, _ := rowstore.Unwrap[rowstore.Reporter](s)
 			report, err := r.Report(ctx)
@@ -176,7 +177,7 @@ func TestPushStaysOutOfTheCommit(t *testing.T) {
 	defer stop()
 	ended := make(chan error, 1)
 	go func() { ended <- w.Listen(listening, func(at rowstore.Wake) { wakes <- at }) }()
-	require.Zero(t, receive(ctx, t, wakes, ended))
+	require.Zero(t, await.Value(ctx, t, wakes, ended))
 	setStandbys(ctx, t, server.URL, "nobody")
 	conn := connect(ctx, t, server.URL)
 	stuck := make(chan error, 1)
@@ -195,7 +196,7 @@ func TestPushStaysOutOfTheCommit(t *testing.T) {
 	}
 	require.Empty(t, wakes, "the server's lock is held")
 	setStandbys(ctx, t, server.URL, "")
-	require.NoError(t, receive(ctx, t, stuck, nil))
+	require.NoError(t, await.Value(ctx, t, stuck, nil))
 	select {
 	case at := <-wakes:
 		require.Equal(t, "t", at.Table)
@@ -203,7 +204,7 @@ func TestPushStaysOutOfTheCommit(t *testing.T) {
 		t.Fatal("nobody was woken")
 	}
 	stop()
-	require.ErrorIs(t, receive(ctx, t, ended, nil), context.Canceled)
+	require.ErrorIs(t, await.Value(ctx, t, ended, nil), context.Canceled)
 }
 
 // A failed announcement fails nothing else, is repeated and reported, and Close does not wait for it for long.
@@ -478,7 +479,7 @@ func TestSuspendedClient(t *testing.T) {
 			require.NoError(t, err)
 			require.True(t, out[0].Applied && out[999].Applied)
 			leave()
-			require.ErrorIs(t, receive(ctx, t, answer, nil), rowstore.ErrAmbiguous)
+			require.ErrorIs(t, await.Value(ctx, t, answer, nil), rowstore.ErrAmbiguous)
 			require.NoError(t, suspended.Close())
 			pool.Close()
 		})

@@ -143,20 +143,6 @@ func earOf(ctx context.Context, t *testing.T, s *Store) *ear {
 	return e
 }
 
-// receive returns the next value of a channel. It fails the test if none comes while the context lasts, or if the goroutine that
-// would send it says by ended, which may be nil, that it has ended. A bare receive would hang then.
-func receive[T any](ctx context.Context, t testing.TB, c <-chan T, ended <-chan error) (v T) {
-	t.Helper()
-	select {
-	case v = <-c:
-	case err := <-ended:
-		require.FailNow(t, "it has ended before", "%v", err)
-	case <-ctx.Done():
-		require.FailNow(t, "nothing came", "%v", ctx.Err())
-	}
-	return v
-}
-
 func (e *ear) hear() rowstore.Wake {
 	e.t.Helper()
 	select {

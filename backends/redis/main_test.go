@@ -63,22 +63,6 @@ func bare(t testing.TB, raw string) *direct {
 	return s.direct
 }
 
-// receive returns the next value of a channel. It fails the test if none comes while the context lasts, or within a minute, or if
-// the goroutine that would send it says by ended, which may be nil, that it has ended. A bare receive would hang then.
-func receive[T any](ctx context.Context, t testing.TB, c <-chan T, ended <-chan error) (v T) {
-	t.Helper()
-	select {
-	case v = <-c:
-	case err := <-ended:
-		require.FailNow(t, "it has ended before", "%v", err)
-	case <-ctx.Done():
-		require.FailNow(t, "nothing came", "%v", ctx.Err())
-	case <-time.After(time.Minute):
-		require.FailNow(t, "nothing came")
-	}
-	return v
-}
-
 // sizesElsewhere is why only some runs of the suite have tests of sizes.
 const sizesElsewhere = "Standalone and Cluster of TestConformance have them"
 

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/conformance"
+	"github.com/percolate-go/percolate/internal/await"
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -246,7 +247,7 @@ func TestNewCallsNoHooks(t *testing.T) {
 	seen := make(chan string, 100)
 	c.AddHook(watching{seen})
 	require.NoError(t, c.Ping(t.Context()).Err())
-	require.Equal(t, "ping", receive(t.Context(), t, seen, nil), "the program's own command")
+	require.Equal(t, "ping", await.Value(t.Context(), t, seen, nil), "the program's own command")
 	s := openNew(t, c, Options{Prefix: ownPrefix(), NoCoalesce: true})
 	apply(t, s, put("r", 1, "1"))
 	require.Equal(t, "1", newest(t, s, "r"))
@@ -283,7 +284,7 @@ func TestSecondCloseWaits(t *testing.T) {
 	})
 	require.NoError(t, s.Close())
 	require.True(t, left.Load(), "a call was under way")
-	require.NoError(t, receive(t.Context(), t, first, nil))
+	require.NoError(t, await.Value(t.Context(), t, first, nil))
 }
 
 // Nothing of the client's own timeouts keeps a call waiting, nor Close.
@@ -322,9 +323,9 @@ func TestNewLeavesTheClientOpen(t *testing.T) {
 			}
 		})
 	}()
-	receive(ctx, t, listening, done)
+	await.Value(ctx, t, listening, done)
 	require.NoError(t, s.Close())
-	require.ErrorIs(t, receive(ctx, t, done, nil), rowstore.ErrClosed)
+	require.ErrorIs(t, await.Value(ctx, t, done, nil), rowstore.ErrClosed)
 	require.NoError(t, s.Close())
 	_, err := tryNewest(ctx, s, "r")
 	require.ErrorIs(t, err, rowstore.ErrClosed)

@@ -10,6 +10,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/await"
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -104,7 +105,7 @@ func TestDemoted(t *testing.T) {
 					}
 				})
 			}()
-			receive(ctx, t, listening, lost)
+			await.Value(ctx, t, listening, lost)
 			follow(t, first, two)
 			for name, err := range everyCall(ctx, s) {
 				require.ErrorIs(t, err, rowstore.ErrUnavailable, name)

@@ -12,6 +12,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/await"
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -114,7 +115,7 @@ func TestSlowPushHoldsUpFew(t *testing.T) {
 	defer answer()
 	h.push.Store(&meet)
 	s.pusher.hold([]heldWake{{table: "t", slot: slotOf("slow")}})
-	receive(ctx, t, asked, nil)
+	await.Value(ctx, t, asked, nil)
 	missing := writesUntil(t, s, "meanwhile", func() bool {
 		require.NoError(t, ctx.Err(), "no write was heard of")
 		return len(heard) > 0
@@ -290,7 +291,7 @@ func TestLastPushIsTriedOnce(t *testing.T) {
 	apply(t, s, notifying("held", 5))
 	require.True(t, pending(s))
 	require.NoError(t, store.Close())
-	receive(t.Context(), t, asked, nil)
+	await.Value(t.Context(), t, asked, nil)
 	require.EqualValues(t, 1, tries.Load())
 	require.True(t, pending(s))
 }
@@ -323,12 +324,12 @@ func TestHeldBackUntilItsOwnServerAnswers(t *testing.T) {
 		_, err := s.Apply(ctx, []rowstore.Mutation{notifying("first", 6), notifying(row, 6)}, rowstore.ApplyOptions{})
 		done <- err
 	}()
-	receive(ctx, t, asked, done)
+	await.Value(ctx, t, asked, done)
 	require.Eventually(t, func() bool { return pending(s) || ctx.Err() != nil }, time.Minute, time.Millisecond)
 	require.NoError(t, ctx.Err(), "it waits for the other server")
 	require.Equal(t, []rowstore.Wake{{Table: "t", Slots: []uint16{slotOf("first")}}}, takePending(s))
 	answer()
-	require.NoError(t, receive(ctx, t, done, nil))
+	require.NoError(t, await.Value(ctx, t, done, nil))
 	require.Equal(t, []rowstore.Wake{{Table: "t", Slots: []uint16{slotOf(row)}}}, takePending(s), "each once")
 }
 

@@ -12,6 +12,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/await"
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/coalesce"
@@ -91,7 +92,7 @@ func TestTogetherIsOneRun(t *testing.T) {
 		listening, stop := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- s.Listen(listening, func(w rowstore.Wake) { heard <- w }) }()
-		receive(listening, t, heard, ended)
+		await.Value(listening, t, heard, ended)
 		last := rowstore.Timestamp(0)
 		for i, edits := range [][]rowstore.Edit{nil, {rowstore.Put(rowstore.Notify, "c", rowstore.AssignedTimestamp, nil)}} {
 			a, b := fmt.Sprint("a", i), fmt.Sprint("b", i)
@@ -128,17 +129,17 @@ func TestTogetherIsOneRun(t *testing.T) {
 			}
 			require.Empty(t, both.Begun[2].Rows[0].Versions)
 			if i > 0 {
-				require.Equal(t, []uint16{rowstore.Slot("t", a)}, receive(listening, t, heard, ended).Slots)
+				require.Equal(t, []uint16{rowstore.Slot("t", a)}, await.Value(listening, t, heard, ended).Slots)
 			} else {
 				// The general script, too, was not there yet.
 				require.NoError(t, s.groupOne(onePut("warm", "1", rowstore.Put(rowstore.Notify, "c", rowstore.AssignedTimestamp, nil))))
-				receive(listening, t, heard, ended)
+				await.Value(listening, t, heard, ended)
 				last = draw(t, s)
 			}
 		}
 		require.Greater(t, draw(t, s), last)
 		stop()
-		require.ErrorIs(t, receive(t.Context(), t, ended, nil), context.Canceled)
+		require.ErrorIs(t, await.Value(t.Context(), t, ended, nil), context.Canceled)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/await"
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -303,7 +304,7 @@ func TestWideRowIsReadAtOneMoment(t *testing.T) {
 		ended <- nil
 	}()
 	for range 20 {
-		receive(ctx, t, wrote, ended)
+		await.Value(ctx, t, wrote, ended)
 		vs := readRow(t, s, "wide", allVersions...)
 		newest := map[string]rowstore.Timestamp{}
 		for _, v := range vs {
@@ -314,7 +315,7 @@ func TestWideRowIsReadAtOneMoment(t *testing.T) {
 		require.Equal(t, newest[columnName(0)], newest[columnName(columns-1)])
 	}
 	cancel()
-	require.NoError(t, receive(t.Context(), t, ended, nil))
+	require.NoError(t, await.Value(t.Context(), t, ended, nil))
 }
 
 // TestOldWideRow meets a row as earlier versions of the store left it: wide, with

@@ -1,0 +1,29 @@
+// Package await lets tests wait for others without hanging when these fail.
+package await
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// patience is how long a test waits for one value. The machine may be busy.
+const patience = time.Minute
+
+// Value returns the next value of a channel. It fails the test if none comes while the context lasts, or within a minute, or if the
+// goroutine that would send it says by ended, which may be nil, that it has ended. A bare receive would hang then. Call it in the test's goroutine.
+func Value[T any](ctx context.Context, t testing.TB, c <-chan T, ended <-chan error) (v T) {
+	t.Helper()
+	select {
+	case v = <-c:
+	case err := <-ended:
+		require.FailNow(t, "it has ended before", "%v", err)
+	case <-ctx.Done():
+		require.FailNow(t, "nothing came", "%v", ctx.Err())
+	case <-time.After(patience):
+		require.FailNow(t, "nothing came")
+	}
+	return v
+}
