@@ -42,6 +42,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net/url"
 	"os"
@@ -161,13 +162,24 @@ func (d *Duration) UnmarshalText(b []byte) error {
 // ErrInvalid says that a file breaks its schema. The errors for such a file match it.
 var ErrInvalid = errors.New("config: the configuration is invalid")
 
-// Load reads and checks a file. It opens nothing. Errors that match ErrInvalid name
+// longestFile is how long a file may be, in bytes.
+const longestFile = 1 << 20
+
+// Load reads and checks a file, of a MiB at most. It opens nothing. Errors that match ErrInvalid name
 // the file and, where they can, line and column; they hold no value of the
 // environment.
 func Load(path string) (*File, error) {
-	b, err := os.ReadFile(path) //nolint:gosec // the caller names the file
+	file, err := os.Open(path) //nolint:gosec // the caller names the file
 	if err != nil {
 		return nil, fmt.Errorf("config: %w", err)
+	}
+	defer func() { _ = file.Close() }() // it was only read
+	b, err := io.ReadAll(io.LimitReader(file, longestFile+1))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("config: %w", err)
+	case len(b) > longestFile:
+		return nil, fmt.Errorf("%s: %w: the file is longer than %d bytes", filepath.Base(path), ErrInvalid, longestFile)
 	}
 	f, err := Parse(b, os.LookupEnv)
 	if err != nil {
@@ -177,11 +189,14 @@ func Load(path string) (*File, error) {
 }
 
 // Parse does what Load does, for the content of a file and any source of environment
-// variables.
+// variables; nil has none.
 func Parse(content []byte, env func(name string) (string, bool)) (*File, error) {
 	var f File
 	if err := decode(content, &f); err != nil {
 		return nil, err
+	}
+	if env == nil {
+		env = func(string) (string, bool) { return "", false }
 	}
 	if err := f.expand(env); err != nil {
 		return nil, err

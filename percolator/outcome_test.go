@@ -309,3 +309,13 @@ func TestStatusIsNotCollectedWithinALook(t *testing.T) {
 	search.release(pass)
 	require.ErrorIs(t, w.finish(asked), ErrSnapshotTooOld, "%v", out)
 }
+
+// What is no error of a transaction is refused, also a nil one of the right type.
+func TestOutcomeOfNoTransaction(t *testing.T) {
+	t.Parallel()
+	c := newWorld(t).client()
+	for _, err := range []error{nil, context.Canceled, (*UndeterminedError)(nil)} {
+		_, oerr := c.OutcomeOf(t.Context(), err)
+		require.ErrorIs(t, oerr, ErrInvalid)
+	}
+}

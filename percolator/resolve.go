@@ -392,7 +392,7 @@ func (db *DB) Outcome(ctx context.Context, start Timestamp, c Cell) (Outcome, er
 // of weak notifications alone, which has no primary.
 func (db *DB) OutcomeOf(ctx context.Context, err error) (Outcome, error) {
 	var u *UndeterminedError
-	if !errors.As(err, &u) {
+	if !errors.As(err, &u) || u == nil {
 		return Outcome{}, fmt.Errorf("percolator: OutcomeOf: %w: the error is no UndeterminedError", ErrInvalid)
 	}
 	if u.Primary == (Cell{}) {

@@ -33,9 +33,9 @@ type Options struct {
 	// MasterName is the name under which Sentinel knows the server. Default
 	// "mymaster".
 	MasterName string
-	// Username and Password of the server; empty for none.
+	// Username and Password of the server; empty for none. A user other than default needs a password.
 	Username, Password string
-	// SentinelUsername and SentinelPassword are those of the sentinels.
+	// SentinelUsername and SentinelPassword are those of the sentinels, as for the server.
 	SentinelUsername, SentinelPassword string
 	// DB is the number of the database; a Cluster has only 0. Default 0.
 	DB int
@@ -120,6 +120,15 @@ func (o *Options) complete() error {
 		}
 	default:
 		return invalid("the mode is none of standalone, cluster and sentinel")
+	}
+	// The driver logs in with a password alone: without one it would be the server's default user, who may do more.
+	for _, u := range []struct{ what, name, password string }{
+		{"user", o.Username, o.Password},
+		{"user of the sentinels", o.SentinelUsername, o.SentinelPassword},
+	} {
+		if u.name != "" && u.name != "default" && u.password == "" {
+			return invalid("the %s has no password; give it one", u.what)
+		}
 	}
 	if o.DB < 0 {
 		return invalid("the database's number is negative")

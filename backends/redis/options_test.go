@@ -103,3 +103,20 @@ func TestNewTakesNoConnection(t *testing.T) {
 	_, err = New(t.Context(), no, Options{})
 	require.ErrorIs(t, err, rowstore.ErrInvalid)
 }
+
+// A user without a password, whose variable was not set perhaps, is not taken for the server's default user, as whom the driver would log in.
+func TestUserWithoutPassword(t *testing.T) {
+	t.Parallel()
+	for _, url := range []string{"redis://app@h", "redis://app:@h/0", "unix://app@/run/redis.sock", "redis+cluster://app@h", "redis+sentinel://h?sentinel_user=app"} {
+		_, err := ParseURL(url)
+		require.ErrorIs(t, err, rowstore.ErrInvalid, url)
+		require.ErrorContains(t, err, "has no password")
+		require.NotContains(t, err.Error(), "app")
+	}
+	for _, url := range []string{"redis://default@h", "redis://:secret@h", "redis://app:secret@h", "redis+sentinel://h?sentinel_password=secret"} {
+		_, err := ParseURL(url)
+		require.NoError(t, err, url)
+	}
+	_, err := Open(t.Context(), Options{Addrs: []string{"h:1"}, Username: "app"})
+	require.ErrorIs(t, err, rowstore.ErrInvalid)
+}

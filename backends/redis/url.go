@@ -26,7 +26,7 @@ import (
 //
 // rediss+cluster and rediss+sentinel are those over TLS. The port is 6379 by
 // default, for sentinels 26379. Several addresses mean a Cluster. User and
-// password are percent-encoded. The parameters:
+// password are percent-encoded. A user other than default needs a password. The parameters:
 //
 //	prefix, partitions, db       see Options
 //	addr                         one more address, as often as need be
