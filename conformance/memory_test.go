@@ -126,8 +126,13 @@ func TestMemoryWithSmallLimits(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			conformance.RunStore(t, func(testing.TB) rowstore.Store { return memstore.New(memstore.WithLimits(limits)) },
-				conformance.Patience(2*time.Minute), conformance.Scale(0.15))
+			opts := []conformance.Option{conformance.Patience(2 * time.Minute), conformance.Scale(0.15)}
+			if limits.Operations != 128 || limits.Row == 0 {
+				for _, c := range []conformance.Category{conformance.Concurrency, conformance.Closing, conformance.Contexts, conformance.Oracles, conformance.Deferring, conformance.Waking} {
+					opts = append(opts, conformance.Without(c, "its tests take small steps, and run in \"one step\""))
+				}
+			}
+			conformance.RunStore(t, func(testing.TB) rowstore.Store { return memstore.New(memstore.WithLimits(limits)) }, opts...)
 		})
 	}
 }

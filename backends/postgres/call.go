@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -36,7 +37,7 @@ func newQueries(n names) queries {
 		sql = n.expand(sql)
 		return query{sql: sql, name: "percolator_" + strconv.FormatUint(hash("statement", sql), 36), formats: binary1}
 	}
-	params := n.parameters()
+	params := functionParameters()
 	of := func(function string) string {
 		return "{{schema}}." + function + "(" + strings.Join(params[function], ", ") + ")"
 	}
@@ -77,10 +78,11 @@ func newQueries(n names) queries {
 	return q
 }
 
-// parameters lists what the calls of the store's functions have between the parentheses, as "p_n => $1". The names tell the functions from others of the
-// same name, with parameters of other types: to a parameter whose type is not known yet, Postgres prefers a text.
-func (n names) parameters() map[string][]string {
-	all := map[string][]string{}
+// functionParameters lists what the calls of the store's functions have between the parentheses, as "p_n => $1". The names tell the functions from others of
+// the same name, with parameters of other types: to a parameter whose type is not known yet, Postgres prefers a text. They are
+// the same in each schema, and are found once: all functions are written out for it.
+var functionParameters = sync.OnceValue(func() map[string][]string {
+	n, all := newNames("any"), map[string][]string{}
 	signature := regexp.MustCompile(`CREATE FUNCTION ` + regexp.QuoteMeta(n.schema) + `\.([a-z_]+)\(([^)]*)\)`)
 	for _, m := range signature.FindAllStringSubmatch(n.functions(), -1) {
 		var calls []string
@@ -92,7 +94,7 @@ func (n names) parameters() map[string][]string {
 		all[m[1]] = calls
 	}
 	return all
-}
+})
 
 var binary1 = []int16{1}
 

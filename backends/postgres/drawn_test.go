@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -240,7 +241,9 @@ func TestReadersThatDoNotWait(t *testing.T) {
 			return replaceAll(t, "current_setting('transaction_isolation') <> 'read committed'", "current_setting('transaction_isolation') = 'none'")
 		}, []string{"default_transaction_isolation", "repeatable read"}, []string{"Point", "Picks", "Scan", "ScanPoint", "ScanDrawn", "Slots", "ManyRows"}},
 	} {
-		for _, way := range broken.ways {
+		// Two of them, so that in a few runs each has its turn: they show what TestNoReaderIsOvertaken would find.
+		for _, i := range rand.Perm(len(broken.ways))[:2] {
+			way := broken.ways[i]
 			t.Run(name+way, func(t *testing.T) {
 				t.Parallel()
 				require.True(t, overtaken(testContext(t), t, testserver.Postgres(t), broken.change(t), broken.params, 0, waysToRead[way]))

@@ -471,7 +471,7 @@ func (k *killTest) run(ctx context.Context, schema string) {
 	watcher := connect(ctx, t, k.direct)
 
 	end, failed := k.stay(ctx)
-	kills := 5
+	kills := 3
 	if testing.Short() {
 		kills = 2
 	}

@@ -41,7 +41,7 @@ func openTest(t testing.TB, dsn string) *Store {
 }
 
 // sizesElsewhere is why only some runs of the suite have tests of sizes.
-const sizesElsewhere = "TestConformance, TestConformanceUncoalesced and TestConformancePgBouncer have them"
+const sizesElsewhere = "TestConformance and TestConformancePgBouncer have them"
 
 // TestConformance lets each store of the store's part have a pool of its own. The other parts cannot tell.
 func TestConformance(t *testing.T) {
@@ -89,8 +89,10 @@ func without(scale float64, reason string, categories ...conformance.Category) [
 	return opts
 }
 
+// What is left out runs uncoalesced behind the pooler.
 func TestConformanceUncoalesced(t *testing.T) {
 	t.Parallel()
 	_, schemas := recycled(t)
-	conformance.RunStore(t, pooled(t, schemas, Options{NoCoalesce: true}), conformance.Scale(0.1))
+	conformance.RunStore(t, pooled(t, schemas, Options{NoCoalesce: true}), without(0.1, "TestConformancePgBouncer has them, uncoalesced too", conformance.Sizes,
+		conformance.Conditions, conformance.Edits, conformance.Reads, conformance.Names, conformance.Arguments, conformance.Splitting)...)
 }

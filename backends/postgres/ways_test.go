@@ -35,7 +35,10 @@ func TestConformancePgBouncer(t *testing.T) {
 	_, schemas := recycled(t)
 	bouncer := testserver.NewPgBouncer(t, testserver.SharedPostgres(t), testserver.PgBouncerOptions{}).URL
 	open := func(t testing.TB) rowstore.Store { return openTest(t, with(bouncer, "schema", schemas.schema(t))) }
-	conformance.RunStore(t, open, conformance.Scale(0.05))
+	// Calls that are not merged are more, and each could meet another session.
+	conformance.RunStore(t, func(t testing.TB) rowstore.Store {
+		return openTest(t, with(bouncer, "schema", schemas.schema(t), "coalesce", "off"))
+	}, conformance.Scale(0.05))
 	// Transactions see a store only through its calls. Those of many clients at once are what a session that
 	// changes hands could break.
 	conformance.RunTransactions(t, open, without(0.05, "the store's part has each call, and TestConformance the rest", conformance.Transactions,

@@ -31,11 +31,11 @@ type Options struct {
 	// Addrs are host:port, or for Standalone the absolute path of a Unix socket.
 	Addrs []string
 	// MasterName is the name under which Sentinel knows the server. Default
-	// "mymaster".
+	// "mymaster". Only for Sentinel.
 	MasterName string
 	// Username and Password of the server; empty for none. A user other than default needs a password.
 	Username, Password string
-	// SentinelUsername and SentinelPassword are those of the sentinels, as for the server.
+	// SentinelUsername and SentinelPassword are those of the sentinels, as for the server. Only for Sentinel.
 	SentinelUsername, SentinelPassword string
 	// DB is the number of the database; a Cluster has only 0. Default 0.
 	DB int
@@ -120,6 +120,9 @@ func (o *Options) complete() error {
 		}
 	default:
 		return invalid("the mode is none of standalone, cluster and sentinel")
+	}
+	if o.Mode != Sentinel && o.MasterName+o.SentinelUsername+o.SentinelPassword != "" {
+		return invalid("a name of the server, and a user and a password of sentinels, are for the mode sentinel")
 	}
 	// The driver logs in with a password alone: without one it would be the server's default user, who may do more.
 	for _, u := range []struct{ what, name, password string }{

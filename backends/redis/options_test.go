@@ -120,3 +120,18 @@ func TestUserWithoutPassword(t *testing.T) {
 	_, err := Open(t.Context(), Options{Addrs: []string{"h:1"}, Username: "app"})
 	require.ErrorIs(t, err, rowstore.ErrInvalid)
 }
+
+// Who names a sentinel's password for a server of another kind means another server.
+func TestSentinelsOptionsAreForSentinels(t *testing.T) {
+	t.Parallel()
+	for _, url := range []string{"redis://h?sentinel_password=secret", "redis+cluster://h?master=main", "redis://h,i?sentinel_user=app&sentinel_password=secret"} {
+		_, err := ParseURL(url)
+		require.ErrorIs(t, err, rowstore.ErrInvalid, url)
+		require.ErrorContains(t, err, "for the mode sentinel")
+		require.NotContains(t, err.Error(), "secret")
+	}
+	_, err := ParseURL("redis+sentinel://h?sentinel_user=app&sentinel_password=secret&master=main")
+	require.NoError(t, err)
+	_, err = ParseURL("redis://h?mode=sentinel&sentinel_password=secret")
+	require.NoError(t, err)
+}

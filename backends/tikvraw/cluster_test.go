@@ -162,7 +162,7 @@ func TestConformance(t *testing.T) {
 		c.Churn(t, 50, 10*time.Millisecond)
 		conformance.RunStore(t, func(t testing.TB) rowstore.Store {
 			return open(t, c, tikvraw.Options{Patience: patience, RequestTimeout: slowest, API: tikvraw.V2, Oracle: tikvraw.OracleStore})
-		}, leaner(conformance.Contexts, conformance.Closing)...)
+		}, leaner(conformance.Contexts, conformance.Closing, conformance.Reads, conformance.Waking)...)
 	})
 	t.Run("MockOverGRPC", func(t *testing.T) {
 		t.Parallel()
@@ -174,7 +174,7 @@ func TestConformance(t *testing.T) {
 			require.NoError(t, err)
 			t.Cleanup(func() { require.NoError(t, s.Close()) })
 			return s
-		}, leaner(conformance.Reads, conformance.Slots)...)
+		}, leaner(conformance.Reads, conformance.Slots, conformance.Oracles, conformance.Waking)...)
 	})
 	t.Run("Real", func(t *testing.T) {
 		t.Parallel()

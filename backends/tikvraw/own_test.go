@@ -37,7 +37,8 @@ func TestConformanceOwnPD(t *testing.T) {
 	pdc := ownPD(t, c, pd.SecurityOption{})
 	options := []conformance.Option{conformance.Scale(0.05), conformance.Without(conformance.Splitting, unbalanced)}
 	for _, c := range []conformance.Category{
-		conformance.Conditions, conformance.Edits, conformance.Reads, conformance.Arguments, conformance.Sizes, conformance.Slots, conformance.Random,
+		conformance.Conditions, conformance.Edits, conformance.Reads, conformance.Scans, conformance.Names, conformance.Arguments, conformance.Sizes,
+		conformance.Slots, conformance.Random, conformance.Waking,
 	} {
 		options = append(options, conformance.Without(c, "the run over the mock cluster over gRPC, or the one over the cluster itself, has them"))
 	}

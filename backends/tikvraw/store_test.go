@@ -492,7 +492,7 @@ func TestSplitByRegion(t *testing.T) {
 // A scan of many rows holds a page of them at a time. Not parallel: it measures the
 // memory of the process.
 func TestScanMemory(t *testing.T) {
-	const rows = 1_000_000
+	const rows = 400_000
 	s, f := fakeStore(t, Options{SweepEvery: -1, CacheSize: 1 << 20})
 	h := head{tag: 1, entries: []entry{{rowstore.Write, "c", 5, value{bytes: make([]byte, 100)}}}}
 	raw := h.encode()
@@ -507,7 +507,7 @@ func TestScanMemory(t *testing.T) {
 	n, most := 0, int64(0)
 	for _, err := range s.Scan(context.Background(), rowstore.ScanRange{Table: "t", Selectors: everything()}) {
 		require.NoError(t, err)
-		if n++; n%100000 == 0 || n == rows/2+25 {
+		if n++; n%40_000 == 0 || n == rows/2+25 {
 			most = max(most, liveBytes()-base)
 		}
 	}
