@@ -39,7 +39,7 @@ func TestConfigure(t *testing.T) {
 	require.NoError(t, c.Configure(ctx, was), "nothing changes")
 	require.Nil(t, c.known().Next)
 
-	wanted := Settings{MaxTxnAge: 2 * time.Hour, Retention: worldRetention, CatalogLease: 3 * time.Second}
+	wanted := Settings{MaxTxnAge: 2 * worldAge, Retention: worldRetention, CatalogLease: 3 * time.Second}
 	require.NoError(t, c.Configure(ctx, Settings{MaxTxnAge: wanted.MaxTxnAge, CatalogLease: wanted.CatalogLease}))
 	require.Equal(t, was, c.Settings(), "it takes effect later")
 	require.NoError(t, c.Configure(ctx, wanted), "the same again")

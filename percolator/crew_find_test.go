@@ -133,7 +133,7 @@ func TestBacklogBesideAnotherObserver(t *testing.T) {
 // Of two observers of the same cells a quick one does not wait for a slow one: it goes through the backlog as fast as pages are read.
 func TestQuickObserverBesideASlowOne(t *testing.T) {
 	eachFinding(t, func(t *testing.T, c *crew) {
-		const pages = 20
+		const pages = 10
 		c.quiet = true
 		m := c.hire(WorkerConfig{Concurrency: 16}, sleeps(time.Second), "slow")
 		var quick atomic.Int64

@@ -133,6 +133,13 @@ func (m *mate) kill() {
 	m.stop()
 }
 
+// dismiss closes the clients of workers that have ended, for a test that hires very many.
+func (c *crew) dismiss(all ...*mate) {
+	for _, m := range all {
+		_ = m.db.Close(context.Background()) // as for open
+	}
+}
+
 // called tells whether a function was called, by "observer/row".
 func (m *mate) called(what string) bool {
 	m.mu.Lock()

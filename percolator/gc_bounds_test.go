@@ -96,20 +96,21 @@ func (m *measured) Apply(ctx context.Context, muts []rowstore.Mutation, opts row
 // history puts committed versions of a column, as so many transactions would have.
 func (w *world) history(cell Cell, n int, long bool) (newest string) {
 	w.t.Helper()
+	start, err := w.mem.Oracle().Draw(w.t.Context(), 2*n)
+	require.NoError(w.t, err)
+	edits := make([]rowstore.Edit, 0, 2*n)
 	for i := range n {
-		start, err := w.mem.Oracle().Draw(w.t.Context(), 2)
-		require.NoError(w.t, err)
 		wv := format.Write{Kind: format.KindPut, Start: start, Value: []byte(fmt.Sprint(i))}
 		newest = string(wv.Value)
-		edits := make([]rowstore.Edit, 0, 2)
 		if long {
 			wv.Long, wv.Value, newest = true, nil, fmt.Sprint(longText, i)
 			edits = append(edits, rowstore.Put(rowstore.Data, cell.Column, start, []byte(newest)))
 		}
 		edits = append(edits, rowstore.Put(rowstore.Write, cell.Column, start+1, wv.Encode()))
-		_, err = w.mem.Apply(w.t.Context(), []rowstore.Mutation{{Table: cell.Table, Row: cell.Row, Edits: edits}}, rowstore.ApplyOptions{})
-		require.NoError(w.t, err)
+		start += 2
 	}
+	_, err = w.mem.Apply(w.t.Context(), []rowstore.Mutation{{Table: cell.Table, Row: cell.Row, Edits: edits}}, rowstore.ApplyOptions{})
+	require.NoError(w.t, err)
 	return newest
 }
 

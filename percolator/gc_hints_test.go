@@ -156,7 +156,7 @@ func TestCollectionByHints(t *testing.T) {
 		}
 		set(t, c.DB, rowA, "1")
 		w.stored(c)
-		w.clock.advance(worldRetention + 2*time.Hour)
+		w.clock.advance(worldRetention + 2*worldAge)
 		report := w.hintedCollect(gc)
 		require.Equal(t, 101, report.Read, "these were set without having been read")
 		require.Zero(t, report.Versions)
@@ -165,7 +165,7 @@ func TestCollectionByHints(t *testing.T) {
 		set(t, c.DB, rowA, "2")
 		require.NoError(t, c.Update(t.Context(), func(tx *Txn) error { return tx.Delete(row("quiet 7")) }))
 		w.stored(c)
-		w.clock.advance(worldRetention + 2*time.Hour)
+		w.clock.advance(worldRetention + 2*worldAge)
 		report = w.hintedCollect(gc)
 		require.Equal(t, 2, report.Read)
 		require.Equal(t, 2, report.Rows)
@@ -226,7 +226,7 @@ func TestWhatIsKeptIsHintedAnew(t *testing.T) {
 		set(t, c.DB, rowA, "1")
 		require.NoError(t, c.Update(t.Context(), func(tx *Txn) error { return tx.Delete(rowA) }))
 		w.stored(c)
-		w.clock.advance(worldRetention + 2*time.Hour)
+		w.clock.advance(worldRetention + 2*worldAge)
 		r := dies.wire.AddRule(faultstore.Rule{Match: op(faultstore.CallApply), Skip: n, Fault: die})
 		_, err := w.collectBy(dies, GCOptions{})
 		ended := r.Struck() == 0
@@ -239,7 +239,7 @@ func TestWhatIsKeptIsHintedAnew(t *testing.T) {
 			rowstore.DeleteRange(rowstore.Notify, "v", 0, oracle.Max),
 		}}}, rowstore.ApplyOptions{})
 		require.NoError(t, err)
-		w.clock.advance(worldRetention + 2*time.Hour)
+		w.clock.advance(worldRetention + 2*worldAge)
 		w.hintedCollect(gc)
 		row = w.raw(rowA)
 		require.Empty(t, row.Versions, "died at call %d", n)
@@ -259,7 +259,7 @@ func TestRowThatChangedIsHintedAnew(t *testing.T) {
 	set(t, c.DB, rowA, "1")
 	require.NoError(t, c.Update(t.Context(), func(tx *Txn) error { return tx.Delete(rowA) }))
 	w.stored(c)
-	w.clock.advance(worldRetention + 2*time.Hour)
+	w.clock.advance(worldRetention + 2*worldAge)
 	gc.wire.AddRule(faultstore.Rule{Match: both(op(faultstore.CallApply), on(rowA)), Before: func(context.Context, *call) verdict {
 		_, err := w.mem.Apply(context.Background(), []rowstore.Mutation{{Table: "t", Row: "a", Edits: []rowstore.Edit{
 			rowstore.Put(rowstore.Notify, "v", 1, format.WeakNotification), // of an observer of long ago
@@ -270,7 +270,7 @@ func TestRowThatChangedIsHintedAnew(t *testing.T) {
 		return pass
 	}})
 	require.Zero(t, w.hintedCollect(gc).Versions)
-	w.clock.advance(worldRetention + 2*time.Hour)
+	w.clock.advance(worldRetention + 2*worldAge)
 	require.Positive(t, w.hintedCollect(gc).Versions)
 	require.Empty(t, w.storedHints("t"))
 }
@@ -392,11 +392,11 @@ func TestRowWithoutReplyIsHintedAnew(t *testing.T) {
 	set(t, c.DB, rowA, "1")
 	set(t, c.DB, rowA, "2")
 	w.stored(c)
-	w.clock.advance(worldRetention + 2*time.Hour)
+	w.clock.advance(worldRetention + 2*worldAge)
 	gc.wire.verdict(both(op(faultstore.CallApply), on(rowA)), lose)
 	require.Zero(t, w.hintedCollect(gc).Versions)
 	require.Equal(t, map[string]int{"a": 1}, w.storedHints("t"))
-	w.clock.advance(worldRetention + 2*time.Hour)
+	w.clock.advance(worldRetention + 2*worldAge)
 	require.Equal(t, 1, w.hintedCollect(gc).Versions)
 }
 
@@ -458,7 +458,7 @@ func TestKeptOldValueIsHintedByItsAcknowledgment(t *testing.T) {
 	set(t, c.DB, rowA, "b")
 	set(t, c.DB, rowA, "c")
 	w.stored(c)
-	w.clock.advance(worldRetention + 2*time.Hour)
+	w.clock.advance(worldRetention + 2*worldAge)
 	w.hintedCollect(gc)
 	kept := func() []rowstore.Version {
 		row := w.raw(rowA)
@@ -467,7 +467,7 @@ func TestKeptOldValueIsHintedByItsAcknowledgment(t *testing.T) {
 	require.Len(t, kept(), 1)
 	require.True(t, o.run(rowA))
 	w.stored(c)
-	w.clock.advance(worldRetention + 2*time.Hour)
+	w.clock.advance(worldRetention + 2*worldAge)
 	w.hintedCollect(gc)
 	require.Empty(t, kept())
 }
@@ -478,7 +478,7 @@ func TestUndeterminedIsHinted(t *testing.T) {
 		c, gc := w.client(opts...), w.client()
 		set(t, c.DB, rowA, "1")
 		w.stored(c)
-		w.clock.advance(worldRetention + 2*time.Hour)
+		w.clock.advance(worldRetention + 2*worldAge)
 		w.hintedCollect(gc)
 		require.Empty(t, w.storedHints("t"))
 		ctx, cancel := context.WithCancel(t.Context())
@@ -491,7 +491,7 @@ func TestUndeterminedIsHinted(t *testing.T) {
 		require.NoError(t, c.drained(t.Context()))
 		require.Equal(t, "2", value(t, gc, rowA))
 		w.stored(c)
-		w.clock.advance(worldRetention + 2*time.Hour)
+		w.clock.advance(worldRetention + 2*worldAge)
 		require.Equal(t, 1, w.hintedCollect(gc).Versions)
 		require.Empty(t, w.storedHints("t"))
 	})
@@ -509,7 +509,7 @@ func TestLookAtLongValuesIsBounded(t *testing.T) {
 		}
 	}
 	w.stored(c)
-	w.clock.advance(worldRetention + 2*time.Hour)
+	w.clock.advance(worldRetention + 2*worldAge)
 	most := 0
 	gc.wire.AddRule(faultstore.Rule{Match: op(faultstore.CallRead), Times: -1, After: func(_ context.Context, x *call) {
 		n := 0

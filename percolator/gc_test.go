@@ -154,7 +154,7 @@ func TestCollectionOfRandomHistories(t *testing.T) {
 			require.NoError(t, c.Update(ctx, func(tx *Txn) error {
 				return changeSome(ctx, r, tx, cells)
 			}))
-			w.clock.advance(time.Duration(r.IntN(600)) * time.Second)
+			w.clock.advance(time.Duration(r.IntN(100)) * time.Second)
 		}
 		require.NoError(t, c.drained(ctx))
 		now, err := c.Now(ctx)
@@ -166,7 +166,7 @@ func TestCollectionOfRandomHistories(t *testing.T) {
 		}
 		oldest := now.Add(-worldAge - worldLease + time.Second)
 		before := map[Timestamp]string{}
-		for at := oldest; at <= now; at = at.Add(97 * time.Second) {
+		for at := oldest; at <= now; at = at.Add(16 * time.Second) {
 			before[at] = view(at)
 		}
 		report, err := w.collect(c, 1)

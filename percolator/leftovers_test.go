@@ -139,7 +139,7 @@ func TestCollectionTakesTimersThatNobodyObserves(t *testing.T) {
 			require.NoError(t, dying.RemoveObserver(t.Context(), "o"))
 			require.Eventually(t, func() bool { return dying.wire.Count(faultstore.CrashClient) == 1 }, patience, time.Millisecond)
 			require.True(t, w.hasTimer(rowA))
-			w.clock.advance(worldRetention + time.Hour)
+			w.clock.advance(worldRetention + worldAge)
 			collects := func() {
 				_, err := w.collect(c, 0)
 				require.NoError(t, err)

@@ -60,9 +60,9 @@ func (s *oneServer) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowst
 func TestSmallTransactionsBesideALargeOne(t *testing.T) {
 	t.Parallel()
 	const (
-		rows = 40_000
+		rows = 15_000
 		// A small transaction makes about six calls, before each of which a few pieces of 256 rows come first.
-		ahead = 8000
+		ahead = 3000
 	)
 	for name, wrap := range map[string]func(rowstore.Store) rowstore.Store{
 		"bare":     func(s rowstore.Store) rowstore.Store { return s },
@@ -82,7 +82,7 @@ func TestSmallTransactionsBesideALargeOne(t *testing.T) {
 				require.NoError(t, err)
 				defer func() { require.NoError(t, errors.Join(db.Close(t.Context()), other.Close(t.Context()))) }()
 				set(t, db, row("small 0"), "0")
-				stop := poll(t, other, row("large 00000"), row("large 39999"), row("small 0"), row("small 1"))
+				stop := poll(t, other, row("large 00000"), row("large 14999"), row("small 0"), row("small 1"))
 				defer stop()
 
 				before := s.served.Load()

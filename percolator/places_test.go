@@ -54,7 +54,7 @@ func TestObserverWithAPlaceOfItsOwn(t *testing.T) {
 	for _, concurrency := range []int{1, 4, 16} {
 		t.Run(fmt.Sprint(concurrency), func(t *testing.T) {
 			eachCrew(t, func(t *testing.T, c *crew) {
-				const changes = 1000 // more than any queue takes
+				const changes = 600 // more than any queue takes
 				slow, fast, quick := newGate(), newGate(), newGate()
 				close(quick.open)
 				c.hire(WorkerConfig{Concurrency: concurrency}, nil).observes(Observer{Name: "slow", Func: slow.pass, Concurrency: 1}).

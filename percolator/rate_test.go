@@ -187,7 +187,7 @@ func TestRateOfAHotCell(t *testing.T) {
 		time.Sleep(100 * time.Millisecond)
 		require.EqualValues(t, 1, hot.Load())
 		set(t, c.source, rowB, "x")
-		for range 3000 {
+		for range 1500 {
 			change()
 			time.Sleep(10 * time.Millisecond)
 		}

@@ -275,7 +275,7 @@ func TestCollectionAfterARemovedObserver(t *testing.T) {
 			require.NoError(t, c.Update(t.Context(), func(tx *Txn) error { return tx.Delete(rowA) }))
 			require.Len(t, w.notified(rowA), changes+1)
 			require.NoError(t, c.RemoveObserver(t.Context(), "gone"))
-			w.pass(worldRetention + time.Hour)
+			w.pass(worldRetention + worldAge)
 			_, err := w.collect(c, 0)
 			require.NoError(t, err)
 			row := w.raw(rowA)

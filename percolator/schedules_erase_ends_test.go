@@ -84,6 +84,8 @@ func TestScheduleE_HintsAfterwards(t *testing.T) {
 	w := newWorld(t)
 	w.erasing()
 	c, writer := w.client(), w.client()
+	span := c.known().hintSpanOf("t", mustNow(t, c))
+	w.clock.advance(span.to.Sub(mustNow(t, c))) // the erasure ends within the next one
 	for range 2 {
 		for _, p := range []*client{c, writer} {
 			set(t, p.DB, ann1, "secret")
@@ -104,7 +106,7 @@ func TestScheduleE_HintsAfterwards(t *testing.T) {
 		require.Equal(t, hints[ann1.Row]+1, w.storedHints("t")[ann1.Row])
 		require.Equal(t, hints[bob.Row], w.storedHints("t")[bob.Row], "of a row outside the range one hint is enough")
 	}
-	w.pass(worldRetention + 2*time.Hour)
+	w.pass(worldRetention + 2*worldAge)
 	w.hintedCollect(c)
 	left := w.raw(ann1)
 	require.Len(t, left.All(rowstore.Write, "v"), 1)
@@ -124,7 +126,7 @@ func TestScheduleE_CollectionHintsLate(t *testing.T) {
 	}
 	require.NoError(t, c.Update(t.Context(), func(tx *Txn) error { return tx.Delete(ann1) }))
 	w.stored(c)
-	w.clock.advance(worldRetention + 2*time.Hour)
+	w.clock.advance(worldRetention + 2*worldAge)
 	p := gc.hold(t, both(op(faultstore.CallApply), on(bob)))
 	collected := async(func() error { _, err := gc.CollectGarbage(context.Background(), GCOptions{}); return err })
 	require.NoError(t, w.passes(async(func() error { p.wait(); return nil })))
@@ -189,7 +191,7 @@ func TestScheduleE_LateMarkIsHinted(t *testing.T) {
 	require.NoError(t, err)
 	w.stored(p)
 	require.Equal(t, map[string]int{ann1.Row: 1}, w.storedHints("t"))
-	w.pass(worldRetention + 2*time.Hour)
+	w.pass(worldRetention + 2*worldAge)
 	w.hintedCollect(c)
 	require.Empty(t, w.raw(ann1).Versions)
 }

@@ -30,14 +30,27 @@ func (w *world) eraseOf(c *client, from, to string) error {
 // passes lets time pass until something is done.
 func (w *world) passes(done <-chan error) (err error) {
 	w.t.Helper()
+	return w.passesWith(done, nil)
+}
+
+// passesWith is passes that does something before each second. While a call works, and sleeps for nothing, time hardly passes: a
+// slow machine is not to make anything old.
+func (w *world) passesWith(done <-chan error, step func()) (err error) {
+	w.t.Helper()
+	ticks := 0
 	require.Eventually(w.t, func() bool {
 		select {
 		case err = <-done:
 			return true
 		default:
-			w.clock.advance(time.Second)
-			return false
 		}
+		if step != nil {
+			step()
+		}
+		if ticks++; ticks%4 == 0 || w.awaited() {
+			w.clock.advance(time.Second)
+		}
+		return false
 	}, patience, time.Millisecond)
 	return err
 }

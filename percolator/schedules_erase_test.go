@@ -30,19 +30,7 @@ func (w *world) erase(c *client, step func()) (Receipt, error) {
 		receipt, err = c.Erase(context.Background(), annRange)
 		return err
 	})
-	var err error
-	require.Eventually(w.t, func() bool {
-		select {
-		case err = <-done:
-			return true
-		default:
-		}
-		if step != nil {
-			step()
-		}
-		w.clock.advance(time.Second)
-		return false
-	}, patience, time.Millisecond)
+	err := w.passesWith(done, step)
 	return receipt, err
 }
 

@@ -54,7 +54,7 @@ func TestHeartbeatKeepsALongCommitAlive(t *testing.T) {
 	eachWorld2(t, func(t *testing.T, w *world, opts ...Option) {
 		// By the time that it is held this long its knowledge of the catalog would be
 		// old; so the lease is long here.
-		c := w.client(WithSettings(Settings{MaxTxnAge: worldAge, Retention: worldRetention, CatalogLease: time.Hour}))
+		c := w.client(WithSettings(Settings{MaxTxnAge: worldAge, Retention: worldRetention, CatalogLease: worldAge}))
 		t1 := w.client(opts...)
 		p := t1.hold(t, commitPoint(rowA))
 		done := commit(t1, writes(t, t1, "1", rowA, rowB))

@@ -45,7 +45,7 @@ func TestWideDeadTransactionWithinTheBytesOfAStep(t *testing.T) {
 			_ = tx.Commit(t.Context()) // it conflicts, or not; the locks are met in both cases
 		},
 		"collection": func(t *testing.T, w *world, c *client, _ *Txn, _ bool) {
-			w.pass(worldAge + time.Hour)
+			w.pass(2 * worldAge)
 			_, err := w.collect(c, time.Second)
 			require.NoError(t, err)
 		},

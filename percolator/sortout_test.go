@@ -24,32 +24,26 @@ const (
 
 var kindsOfWaiting = []kindOfWaiting{waitsForAnother, waitsForAttempt, waitsParked}
 
-// fillWaiting lets n cells wait, as other workers would have left them.
-func fillWaiting(t testing.TB, c *client, n int, kind kindOfWaiting, until time.Duration) {
+// fillWaiting lets n cells wait, as other workers would have left them. One is made as they would, and the others are copies of its row: a test may
+// need very many.
+func (w *world) fillWaiting(c *client, n int, kind kindOfWaiting, until time.Duration) {
+	t := w.t
 	t.Helper()
-	const part = 1000
-	for from := 0; from < n; from += part {
-		cells := make([]Cell, 0, part)
-		for i := range min(part, n-from) {
-			cells = append(cells, row(fmt.Sprintf("%07d", from+i)))
-		}
-		tx := writes(t, c, "1", cells...)
-		require.NoError(t, tx.Commit(t.Context()))
-		change := tx.CommitTimestamp()
-		require.NoError(t, c.Update(t.Context(), func(tx *Txn) error {
-			for _, cell := range cells {
-				f := format.Failure{Change: change, Attempts: 1, NotBefore: change.Add(until), Parked: kind == waitsParked}
-				column, b := format.FailureColumn("o", cell.Column), f.Encode()
-				if kind == waitsForAnother {
-					column, b = format.AckColumn("o", cell.Column), format.EncodeAck(change)
-				}
-				if err := tx.put(Cell{cell.Table, cell.Row, column}, format.KindPut, b); err != nil {
-					return err
-				}
-			}
-			return nil
-		}))
+	name := func(i int) Cell { return row(fmt.Sprintf("%07d", i)) }
+	first := name(0)
+	tx := writes(t, c, "1", first)
+	require.NoError(t, tx.Commit(t.Context()))
+	change := tx.CommitTimestamp()
+	f := format.Failure{Change: change, Attempts: 1, NotBefore: change.Add(until), Parked: kind == waitsParked}
+	column, b := format.FailureColumn("o", first.Column), f.Encode()
+	if kind == waitsForAnother {
+		column, b = format.AckColumn("o", first.Column), format.EncodeAck(change)
 	}
+	require.NoError(t, c.Update(t.Context(), func(tx *Txn) error {
+		return tx.put(Cell{first.Table, first.Row, column}, format.KindPut, b)
+	}))
+	require.NoError(t, c.drained(t.Context()))
+	w.copies(first, n-1, func(i int) Cell { return name(i + 1) })
 }
 
 // A worker that is new to very many cells that wait reads them a page at a time, and once. It
@@ -66,14 +60,14 @@ func TestWaitingCellsAreSortedOut(t *testing.T) {
 				if !together {
 					c.snapshotReader = nil
 				}
-				const n, until = 3000, time.Minute
-				fillWaiting(t, c, n, kind, until)
-				due := []string{"0000007", "0001500", "0002999"}
+				const n, until = 1500, time.Minute
+				w.fillWaiting(c, n, kind, until)
+				due := []string{"0000007", "0000750", "0001499"}
 				for _, name := range due {
 					set(t, c.DB, row(name), "2")
 				}
-				held := other.hold(t, commitPoint(row("0001501")))
-				committed := commit(other, writes(t, other, "3", row("0001501")))
+				held := other.hold(t, commitPoint(row("0000751")))
+				committed := commit(other, writes(t, other, "3", row("0000751")))
 				held.wait()
 				var rows saw
 				wk := rowWorker(t, c, &rows)
@@ -84,7 +78,7 @@ func TestWaitingCellsAreSortedOut(t *testing.T) {
 				held.release(verdict{})
 				require.NoError(t, w.finish(committed))
 				views = c.Stats().ObserverViews
-				require.Equal(t, []string{"0001501"}, dealt(t, wk, &rows))
+				require.Equal(t, []string{"0000751"}, dealt(t, wk, &rows))
 				require.Empty(t, dealt(t, wk, &rows))
 				require.LessOrEqual(t, c.Stats().ObserverViews-views, uint64(8), "what waits is not read again")
 				if kind == waitsForAttempt {
@@ -109,7 +103,7 @@ func TestChangeWhileSortingOut(t *testing.T) {
 			c, other := w.client(), w.client()
 			c.snapshotReader = nil
 			const n = 2 * sortedTogether
-			fillWaiting(t, other, n, waitsForAttempt, time.Hour)
+			w.fillWaiting(other, n, waitsForAttempt, time.Hour)
 			var rows saw
 			wk := rowWorker(t, c, &rows)
 			wk.list[0].vain = 1
@@ -143,7 +137,7 @@ func TestLockedCellsAreNotSortedOut(t *testing.T) {
 	w.observed("t", "v", "o", "foreign")
 	c, other := w.client(), w.client(withoutGroups())
 	const n = 2 * sortedTogether
-	fillWaiting(t, c, n, waitsForAttempt, time.Hour)
+	w.fillWaiting(c, n, waitsForAttempt, time.Hour)
 	tx := writes(t, other, "2", row("0000000"), row("0000007"))
 	other.diesAfterCommitPoint()
 	_ = w.finish(commit(other, tx))
@@ -161,7 +155,7 @@ func TestFewCellsAreNotSortedOut(t *testing.T) {
 	w := newWorld(t)
 	w.observed("t", "v", "o", "foreign")
 	c := w.client()
-	fillWaiting(t, w.client(), sortedTogether-1, waitsForAttempt, time.Hour)
+	w.fillWaiting(w.client(), sortedTogether-1, waitsForAttempt, time.Hour)
 	wk := rowWorker(t, c, &saw{})
 	wk.list[0].vain = 1
 	l, err := wk.look(t.Context(), "t", nil)
@@ -173,14 +167,17 @@ func TestFewCellsAreNotSortedOut(t *testing.T) {
 // A worker's memory of cells that wait is bounded, and small for each of them. It runs alone,
 // because it looks at the memory of the process.
 func TestMemoryOfWaitingCells(t *testing.T) { //nolint:paralleltest // see above
-	const n = 50_000 // more than may be paused
-	const most = 2<<20 + 32*n + 320*mostPaused
+	const n = 30_000 // more than may be paused
 	for _, kind := range kindsOfWaiting {
+		most := 7<<18 + 32*n
+		if kind == waitsForAttempt {
+			most += 320 * mostPaused // these are paused
+		}
 		t.Run(string(kind), func(t *testing.T) { //nolint:paralleltest // see above
 			w := newWorld(t)
 			w.observed("t", "v", "o", "foreign")
 			fill := w.client()
-			fillWaiting(t, fill, n, kind, time.Hour)
+			w.fillWaiting(fill, n, kind, time.Hour)
 			fill.wire.forget()
 			c := w.client()
 			heap := func() int {
@@ -213,7 +210,7 @@ func TestWhatWaitsIsLeft(t *testing.T) {
 	w := newWorld(t)
 	w.observed("t", "v", "o", "foreign")
 	c := w.client()
-	fillWaiting(t, c, 1, waitsForAttempt, time.Hour)
+	w.fillWaiting(c, 1, waitsForAttempt, time.Hour)
 	wk := watching(t, c, Observer{Name: "o", Func: nothing})
 	cell, now := row("0000000"), w.clock.Now()
 	left := func() bool {

@@ -31,7 +31,7 @@ func TestConfigureTableRefuses(t *testing.T) {
 		"age of the database":  {"q", TableSettings{Retention: time.Minute}, ErrInvalid},
 		"retention of its age": {"q", TableSettings{MaxTxnAge: time.Minute, Retention: time.Minute}, ErrInvalid},
 		"within the lease":     {"q", TableSettings{MaxTxnAge: time.Minute, Retention: time.Minute + worldLease}, ErrInvalid},
-		"longer age":           {"q", TableSettings{MaxTxnAge: 2 * time.Hour}, ErrInvalid},
+		"longer age":           {"q", TableSettings{MaxTxnAge: 2 * worldAge}, ErrInvalid},
 		"longer retention":     {"q", TableSettings{Retention: 25 * time.Hour}, ErrInvalid},
 		"not representable":    {"q", TableSettings{Retention: 1<<63 - 1}, ErrInvalid},
 	} {
@@ -56,7 +56,7 @@ func TestConfigureTableRefuses(t *testing.T) {
 	require.NoError(t, c.ConfigureTable(t.Context(), odd, short), "it is so already")
 	require.ErrorIs(t, c.Configure(t.Context(), Settings{CatalogLease: shortAge}), ErrInvalid)
 	require.ErrorIs(t, c.Configure(t.Context(), Settings{MaxTxnAge: time.Second}), ErrInvalid)
-	require.NoError(t, c.Configure(t.Context(), Settings{MaxTxnAge: 2 * time.Hour}))
+	require.NoError(t, c.Configure(t.Context(), Settings{MaxTxnAge: 2 * worldAge}))
 	err = c.ConfigureTable(t.Context(), "q", short)
 	require.ErrorIs(t, err, ErrInvalid)
 	require.ErrorContains(t, err, "another change")
@@ -64,7 +64,7 @@ func TestConfigureTableRefuses(t *testing.T) {
 	require.NoError(t, c.ConfigureTable(t.Context(), odd, short))
 	require.NoError(t, c.ConfigureTable(t.Context(), "q", TableSettings{}))
 	require.NoError(t, c.Configure(t.Context(), Settings{Retention: c.Settings().Retention}))
-	require.NoError(t, c.Configure(t.Context(), Settings{MaxTxnAge: 2 * time.Hour}))
+	require.NoError(t, c.Configure(t.Context(), Settings{MaxTxnAge: 2 * worldAge}))
 	require.ErrorIs(t, c.Configure(t.Context(), Settings{MaxTxnAge: c.Settings().MaxTxnAge}), ErrInvalid, "it would not hold")
 }
 
@@ -117,12 +117,12 @@ func TestTableSettingsRaiseTheCatalog(t *testing.T) {
 		return rows[0].Newest(rowstore.Write, format.ColumnConfig).Value
 	}
 	w.lowerTo(format.PlainCatalogVersion)
-	w.configured(c, Settings{Retention: worldRetention + time.Hour})
+	w.configured(c, Settings{Retention: worldRetention + worldAge})
 	require.EqualValues(t, format.PlainCatalogVersion, stored()[0], "programs of the version before know this")
 	require.NoError(t, c.ConfigureTable(t.Context(), "queue", TableSettings{MaxTxnAge: shortAge}))
 	require.EqualValues(t, format.TablesVersion, stored()[0], "before it takes effect")
 	w.pass(2*worldLease + time.Second)
-	require.Equal(t, map[string]TableSettings{"queue": {MaxTxnAge: shortAge, Retention: worldRetention + time.Hour}}, w.client().TableSettings())
+	require.Equal(t, map[string]TableSettings{"queue": {MaxTxnAge: shortAge, Retention: worldRetention + worldAge}}, w.client().TableSettings())
 	w.configuredTable(c, "queue", TableSettings{})
 	require.EqualValues(t, format.TablesVersion, stored()[0], "safe points of tables may be left, which that version does not know")
 

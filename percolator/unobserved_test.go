@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -31,7 +30,7 @@ func TestClearedNotificationsAreLogged(t *testing.T) {
 	}
 	collect := func() []map[string]any {
 		log.Reset()
-		w.pass(worldRetention + time.Hour)
+		w.pass(worldRetention + worldAge)
 		_, err := w.collect(collector, 0)
 		require.NoError(t, err)
 		var said []map[string]any

@@ -27,8 +27,8 @@ import (
 // can tell who sleeps for it.
 const (
 	worldLease     = 7 * time.Second
-	worldAge       = time.Hour
-	worldRetention = 6 * time.Hour
+	worldAge       = 10 * time.Minute
+	worldRetention = time.Hour
 	worldSession   = 5 * time.Second
 	worldExpiry    = 11 * time.Second
 )
@@ -176,6 +176,23 @@ func (w *world) raw(c Cell) rowstore.Row {
 	return rows[0]
 }
 
+// copies stores n rows that have all that the row of a cell has, for tests that need very many.
+func (w *world) copies(of Cell, n int, name func(i int) Cell) {
+	w.t.Helper()
+	row := w.raw(of)
+	edits := make([]rowstore.Edit, 0, len(row.Versions))
+	for _, v := range row.Versions {
+		edits = append(edits, rowstore.Put(v.Family, v.Column, v.TS, v.Value))
+	}
+	muts := make([]rowstore.Mutation, 0, n)
+	for i := range n {
+		cell := name(i).stored()
+		muts = append(muts, rowstore.Mutation{Table: cell.Table, Row: cell.Row, Edits: edits})
+	}
+	_, err := w.mem.Apply(w.t.Context(), muts, rowstore.ApplyOptions{})
+	require.NoError(w.t, err)
+}
+
 // collect collects garbage, whose wait it lets pass.
 func (w *world) collect(c *client, keep time.Duration) (GCReport, error) {
 	w.t.Helper()
@@ -216,7 +233,7 @@ func (w *world) pass(d time.Duration) {
 	w.renewed()
 	for d > 0 {
 		step := time.Second
-		if d > time.Hour {
+		if d > time.Minute {
 			step = worldSession / 2 // fewer steps. A longer one would leave a lease no time to be renewed.
 		}
 		step = min(d, step)
@@ -229,15 +246,7 @@ func (w *world) pass(d time.Duration) {
 // renewed waits until whatever renews a session has done so and sleeps again.
 func (w *world) renewed() {
 	w.t.Helper()
-	// Only what renews a session sleeps with its DB's own context.
-	running := map[context.Context]struct{}{}
-	for _, c := range w.clients {
-		c.session.mu.Lock()
-		if c.session.running {
-			running[c.DB.ctx] = struct{}{}
-		}
-		c.session.mu.Unlock()
-	}
+	running := w.renewals()
 	timeout := time.After(patience)
 	for {
 		asleep, changed := w.clock.rest(running)
@@ -250,6 +259,32 @@ func (w *world) renewed() {
 			require.FailNow(w.t, "a session is not renewed")
 		}
 	}
+}
+
+// renewals are the contexts with which sessions are renewed: only what renews one sleeps with its DB's own context.
+func (w *world) renewals() map[context.Context]struct{} {
+	running := map[context.Context]struct{}{}
+	for _, c := range w.clients {
+		c.session.mu.Lock()
+		if c.session.running {
+			running[c.DB.ctx] = struct{}{}
+		}
+		c.session.mu.Unlock()
+	}
+	return running
+}
+
+// awaited tells whether anybody sleeps until later, but for what renews sessions.
+func (w *world) awaited() bool {
+	renewals := w.renewals()
+	w.clock.mu.Lock()
+	defer w.clock.mu.Unlock()
+	for s := range w.clock.sleepers {
+		if _, ok := renewals[s.ctx]; !ok {
+			return true
+		}
+	}
+	return false
 }
 
 // finish waits for the result of async.
