@@ -45,14 +45,14 @@ func TestIdleWithoutPush(t *testing.T) {
 	t.Parallel()
 	var s sheet
 	s.add("workers\tlooks/s of all\tcalls/s of each")
-	for _, n := range size([]int{1, 40, 80}, []int{1, 2, 8, 40, 100, 300}) {
+	for _, n := range size([]int{1, 20, 60}, []int{1, 2, 8, 40, 100, 300}) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, 0)
 			w.quiet = true
 			for range n {
 				w.start()
 			}
-			time.Sleep(time.Minute)
+			time.Sleep(15 * time.Second) // they have joined
 			since, scans := w.counts(), w.scans()
 			const span = time.Minute
 			time.Sleep(span)
@@ -204,7 +204,7 @@ func TestWaitIdleWithoutPush(t *testing.T) {
 	t.Parallel()
 	var s sheet
 	s.add("workers\tfirst ms\tsecond ms\tall at once ms\tafter changes ms")
-	for _, n := range size([]int{1, 8, 40}, []int{1, 2, 8, 40, 100}) {
+	for _, n := range size([]int{1, 8, 16}, []int{1, 2, 8, 40, 100}) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, *function)
 			w.quiet, w.relays = true, true

@@ -75,7 +75,7 @@ func explored(sink *recorder) (p percolatetest.Program, putter func(name string,
 		Observers: []percolator.Observer{exporting},
 		Workers:   2,
 		Always:    agrees(false), Finally: agrees(true),
-		Time: 8 * time.Second,
+		Schedules: 30, Random: 60,
 	}, putter
 }
 

@@ -138,7 +138,7 @@ func left(t testing.TB, o *Outbox) (n int) {
 func TestEverythingIsSentInOrder(t *testing.T) {
 	t.Parallel()
 	everystore.Pairs(t, func(t *testing.T, one, two *percolator.DB) {
-		const keys, putters, each = 3, 3, 12
+		const keys, putters, each = 3, 3, 5
 		ctx, sink := t.Context(), &recorder{}
 		waiting, stop := run(t, one, observer(t, newOutbox(t, one), sink, Options{Batch: 5}))
 		require.NoError(t, waiting.WaitIdle(ctx))

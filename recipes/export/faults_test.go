@@ -48,7 +48,7 @@ func TestKilledAndSuspended(t *testing.T) {
 	for process := range 3 {
 		random := rand.New(rand.NewPCG(seed, uint64(process))) //nolint:gosec // as above
 		processes.Go(func() {
-			for life := range 6 {
+			for life := range 3 {
 				store := faultstore.New(inner, faultstore.Options{KeepOpen: true, Seed: random.Uint64() | 1})
 				pauses := rand.New(rand.NewPCG(seed, uint64(process*100+life))) //nolint:gosec // as above
 				var mu sync.Mutex

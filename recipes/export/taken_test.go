@@ -170,9 +170,9 @@ func TestTurnIsShorterThanItsTransaction(t *testing.T) {
 		timeout time.Duration
 		table   bool
 	}{
-		"many calls":                 {1, 2 * time.Second, 0, true},
-		"many calls, the database's": {1, 2 * time.Second, 0, false},
-		"one call":                   {50, 2 * time.Second, 2 * time.Minute, true},
+		"many calls":                 {1, 400 * time.Millisecond, 2 * time.Second, true},
+		"many calls, the database's": {1, 400 * time.Millisecond, 2 * time.Second, false},
+		"one call":                   {50, 400 * time.Millisecond, 24 * time.Second, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -181,9 +181,9 @@ func TestTurnIsShorterThanItsTransaction(t *testing.T) {
 				db, o := opened(t)
 				var err error
 				if c.table {
-					err = db.ConfigureTable(ctx, "outbox", percolator.TableSettings{MaxTxnAge: 30 * time.Second, Retention: time.Minute})
+					err = db.ConfigureTable(ctx, "outbox", percolator.TableSettings{MaxTxnAge: 6 * time.Second, Retention: 12 * time.Second})
 				} else {
-					err = db.Configure(ctx, percolator.Settings{MaxTxnAge: 30 * time.Second, Retention: time.Minute})
+					err = db.Configure(ctx, percolator.Settings{MaxTxnAge: 6 * time.Second, Retention: 12 * time.Second})
 				}
 				require.NoError(t, err)
 				time.Sleep(time.Minute)

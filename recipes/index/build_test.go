@@ -31,7 +31,7 @@ func TestBuiltWhileWritten(t *testing.T) {
 	t.Logf("seed %d", seed)
 	everystore.Pairs(t, func(t *testing.T, one, two *percolator.DB) {
 		ctx := t.Context()
-		const data, writers = 200, 3
+		const data, writers = 80, 3
 		require.NoError(t, one.Update(ctx, func(tx *percolator.Txn) error {
 			for i := range data {
 				if err := tx.Set(words.Cell(fmt.Sprint(i)), fmt.Appendf(nil, "w%d all", i%7)); err != nil {
@@ -65,7 +65,7 @@ func TestBuiltWhileWritten(t *testing.T) {
 				return nil
 			})
 		}
-		_, err := ix.Build(ctx, Pace{Rows: 20})
+		_, err := ix.Build(ctx, Pace{Rows: 8})
 		require.NoError(t, err)
 		matches(t, other)
 		stop()

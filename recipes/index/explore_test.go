@@ -10,6 +10,10 @@ import (
 	"github.com/percolate-go/percolate/percolator"
 )
 
+// Schedules of the programs that are too large to be explored to their end. What was broken on purpose was found at random, in the first 40 schedules, and not among
+// thousands in order, which differ in their last steps only.
+const inOrder, atRandom = 40, 160
+
 // writer is a process that sets rows to words, one transaction for each pair; an empty word deletes.
 func writer(name string, unique bool, pairs ...[2]string) percolatetest.Client {
 	return percolatetest.Client{Name: name, Run: func(ctx context.Context, db *percolator.DB) error {
@@ -87,7 +91,8 @@ func TestEveryInterleaving(t *testing.T) {
 				writer("bob", unique, [2]string{"2", "a"}, [2]string{"2", "b"}),
 			},
 			Always: check, Finally: check,
-			Faults: percolatetest.Faults{Conflicts: 1, Undetermined: 1, Deaths: 1},
+			Faults:    percolatetest.Faults{Conflicts: 1, Undetermined: 1, Deaths: 1},
+			Schedules: inOrder, Random: atRandom,
 		})
 	}
 }
@@ -127,7 +132,8 @@ func TestEveryInterleavingOfBuilding(t *testing.T) {
 			},
 			Clients: []percolatetest.Client{step, writer("ann", unique, [2]string{"1", "c"}, [2]string{"2", ""})},
 			Always:  agrees(unique, false), Finally: agrees(unique, false),
-			Faults: percolatetest.Faults{Conflicts: 1, Deaths: 1},
+			Faults:    percolatetest.Faults{Conflicts: 1, Deaths: 1},
+			Schedules: inOrder, Random: atRandom,
 		})
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/contexts"
 	"github.com/percolate-go/percolate/internal/everystore"
 	"github.com/percolate-go/percolate/percolatetest"
 	"github.com/percolate-go/percolate/percolator"
@@ -139,7 +140,7 @@ func TestObservedIsDropped(t *testing.T) {
 	t.Parallel()
 	everystore.Pairs(t, func(t *testing.T, one, two *percolator.DB) {
 		ctx := t.Context()
-		const all = 300
+		const all = 60 // a lookup reads them by several calls
 		require.NoError(t, one.Update(ctx, func(tx *percolator.Txn) error {
 			for i := range all {
 				if err := words.Set(ctx, tx, fmt.Sprint(i), "a"); err != nil {
@@ -152,10 +153,10 @@ func TestObservedIsDropped(t *testing.T) {
 		_, _, end := keeping(t, one, ix.Observer())
 		require.NoError(t, ix.Build(ctx, Pace{}))
 		looking, enough := context.WithCancel(ctx)
-		var answers atomic.Int64
+		var looks, answers atomic.Int64
 		ended := make(chan error, 1)
 		go func() {
-			for looking.Err() == nil {
+			for ; looking.Err() == nil; looks.Add(1) {
 				err := two.View(ctx, func(tx *percolator.Txn) error {
 					rows, err := seen(other.Lookup(ctx, tx, key("a")))
 					if err == nil && len(rows) != all {
@@ -170,13 +171,16 @@ func TestObservedIsDropped(t *testing.T) {
 				if err == nil {
 					answers.Add(1)
 				}
+				_ = contexts.Sleep(looking, 10*time.Millisecond) // a drop waits for seconds
 			}
 			ended <- nil
 		}()
 		defer enough()
 		require.Eventually(t, func() bool { return answers.Load() > 0 }, time.Minute, time.Millisecond)
-		require.NoError(t, ix.Drop(ctx, Pace{Rows: 100}))
+		require.NoError(t, ix.Drop(ctx, Pace{Rows: 20}))
 		require.ErrorIs(t, end(), percolator.ErrObserverRemoved)
+		atLeast := looks.Load() + 2 // one that began when the entries had gone has ended
+		require.Eventually(t, func() bool { return looks.Load() >= atLeast || len(ended) > 0 }, time.Minute, time.Millisecond)
 		require.NoError(t, ix.Drop(ctx, Pace{}), "again is no harm")
 		require.NoError(t, one.View(ctx, func(tx *percolator.Txn) error {
 			for row, err := range tx.Scan(ctx, percolator.Range{Table: "observed/word"}) {
@@ -326,8 +330,8 @@ func TestObservedInEveryOrder(t *testing.T) {
 			}
 			return nil
 		},
-		Faults: percolatetest.Faults{Conflicts: 1, Undetermined: 1, Deaths: 1},
-		Time:   10 * time.Second,
+		Faults:    percolatetest.Faults{Conflicts: 1, Undetermined: 1, Deaths: 1},
+		Schedules: inOrder, Random: atRandom,
 	})
 }
 

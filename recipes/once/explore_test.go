@@ -66,10 +66,14 @@ func TestEveryInterleaving(t *testing.T) {
 		}
 		return err
 	}
-	for _, clients := range [][]percolatetest.Client{{doer("ann"), doer("bob")}, {doer("ann"), claimer}} {
+	for _, c := range []struct {
+		clients   []percolatetest.Client
+		schedules int // 0 if it is explored to its end
+	}{{[]percolatetest.Client{doer("ann"), doer("bob")}, 0}, {[]percolatetest.Client{doer("ann"), claimer}, 150}} {
 		percolatetest.Explore(t, percolatetest.Program{
-			Clients: clients, Always: atMostOnce, Finally: atMostOnce,
-			Faults: percolatetest.Faults{Conflicts: 1, Undetermined: 1, Deaths: 1},
+			Clients: c.clients, Always: atMostOnce, Finally: atMostOnce,
+			Faults:    percolatetest.Faults{Conflicts: 1, Undetermined: 1, Deaths: 1},
+			Schedules: c.schedules, Random: 250,
 		})
 	}
 }

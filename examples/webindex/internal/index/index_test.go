@@ -126,7 +126,7 @@ func TestIncremental(t *testing.T) {
 	t.Parallel()
 	t.Run("one phase", func(t *testing.T) {
 		t.Parallel()
-		incremental(t, 5)
+		incremental(t, 3)
 	})
 	t.Run("two phases", func(t *testing.T) {
 		t.Parallel()
