@@ -87,7 +87,7 @@ func TestConformance(t *testing.T) {
 			byRows(t, bare(t, url), url)
 			return openURL(t, url)
 		}, without("Partitions has them, and they do not see where a row lies", conformance.Sizes, conformance.Arguments,
-			conformance.Contexts, conformance.Closing, conformance.Oracles)...)
+			conformance.Conditions, conformance.Contexts, conformance.Closing, conformance.Oracles)...)
 	})
 	t.Run("Cluster", func(t *testing.T) {
 		t.Parallel()

@@ -74,7 +74,7 @@ func TestConformanceNew(t *testing.T) {
 		t.Cleanup(func() { require.NoError(t, c.Close()) })
 		conformance.RunStore(t, func(t testing.TB) rowstore.Store { return openNew(t, c, Options{}) },
 			without("Client has them, and Cluster of TestConformance", conformance.Sizes, conformance.Conditions, conformance.Edits,
-				conformance.Names, conformance.Arguments)...)
+				conformance.Names, conformance.Arguments, conformance.Oracles, conformance.Splitting)...)
 	})
 }
 
