@@ -138,6 +138,27 @@ func notAlike(match matcher) matcher {
 	}
 }
 
+// meets hires a worker beside three whose nth call about members meets a fault, and which leaves after seven seconds: nothing waits for it then.
+// during comes before it leaves. struck is false if it made fewer calls.
+func (c *crew) meets(n int, fault verdict, during func()) (struck bool) {
+	c.t.Helper()
+	b := c.hire(WorkerConfig{}, nil, "o")
+	rule := b.wire.AddRule(faultstore.Rule{Match: notAlike(concernsMembers), Skip: n, Fault: fault})
+	b.start()
+	time.Sleep(7 * time.Second)
+	during()
+	b.stop()
+	settle()
+	c.change(rows("s", 32)...)
+	c.handles(time.Second, "call ", n)
+	require.Len(c.t, c.members(), 3, "call %d", n)
+	c.dismiss(b)
+	return rule.Struck() > 0
+}
+
+// memberCalls are fewer than a member makes that are not alike: it reads and writes its record, and looks at the others.
+const memberCalls = 15
+
 // A worker may die at any call, while it joins beside one that was killed before it, while it
 // beats, or while it leaves: the others miss it, and nothing waits for it.
 func TestMemberDiesAtEachCall(t *testing.T) {
@@ -147,23 +168,16 @@ func TestMemberDiesAtEachCall(t *testing.T) {
 				for range 3 {
 					c.hire(WorkerConfig{}, nil, "o").start()
 				}
-				for n, died := 0, true; died; n++ {
+				n := 0
+				for died := true; died; n++ {
 					dead := c.hire(WorkerConfig{}, nil, "o").start()
 					settle()
 					dead.kill()
 					time.Sleep(3010 * time.Millisecond) // its lease has just ended
-					b := c.hire(WorkerConfig{}, nil, "o")
-					rule := b.wire.AddRule(faultstore.Rule{Match: notAlike(concernsMembers), Skip: n, Fault: fault})
-					b.start()
-					time.Sleep(7 * time.Second)
-					b.stop()
-					died = rule.Struck() > 0
-					settle()
-					c.change(rows("r", 32)...)
-					c.handles(time.Second, "call ", n)
-					require.Len(t, c.members(), 3, "call %d", n)
-					c.dismiss(dead, b)
+					died = c.meets(n, fault, func() {})
+					c.dismiss(dead)
 				}
+				require.Greater(t, n, memberCalls)
 			})
 		})
 	}
@@ -178,21 +192,14 @@ func TestMemberFailsAtEachCall(t *testing.T) {
 					c.hire(WorkerConfig{}, nil, "o").start()
 				}
 				settle()
-				for n, failed := 0, true; failed; n++ {
-					b := c.hire(WorkerConfig{}, nil, "o")
-					rule := b.wire.AddRule(faultstore.Rule{Match: notAlike(concernsMembers), Skip: n, Fault: fault})
-					b.start()
-					time.Sleep(7 * time.Second)
-					c.change(rows("r", 32)...)
-					c.handles(6*time.Second, "call ", n)
-					b.stop()
-					failed = rule.Struck() > 0
-					settle()
-					c.change(rows("s", 32)...)
-					c.handles(time.Second, "call ", n)
-					require.Len(t, c.members(), 3, "call %d", n)
-					c.dismiss(b)
+				n := 0
+				for failed := true; failed; n++ {
+					failed = c.meets(n, fault, func() {
+						c.change(rows("r", 32)...)
+						c.handles(6*time.Second, "call ", n)
+					})
 				}
+				require.Greater(t, n, memberCalls)
 			})
 		})
 	}
