@@ -94,14 +94,16 @@ type config struct {
 	hooks   func(t testing.TB) Hooked
 }
 
-// Without leaves out the tests of a category. Each is reported as skipped, with the
+// Without leaves out the tests of categories. Each test is reported as skipped, with the
 // reason. The reason must not be empty.
-func Without(c Category, reason string) Option {
+func Without(reason string, categories ...Category) Option {
 	return func(cfg *config) {
 		if reason == "" {
 			panic("conformance: Without needs a reason")
 		}
-		cfg.without[c] = reason
+		for _, c := range categories {
+			cfg.without[c] = reason
+		}
 	}
 }
 

@@ -27,18 +27,13 @@ func (c *counted) Close() error {
 func TestSerial(t *testing.T) {
 	t.Parallel()
 	var open, opened atomic.Int64
-	options := []conformance.Option{conformance.Serial()}
-	for _, c := range []conformance.Category{
-		conformance.Reads, conformance.Scans, conformance.Names, conformance.Sizes, conformance.Contexts, conformance.Closing, conformance.Concurrency,
-		conformance.Random, conformance.Groups, conformance.Oracles, conformance.Deferring, conformance.Splitting, conformance.Slots, conformance.Waking,
-	} {
-		options = append(options, conformance.Without(c, "a few tests are enough here"))
-	}
 	conformance.RunStore(t, func(t testing.TB) rowstore.Store {
 		opened.Add(1)
 		require.EqualValues(t, 1, open.Add(1), "another test has its store open")
 		return &counted{memstore.New(), &open}
-	}, options...)
+	}, conformance.Serial(), conformance.Without("a few tests are enough here", conformance.Reads, conformance.Scans, conformance.Names,
+		conformance.Sizes, conformance.Contexts, conformance.Closing, conformance.Concurrency, conformance.Random, conformance.Groups,
+		conformance.Oracles, conformance.Deferring, conformance.Splitting, conformance.Slots, conformance.Waking))
 	require.Greater(t, opened.Load(), int64(2), "the tests have not run yet")
 	require.Zero(t, open.Load())
 }

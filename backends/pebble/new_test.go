@@ -49,7 +49,7 @@ func TestConformanceNew(t *testing.T) {
 			require.NoError(t, db.Set([]byte(k), []byte("the program's"), engine.NoSync))
 		}
 		return mustNew(t, db, Options{CacheSize: 1 << 20})
-	}, conformance.Scale(0.1), conformance.Without(conformance.Sizes, sizesElsewhere))
+	}, conformance.Scale(0.1), conformance.Without(sizesElsewhere, conformance.Sizes))
 }
 
 func TestNewSharesADatabase(t *testing.T) {

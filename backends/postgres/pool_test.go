@@ -61,9 +61,9 @@ func TestConformanceOwnPool(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			direct, schemas := recycled(t)
-			opts := without(0.02, sizesElsewhere, conformance.Sizes)
+			leave := conformance.Without(sizesElsewhere, conformance.Sizes)
 			if name == "OnlyOne" {
-				opts = without(0.02, "Selfish has them, or TestConformance", conformance.Sizes, conformance.Conditions, conformance.Edits,
+				leave = conformance.Without("Selfish has them, or TestConformance", conformance.Sizes, conformance.Conditions, conformance.Edits,
 					conformance.Names, conformance.Arguments)
 			}
 			conformance.RunStore(t, func(t testing.TB) rowstore.Store {
@@ -76,7 +76,7 @@ func TestConformanceOwnPool(t *testing.T) {
 				s, err := New(context.Background(), pool, Options{Schema: schema})
 				require.NoError(t, err)
 				return s
-			}, opts...)
+			}, conformance.Scale(0.02), leave)
 		})
 	}
 }

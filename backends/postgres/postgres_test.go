@@ -80,19 +80,10 @@ func pooled(t testing.TB, schemas *recycler, opts Options) conformance.Open {
 	}
 }
 
-// without leaves out categories of the suite.
-func without(scale float64, reason string, categories ...conformance.Category) []conformance.Option {
-	opts := []conformance.Option{conformance.Scale(scale)}
-	for _, c := range categories {
-		opts = append(opts, conformance.Without(c, reason))
-	}
-	return opts
-}
-
 // What is left out runs uncoalesced behind the pooler.
 func TestConformanceUncoalesced(t *testing.T) {
 	t.Parallel()
 	_, schemas := recycled(t)
-	conformance.RunStore(t, pooled(t, schemas, Options{NoCoalesce: true}), without(0.1, "TestConformancePgBouncer has them, uncoalesced too", conformance.Sizes,
-		conformance.Conditions, conformance.Edits, conformance.Reads, conformance.Names, conformance.Arguments, conformance.Splitting)...)
+	conformance.RunStore(t, pooled(t, schemas, Options{NoCoalesce: true}), conformance.Scale(0.1), conformance.Without("TestConformancePgBouncer has them, uncoalesced too",
+		conformance.Sizes, conformance.Conditions, conformance.Edits, conformance.Reads, conformance.Names, conformance.Arguments, conformance.Splitting))
 }

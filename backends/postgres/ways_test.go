@@ -41,8 +41,8 @@ func TestConformancePgBouncer(t *testing.T) {
 	}, conformance.Scale(0.05))
 	// Transactions see a store only through its calls. Those of many clients at once are what a session that
 	// changes hands could break.
-	conformance.RunTransactions(t, open, without(0.05, "the store's part has each call, and TestConformance the rest", conformance.Transactions,
-		conformance.Anomalies, conformance.DeadClients, conformance.LostReplies, conformance.Collection)...)
+	conformance.RunTransactions(t, open, conformance.Scale(0.05), conformance.Without("the store's part has each call, and TestConformance the rest",
+		conformance.Transactions, conformance.Anomalies, conformance.DeadClients, conformance.LostReplies, conformance.Collection))
 }
 
 // Every mode that pgx knows works, with and without a pooler.
@@ -119,8 +119,8 @@ func TestConformanceDefaults(t *testing.T) {
 		schema := schemas.schema(t)
 		return openTest(t, with(direct, "schema", schema, "application_name", schema, "default_transaction_isolation", "serializable",
 			"synchronous_commit", "off"))
-	}, without(0.05, "TestConformanceOwnPool has them with another such default, and TestConformance", conformance.Sizes, conformance.Names,
-		conformance.Arguments, conformance.Closing, conformance.Contexts, conformance.Reads, conformance.Scans, conformance.Splitting, conformance.Waking)...)
+	}, conformance.Scale(0.05), conformance.Without("TestConformanceOwnPool has them with another such default, and TestConformance", conformance.Sizes, conformance.Names,
+		conformance.Arguments, conformance.Closing, conformance.Contexts, conformance.Reads, conformance.Scans, conformance.Splitting, conformance.Waking))
 }
 
 // The defaults of a role may change between two connections.

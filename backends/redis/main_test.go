@@ -78,7 +78,7 @@ func TestConformance(t *testing.T) {
 		t.Parallel()
 		conformance.RunStore(t, func(t testing.TB) rowstore.Store {
 			return openURL(t, with(t, testserver.Redis(t), "partitions", "5", "coalesce", "off"))
-		}, conformance.Scale(0.1), conformance.Without(conformance.Sizes, sizesElsewhere))
+		}, conformance.Scale(0.1), conformance.Without(sizesElsewhere, conformance.Sizes))
 	})
 	t.Run("PartitionsByRow", func(t *testing.T) {
 		t.Parallel()
@@ -86,8 +86,8 @@ func TestConformance(t *testing.T) {
 			url := with(t, testserver.Redis(t), "partitions", "5", "coalesce", "off")
 			byRows(t, bare(t, url), url)
 			return openURL(t, url)
-		}, without("Partitions has them, and they do not see where a row lies", conformance.Sizes, conformance.Arguments,
-			conformance.Conditions, conformance.Contexts, conformance.Closing, conformance.Oracles)...)
+		}, conformance.Scale(0.1), conformance.Without("Partitions has them, and they do not see where a row lies", conformance.Sizes, conformance.Arguments,
+			conformance.Conditions, conformance.Contexts, conformance.Closing, conformance.Oracles))
 	})
 	t.Run("Cluster", func(t *testing.T) {
 		t.Parallel()
@@ -98,20 +98,11 @@ func TestConformance(t *testing.T) {
 		// Transactions see a store only through its calls. Those of many clients at once are what
 		// several servers could answer otherwise than one.
 		t.Run("Transactions", func(t *testing.T) {
-			conformance.RunTransactions(t, open, without("the store's part has each call, and Standalone the rest", conformance.Transactions,
-				conformance.Anomalies, conformance.DeadClients, conformance.LostReplies, conformance.Collection)...)
+			conformance.RunTransactions(t, open, conformance.Scale(0.1), conformance.Without("the store's part has each call, and Standalone the rest",
+				conformance.Transactions, conformance.Anomalies, conformance.DeadClients, conformance.LostReplies, conformance.Collection))
 		})
 		t.Run("Observers", func(t *testing.T) { conformance.RunObservers(t, open, conformance.Scale(0.1)) })
 	})
-}
-
-// without leaves out categories, at a scale of 0.1.
-func without(reason string, categories ...conformance.Category) []conformance.Option {
-	opts := []conformance.Option{conformance.Scale(0.1)}
-	for _, c := range categories {
-		opts = append(opts, conformance.Without(c, reason))
-	}
-	return opts
 }
 
 const maxTS = oracle.Max

@@ -63,7 +63,7 @@ func TestConformanceNew(t *testing.T) {
 		require.Equal(t, 3, c.Options().MaxRetries)
 		require.Equal(t, 3, c.Options().Protocol)
 		conformance.RunStore(t, func(t testing.TB) rowstore.Store { return openNew(t, c, Options{}) },
-			conformance.Scale(0.1), conformance.Without(conformance.Sizes, sizesElsewhere))
+			conformance.Scale(0.1), conformance.Without(sizesElsewhere, conformance.Sizes))
 	})
 	t.Run("ClusterClient", func(t *testing.T) {
 		t.Parallel()
@@ -73,8 +73,8 @@ func TestConformanceNew(t *testing.T) {
 		})
 		t.Cleanup(func() { require.NoError(t, c.Close()) })
 		conformance.RunStore(t, func(t testing.TB) rowstore.Store { return openNew(t, c, Options{}) },
-			without("Client has them, and Cluster of TestConformance", conformance.Sizes, conformance.Conditions, conformance.Edits,
-				conformance.Names, conformance.Arguments, conformance.Oracles, conformance.Splitting)...)
+			conformance.Scale(0.1), conformance.Without("Client has them, and Cluster of TestConformance", conformance.Sizes, conformance.Conditions,
+				conformance.Edits, conformance.Names, conformance.Arguments, conformance.Oracles, conformance.Splitting))
 	})
 }
 

@@ -13,16 +13,11 @@ func TestConformanceFake(t *testing.T) {
 	t.Parallel()
 	t.Run("Usual", func(t *testing.T) {
 		t.Parallel()
-		opts := []conformance.Option{conformance.Scale(0.1)}
-		for _, c := range []conformance.Category{
-			conformance.Conditions, conformance.Edits, conformance.Reads, conformance.Names, conformance.Arguments, conformance.Contexts,
-			conformance.Closing, conformance.Groups, conformance.Oracles, conformance.Deferring, conformance.Splitting, conformance.Waking,
-		} {
-			opts = append(opts, conformance.Without(c, "SmallParts has them, and the run over the mock cluster with rows as usual"))
-		}
 		conformance.RunStore(t, func(t testing.TB) rowstore.Store {
 			return openFake(t, newFakeData().client(), Options{})
-		}, opts...)
+		}, conformance.Scale(0.1), conformance.Without("SmallParts has them, and the run over the mock cluster with rows as usual",
+			conformance.Conditions, conformance.Edits, conformance.Reads, conformance.Names, conformance.Arguments, conformance.Contexts,
+			conformance.Closing, conformance.Groups, conformance.Oracles, conformance.Deferring, conformance.Splitting, conformance.Waking))
 	})
 	t.Run("SmallParts", func(t *testing.T) {
 		t.Parallel()

@@ -35,19 +35,15 @@ func TestConformanceOwnPD(t *testing.T) {
 	t.Parallel()
 	c := tikvtest.New(t, tikvtest.Options{})
 	pdc := ownPD(t, c, pd.SecurityOption{})
-	options := []conformance.Option{conformance.Scale(0.05), conformance.Without(conformance.Splitting, unbalanced)}
-	for _, c := range []conformance.Category{
-		conformance.Conditions, conformance.Edits, conformance.Reads, conformance.Scans, conformance.Names, conformance.Arguments, conformance.Sizes,
-		conformance.Slots, conformance.Random, conformance.Waking,
-	} {
-		options = append(options, conformance.Without(c, "the run over the mock cluster over gRPC, or the one over the cluster itself, has them"))
-	}
 	conformance.RunStore(t, func(t testing.TB) rowstore.Store {
 		s, err := tikvraw.New(t.Context(), pdc, tikvraw.Options{Prefix: prefix(), Patience: 30 * time.Second, RequestTimeout: 9 * time.Second})
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, s.Close()) })
 		return s
-	}, options...)
+	}, conformance.Scale(0.05), conformance.Without(unbalanced, conformance.Splitting),
+		conformance.Without("the run over the mock cluster over gRPC, or the one over the cluster itself, has them", conformance.Conditions,
+			conformance.Edits, conformance.Reads, conformance.Scans, conformance.Names, conformance.Arguments, conformance.Sizes,
+			conformance.Slots, conformance.Random, conformance.Waking))
 }
 
 // The client of PD that a transactional client has will do, though that client's codec
