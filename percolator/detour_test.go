@@ -91,7 +91,7 @@ func requireDamagedRowHidesNoOthers(t *testing.T, kind error) {
 	require.False(t, wk.lookUnderWay("t"), "it is not stuck")
 	// A look for what pushes tell of goes on, too.
 	set(t, c.DB, row(names[0]), "2")
-	l, err := wk.look(t.Context(), "t", []uint16{rowstore.Slot("t", names[0]), rowstore.Slot("t", names[1]), rowstore.Slot("t", names[401])})
+	l, err := wk.look(t.Context(), "t", []uint16{rowstore.Slot("t", names[0]), rowstore.Slot("t", names[1]), rowstore.Slot("t", names[401])}, 0)
 	require.NoError(t, err)
 	require.Equal(t, 1, l.found)
 	wk.tasks.Wait()
@@ -99,7 +99,7 @@ func requireDamagedRowHidesNoOthers(t *testing.T, kind error) {
 	for _, name := range names {
 		store.rows[name] = true
 	}
-	_, err = wk.look(t.Context(), "t", nil)
+	_, err = wk.look(t.Context(), "t", nil, 0)
 	require.ErrorIs(t, err, kind)
 	store.mu.Lock()
 	clear(store.rows)
@@ -122,7 +122,7 @@ func TestNoDetourInADatabaseOfANewerVersion(t *testing.T) {
 	store.rows[notifyRows(t, c, 10)[5]] = true
 	raisedBeyond(t, w.mem)
 	wire.forget()
-	_, err := wk.look(t.Context(), "t", nil)
+	_, err := wk.look(t.Context(), "t", nil, 0)
 	require.ErrorIs(t, err, ErrFormat)
 	require.Len(t, wire.sent(scansOfT), 1)
 	require.ErrorIs(t, wk.waitAfter(t.Context(), walkWait, 0, "a look", err), ErrFormat, "and the worker ends")
@@ -142,7 +142,7 @@ func TestDamagedRowAtTheEnd(t *testing.T) {
 	store.rows[last] = true
 	require.Len(t, dealt(t, wk, &rows), len(names)-1)
 	require.False(t, wk.lookUnderWay("t"))
-	_, err := wk.look(t.Context(), "t", []uint16{rowstore.Slot("t", last)})
+	_, err := wk.look(t.Context(), "t", []uint16{rowstore.Slot("t", last)}, 0)
 	require.NoError(t, err)
 	require.False(t, wk.lookUnderWay("t"))
 }

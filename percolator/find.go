@@ -28,22 +28,6 @@ const (
 	lookParts = 64
 	// boundsAge is how long these parts are kept.
 	boundsAge = time.Minute
-	// longLook is how long a scan takes that is not repeated at once for each push.
-	longLook = 10 * time.Millisecond
-	// vainLooks is how many times as long as a look in vain the worker rests after it, but
-	// longestRest at most.
-	vainLooks   = 9
-	longestRest = time.Minute
-	// longestUnheard is the longest such rest of a worker that hears of nothing meanwhile. It rests no
-	// longer than the look took, because what is new waits for it.
-	longestUnheard = 10 * time.Second
-	// pollEach is the time for each member of an observer, in which they poll once: all together
-	// 200 times a second.
-	pollEach = 5 * time.Millisecond
-	// longestPageRest bounds the same after a page with more than a queue had room for.
-	longestPageRest = time.Second
-	// manyRows is how many rows a look visits that takes long because of them.
-	manyRows = 4096
 	// agreeAfter is about how long workers take to agree who has what, when the store has
 	// stood still.
 	agreeAfter = time.Second
@@ -140,11 +124,12 @@ func (w *Worker) kickAll() {
 func (w *Worker) find(ctx context.Context, table string) error {
 	var pace pace
 	for {
-		l, took, err := w.lookUntilDone(ctx, table, nil)
+		l, took, err := w.lookUntilDone(ctx, table, nil, pace.calm)
 		if err != nil {
 			return err
 		}
 		rest := w.untilNextLook(&pace, table, l.found)
+		pace.calm = w.calmAfter(l, took)
 		if l.mostWaits() && took >= longLook {
 			// There are many notifications that wait. Pushes must not make this worker scan them
 			// all the time. Or the store stood still: then the workers need a moment until they
@@ -156,7 +141,7 @@ func (w *Worker) find(ctx context.Context, table string) error {
 			if err := w.db.clock.Sleep(ctx, pause); err != nil {
 				return err
 			}
-			if l.visited >= manyRows { // else it was the store that took long
+			if l.visited >= manyRows && l.calm == 0 { // else it was the store that took long, or the look has rested
 				rest = w.restAfter(took, rest)
 			}
 			rest -= pause
@@ -165,23 +150,6 @@ func (w *Worker) find(ctx context.Context, table string) error {
 			return err
 		}
 	}
-}
-
-// mostWaits tells whether the look has found nothing, or next to nothing beside what waits.
-func (l *looker) mostWaits() bool {
-	return l.found == 0 || l.visited >= manyRows && l.found < l.visited/16
-}
-
-// restAfter returns how long such a look rests, instead of the usual time, if it
-// took long: a million cells that wait for somebody else must not keep the store busy. Where
-// follow looks after pushes, only that comes later by it which no push tells of: because it got
-// lost, or because the client died before it could finish. Elsewhere everything that is new
-// does, so the rest is only as long as the look: the worker scans for half of the time.
-func (w *Worker) restAfter(took, usual time.Duration) time.Duration {
-	if !w.listens() || !w.db.slots {
-		return max(usual, min(took, longestUnheard))
-	}
-	return max(usual, min(vainLooks*took, longestRest))
 }
 
 // follow looks at those rows of a table that pushes tell of. It does so beside find, whose
@@ -195,7 +163,7 @@ func (w *Worker) follow(ctx context.Context, table string) error {
 			return ctx.Err()
 		}
 		if slots := w.asked[table].take(); len(slots) > 0 {
-			if _, _, err := w.lookUntilDone(ctx, table, slots); err != nil {
+			if _, _, err := w.lookUntilDone(ctx, table, slots, 0); err != nil {
 				return err
 			}
 		}
@@ -203,11 +171,11 @@ func (w *Worker) follow(ctx context.Context, table string) error {
 }
 
 // lookUntilDone is look, again and again until it succeeds. took is how long that was, without
-// the wait for room.
-func (w *Worker) lookUntilDone(ctx context.Context, table string, slots []uint16) (l *looker, took time.Duration, err error) {
+// the wait for room and the rests.
+func (w *Worker) lookUntilDone(ctx context.Context, table string, slots []uint16, calm float64) (l *looker, took time.Duration, err error) {
 	began := w.db.clock.Now()
 	err = w.retry(ctx, "looking for notifications", func() (err error) {
-		l, err = w.look(ctx, table, slots)
+		l, err = w.look(ctx, table, slots, calm)
 		return err
 	})
 	if err != nil {
@@ -216,64 +184,13 @@ func (w *Worker) lookUntilDone(ctx context.Context, table string, slots []uint16
 	return l, w.db.clock.Now().Sub(began) - l.waited, nil
 }
 
-// pace is what a table's looks have come to, which says how soon the next one follows.
-type pace struct {
-	misses   int    // looks in a row that led to nothing
-	found    int    // by the last look
-	progress uint64 // the worker's, at the last look
-}
-
-// untilNextLook returns how long the next look at a table waits, unless it is kicked.
-// Cells that are found again and again, but lead to nothing, do not make looks more
-// frequent.
-func (w *Worker) untilNextLook(p *pace, table string, found int) time.Duration {
-	w.mu.Lock()
-	moved := w.progress != p.progress
-	p.progress = w.progress
-	w.mu.Unlock()
-	if moved || found > 0 && p.found == 0 {
-		p.misses = 0
-	} else {
-		p.misses++
-	}
-	p.found = found
-	if w.pushed() {
-		return w.config.Rescan
-	}
-	wait, most := w.config.Poll.Min, w.longestPoll(table)
-	for i := 0; i < p.misses && wait < most; i++ {
-		wait *= 2
-	}
-	return min(wait, most)
-}
-
-// longestPoll is the longest wait between two looks at a table without a push. The more members share its slots, the longer it
-// is: idle members must not ask the store more often the more of them there are.
-func (w *Worker) longestPoll(table string) time.Duration {
-	return max(w.config.Poll.Max, time.Duration(w.sharers(table))*pollEach)
-}
-
-// sharers is how many members share the slots of a table now, for that observer of this worker which has most.
-func (w *Worker) sharers(table string) (most int) {
-	all := w.member.shares.Load()
-	if all == nil {
-		return 1
-	}
-	now := w.now()
-	for _, q := range w.list {
-		if q.table == table {
-			most = max(most, all.at(q, now).of)
-		}
-	}
-	return most
-}
-
 // look scans a table once and queues the runs for the notifications that it finds. Where
 // the store finds them by slots, it scans this worker's own, or those of the ones given. Else
 // it scans the whole table. If there is much to find it begins at a random place then, so that
 // many workers do not all ask the same part of the store at once (section 2.4 of the paper).
-func (w *Worker) look(ctx context.Context, table string, slots []uint16) (*looker, error) {
-	l := &looker{w: w, table: table, fresh: len(slots) > 0}
+// After a page that leads to nothing it rests calm times as long as the page took.
+func (w *Worker) look(ctx context.Context, table string, slots []uint16, calm float64) (*looker, error) {
+	l := &looker{w: w, table: table, fresh: len(slots) > 0, calm: calm}
 	if w.db.slots {
 		ranges := w.slotsOf(table, slots)
 		if len(ranges) == 0 && (l.fresh || !w.lookUnderWay(table)) {
@@ -347,10 +264,11 @@ type looker struct {
 	table   string
 	fresh   bool          // it is for what pushes told of
 	gained  *slotSet      // what walkGained is at; nil otherwise
+	calm    float64       // how many times as long as a page it rests after one that leads to nothing
 	visited int           // rows
 	found   int           // jobs that were queued
 	met     []string      // row keys at page boundaries
-	waited  time.Duration // for room
+	waited  time.Duration // for room, or at rest
 	damaged int           // slots that were left out
 }
 
@@ -452,6 +370,11 @@ func (l *looker) walk(ctx context.Context, rows rowstore.ScanRange) error {
 		}
 		if len(l.met) < lookParts {
 			l.met = append(l.met, last)
+		}
+		if len(page) == 0 {
+			if err := l.rest(ctx, took); err != nil {
+				return err
+			}
 		}
 		rows.From, rows.Slots = last+"\x00", slotsFrom(rows.Slots, rowstore.Slot(l.table, last))
 	}

@@ -24,7 +24,7 @@ func dealt(t testing.TB, wk *Worker, rows *saw) []string {
 	rows.mu.Lock()
 	rows.values = nil
 	rows.mu.Unlock()
-	_, err := wk.look(t.Context(), "t", nil)
+	_, err := wk.look(t.Context(), "t", nil, 0)
 	require.NoError(t, err)
 	wk.tasks.Wait()
 	rows.mu.Lock()
@@ -103,7 +103,7 @@ func TestLookAtSlots(t *testing.T) {
 	wk := rowWorker(t, c, &rows)
 	notifyRows(t, c, 100)
 	slot := rowstore.Slot("t", "0042")
-	l, err := wk.look(t.Context(), "t", []uint16{slot, slot + 1, slot})
+	l, err := wk.look(t.Context(), "t", []uint16{slot, slot + 1, slot}, 0)
 	require.NoError(t, err)
 	require.Equal(t, 1, l.found)
 	wk.tasks.Wait()
@@ -113,87 +113,10 @@ func TestLookAtSlots(t *testing.T) {
 	wk.member.shares.Store(&shares{wk.list[0]: {{kind: shareNone}}})
 	scanned := len(c.wire.sent(op(faultstore.CallScan)))
 	for _, slots := range [][]uint16{nil, {slot}} {
-		_, err = wk.look(t.Context(), "t", slots)
+		_, err = wk.look(t.Context(), "t", slots, 0)
 		require.NoError(t, err)
 	}
 	require.Len(t, c.wire.sent(op(faultstore.CallScan)), scanned)
-}
-
-// A look in vain that took long rests for longer: nine times as long where pushes are followed beside it, and else as long as it
-// took. The push of a store may be refused for ever, and then nothing is followed.
-func TestRestAfterALookInVain(t *testing.T) {
-	t.Parallel()
-	const usual = 2 * time.Second
-	for _, x := range []struct {
-		listens, slots bool
-		took, want     time.Duration
-	}{
-		{true, true, 100 * time.Millisecond, usual},
-		{true, true, time.Second, 9 * time.Second},
-		{true, true, time.Hour, time.Minute},
-		{true, false, time.Second, usual},
-		{true, false, 3 * time.Second, 3 * time.Second},
-		{false, true, time.Second, usual},
-		{false, true, 3 * time.Second, 3 * time.Second},
-		{false, true, time.Hour, 10 * time.Second},
-		{false, false, time.Hour, 10 * time.Second},
-	} {
-		wk, _ := idleWorker(t)
-		if x.listens {
-			wk.listening.Store(1)
-		}
-		wk.db.slots = x.slots
-		require.Equal(t, x.want, wk.restAfter(x.took, usual), "%+v", x)
-	}
-}
-
-// Without a push the members of an observer together look 200 times a second at most, where nothing happens.
-func TestPollOfManyMembers(t *testing.T) {
-	t.Parallel()
-	wk, _ := idleWorker(t)
-	longest := func(table string) time.Duration {
-		p := pace{misses: 100}
-		return wk.untilNextLook(&p, table, 0)
-	}
-	require.Equal(t, wk.config.Rescan, longest("t"), "with a push")
-	wk.wakers = nil
-	require.Equal(t, 250*time.Millisecond, longest("t"), "it is no member yet")
-	for _, x := range []struct {
-		of, other int // that share the slots of two observers of the table
-		want      time.Duration
-	}{
-		{0, 0, 250 * time.Millisecond},
-		{1, 40, 250 * time.Millisecond},
-		{50, 1, 250 * time.Millisecond},
-		{100, 2, 500 * time.Millisecond},
-		{2, 1000, 5 * time.Second},
-	} {
-		wk.member.shares.Store(&shares{wk.list[0]: {{of: x.of}}, wk.list[1]: {{of: x.other}}, wk.list[2]: {{of: 1}}})
-		require.Equal(t, x.want, longest("t"), "%+v", x)
-		require.Equal(t, 250*time.Millisecond, longest("u"), "the table has other members")
-		p := pace{found: 0}
-		require.LessOrEqual(t, wk.untilNextLook(&p, "t", 1), 2*wk.config.Poll.Min, "what is found is followed by a look at once")
-	}
-	wk.config.Poll = Backoff{Min: time.Minute, Max: time.Hour}
-	require.Equal(t, time.Hour, longest("t"))
-}
-
-// A look counts as one in vain if it found next to nothing beside very many cells that wait.
-func TestLookFindsMostlyWhatWaits(t *testing.T) {
-	t.Parallel()
-	for _, x := range []struct {
-		visited, found int
-		want           bool
-	}{
-		{0, 0, true},
-		{manyRows, 0, true},
-		{manyRows - 1, 1, false},
-		{manyRows, 1, true},
-		{manyRows, manyRows / 16, false},
-		{16 * manyRows, manyRows - 1, true},
-	} {
-		require.Equal(t, x.want, (&looker{visited: x.visited, found: x.found}).mostWaits(), "%+v", x)
-	}
 }
 
 // What pushes tell of is looked at, or everything if they tell of too much.

@@ -155,7 +155,7 @@ func TestChangeBetweenSnapshotAndView(t *testing.T) {
 	view.release(verdict{})
 	require.NoError(t, result(t, attempt))
 	require.False(t, run.again)
-	_, err := wk.look(t.Context(), "t", nil)
+	_, err := wk.look(t.Context(), "t", nil, 0)
 	require.NoError(t, err)
 	require.True(t, run.again)
 }

@@ -115,7 +115,7 @@ func TestChangeWhileSortingOut(t *testing.T) {
 			}
 			read := c.hold(t, op(faultstore.CallRead))
 			looked := async(func() error {
-				_, err := wk.look(t.Context(), "t", slots)
+				_, err := wk.look(t.Context(), "t", slots, 0)
 				return err
 			})
 			require.Len(t, read.wait().Reads, n, "they are read together")
@@ -158,7 +158,7 @@ func TestFewCellsAreNotSortedOut(t *testing.T) {
 	w.fillWaiting(w.client(), sortedTogether-1, waitsForAttempt, time.Hour)
 	wk := rowWorker(t, c, &saw{})
 	wk.list[0].vain = 1
-	l, err := wk.look(t.Context(), "t", nil)
+	l, err := wk.look(t.Context(), "t", nil, 0)
 	require.NoError(t, err)
 	require.Equal(t, sortedTogether-1, l.found)
 	wk.tasks.Wait()

@@ -88,7 +88,7 @@ func (w *world) hinting() (*client, *hintingStore) {
 // lookOnce looks at table "t" once, and does not wait for the jobs.
 func lookOnce(t testing.TB, wk *Worker) *looker {
 	t.Helper()
-	l, err := wk.look(t.Context(), "t", nil)
+	l, err := wk.look(t.Context(), "t", nil, 0)
 	require.NoError(t, err)
 	return l
 }

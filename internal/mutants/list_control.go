@@ -3,6 +3,7 @@ package main
 const (
 	featureGo = "percolator/feature.go"
 	replayGo  = "percolator/replay.go"
+	paceGo    = "percolator/pace.go"
 
 	replayOthersGo = "percolator/replay_others.go"
 	deleteRowGo    = "percolator/deleterow.go"
@@ -236,10 +237,12 @@ var controlMutants = []mutant{
 	{"sweep-for-nobody", "Observers: a sweep that nobody needs any more ends", "TestScheduleB4_SweepOutlives", one(sweeperGo,
 		"return err == nil && v.unswept(&s.r) == nil, err", "return err == nil && v == nil, err")},
 	// How workers find changes.
-	{"unheard-rest-short", "Observers: without a push cells that wait keep a worker busy for half of its time at most", "TestRestAfterALookInVain", one(findGo,
+	{"unheard-rest-short", "Observers: without a push cells that wait keep a worker busy for half of its time at most", "TestRestAfterALookInVain", one(paceGo,
 		"\t\treturn max(usual, min(took, longestUnheard))\n",
 		"\t\treturn usual\n")},
-	{"poll-ignores-the-others", "Observers: the members of an observer together poll 200 times a second at most", "TestPollOfManyMembers", one(findGo,
+	{"waiting-cells-in-one-go", "Observers: a look beside cells that wait rests after each page", "TestCalmLookRestsAfterEachPage", one(paceGo,
+		"if l.calm == 0 || l.gained != nil {", "if l.gained == nil {")},
+	{"poll-ignores-the-others", "Observers: the members of an observer together poll 200 times a second at most", "TestPollOfManyMembers", one(paceGo,
 		"max(w.config.Poll.Max, time.Duration(w.sharers(table))*pollEach)",
 		"max(w.config.Poll.Max, pollEach)")},
 	{"news-counts-rows", "Observers: a push names up to 1,024 different slots", "./percolator/rowstore/kit TestNews", one("percolator/rowstore/kit/news.go",
