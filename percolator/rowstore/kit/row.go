@@ -102,22 +102,27 @@ func Edited(versions []rowstore.Version, edits []rowstore.Edit, assigned rowstor
 	}
 	slices.SortFunc(gone, func(a, b span) int { return a.from - b.from })
 	slices.SortFunc(puts, rowstore.CompareVersions)
-	kept, at := make([]rowstore.Version, 0, len(versions)), 0
+	all := make([]rowstore.Version, 0, len(versions)+len(puts))
+	at := 0
 	for _, g := range gone {
-		kept = append(kept, versions[at:g.from]...)
+		all, puts = merge(all, versions[at:g.from], puts)
 		at = g.to
 	}
-	kept = append(kept, versions[at:]...)
-	if len(puts) == 0 {
-		return kept
+	all, puts = merge(all, versions[at:], puts)
+	return append(all, puts...)
+}
+
+// merge appends versions, and each of puts before the first one that comes after it. It returns
+// the puts that come after all of them.
+func merge(all, versions, puts []rowstore.Version) (appended, left []rowstore.Version) {
+	for len(puts) > 0 {
+		i, _ := slices.BinarySearchFunc(versions, puts[0], rowstore.CompareVersions)
+		if all = append(all, versions[:i]...); i == len(versions) {
+			return all, puts
+		}
+		all, versions, puts = append(all, puts[0]), versions[i:], puts[1:]
 	}
-	all := make([]rowstore.Version, 0, len(kept)+len(puts))
-	for _, v := range puts {
-		i, _ := slices.BinarySearchFunc(kept, v, rowstore.CompareVersions)
-		all = append(append(all, kept[:i]...), v)
-		kept = kept[i:]
-	}
-	return append(all, kept...)
+	return append(all, versions...), nil
 }
 
 // span is a part of a row's versions, by their places.
