@@ -29,7 +29,8 @@ const strangeSettings = `
 	SET plan_cache_mode = force_custom_plan; SET from_collapse_limit = 1; SET join_collapse_limit = 1;
 	SET enable_indexscan = off; SET enable_indexonlyscan = off; SET enable_bitmapscan = off; SET enable_nestloop = off; SET enable_sort = off;
 	SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0; SET min_parallel_table_scan_size = 0; SET cursor_tuple_fraction = 0;
-	SET plpgsql.extra_errors = 'all'; SET plpgsql.extra_warnings = 'all';`
+	SET plpgsql.extra_errors = 'all'; SET plpgsql.extra_warnings = 'all';
+	SET jit = off; -- else half of the test is the compiling of such dear plans`
 
 // strangePool makes a pool whose sessions have strange settings, and more of them.
 func strangePool(t testing.TB, dsn, more string) *pgxpool.Pool {
