@@ -510,6 +510,9 @@ func (f *File) Options() []percolator.Option {
 // OpenStore opens the stores that the file names. If there are several, it returns a
 // router.Store over them. If one cannot be opened, it closes those that are open.
 func (f *File) OpenStore(ctx context.Context) (rowstore.Store, error) {
+	if f == nil {
+		return nil, fmt.Errorf("%w: there is no file", ErrInvalid)
+	}
 	stores := map[string]rowstore.Store{}
 	fail := func(err error) (rowstore.Store, error) {
 		for _, s := range stores {

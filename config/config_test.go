@@ -106,6 +106,14 @@ func TestURLs(t *testing.T) {
 	}
 }
 
+func TestOpenWithoutAFile(t *testing.T) {
+	t.Parallel()
+	_, err := (*File)(nil).Open(t.Context())
+	require.ErrorIs(t, err, ErrInvalid)
+	_, err = (&File{}).OpenStore(t.Context())
+	require.Error(t, err, "it names no store")
+}
+
 func TestOpenTwoStores(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

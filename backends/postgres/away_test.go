@@ -386,12 +386,19 @@ func TestAddressesKeepSecrets(t *testing.T) {
 		require.Error(t, err)
 		require.NotContains(t, err.Error(), word)
 	}
-	_, err := OpenURL(ctx, strings.Replace(direct, "/postgres?", "/"+word+"?", 1))
-	require.ErrorContains(t, err, "does not have the database: make it by CREATE DATABASE")
-	require.ErrorIs(t, err, rowstore.ErrInvalid)
-	require.NotErrorIs(t, err, rowstore.ErrUnavailable)
-	require.NotErrorIs(t, err, rowstore.ErrDenied)
-	require.NotContains(t, err.Error(), word)
+	for url, says := range map[string]string{
+		strings.Replace(direct, "/postgres?", "/"+word+"?", 1): "does not have the database: make it by CREATE DATABASE",
+		with(direct, word, word):                               "does not know one of the settings",
+		with(direct, "statement_timeout", word):                "does not accept the value of one of the settings",
+		with(direct, "schema", "pg_"+word):                     "such names are the server's own",
+	} {
+		_, err := OpenURL(ctx, url)
+		require.ErrorContains(t, err, says)
+		require.ErrorIs(t, err, rowstore.ErrInvalid)
+		require.NotErrorIs(t, err, rowstore.ErrUnavailable)
+		require.NotErrorIs(t, err, rowstore.ErrDenied)
+		require.NotContains(t, err.Error(), word)
+	}
 }
 
 // frozen is a connection that stops reading, as that of a suspended program does.

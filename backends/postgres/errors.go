@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -136,7 +137,7 @@ func (e *connectError) Error() string   { return e.text }
 func (e *connectError) Unwrap() []error { return e.errs }
 
 // connecting says why there is no connection. The result matches ErrUnavailable if that may
-// pass by itself, ErrDenied if one side does not let the other in, ErrInvalid if there is no such database, and the context's error
+// pass by itself, ErrDenied if one side does not let the other in, ErrInvalid if there is no such database or setting, and the context's error
 // if the context ended.
 func connecting(ctx context.Context, err error) error {
 	e := &connectError{text: "connecting", errs: []error{err}}
@@ -165,7 +166,7 @@ func connecting(ctx context.Context, err error) error {
 		kind = rowstore.ErrUnavailable
 	case isDenied(err):
 		kind = rowstore.ErrDenied
-	case sqlState(err) == noDatabase:
+	case slices.Contains([]string{noDatabase, unknownSetting, invalidSetting}, sqlState(err)):
 		kind = rowstore.ErrInvalid
 	}
 	if kind != nil {
@@ -246,11 +247,11 @@ func isAlert(err error) bool {
 // words name the user and the database.
 func refusal(pg *pgconn.PgError) string {
 	words, ok := map[string]string{
-		"42704": "the server does not know one of the settings",
-		"22023": "the server does not accept the value of one of the settings",
 		"57P03": "the server is starting up or shutting down",
 		"57P01": "the server is shutting down",
 
+		unknownSetting:     "the server does not know one of the settings",
+		invalidSetting:     "the server does not accept the value of one of the settings",
 		noDatabase:         "the server does not have the database: make it by CREATE DATABASE, or give the name of one that is there",
 		wrongPassword:      "the server does not accept the user's password",
 		notAdmitted:        "the server does not know the user, or does not admit it from this address (pg_hba.conf)",

@@ -85,7 +85,7 @@ func OpenURL(ctx context.Context, url string) (*Store, error) {
 // or a standby, a missing permission. What may pass by itself matches
 // rowstore.ErrUnavailable, and a wrong password, a missing permission and a certificate that
 // one side does not accept match rowstore.ErrDenied. Options that will not do, and a
-// database that the server does not have, match rowstore.ErrInvalid. A schema of a version that this program does not know matches
+// database or a setting that the server does not have, match rowstore.ErrInvalid. A schema of a version that this program does not know matches
 // rowstore.ErrFormat, one with tables of another application that have the names of a
 // store's rowstore.ErrForeign, and a damaged one rowstore.ErrCorrupt. With Options.AsIs
 // a missing schema matches rowstore.ErrNoStore. No error shows

@@ -84,6 +84,9 @@ func (o *Options) check() error {
 	if strings.ContainsRune(o.Schema, 0) || len(o.Schema) > maxSchema {
 		return fmt.Errorf("%w: the schema's name is longer than %d bytes or has a zero byte", rowstore.ErrInvalid, maxSchema)
 	}
+	if strings.HasPrefix(o.Schema, "pg_") {
+		return fmt.Errorf("%w: the schema's name begins with pg_; such names are the server's own", rowstore.ErrInvalid)
+	}
 	_, err := o.listenConfig()
 	return err
 }

@@ -282,6 +282,8 @@ const (
 	duplicateFunction  = "42723"
 	invalidSchema      = "3F000"
 	noDatabase         = "3D000"
+	unknownSetting     = "42704"
+	invalidSetting     = "22023"
 	noPrivilege        = "42501"
 	wrongPassword      = "28P01"
 	notAdmitted        = "28000" // by pg_hba.conf

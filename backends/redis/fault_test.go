@@ -403,6 +403,18 @@ func requireWideRow(t testing.TB, s rowstore.Store) {
 	require.Equal(t, 3, found)
 }
 
+// The number of the database may be above those that the server has.
+func TestDatabaseOfTheServer(t *testing.T) {
+	t.Parallel()
+	o, err := ParseURL(with(t, testserver.Redis(t)))
+	require.NoError(t, err)
+	o.DB = 1 << 20
+	_, err = Open(t.Context(), o)
+	require.ErrorIs(t, err, rowstore.ErrInvalid)
+	require.ErrorContains(t, err, "no database of that number")
+	require.NotErrorIs(t, err, rowstore.ErrUnavailable)
+}
+
 // TestPermissionsOfTheREADME takes away what only the reading of a wide row needs: Open says at once that it is missing, and leaves
 // the connections of a client that the program has as they were.
 func TestPermissionsOfTheREADME(t *testing.T) {

@@ -46,7 +46,7 @@ func OpenURL(ctx context.Context, url string) (*Store, error) {
 // the store, which percolator.New logs, warns about persistence settings and replicas
 // that can lose acknowledged writes.
 //
-// Its errors match rowstore.ErrInvalid for bad options, among them another number of partitions and another mode of the server,
+// Its errors match rowstore.ErrInvalid for bad options, among them another number of partitions, another mode of the server and a database that it does not have,
 // rowstore.ErrUnavailable for a
 // server that is away, rowstore.ErrFull for one that takes no writes for want of room, unless Options.AsIs is set, rowstore.ErrDenied for a wrong password, a missing permission and a
 // certificate that one side does not accept, rowstore.ErrFormat for a store of a later format
