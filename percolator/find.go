@@ -128,26 +128,18 @@ func (w *Worker) find(ctx context.Context, table string) error {
 		if err != nil {
 			return err
 		}
-		rest := w.untilNextLook(&pace, table, l.found)
-		pace.calm = w.calmAfter(l, took)
-		if l.mostWaits() && took >= longLook {
-			// There are many notifications that wait. Pushes must not make this worker scan them
-			// all the time. Or the store stood still: then the workers need a moment until they
-			// agree again who has what.
-			pause := min(took, rest)
-			if w.db.slots {
-				pause = min(pause, agreeAfter)
-			}
+		pause, rest := w.afterLook(&pace, l, took)
+		if pause > 0 {
 			if err := w.db.clock.Sleep(ctx, pause); err != nil {
 				return err
 			}
-			if l.visited >= manyRows && l.calm == 0 { // else it was the store that took long, or the look has rested
-				rest = w.restAfter(took, rest)
-			}
-			rest -= pause
 		}
-		if _, err := w.sleepOr(ctx, rest, w.kicks[table]); err != nil {
+		woken, err := w.sleepOr(ctx, rest, w.kicks[table])
+		if err != nil {
 			return err
+		}
+		if woken {
+			pace.calm = 0 // somebody asks for a look, which may be the only one that finds what is new
 		}
 	}
 }
@@ -171,17 +163,23 @@ func (w *Worker) follow(ctx context.Context, table string) error {
 }
 
 // lookUntilDone is look, again and again until it succeeds. took is how long that was, without
-// the wait for room and the rests.
+// the wait for room and the rests. After a failure it begins anew, and does not rest: a store that
+// fails from time to time must not keep it from its end.
 func (w *Worker) lookUntilDone(ctx context.Context, table string, slots []uint16, calm float64) (l *looker, took time.Duration, err error) {
 	began := w.db.clock.Now()
+	waited := time.Duration(0)
 	err = w.retry(ctx, "looking for notifications", func() (err error) {
 		l, err = w.look(ctx, table, slots, calm)
+		waited += l.waited
+		if err != nil {
+			calm = 0
+		}
 		return err
 	})
 	if err != nil {
 		return nil, 0, err
 	}
-	return l, w.db.clock.Now().Sub(began) - l.waited, nil
+	return l, w.db.clock.Now().Sub(began) - waited, nil
 }
 
 // look scans a table once and queues the runs for the notifications that it finds. Where
@@ -268,6 +266,7 @@ type looker struct {
 	visited int           // rows
 	found   int           // jobs that were queued
 	met     []string      // row keys at page boundaries
+	rested  time.Duration // after pages that led to nothing
 	waited  time.Duration // for room, or at rest
 	damaged int           // slots that were left out
 }

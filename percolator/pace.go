@@ -10,7 +10,7 @@ import (
 const (
 	// longLook is how long a scan takes that is not repeated at once for each push.
 	longLook = 10 * time.Millisecond
-	// vainLooks is how many times as long as a look in vain the worker rests after it, or after each of
+	// vainLooks is how many times as long as a look in vain the worker rests after it, or between
 	// its pages, but longestRest at most in all.
 	vainLooks   = 9
 	longestRest = time.Minute
@@ -80,6 +80,28 @@ func (w *Worker) sharers(table string) (most int) {
 	return most
 }
 
+// afterLook returns how long the worker pauses after a look, whatever is asked for, and how much longer it then rests
+// unless a look is asked for.
+func (w *Worker) afterLook(p *pace, l *looker, took time.Duration) (pause, rest time.Duration) {
+	rest = w.untilNextLook(p, l.table, l.found)
+	p.calm = w.calmAfter(l, took)
+	if !l.mostWaits() || took < longLook {
+		return 0, rest
+	}
+	// There are many notifications that wait. Pushes must not make this worker scan them
+	// all the time. Or the store stood still: then the workers need a moment until they
+	// agree again who has what.
+	pause = min(took, rest)
+	if w.db.slots {
+		pause = min(pause, agreeAfter)
+	}
+	// With fewer rows it was the store that took long. Where the next look is the first calm one, it is that which rests.
+	if l.visited >= manyRows && (p.calm == 0 || l.calm > 0) {
+		rest = max(rest, w.restAfter(took, rest)-l.rested)
+	}
+	return pause, rest - pause
+}
+
 // mostWaits tells whether the look has found nothing, or next to nothing beside what waits.
 func (l *looker) mostWaits() bool {
 	return l.found == 0 || l.visited >= manyRows && l.found < l.visited/16
@@ -98,7 +120,7 @@ func (w *Worker) restAfter(took, usual time.Duration) time.Duration {
 }
 
 // calmAfter returns how many times as long as a page the next look rests after each that leads to
-// nothing. The rests after a look in vain (restAfter) lie within the next one then: a call to the
+// nothing. The rest after a look in vain (restAfter) lies between the pages of the next one then: a call to the
 // store waits behind one page at most, and not behind many in a row.
 func (w *Worker) calmAfter(l *looker, took time.Duration) float64 {
 	if !l.mostWaits() || l.visited < manyRows || took < longLook || !w.listens() || !w.db.slots {
@@ -107,17 +129,20 @@ func (w *Worker) calmAfter(l *looker, took time.Duration) float64 {
 	return min(vainLooks, longestRest.Seconds()/took.Seconds())
 }
 
-// rest rests after a page that led to nothing and took some time, until somebody asks for a look: then there is no
-// rest after later pages, either. What the worker gains comes to its turn after the rest.
+// rest rests after a page that led to nothing and took some time. Once somebody asks for a look, or pushes are no
+// longer followed, a look rests no more. What the worker gains meanwhile comes to its turn after the rest.
 func (l *looker) rest(ctx context.Context, took time.Duration) error {
-	if len(l.w.kicks[l.table]) > 0 {
+	if len(l.w.kicks[l.table]) > 0 || !l.w.listens() {
 		l.calm = 0
 	}
-	if l.calm == 0 || l.gained != nil {
+	rest := min(time.Duration(l.calm*float64(took)), longestPageRest, longestRest-l.rested)
+	if rest <= 0 || l.gained != nil {
 		return nil
 	}
 	began := l.w.db.clock.Now()
-	err := l.w.db.clock.Sleep(ctx, min(time.Duration(l.calm*float64(took)), longestPageRest))
-	l.waited += l.w.db.clock.Now().Sub(began)
+	err := l.w.db.clock.Sleep(ctx, rest)
+	rest = l.w.db.clock.Now().Sub(began)
+	l.rested += rest
+	l.waited += rest
 	return err
 }

@@ -117,24 +117,49 @@ func TestCalmAfterALookInVain(t *testing.T) {
 	}
 }
 
-// A calm look rests after each page of cells that wait, but its last, and so leaves the store to others. It does
-// not rest where it finds something, nor once somebody asks for a look.
-func TestCalmLookRestsAfterEachPage(t *testing.T) {
-	t.Parallel()
-	const page, rest = 40 * time.Millisecond, 360 * time.Millisecond
+// calmWorker makes a worker whose looks at table "t" find rows notified rows that all wait: its observer is paused. Each page takes calmPage.
+// strike, if it is not nil, says what happens to the scan for a page, from 1 on.
+func calmWorker(t testing.TB, rows int, strike func(page int) faultstore.Fault) (*Worker, *fakeClock) {
+	t.Helper()
 	w := newWorld(t)
 	w.observed("t", "v", "o")
 	c := w.client()
-	wk := NewWorker(c.DB, WorkerConfig{Backoff: Backoff{Min: time.Hour, Max: time.Hour}, BreakAt: -1})
-	require.NoError(t, wk.Observe(Observer{
-		Name: "o", Table: "t", Column: "v", Func: func(context.Context, *Txn, Cell) error { return errors.New("on purpose") },
-	}))
-	const rows = 2*lookPage + 10
+	wk := watching(t, c, Observer{Name: "o", Func: nothing})
+	wk.listening.Store(1)
+	wk.list[0].paused = true
 	notifyRows(t, c, rows)
+	pages := 0
 	c.wire.AddRule(faultstore.Rule{Match: scansOfT, Times: -1, Before: func(context.Context, *faultstore.Call) faultstore.Fault {
-		w.clock.advance(page)
+		w.clock.advance(calmPage)
+		if pages++; strike != nil {
+			return strike(pages)
+		}
 		return faultstore.Fault{}
 	}})
+	return wk, w.clock
+}
+
+const (
+	calmPage = 40 * time.Millisecond
+	calmRest = vainLooks * calmPage
+)
+
+// passes waits until somebody sleeps for some times d, one after the other, and lets these pass.
+func (c *fakeClock) passes(t testing.TB, times int, d time.Duration, done <-chan error) {
+	t.Helper()
+	for range times {
+		_, ended := c.sleeps(t, d, done)
+		require.False(t, ended)
+		c.advance(d)
+	}
+}
+
+// A calm look rests after each page of cells that wait, but its last, and so leaves the store to others. It does
+// not rest where it finds something, nor once somebody asks for a look or pushes are not followed.
+func TestCalmLookRestsAfterEachPage(t *testing.T) {
+	t.Parallel()
+	const rows = 2*lookPage + 10
+	wk, clock := calmWorker(t, rows, nil)
 	look := func(calm float64, rests int) *looker {
 		var l *looker
 		done := make(chan error, 1)
@@ -143,22 +168,134 @@ func TestCalmLookRestsAfterEachPage(t *testing.T) {
 			l, err = wk.look(t.Context(), "t", nil, calm)
 			done <- err
 		}()
-		for range rests {
-			_, ended := w.clock.sleeps(t, rest, done)
-			require.False(t, ended)
-			w.clock.advance(rest)
-		}
+		clock.passes(t, rests, calmRest, done)
 		require.NoError(t, await.Value(t.Context(), t, done, nil))
-		wk.tasks.Wait()
+		require.Equal(t, rows, l.visited)
+		require.Equal(t, time.Duration(rests)*calmRest, l.rested)
+		require.Equal(t, l.rested, l.waited)
 		return l
 	}
-	require.Equal(t, rows, look(9, 0).found, "what is found is no reason to rest")
-	look(0, 0) // it learns that hints are in vain
-	l := look(9, 2)
-	require.Zero(t, l.found)
-	require.Equal(t, rows, l.visited)
-	require.Equal(t, 2*rest, l.waited)
-	require.Zero(t, look(0, 0).waited)
+	require.Zero(t, look(vainLooks, 2).found)
+	look(0, 0)
 	wk.kickTable("t")
-	require.Equal(t, rows, look(9, 0).visited)
+	look(vainLooks, 0)
+	<-wk.kicks["t"]
+	look(vainLooks, 2)
+	wk.listening.Store(0)
+	look(vainLooks, 0)
+	wk.listening.Store(1)
+	wk.list[0].paused = false
+	require.Equal(t, rows, look(vainLooks, 0).found)
+	wk.tasks.Wait()
+}
+
+// The rests of a look are bounded, each of them and all together.
+func TestRestsOfALook(t *testing.T) {
+	t.Parallel()
+	wk, clock := calmWorker(t, 1, nil)
+	for _, x := range []struct {
+		calm               float64
+		took, rested, want time.Duration
+	}{
+		{vainLooks, 100 * time.Millisecond, 0, 900 * time.Millisecond},
+		{vainLooks, time.Minute, 0, longestPageRest},
+		{vainLooks, time.Minute, longestRest - longestPageRest/2, longestPageRest / 2},
+		{vainLooks, time.Minute, longestRest, 0},
+		{0, time.Minute, 0, 0},
+	} {
+		l := &looker{w: wk, table: "t", calm: x.calm, rested: x.rested}
+		done := make(chan error, 1)
+		go func() { done <- l.rest(t.Context(), x.took) }()
+		if x.want > 0 {
+			clock.passes(t, 1, x.want, done)
+		}
+		require.NoError(t, await.Value(t.Context(), t, done, nil))
+		require.Equal(t, x.rested+x.want, l.rested, "%+v", x)
+		require.Equal(t, x.want, l.waited, "%+v", x)
+	}
+	l := &looker{w: wk, table: "t", calm: vainLooks, gained: &slotSet{}}
+	require.NoError(t, l.rest(t.Context(), time.Minute))
+	require.Zero(t, l.rested, "what was gained has waited for long")
+}
+
+// What a calm look could not rest is rested after it, and a look that is followed by the first calm one leaves the rest to that.
+func TestPauseAndRestAfterALook(t *testing.T) {
+	t.Parallel()
+	wk, _ := calmWorker(t, 1, nil)
+	usual := wk.config.Rescan
+	for _, x := range []struct {
+		listens bool
+		calm    float64
+		visited int
+		took    time.Duration
+		rested  time.Duration
+		want    time.Duration // pause and rest
+	}{
+		{true, 0, manyRows, time.Second, 0, usual},
+		{true, vainLooks, manyRows, time.Second, 9 * time.Second, usual},
+		{true, vainLooks, manyRows, time.Second, 2 * time.Second, 7 * time.Second},
+		{true, vainLooks, manyRows, time.Second, 0, 9 * time.Second},
+		{true, vainLooks, manyRows, time.Hour, 10 * time.Second, 50 * time.Second},
+		{true, vainLooks, manyRows - 1, time.Hour, 0, usual},
+		{false, 0, manyRows, 5 * time.Second, 0, 5 * time.Second},
+		{false, 0, manyRows, 5 * time.Second, time.Second, 4 * time.Second},
+	} {
+		wk.listening.Store(0)
+		if x.listens {
+			wk.listening.Store(1)
+		}
+		pause, rest := wk.afterLook(&pace{}, &looker{w: wk, table: "t", calm: x.calm, visited: x.visited, rested: x.rested}, x.took)
+		require.Equal(t, min(x.took, usual, agreeAfter), pause, "%+v", x)
+		require.Equal(t, x.want, pause+rest, "%+v", x)
+	}
+	pause, rest := wk.afterLook(&pace{}, &looker{w: wk, table: "t", visited: manyRows}, longLook-1)
+	require.Zero(t, pause)
+	require.Equal(t, usual, rest)
+}
+
+// A look that failed begins anew without rests, and they do not count as its time.
+func TestCalmLookThatFails(t *testing.T) {
+	t.Parallel()
+	const rows = 2*lookPage + 10
+	wk, clock := calmWorker(t, rows, func(page int) faultstore.Fault {
+		if page == 2 {
+			return faultstore.Fault{Kind: faultstore.Fail, Err: errors.New("on purpose")}
+		}
+		return faultstore.Fault{}
+	})
+	var took time.Duration
+	done := make(chan error, 1)
+	go func() {
+		var err error
+		_, took, err = wk.lookUntilDone(t.Context(), "t", nil, vainLooks)
+		done <- err
+	}()
+	clock.passes(t, 1, calmRest, done)
+	require.NoError(t, await.Value(t.Context(), t, done, nil))
+	require.Equal(t, 5*calmPage, took, "a page, one that failed, and all three")
+}
+
+// Looks beside cells that wait become calm, and a look that somebody asks for is not.
+func TestLooksAfterACalmOne(t *testing.T) {
+	t.Parallel()
+	const pages = manyRows/lookPage + 1
+	wk, clock := calmWorker(t, manyRows+1, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- wk.find(ctx, "t") }()
+	const pause = pages * calmPage
+	for range 2 {
+		clock.passes(t, 1, pause, done)
+		clock.passes(t, 1, wk.config.Rescan-pause, done)
+		clock.passes(t, pages-1, calmRest, done)
+	}
+	clock.passes(t, 1, pause, done)
+	_, ended := clock.sleeps(t, wk.config.Rescan-pause, done)
+	require.False(t, ended)
+	wk.kickTable("t")
+	clock.passes(t, 1, pause, done) // a rest would come before it
+	clock.passes(t, 1, wk.config.Rescan-pause, done)
+	clock.passes(t, pages-1, calmRest, done)
+	cancel()
+	require.ErrorIs(t, await.Value(t.Context(), t, done, nil), context.Canceled)
 }

@@ -53,8 +53,8 @@ type WorkerConfig struct {
 	// what no push tells of, such as the notifications of a client that died before it
 	// could finish. Default 2.5 s, at least 100 us. Where the store finds rows by slots
 	// (rowstore.SlotScanner), a scan that took long and found nothing for this worker, or
-	// next to nothing beside what waits, is followed by a longer wait: nine times as long as
-	// it took, a minute at most. Where it does not, or the push does not work, the wait is as long as the scan took,
+	// next to nothing beside what waits, is followed by one that rests between its parts, nine times as long as
+	// the first one took in all, a minute at most. Where it does not, or the push does not work, the wait is as long as the scan took,
 	// 10 s at most, if that is longer.
 	Rescan time.Duration
 	// MemberLease is how long the other workers that run an observer leave this worker its
