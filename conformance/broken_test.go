@@ -82,4 +82,5 @@ func TestListOfTests(t *testing.T) {
 	}
 	require.Greater(t, len(seen), 100)
 	require.Panics(t, func() { Without("", Names)(&config{without: map[Category]string{}}) }, "leaving out needs a reason")
+	require.Panics(t, func() { Without("a reason")(&config{without: map[Category]string{}}) }, "nothing is left out")
 }

@@ -95,11 +95,11 @@ type config struct {
 }
 
 // Without leaves out the tests of categories. Each test is reported as skipped, with the
-// reason. The reason must not be empty.
+// reason. The reason must not be empty, and there must be a category.
 func Without(reason string, categories ...Category) Option {
 	return func(cfg *config) {
-		if reason == "" {
-			panic("conformance: Without needs a reason")
+		if reason == "" || len(categories) == 0 {
+			panic("conformance: Without needs a reason and a category")
 		}
 		for _, c := range categories {
 			cfg.without[c] = reason

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -137,7 +136,7 @@ func (e *connectError) Error() string   { return e.text }
 func (e *connectError) Unwrap() []error { return e.errs }
 
 // connecting says why there is no connection. The result matches ErrUnavailable if that may
-// pass by itself, ErrDenied if one side does not let the other in, ErrInvalid if there is no such database or setting, and the context's error
+// pass by itself, ErrDenied if one side does not let the other in, ErrInvalid if there is no such database, and the context's error
 // if the context ended.
 func connecting(ctx context.Context, err error) error {
 	e := &connectError{text: "connecting", errs: []error{err}}
@@ -166,7 +165,7 @@ func connecting(ctx context.Context, err error) error {
 		kind = rowstore.ErrUnavailable
 	case isDenied(err):
 		kind = rowstore.ErrDenied
-	case slices.Contains([]string{noDatabase, unknownSetting, invalidSetting}, sqlState(err)):
+	case sqlState(err) == noDatabase:
 		kind = rowstore.ErrInvalid
 	}
 	if kind != nil {
@@ -174,6 +173,16 @@ func connecting(ctx context.Context, err error) error {
 		e.errs = append(e.errs, kind)
 	}
 	return e
+}
+
+// opening makes an error of Open match ErrInvalid if the server does not accept a setting of the address. Later the same
+// refusal is no matter of the options: they were right for the server that was there, or another one has taken over.
+func opening(err error) error {
+	var connect *pgconn.ConnectError
+	if code := sqlState(err); errors.As(err, &connect) && (code == unknownSetting || code == invalidSetting) {
+		return fmt.Errorf("%w: %w", rowstore.ErrInvalid, err)
+	}
+	return err
 }
 
 // hookReason says why a pool has no connection although it could connect: one of its hooks

@@ -111,7 +111,7 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	s, err := open(ctx, pool, opts, a.has["default_query_exec_mode"], true)
 	if err != nil {
 		pool.Close()
-		return nil, fmt.Errorf("postgres: opening: %w", scrub(err, append(a.secrets, secretsOf(opts.Listen)...)))
+		return nil, fmt.Errorf("postgres: opening: %w", scrub(opening(err), append(a.secrets, secretsOf(opts.Listen)...)))
 	}
 	return s, nil
 }

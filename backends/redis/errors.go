@@ -248,8 +248,6 @@ func explain(err error) error {
 		kind, hint = rowstore.ErrDenied, "the user lacks a permission; the README of backends/redis lists them"
 	case isCertificate(err):
 		kind, hint = rowstore.ErrDenied, "the server, or this program, does not accept the other's certificate"
-	case strings.HasPrefix(text, "ERR DB index"), strings.HasPrefix(text, "ERR invalid DB index"):
-		kind, hint = rowstore.ErrInvalid, "the server has no database of that number (see its setting databases)"
 	case strings.HasPrefix(text, "READONLY"):
 		hint = "the server is a replica; use the address of its primary"
 	case strings.HasPrefix(text, "LOADING"):

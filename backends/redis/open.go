@@ -138,6 +138,9 @@ func (s *direct) open(ctx context.Context, connect func(ctx context.Context) err
 func (s *direct) explainConnect(ctx context.Context, err error) error {
 	tls := s.opts.TLS != nil
 	switch {
+	case goredis.HasErrorPrefix(err, "DB index"), goredis.HasErrorPrefix(err, "invalid DB index"):
+		// Later it is no matter of the options: another server has taken over.
+		return fmt.Errorf("%w: the server has no database of that number (see its setting databases): %w", rowstore.ErrInvalid, err)
 	case ctx.Err() == nil && tls && (isTimeout(err) || errors.Is(err, context.DeadlineExceeded)):
 		return fmt.Errorf("the tls handshake got no answer; perhaps the server does not speak TLS there: %w", err)
 	case !tls && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)):
