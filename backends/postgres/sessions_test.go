@@ -18,7 +18,8 @@ import (
 
 // strangeSettings changes what any user may change of a session and what might change the meaning
 // of a statement: how literals and names are read and written, what is waited for, how
-// transactions begin, where tables are made, and what the planner may do.
+// transactions begin, where tables are made, and what the planner may do. Without JIT: the server
+// would compile such dear plans for most of the time.
 const strangeSettings = `
 	SET standard_conforming_strings = off; SET escape_string_warning = on; SET backslash_quote = off;
 	SET quote_all_identifiers = on; SET bytea_output = 'escape'; SET array_nulls = off; SET transform_null_equals = on;
@@ -29,8 +30,7 @@ const strangeSettings = `
 	SET plan_cache_mode = force_custom_plan; SET from_collapse_limit = 1; SET join_collapse_limit = 1;
 	SET enable_indexscan = off; SET enable_indexonlyscan = off; SET enable_bitmapscan = off; SET enable_nestloop = off; SET enable_sort = off;
 	SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0; SET min_parallel_table_scan_size = 0; SET cursor_tuple_fraction = 0;
-	SET plpgsql.extra_errors = 'all'; SET plpgsql.extra_warnings = 'all';
-	SET jit = off; -- else half of the test is the compiling of such dear plans`
+	SET plpgsql.extra_errors = 'all'; SET plpgsql.extra_warnings = 'all'; SET jit = off;`
 
 // strangePool makes a pool whose sessions have strange settings, and more of them.
 func strangePool(t testing.TB, dsn, more string) *pgxpool.Pool {
