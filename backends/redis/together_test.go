@@ -281,7 +281,7 @@ func TestTogetherOnASilentServer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			srv := testserver.NewRedis(t, nil)
-			s := bare(t, with(t, srv.URL, "read_timeout", "300ms", "write_timeout", "300ms"))
+			s := bare(t, with(t, srv.URL, "read_timeout", "2s", "write_timeout", "2s"))
 			require.NoError(t, s.groupOne(onePut("warm", "1")))
 			require.NoError(t, srv.Pause())
 			ctx, cancel := context.WithTimeout(t.Context(), limit)
