@@ -231,3 +231,16 @@ func TestWriteOnAConnectionThatDiedIdle(t *testing.T) {
 		require.NoError(t, tc.do(), tc.name+" on a dead connection")
 	}
 }
+
+// A hook of the program's pool may fail by a code that means a bad setting while a store is opened by an address. That may pass: a migration
+// that is under way makes the role, say.
+func TestHookThatIsRefused(t *testing.T) {
+	t.Parallel()
+	pool := ownPool(t, testserver.Postgres(t), func(cfg *pgxpool.Config) {
+		cfg.AfterConnect = func(ctx context.Context, c *pgx.Conn) error { return exec(ctx, c, "SET ROLE nobody_of_that_name") }
+	})
+	_, err := New(t.Context(), pool, Options{})
+	require.Equal(t, invalidSetting, sqlState(err))
+	require.NotErrorIs(t, err, rowstore.ErrInvalid)
+	require.NotErrorIs(t, opening(err), rowstore.ErrInvalid)
+}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"strconv"
@@ -413,6 +414,9 @@ func TestDatabaseOfTheServer(t *testing.T) {
 	require.ErrorIs(t, err, rowstore.ErrInvalid)
 	require.ErrorContains(t, err, "no database of that number")
 	require.NotErrorIs(t, err, rowstore.ErrUnavailable)
+	o.DB = math.MaxInt32 + 1
+	_, err = Open(t.Context(), o)
+	require.ErrorIs(t, err, rowstore.ErrInvalid)
 }
 
 // TestPermissionsOfTheREADME takes away what only the reading of a wide row needs: Open says at once that it is missing, and leaves

@@ -3,6 +3,7 @@ package redis
 import (
 	"crypto/tls"
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -133,8 +134,8 @@ func (o *Options) complete() error {
 			return invalid("the %s has no password; give it one", u.what)
 		}
 	}
-	if o.DB < 0 {
-		return invalid("the database's number is negative")
+	if o.DB < 0 || o.DB > math.MaxInt32 {
+		return invalid("the database's number is negative, or above %d", math.MaxInt32)
 	}
 	if o.PoolSize < 0 {
 		return invalid("the pool size is negative")
