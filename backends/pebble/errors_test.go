@@ -25,10 +25,11 @@ func TestWithKind(t *testing.T) {
 	for from, want := range map[syscall.Errno]error{
 		syscall.EACCES: rowstore.ErrDenied, syscall.EPERM: rowstore.ErrDenied, syscall.EROFS: rowstore.ErrDenied,
 		syscall.ENOSPC: rowstore.ErrFull, syscall.EDQUOT: rowstore.ErrFull, syscall.EIO: nil,
+		syscall.ENOTDIR: rowstore.ErrInvalid, syscall.ENAMETOOLONG: rowstore.ErrInvalid, syscall.ELOOP: rowstore.ErrInvalid,
 	} {
 		err := withKind(&fs.PathError{Op: "open", Path: "x", Err: from})
 		require.ErrorIs(t, err, from)
-		for _, kind := range []error{rowstore.ErrDenied, rowstore.ErrFull} {
+		for _, kind := range []error{rowstore.ErrDenied, rowstore.ErrFull, rowstore.ErrInvalid} {
 			require.Equal(t, errors.Is(want, kind), errors.Is(err, kind), "%v", err)
 		}
 	}

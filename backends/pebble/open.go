@@ -50,7 +50,7 @@ func OpenURL(ctx context.Context, url string) (*Store, error) {
 //     program does not know;
 //   - rowstore.ErrForeign, and so rowstore.ErrFormat, if it holds something else;
 //   - rowstore.ErrCorrupt if what it holds is damaged;
-//   - rowstore.ErrInvalid for bad options;
+//   - rowstore.ErrInvalid for bad options, and for a path that no directory can have;
 //   - rowstore.ErrNoStore if there is no store and opts.AsIs is set;
 //   - rowstore.ErrFull if the disk has no room for what the engine has to write; in this process
 //     the path may be in use until there is room;
@@ -109,6 +109,8 @@ func withKind(err error) error {
 		return fmt.Errorf("%w: the store needs a file system that it may write to: %w", rowstore.ErrDenied, err)
 	case (vfs.IsNoSpaceError(err) || errors.Is(err, syscall.EDQUOT)) && !errors.Is(err, rowstore.ErrFull):
 		return fmt.Errorf("%w: make room on the disk: %w", rowstore.ErrFull, err)
+	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.ENAMETOOLONG), errors.Is(err, syscall.ELOOP):
+		return fmt.Errorf("%w: no directory can have this path: %w", rowstore.ErrInvalid, err)
 	}
 	return err
 }

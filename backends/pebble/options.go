@@ -57,6 +57,9 @@ const (
 // complete checks the options and fills in the defaults of a store that is on disk or
 // in memory.
 func (o *Options) complete(inMemory bool) error {
+	if strings.ContainsRune(o.Path, 0) {
+		return fmt.Errorf("%w: pebble: the path %q has a zero byte", rowstore.ErrInvalid, o.Path)
+	}
 	if o.CacheSize < 0 || o.MemTableSize < 0 || o.MinFree < 0 {
 		return fmt.Errorf("%w: pebble: a size below zero", rowstore.ErrInvalid)
 	}
