@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
@@ -26,7 +27,7 @@ const small = 1200
 func filled(t *testing.T) (s *shop, path string, file []byte, r Result) {
 	t.Helper()
 	s = openShop(t, "memory:")
-	t.Cleanup(func() { s.close(t) })
+	atend.Do(t, func() { s.close(t) })
 	s.fill(t, far)
 	path = filepath.Join(t.TempDir(), "backup")
 	r, err := Write(t.Context(), s.db, path, Options{blockBytes: small})
@@ -264,7 +265,7 @@ func TestCompleteButNotThis(t *testing.T) {
 	s, path, file, r := filled(t)
 	require.NoError(t, os.Rename(path, path+Incomplete))
 	other := openShop(t, "memory:")
-	t.Cleanup(func() { other.close(t) })
+	atend.Do(t, func() { other.close(t) })
 	_, err := Write(t.Context(), other.db, path, Options{blockBytes: small})
 	require.ErrorIs(t, err, ErrLapsed)
 	require.ErrorContains(t, err, path+Incomplete)
@@ -303,7 +304,7 @@ func TestErasedMeanwhile(t *testing.T) {
 	t.Parallel()
 	db, err := percolator.Open(t.Context(), "memory:", percolator.WithSettings(percolator.Settings{MaxTxnAge: time.Minute, Retention: time.Hour, CatalogLease: 100 * time.Millisecond}))
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, db.Close(context.WithoutCancel(t.Context()))) })
+	atend.Do(t, func() { require.NoError(t, db.Close(context.WithoutCancel(t.Context()))) })
 	require.NoError(t, db.Update(t.Context(), func(tx *percolator.Txn) error {
 		return errors.Join(tx.Set(at("order", "ann", "v"), []byte("1")), tx.Set(at("order", "bob", "v"), []byte("2")))
 	}))
@@ -328,7 +329,7 @@ func TestErasedBetweenTwoLooks(t *testing.T) {
 	store := faultstore.New(memstore.New(), faultstore.Options{})
 	db, err := percolator.New(t.Context(), store, percolator.WithSettings(percolator.Settings{MaxTxnAge: time.Minute, Retention: time.Hour, CatalogLease: 100 * time.Millisecond}))
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, db.Close(context.WithoutCancel(t.Context()))) })
+	atend.Do(t, func() { require.NoError(t, db.Close(context.WithoutCancel(t.Context()))) })
 	long, cell := bytes.Repeat([]byte("x"), 1<<16), at("order", "ann", "v")
 	require.NoError(t, db.Update(t.Context(), func(tx *percolator.Txn) error { return tx.Set(cell, long) }))
 	// It began before the snapshot and commits after it, so its value is the newest that the first look shows, and the snapshot has the one before.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -25,7 +26,7 @@ func aloof(t *testing.T, patience time.Duration, meets func()) (s *shop, away *a
 		percolator.WithSettings(percolator.Settings{MaxTxnAge: time.Minute, Retention: time.Hour, CatalogLease: 300 * time.Millisecond}))
 	require.NoError(t, err)
 	s = &shop{db: db}
-	t.Cleanup(func() { s.close(t) })
+	atend.Do(t, func() { s.close(t) })
 	store.AddRule(faultstore.Rule{Times: -1, Match: func(c *faultstore.Call) bool {
 		return away.Load() && c.Kind == faultstore.CallApply && len(c.Muts) > 0 && c.Muts[0].Table == format.TableCatalog
 	}, Before: func(context.Context, *faultstore.Call) faultstore.Fault {

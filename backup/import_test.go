@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
@@ -32,7 +33,7 @@ func TestImportWithinLimits(t *testing.T) {
 			t.Parallel()
 			db, err := percolator.New(t.Context(), memstore.New(memstore.WithLimits(c.store)), percolator.WithLimits(c.limits))
 			require.NoError(t, err)
-			t.Cleanup(func() { _ = db.Close(t.Context()) })
+			atend.Do(t, func() { _ = db.Close(t.Context()) })
 			line, err := Import(t.Context(), db, strings.NewReader(in.String()), ImportOptions{})
 			require.NoError(t, err)
 			require.EqualValues(t, 1000, line)
@@ -43,7 +44,7 @@ func TestImportWithinLimits(t *testing.T) {
 		t.Parallel()
 		db, err := percolator.New(t.Context(), memstore.New(), percolator.WithLimits(percolator.Limits{Cells: 100, Bytes: 2000, Value: 5000}))
 		require.NoError(t, err)
-		t.Cleanup(func() { _ = db.Close(t.Context()) })
+		atend.Do(t, func() { _ = db.Close(t.Context()) })
 		lines := strings.SplitAfter(in.String(), "\n")[:50]
 		lines[30] = strings.Replace(lines[30], `:"v`, `:"`+strings.Repeat("v", 3000), 1)
 		line, err := Import(t.Context(), db, strings.NewReader(strings.Join(lines, "")), ImportOptions{})

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
@@ -37,7 +38,7 @@ func cutOff(t *testing.T, store rowstore.Store, ttl time.Duration) (db *percolat
 	t.Helper()
 	db, err := percolator.New(t.Context(), store, percolator.WithSettings(percolator.Settings{MaxTxnAge: time.Minute, Retention: time.Hour, CatalogLease: 100 * time.Millisecond}))
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, db.Close(context.WithoutCancel(t.Context()))) })
+	atend.Do(t, func() { require.NoError(t, db.Close(context.WithoutCancel(t.Context()))) })
 	require.NoError(t, db.Update(t.Context(), func(tx *percolator.Txn) (err error) {
 		for i := range 500 {
 			err = errors.Join(err, tx.Set(at("order", fmt.Sprintf("ann/%03d", i), "v"), amount(i)), tx.Set(at("stock", fmt.Sprintf("%03d", i), "v"), amount(i)))

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/everystore"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -389,7 +390,7 @@ func TestImportOfAnIndexedColumn(t *testing.T) {
 func TestHeaderBehindAfter(t *testing.T) {
 	t.Parallel()
 	s := openShop(t, "memory:")
-	t.Cleanup(func() { s.close(t) })
+	atend.Do(t, func() { s.close(t) })
 	for _, after := range []int64{0, 1, 5} {
 		_, err := Import(t.Context(), s.db, strings.NewReader("row,table,column,value\nr,t,c,v\n"), ImportOptions{Format: CSV, After: after})
 		require.ErrorIs(t, err, percolator.ErrInvalid)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/percolator"
 )
 
@@ -16,7 +17,7 @@ func TestWideRow(t *testing.T) {
 	t.Parallel()
 	db, err := percolator.Open(t.Context(), "memory:")
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = db.Close(t.Context()) })
+	atend.Do(t, func() { _ = db.Close(t.Context()) })
 	path := filepath.Join(t.TempDir(), "backup")
 	set := func(row string, bytes int) {
 		require.NoError(t, db.Update(t.Context(), func(tx *percolator.Txn) error {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -244,7 +245,7 @@ func (e *env) store(t testing.TB) rowstore.Store {
 	if s == nil {
 		t.Fatal("the function that opens a store returned nil")
 	}
-	t.Cleanup(func() {
+	atend.Do(t, func() {
 		if err := s.Close(); err != nil {
 			t.Errorf("closing the store: %v", err)
 		}
@@ -274,7 +275,7 @@ func (e *env) context(t testing.TB) context.Context {
 		t.Errorf("the test hangs: it is not done after %v (see Patience)", e.cfg.hang)
 		e.stacks.Do(func() { t.Logf("all goroutines:\n%s", stacks()) })
 	})
-	t.Cleanup(func() {
+	atend.Do(t, func() {
 		if !stop() {
 			<-shown
 		}

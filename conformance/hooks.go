@@ -5,6 +5,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -85,7 +86,7 @@ func (e *env) hooked(t testing.TB) (*harness, Hooked) {
 	if k.Store == nil {
 		t.Fatal("the function that opens a store with hooks returned none")
 	}
-	t.Cleanup(func() {
+	atend.Do(t, func() {
 		// A test may have closed or crashed it, or broken what Close needs.
 		_ = k.Store.Close()
 	})
@@ -99,7 +100,7 @@ func (h *harness) reopen(k Hooked) *harness {
 	if err != nil {
 		h.Fatalf("opening the same data again: %v", err)
 	}
-	h.Cleanup(func() {
+	atend.Do(h, func() {
 		if err := s.Close(); err != nil {
 			h.Errorf("closing the store that was opened again: %v", err)
 		}

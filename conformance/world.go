@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/contexts"
 	"github.com/percolate-go/percolate/internal/coretest"
 	"github.com/percolate-go/percolate/internal/format"
@@ -42,7 +43,7 @@ func (w *world) client(opts ...percolator.Option) (*percolator.DB, *client) {
 	w.Helper()
 	c := newClient(w.inner)
 	db := w.over(c, opts...)
-	w.Cleanup(func() {
+	atend.Do(w, func() {
 		c.on(nil)
 		ctx, cancel := context.WithTimeout(context.Background(), w.e.cfg.hang)
 		defer cancel()
@@ -71,7 +72,7 @@ func (w *world) faulty(seed uint64, opts ...percolator.Option) (db *percolator.D
 			w.Errorf("closing the DB: %v", err)
 		}
 	}
-	w.Cleanup(settle)
+	atend.Do(w, settle)
 	return db, f, settle
 }
 

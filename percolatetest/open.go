@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
@@ -32,7 +33,7 @@ func Open(t testing.TB, opts ...percolator.Option) *percolator.DB {
 		_ = store.Close()
 		t.Fatalf("percolatetest: opening a database in memory: %v", err)
 	}
-	t.Cleanup(func() {
+	atend.Do(t, func() {
 		if err := db.Close(ctx); err != nil {
 			t.Errorf("percolatetest: closing the database: %v", err)
 		}

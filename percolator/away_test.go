@@ -12,6 +12,7 @@ import (
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
@@ -47,7 +48,7 @@ func withTwoStores(t *testing.T, test func(t *testing.T, s *twoStores), opts ...
 		settings := WithSettings(Settings{MaxTxnAge: time.Minute, Retention: time.Hour, CatalogLease: time.Second})
 		s.DB, err = New(t.Context(), store, append([]Option{settings, withSeed(1), WithLogger(slog.New(slog.DiscardHandler))}, opts...)...)
 		require.NoError(t, err)
-		t.Cleanup(func() {
+		atend.Do(t, func() {
 			s.wire.SetRules()
 			require.NoError(t, s.DB.Close(context.Background()))
 		})
@@ -94,7 +95,7 @@ func (s *twoStores) run(w *Worker) <-chan error {
 		defer close(done)
 		over <- <-ended
 	}()
-	s.t.Cleanup(func() {
+	atend.Do(s.t, func() {
 		cancel()
 		<-done
 	})

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
@@ -61,7 +62,7 @@ func (c *crew) open(s rowstore.Store) *DB {
 	}
 	db, err := New(c.t.Context(), s, settings, withSeed(1), WithLogger(slog.New(log)))
 	require.NoError(c.t, err)
-	c.t.Cleanup(func() { _ = db.Close(context.Background()) }) // one that was killed cannot say goodbye
+	atend.Do(c.t, func() { _ = db.Close(context.Background()) }) // one that was killed cannot say goodbye
 	return db
 }
 
@@ -114,7 +115,7 @@ func (m *mate) start() *mate {
 		defer close(m.ended)
 		m.ranErr = m.Run(ctx)
 	}()
-	m.t.Cleanup(func() {
+	atend.Do(m.t, func() {
 		m.wire.SetRules()
 		m.stop()
 	})

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
@@ -166,7 +167,7 @@ func TestTwoWorkersOfOneTable(t *testing.T) {
 	for range 2 {
 		db, err := New(t.Context(), newWire(mem), WithSettings(Settings{CatalogLease: time.Second}))
 		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, db.Close(context.Background())) })
+		atend.Do(t, func() { require.NoError(t, db.Close(context.Background())) })
 		dbs = append(dbs, db)
 		workers = append(workers, startWorker(t, db, WorkerConfig{MemberLease: 20 * time.Millisecond, Rescan: 30 * time.Millisecond}, o))
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
@@ -112,7 +113,7 @@ func TestMissed(t *testing.T) {
 func TestPeriodicWorkers(t *testing.T) {
 	t.Parallel()
 	mem := memstore.New()
-	t.Cleanup(func() { _ = mem.Close() })
+	atend.Do(t, func() { _ = mem.Close() })
 	ctx, cancel := context.WithCancel(t.Context())
 	ends := make(chan error, 3)
 	const every = 20 * time.Millisecond
@@ -120,7 +121,7 @@ func TestPeriodicWorkers(t *testing.T) {
 	for range cap(ends) {
 		db, err := New(t.Context(), mem, WithSettings(Settings{CatalogLease: 50 * time.Millisecond}))
 		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, db.Close(context.Background())) })
+		atend.Do(t, func() { require.NoError(t, db.Close(context.Background())) })
 		dbs = append(dbs, db)
 		wk := NewWorker(db, WorkerConfig{MemberLease: 50 * time.Millisecond})
 		require.NoError(t, wk.Every(Periodic{Name: "p", Schedule: Interval(every), Missed: Each(10_000), Func: func(_ context.Context, tx *Txn, tick time.Time) error {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
@@ -100,7 +101,7 @@ func TestRateOfTwoWorkers(t *testing.T) {
 	for range 2 {
 		db, err := New(t.Context(), newWire(mem), quick)
 		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, db.Close(context.Background())) })
+		atend.Do(t, func() { require.NoError(t, db.Close(context.Background())) })
 		if first == nil {
 			first = db
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
@@ -36,7 +37,7 @@ func running(t testing.TB, db *DB, config WorkerConfig, observers ...Observer) (
 		cancel()
 		<-done
 	}
-	t.Cleanup(stop)
+	atend.Do(t, stop)
 	return w, stop, end
 }
 

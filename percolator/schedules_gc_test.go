@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
@@ -265,7 +266,7 @@ func TestScheduleC2_ReadOvertakenByACollection(t *testing.T) {
 			tx := begin(t, r)
 			set(t, c.DB, rowA, "2")
 			p := &pause{t, r.wire.Hold(faultstore.Rule{Match: test.held, Skip: test.skip})}
-			t.Cleanup(func() { p.release(pass) })
+			atend.Do(t, func() { p.release(pass) })
 			done := async(func() error { return test.read(context.Background(), tx) })
 			p.wait()
 			w.clock.advance(2 * worldAge)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/kit"
@@ -69,7 +70,7 @@ func (w *world) suspended(store rowstore.Store) *DB {
 	w.t.Helper()
 	db, err := New(w.t.Context(), store, WithClock(stoppedClock{}), withSeed(1), WithLogger(slog.New(slog.DiscardHandler)))
 	require.NoError(w.t, err)
-	w.t.Cleanup(func() {
+	atend.Do(w.t, func() {
 		if err := db.Close(context.Background()); err != nil {
 			w.t.Errorf("closing a client: %v", err)
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -30,7 +31,7 @@ func open(t testing.TB, store rowstore.Store, opts ...Option) *DB {
 	t.Helper()
 	db, err := New(t.Context(), store, opts...)
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, db.Close(context.Background())) })
+	atend.Do(t, func() { require.NoError(t, db.Close(context.Background())) })
 	return db
 }
 

@@ -5,6 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
@@ -57,7 +58,7 @@ func (sharded) Shard(_, row string) string { return row[:1] }
 func TestWhatGoesWithTheFirstRead(t *testing.T) {
 	t.Parallel()
 	mem := memstore.New()
-	t.Cleanup(func() { _ = mem.Close() })
+	atend.Do(t, func() { _ = mem.Close() })
 	hinted := []Cell{{"t", "a1", "x"}, {"t", "b1", "x"}, {"t", "a2", "x"}}
 	for _, c := range []struct {
 		store rowstore.Store

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
@@ -281,7 +282,7 @@ func TestWorkerOverHints(t *testing.T) {
 	s := &hintingStore{Store: w.mem, given: map[string]bool{}}
 	db, err := New(t.Context(), s)
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, db.Close(context.WithoutCancel(t.Context()))) })
+	atend.Do(t, func() { require.NoError(t, db.Close(context.WithoutCancel(t.Context()))) })
 	wk := startWorker(t, db, WorkerConfig{}, Observer{Name: "next", Table: "t", Column: "v", Func: func(ctx context.Context, tx *Txn, cell Cell) error {
 		v, err := tx.Get(ctx, cell)
 		if err != nil || len(v) == 3 {

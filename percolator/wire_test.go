@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
@@ -255,7 +256,7 @@ func (c *client) holdReply(t testing.TB, match matcher, v verdict) *pause {
 
 func newPause(t testing.TB, held *faultstore.Held) *pause {
 	p := &pause{t, held}
-	t.Cleanup(func() { p.release(pass) })
+	atend.Do(t, func() { p.release(pass) })
 	return p
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
@@ -27,7 +28,7 @@ func startWorker(t testing.TB, db *DB, config WorkerConfig, observers ...Observe
 	var wg sync.WaitGroup
 	var err error
 	wg.Go(func() { err = w.Run(ctx) })
-	t.Cleanup(func() {
+	atend.Do(t, func() {
 		cancel()
 		wg.Wait()
 		require.NoError(t, err)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -100,7 +101,7 @@ func (w *world) clientOver(wi *wire, opts ...Option) *client {
 	db.session.most = 0 // the time jumps while calls are under way, and they seem slow
 	c := &client{DB: db, wire: wi}
 	w.clients = append(w.clients, c)
-	w.t.Cleanup(func() {
+	atend.Do(w.t, func() {
 		wi.SetRules()
 		wi.mu.Lock()
 		for _, b := range wi.breaches {

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/backends/pebble"
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -26,7 +27,7 @@ func BenchmarkViews(b *testing.B) {
 	require.NoError(b, err)
 	db, err := percolator.New(b.Context(), store, percolator.WithLogger(slog.New(slog.DiscardHandler)))
 	require.NoError(b, err)
-	b.Cleanup(func() { require.NoError(b, db.Close(b.Context())) })
+	atend.Do(b, func() { require.NoError(b, db.Close(b.Context())) })
 	crowd(b, db, store, 1000)
 	now, err := db.Now(b.Context())
 	require.NoError(b, err)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -122,7 +123,7 @@ func costOfViews(t *testing.T, rows int) map[string]cost {
 	crowd(t, db, mem, rows)
 	over, err := percolator.New(t.Context(), store)
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, over.Close(context.Background())) })
+	atend.Do(t, func() { require.NoError(t, over.Close(context.Background())) })
 	h, err := ui.New(over, func(*http.Request) (ui.Access, error) { return ui.Access{Who: "ann", Values: true, Actions: true}, nil }, ui.Options{Timeout: time.Minute})
 	require.NoError(t, err)
 	costs := map[string]cost{}
@@ -216,7 +217,7 @@ func TestHistoryOfWideValues(t *testing.T) {
 	store := &counted{watched: mem}
 	over, err := percolator.New(t.Context(), store)
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, over.Close(context.Background())) })
+	atend.Do(t, func() { require.NoError(t, over.Close(context.Background())) })
 	wide := bytes.Repeat([]byte("w"), 4<<20)
 	for i := range 7 {
 		require.NoError(t, db.Update(t.Context(), func(tx *percolator.Txn) error {

@@ -19,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/net/html"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
@@ -91,7 +92,7 @@ func open(t *testing.T) (*percolator.DB, *watched) {
 	store := &watched{Store: memstore.New()}
 	db, err := percolator.New(t.Context(), store, percolator.WithLogger(slog.New(slog.DiscardHandler)), percolator.WithSettings(percolator.Settings{CatalogLease: 10 * time.Millisecond}))
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, db.Close(context.Background())) })
+	atend.Do(t, func() { require.NoError(t, db.Close(context.Background())) })
 	return db, store
 }
 
@@ -107,7 +108,7 @@ func newWorld(t *testing.T, access ui.Access) *world {
 	mux := http.NewServeMux()
 	mux.Handle("/percolator/", w.page)
 	w.server = httptest.NewServer(mux)
-	t.Cleanup(func() {
+	atend.Do(t, func() {
 		w.server.Close()
 		require.NoError(t, w.page.Close(context.Background()))
 	})

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/conformance"
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/await"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -27,7 +28,7 @@ func database(t testing.TB, change func(*engine.Options)) *engine.DB {
 	}
 	db, err := engine.Open("db", eo)
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, db.Close()) })
+	atend.Do(t, func() { require.NoError(t, db.Close()) })
 	return db
 }
 
@@ -35,7 +36,7 @@ func mustNew(t testing.TB, db *engine.DB, opts Options) *Store {
 	t.Helper()
 	s, err := New(t.Context(), db, opts)
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	atend.Do(t, func() { require.NoError(t, s.Close()) })
 	return s
 }
 

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/kit"
@@ -21,7 +23,7 @@ func mustOpen(t testing.TB, opts Options) *Store {
 	t.Helper()
 	s, err := Open(t.Context(), opts)
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	atend.Do(t, func() { require.NoError(t, s.Close()) })
 	return s
 }
 
@@ -209,7 +211,9 @@ func TestOpenBadPaths(t *testing.T) {
 		says string
 	}{
 		{"file", Options{Path: file}, rowstore.ErrForeign, "not a directory"},
-		{"below a file", Options{Path: filepath.Join(file, "x")}, nil, "not a directory"},
+		{"below a file", Options{Path: filepath.Join(file, "x")}, rowstore.ErrInvalid, "not a directory"},
+		{"a long name", Options{Path: filepath.Join(dir, strings.Repeat("x", 5000))}, rowstore.ErrInvalid, "too long"},
+		{"a zero byte", Options{Path: filepath.Join(dir, "a\x00b")}, rowstore.ErrInvalid, "zero byte"},
 		{"no parent", Options{Path: filepath.Join(dir, "no", "store")}, fs.ErrNotExist, "parent"},
 		{"must exist", Options{Path: filepath.Join(dir, "no"), MustExist: true}, fs.ErrNotExist, "there is no store"},
 		{"must exist in it", Options{Path: empty, MustExist: true}, fs.ErrNotExist, "there is no store"},
@@ -234,7 +238,7 @@ func TestOpenBadPaths(t *testing.T) {
 			}
 			require.ErrorContains(t, err, c.says, c.name)
 			if c.opts.Path != "" && c.opts.MemTableSize == 0 {
-				require.ErrorContains(t, err, c.opts.Path, c.name)
+				require.ErrorContains(t, err, strconv.Quote(c.opts.Path), c.name)
 			}
 		}
 	}

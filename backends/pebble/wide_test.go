@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -21,7 +22,7 @@ func TestWideDeepRow(t *testing.T) {
 	const columns, versions, at, share = 5_000, 8, 100, 10
 	s, err := Open(t.Context(), Options{})
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	atend.Do(t, func() { require.NoError(t, s.Close()) })
 	name := func(i int) string { return fmt.Sprintf("column%05d", i) }
 	width := map[string]int{"narrow": columns / share, "wide": columns}
 	for row, columns := range width {
@@ -117,7 +118,7 @@ func TestSmallBesideLargeGroup(t *testing.T) {
 	t.Parallel()
 	s, err := Open(t.Context(), Options{Path: t.TempDir()})
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	atend.Do(t, func() { require.NoError(t, s.Close()) })
 	const rows = 10_000
 	large := rowstore.Group{AssignTimestamp: true}
 	for i := range rows {

@@ -22,6 +22,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -90,7 +91,7 @@ func withTLS(t testing.TB, server string) string {
 			serving.Go(func() { serveTLS(c, config, server) })
 		}
 	})
-	t.Cleanup(func() { // when the clients have closed their connections
+	atend.Do(t, func() { // when the clients have closed their connections
 		require.NoError(t, l.Close())
 		serving.Wait()
 	})

@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -103,7 +104,7 @@ func nativePool(b *testing.B, conns int) *pgxpool.Pool {
 	cfg.MaxConns = int32(conns) //nolint:gosec // small
 	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
 	require.NoError(b, err)
-	b.Cleanup(pool.Close)
+	atend.Do(b, pool.Close)
 	return pool
 }
 

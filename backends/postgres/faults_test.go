@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -49,7 +50,7 @@ func connect(ctx context.Context, t testing.TB, dsn string) *pgx.Conn {
 	t.Helper()
 	conn, err := pgx.Connect(ctx, dsn)
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	atend.Do(t, func() { _ = conn.Close(context.Background()) })
 	return conn
 }
 
@@ -68,10 +69,10 @@ func openWatched(ctx context.Context, t testing.TB, dsn, schema string, notice f
 	}
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	require.NoError(t, err)
-	t.Cleanup(pool.Close)
+	atend.Do(t, pool.Close)
 	s, err := New(ctx, pool, Options{Schema: schema, NoCoalesce: true})
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	atend.Do(t, func() { require.NoError(t, s.Close()) })
 	return s
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/conformance"
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -22,7 +23,7 @@ func TestConformanceHooks(t *testing.T) {
 		require.NoError(t, err)
 		proxy, err := conformance.NewProxy(u.Host)
 		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, proxy.Close()) })
+		atend.Do(t, func() { require.NoError(t, proxy.Close()) })
 		u.Host = proxy.Addr()
 		s, err := OpenURL(context.Background(), u.String())
 		require.NoError(t, err)

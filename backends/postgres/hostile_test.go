@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -84,7 +85,7 @@ func TestHostileNames(t *testing.T) {
 	require.NoError(t, err)
 	database := fmt.Sprintf("hostile%d", schemas.Add(1))
 	sqlDo(t, direct, "CREATE DATABASE "+database)
-	t.Cleanup(func() {
+	atend.Do(t, func() {
 		sqlDo(t, direct, "DROP DATABASE "+database+" WITH (FORCE)")
 		sqlDo(t, direct, "DROP ROLE "+database)
 	})

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/percolator"
 )
@@ -268,7 +269,7 @@ func (k *killTest) kill(after int) (app string) {
 	pipe, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
-	t.Cleanup(func() { _ = cmd.Process.Kill() }) // it has ended, unless the test failed
+	atend.Do(t, func() { _ = cmd.Process.Kill() }) // it has ended, unless the test failed
 	lines := bufio.NewScanner(pipe)
 	require.True(t, lines.Scan(), "the process says that it is open: %s", &stderr)
 	require.Equal(t, "open", lines.Text())
@@ -457,7 +458,7 @@ func (k *killTest) run(ctx context.Context, schema string) {
 	var err error
 	k.bank, err = openKillBank(ctx, k.dsn)
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, k.bank.db.Close(context.WithoutCancel(ctx))) })
+	atend.Do(t, func() { require.NoError(t, k.bank.db.Close(context.WithoutCancel(ctx))) })
 	require.NoError(t, k.bank.db.Update(ctx, func(tx *percolator.Txn) error {
 		for i := range killAccounts {
 			if err := setNumber(tx, accountCell(i), killDeposit); err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -108,7 +109,7 @@ func TestMigrationFrom4(t *testing.T) {
 	schema, made := fresh(t, direct), fresh(t, direct)
 	n := storeOf4(ctx, t, direct, schema, notes)
 	role := fmt.Sprintf("heir%d", schemas.Add(1))
-	t.Cleanup(func() { sqlDo(t, direct, "DROP OWNED BY "+role+"; DROP ROLE "+role) })
+	atend.Do(t, func() { sqlDo(t, direct, "DROP OWNED BY "+role+"; DROP ROLE "+role) })
 	sqlDo(t, direct, "CREATE ROLE "+role+n.expand("; GRANT INSERT ON {{schema}}.notify TO "+role))
 	var wg sync.WaitGroup
 	errs := make([]error, 4)

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -102,7 +103,7 @@ func TestMigrationFrom1(t *testing.T) {
 	sqlDo(t, direct, "CREATE SCHEMA "+n.schema)
 	sqlDo(t, direct, n.expand(schemaOf1))
 	role := fmt.Sprintf("heir%d", schemas.Add(1))
-	t.Cleanup(func() { sqlDo(t, direct, "DROP OWNED BY "+role+"; DROP ROLE "+role) })
+	atend.Do(t, func() { sqlDo(t, direct, "DROP OWNED BY "+role+"; DROP ROLE "+role) })
 	sqlDo(t, direct, "CREATE ROLE "+role)
 	sqlDo(t, direct, n.expand("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {{schema}} TO "+role))
 	sqlDo(t, direct, n.expand(dataOf1))

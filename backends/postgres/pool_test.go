@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/conformance"
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -29,7 +30,7 @@ func ownPool(t testing.TB, dsn string, change func(*pgxpool.Config)) *pgxpool.Po
 	}
 	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
 	require.NoError(t, err)
-	t.Cleanup(pool.Close)
+	atend.Do(t, pool.Close)
 	return pool
 }
 

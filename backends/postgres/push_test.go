@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -176,7 +177,7 @@ func notifies(ctx context.Context, t *testing.T, s *Store, row string) uint16 {
 func openAsClerk(ctx context.Context, t *testing.T, direct, schema string) *Store {
 	t.Helper()
 	role := fmt.Sprintf("pusher%d", schemas.Add(1))
-	t.Cleanup(func() { sqlDo(t, direct, "DROP OWNED BY "+role+"; DROP ROLE "+role) })
+	atend.Do(t, func() { sqlDo(t, direct, "DROP OWNED BY "+role+"; DROP ROLE "+role) })
 	sqlDo(t, direct, "CREATE ROLE "+role+" LOGIN PASSWORD 'clerks secret'"+fmt.Sprintf("; "+grants, pgx.Identifier{schema}.Sanitize(), role))
 	as := strings.Replace(direct, "postgres:"+testserver.PostgresPassword+"@", role+":clerks%20secret@", 1)
 	return openTest(t, with(as, "schema", schema, "application_name", "orders"))

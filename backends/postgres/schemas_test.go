@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/testserver"
 )
 
@@ -23,7 +24,7 @@ var schemas atomic.Int64
 func fresh(t testing.TB, direct string) string {
 	t.Helper()
 	name := fmt.Sprintf("Test \"%d\" o'clock", schemas.Add(1))
-	t.Cleanup(func() { sqlDo(t, direct, "DROP SCHEMA IF EXISTS "+pgx.Identifier{name}.Sanitize()+" CASCADE") })
+	atend.Do(t, func() { sqlDo(t, direct, "DROP SCHEMA IF EXISTS "+pgx.Identifier{name}.Sanitize()+" CASCADE") })
 	return name
 }
 
@@ -44,7 +45,7 @@ type recycler struct {
 func recycled(t testing.TB) (direct string, schemas *recycler) {
 	t.Helper()
 	schemas = &recycler{direct: testserver.Postgres(t), pools: map[string]*pgxpool.Pool{}, lost: map[string]int64{}}
-	t.Cleanup(func() { schemas.drop(t) })
+	atend.Do(t, func() { schemas.drop(t) })
 	return schemas.direct, schemas
 }
 
@@ -59,7 +60,7 @@ func (r *recycler) schema(t testing.TB) string {
 	} else {
 		name = fmt.Sprintf("Recycled \"%d\" o'clock", schemas.Add(1))
 	}
-	t.Cleanup(func() {
+	atend.Do(t, func() {
 		quoted := pgx.Identifier{name}.Sanitize()
 		if t.Failed() || !r.rests(t, name) {
 			r.mu.Lock()

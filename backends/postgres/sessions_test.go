@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/oracle"
@@ -59,7 +60,7 @@ func TestSettingsOfSessions(t *testing.T) {
 			for _, pools := range [][2]*pgxpool.Pool{{strange, usual}, {usual, strange}} {
 				// A name that needs every kind of quoting.
 				schema := fmt.Sprintf(`back\slash's "%d" \x41`, schemas.Add(1))
-				t.Cleanup(func() { sqlDo(t, direct, "DROP SCHEMA IF EXISTS "+pgx.Identifier{schema}.Sanitize()+" CASCADE") })
+				atend.Do(t, func() { sqlDo(t, direct, "DROP SCHEMA IF EXISTS "+pgx.Identifier{schema}.Sanitize()+" CASCADE") })
 				for _, pool := range pools {
 					s, err := New(ctx, pool, Options{Schema: schema})
 					require.NoError(t, err)

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -26,7 +27,7 @@ func TestStepWhileOthersDraw(t *testing.T) {
 	connect := func() *pgx.Conn {
 		c, err := pgx.Connect(ctx, direct)
 		require.NoError(t, err)
-		t.Cleanup(func() { _ = c.Close(context.WithoutCancel(ctx)) })
+		atend.Do(t, func() { _ = c.Close(context.WithoutCancel(ctx)) })
 		return c
 	}
 	one, two := connect(), connect()

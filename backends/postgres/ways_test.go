@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/conformance"
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -23,7 +24,7 @@ import (
 func testContext(t testing.TB) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-	t.Cleanup(cancel)
+	atend.Do(t, cancel)
 	return ctx
 }
 
@@ -170,7 +171,7 @@ func TestPermissions(t *testing.T) {
 	schema := fresh(t, direct)
 	quoted := pgx.Identifier{schema}.Sanitize()
 	role := fmt.Sprintf("clerk%d", schemas.Add(1))
-	t.Cleanup(func() { sqlDo(t, direct, "DROP OWNED BY "+role+"; DROP ROLE "+role) })
+	atend.Do(t, func() { sqlDo(t, direct, "DROP OWNED BY "+role+"; DROP ROLE "+role) })
 	sqlDo(t, direct, "CREATE ROLE "+role+" LOGIN PASSWORD 'clerks secret'")
 	as := strings.Replace(direct, "postgres:"+testserver.PostgresPassword+"@", role+":clerks%20secret@", 1)
 	require.NotEqual(t, direct, as)

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/conformance"
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/await"
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/percolator/oracle"
@@ -36,7 +37,7 @@ func hostOf(t testing.TB, raw string) string {
 func program(t testing.TB, o *goredis.Options) *goredis.Client {
 	t.Helper()
 	c := goredis.NewClient(o)
-	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	atend.Do(t, func() { require.NoError(t, c.Close()) })
 	return c
 }
 
@@ -51,7 +52,7 @@ func openNew(t testing.TB, c goredis.UniversalClient, o Options) *Store {
 	}
 	s, err := New(context.Background(), c, o)
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	atend.Do(t, func() { require.NoError(t, s.Close()) })
 	return s
 }
 
@@ -71,7 +72,7 @@ func TestConformanceNew(t *testing.T) {
 		c := goredis.NewClusterClient(&goredis.ClusterOptions{
 			Addrs: []string{hostOf(t, strings.Split(server.URL, ",")[0])}, MaxRetries: 3, RouteRandomly: true, ReadTimeout: 9 * time.Second,
 		})
-		t.Cleanup(func() { require.NoError(t, c.Close()) })
+		atend.Do(t, func() { require.NoError(t, c.Close()) })
 		conformance.RunStore(t, func(t testing.TB) rowstore.Store { return openNew(t, c, Options{}) },
 			conformance.Scale(0.1), conformance.Without("Client has them, and Cluster of TestConformance", conformance.Sizes, conformance.Conditions,
 				conformance.Edits, conformance.Names, conformance.Arguments, conformance.Oracles, conformance.Splitting))
@@ -85,7 +86,7 @@ func TestConformanceNewHooks(t *testing.T) {
 	hooks := func(t testing.TB) conformance.Hooked {
 		proxy, err := conformance.NewProxy(direct)
 		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, proxy.Close()) })
+		atend.Do(t, func() { require.NoError(t, proxy.Close()) })
 		o := Options{Prefix: ownPrefix()}
 		open := func(ctx context.Context) (*Store, error) {
 			return New(ctx, program(t, &goredis.Options{Addr: proxy.Addr()}), o)
@@ -338,11 +339,11 @@ func TestNewRefuses(t *testing.T) {
 	addr := hostOf(t, testserver.Redis(t))
 	c := program(t, &goredis.Options{Addr: addr})
 	ring := goredis.NewRing(&goredis.RingOptions{Addrs: map[string]string{"a": addr}})
-	t.Cleanup(func() { require.NoError(t, ring.Close()) })
+	atend.Do(t, func() { require.NoError(t, ring.Close()) })
 	cluster := func(o goredis.ClusterOptions) *goredis.ClusterClient {
 		o.Addrs = []string{addr}
 		cc := goredis.NewClusterClient(&o)
-		t.Cleanup(func() { require.NoError(t, cc.Close()) })
+		atend.Do(t, func() { require.NoError(t, cc.Close()) })
 		return cc
 	}
 	for _, tc := range []struct {

@@ -13,6 +13,7 @@ import (
 	pd "github.com/tikv/pd/client"
 
 	"github.com/percolate-go/percolate/backends/tikvraw"
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/tikvtest"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -82,7 +83,7 @@ func TestServersAway(t *testing.T) {
 	c := tikvtest.New(t, tikvtest.Options{})
 	s, err := rowstore.Open(t.Context(), c.URL()+"?prefix="+prefix())
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	atend.Do(t, func() { require.NoError(t, s.Close()) })
 	apply(t, s, write(1))
 	for _, id := range c.Stores() {
 		c.StopStore(id)
@@ -153,7 +154,7 @@ func TestPDAway(t *testing.T) {
 	c := tikvtest.New(t, tikvtest.Options{})
 	s, err := rowstore.Open(t.Context(), c.URL()+"?prefix="+prefix())
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	atend.Do(t, func() { require.NoError(t, s.Close()) })
 	apply(t, s, write(1))
 	c.StopPD()
 	apply(t, s, write(2))

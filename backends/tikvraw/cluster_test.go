@@ -14,6 +14,7 @@ import (
 
 	"github.com/percolate-go/percolate/backends/tikvraw"
 	"github.com/percolate-go/percolate/conformance"
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/internal/tikvtest"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -33,7 +34,7 @@ func open(t testing.TB, c *tikvtest.Cluster, o tikvraw.Options, layers ...tikvte
 	pdc, rpc := c.Clients(t, layers...)
 	s, err := tikvraw.New(t.Context(), pdc, o.Through(rpc))
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	atend.Do(t, func() { require.NoError(t, s.Close()) })
 	return s
 }
 
@@ -142,7 +143,7 @@ func TestConformance(t *testing.T) {
 		testserver.Ran("tikv", "client-go's mock cluster, three stores, regions changing all the time")
 		churn := c.Churn(t, 50, 10*time.Millisecond)
 		f := troubled(t)
-		t.Cleanup(func() {
+		atend.Do(t, func() {
 			for _, fault := range []tikvtest.Fault{tikvtest.NotLeader, tikvtest.EpochNotMatch, tikvtest.RegionNotFound, tikvtest.LoseRequest, tikvtest.LoseReply} {
 				require.Positive(t, f.Injected(fault), "fault %d", fault)
 			}
@@ -172,7 +173,7 @@ func TestConformance(t *testing.T) {
 		conformance.RunStore(t, func(t testing.TB) rowstore.Store {
 			s, err := rowstore.Open(t.Context(), c.URL()+"?patience=30s&request_timeout=9s&prefix="+prefix())
 			require.NoError(t, err)
-			t.Cleanup(func() { require.NoError(t, s.Close()) })
+			atend.Do(t, func() { require.NoError(t, s.Close()) })
 			return s
 		}, leaner(conformance.Reads, conformance.Slots, conformance.Oracles, conformance.Waking)...)
 	})
@@ -185,7 +186,7 @@ func TestConformance(t *testing.T) {
 		conformance.Run(t, func(t testing.TB) rowstore.Store {
 			s, err := rowstore.Open(t.Context(), url+"?prefix=conformance"+prefix())
 			require.NoError(t, err)
-			t.Cleanup(func() { require.NoError(t, s.Close()) })
+			atend.Do(t, func() { require.NoError(t, s.Close()) })
 			return s
 		}, conformance.Scale(0.1))
 	})

@@ -14,6 +14,7 @@ import (
 	"github.com/tikv/client-go/v2/tikvrpc"
 
 	"github.com/percolate-go/percolate/backends/tikvraw"
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/tikvtest"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -33,7 +34,7 @@ func database(t testing.TB, c *tikvtest.Cluster, layers ...tikvtest.Layer) *perc
 	db, err := percolator.New(t.Context(), s,
 		percolator.WithSessionLease(10*time.Minute), percolator.WithSettings(percolator.Settings{CatalogLease: 5 * time.Minute}))
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, db.Close(context.WithoutCancel(t.Context()))) })
+	atend.Do(t, func() { require.NoError(t, db.Close(context.WithoutCancel(t.Context()))) })
 	return db
 }
 
@@ -254,7 +255,7 @@ func countWorkersScans(t *testing.T, c *tikvtest.Cluster) {
 	require.NoError(t, err)
 	db, err := percolator.New(t.Context(), s, percolator.WithSettings(percolator.Settings{CatalogLease: time.Second}))
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, db.Close(context.WithoutCancel(t.Context()))) })
+	atend.Do(t, func() { require.NoError(t, db.Close(context.WithoutCancel(t.Context()))) })
 	const changed = 400
 	var runs atomic.Int64
 	w := percolator.NewWorker(db, percolator.WorkerConfig{})

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/percolate-go/percolate/backends/tikvraw"
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/tikvtest"
 	"github.com/percolate-go/percolate/percolator"
 )
@@ -63,7 +64,7 @@ func BenchmarkTransferCPU(b *testing.B) {
 		require.NoError(b, err)
 		db, err := percolator.New(b.Context(), s)
 		require.NoError(b, err)
-		b.Cleanup(func() { require.NoError(b, db.Close(context.WithoutCancel(b.Context()))) })
+		atend.Do(b, func() { require.NoError(b, db.Close(context.WithoutCancel(b.Context()))) })
 		ctx := b.Context()
 		for i := range accounts {
 			require.NoError(b, put(ctx, db, cell(fmt.Sprintf("%04d", i)), 1<<40))
@@ -82,7 +83,7 @@ func BenchmarkTransferCPU(b *testing.B) {
 			var m metered
 			s, err := tikv.NewTestTiKVStore(mock, pdc, m.Stores, nil, 0)
 			require.NoError(b, err)
-			b.Cleanup(func() { require.NoError(b, s.Close()) })
+			atend.Do(b, func() { require.NoError(b, s.Close()) })
 			ctx := b.Context()
 			key := func(i int) []byte { return fmt.Appendf(nil, "accounts/%04d/balance", i) }
 			for i := range accounts {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/tikvtest"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -30,7 +31,7 @@ func TestShortDeadlines(t *testing.T) {
 	require.NoError(t, err)
 	db, err := percolator.New(t.Context(), s)
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, db.Close(context.WithoutCancel(t.Context()))) })
+	atend.Do(t, func() { require.NoError(t, db.Close(context.WithoutCancel(t.Context()))) })
 	accounts(t, db, 8)
 	done := make(chan struct{})
 	var late, inTime atomic.Int64

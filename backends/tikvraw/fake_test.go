@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	pd "github.com/tikv/pd/client"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -260,6 +261,6 @@ func fakeStore(t testing.TB, o Options) (*Store, *fakeRaw) {
 	t.Helper()
 	f := newFakeData().client()
 	s := openFake(t, f, o)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	atend.Do(t, func() { require.NoError(t, s.Close()) })
 	return s, f
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -324,7 +325,7 @@ func oldProcess(t testing.TB, data *fakeData) (*Store, *fakeRaw) {
 	require.NoError(t, o.complete())
 	f := data.client()
 	s := newStore(&oldRaw{f, newKeyspace(defaultPrefix)}, o)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	atend.Do(t, func() { require.NoError(t, s.Close()) })
 	return s, f
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/percolate-go/percolate/backends/tikvraw"
 	"github.com/percolate-go/percolate/conformance"
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/tikvtest"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -25,7 +26,7 @@ func ownPD(t testing.TB, c *tikvtest.Cluster, security pd.SecurityOption) pd.Cli
 	}
 	pdc, err := pd.NewClientWithContext(t.Context(), []string{addr}, security)
 	require.NoError(t, err)
-	t.Cleanup(pdc.Close)
+	atend.Do(t, pdc.Close)
 	return pdc
 }
 
@@ -38,7 +39,7 @@ func TestConformanceOwnPD(t *testing.T) {
 	conformance.RunStore(t, func(t testing.TB) rowstore.Store {
 		s, err := tikvraw.New(t.Context(), pdc, tikvraw.Options{Prefix: prefix(), Patience: 30 * time.Second, RequestTimeout: 9 * time.Second})
 		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, s.Close()) })
+		atend.Do(t, func() { require.NoError(t, s.Close()) })
 		return s
 	}, conformance.Scale(0.05), conformance.Without(unbalanced, conformance.Splitting),
 		conformance.Without("the run over the mock cluster over gRPC, or the one over the cluster itself, has them", conformance.Conditions,
@@ -65,7 +66,7 @@ func TestOwnTransactionalClient(t *testing.T) {
 			}
 			txn, err := tikv.NewKVStore("test", codec, tikv.NewMockSafePointKV(), tikv.NewRPCClient(tikv.WithCodec(codec.GetCodec())))
 			require.NoError(t, err)
-			t.Cleanup(func() { require.NoError(t, txn.Close()) })
+			atend.Do(t, func() { require.NoError(t, txn.Close()) })
 			s, err := tikvraw.New(t.Context(), txn.GetPDClient(), tikvraw.Options{Prefix: prefix(), API: api})
 			require.NoError(t, err)
 			apply(t, s, rowstore.Mutation{Table: "t", Row: "r", Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "c", 1, nil)}})

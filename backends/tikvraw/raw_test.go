@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/tikvtest"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -29,7 +30,7 @@ func clientOf(t *testing.T) (*client, *tikvtest.Cluster, *tikvtest.Faults) {
 	f := &tikvtest.Faults{}
 	pdc, rpc := c.Clients(t, f)
 	r := newClient(pdc, rpc, defaultPatience, time.Second)
-	t.Cleanup(func() { require.NoError(t, r.close()) })
+	atend.Do(t, func() { require.NoError(t, r.close()) })
 	return r, c, f
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/tikv/client-go/v2/tikvrpc"
 
 	"github.com/percolate-go/percolate/backends/tikvraw"
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/tikvtest"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -64,7 +65,7 @@ func TestNoPD(t *testing.T) {
 			open = append(open, conn)
 		}
 	})
-	t.Cleanup(func() {
+	atend.Do(t, func() {
 		_ = silent.Close()
 		wg.Wait()
 		for _, c := range open {
@@ -355,7 +356,7 @@ func TestStoreDownWithTLS(t *testing.T) {
 		PDAddrs: []string{c.PDAddr()}, Prefix: "shop", CA: certs.CA, Cert: certs.Cert, Key: certs.Key,
 	})
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	atend.Do(t, func() { require.NoError(t, s.Close()) })
 	row := func(ts rowstore.Timestamp) rowstore.Mutation {
 		return rowstore.Mutation{Table: "t", Row: "r", Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "c", ts, nil)}}
 	}
@@ -381,7 +382,7 @@ func TestPDDown(t *testing.T) {
 	require.NoError(t, err)
 	db, err := percolator.New(t.Context(), s)
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, db.Close(context.WithoutCancel(t.Context()))) })
+	atend.Do(t, func() { require.NoError(t, db.Close(context.WithoutCancel(t.Context()))) })
 	accounts(t, db, 4)
 	c.StopPD()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)

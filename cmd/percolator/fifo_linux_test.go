@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/internal/atend"
 )
 
 // TestFIFOThatHangs imports from a FIFO that nobody has opened to write, and from one that somebody has opened and writes nothing to.
@@ -24,6 +26,6 @@ func TestFIFOThatHangs(t *testing.T) {
 	fails()
 	w, err := os.OpenFile(path, os.O_RDWR, 0) // which waits for nobody
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, w.Close()) })
+	atend.Do(t, func() { require.NoError(t, w.Close()) })
 	fails()
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
@@ -22,7 +23,7 @@ func (keptMemory) Close() error { return nil }
 func inMemory(t *testing.T) opener {
 	t.Helper()
 	store := memstore.New()
-	t.Cleanup(func() { require.NoError(t, store.Close()) })
+	atend.Do(t, func() { require.NoError(t, store.Close()) })
 	db, err := percolator.New(t.Context(), keptMemory{store})
 	require.NoError(t, err)
 	require.NoError(t, db.Close(t.Context()))
@@ -45,7 +46,7 @@ func (h hangingInput) Read([]byte) (int, error) {
 func TestInputThatHangs(t *testing.T) {
 	t.Parallel()
 	opened, ended := inMemory(t), make(chan struct{})
-	t.Cleanup(func() { close(ended) })
+	atend.Do(t, func() { close(ended) })
 	for _, args := range []string{"set --new t r c -", "import -", "import - --after 7 --format csv"} {
 		var out, err strings.Builder
 		status := run(t.Context(), append(strings.Fields(args), "--timeout", "50ms"), hangingInput{func() {}, ended}, &out, &err, opened)

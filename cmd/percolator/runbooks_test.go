@@ -21,6 +21,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/everystore"
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/internal/testserver"
@@ -332,7 +333,7 @@ func customers(w *ward) {
 	running, stop := context.WithCancel(context.WithoutCancel(w.Context()))
 	ended := make(chan error, 1)
 	go func() { ended <- worker.Run(running) }()
-	w.Cleanup(func() {
+	atend.Do(w, func() {
 		stop()
 		require.NoError(w, <-ended)
 		require.NoError(w, db.Close(context.WithoutCancel(w.Context())))
@@ -356,7 +357,7 @@ func TestFailoverOfRedis(t *testing.T) {
 		o, err := goredis.ParseURL(url)
 		require.NoError(t, err)
 		c := goredis.NewClient(o)
-		t.Cleanup(func() { require.NoError(t, c.Close()) })
+		atend.Do(t, func() { require.NoError(t, c.Close()) })
 		return c
 	}
 	w := &ward{T: t, url: one.URL, redis: client(one.URL)}
@@ -398,7 +399,7 @@ func TestDoctorOfRedis(t *testing.T) {
 	o, err := goredis.ParseURL(srv.URL)
 	require.NoError(t, err)
 	w := &ward{T: t, url: srv.URL, redis: goredis.NewClient(o)}
-	t.Cleanup(func() { require.NoError(t, w.redis.Close()) })
+	atend.Do(t, func() { require.NoError(t, w.redis.Close()) })
 	w.with(func(db *percolator.DB) { w.set(db, cell("order", "17", "state")) })
 	w.ask([]string{"doctor"}, []string{"nothing"})
 	config := func(name, value string) { require.NoError(t, w.redis.ConfigSet(ctx, name, value).Err()) }

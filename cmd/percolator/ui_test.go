@@ -31,6 +31,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/everystore"
 	"github.com/percolate-go/percolate/percolator"
 )
@@ -53,7 +54,7 @@ func startUI(t *testing.T, store string, args ...string) *serving {
 		s.status <- run(ctx, append([]string{"--store", store, "--json", "ui"}, args...), strings.NewReader(""), out, s.err, nil)
 		_ = out.Close()
 	}()
-	t.Cleanup(stop)
+	atend.Do(t, stop)
 	if err := json.NewDecoder(bufio.NewReader(in)).Decode(&s.served); err != nil {
 		require.NoError(t, err, "it has ended with %d: %s", <-s.status, s.err)
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/admin"
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/everystore"
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/internal/testserver"
@@ -114,7 +115,7 @@ func startOlder(t *testing.T, url string) (_ *olderProgram, refused string) {
 		require.Error(t, p.cmd.Wait(), line)
 		return nil, errs.String()
 	}
-	t.Cleanup(func() { _ = p.in.Close(); _ = p.cmd.Wait() })
+	atend.Do(t, func() { _ = p.in.Close(); _ = p.cmd.Wait() })
 	return p, ""
 }
 
@@ -166,7 +167,7 @@ func newer(t *testing.T, url string) *percolator.DB {
 	t.Helper()
 	db, err := percolator.Open(t.Context(), url, percolator.WithLogger(slog.New(slog.DiscardHandler)))
 	require.NoError(t, err)
-	t.Cleanup(func() { closeNewer(t, db) })
+	atend.Do(t, func() { closeNewer(t, db) })
 	return db
 }
 
@@ -196,7 +197,7 @@ func ships(t *testing.T, db *percolator.DB) (w *percolator.Worker, stop func()) 
 	go func() { ended <- w.Run(running) }()
 	var once sync.Once
 	stop = func() { once.Do(func() { end(); assert.NoError(t, <-ended) }) }
-	t.Cleanup(stop)
+	atend.Do(t, stop)
 	return w, stop
 }
 

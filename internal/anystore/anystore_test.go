@@ -24,6 +24,7 @@ import (
 	"github.com/percolate-go/percolate/backends/redis"
 	"github.com/percolate-go/percolate/backends/tikvraw"
 	"github.com/percolate-go/percolate/conformance"
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/internal/tikvtest"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -46,10 +47,10 @@ func TestConformance(t *testing.T) {
 	conformance.Run(t, func(t testing.TB) rowstore.Store {
 		where, remove, err := space(*storeFlag)
 		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, remove(context.WithoutCancel(t.Context()))) })
+		atend.Do(t, func() { require.NoError(t, remove(context.WithoutCancel(t.Context()))) })
 		s, err := rowstore.Open(t.Context(), where)
 		require.NoError(t, err)
-		t.Cleanup(func() { _ = s.Close() }) // the suite has, unless it was stopped
+		atend.Do(t, func() { _ = s.Close() }) // the suite has, unless it was stopped
 		return s
 	}, conformance.Scale(*scaleFlag))
 }

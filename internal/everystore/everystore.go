@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	_ "github.com/percolate-go/percolate/backends/all" // the backends
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/internal/tikvtest"
 	"github.com/percolate-go/percolate/percolator"
@@ -115,6 +116,6 @@ func Over(t *testing.T, store rowstore.Store, opts ...percolator.Option) *percol
 func closing(t *testing.T, db *percolator.DB) *percolator.DB {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
-	t.Cleanup(func() { _ = db.Close(ctx) })
+	atend.Do(t, func() { _ = db.Close(ctx) })
 	return db
 }

@@ -19,6 +19,8 @@ import (
 	"github.com/tikv/client-go/v2/tikv"
 	pd "github.com/tikv/pd/client"
 	"go.uber.org/goleak"
+
+	"github.com/percolate-go/percolate/internal/atend"
 )
 
 // Options say what a cluster is. The zero value is a cluster of three stores that
@@ -84,7 +86,7 @@ func New(t testing.TB, o Options) *Cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
+	atend.Do(t, func() {
 		if err := c.Close(); err != nil {
 			t.Errorf("close the mock cluster: %v", err)
 		}
@@ -187,7 +189,7 @@ func (c *Cluster) NewClient(t testing.TB, layers ...Layer) *rawkv.Client {
 	probe.SetRegionCache(tikv.NewRegionCache(p))
 	probe.SetRPCClient(stores)
 	client.SetAtomicForCAS(true)
-	t.Cleanup(func() { _ = client.Close() })
+	atend.Do(t, func() { _ = client.Close() })
 	return client
 }
 

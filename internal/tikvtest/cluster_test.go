@@ -24,6 +24,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/percolate-go/percolate/internal/atend"
 )
 
 // eachWay runs a test over every way to a cluster: in this process and over gRPC, in
@@ -49,7 +51,7 @@ func dial(t testing.TB, c *Cluster, opts ...rawkv.ClientOpt) *rawkv.Client {
 	t.Helper()
 	kv, err := rawkv.NewClientWithOpts(t.Context(), []string{c.PDAddr()}, opts...)
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, kv.Close()) })
+	atend.Do(t, func() { require.NoError(t, kv.Close()) })
 	return kv.SetAtomicForCAS(true)
 }
 

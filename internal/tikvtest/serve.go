@@ -18,6 +18,8 @@ import (
 	"github.com/tikv/client-go/v2/tikvrpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/percolate-go/percolate/internal/atend"
 )
 
 // The limits of a TiKV of default settings: storage.max-key-size and
@@ -415,7 +417,7 @@ func (c *Cluster) Churn(t testing.TB, n int, pause time.Duration) func() Changes
 		defer ch.mu.Unlock()
 		return ch.changes
 	}
-	t.Cleanup(func() { stop() })
+	atend.Do(t, func() { stop() })
 	return stop
 }
 

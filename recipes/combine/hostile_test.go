@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/percolatetest"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
@@ -140,7 +141,7 @@ func TestBatchOverTheLimits(t *testing.T) {
 	t.Parallel()
 	db, err := percolator.New(t.Context(), memstore.New(), percolator.WithLimits(percolator.Limits{Bytes: 20_000}))
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = db.Close(contextAfter(t.Context())) })
+	atend.Do(t, func() { _ = db.Close(contextAfter(t.Context())) })
 	c, err := New(db, "text", typed.Text[string]{}, Max[string])
 	require.NoError(t, err)
 	all := make([]*addition[string], 10)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/everystore"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
@@ -96,7 +97,7 @@ func TestFaults(t *testing.T) {
 	seed := rand.Uint64() //nolint:gosec // a seed that is printed
 	t.Logf("seed %d", seed)
 	inner := memstore.New()
-	t.Cleanup(func() { _ = inner.Close() })
+	atend.Do(t, func() { _ = inner.Close() })
 	var added, unknown, failed, deaths, faults atomic.Int64
 	var group sync.WaitGroup
 	for process := range 3 {

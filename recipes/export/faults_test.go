@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/everystore"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -35,7 +36,7 @@ func TestKilledAndSuspended(t *testing.T) {
 	seed := rand.Uint64() //nolint:gosec // a seed that is printed
 	t.Logf("seed %d", seed)
 	inner := memstore.New()
-	t.Cleanup(func() { _ = inner.Close() })
+	atend.Do(t, func() { _ = inner.Close() })
 	sink := &recorder{}
 	// The outbox has an observer from the beginning on.
 	first := everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true}))
@@ -185,7 +186,7 @@ func TestNoteBetweenSnapshotAndClaim(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	inner := memstore.New()
-	t.Cleanup(func() { _ = inner.Close() })
+	atend.Do(t, func() { _ = inner.Close() })
 	first := everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true}))
 	w, stop := run(t, first, observer(t, newOutbox(t, first), &recorder{}, Options{}))
 	require.NoError(t, w.WaitIdle(ctx))

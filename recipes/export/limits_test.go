@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/everystore"
 	"github.com/percolate-go/percolate/percolatetest"
 	"github.com/percolate-go/percolate/percolator"
@@ -273,7 +274,7 @@ func TestItemThatCannotBeNoted(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	inner := memstore.New()
-	t.Cleanup(func() { _ = inner.Close() })
+	atend.Do(t, func() { _ = inner.Close() })
 	wide := everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true}))
 	o := newOutbox(t, wide)
 	percolatetest.RunUntilIdle(t, wide, observer(t, o, &recorder{}, Options{}))

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/everystore"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
@@ -35,7 +36,7 @@ func faultAtEachStep(t *testing.T, sink *recorder, opt Options) {
 	t.Helper()
 	ctx := t.Context()
 	inner := memstore.New()
-	t.Cleanup(func() { _ = inner.Close() })
+	atend.Do(t, func() { _ = inner.Close() })
 	second := everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true}))
 	o := newOutbox(t, second)
 	w, stop := run(t, second, observer(t, o, sink, Options{}))

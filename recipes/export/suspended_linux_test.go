@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/everystore"
 	"github.com/percolate-go/percolate/percolator"
 )
@@ -101,7 +102,7 @@ func receiver(t *testing.T, sink *recorder) string {
 			_, _ = fmt.Fprintf(w, `{"sent": %d}`, n)
 		}
 	}))
-	t.Cleanup(server.Close)
+	atend.Do(t, server.Close)
 	return server.URL
 }
 

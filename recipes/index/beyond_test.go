@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/everystore"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
@@ -17,7 +18,7 @@ func TestRowsBeyondTheLimits(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	inner := memstore.New()
-	t.Cleanup(func() { _ = inner.Close() })
+	atend.Do(t, func() { _ = inner.Close() })
 	wide := everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true}), settings)
 	narrow := everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true}), settings, percolator.WithLimits(percolator.Limits{Row: 1000}))
 	for _, unique := range []bool{true, false} {

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/contexts"
 	"github.com/percolate-go/percolate/internal/everystore"
 	"github.com/percolate-go/percolate/keys"
@@ -81,7 +82,7 @@ func TestBuildGoesOn(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	inner := memstore.New()
-	t.Cleanup(func() { _ = inner.Close() })
+	atend.Do(t, func() { _ = inner.Close() })
 	first := everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true}), settings)
 	const data = 40
 	for i := range data {
@@ -129,7 +130,7 @@ func TestBuiltByAnotherMeanwhile(t *testing.T) {
 	for _, drops := range []bool{false, true} {
 		ctx := t.Context()
 		inner := memstore.New()
-		t.Cleanup(func() { _ = inner.Close() })
+		atend.Do(t, func() { _ = inner.Close() })
 		one := everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true}), settings)
 		two := everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true}), settings)
 		require.NoError(t, put(ctx, one, "1", "a"))
@@ -249,7 +250,7 @@ func TestFaults(t *testing.T) {
 	t.Logf("seed %d", seed)
 	for _, unique := range []bool{false, true} {
 		inner := memstore.New()
-		t.Cleanup(func() { _ = inner.Close() })
+		atend.Do(t, func() { _ = inner.Close() })
 		var faults, commits, refused atomic.Int64
 		var building atomic.Bool
 		building.Store(true)

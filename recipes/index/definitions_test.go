@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/everystore"
 	"github.com/percolate-go/percolate/keys"
 	"github.com/percolate-go/percolate/percolator"
@@ -53,7 +54,7 @@ func TestTwoDefinitionsAtOnce(t *testing.T) {
 			t.Parallel()
 			ctx := t.Context()
 			inner := memstore.New()
-			t.Cleanup(func() { _ = inner.Close() })
+			atend.Do(t, func() { _ = inner.Close() })
 			programs := make([]*program, 2)
 			for i, opt := range []Options{{}, other} {
 				programs[i] = programWith(t, inner, opt)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/everystore"
 	"github.com/percolate-go/percolate/keys"
 	"github.com/percolate-go/percolate/percolatetest"
@@ -106,7 +107,7 @@ func TestDropIsLate(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	inner := memstore.New()
-	t.Cleanup(func() { _ = inner.Close() })
+	atend.Do(t, func() { _ = inner.Close() })
 	store := faultstore.New(inner, faultstore.Options{KeepOpen: true})
 	late, db := everystore.Over(t, store, settings), everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true}), settings)
 	var away atomic.Pointer[error]

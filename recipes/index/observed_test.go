@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/contexts"
 	"github.com/percolate-go/percolate/internal/everystore"
 	"github.com/percolate-go/percolate/percolatetest"
@@ -50,7 +51,7 @@ func keeping(t testing.TB, db *percolator.DB, o percolator.Observer) (w *percola
 		cancel()
 		return end()
 	}
-	t.Cleanup(func() { _ = stop() })
+	atend.Do(t, func() { _ = stop() })
 	return w, stop, end
 }
 
@@ -263,7 +264,7 @@ func TestObservedUnderFaults(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	inner := memstore.New()
-	t.Cleanup(func() { _ = inner.Close() })
+	atend.Do(t, func() { _ = inner.Close() })
 	db := everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true}))
 	ix := observedWords(t, db)
 	w, _, _ := keeping(t, db, ix.Observer())

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/everystore"
 	"github.com/percolate-go/percolate/percolatetest"
 	"github.com/percolate-go/percolate/percolator"
@@ -22,7 +23,7 @@ func TestStaleEntryOfAnOldView(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	inner := memstore.New()
-	t.Cleanup(func() { _ = inner.Close() })
+	atend.Do(t, func() { _ = inner.Close() })
 	one := everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true}), settings)
 	two := everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true}), settings)
 	ix, _ := wordIndex(t, one, Options{Unique: true}), wordIndex(t, two, Options{Unique: true})

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/everystore"
 	"github.com/percolate-go/percolate/percolatetest"
 	"github.com/percolate-go/percolate/percolator"
@@ -291,7 +292,7 @@ func TestFaults(t *testing.T) {
 	seed := rand.Uint64() //nolint:gosec // a seed that is printed
 	t.Logf("seed %d", seed)
 	inner := memstore.New()
-	t.Cleanup(func() { _ = inner.Close() })
+	atend.Do(t, func() { _ = inner.Close() })
 	const keys = 120
 	var group sync.WaitGroup
 	var faults, unknown, lives atomic.Int64

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/everystore"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
@@ -18,7 +19,7 @@ import (
 func TestFaultAtEachStep(t *testing.T) {
 	t.Parallel()
 	inner := memstore.New()
-	t.Cleanup(func() { _ = inner.Close() })
+	atend.Do(t, func() { _ = inner.Close() })
 	second := everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true}))
 	others, want := numbers(t, second), 0
 	do := func(ctx context.Context, k *Keys[int], key string) error {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/everystore"
 	"github.com/percolate-go/percolate/percolatetest"
 	"github.com/percolate-go/percolate/percolator"
@@ -58,7 +59,7 @@ func use(t *testing.T, k *Keys[int], key string) {
 func TestSweepBesideACall(t *testing.T) {
 	t.Parallel()
 	inner := memstore.New()
-	t.Cleanup(func() { _ = inner.Close() })
+	atend.Do(t, func() { _ = inner.Close() })
 	plain := everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true}))
 	ended(t, plain, 100)
 	busy := numbers(t, plain)
@@ -99,7 +100,7 @@ func TestSweepOverTheLimits(t *testing.T) {
 func TestSweepPastALongKey(t *testing.T) {
 	t.Parallel()
 	inner := memstore.New()
-	t.Cleanup(func() { _ = inner.Close() })
+	atend.Do(t, func() { _ = inner.Close() })
 	wide := everystore.Over(t, faultstore.New(inner, faultstore.Options{KeepOpen: true}))
 	long, err := New(wide, "once", typed.Number[int]{}, Options{Keep: time.Millisecond})
 	require.NoError(t, err)

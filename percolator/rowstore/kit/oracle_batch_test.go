@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
@@ -71,7 +72,7 @@ func ask(ctx context.Context, o oracle.Oracle, n int) chan answer {
 
 func newBatch(t testing.TB, o oracle.Oracle) *kit.BatchOracle {
 	b := kit.NewBatchOracle(o)
-	t.Cleanup(func() { require.NoError(t, b.Close()) })
+	atend.Do(t, func() { require.NoError(t, b.Close()) })
 	return b
 }
 

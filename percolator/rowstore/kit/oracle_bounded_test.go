@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/kit"
@@ -88,7 +89,7 @@ func ms(n int64) oracle.Timestamp { return oracle.Timestamp(n) << oracle.Logical
 func open(t testing.TB, d *disk, c *clock, window time.Duration) *kit.BoundedOracle {
 	t.Helper()
 	o := kit.NewBoundedOracle(kit.BoundedConfig{Bound: d.bound(), Persist: d.persist, Clock: c.now, Window: window})
-	t.Cleanup(func() { _ = o.Close(context.Background()) })
+	atend.Do(t, func() { _ = o.Close(context.Background()) })
 	return o
 }
 
