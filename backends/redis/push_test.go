@@ -374,8 +374,8 @@ func TestFailedPushIsSentAgain(t *testing.T) {
 	s.pusher.hold([]heldWake{{table: "t", slot: slotOf("away")}})
 	require.Eventually(t, fails, time.Minute, time.Millisecond)
 	require.NoError(t, srv.Start())
+	again, _ := hears(ctx, t, listens)                                    // before it can be sent again
 	require.NoError(t, c.Do(ctx, readmeACL(t, "app", o.Prefix)...).Err()) // it was in memory alone
-	again, _ := hears(ctx, t, listens)
 	for w := again(); len(w.Slots) == 0 || w.Slots[0] != slotOf("away"); {
 		w = again()
 	}
