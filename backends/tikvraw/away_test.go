@@ -152,7 +152,7 @@ func TestServersSilent(t *testing.T) {
 func TestPDAway(t *testing.T) {
 	t.Parallel()
 	c := tikvtest.New(t, tikvtest.Options{})
-	s, err := rowstore.Open(t.Context(), c.URL()+"?patience=10s&prefix="+prefix())
+	s, err := rowstore.Open(t.Context(), c.URL()+"?prefix="+prefix())
 	require.NoError(t, err)
 	atend.Do(t, func() { require.NoError(t, s.Close()) })
 	apply(t, s, write(1))
