@@ -142,7 +142,7 @@ conformance: ## Run the conformance suite against a store of your own: make conf
 
 .PHONY: explore
 explore: ## Explore interleavings of small programs (EXPLORE_LIMIT, EXPLORE_RANDOM schedules of the larger ones)
-	@GOGC=$${GOGC-$(TEST_GOGC)} $(GO) test ./internal/explore -v -timeout 240h -run '^TestExplore$$' -explore.whole $(EXPLORE_WHOLE) -explore.limit $(EXPLORE_LIMIT) -explore.random $(EXPLORE_RANDOM) -explore.least $(EXPLORE_LEAST) $(EXPLORE_FLAGS)
+	@GOGC=$${GOGC-$(TEST_GOGC)} GOMEMLIMIT=$${GOMEMLIMIT-$(TEST_GOMEMLIMIT)} $(GO) test ./internal/explore -v -timeout 240h -run '^TestExplore$$' -explore.whole $(EXPLORE_WHOLE) -explore.limit $(EXPLORE_LIMIT) -explore.random $(EXPLORE_RANDOM) -explore.least $(EXPLORE_LEAST) $(EXPLORE_FLAGS)
 
 .PHONY: simulate
 simulate: ## Let 1 to 1,000 workers run in simulated time, through deployments and deaths (SIMULATE_RUN=regexp, SIMULATE_FLAGS="-workers 1,8 -latency 200us")

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -98,7 +99,7 @@ func (w *world) work(db *percolator.DB, config percolator.WorkerConfig, observer
 		defer close(r.done)
 		r.err = pw.Run(ctx)
 	}()
-	w.Cleanup(func() {
+	atend.Do(w, func() {
 		cancel()
 		<-r.done
 	})

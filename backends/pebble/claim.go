@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 
 	engine "github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -44,6 +45,8 @@ func claim(path string, mustExist bool) (dir string, lock *engine.Lock, release 
 		if err := os.Mkdir(dir, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
 			return "", nil, nil, err
 		}
+	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.ENAMETOOLONG), errors.Is(err, syscall.ELOOP):
+		return "", nil, nil, fmt.Errorf("%w: no directory can have this path: %w", rowstore.ErrInvalid, err)
 	case err != nil:
 		return "", nil, nil, err
 	case !st.IsDir():

@@ -109,8 +109,6 @@ func withKind(err error) error {
 		return fmt.Errorf("%w: the store needs a file system that it may write to: %w", rowstore.ErrDenied, err)
 	case (vfs.IsNoSpaceError(err) || errors.Is(err, syscall.EDQUOT)) && !errors.Is(err, rowstore.ErrFull):
 		return fmt.Errorf("%w: make room on the disk: %w", rowstore.ErrFull, err)
-	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.ENAMETOOLONG), errors.Is(err, syscall.ELOOP):
-		return fmt.Errorf("%w: no directory can have this path: %w", rowstore.ErrInvalid, err)
 	}
 	return err
 }

@@ -202,6 +202,8 @@ func TestOpenBadPaths(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(foreign, "letter.txt"), []byte("x"), 0o600))
 	empty := filepath.Join(dir, "empty")
 	require.NoError(t, os.Mkdir(empty, 0o700))
+	loop := filepath.Join(dir, "loop")
+	require.NoError(t, os.Symlink(loop, loop))
 	unusable := unusableStores(t, dir)
 
 	for _, c := range []struct {
@@ -213,6 +215,7 @@ func TestOpenBadPaths(t *testing.T) {
 		{"file", Options{Path: file}, rowstore.ErrForeign, "not a directory"},
 		{"below a file", Options{Path: filepath.Join(file, "x")}, rowstore.ErrInvalid, "not a directory"},
 		{"a long name", Options{Path: filepath.Join(dir, strings.Repeat("x", 5000))}, rowstore.ErrInvalid, "too long"},
+		{"a link to itself", Options{Path: loop}, rowstore.ErrInvalid, "too many levels"},
 		{"a zero byte", Options{Path: filepath.Join(dir, "a\x00b")}, rowstore.ErrInvalid, "zero byte"},
 		{"no parent", Options{Path: filepath.Join(dir, "no", "store")}, fs.ErrNotExist, "parent"},
 		{"must exist", Options{Path: filepath.Join(dir, "no"), MustExist: true}, fs.ErrNotExist, "there is no store"},
@@ -245,6 +248,25 @@ func TestOpenBadPaths(t *testing.T) {
 	left, err := os.ReadDir(foreign)
 	require.NoError(t, err)
 	require.Len(t, left, 1, "nothing was written into a foreign directory")
+}
+
+// TestDamagedFileIsNoBadPath: a file of the store that cannot be opened says nothing of the path that the caller gave.
+func TestDamagedFileIsNoBadPath(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s, err := Open(t.Context(), Options{Path: dir})
+	require.NoError(t, err)
+	require.NoError(t, s.Close())
+	manifests, err := filepath.Glob(filepath.Join(dir, "MANIFEST-*"))
+	require.NoError(t, err)
+	require.NotEmpty(t, manifests)
+	for _, m := range manifests {
+		require.NoError(t, os.Remove(m))
+		require.NoError(t, os.Symlink(m, m))
+	}
+	_, err = Open(t.Context(), Options{Path: dir})
+	require.ErrorContains(t, err, "too many levels")
+	require.NotErrorIs(t, err, rowstore.ErrInvalid)
 }
 
 func TestOpenWithoutPermission(t *testing.T) {

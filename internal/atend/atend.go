@@ -8,6 +8,7 @@ import "testing"
 func Do(t testing.TB, f func()) {
 	t.Helper()
 	t.Cleanup(func() {
+		t.Helper()
 		once := f
 		f = nil
 		once()

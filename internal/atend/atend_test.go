@@ -20,22 +20,17 @@ func TestDo(t *testing.T) {
 	require.Equal(t, []string{"second", "first"}, order, "as Cleanup calls them")
 }
 
-// What a test held is free while the next one runs, though both are parallel.
+// What a test held is free once it has ended, though package testing keeps the test itself.
 func TestFreedAtTheEnd(t *testing.T) {
+	t.Parallel()
 	var freed atomic.Bool
-	over := make(chan struct{})
-	t.Run("both", func(t *testing.T) {
-		t.Run("holds much", func(t *testing.T) {
-			t.Parallel()
-			held := new([1 << 20]byte)
-			runtime.AddCleanup(held, func(f *atomic.Bool) { f.Store(true) }, &freed)
-			t.Cleanup(func() { close(over) })
-			atend.Do(t, func() { held[0]++ })
-		})
-		t.Run("runs on", func(t *testing.T) {
-			t.Parallel()
-			<-over
-			require.Eventually(t, func() bool { runtime.GC(); return freed.Load() }, time.Minute, time.Millisecond)
-		})
+	var kept *testing.T // as a parallel test is, until all have ended
+	t.Run("holds much", func(t *testing.T) {
+		kept = t
+		held := new([1 << 20]byte)
+		runtime.AddCleanup(held, func(f *atomic.Bool) { f.Store(true) }, &freed)
+		atend.Do(t, func() { held[0]++ })
 	})
+	require.Eventually(t, func() bool { runtime.GC(); return freed.Load() }, time.Minute, time.Millisecond)
+	runtime.KeepAlive(kept)
 }
