@@ -14,16 +14,16 @@ import (
 type serverSays map[string]string
 
 // aboutSQL asks for all in one line. Every user may read these; what the server shows to members of pg_monitor alone
-// is null to others, and then nothing is said of it. An empty limit is none.
+// is null to others, and then nothing is said of it. An empty limit is none. Timeouts are in ms, whatever unit they were
+// set in; pg_settings has them so too, but makes a line of every setting for each that it is asked for.
 const aboutSQL = `SELECT current_setting('server_version') AS server_version, current_setting('fsync') AS fsync,
 	current_setting('full_page_writes') AS full_page_writes, current_setting('autovacuum') AS autovacuum,
-	current_setting('synchronous_standby_names') AS standby_names, (SELECT count(*) FROM pg_stat_replication) AS standbys,
-	(SELECT extract(epoch FROM max(replay_lag)) FROM pg_stat_replication) AS standby_lag,
-	(SELECT setting FROM pg_settings WHERE name = 'statement_timeout') AS statement_timeout,
-	(SELECT setting FROM pg_settings WHERE name = 'lock_timeout') AS lock_timeout,
-	(SELECT setting FROM pg_settings WHERE name = 'transaction_timeout') AS transaction_timeout,
-	(SELECT setting FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout') AS idle_in_transaction_session_timeout,
-	(SELECT setting FROM pg_settings WHERE name = 'idle_session_timeout') AS idle_session_timeout,
+	current_setting('synchronous_standby_names') AS standby_names, standby.s AS standbys, standby.lag AS standby_lag,
+	(extract(epoch FROM current_setting('statement_timeout', true)::interval) * 1000)::bigint AS statement_timeout,
+	(extract(epoch FROM current_setting('lock_timeout', true)::interval) * 1000)::bigint AS lock_timeout,
+	(extract(epoch FROM current_setting('transaction_timeout', true)::interval) * 1000)::bigint AS transaction_timeout,
+	(extract(epoch FROM current_setting('idle_in_transaction_session_timeout', true)::interval) * 1000)::bigint AS idle_in_transaction_session_timeout,
+	(extract(epoch FROM current_setting('idle_session_timeout', true)::interval) * 1000)::bigint AS idle_session_timeout,
 	current_setting('default_transaction_read_only') AS read_only,
 	current_setting('max_connections')::integer - current_setting('superuser_reserved_connections')::integer AS max_connections,
 	(SELECT sum(numbackends) FROM pg_stat_database) AS connections,
@@ -35,7 +35,8 @@ const aboutSQL = `SELECT current_setting('server_version') AS server_version, cu
 		AND (c.relkind = 'r' AND NOT (has_table_privilege(c.oid, 'SELECT') AND (c.relname = 'meta'
 				OR has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'UPDATE') AND has_table_privilege(c.oid, 'DELETE')))
 			OR c.relkind = 'S' AND NOT (has_sequence_privilege(c.oid, 'USAGE') AND has_sequence_privilege(c.oid, 'SELECT') AND has_sequence_privilege(c.oid, 'UPDATE')))) AS denied_tables,
-	(SELECT count(*) FROM pg_proc p WHERE p.pronamespace = E'{{schema_literal}}'::regnamespace AND NOT has_function_privilege(p.oid, 'EXECUTE')) AS denied_functions`
+	(SELECT count(*) FROM pg_proc p WHERE p.pronamespace = E'{{schema_literal}}'::regnamespace AND NOT has_function_privilege(p.oid, 'EXECUTE')) AS denied_functions
+FROM (SELECT count(*), extract(epoch FROM max(replay_lag)) FROM pg_stat_replication) standby (s, lag)`
 
 // askServer asks a server about itself, in one round trip. The search path has it find the server's own names, whatever the session says.
 func askServer(ctx context.Context, c *pgconn.PgConn, n names) (serverSays, error) {

@@ -70,3 +70,34 @@ func TestServerIsAskedForAll(t *testing.T) {
 	}
 	require.Equal(t, "0", says["denied_functions"])
 }
+
+// TestTimeoutsAreInMilliseconds sets timeouts in every unit that the server has.
+func TestTimeoutsAreInMilliseconds(t *testing.T) {
+	t.Parallel()
+	direct := testserver.Postgres(t)
+	s := openTest(t, with(direct, "schema", fresh(t, direct)))
+	c, err := s.plain.pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer c.Release()
+	for set, want := range map[string]string{"0": "0", "1": "1", "1500us": "2", "90s": "90000", "100min": "6000000", "36h": "129600000", "24d": "2073600000", "1d": "86400000"} {
+		for _, style := range []string{"postgres", "sql_standard", "iso_8601"} {
+			_, err := c.Exec(t.Context(), "SET intervalstyle = "+style)
+			require.NoError(t, err)
+			timeouts := []string{"lock_timeout"}
+			if len(want) > 1 || want == "0" { // one of a few milliseconds would end the session
+				timeouts = append(timeouts, "statement_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout")
+			}
+			for _, timeout := range timeouts {
+				_, err := c.Exec(t.Context(), "SELECT pg_catalog.set_config($1, $2, false)", timeout, set)
+				require.NoError(t, err)
+			}
+			says, err := askServer(t.Context(), c.Conn().PgConn(), s.plain.names)
+			require.NoError(t, err)
+			for _, timeout := range timeouts {
+				require.Equal(t, want, says[timeout], "%s = %s, %s", timeout, set, style)
+			}
+		}
+	}
+	_, err = c.Exec(t.Context(), "DISCARD ALL") // the connection goes back to the pool
+	require.NoError(t, err)
+}
