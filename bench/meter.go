@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -107,6 +108,13 @@ func listener(port int) int {
 	if len(inodes) == 0 {
 		return 0
 	}
+	owners.Lock()
+	defer owners.Unlock()
+	for inode := range inodes {
+		if pid := owners.of[inode]; pid != 0 {
+			return pid
+		}
+	}
 	best := 0
 	fds, _ := filepath.Glob("/proc/[0-9]*/fd/*")
 	for _, fd := range fds {
@@ -119,8 +127,18 @@ func listener(port int) int {
 			best = pid
 		}
 	}
+	for inode := range inodes {
+		owners.of[inode] = best
+	}
 	return best
 }
+
+// owners are the processes that listener has found, by the socket that they listen on: to find one takes a look at every
+// open file of the machine. A server that starts again has another socket.
+var owners = struct {
+	sync.Mutex
+	of map[string]int
+}{of: map[string]int{}}
 
 // clockTick is the unit of times in /proc. The kernel's interface fixes it at 1/100 s
 // on every architecture that Go runs on.
@@ -162,8 +180,7 @@ func residentIn(root int, counts func(pid int) bool) (bytes int64) {
 
 // tree visits a process and its children that are there, with the fields of proc_pid_stat(5) from the third on.
 func tree(root int, visit func(pid int, f []string)) {
-	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
-	for _, path := range stats {
+	for _, path := range statsOf(root) {
 		text, err := os.ReadFile(path) // #nosec G304 -- of the kernel
 		if err != nil {
 			continue // it ended meanwhile
@@ -181,6 +198,27 @@ func tree(root int, visit func(pid int, f []string)) {
 		}
 		visit(pid, f)
 	}
+}
+
+// statsOf names the files that tree reads. Where the kernel does not tell the children of a process, they are those of
+// every process.
+func statsOf(root int) []string {
+	of := func(pid string) string { return "/proc/" + pid + "/stat" }
+	names := []string{of(strconv.Itoa(root))}
+	lists, _ := filepath.Glob("/proc/" + strconv.Itoa(root) + "/task/*/children")
+	for _, list := range lists {
+		text, err := os.ReadFile(list) // #nosec G304 -- of the kernel
+		if err != nil {
+			continue // the thread ended meanwhile
+		}
+		for _, pid := range strings.Fields(string(text)) {
+			names = append(names, of(pid))
+		}
+	}
+	if len(lists) == 0 {
+		names, _ = filepath.Glob("/proc/[0-9]*/stat")
+	}
+	return names
 }
 
 // traffic is what this process's connections to one port have carried so far.
