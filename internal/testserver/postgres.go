@@ -83,11 +83,17 @@ const debianPostgres = "/usr/lib/postgresql/*/bin"
 
 // postgresScript makes the database on the first start of a container and then
 // becomes the server. It suits the official image and ours: in both the account
-// postgres exists and the programs are where Debian has them, or on the PATH.
+// postgres exists and the programs are where Debian has them, or on the PATH. Ours has
+// a database (scripts/images) that only needs its password.
 const postgresScript = `
 set -e
 for dir in /usr/lib/postgresql/*/bin; do PATH=$dir:$PATH; done
-if [ ! -s /var/tmp/data/PG_VERSION ]; then
+if [ -s /var/tmp/data/PG_VERSION ]; then
+	:
+elif [ -f /var/lib/percolate-test/data.tar ]; then
+	tar -C /var/tmp -xf /var/lib/percolate-test/data.tar
+	echo "ALTER ROLE postgres PASSWORD '$PERCOLATOR_PASSWORD'" | postgres --single -D /var/tmp/data -c fsync=off postgres >/dev/null
+else
 	printf '%s\n' "$PERCOLATOR_PASSWORD" >/var/tmp/password
 	initdb -D /var/tmp/data -U postgres --no-sync --no-locale --encoding=UTF8 --auth=scram-sha-256 --pwfile=/var/tmp/password
 fi
