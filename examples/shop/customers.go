@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/typed"
@@ -42,16 +43,55 @@ func (s *shop) welcome(ctx context.Context, tx *percolator.Txn, p Person) (id st
 	return id, s.persons.Set(ctx, tx, id, p)
 }
 
-// known sees to it that a customer is there, and is not erased before tx has committed.
+// leaving is when erasing a customer met orders of the same customer again and again. For a while from then on no orders are taken:
+// to erase takes longer than to order, and whoever orders without a pause would keep it from committing for ever.
+var leaving = typed.Column[time.Time]{Table: "customer", Name: "leaving", Codec: typed.JSON[time.Time]{}}
+
+const (
+	leavingFor    = 10 * time.Second
+	eraseAttempts = 4 // before
+)
+
+// known sees to it that a customer is there and not about to leave, and is not erased before tx has committed.
 func known(ctx context.Context, tx *percolator.Txn, id string, otherwise error) error {
+	if err := tx.Prefetch("customer", id, "person", "leaving"); err != nil {
+		return err
+	}
+	if err := hold(ctx, tx, id, otherwise); err != nil {
+		return err
+	}
+	since, err := leaving.Get(ctx, tx, id)
+	if err != nil {
+		return orElse(err, nil)
+	}
+	if now, err := tx.Now(ctx); err != nil || now.Sub(since) >= leavingFor {
+		return err
+	}
+	return conflict("leaving", fmt.Sprintf("customer %q is about to be erased", id))
+}
+
+// hold sees to it that a customer is there, and that nobody else who holds or erases the customer commits before tx.
+func hold(ctx context.Context, tx *percolator.Txn, id string, otherwise error) error {
 	_, err := tx.GetForUpdate(ctx, percolator.Cell{Table: "customer", Row: id, Column: "person"})
 	return orElse(err, otherwise)
+}
+
+// leave has no orders taken of a customer for a while, so that erase can commit.
+func (s *shop) leave(ctx context.Context, tx *percolator.Txn, id string) error {
+	if err := hold(ctx, tx, id, notFound("customer", id)); err != nil {
+		return err
+	}
+	now, err := tx.Now(ctx)
+	if err != nil {
+		return err
+	}
+	return leaving.Set(ctx, tx, id, now)
 }
 
 // erase forgets who a customer is, and destroys the key: what backups and the history have of it cannot be read any more.
 // Orders stay in the books, without a person behind their number. Those that are not paid are cancelled.
 func (s *shop) erase(ctx context.Context, tx *percolator.Txn, id string) error {
-	if err := known(ctx, tx, id, notFound("customer", id)); err != nil {
+	if err := hold(ctx, tx, id, notFound("customer", id)); err != nil {
 		return err
 	}
 	theirs, err := s.find(ctx, tx, ofCustomer(id), 0)
@@ -69,6 +109,9 @@ func (s *shop) erase(ctx context.Context, tx *percolator.Txn, id string) error {
 		}
 	}
 	if err := s.persons.Delete(ctx, tx, id); err != nil {
+		return err
+	}
+	if err := leaving.Delete(ctx, tx, id); err != nil {
 		return err
 	}
 	return s.vault.destroy(ctx, tx, id)

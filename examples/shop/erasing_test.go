@@ -30,6 +30,39 @@ func TestErasedWhileRead(t *testing.T) {
 	require.True(t, isRefusal(err), "%v", err)
 }
 
+// TestLeaving has somebody ask to erase a customer who orders all the time, and is to get something yet: no orders are taken for
+// ten seconds, and then again.
+func TestLeaving(t *testing.T) {
+	t.Parallel()
+	r := start(t, time.Hour)
+	ann := r.stocked("tea", 2)
+	o := r.ordered(ann, "tea", 1)
+	r.ask(200, "POST", "/orders/"+o.ID+"/payment", fmt.Sprintf(`{"amount": %d}`, o.Total), nil)
+	order := fmt.Sprintf(`{"customer": %q, "lines": [{"product": "tea", "quantity": 1}]}`, ann)
+	r.refused(409, "not_shipped", "DELETE", "/customers/"+ann, "")
+	require.NoError(t, r.db.Update(t.Context(), func(tx *percolator.Txn) error { return r.leave(t.Context(), tx, ann) }))
+	r.refused(409, "leaving", "POST", "/orders", order)
+	r.refused(409, "not_shipped", "DELETE", "/customers/"+ann, "")
+	r.refused(409, "leaving", "POST", "/orders", order)
+	asked := func(ago time.Duration) {
+		require.NoError(t, r.db.Update(t.Context(), func(tx *percolator.Txn) error {
+			now, err := tx.Now(t.Context())
+			require.NoError(t, err)
+			return leaving.Set(t.Context(), tx, ann, now.Add(-ago))
+		}))
+	}
+	asked(leavingFor)
+	r.ask(201, "POST", "/orders", order, nil)
+	r.ask(200, "POST", "/orders/"+o.ID+"/shipment", "", nil)
+	r.ask(204, "DELETE", "/customers/"+ann, "", nil)
+	r.refused(422, "unknown_customer", "POST", "/orders", order)
+	r.refused(404, "not_found", "DELETE", "/customers/"+ann, "")
+	require.ErrorIs(t, r.db.View(t.Context(), func(tx *percolator.Txn) error {
+		_, err := leaving.Get(t.Context(), tx, ann)
+		return err
+	}), percolator.ErrNotFound)
+}
+
 // eraseAtLast erases a customer, whose orders may keep that from committing for a while.
 func (r *running) eraseAtLast(ctx context.Context, customer string) error {
 	for {

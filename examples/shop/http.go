@@ -48,9 +48,7 @@ func (s *shop) handler() *http.ServeMux {
 		return s.person(ctx, tx, r.PathValue("id"))
 	}))
 	mux.HandleFunc("GET /customers/{id}/orders", read(s, s.getOrdersOf))
-	mux.HandleFunc("DELETE /customers/{id}", write(s, func(ctx context.Context, tx *percolator.Txn, id string, _ nothing) (any, error) {
-		return nil, s.erase(ctx, tx, id)
-	}))
+	mux.HandleFunc("DELETE /customers/{id}", s.deleteCustomer)
 
 	mux.HandleFunc("POST /orders", makes(s, func(ctx context.Context, tx *percolator.Txn, _ string, b basket) (any, error) {
 		return s.place(ctx, tx, b.Customer, b.Lines)
@@ -80,6 +78,26 @@ func (s *shop) putProduct(ctx context.Context, tx *percolator.Txn, id string, p 
 		return nil, malformed("bad_product", "the name of a product in the address has 1 to 64 small letters, digits and hyphens")
 	}
 	return nil, offer(ctx, tx, id, Product(p))
+}
+
+// deleteCustomer takes no more orders of a customer whose orders keep it from committing.
+func (s *shop) deleteCustomer(w http.ResponseWriter, r *http.Request) {
+	ctx, id := r.Context(), r.PathValue("id")
+	erase := func(tx *percolator.Txn) error { return s.erase(ctx, tx, id) }
+	_, _, err := accept[nothing](w, r)
+	if err == nil {
+		err = s.db.Update(ctx, erase, percolator.WithMaxAttempts(eraseAttempts))
+	}
+	if errors.Is(err, percolator.ErrConflict) {
+		if err = s.db.Update(ctx, func(tx *percolator.Txn) error { return s.leave(ctx, tx, id) }); err == nil {
+			err = s.db.Update(ctx, erase)
+		}
+	}
+	if err != nil {
+		fail(w, r, err)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
 }
 
 func (s *shop) getBestSellers(ctx context.Context, tx *percolator.Txn, r *http.Request) (any, error) {
