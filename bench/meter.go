@@ -108,18 +108,13 @@ func listener(port int) int {
 	if len(inodes) == 0 {
 		return 0
 	}
-	owners.Lock()
-	defer owners.Unlock()
-	for inode := range inodes {
-		if pid := owners.of[inode]; pid != 0 {
-			return pid
-		}
+	if pid := holder.of(port, inodes); pid != 0 {
+		return pid
 	}
 	best := 0
 	fds, _ := filepath.Glob("/proc/[0-9]*/fd/*")
 	for _, fd := range fds {
-		link, err := os.Readlink(fd)
-		if err != nil || !inodes[link] {
+		if !isOneOf(fd, inodes) {
 			continue
 		}
 		pid, err := strconv.Atoi(strings.Split(fd, "/")[2])
@@ -127,18 +122,43 @@ func listener(port int) int {
 			best = pid
 		}
 	}
-	for inode := range inodes {
-		owners.of[inode] = best
-	}
+	holder.set(port, best)
 	return best
 }
 
-// owners are the processes that listener has found, by the socket that they listen on: to find one takes a look at every
-// open file of the machine. A server that starts again has another socket.
-var owners = struct {
-	sync.Mutex
-	of map[string]int
-}{of: map[string]int{}}
+// isOneOf tells whether a file in /proc/PID/fd is one of these sockets.
+func isOneOf(fd string, inodes map[string]bool) bool {
+	link, err := os.Readlink(fd)
+	return err == nil && inodes[link]
+}
+
+// holder remembers which process listens on a port: to find it takes a look at every open file of the machine.
+var holder = holders{pids: map[int]int{}}
+
+type holders struct {
+	mu   sync.Mutex
+	pids map[int]int // by port
+}
+
+// of returns the process that was found to listen on a port, if it still has one of these sockets, else 0.
+func (h *holders) of(port int, inodes map[string]bool) int {
+	h.mu.Lock()
+	pid := h.pids[port]
+	h.mu.Unlock()
+	fds, _ := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/fd/*")
+	for _, fd := range fds {
+		if isOneOf(fd, inodes) {
+			return pid
+		}
+	}
+	return 0
+}
+
+func (h *holders) set(port, pid int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.pids[port] = pid
+}
 
 // clockTick is the unit of times in /proc. The kernel's interface fixes it at 1/100 s
 // on every architecture that Go runs on.
@@ -180,14 +200,16 @@ func residentIn(root int, counts func(pid int) bool) (bytes int64) {
 
 // tree visits a process and its children that are there, with the fields of proc_pid_stat(5) from the third on.
 func tree(root int, visit func(pid int, f []string)) {
-	for _, path := range statsOf(root) {
-		text, err := os.ReadFile(path) // #nosec G304 -- of the kernel
+	// The kernel's list of the children of a process may lack some while others end.
+	all, _ := os.ReadDir("/proc")
+	for _, entry := range all {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue // no process
+		}
+		text, err := os.ReadFile("/proc/" + entry.Name() + "/stat") // #nosec G304 -- of the kernel
 		if err != nil {
 			continue // it ended meanwhile
-		}
-		pid, err := strconv.Atoi(strings.Split(path, "/")[2])
-		if err != nil {
-			continue
 		}
 		// The name, in brackets, may hold spaces; the fields after it do not. They
 		// begin with the third: state, parent; the 14th to 17th are times, and the 24th is the memory.
@@ -198,27 +220,6 @@ func tree(root int, visit func(pid int, f []string)) {
 		}
 		visit(pid, f)
 	}
-}
-
-// statsOf names the files that tree reads. Where the kernel does not tell the children of a process, they are those of
-// every process.
-func statsOf(root int) []string {
-	of := func(pid string) string { return "/proc/" + pid + "/stat" }
-	names := []string{of(strconv.Itoa(root))}
-	lists, _ := filepath.Glob("/proc/" + strconv.Itoa(root) + "/task/*/children")
-	for _, list := range lists {
-		text, err := os.ReadFile(list) // #nosec G304 -- of the kernel
-		if err != nil {
-			continue // the thread ended meanwhile
-		}
-		for _, pid := range strings.Fields(string(text)) {
-			names = append(names, of(pid))
-		}
-	}
-	if len(lists) == 0 {
-		names, _ = filepath.Glob("/proc/[0-9]*/stat")
-	}
-	return names
 }
 
 // traffic is what this process's connections to one port have carried so far.

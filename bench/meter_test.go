@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestListenerIsFound asks for the process that listens, again after another socket has the port.
+// TestListenerIsFound asks for the process that listens, also once another has its socket, or another socket has the port.
 func TestListenerIsFound(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -20,7 +20,16 @@ func TestListenerIsFound(t *testing.T) {
 	for range 2 {
 		require.Equal(t, os.Getpid(), listener(port))
 	}
+	f, err := l.(*net.TCPListener).File()
+	require.NoError(t, err)
+	heir := exec.CommandContext(t.Context(), "sleep", "60")
+	heir.ExtraFiles = []*os.File{f}
+	require.NoError(t, heir.Start())
+	require.NoError(t, f.Close())
 	require.NoError(t, l.Close())
+	require.Equal(t, heir.Process.Pid, listener(port))
+	require.NoError(t, heir.Process.Kill())
+	_ = heir.Wait() // it was killed
 	require.Zero(t, listener(port))
 	l, err = net.Listen("tcp", l.Addr().String())
 	require.NoError(t, err)
