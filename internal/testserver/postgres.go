@@ -91,8 +91,15 @@ for dir in /usr/lib/postgresql/*/bin; do PATH=$dir:$PATH; done
 if [ -s /var/tmp/data/PG_VERSION ]; then
 	:
 elif [ -f /var/lib/percolate-test/data.tar ]; then
-	tar -C /var/tmp -xf /var/lib/percolate-test/data.tar
-	echo "ALTER ROLE postgres PASSWORD '$PERCOLATOR_PASSWORD'" | postgres --single -D /var/tmp/data -c fsync=off postgres >/dev/null
+	rm -rf /var/tmp/new && mkdir /var/tmp/new
+	tar -C /var/tmp/new -xf /var/lib/percolate-test/data.tar
+	said=$(echo "ALTER ROLE postgres PASSWORD '$PERCOLATOR_PASSWORD'" | postgres --single -D /var/tmp/new/data -c fsync=off postgres 2>&1)
+	case $said in *ERROR* | *FATAL* | *PANIC*)
+		echo "$said" >&2
+		exit 1
+		;;
+	esac
+	mv /var/tmp/new/data /var/tmp/data
 else
 	printf '%s\n' "$PERCOLATOR_PASSWORD" >/var/tmp/password
 	initdb -D /var/tmp/data -U postgres --no-sync --no-locale --encoding=UTF8 --auth=scram-sha-256 --pwfile=/var/tmp/password
