@@ -44,7 +44,7 @@ var allowedToFrame = map[string][]string{
 	"go.opentelemetry.io/otel/metric": {"*"}, "go.opentelemetry.io/otel/sdk/metric": {"*"},
 	"go.opentelemetry.io/otel/sdk/metric/metricdata": {"*"}, "go.opentelemetry.io/otel/sdk/trace": {"*"},
 	library + "config":         {"Open"},
-	library + "percolator":     {"Open", "WithMetrics", "WithMaxAttempts", "Run", "Timestamp", "ErrUndetermined", "ErrConflict", "ErrClosed", "ErrNotObserved"},
+	library + "percolator":     {"Open", "WithMetrics", "Run", "Timestamp", "ErrUndetermined", "ErrConflict", "ErrClosed", "ErrNotObserved"},
 	library + "recipes/export": {"HTTP", "ErrSuperseded"},
 }
 

@@ -43,8 +43,8 @@ func (s *shop) welcome(ctx context.Context, tx *percolator.Txn, p Person) (id st
 	return id, s.persons.Set(ctx, tx, id, p)
 }
 
-// leaving is when erasing a customer met orders of the same customer again and again. For a while from then on no orders are taken:
-// to erase takes longer than to order, and whoever orders without a pause would keep it from committing for ever.
+// leaving is when erasing a customer had met conflicts again and again. For a while from then on the customer's orders are refused: to
+// erase takes longer than to order, and whoever orders without a pause would keep it from committing for ever.
 var leaving = typed.Column[time.Time]{Table: "customer", Name: "leaving", Codec: typed.JSON[time.Time]{}}
 
 const (

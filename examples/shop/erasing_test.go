@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -30,37 +31,63 @@ func TestErasedWhileRead(t *testing.T) {
 	require.True(t, isRefusal(err), "%v", err)
 }
 
-// TestLeaving has somebody ask to erase a customer who orders all the time, and is to get something yet: no orders are taken for
-// ten seconds, and then again.
-func TestLeaving(t *testing.T) {
+// TestErasedAmongOrders has an order come in during each attempt to erase a customer, as long as orders are taken.
+func TestErasedAmongOrders(t *testing.T) {
 	t.Parallel()
 	r := start(t, time.Hour)
-	ann := r.stocked("tea", 2)
-	o := r.ordered(ann, "tea", 1)
-	r.ask(200, "POST", "/orders/"+o.ID+"/payment", fmt.Sprintf(`{"amount": %d}`, o.Total), nil)
+	ann := r.stocked("tea", 10)
 	order := fmt.Sprintf(`{"customer": %q, "lines": [{"product": "tea", "quantity": 1}]}`, ann)
-	r.refused(409, "not_shipped", "DELETE", "/customers/"+ann, "")
-	require.NoError(t, r.db.Update(t.Context(), func(tx *percolator.Txn) error { return r.leave(t.Context(), tx, ann) }))
-	r.refused(409, "leaving", "POST", "/orders", order)
-	r.refused(409, "not_shipped", "DELETE", "/customers/"+ann, "")
-	r.refused(409, "leaving", "POST", "/orders", order)
-	asked := func(ago time.Duration) {
-		require.NoError(t, r.db.Update(t.Context(), func(tx *percolator.Txn) error {
-			now, err := tx.Now(t.Context())
-			require.NoError(t, err)
-			return leaving.Set(t.Context(), tx, ann, now.Add(-ago))
-		}))
-	}
-	asked(leavingFor)
-	r.ask(201, "POST", "/orders", order, nil)
-	r.ask(200, "POST", "/orders/"+o.ID+"/shipment", "", nil)
-	r.ask(204, "DELETE", "/customers/"+ann, "", nil)
+	var answers []int
+	require.NoError(t, r.erased(t.Context(), ann, func(tx *percolator.Txn) error {
+		err := r.erase(t.Context(), tx, ann)
+		status, _, serr := send(t.Context(), "POST", r.url+"/orders", fmt.Sprint("order ", len(answers)), order)
+		require.NoError(t, serr)
+		answers = append(answers, status)
+		return err
+	}))
+	require.Equal(t, append(slices.Repeat([]int{201}, eraseAttempts), 409), answers)
 	r.refused(422, "unknown_customer", "POST", "/orders", order)
 	r.refused(404, "not_found", "DELETE", "/customers/"+ann, "")
 	require.ErrorIs(t, r.db.View(t.Context(), func(tx *percolator.Txn) error {
 		_, err := leaving.Get(t.Context(), tx, ann)
 		return err
 	}), percolator.ErrNotFound)
+}
+
+// TestLeaving marks a customer, whose orders are refused for ten seconds then. Who cannot be erased stays, without a mark.
+func TestLeaving(t *testing.T) {
+	t.Parallel()
+	r := start(t, time.Hour)
+	ann := r.stocked("tea", 10)
+	o := r.ordered(ann, "tea", 1)
+	order := fmt.Sprintf(`{"customer": %q, "lines": [{"product": "tea", "quantity": 1}]}`, ann)
+	update := func(f func(ctx context.Context, tx *percolator.Txn) error) {
+		require.NoError(t, r.db.Update(t.Context(), func(tx *percolator.Txn) error { return f(t.Context(), tx) }))
+	}
+	update(func(ctx context.Context, tx *percolator.Txn) error { return r.leave(ctx, tx, ann) })
+	r.refused(409, "leaving", "POST", "/orders", order)
+	update(func(ctx context.Context, tx *percolator.Txn) error {
+		now, err := tx.Now(ctx)
+		require.NoError(t, err)
+		return leaving.Set(ctx, tx, ann, now.Add(-leavingFor))
+	})
+	r.ask(201, "POST", "/orders", order, nil)
+
+	attempts := 0
+	err := r.erased(t.Context(), ann, func(tx *percolator.Txn) error {
+		err := r.erase(t.Context(), tx, ann)
+		if attempts++; attempts <= eraseAttempts {
+			r.ask(201, "POST", "/orders", order, nil)
+			return err
+		}
+		if attempts == eraseAttempts+1 {
+			r.refused(409, "leaving", "POST", "/orders", order)
+			r.ask(200, "POST", "/orders/"+o.ID+"/payment", fmt.Sprintf(`{"amount": %d}`, o.Total), nil) // it cancels no more
+		}
+		return err
+	})
+	require.True(t, isRefusal(err), "%v", err)
+	r.ask(201, "POST", "/orders", order, nil)
 }
 
 // eraseAtLast erases a customer, whose orders may keep that from committing for a while.
@@ -112,7 +139,7 @@ func TestErasedUnderLoad(t *testing.T) {
 						refused.Add(1)
 						<-gone
 						return nil
-					case status != http.StatusConflict && status != http.StatusServiceUnavailable: // out of stock, and busy
+					case status != http.StatusConflict && status != http.StatusServiceUnavailable: // out of stock, leaving, and busy
 						return fmt.Errorf("%d %s", status, answer)
 					}
 				}

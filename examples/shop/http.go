@@ -80,24 +80,35 @@ func (s *shop) putProduct(ctx context.Context, tx *percolator.Txn, id string, p 
 	return nil, offer(ctx, tx, id, Product(p))
 }
 
-// deleteCustomer takes no more orders of a customer whose orders keep it from committing.
 func (s *shop) deleteCustomer(w http.ResponseWriter, r *http.Request) {
 	ctx, id := r.Context(), r.PathValue("id")
-	erase := func(tx *percolator.Txn) error { return s.erase(ctx, tx, id) }
 	_, _, err := accept[nothing](w, r)
 	if err == nil {
-		err = s.db.Update(ctx, erase, percolator.WithMaxAttempts(eraseAttempts))
-	}
-	if errors.Is(err, percolator.ErrConflict) {
-		if err = s.db.Update(ctx, func(tx *percolator.Txn) error { return s.leave(ctx, tx, id) }); err == nil {
-			err = s.db.Update(ctx, erase)
-		}
+		err = s.erased(ctx, id, func(tx *percolator.Txn) error { return s.erase(ctx, tx, id) })
 	}
 	if err != nil {
 		fail(w, r, err)
 		return
 	}
 	w.WriteHeader(http.StatusNoContent)
+}
+
+// erased sees to it that erase commits, though the customer may order without a pause. After some conflicts no orders are taken.
+func (s *shop) erased(ctx context.Context, id string, erase func(tx *percolator.Txn) error) error {
+	err := s.db.Update(ctx, erase, percolator.WithMaxAttempts(eraseAttempts))
+	if !errors.Is(err, percolator.ErrConflict) {
+		return err
+	}
+	err = s.db.Update(ctx, func(tx *percolator.Txn) error { return s.leave(ctx, tx, id) })
+	if err != nil && !errors.Is(err, percolator.ErrUndetermined) { // the mark may be there or not: only the conflicts count
+		return err
+	}
+	err = s.db.Update(ctx, erase)
+	if err != nil && !errors.Is(err, percolator.ErrUndetermined) {
+		// The customer stays. A mark that cannot be removed now ends by itself.
+		_ = s.db.Update(ctx, func(tx *percolator.Txn) error { return leaving.Delete(ctx, tx, id) })
+	}
+	return err
 }
 
 func (s *shop) getBestSellers(ctx context.Context, tx *percolator.Txn, r *http.Request) (any, error) {
