@@ -5,6 +5,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -108,8 +109,11 @@ func listener(port int) int {
 	if len(inodes) == 0 {
 		return 0
 	}
-	if pid := holder.of(port, inodes); pid != 0 {
-		return pid
+	if known, ok := listeners.Load(port); ok {
+		fds, _ := filepath.Glob("/proc/" + strconv.Itoa(known.(int)) + "/fd/*")
+		if slices.ContainsFunc(fds, func(fd string) bool { return isOneOf(fd, inodes) }) {
+			return known.(int)
+		}
 	}
 	best := 0
 	fds, _ := filepath.Glob("/proc/[0-9]*/fd/*")
@@ -122,7 +126,7 @@ func listener(port int) int {
 			best = pid
 		}
 	}
-	holder.set(port, best)
+	listeners.Store(port, best)
 	return best
 }
 
@@ -132,33 +136,8 @@ func isOneOf(fd string, inodes map[string]bool) bool {
 	return err == nil && inodes[link]
 }
 
-// holder remembers which process listens on a port: to find it takes a look at every open file of the machine.
-var holder = holders{pids: map[int]int{}}
-
-type holders struct {
-	mu   sync.Mutex
-	pids map[int]int // by port
-}
-
-// of returns the process that was found to listen on a port, if it still has one of these sockets, else 0.
-func (h *holders) of(port int, inodes map[string]bool) int {
-	h.mu.Lock()
-	pid := h.pids[port]
-	h.mu.Unlock()
-	fds, _ := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/fd/*")
-	for _, fd := range fds {
-		if isOneOf(fd, inodes) {
-			return pid
-		}
-	}
-	return 0
-}
-
-func (h *holders) set(port, pid int) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.pids[port] = pid
-}
+// listeners are the processes that listener has found, by port: to find one takes a look at every open file of the machine.
+var listeners sync.Map
 
 // clockTick is the unit of times in /proc. The kernel's interface fixes it at 1/100 s
 // on every architecture that Go runs on.

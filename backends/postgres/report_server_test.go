@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/internal/testserver"
@@ -54,16 +55,26 @@ func TestServerWarnings(t *testing.T) {
 	}
 }
 
-// TestServerIsAskedForAll shows that a server knows every column.
-func TestServerIsAskedForAll(t *testing.T) {
-	t.Parallel()
+// asked returns a connection to a server, and what asks the server about itself over it.
+func asked(t *testing.T) (*pgxpool.Conn, func() serverSays) {
+	t.Helper()
 	direct := testserver.Postgres(t)
 	s := openTest(t, with(direct, "schema", fresh(t, direct)))
 	c, err := s.plain.pool.Acquire(t.Context())
 	require.NoError(t, err)
+	return c, func() serverSays {
+		says, err := askServer(t.Context(), c.Conn().PgConn(), s.plain.names)
+		require.NoError(t, err)
+		return says
+	}
+}
+
+// TestServerIsAskedForAll shows that a server knows every column.
+func TestServerIsAskedForAll(t *testing.T) {
+	t.Parallel()
+	c, ask := asked(t)
 	defer c.Release()
-	says, err := askServer(t.Context(), c.Conn().PgConn(), s.plain.names)
-	require.NoError(t, err)
+	says := ask()
 	require.Len(t, says, strings.Count(aboutSQL, " AS "))
 	for _, column := range []string{"server_version", "fsync", "max_connections", "connections", "statement_timeout", "idle_session_timeout"} {
 		require.NotEmpty(t, says[column], column)
@@ -74,10 +85,7 @@ func TestServerIsAskedForAll(t *testing.T) {
 // TestTimeoutsAreInMilliseconds sets timeouts in every unit that the server has.
 func TestTimeoutsAreInMilliseconds(t *testing.T) {
 	t.Parallel()
-	direct := testserver.Postgres(t)
-	s := openTest(t, with(direct, "schema", fresh(t, direct)))
-	c, err := s.plain.pool.Acquire(t.Context())
-	require.NoError(t, err)
+	c, ask := asked(t)
 	defer c.Release()
 	for set, want := range map[string]string{"0": "0", "1": "1", "1500us": "2", "90s": "90000", "100min": "6000000", "36h": "129600000", "24d": "2073600000", "1d": "86400000"} {
 		for _, style := range []string{"postgres", "sql_standard", "iso_8601"} {
@@ -91,13 +99,12 @@ func TestTimeoutsAreInMilliseconds(t *testing.T) {
 				_, err := c.Exec(t.Context(), "SELECT pg_catalog.set_config($1, $2, false)", timeout, set)
 				require.NoError(t, err)
 			}
-			says, err := askServer(t.Context(), c.Conn().PgConn(), s.plain.names)
-			require.NoError(t, err)
+			says := ask()
 			for _, timeout := range timeouts {
 				require.Equal(t, want, says[timeout], "%s = %s, %s", timeout, set, style)
 			}
 		}
 	}
-	_, err = c.Exec(t.Context(), "DISCARD ALL") // the connection goes back to the pool
+	_, err := c.Exec(t.Context(), "DISCARD ALL") // the connection goes back to the pool
 	require.NoError(t, err)
 }

@@ -64,7 +64,7 @@ func TestLeaving(t *testing.T) {
 	update := func(f func(ctx context.Context, tx *percolator.Txn) error) {
 		require.NoError(t, r.db.Update(t.Context(), func(tx *percolator.Txn) error { return f(t.Context(), tx) }))
 	}
-	update(func(ctx context.Context, tx *percolator.Txn) error { return r.leave(ctx, tx, ann) })
+	update(func(ctx context.Context, tx *percolator.Txn) error { return leave(ctx, tx, ann) })
 	r.refused(409, "leaving", "POST", "/orders", order)
 	update(func(ctx context.Context, tx *percolator.Txn) error {
 		now, err := tx.Now(ctx)

@@ -48,7 +48,9 @@ func (s *shop) handler() *http.ServeMux {
 		return s.person(ctx, tx, r.PathValue("id"))
 	}))
 	mux.HandleFunc("GET /customers/{id}/orders", read(s, s.getOrdersOf))
-	mux.HandleFunc("DELETE /customers/{id}", s.deleteCustomer)
+	mux.HandleFunc("DELETE /customers/{id}", done(func(ctx context.Context, id string, _ nothing) error {
+		return s.erased(ctx, id, func(tx *percolator.Txn) error { return s.erase(ctx, tx, id) })
+	}))
 
 	mux.HandleFunc("POST /orders", makes(s, func(ctx context.Context, tx *percolator.Txn, _ string, b basket) (any, error) {
 		return s.place(ctx, tx, b.Customer, b.Lines)
@@ -80,26 +82,13 @@ func (s *shop) putProduct(ctx context.Context, tx *percolator.Txn, id string, p 
 	return nil, offer(ctx, tx, id, Product(p))
 }
 
-func (s *shop) deleteCustomer(w http.ResponseWriter, r *http.Request) {
-	ctx, id := r.Context(), r.PathValue("id")
-	_, _, err := accept[nothing](w, r)
-	if err == nil {
-		err = s.erased(ctx, id, func(tx *percolator.Txn) error { return s.erase(ctx, tx, id) })
-	}
-	if err != nil {
-		fail(w, r, err)
-		return
-	}
-	w.WriteHeader(http.StatusNoContent)
-}
-
 // erased sees to it that erase commits, though the customer may order without a pause. After some conflicts no orders are taken.
 func (s *shop) erased(ctx context.Context, id string, erase func(tx *percolator.Txn) error) error {
 	err := s.db.Update(ctx, erase, percolator.WithMaxAttempts(eraseAttempts))
 	if !errors.Is(err, percolator.ErrConflict) {
 		return err
 	}
-	err = s.db.Update(ctx, func(tx *percolator.Txn) error { return s.leave(ctx, tx, id) })
+	err = s.db.Update(ctx, func(tx *percolator.Txn) error { return leave(ctx, tx, id) })
 	if err != nil && !errors.Is(err, percolator.ErrUndetermined) { // the mark may be there or not: only the conflicts count
 		return err
 	}
@@ -175,13 +164,20 @@ func read(s *shop, f func(ctx context.Context, tx *percolator.Txn, r *http.Reque
 
 // write makes a handler of a function that changes something and may do so twice.
 func write[B body](s *shop, f func(ctx context.Context, tx *percolator.Txn, id string, b B) (any, error)) http.HandlerFunc {
+	return done(func(ctx context.Context, id string, b B) error {
+		return s.db.Update(ctx, func(tx *percolator.Txn) error {
+			_, err := f(ctx, tx, id, b)
+			return err
+		})
+	})
+}
+
+// done makes a handler of a function that has transactions of its own.
+func done[B body](f func(ctx context.Context, id string, b B) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		b, _, err := accept[B](w, r)
 		if err == nil {
-			err = s.db.Update(r.Context(), func(tx *percolator.Txn) error {
-				_, err := f(r.Context(), tx, r.PathValue("id"), b)
-				return err
-			})
+			err = f(r.Context(), r.PathValue("id"), b)
 		}
 		if err != nil {
 			fail(w, r, err)
