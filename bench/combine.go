@@ -20,7 +20,7 @@ import (
 // One counter that everybody adds to, from several processes: package combine beside a cell that is read and written.
 
 const (
-	counterProcesses = 8
+	counterProcesses = 8 // or as many as there are callers
 	counterTable     = "counter"
 	counterWarmup    = time.Second
 )
@@ -197,9 +197,10 @@ func (s *counters) native(cfg Config) Side {
 func (s *counters) Run(ctx context.Context, cfg Config, d time.Duration, repeat int) (Sample, error) {
 	task := childTask{Kind: "counters", How: s.how, URL: s.url, Config: cfg, Repeat: repeat}
 	task.Config.Duration = d
-	task.Config.Goroutines = max(1, cfg.Goroutines/counterProcesses)
+	n := min(counterProcesses, cfg.Goroutines)
+	task.Config.Goroutines = cfg.Goroutines / n
 	task.Config.Store = s.kind
-	children, err := startHelpers(ctx, counterProcesses, task)
+	children, err := startHelpers(ctx, n, task)
 	defer func() {
 		for _, h := range children {
 			h.kill()
@@ -326,16 +327,17 @@ func (t *childTask) doCounters(ctx context.Context, wait func() error) error {
 		}
 		side = s
 	}
-	// Connections, statements and caches of a process that has just started are not to be measured.
-	warm := t.Config
-	warm.Duration = counterWarmup
-	warm.skewed = newSkew(warm.Skew)
 	counting, ok := side.(*counterCaller)
-	if ok {
-		counting.key = t.How + ", unmeasured"
-	}
-	if _, err := loop(ctx, side, warm, warm.Duration, t.Repeat); err != nil {
-		return errors.Join(err, side.Close())
+	// Connections, statements and caches of a process that has just started are not to be measured.
+	if warm := t.Config; warm.Warmup > 0 {
+		if ok {
+			counting.key = t.How + ", unmeasured"
+		}
+		warm.Duration = counterWarmup
+		warm.skewed = newSkew(warm.Skew)
+		if _, err := loop(ctx, side, warm, warm.Duration, t.Repeat); err != nil {
+			return errors.Join(err, side.Close())
+		}
 	}
 	if ok {
 		counting.key = t.How

@@ -22,7 +22,7 @@ import (
 // Items that processes put into an outbox and send from it, while one of them is killed or suspended all the time.
 
 const (
-	exportProcesses = 4
+	exportProcesses = 4 // or as many as there are callers, but 2 at least
 	// The leases of the processes; claims last for three times as long. A process stands still for longer than both.
 	exportLease      = time.Second
 	exportSuspension = 4 * exportLease
@@ -110,9 +110,10 @@ func (s *faultyExports) Close() error {
 // Run implements Runner. The time until everything is sent counts.
 func (s *faultyExports) Run(ctx context.Context, cfg Config, d time.Duration, repeat int) (Sample, error) {
 	random := rand.New(rand.NewPCG(cfg.Seed, uint64(repeat)))
+	children := make([]*helper, max(2, min(exportProcesses, cfg.Goroutines)))
 	start := func() (*helper, error) {
 		task := childTask{Kind: "exporter", How: s.server.URL, URL: s.url, Config: cfg, Repeat: repeat, From: s.number}
-		task.Config.Goroutines = max(1, cfg.Goroutines/exportProcesses)
+		task.Config.Goroutines = max(1, cfg.Goroutines/len(children))
 		s.number++
 		h, err := startHelper(ctx, task)
 		if err == nil {
@@ -120,7 +121,6 @@ func (s *faultyExports) Run(ctx context.Context, cfg Config, d time.Duration, re
 		}
 		return h, err
 	}
-	children := make([]*helper, exportProcesses)
 	defer func() {
 		for _, h := range children {
 			if h != nil {

@@ -47,13 +47,23 @@ func TestEveryWorkloadRuns(t *testing.T) {
 		for set := range slices.Chunk(all, few) {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				runForAMoment(t, set, rows[set[0].Group])
+				runForAMoment(t, set, rows[set[0].Group], "0")
 			})
 		}
 	}
 }
 
-func runForAMoment(t *testing.T, set []Workload, rows string) {
+// TestWarmUp runs workloads whose processes do something before they are measured, which TestEveryWorkloadRuns leaves out.
+func TestWarmUp(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"combine-redis", "workers-live-redis", "redis-processes"} {
+		chosen, err := choose(name)
+		require.NoError(t, err)
+		runForAMoment(t, chosen, "100", "1ms")
+	}
+}
+
+func runForAMoment(t *testing.T, set []Workload, rows, warmup string) {
 	t.Helper()
 	var names []string
 	for _, w := range set {
@@ -62,7 +72,7 @@ func runForAMoment(t *testing.T, set []Workload, rows string) {
 	var out bytes.Buffer
 	charts := t.TempDir()
 	err := run([]string{
-		"-workload", strings.Join(names, ","), "-duration", "20ms", "-warmup", "0", "-repeats", "1", "-rows", rows,
+		"-workload", strings.Join(names, ","), "-duration", "20ms", "-warmup", warmup, "-repeats", "1", "-rows", rows,
 		"-goroutines", "2", "-dir", t.TempDir(), "-json", "-charts", charts, "-skew", "0.5",
 	}, &out, io.Discard)
 	require.NoError(t, err)

@@ -216,7 +216,10 @@ func (s *fleet) Close() error {
 func (s *fleet) Run(ctx context.Context, cfg Config, d time.Duration, repeat int) (Sample, error) {
 	d *= fleetFactor
 	want := max(10, int64(s.load.rate*d.Seconds()))
-	warm := int64(fleetWarm * s.n)
+	warm := int64(0)
+	if cfg.Warmup > 0 {
+		warm = int64(fleetWarm * s.n)
+	}
 	from := s.last + warm
 	crew, err := startCrew(ctx, s.n, childTask{
 		Kind: "fleet", How: s.how, URL: s.url, Takes: s.load.takes, Config: cfg, Repeat: repeat, From: from,
