@@ -122,8 +122,12 @@ func (ix *Index[T]) buildOnce(ctx context.Context, pace Pace) (Report, percolato
 	}
 }
 
+// progressForm is the form of a progress. The one before, without a number, had the key of a row as a text, so what it passed over is not known.
+const progressForm = 1
+
 // progress is what a build has come to. It is stored in the transactions that bring it on.
 type progress struct {
+	Form  int                  `json:"form"`
 	Since percolator.Timestamp `json:"since"` // of the index
 	At    percolator.Timestamp `json:"at"`    // of its state
 	Round int                  `json:"round"`
@@ -187,10 +191,10 @@ func (ix *Index[T]) buildStep(ctx context.Context, info percolator.IndexInfo, ro
 		case errors.Is(err, percolator.ErrNotFound):
 		case err != nil:
 			return err
-		case json.Unmarshal(stored, &p) != nil || p.Since != info.Since || p.At != info.At || p.Part < 0:
-			p = progress{} // of another build, or damaged
+		case json.Unmarshal(stored, &p) != nil || p.Form != progressForm || p.Since != info.Since || p.At != info.At || p.Part < 0:
+			p = progress{} // of another build or an older program, or damaged
 		}
-		p.Since, p.At = info.Since, info.At
+		p.Form, p.Since, p.At = progressForm, info.Since, info.At
 		if p.Part >= partsEnd { // of a round that has ended
 			p.Round, p.position, p.Differs = p.Round+1, position{}, false
 			if p.Round >= mostRounds {

@@ -2,6 +2,7 @@ package index
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"slices"
 
@@ -52,7 +53,19 @@ const (
 // position is where a walk goes on.
 type position struct {
 	Part int    `json:"part"`
-	From string `json:"from"`
+	From rowKey `json:"key"`
+}
+
+// rowKey is the key of a row or an entry, which may be any bytes. JSON has it in base64: in a text, bytes that are no UTF-8 would become others.
+type rowKey string
+
+func (k rowKey) MarshalJSON() ([]byte, error) { return json.Marshal([]byte(k)) }
+
+func (k *rowKey) UnmarshalJSON(text []byte) error {
+	var b []byte
+	err := json.Unmarshal(text, &b)
+	*k = rowKey(b)
+	return err
 }
 
 // step looks at some rows or entries, in one transaction, and returns where to go on.
@@ -61,14 +74,14 @@ func (ix *Index[T]) step(ctx context.Context, tx *percolator.Txn, at position, r
 	if at.Part == partEntries {
 		walk = ix.walkEntries
 	}
-	last, seen, err := walk(ctx, tx, at.From, rows, mend, &r)
+	last, seen, err := walk(ctx, tx, string(at.From), rows, mend, &r)
 	switch {
 	case err != nil:
 		return at, Report{}, err
 	case seen < rows:
 		return position{Part: at.Part + 1}, r, nil
 	}
-	return position{Part: at.Part, From: last + "\x00"}, r, nil
+	return position{Part: at.Part, From: rowKey(last + "\x00")}, r, nil
 }
 
 // wanted is an entry that a row should have.
