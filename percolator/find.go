@@ -134,7 +134,7 @@ func (w *Worker) find(ctx context.Context, table string) error {
 				return err
 			}
 		}
-		woken, err := w.sleepOr(ctx, rest, w.kicks[table])
+		woken, err := w.sleepHearing(ctx, table, rest)
 		if err != nil {
 			return err
 		}
@@ -142,6 +142,18 @@ func (w *Worker) find(ctx context.Context, table string) error {
 			pace.calm = 0 // somebody asks for a look, which may be the only one that finds what is new
 		}
 	}
+}
+
+// sleepHearing sleeps until a rest is over or somebody asks for a look at the table. A rest that only a worker that hears of everything
+// may take ends soon after the push is lost.
+func (w *Worker) sleepHearing(ctx context.Context, table string, rest time.Duration) (woken bool, err error) {
+	for w.listens() && rest > max(longestUnheard, w.config.Rescan) {
+		if woken, err := w.sleepOr(ctx, longestUnheard, w.kicks[table]); woken || err != nil || !w.listens() {
+			return woken, err
+		}
+		rest -= longestUnheard
+	}
+	return w.sleepOr(ctx, rest, w.kicks[table])
 }
 
 // follow looks at those rows of a table that pushes tell of. It does so beside find, whose

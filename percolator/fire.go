@@ -242,7 +242,7 @@ func (w *Worker) tell(ctx context.Context, table string, timers []dueTimer) (fai
 		done = append(done, t.removed())
 	}
 	w.db.count.timersFired.Add(uint64(len(done)))
-	if !w.pushed() {
+	if !w.listens() {
 		w.kickTable(table)
 	}
 	err = w.db.removeTimers(ctx, done, func(_ string, rerr error) error {

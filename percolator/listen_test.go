@@ -186,3 +186,49 @@ func TestPushOfOneStoreFails(t *testing.T) {
 		})
 	}
 }
+
+// What a worker's own runs and timers lead to does not wait for a scan while its push does not work, as it does not where there is none.
+func TestCascadeWhileThePushFails(t *testing.T) {
+	for name, fails := range map[string]func(context.Context, func(rowstore.Wake), rowstore.Waker) error{"refused": refused, "lost at once": endsAfter(0)} {
+		eachCrewNamed(t, name, func(t *testing.T, c *crew) {
+			s := newPusher(c.mem)
+			s.pushes(fails)
+			c.source = c.open(faultstore.New(s, faultstore.Options{KeepOpen: true, Seed: 1}))
+			m := &mate{t: t, ended: make(chan struct{}), wire: faultstore.New(s, faultstore.Options{KeepOpen: true, Seed: 1})}
+			m.Worker = NewWorker(c.open(m.wire), WorkerConfig{Rescan: time.Hour, GCInterval: -1})
+			for from, to := range map[string]string{"a": "b", "b": "c", "c": "d"} {
+				require.NoError(t, m.Observe(Observer{Name: from, Table: "t", Column: from, Func: func(_ context.Context, tx *Txn, cell Cell) error {
+					m.mu.Lock()
+					defer m.mu.Unlock()
+					m.calls = append(m.calls, from)
+					if from == "c" {
+						return tx.NotifyAt(Cell{"t", cell.Row, "timed"}, time.Now().Add(time.Minute))
+					}
+					return tx.Set(Cell{"t", cell.Row, to}, nil)
+				}}))
+			}
+			require.NoError(t, m.Observe(Observer{Name: "timed", Table: "t", Column: "timed", Func: func(context.Context, *Txn, Cell) error {
+				m.mu.Lock()
+				defer m.mu.Unlock()
+				m.calls = append(m.calls, "timed")
+				return nil
+			}}))
+			m.start()
+			settle()
+			require.False(t, m.listens())
+			set(t, c.source, Cell{"t", "row", "a"}, "x")
+			time.Sleep(time.Second)
+			synctest.Wait()
+			require.False(t, m.called("a"), "no push tells of it")
+			m.kickTable("t")
+			time.Sleep(time.Second)
+			synctest.Wait()
+			for _, name := range []string{"a", "b", "c"} {
+				require.True(t, m.called(name), name)
+			}
+			time.Sleep(2 * time.Minute) // timers are looked for from time to time
+			synctest.Wait()
+			require.True(t, m.called("timed"))
+		})
+	}
+}

@@ -299,3 +299,31 @@ func TestLooksAfterACalmOne(t *testing.T) {
 	cancel()
 	require.ErrorIs(t, await.Value(t.Context(), t, done, nil), context.Canceled)
 }
+
+// A long rest is for a worker that hears of what is new: it ends soon after the push is lost, and at its time while it works.
+func TestLongRestEndsWithThePush(t *testing.T) {
+	t.Parallel()
+	wk, clock := calmWorker(t, 1, nil)
+	rest := func() (done chan error) {
+		done = make(chan error, 1)
+		go func() {
+			woken, err := wk.sleepHearing(t.Context(), "t", time.Minute)
+			if woken {
+				err = errors.New("nobody has woken it")
+			}
+			done <- err
+		}()
+		return done
+	}
+	done := rest()
+	clock.passes(t, 6, longestUnheard, done)
+	require.NoError(t, await.Value(t.Context(), t, done, nil))
+
+	done = rest()
+	clock.passes(t, 2, longestUnheard, done)
+	_, ended := clock.sleeps(t, longestUnheard, done)
+	require.False(t, ended)
+	wk.listening.Store(0)
+	clock.passes(t, 1, longestUnheard, done)
+	require.NoError(t, await.Value(t.Context(), t, done, nil))
+}

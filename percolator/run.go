@@ -344,10 +344,10 @@ func (w *Worker) notCommitted(ctx context.Context, tx *Txn, o *Observer, view *c
 	return trouble(fmt.Errorf("committing a run of observer %q for %v: %w", o.Name, view.cell.public(), err))
 }
 
-// changes lists the tables in which a run sets cells that this worker observes. With a
-// push it lists none, because the push will tell of them.
+// changes lists the tables in which a run sets cells that this worker observes. While the
+// push works it lists none, because the push will tell of them.
 func (w *Worker) changes(tx *Txn) []string {
-	if w.pushed() {
+	if w.listens() {
 		return nil
 	}
 	var tables []string

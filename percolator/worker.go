@@ -55,7 +55,7 @@ type WorkerConfig struct {
 	// (rowstore.SlotScanner), a scan that took long and found nothing for this worker, or
 	// next to nothing beside what waits, is followed by one that rests between its parts, nine times as long as
 	// the first one took in all, a minute at most. Where it does not, or the push does not work, the wait is as long as the scan took,
-	// 10 s at most, if that is longer.
+	// 10 s at most, if that is longer; a longer one under way when the push is lost ends within 10 s.
 	Rescan time.Duration
 	// MemberLease is how long the other workers that run an observer leave this worker its
 	// share of the changes after its last sign of life, which it gives twice in that time.
