@@ -12,6 +12,7 @@ import (
 
 	"github.com/percolate-go/percolate/conformance"
 	"github.com/percolate-go/percolate/internal/atend"
+	"github.com/percolate-go/percolate/internal/await"
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
@@ -58,8 +59,7 @@ func bare(t testing.TB, raw string) *direct {
 	o, err := ParseURL(raw)
 	require.NoError(t, err)
 	o.NoCoalesce = true
-	s, err := Open(context.Background(), o)
-	require.NoError(t, err)
+	s := await.Ready(t, rowstore.ErrUnavailable, func() (*Store, error) { return Open(context.Background(), o) })
 	atend.Do(t, func() { require.NoError(t, s.Close()) })
 	return s.direct
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/percolate-go/percolate/backends/tikvraw"
 	"github.com/percolate-go/percolate/internal/atend"
+	"github.com/percolate-go/percolate/internal/await"
 	"github.com/percolate-go/percolate/internal/tikvtest"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -152,15 +153,16 @@ func TestServersSilent(t *testing.T) {
 func TestPDAway(t *testing.T) {
 	t.Parallel()
 	c := tikvtest.New(t, tikvtest.Options{})
-	s, err := rowstore.Open(t.Context(), c.URL()+"?prefix="+prefix())
-	require.NoError(t, err)
+	s := await.Ready(t, rowstore.ErrUnavailable, func() (rowstore.Store, error) {
+		return rowstore.Open(t.Context(), c.URL()+"?prefix="+prefix())
+	})
 	atend.Do(t, func() { require.NoError(t, s.Close()) })
 	apply(t, s, write(1))
 	c.StopPD()
 	apply(t, s, write(2))
 	source := s.(rowstore.OracleProvider).Oracle()
 	began := time.Now()
-	_, err = source.Draw(t.Context(), 1)
+	_, err := source.Draw(t.Context(), 1)
 	require.ErrorIs(t, err, rowstore.ErrUnavailable)
 	require.Less(t, time.Since(began), patient)
 	_, err = s.(rowstore.Splitter).Split(t.Context(), "t", 2)

@@ -3,6 +3,7 @@ package await
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -26,4 +27,18 @@ func Value[T any](ctx context.Context, t testing.TB, c <-chan T, ended <-chan er
 		require.FailNow(t, "nothing came")
 	}
 	return v
+}
+
+// Ready calls open until it fails no more with an error that is busy, for a minute at most, and returns what it gave. A store with short time
+// limits may not answer in time at first on a busy machine. Call it in the test's goroutine.
+func Ready[T any](t testing.TB, busy error, open func() (T, error)) T {
+	t.Helper()
+	for began := time.Now(); ; {
+		v, err := open()
+		if err == nil || !errors.Is(err, busy) || time.Since(began) > patience {
+			require.NoError(t, err)
+			return v
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
 }
