@@ -163,7 +163,7 @@ func (r *Reader) size(ctx context.Context, table string, rows int, began time.Ti
 		if err != nil {
 			return s, err
 		}
-		if s.Rows == rows || s.Rows&255 == 255 && time.Since(began) > pageTime {
+		if s.Rows == rows || time.Since(began) > pageTime {
 			s.AtLeast = true
 			break
 		}

@@ -59,3 +59,32 @@ func TestSlowStoreIsPaged(t *testing.T) {
 		require.Equal(t, 3, looked)
 	})
 }
+
+// TestSizesEndInTime: once its time is over, a count reads a row of each table at most.
+func TestSizesEndInTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, db := t.Context(), percolatetest.Open(t)
+		require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error {
+			for _, row := range []string{"a", "b", "c", "d"} {
+				for _, table := range []string{"t", "u"} {
+					if err := tx.Set(percolator.Cell{Table: table, Row: row, Column: "c"}, nil); err != nil {
+						return err
+					}
+				}
+			}
+			return nil
+		}))
+		r, err := Of(db)
+		require.NoError(t, err)
+		r.store = slow{r.store}
+		began := time.Now()
+		sizes, _, err := r.Sizes(ctx, false, 0)
+		require.NoError(t, err)
+		require.Len(t, sizes, 2)
+		for _, s := range sizes {
+			require.True(t, s.AtLeast)
+		}
+		require.Less(t, time.Since(began), 10*pageTime)
+	})
+}

@@ -1,12 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/url"
 	"os"
 	"slices"
@@ -35,8 +37,9 @@ type app struct {
 
 	store, config string
 	json          bool
-	answered      bool // the standard output has the answer, so nothing is added to it
-	jsonAsked     bool // --json is among the arguments, also where they were refused before they were read
+	answered      bool         // the standard output has the answer, so nothing is added to it
+	loaded        *config.File // see file
+	jsonAsked     bool         // --json is among the arguments, also where they were refused before they were read
 	timeout       time.Duration
 
 	ran      bool // the arguments would do
@@ -109,11 +112,13 @@ func (a *app) openNow(ctx context.Context, asIs bool) (rowstore.Store, []percola
 		s, err := a.opened(ctx, asIs)
 		return s, nil, err
 	}
-	f, err := a.file()
+	file, err := a.file(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
+	f := *file
 	if asIs {
+		f.Stores = maps.Clone(f.Stores)
 		for name, s := range f.Stores {
 			f.Stores[name] = withAsIs(s)
 		}
@@ -147,8 +152,19 @@ func withAsIs(s config.Store) config.Store {
 	return s
 }
 
-// file says where the stores are.
-func (a *app) file() (*config.File, error) {
+// file says where the stores are. It is read once: it may be a pipe, as a shell makes of a program that decrypts it.
+func (a *app) file(ctx context.Context) (*config.File, error) {
+	if a.loaded == nil {
+		loaded, err := inTime(ctx, "reading the configuration", a.load)
+		if err != nil {
+			return nil, err
+		}
+		a.loaded = loaded
+	}
+	return a.loaded, nil
+}
+
+func (a *app) load() (*config.File, error) {
 	url, path := a.store, a.config
 	if url == "" && path == "" {
 		url, path = os.Getenv("PERCOLATOR_STORE"), os.Getenv("PERCOLATOR_CONFIG")
@@ -214,10 +230,10 @@ func change[T any](a *app, f func(ctx context.Context, db *percolator.DB, args [
 		if cerr := closeDB(ctx, db); err == nil {
 			err = cerr
 		}
-		if err != nil {
+		if err != nil && !errors.Is(err, errAnswered) {
 			return err
 		}
-		return show(a, v, text)
+		return cmp.Or(show(a, v, text), err)
 	}
 }
 

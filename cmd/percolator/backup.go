@@ -82,7 +82,7 @@ func (a *app) restoreCommand() *cobra.Command {
 		} else if err != nil {
 			return err
 		}
-		if err := a.lasts(); err != nil && !check {
+		if err := a.lasts(ctx); err != nil && !check {
 			return err
 		}
 		bar := a.bar("checked")
@@ -115,11 +115,11 @@ func (a *app) restoreCommand() *cobra.Command {
 }
 
 // lasts refuses a store that ends with this process.
-func (a *app) lasts() error {
+func (a *app) lasts(ctx context.Context) error {
 	if a.opened != nil {
 		return nil
 	}
-	f, err := a.file()
+	f, err := a.file(ctx)
 	if err != nil {
 		return err
 	}

@@ -335,7 +335,7 @@ func (a *app) setCommand() *cobra.Command {
 			if err != nil {
 				return written{}, err
 			}
-			value, err := a.value(ctx, args[3])
+			value, err := a.value(ctx, args[3], db.Limits().Value)
 			if err != nil {
 				return written{}, err
 			}
@@ -351,11 +351,14 @@ func (a *app) setCommand() *cobra.Command {
 }
 
 // value reads a typed value, or the standard input until ctx is done.
-func (a *app) value(ctx context.Context, arg string) ([]byte, error) {
+func (a *app) value(ctx context.Context, arg string, most int) ([]byte, error) {
 	if arg == "-" {
-		b, err := io.ReadAll(untilDone(ctx, a.stdin))
+		b, err := io.ReadAll(io.LimitReader(untilDone(ctx, a.stdin), int64(most)+1))
 		if err != nil {
 			return nil, fmt.Errorf("reading the value from the standard input: %w", err)
+		}
+		if len(b) > most {
+			return nil, fmt.Errorf("%w: the standard input has more than %d bytes, the limit of a value", percolator.ErrTooLarge, most)
 		}
 		return b, nil
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -16,7 +17,7 @@ func (a *app) eraseCommand() *cobra.Command {
 		Use: "erase TABLE {--prefix PREFIX | --from ROW | --to ROW | --all} --yes", Short: "Delete rows with every trace of them", Args: exactly("TABLE"),
 		Long: "Deletes the rows of a range, waits until the observers have seen that, and removes their history, notifications, timers and records.\n" +
 			"It needs workers that run the observers, and takes a catalog lease or more, without a bound unless --timeout is given. There is no\n" +
-			"way back. If it is broken off, call it again.",
+			"way back. If it is broken off, call it again. Rows that are written meanwhile stay, and the exit status is 9: call it again, too.",
 		Example: "  percolator erase order --prefix ann/ --yes",
 		RunE: a.long("observers list", change(a, func(ctx context.Context, db *percolator.DB, args []string) (erased, error) {
 			r, err := rows.of(args[0])
@@ -34,6 +35,9 @@ func (a *app) eraseCommand() *cobra.Command {
 				return erased{}, err
 			}
 			receipt, err := db.Erase(ctx, r)
+			if err == nil && receipt.Kept > 0 {
+				err = fmt.Errorf("%w: %w", errAnswered, percolator.ErrConflict)
+			}
 			return erasedOf(&receipt), err
 		}, func(w *page, r erased) {
 			w.line("%d rows are erased, %d cells had a value, %d versions were removed, %d timers, %d records of parked runs", r.Rows, r.Cells, r.Versions, r.Timers, r.Parked)

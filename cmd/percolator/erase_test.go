@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,7 +15,10 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/percolator"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 func TestErase(t *testing.T) {
@@ -69,6 +73,41 @@ func TestErase(t *testing.T) {
 	require.Zero(t, receipt["rows"])
 	require.IsType(t, "", receipt["safe_point"], "a timestamp has more digits than a number of JSON may have")
 	require.NotEmpty(t, receipt["elsewhere"])
+}
+
+// TestEraseThatLeavesRows: a script must not take an erasure for done beside which rows were written.
+func TestEraseThatLeavesRows(t *testing.T) {
+	t.Parallel()
+	store := memstore.New()
+	atend.Do(t, func() { require.NoError(t, store.Close()) })
+	db, err := percolator.New(t.Context(), keptMemory{store}, percolator.WithSettings(percolator.Settings{CatalogLease: 100 * time.Millisecond}))
+	require.NoError(t, err)
+	atend.Do(t, func() { require.NoError(t, db.Close(context.WithoutCancel(t.Context()))) })
+	writing, stop := context.WithCancel(t.Context())
+	var writer sync.WaitGroup
+	writer.Go(func() {
+		for i := 0; writing.Err() == nil; i++ {
+			_ = db.Update(writing, func(tx *percolator.Txn) error {
+				return tx.Set(cell("order", fmt.Sprintf("ann/%d", i%10), "v"), []byte("x"))
+			})
+		}
+	})
+	defer writer.Wait()
+	defer stop()
+	require.Eventually(t, func() bool { return db.Stats().OnePhase > 0 }, time.Minute, time.Millisecond)
+	var out, errs strings.Builder
+	opened := func(context.Context, bool) (rowstore.Store, error) { return keptMemory{store}, nil }
+	status := run(t.Context(), strings.Fields("erase order --prefix ann/ --yes --json"), strings.NewReader(""), &out, &errs, opened)
+	require.Equal(t, exitConflict, status, "%s %s", out.String(), errs.String())
+	var receipt struct{ Kept int }
+	require.NoError(t, json.Unmarshal([]byte(out.String()), &receipt), out.String())
+	require.Positive(t, receipt.Kept)
+	require.Empty(t, errs.String(), "the answer has it")
+	stop()
+	writer.Wait()
+	out.Reset()
+	require.Equal(t, exitOK, run(t.Context(), strings.Fields("erase order --prefix ann/ --yes"), strings.NewReader(""), &out, &errs, opened), errs.String())
+	require.NotContains(t, out.String(), "erase again")
 }
 
 // TestLongCommands: what waits for leases and workers has no bound of its own, and says what to do if the one of the user is over.

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/internal/atend"
+	"github.com/percolate-go/percolate/percolator"
 )
 
 // TestFIFOThatHangs imports from a FIFO that nobody has opened to write, and from one that somebody has opened and writes nothing to.
@@ -28,4 +29,24 @@ func TestFIFOThatHangs(t *testing.T) {
 	require.NoError(t, err)
 	atend.Do(t, func() { require.NoError(t, w.Close()) })
 	fails()
+}
+
+// TestConfigurationFromAPipe: a command that opens the store more than once reads its configuration once, as from <(sops -d FILE).
+func TestConfigurationFromAPipe(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	url := "pebble:" + filepath.Join(dir, "data")
+	db, err := percolator.Open(t.Context(), url)
+	require.NoError(t, err)
+	require.NoError(t, db.Close(t.Context()))
+	for _, args := range []string{"set --new t r c v", "get t r c", "migrate check", "gc status"} {
+		path := filepath.Join(t.TempDir(), "fifo")
+		require.NoError(t, syscall.Mkfifo(path, 0o600))
+		wrote := make(chan error, 1)
+		go func() { wrote <- os.WriteFile(path, []byte("stores: {main: {url: \""+url+"\"}}\n"), 0) }()
+		var out, err strings.Builder
+		status := run(t.Context(), append(strings.Fields(args), "--config", path, "--timeout", "20s"), strings.NewReader(""), &out, &err, nil)
+		require.Equal(t, exitOK, status, "%s: %s", args, err.String())
+		require.NoError(t, <-wrote)
+	}
 }

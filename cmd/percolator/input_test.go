@@ -65,3 +65,22 @@ func TestInputThatHangs(t *testing.T) {
 	require.Equal(t, exitOK, run(t.Context(), strings.Fields("get t r c"), strings.NewReader(""), &out, &err, opened), err.String())
 	require.Equal(t, "from two parts\n", out.String())
 }
+
+// TestInputWithoutEnd: no more is read of a value than one may have.
+func TestInputWithoutEnd(t *testing.T) {
+	t.Parallel()
+	var out, err strings.Builder
+	in := &endless{}
+	status := run(t.Context(), strings.Fields("set --new t r c -"), in, &out, &err, inMemory(t))
+	require.Equal(t, exitUsage, status, err.String())
+	require.Contains(t, err.String(), "16777216 bytes")
+	require.Less(t, in.read, 17<<20)
+}
+
+// endless is a standard input like that from /dev/zero.
+type endless struct{ read int }
+
+func (e *endless) Read(b []byte) (int, error) {
+	e.read += len(b)
+	return len(b), nil
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -69,9 +70,25 @@ func (a *app) gcCommand() *cobra.Command {
 			"is given. An interrupted collection leaves nothing wrong.",
 		RunE: a.long("gc status", change(a, func(ctx context.Context, db *percolator.DB, _ []string) (collected, error) {
 			r, err := db.CollectGarbage(ctx, o)
-			return collected{admin.Stamp(r.SafePoint), r.Versions, r.Rows, r.Read, r.LocksResolved, r.Full}, err
+			c := collected{admin.Stamp(r.SafePoint), nil, r.Versions, r.Rows, r.Read, r.LocksResolved, r.Full}
+			if err == nil && o.Within > 0 {
+				c.Tables, err = tablesWithin(ctx, db, o.Within)
+			}
+			return c, err
 		}, func(w *page, c collected) {
-			w.line("history from before %s is gone", when(c.SafePoint))
+			switch {
+			case o.Within <= 0:
+				w.line("history from before %s is gone", when(c.SafePoint))
+			case len(c.Tables) == 0:
+				w.line("no table has a retention of its own of at most %v, and shorter than that of the database", o.Within)
+			}
+			for _, t := range c.Tables {
+				if t.SafePoint == 0 {
+					w.line("table %v is not collected by itself yet", t.Name)
+					continue
+				}
+				w.line("history of table %v from before %s is gone", t.Name, when(t.SafePoint))
+			}
 			w.line("%d versions of %d rows were removed, %d rows read, %d locks resolved", c.Versions, c.Rows, c.Read, c.Locks)
 		})),
 	}
@@ -83,12 +100,23 @@ func (a *app) gcCommand() *cobra.Command {
 
 // collected is what a collection has done.
 type collected struct {
-	SafePoint admin.Stamp `json:"safe_point"`
-	Versions  int         `json:"versions"`
-	Rows      int         `json:"rows"`
-	Read      int         `json:"read"`
-	Locks     int         `json:"locks"`
-	Full      bool        `json:"full"`
+	SafePoint admin.Stamp   `json:"safe_point"`       // of the tables that have none of their own
+	Tables    []admin.Table `json:"tables,omitempty"` // those of --within
+	Versions  int           `json:"versions"`
+	Rows      int           `json:"rows"`
+	Read      int           `json:"read"`
+	Locks     int           `json:"locks"`
+	Full      bool          `json:"full"`
+}
+
+// tablesWithin lists the tables whose own retention is at most this, and shorter than that of the database, as GCOptions.Within chooses them.
+func tablesWithin(ctx context.Context, db *percolator.DB, within time.Duration) ([]admin.Table, error) {
+	r, err := admin.Of(db)
+	if err != nil {
+		return nil, err
+	}
+	g, err := r.Collection(ctx, 1)
+	return slices.DeleteFunc(g.Tables, func(t admin.Table) bool { return t.Retention >= g.Retention || time.Duration(t.Retention) > within }), err
 }
 
 // kept is what retention shows.
@@ -177,6 +205,9 @@ func (a *app) sizesCommand() *cobra.Command {
 			w.row("TABLE", "ROWS", "BYTES")
 			for _, s := range l.Items {
 				w.row(s.Table, shown.Count(s.Rows, s.AtLeast), shown.Count(int(s.Bytes), s.AtLeast))
+			}
+			if l.More {
+				w.line("... and more tables, which are not counted")
 			}
 		}),
 	}

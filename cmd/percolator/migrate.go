@@ -172,7 +172,7 @@ func (a *app) eachStore(ctx context.Context, asIs bool, f func(name string, s ro
 		s, err := inTime(ctx, "opening the store", func() (rowstore.Store, error) { return a.opened(ctx, asIs) })
 		return errors.Join(f("store", s, err), closed(s))
 	}
-	file, err := a.file()
+	file, err := a.file(ctx)
 	if err != nil {
 		return err
 	}
