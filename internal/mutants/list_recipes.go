@@ -33,6 +33,8 @@ var recipesMutants = []mutant{
 		"\treturn fmt.Errorf(\"%w: %w\", percolator.ErrUndetermined, cause)\n", "\treturn fmt.Errorf(\"left: %w\", cause)\n")},
 	{"ended-answer-counts", "Recipes: once, an answer counts until it ends", "./recipes/once TestAnswerEnds", one(onceGo,
 		"\tcase r.until <= now: //", "\tcase r.until <= now-now: //")},
+	{"look-takes-its-callers-time", "Recipes: once, a look for what has ended, which reads rows of other servers, leaves its caller time", "./recipes/once TestLookOverAServerThatHangs", one("recipes/once/sweep.go",
+		"limit := looksFor", "limit := time.Hour")},
 	{"lost-claim-finishes", "Recipes: once, only the claim of the key finishes", "./recipes/once TestClaim", one("recipes/once/claim.go",
 		"case r.state != stateClaimed || r.epoch != c.epoch:", "case r.state != stateClaimed:")},
 	{"older-snapshot-says-lost", "Recipes: once, a transaction that is older than a claim does not say that it was lost", "./recipes/once TestFinishOnAnOlderSnapshot", one("recipes/once/claim.go",

@@ -49,7 +49,7 @@
 // row has two cells in turn. An adder whose cell was not written for 5 seconds takes the other one, so adders stay out of the way of those
 // who combine. An Add conflicts with one who combines only if both cells are idle at that moment, or if its transaction lasts for 5 seconds, so that its snapshot is
 // older than what was combined; then one of the two is
-// run again. Two that combine the same value may conflict; the one that is late leaves it to the other.
+// run again. A Serializable transaction that adds has read both cells, so it conflicts, too, if the other one is removed as idle meanwhile, also by the combining that it did itself. Two that combine the same value may conflict; the one that is late leaves it to the other.
 //
 // If combining fails because a value cannot be decoded or merged, nothing is removed, Add goes on, and Get and Combine
 // tell. A value that is merged must fit into a cell (percolator.Limits.Value): one that has grown beyond it cannot be combined any more, so Get

@@ -4,14 +4,24 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/percolate-go/percolate/percolator"
 )
 
-// lookSometimes removes what has ended in a random place of the table, for some of the calls. A failure is no fault of the caller's: what
-// is left is removed by another call. The key that the caller writes is left alone, since its transaction would conflict.
+// looksFor is how long lookSometimes may hold its caller up, or a quarter of the time that is left to the caller, if that is less.
+const looksFor = time.Second
+
+// lookSometimes removes what has ended in a random place of the table, for some of the calls. A failure is no fault of the caller's, nor that it takes
+// long, since it reads rows of other servers: what is left is removed by another call. The key that the caller writes is left alone, since its transaction would conflict.
 func (k *Keys[T]) lookSometimes(ctx context.Context, now percolator.Timestamp, written string) {
 	if n := mix(uint64(now)); n%k.lookEvery == 0 {
+		limit := looksFor
+		if end, has := ctx.Deadline(); has {
+			limit = min(limit, time.Until(end)/4)
+		}
+		ctx, cancel := context.WithTimeout(ctx, limit)
+		defer cancel()
 		// One attempt: whoever it meets may look another time.
 		_, _, _ = k.sweepFrom(ctx, string(place(mix(n))), lookAt, k.cell(written).Row, percolator.WithMaxAttempts(1))
 	}

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -113,4 +114,43 @@ func TestSweepPastALongKey(t *testing.T) {
 	n, err = long.Sweep(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
+}
+
+// TestLookOverAServerThatHangs: the rows that a call looks at for what has ended are those of other servers. One that hangs must take neither the time
+// of the caller nor the answer.
+func TestLookOverAServerThatHangs(t *testing.T) {
+	t.Parallel()
+	for name, limit := range map[string]time.Duration{"short": 2 * time.Second, "long": time.Minute, "none": 0} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				store := faultstore.New(memstore.New(), faultstore.Options{})
+				db, err := percolator.New(t.Context(), store)
+				require.NoError(t, err)
+				k := numbers(t, db)
+				k.lookEvery = 1
+				hung := 0
+				store.AddRule(faultstore.Rule{Times: -1, Match: func(c *faultstore.Call) bool { return c.Kind == faultstore.CallScan && c.Range.Table == "once" },
+					Before: func(context.Context, *faultstore.Call) faultstore.Fault {
+						hung++
+						return faultstore.Fault{Kind: faultstore.Delay, Delay: time.Hour}
+					}})
+				ctx := t.Context()
+				if limit > 0 {
+					var cancel context.CancelFunc
+					ctx, cancel = context.WithTimeout(ctx, limit)
+					defer cancel()
+				}
+				began := time.Now()
+				_, first, err := k.Do(ctx, "key", func(context.Context, *percolator.Txn) (int, error) { return 1, nil })
+				require.NoError(t, err)
+				require.True(t, first)
+				_, _, err = k.Claim(ctx, "claimed", time.Second)
+				require.NoError(t, err)
+				require.LessOrEqual(t, time.Since(began), 2*looksFor)
+				require.Equal(t, 2, hung)
+				require.NoError(t, db.Close(context.WithoutCancel(ctx)))
+			})
+		})
+	}
 }
