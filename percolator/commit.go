@@ -44,6 +44,10 @@ func (tx *Txn) Commit(ctx context.Context) (err error) {
 	if tx.done {
 		return ErrTxnDone
 	}
+	if tx.keeping {
+		tx.endedBy = true
+		return fmt.Errorf("percolator: committing: %w: an upkeep may not end its transaction", ErrInvalid)
+	}
 	tx.committing = true
 	defer func() { tx.finish(err) }()
 	db := tx.db

@@ -114,6 +114,14 @@ func (g *goneRows) has(name rowName) bool {
 	return has
 }
 
+// forgetPlaces is for when the list of writes becomes another: places in it mean nothing then.
+func (g *goneRows) forgetPlaces() {
+	if g != nil {
+		clear(g.writes)
+		g.seen = 0
+	}
+}
+
 // writesIn returns where in the list of writes those of a row are, in order.
 func (g *goneRows) writesIn(name rowName, list []write) []int {
 	for ; g.seen < len(list); g.seen++ {

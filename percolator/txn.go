@@ -28,6 +28,7 @@ type Txn struct {
 	done       bool
 	committing bool // Commit was called
 	keeping    bool // an Upkeep is being called
+	endedBy    bool // the Upkeep that is being called has called Commit or Rollback
 	hasEntries bool // an Upkeep may have written something
 	hasRead    bool // Get or GetMany has read from the store
 	// storeFailed means that a read of the transaction failed. If an observer's function
@@ -396,6 +397,10 @@ func (tx *Txn) Notify(c Cell) error {
 // Rollback ends the transaction without effect. It returns nil, also after Commit
 // or another Rollback, so that "defer tx.Rollback(ctx)" is safe.
 func (tx *Txn) Rollback(context.Context) error {
+	if tx.keeping {
+		tx.endedBy = true
+		return nil
+	}
 	tx.finish(nil)
 	return nil
 }

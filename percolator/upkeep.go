@@ -139,9 +139,13 @@ func changesFor(x *format.Index, cells []Cell, changes []RowChange) []RowChange 
 
 // keep calls an upkeep. What it writes is marked, so that it can be taken back.
 func (tx *Txn) keep(ctx context.Context, u *Upkeep, changes []RowChange) error {
-	tx.keeping, tx.hasEntries = true, true
+	tx.keeping, tx.hasEntries, tx.endedBy = true, true, false
 	defer func() { tx.keeping = false }()
-	if err := unlessPanics("the upkeep", func() error { return u.Keep(ctx, tx, changes) }); err != nil {
+	err := unlessPanics("the upkeep", func() error { return u.Keep(ctx, tx, changes) })
+	if err == nil && tx.endedBy {
+		err = fmt.Errorf("%w: it has ended its transaction", ErrInvalid)
+	}
+	if err != nil {
 		return &upkeepError{u.Name, err}
 	}
 	return nil
@@ -162,6 +166,7 @@ func (tx *Txn) takeBackEntries() {
 		return
 	}
 	tx.hasEntries = false
+	tx.gone.forgetPlaces()
 	s := &tx.writes
 	all := s.list
 	s.list, s.index = make([]write, 0, len(all)), nil
