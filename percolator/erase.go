@@ -2,6 +2,7 @@ package percolator
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -118,12 +119,36 @@ func (e *erasure) run(ctx context.Context, r Range) error {
 	if err := e.mayPublish(ctx); err != nil {
 		return err // before anything is deleted
 	}
-	report, err := db.DeleteRange(ctx, r)
-	e.receipt.Cells = report.Cells
-	if err != nil {
+	if err := e.deleteRows(ctx, r); err != nil {
 		return err
 	}
 	return db.during(ctx, e.removeAll)
+}
+
+// deleteRows deletes the rows of the range. Another call that erases some of them, or rows of the same indexes, publishes its safe point at any
+// moment. What is being deleted then is refused, and deleted again above that safe point.
+func (e *erasure) deleteRows(ctx context.Context, r Range) error {
+	for {
+		before := e.erasedIn(e.db.known())
+		report, err := e.db.DeleteRange(ctx, r)
+		e.receipt.Cells += report.Cells
+		if !errors.Is(err, ErrSnapshotTooOld) && !errors.Is(err, ErrTxnTooOld) {
+			return err
+		}
+		v, cerr := e.db.loadCatalog(ctx)
+		if cerr != nil || e.erasedIn(v) <= before {
+			return errors.Join(err, cerr)
+		}
+		r.From = report.Next
+	}
+}
+
+// erasedIn returns the newest safe point of the erased ranges that meet what this call erases.
+func (e *erasure) erasedIn(v *catalogView) (safe Timestamp) {
+	for _, s := range e.spans {
+		safe = max(safe, v.erasedIn(s))
+	}
+	return safe
 }
 
 // removeAll removes every trace of the deleted rows.

@@ -157,3 +157,35 @@ func TestScheduleE_TooManyRanges(t *testing.T) {
 	require.Less(t, v.safePointIn(span{table: "t", from: "e", row: true}), safe)
 	require.Less(t, safe, oracle.Max)
 }
+
+// Two calls erase the same rows, or rows of one index: one publishes its safe point while the other one deletes. Both succeed.
+func TestScheduleE_DeletionBesideAnotherErasure(t *testing.T) {
+	t.Parallel()
+	for name, other := range map[string]Range{
+		"the same rows": annRange, "more rows": {Table: "t"}, "rows of the same index": {Table: "t", From: "bob", To: "bob0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.erasing()
+			c, _ := indexed(t, w)
+			second := w.client()
+			require.NoError(t, second.KeepIndex(byValue()))
+			for _, cell := range []Cell{ann1, bob, row("zoe")} {
+				set(t, c.DB, cell, "of "+cell.Row)
+			}
+			p := c.hold(t, scansOfT)
+			done := async(func() error {
+				_, err := c.Erase(context.Background(), annRange)
+				return err
+			})
+			reached := async(func() error { p.wait(); return nil })
+			require.NoError(t, w.passes(reached))
+			require.NoError(t, w.eraseOf(second, other.From, other.To))
+			p.release(pass)
+			require.NoError(t, w.passes(done))
+			require.Empty(t, w.traces("ann/"))
+			require.Equal(t, "none", value(t, second, ann1))
+		})
+	}
+}
