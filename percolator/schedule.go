@@ -11,7 +11,7 @@ import (
 //
 // A schedule of your own must be a function of its argument alone, the same in every process, and
 // safe for concurrent use. If it has a method String, schedules with the same text are taken for the same, and with
-// different texts for different ones (see Periodic.Version).
+// different texts for different ones (see Periodic.Version). The first 512 bytes of a text count.
 type Schedule interface {
 	// Next returns the first time of the schedule that is later than after. It counts in whole milliseconds,
 	// rounded up. The zero Time, or one that is not later than after, is an error.

@@ -308,7 +308,7 @@ func TestParseURL(t *testing.T) {
 		"redis://h?nope=1", "redis://h?prefix=a%7Bb", "redis://h?partitions=0", "redis://h?partitions=9999",
 		"redis://h?read_timeout=1h", "redis://h?read_timeout=5", "redis://h?coalesce=maybe", "redis://h?prefix=a&prefix=b",
 		"redis://u:%zz" + secret + "@h", "redis://h?tls_ca=x", "rediss://h?tls_ca=/does/not/exist", "rediss://h?tls_cert=x",
-		"redis+cluster://h/1", "redis+nope://h", "unix://host/path", "unix://", "redis://h1,h2?mode=standalone",
+		"redis+cluster://h/1", "redis+nope://h", "unix://host/path", "unix://", "unix:///run/redis.sock?addr=h:6379", "redis://h1,h2?mode=standalone",
 		"redis+cluster://h?mode=sentinel", "redis://" + secret + "@h?x=%zz", "http://h",
 	} {
 		_, err := ParseURL(bad)

@@ -34,6 +34,7 @@ import (
 //	master                       the name under which Sentinel knows the server
 //	sentinel_user, sentinel_password
 //	pool_size
+//	asis                         true takes a store as it is: none is made, and none is migrated
 //	dial_timeout, read_timeout, write_timeout   such as 500ms or 3s
 //	coalesce                     on (the default) or off
 //	tls_ca                       a file with the certificates to trust, PEM
@@ -81,6 +82,9 @@ func ParseURL(raw string) (Options, error) {
 	more, err := o.parameters(query, db, secure)
 	if err != nil {
 		return o, err
+	}
+	if scheme == "unix" && len(more) > 0 {
+		return o, invalid("a unix URL has one address, its socket: the parameter addr has no meaning")
 	}
 	if scheme != "unix" {
 		port := "6379"

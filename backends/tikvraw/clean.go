@@ -130,11 +130,14 @@ func (c *cleaner) run() {
 		}
 		c.mu.Unlock()
 		for part := range slices.Chunk(waiting, batchKeys) {
-			if c.remove(part) != nil {
+			if c.s.outdated.Load() != nil || c.remove(part) != nil {
 				break // Sweep finds what is left
 			}
 		}
 		for _, m := range stale {
+			if c.s.outdated.Load() != nil {
+				break
+			}
 			_, _ = c.s.reclaim(c.ctx, m.head, []sideKey{{key: m.key, id: m.id}})
 		}
 	}

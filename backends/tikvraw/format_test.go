@@ -488,6 +488,10 @@ func TestNewerFormat(t *testing.T) {
 	says(err)
 	_, err = s.Split(ctx, "t", 3)
 	says(err)
+	_, err = s.Oracle().Draw(ctx, 1)
+	says(err)
+	_, err = s.Report(ctx)
+	says(err)
 	o := Options{SweepEvery: -1}
 	require.NoError(t, o.complete())
 	other := newStore(data.client(), o)

@@ -228,6 +228,16 @@ func FuzzParseKey(f *testing.F) {
 	})
 }
 
+// An entry is longer than a key: no limit of values would be left, which means any length.
+func TestEntryWithoutRoomForAValue(t *testing.T) {
+	t.Parallel()
+	o := Options{MaxKey: 64 << 10, MaxEntry: 64 << 10}
+	require.ErrorIs(t, o.complete(), rowstore.ErrInvalid)
+	o = Options{MaxKey: 64 << 10, MaxEntry: 64<<10 + 1}
+	require.NoError(t, o.complete())
+	require.Equal(t, 1, o.limits().Value)
+}
+
 // The names that the limits allow make no key longer than the servers take.
 func TestLimitsKeepKeysShort(t *testing.T) {
 	t.Parallel()
@@ -243,6 +253,7 @@ func TestLimitsKeepKeysShort(t *testing.T) {
 			require.LessOrEqual(t, len(k.marker(strings.Repeat("\x00", l.Table), strings.Repeat("\x00", l.Row), 1)), len(key))
 			require.Greater(t, l.Table, 50)
 			require.Greater(t, l.Row, 200)
+			require.Positive(t, l.Value)
 		}
 	}
 }

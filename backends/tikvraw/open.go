@@ -397,7 +397,7 @@ func (s *Store) open(ctx, soon context.Context) error {
 	}
 	if s.oracleKind == OracleStore {
 		batch := kit.NewBatchOracle(kit.NewSwapOracle(oracleKey{s.raw, s.keys.space(spaceOracle)}, s.opts.clock))
-		s.oracle, s.closeOracle = s.gate.Oracle(batch), batch.Close
+		s.oracle, s.closeOracle = s.gate.Oracle(current{s, batch}), batch.Close
 	} else {
 		s.oracle = &pdOracle{s: s, pd: s.drawFrom}
 	}

@@ -164,6 +164,9 @@ func (o *Options) complete() error {
 	if o.MaxEntry < 64<<10 || o.MaxEntry > 64<<20 {
 		return invalid("the greatest entry %d is not from 64 KiB to 64 MiB", o.MaxEntry)
 	}
+	if o.MaxEntry == o.MaxKey {
+		return invalid("an entry of %d bytes has no room for a value beside a key of as many", o.MaxEntry)
+	}
 	if o.SweepEvery == 0 {
 		o.SweepEvery = 24 * time.Hour
 	}

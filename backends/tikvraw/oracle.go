@@ -43,7 +43,7 @@ func (o *pdOracle) Draw(ctx context.Context, n int) (oracle.Timestamp, error) {
 	if n > maxDraw {
 		return 0, fmt.Errorf("tikvraw: draw of %d timestamps: %w: PD hands out at most %d at once", n, rowstore.ErrTooLarge, maxDraw)
 	}
-	ctx, end, err := o.s.gate.Begin(ctx, "draw")
+	ctx, end, err := o.s.begin(ctx, "draw")
 	if err != nil {
 		return 0, orOracleClosed(err)
 	}
@@ -119,6 +119,20 @@ func (o *pdOracle) note(ts oracle.Timestamp) {
 			return
 		}
 	}
+}
+
+// current is an oracle whose state lies in the store, and may have another form once the store has another format.
+type current struct {
+	s     *Store
+	inner oracle.Oracle
+}
+
+// Draw implements oracle.Oracle.
+func (c current) Draw(ctx context.Context, n int) (oracle.Timestamp, error) {
+	if err := c.s.outdated.Load(); err != nil {
+		return 0, *err
+	}
+	return c.inner.Draw(ctx, n)
 }
 
 // oracleKey is the key of the store that holds the last timestamp, where the store is its

@@ -79,7 +79,7 @@ func (c cluster) version() string {
 
 // Report implements rowstore.Reporter. It asks PD anew.
 func (s *Store) Report(ctx context.Context) (rowstore.Report, error) {
-	ctx, end, err := s.gate.Begin(ctx, "report")
+	ctx, end, err := s.begin(ctx, "report")
 	if err != nil {
 		return rowstore.Report{}, err
 	}
