@@ -1,6 +1,7 @@
 package tikvraw
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -117,11 +118,6 @@ func invalid(format string, args ...any) error {
 
 // complete checks the options and fills in defaults.
 func (o *Options) complete() error {
-	def := func(v *int, value int) {
-		if *v == 0 {
-			*v = value
-		}
-	}
 	if o.Prefix == "" {
 		o.Prefix = defaultPrefix
 	}
@@ -152,20 +148,12 @@ func (o *Options) complete() error {
 	if o.Patience < 100*time.Millisecond || o.Patience > 30*time.Second {
 		return invalid("the patience %v is not from 100ms to 30s", o.Patience)
 	}
-	def(&o.CacheSize, 32<<20)
+	o.CacheSize = cmp.Or(o.CacheSize, 32<<20)
 	if o.CacheSize < 0 {
 		return invalid("the cache size is negative")
 	}
-	def(&o.MaxKey, 4<<10)
-	if o.MaxKey < 1<<10 || o.MaxKey > 64<<10 {
-		return invalid("the greatest key length %d is not from 1 KiB to 64 KiB", o.MaxKey)
-	}
-	def(&o.MaxEntry, 6<<20)
-	if o.MaxEntry < 64<<10 || o.MaxEntry > 64<<20 {
-		return invalid("the greatest entry %d is not from 64 KiB to 64 MiB", o.MaxEntry)
-	}
-	if o.MaxEntry == o.MaxKey {
-		return invalid("an entry of %d bytes has no room for a value beside a key of as many", o.MaxEntry)
+	if err := o.completeSizes(); err != nil {
+		return err
 	}
 	if o.SweepEvery == 0 {
 		o.SweepEvery = 24 * time.Hour
@@ -186,8 +174,24 @@ func (o *Options) complete() error {
 		o.sizes = sizes{head: headSize, chunk: chunkSize}
 	}
 	o.sizes.entry = o.MaxEntry
-	def(&o.sizes.names, nameBytes)
+	o.sizes.names = cmp.Or(o.sizes.names, nameBytes)
 	return o.checkTLS()
+}
+
+// completeSizes is complete of keys and values.
+func (o *Options) completeSizes() error {
+	o.MaxKey = cmp.Or(o.MaxKey, 4<<10)
+	if o.MaxKey < 1<<10 || o.MaxKey > 64<<10 {
+		return invalid("the greatest key length %d is not from 1 KiB to 64 KiB", o.MaxKey)
+	}
+	o.MaxEntry = cmp.Or(o.MaxEntry, 6<<20)
+	if o.MaxEntry < 64<<10 || o.MaxEntry > 64<<20 {
+		return invalid("the greatest entry %d is not from 64 KiB to 64 MiB", o.MaxEntry)
+	}
+	if o.MaxEntry == o.MaxKey {
+		return invalid("an entry of %d bytes has no room for a value beside a key of as many", o.MaxEntry)
+	}
+	return nil
 }
 
 // limits are such that the keys of every name fit, also of one that doubles when it is
