@@ -130,11 +130,13 @@ func TestLookOverAServerThatHangs(t *testing.T) {
 				k := numbers(t, db)
 				k.lookEvery = 1
 				hung := 0
-				store.AddRule(faultstore.Rule{Times: -1, Match: func(c *faultstore.Call) bool { return c.Kind == faultstore.CallScan && c.Range.Table == "once" },
+				store.AddRule(faultstore.Rule{
+					Times: -1, Match: func(c *faultstore.Call) bool { return c.Kind == faultstore.CallScan && c.Range.Table == "once" },
 					Before: func(context.Context, *faultstore.Call) faultstore.Fault {
 						hung++
 						return faultstore.Fault{Kind: faultstore.Delay, Delay: time.Hour}
-					}})
+					},
+				})
 				ctx := t.Context()
 				if limit > 0 {
 					var cancel context.CancelFunc
