@@ -451,8 +451,18 @@ func TestOldProcessesAtWork(t *testing.T) {
 // open.
 func TestNewerFormat(t *testing.T) {
 	t.Parallel()
+	for _, from := range []Oracle{OraclePD, OracleStore} {
+		t.Run(string(from), func(t *testing.T) {
+			t.Parallel()
+			newerFormat(t, from)
+		})
+	}
+}
+
+func newerFormat(t *testing.T, from Oracle) {
+	t.Helper()
 	data := newFakeData()
-	s := openFake(t, data.client(), Options{SweepEvery: time.Minute, formatEvery: time.Millisecond})
+	s := openFake(t, data.client(), Options{Oracle: from, SweepEvery: time.Minute, formatEvery: time.Millisecond})
 	defer func() { require.NoError(t, s.Close()) }()
 	put(t, s, "a", note(5))
 	require.Zero(t, s.movedAt)
