@@ -2,8 +2,6 @@ package percolator
 
 import (
 	"context"
-	"fmt"
-	"math/rand/v2"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -34,55 +32,6 @@ func TestDeleteRowAfterAnIndexWasRead(t *testing.T) {
 	require.Equal(t, "1", value(t, c, row("a")))
 	require.Equal(t, "none", value(t, c, row("b")))
 	require.Equal(t, "3", value(t, c, row("d")))
-}
-
-// TestDeleteRowsBesideReadsOfAnIndex does in one transaction, in any order, what a map does too.
-func TestDeleteRowsBesideReadsOfAnIndex(t *testing.T) {
-	t.Parallel()
-	seed := rand.Uint64() //nolint:gosec // a seed that is printed
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // as above
-	w := newWorld(t)
-	w.rowDeletes()
-	c, _ := indexed(t, w)
-	ctx := t.Context()
-	const rows = 5
-	want := map[string]string{}
-	for range 300 {
-		tx := begin(t, c)
-		var did []string
-		for step := range 2 + random.IntN(12) {
-			r, v := fmt.Sprint(random.IntN(rows)), fmt.Sprint(len(did), step)
-			switch random.IntN(4) {
-			case 0:
-				did = append(did, "delete row "+r)
-				require.NoError(t, tx.DeleteRow(ctx, "t", r))
-				delete(want, r)
-			case 1:
-				did = append(did, "read the index")
-				_, err := tx.Index(ctx, "by value")
-				require.NoError(t, err)
-			case 2:
-				did = append(did, "delete "+r)
-				require.NoError(t, tx.Delete(row(r)))
-				delete(want, r)
-			default:
-				did = append(did, "set "+r)
-				require.NoError(t, tx.Set(row(r), []byte(r+" "+v)))
-				want[r] = r + " " + v
-			}
-		}
-		require.NoError(t, tx.Commit(ctx), did)
-		for i := range rows {
-			r, expected := fmt.Sprint(i), "none"
-			if v, has := want[r]; has {
-				expected = v
-				require.Equal(t, r, value(t, c, entryOf(v)), "%v: the entry of row %s", did, r)
-			}
-			require.Equal(t, expected, value(t, c, row(r)), "%v: row %s", did, r)
-		}
-		require.Equal(t, len(want), live(t, c, "i"), "%v: entries", did)
-	}
 }
 
 // An upkeep that ends the transaction whose index it keeps makes it fail: nothing is taken for written.

@@ -57,7 +57,7 @@ var indexesMutants = []mutant{
 		"json.Marshal([]byte(k))", "json.Marshal([]byte(string([]rune(string(k)))))")},
 	{"build-goes-on-by-an-older-form", "Recipes: index, a build does not trust where one of the older form has come to", "./recipes/index TestBuildForgetsProgress", one(buildGo,
 		"p.Form != progressForm || ", "")},
-	{"places-of-writes-are-kept", "Indexes: a row that is deleted after a read of an index loses its own writes, and no others", "TestDeleteRowAfterAnIndexWasRead|TestDeleteRowsBeside", one("percolator/upkeep.go",
+	{"places-of-writes-are-kept", "Indexes: a row that is deleted after a read of an index loses its own writes, and no others", "TestDeleteRowAfterAnIndexWasRead|TestTransactionsAgainst", one("percolator/upkeep.go",
 		"\ttx.gone.forgetPlaces()\n", "")},
 	{"upkeep-ends-the-transaction", "Indexes: an upkeep that ends the transaction makes its commit fail", "TestUpkeepThatEndsItsTransaction", one("percolator/upkeep.go",
 		"err == nil && tx.endedBy {", "err == nil && tx.done {")},
