@@ -24,9 +24,31 @@ import (
 // The directories and the databases that have a store open in this process: the lock of a
 // file does not keep a process from locking it twice.
 var (
-	claimedDirs      kit.Claims[string]
+	claimedDirs      directories
 	claimedDatabases kit.Claims[*engine.DB]
 )
+
+// directories are told apart by what they are, not by their names: one directory may have several, through links and mounts, in letters of either case,
+// and another one once it is moved. Whoever opens the file of the lock a second time, by whatever name, and closes it, takes the lock from the process.
+type directories struct {
+	mu    sync.Mutex
+	taken []fs.FileInfo
+}
+
+// claim takes a directory for one store. ok is false while another one has it.
+func (d *directories) claim(dir fs.FileInfo) (release func(), ok bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if slices.ContainsFunc(d.taken, func(t fs.FileInfo) bool { return os.SameFile(t, dir) }) {
+		return nil, false
+	}
+	d.taken = append(d.taken, dir)
+	return func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.taken = slices.DeleteFunc(d.taken, func(t fs.FileInfo) bool { return os.SameFile(t, dir) })
+	}, true
+}
 
 // claim makes sure that path is a directory that a store is or may be in, and
 // takes it for this process. The lock and the release belong together.
@@ -52,19 +74,23 @@ func claim(path string, mustExist bool) (dir string, lock *engine.Lock, release 
 	case !st.IsDir():
 		return "", nil, nil, fmt.Errorf("%w: it is a file, not a directory", rowstore.ErrForeign)
 	}
-	// One directory has one name among those claimed, whatever links lead there.
+	// The engine goes by names: it is given the one that no link changes.
 	if dir, err = filepath.EvalSymlinks(dir); err != nil {
 		return "", nil, nil, err
 	}
-	leave, ok := claimedDirs.Claim(dir)
+	if st, err = os.Stat(dir); err != nil {
+		return "", nil, nil, err
+	}
+	leave, ok := claimedDirs.claim(st)
 	if !ok {
 		return "", nil, nil, fmt.Errorf("%w by this process", ErrInUse)
 	}
 	lock, err = lockDir(dir, mustExist)
 	if err != nil {
-		return "", nil, nil, errors.Join(err, leave())
+		leave()
+		return "", nil, nil, err
 	}
-	return dir, lock, sync.OnceFunc(func() { _ = errors.Join(lock.Close(), leave()) }), nil
+	return dir, lock, sync.OnceFunc(func() { _ = lock.Close(); leave() }), nil
 }
 
 // lockDir locks a directory that this process has claimed, unless it has a reason to refuse it.

@@ -56,7 +56,7 @@ func OpenURL(ctx context.Context, url string) (*Store, error) {
 //     the path may be in use until there is room;
 //   - rowstore.ErrDenied if the process may not use the directory (and fs.ErrPermission), or its file system is
 //     read-only;
-//   - the errors of the file system (fs.ErrNotExist for a missing parent).
+//   - the errors of the file system (fs.ErrNotExist for a missing parent, and where opts.MustExist is set and there is no store, as in memory).
 //
 // Each names the path.
 func Open(ctx context.Context, opts Options) (*Store, error) {
@@ -70,6 +70,9 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	if opts.Path == "" {
 		if opts.AsIs {
 			return nil, fmt.Errorf("pebble: open memory: %w: a store in memory begins empty", rowstore.ErrNoStore)
+		}
+		if opts.MustExist {
+			return nil, fmt.Errorf("pebble: open memory: a store in memory begins empty: %w", fs.ErrNotExist)
 		}
 		return open(ctx, opts, "", vfs.NewMem(), nil, func() {})
 	}

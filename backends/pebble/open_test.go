@@ -80,6 +80,22 @@ func TestOpenTwice(t *testing.T) {
 	require.Equal(t, "v", readCell(t, mustOpen(t, Options{Path: link}), "r"))
 }
 
+// A directory that is moved while a store is open in it has another name, and is the same one. The store keeps it, and its lock.
+func TestOpenTwiceOfAMovedDirectory(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	before, after := filepath.Join(dir, "before"), filepath.Join(dir, "after")
+	s := mustOpen(t, Options{Path: before})
+	writeCell(t, s, "r", "1")
+	require.NoError(t, os.Rename(before, after))
+	_, err := Open(t.Context(), Options{Path: after})
+	require.ErrorIs(t, err, ErrInUse)
+	writeCell(t, s, "r", "2")
+	require.NoError(t, os.Rename(after, before)) // for the end of the store
+	require.NoError(t, s.Close())
+	require.Equal(t, "2", readCell(t, mustOpen(t, Options{Path: before}), "r"))
+}
+
 // The database of another program is refused and left as it is, also where the engine would raise
 // its format.
 func TestForeignDatabaseIsLeftAlone(t *testing.T) {
@@ -220,6 +236,7 @@ func TestOpenBadPaths(t *testing.T) {
 		{"no parent", Options{Path: filepath.Join(dir, "no", "store")}, fs.ErrNotExist, "parent"},
 		{"must exist", Options{Path: filepath.Join(dir, "no"), MustExist: true}, fs.ErrNotExist, "there is no store"},
 		{"must exist in it", Options{Path: empty, MustExist: true}, fs.ErrNotExist, "there is no store"},
+		{"must exist in memory", Options{MustExist: true}, fs.ErrNotExist, "begins empty"},
 		{"other files", Options{Path: foreign}, rowstore.ErrForeign, "letter.txt"},
 		{"another program's", Options{Path: unusable["other"]}, rowstore.ErrForeign, "another program; take another directory"},
 		{"another program's merger", Options{Path: unusable["merger"]}, rowstore.ErrForeign, "another program"},

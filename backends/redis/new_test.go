@@ -308,6 +308,25 @@ func TestNewWithoutTimeouts(t *testing.T) {
 	require.NoError(t, c.Ping(context.Background()).Err(), "the client is open still, and waits as it likes")
 }
 
+// A client that may have no more connections refuses a call at once, which may pass by itself.
+func TestNewWithAnExhaustedPool(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	c := program(t, &goredis.Options{Addr: hostOf(t, testserver.Redis(t)), PoolSize: 10, MaxActiveConns: 1})
+	s := openNew(t, c, Options{Prefix: ownPrefix()})
+	apply(t, s, put("r", 1, "v"))
+	busy := c.Conn() // takes the one connection with its first command
+	require.NoError(t, busy.Ping(ctx).Err())
+	_, err := tryNewest(ctx, s, "r")
+	require.ErrorIs(t, err, goredis.ErrPoolExhausted)
+	require.ErrorIs(t, err, rowstore.ErrUnavailable)
+	err = tryApply(ctx, s, put("r", 2, "w"))
+	require.ErrorIs(t, err, rowstore.ErrUnavailable)
+	require.NotErrorIs(t, err, rowstore.ErrAmbiguous, "nothing was sent")
+	require.NoError(t, busy.Close())
+	require.Equal(t, "v", newest(t, s, "r"))
+}
+
 func TestNewLeavesTheClientOpen(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
