@@ -99,6 +99,14 @@ var recipesMutants = []mutant{
 		"one.overdue, l.running = true, false\n", "one.overdue = true\n")},
 	{"strangers-fail-together", "Recipes: combine, a server that is away fails the callers of its own rows alone", "./recipes/combine TestServerThatIsAway", one("recipes/combine/now.go",
 		"\tcase err != nil && len(order) > 1 &&", "\tcase err != nil && len(order) < 1 &&")},
+	{"builders-take-the-default-level", "Recipes: index, a build goes on beside a hot row, whatever the default isolation", "./recipes/index TestBusyRowUnderASerializableDefault", one("recipes/index/build.go",
+		"percolator.WithIsolation(percolator.SnapshotIsolation)", "percolator.WithIsolation(percolator.DefaultIsolation)")},
+	{"combining-takes-the-default-level", "Recipes: combine, a busy value is combined, whatever the default isolation", "./recipes/combine TestBusyValueUnderASerializableDefault", one(combineGo,
+		"percolator.WithIsolation(percolator.SnapshotIsolation)", "percolator.WithIsolation(percolator.DefaultIsolation)")},
+	{"exporters-take-the-default-level", "Recipes: export, a busy key is sent, whatever the default isolation", "./recipes/export TestBusyKeyUnderASerializableDefault", one(exportGo,
+		"percolator.WithIsolation(percolator.SnapshotIsolation)", "percolator.WithIsolation(percolator.DefaultIsolation)")},
+	{"sweeps-take-the-default-level", "Recipes: once, a sweep goes on beside calls, whatever the default isolation", "./recipes/once TestSweepUnderASerializableDefault", one("recipes/once/sweep.go",
+		"percolator.WithIsolation(percolator.SnapshotIsolation)", "percolator.WithIsolation(percolator.DefaultIsolation)")},
 }
 
 func init() { mutants = append(mutants, recipesMutants...) }

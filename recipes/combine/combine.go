@@ -58,6 +58,10 @@ const (
 	combineBytes = 8 << 20
 )
 
+// ownLevel is the isolation of transactions that combine, whatever the DB's default is. Each of them writes all that it has gone by: the base and the cells that it removes. Serializable
+// would let every addition end it, so that a busy value is never combined.
+var ownLevel = percolator.WithIsolation(percolator.SnapshotIsolation)
+
 // Combiner is the values of one table, named by strings. All its methods may be called concurrently, though those of one transaction only one after the
 // other, since a percolator.Txn is for one goroutine at a time. Combiners of one DB and table share what
 // they need to stay out of each other's way, so a program may make several, also with different options.
@@ -340,7 +344,7 @@ func (c *Combiner[T]) combineMost(ctx context.Context, key string, least, most i
 		}
 		n = combined{len(idle), full}
 		return tx.Set(base, b)
-	}, percolator.WithMaxAttempts(1))
+	}, ownLevel, percolator.WithMaxAttempts(1))
 	switch {
 	case errors.Is(err, percolator.ErrConflict):
 		return combined{}, taken, nil // somebody else combines, or adds to one of the cells

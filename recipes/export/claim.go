@@ -12,6 +12,10 @@ import (
 // The transactions of an exporter: it claims a key, notes what was sent, and leaves the key. Each of them writes the claim cell, so two exporters
 // of a key conflict, and the one whose claim is not there any more notes nothing.
 
+// ownLevel is their isolation, whatever the DB's default is. Nothing but the claim cell decides which of them commits, and each of them writes it. Serializable
+// would have every item that is put meanwhile end a transaction which has read the items, so that a busy key is never sent.
+var ownLevel = percolator.WithIsolation(percolator.SnapshotIsolation)
+
 func parseKey(row string) (string, error) {
 	r := keys.Read(row)
 	key := r.Text()
@@ -58,7 +62,7 @@ func (e *exporter) take(ctx context.Context, key string) (t *turn, wait time.Dur
 		t = &turn{key: key, claim: c, most: e.opt.Batch, at: now, first: items, cut: cut, ended: begun.Add(e.lease())}
 		t.spent, t.old = e.times(begun)
 		return tx.Set(e.cell(rowOf(key), claimColumn), c.encode())
-	})
+	}, ownLevel)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -85,7 +89,7 @@ func (e *exporter) change(ctx context.Context, t *turn, f func(tx *percolator.Tx
 		changed = c
 		cell := e.cell(rowOf(t.key), claimColumn)
 		return putClaim(tx, cell, &c)
-	})
+	}, ownLevel)
 	if err == nil {
 		t.claim, t.ended = changed, begun.Add(e.lease())
 	}

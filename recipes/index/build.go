@@ -24,6 +24,10 @@ const (
 	mostRounds  = 8
 )
 
+// ownLevel is the isolation of the transactions that the package begins by itself, whatever the DB's default is. What they rest on is conflicts of writes: whoever
+// changes a row so that its entries change writes an entry that they write. Serializable would let each write of a row among hundreds end them.
+var ownLevel = percolator.WithIsolation(percolator.SnapshotIsolation)
+
 func (p Pace) check() (Pace, error) {
 	if p.Rows == 0 {
 		p.Rows = defaultRows
@@ -211,7 +215,7 @@ func (ix *Index[T]) buildStep(ctx context.Context, info percolator.IndexInfo, ro
 			return err
 		}
 		return tx.Set(cell, encoded)
-	}, percolator.WithIndexUpkeep(info), percolator.WithMaxAttempts(1))
+	}, ownLevel, percolator.WithIndexUpkeep(info), percolator.WithMaxAttempts(1))
 	return p, r, fresh, err
 }
 
@@ -252,7 +256,7 @@ func (ix *Index[T]) compare(ctx context.Context, what string, pace Pace, mend bo
 
 // walk compares the parts before end, a step after the other, and with mend makes it fit in transactions of these options.
 func (ix *Index[T]) walk(ctx context.Context, pace Pace, mend bool, end int, opts ...percolator.TxnOption) (all Report, err error) {
-	opts = append(opts, percolator.WithMaxAttempts(1))
+	opts = append(opts, ownLevel, percolator.WithMaxAttempts(1))
 	var at position
 	err = pace.steps(ctx, func(rows int) (more bool, err error) {
 		var next position
@@ -366,7 +370,7 @@ func dropRound(ctx context.Context, db *percolator.DB, info percolator.IndexInfo
 				}
 			}
 			return nil
-		}, percolator.WithIndexUpkeep(info))
+		}, ownLevel, percolator.WithIndexUpkeep(info))
 		if err != nil {
 			return false, err
 		}

@@ -216,7 +216,7 @@ func (o *Observed[T]) mark(ctx context.Context, since percolator.Timestamp, end 
 		}
 		built = end
 		return tx.Set(o.markCell(), encoded)
-	})
+	}, ownLevel)
 	return built && err == nil, err
 }
 
@@ -446,7 +446,7 @@ func (o *Observed[T]) Drop(ctx context.Context, pace Pace) error {
 
 func (o *Observed[T]) drop(ctx context.Context, pace Pace) error {
 	db := o.ix.db
-	err := db.Update(ctx, func(tx *percolator.Txn) error { return tx.Delete(o.markCell()) })
+	err := db.Update(ctx, func(tx *percolator.Txn) error { return tx.Delete(o.markCell()) }, ownLevel)
 	if err == nil {
 		err = db.RemoveObserver(ctx, o.observer())
 	}
@@ -510,6 +510,6 @@ func (o *Observed[T]) dropPage(ctx context.Context, from string, rows int) (last
 			}
 		}
 		return nil
-	}, percolator.WithMaxAttempts(1))
+	}, ownLevel, percolator.WithMaxAttempts(1))
 	return last, seen, err
 }

@@ -65,7 +65,7 @@ func (k *Keys[T]) Claim(ctx context.Context, key string, lease time.Duration) (c
 		claim = &Claim[T]{keys: k, key: key, epoch: now}
 		k.lookSometimes(ctx, now, key)
 		return nil
-	})
+	}, ownLevel)
 	if err != nil {
 		return nil, none, err
 	}
@@ -100,7 +100,7 @@ func (c *Claim[T]) Renew(ctx context.Context, lease time.Duration) error {
 			return err
 		}
 		return c.keys.write(tx, c.key, record{state: stateClaimed, epoch: c.epoch, until: now.Add(lease)})
-	})
+	}, ownLevel)
 	if err != nil {
 		return c.keys.failed("renewing the claim of", c.key, err)
 	}
@@ -115,7 +115,7 @@ func (c *Claim[T]) Release(ctx context.Context) error {
 			return err
 		}
 		return tx.Delete(c.keys.cell(c.key))
-	})
+	}, ownLevel)
 	if err != nil {
 		return c.keys.failed("releasing", c.key, err)
 	}

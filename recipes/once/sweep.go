@@ -9,6 +9,10 @@ import (
 	"github.com/percolate-go/percolate/percolator"
 )
 
+// ownLevel is the isolation of the transactions that sweep and claim, whatever the DB's default is. Each of them writes the rows that it has gone by. Serializable would let every
+// key that is used meanwhile end a sweep.
+var ownLevel = percolator.WithIsolation(percolator.SnapshotIsolation)
+
 // looksFor is how long lookSometimes may hold its caller up, or a quarter of the time that is left to the caller, if that is less.
 const looksFor = time.Second
 
@@ -109,7 +113,7 @@ func (k *Keys[T]) sweepFrom(ctx context.Context, from string, rows int, spared s
 			removed++
 		}
 		return nil
-	}, opts...)
+	}, append([]percolator.TxnOption{ownLevel}, opts...)...)
 	if err != nil {
 		return 0, next, err
 	}
