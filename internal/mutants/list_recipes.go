@@ -34,7 +34,7 @@ var recipesMutants = []mutant{
 	{"ended-answer-counts", "Recipes: once, an answer counts until it ends", "./recipes/once TestAnswerEnds", one(onceGo,
 		"\tcase r.until <= now: //", "\tcase r.until <= now-now: //")},
 	{"look-takes-its-callers-time", "Recipes: once, a look for what has ended, which reads rows of other servers, leaves its caller time", "./recipes/once TestLookOverAServerThatHangs", one("recipes/once/sweep.go",
-		"limit := looksFor", "limit := time.Hour")},
+		"left: most}", "left: time.Hour}")},
 	{"lost-claim-finishes", "Recipes: once, only the claim of the key finishes", "./recipes/once TestClaim", one("recipes/once/claim.go",
 		"case r.state != stateClaimed || r.epoch != c.epoch:", "case r.state != stateClaimed:")},
 	{"older-snapshot-says-lost", "Recipes: once, a transaction that is older than a claim does not say that it was lost", "./recipes/once TestFinishOnAnOlderSnapshot", one("recipes/once/claim.go",
@@ -90,7 +90,7 @@ var recipesMutants = []mutant{
 	{"late-claim-is-swept", "Recipes: once, a claim that nobody else took can be finished late", "./recipes/once TestLateFinishKeepsItsClaim", one("recipes/once/sweep.go",
 		"\t\t\t\tends = ends.Add(k.keep)\n", "\t\t\t\tends = ends.Add(0)\n")},
 	{"own-key-is-swept", "Recipes: once, a call that tidies up does not conflict with itself", "./recipes/once TestCallSparesItsOwnKey", one("recipes/once/sweep.go",
-		"ends > now || row.Key == spared", "ends > now")},
+		"if _, spare := spared[cell]; spare || ends > now {", "if ends > now {")},
 	{"refused-batch-is-its-first-item", "Recipes: export, only an item that was refused alone has used up an attempt", "./recipes/export TestBadItemAmongGoodOnes", one(exporterGo,
 		"\tif len(items) > 1 {\n", "\tif len(items) > 256 {\n")},
 	{"refused-batch-stays-small", "Recipes: export, batches grow again after a success", "./recipes/export TestOneFailureSlowsNothingDown", one(exporterGo,
@@ -107,6 +107,14 @@ var recipesMutants = []mutant{
 		"percolator.WithIsolation(percolator.SnapshotIsolation)", "percolator.WithIsolation(percolator.DefaultIsolation)")},
 	{"sweeps-take-the-default-level", "Recipes: once, a sweep goes on beside calls, whatever the default isolation", "./recipes/once TestSweepUnderASerializableDefault", one("recipes/once/sweep.go",
 		"percolator.WithIsolation(percolator.SnapshotIsolation)", "percolator.WithIsolation(percolator.DefaultIsolation)")},
+	{"each-look-has-a-second", "Recipes: once, all looks of a transaction take a second at most", "./recipes/once TestManyKeysOverAServerThatHangs", one("recipes/once/sweep.go",
+		"\tw.left -= time.Since(begun)\n", "\t_ = begun\n")},
+	{"looks-go-by-the-start", "Recipes: once, whether and where to look goes by the key too", "./recipes/once TestLooksOfKeys", one("recipes/once/sweep.go",
+		"mix(uint64(now) ^ hash(written))", "mix(uint64(now))")},
+	{"last-key-alone-is-spared", "Recipes: once, a look spares all keys that its transaction has written", "./recipes/once TestTransactionSparesAllItsKeys", one("recipes/once/sweep.go",
+		"\tw.rows[k.cell(written)] = struct{}{}\n", "\tw.rows = map[percolator.Cell]struct{}{k.cell(written): {}}\n")},
+	{"look-takes-the-lease", "Recipes: once, a look of Claim leaves the lease", "./recipes/once TestLookLeavesTheLease", one("recipes/once/claim.go",
+		"min(looksFor, lease/4)", "looksFor")},
 }
 
 func init() { mutants = append(mutants, recipesMutants...) }

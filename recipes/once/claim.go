@@ -40,6 +40,8 @@ func (c *Claim[T]) Epoch() uint64 { return uint64(c.epoch) }
 //
 // After percolator.ErrUndetermined the key may be claimed, by nobody who knows, until the lease ends.
 //
+// Claim may take a quarter of the lease, a second at most, to remove what has ended of other keys.
+//
 // Claim is a transaction of its own. One that has begun before, in which it is called, does not see the claim, and cannot finish it.
 func (k *Keys[T]) Claim(ctx context.Context, key string, lease time.Duration) (claim *Claim[T], answer T, err error) {
 	var none T
@@ -63,7 +65,7 @@ func (k *Keys[T]) Claim(ctx context.Context, key string, lease time.Duration) (c
 			return k.failed("claiming", key, err)
 		}
 		claim = &Claim[T]{keys: k, key: key, epoch: now}
-		k.lookSometimes(ctx, now, key)
+		k.lookSometimes(ctx, tx, now, key, min(looksFor, lease/4)) // the lease has begun
 		return nil
 	}, ownLevel)
 	if err != nil {

@@ -27,9 +27,9 @@
 // Times are those of the oracle: an answer is kept from the beginning of its transaction for Options.Keep, and then counts as not there. If
 // the oracle's time stands still, nothing ends meanwhile; if it jumps ahead, answers and claims end early.
 //
-// A key is one row with one cell. Do costs a read, which comes with the start timestamp where the store can do that, and a write. Each
-// 16th call that writes also looks at 128 rows in a random place of the table, in a transaction of its own, and removes those that have
-// ended. So about a tenth of the table is of keys that have ended, as long as there are calls. [Keys.Sweep] removes all of them; use it if answers must be gone
+// A key is one row with one cell. Do costs a read, which comes with the start timestamp where the store can do that, and a write. For one of
+// 16 keys that are written somebody also looks at 128 rows in a random place of the table, in a transaction of its own, and removes those that have
+// ended. In a transaction that takes a second at most, however many keys it writes. So about a tenth of the table is of keys that have ended, as long as there are calls. [Keys.Sweep] removes all of them; use it if answers must be gone
 // in time. The rows lie in the order of a hash of the key, so that keys which grow do not make one place of the store hot.
 //
 // The table belongs to the package alone. The retention of its history need not be as long as Keep. A short one keeps it small

@@ -1,7 +1,9 @@
 package once
 
 import (
+	"fmt"
 	"math"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -91,5 +93,41 @@ func TestSweepIsNotEarly(t *testing.T) {
 		sweeps(0)
 		time.Sleep(2 * bit)
 		sweeps(1)
+	})
+}
+
+// TestTransactionSparesAllItsKeys has a transaction that takes over many keys whose answers have ended, and looks for what has ended at the last one. It needs one attempt.
+func TestTransactionSparesAllItsKeys(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, db := t.Context(), percolatetest.Open(t)
+		const keys = 20
+		var ended []*percolator.Txn
+		for range 10 {
+			attempts := 0
+			err := db.Update(ctx, func(tx *percolator.Txn) error {
+				attempts++
+				ended = append(ended, tx)
+				for i := range keys {
+					k := numbers(t, db)
+					k.lookEvery = math.MaxUint64
+					if i == keys-1 {
+						k.lookEvery = 1
+					}
+					if _, first, err := k.Within(ctx, tx, strconv.Itoa(i), count); err != nil || !first {
+						return fmt.Errorf("key %d, first %t: %w", i, first, err)
+					}
+				}
+				return nil
+			})
+			require.NoError(t, err)
+			require.Equal(t, 1, attempts)
+			time.Sleep(2 * time.Hour)
+		}
+		writers.mu.Lock()
+		defer writers.mu.Unlock()
+		for _, tx := range ended {
+			require.NotContains(t, writers.of, tx, "a transaction that has ended is forgotten")
+		}
 	})
 }

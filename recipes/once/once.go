@@ -67,9 +67,13 @@ func (k *Keys[T]) cell(key string) percolator.Cell {
 
 // row is that of a key. A hash comes first, so that the rows lie in no order of the keys.
 func row(key string) keys.Key {
+	return place(mix(hash(key))).Text(key)
+}
+
+func hash(key string) uint64 {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(key))
-	return place(mix(h.Sum64())).Text(key)
+	return h.Sum64()
 }
 
 // place is where the rows of a hash begin.
@@ -161,7 +165,7 @@ func (k *Keys[T]) store(ctx context.Context, tx *percolator.Txn, key string, ans
 	if err := k.write(tx, key, record{state: stateDone, epoch: epoch, until: now.Add(k.keep), answer: encoded}); err != nil {
 		return k.failed("storing the answer of", key, err)
 	}
-	k.lookSometimes(ctx, now, key)
+	k.lookSometimes(ctx, tx, now, key, looksFor)
 	return nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/percolate-go/percolate/percolator"
@@ -13,22 +14,63 @@ import (
 // key that is used meanwhile end a sweep.
 var ownLevel = percolator.WithIsolation(percolator.SnapshotIsolation)
 
-// looksFor is how long lookSometimes may hold its caller up, or a quarter of the time that is left to the caller, if that is less.
+// looksFor is how long the looks of a transaction may hold its caller up in all, or a quarter of the time that was left to the caller, if that is less.
 const looksFor = time.Second
 
-// lookSometimes removes what has ended in a random place of the table, for some of the calls. A failure is no fault of the caller's, nor that it takes
-// long, since it reads rows of other servers: what is left is removed by another call. The key that the caller writes is left alone, since its transaction would conflict.
-func (k *Keys[T]) lookSometimes(ctx context.Context, now percolator.Timestamp, written string) {
-	if n := mix(uint64(now)); n%k.lookEvery == 0 {
-		limit := looksFor
-		if end, has := ctx.Deadline(); has {
-			limit = min(limit, time.Until(end)/4)
-		}
-		ctx, cancel := context.WithTimeout(ctx, limit)
-		defer cancel()
-		// One attempt: whoever it meets may look another time.
-		_, _, _ = k.sweepFrom(ctx, string(place(mix(n))), lookAt, k.cell(written).Row, percolator.WithMaxAttempts(1))
+// writer is an open transaction that has written keys.
+type writer struct {
+	rows map[percolator.Cell]struct{} // that it has written
+	left time.Duration                // for its looks
+}
+
+// writers are those of the program: a transaction may use several Keys.
+var writers = struct {
+	mu sync.Mutex
+	of map[*percolator.Txn]*writer
+}{of: map[*percolator.Txn]*writer{}}
+
+// writerOf returns what is known of a transaction, until it ends. Its looks may take most in all. It is for the goroutine of the transaction.
+func writerOf(ctx context.Context, tx *percolator.Txn, most time.Duration) (*writer, error) {
+	writers.mu.Lock()
+	defer writers.mu.Unlock()
+	if w := writers.of[tx]; w != nil {
+		return w, nil
 	}
+	err := tx.OnEnd(func(error) {
+		writers.mu.Lock()
+		defer writers.mu.Unlock()
+		delete(writers.of, tx)
+	})
+	if err != nil {
+		return nil, err
+	}
+	if end, has := ctx.Deadline(); has {
+		most = min(most, time.Until(end)/4)
+	}
+	w := &writer{rows: map[percolator.Cell]struct{}{}, left: most}
+	writers.of[tx] = w
+	return w, nil
+}
+
+// lookSometimes removes what has ended in a random place of the table, for some of the keys that a transaction writes. A failure is no fault of the caller's, nor that it takes
+// long, since it reads rows of other servers: what is left is removed by another call. All looks of a transaction take most in all, so that one of many keys does not wait for each. The rows that the transaction
+// has written are left alone, since it would conflict. If it takes over one later that is removed here, it does; run again, it finds no such row.
+func (k *Keys[T]) lookSometimes(ctx context.Context, tx *percolator.Txn, now percolator.Timestamp, written string, most time.Duration) {
+	w, err := writerOf(ctx, tx, most)
+	if err != nil {
+		return // the transaction has ended
+	}
+	w.rows[k.cell(written)] = struct{}{}
+	n := mix(uint64(now) ^ hash(written))
+	if w.left <= 0 || n%k.lookEvery != 0 {
+		return
+	}
+	begun := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, w.left)
+	defer cancel()
+	// One attempt: whoever it meets may look another time.
+	_, _, _ = k.sweepFrom(ctx, string(place(mix(n))), lookAt, w.rows, percolator.WithMaxAttempts(1))
+	w.left -= time.Since(begun)
 }
 
 // Sweep removes all keys that have ended by now, some at a time, and returns how many. A claim that ended without an answer is kept for
@@ -39,7 +81,7 @@ func (k *Keys[T]) lookSometimes(ctx context.Context, now percolator.Timestamp, w
 func (k *Keys[T]) Sweep(ctx context.Context) (removed int, err error) {
 	var damaged error
 	for from := ""; ; {
-		n, next, err := k.sweepFrom(ctx, from, lookAt, "")
+		n, next, err := k.sweepFrom(ctx, from, lookAt, nil)
 		removed += n
 		var d *damagedError
 		if errors.As(err, &d) {
@@ -68,8 +110,8 @@ type damagedError struct {
 func (e *damagedError) Error() string { return fmt.Sprintf("%v: %v", e.cell, e.err) }
 func (e *damagedError) Unwrap() error { return e.err }
 
-// sweepFrom looks at some rows from one on, and removes what has ended, but for the row spared. next is where to go on, "" at the end of the table.
-func (k *Keys[T]) sweepFrom(ctx context.Context, from string, rows int, spared string, opts ...percolator.TxnOption) (removed int, next string, err error) {
+// sweepFrom looks at some rows from one on, and removes what has ended, but for those that are spared. next is where to go on, "" at the end of the table.
+func (k *Keys[T]) sweepFrom(ctx context.Context, from string, rows int, spared map[percolator.Cell]struct{}, opts ...percolator.TxnOption) (removed int, next string, err error) {
 	var damaged error
 	err = k.db.Update(ctx, func(tx *percolator.Txn) error {
 		removed, next, damaged = 0, "", nil
@@ -95,7 +137,7 @@ func (k *Keys[T]) sweepFrom(ctx context.Context, from string, rows int, spared s
 			if r.state == stateClaimed {
 				ends = ends.Add(k.keep)
 			}
-			if ends > now || row.Key == spared {
+			if _, spare := spared[cell]; spare || ends > now {
 				continue
 			}
 			err = tx.Delete(cell)

@@ -89,7 +89,7 @@ func TestSweepOverTheLimits(t *testing.T) {
 	db := percolatetest.Open(t, percolator.WithLimits(percolator.Limits{Cells: 40}))
 	ended(t, db, 100)
 	k := numbers(t, db)
-	n, _, err := k.sweepFrom(t.Context(), "", lookAt, "", percolator.WithMaxAttempts(1))
+	n, _, err := k.sweepFrom(t.Context(), "", lookAt, nil, percolator.WithMaxAttempts(1))
 	require.NoError(t, err, "the look of a call in passing")
 	require.Equal(t, 40, n)
 	n, err = k.Sweep(t.Context())
@@ -155,4 +155,97 @@ func TestLookOverAServerThatHangs(t *testing.T) {
 			})
 		})
 	}
+}
+
+// hanging has every scan of the table hang for an hour, and counts them.
+func hanging(t *testing.T) (k *Keys[int], scans *int) {
+	t.Helper()
+	store := faultstore.New(memstore.New(), faultstore.Options{})
+	db, err := percolator.New(t.Context(), store)
+	require.NoError(t, err)
+	k, scans = numbers(t, db), new(int)
+	k.lookEvery = 1
+	store.AddRule(faultstore.Rule{
+		Times: -1, Match: func(c *faultstore.Call) bool { return c.Kind == faultstore.CallScan && c.Range.Table == "once" },
+		Before: func(context.Context, *faultstore.Call) faultstore.Fault {
+			*scans++
+			return faultstore.Fault{Kind: faultstore.Delay, Delay: time.Hour}
+		},
+	})
+	return k, scans
+}
+
+// TestManyKeysOverAServerThatHangs: what a transaction looks for keys that have ended takes a second in all, however many it writes.
+func TestManyKeysOverAServerThatHangs(t *testing.T) {
+	t.Parallel()
+	for name, limit := range map[string]time.Duration{"deadline": 2 * time.Second, "none": time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				k, scans := hanging(t)
+				defer func() { require.NoError(t, k.db.Close(context.WithoutCancel(t.Context()))) }()
+				ctx, cancel := context.WithTimeout(t.Context(), limit)
+				defer cancel()
+				began := time.Now()
+				require.NoError(t, k.db.Update(ctx, func(tx *percolator.Txn) error {
+					for i := range 200 {
+						if _, _, err := k.Within(ctx, tx, strconv.Itoa(i), count); err != nil {
+							return err
+						}
+					}
+					return nil
+				}))
+				require.LessOrEqual(t, time.Since(began), min(looksFor, limit/4))
+				require.Equal(t, 1, *scans)
+			})
+		})
+	}
+}
+
+// TestLookLeavesTheLease: what Claim takes to look for what has ended is a part of the lease, and a small one.
+func TestLookLeavesTheLease(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		k, scans := hanging(t)
+		defer func() { require.NoError(t, k.db.Close(context.WithoutCancel(t.Context()))) }()
+		const lease = 400 * time.Millisecond
+		began := time.Now()
+		claim, _, err := k.Claim(t.Context(), "claimed", lease)
+		require.NoError(t, err)
+		require.NotNil(t, claim)
+		require.Equal(t, 1, *scans)
+		require.LessOrEqual(t, time.Since(began), lease/4)
+	})
+}
+
+// TestLooksOfKeys: whether to look, and where, goes by the key too. So transactions of many keys nearly all look, each in a place of its own.
+func TestLooksOfKeys(t *testing.T) {
+	t.Parallel()
+	places, looks, looked := map[string]bool{}, 0, 0
+	store := faultstore.New(memstore.New(), faultstore.Options{OnCall: func(c faultstore.Call) faultstore.Fault {
+		if c.Kind == faultstore.CallScan && c.Range.Table == "once" {
+			places[c.Range.From] = true
+			looks++
+		}
+		return faultstore.Fault{}
+	}})
+	k := numbers(t, everystore.Over(t, store))
+	const transactions = 64
+	for n := range transactions {
+		before := looks
+		require.NoError(t, k.db.Update(t.Context(), func(tx *percolator.Txn) error {
+			for i := range 100 {
+				if _, _, err := k.Within(t.Context(), tx, strconv.Itoa(n)+" "+strconv.Itoa(i), count); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+		require.Less(t, looks, before+50, "6 in the mean")
+		if looks > before {
+			looked++
+		}
+	}
+	require.Greater(t, looked, transactions/2, "nearly all, and 4 if all keys of a transaction looked or none")
+	require.Greater(t, len(places), looks/2)
 }
