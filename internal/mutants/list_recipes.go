@@ -115,6 +115,12 @@ var recipesMutants = []mutant{
 		"\tw.rows[k.cell(written)] = struct{}{}\n", "\tw.rows = map[percolator.Cell]struct{}{k.cell(written): {}}\n")},
 	{"look-takes-the-lease", "Recipes: once, a look of Claim leaves the lease", "./recipes/once TestLookLeavesTheLease", one("recipes/once/claim.go",
 		"min(looksFor, lease/4)", "looksFor")},
+	{"each-look-for-idle-cells-has-a-second", "Recipes: combine, all looks of a transaction take a second at most", "./recipes/combine TestBatchOverAServerThatHangs", one(slotsGo,
+		"\theld.left -= time.Since(begun)\n", "\t_ = begun\n")},
+	{"looks-for-idle-cells-take-the-deadline", "Recipes: combine, a look for idle cells, which reads rows of other servers, leaves its caller time", "./recipes/combine TestLookOverAServerThatHangs", one(slotsGo,
+		"min(held.left, time.Until(end)/4)", "max(held.left, time.Until(end)/4)")},
+	{"looks-for-idle-cells-go-by-the-start", "Recipes: combine, whether to look goes by the key too", "./recipes/combine TestLooksOfKeys", one(combineGo,
+		"bits.Mul64(uint64(start)^h.Sum64(),", "bits.Mul64(uint64(start),")},
 }
 
 func init() { mutants = append(mutants, recipesMutants...) }

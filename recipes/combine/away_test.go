@@ -32,6 +32,10 @@ func touches(c *faultstore.Call) (yes, writes bool) {
 			yes = yes || strings.HasPrefix(r.Row, of)
 		}
 	}
+	if c.Kind == faultstore.CallScan && c.Range.Table == "count" {
+		r := value(sick).Range(c.Range.Table)
+		yes = yes || c.Range.From < r.To && (c.Range.To == "" || r.From < c.Range.To)
+	}
 	muts := c.Muts
 	for _, g := range c.Groups {
 		muts = append(muts, g.Mutations...)
@@ -281,5 +285,104 @@ func TestCommitThatHangs(t *testing.T) {
 		require.Error(t, errs[1])
 		s.hangs.Store(false)
 		require.NoError(t, s.c.AddNow(t.Context(), "a", 1))
+	})
+}
+
+// scansHang has every scan of the values hang for an hour, and counts them.
+func scansHang(s *server) (scans *atomic.Int64) {
+	scans = new(atomic.Int64)
+	s.AddRule(faultstore.Rule{
+		Times: -1, Match: func(c *faultstore.Call) bool { return c.Kind == faultstore.CallScan && c.Range.Table == "count" },
+		Before: func(context.Context, *faultstore.Call) faultstore.Fault {
+			scans.Add(1)
+			return faultstore.Fault{Kind: faultstore.Delay, Delay: time.Hour}
+		},
+	})
+	s.c.looksFor = 1
+	return scans
+}
+
+// TestLookOverAServerThatHangs: the rows that an addition looks at for idle cells are those of other servers. One that hangs must take neither the time of the caller nor the addition,
+// and a transaction that adds to many values must not wait for each.
+func TestLookOverAServerThatHangs(t *testing.T) {
+	t.Parallel()
+	for name, limit := range map[string]time.Duration{"short": 2 * time.Second, "long": time.Minute, "none": 0} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newServer(t)
+				defer s.close(t)
+				scans := scansHang(s)
+				ctx, most := t.Context(), time.Second
+				if limit > 0 {
+					var cancel context.CancelFunc
+					ctx, cancel = context.WithTimeout(ctx, limit)
+					defer cancel()
+					most = min(most, limit/4)
+				}
+				begun := time.Now()
+				require.NoError(t, s.db.Update(ctx, func(tx *percolator.Txn) error {
+					for i := range 50 {
+						if err := s.c.Add(ctx, tx, fmt.Sprint(i), 1); err != nil {
+							return err
+						}
+					}
+					return nil
+				}))
+				require.LessOrEqual(t, time.Since(begun), most)
+				require.EqualValues(t, 1, scans.Load())
+			})
+		})
+	}
+}
+
+// TestBatchOverAServerThatHangs: neither does a batch of AddNow wait for each of its values.
+func TestBatchOverAServerThatHangs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(t)
+		defer s.close(t)
+		scans := scansHang(s)
+		var keys []string
+		for i := range 20 {
+			keys = append(keys, fmt.Sprint(i))
+		}
+		errs, took := s.together(t.Context(), keys...)()
+		for i := range errs {
+			require.NoError(t, errs[i])
+			require.LessOrEqual(t, took[i], time.Second)
+		}
+		require.EqualValues(t, 1, scans.Load())
+	})
+}
+
+// TestLooksOfKeys: whether to look goes by the key too. So a transaction that adds to many new values nearly always looks at some of them, and never at all.
+func TestLooksOfKeys(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(t)
+		defer s.close(t)
+		looked := map[string]bool{}
+		s.AddRule(faultstore.Rule{
+			Times: -1, Match: func(c *faultstore.Call) bool { return c.Kind == faultstore.CallScan && c.Range.Table == "count" },
+			Before: func(_ context.Context, c *faultstore.Call) faultstore.Fault {
+				looked[c.Range.From] = true
+				return faultstore.Fault{}
+			},
+		})
+		const transactions, keys = 24, 100
+		for n := range transactions {
+			clear(looked)
+			require.NoError(t, s.db.Update(t.Context(), func(tx *percolator.Txn) error {
+				for i := range keys {
+					if err := s.c.Add(t.Context(), tx, fmt.Sprint(n, " ", i), 1); err != nil {
+						return err
+					}
+				}
+				return nil
+			}))
+			require.NotEmpty(t, looked)
+			require.Less(t, len(looked), keys/2, "12 in the mean")
+		}
 	})
 }

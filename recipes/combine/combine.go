@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"math/bits"
 	"time"
 
@@ -51,8 +52,8 @@ const (
 	idleAfter = 10 * time.Second
 	// looksFor: of so many transactions that make a cell one looks for idle ones.
 	looksFor = 8
-	// combinesFor is how long one that adds combines at most.
-	combinesFor = 5 * time.Second
+	// combinesFor is how long the looks of a transaction that adds may hold it up, all together.
+	combinesFor = time.Second
 	// combineMost cells, or combineBytes of their values, are what one transaction combines at most.
 	combineMost  = 1024
 	combineBytes = 8 << 20
@@ -205,11 +206,9 @@ func (c *Combiner[T]) addTo(ctx context.Context, tx *percolator.Txn, key string,
 	if err := tx.Set(cell, b); err != nil {
 		return err
 	}
-	if f.made && spread(start)%c.looksFor == 0 {
+	if f.made && looks(start, key)%c.looksFor == 0 {
 		// It may fail for what is no fault of this transaction's, or take too long: it reads rows of other servers. Get and Combine tell of it.
-		ctx, cancel := context.WithTimeout(ctx, combinesFor)
-		defer cancel()
-		_, _ = c.combine(ctx, key, c.idle)
+		c.slots.look(ctx, tx, func(ctx context.Context) { _, _ = c.combine(ctx, key, c.idle) })
 	}
 	return nil
 }
@@ -472,8 +471,11 @@ func guarded[V any](whose string, f func() (V, error)) (v V, err error) {
 	return f()
 }
 
-// spread mixes the bits of a timestamp, most of which stay the same for a while.
-func spread(ts percolator.Timestamp) uint64 {
-	high, low := bits.Mul64(uint64(ts), 0x9e3779b97f4a7c15)
+// looks decides whether an addition looks for idle cells. The key has a part in it, so that of a transaction's keys neither all are looked at nor none. The bits are mixed, most
+// of which stay the same for a while.
+func looks(start percolator.Timestamp, key string) uint64 {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(key))
+	high, low := bits.Mul64(uint64(start)^h.Sum64(), 0x9e3779b97f4a7c15)
 	return high ^ low
 }

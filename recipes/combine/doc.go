@@ -18,7 +18,7 @@
 //
 // [Combiner.AddNow] adds outside of any transaction of yours. Calls of one process that come together share one
 // transaction, so it is far cheaper than an Update for each. Where something is the matter with some of the values, because a server is away, say, each value is added
-// by itself, so that calls for the others go on after a second, or, if the fault is one of writes alone, after the store's patience or 30 s.
+// by itself, so that calls for the others go on after a second or two, or, if the fault is one of writes alone, after the store's patience or 30 s.
 //
 // # What merging must be
 //
@@ -43,9 +43,10 @@
 //     was open at the same time as others within the last seconds, in all processes, and some more (below).
 //   - An Add costs one read of a row, which comes with the start timestamp where the store can do that, and one write.
 //
-// Slots of processes that ended, or are less busy now, leave cells behind. A cell that was not written for 10 seconds is idle. Of
-// the transactions that make a new cell, each eighth looks for idle ones; if there are at least [Options.Idle], it first combines
-// them: a transaction of its own merges them into the base and deletes them. [Combiner.Combine] does so at any time. A
+// Slots of processes that ended, or are less busy now, leave cells behind. A cell that was not written for 10 seconds is idle. For
+// each eighth new cell the transaction that makes it looks for idle ones of the value; if there are at least [Options.Idle], it first combines
+// them: a transaction of its own merges them into the base and deletes them. That takes a transaction that adds a second at most, and a quarter of the time that its caller has left; the
+// next one that looks goes on. [Combiner.Combine] does so at any time. A
 // row has two cells in turn. An adder whose cell was not written for 5 seconds takes the other one, so adders stay out of the way of those
 // who combine. An Add conflicts with one who combines only if both cells are idle at that moment, or if its transaction lasts for 5 seconds, so that its snapshot is
 // older than what was combined; then one of the two is

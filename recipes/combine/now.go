@@ -35,7 +35,7 @@ type addition[T any] struct {
 // every transaction that begins afterwards reads the value with delta. Errors are those of Add and of Update. After one that matches
 // percolator.ErrUndetermined it is not known whether delta was added; it is one where ctx ends while the transaction
 // commits. After any other error it was not added. A value that cannot be added does not harm the other calls, and neither does a server that is away or hangs those for rows of
-// others, but for a second: then each value is added by itself, and while one hangs, further calls for it wait apart. If the fault begins while a transaction of several values commits, or is one of writes alone,
+// others, but for a second or two: each value is added by itself, and while one hangs, further calls for it wait apart. If the fault begins while a transaction of several values commits, or is one of writes alone,
 // those in that transaction wait for the store's patience, or for 30 s, and may get percolator.ErrUndetermined. delta is not used any more when AddNow
 // has returned. The codec gets the caller's ctx only when it encodes delta, for the cell of the value's base; in the shared transaction it gets one without values.
 func (c *Combiner[T]) AddNow(ctx context.Context, key string, delta T) error {

@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"time"
 	"weak"
 
 	"github.com/percolate-go/percolate/percolator"
@@ -16,13 +17,20 @@ import (
 type slots struct {
 	mu   sync.Mutex
 	free []slot
-	held map[*percolator.Txn]slot
+	held map[*percolator.Txn]*holding
 }
 
 // slot is one of them. A transaction that began before the last commit of its slot would conflict with it, so it must have another one.
 type slot struct {
 	name percolator.Timestamp
 	last percolator.Timestamp // commit of a transaction that had it, 0 for none
+}
+
+// holding is a transaction's hold on a slot.
+type holding struct {
+	slot
+	looks bool          // it has looked for idle cells
+	left  time.Duration // for its further looks
 }
 
 // sharedSlots are those of all Combiners of the program. Those of one table share their slots: a transaction that adds by two of them names new slots by one
@@ -84,14 +92,42 @@ func (s *slots) heldBy(tx *percolator.Txn) (percolator.Timestamp, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	held, found := s.held[tx]
-	return held.name, found
+	if !found {
+		return 0, false
+	}
+	return held.name, true
 }
 
 func (s *slots) hold(tx *percolator.Txn, taken slot) {
 	if s.held == nil {
-		s.held = make(map[*percolator.Txn]slot)
+		s.held = make(map[*percolator.Txn]*holding)
 	}
-	s.held[tx] = taken
+	s.held[tx] = &holding{slot: taken}
+}
+
+// look calls f with the time that a transaction which holds a slot has left to look for idle cells, and takes off what f took. All its looks together take
+// combinesFor at most, or a quarter of the time that its caller had left at the first one.
+func (s *slots) look(ctx context.Context, tx *percolator.Txn, f func(ctx context.Context)) {
+	s.mu.Lock()
+	held := s.held[tx] // of the goroutine of the transaction, while it is open
+	s.mu.Unlock()
+	if held == nil {
+		return
+	}
+	if !held.looks {
+		held.looks, held.left = true, combinesFor
+		if end, has := ctx.Deadline(); has {
+			held.left = min(held.left, time.Until(end)/4)
+		}
+	}
+	if held.left <= 0 {
+		return
+	}
+	begun := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, held.left)
+	defer cancel()
+	f(ctx)
+	held.left -= time.Since(begun)
 }
 
 // take has a transaction hold a free slot, if there is one that it may have: one that has begun sees all that was written in the slot. One that has
@@ -123,6 +159,6 @@ func (s *slots) giveBack(tx *percolator.Txn, err error) {
 	// Locks of a transaction whose outcome is not known may lie on the slot's cells for a while. A new slot in which nobody has written is not worth
 	// keeping, and its name need not be unique: a View of the past has chosen its timestamp.
 	if !errors.Is(err, percolator.ErrUndetermined) && given.last > 0 {
-		s.free = append(s.free, given)
+		s.free = append(s.free, given.slot)
 	}
 }
