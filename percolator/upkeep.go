@@ -224,6 +224,7 @@ func (tx *Txn) failedToKeep(ctx context.Context, err error) error {
 type oldValues struct {
 	list  []seenOld
 	index map[Cell]int // once there are many
+	bytes int          // of the cells' names and values
 }
 
 type seenOld struct {
@@ -251,6 +252,7 @@ func (o *oldValues) of(c Cell) (oldValue, bool) {
 // note remembers the value of a cell that has none yet. It must not change any more.
 func (o *oldValues) note(c Cell, v oldValue) {
 	o.list = append(o.list, seenOld{c, v})
+	o.bytes += oldBytes(c, v.value)
 	switch {
 	case o.index != nil:
 		o.index[c] = len(o.list) - 1
@@ -262,10 +264,15 @@ func (o *oldValues) note(c Cell, v oldValue) {
 	}
 }
 
-// noteSeen remembers what a read has seen of a cell that is indexed: the upkeep of a write needs it.
+func oldBytes(c Cell, value []byte) int {
+	return len(c.Table) + len(c.Row) + len(c.Column) + len(value)
+}
+
+// noteSeen remembers what a read has seen of a cell that is indexed: the upkeep of a write needs it. A transaction may read far more than it writes, and values may be large, so it
+// holds little of what was read: the upkeep reads the rest again.
 func (tx *Txn) noteSeen(sc Cell, value []byte, found bool) {
-	const most = 1024 // a scan may read a table
-	if tx.readOnly || len(tx.old.list) >= most || !tx.db.known().indexed(sc) {
+	const most, mostBytes = 1024, 1 << 20
+	if tx.readOnly || len(tx.old.list) >= most || tx.old.bytes+oldBytes(sc, value) > mostBytes || !tx.db.known().indexed(sc) {
 		return
 	}
 	if _, seen := tx.old.of(sc); !seen {

@@ -1,6 +1,7 @@
 package percolator
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -68,4 +69,47 @@ func TestUpkeepFailsInARun(t *testing.T) {
 	require.Len(t, parked, 1)
 	require.Contains(t, parked[0].Error, "no such value")
 	rests(t, wk, from)
+}
+
+// A transaction that reads many indexed cells holds little of their values. What it has not kept of them is read again where an upkeep needs it.
+func TestReadOfManyIndexedCellsHoldsLittle(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c, _ := indexed(t, w)
+	const cells, size, most = 40, 64 << 10, 1 << 20
+	at := func(i int) Cell { return Cell{"t", fmt.Sprintf("%02d", i), "v"} }
+	body := func(i int) []byte { return bytes.Repeat([]byte{byte('a' + i%26)}, size) }
+	olds := map[string][]byte{}
+	u := byValue()
+	u.Keep = func(_ context.Context, _ *Txn, changes []RowChange) error {
+		for i := range changes {
+			olds[changes[i].Row] = changes[i].Old
+		}
+		return nil
+	}
+	require.NoError(t, c.KeepIndex(u))
+	for i := range cells {
+		set(t, c.DB, at(i), string(body(i)))
+	}
+	clear(olds)
+	require.NoError(t, c.Update(t.Context(), func(tx *Txn) error {
+		var many []Cell
+		for i := range cells {
+			many = append(many, at(i))
+			if _, err := tx.Get(t.Context(), at(i)); err != nil {
+				return err
+			}
+		}
+		if _, err := tx.GetMany(t.Context(), many...); err != nil {
+			return err
+		}
+		held := 0
+		for i := range tx.old.list {
+			held += len(tx.old.list[i].value)
+		}
+		require.Positive(t, held, "a few are not read twice")
+		require.LessOrEqual(t, held, most)
+		return errors.Join(tx.Set(at(0), []byte("x")), tx.Set(at(cells-1), []byte("x")))
+	}))
+	require.Equal(t, map[string][]byte{"00": body(0), fmt.Sprint(cells - 1): body(cells - 1)}, olds)
 }

@@ -121,6 +121,10 @@ var recipesMutants = []mutant{
 		"min(held.left, time.Until(end)/4)", "max(held.left, time.Until(end)/4)")},
 	{"looks-for-idle-cells-go-by-the-start", "Recipes: combine, whether to look goes by the key too", "./recipes/combine TestLooksOfKeys", one(combineGo,
 		"bits.Mul64(uint64(start)^h.Sum64(),", "bits.Mul64(uint64(start),")},
+	{"reads-hold-all-they-see", "Indexes: a transaction that reads many indexed cells holds little of them", "./percolator TestReadOfManyIndexedCellsHoldsLittle", one("percolator/upkeep.go",
+		"mostBytes = 1024, 1 << 20", "mostBytes = 1024, 1 << 40")},
+	{"large-rows-are-read-together", "Recipes: index, rows of large values are read a few at a time", "./recipes/index TestRowsOfLargeValues", one("recipes/index/walk.go",
+		"next = min(next, size*readBytes/bytes)", "_ = size")},
 }
 
 func init() { mutants = append(mutants, recipesMutants...) }

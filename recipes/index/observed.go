@@ -45,7 +45,7 @@ const (
 	// trust is how long after a snapshot that was readable others are, unseen. Drop waits that long before it takes the first entry away.
 	trust = 2 * time.Second
 
-	leastLookup, mostLookup = 8, 128 // rows that a lookup reads in one call
+	mostLookup = 128 // rows that a lookup reads in one call
 )
 
 // readableMark is what Build writes: at its beginning, and at its end. Whoever deletes entries in between deletes the mark too, in the same transactions.
@@ -298,7 +298,7 @@ func (o *Observed[T]) readable(ctx context.Context, tx *percolator.Txn) error {
 // Lookup visits the rows that have a value, in the order of their keys, with what their cells hold as tx sees them. It misses rows whose change the observer has not seen yet at the snapshot of tx,
 // those that tx has written itself included; a row that has lost the value is not visited. A transaction that begins after DB.WaitObserved, with the name of the Observer, misses nothing
 // of what was waited for. While no worker runs the observer, or it is paused, everything new is missed. What is missed is not part of what percolator.Serializable validates.
-// Rows are read up to 128 ahead: a loop that writes rows which it has yet to visit sees them as they were. Keys of 1,024 bytes and more are in the order of their first 991 bytes.
+// Rows are read up to 128 ahead, fewer if their values are large: a loop that writes rows which it has yet to visit sees them as they were. Keys of 1,024 bytes and more are in the order of their first 991 bytes.
 //
 // It ends with the first error of tx or of the index, which comes with an empty row: ErrNotReadable before Build has ended, and from two seconds after the observer was removed on, or sooner; those of Txn.Scan and GetMany. A
 // row that cannot be decoded comes with its key and ErrValues; a loop that goes on gets the rows behind it. One whose key was destroyed (typed.ErrKeyGone) has no values.
@@ -343,17 +343,17 @@ func (o *Observed[T]) rows(ctx context.Context, tx *percolator.Txn, r percolator
 		}
 		// A transaction that begins with the scan draws its snapshot in the same call. So the snapshot is looked at after the first page.
 		checked := false
-		visit := func(page []found) bool {
+		visit := func(page []found) (bytes int, more bool) {
 			if !checked {
 				if err := o.readable(ctx, tx); err != nil {
 					yield(typed.Row[T]{}, fmt.Errorf("index: reading the index %q: %w", o.ix.name, err))
-					return false
+					return 0, false
 				}
 				checked = true
 			}
 			return o.visit(ctx, tx, page, has, limited)
 		}
-		size := leastLookup
+		size := leastRead
 		page := make([]found, 0, size)
 		for e, err := range o.ix.scan(ctx, tx, r) {
 			if err != nil {
@@ -363,27 +363,22 @@ func (o *Observed[T]) rows(ctx context.Context, tx *percolator.Txn, r percolator
 			if page = append(page, e); len(page) < size {
 				continue
 			}
-			if !visit(page) {
+			bytes, more := visit(page)
+			if !more {
 				return
 			}
-			page, size = page[:0], min(2*size, mostLookup)
+			page, size = page[:0], fitting(min(2*size, mostLookup), size, bytes)
 		}
 		visit(page)
 	}
 }
 
-// visit reads the rows of entries. It tells whether to go on.
-func (o *Observed[T]) visit(ctx context.Context, tx *percolator.Txn, page []found, has func(found, []keys.Key) bool, yield func(typed.Row[T], error) bool) bool {
-	var cells []percolator.Cell
-	for _, e := range page {
-		if e.row != "" && len(e.row) <= o.ix.db.Limits().Row { // else the entry is damaged: no row has this key
-			cells = append(cells, o.ix.of.Cell(e.row))
-		}
-	}
-	got, err := tx.GetMany(ctx, cells...)
+// visit reads the rows of entries. It tells how many bytes their values have, and whether to go on.
+func (o *Observed[T]) visit(ctx context.Context, tx *percolator.Txn, page []found, has func(found, []keys.Key) bool, yield func(typed.Row[T], error) bool) (bytes int, more bool) {
+	got, bytes, err := o.ix.rowsOf(ctx, tx, page)
 	if err != nil {
 		yield(typed.Row[T]{}, fmt.Errorf("index: reading the index %q: %w", o.ix.name, err))
-		return false
+		return 0, false
 	}
 	for _, e := range page {
 		stored, exists := got[o.ix.of.Cell(e.row)]
@@ -400,10 +395,10 @@ func (o *Observed[T]) visit(ctx context.Context, tx *percolator.Txn, page []foun
 			value = none
 		}
 		if !yield(typed.Row[T]{Key: e.row, Value: value}, err) {
-			return false
+			return 0, false
 		}
 	}
-	return true
+	return bytes, true
 }
 
 // Check compares all entries with all data, and changes nothing. What the observer has not seen yet differs: entries of it are Missing, and those of

@@ -204,27 +204,71 @@ func (ix *Index[T]) stale(ctx context.Context, tx *percolator.Txn, row string, v
 	return !has, nil
 }
 
-// walkEntries looks whether the rows of some entries from one on have their values. With mend, the others are removed.
+const (
+	// Rows that are read together, first and at most. They are fewer if their values are large.
+	leastRead, mostRead = 8, 512
+	// readBytes is about how many bytes the values of these may have.
+	readBytes = 4 << 20
+)
+
+// fitting is next, or fewer, if so many rows have values of more than readBytes: as large as those of the last ones, which were size and had these bytes.
+func fitting(next, size, bytes int) int {
+	if bytes > 0 {
+		next = min(next, size*readBytes/bytes)
+	}
+	return max(next, 1)
+}
+
+// rowsOf reads the indexed cells of the rows that entries name, each once. An entry is passed over that names no row which can be, or one that is too long for this process.
+func (ix *Index[T]) rowsOf(ctx context.Context, tx *percolator.Txn, page []found) (stored map[percolator.Cell][]byte, bytes int, err error) {
+	cells := make([]percolator.Cell, 0, len(page))
+	named := make(map[string]struct{}, len(page))
+	for _, e := range page {
+		if _, twice := named[e.row]; twice || e.row == "" || len(e.row) > ix.db.Limits().Row {
+			continue
+		}
+		named[e.row] = struct{}{}
+		cells = append(cells, ix.of.Cell(e.row))
+	}
+	if stored, err = tx.GetMany(ctx, cells...); err != nil {
+		return nil, 0, err
+	}
+	for _, b := range stored {
+		bytes += len(b)
+	}
+	return stored, bytes, nil
+}
+
+// walkEntries looks whether the rows of some entries from one on have their values. With mend, the others are removed. It holds the values of a few rows at a time.
 func (ix *Index[T]) walkEntries(ctx context.Context, tx *percolator.Txn, from string, rows int, mend bool, r *Report) (last string, seen int, err error) {
 	var entries []found
-	var cells []percolator.Cell
 	for row, err := range tx.Scan(ctx, percolator.Range{Table: ix.opt.Entries, From: from, Columns: []string{column}, Limit: rows}) {
 		if err != nil {
 			return "", 0, err
 		}
 		last, seen = row.Key, seen+1
-		e := found{string(row.Columns[column]), row.Key}
-		entries = append(entries, e)
-		if c := ix.of.Cell(e.row); e.row != "" && len(e.row) <= ix.db.Limits().Row {
-			cells = append(cells, c)
-		}
+		entries = append(entries, found{string(row.Columns[column]), row.Key})
 	}
 	r.Entries = seen
-	got, err := tx.GetMany(ctx, cells...)
-	if err != nil {
-		return "", 0, err
+	for size := leastRead; len(entries) > 0; {
+		page := entries[:min(size, len(entries))]
+		entries = entries[len(page):]
+		bytes, err := ix.compareEntries(ctx, tx, page, mend, r)
+		if err != nil {
+			return "", 0, err
+		}
+		size = fitting(min(4*size, mostRead), len(page), bytes)
 	}
-	for _, e := range entries {
+	return last, seen, nil
+}
+
+// compareEntries is walkEntries of some that are read together. It returns how many bytes the values of their rows have.
+func (ix *Index[T]) compareEntries(ctx context.Context, tx *percolator.Txn, page []found, mend bool, r *Report) (bytes int, err error) {
+	got, bytes, err := ix.rowsOf(ctx, tx, page)
+	if err != nil {
+		return 0, err
+	}
+	for _, e := range page {
 		if len(e.row) > ix.db.Limits().Row {
 			continue // see errBeyond
 		}
@@ -232,7 +276,7 @@ func (ix *Index[T]) walkEntries(ctx context.Context, tx *percolator.Txn, from st
 			// A row may have several entries, and the codec may change what it is given.
 			values, err := ix.valuesLeft(ctx, e.row, slices.Clone(stored))
 			if err != nil {
-				return "", 0, err
+				return 0, err
 			}
 			if slices.ContainsFunc(values, func(v keys.Key) bool { return ix.entry(v, e.row).Row == e.at }) {
 				continue
@@ -241,9 +285,9 @@ func (ix *Index[T]) walkEntries(ctx context.Context, tx *percolator.Txn, from st
 		r.Stale++
 		if mend {
 			if err := tx.Delete(percolator.Cell{Table: ix.opt.Entries, Row: e.at, Column: column}); err != nil {
-				return "", 0, err
+				return 0, err
 			}
 		}
 	}
-	return last, seen, nil
+	return bytes, nil
 }
