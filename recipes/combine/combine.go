@@ -23,7 +23,9 @@ var ErrMerge = errors.New("combine: the values cannot be merged")
 // values. An error, or a panic, fails the call that needs the values, with ErrMerge.
 type Merge[T any] func(into, more T) (T, error)
 
-// Sum is the Merge of numbers that are added up. A sum that its type cannot hold is an error.
+// Sum is the Merge of numbers that are added up. A sum that its type cannot hold is an error, also one of some of a value's parts when that of all would fit: parts are
+// merged in any order. Of positive and negative numbers such a sum may be far from the value. So take a type that holds the sum of all that is ever added, and of all that is
+// ever taken off, each for itself: int64, mostly.
 func Sum[T typed.Integer](into, more T) (T, error) {
 	sum := into + more
 	if (more > 0 && sum < into) || (more < 0 && sum > into) {

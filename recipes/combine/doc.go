@@ -23,7 +23,8 @@
 // # What merging must be
 //
 // A value is made of parts, merged in any order. So merge must be commutative and associative, as sums, maxima and
-// unions are. Nothing can be taken back from a maximum, a minimum or a union.
+// unions are. Nothing can be taken back from a maximum, a minimum or a union. And it must not fail for some of the parts of a value that all together can be merged: a [Sum] of a type that is
+// too small does. Then Add, Get and Combine are [ErrMerge], though the value itself would fit.
 //
 // This is not for limits. A transaction that reads a value, finds it below a limit and adds to it does not
 // conflict with another one that does the same, so both commit: that is a write skew. A stock that must not become negative
