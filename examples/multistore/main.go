@@ -13,7 +13,8 @@
 //
 // A process is killed once it has moved money. It ends with a report, and with status 1
 // if a sum was ever wrong, a lock was left behind, or too little happened to show
-// anything.
+// anything; with status 2 for flags that make no sense, as another number of accounts
+// than an earlier run has opened.
 package main
 
 import (
@@ -60,8 +61,16 @@ func main() {
 	}
 	fmt.Fprintln(os.Stderr, "multistore:", err)
 	stop()
+	if bad := (usageError{}); errors.As(err, &bad) {
+		os.Exit(2)
+	}
 	os.Exit(1)
 }
+
+// usageError is a mistake in the command line.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var p play
@@ -70,24 +79,27 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags.StringVar(&p.config, "config", "", "`FILE` that describes the stores, in place of -ledger and -wallet")
 	flags.StringVar(&p.ledger, "ledger", "", "`URL` of the store of the table ledger, which is authoritative")
 	flags.StringVar(&p.wallet, "wallet", "", "`URL` of the store of the table wallet")
-	flags.IntVar(&p.accounts, "accounts", 50, "accounts in each table")
+	flags.IntVar(&p.accounts, "accounts", 50, "accounts in each table, opened at the first run on the stores")
 	flags.IntVar(&p.movers, "movers", 4, "processes that move money")
 	flags.DurationVar(&p.duration, "duration", 20*time.Second, "how long to run; longer, up to ten times, until something has happened")
 	flags.DurationVar(&p.killEvery, "kill-every", 500*time.Millisecond, "how often one of the processes is killed")
 	flags.Uint64Var(&p.seed, "seed", 0, "seed of all choices (0: a new one, which is printed)")
 	flags.BoolVar(&p.mover, "mover", false, "only move money, until killed (used by the command itself)")
 	if err := flags.Parse(args); err != nil {
-		return err
+		if errors.Is(err, flag.ErrHelp) {
+			return err
+		}
+		return usageError{err}
 	}
 	switch {
 	case flags.NArg() > 0:
-		return fmt.Errorf("unexpected argument %q: everything is given by flags, see -help", flags.Arg(0))
+		return usageError{fmt.Errorf("unexpected argument %q: everything is given by flags, see -help", flags.Arg(0))}
 	case (p.config == "") == (p.ledger == "" && p.wallet == ""):
-		return errors.New("name the stores, either with -config or with -ledger and -wallet")
+		return usageError{errors.New("name the stores, either with -config or with -ledger and -wallet")}
 	case p.config == "" && (p.ledger == "" || p.wallet == ""):
-		return errors.New("-ledger and -wallet go together")
+		return usageError{errors.New("-ledger and -wallet go together")}
 	case p.accounts < 1 || p.movers < 1 || p.duration <= 0 || p.killEvery <= 0:
-		return errors.New("-accounts, -movers, -duration and -kill-every must be positive")
+		return usageError{errors.New("-accounts, -movers, -duration and -kill-every must be positive")}
 	}
 	if p.seed == 0 {
 		p.seed = rand.Uint64() //nolint:gosec // a choice, no secret
@@ -154,17 +166,29 @@ func account(table string, i int) percolator.Cell {
 
 var tables = []string{"ledger", "wallet"}
 
-// fill opens the accounts, unless an earlier run did.
+// fill opens the accounts, unless an earlier run did. That many are there from then on.
 func (p *play) fill(ctx context.Context, db *percolator.DB) error {
 	return db.Update(ctx, func(tx *percolator.Txn) error {
+		there := make([]int, len(tables))
+		for i, table := range tables {
+			for _, err := range tx.Scan(ctx, percolator.Range{Table: table}) {
+				if err != nil {
+					return err
+				}
+				there[i]++
+			}
+		}
+		switch {
+		case there[0] != there[1]:
+			return fmt.Errorf("%s has %d accounts, and %s has %d: one of them has lost some", tables[0], there[0], tables[1], there[1])
+		case there[0] == p.accounts:
+			return nil
+		case there[0] > 0:
+			return usageError{fmt.Errorf("-accounts %d: the tables have %d accounts each already", p.accounts, there[0])}
+		}
 		for _, table := range tables {
 			for i := range p.accounts {
-				c := account(table, i)
-				_, err := tx.Get(ctx, c)
-				if errors.Is(err, percolator.ErrNotFound) {
-					err = tx.Set(c, []byte(strconv.Itoa(opening)))
-				}
-				if err != nil {
+				if err := tx.Set(account(table, i), []byte(strconv.Itoa(opening))); err != nil {
 					return err
 				}
 			}

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"os"
 	"strings"
@@ -14,6 +15,8 @@ import (
 	"github.com/percolate-go/percolate/internal/everystore"
 	"github.com/percolate-go/percolate/internal/testserver"
 	"github.com/percolate-go/percolate/internal/tikvtest"
+	"github.com/percolate-go/percolate/percolatetest"
+	"github.com/percolate-go/percolate/percolator"
 )
 
 // The command starts itself to have processes that it can kill.
@@ -71,4 +74,24 @@ func TestBadFlags(t *testing.T) {
 		err := run(t.Context(), strings.Fields(args), io.Discard, io.Discard)
 		require.ErrorContains(t, err, want, args)
 	}
+}
+
+// TestAccountsOfAnEarlierRun: the stores have as many accounts as the first run has opened. Another number is no wrong sum, and one that has gone is no mistake of the user's.
+func TestAccountsOfAnEarlierRun(t *testing.T) {
+	t.Parallel()
+	ctx, db := t.Context(), percolatetest.Open(t)
+	first := &play{accounts: 10}
+	require.NoError(t, first.fill(ctx, db))
+	require.NoError(t, first.fill(ctx, db))
+	require.NoError(t, first.audit(ctx, db))
+	for _, n := range []int{5, 20} {
+		err := (&play{accounts: n}).fill(ctx, db)
+		require.ErrorAs(t, err, &usageError{})
+		require.ErrorContains(t, err, "the tables have 10 accounts each already")
+	}
+	require.NoError(t, first.audit(ctx, db))
+	require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error { return tx.Delete(account("wallet", 3)) }))
+	err := first.fill(ctx, db)
+	require.ErrorContains(t, err, "wallet has 9")
+	require.False(t, errors.As(err, &usageError{}))
 }
