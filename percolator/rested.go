@@ -190,13 +190,17 @@ func (w *Worker) skipUntilChanged(view *cellView) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := w.db.clock.Now()
-	w.rested.put(view.cell, seen, covered, now.Add(view.unlessCrowded(w.rested.age(seen))), now)
+	w.rested.put(view.cell, seen, covered, now.Add(view.atMost(w.rested.age(seen))), now)
 }
 
-// unlessCrowded bounds how long a cell may be left alone by what a scan shows of its notifications.
-func (v *cellView) unlessCrowded(wait time.Duration) time.Duration {
+// atMost bounds how long a cell may be left alone because of what the view shows: a scan may not show a further notification, and
+// nobody is told of a near timer that the view shows once more.
+func (v *cellView) atMost(wait time.Duration) time.Duration {
 	if len(v.notified) >= seenVersions {
-		return min(wait, crowdedAge)
+		wait = min(wait, crowdedAge)
+	}
+	if v.waits() {
+		wait = min(wait, v.untilTimer())
 	}
 	return wait
 }

@@ -166,7 +166,7 @@ func (w *Worker) attempt(ctx context.Context, t *task) runResult {
 			return runResult{next: runAgain} // its acknowledgment would not count
 		}
 		if next := view.nextAttempt(i); next > tx.start {
-			return runResult{next: runWaiting, wait: view.unlessCrowded(max(next.Sub(tx.start), leastPause))}
+			return runResult{next: runWaiting, wait: view.atMost(max(next.Sub(tx.start), leastPause))}
 		}
 		if wait := w.awaitClaim(t, view, tx.start); wait > 0 {
 			return runResult{next: runWaiting, wait: wait}
@@ -188,7 +188,7 @@ func (w *Worker) attempt(ctx context.Context, t *task) runResult {
 func (w *Worker) clearNotifications(ctx context.Context, view *cellView) runResult {
 	done := runResult{next: runDone}
 	if view.waits() {
-		done = runResult{next: runWaiting, wait: max(view.timer.at.Sub(view.at), leastPause)}
+		done = runResult{next: runWaiting, wait: view.atMost(view.untilTimer())}
 	}
 	if len(view.seen) == 0 || !view.othersCovered(-1) {
 		w.skipUntilChanged(view)
@@ -261,14 +261,15 @@ func (w *Worker) run(ctx context.Context, tx *Txn, o *Observer, i int, view *cel
 	for _, table := range tables {
 		w.kickTable(table)
 	}
-	if removed || w.queued(view.cell) {
+	if !view.waits() && (removed || w.queued(view.cell)) {
 		// Either every observer is covered and the notifications are removed; a newer
 		// one is found by a scan of its own. Or another observer's job is queued, and
 		// will read the cell.
 		return runResult{next: runDone}
 	}
 	// There is a newer change, or other observers have yet to see this one, or there were
-	// too many notifications for one commit, and the next look removes the rest.
+	// too many notifications for one commit, and the next look removes the rest. Or a near
+	// timer waits, and the job must be left alone until that is due.
 	return runResult{next: runAgain}
 }
 

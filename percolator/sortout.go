@@ -164,7 +164,7 @@ func (w *Worker) sortOutCell(f *finding, view *cellView) {
 			if p := w.paused[j]; p != nil {
 				w.dropPause(p)
 			}
-			w.pauseJob(&pausedJob{job: j, q: q, until: w.db.clock.Now().Add(view.unlessCrowded(next.Sub(view.at))), seen: seen, waits: true})
+			w.pauseJob(&pausedJob{job: j, q: q, until: w.db.clock.Now().Add(view.atMost(next.Sub(view.at))), seen: seen, waits: true})
 		}
 		return !due
 	})

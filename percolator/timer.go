@@ -212,6 +212,9 @@ func timerIn(row *rowstore.Row, c Cell) (timerView, error) {
 // waits tells whether a timer is due after the snapshot, of which nothing but a notification tells.
 func (v *cellView) waits() bool { return v.timer.set && !v.timer.indexed && v.timer.at > v.at }
 
+// untilTimer is how long a timer that waits is not due yet.
+func (v *cellView) untilTimer() time.Duration { return max(v.timer.at.Sub(v.at), leastPause) }
+
 // fired tells whether the timer is due.
 func (v *cellView) fired() bool { return v.timer.set && v.timer.at <= v.at }
 

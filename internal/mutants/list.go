@@ -556,7 +556,7 @@ var mutants = append([]mutant{
 	{"look-takes-for-ever", "Observers: WaitIdle, what is known of members is judged by a time that is not long ago", "TestLookAtMembersThatTakesLong", one(barrierGo,
 		"context.WithTimeout(ctx, w.beatTimeout())", "context.WithTimeout(ctx, time.Hour)")},
 	{"crowd-left-alone", "Observers: a cell with more notifications than a look is shown is read again soon", "TestCellsThatAreRemembered", one("percolator/rested.go",
-		"return min(wait, crowdedAge)", "return wait")},
+		"\t\twait = min(wait, crowdedAge)\n", "\t\t_ = crowdedAge\n")},
 	{"crowd-is-idle", "Observers: WaitIdle reads a cell with more notifications than a look is shown", "TestNotificationBelowThoseThatALookIsShown", one("percolator/idle.go",
 		"if len(notified) >= seenVersions {", "if len(notified) > 1<<20 {")},
 	{"refused-draw-fails", "A transaction: a store that draws no timestamp for a group has the transaction commit in two phases", "TestOnePhaseRefused", one(onePhaseGo,
