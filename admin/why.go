@@ -206,7 +206,7 @@ func (w *Wait) observer(row *rowstore.Row, c format.Cell, o *format.Observer, ch
 		}
 	}
 	if v := row.Newest(rowstore.Write, format.FailureColumn(name, c.Column)); v != nil {
-		if failure, err = failed(v); err != nil {
+		if failure, err = failed(v, o.Since); err != nil {
 			return of, "", err
 		}
 	}
@@ -271,12 +271,17 @@ func acknowledged(v *rowstore.Version, since percolator.Timestamp) (percolator.T
 	return acked, nil
 }
 
-func failed(v *rowstore.Version) (format.Failure, error) {
+// failed is what counts of a failure record for an observer that is registered since a moment.
+func failed(v *rowstore.Version, since percolator.Timestamp) (format.Failure, error) {
 	w, err := format.DecodeWrite(v.Value)
 	if err != nil || w.Kind != format.KindPut {
 		return format.Failure{}, err
 	}
-	return format.DecodeFailure(w.Value)
+	f, err := format.DecodeFailure(w.Value)
+	if err == nil && !f.Parked && v.TS < since {
+		f = format.Failure{}
+	}
+	return f, err
 }
 
 // conclude says in the first line whether anything is in the way.

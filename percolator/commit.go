@@ -281,10 +281,16 @@ func (c *committer) checkRun() error {
 	if r == nil {
 		return nil
 	}
-	if now := c.view.registrations(r.cell.Table, r.cell.Column); slices.Contains(now.names, r.observer) && now.sinceOf(r.observer) == r.since {
+	if c.view.has(r) {
 		return nil
 	}
 	return c.conflict(r.cell, 0, fmt.Sprintf("the observer %q was removed meanwhile", r.observer))
+}
+
+// has tells whether the registration that a run goes by is there.
+func (v *catalogView) has(r *runOf) bool {
+	known := v.registrations(r.cell.Table, r.cell.Column)
+	return slices.Contains(known.names, r.observer) && known.sinceOf(r.observer) == r.since
 }
 
 // checkWeak returns an error for what the view of the catalog rules out: a weak notification or a timer that no

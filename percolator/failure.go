@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
 // What happens after a run has failed. Each failure of the function is counted in a
@@ -160,29 +161,21 @@ func (w *Worker) recordFailure(ctx context.Context, tx *Txn, o *Observer, view *
 }
 
 // putRecord writes the failure record of a change, as edit leaves it. edit gets the record of the
-// change so far. The result is zero, and nothing is written, when somebody else's run has covered the change.
+// change so far. The result is zero, and nothing is written, when somebody else's run has covered the change, or the
+// registration that the run goes by is over: what another one counts begins at nothing.
 func (w *Worker) putRecord(ctx context.Context, tx *Txn, o *Observer, view *cellView, edit func(f *format.Failure)) (format.Failure, error) {
 	none := format.Failure{}
 	c, change, since := view.cell, view.change, view.sinceOf(o.id)
-	ack := Cell{c.Table, c.Row, format.AckColumn(o.id, c.Column)}
-	at := Cell{c.Table, c.Row, format.FailureColumn(o.id, c.Column)}
-	stored, err := tx.db.getCells(ctx, []Cell{ack, at}, &tx.snapshot)
+	tx.run = &runOf{observer: o.id, cell: c, since: since, hops: -1} // what it writes is of no run
+	acked, old, err := tx.records(ctx, o.id, c, since)
 	if err != nil {
 		return none, err
 	}
-	old := none
-	if b := stored[1]; b != nil {
-		if old, err = format.DecodeFailure(b); err != nil {
-			return none, err
-		}
+	catalog, err := tx.db.catalogFor(ctx, tx.start)
+	if err != nil || !catalog.has(tx.run) {
+		return none, err
 	}
-	if b := stored[0]; b != nil {
-		acked, err := format.DecodeAck(b)
-		if err != nil || acked >= change && acked >= since && !old.Replay {
-			return none, err
-		}
-	}
-	if old.Parked && old.Change >= change || old.Change > change && !view.outdated(o.id, old.Change) {
+	if acked >= change && !old.Replay || old.Parked && old.Change >= change || old.Change > change && !view.outdated(o.id, old.Change) {
 		return none, nil
 	}
 	f := format.Failure{Change: change, Replay: old.Replay && !old.Parked}
@@ -190,6 +183,7 @@ func (w *Worker) putRecord(ctx context.Context, tx *Txn, o *Observer, view *cell
 		f = old
 	}
 	edit(&f)
+	at := Cell{c.Table, c.Row, format.FailureColumn(o.id, c.Column)}
 	if err := tx.put(at, format.KindPut, f.Encode()); err != nil {
 		return none, err
 	}
@@ -198,6 +192,25 @@ func (w *Worker) putRecord(ctx context.Context, tx *Txn, o *Observer, view *cell
 		return f, tx.put(parkedIndex(o.id, c), format.KindDelete, nil)
 	}
 	return f, nil
+}
+
+// records reads what an observer that is registered since a moment keeps beside a cell.
+func (tx *Txn) records(ctx context.Context, observer string, c Cell, since Timestamp) (acked Timestamp, f format.Failure, err error) {
+	ack, failure := format.AckColumn(observer, c.Column), format.FailureColumn(observer, c.Column)
+	read := []rowstore.RowRead{{Table: c.Table, Row: c.Row, Selectors: snapshotPicks(snapshotPicks(nil, ack, tx.snapshot.at()), failure, tx.snapshot.at())}}
+	rows, timely, err := tx.db.readSettled(ctx, read, &tx.snapshot)
+	if err != nil {
+		return 0, f, err
+	}
+	row := &rows[0]
+	timely = timely || row.Newest(rowstore.Write, ack) != nil && row.Newest(rowstore.Write, failure) != nil
+	if err := tx.db.checkAnswer(ctx, tx.start, timely, c.span()); err != nil {
+		return 0, f, err
+	}
+	if acked, err = acknowledged(row, ack, since); err == nil {
+		f, _, err = failureIn(row, failure, since)
+	}
+	return acked, f, err
 }
 
 // forgetFailure removes an observer's failure record for a cell.

@@ -279,10 +279,7 @@ func (w *observedWait) records(v *catalogView, row *rowstore.Row, c Cell) (ack T
 	if ack, err = acknowledged(row, format.AckColumn(id, c.Column), known.sinceOf(id)); err != nil {
 		return 0, failure, err
 	}
-	record, found, err := committed(row, format.FailureColumn(id, c.Column))
-	if err == nil && found {
-		failure, err = format.DecodeFailure(record.Value)
-	}
+	failure, _, err = failureIn(row, format.FailureColumn(id, c.Column), known.sinceOf(id))
 	return ack, failure, err
 }
 

@@ -133,10 +133,11 @@ func (db *DB) Observers(ctx context.Context) ([]ObserverInfo, error) {
 // RemoveObserver removes every observer of that name from the catalog, with all names that it has had. One catalog
 // lease later at the latest, its columns are no longer notified on its behalf. Workers
 // that run it stop, with an error that matches ErrObserverRemoved, and no run of it takes effect any
-// more. Its acknowledgments end: if it is registered again, it begins anew, and runs for every cell of
+// more. Its acknowledgments end, and what was counted of its failures: if it is registered again, it begins anew, and runs for every cell of
 // its column. Register it again no sooner than one catalog lease later: until then workers that do not know
 // of the removal may go on with the old registration. Its parked runs
-// stay, for Parked and Release. Garbage collection removes notifications that no
+// stay, for Parked, Release and DropParked: also if it is registered again, it does not run for such a cell before that changes, or
+// before the run is released; and what is left of a cell that was deleted stays in the store until the run is released or dropped. Garbage collection removes notifications that no
 // other observer of the column waits for, and with them those of Txn.Notify that the
 // removed observer has not seen. Its replays are forgotten, and the timers of columns that nobody else observes are dropped, in the
 // background, which Close waits for, and counted in the log and in Stats. What it leaves behind is logged, as far as 10,000 notified cells and parked runs, of

@@ -197,14 +197,7 @@ func (r *replay) addAsked(ctx context.Context, from, to string, most int) (next 
 			}
 			rows++
 			next = row.Row + "\x00"
-			w, found, err := committed(&row, failure)
-			if err != nil || !found {
-				if err != nil {
-					return err
-				}
-				continue
-			}
-			f, err := format.DecodeFailure(w.Value)
+			f, _, err := failureIn(&row, failure, r.since)
 			if err != nil {
 				return err
 			}

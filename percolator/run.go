@@ -321,8 +321,8 @@ func (tx *Txn) acknowledge(i int, view *cellView) error {
 	if err := tx.put(ack, format.KindPut, format.EncodeAck(tx.start)); err != nil {
 		return err
 	}
-	if f := &view.failures[i]; f.Change != 0 {
-		return tx.forgetFailure(observer, c, f)
+	if view.recorded[i] {
+		return tx.forgetFailure(observer, c, &view.failures[i])
 	}
 	return nil
 }

@@ -20,7 +20,8 @@ type cellView struct {
 	ackLocked []bool
 	// failureLocked tells that a request for a replay may be under way.
 	failureLocked []bool
-	failures      []format.Failure
+	failures      []format.Failure   // what counts of the records, see failureIn
+	recorded      []bool             // there is a record, whether it counts or not
 	change        Timestamp          // the newest change at or below at
 	writes        []rowstore.Version // the newest at or below at: one, or two for an observer of old values
 	notified      []rowstore.Version // all notifications, newest first
@@ -170,6 +171,7 @@ func parseView(row *rowstore.Row, c Cell, known registrations, at Timestamp) (*c
 		cell: c, at: at, registrations: known,
 		acks: make([]Timestamp, len(known.names)), ackedAt: make([]Timestamp, len(known.names)),
 		ackLocked: make([]bool, len(known.names)), failureLocked: make([]bool, len(known.names)), failures: make([]format.Failure, len(known.names)),
+		recorded: make([]bool, len(known.names)),
 	}
 	if v.writes = row.All(rowstore.Write, c.Column); len(v.writes) > 0 {
 		v.change = v.writes[0].TS
@@ -209,14 +211,8 @@ func parseView(row *rowstore.Row, c Cell, known registrations, at Timestamp) (*c
 		}
 		col = format.FailureColumn(o, c.Column)
 		v.failureLocked[i] = row.Newest(rowstore.Lock, col) != nil
-		w, found, err := committed(row, col)
-		switch {
-		case err != nil:
+		if v.failures[i], v.recorded[i], err = failureIn(row, col, known.since[i]); err != nil {
 			return nil, err
-		case found:
-			if v.failures[i], err = format.DecodeFailure(w.Value); err != nil {
-				return nil, err
-			}
 		}
 	}
 	return v, nil
@@ -234,6 +230,20 @@ func acknowledged(row *rowstore.Row, column string, since Timestamp) (Timestamp,
 		return 0, err
 	}
 	return acked, nil
+}
+
+// failureIn returns the failure record in a stored column, of a row that shows it, of an observer that is registered since a moment. What
+// was committed before that counts no more than an acknowledgment does: found tells of it, and it is zero. But a parked run stays parked.
+func failureIn(row *rowstore.Row, column string, since Timestamp) (f format.Failure, found bool, err error) {
+	w, found, err := committed(row, column)
+	if err != nil || !found {
+		return f, false, err
+	}
+	f, err = format.DecodeFailure(w.Value)
+	if err == nil && !f.Parked && row.Newest(rowstore.Write, column).TS < since {
+		f = format.Failure{}
+	}
+	return f, true, err
 }
 
 // covered tells whether observer i has nothing to do for the newest change: it has

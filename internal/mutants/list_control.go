@@ -267,4 +267,11 @@ var controlMutants = []mutant{
 		"other.ends > latest && err == nil {\n")},
 	{"asked-members-wait-for-their-beats", "Observers: WaitIdle, without a push members look for the second barrier soon after the first", "./internal/simulate TestWaitIdleWithoutPush", one("percolator/member.go",
 		"!w.pushed() && w.db.clock.Now().Sub(m.asked)", "w.pushed() && w.db.clock.Now().Sub(m.asked)")},
+	// Failure records.
+	{"failures-outlast-the-observer", "Observers: RemoveObserver ends what was counted of failures", "TestFailuresOfAnEarlierRegistration", one(viewGo,
+		"row.Newest(rowstore.Write, column).TS < since {\n", "row.Newest(rowstore.Write, column).TS < min(since, 0) {\n")},
+	{"late-failures-count", "Observers: a failure is recorded while the registration stands that the run went by", "TestLateFailureOfAnEarlierRegistration", []edit{
+		{failureGo, "\ttx.run = &runOf{", "\t_ = &runOf{"},
+		{failureGo, "|| !catalog.has(tx.run) {", "|| catalog == nil {"},
+	}},
 }
