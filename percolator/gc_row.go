@@ -19,7 +19,7 @@ type gcRow struct {
 	deep   map[string][]seenVersion // those of deep columns that the scan did not show
 	keptIn map[string][]string      // the columns that keep versions of a column
 	m      removal
-	gone   map[string]bool // columns of acknowledgments that are removed as a whole
+	gone   map[string]bool // columns of acknowledgments and failure records that are removed as a whole
 	// later tells that something is kept which may be garbage for a later collection, though nobody
 	// changes the row again.
 	later bool
@@ -146,7 +146,7 @@ func (g *gcRow) seen(column string) bool {
 	}
 	conds := []rowstore.Condition{rowstore.Absent(rowstore.Notify, column, 0)}
 	for _, own := range g.kept(column, format.PrefixFailure) {
-		if !g.deleted(own) {
+		if !g.deleted(own) && !g.moot(own) {
 			return false
 		}
 		conds = append(conds, g.unchanged(own)...)
@@ -164,26 +164,48 @@ func (g *gcRow) seen(column string) bool {
 	return true
 }
 
-// forget removes the acknowledgments of a deleted column together with it, if they are
-// not above the safe point and the column has no newer version. With neither a change
-// nor an acknowledgment left, nothing runs.
+// moot tells whether a failure record says nothing to anybody any more: it is from before its observer was registered, or for what the
+// observer has seen since. That of a parked run stays until the run is dropped.
+func (g *gcRow) moot(own string) bool {
+	newest := g.row.Newest(rowstore.Write, own)
+	if g.view == nil || newest.TS > g.safe {
+		return false
+	}
+	_, observer, of, _ := format.SplitOwnColumn(own)
+	known := g.view.registrations(g.table, of)
+	since := known.sinceOf(observer)
+	f, _, err := failureIn(g.row, own, since)
+	switch {
+	case err != nil, f.Parked:
+		return false
+	case !slices.Contains(known.names, observer):
+		// If a newer catalog has it again, what it has recorded since lies above the safe point: see neededFrom.
+		return true
+	}
+	acked, err := acknowledged(g.row, format.AckColumn(observer, of), since)
+	return err == nil && acked >= f.Change && !f.Replay
+}
+
+// forget removes the acknowledgments of a deleted column together with it, and the failure records
+// that are moot, if they are not above the safe point and the column has no newer version. With neither
+// a change nor an acknowledgment left, nothing runs.
 func (g *gcRow) forget(column string) {
 	if w := g.row.Newest(rowstore.Write, column); w.TS > g.safe || g.row.Newest(rowstore.Lock, column) != nil {
 		return
 	}
-	for _, ack := range g.kept(column, format.PrefixAck) {
-		w := g.row.Newest(rowstore.Write, ack)
-		if w == nil || w.TS > g.safe || g.row.Newest(rowstore.Lock, ack) != nil {
+	for _, own := range append(g.kept(column, format.PrefixAck), slices.DeleteFunc(g.kept(column, format.PrefixFailure), g.deleted)...) {
+		w := g.row.Newest(rowstore.Write, own)
+		if w == nil || w.TS > g.safe || g.row.Newest(rowstore.Lock, own) != nil {
 			continue
 		}
 		g.m.conditions = append(g.m.conditions, rowstore.Absent(rowstore.Write, column, g.safe+1), rowstore.Absent(rowstore.Lock, column, 0))
-		g.m.conditions = append(g.m.conditions, g.unchanged(ack)...)
-		g.m.edits = append(g.m.edits, rowstore.DeleteRange(rowstore.Write, ack, 0, w.TS))
-		g.m.versions += len(g.row.All(rowstore.Write, ack))
+		g.m.conditions = append(g.m.conditions, g.unchanged(own)...)
+		g.m.edits = append(g.m.edits, rowstore.DeleteRange(rowstore.Write, own, 0, w.TS))
+		g.m.versions += len(g.row.All(rowstore.Write, own))
 		if g.gone == nil {
 			g.gone = map[string]bool{}
 		}
-		g.gone[ack] = true
+		g.gone[own] = true
 	}
 }
 

@@ -274,4 +274,8 @@ var controlMutants = []mutant{
 		{failureGo, "\ttx.run = &runOf{", "\t_ = &runOf{"},
 		{failureGo, "|| !catalog.has(tx.run) {", "|| catalog == nil {"},
 	}},
+	{"failures-of-the-removed-stay", "Collection: a failure record that counts for nobody goes with the delete of its cell", "TestCollectionOfWhatHadFailed", one(gcRowGo,
+		" && !g.moot(own) {\n", " {\n")},
+	{"failures-go-by-age-alone", "Collection: what a newer registration has recorded lies above the safe point", "TestMootFailureRecords", one(gcRowGo,
+		"\tif g.view == nil || newest.TS > g.safe {\n", "\tif g.view == nil || newest == nil {\n")},
 }
