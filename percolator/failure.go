@@ -183,6 +183,12 @@ func (w *Worker) putRecord(ctx context.Context, tx *Txn, o *Observer, view *cell
 		f = old
 	}
 	edit(&f)
+	if f.Parked {
+		// A run that takes effect meanwhile writes the acknowledgment alone: so the two conflict.
+		if err := tx.lock(Cell{c.Table, c.Row, format.AckColumn(o.id, c.Column)}); err != nil {
+			return none, err
+		}
+	}
 	at := Cell{c.Table, c.Row, format.FailureColumn(o.id, c.Column)}
 	if err := tx.put(at, format.KindPut, f.Encode()); err != nil {
 		return none, err

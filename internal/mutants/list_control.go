@@ -274,6 +274,8 @@ var controlMutants = []mutant{
 		{failureGo, "\ttx.run = &runOf{", "\t_ = &runOf{"},
 		{failureGo, "|| !catalog.has(tx.run) {", "|| catalog == nil {"},
 	}},
+	{"parked-beside-a-run", "Observers: parking a run conflicts with a run that takes effect", "TestScheduleB_Parked", one(failureGo,
+		"\tif f.Parked {\n\t\t// A run that takes", "\tif f.Parked && change == 0 {\n\t\t// A run that takes")},
 	{"failures-of-the-removed-stay", "Collection: a failure record that counts for nobody goes with the delete of its cell", "TestCollectionOfWhatHadFailed", one(gcRowGo,
 		" && !g.moot(own) {\n", " {\n")},
 	{"failures-go-by-age-alone", "Collection: what a newer registration has recorded lies above the safe point", "TestMootFailureRecords", one(gcRowGo,
