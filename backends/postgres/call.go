@@ -206,7 +206,7 @@ func unreadable(bad error, write bool) error {
 // either matches errUnconfirmed.
 func (s *plainStore) try(ctx context.Context, choose func(*pgconn.PgConn) (query, [][]byte), write bool,
 	line func(f *fields), drawn *oracle.Timestamp,
-) error {
+) (err error) {
 	acquiring := ctx
 	if write {
 		acquiring = context.WithValue(ctx, writing{}, true)
@@ -215,7 +215,7 @@ func (s *plainStore) try(ctx context.Context, choose func(*pgconn.PgConn) (query
 	if err != nil {
 		return err
 	}
-	defer c.Release()
+	defer func() { s.release(ctx, c, err) }()
 	_ = warned(c.Conn().PgConn()) // of something before
 	err = s.tryOn(ctx, c.Conn(), choose, write, line, drawn)
 	if sqlState(err) == sessionChanged {
@@ -244,6 +244,19 @@ func acquire(ctx context.Context, pool *pgxpool.Pool) (*pgxpool.Conn, error) {
 		return nil, fmt.Errorf("%w: the pool handed out a connection inside a transaction; its hooks must not begin one", rowstore.ErrInvalid)
 	}
 	return c, nil
+}
+
+// release gives a connection back to the pool after a call that ended with err. One that leads to a standby, or whose session takes no writes, is
+// closed instead: it would stay so when its address leads to the primary again, or writes are allowed again, and the pool
+// would hand it out again and again. In a store's own pool others may be the same, so it makes all of them anew.
+func (s *plainStore) release(ctx context.Context, c *pgxpool.Conn, err error) {
+	if code := sqlState(err); code == onStandby || code == readOnly || errors.Is(err, errStandby) {
+		_ = c.Conn().Close(ctx) // nothing is under way on it
+		if s.owned {
+			s.pool.Reset()
+		}
+	}
+	c.Release()
 }
 
 func (s *plainStore) tryOn(ctx context.Context, c *pgx.Conn, choose func(*pgconn.PgConn) (query, [][]byte), write bool,

@@ -199,7 +199,7 @@ func connectReason(err error) (why string, passes bool) {
 		return refusal(pg), strings.HasPrefix(pg.Code, "57P0") || strings.HasPrefix(pg.Code, "08") || pg.Code == tooManyConnections
 	}
 	if errors.Is(err, errStandby) {
-		return errStandby.Error(), true
+		return errStandby.Error() + ", and reads and writes need the primary", true
 	}
 	if isUntrusted(err) {
 		return "the server's certificate is not valid for it or not trusted", false

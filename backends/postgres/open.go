@@ -173,7 +173,8 @@ func checkHosts(cfg *pgx.ConnConfig) error {
 	return nil
 }
 
-// validatePrimary refuses a standby where there are several hosts to choose from.
+// validatePrimary refuses a standby, so that the next of several hosts is tried, or where an address leads to
+// a standby for a moment (a name in DNS, a balancer), no connection to it is kept.
 func validatePrimary(ctx context.Context, c *pgconn.PgConn) error {
 	results, err := c.Exec(ctx, "SELECT pg_catalog.pg_is_in_recovery()").ReadAll()
 	if err != nil {
@@ -187,7 +188,7 @@ func validatePrimary(ctx context.Context, c *pgconn.PgConn) error {
 
 // open opens a store over a pool. modeGiven says that somebody chose the pool's mode of
 // queries; owned, that Close closes the pool.
-func open(ctx context.Context, pool *pgxpool.Pool, opts Options, modeGiven, owned bool) (*Store, error) {
+func open(ctx context.Context, pool *pgxpool.Pool, opts Options, modeGiven, owned bool) (_ *Store, err error) {
 	if err := opts.check(); err != nil {
 		return nil, err
 	}
@@ -201,7 +202,7 @@ func open(ctx context.Context, pool *pgxpool.Pool, opts Options, modeGiven, owne
 	if err != nil {
 		return nil, err
 	}
-	defer c.Release()
+	defer func() { s.release(ctx, c, err) }()
 	standbys, err := s.inspect(ctx, c.Conn())
 	if err != nil {
 		return nil, err
@@ -277,7 +278,7 @@ func (s *plainStore) inspect(ctx context.Context, conn *pgx.Conn) (standbys bool
 		return false, fmt.Errorf("the server has version %s; %d or newer is needed", s.server, minServer/10000)
 	}
 	if string(row[3]) == "t" {
-		return false, fmt.Errorf("%w: the address leads to one, and reads and writes need the primary", errStandby)
+		return false, fmt.Errorf("%w: %w: the address leads to one, and reads and writes need the primary", rowstore.ErrUnavailable, errStandby)
 	}
 	// A pooler hands out a number of its own for the cancelling of queries, not the
 	// process of the server that it will use for this or that transaction.

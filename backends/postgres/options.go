@@ -37,7 +37,7 @@ type Options struct {
 	// PgBouncer in transaction mode, where notifications do not arrive. Default ("") is a
 	// connection made as those of the pool are, if these are direct; else the store has
 	// no [rowstore.Waker], and workers poll. BeforeConnect of the pool is called with it
-	// in both cases, and may change the password.
+	// in both cases, and may change the password. Of several hosts it takes the primary.
 	Listen string
 	// Coalesce changes how concurrent calls are merged. If nil, or if its MaxInFlight is
 	// 0, at most one call of each kind is in flight.
@@ -106,6 +106,9 @@ func (o *Options) listenConfig() (*pgx.ConnConfig, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the URL to listen on: %w", errUnreadable)
 	}
+	if cfg.ValidateConnect == nil {
+		cfg.ValidateConnect = validatePrimary // nobody can listen on a standby
+	}
 	return cfg, nil
 }
 
@@ -121,7 +124,7 @@ func poolConfig(a address) (*pgxpool.Config, error) {
 	if !a.has["connect_timeout"] {
 		cfg.ConnConfig.ConnectTimeout = defaultConnectTimeout
 	}
-	if len(cfg.ConnConfig.Fallbacks) > 0 && cfg.ConnConfig.ValidateConnect == nil {
+	if cfg.ConnConfig.ValidateConnect == nil {
 		cfg.ConnConfig.ValidateConnect = validatePrimary
 	}
 	cfg.ConnConfig.OnNotice, cfg.ConnConfig.BuildContextWatcherHandler = OnNotice, AwaitAnswers

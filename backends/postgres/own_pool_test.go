@@ -58,10 +58,7 @@ func TestTablesOfAStandby(t *testing.T) {
 	defer func() { require.NoError(t, s.Close()) }()
 	_, err = s.Apply(ctx, []rowstore.Mutation{put("a", 5)}, rowstore.ApplyOptions{})
 	require.NoError(t, err)
-	// The data of a server in a container cannot be reached, so the server writes the file.
-	sqlDo(t, server.URL, "DO $$ BEGIN EXECUTE format('COPY (SELECT 1 WHERE false) TO PROGRAM %L', 'cat > '||current_setting('data_directory')||'/standby.signal'); END $$")
-	require.NoError(t, server.Stop())
-	require.NoError(t, server.Start())
+	becomeStandby(t, server)
 	looked := 0
 	for name, err := range s.Tables(ctx) {
 		require.ErrorIs(t, err, rowstore.ErrUnavailable, "%q", name)

@@ -164,4 +164,8 @@ var storeMutants = []mutant{
 		"\t\treturn c.err == nil\n", "\t\treturn true\n")},
 	{"nothing-to-change-waits-for-nothing", "stores: Pebble, an answer waits for the batches that it depends on", "./backends/pebble TestNothingToChange", one("backends/pebble/apply.go",
 		"\tdefer func() { w.shows(waits, wrote) }()\n", "")},
+	{"standby-stays-in-the-pool", "stores: Postgres, no connection that cannot write is used on", "./backends/postgres TestAddressThatLedToAStandby|TestSessionsOfAReadOnlyTime", one("backends/postgres/call.go",
+		"\t\t_ = c.Conn().Close(ctx) // nothing is under way on it\n\t\tif s.owned {", "\t\tif s.owned && s.pool == nil {")},
+	{"listens-to-a-standby", "stores: Postgres, a connection that listens passes standbys by", "./backends/postgres TestAddressThatLedToAStandby", one("backends/postgres/options.go",
+		"\t\tcfg.ValidateConnect = validatePrimary // nobody can listen on a standby\n", "")},
 }
