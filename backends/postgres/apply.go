@@ -140,7 +140,7 @@ func (s *plainStore) perform(ctx context.Context, tasks []task, deferred bool, d
 	var w work
 	checks, fast, general := w.sort(tasks)
 	var parts parts
-	parts.do(checks, func(ts []*task) error { return s.check(ctx, ts, deferred) })
+	parts.do(checks, func(ts []*task) error { return s.check(ctx, ts, deferred, len(checks) < len(tasks)) })
 	// The common case is that all go into one fast statement.
 	if len(fast) > 0 && w.fits() {
 		if len(fast) < len(tasks) {

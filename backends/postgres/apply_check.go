@@ -8,8 +8,8 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
-// check answers tasks that only ask, from one view of each row.
-func (s *plainStore) check(ctx context.Context, ts []*task, deferred bool) error {
+// check answers tasks that only ask, from one view of each row. among says that the call has other tasks.
+func (s *plainStore) check(ctx context.Context, ts []*task, deferred, among bool) error {
 	reads := make([]rowstore.RowRead, len(ts))
 	which := make([]int, len(ts))
 	for i, t := range ts {
@@ -29,7 +29,7 @@ func (s *plainStore) check(ctx context.Context, ts []*task, deferred bool) error
 	}
 	rows := make([]rowstore.Row, len(ts))
 	inc := ""
-	err := s.settled(reads, which, func(which []int, settle int) ([]int, error) {
+	err := s.settled(ctx, reads, which, among, func(i int, err error) { ts[i].err = err }, func(which []int, settle int) ([]int, error) {
 		return s.readPicks(ctx, s.q.check, reads, which, rows, &inc, settle)
 	})
 	if err != nil {
@@ -42,6 +42,9 @@ func (s *plainStore) check(ctx context.Context, ts []*task, deferred bool) error
 		}
 	}
 	for i, t := range ts {
+		if t.err != nil {
+			continue
+		}
 		newest := func(family rowstore.Family, column string, from, to rowstore.Timestamp) (*rowstore.Version, error) {
 			if from == to {
 				return rows[i].At(family, column, from), nil

@@ -45,6 +45,7 @@ const (
 	settleTry     = 1 // by locks of the rows; those that are busy are told and not read
 	settleWait    = 2 // by locks of the rows, in ascending order, which it waits for
 	settleBarrier = 3 // by waiting for the transactions in flight
+	settleBriefly = 4 // as settleWait, for a short time: other callers, whose rows were read, wait for this call
 )
 
 // patience bounds the wait for a lock of another transaction that draws, or of its readers. Such a transaction lasts as long as its
@@ -97,8 +98,8 @@ const (
 	settleSQL = `IF p_settle > 0 AND ` + inFlightSQL + ` THEN
 		IF p_settle = 1 THEN
 			` + trySQL + `
-		ELSIF p_settle = 2 THEN
-			` + patience + `
+		ELSIF p_settle IN (2, 4) THEN
+			PERFORM set_config('lock_timeout', CASE p_settle WHEN 2 THEN '10s' ELSE '500ms' END, true);
 			BEGIN
 				PERFORM pg_advisory_xact_lock_shared(l) FROM unnest(p_lock) l;
 				RAISE SQLSTATE 'PC006';

@@ -24,7 +24,7 @@ const (
 	DROP CONSTRAINT notify_pkey, ADD CONSTRAINT notify_pkey PRIMARY KEY (tab, slot, key, col, ts);`
 )
 
-// From version 6 to 7 (from 7 to 8 and from 8 to 9 only the functions are made anew): a column gets another name. A call of version 6 that draws and reads takes no lock of rows. One that is under
+// From version 6 to 7 (from 7 on only the functions are made anew): a column gets another name. A call of version 6 that draws and reads takes no lock of rows. One that is under
 // way when this one ends could draw after a commit in one phase and miss it. But it can read only by a plan with the old
 // name, and the server makes that anew once the table has changed.
 const pastColumn = `ALTER TABLE {{schema}}.cell RENAME COLUMN past_lo TO past_oldest;`

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/percolate-go/percolate/internal/contexts"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -22,14 +23,18 @@ func (s *plainStore) Read(ctx context.Context, reads []rowstore.RowRead) ([]rows
 	if err := rowstore.CheckReads(reads); err != nil {
 		return nil, fmt.Errorf("postgres: read: %w", err)
 	}
-	rows, err := s.read(ctx, reads)
+	rows, err := s.read(ctx, reads, false)
 	if err != nil {
 		return nil, s.gate.Fail("read", err)
+	}
+	for i := range rows {
+		rows[i].Err = s.gate.Fail("read", rows[i].Err)
 	}
 	return rows, nil
 }
 
-func (s *plainStore) read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
+// read answers reads. among says that the call has others, which were answered before.
+func (s *plainStore) read(ctx context.Context, reads []rowstore.RowRead, among bool) ([]rowstore.Row, error) {
 	if len(reads) == 0 {
 		return nil, nil
 	}
@@ -46,13 +51,15 @@ func (s *plainStore) read(ctx context.Context, reads []rowstore.RowRead) ([]rows
 			others = append(others, i)
 		}
 	}
+	among = among || len(points) > 0 && len(others) > 0
+	fail := func(i int, err error) { rows[i].Err = err }
 	if len(points) > 0 {
-		if err := s.readPoints(ctx, reads, points, rows); err != nil {
+		if err := s.readPoints(ctx, reads, points, rows, among, fail); err != nil {
 			return nil, err
 		}
 	}
 	if len(others) > 0 {
-		err := s.settled(reads, others, func(which []int, settle int) ([]int, error) {
+		err := s.settled(ctx, reads, others, among, fail, func(which []int, settle int) ([]int, error) {
 			return s.readPicks(ctx, s.q.picks, reads, which, rows, nil, settle)
 		})
 		if err != nil {
@@ -64,23 +71,52 @@ func (s *plainStore) read(ctx context.Context, reads []rowstore.RowRead) ([]rows
 
 // settled reads those reads that which names, by read, which tells those whose rows were busy. They are read again
 // alone: so the others are not waited for with locks of theirs held.
-func (s *plainStore) settled(reads []rowstore.RowRead, which []int, read func(which []int, settle int) ([]int, error)) error {
+//
+// Where rows stay busy to the end of the wait, that is their own failure, which fail gets, if others of the call were answered; among says that the
+// call has more than which names. Where those may be other callers' (contexts.Merged), the wait is short. So a
+// commit that hangs holds up those for whom it matters, and no others for long.
+func (s *plainStore) settled(ctx context.Context, reads []rowstore.RowRead, which []int, among bool, fail func(i int, err error),
+	read func(which []int, settle int) ([]int, error),
+) error {
 	settle := settleTry
 	if len(which) > maxReadRows {
 		settle = settleBarrier
 	}
+	var ended error // of the wait
 	for len(which) > 0 {
 		busy, err := read(which, settle)
 		switch {
 		case sqlState(err) == outOfMemory && settle != settleBarrier:
 			settle = settleBarrier
 			continue
+		case sqlState(err) == lockNotAvailable && (settle == settleWait || settle == settleBriefly):
+			settle, ended = settleTry, err // one of them was busy to the end, others may be free by now
+			continue
 		case err != nil:
 			return err
 		}
-		which, settle = s.inOrder(reads, busy), settleWait
+		busy = s.inOrder(reads, busy)
+		among = among || len(busy) < len(which)
+		if ended != nil {
+			if len(busy) > 0 && !among {
+				return ended
+			}
+			for _, i := range busy {
+				fail(i, ended)
+			}
+			return nil
+		}
+		which, settle = busy, settleWait
+		if among && contexts.Merged(ctx) {
+			settle = settleBriefly
+		}
 	}
 	return nil
+}
+
+// locksRows tells whether a way to settle goes by locks of rows.
+func locksRows(settle int) bool {
+	return settle == settleTry || settle == settleWait || settle == settleBriefly
 }
 
 // inOrder brings reads into the order of their rows' locks, each once.
@@ -124,10 +160,10 @@ type unit struct {
 	col  string
 }
 
-func (s *plainStore) readPoints(ctx context.Context, reads []rowstore.RowRead, which []int, rows []rowstore.Row) error {
+func (s *plainStore) readPoints(ctx context.Context, reads []rowstore.RowRead, which []int, rows []rowstore.Row, among bool, fail func(i int, err error)) error {
 	a := arrayPool.Get().(*arrays)
 	defer arrayPool.Put(a)
-	return s.settled(reads, which, func(which []int, settle int) ([]int, error) {
+	return s.settled(ctx, reads, which, among, fail, func(which []int, settle int) ([]int, error) {
 		p := s.newPoints(a, reads, which, rows, nil, settle)
 		if err := s.run(ctx, s.q.point, a.params, false, p.begin, p.line); err != nil {
 			return nil, err
@@ -183,7 +219,7 @@ func (s *plainStore) newPoints(a *arrays, reads []rowstore.RowRead, which []int,
 			if asks != nil {
 				ask.int8(uint64(asks[i])) //nolint:gosec // a place in a list
 			}
-			if settle == settleTry || settle == settleWait {
+			if locksRows(settle) {
 				lock.int8(uint64(s.names.rowLock(r.Table, r.Row))) //nolint:gosec // as it is
 			}
 		}
@@ -343,7 +379,7 @@ func (s *plainStore) readPicks(ctx context.Context, q query, reads []rowstore.Ro
 			tab.string(reads[i].Table)
 			key.string(reads[i].Row)
 			pl.add(&reads[i].Selectors[j])
-			if settle == settleTry || settle == settleWait {
+			if locksRows(settle) {
 				lock.int8(uint64(s.names.rowLock(reads[i].Table, reads[i].Row))) //nolint:gosec // as it is
 			}
 			if reads[i].Selectors[j].Family == rowstore.Notify {

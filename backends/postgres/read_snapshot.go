@@ -73,13 +73,20 @@ func (s *plainStore) readSnapshot(ctx context.Context, asks []rowstore.SnapshotR
 	for k, i := range busy {
 		again[k] = at[i]
 	}
-	seen, err := s.read(ctx, again)
+	seen, err := s.read(ctx, again, len(busy) < len(reads))
 	if err != nil {
 		return nil, err
 	}
 	for k, i := range busy {
 		rows[i] = seen[k]
-		answers[of[i]].Apart = true
+		a := &answers[of[i]]
+		switch err := seen[k].Err; {
+		case a.Err != nil:
+		case err != nil:
+			*a = rowstore.SnapshotRows{Err: s.gate.Fail("read snapshot", err)} // it is asked again as a whole
+		default:
+			a.Apart = true
+		}
 	}
 	return answers, nil
 }

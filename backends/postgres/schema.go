@@ -15,7 +15,7 @@ import (
 
 // schemaVersion is the newest version of the schema that this package knows, and
 // the one that it works with.
-const schemaVersion = 9
+const schemaVersion = 10
 
 // minServer is the oldest server version that will do, as server_version_num has it.
 const minServer = 140000

@@ -17,18 +17,18 @@ func migrateByRoles(t *testing.T, owner, clerk string, sql func(text string)) {
 	t.Helper()
 	sql("UPDATE percolator.meta SET version = 7")
 	for _, url := range []string{owner, clerk} {
-		saidBy(t, url, exitFindings, "the store store has layout version 7: percolator migrate run brings it to version 9", "migrate", "check")
+		saidBy(t, url, exitFindings, "the store store has layout version 7: percolator migrate run brings it to version 10", "migrate", "check")
 	}
 	a := ask(t, clerk, "migrate", "run")
 	require.Equal(t, exitDenied, a.status, a.out+a.err)
 	require.Contains(t, a.err, "the role that owns the schema can migrate it")
 	require.NotContains(t, a.out+a.err, "secret")
-	saidBy(t, owner, exitOK, "the store store was brought from layout version 7 to version 9", "migrate", "run")
+	saidBy(t, owner, exitOK, "the store store was brought from layout version 7 to version 10", "migrate", "run")
 	saidBy(t, clerk, exitOK, "nothing is to be done", "migrate", "check")
 	saidBy(t, clerk, exitOK, "nothing was to be done", "migrate", "run")
-	sql("UPDATE percolator.meta SET version = 10")
+	sql("UPDATE percolator.meta SET version = 11")
 	saidBy(t, clerk, exitFormat, "use a newer program", "migrate")
-	sql("UPDATE percolator.meta SET version = 9")
+	sql("UPDATE percolator.meta SET version = 10")
 
 	made := everystore.With(owner, "schema=made")
 	saidBy(t, made, exitNoStore, "there is no store", "migrate", "run")

@@ -21,6 +21,12 @@ func Sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
+// MergedKey is the key for which a context has a value if its call is that of several callers: package coalesce merged them.
+type MergedKey struct{}
+
+// Merged tells whether a call is that of several callers. A store answers those that it can, and has the others wait for little.
+func Merged(ctx context.Context) bool { return ctx.Value(MergedKey{}) != nil }
+
 // Ended returns the error of a context that has ended, else nil. A connection or a client
 // may notice that the deadline has passed a moment before the context does. So a deadline
 // that has passed counts.

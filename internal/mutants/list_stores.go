@@ -168,4 +168,8 @@ var storeMutants = []mutant{
 		"\t\t_ = c.Conn().Close(ctx) // nothing is under way on it\n\t\tif s.owned {", "\t\tif s.owned && s.pool == nil {")},
 	{"listens-to-a-standby", "stores: Postgres, a connection that listens passes standbys by", "./backends/postgres TestAddressThatLedToAStandby", one("backends/postgres/options.go",
 		"\t\tcfg.ValidateConnect = validatePrimary // nobody can listen on a standby\n", "")},
+	{"strangers-wait-for-a-busy-row", "stores: Postgres, a busy row holds up no readers of other rows for long", "./backends/postgres TestBusyRowOfAnotherCaller", one("backends/postgres/read.go",
+		"\t\tif among && contexts.Merged(ctx) {", "\t\tif among && settle == settleNot && contexts.Merged(ctx) {")},
+	{"busy-row-fails-all", "stores: Postgres, a busy row fails alone", "./backends/postgres TestBusyRowOfAnotherCaller", one("backends/postgres/read.go",
+		"\t\t\tif len(busy) > 0 && !among {", "\t\t\tif len(busy) > 0 {")},
 }

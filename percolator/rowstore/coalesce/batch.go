@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/percolate-go/percolate/internal/contexts"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/internal/arena"
 )
@@ -287,6 +288,9 @@ func (m *mergedContext) Deadline() (time.Time, bool) {
 // Value asks the cancellable context first. Package context finds it in this way, and then
 // needs no goroutine for contexts that are made from this one.
 func (m *mergedContext) Value(key any) any {
+	if key == (contexts.MergedKey{}) {
+		return m
+	}
 	if v := m.Context.Value(key); v != nil {
 		return v
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/internal/contexts"
 	rs "github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/coalesce"
 	"github.com/percolate-go/percolate/percolator/rowstore/internal/storetest"
@@ -69,6 +70,8 @@ func TestCoalesceGivesUpAfterItLeft(t *testing.T) {
 		first.Finish()
 		second := g.Next(t)
 		require.Equal(t, "b", second.Ctx.Value(contextKey{}), "values are those of the first caller")
+		require.True(t, contexts.Merged(second.Ctx), "the store may know that others wait")
+		require.False(t, contexts.Merged(first.Ctx))
 		cancelB()
 		synctest.Wait()
 		requireGaveUp(b)
