@@ -186,7 +186,7 @@ type parts struct {
 	last        error // of the last one that failed
 }
 
-// do runs one transaction, and gives its error to those of its tasks that are not done.
+// do runs one transaction, and gives its error to those of its tasks that are not done and have none of their own.
 func (p *parts) do(ts []*task, transaction func([]*task) error) {
 	if len(ts) == 0 {
 		return
@@ -199,7 +199,7 @@ func (p *parts) do(ts []*task, transaction func([]*task) error) {
 	p.failed++
 	p.last = err
 	for _, t := range ts {
-		if !t.done {
+		if !t.done && t.err == nil {
 			t.err = err
 		}
 	}

@@ -119,8 +119,57 @@ func (s *plainStore) drawers(tasks []task) (all [][]*task) {
 	return append(all, chunks(some)...)
 }
 
-// drawn runs tasks that draw their timestamps, in one transaction.
+// drawn runs tasks that draw their timestamps, in one transaction. Where a row is busy for too long, the tasks of the other rows are run again, without
+// those that need it: these may be other callers'.
 func (s *plainStore) drawn(ctx context.Context, ts []*task) error {
+	ended := s.drawnTogether(ctx, ts)
+	if len(ts) == 1 || !waitedOut(ended) {
+		return ended
+	}
+	rest := slices.DeleteFunc(slices.Clone(ts), func(t *task) bool { return t.done })
+	busy, err := s.busyAmong(ctx, rest)
+	if err != nil {
+		return ended
+	}
+	free := rest[:0]
+	for i, t := range rest {
+		if busy[i] {
+			t.err = ended
+		} else {
+			free = append(free, t)
+		}
+	}
+	if len(free) == 0 {
+		return ended
+	}
+	return s.drawnTogether(ctx, free)
+}
+
+// busyAmong tells of each task whether one of its rows is busy.
+func (s *plainStore) busyAmong(ctx context.Context, ts []*task) ([]bool, error) {
+	var reads []rowstore.RowRead
+	var which, of []int
+	for i, t := range ts {
+		for j := range t.muts {
+			which, of = append(which, len(which)), append(of, i)
+			reads = append(reads, rowstore.RowRead{Table: t.muts[j].Table, Row: t.muts[j].Row, Selectors: []rowstore.Selector{{Family: rowstore.Lock, To: oracle.Max}}})
+		}
+	}
+	a := arrayPool.Get().(*arrays)
+	defer arrayPool.Put(a)
+	p := s.newPoints(a, reads, which, make([]rowstore.Row, len(reads)), nil, settleTry)
+	if err := s.run(ctx, s.q.point, a.params, false, p.begin, p.line); err != nil {
+		return nil, err
+	}
+	busy := make([]bool, len(ts))
+	for _, i := range p.busy {
+		busy[of[i]] = true
+	}
+	return busy, nil
+}
+
+// drawnTogether runs tasks that draw their timestamps.
+func (s *plainStore) drawnTogether(ctx context.Context, ts []*task) error {
 	var w work
 	compiled := true
 	for _, t := range ts {

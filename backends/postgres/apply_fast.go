@@ -90,6 +90,9 @@ func (s *plainStore) fast(ctx context.Context, w *work, ts []*task, deferred boo
 			return nil // all of it was rolled back
 		}
 		if sqlState(err) == lockNotAvailable && !errors.Is(err, rowstore.ErrAmbiguous) {
+			if waitedOut(err) {
+				return err
+			}
 			return nil // it gave way to another client, and was rolled back
 		}
 		if err != nil {

@@ -3,9 +3,11 @@ package postgres
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/internal/contexts"
@@ -136,6 +138,68 @@ func TestBusyRowOfAnotherCaller(t *testing.T) {
 			require.Empty(t, lone)
 			require.NoError(t, exec(ctx, holder, "ROLLBACK"))
 			require.Equal(t, answer{}, <-lone)
+		})
+	}
+}
+
+// A group that draws its timestamp waits for a busy row once, as long as any may. Of several groups in a call, that one
+// fails alone.
+func TestBusyRowOfADrawnGroup(t *testing.T) {
+	t.Parallel()
+	direct := testserver.Postgres(t)
+	for name, tc := range map[string]struct {
+		rows  []string
+		waits int // for the locks of rows
+	}{
+		"alone":               {[]string{"busy"}, 1},
+		"beside another":      {[]string{"busy", "free"}, 2},
+		"all of them":         {[]string{"busy", "busy2"}, 1},
+		"of several that are": {[]string{"free", "busy", "free2", "busy2"}, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx := testContext(t)
+			schema := fresh(t, direct)
+			n := newNames(schema)
+			openTest(t, with(direct, "schema", schema))
+			// The patience is short here, and each statement that waits says so.
+			shorter := replaceAll(t, patience+"\n\t\tPERFORM pg_advisory_xact_lock(", "PERFORM set_config('lock_timeout', '300ms', true); RAISE NOTICE 'it waits'; PERFORM pg_advisory_xact_lock(")
+			sqlDo(t, direct, "SET search_path = pg_catalog, pg_temp;"+n.expand(dropFunctions+shorter(n.functions())))
+			waits := 0
+			s := openWatched(ctx, t, direct, schema, func(n *pgconn.Notice) {
+				if n.Message == "it waits" {
+					waits++
+				}
+			})
+			draw(ctx, t, s) // the connection knows the bound
+			holder := connect(ctx, t, direct)
+			occupy(ctx, t, holder, schema, "busy", "busy2")
+			var groups []rowstore.Group
+			for _, row := range tc.rows {
+				groups = append(groups, rowstore.Group{AssignTimestamp: true, Mutations: []rowstore.Mutation{{
+					Table: "t", Row: row, Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "c", rowstore.AssignedTimestamp, nil)},
+				}}})
+			}
+			outs, err := s.Group(ctx, groups)
+			if err != nil {
+				outs = make([]rowstore.GroupOutcome, len(groups))
+				for i := range outs {
+					outs[i].Err = err
+				}
+			}
+			for i, row := range tc.rows {
+				if strings.HasPrefix(row, "free") {
+					require.NoError(t, outs[i].Err)
+					require.True(t, outs[i].Applied)
+					continue
+				}
+				require.ErrorIs(t, outs[i].Err, rowstore.ErrUnavailable)
+				require.ErrorIs(t, outs[i].Err, errLocked)
+				require.NotErrorIs(t, outs[i].Err, rowstore.ErrAmbiguous)
+			}
+			require.Equal(t, tc.waits, waits)
+			require.NoError(t, exec(ctx, holder, "ROLLBACK"))
+			require.NoError(t, writeDrawn(ctx, s, "busy"))
 		})
 	}
 }

@@ -116,6 +116,13 @@ func refused(err error, pg *pgconn.PgError) error {
 	return err
 }
 
+// waitedOut tells whether a transaction that draws has waited for the locks of its rows as long as any may (patience), and certainly did nothing. A
+// wait that is short, since it is for something else and with locks held, ends with the same code.
+func waitedOut(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == lockNotAvailable && strings.Contains(pg.Where, "pg_advisory_xact_lock") && !errors.Is(err, rowstore.ErrAmbiguous)
+}
+
 // away makes an error of a call that certainly had no effect match ErrUnavailable, unless
 // the caller's context ended.
 func away(err error) error {

@@ -172,4 +172,8 @@ var storeMutants = []mutant{
 		"\t\tif among && contexts.Merged(ctx) {", "\t\tif among && settle == settleNot && contexts.Merged(ctx) {")},
 	{"busy-row-fails-all", "stores: Postgres, a busy row fails alone", "./backends/postgres TestBusyRowOfAnotherCaller", one("backends/postgres/read.go",
 		"\t\t\tif len(busy) > 0 && !among {", "\t\t\tif len(busy) > 0 {")},
+	{"drawn-groups-wait-twice", "stores: Postgres, a group that draws waits for its rows once", "./backends/postgres TestBusyRowOfADrawnGroup", one("backends/postgres/apply_fast.go",
+		"\t\t\tif waitedOut(err) {", "\t\t\tif d == nil && waitedOut(err) {")},
+	{"busy-group-fails-all", "stores: Postgres, a group with a busy row fails alone", "./backends/postgres TestBusyRowOfADrawnGroup", one("backends/postgres/apply_drawn.go",
+		"\tif len(ts) == 1 || !waitedOut(ended) {", "\tif len(ts) >= 1 || !waitedOut(ended) {")},
 }
