@@ -112,6 +112,9 @@ func (o *Options) listenConfig() (*pgx.ConnConfig, error) {
 	return cfg, nil
 }
 
+// clientEncoding is how names of schemas are sent, which may be any text, whatever encoding the database has. All else that is text is ASCII.
+const clientEncoding = "UTF8"
+
 // poolConfig returns the configuration of the pool of a URL.
 func poolConfig(a address) (*pgxpool.Config, error) {
 	cfg, err := pgxpool.ParseConfig(a.url)
@@ -127,6 +130,7 @@ func poolConfig(a address) (*pgxpool.Config, error) {
 	if cfg.ConnConfig.ValidateConnect == nil {
 		cfg.ConnConfig.ValidateConnect = validatePrimary
 	}
+	cfg.ConnConfig.RuntimeParams["client_encoding"] = clientEncoding
 	cfg.ConnConfig.OnNotice, cfg.ConnConfig.BuildContextWatcherHandler = OnNotice, AwaitAnswers
 	return cfg, nil
 }

@@ -77,9 +77,11 @@ type names struct {
 	clock   int64  // the advisory lock of the oracle
 	// clockKey names the bound that a connection knows, among its custom data.
 	clockKey string
-	migrate  int64 // the advisory lock of migrations
-	rows     int64 // the class of the advisory locks of rows, in the upper half
-	xacts    int64 // that of transactions
+	migrate  int64  // the advisory lock of migrations
+	body     string // the tags of literals with the schema's name inside: of functions,
+	do       string // and of statements
+	rows     int64  // the class of the advisory locks of rows, in the upper half
+	xacts    int64  // that of transactions
 }
 
 func newNames(schema string) names {
@@ -92,9 +94,21 @@ func newNames(schema string) names {
 		migrate: int64(hash("migrate", schema)), //nolint:gosec // any number will do
 
 		clockKey: "percolator clock " + schema,
+		body:     tag("body", schema),
+		do:       tag("do", schema),
 		rows:     lockClass("rows", schema),
 		xacts:    lockClass("transactions", schema),
 	}
+}
+
+// tag is a tag of a dollar-quoted literal, by its name as the SQL has it, that a schema's name does not contain: there it would end the literal.
+func tag(name, schema string) string {
+	tag := "$" + name + "$"
+	for strings.Contains(schema, tag) {
+		name += "_"
+		tag = "$" + name + "$"
+	}
+	return tag
 }
 
 func hash(parts ...string) uint64 {
@@ -112,7 +126,7 @@ func (n names) expand(sql string, pairs ...string) string {
 		sql = strings.NewReplacer(pairs...).Replace(sql)
 	}
 	return strings.NewReplacer(
-		"{{schema}}", n.schema, "{{schema_literal}}", n.literal, "{{channel}}", n.channel,
+		"$body$", n.body, "$do$", n.do, "{{schema}}", n.schema, "{{schema_literal}}", n.literal, "{{channel}}", n.channel,
 		"{{clock_lock}}", strconv.FormatInt(n.clock, 10), "{{transactions}}", strconv.FormatInt(n.xacts, 10), "{{transactions_class}}", strconv.FormatUint(uint64(n.xacts)>>32, 10), "{{settings}}", functionSettings, "{{path}}", functionPath, "{{give_way}}", giveWay, "{{wait}}", waitForLocks,
 		"{{own_functions}}", strings.Join(ownFunctions, ","), "{{bare_functions}}", strings.Join(bareFunctions, ","),
 		"{{past_limit}}", strconv.Itoa(pastLimit), "{{bundle}}", strconv.Itoa(bundleFamily), "{{few}}", strconv.Itoa(fewReads),
@@ -373,8 +387,8 @@ func migrate(ctx context.Context, conn *pgx.Conn, schema string, n names, asIs b
 func create(ctx context.Context, conn *pgx.Conn, schema string, n names) error {
 	// Not IF NOT EXISTS, which asks for the right to make schemas even when it has
 	// nothing to make.
-	sql := "DO $do$ BEGIN IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = " + literal(schema) +
-		") THEN CREATE SCHEMA " + n.schema + "; END IF; END $do$"
+	sql := "DO " + n.do + " BEGIN IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = " + literal(schema) +
+		") THEN CREATE SCHEMA " + n.schema + "; END IF; END " + n.do
 	if err := exec(ctx, conn, sql); err != nil {
 		return fmt.Errorf("creating the schema %q: %w", schema, err)
 	}

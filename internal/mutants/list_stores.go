@@ -176,4 +176,8 @@ var storeMutants = []mutant{
 		"\t\t\tif waitedOut(err) {", "\t\t\tif d == nil && waitedOut(err) {")},
 	{"busy-group-fails-all", "stores: Postgres, a group with a busy row fails alone", "./backends/postgres TestBusyRowOfADrawnGroup", one("backends/postgres/apply_drawn.go",
 		"\tif len(ts) == 1 || !waitedOut(ended) {", "\tif len(ts) >= 1 || !waitedOut(ended) {")},
+	{"names-in-the-encoding-of-the-database", "stores: Postgres, names of schemas are sent as what they are", "./backends/postgres TestNamesOfSchemas", one("backends/postgres/options.go",
+		"\tcfg.ConnConfig.RuntimeParams[\"client_encoding\"] = clientEncoding\n", "\t_ = clientEncoding\n")},
+	{"names-end-functions", "stores: Postgres, no name of a schema ends a literal", "./backends/postgres TestNamesOfSchemas", one("backends/postgres/schema.go",
+		"\tfor strings.Contains(schema, tag) {", "\tfor schema == tag {")},
 }
