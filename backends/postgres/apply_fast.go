@@ -252,7 +252,7 @@ func (w *work) params(a *arrays, shape int, order []int32, deferred bool, mode i
 	ig, is := a.list(oidInt4), a.list(oidText)
 	for i, g := range w.incG {
 		ig.int4(g)
-		is.string(w.incs[i])
+		is.string(incarnationParam(w.incs[i]))
 	}
 	g, tab, key, col := a.list(oidInt4), a.list(oidBytea), a.list(oidBytea), a.list(oidBytea)
 	clean, mask := false, 0

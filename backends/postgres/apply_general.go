@@ -120,7 +120,7 @@ func (w *generalWork) params(a *arrays, deferred bool) [][]byte {
 				ckind.int2(uint8(c.Kind))
 				cfam.int2(uint8(c.Family))
 				cts.int8(uint64(c.TS))
-				cis.string(c.Incarnation)
+				cis.string(incarnationParam(c.Incarnation))
 			}
 			for j := range m.Edits {
 				e := &m.Edits[j]

@@ -1,6 +1,8 @@
 package postgres
 
 import (
+	"unicode/utf8"
+
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -54,6 +56,17 @@ type work struct {
 	incs  []string // of tasks, with incG
 	incG  []int
 	bytes int
+}
+
+// incarnationParam is an incarnation for the server, which takes no bytes that are no text of its encoding, and refuses the whole statement for them. Its own
+// are ASCII, and not empty. So what is not is as good as none.
+func incarnationParam(s string) string {
+	for i := range len(s) {
+		if s[i] == 0 || s[i] >= utf8.RuneSelf {
+			return ""
+		}
+	}
+	return s
 }
 
 // compile adds a task, or nothing, and false, when a fast statement cannot do it:

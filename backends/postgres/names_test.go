@@ -55,3 +55,30 @@ func TestNamesOfSchemas(t *testing.T) {
 		})
 	}
 }
+
+// An incarnation that is no text, or none that the server's encoding has, is that of no store. It does not make the server refuse
+// what others ask in the same call.
+func TestIncarnationsOfNoStore(t *testing.T) {
+	t.Parallel()
+	ctx := testContext(t)
+	direct := testserver.Postgres(t)
+	s := openTest(t, with(direct, "schema", fresh(t, direct), "coalesce", "off"))
+	same := func(row, incarnation string, family rowstore.Family) rowstore.Mutation {
+		return rowstore.Mutation{Table: "t", Row: row, Conditions: []rowstore.Condition{rowstore.SameIncarnation(incarnation), rowstore.Absent(family, "c", 0)}, Edits: put(row, 5).Edits}
+	}
+	// Conditions on locks are judged by the quick statements, those on notifications by the general one.
+	for _, family := range []rowstore.Family{rowstore.Lock, rowstore.Notify} {
+		for i, none := range []string{"\xff", "\x00", "日本", ""} {
+			row := fmt.Sprint(family, i)
+			outs, err := s.Apply(ctx, []rowstore.Mutation{same(row, none, family), put(row+"b", 5)}, rowstore.ApplyOptions{})
+			require.NoError(t, err, "%q", none)
+			require.False(t, outs[0].Applied)
+			require.NoError(t, outs[0].Err)
+			require.Zero(t, outs[0].Failed)
+			require.True(t, outs[1].Applied)
+			outs, err = s.Apply(ctx, []rowstore.Mutation{same(row, outs[1].Incarnation, family)}, rowstore.ApplyOptions{})
+			require.NoError(t, err)
+			require.True(t, outs[0].Applied)
+		}
+	}
+}

@@ -180,4 +180,6 @@ var storeMutants = []mutant{
 		"\tcfg.ConnConfig.RuntimeParams[\"client_encoding\"] = clientEncoding\n", "\t_ = clientEncoding\n")},
 	{"names-end-functions", "stores: Postgres, no name of a schema ends a literal", "./backends/postgres TestNamesOfSchemas", one("backends/postgres/schema.go",
 		"\tfor strings.Contains(schema, tag) {", "\tfor schema == tag {")},
+	{"any-bytes-for-an-incarnation", "stores: Postgres, bytes that are no text are not sent as text", "./backends/postgres TestIncarnationsOfNoStore", one("backends/postgres/compile.go",
+		"\t\tif s[i] == 0 || s[i] >= utf8.RuneSelf {", "\t\tif s[i] == 0 {")},
 }
