@@ -29,7 +29,7 @@ type queries struct {
 	apply                                                                    []query // by shape
 	general, point, drawn, picks, check, scan, scanPoint, slots, draw, flush query
 	step                                                                     query // a draw on a connection that knows the bound
-	tables, sample, push, sessions                                           query
+	tables, sample, push, probe, sessions                                    query
 }
 
 func newQueries(n names) queries {
@@ -69,6 +69,7 @@ func newQueries(n names) queries {
 		tables:   statement("SELECT " + of("next_table") + " FROM (SELECT {{schema}}.guard()) g"),
 		sample:   call("sample_keys"),
 		push:     statement(pushSQL),
+		probe:    statement(probeSQL),
 		sessions: statement(countSQL),
 	}
 	q.sample.formats = []int16{1, 0}

@@ -2,7 +2,10 @@ package postgres
 
 import (
 	"context"
+	"crypto/rand"
+	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -17,6 +20,9 @@ const (
 	pingEvery  = 15 * time.Second
 	pingWithin = 5 * time.Second
 )
+
+// hearWithin is how long an announcement may take to arrive on a connection that begins to listen.
+const hearWithin = 10 * time.Second
 
 // listensName ends the name of each session that listens (application_name), so that it can be counted. maxName is what the server takes of a name.
 const (
@@ -60,9 +66,13 @@ func (s *wakingStore) Listen(ctx context.Context, wake func(rowstore.Wake)) erro
 func (s *wakingStore) listenOn(ctx context.Context, wake func(rowstore.Wake)) error {
 	cfg := s.listen.Copy()
 	arrived := make([]string, 0, 8)
+	probe := probing{channel: s.names.channel + "_" + strings.ToLower(rand.Text())}
 	cfg.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) {
-		if n.Channel == s.names.channel {
+		switch n.Channel {
+		case s.names.channel:
 			arrived = append(arrived, n.Payload)
+		case probe.channel:
+			probe.heard = true
 		}
 	}
 	// The pool does so before each of its connections, and passwords may change.
@@ -90,6 +100,11 @@ func (s *wakingStore) listenOn(ctx context.Context, wake func(rowstore.Wake)) er
 	if err := exec(ctx, conn, "LISTEN "+pgx.Identifier{s.names.channel}.Sanitize()); err != nil {
 		return err
 	}
+	if s.listensApart {
+		if err := s.hears(ctx, conn, &probe); err != nil {
+			return err
+		}
+	}
 	local, stop := s.pusher.listen(wake)
 	defer stop()
 	local.tell(rowstore.Wake{})
@@ -116,6 +131,42 @@ func (s *wakingStore) listenOn(ctx context.Context, wake func(rowstore.Wake)) er
 		}
 		arrived = arrived[:0]
 	}
+}
+
+// probing is a channel on which one listening connection hears itself alone.
+type probing struct {
+	channel string
+	heard   bool
+}
+
+// errUnheard says that a connection that listens is no use. It is not final: a server may be late.
+var errUnheard = errors.New("what the store announces does not arrive on the connection to listen on: it leads to another database, or through a pooler " +
+	"(Options.Listen, or the parameter listen)")
+
+// hears makes sure that a connection, whose address is one of its own, hears what sessions of the pool announce. LISTEN works in any database, and behind any
+// pooler. If nothing can be announced just now, it knows nothing.
+func (s *plainStore) hears(ctx context.Context, conn *pgx.Conn, probe *probing) error {
+	channel := pgx.Identifier{probe.channel}.Sanitize()
+	if err := exec(ctx, conn, "LISTEN "+channel); err != nil {
+		return err
+	}
+	waiting, cancel := context.WithTimeout(ctx, s.hearWithin)
+	defer cancel()
+	if err := s.run(waiting, s.q.probe, [][]byte{[]byte(probe.channel)}, false, nil, func(*fields) {}); err != nil {
+		return ctx.Err()
+	}
+	for !probe.heard {
+		if err := conn.PgConn().WaitForNotification(waiting); err != nil {
+			switch {
+			case ctx.Err() != nil:
+				return ctx.Err()
+			case waiting.Err() != nil:
+				return errUnheard
+			}
+			return err
+		}
+	}
+	return exec(ctx, conn, "UNLISTEN "+channel)
 }
 
 var _ rowstore.Waker = (*wakingStore)(nil)

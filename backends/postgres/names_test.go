@@ -3,6 +3,7 @@ package postgres
 import (
 	"fmt"
 	"net/url"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -80,5 +81,27 @@ func TestIncarnationsOfNoStore(t *testing.T) {
 			require.NoError(t, err)
 			require.True(t, outs[0].Applied)
 		}
+	}
+}
+
+// A connection to listen on that hears nothing of what the store announces is an error, and not a push that works.
+func TestListenElsewhere(t *testing.T) {
+	t.Parallel()
+	direct := testserver.Postgres(t)
+	bouncer := testserver.NewPgBouncer(t, testserver.SharedPostgres(t), testserver.PgBouncerOptions{}).URL
+	for name, listen := range map[string]string{"another database": databaseOf(t, direct, ""), "a pooler": bouncer} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx := testContext(t)
+			s := openTest(t, with(direct, "schema", fresh(t, direct), "listen", listen))
+			s.plain.hearWithin = testSettle
+			w, _ := rowstore.Unwrap[rowstore.Waker](s)
+			told := 0
+			err := w.Listen(ctx, func(rowstore.Wake) { told++ })
+			require.ErrorIs(t, err, errUnheard)
+			require.NotErrorIs(t, err, rowstore.ErrInvalid, "a worker would end")
+			require.Zero(t, told)
+			require.False(t, strings.Contains(err.Error(), testserver.PostgresPassword))
+		})
 	}
 }

@@ -196,7 +196,7 @@ func open(ctx context.Context, pool *pgxpool.Pool, opts Options, modeGiven, owne
 	if schema == "" {
 		schema = DefaultSchema
 	}
-	s := &plainStore{pool: pool, schema: schema, names: newNames(schema), owned: owned, gate: kit.NewGate("postgres")}
+	s := &plainStore{pool: pool, schema: schema, names: newNames(schema), owned: owned, hearWithin: hearWithin, gate: kit.NewGate("postgres")}
 	s.q = newQueries(s.names)
 	c, err := acquire(ctx, pool)
 	if err != nil {
@@ -217,6 +217,7 @@ func open(ctx context.Context, pool *pgxpool.Pool, opts Options, modeGiven, owne
 	if err != nil {
 		return nil, err
 	}
+	s.listensApart = s.listen != nil
 	if s.listen == nil && !s.pooler {
 		s.listen = pool.Config().ConnConfig.Copy()
 	}

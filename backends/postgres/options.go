@@ -37,7 +37,8 @@ type Options struct {
 	// PgBouncer in transaction mode, where notifications do not arrive. Default ("") is a
 	// connection made as those of the pool are, if these are direct; else the store has
 	// no [rowstore.Waker], and workers poll. BeforeConnect of the pool is called with it
-	// in both cases, and may change the password. Of several hosts it takes the primary.
+	// in both cases, and may change the password. Of several hosts it takes the primary. If nothing arrives there of
+	// what the store announces, Listen fails and says so.
 	Listen string
 	// Coalesce changes how concurrent calls are merged. If nil, or if its MaxInFlight is
 	// 0, at most one call of each kind is in flight.

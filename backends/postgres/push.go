@@ -50,6 +50,9 @@ const (
 const pushSQL = `SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify('{{channel}}', w)
 	FROM pg_catalog.unnest($1::pg_catalog.text[]) w`
 
+// probeSQL sends a NOTIFY to a channel, for a session that wants to know whether it hears what the pool's sessions send.
+const probeSQL = `SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify($1::pg_catalog.text, '')`
+
 // countSQL counts the sessions that listen in this database, to whatever schema of this library, by their names: every role may read these.
 const countSQL = `SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_activity a
 	WHERE a.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"iter"
 	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -148,11 +149,13 @@ type plainStore struct {
 	unprepared, explicit atomic.Bool
 	pooler               bool // there is something between us and the server
 	listen               *pgx.ConnConfig
+	listensApart         bool // by an address of its own
 	pusher               *pusher
 	deaf                 bool          // the server's warnings do not arrive: see OnNotice
 	openlyHears          atomic.Bool   // the last connection of Listen was plain text, to another machine
 	unconfirmed          atomic.Uint64 // commits that the server did not wait for to the end
 	mostKeys             int           // that a scan in the order of rows holds; only tests set it
+	hearWithin           time.Duration // as the constant; only tests set another
 
 	gate *kit.Gate // every call goes through it
 }

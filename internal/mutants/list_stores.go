@@ -182,4 +182,6 @@ var storeMutants = []mutant{
 		"\tfor strings.Contains(schema, tag) {", "\tfor schema == tag {")},
 	{"any-bytes-for-an-incarnation", "stores: Postgres, bytes that are no text are not sent as text", "./backends/postgres TestIncarnationsOfNoStore", one("backends/postgres/compile.go",
 		"\t\tif s[i] == 0 || s[i] >= utf8.RuneSelf {", "\t\tif s[i] == 0 {")},
+	{"listens-elsewhere", "stores: Postgres, a push works only if something arrives by it", "./backends/postgres TestListenElsewhere", one("backends/postgres/listen.go",
+		"\t\t\t\treturn errUnheard\n", "\t\t\t\treturn nil\n")},
 }
