@@ -175,28 +175,52 @@ func (r *Reader) value(ctx context.Context, row *rowstore.Row, column string, at
 			long = decoded.Start
 		}
 	}
+	l, err := r.locked(ctx, row, column, at, now)
+	if err != nil {
+		return v, 0, err
+	}
+	v.Pending = l.pending
+	if Stamp(l.commit) > v.Commit {
+		v.Found, v.Commit, v.Value, long = l.write.Kind == format.KindPut, Stamp(l.commit), Bytes(l.write.Value), 0
+		if l.write.Long {
+			long = l.write.Start
+		}
+	}
+	return v, long, nil
+}
+
+// lockedBy is what the lock of a cell means for a snapshot. The zero value means nothing.
+type lockedBy struct {
+	// pending is the transaction of the lock, if it is not decided.
+	pending *Txn
+	// commit is when the transaction was committed, if that was at or below the snapshot: then write is the version that the lock stands for until somebody
+	// rolls it forward.
+	commit percolator.Timestamp
+	write  format.Write
+}
+
+// locked says what the lock of a column means, in a row that was read with it.
+func (r *Reader) locked(ctx context.Context, row *rowstore.Row, column string, at, now percolator.Timestamp) (by lockedBy, err error) {
 	l := row.Newest(rowstore.Lock, column)
 	if l == nil {
-		return v, long, nil
+		return by, nil
 	}
 	lock, err := format.DecodeLock(l.Value)
 	if err != nil || lock.Kind == format.KindLock {
-		return v, long, err
+		return by, err
 	}
 	t, err := r.txn(ctx, l.TS, format.Cell{}, &lock, now)
 	switch {
 	case err != nil:
-		return v, 0, err
-	case t.State == Committed && percolator.Timestamp(t.Commit) <= at && t.Commit > v.Commit:
-		v.Found, v.Commit, v.Value, long = lock.Kind == format.KindPut, t.Commit, Bytes(lock.Value), 0
-		if lock.Long {
-			long = l.TS
-		}
+		return by, err
+	case t.State == Committed && percolator.Timestamp(t.Commit) <= at:
+		by.commit = percolator.Timestamp(t.Commit)
+		by.write = format.Write{Kind: lock.Kind, Long: lock.Long, Start: l.TS, Value: lock.Value}
 	case t.State == Committing, t.State == Abandoned:
 		t.Lines = t.words(now)
-		v.Pending = &t
+		by.pending = &t
 	}
-	return v, long, nil
+	return by, nil
 }
 
 // Rows is a page of a scan.
@@ -342,14 +366,16 @@ func (r *Reader) history(ctx context.Context, c percolator.Cell, to percolator.T
 		if err != nil {
 			return History{}, err
 		}
+		stored := rows[0].All(rowstore.Write, cell.Column)
 		if first {
-			pending, _, err := r.value(ctx, &rows[0], cell.Column, to, now)
+			by, err := r.locked(ctx, &rows[0], cell.Column, to, now)
 			if err != nil {
 				return History{}, err
 			}
-			p.h.Pending = pending.Pending
+			p.h.Pending = by.pending
+			stored = withLocked(stored, cell.Column, &by)
 		}
-		if more, err = r.addVersions(ctx, &p, rows[0].All(rowstore.Write, cell.Column), selectors[0].Limit); err != nil {
+		if more, err = r.addVersions(ctx, &p, stored, selectors[0].Limit); err != nil {
 			return History{}, err
 		}
 	}
@@ -362,6 +388,15 @@ func (r *Reader) history(ctx context.Context, c percolator.Cell, to percolator.T
 		return History{}, &percolator.SnapshotTooOldError{Snapshot: to, SafePoint: safe}
 	}
 	return p.h, p.end(safe)
+}
+
+// withLocked puts the version that a lock stands for in front of those that are stored, the newest first: the lock keeps any other from being
+// committed behind it.
+func withLocked(stored []rowstore.Version, column string, by *lockedBy) []rowstore.Version {
+	if by.commit == 0 || len(stored) > 0 && stored[0].TS >= by.commit {
+		return stored
+	}
+	return slices.Insert(slices.Clone(stored), 0, rowstore.Version{Family: rowstore.Write, Column: column, TS: by.commit, Value: by.write.Encode()})
 }
 
 // historyPage is a page of a history that is being read.
@@ -381,10 +416,10 @@ func (p *historyPage) below() percolator.Timestamp {
 	return percolator.Timestamp(p.h.Versions[len(p.h.Versions)-1].Commit) - 1
 }
 
-// addVersions adds what was read to a page, until it is full. asked versions were asked for: the last of them, if it came, tells only that
-// there are more. It returns whether the page goes on.
+// addVersions adds what was read to a page, until it is full. From the one on that has the number asked, which is more than the page takes, versions
+// tell only that there are more. It returns whether the page goes on.
 func (r *Reader) addVersions(ctx context.Context, p *historyPage, stored []rowstore.Version, asked int) (goesOn bool, err error) {
-	more := len(stored) == asked
+	more := len(stored) >= asked
 	if more {
 		stored = stored[:asked-1]
 	}

@@ -316,3 +316,38 @@ func TestHistoryAroundTheSafePoint(t *testing.T) {
 		require.Equal(t, []percolator.Timestamp{newest, kept}, got, "limit %d", limit)
 	}
 }
+
+// TestHistoryUnderALock has a newest version that is committed and not rolled forward yet: the cell has its lock, and the primary the write. It is a
+// version like others, on the first page and nowhere else.
+func TestHistoryUnderALock(t *testing.T) {
+	t.Parallel()
+	for _, value := range []string{"new", strings.Repeat("long", 100)} {
+		db, store, r := open(t)
+		a, b := cell("a"), cell("b")
+		first := set(t, db, b, "first")
+		second := set(t, db, b, "second")
+		start := now(t, db)
+		prewrite(t, db, start, "gone", value, a, b)
+		before := now(t, db)
+		write := format.Write{Kind: format.KindPut, Start: start, Long: len(value) > format.ShortValue}
+		commit := now(t, db)
+		apply(t, db, a.Table, a.Row, rowstore.Delete(rowstore.Lock, a.Column, start), rowstore.Put(rowstore.Write, a.Column, commit, write.Encode()))
+		store.looking = true
+		for _, limit := range []int{1, 2, 3, 100} {
+			got := history(t, r, b, limit, func(h admin.History) {
+				require.Nil(t, h.Pending)
+				require.LessOrEqual(t, len(h.Versions), limit)
+			})
+			require.Len(t, got, 3)
+			require.Equal(t, admin.Version{Commit: admin.Stamp(commit), Start: admin.Stamp(start), Value: admin.Bytes(value)}, got[0])
+			require.Equal(t, []admin.Stamp{admin.Stamp(second), admin.Stamp(first)}, []admin.Stamp{got[1].Commit, got[2].Commit}, "limit %d", limit)
+		}
+		earlier, err := r.History(t.Context(), b, before, 100)
+		require.NoError(t, err)
+		require.Len(t, earlier.Versions, 2, "it was committed above the timestamp that was asked for")
+		without, err := r.Versions(t.Context(), b, 0, 100)
+		require.NoError(t, err)
+		require.Equal(t, admin.Stamp(commit), without.Versions[0].Commit)
+		store.looking = false
+	}
+}

@@ -14,4 +14,6 @@ var adminMutants = []mutant{
 		"\t_, err = tx.cover(i, view)\n", "\tview.timer = timerView{}\n\t_, err = tx.cover(i, view)\n")},
 	{"existing-is-made", "Looking: WithExisting makes no database", "TestExisting", one(catalogGo,
 		"\t\tcase db.opt.existing:\n", "\t\tcase db.opt.existing && v.revision > 0:\n")},
+	{"history-goes-by-stored-versions-alone", "Looking: the lock of a committed transaction is a version of the cell", "./admin TestHistoryUnderALock", one(adminCellsGo,
+		"\tif by.commit == 0 || len(stored) > 0", "\tif by.commit != by.write.Start || len(stored) > 0")},
 }
