@@ -2,6 +2,7 @@ package admin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -20,6 +21,9 @@ type Parked struct {
 	At       time.Time `json:"at"`
 	Age      Span      `json:"age"`
 	Error    string    `json:"error"`
+	// Unreadable tells that the record of the run does not decode, as Error says. Observer and Cell are those that the record's name has; they are empty where it is too
+	// long to have them. Change, Attempts and At are zero. DB.Release and DB.DropParked take such a run if it has names.
+	Unreadable bool `json:"unreadable,omitempty"`
 }
 
 // Run is the parked run as DB.Release and DB.DropParked take it.
@@ -29,7 +33,8 @@ func (p *Parked) Run() percolator.ParkedRun {
 
 // Parked lists parked runs, also those of observers that were removed: up to limit of them, 100 for 0. observer
 // narrows them to one, by any of its names, "" means all. It looks at 100 times as many parked runs at most. from is
-// the next of the page before, "" for the first; an empty next is the end. A page may be empty and have a next.
+// the next of the page before, "" for the first; an empty next is the end. A page may be empty and have a next. A run whose record does not decode is listed as
+// Parked.Unreadable; one that does not say whose it is only for all observers.
 func (r *Reader) Parked(ctx context.Context, observer string, from Bytes, limit int) (runs []Parked, next Bytes, err error) {
 	limit, err = limited("Parked", limit, 100)
 	if err != nil {
@@ -66,14 +71,16 @@ func (r *Reader) ParkedRun(ctx context.Context, observer string, of percolator.C
 		}
 	}
 	slices.Sort(ids)
+	ids = slices.Compact(ids)
 	var reads []rowstore.RowRead
-	for _, id := range slices.Compact(ids) {
+	for _, id := range ids {
 		at := format.ParkedCell(id, format.Cell(cell))
 		reads = append(reads, rowstore.RowRead{Table: at.Table, Row: at.Row, Selectors: parkedSelectors(c)})
 	}
 	rows, err := r.rows(ctx, reads)
-	p := parkedPage{r: r, c: c, observer: observer}
+	p := parkedPage{r: r, c: c, observer: observer, known: map[string]parkedName{}}
 	for i := range rows {
+		p.known[rows[i].Row] = parkedName{format.Cell(cell), ids[i]}
 		if err == nil {
 			err = p.add(ctx, &rows[i])
 		}
@@ -121,7 +128,9 @@ func (r *Reader) countParked(ctx context.Context, c *catalog, limit int) (counts
 		switch {
 		case err != nil:
 		case named:
-			v, _, err = r.value(ctx, &row, format.ColumnParked, c.now, c.now)
+			if v, _, err = r.value(ctx, &row, format.ColumnParked, c.now, c.now); errors.Is(err, percolator.ErrCorrupt) {
+				v.Found, err = true, nil // it counts, as it is listed
+			}
 		default:
 			err = hashed.add(ctx, &row)
 		}
@@ -153,6 +162,22 @@ type parkedPage struct {
 	values   []Value
 	of       []string // the rows of values
 	long     []longValue
+	known    map[string]parkedName // what records are of, by their rows, where the rows do not say it
+}
+
+// parkedName is what a record of a parked run is of.
+type parkedName struct {
+	cell     format.Cell
+	observer string // the name under which its records are stored
+}
+
+// nameOf is what the record in a row is of, as far as that is known without reading it.
+func (p *parkedPage) nameOf(row string) (n parkedName, ok bool) {
+	if n, ok = p.known[row]; ok {
+		return n, true
+	}
+	n.cell, n.observer, ok = format.ParkedOf(row)
+	return n, ok
 }
 
 func (r *Reader) parked(ctx context.Context, c *catalog, ask parkedAsk) (runs []Parked, next Bytes, err error) {
@@ -199,12 +224,19 @@ func (p *parkedPage) titled(id, table, column string) (title string, wanted bool
 
 // add takes a row of the table of parked runs. Where the row's name says that the run is another observer's, its record is not read.
 func (p *parkedPage) add(ctx context.Context, row *rowstore.Row) error {
-	if of, id, named := format.ParkedOf(row.Row); named {
-		if _, wanted := p.titled(id, of.Table, of.Column); !wanted {
+	if of, named := p.nameOf(row.Row); named {
+		if _, wanted := p.titled(of.observer, of.cell.Table, of.cell.Column); !wanted {
 			return nil
 		}
 	}
 	v, apart, err := p.r.value(ctx, row, format.ColumnParked, p.c.now, p.c.now)
+	if errors.Is(err, percolator.ErrCorrupt) {
+		if ferr := p.flush(ctx); ferr != nil { // those before it come first
+			return ferr
+		}
+		p.unreadable(row.Row, err)
+		return nil
+	}
 	if err != nil || !v.Found {
 		return err
 	}
@@ -219,16 +251,18 @@ func (p *parkedPage) add(ctx context.Context, row *rowstore.Row) error {
 
 // flush decodes the values that were collected.
 func (p *parkedPage) flush(ctx context.Context) error {
-	if _, err := p.r.fill(ctx, p.values, p.long); err != nil {
+	collected, err := p.r.fill(ctx, p.values, p.long)
+	if err != nil {
 		return err
 	}
 	for i := range p.values {
-		if p.values[i].Value == "" { // it was collected, so it is parked no more
+		if _, gone := collected[i]; gone { // it is parked no more
 			continue
 		}
 		said, err := format.DecodeParked([]byte(p.values[i].Value))
 		if err != nil {
-			return err
+			p.unreadable(p.of[i], err)
+			continue
 		}
 		if title, wanted := p.titled(string(said.Observer), string(said.Table), string(said.Column)); wanted {
 			p.rows = append(p.rows, p.of[i])
@@ -240,4 +274,18 @@ func (p *parkedPage) flush(ctx context.Context) error {
 	}
 	p.values, p.of, p.long = nil, nil, nil
 	return nil
+}
+
+// unreadable adds a run whose record does not decode, so that it hides no others.
+func (p *parkedPage) unreadable(row string, err error) {
+	run := Parked{Unreadable: true, Error: fmt.Sprintf("its record, row %v of the library's table of parked runs, cannot be read: %v", Bytes(row), err)}
+	of, named := p.nameOf(row)
+	title, wanted := p.titled(of.observer, of.cell.Table, of.cell.Column)
+	if !wanted {
+		return
+	}
+	if named {
+		run.Observer, run.Cell = Bytes(title), publicCell(of.cell)
+	}
+	p.rows, p.runs = append(p.rows, row), append(p.runs, run)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/percolate-go/percolate/admin"
@@ -104,14 +105,19 @@ var actions = map[string]action{
 // between them, and sets a.next if there is more to look at.
 func releaseAll(ctx context.Context, h *Handler, a *asked) (string, error) {
 	began, n, foreign, from := time.Now(), 0, 0, admin.Bytes(a.from)
+	var failed failedRuns
 	for {
 		runs, next, err := h.r.Parked(ctx, a.observer, from, mostListed)
 		for i := range runs {
-			if err == nil {
-				err = h.db.Release(ctx, runs[i].Run())
+			if err != nil {
+				break
 			}
-			if err == nil {
+			switch err = h.db.Release(ctx, runs[i].Run()); {
+			case err == nil:
 				n++
+			case ofOneRun(err):
+				failed.add(&runs[i], err)
+				err = nil
 			}
 		}
 		switch {
@@ -120,16 +126,47 @@ func releaseAll(ctx context.Context, h *Handler, a *asked) (string, error) {
 		case err != nil:
 			return "", fmt.Errorf("%w (%d were released before)", err, n)
 		case next == "":
-			return fmt.Sprintf("%d parked runs are released. There are no others behind.", n), nil
+			return fmt.Sprintf("%d parked runs are released.%v There are no others behind.", n, failed), nil
 		}
 		if len(runs) < mostListed {
 			foreign++
 		}
 		if from = next; err != nil || n >= mostReleased || foreign >= mostForeign || time.Since(began) > releaseTime {
 			a.next = next
-			return fmt.Sprintf("%d parked runs are released, and not all were looked at: it has got to %s.", n, short(next)), nil
+			return fmt.Sprintf("%d parked runs are released, and not all were looked at: it has got to %s.%v", n, short(next), failed), nil
 		}
 	}
+}
+
+// ofOneRun tells whether an error is that of one parked run alone: its names are longer than this program takes, or its records cannot be read.
+func ofOneRun(err error) bool {
+	return errors.Is(err, percolator.ErrTooLarge) || errors.Is(err, percolator.ErrCorrupt) || errors.Is(err, percolator.ErrInvalid)
+}
+
+// failedRuns are parked runs that could not be released. Its text names the first few.
+type failedRuns struct {
+	n     int
+	first []string
+}
+
+// mostNamed is how many failed runs are named.
+const mostNamed = 3
+
+func (f *failedRuns) add(run *admin.Parked, err error) {
+	if f.n++; f.n <= mostNamed {
+		f.first = append(f.first, fmt.Sprintf("%v: %v", run.Cell, err))
+	}
+}
+
+func (f failedRuns) String() string {
+	if f.n == 0 {
+		return ""
+	}
+	more := ""
+	if others := f.n - len(f.first); others > 0 {
+		more = fmt.Sprintf("; and %d others", others)
+	}
+	return fmt.Sprintf(" %d could not be released, and stay: %s%s.", f.n, strings.Join(f.first, "; "), more)
 }
 
 // field is a name of an action on its confirmation.

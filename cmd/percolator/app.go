@@ -110,7 +110,7 @@ func (a *app) openStore(ctx context.Context, asIs bool) (store rowstore.Store, o
 func (a *app) openNow(ctx context.Context, asIs bool) (rowstore.Store, []percolator.Option, error) {
 	if a.opened != nil {
 		s, err := a.opened(ctx, asIs)
-		return s, nil, err
+		return s, []percolator.Option{percolator.WithLimits(percolator.Limits(anyName))}, err
 	}
 	file, err := a.file(ctx)
 	if err != nil {
@@ -152,6 +152,10 @@ func withAsIs(s config.Store) config.Store {
 	return s
 }
 
+// anyName are the limits of a database that no configuration speaks of. What programs there take for the longest name is not known, and the command must reach each cell.
+// The store's own limits apply.
+var anyName = config.Limits{Table: 1 << 20, Row: 1 << 20, Column: 1 << 20}
+
 // file says where the stores are. It is read once: it may be a pipe, as a shell makes of a program that decrypts it.
 func (a *app) file(ctx context.Context) (*config.File, error) {
 	if a.loaded == nil {
@@ -173,7 +177,7 @@ func (a *app) load() (*config.File, error) {
 	case url != "" && path != "":
 		return nil, usage("both a store and a configuration are named: keep --store or --config")
 	case url != "":
-		return &config.File{Stores: map[string]config.Store{"store": {URL: url}}}, nil
+		return &config.File{Stores: map[string]config.Store{"store": {URL: url}}, Limits: anyName}, nil
 	case path != "":
 		return config.Load(path)
 	}

@@ -65,8 +65,29 @@ func (e usageError) Unwrap() error { return e.error }
 
 func usage(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
+// begunError is the error of a command that has changed something before.
+type begunError struct{ error }
+
+func (e begunError) Unwrap() error { return e.error }
+
+// begun marks an error of a command that has changed something, or may have: its status is not that of wrong arguments, which says that nothing was done.
+func begun(err error) error {
+	if err == nil {
+		return nil
+	}
+	return begunError{err}
+}
+
 // statusOf is the exit status of an error.
 func statusOf(ctx context.Context, err error) int {
+	status := kindOf(ctx, err)
+	if status == exitUsage && errors.As(err, &begunError{}) {
+		return exitError
+	}
+	return status
+}
+
+func kindOf(ctx context.Context, err error) int {
 	is := func(targets ...error) bool {
 		for _, t := range targets {
 			if errors.Is(err, t) {

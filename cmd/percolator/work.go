@@ -3,7 +3,9 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -164,11 +166,16 @@ func (a *app) parkedCommand() *cobra.Command {
 		}, func(w *page, l list[admin.Parked]) {
 			w.row("OBSERVER", "TABLE", "ROW", "COLUMN", "ATTEMPTS", "PARKED", "ERROR")
 			for _, p := range l.Items {
+				if p.Unreadable {
+					w.row(p.Observer, p.Table, p.Row, p.Column, "-", "-", short(p.Error))
+					continue
+				}
 				w.row(p.Observer, p.Table, p.Row, p.Column, p.Attempts, ago(p.Age), short(p.Error))
 			}
 			rest(w, &l)
 		}),
-		Long: "Lists the runs that have failed for good, of all observers or of one. percolator parked show has the whole error.",
+		Long: "Lists the runs that have failed for good, of all observers or of one. percolator parked show has the whole error. % in place of the names\n" +
+			"means that the record of a run cannot be read, and its names are too long to stand beside it.",
 	}
 	show.Flags().Var(&observer, "observer", "of this observer alone")
 	fromFlag(show, &from)
@@ -179,12 +186,17 @@ func (a *app) parkedCommand() *cobra.Command {
 			return parkedRun(ctx, r, args)
 		}, func(w *page, p admin.Parked) {
 			w.line("observer %v was parked for %v", p.Observer, p.Cell)
+			if p.Unreadable {
+				w.line("%s", p.Error)
+				return
+			}
 			w.line("%v, at %s, after %d failures for the change at %v (%s)", ago(p.Age), p.At.Format("2006-01-02 15:04:05 UTC"), p.Attempts, p.Change, when(p.Change))
 			w.line("%s", p.Error)
 		}),
 	}
 	return listed(&cobra.Command{Use: "parked", Short: "Parked runs: list, show, release, drop"}, show, one,
-		a.parkedChange("release", "Let parked runs be attempted again", "Lets parked runs be attempted again, with a fresh count of attempts: one, or all (--all), or all of an observer.", "released",
+		a.parkedChange("release", "Let parked runs be attempted again", "Lets parked runs be attempted again, with a fresh count of attempts: one, or all (--all), or all of an observer. Runs that cannot be\n"+
+			"released, because their records cannot be read, say, hold up no others: the first few are named at the end, with an exit status that is not 0.", "released",
 			func(ctx context.Context, db *percolator.DB, _ *admin.Reader, run percolator.ParkedRun) (bool, error) {
 				return true, db.Release(ctx, run)
 			}),
@@ -243,7 +255,7 @@ func (a *app) parkedChange(use, short, long, became string,
 				return done{"1 parked runs were " + became}, nil
 			}
 			left := 0
-			n, err := eachParked(ctx, r, string(observer), admin.Bytes(from), func(run percolator.ParkedRun) error {
+			n, failed, err := eachParked(ctx, r, string(observer), admin.Bytes(from), func(run percolator.ParkedRun) error {
 				did, err := f(ctx, db, r, run)
 				if err == nil && !did {
 					left++
@@ -252,7 +264,14 @@ func (a *app) parkedChange(use, short, long, became string,
 			})
 			switch {
 			case err != nil:
-				return done{}, fmt.Errorf("%w (%d were %s before)", err, n-left, became)
+				err = fmt.Errorf("%w (%d were %s before%s)", err, n-left, became, failed.also())
+				if n > left {
+					err = begun(err)
+				}
+				return done{}, err
+			case failed.n > 0:
+				return done{}, begun(fmt.Errorf("%d parked runs could not be %s, and stay: %w (%d others were %s, and %d are left since their cells have changed)",
+					failed.n, became, &failed, n-left, became, left))
 			case left > 0:
 				return done{fmt.Sprintf("%d parked runs were %s; %d are left, since their cells have changed: their observers run for the newer changes", n-left, became, left)}, nil
 			case n == 0 && from == "":
@@ -284,27 +303,76 @@ func (a *app) oneOrMany(run func(*cobra.Command, []string) error) func(*cobra.Co
 
 const parkedPage = 1000
 
-// eachParked calls f for the parked runs of an observer, or of all, from a point on, and counts them. An error says where to go on:
-// there may be a great many of other observers between them, and a call has its time.
-func eachParked(ctx context.Context, r *admin.Reader, observer string, from admin.Bytes, f func(percolator.ParkedRun) error) (n int, err error) {
+// eachParked calls f for the parked runs of an observer, or of all, from a point on, and counts those for which it did what it should. It goes on behind a run that
+// nothing can be done for, so that no run holds up others. An error says where to go on: there may be a great many of other observers between them, and a call has its time.
+func eachParked(ctx context.Context, r *admin.Reader, observer string, from admin.Bytes, f func(percolator.ParkedRun) error) (n int, failed failedRuns, err error) {
 	for {
 		runs, next, err := r.Parked(ctx, observer, from, parkedPage)
 		for i := range runs {
-			if err == nil {
-				err = f(runs[i].Run())
+			if err != nil {
+				break
 			}
-			if err == nil {
+			switch err = f(runs[i].Run()); {
+			case err == nil:
 				n++
+			case ofOneRun(err):
+				failed.add(&runs[i], err)
+				err = nil
 			}
 		}
 		switch {
 		case err != nil && from != "":
-			return n, fmt.Errorf("%w; go on with --from %s", err, from.Word())
+			return n, failed, fmt.Errorf("%w; go on with --from %s", err, from.Word())
 		case err != nil || next == "":
-			return n, err
+			return n, failed, err
 		}
 		from = next
 	}
+}
+
+// ofOneRun tells whether an error is that of one parked run alone: its names are longer than this program takes, or its records cannot be read.
+func ofOneRun(err error) bool {
+	return errors.Is(err, percolator.ErrTooLarge) || errors.Is(err, percolator.ErrCorrupt) || errors.Is(err, percolator.ErrInvalid)
+}
+
+// failedRuns are parked runs for which nothing could be done. As an error it names the first few.
+type failedRuns struct {
+	n     int
+	first []error
+}
+
+// mostNamed is how many failed runs are named.
+const mostNamed = 3
+
+func (f *failedRuns) add(run *admin.Parked, err error) {
+	if f.n++; f.n > mostNamed {
+		return
+	}
+	if run.Unreadable {
+		err = fmt.Errorf("%w: %s", err, run.Error)
+	}
+	f.first = append(f.first, fmt.Errorf("%v %v: %w", run.Observer.Word(), run.Cell, err))
+}
+
+func (f *failedRuns) Error() string {
+	var said []string
+	for _, err := range f.first {
+		said = append(said, err.Error())
+	}
+	if more := f.n - len(f.first); more > 0 {
+		said = append(said, fmt.Sprintf("and %d others", more))
+	}
+	return strings.Join(said, "; ")
+}
+
+func (f *failedRuns) Unwrap() []error { return f.first }
+
+// also names the failed runs behind another error.
+func (f *failedRuns) also() string {
+	if f.n == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; %d could not be: %v", f.n, f)
 }
 
 // parkedRun finds the parked run that the arguments name.

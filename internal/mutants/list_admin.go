@@ -16,4 +16,8 @@ var adminMutants = []mutant{
 		"\t\tcase db.opt.existing:\n", "\t\tcase db.opt.existing && v.revision > 0:\n")},
 	{"history-goes-by-stored-versions-alone", "Looking: the lock of a committed transaction is a version of the cell", "./admin TestHistoryUnderALock", one(adminCellsGo,
 		"\tif by.commit == 0 || len(stored) > 0", "\tif by.commit != by.write.Start || len(stored) > 0")},
+	{"a-parked-run-holds-up-others", "Looking: what cannot be done for one parked run is done for the others", "./cmd/percolator TestNoParkedRunHoldsUpOthers", one("cmd/percolator/work.go",
+		"\tcase ofOneRun(err):\n", "\tcase ofOneRun(err) && n < 0:\n")},
+	{"a-damaged-record-hides-parked-runs", "Looking: a record that cannot be read hides no parked runs", "./cmd/percolator TestNoParkedRunHoldsUpOthers", one("admin/parked.go",
+		"\t\t\tp.unreadable(p.of[i], err)\n\t\t\tcontinue\n", "\t\t\treturn err\n")},
 }
