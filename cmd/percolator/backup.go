@@ -57,6 +57,9 @@ func (a *app) backupCommand() *cobra.Command {
 			bar := a.bar("backed up")
 			r, err := backup.Write(ctx, db, args[0], backup.Options{Hold: hold, Progress: bar.show})
 			bar.end()
+			if r.ID != "" {
+				err = begun(err)
+			}
 			return backedUpOf("is complete", args[0], r), err
 		}, func(w *page, b backedUp) { b.text(w) })(cmd, args)
 	}
@@ -106,6 +109,9 @@ func (a *app) restoreCommand() *cobra.Command {
 		bar.did = "restored"
 		r, err := backup.Restore(ctx, store, args[0], backup.RestoreOptions{Progress: bar.show, Verified: verified})
 		bar.end()
+		if r.ID != "" {
+			err = begun(err)
+		}
 		if err != nil {
 			return err
 		}

@@ -140,6 +140,9 @@ func (a *app) importCommand() *cobra.Command {
 			bar := a.bar("imported")
 			line, err := backup.Import(ctx, db, untilDone(ctx, in), backup.ImportOptions{Format: f, After: after, Progress: bar.show})
 			bar.end()
+			if err != nil && line > after {
+				err = begun(err)
+			}
 			if err != nil && line > 0 {
 				err = fmt.Errorf("%w; lines up to %d are written: go on with --after %d", err, line, line)
 			}

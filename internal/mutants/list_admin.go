@@ -20,4 +20,6 @@ var adminMutants = []mutant{
 		"\tcase ofOneRun(err):\n", "\tcase ofOneRun(err) && n < 0:\n")},
 	{"a-damaged-record-hides-parked-runs", "Looking: a record that cannot be read hides no parked runs", "./cmd/percolator TestNoParkedRunHoldsUpOthers", one("admin/parked.go",
 		"\t\t\tp.unreadable(p.of[i], err)\n\t\t\tcontinue\n", "\t\t\treturn err\n")},
+	{"status-of-arguments-after-writes", "Looking: the status of wrong arguments says that nothing was done", "./cmd/percolator TestStatusOf", one("cmd/percolator/exit.go",
+		"\tif status == exitUsage && errors.As(", "\tif status == exitOK && errors.As(")},
 }
