@@ -178,7 +178,11 @@ func (d *doctor) observers(ctx context.Context) error {
 	if d.cat == nil {
 		return nil
 	}
-	list, err := d.r.Observers(ctx, min(max(10_000, d.o.Parked+1), mostRows))
+	cat, err := d.r.load(ctx)
+	if err != nil {
+		return err
+	}
+	list, err := d.r.observers(ctx, cat, min(max(10_000, d.o.Parked+1), mostRows))
 	if err != nil {
 		return err
 	}
@@ -189,19 +193,8 @@ func (d *doctor) observers(ctx context.Context) error {
 	for i := range list {
 		o := &list[i]
 		who := fmt.Sprintf("observer %v of %v %v", o.Name, o.Table, o.Column)
-		waits := fmt.Sprintf("%d changes wait, the oldest for %v", o.Notified, o.Oldest)
-		if o.AtLeast {
-			waits = "at least " + waits
-		}
-		switch {
-		case o.Notified == 0:
-		case o.Paused && o.Oldest > Span(d.o.Forgotten):
-			d.risky("observer-paused", fmt.Sprintf("percolator observers resume %s, or observers remove", o.Name.Word()), "%s is paused, perhaps forgotten: %s", who, waits)
-		case o.Paused:
-		case o.Workers == 0 && o.Oldest > Span(d.o.Waiting):
-			d.wrong("observer-alone", fmt.Sprintf("start a worker that has it; if it is not needed any more, percolator observers remove %s", o.Name.Word()), "no worker runs %s: %s", who, waits)
-		case o.Workers > 0 && o.Oldest > Span(d.o.Behind):
-			d.wrong("observer-behind", "docs/runbooks.md, a backlog grows, has the steps: failing runs, too few places, a slow store", "%s is behind, although %d workers run it: %s", who, o.Workers, waits)
+		if err := d.observerWaits(ctx, cat, o, who); err != nil {
+			return err
 		}
 		switch {
 		case o.Parked >= d.o.Parked:
@@ -210,6 +203,44 @@ func (d *doctor) observers(ctx context.Context) error {
 		case o.Parked > 0:
 			d.risky("parked", "percolator parked show says why; then parked release, or parked drop", "%s has %d parked runs, which wait for you", who, o.Parked)
 		}
+	}
+	return nil
+}
+
+// observerWaits looks whether changes wait for an observer for too long.
+func (d *doctor) observerWaits(ctx context.Context, cat *catalog, o *observed, who string) error {
+	bound := d.o.Behind
+	switch {
+	case o.Paused:
+		bound = d.o.Forgotten
+	case o.Workers == 0:
+		bound = d.o.Waiting
+	}
+	if o.Notified == 0 || o.Oldest <= Span(bound) {
+		return nil
+	}
+	waits := fmt.Sprintf("%d changes wait, the oldest for %v", o.Notified, o.Oldest)
+	if o.AtLeast {
+		waits = "at least " + waits
+	}
+	if len(cat.observed[[2]string{string(o.of.Table), string(o.of.Column)}]) > 1 {
+		// A notification stays until all observers of the column have seen the change, so it may wait for another one.
+		ts, err := d.r.waitsSince(ctx, cat, o.of, o.oldest)
+		if err != nil {
+			return err
+		}
+		if ts == 0 || since(cat.now, ts) <= Span(bound) {
+			return nil
+		}
+		waits += fmt.Sprintf(", for it or for others of the column, and one for it for %v", since(cat.now, ts))
+	}
+	switch {
+	case o.Paused:
+		d.risky("observer-paused", fmt.Sprintf("percolator observers resume %s, or observers remove", o.Name.Word()), "%s is paused, perhaps forgotten: %s", who, waits)
+	case o.Workers == 0:
+		d.wrong("observer-alone", fmt.Sprintf("start a worker that has it; if it is not needed any more, percolator observers remove %s", o.Name.Word()), "no worker runs %s: %s", who, waits)
+	default:
+		d.wrong("observer-behind", "docs/runbooks.md, a backlog grows, has the steps: failing runs, too few places, a slow store", "%s is behind, although %d workers run it: %s", who, o.Workers, waits)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"iter"
@@ -64,27 +65,52 @@ func (r *Reader) Observers(ctx context.Context, limit int) ([]Observer, error) {
 	if err != nil {
 		return nil, called("Observers", err)
 	}
-	waiting, err := r.notified(ctx, c, limit)
+	found, err := r.observers(ctx, c, limit)
 	if err != nil {
 		return nil, called("Observers", err)
+	}
+	list := make([]Observer, 0, len(found))
+	for i := range found {
+		list = append(list, found[i].Observer)
+	}
+	return list, nil
+}
+
+// observed is a registered observer with some of what it may have to see.
+type observed struct {
+	Observer
+	of *format.Observer
+	// oldest are the rows of its column's cells with the oldest notifications.
+	oldest []string
+}
+
+// observers is Observers, by a catalog.
+func (r *Reader) observers(ctx context.Context, c *catalog, limit int) ([]observed, error) {
+	waiting, err := r.notified(ctx, c, limit)
+	if err != nil {
+		return nil, err
 	}
 	parked, moreParked, err := r.countParked(ctx, c, limit)
 	if err != nil {
-		return nil, called("Observers", err)
+		return nil, err
 	}
 	members, _, err := r.members(ctx, c, "", 1000)
 	if err != nil {
-		return nil, called("Observers", err)
+		return nil, err
 	}
-	list := make([]Observer, 0, len(c.Observers))
-	for _, o := range c.Observers {
+	list := make([]observed, 0, len(c.Observers))
+	for i := range c.Observers {
+		o := &c.Observers[i]
 		w := waiting[[2]string{string(o.Table), string(o.Column)}]
-		x := Observer{
+		x := observed{of: o, Observer: Observer{
 			Name: Bytes(o.Title()), Aliases: asBytes(o.Others()), Table: public(string(o.Table)), Column: public(string(o.Column)), Since: Stamp(o.Since),
 			Paused: o.Paused, Swept: o.Swept != 0, OldValues: o.OldValues, Notified: w.cells, AtLeast: w.atLeast, ParkedAtLeast: moreParked,
-		}
+		}}
 		if w.cells > 0 {
 			x.Oldest = since(c.now, w.oldest)
+		}
+		for _, cell := range w.first {
+			x.oldest = append(x.oldest, cell.row)
 		}
 		x.Parked = parked[registration{x.Name, x.Table, x.Column}]
 		for i := range members {
@@ -97,7 +123,7 @@ func (r *Reader) Observers(ctx context.Context, limit int) ([]Observer, error) {
 		}
 		list = append(list, x)
 	}
-	slices.SortFunc(list, func(a, b Observer) int {
+	slices.SortFunc(list, func(a, b observed) int {
 		return strings.Compare(string(a.Name+"\x00"+a.Table+"\x00"+a.Column), string(b.Name+"\x00"+b.Table+"\x00"+b.Column))
 	})
 	return list, nil
@@ -115,6 +141,29 @@ type waiting struct {
 	cells   int
 	atLeast bool
 	oldest  percolator.Timestamp
+	first   []waitingCell // those with the oldest notifications, the oldest first
+}
+
+type waitingCell struct {
+	row    string
+	oldest percolator.Timestamp
+}
+
+// mostFirst is how many cells of a column are kept.
+const mostFirst = 16
+
+// add counts a cell, by its oldest notification.
+func (w *waiting) add(row string, oldest percolator.Timestamp) {
+	w.cells++
+	w.oldest = min(w.oldest, oldest)
+	at, _ := slices.BinarySearchFunc(w.first, oldest, func(c waitingCell, ts percolator.Timestamp) int { return cmp.Compare(c.oldest, ts) })
+	if at == mostFirst {
+		return
+	}
+	if len(w.first) == mostFirst {
+		w.first = w.first[:mostFirst-1]
+	}
+	w.first = slices.Insert(w.first, at, waitingCell{row, oldest})
 }
 
 // notified counts the notified cells of all observed columns, up to limit rows of each table.
@@ -132,14 +181,13 @@ func (r *Reader) notified(ctx context.Context, c *catalog, limit int) (map[[2]st
 				return nil, fmt.Errorf("counting the notifications of %q: %w", public(table), err)
 			}
 			rows++
-			last := ""
-			for i := range row.Versions {
-				v := &row.Versions[i]
-				w := found[[2]string{table, v.Column}]
-				if w.oldest = min(w.oldest, v.TS); v.Column != last || i == 0 {
-					w.cells++
+			for i := 0; i < len(row.Versions); {
+				n := i + 1
+				for n < len(row.Versions) && row.Versions[n].Column == row.Versions[i].Column {
+					n++
 				}
-				last = v.Column
+				found[[2]string{table, row.Versions[i].Column}].add(row.Row, row.Versions[n-1].TS) // the newest come first
+				i = n
 			}
 		}
 		for k, w := range found {

@@ -2,6 +2,7 @@ package admin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -257,6 +258,46 @@ func (w *Wait) observer(row *rowstore.Row, c format.Cell, o *format.Observer, ch
 	}
 	of.What = WaitsToRun
 	return say("has yet to see the change of %v ago: it is queued at a worker, or runs", age)
+}
+
+// waitsSince is the oldest change of the cells of an observer's column in some rows that the observer has yet to see. It is 0 if there is none, or its runs for them are
+// parked.
+func (r *Reader) waitsSince(ctx context.Context, cat *catalog, o *format.Observer, inRows []string) (oldest percolator.Timestamp, err error) {
+	c := format.Cell{Table: string(o.Table), Column: string(o.Column)}
+	var reads []rowstore.RowRead
+	for _, c.Row = range inRows {
+		reads = append(reads, whyRead(c, []format.Observer{*o}))
+	}
+	rows, err := r.rows(ctx, reads)
+	if err != nil {
+		return 0, err
+	}
+	for i := range rows {
+		c.Row = rows[i].Row
+		w := Wait{Cell: publicCell(c)}
+		change, err := r.change(ctx, &w, &rows[i], c, cat)
+		var of WaitOf
+		if err == nil {
+			of, _, err = w.observer(&rows[i], c, o, change, cat, nil)
+		}
+		switch {
+		case errors.Is(err, percolator.ErrCorrupt): // nobody can tell what waits there
+			continue
+		case err != nil:
+			return 0, err
+		case of.What == WaitsForNothing, of.What == WaitsParked:
+			continue
+		}
+		for _, n := range rows[i].All(rowstore.Notify, c.Column) {
+			if n.TS > percolator.Timestamp(of.Seen) {
+				change = min(change, n.TS)
+			}
+		}
+		if oldest == 0 || change < oldest {
+			oldest = change
+		}
+	}
+	return oldest, nil
 }
 
 func acknowledged(v *rowstore.Version, since percolator.Timestamp) (percolator.Timestamp, error) {

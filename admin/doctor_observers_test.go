@@ -1,0 +1,65 @@
+package admin_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/admin"
+	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+)
+
+// codes are those of findings, in their order.
+func codes(d *admin.Diagnosis) (all []string) {
+	for _, f := range d.Findings {
+		if f.Grade != admin.Note {
+			all = append(all, f.Code)
+		}
+	}
+	return all
+}
+
+// TestDoctorBlamesWhoHasNotSeenIt has two observers of one column, of which one is paused. The notifications that wait for it stay, and the other one is not behind for that, but
+// for a change that it has not seen itself.
+func TestDoctorBlamesWhoHasNotSeenIt(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		unseen bool // a change comes that b does not run for
+		works  bool // a worker of b lives
+		want   []string
+	}{
+		"seen, with a worker":      {works: true},
+		"seen, without a worker":   {},
+		"unseen, with a worker":    {true, true, []string{"observer-behind"}},
+		"unseen, without a worker": {unseen: true, want: []string{"observer-alone"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newPatient(t)
+			p.observers(fine, "a", "b")
+			require.NoError(t, p.db.PauseObserver(t.Context(), "a"))
+			for i := range 3 {
+				p.set(fmt.Sprint("r", i))
+			}
+			p.observers(fine, "a", "b") // b runs
+			if c.unseen {
+				p.set("r1")
+			}
+			p.later(20 * time.Minute)
+			if c.works {
+				at := p.draw()
+				m := format.Member{From: at, Lease: time.Minute, Works: []format.MemberWork{{Observer: "b", Table: "t", Column: "c", Weight: 1}}}
+				p.apply(format.TableMembers, "w", rowstore.Put(rowstore.Lock, format.ColumnMember, at, m.Encode()), rowstore.Put(rowstore.Write, format.ColumnLease, at.Add(time.Hour), nil))
+			}
+			d := p.diagnose()
+			require.Equal(t, c.want, codes(&d), "%+v", d.Findings)
+			if c.unseen {
+				require.Contains(t, d.Findings[0].What, "observer b of t c")
+				require.Contains(t, d.Findings[0].What, "one for it for 20m")
+			}
+		})
+	}
+}
