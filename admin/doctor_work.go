@@ -256,14 +256,27 @@ func (d *doctor) timers(ctx context.Context) error {
 	}
 	slices.Sort(tables)
 	for _, table := range slices.Compact(tables) {
-		timers, _, err := d.r.timers(ctx, d.cat, table, "", 1)
+		timers, _, err := d.r.timers(ctx, d.cat, table, "", someTimers)
 		if err != nil {
 			return fmt.Errorf("table %v: %w", public(table), err)
 		}
-		if len(timers) > 0 && -timers[0].In > Span(d.o.Waiting) {
-			d.wrong("timer-overdue", "start a worker that has an observer of the table; workers of other tables do not fire its timers",
-				"a timer of table %v has been due for %v, and no worker has told of it (%v)", public(table), -timers[0].In, timers[0].Cell)
-		}
+		d.timersOf(table, timers)
 	}
 	return nil
+}
+
+// someTimers is how many timers of a table are looked at, the first ones: those that were cancelled, or set anew, stay in the index until they are due.
+const someTimers = 100
+
+func (d *doctor) timersOf(table string, timers []Timer) {
+	unreadable := slices.DeleteFunc(slices.Clone(timers), func(t Timer) bool { return !t.Unreadable })
+	if len(unreadable) > 0 {
+		d.risky("timer-unreadable", "percolator timers lists them; put the row back from a backup of the store, or remove it with the store's own tools and set the timer anew: docs/howto/erasing.md, what cannot be read",
+			"%d of the first timers of table %v cannot be read, and workers leave them alone: %s", len(unreadable), public(table), unreadable[0].Error)
+	}
+	first := slices.IndexFunc(timers, func(t Timer) bool { return !t.Stale && !t.Unreadable })
+	if first >= 0 && -timers[first].In > Span(d.o.Waiting) {
+		d.wrong("timer-overdue", "start a worker that has an observer of the table; workers of other tables do not fire its timers",
+			"a timer of table %v has been due for %v, and no worker has told of it (%v)", public(table), -timers[first].In, timers[first].Cell)
+	}
 }

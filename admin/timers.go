@@ -3,6 +3,7 @@ package admin
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -20,11 +21,15 @@ type Timer struct {
 	// Stale tells that the index names a timer that the cell does not have any more, or has for another time. The
 	// worker that finds it due drops it.
 	Stale bool `json:"stale,omitempty"`
+	// Unreadable tells that the entry of the index, or the timer in the cell, does not decode: Error says which and why. Workers leave it alone. Row and Column are empty if
+	// the entry does not say them, and Due is zero if not even its name is right.
+	Unreadable bool   `json:"unreadable,omitempty"`
+	Error      string `json:"error,omitempty"`
 }
 
 // Timers lists the timers of a table, in the order of their due times: up to limit of them, 100 for 0. from is the next of the
 // page before, "" for the first; an empty next is the end. One that was set for the next half minute is in no index, and is not listed:
-// Why shows it.
+// Why shows it. What cannot be read is listed as Timer.Unreadable.
 func (r *Reader) Timers(ctx context.Context, table string, from Bytes, limit int) (timers []Timer, next Bytes, err error) {
 	if limit, err = limitedIn(table, "Timers", limit); err != nil {
 		return nil, "", called("Timers", err)
@@ -44,6 +49,7 @@ type timerHint struct {
 	key  string
 	due  percolator.Timestamp
 	cell format.Cell
+	err  error // why the entry cannot be read
 }
 
 func (r *Reader) timerHints(ctx context.Context, table, from string, limit int) (hints []timerHint, err error) {
@@ -56,15 +62,17 @@ func (r *Reader) timerHints(ctx context.Context, table, from string, limit int) 
 			if err != nil {
 				return nil, err
 			}
-			due, err := format.TimerDue(row.Row)
-			if err != nil {
-				return nil, err
+			hint := timerHint{key: row.Row[1:]}
+			if hint.due, hint.err = format.TimerDue(row.Row); hint.err == nil {
+				var h format.TimerHint
+				h, hint.err = format.DecodeTimerHint(row.Versions[0].Value)
+				hint.cell = format.Cell{Table: table, Row: h.Row, Column: h.Column}
 			}
-			h, err := format.DecodeTimerHint(row.Versions[0].Value)
-			if err != nil {
-				return nil, err
+			if hint.err != nil {
+				hint.cell = format.Cell{Table: table}
+				hint.err = fmt.Errorf("its entry, row %v of the index of timers, cannot be read: %w", Bytes(row.Row), hint.err)
 			}
-			hints = append(hints, timerHint{row.Row[1:], due, format.Cell{Table: table, Row: h.Row, Column: h.Column}})
+			hints = append(hints, hint)
 		}
 	}
 	slices.SortFunc(hints, func(a, b timerHint) int { return cmp.Compare(a.key, b.key) })
@@ -83,30 +91,59 @@ func (r *Reader) timers(ctx context.Context, c *catalog, table, from string, lim
 		hints, next = hints[:limit], Bytes(hints[limit].key)
 	}
 	for page := range slices.Chunk(hints, 256) {
-		var reads []rowstore.RowRead
-		for _, h := range page {
-			col := format.TimerColumn(h.cell.Column)
-			reads = append(reads, rowstore.RowRead{Table: table, Row: h.cell.Row, Selectors: []rowstore.Selector{newest(rowstore.Lock, col, atMost), newest(rowstore.Write, col, atMost)}})
-		}
-		rows, err := r.rows(ctx, reads)
+		some, err := r.timersOf(ctx, c, page)
 		if err != nil {
 			return nil, "", err
 		}
-		for i, h := range page {
-			t := Timer{Cell: publicCell(h.cell), Due: h.due.Time().UTC(), In: since(h.due, c.now)}
-			set, due, err := r.timerOf(ctx, &rows[i], h.cell, c.now)
-			if err != nil {
-				return nil, "", err
-			}
-			t.Stale = !set || due != h.due
-			timers = append(timers, t)
-		}
+		timers = append(timers, some...)
 	}
 	return timers, next, nil
 }
 
+// timersOf makes timers of entries of the index, by what their cells have.
+func (r *Reader) timersOf(ctx context.Context, c *catalog, hints []timerHint) (timers []Timer, err error) {
+	var reads []rowstore.RowRead
+	for _, h := range hints {
+		if h.err == nil {
+			col := format.TimerColumn(h.cell.Column)
+			reads = append(reads, rowstore.RowRead{Table: h.cell.Table, Row: h.cell.Row, Selectors: []rowstore.Selector{newest(rowstore.Lock, col, atMost), newest(rowstore.Write, col, atMost)}})
+		}
+	}
+	var rows []rowstore.Row
+	if len(reads) > 0 {
+		if rows, err = r.store.Read(ctx, reads); err != nil {
+			return nil, err
+		}
+	}
+	for _, h := range hints {
+		t := Timer{Cell: publicCell(h.cell)}
+		if h.due != 0 {
+			t.Due, t.In = h.due.Time().UTC(), since(h.due, c.now)
+		}
+		if h.err == nil {
+			var set bool
+			var due percolator.Timestamp
+			if set, due, err = r.timerOf(ctx, &rows[0], h.cell, c.now); errors.Is(err, percolator.ErrCorrupt) {
+				h.err, err = fmt.Errorf("the timer of the cell cannot be read: %w", err), nil
+			}
+			if err != nil {
+				return nil, err
+			}
+			t.Stale, rows = !set || due != h.due, rows[1:]
+		}
+		if h.err != nil {
+			t.Unreadable, t.Error, t.Stale = true, h.err.Error(), false
+		}
+		timers = append(timers, t)
+	}
+	return timers, nil
+}
+
 // timerOf decodes the timer of a stored cell, in a row that was read with the lock and the newest write of its column.
 func (r *Reader) timerOf(ctx context.Context, row *rowstore.Row, c format.Cell, now percolator.Timestamp) (set bool, due percolator.Timestamp, err error) {
+	if row.Err != nil {
+		return false, 0, row.Err
+	}
 	v, _, err := r.value(ctx, row, format.TimerColumn(c.Column), now, now)
 	if err != nil || !v.Found {
 		return false, 0, err

@@ -433,11 +433,14 @@ func (a *app) timersCommand() *cobra.Command {
 		}, func(w *page, l list[admin.Timer]) {
 			w.row("ROW", "COLUMN", "DUE", "IN", "NOTES")
 			for _, t := range l.Items {
-				note := ""
+				note, due, in := t.Error, t.Due.Format("2006-01-02 15:04:05 UTC"), t.In.String()
 				if t.Stale {
 					note = "cancelled, or set anew"
 				}
-				w.row(t.Row, t.Column, t.Due.Format("2006-01-02 15:04:05 UTC"), t.In, note)
+				if t.Due.IsZero() {
+					due, in = "-", "-"
+				}
+				w.row(t.Row, t.Column, due, in, note)
 			}
 			rest(w, &l)
 		}),

@@ -24,4 +24,8 @@ var adminMutants = []mutant{
 		"\tif status == exitUsage && errors.As(", "\tif status == exitOK && errors.As(")},
 	{"doctor-goes-by-notifications-alone", "Looking: a notification may wait for another observer of the column", "./admin TestDoctorBlamesWhoHasNotSeenIt", one("admin/doctor_work.go",
 		"if ts == 0 || since(cat.now, ts) <= Span(bound) {", "if false && ts == 0 {")},
+	{"doctor-waits-for-cancelled-timers", "Looking: an entry of the index of timers may be of a timer that the cell does not have any more", "./admin TestDoctorOfCancelledTimers", one("admin/doctor_work.go",
+		"return !t.Stale && !t.Unreadable })", "return !t.Unreadable })")},
+	{"a-damaged-entry-hides-timers", "Looking: a record that cannot be read hides no timers", "./admin TestTimersThatCannotBeRead", one("admin/timers.go",
+		"\t\t\tif hint.err != nil {\n", "\t\t\tif hint.err != nil {\n\t\t\t\treturn nil, hint.err\n\t\t\t}\n\t\t\tif hint.err != nil {\n")},
 }
