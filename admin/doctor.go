@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/percolate-go/percolate/internal/contexts"
+	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
@@ -205,6 +206,8 @@ func failing(what string, err error) Finding {
 		f.Change = "give the user the right password and certificate, and the permissions that it lacks; docs/howto/security.md says where they are listed"
 	case errors.Is(err, percolator.ErrForeign):
 		f.Code, f.Change = "foreign", "see which other application writes there, and give one of the two another directory, prefix or schema"
+	case errors.Is(err, format.ErrRestoring):
+		f.Code, f.Change = "restoring", "restore the same backup again, which goes on where it was, or begin with an empty store"
 	case errors.Is(err, percolator.ErrFormat):
 		f.Code, f.Change = "format", "open the store once with a program of the newest version, with the rights to migrate it, or let percolator migrate run do so; if a newer program wrote the data, update this one"
 	case errors.Is(err, percolator.ErrCorrupt), errors.Is(err, percolator.ErrOracleWentBack):

@@ -53,11 +53,19 @@ func DecodeRestoring(b []byte) (Restoring, error) {
 	return r, nil
 }
 
+// ErrRestoring says that a restore into the store has not ended. It matches rowstore.ErrFormat: no program may open what is there.
+var ErrRestoring error = restoringError{}
+
+type restoringError struct{}
+
+func (restoringError) Error() string        { return rowstore.ErrFormat.Error() }
+func (restoringError) Is(target error) bool { return target == rowstore.ErrFormat }
+
 // errRestoring is what a program gets that takes the half of a restore for a database.
 func errRestoring(b []byte) error {
 	r, err := DecodeRestoring(b)
 	if err != nil {
 		return err
 	}
-	return fmt.Errorf("percolator: %w: the restore of backup %s into this store has not ended; restore the same backup again to go on, or begin with an empty store", rowstore.ErrFormat, r.Backup)
+	return fmt.Errorf("percolator: %w: the restore of backup %s into this store has not ended; restore the same backup again to go on, or begin with an empty store", ErrRestoring, r.Backup)
 }

@@ -28,4 +28,6 @@ var adminMutants = []mutant{
 		"return !t.Stale && !t.Unreadable })", "return !t.Unreadable })")},
 	{"a-damaged-entry-hides-timers", "Looking: a record that cannot be read hides no timers", "./admin TestTimersThatCannotBeRead", one("admin/timers.go",
 		"\t\t\tif hint.err != nil {\n", "\t\t\tif hint.err != nil {\n\t\t\t\treturn nil, hint.err\n\t\t\t}\n\t\t\tif hint.err != nil {\n")},
+	{"doctor-migrates-half-a-restore", "Backup: the record of a restore that has not ended is no catalog of another version", "./admin TestDoctorOfARestoreThatWasCutOff", one("admin/doctor.go",
+		"\tcase errors.Is(err, format.ErrRestoring):\n", "\tcase errors.Is(err, format.ErrRestoring) && err == format.ErrRestoring:\n")},
 }
