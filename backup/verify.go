@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"syscall"
 
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator"
@@ -27,7 +28,7 @@ type Info struct {
 // progress may be nil; see Options.
 //
 // Errors: ErrIncomplete, ErrDamaged, percolator.ErrFormat if the file is no backup or a newer version of this library wrote it,
-// those of the file and of ctx.
+// percolator.ErrInvalid for what is no regular file, as a pipe, those of the file and of ctx.
 func Verify(ctx context.Context, path string, progress func(Progress)) (Info, error) {
 	c, err := check(ctx, path, progress)
 	if err != nil {
@@ -77,9 +78,10 @@ func (h *head) catalog() (format.Catalog, error) {
 	return c, nil
 }
 
-// openFile opens a backup, and tells its size.
+// openFile opens a backup, and tells its size. It is opened several times, so a pipe will not do, and one that nobody writes to would hold up the opening without the flag, which
+// does nothing to a regular file.
 func openFile(path string) (*os.File, int64, error) {
-	f, err := os.Open(path) //nolint:gosec // the caller names the file
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) //nolint:gosec // the caller names the file
 	if errors.Is(err, fs.ErrNotExist) {
 		if _, ierr := os.Lstat(path + Incomplete); ierr == nil {
 			return nil, 0, fmt.Errorf("%w: there is %s alone: its backup was cut off; back up to %s again, and it goes on from there", ErrIncomplete, path+Incomplete, path)
@@ -92,6 +94,10 @@ func openFile(path string) (*os.File, int64, error) {
 	if err != nil {
 		_ = f.Close()
 		return nil, 0, fmt.Errorf("backup: looking at the file: %w", err)
+	}
+	if !info.Mode().IsRegular() {
+		_ = f.Close()
+		return nil, 0, invalid("%s is no regular file, as a pipe, a device or a folder is none: a backup is read more than once", path)
 	}
 	return f, info.Size(), nil
 }

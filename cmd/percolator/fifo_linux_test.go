@@ -31,6 +31,19 @@ func TestFIFOThatHangs(t *testing.T) {
 	fails()
 }
 
+// TestRestoreFromAFIFO: a backup is read more than once, so a FIFO is refused, and not waited for.
+func TestRestoreFromAFIFO(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "fifo")
+	require.NoError(t, syscall.Mkfifo(path, 0o600))
+	for _, args := range [][]string{{"restore", path}, {"restore", "--check", path}, {"restore", filepath.Dir(path)}} {
+		var out, err strings.Builder
+		status := run(t.Context(), args, strings.NewReader(""), &out, &err, inMemory(t))
+		require.Equal(t, exitUsage, status, err.String())
+		require.Contains(t, err.String(), "no regular file", args)
+	}
+}
+
 // TestConfigurationFromAPipe: a command that opens the store more than once reads its configuration once, as from <(sops -d FILE).
 func TestConfigurationFromAPipe(t *testing.T) {
 	t.Parallel()
