@@ -79,10 +79,11 @@ func openDisk(path string) (diskFile, error) {
 //
 // Until it is complete the file is named path with Incomplete behind it. It is synced before it gets its name. If Write is cut off, or fails, call it again with the same
 // database and path: it goes on where it was, at the snapshot that it began with, as long as the hold stands. After that it
-// returns an error that matches ErrLapsed. No other error says that the incomplete file is worth nothing.
+// returns an error that matches ErrLapsed. No other error but percolator.ErrTooLarge says that the incomplete file is worth nothing. A call that fails before it has written
+// anything leaves no file.
 //
 // Other errors: ErrExists if the file path is there; ErrInUse if another Write of it runs; ErrDamaged if an incomplete file is not as it was written;
-// percolator.ErrTooLarge if a row has more than about a GiB, which no backup can hold; percolator.ErrInvalid for bad options; those of the file, as of a full disk; those of the database and of ctx.
+// percolator.ErrTooLarge if a row has more than about a GiB, which no backup can hold: then make it smaller, remove the incomplete file and begin anew; percolator.ErrInvalid for bad options; those of the file, as of a full disk; those of the database and of ctx.
 // One Write of a file may run at a time: a second one is ErrInUse where the file system has locks, as on Linux, macOS and BSD. Of a database, any number may.
 // On a share of SMB that Linux mounts, locks keep Write itself out, by an error, unless the share was mounted with nobrl.
 func Write(ctx context.Context, db *percolator.DB, path string, opts Options) (Result, error) {
@@ -121,6 +122,7 @@ func Write(ctx context.Context, db *percolator.DB, path string, opts Options) (R
 	}
 	f, err := opts.disk(path + Incomplete)
 	if err != nil {
+		lock.drop()
 		return Result{}, fmt.Errorf("backup: opening the file: %w", err)
 	}
 	w := &writer{db: db, opts: opts, file: f, path: path}
@@ -132,6 +134,7 @@ func Write(ctx context.Context, db *percolator.DB, path string, opts Options) (R
 		err = w.complete(lock)
 	}
 	if err != nil {
+		lock.drop()
 		return w.result(), err
 	}
 	// The name comes first: a call that is cut off in between leaves a hold that ends by itself, and not a file that nobody may name any more.
@@ -220,7 +223,7 @@ func (w *writer) run(ctx context.Context) error {
 	}
 	err := w.goOn(ctx, holding)
 	stop()
-	if w.void || errors.Is(err, ErrLapsed) { // then no call goes on with it
+	if w.void || errors.Is(err, ErrLapsed) || errors.Is(err, errWideRow) { // then no call goes on with it
 		err = errors.Join(err, w.release(ctx))
 	}
 	return err

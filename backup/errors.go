@@ -29,6 +29,9 @@ var (
 	ErrOracleBehind = errors.New("backup: the oracle of the store is behind the backup")
 )
 
+// errWideRow: a row is too large for a backup. It stays so at the backup's snapshot, so no other call goes on. It matches percolator.ErrTooLarge.
+var errWideRow error = is{percolator.ErrTooLarge.Error(), percolator.ErrTooLarge}
+
 // is is an error that matches another one too.
 type is struct {
 	text string

@@ -30,12 +30,16 @@ func (l *fileLock) named() (bool, error) {
 	return false, fmt.Errorf("backup: looking at the file: %w", err)
 }
 
-// drop removes a file in which nothing was written yet.
+// drop removes a file in which nothing was written yet: it is no backup that goes on. One of the same name that is another's stays.
 func (l *fileLock) drop() {
 	if l.f == nil {
 		return
 	}
-	if at, err := l.f.Stat(); err == nil && at.Size() == 0 {
+	at, err := l.f.Stat()
+	if err != nil || at.Size() > 0 {
+		return
+	}
+	if named, err := l.named(); err == nil && named {
 		_ = os.Remove(l.path)
 	}
 }

@@ -3,6 +3,7 @@
 package backup
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -81,4 +82,22 @@ func TestTwoOfOnePath(t *testing.T) {
 	other := filepath.Join(t.TempDir(), "other")
 	require.NoError(t, os.WriteFile(other, file, 0o600))
 	require.Equal(t, contents(t, other), contents(t, path))
+}
+
+// TestFailureBeforeTheFirstByte: a call that has written nothing leaves no file, which would pass for a backup that goes on.
+func TestFailureBeforeTheFirstByte(t *testing.T) {
+	t.Parallel()
+	s, _, _, _ := filled(t)
+	path := filepath.Join(t.TempDir(), "backup")
+	ended, end := context.WithCancel(t.Context())
+	end()
+	_, err := Write(ended, s.db, path, Options{})
+	require.ErrorIs(t, err, context.Canceled)
+	require.NoFileExists(t, path+Incomplete)
+	_, err = Write(t.Context(), s.db, path, Options{disk: func(string) (diskFile, error) { return nil, os.ErrPermission }})
+	require.ErrorIs(t, err, os.ErrPermission)
+	require.NoFileExists(t, path+Incomplete)
+	_, err = Peek(path)
+	require.ErrorIs(t, err, os.ErrNotExist)
+	require.NotErrorIs(t, err, ErrIncomplete)
 }

@@ -1,6 +1,7 @@
 package backup
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -39,4 +40,14 @@ func TestWideRow(t *testing.T) {
 	require.ErrorContains(t, err, `row "ann" of table "orders"`)
 	require.NotContains(t, err.Error(), "sss", "a value")
 	require.NoFileExists(t, path)
+	// No call goes on at that snapshot, so nothing holds its history, and the next call says so, also when the row is smaller.
+	holds, err := db.Holds(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, holds)
+	set("ann", 5)
+	_, err = Write(t.Context(), db, path, opts)
+	require.ErrorIs(t, err, ErrLapsed)
+	require.NoError(t, os.Remove(path+Incomplete))
+	_, err = Write(t.Context(), db, path, opts)
+	require.NoError(t, err)
 }

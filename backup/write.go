@@ -251,7 +251,7 @@ func (p *packer) add(rows []rowstore.Row) error {
 				table = p.table
 			}
 			return fmt.Errorf("%w: row %q of table %q has about %d bytes of values and names, and a backup can hold rows of up to %d: make it smaller; then remove %s and begin anew",
-				percolator.ErrTooLarge, rows[i].Row, table, size, p.w.opts.mostBlock, p.w.path+Incomplete)
+				errWideRow, rows[i].Row, table, size, p.w.opts.mostBlock, p.w.path+Incomplete)
 		}
 		if len(p.b.body)+size > p.w.opts.mostBlock-headBytes(p.table) {
 			if err := p.flush(); err != nil {

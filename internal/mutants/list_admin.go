@@ -30,4 +30,8 @@ var adminMutants = []mutant{
 		"\t\t\tif hint.err != nil {\n", "\t\t\tif hint.err != nil {\n\t\t\t\treturn nil, hint.err\n\t\t\t}\n\t\t\tif hint.err != nil {\n")},
 	{"doctor-migrates-half-a-restore", "Backup: the record of a restore that has not ended is no catalog of another version", "./admin TestDoctorOfARestoreThatWasCutOff", one("admin/doctor.go",
 		"\tcase errors.Is(err, format.ErrRestoring):\n", "\tcase errors.Is(err, format.ErrRestoring) && err == format.ErrRestoring:\n")},
+	{"backup-holds-for-a-wide-row", "Backup: a hold that no call goes on with is released", "./backup TestWideRow", one("backup/backup.go",
+		"|| errors.Is(err, ErrLapsed) || errors.Is(err, errWideRow) {", "|| errors.Is(err, ErrLapsed) {")},
+	{"backup-leaves-an-empty-file", "Backup: a file in which nothing was written is no backup that goes on", "./backup TestFailureBeforeTheFirstByte", one("backup/backup.go",
+		"\tif err != nil {\n\t\tlock.drop()\n\t\treturn w.result(), err\n", "\tif err != nil {\n\t\treturn w.result(), err\n")},
 }
