@@ -364,6 +364,8 @@ func TestBounded(t *testing.T) {
 	require.ErrorIs(t, err, percolator.ErrInvalid)
 	_, err = r.Get(t.Context(), cell("a"), now(t, db).Add(time.Hour))
 	require.ErrorIs(t, err, percolator.ErrSnapshotInFuture)
+	_, err = r.Scan(t.Context(), percolator.Range{Table: "t", Columns: []string{"c", ""}}, 0)
+	require.ErrorIs(t, err, percolator.ErrInvalid, "an empty name of a column is not all columns")
 	_, err = admin.New(nil)
 	require.ErrorIs(t, err, percolator.ErrInvalid)
 	_, err = admin.Of(nil)

@@ -238,11 +238,14 @@ const pageBytes = 8 << 20
 
 // Scan reads a page of a range at a snapshot, 0 for the present: up to rng.Limit rows, 100 for 0. It looks at ten times
 // as many rows at most, and ends with the row by which its values have eight megabytes. A page that ends so has fewer rows.
-// rng.Reverse is ErrInvalid. It waits for nothing, as Get; its errors are those of Get.
+// rng.Reverse is ErrInvalid, and so is an empty name among rng.Columns. It waits for nothing, as Get; its errors are those of Get.
 func (r *Reader) Scan(ctx context.Context, rng percolator.Range, at percolator.Timestamp) (Rows, error) {
 	limit, err := limitedIn(rng.Table, "Scan", rng.Limit)
 	if err == nil && rng.Reverse {
 		err = fmt.Errorf("%w: a Reader scans forward only", percolator.ErrInvalid)
+	}
+	if err == nil && slices.Contains(rng.Columns, "") {
+		err = fmt.Errorf("%w: one of Range.Columns is empty", percolator.ErrInvalid)
 	}
 	if err != nil {
 		return Rows{}, called("Scan", err)

@@ -157,6 +157,9 @@ func (d *decoder) resolve(n ast.Node) (ast.Node, error) {
 	for range mostDepth {
 		switch node := n.(type) {
 		case *ast.AnchorNode:
+			if node.Value == nil || isEmpty(node.Value) { // perhaps a secret that begins so
+				return nil, at(n, "an anchor of nothing: put a text that begins with & in quotes")
+			}
 			d.anchors[node.Name.GetToken().Value] = node.Value
 			n = node.Value
 		case *ast.AliasNode:
@@ -168,6 +171,9 @@ func (d *decoder) resolve(n ast.Node) (ast.Node, error) {
 		case *ast.TagNode:
 			if tag := node.Start.Value; tag != "!!str" && tag != "!!int" && tag != "!!bool" && tag != "!!map" && tag != "!!seq" {
 				return nil, at(n, "a tag that has no meaning here")
+			}
+			if node.Value == nil || isEmpty(node.Value) {
+				return nil, at(n, "a tag of nothing: put a text that begins with ! in quotes")
 			}
 			n = node.Value
 		default:

@@ -53,6 +53,10 @@ func TestWhatIsNoTextIsRefused(t *testing.T) {
 		"stores:\n  a: *x\n":                   "[2:6] an alias of no anchor",
 		"stores: &x\n  a: *x\n":                "[2:3] no such key",
 		"stores:\n  a: {url: !!binary aGk=}\n": "[2:12] a tag",
+		// A password that begins so would be empty.
+		"stores:\n  a:\n    password: &abc\n    url: 'redis://h'\n":   "[3:15] an anchor of nothing",
+		"stores:\n  a:\n    url: 'redis://h'\n    password: !!str\n":  "[4:15] a tag of nothing",
+		"stores:\n  a: &x\n  b: {url: 'memory:'}\nauthoritative: b\n": "an anchor of nothing",
 	} {
 		_, err := Parse([]byte(file), env)
 		require.ErrorIs(t, err, ErrInvalid, file)

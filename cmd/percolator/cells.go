@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -227,12 +228,14 @@ func (a *app) scanCommand() *cobra.Command {
 			if err != nil {
 				return admin.Rows{}, err
 			}
-			for _, c := range columns {
-				s, err := typed(c)
-				if err != nil {
-					return admin.Rows{}, err
+			for _, some := range columns {
+				for c := range strings.SplitSeq(some, ",") {
+					s, err := typed(c)
+					if err != nil {
+						return admin.Rows{}, err
+					}
+					rng.Columns = append(rng.Columns, s)
 				}
-				rng.Columns = append(rng.Columns, s)
 			}
 			ts, err := snapshot(ctx, r, at)
 			if err != nil {
@@ -271,7 +274,8 @@ func (a *app) scanCommand() *cobra.Command {
 	}
 	g.flags(c, 100)
 	c.Flags().StringVar(&at, "at", "", "the snapshot: a timestamp, a time, or how long ago")
-	c.Flags().StringSliceVar(&columns, "columns", nil, "these columns alone")
+	// A StringSlice would take quotes for its own.
+	c.Flags().StringArrayVar(&columns, "columns", nil, "these columns alone, with commas between them; a comma in a name is %2C")
 	return c
 }
 

@@ -210,3 +210,27 @@ func TestMissingIsNotMade(t *testing.T) {
 	require.Equal(t, exitOK, ask(t, url, "retention", "set", "--table", "queue", "--retention", "2h", "--max-txn-age", "30m", "--new").status)
 	require.Contains(t, ask(t, url, "txn", "--decide", "--new", "1", "queues", "a", "to").out, "transaction 1 is ")
 }
+
+// TestColumnsOfAScan: a name is typed as it is shown, also with quotes, but for commas. An empty one is not all of them.
+func TestColumnsOfAScan(t *testing.T) {
+	t.Parallel()
+	opened := inMemory(t)
+	asked := func(args ...string) answer {
+		var out, errs strings.Builder
+		status := run(t.Context(), args, strings.NewReader(""), &out, &errs, opened)
+		return answer{out.String(), errs.String(), status}
+	}
+	for _, column := range []string{`a"b`, `"c"`, "d,e", "f"} {
+		require.Equal(t, exitOK, asked("set", "--new", "t", "r", column, "v").status)
+	}
+	for columns, want := range map[string]int{`a"b`: 1, `"c"`: 1, "d%2Ce": 1, `f,a"b`: 2, `f,"c",d%2Ce`: 3} {
+		a := asked("scan", "t", "--columns", columns)
+		require.Equal(t, exitOK, a.status, "%s: %s", columns, a.err)
+		require.Equal(t, 1+want, strings.Count(a.out, "\n"), "%s: %s", columns, a.out)
+	}
+	require.Equal(t, 3, strings.Count(asked("scan", "t", "--columns", "f", "--columns", `"c"`).out, "\n"))
+	for _, columns := range []string{",", "%", "", "f,"} {
+		a := asked("scan", "t", "--columns", columns)
+		require.Equal(t, exitUsage, a.status, "%s: %s", columns, a.out)
+	}
+}

@@ -34,4 +34,8 @@ var adminMutants = []mutant{
 		"|| errors.Is(err, ErrLapsed) || errors.Is(err, errWideRow) {", "|| errors.Is(err, ErrLapsed) {")},
 	{"backup-leaves-an-empty-file", "Backup: a file in which nothing was written is no backup that goes on", "./backup TestFailureBeforeTheFirstByte", one("backup/backup.go",
 		"\tif err != nil {\n\t\tlock.drop()\n\t\treturn w.result(), err\n", "\tif err != nil {\n\t\treturn w.result(), err\n")},
+	{"anchors-of-nothing", "Looking: a configuration says nothing that it does not mean", "./config TestWhatIsNoTextIsRefused", one("config/decode.go",
+		"\t\t\tif node.Value == nil || isEmpty(node.Value) { // perhaps", "\t\t\tif node.Value == nil { // perhaps")},
+	{"an-empty-column-is-all", "Looking: an empty name of a column is not all columns", "./admin TestBounded", one(adminCellsGo,
+		"err == nil && slices.Contains(rng.Columns, \"\")", "err == nil && slices.Contains(rng.Columns, \"\\x00\")")},
 }
