@@ -65,7 +65,8 @@ var erases = feature{"erased ranges", func(v *catalogView) (*bool, *Timestamp) {
 // rows are deleted as by DeleteRange. Then the call waits until the observers of the table have seen that, so that they can delete what they derived.
 // So it needs workers that run them. Then it waits a catalog lease.
 //
-// r names a table and rows of it; Columns, Limit, Reverse and Timestamps must be zero, or the error matches ErrInvalid. First stop what writes to the range. What is
+// r names a table and rows of it; Columns, Limit, Reverse and Timestamps must be zero, and From must lie below To,
+// or the error matches ErrInvalid. First stop what writes to the range. What is
 // committed there meanwhile stays, and is counted (Receipt.Kept): erase again. Transactions that are open then and write in the range get
 // ErrTxnTooOld, and older snapshots of it ErrSnapshotTooOld, also under a Hold, or where its table has a retention. Other rows of the table are as before.
 // If columns of the table are indexed, the history of these indexes goes as a whole: older snapshots of an index, and transactions that
@@ -86,6 +87,10 @@ func (db *DB) Erase(ctx context.Context, r Range) (Receipt, error) {
 	receipt := Receipt{Range: r}
 	if err := db.checkRange("Erase", &r); err != nil {
 		return receipt, err
+	}
+	if r.To != "" && r.From >= r.To {
+		// The bounds were mixed up, or are not what the caller thinks: and the history of a whole index would go with no row.
+		return receipt, fmt.Errorf("percolator: Erase: %w: Range.From %q does not lie below Range.To %q, so no row is in the range", ErrInvalid, r.From, r.To)
 	}
 	if len(r.Columns) > 0 || r.Limit != 0 || r.Reverse || r.Timestamps {
 		return receipt, fmt.Errorf("percolator: Erase: %w: Range.Columns, Limit, Reverse and Timestamps are not for erasing", ErrInvalid)

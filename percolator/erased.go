@@ -39,7 +39,9 @@ func (s *span) meets(r *format.ErasedRange) bool {
 	case s.reads != nil:
 		return slices.ContainsFunc(s.reads, func(read rowstore.RowRead) bool { return read.Table == s.table && r.Has(read.Row) })
 	}
-	return (len(r.To) == 0 || s.from < string(r.To)) && (s.to == "" || string(r.From) < s.to)
+	// What both have begins where the later one begins. A range that ends before it begins has no row, and so none in common.
+	from := max(s.from, string(r.From))
+	return (len(r.To) == 0 || from < string(r.To)) && (s.to == "" || from < s.to)
 }
 
 // safePointIn returns the safe point of what was read or written.

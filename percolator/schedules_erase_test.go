@@ -384,12 +384,49 @@ func TestScheduleE_WrittenBeforeTheSafePoint(t *testing.T) {
 	require.Empty(t, w.traces("secret", "ann/2"))
 }
 
+// An erased range that holds no row, which a program of before may have stored, ends no read: neither of the rows about it nor of a range that
+// holds no row itself. A range without rows has none in common with one that has some.
+func TestScheduleE_RangesWithoutRows(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.erasing()
+	c := w.client()
+	for _, r := range []string{"b", "n", "x"} {
+		set(t, c.DB, row(r), "v")
+	}
+	_, err := w.erase(c, nil) // the first one, so that everybody knows of erased ranges
+	require.NoError(t, err)
+	old := begin(t, c)
+	_, err = old.Get(t.Context(), row("b"))
+	require.NoError(t, err)
+	safe, err := c.Now(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, c.publishErased(t.Context(), []span{{table: "t", from: "m", to: "a"}, {table: "t", from: "n", to: "n"}, {table: "u", from: "b", to: "c"}}, safe))
+	_, err = c.loadCatalog(t.Context())
+	require.NoError(t, err)
+	for _, r := range []Range{{Table: "t"}, {Table: "t", From: "a", To: "z"}, {Table: "t", Reverse: true}, {Table: "u", From: "m", To: "a"}} {
+		n := 0
+		for _, err := range old.Scan(t.Context(), r) {
+			require.NoError(t, err, "%+v", r)
+			n++
+		}
+		require.Equal(t, map[string]int{"t": 3}[r.Table], n, "%+v", r)
+	}
+	require.ErrorIs(t, scanError(old.Scan(t.Context(), Range{Table: "u"})), ErrSnapshotTooOld)
+}
+
 func TestEraseRefuses(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	c := w.client()
-	for _, r := range []Range{{}, {Table: "t", Columns: []string{"v"}}, {Table: "t", Limit: 1}, {Table: "t", Reverse: true}, {Table: "t", Timestamps: true}} {
-		_, err := c.Erase(t.Context(), r)
+	for _, r := range []Range{
+		{}, {Table: "t", Columns: []string{"v"}}, {Table: "t", Limit: 1}, {Table: "t", Reverse: true}, {Table: "t", Timestamps: true},
+		{Table: "t", From: "m", To: "a"}, {Table: "t", From: "m", To: "m"},
+	} {
+		err := w.passes(async(func() error {
+			_, err := c.Erase(t.Context(), r)
+			return err
+		}))
 		require.ErrorIs(t, err, ErrInvalid, "%+v", r)
 	}
 	require.False(t, c.known().Erased)

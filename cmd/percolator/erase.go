@@ -101,6 +101,9 @@ func (s *someRows) of(table string) (r percolator.Range, err error) {
 	case prefix != "" && !bounds && !s.all:
 		return percolator.Range{Table: table, From: prefix, To: percolator.PrefixEnd(prefix)}, nil
 	case prefix == "" && bounds != s.all:
+		if to != "" && from >= to {
+			return r, usage("no row lies from %q on and before %q: is --from the lower one?", from, to)
+		}
 		return percolator.Range{Table: table, From: from, To: to}, nil
 	}
 	return r, usage("name the rows by --prefix, by --from and --to, or by --all")

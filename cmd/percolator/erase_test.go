@@ -46,6 +46,9 @@ func TestErase(t *testing.T) {
 		{"--yes", "--from", "a", "--to", ""},
 		{"--yes", "--prefix", ""},
 		{"--yes", "--prefix", "%"},
+		// Bounds that were mixed up.
+		{"--yes", "--from", "b", "--to", "ann/"},
+		{"--yes", "--from", "b", "--to", "b"},
 	} {
 		a := ask(t, url, append([]string{"erase", "order"}, args...)...)
 		require.Equal(t, exitUsage, a.status, "%v: %s", args, a.err)
