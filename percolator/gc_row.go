@@ -18,6 +18,7 @@ type gcRow struct {
 	view   *catalogView             // names the observers of old values
 	deep   map[string][]seenVersion // those of deep columns that the scan did not show
 	keptIn map[string][]string      // the columns that keep versions of a column
+	own    map[ownOf][]string       // those that kept lists, nil before it was asked
 	m      removal
 	gone   map[string]bool // columns of acknowledgments and failure records that are removed as a whole
 	// later tells that something is kept which may be garbage for a later collection, though nobody
@@ -209,19 +210,25 @@ func (g *gcRow) forget(column string) {
 	}
 }
 
-// kept lists the columns that observers keep beside column.
+// ownOf names the columns of a kind that observers keep beside a column.
+type ownOf struct{ prefix, column string }
+
+// kept lists the columns that observers keep beside column. It is asked about each deleted column, and a row may have thousands: so it goes
+// through the versions of the row once for all.
 func (g *gcRow) kept(column, prefix string) []string {
-	var own []string
-	for i := range g.row.Versions {
-		v := &g.row.Versions[i]
-		if v.Family != rowstore.Write {
-			continue
-		}
-		if p, _, of, ok := format.SplitOwnColumn(v.Column); ok && p == prefix && of == column && !slices.Contains(own, v.Column) {
-			own = append(own, v.Column)
+	if g.own == nil {
+		g.own = map[ownOf][]string{}
+		for i := range g.row.Versions {
+			v := &g.row.Versions[i]
+			if v.Family != rowstore.Write || i > 0 && g.row.Versions[i-1].Family == rowstore.Write && g.row.Versions[i-1].Column == v.Column {
+				continue
+			}
+			if p, _, of, ok := format.SplitOwnColumn(v.Column); ok {
+				g.own[ownOf{p, of}] = append(g.own[ownOf{p, of}], v.Column)
+			}
 		}
 	}
-	return own
+	return g.own[ownOf{prefix, column}]
 }
 
 func (g *gcRow) deleted(column string) bool {

@@ -58,3 +58,34 @@ func TestConditionsOfACollectedDelete(t *testing.T) {
 		require.Equal(t, []rowstore.Edit{rowstore.DeleteRange(rowstore.Write, "v", 0, 10)}, collect(versions...).m.edits, name+": the delete goes, and its acknowledgment stays")
 	}
 }
+
+// A collection that looks for the acknowledgments and failures of each deleted column of a row goes through the versions of the row once for all
+// columns: of a row that it has gone through it asks nothing more.
+func TestCollectedRowIsGoneThroughOnce(t *testing.T) {
+	t.Parallel()
+	columns := []string{"u", "v", "w"}
+	row := &rowstore.Row{Row: "r"}
+	add := func(column string, kind format.Kind, ts Timestamp) {
+		w := format.Write{Kind: kind, Start: ts - 1}
+		row.Versions = append(row.Versions, rowstore.Version{Family: rowstore.Write, Column: column, TS: ts, Value: w.Encode()})
+	}
+	for _, c := range columns {
+		add(c, format.KindDelete, 10)
+		for _, observer := range []string{"o", "p"} {
+			add(format.AckColumn(observer, c), format.KindPut, 12)
+			add(format.FailureColumn(observer, c), format.KindDelete, 14)
+			add(format.FailureColumn(observer, c), format.KindPut, 11)
+		}
+		add(format.SeenColumn("o", c), format.KindPut, 9)
+	}
+	slices.SortFunc(row.Versions, rowstore.CompareVersions)
+	g := &gcRow{row: row}
+	for i, c := range columns {
+		require.Equal(t, []string{format.AckColumn("o", c), format.AckColumn("p", c)}, g.kept(c, format.PrefixAck))
+		require.Equal(t, []string{format.FailureColumn("o", c), format.FailureColumn("p", c)}, g.kept(c, format.PrefixFailure))
+		if i == 0 {
+			row.Versions = nil
+		}
+	}
+	require.Empty(t, g.kept("another", format.PrefixAck))
+}
