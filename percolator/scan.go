@@ -58,6 +58,9 @@ func PrefixEnd(prefix string) string {
 // as rows are handed out, some at a time. Rows without a value do not count.
 const scanChunk = 128
 
+// scanColumns is how many versions of a row a scan goes through before it looks whether its context has ended.
+const scanColumns = 512
+
 // scanSpare is how many rows more than it needs a scan with a Limit asks the store for, because some
 // may have no value. Each time that it needs more than that it asks for twice as many, up to
 // scanSpareMost: so a scan over many deleted rows takes few calls.
@@ -128,8 +131,9 @@ func (db *DB) checkRange(call string, r *Range) error {
 // scan is one scan under way.
 type scan struct {
 	tx      *Txn
-	table   string   // stored
-	columns []string // stored; nil for all
+	table   string              // stored
+	columns []string            // stored; nil for all
+	named   map[string]struct{} // the same, where they are too many to look at each
 	r       Range
 	picks   []rowstore.Selector
 	own     []ownRow       // in the scan's order; what is left
@@ -161,14 +165,7 @@ func newScan(tx *Txn, r Range) *scan {
 	if len(r.Columns) == 0 {
 		s.picks = snapshotPicks(nil, rowstore.AllColumns, tx.at())
 	}
-	for _, col := range r.Columns {
-		stored := format.Escape(col)
-		if slices.Contains(s.columns, stored) {
-			continue
-		}
-		s.columns = append(s.columns, stored)
-		s.picks = snapshotPicks(s.picks, stored, tx.at())
-	}
+	s.name(r.Columns)
 	index := map[string]int{}
 	for i := range tx.writes.list {
 		w := &tx.writes.list[i]
@@ -188,8 +185,35 @@ func newScan(tx *Txn, r Range) *scan {
 	return s
 }
 
+// name takes the columns that the scan names, each once.
+func (s *scan) name(columns []string) {
+	if len(columns) > indexFrom {
+		s.named = make(map[string]struct{}, len(columns))
+	}
+	for _, col := range columns {
+		stored := format.Escape(col)
+		if s.columns != nil && s.names(stored) {
+			continue
+		}
+		if s.named != nil {
+			s.named[stored] = struct{}{}
+		}
+		s.columns = append(s.columns, stored)
+		s.picks = snapshotPicks(s.picks, stored, s.tx.at())
+	}
+}
+
+// names tells whether the scan names a stored column.
+func (s *scan) names(column string) bool {
+	if s.named != nil {
+		_, named := s.named[column]
+		return named
+	}
+	return slices.Contains(s.columns, column)
+}
+
 func (s *scan) wants(column string) bool {
-	return !format.Reserved(column) && (s.columns == nil || slices.Contains(s.columns, column))
+	return !format.Reserved(column) && (s.columns == nil || s.names(column))
 }
 
 func (s *scan) compare(a, b string) int {
@@ -204,12 +228,14 @@ type pending struct {
 	key    string
 	values []pendingValue // each column once
 	long   []longValue    // of those values, what is yet to be fetched
+	longAt []int          // where these are in values
 }
 
 type pendingValue struct {
 	column string // as it is stored
 	value  []byte
 	at     Timestamp // of its commit; 0 for the transaction's own
+	gone   bool      // the transaction itself has deleted it
 }
 
 // run visits the rows. stopped means that the caller has had enough.
@@ -235,7 +261,7 @@ func (s *scan) run(ctx context.Context, yield func(Row, error) bool) (stopped bo
 				return false, err
 			}
 			seen, end = seen+1, row.Row
-			p, err := s.collect(&row)
+			p, err := s.collect(ctx, &row)
 			if err != nil {
 				return false, err
 			}
@@ -311,10 +337,13 @@ func (s *scan) wanted() int {
 }
 
 // collect takes the visible values from a settled row.
-func (s *scan) collect(row *rowstore.Row) (pending, error) {
+func (s *scan) collect(ctx context.Context, row *rowstore.Row) (pending, error) {
 	p := pending{key: row.Row}
 	from := len(s.values)
 	for i := range row.Versions {
+		if i%scanColumns == scanColumns-1 && ctx.Err() != nil {
+			return p, ctx.Err()
+		}
 		v := &row.Versions[i]
 		if v.Family != rowstore.Write || !s.wants(v.Column) {
 			continue
@@ -328,8 +357,9 @@ func (s *scan) collect(row *rowstore.Row) (pending, error) {
 		}
 		if w.Long {
 			p.long = append(p.long, longValue{Cell{row.Table, row.Row, v.Column}, w.Start})
+			p.longAt = append(p.longAt, len(s.values)-from)
 		}
-		s.values = append(s.values, pendingValue{v.Column, notNil(w.Value), v.TS})
+		s.values = append(s.values, pendingValue{column: v.Column, value: notNil(w.Value), at: v.TS})
 	}
 	p.values = s.values[from:len(s.values):len(s.values)]
 	return p, nil
@@ -338,14 +368,30 @@ func (s *scan) collect(row *rowstore.Row) (pending, error) {
 // empty tells that the row has no value at the snapshot.
 func (p *pending) empty() bool { return len(p.values) == 0 }
 
-// of is the value of a column, which it adds if there is none.
-func (p *pending) of(column string) *pendingValue {
-	i := slices.IndexFunc(p.values, func(v pendingValue) bool { return v.column == column })
-	if i < 0 {
-		i = len(p.values)
-		p.values = append(p.values, pendingValue{column: column})
+// finder returns what finds the value of a column, and adds it if there is none. It is for so many columns.
+func (p *pending) finder(columns int) func(column string) *pendingValue {
+	var at map[string]int // where they are too many to look for each
+	if columns > indexFrom {
+		at = make(map[string]int, len(p.values)+columns)
+		for i := range p.values {
+			at[p.values[i].column] = i
+		}
 	}
-	return &p.values[i]
+	return func(column string) *pendingValue {
+		i, has := at[column]
+		if at == nil {
+			i = slices.IndexFunc(p.values, func(v pendingValue) bool { return v.column == column })
+			has = i >= 0
+		}
+		if !has {
+			i = len(p.values)
+			p.values = append(p.values, pendingValue{column: column})
+			if at != nil {
+				at[column] = i
+			}
+		}
+		return &p.values[i]
+	}
 }
 
 // emit yields a chunk of settled rows, merged with the transaction's own. more is
@@ -381,7 +427,7 @@ func (s *scan) emit(ctx context.Context, chunk []pending, yield func(Row, error)
 
 // fetch gets the long values of a row, and a few of the rows behind it in the same call. One that is there is right, whatever was collected.
 func (s *scan) fetch(ctx context.Context, p *pending) (err error) {
-	for _, l := range p.long {
+	for i, l := range p.long {
 		if len(s.fetched) == 0 {
 			if s.fetched, err = s.tx.db.someLongValues(ctx, s.long); err != nil {
 				return err
@@ -396,7 +442,7 @@ func (s *scan) fetch(ctx context.Context, p *pending) (err error) {
 			}
 			return missingData(l.cell, l.start)
 		}
-		p.of(l.cell.Column).value = value
+		p.values[p.longAt[i]].value = value
 	}
 	return nil
 }
@@ -414,15 +460,18 @@ func (s *scan) emitOwn(before func(key string) bool, yield func(Row, error) bool
 	return true, nil
 }
 
+// overlay puts what the transaction itself has written over the values of the row.
 func (s *scan) overlay(p *pending, own []write) {
+	find := p.finder(len(own))
 	for i := range own {
-		column := own[i].cell.Column
-		if own[i].kind == format.KindDelete {
-			p.values = slices.DeleteFunc(p.values, func(v pendingValue) bool { return v.column == column })
+		w := &own[i]
+		if v := find(w.cell.Column); w.kind == format.KindDelete {
+			*v = pendingValue{column: w.cell.Column, gone: true}
 		} else {
-			*p.of(column) = pendingValue{column: column, value: append(make([]byte, 0, len(own[i].value)), own[i].value...)}
+			*v = pendingValue{column: w.cell.Column, value: append(make([]byte, 0, len(w.value)), w.value...)}
 		}
 	}
+	p.values = slices.DeleteFunc(p.values, func(v pendingValue) bool { return v.gone })
 }
 
 func (s *scan) yield(p *pending, yield func(Row, error) bool) (more bool, err error) {

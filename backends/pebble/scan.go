@@ -24,6 +24,8 @@ const (
 	// farSteps is the number of keys in one row that no pick wants, after which a seek is
 	// cheaper than further steps.
 	farSteps = 8
+	// ctxSteps is how many keys of a row are read before it is asked whether the context has ended.
+	ctxSteps = 256
 )
 
 // view opens an iterator that sees every write below any timestamp drawn before
@@ -87,6 +89,9 @@ type scan struct {
 	table   string
 	reverse bool
 	picks   []rowstore.Selector
+	at      kit.Picks            // finds those of a column
+	mine    []int                // those of the column that is looked at
+	apart   []*rowstore.Selector // of the picks: those of Data and Notify
 	// spaces are those of the keys that a pick can match.
 	spaces []byte
 	// columns are those that picks name, in order; nil if a pick of heads names all.
@@ -119,6 +124,12 @@ func newScan(s *Store, sr rowstore.ScanRange) *scan {
 		}
 		if !slices.Contains(p.spaces, space) {
 			p.spaces = append(p.spaces, space)
+		}
+	}
+	p.at = kit.PicksOf(p.picks)
+	for i := range p.picks {
+		if k := &p.picks[i]; !headFamily(k.Family) {
+			p.apart = append(p.apart, k)
 		}
 	}
 	slices.Sort(p.columns)

@@ -135,7 +135,7 @@ func (w *walk) read(ctx context.Context, limit int) error {
 		if w.steps >= pageSteps || w.size >= pageBytes || len(w.rows) == limit {
 			break
 		}
-		if err := w.readRow(slices.Clone(row)); err != nil {
+		if err := w.readRow(ctx, slices.Clone(row)); err != nil {
 			return err
 		}
 		if ctx.Err() != nil {
@@ -152,14 +152,13 @@ func (w *walk) read(ctx context.Context, limit int) error {
 
 // readRow adds what the picks select from one row, given as its prefix without the
 // space, and moves all sources and the rest of the scan beyond it.
-func (w *walk) readRow(prefix []byte) error {
+func (w *walk) readRow(ctx context.Context, prefix []byte) error {
 	p := w.p
 	table, row, err := splitRow(append([]byte{spaceHead}, prefix...))
 	if err != nil {
 		return err
 	}
-	for i := range p.picks {
-		k := &p.picks[i]
+	for _, k := range p.apart {
 		if k.Family == rowstore.Notify && w.notes.has(table, row) || k.Family == rowstore.Data && standsAt(w.sources, spaceData, prefix) {
 			if err := w.r.versions(table, row, k); err != nil {
 				return err
@@ -171,7 +170,7 @@ func (w *walk) readRow(prefix []byte) error {
 		if !src.ok || !bytes.Equal(src.row, prefix) {
 			continue
 		}
-		n, err := p.pass(src, w.r, table, row)
+		n, err := p.pass(ctx, src, w.r, table, row)
 		if err != nil {
 			return err
 		}
@@ -288,11 +287,13 @@ func (w *walk) aheadRow() []byte {
 
 // pass moves a source beyond the row where it stands. From heads it collects what
 // the picks select.
-func (p *scan) pass(src *source, r *rowReader, table, row string) (steps int, err error) {
+func (p *scan) pass(ctx context.Context, src *source, r *rowReader, table, row string) (steps int, err error) {
 	prefix := append([]byte{src.space}, src.row...)
 	idle := 0
 	for src.ok && bytes.HasPrefix(src.it.Key(), prefix) {
-		steps++
+		if steps++; steps%ctxSteps == 0 && ctx.Err() != nil {
+			return steps, ctx.Err()
+		}
 		idle++
 		if src.space == spaceHead {
 			column := src.it.Key()[len(prefix):]
@@ -319,7 +320,7 @@ func (p *scan) pass(src *source, r *rowReader, table, row string) (steps int, er
 		}
 		if idle >= farSteps {
 			if src.space == spaceHead {
-				if err := p.named(r, table, row, prefix); err != nil {
+				if err := p.named(ctx, r, table, row, prefix); err != nil {
 					return 0, err
 				}
 			}
@@ -349,9 +350,9 @@ func (p *scan) head(r *rowReader, table, row, column string, value []byte) error
 	if err := r.h.decode(value); err != nil {
 		return fmt.Errorf("row %q, column %q: %w", row, column, err)
 	}
-	for i := range p.picks {
-		k := &p.picks[i]
-		if headFamily(k.Family) && (k.Column == rowstore.AllColumns || k.Column == column) {
+	p.mine = p.at.Of(p.mine[:0], column)
+	for _, i := range p.mine {
+		if k := &p.picks[i]; headFamily(k.Family) {
 			if err := r.fromHead(table, row, column, k); err != nil {
 				return err
 			}
@@ -362,9 +363,12 @@ func (p *scan) head(r *rowReader, table, row, column string, value []byte) error
 
 // named collects from the heads of the columns that the picks name, wherever in the
 // row they are. What was collected before is collected again, and take drops it.
-func (p *scan) named(r *rowReader, table, row string, prefix []byte) error {
+func (p *scan) named(ctx context.Context, r *rowReader, table, row string, prefix []byte) error {
 	var buf []byte
-	for _, c := range p.columns {
+	for i, c := range p.columns {
+		if i%ctxSteps == ctxSteps-1 && ctx.Err() != nil {
+			return ctx.Err()
+		}
 		r.key = append(append(r.key[:0], prefix...), c...)
 		r.upper = append(append(r.upper[:0], r.key...), 0)
 		ok, err := r.seek(r.key, r.upper)

@@ -1,6 +1,7 @@
 package pebble
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -53,6 +54,15 @@ func TestWideDeepRow(t *testing.T) {
 		_, took := readAsOf(t, s, row, 10+versions/2)
 		return took
 	})
+	// A scan that names all columns does not look through all names for each of them.
+	all := shortest(3, func() time.Duration { return scanWide(t, s, "wide", columns, picksAsOf(nil, rowstore.AllColumns)) })
+	var named []rowstore.Selector
+	for i := range columns {
+		named = picksAsOf(named, name(i))
+	}
+	byName := shortest(3, func() time.Duration { return scanWide(t, s, "wide", columns, named) })
+	t.Logf("a scan of all columns %v, and of the same by their names %v", all, byName)
+	require.Less(t, byName, 12*all)
 	compare("collect", 1, func(row string) time.Duration {
 		began := time.Now()
 		for c := 0; c < width[row]; c += 250 {
@@ -72,6 +82,63 @@ func TestWideDeepRow(t *testing.T) {
 	}
 }
 
+func picksAsOf(to []rowstore.Selector, column string) []rowstore.Selector {
+	return append(to,
+		rowstore.Selector{Family: rowstore.Lock, Column: column, To: oracle.Max, Limit: 1},
+		rowstore.Selector{Family: rowstore.Write, Column: column, To: oracle.Max, Limit: 1},
+	)
+}
+
+// scanWide scans a row that has so many columns.
+func scanWide(t *testing.T, s *Store, row string, columns int, picks []rowstore.Selector) time.Duration {
+	t.Helper()
+	began, n := time.Now(), 0
+	for r, err := range s.Scan(t.Context(), rowstore.ScanRange{Table: "t", From: row, To: row + "\x00", Selectors: picks}) {
+		require.NoError(t, err)
+		n += len(r.Versions)
+	}
+	took := time.Since(began)
+	require.Equal(t, columns, n)
+	return took
+}
+
+// TestScanOfAWideRowEndsWithItsContext: the context is looked at inside a row too.
+func TestScanOfAWideRowEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	const columns = 20 * ctxSteps
+	s, err := Open(t.Context(), Options{})
+	require.NoError(t, err)
+	atend.Do(t, func() { require.NoError(t, s.Close()) })
+	var edits []rowstore.Edit
+	var named []rowstore.Selector
+	for i := range columns {
+		name := fmt.Sprintf("column%05d", i)
+		edits, named = append(edits, rowstore.Put(rowstore.Write, name, 10, nil)), picksAsOf(named, "none "+name)
+	}
+	applyEdits(t, s, "wide", edits)
+	for what, picks := range map[string][]rowstore.Selector{
+		"all columns": picksAsOf(nil, rowstore.AllColumns), "names that the row has not": named,
+	} {
+		const many = 1 << 30
+		ctx := &endsAfter{Context: t.Context()}
+		ctx.asks.Store(many)
+		scan := func() (n int, err error) {
+			for row, serr := range s.Scan(ctx, rowstore.ScanRange{Table: "t", Selectors: picks}) {
+				n, err = n+len(row.Versions), serr
+			}
+			return n, err
+		}
+		_, err := scan()
+		require.NoError(t, err, what)
+		asked := many - ctx.asks.Load()
+		require.GreaterOrEqual(t, asked, int64(columns/ctxSteps), what)
+		ctx.asks.Store(asked / 2)
+		n, err := scan()
+		require.ErrorIs(t, err, context.Canceled, what)
+		require.Zero(t, n, what)
+	}
+}
+
 // applyEdits applies a mutation of a row, and tells how long it took.
 func applyEdits(t *testing.T, s *Store, row string, edits []rowstore.Edit) time.Duration {
 	t.Helper()
@@ -86,10 +153,8 @@ func applyEdits(t *testing.T, s *Store, row string, edits []rowstore.Edit) time.
 // version then, and how long it took.
 func readAsOf(t *testing.T, s *Store, row string, to rowstore.Timestamp) (n int, took time.Duration) {
 	t.Helper()
-	picks := []rowstore.Selector{
-		{Family: rowstore.Lock, To: oracle.Max, Limit: 1},
-		{Family: rowstore.Write, To: to, Limit: 1},
-	}
+	picks := picksAsOf(nil, rowstore.AllColumns)
+	picks[1].To = to
 	began := time.Now()
 	rows, err := s.Read(t.Context(), []rowstore.RowRead{{Table: "t", Row: row, Selectors: picks}})
 	require.NoError(t, err)

@@ -10,6 +10,7 @@ import (
 	"github.com/percolate-go/percolate/internal/contexts"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
 // Read implements rowstore.Store: one statement for the reads of single columns at
@@ -131,6 +132,8 @@ func tooLong(table, row string) bool { return len(table) > maxTable || len(row) 
 // isPoint tells whether the function read_point can answer picks: of each column
 // the lock, the mark, and one write.
 func isPoint(picks []rowstore.Selector) bool {
+	var buf [8]int
+	mine, at := buf[:0], kit.PicksOf(picks)
 	for i := range picks {
 		p := &picks[i]
 		if p.Column == rowstore.AllColumns {
@@ -142,10 +145,9 @@ func isPoint(picks []rowstore.Selector) bool {
 			if p.Limit != 1 {
 				return false
 			}
-			for j := range picks[:i] {
-				if picks[j].Family == rowstore.Write && picks[j].Column == p.Column {
-					return false
-				}
+			mine = at.Of(mine[:0], p.Column)
+			if slices.ContainsFunc(mine, func(j int) bool { return j < i && picks[j].Family == rowstore.Write }) {
+				return false
 			}
 		default:
 			return false
@@ -156,8 +158,9 @@ func isPoint(picks []rowstore.Selector) bool {
 
 // unit is one column of one read.
 type unit struct {
-	read int
-	col  string
+	read     int
+	col      string
+	from, to int // its selectors, in points.mine
 }
 
 func (s *plainStore) readPoints(ctx context.Context, reads []rowstore.RowRead, which []int, rows []rowstore.Row, among bool, fail func(i int, err error)) error {
@@ -179,6 +182,7 @@ type points struct {
 	which []int
 	rows  []rowstore.Row
 	units []unit
+	mine  []int            // places of selectors in their reads, by unit
 	asks  []int            // of each read, the number of the ask whose timestamp it is at; or nil
 	first oracle.Timestamp // what the first ask has drawn, or 0
 	busy  []int            // reads of rows that were busy
@@ -186,7 +190,7 @@ type points struct {
 
 // newPoints puts the parameters into a.
 func (s *plainStore) newPoints(a *arrays, reads []rowstore.RowRead, which []int, rows []rowstore.Row, asks []int, settle int) *points {
-	w := &points{reads: reads, which: which, rows: rows, units: make([]unit, 0, len(which)), asks: asks}
+	w := &points{reads: reads, which: which, rows: rows, units: make([]unit, 0, len(which)), mine: make([]int, 0, 2*len(which)), asks: asks}
 	tab, key, col, ts, ask, lock := &a.a[0], &a.a[1], &a.a[2], &a.a[3], &a.a[4], &a.a[5]
 	lock.reset(oidInt8)
 	ask.reset(oidInt8)
@@ -196,18 +200,22 @@ func (s *plainStore) newPoints(a *arrays, reads []rowstore.RowRead, which []int,
 	ts.reset(oidInt8)
 	for _, i := range which {
 		r := &reads[i]
+		picks := kit.PicksOf(r.Selectors)
 		for j := range r.Selectors {
 			p := &r.Selectors[j]
-			if slices.ContainsFunc(r.Selectors[:j], func(q rowstore.Selector) bool { return q.Column == p.Column }) {
+			from := len(w.mine)
+			w.mine = picks.Of(w.mine, p.Column)
+			if w.mine[from] != j { // another one of its column came before
+				w.mine = w.mine[:from]
 				continue
 			}
 			at, drawn := oracle.Max, false
-			for k := j; k < len(r.Selectors); k++ {
-				if r.Selectors[k].Family == rowstore.Write && r.Selectors[k].Column == p.Column {
+			for _, k := range w.mine[from:] {
+				if r.Selectors[k].Family == rowstore.Write {
 					at, drawn = min(r.Selectors[k].To, oracle.Max), r.Selectors[k].To == rowstore.AssignedTimestamp
 				}
 			}
-			w.units = append(w.units, unit{i, p.Column})
+			w.units = append(w.units, unit{i, p.Column, from, len(w.mine)})
 			tab.string(r.Table)
 			key.string(r.Row)
 			col.string(p.Column)
@@ -262,17 +270,14 @@ func (w *points) line(f *fields) {
 	if w.asks != nil {
 		drawn = w.first + oracle.Timestamp(w.asks[u.read]) //nolint:gosec // few
 	}
-	row.Versions = pointVersions(row.Versions, w.reads[u.read].Selectors, u.col, drawn, f)
+	row.Versions = pointVersions(row.Versions, w.reads[u.read].Selectors, w.mine[u.from:u.to], u.col, drawn, f)
 }
 
-// pointVersions appends what picks select of a line about a column, as the functions for single columns answer it: in the fields
+// pointVersions appends what those of the picks that mine names select of a line about their column, as the functions for single columns answer it: in the fields
 // from 1 on. drawn stands for rowstore.AssignedTimestamp.
-func pointVersions(versions []rowstore.Version, picks []rowstore.Selector, column string, drawn oracle.Timestamp, f *fields) []rowstore.Version {
-	for i := range picks {
+func pointVersions(versions []rowstore.Version, picks []rowstore.Selector, mine []int, column string, drawn oracle.Timestamp, f *fields) []rowstore.Version {
+	for _, i := range mine {
 		p := &picks[i]
-		if p.Column != column && p.Column != rowstore.AllColumns {
-			continue
-		}
 		to := p.To
 		if to == rowstore.AssignedTimestamp {
 			to = drawn
@@ -499,9 +504,14 @@ func selectPicks(r *rowstore.Row, picks []rowstore.Selector) {
 	for i := range picks {
 		p := &picks[i]
 		column, n := "", 0
-		for j := range all {
+		// No column sorts before AllColumns, so that stands where the family begins.
+		from, _ := slices.BinarySearchFunc(all, rowstore.Version{Family: p.Family, Column: p.Column, TS: oracle.Max}, rowstore.CompareVersions)
+		for j := from; j < len(all); j++ {
 			v := &all[j]
-			if v.Family != p.Family || (p.Column != rowstore.AllColumns && v.Column != p.Column) || v.TS < p.From || v.TS > p.To {
+			if v.Family != p.Family || p.Column != rowstore.AllColumns && v.Column != p.Column {
+				break
+			}
+			if v.TS < p.From || v.TS > p.To {
 				continue
 			}
 			if v.Column != column {

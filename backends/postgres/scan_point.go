@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"slices"
@@ -8,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
 // pointScan is a scan of locks and marks, and of the newest writes at a timestamp: what a snapshot reads, and nearly every
@@ -15,7 +17,9 @@ import (
 // reads them.
 type pointScan struct {
 	store   *plainStore
-	columns []string           // nil for all
+	columns []string           // in order; nil for all
+	picks   kit.Picks          // finds those of the scan's selectors that a column has
+	mine    []int              // those of the last line's column
 	at      rowstore.Timestamp // AssignedTimestamp if the first page is to draw it
 	perRow  float64            // lines of a row: of those of the last page
 	look    int                // how many lines the next page may look at,
@@ -47,10 +51,12 @@ func newPointScan(s *plainStore, r scanAsk) (*pointScan, bool) {
 		}
 		if pick.Column == rowstore.AllColumns {
 			all = true
-		} else if !slices.Contains(p.columns, pick.Column) {
+		} else {
 			p.columns = append(p.columns, pick.Column)
 		}
 	}
+	slices.Sort(p.columns)
+	p.columns, p.picks = slices.Compact(p.columns), kit.PicksOf(r.Selectors)
 	if at := r.Snapshot; at != nil && p.at != cmp.Or(at.Start, rowstore.AssignedTimestamp) {
 		return nil, false // the writes are those of another time
 	}
@@ -63,10 +69,8 @@ func newPointScan(s *plainStore, r scanAsk) (*pointScan, bool) {
 
 // column is a column's name.
 func (p *pointScan) column(b []byte) string {
-	for _, c := range p.columns {
-		if string(b) == c {
-			return c
-		}
+	if i, ok := slices.BinarySearchFunc(p.columns, b, func(name string, b []byte) int { return bytes.Compare([]byte(name), b) }); ok {
+		return p.columns[i]
 	}
 	return string(b)
 }
@@ -191,7 +195,8 @@ func (p *pointPage) line(f *fields) {
 		p.rows = append(p.rows, rowstore.Row{Table: p.r.Table, Row: string(f.values[0])})
 	}
 	row := &p.rows[len(p.rows)-1]
-	row.Versions = pointVersions(row.Versions, p.r.Selectors, column, p.at, f)
+	p.mine = p.picks.Of(p.mine[:0], column)
+	row.Versions = pointVersions(row.Versions, p.r.Selectors, p.mine, column, p.at, f)
 	p.looked = int(f.int8(9)) //nolint:gosec // few
 	p.whole = len(p.columns) == 1 && column == p.columns[0]
 }

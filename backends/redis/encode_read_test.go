@@ -32,10 +32,10 @@ func TestPlanOfManyColumns(t *testing.T) {
 func TestManyPicks(t *testing.T) {
 	t.Parallel()
 	picks := []rowstore.Selector{{Family: rowstore.Lock, Column: rowstore.AllColumns, To: maxTS}}
-	for i := range fewPicks {
+	for i := range 2 * fewColumns {
 		picks = append(picks, rowstore.Selector{Family: rowstore.Write, Column: fmt.Sprint(i), To: maxTS, Limit: 1})
 	}
-	require.Greater(t, len(picks), fewPicks)
+	require.Greater(t, len(picks), 2*fewColumns)
 	d := decoder{vs: []version{
 		{rowstore.Lock, "7", 5, "lock"},
 		{rowstore.Lock, "none", 5, "lock"},

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/kit"
 )
 
 // compareVersions is rowstore.CompareVersions for versions of an answer.
@@ -36,13 +37,13 @@ func (d *decoder) pick(picks []rowstore.Selector) []rowstore.Version {
 	d.vs = slices.CompactFunc(d.vs, func(a, b version) bool { return compareVersions(a, b) == 0 })
 	d.keep = slices.Grow(d.keep[:0], len(d.vs))[:len(d.vs)]
 	d.counts = slices.Grow(d.counts[:0], len(picks))[:len(picks)]
-	at := newPicksOf(picks)
+	at := kit.PicksOf(picks)
 	n, size := 0, 0
 	for i := range d.vs {
 		v := &d.vs[i]
 		d.keep[i] = false
 		if i == 0 || v.family != d.vs[i-1].family || v.column != d.vs[i-1].column {
-			d.mine = at.of(v.column, d.mine[:0])
+			d.mine = at.Of(d.mine[:0], v.column)
 			for _, j := range d.mine {
 				d.counts[j] = 0
 			}
@@ -82,56 +83,7 @@ func (d *decoder) pick(picks []rowstore.Selector) []rowstore.Version {
 		if v.value != "" {
 			value = values[begin:len(values):len(values)]
 		}
-		out = append(out, rowstore.Version{Family: v.family, Column: at.ownColumn(v.column), TS: v.ts, Value: value})
+		out = append(out, rowstore.Version{Family: v.family, Column: at.Name(v.column), TS: v.ts, Value: value})
 	}
 	return out
-}
-
-// picksOf finds the picks of a column.
-type picksOf struct {
-	picks []rowstore.Selector
-	at    map[string][]int // by column, where they are too many to look at each
-}
-
-func newPicksOf(picks []rowstore.Selector) picksOf {
-	p := picksOf{picks: picks}
-	if len(picks) > fewPicks {
-		p.at = make(map[string][]int, len(picks))
-		for i := range picks {
-			p.at[picks[i].Column] = append(p.at[picks[i].Column], i)
-		}
-	}
-	return p
-}
-
-// fewPicks are found faster without a map.
-const fewPicks = 2 * fewColumns
-
-// of appends where the picks are that a column has, alone or among all.
-func (p *picksOf) of(column string, to []int) []int {
-	if p.at != nil {
-		return append(append(to, p.at[column]...), p.at[rowstore.AllColumns]...)
-	}
-	for i := range p.picks {
-		if c := p.picks[i].Column; c == column || c == rowstore.AllColumns {
-			to = append(to, i)
-		}
-	}
-	return to
-}
-
-// ownColumn returns a column's name in memory that is not the answer's.
-func (p *picksOf) ownColumn(column string) string {
-	if p.at != nil {
-		if i := p.at[column]; len(i) > 0 {
-			return p.picks[i[0]].Column
-		}
-		return strings.Clone(column)
-	}
-	for i := range p.picks {
-		if p.picks[i].Column == column {
-			return p.picks[i].Column
-		}
-	}
-	return strings.Clone(column)
 }

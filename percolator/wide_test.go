@@ -1,0 +1,192 @@
+package percolator
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
+)
+
+// Rows of thousands of columns. What is done with one must not cost the square of their number.
+
+func wideColumns(n int) []string {
+	names := make([]string, n)
+	for i := range names {
+		names[i] = fmt.Sprintf("column%05d", i)
+	}
+	return names
+}
+
+// wideRows puts rows of some widths, whose columns have a value each. Each value is long if suffix is.
+func (w *world) wideRows(c *client, suffix string, widths ...int) (names []string) {
+	w.t.Helper()
+	ts := mustNow(w.t, c)
+	names = wideColumns(slices.Max(widths))
+	for _, n := range widths {
+		m := rowstore.Mutation{Table: "t", Row: fmt.Sprintf("%05d%s", n, suffix)}
+		for _, name := range names[:n] {
+			v := format.Write{Kind: format.KindPut, Start: ts, Long: suffix != ""}
+			if v.Long {
+				m.Edits = append(m.Edits, rowstore.Put(rowstore.Data, name, ts, []byte(longText)))
+			} else {
+				v.Value = []byte(name)
+			}
+			m.Edits = append(m.Edits, rowstore.Put(rowstore.Write, name, ts+1, v.Encode()))
+		}
+		out, err := w.mem.Apply(w.t.Context(), []rowstore.Mutation{m}, rowstore.ApplyOptions{})
+		require.NoError(w.t, err)
+		require.NoError(w.t, out[0].Err)
+	}
+	return names
+}
+
+// A scan costs in proportion to the columns that it names, that have long values, and that the transaction itself has written: a few times what the
+// scan of a row costs that has as many columns. The square of their number would be far more than that.
+func TestScanOfAWideRow(t *testing.T) {
+	t.Parallel()
+	const columns, most, tries = 16_000, 15, 3
+	const long = "long"
+	w := newWorld(t)
+	c := w.client()
+	names := w.wideRows(c, "", columns)
+	w.wideRows(c, long, columns)
+	w.clock.advance(time.Second)
+	scan := func(suffix string, named, sets, deletes bool) time.Duration {
+		tx := begin(t, c)
+		row := fmt.Sprintf("%05d%s", columns, suffix)
+		r := Range{Table: "t", From: row, To: row + "\x00"}
+		if named {
+			r.Columns = slices.Concat(names, names[:1], []string{"another"})
+		}
+		for i, name := range names {
+			switch cell := (Cell{"t", row, name}); {
+			case deletes && i%2 == 0:
+				require.NoError(t, tx.Delete(cell))
+			case sets:
+				require.NoError(t, tx.Set(cell, []byte("own "+name)))
+			}
+		}
+		began, took, rows := time.Now(), time.Duration(0), 0
+		for row, err := range tx.Scan(t.Context(), r) {
+			took, rows = time.Since(began), rows+1
+			require.NoError(t, err)
+			for i, name := range names {
+				want := name
+				switch {
+				case deletes && i%2 == 0:
+					want = ""
+				case sets:
+					want = "own " + name
+				case suffix == long:
+					want = longText
+				}
+				if string(row.Columns[name]) != want {
+					require.Equal(t, want, string(row.Columns[name]))
+				}
+			}
+		}
+		require.Equal(t, 1, rows)
+		require.NoError(t, tx.Rollback(t.Context()))
+		return took
+	}
+	shortest := func(suffix string, named, sets, deletes bool) time.Duration { // which a busy machine spoils least
+		took := scan(suffix, named, sets, deletes)
+		for range tries - 1 {
+			took = min(took, scan(suffix, named, sets, deletes))
+		}
+		return took
+	}
+	plain := shortest("", false, false, false)
+	for name, took := range map[string]time.Duration{
+		"all columns named": shortest("", true, false, false),
+		"long values":       shortest(long, false, false, false),
+		"own writes":        shortest("", false, true, false),
+		"own deletes":       shortest("", false, false, true),
+	} {
+		t.Logf("%s: %v, and %v for the scan of %d columns alone", name, took, plain, columns)
+		require.Less(t, took, most*plain, name)
+	}
+}
+
+// A transaction writes a cell again after it was deleted, and the other way round: the last one counts, in a narrow row as in a wide one.
+func TestScanOfOwnWritesMadeAnew(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	names := w.wideRows(c, "", 3, 4*indexFrom)
+	w.clock.advance(time.Second)
+	for _, n := range []int{3, 4 * indexFrom} {
+		tx := begin(t, c)
+		row := fmt.Sprintf("%05d", n)
+		want := map[string][]byte{}
+		for i, name := range names[:n] {
+			cell := Cell{"t", row, name}
+			want[name] = []byte("own")
+			require.NoError(t, tx.Delete(cell))
+			require.NoError(t, tx.Set(cell, want[name]))
+			if i%2 == 0 {
+				require.NoError(t, tx.Delete(cell))
+				require.NoError(t, tx.Delete(Cell{"t", row, "none " + name}))
+				delete(want, name)
+			}
+		}
+		rows := 0
+		for got, err := range tx.Scan(t.Context(), Range{Table: "t", From: row, To: row + "\x00"}) {
+			require.NoError(t, err)
+			require.Equal(t, want, got.Columns)
+			rows++
+		}
+		require.Equal(t, 1, rows)
+		require.NoError(t, tx.Rollback(t.Context()))
+	}
+}
+
+// endsAScan ends a context when a scan of it hands out a row.
+type endsAScan struct {
+	*memstore.Store
+	end func()
+}
+
+func (s *endsAScan) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
+	return func(yield func(rowstore.Row, error) bool) {
+		for row, err := range s.Store.Scan(ctx, r) {
+			if strings.HasPrefix(row.Table, "t") {
+				s.end()
+			}
+			if !yield(row, err) {
+				return
+			}
+		}
+	}
+}
+
+// A scan does not go through the whole of a wide row when its context has ended.
+func TestScanOfAWideRowEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	store := &endsAScan{w.mem, func() {}}
+	c := w.clientOver(newWireTo(store, w.mem))
+	w.wideRows(c, "", 2*scanColumns)
+	w.clock.advance(time.Second)
+	tx := begin(t, c)
+	_, err := tx.Get(ctx, rowA) // it has begun
+	require.ErrorIs(t, err, ErrNotFound)
+	store.end = cancel
+	n := 0
+	for _, serr := range tx.Scan(ctx, Range{Table: "t"}) {
+		n, err = n+1, serr
+	}
+	require.ErrorIs(t, err, context.Canceled)
+	require.Equal(t, 1, n)
+}
