@@ -3,6 +3,7 @@ package percolator
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -321,7 +322,7 @@ func TestScheduleL_GivenUp(t *testing.T) {
 		require.Eventually(t, func() bool {
 			t1.session.mu.Lock()
 			defer t1.session.mu.Unlock()
-			return t1.session.unresolved.leftFrom != 0
+			return len(t1.session.unresolved.left) > 0
 		}, patience, time.Millisecond)
 		r.Remove()
 		cancel()
@@ -411,4 +412,73 @@ func TestScheduleL_SessionOfAnOlderProgram(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.True(t, w.notTorn().LocksSearched)
+}
+
+// Guards: a transaction whose locks were left counts until a collection has looked for them, however many were left since. A session that leaves locks more
+// often than once in a retention has each of them looked for once.
+func TestScheduleL_LeftNowAndThen(t *testing.T) {
+	t.Parallel()
+	const left, between = 4, 4 // between: collections from one to the next
+	w := newWorld(t)
+	c := w.client(withoutGroups())
+	set(t, c.DB, rowA, "x")
+	searched, last := 0, false
+	for i := range between * (left + 3) {
+		if i%between == 0 && i < between*left { // more often than once in a retention
+			tx := begin(t, c)
+			start := startOf(tx)
+			c.session.begin(start)
+			_, err := c.session.get(t.Context(), start)
+			require.NoError(t, err)
+			c.session.finish(start, false, "")
+			require.NoError(t, tx.Rollback(t.Context()))
+		}
+		w.pass(worldRetention / (between + 1))
+		report, err := w.collectBy(c, GCOptions{})
+		require.NoError(t, err)
+		if last = report.LocksSearched; last {
+			searched++
+		}
+	}
+	require.GreaterOrEqual(t, searched, left)
+	require.LessOrEqual(t, searched, left+1, "once for each, and once before the catalog is raised")
+	require.False(t, last)
+}
+
+// What a session has left is known in few spans, whatever comes in which order. None of what is not resolved is forgotten, and all that is.
+func TestLeftSpans(t *testing.T) {
+	t.Parallel()
+	seed := uint64(time.Now().UnixNano()) //nolint:gosec // a seed
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // a test
+	for range 20 {
+		var u unresolved
+		var left []Timestamp
+		resolved, most := Timestamp(0), 1+r.IntN(4*mostLeftSpans)
+		for range 1000 {
+			from := resolved + Timestamp(1+r.IntN(most))
+			to := from + Timestamp(r.IntN(3))
+			u.leave(from, to)
+			left = append(left, from, to)
+			if r.IntN(10) == 0 {
+				resolved += Timestamp(r.IntN(most))
+			}
+			left = slices.DeleteFunc(left, func(at Timestamp) bool { return at < resolved })
+			any, below := u.any(resolved), u.below(oracle.Max, resolved)
+			require.LessOrEqual(t, len(u.left), mostLeftSpans)
+			if len(left) > 0 {
+				require.True(t, any)
+				require.LessOrEqual(t, below, slices.Min(left))
+			}
+			for i := range u.left {
+				require.GreaterOrEqual(t, u.left[i].to, max(resolved, u.left[i].from))
+				require.True(t, i == 0 || u.left[i-1].to < u.left[i].from, "%v", u.left)
+			}
+			for _, at := range left {
+				require.True(t, slices.ContainsFunc(u.left, func(s leftSpan) bool { return s.from <= at && at <= s.to }), "%d of %v", at, u.left)
+			}
+		}
+		require.False(t, u.any(oracle.Max))
+		require.Equal(t, Timestamp(7), u.below(7, oracle.Max))
+	}
 }

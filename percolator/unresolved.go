@@ -1,8 +1,10 @@
 package percolator
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/percolate-go/percolate/internal/format"
@@ -34,8 +36,8 @@ import (
 // unresolved is what a session knows of its own transactions. session.mu guards it.
 type unresolved struct {
 	open map[Timestamp]int // by start: who works at their locks
-	// left spans the transactions whose locks were left for others to resolve; 0 for none.
-	leftFrom, leftTo Timestamp
+	// left spans the transactions whose locks were left for others to resolve, in order, without an overlap, and mostLeftSpans at most.
+	left []leftSpan
 	// volatile are transactions whose locks were removed by calls that a crash of the store may undo.
 	volatile volatile
 
@@ -44,6 +46,12 @@ type unresolved struct {
 	says  Timestamp // what that one says
 	doubt Timestamp // the most that one which was sent since may say
 }
+
+// mostLeftSpans bounds the spans of transactions that have left locks.
+const mostLeftSpans = 64
+
+// leftSpan spans transactions that have left locks, by start, both ends included.
+type leftSpan struct{ from, to Timestamp }
 
 // volatile spans transactions, by start. Their locks are gone for good once a call that is not deferred was
 // applied after their removal, in the incarnation of the store in which they were put: then no crash lay between.
@@ -102,12 +110,26 @@ func (s *session) finish(start Timestamp, clean bool, incarnation string) {
 	}
 }
 
-// leave notes that transactions have left locks.
+// leave notes that transactions have left locks. Where there would be too many spans, those become one that lie closest to each other. Spans of
+// their own matter, because each is forgotten once it is resolved: one for all would begin at the first of them for as long as others come.
 func (u *unresolved) leave(from, to Timestamp) {
-	if u.leftFrom == 0 || from < u.leftFrom {
-		u.leftFrom = from
+	i, _ := slices.BinarySearchFunc(u.left, from, func(s leftSpan, from Timestamp) int { return cmp.Compare(s.to, from) })
+	j := i // it overlaps left[i:j]
+	for ; j < len(u.left) && u.left[j].from <= to; j++ {
+		from, to = min(from, u.left[j].from), max(to, u.left[j].to)
 	}
-	u.leftTo = max(u.leftTo, to)
+	u.left = slices.Replace(u.left, i, j, leftSpan{from, to})
+	if len(u.left) <= mostLeftSpans {
+		return
+	}
+	closest := 1
+	for k := 2; k < len(u.left); k++ {
+		if u.left[k].from-u.left[k-1].to < u.left[closest].from-u.left[closest-1].to {
+			closest = k
+		}
+	}
+	u.left[closest-1].to = u.left[closest].to
+	u.left = slices.Delete(u.left, closest, closest+1)
 }
 
 // lost notes that the store has crashed since the locks of some transactions were put, so that their removal
@@ -131,17 +153,15 @@ func (u *unresolved) covers(start Timestamp) bool {
 
 // any tells whether locks may be left. All from below resolved are resolved.
 func (u *unresolved) any(resolved Timestamp) bool {
-	if u.leftTo < resolved {
-		u.leftFrom, u.leftTo = 0, 0
-	}
-	return len(u.open) > 0 || u.leftFrom != 0
+	u.left = slices.DeleteFunc(u.left, func(s leftSpan) bool { return s.to < resolved })
+	return len(u.open) > 0 || len(u.left) > 0
 }
 
 // below is the timestamp below which all transactions are resolved, at now. Transactions that begin their
 // prewrites next began a little before now; they need not renew the session if less is said.
 func (u *unresolved) below(now, resolved Timestamp) Timestamp {
-	if u.any(resolved) && u.leftFrom != 0 {
-		now = min(now, u.leftFrom)
+	if u.any(resolved) && len(u.left) > 0 {
+		now = min(now, u.left[0].from)
 	}
 	for start := range u.open {
 		now = min(now, start)

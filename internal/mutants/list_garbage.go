@@ -17,7 +17,7 @@ var garbageMutants = []mutant{
 	{"session-says-too-much", "Garbage collection: a transaction counts until its locks are gone", "TestScheduleA2|TestScheduleL", one(unresolvedGo,
 		"\tfor start := range u.open {\n\t\tnow = min(now, start)\n\t}\n", "")},
 	{"given-up-is-forgotten", "Garbage collection: locks that were given up count until they were searched", "TestScheduleL_GivenUp", one(unresolvedGo,
-		"\tif u.any(resolved) && u.leftFrom != 0 {\n", "\tif u.any(resolved) && resolved == 0 {\n")},
+		"\tif u.any(resolved) && len(u.left) > 0 {\n", "\tif u.any(resolved) && resolved == 0 {\n")},
 	{"given-up-is-clean", "Garbage collection: locks that were given up count", "TestScheduleL_GivenUp", one(twoPhaseGo,
 		"\t\tdefer func() { c.db.session.finish(c.start, clean, incarnation) }()\n", "\t\tdefer func() { c.db.session.finish(c.start, clean || true, incarnation) }()\n")},
 	{"session-ends-with-locks", "Garbage collection: a session with locks outlives its process", "TestScheduleL_GivenUp", one(sessionGo,
