@@ -80,8 +80,9 @@ func (db *DB) History(ctx context.Context, c Cell, from, to Timestamp) iter.Seq2
 // below it. What the page shows below that one may have gaps.
 type history struct {
 	db       *DB
-	cell     Cell // stored
-	from, to Timestamp
+	cell     Cell      // stored
+	from, to Timestamp // to moves on with each page
+	asked    Timestamp // to, as it was at the beginning
 	begun    bool
 	page     []rowstore.Version // read and not yet handed out
 	whole    bool               // there is no other page
@@ -107,7 +108,7 @@ func (h *history) next(ctx context.Context) ([]CellVersion, error) {
 		return nil, err
 	}
 	if h.from != 0 && h.from <= safe {
-		return nil, &SnapshotTooOldError{Snapshot: h.from, SafePoint: safe, Table: h.db.ownSafePoint(h.cell.Table, safe)}
+		return nil, h.tooOld(h.from, safe)
 	}
 	h.done = h.whole && len(h.page) == 0
 	for i := range versions {
@@ -115,16 +116,23 @@ func (h *history) next(ctx context.Context) ([]CellVersion, error) {
 			h.done = true
 			return versions[:i], nil
 		}
-		if missing[i] != 0 {
+		switch {
+		case missing[i] == 0:
+		case h.last == 0 && h.asked < safe:
+			return nil, h.tooOld(h.asked, safe) // it was collected since the page was read
+		default:
 			return nil, missingData(h.cell, missing[i])
 		}
 		h.last = versions[i].Commit
 	}
-	if h.done && h.last == 0 && h.to < safe {
-		// What the cell had at to may be gone.
-		return nil, &SnapshotTooOldError{Snapshot: h.to, SafePoint: safe, Table: h.db.ownSafePoint(h.cell.Table, safe)}
+	if h.done && h.last == 0 && h.asked < safe {
+		return nil, h.tooOld(h.asked, safe) // what the cell had then may be gone
 	}
 	return versions, nil
+}
+
+func (h *history) tooOld(at, safe Timestamp) error {
+	return &SnapshotTooOldError{Snapshot: at, SafePoint: safe, Table: h.db.ownSafePoint(h.cell.Table, safe)}
 }
 
 // read reads the next page. The first one shows no lock at or below to: a transaction that
@@ -145,6 +153,7 @@ func (h *history) read(ctx context.Context) error {
 		if h.from > h.to {
 			return fmt.Errorf("%w: it was asked for from %v on, and the oracle is at %v", ErrSnapshotInFuture, h.from, now)
 		}
+		h.asked = h.to
 		picks = append(picks, rowstore.Selector{Family: rowstore.Lock, Column: h.cell.Column, To: h.to, Limit: 1})
 	}
 	picks = append(picks, rowstore.Selector{Family: rowstore.Write, Column: h.cell.Column, From: h.from, To: h.to, Limit: historyPage})

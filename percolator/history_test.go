@@ -13,6 +13,7 @@ import (
 
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 )
 
 // histories reads a history as "value@index of the commit", the newest first.
@@ -338,4 +339,39 @@ func TestScanTimestamps(t *testing.T) {
 			require.Nil(t, row.Timestamps)
 		}
 	})
+}
+
+// The history up to a time below the safe point, of which a collection removes the long values between the look at the versions and the call for their
+// values: what the cell had then is gone, and nothing is damaged. So is a history of several pages.
+func TestCollectionOfTheLongValuesOfAHistory(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{1, historyPage + 3} {
+		w := newWorld(t)
+		c, reader := w.client(), w.client()
+		var at Timestamp
+		for range n {
+			at = updateAt(t, c, longText, rowA)
+		}
+		set(t, c.DB, rowA, "newer")
+		w.clock.advance(2 * worldRetention)
+		set(t, c.DB, rowA, "newest")
+		p := reader.hold(t, func(x *call) bool {
+			return x.Kind == faultstore.CallRead && len(x.Reads) > 0 && x.Reads[0].Selectors[0].Family == rowstore.Data
+		})
+		var got []CellVersion
+		done := async(func() (err error) {
+			got, err = histories(t, reader, rowA, 0, at)
+			return err
+		})
+		p.wait()
+		report, err := w.collect(c, 0)
+		require.NoError(t, err)
+		p.release(pass)
+		err = w.finish(done)
+		var old *SnapshotTooOldError
+		require.ErrorAs(t, err, &old, "of %d versions", n)
+		require.Equal(t, at, old.Snapshot)
+		require.Equal(t, report.SafePoint, old.SafePoint)
+		require.Empty(t, got)
+	}
 }
