@@ -59,7 +59,12 @@ func (tx *Txn) Commit(ctx context.Context) (err error) {
 		return fmt.Errorf("percolator: committing: %w", err)
 	}
 	err = tx.commitAnyWay(ctx)
-	if err == nil && tx.opt.committedAt != nil {
+	switch {
+	case errors.Is(err, ErrConflict):
+		db.count.conflicts.Add(1)
+	case errors.Is(err, ErrUndetermined):
+		db.count.undetermined.Add(1)
+	case err == nil && tx.opt.committedAt != nil:
 		*tx.opt.committedAt = tx.commit
 	}
 	return err
@@ -100,14 +105,9 @@ func (tx *Txn) commitAnyWay(ctx context.Context) error {
 		tx.commit = c.commit
 		c.hintWrites(c.commit)
 		return nil
-	case errors.Is(err, ErrConflict):
-		db.count.conflicts.Add(1)
-	case unknown:
-		db.count.undetermined.Add(1)
-		if c.primary >= 0 {
-			// It commits no later, if it does. What may still be under way sets c.commit.
-			c.hintWrites(c.bound())
-		}
+	case unknown && c.primary >= 0:
+		// It commits no later, if it does. What may still be under way sets c.commit.
+		c.hintWrites(c.bound())
 	}
 	return fmt.Errorf("percolator: committing: %w", err)
 }
@@ -430,8 +430,11 @@ func (c *committer) askUntilAnswered(ctx context.Context, ask func() (txnState, 
 
 func (c *committer) conflict(cell Cell, with Timestamp, reason string) error {
 	if cell.Table == format.TableNotices {
-		// A cell that the caller knows. Writes are in the order of their tables, and this one is the first.
-		if cell = c.writes[len(c.writes)-1].cell; len(c.tx.weak) > 0 {
+		// A cell that the caller knows. Tables of the caller's may come before this one, and behind it.
+		if i := slices.IndexFunc(c.writes, func(w write) bool { return !format.Reserved(w.cell.Table) }); i >= 0 {
+			cell = c.writes[i].cell
+		}
+		if len(c.tx.weak) > 0 {
 			cell = c.tx.weak[0]
 		}
 	}

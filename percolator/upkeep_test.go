@@ -113,3 +113,58 @@ func TestReadOfManyIndexedCellsHoldsLittle(t *testing.T) {
 	}))
 	require.Equal(t, map[string][]byte{"00": body(0), fmt.Sprint(cells - 1): body(cells - 1)}, olds)
 }
+
+// A commit that ends with a conflict counts as such, also if nothing was sent so far: the upkeep of an index has met it.
+func TestConflictsOfTheUpkeepCount(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c, _ := indexed(t, w)
+	u := byValue()
+	u.Keep = func(context.Context, *Txn, []RowChange) error {
+		return fmt.Errorf("wrapped: %w", &ConflictError{})
+	}
+	require.NoError(t, c.KeepIndex(u))
+	tx := begin(t, c)
+	require.NoError(t, tx.Set(Cell{"t", "r", "v"}, []byte("x")))
+	require.ErrorIs(t, tx.Commit(t.Context()), ErrConflict)
+	require.EqualValues(t, 1, c.Stats().Conflicts)
+	require.Zero(t, c.Stats().Undetermined)
+}
+
+// A run whose observer was removed since it began conflicts before it sends anything. That counts too.
+func TestConflictOfARemovedObserverCounts(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.observed("t", "v", "o")
+	c := w.client()
+	var wk *Worker
+	wk = watching(t, c, Observer{Name: "o", Func: func(ctx context.Context, tx *Txn, _ Cell) error {
+		if err := c.RemoveObserver(ctx, "o"); err != nil {
+			return err
+		}
+		_, err := c.loadCatalog(ctx)
+		return errors.Join(err, tx.Set(rowB, []byte("1")))
+	}})
+	set(t, c.DB, rowA, "1")
+	require.Equal(t, runConflict, look(t, wk, rowA))
+	require.EqualValues(t, 1, c.Stats().Conflicts)
+}
+
+// A conflict names a cell of the caller's, and not the one that the library has added as the primary. The names of the caller's tables sort before it and behind it.
+func TestConflictNamesACellOfTheCaller(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	for _, tables := range [][]string{{"\x00odd"}, {"\x00odd", "\x00p"}, {"\x00odd", "t"}, {"t"}} {
+		tx := begin(t, c)
+		cm := &committer{tx: tx, start: tx.start}
+		for _, table := range tables {
+			cm.writes = append(cm.writes, write{cell: Cell{table, "r", "v"}.stored()})
+		}
+		cm.ownPrimary()
+		var conflict *ConflictError
+		require.ErrorAs(t, cm.conflict(cm.primaryCell(), 0, "somebody was first"), &conflict)
+		require.Equal(t, Cell{tables[0], "r", "v"}, conflict.Cell)
+		require.NoError(t, tx.Rollback(t.Context()))
+	}
+}

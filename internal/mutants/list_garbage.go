@@ -98,7 +98,7 @@ var garbageMutants = []mutant{
 	{"replaced-is-not-hinted", "Garbage collection: what replaces or deletes is hinted", "TestWhatIsHinted", one(hintsGo,
 		"if w := &writes[i]; !w.first || w.kind != format.KindPut {", "if w := &writes[i]; w.kind != format.KindPut {")},
 	{"undetermined-is-not-hinted", "Garbage collection: what may have been replaced is hinted", "TestUndeterminedIsHinted", one(commitGo,
-		"\t\tif c.primary >= 0 {\n\t\t\t// It commits", "\t\tif c.primary < 0 {\n\t\t\t// It commits")},
+		"\tcase unknown && c.primary >= 0:\n", "\tcase unknown && c.primary < 0:\n")},
 	{"hint-of-an-open-span-removed", "Garbage collection: a hint is removed if its span is over", "TestHintOfASpan", one(gcHintsGo,
 		"\t\tif v == nil || v.TS <= safe { //", "\t\tif v == nil || v.TS <= safe || safe > 0 { //")},
 	{"hints-of-an-ended-span-are-lost", "Garbage collection: what a call could not store waits, also if its span has ended meanwhile", "TestHintsOfAnEndedSpanWait", one(hintsGo,
