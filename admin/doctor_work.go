@@ -160,7 +160,7 @@ func (d *doctor) collection(ctx context.Context) error {
 	case g.SafePoint != 0 && g.HeldBy == "" && g.Behind > g.Retention:
 		d.wrong("gc-late", change, "garbage was collected up to %v ago, and the retention is %v: the data grows", g.Age, g.Retention)
 	case g.SafePoint == 0 && g.Due > 0:
-		if age := since(d.cat.now, g.oldest); age > 2*g.Retention {
+		if age := since(d.cat.now, g.oldest); age-g.Retention > g.Retention { // twice it may be more than a Span holds
 			d.wrong("gc-late", change, "garbage was never collected, and the oldest that is known of has waited for %v; the retention is %v: the data grows", age, g.Retention)
 		}
 	}

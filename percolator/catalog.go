@@ -469,7 +469,7 @@ func (db *DB) useFor(ctx context.Context, s *snapshot) (*catalogView, error) {
 	local := db.clock.Now()
 	v := db.beginUse()
 	db.refreshSoon(v, local)
-	if now := s.start.Add(local.Sub(s.began)); now.Sub(v.asOf) < v.lease*2/3 {
+	if now := s.start.Add(local.Sub(s.began)); now.Sub(v.asOf) < v.lease/3*2 {
 		return v, nil
 	}
 	db.endUse(v, false)
@@ -485,7 +485,7 @@ func (db *DB) useFor(ctx context.Context, s *snapshot) (*catalogView, error) {
 func (db *DB) catalogFor(ctx context.Context, now Timestamp) (*catalogView, error) {
 	v := db.known()
 	db.refreshSoon(v, db.clock.Now())
-	if now.Sub(v.asOf) < v.lease*2/3 {
+	if now.Sub(v.asOf) < v.lease/3*2 {
 		return v, nil
 	}
 	return db.loadCatalog(ctx)

@@ -35,7 +35,7 @@ func (p *gcPass) full() bool {
 	if p.all || v.HintsFrom == 0 || v.swept < v.HintsFrom {
 		return true
 	}
-	return p.within == 0 && p.rest.Sub(v.swept) >= gcFullAfter*v.at(v.asOf).Retention
+	return p.within == 0 && p.rest.Sub(v.swept)/gcFullAfter >= v.at(v.asOf).Retention // which may be too long to be multiplied
 }
 
 // raiseToHints makes a catalog one of version 5 once no older program is at work, and notes from when on every

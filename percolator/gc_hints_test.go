@@ -525,3 +525,72 @@ func TestLookAtLongValuesIsBounded(t *testing.T) {
 	require.Greater(t, most, size)
 	require.Less(t, most, 2*gcBytes)
 }
+
+// Ten of the longest retentions are more than a Duration holds: a collection looks at every row no more often for that.
+func TestCollectionsOfALongRetention(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client(WithSettings(Settings{MaxTxnAge: worldAge, Retention: 40 * 365 * 24 * time.Hour, CatalogLease: worldLease}))
+	set(t, c.DB, rowA, "1")
+	full := 0
+	for range 4 {
+		report, err := w.collectBy(c, GCOptions{})
+		require.NoError(t, err)
+		if report.Full {
+			full++
+		}
+		w.clock.advance(time.Hour)
+	}
+	require.LessOrEqual(t, full, 2, "one is the first of all, and one the first that finds the catalog raised")
+}
+
+// Somebody asks for the outcome of a transaction from long ago, of which there is no trace, and so leaves a mark at its start. A collection of hints finds it.
+func TestHintOfAnOldFence(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	set(t, c.DB, rowA, "1") // a trace of the transaction would be there
+	old := mustNow(t, c)
+	for range 2 { // all rows were looked at, also since hints are stored
+		w.clock.advance(3 * hintSpanMost)
+		_, err := w.collect(c, 0)
+		require.NoError(t, err)
+	}
+	_, err := c.OutcomeOf(t.Context(), &UndeterminedError{Start: old, Primary: rowA})
+	require.ErrorIs(t, err, ErrSnapshotTooOld)
+	row := w.raw(rowA)
+	require.Len(t, row.All(rowstore.Mark, "v"), 1)
+	for range 2 {
+		w.clock.advance(worldRetention + hintSpanMost)
+		w.hintedCollect(c)
+	}
+	row = w.raw(rowA)
+	require.Empty(t, row.All(rowstore.Mark, "v"))
+}
+
+// The long value of a transaction that was rolled back lies below more versions of its column than a collection sees. That goes with the next one, since
+// the row is hinted anew.
+func TestOrphanBelowADeepColumn(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	for range 2 { // all rows were looked at, also since hints are stored
+		w.clock.advance(worldRetention)
+		_, err := w.collect(c, 0)
+		require.NoError(t, err)
+	}
+	orphan := mustNow(t, c)
+	_, err := w.mem.Apply(t.Context(), []rowstore.Mutation{{Table: "t", Row: "a", Edits: []rowstore.Edit{rowstore.Put(rowstore.Data, "v", orphan, []byte(longText))}}}, rowstore.ApplyOptions{})
+	require.NoError(t, err)
+	w.clock.advance(time.Second)
+	for i := range 3 * gcShallow {
+		set(t, c.DB, rowA, fmt.Sprint(i))
+	}
+	for range 3 {
+		w.clock.advance(2 * worldRetention)
+		w.hintedCollect(c)
+	}
+	row := w.raw(rowA)
+	require.Len(t, row.All(rowstore.Write, "v"), 1)
+	require.Empty(t, row.All(rowstore.Data, "v"))
+}

@@ -113,7 +113,8 @@ func (g *gcRow) drop(column string, acks []acknowledgment, drop []rowstore.Versi
 // the versions above the safe point, only the oldest may have begun below it. If the
 // column has more versions above than the scan showed, that oldest one is not known,
 // and the column waits for a later collection. Data below the oldest version that was
-// shown belongs to a deep column and is already gone.
+// shown belongs to a deep column. That of its versions is already gone; whether there is other data, a later
+// collection shows, which finds fewer versions.
 func (g *gcRow) orphans(column string, above int, below []rowstore.Version, known map[Timestamp]bool) {
 	data := g.row.All(rowstore.Data, column)
 	if above == gcShallow {
@@ -125,10 +126,13 @@ func (g *gcRow) orphans(column string, above int, below []rowstore.Version, know
 		oldest = below[len(below)-1].TS
 	}
 	for _, d := range data {
-		if d.TS < oldest || known[d.TS] {
+		if known[d.TS] {
 			continue
 		}
 		g.later = true // there may be more below, and a lock may be rolled back
+		if d.TS < oldest {
+			continue
+		}
 		if g.row.At(rowstore.Lock, column, d.TS) != nil {
 			continue
 		}

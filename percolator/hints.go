@@ -86,7 +86,8 @@ func (h *hints) add(v *catalogView, table, row string, at Timestamp, now func() 
 	// Erase has taken the row out of the hints from before, in which it is known. What is found later of a transaction from before, such as a lock of
 	// a dead process, leaves garbage after that too.
 	safe := v.erasedIn(Cell{Table: table, Row: row}.span())
-	at = max(at, safe+1)
+	// A collection of hints does not look far below the last collection of all rows. A transaction of which somebody asks may have begun long before it.
+	at = max(at, safe+1, v.safePoint)
 	span, hash := v.hintSpanOf(table, at), maphash.String(h.seed, row)
 	span.from = max(span.from, safe)
 	h.mu.Lock()

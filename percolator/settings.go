@@ -195,7 +195,8 @@ func (db *DB) date(ctx context.Context, announced format.Settings) (stands bool,
 		if err != nil {
 			return false, err
 		}
-		v.NextFrom = now.Add(2*settingsOf(v.Current).CatalogLease) + 1
+		lease := settingsOf(v.Current).CatalogLease // twice it may be more than a Duration holds
+		v.NextFrom = now.Add(lease).Add(lease) + 1
 		v.Next = dateTables(&v.Current, v.Next, v.NextFrom)
 		return true, nil
 	})

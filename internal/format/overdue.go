@@ -13,7 +13,8 @@ func (s *Settings) Overdue(now, safe Timestamp) time.Duration {
 // be time for a collection.
 func (s *Settings) TableOverdue(now, safe Timestamp, table string, point TableSafePoint) time.Duration {
 	of := s.Of(table)
-	if of.Since == 0 && point.SafePoint == 0 || of.Since != 0 && now.Sub(of.Since) < millis(s.MaxTxnAgeMs)+2*millis(of.RetentionMs) {
+	// Half the time against the retention: twice the retention may be more than a Duration holds.
+	if of.Since == 0 && point.SafePoint == 0 || of.Since != 0 && (now.Sub(of.Since)-millis(s.MaxTxnAgeMs))/2 < millis(of.RetentionMs) {
 		return 0
 	}
 	return overdue(now, max(safe, point.SafePoint), of.RetentionMs)

@@ -31,3 +31,12 @@ func TestOverdue(t *testing.T) {
 	require.Equal(t, 101*time.Hour+time.Minute, s.TableOverdue(at(101*time.Hour+2*time.Minute), at(0), "made shorter", TableSafePoint{}))
 	require.Zero(t, s.TableOverdue(at(200*time.Hour), 0, "made shorter", TableSafePoint{}), "nothing was ever collected")
 }
+
+// Twice the longest retentions are more than a Duration holds.
+func TestTableOverdueOfALongRetention(t *testing.T) {
+	t.Parallel()
+	s := Settings{MaxTxnAgeMs: 1, CatalogLeaseMs: 1, RetentionMs: MostMs}
+	s.Tables = []Table{{Name: []byte("t"), RetentionMs: MostMs - MostMs/4, Since: 1 << 18}}
+	now := Timestamp(0).Add(time.Duration(MostMs-MostMs/8) * time.Millisecond)
+	require.Zero(t, s.TableOverdue(now, 1, "t", TableSafePoint{}), "it need not have been collected by its own retention so far")
+}

@@ -155,7 +155,7 @@ var controlMutants = []mutant{
 	{"erased-rows-are-taken-for-hinted", "Erased ranges: what is written after an erasure is hinted anew", "TestScheduleE_HintsAfterwards", one(hintsGo,
 		"\tspan.from = max(span.from, safe)\n", "")},
 	{"late-marks-are-taken-for-hinted", "Erased ranges: what a transaction from before leaves later is hinted anew", "TestScheduleE_LateMarkIsHinted", one(hintsGo,
-		"\tat = max(at, safe+1)\n", "\tif safe >= at {\n\t\tsafe = 0\n\t}\n")},
+		"\tat = max(at, safe+1, v.safePoint)\n", "\tif safe >= at {\n\t\tsafe = 0\n\t}\n")},
 	{"erased-row-is-hinted-by-a-collection", "Erased ranges: a collection does not name what was erased since it began", "TestScheduleE_CollectionHintsLate", one(gcRemoveGo,
 		".span()) > c.view.asOf })", ".span()) > oracle.Max })")},
 	{"missed-history-stays", "Erased ranges: a collection that has missed a row is made once more", "TestScheduleE_ReceiptOfTwoRounds", one(eraseGo,
