@@ -48,7 +48,9 @@ func (c *valueChecker) cycles() {
 		permitted.enough = func() bool { return len(c.r.Permitted) >= c.r.examples }
 		if c.o.Judge == ByRecord {
 			s := &cycleSearch{c: c, f: f, view: *all, levels: levels, report: c.r.cycle(true, c)}
-			s.view.only = func(txn int32) bool { return c.h[txn].Isolation == Serializable }
+			// The mixed serialization graph (Adya, Liskov and O'Neil, ICDE 2000): whoever writes, nobody may overwrite what a
+			// serializable transaction has read before it commits, and a transaction under snapshot isolation puts up with that.
+			s.view.keeps = func(txn int32) bool { return c.h[txn].Isolation == Serializable }
 			s.plain(forbidden.nodes)
 			permitted.skip = s.nodes
 		}
@@ -323,7 +325,7 @@ func (s *cycleSearch) shortest(v *view, nodes []int32, first edgeKind, want goal
 		}
 		for i := v.first[n]; i < v.first[n+1]; i++ {
 			e := &v.edges[i]
-			if e.kind&first == 0 || e.kind&v.kinds == 0 || e.level > v.level || !s.in(e.to) {
+			if e.kind&first == 0 || !v.has(e) || !s.in(e.to) {
 				continue
 			}
 			if (best != nil || optional || want != goalAlternating && want != goalAny) && (starts >= maxStarts && best != nil || s.f.budget < 0) {

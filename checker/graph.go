@@ -86,8 +86,15 @@ type view struct {
 	// there is one that snapshot isolation forbids (Cerone and Gotsman, Analysing
 	// Snapshot Isolation, JACM 2018, theorem 9).
 	alternating bool
-	// only, if not nil, tells which transactions are in the view.
-	only func(txn int32) bool
+	// keeps, if not nil, tells whose read-write edges are in the view: those of the
+	// transactions whose reads nobody may overwrite before they commit.
+	keeps func(txn int32) bool
+}
+
+// has tells whether an edge is in the view. A read-write edge leaves a transaction
+// always, also where it enters a virtual node.
+func (v *view) has(e *edge) bool {
+	return e.kind&v.kinds != 0 && e.level <= v.level && (e.kind != edgeRW || v.keeps == nil || v.keeps(e.from))
 }
 
 // size is the number of nodes.
@@ -109,10 +116,7 @@ func (v *view) base(node int32) int32 {
 // follow gives the node to which an edge leads from a node, -1 if it is not in the
 // view.
 func (v *view) follow(node int32, e *edge) int32 {
-	if e.kind&v.kinds == 0 || e.level > v.level {
-		return -1
-	}
-	if v.only != nil && v.real(e.to) && !v.only(e.to) {
+	if !v.has(e) {
 		return -1
 	}
 	if !v.alternating {
@@ -153,7 +157,7 @@ func (v *view) components() [][]int32 {
 		frames = append(frames, frame{node, v.first[v.base(node)]})
 	}
 	for root := range n {
-		if index[root] != 0 || v.only != nil && v.real(v.base(root)) && !v.only(v.base(root)) {
+		if index[root] != 0 {
 			continue
 		}
 		enter(root)
@@ -288,7 +292,7 @@ func (f *finder) cycle(v *view, first int32, want goal, in func(node int32) bool
 			f.budget--
 			for i := v.first[s.node]; i < v.first[s.node+1]; i++ {
 				e := &v.edges[i]
-				if e.kind&v.kinds == 0 || e.level > v.level || !in(e.to) {
+				if !v.has(e) || !in(e.to) {
 					continue
 				}
 				state, ok := follow(s.state, e, want)

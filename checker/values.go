@@ -14,6 +14,8 @@ type Judge int
 const (
 	// ByRecord judges by the level that each transaction asked for: all of them by
 	// snapshot isolation, and the serializable ones among themselves as serializable.
+	// Transactions under snapshot isolation may stand between these: a cycle is an
+	// anomaly if each of its read-write dependencies begins at a serializable one.
 	ByRecord Judge = iota
 	// AsSnapshotIsolation judges every transaction by snapshot isolation.
 	AsSnapshotIsolation
