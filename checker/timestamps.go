@@ -37,6 +37,8 @@ type TimestampOptions struct {
 // CheckTimestamps judges a history by its timestamps, in O(n log n). These must hold:
 //
 //   - A transaction does not contradict its own operations.
+//   - The start and the commit timestamps of those committed transactions that have both
+//     are all different, as those of one oracle are.
 //   - Every read, whatever the outcome of its transaction, found the newest version
 //     that was committed at or below the start timestamp.
 //   - No two committed transactions that wrote the same key overlap. Nor does a
@@ -166,13 +168,15 @@ func (c *tsChecker) addf(kind Kind, text func() string, txns ...int) {
 	})
 }
 
-// timestamps looks for timestamps that an oracle cannot have given.
+// timestamps looks for timestamps that an oracle cannot have given. Each transaction draws its own, so those of the committed ones that wrote
+// are all different. Snapshots of the past may have any.
 func (c *tsChecker) timestamps() {
-	type commit struct {
-		ts  oracle.Timestamp
-		txn int32
+	type drawn struct {
+		ts    oracle.Timestamp
+		txn   int32
+		start bool
 	}
-	var commits []commit
+	var all []drawn
 	for i := range c.h {
 		t := &c.h[i]
 		if t.Outcome != Committed || t.Commit == 0 {
@@ -181,13 +185,28 @@ func (c *tsChecker) timestamps() {
 		if t.Commit <= t.Start {
 			c.add(KindTimestamps, fmt.Sprintf("%s is committed at %d, not after its start at %d", c.h.name(i), uint64(t.Commit), uint64(t.Start)), i)
 		}
-		commits = append(commits, commit{t.Commit, int32(i)})
-	}
-	slices.SortFunc(commits, func(a, b commit) int { return cmp.Compare(a.ts, b.ts) })
-	for i := 1; i < len(commits); i++ {
-		if a, b := commits[i-1], commits[i]; a.ts == b.ts {
-			c.add(KindTimestamps, fmt.Sprintf("%s and %s are both committed at %d", c.h.name(int(a.txn)), c.h.name(int(b.txn)), uint64(a.ts)), int(a.txn), int(b.txn))
+		all = append(all, drawn{t.Commit, int32(i), false})
+		if t.Start != 0 && !t.AsOf {
+			all = append(all, drawn{t.Start, int32(i), true})
 		}
+	}
+	slices.SortStableFunc(all, func(a, b drawn) int { return cmp.Compare(a.ts, b.ts) })
+	for i := 1; i < len(all); i++ {
+		a, b := all[i-1], all[i]
+		if a.ts != b.ts || a.txn == b.txn {
+			continue
+		}
+		text := "%s and %s are both committed at %d"
+		switch {
+		case a.start && b.start:
+			text = "%s and %s both start at %d"
+		case a.start:
+			text = "%s starts when %s is committed, at %d"
+		case b.start:
+			text = "%s is committed when %s starts, at %d"
+		}
+		text = fmt.Sprintf(text, c.h.name(int(a.txn)), c.h.name(int(b.txn)), uint64(a.ts))
+		c.add(KindTimestamps, text, int(a.txn), int(b.txn))
 	}
 }
 
