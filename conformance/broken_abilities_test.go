@@ -27,6 +27,17 @@ var brokenAbilities = []brokenStore{
 			return outs, err
 		}
 	}, []string{"GroupIsAllOrNone", "GroupsAreIndependent", "GroupsUnderConcurrency", "RandomCallsAgainstMemory"}},
+	{"locks are judged before the rest of a group", func(b *broken) {
+		b.judgeGroupsEarly(isAbsentLock)
+		b.apply = func(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
+			outs, err := b.Store.Apply(ctx, muts, opts)
+			time.Sleep(gap) // locks stay for a while, as on a server
+			return outs, err
+		}
+	}, []string{"RandomRowsAreLinearizable", "NoUpdateIsLost"}},
+	{"marks are judged before the rest of a group", func(b *broken) { b.judgeGroupsEarly(isAbsentMark) }, []string{"FenceOrPrewrite", "RandomRowsAreLinearizable"}},
+	{"Present is judged before the rest of a group", func(b *broken) { b.judgeGroupsEarly(isPresent) }, []string{"CommitOrRollback"}},
+	{"AbsentAt is judged before the rest of a group", func(b *broken) { b.judgeGroupsEarly(isAbsentAt) }, []string{"FenceOrPrewrite"}},
 	{"a scan takes its timestamp for the last that was drawn", func(b *broken) {
 		b.scan = func(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
 			return func(yield func(rowstore.Row, error) bool) {

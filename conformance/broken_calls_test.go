@@ -133,6 +133,9 @@ var brokenCalls = []brokenStore{
 			return out, nil
 		}
 	}, []string{"CounterOnOneRow", "OneWinnerOfALock", "NoUpdateIsLost"}},
+	{"Present is judged before the rest", func(b *broken) { b.judgeEarly(isPresent) }, []string{"CommitOrRollback"}},
+	{"AbsentAt is judged before the rest", func(b *broken) { b.judgeEarly(isAbsentAt) }, []string{"FenceOrPrewrite"}},
+	{"marks are judged before the rest", func(b *broken) { b.judgeEarly(isAbsentMark) }, []string{"FenceOrPrewrite"}},
 	{"marks can sink", func(b *broken) {
 		b.eachMutation(func(m rowstore.Mutation) rowstore.Mutation {
 			if len(m.Edits) == 1 && m.Edits[0].Family == rowstore.Mark && m.Edits[0].Kind == rowstore.DoPut && len(m.Conditions) == 0 {

@@ -23,6 +23,8 @@ func concurrencyTests() []test {
 		{"AcknowledgedIsVisible", Concurrency, acknowledgedIsVisible},
 		{"BatchesInOppositeOrders", Concurrency, batchesInOppositeOrders},
 		{"MarksOnlyRise", Concurrency, marksOnlyRise},
+		{"FenceOrPrewrite", Concurrency, fenceOrPrewrite},
+		{"CommitOrRollback", Concurrency, commitOrRollback},
 	}
 }
 
@@ -36,6 +38,21 @@ func apply1(h *harness, m rowstore.Mutation) (rowstore.Outcome, error) {
 		return rowstore.Outcome{}, fmt.Errorf("%d outcomes of one mutation", len(out))
 	}
 	return out[0], out[0].Err
+}
+
+// group1 is apply1 by a group, of a row that may be in one.
+func group1(h *harness, m rowstore.Mutation) (rowstore.Outcome, error) {
+	outs, err := grouper(h.s).Group(h.ctx, []rowstore.Group{{Mutations: []rowstore.Mutation{m}}})
+	if err != nil {
+		return rowstore.Outcome{}, fmt.Errorf("applying to row %q by a group: %w", m.Row, err)
+	}
+	if len(outs) != 1 {
+		return rowstore.Outcome{}, fmt.Errorf("%d outcomes of one group", len(outs))
+	}
+	if outs[0].Applied {
+		return rowstore.Outcome{Applied: true}, outs[0].Err
+	}
+	return outs[0].Outcome, outs[0].Err
 }
 
 // read1 reads one row of table "t" from any goroutine.
@@ -421,4 +438,77 @@ func marksOnlyRise(t testing.TB, e *env) {
 	}
 	require.NoError(t, g.Wait())
 	require.Equal(t, versions(ver(rowstore.Mark, "c", 200_000, "")), h.all("row"))
+}
+
+// fenceOrPrewrite has a transaction lock a row while somebody who found no trace of it there puts a mark in its way: one of the two
+// comes too late, and is told so.
+func fenceOrPrewrite(t testing.TB, e *env) {
+	oneOfTwo(t, e, false, [2]func(row string) rowstore.Mutation{
+		func(row string) rowstore.Mutation {
+			return mut(row, when(rowstore.Absent(rowstore.Write, "c", 5), rowstore.Absent(rowstore.Lock, "c", 0), rowstore.Absent(rowstore.Mark, "c", 5)),
+				write(ver(rowstore.Lock, "c", 5, "")))
+		},
+		func(row string) rowstore.Mutation {
+			return mut(row, when(rowstore.AbsentAt("c", 5)), rowstore.Put(rowstore.Mark, "c", 5, nil))
+		},
+	})
+}
+
+// commitOrRollback has a transaction take its lock for a write while somebody takes it for a mark.
+func commitOrRollback(t testing.TB, e *env) {
+	mine := when(rowstore.Present("c", 5))
+	oneOfTwo(t, e, true, [2]func(row string) rowstore.Mutation{
+		func(row string) rowstore.Mutation {
+			return mut(row, mine, rowstore.Delete(rowstore.Lock, "c", 5), write(ver(rowstore.Write, "c", 9, "")))
+		},
+		func(row string) rowstore.Mutation {
+			return mut(row, mine, rowstore.Delete(rowstore.Lock, "c", 5), rowstore.Put(rowstore.Mark, "c", 5, nil))
+		},
+	})
+}
+
+// oneOfTwo makes two changes of each of many rows at the same time, locked rows or empty ones. Each change rules the other one out.
+// Either may be a group.
+func oneOfTwo(t testing.TB, e *env, locked bool, changes [2]func(row string) rowstore.Mutation) {
+	h := e.harness(t)
+	group := grouper(h.s)
+	wins := [2]int{}
+	for i := range e.n(80, 24) {
+		row := key(i)
+		if locked {
+			h.put(row, write(ver(rowstore.Lock, "c", 5, "")))
+		}
+		var outs [2]rowstore.Outcome
+		var g errgroup.Group
+		begin := make(chan struct{})
+		for k := range changes {
+			who := (k + i/4) % 2 // either may be the first one to begin
+			change, call := changes[who], apply1
+			if i>>who&1 == 1 && group != nil && group.GroupKey("t", row) != "" {
+				call = group1
+			}
+			g.Go(func() (err error) {
+				<-begin
+				outs[who], err = call(h, change(row))
+				return err
+			})
+		}
+		close(begin)
+		require.NoError(t, g.Wait())
+		require.NotEqual(t, outs[0].Applied, outs[1].Applied, "row %q: one of the two changes happens: %+v", row, outs)
+		winner := 0
+		if outs[1].Applied {
+			winner = 1
+		}
+		wins[winner]++
+		// What is there is what the winner put, and nothing of the other.
+		want := []rowstore.Version{}
+		for _, edit := range changes[winner](row).Edits {
+			if edit.Kind == rowstore.DoPut {
+				want = append(want, norm1(rowstore.Version{Family: edit.Family, Column: edit.Column, TS: edit.TS, Value: edit.Value}))
+			}
+		}
+		require.Equal(t, want, h.all(row), "row %q, change %d", row, winner)
+	}
+	t.Logf("the first change won %d times, and the second one %d times", wins[0], wins[1])
 }

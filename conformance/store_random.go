@@ -319,6 +319,7 @@ func (r *modelRun) scan(t *rapid.T) {
 func randomRowsAreLinearizable(t testing.TB, e *env) {
 	h := e.harness(t)
 	rng := seeded(t)
+	group := grouper(h.s)
 	const workers, steps = 3, 8 // few, since the search is exponential in what overlaps
 	for round := range e.n(80, 20) {
 		row := key(round)
@@ -338,7 +339,7 @@ func randomRowsAreLinearizable(t testing.TB, e *env) {
 						value := fmt.Sprint(w, rng.IntN(2))
 						switch rng.IntN(6) {
 						case 0:
-							op.m = mut(row, when(rowstore.Absent(rowstore.Lock, "c", 0), rowstore.Absent(rowstore.Lock, "d", 0)),
+							op.m = mut(row, when(rowstore.Absent(rowstore.Lock, "c", 0), rowstore.Absent(rowstore.Lock, "d", 0), rowstore.Absent(rowstore.Mark, column, ts)),
 								write(ver(rowstore.Lock, "c", ts, value)), write(ver(rowstore.Lock, "d", ts, value)))
 						case 1:
 							op.m = mut(row, when(rowstore.Present(column, ts)), rowstore.Delete(rowstore.Lock, column, ts), write(ver(rowstore.Write, column, ts+1, value)))
@@ -351,6 +352,8 @@ func randomRowsAreLinearizable(t testing.TB, e *env) {
 						case 5:
 							op.m = mut(row, when(rowstore.Absent(rowstore.Notify, "c", ts), rowstore.Absent(rowstore.Mark, column, ts)))
 						}
+						// A change in one step and one in several meet in each row.
+						op.grouped = rng.IntN(3) == 0 && group != nil && group.GroupKey("t", row) != ""
 					}
 					call := clock.Add(1)
 					var answer rowAnswer
@@ -361,7 +364,11 @@ func randomRowsAreLinearizable(t testing.TB, e *env) {
 						}
 						answer.versions = norm(r.Versions)
 					} else {
-						out, err := apply1(h, op.m)
+						change := apply1
+						if op.grouped {
+							change = group1
+						}
+						out, err := change(h, op.m)
 						if err != nil {
 							return err
 						}
@@ -385,8 +392,9 @@ func randomRowsAreLinearizable(t testing.TB, e *env) {
 }
 
 type rowOp struct {
-	read bool
-	m    rowstore.Mutation
+	read    bool
+	grouped bool
+	m       rowstore.Mutation
 }
 
 type rowAnswer struct {

@@ -34,7 +34,7 @@ func workloadTests() []test {
 // bank has several processes move money and read all accounts, in the present and
 // in the past: the total is always the same.
 func bank(t testing.TB, e *env, level percolator.Isolation) {
-	e.eachWay(t, func(w *world) {
+	e.eachWayAndAll(t, func(w *world) {
 		rng := seeded(w)
 		const accounts, each = 12, 100
 		dbs := []*percolator.DB{w.db(), w.db(), w.db()}
@@ -145,8 +145,8 @@ func sumByScan(w *world, db *percolator.DB) (total int, err error) {
 
 // noUpdateIsLost counts in one cell from many goroutines and processes.
 func noUpdateIsLost(t testing.TB, e *env) {
-	e.eachWay(t, func(w *world) {
-		dbs := []*percolator.DB{w.db(), w.db()}
+	e.eachWayAndAll(t, func(w *world) {
+		dbs := []*percolator.DB{w.db(), w.db(), w.db()}
 		w.set(dbs[0], one, "0")
 		const workers = 6
 		rounds := e.n(15, 5)
@@ -157,7 +157,7 @@ func noUpdateIsLost(t testing.TB, e *env) {
 			g.Go(func() error {
 				for range rounds {
 					var n int
-					err := dbs[i%2].Update(w.ctx, func(tx *percolator.Txn) (err error) {
+					err := dbs[i%len(dbs)].Update(w.ctx, func(tx *percolator.Txn) (err error) {
 						if n, err = number(w.ctx, tx, one); err != nil {
 							return err
 						}

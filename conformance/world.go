@@ -29,6 +29,9 @@ type world struct {
 	ctx   context.Context //nolint:containedctx // of one test
 	inner rowstore.Store
 	way   []percolator.Option
+	// mixed, if there are any, are ways between which the DBs take turns instead.
+	mixed [][]percolator.Option
+	turn  int
 }
 
 // db opens a DB over a client of its own, closed when the test ends.
@@ -78,7 +81,12 @@ func (w *world) faulty(seed uint64, opts ...percolator.Option) (db *percolator.D
 
 func (w *world) over(s rowstore.Store, opts ...percolator.Option) *percolator.DB {
 	w.Helper()
-	all := slices.Concat([]percolator.Option{percolator.WithLogger(quiet), percolator.WithSettings(testSettings)}, longLease, w.e.cfg.db, w.way, opts)
+	way := w.way
+	if len(w.mixed) > 0 {
+		way = w.mixed[w.turn%len(w.mixed)]
+		w.turn++
+	}
+	all := slices.Concat([]percolator.Option{percolator.WithLogger(quiet), percolator.WithSettings(testSettings)}, longLease, w.e.cfg.db, way, opts)
 	db, err := percolator.New(w.ctx, s, all...)
 	require.NoError(w, err)
 	return db
@@ -145,6 +153,26 @@ var longLease = []percolator.Option{percolator.WithSessionLease(2 * time.Minute)
 func (e *env) eachWay(t testing.TB, run func(w *world)) {
 	t.Helper()
 	e.eachWayWith(t, false, run)
+}
+
+// eachWayAndAll is eachWay, and then a run in which the DBs take turns between the ways, as they may in a database: a large transaction takes
+// two phases where a small one takes one.
+func (e *env) eachWayAndAll(t testing.TB, run func(w *world)) {
+	t.Helper()
+	e.eachWay(t, run)
+	groups, draws, _ := e.abilities(t)
+	if !groups {
+		return
+	}
+	ways := [][]percolator.Option{{coretest.WithoutOnePhase()}, {coretest.WithoutGroups()}}
+	if draws {
+		ways = append(ways, nil)
+	}
+	sub(t, "Mixed", func(t testing.TB) {
+		w := e.world(t)
+		w.mixed = ways
+		run(w)
+	})
 }
 
 // eachLockingWay is eachWay without one phase, where nothing is ever locked.
