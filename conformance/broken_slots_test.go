@@ -162,6 +162,36 @@ var brokenSlots = []brokenStore{
 			return []rowstore.Row{r}
 		})
 	}, []string{"SlotsWhileOthersComeAndGo"}},
+	{"scans of slots count the rows that they have passed", func(b *broken) {
+		b.pagesByOffset(100, func(s rowstore.ScanRange) bool { return len(s.Slots) > 0 })
+	}, []string{"SlotsLoopMayClearWhatItScans"}},
+}
+
+// pagesByOffset has some scans read a page at a time, each from behind as many rows as were passed.
+func (b *broken) pagesByOffset(size int, some func(s rowstore.ScanRange) bool) {
+	b.scan = func(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
+		if !some(s) || s.Snapshot != nil || s.Limit > 0 {
+			return b.Store.Scan(ctx, s)
+		}
+		return func(yield func(rowstore.Row, error) bool) {
+			for passed := 0; ; passed += size {
+				page := s
+				page.Limit = passed + size
+				n := 0
+				for row, err := range b.Store.Scan(ctx, page) {
+					if n++; err == nil && n <= passed {
+						continue
+					}
+					if !yield(row, err) || err != nil {
+						return
+					}
+				}
+				if n < page.Limit {
+					return
+				}
+			}
+		}
+	}
 }
 
 // rowsOf collects a scan.

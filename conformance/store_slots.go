@@ -28,6 +28,7 @@ func slotTests() []test {
 		{"SlotsWithHints", Slots, slotsWithHints},
 		{"SlotsWithoutNotifications", Slots, slotsWithoutNotifications},
 		{"SlotsWhileOthersComeAndGo", Slots, slotsWhileOthersComeAndGo},
+		{"SlotsLoopMayClearWhatItScans", Slots, slotsLoopMayClearWhatItScans},
 		{"InvalidSlots", Slots, invalidSlots},
 		{"SlotsWhenTheContextEnds", Slots, slotsWhenTheContextEnds},
 		{"SlotsCostWhatTheyHold", Slots, slotsCostWhatTheyHold},
@@ -420,6 +421,14 @@ func slotsWhileOthersComeAndGo(t testing.TB, e *env) {
 	cancel()
 	require.NoError(t, g.Wait())
 	require.GreaterOrEqual(t, h.scansSlots(rowstore.ScanRange{Slots: allSlots()}), len(stay))
+}
+
+// slotsLoopMayClearWhatItScans clears notifications as a worker does, of more rows than a store reads at a time.
+func slotsLoopMayClearWhatItScans(t testing.TB, e *env) {
+	h := e.slots(t)
+	const n = 2500
+	fill(h, "t", n, func(int) []rowstore.Edit { return []rowstore.Edit{notified(5)} })
+	h.clearsWhatItVisits(rowstore.ScanRange{Table: "t", Slots: allSlots(), Selectors: []rowstore.Selector{pick(rowstore.Notify)}}, n)
 }
 
 func invalidSlots(t testing.TB, e *env) {
