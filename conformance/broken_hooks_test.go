@@ -35,6 +35,8 @@ var brokenHooked = []struct {
 		}
 		return k
 	}, []string{"TimestampsRiseOverReopening"}},
+	{"each process keeps what it has read", func() Hooked { return processes((*broken).keepsReads) }, []string{"SecondOpenOfAStoreInUse"}},
+	{"each process hears of its own changes alone", func() Hooked { return processes((*broken).hearsItself) }, []string{"SecondOpenOfAStoreInUse"}},
 	{"it never syncs", func() Hooked {
 		b := &breakable{Store: memstore.New()}
 		k := b.hooked()

@@ -224,55 +224,6 @@ func timestampsRiseOverReopening(t testing.TB, e *env) {
 	t.Logf("the last timestamp is %v ahead of the time", ahead2.Round(time.Millisecond))
 }
 
-// secondOpenOfAStoreInUse opens a store that is open already. Either the second open
-// returns an error, or both work on the same data.
-func secondOpenOfAStoreInUse(t testing.TB, e *env) {
-	h, k := e.hooked(t)
-	if k.Reopen == nil {
-		t.Skip("the store has no hook Reopen")
-	}
-	want := h.populate()
-	var second rowstore.Store
-	var err error
-	func() {
-		defer func() {
-			if p := recover(); p != nil {
-				t.Errorf("opening a store that is in use panicked: %v", p)
-			}
-		}()
-		second, err = k.Reopen(h.ctx)
-	}()
-	switch {
-	case t.Failed():
-		return
-	case err != nil:
-		t.Logf("refused: %v", err)
-		require.Nil(t, second, "an error and a store")
-	default:
-		other := &harness{TB: t, s: second, ctx: h.ctx}
-		require.Equal(t, want, other.contents())
-		h.put("one", write(ver(rowstore.Lock, "c", 5, "one")))
-		other.breaks("one", 0, ver(rowstore.Lock, "c", 5, "one"), rowstore.Absent(rowstore.Lock, "c", 0))
-		other.put("two", write(ver(rowstore.Lock, "c", 6, "two")))
-		h.breaks("two", 0, ver(rowstore.Lock, "c", 6, "two"), rowstore.Absent(rowstore.Lock, "c", 0))
-		if a, ok := rowstore.Unwrap[rowstore.OracleProvider](h.s); ok {
-			b, ok := rowstore.Unwrap[rowstore.OracleProvider](second)
-			require.True(t, ok)
-			var last oracle.Timestamp
-			for i := range 20 {
-				ts, err := []oracle.Oracle{a.Oracle(), b.Oracle()}[i%2].Draw(h.ctx, 1)
-				require.NoError(t, err)
-				require.Greater(t, ts, last, "both draw from the same timestamps")
-				last = ts
-			}
-		}
-		require.NoError(t, second.Close())
-	}
-	// The first is unharmed.
-	h.put("after", write(ver(rowstore.Write, "c", 5, "x")))
-	require.Len(t, h.all("after"), 1)
-}
-
 // brokenCallsTellTheTruth breaks calls at each moment. A change that was certainly
 // refused did not happen and never does; an acknowledged one happened; any other may
 // have.
