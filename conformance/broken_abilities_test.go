@@ -310,6 +310,31 @@ var brokenAbilities = []brokenStore{
 			})
 		}
 	}, []string{"WakeForEachRow"}},
+	{"what comes while a listener is busy is lost", func(b *broken) {
+		b.listen = func(ctx context.Context, wake func(rowstore.Wake)) error {
+			told := make(chan rowstore.Wake, 1)
+			ctx, cancel := context.WithCancel(ctx)
+			var telling sync.WaitGroup
+			telling.Go(func() {
+				for {
+					select {
+					case at := <-told:
+						wake(at)
+					case <-ctx.Done():
+						return
+					}
+				}
+			})
+			defer telling.Wait()
+			defer cancel()
+			return b.Store.Listen(ctx, func(at rowstore.Wake) {
+				select {
+				case told <- at:
+				default:
+				}
+			})
+		}
+	}, []string{"WakesWhileAListenerIsHeldUp"}},
 	{"a search for notifications walks over all rows", func(b *broken) {
 		b.scan = func(ctx context.Context, s rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
 			picks := s.Selectors

@@ -13,7 +13,8 @@ type Waker interface {
 	// Notify without putting a Lock (a commit, not a prewrite). Several mutations may
 	// share a call, and a call may come without one. Listen calls wake with the zero Wake
 	// once as soon as it listens. wake returns at once and is called from one goroutine at
-	// a time.
+	// a time. If it takes longer all the same, mutations do not wait for it, and Listen
+	// tells afterwards of what came meanwhile.
 	//
 	// Listen returns ctx.Err() when the context ended, and any other error when it
 	// lost the ability to listen; the caller calls again after a while.
