@@ -280,4 +280,11 @@ var controlMutants = []mutant{
 		" && !g.moot(own) {\n", " {\n")},
 	{"failures-go-by-age-alone", "Collection: what a newer registration has recorded lies above the safe point", "TestMootFailureRecords", one(gcRowGo,
 		"\tif g.view == nil || newest.TS > g.safe {\n", "\tif g.view == nil || newest == nil {\n")},
+	// What judges histories.
+	{"snapshot-isolation-hides-cycles", "How it is checked: transactions under snapshot isolation hide no cycle of serializable ones", "./checker TestSkewAroundSnapshotIsolation", one("checker/graph.go",
+		"v.keeps == nil || v.keeps(e.from))", "v.keeps == nil || v.keeps(e.from) && (!v.real(e.to) || v.keeps(e.to)))")},
+	{"snapshot-isolation-keeps-reads", "How it is checked: what a transaction under snapshot isolation has read may be overwritten", "./checker TestSkewAroundSnapshotIsolation", one("checker/cycles.go",
+		"return c.h[txn].Isolation == Serializable }", "return txn >= 0 }")},
+	{"starts-may-be-shared", "How it is checked: no two committed writers start at one timestamp", "./checker TestTimestampHistories", one("checker/timestamps.go",
+		"if t.Start != 0 && !t.AsOf {", "if t.Start != 0 && t.AsOf {")},
 }
