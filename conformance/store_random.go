@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -330,31 +331,9 @@ func randomRowsAreLinearizable(t testing.TB, e *env) {
 			rng := fork(rng)
 			g.Go(func() error {
 				for range steps {
-					op := rowOp{}
-					switch column := []string{"c", "d"}[rng.IntN(2)]; rng.IntN(5) {
-					case 0, 1:
-						op.read = true
-					default:
-						ts := rowstore.Timestamp(1 + rng.IntN(4)) //nolint:gosec // positive
-						value := fmt.Sprint(w, rng.IntN(2))
-						switch rng.IntN(6) {
-						case 0:
-							op.m = mut(row, when(rowstore.Absent(rowstore.Lock, "c", 0), rowstore.Absent(rowstore.Lock, "d", 0), rowstore.Absent(rowstore.Mark, column, ts)),
-								write(ver(rowstore.Lock, "c", ts, value)), write(ver(rowstore.Lock, "d", ts, value)))
-						case 1:
-							op.m = mut(row, when(rowstore.Present(column, ts)), rowstore.Delete(rowstore.Lock, column, ts), write(ver(rowstore.Write, column, ts+1, value)))
-						case 2:
-							op.m = mut(row, when(rowstore.Absent(rowstore.Write, column, ts)), write(ver(rowstore.Write, column, ts, value)), write(ver(rowstore.Notify, "c", ts, value)))
-						case 3:
-							op.m = mut(row, nil, rowstore.DeleteRange(rowstore.Write, column, ts, ts+1), rowstore.Delete(rowstore.Notify, "c", ts))
-						case 4:
-							op.m = mut(row, when(rowstore.AbsentAt(column, ts)), rowstore.Put(rowstore.Mark, column, ts, []byte(value)))
-						case 5:
-							op.m = mut(row, when(rowstore.Absent(rowstore.Notify, "c", ts), rowstore.Absent(rowstore.Mark, column, ts)))
-						}
-						// A change in one step and one in several meet in each row.
-						op.grouped = rng.IntN(3) == 0 && group != nil && group.GroupKey("t", row) != ""
-					}
+					op := anyRowOp(rng, row, w)
+					// A change in one step and one in several meet in each row.
+					op.grouped = !op.read && rng.IntN(3) == 0 && group != nil && group.GroupKey("t", row) != ""
 					call := clock.Add(1)
 					var answer rowAnswer
 					if op.read {
@@ -389,6 +368,26 @@ func randomRowsAreLinearizable(t testing.TB, e *env) {
 			t.Fatalf("no order of these calls on row %q explains their answers", row)
 		}
 	}
+}
+
+// anyRowOp is a random call on a row, of columns "c" and "d" and few timestamps.
+func anyRowOp(rng *rand.Rand, row string, worker int) rowOp {
+	if rng.IntN(5) < 2 {
+		return rowOp{read: true}
+	}
+	column := []string{"c", "d"}[rng.IntN(2)]
+	ts := rowstore.Timestamp(1 + rng.IntN(4)) //nolint:gosec // positive
+	value := fmt.Sprint(worker, rng.IntN(2))
+	ops := []rowstore.Mutation{
+		mut(row, when(rowstore.Absent(rowstore.Lock, "c", 0), rowstore.Absent(rowstore.Lock, "d", 0), rowstore.Absent(rowstore.Mark, column, ts)),
+			write(ver(rowstore.Lock, "c", ts, value)), write(ver(rowstore.Lock, "d", ts, value))),
+		mut(row, when(rowstore.Present(column, ts)), rowstore.Delete(rowstore.Lock, column, ts), write(ver(rowstore.Write, column, ts+1, value))),
+		mut(row, when(rowstore.Absent(rowstore.Write, column, ts)), write(ver(rowstore.Write, column, ts, value)), write(ver(rowstore.Notify, "c", ts, value))),
+		mut(row, nil, rowstore.DeleteRange(rowstore.Write, column, ts, ts+1), rowstore.Delete(rowstore.Notify, "c", ts)),
+		mut(row, when(rowstore.AbsentAt(column, ts)), rowstore.Put(rowstore.Mark, column, ts, []byte(value))),
+		mut(row, when(rowstore.Absent(rowstore.Notify, "c", ts), rowstore.Absent(rowstore.Mark, column, ts))),
+	}
+	return rowOp{m: ops[rng.IntN(len(ops))]}
 }
 
 type rowOp struct {

@@ -243,16 +243,21 @@ func scanLoopMayCallTheStore(t testing.TB, e *env) {
 func scanLoopMayEditWhatItScans(t testing.TB, e *env) {
 	h := e.harness(t)
 	const n = 2500
-	for _, s := range []rowstore.ScanRange{
-		{Selectors: []rowstore.Selector{pick(rowstore.Notify)}}, {Selectors: []rowstore.Selector{pick(rowstore.Notify)}, Reverse: true},
-		{Selectors: []rowstore.Selector{pick(rowstore.Write)}}, {Selectors: []rowstore.Selector{pick(rowstore.Write)}, Reverse: true},
-	} {
-		s.Table = "t"
+	for _, reverse := range []bool{false, true} {
 		fill(h, "t", n, func(i int) []rowstore.Edit {
 			return []rowstore.Edit{write(ver(rowstore.Notify, "c", 5, "x")), write(ver(rowstore.Write, "c", 5, fmt.Sprint(i)))}
 		})
-		h.clearsWhatItVisits(s, n)
+		h.clearsWhatItVisits(rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{pick(rowstore.Notify)}, Reverse: reverse}, n)
+		h.clearsWhatItVisits(rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{pick(rowstore.Write)}, Reverse: !reverse}, n)
 	}
+}
+
+// slotsLoopMayClearWhatItScans clears notifications as a worker does, of more rows than a store reads at a time.
+func slotsLoopMayClearWhatItScans(t testing.TB, e *env) {
+	h := e.slots(t)
+	const n = 2500
+	fill(h, "t", n, func(int) []rowstore.Edit { return []rowstore.Edit{notified(5)} })
+	h.clearsWhatItVisits(rowstore.ScanRange{Table: "t", Slots: allSlots(), Selectors: []rowstore.Selector{pick(rowstore.Notify)}}, n)
 }
 
 // clearsWhatItVisits deletes from n rows what a scan selects of them, at 5 in column "c", while the scan visits them. It visits each once.

@@ -423,14 +423,6 @@ func slotsWhileOthersComeAndGo(t testing.TB, e *env) {
 	require.GreaterOrEqual(t, h.scansSlots(rowstore.ScanRange{Slots: allSlots()}), len(stay))
 }
 
-// slotsLoopMayClearWhatItScans clears notifications as a worker does, of more rows than a store reads at a time.
-func slotsLoopMayClearWhatItScans(t testing.TB, e *env) {
-	h := e.slots(t)
-	const n = 2500
-	fill(h, "t", n, func(int) []rowstore.Edit { return []rowstore.Edit{notified(5)} })
-	h.clearsWhatItVisits(rowstore.ScanRange{Table: "t", Slots: allSlots(), Selectors: []rowstore.Selector{pick(rowstore.Notify)}}, n)
-}
-
 func invalidSlots(t testing.TB, e *env) {
 	h := e.slots(t)
 	h.put(rowsIn("t", 1, 5)[0], notified(5), write(ver(rowstore.Write, "c", 5, "x")))
