@@ -242,7 +242,7 @@ func scanLoopMayCallTheStore(t testing.TB, e *env) {
 // than a store reads at a time.
 func scanLoopMayEditWhatItScans(t testing.TB, e *env) {
 	h := e.harness(t)
-	const n = 2500
+	n := e.n(2500, 1500)
 	for _, reverse := range []bool{false, true} {
 		fill(h, "t", n, func(i int) []rowstore.Edit {
 			return []rowstore.Edit{write(ver(rowstore.Notify, "c", 5, "x")), write(ver(rowstore.Write, "c", 5, fmt.Sprint(i)))}
@@ -255,7 +255,7 @@ func scanLoopMayEditWhatItScans(t testing.TB, e *env) {
 // slotsLoopMayClearWhatItScans clears notifications as a worker does, of more rows than a store reads at a time.
 func slotsLoopMayClearWhatItScans(t testing.TB, e *env) {
 	h := e.slots(t)
-	const n = 2500
+	n := e.n(2500, 1500)
 	fill(h, "t", n, func(int) []rowstore.Edit { return []rowstore.Edit{notified(5)} })
 	h.clearsWhatItVisits(rowstore.ScanRange{Table: "t", Slots: allSlots(), Selectors: []rowstore.Selector{pick(rowstore.Notify)}}, n)
 }
@@ -265,7 +265,7 @@ func (h *harness) clearsWhatItVisits(s rowstore.ScanRange, n int) {
 	h.Helper()
 	seen := map[string]int{}
 	var visited []rowstore.Mutation
-	clear := func() {
+	remove := func() {
 		for i, o := range h.apply(visited...) {
 			require.True(h, o.Applied, "%+v", visited[i])
 		}
@@ -277,11 +277,11 @@ func (h *harness) clearsWhatItVisits(s rowstore.ScanRange, n int) {
 		visited = append(visited, mut(row.Row, nil, rowstore.Delete(s.Selectors[0].Family, "c", 5)))
 		// The first ones at once, as a worker does, and the others in batches.
 		if len(seen) <= 100 || len(visited) == 50 {
-			clear()
+			remove()
 		}
 	}
 	if len(visited) > 0 {
-		clear()
+		remove()
 	}
 	require.Len(h, seen, n, "each row that matched when the scan passed it is visited (%+v)", s)
 	for r, times := range seen {
