@@ -89,7 +89,7 @@ func TestMootFailureRecords(t *testing.T) {
 		own, ack := format.FailureColumn(test.observer, "v"), format.AckColumn(test.observer, "v")
 		row := &rowstore.Row{Table: "t", Row: "r", Versions: []rowstore.Version{write(own, test.at, test.failure.Encode())}}
 		if test.acked > 0 {
-			row.Versions = append(row.Versions, write(ack, test.acked+1, format.EncodeAck(test.acked)))
+			row.Versions = append([]rowstore.Version{write(ack, test.acked+1, format.EncodeAck(test.acked))}, row.Versions...)
 		}
 		view := &catalogView{observed: map[columnName]registrations{{"t", "v"}: {names: []string{"o"}, since: []Timestamp{since}, old: []bool{false}}}}
 		g := &gcRow{row: row, table: "t", safe: safe, view: view}
