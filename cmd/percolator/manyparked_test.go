@@ -114,7 +114,7 @@ func TestNoParkedRunHoldsUpOthers(t *testing.T) {
 // TestManyFailedRuns: the first few are named, and the others counted.
 func TestManyFailedRuns(t *testing.T) {
 	t.Parallel()
-	var f failedRuns
+	var f failedRunsError
 	for i := range 5 {
 		f.add(&admin.Parked{Observer: "o", Cell: admin.Cell{Table: "t", Row: admin.Bytes(fmt.Sprint(i)), Column: "c"}}, percolator.ErrTooLarge)
 	}

@@ -305,7 +305,7 @@ const parkedPage = 1000
 
 // eachParked calls f for the parked runs of an observer, or of all, from a point on, and counts those for which it did what it should. It goes on behind a run that
 // nothing can be done for, so that no run holds up others. An error says where to go on: there may be a great many of other observers between them, and a call has its time.
-func eachParked(ctx context.Context, r *admin.Reader, observer string, from admin.Bytes, f func(percolator.ParkedRun) error) (n int, failed failedRuns, err error) {
+func eachParked(ctx context.Context, r *admin.Reader, observer string, from admin.Bytes, f func(percolator.ParkedRun) error) (n int, failed failedRunsError, err error) {
 	for {
 		runs, next, err := r.Parked(ctx, observer, from, parkedPage)
 		for i := range runs {
@@ -335,8 +335,8 @@ func ofOneRun(err error) bool {
 	return errors.Is(err, percolator.ErrTooLarge) || errors.Is(err, percolator.ErrCorrupt) || errors.Is(err, percolator.ErrInvalid)
 }
 
-// failedRuns are parked runs for which nothing could be done. As an error it names the first few.
-type failedRuns struct {
+// failedRunsError are parked runs for which nothing could be done. As an error it names the first few.
+type failedRunsError struct {
 	n     int
 	first []error
 }
@@ -344,7 +344,7 @@ type failedRuns struct {
 // mostNamed is how many failed runs are named.
 const mostNamed = 3
 
-func (f *failedRuns) add(run *admin.Parked, err error) {
+func (f *failedRunsError) add(run *admin.Parked, err error) {
 	if f.n++; f.n > mostNamed {
 		return
 	}
@@ -354,7 +354,7 @@ func (f *failedRuns) add(run *admin.Parked, err error) {
 	f.first = append(f.first, fmt.Errorf("%v %v: %w", run.Observer.Word(), run.Cell, err))
 }
 
-func (f *failedRuns) Error() string {
+func (f *failedRunsError) Error() string {
 	var said []string
 	for _, err := range f.first {
 		said = append(said, err.Error())
@@ -365,10 +365,10 @@ func (f *failedRuns) Error() string {
 	return strings.Join(said, "; ")
 }
 
-func (f *failedRuns) Unwrap() []error { return f.first }
+func (f *failedRunsError) Unwrap() []error { return f.first }
 
 // also names the failed runs behind another error.
-func (f *failedRuns) also() string {
+func (f *failedRunsError) also() string {
 	if f.n == 0 {
 		return ""
 	}
