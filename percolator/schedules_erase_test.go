@@ -420,8 +420,13 @@ func TestEraseRefuses(t *testing.T) {
 	w := newWorld(t)
 	c := w.client()
 	for _, r := range []Range{
-		{}, {Table: "t", Columns: []string{"v"}}, {Table: "t", Limit: 1}, {Table: "t", Reverse: true}, {Table: "t", Timestamps: true},
-		{Table: "t", From: "m", To: "a"}, {Table: "t", From: "m", To: "m"},
+		{},
+		{Table: "t", Columns: []string{"v"}},
+		{Table: "t", Limit: 1},
+		{Table: "t", Reverse: true},
+		{Table: "t", Timestamps: true},
+		{Table: "t", From: "m", To: "a"},
+		{Table: "t", From: "m", To: "m"},
 	} {
 		err := w.passes(async(func() error {
 			_, err := c.Erase(t.Context(), r)

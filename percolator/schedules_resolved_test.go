@@ -464,10 +464,10 @@ func TestLeftSpans(t *testing.T) {
 				resolved += Timestamp(r.IntN(most))
 			}
 			left = slices.DeleteFunc(left, func(at Timestamp) bool { return at < resolved })
-			any, below := u.any(resolved), u.below(oracle.Max, resolved)
+			some, below := u.any(resolved), u.below(oracle.Max, resolved)
 			require.LessOrEqual(t, len(u.left), mostLeftSpans)
 			if len(left) > 0 {
-				require.True(t, any)
+				require.True(t, some)
 				require.LessOrEqual(t, below, slices.Min(left))
 			}
 			for i := range u.left {

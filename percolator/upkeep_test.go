@@ -137,8 +137,7 @@ func TestConflictOfARemovedObserverCounts(t *testing.T) {
 	w := newWorld(t)
 	w.observed("t", "v", "o")
 	c := w.client()
-	var wk *Worker
-	wk = watching(t, c, Observer{Name: "o", Func: func(ctx context.Context, tx *Txn, _ Cell) error {
+	wk := watching(t, c, Observer{Name: "o", Func: func(ctx context.Context, tx *Txn, _ Cell) error {
 		if err := c.RemoveObserver(ctx, "o"); err != nil {
 			return err
 		}

@@ -47,7 +47,8 @@ func strangePool(t testing.TB, dsn, more string) *pgxpool.Pool {
 // is made under such settings and used under the usual ones, and one the other way round.
 func TestSettingsOfSessions(t *testing.T) {
 	t.Parallel()
-	direct := testserver.Postgres(t)
+	// It has a server of its own: by so short a lock_timeout what others do to databases there, as a whole, ends calls.
+	direct := testserver.NewPostgres(t, nil).URL
 	for name, more := range map[string]string{
 		"Serializable":  "",
 		"ReadCommitted": "SET default_transaction_isolation = 'read committed';",

@@ -362,7 +362,7 @@ func TestRollingUpgrade(t *testing.T) {
 		p.do("set e 5")
 
 		_, refused := startOlder(t, url)
-		const needs = "has version 9, and this program knows versions up to 7: use a newer program"
+		const needs = "has version 10, and this program knows versions up to 7: use a newer program"
 		require.Contains(t, refused, needs)
 		p.do("idle", "rest", "close")
 		require.NoError(t, w.WaitIdle(t.Context()))
