@@ -198,7 +198,13 @@ func (g *gcRow) forget(column string) {
 	if w := g.row.Newest(rowstore.Write, column); w.TS > g.safe || g.row.Newest(rowstore.Lock, column) != nil {
 		return
 	}
-	for _, own := range append(g.kept(column, format.PrefixAck), slices.DeleteFunc(g.kept(column, format.PrefixFailure), g.deleted)...) {
+	owns := slices.Clone(g.kept(column, format.PrefixAck))
+	for _, own := range g.kept(column, format.PrefixFailure) {
+		if !g.deleted(own) {
+			owns = append(owns, own)
+		}
+	}
+	for _, own := range owns {
 		w := g.row.Newest(rowstore.Write, own)
 		if w == nil || w.TS > g.safe || g.row.Newest(rowstore.Lock, own) != nil {
 			continue
