@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/percolate-go/percolate/admin"
+	"github.com/percolate-go/percolate/internal/stuck"
 	"github.com/percolate-go/percolate/percolator"
 )
 
@@ -105,19 +105,17 @@ var actions = map[string]action{
 // between them, and sets a.next if there is more to look at.
 func releaseAll(ctx context.Context, h *Handler, a *asked) (string, error) {
 	began, n, foreign, from := time.Now(), 0, 0, admin.Bytes(a.from)
-	var failed failedRuns
+	var failed stuck.Runs
 	for {
 		runs, next, err := h.r.Parked(ctx, a.observer, from, mostListed)
 		for i := range runs {
 			if err != nil {
 				break
 			}
-			switch err = h.db.Release(ctx, runs[i].Run()); {
-			case err == nil:
+			if err = h.db.Release(ctx, runs[i].Run()); err == nil {
 				n++
-			case ofOneRun(err):
-				failed.add(&runs[i], err)
-				err = nil
+			} else {
+				err = failed.Take(&runs[i], err)
 			}
 		}
 		switch {
@@ -126,47 +124,24 @@ func releaseAll(ctx context.Context, h *Handler, a *asked) (string, error) {
 		case err != nil:
 			return "", fmt.Errorf("%w (%d were released before)", err, n)
 		case next == "":
-			return fmt.Sprintf("%d parked runs are released.%v There are no others behind.", n, failed), nil
+			return fmt.Sprintf("%d parked runs are released.%s There are no others behind.", n, andStay(&failed)), nil
 		}
 		if len(runs) < mostListed {
 			foreign++
 		}
 		if from = next; err != nil || n >= mostReleased || foreign >= mostForeign || time.Since(began) > releaseTime {
 			a.next = next
-			return fmt.Sprintf("%d parked runs are released, and not all were looked at: it has got to %s.%v", n, short(next), failed), nil
+			return fmt.Sprintf("%d parked runs are released, and not all were looked at: it has got to %s.%s", n, short(next), andStay(&failed)), nil
 		}
 	}
 }
 
-// ofOneRun tells whether an error is that of one parked run alone: its names are longer than this program takes, or its records cannot be read.
-func ofOneRun(err error) bool {
-	return errors.Is(err, percolator.ErrTooLarge) || errors.Is(err, percolator.ErrCorrupt) || errors.Is(err, percolator.ErrInvalid)
-}
-
-// failedRuns are parked runs that could not be released. Its text names the first few.
-type failedRuns struct {
-	n     int
-	first []string
-}
-
-// mostNamed is how many failed runs are named.
-const mostNamed = 3
-
-func (f *failedRuns) add(run *admin.Parked, err error) {
-	if f.n++; f.n <= mostNamed {
-		f.first = append(f.first, fmt.Sprintf("%v: %v", run.Cell, err))
-	}
-}
-
-func (f failedRuns) String() string {
-	if f.n == 0 {
+// andStay says which runs could not be released, if any.
+func andStay(failed *stuck.Runs) string {
+	if failed.Len() == 0 {
 		return ""
 	}
-	more := ""
-	if others := f.n - len(f.first); others > 0 {
-		more = fmt.Sprintf("; and %d others", others)
-	}
-	return fmt.Sprintf(" %d could not be released, and stay: %s%s.", f.n, strings.Join(f.first, "; "), more)
+	return fmt.Sprintf(" %d could not be released, and stay: %v.", failed.Len(), failed)
 }
 
 // field is a name of an action on its confirmation.

@@ -13,6 +13,7 @@ import (
 	"github.com/percolate-go/percolate/admin"
 	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/internal/stuck"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
@@ -114,10 +115,12 @@ func TestNoParkedRunHoldsUpOthers(t *testing.T) {
 // TestManyFailedRuns: the first few are named, and the others counted.
 func TestManyFailedRuns(t *testing.T) {
 	t.Parallel()
-	var f failedRunsError
+	var f stuck.Runs
 	for i := range 5 {
-		f.add(&admin.Parked{Observer: "o", Cell: admin.Cell{Table: "t", Row: admin.Bytes(fmt.Sprint(i)), Column: "c"}}, percolator.ErrTooLarge)
+		require.NoError(t, f.Take(&admin.Parked{Observer: "o", Cell: admin.Cell{Table: "t", Row: admin.Bytes(fmt.Sprint(i)), Column: "c"}}, percolator.ErrTooLarge))
 	}
+	require.ErrorIs(t, f.Take(&admin.Parked{}, percolator.ErrUnavailable), percolator.ErrUnavailable, "it is not of the run alone")
+	require.Equal(t, 5, f.Len())
 	require.ErrorIs(t, &f, percolator.ErrTooLarge)
 	require.ErrorContains(t, &f, "o t 2 c: ")
 	require.NotContains(t, f.Error(), "o t 3 c: ")

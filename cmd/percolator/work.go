@@ -3,14 +3,13 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/percolate-go/percolate/admin"
 	"github.com/percolate-go/percolate/internal/shown"
+	"github.com/percolate-go/percolate/internal/stuck"
 	"github.com/percolate-go/percolate/percolator"
 )
 
@@ -264,14 +263,14 @@ func (a *app) parkedChange(use, short, long, became string,
 			})
 			switch {
 			case err != nil:
-				err = fmt.Errorf("%w (%d were %s before%s)", err, n-left, became, failed.also())
+				err = fmt.Errorf("%w (%d were %s before%s)", err, n-left, became, orCouldNotBe(&failed))
 				if n > left {
 					err = begun(err)
 				}
 				return done{}, err
-			case failed.n > 0:
+			case failed.Len() > 0:
 				return done{}, begun(fmt.Errorf("%d parked runs could not be %s, and stay: %w (%d others were %s, and %d are left since their cells have changed)",
-					failed.n, became, &failed, n-left, became, left))
+					failed.Len(), became, &failed, n-left, became, left))
 			case left > 0:
 				return done{fmt.Sprintf("%d parked runs were %s; %d are left, since their cells have changed: their observers run for the newer changes", n-left, became, left)}, nil
 			case n == 0 && from == "":
@@ -291,6 +290,14 @@ func (a *app) parkedChange(use, short, long, became string,
 	return c
 }
 
+// orCouldNotBe names runs for which nothing could be done, behind another error.
+func orCouldNotBe(failed *stuck.Runs) string {
+	if failed.Len() == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; %d could not be: %v", failed.Len(), failed)
+}
+
 // oneOrMany takes the bound off a call for all there are: a flood of parked runs takes as long as it takes.
 func (a *app) oneOrMany(run func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
@@ -305,19 +312,17 @@ const parkedPage = 1000
 
 // eachParked calls f for the parked runs of an observer, or of all, from a point on, and counts those for which it did what it should. It goes on behind a run that
 // nothing can be done for, so that no run holds up others. An error says where to go on: there may be a great many of other observers between them, and a call has its time.
-func eachParked(ctx context.Context, r *admin.Reader, observer string, from admin.Bytes, f func(percolator.ParkedRun) error) (n int, failed failedRunsError, err error) {
+func eachParked(ctx context.Context, r *admin.Reader, observer string, from admin.Bytes, f func(percolator.ParkedRun) error) (n int, failed stuck.Runs, err error) {
 	for {
 		runs, next, err := r.Parked(ctx, observer, from, parkedPage)
 		for i := range runs {
 			if err != nil {
 				break
 			}
-			switch err = f(runs[i].Run()); {
-			case err == nil:
+			if err = f(runs[i].Run()); err == nil {
 				n++
-			case ofOneRun(err):
-				failed.add(&runs[i], err)
-				err = nil
+			} else {
+				err = failed.Take(&runs[i], err)
 			}
 		}
 		switch {
@@ -328,51 +333,6 @@ func eachParked(ctx context.Context, r *admin.Reader, observer string, from admi
 		}
 		from = next
 	}
-}
-
-// ofOneRun tells whether an error is that of one parked run alone: its names are longer than this program takes, or its records cannot be read.
-func ofOneRun(err error) bool {
-	return errors.Is(err, percolator.ErrTooLarge) || errors.Is(err, percolator.ErrCorrupt) || errors.Is(err, percolator.ErrInvalid)
-}
-
-// failedRunsError are parked runs for which nothing could be done. As an error it names the first few.
-type failedRunsError struct {
-	n     int
-	first []error
-}
-
-// mostNamed is how many failed runs are named.
-const mostNamed = 3
-
-func (f *failedRunsError) add(run *admin.Parked, err error) {
-	if f.n++; f.n > mostNamed {
-		return
-	}
-	if run.Unreadable {
-		err = fmt.Errorf("%w: %s", err, run.Error)
-	}
-	f.first = append(f.first, fmt.Errorf("%v %v: %w", run.Observer.Word(), run.Cell, err))
-}
-
-func (f *failedRunsError) Error() string {
-	var said []string
-	for _, err := range f.first {
-		said = append(said, err.Error())
-	}
-	if more := f.n - len(f.first); more > 0 {
-		said = append(said, fmt.Sprintf("and %d others", more))
-	}
-	return strings.Join(said, "; ")
-}
-
-func (f *failedRunsError) Unwrap() []error { return f.first }
-
-// also names the failed runs behind another error.
-func (f *failedRunsError) also() string {
-	if f.n == 0 {
-		return ""
-	}
-	return fmt.Sprintf("; %d could not be: %v", f.n, f)
 }
 
 // parkedRun finds the parked run that the arguments name.
