@@ -219,7 +219,11 @@ func (w *Wait) observer(row *rowstore.Row, c format.Cell, o *format.Observer, ch
 	if failure.Change == change {
 		of.Attempts, of.Next = failure.Attempts, Stamp(failure.NotBefore)
 	}
-	locked := row.Newest(rowstore.Lock, format.AckColumn(name, c.Column)) != nil || slices.ContainsFunc(w.Locks, func(l Lock) bool {
+	acking, err := acknowledging(row, name, c)
+	if err != nil {
+		return of, "", err
+	}
+	locked := acking || slices.ContainsFunc(w.Locks, func(l Lock) bool {
 		return l.Beside == "" && l.Kind != format.KindLock.String() && (l.Txn.State == Committing || l.Txn.State == Abandoned)
 	})
 	claim := row.Newest(rowstore.Mark, format.ClaimColumn(name, c.Column))
@@ -310,6 +314,16 @@ func acknowledged(v *rowstore.Version, since percolator.Timestamp) (percolator.T
 		return 0, err
 	}
 	return acked, nil
+}
+
+// acknowledging tells whether an acknowledgment of an observer is under way. The lock of a transaction that parks its run is none.
+func acknowledging(row *rowstore.Row, observer string, c format.Cell) (bool, error) {
+	l := row.Newest(rowstore.Lock, format.AckColumn(observer, c.Column))
+	if l == nil {
+		return false, nil
+	}
+	lv, err := format.DecodeLock(l.Value)
+	return err == nil && lv.Kind != format.KindLock, err
 }
 
 // failed is what counts of a failure record for an observer that is registered since a moment.

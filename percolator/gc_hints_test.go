@@ -567,30 +567,3 @@ func TestHintOfAnOldFence(t *testing.T) {
 	row = w.raw(rowA)
 	require.Empty(t, row.All(rowstore.Mark, "v"))
 }
-
-// The long value of a transaction that was rolled back lies below more versions of its column than a collection sees. That goes with the next one, since
-// the row is hinted anew.
-func TestOrphanBelowADeepColumn(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	c := w.client()
-	for range 2 { // all rows were looked at, also since hints are stored
-		w.clock.advance(worldRetention)
-		_, err := w.collect(c, 0)
-		require.NoError(t, err)
-	}
-	orphan := mustNow(t, c)
-	_, err := w.mem.Apply(t.Context(), []rowstore.Mutation{{Table: "t", Row: "a", Edits: []rowstore.Edit{rowstore.Put(rowstore.Data, "v", orphan, []byte(longText))}}}, rowstore.ApplyOptions{})
-	require.NoError(t, err)
-	w.clock.advance(time.Second)
-	for i := range 3 * gcShallow {
-		set(t, c.DB, rowA, fmt.Sprint(i))
-	}
-	for range 3 {
-		w.clock.advance(2 * worldRetention)
-		w.hintedCollect(c)
-	}
-	row := w.raw(rowA)
-	require.Len(t, row.All(rowstore.Write, "v"), 1)
-	require.Empty(t, row.All(rowstore.Data, "v"))
-}

@@ -22,6 +22,7 @@ const (
 	// safe point, and as many at or below it. A column that may have more at or below is
 	// deep.
 	gcShallow = 8
+	gcLong    = 2   // long values of a column that the scan reads at or below the safe point: few, as they are long
 	gcPage    = 256 // versions that a mutation removes from a deep column, or from a row
 	gcDeep    = 16  // deep columns that are read together
 	// mostUnread bounds the rows that cannot be read which are in memory.
@@ -74,7 +75,7 @@ func (p *gcPass) collection(table string, safe Timestamp) *collection {
 	c.picks = []rowstore.Selector{
 		all(rowstore.Lock, 0, oracle.Max, 1),
 		all(rowstore.Write, safe+1, oracle.Max, gcShallow), all(rowstore.Write, 0, safe, gcShallow),
-		all(rowstore.Data, 0, safe-1, 2), // few: they are long
+		all(rowstore.Data, 0, safe-1, gcLong),
 		all(rowstore.Mark, 0, safe-1, 1), all(rowstore.Notify, 0, oracle.Max, 1),
 	}
 	if l, ok := rowstore.Unwrap[rowstore.Limiter](p.db.store); ok {

@@ -42,7 +42,7 @@ func (g *gcRow) column(column string) error {
 	if err != nil {
 		return err
 	}
-	n := 0
+	n, edits := 0, len(g.m.edits)
 	for n < len(writes) && writes[n].TS > g.safe {
 		n++
 	}
@@ -81,6 +81,7 @@ func (g *gcRow) column(column string) error {
 	if err := g.drop(column, acks, drop); err != nil {
 		return err
 	}
+	g.below(column, g.m.edits[edits:])
 	if marks := g.row.All(rowstore.Mark, column); len(marks) > 0 {
 		g.m.edits = append(g.m.edits, rowstore.DeleteRange(rowstore.Mark, column, 0, g.safe-1))
 		g.m.versions += len(marks)
@@ -141,6 +142,18 @@ func (g *gcRow) orphans(column string, above int, below []rowstore.Version, know
 		g.m.edits = append(g.m.edits, rowstore.Delete(rowstore.Data, column, d.TS))
 		g.m.versions++
 	}
+}
+
+// below notes that there may be data below what the scan showed, which a later collection sees, as what is removed of it is gone by then.
+func (g *gcRow) below(column string, removed []rowstore.Edit) {
+	data := g.row.All(rowstore.Data, column)
+	if len(data) < gcLong {
+		return
+	}
+	last := data[len(data)-1].TS
+	g.later = g.later || slices.ContainsFunc(removed, func(e rowstore.Edit) bool {
+		return e.Kind == rowstore.DoDelete && e.Family == rowstore.Data && e.TS == last
+	})
 }
 
 // seen reports whether a delete of column has nothing left to tell any observer. If so,

@@ -315,7 +315,7 @@ func (tx *Txn) cover(i int, view *cellView) (removed bool, err error) {
 func (tx *Txn) acknowledge(i int, view *cellView) error {
 	c, observer := view.cell, view.names[i]
 	ack := Cell{c.Table, c.Row, format.AckColumn(observer, c.Column)}
-	if view.ackedAt[i] == 0 && !view.ackLocked[i] {
+	if view.ackedAt[i] == 0 && view.ackFree[i] {
 		tx.noteAbsent(ack)
 	}
 	if err := tx.put(ack, format.KindPut, format.EncodeAck(tx.start)); err != nil {

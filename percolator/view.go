@@ -15,9 +15,10 @@ type cellView struct {
 	cell Cell // stored
 	at   Timestamp
 	registrations
-	acks      []Timestamp // of each registration: what it has seen, 0 for nothing yet
-	ackedAt   []Timestamp // when that was committed
-	ackLocked []bool
+	acks    []Timestamp // of each registration: what it has seen, 0 for nothing yet
+	ackedAt []Timestamp // when that was committed
+	// ackLocked tells that another acknowledgment may be under way, ackFree that there is no lock of any kind.
+	ackLocked, ackFree []bool
 	// failureLocked tells that a request for a replay may be under way.
 	failureLocked []bool
 	failures      []format.Failure   // what counts of the records, see failureIn
@@ -170,7 +171,7 @@ func parseView(row *rowstore.Row, c Cell, known registrations, at Timestamp) (*c
 	v := &cellView{
 		cell: c, at: at, registrations: known,
 		acks: make([]Timestamp, len(known.names)), ackedAt: make([]Timestamp, len(known.names)),
-		ackLocked: make([]bool, len(known.names)), failureLocked: make([]bool, len(known.names)), failures: make([]format.Failure, len(known.names)),
+		ackLocked: make([]bool, len(known.names)), ackFree: make([]bool, len(known.names)), failureLocked: make([]bool, len(known.names)), failures: make([]format.Failure, len(known.names)),
 		recorded: make([]bool, len(known.names)),
 	}
 	if v.writes = row.All(rowstore.Write, c.Column); len(v.writes) > 0 {
@@ -202,7 +203,9 @@ func parseView(row *rowstore.Row, c Cell, known registrations, at Timestamp) (*c
 	}
 	for i, o := range known.names {
 		col := format.AckColumn(o, c.Column)
-		v.ackLocked[i] = row.Newest(rowstore.Lock, col) != nil
+		if v.ackLocked[i], v.ackFree[i], err = lockOf(row, col); err != nil {
+			return nil, err
+		}
 		if v.acks[i], err = acknowledged(row, col, known.since[i]); err != nil {
 			return nil, err
 		}
@@ -216,6 +219,21 @@ func parseView(row *rowstore.Row, c Cell, known registrations, at Timestamp) (*c
 		}
 	}
 	return v, nil
+}
+
+// lockOf tells whether a column is locked by a write, which may still be rolled back, and whether it is free of any lock. A lock that leaves
+// its cell as it is, as that of a transaction that parks a run does on the acknowledgment, is neither: no look resolves it, and it may
+// outlive its owner for long.
+func lockOf(row *rowstore.Row, column string) (written, free bool, err error) {
+	l := row.Newest(rowstore.Lock, column)
+	if l == nil {
+		return false, true, nil
+	}
+	lv, err := format.DecodeLock(l.Value)
+	if err != nil {
+		return false, false, err
+	}
+	return lv.Kind != format.KindLock, false, nil
 }
 
 // acknowledged returns the acknowledgment in a stored column, of a row that shows it, by an observer

@@ -274,6 +274,8 @@ var controlMutants = []mutant{
 		{failureGo, "\ttx.run = &runOf{", "\t_ = &runOf{"},
 		{failureGo, "|| !catalog.has(tx.run) {", "|| catalog == nil {"},
 	}},
+	{"parking-lock-hides-the-run", "Observers: a lock that changes no acknowledgment hides no parked run", "TestScheduleB_ParkedAndDied|TestScheduleB_DropAfterParkedAndDied", one("percolator/view.go",
+		"\treturn lv.Kind != format.KindLock, false, nil\n", "\treturn lv.Kind != format.KindLock || written || true, false, nil\n")},
 	{"parked-beside-a-run", "Observers: parking a run conflicts with a run that takes effect", "TestScheduleB_Parked", one(failureGo,
 		"\tif f.Parked {\n\t\t// A run that takes", "\tif f.Parked && change == 0 {\n\t\t// A run that takes")},
 	{"failures-of-the-removed-stay", "Garbage collection: a failure record that counts for nobody goes with the delete of its cell", "TestCollectionOfWhatHadFailed", one(gcRowGo,

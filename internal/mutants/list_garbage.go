@@ -8,6 +8,8 @@ const (
 // garbageMutants are those of hints, and of what sessions say of their locks.
 var garbageMutants = []mutant{
 	// Garbage collection: what sessions say of their locks.
+	{"orphan-below-long-values-is-not-hinted", "Garbage collection: what lies below the long values that a collection sees is for a later one", "./percolator TestOrphanBelowLongValues", one("percolator/gc_row.go",
+		"\tif len(data) < gcLong {\n", "\tif len(data) >= 0 {\n")},
 	{"no-safe-point-fails", "Garbage collection: a collection whose very first safe point was lost leaves everything alone", "./percolator TestFirstSafePointIsLost", one("percolator/gc_hints.go",
 		"\tif ts == 0 {\n\t\treturn nil\n\t}\n", "")},
 	{"sessions-not-asked", "Garbage collection: locks are searched unless every session has resolved its own", "TestScheduleA2|TestScheduleL", one(gcGo,
