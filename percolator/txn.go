@@ -62,7 +62,8 @@ type Txn struct {
 	keptBy   Timestamp
 	old      oldValues // of indexed cells
 
-	onEnd []func(err error) // see OnEnd
+	onEnd    []func(err error) // see OnEnd
+	attached map[any]any       // see Attach
 
 	// absent are cells of which reads found no value, the first mostAbsent of them.
 	absent []Cell
@@ -405,24 +406,6 @@ func (tx *Txn) Rollback(context.Context) error {
 	return nil
 }
 
-// OnEnd has f called once, when the transaction ends: by Commit just before it returns, with the
-// error that it returns, or by Rollback, with nil. So CommitTimestamp tells after a nil whether the transaction
-// took effect. It is for what a package keeps beside a transaction in memory, such as a name that no other
-// transaction may use meanwhile. Several functions are called in the order of the calls of OnEnd, by the goroutine that ends the
-// transaction. They must be quick, and have nothing to read or write: every method but StartTimestamp, Begun, Now, Hops and
-// CommitTimestamp returns ErrTxnDone. Update, View and a Worker end each of their transactions. A transaction that
-// nobody ends calls nothing. Errors: ErrInvalid for a nil f, ErrTxnDone.
-func (tx *Txn) OnEnd(f func(err error)) error {
-	switch {
-	case f == nil:
-		return fmt.Errorf("percolator: OnEnd: %w: the function is nil", ErrInvalid)
-	case tx.done:
-		return ErrTxnDone
-	}
-	tx.onEnd = append(tx.onEnd, f)
-	return nil
-}
-
 // finish ends the transaction; err is that of its commit. Further calls do nothing.
 func (tx *Txn) finish(err error) {
 	if tx.tracesItself && !tx.done {
@@ -436,6 +419,7 @@ func (tx *Txn) finish(err error) {
 	for _, f := range ended {
 		f(err)
 	}
+	tx.attached = nil
 }
 
 // guarded tells whether the transaction must conflict with others though it writes

@@ -86,7 +86,7 @@ func TestCallsShareATransaction(t *testing.T) {
 		require.Contains(t, []int{99, 100}, get(t, c, "n"))
 		require.LessOrEqual(t, db.Stats().Transactions-before, uint64(8))
 		until(running(false))
-		require.Empty(t, c.slots.held)
+		require.NotEmpty(t, c.slots.free, "they are given back")
 	})
 }
 

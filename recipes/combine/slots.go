@@ -17,7 +17,6 @@ import (
 type slots struct {
 	mu   sync.Mutex
 	free []slot
-	held map[*percolator.Txn]*holding
 }
 
 // slot is one of them. A transaction that began before the last commit of its slot would conflict with it, so it must have another one.
@@ -26,7 +25,7 @@ type slot struct {
 	last percolator.Timestamp // commit of a transaction that had it, 0 for none
 }
 
-// holding is a transaction's hold on a slot.
+// holding is a transaction's hold on a slot, attached to it by the slots.
 type holding struct {
 	slot
 	looks bool          // it has looked for idle cells
@@ -68,49 +67,34 @@ func shareSlots(db *percolator.DB, table string) *slots {
 
 // of returns the name of a transaction's slot, which it keeps until it ends.
 func (s *slots) of(ctx context.Context, tx *percolator.Txn) (percolator.Timestamp, error) {
-	if name, held := s.heldBy(tx); held {
-		return name, nil
+	if held := s.heldBy(tx); held != nil {
+		return held.name, nil
 	}
 	if err := tx.OnEnd(func(err error) { s.giveBack(tx, err) }); err != nil {
 		return 0, err
 	}
-	if name, found := s.take(tx); found {
-		return name, nil
-	}
-	// No two transactions that write begin at one timestamp, in whatever process.
-	start, err := tx.StartTimestamp(ctx)
-	if err != nil {
-		return 0, err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.hold(tx, slot{name: start})
-	return start, nil
-}
-
-func (s *slots) heldBy(tx *percolator.Txn) (percolator.Timestamp, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	held, found := s.held[tx]
+	taken, found := s.take(tx)
 	if !found {
-		return 0, false
+		// No two transactions that write begin at one timestamp, in whatever process.
+		start, err := tx.StartTimestamp(ctx)
+		if err != nil {
+			return 0, err
+		}
+		taken = slot{name: start}
 	}
-	return held.name, true
+	return taken.name, tx.Attach(s, &holding{slot: taken})
 }
 
-func (s *slots) hold(tx *percolator.Txn, taken slot) {
-	if s.held == nil {
-		s.held = make(map[*percolator.Txn]*holding)
-	}
-	s.held[tx] = &holding{slot: taken}
+// heldBy returns the hold of a transaction, nil for none.
+func (s *slots) heldBy(tx *percolator.Txn) *holding {
+	held, _ := tx.Attached(s).(*holding)
+	return held
 }
 
 // look calls f with the time that a transaction which holds a slot has left to look for idle cells, and takes off what f took. All its looks together take
 // combinesFor at most, or a quarter of the time that its caller had left at the first one.
 func (s *slots) look(ctx context.Context, tx *percolator.Txn, f func(ctx context.Context)) {
-	s.mu.Lock()
-	held := s.held[tx] // of the goroutine of the transaction, while it is open
-	s.mu.Unlock()
+	held := s.heldBy(tx)
 	if held == nil {
 		return
 	}
@@ -130,35 +114,33 @@ func (s *slots) look(ctx context.Context, tx *percolator.Txn, f func(ctx context
 	held.left -= time.Since(begun)
 }
 
-// take has a transaction hold a free slot, if there is one that it may have: one that has begun sees all that was written in the slot. One that has
+// take takes a free slot for a transaction, if there is one that it may have: one that has begun sees all that was written in the slot. One that has
 // not will begin after the commits of all free slots.
-func (s *slots) take(tx *percolator.Txn) (percolator.Timestamp, bool) {
+func (s *slots) take(tx *percolator.Txn) (slot, bool) {
 	start, begun := tx.Begun()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, free := range slices.Backward(s.free) {
 		if !begun || free.last <= start {
 			s.free = slices.Delete(s.free, i, i+1)
-			s.hold(tx, free)
-			return free.name, true
+			return free, true
 		}
 	}
-	return 0, false
+	return slot{}, false
 }
 
 // giveBack ends a transaction's hold on its slot.
 func (s *slots) giveBack(tx *percolator.Txn, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	given, held := s.held[tx]
-	if !held {
+	given := s.heldBy(tx)
+	if given == nil {
 		return
 	}
-	delete(s.held, tx)
 	given.last = max(given.last, tx.CommitTimestamp())
 	// Locks of a transaction whose outcome is not known may lie on the slot's cells for a while. A new slot in which nobody has written is not worth
 	// keeping, and its name need not be unique: a View of the past has chosen its timestamp.
 	if !errors.Is(err, percolator.ErrUndetermined) && given.last > 0 {
+		s.mu.Lock()
+		defer s.mu.Unlock()
 		s.free = append(s.free, given.slot)
 	}
 }

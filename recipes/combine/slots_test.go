@@ -19,11 +19,11 @@ func TestSlotOfUnknownOutcome(t *testing.T) {
 	for _, outcome := range []error{nil, percolator.ErrConflict, fmt.Errorf("committing: %w", percolator.ErrUndetermined)} {
 		var s slots
 		one, two := new(percolator.Txn), new(percolator.Txn)
-		s.hold(one, slot{name: 7, last: 8})
+		require.NoError(t, one.Attach(&s, &holding{slot: slot{name: 7, last: 8}}))
 		s.giveBack(one, outcome)
-		name, found := s.take(two)
+		taken, found := s.take(two)
 		require.Equal(t, !errors.Is(outcome, percolator.ErrUndetermined), found, "%v", outcome)
-		require.Equal(t, found, name == 7)
+		require.Equal(t, found, taken.name == 7)
 	}
 }
 

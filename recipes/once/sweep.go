@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/percolate-go/percolate/percolator"
@@ -23,33 +22,19 @@ type writer struct {
 	left time.Duration                // for its looks
 }
 
-// writers are those of the program: a transaction may use several Keys.
-var writers = struct {
-	mu sync.Mutex
-	of map[*percolator.Txn]*writer
-}{of: map[*percolator.Txn]*writer{}}
+// writerKey is what a transaction has its writer attached by: it may use several Keys.
+type writerKey struct{}
 
-// writerOf returns what is known of a transaction, until it ends. Its looks may take most in all. It is for the goroutine of the transaction.
+// writerOf returns what is known of a transaction. Its looks may take most in all.
 func writerOf(ctx context.Context, tx *percolator.Txn, most time.Duration) (*writer, error) {
-	writers.mu.Lock()
-	defer writers.mu.Unlock()
-	if w := writers.of[tx]; w != nil {
+	if w, found := tx.Attached(writerKey{}).(*writer); found {
 		return w, nil
-	}
-	err := tx.OnEnd(func(error) {
-		writers.mu.Lock()
-		defer writers.mu.Unlock()
-		delete(writers.of, tx)
-	})
-	if err != nil {
-		return nil, err
 	}
 	if end, has := ctx.Deadline(); has {
 		most = min(most, time.Until(end)/4)
 	}
 	w := &writer{rows: map[percolator.Cell]struct{}{}, left: most}
-	writers.of[tx] = w
-	return w, nil
+	return w, tx.Attach(writerKey{}, w)
 }
 
 // lookSometimes removes what has ended in a random place of the table, for some of the keys that a transaction writes. A failure is no fault of the caller's, nor that it takes
