@@ -102,6 +102,8 @@ type doctor struct {
 	o   DoctorOptions
 	cat *catalog
 	d   Diagnosis
+	// until is when the searches of a look end that may go on for long.
+	until time.Time
 }
 
 func (d *doctor) wrong(code, change, what string, args ...any) {
@@ -123,7 +125,8 @@ func (d *doctor) add(g Grade, code, change, what string, args []any) {
 // Doctor looks at everything that an operator would look at, and says what is wrong or risky and what to change: what the server
 // says of its settings, clocks, round trips, settings of the database, processes, locks that dead processes have left, holds, collection,
 // observers and what waits for them, timers. It is a bounded look at samples, so it may miss a lock, and takes some hundred
-// milliseconds over a database of any size. It writes nothing.
+// milliseconds over a database of any size; some seconds where it has to look behind thousands of changes that wait for other observers, or of timers that
+// were cancelled, and says so if it cannot tell what is behind them. It writes nothing.
 //
 // A look that fails is a finding as well, so an error comes only for options out of range, where there is no database,
 // and if the context ends.

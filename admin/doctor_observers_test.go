@@ -2,6 +2,7 @@ package admin_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 
 	"github.com/percolate-go/percolate/admin"
 	"github.com/percolate-go/percolate/internal/format"
+	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
@@ -62,4 +64,52 @@ func TestDoctorBlamesWhoHasNotSeenIt(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestDoctorLooksBehindWhatOthersWaitFor has more cells whose notifications wait for a paused observer than are looked at first. One that nobody runs waits behind them.
+func TestDoctorLooksBehindWhatOthersWaitFor(t *testing.T) {
+	t.Parallel()
+	for _, before := range []int{15, 16, 300} {
+		t.Run(fmt.Sprint(before), func(t *testing.T) {
+			t.Parallel()
+			p := newPatient(t, percolator.WithSettings(percolator.Settings{Retention: 1000 * time.Hour}))
+			p.observers(fine, "a", "b")
+			require.NoError(t, p.db.PauseObserver(t.Context(), "a"))
+			p.sets("r", before)
+			p.observers(fine, "a", "b") // b runs, and what is left waits for a alone
+			p.sets("later", 500)
+			p.later(72 * time.Hour)
+			d := p.diagnose()
+			require.Equal(t, []string{"observer-alone", "observer-paused"}, codes(&d), "%+v", d.Findings)
+			require.Contains(t, d.Findings[0].What, "observer b of t c")
+			require.Contains(t, d.Findings[0].What, "one for it for 3 days")
+		})
+	}
+}
+
+// TestDoctorSaysWhereItsSearchEnds has more of such cells than doctor looks at. It says that it cannot tell, as a note where workers run the observer.
+func TestDoctorSaysWhereItsSearchEnds(t *testing.T) {
+	t.Parallel()
+	const code = "observer-untold"
+	p := newPatient(t, percolator.WithSettings(percolator.Settings{Retention: 1000 * time.Hour}))
+	p.opts.Forgotten = 1000 * time.Hour
+	p.observers(fine, "a", "b")
+	require.NoError(t, p.db.PauseObserver(t.Context(), "a"))
+	p.sets("r", 5000)
+	p.observers(fine, "a", "b")
+	p.later(72 * time.Hour)
+	d := p.diagnose()
+	require.Equal(t, []string{code}, codes(&d), "%+v", d.Findings)
+	require.Contains(t, d.Findings[0].What, "observer b of t c")
+	require.Contains(t, d.Findings[0].What, "5000 changes wait")
+	require.Regexp(t, `the \d+ that have waited for the longest`, d.Findings[0].What) // 4000, unless the machine is slow
+
+	at := p.draw()
+	m := format.Member{From: at, Lease: time.Minute, Works: []format.MemberWork{{Observer: "b", Table: "t", Column: "c", Weight: 1}}}
+	p.apply(format.TableMembers, "w", rowstore.Put(rowstore.Lock, format.ColumnMember, at, m.Encode()), rowstore.Put(rowstore.Write, format.ColumnLease, at.Add(time.Hour), nil))
+	d = p.diagnose()
+	require.Empty(t, codes(&d), "%+v", d.Findings)
+	require.Condition(t, func() bool {
+		return slices.ContainsFunc(d.Findings, func(f admin.Finding) bool { return f.Code == code })
+	}, "%+v", d.Findings)
 }

@@ -186,6 +186,21 @@ func (p *patient) set(row string) {
 	set(p.T, p.db, cell(row), "v")
 }
 
+// sets sets n cells, a hundred in a transaction, which is faster than set.
+func (p *patient) sets(prefix string, n int) {
+	p.Helper()
+	for from := 0; from < n; from += 100 {
+		require.NoError(p, p.db.Update(p.Context(), func(tx *percolator.Txn) error {
+			for i := from; i < min(from+100, n); i++ {
+				if err := tx.Set(cell(fmt.Sprintf("%s%05d", prefix, i)), []byte("v")); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+	}
+}
+
 func (p *patient) diagnose() admin.Diagnosis {
 	p.Helper()
 	r, err := admin.New(&unwritten{p.store, p.T})

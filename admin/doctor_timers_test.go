@@ -1,6 +1,7 @@
 package admin_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -44,6 +45,60 @@ func TestDoctorOfCancelledTimers(t *testing.T) {
 			}
 		})
 	}
+}
+
+// cancelled sets n timers that are due after some time, and cancels them.
+func (p *patient) cancelled(n int, after time.Duration) {
+	p.Helper()
+	for _, cancel := range []bool{false, true} {
+		for from := 0; from < n; from += 100 {
+			require.NoError(p, p.db.Update(p.Context(), func(tx *percolator.Txn) (err error) {
+				for i := from; i < min(from+100, n) && err == nil; i++ {
+					c := cell(fmt.Sprint("cancelled", i))
+					if cancel {
+						err = tx.CancelNotify(c)
+					} else {
+						err = tx.NotifyAfter(p.Context(), c, after)
+					}
+				}
+				return err
+			}))
+		}
+	}
+}
+
+// TestDoctorLooksBehindCancelledTimers has more cancelled timers than are looked at first, and an overdue one behind them.
+func TestDoctorLooksBehindCancelledTimers(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{99, 100, 1234} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			t.Parallel()
+			p := newPatient(t)
+			p.observed(fine)
+			p.cancelled(n, time.Hour)
+			p.timer("waits", 90*time.Minute)
+			p.later(48 * time.Hour)
+			d := p.diagnose()
+			require.Equal(t, []string{"timer-overdue"}, codes(&d), "%+v", d.Findings)
+			require.Contains(t, d.Findings[0].What, "(t waits c)")
+		})
+	}
+}
+
+// TestDoctorSaysWhereItsSearchOfTimersEnds has more of them than doctor looks at. It says that it cannot tell, and that nobody has dropped them. Those that are not due yet tell nothing.
+func TestDoctorSaysWhereItsSearchOfTimersEnds(t *testing.T) {
+	t.Parallel()
+	p := newPatient(t)
+	p.observed(fine)
+	p.cancelled(4500, time.Hour)
+	p.later(30 * time.Minute)
+	d := p.diagnose()
+	require.Empty(t, codes(&d), "%+v", d.Findings)
+	p.ahead.Add(int64(47 * time.Hour))
+	d = p.diagnose()
+	require.Equal(t, []string{"timers-untold"}, codes(&d), "%+v", d.Findings)
+	require.Contains(t, d.Findings[0].What, "no worker has dropped")
+	require.Contains(t, d.Findings[0].What, "table t")
 }
 
 // TestTimersThatCannotBeRead damages what timers rest on: entries of the index, one of them in its name, and the timer of a cell. They are listed as what they are among the others,

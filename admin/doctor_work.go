@@ -182,7 +182,7 @@ func (d *doctor) observers(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	list, err := d.r.observers(ctx, cat, min(max(10_000, d.o.Parked+1), mostRows))
+	list, err := d.r.observers(ctx, cat, min(max(10_000, d.o.Parked+1), mostRows), mostFirst)
 	if err != nil {
 		return err
 	}
@@ -190,6 +190,7 @@ func (d *doctor) observers(ctx context.Context) error {
 		d.note("cascades-untracked", "if they may set each other off, percolator cascades track: then a loop ends after 1,000 runs, or as many as MaxHops says",
 			"there are %d observers, and cascades are not tracked: a loop of observers that set each other off runs for ever", len(list))
 	}
+	d.until = time.Now().Add(pageTime)
 	for i := range list {
 		o := &list[i]
 		who := fmt.Sprintf("observer %v of %v %v", o.Name, o.Table, o.Column)
@@ -224,12 +225,14 @@ func (d *doctor) observerWaits(ctx context.Context, cat *catalog, o *observed, w
 		waits = "at least " + waits
 	}
 	if len(cat.observed[[2]string{string(o.of.Table), string(o.of.Column)}]) > 1 {
-		// A notification stays until all observers of the column have seen the change, so it may wait for another one.
-		ts, err := d.r.waitsSince(ctx, cat, o.of, o.oldest)
+		ts, looked, told, err := d.waitsLong(ctx, cat, o, Span(bound))
 		if err != nil {
 			return err
 		}
-		if ts == 0 || since(cat.now, ts) <= Span(bound) {
+		if ts == 0 {
+			if !told {
+				d.untold(o, who, waits, looked)
+			}
 			return nil
 		}
 		waits += fmt.Sprintf(", for it or for others of the column, and one for it for %v", since(cat.now, ts))
@@ -243,40 +246,4 @@ func (d *doctor) observerWaits(ctx context.Context, cat *catalog, o *observed, w
 		d.wrong("observer-behind", "docs/runbooks.md, a backlog grows, has the steps: failing runs, too few places, a slow store", "%s is behind, although %d workers run it: %s", who, o.Workers, waits)
 	}
 	return nil
-}
-
-// timers looks for those that are due, and that no worker has told of.
-func (d *doctor) timers(ctx context.Context) error {
-	if d.cat == nil || !d.cat.Timers {
-		return nil
-	}
-	var tables []string
-	for k := range d.cat.observed {
-		tables = append(tables, k[0])
-	}
-	slices.Sort(tables)
-	for _, table := range slices.Compact(tables) {
-		timers, _, err := d.r.timers(ctx, d.cat, table, "", someTimers)
-		if err != nil {
-			return fmt.Errorf("table %v: %w", public(table), err)
-		}
-		d.timersOf(table, timers)
-	}
-	return nil
-}
-
-// someTimers is how many timers of a table are looked at, the first ones: those that were cancelled, or set anew, stay in the index until they are due.
-const someTimers = 100
-
-func (d *doctor) timersOf(table string, timers []Timer) {
-	unreadable := slices.DeleteFunc(slices.Clone(timers), func(t Timer) bool { return !t.Unreadable })
-	if len(unreadable) > 0 {
-		d.risky("timer-unreadable", "percolator timers lists them; put the row back from a backup of the store, or remove it with the store's own tools and set the timer anew: docs/howto/erasing.md, what cannot be read",
-			"%d of the first timers of table %v cannot be read, and workers leave them alone: %s", len(unreadable), public(table), unreadable[0].Error)
-	}
-	first := slices.IndexFunc(timers, func(t Timer) bool { return !t.Stale && !t.Unreadable })
-	if first >= 0 && -timers[first].In > Span(d.o.Waiting) {
-		d.wrong("timer-overdue", "start a worker that has an observer of the table; workers of other tables do not fire its timers",
-			"a timer of table %v has been due for %v, and no worker has told of it (%v)", public(table), -timers[first].In, timers[first].Cell)
-	}
 }

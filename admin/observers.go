@@ -65,7 +65,7 @@ func (r *Reader) Observers(ctx context.Context, limit int) ([]Observer, error) {
 	if err != nil {
 		return nil, called("Observers", err)
 	}
-	found, err := r.observers(ctx, c, limit)
+	found, err := r.observers(ctx, c, limit, 0)
 	if err != nil {
 		return nil, called("Observers", err)
 	}
@@ -80,13 +80,14 @@ func (r *Reader) Observers(ctx context.Context, limit int) ([]Observer, error) {
 type observed struct {
 	Observer
 	of *format.Observer
-	// oldest are the rows of its column's cells with the oldest notifications.
-	oldest []string
+	// first are its column's cells with the oldest notifications, the oldest first, and cut tells that there are others: see waiting.
+	first []waitingCell
+	cut   bool
 }
 
-// observers is Observers, by a catalog.
-func (r *Reader) observers(ctx context.Context, c *catalog, limit int) ([]observed, error) {
-	waiting, err := r.notified(ctx, c, limit)
+// observers is Observers, by a catalog. Of a column with several observers it keeps the cells with the oldest notifications, up to first of them.
+func (r *Reader) observers(ctx context.Context, c *catalog, limit, first int) ([]observed, error) {
+	waiting, err := r.notified(ctx, c, limit, first)
 	if err != nil {
 		return nil, err
 	}
@@ -102,15 +103,12 @@ func (r *Reader) observers(ctx context.Context, c *catalog, limit int) ([]observ
 	for i := range c.Observers {
 		o := &c.Observers[i]
 		w := waiting[[2]string{string(o.Table), string(o.Column)}]
-		x := observed{of: o, Observer: Observer{
+		x := observed{of: o, first: w.first, cut: w.cut, Observer: Observer{
 			Name: Bytes(o.Title()), Aliases: asBytes(o.Others()), Table: public(string(o.Table)), Column: public(string(o.Column)), Since: Stamp(o.Since),
 			Paused: o.Paused, Swept: o.Swept != 0, OldValues: o.OldValues, Notified: w.cells, AtLeast: w.atLeast, ParkedAtLeast: moreParked,
 		}}
 		if w.cells > 0 {
 			x.Oldest = since(c.now, w.oldest)
-		}
-		for _, cell := range w.first {
-			x.oldest = append(x.oldest, cell.row)
 		}
 		x.Parked = parked[registration{x.Name, x.Table, x.Column}]
 		for i := range members {
@@ -141,7 +139,11 @@ type waiting struct {
 	cells   int
 	atLeast bool
 	oldest  percolator.Timestamp
-	first   []waitingCell // those with the oldest notifications, the oldest first
+	// first are those with the oldest notifications, once trim was called the oldest first. It is up to most of them, and of firstBytes; cut tells that there are others.
+	first []waitingCell
+	most  int
+	bytes int
+	cut   bool
 }
 
 type waitingCell struct {
@@ -149,29 +151,43 @@ type waitingCell struct {
 	oldest percolator.Timestamp
 }
 
-// mostFirst is how many cells of a column are kept.
-const mostFirst = 16
-
 // add counts a cell, by its oldest notification.
 func (w *waiting) add(row string, oldest percolator.Timestamp) {
 	w.cells++
 	w.oldest = min(w.oldest, oldest)
-	at, _ := slices.BinarySearchFunc(w.first, oldest, func(c waitingCell, ts percolator.Timestamp) int { return cmp.Compare(c.oldest, ts) })
-	if at == mostFirst {
+	if w.most == 0 {
 		return
 	}
-	if len(w.first) == mostFirst {
-		w.first = w.first[:mostFirst-1]
+	w.first = append(w.first, waitingCell{row, oldest})
+	w.bytes += len(row)
+	// Twice as many, so that they are not sorted for each one.
+	if len(w.first) > 2*w.most || w.bytes > 2*firstBytes {
+		w.trim()
 	}
-	w.first = slices.Insert(w.first, at, waitingCell{row, oldest})
 }
 
-// notified counts the notified cells of all observed columns, up to limit rows of each table.
-func (r *Reader) notified(ctx context.Context, c *catalog, limit int) (map[[2]string]*waiting, error) {
+// trim sorts first, and cuts it.
+func (w *waiting) trim() {
+	slices.SortFunc(w.first, func(a, b waitingCell) int { return cmp.Compare(a.oldest, b.oldest) })
+	n := 0
+	w.bytes = 0
+	for n < min(len(w.first), w.most) && (n == 0 || w.bytes+len(w.first[n].row) <= firstBytes) {
+		w.bytes += len(w.first[n].row)
+		n++
+	}
+	w.cut = w.cut || n < len(w.first)
+	w.first = slices.Delete(w.first, n, len(w.first)) // which lets go of their names
+}
+
+// notified counts the notified cells of all observed columns, up to limit rows of each table. first is that of observers.
+func (r *Reader) notified(ctx context.Context, c *catalog, limit, first int) (map[[2]string]*waiting, error) {
 	found := map[[2]string]*waiting{}
 	picks := map[string][]rowstore.Selector{}
-	for k := range c.observed {
+	for k, observers := range c.observed {
 		found[k] = &waiting{oldest: c.now}
+		if len(observers) > 1 {
+			found[k].most = first
+		}
 		picks[k[0]] = append(picks[k[0]], rowstore.Selector{Family: rowstore.Notify, Column: k[1], To: atMost})
 	}
 	for table, selectors := range picks {
@@ -193,6 +209,9 @@ func (r *Reader) notified(ctx context.Context, c *catalog, limit int) (map[[2]st
 		for k, w := range found {
 			w.atLeast = w.atLeast || k[0] == table && rows == limit
 		}
+	}
+	for _, w := range found {
+		w.trim()
 	}
 	return found, nil
 }

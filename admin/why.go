@@ -264,23 +264,28 @@ func (w *Wait) observer(row *rowstore.Row, c format.Cell, o *format.Observer, ch
 	return say("has yet to see the change of %v ago: it is queued at a worker, or runs", age)
 }
 
-// waitsSince is the oldest change of the cells of an observer's column in some rows that the observer has yet to see. It is 0 if there is none, or its runs for them are
+// waitsSince is the oldest change of some cells of an observer's column that the observer has yet to see. It is 0 if there is none, or its runs for them are
 // parked.
-func (r *Reader) waitsSince(ctx context.Context, cat *catalog, o *format.Observer, inRows []string) (oldest percolator.Timestamp, err error) {
+func (r *Reader) waitsSince(ctx context.Context, cat *catalog, o *format.Observer, cells []waitingCell) (oldest percolator.Timestamp, err error) {
 	c := format.Cell{Table: string(o.Table), Column: string(o.Column)}
 	var reads []rowstore.RowRead
-	for _, c.Row = range inRows {
+	for _, cell := range cells {
+		c.Row = cell.row
 		reads = append(reads, whyRead(c, []format.Observer{*o}))
 	}
-	rows, err := r.rows(ctx, reads)
+	rows, err := r.store.Read(ctx, reads)
 	if err != nil {
 		return 0, err
 	}
 	for i := range rows {
-		c.Row = rows[i].Row
+		c.Row = cells[i].row
 		w := Wait{Cell: publicCell(c)}
-		change, err := r.change(ctx, &w, &rows[i], c, cat)
+		var change percolator.Timestamp
 		var of WaitOf
+		err := rows[i].Err
+		if err == nil {
+			change, err = r.change(ctx, &w, &rows[i], c, cat)
+		}
 		if err == nil {
 			of, _, err = w.observer(&rows[i], c, o, change, cat, nil)
 		}
