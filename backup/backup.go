@@ -70,7 +70,11 @@ type diskFile interface {
 }
 
 func openDisk(path string) (diskFile, error) {
-	return os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600) //nolint:gosec // the caller names the file
+	f, _, err := openRegular(path, os.O_RDWR|os.O_CREATE)
+	if err != nil {
+		return nil, err
+	}
+	return f, nil
 }
 
 // Write backs a database up into the file path, at one snapshot, which is the time when the backup began. Transactions and
@@ -83,7 +87,7 @@ func openDisk(path string) (diskFile, error) {
 // anything leaves no file.
 //
 // Other errors: ErrExists if the file path is there; ErrInUse if another Write of it runs; ErrDamaged if an incomplete file is not as it was written;
-// percolator.ErrTooLarge if a row has more than about a GiB, which no backup can hold: then make it smaller, remove the incomplete file and begin anew; percolator.ErrInvalid for bad options; those of the file, as of a full disk; those of the database and of ctx.
+// percolator.ErrTooLarge if a row has more than about a GiB, which no backup can hold: then make it smaller, remove the incomplete file and begin anew; percolator.ErrInvalid for bad options, and where the incomplete file is no regular one, as a pipe; those of the file, as of a full disk; those of the database and of ctx.
 // One Write of a file may run at a time: a second one is ErrInUse where the file system has locks, as on Linux, macOS and BSD. Of a database, any number may.
 // On a share of SMB that Linux mounts, locks keep Write itself out, by an error, unless the share was mounted with nobrl.
 func Write(ctx context.Context, db *percolator.DB, path string, opts Options) (Result, error) {
@@ -123,7 +127,7 @@ func Write(ctx context.Context, db *percolator.DB, path string, opts Options) (R
 	f, err := opts.disk(path + Incomplete)
 	if err != nil {
 		lock.drop()
-		return Result{}, fmt.Errorf("backup: opening the file: %w", err)
+		return Result{}, err
 	}
 	w := &writer{db: db, opts: opts, file: f, path: path}
 	err = w.run(ctx)

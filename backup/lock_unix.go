@@ -13,9 +13,9 @@ import (
 // backup of the same path must not write into a file that the first one may complete at any time, nor may the first go on in what the second has
 // completed. The error matches ErrInUse if another call has it. Where the file system has no such locks, nothing is locked.
 func lockFile(path string) (*fileLock, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600) //nolint:gosec // the caller names the file
+	f, _, err := openRegular(path, os.O_RDWR|os.O_CREATE)
 	if err != nil {
-		return nil, fmt.Errorf("backup: opening the file: %w", err)
+		return nil, err
 	}
 	l := &fileLock{f: f, path: path}
 	switch err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); { //nolint:gosec // a descriptor

@@ -7,7 +7,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"syscall"
 
 	"github.com/percolate-go/percolate/internal/format"
 	"github.com/percolate-go/percolate/percolator"
@@ -78,26 +77,16 @@ func (h *head) catalog() (format.Catalog, error) {
 	return c, nil
 }
 
-// openFile opens a backup, and tells its size. It is opened several times, so a pipe will not do, and one that nobody writes to would hold up the opening without the flag, which
-// does nothing to a regular file.
+// openFile opens a backup, and tells its size.
 func openFile(path string) (*os.File, int64, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) //nolint:gosec // the caller names the file
+	f, info, err := openRegular(path, os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
 		if _, ierr := os.Lstat(path + Incomplete); ierr == nil {
 			return nil, 0, fmt.Errorf("%w: there is %s alone: its backup was cut off; back up to %s again, and it goes on from there", ErrIncomplete, path+Incomplete, path)
 		}
 	}
 	if err != nil {
-		return nil, 0, fmt.Errorf("backup: opening the file: %w", err)
-	}
-	info, err := f.Stat()
-	if err != nil {
-		_ = f.Close()
-		return nil, 0, fmt.Errorf("backup: looking at the file: %w", err)
-	}
-	if !info.Mode().IsRegular() {
-		_ = f.Close()
-		return nil, 0, invalid("%s is no regular file, as a pipe, a device or a folder is none: a backup is read more than once", path)
+		return nil, 0, err
 	}
 	return f, info.Size(), nil
 }

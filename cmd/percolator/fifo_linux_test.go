@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/percolate-go/percolate/backup"
 	"github.com/percolate-go/percolate/internal/atend"
 	"github.com/percolate-go/percolate/percolator"
 )
@@ -42,6 +43,33 @@ func TestRestoreFromAFIFO(t *testing.T) {
 		require.Equal(t, exitUsage, status, err.String())
 		require.Contains(t, err.String(), "no regular file", args)
 	}
+}
+
+// TestBackupToAFIFO: neither a FIFO nor a folder has room for a backup. What is there is named and stays.
+func TestBackupToAFIFO(t *testing.T) {
+	t.Parallel()
+	for what, plant := range map[string]func(path string) error{
+		"FIFO":   func(path string) error { return syscall.Mkfifo(path, 0o600) },
+		"folder": func(path string) error { return os.Mkdir(path, 0o700) },
+	} {
+		path := filepath.Join(t.TempDir(), "links.backup")
+		require.NoError(t, plant(path+backup.Incomplete))
+		var out, err strings.Builder
+		status := run(t.Context(), []string{"backup", path}, strings.NewReader(""), &out, &err, inMemory(t))
+		require.Equal(t, exitUsage, status, "%s: %s", what, err.String())
+		require.Contains(t, err.String(), path+backup.Incomplete+" is no regular file", what)
+		_, serr := os.Lstat(path + backup.Incomplete)
+		require.NoError(t, serr, what)
+	}
+}
+
+// TestImportFromAFolder: a folder has no lines.
+func TestImportFromAFolder(t *testing.T) {
+	t.Parallel()
+	var out, err strings.Builder
+	status := run(t.Context(), []string{"import", t.TempDir()}, strings.NewReader(""), &out, &err, inMemory(t))
+	require.Equal(t, exitUsage, status, err.String())
+	require.Contains(t, err.String(), "is a folder")
 }
 
 // TestConfigurationFromAPipe: a command that opens the store more than once reads its configuration once, as from <(sops -d FILE).

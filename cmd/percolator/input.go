@@ -38,7 +38,16 @@ func inTime[T any](ctx context.Context, what string, open func() (T, error)) (T,
 // openInput opens a file that is read from. One that cannot be opened is a mistake in the arguments.
 func openInput(ctx context.Context, path string) (*os.File, error) {
 	f, err := inTime(ctx, "opening the file", func() (*os.File, error) {
-		return os.Open(path) //nolint:gosec // the user names the file
+		f, err := os.Open(path) //nolint:gosec // the user names the file
+		if err != nil {
+			return nil, err
+		}
+		// The first read of a folder fails, too, but as the error of a read, which is none in the arguments.
+		if info, err := f.Stat(); err == nil && info.IsDir() {
+			_ = f.Close()
+			return nil, fmt.Errorf("%s is a folder", path)
+		}
+		return f, nil
 	})
 	if err != nil && !errors.Is(err, ctx.Err()) {
 		err = usageError{fmt.Errorf("opening the file: %w", err)}
