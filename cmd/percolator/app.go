@@ -43,6 +43,7 @@ type app struct {
 	timeout       time.Duration
 
 	ran      bool // the arguments would do
+	makes    bool // the command makes cells by names that were given; see limits
 	writeErr error
 }
 
@@ -110,7 +111,7 @@ func (a *app) openStore(ctx context.Context, asIs bool) (store rowstore.Store, o
 func (a *app) openNow(ctx context.Context, asIs bool) (rowstore.Store, []percolator.Option, error) {
 	if a.opened != nil {
 		s, err := a.opened(ctx, asIs)
-		return s, []percolator.Option{percolator.WithLimits(percolator.Limits(anyName))}, err
+		return s, []percolator.Option{percolator.WithLimits(percolator.Limits(a.limits()))}, err
 	}
 	file, err := a.file(ctx)
 	if err != nil {
@@ -156,6 +157,14 @@ func withAsIs(s config.Store) config.Store {
 // The store's own limits apply.
 var anyName = config.Limits{Table: 1 << 20, Row: 1 << 20, Column: 1 << 20}
 
+// limits are those of a database that no configuration speaks of, for this command. What it makes must be in reach of programs that have no limits of their own.
+func (a *app) limits() config.Limits {
+	if a.makes {
+		return config.Limits{}
+	}
+	return anyName
+}
+
 // file says where the stores are. It is read once: it may be a pipe, as a shell makes of a program that decrypts it.
 func (a *app) file(ctx context.Context) (*config.File, error) {
 	if a.loaded == nil {
@@ -177,7 +186,7 @@ func (a *app) load() (*config.File, error) {
 	case url != "" && path != "":
 		return nil, usage("both a store and a configuration are named: keep --store or --config")
 	case url != "":
-		return &config.File{Stores: map[string]config.Store{"store": {URL: url}}, Limits: anyName}, nil
+		return &config.File{Stores: map[string]config.Store{"store": {URL: url}}, Limits: a.limits()}, nil
 	case path != "":
 		return config.Load(path)
 	}
@@ -238,6 +247,15 @@ func change[T any](a *app, f func(ctx context.Context, db *percolator.DB, args [
 			return err
 		}
 		return cmp.Or(show(a, v, text), err)
+	}
+}
+
+// making is change, for a command that makes cells by names that it is given.
+func making[T any](a *app, f func(ctx context.Context, db *percolator.DB, args []string) (T, error), text func(w *page, v T)) func(*cobra.Command, []string) error {
+	run := change(a, f, text)
+	return func(cmd *cobra.Command, args []string) error {
+		a.makes = true
+		return run(cmd, args)
 	}
 }
 

@@ -332,9 +332,10 @@ func (a *app) setCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "set TABLE ROW COLUMN VALUE", Short: "Write a cell", Args: exactly("TABLE", "ROW", "COLUMN", "VALUE"),
 		Long: "Writes a cell in a transaction of its own. Observers of the column run, as after any write. VALUE - is the standard input,\n" +
-			"as it is. A table that holds nothing yet is refused without --new.",
+			"as it is. A table that holds nothing yet is refused without --new. Names may be as long as a program without limits of its\n" +
+			"own takes them, or as the limits of --config say.",
 		Example: "  percolator set account ann balance 100\n  percolator set page home body - < home.html",
-		RunE: change(a, func(ctx context.Context, db *percolator.DB, args []string) (written, error) {
+		RunE: making(a, func(ctx context.Context, db *percolator.DB, args []string) (written, error) {
 			cell, err := cellOf(args)
 			if err != nil {
 				return written{}, err

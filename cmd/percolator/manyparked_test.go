@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -73,6 +75,31 @@ func TestNamesLongerThanUsual(t *testing.T) {
 	require.Equal(t, answer{out: "1 parked runs were released\n"}, asked("parked", "release", "o", "t", long, "c"))
 	require.Equal(t, answer{out: "2 parked runs were dropped\n"}, asked("parked", "drop", "--all"))
 	require.Equal(t, exitOK, asked("delete", "t", long, "c").status)
+}
+
+// TestNamesLongerThanUsualAreNotMade: what the command makes is in reach of programs that have no limits of their own, unless a configuration says that they have.
+func TestNamesLongerThanUsualAreNotMade(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("x", 3000)
+	line := fmt.Sprintf("{\"table\":\"links\",\"row\":%q,\"column\":\"c\",\"value\":\"v\"}\n", long)
+	dir := t.TempDir()
+	lines, config := filepath.Join(dir, "lines.jsonl"), filepath.Join(dir, "config.yaml")
+	require.NoError(t, os.WriteFile(lines, []byte(line), 0o600))
+	for _, args := range [][]string{{"set", "links", long, "c", "v"}, {"import", lines}} {
+		url := someLinks(t)
+		a := ask(t, url, args...)
+		require.Equal(t, exitUsage, a.status, a.err)
+		require.Contains(t, a.err, "2048")
+		require.Equal(t, exitNotFound, ask(t, url, "get", "links", long, "c").status)
+
+		require.NoError(t, os.WriteFile(config, []byte("stores: {main: {url: \""+url+"\"}}\nlimits: {row: 4000}\n"), 0o600))
+		var out, err strings.Builder
+		status := run(t.Context(), append(args, "--config", config), strings.NewReader(""), &out, &err, nil)
+		require.Equal(t, exitOK, status, err.String())
+		require.Equal(t, answer{out: "v\n"}, ask(t, url, "get", "links", long, "c"))
+		require.Equal(t, exitOK, ask(t, url, "delete", "links", long, "c").status)
+		require.Equal(t, exitUsage, ask(t, url, args...).status, "it is not there any more")
+	}
 }
 
 // TestNoParkedRunHoldsUpOthers has parked runs for which nothing can be done: the record that says that they failed is damaged, or that which lists them, and with long names

@@ -117,7 +117,8 @@ func (a *app) importCommand() *cobra.Command {
 		Use: "import FILE", Short: "Write values from a file into the database", Args: exactly("FILE"),
 		Long: "Writes the cells of a file as export writes it; - is the standard input. The writes are new ones, in transactions of some hundred\n" +
 			"lines, so observers run. A bad line ends the import, and nothing of its transaction is written. What was written stays: the\n" +
-			"error says after which line to go on (--after).",
+			"error says after which line to go on (--after). Names may be as long as a program without limits of its own takes them, or as the\n" +
+			"limits of --config say.",
 	}
 	c.Flags().StringVar(&asked, "format", "", "jsonl or csv (default csv if FILE ends with .csv, else jsonl)")
 	c.Flags().Int64Var(&after, "after", 0, "leave out the lines up to this one")
@@ -127,7 +128,7 @@ func (a *app) importCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return change(a, func(ctx context.Context, db *percolator.DB, args []string) (exported, error) {
+		return making(a, func(ctx context.Context, db *percolator.DB, args []string) (exported, error) {
 			in := a.stdin
 			if args[0] != "-" {
 				file, err := openInput(ctx, args[0])
