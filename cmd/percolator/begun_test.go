@@ -30,6 +30,17 @@ func TestStatusOfABadLine(t *testing.T) {
 	}
 }
 
+// TestStatusOfABadAfter: neither does one that begins nothing, as for a number of lines that cannot be, or a bad first line behind those that are left out.
+func TestStatusOfABadAfter(t *testing.T) {
+	t.Parallel()
+	for after, words := range map[string]string{"-3": "--after is -3", "0": "line 1", "1": "line 2"} {
+		var out, errs strings.Builder
+		status := run(t.Context(), []string{"import", "-", "--after", after}, strings.NewReader("bad\nbad\n"), &out, &errs, inMemory(t))
+		require.Equal(t, exitUsage, status, "--after %s: %s", after, errs.String())
+		require.Contains(t, errs.String(), words)
+	}
+}
+
 // narrow takes no values of a row, as a store with lower limits than that of a backup.
 type narrow struct {
 	keptMemory

@@ -128,6 +128,9 @@ func (a *app) importCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
+		if after < 0 {
+			return usage("--after is %d; it must not be negative", after)
+		}
 		return making(a, func(ctx context.Context, db *percolator.DB, args []string) (exported, error) {
 			in := a.stdin
 			if args[0] != "-" {
