@@ -4,6 +4,8 @@ const (
 	dropGo       = "percolator/drop.go"
 	adminTxnGo   = "admin/txn.go"
 	adminCellsGo = "admin/cells.go"
+
+	doctorSearchGo = "admin/doctor_search.go"
 )
 
 // adminMutants are those of what operators do and see.
@@ -23,9 +25,23 @@ var adminMutants = []mutant{
 	{"status-of-arguments-after-writes", "Looking: the status of wrong arguments says that nothing was done", "./cmd/percolator TestStatusOf", one("cmd/percolator/exit.go",
 		"\tif status == exitUsage && errors.As(", "\tif status == exitOK && errors.As(")},
 	{"doctor-goes-by-notifications-alone", "Looking: a notification may wait for another observer of the column", "./admin TestDoctorBlamesWhoHasNotSeenIt", one("admin/doctor_work.go",
-		"if ts == 0 || since(cat.now, ts) <= Span(bound) {", "if false && ts == 0 {")},
-	{"doctor-waits-for-cancelled-timers", "Looking: an entry of the index of timers may be of a timer that the cell does not have any more", "./admin TestDoctorOfCancelledTimers", one("admin/doctor_work.go",
-		"return !t.Stale && !t.Unreadable })", "return !t.Unreadable })")},
+		"\t\tif ts == 0 {\n\t\t\tif !told {", "\t\tif false && ts == 0 {\n\t\t\tif !told {")},
+	{"doctor-looks-at-the-first-cells-alone", "Looking: a notification may wait for another observer of the column", "./admin TestDoctorLooksBehindWhatOthersWaitFor", one(doctorSearchGo,
+		"\t\tcase looked > 0 && d.spent():\n", "\t\tcase looked > 0:\n")},
+	{"doctor-is-silent-where-it-cannot-tell", "Looking: a notification may wait for another observer of the column", "./admin TestDoctorSaysWhereItsSearchEnds", one(doctorSearchGo,
+		"!o.AtLeast && !o.cut, nil", "!o.AtLeast || !o.cut, nil")},
+	{"doctor-waits-for-cancelled-timers", "Looking: an entry of the index of timers may be of a timer that the cell does not have any more", "./admin TestDoctorOfCancelledTimers", one(doctorSearchGo,
+		"\t\tcase !t.Stale && s.live == nil:\n", "\t\tcase s.live == nil:\n")},
+	{"doctor-looks-at-the-first-timers-alone", "Looking: an entry of the index of timers may be of a timer that the cell does not have any more", "./admin TestDoctorLooksBehindCancelledTimers", one(doctorSearchGo,
+		"told || s.looked >= mostTimers || ", "told || s.looked > 0 || ")},
+	{"doctor-is-silent-of-timers-nobody-drops", "Looking: an entry of the index of timers may be of a timer that the cell does not have any more", "./admin TestDoctorSaysWhereItsSearchOfTimersEnds", one(doctorSearchGo,
+		"\tcase told:\n", "\tcase told || s.stale > 0:\n")},
+	{"set-makes-what-is-out-of-reach", "Looking: what the command makes is in reach of programs", "./cmd/percolator TestNamesLongerThanUsualAreNotMade", one("cmd/percolator/app.go",
+		"\tif a.makes {\n", "\tif a.makes && a.config != \"\" {\n")},
+	{"after-is-looked-at-late", "Looking: the status of wrong arguments says that nothing was done", "./cmd/percolator TestStatusOfABadAfter", one("cmd/percolator/values.go",
+		"\t\tif after < 0 {\n", "\t\tif after < -1<<62 {\n")},
+	{"backup-into-a-pipe", "Backup: a backup is in a regular file", "./cmd/percolator TestBackupToAFIFO", one("backup/regular.go",
+		"\tif !info.Mode().IsRegular() {\n", "\tif info.Mode().IsDir() {\n")},
 	{"a-damaged-entry-hides-timers", "Looking: a record that cannot be read hides no timers", "./admin TestTimersThatCannotBeRead", one("admin/timers.go",
 		"\t\t\tif hint.err != nil {\n", "\t\t\tif hint.err != nil {\n\t\t\t\treturn nil, hint.err\n\t\t\t}\n\t\t\tif hint.err != nil {\n")},
 	{"doctor-migrates-half-a-restore", "Backup: the record of a restore that has not ended is no catalog of another version", "./admin TestDoctorOfARestoreThatWasCutOff", one("admin/doctor.go",
