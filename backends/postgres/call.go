@@ -247,19 +247,6 @@ func acquire(ctx context.Context, pool *pgxpool.Pool) (*pgxpool.Conn, error) {
 	return c, nil
 }
 
-// release gives a connection back to the pool after a call that ended with err. One that leads to a standby, or whose session takes no writes, is
-// closed instead: it would stay so when its address leads to the primary again, or writes are allowed again, and the pool
-// would hand it out again and again. In a store's own pool others may be the same, so it makes all of them anew.
-func (s *plainStore) release(ctx context.Context, c *pgxpool.Conn, err error) {
-	if code := sqlState(err); code == onStandby || code == readOnly || errors.Is(err, errStandby) {
-		_ = c.Conn().Close(ctx) // nothing is under way on it
-		if s.owned {
-			s.pool.Reset()
-		}
-	}
-	c.Release()
-}
-
 func (s *plainStore) tryOn(ctx context.Context, c *pgx.Conn, choose func(*pgconn.PgConn) (query, [][]byte), write bool,
 	line func(f *fields), drawn *oracle.Timestamp,
 ) error {

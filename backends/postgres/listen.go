@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"fmt"
 	"strings"
 	"time"
 
@@ -75,11 +74,8 @@ func (s *wakingStore) listenOn(ctx context.Context, wake func(rowstore.Wake)) er
 			probe.heard = true
 		}
 	}
-	// The pool does so before each of its connections, and passwords may change.
-	if before := s.pool.Config().BeforeConnect; before != nil {
-		if err := before(ctx, cfg); err != nil {
-			return fmt.Errorf("BeforeConnect of the pool: %w", err)
-		}
+	if err := s.beforeConnect(ctx, cfg); err != nil {
+		return err
 	}
 	cfg.RuntimeParams["application_name"] = nameOf(cfg.RuntimeParams["application_name"])
 	conn, err := pgx.ConnectConfig(ctx, cfg)

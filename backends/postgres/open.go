@@ -197,6 +197,7 @@ func open(ctx context.Context, pool *pgxpool.Pool, opts Options, modeGiven, owne
 		schema = DefaultSchema
 	}
 	s := &plainStore{pool: pool, schema: schema, names: newNames(schema), owned: owned, hearWithin: hearWithin, gate: kit.NewGate("postgres")}
+	s.renewal.every = askEvery
 	s.q = newQueries(s.names)
 	c, err := acquire(ctx, pool)
 	if err != nil {

@@ -157,6 +157,8 @@ type plainStore struct {
 	mostKeys             int           // that a scan in the order of rows holds; only tests set it
 	hearWithin           time.Duration // as the constant; only tests set another
 
+	renewal renewal
+
 	gate *kit.Gate // every call goes through it
 }
 

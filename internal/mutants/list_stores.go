@@ -6,6 +6,7 @@ const (
 	redisPushGo   = "backends/redis/push.go"
 
 	postgresPushGo = "backends/postgres/push.go"
+	renewGo        = "backends/postgres/renew.go"
 )
 
 // storeMutants break what the READMEs of the backends say.
@@ -164,8 +165,16 @@ var storeMutants = []mutant{
 		"\t\treturn c.err == nil\n", "\t\treturn true\n")},
 	{"nothing-to-change-waits-for-nothing", "stores: Pebble, an answer waits for the batches that it depends on", "./backends/pebble TestNothingToChange", one("backends/pebble/apply.go",
 		"\tdefer func() { w.shows(waits, wrote) }()\n", "")},
-	{"standby-stays-in-the-pool", "stores: Postgres, no connection that cannot write is used on", "./backends/postgres TestAddressThatLedToAStandby|TestSessionsOfAReadOnlyTime", one("backends/postgres/call.go",
+	{"standby-stays-in-the-pool", "stores: Postgres, no connection that cannot write is used on", "./backends/postgres TestAddressThatLedToAStandby|TestSessionsOfAReadOnlyTime", one(renewGo,
 		"\t\t_ = c.Conn().Close(ctx) // nothing is under way on it\n\t\tif s.owned {", "\t\tif s.owned && s.pool == nil {")},
+	{"refused-writes-close-connections", "stores: Postgres, refused writes close no connections while new sessions are refused too", "./backends/postgres TestRefusedWritesKeep", one(renewGo,
+		"\tif err == nil && !writes {", "\tif err == nil && !writes && s.pool == nil {")},
+	{"each-refused-write-asks", "stores: Postgres, refused writes make few connections", "./backends/postgres TestRefusedWritesKeep", one(renewGo,
+		"\tif time.Now().Before(r.next) {", "\tif r.old > 0 {")},
+	{"sessions-of-a-read-only-time-stay", "stores: Postgres, no session of a time that forbade writes is used for long", "./backends/postgres TestRefusedWritesKeep", one(renewGo,
+		"\t\tr.old = s.pool.Stat().TotalConns()\n", "")},
+	{"refused-writes-wait-for-a-connection", "stores: Postgres, where no session can be asked, one that refuses writes goes", "./backends/postgres TestRefusedWriteWhere", one(renewGo,
+		"\tif err == nil && !writes {", "\tif !writes {")},
 	{"listens-to-a-standby", "stores: Postgres, a connection that listens passes standbys by", "./backends/postgres TestAddressThatLedToAStandby", one("backends/postgres/options.go",
 		"\t\tcfg.ValidateConnect = validatePrimary // nobody can listen on a standby\n", "")},
 	{"strangers-wait-for-a-busy-row", "stores: Postgres, a busy row holds up no readers of other rows for long", "./backends/postgres TestBusyRowOfAnotherCaller", one("backends/postgres/read.go",
