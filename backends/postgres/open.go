@@ -126,7 +126,8 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 // program that calls the store while it holds connections itself, in a transaction
 // of its own, needs one more than it holds: else it waits for itself, until the
 // context ends. LISTEN has a connection of its own, beside the pool; it is made by the
-// pool's ConnConfig and BeforeConnect, and AfterConnect is not called for it.
+// pool's ConnConfig and BeforeConnect, and AfterConnect is not called for it. So is one, for a moment and at most once a second, that asks
+// whether new sessions take writes, while the pool's refuse them.
 //
 // What the program sets for its sessions does not matter: not the search path, the
 // isolation, synchronous_commit, how literals are read, the mode of queries, nor a DISCARD ALL
@@ -197,7 +198,7 @@ func open(ctx context.Context, pool *pgxpool.Pool, opts Options, modeGiven, owne
 		schema = DefaultSchema
 	}
 	s := &plainStore{pool: pool, schema: schema, names: newNames(schema), owned: owned, hearWithin: hearWithin, gate: kit.NewGate("postgres")}
-	s.renewal.every = askEvery
+	s.renewal.every, s.renewal.within = askEvery, askWithin
 	s.q = newQueries(s.names)
 	c, err := acquire(ctx, pool)
 	if err != nil {

@@ -23,10 +23,11 @@ const (
 
 // renewal is what a store knows about the sessions of its pool that take no writes.
 type renewal struct {
-	mu    sync.Mutex
-	every time.Duration // as askEvery; only tests set another
-	next  time.Time     // when a new session may be asked again
-	old   int32         // of the pool's connections, how many may be closed until then, if they refuse a write
+	mu     sync.Mutex
+	every  time.Duration // as askEvery; only tests set another
+	within time.Duration // as askWithin; likewise
+	next   time.Time     // when a new session may be asked again
+	old    int32         // of the pool's connections, how many may be closed until then, if they refuse a write
 }
 
 // release gives a connection back to the pool after a call that ended with err. One that leads to a standby is closed instead: reads
@@ -90,7 +91,7 @@ func (s *plainStore) beforeConnect(ctx context.Context, cfg *pgx.ConnConfig) err
 
 // askNew tells whether a new session takes writes.
 func (s *plainStore) askNew(ctx context.Context) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, askWithin)
+	ctx, cancel := context.WithTimeout(ctx, s.renewal.within)
 	defer cancel()
 	cfg := s.pool.Config().ConnConfig
 	cfg.BuildContextWatcherHandler = awaiting(0) // the caller waits for it
