@@ -68,17 +68,26 @@ var callsOfTwo = map[string]func(ctx context.Context, s *plainStore) (busy, free
 		for _, row := range []string{"busy", "free"} {
 			muts = append(muts, rowstore.Mutation{Table: "t", Row: row, Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Lock, "c", 0)}})
 		}
-		outs, err := s.Apply(ctx, muts, rowstore.ApplyOptions{})
-		if err != nil {
-			return nil, nil, err
-		}
-		for i := range outs {
-			if outs[i].Err == nil && !outs[i].Applied {
-				return nil, nil, fmt.Errorf("not applied: %+v", outs[i])
-			}
-		}
-		return outs[0].Err, outs[1].Err, nil
+		return errsOfApply(s.Apply(ctx, muts, rowstore.ApplyOptions{}))
 	},
+	"Conditions beside a write": func(ctx context.Context, s *plainStore) (busy, free error, err error) {
+		return errsOfApply(s.Apply(ctx, []rowstore.Mutation{
+			{Table: "t", Row: "busy", Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Lock, "c", 0)}}, put("free", 5),
+		}, rowstore.ApplyOptions{}))
+	},
+}
+
+// errsOfApply returns the failures of two mutations.
+func errsOfApply(outs []rowstore.Outcome, err error) (first, second, _ error) {
+	if err != nil {
+		return nil, nil, err
+	}
+	for i := range outs {
+		if outs[i].Err == nil && !outs[i].Applied {
+			return nil, nil, fmt.Errorf("not applied: %+v", outs[i])
+		}
+	}
+	return outs[0].Err, outs[1].Err, nil
 }
 
 // errsOf returns the failures of two rows.
@@ -142,6 +151,29 @@ func TestBusyRowOfAnotherCaller(t *testing.T) {
 	}
 }
 
+// openImpatient opens a store of one connection whose waits for the locks of rows are short. It counts the statements that wait.
+func openImpatient(ctx context.Context, t *testing.T, direct, schema string, waits *int) *Store {
+	t.Helper()
+	n := newNames(schema)
+	openTest(t, with(direct, "schema", schema))
+	const short = "PERFORM set_config('lock_timeout', '300ms', true); RAISE NOTICE 'it waits';"
+	shorter := replaceAll(t, patience+"\n\t\tPERFORM pg_advisory_xact_lock(", short+"PERFORM pg_advisory_xact_lock(",
+		"PERFORM set_config('lock_timeout', CASE p_settle WHEN 2 THEN '10s' ELSE '500ms' END, true);", short)
+	sqlDo(t, direct, "SET search_path = pg_catalog, pg_temp;"+n.expand(dropFunctions+shorter(n.functions())))
+	return openWatched(ctx, t, direct, schema, func(n *pgconn.Notice) {
+		if n.Message == "it waits" {
+			*waits++
+		}
+	})
+}
+
+// drawnGroup writes a row at a timestamp that it draws.
+func drawnGroup(row string) rowstore.Group {
+	return rowstore.Group{AssignTimestamp: true, Mutations: []rowstore.Mutation{{
+		Table: "t", Row: row, Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "c", rowstore.AssignedTimestamp, nil)},
+	}}}
+}
+
 // A group that draws its timestamp waits for a busy row once, as long as any may. Of several groups in a call, that one
 // fails alone.
 func TestBusyRowOfADrawnGroup(t *testing.T) {
@@ -160,25 +192,14 @@ func TestBusyRowOfADrawnGroup(t *testing.T) {
 			t.Parallel()
 			ctx := testContext(t)
 			schema := fresh(t, direct)
-			n := newNames(schema)
-			openTest(t, with(direct, "schema", schema))
-			// The patience is short here, and each statement that waits says so.
-			shorter := replaceAll(t, patience+"\n\t\tPERFORM pg_advisory_xact_lock(", "PERFORM set_config('lock_timeout', '300ms', true); RAISE NOTICE 'it waits'; PERFORM pg_advisory_xact_lock(")
-			sqlDo(t, direct, "SET search_path = pg_catalog, pg_temp;"+n.expand(dropFunctions+shorter(n.functions())))
 			waits := 0
-			s := openWatched(ctx, t, direct, schema, func(n *pgconn.Notice) {
-				if n.Message == "it waits" {
-					waits++
-				}
-			})
+			s := openImpatient(ctx, t, direct, schema, &waits)
 			draw(ctx, t, s) // the connection knows the bound
 			holder := connect(ctx, t, direct)
 			occupy(ctx, t, holder, schema, "busy", "busy2")
 			var groups []rowstore.Group
 			for _, row := range tc.rows {
-				groups = append(groups, rowstore.Group{AssignTimestamp: true, Mutations: []rowstore.Mutation{{
-					Table: "t", Row: row, Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "c", rowstore.AssignedTimestamp, nil)},
-				}}})
+				groups = append(groups, drawnGroup(row))
 			}
 			outs, err := s.Group(ctx, groups)
 			if err != nil {
@@ -202,4 +223,70 @@ func TestBusyRowOfADrawnGroup(t *testing.T) {
 			require.NoError(t, writeDrawn(ctx, s, "busy"))
 		})
 	}
+}
+
+// A group whose row is busy says so also where those beside it fail for something else.
+func TestBusyRowBesideAFailure(t *testing.T) {
+	t.Parallel()
+	ctx := testContext(t)
+	direct := testserver.Postgres(t)
+	schema := fresh(t, direct)
+	waits := 0
+	s := openImpatient(ctx, t, direct, schema, &waits)
+	draw(ctx, t, s) // the connection knows the bound
+	in := pgx.Identifier{schema}.Sanitize()
+	sqlDo(t, direct, fmt.Sprintf(`CREATE FUNCTION %[1]s.full() RETURNS trigger LANGUAGE plpgsql AS $f$ BEGIN RAISE 'full' USING ERRCODE = '%[2]s'; END $f$;
+		CREATE TRIGGER "full" BEFORE INSERT OR UPDATE ON %[1]s.cell FOR EACH ROW EXECUTE FUNCTION %[1]s.full()`, in, diskFull))
+	holder := connect(ctx, t, direct)
+	occupy(ctx, t, holder, schema, "busy")
+	asks := rowstore.Group{Mutations: []rowstore.Mutation{{Table: "t", Row: "asked", Conditions: []rowstore.Condition{rowstore.Absent(rowstore.Lock, "c", 0)}}}}
+	outs, err := s.Group(ctx, []rowstore.Group{drawnGroup("busy"), drawnGroup("free"), asks})
+	require.NoError(t, err)
+	require.ErrorIs(t, outs[0].Err, errLocked)
+	require.NotErrorIs(t, outs[0].Err, rowstore.ErrFull)
+	require.ErrorIs(t, outs[1].Err, rowstore.ErrFull)
+	require.NotErrorIs(t, outs[1].Err, errLocked)
+	require.NoError(t, outs[2].Err)
+	require.True(t, outs[2].Applied)
+	require.Equal(t, 2, waits, "both statements came to the locks")
+	require.NoError(t, exec(ctx, holder, "ROLLBACK"))
+}
+
+// A snapshot with a busy row fails as a whole, and says nothing else. So does a call with no other rows.
+func TestSnapshotOfBusyRows(t *testing.T) {
+	t.Parallel()
+	ctx := testContext(t)
+	direct := testserver.Postgres(t)
+	schema := fresh(t, direct)
+	waits := 0
+	s := openImpatient(ctx, t, direct, schema, &waits)
+	_, err := s.Apply(ctx, []rowstore.Mutation{put("busy", 5), put("busy2", 5), put("free", 5)}, rowstore.ApplyOptions{})
+	require.NoError(t, err)
+	draw(ctx, t, s) // the connection knows the bound
+	holder := connect(ctx, t, direct)
+	occupy(ctx, t, holder, schema, "busy", "busy2")
+	ask := func(row string) rowstore.RowRead { return pointOf(row, rowstore.AssignedTimestamp) }
+	wide := func(row string) rowstore.RowRead { // which no statement that draws can answer
+		r := ask(row)
+		r.Selectors[0].Limit = 2
+		return r
+	}
+
+	_, err = s.ReadSnapshot(ctx, []rowstore.SnapshotRead{{Reads: []rowstore.RowRead{ask("busy"), ask("busy2")}}})
+	require.ErrorIs(t, err, errLocked)
+	for name, reads := range map[string][]rowstore.RowRead{
+		"two of them beside another row": {ask("busy"), ask("free"), ask("busy2")},
+		"one that comes first":           {wide("busy"), wide("free")},
+		"one that comes last":            {wide("free"), wide("busy")},
+	} {
+		answers, err := s.ReadSnapshot(ctx, []rowstore.SnapshotRead{{Reads: reads}, {Reads: []rowstore.RowRead{wide("free")}}})
+		require.NoError(t, err, name)
+		require.ErrorIs(t, answers[0].Err, errLocked, name)
+		require.Equal(t, rowstore.SnapshotRows{Err: answers[0].Err}, answers[0], name)
+		require.NoError(t, answers[1].Err)
+		require.True(t, answers[1].Apart)
+		require.NoError(t, hasWrite(answers[1].Rows...))
+	}
+	require.NoError(t, exec(ctx, holder, "ROLLBACK"))
+	require.Equal(t, 4, waits)
 }
