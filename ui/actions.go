@@ -105,7 +105,7 @@ var actions = map[string]action{
 // between them, and sets a.next if there is more to look at.
 func releaseAll(ctx context.Context, h *Handler, a *asked) (string, error) {
 	began, n, foreign, from := time.Now(), 0, 0, admin.Bytes(a.from)
-	var failed stuck.Runs
+	var failed stuck.RunsError
 	for {
 		runs, next, err := h.r.Parked(ctx, a.observer, from, mostListed)
 		for i := range runs {
@@ -137,7 +137,7 @@ func releaseAll(ctx context.Context, h *Handler, a *asked) (string, error) {
 }
 
 // andStay says which runs could not be released, if any.
-func andStay(failed *stuck.Runs) string {
+func andStay(failed *stuck.RunsError) string {
 	if failed.Len() == 0 {
 		return ""
 	}

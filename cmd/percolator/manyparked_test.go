@@ -142,7 +142,7 @@ func TestNoParkedRunHoldsUpOthers(t *testing.T) {
 // TestManyFailedRuns: the first few are named, and the others counted.
 func TestManyFailedRuns(t *testing.T) {
 	t.Parallel()
-	var f stuck.Runs
+	var f stuck.RunsError
 	for i := range 5 {
 		require.NoError(t, f.Take(&admin.Parked{Observer: "o", Cell: admin.Cell{Table: "t", Row: admin.Bytes(fmt.Sprint(i)), Column: "c"}}, percolator.ErrTooLarge))
 	}

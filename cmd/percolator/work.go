@@ -291,7 +291,7 @@ func (a *app) parkedChange(use, short, long, became string,
 }
 
 // orCouldNotBe names runs for which nothing could be done, behind another error.
-func orCouldNotBe(failed *stuck.Runs) string {
+func orCouldNotBe(failed *stuck.RunsError) string {
 	if failed.Len() == 0 {
 		return ""
 	}
@@ -312,7 +312,7 @@ const parkedPage = 1000
 
 // eachParked calls f for the parked runs of an observer, or of all, from a point on, and counts those for which it did what it should. It goes on behind a run that
 // nothing can be done for, so that no run holds up others. An error says where to go on: there may be a great many of other observers between them, and a call has its time.
-func eachParked(ctx context.Context, r *admin.Reader, observer string, from admin.Bytes, f func(percolator.ParkedRun) error) (n int, failed stuck.Runs, err error) {
+func eachParked(ctx context.Context, r *admin.Reader, observer string, from admin.Bytes, f func(percolator.ParkedRun) error) (n int, failed stuck.RunsError, err error) {
 	for {
 		runs, next, err := r.Parked(ctx, observer, from, parkedPage)
 		for i := range runs {

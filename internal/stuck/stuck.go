@@ -14,15 +14,15 @@ import (
 // mostNamed is how many runs are named.
 const mostNamed = 3
 
-// Runs are parked runs for which nothing could be done. As an error they name the first few.
-type Runs struct {
+// RunsError has the parked runs for which nothing could be done. It names the first few.
+type RunsError struct {
 	n     int
 	first []error
 }
 
 // Take returns the error that ends the call: nil for one of this run alone, which it counts. Such a run has names that are longer than this
 // program takes, or records that cannot be read.
-func (s *Runs) Take(run *admin.Parked, err error) error {
+func (s *RunsError) Take(run *admin.Parked, err error) error {
 	if !errors.Is(err, percolator.ErrTooLarge) && !errors.Is(err, percolator.ErrCorrupt) && !errors.Is(err, percolator.ErrInvalid) {
 		return err
 	}
@@ -37,9 +37,9 @@ func (s *Runs) Take(run *admin.Parked, err error) error {
 }
 
 // Len is how many there are.
-func (s *Runs) Len() int { return s.n }
+func (s *RunsError) Len() int { return s.n }
 
-func (s *Runs) Error() string {
+func (s *RunsError) Error() string {
 	var said []string
 	for _, err := range s.first {
 		said = append(said, err.Error())
@@ -50,4 +50,4 @@ func (s *Runs) Error() string {
 	return strings.Join(said, "; ")
 }
 
-func (s *Runs) Unwrap() []error { return s.first }
+func (s *RunsError) Unwrap() []error { return s.first }
