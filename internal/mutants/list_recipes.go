@@ -11,7 +11,7 @@ const (
 
 // recipesMutants break the packages under recipes.
 var recipesMutants = []mutant{
-	{"attached-outlives-its-transaction", "Transactions: what is kept beside a transaction goes with it", "./percolator TestAttach", one("percolator/txn.go",
+	{"attached-outlives-its-transaction", "Recipes: what is kept beside a transaction goes with it", "./percolator TestAttach", one("percolator/txn.go",
 		"\ttx.attached = nil\n", "")},
 	{"slots-are-shared", "Recipes: combine, two open transactions have different slots", "./recipes/combine TestAddsDoNotConflict", one(slotsGo,
 		"\t\t\ts.free = slices.Delete(s.free, i, i+1)\n", "\t\t\t_ = i\n")},
