@@ -107,6 +107,7 @@ test: $(TEST_NEEDS) ## Run every test with the race detector; gets the servers a
 
 .PHONY: lint
 lint: $(LINTER) ## Check format, vet and style of every module
+	@if git ls-files --eol | grep '^i/-text' | grep -v '[.]png$$'; then echo "programs that were built do not belong into the tree" >&2; exit 1; fi
 	@for module in $(MODULES); do \
 		echo "golangci-lint run ./... ($$module)"; \
 		(cd $$module && $(LINTER) run ./...) || exit 1; \
