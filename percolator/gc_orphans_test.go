@@ -67,3 +67,16 @@ func (w *world) leaves(c *client, times, long int) {
 	collect(worldRetention)
 	require.Equal(w.t, before, c.Stats().GCRead)
 }
+
+// One of the long values that it sees stays, as what an observer saw last, and the other one goes.
+func TestOrphanBelowAnOldValue(t *testing.T) {
+	t.Parallel()
+	w, c := withOrphan(t)
+	o := newTold(t, c, "o", "t")
+	updateAt(t, c, longText, rowA)
+	look(t, o.w, rowA)
+	require.Equal(t, 1, o.calls)
+	updateAt(t, c, longText, rowA)
+	set(t, c.DB, rowA, "short")
+	w.leaves(c, 2, 1)
+}

@@ -150,9 +150,8 @@ func (g *gcRow) below(column string, removed []rowstore.Edit) {
 	if len(data) < gcLong {
 		return
 	}
-	last := data[len(data)-1].TS
 	g.later = g.later || slices.ContainsFunc(removed, func(e rowstore.Edit) bool {
-		return e.Kind == rowstore.DoDelete && e.Family == rowstore.Data && e.TS == last
+		return e.Kind == rowstore.DoDelete && e.Family == rowstore.Data && slices.ContainsFunc(data, func(d rowstore.Version) bool { return d.TS == e.TS })
 	})
 }
 

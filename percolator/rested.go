@@ -174,8 +174,8 @@ func (w *Worker) skipUntilChanged(view *cellView) {
 	}
 	var covered restedBits
 	for i, name := range view.names {
-		if view.ackLocked[i] {
-			return // its run is decided soon
+		if view.ackLocked[i] || view.failureLocked[i] && !view.ackFree[i] {
+			return // its run is decided soon, or whether it is parked
 		}
 		for _, q := range w.queuesOf(view.cell) {
 			if q.o.id == name && view.covered(i) && view.coveredTo(i) >= floor {

@@ -38,6 +38,9 @@ func TestCellsThatAreRemembered(t *testing.T) {
 		{1, [3]Timestamp{0, change, 0}, func(v *cellView) { v.failures[0] = format.Failure{Change: change} }, 2},
 		{1, [3]Timestamp{change, change, 0}, func(v *cellView) { v.ackLocked[2] = true }, 0},
 		{1, [3]Timestamp{change, change, 0}, func(v *cellView) { v.later = true }, 0},
+		// A run for another observer may be parked by a transaction that is not decided; a request for a replay is that observer's alone.
+		{1, [3]Timestamp{change, change, 0}, func(v *cellView) { v.failureLocked[1], v.ackFree = true, []bool{true, false, true} }, 0},
+		{1, [3]Timestamp{change, change, 0}, func(v *cellView) { v.failureLocked[1], v.ackFree = true, []bool{true, true, true} }, 1},
 		// A weak notification may come late, below the eight that a look is shown.
 		{seenVersions - 1, [3]Timestamp{change, change, 0}, nil, 3},
 		{seenVersions, [3]Timestamp{oldest, oldest - 1, 0}, nil, 1},

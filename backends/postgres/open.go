@@ -126,8 +126,8 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 // program that calls the store while it holds connections itself, in a transaction
 // of its own, needs one more than it holds: else it waits for itself, until the
 // context ends. LISTEN has a connection of its own, beside the pool; it is made by the
-// pool's ConnConfig and BeforeConnect, and AfterConnect is not called for it. One more is made so, for a moment and at most once a second, to ask
-// whether new sessions take writes, while the pool's refuse them.
+// pool's ConnConfig and BeforeConnect, and AfterConnect is not called for it. One more is made for a moment and at most once a second, with AfterConnect as
+// well, to ask whether new sessions take writes, while the pool's refuse them.
 //
 // What the program sets for its sessions does not matter: not the search path, the
 // isolation, synchronous_commit, how literals are read, the mode of queries, nor a DISCARD ALL

@@ -73,7 +73,7 @@ func (s *plainStore) renew(ctx context.Context, c *pgxpool.Conn) {
 	case s.owned:
 		s.pool.Reset()
 	default:
-		r.old = s.pool.Stat().TotalConns()
+		r.old = s.pool.Stat().TotalConns() - 1 // one is closed
 	}
 }
 
@@ -89,7 +89,7 @@ func (s *plainStore) beforeConnect(ctx context.Context, cfg *pgx.ConnConfig) err
 	return nil
 }
 
-// askNew tells whether a new session takes writes.
+// askNew tells whether a new session of the pool takes writes.
 func (s *plainStore) askNew(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.renewal.within)
 	defer cancel()
@@ -103,6 +103,11 @@ func (s *plainStore) askNew(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	defer func() { _ = conn.Close(ctx) }()
+	if after := s.pool.Config().AfterConnect; after != nil {
+		if err := after(ctx, conn); err != nil {
+			return false, fmt.Errorf("AfterConnect of the pool: %w", err)
+		}
+	}
 	results, err := conn.PgConn().Exec(ctx, "SELECT pg_catalog.current_setting('transaction_read_only')").ReadAll()
 	if err != nil {
 		return false, err

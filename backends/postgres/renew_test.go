@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -177,4 +178,32 @@ func TestRefusedWriteWhereNobodyConnects(t *testing.T) {
 			require.EqualValues(t, readersConns-1, r.pool.Stat().TotalConns())
 		})
 	}
+}
+
+// So it is where the program forbids writes to the sessions of its pool: the one that is asked is like them.
+func TestRefusedWritesOfAPoolThatForbidsThem(t *testing.T) {
+	t.Parallel()
+	ctx := testContext(t)
+	direct := testserver.Postgres(t)
+	schema := fresh(t, direct)
+	_, err := openTest(t, with(direct, "schema", schema)).Apply(ctx, []rowstore.Mutation{put("a", 5)}, rowstore.ApplyOptions{})
+	require.NoError(t, err)
+	pool := ownPool(t, direct, func(cfg *pgxpool.Config) {
+		cfg.AfterConnect = func(ctx context.Context, c *pgx.Conn) error {
+			_, err := c.Exec(ctx, "SET default_transaction_read_only = on")
+			return err
+		}
+	})
+	s, err := open(ctx, pool, Options{Schema: schema, NoCoalesce: true}, false, false)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	s.plain.renewal.within = time.Minute // however busy the machine is
+	r := &readers{s: s, pool: pool}
+	r.refused(ctx, t, 1)
+	made := pool.Stat().NewConnsCount()
+	for range 5 {
+		s.plain.renewal.next = time.Time{} // its time has come
+		r.refused(ctx, t, 2)
+	}
+	require.Equal(t, made, pool.Stat().NewConnsCount())
 }

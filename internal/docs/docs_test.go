@@ -1,10 +1,12 @@
 package docs
 
 import (
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -100,6 +102,29 @@ func TestLinksLeadSomewhere(t *testing.T) {
 			}
 			_, err := os.Stat(filepath.Join(root, filepath.Dir(path), to))
 			require.NoError(t, err, "a link of %s", path)
+		}
+	})
+}
+
+// TestTestsOfTheDocumentsExist looks for each test that the documents name, whole or by its beginning and a star: a proof that is not there proves nothing.
+func TestTestsOfTheDocumentsExist(t *testing.T) {
+	t.Parallel()
+	var all []string
+	require.NoError(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, m := range regexp.MustCompile(`(?m)^func (Test\w+)\(`).FindAllStringSubmatch(string(text), -1) {
+			all = append(all, m[1])
+		}
+		return err
+	}))
+	documents(t, func(path, text string) {
+		for _, m := range regexp.MustCompile("`(Test[A-Z0-9]\\w*)([*]?)").FindAllStringSubmatch(text, -1) {
+			require.True(t, slices.ContainsFunc(all, func(name string) bool {
+				return name == m[1] || m[2] != "" && strings.HasPrefix(name, m[1])
+			}), "%s names %s", path, m[0][1:])
 		}
 	})
 }

@@ -13,6 +13,8 @@ const (
 var recipesMutants = []mutant{
 	{"attached-outlives-its-transaction", "Recipes: what is kept beside a transaction goes with it", "./percolator TestAttach", one("percolator/txn.go",
 		"\ttx.attached = nil\n", "")},
+	{"slot-is-given-back-twice", "Recipes: combine, a transaction gives its slot back once", "./recipes/combine TestSlotIsGivenBackOnce", one(slotsGo,
+		"\ttaken, found := s.take(tx)\n", "\tif err := tx.OnEnd(func(err error) {\n\t\tif held := s.heldBy(tx); held != nil {\n\t\t\ts.giveBack(held, tx, err)\n\t\t}\n\t}); err != nil {\n\t\treturn 0, err\n\t}\n\ttaken, found := s.take(tx)\n")},
 	{"slots-are-shared", "Recipes: combine, two open transactions have different slots", "./recipes/combine TestAddsDoNotConflict", one(slotsGo,
 		"\t\t\ts.free = slices.Delete(s.free, i, i+1)\n", "\t\t\t_ = i\n")},
 	{"slots-are-used-once", "Recipes: combine, a slot is used again when its transaction has ended", "./recipes/combine TestAddsDoNotConflict", one(slotsGo,
@@ -82,7 +84,7 @@ var recipesMutants = []mutant{
 	{"ended-claim-stays", "Recipes: export, a key that has nothing to send leaves nothing behind, also after a pause", "./recipes/export TestLaterAfterAll", one(exportGo,
 		"\t\t\treturn tx.Delete(e.cell(rowOf(key), claimColumn))\n", "\t\t\treturn nil\n")},
 	{"outboxes-count-apart", "Recipes: export, no two items of a transaction have one row", "./recipes/export TestTwoOutboxesOfOneTable", one("recipes/export/outbox.go",
-		"\tindex, err := indexes.of(tx, o.table)\n", "\tindex, err := (&counters{next: map[counter]int{}}).of(tx, o.table)\n")},
+		"n, tx.Attach(indexKey{table}, n+1)\n", "n, tx.Attach(indexKey{table}, 0)\n")},
 	{"refused-epoch-is-a-successor", "Recipes: export, a run whose epoch is refused without a successor fails", "./recipes/export TestSinkThatIsAlwaysSuperseded", one(exporterGo,
 		"\t\treturn sent, errAhead\n", "\t\treturn sent, errLost\n")},
 	{"pause-is-a-claim", "Recipes: export, a pause is told from the claim of an exporter", "./recipes/export TestResume", one("recipes/export/outbox.go",

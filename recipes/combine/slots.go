@@ -70,9 +70,6 @@ func (s *slots) of(ctx context.Context, tx *percolator.Txn) (percolator.Timestam
 	if held := s.heldBy(tx); held != nil {
 		return held.name, nil
 	}
-	if err := tx.OnEnd(func(err error) { s.giveBack(tx, err) }); err != nil {
-		return 0, err
-	}
 	taken, found := s.take(tx)
 	if !found {
 		// No two transactions that write begin at one timestamp, in whatever process.
@@ -82,7 +79,16 @@ func (s *slots) of(ctx context.Context, tx *percolator.Txn) (percolator.Timestam
 		}
 		taken = slot{name: start}
 	}
-	return taken.name, tx.Attach(s, &holding{slot: taken})
+	held := &holding{slot: taken}
+	// Once for a transaction: its caller may go on after an error of the above.
+	err := tx.OnEnd(func(err error) { s.giveBack(held, tx, err) })
+	if err == nil {
+		err = tx.Attach(s, held)
+	}
+	if err != nil && found {
+		s.put(taken)
+	}
+	return taken.name, err
 }
 
 // heldBy returns the hold of a transaction, nil for none.
@@ -130,17 +136,17 @@ func (s *slots) take(tx *percolator.Txn) (slot, bool) {
 }
 
 // giveBack ends a transaction's hold on its slot.
-func (s *slots) giveBack(tx *percolator.Txn, err error) {
-	given := s.heldBy(tx)
-	if given == nil {
-		return
-	}
+func (s *slots) giveBack(given *holding, tx *percolator.Txn, err error) {
 	given.last = max(given.last, tx.CommitTimestamp())
 	// Locks of a transaction whose outcome is not known may lie on the slot's cells for a while. A new slot in which nobody has written is not worth
 	// keeping, and its name need not be unique: a View of the past has chosen its timestamp.
 	if !errors.Is(err, percolator.ErrUndetermined) && given.last > 0 {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.free = append(s.free, given.slot)
+		s.put(given.slot)
 	}
+}
+
+func (s *slots) put(free slot) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.free = append(s.free, free)
 }

@@ -1,6 +1,7 @@
 package combine
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strconv"
@@ -19,12 +20,37 @@ func TestSlotOfUnknownOutcome(t *testing.T) {
 	for _, outcome := range []error{nil, percolator.ErrConflict, fmt.Errorf("committing: %w", percolator.ErrUndetermined)} {
 		var s slots
 		one, two := new(percolator.Txn), new(percolator.Txn)
-		require.NoError(t, one.Attach(&s, &holding{slot: slot{name: 7, last: 8}}))
-		s.giveBack(one, outcome)
+		s.giveBack(&holding{slot: slot{name: 7, last: 8}}, one, outcome)
 		taken, found := s.take(two)
 		require.Equal(t, !errors.Is(outcome, percolator.ErrUndetermined), found, "%v", outcome)
 		require.Equal(t, found, taken.name == 7)
 	}
+}
+
+// TestSlotIsGivenBackOnce has a transaction that goes on after an Add which could not begin. Those after it do not share its slot.
+func TestSlotIsGivenBackOnce(t *testing.T) {
+	t.Parallel()
+	ctx, db := t.Context(), percolatetest.Open(t)
+	c := counter(t, db)
+	over, cancel := context.WithCancel(ctx)
+	cancel()
+	require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error {
+		require.ErrorIs(t, c.Add(over, tx, "n", 1), context.Canceled)
+		return c.Add(ctx, tx, "n", 1)
+	}))
+	require.Len(t, c.slots.free, 1)
+	var open []*percolator.Txn
+	for range 2 {
+		tx, err := db.Begin(ctx)
+		require.NoError(t, err)
+		require.NoError(t, c.Add(ctx, tx, "n", 1))
+		open = append(open, tx)
+	}
+	for _, tx := range open {
+		require.NoError(t, tx.Commit(ctx))
+	}
+	require.Len(t, c.slots.free, 2)
+	require.Equal(t, 3, get(t, c, "n"))
 }
 
 // TestAddOnAnOlderSnapshot has transactions whose snapshots are older than what another one has added since: they have other slots. Then

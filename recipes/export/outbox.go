@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"sync"
 	"time"
 
 	"github.com/percolate-go/percolate/keys"
@@ -78,7 +77,7 @@ func (o *Outbox) put(ctx context.Context, tx *percolator.Txn, key string, payloa
 	if err != nil {
 		return err
 	}
-	index, err := indexes.of(tx, o.table)
+	index, err := nextIndex(tx, o.table)
 	if err != nil {
 		return err
 	}
@@ -92,37 +91,14 @@ func itemRow(key string, start percolator.Timestamp, index int) keys.Key {
 	return rowOf(key).Uint(uint64(start)).Int(int64(index))
 }
 
-// indexes number the items of open transactions. They are those of the program: two Outbox of one table would give two items of a transaction
-// the same row.
-var indexes = counters{next: map[counter]int{}}
+// indexKey is what a transaction has the number of its items in a table attached by. It is not that of an Outbox: two of one table would give
+// two items of a transaction the same row.
+type indexKey struct{ table string }
 
-type counter struct {
-	tx    *percolator.Txn
-	table string
-}
-
-type counters struct {
-	mu   sync.Mutex
-	next map[counter]int
-}
-
-func (c *counters) of(tx *percolator.Txn, table string) (int, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	k := counter{tx, table}
-	n, begun := c.next[k]
-	if !begun {
-		err := tx.OnEnd(func(error) {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			delete(c.next, k)
-		})
-		if err != nil {
-			return 0, err
-		}
-	}
-	c.next[k] = n + 1
-	return n, nil
+// nextIndex numbers the items of a transaction in a table.
+func nextIndex(tx *percolator.Txn, table string) (int, error) {
+	n, _ := tx.Attached(indexKey{table}).(int)
+	return n, tx.Attach(indexKey{table}, n+1)
 }
 
 // stored is an item as it lies in the table.
