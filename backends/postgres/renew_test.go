@@ -78,6 +78,18 @@ func openReaders(ctx context.Context, t *testing.T, owned bool) *readers {
 	return r
 }
 
+// eachPool runs a test over readers of a pool of the store's own, and of the program's.
+func eachPool(t *testing.T, test func(ctx context.Context, t *testing.T, owned bool, r *readers)) {
+	t.Helper()
+	for _, owned := range []bool{true, false} {
+		t.Run(fmt.Sprintf("owned %v", owned), func(t *testing.T) {
+			t.Parallel()
+			ctx := testContext(t)
+			test(ctx, t, owned, openReaders(ctx, t, owned))
+		})
+	}
+}
+
 func (r *readers) write(ctx context.Context) error {
 	_, err := r.s.Apply(ctx, []rowstore.Mutation{put("a", 5)}, rowstore.ApplyOptions{})
 	return err
@@ -98,86 +110,73 @@ func (r *readers) refused(ctx context.Context, t *testing.T, writes int) {
 // write, no old one is used for long.
 func TestRefusedWritesKeepConnections(t *testing.T) {
 	t.Parallel()
-	for _, owned := range []bool{true, false} {
-		t.Run(fmt.Sprintf("owned %v", owned), func(t *testing.T) {
-			t.Parallel()
-			ctx := testContext(t)
-			r := openReaders(ctx, t, owned)
-			r.s.plain.renewal.every = time.Hour
-			dials, made := r.dials.Load(), r.pool.Stat().NewConnsCount()
-			for asked := range int64(3) {
-				r.s.plain.renewal.next = time.Time{} // its time has come
-				r.refused(ctx, t, 10)
-				require.Equal(t, asked+1, r.dials.Load()-dials, "one session was asked, and no other made")
-			}
-			require.Equal(t, made, r.pool.Stat().NewConnsCount())
-			require.EqualValues(t, readersConns, r.pool.Stat().TotalConns())
+	eachPool(t, func(ctx context.Context, t *testing.T, owned bool, r *readers) {
+		r.s.plain.renewal.every = time.Hour
+		dials, made := r.dials.Load(), r.pool.Stat().NewConnsCount()
+		for asked := range int64(3) {
+			r.s.plain.renewal.next = time.Time{} // its time has come
+			r.refused(ctx, t, 10)
+			require.Equal(t, asked+1, r.dials.Load()-dials, "one session was asked, and no other made")
+		}
+		require.Equal(t, made, r.pool.Stat().NewConnsCount())
+		require.EqualValues(t, readersConns, r.pool.Stat().TotalConns())
 
-			r.allow()
-			r.s.plain.renewal.next = time.Time{}
-			refused := 0
-			for ; r.write(ctx) != nil; refused++ {
-				require.Less(t, refused, readersConns)
-			}
-			if owned {
-				require.Equal(t, 1, refused, "all of them were made anew")
-			}
-			for range 2 * readersConns {
-				require.NoError(t, r.write(ctx))
-			}
-		})
-	}
+		r.allow()
+		r.s.plain.renewal.next = time.Time{}
+		refused := 0
+		for ; r.write(ctx) != nil; refused++ {
+			require.Less(t, refused, readersConns)
+		}
+		if owned {
+			require.Equal(t, 1, refused, "all of them were made anew")
+		}
+		for range 2 * readersConns {
+			require.NoError(t, r.write(ctx))
+		}
+	})
 }
 
 // The same while many call, by the time that the store takes itself.
 func TestRefusedWritesBesideReaders(t *testing.T) {
 	t.Parallel()
-	for _, owned := range []bool{true, false} {
-		t.Run(fmt.Sprintf("owned %v", owned), func(t *testing.T) {
-			t.Parallel()
-			ctx := testContext(t)
-			r := openReaders(ctx, t, owned)
-			reading, stop := context.WithCancel(ctx)
-			var wg sync.WaitGroup
-			for range readersConns {
-				wg.Go(func() {
-					for reading.Err() == nil {
-						if _, err := r.s.Read(ctx, []rowstore.RowRead{pointOf("a", oracle.Max)}); err != nil {
-							t.Errorf("a reader: %v", err)
-							return
-						}
-					}
-				})
-			}
-			dials, began := r.dials.Load(), time.Now()
-			const writes = 50
-			for range writes {
-				require.ErrorIs(t, r.write(ctx), errReadOnly)
-			}
-			// Those beyond are what the pool makes for so many at once.
-			require.LessOrEqual(t, r.dials.Load()-dials, int64(time.Since(began)/askEvery)+1+readersConns)
-			r.allow()
-			eventually(ctx, t, func() error { return r.write(ctx) })
+	eachPool(t, func(ctx context.Context, t *testing.T, owned bool, r *readers) {
+		reading, stop := context.WithCancel(ctx)
+		var wg sync.WaitGroup
+		defer func() {
 			stop()
 			wg.Wait()
-		})
-	}
+		}()
+		for range readersConns {
+			wg.Go(func() {
+				for reading.Err() == nil {
+					if _, err := r.s.Read(ctx, []rowstore.RowRead{pointOf("a", oracle.Max)}); err != nil {
+						t.Errorf("a reader: %v", err)
+						return
+					}
+				}
+			})
+		}
+		dials, began := r.dials.Load(), time.Now()
+		const writes = 50
+		for range writes {
+			require.ErrorIs(t, r.write(ctx), errReadOnly)
+		}
+		// Those beyond are what the pool makes for so many at once.
+		require.LessOrEqual(t, r.dials.Load()-dials, int64(time.Since(began)/askEvery)+1+readersConns)
+		r.allow()
+		eventually(ctx, t, func() error { return r.write(ctx) })
+	})
 }
 
 // Where no new session can be asked, the connection that was refused is closed alone, and so the pool gets to new ones.
 func TestRefusedWriteWhereNobodyConnects(t *testing.T) {
 	t.Parallel()
-	for _, owned := range []bool{true, false} {
-		t.Run(fmt.Sprintf("owned %v", owned), func(t *testing.T) {
-			t.Parallel()
-			ctx := testContext(t)
-			r := openReaders(ctx, t, owned)
-			r.s.plain.renewal.every = time.Hour
-			r.away.Store(true)
-			r.refused(ctx, t, 10)
-			require.EqualValues(t, readersConns-1, r.pool.Stat().TotalConns())
-		})
-	}
+	eachPool(t, func(ctx context.Context, t *testing.T, owned bool, r *readers) {
+		r.s.plain.renewal.every = time.Hour
+		r.away.Store(true)
+		r.refused(ctx, t, 10)
+		require.EqualValues(t, readersConns-1, r.pool.Stat().TotalConns())
+	})
 }
 
 // So it is where the program forbids writes to the sessions of its pool: the one that is asked is like them.
