@@ -7,10 +7,21 @@ const (
 
 	postgresPushGo = "backends/postgres/push.go"
 	renewGo        = "backends/postgres/renew.go"
+
+	coalesceBatchGo = "percolator/rowstore/coalesce/batch.go"
+	coalesceTests   = "./percolator/rowstore/coalesce "
 )
 
 // storeMutants break what the READMEs of the backends say.
 var storeMutants = []mutant{
+	{"split-calls-are-joined", "stores: coalesce, calls of a batch that was split take no strangers", coalesceTests + "TestCoalesceSplits", one(coalesceBatchGo,
+		"\t\tone.alone = true\n", "")},
+	{"split-calls-go-last", "stores: coalesce, calls of a batch that was split leave before what waits", coalesceTests + "TestCoalesceSplits", one(coalesceBatchGo,
+		"\tl.pending = slices.Insert(l.pending, 0, alone...)\n", "\tl.pending = append(l.pending, alone...)\n")},
+	{"split-calls-hang-together", "stores: coalesce, a call of a batch that was split is watched as any other", coalesceTests + "TestCoalesceSplits|TestTogetherSplits", one(coalesceBatchGo,
+		"\tl.pending = slices.Insert(l.pending, 0, alone...)\n\tl.startWatch()\n", "\tl.pending = slices.Insert(l.pending, 0, alone...)\n")},
+	{"small-beside-large", "stores: coalesce, a small call does not leave with a large one", coalesceTests + "TestCoalesceKeepsLargeValuesApart", one(coalesceBatchGo,
+		"p.arena.Bytes()+bytes <= maxBatchBytes", "p.arena.Bytes() <= maxBatchBytes")},
 	{"in-flight-unseen", "stores: Postgres, readers take locks while anybody writes", "./backends/postgres TestReadersWaitForDraws", one(drawnSQLGo,
 		"pg_current_snapshot())::xid) <> 0`\n",
 		"pg_current_snapshot())::xid) < 0`\n")},

@@ -21,6 +21,7 @@ type batch[Q, A any] struct {
 	names   rowSet
 	waiters []*waiter[Q, A]
 	sent    bool
+	alone   bool               // it holds one call, and takes no other
 	cancel  context.CancelFunc // nil when the context is that of the only caller
 	staying int                // callers that have not given up
 }
@@ -38,8 +39,8 @@ type waiter[Q, A any] struct {
 	ready     chan struct{} // of capacity 1: gets one token when answers and err are set
 }
 
-// maxBatchBytes is the total size of values at which a batch takes no more calls. A caller
-// does not wait while the large values of others are sent.
+// maxBatchBytes is the total size of the values in a batch of several calls, at most. A caller
+// does not wait while the large values of others are sent, whoever of them came first.
 const maxBatchBytes = 1 << 20
 
 // enqueue puts a call into the first batch that leaves after every batch with one of its
@@ -55,28 +56,41 @@ func (l *lane[Q, A]) enqueue(ctx context.Context, w *waiter[Q, A], asks []Q) {
 			}
 		}
 	}
-	rows := l.count(asks)
-	var b *batch[Q, A]
+	l.hashes = hashes
+	rows, bytes := l.count(asks), 0
+	if l.bytes != nil {
+		bytes = l.bytes(asks)
+	}
+	w.ctx = ctx
 	for _, p := range l.pending[first:] {
-		if p.rows+rows <= l.maxBatch && p.arena.Bytes() < maxBatchBytes {
-			b = p
-			break
+		if !p.alone && p.rows+rows <= l.maxBatch && p.arena.Bytes()+bytes <= maxBatchBytes {
+			l.join(p, w, asks, hashes)
+			return
 		}
 	}
-	if b == nil {
-		if n := len(l.free); n > 0 {
-			b, l.free = l.free[n-1], l.free[:n-1]
-		} else {
-			b = &batch[Q, A]{}
-		}
-		l.pending = append(l.pending, b)
+	b := l.newBatch()
+	l.pending = append(l.pending, b)
+	l.join(b, w, asks, hashes)
+}
+
+// newBatch is an empty batch.
+func (l *lane[Q, A]) newBatch() *batch[Q, A] {
+	n := len(l.free)
+	if n == 0 {
+		return &batch[Q, A]{}
 	}
-	w.ctx, w.batch, w.off, w.n, w.writes = ctx, b, len(b.asks), len(asks), l.mayChange(asks)
+	b := l.free[n-1]
+	l.free = l.free[:n-1]
+	return b
+}
+
+// join puts a call into a batch, which gets copies of its asks.
+func (l *lane[Q, A]) join(b *batch[Q, A], w *waiter[Q, A], asks []Q, hashes []uint64) {
+	w.batch, w.off, w.n, w.writes = b, len(b.asks), len(asks), l.mayChange(asks)
 	b.asks = l.keep(b.asks, &b.arena, asks)
-	b.rows += rows
+	b.rows += l.count(asks)
 	b.names.add(hashes)
 	b.waiters = append(b.waiters, w)
-	l.hashes = hashes
 }
 
 // giveUp takes back a call whose context ended. It returns nil if the answer has come
@@ -172,32 +186,58 @@ func (l *lane[Q, A]) sendPending() {
 	}
 }
 
-// sendBatch sends a batch and hands out the answers.
+// sendBatch sends a batch and hands out the answers. Calls that may have failed for a stranger's fault wait once more, each alone.
 func (l *lane[Q, A]) sendBatch(ctx context.Context, b *batch[Q, A]) {
 	answers, err := l.ask(ctx, b.asks)
-	if len(b.waiters) > 1 && isOfOne(err, l.mayChange(b.asks)) {
-		// Ask for each call alone.
-		for _, w := range b.waiters {
-			l.mu.Lock()
-			gone := w.abandoned
-			l.mu.Unlock()
-			if !gone {
-				w.answers, w.err = l.ask(ctx, b.asks[w.off:w.off+w.n])
-			}
-			w.ready <- struct{}{}
+	several := len(b.waiters) > 1
+	ofOne := several && isOfOne(err, l.mayChange(b.asks))
+	var again []*waiter[Q, A]
+	for _, w := range b.waiters {
+		if err == nil {
+			w.answers = answers[w.off : w.off+w.n : w.off+w.n]
 		}
-	} else {
-		for _, w := range b.waiters {
-			if err == nil {
-				w.answers = answers[w.off : w.off+w.n : w.off+w.n]
-			}
-			w.err = err
-			w.ready <- struct{}{}
+		if ofOne || several && err == nil && l.again != nil && l.again(w.answers) {
+			again = append(again, w)
+			continue
 		}
+		w.err = err
+		w.ready <- struct{}{}
+	}
+	if len(again) > 0 {
+		l.askAlone(b, again)
 	}
 	if b.cancel != nil {
 		b.cancel()
 	}
+}
+
+// askAlone puts calls of a batch that did nothing back before all that waits, each into a batch of its own. There each has the context
+// of its own caller, and is one of the calls under way: one that hangs keeps others waiting no longer than any other call would.
+func (l *lane[Q, A]) askAlone(b *batch[Q, A], calls []*waiter[Q, A]) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var alone []*batch[Q, A]
+	for _, w := range calls {
+		if w.abandoned {
+			continue
+		}
+		w.answers = nil
+		if l.closed {
+			w.err = l.errClosed(w.ctx)
+			w.ready <- struct{}{}
+			continue
+		}
+		asks := b.asks[w.off : w.off+w.n]
+		if l.hash != nil {
+			l.hashes = l.hash(l.hashes[:0], asks)
+		}
+		one := l.newBatch()
+		one.alone = true
+		l.join(one, w, asks, l.hashes)
+		alone = append(alone, one)
+	}
+	l.pending = slices.Insert(l.pending, 0, alone...)
+	l.startWatch()
 }
 
 // isOfOne tells whether the failure of a merged call comes from one of its calls, and nothing was
@@ -241,10 +281,8 @@ func (l *lane[Q, A]) explainClosed(answers []A, err *error) {
 		}
 	}
 	explain(err)
-	if l.errOf != nil {
-		for i := range answers {
-			explain(l.errOf(&answers[i]))
-		}
+	for i := range answers {
+		l.errors(&answers[i], explain)
 	}
 }
 

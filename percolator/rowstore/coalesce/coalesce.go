@@ -52,8 +52,8 @@ type Options struct {
 //
 // To each caller it looks as if its call had been made alone: bad arguments fail alone,
 // and so do the rows that have an Err. If a merged call that changes nothing fails with
-// ErrCorrupt or ErrFormat, each of its calls is made alone, so that a row that cannot be read fails those
-// alone that read it. Any other error of a whole merged call goes to all of its callers. A batch names a row once. Merged calls that change the same row leave one after
+// ErrCorrupt or ErrFormat, or any with ErrInvalid or ErrTooLarge, each of its calls is made alone, so that a row that cannot be read fails those
+// alone that read it. Then it leaves before what waits, in the context of its own caller. Any other error of a whole merged call goes to all of its callers. A batch names a row once. Merged calls that change the same row leave one after
 // the other, in the order in which they came.
 //
 // Strangers do not wait for each other:
@@ -66,7 +66,7 @@ type Options struct {
 //     nothing waits for them.
 //   - Deferred and undeferred applies are never in one batch over a [rowstore.Deferrer], so a
 //     deferred one does not wait for a flush that it did not ask for.
-//   - A batch that holds a mebibyte of values takes no more calls.
+//   - Calls with more than a mebibyte of values together share no batch.
 //   - When a call has been under way for far longer than usual, more may leave.
 //
 // A caller returns when its own context ends. If its request had not left by then, nothing

@@ -18,6 +18,7 @@ func (c *coalescer) readKind() laneKind[rowstore.RowRead, rowstore.Row] {
 		failed: func(q *rowstore.RowRead, err error) rowstore.Row {
 			return rowstore.Row{Table: q.Table, Row: q.Row, Err: err}
 		},
+		errors: func(a *rowstore.Row, do func(*error)) { do(&a.Err) },
 	}
 	if c.sharder != nil {
 		kind.shard = func(q *rowstore.RowRead) (string, bool) { return c.sharder.Shard(q.Table, q.Row), true }
@@ -48,6 +49,8 @@ func (c *coalescer) applyKind(opts rowstore.ApplyOptions) laneKind[rowstore.Muta
 		keep:   arena.KeepMutations,
 		hash:   func(to []uint64, muts []rowstore.Mutation) []uint64 { return hashRows(to, rowSeed, muts) },
 		failed: func(_ *rowstore.Mutation, err error) rowstore.Outcome { return rowstore.Outcome{Err: err} },
+		errors: func(a *rowstore.Outcome, do func(*error)) { do(&a.Err) },
+		bytes:  bytesOf,
 	}
 	if c.sharder != nil {
 		kind.shard = func(q *rowstore.Mutation) (string, bool) { return c.sharder.Shard(q.Table, q.Row), true }
@@ -81,6 +84,8 @@ func (c *coalescer) groupKind(g rowstore.Grouper) laneKind[rowstore.Group, rowst
 			return n
 		},
 		failed: func(_ *rowstore.Group, err error) rowstore.GroupOutcome { return rowstore.GroupOutcome{Err: err} },
+		errors: errorsOfGroup,
+		bytes:  bytesOfGroups,
 	}
 	if c.sharder != nil {
 		kind.shard = func(q *rowstore.Group) (string, bool) {
@@ -98,11 +103,12 @@ func (c *coalescer) groupKind(g rowstore.Grouper) laneKind[rowstore.Group, rowst
 
 func drawKind(o oracle.Oracle) laneKind[int, rowstore.Timestamp] {
 	return laneKind[int, rowstore.Timestamp]{
-		name:  "draw",
-		send:  func(ctx context.Context, counts []int) ([]rowstore.Timestamp, error) { return drawAll(ctx, o, counts) },
-		check: checkDraws,
-		keep:  func(to []int, _ *arena.Arena, counts []int) []int { return append(to, counts...) },
-		size:  func(counts []int) int { return sum(counts) },
+		name:   "draw",
+		send:   func(ctx context.Context, counts []int) ([]rowstore.Timestamp, error) { return drawAll(ctx, o, counts) },
+		check:  checkDraws,
+		keep:   func(to []int, _ *arena.Arena, counts []int) []int { return append(to, counts...) },
+		size:   func(counts []int) int { return sum(counts) },
+		errors: func(*rowstore.Timestamp, func(*error)) {},
 	}
 }
 
@@ -122,6 +128,7 @@ func (c *coalescer) snapshotReadKind(d rowstore.SnapshotReader) laneKind[rowstor
 		failed: func(_ *rowstore.SnapshotRead, err error) rowstore.SnapshotRows {
 			return rowstore.SnapshotRows{Err: err}
 		},
+		errors: errorsOfSnapshot,
 	}
 	if c.sharder != nil {
 		kind.shard = func(q *rowstore.SnapshotRead) (string, bool) {
@@ -135,4 +142,33 @@ func (c *coalescer) snapshotReadKind(d rowstore.SnapshotReader) laneKind[rowstor
 		}
 	}
 	return kind
+}
+
+// bytesOf is the total length of the values that mutations put.
+func bytesOf(muts []rowstore.Mutation) int {
+	bytes := 0
+	for i := range muts {
+		edits := muts[i].Edits
+		for j := range edits {
+			bytes += len(edits[j].Value)
+		}
+	}
+	return bytes
+}
+
+func bytesOfGroups(groups []rowstore.Group) int {
+	bytes := 0
+	for i := range groups {
+		bytes += bytesOf(groups[i].Mutations)
+	}
+	return bytes
+}
+
+func errorsOfGroup(a *rowstore.GroupOutcome, do func(*error)) { do(&a.Err) }
+
+func errorsOfSnapshot(a *rowstore.SnapshotRows, do func(*error)) {
+	do(&a.Err)
+	for i := range a.Rows {
+		do(&a.Rows[i].Err)
+	}
 }

@@ -36,9 +36,13 @@ type laneKind[Q, A any] struct {
 	shard func(q *Q) (string, bool)
 	// failed is the answer to an ask whose call failed.
 	failed func(q *Q, err error) A
-	// errOf is where an answer has its error. It is nil if answers of the lane have none that
-	// closing the lane can cause.
-	errOf func(a *A) *error
+	// errors calls do for each place where an answer has an error.
+	errors func(a *A, do func(*error))
+	// bytes is the total length of the values in asks. It is nil if they have none, or few.
+	bytes func(asks []Q) int
+	// again tells whether the answers to a call of a batch only say that it did nothing, for the fault of one of several: it
+	// is asked for once more, alone. It is nil if the answers never say so; an error of the whole batch may still.
+	again func(answers []A) bool
 }
 
 // always is the writes of a kind whose requests all may change something.

@@ -43,6 +43,7 @@ type answer struct {
 	begun    []rowstore.SnapshotRows
 	first    rowstore.Timestamp
 	err      error
+	again    bool // the call did nothing, for the fault of one of several of its kind
 }
 
 // together is the lane that groups, begins and draws share.
@@ -105,7 +106,17 @@ func newTogether(c *coalescer) *together {
 			}
 			return n
 		},
-		errOf: func(a *answer) *error { return &a.err },
+		errors: func(a *answer, do func(*error)) {
+			do(&a.err)
+			for i := range a.outcomes {
+				errorsOfGroup(&a.outcomes[i], do)
+			}
+			for i := range a.begun {
+				errorsOfSnapshot(&a.begun[i], do)
+			}
+		},
+		// The values of each are few: see mostTogether.
+		again: func(answers []answer) bool { return answers[0].again },
 	})
 	return t
 }
@@ -168,7 +179,7 @@ func (t *together) send(ctx context.Context, asks []ask) ([]answer, error) {
 		t.call(ctx, all)
 	}
 	all.checkCounts()
-	t.handOut(ctx, all, asks, answers)
+	all.handOut(asks, answers)
 	clear(all.Groups)
 	clear(all.Begins)
 	*all = Together{Groups: all.Groups[:0], Begins: all.Begins[:0], Draws: all.Draws[:0]}
@@ -198,8 +209,8 @@ func (t *Together) checkCounts() {
 }
 
 // handOut gives each ask its part of the answers of its kind. If the kind failed because of one of
-// several, and nothing of it was done, each is asked for alone.
-func (t *together) handOut(ctx context.Context, all *Together, asks []ask, answers []answer) {
+// several, and nothing of it was done, each is to be asked for alone. Those of other kinds do not wait for that.
+func (t *Together) handOut(asks []ask, answers []answer) {
 	groups, begins, draws := 0, 0, 0
 	for i := range asks {
 		a, to := &asks[i], &answers[i]
@@ -208,26 +219,23 @@ func (t *together) handOut(ctx context.Context, all *Together, asks []ask, answe
 		case len(a.groups) > 0:
 			from := groups
 			groups += len(a.groups)
-			if err, one = all.GroupErr, len(a.groups) == len(all.Groups); err == nil {
-				to.outcomes = all.Outcomes[from:groups:groups]
+			if err, one = t.GroupErr, len(a.groups) == len(t.Groups); err == nil {
+				to.outcomes = t.Outcomes[from:groups:groups]
 			}
 		case len(a.begins) > 0:
 			from := begins
 			begins += len(a.begins)
-			if err, one = all.BeginErr, len(a.begins) == len(all.Begins); err == nil {
-				to.begun = all.Begun[from:begins:begins]
+			if err, one = t.BeginErr, len(a.begins) == len(t.Begins); err == nil {
+				to.begun = t.Begun[from:begins:begins]
 			}
 		default:
 			draws++
-			if err, one = all.DrawErr, len(all.Draws) == 1; err == nil {
-				to.first = all.Firsts[draws-1]
+			if err, one = t.DrawErr, len(t.Draws) == 1; err == nil {
+				to.first = t.Firsts[draws-1]
 			}
 		}
-		if !one && isOfOne(err, len(a.groups) > 0) {
-			t.alone(ctx, a, to)
-		} else {
-			to.err = err
-		}
+		to.err = err
+		to.again = !one && isOfOne(err, len(a.groups) > 0)
 	}
 }
 
@@ -261,18 +269,7 @@ func (t *together) nothing(ctx context.Context) error {
 // call with begins and draws. Those would wait while the values are sent.
 const mostTogether = 32 << 10
 
-func isLarge(groups []rowstore.Group) bool {
-	bytes := 0
-	for i := range groups {
-		for j := range groups[i].Mutations {
-			edits := groups[i].Mutations[j].Edits
-			for k := range edits {
-				bytes += len(edits[k].Value)
-			}
-		}
-	}
-	return bytes > mostTogether
-}
+func isLarge(groups []rowstore.Group) bool { return bytesOfGroups(groups) > mostTogether }
 
 type togetherGrouper struct {
 	rowstore.Grouper
