@@ -21,7 +21,7 @@ var storeMutants = []mutant{
 	{"split-calls-hang-together", "stores: coalesce, a call of a batch that was split is watched as any other", coalesceTests + "TestCoalesceSplits|TestTogetherSplits", one(coalesceBatchGo,
 		"\tl.pending = slices.Insert(l.pending, 0, alone...)\n\tl.startWatch()\n", "\tl.pending = slices.Insert(l.pending, 0, alone...)\n")},
 	{"small-beside-large", "stores: coalesce, a small call does not leave with a large one", coalesceTests + "TestCoalesceKeepsLargeValuesApart", one(coalesceBatchGo,
-		"p.arena.Bytes()+bytes <= maxBatchBytes", "p.arena.Bytes() <= maxBatchBytes")},
+		"p.arena.Bytes()+bytes <= maxBatchBytes", "p.arena.Bytes()+min(bytes, 0) <= maxBatchBytes")},
 	{"in-flight-unseen", "stores: Postgres, readers take locks while anybody writes", "./backends/postgres TestReadersWaitForDraws", one(drawnSQLGo,
 		"pg_current_snapshot())::xid) <> 0`\n",
 		"pg_current_snapshot())::xid) < 0`\n")},

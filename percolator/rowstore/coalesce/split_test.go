@@ -28,6 +28,7 @@ func splitUp(ctx context.Context, t *testing.T, ask storetest.Asker, g *storetes
 	first.Finish()
 	merged := g.Next(t)
 	require.Equal(t, rows, merged.RowNames())
+	time.Sleep(time.Second) // nothing waits, so nobody looks for what hangs any more
 	merged.Fail(rs.ErrTooLarge)
 	synctest.Wait()
 	alone := g.Next(t)
