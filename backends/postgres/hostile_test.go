@@ -156,8 +156,8 @@ func refuseStrangers(ctx context.Context, t *testing.T, dsn, schema string) {
 	all := strings.Split(calls, "\n")
 	require.Len(t, all, len(shapes)+5)
 	for _, path := range []string{"public, pg_catalog", "pg_catalog", "pg_catalog, pg_temp, public", "''"} {
+		c := connect(ctx, t, dsn) // what one call leaves in the session, the others do not look at: each is of another function
 		for _, call := range all {
-			c := connect(ctx, t, dsn)
 			_, err := c.PgConn().Exec(ctx, "SET search_path = "+path+";"+call).ReadAll()
 			require.Equal(t, sessionChanged, sqlState(err), "%s: %v", call, err)
 		}
