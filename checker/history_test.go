@@ -306,7 +306,7 @@ func TestReadsOfNothingOfSeveralProcesses(t *testing.T) {
 	t.Parallel()
 	invoke := `{"process":%d,"type":"invoke","value":[["r",%q,null,"absent"]]}`
 	h, err := checker.ReadHistory(strings.NewReader(fmt.Sprintf(invoke, 1, "x") + fmt.Sprintf(invoke, 2, "x") + fmt.Sprintf(invoke, 3, "x") +
-		`{"process":1,"type":"ok","value":null}{"process":2,"type":"ok","value":[["r","x",[1]]]}`))
+		`{"process":1,"type":"ok","value":[]}{"process":2,"type":"ok","value":[["r","x",[1]]]}`))
 	require.NoError(t, err)
 	require.Len(t, h, 3)
 	require.Empty(t, h[0].Ops)
@@ -317,6 +317,56 @@ func TestReadsOfNothingOfSeveralProcesses(t *testing.T) {
 		`{"process":1,"type":"ok","value":[["w","y",7]]}{"process":2,"type":"ok","value":[["r","x",[1]]]}`))
 	require.NoError(t, err)
 	require.Equal(t, []checker.Op{{Kind: checker.Write, Key: "y", Value: 7}}, h[0].Ops)
+}
+
+// A completion whose value is null says nothing of the operations, as one without a value: what the invocation said holds.
+func TestCompletionWithNull(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []string{"info", "ok", "fail"} {
+		for _, value := range []string{"", `,"value":null`, `,"value": null `} {
+			h, err := checker.ReadHistory(strings.NewReader(`{"process":1,"type":"invoke","time":1,"value":[["append","x",1]]}{"process":1,"type":"` + kind + `","time":2` + value + `}`))
+			require.NoError(t, err)
+			require.Equal(t, []checker.Op{{Kind: checker.Append, Key: "x", Value: 1}}, h[0].Ops, "%s%s", kind, value)
+		}
+	}
+	h, err := checker.ReadHistory(strings.NewReader(`{"process":1,"type":"invoke","value":null}{"process":1,"type":"ok","value":[["w","x",1]]}`))
+	require.NoError(t, err)
+	require.Equal(t, []checker.Op{{Kind: checker.Write, Key: "x", Value: 1}}, h[0].Ops)
+}
+
+// A clock may begin at 0, as one of a simulation does, and may stand still there.
+func TestClockFromZero(t *testing.T) {
+	t.Parallel()
+	for name, step := range map[string]int64{"it goes on": 1, "it stands still": 0} {
+		now := -step
+		clock := func() int64 { now += step; return now }
+		var lines bytes.Buffer
+		kept, written := checker.NewRecorder(nil, clock), checker.NewRecorder(&lines, clock)
+		for _, rec := range []*checker.Recorder{kept, written} {
+			now = -step
+			for i := range 2 {
+				r := rec.Begin(i)
+				r.Start(oracle.Timestamp(10*i + 1))
+				r.Write("x", int64(i))
+				require.NoError(t, r.Committing())
+				require.NoError(t, r.Committed(oracle.Timestamp(10*i+2)))
+			}
+			require.NoError(t, rec.Begin(2).Unknown(nil))
+		}
+		h, err := checker.ReadHistory(&lines)
+		require.NoError(t, err, name)
+		require.Equal(t, kept.History(), h, name)
+		if step == 0 {
+			continue // a history whose times are all 0 has none
+		}
+		require.NoError(t, checker.WriteHistory(&lines, h))
+		again, err := checker.ReadHistory(&lines)
+		require.NoError(t, err, name)
+		require.Equal(t, h, again, name)
+		var exported strings.Builder
+		require.NoError(t, checker.Export(&exported, h, checker.JSON))
+		require.Contains(t, exported.String(), `"time":0`)
+	}
 }
 
 func TestExport(t *testing.T) {

@@ -19,16 +19,18 @@ import (
 //
 // A completion's type is "ok" for committed, "fail" for not committed and "info" for
 // unknown. An invocation that is never completed is unknown too, also if another
-// invocation of the same process follows it. "time" is in nanoseconds; if no object
-// has one, their order counts. Operations are ["r",key,value], ["w",key,value] and
-// ["append",key,element], where value is an integer, a list of integers, or null for
-// nothing (a write of null is a deletion). In an invocation and in an "info" the result
-// of a read of null is not known, and the read is left out, unless "absent" is its
-// fourth element. "lock" as the fourth element marks a read for update. Keys are
-// strings or integers. The other fields, which elle-cli does not have, are all
-// optional: "start", "commit", "isolation" ("serializable"), "asof" (true), "observer"
-// and "observed" (a run of that observer for that key), "error". Further fields are
-// ignored, and so are objects whose process is not an integer (as Jepsen's nemesis).
+// invocation of the same process follows it. A completion without a "value", or whose
+// value is null, leaves the operations as its invocation had them. "time" is in
+// nanoseconds; if no object has one, their order counts. Operations are
+// ["r",key,value], ["w",key,value] and ["append",key,element], where value is an
+// integer, a list of integers, or null for nothing (a write of null is a deletion). In
+// an invocation and in an "info" the result of a read of null is not known, and the
+// read is left out, unless "absent" is its fourth element. "lock" as the fourth element
+// marks a read for update. Keys are strings or integers. The other fields, which
+// elle-cli does not have, are all optional: "start", "commit", "isolation"
+// ("serializable"), "asof" (true), "observer" and "observed" (a run of that observer
+// for that key), "error". Further fields are ignored, and so are objects whose process
+// is not an integer (as Jepsen's nemesis).
 //
 // If the last object is cut off, as when a program dies, it is left out, and what it
 // would have said counts as unknown. An error names the object by its number, from 1.
@@ -374,10 +376,10 @@ func (d *decoder) fields() (line, error) {
 // ops reads the operations of a transaction from d.text.
 func (d *decoder) ops(place int, mayBeUnknown bool) error {
 	t := &d.h[place]
-	t.Ops = nil
 	if d.peek() == 'n' {
-		return d.word("null")
+		return d.word("null") // says nothing: what the invocation said holds
 	}
+	t.Ops = nil
 	// What is decoded here is a few elements, mostly.
 	return d.each('[', ']', func() error {
 		op, known, err := d.op(mayBeUnknown)

@@ -136,7 +136,7 @@ func (t *Recording) Committing() error {
 		t.r.kept = append(t.r.kept, t.t)
 		return nil
 	}
-	t.r.write(appendInvoke(t.r.line[:0], &t.t))
+	t.r.write(appendInvoke(t.r.line[:0], &t.t, true))
 	return t.r.err
 }
 
@@ -174,9 +174,9 @@ func (t *Recording) end(o Outcome, err error) error {
 	case r.w != nil:
 		line := r.line[:0]
 		if !t.committing {
-			line = appendInvoke(line, &t.t)
+			line = appendInvoke(line, &t.t, true)
 		}
-		r.write(appendComplete(line, &t.t))
+		r.write(appendComplete(line, &t.t, true))
 	case t.committing:
 		r.kept[t.place] = t.t
 	default:

@@ -15,9 +15,10 @@ import (
 func WriteHistory(w io.Writer, h History) error {
 	b := bufio.NewWriter(w)
 	var line []byte
+	timed := h.timed()
 	for i := range h {
-		line = appendInvoke(line[:0], &h[i])
-		line = appendComplete(line, &h[i])
+		line = appendInvoke(line[:0], &h[i], timed)
+		line = appendComplete(line, &h[i], timed)
 		if _, err := b.Write(line); err != nil {
 			return fmt.Errorf("checker: writing the history: %w", err)
 		}
@@ -33,27 +34,32 @@ const (
 	flagAbsent = "absent"
 )
 
-func appendInvoke(b []byte, t *Txn) []byte {
-	return appendEvent(b, t, "invoke", t.Invoke)
+// timed tells whether a history has times. Then 0 is one of them, as of a clock that begins there.
+func (h History) timed() bool {
+	return slices.ContainsFunc(h, func(t Txn) bool { return t.Invoke != 0 || t.Complete != 0 })
 }
 
-func appendComplete(b []byte, t *Txn) []byte {
+func appendInvoke(b []byte, t *Txn, timed bool) []byte {
+	return appendEvent(b, t, "invoke", t.Invoke, timed)
+}
+
+func appendComplete(b []byte, t *Txn, timed bool) []byte {
 	switch t.Outcome {
 	case Committed:
-		return appendEvent(b, t, "ok", t.Complete)
+		return appendEvent(b, t, "ok", t.Complete, timed)
 	case Aborted:
-		return appendEvent(b, t, "fail", t.Complete)
+		return appendEvent(b, t, "fail", t.Complete, timed)
 	}
-	return appendEvent(b, t, "info", 0)
+	return appendEvent(b, t, "info", 0, false) // nobody knows when it ended
 }
 
-func appendEvent(b []byte, t *Txn, kind string, time int64) []byte {
+func appendEvent(b []byte, t *Txn, kind string, time int64, timed bool) []byte {
 	b = append(b, `{"process":`...)
 	b = strconv.AppendInt(b, int64(t.Process), 10)
 	b = append(b, `,"type":"`...)
 	b = append(b, kind...)
 	b = append(b, `","f":"txn"`...)
-	if time != 0 {
+	if timed {
 		b = append(b, `,"time":`...)
 		b = strconv.AppendInt(b, time, 10)
 	}
@@ -158,6 +164,7 @@ func appendString(b []byte, s string) []byte {
 type event struct {
 	txn      int
 	complete bool
+	timed    bool
 	time     int64
 }
 
@@ -167,10 +174,11 @@ type event struct {
 // transaction that never completed has its completion at the end.
 func events(h History) []event {
 	all := make([]event, 0, 2*len(h))
+	timed := h.timed()
 	for i := range h {
-		all = append(all, event{txn: i, time: h[i].Invoke})
+		all = append(all, event{txn: i, timed: timed, time: h[i].Invoke})
 		if h[i].Outcome != Unknown {
-			all = append(all, event{txn: i, complete: true, time: h[i].Complete})
+			all = append(all, event{txn: i, complete: true, timed: timed, time: h[i].Complete})
 		}
 	}
 	slices.SortStableFunc(all, func(a, b event) int {
@@ -289,7 +297,7 @@ func appendExported(b []byte, e event, t *Txn, process, index int, format Format
 	b = strconv.AppendInt(field(b, "process"), int64(process), 10)
 	b = word(field(b, "type"), kind)
 	b = word(field(b, "f"), "txn")
-	if e.time != 0 {
+	if e.timed {
 		b = strconv.AppendInt(field(b, "time"), e.time, 10)
 	}
 	b = append(field(b, "value"), '[')

@@ -289,4 +289,10 @@ var controlMutants = []mutant{
 		"return c.h[txn].Isolation == Serializable }", "return txn >= 0 }")},
 	{"starts-may-be-shared", "How it is checked: no two committed writers start at one timestamp", "./checker TestTimestampHistories", one("checker/timestamps.go",
 		"if t.Start != 0 && !t.AsOf {", "if t.Start != 0 && t.AsOf {")},
+	{"null-erases-what-was-invoked", "How it is checked: a completion with null says nothing of the operations", "./checker TestCompletionWithNull", one("checker/read.go",
+		"\t\treturn d.word(\"null\") // says", "\t\tt.Ops = nil\n\t\treturn d.word(\"null\") // says")},
+	{"clock-from-zero-has-no-time", "How it is checked: all lines of a recorder have a time", "./checker TestClockFromZero", one("checker/write.go",
+		"\tif timed {\n", "\tif timed && time != 0 {\n")},
+	{"times-of-zero-are-left-out", "How it is checked: a history for another checker has all of its times, or none", "./checker TestClockFromZero", one("checker/write.go",
+		"\tif e.timed {\n", "\tif e.timed && e.time != 0 {\n")},
 }
