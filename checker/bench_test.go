@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/percolate-go/percolate/checker"
+	"github.com/percolate-go/percolate/percolator/oracle"
 )
 
 // benchmarked is a correct history, about as a run of torture makes it: 64 processes,
@@ -34,6 +35,40 @@ func BenchmarkTimestamps(b *testing.B) {
 			}
 			perTxn(b, h)
 		})
+	}
+}
+
+// The time of an operation does not grow with the number of runs of one key, nor with the length of a transaction that reads what others write.
+func BenchmarkTimestampsOfOneKey(b *testing.B) {
+	o := checker.TimestampOptions{Idle: true, Observers: []checker.Observer{{Name: "o", Observes: func(key string) bool { return key == "x" }}}}
+	for _, n := range []int{10_000, 100_000} {
+		var runs checker.History
+		reads := checker.Txn{Start: 1, Outcome: checker.Committed}
+		long := checker.History{{}}
+		for i := range n {
+			at := oracle.Timestamp(4*i + 2)
+			write := func(key string) checker.Txn {
+				return checker.Txn{Process: 1, Invoke: int64(at), Complete: int64(at) + 1, Start: at, Commit: at + 1, Outcome: checker.Committed, Ops: []checker.Op{{Kind: checker.Write, Key: key, Value: int64(i)}}}
+			}
+			run := write("seen")
+			run.Start, run.Commit, run.Run = at+2, at+3, &checker.Run{Observer: "o", Key: "x"}
+			run.Invoke, run.Complete = run.Invoke+2, run.Complete+2
+			runs = append(runs, write("x"), run)
+			long = append(long, write(fmt.Sprint(i)))
+			reads.Ops = append(reads.Ops, checker.Op{Kind: checker.Read, Key: fmt.Sprint(i), Absent: true})
+		}
+		long[0] = reads
+		for name, h := range map[string]checker.History{"runs": runs, "reads": long} {
+			b.Run(fmt.Sprintf("%s=%d", name, n), func(b *testing.B) {
+				for b.Loop() {
+					r, err := checker.CheckTimestamps(h, o)
+					if err != nil || !r.OK() {
+						b.Fatal(err, r.Err())
+					}
+				}
+				perTxn(b, h)
+			})
+		}
 	}
 }
 

@@ -23,6 +23,8 @@ type digest struct {
 type extRead struct {
 	txn, key, op int32
 	own          int32 // how many elements at the end are the transaction's own
+	locks        bool  // this read, or a later one of the transaction, locks the key
+	written      bool  // the transaction writes the key after it
 }
 
 // extWrite is what a transaction leaves behind at a key.
@@ -73,11 +75,12 @@ func newDigest(h History, internal func(txn, op int, text string)) (*digest, err
 			if s.txn != int32(i)+1 {
 				*s = keyState{txn: int32(i) + 1, read: -1, write: -1, by: -1}
 			}
+			d.again(s, op)
 			switch op.Kind {
 			case Read:
 				if s.by < 0 {
 					s.read, s.by = int32(len(d.reads)), int32(o)
-					d.reads = append(d.reads, extRead{txn: int32(i), key: k, op: int32(o)})
+					d.reads = append(d.reads, extRead{txn: int32(i), key: k, op: int32(o), locks: op.Locks})
 					continue
 				}
 				if by := &t.Ops[s.by]; by.Value != op.Value || by.Absent != op.Absent {
@@ -114,6 +117,15 @@ func newDigest(h History, internal func(txn, op int, text string)) (*digest, err
 	return d, nil
 }
 
+// again notes what an operation on a key that was read before says of that read. So nobody has to look for it among all operations.
+func (d *digest) again(s *keyState, op *Op) {
+	if s.read >= 0 {
+		r := &d.reads[s.read]
+		r.locks = r.locks || op.Locks
+		r.written = r.written || op.Kind == Write || op.Kind == Append
+	}
+}
+
 // readList judges a read of a list by the transaction's own operations on it.
 func (d *digest) readList(s *keyState, i, o int, own int32, internal func(txn, op int, text string)) {
 	t := &d.h[i]
@@ -136,7 +148,7 @@ func (d *digest) readList(s *keyState, i, o int, own int32, internal func(txn, o
 	}
 	if s.read < 0 {
 		s.read = int32(len(d.reads))
-		d.reads = append(d.reads, extRead{txn: int32(i), key: d.byName[op.Key], op: int32(o), own: own})
+		d.reads = append(d.reads, extRead{txn: int32(i), key: d.byName[op.Key], op: int32(o), own: own, locks: op.Locks})
 		return
 	}
 	first := d.reads[s.read]

@@ -97,13 +97,21 @@ type tsChecker struct {
 	readFrom, writeOf []int32
 	bounds            map[int32]*bounds // of unknown transactions
 	maybe             map[int32]bool    // keys that unproved transactions wrote with values that others wrote too
-	precedences       []precedence      // that an unknown transaction takes part in
+	every             []opKeyed         // all writes by key, once somebody asks; see writersOf
+	everyOf           []int32
+	wrote             []bool       // transactions that write anything
+	precedences       []precedence // that an unknown transaction takes part in
 }
 
 // extKeyed is the place of a read or write in the digest, with what sorting needs.
 type extKeyed struct {
 	at  int32
 	key int32
+}
+
+// opKeyed is the place of an operation.
+type opKeyed struct {
+	txn, op, key int32
 }
 
 // bounds is what is known of the commit timestamp of a transaction of unknown

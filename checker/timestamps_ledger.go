@@ -58,6 +58,7 @@ func (c *tsChecker) ledgerOf(o *Observer, k int32, changes []version, runs []int
 	var from oracle.Timestamp // the start of the last committed run
 	prev := int32(-1)
 	covered := oracle.Timestamp(0) // the start of the last run that may be committed
+	seen := c.ledgerChanges(k, changes)
 	for _, run := range runs {
 		t := &c.h[run]
 		covered = t.Start
@@ -68,7 +69,7 @@ func (c *tsChecker) ledgerOf(o *Observer, k int32, changes []version, runs []int
 			c.addf(KindUnneededRun, func() string {
 				return fmt.Sprintf("%s and %s, runs of %s for %s, overlap, and both are committed", c.h.name(int(prev)), c.h.name(int(run)), o.Name, t.Run.Key)
 			}, int(prev), int(run))
-		} else if !o.Weak && !c.changed(k, changes, from, t.Start, run) {
+		} else if !o.Weak && !c.changed(k, seen, from, t.Start, run) {
 			c.addf(KindUnneededRun, func() string {
 				text := fmt.Sprintf("%s, a run of %s for %s at %d, is committed and had no change to see", c.h.name(int(run)), o.Name, t.Run.Key, uint64(t.Start))
 				if prev >= 0 {
@@ -103,28 +104,61 @@ func (c *tsChecker) ledgerOf(o *Observer, k int32, changes []version, runs []int
 	}
 }
 
-// changed tells whether a change in (from, to] is there, or may be.
-func (c *tsChecker) changed(k int32, changes []version, from, to oracle.Timestamp, run int32) bool {
+// ledgerChanges are the changes of a key, as its runs look for them: one run after the other, by their starts.
+type ledgerChanges struct {
+	spans  []span // by their beginnings
+	passed int    // of them begin below the start of the last run that was asked for
+	newest oracle.Timestamp
+	// unproved is the first start of a transaction of unknown outcome that wrote the key.
+	unproved oracle.Timestamp
+}
+
+// span is where the commit timestamp of a change lies: over < commit <= upTo.
+type span struct {
+	over, upTo oracle.Timestamp
+}
+
+func (c *tsChecker) ledgerChanges(k int32, versions []version) *ledgerChanges {
+	l := &ledgerChanges{unproved: oracle.Max, spans: make([]span, len(versions))}
+	for i := range versions {
+		if v := &versions[i]; v.unknown != nil {
+			l.spans[i] = span{v.unknown.over, v.unknown.upTo}
+		} else {
+			l.spans[i] = span{v.commit - 1, v.commit}
+		}
+	}
+	slices.SortFunc(l.spans, func(a, b span) int { return cmp.Compare(a.over, b.over) })
+	if k < 0 {
+		return l
+	}
+	for _, at := range c.writes[c.writeOf[k]:c.writeOf[k+1]] {
+		if t := &c.h[c.d.writes[at.at].txn]; t.Outcome == Unknown {
+			l.unproved = min(l.unproved, t.Start)
+		}
+	}
+	return l
+}
+
+// between tells whether a change in (from, to] is there, or may be. No call may have a smaller to than the one before, so each change is passed once.
+func (l *ledgerChanges) between(from, to oracle.Timestamp) bool {
+	for ; l.passed < len(l.spans) && l.spans[l.passed].over < to; l.passed++ {
+		l.newest = max(l.newest, l.spans[l.passed].upTo)
+	}
+	return l.newest > from
+}
+
+// changed tells whether a run that starts at to had a change to see since from, or may have had one.
+func (c *tsChecker) changed(k int32, l *ledgerChanges, from, to oracle.Timestamp, run int32) bool {
 	if k < 0 {
 		return false
 	}
-	for i := range changes {
-		v := &changes[i]
-		if v.unknown != nil && v.unknown.upTo > from && v.unknown.over < to || v.unknown == nil && v.commit > from && v.commit <= to {
-			return true
-		}
+	if l.between(from, to) {
+		return true
 	}
 	// A change that nothing proves may be there too, if this run did not read.
-	for _, at := range c.reads[c.readFrom[k]:c.readFrom[k+1]] {
-		if c.d.reads[at.at].txn == run {
-			return c.maybe[k]
-		}
+	reads := c.reads[c.readFrom[k]:c.readFrom[k+1]] // in the order of their transactions
+	if _, read := slices.BinarySearchFunc(reads, run, func(r extKeyed, run int32) int { return cmp.Compare(c.d.reads[r.at].txn, run) }); read {
+		return c.maybe[k]
 	}
-	for _, at := range c.writes[c.writeOf[k]:c.writeOf[k+1]] {
-		w := c.d.writes[at.at].txn
-		if c.h[w].Outcome == Unknown && c.h[w].Start < to {
-			return true
-		}
-	}
-	return false
+	return l.unproved < to
 }

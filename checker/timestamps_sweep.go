@@ -21,6 +21,10 @@ type version struct {
 func (c *tsChecker) sweep() {
 	var versions []version
 	var elements []int64
+	c.wrote = make([]bool, len(c.h))
+	for i := range c.d.writes {
+		c.wrote[c.d.writes[i].txn] = true
+	}
 	for k := range int32(len(c.d.keys)) {
 		versions = c.versions(versions[:0], k)
 		elements = elements[:0]
@@ -74,6 +78,7 @@ type keySweep struct {
 	byStart  bool    // they are sorted by start, since the commit of some is unknown
 	elements []int64 // of a list: all of them, in order
 	writer   map[element][]int32
+	unproved map[element][]oracle.Timestamp
 }
 
 // writers makes sure that the writers of a key do not overlap.
@@ -178,17 +183,37 @@ func (s *keySweep) maybe(r *extRead, n int) bool {
 	if n > 0 {
 		from = max(s.versions[n-1].commit, s.versions[n-1].start)
 	}
+	if s.unproved == nil {
+		s.unproved = s.unprovedStarts()
+	}
+	starts := s.unproved[elementOf(op)]
+	i, _ := slices.BinarySearch(starts, from)
+	return i < len(starts) && starts[i] < c.h[r.txn].Start
+}
+
+// unprovedStarts gives for each value of a register the starts of the transactions of unknown outcome that left it and are not proved, in their order.
+func (s *keySweep) unprovedStarts() map[element][]oracle.Timestamp {
+	c := s.c
+	starts := map[element][]oracle.Timestamp{}
 	for _, at := range c.writes[c.writeOf[s.key]:c.writeOf[s.key+1]] {
 		w := &c.d.writes[at.at]
-		t := &c.h[w.txn]
-		if t.Outcome != Unknown || c.bounds[w.txn].proved || w.txn == r.txn || t.Start < from || t.Start >= c.h[r.txn].Start {
-			continue
-		}
-		if wrote := &t.Ops[w.op]; wrote.Absent == op.Absent && (op.Absent || wrote.Value == op.Value) {
-			return true
+		if t := &c.h[w.txn]; t.Outcome == Unknown && !c.bounds[w.txn].proved {
+			e := elementOf(&t.Ops[w.op])
+			starts[e] = append(starts[e], t.Start)
 		}
 	}
-	return false
+	for _, all := range starts {
+		slices.Sort(all)
+	}
+	return starts
+}
+
+// elementOf is what an operation on a register wrote or read.
+func elementOf(op *Op) element {
+	if op.Absent {
+		return element{absent: true}
+	}
+	return element{value: op.Value}
 }
 
 // badRead explains a read that found something else than the first n versions.
@@ -196,19 +221,8 @@ func (s *keySweep) badRead(r *extRead, n int) {
 	c := s.c
 	t := &c.h[r.txn]
 	op := &t.Ops[r.op]
-	key := c.d.keys[s.key]
 	if s.writer == nil {
-		// All that was written, also what was overwritten or not committed.
-		s.writer = map[element][]int32{}
-		for _, at := range c.writes[c.writeOf[s.key]:c.writeOf[s.key+1]] {
-			txn := c.d.writes[at.at].txn
-			for o := range c.h[txn].Ops {
-				if w := &c.h[txn].Ops[o]; w.Key == key && (w.Kind == Write || w.Kind == Append) {
-					e := element{w.Value, w.Absent}
-					s.writer[e] = append(s.writer[e], txn)
-				}
-			}
-		}
+		s.writer = c.writersOf(s.key)
 	}
 	txns := []int{int(r.txn)}
 	want := "nothing"
@@ -294,13 +308,37 @@ func (s *keySweep) classify(r *extRead, odd element) (Kind, int32) {
 
 // intermediate tells whether a transaction overwrote e itself.
 func (s *keySweep) intermediate(txn int32, e element) bool {
-	ops := s.c.h[txn].Ops
-	for o := len(ops) - 1; o >= 0; o-- {
-		if ops[o].Kind == Write && ops[o].Key == s.c.d.keys[s.key] {
-			return element{ops[o].Value, ops[o].Absent} != e
-		}
+	c := s.c
+	writes := c.writes[c.writeOf[s.key]:c.writeOf[s.key+1]] // in the order of their transactions
+	i, ok := slices.BinarySearchFunc(writes, txn, func(w extKeyed, txn int32) int { return cmp.Compare(c.d.writes[w.at].txn, txn) })
+	if !ok {
+		return false
 	}
-	return false
+	last := &c.h[txn].Ops[c.d.writes[writes[i].at].op]
+	return element{last.Value, last.Absent} != e
+}
+
+// writersOf gives who wrote each value of a key, also what was overwritten or not committed. The first call groups the writes of the whole
+// history by their keys, so that no transaction is gone through for each of its keys.
+func (c *tsChecker) writersOf(k int32) map[element][]int32 {
+	if c.everyOf == nil {
+		var all []opKeyed
+		for i := range c.h {
+			for o := range c.h[i].Ops {
+				if w := &c.h[i].Ops[o]; w.Kind == Write || w.Kind == Append {
+					all = append(all, opKeyed{int32(i), int32(o), c.d.byName[w.Key]})
+				}
+			}
+		}
+		c.every, c.everyOf = group(len(c.d.keys), all, func(w *opKeyed) int32 { return w.key })
+	}
+	writer := map[element][]int32{}
+	for _, at := range c.every[c.everyOf[k]:c.everyOf[k+1]] {
+		w := &c.h[at.txn].Ops[at.op]
+		e := element{w.Value, w.Absent}
+		writer[e] = append(writer[e], at.txn)
+	}
+	return writer
 }
 
 // kept makes sure that a key that a transaction read or locked did not change until
@@ -317,8 +355,8 @@ func (s *keySweep) kept(r *extRead, n int) {
 	case t.Outcome != Committed:
 		return
 	}
-	locks := s.locks(r)
-	if t.Isolation != Serializable && !locks || !t.Writes() {
+	locks := r.locks && !r.written
+	if t.Isolation != Serializable && !locks || !c.wrote[r.txn] {
 		return
 	}
 	// The next version is the first that can be in the way. It was committed after the snapshot, whatever else is known of it.
@@ -338,22 +376,4 @@ func (s *keySweep) kept(r *extRead, n int) {
 				c.h.name(int(r.txn)), uint64(t.Start), uint64(t.Commit), &t.Ops[r.op], c.h.name(int(v.txn)), uint64(v.commit))
 		}, int(r.txn), int(v.txn))
 	}
-}
-
-// locks tells whether the reader of a key locked it, with this read or a later one,
-// and does not write it.
-func (s *keySweep) locks(r *extRead) bool {
-	ops := s.c.h[r.txn].Ops
-	key := s.c.d.keys[s.key]
-	locks := false
-	for o := int(r.op); o < len(ops); o++ {
-		if ops[o].Key != key {
-			continue
-		}
-		if ops[o].Kind == Write || ops[o].Kind == Append {
-			return false
-		}
-		locks = locks || ops[o].Locks
-	}
-	return locks
 }
