@@ -4,16 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 )
 
 // binaries are the test programs of packages into which mutants were woven. Each is built when it is needed first.
@@ -28,9 +24,6 @@ type binary struct {
 	once sync.Once
 	path string
 	err  error
-	mu   sync.Mutex
-	// caught are the outermost tests that failed with some mutant. They must pass without any.
-	caught map[string]bool
 }
 
 // newBinaries compiles what was woven. Mutants that spoil it are dropped from the weaving.
@@ -60,7 +53,7 @@ func (b *binaries) of(ctx context.Context, pkg string) (*binary, error) {
 	b.mu.Lock()
 	p := b.built[pkg]
 	if p == nil {
-		p = &binary{path: filepath.Join(b.dir, strings.ReplaceAll(strings.TrimPrefix(pkg, "./"), "/", "__")+".test"), caught: map[string]bool{}}
+		p = &binary{path: filepath.Join(b.dir, strings.ReplaceAll(strings.TrimPrefix(pkg, "./"), "/", "__")+".test")}
 		b.built[pkg] = p
 	}
 	b.mu.Unlock()
@@ -74,27 +67,17 @@ func (b *binaries) of(ctx context.Context, pkg string) (*binary, error) {
 	return p, p.err
 }
 
-// test runs a stage with a mutant that is on, and names the tests that failed.
-func (b *binaries) test(ctx context.Context, s stage, mutant int) (by string, err error) {
+// test runs a stage with the mutant of a number that is on, or none for 0, and says which tests failed.
+func (b *binaries) test(ctx context.Context, s stage, mutant int) (verdict, error) {
 	p, err := b.of(ctx, s.pkg)
 	if err != nil {
-		return "", err
+		return verdict{}, err
 	}
-	names, hung, err := judge(ctx, b.command(ctx, p, s, mutant, s.timeout()), s)
-	if err != nil || names == nil {
-		return "", err
-	}
-	p.mu.Lock()
-	for _, n := range names {
-		outermost, _, _ := strings.Cut(n, "/")
-		p.caught[outermost] = true
-	}
-	p.mu.Unlock()
-	return summary(names, hung), nil
+	return judge(ctx, b.command(ctx, p, s, mutant), s)
 }
 
-func (b *binaries) command(ctx context.Context, p *binary, s stage, mutant int, limit time.Duration) *exec.Cmd {
-	args := []string{"tool", "test2json", "-t", p.path, "-test.v=test2json", "-test.paniconexit0", "-test.timeout=" + limit.String()}
+func (b *binaries) command(ctx context.Context, p *binary, s stage, mutant int) *exec.Cmd {
+	args := []string{"tool", "test2json", "-t", p.path, "-test.v=test2json", "-test.paniconexit0", "-test.timeout=" + s.timeout().String()}
 	if s.run != "" {
 		args = append(args, "-test.run="+s.run)
 	}
@@ -102,32 +85,4 @@ func (b *binaries) command(ctx context.Context, p *binary, s stage, mutant int, 
 	cmd.Dir = filepath.Join(b.tree, filepath.FromSlash(s.pkg))
 	cmd.Env = append(os.Environ(), mutantVariable+"="+strconv.Itoa(mutant))
 	return cmd
-}
-
-// sound says whether the tests that caught mutants pass where none is on. Else they prove nothing.
-func (b *binaries) sound(ctx context.Context) error {
-	for _, pkg := range slices.Sorted(maps.Keys(b.built)) {
-		p := b.built[pkg]
-		if p.err != nil || len(p.caught) == 0 {
-			continue
-		}
-		tests := slices.Sorted(maps.Keys(p.caught))
-		for i := range tests {
-			tests[i] = regexp.QuoteMeta(tests[i])
-		}
-		s := stage{pkg: pkg, run: "^(" + strings.Join(tests, "|") + ")$"}
-		for _, e := range (&mutant{}).stages() {
-			if e.pkg == pkg && e.args != nil {
-				s.args = e.args
-			}
-		}
-		names, hung, err := judge(ctx, b.command(ctx, p, s, 0, wholeTimeout), s)
-		if err != nil {
-			return fmt.Errorf("running the tests of %s without a mutant: %w", pkg, err)
-		}
-		if names != nil {
-			return fmt.Errorf("tests of %s fail without a mutant too: %s", pkg, summary(names, hung))
-		}
-	}
-	return nil
 }

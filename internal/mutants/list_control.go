@@ -305,4 +305,9 @@ var controlMutants = []mutant{
 		"\tif c.everyOf == nil {\n", "\tif len(c.d.keys) > 0 {\n")},
 	{"unproved-writers-in-any-order", "How it is checked: any writer of unknown outcome may be whose value was read", "./checker TestUnprovedWriters", one("checker/timestamps_sweep.go",
 		"\tfor _, all := range starts {\n\t\tslices.Sort(all)\n\t}\n", "")},
+	// What makes mutants.
+	{"unwoven-mutants-need-no-good-tests", "How it is checked: what catches a mutant passes without any, also where it had a build of its own", "./internal/mutants TestCatchersPass", one("internal/mutants/main.go",
+		"\t\t\tl.catchers.note(s, number > 0, v)\n", "\t\t\tif number > 0 {\n\t\t\t\tl.catchers.note(s, true, v)\n\t\t\t}\n")},
+	{"nameless-failures-need-no-good-tests", "How it is checked: what catches a mutant passes without any, also if no test failed", "./internal/mutants TestCatchersPass", one("internal/mutants/catchers.go",
+		"\t\tc.whole[p][s.run] = s\n", "")},
 }

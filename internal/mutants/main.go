@@ -9,7 +9,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -45,7 +44,7 @@ func run(ctx context.Context, log io.Writer, args []string) error {
 	only := flags.String("run", "", "only mutants whose names match this regular expression")
 	list := flags.Bool("list", false, "list the mutants and the rules that they break")
 	jobs := flags.Int("jobs", 2, "mutants tested at once")
-	narrow := flags.Bool("narrow", false, "only the tests that a mutant names, and none without a mutant: a first look, also on a busy machine")
+	narrow := flags.Bool("narrow", false, "only the tests that a mutant names, and without a mutant only those that caught one: a first look, also on a busy machine")
 	root := flags.String("root", ".", "the root of the module")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -86,6 +85,7 @@ type lab struct {
 	narrow    bool
 	weaving   *weaving
 	binaries  *binaries
+	catchers  catchers
 }
 
 // result is what became of a mutant.
@@ -134,7 +134,7 @@ func (l *lab) testAll(ctx context.Context, chosen []mutant, jobs int) error {
 	}
 	close(next)
 	wg.Wait()
-	return errors.Join(l.report(chosen, results, time.Since(began)), l.binaries.sound(ctx))
+	return errors.Join(l.report(chosen, results, time.Since(began)), l.catchersPass(ctx))
 }
 
 func (l *lab) report(chosen []mutant, results []result, took time.Duration) error {
@@ -163,6 +163,7 @@ func (l *lab) report(chosen []mutant, results []result, took time.Duration) erro
 type stage struct {
 	pkg, run string
 	args     []string
+	limit    time.Duration // 0 for the usual one
 }
 
 const (
@@ -187,9 +188,8 @@ func (m *mutant) stages() []stage {
 // sound runs what the mutants are tried with on the tree as it is.
 func (l *lab) sound(ctx context.Context) (failed string, err error) {
 	for _, s := range (&mutant{}).stages() {
-		by, err := l.goTest(ctx, s, "")
-		if err != nil || by != "" {
-			return by, err
+		if v, err := l.goTest(ctx, s, ""); err != nil || v.failed {
+			return v.String(), err
 		}
 	}
 	return "", nil
@@ -202,26 +202,33 @@ func (l *lab) test(ctx context.Context, m *mutant) (r result) {
 	if l.narrow {
 		stages = stages[:1]
 	}
-	if number := l.weaving.woven[m.name]; number > 0 {
-		for _, s := range stages {
-			by, err := l.binaries.test(ctx, s, number)
-			if err != nil || by != "" {
-				return result{by: by, err: err}
-			}
+	number := l.weaving.woven[m.name]
+	overlay := ""
+	if number == 0 {
+		var err error
+		if overlay, err = l.overlay(m); err != nil {
+			return result{err: err}
 		}
-		return result{}
-	}
-	overlay, err := l.overlay(m)
-	if err != nil {
-		return result{err: err}
 	}
 	for _, s := range stages {
-		by, err := l.goTest(ctx, s, overlay)
-		if err != nil || by != "" {
-			return result{by: by, err: err}
+		v, err := l.try(ctx, s, number, overlay)
+		if err != nil {
+			return result{err: err}
+		}
+		if v.failed {
+			l.catchers.note(s, number > 0, v)
+			return result{by: v.String()}
 		}
 	}
 	return result{}
+}
+
+// try runs a stage with a mutant: one that is woven in by its number, another one by its overlay.
+func (l *lab) try(ctx context.Context, s stage, number int, overlay string) (verdict, error) {
+	if number > 0 {
+		return l.binaries.test(ctx, s, number)
+	}
+	return l.goTest(ctx, s, overlay)
 }
 
 // overlay writes the mutant's files beside the tree, and what tells the compiler
@@ -278,15 +285,17 @@ const (
 )
 
 func (s stage) timeout() time.Duration {
-	if s.run == "" || s.pkg == explorePackage {
+	switch {
+	case s.limit > 0:
+		return s.limit
+	case s.run == "", s.pkg == explorePackage:
 		return wholeTimeout
 	}
 	return testTimeout
 }
 
-// goTest runs tests and names those that failed. The error is for tests that could
-// not run.
-func (l *lab) goTest(ctx context.Context, s stage, overlay string) (failed string, err error) {
+// goTest runs tests and says which failed. The error is for tests that could not run.
+func (l *lab) goTest(ctx context.Context, s stage, overlay string) (verdict, error) {
 	// Compiling takes most of the time, so it does without vet, and without the tables of a debugger.
 	args := []string{"test", "-json", "-count=1", "-timeout", s.timeout().String(), "-vet=off", "-ldflags=-s -w"}
 	if overlay != "" {
@@ -298,71 +307,7 @@ func (l *lab) goTest(ctx context.Context, s stage, overlay string) (failed strin
 	args = append(append(args, s.pkg), s.args...)
 	cmd := exec.CommandContext(ctx, "go", args...) //nolint:gosec // go test, on the copy
 	cmd.Dir = l.tree
-	names, hung, err := judge(ctx, cmd, s)
-	if err != nil || names == nil {
-		return "", err
-	}
-	return summary(names, hung), nil
-}
-
-// judge runs a command that prints the events of tests, and returns the names of those that failed: nil if none did.
-func judge(ctx context.Context, cmd *exec.Cmd, s stage) (names []string, hung bool, err error) {
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if ctx.Err() != nil {
-		return nil, false, ctx.Err()
-	}
-	names = []string{}
-	ran, broken := false, ""
-	for line := range bytes.Lines(out) {
-		var e struct{ Action, Test, Output string }
-		if json.Unmarshal(line, &e) != nil {
-			continue
-		}
-		switch {
-		case e.Action == "build-fail" || e.Action == "build-output":
-			broken += e.Output
-		case strings.Contains(e.Output, "test timed out after"):
-			hung = true
-		case e.Action == "run":
-			ran = true
-		case e.Action == "fail" && e.Test != "":
-			names = append(names, e.Test)
-		}
-	}
-	switch {
-	case broken != "":
-		return nil, false, fmt.Errorf("it does not compile: %s", strings.TrimSpace(broken))
-	case err == nil && !ran:
-		return nil, false, fmt.Errorf("no test of %s matches %q", s.pkg, s.run)
-	case err == nil:
-		return nil, false, nil
-	case !ran:
-		return nil, false, fmt.Errorf("%w: %s", err, strings.TrimSpace(stderr.String()))
-	}
-	return names, hung, nil
-}
-
-// summary names the innermost tests that failed, a few of them.
-func summary(names []string, hung bool) string {
-	slices.Sort(names)
-	names = slices.Compact(names)
-	innermost := slices.DeleteFunc(slices.Clone(names), func(n string) bool {
-		return slices.ContainsFunc(names, func(o string) bool { return strings.HasPrefix(o, n+"/") })
-	})
-	const most = 2
-	text := strings.Join(innermost[:min(most, len(innermost))], ", ")
-	if n := len(innermost) - most; n > 0 {
-		text += fmt.Sprintf(" and %d more", n)
-	}
-	switch {
-	case text == "" && hung:
-		return "a test that hangs"
-	case text == "":
-		return "a test that panics"
-	}
-	return text
+	return judge(ctx, cmd, s)
 }
 
 // copyTree copies the sources of the module.

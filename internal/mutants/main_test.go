@@ -97,12 +97,18 @@ func TestApplyRefusesWhatIsNotThereOnce(t *testing.T) {
 	require.Error(t, apply(root, &m, map[string]string{}))
 }
 
-func TestSummary(t *testing.T) {
+func TestVerdict(t *testing.T) {
 	t.Parallel()
-	require.Equal(t, "TestA/x", summary([]string{"TestA", "TestA/x"}, false))
-	require.Equal(t, "TestA, TestB and 1 more", summary([]string{"TestC", "TestB", "TestA"}, true))
-	require.Equal(t, "a test that hangs", summary(nil, true))
-	require.Equal(t, "a test that panics", summary(nil, false))
+	for want, v := range map[string]verdict{
+		"":                        {},
+		"TestA/x":                 {failed: true, names: []string{"TestA", "TestA/x"}},
+		"TestA, TestB and 1 more": {failed: true, names: []string{"TestC", "TestB", "TestA", "TestA"}, hung: true},
+		"a test that hangs":       {failed: true, hung: true, panicked: true},
+		"a test that panics":      {failed: true, panicked: true},
+		"a test program that fails, though none of its tests does": {failed: true},
+	} {
+		require.Equal(t, want, v.String())
+	}
 }
 
 func TestArguments(t *testing.T) {
