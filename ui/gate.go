@@ -49,6 +49,13 @@ func (g *gate) within(ctx context.Context, look func() error) error {
 	}
 }
 
+// isShut tells whether the page is closed.
+func (g *gate) isShut() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.closed
+}
+
 // shut refuses all further requests.
 func (g *gate) shut() {
 	g.mu.Lock()

@@ -46,7 +46,8 @@ type Options struct {
 	Login *Login
 	// Secret makes the secrets in forms. Processes that serve one page together must share it; it has 16 bytes or more. Default: random.
 	Secret []byte
-	// Timeout bounds the making of a page, and before that the wait for its turn. Default 5 s.
+	// Timeout bounds the making of a page, before that the wait for its turn, and the reading of a form and the writing of an answer, each by
+	// itself. Default 5 s.
 	Timeout time.Duration
 	// Concurrent is how many requests look at the database at once, or change it. Others wait for their turn, for Timeout at most, and get the
 	// status 503 with a Retry-After then. Default 8.
@@ -133,8 +134,9 @@ func newHandler(what string, db *percolator.DB, r *admin.Reader, authorize Autho
 // Close ends the page: every further request gets the status 503. It ends the replays that this page has begun. A replay of the same
 // rows that begins later goes on where such a replay stopped. Then it waits until these have ended and the requests under way are
 // answered, or ctx is done: then its error is that of the context, and what is under way goes on to its end. A request waits for its turn
-// for Options.Timeout at most. Then a view takes as long again at most, and an action 20 s. After a Close without an error nothing of the
-// page uses the database any more. It may be called more than once.
+// for Options.Timeout at most. Then a view takes as long again at most, and an action 20 s, and its answer is written for Options.Timeout at
+// most, if the ResponseWriter takes deadlines, as those of net/http do. A form that was not sent to its end is not waited for. After a Close
+// without an error nothing of the page uses the database any more. It may be called more than once.
 func (h *Handler) Close(ctx context.Context) error {
 	h.gate.shut()
 	return errors.Join(h.replays.close(ctx), h.gate.drained(ctx))
@@ -143,28 +145,27 @@ func (h *Handler) Close(ctx context.Context) error {
 // ServeHTTP serves the page.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	protect(w.Header())
+	name := r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:]
+	// A closed page reads no forms, and refuses who sent one slowly while it was closed.
+	if h.gate.isShut() {
+		refuseClosed(w)
+		return
+	}
+	if !h.takes(w, r, name) {
+		return
+	}
+	post := r.Method == http.MethodPost
+	if !post {
+		r.Body = http.NoBody // a look has none that anybody should wait for
+	} else if !h.takeForm(w, r) {
+		return
+	}
 	if !h.gate.enter() {
-		http.Error(w, "the program that serves this page ends", http.StatusServiceUnavailable)
+		refuseClosed(w)
 		return
 	}
 	defer h.gate.under.Done()
-	if !h.hosts[hostOf(r.Host)] {
-		http.Error(w, "this page is not reached by that name", http.StatusMisdirectedRequest)
-		return
-	}
-	name := r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:]
-	post := r.Method == http.MethodPost
-	if !post && r.Method != http.MethodGet && r.Method != http.MethodHead {
-		w.Header().Set("Allow", "GET, HEAD, POST")
-		http.Error(w, "there are GET and POST", http.StatusMethodNotAllowed)
-		return
-	}
-	if post && !sameOrigin(r) {
-		h.o.Logger.Warn("ui: a form from elsewhere is refused", "path", name, "from", r.RemoteAddr)
-		http.Error(w, "a form is taken from this page alone", http.StatusForbidden)
-		return
-	}
-	r.Body = http.MaxBytesReader(w, r.Body, mostForm)
+	w = &answer{ResponseWriter: w, limit: h.o.Timeout}
 	switch {
 	case !post && (name == "style.css" || name == "live.js"):
 		serveStatic(w, r, name)
@@ -173,6 +174,28 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		h.authorized(w, r, name)
 	}
+}
+
+func refuseClosed(w http.ResponseWriter) {
+	http.Error(w, "the program that serves this page ends", http.StatusServiceUnavailable)
+}
+
+// takes tells whether the page takes a request, as its header says. If it does not, it has answered.
+func (h *Handler) takes(w http.ResponseWriter, r *http.Request, name string) bool {
+	post := r.Method == http.MethodPost
+	switch {
+	case !h.hosts[hostOf(r.Host)]:
+		http.Error(w, "this page is not reached by that name", http.StatusMisdirectedRequest)
+	case !post && r.Method != http.MethodGet && r.Method != http.MethodHead:
+		w.Header().Set("Allow", "GET, HEAD, POST")
+		http.Error(w, "there are GET and POST", http.StatusMethodNotAllowed)
+	case post && !sameOrigin(r):
+		h.o.Logger.Warn("ui: a form from elsewhere is refused", "path", name, "from", r.RemoteAddr)
+		http.Error(w, "a form is taken from this page alone", http.StatusForbidden)
+	default:
+		return true
+	}
+	return false
 }
 
 // authorized serves what needs a permission.

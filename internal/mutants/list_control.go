@@ -310,4 +310,15 @@ var controlMutants = []mutant{
 		"\t\t\tl.catchers.note(s, number > 0, v)\n", "\t\t\tif number > 0 {\n\t\t\t\tl.catchers.note(s, true, v)\n\t\t\t}\n")},
 	{"nameless-failures-need-no-good-tests", "How it is checked: what catches a mutant passes without any, also if no test failed", "./internal/mutants TestCatchersPass", one("internal/mutants/catchers.go",
 		"\t\tc.whole[p][s.run] = s\n", "")},
+	// The page.
+	{"close-waits-for-forms", "Looking: nobody waits for a form that is not sent to its end", "./ui TestCloseDoesNotWaitForForms", one("ui/handler.go",
+		"\tif !h.takes(w, r, name) {\n", "\tif h.gate.enter() {\n\t\tdefer h.gate.under.Done()\n\t}\n\tif !h.takes(w, r, name) {\n")},
+	{"looks-have-bodies", "Looking: nobody waits for the body of a look", "./ui TestBodyOfALook", one("ui/handler.go",
+		"\t\tr.Body = http.NoBody // a look", "\t\tr.Body = http.MaxBytesReader(w, r.Body, mostForm) // a look")},
+	{"forms-have-no-deadline", "Looking: a form is read for a limited time", "./ui TestFormsHaveADeadline", one("ui/slow.go",
+		"\t_ = c.SetReadDeadline(time.Now().Add(h.o.Timeout)) //", "\t_ = c //")},
+	{"deadlines-outlive-their-forms", "Looking: the deadline of a form ends with its reading", "./ui TestFormsHaveADeadline", one("ui/slow.go",
+		"\t_ = c.SetReadDeadline(time.Time{})\n", "")},
+	{"answers-have-no-deadline", "Looking: an answer waits for its reader for a limited time", "./ui TestAnswersHaveADeadline", one("ui/slow.go",
+		"\tif !a.begun {\n", "\tif a.begun {\n")},
 }
