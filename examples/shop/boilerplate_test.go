@@ -38,7 +38,7 @@ var allowedToOrders = map[string][]string{
 // Names that the frame may use besides.
 var allowedToFrame = map[string][]string{
 	"context": {"Background", "WithTimeout", "WithoutCancel"}, "time": {"Millisecond", "Minute"},
-	"bytes": {"*"}, "cmp": {"*"}, "crypto/sha256": {"*"}, "encoding/json": {"*"}, "flag": {"*"}, "io": {"*"}, "log/slog": {"*"}, "net": {"*"},
+	"bytes": {"*"}, "cmp": {"*"}, "crypto/hmac": {"*"}, "crypto/sha256": {"*"}, "encoding/json": {"*"}, "flag": {"*"}, "io": {"*"}, "log/slog": {"*"}, "net": {"*"},
 	"net/http": {"*"}, "os": {"*"}, "os/signal": {"*"}, "regexp": {"*"}, "strconv": {"*"}, "strings": {"*"}, "syscall": {"*"},
 	"go.opentelemetry.io/otel": {"*"}, "go.opentelemetry.io/otel/attribute": {"*"}, "go.opentelemetry.io/otel/codes": {"*"},
 	"go.opentelemetry.io/otel/metric": {"*"}, "go.opentelemetry.io/otel/sdk/metric": {"*"},

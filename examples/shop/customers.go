@@ -21,6 +21,11 @@ type Customer struct {
 	Person
 }
 
+// newcomer is the answer to who makes a customer. It has the number alone, because answers are kept.
+type newcomer struct {
+	ID string `json:"id"`
+}
+
 // persons is the column of customers.
 func persons(v *vault) typed.Column[Person] {
 	return typed.Column[Person]{Table: "customer", Name: "person", Codec: typed.Encrypted[Person]{Codec: typed.JSON[Person]{}, Keys: v}}
@@ -32,7 +37,7 @@ func (s *shop) person(ctx context.Context, tx *percolator.Txn, id string) (Custo
 	return Customer{ID: id, Person: p}, orElse(err, notFound("customer", id))
 }
 
-// welcome makes a customer. The answer has the number alone, because answers are kept.
+// welcome makes a customer.
 func (s *shop) welcome(ctx context.Context, tx *percolator.Txn, p Person) (id string, err error) {
 	if id, _, err = newID(ctx, tx); err != nil {
 		return "", err

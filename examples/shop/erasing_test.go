@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -88,6 +90,42 @@ func TestLeaving(t *testing.T) {
 	})
 	require.True(t, isRefusal(err), "%v", err)
 	r.ask(201, "POST", "/orders", order, nil)
+}
+
+// TestErasedRequest looks at what is kept of the request that made a customer. It tells the request from another one as long as the customer is
+// there. Then nobody can find out by guessing whose name and mail it had, and so the shop itself does not answer it.
+func TestErasedRequest(t *testing.T) {
+	t.Parallel()
+	r := start(t, time.Hour)
+	const ann, bob = `{"name": "Ann", "mail": "ann@example.org"}`, `{"name": "Bob", "mail": "bob@example.org"}`
+	post := func(status int, key, body, has string) (answer []byte) {
+		t.Helper()
+		got, answer, err := send(t.Context(), "POST", r.url+"/customers", key, body)
+		require.NoError(t, err)
+		require.Equal(t, status, got, "%s", answer)
+		require.Contains(t, string(answer), has)
+		return answer
+	}
+	kept := func(key string) answer {
+		a, _, err := r.requests.Do(t.Context(), key, func(context.Context, *percolator.Txn) (answer, error) { return answer{}, errors.New("not kept") })
+		require.NoError(t, err)
+		return a
+	}
+	first, other := post(201, "first", ann, ""), post(201, "other", ann, "")
+	require.NotEqual(t, first, other)
+	require.Equal(t, first, post(201, "first", ann, ""))
+	post(422, "first", bob, "key_reused")
+	require.NotEmpty(t, kept("first").Request)
+	require.NotEqual(t, kept("first").Request, kept("other").Request, "what is kept goes by name and mail alone, so these can be guessed")
+
+	var c Customer
+	require.NoError(t, json.Unmarshal(first, &c))
+	r.ask(204, "DELETE", "/customers/"+c.ID, "", nil)
+	before := r.everything()
+	post(409, "first", ann, "erased")
+	post(409, "first", bob, "erased")
+	require.Equal(t, before, r.everything(), "something was done")
+	require.Equal(t, other, post(201, "other", ann, ""))
 }
 
 // eraseAtLast erases a customer, whose orders may keep that from committing for a while.

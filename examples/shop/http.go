@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
@@ -21,9 +22,10 @@ const maxBody = 64 << 10
 
 // answer is what is kept of a request, for when it comes again.
 type answer struct {
-	Status  int             `json:"status"`
-	Body    json.RawMessage `json:"body"`
-	Request []byte          `json:"request"` // a hash of the request
+	Status   int             `json:"status"`
+	Body     json.RawMessage `json:"body"`
+	Request  []byte          `json:"request"`            // a hash of the request
+	Customer string          `json:"customer,omitempty"` // whose key the hash is made with, if the request says who that is
 }
 
 // handler answers the requests that api.md describes.
@@ -42,7 +44,7 @@ func (s *shop) handler() *http.ServeMux {
 
 	mux.HandleFunc("POST /customers", makes(s, func(ctx context.Context, tx *percolator.Txn, _ string, p person) (any, error) {
 		id, err := s.welcome(ctx, tx, Person(p))
-		return map[string]string{"id": id}, err
+		return newcomer{id}, err
 	}))
 	mux.HandleFunc("GET /customers/{id}", read(s, func(ctx context.Context, tx *percolator.Txn, r *http.Request) (any, error) {
 		return s.person(ctx, tx, r.PathValue("id"))
@@ -198,7 +200,7 @@ func makes[B body](s *shop, f func(ctx context.Context, tx *percolator.Txn, id s
 // change makes a handler of a function that changes something, once for each Idempotency-Key.
 func change[B body](s *shop, status int, f func(ctx context.Context, tx *percolator.Txn, id string, b B) (any, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		b, hash, err := accept[B](w, r)
+		b, request, err := accept[B](w, r)
 		key := r.Header.Get("Idempotency-Key")
 		if err == nil && (key == "" || len(key) > maxKey) {
 			err = malformed("no_key", fmt.Sprintf("the request needs a header Idempotency-Key of 1 to %d bytes", maxKey))
@@ -207,16 +209,23 @@ func change[B body](s *shop, status int, f func(ctx context.Context, tx *percola
 			fail(w, r, err)
 			return
 		}
-		a, _, err := s.requests.Do(r.Context(), key, func(ctx context.Context, tx *percolator.Txn) (answer, error) {
+		a, first, err := s.requests.Do(r.Context(), key, func(ctx context.Context, tx *percolator.Txn) (a answer, err error) {
 			v, err := f(ctx, tx, r.PathValue("id"), b)
 			if err != nil {
-				return answer{}, err
+				return a, err
 			}
-			text, err := json.Marshal(v)
-			return answer{Status: status, Body: text, Request: hash}, err
+			a.Status = status
+			if a.Body, err = json.Marshal(v); err != nil {
+				return a, err
+			}
+			if c, ok := v.(newcomer); ok {
+				a.Customer = c.ID
+			}
+			a.Request, err = hash(ctx, tx, a.Customer, request)
+			return a, err
 		})
-		if err == nil && !bytes.Equal(a.Request, hash) {
-			err = unacceptable("key_reused", "the Idempotency-Key belongs to another request")
+		if err == nil && !first {
+			err = s.same(r.Context(), a, request)
 		}
 		if err != nil {
 			fail(w, r, err)
@@ -226,8 +235,35 @@ func change[B body](s *shop, status int, f func(ctx context.Context, tx *percola
 	}
 }
 
-// accept reads and checks a request. The hash is of all that makes it the same request.
-func accept[B body](w http.ResponseWriter, r *http.Request) (b B, hash []byte, err error) {
+// hash is what is kept of a request. Who knows a plain hash of a name and a mail can find them by guessing. So what says who a customer is is
+// hashed with the customer's key, and tells nothing any more once that is destroyed.
+func hash(ctx context.Context, tx *percolator.Txn, customer string, request []byte) ([]byte, error) {
+	if customer == "" {
+		sum := sha256.Sum256(request)
+		return sum[:], nil
+	}
+	key, err := secrets.Get(ctx, tx, customer)
+	if err != nil {
+		return nil, orElse(err, conflict("erased", "the Idempotency-Key belongs to a request for a customer who was erased"))
+	}
+	mac := hmac.New(sha256.New, key)
+	_, _ = mac.Write(request) // it never fails
+	return mac.Sum(nil), nil
+}
+
+// same refuses a request with the key of another one.
+func (s *shop) same(ctx context.Context, a answer, request []byte) error {
+	return s.db.View(ctx, func(tx *percolator.Txn) error {
+		sum, err := hash(ctx, tx, a.Customer, request)
+		if err == nil && !hmac.Equal(a.Request, sum) {
+			err = unacceptable("key_reused", "the Idempotency-Key belongs to another request")
+		}
+		return err
+	})
+}
+
+// accept reads and checks a request, and returns all that makes it the same request.
+func accept[B body](w http.ResponseWriter, r *http.Request) (b B, request []byte, err error) {
 	if err := checkID(r); err != nil {
 		return b, nil, err
 	}
@@ -251,8 +287,7 @@ func accept[B body](w http.ResponseWriter, r *http.Request) (b B, hash []byte, e
 			return b, nil, malformed("bad_json", "there is something behind the JSON of the body")
 		}
 	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s %s\n%s", r.Method, r.URL.Path, text))
-	return b, sum[:], b.check()
+	return b, fmt.Appendf(nil, "%s %s\n%s", r.Method, r.URL.Path, text), b.check()
 }
 
 // limit reads how many are asked for.
