@@ -189,10 +189,14 @@ func (t *Table[T]) Set(tx *percolator.Txn, row string, value T) error {
 	return t.put(tx, row, encoded, nil)
 }
 
-// Update reads a row, lets f change it, and writes those fields alone that f has changed. A row that is not there is
-// zero; found tells f whether it is. An error of f is returned as it is, and nothing is written. Others that change the same fields at
-// the same time conflict. Those that change other fields do not, whatever f went by; use percolator.Serializable where that matters. A
-// nil f is percolator.ErrInvalid.
+// Update reads a row, lets f change it, and writes those fields alone that f has changed. An error of f is returned as it is, and nothing is
+// written. Others that change the same fields at the same time conflict. Those that change other fields do not, whatever f went by; use
+// percolator.Serializable where that matters. A nil f is percolator.ErrInvalid.
+//
+// A row that is not there is zero; found tells f whether it is there. Update makes it, also if f changes nothing: a new row has a cell of every
+// field, but for those with omitzero that stay zero, which are not written. So two that make a row at
+// the same time conflict, whatever they set, and observers of all those fields run. If every field has omitzero, two that set different ones do not
+// conflict, and a row of zeros is not there.
 func (t *Table[T]) Update(ctx context.Context, tx *percolator.Txn, row string, f func(value *T, found bool) error) error {
 	if f == nil {
 		return fmt.Errorf("typed: Update: %w: the function is nil", percolator.ErrInvalid)
@@ -202,12 +206,11 @@ func (t *Table[T]) Update(ctx context.Context, tx *percolator.Txn, row string, f
 	if err != nil && !errors.Is(err, percolator.ErrNotFound) {
 		return err
 	}
-	before, err := t.encode(row, value)
-	if err != nil {
-		return err
-	}
-	if !found {
-		before = nil
+	before := make([][]byte, len(t.fields)) // without a cell
+	if found {
+		if before, err = t.encode(row, value); err != nil {
+			return err
+		}
 	}
 	if err := f(&value, found); err != nil {
 		return err
@@ -278,7 +281,7 @@ func (t *Table[T]) encode(row string, value T) ([][]byte, error) {
 	return out, nil
 }
 
-// put writes the fields that differ from before; nil stands for a row that may be anything.
+// put writes the fields that differ from before; nil stands for a row that may be anything, and nil of a field for no cell.
 func (t *Table[T]) put(tx *percolator.Txn, row string, after, before [][]byte) error {
 	for i, cell := range t.cells(row) {
 		if before != nil && (after[i] == nil) == (before[i] == nil) && bytes.Equal(after[i], before[i]) {

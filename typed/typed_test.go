@@ -398,6 +398,53 @@ func TestTableUpdates(t *testing.T) {
 	}))
 }
 
+// TestTableMakesARow has Update make a row. It has a cell of every field, so two that make it conflict, but for fields with omitzero that stay zero: these
+// are not written at all.
+func TestTableMakesARow(t *testing.T) {
+	t.Parallel()
+	type visit struct {
+		Name string
+		Pay  int       `percolator:"pay,omitzero"`
+		Left time.Time `percolator:"left,omitzero"`
+	}
+	visits, err := typed.NewTable[visit]("visit")
+	require.NoError(t, err)
+	db, ctx := percolatetest.Open(t), t.Context()
+	update := func(tx *percolator.Txn, row string, f func(v *visit)) {
+		require.NoError(t, visits.Update(ctx, tx, row, func(v *visit, found bool) error {
+			require.False(t, found)
+			f(v)
+			return nil
+		}))
+	}
+	begin := func() *percolator.Txn {
+		tx, err := db.Begin(ctx)
+		require.NoError(t, err)
+		return tx
+	}
+	zero := begin()
+	update(zero, "zero", func(*visit) {})
+	require.NoError(t, zero.Commit(ctx))
+	require.NoError(t, db.View(ctx, func(tx *percolator.Txn) error {
+		_, err := visits.Get(ctx, tx, "zero")
+		return err
+	}), "a row of which all is zero is none")
+
+	first, second, third := begin(), begin(), begin()
+	update(first, "new", func(v *visit) { v.Pay = 1 })
+	update(second, "new", func(v *visit) { v.Name = "ann" })
+	require.NoError(t, third.Set(percolator.Cell{Table: "visit", Row: "new", Column: "left"}, []byte("2026-01-02T03:04:05Z")))
+	require.NoError(t, first.Commit(ctx))
+	require.ErrorIs(t, second.Commit(ctx), percolator.ErrConflict)
+	require.NoError(t, third.Commit(ctx), "a field that stayed zero was written")
+	require.NoError(t, db.View(ctx, func(tx *percolator.Txn) error {
+		name, err := tx.Get(ctx, percolator.Cell{Table: "visit", Row: "new", Column: "Name"})
+		require.NoError(t, err)
+		require.Empty(t, name)
+		return nil
+	}))
+}
+
 func TestTablesThatCannotBe(t *testing.T) {
 	t.Parallel()
 	check := func(_ any, err error) {

@@ -129,6 +129,8 @@ var recipesMutants = []mutant{
 		"mostBytes = 1024, 1 << 20", "mostBytes = 1024, 1 << 40")},
 	{"large-rows-are-read-together", "Recipes: index, rows of large values are read a few at a time", "./recipes/index TestRowsOfLargeValues", one("recipes/index/walk.go",
 		"next = min(next, size*readBytes/bytes)", "_ = size")},
+	{"new-row-deletes-what-it-has-not", "A transaction: an update that makes a row does not write fields that have no cell", "./typed TestTableMakesARow", one("typed/rows.go",
+		"before := make([][]byte, len(t.fields)) //", "var before [][]byte //")},
 	{"request-is-hashed-without-a-key", "Erased ranges: who a customer was cannot be guessed from what the shop keeps of a request", "./examples/shop TestErasedRequest", one("examples/shop/http.go",
 		"\tmac := hmac.New(sha256.New, key)\n", "\tmac := hmac.New(sha256.New, key[:0])\n")},
 }
