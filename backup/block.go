@@ -115,6 +115,9 @@ func (d *decoder) byte() byte {
 
 var errBlock = fmt.Errorf("%w: a block does not decode", ErrDamaged)
 
+// minVersion is the least that a version takes of a block: its family, the length of a name and a byte of it, a timestamp, the length of a value.
+const minVersion = 5
+
 // decodeBlock returns a block's rows, whose values lie in raw.
 func decodeBlock(raw []byte) (h blockHead, rows []rowstore.Row, err error) {
 	d := &decoder{b: raw}
@@ -127,18 +130,18 @@ func decodeBlock(raw []byte) (h blockHead, rows []rowstore.Row, err error) {
 	for len(d.b) > 0 {
 		row := rowstore.Row{Table: h.table, Row: string(d.bytes())}
 		n := d.number()
-		if d.bad || row.Row == "" || n > uint64(len(d.b)) {
+		if d.bad || row.Row == "" || n > uint64(len(d.b)/minVersion) {
 			return h, nil, errBlock
 		}
-		row.Versions = make([]rowstore.Version, n)
-		for i := range row.Versions {
-			v := &row.Versions[i]
+		for range n { // room is made for those that are there, not for those that a number claims
+			var v rowstore.Version
 			v.Family, v.Column = rowstore.Family(d.byte()), string(d.bytes())
 			v.TS, v.Value = percolator.Timestamp(d.number()), d.bytes()
 			family := v.Family == rowstore.Write || v.Family == rowstore.Data || v.Family == rowstore.Notify
 			if d.bad || !family || v.Column == "" || v.TS == 0 || v.TS > oracle.Max {
 				return h, nil, errBlock
 			}
+			row.Versions = append(row.Versions, v)
 		}
 		rows = append(rows, row)
 	}

@@ -35,6 +35,10 @@ const (
 	headLength = 1 + 4 + 4 + 4 + sumLength // kind, length, length of what is compressed, their sum, the sum
 	// mostFrame bounds a frame, so that a damaged length does not take all memory. A row is in one frame.
 	mostFrame = 1 << 30
+	// mostRatio bounds what may come of each byte of a payload: a block of zstd takes four bytes, and at most 128 KiB come of it.
+	mostRatio = 128 << 10 / 4
+	// firstRoom is what is made room for before a byte of a payload was read.
+	firstRoom = 4 << 20
 	// mostBlock bounds what is put into a frame: compression makes what it cannot shrink a little longer.
 	mostBlock = mostFrame - 1<<20
 )
@@ -95,7 +99,7 @@ type reader struct {
 }
 
 func newReader(r io.Reader) (*reader, error) {
-	d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(mostFrame))
+	d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(mostFrame), zstd.WithDecodeAllCapLimit(true))
 	if err != nil {
 		return nil, fmt.Errorf("backup: preparing to decompress: %w", err)
 	}
@@ -161,8 +165,8 @@ func (r *reader) next() (kind byte, payload []byte, err error) {
 	if crc32.Checksum(head[:summed], castagnoli) != binary.BigEndian.Uint32(head[summed:]) || length > mostFrame || raw > mostFrame {
 		return 0, nil, r.damaged()
 	}
-	b := make([]byte, length)
-	if err := r.full(b); err != nil {
+	b, err := r.payload(int(length))
+	if err != nil {
 		return 0, nil, err
 	}
 	s := chain(r.last, head[:headLength-sumLength], b)
@@ -171,6 +175,10 @@ func (r *reader) next() (kind byte, payload []byte, err error) {
 	}
 	kind = head[0]
 	if kind == frameData {
+		// The sums are right, and yet who made the file may lie. What is made room for goes by the payload, of which no more may come than raw.
+		if uint64(raw) > mostRatio*uint64(length) {
+			return 0, nil, r.damaged()
+		}
 		if b, err = r.zstd.DecodeAll(b, make([]byte, 0, raw)); err != nil || len(b) != int(raw) {
 			return 0, nil, r.damaged()
 		}
@@ -184,6 +192,20 @@ func (r *reader) next() (kind byte, payload []byte, err error) {
 	r.last = s
 	r.frames++
 	return kind, b, nil
+}
+
+// payload reads so many bytes. It makes room for twice of what is there, and not for what a length claims.
+func (r *reader) payload(length int) ([]byte, error) {
+	b := make([]byte, min(length, firstRoom))
+	for read := 0; ; read = len(b) {
+		if err := r.full(b[read:]); err != nil {
+			return nil, err
+		}
+		if len(b) == length {
+			return b, nil
+		}
+		b = append(b, make([]byte, min(len(b), length-len(b)))...)
+	}
 }
 
 func (r *reader) full(b []byte) error {
