@@ -212,4 +212,6 @@ var storeMutants = []mutant{
 		"\t\tif s[i] == 0 || s[i] >= utf8.RuneSelf {", "\t\tif s[i] == 0 {")},
 	{"listens-elsewhere", "stores: Postgres, a push works only if something arrives by it", "./backends/postgres TestListenElsewhere", one("backends/postgres/listen.go",
 		"\t\t\t\treturn errUnheard\n", "\t\t\t\treturn nil\n")},
+	{"negative-rows-of-faults", "stores: faultstore, any number is that of a row of a batch", "./percolator/rowstore/faultstore TestRowsOfFaults", one("percolator/rowstore/faultstore/faults.go",
+		"return (f.Row%n + n) % n", "return f.Row % n")},
 }

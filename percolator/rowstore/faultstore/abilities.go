@@ -98,7 +98,7 @@ func (d faultySnapshotReader) ReadSnapshot(ctx context.Context, asks []rowstore.
 		return nil, err
 	}
 	if fault.Kind == FailRow || fault.Kind == LoseRow {
-		answers[fault.Row%len(answers)] = rowstore.SnapshotRows{Err: failure(call, fault, "one failed")}
+		answers[fault.row(len(answers))] = rowstore.SnapshotRows{Err: failure(call, fault, "one failed")}
 	}
 	return answers, nil
 }

@@ -97,13 +97,16 @@ type Fault struct {
 	// Applied tells whether the store did the call, for LoseReply, LoseRow,
 	// CrashClient and CrashStore.
 	Applied bool
-	Row     int           // for FailRow, LoseRow and LoseOthers; taken modulo the length of the batch
+	Row     int           // for FailRow, LoseRow and LoseOthers; taken modulo the length of the batch, so -1 is the last one
 	Rows    int           // for Fail of a Scan or Tables, and for Late
 	Delay   time.Duration // for Delay
 	// Err, if not nil, is matched by the error of Fail and FailRow besides ErrInjected:
 	// for example rowstore.ErrUnavailable.
 	Err error
 }
+
+// row is the index of the row that goes wrong, of a batch of n.
+func (f Fault) row(n int) int { return (f.Row%n + n) % n }
 
 // String names the kind, and tells whether the call was applied where the kind alone does
 // not.

@@ -15,7 +15,10 @@ import (
 )
 
 // ErrInjected is matched by every error that a Store of this package made itself. If such
-// an error does not match rowstore.ErrAmbiguous, the store beneath certainly did nothing.
+// an error of an Apply or a Group, or of one of its mutations or groups, does not match
+// rowstore.ErrAmbiguous, the store beneath certainly did nothing of that. Errors of other
+// calls do not tell whether the store did the call, and match it only if Fault.Err does,
+// since these calls change no rows: a draw whose reply was lost has drawn its timestamps, and a flush has flushed.
 var ErrInjected = errors.New("faultstore: injected fault")
 
 // Options change what a Store does. The zero value is ready to use.
@@ -178,7 +181,7 @@ func (f *Store) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.
 		return nil, err
 	}
 	if fault.Kind == FailRow || fault.Kind == LoseRow {
-		i := fault.Row % len(rows)
+		i := fault.row(len(rows))
 		rows[i] = rowstore.Row{Table: rows[i].Table, Row: rows[i].Row, Err: failure(call, fault, "one row failed")}
 	}
 	return rows, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -272,7 +273,8 @@ func TestFaultyAbilities(t *testing.T) {
 		require.NoError(t, err)
 		errs := map[string]error{}
 		p, _ := rs.Unwrap[rs.OracleProvider](f)
-		_, errs["Draw"] = p.Oracle().Draw(t.Context(), 1)
+		const many = 1 << 40
+		_, errs["Draw"] = p.Oracle().Draw(t.Context(), many)
 		d, _ := rs.Unwrap[rs.Deferrer](f)
 		errs["Flush"] = d.Flush(t.Context())
 		sp, _ := rs.Unwrap[rs.Splitter](f)
@@ -288,7 +290,45 @@ func TestFaultyAbilities(t *testing.T) {
 		after, err := p.Oracle().Draw(t.Context(), 1)
 		require.NoError(t, err)
 		require.Greater(t, after, before)
+		require.Equal(t, fault.Applied, after-before > many/2, "a draw of which the reply was lost took place")
 		require.NoError(t, d.Flush(t.Context()))
+	}
+}
+
+// TestRowsOfFaults has any number for the row that goes wrong, of batches of two.
+func TestRowsOfFaults(t *testing.T) {
+	t.Parallel()
+	for number, want := range map[int]int{0: 0, 3: 1, -1: 1, -2: 0, math.MaxInt: 1, math.MinInt: 0} {
+		for _, kind := range []faultstore.FaultKind{faultstore.FailRow, faultstore.LoseRow, faultstore.LoseOthers} {
+			fault := faultstore.Fault{Kind: kind, Row: number}
+			f, _, s := scripted()
+			bad := map[faultstore.CallKind][]error{}
+			for _, call := range []faultstore.CallKind{faultstore.CallApply, faultstore.CallGroup} {
+				s.on(call, fault)
+				outs, err := write(t.Context(), f, call, fmt.Sprint(call, 0), fmt.Sprint(call, 1))
+				require.NoError(t, err)
+				bad[call] = []error{outs[0].Err, outs[1].Err}
+				if kind == faultstore.LoseOthers { // the row is the one that does not go wrong
+					bad[call] = []error{outs[1].Err, outs[0].Err}
+				}
+			}
+			if kind != faultstore.LoseOthers {
+				reads := []rs.RowRead{{Table: "t", Row: "0", Selectors: storetest.Everything}, {Table: "t", Row: "1", Selectors: storetest.Everything}}
+				s.on(faultstore.CallRead, fault)
+				rows, err := f.Read(t.Context(), reads)
+				require.NoError(t, err)
+				bad[faultstore.CallRead] = []error{rows[0].Err, rows[1].Err}
+				s.on(faultstore.CallReadSnapshot, fault)
+				r, _ := rs.Unwrap[rs.SnapshotReader](f)
+				answers, err := r.ReadSnapshot(t.Context(), []rs.SnapshotRead{{Reads: reads[:1]}, {Reads: reads[1:]}})
+				require.NoError(t, err)
+				bad[faultstore.CallReadSnapshot] = []error{answers[0].Err, answers[1].Err}
+			}
+			for call, errs := range bad {
+				require.ErrorIs(t, errs[want], faultstore.ErrInjected, "%v of row %d in %v", kind, number, call)
+				require.NoError(t, errs[1-want], "%v of row %d in %v", kind, number, call)
+			}
+		}
 	}
 }
 

@@ -268,7 +268,7 @@ func spoil[Q, A any](ctx context.Context, f *Store, call *Call, asks []Q, kind s
 	}
 	i := 0
 	if len(asks) > 0 {
-		i = fault.Row % len(asks)
+		i = fault.row(len(asks))
 	}
 	switch {
 	case fault.Kind == Twice:
