@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -321,6 +322,43 @@ func TestGetUnderALock(t *testing.T) {
 			return err
 		}))
 	}
+}
+
+// strange has something in it that is no table.
+type strange struct{ *watched }
+
+func (s strange) Tables(ctx context.Context) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		for name, err := range s.watched.Tables(ctx) {
+			if !yield(name, err) {
+				return
+			}
+		}
+		yield("", fmt.Errorf("%w: a key of a test", rowstore.ErrCorrupt))
+	}
+}
+
+// What is no table hides none: the tables come with the error, and doctor looks for locks in them.
+func TestTablesBesideAStrangeKey(t *testing.T) {
+	t.Parallel()
+	db, w, _ := open(t)
+	start := now(t, db).Add(-10 * time.Minute)
+	prewrite(t, db, start, "gone", "x", cell("a"))
+	r, err := admin.New(strange{w})
+	require.NoError(t, err)
+	tables, _, err := r.Tables(t.Context(), false, 0)
+	require.ErrorIs(t, err, rowstore.ErrCorrupt)
+	require.Len(t, tables, 1)
+	require.EqualValues(t, "t", tables[0].Name)
+	require.False(t, tables[0].Empty)
+	d, err := r.Doctor(t.Context(), admin.DoctorOptions{})
+	require.NoError(t, err)
+	codes := make([]string, 0, len(d.Findings))
+	for _, f := range d.Findings {
+		codes = append(codes, f.Code)
+	}
+	require.Contains(t, codes, "locks-dead")
+	require.Contains(t, fmt.Sprint(d.Findings), "looking at the locks failed")
 }
 
 // TestBounded gives limits that are reached, and bad ones.

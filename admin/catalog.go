@@ -212,7 +212,8 @@ type Table struct {
 }
 
 // Tables lists the tables that hold anything, or that the catalog knows, by their names: at most limit of them, 1,000 for
-// 0. own asks for the library's own too. more tells that there are others.
+// 0. own asks for the library's own too. more tells that there are others. If the store's list ends with an error, the tables before it
+// are returned together with that: something in the store that is no table hides none.
 func (r *Reader) Tables(ctx context.Context, own bool, limit int) (tables []Table, more bool, err error) {
 	if limit, err = limited("Tables", limit, 1000); err != nil {
 		return nil, false, called("Tables", err)
@@ -222,9 +223,11 @@ func (r *Reader) Tables(ctx context.Context, own bool, limit int) (tables []Tabl
 		return nil, false, called("Tables", err)
 	}
 	held := map[string]bool{}
+	var failed error
 	for name, err := range r.store.Tables(ctx) {
 		if err != nil {
-			return nil, false, called("Tables", fmt.Errorf("listing the tables: %w", err))
+			failed = called("Tables", fmt.Errorf("listing the tables: %w", err))
+			break
 		}
 		if format.Reserved(name) && !own {
 			continue
@@ -250,7 +253,7 @@ func (r *Reader) Tables(ctx context.Context, own bool, limit int) (tables []Tabl
 		of := c.current.Of(name)
 		t := Table{
 			Name: public(name), Own: format.Reserved(name), Retention: ms(of.RetentionMs), MaxTxnAge: ms(of.MaxTxnAgeMs),
-			Set: c.current.Own(name) != nil, SafePoint: Stamp(c.safePoint(name)), Empty: !held[name] && !more,
+			Set: c.current.Own(name) != nil, SafePoint: Stamp(c.safePoint(name)), Empty: !held[name] && !more && failed == nil,
 		}
 		for k, o := range c.observed {
 			if k[0] == name {
@@ -259,7 +262,7 @@ func (r *Reader) Tables(ctx context.Context, own bool, limit int) (tables []Tabl
 		}
 		tables = append(tables, t)
 	}
-	return tables, more, nil
+	return tables, more, failed
 }
 
 // Hold is a hold that stands.

@@ -83,10 +83,7 @@ func (d *doctor) locks(ctx context.Context) error {
 	if d.cat == nil {
 		return nil
 	}
-	tables, _, err := d.r.Tables(ctx, false, 0)
-	if err != nil {
-		return err
-	}
+	tables, _, failed := d.r.Tables(ctx, false, 0)
 	began := time.Now()
 	for _, t := range tables {
 		if t.Own || t.Empty || time.Since(began) > pageTime {
@@ -98,7 +95,7 @@ func (d *doctor) locks(ctx context.Context) error {
 		}
 		d.locksOf(t, found.Locks)
 	}
-	return nil
+	return failed
 }
 
 func (d *doctor) locksOf(t Table, locks []Lock) {

@@ -168,13 +168,20 @@ func (db *DB) collectGarbage(ctx context.Context, opts GCOptions, goesOn bool) (
 }
 
 // removeAll removes what is garbage in all tables that the collection looks at. Once the locks are resolved the tables do not depend on each
-// other: one whose store is away holds up no other. If not even the list of the tables can be had, those are collected that hints name.
+// other: one whose store is away holds up no other. If the list of the tables cannot be had, or is not whole, those are collected that
+// hints name, and what there is of it.
 func (p *gcPass) removeAll(ctx context.Context) error {
 	tables, err := p.tables(ctx)
-	p.report.Full = err == nil && p.full()
-	if err != nil && ctx.Err() == nil && !fatal(err) {
+	// What cannot be read in the store is no table, and hides none.
+	p.report.Full = (err == nil || errors.Is(err, ErrCorrupt) || errors.Is(err, ErrFormat)) && p.full()
+	if err != nil && (ctx.Err() != nil || fatal(err)) {
+		return err
+	}
+	if err != nil {
 		known, kerr := p.db.hintedTables(ctx)
-		tables, err = append([]string{format.TableSessions, format.TableSweeps}, known...), errors.Join(err, kerr)
+		tables, err = slices.Concat(tables, []string{format.TableSessions, format.TableSweeps}, known), errors.Join(err, kerr)
+		slices.Sort(tables)
+		tables = slices.Compact(tables)
 	}
 	errs := []error{err}
 	var done []string
@@ -260,7 +267,7 @@ func (p *gcPass) mayCollect(v *catalogView, table string) bool {
 	return v.clean(table) || p.within == 0 && v.cleanIn(table) <= 0
 }
 
-// tables lists the tables that the collection looks at. A lock whose primary lies in a table
+// tables lists the tables that the collection looks at. With an error it returns those that were listed all the same. A lock whose primary lies in a table
 // that is collected alone lies in one whose retention is no longer.
 func (p *gcPass) tables(ctx context.Context) ([]string, error) {
 	if p.within > 0 && p.erases == nil {
@@ -272,7 +279,7 @@ func (p *gcPass) tables(ctx context.Context) ([]string, error) {
 	var tables []string
 	for t, err := range p.db.store.Tables(ctx) {
 		if err != nil {
-			return nil, fmt.Errorf("listing the tables: %w", err)
+			return tables, fmt.Errorf("listing the tables: %w", err)
 		}
 		tables = append(tables, t)
 	}
@@ -316,7 +323,7 @@ func (p *gcPass) resolve(ctx context.Context) error {
 func (p *gcPass) search(ctx context.Context) error {
 	tables, err := p.tables(ctx)
 	if err != nil {
-		return err
+		return err // what was not listed, or cannot be read, may be a lock
 	}
 	p.report.LocksSearched = true
 	p.db.count.gcSearches.Add(1)

@@ -438,6 +438,39 @@ func TestCollectionBesideADamagedNotification(t *testing.T) {
 	require.EqualValues(t, 1, c.Stats().GCFailures, "it was not let to")
 }
 
+// strangeTables has something in it that is no table.
+type strangeTables struct{ *memstore.Store }
+
+func (s strangeTables) Tables(ctx context.Context) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		for name, err := range s.Store.Tables(ctx) {
+			if !yield(name, err) {
+				return
+			}
+		}
+		yield("", fmt.Errorf("%w: a key of a test", ErrCorrupt))
+	}
+}
+
+// Something in the store that is no table fails a collection of all rows, and keeps the history of no table.
+func TestCollectionBesideAStrangeKey(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.clientOver(newWireTo(strangeTables{w.mem}, w.mem))
+	for _, value := range []string{"1", "2", "3"} {
+		set(t, c.DB, rowA, value)
+	}
+	c.hints.forgetAll()
+	w.clock.advance(2 * worldRetention)
+	report, err := w.collectBy(c, GCOptions{Full: true})
+	require.ErrorIs(t, err, ErrCorrupt)
+	require.ErrorContains(t, err, "listing the tables")
+	require.True(t, report.Full)
+	row := w.raw(rowA)
+	require.Len(t, row.All(rowstore.Write, "v"), 1)
+	require.EqualValues(t, 1, c.Stats().GCFailures)
+}
+
 // The safe point is what a collection has published.
 func TestSafePoint(t *testing.T) {
 	t.Parallel()

@@ -192,7 +192,7 @@ func (s *patientStore) Tables(ctx context.Context) iter.Seq2[string, error] {
 		tables, err := repeat(ctx, s, func() (tables []string, err error) {
 			for t, err := range s.Store.Tables(ctx) {
 				if err != nil {
-					return nil, err
+					return tables, err // these are there, whatever was in the way
 				}
 				tables = append(tables, t)
 			}

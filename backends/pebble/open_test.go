@@ -2,6 +2,7 @@ package pebble
 
 import (
 	"encoding/binary"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -414,11 +415,29 @@ func TestCorruptRows(t *testing.T) {
 	t.Run("tables", func(t *testing.T) {
 		t.Parallel()
 		s := mustOpen(t, Options{})
-		require.NoError(t, s.db.Set([]byte{spaceHead, 'x'}, nil, engine.NoSync))
+		// It hides no table, on whatever page of the list.
+		var want, names []string
+		for i := range 150 {
+			name := fmt.Sprintf("t%03d", i)
+			want = append(want, name)
+			out, err := s.Apply(t.Context(), []rowstore.Mutation{{Table: name, Row: "r", Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "c", 1, nil)}}}, rowstore.ApplyOptions{})
+			require.NoError(t, err)
+			require.NoError(t, out[0].Err)
+		}
+		for i := range 600 {
+			require.NoError(t, s.db.Set(fmt.Appendf([]byte{spaceHead}, "t%03d/theirs", i/4*2), nil, engine.NoSync))
+		}
+		first := []byte{spaceHead, 'a'}
+		require.NoError(t, s.db.Set(first, nil, engine.NoSync))
 		var last error
-		for _, err := range s.Tables(t.Context()) {
-			last = err
+		for name, err := range s.Tables(t.Context()) {
+			require.NoError(t, last, "nothing follows an error")
+			if last = err; err == nil {
+				names = append(names, name)
+			}
 		}
 		require.ErrorIs(t, last, rowstore.ErrCorrupt)
+		require.ErrorContains(t, last, fmt.Sprintf("%q", first))
+		require.Equal(t, want, names)
 	})
 }

@@ -368,7 +368,7 @@ func (s *Store) sweepSome(ctx context.Context, space byte, from, to []byte, done
 		return nil, false, err
 	}
 	defer end()
-	page, more, err := s.keysFrom(ctx, from, to)
+	page, more, err := s.keysFrom(ctx, from, to, sweepPage)
 	if err != nil || len(page) == 0 {
 		return nil, false, err
 	}

@@ -203,6 +203,42 @@ func TestScanBesideAStrangeKey(t *testing.T) {
 	require.Equal(t, []string{"a", "b"}, got)
 }
 
+// A key among the heads that names no table hides none: the others are listed, and its error comes last. Many such keys cost few
+// requests.
+func TestTablesBesideStrangeKeys(t *testing.T) {
+	t.Parallel()
+	s, f := fakeStore(t, Options{SweepEvery: -1})
+	for _, table := range []string{"a", "m", "z"} {
+		f.store(s.keys.row(spaceHead, table, "r"), (&head{tag: 1, entries: []entry{{rowstore.Write, "c", 5, value{bytes: []byte("v")}}}}).encode())
+	}
+	list := func() (names []string, failed error) {
+		f.counted()
+		for name, err := range s.Tables(t.Context()) {
+			require.NoError(t, failed, "nothing follows an error")
+			if failed = err; err == nil {
+				names = append(names, name)
+			}
+		}
+		return names, failed
+	}
+	names, err := list()
+	require.NoError(t, err)
+	require.Equal(t, []string{"a", "m", "z"}, names)
+	require.Equal(t, map[string]int{"scan": 4}, f.counted())
+
+	first := append(s.keys.space(spaceHead), 'b', 0, 7)
+	f.store(first, []byte("theirs"))
+	for i := range 1000 {
+		f.store(fmt.Appendf(s.keys.space(spaceHead), "theirs/%d", i), []byte("theirs"))
+	}
+	f.store(append(s.keys.table(spaceHead, "a"), "r2"...), []byte("half of a row's key"))
+	names, err = list()
+	require.ErrorIs(t, err, rowstore.ErrCorrupt)
+	require.ErrorContains(t, err, fmt.Sprintf("%q", first))
+	require.Equal(t, []string{"a", "m", "z"}, names)
+	require.LessOrEqual(t, f.total(), 20)
+}
+
 // Among the markers of format 1, a key that is none hides no row, and keeps no marker from being moved.
 func TestStrangeKeyAmongOldMarkers(t *testing.T) {
 	t.Parallel()

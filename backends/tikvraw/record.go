@@ -194,7 +194,7 @@ func (s *Store) checkGaps(ctx context.Context) error {
 func (s *Store) moveMarkers(ctx context.Context, from, to []byte) error {
 	var passed error
 	for {
-		page, more, err := s.keysFrom(ctx, from, to)
+		page, more, err := s.keysFrom(ctx, from, to, sweepPage)
 		if err != nil {
 			return err
 		}
@@ -230,9 +230,8 @@ func (s *Store) moveAll(ctx context.Context) error {
 	return s.moveMarkers(ctx, s.keys.space(spaceOldIndex), s.keys.space(spaceOldIndex+1))
 }
 
-// keysFrom returns a page of keys. more says that there may be others behind them.
-func (s *Store) keysFrom(ctx context.Context, from, to []byte) (page []pair, more bool, err error) {
-	limit := sweepPage
+// keysFrom returns a page of up to limit keys. more says that there may be others behind them.
+func (s *Store) keysFrom(ctx context.Context, from, to []byte, limit int) (page []pair, more bool, err error) {
 	page, err = s.raw.scan(ctx, from, to, limit, true)
 	for limit > 1 && isTooMuch(err) {
 		limit /= 16

@@ -18,10 +18,7 @@ func (r *row) selectPicks(ctx context.Context, picks []rowstore.Selector) ([]ent
 		if p.From > p.To {
 			continue
 		}
-		columns := []string{p.Column}
-		if p.Column == rowstore.AllColumns {
-			columns = r.columnsOf(p.Family)
-		}
+		columns := r.picked(p)
 		for len(columns) > 0 {
 			n, err := r.prepare(ctx, p, columns)
 			if err != nil {
@@ -44,10 +41,14 @@ func (r *row) selectPicks(ctx context.Context, picks []rowstore.Selector) ([]ent
 	return out, nil
 }
 
-func (r *row) columnsOf(family rowstore.Family) []string {
+// picked returns the columns that a pick names.
+func (r *row) picked(p rowstore.Selector) []string {
+	if p.Column != rowstore.AllColumns {
+		return []string{p.Column}
+	}
 	var out []string
 	for g := range r.groups() {
-		if g.family == family {
+		if g.family == p.Family {
 			out = append(out, g.column)
 		}
 	}
@@ -64,27 +65,69 @@ func (r *row) prepare(ctx context.Context, p rowstore.Selector, columns []string
 		if size > windowBytes {
 			return n, r.loadAll(ctx, want)
 		}
-		i, j := span(r.entries, p.Family, column, p.From, p.To)
-		a, b := r.chunksOf(p.Family, column)
-		for _, c := range r.head.chunks[a:b] {
-			if c.lo > p.To {
-				continue
-			}
-			newer := search(r.entries[:j], p.Family, column, c.hi) - i
-			if c.hi < p.From || p.Limit > 0 && newer >= p.Limit {
-				break
-			}
+		certain, _ := r.reach(p, column)
+		for _, c := range certain {
 			want = append(want, c)
 			size += c.size
-			if p.Limit > 0 {
-				break
-			}
 		}
 	}
 	if len(columns) == 1 && len(want) == 1 {
 		return 1, nil // load does it
 	}
 	return len(columns), r.loadAll(ctx, want)
+}
+
+// reach returns the chunks of a column in a pick's range, and which of them it needs for certain: all, or
+// the first if it has a limit, or none if versions in the head are enough.
+func (r *row) reach(p rowstore.Selector, column string) (certain, all []chunk) {
+	i, j := span(r.entries, p.Family, column, p.From, p.To)
+	a, b := r.chunksOf(p.Family, column)
+	for a < b && r.head.chunks[a].lo > p.To {
+		a++
+	}
+	for a < b && r.head.chunks[b-1].hi < p.From {
+		b--
+	}
+	all = r.head.chunks[a:b]
+	if p.Limit == 0 || len(all) == 0 {
+		return all, all
+	}
+	if newer := search(r.entries[:j], p.Family, column, all[0].hi) - i; newer >= p.Limit {
+		return nil, nil
+	}
+	return all[:1], all
+}
+
+// versionMost is about the greatest length of a version in a chunk.
+const versionMost = inlineMax + 20
+
+// weight returns about how many bytes of chunks selectPicks loads, and how many of them its answer keeps.
+// It loads nothing if load is 0.
+func (r *row) weight(picks []rowstore.Selector) (load, keep int) {
+	if len(r.head.chunks) == 0 {
+		return 0, 0
+	}
+	for _, p := range picks {
+		if p.From > p.To {
+			continue
+		}
+		for _, column := range r.picked(p) {
+			certain, all := r.reach(p, column)
+			first, most := chunkBytes(certain), chunkBytes(all)
+			if p.Limit > 0 && p.Limit < most/versionMost {
+				most = p.Limit * versionMost
+			}
+			load, keep = load+max(first, most), keep+most
+		}
+	}
+	return load, keep
+}
+
+func chunkBytes(chunks []chunk) (size int) {
+	for _, c := range chunks {
+		size += max(c.size, 1) // a damaged head may say 0
+	}
+	return size
 }
 
 // appendPick appends what a pick selects in one column.
@@ -116,10 +159,31 @@ func (r *row) appendPick(ctx context.Context, dst []entry, p rowstore.Selector, 
 			return nil, err
 		}
 		i, j := span(entries, p.Family, column, p.From, p.To)
+		before := len(dst)
 		take(entries[i:j], 0)
+		detach(dst[before:], c.size)
 	}
 	take(inline, 0)
 	return dst, nil
+}
+
+// detach copies the values of versions that were taken out of a chunk of that size, unless they are most of
+// it: one short value would hold the whole chunk.
+func detach(taken []entry, chunk int) {
+	size := 0
+	for i := range taken {
+		size += len(taken[i].value.bytes)
+	}
+	if size > chunk/2 {
+		return
+	}
+	own := make([]byte, 0, size)
+	for i := range taken {
+		v := &taken[i].value
+		from := len(own)
+		own = append(own, v.bytes...)
+		v.bytes = own[from:len(own):len(own)]
+	}
 }
 
 // firstBroken returns the index of the first condition that does not hold and the version

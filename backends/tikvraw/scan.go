@@ -2,6 +2,7 @@ package tikvraw
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"iter"
@@ -29,44 +30,25 @@ func (s *Store) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowsto
 			return
 		}
 		p := newPager(s, r)
-		visited := 0
 		for p.more {
-			asks, err := p.next(ctx, visited)
+			rows, err := p.next(ctx)
 			if err != nil {
 				yield(rowstore.Row{}, err)
 				return
 			}
-			// Long values are fetched for a few rows at a time.
-			for len(asks) > 0 {
-				n, size := 0, 0
-				for n < len(asks) && (n == 0 || size+asks[n].far() <= batchBytes) {
-					size += asks[n].far()
-					n++
+			for len(rows) > 0 {
+				n, err := p.part(ctx, rows)
+				if err != nil {
+					yield(rowstore.Row{}, err)
+					return
 				}
-				if size > 0 {
-					if err := p.fill(ctx, asks[:n]); err != nil {
-						yield(rowstore.Row{}, err)
+				for i, row := range rows[:n] {
+					rows[i] = nil // what was handed out is not held
+					if !p.hand(row, yield) {
 						return
 					}
 				}
-				for _, a := range asks[:n] {
-					if a.err != nil {
-						yield(rowstore.Row{}, s.gate.Fail("scan", a.err))
-						return
-					}
-					row := rowstore.Row{Table: r.Table, Row: a.name, Versions: a.versions()}
-					if len(a.hint) > 0 {
-						row.Hint = true
-						s.hints.gave(a.hint)
-					} else if len(row.Versions) == 0 {
-						continue
-					}
-					visited++
-					if !yield(row, nil) || visited == r.Limit {
-						return
-					}
-				}
-				asks = asks[n:]
+				rows = rows[n:]
 			}
 		}
 	}
@@ -78,6 +60,9 @@ type named struct {
 	name string
 	// hint is the markers of a row that is visited as a hint: its head was not read.
 	hint []uint64
+	// load and keep are about how many bytes of chunks are yet to be read for the answer, and how many
+	// of these it holds then. load is 0 if the head says all, or the chunks were read.
+	load, keep int
 }
 
 // walk finds the rows of a scan in their order.
@@ -95,6 +80,8 @@ type pager struct {
 	walk walk
 	size int // of the next page
 	more bool
+	// visited is how many rows were handed out.
+	visited int
 }
 
 func newPager(s *Store, r rowstore.ScanRange) *pager {
@@ -113,16 +100,16 @@ func newPager(s *Store, r rowstore.ScanRange) *pager {
 	return p
 }
 
-// next reads a page and returns its rows in which something matches, or that cannot be read, without
-// long values.
-func (p *pager) next(ctx context.Context, visited int) ([]*named, error) {
+// next reads a page and returns its rows in which something matches, or may match, or that cannot be
+// read. It reads heads alone: chunks and long values come with part.
+func (p *pager) next(ctx context.Context) ([]*named, error) {
 	ctx, end, err := p.s.begin(ctx, "scan")
 	if err != nil {
 		return nil, err
 	}
 	defer end()
 	if p.r.Limit > 0 {
-		p.size = max(min(p.size, 2*(p.r.Limit-visited)), 1)
+		p.size = max(min(p.size, 2*(p.r.Limit-p.visited)), 1)
 	}
 	limit := p.size
 	rows, more, err := p.walk.next(ctx, limit)
@@ -139,25 +126,98 @@ func (p *pager) next(ctx context.Context, visited int) ([]*named, error) {
 		return nil, nil
 	}
 	size := 0
-	asks := make([]*ask, len(rows))
-	for i, n := range rows {
-		asks[i] = &n.ask
+	matched := rows[:0]
+	for _, n := range rows {
 		size += len(n.raw)
+		if err := p.s.selectNear(ctx, n); err != nil {
+			return nil, p.s.gate.Fail("scan", err)
+		}
+		if len(n.entries) > 0 || len(n.hint) > 0 || n.err != nil || n.load > 0 {
+			matched = append(matched, n)
+		}
 	}
+	clear(rows[len(matched):])
 	p.size = min(2*limit, pageRows)
 	if size > 0 {
 		p.size = max(min(p.size, int(int64(pageBytes)*int64(len(rows))/int64(size))), 1)
 	}
-	if err := p.s.selectAll(ctx, asks); err != nil {
-		return nil, p.s.gate.Fail("scan", err)
+	return matched, nil
+}
+
+// selectNear finds what the picks select, if the head alone tells. Otherwise it finds out how much is to be read.
+func (s *Store) selectNear(ctx context.Context, n *named) error {
+	if n.err != nil {
+		return nil
 	}
-	matched := rows[:0]
-	for _, n := range rows {
-		if len(n.entries) > 0 || len(n.hint) > 0 || n.err != nil {
-			matched = append(matched, n)
+	r, err := s.decodeRow(n.key, n.raw)
+	if err == nil {
+		if n.load, n.keep = r.weight(n.picks); n.load == 0 {
+			n.entries, err = r.selectPicks(ctx, n.picks)
 		}
 	}
-	return matched, nil
+	if err != nil {
+		return n.fail(err)
+	}
+	return nil
+}
+
+// part makes the first rows of a page ready to be handed out, and returns how many. What lies apart from
+// the heads, and may be a thousand times as long, is read for a few rows at a time.
+func (p *pager) part(ctx context.Context, rows []*named) (n int, err error) {
+	if rows[0].load > 0 {
+		if err := p.loadSome(ctx, rows); err != nil {
+			return 0, err
+		}
+	}
+	size := 0
+	for n < len(rows) && rows[n].load == 0 && (n == 0 || size+rows[n].far() <= batchBytes) {
+		size += rows[n].far()
+		n++
+	}
+	if size > 0 {
+		err = p.fill(ctx, rows[:n])
+	}
+	return n, err
+}
+
+// loadSome selects in the chunks of the next rows that need any, as many as may be held at once.
+func (p *pager) loadSome(ctx context.Context, rows []*named) error {
+	ctx, end, err := p.s.begin(ctx, "scan")
+	if err != nil {
+		return err
+	}
+	defer end()
+	var asks []*ask
+	load, keep := 0, 0
+	for _, n := range rows {
+		if n.load == 0 {
+			continue
+		}
+		load, keep = load+n.load, keep+n.keep
+		if len(asks) > 0 && (load > batchBytes || keep > pageBytes) {
+			break
+		}
+		asks = append(asks, &n.ask)
+		n.load = 0
+	}
+	return p.s.gate.Fail("scan", p.s.selectAll(ctx, asks))
+}
+
+// hand yields a row that is ready, unless nothing in it matches. It returns false at the end of the scan.
+func (p *pager) hand(n *named, yield func(rowstore.Row, error) bool) (goOn bool) {
+	if n.err != nil {
+		yield(rowstore.Row{}, p.s.gate.Fail("scan", n.err))
+		return false
+	}
+	row := rowstore.Row{Table: p.r.Table, Row: n.name, Versions: n.versions()}
+	if len(n.hint) > 0 {
+		row.Hint = true
+		p.s.hints.gave(n.hint)
+	} else if len(row.Versions) == 0 {
+		return true
+	}
+	p.visited++
+	return yield(row, nil) && p.visited != p.r.Limit
 }
 
 // headWalk goes over the heads of a range of rows.
@@ -225,42 +285,57 @@ func (p *pager) fill(ctx context.Context, rows []*named) error {
 }
 
 // Tables implements rowstore.Store, with one request for each table. A table whose
-// rows were all emptied is listed still.
+// rows were all emptied is listed still. A key that names no table hides none: its error comes last.
 func (s *Store) Tables(ctx context.Context) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
-		from, to := s.keys.space(spaceHead), s.keys.space(spaceHead+1)
-		for {
-			table, ok, err := s.tableFrom(ctx, from, to)
+		from := s.keys.space(spaceHead)
+		var passed error
+		for limit := 1; ; {
+			table, next, err := s.tableFrom(ctx, from, limit, &passed)
 			if err != nil {
 				yield("", err)
 				return
 			}
-			if !ok || !yield(table, nil) {
+			if table != "" && !yield(table, nil) {
 				return
 			}
-			from = s.keys.afterTable(spaceHead, table)
+			if next == nil {
+				break
+			}
+			from = next
+			if limit = 1; table == "" {
+				limit = sweepPage // there may be many such keys
+			}
+		}
+		if passed != nil {
+			yield("", s.gate.Fail("tables", passed))
 		}
 	}
 }
 
-func (s *Store) tableFrom(ctx context.Context, from, to []byte) (string, bool, error) {
+// tableFrom looks at so many keys for the first that names a table, "" if none does. next is where to go on, nil at the
+// end. passed notes the first key that names none.
+func (s *Store) tableFrom(ctx context.Context, from []byte, limit int, passed *error) (table string, next []byte, err error) {
 	ctx, end, err := s.begin(ctx, "tables")
 	if err != nil {
-		return "", false, err
+		return "", nil, err
 	}
 	defer end()
-	page, err := s.raw.scan(ctx, from, to, 1, true)
+	page, more, err := s.keysFrom(ctx, from, s.keys.space(spaceHead+1), limit)
 	if err != nil {
-		return "", false, s.gate.Fail("tables", err)
+		return "", nil, s.gate.Fail("tables", err)
 	}
-	if len(page) == 0 {
-		return "", false, nil
+	for _, kv := range page {
+		table, _, _, err = s.keys.parse(spaceHead, kv.key)
+		if err == nil {
+			return table, s.keys.afterTable(spaceHead, table), nil
+		}
+		*passed = cmp.Or(*passed, err)
 	}
-	table, _, _, err := s.keys.parse(spaceHead, page[0].key)
-	if err != nil {
-		return "", false, s.gate.Fail("tables", err)
+	if !more || len(page) == 0 {
+		return "", nil, nil
 	}
-	return table, true, nil
+	return "", append(bytes.Clone(page[len(page)-1].key), 0), nil
 }
 
 // Split implements rowstore.Splitter: the boundaries of the regions that hold the

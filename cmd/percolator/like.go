@@ -77,15 +77,15 @@ func haveTable(ctx context.Context, r *admin.Reader, name string) error {
 	if err == nil && more {
 		tables, more, err = r.Tables(ctx, false, mostTables)
 	}
-	if err != nil {
-		return err
-	}
 	var known []string
 	for _, t := range tables {
 		known = append(known, string(t.Name))
 	}
-	if more || slices.Contains(known, name) {
+	switch {
+	case slices.Contains(known, name): // whatever else is in the store
 		return nil
+	case err != nil || more:
+		return err
 	}
 	return missing("table", name, known)
 }

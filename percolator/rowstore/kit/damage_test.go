@@ -37,6 +37,25 @@ func damaging() map[rowstore.Family]rowstore.Mutation {
 	}
 }
 
+// A key that names no table hides none: the others are listed, and its error comes with them.
+func TestTablesBesideStrangeKeys(t *testing.T) {
+	t.Parallel()
+	l, db := kit.Layout{Prefix: "p"}, &keyValues{}
+	for _, table := range []string{"a", "m", "z"} {
+		_, _, err := l.Apply(db, []rowstore.Mutation{{Table: table, Row: "r", Edits: []rowstore.Edit{rowstore.Put(rowstore.Write, "c", 5, nil)}}}, "")
+		require.NoError(t, err)
+	}
+	for _, strange := range []string{"pr\x00\x01", "prb\x00\x07", "prtheirs", "prz"} {
+		db.keys.Set(strange, nil)
+		names, err := l.Tables(db)
+		require.ErrorIs(t, err, rowstore.ErrCorrupt)
+		require.Equal(t, []string{"a", "m", "z"}, names, "%q", strange)
+	}
+	db.err = errors.New("broken")
+	_, err := l.Tables(db)
+	require.ErrorIs(t, err, db.err)
+}
+
 // A damaged row fails its own mutation, and its own group, alone, whether a condition meets it or an
 // edit does, and nothing of it is edited.
 func TestDamagedRowFailsAlone(t *testing.T) {

@@ -2,6 +2,7 @@ package kit
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -420,19 +421,30 @@ func (l Layout) makeGroup(t Txn, g *rowstore.Group, steps [][]step) error {
 	return nil
 }
 
-// Tables lists the tables that hold anything, in byte order.
+// Tables lists the tables that hold anything, in byte order. A key that names none hides none behind it: all
+// names are returned together with an error that matches rowstore.ErrCorrupt.
 func (l Layout) Tables(r Reader) (names []string, err error) {
 	space := l.space(spaceRows)
-	for from, end := space, PrefixEnd(space); ; {
-		key, err := first(r, from, end)
-		if err != nil || key == nil {
+	var strange error
+	for from, end := space, PrefixEnd(space); from != nil; {
+		var next []byte
+		err := r.Ascend(from, end, func(k, _ []byte) bool {
+			name, _, err := CutName(k[len(space):])
+			if err == nil && name == "" {
+				err = badKey(k)
+			}
+			if err != nil {
+				strange = cmp.Or(strange, err)
+				return true
+			}
+			names = append(names, name)
+			next = PrefixEnd(l.table(spaceRows, name))
+			return false
+		})
+		if err != nil {
 			return names, err
 		}
-		name, _, err := CutName(key[len(space):])
-		if err != nil {
-			return nil, err
-		}
-		names = append(names, name)
-		from = PrefixEnd(l.table(spaceRows, name))
+		from = next
 	}
+	return names, strange
 }

@@ -26,6 +26,7 @@ type part struct {
 	marked, flushed, crashed int
 	snapshots                int
 	broken                   error // of Scan and Tables
+	lists                    bool  // Tables lists what there is before it is broken
 	report                   func(ctx context.Context) (rs.Report, error)
 	listen                   func(ctx context.Context, wake func(rs.Wake)) error
 }
@@ -61,7 +62,14 @@ func (p *part) Scan(ctx context.Context, s rs.ScanRange) iter.Seq2[rs.Row, error
 
 func (p *part) Tables(ctx context.Context) iter.Seq2[string, error] {
 	if p.broken != nil {
-		return func(yield func(string, error) bool) { yield("", p.broken) }
+		return func(yield func(string, error) bool) {
+			for name, err := range p.Store.Tables(ctx) {
+				if p.lists && !yield(name, err) {
+					return
+				}
+			}
+			yield("", p.broken)
+		}
 	}
 	return p.Store.Tables(ctx)
 }
@@ -113,7 +121,24 @@ func TestRouterReachesEveryStore(t *testing.T) {
 		require.ErrorContains(t, err, `store "other"`, name)
 	}
 	require.NoError(t, storetest.FirstError(r.Scan(t.Context(), rs.ScanRange{Table: "t", Selectors: storetest.Everything})))
-	other.broken = nil
+	// A store that lists its tables, and then fails, hides none of them, and none of the other stores'.
+	for _, broken := range []*part{main, other} {
+		main.broken, other.broken = nil, nil
+		storetest.Put(t, r, "t", "r", rs.Put(rs.Write, "c", 1, nil))
+		storetest.Put(t, r, "o", "r", rs.Put(rs.Write, "c", 1, nil))
+		broken.broken, broken.lists = errors.New("broken"), true
+		var names []string
+		var last error
+		for name, err := range r.Tables(t.Context()) {
+			require.NoError(t, last, "nothing follows an error")
+			if last = err; err == nil {
+				names = append(names, name)
+			}
+		}
+		require.ErrorIs(t, last, broken.broken)
+		require.Equal(t, []string{"o", "t"}, names)
+	}
+	main.broken, other.broken = nil, nil
 	require.NoError(t, r.Close())
 }
 

@@ -3,6 +3,7 @@ package router
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"maps"
@@ -342,15 +343,16 @@ func (r *Store) snapshotElsewhere(ctx context.Context, s rowstore.ScanRange) (ro
 }
 
 // Tables implements Store. A table that a store holds, but that is routed to
-// another one, is not listed.
+// another one, is not listed. A store that fails hides no table of another one: the errors come last, joined.
 func (r *Store) Tables(ctx context.Context) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		var names []string
+		var errs []error
 		for _, to := range r.routes {
 			for name, err := range to.store.Tables(ctx) {
 				if err != nil {
-					yield("", to.wrap(err))
-					return
+					errs = append(errs, to.wrap(err))
+					break
 				}
 				if r.route(name) == to {
 					names = append(names, name)
@@ -362,6 +364,9 @@ func (r *Store) Tables(ctx context.Context) iter.Seq2[string, error] {
 			if !yield(name, nil) {
 				return
 			}
+		}
+		if len(errs) > 0 {
+			yield("", errors.Join(errs...))
 		}
 	}
 }
