@@ -254,6 +254,11 @@ var brokenAbilities = []brokenStore{
 	{"ranges of timestamps overlap", func(b *broken) {
 		b.draw = func(ctx context.Context, n int) (oracle.Timestamp, error) { return b.Store.Oracle().Draw(ctx, 1+n/2) }
 	}, []string{"RangesDoNotOverlap", "TimestampsRise"}},
+	{"a draw of no timestamps succeeds", func(b *broken) {
+		b.draw = func(ctx context.Context, n int) (oracle.Timestamp, error) {
+			return b.Store.Oracle().Draw(ctx, max(n, 1))
+		}
+	}, []string{"TimestampsRise"}},
 	{"the incarnation survives a crash", func(b *broken) {
 		b.eachOutcome(func(_ rowstore.Mutation, o *rowstore.Outcome) { o.Incarnation = "always" })
 	}, []string{"CrashChangesTheIncarnation", "IncarnationCondition"}},

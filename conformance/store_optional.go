@@ -3,6 +3,7 @@ package conformance
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -62,6 +63,10 @@ func (e *env) oracle(t testing.TB) (*harness, oracle.Oracle) {
 
 func timestampsRise(t testing.TB, e *env) {
 	h, o := e.oracle(t)
+	for _, none := range []int{0, -1, math.MinInt} {
+		_, err := o.Draw(h.ctx, none)
+		require.ErrorIs(t, err, rowstore.ErrInvalid, "a draw of %d timestamps", none)
+	}
 	var last oracle.Timestamp
 	for i := range e.n(300, 100) {
 		n := 1 + i%7

@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"strconv"
 	"strings"
 	"time"
 
@@ -70,7 +71,7 @@ func OpenURL(ctx context.Context, url string) (*Store, error) {
 
 // Open opens the store in a file. bbolt knows no contexts, so ctx is looked at before the
 // file is opened and after. The error matches rowstore.ErrFormat if the file is no database of
-// bbolt, or the store is of a later version, rowstore.ErrForeign if the database is another
+// bbolt, or the store is of a later version (a *rowstore.LayoutError), rowstore.ErrForeign if the database is another
 // application's, and rowstore.ErrCorrupt if it is damaged.
 func Open(ctx context.Context, opts Options) (*Store, error) {
 	if err := ctx.Err(); err != nil {
@@ -116,13 +117,12 @@ type Store struct {
 var (
 	bucket, formatKey, boundKey = []byte("percolator"), []byte("format"), []byte("bound")
 
-	layout    = kit.Layout{}
-	databases kit.Claims[*bbolt.DB] // those that have a store
+	layout, databases = kit.Layout{}, new(kit.Claims[*bbolt.DB]) // databases are those that have a store
 )
 
-// format is stored in the database, so that a later version of this package can tell. In
+// version is stored in the database, so that a later version of this package can tell. In
 // version 1 the notified rows were not in the order of slots.
-const format = "2"
+const version = 2
 
 // limits keep every key below bbolt.MaxKeySize, 32 KiB, even if each byte of each name is a
 // zero, which takes two bytes in a key.
@@ -151,19 +151,19 @@ func New(ctx context.Context, db *bbolt.DB, opts Options) (*Store, error) {
 			return err
 		}
 		first, _ := b.Cursor().First()
-		switch stored := b.Get(formatKey); {
+		switch made, _ := strconv.Atoi(string(b.Get(formatKey))); { // 0 if it is no number
 		case !free:
 			return fmt.Errorf("%w: the database has a store open", rowstore.ErrInvalid)
 		case db.NoSync:
 			return fmt.Errorf("%w: the database has NoSync set: a crash would lose commits", rowstore.ErrInvalid)
-		case stored == nil && first != nil:
+		case made < 1 && first != nil:
 			return fmt.Errorf("%w: the bucket %q holds something else", rowstore.ErrForeign, bucket)
-		case stored != nil && string(stored) != "1" && string(stored) != format:
-			return fmt.Errorf("%w: it is version %q, and this program knows 1 and %s", rowstore.ErrFormat, stored, format)
+		case made > version:
+			return &rowstore.LayoutError{Store: "the store", Stored: made, Known: version}
 		}
 		bound, err = kit.DecodeBound(b.Get(boundKey))
 		// A program of version 1 must not open the database any more once keys have moved.
-		return errors.Join(err, ctx.Err(), b.Put(formatKey, []byte(format)))
+		return errors.Join(err, ctx.Err(), b.Put(formatKey, strconv.AppendInt(nil, version, 10)))
 	})
 	if err == nil {
 		err = layout.Upgrade(ctx, func(move func(t kit.Txn) error) error {
@@ -328,7 +328,7 @@ func (s *Store) Tables(ctx context.Context) iter.Seq2[string, error] {
 
 // Oracle implements rowstore.OracleProvider: timestamps of this process, below a bound that
 // the database has.
-func (s *Store) Oracle() oracle.Oracle { return s.oracle }
+func (s *Store) Oracle() oracle.Oracle { return s.gate.Oracle(s.oracle) }
 
 // Listen implements rowstore.Waker. One process has the database open, so its own hub knows
 // of every notification.
@@ -341,7 +341,7 @@ func (s *Store) Limits() rowstore.Limits { return limits }
 
 // Report implements rowstore.Reporter.
 func (s *Store) Report(ctx context.Context) (rowstore.Report, error) {
-	return rowstore.Report{Backend: "bolt", Features: kit.Features(s, map[string]string{
+	return rowstore.Report{Backend: "bolt", Layout: version, Features: kit.Features(s, map[string]string{
 		rowstore.FeatureDeferred: "bbolt flushes with every transaction",
 		rowstore.FeatureSplit:    "bbolt does not know where the middle of a table is",
 	})}, s.gate.Call(ctx, "report", func(context.Context) error { return nil })

@@ -129,6 +129,7 @@ func TestOpenRefuses(t *testing.T) {
 
 	for want, damage := range map[error]func(*bbolt.Bucket) error{
 		rowstore.ErrFormat:  func(b *bbolt.Bucket) error { return b.Put(formatKey, []byte("3")) },
+		rowstore.ErrForeign: func(b *bbolt.Bucket) error { return b.Put(formatKey, []byte("a cart")) },
 		rowstore.ErrCorrupt: func(b *bbolt.Bucket) error { return b.Put(boundKey, []byte("x")) },
 	} {
 		path := filepath.Join(t.TempDir(), "db")
@@ -139,6 +140,9 @@ func TestOpenRefuses(t *testing.T) {
 		require.NoError(t, db.Close())
 		_, err = Open(t.Context(), Options{Path: path})
 		require.ErrorIs(t, err, want)
+		var layout *rowstore.LayoutError
+		require.Equal(t, want == rowstore.ErrFormat, errors.As(err, &layout))
+		require.True(t, layout == nil || layout.Newer())
 		again, err := bbolt.Open(path, 0o600, nil)
 		require.NoError(t, err, "the file was let go")
 		require.NoError(t, again.Close())
@@ -206,7 +210,8 @@ func TestForeignDatabases(t *testing.T) {
 func TestReportAfterClose(t *testing.T) {
 	t.Parallel()
 	s := open(t, filepath.Join(t.TempDir(), "db"))
-	_, err := s.Report(t.Context())
+	r, err := s.Report(t.Context())
+	require.Equal(t, 2, r.Layout)
 	require.NoError(t, err)
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()

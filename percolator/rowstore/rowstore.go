@@ -417,8 +417,9 @@ type Deferrer interface {
 // database over the store names another oracle.
 type OracleProvider interface {
 	// Oracle returns the store's oracle, which lives as long as the store: after Close
-	// its draws return an error that matches oracle.ErrClosed. Two stores that were
-	// opened on the same data share their timestamps.
+	// its draws return an error that matches oracle.ErrClosed. A draw of less than one timestamp
+	// is an error that matches ErrInvalid. Two stores that were opened on the same data share
+	// their timestamps.
 	Oracle() oracle.Oracle
 }
 

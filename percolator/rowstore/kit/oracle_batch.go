@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/percolate-go/percolate/percolator/oracle"
+	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
 // maxBatch limits what one draw of a BatchOracle asks for, so that a crowd does not
@@ -63,7 +64,7 @@ func NewBatchOracle(inner oracle.Oracle) *BatchOracle {
 // It returns oracle.ErrClosed after Close.
 func (b *BatchOracle) Draw(ctx context.Context, n int) (oracle.Timestamp, error) {
 	if n < 1 {
-		return 0, fmt.Errorf("kit: draw of %d timestamps", n)
+		return 0, fmt.Errorf("kit: draw of %d timestamps: %w", n, rowstore.ErrInvalid)
 	}
 	if err := ctx.Err(); err != nil {
 		return 0, err

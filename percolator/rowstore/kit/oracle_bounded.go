@@ -114,10 +114,10 @@ func NewBoundedOracle(cfg BoundedConfig) *BoundedOracle {
 // Draw implements oracle.Oracle. Most calls take no lock and do not block. It returns
 // oracle.ErrClosed after Close, oracle.ErrExhausted when the range would pass Max, the error of
 // Persist when a bound that is needed cannot be made durable (a later call tries
-// again), and the context's error when that ended first. n below 1 is an error.
+// again), and the context's error when that ended first. n below 1 is rowstore.ErrInvalid.
 func (b *BoundedOracle) Draw(ctx context.Context, n int) (oracle.Timestamp, error) {
 	if n < 1 {
-		return 0, fmt.Errorf("kit: draw of %d timestamps", n)
+		return 0, fmt.Errorf("kit: draw of %d timestamps: %w", n, rowstore.ErrInvalid)
 	}
 	if err := ctx.Err(); err != nil {
 		return 0, err
@@ -138,7 +138,7 @@ func (b *BoundedOracle) Draw(ctx context.Context, n int) (oracle.Timestamp, erro
 // Ensure, and try again. Errors are those of Draw.
 func (b *BoundedOracle) TryDraw(n int) (first oracle.Timestamp, drawn bool, err error) {
 	if n < 1 {
-		return 0, false, fmt.Errorf("kit: draw of %d timestamps", n)
+		return 0, false, fmt.Errorf("kit: draw of %d timestamps: %w", n, rowstore.ErrInvalid)
 	}
 	first, beyond, err := b.swap(n)
 	return first, err == nil && beyond == 0, err
@@ -149,7 +149,7 @@ func (b *BoundedOracle) TryDraw(n int) (first oracle.Timestamp, drawn bool, err 
 // of Draw.
 func (b *BoundedOracle) Ensure(ctx context.Context, n int) error {
 	if n < 1 {
-		return fmt.Errorf("kit: draw of %d timestamps", n)
+		return fmt.Errorf("kit: draw of %d timestamps: %w", n, rowstore.ErrInvalid)
 	}
 	if err := ctx.Err(); err != nil {
 		return err

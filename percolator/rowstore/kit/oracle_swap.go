@@ -54,7 +54,7 @@ const swapLen = 16
 // nobody has the timestamps of the first. It is not called concurrently.
 func (o *SwapOracle) Draw(ctx context.Context, n int) (oracle.Timestamp, error) {
 	if n < 1 {
-		return 0, fmt.Errorf("kit: draw of %d timestamps", n)
+		return 0, fmt.Errorf("kit: draw of %d timestamps: %w", n, rowstore.ErrInvalid)
 	}
 	known, loaded := o.known, o.known != nil
 	o.known = nil

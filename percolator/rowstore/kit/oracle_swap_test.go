@@ -69,7 +69,7 @@ func TestSwapOracleErrors(t *testing.T) {
 	r, c := &register{}, newClock(1000)
 	o := kit.NewSwapOracle(r, c.now)
 	_, err := o.Draw(t.Context(), 0)
-	require.Error(t, err)
+	require.ErrorIs(t, err, rowstore.ErrInvalid)
 	broken := errors.New("broken")
 	r.fail = func() (before, after error) { return broken, nil }
 	_, err = o.Draw(t.Context(), 1)
