@@ -319,11 +319,12 @@ func (p *gcPass) resolve(ctx context.Context) error {
 	})
 }
 
-// search looks for the locks that must go, in the tables that the collection looks at, and resolves them.
+// search looks for the locks that must go, in the tables that the collection looks at, and resolves them. It needs the whole list: what was
+// not listed, or cannot be read, may be a lock.
 func (p *gcPass) search(ctx context.Context) error {
 	tables, err := p.tables(ctx)
 	if err != nil {
-		return err // what was not listed, or cannot be read, may be a lock
+		return err
 	}
 	p.report.LocksSearched = true
 	p.db.count.gcSearches.Add(1)

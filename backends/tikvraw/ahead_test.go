@@ -132,13 +132,14 @@ func TestScanOfNewestReadsNoChunk(t *testing.T) {
 	for i := range 30 {
 		row := fmt.Sprintf("%03d", i)
 		deepRow(t, s, w, row, 1)
-		put(t, s, row, rowstore.Put(rowstore.Write, "c", 1000, []byte("new")))
+		put(t, s, row, rowstore.Put(rowstore.Write, "c", 1000, []byte("new")), rowstore.Put(rowstore.Write, "d", 1000, nil))
 	}
 	s.clean.idle()
 	w.counted()
 	n := 0
 	for row, err := range s.Scan(t.Context(), rowstore.ScanRange{Table: "t", Selectors: []rowstore.Selector{{Family: rowstore.Write, To: 1 << 40, Limit: 1}}}) {
 		require.NoError(t, err)
+		require.Len(t, row.Versions, 2)
 		require.Equal(t, "new", string(row.Versions[0].Value))
 		n++
 	}

@@ -62,4 +62,6 @@ var adminMutants = []mutant{
 		"\t\t\tif node.Value == nil || isEmpty(node.Value) { // perhaps", "\t\t\tif node.Value == nil { // perhaps")},
 	{"an-empty-column-is-all", "Looking: an empty name of a column is not all columns", "./admin TestBounded", one(adminCellsGo,
 		"err == nil && slices.Contains(rng.Columns, \"\")", "err == nil && slices.Contains(rng.Columns, \"\\x00\")")},
+	{"half-a-list-is-no-list", "Looking: what is no table hides none", "./admin TestTablesBesideAStrangeKey", one("admin/catalog.go",
+		"\t\t\tfailed = called(\"Tables\", fmt.Errorf(\"listing the tables: %w\", err))\n\t\t\tbreak\n", "\t\t\treturn nil, false, called(\"Tables\", fmt.Errorf(\"listing the tables: %w\", err))\n")},
 }

@@ -150,4 +150,10 @@ var garbageMutants = []mutant{
 		"steps++; steps%ctxSteps == 0 && ctx.Err()", "steps++; steps%ctxSteps > ctxSteps && ctx.Err()")},
 	{"pebble-named-columns-outlive-the-context", "stores: Pebble, the context is looked at among the columns that a scan names", "./backends/pebble TestScanOfAWideRowEndsWithItsContext", one("backends/pebble/scan_page.go",
 		"\t\tif i%ctxSteps == ctxSteps-1 && ctx.Err()", "\t\tif i%ctxSteps > ctxSteps && ctx.Err()")},
+	{"strange-key-keeps-garbage", "Garbage collection: what is no table ends no collection of all rows", "TestCollectionBesideAStrangeKey", one(gcGo,
+		"(err == nil || errors.Is(err, ErrCorrupt) || errors.Is(err, ErrFormat)) && p.full()", "err == nil && p.full()")},
+	{"half-a-list-is-none", "Garbage collection: the tables that were listed are collected", "TestCollectionBesideAStrangeKey", one(gcGo,
+		"\t\t\treturn tables, fmt.Errorf(\"listing", "\t\t\treturn nil, fmt.Errorf(\"listing")},
+	{"patience-for-whole-lists", "Garbage collection: the tables before an error are listed", "TestCollectionBesideAStrangeKey", one("percolator/patience.go",
+		"\t\t\t\t\treturn tables, err //", "\t\t\t\t\treturn nil, err //")},
 }
