@@ -7,7 +7,9 @@
 // reads the files, or its standard input if there are none. Then it runs two checkers:
 // one trusts the timestamps, if the history has any; the other looks at values alone.
 // The exit status is 0 if neither found a violation, 1 if one did, and 2 if the history
-// could not be read or judged, or if a flag is wrong.
+// could not be read or judged, or if a flag is wrong. Flags are judged before anything is
+// read, and one that could find nothing is wrong: -idle looks for changes that no run of an
+// observer saw, so it needs -observe, and that needs the timestamps.
 package main
 
 import (
@@ -35,6 +37,7 @@ const (
 // config holds the values of the flags.
 type config struct {
 	model      string
+	isolation  string
 	judge      checker.Judge
 	timestamps string
 	observers  []checker.Observer
@@ -53,9 +56,9 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		flags.PrintDefaults()
 	}
 	flags.StringVar(&c.model, "model", "", "what the history must consist of: list-append or register (default: either, or both)")
-	isolation := flags.String("isolation", "", "level to judge by: si or serializable (default: what each transaction asked for)")
+	flags.StringVar(&c.isolation, "isolation", "", "level to judge by: si or serializable (default: what each transaction asked for)")
 	flags.StringVar(&c.timestamps, "timestamps", "auto", "also judge by timestamps: yes, no, or auto (if the history has any)")
-	flags.BoolVar(&c.idle, "idle", false, "the history ends with no work left for the observers")
+	flags.BoolVar(&c.idle, "idle", false, "the history ends with no work left for the observers (with -observe)")
 	flags.BoolVar(&c.noRealTime, "no-realtime", false, "leave the times out of account")
 	flags.IntVar(&c.examples, "examples", 5, "how many anomalies of each kind to explain")
 	flags.StringVar(&c.export, "export", "", "write the history for elle-cli, as edn or json, instead of judging it")
@@ -76,14 +79,8 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		}
 		return exitError
 	}
-	switch *isolation {
-	case "":
-	case "si":
-		c.judge = checker.AsSnapshotIsolation
-	case "serializable":
-		c.judge = checker.AsSerializable
-	default:
-		fmt.Fprintf(stderr, "percolator-check: -isolation is %q, not si or serializable\n", *isolation)
+	if err := c.judgeFlags(); err != nil {
+		fmt.Fprintln(stderr, "percolator-check:", err)
 		return exitError
 	}
 	ok, err := c.check(flags.Args(), stdin, stdout)
@@ -96,6 +93,45 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	}
 	return exitOK
 }
+
+// judgeFlags refuses flags that are wrong, or that could find nothing: without that a history with a violation would pass.
+func (c *config) judgeFlags() error {
+	switch c.model {
+	case "", "list-append", "register":
+	default:
+		return fmt.Errorf("-model is %q, not list-append or register", c.model)
+	}
+	switch c.isolation {
+	case "":
+	case "si":
+		c.judge = checker.AsSnapshotIsolation
+	case "serializable":
+		c.judge = checker.AsSerializable
+	default:
+		return fmt.Errorf("-isolation is %q, not si or serializable", c.isolation)
+	}
+	switch c.timestamps {
+	case "yes", "no", "auto":
+	default:
+		return fmt.Errorf("-timestamps is %q, not yes, no or auto", c.timestamps)
+	}
+	switch c.export {
+	case "", "edn", "json":
+	default:
+		return fmt.Errorf("-export is %q, not edn or json", c.export)
+	}
+	switch {
+	case c.examples < 0:
+		return fmt.Errorf("-examples is %d: it must be 0 or more", c.examples)
+	case c.idle && len(c.observers) == 0:
+		return errors.New("-idle judges observers: name them with -observe")
+	case len(c.observers) > 0 && c.timestamps == "no":
+		return errNoTimestamps
+	}
+	return nil
+}
+
+var errNoTimestamps = errors.New("-observe needs timestamps")
 
 // check reads and judges the history. ok is false if there was a violation.
 func (c *config) check(paths []string, stdin io.Reader, stdout io.Writer) (ok bool, err error) {
@@ -112,26 +148,19 @@ func (c *config) check(paths []string, stdin io.Reader, stdout io.Writer) (ok bo
 		return false, err
 	}
 	switch c.export {
-	case "":
 	case "edn":
 		return true, checker.Export(stdout, h, checker.EDN)
 	case "json":
 		return true, checker.Export(stdout, h, checker.JSON)
-	default:
-		return false, fmt.Errorf("-export is %q, not edn or json", c.export)
 	}
 	if len(h) == 0 {
 		return false, errors.New("the history is empty")
 	}
 	byTimestamps := c.timestamps == "yes"
-	switch c.timestamps {
-	case "yes", "no":
-	case "auto":
+	if c.timestamps == "auto" {
 		for i := range h {
 			byTimestamps = byTimestamps || h[i].Start != 0
 		}
-	default:
-		return false, fmt.Errorf("-timestamps is %q, not yes, no or auto", c.timestamps)
 	}
 	if c.judge != checker.ByRecord {
 		level := checker.SnapshotIsolation
@@ -154,7 +183,7 @@ func (c *config) check(paths []string, stdin io.Reader, stdout io.Writer) (ok bo
 		fmt.Fprintln(stdout)
 		ok = r.OK()
 	} else if len(c.observers) > 0 {
-		return false, errors.New("-observe needs timestamps")
+		return false, errNoTimestamps
 	}
 	r, err := checker.CheckValues(h, checker.ValueOptions{Judge: c.judge, NoRealTime: c.noRealTime, Examples: c.examples})
 	if err != nil {
@@ -165,11 +194,6 @@ func (c *config) check(paths []string, stdin io.Reader, stdout io.Writer) (ok bo
 
 // checkModel makes sure that the history is of the model that was asked for.
 func (c *config) checkModel(h checker.History) error {
-	switch c.model {
-	case "", "list-append", "register":
-	default:
-		return fmt.Errorf("-model is %q, not list-append or register", c.model)
-	}
 	if c.model == "" {
 		return nil
 	}

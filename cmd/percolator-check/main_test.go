@@ -41,6 +41,18 @@ func TestRun(t *testing.T) {
 		{args: "-export edn " + list, want: ":type :invoke,:f :txn"},
 		{args: "-export json " + list, want: `[{"index":0,"process":0,"type":"invoke"`},
 		{args: "-export xml " + list, code: 2, want: "not edn or json"},
+		// A flag that is wrong, or could find nothing, is no judgement: it is told before anything is read.
+		{args: "-export edn -timestamps bogus " + list, code: 2, want: "not yes, no or auto"},
+		{args: "-export edn -model queue nowhere.jsonl", code: 2, want: "not list-append or register"},
+		{args: "-export xml nowhere.jsonl", code: 2, want: "not edn or json"},
+		{args: "-timestamps bogus nowhere.jsonl", code: 2, want: "not yes, no or auto"},
+		{args: "-examples -3 " + missed, code: 2, want: "-examples is -3"},
+		{args: "-examples 0 " + missed, want: "no violation"},
+		{args: "-idle " + missed, code: 2, want: "-idle judges observers: name them with -observe"},
+		{args: "-idle -export edn " + missed, code: 2, want: "-idle judges observers"},
+		{args: "-idle -timestamps no " + missed, code: 2, want: "-idle judges observers"},
+		{args: "-idle -observe o=x -timestamps no " + missed, code: 2, want: "-observe needs timestamps"},
+		{args: "-observe o=x -timestamps no nowhere.jsonl", code: 2, want: "-observe needs timestamps"},
 	} {
 		t.Run(test.args+test.stdin, func(t *testing.T) {
 			t.Parallel()

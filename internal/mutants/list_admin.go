@@ -64,4 +64,10 @@ var adminMutants = []mutant{
 		"err == nil && slices.Contains(rng.Columns, \"\")", "err == nil && slices.Contains(rng.Columns, \"\\x00\")")},
 	{"half-a-list-is-no-list", "Looking: what is no table hides none", "./admin TestTablesBesideAStrangeKey", one("admin/catalog.go",
 		"\t\t\tfailed = called(\"Tables\", fmt.Errorf(\"listing the tables: %w\", err))\n\t\t\tbreak\n", "\t\t\treturn nil, false, called(\"Tables\", fmt.Errorf(\"listing the tables: %w\", err))\n")},
+	{"plain-before-ambiguous", "The seam: a call of which anything may have been applied is ambiguous", "./percolator/rowstore/otelstore TestAmbiguousBehindAPlainFailure", one("percolator/rowstore/otelstore/otelstore.go",
+		"\tif first == nil || errors.Is(second, rowstore.ErrAmbiguous) && ", "\tif first == nil || false && ")},
+	{"idle-without-observers", "How it is checked: a judge that could find nothing does not say that there is nothing", "./cmd/percolator-check TestRun", one("cmd/percolator-check/main.go",
+		"case c.idle && len(c.observers) == 0:", "case c.idle && len(c.observers) < 0:")},
+	{"observers-without-timestamps", "How it is checked: a judge that could find nothing does not say that there is nothing", "./cmd/percolator-check TestRun", one("cmd/percolator-check/main.go",
+		"case len(c.observers) > 0 && c.timestamps == \"no\":", "case len(c.observers) > 0 && c.timestamps == \"none\":")},
 }

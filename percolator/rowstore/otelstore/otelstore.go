@@ -37,7 +37,8 @@ const instrumentationName = "github.com/percolate-go/percolate/percolator/rowsto
 // flush, draw, snapshot):
 //
 //   - percolator.store.duration, a histogram in seconds, with the attribute result
-//     (ok, ambiguous, error); its count is the number of calls, or round trips.
+//     (ok, ambiguous, error); its count is the number of calls, or round trips. A call of many
+//     rows is ambiguous if one of them is, and an error if one failed otherwise.
 //   - percolator.store.rows, a histogram: rows, or timestamps, in a call.
 //   - percolator.store.refused, a counter: rows, or groups, whose conditions did not
 //     hold.
@@ -124,17 +125,24 @@ func (in *instrumented) end(ctx context.Context, span trace.Span, call string, t
 	span.End()
 }
 
+// moreTelling returns which of two errors of a call, either of which may be nil, says what became of the call: the first, but one that is
+// ambiguous goes before any that is not. Whoever looks for calls that may have changed something must find each.
+func moreTelling(first, second error) error {
+	if first == nil || errors.Is(second, rowstore.ErrAmbiguous) && !errors.Is(first, rowstore.ErrAmbiguous) {
+		return second
+	}
+	return first
+}
+
 // Read implements Store.
 func (in *instrumented) Read(ctx context.Context, reads []rowstore.RowRead) ([]rowstore.Row, error) {
 	ctx, end := in.begin(ctx, "read")
 	rows, err := in.inner.Read(ctx, reads)
-	first := err
+	telling := err
 	for i := range rows {
-		if first == nil {
-			first = rows[i].Err
-		}
+		telling = moreTelling(telling, rows[i].Err)
 	}
-	end(len(reads), 0, first)
+	end(len(reads), 0, telling)
 	return rows, err
 }
 
@@ -142,16 +150,14 @@ func (in *instrumented) Read(ctx context.Context, reads []rowstore.RowRead) ([]r
 func (in *instrumented) Apply(ctx context.Context, muts []rowstore.Mutation, opts rowstore.ApplyOptions) ([]rowstore.Outcome, error) {
 	ctx, end := in.begin(ctx, "apply")
 	outs, err := in.inner.Apply(ctx, muts, opts)
-	first, refused := err, 0
+	telling, refused := err, 0
 	for i := range outs {
-		switch {
-		case outs[i].Err != nil && first == nil:
-			first = outs[i].Err
-		case outs[i].Err == nil && !outs[i].Applied:
+		telling = moreTelling(telling, outs[i].Err)
+		if outs[i].Err == nil && !outs[i].Applied {
 			refused++
 		}
 	}
-	end(len(muts), refused, first)
+	end(len(muts), refused, telling)
 	return outs, err
 }
 
@@ -203,19 +209,17 @@ type instrumentedGrouper struct {
 func (g instrumentedGrouper) Group(ctx context.Context, groups []rowstore.Group) ([]rowstore.GroupOutcome, error) {
 	ctx, end := g.in.begin(ctx, "group")
 	outs, err := g.Grouper.Group(ctx, groups)
-	first, refused, rows := err, 0, 0
+	telling, refused, rows := err, 0, 0
 	for i := range groups {
 		rows += len(groups[i].Mutations)
 	}
 	for i := range outs {
-		switch {
-		case outs[i].Err != nil && first == nil:
-			first = outs[i].Err
-		case outs[i].Err == nil && !outs[i].Applied:
+		telling = moreTelling(telling, outs[i].Err)
+		if outs[i].Err == nil && !outs[i].Applied {
 			refused++
 		}
 	}
-	end(rows, refused, first)
+	end(rows, refused, telling)
 	return outs, err
 }
 
@@ -241,21 +245,17 @@ type instrumentedSnapshotReader struct {
 func (d instrumentedSnapshotReader) ReadSnapshot(ctx context.Context, asks []rowstore.SnapshotRead) ([]rowstore.SnapshotRows, error) {
 	ctx, end := d.in.begin(ctx, "snapshot")
 	answers, err := d.inner.ReadSnapshot(ctx, asks)
-	first, rows := err, 0
+	telling, rows := err, 0
 	for i := range asks {
 		rows += len(asks[i].Reads)
 	}
 	for i := range answers {
-		if first == nil {
-			first = answers[i].Err
-		}
+		telling = moreTelling(telling, answers[i].Err)
 		for j := range answers[i].Rows {
-			if first == nil {
-				first = answers[i].Rows[j].Err
-			}
+			telling = moreTelling(telling, answers[i].Rows[j].Err)
 		}
 	}
-	end(rows, 0, first)
+	end(rows, 0, telling)
 	return answers, err
 }
 

@@ -232,3 +232,30 @@ func TestScanIsMeasuredWithoutItsLoop(t *testing.T) {
 		}
 	})
 }
+
+// oneOfMany is a store of whose mutations, and groups, the first fails plainly, the last but one may have been applied, and the last fails plainly.
+type oneOfMany struct{ *memstore.Store }
+
+func (oneOfMany) Apply(context.Context, []rs.Mutation, rs.ApplyOptions) ([]rs.Outcome, error) {
+	return []rs.Outcome{{Err: rs.ErrUnavailable}, {Err: fmt.Errorf("lost: %w", rs.ErrAmbiguous)}, {Err: rs.ErrUnavailable}}, nil
+}
+
+func (oneOfMany) Group(context.Context, []rs.Group) ([]rs.GroupOutcome, error) {
+	return []rs.GroupOutcome{{Err: rs.ErrUnavailable}, {Err: fmt.Errorf("lost: %w", rs.ErrAmbiguous)}, {Err: rs.ErrUnavailable}}, nil
+}
+
+// A call of which anything may have been applied is ambiguous, whatever else failed in it.
+func TestAmbiguousBehindAPlainFailure(t *testing.T) {
+	t.Parallel()
+	reader := metric.NewManualReader()
+	s := instrument(oneOfMany{memstore.New()}, otelstore.Options{Meters: metric.NewMeterProvider(metric.WithReader(reader))})
+	_, err := s.Apply(t.Context(), storetest.Mutations("x", "y", "z"), rs.ApplyOptions{})
+	require.NoError(t, err)
+	_, err = rs.AbilitiesOf(s).Grouper.Group(t.Context(), make([]rs.Group, 3))
+	require.NoError(t, err)
+	var got metricdata.ResourceMetrics
+	require.NoError(t, reader.Collect(t.Context(), &got))
+	values := measured(&got)
+	require.Equal(t, uint64(1), values["percolator.store.duration apply ambiguous"], values)
+	require.Equal(t, uint64(1), values["percolator.store.duration group ambiguous"], values)
+}
