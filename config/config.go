@@ -42,11 +42,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net/url"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -161,119 +158,6 @@ func (d *Duration) UnmarshalText(b []byte) error {
 
 // ErrInvalid says that a file breaks its schema. The errors for such a file match it.
 var ErrInvalid = errors.New("config: the configuration is invalid")
-
-// longestFile is how long a file may be, in bytes.
-const longestFile = 1 << 20
-
-// Load reads and checks a file, of a MiB at most. It opens nothing. Errors that match ErrInvalid name
-// the file and, where they can, line and column; they hold no value of the
-// environment.
-func Load(path string) (*File, error) {
-	file, err := os.Open(path) //nolint:gosec // the caller names the file
-	if err != nil {
-		return nil, fmt.Errorf("config: %w", err)
-	}
-	defer func() { _ = file.Close() }() // it was only read
-	b, err := io.ReadAll(io.LimitReader(file, longestFile+1))
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("config: %w", err)
-	case len(b) > longestFile:
-		return nil, fmt.Errorf("%s: %w: the file is longer than %d bytes", filepath.Base(path), ErrInvalid, longestFile)
-	}
-	f, err := Parse(b, os.LookupEnv)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", filepath.Base(path), err)
-	}
-	return f, nil
-}
-
-// Parse does what Load does, for the content of a file and any source of environment
-// variables; nil has none.
-func Parse(content []byte, env func(name string) (string, bool)) (*File, error) {
-	var f File
-	if err := decode(content, &f); err != nil {
-		return nil, err
-	}
-	if env == nil {
-		env = func(string) (string, bool) { return "", false }
-	}
-	if err := f.expand(env); err != nil {
-		return nil, err
-	}
-	return &f, f.check()
-}
-
-// expand puts what variables and files hold into the strings of the stores. It runs
-// after parsing, so that a value is never taken for YAML.
-func (f *File) expand(env func(string) (string, bool)) error {
-	for _, name := range slices.Sorted(maps.Keys(f.Stores)) {
-		s := f.Stores[name]
-		for _, p := range []*string{&s.URL, &s.Scheme, &s.Path, &s.User, &s.Password} {
-			if err := expand(p, env); err != nil {
-				return fmt.Errorf("%w: stores.%s: %w", ErrInvalid, shown(name), err)
-			}
-		}
-		for i := range s.Addresses {
-			if err := expand(&s.Addresses[i], env); err != nil {
-				return fmt.Errorf("%w: stores.%s.addresses: %w", ErrInvalid, shown(name), err)
-			}
-		}
-		for _, k := range slices.Sorted(maps.Keys(s.Parameters)) {
-			v := s.Parameters[k]
-			if err := expand(&v, env); err != nil {
-				return fmt.Errorf("%w: stores.%s.parameters.%s: %w", ErrInvalid, shown(name), shown(k), err)
-			}
-			s.Parameters[k] = v
-		}
-		f.Stores[name] = s
-	}
-	return nil
-}
-
-func expand(s *string, env func(string) (string, bool)) error {
-	var b strings.Builder
-	for rest := *s; ; {
-		before, after, found := strings.Cut(rest, "$")
-		b.WriteString(before)
-		switch {
-		case !found:
-			*s = b.String()
-			return nil
-		case strings.HasPrefix(after, "$"):
-			b.WriteByte('$')
-			rest = after[1:]
-		case strings.HasPrefix(after, "{"):
-			name, tail, closed := strings.Cut(after[1:], "}")
-			if !closed || name == "" {
-				return errors.New("a ${ without a name and a }; write $$ for a $ that stands for itself")
-			}
-			v, err := value(name, env)
-			if err != nil {
-				return err
-			}
-			b.WriteString(v)
-			rest = tail
-		default:
-			return errors.New("a $ that is neither ${NAME}, ${file:PATH} nor $$; write $$ for a $ that stands for itself")
-		}
-	}
-}
-
-// value is what ${name} stands for.
-func value(name string, env func(string) (string, bool)) (string, error) {
-	if path, ok := strings.CutPrefix(name, "file:"); ok {
-		return secret(path)
-	}
-	v, ok := env(name)
-	switch {
-	case ok:
-		return v, nil
-	case !variable.MatchString(name):
-		return "", errors.New("an environment variable, whose name is not shown, is not set: for a $ that stands for itself write $$")
-	}
-	return "", fmt.Errorf("the environment variable %s is not set; set it, or write $$ for a $ that stands for itself", name)
-}
 
 func (f *File) check() error {
 	fail := func(format string, args ...any) error {
@@ -567,9 +451,9 @@ func (f *File) instrument(s rowstore.Store) (rowstore.Store, error) {
 
 // Open opens the database that the file at path describes. The options of the file
 // come first, opts after them. Your program must import the backends that the file
-// names; backends/all imports all of them.
+// names; backends/all imports all of them. ctx bounds the reading too, if the file is a pipe.
 func Open(ctx context.Context, path string, opts ...percolator.Option) (*percolator.DB, error) {
-	f, err := Load(path)
+	f, err := load(ctx, path)
 	if err != nil {
 		return nil, err
 	}

@@ -28,7 +28,11 @@ func decode(content []byte, out any) error {
 	if err := checkEncoding(content); err != nil {
 		return err
 	}
-	file, err := parser.ParseBytes(content, 0)
+	tokens, err := tokenize(content)
+	if err != nil {
+		return err
+	}
+	file, err := parser.Parse(tokens, 0)
 	if err != nil {
 		return syntaxError(err)
 	}
@@ -95,6 +99,9 @@ func isEmpty(n ast.Node) bool {
 type decoder struct {
 	anchors map[string]ast.Node
 	depth   int
+	// aliased tells whether what is decoded stands behind an alias; values and bytes are how much did.
+	aliased       bool
+	values, bytes int
 }
 
 const mostDepth = 50 // of aliases within aliases
@@ -104,9 +111,12 @@ func (d *decoder) value(n ast.Node, v reflect.Value) error {
 	if d.depth++; d.depth > mostDepth {
 		return at(n, "nested too deep")
 	}
-	defer func() { d.depth-- }()
+	defer func(aliased bool) { d.depth, d.aliased = d.depth-1, aliased }(d.aliased)
 	n, err := d.resolve(n)
 	if err != nil {
+		return err
+	}
+	if err := d.count(n, 1, 0); err != nil {
 		return err
 	}
 	if isEmpty(n) {
@@ -167,7 +177,7 @@ func (d *decoder) resolve(n ast.Node) (ast.Node, error) {
 			if !ok {
 				return nil, at(n, "an alias of no anchor before it")
 			}
-			n = of
+			n, d.aliased = of, true
 		case *ast.TagNode:
 			if tag := node.Start.Value; tag != "!!str" && tag != "!!int" && tag != "!!bool" && tag != "!!map" && tag != "!!seq" {
 				return nil, at(n, "a tag that has no meaning here")
@@ -186,8 +196,28 @@ func (d *decoder) resolve(n ast.Node) (ast.Node, error) {
 	return nil, at(n, "nested too deep")
 }
 
+// count adds what is decoded to what stands behind aliases, if it does.
+func (d *decoder) count(n ast.Node, values, bytes int) error {
+	if !d.aliased {
+		return nil
+	}
+	d.values, d.bytes = d.values+values, d.bytes+bytes
+	if d.values > mostAliased || d.bytes > longestFile {
+		return at(n, "the aliases stand for more than %d values, or %d bytes of text", mostAliased, longestFile)
+	}
+	return nil
+}
+
 // text is a scalar as it is written.
 func (d *decoder) text(n ast.Node) (string, error) {
+	s, err := scalar(n)
+	if err != nil {
+		return "", err
+	}
+	return s, d.count(n, 0, len(s))
+}
+
+func scalar(n ast.Node) (string, error) {
 	switch node := n.(type) {
 	case *ast.StringNode:
 		if t := n.GetToken(); t.Type == token.StringType && strings.Contains(strings.TrimSpace(t.Origin), "\t") {
@@ -224,6 +254,7 @@ func (d *decoder) key(e *ast.MappingValueNode) (string, error) {
 	if _, ok := n.(*ast.MergeKeyNode); ok {
 		return "", at(n, "merge keys have no meaning here")
 	}
+	defer func(aliased bool) { d.aliased = aliased }(d.aliased)
 	n, err := d.resolve(n)
 	if err != nil {
 		return "", err
