@@ -31,8 +31,8 @@ func load(ctx context.Context, path string) (*File, error) {
 	return f, nil
 }
 
-// read reads a file, or gives up when ctx ends: a pipe may hang when it is opened, until somebody writes to it, and at each read.
-// A goroutine waits for that. The opening alone has no end of its own; the goroutine that stays in it ends when somebody opens the pipe.
+// read reads a file, or gives up when ctx ends: a pipe hangs until somebody writes to it. Another goroutine reads. On Linux it ends with
+// ctx; elsewhere the opening of a pipe has no end of its own, and the goroutine stays in it until somebody opens the pipe to write.
 func read(ctx context.Context, path string) ([]byte, error) {
 	type content struct {
 		bytes []byte
@@ -51,6 +51,9 @@ func read(ctx context.Context, path string) ([]byte, error) {
 	}()
 	select {
 	case c := <-done:
+		if c.err != nil && ctx.Err() != nil { // the end of ctx is why it ended
+			return ended()
+		}
 		return c.bytes, c.err
 	case <-ctx.Done():
 		return ended()
@@ -58,13 +61,16 @@ func read(ctx context.Context, path string) ([]byte, error) {
 }
 
 func readFile(ctx context.Context, path string) ([]byte, error) {
-	file, err := os.Open(path) //nolint:gosec // the caller names the file
+	file, err := openFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("config: %w", err)
 	}
 	defer func() { _ = file.Close() }() // it was only read
 	// A regular file has no deadlines, and needs none.
 	defer context.AfterFunc(ctx, func() { _ = file.SetReadDeadline(time.Unix(1, 0)) })()
+	if err := await(file); err != nil {
+		return nil, fmt.Errorf("config: %w", err)
+	}
 	b, err := io.ReadAll(io.LimitReader(file, longestFile+1))
 	switch {
 	case err != nil:

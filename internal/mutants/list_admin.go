@@ -84,6 +84,8 @@ var adminMutants = []mutant{
 		"\tif !d.aliased {\n\t\treturn nil", "\tif !d.aliased || values > 0 {\n\t\treturn nil")},
 	{"variables-without-end", "Looking: a configuration takes neither long nor much memory", "./config TestWhatIsPutInIsBounded", one("config/load.go",
 		"if e.room -= len(v); e.room < 0 {", "if e.room < 0 {")},
+	{"a-pipe-is-empty-before-its-writer", "Looking: a configuration may be a pipe", "./config TestOpenOfAPipe", one("config/load.go",
+		"\tif err := await(file); err != nil {", "\tif err := error(nil); err != nil {")},
 	{"a-pipe-outlasts-its-context", "Looking: a configuration takes neither long nor much memory", "./config TestOpenOfAPipe", one("config/config.go",
 		"f, err := load(ctx, path)", "f, err := load(context.WithoutCancel(ctx), path)")},
 }

@@ -24,7 +24,8 @@ func (w waitedFor) Done() <-chan struct{} {
 	return w.Context.Done()
 }
 
-// TestOpenOfAPipe opens a file that is a pipe which nobody has opened to write, and one to which somebody writes a part: a context ends both.
+// TestOpenOfAPipe opens a file that is a pipe which nobody has opened to write, and one to which somebody writes a part: a context ends both,
+// and no goroutine is left, which TestMain looks at.
 func TestOpenOfAPipe(t *testing.T) {
 	t.Parallel()
 	pipe := func() string {
@@ -51,7 +52,6 @@ func TestOpenOfAPipe(t *testing.T) {
 	waiting, end := open(path)
 	<-waiting
 	require.ErrorIs(t, end(), context.Canceled)
-	require.NoError(t, write(path).Close()) // what was left in the opening ends
 
 	path = pipe()
 	_, end = open(path)
@@ -65,6 +65,13 @@ func TestOpenOfAPipe(t *testing.T) {
 	cancel()
 	_, err = Open(ended, path)
 	require.ErrorIs(t, err, context.Canceled)
+
+	// Whoever opens it and writes nothing has written an empty file.
+	path = pipe()
+	opened := make(chan error, 1)
+	go func() { _, err := Load(path); opened <- err }()
+	require.NoError(t, write(path).Close())
+	require.ErrorContains(t, <-opened, "stores: there is none")
 
 	// A pipe that somebody writes is a file like any other.
 	path = pipe()
