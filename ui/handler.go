@@ -156,6 +156,10 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	post := r.Method == http.MethodPost
 	if !post {
+		if r.ContentLength != 0 {
+			// A server reads what is left of a body before it answers at length, without a deadline, unless the connection ends then.
+			w.Header().Set("Connection", "close")
+		}
 		r.Body = http.NoBody // a look has none that anybody should wait for
 	} else if !h.takeForm(w, r) {
 		return

@@ -93,6 +93,32 @@ func TestBodyOfALook(t *testing.T) {
 	require.Equal(t, http.StatusOK, w.Code)
 }
 
+// TestLookWhoseBodyNeverComes has looks, of somebody without a token too, that claim a body over a real connection and never send it.
+// The server reads bodies by itself before a long answer, so it is told not to: Close waits for none.
+func TestLookWhoseBodyNeverComes(t *testing.T) {
+	t.Parallel()
+	for _, path := range []string{"/login", "/live.js", "/nothing"} {
+		for _, body := range []string{"Content-Length: 100", "Transfer-Encoding: chunked"} {
+			t.Run(path+" "+body, func(t *testing.T) {
+				t.Parallel()
+				h := newLoginPage(t, time.Minute)
+				server := httptest.NewServer(h)
+				defer server.Close()
+				c, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", server.Listener.Addr().String())
+				require.NoError(t, err)
+				defer func() { require.NoError(t, c.Close()) }()
+				_, err = fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: localhost\r\n%s\r\n\r\n", path, body)
+				require.NoError(t, err)
+				require.NoError(t, c.SetReadDeadline(time.Now().Add(30*time.Second)))
+				answer, err := http.ReadResponse(bufio.NewReader(c), nil)
+				require.NoError(t, err, "no answer comes before the body")
+				require.NoError(t, answer.Body.Close())
+				require.NoError(t, h.Close(t.Context()))
+			})
+		}
+	}
+}
+
 func errIf(bad bool) error {
 	if bad {
 		return errors.New("there is a body")

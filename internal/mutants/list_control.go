@@ -315,6 +315,8 @@ var controlMutants = []mutant{
 		"\tif !h.takes(w, r, name) {\n", "\tif h.gate.enter() {\n\t\tdefer h.gate.under.Done()\n\t}\n\tif !h.takes(w, r, name) {\n")},
 	{"looks-have-bodies", "Looking: nobody waits for the body of a look", "./ui TestBodyOfALook", one("ui/handler.go",
 		"\t\tr.Body = http.NoBody // a look", "\t\tr.Body = http.MaxBytesReader(w, r.Body, mostForm) // a look")},
+	{"looks-keep-their-connection", "Looking: nobody waits for the body of a look", "./ui TestLookWhoseBodyNeverComes", one("ui/handler.go",
+		"\t\tif r.ContentLength != 0 {\n", "\t\tif r.ContentLength > 1<<40 {\n")},
 	{"forms-have-no-deadline", "Looking: a form is read for a limited time", "./ui TestFormsHaveADeadline", one("ui/slow.go",
 		"\t_ = c.SetReadDeadline(time.Now().Add(h.o.Timeout)) //", "\t_ = c //")},
 	{"deadlines-outlive-their-forms", "Looking: the deadline of a form ends with its reading", "./ui TestFormsHaveADeadline", one("ui/slow.go",

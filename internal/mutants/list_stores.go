@@ -16,6 +16,8 @@ const (
 var storeMutants = []mutant{
 	{"split-calls-are-joined", "stores: coalesce, calls of a batch that was split take no strangers", coalesceTests + "TestCoalesceSplits", one(coalesceBatchGo,
 		"\t\tone.alone = true\n", "")},
+	{"split-calls-leave-in-turn", "stores: coalesce, calls of a batch that was split leave beside each other", coalesceTests + "TestCoalesceSplits", one(coalesceBatchGo,
+		"\t\tif len(l.pending) > 0 && l.pending[0].alone {\n", "\t\tif len(l.pending) > 0 && l.closed {\n")},
 	{"split-calls-go-last", "stores: coalesce, calls of a batch that was split leave before what waits", coalesceTests + "TestCoalesceSplits", one(coalesceBatchGo,
 		"\tl.pending = slices.Insert(l.pending, 0, alone...)\n", "\tl.pending = append(l.pending, alone...)\n")},
 	{"split-calls-hang-together", "stores: coalesce, a call of a batch that was split is watched as any other", coalesceTests + "TestCoalesceSplits|TestTogetherSplits", one(coalesceBatchGo,

@@ -169,6 +169,9 @@ func (l *lane[Q, A]) sendPending() {
 		at := l.departed(len(b.asks))
 		ctx := b.context()
 		l.sent = append(l.sent, b)
+		if len(l.pending) > 0 && l.pending[0].alone {
+			l.dispatch() // it came back by itself: no caller comes with it, and sees whether it may leave
+		}
 		l.mu.Unlock()
 		began := time.Now()
 		l.sendBatch(ctx, b)

@@ -64,6 +64,32 @@ func TestCoalesceSplitsIntoStrangers(t *testing.T) {
 	})
 }
 
+// They leave beside each other where as many calls may be under way.
+func TestCoalesceSplitsSideBySide(t *testing.T) {
+	eachKind(t, coalesce.Options{MaxInFlight: 2}, func(t *testing.T, ask storetest.Asker, g *storetest.Gate, s rs.Store) {
+		storetest.Start(t.Context(), s, ask, "first", "second", "third", "fourth")
+		first := g.Next(t)
+		a, b, c := storetest.Start(t.Context(), s, ask, "a"), storetest.Start(t.Context(), s, ask, "b"), storetest.Start(t.Context(), s, ask, "c")
+		first.Finish()
+		merged := g.Next(t)
+		require.Equal(t, []string{"a", "b", "c"}, merged.RowNames())
+		merged.Fail(rs.ErrTooLarge)
+		synctest.Wait()
+		calls := map[string]*storetest.GateCall{}
+		for range 2 {
+			call := g.Next(t)
+			calls[call.RowNames()[0]] = call
+		}
+		require.Len(t, calls, 2)
+		g.None(t)
+		calls["a"].Finish()
+		g.Next(t).Finish()
+		require.Equal(t, []string{"c"}, c.Names)
+		calls["b"].Finish()
+		require.True(t, a.Done && b.Done)
+	})
+}
+
 // The call of a caller that gives up is told so, although others of its batch have stayed.
 func TestCoalesceTellsASplitCallThatItsCallerLeft(t *testing.T) {
 	eachKind(t, coalesce.Options{MaxInFlight: 1}, func(t *testing.T, ask storetest.Asker, g *storetest.Gate, s rs.Store) {
