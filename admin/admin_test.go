@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"iter"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -20,6 +20,7 @@ import (
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/oracle"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
@@ -324,27 +325,18 @@ func TestGetUnderALock(t *testing.T) {
 	}
 }
 
-// strange has something in it that is no table.
-type strange struct{ *watched }
-
-func (s strange) Tables(ctx context.Context) iter.Seq2[string, error] {
-	return func(yield func(string, error) bool) {
-		for name, err := range s.watched.Tables(ctx) {
-			if !yield(name, err) {
-				return
-			}
-		}
-		yield("", fmt.Errorf("%w: a key of a test", rowstore.ErrCorrupt))
-	}
-}
-
 // What is no table hides none: the tables come with the error, and doctor looks for locks in them.
 func TestTablesBesideAStrangeKey(t *testing.T) {
 	t.Parallel()
 	db, w, _ := open(t)
 	start := now(t, db).Add(-10 * time.Minute)
 	prewrite(t, db, start, "gone", "x", cell("a"))
-	r, err := admin.New(strange{w})
+	strange := faultstore.New(w, faultstore.Options{})
+	strange.AddRule(faultstore.Rule{
+		Match: func(c *faultstore.Call) bool { return c.Kind == faultstore.CallTables },
+		Fault: faultstore.Fault{Kind: faultstore.Fail, Err: rowstore.ErrCorrupt, Rows: math.MaxInt}, Times: -1,
+	})
+	r, err := admin.New(strange)
 	require.NoError(t, err)
 	tables, _, err := r.Tables(t.Context(), false, 0)
 	require.ErrorIs(t, err, rowstore.ErrCorrupt)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -438,25 +439,13 @@ func TestCollectionBesideADamagedNotification(t *testing.T) {
 	require.EqualValues(t, 1, c.Stats().GCFailures, "it was not let to")
 }
 
-// strangeTables has something in it that is no table.
-type strangeTables struct{ *memstore.Store }
-
-func (s strangeTables) Tables(ctx context.Context) iter.Seq2[string, error] {
-	return func(yield func(string, error) bool) {
-		for name, err := range s.Store.Tables(ctx) {
-			if !yield(name, err) {
-				return
-			}
-		}
-		yield("", fmt.Errorf("%w: a key of a test", ErrCorrupt))
-	}
-}
-
 // Something in the store that is no table fails a collection of all rows, and keeps the history of no table.
 func TestCollectionBesideAStrangeKey(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	c := w.clientOver(newWireTo(strangeTables{w.mem}, w.mem))
+	wire := newWireTo(w.mem, w.mem)
+	wire.AddRule(faultstore.Rule{Match: op(faultstore.CallTables), Fault: faultstore.Fault{Kind: faultstore.Fail, Err: ErrCorrupt, Rows: math.MaxInt}, Times: -1})
+	c := w.clientOver(wire)
 	for _, value := range []string{"1", "2", "3"} {
 		set(t, c.DB, rowA, value)
 	}

@@ -2,8 +2,7 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"iter"
+	"math"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -11,22 +10,9 @@ import (
 	"github.com/percolate-go/percolate/admin"
 	"github.com/percolate-go/percolate/percolator"
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/faultstore"
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
-
-// strangeTables has something in it that is no table.
-type strangeTables struct{ *memstore.Store }
-
-func (s strangeTables) Tables(ctx context.Context) iter.Seq2[string, error] {
-	return func(yield func(string, error) bool) {
-		for name, err := range s.Store.Tables(ctx) {
-			if !yield(name, err) {
-				return
-			}
-		}
-		yield("", fmt.Errorf("%w: a key of a test", rowstore.ErrCorrupt))
-	}
-}
 
 // Something in the store that is no table keeps no command from a table. Whether there is another one is not known.
 func TestHaveTableBesideAStrangeKey(t *testing.T) {
@@ -36,7 +22,12 @@ func TestHaveTableBesideAStrangeKey(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, db.Close(context.Background())) })
 	require.NoError(t, db.Update(t.Context(), func(tx *percolator.Txn) error { return tx.Set(cell("t", "r", "c"), nil) }))
-	r, err := admin.New(strangeTables{store})
+	strange := faultstore.New(store, faultstore.Options{})
+	strange.AddRule(faultstore.Rule{
+		Match: func(c *faultstore.Call) bool { return c.Kind == faultstore.CallTables },
+		Fault: faultstore.Fault{Kind: faultstore.Fail, Err: rowstore.ErrCorrupt, Rows: math.MaxInt}, Times: -1,
+	})
+	r, err := admin.New(strange)
 	require.NoError(t, err)
 	require.NoError(t, haveTable(t.Context(), r, "t"))
 	require.ErrorIs(t, haveTable(t.Context(), r, "u"), rowstore.ErrCorrupt)
