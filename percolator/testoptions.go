@@ -1,6 +1,7 @@
 package percolator
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -123,7 +124,10 @@ func (w *Worker) fireDue(ctx context.Context) error {
 		return err
 	}
 	var failed error // of single rows
-	for s := range w.shards {
+	inOrder := slices.SortedFunc(maps.Keys(w.shards), func(a, b timerShard) int {
+		return cmp.Or(cmp.Compare(a.table, b.table), cmp.Compare(a.n, b.n))
+	})
+	for _, s := range inOrder {
 		for from := format.TimersBegin(s.n); from != ""; {
 			var page []dueTimer
 			if page, from, err = w.db.timersIn(ctx, s, from, v.asOf); err != nil {

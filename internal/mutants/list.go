@@ -545,7 +545,7 @@ var mutants = append([]mutant{
 		"b.at >= barrier && !b.busy")},
 	{"idle-without-asking", "Observers: WaitIdle asks the other workers after its looks", "", one("percolator/idle.go",
 		"\trested, err := l.othersRest(ctx)\n", "\trested, err := true, error(nil)\n")},
-	{"moved-work-is-not-looked-for", "Observers: WaitIdle looks again where others have begun something between two answers", "", one(barrierGo,
+	{"moved-work-is-not-looked-for", "Observers: WaitIdle looks again where others have begun something between two answers", "TestWaitIdleWaitsForRunsBetweenAnswers", one(barrierGo,
 		"!b.busy && a.begun == b.begun", "!b.busy")},
 	{"silence-is-idle", "Observers: WaitIdle, a worker that does not answer is busy", "TestWaitIdleWaitsForRunsBetweenAnswers", []edit{
 		{barrierGo, "func(m mustered) bool { return m.at < barrier }", "func(m mustered) bool { return m.at == barrier+1 }"},

@@ -344,22 +344,28 @@ func (b *box) kill(ctx context.Context) error {
 
 // crashScript kills one child of the first process of its container, and waits until
 // that process has noticed and has ended the others too: what is sent before may still be
-// answered by one of them.
+// answered by one of them. It takes the newest, which serves somebody. That one may have
+// ended by itself meanwhile, and is not missed by anybody: then it takes the oldest, which
+// lives as long as the server does.
 const crashScript = `
 children=
 for stat in /proc/[0-9]*/stat; do
 	read -r pid _ state parent _ <"$stat" 2>/dev/null || continue
-	[ "$parent" = 1 ] && [ "$pid" != $$ ] && [ "$state" != Z ] && children="$children $pid" && victim=$pid
+	[ "$parent" = 1 ] && [ "$pid" != $$ ] && [ "$state" != Z ] && children="$children $pid" && newest=$pid
 done
-kill -9 "$victim" || exit
-for pid in $children; do
-	tries=0
-	while kill -0 "$pid" 2>/dev/null; do
-		tries=$((tries + 1))
-		[ $tries -lt 3000 ] || { echo "process $pid is still there"; exit 1; }
-		sleep 0.01
+for victim in "$newest" $children; do
+	kill -9 "$victim" 2>/dev/null
+	for try in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+		left=
+		for pid in $children; do
+			kill -0 "$pid" 2>/dev/null && left=$pid && break
+		done
+		[ "$left" ] || exit 0
+		sleep 0.05
 	done
 done
+echo "process $left is still there"
+exit 1
 `
 
 func (b *box) crashBackend(ctx context.Context) error {

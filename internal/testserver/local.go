@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -145,20 +146,27 @@ func (l *local) crashBackend(ctx context.Context) error {
 	if len(pids) < 2 {
 		return errors.New("it has no working process")
 	}
-	if err := syscall.Kill(pids[len(pids)-1], syscall.SIGKILL); err != nil {
-		return err
+	children := pids[1:]
+	left := func() bool {
+		return slices.ContainsFunc(children, func(pid int) bool { return syscall.Kill(pid, 0) == nil })
 	}
 	// The server notices, and ends the others too: until then one of them may still answer.
-	for _, pid := range pids[1:] {
-		for syscall.Kill(pid, 0) == nil {
+	// The newest serves somebody. It may have ended by itself meanwhile, and is not missed by
+	// anybody: then it is the turn of the oldest, which lives as long as the server does.
+	for _, victim := range slices.Concat(children[len(children)-1:], children) {
+		_ = syscall.Kill(victim, syscall.SIGKILL) // what has ended need not be killed
+		for patience := time.Now().Add(time.Second); time.Now().Before(patience); {
+			if !left() {
+				return nil
+			}
 			select {
 			case <-ctx.Done():
-				return fmt.Errorf("process %d is still there: %w", pid, ctx.Err())
+				return fmt.Errorf("its processes are still there: %w", ctx.Err())
 			case <-time.After(10 * time.Millisecond):
 			}
 		}
 	}
-	return nil
+	return errors.New("its processes are still there")
 }
 
 func (l *local) pause(context.Context) error  { return l.signalRunning(syscall.SIGSTOP) }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -43,7 +44,13 @@ func TestObservedUnderOtherNames(t *testing.T) {
 	ctx, db := t.Context(), percolatetest.Open(t)
 	ix := observedWords(t, db)
 	_, stop, _ := keeping(t, db, ix.Observer())
-	require.NoError(t, put(ctx, db, "1", "a"))
+	const rows = 5
+	var want []string
+	for i := range rows {
+		row := strconv.Itoa(i)
+		require.NoError(t, put(ctx, db, row, "a"))
+		want = append(want, row+"=a")
+	}
 	require.NoError(t, ix.Build(ctx, Pace{}))
 	require.NoError(t, stop())
 	for name, opt := range map[string]ObservedOptions{"word": {Entries: "elsewhere"}, "term": {}} {
@@ -53,8 +60,8 @@ func TestObservedUnderOtherNames(t *testing.T) {
 		other, err := NewObserved(db, name, words, eachWord, opt)
 		require.NoError(t, err)
 		_, stop, _ := keeping(t, db, other.Observer())
-		require.NoError(t, other.Build(ctx, Pace{}))
-		require.Equal(t, []string{"1=a"}, sees(t, db, other, "a"), name)
+		require.NoError(t, other.Build(ctx, Pace{Rows: rows / 2})) // in several steps
+		require.Equal(t, want, sees(t, db, other, "a"), name)
 		require.NoError(t, stop())
 		if name != "word" {
 			require.NoError(t, db.RenameObserver(ctx, "observed/"+name, "observed/word"))
