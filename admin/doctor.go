@@ -102,6 +102,8 @@ type doctor struct {
 	o   DoctorOptions
 	cat *catalog
 	d   Diagnosis
+	// all are the observers of the database.
+	all []observed
 	// until is when the searches of a look end that may go on for long.
 	until time.Time
 }

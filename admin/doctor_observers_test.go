@@ -113,3 +113,37 @@ func TestDoctorSaysWhereItsSearchEnds(t *testing.T) {
 		return slices.ContainsFunc(d.Findings, func(f admin.Finding) bool { return f.Code == code })
 	}, "%+v", d.Findings)
 }
+
+// TestDoctorSparesTheNamesake has an observer that has moved to another column under its name, and works there. Nobody runs what is left of
+// it: to remove that would remove the other too.
+func TestDoctorSparesTheNamesake(t *testing.T) {
+	t.Parallel()
+	for name, works := range map[string]bool{"it works": true, "nobody runs it": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newPatient(t)
+			p.observed(fine)
+			p.recatalog(func(c *format.Catalog) {
+				moved := c.Observers[0]
+				moved.Column, moved.Since = []byte("d"), moved.Since+1
+				c.Observers = append(c.Observers, moved)
+			})
+			p.set("r")
+			p.later(20 * time.Minute)
+			if works {
+				at := p.draw()
+				m := format.Member{From: at, Lease: time.Minute, Works: []format.MemberWork{{Observer: "o", Table: "t", Column: "d", Weight: 1}}}
+				p.apply(format.TableMembers, "w", rowstore.Put(rowstore.Lock, format.ColumnMember, at, m.Encode()), rowstore.Put(rowstore.Write, format.ColumnLease, at.Add(time.Hour), nil))
+			}
+			d := p.diagnose()
+			require.Equal(t, []string{"observer-alone"}, codes(&d), "%+v", d.Findings)
+			require.Contains(t, d.Findings[0].What, "observer o of t c")
+			if works {
+				require.Contains(t, d.Findings[0].Change, "do not remove it")
+				require.Contains(t, d.Findings[0].Change, "o of t d")
+			} else {
+				require.Contains(t, d.Findings[0].Change, "percolator observers remove o")
+			}
+		})
+	}
+}

@@ -51,7 +51,7 @@ func (d *doctor) untold(o *observed, who, waits string, looked int) {
 	what := fmt.Sprintf("%s, for it or for others of the column, and the %d that have waited for the longest all for others", waits, looked)
 	const change = "see to the others first, then ask again; percolator why says of one cell what it waits for"
 	if o.Workers == 0 && !o.Paused {
-		d.risky(code, fmt.Sprintf("start a worker that has it; if it is not needed any more, percolator observers remove %s", o.Name.Word()),
+		d.risky(code, d.startOrRemove(o),
 			"no worker runs %s, and it cannot be told whether changes wait for it: %s", who, what)
 		return
 	}

@@ -187,7 +187,7 @@ func (d *doctor) observers(ctx context.Context) error {
 		d.note("cascades-untracked", "if they may set each other off, percolator cascades track: then a loop ends after 1,000 runs, or as many as MaxHops says",
 			"there are %d observers, and cascades are not tracked: a loop of observers that set each other off runs for ever", len(list))
 	}
-	d.until = time.Now().Add(pageTime)
+	d.until, d.all = time.Now().Add(pageTime), list
 	for i := range list {
 		o := &list[i]
 		who := fmt.Sprintf("observer %v of %v %v", o.Name, o.Table, o.Column)
@@ -203,6 +203,18 @@ func (d *doctor) observers(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// startOrRemove is what to do about an observer that nobody runs. To remove it removes every observer of its name: also one of
+// another column, which workers run.
+func (d *doctor) startOrRemove(o *observed) string {
+	for i := range d.all {
+		if other := &d.all[i]; other != o && other.Name == o.Name && other.Workers > 0 {
+			return fmt.Sprintf("start a worker that has it; do not remove it: percolator observers remove would end %s of %v %v too, which workers run",
+				o.Name.Word(), other.Table, other.Column)
+		}
+	}
+	return fmt.Sprintf("start a worker that has it; if it is not needed any more, percolator observers remove %s", o.Name.Word())
 }
 
 // observerWaits looks whether changes wait for an observer for too long.
@@ -238,7 +250,7 @@ func (d *doctor) observerWaits(ctx context.Context, cat *catalog, o *observed, w
 	case o.Paused:
 		d.risky("observer-paused", fmt.Sprintf("percolator observers resume %s, or observers remove", o.Name.Word()), "%s is paused, perhaps forgotten: %s", who, waits)
 	case o.Workers == 0:
-		d.wrong("observer-alone", fmt.Sprintf("start a worker that has it; if it is not needed any more, percolator observers remove %s", o.Name.Word()), "no worker runs %s: %s", who, waits)
+		d.wrong("observer-alone", d.startOrRemove(o), "no worker runs %s: %s", who, waits)
 	default:
 		d.wrong("observer-behind", "docs/runbooks.md, a backlog grows, has the steps: failing runs, too few places, a slow store", "%s is behind, although %d workers run it: %s", who, o.Workers, waits)
 	}

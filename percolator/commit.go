@@ -30,6 +30,8 @@ import (
 //     may find out later.
 //   - an error that matches ErrIndexed: a column has an index that this process does not keep; or an error of
 //     an index's upkeep. Certainly nothing was written.
+//   - an error that matches ErrInvalid: it was called by the function of Update or of an observer, whose transaction is
+//     committed when the function has returned. It goes on.
 //   - any other error: certainly nothing was written.
 //
 // After any error some notifications of Txn.Notify may stand nevertheless. They cost one
@@ -47,6 +49,9 @@ func (tx *Txn) Commit(ctx context.Context) (err error) {
 	if tx.keeping {
 		tx.endedBy = true
 		return fmt.Errorf("percolator: committing: %w: an upkeep may not end its transaction", ErrInvalid)
+	}
+	if tx.lent {
+		return fmt.Errorf("percolator: committing: %w: the function may not end its transaction, which is committed when it has returned", ErrInvalid)
 	}
 	tx.committing = true
 	defer func() { tx.finish(err) }()

@@ -429,7 +429,8 @@ func (db *DB) View(ctx context.Context, fn func(tx *Txn) error, opts ...TxnOptio
 // WithMaxAttempts says; then Update returns the conflict. The snapshot is taken at a moment between
 // the call of fn and the end of the transaction's first read.
 //
-// So fn may run more than once: it must have no effect but through its transaction. If
+// So fn may run more than once: it must have no effect but through its transaction. It must not end
+// the transaction: Commit is ErrInvalid there, and after Rollback Update returns ErrTxnDone, and nothing is written. If
 // fn returns an error, the transaction is rolled back and Update returns that error as
 // it is. The exception is an error that matches ErrConflict: it makes fn run again. A nil fn is ErrInvalid. Other errors are those of Begin
 // and of Commit.
@@ -521,7 +522,10 @@ func (db *DB) updateOnce(ctx context.Context, t *traced, fn func(tx *Txn) error,
 	if maxAttempts = tx.opt.maxAttempts; maxAttempts <= 0 {
 		maxAttempts = defaultMaxAttempts
 	}
-	if err := t.call(fn, tx); err != nil {
+	tx.lent = true
+	err = t.call(fn, tx)
+	tx.lent = false
+	if err != nil {
 		return maxAttempts, err
 	}
 	return maxAttempts, tx.Commit(ctx)

@@ -29,7 +29,7 @@ func TestFailures(t *testing.T) {
 		"long error":        {func(context.Context, *Txn, Cell) error { return errors.New(strings.Repeat("é", 10_000)) }, "éé"},
 		"panic":             {func(context.Context, *Txn, Cell) error { panic("on purpose") }, "on purpose"},
 		"panic of an error": {func(context.Context, *Txn, Cell) error { panic(errors.New("an error")) }, "an error"},
-		"ends it":           {func(ctx context.Context, tx *Txn, _ Cell) error { return tx.Commit(ctx) }, "ended its transaction"},
+		"ends it":           {func(ctx context.Context, tx *Txn, _ Cell) error { return tx.Commit(ctx) }, "may not end its transaction"},
 		"ends it within a scan": {func(ctx context.Context, tx *Txn, _ Cell) error {
 			for _, err := range tx.Scan(ctx, Range{Table: "t"}) {
 				if err != nil {
@@ -40,7 +40,7 @@ func TestFailures(t *testing.T) {
 				}
 			}
 			return nil
-		}, "ended its transaction"},
+		}, "may not end its transaction"},
 		"rolls back":  {func(ctx context.Context, tx *Txn, _ Cell) error { return tx.Rollback(ctx) }, "ended its transaction"},
 		"too large":   {func(_ context.Context, tx *Txn, c Cell) error { return tx.Set(c, make([]byte, 17<<20)) }, "limit"},
 		"not there":   {func(ctx context.Context, tx *Txn, _ Cell) error { _, err := tx.Get(ctx, rowB); return err }, "not found"},

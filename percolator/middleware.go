@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 )
 
 // Run names a call of an observer's function.
@@ -15,7 +16,8 @@ type Run struct {
 // Middleware is called in place of an observer's function, with what that would get, and calls next to
 // go on: the next Middleware, or the function itself. It may do something before and after, change the
 // context, write by tx, return another error, or not call next. What it returns counts as the result of the
-// function, so a Middleware that returns nil without calling next acknowledges the change. It must call next once at most, and must not end tx.
+// function, so a Middleware that returns nil without calling next acknowledges the change. It must not end tx, and must call next
+// once at most: a second call would see what the first one has written, and repeat its effect. It calls nothing, returns ErrInvalid, and the run is a failure.
 type Middleware func(ctx context.Context, run Run, tx *Txn, next func(ctx context.Context) error) error
 
 // Use puts Middleware around the functions of all the worker's observers, before Run: the first one given, also by an
@@ -68,12 +70,31 @@ func (w *Worker) OnError(f func(ctx context.Context, e RunError)) error {
 
 // callWithin calls an observer's function within the worker's Middleware.
 func (w *Worker) callWithin(ctx context.Context, tx *Txn, o *Observer, change *Change) error {
+	var again atomic.Bool
 	next := func(ctx context.Context) error { return o.run(ctx, tx, change) }
 	for i := len(w.middleware) - 1; i >= 0; i-- {
-		m, inner := w.middleware[i], next
+		m, inner := w.middleware[i], onlyOnce(next, &again)
 		next = func(ctx context.Context) error { return m(ctx, Run{o.Name, change.Cell}, tx, inner) }
 	}
-	return next(ctx)
+	err := next(ctx)
+	if again.Load() {
+		return errCalledAgain // whatever the Middleware made of it
+	}
+	return err
+}
+
+var errCalledAgain = fmt.Errorf("percolator: %w: a Middleware has called next a second time", ErrInvalid)
+
+// onlyOnce is next the first time. Later it fails, and notes that in again.
+func onlyOnce(next func(ctx context.Context) error, again *atomic.Bool) func(ctx context.Context) error {
+	var called atomic.Bool
+	return func(ctx context.Context) error {
+		if called.Swap(true) {
+			again.Store(true)
+			return errCalledAgain
+		}
+		return next(ctx)
+	}
 }
 
 // tellError tells what wants to know of it that a run has failed.

@@ -283,7 +283,9 @@ func (w *Worker) call(ctx context.Context, tx *Txn, o *Observer, change *Change)
 		ctx, cancel = context.WithTimeout(ctx, o.Timeout)
 		defer cancel()
 	}
+	tx.lent = true
 	err := unlessPanics("the observer's function", func() error { return w.callWithin(ctx, tx, o, change) })
+	tx.lent = false
 	if tx.done && (err == nil || storesFault(err) || errors.Is(err, ErrTxnDone)) {
 		return errors.New("percolator: the observer's function ended its transaction")
 	}

@@ -27,6 +27,7 @@ type Txn struct {
 	counted    bool // among those that only read, by View
 	done       bool
 	committing bool // Commit was called
+	lent       bool // a function of Update or of an observer is being called
 	keeping    bool // an Upkeep is being called
 	endedBy    bool // the Upkeep that is being called has called Commit or Rollback
 	hasEntries bool // an Upkeep may have written something

@@ -24,6 +24,8 @@ var adminMutants = []mutant{
 		"\t\t\tp.unreadable(p.of[i], err)\n\t\t\tcontinue\n", "\t\t\treturn err\n")},
 	{"status-of-arguments-after-writes", "Looking: the status of wrong arguments says that nothing was done", "./cmd/percolator TestStatusOf", one("cmd/percolator/exit.go",
 		"\tif status == exitUsage && errors.As(", "\tif status == exitOK && errors.As(")},
+	{"doctor-removes-the-namesake", "Looking: to remove an observer removes every one of its name", "./admin TestDoctorSparesTheNamesake", one("admin/doctor_work.go",
+		"other != o && other.Name == o.Name && other.Workers > 0", "other != o && other.Name == o.Name && other.Workers > 1000")},
 	{"doctor-goes-by-notifications-alone", "Looking: a notification may wait for another observer of the column", "./admin TestDoctorBlamesWhoHasNotSeenIt", one("admin/doctor_work.go",
 		"\t\tif ts == 0 {\n\t\t\tif !told {", "\t\tif false && ts == 0 {\n\t\t\tif !told {")},
 	{"doctor-looks-at-the-first-cells-alone", "Looking: a notification may wait for another observer of the column", "./admin TestDoctorLooksBehindWhatOthersWaitFor", one(doctorSearchGo,

@@ -13,6 +13,8 @@ const (
 var recipesMutants = []mutant{
 	{"attached-outlives-its-transaction", "Recipes: what is kept beside a transaction goes with it", "./percolator TestAttach", one("percolator/txn.go",
 		"\ttx.attached = nil\n", "")},
+	{"empty-key-has-an-answer", "Recipes: once, the empty key is refused", "./recipes/once TestEmptyKey", one(onceGo,
+		"\tif key == \"\" {\n", "\tif false {\n")},
 	{"slot-is-given-back-twice", "Recipes: combine, a transaction gives its slot back once", "./recipes/combine TestSlotIsGivenBackOnce", one(slotsGo,
 		"\ttaken, found := s.take(tx)\n", "\tif err := tx.OnEnd(func(err error) {\n\t\tif held := s.heldBy(tx); held != nil {\n\t\t\ts.giveBack(held, tx, err)\n\t\t}\n\t}); err != nil {\n\t\treturn 0, err\n\t}\n\ttaken, found := s.take(tx)\n")},
 	{"slots-are-shared", "Recipes: combine, two open transactions have different slots", "./recipes/combine TestAddsDoNotConflict", one(slotsGo,

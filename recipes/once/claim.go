@@ -36,7 +36,7 @@ func (c *Claim[T]) Epoch() uint64 { return uint64(c.epoch) }
 //   - a Claim, if there is no answer and nobody has claimed the key, or the claim has ended;
 //   - the answer, and a nil Claim;
 //   - an error: one that matches ErrClaimed and is a ClaimedError, if somebody has claimed the key; those of Update and of the
-//     codec. A lease below a millisecond is percolator.ErrInvalid.
+//     codec. A lease below a millisecond is percolator.ErrInvalid, and so is the empty key.
 //
 // After percolator.ErrUndetermined the key may be claimed, by nobody who knows, until the lease ends.
 //
@@ -47,6 +47,9 @@ func (k *Keys[T]) Claim(ctx context.Context, key string, lease time.Duration) (c
 	var none T
 	if lease < time.Millisecond {
 		return nil, none, fmt.Errorf("once: Claim: %w: the lease is %v; it must be at least 1 ms", percolator.ErrInvalid, lease)
+	}
+	if key == "" {
+		return nil, none, errNoKey
 	}
 	committed, err := k.db.UpdateAt(ctx, func(tx *percolator.Txn) error {
 		claim, answer = nil, none

@@ -127,3 +127,25 @@ func TestFunctionThatPanics(t *testing.T) {
 	require.Equal(t, 2, answer)
 	require.Equal(t, 2, counted(t, db))
 }
+
+// Callers that have forgotten their keys do not share an answer: the empty key is refused.
+func TestEmptyKey(t *testing.T) {
+	t.Parallel()
+	ctx, db := t.Context(), percolatetest.Open(t)
+	k, err := New(db, "orders", typed.Number[int]{}, Options{Keep: time.Hour})
+	require.NoError(t, err)
+	f := func(context.Context, *percolator.Txn) (int, error) {
+		t.Error("it was called")
+		return 1, nil
+	}
+	_, _, err = k.Do(ctx, "", f)
+	require.ErrorIs(t, err, percolator.ErrInvalid)
+	claim, _, err := k.Claim(ctx, "", time.Minute)
+	require.ErrorIs(t, err, percolator.ErrInvalid)
+	require.Nil(t, claim)
+	require.NoError(t, db.Update(ctx, func(tx *percolator.Txn) error {
+		_, _, err := k.Within(ctx, tx, "", f)
+		require.ErrorIs(t, err, percolator.ErrInvalid)
+		return nil
+	}))
+}

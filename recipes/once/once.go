@@ -110,7 +110,8 @@ func (e *ClaimedError) Is(target error) bool { return target == ErrClaimed }
 // it is.
 //
 // Errors: those of Update; ErrClaimed if somebody has claimed the key; those of the codec, which name the cell (an answer that cannot be
-// decoded is neither replaced nor taken for none); percolator.ErrInvalid for a nil f. After percolator.ErrUndetermined call Do
+// decoded is neither replaced nor taken for none); percolator.ErrInvalid for a nil f, and for the empty key, which callers that have
+// forgotten theirs would share. After percolator.ErrUndetermined call Do
 // again with the same key.
 func (k *Keys[T]) Do(ctx context.Context, key string, f func(ctx context.Context, tx *percolator.Txn) (T, error)) (answer T, first bool, err error) {
 	err = k.db.Update(ctx, func(tx *percolator.Txn) (err error) {
@@ -130,6 +131,9 @@ func (k *Keys[T]) Within(ctx context.Context, tx *percolator.Txn, key string, f 
 	var none T
 	if f == nil {
 		return none, false, fmt.Errorf("once: %w: the function is nil", percolator.ErrInvalid)
+	}
+	if key == "" {
+		return none, false, errNoKey
 	}
 	now, r, err := k.read(ctx, tx, key)
 	if err != nil {
@@ -151,6 +155,8 @@ func (k *Keys[T]) Within(ctx context.Context, tx *percolator.Txn, key string, f 
 	}
 	return answer, true, nil
 }
+
+var errNoKey = fmt.Errorf("once: %w: the key is empty", percolator.ErrInvalid)
 
 // store writes the answer of a key.
 func (k *Keys[T]) store(ctx context.Context, tx *percolator.Txn, key string, answer T, epoch percolator.Timestamp) error {

@@ -1,0 +1,92 @@
+package percolator
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A function that commits the transaction that it was lent is told that it may not, and takes effect once if it goes on, and not at all if
+// it returns the error.
+func TestFunctionMayNotCommit(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.client()
+	calls := 0
+	commits := func(ctx context.Context, tx *Txn) error {
+		calls++
+		if err := tx.Set(rowA, []byte("1")); err != nil {
+			return err
+		}
+		return tx.Commit(ctx)
+	}
+	err := c.Update(t.Context(), func(tx *Txn) error { return commits(t.Context(), tx) })
+	require.ErrorIs(t, err, ErrInvalid)
+	require.Equal(t, 1, calls)
+	require.Empty(t, w.raw(rowA).Versions)
+	require.NoError(t, c.Update(t.Context(), func(tx *Txn) error {
+		require.ErrorIs(t, commits(t.Context(), tx), ErrInvalid)
+		return tx.Set(rowB, []byte("2"))
+	}))
+	require.Equal(t, "1 2", value(t, c, rowA)+" "+value(t, c, rowB))
+}
+
+// Without that, each attempt of such an observer takes effect, and none is acknowledged.
+func TestObserverMayNotCommit(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.observed("t", "v", "o")
+	c := w.client()
+	calls := 0
+	worker := watching(t, c, Observer{Name: "o", MaxAttempts: 3, Func: func(ctx context.Context, tx *Txn, _ Cell) error {
+		calls++
+		if err := tx.Set(rowB, []byte("effect")); err != nil {
+			return err
+		}
+		return tx.Commit(ctx)
+	}})
+	set(t, c.DB, rowA, "1")
+	for range 3 {
+		_, _, _ = worker.runCell(t.Context(), rowA.stored())
+	}
+	require.Positive(t, calls)
+	require.Empty(t, w.raw(rowB).Versions)
+}
+
+// A Middleware that calls next again, as one that tries again does, repeats no effect: the run fails, whatever it returns.
+func TestMiddlewareCallsNextTwice(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.observed("t", "v", "o")
+	c := w.client()
+	called, twice := 0, true
+	worker := watching(t, c, Observer{Name: "o", Func: func(ctx context.Context, tx *Txn, _ Cell) error {
+		called++
+		old, err := tx.Get(ctx, rowB)
+		if err != nil {
+			old = nil
+		}
+		return tx.Set(rowB, append(old, 'x'))
+	}})
+	require.NoError(t, worker.Use(func(ctx context.Context, _ Run, _ *Txn, next func(context.Context) error) error {
+		if err := next(ctx); err != nil {
+			return err
+		}
+		if twice {
+			require.ErrorIs(t, next(ctx), ErrInvalid)
+		}
+		return nil
+	}))
+	set(t, c.DB, rowA, "1")
+	failed := make(chan RunError, 1)
+	require.NoError(t, worker.OnError(func(_ context.Context, e RunError) { failed <- e }))
+	_, _, _ = worker.runCell(t.Context(), rowA.stored())
+	require.Equal(t, 1, called)
+	require.ErrorIs(t, (<-failed).Err, ErrInvalid)
+	require.Empty(t, w.raw(rowB).Versions)
+	twice = false
+	w.pass(worldRetention)
+	runs(t, worker, rowA)
+	require.Equal(t, "x", value(t, c, rowB))
+}
