@@ -434,6 +434,9 @@ func (db *DB) View(ctx context.Context, fn func(tx *Txn) error, opts ...TxnOptio
 // fn returns an error, the transaction is rolled back and Update returns that error as
 // it is. The exception is an error that matches ErrConflict: it makes fn run again. A nil fn is ErrInvalid. Other errors are those of Begin
 // and of Commit.
+//
+// fn must return the errors of tx's methods that it does not answer itself, as it may ErrNotFound: one that it drops does not end the
+// transaction, and the rest is committed (see Txn). Only one goroutine at a time may use tx.
 func (db *DB) Update(ctx context.Context, fn func(tx *Txn) error, opts ...TxnOption) (err error) {
 	if fn == nil {
 		return noFunction("Update")

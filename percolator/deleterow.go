@@ -237,6 +237,9 @@ type DeleteReport struct {
 // Txn.Delete. What is there when the call begins is deleted; what is written meanwhile may stay. A part that conflicts is
 // repeated, as by Update. Observers run for what is deleted.
 //
+// An empty From and To name the whole table. So does a prefix that is "" by mistake, since PrefixEnd of it is "" too: check a prefix
+// that comes from elsewhere before you call. A From at or above To deletes nothing, and is no error.
+//
 // r.Limit bounds the number of rows, 0 for all; Reverse and Timestamps must be false. To go on after an error, or after the
 // limit, call it again from DeleteReport.Next. After the death of a process call it with the whole range: what is deleted is not there any more,
 // and only costs time until it is collected. A row with more cells than a transaction may write (Limits.Cells), with what its indexes have of it, is ErrTooLarge.

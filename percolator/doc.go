@@ -28,7 +28,8 @@
 // A transaction reads from the snapshot at its beginning and sees its own writes. It
 // commits only if no other transaction has written, since then, a cell that it writes.
 // After such a conflict Update runs the function again, from a new snapshot, 64 times at most ([WithMaxAttempts]); the
-// function must have no effect but through its transaction.
+// function must have no effect but through its transaction. It uses the transaction in one goroutine at a time, and returns the errors of
+// its methods: an error that is dropped does not end the transaction ([Txn]).
 //
 //	err := db.Update(ctx, func(tx *percolator.Txn) error {
 //		from, err := tx.Get(ctx, percolator.Cell{Table: "account", Row: "ann", Column: "balance"})

@@ -65,6 +65,9 @@ var erases = feature{"erased ranges", func(v *catalogView) (*bool, *Timestamp) {
 // rows are deleted as by DeleteRange. Then the call waits until the observers of the table have seen that, so that they can delete what they derived.
 // So it needs workers that run them. Then it waits a catalog lease.
 //
+// An empty From and To name the whole table. So does a prefix that is "" by mistake, since PrefixEnd of it is "" too: then all rows
+// of the table go, and there is no way back. Check a prefix that comes from elsewhere before you call.
+//
 // r names a table and rows of it; Columns, Limit, Reverse and Timestamps must be zero, and From must lie below To,
 // or the error matches ErrInvalid. First stop what writes to the range. What is
 // committed there meanwhile stays, and is counted (Receipt.Kept): erase again. Transactions that are open then and write in the range get

@@ -34,6 +34,9 @@ type Observer struct {
 	// error of Upkeep.Keep) counts too, since Func would write the same again. RetryAfter and Park make errors that
 	// ask for something else. If Func sets the cell to the value that it has, the run only
 	// locks the cell, so that Func is not called again for that.
+	//
+	// Only one goroutine at a time may use tx. Func must return the errors of tx's methods that it does not answer itself, as it may
+	// ErrNotFound: one that it drops does not end the transaction, and the rest is committed, with the acknowledgment (see Txn).
 	Func func(ctx context.Context, tx *Txn, c Cell) error
 	// OnChange is called in place of Func, with what the observer has not seen yet of the
 	// cell: the value that it saw last, and the newest. All that is said of Func holds for it. Exactly
@@ -53,7 +56,7 @@ type Observer struct {
 	// Worker.Observe).
 	Concurrency int
 	// MaxAttempts is the number of failures of one change after which its run is parked.
-	// The count is kept in the store. The default is that of the WorkerConfig.
+	// The count is kept in the store. 0, or a negative number, stands for that of the WorkerConfig.
 	MaxAttempts int
 	// MaxHops is how many runs of observers may follow from one another, where cascades are tracked (DB.TrackCascades): the run for
 	// a change that as many runs lie before is parked, without a call, with an error that matches ErrTooManyHops. So
@@ -61,7 +64,7 @@ type Observer struct {
 	// also has the worker's Run begin to track cascades. A negative number is no limit, and the runs of the observer begin anew: what
 	// they write counts as written by one run. It is for an observer that goes on with its work by notifying its own cell.
 	MaxHops int
-	// Timeout bounds one call through its context; 0 means no bound.
+	// Timeout bounds one call through its context; 0, or less, means no bound.
 	Timeout time.Duration
 	// Isolation of the transaction. DefaultIsolation, the zero value, is the level of the DB (WithDefaultIsolation). What is no level is ErrInvalid.
 	Isolation Isolation

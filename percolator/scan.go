@@ -19,14 +19,15 @@ type Range struct {
 	Table string
 	// From is the first row key, included; "" is the start of the table. To is the
 	// end, excluded; "" is the end of the table. So a prefix p is scanned from p to
-	// PrefixEnd(p).
+	// PrefixEnd(p). A From at or above To is an empty range, and no error, but for DB.Erase, which refuses it.
 	From, To string
 	// Columns are those to read; none means all. A row that has none of them is not
 	// visited.
 	Columns []string
 	// Limit is the greatest number of rows, 0 for all.
 	Limit int
-	// Reverse visits the rows from the end of the range to its start.
+	// Reverse visits the rows from the end of the range to its start. From stays the lower bound, included, and To the upper one,
+	// excluded.
 	Reverse bool
 	// Timestamps asks for the commit timestamps too: see Row.Timestamps.
 	Timestamps bool

@@ -11,8 +11,14 @@ import (
 )
 
 // Txn is a transaction. It reads from the snapshot at its start timestamp and
-// sees its own writes, which go to the store at Commit. A Txn is for one goroutine
-// at a time.
+// sees its own writes, which go to the store at Commit.
+//
+// A Txn is for one goroutine at a time, also for reads: nothing guards it. Two first reads side by side may take two snapshots, and then
+// an update of somebody else may be lost. To read many cells at once, use GetMany.
+//
+// An error of a method, Get or Set say, does not end the transaction, and Commit does not return it. So return it from the function of
+// Update, or roll back. If you drop it, the transaction goes on without what failed: a read that failed is not among those that
+// Serializable checks, and a Set that failed is not among the writes. ErrNotFound is no failure: that there is no value is an answer.
 //
 // After Commit or Rollback every method but Rollback, StartTimestamp, Begun, Now, Hops and
 // CommitTimestamp returns ErrTxnDone; StartTimestamp and Now too where no timestamp was drawn.

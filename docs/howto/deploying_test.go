@@ -39,8 +39,11 @@ func serve(path string) (err error) {
 	return w.Run(ctx) // nil after SIGTERM, once the functions that were running have returned
 }
 
-// healthy is for a page that a load balancer reads: it tells whether the database answers.
+// healthy is for a page that a load balancer reads: it tells whether the database answers. The bound is needed: Now tries again for as long
+// as WithStorePatience says, which is 20 seconds by default.
 func healthy(ctx context.Context, db *percolator.DB) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
 	_, err := db.Now(ctx)
 	return err
 }

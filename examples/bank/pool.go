@@ -24,9 +24,10 @@ func openLedger(ctx context.Context, url string) (_ *ledger, err error) {
 	if err != nil {
 		return nil, usageError{errors.New("-pool: the URL cannot be read")} // the error may quote a password
 	}
-	// The one line that percolator wants of a program's pool: it matters if the server
-	// has synchronous standbys.
+	// These two lines are what percolator wants of a program's pool. The first one matters if the server has synchronous standbys. The
+	// second one keeps the connection of a statement whose context ends.
 	cfg.ConnConfig.OnNotice = postgres.OnNotice
+	cfg.ConnConfig.BuildContextWatcherHandler = postgres.AwaitAnswers
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
 		return nil, err

@@ -126,7 +126,8 @@ func (k *Keys[T]) Do(ctx context.Context, key string, f func(ctx context.Context
 }
 
 // Within is Do as a part of tx: the answer is stored if tx commits. If tx conflicts, run it again. Of calls with the same key
-// within one transaction the first one calls f.
+// within one transaction the first one calls f. After an error tx should be rolled back: what f wrote before its error stays in tx, and
+// would be committed without an answer, so that the next call with the key does it again.
 func (k *Keys[T]) Within(ctx context.Context, tx *percolator.Txn, key string, f func(ctx context.Context, tx *percolator.Txn) (T, error)) (answer T, first bool, err error) {
 	var none T
 	if f == nil {
