@@ -238,7 +238,7 @@ type DeleteReport struct {
 // repeated, as by Update. Observers run for what is deleted.
 //
 // An empty From and To name the whole table. So does a prefix that is "" by mistake, since PrefixEnd of it is "" too: check a prefix
-// that comes from elsewhere before you call. A From at or above To deletes nothing, and is no error.
+// that comes from elsewhere before you call. A From at or above a To that is not "" deletes nothing, and is no error.
 //
 // r.Limit bounds the number of rows, 0 for all; Reverse and Timestamps must be false. To go on after an error, or after the
 // limit, call it again from DeleteReport.Next. After the death of a process call it with the whole range: what is deleted is not there any more,

@@ -19,7 +19,8 @@ type Range struct {
 	Table string
 	// From is the first row key, included; "" is the start of the table. To is the
 	// end, excluded; "" is the end of the table. So a prefix p is scanned from p to
-	// PrefixEnd(p). A From at or above To is an empty range, and no error, but for DB.Erase, which refuses it.
+	// PrefixEnd(p). A From at or above a To that is not "" is an empty range, and no error, but for
+	// DB.Erase, which refuses it.
 	From, To string
 	// Columns are those to read; none means all. A row that has none of them is not
 	// visited.
