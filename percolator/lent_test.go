@@ -2,9 +2,12 @@ package percolator
 
 import (
 	"context"
+	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/percolate-go/percolate/percolator/rowstore"
 )
 
 // A function that commits the transaction that it was lent is told that it may not, and takes effect once if it goes on, and not at all if
@@ -89,4 +92,52 @@ func TestMiddlewareCallsNextTwice(t *testing.T) {
 	w.pass(worldRetention)
 	runs(t, worker, rowA)
 	require.Equal(t, "x", value(t, c, rowB))
+}
+
+// heldSnapshot holds up a first read of a row before the store has it.
+type heldSnapshot struct {
+	rowstore.SnapshotReader
+
+	row              string
+	reached, release chan struct{}
+}
+
+func (h *heldSnapshot) ReadSnapshot(ctx context.Context, asks []rowstore.SnapshotRead) ([]rowstore.SnapshotRows, error) {
+	if asks[0].Reads[0].Row == h.row {
+		close(h.reached)
+		<-h.release
+	}
+	return h.SnapshotReader.ReadSnapshot(ctx, asks)
+}
+
+// Two goroutines read by one transaction, each with a first snapshot, and somebody writes between these. The read that comes late fails: judged by
+// its snapshot, the write would have come before the transaction began, which has not seen it.
+func TestTwoSnapshotsOfATransaction(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c, other := w.client(), w.client()
+	set(t, other.DB, rowA, "0")
+	reader, ok := rowstore.Unwrap[rowstore.SnapshotReader](w.mem)
+	require.True(t, ok)
+	held := &heldSnapshot{SnapshotReader: reader, row: rowB.Row, reached: make(chan struct{}), release: make(chan struct{})}
+	c.snapshotReader = held
+	err := c.Update(t.Context(), func(tx *Txn) error {
+		second := async(func() error {
+			if _, err := tx.Get(t.Context(), rowB); !errors.Is(err, ErrNotFound) {
+				return err
+			}
+			return nil
+		})
+		<-held.reached
+		old, err := tx.Get(t.Context(), rowA)
+		require.NoError(t, err)
+		set(t, other.DB, rowA, "1")
+		close(held.release)
+		if err := <-second; err != nil {
+			return err
+		}
+		return tx.Set(rowA, append(old, 'x'))
+	})
+	require.ErrorIs(t, err, ErrInvalid)
+	require.Equal(t, "1", value(t, c, rowA))
 }

@@ -247,6 +247,9 @@ func (db *DB) readAt(ctx context.Context, reads []rowstore.RowRead, s *snapshot)
 	if err != nil {
 		return nil, false, err
 	}
+	if s.set {
+		return nil, false, errTwoAtOnce
+	}
 	*s = snapshot{set: true, start: answers[0].TS, began: began}
 	for i := range reads {
 		for j := range reads[i].Selectors {

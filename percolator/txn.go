@@ -13,8 +13,8 @@ import (
 // Txn is a transaction. It reads from the snapshot at its start timestamp and
 // sees its own writes, which go to the store at Commit.
 //
-// A Txn is for one goroutine at a time, also for reads: nothing guards it. Two first reads side by side may take two snapshots, and then
-// an update of somebody else may be lost. To read many cells at once, use GetMany.
+// A Txn is for one goroutine at a time, also for reads. If two first reads side by side take two snapshots, the later one is ErrInvalid: an
+// update of somebody else might be lost. Nothing else of such use is noticed. To read many cells at once, use GetMany.
 //
 // An error of a method, Get or Set say, does not end the transaction, and Commit does not return it. So return it from the function of
 // Update, or roll back. If you drop it, the transaction goes on without what failed: a read that failed is not among those that
@@ -119,9 +119,16 @@ func (tx *Txn) begin(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("percolator: beginning a transaction: %w", err)
 	}
+	if tx.set {
+		return errTwoAtOnce
+	}
 	tx.snapshot = snapshot{set: true, start: ts, began: began}
 	return nil
 }
+
+// errTwoAtOnce is for a snapshot that came while another one was drawn. What the transaction has read before would be checked against the
+// later one, and an update from between them be lost.
+var errTwoAtOnce = fmt.Errorf("percolator: %w: two goroutines use a transaction at once", ErrInvalid)
 
 // write is the net effect on one cell.
 type write struct {

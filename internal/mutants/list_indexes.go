@@ -61,6 +61,8 @@ var indexesMutants = []mutant{
 		"\ttx.gone.forgetPlaces()\n", "")},
 	{"function-commits-its-transaction", "Observers: only the worker, and Update, commit what a function has written", "TestFunctionMayNotCommit|TestObserverMayNotCommit", one("percolator/commit.go",
 		"\tif tx.lent {\n", "\tif false {\n")},
+	{"second-snapshot-replaces-the-first", "Timestamps: a transaction has one snapshot", "TestTwoSnapshotsOfATransaction", one("percolator/read.go",
+		"\tif s.set {\n\t\treturn nil, false, errTwoAtOnce\n\t}\n", "")},
 	{"middleware-calls-next-again", "Observers: a Middleware calls next once", "TestMiddlewareCallsNextTwice", one("percolator/middleware.go",
 		"\t\tif called.Swap(true) {\n", "\t\tif called.Swap(true) && false {\n")},
 	{"middleware-hides-a-second-call", "Observers: a Middleware calls next once", "TestMiddlewareCallsNextTwice", one("percolator/middleware.go",
