@@ -60,7 +60,7 @@ func FromTime(t time.Time) Timestamp {
 	case seconds > int64(Max>>LogicalBits)/1000:
 		return Max
 	}
-	return min(Max, Timestamp(t.UnixMilli())<<LogicalBits) //nolint:gosec // not negative
+	return min(Max, Timestamp(t.Unix()*1000+int64(t.Nanosecond()/1e6))<<LogicalBits) //nolint:gosec // not negative
 }
 
 // Time returns the wall time that t carries, in UTC, to the millisecond.
