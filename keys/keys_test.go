@@ -235,6 +235,21 @@ func TestReadOfSomethingElse(t *testing.T) {
 	require.ErrorContains(t, r.End(), "at byte 2 has further elements")
 }
 
+func TestCheck(t *testing.T) {
+	t.Parallel()
+	for _, k := range []Key{
+		"", Key("").Text(""), Key("").Text("a\x00b").Bytes(nil).Bytes([]byte{0, 0xff, 0}).Int(-1).Int(math.MinInt64).Uint(math.MaxUint64).Int(0),
+		Key("").Time(time.Time{}).Time(time.Now()), Spread{}.Key(Key("").Int(7)), Spread{}.Key(""),
+	} {
+		require.NoError(t, k.Check(), "%q", k)
+	}
+	for _, k := range []Key{
+		"ann@example.org", "\x00", "\xff", "\x02ann", "\x02a\x00\xff", Key("").Text("a") + "b", "\x15", "\x15\x00", "\x40short", "\x41", Key("").Int(1) + "\x41\x00", Key("").Int(1) + "\xff",
+	} {
+		require.ErrorIs(t, k.Check(), ErrKey, "%q", k)
+	}
+}
+
 func FuzzRead(f *testing.F) {
 	f.Add("\x02a\x00\xffb\x00\x15\x07")
 	f.Fuzz(func(t *testing.T, row string) {
@@ -248,6 +263,10 @@ func FuzzRead(f *testing.F) {
 			if k := read(r); r.Err() == nil && string(k)+r.left != row {
 				t.Fatalf("%q was read as %q", row, k)
 			}
+		}
+		tuple := strings.HasPrefix(Describe(row), "(") || strings.Contains(Describe(row), ": (")
+		if err := Key(row).Check(); (err == nil) != tuple {
+			t.Fatalf("Check of %q, which is %s: %v", row, Describe(row), err)
 		}
 	})
 }

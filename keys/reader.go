@@ -64,20 +64,25 @@ func (r *Reader) Text() string {
 }
 
 func (r *Reader) escaped(code byte, kind string) (s string, ok bool) {
+	raw, ok := r.raw(code, kind)
+	return strings.ReplaceAll(raw, escapedZero, string([]byte{endOfText})), ok
+}
+
+var escapedZero = string([]byte{endOfText, escape})
+
+// raw is what stands between the code and the end of bytes or a text.
+func (r *Reader) raw(code byte, kind string) (raw string, ok bool) {
 	if !r.is(code, kind) {
 		return "", false
 	}
-	var b strings.Builder
 	for i := 1; i < len(r.left); i++ {
 		switch {
 		case r.left[i] != endOfText:
-			b.WriteByte(r.left[i])
 		case i+1 < len(r.left) && r.left[i+1] == escape:
-			b.WriteByte(endOfText)
 			i++
 		default:
-			r.left = r.left[i+1:]
-			return b.String(), true
+			raw, r.left = r.left[1:i], r.left[i+1:]
+			return raw, true
 		}
 	}
 	r.fail("begins " + kind + " that does not end")
@@ -168,6 +173,27 @@ func (r *Reader) Time() time.Time {
 	}
 	r.left = r.left[13:]
 	return time.Unix(int64(binary.BigEndian.Uint64(b)^signBit), int64(nanoseconds)).UTC() //nolint:gosec // the reverse of Key.Time
+}
+
+// Check returns nil for a tuple, as the methods of Key and Spread make it, and otherwise an error that matches ErrKey: for Key("ann"), say, which is
+// not Key("").Text("ann").
+func (k Key) Check() error {
+	r := Read(string(k))
+	for r.More() {
+		switch code := r.left[0]; kindOf(code) {
+		case "bytes":
+			r.raw(code, "bytes")
+		case "a text":
+			r.raw(code, "a text")
+		case "an integer":
+			r.number()
+		case "a time":
+			r.Time()
+		default:
+			r.fail("has " + kindOf(code) + " where an element begins")
+		}
+	}
+	return r.err
 }
 
 func kindOf(code byte) string {

@@ -19,7 +19,7 @@ var (
 	// ErrNotReadable: the index is not built, is being dropped, was readable only after the transaction's snapshot, or is
 	// defined otherwise than in this program.
 	ErrNotReadable = errors.New("index: the index cannot be read")
-	// ErrValues: the values of a row cannot be told, because its cell cannot be decoded (now, or ever), or the function has returned an error or has
+	// ErrValues: the values of a row cannot be told, because its cell cannot be decoded (now, or ever), or the function has returned an error, or what is no tuple, or has
 	// panicked. Nothing was written. The error of the codec or of the function is matched too.
 	ErrValues = errors.New("index: the values of the row cannot be told")
 	// ErrMismatch: Build found again and again that entries do not fit the data. Values that are not the same each time are the usual reason.
@@ -43,8 +43,8 @@ func (e *NotUniqueError) Is(target error) bool { return target == ErrNotUnique }
 
 // Values are the values by which a row is found, from what its cell holds: none, one or several. It must give the same ones each time, and
 // in every program of the same Options.Version. A value that comes twice counts once. It is called concurrently. An error fails the commit of whoever writes the cell,
-// with ErrValues; a panic counts as an error. Package keys makes the values: bytes that it would not make may be taken for those of another row if they
-// hold zeros.
+// with ErrValues; a panic counts as an error. Package keys makes the values: what is no tuple of it, as keys.Key("ann") is none, counts as an error too
+// (keys.Key.Check), since such bytes may be taken for those of another row. The zero Key is a tuple.
 type Values[T any] func(row string, value T) ([]keys.Key, error)
 
 // Options of an index. The zero value is an index in which several rows may have a value.
@@ -201,6 +201,11 @@ func (ix *Index[T]) decode(ctx context.Context, row string, stored []byte) (valu
 	}
 	if values, err = ix.values(row, value); err != nil {
 		return value, nil, err
+	}
+	for i, v := range values {
+		if v.Check() != nil { // its error would show the value
+			return value, nil, fmt.Errorf("the function has returned as value %d of %d what is no tuple: %w", i+1, len(values), keys.ErrKey)
+		}
 	}
 	values = slices.Clone(values) // the function may use its slice again
 	slices.Sort(values)

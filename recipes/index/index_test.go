@@ -340,6 +340,37 @@ func TestRefusedValues(t *testing.T) {
 	matches(t, ix)
 }
 
+// TestNoTuples looks for what package keys does not make, which would find nothing, and has a function that makes it.
+func TestNoTuples(t *testing.T) {
+	t.Parallel()
+	ctx, db := t.Context(), percolatetest.Open(t)
+	for name, opt := range map[string]Options{"unique": {Unique: true, Entries: "unique"}, "several": {Entries: "several"}} {
+		ix, err := New(db, name, words, func(_, text string) ([]keys.Key, error) { return []keys.Key{key("fine"), keys.Key(text)}, nil }, opt)
+		require.NoError(t, err)
+		_, err = ix.Build(ctx, Pace{})
+		require.NoError(t, err)
+		err = put(ctx, db, "1", "secret")
+		require.ErrorIs(t, err, ErrValues)
+		require.ErrorIs(t, err, keys.ErrKey)
+		require.NotContains(t, err.Error(), "secret")
+		require.NoError(t, db.View(ctx, func(tx *percolator.Txn) error {
+			_, err := tx.Get(ctx, words.Cell("1"))
+			require.ErrorIs(t, err, percolator.ErrNotFound)
+			_, err = ix.Find(ctx, tx, "ann")
+			require.ErrorIs(t, err, percolator.ErrInvalid)
+			require.ErrorIs(t, err, keys.ErrKey)
+			_, err = rows(ix.Lookup(ctx, tx, key("ann")+"x"))
+			require.ErrorIs(t, err, percolator.ErrInvalid)
+			for _, r := range []Range{{From: "a"}, {To: "b"}, {From: key("a"), To: "b"}, Begins("a")} {
+				_, err = rows(ix.Scan(ctx, tx, r))
+				require.ErrorIs(t, err, percolator.ErrInvalid, "%+v", r)
+			}
+			return nil
+		}))
+		require.NoError(t, Drop(ctx, db, name, Pace{}))
+	}
+}
+
 func TestInvalid(t *testing.T) {
 	t.Parallel()
 	ctx, db := t.Context(), percolatetest.Open(t)

@@ -32,10 +32,14 @@ func Begins(prefix keys.Key) Range {
 
 // Lookup visits the keys of the rows that have a value, in their order, as tx sees them, with what tx has written itself. Rows that
 // others give the value meanwhile are no conflict, under Serializable neither as long as tx only reads. It ends with the first error, which comes with
-// an empty row: ErrNotReadable; those of Txn.Index and Scan.
+// an empty row: ErrNotReadable; percolator.ErrInvalid for a value that is no tuple, as package keys makes them; those of Txn.Index and Scan.
 func (ix *Index[T]) Lookup(ctx context.Context, tx *percolator.Txn, value keys.Key) iter.Seq2[string, error] {
 	from := begin(value)
 	return func(yield func(string, error) bool) {
+		if err := ix.checkTuples(value); err != nil {
+			yield("", err)
+			return
+		}
 		for e, err := range ix.entries(ctx, tx, percolator.Range{From: from, To: percolator.PrefixEnd(from)}) {
 			if err == nil && ix.entry(value, e.row).Row != e.at {
 				continue // of a value that was cut, which is not this one
@@ -51,6 +55,9 @@ func (ix *Index[T]) Lookup(ctx context.Context, tx *percolator.Txn, value keys.K
 // matches percolator.ErrNotFound. Other errors are those of Lookup.
 func (ix *Index[T]) Find(ctx context.Context, tx *percolator.Txn, value keys.Key) (row string, err error) {
 	if ix.opt.Unique {
+		if err := ix.checkTuples(value); err != nil {
+			return "", err
+		}
 		if err := ix.readable(ctx, tx); err != nil {
 			return "", err
 		}
@@ -66,9 +73,20 @@ func (ix *Index[T]) Find(ctx context.Context, tx *percolator.Txn, value keys.Key
 	return "", fmt.Errorf("index: looking up %s in the index %q: %w", keys.Describe(string(value)), ix.name, percolator.ErrNotFound)
 }
 
+// checkTuples returns an error for a value that no row can have, because package keys would not make it: Key("ann") where
+// Key("").Text("ann") is meant would silently find nothing.
+func (ix *Index[T]) checkTuples(values ...keys.Key) error {
+	for _, v := range values {
+		if err := v.Check(); err != nil {
+			return fmt.Errorf("index: reading the index %q: %w: no row has such a value: %w", ix.name, percolator.ErrInvalid, err)
+		}
+	}
+	return nil
+}
+
 // Scan visits the keys of rows in the order of their values, and of their keys where these are equal. A row with several values in the range comes several times.
-// Values of 512 bytes and more, as encoded keys, are in the order of their first 479 bytes, and so are the ends of the range. Errors are as for Lookup; a negative Limit, and Begins of too
-// long a prefix, is percolator.ErrInvalid.
+// Values of 512 bytes and more, as encoded keys, are in the order of their first 479 bytes, and so are the ends of the range. Errors are as for Lookup; a negative Limit, an end that is no tuple and Begins of too
+// long a prefix are percolator.ErrInvalid.
 func (ix *Index[T]) Scan(ctx context.Context, tx *percolator.Txn, r Range) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		among, err := ix.among(r)
@@ -89,6 +107,13 @@ func (ix *Index[T]) among(r Range) (percolator.Range, error) {
 	if r.begins >= keptOfCut {
 		// The value of an entry that was cut lies behind the end of such a range, although it may begin so.
 		return percolator.Range{}, fmt.Errorf("index: reading the index %q: %w: a prefix of %d bytes; it may have %d", ix.name, percolator.ErrInvalid, r.begins, keptOfCut-1)
+	}
+	ends := []keys.Key{r.From, r.To}
+	if r.begins > 0 {
+		ends = ends[:1] // the other one is behind all tuples that begin so
+	}
+	if err := ix.checkTuples(ends...); err != nil {
+		return percolator.Range{}, err
 	}
 	return percolator.Range{From: cut(string(r.From), mostValue), To: cut(string(r.To), mostValue), Limit: r.Limit, Reverse: r.Reverse}, nil
 }

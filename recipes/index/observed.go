@@ -300,9 +300,12 @@ func (o *Observed[T]) readable(ctx context.Context, tx *percolator.Txn) error {
 // of what was waited for. While no worker runs the observer, or it is paused, everything new is missed. What is missed is not part of what percolator.Serializable validates.
 // Rows are read up to 128 ahead, fewer if their values are large: a loop that writes rows which it has yet to visit sees them as they were. Keys of 1,024 bytes and more are in the order of their first 991 bytes.
 //
-// It ends with the first error of tx or of the index, which comes with an empty row: ErrNotReadable before Build has ended, and from two seconds after the observer was removed on, or sooner; those of Txn.Scan and GetMany. A
+// It ends with the first error of tx or of the index, which comes with an empty row: ErrNotReadable before Build has ended, and from two seconds after the observer was removed on, or sooner; percolator.ErrInvalid for a value that is no tuple, as package keys makes them; those of Txn.Scan and GetMany. A
 // row that cannot be decoded comes with its key and ErrValues; a loop that goes on gets the rows behind it. One whose key was destroyed (typed.ErrKeyGone) has no values.
 func (o *Observed[T]) Lookup(ctx context.Context, tx *percolator.Txn, value keys.Key) iter.Seq2[typed.Row[T], error] {
+	if err := o.ix.checkTuples(value); err != nil {
+		return func(yield func(typed.Row[T], error) bool) { yield(typed.Row[T]{}, err) }
+	}
 	from := begin(value)
 	return o.rows(ctx, tx, percolator.Range{From: from, To: percolator.PrefixEnd(from)}, func(_ found, values []keys.Key) bool {
 		_, has := slices.BinarySearch(values, value)
