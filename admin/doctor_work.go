@@ -205,13 +205,13 @@ func (d *doctor) observers(ctx context.Context) error {
 	return nil
 }
 
-// startOrRemove is what to do about an observer that nobody runs. To remove it removes every observer of its name: also one of
-// another column, which workers run.
+// startOrRemove is what to do about an observer that nobody runs. A name alone would remove what it has on other columns, too, which
+// workers may run.
 func (d *doctor) startOrRemove(o *observed) string {
 	for i := range d.all {
-		if other := &d.all[i]; other != o && other.Name == o.Name && other.Workers > 0 {
-			return fmt.Sprintf("start a worker that has it; do not remove it: percolator observers remove would end %s of %v %v too, which workers run",
-				o.Name.Word(), other.Table, other.Column)
+		if other := &d.all[i]; other != o && other.Name == o.Name {
+			return fmt.Sprintf("start a worker that has it; if it is not needed any more, percolator observers remove %s --table %s --column %s, which leaves %v %v, of the same name",
+				o.Name.Word(), o.Table.Word(), o.Column.Word(), other.Table, other.Column)
 		}
 	}
 	return fmt.Sprintf("start a worker that has it; if it is not needed any more, percolator observers remove %s", o.Name.Word())

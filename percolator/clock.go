@@ -56,7 +56,7 @@ func (b *Backoff) fill(defaults Backoff) {
 func (b Backoff) wait(attempt int, r *random) time.Duration {
 	top := b.Min
 	for i := 0; i < attempt && top < b.Max; i++ {
-		top *= 2
+		top += min(top, b.Max-top) // the longest of waits cannot be doubled
 	}
 	top = min(top, b.Max)
 	if top <= b.Min {

@@ -128,11 +128,12 @@ func (e *readError) Unwrap() error { return e.error }
 
 // storesFault reports whether a function failed because the store did not answer a
 // read. A read is the function's own failure if it ended with a context of the
-// function's, came too late, or met a value that cannot be decoded.
+// function's, came too late, met a value that cannot be decoded, or met another read of
+// the transaction in another goroutine.
 func storesFault(err error) bool {
 	var read *readError
 	return errors.As(err, &read) && !read.ended &&
-		!errors.Is(err, ErrSnapshotTooOld) && !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrFormat)
+		!errors.Is(err, ErrSnapshotTooOld) && !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrFormat) && !errors.Is(err, errTwoAtOnce)
 }
 
 // recordFailure writes the failure record of one more failed attempt. The record is
@@ -142,7 +143,7 @@ func (w *Worker) recordFailure(ctx context.Context, tx *Txn, o *Observer, view *
 	f, err := w.putRecord(ctx, tx, o, view, func(f *format.Failure) {
 		f.Attempts++
 		f.Parked = f.Attempts >= o.MaxAttempts || asksToPark(cause)
-		f.NotBefore = tx.start.Add(w.config.Backoff.wait(f.Attempts-1, tx.db.rand))
+		f.NotBefore = tx.start.Add(o.Backoff.wait(f.Attempts-1, tx.db.rand))
 	})
 	if err != nil || !f.Parked {
 		return f, err

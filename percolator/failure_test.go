@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -159,6 +160,43 @@ func TestFailingObserverHoldsUpNobody(t *testing.T) {
 			waitValue(t, mended, "right")
 			waitValue(t, good, "right")
 		})
+	}
+}
+
+// An observer that sets its Backoff waits for that after a failure, and what it leaves open is that of its worker.
+func TestBackoffOfAnObserver(t *testing.T) {
+	t.Parallel()
+	fails := func(context.Context, *Txn, Cell) error { return errTest }
+	for name, c := range map[string]struct{ own, want Backoff }{
+		"none":     {Backoff{}, Backoff{time.Minute, 2 * time.Minute}},
+		"both":     {Backoff{time.Hour, time.Hour}, Backoff{time.Hour, time.Hour}},
+		"least":    {Backoff{Min: time.Second}, Backoff{time.Second, 2 * time.Minute}},
+		"most":     {Backoff{Max: time.Second}, Backoff{time.Second, time.Second}},
+		"negative": {Backoff{-1, -1}, Backoff{time.Minute, 2 * time.Minute}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.observed("t", "v", "o")
+			db := w.client().DB
+			worker := NewWorker(db, WorkerConfig{Backoff: Backoff{time.Minute, 2 * time.Minute}})
+			require.NoError(t, worker.Observe(Observer{Name: "o", Table: "t", Column: "v", Backoff: c.own, Func: fails}))
+			set(t, db, rowA, "1")
+			calls := func() uint64 { look(t, worker, rowA); return db.Stats().ObserverFailures }
+			require.EqualValues(t, 1, calls())
+			w.clock.advance(c.want.Min - 2*time.Millisecond)
+			require.EqualValues(t, 1, calls(), "it waits for the least")
+			w.clock.advance(c.want.Max - c.want.Min + 4*time.Millisecond)
+			require.EqualValues(t, 2, calls(), "and for no longer than the most")
+		})
+	}
+}
+
+func TestLongestBackoff(t *testing.T) {
+	t.Parallel()
+	b, r := Backoff{Min: time.Hour, Max: math.MaxInt64}, newRandom(1)
+	for attempt := range 200 {
+		require.GreaterOrEqual(t, b.wait(attempt, r), time.Hour)
 	}
 }
 

@@ -3,11 +3,14 @@ package percolator
 import (
 	"context"
 	"errors"
+	"fmt"
+	"iter"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/percolate-go/percolate/percolator/rowstore"
+	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
 // A function that commits the transaction that it was lent is told that it may not, and takes effect once if it goes on, and not at all if
@@ -110,6 +113,16 @@ func (h *heldSnapshot) ReadSnapshot(ctx context.Context, asks []rowstore.Snapsho
 	return h.SnapshotReader.ReadSnapshot(ctx, asks)
 }
 
+// holdFirstRead holds up a first read of row B by a client.
+func holdFirstRead(t *testing.T, w *world, c *client) *heldSnapshot {
+	t.Helper()
+	reader, ok := rowstore.Unwrap[rowstore.SnapshotReader](w.mem)
+	require.True(t, ok)
+	held := &heldSnapshot{SnapshotReader: reader, row: rowB.Row, reached: make(chan struct{}), release: make(chan struct{})}
+	c.snapshotReader = held
+	return held
+}
+
 // Two goroutines read by one transaction, each with a first snapshot, and somebody writes between these. The read that comes late fails: judged by
 // its snapshot, the write would have come before the transaction began, which has not seen it.
 func TestTwoSnapshotsOfATransaction(t *testing.T) {
@@ -117,10 +130,7 @@ func TestTwoSnapshotsOfATransaction(t *testing.T) {
 	w := newWorld(t)
 	c, other := w.client(), w.client()
 	set(t, other.DB, rowA, "0")
-	reader, ok := rowstore.Unwrap[rowstore.SnapshotReader](w.mem)
-	require.True(t, ok)
-	held := &heldSnapshot{SnapshotReader: reader, row: rowB.Row, reached: make(chan struct{}), release: make(chan struct{})}
-	c.snapshotReader = held
+	held := holdFirstRead(t, w, c)
 	err := c.Update(t.Context(), func(tx *Txn) error {
 		second := async(func() error {
 			if _, err := tx.Get(t.Context(), rowB); !errors.Is(err, ErrNotFound) {
@@ -140,4 +150,75 @@ func TestTwoSnapshotsOfATransaction(t *testing.T) {
 	})
 	require.ErrorIs(t, err, ErrInvalid)
 	require.Equal(t, "1", value(t, c, rowA))
+}
+
+// heldScan holds up a scan before the store has it.
+type heldScan struct {
+	*memstore.Store
+
+	reached, release chan struct{}
+}
+
+func (h *heldScan) Scan(ctx context.Context, r rowstore.ScanRange) iter.Seq2[rowstore.Row, error] {
+	return func(yield func(rowstore.Row, error) bool) {
+		if r.Snapshot != nil && r.Snapshot.Start == 0 {
+			close(h.reached)
+			<-h.release
+		}
+		h.Store.Scan(ctx, r)(yield)
+	}
+}
+
+// The same with a scan that comes late: it has another snapshot than the read that has overtaken it.
+func TestScanBesideAFirstRead(t *testing.T) {
+	t.Parallel()
+	for _, rows := range []int{0, 3} {
+		t.Run(fmt.Sprint(rows, " rows"), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			other := w.client()
+			set(t, other.DB, rowA, "0")
+			for i := range rows {
+				set(t, other.DB, Cell{"many", fmt.Sprint(i), "v"}, "1")
+			}
+			held := &heldScan{Store: w.mem, reached: make(chan struct{}), release: make(chan struct{})}
+			c := w.clientOver(newWireTo(held, w.mem))
+			c.snapshotReader, c.snapshotScans = w.mem, true
+			err := c.Update(t.Context(), func(tx *Txn) error {
+				second := async(func() error {
+					for _, err := range tx.Scan(t.Context(), Range{Table: "many"}) {
+						if err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+				<-held.reached
+				old, err := tx.Get(t.Context(), rowA)
+				require.NoError(t, err)
+				set(t, other.DB, rowA, "1")
+				close(held.release)
+				if err := <-second; err != nil {
+					return err
+				}
+				return tx.Set(rowA, append(old, 'x'))
+			})
+			require.ErrorIs(t, err, ErrInvalid)
+			require.Equal(t, "1", value(t, other, rowA))
+		})
+	}
+}
+
+// An observer whose function does so has failed itself: the store is not to blame, so its run is counted and parked.
+func TestObserverOfTwoGoroutinesIsParked(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.observed("t", "v", "o")
+	c := w.client()
+	worker := watching(t, c, Observer{Name: "o", MaxAttempts: 1, Func: func(context.Context, *Txn, Cell) error {
+		return fmt.Errorf("reading: %w", readFailed(t.Context(), errTwoAtOnce))
+	}})
+	set(t, c.DB, rowA, "1")
+	look(t, worker, rowA)
+	require.EqualValues(t, 1, c.Stats().ObserverParked)
 }

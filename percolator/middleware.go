@@ -11,6 +11,19 @@ import (
 type Run struct {
 	Observer string
 	Cell     Cell // that changed
+	// Attempt is 1, and one more for each failure of this change so far that counts (see Observer.Func). Conflicts, RetryAfter and
+	// errors of the store do not count, so a call may come again with the same number.
+	Attempt int
+}
+
+// Run returns the call of an observer's function that the transaction was made for, and false for any other transaction. A function that
+// gives up before the last attempt, or does it another way then, goes by Run.Attempt. It costs no call.
+func (tx *Txn) Run() (Run, bool) {
+	r := tx.run
+	if r == nil || r.attempt == 0 {
+		return Run{}, false
+	}
+	return Run{r.name, r.cell.public(), int(r.attempt)}, true
 }
 
 // Middleware is called in place of an observer's function, with what that would get, and calls next to
@@ -41,9 +54,9 @@ func (w *Worker) Use(middleware ...Middleware) error {
 
 // RunError describes a run that failed, for Worker.OnError.
 type RunError struct {
+	// Run is the call. Its Attempt is the number of failures of this change so far, this one included.
 	Run
-	Attempt int  // failures of this change so far, this one included
-	Parked  bool // there is no further attempt
+	Parked bool // there is no further attempt
 	// Err is what the function returned, or why its transaction was refused.
 	Err error
 	// Panic is what the function panicked with, and Stack where; nil if it did not.
@@ -71,10 +84,11 @@ func (w *Worker) OnError(f func(ctx context.Context, e RunError)) error {
 // callWithin calls an observer's function within the worker's Middleware.
 func (w *Worker) callWithin(ctx context.Context, tx *Txn, o *Observer, change *Change) error {
 	var again atomic.Bool
+	run, _ := tx.Run()
 	next := func(ctx context.Context) error { return o.run(ctx, tx, change) }
 	for i := len(w.middleware) - 1; i >= 0; i-- {
 		m, inner := w.middleware[i], onlyOnce(next, &again)
-		next = func(ctx context.Context) error { return m(ctx, Run{o.Name, change.Cell}, tx, inner) }
+		next = func(ctx context.Context) error { return m(ctx, run, tx, inner) }
 	}
 	err := next(ctx)
 	if again.Load() {
@@ -102,7 +116,7 @@ func (w *Worker) tellError(ctx context.Context, o *Observer, c Cell, attempt int
 	if !asksToPark(cause) {
 		w.failedOnce(o, c, cause) // what parks its runs on purpose is not broken
 	}
-	e := RunError{Run: Run{o.Name, c.public()}, Attempt: attempt, Parked: parked, Err: cause}
+	e := RunError{Run: Run{o.Name, c.public(), attempt}, Parked: parked, Err: cause}
 	var p *panicError
 	if errors.As(cause, &p) {
 		e.Panic, e.Stack = p.value, p.stack

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -19,7 +20,7 @@ func TestMiddleware(t *testing.T) {
 	var steps []string
 	step := func(name string) Middleware {
 		return func(ctx context.Context, run Run, _ *Txn, next func(context.Context) error) error {
-			require.Equal(t, Run{"o", rowA}, run)
+			require.Equal(t, Run{"o", rowA, 1}, run)
 			steps = append(steps, name)
 			err := next(context.WithValue(ctx, middlewareKey{}, name))
 			steps = append(steps, "end of "+name)
@@ -75,7 +76,7 @@ func TestMiddlewareDecides(t *testing.T) {
 	require.Len(t, told, 1)
 	require.Equal(t, "in the middleware", told[0].Panic)
 	require.NotEmpty(t, told[0].Stack)
-	require.Equal(t, []any{Run{"o", rowA}, 1, false}, []any{told[0].Run, told[0].Attempt, told[0].Parked})
+	require.Equal(t, []any{Run{"o", rowA, 1}, 1, false}, []any{told[0].Run, told[0].Attempt, told[0].Parked})
 
 	mode = "call"
 	for range 2 {
@@ -100,6 +101,47 @@ func TestOnErrorIsForFailures(t *testing.T) {
 	require.NoError(t, worker.OnError(func(context.Context, RunError) { t.Error("it was told of a conflict") }))
 	set(t, c.DB, rowA, "1")
 	require.Equal(t, runConflict, look(t, worker, rowA))
+}
+
+// A function is told which attempt it makes. Failures count; a conflict, RetryAfter and what came of an earlier change do not.
+func TestRunTellsTheAttempt(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.observed("t", "v", "o")
+	c := w.client()
+	answers := []error{errTest, ErrConflict, errTest, RetryAfter(time.Millisecond), nil, errTest, nil}
+	var told, around, failed []int
+	worker := watching(t, c, Observer{Name: "o", Backoff: Backoff{Min: time.Millisecond, Max: time.Millisecond}, Func: func(_ context.Context, tx *Txn, cell Cell) error {
+		run, ok := tx.Run()
+		require.True(t, ok)
+		require.Equal(t, Run{"o", cell, run.Attempt}, run)
+		told = append(told, run.Attempt)
+		return answers[len(told)-1]
+	}})
+	require.NoError(t, worker.Use(func(ctx context.Context, run Run, _ *Txn, next func(context.Context) error) error {
+		around = append(around, run.Attempt)
+		return next(ctx)
+	}))
+	require.NoError(t, worker.OnError(func(_ context.Context, e RunError) { failed = append(failed, e.Attempt) }))
+	until := func(calls int) {
+		for len(told) < calls {
+			w.clock.advance(10 * time.Millisecond)
+			look(t, worker, rowA)
+		}
+	}
+	set(t, c.DB, rowA, "1")
+	until(5)
+	set(t, c.DB, rowA, "2")
+	until(7)
+	require.Equal(t, []int{1, 2, 2, 3, 3, 1, 2}, told)
+	require.Equal(t, told, around)
+	require.Equal(t, []int{1, 2, 1}, failed)
+	require.NoError(t, c.Update(t.Context(), func(tx *Txn) error {
+		run, ok := tx.Run()
+		require.False(t, ok)
+		require.Zero(t, run)
+		return nil
+	}))
 }
 
 func TestMiddlewareRefuses(t *testing.T) {

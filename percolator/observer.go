@@ -32,7 +32,7 @@ type Observer struct {
 	// store failed does not count either, if Func returns it, wrapped or not. If Func
 	// returns another error in its place, that one counts. What an index refuses at the commit (ErrIndexed, an
 	// error of Upkeep.Keep) counts too, since Func would write the same again. RetryAfter and Park make errors that
-	// ask for something else. If Func sets the cell to the value that it has, the run only
+	// ask for something else, and Txn.Run tells which attempt it is. If Func sets the cell to the value that it has, the run only
 	// locks the cell, so that Func is not called again for that.
 	//
 	// Only one goroutine at a time may use tx. Func must return the errors of tx's methods that it does not answer itself, as it may
@@ -58,6 +58,8 @@ type Observer struct {
 	// MaxAttempts is the number of failures of one change after which its run is parked.
 	// The count is kept in the store. 0, or a negative number, stands for that of the WorkerConfig.
 	MaxAttempts int
+	// Backoff is the wait before the function is called again after a failure. What is 0, or negative, stands for that of the WorkerConfig.
+	Backoff Backoff
 	// MaxHops is how many runs of observers may follow from one another, where cascades are tracked (DB.TrackCascades): the run for
 	// a change that as many runs lie before is parked, without a call, with an error that matches ErrTooManyHops. So
 	// observers that set each other off without end are stopped and seen. 0 stands for WorkerConfig.MaxHops. A number above 0
@@ -148,6 +150,30 @@ func (db *DB) Observers(ctx context.Context) ([]ObserverInfo, error) {
 // there is no observer of that name. Errors: ErrClosed, those of the context and of the store. After one of these, call it again: the
 // observer may be removed or not.
 func (db *DB) RemoveObserver(ctx context.Context, name string) error {
+	return db.removeObservers(ctx, name, func(*format.Observer) bool { return true })
+}
+
+// RemoveRegistration removes one registration of an observer, as DB.Observers lists it, and leaves those that the name has on other columns: what
+// an observer has left behind that moved to another column with its name, say. Name, Table and Column say which; the Name may be an
+// alias. A Since that is not 0 must be that of the registration, so that none is removed that was made after the list. All else is
+// as for RemoveObserver, also that it is no error if there is no such registration. Errors: ErrInvalid and ErrTooLarge for a name, table or column
+// that no observer can have, and those of RemoveObserver. It may be called concurrently.
+func (db *DB) RemoveRegistration(ctx context.Context, of ObserverInfo) error {
+	c := Cell{Table: of.Table, Row: "-", Column: of.Column}
+	if err := db.checkCell(&c); err != nil {
+		return called("RemoveRegistration", err)
+	}
+	if n := len(of.Name); n == 0 || n > format.MaxObserverName {
+		return fmt.Errorf("percolator: RemoveRegistration: %w: no observer can have the name %.128q", ErrInvalid, of.Name)
+	}
+	c = c.stored()
+	return db.removeObservers(ctx, of.Name, func(o *format.Observer) bool {
+		return string(o.Table) == c.Table && string(o.Column) == c.Column && (of.Since == 0 || of.Since == o.Since)
+	})
+}
+
+// removeObservers removes the registrations of a name that match.
+func (db *DB) removeObservers(ctx context.Context, name string, match func(o *format.Observer) bool) error {
 	if err := db.enter(); err != nil {
 		return err
 	}
@@ -156,7 +182,7 @@ func (db *DB) RemoveObserver(ctx context.Context, name string) error {
 	v, err := db.changeCatalog(ctx, func(v *catalogView) (bool, error) {
 		removed = removed[:0]
 		v.Observers = slices.DeleteFunc(v.Observers, func(o format.Observer) bool {
-			has := o.Has(name)
+			has := o.Has(name) && match(&o)
 			if has {
 				removed = append(removed, o)
 			}
@@ -228,7 +254,8 @@ func (db *DB) logLeft(ctx context.Context, v *catalogView, name string, removed 
 		if err != nil {
 			return
 		}
-		if slices.ContainsFunc(removed, func(r format.Observer) bool { return string(r.Name) == p.Observer }) {
+		c := p.Cell.stored()
+		if slices.ContainsFunc(removed, func(r format.Observer) bool { return r.Is(p.Observer, c.Table, c.Column) }) {
 			parked++
 		}
 		if looked++; looked == mostLeft {

@@ -52,8 +52,9 @@ type Periodic struct {
 	// stop the periodic: the next tick comes in its time. Until a later tick has run, or is left out by Missed, DB.Release has the parked one run again; then it
 	// is dropped, which is logged.
 	Func func(ctx context.Context, tx *Txn, tick time.Time) error
-	// MaxAttempts, Timeout and Isolation are those of an Observer.
+	// MaxAttempts, Backoff, Timeout and Isolation are those of an Observer.
 	MaxAttempts int
+	Backoff     Backoff
 	Timeout     time.Duration
 	Isolation   Isolation
 }
@@ -98,7 +99,7 @@ func (w *Worker) Every(p Periodic) error {
 	return w.Observe(Observer{
 		Name: p.Name, Table: c.Table, Column: c.Column,
 		Func:        func(ctx context.Context, tx *Txn, _ Cell) error { return r.run(ctx, tx) },
-		MaxAttempts: p.MaxAttempts, Timeout: p.Timeout, Isolation: p.Isolation,
+		MaxAttempts: p.MaxAttempts, Backoff: p.Backoff, Timeout: p.Timeout, Isolation: p.Isolation,
 		periodic: r,
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -215,16 +216,17 @@ func (w *Worker) run(ctx context.Context, tx *Txn, o *Observer, i int, view *cel
 	ctx, t := w.traceRun(ctx, o, i, view)
 	tx.trace = t
 	defer func() { t.endRun(r) }()
-	if f := &view.failures[i]; t != nil {
-		t.attempts = 1
-		if f.Change == view.change {
-			t.attempts += f.Attempts
-		}
+	attempt := 1
+	if f := &view.failures[i]; f.Change == view.change {
+		attempt += f.Attempts
+	}
+	if t != nil {
+		t.attempts = attempt
 	}
 	if o.Isolation != DefaultIsolation {
 		tx.opt.isolation = o.Isolation
 	}
-	tx.run = &runOf{observer: o.id, cell: view.cell, since: view.since[i], begun: view.began(i)}
+	tx.run = &runOf{observer: o.id, name: o.Name, cell: view.cell, since: view.since[i], begun: view.began(i), attempt: int32(min(attempt, math.MaxInt32))} //nolint:gosec // bounded
 	if err := w.countHops(tx.run, o, i, view); err != nil {
 		return w.failed(ctx, o, view, err)
 	}

@@ -309,6 +309,9 @@ func (s *scan) run(ctx context.Context, yield func(Row, error) bool) (stopped bo
 // begun takes the start timestamp that the scan has drawn, if the transaction had none: began is when it asked.
 func (s *scan) begun(began time.Time) error {
 	if s.tx.set {
+		if s.at != nil && s.at.Start != 0 && s.at.Start != s.tx.start {
+			return errTwoAtOnce
+		}
 		return nil
 	}
 	if s.at.Start == 0 {

@@ -44,6 +44,7 @@ func (w *Worker) publish(ctx context.Context) error {
 		if err == nil {
 			w.published = v.asOf
 			w.noteIDs(v)
+			w.warnOfMoved(v)
 			w.notePaused(v) // before it looks for changes
 		}
 		return err
@@ -60,6 +61,22 @@ func otherKind(q *queue) error {
 	c := Cell{Table: q.table, Column: q.column}.public()
 	return fmt.Errorf("%w: the observer %q of table %q, column %q has %s here and is registered with %s: remove it first (DB.RemoveObserver), or use another name",
 		ErrInvalid, q.o.Name, c.Table, c.Column, here, there)
+}
+
+// warnOfMoved says in the log what the observers of this worker have left on other columns: the program of an observer that moved with its name
+// does not run the old registration any more, and its notifications wait for ever.
+func (w *Worker) warnOfMoved(v *catalogView) {
+	for _, q := range w.list {
+		for i := range v.Observers {
+			r := &v.Observers[i]
+			if !r.Has(q.o.Name) || string(r.Table) == q.table && string(r.Column) == q.column {
+				continue
+			}
+			c := Cell{Table: string(r.Table), Column: string(r.Column)}.public()
+			w.db.log.Warn("an observer of this name is registered on another column too, which this worker does not observe; if it has moved, end the old registration with DB.RemoveRegistration",
+				"observer", q.o.Name, "table", c.Table, "column", c.Column)
+		}
+	}
 }
 
 // record finds the registration of a queue's observer, nil without one. It does not go by the name alone, which another

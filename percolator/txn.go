@@ -81,10 +81,12 @@ type Txn struct {
 // runOf names the run of an observer.
 type runOf struct {
 	observer string
+	name     string    // by which the worker has the observer
 	cell     Cell      // stored
 	since    Timestamp // of the registration that the run goes by
 	begun    bool      // a run for the change is on record, which failed or is to be repeated
 	hops     int32     // of the change
+	attempt  int32     // see Run.Attempt; 0 where no function is called
 }
 
 const mostAbsent = 16

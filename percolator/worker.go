@@ -24,7 +24,7 @@ type WorkerConfig struct {
 	// every place. An observer that sets its own has as many places apart from these.
 	Concurrency int
 	// MaxAttempts is the number of failures of one change after which its run is parked,
-	// for observers that do not set their own. Default 10.
+	// for observers that do not set their own. Default 10, also for a negative number.
 	MaxAttempts int
 	// MaxHops is how many runs of observers may follow from one another, for observers that do not set their own
 	// (Observer.MaxHops). Default 1,000, which counts where cascades are tracked. A number above 0 also has Run begin to track them; a negative one is no limit.
@@ -35,7 +35,7 @@ type WorkerConfig struct {
 	// most. It goes on when one succeeds. So what is broken for a while does not park every change. Default 64; negative for never.
 	BreakAt int
 	// Backoff is the wait before a failed function is called again for the same
-	// change. A newer change is attempted at once. Default 50 ms to 1 min. If more than
+	// change, for observers that do not set their own. A newer change is attempted at once. Default 50 ms to 1 min. If more than
 	// 16,384 changes wait, those over it are attempted after the scan that follows the
 	// wait, which may be a minute late.
 	Backoff Backoff
@@ -224,6 +224,7 @@ func (w *Worker) Observe(o Observer) error {
 	if o.MaxAttempts <= 0 {
 		o.MaxAttempts = w.config.MaxAttempts
 	}
+	o.Backoff.fill(w.config.Backoff)
 	tracks := o.MaxHops > 0 || w.config.MaxHops > 0
 	if o.MaxHops == 0 {
 		o.MaxHops = cmp.Or(w.config.MaxHops, defaultMaxHops)

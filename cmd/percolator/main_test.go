@@ -238,7 +238,14 @@ func TestRenameObserver(t *testing.T) {
 	require.Equal(t, answer{out: "1 parked runs were dropped\n"}, ask(t, url, "parked", "drop", "old", "links", "a", "to"))
 	require.Equal(t, answer{out: "4 parked runs were released\n"}, ask(t, url, "parked", "release", "--observer", "new"))
 	require.Equal(t, exitOK, ask(t, url, "observers", "pause", "old").status)
-	require.Equal(t, exitOK, ask(t, url, "observers", "remove", "old").status)
+	for _, args := range [][]string{{"--table", "links"}, {"--column", "to"}, {"--table", "", "--column", "to"}} {
+		require.Equal(t, exitUsage, ask(t, url, append([]string{"observers", "remove", "old"}, args...)...).status, "%q", args)
+	}
+	other := ask(t, url, "observers", "remove", "old", "--table", "links", "--column", "from")
+	require.Equal(t, exitNotFound, other.status)
+	require.Contains(t, other.err, "the observer old is not registered on table links, column from, but on table links, column to")
+	require.Equal(t, answer{out: "the observer old of table links, column to is removed\n"}, ask(t, url, "observers", "remove", "old", "--table", "links", "--column", "to"))
+	require.Equal(t, exitNotFound, ask(t, url, "observers", "remove", "old").status)
 }
 
 // TestNoSecrets lets the command fail in ways that could show a password.

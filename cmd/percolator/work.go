@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -74,11 +76,66 @@ func (a *app) observersCommand() *cobra.Command {
 			func(ctx context.Context, db *percolator.DB, name string) error { return db.ResumeObserver(ctx, name) }, "resumed"),
 		a.renameCommand(),
 		a.replayCommand(),
-		named("remove", "Take an observer out of the catalog",
-			"Takes an observer out of the catalog, and ends what it has acknowledged: if it is registered again, it runs for every cell. Workers\n"+
-				"that run it stop. Its parked runs stay. There is no way back.",
-			func(ctx context.Context, db *percolator.DB, name string) error { return db.RemoveObserver(ctx, name) }, "removed"),
+		a.removeCommand(),
 	)
+}
+
+func (a *app) removeCommand() *cobra.Command {
+	var table, column nameFlag
+	c := &cobra.Command{
+		Use: "remove OBSERVER", Short: "Take an observer out of the catalog", Args: exactly("OBSERVER"),
+		Long: "Takes an observer out of the catalog, and ends what it has acknowledged: if it is registered again, it runs for every cell. Workers\n" +
+			"that run it stop. Its parked runs stay. There is no way back. With --table and --column that registration goes alone, and those that\n" +
+			"the name has on other columns stay: for what an observer has left behind that moved to another column.",
+		Example: "  percolator observers remove count\n  percolator observers remove count --table note --column text",
+		RunE: change(a, func(ctx context.Context, db *percolator.DB, args []string) (done, error) {
+			name, err := typed(args[0])
+			if err != nil {
+				return done{}, err
+			}
+			if (table == "") != (column == "") {
+				return done{}, usage("--table and --column go together")
+			}
+			r, err := admin.Of(db)
+			if err == nil {
+				err = haveObserver(ctx, r, name)
+			}
+			if err != nil {
+				return done{}, err
+			}
+			if table == "" {
+				return done{fmt.Sprintf("the observer %v is removed", admin.Bytes(name))}, db.RemoveObserver(ctx, name)
+			}
+			of, err := registration(ctx, db, name, string(table), string(column))
+			if err == nil {
+				err = db.RemoveRegistration(ctx, of)
+			}
+			return done{fmt.Sprintf("the observer %v of table %v, column %v is removed", admin.Bytes(name), admin.Bytes(table), admin.Bytes(column))}, err
+		}, said),
+	}
+	c.Flags().Var(&table, "table", "with --column: the registration of this column alone")
+	c.Flags().Var(&column, "column", "see --table")
+	return c
+}
+
+// registration finds the registration of an observer on a column.
+func registration(ctx context.Context, db *percolator.DB, name, table, column string) (percolator.ObserverInfo, error) {
+	all, err := db.Observers(ctx)
+	if err != nil {
+		return percolator.ObserverInfo{}, err
+	}
+	var others []string
+	for _, o := range all {
+		if o.Name != name && !slices.Contains(o.Aliases, name) {
+			continue
+		}
+		if o.Table == table && o.Column == column {
+			return o, nil
+		}
+		others = append(others, fmt.Sprintf("table %v, column %v", admin.Bytes(o.Table), admin.Bytes(o.Column)))
+	}
+	return percolator.ObserverInfo{}, fmt.Errorf("%w: the observer %v is not registered on table %v, column %v, but on %s",
+		errNotFound, admin.Bytes(name), admin.Bytes(table), admin.Bytes(column), strings.Join(others, "; "))
 }
 
 func (a *app) renameCommand() *cobra.Command {
