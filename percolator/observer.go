@@ -25,8 +25,8 @@ type Observer struct {
 	// together with the acknowledgment of the change, so that for each change at most
 	// one run takes effect. Func may be called again for a change, after a conflict, a
 	// failure or a crash, so it must have no effect but through tx. It sees the newest
-	// value: several changes may come as one call. It must not end tx. An error or a
-	// panic is a failure: the call is repeated with exponential backoff, and the run is
+	// value: several changes may come as one call. It must not end tx. An error, a
+	// panic or the end of its goroutine (runtime.Goexit) is a failure: the call is repeated with exponential backoff, and the run is
 	// parked after MaxAttempts failures of one change. An error that matches ErrConflict
 	// does not count: the call is repeated at once. An error of tx which says that the
 	// store failed does not count either, if Func returns it, wrapped or not. If Func

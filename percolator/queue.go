@@ -44,6 +44,8 @@ type task struct {
 
 	claims []Timestamp // the ends of its claims that may be in the store
 	other  sighting    // of the claim of another worker's run
+
+	exited *runResult // what an attempt has come to that has ended its goroutine, nil for none
 }
 
 // queue has the jobs of one observer that are to run.

@@ -53,8 +53,14 @@ const (
 // for a while.
 func (w *Worker) runJob(t *task) {
 	defer w.tasks.Done()
+	defer func() {
+		if t.exited != nil { // the goroutine ends, but not the job
+			w.tasks.Add(1)
+			go w.runJob(t)
+		}
+	}()
 	for attempt := 0; ; attempt++ {
-		r := w.attempt(w.runCtx, t)
+		r := w.resultOf(t)
 		w.dropClaim(t)
 		w.noteOpen(r.err)
 		if r.err != nil && w.runCtx.Err() == nil && !fatal(r.err) {
@@ -176,7 +182,7 @@ func (w *Worker) attempt(ctx context.Context, t *task) runResult {
 			return runResult{next: runWaiting, wait: wait}
 		}
 		w.calling(ctx, t)
-		return w.timedRun(ctx, tx, t.o, i, view)
+		return w.runOrExit(ctx, t, tx, i, view)
 	case view.change == 0 && view.replayed(i):
 		return w.dropRequest(ctx, t.o, view)
 	}
