@@ -96,7 +96,8 @@ type Upkeep struct {
 	// keep the same index: it must change whenever Keep does.
 	Definition string
 	// Keep makes the entries of a transaction fit what it changes, by reads, and by Set and Delete of cells of Entries. The changes are
-	// those of the whole transaction, each row once, in the order of the first writes; other indexes get the same slice, so Keep must not change it. Keep may be called several times in a
+	// those of the whole transaction, each row once, in the order of the first writes; other indexes get the same slice, so Keep must not change it. It may read no index by
+	// the transaction (Txn.Index is ErrInvalid). Keep may be called several times in a
 	// transaction, if somebody reads the index before the commit: what it has written before was taken back then. An error, or a panic, fails
 	// Commit, which returns it wrapped, and nothing was written; so does an end of the transaction by Keep, which is ErrInvalid. In a run of an observer it is a failure (Observer.Func), except a conflict, and an error of
 	// tx which says that the store failed. Keep may be called by several transactions at once.

@@ -35,10 +35,13 @@ func WithIndexUpkeep(info IndexInfo) TxnOption {
 // Index tells about an index, as this transaction may use it, and brings the entries up to date with the transaction's own writes. If State is
 // IndexReadable, every entry is there at the transaction's snapshot. An index that became readable after the snapshot counts as IndexBuilding.
 // One that is not defined has the State IndexAbsent, without other fields. Errors: those of Keep, which Commit would
-// return too; ErrIndexed; ErrTxnDone, ErrClosed, those of the context, of the store and of the oracle.
+// return too; ErrIndexed; ErrInvalid if an Upkeep calls it; ErrTxnDone, ErrClosed, those of the context, of the store and of the oracle.
 func (tx *Txn) Index(ctx context.Context, name string) (IndexInfo, error) {
 	if err := tx.usable(ctx); err != nil {
 		return IndexInfo{}, err
+	}
+	if tx.keeping { // it would be called within itself, without end
+		return IndexInfo{}, fmt.Errorf("percolator: looking for the index %q: %w: the upkeep of an index is being called, which may read no index by its transaction", name, ErrInvalid)
 	}
 	// The view is looked at after the timestamp of the snapshot was drawn. If it still holds at that timestamp, every commit
 	// that does not keep an index which it calls readable is later.

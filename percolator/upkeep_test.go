@@ -167,3 +167,33 @@ func TestConflictNamesACellOfTheCaller(t *testing.T) {
 		require.NoError(t, tx.Rollback(t.Context()))
 	}
 }
+
+// An upkeep that reads an index of its transaction would be called within itself until the stack is used up, which ends the process.
+func TestUpkeepThatReadsAnIndex(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c, _ := indexed(t, w)
+	u := byValue()
+	calls := 0
+	u.Keep = func(ctx context.Context, tx *Txn, _ []RowChange) error {
+		if calls++; calls > 10 {
+			return errors.New("called within itself")
+		}
+		_, err := tx.Index(ctx, "by value")
+		return err
+	}
+	require.NoError(t, c.KeepIndex(u))
+	err := c.Update(t.Context(), func(tx *Txn) error { return tx.Set(Cell{"t", "r", "v"}, []byte("x")) })
+	require.ErrorIs(t, err, ErrInvalid)
+	require.Equal(t, 1, calls)
+	require.Equal(t, "none", value(t, c, Cell{"t", "r", "v"}))
+
+	require.NoError(t, c.KeepIndex(byValue()))
+	require.NoError(t, c.Update(t.Context(), func(tx *Txn) error {
+		if err := tx.Set(Cell{"t", "r", "v"}, []byte("x")); err != nil {
+			return err
+		}
+		_, err := tx.Index(t.Context(), "by value") // the function itself may
+		return err
+	}))
+}
