@@ -51,6 +51,7 @@ func (db *DB) DropParked(ctx context.Context, runs ...ParkedRun) error {
 // acknowledgment holds the transaction's start, so it may stand only for a change that is the newest one: a
 // later change of the cell would count as seen. again means that a lock stood in the way.
 func (db *DB) dropParked(ctx context.Context, tx *Txn, r *ParkedRun, c Cell) (again bool, err error) {
+	tx.unlimited = true
 	if err := tx.begin(ctx); err != nil {
 		return false, err
 	}

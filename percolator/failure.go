@@ -168,6 +168,7 @@ func (w *Worker) putRecord(ctx context.Context, tx *Txn, o *Observer, view *cell
 	none := format.Failure{}
 	c, change, since := view.cell, view.change, view.sinceOf(o.id)
 	tx.run = &runOf{observer: o.id, cell: c, since: since, hops: -1} // what it writes is of no run
+	tx.unlimited = true
 	acked, old, err := tx.records(ctx, o.id, c, since)
 	if err != nil {
 		return none, err

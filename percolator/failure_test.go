@@ -383,3 +383,43 @@ func TestReleaseRefuses(t *testing.T) {
 	require.NoError(t, c.Release(t.Context()))
 	require.Empty(t, w.notified(rowA))
 }
+
+// What the library keeps of a failure is not bounded by the program's Limits: the run is parked, released, dropped, and takes effect once its function fits, also where that
+// leaves no room for the record of the failure.
+func TestFailuresWithinSmallLimits(t *testing.T) {
+	t.Parallel()
+	for name, limits := range map[string]Limits{"cells": {Cells: 2}, "one cell": {Cells: 1}, "bytes": {Bytes: 100}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.observed("t", "v", "o")
+			c := w.client(WithLimits(limits))
+			set(t, c.DB, rowA, "1")
+			fails := true
+			wk := watching(t, c, Observer{Name: "o", MaxAttempts: 2, Func: func(_ context.Context, tx *Txn, _ Cell) error {
+				if fails {
+					return errors.New(strings.Repeat("x", 1000))
+				}
+				return tx.Set(rowC, []byte("done"))
+			}})
+			parks := func() []ParkedRun {
+				for range 2 {
+					look(t, wk, rowA)
+					w.clock.advance(time.Minute + time.Second)
+				}
+				parked, err := c.Parked(t.Context())
+				require.NoError(t, err)
+				require.Len(t, parked, 1)
+				return parked
+			}
+			require.NoError(t, c.Release(t.Context(), parks()...))
+			require.NoError(t, c.DropParked(t.Context(), parks()...))
+			set(t, c.DB, rowA, "2")
+			look(t, wk, rowA)
+			w.clock.advance(time.Minute + time.Second)
+			fails = false
+			runs(t, wk, rowA)
+			require.Equal(t, "done", value(t, c, rowC))
+		})
+	}
+}

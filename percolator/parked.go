@@ -217,6 +217,7 @@ func (db *DB) release(ctx context.Context, name string, c Cell) error {
 	var id string // of what was dropped
 	err := db.Update(ctx, func(tx *Txn) error {
 		id = ""
+		tx.unlimited = true
 		if err := tx.begin(ctx); err != nil {
 			return err
 		}

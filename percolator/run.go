@@ -304,6 +304,9 @@ func (w *Worker) call(ctx context.Context, tx *Txn, o *Observer, change *Change)
 // If no other observer has yet to see it, the notifications are removed, as many as one mutation may remove. removed tells whether that is all of them.
 // Those that are left make nobody run again: the acknowledgment covers them.
 func (tx *Txn) cover(i int, view *cellView) (removed bool, err error) {
+	// Else a function that fits would not any more, once it has failed: its record goes with its success.
+	tx.unlimited = true
+	defer func() { tx.unlimited = false }()
 	if err := tx.acknowledge(i, view); err != nil {
 		return false, err
 	}

@@ -38,6 +38,7 @@ type Txn struct {
 	endedBy    bool // the Upkeep that is being called has called Commit or Rollback
 	hasEntries bool // an Upkeep may have written something
 	hasRead    bool // Get or GetMany has read from the store
+	unlimited  bool // what it writes from now on is the library's own: no program's Limits may keep a run from being parked, or released
 	// storeFailed means that a read of the transaction failed. If an observer's function
 	// went on all the same and its commit fails, that counts as a failure of the
 	// function.
@@ -446,10 +447,10 @@ func (tx *Txn) guarded() bool {
 
 func (tx *Txn) grow(cells, bytes int) error {
 	l := &tx.db.limits
-	if n := len(tx.writes.list) + len(tx.weak) + len(tx.told) + cells; n > l.Cells {
+	if n := len(tx.writes.list) + len(tx.weak) + len(tx.told) + cells; n > l.Cells && !tx.unlimited {
 		return fmt.Errorf("percolator: %w: the transaction writes, locks or notifies more than %d cells (Limits.Cells); split it", ErrTooLarge, l.Cells)
 	}
-	if tx.writes.bytes+bytes > l.Bytes {
+	if tx.writes.bytes+bytes > l.Bytes && !tx.unlimited {
 		return fmt.Errorf("percolator: %w: the transaction writes more than %d bytes (Limits.Bytes); split it", ErrTooLarge, l.Bytes)
 	}
 	tx.writes.bytes += bytes
