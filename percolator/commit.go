@@ -128,8 +128,9 @@ type committer struct {
 	used    *catalogView // whose use has yet to end, nil for none
 	writes  []write      // sorted by row, then as they were set
 	rows    []commitRow
-	primary int    // index into writes, -1 where every write is lock only
-	notify  []bool // for each write: whether its column is observed
+	places  map[Cell]int // of writes, once findIn was asked
+	primary int          // index into writes, -1 where every write is lock only
+	notify  []bool       // for each write: whether its column is observed
 	notices []notice
 	hints   []rowstore.Mutation // of timers
 	origin  *origin             // what locks and notifications say of the commit, nil for nothing
@@ -207,6 +208,7 @@ func (c *committer) ownPrimary() {
 
 // sortWrites puts the writes of a row together.
 func (c *committer) sortWrites(primary Cell) {
+	c.places = nil
 	if len(c.writes) > 1 {
 		slices.SortStableFunc(c.writes, func(a, b write) int {
 			return cmp.Or(cmp.Compare(a.cell.Table, b.cell.Table), cmp.Compare(a.cell.Row, b.cell.Row))
@@ -390,10 +392,27 @@ func (c *committer) find(cell Cell) int {
 	if !ok {
 		return -1
 	}
-	for ; i < len(c.writes) && c.writes[i].cell.rowName() == cell.rowName(); i++ {
+	for end := i + indexFrom; i < len(c.writes) && c.writes[i].cell.rowName() == cell.rowName(); i++ {
+		if i == end {
+			return c.findIn(cell)
+		}
 		if c.writes[i].cell == cell {
 			return i
 		}
+	}
+	return -1
+}
+
+// findIn is find by an index of all writes, for a row with very many: it may be asked for each of them.
+func (c *committer) findIn(cell Cell) int {
+	if c.places == nil {
+		c.places = make(map[Cell]int, len(c.writes))
+		for i := range c.writes {
+			c.places[c.writes[i].cell] = i
+		}
+	}
+	if i, ok := c.places[cell]; ok {
+		return i
 	}
 	return -1
 }
