@@ -100,14 +100,18 @@ type panicError struct {
 	stack []byte
 }
 
-// unlessPanics calls a function of the user's. A panic becomes an error: one that is called for many must not end the program for one of them.
+// unlessPanics calls a function of the user's. A panic becomes an error: one that is called for many must not end the program for one of them. So does the panic of an
+// error that it returns, as of a nil pointer that is taken for an error: later somebody asks for its text.
 func unlessPanics(of string, f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = &panicError{of: of, value: p, stack: debug.Stack()}
 		}
 	}()
-	return f()
+	if err = f(); err != nil {
+		_, _ = err.Error(), errors.Is(err, ErrConflict)
+	}
+	return err
 }
 
 func (e *panicError) Error() string {

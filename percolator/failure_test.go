@@ -19,6 +19,17 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
+// textError panics where it is a nil pointer that was returned as an error.
+type textError struct{ text string }
+
+func (e *textError) Error() string { return e.text }
+
+// isError panics when somebody asks what it is.
+type isError struct{}
+
+func (isError) Error() string { return "an error" }
+func (isError) Is(error) bool { panic("on purpose") }
+
 // What a function may do wrong is a failure, counted in the store, with its reason.
 func TestFailures(t *testing.T) {
 	t.Parallel()
@@ -30,6 +41,9 @@ func TestFailures(t *testing.T) {
 		"long error":        {func(context.Context, *Txn, Cell) error { return errors.New(strings.Repeat("é", 10_000)) }, "éé"},
 		"panic":             {func(context.Context, *Txn, Cell) error { panic("on purpose") }, "on purpose"},
 		"panic of an error": {func(context.Context, *Txn, Cell) error { panic(errors.New("an error")) }, "an error"},
+		"nil pointer":       {func(context.Context, *Txn, Cell) error { return (*textError)(nil) }, "nil pointer"},
+		"wrapped pointer":   {func(context.Context, *Txn, Cell) error { return Park((*textError)(nil)) }, "nil pointer"},
+		"bad Is":            {func(context.Context, *Txn, Cell) error { return isError{} }, "on purpose"},
 		"ends it":           {func(ctx context.Context, tx *Txn, _ Cell) error { return tx.Commit(ctx) }, "may not end its transaction"},
 		"ends it within a scan": {func(ctx context.Context, tx *Txn, _ Cell) error {
 			for _, err := range tx.Scan(ctx, Range{Table: "t"}) {
