@@ -19,17 +19,6 @@ import (
 	"github.com/percolate-go/percolate/percolator/rowstore/memstore"
 )
 
-// textError panics where it is a nil pointer that was returned as an error.
-type textError struct{ text string }
-
-func (e *textError) Error() string { return e.text }
-
-// isError panics when somebody asks what it is.
-type isError struct{}
-
-func (isError) Error() string { return "an error" }
-func (isError) Is(error) bool { panic("on purpose") }
-
 // What a function may do wrong is a failure, counted in the store, with its reason.
 func TestFailures(t *testing.T) {
 	t.Parallel()
@@ -41,9 +30,6 @@ func TestFailures(t *testing.T) {
 		"long error":        {func(context.Context, *Txn, Cell) error { return errors.New(strings.Repeat("é", 10_000)) }, "éé"},
 		"panic":             {func(context.Context, *Txn, Cell) error { panic("on purpose") }, "on purpose"},
 		"panic of an error": {func(context.Context, *Txn, Cell) error { panic(errors.New("an error")) }, "an error"},
-		"nil pointer":       {func(context.Context, *Txn, Cell) error { return (*textError)(nil) }, "nil pointer"},
-		"wrapped pointer":   {func(context.Context, *Txn, Cell) error { return Park((*textError)(nil)) }, "nil pointer"},
-		"bad Is":            {func(context.Context, *Txn, Cell) error { return isError{} }, "on purpose"},
 		"ends it":           {func(ctx context.Context, tx *Txn, _ Cell) error { return tx.Commit(ctx) }, "may not end its transaction"},
 		"ends it within a scan": {func(ctx context.Context, tx *Txn, _ Cell) error {
 			for _, err := range tx.Scan(ctx, Range{Table: "t"}) {
@@ -434,6 +420,43 @@ func TestFailuresWithinSmallLimits(t *testing.T) {
 			fails = false
 			runs(t, wk, rowA)
 			require.Equal(t, "done", value(t, c, rowC))
+		})
+	}
+}
+
+// textError panics where it is a nil pointer that was returned as an error.
+type textError struct{ text string }
+
+func (e *textError) Error() string { return e.text }
+
+// isError panics when somebody asks what it is.
+type isError struct{}
+
+func (isError) Error() string { return "an error" }
+func (isError) Is(error) bool { panic("on purpose") }
+
+// An error that panics when somebody asks for its text, or what it is, does not end the program.
+func TestErrorsThatPanic(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		err  error
+		says string
+	}{
+		"nil pointer":         {(*textError)(nil), "nil pointer"},
+		"wrapped nil pointer": {Park((*textError)(nil)), "nil pointer"},
+		"bad Is":              {isError{}, "on purpose"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.observed("t", "v", "o")
+			c := w.client()
+			set(t, c.DB, rowA, "1")
+			look(t, watching(t, c, Observer{Name: "o", MaxAttempts: 1, Func: func(context.Context, *Txn, Cell) error { return test.err }}), rowA)
+			parked, err := c.Parked(t.Context())
+			require.NoError(t, err)
+			require.Len(t, parked, 1)
+			require.Contains(t, parked[0].Error, test.says)
 		})
 	}
 }

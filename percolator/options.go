@@ -54,7 +54,7 @@ func (i Isolation) check() error {
 }
 
 // Limits bound a transaction. A field that is zero or negative takes its default. The limits of the store
-// apply as well. A transaction keeps what it writes in memory until it has ended, about 500
+// apply as well. What the library itself keeps of a run of an observer has no room to find within them. A transaction keeps what it writes in memory until it has ended, about 500
 // bytes for each cell beside names and values.
 type Limits struct {
 	Table  int // bytes of a table's name; default 512
