@@ -83,6 +83,8 @@ var indexesMutants = []mutant{
 		"\t\tif v.Check() != nil {", "\t\tif false && v.Check() != nil {")},
 	{"any-bytes-are-looked-up", "Recipes: index, values are tuples of package keys", "./recipes/index TestNoTuples", one(lookupGo,
 		"\t\tif err := v.Check(); err != nil {\n", "\t\tif err := v.Check(); err != nil && false {\n")},
+	{"clock-is-read-within-the-swap", "Timestamps: a draw costs one reading of the clock", "./percolator/rowstore/kit TestBoundedDrawWhileTheClockIsRead", one("percolator/rowstore/kit/oracle_bounded.go",
+		"\t\tlast := b.last.Load()\n\t\tfirst, end, err := next(now,", "\t\tlast := b.last.Load()\n\t\tnow = b.now()\n\t\tfirst, end, err := next(now,")},
 	{"middleware-calls-next-again", "Observers: a Middleware calls next once", "TestMiddlewareCallsNextTwice", one("percolator/middleware.go",
 		"\t\tif called.Swap(true) {\n", "\t\tif called.Swap(true) && false {\n")},
 	{"middleware-hides-a-second-call", "Observers: a Middleware calls next once", "TestMiddlewareCallsNextTwice", one("percolator/middleware.go",

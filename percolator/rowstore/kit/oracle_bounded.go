@@ -158,7 +158,7 @@ func (b *BoundedOracle) Ensure(ctx context.Context, n int) error {
 		if b.closed.Load() {
 			return oracle.ErrClosed
 		}
-		_, end, err := b.next(b.last.Load(), n)
+		_, end, err := next(b.now(), b.last.Load(), n)
 		if err != nil || end <= b.bound.Load() {
 			return err
 		}
@@ -168,9 +168,11 @@ func (b *BoundedOracle) Ensure(ctx context.Context, n int) error {
 	}
 }
 
-// next returns the first and the last of the n timestamps that would follow last now.
-func (b *BoundedOracle) next(last uint64, n int) (first, end uint64, err error) {
-	first = max(last+1, uint64(oracle.FromTime(b.clock())))
+func (b *BoundedOracle) now() uint64 { return uint64(oracle.FromTime(b.clock())) }
+
+// next returns the first and the last of the n timestamps that would follow last at the time now.
+func next(now, last uint64, n int) (first, end uint64, err error) {
+	first = max(last+1, now)
 	if first > uint64(oracle.Max) || uint64(n-1) > uint64(oracle.Max)-first {
 		return 0, 0, oracle.ErrExhausted
 	}
@@ -184,9 +186,11 @@ func (b *BoundedOracle) swap(n int) (first, beyond oracle.Timestamp, err error) 
 			return 0, 0, oracle.ErrClosed
 		}
 		// The clock is read after the call began and before the swap, so a
-		// timestamp is never older than the request by more than the clock's error.
+		// timestamp is never older than the request by more than the clock's error. It is read before last, too:
+		// it takes most of the time of a draw, in which others would draw, so that the swap fails.
+		now := b.now()
 		last := b.last.Load()
-		first, end, err := b.next(last, n)
+		first, end, err := next(now, last, n)
 		if err != nil {
 			return 0, 0, err
 		}

@@ -112,6 +112,22 @@ func TestBoundedFollowsTheClock(t *testing.T) {
 	require.Equal(t, ms(1001), o.Last())
 }
 
+// Reading the clock takes most of the time of a draw. What others draw meanwhile does not make it begin anew: many callers would draw half as much.
+func TestBoundedDrawWhileTheClockIsRead(t *testing.T) {
+	t.Parallel()
+	var o *kit.BoundedOracle
+	var reads int
+	o = kit.NewBoundedOracle(kit.BoundedConfig{Clock: func() time.Time {
+		if reads++; reads == 1 {
+			draw(t, o, 1) // somebody else is faster
+		}
+		return time.UnixMilli(1000)
+	}})
+	atend.Do(t, func() { _ = o.Close(context.Background()) })
+	require.Equal(t, ms(1000)+1, draw(t, o, 1))
+	require.Equal(t, 2, reads, "one of each draw")
+}
+
 func TestBoundedCounterRunsIntoTheNextMillisecond(t *testing.T) {
 	t.Parallel()
 	c, d := newClock(1000), &disk{}

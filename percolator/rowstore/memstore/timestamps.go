@@ -21,22 +21,16 @@ func (o storeOracle) Draw(ctx context.Context, n int) (rowstore.Timestamp, error
 	if err := ctx.Err(); err != nil {
 		return 0, fmt.Errorf("memory: draw: %w", err)
 	}
-	now := oracle.FromTime(o.m.clock()) // before the lock, which is short so
 	o.m.mu.Lock()
 	defer o.m.mu.Unlock()
 	if o.m.closed {
 		return 0, fmt.Errorf("memory: draw: %w (%w)", oracle.ErrClosed, rowstore.ErrClosed)
 	}
-	return o.m.drawFrom(now, n)
+	return o.m.draw(n)
 }
 
 func (m *Store) draw(n int) (rowstore.Timestamp, error) {
-	return m.drawFrom(oracle.FromTime(m.clock()), n)
-}
-
-// drawFrom draws n timestamps that are not below now, a time since the call began.
-func (m *Store) drawFrom(now rowstore.Timestamp, n int) (rowstore.Timestamp, error) {
-	first := max(m.drawn+1, now)
+	first := max(m.drawn+1, oracle.FromTime(m.clock()))
 	last := first + rowstore.Timestamp(n) - 1
 	if last > oracle.Max || last < first {
 		return 0, fmt.Errorf("memory: draw of %d timestamps: the greatest timestamp is reached", n)
