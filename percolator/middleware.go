@@ -83,6 +83,9 @@ func (w *Worker) OnError(f func(ctx context.Context, e RunError)) error {
 
 // callWithin calls an observer's function within the worker's Middleware.
 func (w *Worker) callWithin(ctx context.Context, tx *Txn, o *Observer, change *Change) error {
+	if len(w.middleware) == 0 {
+		return o.run(ctx, tx, change)
+	}
 	var again atomic.Bool
 	run, _ := tx.Run()
 	next := func(ctx context.Context) error { return o.run(ctx, tx, change) }
