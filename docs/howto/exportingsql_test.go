@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -62,11 +63,7 @@ func intoTable(pool *pgxpool.Pool) export.SinkFunc {
 func TestOrdersInATableOfYourOwn(t *testing.T) {
 	t.Parallel()
 	ctx, db := t.Context(), openTest(t)
-	pool, err := pgxpool.New(ctx, testserver.Postgres(t))
-	require.NoError(t, err)
-	defer pool.Close()
-	_, err = pool.Exec(ctx, ownTables)
-	require.NoError(t, err)
+	pool := openOwnTables(t)
 
 	write := intoTable(pool)
 	var sent [][]export.Item
@@ -110,4 +107,47 @@ func TestOrdersInATableOfYourOwn(t *testing.T) {
 	_, err = write(ctx, "ann", late)
 	require.ErrorIs(t, err, export.ErrSuperseded)
 	require.Equal(t, []string{"1", "2", "3"}, numbers())
+
+	next := late[len(late)-1]
+	next.Epoch, next.Commit, next.Payload = next.Epoch+2, next.Commit+1<<20, []byte("4")
+	sendBesideItsSuccessor(t, pool, next)
+	require.Equal(t, []string{"1", "2", "3", "4"}, numbers())
+}
+
+// sendBesideItsSuccessor has an exporter send an item while its successor is at it: it waits for that, and sees what it has taken.
+func sendBesideItsSuccessor(t *testing.T, pool *pgxpool.Pool, item export.Item) {
+	t.Helper()
+	ctx := t.Context()
+	successor, err := pool.Begin(ctx)
+	require.NoError(t, err)
+	exec := func(sql string, args ...any) {
+		_, err := successor.Exec(ctx, sql, args...)
+		require.NoError(t, err)
+	}
+	exec("SELECT FROM come_to WHERE key = $1 FOR UPDATE", []byte("ann"))
+	waited := make(chan error, 1)
+	go func() { _, err := intoTable(pool)(ctx, "ann", []export.Item{item}); waited <- err }()
+	require.Eventually(t, func() bool {
+		var waits bool
+		err := pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND $1 = ANY (pg_blocking_pids(pid)))", successor.Conn().PgConn().PID()).Scan(&waits)
+		return err == nil && waits
+	}, time.Minute, time.Millisecond)
+	exec("INSERT INTO orders_of VALUES ('ann', '4')")
+	exec("UPDATE come_to SET epoch = $1, commit = $2, index = $3", item.Epoch, item.Commit, item.Index)
+	require.NoError(t, successor.Commit(ctx))
+	require.NoError(t, <-waited)
+}
+
+// openOwnTables makes the tables in a schema of the test's own.
+func openOwnTables(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	cfg, err := pgxpool.ParseConfig(testserver.Postgres(t))
+	require.NoError(t, err)
+	cfg.ConnConfig.RuntimeParams["search_path"] = "own"
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	_, err = pool.Exec(t.Context(), "DROP SCHEMA IF EXISTS own CASCADE; CREATE SCHEMA own;"+ownTables)
+	require.NoError(t, err)
+	return pool
 }
