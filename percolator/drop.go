@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-
-	"github.com/percolate-go/percolate/internal/format"
 )
 
 // DropParked gives parked runs up: the observer counts as having seen the change, without a run for it. So
@@ -27,8 +25,8 @@ func (db *DB) DropParked(ctx context.Context, runs ...ParkedRun) error {
 		if err := db.checkCell(&r.Cell); err != nil {
 			return called("DropParked", err)
 		}
-		if n := len(r.Observer); n == 0 || n > format.MaxObserverName {
-			return fmt.Errorf("percolator: DropParked: %w: no observer can have the name %q", ErrInvalid, r.Observer)
+		if err := checkObserverName("DropParked", r.Observer); err != nil {
+			return err
 		}
 		c := r.Cell.stored()
 		for again := true; again; {

@@ -45,8 +45,8 @@ func (e *ParkedError) Is(target error) bool { return target == ErrParked }
 // that it still waits for, and one more for those of them with a timer that is due. A look draws a timestamp, and one more for such a page in which a cell has no version. Other errors: ErrInvalid and ErrTooLarge for bad names, ErrClosed, those of
 // the context and of the store. It may be called concurrently, and anywhere but in a function of the observer that it waits for.
 func (db *DB) WaitObserved(ctx context.Context, at Timestamp, observer string, cells ...Cell) error {
-	if observer == "" || len(observer) > format.MaxObserverName {
-		return fmt.Errorf("percolator: WaitObserved: %w: no observer can have the name %q", ErrInvalid, observer)
+	if err := checkObserverName("WaitObserved", observer); err != nil {
+		return err
 	}
 	w := &observedWait{db: db, at: at, observer: observer}
 	named := make(map[Cell]struct{}, len(cells))

@@ -163,13 +163,21 @@ func (db *DB) RemoveRegistration(ctx context.Context, of ObserverInfo) error {
 	if err := db.checkCell(&c); err != nil {
 		return called("RemoveRegistration", err)
 	}
-	if n := len(of.Name); n == 0 || n > format.MaxObserverName {
-		return fmt.Errorf("percolator: RemoveRegistration: %w: no observer can have the name %.128q", ErrInvalid, of.Name)
+	if err := checkObserverName("RemoveRegistration", of.Name); err != nil {
+		return err
 	}
 	c = c.stored()
 	return db.removeObservers(ctx, of.Name, func(o *format.Observer) bool {
 		return string(o.Table) == c.Table && string(o.Column) == c.Column && (of.Since == 0 || of.Since == o.Since)
 	})
+}
+
+// checkObserverName returns the error of a name that no observer can have, for the call that was given it.
+func checkObserverName(call, name string) error {
+	if name == "" || len(name) > format.MaxObserverName {
+		return fmt.Errorf("percolator: %s: %w: no observer can have the name %.129q, of %d bytes; it has 1 to %d", call, ErrInvalid, name, len(name), format.MaxObserverName)
+	}
+	return nil
 }
 
 // removeObservers removes the registrations of a name that match.

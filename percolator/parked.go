@@ -200,8 +200,8 @@ func (db *DB) Release(ctx context.Context, runs ...ParkedRun) error {
 		if err := db.checkCell(&runs[i].Cell); err != nil {
 			return called("Release", err)
 		}
-		if n := len(runs[i].Observer); n == 0 || n > format.MaxObserverName {
-			return fmt.Errorf("percolator: Release: %w: no observer can have the name %q", ErrInvalid, runs[i].Observer)
+		if err := checkObserverName("Release", runs[i].Observer); err != nil {
+			return err
 		}
 		if err := db.release(ctx, runs[i].Observer, runs[i].Cell.stored()); err != nil {
 			return fmt.Errorf("percolator: releasing a parked run of observer %q for %v: %w", runs[i].Observer, runs[i].Cell, err)
